@@ -7,6 +7,7 @@
 #include "apps/signals.h"
 #include "rl/engine/rollout.h"
 #include "text/chat.h"
+#include "trainers/sampling.h"
 
 namespace cohort::apps {
 namespace {

@@ -17,10 +17,10 @@ void row(const char* name, const std::string& value) {
 }
 
 void print_sizes(const TrainConfig& config, const StagePreview& stage, const StepSize& size) {
-  const bool text = config.trainer == TrainerType::kPretrain,
-             grpo = config.trainer == TrainerType::kGrpo;
+  const bool text = config.batch.trainer == TrainerType::kPretrain,
+             grpo = config.batch.trainer == TrainerType::kGrpo;
   const ModelConfig& model = stage.model;
-  std::printf("%s\n", trainer_name(config.trainer));
+  std::printf("%s\n", trainer_name(config.batch.trainer));
   row("parameters", std::to_string(model_size(model).parameters));
   row("vocabulary", std::to_string(model.vocab_size));
   row("heads",
@@ -28,12 +28,13 @@ void print_sizes(const TrainConfig& config, const StagePreview& stage, const Ste
   row("MLP width", std::to_string(model.d_ff));
   row("longest sequence", str(size.longest_sequence, " tokens"));
   if (grpo)
-    row("completions per step", str(config.prompts_per_step, " prompts x ", config.num_generations,
-                                    " = ", config.completions_per_step()));
+    row("completions per step",
+        str(config.batch.prompts_per_step, " prompts x ", config.batch.num_generations, " = ",
+            config.batch.completions_per_step()));
   row("tokens per step", str(text ? "" : "up to about ", size.tokens));
   row("micro batches per step", std::to_string(size.micro_batches()));
   row("optimiser updates",
-      std::to_string(config.steps *
+      std::to_string(config.batch.steps *
                      (grpo ? config.grpo.num_iterations * config.grpo.num_minibatches : 1)));
   const std::string total =
       stage.held_out < stage.held_out_size ? str(" of ", stage.held_out_size) : "";
@@ -57,10 +58,10 @@ TrainConfig with_micro_batch(const TrainConfig& config, StagePreview& stage, int
                              std::string& chosen) {
   TrainConfig out = config;
   const Device device = device_named(config.device, "device");
-  if (config.micro_batch_tokens) return out;
+  if (config.batch.micro_batch_tokens) return out;
   if (device.is_cuda() && device.index >= cuda_device_count()) {
-    chosen =
-        str("chosen by the memory of the training machine; here ", out.micro_batch(), " tokens");
+    chosen = str("chosen by the memory of the training machine; here ", out.batch.micro_batch(),
+                 " tokens");
     return out;
   }
   chosen = choose_micro_batch(out, stage, ranks, available_memory(device) / config.ranks);
@@ -130,7 +131,7 @@ std::string memory_plan(const RunPlan& plan, const std::vector<StagePreview>& st
   for (size_t i = 0; i < stages.size(); ++i) {
     const TrainConfig& config = plan.stages[i];
     const StepSize size = step_size(config, stages[i], std::max(config.ranks, processes));
-    text += str("\nmemory plan of ", trainer_name(config.trainer), ":");
+    text += str("\nmemory plan of ", trainer_name(config.batch.trainer), ":");
     for (const auto& [name, value] : memory_rows(config, stages[i], size))
       text += str(" ", name, " ", value, ";");
   }

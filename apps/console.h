@@ -6,7 +6,7 @@
 #include <chrono>
 #include <cstdio>
 
-#include "runs/reporter.h"
+#include "runs/report.h"
 
 namespace cohort::apps {
 

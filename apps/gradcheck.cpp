@@ -3,7 +3,7 @@
 #include <set>
 
 #include "apps/commands.h"
-#include "autograd/op_cases.h"
+#include "tests/support/op_cases.h"
 
 namespace cohort::apps {
 

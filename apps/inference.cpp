@@ -16,6 +16,7 @@
 #include "sys/files.h"
 #include "trainers/data_check.h"
 #include "trainers/evaluate.h"
+#include "trainers/sampling.h"
 
 namespace cohort::apps {
 
@@ -79,7 +80,7 @@ TrainConfig problems_config(const std::string& model) {
 }
 
 // Reads the prompts. `run` is used with Input::kFields only.
-std::vector<Example> prompts_of(const GenerateOptions& options, const TrainConfig& run,
+std::vector<Example> prompts_of(const GenerateOptions& options, const DataConfig& run,
                                 const Tokenizer& tokenizer) {
   using Input = GenerateOptions::Input;
   std::vector<Example> prompts;
@@ -216,14 +217,14 @@ int generate(const GenerateOptions& options) {
   SamplingConfig sampling = options.sampling;
   if (options.input == GenerateOptions::Input::kFields) {
     run = problems_config(options.model);
-    const SamplingConfig trained = sampling_for(run, *loaded.tokenizer);
+    const SamplingConfig trained = sampling_for(run.sampling, run.data, *loaded.tokenizer);
     sampling.temperature = trained.temperature;
     sampling.stop_tokens = trained.stop_tokens;
     sampling.stop_strings.insert(sampling.stop_strings.end(), trained.stop_strings.begin(),
                                  trained.stop_strings.end());
   }
   sampling.temperature = options.temperature.value_or(sampling.temperature);
-  const std::vector<Example> prompts = prompts_of(options, run, *loaded.tokenizer);
+  const std::vector<Example> prompts = prompts_of(options, run.data, *loaded.tokenizer);
   CompletionPrinter printer(options, loaded, prompts);
   Engine engine(*loaded.model, {});
   const Sampler sampler(engine, *loaded.tokenizer, sampling);
@@ -301,28 +302,32 @@ int evaluate(const EvalOptions& options) {
                          "data.jsonl.held_out_fraction=1 for problems to train on, or --force"));
   prepare_programs(plan);
   LoadedModel loaded = load_model(checkpoint, config.dtype, parse_device(config.device, "device"));
-  Dataset data = load_dataset(config, std::move(loaded.tokenizer));
+  Dataset data = load_dataset(config.data_sections(), std::move(loaded.tokenizer));
   const auto alone = make_single_communicator();
   Json line;
   line.set("checkpoint", checkpoint);
-  if (config.trainer == TrainerType::kPretrain) {
+  if (config.batch.trainer == TrainerType::kPretrain) {
     if (!options.pass_rates.empty())
       throw InputError("--pass-rates: text has no problems; hint: omit it");
-    log_data_usage(config, data, {});
-    line.set("val_loss", evaluate_text({*loaded.model, data.held_out_text, config}, *alone));
+    log_data_usage(config.data_sections(), data, {});
+    line.set("val_loss", evaluate_text({*loaded.model, data.held_out_text, config.eval.tokens,
+                                        config.batch.micro_batch()},
+                                       *alone));
   } else {
-    const Correctness correct = correctness_of(config, data.task);
+    const Correctness correct = correctness_of(config.eval.correct, config.rewards, data.task);
     if (data.held_out_set->size() == 0)
       throw InputError(
           "nothing is held out to evaluate on; hint: data.jsonl.eval_path=FILE, or "
           "data.jsonl.held_out_fraction=1 for all of data.jsonl.path");
-    log_data_usage(config, data, check_held_out(config, data, loaded.model->config().context));
+    const DataSections sections = config.data_sections();
+    log_data_usage(sections, data, check_held_out(sections, data, loaded.model->config().context));
     if (const std::string leak =
             held_out_leak(data, std::span(plan.stages).first(plan.stages.size() - 1));
         !leak.empty())
       logging::warn(leak);
     Engine engine(*loaded.model, config.rollout);
-    const ProblemScores scores = evaluate_problems({engine, data, correct, config}, *alone);
+    const ProblemScores scores =
+        evaluate_problems({engine, data, correct, config.eval_sections()}, *alone);
     line.set("held_out", data.held_out_set->size());
     for (const auto& [name, value] : scores.metrics) line.set(name, metric_json(name, value));
     line.set("correct", correct.rule());

@@ -6,12 +6,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <functional>
 #include <iostream>
 #include <memory>
 #include <sstream>
+#include <type_traits>
 
 #include "apps/commands.h"
 #include "apps/signals.h"
@@ -19,8 +20,8 @@
 #include "data/example.h"
 #include "distributed/communicator.h"
 #include "rl/reward.h"
+#include "runs/config.h"
 #include "text/utf8.h"
-#include "trainers/config.h"
 
 namespace {
 
@@ -47,13 +48,11 @@ std::string config_footer() {
   return text;
 }
 
-std::string version() {
 #ifdef COHORT_WITH_CUDA
-  return "cohort " COHORT_VERSION " (with CUDA)";
+constexpr const char* kVersion = "cohort " COHORT_VERSION " (with CUDA)";
 #else
-  return "cohort " COHORT_VERSION " (without CUDA)";
+constexpr const char* kVersion = "cohort " COHORT_VERSION " (without CUDA)";
 #endif
-}
 
 // Flushes standard output, and throws Error if any output was lost.
 int check_output(int code) {
@@ -66,281 +65,269 @@ int check_output(int code) {
                   "; hint: check the free space, or the reader of the pipe"));
 }
 
-void add_compute_options(CLI::App* command, ComputeOptions& compute) {
-  command->add_option("--device", compute.device, "cpu, cuda or cuda:N")->capture_default_str();
+template <class Options>
+struct Command {
+  CLI::App& command;
+  Options& options;  // filled by the parser
+};
+
+// Adds a sub-command. Once all arguments are parsed, it calls `execute` and sets `code` to the exit
+// code.
+template <class Options>
+Command<Options> add_command(CLI::App& app, int& code, int (*execute)(const Options&),
+                             const char* name, const char* help) {
+  const auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand(name, help);
+  command->callback([&code, options, execute] { code = execute(*options); });
+  return {*command, *options};
+}
+
+// Adds an option for a positive number. The help shows the default, unless it is 0.
+template <class T>
+void add_number(CLI::App& command, const char* name, T& value, const char* help,
+                const CLI::Validator& check = CLI::PositiveNumber) {
+  CLI::Option* option = command.add_option(name, value, help)->check(check);
+  if (value > 0) option->capture_default_str();
+}
+
+// Adds an option with the name and the range of a key of SamplingConfig.
+template <class T>
+void add_sampling_option(CLI::App& command, std::string key, T& value, const char* help) {
+  Range range;
+  ConfigVisitor find_range([&](const ConfigField& field) {
+    if (field.key == key) range = field.range;
+  });
+  SamplingConfig().visit(find_range);
+  std::replace(key.begin(), key.end(), '_', '-');
+  CLI::Option* option = command.add_option("--" + key, value, help);
+  option->check(std::isinf(range.max) ? CLI::NonNegativeNumber : CLI::Range(range.min, range.max));
+  if constexpr (std::is_arithmetic_v<T>) option->capture_default_str();
+}
+
+// Adds a flag that sets `value` to `on`.
+template <class E>
+CLI::Option* add_switch(CLI::App& command, const char* name, E& value, E on, const char* help) {
+  return command.add_flag_callback(
+      name, [&value, on] { value = on; }, help);
+}
+
+void add_compute_options(CLI::App& command, ComputeOptions& compute) {
+  command.add_option("--device", compute.device, "cpu, cuda or cuda:N")->capture_default_str();
+  const auto set_dtype = [&](const std::string& name) {
+    compute.dtype = name == "bf16" ? DType::kBF16 : DType::kF32;
+  };
   command
-      ->add_option_function<std::string>(
-          "--dtype",
-          [&](const std::string& name) {
-            compute.dtype = name == "bf16" ? DType::kBF16 : DType::kF32;
-          },
-          "f32, or bf16 (CUDA only); default: f32")
+      .add_option_function<std::string>("--dtype", set_dtype,
+                                        "f32, or bf16 (CUDA only); default: f32")
       ->check(CLI::IsMember({"f32", "bf16"}));
 }
 
-// Runs a sub-command after its arguments are parsed.
-using Command = std::function<int()>;
-
-void add_train(CLI::App& app, Command& chosen) {
-  const auto options = std::make_shared<TrainOptions>();
-  CLI::App* command = app.add_subcommand("train", "train from a YAML file, or resume a run");
-  command->add_option("config", options->config, "CONFIG.yaml");
-  command->add_option("overrides", options->overrides, "key=value ...");
-  command->add_option("--resume", options->resume, "run directory to resume");
-  command
-      ->add_option("--gpus", options->gpus,
-                   "train on the first N GPUs of this machine, one process each")
-      ->check(CLI::PositiveNumber);
-  command
-      ->add_option("--profile", options->profile,
-                   "write a trace of N steps, starting at the third, to the run's trace.json: "
-                   "kernels, host, phases")
-      ->check(CLI::PositiveNumber);
-  command->footer(config_footer);
-  command->callback([&, options] { chosen = [options] { return train(*options); }; });
+void add_train(CLI::App& app, int& code) {
+  auto [command, options] =
+      add_command(app, code, train, "train", "train from a YAML file, or resume a run");
+  command.add_option("config", options.config, "CONFIG.yaml");
+  command.add_option("overrides", options.overrides, "key=value ...");
+  command.add_option("--resume", options.resume, "run directory to resume");
+  add_number(command, "--gpus", options.gpus,
+             "train on the first N GPUs of this machine, one process each");
+  add_number(command, "--profile", options.profile,
+             "write a trace of N steps, starting at the third, to the run's trace.json: kernels, "
+             "host, phases");
+  command.footer(config_footer);
 }
 
-void add_check(CLI::App& app, Command& chosen) {
-  const auto options = std::make_shared<CheckOptions>();
-  CLI::App* command = app.add_subcommand(
-      "check", "validate a configuration and its data, and print sizes and memory; train nothing");
-  command->add_option("config", options->config, "CONFIG.yaml")->required();
-  command->add_option("overrides", options->overrides, "key=value ...");
-  command
-      ->add_option("--gpus", options->gpus, "check for training on N GPUs; this machine needs none")
-      ->check(CLI::PositiveNumber);
-  command->add_flag_callback(
-      "--full", [options] { options->prompts = CheckOptions::Prompts::kFull; },
-      "print prompts, answers and solutions of the examples in full");
-  command->footer(config_footer);
-  command->callback([&, options] { chosen = [options] { return check(*options); }; });
+void add_check(CLI::App& app, int& code) {
+  auto [command, options] = add_command(
+      app, code, check, "check",
+      "validate a configuration and its data, and print sizes and memory; train nothing");
+  command.add_option("config", options.config, "CONFIG.yaml")->required();
+  command.add_option("overrides", options.overrides, "key=value ...");
+  add_number(command, "--gpus", options.gpus,
+             "check for training on N GPUs; this machine needs none");
+  add_switch(command, "--full", options.prompts, CheckOptions::Prompts::kFull,
+             "print prompts, answers and solutions of the examples in full");
+  command.footer(config_footer);
 }
 
-void add_generate(CLI::App& app, Command& chosen) {
-  using Input = GenerateOptions::Input;
-  const auto options = std::make_shared<GenerateOptions>();
-  CLI::App* command = app.add_subcommand("generate", "sample completions");
-  command->add_option("model", options->model, "checkpoint or run directory")->required();
-  command->add_option("prompts", options->prompts, "prompts; none: one per line of standard input");
-  const auto option = [&](const char* name, auto& value, const char* help) {
-    return command->add_option(name, value, help)->capture_default_str();
-  };
-  SamplingConfig& sampling = options->sampling;
+void add_generate(CLI::App& app, int& code) {
+  auto [command, options] = add_command(app, code, generate, "generate", "sample completions");
+  SamplingConfig& sampling = options.sampling;
   sampling.max_completion_length = 256;
-  command
-      ->add_option("--temperature", options->temperature,
-                   "0: greedy; default: 1, or the run's with --template")
-      ->check(CLI::Range(0.0, 100.0));
-  option("--top-k", sampling.top_k, "0: off")->check(CLI::NonNegativeNumber);
-  option("--top-p", sampling.top_p, "1: off")->check(CLI::Range(1e-6, 1.0));
-  option("--min-p", sampling.min_p, "fraction of the largest probability; 0: off")
-      ->check(CLI::Range(0.0, 1.0));
-  option("--repetition-penalty", sampling.repetition_penalty,
-         "for tokens of the prompt or the completion; 1: off")
-      ->check(CLI::Range(0.01, 100.0));
-  option("--presence-penalty", sampling.presence_penalty, "for tokens of the completion; 0: off")
-      ->check(CLI::Range(-100.0, 100.0));
-  option("--frequency-penalty", sampling.frequency_penalty,
-         "for each occurrence in the completion; 0: off")
-      ->check(CLI::Range(-100.0, 100.0));
-  command->add_option("--logit-bias", sampling.logit_bias, "added to tokens' logits: ID:BIAS");
-  command->add_option("--stop", sampling.stop_strings, "texts that end a completion");
-  option("--max-tokens", sampling.max_completion_length, "per completion")
-      ->check(CLI::PositiveNumber);
-  option("--num", options->num, "completions per prompt")->check(CLI::PositiveNumber);
-  command
-      ->add_option("--best-of", options->best_of,
-                   "sample N completions, print the --num with the largest mean token log-prob")
-      ->check(CLI::PositiveNumber);
-  option("--seed", options->seed, "seed of the random numbers")->check(CLI::NonNegativeNumber);
-  add_compute_options(command, options->compute);
-  command->add_flag_callback(
-      "--json", [options] { options->output = GenerateOptions::Output::kJson; },
-      "one JSON line per completion: text, token ids, log-probs, stop reason (eos, stop: "
-      "--stop, length: --max-tokens, context)");
-  CLI::Option* strings = command->add_flag_callback(
-      "--json-input", [options] { options->input = Input::kJson; },
-      "each prompt is a JSON string: \"two\\nlines\"");
-  command
-      ->add_flag_callback(
-          "--template", [options] { options->input = Input::kFields; },
-          "each prompt is a JSON object with the fields of the data of the model's run, whose "
-          "stop tokens, stop strings and temperature are used")
+  command.add_option("model", options.model, "checkpoint or run directory")->required();
+  command.add_option("prompts", options.prompts, "prompts; none: one per line of standard input");
+  add_sampling_option(command, "temperature", options.temperature,
+                      "0: greedy; default: 1, or the run's with --template");
+  add_sampling_option(command, "top_k", sampling.top_k, "0: off");
+  add_sampling_option(command, "top_p", sampling.top_p, "1: off");
+  add_sampling_option(command, "min_p", sampling.min_p,
+                      "fraction of the largest probability; 0: off");
+  add_sampling_option(command, "repetition_penalty", sampling.repetition_penalty,
+                      "for tokens of the prompt or the completion; 1: off");
+  add_sampling_option(command, "presence_penalty", sampling.presence_penalty,
+                      "for tokens of the completion; 0: off");
+  add_sampling_option(command, "frequency_penalty", sampling.frequency_penalty,
+                      "for each occurrence in the completion; 0: off");
+  command.add_option("--logit-bias", sampling.logit_bias, "added to tokens' logits: ID:BIAS");
+  command.add_option("--stop", sampling.stop_strings, "texts that end a completion");
+  add_number(command, "--max-tokens", sampling.max_completion_length, "per completion");
+  add_number(command, "--num", options.num, "completions per prompt");
+  add_number(command, "--best-of", options.best_of,
+             "sample N completions, print the --num with the largest mean token log-prob");
+  add_number(command, "--seed", options.seed, "seed of the random numbers", CLI::NonNegativeNumber);
+  add_compute_options(command, options.compute);
+  add_switch(command, "--json", options.output, GenerateOptions::Output::kJson,
+             "one JSON line per completion: text, token ids, log-probs, stop reason (eos, stop: "
+             "--stop, length: --max-tokens, context)");
+  CLI::Option* strings =
+      add_switch(command, "--json-input", options.input, GenerateOptions::Input::kJson,
+                 "each prompt is a JSON string: \"two\\nlines\"");
+  add_switch(command, "--template", options.input, GenerateOptions::Input::kFields,
+             "each prompt is a JSON object with the fields of the data of the model's run, whose "
+             "stop tokens, stop strings and temperature are used")
       ->excludes(strings);
-  command->callback([&, options] { chosen = [options] { return generate(*options); }; });
 }
 
-void add_chat(CLI::App& app, Command& chosen) {
-  const auto options = std::make_shared<ChatOptions>();
-  CLI::App* command = app.add_subcommand(
-      "chat",
-      "chat with a model that has a chat template: a line is a message, Ctrl-C stops a reply, /new "
-      "starts another conversation, Ctrl-D exits");
-  command->add_option("model", options->model, "folder, checkpoint or run directory")->required();
-  command->add_option("--system", options->system, "the system message; default: the run's");
-  command->add_option("--chat-template-kwargs", options->template_kwargs,
-                      "template variables, a JSON object: '{\"enable_thinking\": false}'");
+void add_chat(CLI::App& app, int& code) {
+  auto [command, options] =
+      add_command(app, code, chat, "chat",
+                  "chat with a model that has a chat template: a line is a message, Ctrl-C stops a "
+                  "reply, /new starts another conversation, Ctrl-D exits");
+  command.add_option("model", options.model, "folder, checkpoint or run directory")->required();
+  command.add_option("--system", options.system, "the system message; default: the run's");
+  command.add_option("--chat-template-kwargs", options.template_kwargs,
+                     "template variables, a JSON object: '{\"enable_thinking\": false}'");
+  add_sampling_option(command, "temperature", options.temperature,
+                      "0: greedy; the defaults of this and the next two options are in the model's "
+                      "generation_config.json");
+  add_sampling_option(command, "top_k", options.top_k, "0: off");
+  add_sampling_option(command, "top_p", options.top_p, "1: off");
+  add_number(command, "--max-tokens", options.max_tokens, "per reply");
+  add_number(command, "--seed", options.seed, "seed of the random numbers", CLI::NonNegativeNumber);
+  add_compute_options(command, options.compute);
+}
+
+void add_logprobs(CLI::App& app, int& code) {
+  auto [command, options] =
+      add_command(app, code, logprobs, "logprobs",
+                  "the log-prob of every token of a text, one JSON line per text");
+  command.add_option("model", options.model, "checkpoint or run directory")->required();
+  command.add_option("texts", options.texts, "texts; none: one per line of standard input");
+  add_number(command, "--temperature", options.temperature, "of the distribution");
+  add_compute_options(command, options.compute);
+  add_switch(command, "--eos", options.end, LogprobsOptions::End::kEos,
+             "end each text with the end-of-sequence token");
+}
+
+void add_eval(CLI::App& app, int& code) {
+  auto [command, options] =
+      add_command(app, code, evaluate, "eval",
+                  "pass@1 and pass@k on held-out problems, or validation loss on text");
+  command.add_option("model", options.model, "checkpoint or run directory")->required();
+  command.add_option("overrides", options.overrides,
+                     "key=value ... (eval.num_samples=16 eval.k=[1,8])");
+  command.add_option("--pass-rates", options.pass_rates,
+                     "write the problems to this file, each with the fraction of correct samples, "
+                     "for data.curriculum: pass_rate");
+  add_switch(command, "--force", options.test_files, EvalOptions::TestFiles::kWrite,
+             "with --pass-rates: allow the problems of data.jsonl.eval_path");
+  command.add_option("--config", options.config,
+                     "use data and rewards of this file instead of the run's");
+  command.footer(config_footer);
+}
+
+void add_gradcheck(CLI::App& app, int& code) {
+  auto [command, op] = add_command(app, code, gradcheck, "gradcheck",
+                                   "check gradients of the ops against central differences");
+  command.add_option("op", op, "only this op");
+}
+
+void add_inspect(CLI::App& app, int& code) {
+  auto [command, options] =
+      add_command(app, code, inspect, "inspect",
+                  "print a model's architecture, parameters, memory, tokenizer and chat template");
+  command.add_option("model", options.model, "folder, checkpoint or run directory")->required();
+  add_number(command, "--context", options.context,
+             "sequence length of the memory estimate; default: 4096, or the model's context");
+  add_compute_options(command, options.compute);
+}
+
+void add_tokenizer_train(CLI::App& app, int& code) {
+  auto [command, options] = add_command(app, code, tokenizer_train, "train",
+                                        "train a byte-level BPE tokenizer on text files");
+  command.add_option("files", options.files, "text: files, folders, patterns (UTF-8)")->required();
+  command.add_option("--output", options.output, "folder for its files")->required();
   command
-      ->add_option("--temperature", options->temperature,
-                   "0: greedy; the defaults of this and the next two options are in the model's "
-                   "generation_config.json")
-      ->check(CLI::Range(0.0, 100.0));
-  command->add_option("--top-k", options->top_k, "0: off")->check(CLI::NonNegativeNumber);
-  command->add_option("--top-p", options->top_p, "1: off")->check(CLI::Range(1e-6, 1.0));
-  command->add_option("--max-tokens", options->max_tokens, "per reply")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  command->add_option("--seed", options->seed, "seed of the random numbers")
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
-  add_compute_options(command, options->compute);
-  command->callback([&, options] { chosen = [options] { return chat(*options); }; });
-}
-
-void add_logprobs(CLI::App& app, Command& chosen) {
-  const auto options = std::make_shared<LogprobsOptions>();
-  CLI::App* command = app.add_subcommand(
-      "logprobs", "the log-prob of every token of a text, one JSON line per text");
-  command->add_option("model", options->model, "checkpoint or run directory")->required();
-  command->add_option("texts", options->texts, "texts; none: one per line of standard input");
-  command->add_option("--temperature", options->temperature, "of the distribution")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  add_compute_options(command, options->compute);
-  command->add_flag_callback(
-      "--eos", [options] { options->end = LogprobsOptions::End::kEos; },
-      "end each text with the end-of-sequence token");
-  command->callback([&, options] { chosen = [options] { return logprobs(*options); }; });
-}
-
-void add_eval(CLI::App& app, Command& chosen) {
-  const auto options = std::make_shared<EvalOptions>();
-  CLI::App* command = app.add_subcommand(
-      "eval", "pass@1 and pass@k on held-out problems, or validation loss on text");
-  command->add_option("model", options->model, "checkpoint or run directory")->required();
-  command->add_option("overrides", options->overrides,
-                      "key=value ... (eval.num_samples=16 eval.k=[1,8])");
-  command->add_option("--pass-rates", options->pass_rates,
-                      "write the problems to this file, each with the fraction of correct samples, "
-                      "for data.curriculum: pass_rate");
-  command->add_flag_callback(
-      "--force", [options] { options->test_files = EvalOptions::TestFiles::kWrite; },
-      "with --pass-rates: allow the problems of data.jsonl.eval_path");
-  command->add_option("--config", options->config,
-                      "use data and rewards of this file instead of the run's");
-  command->footer(config_footer);
-  command->callback([&, options] { chosen = [options] { return evaluate(*options); }; });
-}
-
-void add_gradcheck(CLI::App& app, Command& chosen) {
-  const auto op = std::make_shared<std::string>();
-  CLI::App* command =
-      app.add_subcommand("gradcheck", "check gradients of the ops against central differences");
-  command->add_option("op", *op, "only this op");
-  command->callback([&, op] { chosen = [op] { return gradcheck(*op); }; });
-}
-
-void add_inspect(CLI::App& app, Command& chosen) {
-  const auto options = std::make_shared<InspectOptions>();
-  CLI::App* command = app.add_subcommand(
-      "inspect", "print a model's architecture, parameters, memory, tokenizer and chat template");
-  command->add_option("model", options->model, "folder, checkpoint or run directory")->required();
-  command
-      ->add_option("--context", options->context,
-                   "sequence length of the memory estimate; default: 4096, or the model's context")
-      ->check(CLI::PositiveNumber);
-  add_compute_options(command, options->compute);
-  command->callback([&, options] { chosen = [options] { return inspect(*options); }; });
-}
-
-void add_tokenizer(CLI::App& app, Command& chosen) {
-  CLI::App* command = app.add_subcommand("tokenizer", "encode, decode, or train a tokenizer");
-  command->require_subcommand(1);
-  const auto options = std::make_shared<TokenizerOptions>();
-  const auto add = [&](const char* name, const char* help,
-                       int (*execute)(const TokenizerOptions&)) {
-    CLI::App* sub = command->add_subcommand(name, help);
-    sub->add_option("folder", options->folder, "folder of a model or a tokenizer")->required();
-    sub->callback(
-        [&chosen, options, execute] { chosen = [options, execute] { return execute(*options); }; });
-    return sub;
-  };
-  add("encode", "convert JSON strings on standard input, one per line, to lists of ids",
-      tokenizer_encode)
-      ->add_flag_callback(
-          "--no-special", [options] { options->special_tokens = SpecialTokens::kNone; },
-          "omit the tokens that begin and end a text");
-  add("decode", "convert lists of ids on standard input, one per line, to JSON strings",
-      tokenizer_decode)
-      ->add_flag_callback(
-          "--skip-special", [options] { options->special_text = SpecialText::kHide; },
-          "omit the text of special tokens");
-
-  const auto training = std::make_shared<TokenizerTrainOptions>();
-  CLI::App* train =
-      command->add_subcommand("train", "train a byte-level BPE tokenizer on text files");
-  train->add_option("files", training->files, "text: files, folders, patterns (UTF-8)")->required();
-  train->add_option("--output", training->output, "folder for its files")->required();
-  train
-      ->add_option("--vocab-size", training->vocab_size,
-                   "includes the bytes and the special tokens")
+      .add_option("--vocab-size", options.vocab_size, "includes the bytes and the special tokens")
       ->capture_default_str();
-  train->add_option("--pattern", training->pattern, "the pattern that splits text into words")
+  command.add_option("--pattern", options.pattern, "the pattern that splits text into words")
       ->capture_default_str()
       ->check(CLI::IsMember(split_pattern_names()));
-  train
-      ->add_option("--special", training->special,
-                   "a special token; may be repeated; the first one ends a text; default: "
-                   "<|endoftext|>")
+  command
+      .add_option("--special", options.special,
+                  "a special token; may be repeated; the first one ends a text; default: "
+                  "<|endoftext|>")
       ->allow_extra_args(false);  // the next argument is a file
-  train->callback(
-      [&chosen, training] { chosen = [training] { return tokenizer_train(*training); }; });
 }
 
-void add_template(CLI::App& app, Command& chosen) {
-  const auto options = std::make_shared<RenderTemplateOptions>();
-  CLI::App* command = app.add_subcommand("template", "chat templates");
-  command->require_subcommand(1);
-  CLI::App* render = command->add_subcommand(
-      "render", "render a chat template and print the text, without an added line break");
-  render->add_option("template", options->path, "a Jinja file, or a Hugging Face folder")
-      ->required();
-  render
-      ->add_option("--context", options->context,
-                   "JSON file of the variables (messages, tools, add_generation_prompt, ...)")
-      ->required();
-  render->add_option("--now", options->now, "the time of strftime_now(), e.g. 2025-07-10T12:00:00");
-  render->callback([&, options] { chosen = [options] { return render_template(*options); }; });
+void add_tokenizer(CLI::App& app, int& code) {
+  constexpr const char* kFolder = "folder of a model or a tokenizer";
+  CLI::App* tokenizer = app.add_subcommand("tokenizer", "encode, decode, or train a tokenizer");
+  tokenizer->require_subcommand(1);
+  auto [encode, texts] =
+      add_command(*tokenizer, code, tokenizer_encode, "encode",
+                  "convert JSON strings on standard input, one per line, to lists of ids");
+  encode.add_option("folder", texts.folder, kFolder)->required();
+  add_switch(encode, "--no-special", texts.special_tokens, SpecialTokens::kNone,
+             "omit the tokens that begin and end a text");
+  auto [decode, ids] =
+      add_command(*tokenizer, code, tokenizer_decode, "decode",
+                  "convert lists of ids on standard input, one per line, to JSON strings");
+  decode.add_option("folder", ids.folder, kFolder)->required();
+  add_switch(decode, "--skip-special", ids.special_text, SpecialText::kHide,
+             "omit the text of special tokens");
+  add_tokenizer_train(*tokenizer, code);
 }
 
-void add_report(CLI::App& app, Command& chosen) {
-  const auto options = std::make_shared<ReportOptions>();
-  CLI::App* command = app.add_subcommand(
-      "report", "write an HTML page with curves, completions, warnings and configuration of runs");
-  command->add_option("runs", options->runs, "run directories; several are compared")->required();
-  command->add_option("--output", options->output,
-                      "the page to write; default: report.html in the first run directory");
-  command->callback([&, options] { chosen = [options] { return report(*options); }; });
+void add_template(CLI::App& app, int& code) {
+  CLI::App* group = app.add_subcommand("template", "chat templates");
+  group->require_subcommand(1);
+  auto [command, options] =
+      add_command(*group, code, render_template, "render",
+                  "render a chat template and print the text, without an added line break");
+  command.add_option("template", options.path, "a Jinja file, or a Hugging Face folder")
+      ->required();
+  command
+      .add_option("--context", options.context,
+                  "JSON file of the variables (messages, tools, add_generation_prompt, ...)")
+      ->required();
+  command.add_option("--now", options.now, "the time of strftime_now(), e.g. 2025-07-10T12:00:00");
+}
+
+void add_report(CLI::App& app, int& code) {
+  auto [command, options] = add_command(
+      app, code, report, "report",
+      "write an HTML page with curves, completions, warnings and configuration of runs");
+  command.add_option("runs", options.runs, "run directories; several are compared")->required();
+  command.add_option("--output", options.output,
+                     "the page to write; default: report.html in the first run directory");
 }
 
 int run(int argc, char** argv) {
   CLI::App app{"cohort: train transformers, and improve them with GRPO"};
   app.require_subcommand(1);
-  app.set_version_flag("--version", version(),
+  app.set_version_flag("--version", kVersion,
                        "print the version, and whether it is built with CUDA");
-  Command chosen;
+  int code = kOk;
   for (const auto add : {add_train, add_check, add_generate, add_chat, add_logprobs, add_eval,
                          add_inspect, add_report, add_tokenizer, add_template, add_gradcheck})
-    add(app, chosen);
+    add(app, code);
 
   std::vector<std::string> names;
   for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
   if (argc > 1 && argv[1][0] != '-' &&
       std::find(names.begin(), names.end(), argv[1]) == names.end()) {
-    const std::string near = nearest_name(argv[1], names);
-    throw InputError(
-        str("unknown sub-command '", argv[1], "'",
-            near.empty() ? "; `cohort --help` lists them" : "; did you mean '" + near + "'?"));
+    throw InputError(str("unknown sub-command '", argv[1], "'",
+                         did_you_mean(argv[1], names, "; `cohort --help` lists them")));
   }
   try {
     app.parse(argc, argv);
@@ -351,10 +338,10 @@ int run(int argc, char** argv) {
       std::cout << text.str();  // check_output() flushes it and reports errors
       return kOk;
     }
-    throw InputError(str(e.what(), "; hint: cohort ", app.get_subcommands().empty() ? "" : argv[1],
-                         app.get_subcommands().empty() ? "" : " ", "--help"));
+    const std::string command = app.get_subcommands().empty() ? "" : str(argv[1], " ");
+    throw InputError(str(e.what(), "; hint: cohort ", command, "--help"));
   }
-  return chosen();
+  return code;
 }
 
 // Prints the error, without the middle of a long message: it may quote input of any length.

@@ -1,11 +1,11 @@
-// `cohort report`: a self-contained HTML page of runs. runs/run_report collects the data, and
-// the script of apps/report/page.html draws it.
+// `cohort report`: a self-contained HTML page of runs. runs/run_report collects the lines of their
+// logs, and the script of apps/report/page.html derives and draws what they say.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
 
 #include "apps/commands.h"
-#include "runs/reporter.h"
+#include "runs/report.h"
 #include "runs/run_report.h"
 #include "sys/files.h"
 
@@ -14,7 +14,8 @@ extern const char* const kReportPage;
 namespace cohort::apps {
 namespace {
 
-constexpr size_t kMaxCurvePoints = 1000, kMinCurvePoints = 100;
+// Limits of the metrics.jsonl lines of a stage, for one run and for many.
+constexpr size_t kMaxLines = 1000, kMinLines = 100;
 
 // JSON that is safe inside a <script> element: texts cannot contain "</script", which would end the
 // element, or "<!--", which would change its parsing.
@@ -27,9 +28,9 @@ std::string script_json(const Json& json) {
 }  // namespace
 
 int report(const ReportOptions& options) {
-  const size_t points = std::max(kMinCurvePoints, kMaxCurvePoints / options.runs.size());
+  const size_t limit = std::max(kMinLines, kMaxLines / options.runs.size());
   Json runs = Json(Json::Array{});
-  for (const std::string& run : options.runs) runs.push_back(run_report(run, points));
+  for (const std::string& run : options.runs) runs.push_back(run_report(run, limit));
   const Json data =
       Json().set("made", utc_now()).set("version", COHORT_VERSION).set("runs", std::move(runs));
 

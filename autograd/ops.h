@@ -5,7 +5,6 @@
 #include "kernels/activation.h"
 #include "kernels/attention/attention.h"
 #include "kernels/head.h"
-#include "kernels/matmul.h"
 #include "kernels/policy_loss.h"
 
 namespace cohort {
@@ -23,7 +22,6 @@ COHORT_GATED_OPS(COHORT_DECLARE_UNARY)
 Variable scale(const Variable& x, double factor);
 // [1]: sum of all elements, in accumulate_dtype().
 Variable sum(const Variable& x);
-Variable mean(const Variable& x);
 // [1]: sum of x * weights over all elements; weights are constants of x's shape.
 Variable weighted_sum(const Variable& x, const Tensor& weights);
 
@@ -35,10 +33,6 @@ Variable select(const Variable& x, int64_t i);
 // and the result is x.
 Variable select_rows(const Variable& x, const Tensor& rows);
 
-// [M, N] = op(a) op(b).
-Variable matmul(const Variable& a, const Variable& b,
-                kernels::Transpose trans_a = kernels::Transpose::kNo,
-                kernels::Transpose trans_b = kernels::Transpose::kNo);
 // x[..., K] w[N, K]^T + bias[N]; `bias` may be undefined.
 Variable linear(const Variable& x, const Variable& w, const Variable& bias = {});
 // linear(f(linear(x, up, up_bias)), down, down_bias), with the bits of the three ops. For a gated f
@@ -67,7 +61,6 @@ AddNorm add_rms_norm(const Variable& a, const Variable& b, const Variable& w, do
                      double weight_offset = 0);
 AddNorm add_layer_norm(const Variable& a, const Variable& b, const Variable& w,
                        const Variable& bias, double eps);
-Variable softmax(const Variable& x);
 
 // qkv has each token's queries, keys and values side by side: [T, H + 2 Hkv, D].
 

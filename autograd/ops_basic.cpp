@@ -1,5 +1,5 @@
-// Elementwise ops, sums, shapes, matmul, linear layers, MLPs and embedding: forward and backward
-// side by side.
+// Elementwise ops, sums, shapes, linear layers, MLPs and embedding: forward and backward side by
+// side.
 #include <utility>
 
 #include "autograd/ops.h"
@@ -115,10 +115,6 @@ Variable sum(const Variable& x) {
   });
 }
 
-Variable mean(const Variable& x) {
-  return scale(sum(x), 1.0 / static_cast<double>(std::max<int64_t>(1, x.value().numel())));
-}
-
 Variable weighted_sum(const Variable& x, const Tensor& weights) {
   return sum(mul(x, Variable(weights)));
 }
@@ -137,36 +133,6 @@ Variable select(const Variable& x, int64_t i) {
                      Tensor row = dx.tensor.select(0, i);
                      kernels::scale({.y = row, .x = dy, .factor = 1, .mode = Grad::kAccumulate});
                    });
-}
-
-Variable matmul(const Variable& a, const Variable& b, Transpose trans_a, Transpose trans_b) {
-  const bool ta = trans_a == Transpose::kYes, tb = trans_b == Transpose::kYes;
-  const Tensor &av = a.value(), &bv = b.value();
-  Tensor y = Tensor::empty({ta ? av.cols() : av.rows(), tb ? bv.rows() : bv.cols()}, av.dtype(),
-                           av.device());
-  kernels::matmul({.c = y, .a = av, .b = bv, .desc = {.a = trans_a, .b = trans_b}});
-  return make_node("matmul", y, {a, b}, [=, a = av, b = bv](const Tensor& dy, Gradients& g) {
-    const Transpose not_b = tb ? Transpose::kNo : Transpose::kYes;
-    const Transpose not_a = ta ? Transpose::kNo : Transpose::kYes;
-    if (GradSlot da = g.slot(0); da.tensor.defined()) {
-      if (ta)
-        kernels::matmul({.c = da.tensor,
-                         .a = b,
-                         .b = dy,
-                         .desc = {.a = trans_b, .b = Transpose::kYes, .out = da.mode}});
-      else
-        kernels::matmul({.c = da.tensor, .a = dy, .b = b, .desc = {.b = not_b, .out = da.mode}});
-    }
-    if (GradSlot db = g.slot(1); db.tensor.defined()) {
-      if (tb)
-        kernels::matmul({.c = db.tensor,
-                         .a = dy,
-                         .b = a,
-                         .desc = {.a = Transpose::kYes, .b = trans_a, .out = db.mode}});
-      else
-        kernels::matmul({.c = db.tensor, .a = a, .b = dy, .desc = {.a = not_a, .out = db.mode}});
-    }
-  });
 }
 
 namespace {

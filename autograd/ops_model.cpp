@@ -108,14 +108,6 @@ AddNorm add_layer_norm(const Variable& a, const Variable& b, const Variable& w,
   return {total, layer_norm_node(y, mean, rstd, total, w, bias)};
 }
 
-Variable softmax(const Variable& x) {
-  Tensor y = Tensor::empty_like(x.value());
-  kernels::softmax_forward({.y = y, .x = x.value()});
-  return make_node("softmax", y, {x}, [y](const Tensor& dy, Gradients& g) {
-    kernels::softmax_backward({.dx = g.slot(0), .dy = dy, .y = y});
-  });
-}
-
 namespace {
 
 // Views of the queries, keys and values of qkv [T, H + 2 Hkv, D].

@@ -13,7 +13,7 @@ namespace cohort {
 
 using kernels::Grad;
 
-struct TapeNode {
+struct TapeNode : NonCopyable {
   // The gradient of an op's result is passed to its inputs, that of a parameter is kept. A
   // checkpoint's input holds it until the checkpoint passes it on, in the grad_dtype of the
   // original node, so that recomputation has the roundings of the plain backward.
@@ -32,9 +32,6 @@ struct TapeNode {
   BackwardFn backward;
   std::vector<std::function<void()>> hooks;
 
-  TapeNode() = default;
-  TapeNode(const TapeNode&) = delete;
-  TapeNode& operator=(const TapeNode&) = delete;
   // Releases a chain of nodes in a loop: the stack must not grow with the length of the tape.
   ~TapeNode() {
     std::vector<std::shared_ptr<TapeNode>> pending = std::move(inputs);
@@ -52,24 +49,26 @@ namespace {
 
 using Kind = TapeNode::Kind;
 
-thread_local bool t_grad_enabled = true;
-thread_local bool t_hooks_enabled = true;
-
 // Lives while backward(make) calls make(): a fused loss op, if any, and the node of its loss.
-class FusedLossGradients;
-thread_local FusedLossGradients* t_fused_loss = nullptr;
-class FusedLossGradients {
- public:
-  FusedLossGradients() : outer_(std::exchange(t_fused_loss, this)) {}
-  ~FusedLossGradients() { t_fused_loss = outer_; }
-  FusedLossGradients(const FusedLossGradients&) = delete;
-  FusedLossGradients& operator=(const FusedLossGradients&) = delete;
-
+struct FusedLoss {
   bool slot_taken = false;
   const TapeNode* loss_node = nullptr;
+};
+
+// The state of the tape in this thread.
+struct TapeMode {
+  bool grad_enabled = true, hooks_enabled = true;
+  FusedLoss* fused_loss = nullptr;
+};
+thread_local TapeMode t_mode;
+
+class ModeGuard : NonCopyable {
+ public:
+  explicit ModeGuard(const TapeMode& mode) : outer_(std::exchange(t_mode, mode)) {}
+  ~ModeGuard() { t_mode = outer_; }
 
  private:
-  FusedLossGradients* outer_;
+  const TapeMode outer_;
 };
 
 uint64_t next_id() {
@@ -127,23 +126,6 @@ GradSlot grad_buffer(TapeNode* node) {
   node->grad = Tensor::empty(node->shape, node->grad_dtype, node->device);
   return {node->grad, Grad::kOverwrite};
 }
-
-// Disables hooks during a checkpoint's inner backward, as only the outer one knows when a gradient
-// is final, and enables gradients for any setting of the caller, as the inner one needs a tape.
-class RecomputeGuard {
- public:
-  RecomputeGuard()
-      : hooks_(std::exchange(t_hooks_enabled, false)), grad_(std::exchange(t_grad_enabled, true)) {}
-  ~RecomputeGuard() {
-    t_hooks_enabled = hooks_;
-    t_grad_enabled = grad_;
-  }
-  RecomputeGuard(const RecomputeGuard&) = delete;
-  RecomputeGuard& operator=(const RecomputeGuard&) = delete;
-
- private:
-  bool hooks_, grad_;
-};
 
 struct Older {
   bool operator()(const TapeNode* a, const TapeNode* b) const { return a->id < b->id; }
@@ -232,8 +214,8 @@ void Gradients::pass(int i, const Tensor& gradient) {
 }
 
 bool needs_gradient(std::span<const Variable> inputs) {
-  return t_grad_enabled && std::any_of(inputs.begin(), inputs.end(),
-                                       [](const Variable& v) { return v.requires_grad(); });
+  return t_mode.grad_enabled && std::any_of(inputs.begin(), inputs.end(),
+                                            [](const Variable& v) { return v.requires_grad(); });
 }
 
 Variable make_node(const char* name, Tensor y, std::span<const Variable> inputs, BackwardFn fn) {
@@ -242,8 +224,9 @@ Variable make_node(const char* name, Tensor y, std::span<const Variable> inputs,
   out.node_ = new_node(name, out.value_);
   for (const Variable& input : inputs) out.node_->inputs.push_back(input.node_);
   out.node_->backward = std::move(fn);
-  if (t_fused_loss != nullptr && t_fused_loss->slot_taken && t_fused_loss->loss_node == nullptr)
-    t_fused_loss->loss_node = out.node_.get();
+  if (t_mode.fused_loss != nullptr && t_mode.fused_loss->slot_taken &&
+      t_mode.fused_loss->loss_node == nullptr)
+    t_mode.fused_loss->loss_node = out.node_.get();
   return out;
 }
 
@@ -296,7 +279,7 @@ void backward(const Variable& loss, const Tensor& seed) {
         continue;
       }
       flush_zero(input.get());  // if no gradient has reached it
-      if (!t_hooks_enabled) continue;
+      if (!t_mode.hooks_enabled) continue;
       for (const auto& hook : input->hooks) hook();
     }
   }
@@ -305,7 +288,8 @@ void backward(const Variable& loss, const Tensor& seed) {
 Variable backward(const std::function<Variable()>& make) {
   Variable loss;
   {
-    FusedLossGradients fused;
+    FusedLoss fused;
+    const ModeGuard guard({t_mode.grad_enabled, t_mode.hooks_enabled, &fused});
     loss = make();
     COHORT_CHECK(!fused.slot_taken || fused.loss_node == loss.node_.get(),
                  "[backward] a fused loss op accumulated a leaf's gradient, but its result is not "
@@ -316,21 +300,21 @@ Variable backward(const std::function<Variable()>& make) {
 }
 
 GradSlot fused_loss_slot(const Variable& leaf) {
-  if (t_fused_loss == nullptr || t_fused_loss->slot_taken || !t_grad_enabled ||
+  if (t_mode.fused_loss == nullptr || t_mode.fused_loss->slot_taken || !t_mode.grad_enabled ||
       !is_parameter(leaf.node_))
     return {};
-  t_fused_loss->slot_taken = true;
+  t_mode.fused_loss->slot_taken = true;
   return grad_buffer(leaf.node_.get());
 }
 
-NoGradGuard::NoGradGuard() : previous_(t_grad_enabled) {
-  t_grad_enabled = false;
+NoGradGuard::NoGradGuard() : previous_(t_mode.grad_enabled) {
+  t_mode.grad_enabled = false;
 }
 NoGradGuard::~NoGradGuard() {
-  t_grad_enabled = previous_;
+  t_mode.grad_enabled = previous_;
 }
 bool grad_enabled() {
-  return t_grad_enabled;
+  return t_mode.grad_enabled;
 }
 
 Variable recomputable(Variable y, const std::function<Variable(std::span<const Variable>)>& fn,
@@ -347,7 +331,7 @@ Variable recomputable(Variable y, const std::function<Variable(std::span<const V
 
 Variable checkpoint(const std::function<Variable(std::span<const Variable>)>& fn,
                     std::span<const Variable> inputs, std::span<const Variable> parameters) {
-  if (!t_grad_enabled) return fn(inputs);
+  if (!t_mode.grad_enabled) return fn(inputs);
   for (const Variable& p : parameters)
     COHORT_CHECK(p.node_ == nullptr || is_parameter(p.node_),
                  "[checkpoint] expected parameters, got an intermediate value of shape ",
@@ -367,15 +351,18 @@ Variable checkpoint(const std::function<Variable(std::span<const Variable>)>& fn
     copy.node_->kind = Kind::kInput;
     copy.node_->grad_dtype = input.node_->grad_dtype;
   }
-  return make_node("checkpoint", y, std::span<const Variable>(all),
-                   [fn, saved](const Tensor& dy, Gradients& gradients) {
-                     const RecomputeGuard guard;
-                     backward(fn(saved), dy);
-                     for (size_t i = 0; i < saved.size(); ++i)
-                       if (saved[i].requires_grad() && saved[i].node_->grad.defined())
-                         gradients.pass(static_cast<int>(i),
-                                        std::exchange(saved[i].node_->grad, {}));
-                   });
+  return make_node(
+      "checkpoint", y, std::span<const Variable>(all),
+      [fn, saved](const Tensor& dy, Gradients& gradients) {
+        // Only the outer backward knows when a gradient is final and hooks are due; the
+        // inner one needs a tape for any setting of the caller.
+        const ModeGuard guard(
+            {.grad_enabled = true, .hooks_enabled = false, .fused_loss = t_mode.fused_loss});
+        backward(fn(saved), dy);
+        for (size_t i = 0; i < saved.size(); ++i)
+          if (saved[i].requires_grad() && saved[i].node_->grad.defined())
+            gradients.pass(static_cast<int>(i), std::exchange(saved[i].node_->grad, {}));
+      });
 }
 
 }  // namespace cohort

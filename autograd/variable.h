@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "core/non_copyable.h"
 #include "core/tensor.h"
 #include "kernels/common.h"
 
@@ -128,12 +129,10 @@ Variable backward(const std::function<Variable()>& make);
 GradSlot fused_loss_slot(const Variable& leaf);
 
 // Disables gradients in this thread while the guard lives.
-class NoGradGuard {
+class NoGradGuard : NonCopyable {
  public:
   NoGradGuard();
   ~NoGradGuard();
-  NoGradGuard(const NoGradGuard&) = delete;
-  NoGradGuard& operator=(const NoGradGuard&) = delete;
 
  private:
   bool previous_;

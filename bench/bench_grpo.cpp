@@ -19,6 +19,7 @@
 #include "bench/timing.h"
 #include "core/allocator.h"
 #include "core/parallel.h"
+#include "runs/config.h"
 #include "sys/files.h"
 #include "text/json.h"
 #include "text/tokenizer.h"
@@ -99,10 +100,11 @@ Result run_workload(const Transformer& model, const Workload& load) {
 // GRPO steps (rollout, packing, update) of 64 prompts of 128 tokens with 8 completions of 256
 // tokens each and random rewards. With `ops` the time of each op is printed.
 Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config, bool ops) {
-  config.trainer = TrainerType::kGrpo;
-  config.prompts_per_step = 64;
-  config.num_generations = 8;
+  config.batch.trainer = TrainerType::kGrpo;
+  config.batch.prompts_per_step = 64;
+  config.batch.num_generations = 8;
   config.sampling.max_completion_length = 256;
+  const GrpoSections sections = config.grpo_sections();
   const Device device = parse_device(config.device, "device");
   const auto comm = make_single_communicator();
   Learner learner(std::make_unique<Transformer>(model, config.dtype, 1, device), config.optimizer,
@@ -112,7 +114,7 @@ Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config, 
   const Sampler sampler(engine, *tokenizer, config.sampling);
   Rng rng(0, rng_stream(kBenchPurpose, 9));
   std::vector<Example> prompts;
-  for (int64_t i = 0; i < config.prompts_per_step; ++i) {
+  for (int64_t i = 0; i < config.batch.prompts_per_step; ++i) {
     prompts.emplace_back();
     for (int k = 0; k < 128; ++k) prompts.back().prompt += static_cast<char>('a' + rng.below(26));
   }
@@ -122,11 +124,11 @@ Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config, 
   double tokens = 0;
   int64_t step = 0;
   const auto make_step = [&] {
-    const PromptShard shard = shard_prompts(*comm, config, step);
+    const PromptShard shard = shard_prompts(*comm, sections, step);
     Stopwatch clock;
     ScoredRollouts rollouts;
     rollouts.trajectories =
-        sampler.sample(prompts, config.num_generations, {.seed = 1, .step = step});
+        sampler.sample(prompts, config.batch.num_generations, {.seed = 1, .step = step});
     rollout.push_back(clock.lap());
     for (const Trajectory& t : rollouts.trajectories) {
       rollouts.scores.total.push_back(0);
@@ -134,9 +136,9 @@ Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config, 
       if (step == 0) tokens += static_cast<double>(t.tokens.size());
     }
     std::vector<Minibatch> minibatches =
-        pack_minibatches(*comm, learner.model(), rollouts, rollouts.advantages, shard, config);
+        pack_minibatches(*comm, learner.model(), rollouts, rollouts.advantages, shard, sections);
     packing.push_back(clock.lap());
-    update_policy(*comm, learner, minibatches, config, 1e-6);
+    update_policy(*comm, learner, minibatches, sections, 1e-6);
     learner.check_weights();  // waits for the device
     update.push_back(clock.lap());
     ++step;

@@ -288,8 +288,6 @@ void add_row_ops(Rows& rows) {
   add("layer_norm_backward", 3, [=]() mutable {
     layer_norm_backward({{dx}, {dw}, {db}, dy, x, w, mean, rstd});
   });
-  add("softmax_forward", 2, [=]() mutable { softmax_forward({y, x}); });
-  add("softmax_backward", 3, [=]() mutable { softmax_backward({{dx}, dy, positive}); });
   const Tensor positions = counting<int32_t>(g_setup.tokens, 1, 256);
   const DropoutSpec spec{.p = 0.1,
                          .sequences = counting<int64_t>(g_setup.tokens, 1, g_setup.tokens),
@@ -350,11 +348,12 @@ void add_training(Rows& rows) {
                      .m = random_accumulator(parameter),
                      .v = random_accumulator(parameter, 0),
                      .weight_decay = 0.1});
-    if (g_setup.dtype == DType::kBF16) adamw.back().master = random_accumulator(parameter);
+    if (g_setup.dtype == DType::kBF16)
+      adamw.back().low_bits = Tensor::zeros({2 * parameter.numel()}, DType::kU8, g_setup.device);
   }
   const std::string shape = str("4 x ", parameter.str());
-  // Reads parameter (or its master), gradient and moments; writes all but the gradient.
-  const double words = g_setup.dtype == DType::kBF16 ? 15 : 7;
+  // Reads parameter, low bits of its master, gradient and moments; writes all but the gradient.
+  const double words = g_setup.dtype == DType::kBF16 ? 14 : 7;
   rows.push_back({"adamw", shape, moves(parameter, 4 * words),
                   [=]() mutable { adamw_step(adamw, {.learning_rate = 1e-4}); }});
   Tensor norm = Tensor::zeros({1}, DType::kF64, g_setup.device);

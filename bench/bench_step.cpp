@@ -20,6 +20,7 @@
 #include "core/parallel.h"
 #include "distributed/process_group.h"
 #include "nn/memory.h"
+#include "runs/config.h"
 #include "trainers/learner.h"
 
 namespace {
@@ -105,8 +106,8 @@ int run(int argc, char** argv) {
   const auto comm = group ? make_communicator(*group, device) : make_single_communicator();
   Learner learner(std::make_unique<Transformer>(model, config.dtype, 1, device), config.optimizer,
                   *comm);
-  std::vector<PackedBatch> batches =
-      pack_micro_batches(random_sequences(model, config.batch_size), config.micro_batch());
+  std::vector<PackedBatch> batches = pack_micro_batches(
+      random_sequences(model, config.batch.batch_size), config.batch.micro_batch());
   int64_t tokens = 0, largest = 0;
   for (PackedBatch& batch : batches) {
     batch = learner.model().to_device(batch);
@@ -132,7 +133,6 @@ int run(int argc, char** argv) {
   const int64_t estimate =
       estimate_memory(model, config.dtype,
                       {.micro_batch_tokens = largest,
-                       .whole_masters = config.optimizer.storage.master == MasterKind::kF32,
                        .bf16_moments = config.optimizer.storage.moments == MomentKind::kBF16,
                        .device = device})
           .peak();

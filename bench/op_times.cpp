@@ -78,11 +78,11 @@ OpCosts step_costs(const Transformer& model, const OptimizerStorage& storage, in
   out[norm + "_backward"].bytes = 2 * layers * t * 4 * d * element;
   if (c.position == PositionType::kRope)
     out["rope"].bytes = 2 * layers * t * 2 * (q + kv) * element;
-  // Weight, master where there is one, and both moments are read and written, gradients read.
-  const bool split = storage.master == MasterKind::kSplit;
-  const double master = model.dtype() == DType::kBF16 ? split ? 2 : 4 : 0;
+  // Weight, low bits of a master where there is one, and both moments are read and written,
+  // gradients read.
+  const double low_bits = model.dtype() == DType::kBF16 ? 2 : 0;
   const double moment = storage.moments == MomentKind::kBF16 ? 2 : accumulator;
-  out["adamw_step"].bytes = parameters * (2 * (element + master + 2 * moment) + accumulator);
+  out["adamw_step"].bytes = parameters * (2 * (element + low_bits + 2 * moment) + accumulator);
   out["grad_norm"].bytes = parameters * accumulator;
   return out;
 }

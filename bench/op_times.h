@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-#include "trainers/config.h"
+#include "trainers/optimizer.h"
 
 namespace cohort::bench {
 

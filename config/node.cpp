@@ -3,11 +3,11 @@
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <cstring>
-#include <functional>
 #include <set>
 #include <sstream>
 #include <string_view>
@@ -20,12 +20,15 @@ using Kind = ConfigNode::Kind;
 
 constexpr size_t kMaxYamlBytes = 1 << 20;
 constexpr size_t kMaxYamlDepth = 64;
+constexpr const char* kCommandLine = "command line";
+
+enum class Lines { kKeep, kOmit };
 
 // Builds the value from the parser's events. yaml-cpp's own nodes allow an alias to refer to itself
 // or to expand a small file exponentially.
 class Builder final : public YAML::EventHandler {
  public:
-  explicit Builder(std::string file) : file_(std::move(file)) {}
+  Builder(std::string file, Lines lines) : file_(std::move(file)), lines_(lines) {}
   ConfigNode root;
 
   void OnDocumentStart(const YAML::Mark& mark) override {
@@ -71,7 +74,7 @@ class Builder final : public YAML::EventHandler {
   }
   ConfigNode start(const YAML::Mark& mark, YAML::anchor_t anchor, Kind kind) const {
     if (anchor != 0) reject_anchors(mark);
-    return {.kind = kind, .file = file_, .line = mark.line + 1};
+    return {.kind = kind, .file = file_, .line = lines_ == Lines::kKeep ? mark.line + 1 : 0};
   }
   void open(const YAML::Mark& mark, ConfigNode node) {
     if (open_.size() == kMaxYamlDepth)
@@ -105,16 +108,17 @@ class Builder final : public YAML::EventHandler {
   }
 
   std::string file_;
+  Lines lines_;
   int documents_ = 0;
   std::vector<Container> open_;  // incomplete containers, outermost first
 };
 
 // Parses the single document in `text`. Throws InputError.
-ConfigNode build_yaml(const std::string& text, const std::string& file) {
+ConfigNode build_yaml(const std::string& text, const std::string& file, Lines lines) {
   if (text.size() > kMaxYamlBytes)
     throw InputError(str(file, ": expected at most ", kMaxYamlBytes,
                          " bytes of YAML; hint: is this the configuration file?"));
-  Builder builder(file);
+  Builder builder(file, lines);
   try {
     std::istringstream in(text);
     YAML::Parser parser(in);
@@ -143,21 +147,15 @@ bool is_quoted(std::string_view text) {
 // Value of an override. Only lists, maps and fully quoted text are parsed as YAML; any other text
 // is a scalar.
 ConfigNode override_value(const std::string& text) {
-  ConfigNode value{.kind = text.empty() ? Kind::kNull : Kind::kScalar, .scalar = text};
+  ConfigNode value{
+      .kind = text.empty() ? Kind::kNull : Kind::kScalar, .scalar = text, .file = kCommandLine};
   try {
-    ConfigNode yaml = build_yaml(text, "command line");
+    ConfigNode yaml = build_yaml(text, kCommandLine, Lines::kOmit);
     const bool nested = yaml.kind == Kind::kList || yaml.kind == Kind::kMap;
     if (nested || (yaml.quoted && is_quoted(text))) value = std::move(yaml);
   } catch (const InputError&) {
     // Not YAML: plain text. A key of another type reports what it expects.
   }
-  const std::function<void(ConfigNode&)> clear_lines = [&](ConfigNode& node) {
-    node.file = "command line";
-    node.line = 0;
-    for (ConfigNode& item : node.items) clear_lines(item);
-    for (auto& entry : node.entries) clear_lines(entry.value);
-  };
-  clear_lines(value);
   value.typed = text;
   return value;
 }
@@ -186,16 +184,8 @@ bool ConfigNode::is_null() const {
 
 std::string ConfigNode::describe() const {
   if (typed && !typed->empty()) return "'" + *typed + "'";
-  switch (kind) {
-    case Kind::kNull:
-      return "nothing";
-    case Kind::kScalar:
-      return "'" + scalar + "'";
-    case Kind::kList:
-      return "a list";
-    default:
-      return "a map";
-  }
+  if (kind == Kind::kScalar) return "'" + scalar + "'";
+  return kind == Kind::kNull ? "nothing" : kind == Kind::kList ? "a list" : "a map";
 }
 
 std::optional<std::string> ConfigNode::text() const {
@@ -206,17 +196,14 @@ std::optional<std::string> ConfigNode::text() const {
 
 void ConfigNode::set(const std::string& key, ConfigNode value) {
   kind = Kind::kMap;
-  for (auto& [name, existing] : entries) {
-    if (name == key) {
-      existing = std::move(value);
-      return;
-    }
-  }
-  entries.push_back({key, std::move(value)});
+  if (ConfigNode* existing = find(key))
+    *existing = std::move(value);
+  else
+    entries.push_back({key, std::move(value)});
 }
 
 ConfigNode parse_yaml(const std::string& text, const std::string& file_name) {
-  ConfigNode root = build_yaml(text, file_name);
+  ConfigNode root = build_yaml(text, file_name, Lines::kKeep);
   if (root.kind == Kind::kNull) root.kind = Kind::kMap;
   if (root.kind != Kind::kMap)
     throw InputError(
@@ -244,34 +231,25 @@ void apply_override(ConfigNode& root, const std::string& assignment) {
   if (equals == std::string::npos || equals == 0)
     throw InputError(str("command line: expected key=value, got '", assignment, "'"));
   const std::string key = assignment.substr(0, equals);
-  ConfigNode value = override_value(assignment.substr(equals + 1));
   ConfigNode* node = &root;
-  size_t begin = 0;
-  const auto list_item = [&](const std::string& part) -> ConfigNode& {
-    size_t index = 0;
-    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), index);
-    if (error != std::errc() || end != part.data() + part.size() || index >= node->items.size())
-      throw InputError(str("command line: ", key, ": '", part, "' is no index of a list with ",
-                           node->items.size(), " items"));
-    return node->items[index];
-  };
-  for (size_t dot = key.find('.'); dot != std::string::npos; dot = key.find('.', begin)) {
+  for (size_t begin = 0, dot = 0; dot < key.size(); begin = dot + 1) {
+    dot = std::min(key.find('.', begin), key.size());
     const std::string part = key.substr(begin, dot - begin);
-    begin = dot + 1;
     if (node->kind == Kind::kList) {
-      node = &list_item(part);
+      size_t index = 0;
+      const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), index);
+      if (error != std::errc() || end != part.data() + part.size() || index >= node->items.size())
+        throw InputError(str("command line: ", key, ": '", part, "' is no index of a list with ",
+                             node->items.size(), " items"));
+      node = &node->items[index];
       continue;
     }
-    const ConfigNode* existing = node->find(part);
-    if (existing == nullptr || (existing->kind != Kind::kMap && existing->kind != Kind::kList)) {
-      node->set(part, {.kind = Kind::kMap, .file = "command line"});
-    }
+    if (node->find(part) == nullptr) node->set(part, {});
     node = node->find(part);
+    if (dot < key.size() && node->kind != Kind::kMap && node->kind != Kind::kList)
+      *node = {.kind = Kind::kMap, .file = kCommandLine};
   }
-  if (node->kind == Kind::kList)
-    list_item(key.substr(begin)) = std::move(value);
-  else
-    node->set(key.substr(begin), std::move(value));
+  *node = override_value(assignment.substr(equals + 1));
 }
 
 }  // namespace cohort

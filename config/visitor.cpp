@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <sstream>
+#include <type_traits>
 
 namespace cohort {
 namespace {
@@ -11,6 +11,9 @@ namespace {
 using Kind = ConfigNode::Kind;
 
 constexpr const char* kAuto = "auto";
+// Names of the types of ConfigValue, except sections and their lists.
+constexpr const char* kTypeNames[] = {"int",  "float", "float", "int or auto", "bool",
+                                      "text", "texts", "ints",  "floats",      "choice"};
 
 template <class T>
 bool parse_number(const ConfigNode& node, T& value) {
@@ -33,190 +36,93 @@ std::string range_text(const Range& range) {
   return "";
 }
 
-std::string join(const std::vector<std::string>& words, const char* separator) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : separator) + word;
-  return text;
-}
+// Reads the value of the key `path` from `node`. Throws InputError.
+struct Reader {
+  const ConfigNode& node;
+  std::string path;
+  Range range;
 
-class Reader final : public ConfigVisitor {
- public:
-  Reader(const ConfigNode& root, std::span<const std::string> ignored, const std::string& path) {
-    levels_.push_back({&root, {}, {ignored.begin(), ignored.end()}, 0, path});
+  void operator()(int64_t* value) const { read_number(*value, "a whole number"); }
+  void operator()(double* value) const { read_number(*value, "a number"); }
+  template <class T>
+  void operator()(std::optional<T>* value) const {
+    constexpr bool kIsDouble = std::is_same_v<T, double>;
+    const bool absent = kIsDouble ? node.is_null() : plain_text() == kAuto;
+    *value = absent ? std::nullopt : std::optional<T>(0);
+    if (*value) read_number(**value, kIsDouble ? "a number" : "a whole number or auto");
   }
-  void finish() { check_unknown(levels_.back()); }
-
-  void field(const char* key, int64_t& value, const char*, Range range) override {
-    if (const ConfigNode* node = take(key)) value = integer(key, *node, range);
-  }
-  void field(const char* key, double& value, const char*, Range range) override {
-    if (const ConfigNode* node = take(key)) value = number(key, *node, range);
-  }
-  void field(const char* key, std::optional<double>& value, const char*, Range range) override {
-    const ConfigNode* node = take(key);
-    if (node == nullptr) return;
-    if (node->is_null())
-      value.reset();
-    else
-      value = number(key, *node, range);
-  }
-  void field(const char* key, std::optional<int64_t>& value, const char*, Range range) override {
-    const ConfigNode* node = take(key);
-    if (node == nullptr) return;
-    if (node->kind == Kind::kScalar && !node->quoted && node->scalar == kAuto)
-      value.reset();
-    else
-      value = integer(key, *node, range, "a whole number or auto");
-  }
-  void field(const char* key, bool& value, const char*) override {
-    const ConfigNode* node = take(key);
-    if (node == nullptr) return;
-    std::string text = node->kind == Kind::kScalar && !node->quoted ? node->scalar : "";
+  void operator()(bool* value) const {
+    std::string text = plain_text();
     for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    const bool yes = text == "true" || text == "yes";
-    if (!yes && text != "false" && text != "no") fail(key, *node, "true, false, yes or no");
-    value = yes;
+    *value = text == "true" || text == "yes";
+    if (!*value && text != "false" && text != "no") fail("true, false, yes or no");
   }
-  void field(const char* key, std::string& value, const char*) override {
-    const ConfigNode* node = take(key);
-    if (node == nullptr) return;
-    const std::optional<std::string> text = node->text();
-    if (!text) fail(key, *node, "text");
-    value = *text;
-  }
-  void field(const char* key, std::vector<std::string>& value, const char*) override {
-    const ConfigNode* node = take(key);
+  void operator()(std::string* value) const { *value = text_or_fail(node.text(), "text"); }
+  void operator()(std::vector<std::string>* values) const {
     constexpr const char* kExpected = "a text or a list of texts";
-    const auto single = node == nullptr || node->kind == Kind::kList ? std::nullopt : node->text();
-    if (single) value.assign(single->empty() ? 0 : 1, *single);
-    if (single) return;
-    read_list(key, node, value, kExpected, [&](const ConfigNode& item) {
-      if (item.kind != Kind::kScalar && !item.typed) fail(key, item, kExpected);
-      return item.kind == Kind::kScalar ? item.scalar : *item.typed;
-    });
-  }
-  void field(const char* key, std::vector<int64_t>& value, const char*, Range range) override {
-    read_list(key, take(key), value, "a list of whole numbers",
-              [&](const ConfigNode& item) { return integer(key, item, range); });
-  }
-  void field(const char* key, std::vector<double>& value, const char*, Range range) override {
-    read_list(key, take(key), value, "a list of numbers",
-              [&](const ConfigNode& item) { return number(key, item, range); });
-  }
-
- protected:
-  void choose(const char* key, int& index, const std::vector<std::string>& names,
-              const char*) override {
-    const ConfigNode* node = take(key);
-    if (node == nullptr) return;
-    const auto it = std::find(names.begin(), names.end(), node->scalar);
-    if (node->kind != Kind::kScalar || it == names.end()) {
-      const std::string near = nearest_name(node->scalar, names);
-      fail(key, *node, "one of " + join(names, ", "),
-           near.empty() ? "" : "; did you mean '" + near + "'?");
+    values->clear();
+    if (node.kind != Kind::kList) {
+      const std::string text = text_or_fail(node.text(), kExpected);
+      if (!text.empty()) values->push_back(text);
     }
-    index = static_cast<int>(it - names.begin());
+    for (const ConfigNode& item : node.items)
+      values->push_back(at(item).text_or_fail(
+          item.kind == Kind::kScalar ? std::optional(item.scalar) : item.typed, kExpected));
   }
-  bool begin_section(const char* key, const char*) override {
-    const ConfigNode* node = take(key);
-    if (node == nullptr || node->is_null()) return false;
-    if (node->kind != Kind::kMap) fail(key, *node, "a map of keys");
-    levels_.push_back({node, {}, {}, 0, path(key)});
-    return true;
+  template <class T>
+  void operator()(std::vector<T>* values) const {
+    values->clear();
+    expect_list(std::is_same_v<T, double> ? "a list of numbers" : "a list of whole numbers");
+    for (const ConfigNode& item : node.items) at(item)(&values->emplace_back());
   }
-  void end_section() override {
-    check_unknown(levels_.back());
-    levels_.pop_back();
+  void operator()(ConfigChoice* choice) const {
+    const std::vector<std::string>& names = choice->names;
+    const auto it = std::find(names.begin(), names.end(), node.scalar);
+    if (node.kind != Kind::kScalar || it == names.end())
+      fail("one of " + join(names, ", "), did_you_mean(node.scalar, names));
+    choice->index = static_cast<size_t>(it - names.begin());
   }
-  int64_t begin_list(const char* key, int64_t, const char*,
-                     const std::function<void(ConfigVisitor&)>&) override {
-    const ConfigNode* node = take(key);
-    if (node == nullptr) return -1;
-    if (node->kind != Kind::kList && !node->is_null()) fail(key, *node, "a list");
-    levels_.push_back({node, {}, {}, 0, path(key)});
-    return static_cast<int64_t>(node->items.size());
+  void operator()(const ConfigVisit& section) const {
+    if (node.is_null()) return;
+    if (node.kind != Kind::kMap) fail("a map of keys");
+    read_config_with(section, node, {}, path);
   }
-  void begin_item() override {
-    Level& list = levels_.back();
-    const std::string item_path = str(list.path, "[", list.next_item, "]");
-    const ConfigNode& item = list.node->items[list.next_item++];
-    if (item.kind != Kind::kMap) fail_at(list.path, item, "a list of maps");
-    levels_.push_back({&item, {}, {}, 0, item_path});
+  void operator()(const ConfigList& list) const {
+    expect_list("a list");
+    list.assign(node.items.size());
+    for (size_t i = 0; i < node.items.size(); ++i) {
+      const ConfigNode& item = node.items[i];
+      if (item.kind != Kind::kMap) at(item).fail("a list of maps");
+      read_config_with(list.section(i), item, {}, str(path, "[", i, "]"));
+    }
   }
-  void end_list() override { levels_.pop_back(); }
-  bool replaces_lists() const override { return true; }
 
  private:
-  struct Level {
-    const ConfigNode* node;
-    std::vector<std::string> known;
-    std::vector<std::string> ignored;
-    size_t next_item;
-    std::string path;
-  };
-
-  std::string path(const char* key) const {
-    const std::string& base = levels_.back().path;
-    return base.empty() ? key : base + "." + key;
+  std::string plain_text() const {
+    return node.kind == Kind::kScalar && !node.quoted ? node.scalar : "";
   }
-  const ConfigNode* take(const char* key) {
-    levels_.back().known.emplace_back(key);
-    return levels_.back().node->find(key);
-  }
-  [[noreturn]] void fail(const char* key, const ConfigNode& node, const std::string& expected,
-                         const std::string& hint = "") const {
-    fail_at(path(key), node, expected, hint);
-  }
-  [[noreturn]] static void fail_at(const std::string& path, const ConfigNode& node,
-                                   const std::string& expected, const std::string& hint = "") {
+  Reader at(const ConfigNode& item) const { return {item, path, range}; }
+  [[noreturn]] void fail(const std::string& expected, const std::string& hint = "") const {
     throw InputError(
         str(node.where(), ": ", path, ": expected ", expected, ", got ", node.describe(), hint));
   }
-  void check_range(const char* key, const ConfigNode& node, double value,
-                   const Range& range) const {
-    if (!(value >= range.min && value <= range.max))
-      fail(key, node, "a number " + range_text(range));
+  template <class T>
+  void read_number(T& value, const char* expected) const {
+    if (!parse_number(node, value) || !std::isfinite(static_cast<double>(value))) fail(expected);
+    const double number = static_cast<double>(value);
+    if (number < range.min || number > range.max) fail("a number " + range_text(range));
   }
-  int64_t integer(const char* key, const ConfigNode& node, const Range& range,
-                  const char* expected = "a whole number") const {
-    int64_t value = 0;
-    if (!parse_number(node, value)) fail(key, node, expected);
-    check_range(key, node, static_cast<double>(value), range);
-    return value;
+  std::string text_or_fail(const std::optional<std::string>& text, const char* expected) const {
+    if (!text) fail(expected);
+    return *text;
   }
-  double number(const char* key, const ConfigNode& node, const Range& range) const {
-    double value = 0;
-    if (!parse_number(node, value) || !std::isfinite(value)) fail(key, node, "a number");
-    check_range(key, node, value, range);
-    return value;
+  void expect_list(const char* expected) const {
+    if (node.kind != Kind::kList && !node.is_null()) fail(expected);
   }
-  template <class T, class F>
-  void read_list(const char* key, const ConfigNode* node, std::vector<T>& values,
-                 const char* expected, F&& read) {
-    if (node == nullptr) return;
-    values.clear();
-    if (node->kind != Kind::kList && !node->is_null()) fail(key, *node, expected);
-    for (const ConfigNode& item : node->items) values.push_back(read(item));
-  }
-  void check_unknown(const Level& level) const {
-    for (const auto& [key, value] : level.node->entries) {
-      const auto in = [&key = key](const std::vector<std::string>& names) {
-        return std::find(names.begin(), names.end(), key) != names.end();
-      };
-      if (in(level.known) || in(level.ignored)) continue;
-      const std::string near = nearest_name(key, level.known);
-      throw InputError(str(value.where(), ": unknown key '",
-                           level.path.empty() ? "" : level.path + ".", key, "'",
-                           near.empty() ? "; known keys: " + join(level.known, ", ")
-                                        : "; did you mean '" + near + "'?"));
-    }
-  }
-
-  std::vector<Level> levels_;
 };
 
 // Quotes text that YAML would parse as another type.
-std::string yaml_text(const std::string& text) {
+std::string text_of(const std::string& text) {
   ConfigNode probe{.kind = Kind::kScalar, .scalar = text};
   double number = 0;
   bool plain = !text.empty() && !parse_number(probe, number) && !probe.is_null() &&
@@ -242,179 +148,119 @@ std::string yaml_text(const std::string& text) {
   return out + "\"";
 }
 
-// Base of dump and help, which visit the same tree: a writer formats each key as lines.
-class Writer : public ConfigVisitor {
- public:
-  std::string text() { return std::move(out_).str(); }
+std::string text_of(int64_t value) {
+  return std::to_string(value);
+}
+std::string text_of(double value) {
+  return format_double(value);
+}
+std::string text_of(bool value) {
+  return value ? "true" : "false";
+}
+std::string text_of(const ConfigChoice& choice) {
+  return choice.names[choice.index];
+}
+template <class T>
+std::string text_of(const std::optional<T>& value) {
+  return value ? text_of(*value) : std::is_same_v<T, double> ? "none" : kAuto;
+}
+template <class T>
+std::string text_of(const std::vector<T>& values) {
+  std::vector<std::string> items;
+  for (const T& value : values) items.push_back(text_of(value));
+  if (std::is_same_v<T, std::string> && items.size() == 1) return items[0];
+  return str("[", join(items, ", "), "]");
+}
 
-  void field(const char* key, int64_t& value, const char* help, Range range) override {
-    line(key, "int", std::to_string(value), help, range_text(range));
-  }
-  void field(const char* key, double& value, const char* help, Range range) override {
-    line(key, "float", format_double(value), help, range_text(range));
-  }
-  void field(const char* key, std::optional<double>& value, const char* help,
-             Range range) override {
-    line(key, "float", value ? format_double(*value) : "none", help, range_text(range));
-  }
-  void field(const char* key, std::optional<int64_t>& value, const char* help,
-             Range range) override {
-    line(key, "int or auto", value ? std::to_string(*value) : kAuto, help, range_text(range));
-  }
-  void field(const char* key, bool& value, const char* help) override {
-    line(key, "bool", value ? "true" : "false", help, "");
-  }
-  void field(const char* key, std::string& value, const char* help) override {
-    line(key, "text", yaml_text(value), help, "");
-  }
-  void field(const char* key, std::vector<std::string>& value, const char* help) override {
-    line(key, "texts", value.size() == 1 ? yaml_text(value[0]) : list_text(value, yaml_text), help,
-         "");
-  }
-  void field(const char* key, std::vector<int64_t>& value, const char* help, Range range) override {
-    const auto text = [](int64_t item) { return std::to_string(item); };
-    line(key, "ints", list_text(value, text), help, range_text(range));
-  }
-  void field(const char* key, std::vector<double>& value, const char* help, Range range) override {
-    line(key, "floats", list_text(value, format_double), help, range_text(range));
-  }
-
- protected:
-  virtual void line(const char* key, const char* type, const std::string& value, const char* help,
-                    const std::string& limits) = 0;
-  void choose(const char* key, int& index, const std::vector<std::string>& names,
-              const char* help) override {
-    line(key, "choice", names[static_cast<size_t>(index)], help, join(names, " | "));
-  }
-  template <class T, class F>
-  static std::string list_text(const std::vector<T>& values, F&& text) {
-    std::vector<std::string> items;
-    for (const T& value : values) items.push_back(text(value));
-    return str("[", join(items, ", "), "]");
-  }
-  std::string indent() const { return std::string(static_cast<size_t>(2 * depth_), ' '); }
-
-  std::ostringstream out_;
-  int depth_ = 0;
-};
-
-class Dumper final : public Writer {
- protected:
-  void line(const char* key, const char*, const std::string& value, const char*,
-            const std::string&) override {
-    out_ << prefix() << key << ": " << value << '\n';
-  }
-  bool begin_section(const char* key, const char*) override {
-    out_ << prefix() << key << ":\n";
-    ++depth_;
-    return true;
-  }
-  void end_section() override {
-    --depth_;
-    item_ = false;
-  }
-  int64_t begin_list(const char* key, int64_t size, const char*,
-                     const std::function<void(ConfigVisitor&)>&) override {
-    out_ << prefix() << key << (size == 0 ? ": []\n" : ":\n");
-    ++depth_;
-    return size;
-  }
-  void begin_item() override {
-    ++depth_;
-    item_ = true;
-  }
-  void end_list() override { --depth_; }
-
- private:
-  std::string prefix() {
-    std::string text = indent();
-    if (item_) text.replace(text.size() - 2, 2, "- ");
-    item_ = false;
-    return text;
-  }
-  bool item_ = false;
-};
-
-class Lister final : public Writer {
- public:
-  ConfigFields fields;
-
- protected:
-  void line(const char* key, const char*, const std::string& value, const char*,
-            const std::string&) override {
-    fields.emplace_back(prefixes_.back() + key, value);
-  }
-  bool begin_section(const char* key, const char*) override {
-    prefixes_.push_back(prefixes_.back() + key + ".");
-    return true;
-  }
-  void end_section() override { prefixes_.pop_back(); }
-  int64_t begin_list(const char* key, int64_t size, const char*,
-                     const std::function<void(ConfigVisitor&)>&) override {
-    prefixes_.push_back(prefixes_.back() + key + ".");
-    next_item_ = 0;
-    return size;
-  }
-  void begin_item() override { prefixes_.push_back(str(prefixes_.back(), next_item_++, ".")); }
-  void end_list() override { prefixes_.pop_back(); }
-
- private:
-  std::vector<std::string> prefixes_{""};  // full key prefix of each open section
-  int64_t next_item_ = 0;                  // index in the open list
-};
-
-class Helper final : public Writer {
- protected:
-  void line(const char* key, const char* type, const std::string& value, const char* help,
-            const std::string& limits) override {
-    std::string name = indent() + key;
-    name.resize(std::max<size_t>(name.size(), 30), ' ');
-    out_ << name << ' ' << help << " (" << type << (limits.empty() ? "" : ", ") << limits
-         << "; default " << value << ")\n";
-  }
-  bool begin_section(const char* key, const char* help) override {
-    out_ << indent() << key << ":  " << help << '\n';
-    ++depth_;
-    return true;
-  }
-  void end_section() override { --depth_; }
-  int64_t begin_list(const char* key, int64_t, const char* help,
-                     const std::function<void(ConfigVisitor&)>& example) override {
-    out_ << indent() << key << ":  " << help << " (a list of)\n";
-    ++depth_;
-    example(*this);
-    --depth_;
-    return -1;
-  }
-  void begin_item() override {}
-  void end_list() override {}
-};
+// Value of a key that is neither a section nor a list of sections.
+std::string value_text(const ConfigValue& value) {
+  const auto text = [](const auto& v) -> std::string {
+    if constexpr (std::is_pointer_v<std::decay_t<decltype(v)>>) return text_of(*v);
+    return "";
+  };
+  return std::visit(text, value);
+}
 
 }  // namespace
 
 void read_config_with(const ConfigVisit& visit, const ConfigNode& root,
                       std::span<const std::string> ignored_keys, const std::string& path) {
-  Reader reader(root, ignored_keys, path);
-  visit(reader);
-  reader.finish();
+  const std::string prefix = path.empty() ? "" : path + ".";
+  std::vector<std::string> known;
+  ConfigVisitor v([&](const ConfigField& field) {
+    known.emplace_back(field.key);
+    if (const ConfigNode* node = root.find(field.key))
+      std::visit(Reader{*node, prefix + field.key, field.range}, field.value);
+  });
+  visit(v);
+  for (const auto& [key, value] : root.entries) {
+    const auto is_in = [&key = key](std::span<const std::string> names) {
+      return std::find(names.begin(), names.end(), key) != names.end();
+    };
+    if (is_in(known) || is_in(ignored_keys)) continue;
+    throw InputError(str(value.where(), ": unknown key '", prefix, key, "'",
+                         did_you_mean(key, known, "; known keys: " + join(known, ", "))));
+  }
 }
 
-std::string dump_config_with(const ConfigVisit& visit) {
-  Dumper dumper;
-  visit(dumper);
-  return dumper.text();
+std::string dump_config_with(const ConfigVisit& visit, const std::string& indent,
+                             std::string begin) {
+  std::string out;
+  ConfigVisitor v([&](const ConfigField& field) {
+    out += begin + field.key + ":";
+    begin = indent;
+    if (const auto* section = std::get_if<ConfigVisit>(&field.value)) {
+      out += str("\n", dump_config_with(*section, indent + "  ", indent + "  "));
+    } else if (const auto* list = std::get_if<ConfigList>(&field.value)) {
+      out += list->size == 0 ? " []\n" : "\n";
+      for (size_t i = 0; i < list->size; ++i)
+        out += dump_config_with(list->section(i), indent + "    ", indent + "  - ");
+    } else {
+      out += str(" ", value_text(field.value), "\n");
+    }
+  });
+  visit(v);
+  return out;
 }
 
-ConfigFields config_fields_with(const ConfigVisit& visit) {
-  Lister lister;
-  visit(lister);
-  return std::move(lister.fields);
+ConfigFields config_fields_with(const ConfigVisit& visit, const std::string& prefix) {
+  ConfigFields out;
+  const auto append = [&](const ConfigVisit& section, const std::string& path) {
+    for (auto& field : config_fields_with(section, path)) out.push_back(std::move(field));
+  };
+  ConfigVisitor v([&](const ConfigField& field) {
+    const std::string key = prefix + field.key;
+    if (const auto* section = std::get_if<ConfigVisit>(&field.value))
+      append(*section, key + ".");
+    else if (const auto* list = std::get_if<ConfigList>(&field.value))
+      for (size_t i = 0; i < list->size; ++i) append(list->section(i), str(key, ".", i, "."));
+    else
+      out.emplace_back(key, value_text(field.value));
+  });
+  visit(v);
+  return out;
 }
 
-std::string config_help_with(const ConfigVisit& visit) {
-  Helper helper;
-  visit(helper);
-  return helper.text();
+std::string config_help_with(const ConfigVisit& visit, const std::string& indent) {
+  std::string out;
+  ConfigVisitor v([&](const ConfigField& field) {
+    std::string name = indent + field.key;
+    if (const auto* section = std::get_if<ConfigVisit>(&field.value)) {
+      out += name + ":  " + field.help + "\n" + config_help_with(*section, indent + "  ");
+    } else if (const auto* list = std::get_if<ConfigList>(&field.value)) {
+      list->assign(1);
+      out += name + ":  " + field.help + " (a list of)\n" +
+             config_help_with(list->section(0), indent + "  ");
+    } else {
+      const auto* choice = std::get_if<ConfigChoice*>(&field.value);
+      const std::string limits = choice ? join((*choice)->names, " | ") : range_text(field.range);
+      name.resize(std::max<size_t>(name.size(), 30), ' ');
+      out += str(name, ' ', field.help, " (", kTypeNames[field.value.index()],
+                 limits.empty() ? "" : ", ", limits, "; default ", value_text(field.value), ")\n");
+    }
+  });
+  visit(v);
+  return out;
 }
 
 }  // namespace cohort

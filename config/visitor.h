@@ -17,6 +17,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "config/node.h"
@@ -35,86 +36,89 @@ struct EnumName {
   const char* name;
 };
 
+class ConfigVisitor;
+// Declares the keys of a section to a visitor.
+using ConfigVisit = std::function<void(ConfigVisitor&)>;
+
+struct ConfigChoice {
+  std::vector<std::string> names;
+  size_t index = 0;
+};
+// A list of sections.
+struct ConfigList {
+  size_t size = 0;
+  std::function<void(size_t)> assign;  // replaces the list by so many default sections
+  std::function<ConfigVisit(size_t)> section;
+};
+// The value of a key: a member, a choice, a section or a list of sections. An optional whole number
+// may be "auto", which reads as nullopt. A single text is a list of one element.
+using ConfigValue =
+    std::variant<int64_t*, double*, std::optional<double>*, std::optional<int64_t>*, bool*,
+                 std::string*, std::vector<std::string>*, std::vector<int64_t>*,
+                 std::vector<double>*, ConfigChoice*, ConfigVisit, ConfigList>;
+
+// A key as visit() declares it.
+struct ConfigField {
+  const char* key;
+  ConfigValue value;
+  const char* help;
+  Range range = {};
+};
+
+// Passes each key of a section to a function, in the order of the declarations.
 class ConfigVisitor {
  public:
-  virtual ~ConfigVisitor() = default;
+  explicit ConfigVisitor(std::function<void(const ConfigField&)> on_field)
+      : on_field_(std::move(on_field)) {}
 
-  virtual void field(const char* key, int64_t& value, const char* help, Range range = {}) = 0;
-  virtual void field(const char* key, double& value, const char* help, Range range = {}) = 0;
-  virtual void field(const char* key, std::optional<double>& value, const char* help,
-                     Range range = {}) = 0;
-  // A whole number, or "auto", which reads as nullopt.
-  virtual void field(const char* key, std::optional<int64_t>& value, const char* help,
-                     Range range = {}) = 0;
-  virtual void field(const char* key, bool& value, const char* help) = 0;
-  virtual void field(const char* key, std::string& value, const char* help) = 0;
-  // A single text is a list of one element.
-  virtual void field(const char* key, std::vector<std::string>& value, const char* help) = 0;
-  virtual void field(const char* key, std::vector<int64_t>& value, const char* help,
-                     Range range = {}) = 0;
-  virtual void field(const char* key, std::vector<double>& value, const char* help,
-                     Range range = {}) = 0;
+  template <class T>
+  void field(const char* key, T& value, const char* help, Range range = {}) {
+    on_field_({key, &value, help, range});
+  }
 
-  template <class E, size_t N>
-  void choice(const char* key, E& value, const EnumName<E> (&names)[N], const char* help) {
-    std::vector<std::string> texts;
-    int index = 0;
+  // `names`: entries with `value` and `name`, as in EnumName.
+  template <class E, class Entry, size_t N>
+  void choice(const char* key, E& value, const Entry (&names)[N], const char* help) {
+    ConfigChoice choice;
     for (size_t i = 0; i < N; ++i) {
-      texts.emplace_back(names[i].name);
-      if (names[i].value == value) index = static_cast<int>(i);
+      choice.names.emplace_back(names[i].name);
+      if (names[i].value == value) choice.index = i;
     }
-    choose(key, index, texts, help);
-    value = names[index].value;
+    on_field_({key, &choice, help});
+    value = names[choice.index].value;
   }
 
   template <class S>
   void section(const char* key, S& value, const char* help) {
-    if (!begin_section(key, help)) return;
-    value.visit(*this);
-    end_section();
+    on_field_({key, ConfigVisit([&](ConfigVisitor& v) { value.visit(v); }), help});
   }
 
   // A list of sections; a list in the file replaces the default list.
   template <class S>
   void list(const char* key, std::vector<S>& values, const char* help) {
-    S example;
-    const int64_t n = begin_list(key, static_cast<int64_t>(values.size()), help,
-                                 [&](ConfigVisitor& v) { example.visit(v); });
-    if (n < 0) return;
-    if (replaces_lists()) values.assign(static_cast<size_t>(n), S{});
-    for (S& value : values) {
-      begin_item();
-      value.visit(*this);
-      end_section();
-    }
-    end_list();
+    const auto section = [&](size_t i) {
+      return [&values, i](ConfigVisitor& v) { values[i].visit(v); };
+    };
+    const auto assign = [&](size_t n) { values.assign(n, S{}); };
+    on_field_({key, ConfigList{values.size(), assign, section}, help});
   }
 
- protected:
-  virtual void choose(const char* key, int& index, const std::vector<std::string>& names,
-                      const char* help) = 0;
-  virtual bool begin_section(const char* key, const char* help) = 0;  // false: skip it
-  virtual void end_section() = 0;
-  // Returns the number of items to visit, or -1 to skip the list. `example` visits one default
-  // item.
-  virtual int64_t begin_list(const char* key, int64_t size, const char* help,
-                             const std::function<void(ConfigVisitor&)>& example) = 0;
-  virtual void begin_item() = 0;
-  virtual void end_list() = 0;
-  virtual bool replaces_lists() const { return false; }
+ private:
+  std::function<void(const ConfigField&)> on_field_;
 };
-
-using ConfigVisit = std::function<void(ConfigVisitor&)>;
 
 // The type-erased engines behind the templates below.
 void read_config_with(const ConfigVisit& visit, const ConfigNode& root,
                       std::span<const std::string> ignored_keys, const std::string& path);
-std::string dump_config_with(const ConfigVisit& visit);
+// `begin`: indentation of the first line, which may begin an item of a list.
+std::string dump_config_with(const ConfigVisit& visit, const std::string& indent = "",
+                             std::string begin = "");
 // Dotted keys as in overrides ("model.d_model", "rewards.0.name"), with values as dump_config()
 // writes them.
 using ConfigFields = std::vector<std::pair<std::string, std::string>>;
-ConfigFields config_fields_with(const ConfigVisit& visit);
-std::string config_help_with(const ConfigVisit& visit);
+ConfigFields config_fields_with(const ConfigVisit& visit, const std::string& prefix = "");
+// Replaces each list by one default section, which it describes.
+std::string config_help_with(const ConfigVisit& visit, const std::string& indent = "");
 
 // Overwrites the keys of `config` that `root` has. `ignored_keys`: top-level keys that belong to
 // another reader. `path`: path of `root` itself ("stages.1"), the prefix of keys in errors.

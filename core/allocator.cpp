@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <map>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -68,8 +67,7 @@ class HostAllocator final : public Allocator {
       stats_.reserved_bytes += static_cast<int64_t>(size);
     }
     stats_.allocations += 1;
-    stats_.live_bytes += static_cast<int64_t>(size);
-    stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.live_bytes);
+    count_live(size);
     return pointer;
   }
 
@@ -87,16 +85,6 @@ class HostAllocator final : public Allocator {
       memory_.free(pointer);
       stats_.reserved_bytes -= static_cast<int64_t>(size);
     }
-  }
-
-  AllocatorStats stats() const override {
-    std::lock_guard lock(mutex_);
-    return stats_;
-  }
-
-  void reset_peak() override {
-    std::lock_guard lock(mutex_);
-    stats_.peak_bytes = stats_.live_bytes;
   }
 
   void release_cached() override {
@@ -117,10 +105,8 @@ class HostAllocator final : public Allocator {
   }
 
   const HostMemory memory_;
-  mutable std::mutex mutex_;
   std::map<size_t, std::vector<void*>> cached_;
   int64_t cached_bytes_ = 0;
-  AllocatorStats stats_;
 };
 
 class CountingAllocator final : public Allocator {
@@ -128,20 +114,16 @@ class CountingAllocator final : public Allocator {
   explicit CountingAllocator(Device device) : device_(device) {}
   void* allocate(size_t bytes) override {
     stats_.allocations += 1;
-    stats_.live_bytes += static_cast<int64_t>(allocation_size(bytes, device_));
-    stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.live_bytes);
+    count_live(allocation_size(bytes, device_));
     return nullptr;
   }
   void deallocate(void*, size_t bytes) noexcept override {
     stats_.live_bytes -= static_cast<int64_t>(allocation_size(bytes, device_));
   }
-  AllocatorStats stats() const override { return stats_; }
-  void reset_peak() override { stats_.peak_bytes = stats_.live_bytes; }
   void release_cached() override {}
 
  private:
   const Device device_;
-  AllocatorStats stats_;
 };
 
 thread_local Allocator* t_dry_run = nullptr;
@@ -155,10 +137,9 @@ Allocator& cpu_allocator(Device device) {
   return *cpu;
 }
 
-[[noreturn]] void* no_pinned_memory(size_t) {
+void* no_pinned_memory(size_t) {
   throw Error("[allocator] no page-locked memory in this build: it has no CUDA support");
 }
-void no_pinned_free(void*) {}
 
 // MemAvailable; 1 TiB if unknown.
 int64_t free_host_memory(Device) {
@@ -200,9 +181,7 @@ Allocator& pinned_allocator() {
       {[](size_t bytes) {
          return on_device<no_pinned_memory, cuda::allocate_pinned>(Device::cuda(), bytes);
        },
-       [](void* pointer) {
-         on_device<no_pinned_free, cuda::free_pinned>(Device::cuda(), pointer);
-       }});
+       [](void* pointer) { on_device<[](void*) {}, cuda::free_pinned>(Device::cuda(), pointer); }});
   return *pinned;
 }
 

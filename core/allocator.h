@@ -8,11 +8,14 @@
 // so that compute-sanitizer sees each tensor's bounds.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 
 #include "core/check.h"
 #include "core/device.h"
+#include "core/non_copyable.h"
 
 namespace cohort {
 
@@ -52,10 +55,27 @@ class Allocator {
   // CUDA only, for cached blocks above 1 MiB.
   virtual void release_to_pool(void* /*pointer*/) {}
   virtual bool reclaim(void* /*pointer*/) { return true; }
-  virtual AllocatorStats stats() const = 0;
-  virtual void reset_peak() = 0;
   // Returns cached blocks to the system, except those of a MemoryPool.
   virtual void release_cached() = 0;
+
+  AllocatorStats stats() const {
+    std::lock_guard lock(mutex_);
+    return stats_;
+  }
+  void reset_peak() {
+    std::lock_guard lock(mutex_);
+    stats_.peak_bytes = stats_.live_bytes;
+  }
+
+ protected:
+  // Adds to the live bytes; `mutex_` must be held.
+  void count_live(size_t bytes) {
+    stats_.live_bytes += static_cast<int64_t>(bytes);
+    stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.live_bytes);
+  }
+
+  mutable std::mutex mutex_;
+  AllocatorStats stats_;
 };
 
 // The process-wide allocator of `device`; thread-safe. In a dry run (core/dry_run.h) it is the
@@ -72,22 +92,18 @@ Allocator& pinned_allocator();
 // pool, and blocks freed return to the pool alone. For a captured CUDA graph, whose replays write
 // to the addresses of its capture. The memory returns to the device once the pool and all its
 // allocations are destroyed.
-class MemoryPool {
+class MemoryPool : NonCopyable {
  public:
   explicit MemoryPool(Device device);
   ~MemoryPool();
-  MemoryPool(const MemoryPool&) = delete;
-  MemoryPool& operator=(const MemoryPool&) = delete;
 
   // Bytes currently allocated from the pool.
   int64_t live_bytes() const;
 
-  class Use {
+  class Use : NonCopyable {
    public:
     explicit Use(const MemoryPool& pool);
     ~Use();
-    Use(const Use&) = delete;
-    Use& operator=(const Use&) = delete;
 
    private:
     uint64_t previous_;

@@ -69,12 +69,10 @@ struct PoolKey {
 };
 
 // Allows cudaMalloc and cudaFree during a stream capture of this thread.
-class RelaxedCapture {
+class RelaxedCapture : NonCopyable {
  public:
   RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
   ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
 
  private:
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
@@ -161,14 +159,6 @@ class CudaAllocator final : public Allocator {
     return true;
   }
 
-  AllocatorStats stats() const override {
-    std::lock_guard lock(mutex_);
-    return stats_;
-  }
-  void reset_peak() override {
-    std::lock_guard lock(mutex_);
-    stats_.peak_bytes = stats_.live_bytes;
-  }
   void release_cached() override {
     std::lock_guard lock(mutex_);
     release_free_segments();
@@ -189,11 +179,6 @@ class CudaAllocator final : public Allocator {
   }
 
  private:
-  void count_live(size_t bytes) {
-    stats_.live_bytes += static_cast<int64_t>(bytes);
-    stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.live_bytes);
-  }
-
   Block* live_block(void* pointer) const {
     const auto it = live_.find(pointer);
     // The caller's memory is corrupt; thrown from deallocate(), this terminates the process.
@@ -316,11 +301,9 @@ class CudaAllocator final : public Allocator {
 
   const Device device_;
   const bool cached_;
-  mutable std::mutex mutex_;
   std::map<PoolKey, Pool> pools_;
   std::unordered_map<void*, Block*> live_;
   std::map<void*, size_t> released_;  // sizes of blocks before release_to_pool()
-  AllocatorStats stats_;
 };
 
 CudaAllocator& cuda_allocator(Device device) {

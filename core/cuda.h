@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "core/device.h"
+#include "core/non_copyable.h"
 
 namespace cohort::cuda {
 
@@ -46,12 +47,10 @@ bool is_hopper(Device device);
 void check_shared_memory(const char* name, size_t bytes, size_t limit);
 
 // Owns a stream, for work concurrent with the device's main stream.
-class OwnedStream {
+class OwnedStream : NonCopyable {
  public:
   explicit OwnedStream(Device device);
   ~OwnedStream();
-  OwnedStream(const OwnedStream&) = delete;
-  OwnedStream& operator=(const OwnedStream&) = delete;
   Stream get() const { return stream_; }
 
  private:
@@ -59,12 +58,10 @@ class OwnedStream {
 };
 
 // A point in a stream.
-class Event {
+class Event : NonCopyable {
  public:
   explicit Event(Device device);
   ~Event();
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
   void record(Stream stream);
   // Makes later work on `stream` wait for the recorded point.
   void wait(Stream stream) const;

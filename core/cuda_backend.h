@@ -15,7 +15,7 @@ namespace cohort::cuda {
 // Number of usable devices: those before the first unsupported one; 0 without a driver.
 int device_count();
 // Reason for a count of 0.
-const std::string& no_device_reason();
+std::string no_device_reason();
 double memory_bandwidth(Device device);
 Stream default_stream(Device device);
 void synchronize(Stream stream);

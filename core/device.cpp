@@ -9,22 +9,6 @@ namespace {
 
 thread_local const StreamGuard* t_innermost = nullptr;
 
-// Fallbacks for CPU devices and builds without CUDA.
-int no_devices() {
-  return 0;
-}
-const std::string& no_reason() {
-  static const std::string none;
-  return none;
-}
-Stream no_stream(Device device) {
-  return {device, nullptr};
-}
-void synchronize_nothing(Stream) {}
-double no_bandwidth(Device) {
-  return 0;
-}
-
 }  // namespace
 
 std::string Device::str() const {
@@ -32,18 +16,19 @@ std::string Device::str() const {
 }
 
 int cuda_device_count() {
-  return on_device<no_devices, cuda::device_count>(Device::cuda());
+  return on_device<[] { return 0; }, cuda::device_count>(Device::cuda());
 }
 
 std::string usable_cuda_devices() {
   const int count = cuda_device_count();
-  const std::string& reason = on_device<no_reason, cuda::no_device_reason>(Device::cuda());
+  const std::string reason =
+      on_device<[] { return std::string(); }, cuda::no_device_reason>(Device::cuda());
   return str(count, " usable CUDA device", count == 1 ? "" : "s",
              count == 0 && !reason.empty() ? " (" + reason + ")" : "");
 }
 
 double memory_bandwidth(Device device) {
-  return on_device<no_bandwidth, cuda::memory_bandwidth>(device, device);
+  return on_device<[](Device) { return 0.0; }, cuda::memory_bandwidth>(device, device);
 }
 
 Device device_named(const std::string& text, const std::string& key) {
@@ -74,11 +59,11 @@ Device parse_device(const std::string& text, const std::string& key) {
 Stream current_stream(Device device) {
   for (const StreamGuard* guard = t_innermost; guard != nullptr; guard = guard->outer_)
     if (guard->stream_.device == device) return guard->stream_;
-  return on_device<no_stream, cuda::default_stream>(device, device);
+  return on_device<[](Device on) { return Stream{on}; }, cuda::default_stream>(device, device);
 }
 
 void synchronize(Device device) {
-  on_device<synchronize_nothing, cuda::synchronize>(device, current_stream(device));
+  on_device<[](Stream) {}, cuda::synchronize>(device, current_stream(device));
 }
 
 StreamGuard::StreamGuard(Stream stream) : stream_(stream), outer_(t_innermost) {

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "core/non_copyable.h"
+
 namespace cohort {
 
 enum class DeviceType : uint8_t { kCPU, kCUDA };
@@ -49,12 +51,10 @@ Stream current_stream(Device device);
 void synchronize(Device device);
 
 // Makes `stream` current in this thread for the lifetime of the guard.
-class StreamGuard {
+class StreamGuard : NonCopyable {
  public:
   explicit StreamGuard(Stream stream);
   ~StreamGuard();
-  StreamGuard(const StreamGuard&) = delete;
-  StreamGuard& operator=(const StreamGuard&) = delete;
 
  private:
   friend Stream current_stream(Device);

@@ -1,4 +1,5 @@
 // Devices, streams, events and errors of the CUDA runtime.
+#include <algorithm>
 #include <array>
 #include <map>
 #include <mutex>
@@ -12,22 +13,12 @@ namespace {
 
 // True for errors that destroy the device's context.
 bool is_fatal(cudaError_t code) {
-  switch (code) {
-    case cudaErrorIllegalAddress:
-    case cudaErrorLaunchFailure:
-    case cudaErrorLaunchTimeout:
-    case cudaErrorIllegalInstruction:
-    case cudaErrorMisalignedAddress:
-    case cudaErrorInvalidAddressSpace:
-    case cudaErrorInvalidPc:
-    case cudaErrorHardwareStackError:
-    case cudaErrorAssert:
-    case cudaErrorECCUncorrectable:
-    case cudaErrorContained:
-      return true;
-    default:
-      return false;
-  }
+  constexpr cudaError_t kFatal[] = {
+      cudaErrorIllegalAddress,     cudaErrorLaunchFailure,      cudaErrorLaunchTimeout,
+      cudaErrorIllegalInstruction, cudaErrorMisalignedAddress,  cudaErrorInvalidAddressSpace,
+      cudaErrorInvalidPc,          cudaErrorHardwareStackError, cudaErrorAssert,
+      cudaErrorECCUncorrectable,   cudaErrorContained};
+  return std::find(std::begin(kFatal), std::end(kFatal), code) != std::end(kFatal);
 }
 
 }  // namespace
@@ -76,19 +67,24 @@ const Devices& devices() {
   return found;
 }
 
+int attribute(cudaDeviceAttr which, Device device) {
+  int value = 0;
+  COHORT_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, device.index));
+  return value;
+}
+
 }  // namespace
 
 int device_count() {
   return devices().count;
 }
-const std::string& no_device_reason() {
+std::string no_device_reason() {
   return devices().no_device_reason;
 }
 
 double memory_bandwidth(Device device) {
-  int kilohertz = 0, bits = 0;
-  COHORT_CUDA_CHECK(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrMemoryClockRate, device.index));
-  COHORT_CUDA_CHECK(cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, device.index));
+  const int kilohertz = attribute(cudaDevAttrMemoryClockRate, device),
+            bits = attribute(cudaDevAttrGlobalMemoryBusWidth, device);
   return 2e3 * kilohertz * bits / 8;  // two transfers per cycle
 }
 
@@ -105,9 +101,7 @@ void allow_shared_memory(const char* name, const void* kernel, size_t bytes, Dev
   std::lock_guard lock(mutex);
   auto [it, is_new] = limits.try_emplace({kernel, device.index}, 0);
   if (is_new) {
-    int limit = 0;
-    COHORT_CUDA_CHECK(
-        cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device.index));
+    const int limit = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     cudaFuncAttributes attributes;
     COHORT_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
     it->second = static_cast<size_t>(limit) - attributes.sharedSizeBytes;
@@ -130,14 +124,6 @@ bool is_compiled_for_sm90(const void* kernel, Device device) {
   }
   return it->second;
 }
-
-namespace {
-int attribute(cudaDeviceAttr which, Device device) {
-  int value = 0;
-  COHORT_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, device.index));
-  return value;
-}
-}  // namespace
 
 int multiprocessors(Device device) {
   return attribute(cudaDevAttrMultiProcessorCount, device);

@@ -4,19 +4,18 @@
 #include <memory>
 
 #include "core/allocator.h"
+#include "core/non_copyable.h"
 
 namespace cohort {
 
 // While it lives, this thread's new tensors have shapes but no elements (reading one throws Error),
 // and its kernels, copies and fills only check their arguments. Tensors created meanwhile must be
 // destroyed before it.
-class DryRun {
+class DryRun : NonCopyable {
  public:
   // Counts tensors with the allocation sizes of `device`, which this machine need not have.
   explicit DryRun(Device device);
   ~DryRun();
-  DryRun(const DryRun&) = delete;
-  DryRun& operator=(const DryRun&) = delete;
 
   // Statistics of this run only; the peak is counted from construction.
   AllocatorStats stats() const { return memory_->stats(); }

@@ -12,14 +12,10 @@ void run_eagerly(Device, std::shared_ptr<void>&, GraphMemory&, const std::functi
   work();
 }
 
-bool never_captures(Device) {
-  return false;
-}
-
 }  // namespace
 
 bool is_capturing(Device device) {
-  return on_device<never_captures, cuda::is_capturing>(device, device);
+  return on_device<[](Device) { return false; }, cuda::is_capturing>(device, device);
 }
 
 GraphRunner::GraphRunner(Device device, std::function<void()> work,

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "core/device.h"
+#include "core/non_copyable.h"
 
 namespace cohort {
 
@@ -17,14 +18,12 @@ struct GraphMemory {
   std::shared_ptr<void> pool;  // created by the first capture
 };
 
-class GraphRunner {
+class GraphRunner : NonCopyable {
  public:
   // Each call of `work` must enqueue the same kernels on the same addresses and free all that it
   // allocates. It must neither synchronize with the device nor copy from the host.
   GraphRunner(Device device, std::function<void()> work,
               std::shared_ptr<GraphMemory> memory = std::make_shared<GraphMemory>());
-  GraphRunner(const GraphRunner&) = delete;
-  GraphRunner& operator=(const GraphRunner&) = delete;
 
   // On CUDA the first call runs the work eagerly, the second captures it, and every call from the
   // second on launches the graph. On the CPU every call runs the work.

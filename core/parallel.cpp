@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
@@ -28,8 +29,6 @@ void pause() {
 #endif
 }
 
-thread_local bool t_inside = false;  // inside a block: nested calls run inline
-
 struct Job {
   detail::BlockFn fn;
   void* context;
@@ -37,20 +36,20 @@ struct Job {
   std::atomic<int64_t> next{0};
 
   void work() {
-    t_inside = true;
     for (int64_t b = next.fetch_add(1); b < blocks; b = next.fetch_add(1))
       fn(context, b * grain, std::min(n, (b + 1) * grain));
-    t_inside = false;
   }
 };
 
 class Pool {
  public:
   explicit Pool(int workers) {
-    for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { serve(); });
+    for (int i = 0; i < workers; ++i)
+      threads_.emplace_back([this] {
+        set_num_threads(1);  // nested calls run inline
+        serve();
+      });
   }
-  Pool(const Pool&) = delete;
-  Pool& operator=(const Pool&) = delete;
   ~Pool() {
     stop_.store(true);
     post();
@@ -107,34 +106,40 @@ int default_threads() {
   return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
 }
 
-thread_local int t_threads = 0;  // 0: not initialised
-thread_local std::unique_ptr<Pool> t_pool;
+struct Threads {
+  int count = 0;  // 0: not initialised
+  std::unique_ptr<Pool> pool;
+};
+thread_local Threads t_threads;
 
 }  // namespace
 
 int num_threads() {
-  if (t_threads == 0) t_threads = default_threads();
-  return t_threads;
+  if (t_threads.count == 0) t_threads.count = default_threads();
+  return t_threads.count;
 }
 
 void set_num_threads(int n) {
   COHORT_CHECK(n >= 1, "[parallel] expected at least one thread, got ", n);
-  t_threads = n;
+  t_threads.count = n;
 }
 
 void detail::parallel_blocks(int64_t n, int64_t grain, BlockFn fn, void* context) {
   if (n <= 0) return;
   grain = std::max<int64_t>(grain, 1);
   Job job{.fn = fn, .context = context, .n = n, .grain = grain, .blocks = ceil_div(n, grain)};
-  if (t_inside || job.blocks == 1 || num_threads() == 1) {
+  if (job.blocks == 1 || num_threads() == 1) {
     for (int64_t b = 0; b < job.blocks; ++b) fn(context, b * grain, std::min(n, (b + 1) * grain));
     return;
   }
-  if (t_pool == nullptr || t_pool->workers() != num_threads() - 1) {
-    t_pool.reset();
-    t_pool = std::make_unique<Pool>(num_threads() - 1);
+  auto& [count, pool] = t_threads;
+  if (pool == nullptr || pool->workers() != count - 1) {
+    pool.reset();
+    pool = std::make_unique<Pool>(count - 1);
   }
-  t_pool->run(job);
+  const int threads = std::exchange(count, 1);  // nested calls run inline
+  pool->run(job);
+  count = threads;
 }
 
 }  // namespace cohort

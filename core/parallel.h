@@ -9,7 +9,8 @@
 namespace cohort {
 
 // Threads that parallel_for of the calling thread may use (default: COHORT_NUM_THREADS, else the
-// cores the process may run on). Thread-local, so that each in-process rank has its own number.
+// cores the process may run on); 1 inside a block of it. Thread-local, so that each in-process rank
+// has its own number.
 int num_threads();
 void set_num_threads(int n);
 

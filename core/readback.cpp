@@ -11,8 +11,6 @@ std::shared_ptr<void> copy_now(const Tensor& t, Tensor& host) {
   return nullptr;
 }
 
-void already_on_host(const std::shared_ptr<void>&, Tensor&) {}
-
 }  // namespace
 
 Readback::Readback(const Tensor& t)
@@ -20,7 +18,8 @@ Readback::Readback(const Tensor& t)
 
 const Tensor& Readback::on_host() {
   if (copy_ != nullptr)
-    on_device<already_on_host, cuda::finish_readback>(Device::cuda(), copy_, host_);
+    on_device<[](const std::shared_ptr<void>&, Tensor&) {}, cuda::finish_readback>(Device::cuda(),
+                                                                                   copy_, host_);
   copy_ = nullptr;
   return host_;
 }

@@ -7,7 +7,7 @@
 namespace cohort::cuda {
 namespace {
 
-struct Copy {
+struct Copy : NonCopyable {
   explicit Copy(const Tensor& t)
       : bytes(static_cast<size_t>(t.nbytes())),
         memory(pinned_allocator().allocate(bytes)),
@@ -20,8 +20,6 @@ struct Copy {
     }
     pinned_allocator().deallocate(memory, bytes);
   }
-  Copy(const Copy&) = delete;
-  Copy& operator=(const Copy&) = delete;
   size_t bytes;
   void* memory;
   Event done;

@@ -66,7 +66,7 @@ inline std::array<double, 2> normal_pair(uint64_t seed, uint64_t stream, uint64_
 
 // Stream id of (purpose, a, b): one splitmix64 step per argument, so that neighbouring arguments
 // give unrelated streams and swapped ones differ. Streams of different purposes never share draws;
-// each layer defines its own purposes, and ARCHITECTURE.md lists the numbers.
+// each layer defines its own purposes, and docs/exactness.md lists the numbers.
 COHORT_HD inline uint64_t rng_stream(uint64_t purpose, uint64_t a = 0, uint64_t b = 0) {
   uint64_t x = 0;
   for (const uint64_t v : {purpose, a, b}) {

@@ -8,12 +8,10 @@
 
 namespace cohort {
 
-struct Tensor::Storage {
+struct Tensor::Storage : NonCopyable {
   Storage(size_t bytes, Device device)
       : memory(allocator(device)), device(device), bytes(bytes), pointer(memory.allocate(bytes)) {}
   ~Storage() { memory.deallocate(pointer, bytes); }
-  Storage(const Storage&) = delete;
-  Storage& operator=(const Storage&) = delete;
   Allocator& memory;
   Device device;
   size_t bytes;

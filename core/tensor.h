@@ -26,9 +26,6 @@ class Tensor {
   static Tensor empty_like(const Tensor& other) {
     return empty(other.shape_, other.dtype_, other.device());
   }
-  static Tensor zeros_like(const Tensor& other) {
-    return zeros(other.shape_, other.dtype_, other.device());
-  }
   // Copies `values` (row-major) into a new CPU tensor; sizes must match.
   template <class T>
   static Tensor from(std::span<const T> values, const Shape& shape) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
-#include <vector>
 
 namespace cohort {
 namespace {
@@ -25,7 +24,8 @@ int64_t edit_distance(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-std::string nearest_name(const std::string& word, std::span<const std::string> candidates) {
+std::string did_you_mean(const std::string& word, std::span<const std::string> candidates,
+                         const std::string& otherwise) {
   std::string best;
   int64_t best_distance = static_cast<int64_t>(std::max<size_t>(2, word.size() / 3)) + 1;
   for (const std::string& candidate : candidates) {
@@ -35,7 +35,13 @@ std::string nearest_name(const std::string& word, std::span<const std::string> c
       best = candidate;
     }
   }
-  return best;
+  return best.empty() ? otherwise : "; did you mean '" + best + "'?";
+}
+
+std::string join(const std::vector<std::string>& words, const std::string& separator) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : separator) + word;
+  return text;
 }
 
 std::string format_double(double value) {

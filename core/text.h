@@ -3,12 +3,15 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
 namespace cohort {
 
-// The candidate with the smallest edit distance to `word`, or "" if none is close enough to be a
-// typo.
-std::string nearest_name(const std::string& word, std::span<const std::string> candidates);
+// Returns "; did you mean 'NAME'?" for the candidate with the smallest edit distance to `word`, or
+// `otherwise` if `word` is a typo of none.
+std::string did_you_mean(const std::string& word, std::span<const std::string> candidates,
+                         const std::string& otherwise = "");
+std::string join(const std::vector<std::string>& words, const std::string& separator);
 // Shortest decimal text that parses to the same double ("0.001", "1e-08").
 std::string format_double(double value);
 

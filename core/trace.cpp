@@ -11,18 +11,12 @@ namespace {
 
 thread_local Trace* t_trace = nullptr;
 
-void no_kernels() {}
-
-std::vector<TraceEvent> no_events() {
-  return {};
-}
-
 }  // namespace
 
 Trace::Trace(Device device) : device_(device) {
   COHORT_CHECK(t_trace == nullptr, "[trace] this thread is being traced");
   synchronize(device);
-  on_device<no_kernels, cuda::start_kernel_trace>(device);
+  on_device<[] {}, cuda::start_kernel_trace>(device);
   t_trace = this;
 }
 
@@ -39,7 +33,8 @@ std::vector<TraceEvent> Trace::finish() {
   COHORT_CHECK(t_trace == this && open_ < 0, "[trace] expected to end once, and outside of ops");
   synchronize(device_);
   t_trace = nullptr;
-  const std::vector<TraceEvent> kernels = on_device<no_events, cuda::finish_kernel_trace>(device_);
+  const std::vector<TraceEvent> kernels =
+      on_device<[] { return std::vector<TraceEvent>(); }, cuda::finish_kernel_trace>(device_);
   events_.insert(events_.end(), kernels.begin(), kernels.end());
   return std::move(events_);
 }

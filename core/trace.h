@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/device.h"
+#include "core/non_copyable.h"
 
 namespace cohort {
 
@@ -28,14 +29,12 @@ struct TraceEvent {
 
 // Records this thread during its lifetime; at most one per thread. Without one an op costs a
 // branch.
-class Trace {
+class Trace : NonCopyable {
  public:
   // `device` is where the work runs; on a GPU, CUPTI records all work of this process. Throws
   // InputError with the reason if CUPTI is unavailable.
   explicit Trace(Device device);
   ~Trace();
-  Trace(const Trace&) = delete;
-  Trace& operator=(const Trace&) = delete;
 
   // Waits for the device and ends the recording. Returns ops in order of their begin with phases
   // inserted in order of their end, followed by kernels and copies.
@@ -55,12 +54,10 @@ int64_t trace_clock();
 void trace_phase(const char* name, int64_t begin, int64_t end);
 
 // Records an op that lasts to the end of the scope.
-class OpSpan {
+class OpSpan : NonCopyable {
  public:
   explicit OpSpan(std::string_view name);
   ~OpSpan();
-  OpSpan(const OpSpan&) = delete;
-  OpSpan& operator=(const OpSpan&) = delete;
 
  private:
   Trace* const trace_;

@@ -74,15 +74,9 @@ class Template {
   [[noreturn]] void fail_missing(const std::string& field, const Json& fields,
                                  const std::string& where) const {
     std::vector<std::string> names;
-    std::string known;
-    for (const auto& [name, value] : fields.as_object()) {
-      names.push_back(name);
-      known += (known.empty() ? "" : ", ") + name;
-    }
-    const std::string near = nearest_name(field, names);
-    throw InputError(
-        str(where, ": no field '", field, "', which the ", key_, " template needs",
-            near.empty() ? "; fields here: " + known : "; did you mean '" + near + "'?"));
+    for (const auto& [name, value] : fields.as_object()) names.push_back(name);
+    throw InputError(str(where, ": no field '", field, "', which the ", key_, " template needs",
+                         did_you_mean(field, names, "; fields here: " + join(names, ", "))));
   }
 
   const char* key_;

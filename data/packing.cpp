@@ -2,10 +2,9 @@
 #include "data/packing.h"
 
 #include <algorithm>
-#include <exception>
 #include <limits>
 
-#include "core/parallel.h"
+#include "data/parallel_try.h"
 
 namespace cohort {
 namespace {
@@ -156,17 +155,10 @@ std::vector<PackedBatch> pack_micro_batches(std::span<const TokenSequence> seque
     }
   }
   std::vector<PackedBatch> batches(begins.size() - 1);
-  std::vector<std::exception_ptr> errors(batches.size());
-  parallel_for(static_cast<int64_t>(batches.size()), 1, [&](int64_t i, int64_t) {
+  parallel_try(static_cast<int64_t>(batches.size()), 1, [&](int64_t i) {
     const auto b = static_cast<size_t>(i);
-    try {
-      batches[b] = pack(sequences.subspan(begins[b], begins[b + 1] - begins[b]), column_dtype);
-    } catch (...) {
-      errors[b] = std::current_exception();
-    }
+    batches[b] = pack(sequences.subspan(begins[b], begins[b + 1] - begins[b]), column_dtype);
   });
-  for (const std::exception_ptr& error : errors)
-    if (error != nullptr) std::rethrow_exception(error);
   return batches;
 }
 

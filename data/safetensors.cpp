@@ -9,8 +9,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
-#include <cstring>
 #include <future>
 #include <map>
 #include <optional>
@@ -18,7 +16,7 @@
 #include <span>
 
 #include "core/parallel.h"
-#include "sys/descriptor.h"
+#include "sys/files.h"
 #include "sys/input_file.h"
 #include "text/json.h"
 
@@ -29,22 +27,6 @@ static_assert(std::endian::native == std::endian::little, "tensors are stored li
 
 constexpr uint64_t kMaxHeader = 100'000'000;
 constexpr const char* kMetadata = "__metadata__";
-
-std::string system_reason() {
-  return std::strerror(errno);
-}
-
-bool write_all(int fd, const void* data, size_t size) {
-  const char* next = static_cast<const char*>(data);
-  while (size > 0) {
-    const ssize_t n = ::write(fd, next, size);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return false;
-    next += n;
-    size -= static_cast<size_t>(n);
-  }
-  return true;
-}
 
 const char* stored_name(DType dtype) {
   constexpr const char* kNames[] = {"F64", "F32", "BF16", "I32", "I64", "U8"};
@@ -95,28 +77,15 @@ const SafetensorsFile::StoredType SafetensorsFile::kTypes[] = {
 
 namespace {
 
-// A new file that is flushed to disk by finish().
-class FlushedFile {
- public:
-  explicit FlushedFile(const std::string& path)
-      : path_(path), file_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
-    if (file_.get() < 0) fail("cannot be opened for writing");
-  }
-  void write(const void* data, size_t size) {
-    if (!write_all(file_.get(), data, size)) fail("cannot be written");
-  }
-  void finish() {
-    if (::fsync(file_.get()) != 0) fail("cannot be flushed to disk");
-    if (!file_.close()) fail("cannot be closed");
-  }
+std::string_view bytes_of(const void* data, size_t size) {
+  return {static_cast<const char*>(data), size};
+}
 
- private:
-  [[noreturn]] void fail(const char* message) const {
-    throw Error(str(path_, ": ", message, ": ", system_reason()));
-  }
-  const std::string path_;
-  Descriptor file_;
-};
+std::string describe(DurableFile::Step step, const std::string& path, const std::string& reason) {
+  constexpr const char* kProblems[] = {"opened for writing", "written", "flushed to disk",
+                                       "closed"};
+  return str(path, ": cannot be ", kProblems[static_cast<int>(step)], ": ", reason);
+}
 
 }  // namespace
 
@@ -124,19 +93,15 @@ void write_safetensors(const std::string& path, const NamedTensors& tensors) {
   const std::string header = make_header(tensors);
   COHORT_CHECK(header.size() <= kMaxHeader, "[safetensors] ", path, ": a header of ", header.size(),
                " bytes exceeds the format's ", kMaxHeader);
-  FlushedFile file(path);
+  DurableFile file(path, describe);
   const uint64_t length = header.size();
-  file.write(&length, sizeof length);
-  file.write(header.data(), header.size());
+  file.write(bytes_of(&length, sizeof length));
+  file.write(header);
   for (const auto& [name, tensor] : tensors) {
     const Tensor bytes = tensor.to(Device{}).contiguous();
-    if (bytes.numel() > 0) file.write(bytes.raw(), static_cast<size_t>(bytes.nbytes()));
+    file.write(bytes_of(bytes.raw(), static_cast<size_t>(bytes.nbytes())));
   }
   file.finish();
-}
-
-SafetensorsFile::Map::~Map() {
-  if (begin != nullptr) ::munmap(begin, size);
 }
 
 void SafetensorsFile::open() {
@@ -150,23 +115,22 @@ void SafetensorsFile::open() {
     fail(str("is truncated: ", size, " bytes do not hold the length of a header"));
   void* begin = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
   if (begin == MAP_FAILED) fail("cannot be mapped: " + system_reason());
-  map_.begin = begin;
-  map_.size = size;
+  map_ = {static_cast<uint8_t*>(begin), [size](uint8_t* at) { ::munmap(at, size); }};
+  map_size_ = size;
 }
 
 void SafetensorsFile::read_header() {
-  const auto* bytes = static_cast<const char*>(map_.begin);
   uint64_t length;
-  std::memcpy(&length, bytes, sizeof length);
-  const uint64_t rest = map_.size - sizeof length;
+  std::memcpy(&length, map_.get(), sizeof length);
+  const uint64_t rest = map_size_ - sizeof length;
   if (length > kMaxHeader || length > rest)
     fail(str("is truncated or not in safetensors format: a header of ", length, " bytes, with ",
              rest, " bytes left in the file"));
-  const std::string_view text(bytes + sizeof length, length);
+  const std::string_view text = bytes_of(map_.get() + sizeof length, length);
   // Required by the format, so that a file cannot be valid in another format too.
   if (!text.starts_with('{')) fail("malformed header: does not start with '{'");
   const Json header = parse_json(text, path_ + ": malformed header");
-  data_ = static_cast<const uint8_t*>(map_.begin) + sizeof length + length;
+  data_ = map_.get() + sizeof length + length;
   data_size_ = rest - length;
   for (const auto& [name, json] : header.as_object()) {
     if (name == kMetadata)
@@ -277,12 +241,8 @@ DType SafetensorsFile::dtype(const std::string& name) const {
 
 Tensor SafetensorsFile::read(const std::string& name) const {
   Tensor tensor = Tensor::empty(find(name).shape, dtype(name));
-  if (tensor.rank() > 0) {
-    read_rows(name, 0, tensor);
-  } else {
-    Tensor row = tensor.reshape({1});
-    read_elements(find(name), 0, row);
-  }
+  Tensor flat = tensor.reshape({tensor.numel()});
+  read_elements(find(name), 0, flat);
   return tensor;
 }
 
@@ -304,9 +264,8 @@ void SafetensorsFile::read_rows(const std::string& name, int64_t first, Tensor& 
 // Populates the next pages of the mapping, if the system supports it.
 void SafetensorsFile::read_ahead(const uint8_t* from) const {
   constexpr size_t kAhead = 16 << 20, kPage = 4096;
-  auto* const begin = static_cast<uint8_t*>(map_.begin);
-  const size_t at = static_cast<size_t>(from - begin) / kPage * kPage;
-  ::madvise(begin + at, std::min(kAhead, map_.size - at), MADV_POPULATE_READ);
+  const size_t at = static_cast<size_t>(from - map_.get()) / kPage * kPage;
+  ::madvise(map_.get() + at, std::min(kAhead, map_size_ - at), MADV_POPULATE_READ);
 }
 
 // All threads copy one chunk at a time from the mapping to plain memory, because pages may still be
@@ -386,9 +345,8 @@ std::vector<std::string> write_sharded(const std::string& dir, const std::string
   }
   Json index;
   index.set("metadata", Json().set("total_size", total)).set("weight_map", std::move(weight_map));
-  FlushedFile file(dir + "/" + index_name(stem));
-  const std::string text = index.dump(2) + "\n";
-  file.write(text.data(), text.size());
+  DurableFile file(dir + "/" + index_name(stem), describe);
+  file.write(index.dump(2) + "\n");
   file.finish();
   names.push_back(index_name(stem));
   return names;

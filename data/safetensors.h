@@ -57,14 +57,6 @@ class SafetensorsFile {
     Shape shape;
     uint64_t begin, end;  // byte offsets into the data behind the header
   };
-  struct Map {
-    void* begin = nullptr;
-    size_t size = 0;
-    Map() = default;
-    Map(const Map&) = delete;
-    Map& operator=(const Map&) = delete;
-    ~Map();
-  };
 
   static const StoredType kTypes[];
   [[noreturn]] void fail(const std::string& message) const {
@@ -80,7 +72,8 @@ class SafetensorsFile {
   void read_elements(const Entry& entry, int64_t first, Tensor& out) const;
 
   const std::string path_;
-  Map map_;
+  std::shared_ptr<uint8_t> map_;
+  size_t map_size_ = 0;  // bytes
   const uint8_t* data_ = nullptr;
   uint64_t data_size_ = 0;
   std::vector<std::string> names_;

@@ -8,14 +8,6 @@
 #include "core/with_cuda.h"
 
 namespace cohort {
-namespace {
-
-std::unique_ptr<SideStream> no_side_stream(Device) {
-  return nullptr;
-}
-
-}  // namespace
-
 GradReducer::GradReducer(Communicator& comm, Tensor gradients, const std::vector<int64_t>& ends,
                          int64_t bucket_bytes)
     : comm_(comm), gradients_(std::move(gradients)), bucket_of_(ends.size()), ready_(ends.size()) {
@@ -36,7 +28,9 @@ GradReducer::GradReducer(Communicator& comm, Tensor gradients, const std::vector
     bucket_of_[i] = buckets_.size() - 1;
   }
   const Device device = gradients_.device();
-  if (comm_.size() > 1) side_ = on_device<no_side_stream, cuda::make_side_stream>(device, device);
+  if (comm_.size() > 1)
+    side_ = on_device<[](Device) { return std::unique_ptr<SideStream>(); }, cuda::make_side_stream>(
+        device, device);
   for (Bucket& bucket : buckets_) bucket.pending = bucket.members;
 }
 

@@ -27,7 +27,6 @@ class GradReducer {
   void mark_ready(int64_t i);
   // Reduces the remaining buckets (a rank without work marks none) and resets for the next step.
   void finish();
-  int64_t num_buckets() const { return static_cast<int64_t>(buckets_.size()); }
 
  private:
   struct Bucket {

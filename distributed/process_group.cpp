@@ -1,30 +1,27 @@
 // The ranks form a star around rank 0. One thread per rank, the monitor, does all I/O: it sends
 // heartbeats, detects heartbeat timeouts and broken connections, compares the calls that ranks
 // report, completes exchanges (rank 0) and propagates failures. Other threads only queue messages
-// for it. A second thread runs the failure handler, which may block, so that the monitor can still
-// end a process that does not end by itself.
+// for it. The failure handler runs on a thread of its own, since it may block while the monitor has
+// to end a process that does not end by itself.
 #include "distributed/process_group.h"
-
-#include <poll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <condition_variable>
 #include <cstdlib>
 #include <deque>
+#include <future>
 #include <mutex>
 #include <optional>
 #include <thread>
 
 #include "distributed/communicator.h"
 #include "distributed/rendezvous.h"
+#include "sys/sockets.h"
 
 namespace cohort {
 namespace {
 
 using std::chrono::milliseconds;
-using wire::Clock;
 using wire::Frame;
 using wire::FrameType;
 
@@ -50,32 +47,21 @@ class ProcessGroup::Monitor {
       : info_(info),
         options_(options),
         peers_(std::move(peers)),
-        states_(static_cast<size_t>(info.size)),
-        wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    COHORT_CHECK(wake_.is_open(), "[process_group] cannot create an event descriptor");
+        states_(static_cast<size_t>(info.size)) {
     const Clock::time_point now = Clock::now();
     for (Peer& peer : peers_) peer.connection.set_heard(now);
-    monitor_thread_ = std::thread([this] { run_monitor(); });
+    thread_ = std::thread([this] { run(); });
   }
 
   ~Monitor() {
-    {
-      std::unique_lock lock(mutex_);
-      is_closing_ = true;
-      if (failure_.empty()) post(FrameType::kExit, "");
-      flush(lock);
-      // Peers close the connection on receipt. Closing it here first could lose the message.
-      changed_.wait_for(lock, kFlushLimit, [&] { return !failure_.empty() || !has_open(); });
-      stop_handler_thread_ = true;
-      changed_.notify_all();
-    }
-    if (handler_thread_.joinable()) handler_thread_.join();
+    set_failure_handler({});
     {
       std::lock_guard lock(mutex_);
-      stop_monitor_ = true;
+      close_by_ = Clock::now() + (failure_.empty() ? 2 : 1) * kFlushLimit;
+      if (failure_.empty()) post(FrameType::kExit, "");
+      wake_.signal();
     }
-    wake();
-    monitor_thread_.join();
+    thread_.join();
   }
 
   void record_call(std::string_view call) {
@@ -101,7 +87,7 @@ class ProcessGroup::Monitor {
     if (!failure_.empty()) return;
     failure_origin_ = Origin::kLocal;
     set_failure(str("rank ", info_.rank, " failed: ", reason));
-    const std::string host = info_.master_addr.empty() ? "" : wire::host_name();
+    const std::string host = info_.master_addr.empty() ? "" : host_name();
     post(FrameType::kFail, str(name(info_.rank, host), " failed: ", reason));
     flush(lock);
   }
@@ -114,11 +100,13 @@ class ProcessGroup::Monitor {
 
   void set_failure_handler(std::function<void()> handler) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return !handler_is_running_; });
+    handler_ = nullptr;
+    const std::future<void> running = std::move(handler_run_);
+    lock.unlock();
+    if (running.valid()) running.wait();
+    lock.lock();
     handler_ = std::move(handler);
-    if (!handler_thread_.joinable())
-      handler_thread_ = std::thread([this] { run_handler_thread(); });
-    changed_.notify_all();
+    if (!failure_.empty()) start_handler();
   }
 
  private:
@@ -138,12 +126,17 @@ class ProcessGroup::Monitor {
       new_calls_.clear();
     }
     outbox_.push_back({type, out.bytes() + std::string(bytes)});
-    wake();
+    wake_.signal();
   }
 
   // Waits until the monitor has sent all messages.
   void flush(std::unique_lock<std::mutex>& lock) {
-    changed_.wait_for(lock, kFlushLimit, [&] { return outbox_.empty() && !sending_; });
+    changed_.wait_for(lock, kFlushLimit, [&] { return is_flushed(); });
+  }
+  bool is_flushed() const {
+    return outbox_.empty() && std::none_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
+             return peer.connection.is_open() && peer.connection.has_output();
+           });
   }
 
   void set_failure(const std::string& reason) {
@@ -151,38 +144,30 @@ class ProcessGroup::Monitor {
     failure_ = reason;
     failed_at_ = Clock::now();
     changed_.notify_all();
+    start_handler();
   }
 
-  // --- Handler thread ---
+  void start_handler() {
+    if (handler_ != nullptr)
+      handler_run_ = std::async(std::launch::async, std::exchange(handler_, nullptr));
+  }
 
-  void run_handler_thread() {
-    std::unique_lock lock(mutex_);
-    while (true) {
-      const auto has_work = [&] { return !failure_.empty() && handler_ != nullptr; };
-      changed_.wait(lock, [&] { return stop_handler_thread_ || has_work(); });
-      if (!has_work()) return;
-      const std::function<void()> handler = std::exchange(handler_, nullptr);
-      handler_is_running_ = true;
-      lock.unlock();
-      handler();
-      lock.lock();
-      handler_is_running_ = false;
-      changed_.notify_all();
-    }
+  // Peers close the connection when they receive the exit of this rank. Closing it here first could
+  // lose the message.
+  bool has_closed() const {
+    const auto is_closed = [](const Peer& peer) { return !peer.connection.is_open(); };
+    return close_by_ && (Clock::now() >= *close_by_ || (is_flushed() && !failure_.empty()) ||
+                         std::all_of(peers_.begin(), peers_.end(), is_closed));
   }
 
   // --- Monitor thread ---
 
   bool is_leader() const { return info_.rank == 0; }
-  void wake() const {
-    const uint64_t increment = 1;
-    [[maybe_unused]] const ssize_t n = ::write(wake_.get(), &increment, sizeof increment);
-  }
 
-  void run_monitor() {
-    Clock::time_point beat = Clock::now(), before = beat;
+  void run() {
+    Clock::time_point beat = Clock::now(), before = beat, until = beat;
     while (true) {
-      wait(beat + options_.heartbeat);
+      wait(until);
       const Clock::time_point now = Clock::now();
       // This process was suspended: messages that peers sent meanwhile are still unread.
       if (now - before > options_.heartbeat_timeout / 2)
@@ -198,15 +183,15 @@ class ProcessGroup::Monitor {
       compare_calls();
       if (is_leader()) complete_exchanges();
       for (Peer& peer : peers_) peer.connection.send();
-      sending_ = has_output();
-      if ((outbox_.empty() && !sending_) || is_closing_) changed_.notify_all();
-      if (stop_monitor_) return;
+      if (is_flushed()) changed_.notify_all();
+      if (has_closed()) return;
       if (!failure_.empty() && is_overdue(now) && options_.on_overdue) {
         const std::string failure = failure_;
         lock.unlock();
         options_.on_overdue(failure, failure_origin_);
         return;
       }
+      until = std::min(beat + options_.heartbeat, close_by_.value_or(Clock::time_point::max()));
     }
   }
 
@@ -216,32 +201,16 @@ class ProcessGroup::Monitor {
   }
 
   void wait(Clock::time_point until) {
-    std::vector<pollfd> fds{{.fd = wake_.get(), .events = POLLIN, .revents = 0}};
+    std::vector<pollfd> fds{{wake_.fd(), POLLIN, 0}};
     for (const Peer& p : peers_)
-      if (p.connection.is_open())
-        fds.push_back({p.connection.fd(),
-                       static_cast<short>(p.connection.has_output() ? POLLIN | POLLOUT : POLLIN),
-                       0});
-    const auto remaining = std::chrono::duration_cast<milliseconds>(until - Clock::now());
-    ::poll(fds.data(), fds.size(), static_cast<int>(std::max<int64_t>(remaining.count() + 1, 0)));
-    uint64_t count = 0;
-    [[maybe_unused]] const ssize_t n = ::read(wake_.get(), &count, sizeof count);
+      fds.push_back({p.connection.fd(),
+                     static_cast<short>(p.connection.has_output() ? POLLIN | POLLOUT : POLLIN), 0});
+    poll_until(until, std::move(fds));
+    wake_.clear();
   }
 
   void send_to_all(FrameType type, const std::string& payload) {
     for (Peer& peer : peers_) peer.connection.post(type, payload);
-  }
-
-  bool has_output() const {
-    for (const Peer& peer : peers_)
-      if (peer.connection.is_open() && peer.connection.has_output()) return true;
-    return false;
-  }
-
-  bool has_open() const {
-    for (const Peer& peer : peers_)
-      if (peer.connection.is_open()) return true;
-    return false;
   }
 
   // Sends the queued messages. The leader handles its own calls and exchange data locally.
@@ -263,7 +232,7 @@ class ProcessGroup::Monitor {
       handle_lost_peer(peer, e.what());
     }
     if (states_[static_cast<size_t>(peer.rank)].has_exited) return peer.connection.close();
-    if (is_closing_) return;
+    if (close_by_) return;
     if (!peer.connection.is_open())
       handle_lost_peer(peer, "ended without a message; was it killed?");
     else if (Clock::now() - peer.connection.heard() > options_.heartbeat_timeout)
@@ -301,7 +270,7 @@ class ProcessGroup::Monitor {
       else if (rank == info_.rank)
         last_call_ = std::move(call);
     }
-    state.has_exited = frame.type == FrameType::kExit;
+    state.has_exited |= frame.type == FrameType::kExit;  // a heartbeat may follow the exit
     if (is_leader() && frame.type == FrameType::kData) state.contributions.push_back(in.rest());
   }
 
@@ -364,23 +333,21 @@ class ProcessGroup::Monitor {
   std::vector<PeerState> states_;
   uint64_t compared_ = 0;  // number of calls
   std::string reference_, last_call_;
-  Descriptor wake_;
+  WakeEvent wake_;
 
   std::mutex mutex_;  // protects the members below
   std::condition_variable changed_;
   uint64_t calls_ = 0;                  // calls already reported to the other ranks
   std::vector<std::string> new_calls_;  // calls not yet reported
   std::vector<Frame> outbox_;
-  bool sending_ = false;
   std::optional<std::vector<std::string>> result_;
   std::string failure_;
   Origin failure_origin_ = Origin::kRemote;
   Clock::time_point failed_at_;
   std::function<void()> handler_;
-  bool handler_is_running_ = false, stop_handler_thread_ = false, stop_monitor_ = false,
-       is_closing_ = false;
-
-  std::thread monitor_thread_, handler_thread_;
+  std::future<void> handler_run_;              // the started handler
+  std::optional<Clock::time_point> close_by_;  // set on destruction; later losses are no failures
+  std::thread thread_;
 };
 
 ProcessGroup::Options ProcessGroup::default_options() {
@@ -411,7 +378,7 @@ std::vector<std::unique_ptr<ProcessGroup>> ProcessGroup::of_threads(int size) {
         {to, "", wire::Connection(std::move(socket), wire::kMaxPayload)});
   };
   for (int rank = 1; rank < size; ++rank) {
-    auto [a, b] = wire::socket_pair();
+    auto [a, b] = socket_pair(SOCK_STREAM | SOCK_NONBLOCK, "cannot connect two ranks");
     connect(0, rank, std::move(a));
     connect(rank, 0, std::move(b));
   }

@@ -2,8 +2,6 @@
 // with a welcome once all ranks are connected, or with the reason why the run cannot start.
 #include "distributed/rendezvous.h"
 
-#include <poll.h>
-
 #include <algorithm>
 #include <optional>
 #include <thread>
@@ -11,12 +9,12 @@
 
 #include "core/log.h"
 #include "distributed/communicator.h"
+#include "sys/sockets.h"
 
 namespace cohort {
 namespace {
 
 using std::chrono::milliseconds;
-using wire::Clock;
 using wire::Connection;
 using wire::Frame;
 using wire::FrameType;
@@ -26,37 +24,41 @@ constexpr uint64_t kVersion = 1;
 constexpr size_t kMaxHello = 4096;
 constexpr const char* kNoHandshake = "it sent no valid handshake";
 constexpr size_t kMaxUnknownPeers = 256;
+constexpr milliseconds kPoll{500};           // between checks of time limits
 constexpr milliseconds kHelloLimit{5000};    // for a new connection to send its hello
+constexpr milliseconds kConnectLimit{3000};  // for one attempt to connect
+constexpr milliseconds kMaxPause{1000};      // between two attempts
 constexpr milliseconds kAnswerMargin{2000};  // rank 0 times out first and names the missing ranks
-
-milliseconds left_until(Clock::time_point end) {
-  return std::max(milliseconds(0),
-                  std::chrono::duration_cast<milliseconds>(end - Clock::now()) + milliseconds(1));
-}
 
 // Sends a frame, for at most a second.
 void send(Connection& connection, FrameType type, std::string_view payload) {
   connection.post(type, payload);
-  for (int i = 0; i < 100 && connection.is_open() && connection.has_output(); ++i) {
-    connection.send();
-    if (connection.has_output()) std::this_thread::sleep_for(milliseconds(10));
-  }
+  const Clock::time_point end = Clock::now() + milliseconds(1000);
+  do connection.send();
+  while (connection.is_open() && connection.has_output() &&
+         poll_until(end, {{connection.fd(), POLLOUT, 0}}));
+}
+
+Descriptor listen_for_ranks(const RankInfo& info) {
+  std::string why;
+  Descriptor listener = listen_on(info.master_addr, info.master_port, why);
+  if (!listener.is_open())
+    throw Error(str("rank 0 cannot listen on port ", info.master_port, ": ", why,
+                    "; hint: set MASTER_PORT to a port that is free on ", info.master_addr));
+  return listener;
 }
 
 // Rank 0.
 class Server {
  public:
   Server(const RankInfo& info, milliseconds limit)
-      : info_(info),
-        limit_(limit),
-        end_(Clock::now() + limit),
-        listener_(wire::listen_on(info.master_addr, info.master_port)) {}
+      : info_(info), limit_(limit), end_(Clock::now() + limit), listener_(listen_for_ranks(info)) {}
 
   std::vector<Peer> wait_for_all() {
     while (peers_.size() + 1 < static_cast<size_t>(info_.size)) {
-      if (Clock::now() >= end_) fail(missing());
+      if (Clock::now() >= end_) fail<Error>(missing());
       wait();
-      while (auto pending = wire::accept_from(listener_)) {
+      while (auto pending = accept_from(listener_)) {
         if (pending_.size() >= kMaxUnknownPeers) pending_.erase(pending_.begin());
         pending_.push_back(
             {Connection(std::move(*pending), kMaxHello), Clock::now() + kHelloLimit});
@@ -68,7 +70,7 @@ class Server {
     std::sort(peers_.begin(), peers_.end(),
               [](const Peer& a, const Peer& b) { return a.rank < b.rank; });
     for (Peer& peer : peers_) {
-      send(peer.connection, FrameType::kWelcome, wire::Packer().text(wire::host_name()).bytes());
+      send(peer.connection, FrameType::kWelcome, wire::Packer().text(host_name()).bytes());
       peer.connection.set_max_payload(wire::kMaxPayload);
     }
     return std::move(peers_);
@@ -82,11 +84,10 @@ class Server {
   };
 
   void wait() {
-    std::vector<pollfd> fds{{.fd = listener_.get(), .events = POLLIN, .revents = 0}};
+    std::vector<pollfd> fds{{listener_.get(), POLLIN, 0}};
     for (const PendingPeer& c : pending_) fds.push_back({c.connection.fd(), POLLIN, 0});
     for (const Peer& p : peers_) fds.push_back({p.connection.fd(), POLLIN, 0});
-    ::poll(fds.data(), fds.size(),
-           static_cast<int>(std::min(left_until(end_), milliseconds(500)).count()));
+    poll_until(std::min(end_, Clock::now() + kPoll), std::move(fds));
   }
 
   void read_handshake(PendingPeer& pending) {
@@ -152,11 +153,10 @@ class Server {
   std::string missing() const {
     std::string names;
     int count = 0;
-    for (int r = 1; r < info_.size; ++r) {
-      if (std::any_of(peers_.begin(), peers_.end(), [&](const Peer& p) { return p.rank == r; }))
-        continue;
-      if (++count <= 8) names += str(count > 1 ? ", " : "", r);
-    }
+    for (int r = 1; r < info_.size; ++r)
+      if (std::none_of(peers_.begin(), peers_.end(), [&](const Peer& p) { return p.rank == r; }) &&
+          ++count <= 8)
+        names += str(count > 1 ? ", " : "", r);
     return str(count == 1 ? "rank " : "ranks ", names, count > 8 ? ", ..." : "", " of ", info_.size,
                " did not connect to ", info_.master_addr, ":", info_.master_port, " within ",
                static_cast<double>(limit_.count()) / 1000,
@@ -164,17 +164,14 @@ class Server {
                "COHORT_RENDEZVOUS_TIMEOUT=SECONDS extends the limit");
   }
 
-  void broadcast_failure(const std::string& reason) {
-    for (Peer& p : peers_) send(p.connection, FrameType::kFail, reason);
-  }
+  template <class E>
   [[noreturn]] void fail(const std::string& reason) {
-    broadcast_failure(reason);
-    throw Error(reason);
+    for (Peer& p : peers_) send(p.connection, FrameType::kFail, reason);
+    throw E(reason);
   }
   [[noreturn]] void disagree(Connection& with, const std::string& reason) {
     send(with, FrameType::kFail, reason);
-    broadcast_failure(reason);
-    throw InputError(reason);
+    fail<InputError>(reason);
   }
 
   const RankInfo& info_;
@@ -186,71 +183,55 @@ class Server {
   std::vector<Peer> peers_;
 };
 
-// Rank > 0.
-class Client {
- public:
-  Client(const RankInfo& info, milliseconds limit)
-      : info_(info), limit_(limit), end_(Clock::now() + limit) {}
-
-  Peer find_server() {
-    milliseconds pause{20};
-    while (Clock::now() < end_) {
-      Descriptor socket = wire::connect_to(info_.master_addr, info_.master_port,
-                                           std::min(left_until(end_), milliseconds(3000)), reason_);
-      if (socket.is_open()) {
-        Connection connection(std::move(socket), kMaxHello);
-        if (auto host = handshake(connection)) return {0, std::move(*host), std::move(connection)};
-      }
-      std::this_thread::sleep_for(std::min(pause, left_until(end_)));
-      pause = std::min(2 * pause, milliseconds(1000));
+// Rank > 0: sends the hello and waits until `end` for the welcome. Returns the host of rank 0, or
+// nullopt with `why` if the connection should be retried.
+std::optional<std::string> shake_hands(const RankInfo& info, Connection& connection,
+                                       Clock::time_point end, std::string& why) {
+  send(connection, FrameType::kHello,
+       wire::Packer()
+           .integer(kMagic)
+           .integer(kVersion)
+           .integer(static_cast<uint64_t>(info.size))
+           .integer(static_cast<uint64_t>(info.rank))
+           .text(host_name())
+           .bytes());
+  while (true) {
+    connection.receive();
+    if (const auto frame = connection.next()) {
+      if (frame->type == FrameType::kFail) throw PeerError(frame->payload);
+      if (frame->type != FrameType::kWelcome) break;
+      connection.set_max_payload(wire::kMaxPayload);
+      return wire::Unpacker(frame->payload).text();
     }
-    throw Error(str("rank ", info_.rank, " cannot reach rank 0 at ", info_.master_addr, ":",
-                    info_.master_port, " within ", static_cast<double>(limit_.count()) / 1000,
-                    " s: ", reason_,
-                    "; hint: is rank 0 running there, and does a firewall let that port through? "
-                    "MASTER_ADDR and MASTER_PORT name it"));
+    why = connection.is_open() ? "it accepted the connection but did not answer"
+                               : "it closed the connection";
+    if (!connection.is_open() || Clock::now() >= end) return std::nullopt;
+    poll_until(end, {{connection.fd(), POLLIN, 0}});
   }
+  throw Error(str("the process that answers at ", info.master_addr, ":", info.master_port,
+                  " is not part of this run; hint: set another MASTER_PORT"));
+}
 
- private:
-  // Sends the hello. Returns the host of rank 0, or nullopt if the connection should be retried.
-  std::optional<std::string> handshake(Connection& connection) {
-    send(connection, FrameType::kHello,
-         wire::Packer()
-             .integer(kMagic)
-             .integer(kVersion)
-             .integer(static_cast<uint64_t>(info_.size))
-             .integer(static_cast<uint64_t>(info_.rank))
-             .text(wire::host_name())
-             .bytes());
-    const Clock::time_point end = end_ + kAnswerMargin;
-    while (true) {
-      connection.receive();
-      if (const auto frame = connection.next()) {
-        if (frame->type == FrameType::kFail) throw PeerError(frame->payload);
-        if (frame->type != FrameType::kWelcome) break;
-        connection.set_max_payload(wire::kMaxPayload);
-        return wire::Unpacker(frame->payload).text();
-      }
-      if (!connection.is_open()) {
-        reason_ = "it closed the connection";
-        return std::nullopt;
-      }
-      if (Clock::now() >= end) {
-        reason_ = "it accepted the connection but did not answer";
-        return std::nullopt;
-      }
-      pollfd ready{.fd = connection.fd(), .events = POLLIN, .revents = 0};
-      ::poll(&ready, 1, static_cast<int>(std::min(left_until(end), milliseconds(500)).count()));
+Peer find_server(const RankInfo& info, milliseconds limit) {
+  const Clock::time_point end = Clock::now() + limit;
+  std::string why = "no answer";
+  for (milliseconds pause{20}; Clock::now() < end; pause = std::min(2 * pause, kMaxPause)) {
+    const auto left = std::chrono::ceil<milliseconds>(end - Clock::now());
+    Descriptor socket =
+        connect_to(info.master_addr, info.master_port, std::min(left, kConnectLimit), why);
+    if (socket.is_open()) {
+      Connection connection(std::move(socket), kMaxHello);
+      if (auto host = shake_hands(info, connection, end + kAnswerMargin, why))
+        return {0, std::move(*host), std::move(connection)};
     }
-    throw Error(str("the process that answers at ", info_.master_addr, ":", info_.master_port,
-                    " is not part of this run; hint: set another MASTER_PORT"));
+    std::this_thread::sleep_until(std::min(Clock::now() + pause, end));
   }
-
-  const RankInfo& info_;
-  const milliseconds limit_;
-  const Clock::time_point end_;
-  std::string reason_ = "no answer";
-};
+  throw Error(str("rank ", info.rank, " cannot reach rank 0 at ", info.master_addr, ":",
+                  info.master_port, " within ", static_cast<double>(limit.count()) / 1000,
+                  " s: ", why,
+                  "; hint: is rank 0 running there, and does a firewall let that port through? "
+                  "MASTER_ADDR and MASTER_PORT name it"));
+}
 
 }  // namespace
 
@@ -258,7 +239,7 @@ std::vector<Peer> rendezvous(const RankInfo& info, milliseconds limit) {
   if (info.size == 1) return {};
   if (info.rank == 0) return Server(info, limit).wait_for_all();
   std::vector<Peer> server;
-  server.push_back(Client(info, limit).find_server());
+  server.push_back(find_server(info, limit));
   return server;
 }
 

@@ -1,33 +1,15 @@
-// Transport between the ranks of a run: sockets, and non-blocking connections of length-prefixed
-// frames. Numbers are in host byte order: all hosts of a run have the same.
+// Transport between the ranks of a run: non-blocking connections of length-prefixed frames. Numbers
+// are in host byte order: all hosts of a run have the same.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 
-#include "sys/descriptor.h"
+#include "sys/polling.h"
 
 namespace cohort::wire {
-
-using Clock = std::chrono::steady_clock;
-
-// Listens on this machine, which peers address as `host`: on the loopback interface only if `host`
-// names it, else on all interfaces. Throws Error.
-Descriptor listen_on(const std::string& host, int port);
-// Accepts a pending connection, if any.
-std::optional<Descriptor> accept_from(const Descriptor& listener);
-// Tries every address of `host` once. On failure the result is not open and `why` has the reason.
-Descriptor connect_to(const std::string& host, int port, std::chrono::milliseconds wait,
-                      std::string& why);
-// Two connected sockets. Throws Error.
-std::pair<Descriptor, Descriptor> socket_pair();
-// A currently unused TCP port of the loopback interface.
-int free_port();
-std::string host_name();
 
 // Payload limit of a frame after the handshake.
 inline constexpr size_t kMaxPayload = size_t{1} << 30;

@@ -32,7 +32,7 @@ struct ActivationBackward {
   Activation op;
   Tensor y = {};  // output, may be undefined or dy: f(u), recomputed
 };
-void activation_backward(const ActivationBackward& args);
+COHORT_KERNEL(void activation_backward(const ActivationBackward& args));
 
 // u = x w^T + bias, y = f(u): the first half of an MLP, with the bits of linear_forward() and
 // activation_forward(). In bf16 on sm_90 it is one kernel if f is gated: a skinny GEMM for few rows
@@ -60,12 +60,7 @@ struct LinearActivationBackward {
 };
 void linear_activation_backward(const LinearActivationBackward& args);
 
-namespace cpu {
-void activation_backward(const ActivationBackward& args);
-}  // namespace cpu
-
 namespace cuda {
-void activation_backward(const ActivationBackward& args);
 // Return false, without any effect, unless one kernel supports the op and these sizes. The caller
 // computes dbias.
 bool fused_linear_activation(const LinearActivation& args);

@@ -1,8 +1,9 @@
 // Conventions of every kernel in this folder.
 //
 //  * kernels/<op>.h is the contract: one struct of arguments per call, outputs before inputs, and
-//    three functions that take it. kernels::op() checks the arguments (kernels/<op>.cpp) and calls
-//    cpu::op() (kernels/cpu/) or cuda::op() (kernels/cuda/), which rely on these checks.
+//    the functions that take it, declared by COHORT_KERNEL(). kernels::op() checks the arguments
+//    (kernels/<op>.cpp) and calls cpu::op() (kernels/cpu/) or cuda::op() (kernels/cuda/), which
+//    rely on these checks.
 //  * A kernel is a pure function on tensors: it writes its outputs, allocates no tensor that
 //    outlives it, and takes shapes from the tensors. Inputs and outputs are contiguous unless a
 //    contract says otherwise.
@@ -19,6 +20,18 @@
 
 #include "core/host_device.h"
 #include "core/tensor.h"
+
+// Declares a function in kernels, kernels::cpu and kernels::cuda:
+//
+//   COHORT_KERNEL(void rope(const Rope& args));
+#define COHORT_KERNEL(...) \
+  namespace cpu {          \
+  __VA_ARGS__;             \
+  }                        \
+  namespace cuda {         \
+  __VA_ARGS__;             \
+  }                        \
+  __VA_ARGS__
 
 namespace cohort::kernels {
 

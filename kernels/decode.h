@@ -23,7 +23,7 @@ struct DecodeInputs {
   const Tensor& slots;         // [S, kSlotColumns] i32
   const Tensor& rows;          // [n] i32
 };
-void decode_inputs(const DecodeInputs& args);
+COHORT_KERNEL(void decode_inputs(const DecodeInputs& args));
 
 // Appends row i's token to its slot, which becomes idle if the token is one of its stop_tokens,
 // negative (no distribution), or the last that fits. Rows with active[i] < 0 are ignored.
@@ -33,14 +33,14 @@ struct DecodeAdvance {
   const Tensor& tokens;       // [n] i32
   const Tensor& stop_tokens;  // [S, K] i32 per slot, padded with -1
 };
-void decode_advance(const DecodeAdvance& args);
+COHORT_KERNEL(void decode_advance(const DecodeAdvance& args));
 
 // t[at[i]] = values[i] with t flattened. Equal indices must have equal values.
 struct SetElements {
   Tensor& t;                  // i32
   const Tensor &at, &values;  // [n] i32
 };
-void set_elements(const SetElements& args);
+COHORT_KERNEL(void set_elements(const SetElements& args));
 
 // t[at[i], :] = rows[i, :].
 struct SetRows {
@@ -48,28 +48,13 @@ struct SetRows {
   const Tensor& at;    // [n] i32
   const Tensor& rows;  // [n, ...]
 };
-void set_rows(const SetRows& args);
+COHORT_KERNEL(void set_rows(const SetRows& args));
 
 // pages[:, to] = pages[:, from] for each pair (from, to); no `to` is a `from`.
 struct CopyBlocks {
   Tensor& pages;          // [P, blocks, ...]
   const Tensor& from_to;  // [2 n] i32
 };
-void copy_blocks(const CopyBlocks& args);
-
-namespace cpu {
-void decode_inputs(const DecodeInputs& args);
-void decode_advance(const DecodeAdvance& args);
-void set_elements(const SetElements& args);
-void set_rows(const SetRows& args);
-void copy_blocks(const CopyBlocks& args);
-}  // namespace cpu
-namespace cuda {
-void decode_inputs(const DecodeInputs& args);
-void decode_advance(const DecodeAdvance& args);
-void set_elements(const SetElements& args);
-void set_rows(const SetRows& args);
-void copy_blocks(const CopyBlocks& args);
-}  // namespace cuda
+COHORT_KERNEL(void copy_blocks(const CopyBlocks& args));
 
 }  // namespace cohort::kernels

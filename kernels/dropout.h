@@ -48,14 +48,6 @@ struct Dropout {
   const DropoutSpec& spec;
   Grad mode = Grad::kOverwrite;
 };
-void dropout(const Dropout& args);
-
-namespace cpu {
-void dropout(const Dropout& args);
-}  // namespace cpu
-
-namespace cuda {
-void dropout(const Dropout& args);
-}  // namespace cuda
+COHORT_KERNEL(void dropout(const Dropout& args));
 
 }  // namespace cohort::kernels

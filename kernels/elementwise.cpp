@@ -17,24 +17,38 @@ void check_like(const Tensor& x, std::initializer_list<Named> tensors, const cha
     check_tensor(t.tensor, x.shape(), x.dtype(), op, t.name, x.device());
 }
 
-void check_unary_backward(const UnaryBackward& args, const char* op) {
+void check(const UnaryForward& args, const char* op) {
+  check_like(args.x, {{args.x, "x"}, {args.y, "y"}}, op);
+}
+void check(const UnaryBackward& args, const char* op) {
   const Tensor& x = args.x;
   check_like(x, {{x, "x"}, {args.y, "y"}, {args.dy, "dy"}, {args.dx.tensor, "dx"}}, op);
 }
-void check_binary_backward(const BinaryBackward& args, const char* op) {
+void check(const BinaryForward& args, const char* op) {
+  check_like(args.a, {{args.a, "a"}, {args.b, "b"}, {args.y, "y"}}, op);
+}
+void check(const BinaryBackward& args, const char* op) {
   const Tensor& a = args.a;
   check_like(a, {{a, "a"}, {args.b, "b"}, {args.dy, "dy"}}, op);
   check_grad(args.da, a.shape(), a.dtype(), op, "da", a.device());
   check_grad(args.db, a.shape(), a.dtype(), op, "db", a.device());
 }
 // x has the halves of each row of y, or of its gradient.
-void check_gated(const Tensor& y, const Tensor& x, const char* op, const char* name) {
+void check_halves(const Tensor& y, const Tensor& x, const char* op, const char* name) {
   COHORT_CHECK(x.rank() >= 1 && x.dim(-1) % 2 == 0, "[", op,
                "] expected x with rows of two halves, got ", x.str());
   Shape half = x.shape();
   half[-1] /= 2;
   check_tensor(x, x.shape(), x.dtype(), op, "x", x.device());
   check_tensor(y, half, x.dtype(), op, name, x.device());
+}
+void check(const GatedForward& args, const char* op) {
+  check_halves(args.y, args.x, op, "y");
+}
+void check(const GatedBackward& args, const char* op) {
+  check_halves(args.dy, args.x, op, "dy");
+  check_like(args.x, {{args.dx.tensor, "dx"}}, op);
+  if (args.y.defined()) check_halves(args.y, args.x, op, "y");
 }
 void check_scalar(const Tensor& value, const Tensor& x, const char* op, const char* name) {
   COHORT_CHECK(value.numel() == 1, "[", op, "] expected ", name, " of one element, got ",
@@ -50,44 +64,17 @@ void check_scale(const Tensor& y, const Tensor& x, const char* op) {
 
 }  // namespace
 
-#define COHORT_DEFINE_UNARY(Op, name)                                              \
-  void name##_forward(const UnaryForward& args) {                                  \
-    check_like(args.x, {{args.x, "x"}, {args.y, "y"}}, #name);                     \
-    on_device<cpu::name##_forward, cuda::name##_forward>(args.x.device(), args);   \
-  }                                                                                \
-  void name##_backward(const UnaryBackward& args) {                                \
-    check_unary_backward(args, #name "_backward");                                 \
-    on_device<cpu::name##_backward, cuda::name##_backward>(args.x.device(), args); \
+#define COHORT_DEFINE(Op, name)                                                     \
+  void name##_forward(const Op::ForwardArgs& args) {                                \
+    check(args, #name);                                                             \
+    on_device<cpu::name##_forward, cuda::name##_forward>(args.y.device(), args);    \
+  }                                                                                 \
+  void name##_backward(const Op::BackwardArgs& args) {                              \
+    check(args, #name "_backward");                                                 \
+    on_device<cpu::name##_backward, cuda::name##_backward>(args.dy.device(), args); \
   }
-COHORT_UNARY_OPS(COHORT_DEFINE_UNARY)
-#undef COHORT_DEFINE_UNARY
-
-#define COHORT_DEFINE_BINARY(Op, name)                                             \
-  void name##_forward(const BinaryForward& args) {                                 \
-    check_like(args.a, {{args.a, "a"}, {args.b, "b"}, {args.y, "y"}}, #name);      \
-    on_device<cpu::name##_forward, cuda::name##_forward>(args.a.device(), args);   \
-  }                                                                                \
-  void name##_backward(const BinaryBackward& args) {                               \
-    check_binary_backward(args, #name "_backward");                                \
-    on_device<cpu::name##_backward, cuda::name##_backward>(args.a.device(), args); \
-  }
-COHORT_BINARY_OPS(COHORT_DEFINE_BINARY)
-#undef COHORT_DEFINE_BINARY
-
-#define COHORT_DEFINE_GATED(Op, name)                                                        \
-  void name##_forward(const GatedForward& args) {                                            \
-    check_gated(args.y, args.x, #name, "y");                                                 \
-    on_device<cpu::name##_forward, cuda::name##_forward>(args.x.device(), args);             \
-  }                                                                                          \
-  void name##_backward(const GatedBackward& args) {                                          \
-    const Tensor& x = args.x;                                                                \
-    check_gated(args.dy, x, #name "_backward", "dy");                                        \
-    check_tensor(args.dx.tensor, x.shape(), x.dtype(), #name "_backward", "dx", x.device()); \
-    if (args.y.defined()) check_gated(args.y, x, #name "_backward", "y");                    \
-    on_device<cpu::name##_backward, cuda::name##_backward>(x.device(), args);                \
-  }
-COHORT_GATED_OPS(COHORT_DEFINE_GATED)
-#undef COHORT_DEFINE_GATED
+COHORT_ELEMENTWISE_OPS(COHORT_DEFINE)
+#undef COHORT_DEFINE
 
 void scale(const Scale& args) {
   check_scale(args.y, args.x, "scale");

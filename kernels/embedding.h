@@ -13,7 +13,7 @@ struct EmbeddingForward {
   const Tensor& table;  // [V, C]
   const Tensor& ids;    // [T] i32
 };
-void embedding_forward(const EmbeddingForward& args);
+COHORT_KERNEL(void embedding_forward(const EmbeddingForward& args));
 
 // dtable[ids[t], :] += dy[t, :]; kOverwrite zeroes dtable first. A row of dtable depends on its own
 // tokens and their order only: the CPU adds them in ascending t; CUDA sums groups of 64 in
@@ -24,16 +24,6 @@ struct EmbeddingBackward {
   const Tensor& dy;   // [T, C]
   const Tensor& ids;  // [T] i32
 };
-void embedding_backward(const EmbeddingBackward& args);
-
-namespace cpu {
-void embedding_forward(const EmbeddingForward& args);
-void embedding_backward(const EmbeddingBackward& args);
-}  // namespace cpu
-
-namespace cuda {
-void embedding_forward(const EmbeddingForward& args);
-void embedding_backward(const EmbeddingBackward& args);
-}  // namespace cuda
+COHORT_KERNEL(void embedding_backward(const EmbeddingBackward& args));
 
 }  // namespace cohort::kernels

@@ -44,7 +44,7 @@ struct HeadLogprobForward {
   HeadDesc desc = {};
   const HeadLossGradients* gradients = nullptr;
 };
-void head_logprob_forward(const HeadLogprobForward& args);
+COHORT_KERNEL(void head_logprob_forward(const HeadLogprobForward& args));
 
 // Recomputes the logits chunk by chunk. HeadLossGradients follow the same formula, without
 // dentropy.
@@ -61,7 +61,7 @@ struct HeadLogprobBackward {
   const Tensor &x, &w, &targets, &lse, &entropy;
   HeadDesc desc = {};
 };
-void head_logprob_backward(const HeadLogprobBackward& args);
+COHORT_KERNEL(void head_logprob_backward(const HeadLogprobBackward& args));
 
 // Rows of logits held at a time for HeadDesc::chunk_tokens = `wanted`.
 int64_t head_chunk_tokens(int64_t vocab, int64_t wanted, Device device);
@@ -78,15 +78,5 @@ void for_logit_chunks(const Tensor& x, const Tensor& w, int64_t rows,
 // Workspace bytes of a pass with gradients over `tokens`, for the memory estimate; `dtype` is x's.
 int64_t head_workspace_bytes(int64_t tokens, int64_t vocab, DType dtype, const HeadDesc& desc,
                              Device device = {});
-
-namespace cpu {
-void head_logprob_forward(const HeadLogprobForward& args);
-void head_logprob_backward(const HeadLogprobBackward& args);
-}  // namespace cpu
-
-namespace cuda {
-void head_logprob_forward(const HeadLogprobForward& args);
-void head_logprob_backward(const HeadLogprobBackward& args);
-}  // namespace cuda
 
 }  // namespace cohort::kernels

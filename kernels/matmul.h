@@ -26,7 +26,7 @@ struct Matmul {
   const Tensor& b;  // op(b): [K, N]
   MatmulDesc desc = {};
 };
-void matmul(const Matmul& args);
+COHORT_KERNEL(void matmul(const Matmul& args));
 
 // The linear layer, y = x w^T + bias. The bias is added before the one rounding.
 struct LinearForward {
@@ -35,25 +35,13 @@ struct LinearForward {
   const Tensor& w;     // [N, K]
   const Tensor& bias;  // [N]; may be undefined
 };
-void linear_forward(const LinearForward& args);
+COHORT_KERNEL(void linear_forward(const LinearForward& args));
 
 // dbias (+)= column sums of dy, in a fixed order.
 struct BiasBackward {
   GradOut dbias;     // [N], a weight gradient
   const Tensor& dy;  // [T, N]
 };
-void bias_backward(const BiasBackward& args);
-
-namespace cpu {
-void matmul(const Matmul& args);
-void linear_forward(const LinearForward& args);
-void bias_backward(const BiasBackward& args);
-}  // namespace cpu
-
-namespace cuda {
-void matmul(const Matmul& args);
-void linear_forward(const LinearForward& args);
-void bias_backward(const BiasBackward& args);
-}  // namespace cuda
+COHORT_KERNEL(void bias_backward(const BiasBackward& args));
 
 }  // namespace cohort::kernels

@@ -1,4 +1,3 @@
-// Checks of the row normalisations and softmax.
 #include "kernels/norm.h"
 
 #include "core/with_cuda.h"
@@ -83,22 +82,6 @@ void add_layer_norm_forward(const AddLayerNormForward& args) {
   check_forward(args.y, args.rstd, args.a, args.w, kOp);
   check_mean_and_bias(args.mean, args.a, args.bias, kOp);
   on_device<cpu::add_layer_norm_forward, cuda::add_layer_norm_forward>(args.a.device(), args);
-}
-
-void softmax_forward(const SoftmaxForward& args) {
-  const Tensor& x = args.x;
-  check_tensor(x, x.shape(), x.dtype(), "softmax", "x", x.device());
-  check_tensor(args.y, x.shape(), x.dtype(), "softmax", "y", x.device());
-  on_device<cpu::softmax_forward, cuda::softmax_forward>(x.device(), args);
-}
-
-void softmax_backward(const SoftmaxBackward& args) {
-  constexpr const char* kOp = "softmax_backward";
-  const Tensor& y = args.y;
-  check_tensor(y, y.shape(), y.dtype(), kOp, "y", y.device());
-  check_tensor(args.dy, y.shape(), y.dtype(), kOp, "dy", y.device());
-  check_tensor(args.dx.tensor, y.shape(), y.dtype(), kOp, "dx", y.device());
-  on_device<cpu::softmax_backward, cuda::softmax_backward>(y.device(), args);
 }
 
 }  // namespace cohort::kernels

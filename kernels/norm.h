@@ -1,4 +1,4 @@
-// Row normalisations and softmax over the last dimension. Statistics and weight gradients are
+// Row normalisations over the last dimension. Statistics and weight gradients are
 // accumulate_dtype() of x; outputs in x's dtype are rounded once.
 #pragma once
 
@@ -17,7 +17,7 @@ struct RmsNormForward {
   double eps;
   double weight_offset = 0;
 };
-void rms_norm_forward(const RmsNormForward& args);
+COHORT_KERNEL(void rms_norm_forward(const RmsNormForward& args));
 
 // dw is summed over rows in an order that depends only on the shape and, on CUDA, the element size.
 struct RmsNormBackward {
@@ -25,7 +25,7 @@ struct RmsNormBackward {
   const Tensor &dy, &x, &w, &rstd;
   double weight_offset = 0;
 };
-void rms_norm_backward(const RmsNormBackward& args);
+COHORT_KERNEL(void rms_norm_backward(const RmsNormBackward& args));
 
 // y[r, :] = (x[r, :] - mean[r]) rstd[r] w + b   (Ba et al. 2016)
 struct LayerNormForward {
@@ -35,13 +35,13 @@ struct LayerNormForward {
   const Tensor &w, &b;  // [C]; b may be undefined
   double eps;
 };
-void layer_norm_forward(const LayerNormForward& args);
+COHORT_KERNEL(void layer_norm_forward(const LayerNormForward& args));
 
 struct LayerNormBackward {
   GradOut dx, dw, db;
   const Tensor &dy, &x, &w, &mean, &rstd;
 };
-void layer_norm_backward(const LayerNormBackward& args);
+COHORT_KERNEL(void layer_norm_backward(const LayerNormBackward& args));
 
 // A residual step and the norm after it in one pass: sum = a + b, rounded to the dtype, and the
 // norm of `sum`. The bits are those of add_forward() followed by the norm. `sum` may be a or b.
@@ -51,49 +51,13 @@ struct AddRmsNormForward {
   double eps;
   double weight_offset = 0;
 };
-void add_rms_norm_forward(const AddRmsNormForward& args);
+COHORT_KERNEL(void add_rms_norm_forward(const AddRmsNormForward& args));
 
 struct AddLayerNormForward {
   Tensor &sum, &y, &mean, &rstd;
   const Tensor &a, &b, &w, &bias;
   double eps;
 };
-void add_layer_norm_forward(const AddLayerNormForward& args);
-
-// y[r, :] = exp(x[r, :] - max) / sum
-struct SoftmaxForward {
-  Tensor& y;
-  const Tensor& x;
-};
-void softmax_forward(const SoftmaxForward& args);
-
-// dx (+)= y (dy - sum(dy y))
-struct SoftmaxBackward {
-  GradOut dx;
-  const Tensor &dy, &y;
-};
-void softmax_backward(const SoftmaxBackward& args);
-
-namespace cpu {
-void rms_norm_forward(const RmsNormForward& args);
-void rms_norm_backward(const RmsNormBackward& args);
-void layer_norm_forward(const LayerNormForward& args);
-void layer_norm_backward(const LayerNormBackward& args);
-void add_rms_norm_forward(const AddRmsNormForward& args);
-void add_layer_norm_forward(const AddLayerNormForward& args);
-void softmax_forward(const SoftmaxForward& args);
-void softmax_backward(const SoftmaxBackward& args);
-}  // namespace cpu
-
-namespace cuda {
-void rms_norm_forward(const RmsNormForward& args);
-void rms_norm_backward(const RmsNormBackward& args);
-void layer_norm_forward(const LayerNormForward& args);
-void layer_norm_backward(const LayerNormBackward& args);
-void add_rms_norm_forward(const AddRmsNormForward& args);
-void add_layer_norm_forward(const AddLayerNormForward& args);
-void softmax_forward(const SoftmaxForward& args);
-void softmax_backward(const SoftmaxBackward& args);
-}  // namespace cuda
+COHORT_KERNEL(void add_layer_norm_forward(const AddLayerNormForward& args));
 
 }  // namespace cohort::kernels

@@ -29,14 +29,10 @@ void check_adamw(std::span<AdamWTensor> tensors, const AdamWDesc& d, Device devi
     const DType moments = small ? DType::kBF16 : accumulate_dtype(dtype);
     check_tensor(t.m, shape, moments, kOp, "m", device);
     check_tensor(t.v, shape, moments, kOp, "v", device);
-    COHORT_CHECK(dtype == DType::kBF16 || !(t.master.defined() || t.low_bits.defined()), "[adamw] ",
-                 t.param.str(), " needs no master");
-    COHORT_CHECK(!(t.master.defined() && t.low_bits.defined()), "[adamw] ", t.param.str(),
-                 " has a master and low bits");
-    if (dtype == DType::kBF16 && t.low_bits.defined())
+    if (dtype == DType::kBF16)
       check_tensor(t.low_bits, {2 * shape.numel()}, DType::kU8, kOp, "low_bits", device);
-    else if (dtype == DType::kBF16)
-      check_tensor(t.master, shape, DType::kF32, kOp, "master", device);
+    else
+      COHORT_CHECK(!t.low_bits.defined(), "[adamw] ", t.param.str(), " needs no low bits");
     if (device.is_cpu()) dispatch_float(dtype, kOp, []<class T>() {});
   }
 }

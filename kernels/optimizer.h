@@ -10,12 +10,12 @@ namespace cohort::kernels {
 // One parameter with its gradient and moments, all of one shape. grad, m and v have
 // accumulate_dtype(param); both moments may be bf16 if that is f32. A bf16 parameter has an f32
 // master, to which the update is applied, and which is rounded into param, to nearest with halves
-// away from zero (master_parts()). Exactly one of these is defined: `master`, or its `low_bits`, u8
-// [2 * elements], which together with param are the master. Both give the same bits.
+// away from zero (master_parts()). Param and `low_bits`, u8 [2 * elements], are the master
+// together; low_bits is undefined for other parameters.
 struct AdamWTensor {
   Tensor param, grad, m, v;
   double weight_decay = 0;
-  Tensor master = {}, low_bits = {};
+  Tensor low_bits = {};
 };
 struct AdamWDesc {
   double learning_rate = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
@@ -39,24 +39,14 @@ struct AdamWDesc {
 //   p -= lr / (1 - b1^step) m / (sqrt(v) / sqrt(1 - b2^step) + eps)
 // f32 gives the same bits on the CPU and on CUDA, and so do bf16 moments. All tensors are on one
 // device.
-void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc);
+COHORT_KERNEL(void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc));
 
 // norm[0] (f64) = sqrt(sum of squares over all tensors), accumulated in f64 over fixed blocks. The
 // tensors are on norm's device. NaN and Inf propagate.
-void grad_norm(Tensor& norm, std::span<const Tensor> tensors);
+COHORT_KERNEL(void grad_norm(Tensor& norm, std::span<const Tensor> tensors));
 
 // The f32 master of a bf16 parameter and its low bits, and the inverse. All are on the CPU.
 Tensor combine_master(const Tensor& param, const Tensor& low_bits);
 void split_master(Tensor& param, Tensor& low_bits, const Tensor& master);
-
-namespace cpu {
-void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc);
-void grad_norm(Tensor& norm, std::span<const Tensor> tensors);
-}  // namespace cpu
-
-namespace cuda {
-void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc);
-void grad_norm(Tensor& norm, std::span<const Tensor> tensors);
-}  // namespace cuda
 
 }  // namespace cohort::kernels

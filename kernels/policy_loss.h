@@ -49,14 +49,6 @@ struct PolicyLoss {
   const Tensor &advantage, &weight;
   PolicyLossDesc desc = {};
 };
-void policy_loss(const PolicyLoss& args);
-
-namespace cpu {
-void policy_loss(const PolicyLoss& args);
-}  // namespace cpu
-
-namespace cuda {
-void policy_loss(const PolicyLoss& args);
-}  // namespace cuda
+COHORT_KERNEL(void policy_loss(const PolicyLoss& args));
 
 }  // namespace cohort::kernels

@@ -41,14 +41,6 @@ struct Rope {
   Grad mode = Grad::kOverwrite;
   int64_t plain_heads = 0;  // last heads of H that are not rotated, such as the values of qkv
 };
-void rope(const Rope& args);
-
-namespace cpu {
-void rope(const Rope& args);
-}  // namespace cpu
-
-namespace cuda {
-void rope(const Rope& args);
-}  // namespace cuda
+COHORT_KERNEL(void rope(const Rope& args));
 
 }  // namespace cohort::kernels

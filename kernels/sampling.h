@@ -63,7 +63,7 @@ struct HeadSample {
   // Rows of logits held at a time; 0: the device's default. No result depends on it.
   int64_t chunk_tokens = 0;
 };
-void head_sample(const HeadSample& args);
+COHORT_KERNEL(void head_sample(const HeadSample& args));
 
 // Samples from computed logits, which are not yet divided by the temperature.
 struct SampleLogits {
@@ -73,7 +73,7 @@ struct SampleLogits {
   const Tensor& slots;      // [n] i32
   const Tensor& rng_index;  // [n] i64
 };
-void sample_logits(const SampleLogits& args);
+COHORT_KERNEL(void sample_logits(const SampleLogits& args));
 
 // Resets the counts of a sequence to zero and sets the prompt bit of its prompt's tokens. An id
 // outside the vocabulary throws Error on the CPU and is ignored on CUDA.
@@ -82,18 +82,6 @@ struct CountPrompt {
   const Tensor& tokens;  // [T] i32
   int64_t slot;
 };
-void count_prompt(const CountPrompt& args);
-
-namespace cpu {
-void head_sample(const HeadSample& args);
-void sample_logits(const SampleLogits& args);
-void count_prompt(const CountPrompt& args);
-}  // namespace cpu
-
-namespace cuda {
-void head_sample(const HeadSample& args);
-void sample_logits(const SampleLogits& args);
-void count_prompt(const CountPrompt& args);
-}  // namespace cuda
+COHORT_KERNEL(void count_prompt(const CountPrompt& args));
 
 }  // namespace cohort::kernels

@@ -117,7 +117,7 @@ MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemorySh
   out.gradients = held.gradients;
   const bool small = shape.bf16_moments && accumulator == DType::kF32;
   out.optimizer = small ? held.moment : 2 * held.moment;
-  if (accumulator != dtype) out.optimizer += shape.whole_masters ? held.moment : held.moment / 2;
+  if (accumulator != dtype) out.optimizer += held.moment / 2;  // low bits of the masters
   if (shape.reference == MemoryShape::Reference::kHeld) out.reference = out.parameters;
 
   if (const int64_t tokens = shape.micro_batch_tokens; tokens > 0) {

@@ -31,8 +31,7 @@ struct MemoryShape {
   int64_t rollout_length = 0;      // maximum tokens per sequence
   int64_t rollout_prefill_tokens = 0;
   enum class Reference { kNone, kHeld } reference = Reference::kNone;
-  bool whole_masters = false;  // bf16 weights have f32 masters, not 16 bits beside the weight
-  bool bf16_moments = false;   // if moments would be f32
+  bool bf16_moments = false;  // if moments would be f32
   Device device = {};
 };
 

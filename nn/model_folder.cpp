@@ -80,20 +80,15 @@ bool is_derived(const std::string& name, const ModelConfig& config) {
 }
 
 void load(const StoredTensor& stored, const SafetensorsFile& file, const std::string& name) {
-  if (stored.layout == TensorRule::Layout::kTransposed) {
-    const Tensor all = file.read(name).transpose(0, 1).contiguous();
-    int64_t first = 0;
-    for (const NamedParameter* p : stored.parameters) {
-      Tensor value = p->value;
-      value.copy_(all.narrow(0, first, value.dim(0)).contiguous());
-      first += value.dim(0);
-    }
-    return;
-  }
+  const bool transposed = stored.layout == TensorRule::Layout::kTransposed;
+  const Tensor all = transposed ? file.read(name).transpose(0, 1).contiguous() : Tensor();
   int64_t first = 0;
   for (const NamedParameter* p : stored.parameters) {
     Tensor value = p->value;
-    file.read_rows(name, first, value);
+    if (transposed)
+      value.copy_(all.narrow(0, first, value.dim(0)).contiguous());
+    else
+      file.read_rows(name, first, value);
     first += value.dim(0);
   }
 }

@@ -3,15 +3,6 @@
 #include <cmath>
 
 namespace cohort {
-namespace {
-
-void append(Parameters& all, std::initializer_list<const Linear*> layers) {
-  for (const Linear* layer : layers)
-    for (const Variable* v : {&layer->weight, &layer->bias})
-      if (v->defined()) all.push_back(*v);
-}
-
-}  // namespace
 
 double output_init_std(const ModelConfig& config) {
   return config.init_std / std::sqrt(2.0 * static_cast<double>(config.num_layers));
@@ -83,11 +74,6 @@ AddNorm Norm::add(const Variable& a, const Variable& b) const {
   return {y.sum, keep(y.normed, y.sum)};
 }
 
-void Norm::append_to(Parameters& all) const {
-  for (const Variable* v : {&weight_, &bias_})
-    if (v->defined()) all.push_back(*v);
-}
-
 SelfAttention::SelfAttention(const MakeParameter& make, const std::string& name,
                              const ModelConfig& c, int layer)
     : layer_(layer),
@@ -126,12 +112,6 @@ Variable SelfAttention::operator()(const Variable& x, const Pass& pass) const {
   return o_(reshape(o, {tokens, num_heads_ * head_dim_}));
 }
 
-void SelfAttention::append_to(Parameters& all) const {
-  append(all, {&qkv_, &o_});
-  for (const Variable* v : {&q_norm_, &k_norm_})
-    if (v->defined()) all.push_back(*v);
-}
-
 Mlp::Mlp(const MakeParameter& make, const std::string& name, const ModelConfig& c)
     : type_(c.mlp), recompute_(c.recompute) {
   const auto bias = c.bias || c.mlp_bias ? Linear::Bias::kYes : Linear::Bias::kNo;
@@ -144,10 +124,6 @@ Mlp::Mlp(const MakeParameter& make, const std::string& name, const ModelConfig& 
 Variable Mlp::operator()(const Variable& x) const {
   return mlp(x, {up_.weight, up_.bias, down_.weight, down_.bias},
              {.activation = type_, .recompute = recompute_ == Recompute::kCheap});
-}
-
-void Mlp::append_to(Parameters& all) const {
-  append(all, {&up_, &down_});
 }
 
 }  // namespace cohort

@@ -43,9 +43,6 @@ struct Pass {
   Tensor rope_table;  // undefined: no rotary positions
 };
 
-// Parameters of a module, as checkpoint() needs them.
-using Parameters = std::vector<Variable>;
-
 struct Linear {
   enum class Bias { kNo, kYes };
   // One of the layers that share an input: weight [out, in], bias [out].
@@ -71,7 +68,6 @@ class Norm {
   Variable operator()(const Variable& x) const;
   // a + b and the norm of the sum.
   AddNorm add(const Variable& a, const Variable& b) const;
-  void append_to(Parameters& all) const;
 
  private:
   Variable apply(std::span<const Variable> in) const;  // in: x, weight, bias
@@ -90,7 +86,6 @@ class SelfAttention {
                 int layer);
   // [T, d_model] -> [T, d_model]
   Variable operator()(const Variable& x, const Pass& pass) const;
-  void append_to(Parameters& all) const;
 
  private:
   int layer_ = 0;
@@ -108,7 +103,6 @@ class Mlp {
   Mlp(const MakeParameter& make, const std::string& name, const ModelConfig& config);
   // [T, d_model] -> [T, d_model]
   Variable operator()(const Variable& x) const;
-  void append_to(Parameters& all) const;
 
  private:
   MlpType type_ = MlpType::kSwiGlu;

@@ -82,12 +82,14 @@ void Transformer::build(const MakeParameter& make) {
     const std::string prefix = str("model.layers.", i, ".");
     // Each norm precedes or follows its sub-layer; the names are Hugging Face's.
     Block& block = blocks_.emplace_back();
+    block.first_leaf = leaves_.size();
     if (!c.norm_after) block.attention_norm = Norm(make, prefix + "input_layernorm", c);
     block.attention = SelfAttention(make, prefix + "self_attn", c, i);
     if (c.norm_after) block.attention_norm = Norm(make, prefix + "post_attention_layernorm", c);
     if (!c.norm_after) block.mlp_norm = Norm(make, prefix + "post_attention_layernorm", c);
     block.mlp = Mlp(make, prefix + "mlp", c);
     if (c.norm_after) block.mlp_norm = Norm(make, prefix + "post_feedforward_layernorm", c);
+    block.end_leaf = leaves_.size();
   }
   final_norm_ = Norm(make, "model.norm", c);
   head_ = c.tie_embeddings ? embedding_ : table("lm_head.weight", c.vocab_size, Use::kMatmul);
@@ -222,6 +224,7 @@ Transformer::Residual Transformer::block(int index, const Variable& x, const Var
 }
 
 Variable Transformer::recomputed_block(int index, const Variable& x, const Pass& pass) const {
+  const Block& b = blocks_[static_cast<size_t>(index)];
   // The closure outlives this call: it copies the pass, whose `attention` must not refer to this
   // stack.
   return checkpoint(
@@ -229,16 +232,7 @@ Variable Transformer::recomputed_block(int index, const Variable& x, const Pass&
         const Residual end = block(index, in[0], first_norm(index, in[0]), pass);
         return add(end.x, end.branch);
       },
-      {&x, 1}, blocks_[static_cast<size_t>(index)].parameters());
-}
-
-Parameters Transformer::Block::parameters() const {
-  Parameters all;
-  attention_norm.append_to(all);
-  mlp_norm.append_to(all);
-  attention.append_to(all);
-  mlp.append_to(all);
-  return all;
+      {&x, 1}, std::span(leaves_).subspan(b.first_leaf, b.end_leaf - b.first_leaf));
 }
 
 void Transformer::copy_from(const Transformer& source) {

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "core/non_copyable.h"
 #include "data/packing.h"
 #include "nn/kv_cache.h"
 #include "nn/modules.h"
@@ -25,7 +26,7 @@ inline constexpr uint64_t kInitPurpose = 1;
 // Tokens of forward_cached(): any (prefill), or one per cache row (decode).
 enum class CachedStep { kPrefill, kDecode };
 
-class Transformer {
+class Transformer : NonCopyable {
  public:
   // Initialises every parameter from (seed, its index): N(0, init_std), output projections scaled
   // by 1 / sqrt(2 layers) (Radford et al. 2019), norms 1, biases 0: the same values on every
@@ -33,8 +34,6 @@ class Transformer {
   // copied. `config` must be resolved.
   Transformer(const ModelConfig& config, DType dtype, std::optional<uint64_t> seed,
               Device device = {});
-  Transformer(const Transformer&) = delete;
-  Transformer& operator=(const Transformer&) = delete;
 
   // Copies a batch to the model's device. Before a copy to a GPU, whose kernels do not check ids,
   // throws Error for a sequence over the context or a token outside the vocabulary.
@@ -69,7 +68,7 @@ class Transformer {
     Norm attention_norm, mlp_norm;
     SelfAttention attention;
     Mlp mlp;
-    Parameters parameters() const;
+    size_t first_leaf = 0, end_leaf = 0;  // its parameters are leaves [first_leaf, end_leaf)
   };
   // Creates the parameters and modules in order.
   void build(const MakeParameter& make);

@@ -11,11 +11,9 @@ namespace cohort {
 namespace {
 
 double scale_factor(AdvantageScale scale, const GroupStatistics& group) {
-#define COHORT_FACTOR(type, name, factor) \
-  if (scale == AdvantageScale::type) return factor;
-  COHORT_ADVANTAGE_SCALES(COHORT_FACTOR)
-#undef COHORT_FACTOR
-  return 1;
+  for (const AdvantageScaleEntry& entry : kAdvantageScales)
+    if (entry.value == scale) return entry.factor(group);
+  throw Error("[advantage] expected a scale of kAdvantageScales");
 }
 
 // True if two totals differ by no more than the rounding of their sums: 0.3 and 0.1 + 0.2 are

@@ -20,26 +20,29 @@ struct GroupStatistics {
   double n = 0, std = 0, batch_std = 0;
 };
 
-// A new scale is a line here: its enumerator, its name in a configuration, and its factor.
+enum class AdvantageScale { kGroup, kBatch, kNone, kLeaveOneOut };
+
+// A new scale is an enumerator and a line in kAdvantageScales: its name in a configuration, and its
+// factor.
 //   group          GRPO (Shao et al. 2024); the 1e-4 keeps groups of almost equal rewards from
 //                  being scaled up to unit variance
 //   batch          group means, and the std of the whole step ("Tricks or Traps?", Liu et al. 2025)
 //   none           Dr. GRPO (Liu et al. 2025)
 //   leave_one_out  r - mean of the others: RLOO (Ahmadian et al. 2024)
-#define COHORT_ADVANTAGE_SCALES(A)                 \
-  A(kGroup, "group", 1 / (group.std + 1e-4))       \
-  A(kBatch, "batch", 1 / (group.batch_std + 1e-4)) \
-  A(kNone, "none", 1.0)                            \
-  A(kLeaveOneOut, "leave_one_out", group.n / (group.n - 1))
-
-#define COHORT_ENUMERATOR(type, name, factor) type,
-enum class AdvantageScale { COHORT_ADVANTAGE_SCALES(COHORT_ENUMERATOR) };
-#undef COHORT_ENUMERATOR
-
-#define COHORT_SCALE_NAME(type, name, factor) {AdvantageScale::type, name},
-inline constexpr EnumName<AdvantageScale> kAdvantageScaleNames[] = {
-    COHORT_ADVANTAGE_SCALES(COHORT_SCALE_NAME)};
-#undef COHORT_SCALE_NAME
+struct AdvantageScaleEntry {
+  AdvantageScale value;
+  const char* name;
+  double (*factor)(const GroupStatistics& group);
+};
+inline constexpr AdvantageScaleEntry kAdvantageScales[] = {
+    {AdvantageScale::kGroup, "group",
+     [](const GroupStatistics& group) { return 1 / (group.std + 1e-4); }},
+    {AdvantageScale::kBatch, "batch",
+     [](const GroupStatistics& group) { return 1 / (group.batch_std + 1e-4); }},
+    {AdvantageScale::kNone, "none", [](const GroupStatistics&) { return 1.0; }},
+    {AdvantageScale::kLeaveOneOut, "leave_one_out",
+     [](const GroupStatistics& group) { return group.n / (group.n - 1); }},
+};
 
 // rewards: `group_size` consecutive elements per group; batch_std: see GroupStatistics, for `batch`
 // only. Throws Error unless the number of rewards is a multiple of group_size.

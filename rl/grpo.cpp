@@ -24,19 +24,17 @@ StepTotals count_totals(std::span<const TokenSequence> sequences) {
   return totals;
 }
 
-double token_weight(LossType type, const StepTotals& step_totals, int64_t tokens,
-                    int64_t max_tokens) {
+double token_weight(LossType type, const StepTotals& totals, int64_t length,
+                    int64_t max_completion_length) {
   // All totals are 0 if every token is masked.
-  const StepTotals totals = {std::max(step_totals.sequences, 1.0),
-                             std::max(step_totals.tokens, 1.0)};
-  [[maybe_unused]] const auto length = static_cast<double>(std::max<int64_t>(tokens, 1)),
-                              max_completion_length =
-                                  static_cast<double>(std::max<int64_t>(max_tokens, 1));
-#define COHORT_WEIGHT(type_, name, denominator) \
-  if (type == LossType::type_) return 1 / (denominator);
-  COHORT_LOSS_TYPES(COHORT_WEIGHT)
-#undef COHORT_WEIGHT
-  return 0;
+  const LossSizes sizes = {
+      .sequences = std::max(totals.sequences, 1.0),
+      .tokens = std::max(totals.tokens, 1.0),
+      .length = static_cast<double>(std::max<int64_t>(length, 1)),
+      .max_completion_length = static_cast<double>(std::max<int64_t>(max_completion_length, 1))};
+  for (const LossTypeEntry& entry : kLossTypes)
+    if (entry.value == type) return 1 / entry.denominator(sizes);
+  throw Error("[token_weight] expected a loss type of kLossTypes");
 }
 
 Minibatch pack_policy(std::vector<TokenSequence> sequences, const PackPolicyDesc& desc) {

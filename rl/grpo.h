@@ -26,29 +26,35 @@ struct StepTotals {
   double sequences = 0, tokens = 0;
 };
 
-// A new loss type is a line here: its enumerator, its name in a configuration, and the denominator
-// of a token's loss, from `totals`, `length` (tokens of its sequence in the loss mask) and
-// `max_completion_length`.
+enum class LossType { kGrpo, kDapo, kDrGrpo, kBnpo, kSequenceSum };
+
+// Numbers that the denominator of a token's loss may use, all at least 1: the totals of the update,
+// the tokens of its sequence in the loss mask, and the longest completion that is allowed.
+struct LossSizes {
+  double sequences, tokens, length, max_completion_length;
+};
+
+// A new loss type is an enumerator and a line in kLossTypes: its name in a configuration, and the
+// denominator of a token's loss.
 //   grpo          mean over tokens, then over sequences (Shao et al. 2024)
 //   dapo          mean over all tokens of the update (Yu et al. 2025)
 //   dr_grpo       a constant number of tokens per sequence (Liu et al. 2025)
 //   bnpo          mean over the tokens of a batch; see 1. above
 //   sequence_sum  sum over tokens, mean over sequences: the log-prob of the whole completion
 //                 (REINFORCE, Williams 1992)
-#define COHORT_LOSS_TYPES(L)                                        \
-  L(kGrpo, "grpo", (totals.sequences * length))                     \
-  L(kDapo, "dapo", totals.tokens)                                   \
-  L(kDrGrpo, "dr_grpo", (totals.sequences * max_completion_length)) \
-  L(kBnpo, "bnpo", totals.tokens)                                   \
-  L(kSequenceSum, "sequence_sum", totals.sequences)
-
-#define COHORT_ENUMERATOR(type, name, denominator) type,
-enum class LossType { COHORT_LOSS_TYPES(COHORT_ENUMERATOR) };
-#undef COHORT_ENUMERATOR
-
-#define COHORT_LOSS_NAME(type, name, denominator) {LossType::type, name},
-inline constexpr EnumName<LossType> kLossTypeNames[] = {COHORT_LOSS_TYPES(COHORT_LOSS_NAME)};
-#undef COHORT_LOSS_NAME
+struct LossTypeEntry {
+  LossType value;
+  const char* name;
+  double (*denominator)(const LossSizes& n);
+};
+inline constexpr LossTypeEntry kLossTypes[] = {
+    {LossType::kGrpo, "grpo", [](const LossSizes& n) { return n.sequences * n.length; }},
+    {LossType::kDapo, "dapo", [](const LossSizes& n) { return n.tokens; }},
+    {LossType::kDrGrpo, "dr_grpo",
+     [](const LossSizes& n) { return n.sequences * n.max_completion_length; }},
+    {LossType::kBnpo, "bnpo", [](const LossSizes& n) { return n.tokens; }},
+    {LossType::kSequenceSum, "sequence_sum", [](const LossSizes& n) { return n.sequences; }},
+};
 
 struct GrpoConfig {
   double epsilon = 0.2;
@@ -69,8 +75,8 @@ struct GrpoConfig {
             "the ratio is clipped above 1 + epsilon_high; none: epsilon", {.min = 0});
     v.field("beta", beta, "weight of the KL to the frozen start model; 0: no start model is kept",
             {.min = 0});
-    v.choice("loss_type", loss_type, kLossTypeNames, "how token losses are averaged");
-    v.choice("scale_rewards", scale_rewards, kAdvantageScaleNames,
+    v.choice("loss_type", loss_type, kLossTypes, "how token losses are averaged");
+    v.choice("scale_rewards", scale_rewards, kAdvantageScales,
              "advantage: group: (r - mean) / (std + 1e-4) of the group; batch: the same with the "
              "std of all rewards of the step; none: r - mean; leave_one_out: r - mean of the "
              "others");

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "rl/rewards/command.h"
 #include "rl/rewards/rewards.h"
@@ -20,27 +19,23 @@ const std::vector<RewardEntry>& reward_table() {
 
 namespace {
 
-std::string reward_names() {
-  std::string list;
-  for (const RewardEntry& entry : reward_table()) list += str(list.empty() ? "" : ", ", entry.name);
-  return list;
+std::vector<std::string> reward_names() {
+  std::vector<std::string> names;
+  for (const RewardEntry& entry : reward_table()) names.emplace_back(entry.name);
+  return names;
 }
 
 }  // namespace
 
 RewardFn make_reward(const RewardConfig& config, const Task* task) {
-  std::vector<std::string> known;
-  for (const RewardEntry& entry : reward_table()) {
+  for (const RewardEntry& entry : reward_table())
     if (config.name == entry.name) return entry.make(config, task);
-    known.emplace_back(entry.name);
-  }
-  const std::string nearest = nearest_name(config.name, known);
-  throw InputError(str("unknown reward; known: ", reward_names(),
-                       nearest.empty() ? "" : str("; did you mean '", nearest, "'?")));
+  throw InputError(str("unknown reward; known: ", join(reward_names(), ", "),
+                       did_you_mean(config.name, reward_names())));
 }
 
 void RewardConfig::visit(ConfigVisitor& v) {
-  static const std::string known = str("one of: ", reward_names());
+  static const std::string known = "one of: " + join(reward_names(), ", ");
   v.field("name", name, known.c_str());
   v.field("weight", weight, "weight in the sum of rewards");
   v.field("pattern", pattern,
@@ -99,7 +94,7 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
                " prompts, got ", samples);
   Scores scores;
   scores.each.assign(rewards_.size(), std::vector<double>(samples));
-  scores.total.assign(samples, std::numeric_limits<double>::quiet_NaN());
+  scores.total.assign(samples, kNotApplicable);
   scores.failed.resize(rewards_.size());
   scores.first_error.resize(rewards_.size());
   for (size_t s = 0; s < samples; ++s) submit(prompts[s / group], trajectories[s], step);

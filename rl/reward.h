@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -37,7 +38,8 @@ struct RewardInput {
   int64_t index = 0;  // completion within the step, over all ranks
   int64_t step = 0;
 };
-// NaN: not applicable to this example.
+// The value of a reward that does not apply to an example.
+inline constexpr double kNotApplicable = std::numeric_limits<double>::quiet_NaN();
 using RewardFn = std::function<double(const RewardInput&)>;
 
 // A kind of reward and its factory. `task` is the generated task that the data come from, or

@@ -1,20 +1,17 @@
 #include "rl/worker_host.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <fstream>
 
-#include "core/check.h"
+#include "sys/polling.h"
+#include "sys/process.h"
+#include "sys/sockets.h"
 
 namespace cohort {
 namespace {
@@ -39,43 +36,22 @@ constexpr int64_t kMaxLog = 256 << 20;
 constexpr const char* kTruncated =
     "(cohort: this log was longer than 256 MB, and begins again here)\n";
 
+// A packet as sendmsg() and recvmsg() take it, with room for the descriptors of the streams.
+struct Message {
+  Message(void* bytes, size_t size) : data{bytes, size} {
+    header.msg_iov = &data;
+    header.msg_iovlen = 1;
+    header.msg_control = control;
+    header.msg_controllen = sizeof control;
+  }
+  Message(const Message&) = delete;
+  Message& operator=(const Message&) = delete;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int[kStreams]))] = {};
+  iovec data;
+  msghdr header{};
+};
+
 // ---- In the host
-
-[[noreturn]] void become_program(const Request& request, const std::vector<char*>& texts,
-                                 const int (&streams)[kStreams], int report) {
-  ::setpgid(0, 0);
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGXFSZ}) ::signal(signal, SIG_DFL);
-  for (int i = 0; i < kStreams; ++i) ::dup2(streams[i], i);
-  const char* directory = texts[static_cast<size_t>(request.num_arguments)];
-  std::vector<char*> argv(texts.begin(), texts.begin() + request.num_arguments);
-  argv.push_back(nullptr);
-  const auto bytes = static_cast<rlim_t>(request.memory);
-  const rlimit limit{bytes, bytes};
-  if ((*directory == '\0' || ::chdir(directory) == 0) &&
-      (request.memory == 0 || ::setrlimit(RLIMIT_AS, &limit) == 0))
-    ::execvp(argv[0], argv.data());
-  const int error = errno;
-  if (::write(report, &error, sizeof error) < 0) ::_exit(126);
-  ::_exit(127);
-}
-
-Reply start_program(const Request& request, const std::vector<char*>& texts,
-                    const int (&streams)[kStreams]) {
-  int report[2];
-  if (::pipe2(report, O_CLOEXEC) != 0) return {-1, errno};
-  const Descriptor reading(report[0]);
-  Descriptor writing(report[1]);
-  const pid_t id = ::fork();
-  if (id < 0) return {-1, errno};
-  if (id == 0) become_program(request, texts, streams, report[1]);
-  ::setpgid(id, id);  // in parent and child, since either may run first
-  writing.close();
-  int error = 0;
-  if (::read(report[0], &error, sizeof error) != sizeof error) return {id, 0};
-  ::waitpid(id, nullptr, 0);
-  return {-1, error};
-}
 
 // The children of this process, including the orphans that it has adopted as subreaper.
 std::vector<pid_t> children() {
@@ -92,12 +68,10 @@ class Host {
   [[noreturn]] void serve() {
     std::vector<char> packet(kMaxPacket);
     for (;;) {
-      pollfd waiting{socket_, POLLIN, 0};
-      if (::poll(&waiting, 1, 1000) == 0) {
+      if (!poll_until(Clock::now() + std::chrono::seconds(1), {{socket_, POLLIN, 0}}))
         reap_and_limit_log();
-        continue;
-      }
-      if (!serve_one(packet)) break;
+      else if (!serve_one(packet))
+        break;
     }
     ::alarm(10);  // processes that cannot be killed must not delay the end of the run
     for (const pid_t id : programs_) ::kill(-id, SIGKILL);
@@ -109,38 +83,39 @@ class Host {
 
  private:
   bool serve_one(std::vector<char>& packet) {
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int[kStreams]))];
-    iovec data{packet.data(), packet.size()};
-    msghdr message{};
-    message.msg_iov = &data;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-    const ssize_t size = ::recvmsg(socket_, &message, MSG_CMSG_CLOEXEC);
+    Message message(packet.data(), packet.size());
+    const ssize_t size = ::recvmsg(socket_, &message.header, MSG_CMSG_CLOEXEC);
     if (size < 0 && errno == EINTR) return true;
     Request request;
     if (size < static_cast<ssize_t>(sizeof request)) return false;
     std::memcpy(&request, packet.data(), sizeof request);
-    Reply reply;
-    if (request.command == Command::kEnd) {
+    Reply reply{-1, EMFILE};
+    if (request.command == Command::kEnd)
       reply = end_program(request.id);
-    } else if ((message.msg_flags & MSG_CTRUNC) != 0) {
-      reply = {-1, EMFILE};
-    } else {
-      Descriptor owned[kStreams];
-      int streams[kStreams];
-      std::memcpy(streams, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof streams);
-      for (int i = 0; i < kStreams; ++i) owned[i] = Descriptor(streams[i]);
-      std::vector<char*> texts;
-      for (char* text = packet.data() + sizeof request; text < packet.data() + size;
-           text += std::strlen(text) + 1)
-        texts.push_back(text);
-      reply = start_program(request, texts, streams);
-      if (reply.value > 0) programs_.push_back(reply.value);
-      if (request.errors_to_log != 0) log_ = std::move(owned[STDERR_FILENO]);
-    }
+    else if ((message.header.msg_flags & MSG_CTRUNC) == 0)
+      reply = start_program(request, {packet.data() + sizeof request, packet.data() + size},
+                            CMSG_DATA(CMSG_FIRSTHDR(&message.header)));
     reap_and_limit_log();
     return ::send(socket_, &reply, sizeof reply, MSG_NOSIGNAL) == sizeof reply;
+  }
+
+  // `texts`: the strings of the request; `streams`: the bytes of its descriptors.
+  Reply start_program(const Request& request, std::string_view texts, const void* streams) {
+    SpawnOptions program{.memory = request.memory};
+    std::memcpy(program.streams.data(), streams, sizeof program.streams);
+    Descriptor owned[kStreams];
+    for (size_t i = 0; i < kStreams; ++i) owned[i] = Descriptor(program.streams[i]);
+    for (int i = 0; i < request.num_arguments; ++i, texts.remove_prefix(texts.find('\0') + 1))
+      program.command.emplace_back(texts.data());
+    program.directory = texts.data();
+    const Spawned spawned = spawn(program);
+    if (request.errors_to_log != 0) log_ = std::move(owned[STDERR_FILENO]);
+    if (spawned.error == 0) {
+      programs_.push_back(spawned.id);
+      return {spawned.id, 0};
+    }
+    if (spawned.id > 0) wait_for_exit(spawned.id);
+    return {-1, spawned.error};
   }
 
   Reply end_program(pid_t id) {
@@ -148,12 +123,8 @@ class Host {
     ::kill(id, SIGKILL);  // it may have left its group
     std::erase(programs_, id);
     // A process in uninterruptible sleep (driver, dead disk) does not die in time and is given up.
-    for (int i = 0; i < 2000; ++i) {
-      int status = 0;
-      if (::waitpid(id, &status, WNOHANG) != 0) return {status, 0};
-      ::usleep(1000);
-    }
-    return {0, ETIMEDOUT};
+    const std::optional<int> status = wait_for_exit(id, std::chrono::seconds(2));
+    return status ? Reply{*status, 0} : Reply{0, ETIMEDOUT};
   }
 
   void reap_and_limit_log() {
@@ -179,7 +150,8 @@ class Host {
   ::setpgid(0, 0);  // not interrupted by Ctrl-C in the terminal
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   ::prctl(PR_SET_NAME, "reward-host");  // survives `killall -9 cohort`
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::signal(signal, SIG_IGN);
+  // They have no effect here, and their default effect in the programs: an exec resets handlers.
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGXFSZ}) ::signal(signal, [](int) {});
   ::signal(SIGCHLD, SIG_DFL);  // an inherited SIG_IGN would discard exit statuses
   ::dup2(socket, kStreams);
   if (::close_range(kStreams + 1, ~0U, 0) != 0)  // before Linux 5.9
@@ -190,36 +162,30 @@ class Host {
 
 // ---- In this process
 
-struct Pipe {
-  Pipe() {
-    int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0)
-      throw InputError(str("cannot make a pipe to a reward program: ", std::strerror(errno),
-                           "; hint: fewer workers, or a higher limit (ulimit -n)"));
-    reading = Descriptor(ends[0]);
-    writing = Descriptor(ends[1]);
-  }
-  Descriptor reading, writing;
-};
+// The pipe of a stream of a program. `ours`, the end of this process, does not block.
+Pipe make_stream(Descriptor Pipe::*ours) {
+  Pipe pipe = make_pipe();
+  if (!pipe.reading.is_open())
+    throw InputError(str("cannot make a pipe to a reward program: ", system_reason(),
+                         "; hint: fewer workers, or a higher limit (ulimit -n)"));
+  set_non_blocking(pipe.*ours);
+  return pipe;
+}
 
-Reply send_request(int socket, const std::string& packet, const int* streams) {
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int[kStreams]))] = {};
-  iovec data{const_cast<char*>(packet.data()), packet.size()};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
+Reply send_request(int socket, std::string packet, const int* streams) {
+  Message message(packet.data(), packet.size());
   if (streams != nullptr) {
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    cmsghdr* header = CMSG_FIRSTHDR(&message.header);
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
     header->cmsg_len = CMSG_LEN(sizeof(int[kStreams]));
     std::memcpy(CMSG_DATA(header), streams, sizeof(int[kStreams]));
+  } else {
+    message.header.msg_controllen = 0;
   }
   Reply reply;
   ssize_t received = -1;
-  if (::sendmsg(socket, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(packet.size())) do
+  if (::sendmsg(socket, &message.header, MSG_NOSIGNAL) == static_cast<ssize_t>(packet.size())) do
       received = ::recv(socket, &reply, sizeof reply, 0);
     while (received < 0 && errno == EINTR);
   if (received != sizeof reply)
@@ -234,29 +200,25 @@ std::string as_packet(const Request& request) {
 }  // namespace
 
 WorkerHost::WorkerHost() {
-  int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
-    throw Error(str("cannot make a socket: ", std::strerror(errno)));
-  socket_ = Descriptor(ends[0]);
-  const Descriptor host_end(ends[1]);
+  auto [ours, host_end] = socket_pair(SOCK_SEQPACKET, "cannot make a socket");
+  socket_ = std::move(ours);
   host_ = ::fork();
-  if (host_ < 0) throw Error(str("cannot start a process: ", std::strerror(errno)));
-  if (host_ == 0) become_host(ends[1]);
+  if (host_ < 0) throw_errno("cannot start a process");
+  if (host_ == 0) become_host(host_end.get());
 }
 
 WorkerHost::~WorkerHost() {
   socket_.close();
-  while (::waitpid(host_, nullptr, 0) < 0 && errno == EINTR) {
-  }
+  wait_for_exit(host_);
 }
 
 WorkerHost::Started WorkerHost::start(const Program& program) {
   const std::lock_guard lock(mutex_);
-  Pipe input, output;
+  Pipe input = make_stream(&Pipe::writing), output = make_stream(&Pipe::reading);
   Descriptor log;
   if (!log_.empty()) {
     log = Descriptor(::open(log_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
-    if (!log.is_open()) throw InputError(str(log_, " cannot be opened: ", std::strerror(errno)));
+    if (!log.is_open()) throw_errno<InputError>(log_, " cannot be opened");
   }
   std::string packet = as_packet({.command = Command::kStart,
                                   .memory = program.memory,
@@ -269,8 +231,7 @@ WorkerHost::Started WorkerHost::start(const Program& program) {
                          log.is_open() ? log.get() : STDERR_FILENO};
   const Reply reply = send_request(socket_.get(), packet, streams);
   if (reply.error != 0)
-    throw InputError(str("cannot run '", program.command[0], "': ", std::strerror(reply.error)));
-  for (const int fd : {input.writing.get(), output.reading.get()}) ::fcntl(fd, F_SETFL, O_NONBLOCK);
+    throw InputError(str("cannot run '", program.command[0], "': ", system_reason(reply.error)));
   return {reply.value, std::move(input.writing), std::move(output.reading)};
 }
 

@@ -1,29 +1,19 @@
 // One thread serves the pipes of all programs. Each program has one request at a time.
 #include "rl/worker_pool.h"
 
-#include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <chrono>
 #include <condition_variable>
-#include <cstring>
 #include <deque>
 #include <exception>
 #include <mutex>
-#include <optional>
 #include <thread>
-#include <utility>
 
-#include "core/check.h"
+#include "sys/polling.h"
 
 namespace cohort {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMaxAnswer = 1 << 20;  // bytes beyond those of the request
 // If so many first answers have timed out and no program has ever answered, none is expected to.
@@ -50,11 +40,6 @@ class WorkerPool::Loop {
  public:
   Loop(WorkerHost& host, WorkerPoolOptions options)
       : host_(host), options_(std::move(options)), workers_(static_cast<size_t>(options_.workers)) {
-    int ends[2];
-    if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
-      throw Error(str("cannot make a pipe: ", std::strerror(errno)));
-    woken_ = Descriptor(ends[0]);
-    wake_ = Descriptor(ends[1]);
     for (Worker& worker : workers_) worker.program = host_.start(options_.program);
     thread_ = std::thread([this] { run(); });
   }
@@ -64,7 +49,7 @@ class WorkerPool::Loop {
       const std::lock_guard lock(mutex_);
       ended_ = true;
     }
-    wake();
+    wake_.signal();
     thread_.join();
     try {
       for (Worker& worker : workers_)
@@ -79,7 +64,7 @@ class WorkerPool::Loop {
       requests_.push_back(std::move(request));
       answers_.emplace_back();
     }
-    wake();
+    wake_.signal();
   }
 
   std::vector<Answer> collect() {
@@ -92,11 +77,6 @@ class WorkerPool::Loop {
   }
 
  private:
-  void wake() const {
-    const char byte = 0;
-    if (::write(wake_.get(), &byte, 1) < 0 && errno != EAGAIN) std::abort();
-  }
-
   void run() {
     // Signals are for other threads. Without SIGPIPE, write() to an ended program fails with EPIPE.
     sigset_t all;
@@ -120,7 +100,7 @@ class WorkerPool::Loop {
       for (Worker& worker : workers_)
         while (worker.request == kNone && next_ < requests_.size()) assign(worker, next_++);
     }
-    std::vector<pollfd> fds{{woken_.get(), POLLIN, 0}};
+    std::vector<pollfd> fds{{wake_.fd(), POLLIN, 0}};
     Clock::time_point deadline = Clock::now() + seconds(3600);
     for (const Worker& worker : workers_) {
       fds.push_back({worker.program.output.get(), POLLIN, 0});
@@ -128,10 +108,8 @@ class WorkerPool::Loop {
         fds.push_back({worker.program.input.get(), POLLOUT, 0});
       if (worker.request != kNone) deadline = std::min(deadline, worker.deadline);
     }
-    const auto wait = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-    ::poll(fds.data(), fds.size(), static_cast<int>(std::max<int64_t>(wait, 0)));
-    for (char bytes[64]; ::read(woken_.get(), bytes, sizeof bytes) > 0;) {
-    }
+    poll_until(deadline, std::move(fds));
+    wake_.clear();
     for (Worker& worker : workers_) {
       send(worker);
       receive(worker);
@@ -166,14 +144,11 @@ class WorkerPool::Loop {
   }
 
   void receive(Worker& worker) {
-    char bytes[65536];
-    for (;;) {
-      const ssize_t n = ::read(worker.program.output.get(), bytes, sizeof bytes);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return;  // no data yet
-      if (n == 0) return fail(worker, "it has ended, or closed its output");
+    while (worker.program.output.is_open()) {
       const size_t before = worker.answer.size();
-      worker.answer.append(bytes, static_cast<size_t>(n));
+      const ssize_t n = read_available(worker.program.output.get(), worker.answer);
+      if (n == 0) return;
+      if (n < 0) return fail(worker, "it has ended, or closed its output");
       if (worker.answer.size() > kMaxAnswer + worker.text.size())
         return fail(worker, "its answer is over 1 MB");
       const size_t line = worker.answer.find('\n', before);
@@ -234,7 +209,7 @@ class WorkerPool::Loop {
   std::vector<Worker> workers_;
   bool any_answered_ = false;
   int num_unanswered_ = 0;  // timeouts of first answers while no program has answered
-  Descriptor woken_, wake_;
+  WakeEvent wake_;
 
   std::mutex mutex_;
   std::condition_variable all_answered_;

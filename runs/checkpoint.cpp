@@ -192,7 +192,11 @@ TrainState TrainState::from_json(const Json& json) {
   s.seconds = json.at("seconds").as_double();
   s.finished = json.at("finished").as_bool();
   // Not in checkpoints of the first version.
-  if (const Json* steps = json.find("unrewarded_steps")) s.unrewarded_steps = steps->as_int();
+  const auto int_or = [&](const char* key, int64_t otherwise) {
+    const Json* found = json.find(key);
+    return found == nullptr ? otherwise : found->as_int();
+  };
+  s.unrewarded_steps = int_or("unrewarded_steps", 0);
   if (const Json* monitor = json.find("monitor")) s.monitor = *monitor;
   s.report = json.at("report");
   if (const Json* planned = json.find("planned_steps"))
@@ -200,12 +204,9 @@ TrainState TrainState::from_json(const Json& json) {
   const Json* best_loss = json.find("best_loss");
   s.best_loss = number_or_nan(best_loss == nullptr ? Json() : *best_loss);
   // Earlier versions wrote none of these, and had a best step from the first evaluation on.
-  const Json* steps = json.find("steps");
-  const Json* evaluated = json.find("evaluated_step");
-  const Json* fingerprint = json.find("data_fingerprint");
-  s.steps = steps != nullptr ? steps->as_int() : 0;
-  s.evaluated_step = evaluated != nullptr ? evaluated->as_int() : s.best_step;
-  if (fingerprint != nullptr) s.data_fingerprint = fingerprint->as_string();
+  s.steps = int_or("steps", 0);
+  s.evaluated_step = int_or("evaluated_step", s.best_step);
+  if (const Json* sum = json.find("data_fingerprint")) s.data_fingerprint = sum->as_string();
   return s;
 }
 
@@ -346,21 +347,23 @@ LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device
   return load_saved(checkpoint, saved_model(checkpoint), dtype, device);
 }
 
-ModelDescription describe_model(const std::string& checkpoint, const TrainConfig& config) {
+ModelDescription describe_model(const std::string& checkpoint, const ModelConfig& wanted,
+                                const DataConfig& data) {
   ModelDescription saved = saved_model(checkpoint);
-  check_compatible(config, saved.config, *saved.tokenizer, checkpoint);
-  apply_run_options(config, saved.config);
+  check_compatible(wanted, data, saved.config, *saved.tokenizer, checkpoint);
+  apply_run_options(wanted, saved.config);
   return saved;
 }
 
-LoadedModel load_model(const std::string& checkpoint, const TrainConfig& config, Device device) {
-  return load_saved(checkpoint, describe_model(checkpoint, config), config.dtype, device);
+LoadedModel load_model(const std::string& checkpoint, const ModelConfig& wanted,
+                       const DataConfig& data, DType dtype, Device device) {
+  return load_saved(checkpoint, describe_model(checkpoint, wanted, data), dtype, device);
 }
 
-void apply_run_options(const TrainConfig& config, ModelConfig& model) {
-  model.dropout = config.model.dropout;
-  model.recompute = config.model.recompute;
-  if (config.model.context > 0) model.context = config.model.context;
+void apply_run_options(const ModelConfig& wanted, ModelConfig& model) {
+  model.dropout = wanted.dropout;
+  model.recompute = wanted.recompute;
+  if (wanted.context > 0) model.context = wanted.context;
 }
 
 namespace {
@@ -372,30 +375,30 @@ bool may_be_shorter(const ModelConfig& model, int64_t context) {
 
 }  // namespace
 
-void check_compatible(const TrainConfig& config, const ModelConfig& model,
+void check_compatible(const ModelConfig& wanted, const DataConfig& data, const ModelConfig& model,
                       const Tokenizer& tokenizer, const std::string& source) {
-  const ConfigFields wanted = config_fields(config.model), found = config_fields(model),
+  const ConfigFields asked = config_fields(wanted), found = config_fields(model),
                      defaults = config_fields(ModelConfig{});
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    const auto& [key, value] = wanted[i];
+  for (size_t i = 0; i < asked.size(); ++i) {
+    const auto& [key, value] = asked[i];
     // Training options, initialization of new models, and the model's location.
     if (key == "dropout" || key == "recompute" || key == "init_std" || key == "path") continue;
-    if (key == "context" && may_be_shorter(model, config.model.context)) continue;
+    if (key == "context" && may_be_shorter(model, wanted.context)) continue;
     if (value != defaults[i].second && value != found[i].second)
       throw InputError(str("model.", key, ": ", value, " was asked for, but the model of ", source,
                            " has ", key, ": ", found[i].second,
                            "; hint: leave the key out, or start without init_from"));
   }
-  const auto require_tokenizer = [&](const char* key, const std::string& asked,
+  const auto require_tokenizer = [&](const char* key, const std::string& value,
                                      const Tokenizer& other) {
     if (tokenizer.files() != other.files())
-      throw InputError(str(key, ": ", asked, " was asked for, but the model of ", source,
+      throw InputError(str(key, ": ", value, " was asked for, but the model of ", source,
                            " has another tokenizer; hint: leave the key out"));
   };
   // The folder is not needed once a model exists.
-  if (const std::string& path = config.data.tokenizer_path; !path.empty()) {
+  if (const std::string& path = data.tokenizer_path; !path.empty()) {
     if (path_exists(path)) require_tokenizer("data.tokenizer_path", path, *load_tokenizer(path));
-  } else if (config.data.tokenizer == TokenizerType::kByte) {
+  } else if (data.tokenizer == TokenizerType::kByte) {
     require_tokenizer("data.tokenizer", "byte", *make_byte_tokenizer());
   }
 }

@@ -21,11 +21,11 @@
 #include <string>
 #include <vector>
 
+#include "data/data_config.h"
 #include "nn/model_folder.h"
 #include "sys/files.h"
 #include "text/json.h"
 #include "text/tokenizer.h"
-#include "trainers/config.h"
 #include "trainers/optimizer.h"
 
 namespace cohort {
@@ -113,22 +113,23 @@ struct LoadedModel {
   std::unique_ptr<Tokenizer> tokenizer;
 };
 LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device = {});
-// For training: dropout, recompute, dtype and a shorter context are those of `config`, everything
-// else is the checkpoint's. Throws InputError where check_compatible() does.
-LoadedModel load_model(const std::string& checkpoint, const TrainConfig& config,
-                       Device device = {});
+// For training: dropout, recompute and a shorter context are those of `wanted`, everything else is
+// the checkpoint's. Throws InputError where check_compatible() does.
+LoadedModel load_model(const std::string& checkpoint, const ModelConfig& wanted,
+                       const DataConfig& data, DType dtype, Device device = {});
 // Configuration and tokenizer of such a model, without its weights.
 struct ModelDescription {
   ModelConfig config;  // resolved
   std::unique_ptr<Tokenizer> tokenizer;
 };
-ModelDescription describe_model(const std::string& checkpoint, const TrainConfig& config);
+ModelDescription describe_model(const std::string& checkpoint, const ModelConfig& wanted,
+                                const DataConfig& data);
 // Applies the options that a run may change of a model that passes check_compatible(): dropout,
 // recompute, and a shorter context.
-void apply_run_options(const TrainConfig& config, ModelConfig& model);
-// Throws InputError if config.model or config.data.tokenizer differs from `model` or `tokenizer`;
-// keys with their default value are not compared. `source` names their origin in the message.
-void check_compatible(const TrainConfig& config, const ModelConfig& model,
+void apply_run_options(const ModelConfig& wanted, ModelConfig& model);
+// Throws InputError if `wanted` or data.tokenizer differs from `model` or `tokenizer`; keys with
+// their default value are not compared. `source` names their origin in the message.
+void check_compatible(const ModelConfig& wanted, const DataConfig& data, const ModelConfig& model,
                       const Tokenizer& tokenizer, const std::string& source);
 TrainState load_state(const std::string& checkpoint);
 

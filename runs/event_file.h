@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "sys/append_file.h"
+#include "sys/files.h"
 
 namespace cohort {
 

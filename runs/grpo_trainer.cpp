@@ -2,10 +2,11 @@
 // share weights and kernels, so the recorded log-probs are the old policy's exactly and the first
 // minibatch's ratio is 1.
 #include "core/log.h"
-#include "runs/loops.h"
+#include "runs/stage.h"
 #include "trainers/across_ranks.h"
 #include "trainers/grpo_monitor.h"
 #include "trainers/grpo_step.h"
+#include "trainers/sampling.h"
 
 namespace cohort {
 namespace {
@@ -21,7 +22,7 @@ void warn_of_settings(Stage& stage) {
         "samples as if they came from the policy itself; cut_probability in metrics.jsonl is the "
         "mass that "
         "top_k, top_p and min_p leave out");
-  const int64_t smallest = config.prompts_per_step / config.grpo.num_minibatches;
+  const int64_t smallest = config.batch.prompts_per_step / config.grpo.num_minibatches;
   if (smallest < stage.comm().size())
     logging::warn("prompts_per_step: a minibatch of ", smallest, " prompts leaves ",
                   stage.comm().size() - smallest, " of ", stage.comm().size(),
@@ -30,7 +31,8 @@ void warn_of_settings(Stage& stage) {
 
 std::vector<Example> next_prompts(Stage& stage, MixedOrder& order, const PromptShard& shard) {
   std::vector<int64_t> examples;
-  for (int64_t i = 0; i < stage.config().prompts_per_step; ++i) examples.push_back(order.next());
+  for (int64_t i = 0; i < stage.config().batch.prompts_per_step; ++i)
+    examples.push_back(order.next());
   std::vector<Example> prompts;
   for (const int64_t index : shard.indices)
     prompts.push_back(stage.data().train->get(examples[static_cast<size_t>(index)]));
@@ -49,7 +51,7 @@ void check_rewarded(Stage& stage, int64_t rewarded_count) {
   unrewarded = rewarded_count > 0 ? 0 : unrewarded + 1;
   if (unrewarded == 0) return;
   const std::string message =
-      str("rewards: none applies to any of the ", stage.config().completions_per_step(),
+      str("rewards: none applies to any of the ", stage.config().batch.completions_per_step(),
           " completions of step ", stage.step() + 1);
   if (stage.step() == 0 || unrewarded >= kMaxUnrewardedSteps)
     throw InputError(str(message,
@@ -64,12 +66,12 @@ void log_completions(Stage& stage, std::span<const Example> prompts, const Score
                      const RewardSet& rewards) {
   const TrainConfig& config = stage.config();
   std::vector<std::string> lines(
-      static_cast<size_t>(std::min(config.log_completions, config.completions_per_step())));
+      static_cast<size_t>(std::min(config.log_completions, config.batch.completions_per_step())));
   for (size_t i = 0; i < rollouts.trajectories.size(); ++i) {
     const Trajectory& trajectory = rollouts.trajectories[i];
     const auto index = static_cast<size_t>(trajectory.index);
     if (index >= lines.size()) continue;
-    const Example& example = prompts[i / static_cast<size_t>(config.num_generations)];
+    const Example& example = prompts[i / static_cast<size_t>(config.batch.num_generations)];
     Json each = Json(Json::Object{}), line;
     for (size_t k = 0; k < rewards.names().size(); ++k)
       each.set(rewards.names()[k], rollouts.scores.each[k][i]);
@@ -92,18 +94,19 @@ StageEnd train_grpo(Stage& stage) {
   const TrainConfig& config = stage.config();
   const RewardSet rewards(config.rewards, stage.data().task);
   const Sampler sampler(stage.engine(), *stage.data().tokenizer,
-                        sampling_for(config, *stage.data().tokenizer));
-  MixedOrder order = make_order(config, stage.data(), stage.state().planned_steps);
+                        sampling_for(config.sampling, config.data, *stage.data().tokenizer));
+  MixedOrder order = make_order(config.data_sections(), stage.data(), stage.state().planned_steps);
   order.seek(stage.state().data_position);
-  GrpoMonitor monitor(config, stage.state().monitor);
+  GrpoMonitor monitor(config.grpo, stage.state().monitor);
   if (stage.is_main() && !stage.finished()) warn_of_settings(stage);
 
+  const GrpoSections sections = config.grpo_sections();
   std::string cache;
   while (stage.more()) {
-    const PromptShard shard = shard_prompts(stage.comm(), config, stage.step());
+    const PromptShard shard = shard_prompts(stage.comm(), sections, stage.step());
     const std::vector<Example> prompts = next_prompts(stage, order, shard);
     const GrpoStepResult result = grpo_step({.comm = stage.comm(),
-                                             .config = config,
+                                             .config = sections,
                                              .sampler = sampler,
                                              .rewards = rewards,
                                              .learner = stage.learner(),

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "sys/append_file.h"
+#include "sys/files.h"
 
 namespace cohort {
 

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "core/sizes.h"
 #include "runs/checkpoint.h"
 #include "text/utf8.h"
 #include "trainers/evaluate.h"
+#include "trainers/sampling.h"
 
 namespace cohort {
 namespace {
@@ -14,8 +16,9 @@ namespace {
 // The model and tokenizer a stage starts from; without a tokenizer both are derived from the stage.
 ModelDescription start_of_run(const TrainConfig& config) {
   if (config.init_from.empty()) return {.config = config.model, .tokenizer = nullptr};
-  return load_found(config.init_from,
-                    [&](const std::string& from) { return describe_model(from, config); });
+  return load_found(config.init_from, [&](const std::string& from) {
+    return describe_model(from, config.model, config.data);
+  });
 }
 
 // Scores the solutions of training problems as if the model had written them. Programs score
@@ -58,25 +61,60 @@ void score_solutions(const TrainConfig& config, const Dataset& data, StagePrevie
             "do the patterns of the rewards fit it?");
 }
 
+// Counts the held-out problems that another set contains, too.
+class LeakCount {
+ public:
+  explicit LeakCount(const ExampleSet& held_out) : held_out_(held_out) {
+    for (int64_t i = 0; i < held_out.size(); ++i) {
+      const ExampleId id = held_out.id(i);
+      known_.emplace_back(id.split, i);
+      if (id.content != 0) known_.emplace_back(id.content, i);
+    }
+    std::sort(known_.begin(), known_.end());
+  }
+
+  // "12 of the 40 held-out problems are WHERE, the first: FILE:3"; empty: none is in `trained`.
+  std::string text(const ExampleSet& trained, const std::string& where) const {
+    std::set<int64_t> leaked;
+    for (int64_t i = 0; i < trained.size(); ++i) {
+      const ExampleId id = trained.id(i);
+      for (const uint64_t hash : {id.split, id.content})
+        for (auto it = std::lower_bound(known_.begin(), known_.end(), std::pair(hash, int64_t{0}));
+             it != known_.end() && it->first == hash; ++it)
+          leaked.insert(it->second);
+    }
+    if (leaked.empty()) return "";
+    return str(leaked.size(), " of the ", held_out_.size(), " held-out problems are ", where,
+               ", the first: ", held_out_.get(*leaked.begin()).where);
+  }
+
+ private:
+  const ExampleSet& held_out_;
+  std::vector<std::pair<uint64_t, int64_t>> known_;  // hashes, sorted, with their problems
+};
+
 StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
                            std::span<const TrainConfig> earlier) {
-  Dataset data = load_dataset(config, std::move(start.tokenizer));
+  Dataset data = load_dataset(config.data_sections(), std::move(start.tokenizer));
   if (start.config.vocab_size == 0) {  // a new model
     start.config.vocab_size = data.tokenizer->vocab_size();
     start.config.resolve();
   }
   start.config.check_device(device_named(config.device, "device"));
-  if (config.trainer != TrainerType::kPretrain) correctness_of(config, data.task);
-  if (config.trainer == TrainerType::kGrpo) RewardSet(config.rewards, data.task);
+  if (config.batch.trainer != TrainerType::kPretrain)
+    correctness_of(config.eval.correct, config.rewards, data.task);
+  if (config.batch.trainer == TrainerType::kGrpo) RewardSet(config.rewards, data.task);
   StagePreview out{.model = start.config,
-                   .lengths = check_data(config, data, start.config.context)};
-  const bool is_text = config.trainer == TrainerType::kPretrain;
+                   .lengths = check_data(config.data_sections(), data, start.config.context)};
+  check_sampling(config.sampling, config.batch.trainer, *data.tokenizer,
+                 out.lengths.shortest_prompt, start.config.context);
+  const bool is_text = config.batch.trainer == TrainerType::kPretrain;
   out.held_out_size = is_text ? 0 : data.held_out_set->size();
   out.held_out = is_text ? data.held_out_text.size() : static_cast<int64_t>(data.held_out.size());
-  if (config.trainer != TrainerType::kPretrain)
+  if (config.batch.trainer != TrainerType::kPretrain)
     for (int64_t i = 0; i < std::min<int64_t>(3, data.train->size()); ++i)
       out.examples.push_back(data.train->get(i));
-  if (config.trainer == TrainerType::kGrpo) score_solutions(config, data, out);
+  if (config.batch.trainer == TrainerType::kGrpo) score_solutions(config, data, out);
   out.leak = held_out_leak(data, earlier);
   start.tokenizer = make_tokenizer(data.tokenizer->files(), "the stage before");
   return out;
@@ -92,30 +130,30 @@ StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t
   StepSize out{.longest_sequence = stage.lengths.longest_sequence - 1};
   MemoryShape& memory = out.memory;
   memory.device = device_named(config.device, "device");
-  if (config.trainer == TrainerType::kGrpo) {
-    const int64_t of_rank = ceil_div(config.prompts_per_step, ranks) * config.num_generations;
+  if (config.batch.trainer == TrainerType::kGrpo) {
+    const int64_t of_rank =
+        ceil_div(config.batch.prompts_per_step, ranks) * config.batch.num_generations;
     memory.rollout_length =
         config.sampling.max_length(stage.lengths.longest_prompt, stage.model.context);
     out.longest_sequence = memory.rollout_length - 1;
-    out.tokens = config.completions_per_step() * out.longest_sequence;
+    out.tokens = config.batch.completions_per_step() * out.longest_sequence;
     memory.rollout_sequences = config.rollout.concurrent(of_rank);
     memory.rollout_prefill_tokens =
         std::min(kPrefillTokens, memory.rollout_sequences * stage.lengths.longest_prompt);
     if (config.grpo.beta > 0) memory.reference = MemoryShape::Reference::kHeld;
   } else {
-    out.tokens = static_cast<int64_t>(static_cast<double>(config.batch_size) *
+    out.tokens = static_cast<int64_t>(static_cast<double>(config.batch.batch_size) *
                                       (stage.lengths.mean_sequence - 1));
   }
-  memory.whole_masters = config.optimizer.storage.master == MasterKind::kF32;
   memory.bf16_moments = config.optimizer.storage.moments == MomentKind::kBF16;
-  memory.micro_batch_tokens =
-      std::min(std::max(config.micro_batch(), out.longest_sequence), ceil_div(out.tokens, ranks));
+  memory.micro_batch_tokens = std::min(std::max(config.batch.micro_batch(), out.longest_sequence),
+                                       ceil_div(out.tokens, ranks));
   return out;
 }
 
 std::string choose_micro_batch(TrainConfig& config, const StagePreview& stage, int64_t ranks,
                                int64_t available) {
-  if (config.micro_batch_tokens) return "";
+  if (config.batch.micro_batch_tokens) return "";
   constexpr int64_t kUnit = 1024, kMost = 32768;
   constexpr double kUsable = 0.9;  // fraction; kernels and libraries allocate the rest
   const auto budget = static_cast<int64_t>(kUsable * static_cast<double>(available));
@@ -124,9 +162,9 @@ std::string choose_micro_batch(TrainConfig& config, const StagePreview& stage, i
   // least a sequence and at most a rank's part of the step, and `peak` to their memory.
   int64_t peak = 0;
   const auto fits = [&](int64_t tokens) {
-    config.micro_batch_tokens = tokens;
+    config.batch.micro_batch_tokens = tokens;
     const MemoryShape shape = step_size(config, stage, ranks).memory;
-    config.micro_batch_tokens = shape.micro_batch_tokens;
+    config.batch.micro_batch_tokens = shape.micro_batch_tokens;
     peak = estimate_memory(model, config.dtype, shape).peak();
     return peak <= budget;
   };
@@ -142,10 +180,34 @@ std::string choose_micro_batch(TrainConfig& config, const StagePreview& stage, i
     }
     const bool any = fits(std::max<int64_t>(1, good * kUnit));
     config.model.recompute = recompute;
-    return str(*config.micro_batch_tokens,
+    return str(*config.batch.micro_batch_tokens,
                " tokens, model.recompute: ", kRecomputeNames[static_cast<size_t>(recompute)].name,
                "; estimated ", mib(peak), " of ", mib(available), " free",
                any ? "" : ", which is too little");
+  }
+  return "";
+}
+
+std::string held_out_leak(const Dataset& data, std::span<const TrainConfig> earlier) {
+  if (data.task != nullptr || data.held_out_set == nullptr || data.held_out_set->size() == 0)
+    return "";
+  const LeakCount leak(*data.held_out_set);
+  if (const std::string text = leak.text(*data.train, "also trained on"); !text.empty())
+    return str("data: ", text,
+               "; hint: problems of data.jsonl.eval_path that data.jsonl.path does ", "not have");
+  for (size_t i = 0; i < earlier.size(); ++i) {
+    if (earlier[i].data.jsonl.path.empty()) continue;
+    std::unique_ptr<ExampleSet> trained;
+    try {
+      trained = load_jsonl(earlier[i].data.jsonl).train;
+    } catch (const InputError&) {
+      continue;
+    }
+    const std::string text = leak.text(*trained, str("trained on by stage ", i + 1, " (",
+                                                     trainer_name(earlier[i].batch.trainer), ")"));
+    if (!text.empty())
+      return str("data: ", text, "; hint: one data.split_by and one held_out_fraction for all ",
+                 "stages");
   }
   return "";
 }
@@ -156,8 +218,9 @@ std::vector<StagePreview> preview_plan(const RunPlan& plan) {
   std::vector<StagePreview> out;
   for (const TrainConfig& config : plan.stages) {
     if (!out.empty()) {
-      check_compatible(config, start.config, *start.tokenizer, "the stage before");
-      apply_run_options(config, start.config);
+      check_compatible(config.model, config.data, start.config, *start.tokenizer,
+                       "the stage before");
+      apply_run_options(config.model, start.config);
     }
     out.push_back(preview_stage(config, start, std::span(plan.stages).first(out.size())));
   }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "nn/memory.h"
+#include "runs/config.h"
 #include "trainers/data_check.h"
 
 namespace cohort {
@@ -38,6 +39,11 @@ StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t
 // the choice and its reason, human-readable; "" if micro_batch_tokens is a number.
 std::string choose_micro_batch(TrainConfig& config, const StagePreview& stage, int64_t ranks,
                                int64_t available);
+
+// Counts the held-out problems of `data` that are trained on, by its stage or by an earlier one,
+// and names the first of them; empty: none. Problems are identified by their ExampleId. Earlier
+// stages whose files no longer exist are skipped.
+std::string held_out_leak(const Dataset& data, std::span<const TrainConfig> earlier);
 
 // Loads the inputs of every stage and checks that they fit together: data, the initial model,
 // rewards; each stage against the model and tokenizer of the one before. Throws InputError for

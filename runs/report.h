@@ -1,12 +1,29 @@
-// Presentation of an evaluation: on the terminal, in the logs of a stage and in its final report.
+// The progress of a run for its user, and the presentation of an evaluation: on the terminal, in
+// the logs of a stage and in its final report. Trainers report, the command line tool prints
+// (apps/console.cpp).
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "trainers/evaluate.h"
 
 namespace cohort {
+
+// The time of day as in RFC 3339, to the millisecond: "2026-11-22T09:30:00.123Z".
+std::string utc_now();
+
+class Reporter {
+ public:
+  virtual ~Reporter() = default;
+  virtual void begin_stage(const std::string& /*name*/, int64_t /*step*/, int64_t /*steps*/) {}
+  // Called after each step with its metrics.
+  virtual void step(int64_t /*step*/, const Metrics& /*metrics*/) {}
+  // A line of its own: an evaluation, a checkpoint, a report.
+  virtual void message(const std::string& /*text*/) {}
+  virtual void end_stage() {}
+};
 
 struct Evaluation {
   int64_t step = 0;
@@ -31,6 +48,9 @@ Json score_json(const Evaluation& evaluation);
 
 // The reward curve, scores and completions before and after, from TrainState::report.
 std::string final_report(const Json& report);
+
+// A curve as text, `height` lines high, for the terminal.
+std::string text_curve(const std::vector<double>& values, int width, int height);
 
 // "0.53", or "not measured" for NaN.
 std::string score_text(double score, int digits);

@@ -10,7 +10,6 @@
 #include "core/log.h"
 #include "core/parallel.h"
 #include "rl/worker_host.h"
-#include "runs/loops.h"
 
 namespace cohort {
 
@@ -95,7 +94,7 @@ std::vector<int64_t> numbers_of(const std::string& text) {
 // True if a stage has micro_batch_tokens: auto.
 bool has_auto_micro_batch(const RunPlan& plan) {
   return std::any_of(plan.stages.begin(), plan.stages.end(),
-                     [](const TrainConfig& config) { return !config.micro_batch_tokens; });
+                     [](const TrainConfig& config) { return !config.batch.micro_batch_tokens; });
 }
 
 // Chooses `auto` micro batches for the rank with the least memory. Rank 0, which has a preview,
@@ -116,15 +115,15 @@ std::string choose_micro_batches(RunPlan& plan, const std::vector<StagePreview>&
     const std::string line = choose_micro_batch(
         config, preview[i], group == nullptr ? config.ranks : group->size(), least[i]);
     if (!line.empty())
-      chosen += str(chosen.empty() ? "" : "\n", trainer_name(config.trainer),
+      chosen += str(chosen.empty() ? "" : "\n", trainer_name(config.batch.trainer),
                     ": micro_batch_tokens: auto: ", line);
     numbers.insert(numbers.end(),
-                   {config.micro_batch(), static_cast<int64_t>(config.model.recompute)});
+                   {config.batch.micro_batch(), static_cast<int64_t>(config.model.recompute)});
   }
   if (group == nullptr) return chosen;
   numbers = numbers_of(group->broadcast("micro batches", numbers_text(numbers)));
   for (size_t i = 0; i < plan.stages.size(); ++i) {
-    plan.stages[i].micro_batch_tokens = numbers[2 * i];
+    plan.stages[i].batch.micro_batch_tokens = numbers[2 * i];
     plan.stages[i].model.recompute = static_cast<Recompute>(numbers[2 * i + 1]);
   }
   return chosen;
@@ -142,8 +141,9 @@ class BadStart : public NonFiniteError {
 void check_stages(const RunPlan& plan) {
   for (const TrainConfig& stage : plan.stages) {
     parse_device(stage.device, "device");
-    if (stage.trainer != TrainerType::kPretrain)
-      correctness_of(stage, stage.data.task.empty() ? nullptr : &find_task(stage.data.task));
+    if (stage.batch.trainer != TrainerType::kPretrain)
+      correctness_of(stage.eval.correct, stage.rewards,
+                     stage.data.task.empty() ? nullptr : &find_task(stage.data.task));
   }
 }
 
@@ -217,7 +217,7 @@ Run Run::resume(const std::string& run_dir, std::span<const std::string> overrid
 
 std::string Run::stage_dir(size_t index) const {
   if (plan_.stages.size() == 1) return dir_;
-  return str(dir_, "/", index + 1, "-", trainer_name(plan_.stages[index].trainer));
+  return str(dir_, "/", index + 1, "-", trainer_name(plan_.stages[index].batch.trainer));
 }
 
 RunResult Run::execute(Reporter& reporter, const std::atomic<bool>& stop, int64_t profile_steps) {
@@ -227,7 +227,7 @@ RunResult Run::execute(Reporter& reporter, const std::atomic<bool>& stop, int64_
     if (i > 0) plan_.stages[i].init_from = stage_dir(i - 1);
     if (is_main()) make_directory(stage_dir(i));
     result.end = run_stage(i, reporter, stop);
-    result.last_trainer = plan_.stages[i].trainer;
+    result.last_trainer = plan_.stages[i].batch.trainer;
   }
   if (result.end == StageEnd::kFinished && is_main()) {
     const auto read = [](const Json* evaluation, const char* key) {
@@ -266,7 +266,7 @@ std::string Run::why_fixed(size_t index) const {
   return str(fs::path(stage_dir(index + 1)).filename().string(),
              " has started from its weights; hint: a key such as steps reaches every stage; "
              "stages.",
-             last, ".steps=", plan_.stages[last].steps,
+             last, ".steps=", plan_.stages[last].batch.steps,
              " is for the last one alone; or start a new run with init_from");
 }
 
@@ -297,7 +297,7 @@ StageEnd Run::train_stage(size_t index, const std::string& before, Reporter& rep
     if (comm.rank() == 0 && !stage.finished()) record_start();
     try {
       const StageEnd how =
-          config.trainer == TrainerType::kGrpo ? train_grpo(stage) : train_supervised(stage);
+          config.batch.trainer == TrainerType::kGrpo ? train_grpo(stage) : train_supervised(stage);
       if (comm.rank() == 0) report_ = stage.state().report;
       return how;
     } catch (const NonFiniteError& e) {

@@ -12,11 +12,10 @@
 #include <string>
 
 #include "distributed/process_group.h"
+#include "runs/config.h"
 #include "runs/preview.h"
-#include "runs/reporter.h"
+#include "runs/run_directory.h"
 #include "runs/stage.h"
-#include "sys/files.h"
-#include "trainers/config.h"
 
 namespace cohort {
 

@@ -1,14 +1,20 @@
 #include "runs/run_report.h"
 
 #include <algorithm>
-#include <cstdlib>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
-#include <optional>
+#include <functional>
+#include <map>
+#include <set>
+#include <utility>
 #include <vector>
 
+#include "config/node.h"
 #include "nn/model_folder.h"
 #include "runs/checkpoint.h"
-#include "runs/run_logs.h"
+#include "sys/files.h"
+#include "sys/input_file.h"
 #include "text/utf8.h"
 
 namespace cohort {
@@ -16,26 +22,277 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The position of a stage, from 1, by the name of its directory ("2-grpo"); 0: not such a name.
-int64_t position_of(const std::string& name) {
-  const size_t digits = name.find_first_not_of("0123456789");
-  return digits > 0 && digits < 9 && digits != name.npos && name[digits] == '-'
-             ? std::atoll(name.c_str())
-             : 0;
+// Limits of a line: its bytes, those of each text in it, and its keys.
+constexpr size_t kMaxLine = 16 << 20, kMaxText = 1500, kMaxKeys = 1000;
+// Limits of the completions: steps of evaluations and of training each, lines of a step.
+constexpr size_t kMaxSteps = 12, kMaxSamples = 8;
+// Limits of the warnings: different ones, bytes of a text.
+constexpr size_t kMaxWarnings = 200, kMaxWarning = 4000;
+
+// ---- Lines of the logs. A missing file counts as empty. ----
+
+// `ended` is false for a last line without a line end, which may be incomplete. Only the first
+// kMaxLine bytes of a line are used.
+void for_each_line(const std::string& path,
+                   const std::function<void(const std::string& line, bool ended)>& use) {
+  if (!path_exists(path)) return;
+  std::error_code ignored;
+  if (!fs::is_regular_file(path, ignored))
+    throw InputError(str(path, ": is not a file; hint: a run's log of that name was expected"));
+  std::string line;
+  const int error = read_chunks(path, [&](std::string_view chunk) {
+    for (size_t at = 0; at < chunk.size();) {
+      const size_t end = std::min(chunk.find('\n', at), chunk.size());
+      line += chunk.substr(at, std::min(end - at, kMaxLine - line.size()));
+      if (end < chunk.size()) use(std::exchange(line, {}), true);
+      at = end + 1;
+    }
+  });
+  if (error != 0) throw Error(str("cannot read ", path, ": ", std::strerror(error)));
+  if (!line.empty()) use(line, false);
 }
+
+// The text, or its beginning and its size.
+std::string truncated(const std::string& text, size_t limit) {
+  if (text.size() <= limit) return text;
+  return str(text.substr(0, next_utf8_boundary(text, limit - 3)), "\n[... truncated: ", text.size(),
+             " bytes in all]");
+}
+
+// A line, or a value in it: long texts are truncated, and lists and deep objects become texts.
+Json shortened(const Json& value, int depth = 0) {
+  if (value.is_string()) return truncated(value.as_string(), kMaxText);
+  if (value.is_array() || (value.is_object() && depth == 2))
+    return truncated(value.dump(), kMaxText);
+  if (!value.is_object()) return value;
+  Json::Object object;
+  for (const auto& [name, item] : value.as_object())
+    if (object.size() < kMaxKeys)
+      object.emplace_back(truncated(name, kMaxText), shortened(item, depth + 1));
+  return object;
+}
+
+// Calls use(line, step) for every line that is an object with a step, after shortened(). The number
+// of other lines becomes a problem; a last line that is incomplete after a kill is ignored.
+void for_each_object(const std::string& path, Json& problems,
+                     const std::function<void(Json line, int64_t step)>& use) {
+  int64_t damaged = 0;
+  for_each_line(path, [&](const std::string& line, bool ended) {
+    try {
+      const Json object = parse_json(repair_utf8(line), path);
+      const int64_t step = object.at("step").as_int();
+      use(shortened(object), step);
+    } catch (const InputError&) {
+      damaged += ended;
+    }
+  });
+  if (damaged > 0) problems.push_back(str(path, ": ", damaged, " damaged lines are left out"));
+}
+
+// Thins an interval of lines: each key keeps its first, last, least and greatest value (M4), so that
+// no spike is lost. Appends {KEY: [mean, count], ...} to `means`.
+void append_extremes(const std::vector<Json>& interval, Json& lines, Json& means) {
+  struct Values {
+    const Json *first, *last, *least, *greatest;
+    double sum = 0;
+    int64_t count = 0;
+  };
+  std::map<std::pair<std::string_view, bool>, Values> keys;  // by name, numbers apart
+  for (const Json& line : interval)
+    for (const auto& [name, value] : line.as_object()) {
+      const std::pair key{std::string_view(name), value.is_number()};
+      Values& values = keys.try_emplace(key, Values{&value, &value, &value, &value}).first->second;
+      values.last = &value;
+      if (!value.is_number()) continue;
+      if (value.as_double() < values.least->as_double()) values.least = &value;
+      if (value.as_double() > values.greatest->as_double()) values.greatest = &value;
+      values.sum += value.as_double();
+      ++values.count;
+    }
+  std::set<const Json*> kept;
+  Json::Object mean;
+  for (const auto& [key, values] : keys) {
+    kept.insert({values.first, values.last, values.least, values.greatest});
+    if (key.second)
+      mean.emplace_back(key.first,
+                        Json::Array{values.sum / static_cast<double>(values.count), values.count});
+  }
+  means.push_back(std::move(mean));
+  for (const Json& line : interval) {
+    Json::Object some;
+    for (const auto& item : line.as_object())
+      if (item.first == "step" || kept.contains(&item.second)) some.push_back(item);
+    if (some.size() > 1 || &line == &interval.back()) lines.push_back(std::move(some));
+  }
+}
+
+// All lines of metrics.jsonl, or about limit / 5 intervals of them, each thinned.
+Json metrics_json(const fs::path& path, size_t limit, Json& problems) {
+  size_t count = 0;
+  for_each_line(path, [&](const std::string&, bool) { ++count; });
+  const size_t intervals = limit / 5,
+               length = count <= limit ? 1 : (count + intervals - 1) / intervals;
+  Json lines = Json(Json::Array{}), means = Json(Json::Array{});
+  std::vector<Json> interval;
+  for_each_object(path, problems, [&](Json line, int64_t) {
+    if (length == 1) return lines.push_back(std::move(line));
+    interval.push_back(std::move(line));
+    if (interval.size() < length) return;
+    append_extremes(interval, lines, means);
+    interval.clear();
+  });
+  if (!interval.empty()) append_extremes(interval, lines, means);
+  return Json().set("lines", std::move(lines)).set("means", std::move(means));
+}
+
+// The lines of steps that are spread over all of them and include the last one.
+class SampledSteps {
+ public:
+  void add(int64_t step, Json line) {
+    if (steps_.empty() || step != steps_.back().first) begin(step);
+    Json::Array& lines = steps_.back().second;
+    if (lines.size() < kMaxSamples) lines.push_back(std::move(line));
+  }
+  void append_to(Json& out) {
+    const size_t stride = (steps_.size() + kMaxSteps - 1) / kMaxSteps;
+    for (size_t i = 0; i < steps_.size(); ++i)
+      if (i % stride == 0 || i + 1 == steps_.size())
+        for (Json& line : steps_[i].second) out.push_back(std::move(line));
+  }
+
+ private:
+  // The newest step replaces the one before unless that is the next of the stride, which doubles
+  // when the memory is full.
+  void begin(int64_t step) {
+    if (!steps_.empty() && (begun_ - 1) % stride_ != 0) steps_.pop_back();
+    if (steps_.size() == 32 * kMaxSteps) {
+      for (size_t i = 1; 2 * i < steps_.size(); ++i) steps_[i] = std::move(steps_[2 * i]);
+      steps_.resize(steps_.size() / 2);
+      stride_ *= 2;
+    }
+    steps_.emplace_back(step, Json::Array{});
+    ++begun_;
+  }
+
+  std::vector<std::pair<int64_t, Json::Array>> steps_;
+  size_t begun_ = 0, stride_ = 1;
+};
+
+// Some completions of some steps, of evaluations and of training.
+Json completions_json(const fs::path& path, Json& problems) {
+  SampledSteps evaluations, training;
+  for_each_object(path, problems, [&](Json line, int64_t step) {
+    (line.find("eval") != nullptr ? evaluations : training).add(step, std::move(line));
+  });
+  Json samples = Json(Json::Array{});
+  evaluations.append_to(samples);
+  training.append_to(samples);
+  return samples;
+}
+
+// The text with numbers replaced by '#', so that warnings that differ only in numbers are equal.
+std::string pattern_of(std::string text) {
+  for (char& c : text)
+    if (c >= '0' && c <= '9') c = '#';
+  const auto both = [](char a, char b) { return a == '#' && b == '#'; };
+  text.erase(std::unique(text.begin(), text.end(), both), text.end());
+  return text;
+}
+
+// The warnings and errors of a log.txt, in order of first occurrence. Those that differ only in
+// numbers are merged: the text is that of the newest, and the times are local.
+Json messages_json(const std::string& path) {
+  constexpr size_t kTime = 19, kLevel = 25;  // "[2026-11-22 07:13:48.164 warning] text"
+  Json::Array warnings;
+  std::map<std::string, size_t> indices;
+  std::string time, level, text;  // the newest message; continuation lines may follow
+  const auto close = [&] {
+    if (text.starts_with("failed: ")) level = "failed";
+    if (level != "warning" && level != "error" && level != "failed") return;
+    const std::string pattern = pattern_of(text.substr(0, text.find("; hint: ")));
+    const auto [index, is_new] = indices.try_emplace(pattern, warnings.size());
+    if (is_new && warnings.size() < kMaxWarnings)
+      warnings.push_back(Json().set("level", level).set("first", time).set("count", 0));
+    if (index->second >= warnings.size()) return;
+    Json& warning = warnings[index->second];
+    warning.set("text", text).set("last", time).set("count", warning.at("count").as_int() + 1);
+  };
+  for_each_line(path, [&](const std::string& bytes, bool) {
+    const std::string line = truncated(bytes, kMaxWarning);
+    const size_t end = line.find("] ");
+    if (line.starts_with("[2") && end >= kLevel && end != line.npos) {
+      close();
+      time = line.substr(1, kTime);
+      level = line.substr(kLevel, end - kLevel);
+      text = line.substr(end + 2);
+    } else if (text.size() < kMaxWarning) {
+      text += "\n" + line;
+    }
+  });
+  close();
+  return Json().set("warnings", std::move(warnings)).set("last", text);
+}
+
+// ---- Directories, configuration and checkpoints ----
 
 bool has_metrics(const fs::path& dir) {
   return path_exists(dir / "metrics.jsonl");
 }
 
-// Directories of a run and its stages.
-struct RunLocation {
-  fs::path dir;                     // as given
-  fs::path run;                     // has config.yaml and log.txt: `dir`, or its parent
-  std::vector<std::string> stages;  // names of directories in `run`; "": `run` itself
-};
+// True for a directory such as "2-grpo" that has metrics.
+bool is_stage(const fs::path& dir) {
+  const std::string name = dir.filename();
+  const size_t digits = name.find_first_not_of("0123456789");
+  return digits > 0 && digits < 9 && name[digits] == '-' && has_metrics(dir);
+}
 
-RunLocation locate_run(const std::string& path) {
+// Scalars become texts.
+Json node_json(const ConfigNode& node) {
+  if (node.kind == ConfigNode::Kind::kMap) {
+    Json::Object map;
+    for (const auto& [name, value] : node.entries) map.emplace_back(name, node_json(value));
+    return map;
+  }
+  if (node.kind != ConfigNode::Kind::kList) return node.scalar;
+  Json::Array list;
+  for (const ConfigNode& item : node.items) list.push_back(node_json(item));
+  return list;
+}
+
+// The configuration of a run; null if there is none. One that cannot be read is a problem.
+Json config_json(const fs::path& path, Json& problems) {
+  try {
+    if (path_exists(path)) return node_json(parse_yaml_file(path));
+  } catch (const InputError& e) {
+    problems.push_back(e.what());
+  }
+  return Json();
+}
+
+// Facts from the newest readable checkpoint; empty if there is none.
+Json checkpoint_json(const fs::path& checkpoints, Json& problems) {
+  std::vector<std::string> names = list_directory(checkpoints);
+  std::sort(names.rbegin(), names.rend());
+  for (const std::string& name : names) {
+    if (!name.starts_with("step-")) continue;
+    const std::string path = checkpoints / name;
+    try {
+      const TrainState state = load_state(path);
+      return Json()
+          .set("parameters", model_size(load_config(path)).parameters)
+          .set("step", state.step)
+          .set("finished", state.finished)
+          .set("seconds", state.seconds);
+    } catch (const Error& e) {
+      problems.push_back(e.what());
+    }
+  }
+  return Json(Json::Object{});
+}
+
+}  // namespace
+
+Json run_report(const std::string& path, size_t limit) {
   fs::path dir = (fs::current_path() / path).lexically_normal();
   if (!dir.has_filename()) dir = dir.parent_path();  // "runs/demo/"
   const auto fail = [&](const char* reason) {
@@ -44,169 +301,30 @@ RunLocation locate_run(const std::string& path) {
   };
   if (path.empty() || !path_exists(dir)) fail("does not exist");
   if (!fs::is_directory(dir)) fail("is a file, not a run directory");
-  const bool has_config = path_exists(dir / "config.yaml");
-  if (!has_config && position_of(dir.filename()) > 0 && has_metrics(dir))
-    return {dir, dir.parent_path(), {dir.filename()}};
-  if (has_metrics(dir)) return {dir, dir, {""}};
-  RunLocation location{dir, dir, {}};
+  const bool has_config = path_exists(dir / "config.yaml"), whole = has_config || !is_stage(dir);
+  const fs::path run = whole ? dir : dir.parent_path();
+  std::vector<fs::path> stages;
+  if (has_metrics(dir)) stages.push_back(dir);
   for (const std::string& name : list_directory(dir))
-    if (position_of(name) > 0 && has_metrics(dir / name)) location.stages.push_back(name);
-  std::sort(location.stages.begin(), location.stages.end(),
-            [](const auto& a, const auto& b) { return position_of(a) < position_of(b); });
-  if (location.stages.empty() && !has_config)
+    if (!has_metrics(dir) && is_stage(dir / name)) stages.push_back(dir / name);
+  if (stages.empty() && !has_config)
     fail("is not a run directory: it has neither config.yaml nor metrics.jsonl");
-  return location;
-}
 
-// Keys and values of a configuration, as overrides name them: "model.num_layers": "2".
-void flatten(const ConfigNode& node, const std::string& key, Json::Object& out) {
-  if (node.kind == ConfigNode::Kind::kMap) {
-    for (const auto& [name, value] : node.entries)
-      flatten(value, key.empty() ? name : key + "." + name, out);
-  } else if (node.kind == ConfigNode::Kind::kList && !node.items.empty() &&
-             node.items[0].kind != ConfigNode::Kind::kScalar) {
-    for (size_t i = 0; i < node.items.size(); ++i) flatten(node.items[i], str(key, ".", i), out);
-  } else {
-    std::string text = node.scalar;
-    for (const ConfigNode& item : node.items) text += (text.empty() ? "" : ", ") + item.scalar;
-    out.emplace_back(repair_utf8(key), repair_utf8(text));
-  }
-}
-
-// The keys of each stage. A configuration that cannot be read is a warning, not an error.
-std::vector<Json> read_configs(const fs::path& run, Json& warnings) {
-  std::vector<Json> configs;
-  if (!path_exists(run / "config.yaml")) return configs;
-  try {
-    const ConfigNode root = parse_yaml_file(run / "config.yaml");
-    const ConfigNode* stages = root.find("stages");
-    const std::vector<ConfigNode> one{root};
-    for (const ConfigNode& stage : stages == nullptr ? one : stages->items) {
-      Json::Object keys;
-      flatten(stage, "", keys);
-      configs.emplace_back(std::move(keys));
-    }
-  } catch (const InputError& e) {
-    warnings.push_back(e.what());
-  }
-  return configs;
-}
-
-// Adds facts from the newest readable checkpoint of a stage that is at `step`. The checkpoint of a
-// finished stage that is being extended is older than `step`.
-void add_checkpoint_facts(const fs::path& checkpoints, int64_t step, Json& facts, Json& warnings) {
-  std::vector<std::string> names = list_directory(checkpoints);
-  std::sort(names.rbegin(), names.rend());
-  for (const std::string& name : names) {
-    if (!name.starts_with("step-")) continue;
-    const std::string path = checkpoints / name;
-    try {
-      const TrainState state = load_state(path);
-      facts.set("parameters", model_size(load_config(path)).parameters)
-          .set("finished", state.finished && step <= state.step)
-          .set("seconds", state.seconds);
-      return;
-    } catch (const Error& e) {
-      warnings.push_back(e.what());
-    }
-  }
-}
-
-// {"steps": [...], "values": [...]} of the kept points of a curve.
-Json points_json(const Curve& curve, const std::vector<size_t>& kept) {
-  Json steps = Json(Json::Array{}), values = Json(Json::Array{});
-  for (const size_t i : kept) {
-    steps.push_back(curve.steps[i]);
-    values.push_back(curve.values[i]);
-  }
-  return Json().set("steps", std::move(steps)).set("values", std::move(values));
-}
-
-Json curves_json(const MetricsLog& log, size_t points) {
-  Json curves = Json(Json::Array{});
-  for (const Curve& curve : log.curves) {
-    const Curve trend = trend_of(curve);
-    Json json = points_json(curve, downsampled_points(curve.values, points));
-    json.set("name", curve.name).set("of", static_cast<int64_t>(curve.values.size()));
-    json.set("trend", points_json(trend, downsampled_points(trend.values, points)));
-    curves.push_back(std::move(json));
-  }
-  return curves;
-}
-
-void warn_of_unreadable(const fs::path& path, int64_t lines, Json& warnings) {
-  if (lines > 0) warnings.push_back(str(path.string(), ": ", lines, " damaged lines are left out"));
-}
-
-Json stage_json(const fs::path& dir, const Json& config, size_t points, Json& warnings) {
-  const MetricsLog metrics = read_metrics(dir / "metrics.jsonl");
-  CompletionsLog completions = read_completions(dir / "completions.jsonl");
-  warn_of_unreadable(dir / "metrics.jsonl", metrics.unreadable, warnings);
-  warn_of_unreadable(dir / "completions.jsonl", completions.unreadable, warnings);
-  Json facts;
-  facts.set("step", metrics.last_step).set("begin", metrics.begin).set("end", metrics.end);
-  if (!metrics.rule.empty()) facts.set("rule", metrics.rule);
-  add_checkpoint_facts(dir / "checkpoints", metrics.last_step, facts, warnings);
-  const std::string name = position_of(dir.filename()) > 0 ? dir.filename().string() : "";
-  const Json* trainer = config.find("trainer");
+  Json problems = Json(Json::Array{}), logs = Json(Json::Array{});
+  Json config = config_json(run / "config.yaml", problems);
+  for (const fs::path& stage : stages)
+    logs.push_back(Json()
+                       .set("name", stage == run ? "" : stage.filename().string())
+                       .set("metrics", metrics_json(stage / "metrics.jsonl", limit, problems))
+                       .set("completions", completions_json(stage / "completions.jsonl", problems))
+                       .set("checkpoint", checkpoint_json(stage / "checkpoints", problems)));
   return Json()
-      .set("name", repair_utf8(name))
-      .set("trainer", trainer != nullptr ? trainer->as_string() : name.substr(name.find('-') + 1))
-      .set("facts", std::move(facts))
-      .set("curves", curves_json(metrics, points))
-      .set("completions", std::move(completions.samples))
-      .set("config", config);
-}
-
-// "finished", "failed", "interrupted", or "unfinished": in progress, or killed.
-std::string status_of(const Json& stages, size_t planned, const std::string& last_message) {
-  const auto finished = [](const Json& stage) {
-    const Json* done = stage.at("facts").find("finished");
-    return done != nullptr && done->as_bool();
-  };
-  const Json::Array& all = stages.as_array();
-  if (!all.empty() && all.size() >= planned && finished(all.back())) return "finished";
-  if (last_message.starts_with("failed: ")) return "failed";
-  return last_message.starts_with("interrupted") ? "interrupted" : "unfinished";
-}
-
-Json warnings_json(const MessageLog& messages, const Json& report_warnings) {
-  Json warnings = Json(Json::Array{});
-  for (const Json& text : report_warnings.as_array())
-    warnings.push_back(Json().set("level", "report").set("text", text).set("count", 1));
-  for (const Warning& warning : messages.warnings)
-    warnings.push_back(Json()
-                           .set("level", warning.level)
-                           .set("text", warning.text)
-                           .set("hint", warning.hint)
-                           .set("first", warning.first)
-                           .set("last", warning.last)
-                           .set("count", warning.count));
-  return warnings;
-}
-
-}  // namespace
-
-Json run_report(const std::string& path, size_t points) {
-  const RunLocation location = locate_run(path);
-  Json warnings = Json(Json::Array{}), stages = Json(Json::Array{});
-  const std::vector<Json> configs = read_configs(location.run, warnings);
-  for (const std::string& name : location.stages) {
-    const auto index = static_cast<size_t>(std::max<int64_t>(position_of(name), 1)) - 1;
-    stages.push_back(stage_json(name.empty() ? location.run : location.run / name,
-                                index < configs.size() ? configs[index] : Json(Json::Object{}),
-                                points, warnings));
-  }
-  const bool whole = location.dir == location.run;
-  const fs::path name =
-      whole ? location.dir.filename() : location.run.filename() / location.stages[0];
-  const MessageLog messages = read_messages(location.run / "log.txt");
-  return Json()
-      .set("name", repair_utf8(name.string()))
-      .set("path", repair_utf8(location.dir.string()))
-      .set("status", status_of(stages, whole ? configs.size() : 1, messages.last))
-      .set("stages", std::move(stages))
-      .set("warnings", warnings_json(messages, warnings));
+      .set("path", dir.string())
+      .set("whole", whole)
+      .set("config", std::move(config))
+      .set("stages", std::move(logs))
+      .set("problems", std::move(problems))
+      .set("messages", messages_json(run / "log.txt"));
 }
 
 }  // namespace cohort

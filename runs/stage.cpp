@@ -8,15 +8,45 @@
 #include "core/allocator.h"
 #include "core/log.h"
 #include "core/sizes.h"
-#include "kernels/attention/attention.h"
-#include "runs/start.h"
+#include "runs/preview.h"
 #include "runs/trace_file.h"
 #include "sys/files.h"
+#include "trainers/across_ranks.h"
 #include "trainers/data_check.h"
+#include "trainers/sampling.h"
 
 namespace cohort {
 
 namespace fs = std::filesystem;
+
+namespace {
+
+// Reason why a stage that was saved as finished has nothing left to do under `config`: its steps
+// are done, or its last score reached eval.stop_at. "" if it has steps left.
+std::string why_finished(const TrainConfig& config, const TrainState& state) {
+  if (!state.finished) return "";
+  if (state.step >= config.batch.steps)
+    return str("step ", state.step, " of ", config.batch.steps, " is done");
+  const Json* last = state.report.find("last");
+  if (last == nullptr || config.eval.stop_at <= 0 || config.batch.trainer == TrainerType::kPretrain)
+    return "";
+  const double score = number_or_nan(last->at("score"));
+  if (!(score >= config.eval.stop_at)) return "";
+  return str("its last score, ", score, ", reached eval.stop_at: ", config.eval.stop_at);
+}
+
+// Checksum over tensor names and contents.
+uint64_t checksum_of(const NamedTensors& tensors) {
+  uint64_t sum = 0;
+  for (const auto& [name, tensor] : tensors) {
+    const Tensor host = tensor.contiguous().to(Device{});  // one at a time
+    sum = checksum(name, sum);
+    sum = checksum({static_cast<const char*>(host.raw()), static_cast<size_t>(host.nbytes())}, sum);
+  }
+  return sum;
+}
+
+}  // namespace
 
 Stage::Stage(const StageSetup& setup)
     : config_(setup.config),
@@ -28,14 +58,15 @@ Stage::Stage(const StageSetup& setup)
       saved_at_(std::chrono::steady_clock::now()) {
   build_model(setup);
   check_equal_starts();
-  if (config_.trainer != TrainerType::kPretrain) correct_ = correctness_of(config_, data_.task);
+  if (config_.batch.trainer != TrainerType::kPretrain)
+    correct_ = correctness_of(config_.eval.correct, config_.rewards, data_.task);
   if (!is_main()) return;
   if (setup.profile_steps > 0) {
     Trace attempt(device_);  // throws now, not after two steps
     // The first steps are not representative: memory is allocated, algorithms are chosen.
-    const int64_t left = config_.steps - state_.step;
+    const int64_t left = config_.batch.steps - state_.step;
     trace_begin_ = state_.step + std::clamp<int64_t>(left - setup.profile_steps, 0, 2);
-    trace_end_ = std::min(trace_begin_ + setup.profile_steps, config_.steps);
+    trace_end_ = std::min(trace_begin_ + setup.profile_steps, config_.batch.steps);
   }
   open_logs();
   // The process may have been killed after writing a checkpoint but before updating its link or
@@ -43,7 +74,7 @@ Stage::Stage(const StageSetup& setup)
   if (!resumed_from_.empty()) link_best(dir_ + "/checkpoints", state_);
   if (state_.finished && resumed_from_ == checkpoint_path(dir_ + "/checkpoints", state_.step))
     remove_leftovers(dir_ + "/checkpoints");
-  reporter_.begin_stage(trainer_name(config_.trainer), state_.step, config_.steps);
+  reporter_.begin_stage(trainer_name(config_.batch.trainer), state_.step, config_.batch.steps);
 }
 
 void Stage::build_model(const StageSetup& setup) {
@@ -55,18 +86,20 @@ void Stage::build_model(const StageSetup& setup) {
   }
   check_equal_checkpoints(resumed ? *resumed : "no checkpoint in " + checkpoints);
   if (resumed) resume_from(*resumed, setup);
-  state_.steps = config_.steps;
-  if (state_.planned_steps.empty() || state_.planned_steps.back() < config_.steps)
-    state_.planned_steps.push_back(config_.steps);
+  state_.steps = config_.batch.steps;
+  if (state_.planned_steps.empty() || state_.planned_steps.back() < config_.batch.steps)
+    state_.planned_steps.push_back(config_.batch.steps);
   LoadedModel loaded;
-  const auto load = [&](const std::string& from) { return load_model(from, config_, device_); };
+  const auto load = [&](const std::string& from) {
+    return load_model(from, config_.model, config_.data, config_.dtype, device_);
+  };
   if (resumed)
     loaded = load(*resumed);
   else if (!config_.init_from.empty())
     loaded = load_found(config_.init_from, load);
   TrainConfig config = config_;
   if (config.data.fingerprint.empty()) config.data.fingerprint = state_.data_fingerprint;
-  data_ = load_dataset(config, std::move(loaded.tokenizer));
+  data_ = load_dataset(config.data_sections(), std::move(loaded.tokenizer));
   state_.data_fingerprint = data_.fingerprint;
   if (loaded.model == nullptr) {
     ModelConfig model = config_.model;
@@ -75,16 +108,19 @@ void Stage::build_model(const StageSetup& setup) {
     loaded.model = std::make_unique<Transformer>(model, config_.dtype,
                                                  static_cast<uint64_t>(config_.seed), device_);
   }
-  const DataLengths lengths = check_data(config_, data_, loaded.model->config().context);
+  const int64_t context = loaded.model->config().context;
+  const DataLengths lengths = check_data(config_.data_sections(), data_, context);
+  check_sampling(config_.sampling, config_.batch.trainer, *data_.tokenizer, lengths.shortest_prompt,
+                 context);
   if (is_main()) {
-    log_data_usage(config_, data_, lengths);
+    log_data_usage(config_.data_sections(), data_, lengths);
     if (!state_.finished) {
       if (const std::string leak = held_out_leak(data_, setup.earlier); !leak.empty())
         logging::warn(leak);
       for (const std::string& warning : config_.warnings()) logging::warn(warning);
     }
   }
-  if (config_.trainer == TrainerType::kGrpo && config_.grpo.beta > 0) load_reference(loaded);
+  if (config_.batch.trainer == TrainerType::kGrpo && config_.grpo.beta > 0) load_reference(loaded);
   learner_ = std::make_unique<Learner>(std::move(loaded.model), config_.optimizer, comm_,
                                        static_cast<uint64_t>(config_.seed));
   engine_ = std::make_unique<Engine>(learner_->model(), config_.rollout);
@@ -96,24 +132,26 @@ void Stage::build_model(const StageSetup& setup) {
 // The frozen reference is the model at the start of the stage. A checkpoint has it if beta was
 // above 0.
 void Stage::load_reference(const LoadedModel& loaded) {
-  const ModelConfig& model = loaded.model->config();
+  const auto make = [&](std::optional<uint64_t> seed) {
+    reference_ =
+        std::make_unique<Transformer>(loaded.model->config(), config_.dtype, seed, device_);
+  };
   if (resumed_from_.empty()) {
-    reference_ = std::make_unique<Transformer>(model, config_.dtype, std::nullopt, device_);
+    make(std::nullopt);
     reference_->copy_from(*loaded.model);
   } else if (path_exists(resumed_from_ + "/reference.safetensors") ||
              path_exists(resumed_from_ + "/reference.safetensors.index.json")) {
-    reference_ = std::make_unique<Transformer>(model, config_.dtype, std::nullopt, device_);
+    make(std::nullopt);
     load_weights(*reference_, resumed_from_, "reference");
   } else if (config_.init_from.empty()) {
-    reference_ = std::make_unique<Transformer>(model, config_.dtype,
-                                               static_cast<uint64_t>(config_.seed), device_);
+    make(static_cast<uint64_t>(config_.seed));
     if (is_main())
       logging::info("beta: ", resumed_from_, " has no reference; it is the new model of seed ",
                     config_.seed);
   } else {
     try {
       reference_ = load_found(config_.init_from, [&](const std::string& from) {
-                     return load_model(from, config_, device_);
+                     return load_model(from, config_.model, config_.data, config_.dtype, device_);
                    }).model;
     } catch (const InputError& e) {
       throw InputError(str("beta: ", resumed_from_,
@@ -132,7 +170,7 @@ void Stage::load_reference(const LoadedModel& loaded) {
 void Stage::resume_from(const std::string& checkpoint, const StageSetup& setup) {
   resumed_from_ = checkpoint;
   resumed_updates_ = state_.updates;
-  const char* name = trainer_name(config_.trainer);
+  const char* name = trainer_name(config_.batch.trainer);
   const std::string done = why_finished(config_, state_);
   if (!done.empty()) {
     const std::string hint = str("; to train on, resume with ", setup.steps_key,
@@ -142,15 +180,18 @@ void Stage::resume_from(const std::string& checkpoint, const StageSetup& setup) 
                     setup.fixed.empty() ? hint : "");
     return;
   }
-  const int64_t planned = other_plan(config_, state_);
+  // The planned steps of the saved stage if they are known and differ from those now planned; else
+  // 0. Earlier versions did not save them.
+  int64_t planned = state_.steps == 0 && state_.finished ? state_.step : state_.steps;
+  if (planned == config_.batch.steps) planned = 0;
   if (!setup.fixed.empty() && (state_.finished || planned > 0))
     throw InputError(
         str(name, " has ended at step ", state_.step, " and cannot train on: ", setup.fixed));
   state_.finished = false;
   if (!is_main()) return;
   if (planned > 0)
-    logging::info("steps: ", planned, " -> ", config_.steps, "; from step ", state_.step,
-                  " on the learning rate follows the schedule of ", config_.steps, " steps");
+    logging::info("steps: ", planned, " -> ", config_.batch.steps, "; from step ", state_.step,
+                  " on the learning rate follows the schedule of ", config_.batch.steps, " steps");
   logging::info("resuming ", name, " at step ", state_.step, " from ", checkpoint);
 }
 
@@ -169,6 +210,8 @@ void Stage::check_equal_checkpoints(const std::string& found) {
                          "hosts share"));
 }
 
+// Throws InputError on every rank, naming a rank and the first part in which it differs from rank
+// 0.
 void Stage::check_equal_starts() {
   if (comm_.size() == 1) return;
   const auto weights = [](const Transformer& model) {
@@ -178,11 +221,23 @@ void Stage::check_equal_starts() {
   };
   std::string data = data_.fingerprint;
   for (const auto& [name, content] : data_.tokenizer->files()) data += name + content;
-  std::vector<RankPart> parts{{"weights", weights(model())},
-                              {"optimizer state", checksum_of(learner_->optimizer().state())},
-                              {"data", checksum(data)}};
-  if (reference_ != nullptr) parts.push_back({"reference weights", weights(*reference_)});
-  check_equal_ranks(comm_, parts);
+  std::vector<std::pair<const char*, uint64_t>> parts{
+      {"weights", weights(model())},
+      {"optimizer state", checksum_of(learner_->optimizer().state())},
+      {"data", checksum(data)}};
+  if (reference_ != nullptr) parts.emplace_back("reference weights", weights(*reference_));
+  const auto ranks = static_cast<size_t>(comm_.size()), count = parts.size();
+  std::vector<std::string> all(ranks * count);
+  for (size_t i = 0; i < count; ++i)
+    all[static_cast<size_t>(comm_.rank()) * count + i] = str(parts[i].second);
+  all = gather_texts(comm_, all);
+  for (size_t rank = 1; rank < ranks; ++rank)
+    for (size_t i = 0; i < count; ++i)
+      if (all[rank * count + i] != all[i])
+        throw InputError(str("the ranks do not start alike: rank ", rank, " has other ",
+                             parts[i].first,
+                             " than rank 0; hint: all hosts must see the same files and run the "
+                             "same build on the same kind of processor"));
 }
 
 // Both are read before either is truncated.
@@ -220,7 +275,7 @@ bool Stage::more() {
   if (comm_.size() > 1) reduce_in_place(comm_, {&stop, &due}, Reduce::kMax);
   interrupted_ = stop > 0;
   const bool continues =
-      state_.step < config_.steps && !interrupted_ && !reached_ && !state_.finished;
+      state_.step < config_.batch.steps && !interrupted_ && !reached_ && !state_.finished;
   if (continues && due > 0 && saved_step_ != state_.step) save(false);
   if (continues && state_.step == trace_begin_) trace_.emplace(device_);
   step_watch_.lap();
@@ -255,12 +310,7 @@ void Stage::end_step(const Metrics& metrics) {
     Metrics all = metrics;
     all.add("step_time", seconds);
     all.add("tokens_per_second", metrics.at("num_tokens") / seconds);
-    if (device_.is_cuda()) {
-      const int64_t calls = kernels::generic_attention_calls();
-      all.add("attention/portable_calls",
-              static_cast<double>(calls - std::exchange(generic_attention_calls_, calls)));
-    }
-    if (state_.step % config_.log_every == 0 || state_.step == config_.steps) {
+    if (state_.step % config_.log_every == 0 || state_.step == config_.batch.steps) {
       Json line;
       line.set("step", state_.step).set("time", utc_now());
       for (const auto& [name, value] : all) line.set(name, value);
@@ -269,7 +319,7 @@ void Stage::end_step(const Metrics& metrics) {
     reporter_.step(state_.step, all);
     if (state_.step == trace_end_) write_trace();
   }
-  if (state_.step == config_.steps) return;  // finish() evaluates and saves
+  if (state_.step == config_.batch.steps) return;  // finish() evaluates and saves
   const auto due = [&](int64_t every) { return every > 0 && state_.step % every == 0; };
   if (due(config_.eval.every)) evaluate();
   if (reached_) return;
@@ -279,10 +329,11 @@ void Stage::end_step(const Metrics& metrics) {
 Evaluation Stage::evaluation() {
   Evaluation out{.step = state_.step, .score = std::nan("")};
   Stopwatch clock;
-  if (config_.trainer == TrainerType::kPretrain) {
+  if (config_.batch.trainer == TrainerType::kPretrain) {
     out.measure = "validation loss";
     if (data_.held_out_text.size() < 2) return out;
-    const double loss = evaluate_text({model(), data_.held_out_text, config_}, comm_);
+    const double loss = evaluate_text(
+        {model(), data_.held_out_text, config_.eval.tokens, config_.batch.micro_batch()}, comm_);
     out.metrics = {{"val_loss", loss}};
     out.score = -loss;
   } else {
@@ -290,7 +341,7 @@ Evaluation Stage::evaluation() {
     out.rule = correct_.rule();
     if (data_.held_out.empty()) return out;
     ProblemScores scores =
-        evaluate_problems({engine(), data_, correct_, config_, state_.step}, comm_);
+        evaluate_problems({engine(), data_, correct_, config_.eval_sections(), state_.step}, comm_);
     out.metrics = std::move(scores.metrics);
     out.samples = std::move(scores.samples);
     out.score = out.metrics.front().second;
@@ -347,7 +398,7 @@ void Stage::record_score(const Evaluation& evaluation) {
     state_.best_loss = loss;
     state_.best_step = state_.step;
   }
-  reached_ = config_.eval.stop_at > 0 && config_.trainer != TrainerType::kPretrain &&
+  reached_ = config_.eval.stop_at > 0 && config_.batch.trainer != TrainerType::kPretrain &&
              score >= config_.eval.stop_at;
   if (state_.report.find("first") == nullptr) state_.report.set("first", score_json(evaluation));
   state_.report.set("last", score_json(evaluation));
@@ -412,13 +463,13 @@ void Stage::warn(const std::string& warning) const {
 StageEnd Stage::finish() {
   if (trace_) write_trace();  // the stage ends before the steps that were to be traced
   const bool interrupted =
-      interrupted_ && state_.step < config_.steps && !reached_ && !state_.finished;
+      interrupted_ && state_.step < config_.batch.steps && !reached_ && !state_.finished;
   if (interrupted) {
     if (saved_step_ != state_.step) save(false);
   } else if (!state_.finished) {
     if (state_.evaluated_step != state_.step || state_.report.find("last") == nullptr) evaluate();
     save(true);
-    if (is_main() && config_.trainer == TrainerType::kGrpo)
+    if (is_main() && config_.batch.trainer == TrainerType::kGrpo)
       reporter_.message(final_report(state_.report));
   }
   if (is_main()) {

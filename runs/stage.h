@@ -18,10 +18,10 @@
 
 #include "distributed/communicator.h"
 #include "runs/checkpoint.h"
+#include "runs/config.h"
 #include "runs/event_file.h"
 #include "runs/log_file.h"
 #include "runs/report.h"
-#include "runs/reporter.h"
 #include "trainers/dataset.h"
 #include "trainers/learner.h"
 
@@ -67,7 +67,7 @@ class Stage {
 
   int64_t step() const { return state_.step; }
   double learning_rate() const {
-    return scheduled_learning_rate(config_.optimizer, state_.step, config_.steps);
+    return scheduled_learning_rate(config_.optimizer, state_.step, config_.batch.steps);
   }
   const TrainConfig& config() const { return config_; }
   Communicator& comm() { return comm_; }
@@ -125,9 +125,14 @@ class Stage {
   int64_t tiny_updates_ = 0;  // steps in a row whose relative update is too small; -1: reported
   std::chrono::steady_clock::time_point saved_at_;
   Stopwatch step_watch_;
-  int64_t generic_attention_calls_ = 0;        // as of the last step
   int64_t trace_begin_ = -1, trace_end_ = -1;  // steps
   std::optional<Trace> trace_;                 // trace in progress
 };
+
+// The training loops. Each runs one stage on one rank; all ranks of a run call it.
+// Next-token training on text (pretrain) or on prompt and solution pairs (sft).
+StageEnd train_supervised(Stage& stage);
+// Sampling-based rollouts and GRPO updates on the same weights.
+StageEnd train_grpo(Stage& stage);
 
 }  // namespace cohort

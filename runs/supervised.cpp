@@ -1,6 +1,6 @@
 // Pretraining and supervised fine-tuning: the next-token loss over packed sequences.
 #include "core/log.h"
-#include "runs/loops.h"
+#include "runs/stage.h"
 #include "trainers/across_ranks.h"
 
 namespace cohort {
@@ -12,9 +12,9 @@ std::vector<TokenSequence> next_sequences(Stage& stage, MixedOrder* order, int64
   const Dataset& data = stage.data();
   const int64_t context = stage.model().config().context;
   const RankShard shard =
-      shard_of(config.batch_size, stage.comm().rank(), stage.comm().size(), stage.step());
+      shard_of(config.batch.batch_size, stage.comm().rank(), stage.comm().size(), stage.step());
   std::vector<TokenSequence> out;
-  for (int64_t i = 0; i < config.batch_size; ++i) {
+  for (int64_t i = 0; i < config.batch.batch_size; ++i) {
     const int64_t example = order != nullptr ? order->next() : 0;
     if (i < shard.begin || i >= shard.end) continue;
     if (order != nullptr) {
@@ -26,7 +26,8 @@ std::vector<TokenSequence> next_sequences(Stage& stage, MixedOrder* order, int64
       out.push_back({.tokens = window.tokens.read(window.begin, context + 1),
                      .loss_mask = std::vector<uint8_t>(static_cast<size_t>(context + 1), 1)});
       // Prefetches the tokens of the next step from disk.
-      const TextWindow next = text_window(data, context, seed, position + config.batch_size + i);
+      const TextWindow next =
+          text_window(data, context, seed, position + config.batch.batch_size + i);
       next.tokens.will_read(next.begin, context + 1);
     }
     out.back().index = i;
@@ -39,19 +40,20 @@ std::vector<TokenSequence> next_sequences(Stage& stage, MixedOrder* order, int64
 StageEnd train_supervised(Stage& stage) {
   const TrainConfig& config = stage.config();
   std::optional<MixedOrder> order;
-  if (config.trainer == TrainerType::kSft) {
-    order = make_order(config, stage.data(), stage.state().planned_steps);
+  if (config.batch.trainer == TrainerType::kSft) {
+    order = make_order(config.data_sections(), stage.data(), stage.state().planned_steps);
     order->seek(stage.state().data_position);
   }
   if (const int ranks = stage.comm().size();
-      stage.is_main() && !stage.finished() && config.batch_size < ranks)
-    logging::warn("batch_size: ", config.batch_size, " sequences leave ", ranks - config.batch_size,
-                  " of ", ranks, " ranks without work; hint: a larger batch_size or fewer ranks");
+      stage.is_main() && !stage.finished() && config.batch.batch_size < ranks)
+    logging::warn("batch_size: ", config.batch.batch_size, " sequences leave ",
+                  ranks - config.batch.batch_size, " of ", ranks,
+                  " ranks without work; hint: a larger batch_size or fewer ranks");
   while (stage.more()) {
     Stopwatch clock;
     const auto sequences =
         next_sequences(stage, order ? &*order : nullptr, stage.state().data_position);
-    const auto batches = pack_micro_batches(sequences, config.micro_batch());
+    const auto batches = pack_micro_batches(sequences, config.batch.micro_batch());
     double targets = 0, tokens = 0;
     for (const PackedBatch& batch : batches) {
       targets += static_cast<double>(batch.num_targets());
@@ -59,7 +61,7 @@ StageEnd train_supervised(Stage& stage) {
     }
     reduce_in_place(stage.comm(), {&targets, &tokens});
     if (targets == 0)
-      throw InputError(str("step ", stage.step() + 1, ": none of its ", config.batch_size,
+      throw InputError(str("step ", stage.step() + 1, ": none of its ", config.batch.batch_size,
                            " sequences has a target token; hint: a larger model.context"));
     const ForwardOptions options{
         .mode = Mode::kTrain, .seed = static_cast<uint64_t>(config.seed), .step = stage.step()};
@@ -76,7 +78,7 @@ StageEnd train_supervised(Stage& stage) {
     const Learner::Update update =
         stage.learner().update(static_cast<int64_t>(batches.size()), loss, rate);
 
-    stage.state().data_position += config.batch_size;
+    stage.state().data_position += config.batch.batch_size;
     stage.end_step({{"loss", update.loss},
                     {"learning_rate", rate},
                     {"grad_norm", update.grad_norm},

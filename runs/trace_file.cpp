@@ -19,14 +19,9 @@ struct Row {
 constexpr int64_t kHost = 1, kGpu = 2;
 
 Row row_of(const TraceEvent& event) {
-  switch (event.kind) {
-    case Kind::kPhase:
-      return {kHost, 1};
-    case Kind::kOp:
-      return {kHost, 2};
-    default:
-      return {kGpu, event.stream};
-  }
+  if (event.kind == Kind::kPhase) return {kHost, 1};
+  if (event.kind == Kind::kOp) return {kHost, 2};
+  return {kGpu, event.stream};
 }
 
 std::string row_name(Row row) {
@@ -35,14 +30,12 @@ std::string row_name(Row row) {
 }
 
 Json name_event(const char* kind, Row row, const std::string& name) {
-  Json args;
-  args.set("name", name);
-  Json out;
-  return out.set("ph", "M")
+  return Json()
+      .set("ph", "M")
       .set("name", kind)
       .set("pid", row.group)
       .set("tid", row.row)
-      .set("args", std::move(args));
+      .set("args", Json().set("name", name));
 }
 
 double microseconds(int64_t nanoseconds) {
@@ -76,11 +69,8 @@ std::string chrome_trace(std::span<const TraceEvent> events) {
         .set("tid", row.row)
         .set("ts", microseconds(event.begin - first))
         .set("dur", microseconds(event.end - event.begin));
-    if (row.group == kGpu && event.op >= 0) {
-      Json args;
-      args.set("op", events[static_cast<size_t>(event.op)].name);
-      line.set("args", std::move(args));
-    }
+    if (row.group == kGpu && event.op >= 0)
+      line.set("args", Json().set("op", events[static_cast<size_t>(event.op)].name));
     add(line);
   }
   return out + "\n]}\n";

@@ -5,11 +5,14 @@ from pathlib import Path
 
 
 def self_test(name, check_tree, cases):
-    """Checks a temporary tree. `cases`: (file, its text, part of the rule it breaks, or "" for none)."""
+    """Checks a temporary tree. `cases`: (file, its text, part of the rule it breaks, or "" for none). A case of a folder
+    has None for a text."""
     failures = []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         for file, text, _ in cases:
+            if text is None:
+                continue
             (root / file).parent.mkdir(parents=True, exist_ok=True)
             (root / file).write_text(text, encoding="utf-8")
         problems = check_tree(root)
@@ -20,7 +23,7 @@ def self_test(name, check_tree, cases):
                 failures.append(f"{file}: expected {expected or 'no report'!r}, got {found}")
     for failure in failures:
         print(f"self-test: {failure}")
-    print(f"{name}: self-test of {len(cases)} files, {len(failures)} failed")
+    print(f"{name}: self-test of {len(cases)} cases, {len(failures)} failed")
     return 1 if failures else 0
 
 

@@ -1,9 +1,15 @@
-// An owned file descriptor (file, socket or pipe), closed on destruction.
+// An owned file descriptor (file, socket or pipe), closed on destruction, and the system's reason
+// of a failed call.
 #pragma once
 
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
+#include <string>
 #include <utility>
+
+#include "core/check.h"
 
 namespace cohort {
 
@@ -24,5 +30,17 @@ class Descriptor {
  private:
   int fd_;
 };
+
+// The system's text for an errno value.
+inline std::string system_reason(int error = errno) {
+  return std::strerror(error);
+}
+
+// Throws E("WHAT: REASON") with the reason of the call that has just failed.
+template <class E = Error, class... Args>
+[[noreturn]] void throw_errno(const Args&... what) {
+  const int error = errno;
+  throw E(str(what..., ": ", system_reason(error)));
+}
 
 }  // namespace cohort

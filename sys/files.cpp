@@ -11,16 +11,10 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <memory>
-#include <utility>
-#include <vector>
 
-#include "core/check.h"
-#include "sys/descriptor.h"
 #include "sys/input_file.h"
 
 namespace cohort {
@@ -28,17 +22,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string reason() {
-  return std::strerror(errno);
-}
-
 bool does_not_exist() {
   return errno == ENOENT || errno == ENOTDIR || errno == ENAMETOOLONG;
 }
 
 // Any failure other than that the entry does not exist.
 [[noreturn]] void fail_to_read(const std::string& path) {
-  throw Error(str("cannot read ", path, ": ", reason(),
+  throw Error(str("cannot read ", path, ": ", system_reason(),
                   "; hint: nothing was changed; make it readable and start again"));
 }
 
@@ -46,27 +36,93 @@ bool does_not_exist() {
 void read_whole(const std::string& path, const std::function<void(std::string_view)>& use) {
   errno = read_chunks(path, use);
   if (errno == 0) return;
-  if (does_not_exist() || errno == EISDIR)
-    throw InputError(str("cannot read ", path, ": ", reason()));
+  if (does_not_exist() || errno == EISDIR) throw_errno<InputError>("cannot read ", path);
   fail_to_read(path);
 }
 
 }  // namespace
 
-void write_file_durable(const std::string& path, const std::string& text) {
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) throw Error(str("cannot create ", path, ": ", reason()));
-  size_t done = 0;
-  bool ok = true;
-  while (ok && done < text.size()) {
-    const ssize_t n = ::write(fd, text.data() + done, text.size() - done);
-    if (n > 0) done += static_cast<size_t>(n);
-    ok = n > 0 || errno == EINTR;
+DurableFile::DurableFile(std::string path, Describe describe)
+    : path_(std::move(path)),
+      describe_(describe),
+      file_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
+  if (!file_.is_open()) fail(Step::kCreate);
+}
+
+void DurableFile::fail(Step step) const {
+  const int error = errno;
+  if (describe_ != nullptr) throw Error(describe_(step, path_, system_reason(error)));
+  throw Error(str("cannot ", step == Step::kCreate ? "create " : "write ", path_, ": ",
+                  system_reason(error)));
+}
+
+void DurableFile::write(std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(file_.get(), bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) fail(Step::kWrite);
+    bytes.remove_prefix(static_cast<size_t>(n));
   }
-  ok = ok && ::fsync(fd) == 0;
-  std::string why = reason();
-  if (::close(fd) != 0 && std::exchange(ok, false)) why = reason();
-  if (!ok) throw Error(str("cannot write ", path, ": ", why));
+}
+
+void DurableFile::rewind() {
+  if (::lseek(file_.get(), 0, SEEK_SET) != 0) fail(Step::kWrite);
+}
+
+void DurableFile::start_flush() const {
+  ::sync_file_range(file_.get(), 0, 0, SYNC_FILE_RANGE_WRITE);
+}
+
+void DurableFile::finish(const std::string& name) {
+  if (::fsync(file_.get()) != 0) fail(Step::kFlush);
+  if (!file_.close()) fail(Step::kClose);
+  if (name.empty()) return;
+  rename_entry(path_, name);
+  sync_directory(fs::path(name).parent_path().string());
+}
+
+std::string AppendFile::open(const std::string& path) {
+  file_ = Descriptor(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  return is_open() ? "" : system_reason();
+}
+
+std::string AppendFile::append(std::string_view piece) {
+  if (torn_at_.has_value() && ::ftruncate(file_.get(), *torn_at_) != 0) return system_reason();
+  torn_at_.reset();
+  const off_t end = ::lseek(file_.get(), 0, SEEK_END);
+  ssize_t n;
+  do n = ::write(file_.get(), piece.data(), piece.size());
+  while (n < 0 && errno == EINTR);
+  if (n == static_cast<ssize_t>(piece.size())) return "";
+  const std::string why =
+      n < 0 ? system_reason() : str("only ", n, " of ", piece.size(), " bytes were written");
+  if (n > 0 && ::ftruncate(file_.get(), end) != 0) torn_at_ = end;
+  return why;
+}
+
+FileLock::FileLock(const std::string& path)
+    : file_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {}
+
+bool FileLock::try_lock() const {
+  return ::flock(file_.get(), LOCK_EX | LOCK_NB) == 0;
+}
+
+bool FileLock::lock() const {
+  while (::flock(file_.get(), LOCK_EX) != 0)
+    if (errno != EINTR) return false;
+  return true;
+}
+
+void write_file_durable(const std::string& path, std::string_view text) {
+  DurableFile file(path);
+  file.write(text);
+  file.finish();
+}
+
+void replace_file(const std::string& path, std::string_view text) {
+  DurableFile file(path + ".tmp");
+  file.write(text);
+  file.finish(path);
 }
 
 void make_directory(const std::string& path) {
@@ -79,13 +135,6 @@ void rename_entry(const std::string& from, const std::string& to) {
   std::error_code error;
   fs::rename(from, to, error);
   if (error) throw Error(str("cannot rename ", from, " to ", to, ": ", error.message()));
-}
-
-void replace_file(const std::string& path, const std::string& text) {
-  const std::string temporary = path + ".tmp";
-  write_file_durable(temporary, text);
-  rename_entry(temporary, path);
-  sync_directory(fs::path(path).parent_path().string());
 }
 
 std::string read_text_file(const std::string& path) {
@@ -133,13 +182,12 @@ int64_t readable_size(const std::string& path) {
 }
 
 void sync_directory(const std::string& path) {
-  const int fd = ::open(path.empty() ? "." : path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) throw Error(str("cannot open directory ", path, ": ", reason()));
+  const Descriptor directory(
+      ::open(path.empty() ? "." : path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!directory.is_open()) throw_errno("cannot open directory ", path);
   // EINVAL: the file system has nothing to flush for a directory.
-  const bool ok = ::fsync(fd) == 0 || errno == EINVAL;
-  const std::string why = reason();
-  ::close(fd);
-  if (!ok) throw Error(str("cannot flush the directory ", path, ": ", why));
+  if (::fsync(directory.get()) != 0 && errno != EINVAL)
+    throw_errno("cannot flush the directory ", path);
 }
 
 std::string file_checksum(const std::string& path) {
@@ -160,33 +208,6 @@ std::string hex(uint64_t checksum) {
 
 uint64_t checksum(std::string_view bytes, uint64_t before) {
   return XXH3_64bits_withSeed(bytes.data(), bytes.size(), before);
-}
-
-std::string create_run_directory(const std::string& wanted) {
-  std::error_code error;
-  fs::create_directories(fs::path(wanted).parent_path(), error);
-  for (int i = 1; i < 100000 && !error; ++i) {
-    const std::string path = i == 1 ? wanted : str(wanted, "-", i);
-    if (fs::create_directory(path, error)) return path;
-  }
-  throw InputError(str("cannot create the run directory ", wanted, ": ", error.message(),
-                       "; hint: set output_dir to a folder you may write to"));
-}
-
-RunLock::RunLock(const std::string& run_dir) {
-  const std::string path = run_dir + "/.lock";
-  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (fd_ < 0) throw InputError(str("cannot create ", path, ": ", reason()));
-  if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
-    ::close(fd_);
-    throw InputError(
-        str("another process is using the run directory ", run_dir,
-            "; hint: wait for it to end, or start a run of your own without --resume"));
-  }
-}
-
-RunLock::~RunLock() {
-  ::close(fd_);
 }
 
 }  // namespace cohort

@@ -1,19 +1,81 @@
-// File system steps that must not lose data: durable writes, atomic replacement, checksums, run
-// directories and their lock.
+// File system steps that must not lose data: durable writes, appended pieces, atomic replacement,
+// locks, directories and checksums.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "sys/descriptor.h"
+
 namespace cohort {
 
-// Writes and flushes to disk. Throws Error naming the path and the system's reason.
-void write_file_durable(const std::string& path, const std::string& text);
+// A new file whose bytes are on disk once finish() has returned. Every function throws Error if
+// the system refuses a step.
+class DurableFile {
+ public:
+  enum class Step { kCreate, kWrite, kFlush, kClose };
+  // Returns the message for a failed step.
+  using Describe = std::string (*)(Step step, const std::string& path, const std::string& reason);
+
+  // Creates or empties the file. Default messages: "cannot create PATH: REASON" and
+  // "cannot write PATH: REASON".
+  explicit DurableFile(std::string path, Describe describe = nullptr);
+  const std::string& path() const { return path_; }
+  // False after finish().
+  bool is_open() const { return file_.is_open(); }
+  void write(std::string_view bytes);
+  // The next write() overwrites the first bytes of the file.
+  void rewind();
+  // Hint to the system to start writing to disk, so that finish() has little left to do.
+  void start_flush() const;
+  // Flushes to disk and closes, then renames to `name` (durably too) unless that is empty.
+  void finish(const std::string& name = "");
+
+ private:
+  [[noreturn]] void fail(Step step) const;
+  std::string path_;
+  Describe describe_;
+  Descriptor file_;
+};
+
+// A file to which pieces are appended atomically: lines of a log, records of an event file.
+class AppendFile {
+ public:
+  // Opens or creates a file. Returns "", or the reason of the failure.
+  std::string open(const std::string& path);
+  bool is_open() const { return file_.is_open(); }
+  // Returns "" if the whole piece was appended, else the reason of the failure. A partly written
+  // piece is truncated again, at the latest before the next one.
+  std::string append(std::string_view piece);
+
+ private:
+  Descriptor file_;
+  std::optional<int64_t> torn_at_;  // offset of a partial piece that could not be truncated
+};
+
+// A lock of a file that one process at a time can hold, released on destruction.
+class FileLock {
+ public:
+  // Creates the file if it does not exist. If that fails is_open() is false, and errno is set.
+  explicit FileLock(const std::string& path);
+  bool is_open() const { return file_.is_open(); }
+  // Returns false if another process holds the lock.
+  bool try_lock() const;
+  // Waits for the lock. Returns false and sets errno if the file system refuses it.
+  bool lock() const;
+
+ private:
+  Descriptor file_;
+};
+
+// Writes a DurableFile.
+void write_file_durable(const std::string& path, std::string_view text);
 // write_file_durable() through a temporary name and a rename, so that readers see either the old or
 // the new text.
-void replace_file(const std::string& path, const std::string& text);
+void replace_file(const std::string& path, std::string_view text);
 // Makes a directory and its parents if they do not exist. Throws Error naming the path and
 // the reason.
 void make_directory(const std::string& path);
@@ -42,21 +104,5 @@ std::string file_checksum(const std::string& path);
 std::string hex(uint64_t checksum);
 // XXH3-64 of bytes, seeded with the checksum of the bytes before them.
 uint64_t checksum(std::string_view bytes, uint64_t before = 0);
-
-// Creates `wanted`, or `wanted`-2, -3, ... if it exists: two runs never share a directory. Returns
-// its path.
-std::string create_run_directory(const std::string& wanted);
-
-// Holds a run directory for this process; throws InputError if another process has it.
-class RunLock {
- public:
-  explicit RunLock(const std::string& run_dir);
-  ~RunLock();
-  RunLock(const RunLock&) = delete;
-  RunLock& operator=(const RunLock&) = delete;
-
- private:
-  int fd_;
-};
 
 }  // namespace cohort

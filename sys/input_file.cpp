@@ -5,12 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <vector>
-
-#include "core/check.h"
 
 namespace cohort {
 
@@ -20,13 +15,12 @@ std::ifstream open_input_file(const std::string& path) {
     throw InputError(str(path, ": is a folder; hint: name the file in it"));
   std::ifstream file(path, std::ios::binary);
   if (!file)
-    throw InputError(
-        str(path, ": cannot be opened: ", std::strerror(errno), "; hint: check the path"));
+    throw InputError(str(path, ": cannot be opened: ", system_reason(), "; hint: check the path"));
   return file;
 }
 
 void check_read(const std::ifstream& file, const std::string& path) {
-  if (file.bad()) throw InputError(str(path, ": cannot be read: ", std::strerror(errno)));
+  if (file.bad()) throw_errno<InputError>(path, ": cannot be read");
 }
 
 InputFile::InputFile(std::string path) : path_(std::move(path)) {
@@ -34,7 +28,7 @@ InputFile::InputFile(std::string path) : path_(std::move(path)) {
   file_ = Descriptor(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat status;
   if (!file_.is_open() || ::fstat(file_.get(), &status) != 0)
-    throw InputError(str(path_, ": cannot be opened: ", std::strerror(errno)));
+    throw_errno<InputError>(path_, ": cannot be opened");
   size_ = status.st_size;
 }
 
@@ -45,9 +39,8 @@ std::string InputFile::read(int64_t begin, int64_t end) const {
                               begin + static_cast<int64_t>(done));
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0)
-      throw InputError(
-          str(path_, ": cannot be read: ",
-              n < 0 ? std::strerror(errno) : "it has become shorter; hint: restore it"));
+      throw InputError(str(path_, ": cannot be read: ",
+                           n < 0 ? system_reason() : "it has become shorter; hint: restore it"));
     done += static_cast<size_t>(n);
   }
   return text;
@@ -72,8 +65,8 @@ int read_chunks(const std::string& path, const std::function<void(std::string_vi
 std::string read_input_file(const std::string& path) {
   open_input_file(path);  // gives the more specific errors
   std::string text;
-  const int error = read_chunks(path, [&](std::string_view chunk) { text += chunk; });
-  if (error != 0) throw InputError(str(path, ": cannot be read: ", std::strerror(error)));
+  errno = read_chunks(path, [&](std::string_view chunk) { text += chunk; });
+  if (errno != 0) throw_errno<InputError>(path, ": cannot be read");
   return text;
 }
 

@@ -19,9 +19,7 @@ constexpr size_t kMaxSource = 16 << 20;
                        const std::string& message) {
   const std::string_view before = source.substr(0, std::min(at, source.size()));
   const auto line = 1 + std::count(before.begin(), before.end(), '\n');
-  const std::string_view start = before.substr(before.rfind('\n') + 1);
-  const auto column =
-      1 + std::count_if(start.begin(), start.end(), [](char c) { return (c & 0xc0) != 0x80; });
+  const size_t column = 1 + count_characters(before.substr(before.rfind('\n') + 1));
   throw InputError(str(where, ":", line, ":", column, ": ", message));
 }
 

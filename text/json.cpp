@@ -10,128 +10,107 @@
 namespace cohort {
 namespace {
 
+using nlohmann::ordered_json;
+
 // Limit of nesting while parsing: values are destroyed and printed recursively, so deeper input
 // could overflow the stack.
 constexpr size_t kMaxDepth = 256;
 constexpr size_t kMaxReason = 200;
 
-std::string type_name(const Json& json) {
-  if (json.is_null()) return "null";
-  if (json.is_bool()) return "true or false";
-  if (json.is_int()) return "a whole number";
-  if (json.is_number()) return "a number";
-  if (json.is_string()) return "text";
-  return json.is_array() ? "a list" : "an object";
-}
+}  // namespace
 
-// Receives the library's parse events and builds the value. A handler that returns false stops the
-// parse with `reason` and `position` set.
-class Builder final : public nlohmann::json_sax<nlohmann::ordered_json> {
+// Receives the library's parse events and builds the value in place. The library's own document is
+// no alternative: it takes time quadratic in the keys of an object, such as a vocabulary, and
+// accepts duplicate keys. A handler that returns false stops the parse with `reason` and `position`
+// set.
+class Json::Builder {
  public:
   Json root;
   std::string reason;
   size_t position = 0;
 
-  bool null() override { return add(Json()); }
-  bool boolean(bool v) override { return add(v); }
-  bool number_integer(number_integer_t v) override { return add(static_cast<int64_t>(v)); }
-  bool number_unsigned(number_unsigned_t v) override {
-    if (v > static_cast<number_unsigned_t>(INT64_MAX)) return add(static_cast<double>(v));
-    return add(static_cast<int64_t>(v));
+  bool null() { return add(Json()); }
+  bool boolean(bool v) { return add(v); }
+  bool number_integer(int64_t v) { return add(v); }
+  bool number_unsigned(uint64_t v) {
+    return add(v > INT64_MAX ? Json(static_cast<double>(v)) : Json(static_cast<int64_t>(v)));
   }
-  bool number_float(number_float_t v, const string_t&) override { return add(v); }
-  bool string(string_t& v) override { return add(std::move(v)); }
-  bool binary(binary_t&) override { return false; }
-  bool start_object(std::size_t) override { return open({.is_object = true}); }
-  bool start_array(std::size_t) override { return open({.is_object = false}); }
-  bool end_array() override { return close(Json(std::move(open_.back().array))); }
-  bool key(string_t& name) override {
-    keys_.push_back(std::move(name));
+  bool number_float(double v, const std::string&) { return add(v); }
+  bool string(std::string& v) { return add(std::move(v)); }
+  bool binary(ordered_json::binary_t&) { return false; }
+  bool start_object(size_t) { return open(Object()); }
+  bool start_array(size_t) { return open(Array()); }
+  bool key(std::string& name) {
+    std::get<Object>(open_.back()->value_).emplace_back(std::move(name), Json());
     return true;
   }
-  bool end_object() override {
+  bool end_array() {
+    open_.pop_back();
+    return true;
+  }
+  bool end_object() {
     std::vector<std::string_view> names;
-    for (const auto& [name, value] : open_.back().object) names.push_back(name);
+    for (const auto& [name, value] : open_.back()->as_object()) names.push_back(name);
     std::sort(names.begin(), names.end());
     const auto duplicate = std::adjacent_find(names.begin(), names.end());
-    if (duplicate == names.end()) return close(Json(std::move(open_.back().object)));
-    reason = str("duplicate key '", *duplicate, "'");
-    return false;
+    if (duplicate != names.end()) reason = str("duplicate key '", *duplicate, "'");
+    open_.pop_back();
+    return reason.empty();
   }
-  bool parse_error(std::size_t at, const std::string&,
-                   const nlohmann::detail::exception& e) override {
-    // "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while ..."
-    std::string_view text = e.what();
-    const auto skip = [&](std::string_view begin, std::string_view end) {
-      const size_t at = text.find(end);
-      if (text.starts_with(begin) && at != text.npos) text.remove_prefix(at + end.size());
-    };
-    skip("[json.exception", "] ");
-    skip("parse error at", ": ");
-    skip("syntax error while", " - ");
-    reason = text;
+  bool parse_error(size_t at, const std::string&, const ordered_json::exception& e) {
+    // "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while parsing
+    // value - ..." or "[json.exception.out_of_range.406] ..."
+    const std::string_view text = e.what(), last = e.id == 101 ? " - " : "] ";
+    reason = text.substr(text.find(last) + last.size());
     position = at;
     return false;
   }
 
  private:
-  struct Container {
-    bool is_object;
-    Json::Object object;
-    Json::Array array;
-  };
-
-  bool open(Container container) {
+  // The place of the next value.
+  Json& place() {
+    if (open_.empty()) return root;
+    if (auto* array = std::get_if<Array>(&open_.back()->value_)) return array->emplace_back();
+    return std::get<Object>(open_.back()->value_).back().second;
+  }
+  bool add(Json value) {
+    place() = std::move(value);
+    return true;
+  }
+  bool open(Json container) {
     if (open_.size() == kMaxDepth) {
       reason = str("nested deeper than ", kMaxDepth, " levels");
       return false;
     }
-    open_.push_back(std::move(container));
-    return true;
-  }
-  bool close(Json done) {
-    open_.pop_back();
-    return add(std::move(done));
-  }
-  bool add(Json value) {
-    if (open_.empty()) {
-      root = std::move(value);
-    } else if (open_.back().is_object) {
-      open_.back().object.emplace_back(std::move(keys_.back()), std::move(value));
-      keys_.pop_back();
-    } else {
-      open_.back().array.push_back(std::move(value));
-    }
+    open_.push_back(&(place() = std::move(container)));
     return true;
   }
 
-  std::vector<Container> open_;    // containers not yet closed, outermost first
-  std::vector<std::string> keys_;  // keys whose value is not complete, outermost first
+  // Containers not yet closed, outermost first. They stay in place, since no container grows before
+  // the one inside it is closed.
+  std::vector<Json*> open_;
 };
 
-nlohmann::ordered_json to_library(const Json& json) {
-  if (json.is_bool()) return json.as_bool();
-  if (json.is_int()) return json.as_int();
-  if (json.is_number()) return json.as_double();
-  if (json.is_string()) return json.as_string();
-  if (json.is_array()) {
-    auto out = nlohmann::ordered_json::array();
-    for (const Json& item : json.as_array()) out.push_back(to_library(item));
-    return out;
-  }
-  if (json.is_object()) {
-    nlohmann::ordered_json::object_t out;
-    out.reserve(json.as_object().size());
-    for (const auto& [key, value] : json.as_object()) out.push_back({key, to_library(value)});
-    return out;
-  }
-  return nullptr;
+// The library finds this function by its name, also for the items of containers, and therefore not
+// in the anonymous namespace.
+static void to_json(ordered_json& out, const Json& json) {
+  if (json.is_bool()) out = json.as_bool();
+  if (json.is_number()) out = json.as_double();
+  if (json.is_int()) out = json.as_int();
+  if (json.is_string()) out = json.as_string();
+  if (json.is_array()) out = json.as_array();
+  if (json.is_object())
+    out = ordered_json::object_t(json.as_object().begin(), json.as_object().end());
 }
 
-}  // namespace
+const char* Json::type_name() const {
+  constexpr const char* kNames[] = {"null", "true or false", "a whole number", "a number",
+                                    "text", "a list",        "an object"};
+  return kNames[value_.index()];
+}
 
 void Json::throw_type(const std::string& expected) const {
-  throw InputError(str("expected ", expected, ", got ", type_name(*this)));
+  throw InputError(str("expected ", expected, ", got ", type_name()));
 }
 
 const Json* Json::find(std::string_view key) const {
@@ -146,15 +125,12 @@ const Json& Json::at(std::string_view key) const {
   if (const Json* value = find(key)) return *value;
   std::vector<std::string> names;
   for (const auto& [name, value] : as_object()) names.push_back(name);
-  const std::string near = nearest_name(std::string(key), names);
-  throw InputError(
-      str("missing key '", key, "'", near.empty() ? "" : "; did you mean '" + near + "'?"));
+  throw InputError(str("missing key '", key, "'", did_you_mean(std::string(key), names)));
 }
 
 Json& Json::operator[](std::string_view key) {
   if (is_null()) value_ = Object{};
-  COHORT_CHECK(is_object(), "[json] expected an object to set '", key, "' in, got ",
-               type_name(*this));
+  COHORT_CHECK(is_object(), "[json] expected an object to set '", key, "' in, got ", type_name());
   auto& object = std::get<Object>(value_);
   const auto entry =
       std::find_if(object.begin(), object.end(), [&](const auto& e) { return e.first == key; });
@@ -168,13 +144,12 @@ Json& Json::set(std::string_view key, Json value) {
 
 void Json::push_back(Json value) {
   if (is_null()) value_ = Array{};
-  COHORT_CHECK(is_array(), "[json] expected a list to append to, got ", type_name(*this));
+  COHORT_CHECK(is_array(), "[json] expected a list to append to, got ", type_name());
   std::get<Array>(value_).push_back(std::move(value));
 }
 
 std::string Json::dump(int indent) const {
-  return to_library(*this).dump(indent, ' ', false,
-                                nlohmann::ordered_json::error_handler_t::replace);
+  return ordered_json(*this).dump(indent, ' ', false, ordered_json::error_handler_t::replace);
 }
 
 std::string Json::to_text() const {
@@ -190,9 +165,8 @@ std::string Json::to_text() const {
 }
 
 Json parse_json(std::string_view text, const std::string& where) {
-  Builder builder;
-  if (nlohmann::ordered_json::sax_parse(text.begin(), text.end(), &builder))
-    return std::move(builder.root);
+  Json::Builder builder;
+  if (ordered_json::sax_parse(text.begin(), text.end(), &builder)) return std::move(builder.root);
   // The reason quotes the text, so its length is unbounded.
   if (builder.reason.size() > kMaxReason) {
     builder.reason.resize(next_utf8_boundary(builder.reason, kMaxReason));

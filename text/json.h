@@ -68,6 +68,10 @@ class Json {
     throw_type(expected);
   }
   [[noreturn]] void throw_type(const std::string& expected) const;
+  const char* type_name() const;
+
+  class Builder;
+  friend Json parse_json(std::string_view text, const std::string& where);
 
   std::variant<std::monostate, bool, int64_t, double, std::string, Array, Object> value_;
 };

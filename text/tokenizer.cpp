@@ -30,8 +30,11 @@ class PlainTokenizer : public Tokenizer {
     return std::make_unique<Stream>(*this);
   }
   int64_t vocab_size() const final { return int64_t{eos_id()} + 1; }
+  NamedFiles files() const final { return {{"tokenizer.json", to_json().dump(2) + "\n"}}; }
 
  protected:
+  // Read by read_plain_tokenizer().
+  virtual Json to_json() const = 0;
   // `id`: from 0 to eos_id() - 1.
   virtual std::string token(int32_t id) const = 0;
 
@@ -62,9 +65,9 @@ class ByteTokenizer final : public PlainTokenizer {
     return ids;
   }
   int32_t eos_id() const override { return 256; }
-  Json to_json() const override { return Json().set("type", "byte"); }
 
  protected:
+  Json to_json() const override { return Json().set("type", "byte"); }
   std::string token(int32_t id) const override { return {static_cast<char>(id)}; }
 };
 
@@ -98,13 +101,13 @@ class CharTokenizer final : public PlainTokenizer {
     return ids;
   }
   int32_t eos_id() const override { return static_cast<int32_t>(alphabet_.size()); }
+
+ protected:
   Json to_json() const override {
     std::string characters;
     for (const char32_t code : alphabet_) characters += encode_utf8(code);
     return Json().set("type", "char").set("characters", characters);
   }
-
- protected:
   std::string token(int32_t id) const override {
     return encode_utf8(alphabet_[static_cast<size_t>(id)]);
   }
@@ -120,25 +123,7 @@ std::vector<char32_t> characters_of(std::string_view text) {
   return codes;
 }
 
-}  // namespace
-
-NamedFiles Tokenizer::files() const {
-  return {{"tokenizer.json", to_json().dump(2) + "\n"}};
-}
-
-std::unique_ptr<Tokenizer> make_byte_tokenizer() {
-  return std::make_unique<ByteTokenizer>();
-}
-
-std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view text) {
-  if (text.empty()) throw InputError("the text that the character tokenizer is made from is empty");
-  std::vector<char32_t> alphabet = characters_of(text);
-  std::sort(alphabet.begin(), alphabet.end());
-  alphabet.erase(std::unique(alphabet.begin(), alphabet.end()), alphabet.end());
-  return std::make_unique<CharTokenizer>(std::move(alphabet));
-}
-
-std::unique_ptr<Tokenizer> make_tokenizer(const Json& json) {
+std::unique_ptr<Tokenizer> read_plain_tokenizer(const Json& json) {
   const Json* type = json.find("type");
   if (type == nullptr || !type->is_string())
     throw InputError("damaged tokenizer: expected an object with the text 'type'");
@@ -158,6 +143,20 @@ std::unique_ptr<Tokenizer> make_tokenizer(const Json& json) {
   return std::make_unique<CharTokenizer>(std::move(alphabet));
 }
 
+}  // namespace
+
+std::unique_ptr<Tokenizer> make_byte_tokenizer() {
+  return std::make_unique<ByteTokenizer>();
+}
+
+std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view text) {
+  if (text.empty()) throw InputError("the text that the character tokenizer is made from is empty");
+  std::vector<char32_t> alphabet = characters_of(text);
+  std::sort(alphabet.begin(), alphabet.end());
+  alphabet.erase(std::unique(alphabet.begin(), alphabet.end()), alphabet.end());
+  return std::make_unique<CharTokenizer>(std::move(alphabet));
+}
+
 std::unique_ptr<Tokenizer> make_tokenizer(NamedFiles files, const std::string& where) {
   const auto find = [&](const char* name) {
     return std::find_if(files.begin(), files.end(), [&](const auto& f) { return f.first == name; });
@@ -173,7 +172,7 @@ std::unique_ptr<Tokenizer> make_tokenizer(NamedFiles files, const std::string& w
     const std::string path = where + "/tokenizer.json";
     const Json saved = parse_json(json->second, path);
     try {
-      return make_tokenizer(saved);
+      return read_plain_tokenizer(saved);
     } catch (const InputError& e) {
       throw InputError(str(path, ": ", e.what()));
     }

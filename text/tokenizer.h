@@ -57,9 +57,7 @@ class Tokenizer {
   virtual std::vector<int32_t> stop_ids() const { return {eos_id()}; }
   // Files that restore this tokenizer from a model's folder; if it was read from files, they are
   // returned byte for byte.
-  virtual NamedFiles files() const;
-  // Byte and character tokenizers only; throws Error for those that have files.
-  virtual Json to_json() const = 0;
+  virtual NamedFiles files() const = 0;
 };
 
 // 256 bytes and end-of-sequence (256). Encodes any text.
@@ -67,8 +65,6 @@ std::unique_ptr<Tokenizer> make_byte_tokenizer();
 // One token per distinct Unicode character of `text`, in code point order, then end-of-sequence.
 // Throws InputError for text that is empty or not UTF-8.
 std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view text);
-// Inverse of to_json(). Throws InputError for an unknown type or a damaged file.
-std::unique_ptr<Tokenizer> make_tokenizer(const Json& json);
 // From the result of files() or a model's files (listed in text/tokenizers/hugging_face.h). `where`
 // names their folder in errors.
 std::unique_ptr<Tokenizer> make_tokenizer(NamedFiles files, const std::string& where);

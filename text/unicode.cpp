@@ -21,42 +21,22 @@ struct Range {
 constexpr Range kWhiteSpaces[] = {
     {0x09, 0x0d},     {0x20, 0x20},     {0x85, 0x85},     {0xa0, 0xa0},     {0x1680, 0x1680},
     {0x2000, 0x200a}, {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000}};
-// Symbols that are Alphabetic: circled and squared letters.
-constexpr Range kAlphabeticSymbols[] = {
-    {0x24b6, 0x24e9}, {0x1f130, 0x1f149}, {0x1f150, 0x1f169}, {0x1f170, 0x1f189}};
+// Further word characters: joiners, and circled and squared letters, which are Alphabetic.
+constexpr Range kWordSymbols[] = {
+    {0x200c, 0x200d}, {0x24b6, 0x24e9}, {0x1f130, 0x1f149}, {0x1f150, 0x1f169}, {0x1f170, 0x1f189}};
 
-uint8_t class_of_category(utf8proc_category_t category) {
-  switch (category) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
+// Classes of a general category, such as "Lu".
+int classes_of(std::string_view category) {
+  switch (category[0]) {
+    case 'L':
       return kLetter | kWordCharacter;
-    case UTF8PROC_CATEGORY_MN:
-      return kMark | kNonspacingMark | kWordCharacter;
-    case UTF8PROC_CATEGORY_MC:
-    case UTF8PROC_CATEGORY_ME:
-      return kMark | kWordCharacter;
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-      return kNumber | kWordCharacter;
-    case UTF8PROC_CATEGORY_NO:
-      return kNumber;
-    case UTF8PROC_CATEGORY_PC:
-      return kPunctuation | kWordCharacter;
-    case UTF8PROC_CATEGORY_PD:
-    case UTF8PROC_CATEGORY_PS:
-    case UTF8PROC_CATEGORY_PE:
-    case UTF8PROC_CATEGORY_PI:
-    case UTF8PROC_CATEGORY_PF:
-    case UTF8PROC_CATEGORY_PO:
-      return kPunctuation;
-    case UTF8PROC_CATEGORY_CN:
-    case UTF8PROC_CATEGORY_CC:
-    case UTF8PROC_CATEGORY_CF:
-    case UTF8PROC_CATEGORY_CS:
-    case UTF8PROC_CATEGORY_CO:
+    case 'M':
+      return kMark | kWordCharacter | (category == "Mn" ? kNonspacingMark : 0);
+    case 'N':
+      return kNumber | (category == "No" ? 0 : kWordCharacter);
+    case 'P':
+      return kPunctuation | (category == "Pc" ? kWordCharacter : 0);
+    case 'C':
       return kOtherCharacter;
     default:
       return 0;
@@ -66,10 +46,11 @@ uint8_t class_of_category(utf8proc_category_t category) {
 std::vector<uint8_t> make_classes() {
   std::vector<uint8_t> classes(kCodePoints);
   for (char32_t code = 0; code < kCodePoints; ++code)
-    classes[code] = class_of_category(utf8proc_category(static_cast<utf8proc_int32_t>(code)));
+    classes[code] = static_cast<uint8_t>(
+        classes_of(utf8proc_category_string(static_cast<utf8proc_int32_t>(code))));
   for (const Range& range : kWhiteSpaces)
     for (char32_t code = range.first; code <= range.last; ++code) classes[code] |= kWhiteSpace;
-  for (const Range& range : kAlphabeticSymbols)
+  for (const Range& range : kWordSymbols)
     for (char32_t code = range.first; code <= range.last; ++code) classes[code] |= kWordCharacter;
   return classes;
 }

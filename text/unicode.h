@@ -10,7 +10,7 @@
 namespace cohort {
 
 // Bits of a character's classes: general categories, White_Space, and word characters of regular
-// expressions (\w: letters, marks, decimal and letter numbers, connectors).
+// expressions (\w of UTS #18: Alphabetic, marks, decimal numbers, connectors, joiners).
 enum CharClass : uint8_t {
   kLetter = 1,           // L*
   kNumber = 2,           // N*

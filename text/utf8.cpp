@@ -1,6 +1,7 @@
 // Decoding and encoding of UTF-8 by its bit patterns (RFC 3629).
 #include "text/utf8.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -31,10 +32,6 @@ Lead lead_of(uint8_t lead) {
           static_cast<uint8_t>(lead == 0xf4 ? 0x8f : 0xbf)};
 }
 
-bool is_continuation(char byte) {
-  return (static_cast<uint8_t>(byte) & 0xc0) == 0x80;
-}
-
 // The longest prefix of a well-formed character at `at`.
 struct Subpart {
   size_t size;
@@ -45,8 +42,7 @@ Subpart subpart_at(std::string_view text, size_t at) {
   size_t size = 1;
   while (size < lead.size && at + size < text.size()) {
     const auto byte = static_cast<uint8_t>(text[at + size]);
-    if (size == 1 ? byte < lead.first || byte > lead.last : !is_continuation(text[at + size]))
-      break;
+    if (size == 1 ? byte < lead.first || byte > lead.last : !continues_utf8(text[at + size])) break;
     ++size;
   }
   return {size, size == lead.size};
@@ -71,7 +67,7 @@ Utf8Char decode_utf8(std::string_view text, size_t at) {
   }
   if (text.size() - at < size) return {};
   for (size_t i = 1; i < size; ++i) {
-    if (!is_continuation(text[at + i])) return {};
+    if (!continues_utf8(text[at + i])) return {};
     code = code << 6 | (static_cast<uint8_t>(text[at + i]) & 0x3f);
   }
   if (code < smallest || !is_scalar_value(code)) return {};
@@ -92,8 +88,18 @@ std::string encode_utf8(char32_t code) {
 }
 
 size_t next_utf8_boundary(std::string_view text, size_t at) {
-  while (at < text.size() && is_continuation(text[at])) ++at;
+  while (at < text.size() && continues_utf8(text[at])) ++at;
   return at < text.size() ? at : text.size();
+}
+
+size_t last_utf8_begin(std::string_view text, size_t end) {
+  do --end;
+  while (end > 0 && continues_utf8(text[end]));
+  return end;
+}
+
+size_t count_characters(std::string_view text) {
+  return text.size() - static_cast<size_t>(std::count_if(text.begin(), text.end(), continues_utf8));
 }
 
 size_t utf8_prefix(std::string_view text) {
@@ -118,7 +124,7 @@ size_t utf8_prefix(std::string_view text) {
 size_t unfinished_utf8(std::string_view text) {
   for (size_t size = 1; size <= 3 && size <= text.size(); ++size) {
     const size_t at = text.size() - size;
-    if (is_continuation(text[at])) continue;
+    if (continues_utf8(text[at])) continue;
     const bool unfinished =
         lead_of(static_cast<uint8_t>(text[at])).size > size && subpart_at(text, at).size == size;
     return unfinished ? size : 0;

@@ -18,8 +18,16 @@ Utf8Char decode_utf8(std::string_view text, size_t at);
 // `code` must be a Unicode scalar value.
 std::string encode_utf8(char32_t code);
 
+// True for the second and later bytes of a character.
+constexpr bool continues_utf8(char byte) {
+  return (static_cast<unsigned char>(byte) & 0xc0) == 0x80;
+}
 // The first byte at or after `at` that is not a continuation byte.
 size_t next_utf8_boundary(std::string_view text, size_t at);
+// The first byte of the character that ends at `end` > 0.
+size_t last_utf8_begin(std::string_view text, size_t end);
+// Number of characters, for UTF-8.
+size_t count_characters(std::string_view text);
 
 // The first byte that is not part of well-formed UTF-8; text.size() if there is none.
 size_t utf8_prefix(std::string_view text);

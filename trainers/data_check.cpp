@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <set>
 #include <vector>
 
 #include "core/log.h"
@@ -86,11 +85,11 @@ class FittedSet final : public ExampleSet {
 // Checks problems against a model's context, and truncates or skips those that are too long.
 class ContextCheck {
  public:
-  ContextCheck(const TrainConfig& config, const Dataset& data, int64_t context)
+  ContextCheck(const DataSections& config, const Dataset& data, int64_t context)
       : config_(config),
         task_(data.task),
-        fit_{config.trainer, *data.tokenizer, data.chat, context,
-             config.sampling.max_completion_length} {}
+        fit_{config.batch.trainer, *data.tokenizer, data.chat, context,
+             config.max_completion_length} {}
 
   // Checks the problems in `order` and returns those that are kept, at most `limit`.
   std::vector<int64_t> keep(Split split, const ExampleSet& set, std::span<const int64_t> order,
@@ -158,7 +157,7 @@ class ContextCheck {
   }
 
   void add_notes(std::vector<std::string>& notes) const {
-    const int64_t length = config_.sampling.max_completion_length;
+    const int64_t length = config_.max_completion_length;
     if (train_.long_prompts + held_out_.long_prompts > 0)
       notes.push_back(str("max_completion_length: the prompts of ", counts_text([](const Part& p) {
                             return std::pair(p.long_prompts, p.kept);
@@ -222,7 +221,7 @@ class ContextCheck {
     out.prompt = static_cast<int64_t>(encode_prompt(example, fit_.tokenizer).size());
     if (out.prompt == 0) throw InputError("the prompt is empty");
     out.sequence = out.prompt;
-    if (config_.trainer != TrainerType::kSft) {
+    if (config_.batch.trainer != TrainerType::kSft) {
       out.solution = solution_length(example);
       return;
     }
@@ -262,7 +261,7 @@ class ContextCheck {
       if (!truncates()) return false;
     }
     const int64_t sequence = std::min(size.sequence, fit_.context + 1),
-                  length = config_.sampling.max_completion_length;
+                  length = config_.max_completion_length;
     const int64_t shortest = lengths_.shortest_prompt;
     lengths_.shortest_prompt = shortest == 0 ? size.prompt : std::min(shortest, size.prompt);
     lengths_.longest_prompt = std::max(lengths_.longest_prompt, size.prompt);
@@ -292,7 +291,7 @@ class ContextCheck {
                " ", excerpt(example.prompt));
   }
 
-  const TrainConfig& config_;
+  const DataSections& config_;
   const Task* task_;
   const ContextFit fit_;
   Part train_{.kind = "training"}, held_out_{.kind = "held-out"};
@@ -309,11 +308,11 @@ std::vector<int64_t> first_indices(int64_t count) {
 }
 
 // Keeps the problems with the smallest hashes: a sample that does not depend on the files' order.
-void keep_held_out(const TrainConfig& config, Dataset& data, ContextCheck& check) {
+void keep_held_out(const DataSections& config, Dataset& data, ContextCheck& check) {
   const ExampleSet& set = *data.held_out_set;
   const int64_t size = set.size();
   std::vector<int64_t> order = first_indices(size);
-  if (data.task == nullptr && config.eval.size > 0) {
+  if (data.task == nullptr && config.eval_size > 0) {
     std::vector<uint64_t> hashes;
     for (const int64_t i : order) hashes.push_back(set.id(i).split);
     std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
@@ -321,7 +320,7 @@ void keep_held_out(const TrainConfig& config, Dataset& data, ContextCheck& check
     });
   }
   std::vector<int64_t> kept =
-      check.keep(Split::kHeldOut, set, order, config.eval.size > 0 ? config.eval.size : size);
+      check.keep(Split::kHeldOut, set, order, config.eval_size > 0 ? config.eval_size : size);
   std::sort(kept.begin(), kept.end());
   data.held_out.clear();
   for (const int64_t i : kept) {
@@ -336,20 +335,8 @@ void keep_held_out(const TrainConfig& config, Dataset& data, ContextCheck& check
                        "smaller fraction; cohort eval takes 1"));
 }
 
-// Throws InputError if the sampling configuration is impossible for the data.
-void check_sampling(const TrainConfig& config, const Dataset& data, int64_t shortest_prompt,
-                    int64_t context) {
-  check_sampling_tokens(config.sampling, *data.tokenizer, data.tokenizer->vocab_size());
-  const int64_t length = config.sampling.max_completion_length, limit = context - shortest_prompt;
-  if (config.trainer == TrainerType::kGrpo && length > limit)
-    throw InputError(
-        str("max_completion_length: ", length, " tokens fit after no prompt: the shortest has ",
-            shortest_prompt, ", the model's context is ", context,
-            "; hint: max_completion_length=", limit, " at most, or a larger model.context"));
-}
-
 // Counts the kept problems of each entry of data.jsonl.path.
-void count_sources(const TrainConfig& config, Dataset& data, const std::vector<int64_t>& kept) {
+void count_sources(const DataSections& config, Dataset& data, const std::vector<int64_t>& kept) {
   auto first = kept.begin();
   int64_t end = 0;
   for (size_t i = 0; i < data.source_sizes.size(); ++i) {
@@ -365,9 +352,9 @@ void count_sources(const TrainConfig& config, Dataset& data, const std::vector<i
 
 }  // namespace
 
-DataLengths check_data(const TrainConfig& config, Dataset& data, int64_t context) {
+DataLengths check_data(const DataSections& config, Dataset& data, int64_t context) {
   constexpr int64_t kCheckedOfEndless = 1000;
-  if (config.trainer == TrainerType::kPretrain) {
+  if (config.batch.trainer == TrainerType::kPretrain) {
     if (config.data.held_out_fraction == 1) fail_nothing_to_train("data.held_out_fraction");
     for (size_t i = 0; i < data.train_text.size(); ++i)
       if (const int64_t tokens = data.train_text[i].size(); tokens <= context)
@@ -387,91 +374,30 @@ DataLengths check_data(const TrainConfig& config, Dataset& data, int64_t context
   count_sources(config, data, kept);
   if (!lengths.too_long.empty())
     data.train = std::make_unique<FittedSet>(std::move(data.train), std::move(kept), check.fit());
-  check_sampling(config, data, lengths.shortest_prompt, context);
   return lengths;
 }
 
-DataLengths check_held_out(const TrainConfig& config, Dataset& data, int64_t context) {
+DataLengths check_held_out(const DataSections& config, Dataset& data, int64_t context) {
   ContextCheck check(config, data, context);
   keep_held_out(config, data, check);
   return check.lengths();
 }
 
-namespace {
-
-// Counts the held-out problems that another set contains, too.
-class LeakCount {
- public:
-  explicit LeakCount(const ExampleSet& held_out) : held_out_(held_out) {
-    for (int64_t i = 0; i < held_out.size(); ++i) {
-      const ExampleId id = held_out.id(i);
-      known_.emplace_back(id.split, i);
-      if (id.content != 0) known_.emplace_back(id.content, i);
-    }
-    std::sort(known_.begin(), known_.end());
-  }
-
-  // "12 of the 40 held-out problems are WHERE, the first: FILE:3"; empty: none is in `trained`.
-  std::string text(const ExampleSet& trained, const std::string& where) const {
-    std::set<int64_t> leaked;
-    for (int64_t i = 0; i < trained.size(); ++i) {
-      const ExampleId id = trained.id(i);
-      for (const uint64_t hash : {id.split, id.content})
-        for (auto it = std::lower_bound(known_.begin(), known_.end(), std::pair(hash, int64_t{0}));
-             it != known_.end() && it->first == hash; ++it)
-          leaked.insert(it->second);
-    }
-    if (leaked.empty()) return "";
-    return str(leaked.size(), " of the ", held_out_.size(), " held-out problems are ", where,
-               ", the first: ", held_out_.get(*leaked.begin()).where);
-  }
-
- private:
-  const ExampleSet& held_out_;
-  std::vector<std::pair<uint64_t, int64_t>> known_;  // hashes, sorted, with their problems
-};
-
-}  // namespace
-
-std::string held_out_leak(const Dataset& data, std::span<const TrainConfig> earlier) {
-  if (data.task != nullptr || data.held_out_set == nullptr || data.held_out_set->size() == 0)
-    return "";
-  const LeakCount leak(*data.held_out_set);
-  if (const std::string text = leak.text(*data.train, "also trained on"); !text.empty())
-    return str("data: ", text,
-               "; hint: problems of data.jsonl.eval_path that data.jsonl.path does ", "not have");
-  for (size_t i = 0; i < earlier.size(); ++i) {
-    if (earlier[i].data.jsonl.path.empty()) continue;
-    std::unique_ptr<ExampleSet> trained;
-    try {
-      trained = load_jsonl(earlier[i].data.jsonl).train;
-    } catch (const InputError&) {
-      continue;
-    }
-    const std::string text = leak.text(
-        *trained, str("trained on by stage ", i + 1, " (", trainer_name(earlier[i].trainer), ")"));
-    if (!text.empty())
-      return str("data: ", text, "; hint: one data.split_by and one held_out_fraction for all ",
-                 "stages");
-  }
-  return "";
-}
-
-void log_data_usage(const TrainConfig& config, const Dataset& data, const DataLengths& lengths) {
+void log_data_usage(const DataSections& config, const Dataset& data, const DataLengths& lengths) {
   if (!lengths.too_long.empty()) logging::info("data.too_long: ", lengths.too_long);
   for (const std::string& note : lengths.notes) logging::info(note);
   const auto n = static_cast<int64_t>(data.held_out.size());
   if (config.data.holds_nothing_out()) {
     logging::info("held_out_fraction: 0; nothing is held out, so nothing is evaluated");
-  } else if (config.trainer == TrainerType::kPretrain) {
+  } else if (config.batch.trainer == TrainerType::kPretrain) {
     const int64_t tokens = data.held_out_text.size();
-    if (config.eval.tokens > 0 && tokens > config.eval.tokens)
-      logging::info("eval.tokens: ", config.eval.tokens, " of ", tokens,
+    if (config.eval_tokens > 0 && tokens > config.eval_tokens)
+      logging::info("eval.tokens: ", config.eval_tokens, " of ", tokens,
                     " held-out tokens; hint: eval.tokens=0 takes all");
-  } else if (n < config.eval.size) {
-    logging::info("eval.size: ", config.eval.size,
+  } else if (n < config.eval_size) {
+    logging::info("eval.size: ", config.eval_size,
                   " held-out problems were asked for, the data have ", n);
-  } else if (n == config.eval.size && n < data.held_out_set->size()) {
+  } else if (n == config.eval_size && n < data.held_out_set->size()) {
     logging::info(
         "eval.size: ", n, " of ", data.held_out_set->size(),
         " held-out problems, those with the smallest hashes; hint: eval.size=0 takes all");

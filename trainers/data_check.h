@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -21,21 +20,15 @@ struct DataLengths {
 };
 // Fits the data to a model's context and validates them before the run: all of a finite set, the
 // first 1,000 problems of an endless one. Problems that are too long are truncated or skipped
-// according to config.data.too_long; of the held-out problems the config.eval.size with the
+// according to config.data.too_long; of the held-out problems the config.eval_size with the
 // smallest hashes are kept. Throws InputError naming the first example that is empty, has a
 // character without a token or no target tokens; the longest that is too long; the text if it is
-// shorter than a window; or a key: one that holds everything out, or an impossible sampling
-// setting.
-DataLengths check_data(const TrainConfig& config, Dataset& data, int64_t context);
+// shorter than a window; or the key that holds everything out.
+DataLengths check_data(const DataSections& config, Dataset& data, int64_t context);
 // Checks only the held-out problems, for evaluation without training.
-DataLengths check_held_out(const TrainConfig& config, Dataset& data, int64_t context);
-
-// Counts the held-out problems of `data` that are trained on, by its stage or by an earlier one,
-// and names the first of them; empty: none. Problems are identified by their ExampleId. Earlier
-// stages whose files no longer exist are skipped.
-std::string held_out_leak(const Dataset& data, std::span<const TrainConfig> earlier);
+DataLengths check_held_out(const DataSections& config, Dataset& data, int64_t context);
 
 // Logs the number of problems used, if it is not all or not as many as requested, and the notes.
-void log_data_usage(const TrainConfig& config, const Dataset& data, const DataLengths& lengths);
+void log_data_usage(const DataSections& config, const Dataset& data, const DataLengths& lengths);
 
 }  // namespace cohort

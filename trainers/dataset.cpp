@@ -118,7 +118,7 @@ void load_text(const DataConfig& data, const Fingerprint& fingerprint, Dataset& 
 
 }  // namespace
 
-Dataset load_dataset(const TrainConfig& config, std::unique_ptr<Tokenizer> tokenizer) {
+Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> tokenizer) {
   const DataConfig& data = config.data;
   Dataset out;
   out.tokenizer = std::move(tokenizer);
@@ -138,9 +138,9 @@ Dataset load_dataset(const TrainConfig& config, std::unique_ptr<Tokenizer> token
   std::unique_ptr<ExampleSet>& held_out = out.held_out_set;
   if (!data.task.empty()) {
     out.task = &find_task(data.task);
-    out.train = make_task_set(*out.task, data.task_sizes, Split::kTrain, config.data_seed(), 0);
+    out.train = make_task_set(*out.task, data.task_sizes, Split::kTrain, config.seed, 0);
     held_out =
-        make_task_set(*out.task, data.task_sizes, Split::kHeldOut, kHeldOutSeed, config.eval.size);
+        make_task_set(*out.task, data.task_sizes, Split::kHeldOut, kHeldOutSeed, config.eval_size);
     need_tokenizer([&] { return std::string(out.task->alphabet); });
   } else {
     JsonlSplits splits = load_jsonl(data.jsonl);
@@ -155,7 +155,7 @@ Dataset load_dataset(const TrainConfig& config, std::unique_ptr<Tokenizer> token
   }
   if (data.is_chat()) {
     out.chat = std::make_shared<ChatRenderer>(data, *out.tokenizer,
-                                              config.trainer == TrainerType::kSft
+                                              config.batch.trainer == TrainerType::kSft
                                                   ? ChatRenderer::Purpose::kTeach
                                                   : ChatRenderer::Purpose::kAsk);
     out.train = make_chat_set(std::move(out.train), out.chat);
@@ -171,7 +171,7 @@ TextWindow text_window(const Dataset& data, int64_t context, uint64_t seed, int6
   return {tokens, random_window(tokens.size(), context + 1, seed, i)};
 }
 
-MixedOrder make_order(const TrainConfig& config, const Dataset& data,
+MixedOrder make_order(const DataSections& config, const Dataset& data,
                       std::span<const int64_t> planned_steps) {
   const bool mixed = !config.data.weights.empty();
   const std::vector<int64_t> sizes = mixed ? data.source_sizes : std::vector{data.train->size()};
@@ -186,34 +186,20 @@ MixedOrder make_order(const TrainConfig& config, const Dataset& data,
       difficulty += sizes[i];
       // Each source contributes its fraction of the examples to within one.
       for (const int64_t steps : planned_steps)
-        options.span_ends.push_back(static_cast<int64_t>(
-            std::ceil(static_cast<double>(steps * config.examples_per_step()) * weights[i] / sum)));
+        options.span_ends.push_back(static_cast<int64_t>(std::ceil(
+            static_cast<double>(steps * config.batch.examples_per_step()) * weights[i] / sum)));
     }
-    orders.emplace_back(sizes[i], config.data_seed(), std::move(options));
+    orders.emplace_back(sizes[i], config.seed, std::move(options));
   }
   return MixedOrder(std::move(orders), sizes, weights);
 }
 
-Example prompt_of(const TrainConfig& config, const Tokenizer& tokenizer, const Json& fields,
+Example prompt_of(const DataConfig& config, const Tokenizer& tokenizer, const Json& fields,
                   const std::string& where) {
-  const DataConfig& data = config.data;
-  Example example = read_prompt(data.jsonl, fields, where);
-  if (data.is_chat()) ChatRenderer(data, tokenizer, ChatRenderer::Purpose::kAsk).render(example);
+  Example example = read_prompt(config.jsonl, fields, where);
+  if (config.is_chat())
+    ChatRenderer(config, tokenizer, ChatRenderer::Purpose::kAsk).render(example);
   return example;
-}
-
-void add_end_of_turn(SamplingConfig& sampling, const ChatFormat::EndOfTurn& end) {
-  if (end.token)
-    sampling.stop_tokens.push_back(*end.token);
-  else if (!end.text.empty())
-    sampling.stop_strings.push_back(end.text);
-}
-
-SamplingConfig sampling_for(const TrainConfig& config, const Tokenizer& tokenizer) {
-  SamplingConfig sampling = config.sampling;
-  if (config.data.is_chat())
-    add_end_of_turn(sampling, chat_format(config.data, tokenizer).end_of_turn(tokenizer));
-  return sampling;
 }
 
 std::vector<int32_t> supervised_tokens(const Example& example, const Tokenizer& tokenizer) {

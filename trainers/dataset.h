@@ -5,14 +5,23 @@
 #include <optional>
 #include <vector>
 
+#include "data/chat_examples.h"
+#include "data/data_config.h"
 #include "data/loader.h"
 #include "data/packing.h"
 #include "text/tokenizer.h"
-#include "trainers/chat_examples.h"
-#include "trainers/config.h"
 #include "trainers/token_stream.h"
 
 namespace cohort {
+
+// The parts of a stage's configuration that its data depend on.
+struct DataSections {
+  const DataConfig& data;
+  const BatchConfig& batch;
+  uint64_t seed = 0;                       // for the order and for generated problems
+  int64_t max_completion_length = 0;       // tokens
+  int64_t eval_size = 0, eval_tokens = 0;  // held-out problems and tokens of text; 0: all
+};
 
 struct Dataset {
   std::unique_ptr<Tokenizer> tokenizer;
@@ -37,7 +46,7 @@ struct Dataset {
 // Loads the data of config.data. `tokenizer` is that of the initial model; nullptr: built from the
 // data. Throws InputError for missing, empty or malformed data, a file that does not match
 // data.fingerprint, or text the tokenizer has no token for.
-Dataset load_dataset(const TrainConfig& config, std::unique_ptr<Tokenizer> tokenizer);
+Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> tokenizer);
 
 // The i-th window of context + 1 tokens to train on, addressed by (seed, i).
 struct TextWindow {
@@ -48,20 +57,13 @@ TextWindow text_window(const Dataset& data, int64_t context, uint64_t seed, int6
 
 // The order of the training problems, after check_data(). A curriculum spans all steps of the run:
 // `planned_steps` is TrainState::planned_steps.
-MixedOrder make_order(const TrainConfig& config, const Dataset& data,
+MixedOrder make_order(const DataSections& config, const Dataset& data,
                       std::span<const int64_t> planned_steps = {});
 
 // The training prompt of a problem without a solution, given as an object like a line of the data.
 // Throws InputError naming `where`.
-Example prompt_of(const TrainConfig& config, const Tokenizer& tokenizer, const Json& fields,
+Example prompt_of(const DataConfig& config, const Tokenizer& tokenizer, const Json& fields,
                   const std::string& where);
-
-// Sampling configuration for completions of its problems: as configured, stopping at the end of a
-// turn.
-SamplingConfig sampling_for(const TrainConfig& config, const Tokenizer& tokenizer);
-
-// Makes sampling stop at the end of the assistant's turns.
-void add_end_of_turn(SamplingConfig& sampling, const ChatFormat::EndOfTurn& end);
 
 // Prompt and solution, encoded as one text, and the end of sequence; only the text for a rendered
 // conversation.

@@ -11,6 +11,7 @@
 #include "core/sizes.h"
 #include "kernels/head.h"
 #include "trainers/across_ranks.h"
+#include "trainers/sampling.h"
 
 namespace cohort {
 namespace {
@@ -19,8 +20,7 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // Index into `names` of the reward of eval.correct.
 size_t chosen_reward(const CorrectConfig& config, const std::vector<std::string>& names) {
-  std::string list;
-  for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
+  const std::string list = join(names, ", ");
   if (config.reward.empty() && names.size() > 1)
     throw InputError(str("eval.correct.reward: there are ", names.size(), " rewards (", list,
                          ") and pass@1 needs one as its criterion; hint: "
@@ -29,10 +29,9 @@ size_t chosen_reward(const CorrectConfig& config, const std::vector<std::string>
   const auto it =
       config.reward.empty() ? names.begin() : std::find(names.begin(), names.end(), config.reward);
   if (it != names.end()) return static_cast<size_t>(it - names.begin());
-  const std::string near = nearest_name(config.reward, names);
   throw InputError(str("eval.correct.reward: no reward is called '", config.reward, "'; ",
                        list.empty() ? "there are none" : "the rewards are " + list,
-                       near.empty() ? "" : "; did you mean '" + near + "'?"));
+                       did_you_mean(config.reward, names)));
 }
 
 // Completions of this rank's problems.
@@ -59,10 +58,10 @@ Judged sample_and_judge(const ProblemEvaluation& evaluation, Communicator& comm,
   const std::vector<Example>& problems = evaluation.data.held_out;
   const auto count = static_cast<int64_t>(problems.size());
   const RankShard shard = shard_of(count, comm.rank(), comm.size());
-  SamplingConfig sampling = sampling_for(evaluation.config, *evaluation.data.tokenizer);
+  SamplingConfig sampling =
+      sampling_for(evaluation.config.sampling, evaluation.config.data, *evaluation.data.tokenizer);
   sampling.temperature = temperature;
-  SampleAddress address{.seed = static_cast<uint64_t>(evaluation.config.seed),
-                        .step = -1 - evaluation.step};
+  SampleAddress address{.seed = evaluation.config.seed, .step = -1 - evaluation.step};
   address.prompt_indices.resize(static_cast<size_t>(shard.end - shard.begin));
   std::iota(address.prompt_indices.begin(), address.prompt_indices.end(), shard.begin);
   const auto input_of = [&](const Trajectory& t) {
@@ -169,23 +168,22 @@ std::string Correctness::measure() const {
   return str("pass@1 (", threshold == 1 ? name : rule(), ")");
 }
 
-Correctness correctness_of(const TrainConfig& config, const Task* task) {
-  const CorrectConfig& correct = config.eval.correct;
+Correctness correctness_of(const CorrectConfig& config, const std::vector<RewardConfig>& rewards,
+                           const Task* task) {
   RewardConfig chosen;
   std::string name;
-  if (correct.reward.empty() && task != nullptr) {
+  if (config.reward.empty() && task != nullptr) {
     name = chosen.name = "task";
-  } else if (correct.reward.empty() && config.rewards.empty()) {
+  } else if (config.reward.empty() && rewards.empty()) {
     name = chosen.name = "exact_match";
   } else {
-    const std::vector<std::string> names = config.rewards.empty()
-                                               ? std::vector<std::string>{}
-                                               : RewardSet(config.rewards, task).names();
-    const size_t index = chosen_reward(correct, names);
-    chosen = config.rewards[index];
+    const std::vector<std::string> names =
+        rewards.empty() ? std::vector<std::string>{} : RewardSet(rewards, task).names();
+    const size_t index = chosen_reward(config, names);
+    chosen = rewards[index];
     name = names[index];
   }
-  return {name, correct.threshold, make_reward(chosen, task),
+  return {name, config.threshold, make_reward(chosen, task),
           chosen.name == "command" ? shared_command(chosen) : nullptr};
 }
 
@@ -209,15 +207,16 @@ ProblemScores evaluate_problems(const ProblemEvaluation& evaluation, Communicato
                              static_cast<double>(eval.num_samples);
     }
   }
-  if (evaluation.config.trainer == TrainerType::kSft) {
+  if (evaluation.config.batch.trainer == TrainerType::kSft) {
     const auto sequence = [&](int64_t i) {
       return supervised_sequence(
           evaluation.data.held_out[static_cast<size_t>(i)], *evaluation.data.tokenizer,
           evaluation.engine.model().config().context, evaluation.config.data.too_long);
     };
-    scores.metrics.add("val_loss", mean_loss(evaluation.engine.model(),
-                                             static_cast<int64_t>(evaluation.data.held_out.size()),
-                                             sequence, evaluation.config.micro_batch(), comm));
+    scores.metrics.add(
+        "val_loss",
+        mean_loss(evaluation.engine.model(), static_cast<int64_t>(evaluation.data.held_out.size()),
+                  sequence, evaluation.config.batch.micro_batch(), comm));
   }
   add_statistics(greedy, comm, scores.metrics);
   return scores;
@@ -225,9 +224,8 @@ ProblemScores evaluate_problems(const ProblemEvaluation& evaluation, Communicato
 
 double evaluate_text(const TextEvaluation& evaluation, Communicator& comm) {
   const int64_t context = evaluation.model.config().context, total = evaluation.tokens.size() - 1;
-  const int64_t all = ceil_div(total, context), limit = evaluation.config.eval.tokens / context;
-  const int64_t count =
-      evaluation.config.eval.tokens == 0 ? all : std::clamp<int64_t>(limit, 1, all);
+  const int64_t all = ceil_div(total, context), limit = evaluation.max_tokens / context;
+  const int64_t count = evaluation.max_tokens == 0 ? all : std::clamp<int64_t>(limit, 1, all);
   const auto window = [&](int64_t i) {
     // i * all / count without the product, which may overflow.
     const int64_t index = all / count * i + all % count * i / count;
@@ -235,7 +233,7 @@ double evaluate_text(const TextEvaluation& evaluation, Communicator& comm) {
     return TokenSequence{.tokens = evaluation.tokens.read(begin, n),
                          .loss_mask = std::vector<uint8_t>(static_cast<size_t>(n), 1)};
   };
-  return mean_loss(evaluation.model, count, window, evaluation.config.micro_batch(), comm);
+  return mean_loss(evaluation.model, count, window, evaluation.micro_batch_tokens, comm);
 }
 
 }  // namespace cohort

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "rl/engine/engine.h"
+#include "rl/engine/rollout.h"
 #include "rl/evaluate.h"
 #include "rl/rewards/command.h"
 #include "trainers/dataset.h"
@@ -18,6 +19,43 @@ namespace cohort {
 
 class Communicator;
 
+// Criterion by which completions are correct in pass@1 and pass@k.
+struct CorrectConfig {
+  std::string reward;    // one of the rewards, by the name RewardSet gives it; empty: the default
+  double threshold = 1;  // correct: a reward of at least this
+  void visit(ConfigVisitor& v) {
+    v.field("reward", reward,
+            "name of one of the rewards; empty: the task's checker, or the only reward");
+    v.field("threshold", threshold, "a completion is right if that reward is at least this",
+            {.min = -1e9, .max = 1e9});
+  }
+};
+
+struct EvalConfig {
+  int64_t every = 0;           // steps between evaluations; 0: only where the trainer needs one
+  bool at_start = true;        // before the first step
+  int64_t size = 512;          // held-out problems at most; 0: all there are
+  int64_t tokens = 1'000'000;  // held-out tokens of text at most; 0: all there are
+  int64_t num_samples = 0;     // samples per problem for pass@k, besides the greedy pass@1; 0: none
+  std::vector<int64_t> k;      // for pass@k
+  CorrectConfig correct;
+  double stop_at = 0;  // end the stage when the greedy pass@1 reaches this; 0: off
+  void visit(ConfigVisitor& v) {
+    v.field("every", every, "steps between evaluations; 0: first and last only", {.min = 0});
+    v.field("at_start", at_start, "also before the first step");
+    v.field("size", size, "held-out problems at most; 0: all of a file",
+            {.min = 0, .max = 1 << 24});
+    v.field("tokens", tokens,
+            "held-out tokens of text at most, in windows spread over all of it; 0: all",
+            {.min = 0});
+    v.field("num_samples", num_samples, "samples per problem for pass@k; 0: greedy pass@1 only",
+            {.min = 0, .max = 4096});
+    v.field("k", k, "the k of pass@k, each at most num_samples", {.min = 1});
+    v.section("correct", correct, "criterion of correct completions");
+    v.field("stop_at", stop_at, "end when the held-out pass@1 reaches this; 0: off",
+            {.min = 0, .max = 1});
+  }
+};
 // Criterion of a correct completion: a reward of at least a threshold.
 struct Correctness {
   std::string name;  // the reward's name
@@ -34,10 +72,11 @@ struct Correctness {
   // The greedy score with its name: "pass@1 (countdown)", "pass@1 (countdown >= 0.5)".
   std::string measure() const;
 };
-// The criterion of config.eval.correct; if it names no reward, the task's checker for generated
-// problems, else the only reward, else (without rewards) an exact match with the answer. Throws
-// InputError if there are several rewards and no name, or if no reward has the name.
-Correctness correctness_of(const TrainConfig& config, const Task* task);
+// The criterion of `config`; if it names no reward, the task's checker for generated problems, else
+// the only reward, else (without rewards) an exact match with the answer. Throws InputError if
+// there are several rewards and no name, or if no reward has the name.
+Correctness correctness_of(const CorrectConfig& config, const std::vector<RewardConfig>& rewards,
+                           const Task* task);
 
 struct ProblemResult {
   std::string prompt, answer, completion;
@@ -55,11 +94,19 @@ struct ProblemScores {
   // one cannot be judged.
   std::vector<double> pass_rates;
 };
+// The sections of a configuration that an evaluation on problems reads.
+struct EvalSections {
+  const EvalConfig& eval;
+  const BatchConfig& batch;
+  const DataConfig& data;
+  const SamplingConfig& sampling;
+  uint64_t seed = 0;
+};
 struct ProblemEvaluation {
   Engine& engine;  // samples from the evaluated model
   const Dataset& data;
   const Correctness& correct;
-  const TrainConfig& config;
+  EvalSections config;
   int64_t step = 0;
 };
 // Greedy completions of every held-out problem, and config.eval.num_samples samples of each for
@@ -70,11 +117,12 @@ ProblemScores evaluate_problems(const ProblemEvaluation& evaluation, Communicato
 struct TextEvaluation {
   const Transformer& model;
   const TokenStream& tokens;
-  const TrainConfig& config;
+  int64_t max_tokens = 0;  // evaluated tokens; 0: all
+  int64_t micro_batch_tokens = kMicroBatchTokens;
 };
 // Mean next-token loss over a token stream in consecutive windows of the model's context. Of a
-// stream longer than config.eval.tokens, that many tokens in evenly spaced windows; NaN for fewer
-// than two tokens.
+// stream longer than max_tokens, that many tokens in evenly spaced windows; NaN for fewer than two
+// tokens.
 double evaluate_text(const TextEvaluation& evaluation, Communicator& comm);
 
 }  // namespace cohort

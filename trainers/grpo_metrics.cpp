@@ -21,7 +21,7 @@ bool in_loss_mask(const Trajectory& completion, double reward, const GrpoConfig&
   return !std::isnan(reward) && !(config.mask_truncated_completions && completion.truncated());
 }
 
-SampleSums count_samples(const ScoredRollouts& scored, const TrainConfig& config) {
+SampleSums count_samples(const ScoredRollouts& scored, const GrpoSections& config) {
   SampleSums sums;
   for (size_t i = 0; i < scored.trajectories.size(); ++i) {
     const Trajectory& c = scored.trajectories[i];
@@ -46,9 +46,9 @@ struct GroupSums {
 };
 
 // A group has zero variance if none of its tokens in the loss mask has a nonzero advantage.
-GroupSums count_groups(const ScoredRollouts& scored, const TrainConfig& config) {
+GroupSums count_groups(const ScoredRollouts& scored, const GrpoSections& config) {
   GroupSums sums;
-  const auto group = static_cast<size_t>(config.num_generations);
+  const auto group = static_cast<size_t>(config.batch.num_generations);
   for (size_t begin = 0; begin < scored.scores.total.size(); begin += group) {
     Moments rewards;
     bool zero_variance = true;
@@ -81,7 +81,7 @@ void UpdateSums::add(const Learner::Update& update, const kernels::PolicyLossSta
 }
 
 MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::string>& reward_names,
-                        const UpdateSums& updates, const TrainConfig& config,
+                        const UpdateSums& updates, const GrpoSections& config,
                         double learning_rate) {
   const SampleSums samples = count_samples(scored, config);
   const GroupSums groups = count_groups(scored, config);

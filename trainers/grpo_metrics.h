@@ -4,13 +4,23 @@
 #include <string>
 #include <vector>
 
+#include "data/data_config.h"
 #include "rl/engine/engine.h"
+#include "rl/engine/rollout.h"
 #include "rl/grpo.h"
 #include "rl/reward.h"
 #include "trainers/learner.h"
 #include "trainers/metrics.h"
 
 namespace cohort {
+
+// The sections of a configuration that a GRPO step reads.
+struct GrpoSections {
+  const GrpoConfig& grpo;
+  const BatchConfig& batch;
+  const SamplingConfig& sampling;
+  uint64_t seed = 0;
+};
 
 // Completions that one rank sampled in a step, with rewards and advantages.
 struct ScoredRollouts {
@@ -30,7 +40,8 @@ struct UpdateSums {
 
 // docs/grpo.md, section 9, documents the metrics. NaN: not measured.
 MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::string>& reward_names,
-                        const UpdateSums& updates, const TrainConfig& config, double learning_rate);
+                        const UpdateSums& updates, const GrpoSections& config,
+                        double learning_rate);
 // Adds the engine's statistics since their last reset, `seconds` ago.
 void add_rollout_metrics(MetricSums& out, const Engine& engine, double seconds);
 

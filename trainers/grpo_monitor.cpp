@@ -1,9 +1,10 @@
 #include "trainers/grpo_monitor.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
-#include <limits>
+#include <utility>
 
 namespace cohort {
 namespace {
@@ -16,8 +17,6 @@ constexpr double kInitialEntropyFraction = 0.05, kEntropyFloor = 0.005;  // nats
 // Position between the lowest and the highest reward, or pass@1.
 constexpr double kSolvedFraction = 0.9;
 constexpr double kNoise = 3;  // minimum drop in standard deviations
-
-constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
 std::string short_number(double value) {
   char text[32];
@@ -49,29 +48,28 @@ double GrpoMonitor::Window::deviation() const {
   return std::sqrt(squares / static_cast<double>(values.size() - 1));
 }
 
-GrpoMonitor::GrpoMonitor(const TrainConfig& config, const Json& saved)
-    : config_(config.grpo),
-      best_reward_(kUnknown),
-      first_entropy_(kUnknown),
-      highest_(kUnknown),
-      lowest_(kUnknown),
-      pass_at_1_(kUnknown) {
+template <class Self>
+auto GrpoMonitor::numbers_of(Self& self) {
+  return std::array{std::pair("best_reward", &self.best_reward_),
+                    std::pair("best_deviation", &self.best_deviation_),
+                    std::pair("first_entropy", &self.first_entropy_),
+                    std::pair("highest", &self.highest_), std::pair("lowest", &self.lowest_)};
+}
+
+template <class Self>
+auto GrpoMonitor::windows_of(Self& self) {
+  return std::array{std::pair("reward", &self.reward_), std::pair("entropy", &self.entropy_),
+                    std::pair("clipped", &self.clipped_), std::pair("truncated", &self.truncated_),
+                    std::pair("context", &self.context_)};
+}
+
+GrpoMonitor::GrpoMonitor(const GrpoConfig& config, const Json& saved) : config_(config) {
   if (!saved.is_object()) return;
   // Earlier versions did not write all of them.
-  const auto number = [&](const char* key) {
-    const Json* found = saved.find(key);
-    return found == nullptr ? kUnknown : number_or_nan(*found);
-  };
-  best_reward_ = number("best_reward");
-  best_deviation_ = number("best_deviation");
-  first_entropy_ = number("first_entropy");
-  highest_ = number("highest");
-  lowest_ = number("lowest");
+  for (const auto& [key, number] : numbers_of(*this))
+    if (const Json* found = saved.find(key)) *number = number_or_nan(*found);
   if (const Json* steps = saved.find("zero_signal_steps")) zero_signal_steps_ = steps->as_int();
-  for (const auto& [key, window] :
-       {std::pair("reward", &reward_), std::pair("entropy", &entropy_),
-        std::pair("clipped", &clipped_), std::pair("truncated", &truncated_),
-        std::pair("context", &context_)})
+  for (const auto& [key, window] : windows_of(*this))
     if (const Json* values = saved.find(key))
       for (const Json& v : values->as_array()) window->add(v.as_double());
   for (const Json& name : saved.at("faults").as_array())
@@ -84,19 +82,11 @@ Json GrpoMonitor::state() const {
     for (const auto& v : values) out.push_back(v);
     return out;
   };
-  return Json()
-      .set("best_reward", best_reward_)
-      .set("best_deviation", best_deviation_)
-      .set("first_entropy", first_entropy_)
-      .set("highest", highest_)
-      .set("lowest", lowest_)
-      .set("zero_signal_steps", zero_signal_steps_)
-      .set("reward", list(reward_.values))
-      .set("entropy", list(entropy_.values))
-      .set("clipped", list(clipped_.values))
-      .set("truncated", list(truncated_.values))
-      .set("context", list(context_.values))
-      .set("faults", list(active_diagnostics_));
+  Json out;
+  for (const auto& [key, number] : numbers_of(*this)) out.set(key, *number);
+  out.set("zero_signal_steps", zero_signal_steps_);
+  for (const auto& [key, window] : windows_of(*this)) out.set(key, list(window->values));
+  return out.set("faults", list(active_diagnostics_));
 }
 
 std::vector<std::string> GrpoMonitor::observe(const Metrics& metrics, double pass_at_1) {

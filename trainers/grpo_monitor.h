@@ -8,21 +8,22 @@
 #include <string>
 #include <vector>
 
+#include "rl/grpo.h"
 #include "text/json.h"
-#include "trainers/config.h"
 #include "trainers/metrics.h"
 
 namespace cohort {
 
 class GrpoMonitor {
+  static constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+
  public:
   // `saved`: the state() before an interruption, or null.
-  GrpoMonitor(const TrainConfig& config, const Json& saved);
+  GrpoMonitor(const GrpoConfig& config, const Json& saved);
   // Adds the metrics of one step, and the score of the last evaluation, from 0 to 1 (NaN: none).
   // Returns a warning, with reason and hint, for each diagnostic that becomes active with the step;
   // one that stays active is reported once.
-  std::vector<std::string> observe(const Metrics& metrics,
-                                   double pass_at_1 = std::numeric_limits<double>::quiet_NaN());
+  std::vector<std::string> observe(const Metrics& metrics, double pass_at_1 = kUnknown);
   Json state() const;
 
  private:
@@ -34,6 +35,11 @@ class GrpoMonitor {
     double mean() const;
     double deviation() const;
   };
+  // The names in state() of the numbers and windows, with pointers to them.
+  template <class Self>
+  static auto numbers_of(Self& self);
+  template <class Self>
+  static auto windows_of(Self& self);
   void check_reward();
   void check_entropy();
   void check_lengths_and_clips();
@@ -43,9 +49,9 @@ class GrpoMonitor {
 
   GrpoConfig config_;
   Window reward_, entropy_, clipped_, truncated_, context_;
-  double best_reward_, best_deviation_ = 0, first_entropy_;
-  double highest_, lowest_;        // rewards of single completions so far
-  double pass_at_1_;               // score of the last evaluation
+  double best_reward_ = kUnknown, best_deviation_ = 0, first_entropy_ = kUnknown;
+  double highest_ = kUnknown, lowest_ = kUnknown;  // rewards of single completions so far
+  double pass_at_1_ = kUnknown;                    // score of the last evaluation
   int64_t zero_signal_steps_ = 0;  // latest steps in a row in which all groups have zero variance
   std::set<std::string> active_diagnostics_;
   std::vector<std::string> warnings_;

@@ -16,12 +16,6 @@ constexpr uint64_t kAblationPurpose = 7;
 // Maximum fraction of a step's completions for which commands may fail.
 constexpr double kMaxFailedFraction = 0.05;
 
-// Index of completion i of a rank among all completions of the step.
-size_t index_in_step(size_t i, const PromptShard& shard, const TrainConfig& config) {
-  const auto group = static_cast<size_t>(config.num_generations);
-  return static_cast<size_t>(shard.indices[i / group]) * group + i % group;
-}
-
 // Sets one column of all micro batches to the log-probs under `model`.
 void set_log_probs(std::vector<Minibatch>& minibatches, const char* column,
                    const Transformer& model, double temperature) {
@@ -74,7 +68,7 @@ int64_t count_rewarded(Communicator& comm, const RewardSet::Scores& scores) {
 
 // Throws Error on all ranks if commands have failed for too many completions.
 void check_failed(Communicator& comm, const RewardSet& rewards, const RewardSet::Scores& scores,
-                  const TrainConfig& config) {
+                  const GrpoSections& config) {
   double failed = 0;
   std::vector<std::string> errors(static_cast<size_t>(comm.size()));
   for (size_t k = 0; k < scores.failed.size(); ++k) {
@@ -87,7 +81,8 @@ void check_failed(Communicator& comm, const RewardSet& rewards, const RewardSet:
     errors[static_cast<size_t>(comm.rank())] = message;
   }
   reduce_in_place(comm, {&failed});
-  if (failed <= kMaxFailedFraction * static_cast<double>(config.completions_per_step())) return;
+  if (failed <= kMaxFailedFraction * static_cast<double>(config.batch.completions_per_step()))
+    return;
   errors = gather_texts(comm, errors);
   const auto first = std::find_if(errors.begin(), errors.end(),
                                   [](const std::string& error) { return !error.empty(); });
@@ -95,10 +90,11 @@ void check_failed(Communicator& comm, const RewardSet& rewards, const RewardSet:
 }
 
 // Gathers `values`, one per completion of a rank, from all ranks in the order of the prompts.
-std::vector<double> gather_values(Communicator& comm, const std::vector<double>& values,
-                                  const PromptShard& shard, const TrainConfig& config) {
-  std::vector<double> all(static_cast<size_t>(config.completions_per_step()));
-  for (size_t i = 0; i < values.size(); ++i) all[index_in_step(i, shard, config)] = values[i];
+std::vector<double> gather_values(Communicator& comm, std::span<const Trajectory> completions,
+                                  std::span<const double> values, const GrpoSections& config) {
+  std::vector<double> all(static_cast<size_t>(config.batch.completions_per_step()));
+  for (size_t i = 0; i < values.size(); ++i)
+    all[static_cast<size_t>(completions[i].index)] = values[i];
   return reduce_over_ranks(comm, all);
 }
 
@@ -121,8 +117,8 @@ kernels::PolicyLossStats total_of(const Tensor& stats) {
 
 }  // namespace
 
-PromptShard shard_prompts(const Communicator& comm, const TrainConfig& config, int64_t step) {
-  const int64_t count = config.prompts_per_step, parts = config.grpo.num_minibatches;
+PromptShard shard_prompts(const Communicator& comm, const GrpoSections& config, int64_t step) {
+  const int64_t count = config.batch.prompts_per_step, parts = config.grpo.num_minibatches;
   PromptShard out;
   for (int64_t m = 0; m < parts; ++m) {
     out.minibatch_begin.push_back(static_cast<int64_t>(out.indices.size()));
@@ -135,7 +131,7 @@ PromptShard shard_prompts(const Communicator& comm, const TrainConfig& config, i
 }
 
 GrpoStepResult grpo_step(const GrpoStep& in) {
-  const TrainConfig& config = in.config;
+  const GrpoSections& config = in.config;
   GrpoStepResult out;
   auto& [trajectories, scores, advantages] = out.rollouts;
   Stopwatch clock;
@@ -149,30 +145,28 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
     in.rewards.submit(in.prompts[static_cast<size_t>(prompt)], trajectory, in.step);
   };
   on_all_ranks(in.comm, [&] {
-    trajectories = in.sampler.sample(in.prompts, config.num_generations,
-                                     {.seed = static_cast<uint64_t>(config.seed),
-                                      .step = in.step,
-                                      .prompt_indices = in.shard.indices},
-                                     {.on_finished = submit});
+    trajectories = in.sampler.sample(
+        in.prompts, config.batch.num_generations,
+        {.seed = config.seed, .step = in.step, .prompt_indices = in.shard.indices},
+        {.on_finished = submit});
   });
   const double sampling_time = clock.lap("sampling");
   scores = in.rewards.score(in.prompts, trajectories, in.step);
   check_failed(in.comm, in.rewards, scores, config);
   const bool by_batch = config.grpo.scale_rewards == AdvantageScale::kBatch;
   advantages = group_advantages(
-      scores.total, config.num_generations, config.grpo.scale_rewards,
-      by_batch ? reward_std(gather_values(in.comm, scores.total, in.shard, config)) : 0);
+      scores.total, config.batch.num_generations, config.grpo.scale_rewards,
+      by_batch ? reward_std(gather_values(in.comm, trajectories, scores.total, config)) : 0);
   out.rewarded_count = count_rewarded(in.comm, scores);
   const double rewards_time = clock.lap("rewards");
   UpdateSums updates;
   double packing_time = 0;
   if (out.rewarded_count > 0) {
-    std::vector<Minibatch> minibatches =
-        pack_minibatches(in.comm, in.learner.model(), out.rollouts,
-                         config.grpo.shuffle_advantages
-                             ? shuffled_advantages(in.comm, advantages, in.shard, config, in.step)
-                             : advantages,
-                         in.shard, config);
+    std::vector<Minibatch> minibatches = pack_minibatches(
+        in.comm, in.learner.model(), out.rollouts,
+        config.grpo.shuffle_advantages ? shuffled_advantages(in.comm, out.rollouts, config, in.step)
+                                       : advantages,
+        in.shard, config);
     packing_time = clock.lap("packing");
     if (in.reference != nullptr)
       set_log_probs(minibatches, "ref_logprob", *in.reference, config.sampling.temperature);
@@ -191,25 +185,24 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   return out;
 }
 
-std::vector<double> shuffled_advantages(Communicator& comm, const std::vector<double>& advantages,
-                                        const PromptShard& shard, const TrainConfig& config,
-                                        int64_t step) {
-  std::vector<double> all = gather_values(comm, advantages, shard, config);
-  Rng rng(static_cast<uint64_t>(config.seed),
-          rng_stream(kAblationPurpose, static_cast<uint64_t>(step)));
+std::vector<double> shuffled_advantages(Communicator& comm, const ScoredRollouts& rollouts,
+                                        const GrpoSections& config, int64_t step) {
+  const std::vector<Trajectory>& completions = rollouts.trajectories;
+  std::vector<double> all = gather_values(comm, completions, rollouts.advantages, config);
+  Rng rng(config.seed, rng_stream(kAblationPurpose, static_cast<uint64_t>(step)));
   for (auto i = static_cast<int64_t>(all.size()) - 1; i > 0; --i)
     std::swap(all[static_cast<size_t>(i)], all[static_cast<size_t>(rng.below(i + 1))]);
   std::vector<double> shuffled;
-  for (size_t i = 0; i < advantages.size(); ++i)
-    shuffled.push_back(all[index_in_step(i, shard, config)]);
+  for (const Trajectory& completion : completions)
+    shuffled.push_back(all[static_cast<size_t>(completion.index)]);
   return shuffled;
 }
 
 std::vector<Minibatch> pack_minibatches(Communicator& comm, const Transformer& model,
                                         const ScoredRollouts& rollouts,
                                         std::span<const double> advantages,
-                                        const PromptShard& shard, const TrainConfig& config) {
-  const int64_t group = config.num_generations;
+                                        const PromptShard& shard, const GrpoSections& config) {
+  const int64_t group = config.batch.num_generations;
   std::vector<Minibatch> out;
   for (size_t m = 0; m + 1 < shard.minibatch_begin.size(); ++m) {
     std::vector<TokenSequence> sequences;
@@ -238,15 +231,15 @@ std::vector<Minibatch> pack_minibatches(Communicator& comm, const Transformer& m
                               {.loss_type = config.grpo.loss_type,
                                .totals = totals,
                                .max_completion_length = config.sampling.max_completion_length,
-                               .micro_batch_tokens = config.micro_batch(),
-                               .dtype = accumulate_dtype(config.dtype)}));
+                               .micro_batch_tokens = config.batch.micro_batch(),
+                               .dtype = accumulate_dtype(model.dtype())}));
     for (PackedBatch& batch : out.back()) batch = model.to_device(batch);
   }
   return out;
 }
 
 UpdateSums update_policy(Communicator& comm, Learner& learner, std::vector<Minibatch>& minibatches,
-                         const TrainConfig& config, double learning_rate, int64_t step) {
+                         const GrpoSections& config, double learning_rate, int64_t step) {
   const double temperature = config.sampling.temperature;
   Tensor stats;
   const auto update = [&](const Minibatch& minibatch, const std::function<bool()>& accept) {

@@ -16,11 +16,11 @@ struct PromptShard {
   std::vector<int64_t> indices;          // prompts within the step
   std::vector<int64_t> minibatch_begin;  // offset of each minibatch in `indices`, and the end
 };
-PromptShard shard_prompts(const Communicator& comm, const TrainConfig& config, int64_t step);
+PromptShard shard_prompts(const Communicator& comm, const GrpoSections& config, int64_t step);
 
 struct GrpoStep {
   Communicator& comm;
-  const TrainConfig& config;
+  GrpoSections config;
   const Sampler& sampler;  // samples from the learner's model
   const RewardSet& rewards;
   Learner& learner;
@@ -40,11 +40,11 @@ GrpoStepResult grpo_step(const GrpoStep& in);
 
 // ---- Its parts
 
-// The control experiment: the advantages of a step over all ranks, shuffled over its completions.
+// The control experiment: the advantages of a step over all ranks, shuffled over its completions;
+// returns those of this rank.
 // The permutation depends on seed and step only.
-std::vector<double> shuffled_advantages(Communicator& comm, const std::vector<double>& advantages,
-                                        const PromptShard& shard, const TrainConfig& config,
-                                        int64_t step);
+std::vector<double> shuffled_advantages(Communicator& comm, const ScoredRollouts& rollouts,
+                                        const GrpoSections& config, int64_t step);
 
 // The micro batches of each optimiser update on the model's device, with the denominators of the
 // whole update over all ranks. An update without a token in the loss mask of any rank is left out.
@@ -52,13 +52,13 @@ std::vector<double> shuffled_advantages(Communicator& comm, const std::vector<do
 std::vector<Minibatch> pack_minibatches(Communicator& comm, const Transformer& model,
                                         const ScoredRollouts& rollouts,
                                         std::span<const double> advantages,
-                                        const PromptShard& shard, const TrainConfig& config);
+                                        const PromptShard& shard, const GrpoSections& config);
 
 // num_iterations passes over the minibatches. Before the first update the weights are those that
 // sampled, so the ratios of its minibatch must be exactly 1, and so must those of the other
 // minibatches, which are checked every config.grpo.ratio_check_every steps. If they are not, the
 // recorded log-probs are wrong: they are recomputed for all minibatches before the update is made.
 UpdateSums update_policy(Communicator& comm, Learner& learner, std::vector<Minibatch>& minibatches,
-                         const TrainConfig& config, double learning_rate, int64_t step = 0);
+                         const GrpoSections& config, double learning_rate, int64_t step = 0);
 
 }  // namespace cohort

@@ -22,11 +22,8 @@ AdamW::AdamW(const std::vector<NamedParameter>& parameters, const OptimizerConfi
                         .m = moment(),
                         .v = moment(),
                         .weight_decay = p.decay ? config.weight_decay : 0});
-    if (value.dtype() == grad.dtype()) continue;
-    if (config.storage.master == MasterKind::kSplit)
+    if (value.dtype() != grad.dtype())
       tensors_.back().low_bits = Tensor::zeros({2 * value.numel()}, DType::kU8, value.device());
-    else
-      tensors_.back().master = value.to(grad.dtype());
   }
 }
 
@@ -75,7 +72,6 @@ NamedTensors AdamW::state() const {
     out.emplace_back(names_[i] + ".m", tensors_[i].m);
     out.emplace_back(names_[i] + ".v", tensors_[i].v);
     const kernels::AdamWTensor& t = tensors_[i];
-    if (t.master.defined()) out.emplace_back(names_[i] + ".master", t.master);
     if (t.low_bits.defined())
       out.emplace_back(names_[i] + ".master",
                        kernels::combine_master(t.param.to(Device{}), t.low_bits.to(Device{})));
@@ -109,10 +105,7 @@ void AdamW::load(const SafetensorsFile& file, int64_t updates) {
            low_bits = Tensor::empty({2 * master.numel()}, DType::kU8);
     kernels::split_master(param, low_bits, master);
     t.param.copy_(param);
-    if (t.low_bits.defined())
-      t.low_bits.copy_(low_bits);
-    else
-      t.master.copy_(master);
+    t.low_bits.copy_(low_bits);
   }
   updates_ = updates;
 }

@@ -3,17 +3,71 @@
 
 #include <vector>
 
+#include "config/visitor.h"
 #include "data/safetensors.h"
 #include "kernels/optimizer.h"
 #include "nn/transformer.h"
-#include "trainers/config.h"
 
 namespace cohort {
 
+enum class Schedule { kCosine, kLinear, kConstant };
+inline constexpr EnumName<Schedule> kScheduleNames[] = {{Schedule::kCosine, "cosine"},
+                                                        {Schedule::kLinear, "linear"},
+                                                        {Schedule::kConstant, "constant"}};
+// Storage of the f32 masters of bf16 weights. It has no effect any more: masters are always split
+// into the weight and the 16 bits that complete it. The key stays for existing configurations.
+enum class MasterKind { kSplit, kF32 };
+inline constexpr EnumName<MasterKind> kMasterKindNames[] = {{MasterKind::kSplit, "split"},
+                                                            {MasterKind::kF32, "f32"}};
+// The dtype of AdamW's moments: the accumulation dtype, or bf16, stochastically rounded.
+enum class MomentKind { kF32, kBF16 };
+inline constexpr EnumName<MomentKind> kMomentKindNames[] = {{MomentKind::kF32, "f32"},
+                                                            {MomentKind::kBF16, "bf16"}};
+struct OptimizerStorage {
+  MasterKind master = MasterKind::kSplit;
+  MomentKind moments = MomentKind::kF32;
+  void visit(ConfigVisitor& v) {
+    v.choice("master", master, kMasterKindNames,
+             "does nothing: f32 masters of bf16 weights are always stored as 16 bits beside the "
+             "weight");
+    v.choice("moments", moments, kMomentKindNames,
+             "AdamW's moments: f32 (f64 beside dtype f64), or bf16 with stochastic rounding, 4 "
+             "bytes less a parameter");
+  }
+};
+
+struct OptimizerConfig {
+  double learning_rate = 1e-3, min_learning_rate = 0;
+  Schedule lr_schedule = Schedule::kCosine;
+  int64_t warmup_steps = 0;
+  double weight_decay = 0.1, adam_beta1 = 0.9, adam_beta2 = 0.95, adam_eps = 1e-8,
+         max_grad_norm = 1;
+  OptimizerStorage storage;
+  void visit(ConfigVisitor& v) {
+    v.field("learning_rate", learning_rate, "peak learning rate; sft: 2e-5, grpo: 1e-6",
+            {.min = 0, .max = 1e3});
+    v.field("min_learning_rate", min_learning_rate, "where the schedule ends",
+            {.min = 0, .max = 1e3});
+    v.choice("lr_schedule", lr_schedule, kScheduleNames,
+             "from the peak to the minimum over the steps; grpo: linear");
+    v.field("warmup_steps", warmup_steps, "steps of linear warm-up from 0; sft: 3 % of the steps",
+            {.min = 0});
+    v.field("weight_decay", weight_decay, "decoupled, on matrices only; sft, grpo: 0",
+            {.min = 0, .max = 10});
+    v.field("adam_beta1", adam_beta1, "decay of the first moment", {.min = 0, .max = 0.9999999});
+    v.field("adam_beta2", adam_beta2, "decay of the second moment; sft, grpo: 0.999",
+            {.min = 0, .max = 0.9999999});
+    v.field("adam_eps", adam_eps, "added to the root of the second moment",
+            {.min = 1e-30, .max = 1});
+    v.field("max_grad_norm", max_grad_norm, "global gradient clipping; 0: off", {.min = 0});
+    v.section("optimizer", storage, "storage of the optimizer's state");
+  }
+};
 class AdamW {
  public:
-  // Zero moments; bf16 parameters get f32 masters, split or whole. Refers to the parameters'
-  // gradients, which must stay where they are. `seed`: for the rounding of bf16 moments.
+  // Zero moments; bf16 parameters get f32 masters, split into weight and low bits. Refers to the
+  // parameters' gradients, which must stay where they are. `seed`: for the rounding of bf16
+  // moments.
   AdamW(const std::vector<NamedParameter>& parameters, const OptimizerConfig& config,
         uint64_t seed = 0);
   // One update, with gradients scaled down if their norm (global_grad_norm(), or undefined: no
@@ -25,9 +79,9 @@ class AdamW {
   // parameter; NaN before the first. Synchronizes with the device.
   double relative_update(double learning_rate) const;
 
-  // "NAME.m", "NAME.v" and, if it has one, the f32 "NAME.master" of every parameter, always whole:
-  // split masters are combined on the CPU. load() also rounds masters into their parameters, and
-  // f32 moments to nearest if they are bf16 here; it throws InputError if a tensor is missing, has
+  // "NAME.m", "NAME.v" and, if it has one, the f32 "NAME.master" of every parameter, whole: masters
+  // are combined and split on the CPU. load() also rounds masters into their parameters, and f32
+  // moments to nearest if they are bf16 here; it throws InputError if a tensor is missing, has
   // another shape or is not finite.
   NamedTensors state() const;
   void load(const SafetensorsFile& file, int64_t updates);

@@ -3,8 +3,6 @@
 // read error would end the process.
 #include "trainers/token_stream.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -39,110 +37,73 @@ struct Header {
   uint64_t sum = 0;          // checksum() over chunks of kChunk bytes
 };
 
-template <class T>
-void widen(std::string_view bytes, std::vector<int32_t>& out) {
-  for (size_t at = 0; at < bytes.size(); at += sizeof(T)) {
-    T token;
-    std::memcpy(&token, bytes.data() + at, sizeof token);
-    out.push_back(static_cast<int32_t>(token));
-  }
-}
-
-template <class T>
-void narrow(const std::vector<int32_t>& tokens, std::string& out) {
-  for (const int32_t each : tokens) {
-    const auto token = static_cast<T>(each);
-    out.append(reinterpret_cast<const char*>(&token), sizeof token);
-  }
+std::string describe(DurableFile::Step step, const std::string& path, const std::string& reason) {
+  return str(path, ": cannot be ", step == DurableFile::Step::kCreate ? "created" : "written", ": ",
+             reason,
+             "; hint: data.cache_dir names a folder with enough space for the tokens of the text");
 }
 
 // Writes a file that appears under its name only when complete.
 class ShardWriter {
  public:
   ShardWriter(std::string path, uint64_t fingerprint, int64_t width)
-      : path_(std::move(path)),
-        temporary_(path_ + ".tmp"),
-        width_(width),
-        file_(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
+      : path_(std::move(path)), width_(width), file_(path_ + ".tmp", describe) {
     header_.fingerprint = fingerprint;
-    if (!file_.is_open()) fail("created");
-    write(&header_, sizeof header_);
+    write_header();
   }
   ~ShardWriter() {
-    if (file_.is_open()) ::unlink(temporary_.c_str());
+    if (file_.is_open()) ::unlink(file_.path().c_str());
   }
   ShardWriter(const ShardWriter&) = delete;
   ShardWriter& operator=(const ShardWriter&) = delete;
 
   void add(const std::vector<std::vector<int32_t>>& pieces) {
     for (const std::vector<int32_t>& tokens : pieces) {
-      width_ == 2 ? narrow<uint16_t>(tokens, waiting_) : narrow<uint32_t>(tokens, waiting_);
+      for (const int32_t& token : tokens)  // the low bytes come first
+        waiting_.append(reinterpret_cast<const char*>(&token), static_cast<size_t>(width_));
       header_.count += tokens.size();
     }
     size_t done = 0;
     for (; waiting_.size() - done >= kChunk; done += kChunk) put(done, kChunk);
     waiting_.erase(0, done);
-    // Starts writing to disk now, so that fsync() has little left to do.
-    ::sync_file_range(file_.get(), 0, 0, SYNC_FILE_RANGE_WRITE);
+    file_.start_flush();
   }
   void finish() {
     if (!waiting_.empty()) put(0, waiting_.size());
-    if (::lseek(file_.get(), 0, SEEK_SET) != 0) fail("written");
-    write(&header_, sizeof header_);
-    if (::fsync(file_.get()) != 0) fail("written");
-    if (!file_.close()) fail("written");
-    rename_entry(temporary_, path_);
-    sync_directory(std::filesystem::path(path_).parent_path().string());
+    file_.rewind();
+    write_header();
+    file_.finish(path_);
   }
 
  private:
-  [[noreturn]] void fail(const char* operation) const {
-    throw Error(
-        str(temporary_, ": cannot be ", operation, ": ", std::strerror(errno),
-            "; hint: data.cache_dir names a folder with enough space for the tokens of the text"));
-  }
+  void write_header() { file_.write({reinterpret_cast<const char*>(&header_), sizeof header_}); }
   void put(size_t begin, size_t size) {
-    header_.sum = checksum(std::string_view(waiting_).substr(begin, size), header_.sum);
-    write(waiting_.data() + begin, size);
-  }
-  void write(const void* bytes, size_t size) {
-    const auto* at = static_cast<const char*>(bytes);
-    while (size > 0) {
-      const ssize_t n = ::write(file_.get(), at, size);
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) fail("written");
-      at += n;
-      size -= static_cast<size_t>(n);
-    }
+    const std::string_view bytes = std::string_view(waiting_).substr(begin, size);
+    header_.sum = checksum(bytes, header_.sum);
+    file_.write(bytes);
   }
 
-  const std::string path_, temporary_;
+  const std::string path_;
   const int64_t width_;
-  Descriptor file_;
+  DurableFile file_;
   Header header_;
   std::string waiting_;
 };
 
-// Excludes other processes from writing the shards of a folder.
-class FolderLock {
- public:
-  explicit FolderLock(const std::string& dir) {
-    const std::string path = dir + "/.lock";
-    file_ = Descriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-    if (!file_.is_open())
-      throw Error(str(path, ": cannot be created: ", std::strerror(errno),
-                      "; hint: data.cache_dir names a folder that you may write to"));
-    if (::flock(file_.get(), LOCK_EX | LOCK_NB) == 0) return;
-    logging::info("waiting for another process that writes the tokens in ", dir);
-    while (::flock(file_.get(), LOCK_EX) != 0)
-      if (errno != EINTR)
-        throw Error(str(path, ": cannot be locked: ", std::strerror(errno),
-                        "; hint: data.cache_dir names a folder on a file system with locks"));
-  }
-
- private:
-  Descriptor file_;
-};
+// Excludes other processes from writing the shards of a folder; waits for one that does.
+FileLock lock_folder(const std::string& dir) {
+  const std::string path = dir + "/.lock";
+  FileLock lock(path);
+  if (!lock.is_open())
+    throw Error(str(path, ": cannot be created: ", system_reason(),
+                    "; hint: data.cache_dir names a folder that you may write to"));
+  if (lock.try_lock()) return lock;
+  logging::info("waiting for another process that writes the tokens in ", dir);
+  if (!lock.lock())
+    throw Error(str(path, ": cannot be locked: ", system_reason(),
+                    "; hint: data.cache_dir names a folder on a file system with locks"));
+  return lock;
+}
 
 std::string cache_folder(const std::string& given) {
   if (!given.empty()) return given;
@@ -204,11 +165,15 @@ std::vector<int32_t> TokenStream::read(int64_t begin, int64_t count) const {
     constexpr int64_t kHeader = sizeof(Header);
     const std::string bytes =
         part.file->read(kHeader + from * part.width, kHeader + to * part.width);
-    part.width == 2 ? widen<uint16_t>(bytes, out) : widen<uint32_t>(bytes, out);
-    for (auto token = out.end() - (to - from); token != out.end(); ++token)
-      if (*token < 0 || *token >= part.vocab_size)
-        throw InputError(str(part.file->path(), ": is damaged: it has the token ", *token, " of ",
+    const auto width = static_cast<size_t>(part.width);
+    for (size_t at = 0; at < bytes.size(); at += width) {
+      int32_t token = 0;
+      std::memcpy(&token, bytes.data() + at, width);
+      if (token < 0 || token >= part.vocab_size)
+        throw InputError(str(part.file->path(), ": is damaged: it has the token ", token, " of ",
                              part.vocab_size, "; hint: delete it and start again"));
+      out.push_back(token);
+    }
   }
   return out;
 }
@@ -239,7 +204,7 @@ class TokenShards {
 
   TokenStream in_files(const std::string& dir, uint64_t fingerprint) {
     make_directory(dir);
-    const FolderLock lock(dir);
+    const FileLock lock = lock_folder(dir);
     const int64_t count = ceil_div(pieces_.size(), kPiecesPerShard);
     std::vector<TokenStream::Part> shards(static_cast<size_t>(count));
     const auto path = [&](int64_t i) {

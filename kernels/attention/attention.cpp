@@ -1,15 +1,12 @@
 #include "kernels/attention/attention.h"
 
 #include <array>
-#include <atomic>
 
 #include "core/with_cuda.h"
 #include "kernels/attention/sizes.h"
 
 namespace cohort::kernels {
 namespace {
-
-std::atomic<int64_t> g_generic_calls = 0;
 
 void check_desc(const AttentionDesc& desc, const char* op) {
   COHORT_CHECK(desc.scale >= 0 && std::isfinite(desc.scale), "[", op,
@@ -129,13 +126,6 @@ void check_paged(const AttentionPaged& args, const char* op) {
 }
 
 }  // namespace
-
-int64_t generic_attention_calls() {
-  return g_generic_calls;
-}
-void count_generic_attention() {
-  ++g_generic_calls;
-}
 
 void attention_forward(const AttentionForward& args) {
   check_packed(args, "attention_forward");

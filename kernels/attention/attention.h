@@ -51,12 +51,6 @@ inline double softmax_scale(const AttentionDesc& desc, int64_t head_dim) {
   return desc.scale > 0 ? desc.scale : 1 / std::sqrt(static_cast<double>(head_dim));
 }
 
-// Number of forward and backward calls that ran on the generic CUDA kernels on a GPU that has
-// faster ones; the log states the reason once per head dim.
-int64_t generic_attention_calls();
-// Increments generic_attention_calls().
-void count_generic_attention();
-
 // Largest head dim of the CUDA kernels.
 inline constexpr int64_t kMaxCudaHeadDim = 256;
 
@@ -85,7 +79,7 @@ struct AttentionForward {
   const Tensor& cu_seqlens;  // [S + 1] i32, ascending from 0 to T
   AttentionDesc desc = {};
 };
-void attention_forward(const AttentionForward& args);
+COHORT_KERNEL(void attention_forward(const AttentionForward& args));
 
 // Deterministic for any thread count. Scratch memory is one tile per thread, in both directions; on
 // CUDA the backward allocates two f32 per token and head, and with dropout 8 bytes per token. In
@@ -97,7 +91,7 @@ struct AttentionBackward {
   const Tensor &q, &k, &v, &o, &lse, &cu_seqlens;
   AttentionDesc desc = {};
 };
-void attention_backward(const AttentionBackward& args);
+COHORT_KERNEL(void attention_backward(const AttentionBackward& args));
 
 // Paged key/value cache of one layer: k, v: [blocks, block_tokens, Hkv, D]. Token p of sequence s
 // is in block block_table[s, p / block_tokens], slot p % block_tokens. block_table: [S, max_blocks]
@@ -118,7 +112,7 @@ struct RopeKvWrite {
   const Tensor& positions;  // [T] i32
   const Tensor& table;      // rope_table(), [rows, D]; undefined: no rotation
 };
-void rope_kv_write(const RopeKvWrite& args);
+COHORT_KERNEL(void rope_kv_write(const RopeKvWrite& args));
 
 // Prefill and decode: query token t of sequence sequences[t] at positions[t] attends to cached keys
 // 0..positions[t], or the last `window` of them. Bit-identical to attention_forward() (causal, no
@@ -133,7 +127,7 @@ struct AttentionPaged {
   const Tensor &sequences, &positions;  // [T] i32
   AttentionDesc desc = {};
 };
-void attention_paged(const AttentionPaged& args);
+COHORT_KERNEL(void attention_paged(const AttentionPaged& args));
 
 // Decode step: rope_kv_write() and attention_paged() for one token of each of several sequences,
 // bit-identical to the two calls, including idle tokens. Non-idle tokens must belong to different
@@ -148,18 +142,7 @@ struct AttentionDecode {
 };
 void attention_decode(const AttentionDecode& args);
 
-namespace cpu {
-void attention_forward(const AttentionForward& args);
-void attention_backward(const AttentionBackward& args);
-void rope_kv_write(const RopeKvWrite& args);
-void attention_paged(const AttentionPaged& args);
-}  // namespace cpu
-
 namespace cuda {
-void attention_forward(const AttentionForward& args);
-void attention_backward(const AttentionBackward& args);
-void rope_kv_write(const RopeKvWrite& args);
-void attention_paged(const AttentionPaged& args);
 // Runs as one kernel if the call is supported; otherwise does nothing and returns false.
 bool attention_decode(const AttentionDecode& args);
 }  // namespace cuda

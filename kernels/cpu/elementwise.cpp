@@ -27,7 +27,7 @@ void write(T* out, int64_t n, Grad mode, F&& value) {
 }
 
 template <class Op>
-void unary_forward(const UnaryForward& args, const char* op) {
+void forward(const UnaryForward& args, const char* op) {
   dispatch_float(args.x.dtype(), op, [&]<class T>() {
     const T* in = args.x.data<T>();
     write(args.y.data<T>(), args.x.numel(), Grad::kOverwrite,
@@ -36,7 +36,7 @@ void unary_forward(const UnaryForward& args, const char* op) {
 }
 
 template <class Op>
-void unary_backward(const UnaryBackward& args, const char* op) {
+void backward(const UnaryBackward& args, const char* op) {
   dispatch_float(args.x.dtype(), op, [&]<class T>() {
     const T *in = args.x.data<T>(), *out = args.y.data<T>(), *grad = args.dy.data<T>();
     write(args.dx.tensor.data<T>(), args.x.numel(), args.dx.mode,
@@ -45,7 +45,7 @@ void unary_backward(const UnaryBackward& args, const char* op) {
 }
 
 template <class Op>
-void binary_forward(const BinaryForward& args, const char* op) {
+void forward(const BinaryForward& args, const char* op) {
   dispatch_float(args.a.dtype(), op, [&]<class T>() {
     const T *left = args.a.data<T>(), *right = args.b.data<T>();
     write(args.y.data<T>(), args.a.numel(), Grad::kOverwrite,
@@ -54,7 +54,7 @@ void binary_forward(const BinaryForward& args, const char* op) {
 }
 
 template <class Op>
-void binary_backward(const BinaryBackward& args, const char* op) {
+void backward(const BinaryBackward& args, const char* op) {
   const int64_t n = args.a.numel();
   dispatch_float(args.a.dtype(), op, [&]<class T>() {
     const T *left = args.a.data<T>(), *right = args.b.data<T>(), *grad = args.dy.data<T>();
@@ -74,7 +74,7 @@ void binary_backward(const BinaryBackward& args, const char* op) {
 
 // Outputs have rows of F elements; the inputs, gate | up, and their gradients have rows of 2 F.
 template <class Op>
-void gated_forward(const GatedForward& args, const char* op) {
+void forward(const GatedForward& args, const char* op) {
   const int64_t half = args.y.cols();
   dispatch_float(args.x.dtype(), op, [&]<class T>() {
     const T* in = args.x.data<T>();
@@ -90,7 +90,7 @@ void gated_forward(const GatedForward& args, const char* op) {
 }
 
 template <class Op>
-void gated_backward(const GatedBackward& args, const char* op) {
+void backward(const GatedBackward& args, const char* op) {
   const int64_t half = args.dy.cols();
   dispatch_float(args.x.dtype(), op, [&]<class T>() {
     const T *in = args.x.data<T>(), *dy = args.dy.data<T>();
@@ -121,35 +121,15 @@ void scale_values(Tensor& y, const Tensor& x, T factor, Grad mode) {
 
 }  // namespace
 
-#define COHORT_DEFINE_UNARY(Op, name)               \
-  void name##_forward(const UnaryForward& args) {   \
-    unary_forward<Op>(args, #name);                 \
-  }                                                 \
-  void name##_backward(const UnaryBackward& args) { \
-    unary_backward<Op>(args, #name "_backward");    \
+#define COHORT_DEFINE(Op, name)                        \
+  void name##_forward(const Op::ForwardArgs& args) {   \
+    forward<Op>(args, #name);                          \
+  }                                                    \
+  void name##_backward(const Op::BackwardArgs& args) { \
+    backward<Op>(args, #name "_backward");             \
   }
-COHORT_UNARY_OPS(COHORT_DEFINE_UNARY)
-#undef COHORT_DEFINE_UNARY
-
-#define COHORT_DEFINE_BINARY(Op, name)               \
-  void name##_forward(const BinaryForward& args) {   \
-    binary_forward<Op>(args, #name);                 \
-  }                                                  \
-  void name##_backward(const BinaryBackward& args) { \
-    binary_backward<Op>(args, #name "_backward");    \
-  }
-COHORT_BINARY_OPS(COHORT_DEFINE_BINARY)
-#undef COHORT_DEFINE_BINARY
-
-#define COHORT_DEFINE_GATED(Op, name)               \
-  void name##_forward(const GatedForward& args) {   \
-    gated_forward<Op>(args, #name);                 \
-  }                                                 \
-  void name##_backward(const GatedBackward& args) { \
-    gated_backward<Op>(args, #name "_backward");    \
-  }
-COHORT_GATED_OPS(COHORT_DEFINE_GATED)
-#undef COHORT_DEFINE_GATED
+COHORT_ELEMENTWISE_OPS(COHORT_DEFINE)
+#undef COHORT_DEFINE
 
 void scale(const Scale& args) {
   dispatch_float(args.x.dtype(), "scale", [&]<class T>() {

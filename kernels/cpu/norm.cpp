@@ -1,6 +1,6 @@
-// Row normalisations and softmax on the CPU. One row at a time in the lane order of reduce.h;
-// weight gradients are summed over fixed blocks of rows. An RMS norm is a layer norm whose mean is
-// 0, and has the same loops.
+// Row normalisations on the CPU. One row at a time in the lane order of reduce.h; weight gradients
+// are summed over fixed blocks of rows. An RMS norm is a layer norm whose mean is 0, and has the
+// same loops.
 #include "kernels/norm.h"
 
 #include <cmath>
@@ -8,7 +8,6 @@
 #include "kernels/cpu/reduce.h"
 #include "kernels/elementwise.h"
 #include "kernels/matmul.h"
-#include "kernels/vector_math.h"
 
 namespace cohort::kernels::cpu {
 namespace {
@@ -153,36 +152,6 @@ void add_layer_norm_forward(const AddLayerNormForward& args) {
                       .w = args.w,
                       .b = args.bias,
                       .eps = args.eps});
-}
-
-void softmax_forward(const SoftmaxForward& args) {
-  dispatch_float(args.x.dtype(), "softmax", [&]<class T>() {
-    const int64_t cols = args.x.cols();
-    const T* px = args.x.data<T>();
-    T* py = args.y.data<T>();
-    for_rows(args.x.rows(), cols, [&](int64_t r) {
-      const T* in = px + r * cols;
-      T* out = py + r * cols;
-      const T largest = lane_max(in, cols);
-      write_row(out, cols, Grad::kOverwrite, [=](int64_t c) { return vexp(in[c] - largest); });
-      const T sum = lane_sum<T>(cols, [&](int64_t c) { return out[c]; });
-      write_row(out, cols, Grad::kOverwrite, [=](int64_t c) { return out[c] / sum; });
-    });
-  });
-}
-
-void softmax_backward(const SoftmaxBackward& args) {
-  dispatch_float(args.y.dtype(), "softmax_backward", [&]<class T>() {
-    const int64_t cols = args.y.cols();
-    const T *py = args.y.data<T>(), *pdy = args.dy.data<T>();
-    T* pdx = args.dx.tensor.data<T>();
-    for_rows(args.y.rows(), cols, [&](int64_t r) {
-      const T *prob = py + r * cols, *grad = pdy + r * cols;
-      const T dot = lane_sum<T>(cols, [&](int64_t c) { return grad[c] * prob[c]; });
-      write_row(pdx + r * cols, cols, args.dx.mode,
-                [=](int64_t c) { return prob[c] * (grad[c] - dot); });
-    });
-  });
 }
 
 }  // namespace cohort::kernels::cpu

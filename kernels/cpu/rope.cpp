@@ -21,11 +21,11 @@ void rope(const Rope& args) {
     const T sign = args.direction == RopeDirection::kForward ? T(1) : T(-1);
     parallel_for(tokens, row_grain(heads * dim), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
-        const T* cos = angles + position[t] * dim;
+        const Rotation<T> rotation{
+            .row = angles + position[t] * dim, .half = dim / 2, .sign = sign};
         const T* x = in + t * heads * dim;
         T* y = out + t * heads * dim;
-        for (int64_t h = 0; h < rotated; ++h, x += dim, y += dim)
-          rotate(y, x, cos, cos + dim / 2, sign, dim / 2, args.mode);
+        for (int64_t h = 0; h < rotated; ++h, x += dim, y += dim) rotate(y, x, rotation, args.mode);
         if (args.mode == Grad::kAccumulate)
           for (int64_t i = 0; i < args.plain_heads * dim; ++i) y[i] += x[i];
         else if (y != x)

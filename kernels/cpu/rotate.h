@@ -7,10 +7,19 @@
 
 namespace cohort::kernels::cpu {
 
-// y (+)= x rotated by the angles with these cosines and sines, sin times `sign`. y may be x when
-// overwriting.
+// A row of the rotary table: `half` cosines, then the sines, which `sign` multiplies.
 template <class T>
-void rotate(T* y, const T* x, const T* cos, const T* sin, T sign, int64_t half, Grad mode) {
+struct Rotation {
+  const T* row;
+  int64_t half;
+  T sign = 1;
+};
+
+// y (+)= x rotated; both have 2 half elements. y may be x when overwriting.
+template <class T>
+void rotate(T* y, const T* x, const Rotation<T>& by, Grad mode = Grad::kOverwrite) {
+  const int64_t half = by.half;
+  const T *const cos = by.row, *const sin = cos + half, sign = by.sign;
   if (mode == Grad::kOverwrite) {
     COHORT_VECTORIZE
     for (int64_t i = 0; i < half; ++i) {

@@ -32,7 +32,7 @@ struct ActivationTerm {
   }
   template <class Location>
   __device__ __forceinline__ void add(const Location& at, const Values& values,
-                                      float (&sum)[1][N]) const {
+                                      float (&sum)[N]) const {
     float gradient[N], value[N];
 #pragma unroll
     for (int n = 0; n < N; ++n) {
@@ -44,7 +44,7 @@ struct ActivationTerm {
     at.store(du, rounded);
     if (y != nullptr) at.store(y, to_raw<T>(value));
 #pragma unroll
-    for (int n = 0; n < N; ++n) sum[0][n] += element(rounded, n);
+    for (int n = 0; n < N; ++n) sum[n] += element(rounded, n);
   }
 };
 
@@ -56,8 +56,7 @@ void backward_with_bias(const ActivationBackward& args) {
                                      pointer<T>(value)};
     const int64_t cols = args.u.cols();
     const bool vectorized = aligned(term.dy, term.u, term.du, term.y) && cols % kPackSize<T> == 0;
-    column_sum<T, ActivationTerm<T, Op>, 1>("activation_backward", term, args.u.rows(), cols,
-                                            vectorized, {args.dbias});
+    column_sum<T>("activation_backward", term, args.u.rows(), cols, vectorized, args.dbias);
   });
 }
 

@@ -17,10 +17,9 @@ struct BiasTerm {
     return at.load(dy);
   }
   template <class Location>
-  __device__ __forceinline__ void add(const Location&, const Values& grad,
-                                      float (&sum)[1][N]) const {
+  __device__ __forceinline__ void add(const Location&, const Values& grad, float (&sum)[N]) const {
 #pragma unroll
-    for (int n = 0; n < N; ++n) sum[0][n] += element(grad, n);
+    for (int n = 0; n < N; ++n) sum[n] += element(grad, n);
   }
 };
 
@@ -31,8 +30,7 @@ void bias_backward(const BiasBackward& args) {
     const T* in = pointer<T>(args.dy);
     const int64_t cols = args.dy.cols();
     const bool vectorized = aligned(in) && cols % kPackSize<T> == 0;
-    column_sum<T, BiasTerm<T>, 1>("bias_backward", BiasTerm<T>{in}, args.dy.rows(), cols,
-                                  vectorized, {args.dbias});
+    column_sum<T>("bias_backward", BiasTerm<T>{in}, args.dy.rows(), cols, vectorized, args.dbias);
   });
 }
 

@@ -1,9 +1,8 @@
-// Column sums of a [rows, cols] quantity, as needed for bias and norm weight gradients. A block
-// sums a fixed block of rows for up to 32 packs of columns; a second kernel adds the partial sums
-// of the blocks. The order depends on the shape and the element size only.
+// Column sums of a [rows, cols] quantity, as needed for bias gradients. A block sums a fixed block
+// of rows for up to 32 packs of columns; a second kernel, which the norms share, adds the partial
+// sums of the blocks. The order depends on the shape and the element size only.
 #pragma once
 
-#include <algorithm>
 #include <array>
 
 #include "kernels/common.h"
@@ -25,44 +24,33 @@ struct ColumnLayout {
   __host__ __device__ int64_t rows_per_block() const { return int64_t{down()} * kColumnRows; }
 };
 
-// Outputs [blocks, cols], written or accumulated at row blockIdx.x. Null outputs are skipped.
-template <int kOutputs>
-struct ColumnOutputs {
-  float* out[kOutputs];
-  bool accumulate[kOutputs];
-};
-
-// Location of the N elements of a row that a thread adds.
+// The N elements of a row that a thread adds, `start` from the beginning of a contiguous tensor.
 template <class T, bool kVectorized>
 struct PackLocation {
   static constexpr int N = kPackSize<T>;
-  int64_t row, row_start;  // row_start: offset of the row in a contiguous tensor
-  int column, live;
-  // Loads from a contiguous tensor.
-  __device__ __forceinline__ Raw<T, N> load(const T* p) const { return load_row(p + row_start); }
-  // Loads from a given row.
-  __device__ __forceinline__ Raw<T, N> load_row(const T* p) const {
+  int64_t start;
+  int live;
+  __device__ __forceinline__ Raw<T, N> load(const T* p) const {
     if constexpr (kVectorized)
-      return load_raw<N>(p + column);
+      return load_raw<N>(p + start);
     else
-      return load_some<N>(p + column, live);
+      return load_some<N>(p + start, live);
   }
-  // Stores to a contiguous tensor.
   __device__ __forceinline__ void store(T* p, const Raw<T, N>& raw) const {
     if constexpr (kVectorized)
-      store_raw(p + row_start + column, raw);
+      store_raw(p + start, raw);
     else
-      store_some(p + row_start + column, raw, live);
+      store_some(p + start, raw, live);
   }
 };
 
 // Adds this thread's rows in ascending order. term.load(location) loads the inputs of one row;
-// term.add(location, values, sum) adds its term to sum[output][n]. Term::kBatchRows rows are loaded
-// before the first of them is added, and so before the term stores any of them. Term::kBlocks:
-// minimum resident blocks per multiprocessor.
-template <class T, bool kVectorized, class Term, int kOutputs, int N>
+// term.add(location, values, sum) adds its term to sum[n]. Term::kBatchRows rows are loaded before
+// the first of them is added, and so before the term stores any of them. Term::kBlocks: minimum
+// resident blocks per multiprocessor.
+template <class T, bool kVectorized, class Term, int N>
 __device__ __forceinline__ void add_rows(const Term& term, const ColumnLayout& layout,
-                                         float (&sum)[kOutputs][N]) {
+                                         float (&sum)[N]) {
   const int x = threadIdx.x & (layout.across() - 1), y = threadIdx.x >> layout.across_log2;
   const int c = (blockIdx.y * layout.across() + x) * N, down = layout.down();
   const int64_t first = blockIdx.x * layout.rows_per_block() + y;
@@ -71,8 +59,7 @@ __device__ __forceinline__ void add_rows(const Term& term, const ColumnLayout& l
       c < layout.cols && remaining > 0 ? static_cast<int>(min(remaining, int64_t{kColumnRows})) : 0;
   // Adjacent threads of a row read adjacent packs. A thread's rows are `down` apart.
   const auto location = [&](int k) {
-    const int64_t row = first + k * down;
-    return PackLocation<T, kVectorized>{row, row * layout.cols, c, layout.cols - c};
+    return PackLocation<T, kVectorized>{(first + k * down) * layout.cols + c, layout.cols - c};
   };
   const auto add = [&]<int kBatch>(int k) {
     typename Term::Values values[kBatch];
@@ -90,39 +77,32 @@ __device__ __forceinline__ void add_rows(const Term& term, const ColumnLayout& l
 
 // Block (b, j) adds rows [b, b + 1) * rows_per_block() of the across * N columns from j * across *
 // N. `across` threads have one pack of columns each; each of the `down` thread rows adds every
-// down-th row. A thread keeps one sum in registers per column of its pack and output; then one
-// thread per column adds the sums of the thread rows in ascending order through shared memory.
-template <class T, class Term, int kOutputs>
+// down-th row. A thread keeps one sum in registers per column of its pack; then one thread per
+// column adds the sums of the thread rows in ascending order through shared memory. The result is
+// written or accumulated at row blockIdx.x of `out`, [blocks, cols].
+template <class T, class Term>
 __global__ void __launch_bounds__(kColumnThreads, Term::kBlocks)
-    column_sum_kernel(const Term term, const ColumnLayout layout,
-                      const ColumnOutputs<kOutputs> outputs) {
+    column_sum_kernel(const Term term, const ColumnLayout layout, float* out, bool accumulate) {
   launch_dependents_and_wait();
   constexpr int N = kPackSize<T>;
-  __shared__ float shared[kOutputs][kColumnThreads * N];
-  float sum[kOutputs][N] = {};
+  __shared__ float shared[kColumnThreads * N];
+  float sum[N] = {};
   if (layout.vectorized)
     add_rows<T, true>(term, layout, sum);
   else
     add_rows<T, false>(term, layout, sum);
 #pragma unroll
-  for (int o = 0; o < kOutputs; ++o)
-#pragma unroll
-    for (int n = 0; n < N; ++n) shared[o][threadIdx.x * N + n] = sum[o][n];
+  for (int n = 0; n < N; ++n) shared[threadIdx.x * N + n] = sum[n];
   __syncthreads();
 
   // Thread x has the columns from x N, so thread row y has stored `width` consecutive sums.
   const int width = layout.across() * N;  // at most the number of threads
   const int c = blockIdx.y * width + threadIdx.x;
   if (threadIdx.x >= width || c >= layout.cols) return;
-#pragma unroll
-  for (int o = 0; o < kOutputs; ++o) {
-    // A single block of rows writes or accumulates the result directly; several write partial sums.
-    if (outputs.out[o] == nullptr) continue;
-    float total = 0;
-    for (int y = 0; y < layout.down(); ++y) total += shared[o][y * width + threadIdx.x];
-    float* out = outputs.out[o] + int64_t{blockIdx.x} * layout.cols + c;
-    *out = outputs.accumulate[o] ? *out + total : total;
-  }
+  float total = 0;
+  for (int y = 0; y < layout.down(); ++y) total += shared[y * width + threadIdx.x];
+  out += int64_t{blockIdx.x} * layout.cols + c;
+  *out = accumulate ? *out + total : total;
 }
 
 // Partial sums [blocks, cols] of each output, and their destinations. Null outputs are skipped.
@@ -185,34 +165,29 @@ void reduce_partials(const std::array<Tensor, kOutputs>& partial,
          any->device(), partials, static_cast<int>(any->rows()), static_cast<int>(any->cols()));
 }
 
-// out[o][c] (+)= sum over rows of the term, for all wanted outputs: f32 [cols]. T is the type that
-// the term reads; `vectorized`: its rows are aligned to 16 bytes.
-template <class T, class Term, size_t kOutputs>
+// out[c] (+)= sum over rows of the term: f32 [cols]. T is the type that the term reads;
+// `vectorized`: its rows are aligned to 16 bytes.
+template <class T, class Term>
 void column_sum(const char* name, const Term& term, int64_t rows, int64_t cols, bool vectorized,
-                const std::array<GradOut, kOutputs>& out) {
+                const GradOut& out) {
   COHORT_CHECK(cols < (1 << 30), "[column_sum] ", cols, " columns are too many");
-  const auto wanted = std::find_if(out.begin(), out.end(), [](auto& o) { return o.wanted(); });
-  if (wanted == out.end()) return;
-  const Device device = wanted->tensor.device();
+  const Device device = out.tensor.device();
   constexpr int N = kPackSize<T>;
   ColumnLayout layout{.rows = rows, .cols = static_cast<int>(cols), .vectorized = vectorized};
   while (layout.across() < 32 && layout.across() * N < cols) ++layout.across_log2;
   const unsigned blocks = blocks_for(rows, layout.rows_per_block());
-  std::array<Tensor, kOutputs> partial;
-  ColumnOutputs<static_cast<int>(kOutputs)> outputs{};
-  for (size_t o = 0; o < kOutputs; ++o) {
-    if (!out[o].wanted()) continue;
-    if (rows == 0 && out[o].mode == Grad::kOverwrite) out[o].tensor.zero_();
-    if (blocks > 1) partial[o] = Tensor::empty({blocks, cols}, DType::kF32, device);
-    outputs.out[o] = pointer<float>(blocks > 1 ? partial[o] : out[o].tensor);
-    outputs.accumulate[o] = blocks <= 1 && out[o].mode == Grad::kAccumulate;
-  }
-  launch(name, column_sum_kernel<T, Term, static_cast<int>(kOutputs)>,
+  const bool accumulate = out.mode == Grad::kAccumulate;
+  if (rows == 0 && !accumulate) out.tensor.zero_();
+  // A single block of rows writes or accumulates the result directly; several write partial sums.
+  Tensor partial;
+  if (blocks > 1) partial = Tensor::empty({blocks, cols}, DType::kF32, device);
+  launch(name, column_sum_kernel<T, Term>,
          {.grid = {blocks, blocks_for(cols, int64_t{layout.across()} * N)},
           .block = kColumnThreads,
           .start = Start::kProgrammatic},
-         device, term, layout, outputs);
-  reduce_partials(partial, out);
+         device, term, layout, pointer<float>(blocks > 1 ? partial : out.tensor),
+         accumulate && blocks <= 1);
+  reduce_partials<1>({partial}, {out});
 }
 
 }  // namespace cohort::kernels::cuda

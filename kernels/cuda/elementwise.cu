@@ -159,11 +159,8 @@ struct GatedGradients : BinaryGradients<Op> {  // in: dy, gate, up
   static constexpr unsigned kWideIn = 0b110, kWideOut = 0b11;
 };
 template <class Op>
-struct GatedGradientsAndValue {  // in: dy, gate, up
-  static constexpr int kIn = 3, kOut = 3;
-  static constexpr bool kAccumulates = true;
+struct GatedGradientsAndValue : Formula<3, 3, Grad::kAccumulate> {  // in: dy, gate, up
   static constexpr unsigned kWideIn = 0b110, kWideOut = 0b011;
-  __device__ void begin() {}
   __device__ void operator()(const float (&in)[3], float (&out)[3]) const {
     out[0] = in[0] * Op::da(in[1], in[2]);
     out[1] = in[0] * Op::db(in[1], in[2]);
@@ -251,7 +248,7 @@ bool adds(const GradOut& grad) {
 }
 
 template <class Op>
-void unary_forward(const UnaryForward& args, const char* name) {
+void forward(const UnaryForward& args, const char* name) {
   dispatch_device(args.x.dtype(), name, [&]<class T>() {
     run<T, T, UnaryValue<Op>>(name, {{pointer<T>(args.x)}, {pointer<T>(args.y)}, {false}, {}},
                               args.x.numel(), args.x.device());
@@ -259,7 +256,7 @@ void unary_forward(const UnaryForward& args, const char* name) {
 }
 
 template <class Op>
-void unary_backward(const UnaryBackward& args, const char* name) {
+void backward(const UnaryBackward& args, const char* name) {
   dispatch_device(args.x.dtype(), name, [&]<class T>() {
     run<T, T, UnaryGradient<Op>>(name,
                                  {{pointer<T>(args.dy), pointer<T>(args.x), pointer<T>(args.y)},
@@ -271,7 +268,7 @@ void unary_backward(const UnaryBackward& args, const char* name) {
 }
 
 template <class Op>
-void binary_forward(const BinaryForward& args, const char* name) {
+void forward(const BinaryForward& args, const char* name) {
   dispatch_device(args.a.dtype(), name, [&]<class T>() {
     run<T, T, BinaryValue<Op>>(
         name, {{pointer<T>(args.a), pointer<T>(args.b)}, {pointer<T>(args.y)}, {false}, {}},
@@ -280,7 +277,7 @@ void binary_forward(const BinaryForward& args, const char* name) {
 }
 
 template <class Op>
-void binary_backward(const BinaryBackward& args, const char* name) {
+void backward(const BinaryBackward& args, const char* name) {
   dispatch_device(args.a.dtype(), name, [&]<class T>() {
     run<T, T, BinaryGradients<Op>>(name,
                                    {{pointer<T>(args.dy), pointer<T>(args.a), pointer<T>(args.b)},
@@ -298,7 +295,7 @@ uint32_t gated_half(const Tensor& rows, const char* name) {
 }
 
 template <class Op>
-void gated_forward(const GatedForward& args, const char* name) {
+void forward(const GatedForward& args, const char* name) {
   const uint32_t half = gated_half(args.y, name);
   dispatch_device(args.x.dtype(), name, [&]<class T>() {
     const T* x = pointer<T>(args.x);
@@ -308,7 +305,7 @@ void gated_forward(const GatedForward& args, const char* name) {
 }
 
 template <class Op>
-void gated_backward(const GatedBackward& args, const char* name) {
+void backward(const GatedBackward& args, const char* name) {
   const uint32_t half = gated_half(args.dy, name);
   const bool accumulates = adds(args.dx);
   dispatch_device(args.x.dtype(), name, [&]<class T>() {
@@ -343,35 +340,15 @@ void scale_values(const char* name, Tensor& y, const Tensor& x, const ScaleFormu
 
 }  // namespace
 
-#define COHORT_DEFINE_UNARY(Op, name)               \
-  void name##_forward(const UnaryForward& args) {   \
-    unary_forward<Op>(args, #name);                 \
-  }                                                 \
-  void name##_backward(const UnaryBackward& args) { \
-    unary_backward<Op>(args, #name "_backward");    \
+#define COHORT_DEFINE(Op, name)                        \
+  void name##_forward(const Op::ForwardArgs& args) {   \
+    forward<Op>(args, #name);                          \
+  }                                                    \
+  void name##_backward(const Op::BackwardArgs& args) { \
+    backward<Op>(args, #name "_backward");             \
   }
-COHORT_UNARY_OPS(COHORT_DEFINE_UNARY)
-#undef COHORT_DEFINE_UNARY
-
-#define COHORT_DEFINE_BINARY(Op, name)               \
-  void name##_forward(const BinaryForward& args) {   \
-    binary_forward<Op>(args, #name);                 \
-  }                                                  \
-  void name##_backward(const BinaryBackward& args) { \
-    binary_backward<Op>(args, #name "_backward");    \
-  }
-COHORT_BINARY_OPS(COHORT_DEFINE_BINARY)
-#undef COHORT_DEFINE_BINARY
-
-#define COHORT_DEFINE_GATED(Op, name)               \
-  void name##_forward(const GatedForward& args) {   \
-    gated_forward<Op>(args, #name);                 \
-  }                                                 \
-  void name##_backward(const GatedBackward& args) { \
-    gated_backward<Op>(args, #name "_backward");    \
-  }
-COHORT_GATED_OPS(COHORT_DEFINE_GATED)
-#undef COHORT_DEFINE_GATED
+COHORT_ELEMENTWISE_OPS(COHORT_DEFINE)
+#undef COHORT_DEFINE
 
 void scale(const Scale& args) {
   scale_values("scale", args.y, args.x, {nullptr, static_cast<float>(args.factor)}, args.mode);

@@ -24,7 +24,7 @@ struct Statistics {
 };
 
 // One block per token: all threads reduce the token's row of logits, [vocab] f32, then thread 0
-// writes the statistics. A target outside the vocabulary gives NaN.
+// writes the statistics.
 __global__ void __launch_bounds__(kRowThreads)
     logprob_kernel(Statistics out, const float* logits, const int32_t* targets, int64_t vocab,
                    float inverse_temperature) {
@@ -113,13 +113,168 @@ constexpr int kBlocksPerSm = kPacks <= 8    ? 4
                              : kPacks <= 20 ? 2
                                             : 1;
 
-// Row values exchanged between the blocks of a cluster; each block receives all of them. One buffer
-// is reused for all rows without further barriers: a warp sends its sums only after reading the
-// row's largest logits, and its next largest logit only after reading the sums, and no warp
-// continues before it has received the values of all warps.
+// Shared memory of a block. The blocks of a cluster exchange the row values `largest` and `sums`;
+// each receives all of them. One buffer is reused for all rows without further barriers: a warp
+// sends its sums only after reading the row's largest logits, and its next largest logit only after
+// reading the sums, and no warp continues before it has received the values of all warps.
 struct SharedRow {
   float largest[kClusterBlocks * kBlockWarps];  // per warp
   double2 sums[kRowWarps];                      // per run: sums of e^d and of e^d d
+  float lane_sums[kBlockWarps][32], lane_weighted[kBlockWarps][32];
+  uint64_t barriers[3];
+};
+
+// A thread's part of the rows that its cluster processes. The block has a slice of each row, from
+// `begin_` on, and the thread packs of four of its logits, kStep apart.
+template <int kPacks>
+class ClusterRow {
+ public:
+  using Logits = Pack<float, 4>[kPacks];
+
+  __device__ __forceinline__ ClusterRow(SharedRow& shared, int vocab, float inverse_temperature)
+      : shared_(shared),
+        inverse_temperature_(inverse_temperature),
+        exponent_(inverse_temperature * kLog2e),
+        rank_(blockIdx.x % kClusterBlocks),
+        warp_(threadIdx.x / 32),
+        lane_(threadIdx.x % 32) {
+    const int run = static_cast<int>(run_length(vocab));
+    begin_ = rank_ * kBlockRuns * run;
+    size_ = max(0, min(vocab - begin_, kBlockRuns * run));
+    first_ = warp_ / kChains * run + warp_ % kChains * kWarpTile + 4 * lane_;
+    remaining_ = min(size_, (warp_ / kChains + 1) * run) - first_;
+  }
+
+  // Starts loading the slice of `row` to `next`. Called by one thread.
+  __device__ __forceinline__ void load(float* next, const float* row) const {
+    const int bytes = size_ * static_cast<int>(sizeof(float));
+    barrier_arrive_expect_tx(barrier(kNext), bytes);
+    if (bytes > 0) bulk_load(shared_address(next), row + begin_, bytes, barrier(kNext));
+  }
+
+  // Reads the thread's logits from `next`, and returns their partial sums. The run length is a
+  // multiple of 4, so a pack is either inside or past the run.
+  __device__ __forceinline__ PartialSoftmax read(Logits& z, const float* next,
+                                                 uint32_t phase) const {
+    barrier_wait(barrier(kNext), phase);
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i)
+      if (i * kStep < remaining_) z[i] = load_pack<4>(next + first_ + i * kStep);
+    PartialSoftmax partial;
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i)
+      if (i * kStep < remaining_) partial.add(z[i], exponent_);
+    return partial;
+  }
+
+  // Sends the warp's largest logit to all blocks, and waits for those of all warps.
+  __device__ __forceinline__ void exchange_largest(float largest, uint32_t phase) const {
+    largest = largest_of_warp(largest);
+    if (threadIdx.x == 0) barrier_arrive_expect_tx(barrier(kLargest), sizeof(shared_.largest));
+    if (lane_ < kClusterBlocks)
+      store_in_block(lane_, &shared_.largest[rank_ * kBlockWarps + warp_], largest,
+                     barrier(kLargest));
+    barrier_wait(barrier(kLargest), phase);
+  }
+  // The largest logit of the row; each lane reads those of two warps.
+  __device__ __forceinline__ float largest() const {
+    static_assert(kClusterBlocks * kBlockWarps == 64);
+    return largest_of_warp(fmaxf(shared_.largest[lane_], shared_.largest[32 + lane_]));
+  }
+
+  // Adds the partial sums over the chains of a run, then over the lanes, sends them to all blocks,
+  // and waits for those of all runs.
+  __device__ __forceinline__ void exchange_sums(PartialSoftmax partial, float largest,
+                                                uint32_t phase) const {
+    partial.rebase(largest, exponent_);
+    shared_.lane_sums[warp_][lane_] = partial.sum;
+    shared_.lane_weighted[warp_][lane_] = partial.weighted;
+    __syncthreads();
+    if (threadIdx.x == 0) barrier_arrive_expect_tx(barrier(kSums), sizeof(shared_.sums));
+    if (warp_ % kChains == 0) {
+      double2 total{0, 0};
+#pragma unroll
+      for (int c = 0; c < kChains; ++c) {
+        total.x += static_cast<double>(shared_.lane_sums[warp_ + c][lane_]);
+        total.y += static_cast<double>(shared_.lane_weighted[warp_ + c][lane_]);
+      }
+#pragma unroll
+      for (int offset = 16; offset > 0; offset /= 2) {
+        total.x += __shfl_xor_sync(0xffffffffu, total.x, offset);
+        total.y += __shfl_xor_sync(0xffffffffu, total.y, offset);
+      }
+      if (lane_ < kClusterBlocks)
+        store_in_block(lane_, &shared_.sums[rank_ * kBlockRuns + warp_ / kChains], total,
+                       barrier(kSums));
+    }
+    barrier_wait(barrier(kSums), phase);
+  }
+
+  // Writes the thread's part of the row of d.
+  __device__ __forceinline__ void write_gradient(bf16* d, const Logits& z, int target,
+                                                 float largest) const {
+    // p_v / temperature = 2^(exponent z_v - offset). This sum may use another order than
+    // row_softmax(): its rounding is negligible against that of the gradients to bf16.
+    auto sum = static_cast<float>(shared_.sums[lane_ % kRowWarps].x);
+#pragma unroll
+    for (int offset = kRowWarps / 2; offset > 0; offset /= 2)
+      sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    const float offset =
+        __fmaf_rn(largest, exponent_, __log2f(sum) - __log2f(inverse_temperature_));
+    const int local_target = target - (begin_ + first_);
+    bf16* const local_d = d + (begin_ + first_);
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      if (i * kStep >= remaining_) continue;
+      float grad[4];
+#pragma unroll
+      for (int n = 0; n < 4; ++n) grad[n] = -fast_exp2(__fmaf_rn(z[i].v[n], exponent_, -offset));
+      if (const auto at = static_cast<uint32_t>(local_target - i * kStep); at < 4) {
+#pragma unroll
+        for (uint32_t n = 0; n < 4; ++n)
+          if (n == at) grad[n] += inverse_temperature_;
+      }
+      store_pack(reinterpret_cast<uint32_t*>(local_d + i * kStep),
+                 Pack<uint32_t, 2>{pack_bf16(grad[0], grad[1]), pack_bf16(grad[2], grad[3])});
+    }
+  }
+
+  __device__ __forceinline__ bool is_first_thread() const {
+    return rank_ == 0 && threadIdx.x == 0;
+  }
+  // The result of row_softmax().
+  __device__ __forceinline__ RowSoftmax softmax(float largest) const {
+    RowSoftmax row{.largest = largest,
+                   .inverse_temperature = inverse_temperature_,
+                   .sum = shared_.sums[0].x,
+                   .weighted = shared_.sums[0].y};
+    for (int r = 1; r < kRowWarps; ++r) {
+      row.sum += shared_.sums[r].x;
+      row.weighted += shared_.sums[r].y;
+    }
+    row.weighted *= static_cast<double>(inverse_temperature_);
+    return row;
+  }
+
+ private:
+  static constexpr int kStep = kChains * kWarpTile;
+  enum Barrier { kNext, kLargest, kSums };
+
+  __device__ __forceinline__ uint32_t barrier(Barrier of) const {
+    return shared_address(&shared_.barriers[of]);
+  }
+  __device__ static __forceinline__ float largest_of_warp(float x) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+      x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
+    return x;
+  }
+
+  SharedRow& shared_;
+  const float inverse_temperature_, exponent_;
+  const int rank_, warp_, lane_;
+  int begin_, size_;       // the block's slice: its first logit and number of logits
+  int first_, remaining_;  // the thread's first logit in the slice, and the logits left in its run
 };
 
 // Computes the statistics of each token as row_softmax(), and d[t, v] = ([v = target] - p_v) /
@@ -134,136 +289,41 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<kPacks>)
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) float next[];
   __shared__ SharedRow shared;
-  __shared__ float sums[kBlockWarps][32], weighted[kBlockWarps][32];
-  __shared__ uint64_t barriers[3];
-  const uint32_t next_full = shared_address(&barriers[0]),
-                 largest_full = shared_address(&barriers[1]),
-                 sums_full = shared_address(&barriers[2]);
   launch_dependent_grids();
   if (threadIdx.x == 0)
-    for (uint64_t& barrier : barriers) barrier_init(shared_address(&barrier), 1);
+    for (uint64_t& barrier : shared.barriers) barrier_init(shared_address(&barrier), 1);
   wait_on_dependent_grids();
   cluster_sync();
 
-  const int clusters = static_cast<int>(gridDim.x) / kClusterBlocks;
-  const int first_token = static_cast<int>(blockIdx.x) / kClusterBlocks,
-            rank = blockIdx.x % kClusterBlocks;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const float exponent = inverse_temperature * kLog2e;
-  // The block's slice of a row; in it the thread's first logit, and the logits remaining in its
-  // run.
-  const int run = static_cast<int>(run_length(vocab)), block_begin = rank * kBlockRuns * run;
-  const int block_size = max(0, min(vocab - block_begin, kBlockRuns * run));
-  const int first = warp / kChains * run + warp % kChains * kWarpTile + 4 * lane;
-  const int remaining = min(block_size, (warp / kChains + 1) * run) - first;
-  constexpr int kStep = kChains * kWarpTile;
-  // Called by one thread.
+  const int clusters = static_cast<int>(gridDim.x) / kClusterBlocks,
+            first_token = static_cast<int>(blockIdx.x) / kClusterBlocks;
+  const ClusterRow<kPacks> row(shared, vocab, inverse_temperature);
   const auto load_next = [&](int t) {
-    if (t >= tokens) return;
-    const int bytes = block_size * static_cast<int>(sizeof(float));
-    barrier_arrive_expect_tx(next_full, bytes);
-    if (bytes > 0)
-      bulk_load(shared_address(next), logits + int64_t{t} * vocab + block_begin, bytes, next_full);
+    if (threadIdx.x == 0 && t < tokens) row.load(next, logits + int64_t{t} * vocab);
   };
-  if (threadIdx.x == 0) load_next(first_token);
+  load_next(first_token);
 
   uint32_t phase = 0;
 #pragma unroll 1
   for (int t = first_token; t < tokens; t += clusters, phase ^= 1) {
-    // The run length is a multiple of 4, so a pack is either inside or past the run.
     Pack<float, 4> z[kPacks];
-    barrier_wait(next_full, phase);
-#pragma unroll
-    for (int i = 0; i < kPacks; ++i)
-      if (i * kStep < remaining) z[i] = load_pack<4>(next + first + i * kStep);
-    PartialSoftmax partial;
-#pragma unroll
-    for (int i = 0; i < kPacks; ++i)
-      if (i * kStep < remaining) partial.add(z[i], exponent);
-
-    // Largest logit over all warps of the cluster; each lane reads two of them.
-    float largest = partial.largest;
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
-      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
-    if (threadIdx.x == 0) barrier_arrive_expect_tx(largest_full, sizeof(shared.largest));
-    if (lane < kClusterBlocks)
-      store_in_block(lane, &shared.largest[rank * kBlockWarps + warp], largest, largest_full);
-    barrier_wait(largest_full, phase);
+    const PartialSoftmax partial = row.read(z, next, phase);
+    row.exchange_largest(partial.largest, phase);
     // All warps have sent their largest logit, so they have finished reading `next`.
-    if (threadIdx.x == 0) load_next(t + clusters);
-    static_assert(kClusterBlocks * kBlockWarps == 64);
-    largest = fmaxf(shared.largest[lane], shared.largest[32 + lane]);
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
-      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
-
+    load_next(t + clusters);
+    const float largest = row.largest();
     const int32_t target = targets[t];
     const bool is_valid = target >= 0 && target < vocab;
-    const bool writes_statistics = rank == 0 && threadIdx.x == 0;
     const float nan = __int_as_float(0x7fc00000);
     const float target_logit =
-        is_valid && writes_statistics ? logits[int64_t{t} * vocab + target] : nan;
-
-    // Sums over the chains of a run, then over the lanes, then over the runs.
-    partial.rebase(largest, exponent);
-    sums[warp][lane] = partial.sum;
-    weighted[warp][lane] = partial.weighted;
-    __syncthreads();
-    if (threadIdx.x == 0) barrier_arrive_expect_tx(sums_full, sizeof(shared.sums));
-    if (warp % kChains == 0) {
-      double2 total{0, 0};
-#pragma unroll
-      for (int c = 0; c < kChains; ++c) {
-        total.x += static_cast<double>(sums[warp + c][lane]);
-        total.y += static_cast<double>(weighted[warp + c][lane]);
-      }
-#pragma unroll
-      for (int offset = 16; offset > 0; offset /= 2) {
-        total.x += __shfl_xor_sync(0xffffffffu, total.x, offset);
-        total.y += __shfl_xor_sync(0xffffffffu, total.y, offset);
-      }
-      if (lane < kClusterBlocks)
-        store_in_block(lane, &shared.sums[rank * kBlockRuns + warp / kChains], total, sums_full);
-    }
-    barrier_wait(sums_full, phase);
-
-    // p_v / temperature = 2^(exponent z_v - offset). This sum may use another order than
-    // row_softmax(): its rounding is negligible against that of the gradients to bf16.
-    auto sum = static_cast<float>(shared.sums[lane % kRowWarps].x);
-#pragma unroll
-    for (int offset = kRowWarps / 2; offset > 0; offset /= 2)
-      sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-    const float offset = __fmaf_rn(largest, exponent, __log2f(sum) - __log2f(inverse_temperature));
-    const int local_target = target - (block_begin + first);
-    bf16* const local_d = d + int64_t{t} * vocab + (block_begin + first);
-#pragma unroll
-    for (int i = 0; i < kPacks; ++i) {
-      if (i * kStep >= remaining) continue;
-      float grad[4];
-#pragma unroll
-      for (int n = 0; n < 4; ++n) grad[n] = -fast_exp2(__fmaf_rn(z[i].v[n], exponent, -offset));
-      if (const auto at = static_cast<uint32_t>(local_target - i * kStep); at < 4) {
-#pragma unroll
-        for (uint32_t n = 0; n < 4; ++n)
-          if (n == at) grad[n] += inverse_temperature;
-      }
-      store_pack(reinterpret_cast<uint32_t*>(local_d + i * kStep),
-                 Pack<uint32_t, 2>{pack_bf16(grad[0], grad[1]), pack_bf16(grad[2], grad[3])});
-    }
-    if (!writes_statistics) continue;
-    RowSoftmax row{.largest = largest,
-                   .inverse_temperature = inverse_temperature,
-                   .sum = shared.sums[0].x,
-                   .weighted = shared.sums[0].y};
-    for (int r = 1; r < kRowWarps; ++r) {
-      row.sum += shared.sums[r].x;
-      row.weighted += shared.sums[r].y;
-    }
-    row.weighted *= static_cast<double>(inverse_temperature);
-    out.logprob[t] = is_valid ? row.logprob(target_logit) : nan;
-    out.entropy[t] = is_valid ? row.entropy() : nan;
-    out.lse[t] = is_valid ? row.lse() : nan;
+        is_valid && row.is_first_thread() ? logits[int64_t{t} * vocab + target] : nan;
+    row.exchange_sums(partial, largest, phase);
+    row.write_gradient(d + int64_t{t} * vocab, z, target, largest);
+    if (!row.is_first_thread()) continue;
+    const RowSoftmax softmax = row.softmax(largest);
+    out.logprob[t] = is_valid ? softmax.logprob(target_logit) : nan;
+    out.entropy[t] = is_valid ? softmax.entropy() : nan;
+    out.lse[t] = is_valid ? softmax.lse() : nan;
   }
 #endif
 }

@@ -4,7 +4,8 @@
 //   dw (+)= sum over rows of dy d rstd,  db (+)= sum over rows of dy
 // One pass computes both: a fixed number of blocks stride over the rows, read each row once, and
 // keep the column sums in registers; a second kernel adds the partial sums in order. Rows of more
-// than 1024 packs of 16 bytes (8192 bf16 elements) leave no registers for that and take two passes.
+// than 1024 packs of 16 bytes (8192 bf16 elements) leave no registers for that and have plain
+// kernels.
 #include "kernels/cuda/column_sum.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/rows.cuh"
@@ -254,172 +255,120 @@ __global__ void __launch_bounds__(kThreadsPerSm, 1)
   if (kLayer && db_partial != nullptr) store_partial(db_partial, floats, sums.db, layout);
 }
 
-// dx of rows of several tiles. A block has one row, which it reads twice, for the two sums and for
-// dx, because it does not fit into registers. dw and db are computed by column_sum().
-template <class T, bool kLayer>
-__global__ void __launch_bounds__(kMaxGroup)
-    long_rows_kernel(const NormBackward<T> p, const RowLayout layout) {
-  constexpr int N = Slice<T>::N, kSums = kLayer ? 2 : 1;
-  __shared__ float scratch[32 * kSums];
-  const Slice<T> at(layout);
-  const auto [mean, rstd] = RowStatistics<T, kLayer>(p, at);
-  const auto cols = static_cast<float>(layout.cols);
-  typename Slice<T>::Packs x, dy, w;
-  const auto load = [&](int tile) {
-    at.load(p.x + p.x_rows(at.row), tile, x);
-    at.load(p.dy + p.dy_rows(at.row), tile, dy);
-    at.load(p.w, tile, w);
+// dx of either norm for rows that do not fit into registers. A block has one row, and reads it
+// twice: for the sums and for dx.
+template <class T>
+__global__ void __launch_bounds__(kMaxGroup) long_rows_kernel(const NormBackward<T> p, int cols) {
+  __shared__ float scratch[2][kMaxGroup / 32];
+  const int64_t row = blockIdx.x;
+  const T *dy = p.dy + p.dy_rows(row), *x = p.x + p.x_rows(row);
+  T* dx = p.dx + p.dx_rows(row);
+  const float mean = p.mean != nullptr ? p.mean[row] : 0.0f, rstd = p.rstd[row];
+  const auto gradient = [&](int c) {
+    return to_float(dy[c]) * (to_float(p.w[c]) + p.weight_offset);
   };
-
-  // First pass: sum(g d) and sum(g). Elements past the row are 0.
-  float dots[kSums] = {};
-  for (int tile = 0; tile < layout.tiles; ++tile) {
-    load(tile);
-#pragma unroll
-    for (int u = 0; u < kPacks; ++u)
-#pragma unroll
-      for (int n = 0; n < N; ++n) {
-        const float g = element(dy[u], n) * p.template weight<kLayer>(w[u], n);
-        dots[0] = fmaf(g, element(x[u], n) - mean, dots[0]);
-        if constexpr (kLayer) dots[1] += g;
-      }
+  float dot = 0, sum_g = 0;
+  for (int c = threadIdx.x; c < cols; c += kMaxGroup) {
+    dot = fmaf(gradient(c), to_float(x[c]) - mean, dot);
+    sum_g += gradient(c);
   }
-  group_reduce(dots, at.group, scratch, Plus{});
-  const float scaled_dot = dots[0] * rstd * rstd / cols;
-  const float mean_g = kLayer ? dots[kSums - 1] / cols : 0.0f;
-
-  for (int tile = 0; tile < layout.tiles; ++tile) {
-    // Second pass: the same elements, and the old dx if it is accumulated.
-    load(tile);
-    typename Slice<T>::Packs old{};
-    if (p.accumulate) at.load(p.dx + p.dx_rows(at.row), tile, old);
-#pragma unroll
-    for (int u = 0; u < kPacks; ++u) {
-      float dx[N];
-#pragma unroll
-      for (int n = 0; n < N; ++n) {
-        const float g = element(dy[u], n) * p.template weight<kLayer>(w[u], n);
-        dx[n] = rstd * fmaf(mean - element(x[u], n), scaled_dot, g - mean_g);
-        if (p.accumulate) dx[n] += element(old[u], n);
-      }
-      // Rounded once, after the old value is added.
-      at.store(p.dx + p.dx_rows(at.row), tile, u, to_raw<T>(dx));
-    }
+  dot = block_reduce<kMaxGroup>(dot, scratch[0], Plus{});
+  sum_g = block_reduce<kMaxGroup>(sum_g, scratch[1], Plus{});
+  const float scaled_dot = dot * rstd * rstd / static_cast<float>(cols);
+  const float mean_g = p.mean != nullptr ? sum_g / static_cast<float>(cols) : 0.0f;
+  for (int c = threadIdx.x; c < cols; c += kMaxGroup) {
+    const float old = p.accumulate ? to_float(dx[c]) : 0.0f, d = to_float(x[c]) - mean;
+    dx[c] = from_float<T>(old + rstd * fmaf(-d, scaled_dot, gradient(c) - mean_g));
   }
 }
 
-// Terms of dw and db of a row for column_sum(), used for long rows.
-template <class T, bool kLayer>
-struct WeightTerm {
-  static constexpr int kBatchRows = 4, kBlocks = 3, kOutputs = kLayer ? 2 : 1, N = kPackSize<T>;
-  const T *dy, *x;
-  const float *mean, *rstd;
-  RowOffsets dy_rows, x_rows;
-
-  struct Values {
-    Raw<T, N> dy, x;
-    float mean, rstd;
-  };
-  template <class Location>
-  __device__ __forceinline__ Values load(const Location& at) const {
-    return {at.load_row(dy + dy_rows(at.row)), at.load_row(x + x_rows(at.row)),
-            kLayer ? mean[at.row] : 0.0f, rstd[at.row]};
+// Partial sums of dw and db, [blocks, cols], for the same rows: a thread adds the rows of a block
+// in one column. Grid: blocks of kLongRows rows, columns.
+constexpr int kLongRows = 64, kLongThreads = 256;
+template <class T>
+__global__ void __launch_bounds__(kLongThreads)
+    long_columns_kernel(const NormBackward<T> p, float* dw_partial, float* db_partial, int64_t rows,
+                        int cols) {
+  const int c = blockIdx.y * kLongThreads + threadIdx.x;
+  if (c >= cols) return;
+  float dw = 0, db = 0;
+  const int64_t first = int64_t{blockIdx.x} * kLongRows, end = min(rows, first + kLongRows);
+  for (int64_t row = first; row < end; ++row) {
+    const float dy = to_float(p.dy[p.dy_rows(row) + c]), x = to_float(p.x[p.x_rows(row) + c]);
+    const float mean = p.mean != nullptr ? p.mean[row] : 0.0f;
+    dw = fmaf(dy, (x - mean) * p.rstd[row], dw);
+    db += dy;
   }
-  template <class Location>
-  __device__ __forceinline__ void add(const Location&, const Values& v,
-                                      float (&sum)[kOutputs][N]) const {
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-      sum[0][n] = fmaf(element(v.dy, n), (element(v.x, n) - v.mean) * v.rstd, sum[0][n]);
-      if constexpr (kLayer) sum[1][n] += element(v.dy, n);
-    }
-  }
-};
-
-template <class T, bool kLayer>
-void long_rows_backward(const char* op, const Tensor& x, const NormBackward<T>& p,
-                        const RowLayout& layout, const std::array<GradOut, 2>& out) {
-  if (p.dx != nullptr)
-    launch(op, long_rows_kernel<T, kLayer>, layout.launch_shape(), x.device(), p, layout);
-  const WeightTerm<T, kLayer> term{.dy = p.dy,
-                                   .x = p.x,
-                                   .mean = p.mean,
-                                   .rstd = p.rstd,
-                                   .dy_rows = p.dy_rows,
-                                   .x_rows = p.x_rows};
-  const bool vectorized = vectorized_rows(x.cols(), p.dy, p.x) && vectorized_starts<T>(p.dy_rows) &&
-                          vectorized_starts<T>(p.x_rows);
-  if constexpr (kLayer)
-    column_sum<T, WeightTerm<T, true>, 2>(op, term, x.rows(), x.cols(), vectorized, out);
-  else
-    column_sum<T, WeightTerm<T, false>, 1>(op, term, x.rows(), x.cols(), vectorized, {out[0]});
+  const int64_t i = int64_t{blockIdx.x} * cols + c;
+  if (dw_partial != nullptr) dw_partial[i] = dw;
+  if (db_partial != nullptr) db_partial[i] = db;
 }
 
-// Backward of either norm; `out` is {dw, db}.
-template <class T, bool kLayer>
-void norm_backward(const char* op, const Tensor& x, const NormBackward<T>& p,
-                   const std::array<GradOut, 2>& out) {
-  const Device device = x.device();
-  const bool vectorized = vectorized_rows(x.cols(), p.dy, p.x, p.w, p.dx) &&
+// `out`: dw and db.
+template <bool kLayer, class T>
+void launch_backward(const char* op, const Tensor& in, const NormBackward<T>& p,
+                     const std::array<GradOut, 2>& out) {
+  const Device device = in.device();
+  const bool vectorized = vectorized_rows(in.cols(), p.dy, p.x, p.w, p.dx) &&
                           vectorized_starts<T>(p.dy_rows) && vectorized_starts<T>(p.x_rows) &&
                           vectorized_starts<T>(p.dx_rows);
-  const RowLayout layout = row_layout<T, kPacks>(x.rows(), x.cols(), vectorized);
+  const RowLayout layout = row_layout<T, kPacks>(in.rows(), in.cols(), vectorized);
+  const bool is_long = layout.tiles > 1;
   const auto threads = static_cast<unsigned>(layout.threads());
-  if (layout.tiles > 1) return long_rows_backward<T, kLayer>(op, x, p, layout, out);
-  static_assert(sizeof(uint4) * kMaxGroup * kPacks * ThreadBuffer<T>::kArrays <= size_t{96} << 10,
-                "exceeds the shared memory of a block on some GPUs");
-
-  const unsigned blocks = std::min(layout.blocks(), kSms * (kThreadsPerSm / threads));
+  const unsigned blocks = is_long ? blocks_for(in.rows(), kLongRows)
+                                  : std::min(layout.blocks(), kSms * (kThreadsPerSm / threads));
   std::array<Tensor, 2> partial;
   for (size_t o = 0; o < 2; ++o)
-    if (out[o].wanted()) partial[o] = Tensor::empty({blocks, x.cols()}, DType::kF32, device);
-  const auto sums = [&](size_t o) {
-    return partial[o].defined() ? pointer<float>(partial[o]) : nullptr;
-  };
-  const size_t arrays = p.accumulate ? ThreadBuffer<T>::kArrays : ThreadBuffer<T>::kOld;
-  launch(op, norm_backward_kernel<T, kLayer>,
-         {blocks, threads, arrays * kPacks * sizeof(uint4) * threads}, device, p, sums(0), sums(1),
-         layout, layout.blocks());
+    if (out[o].wanted()) partial[o] = Tensor::empty({blocks, in.cols()}, DType::kF32, device);
+  float *const dw = pointer<float>(partial[0]), *const db = pointer<float>(partial[1]);
+  if (is_long) {
+    if (p.dx != nullptr)
+      launch(op, long_rows_kernel<T>, {blocks_for(in.rows(), 1), kMaxGroup}, device, p,
+             layout.cols);
+    if (dw != nullptr || db != nullptr)
+      launch(op, long_columns_kernel<T>,
+             {{blocks, blocks_for(in.cols(), kLongThreads)}, kLongThreads}, device, p, dw, db,
+             in.rows(), layout.cols);
+  } else {
+    static_assert(sizeof(uint4) * kMaxGroup * kPacks * ThreadBuffer<T>::kArrays <= size_t{96} << 10,
+                  "exceeds the shared memory of a block on some GPUs");
+    const size_t arrays = p.accumulate ? ThreadBuffer<T>::kArrays : ThreadBuffer<T>::kOld;
+    launch(op, norm_backward_kernel<T, kLayer>,
+           {blocks, threads, arrays * kPacks * sizeof(uint4) * threads}, device, p, dw, db, layout,
+           layout.blocks());
+  }
   reduce_partials(partial, out);
+}
+
+template <bool kLayer, class Args>
+void norm_backward(const char* op, const Args& args, const GradOut& db) {
+  dispatch_device(args.x.dtype(), op, [&]<class T>() {
+    NormBackward<T> p{.dy = pointer<T>(args.dy),
+                      .x = pointer<T>(args.x),
+                      .w = pointer<T>(args.w),
+                      .rstd = pointer<float>(args.rstd),
+                      .dx = pointer<T>(args.dx.tensor),
+                      .dy_rows = RowOffsets(args.dy),
+                      .x_rows = RowOffsets(args.x),
+                      .dx_rows = RowOffsets(args.dx.tensor),
+                      .accumulate = args.dx.wanted() && args.dx.mode == Grad::kAccumulate};
+    if constexpr (kLayer)
+      p.mean = pointer<float>(args.mean);
+    else
+      p.weight_offset = static_cast<float>(args.weight_offset);
+    launch_backward<kLayer>(op, args.x, p, {args.dw, db});
+  });
 }
 
 }  // namespace
 
 void rms_norm_backward(const RmsNormBackward& args) {
-  constexpr const char* kOp = "rms_norm_backward";
   Tensor none;
-  dispatch_device(args.x.dtype(), kOp, [&]<class T>() {
-    norm_backward<T, false>(kOp, args.x,
-                            {.dy = pointer<T>(args.dy),
-                             .x = pointer<T>(args.x),
-                             .w = pointer<T>(args.w),
-                             .rstd = pointer<float>(args.rstd),
-                             .dx = pointer<T>(args.dx.tensor),
-                             .dy_rows = RowOffsets(args.dy),
-                             .x_rows = RowOffsets(args.x),
-                             .dx_rows = RowOffsets(args.dx.tensor),
-                             .accumulate = args.dx.wanted() && args.dx.mode == Grad::kAccumulate,
-                             .weight_offset = static_cast<float>(args.weight_offset)},
-                            {args.dw, {none}});
-  });
+  norm_backward<false>("rms_norm_backward", args, {none});
 }
 
 void layer_norm_backward(const LayerNormBackward& args) {
-  constexpr const char* kOp = "layer_norm_backward";
-  dispatch_device(args.x.dtype(), kOp, [&]<class T>() {
-    norm_backward<T, true>(kOp, args.x,
-                           {.dy = pointer<T>(args.dy),
-                            .x = pointer<T>(args.x),
-                            .w = pointer<T>(args.w),
-                            .mean = pointer<float>(args.mean),
-                            .rstd = pointer<float>(args.rstd),
-                            .dx = pointer<T>(args.dx.tensor),
-                            .dy_rows = RowOffsets(args.dy),
-                            .x_rows = RowOffsets(args.x),
-                            .dx_rows = RowOffsets(args.dx.tensor),
-                            .accumulate = args.dx.wanted() && args.dx.mode == Grad::kAccumulate},
-                           {args.dw, args.db});
-  });
+  norm_backward<true>("layer_norm_backward", args, args.db);
 }
 
 }  // namespace cohort::kernels::cuda

@@ -15,12 +15,11 @@ namespace {
 constexpr size_t kMaxParameterBytes = 32764;  // kernel parameters on sm_70 and later
 
 struct AdamWEntry {
-  float* weights;  // null if the masters are split
-  void *m, *v;     // f32, or bf16 with stream != 0
+  void* weights;  // f32, or bf16 if `low` is not null
+  void *m, *v;    // f32, or bf16 with stream != 0
   const float* grad;
-  uint16_t* rounded;  // bf16; null for an f32 parameter
-  uint16_t* low;      // low bits of split masters, may be null
-  uint64_t stream;    // RNG stream for rounding moments
+  uint16_t* low;    // the low bits of the masters
+  uint64_t stream;  // RNG stream for rounding moments
   int64_t size;
   unsigned first_block;
   float decay;
@@ -71,55 +70,50 @@ struct AdamWLaunch {
 };
 static_assert(sizeof(AdamWLaunch) <= kMaxParameterBytes);
 
-// Storage format of the optimizer state: masters in f32 or split into bf16 weight and low bits,
-// moments in f32 or bf16.
-template <bool kSplitMasters_, bool kBf16Moments_>
-struct Storage {
-  static constexpr bool kSplitMasters = kSplitMasters_, kBf16Moments = kBf16Moments_;
-  using Moment = std::conditional_t<kBf16Moments, uint16_t, float>;
-};
+__device__ __forceinline__ float stored_moment(float moment) {
+  return moment;
+}
+__device__ __forceinline__ float stored_moment(uint16_t bits) {
+  return bf16_value(bits);
+}
 
-// Updates elements [i, i + N) of a tensor; returns true if all results are finite. If N is 4, i is
-// a multiple of 4.
-template <int N, class Format>
+// Updates elements [i, i + N) of a tensor; returns true if all results are finite. Weight and
+// Moment: float, or uint16_t for bf16; a bf16 weight and its low bits are the master. If N is 4, i
+// is a multiple of 4.
+template <int N, class Weight, class Moment>
 __device__ __forceinline__ bool update(const AdamWEntry& e, const AdamWLaunch& a, float grad_scale,
                                        int64_t i) {
-  using Moment = typename Format::Moment;
-  constexpr bool kSplitMasters = Format::kSplitMasters;
+  constexpr bool kSplit = sizeof(Weight) == 2, kBf16Moments = sizeof(Moment) == 2;
+  auto* const weights = static_cast<Weight*>(e.weights) + i;
   auto* const m_data = static_cast<Moment*>(e.m) + i;
   auto* const v_data = static_cast<Moment*>(e.v) + i;
-  // All loads precede the arithmetic. p is the master of a bf16 parameter or the f32 parameter.
-  Pack<float, N> p;
-  Pack<uint16_t, N> rounded, low;
-  if constexpr (kSplitMasters) {
-    rounded = load_pack<N>(e.rounded + i);
-    low = load_pack<N>(e.low + i);
-  } else {
-    p = load_pack<N>(e.weights + i);
-  }
+  // All loads precede the arithmetic.
+  Pack<Weight, N> weight = load_pack<N>(weights);
+  Pack<uint16_t, N> low;
+  if constexpr (kSplit) low = load_pack<N>(e.low + i);
   Pack<Moment, N> m_pack = load_pack<N>(m_data), v_pack = load_pack<N>(v_data);
   const auto g = load_pack<N>(e.grad + i);
-  if constexpr (kSplitMasters) {
-#pragma unroll
-    for (int k = 0; k < N; ++k) p.v[k] = combined({rounded.v[k], low.v[k]});
-  }
   std::array<uint32_t, 4> random = {};
-  if constexpr (Format::kBf16Moments)
-    random = philox(a.seed, e.stream, static_cast<uint64_t>(i) / 4);
+  if constexpr (kBf16Moments) random = philox(a.seed, e.stream, static_cast<uint64_t>(i) / 4);
   bool finite = true;
 #pragma unroll
   for (int k = 0; k < N; ++k) {
-    float m, v;
-    if constexpr (Format::kBf16Moments) {
-      m = bf16_value(m_pack.v[k]);
-      v = bf16_value(v_pack.v[k]);
+    float p, m = stored_moment(m_pack.v[k]), v = stored_moment(v_pack.v[k]);
+    if constexpr (kSplit)
+      p = combined({weight.v[k], low.v[k]});
+    else
+      p = weight.v[k];
+    adamw_element(p, m, v, g.v[k] * grad_scale, e.decay, a.factors);
+    finite = finite && isfinite(p) && isfinite(m) && isfinite(v);
+    if constexpr (kSplit) {
+      const MasterParts parts = master_parts(p);
+      weight.v[k] = parts.weight;
+      low.v[k] = parts.low;
+      finite = finite && (parts.weight & 0x7f80) != 0x7f80;  // the largest floats round to infinity
     } else {
-      m = m_pack.v[k];
-      v = v_pack.v[k];
+      weight.v[k] = p;
     }
-    adamw_element(p.v[k], m, v, g.v[k] * grad_scale, e.decay, a.factors);
-    finite = finite && isfinite(p.v[k]) && isfinite(m) && isfinite(v);
-    if constexpr (Format::kBf16Moments) {
+    if constexpr (kBf16Moments) {
       uint32_t word = random[0];
 #pragma unroll
       for (int index = 1; index < 4; ++index)  // constant indices keep the array in registers
@@ -130,44 +124,34 @@ __device__ __forceinline__ bool update(const AdamWEntry& e, const AdamWLaunch& a
       v_pack.v[k] = v;
     }
   }
-  if constexpr (!kSplitMasters) store_pack(e.weights + i, p);
+  store_pack(weights, weight);
+  if constexpr (kSplit) store_pack(e.low + i, low);
   store_pack(m_data, m_pack);
   store_pack(v_data, v_pack);
-  if (e.rounded == nullptr) return finite;
-#pragma unroll
-  for (int k = 0; k < N; ++k) {
-    const MasterParts parts = master_parts(p.v[k]);
-    rounded.v[k] = parts.weight;
-    low.v[k] = parts.low;
-    finite = finite && (parts.weight & 0x7f80) != 0x7f80;  // the largest floats round to infinity
-  }
-  store_pack(e.rounded + i, rounded);
-  if constexpr (kSplitMasters) store_pack(e.low + i, low);
   return finite;
 }
 
-template <class Format>
+template <class Weight, class Moment>
 __device__ __forceinline__ bool update_slice(const AdamWEntry& e, const AdamWLaunch& a,
                                              float grad_scale, int64_t begin) {
   const int64_t end = min(e.size, begin + kAdamWPerBlock);
   // Packs of four 16-bit values need an alignment of 8 bytes only.
-  const auto bits = reinterpret_cast<uintptr_t>(e.weights) | reinterpret_cast<uintptr_t>(e.grad) |
-                    (Format::kBf16Moments ? 2 : 1) *
-                        (reinterpret_cast<uintptr_t>(e.m) | reinterpret_cast<uintptr_t>(e.v)) |
-                    2 * reinterpret_cast<uintptr_t>(e.rounded) |
-                    2 * reinterpret_cast<uintptr_t>(e.low);
+  const auto bits =
+      4 / sizeof(Weight) * reinterpret_cast<uintptr_t>(e.weights) |
+      4 / sizeof(Moment) * (reinterpret_cast<uintptr_t>(e.m) | reinterpret_cast<uintptr_t>(e.v)) |
+      reinterpret_cast<uintptr_t>(e.grad) | 2 * reinterpret_cast<uintptr_t>(e.low);
   // Whole packs by vectorized accesses, the remaining elements one by one.
   const int64_t packed = bits % 16 == 0 ? begin + (end - begin) / 4 * 4 : begin;
   bool finite = true;
   for (int64_t i = begin + 4 * threadIdx.x; i < packed; i += 4 * kThreads)
-    finite &= update<4, Format>(e, a, grad_scale, i);
+    finite &= update<4, Weight, Moment>(e, a, grad_scale, i);
   for (int64_t i = packed + threadIdx.x; i < end; i += kThreads)
-    finite &= update<1, Format>(e, a, grad_scale, i);
+    finite &= update<1, Weight, Moment>(e, a, grad_scale, i);
   return finite;
 }
 
-// A block updates a slice of kAdamWPerBlock elements of a tensor; weights, moments and gradient are
-// read and written once, with the bf16 weight and the low bits if present. The norm is read from
+// A block updates a slice of kAdamWPerBlock elements of a tensor; weights, low bits, moments and
+// gradient are read and written once. The norm is read from
 // device memory; if it is not finite, the step is skipped without host synchronisation.
 __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__ AdamWLaunch a) {
   const double norm = a.norm != nullptr ? *a.norm : 0;
@@ -175,12 +159,12 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__
   const auto grad_scale = static_cast<float>(clip_scale(norm, a.max_norm));
   const AdamWEntry& e = a.table.owner(blockIdx.x);
   const int64_t begin = static_cast<int64_t>(blockIdx.x - e.first_block) * kAdamWPerBlock;
-  const bool split_masters = e.low != nullptr, bf16_moments = e.stream != 0;
-  const bool finite =
-      split_masters  ? bf16_moments ? update_slice<Storage<true, true>>(e, a, grad_scale, begin)
-                                    : update_slice<Storage<true, false>>(e, a, grad_scale, begin)
-       : bf16_moments ? update_slice<Storage<false, true>>(e, a, grad_scale, begin)
-                     : update_slice<Storage<false, false>>(e, a, grad_scale, begin);
+  const bool bf16_moments = e.stream != 0;
+  const bool finite = e.low != nullptr
+                          ? bf16_moments ? update_slice<uint16_t, uint16_t>(e, a, grad_scale, begin)
+                                         : update_slice<uint16_t, float>(e, a, grad_scale, begin)
+                      : bf16_moments ? update_slice<float, uint16_t>(e, a, grad_scale, begin)
+                                     : update_slice<float, float>(e, a, grad_scale, begin);
   // Concurrent writes store the same value.
   if (!finite && a.non_finite != nullptr) *a.non_finite = 1;
 }
@@ -274,12 +258,10 @@ void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc) {
     AdamWTensor& t = tensors[i];
     if (t.param.numel() == 0) continue;
     const bool bf16_moments = t.m.dtype() == DType::kBF16;
-    const bool rounds = t.param.dtype() == DType::kBF16;
-    batch.table.add({.weights = pointer<float>(rounds ? t.master : t.param),
+    batch.table.add({.weights = t.param.raw(),
                      .m = t.m.raw(),
                      .v = t.v.raw(),
                      .grad = pointer<float>(t.grad),
-                     .rounded = rounds ? pointer<uint16_t>(t.param) : nullptr,
                      .low = pointer<uint16_t>(t.low_bits),
                      .stream = bf16_moments ? moments_stream(desc, i) : 0,
                      .size = t.param.numel(),

@@ -68,13 +68,13 @@ __device__ __forceinline__ Raw<T, N> to_raw(const float (&x)[N]) {
   return raw;
 }
 
-// Loads the first `live` of N elements at p one by one; the others come from `past`.
+// Loads the first `live` of N elements at p one by one; the others are 0.
 template <int N, class T>
-__device__ __forceinline__ Raw<T, N> load_some(const T* p, int live, const Raw<T, N>& past = {}) {
+__device__ __forceinline__ Raw<T, N> load_some(const T* p, int live) {
   // Through f32, which is exact, so that both types share the code.
   float x[N];
 #pragma unroll
-  for (int n = 0; n < N; ++n) x[n] = n < live ? to_float(p[n]) : element(past, n);
+  for (int n = 0; n < N; ++n) x[n] = n < live ? to_float(p[n]) : 0.0f;
   return to_raw<T>(x);
 }
 template <int N, class T>

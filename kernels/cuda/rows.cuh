@@ -85,20 +85,19 @@ struct RowSlice {
   // First column of pack u of a tile.
   __device__ int column(int tile, int u) const { return ((tile * kPacks + u) * group + lane) * N; }
 
-  // Elements past the end of the row are taken from `past`.
-  __device__ __forceinline__ void load(const T* start, int tile, Packs& packs,
-                                       const Raw<T, N>& past = {}) const {
+  // Elements past the end of the row are 0.
+  __device__ __forceinline__ void load(const T* start, int tile, Packs& packs) const {
     // Uniform over the grid.
     if (vectorized) {
 #pragma unroll
       for (int u = 0; u < kPacks; ++u) {
-        packs[u] = past;
+        packs[u] = {};
         if (column(tile, u) < cols) packs[u] = load_raw<N>(start + column(tile, u));
       }
     } else {
 #pragma unroll
       for (int u = 0; u < kPacks; ++u)
-        packs[u] = load_some<N>(start + column(tile, u), cols - column(tile, u), past);
+        packs[u] = load_some<N>(start + column(tile, u), cols - column(tile, u));
     }
   }
   __device__ __forceinline__ void store(T* start, int tile, int u, const Raw<T, N>& pack) const {
@@ -107,15 +106,6 @@ struct RowSlice {
       store_some(start + c, pack, cols - c);
     else if (c < cols)
       store_raw(start + c, pack);
-  }
-  // Calls fn(u, n) for every element inside the row.
-  template <class F>
-  __device__ __forceinline__ void each(int tile, F&& fn) const {
-#pragma unroll
-    for (int u = 0; u < kPacks; ++u)
-#pragma unroll
-      for (int n = 0; n < N; ++n)
-        if (column(tile, u) + n < cols) fn(u, n);
   }
 };
 

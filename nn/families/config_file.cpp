@@ -1,87 +1,36 @@
 // Fields of a config.json.
-#include <algorithm>
+#include <sstream>
 
 #include "nn/families/family.h"
 
 namespace cohort {
 namespace {
 
-// Fields about training, generation, files and programs that do not affect the forward.
-constexpr const char* kHarmless[] = {"architectures",
-                                     "model_type",
-                                     "torch_dtype",
-                                     "dtype",
-                                     "transformers_version",
-                                     "use_cache",
-                                     "bos_token_id",
-                                     "eos_token_id",
-                                     "pad_token_id",
-                                     "sep_token_id",
-                                     "unk_token_id",
-                                     "decoder_start_token_id",
-                                     "attention_dropout",
-                                     "attn_pdrop",
-                                     "embd_pdrop",
-                                     "resid_pdrop",
-                                     "hidden_dropout",
-                                     "hidden_dropout_prob",
-                                     "initializer_range",
-                                     "pretraining_tp",
-                                     "auto_map",
-                                     "task_specific_params",
-                                     "output_attentions",
-                                     "output_hidden_states",
-                                     "return_dict",
-                                     "id2label",
-                                     "label2id",
-                                     "problem_type",
-                                     "tokenizer_class",
-                                     "prefix",
-                                     "chunk_size_feed_forward",
-                                     "tf_legacy_loss",
-                                     "use_bfloat16",
-                                     "pruned_heads",
-                                     "torchscript",
-                                     "finetuning_task",
-                                     "gradient_checkpointing",
-                                     "cache_implementation",
-                                     "transformers.js_config",
-                                     "max_length",
-                                     "min_length",
-                                     "do_sample",
-                                     "early_stopping",
-                                     "num_beams",
-                                     "num_beam_groups",
-                                     "diversity_penalty",
-                                     "temperature",
-                                     "top_k",
-                                     "top_p",
-                                     "typical_p",
-                                     "repetition_penalty",
-                                     "length_penalty",
-                                     "no_repeat_ngram_size",
-                                     "encoder_no_repeat_ngram_size",
-                                     "bad_words_ids",
-                                     "num_return_sequences",
-                                     "output_scores",
-                                     "return_dict_in_generate",
-                                     "forced_bos_token_id",
-                                     "forced_eos_token_id",
-                                     "remove_invalid_values",
-                                     "exponential_decay_length_penalty",
-                                     "suppress_tokens",
-                                     "begin_suppress_tokens",
-                                     "loss_type",
-                                     "is_llama_config",
-                                     "rope_interleaved",
-                                     "model_name",
-                                     "name_or_path",
-                                     "keys_to_ignore_at_inference"};
+// Fields about training, generation, files and programs that do not affect the forward, separated
+// by spaces.
+constexpr const char* kHarmless =
+    "architectures model_type torch_dtype dtype transformers_version use_cache bos_token_id "
+    "eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id "
+    "attention_dropout attn_pdrop embd_pdrop resid_pdrop hidden_dropout hidden_dropout_prob "
+    "initializer_range pretraining_tp auto_map task_specific_params output_attentions "
+    "output_hidden_states return_dict id2label label2id problem_type tokenizer_class prefix "
+    "chunk_size_feed_forward tf_legacy_loss use_bfloat16 pruned_heads torchscript "
+    "finetuning_task gradient_checkpointing cache_implementation transformers.js_config "
+    "max_length min_length do_sample early_stopping num_beams num_beam_groups "
+    "diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty "
+    "no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences "
+    "output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id "
+    "remove_invalid_values exponential_decay_length_penalty suppress_tokens "
+    "begin_suppress_tokens loss_type is_llama_config rope_interleaved model_name name_or_path "
+    "keys_to_ignore_at_inference";
 
 bool is_harmless(const std::string& field) {
   for (const char* prefix : {"_", "summary_", "unsloth"})
     if (field.starts_with(prefix)) return true;
-  return std::find(std::begin(kHarmless), std::end(kHarmless), field) != std::end(kHarmless);
+  std::istringstream fields(kHarmless);
+  for (std::string known; fields >> known;)
+    if (known == field) return true;
+  return false;
 }
 
 bool is_blank(const Json& value) {

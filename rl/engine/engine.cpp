@@ -24,6 +24,23 @@ int64_t weight_bytes(const Transformer& model) {
   return elements * static_cast<int64_t>(dtype_size(model.dtype()));
 }
 
+// [n, C]: rows of table [N, C].
+Tensor rows_of(const Tensor& table, const std::vector<int32_t>& rows) {
+  Tensor out = Tensor::empty({static_cast<int64_t>(rows.size()), table.dim(1)}, table.dtype(),
+                             table.device());
+  kernels::embedding_forward(
+      {.y = out, .table = table, .ids = Tensor::from(rows).to(table.device())});
+  return out;
+}
+
+// The capacity that completions of a request need.
+SlotLimits limits_of(const EngineRequest& request) {
+  return {.stop_tokens = static_cast<int64_t>(request.stop_tokens.size()),
+          .biases = static_cast<int64_t>(request.logit_bias.size()),
+          .penalties = std::any_of(request.completions.begin(), request.completions.end(),
+                                   kernels::has_penalty)};
+}
+
 KVCacheConfig one_block_cache(const ModelConfig& c, int64_t block_tokens) {
   return {.num_layers = c.num_layers,
           .num_kv_heads = c.num_kv_heads,
@@ -201,10 +218,7 @@ std::string Engine::cache_summary() const {
 
 SlotLimits Engine::limits_of_waiting() const {
   SlotLimits limits;
-  for (const SequencePtr& s : waiting_)
-    limits = limits.with({.stop_tokens = static_cast<int64_t>(s->request->in.stop_tokens.size()),
-                          .biases = static_cast<int64_t>(s->request->in.logit_bias.size()),
-                          .penalties = kernels::has_penalty(s->sampling_params())});
+  for (const SequencePtr& s : waiting_) limits = limits.with(limits_of(s->request->in));
   return limits;
 }
 
@@ -270,11 +284,7 @@ void Engine::ensure_capacity() {
 // Requests that do not fit wait until the cache is empty, when ensure_capacity() grows it.
 bool Engine::has_capacity_for(const Request& request) const {
   return cache_->blocks_for(request.in.max_length) < cache_->num_blocks() &&
-         slots_->limits().cover(
-             {.stop_tokens = static_cast<int64_t>(request.in.stop_tokens.size()),
-              .biases = static_cast<int64_t>(request.in.logit_bias.size()),
-              .penalties = std::any_of(request.in.completions.begin(), request.in.completions.end(),
-                                       kernels::has_penalty)});
+         slots_->limits().cover(limits_of(request.in));
 }
 
 // ---- Admission
@@ -287,7 +297,7 @@ bool Engine::admit() {
   }
   const bool forward = !prefills_.empty();
   if (forward) {
-    for (SequencePtr& s : run_prefills()) ready.push_back(std::move(s));
+    run_prefills(ready);
     fork_completions(ready);
   }
   cache_->upload();
@@ -321,17 +331,12 @@ void Engine::choose_prefills() {
     tokens += p.end - p.next;
     started.insert(p.sequence->request);
   }
-  std::deque<SequencePtr> left;
   bool full = false;
-  for (SequencePtr& s : waiting_) {
+  std::erase_if(waiting_, [&](const SequencePtr& s) {
     Request& request = *s->request;
-    full = full || rows <= 0 || tokens >= kPrefillTokens || !has_capacity_for(request);
+    full = full || rows-- <= 0 || tokens >= kPrefillTokens || !has_capacity_for(request);
     // Further completions of a prompt wait until its prefill is done.
-    if (full || request.is_computed() || started.contains(&request)) {
-      left.push_back(std::move(s));
-      --rows;
-      continue;
-    }
+    if (full || request.is_computed() || started.contains(&request)) return false;
     // One spare block per running sequence, so that growth does not preempt at once.
     const int64_t length = s->prefill_length(),
                   needed = cache_->blocks_for(length) + static_cast<int64_t>(running_.size());
@@ -340,20 +345,18 @@ void Engine::choose_prefills() {
     if ((!alone && cache_->free_blocks() < needed) || !cache_->reserve(row, length)) {
       cache_->release(row);
       full = true;
-      left.push_back(std::move(s));
-      continue;
+      return false;
     }
     s->slot = row;
     started.insert(&request);
     tokens += length;
-    --rows;
-    prefills_.push_back({.sequence = std::move(s), .next = 0, .end = length});
-  }
-  waiting_ = std::move(left);
+    prefills_.push_back({.sequence = s, .next = 0, .end = length});
+    return true;
+  });
 }
 
-// One forward of the next tokens of all prefills. Returns the sequences that are ready to decode.
-Engine::Sequences Engine::run_prefills() {
+// One forward of the next tokens of all prefills. Appends the sequences that are ready to decode.
+void Engine::run_prefills(Sequences& ready) {
   std::vector<int32_t> tokens, rows, positions;
   struct LastToken {
     Request* request;
@@ -361,7 +364,6 @@ Engine::Sequences Engine::run_prefills() {
     int32_t slot, index;
   };
   std::vector<LastToken> last_tokens;
-  Sequences ready;
   for (Prefill& p : prefills_) {
     const Sequence& s = *p.sequence;
     for (; p.next < p.end && static_cast<int64_t>(tokens.size()) < kPrefillTokens; ++p.next) {
@@ -382,47 +384,39 @@ Engine::Sequences Engine::run_prefills() {
   const Tensor hidden =
       model_.forward_cached(upload(tokens), upload(rows), upload(positions), *cache_);
   stats_.prefilled_tokens += static_cast<int64_t>(tokens.size());
-  if (last_tokens.empty()) return ready;
+  if (last_tokens.empty()) return;
   std::vector<int32_t> indices;
   for (const LastToken& last : last_tokens) indices.push_back(last.index);
-  Tensor last_hidden = Tensor::empty({static_cast<int64_t>(last_tokens.size()), hidden.dim(1)},
-                                     hidden.dtype(), model_.device());
-  kernels::embedding_forward({.y = last_hidden, .table = hidden, .ids = upload(indices)});
+  const Tensor last_hidden = rows_of(hidden, indices);
   for (size_t i = 0; i < last_tokens.size(); ++i) {
     const LastToken& last = last_tokens[i];
     last.request->hidden = last_hidden;
     last.request->last_row = static_cast<int32_t>(i);
     last.request->blocks = cache_->hold(last.slot, last.length);
   }
-  return ready;
 }
 
 // Admits waiting completions of computed prompts: each shares the prompt's blocks.
 void Engine::fork_completions(Sequences& ready) {
-  std::deque<SequencePtr> left;
   bool full = false;
-  for (SequencePtr& s : waiting_) {
+  std::erase_if(waiting_, [&](const SequencePtr& s) {
     Request& request = *s->request;
     full = full || cache_->free_rows() == 0;
-    if (full || !request.is_computed()) {
-      left.push_back(std::move(s));
-      continue;
-    }
+    if (full || !request.is_computed()) return false;
     const int64_t prompt = request.prompt_length(), length = s->prefill_length();
     const int32_t row = cache_->acquire();
     if (!cache_->start_with(row, request.blocks, prompt) || !cache_->reserve(row, length)) {
       cache_->release(row);
       full = true;
-      left.push_back(std::move(s));
-      continue;
+      return false;
     }
     s->slot = row;
     if (length > prompt)
-      prefills_.push_back({.sequence = std::move(s), .next = prompt, .end = length});
+      prefills_.push_back({.sequence = s, .next = prompt, .end = length});
     else
-      ready.push_back(std::move(s));
-  }
-  waiting_ = std::move(left);
+      ready.push_back(s);
+    return true;
+  });
 }
 
 void Engine::start(const Sequences& ready) {
@@ -457,11 +451,7 @@ void Engine::sample_first_tokens(const Sequences& ready) {
       slots.push_back(s->slot);
       ++s->in_flight;
     }
-    const Tensor& table = sequences[0]->request->hidden;
-    Tensor x = Tensor::empty({static_cast<int64_t>(rows.size()), table.dim(1)}, table.dtype(),
-                             model_.device());
-    kernels::embedding_forward(
-        {.y = x, .table = table, .ids = Tensor::from(rows).to(model_.device())});
+    const Tensor x = rows_of(sequences[0]->request->hidden, rows);
     pending_.push_back({.samples = slots_->sample(x, slots), .rows = std::move(sequences)});
   }
 }

@@ -122,7 +122,7 @@ class Engine {
   bool admit();
   bool should_admit();
   void choose_prefills();
-  Sequences run_prefills();
+  void run_prefills(Sequences& ready);
   void fork_completions(Sequences& ready);
   void start(const Sequences& ready);
   void sample_first_tokens(const Sequences& ready);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <map>
 #include <utility>
 
@@ -12,8 +11,6 @@
 
 namespace cohort {
 namespace {
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // Returns what is wrong with an answer to a single request; empty: it is valid.
 std::string validate_single(const Json& request, const Json& answer) {
@@ -48,9 +45,9 @@ std::string validate_answer(const std::string& request_line, const std::string& 
 
 CommandReward::Result result_of(const Json& answer) {
   if (const Json* error = answer.find("error"))
-    return {kNaN, "it reports: " + excerpt(error->as_string())};
+    return {kNotApplicable, "it reports: " + excerpt(error->as_string())};
   const Json& reward = answer.at("reward");
-  return {reward.is_null() ? kNaN : reward.as_double(), ""};
+  return {reward.is_null() ? kNotApplicable : reward.as_double(), ""};
 }
 
 }  // namespace
@@ -106,7 +103,7 @@ std::map<int64_t, CommandReward::Result> CommandReward::collect() {
     const auto& [line, error] = answers[i];
     const Json answer = error.empty() ? parse_json(line, "answer") : Json();
     for (size_t k = 0; k < requested_[i].size(); ++k)
-      out[requested_[i][k]] = !error.empty() ? Result{kNaN, error}
+      out[requested_[i][k]] = !error.empty() ? Result{kNotApplicable, error}
                               : batch_       ? result_of(answer.as_array()[k])
                                              : result_of(answer);
   }

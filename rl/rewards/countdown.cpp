@@ -3,8 +3,6 @@
 // not applicable.
 #include "data/tasks/countdown.h"
 
-#include <limits>
-
 #include "data/tasks/tasks.h"
 #include "rl/rewards/rewards.h"
 
@@ -27,8 +25,7 @@ RewardFn make_countdown(const RewardConfig& config, const Task*) {
   return [finder = AnswerFinder(config.pattern)](const RewardInput& in) {
     const auto numbers = integers(in.example.fields.find("numbers"));
     const Json* target = in.example.fields.find("target");
-    if (!numbers || target == nullptr || !target->is_int())
-      return std::numeric_limits<double>::quiet_NaN();
+    if (!numbers || target == nullptr || !target->is_int()) return kNotApplicable;
     const auto found = finder.find(in.completion);
     return found && countdown_solved(*numbers, target->as_int(), trimmed(*found)) ? 1.0 : 0.0;
   };

@@ -1,6 +1,5 @@
 // exact_match: 1 if the text found in the completion is the example's answer, ignoring spaces
 // and line breaks around both. Not applicable to an example without an answer.
-#include <limits>
 
 #include "data/tasks/tasks.h"
 #include "rl/rewards/rewards.h"
@@ -9,7 +8,7 @@ namespace cohort {
 
 RewardFn make_exact_match(const RewardConfig& config, const Task*) {
   return [finder = AnswerFinder(config.pattern)](const RewardInput& in) {
-    if (trimmed(in.example.answer).empty()) return std::numeric_limits<double>::quiet_NaN();
+    if (trimmed(in.example.answer).empty()) return kNotApplicable;
     const auto found = finder.find(in.completion);
     return found && trimmed(*found) == trimmed(in.example.answer) ? 1.0 : 0.0;
   };

@@ -7,6 +7,7 @@
 
 #include "rl/rewards/expression.h"
 #include "text/regex.h"
+#include "text/utf8.h"
 
 namespace cohort {
 namespace {
@@ -281,9 +282,6 @@ Found answer_sentence(std::string_view text) {
 bool in_word(char c) {
   return is_letter(c) || static_cast<unsigned char>(c) >= 0xc0;
 }
-bool continues_character(char c) {
-  return (static_cast<unsigned char>(c) & 0xc0) == 0x80;
-}
 
 Found whole_line(std::string_view text) {
   text = bare(text);
@@ -293,7 +291,7 @@ Found whole_line(std::string_view text) {
   bool has_content = first_digit != text.npos;
   int words = 0, run = 0;  // run: letters of the current word; far below 0 in a command
   for (size_t i = 0; i < text.size(); ++i) {
-    if (continues_character(text[i])) continue;
+    if (continues_utf8(text[i])) continue;
     run = in_word(text[i]) ? run + 1 : text[i] == '\\' ? -static_cast<int>(kMaxAnswer) : 0;
     has_content = has_content || in_word(text[i]);
     if (run == 2 && (++words > 3 || (first_digit != text.npos && i < first_digit))) return {};

@@ -1,7 +1,6 @@
 // numeric: 1 if the number found in the completion equals the example's answer, compared as exact
 // fractions. Accepts numbers such as "1,234", "-0.50", "3/4", "$18.", "50 %". The signs $ and % are
 // ignored, not interpreted: "50%" equals "50".
-#include <limits>
 
 #include "data/tasks/tasks.h"
 #include "rl/rewards/rational.h"
@@ -51,7 +50,7 @@ RewardFn make_numeric(const RewardConfig& config, const Task*) {
     // The answer may be a worked solution, in which the pattern finds the number.
     auto wanted = parse_number(in.example.answer);
     if (!wanted) wanted = parse_number(finder.find(in.example.answer).value_or(""));
-    if (!wanted) return std::numeric_limits<double>::quiet_NaN();
+    if (!wanted) return kNotApplicable;
     const auto found = finder.find(in.completion);
     return found && parse_number(*found) == wanted ? 1.0 : 0.0;
   };

@@ -8,10 +8,10 @@
 #include <memory>
 #include <thread>
 
-#include "distributed/wire.h"
+#include "runs/config.h"
+#include "sys/sockets.h"
 #include "tests/apps/process.h"
 #include "tests/runs/small_configs.h"
-#include "trainers/config.h"
 
 namespace cohort::test {
 namespace {
@@ -30,7 +30,7 @@ class RankProcesses : public testing::Test {
 
   // Starts `size` processes of one run, with their own rendezvous port.
   std::vector<std::unique_ptr<Process>> start(int size, const ArgumentsOfRank& arguments) {
-    const int port = wire::free_port();
+    const int port = free_port();
     std::vector<std::unique_ptr<Process>> out;
     for (int rank = 0; rank < size; ++rank) {
       const std::pair<const char*, std::string> variables[] = {
@@ -84,7 +84,7 @@ TEST_F(RankProcesses, ChooseTheSameMicroBatches) {
   for (const Output& output : run(2, train({"micro_batch_tokens=auto"})))
     ASSERT_EQ(output.code, 0) << output.err;
   const auto tokens =
-      load_plan(dir_.path("run/config.yaml"), {}).stages[0].micro_batch_tokens.value();
+      load_plan(dir_.path("run/config.yaml"), {}).stages[0].batch.micro_batch_tokens.value();
   for (const Output& output :
        run(2, train({str("micro_batch_tokens=", tokens), "output_dir=" + dir_.path("number")})))
     ASSERT_EQ(output.code, 0) << output.err;

@@ -1,5 +1,5 @@
-// `cohort report`: the page contains the data of a run's files, whatever they contain, and a
-// browser draws it.
+// `cohort report`: the page contains the lines of a run's logs, whatever they contain, and its
+// script, in a browser, derives and draws what they say.
 #include <unistd.h>
 
 #include <chrono>
@@ -71,63 +71,62 @@ class ReportSlow : public Report {};
 using Points = std::vector<std::pair<int64_t, double>>;
 using Curves = std::map<std::string, Points>;
 
-Curves curves_of(const Json& stage) {
+Curves curves_of_lines(const std::vector<Json>& lines) {
   Curves curves;
-  for (const Json& curve : stage.at("curves").as_array()) {
-    Points& points = curves[curve.at("name").as_string()];
-    const Json::Array &steps = curve.at("steps").as_array(),
-                      &values = curve.at("values").as_array();
-    EXPECT_EQ(steps.size(), values.size());
-    for (size_t i = 0; i < steps.size(); ++i)
-      points.emplace_back(steps[i].as_int(), values[i].as_double());
-  }
-  return curves;
-}
-
-Curves logged_curves(const std::string& path) {
-  Curves curves;
-  for (const Json& line : json_lines(path))
+  for (const Json& line : lines)
     for (const auto& [name, value] : line.as_object())
       if (value.is_number() && name != "step")
         curves[name].emplace_back(line.at("step").as_int(), value.as_double());
   return curves;
 }
 
+// The curves of a stage in the data of a page.
+Curves curves_of(const Json& stage) {
+  return curves_of_lines(stage.at("metrics").at("lines").as_array());
+}
+
+Curves logged_curves(const std::string& path) {
+  return curves_of_lines(json_lines(path));
+}
+
+// The only run of the data.
+const Json& run_of(const Json& data) {
+  EXPECT_EQ(data.at("runs").as_array().size(), 1u);
+  return data.at("runs").as_array().at(0);
+}
+
 TEST_F(Report, HoldsEveryNumberOfMetricsJsonl) {
   const std::string run = train("run");
   const Json data = report({run});
-  const Json& shown = data.at("runs").as_array().at(0);
-  EXPECT_EQ(shown.at("name").as_string(), "run");
-  EXPECT_EQ(shown.at("status").as_string(), "finished");
+  const Json& shown = run_of(data);
+  EXPECT_EQ(shown.at("path").as_string(), run);
+  EXPECT_TRUE(shown.at("whole").as_bool());
+  EXPECT_TRUE(shown.at("problems").as_array().empty());
   const Json::Array& stages = shown.at("stages").as_array();
   ASSERT_EQ(stages.size(), 2u);
-  for (const Json& stage : stages) {
-    const std::string dir = run + "/" + stage.at("name").as_string();
-    EXPECT_EQ(curves_of(stage), logged_curves(dir + "/metrics.jsonl")) << dir;
-    EXPECT_EQ(stage.at("config").at("trainer").as_string(), stage.at("trainer").as_string());
+  const Json::Array& configs = shown.at("config").at("stages").as_array();
+  ASSERT_EQ(configs.size(), 2u);
+  for (size_t i = 0; i < 2; ++i) {
+    const std::string name = stages[i].at("name").as_string(), dir = run + "/" + name;
+    EXPECT_EQ(curves_of(stages[i]), logged_curves(dir + "/metrics.jsonl")) << dir;
+    EXPECT_TRUE(stages[i].at("metrics").at("means").as_array().empty());
+    EXPECT_EQ(str(i + 1, "-", configs[i].at("trainer").as_string()), name);
     const LoadedModel model = load_model(find_checkpoint(dir), DType::kF32);
-    EXPECT_EQ(stage.at("facts").at("parameters").as_int(),
+    EXPECT_EQ(stages[i].at("checkpoint").at("parameters").as_int(),
               model_size(model.model->config()).parameters);
   }
   EXPECT_GT(curves_of(stages[1]).size(), 20u);
   const Json::Array& samples = stages[1].at("completions").as_array();
   EXPECT_EQ(samples.size(), json_lines(run + "/2-grpo/completions.jsonl").size());
   EXPECT_EQ(samples.back().at("rewards").as_object().size(), 2u);
-  EXPECT_EQ(stages[1].at("config").at("rewards.0.name").as_string(), "format");
-  // A run whose second stage has not begun; a single stage; the default path of the page.
-  fs::rename(run + "/2-grpo", run + "/later");
-  EXPECT_EQ(report({run}).at("runs").as_array()[0].at("status").as_string(), "unfinished");
-  EXPECT_EQ(report({run}).at("runs").as_array()[0].at("name").as_string(), "run");
-  fs::rename(run + "/later", run + "/2-grpo");
+  EXPECT_EQ(configs[1].at("rewards").as_array().at(0).at("name").as_string(), "format");
+  // A single stage; the default path of the page.
   EXPECT_EQ(run_cohort({"report", run + "/2-grpo/"}).out, run + "/2-grpo/report.html\n");
-  const Json stage = report({run + "/2-grpo"}).at("runs").as_array()[0];
+  const Json stage_data = report({run + "/2-grpo"});
+  const Json& stage = run_of(stage_data);
   EXPECT_EQ(stage.at("stages").dump(), Json(Json::Array{stages[1]}).dump());
-  EXPECT_EQ(stage.at("name").as_string(), "run/2-grpo");
-  EXPECT_EQ(stage.at("status").as_string(), "finished");
-  // After more training and a kill the state of the checkpoint is outdated.
-  const std::string log = run + "/2-grpo/metrics.jsonl";
-  write_file(log, read_file(log) + "{\"step\":5}\n");
-  EXPECT_EQ(report({run}).at("runs").as_array()[0].at("status").as_string(), "unfinished");
+  EXPECT_EQ(stage.at("config").dump(), shown.at("config").dump());
+  EXPECT_FALSE(stage.at("whole").as_bool());
 }
 
 TEST_F(Report, HostileTextsAreText) {
@@ -155,7 +154,7 @@ TEST_F(Report, HostileTextsAreText) {
   EXPECT_EQ(count_of(page, "<script"), 2u);
   EXPECT_EQ(count_of(page, "<!--"), 1u);
   EXPECT_LT(page.size(), 100000u);
-  const Json& shown = data.at("runs").as_array()[0];
+  const Json& shown = run_of(data);
   const Json& stage = shown.at("stages").as_array()[0];
   const Json::Array& samples = stage.at("completions").as_array();
   ASSERT_EQ(samples.size(), 4u);
@@ -163,101 +162,131 @@ TEST_F(Report, HostileTextsAreText) {
   EXPECT_EQ(samples[1].at("completion").as_string(), "\xef\xbf\xbd\xef\xbf\xbd");
   EXPECT_NE(samples[2].at("completion").as_string().find("truncated: 1048578 bytes"),
             std::string::npos);
-  EXPECT_EQ(stage.at("curves").as_array().size(), 1u);
-  const Json::Array& warnings = shown.at("warnings").as_array();
-  ASSERT_EQ(warnings.size(), 2u);
-  EXPECT_EQ(warnings[0].at("text").as_string(), path + ": 5 damaged lines are left out");
-  EXPECT_EQ(warnings[1].at("hint").as_string(),
-            attack + "\n[2\n[2] ");  // continuation lines, not messages
+  EXPECT_EQ(samples[3].at("prompt").as_string(), "[1,\"two\"]");
+  EXPECT_EQ(curves_of(stage), (Curves{{attack, {{1, 0.5}}}}));
+  EXPECT_EQ(shown.at("problems").dump(),
+            Json(Json::Array{path + ": 5 damaged lines are left out"}).dump());
+  const Json::Array& warnings = shown.at("messages").at("warnings").as_array();
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_EQ(
+      warnings[0].at("text").as_string(),
+      attack + "\xef\xbf\xbd; hint: " + attack + "\n[2\n[2] ");  // continuation lines, not messages
 }
 
-// Spikes of a long run are kept, and the page stays small.
-TEST_F(ReportSlow, LongRunsAreThinnedWithTheirSpikes) {
+TEST_F(Report, ShowsCompletionsOfStepsFromTheFirstToTheLast) {
+  std::string lines;
+  for (int step = 1; step <= 100; ++step)
+    for (int i = 0; i < 10; ++i) {
+      Json line = Json().set("step", step).set("completion", str(step, " ", i));
+      if (step % 10 == 0) line.set("eval", true);
+      lines += line.dump() + "\n";
+    }
+  const Json data = report({make_run("run", "", lines)});
+  std::map<bool, std::map<int64_t, int64_t>> samples;  // number by step; true: evaluations
+  for (const Json& line : run_of(data).at("stages").as_array().at(0).at("completions").as_array())
+    EXPECT_EQ(line.at("completion").as_string(),
+              str(line.at("step").as_int(), " ",
+                  samples[line.find("eval") != nullptr][line.at("step").as_int()]++));
+  EXPECT_EQ(samples[true].size(), 10u);
+  EXPECT_LE(samples[false].size(), 13u);
+  EXPECT_GE(samples[false].size(), 6u);
+  EXPECT_EQ(samples[false].begin()->first, 1);
+  EXPECT_EQ(samples[false].rbegin()->first, 99);
+  for (const auto& [kind, steps] : samples)
+    for (const auto& [step, number] : steps) EXPECT_EQ(number, 8);
+}
+
+// 60 curves of 10000 points, each with a spike. Numbers that are sometimes missing, and times.
+std::string long_metrics() {
   std::string metrics;
   for (int step = 1; step <= 10000; ++step) {
-    Json line = Json().set("step", step).set("time", "2026-11-22T07:13:48.750Z");
+    Json line = Json().set("step", step).set("time", str("time ", step)).set("kl", Json());
+    if (step % 100 == 7) line.set("pass@1", step / 1e4).set("correct", "task >= 1");
     for (int i = 0; i < 60; ++i)
       line.set(str("rewards/reward_", i, "/mean"),
                step == 5003 + i ? 100.0 : 1.0 / (step + i + 0.5));
     metrics += line.dump() + "\n";
   }
-  const std::string run = make_run("run", metrics);
+  return metrics;
+}
+
+// Spikes of a long run are kept, and the page stays small.
+TEST_F(ReportSlow, LongRunsAreThinnedWithTheirSpikes) {
+  const std::string run = make_run("run", long_metrics());
   const auto start = std::chrono::steady_clock::now();
   const Json data = report({run});
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   RecordProperty("milliseconds", static_cast<int>(1000 * seconds.count()));
   EXPECT_LT(seconds.count(), 30);  // about one second without sanitizers
   EXPECT_LT(fs::file_size(page_), 2u << 20);
-  const Json& stage = data.at("runs").as_array()[0].at("stages").as_array()[0];
-  const Curves all = logged_curves(run + "/metrics.jsonl");
-  int i = 0;
-  for (const auto& curve : stage.at("curves").as_array()) {
-    const Points& logged = all.at(curve.at("name").as_string());
-    EXPECT_EQ(curve.at("of").as_int(), 10000);
-    EXPECT_LE(curve.at("steps").as_array().size(), 1000u);
-    Points points = curves_of(stage).at(curve.at("name").as_string());
+  const Json& metrics = run_of(data).at("stages").as_array()[0].at("metrics");
+  const Curves all = logged_curves(run + "/metrics.jsonl"),
+               shown = curves_of_lines(metrics.at("lines").as_array());
+  EXPECT_EQ(shown.size(), 61u);
+  EXPECT_EQ(shown.at("pass@1"), all.at("pass@1"));
+  for (int i = 0; i < 60; ++i) {
+    const std::string name = str("rewards/reward_", i, "/mean");
+    const Points &logged = all.at(name), &points = shown.at(name);
+    EXPECT_LE(points.size(), 1000u);
     EXPECT_EQ(points.front(), logged.front());
     EXPECT_EQ(points.back(), logged.back());
-    EXPECT_EQ(std::count(points.begin(), points.end(), std::pair(int64_t{5003} + i++, 100.0)), 1);
+    EXPECT_EQ(std::count(points.begin(), points.end(), std::pair(int64_t{5003} + i, 100.0)), 1);
     for (const auto& point : points) EXPECT_EQ(logged[static_cast<size_t>(point.first - 1)], point);
     double sum = 0, logged_sum = 0;
-    for (const Json& mean : curve.at("trend").at("values").as_array()) sum += mean.as_double();
+    int64_t count = 0;
+    for (const Json& means : metrics.at("means").as_array()) {
+      const Json::Array& mean = means.at(name).as_array();
+      sum += mean.at(0).as_double() * mean.at(1).as_double();
+      count += mean.at(1).as_int();
+    }
     for (const auto& point : logged) logged_sum += point.second;
-    EXPECT_NEAR(sum / 100, logged_sum / 10000, 1e-12);  // the intervals have equal length
-    if (i == 5) break;                                  // the others differ only in their numbers
+    EXPECT_EQ(count, 10000);
+    EXPECT_NEAR(sum / 10000, logged_sum / 10000, 1e-12);
   }
+  const Json::Array& lines = metrics.at("lines").as_array();
+  EXPECT_EQ(lines.front().at("time").as_string(), "time 1");
+  EXPECT_EQ(lines.back().at("time").as_string(), "time 10000");
 }
 
-TEST_F(Report, ShowsRunsInAnyState) {
-  const std::string line = "{\"step\": 1, \"time\": \"2026-11-22T07:13:48.750Z\", \"loss\": 0.5}\n";
-  const auto status = [&](const std::string& run) {
-    return report({run}).at("runs").as_array().at(0).at("status").as_string();
-  };
+TEST_F(Report, KeepsWhatCanBeRead) {
   // Killed while writing a line: complete lines are used.
-  const std::string torn = make_run("torn", line + "{\"step\": 2, \"lo");
-  EXPECT_EQ(status(torn), "unfinished");
-  const Json first = report({torn}).at("runs").as_array()[0];
-  EXPECT_EQ(curves_of(first.at("stages").as_array()[0]), (Curves{{"loss", {{1, 0.5}}}}));
-  EXPECT_TRUE(first.at("warnings").as_array().empty());
-
-  EXPECT_EQ(status(make_run("empty", "")), "unfinished");
-  const std::string prefix = "[2026-11-22 07:13:48.164 info] ";
-  EXPECT_EQ(status(make_run("failed", line, "", prefix + "failed: no space; hint: more\n")),
-            "failed");
-  EXPECT_EQ(status(make_run("stopped", line, "", prefix + "interrupted; saved.\n")), "interrupted");
-  // Only a configuration; an invalid configuration; an invalid checkpoint.
-  fs::create_directories(dir_.path("new"));
-  write_file(dir_.path("new/config.yaml"), "stages:\n  - {trainer: sft}\n");
-  EXPECT_EQ(status(dir_.path("new")), "unfinished");
+  const std::string torn = make_run("torn", "{\"step\": 1, \"loss\": 0.5}\n{\"step\": 2, \"lo");
+  const Json data = report({torn});
+  EXPECT_EQ(curves_of(run_of(data).at("stages").as_array().at(0)), (Curves{{"loss", {{1, 0.5}}}}));
+  EXPECT_TRUE(run_of(data).at("problems").as_array().empty());
+  // An invalid configuration; an invalid checkpoint.
   write_file(torn + "/config.yaml", "a: [");
   fs::create_directories(torn + "/checkpoints/step-00000001");
   write_file(torn + "/checkpoints/step-00000001/state.json", "{");
-  EXPECT_EQ(report({torn}).at("runs").as_array()[0].at("warnings").as_array().size(), 2u);
+  EXPECT_EQ(run_of(report({torn})).at("problems").as_array().size(), 2u);
 }
 
-TEST_F(Report, GroupsWarningsThatDifferByNumbers) {
+// Messages of all levels, with warnings that differ by numbers.
+std::string example_log() {
   const auto line = [](int second, const std::string& level, const std::string& text) {
     return str("[2026-11-22 07:13:", second, ".164 ", level, "] ", text, "\n");
   };
-  const std::string run =
-      make_run("run", "", "",
-               line(10, "info", "run directory: runs/demo") +
-                   line(11, "warning",
-                        "step 3: the reward has collapsed: 0.1; hint: a lower learning_rate") +
-                   line(12, "warning", "two lines\nmemory plan") + line(13, "info", "step 4") +
-                   line(14, "warning",
-                        "step 12: the reward has collapsed: 0.25; hint: a lower learning_rate") +
-                   line(15, "info", "failed: out of memory; hint: a smaller model"));
-  const Json data = report({run});
-  const Json::Array& warnings = data.at("runs").as_array()[0].at("warnings").as_array();
+  return line(10, "info", "run directory: runs/demo") +
+         line(11, "warning", "step 3: the reward has collapsed: 0.1; hint: a lower learning_rate") +
+         line(12, "warning", "two lines\nmemory plan") + line(13, "info", "step 4") +
+         line(14, "warning",
+              "step 12: the reward has collapsed: 0.25; hint: a lower learning_rate") +
+         line(15, "info", "failed: out of memory; hint: a smaller model");
+}
+
+TEST_F(Report, GroupsWarningsThatDifferByNumbers) {
+  const Json data = report({make_run("run", "", "", example_log())});
+  const Json& messages = run_of(data).at("messages");
+  const Json::Array& warnings = messages.at("warnings").as_array();
   ASSERT_EQ(warnings.size(), 3u);
   EXPECT_EQ(warnings[0].at("count").as_int(), 2);
-  EXPECT_EQ(warnings[0].at("text").as_string(), "step 12: the reward has collapsed: 0.25");
-  EXPECT_EQ(warnings[0].at("hint").as_string(), "a lower learning_rate");
+  EXPECT_EQ(warnings[0].at("text").as_string(),
+            "step 12: the reward has collapsed: 0.25; hint: a lower learning_rate");
   EXPECT_EQ(warnings[0].at("first").as_string(), "2026-11-22 07:13:11");
   EXPECT_EQ(warnings[0].at("last").as_string(), "2026-11-22 07:13:14");
   EXPECT_EQ(warnings[1].at("text").as_string(), "two lines\nmemory plan");
   EXPECT_EQ(warnings[2].at("level").as_string(), "failed");
+  EXPECT_EQ(messages.at("last").as_string(), "failed: out of memory; hint: a smaller model");
 }
 
 TEST_F(Report, NamesTheErrorOfAPath) {
@@ -292,7 +321,8 @@ TEST_F(Report, IsReplacedAtomically) {
 
 // ---- In a browser ----
 
-// Opens the page in a frame of a phone's width, and writes the drawn elements as JSON.
+// Opens the page in a frame of a phone's width, and writes the drawn elements, and what the page's
+// readRun() derives of the lines, as JSON.
 constexpr const char* kInspector = R"(<!DOCTYPE html>
 <iframe id="frame" width="360" height="740" src="page.html"></iframe><pre id="found"></pre><script>
 onload = () => {
@@ -308,8 +338,10 @@ onload = () => {
     select.dispatchEvent(new view.Event("change"));
   }
   for (const details of page.querySelectorAll("details")) details.open = true;
+  const {runs} = JSON.parse(page.getElementById("data").textContent);
+  for (const run of runs) view.readRun(run);
   console.log("inspected");
-  document.getElementById("found").textContent = JSON.stringify({lines, tip, title: page.title,
+  document.getElementById("found").textContent = JSON.stringify({lines, tip, runs, title: page.title,
     text: page.body.innerText.length, width: page.documentElement.scrollWidth, viewport: view.innerWidth,
     markup: page.querySelectorAll("script, img, iframe, link").length});
 };
@@ -389,7 +421,8 @@ TEST_F(BrowserSlow, DrawsEveryCurveOnAPhone) {
     for (size_t run = 0; run < runs.size(); ++run)
       for (const Json& stage : data.at("runs").as_array()[run].at("stages").as_array())
         for (const auto& [name, points] : curves_of(stage)) {
-          const auto line = lines.find(str(run, stage.at("trainer").as_string(), " ", name));
+          const std::string trainer = stage.at("name").as_string().substr(2);
+          const auto line = lines.find(str(run, trainer, " ", name));
           ASSERT_NE(line, lines.end()) << name;
           expect_drawn(*line->second, points);
           ++expected;
@@ -404,6 +437,102 @@ TEST_F(BrowserSlow, DrawsEveryCurveOnAPhone) {
         curves_of(data.at("runs").as_array()[0].at("stages").as_array()[1]).at("pass@1");
     const std::string score = Json(scores.back().second).dump();  // JavaScript prints "0.0" as "0"
     EXPECT_NE(tip.find(score.substr(0, score.find(".0"))), std::string::npos) << tip;
+  }
+}
+
+// The curves that the page's script has derived, or their trends.
+Curves derived_curves(const Json& stage, bool trends = false) {
+  Curves curves;
+  for (const Json& curve : stage.at("curves").as_array()) {
+    const Json& source = trends ? curve.at("trend") : curve;
+    Points& points = curves[curve.at("name").as_string()];
+    const Json::Array &steps = source.at("steps").as_array(),
+                      &values = source.at("values").as_array();
+    EXPECT_EQ(steps.size(), values.size());
+    for (size_t i = 0; i < steps.size(); ++i)
+      points.emplace_back(static_cast<int64_t>(steps[i].as_double()), values[i].as_double());
+  }
+  return curves;
+}
+
+TEST_F(BrowserSlow, DerivesNamesFactsAndStates) {
+  const std::string run = train("run"), line = "{\"step\": 1, \"loss\": 0.5}\n",
+                    prefix = "[2026-11-22 07:13:48.164 info] ";
+  // The second stage has not begun; after more training and a kill its checkpoint is outdated.
+  fs::copy(run, dir_.path("begun"), fs::copy_options::recursive);
+  fs::remove_all(dir_.path("begun/2-grpo"));
+  fs::copy(run, dir_.path("longer"), fs::copy_options::recursive);
+  const std::string log = dir_.path("longer/2-grpo/metrics.jsonl");
+  write_file(log, read_file(log) + "{\"step\":5}\n");
+  fs::create_directories(dir_.path("new"));  // only a configuration
+  write_file(dir_.path("new/config.yaml"), "stages:\n  - {trainer: sft}\n");
+  const std::vector<std::string> runs{
+      run,
+      run + "/2-grpo",
+      dir_.path("begun"),
+      dir_.path("longer"),
+      dir_.path("new"),
+      make_run("torn", line + "{\"step\": 2, \"lo"),
+      make_run("empty", ""),
+      make_run("failed", line, "", example_log()),
+      make_run("stopped", line, "", prefix + "interrupted; saved.\n")};
+  report(runs);
+  const Json found = inspect_page();
+  std::string states;
+  for (const Json& each : found.at("runs").as_array())
+    states += each.at("name").as_string() + " " + each.at("status").as_string() + "\n";
+  EXPECT_EQ(states,
+            "run finished\nrun/2-grpo finished\nbegun unfinished\nlonger unfinished\n"
+            "new unfinished\ntorn unfinished\nempty unfinished\nfailed failed\n"
+            "stopped interrupted\n");
+  const Json& shown = found.at("runs").as_array()[0];
+  for (const Json& stage : shown.at("stages").as_array()) {
+    const std::string dir = run + "/" + stage.at("name").as_string();
+    EXPECT_EQ(derived_curves(stage), logged_curves(dir + "/metrics.jsonl")) << dir;
+    EXPECT_EQ(stage.at("config").at("trainer").as_string(), stage.at("trainer").as_string());
+    const std::vector<Json> lines = json_lines(dir + "/metrics.jsonl");
+    const Json& facts = stage.at("facts");
+    EXPECT_EQ(facts.at("step").as_int(), lines.back().at("step").as_int());
+    EXPECT_EQ(facts.at("begin").as_string(), lines.front().at("time").as_string());
+    EXPECT_EQ(facts.at("end").as_string(), lines.back().at("time").as_string());
+    EXPECT_EQ(facts.at("rule").as_string(), "task >= 1");
+  }
+  const Json& config = shown.at("stages").as_array()[1].at("config");
+  EXPECT_EQ(config.at("rewards.0.name").as_string(), "format");
+  EXPECT_EQ(config.at("eval.k").as_string(), "2");
+  const Json::Array& warnings = found.at("runs").as_array()[7].at("warnings").as_array();
+  ASSERT_EQ(warnings.size(), 3u);
+  EXPECT_EQ(warnings[0].at("text").as_string(), "step 12: the reward has collapsed: 0.25");
+  EXPECT_EQ(warnings[0].at("hint").as_string(), "a lower learning_rate");
+  EXPECT_EQ(warnings[1].at("hint").as_string(), "");
+}
+
+TEST_F(BrowserSlow, SmoothsLongCurves) {
+  const std::string run = make_run("run", long_metrics());
+  std::string noise;
+  for (int step = 1; step <= 250; ++step)
+    noise += Json().set("step", step).set("loss", step % 3).dump() + "\n";
+  for (const bool is_thinned : {true, false}) {
+    if (!is_thinned) write_file(run + "/metrics.jsonl", noise);
+    report({run});
+    const Json found = inspect_page();
+    const Json& stage = run_of(found).at("stages").as_array()[0];
+    const Curves all = logged_curves(run + "/metrics.jsonl"), trends = derived_curves(stage, true);
+    EXPECT_EQ(trends.size(), all.size());
+    for (const Json& curve : stage.at("curves").as_array()) {
+      const std::string name = curve.at("name").as_string();
+      const size_t n = all.at(name).size();
+      EXPECT_EQ(curve.at("of").as_double(), static_cast<double>(n));
+      ASSERT_EQ(trends.at(name).size(), n > 200 ? 100u : 0u) << name;
+      for (size_t i = 0; i < 100 && n > 200; ++i) {
+        const size_t begin = n * i / 100, end = n * (i + 1) / 100;
+        double sum = 0;
+        for (size_t k = begin; k < end; ++k) sum += all.at(name)[k].second;
+        EXPECT_NEAR(trends.at(name)[i].second, sum / static_cast<double>(end - begin), 1e-12);
+        EXPECT_NEAR(static_cast<double>(trends.at(name)[i].first),
+                    static_cast<double>(begin + end) / 2, is_thinned ? 50 : 1);
+      }
+    }
   }
 }
 

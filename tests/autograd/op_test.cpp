@@ -5,9 +5,9 @@
 #include <set>
 #include <sstream>
 
-#include "autograd/op_cases.h"
 #include "autograd/ops.h"
 #include "core/parallel.h"
+#include "tests/support/op_cases.h"
 #include "tests/support/test_util.h"
 
 namespace cohort {
@@ -73,12 +73,12 @@ TEST(OpTable, CoversEveryDifferentiableOp) {
   const auto root = std::filesystem::path(__FILE__).parent_path().parent_path().parent_path();
   std::istringstream header(test::read_file((root / "autograd" / "ops.h").string()));
   int declared = 0;
-  // Declarations start in the first column: "Variable softmax(const Variable& x);".
+  // Declarations start in the first column: "Variable sum(const Variable& x);".
   for (std::string line; std::getline(header, line);) {
     const size_t space = line.find(' '), bracket = line.find("(const Variable&");
     if (bracket == std::string::npos || space == 0 || line[0] == '#' || line[0] == '/') continue;
     const std::string op = line.substr(space + 1, bracket - space - 1);
-    EXPECT_TRUE(covered.count(op)) << op << " has no row in autograd/op_cases.cpp";
+    EXPECT_TRUE(covered.count(op)) << op << " has no row in tests/support/op_cases.cpp";
     ++declared;
   }
   EXPECT_GE(declared, 19);

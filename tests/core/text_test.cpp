@@ -9,12 +9,15 @@
 namespace cohort::test {
 namespace {
 
-TEST(Text, NearestNameCorrectsTyposOnly) {
+TEST(Text, SuggestionsCorrectTyposOnly) {
   const std::vector<std::string> names = {"learning_rate", "steps", "beta"};
-  EXPECT_EQ(nearest_name("learning-rate", names), "learning_rate");
-  EXPECT_EQ(nearest_name("lerning_rates", names), "learning_rate");
-  EXPECT_EQ(nearest_name("bta", names), "beta");
-  EXPECT_EQ(nearest_name("temperature", names), "");
+  EXPECT_EQ(did_you_mean("learning-rate", names), "; did you mean 'learning_rate'?");
+  EXPECT_EQ(did_you_mean("lerning_rates", names), "; did you mean 'learning_rate'?");
+  EXPECT_EQ(did_you_mean("bta", names), "; did you mean 'beta'?");
+  EXPECT_EQ(did_you_mean("temperature", names), "");
+  EXPECT_EQ(did_you_mean("temperature", names, "; no"), "; no");
+  EXPECT_EQ(join(names, ", "), "learning_rate, steps, beta");
+  EXPECT_EQ(join({}, ", "), "");
 }
 
 TEST(Text, FormatDoubleIsShortestAndExact) {

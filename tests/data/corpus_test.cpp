@@ -158,7 +158,7 @@ TEST_F(Pieces, AreOneWhereEverySplitChangesTokens) {
     std::unique_ptr<DecodeStream> decode_stream(SpecialText) const override { return nullptr; }
     int64_t vocab_size() const override { return 257; }
     int32_t eos_id() const override { return 256; }
-    Json to_json() const override { return {}; }
+    NamedFiles files() const override { return {}; }
   };
   const std::string text = random_text(900'000, 5, {" ", "\n"});
   test::write_file(dir_.path("text"), text);
@@ -218,8 +218,8 @@ TEST_F(Pieces, KnowEveryCharacter) {
   test::write_file(dir_.path("text"), text);
   test::write_file(dir_.path("a.jsonl"), "{\"text\": \"\\u00dF\"}\n");
   const TextPieces pieces(TextCorpus({dir_.path("text"), dir_.path("a.jsonl")}, 0).train());
-  EXPECT_EQ(make_char_tokenizer(pieces.characters())->to_json().dump(),
-            make_char_tokenizer(text + "ß")->to_json().dump());
+  EXPECT_EQ(make_char_tokenizer(pieces.characters())->files(),
+            make_char_tokenizer(text + "ß")->files());
 }
 
 }  // namespace

@@ -197,7 +197,6 @@ TEST(CudaMultiGpuReducer, OverlapGivesTheBitsOfReducingAtTheEnd) {
     Tensor overlapped = Tensor::zeros({kEnds.back()}, DType::kF32, device);
     Tensor serial = overlapped.clone();
     GradReducer early(comm, overlapped, kEnds, 100000), late(comm, serial, kEnds, 100000);
-    EXPECT_GT(early.num_buckets(), 2);
     Tensor work = Tensor::zeros({1 << 22}, DType::kF32, device);
     for (int step = 0; step < 20; ++step) {
       const Tensor fresh = make_gradients(comm.rank(), step, device);

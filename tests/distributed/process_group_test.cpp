@@ -38,7 +38,7 @@ std::string error_of(const std::function<void()>& body) {
 // Connects as an unknown peer and sends `bytes`.
 Descriptor connect_and_send(int port, const std::string& bytes) {
   std::string why;
-  Descriptor socket = wire::connect_to("127.0.0.1", port, milliseconds(1000), why);
+  Descriptor socket = connect_to("127.0.0.1", port, milliseconds(1000), why);
   EXPECT_TRUE(socket.is_open()) << why;
   EXPECT_EQ(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
             static_cast<ssize_t>(bytes.size()));
@@ -70,7 +70,7 @@ TEST(Rendezvous, ExchangesLargeData) {
 }
 
 TEST(Rendezvous, ALateRankIsWaitedFor) {
-  const int port = wire::free_port();
+  const int port = free_port();
   std::vector<std::jthread> threads;
   for (const int rank : {1, 0, 2})  // rank 1 connects before rank 0 listens
     threads.emplace_back([&, rank] {
@@ -81,7 +81,7 @@ TEST(Rendezvous, ALateRankIsWaitedFor) {
 }
 
 TEST(Rendezvous, AMissingRankIsNamed) {
-  const int port = wire::free_port();
+  const int port = free_port();
   std::vector<std::string> errors(3);
   {
     std::vector<std::jthread> threads;
@@ -96,7 +96,7 @@ TEST(Rendezvous, AMissingRankIsNamed) {
 }
 
 TEST(Rendezvous, WithoutRankZeroTheOthersReportItsAddress) {
-  const int port = wire::free_port();
+  const int port = free_port();
   const std::string error =
       error_of([&] { rendezvous(local_info(2, 4, port), milliseconds(300)); });
   expect_contains(error, str("rank 2 cannot reach rank 0 at 127.0.0.1:", port, " within 0.3 s"));
@@ -104,7 +104,7 @@ TEST(Rendezvous, WithoutRankZeroTheOthersReportItsAddress) {
 }
 
 TEST(Rendezvous, AnotherWorldSizeIsAnError) {
-  const int port = wire::free_port();
+  const int port = free_port();
   std::string client;
   {
     std::jthread other([&] {
@@ -117,7 +117,7 @@ TEST(Rendezvous, AnotherWorldSizeIsAnError) {
 }
 
 TEST(Rendezvous, TwoProcessesOfOneRankAreAnError) {
-  const int port = wire::free_port();
+  const int port = free_port();
   std::jthread a(
       [&] { error_of([&] { rendezvous(local_info(1, 3, port), milliseconds(5000)); }); });
   std::jthread b(
@@ -145,7 +145,7 @@ std::string hello(uint64_t version, uint64_t size, uint64_t rank) {
 // Both hellos may have arrived before rank 0 reads the first connection.
 TEST(Rendezvous, ARestartedRankReplacesItsEarlierConnection) {
   for (int round = 0; round < 20; ++round) {
-    const int port = wire::free_port();
+    const int port = free_port();
     std::string error;
     {
       std::jthread server([&] {
@@ -153,7 +153,7 @@ TEST(Rendezvous, ARestartedRankReplacesItsEarlierConnection) {
       });
       while (true) {  // until rank 0 listens
         std::string why;
-        if (wire::connect_to("127.0.0.1", port, milliseconds(100), why).is_open()) break;
+        if (connect_to("127.0.0.1", port, milliseconds(100), why).is_open()) break;
         sleep_ms(1);
       }
       for (int death = 0; death < 5; ++death)
@@ -170,12 +170,12 @@ TEST(Rendezvous, ARestartedRankReplacesItsEarlierConnection) {
 TEST(Rendezvous, AnotherVersionIsRejectedWithAWarning) {
   const test::ExpectLog warning(
       "it speaks version 2 of the protocol, rank 0 1; hint: run one build");
-  const int port = wire::free_port();
+  const int port = free_port();
   std::jthread server([&] {
     EXPECT_EQ(error_of([&] { rendezvous(local_info(0, 2, port), milliseconds(10000)); }), "");
   });
   std::string why;
-  while (!wire::connect_to("127.0.0.1", port, milliseconds(100), why).is_open()) sleep_ms(1);
+  while (!connect_to("127.0.0.1", port, milliseconds(100), why).is_open()) sleep_ms(1);
   const Descriptor old = connect_and_send(port, hello(2, 2, 1));
   char answer[256];
   ssize_t n = -1;
@@ -187,7 +187,7 @@ TEST(Rendezvous, AnotherVersionIsRejectedWithAWarning) {
 
 TEST(Rendezvous, UnknownPeersAreRejected) {
   const test::ExpectLog warning("not a rank of this run: it sent no valid handshake");
-  const int port = wire::free_port();
+  const int port = free_port();
   std::jthread server([&] {
     ProcessGroup group(local_info(0, 2, port), quick_options());
     EXPECT_EQ(group.exchange("x", "0"), (std::vector<std::string>{"0", "1"}));
@@ -197,7 +197,7 @@ TEST(Rendezvous, UnknownPeersAreRejected) {
   hello_of_another_program[4] = 1;
   while (true) {  // until rank 0 listens
     std::string why;
-    if (wire::connect_to("127.0.0.1", port, milliseconds(100), why).is_open()) break;
+    if (connect_to("127.0.0.1", port, milliseconds(100), why).is_open()) break;
     sleep_ms(10);
   }
   const Descriptor silent = connect_and_send(port, "");
@@ -210,8 +210,9 @@ TEST(Rendezvous, UnknownPeersAreRejected) {
 }
 
 TEST(Rendezvous, APortInUseIsAnError) {
-  const int port = wire::free_port();
-  const Descriptor taken = wire::listen_on("127.0.0.1", port);
+  const int port = free_port();
+  std::string why;
+  const Descriptor taken = listen_on("127.0.0.1", port, why);
   expect_contains(error_of([&] { rendezvous(local_info(0, 2, port), milliseconds(500)); }),
                   str("rank 0 cannot listen on port ", port, ": Address already in use"));
 }
@@ -255,7 +256,7 @@ void die_without_a_message(const RankInfo& info, int after_ms) {
 }
 
 TEST(ProcessGroup, ADeadRankIsNamed) {
-  const int port = wire::free_port();
+  const int port = free_port();
   std::vector<std::string> errors(3);
   {
     std::vector<std::jthread> threads;
@@ -273,7 +274,7 @@ TEST(ProcessGroup, ADeadRankIsNamed) {
 }
 
 TEST(ProcessGroup, ADeadRankZeroIsNamed) {
-  const int port = wire::free_port();
+  const int port = free_port();
   std::jthread server([&] { die_without_a_message(local_info(0, 2, port), 100); });
   ProcessGroup group(local_info(1, 2, port), quick_options());
   expect_contains(error_of([&] { group.exchange("x", ""); }), "ended without a message");
@@ -283,7 +284,7 @@ TEST(ProcessGroup, ARankWithoutHeartbeatsIsNamed) {
   auto options = quick_options();
   options.heartbeat_timeout = milliseconds(400);
   for (const int silent : {0, 1}) {
-    const int port = wire::free_port();
+    const int port = free_port();
     std::jthread other([&] { die_without_a_message(local_info(silent, 2, port), 1500); });
     ProcessGroup group(local_info(1 - silent, 2, port), options);
     const auto start = std::chrono::steady_clock::now();

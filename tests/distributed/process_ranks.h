@@ -8,7 +8,7 @@
 
 #include "distributed/communicator.h"
 #include "distributed/process_group.h"
-#include "distributed/wire.h"
+#include "sys/sockets.h"
 #include "tests/support/test_util.h"
 
 namespace cohort::test {
@@ -38,7 +38,7 @@ inline ProcessGroup::Options quick_options() {
 inline std::vector<std::string> run_process_ranks(int size,
                                                   const std::function<void(ProcessGroup&)>& body,
                                                   ProcessGroup::Options options = quick_options()) {
-  const int port = wire::free_port();
+  const int port = free_port();
   std::vector<std::string> errors(static_cast<size_t>(size));
   {
     std::vector<std::jthread> threads;

@@ -65,7 +65,8 @@ TEST(AttentionPaged, SequencesMayShareBlocks) {
   const Shape shape = {3, 4, 2, 8};
   PagedKV cache{Tensor::zeros(shape, DType::kF32), Tensor::zeros(shape, DType::kF32),
                 Tensor::from(std::vector<int32_t>{2, 0, 2, 1}, {2, 2})};
-  Tensor first = Tensor::zeros_like(c.q), second = Tensor::zeros_like(c.q);
+  Tensor first = Tensor::zeros(c.q.shape(), c.q.dtype()),
+         second = Tensor::zeros(c.q.shape(), c.q.dtype());
   run_step(cache, c, {{0, 0, 6}}, first);
   const auto table = [](int32_t s, int64_t n) {
     return Tensor::from(std::vector<int32_t>(static_cast<size_t>(n), s));

@@ -277,56 +277,6 @@ TEST(Norms, MismatchesNameTheTensor) {
                     "[rms_norm_backward] expected dw f32[4]");
   EXPECT_THROW_WITH(layer_norm_forward({out.y, out.mean, out.rstd, in.x, in.w, wrong, kEps}), Error,
                     "[layer_norm] expected b f32[4]");
-  EXPECT_THROW_WITH(softmax_forward({out.y, in.w}), Error, "[softmax] expected y f32[4]");
-}
-
-TEST(Softmax, ForwardIsTheDefinition) {
-  for (const Shape& shape : kShapes) {
-    const Tensor x = random_tensor(shape, DType::kF32, 1, 5);
-    std::vector<double> expected = x.to_vector<double>();
-    const auto cols = static_cast<size_t>(shape[-1]);
-    for (size_t row = 0; row < expected.size(); row += cols) {
-      double sum = 0;
-      for (size_t c = 0; c < cols; ++c) sum += expected[row + c] = std::exp(expected[row + c]);
-      for (size_t c = 0; c < cols; ++c) expected[row + c] /= sum;
-    }
-    Tensor y = Tensor::empty(shape, DType::kF32), y64 = Tensor::empty(shape, DType::kF64);
-    softmax_forward({y, x});
-    softmax_forward({y64, x.to(DType::kF64)});
-    EXPECT_LE(relative_error(y, Tensor::from(expected, shape)), kF32Tolerance) << shape.str();
-    EXPECT_LE(relative_error(y64, Tensor::from(expected, shape)), 1e-14) << shape.str();
-  }
-}
-
-TEST(Softmax, LargeAndExcludedEntriesAreExact) {
-  const Tensor x = Tensor::from<float>({1000, -INFINITY, -1000, 1000}, {1, 4});
-  Tensor y = Tensor::empty({1, 4}, DType::kF32);
-  softmax_forward({y, x});
-  EXPECT_EQ(y.to_vector<double>(), (std::vector<double>{0.5, 0, 0, 0.5}));
-}
-
-TEST(Softmax, BackwardIsTheDerivative) {
-  for (const Shape& shape : {Shape{1, 1}, Shape{3, 17}, Shape{2, 2, 5}}) {
-    Tensor x = random_tensor(shape, DType::kF64, 1), y = Tensor::empty_like(x);
-    const Tensor dy = random_tensor(shape, DType::kF64, 2);
-    softmax_forward({y, x});
-    Tensor dx = Tensor::full(shape, NAN, DType::kF64), sum = Tensor::full(shape, 2, DType::kF64);
-    softmax_backward({{dx}, dy, y});
-    softmax_backward({{sum, Grad::kAccumulate}, dy, y});
-    expect_sum(sum, 2, dx);
-    Tensor dx32 = Tensor::empty(shape, DType::kF32);
-    softmax_backward({{dx32}, dy.to(DType::kF32), y.to(DType::kF32)});
-    EXPECT_LE(relative_error(dx32, dx), kF32Tolerance);
-    Tensor scratch = Tensor::empty_like(x);
-    if (shape[-1] > 1)
-      expect_gradient(
-          x, dx,
-          [&] {
-            softmax_forward({scratch, x});
-            return dot(scratch, dy);
-          },
-          "dx");
-  }
 }
 
 }  // namespace

@@ -23,41 +23,45 @@ AdamWTensor parameter(int64_t n, uint64_t seed) {
           .weight_decay = n % 2 == 0 ? 0.1 : 0};
 }
 
-// A parameter on the device between sentinels; if it is bf16, the f32 values are its master's.
-struct Placed {
-  Guarded weights, grad, m, v, rounded;
-  DType dtype;
+// A bf16 parameter of f32 masters, with its low bits.
+struct Split {
+  Tensor param, low_bits;
 
-  Placed(const AdamWTensor& t, DType type, Device device, Start start)
-      : weights(t.param, DType::kF32, device, start),
+  explicit Split(const Tensor& masters)
+      : param(Tensor::empty(masters.shape(), DType::kBF16)),
+        low_bits(Tensor::empty({2 * masters.numel()}, DType::kU8)) {
+    split_master(param, low_bits, masters);
+  }
+};
+
+// A parameter on the device between sentinels; if it is bf16, the f32 values are its masters.
+struct Placed {
+  Guarded weights, low_bits, grad, m, v;
+
+  Placed(const AdamWTensor& t, DType dtype, Device device, Start start)
+      : weights(dtype == DType::kBF16 ? Split(t.param).param : t.param, dtype, device, start),
+        low_bits(Split(t.param).low_bits, DType::kU8, device),
         grad(t.grad, DType::kF32, device, start),
         m(t.m, DType::kF32, device, start),
-        v(t.v, DType::kF32, device, start),
-        rounded(t.param.shape(), DType::kBF16, device, start),
-        dtype(type) {}
+        v(t.v, DType::kF32, device, start) {}
   AdamWTensor tensors(double weight_decay) {
     AdamWTensor t{.param = weights.tensor(),
                   .grad = grad.tensor(),
                   .m = m.tensor(),
                   .v = v.tensor(),
                   .weight_decay = weight_decay};
-    if (dtype == DType::kBF16) {
-      t.master = t.param;
-      t.param = rounded.tensor();
-    }
+    if (t.param.dtype() == DType::kBF16) t.low_bits = low_bits.tensor();
     return t;
   }
   bool intact() const {
-    return weights.intact() && grad.intact() && m.intact() && v.intact() && rounded.intact();
+    return weights.intact() && low_bits.intact() && grad.intact() && m.intact() && v.intact();
   }
 };
 
-// The bf16 weights of f32 masters.
-Tensor rounded(const Tensor& masters) {
-  Tensor param = Tensor::empty(masters.shape(), DType::kBF16),
-         low = Tensor::empty({2 * masters.numel()}, DType::kU8);
-  split_master(param, low, masters);
-  return param;
+// The f32 weights or masters, on the CPU.
+Tensor master_of(const AdamWTensor& t) {
+  const Tensor param = t.param.to(Device{});
+  return t.low_bits.defined() ? combine_master(param, t.low_bits.to(Device{})) : param;
 }
 
 Tensor norm_of(double value, Device device) {
@@ -93,30 +97,31 @@ TEST(CudaAdamW, HasTheBitsOfTheCpu) {
       adamw_step(expected, here);
       adamw_step(tensors, there);
       for (size_t i = 0; i < tensors.size(); ++i) {
-        const Tensor weights = placed[i].weights.tensor().to(Device{});
-        EXPECT_TRUE(bit_equal(weights, expected[i].param)) << weights.str();
-        EXPECT_TRUE(bit_equal(tensors[i].m.to(Device{}), expected[i].m)) << weights.str();
-        EXPECT_TRUE(bit_equal(tensors[i].v.to(Device{}), expected[i].v)) << weights.str();
-        if (placed[i].dtype == DType::kBF16) {
-          EXPECT_TRUE(bit_equal(tensors[i].param.to(Device{}), rounded(weights)));
+        const Tensor master = master_of(tensors[i]);
+        EXPECT_TRUE(bit_equal(master, expected[i].param)) << master.str();
+        EXPECT_TRUE(bit_equal(tensors[i].m.to(Device{}), expected[i].m)) << master.str();
+        EXPECT_TRUE(bit_equal(tensors[i].v.to(Device{}), expected[i].v)) << master.str();
+        if (tensors[i].low_bits.defined()) {
+          EXPECT_TRUE(bit_equal(tensors[i].param.to(Device{}), Split(master).param));
         }
-        EXPECT_TRUE(placed[i].intact()) << weights.str();
+        EXPECT_TRUE(placed[i].intact()) << master.str();
       }
     }
 }
 
-TEST(CudaAdamW, SplitMastersHaveTheBitsOfF32Masters) {
+TEST(CudaAdamW, MastersHaveTheBitsOfF32Weights) {
   COHORT_REQUIRE_GPU(device);
   for (const int64_t n : {1, 4097}) {
     const AdamWTensor start = parameter(n, 5);
+    const Tensor weights = start.param.to(DType::kBF16);
     std::vector<AdamWTensor> whole, split;
     for (auto* tensors : {&whole, &split})
-      tensors->push_back({.param = start.param.to(DType::kBF16).to(device),
+      tensors->push_back({.param = weights.to(DType::kF32).to(device),
                           .grad = start.grad.to(device),
                           .m = start.m.to(device),
                           .v = start.v.to(device),
                           .weight_decay = 0.1});
-    whole[0].master = whole[0].param.to(DType::kF32);
+    split[0].param = weights.to(device);
     split[0].low_bits = Tensor::zeros({2 * n}, DType::kU8, device);
     for (int64_t step = 1; step <= 1000; ++step) {
       const Tensor grad = random_tensor({n}, DType::kF32, static_cast<uint64_t>(step)).to(device);
@@ -125,26 +130,21 @@ TEST(CudaAdamW, SplitMastersHaveTheBitsOfF32Masters) {
         adamw_step(*tensors, {.learning_rate = 1e-3, .step = step});
       }
     }
-    const Tensor param = split[0].param.to(Device{});
-    EXPECT_TRUE(bit_equal(param, whole[0].param.to(Device{})));
-    EXPECT_TRUE(bit_equal(combine_master(param, split[0].low_bits.to(Device{})),
-                          whole[0].master.to(Device{})));
-    EXPECT_TRUE(bit_equal(param, rounded(whole[0].master.to(Device{}))));
+    const Tensor master = master_of(split[0]);
+    EXPECT_TRUE(bit_equal(master, whole[0].param.to(Device{})));
+    EXPECT_TRUE(bit_equal(split[0].param.to(Device{}), Split(master).param));
   }
 }
 
 TEST(CudaAdamW, Bf16MomentsHaveTheBitsOfTheCpu) {
   COHORT_REQUIRE_GPU(device);
-  enum class Weights { kF32, kWhole, kSplit };
   for (const Start start : kStarts)
-    for (const Weights weights : {Weights::kF32, Weights::kWhole, Weights::kSplit}) {
+    for (const DType dtype : kCudaTypes) {
       std::vector<AdamWTensor> expected, tensors;
       std::vector<Guarded> moments;
       moments.reserve(2 * std::size(kSizes));
       for (const int64_t n : kSizes) {
         AdamWTensor t = parameter(n, static_cast<uint64_t>(10 * n));
-        // Masters are representable in bf16, so that all formats start with the same values.
-        t.param = t.param.to(DType::kBF16).to(DType::kF32);
         t.m = t.m.to(DType::kBF16);
         t.v = t.v.to(DType::kBF16);
         for (const Tensor& moment : {t.m, t.v})
@@ -154,9 +154,11 @@ TEST(CudaAdamW, Bf16MomentsHaveTheBitsOfTheCpu) {
                           .m = moments[moments.size() - 2].tensor(),
                           .v = moments.back().tensor(),
                           .weight_decay = t.weight_decay};
-        if (weights != Weights::kF32) there.param = t.param.to(DType::kBF16).to(device);
-        if (weights == Weights::kWhole) there.master = t.param.to(device);
-        if (weights == Weights::kSplit) there.low_bits = Tensor::zeros({2 * n}, DType::kU8, device);
+        if (dtype == DType::kBF16) {
+          const Split split(t.param);
+          there.param = split.param.to(device);
+          there.low_bits = split.low_bits.to(device);
+        }
         expected.push_back(std::move(t));
         tensors.push_back(std::move(there));
       }
@@ -167,14 +169,9 @@ TEST(CudaAdamW, Bf16MomentsHaveTheBitsOfTheCpu) {
       }
       for (size_t i = 0; i < tensors.size(); ++i) {
         const AdamWTensor& t = tensors[i];
-        const Tensor param = t.param.to(Device{});
-        const Tensor master = weights == Weights::kF32 ? param
-                              : weights == Weights::kWhole
-                                  ? t.master.to(Device{})
-                                  : combine_master(param, t.low_bits.to(Device{}));
-        EXPECT_TRUE(bit_equal(master, expected[i].param)) << param.str();
-        EXPECT_TRUE(bit_equal(t.m.to(Device{}), expected[i].m)) << param.str();
-        EXPECT_TRUE(bit_equal(t.v.to(Device{}), expected[i].v)) << param.str();
+        EXPECT_TRUE(bit_equal(master_of(t), expected[i].param)) << t.param.str();
+        EXPECT_TRUE(bit_equal(t.m.to(Device{}), expected[i].m)) << t.param.str();
+        EXPECT_TRUE(bit_equal(t.v.to(Device{}), expected[i].v)) << t.param.str();
       }
       for (const Guarded& moment : moments) EXPECT_TRUE(moment.intact());
     }
@@ -202,12 +199,10 @@ TEST(CudaAdamW, ANonFiniteNormSkipsTheUpdate) {
   for (const double norm : {NAN, INFINITY})
     for (const double max_norm : {0.0, 1.0}) {
       Placed placed(start, DType::kBF16, device, Start::kAligned);
-      placed.rounded.tensor().copy_(start.param.to(device));
-      const Tensor before = placed.rounded.tensor().to(Device{}).clone();
       std::vector<AdamWTensor> t = {placed.tensors(0.1)};
       adamw_step(t, {.learning_rate = 0.1, .norm = norm_of(norm, device), .max_norm = max_norm});
-      EXPECT_TRUE(bit_equal(t[0].param.to(Device{}), before));
-      EXPECT_TRUE(bit_equal(t[0].master.to(Device{}), start.param));
+      EXPECT_TRUE(bit_equal(t[0].param.to(Device{}), Split(start.param).param));
+      EXPECT_TRUE(bit_equal(master_of(t[0]), start.param));
       EXPECT_TRUE(bit_equal(t[0].m.to(Device{}), start.m));
       EXPECT_TRUE(bit_equal(t[0].v.to(Device{}), start.v));
     }
@@ -215,17 +210,16 @@ TEST(CudaAdamW, ANonFiniteNormSkipsTheUpdate) {
 
 TEST(CudaAdamW, FlagsNonFiniteResults) {
   COHORT_REQUIRE_GPU(device);
-  const AdamWTensor start = parameter(4097, 1);
   enum class Field { kNone, kWeight, kFirst, kSecond, kGradient };
   const auto flag_of = [&](Field field, int64_t at, float value, DType dtype, double eps) {
+    AdamWTensor start = parameter(4097, 1);
+    Tensor* const fields[] = {nullptr, &start.param, &start.m, &start.v, &start.grad};
+    if (Tensor* x = fields[static_cast<int>(field)]) x->narrow(0, at, 1).fill_(value);
+    if (eps == 0)  // 0 / 0
+      for (Tensor* x : {&start.grad, &start.m, &start.v}) x->zero_();
     Placed placed(start, dtype, device, Start::kAligned);
     Guarded flag(Tensor::zeros({1}, DType::kF64), DType::kF64, device);
     std::vector<AdamWTensor> t = {placed.tensors(0.1)};
-    const Tensor spoilt = Tensor::full({1}, value, DType::kF32).to(device);
-    Tensor* const fields[] = {nullptr, &placed.weights.tensor(), &t[0].m, &t[0].v, &t[0].grad};
-    if (Tensor* x = fields[static_cast<int>(field)]) x->narrow(0, at, 1).copy_(spoilt);
-    if (eps == 0)  // 0 / 0
-      for (Tensor* x : {&t[0].grad, &t[0].m, &t[0].v}) x->zero_();
     adamw_step(t, {.learning_rate = 1e-3, .eps = eps, .non_finite = flag.tensor()});
     EXPECT_TRUE(placed.intact() && flag.intact());
     return flag.tensor().item();
@@ -264,8 +258,8 @@ TEST(CudaAdamW, RejectsInvalidArguments) {
   EXPECT_THROW_WITH(adamw_step(t, {}), Error, "expected m on cuda:0");
   t[0].m = cpu.m.to(device);
   t[0].param = t[0].param.to(DType::kBF16);
-  EXPECT_THROW_WITH(adamw_step(t, {}), Error, "expected master f32[4]");
-  t[0].master = cpu.param.to(device);
+  EXPECT_THROW_WITH(adamw_step(t, {}), Error, "expected low_bits u8[8]");
+  t[0].low_bits = Tensor::zeros({8}, DType::kU8, device);
   t[0].grad = t[0].grad.to(DType::kBF16);
   EXPECT_THROW_WITH(adamw_step(t, {}), Error, "expected grad f32[4]");
 }

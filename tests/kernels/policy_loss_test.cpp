@@ -224,7 +224,7 @@ TEST(PolicyLoss, NoTokensGiveZero) {
 TEST(PolicyLoss, StatsAccumulateOverCalls) {
   const Tensor old = Tensor::from(std::vector<double>{0, 0}),
                one = Tensor::from(std::vector{1.0, 1.0});
-  Tensor loss = Tensor::zeros({1}, DType::kF64), gradient = Tensor::zeros_like(old);
+  Tensor loss = Tensor::zeros({1}, DType::kF64), gradient = Tensor::zeros(old.shape(), old.dtype());
   Tensor total = PolicyLossStats::zeros();
   for (const double shift : {0.5, 0.1}) {  // one clipped, then one not
     const Tensor lp = Tensor::from(std::vector{shift, 0.0});

@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "data/safetensors.h"
+#include "kernels/matmul.h"
 #include "kernels/optimizer.h"
 #include "tests/nn/models.h"
 
@@ -124,7 +125,8 @@ void check_adamw(const Reference& ref) {
   std::vector<kernels::AdamWTensor> states;
   for (const NamedParameter& p : ref.model.parameters()) {
     const Tensor& value = p.value;
-    states.push_back({value, p.grad(), Tensor::zeros_like(value), Tensor::zeros_like(value),
+    states.push_back({value, p.grad(), Tensor::zeros(value.shape(), value.dtype()),
+                      Tensor::zeros(value.shape(), value.dtype()),
                       p.decay ? ref.adamw.at("weight_decay").as_double() : 0});
   }
   const auto expected = ref.file.read("adamw.losses").to_vector<double>();

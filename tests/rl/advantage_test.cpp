@@ -14,8 +14,6 @@ namespace cohort {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-constexpr AdvantageScale kScales[] = {AdvantageScale::kNone, AdvantageScale::kGroup,
-                                      AdvantageScale::kLeaveOneOut, AdvantageScale::kBatch};
 
 std::vector<double> random_rewards(uint64_t seed, size_t n) {
   Rng rng(seed, rng_stream(kTestPurpose));
@@ -31,7 +29,7 @@ std::vector<double> of(const std::vector<double>& rewards, AdvantageScale scale)
 
 TEST(Advantage, SumsToZeroInEveryGroup) {
   const int64_t size = 8, groups = 50;
-  for (const AdvantageScale scale : kScales) {
+  for (const auto& [scale, name, factor] : kAdvantageScales) {
     auto rewards = random_rewards(1, static_cast<size_t>(size * groups));
     for (size_t i = 0; i < rewards.size(); i += 5) rewards[i] = kNaN;
     const auto advantages = group_advantages(rewards, size, scale, reward_std(rewards));
@@ -48,14 +46,13 @@ TEST(Advantage, EqualRewardsGiveExactZeros) {
   // that difference the advantage would be +-1.
   for (const double r : {0.0, 1.0, -3.5, 0.1 + 0.2, 1e300, 5e-324})
     for (const size_t n : {1u, 2u, 7u, 10u})
-      for (const AdvantageScale scale : kScales)
+      for (const auto& [scale, name, factor] : kAdvantageScales)
         for (const double a : of(std::vector<double>(n, r), scale)) EXPECT_EQ(a, 0.0) << r;
 }
 
 // 0.3 and 0.1 + 0.2 are equal rewards; a relative difference of 1e-8 is not.
 TEST(Advantage, RewardsThatDifferByRoundingAreEqual) {
-  for (const AdvantageScale scale : {AdvantageScale::kGroup, AdvantageScale::kNone,
-                                     AdvantageScale::kLeaveOneOut, AdvantageScale::kBatch}) {
+  for (const auto& [scale, name, factor] : kAdvantageScales) {
     for (const double unit : {1.0, -1.0, 1e-6, 1e12}) {
       const std::vector<double> rounded = {0.3 * unit, (0.1 + 0.2) * unit, 0.3 * unit};
       ASSERT_NE(rounded[0], rounded[1]);
@@ -68,7 +65,7 @@ TEST(Advantage, RewardsThatDifferByRoundingAreEqual) {
 
 TEST(Advantage, PermutingAGroupPermutesTheResultExactly) {
   Rng rng(2, rng_stream(kTestPurpose));
-  for (const AdvantageScale scale : kScales) {
+  for (const auto& [scale, name, factor] : kAdvantageScales) {
     auto rewards = random_rewards(3, 9);
     rewards[4] = kNaN;
     const auto advantages = of(rewards, scale);
@@ -88,7 +85,7 @@ TEST(Advantage, PermutingAGroupPermutesTheResultExactly) {
 // `batch` couples them only through batch_std.
 TEST(Advantage, GroupsAreIndependent) {
   const auto both = random_rewards(4, 12);
-  for (const AdvantageScale scale : kScales) {
+  for (const auto& [scale, name, factor] : kAdvantageScales) {
     const auto alone = [&](size_t begin) {
       return group_advantages(std::span(both).subspan(begin, 6), 6, scale, reward_std(both));
     };
@@ -100,7 +97,7 @@ TEST(Advantage, GroupsAreIndependent) {
 }
 
 TEST(Advantage, NaNIsLeftOutOfTheStatisticsAndGetsZero) {
-  for (const AdvantageScale scale : kScales) {
+  for (const auto& [scale, name, factor] : kAdvantageScales) {
     const auto with = of({1, kNaN, 2, 5, kNaN}, scale), without = of({1, 2, 5}, scale);
     EXPECT_EQ(with, (std::vector<double>{without[0], 0, without[1], without[2], 0}));
     EXPECT_EQ(of({kNaN, kNaN}, scale), (std::vector<double>{0, 0}));

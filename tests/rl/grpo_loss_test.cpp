@@ -15,9 +15,6 @@ namespace {
 
 using namespace test;
 
-constexpr LossType kLossTypes[] = {LossType::kGrpo, LossType::kDapo, LossType::kDrGrpo,
-                                   LossType::kBnpo, LossType::kSequenceSum};
-
 // Shifts the recorded log-probs, so that the ratios are about exp(-shift): 0.61, 0.74, 1, 1.16 and
 // 1.57, on both sides of the clip range with epsilon 0.2 and away from its edges.
 void shift_logprobs(std::vector<Trajectory>& completions) {
@@ -89,7 +86,7 @@ TEST_F(GrpoUpdate, LossEqualsItsDefinition) {
   config.epsilon_high = 0.28;
   config.beta = 0.1;
   for (const Truncated truncated : {Truncated::kKeep, Truncated::kMask})
-    for (const LossType type : kLossTypes) {
+    for (const auto& [type, name, denominator] : kLossTypes) {
       const double naive =
           naive_loss(model_, &reference_, completions_, advantages_, truncated, type, config);
       const double loss = run_update(model_, minibatch(type, truncated, 1000), config).loss;
@@ -118,7 +115,7 @@ TEST_F(GrpoUpdate, EqualRewardsGiveExactlyZeroGradients) {
   advantages_ = group_advantages(std::vector<double>(completions_.size(), 0.1 + 0.2), 4,
                                  AdvantageScale::kGroup);
   shift_logprobs(completions_);
-  for (const LossType type : kLossTypes) {
+  for (const auto& [type, name, denominator] : kLossTypes) {
     const UpdateResult result = run_update(model_, minibatch(type, Truncated::kKeep, 1000), {});
     EXPECT_EQ(result.loss, 0.0);
     for (size_t i = 0; i < result.gradients.size(); ++i)
@@ -132,7 +129,7 @@ TEST_F(GrpoUpdate, MicroBatchSplitChangesNothing) {
   GrpoConfig config;
   config.beta = 0.1;
   for (const Truncated truncated : {Truncated::kKeep, Truncated::kMask})
-    for (const LossType type : kLossTypes) {
+    for (const auto& [type, name, denominator] : kLossTypes) {
       const UpdateResult whole = run_update(model_, minibatch(type, truncated, 1000), config);
       for (const int64_t tokens : {1, 30}) {
         const Minibatch batches = minibatch(type, truncated, tokens);

@@ -39,8 +39,7 @@ TEST(TokenWeight, FollowsTheLossTypes) {
 }
 
 TEST(TokenWeight, DenominatorsAreAtLeastOne) {
-  for (const LossType type : {LossType::kGrpo, LossType::kDapo, LossType::kBnpo, LossType::kDrGrpo,
-                              LossType::kSequenceSum}) {
+  for (const auto& [type, name, denominator] : kLossTypes) {
     const double weight = token_weight(type, {}, 3, 8);
     EXPECT_GT(weight, 0);
     EXPECT_LE(weight, 1);

@@ -6,6 +6,8 @@
 #include <fstream>
 #include <set>
 
+#include "runs/config.h"
+#include "runs/run_directory.h"
 #include "sys/files.h"
 #include "tests/support/test_util.h"
 
@@ -85,7 +87,7 @@ TEST_F(Checkpoints, RestoreModelOptimizerTokenizerAndState) {
   ASSERT_EQ(loaded.model->parameters().size(), model_->parameters().size());
   for (size_t i = 0; i < model_->parameters().size(); ++i)
     EXPECT_TRUE(bit_equal(loaded.model->parameters()[i].value, model_->parameters()[i].value));
-  EXPECT_EQ(loaded.tokenizer->to_json().dump(), tokenizer_->to_json().dump());
+  EXPECT_EQ(loaded.tokenizer->files(), tokenizer_->files());
   EXPECT_EQ(loaded.model->config().to_json().dump(), model_->config().to_json().dump());
 
   AdamW other(loaded.model->parameters(), OptimizerConfig{});
@@ -405,7 +407,7 @@ TEST_F(Checkpoints, MomentsThatAreNotFiniteAreRefused) {
 
 TEST_F(Checkpoints, TokenizerOfAnotherVocabularyIsRefused) {
   const std::string at = save(10);
-  write_file(at + "/tokenizer.json", make_byte_tokenizer()->to_json().dump());
+  write_file(at + "/tokenizer.json", make_byte_tokenizer()->files()[0].second);
   EXPECT_THROW_WITH(load_model(at, DType::kF32), InputError,
                     "config.json has a vocabulary of 13, tokenizer.json one of 257");
 }
@@ -431,20 +433,23 @@ TEST_F(Checkpoints, TrainingTakesDropoutAndRecomputeFromItsConfigurationAndRefus
   config.model.recompute = Recompute::kBlock;
   config.model.init_std = 0.5;
   config.model.d_model = 8;  // unchanged
-  const ModelConfig loaded = load_model(at, config).model->config();
+  const ModelConfig loaded =
+      load_model(at, config.model, config.data, config.dtype).model->config();
   EXPECT_EQ(loaded.dropout, 0.25);
   EXPECT_EQ(loaded.recompute, Recompute::kBlock);
   EXPECT_EQ(loaded.context, 12);  // the default of 256 is not compared
 
   config.model.d_model = 16;
-  EXPECT_THROW_WITH(load_model(at, config), InputError,
+  EXPECT_THROW_WITH(load_model(at, config.model, config.data, config.dtype), InputError,
                     "model.d_model: 16 was asked for, but the model of " + at + " has d_model: 8");
   config.model.d_model = 8;
   config.model.norm = NormType::kLayer;
-  EXPECT_THROW_WITH(load_model(at, config), InputError, "model.norm: layer_norm");
+  EXPECT_THROW_WITH(load_model(at, config.model, config.data, config.dtype), InputError,
+                    "model.norm: layer_norm");
   config.model.norm = NormType::kRms;
   config.data.tokenizer = TokenizerType::kByte;
-  EXPECT_THROW_WITH(load_model(at, config), InputError, "data.tokenizer: byte");
+  EXPECT_THROW_WITH(load_model(at, config.model, config.data, config.dtype), InputError,
+                    "data.tokenizer: byte");
 }
 
 // ---- Files and run directories -----------------------------------------------------------------

@@ -27,13 +27,13 @@ TEST(DemoSlow, GrpoGainsFromRewardsAndNotFromShuffledOnes) {
   const auto source = fs::path(__FILE__).parent_path().parent_path().parent_path();
   const RunPlan demo = load_plan((source / "configs" / "demo.yaml").string(), {});
   ASSERT_EQ(demo.stages.size(), 2u);
-  ASSERT_EQ(demo.stages[0].trainer, TrainerType::kSft);
-  ASSERT_EQ(demo.stages[1].trainer, TrainerType::kGrpo);
+  ASSERT_EQ(demo.stages[0].batch.trainer, TrainerType::kSft);
+  ASSERT_EQ(demo.stages[1].batch.trainer, TrainerType::kGrpo);
   const std::string start = train(stage_of(demo, 0, dir.path("sft"))).run_dir;
 
   RunPlan plan = stage_of(demo, 1, dir.path("grpo"));
   plan.stages[0].init_from = start;
-  plan.stages[0].steps = 40;  // half of the demo's: enough for the gain
+  plan.stages[0].batch.steps = 40;  // half of the demo's: enough for the gain
   const RunResult real = train(plan);
   EXPECT_LT(real.before, 0.7);
   EXPECT_GE(real.after, 0.95);

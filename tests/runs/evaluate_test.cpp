@@ -33,13 +33,6 @@ std::vector<int32_t> small_tokens() {
   return tokens;
 }
 
-TrainConfig config_with(int64_t micro_batch_tokens, int64_t eval_tokens = 0) {
-  TrainConfig config;
-  config.micro_batch_tokens = micro_batch_tokens;
-  config.eval.tokens = eval_tokens;
-  return config;
-}
-
 TEST(EvaluateText, IsTheMeanOverConsecutiveWindowsHoweverTheyAreBatched) {
   const auto model = small_model(7, 4, DType::kF64);
   const std::vector<int32_t> tokens = small_tokens();
@@ -59,16 +52,16 @@ TEST(EvaluateText, IsTheMeanOverConsecutiveWindowsHoweverTheyAreBatched) {
   const auto alone = make_single_communicator();
   const TokenStream stream(tokens);
   for (const int64_t budget : {1, 8, 1000})
-    EXPECT_NEAR(evaluate_text({*model, stream, config_with(budget)}, *alone), loss, 1e-14);
+    EXPECT_NEAR(evaluate_text({*model, stream, 0, budget}, *alone), loss, 1e-14);
 }
 
 TEST(EvaluateText, IsTheSameToTheBitOnAnyNumberOfRanks) {
   const auto model = small_model(7, 4, DType::kF32);
   const TokenStream stream(small_tokens());
-  const double one = evaluate_text({*model, stream, config_with(8)}, *make_single_communicator());
+  const double one = evaluate_text({*model, stream, 0, 8}, *make_single_communicator());
   for (const int ranks : {2, 3, 6})  // for 4 windows
     run_local_ranks(ranks, [&](Communicator& comm) {
-      EXPECT_EQ(evaluate_text({*model, stream, config_with(8)}, comm), one) << ranks;
+      EXPECT_EQ(evaluate_text({*model, stream, 0, 8}, comm), one) << ranks;
     });
 }
 
@@ -81,20 +74,20 @@ TEST(EvaluateText, OfALongStreamUsesEvenlySpacedWindows) {
   double mean = 0;
   for (const int64_t window : {0, 3, 6}) {
     const TokenStream part({tokens.begin() + 4 * window, tokens.begin() + 4 * window + 5});
-    mean += evaluate_text({*model, part, config_with(8)}, *alone) / 3;
+    mean += evaluate_text({*model, part, 0, 8}, *alone) / 3;
   }
   const TokenStream stream(tokens);
-  EXPECT_NEAR(evaluate_text({*model, stream, config_with(8, 12)}, *alone), mean, 1e-14);
-  const double all = evaluate_text({*model, stream, config_with(8)}, *alone);
-  EXPECT_EQ(evaluate_text({*model, stream, config_with(8, 40)}, *alone), all);
-  EXPECT_NE(evaluate_text({*model, stream, config_with(8, 39)}, *alone), all);
+  EXPECT_NEAR(evaluate_text({*model, stream, 12, 8}, *alone), mean, 1e-14);
+  const double all = evaluate_text({*model, stream, 0, 8}, *alone);
+  EXPECT_EQ(evaluate_text({*model, stream, 40, 8}, *alone), all);
+  EXPECT_NE(evaluate_text({*model, stream, 39, 8}, *alone), all);
 }
 
 TEST(EvaluateText, OfNothingIsNotMeasured) {
   const auto model = small_model(7, 4, DType::kF64);
   const auto alone = make_single_communicator();
-  EXPECT_TRUE(std::isnan(evaluate_text({*model, {}, config_with(8)}, *alone)));
-  EXPECT_TRUE(std::isnan(evaluate_text({*model, TokenStream({1}), config_with(8)}, *alone)));
+  EXPECT_TRUE(std::isnan(evaluate_text({*model, {}, 0, 8}, *alone)));
+  EXPECT_TRUE(std::isnan(evaluate_text({*model, TokenStream({1}), 0, 8}, *alone)));
 }
 
 class EvaluateProblems : public testing::Test {
@@ -110,7 +103,7 @@ class EvaluateProblems : public testing::Test {
   }
   ProblemScores evaluate(const Correctness& correct, Communicator& comm, int64_t step = 3) {
     Engine engine(*model_, config_.rollout);
-    return evaluate_problems({engine, data_, correct, config_, step}, comm);
+    return evaluate_problems({engine, data_, correct, config_.eval_sections(), step}, comm);
   }
   ProblemScores evaluate(const Correctness& correct, int64_t step = 3) {
     return evaluate(correct, *make_single_communicator(), step);
@@ -159,7 +152,7 @@ TEST_F(EvaluateProblems, GradesGreedyAndSampledCompletions) {
 }
 
 TEST_F(EvaluateProblems, OfSftHaveTheMeanLossOverAllTokensOfTheSolutions) {
-  config_.trainer = TrainerType::kSft;
+  config_.batch.trainer = TrainerType::kSft;
   config_.eval = {};
   data_.held_out = {example("0", "1"), example("01", "1010"), example("111", ""),
                     example("10101", "0101011111")};
@@ -187,12 +180,12 @@ TEST_F(EvaluateProblems, OfSftHaveTheMeanLossOverAllTokensOfTheSolutions) {
               1e-13 * loss);  // the same f32 numbers, summed
   for (const int64_t budget : {1, 9, 1000})
     for (const int ranks : {1, 2, 3, 5}) {
-      config_.micro_batch_tokens = budget;
+      config_.batch.micro_batch_tokens = budget;
       run_local_ranks(ranks, [&](Communicator& comm) {
         EXPECT_TRUE(same(evaluate(has_one_, comm).metrics, one.metrics)) << budget << " " << ranks;
       });
     }
-  config_.trainer = TrainerType::kGrpo;
+  config_.batch.trainer = TrainerType::kGrpo;
   EXPECT_FALSE(evaluate(has_one_).metrics.find("val_loss"));
 }
 
@@ -239,7 +232,7 @@ TEST_F(EvaluateProblems, ProgramsJudgeAllCompletionsAtOnce) {
   write_file(dir.path("judge.py"), kJudge);
   config_.rewards = {
       {.name = "command", .run = "python3 judge.py", .directory = dir.path(""), .batch = true}};
-  const Correctness own = correctness_of(config_, nullptr);
+  const Correctness own = correctness_of(config_.eval.correct, config_.rewards, nullptr);
   Correctness built_in = has_one_;
   built_in.reward = [this](const RewardInput& in) {
     return in.example.prompt == "01" ? std::numeric_limits<double>::quiet_NaN()
@@ -250,7 +243,9 @@ TEST_F(EvaluateProblems, ProgramsJudgeAllCompletionsAtOnce) {
   const ExpectLog failures("left out; the first: it reports: 'no idea'");
   EXPECT_TRUE(same(evaluate(own).metrics, one.metrics));
   run_local_ranks(2, [&](Communicator& comm) {
-    EXPECT_TRUE(same(evaluate(correctness_of(config_, nullptr), comm).metrics, one.metrics));
+    EXPECT_TRUE(
+        same(evaluate(correctness_of(config_.eval.correct, config_.rewards, nullptr), comm).metrics,
+             one.metrics));
   });
 }
 
@@ -276,16 +271,18 @@ TEST(CorrectnessRule, IsTheTasksCheckerElseTheOnlyRewardElseAnExactMatch) {
   TrainConfig config;
   const Example e = example("p", "42");
   const auto judge = [&](const std::string& completion, const Task* task = nullptr) {
-    return correctness_of(config, task).judge({e, completion});
+    return correctness_of(config.eval.correct, config.rewards, task).judge({e, completion});
   };
   EXPECT_EQ(judge("42"), 1);
   EXPECT_EQ(judge("42.0"), 0);
-  EXPECT_EQ(correctness_of(config, nullptr).measure(), "pass@1 (exact_match)");
+  EXPECT_EQ(correctness_of(config.eval.correct, config.rewards, nullptr).measure(),
+            "pass@1 (exact_match)");
   config.rewards = {{.name = "numeric", .weight = 0.1, .pattern = ""}};
   EXPECT_EQ(judge("42.0"), 1);
   const Example parity = example("10=", "1");
   config.rewards.push_back({.name = "format", .weight = 5, .pattern = "x"});
-  const Correctness task = correctness_of(config, &find_task("parity"));
+  const Correctness task =
+      correctness_of(config.eval.correct, config.rewards, &find_task("parity"));
   EXPECT_EQ(task.judge({parity, "11:1"}), 1);
   EXPECT_EQ(task.rule(), "task >= 1");
   EXPECT_THROW_WITH(judge("42"), InputError, "there are 2 rewards (numeric, format)");
@@ -298,21 +295,23 @@ TEST(CorrectnessRule, IsTheNamedRewardFromItsThresholdOn) {
                     {.name = "format", .weight = 1, .pattern = "b"}};
   config.eval.correct.reward = "format_2";
   const Example e = example("p", "x");  // no number: numeric does not apply
-  const Correctness second = correctness_of(config, nullptr);
+  const Correctness second = correctness_of(config.eval.correct, config.rewards, nullptr);
   EXPECT_EQ(second.measure(), "pass@1 (format_2)");
   EXPECT_EQ(second.judge({e, "b"}), 1);
   EXPECT_EQ(second.judge({e, "a"}), 0);
   config.eval.correct.reward = "numeric";
-  EXPECT_TRUE(std::isnan(correctness_of(config, nullptr).judge({e, "1"})));
+  EXPECT_TRUE(
+      std::isnan(correctness_of(config.eval.correct, config.rewards, nullptr).judge({e, "1"})));
   config.eval.correct.threshold = 0.25;
-  EXPECT_EQ(correctness_of(config, nullptr).measure(), "pass@1 (numeric >= 0.25)");
+  EXPECT_EQ(correctness_of(config.eval.correct, config.rewards, nullptr).measure(),
+            "pass@1 (numeric >= 0.25)");
   const Correctness half{.name = "h", .threshold = 0.5, .reward = [](const RewardInput& in) {
                            return in.completion == "half" ? 0.5 : 0.49;
                          }};
   EXPECT_EQ(half.judge({e, "half"}), 1);
   EXPECT_EQ(half.judge({e, "less"}), 0);
   config.rewards.clear();
-  EXPECT_THROW_WITH(correctness_of(config, nullptr), InputError,
+  EXPECT_THROW_WITH(correctness_of(config.eval.correct, config.rewards, nullptr), InputError,
                     "no reward is called 'numeric'; there are none");
 }
 

@@ -18,7 +18,8 @@ std::vector<std::vector<int64_t>> prompts_of_ranks(const TrainConfig& config, in
                                                    int64_t step) {
   std::vector<std::vector<int64_t>> indices(static_cast<size_t>(ranks));
   run_local_ranks(ranks, [&](Communicator& comm) {
-    indices[static_cast<size_t>(comm.rank())] = shard_prompts(comm, config, step).indices;
+    indices[static_cast<size_t>(comm.rank())] =
+        shard_prompts(comm, config.grpo_sections(), step).indices;
   });
   return indices;
 }
@@ -29,7 +30,7 @@ TEST(GrpoShards, EveryPromptHasOneRank) {
     for (const int64_t minibatches : {1, 3, 8})
       for (const int64_t step : {0, 1, 7}) {
         if (minibatches > prompts) continue;
-        config.prompts_per_step = prompts;
+        config.batch.prompts_per_step = prompts;
         config.grpo.num_minibatches = minibatches;
         std::vector<int64_t> all;
         for (const auto& rank : prompts_of_ranks(config, 3, step))
@@ -44,11 +45,11 @@ TEST(GrpoShards, EveryPromptHasOneRank) {
 // 32 prompts in 8 minibatches on 8 ranks: each rank has prompts in half of the minibatches.
 TEST(GrpoShards, MinibatchesWithFewPromptsRotateOverTheRanks) {
   TrainConfig config;
-  config.prompts_per_step = 32;
+  config.batch.prompts_per_step = 32;
   config.grpo.num_minibatches = 8;
   for (const int64_t step : {0, 1, 2})
     for (const auto& rank : prompts_of_ranks(config, 8, step)) EXPECT_EQ(rank.size(), 4u);
-  config.prompts_per_step = 3;
+  config.batch.prompts_per_step = 3;
   config.grpo.num_minibatches = 1;
   std::vector<size_t> counts(8);
   for (int64_t step = 0; step < 8; ++step) {
@@ -66,7 +67,7 @@ class GrpoStep : public testing::Test {
         small_plan(dir_, "run", std::string(kSmallModel) + kSmallData + kSmallGrpo,
                    {"num_minibatches=2", "dtype=f64", "prompts_per_step=4", "num_generations=3"});
     config_ = plan.stages[0];
-    data_ = load_dataset(config_, nullptr);
+    data_ = load_dataset(config_.data_sections(), nullptr);
     config_.model.vocab_size = data_.tokenizer->vocab_size();
     config_.model.resolve();
   }
@@ -80,7 +81,7 @@ class GrpoStep : public testing::Test {
     ScoredRollouts out;
     Engine engine(model, {});
     out.trajectories = Sampler(engine, *data_.tokenizer, config_.sampling)
-                           .sample(prompts(shard), config_.num_generations,
+                           .sample(prompts(shard), config_.batch.num_generations,
                                    {.seed = 1, .step = 0, .prompt_indices = shard.indices});
     for (const Trajectory& t : out.trajectories) {
       const auto index = static_cast<double>(t.index);
@@ -104,13 +105,13 @@ class GrpoStep : public testing::Test {
     Trained out;
     run_local_ranks(ranks, [&](Communicator& comm) {
       const auto learner = make_learner(comm);
-      const PromptShard shard = shard_prompts(comm, config_, 0);
+      const PromptShard shard = shard_prompts(comm, sections(), 0);
       ScoredRollouts scored = sampled(learner->model(), shard);
       if (comm.rank() == 0) change(scored);
       auto minibatches =
-          pack_minibatches(comm, learner->model(), scored, scored.advantages, shard, config_);
-      const UpdateSums updates = update_policy(comm, *learner, minibatches, config_, 1e-2);
-      const Metrics summary = grpo_metrics(scored, {}, updates, config_, 1e-2).reduce(comm);
+          pack_minibatches(comm, learner->model(), scored, scored.advantages, shard, sections());
+      const UpdateSums updates = update_policy(comm, *learner, minibatches, sections(), 1e-2);
+      const Metrics summary = grpo_metrics(scored, {}, updates, sections(), 1e-2).reduce(comm);
       if (comm.rank() != 0) return;
       out.metrics = summary;
       for (const NamedParameter& p : learner->model().parameters())
@@ -118,6 +119,8 @@ class GrpoStep : public testing::Test {
     });
     return out;
   }
+
+  GrpoSections sections() const { return config_.grpo_sections(); }
 
   TempDir dir_;
   TrainConfig config_;
@@ -139,10 +142,10 @@ TEST_F(GrpoStep, IsAFunctionOfItsInputs) {
     Engine engine(learner->model(), {});
     const Sampler sampler(engine, *data_.tokenizer, config_.sampling);
     for (int64_t step = 0; step < 2; ++step) {
-      const PromptShard shard = shard_prompts(*comm, config_, step);
+      const PromptShard shard = shard_prompts(*comm, sections(), step);
       const std::vector<Example> problems = prompts(shard);
       const GrpoStepResult result = grpo_step({.comm = *comm,
-                                               .config = config_,
+                                               .config = sections(),
                                                .sampler = sampler,
                                                .rewards = rewards,
                                                .learner = *learner,
@@ -176,11 +179,11 @@ TEST_F(GrpoStep, TakesAReferenceAndNeedsAReward) {
   const Transformer reference(config_.model, config_.dtype, 1);
   Engine engine(learner->model(), {});
   const Sampler sampler(engine, *data_.tokenizer, config_.sampling);
-  const PromptShard shard = shard_prompts(*comm, config_, 0);
+  const PromptShard shard = shard_prompts(*comm, sections(), 0);
   const std::vector<Example> problems = prompts(shard);
   const auto step_with = [&](const RewardSet& rewards) {
     return grpo_step(
-        {*comm, config_, sampler, rewards, *learner, &reference, problems, shard, 0, 0});
+        {*comm, sections(), sampler, rewards, *learner, &reference, problems, shard, 0, 0});
   };
   const GrpoStepResult result = step_with(RewardSet({{.name = "task"}}, data_.task));
   EXPECT_EQ(result.metrics.at("kl"), 0);
@@ -237,16 +240,17 @@ TEST_F(GrpoStep, EveryMinibatchIsCheckedPeriodically) {
   const auto comm = make_single_communicator();
   for (const int64_t step : {0, 1, 19, 20, 40}) {
     const auto learner = make_learner(*comm);
-    const PromptShard shard = shard_prompts(*comm, config_, 0);
+    const PromptShard shard = shard_prompts(*comm, sections(), 0);
     ScoredRollouts scored = sampled(learner->model(), shard);
     auto minibatches =
-        pack_minibatches(*comm, learner->model(), scored, scored.advantages, shard, config_);
+        pack_minibatches(*comm, learner->model(), scored, scored.advantages, shard, sections());
     Tensor old = minibatches.back().back().columns.at("old_logprob");
     old.fill_(-1);
     std::optional<ExpectLog> warning;
     if (step % 20 == 0) warning.emplace("the sampler's log-probs differ from the trainer's");
-    EXPECT_EQ(update_policy(*comm, *learner, minibatches, config_, 1e-2, step).ratio_deviation > 0,
-              step % 20 == 0);
+    EXPECT_EQ(
+        update_policy(*comm, *learner, minibatches, sections(), 1e-2, step).ratio_deviation > 0,
+        step % 20 == 0);
   }
 }
 
@@ -254,12 +258,12 @@ TEST_F(GrpoStep, EveryMinibatchIsCheckedPeriodically) {
 TEST_F(GrpoStep, ZeroVarianceGroupsDependOnUnmaskedTokens) {
   const auto comm = make_single_communicator();
   const auto learner = make_learner(*comm);
-  const PromptShard shard = shard_prompts(*comm, config_, 0);
+  const PromptShard shard = shard_prompts(*comm, sections(), 0);
   ScoredRollouts scored = sampled(learner->model(), shard);
   for (Trajectory& c : scored.trajectories) c.stop_reason = StopReason::kLength;
   for (size_t i = 0; i < 3; ++i) scored.trajectories[i].stop_reason = StopReason::kContext;
   scored.trajectories.back().stop_reason = StopReason::kStopToken;
-  const auto metrics = [&] { return grpo_metrics(scored, {}, {}, config_, 0).reduce(*comm); };
+  const auto metrics = [&] { return grpo_metrics(scored, {}, {}, sections(), 0).reduce(*comm); };
   EXPECT_EQ(metrics().at("frac_reward_zero_std"), 0);
   config_.grpo.mask_truncated_completions = true;
   EXPECT_EQ(metrics().at("frac_reward_zero_std"), 0.75);
@@ -279,10 +283,10 @@ void set_truncated(Trajectory& trajectory, bool truncated = true) {
 TEST_F(GrpoStep, AnUpdateWithoutATokenInTheMaskIsSkipped) {
   const auto comm = make_single_communicator();
   const auto learner = make_learner(*comm);
-  const PromptShard shard = shard_prompts(*comm, config_, 0);
+  const PromptShard shard = shard_prompts(*comm, sections(), 0);
   ScoredRollouts scored = sampled(learner->model(), shard);
   const auto count = [&] {
-    return pack_minibatches(*comm, learner->model(), scored, scored.advantages, shard, config_)
+    return pack_minibatches(*comm, learner->model(), scored, scored.advantages, shard, sections())
         .size();
   };
   EXPECT_EQ(count(), 2u);
@@ -305,13 +309,13 @@ TEST_F(GrpoStep, AnUpdateIsMadeIfAnyRankHasATokenInTheMask) {
   config_.grpo.mask_truncated_completions = true;
   run_local_ranks(2, [&](Communicator& comm) {
     const auto learner = make_learner(comm);
-    const PromptShard shard = shard_prompts(comm, config_, 0);
+    const PromptShard shard = shard_prompts(comm, sections(), 0);
     ScoredRollouts scored = sampled(learner->model(), shard);
     for (Trajectory& c : scored.trajectories) set_truncated(c, comm.rank() == 0);
     auto minibatches =
-        pack_minibatches(comm, learner->model(), scored, scored.advantages, shard, config_);
+        pack_minibatches(comm, learner->model(), scored, scored.advantages, shard, sections());
     EXPECT_EQ(minibatches.size(), 2u);
-    update_policy(comm, *learner, minibatches, config_, 1e-2);
+    update_policy(comm, *learner, minibatches, sections(), 1e-2);
     EXPECT_EQ(learner->optimizer().updates(), 2);
   });
 }
@@ -321,11 +325,14 @@ TEST_F(GrpoStep, AdvantagesAreShuffledOverAllRanks) {
   for (const int ranks : {1, 2, 3}) {
     std::vector<double> all_shuffled(12, kNaN);
     run_local_ranks(ranks, [&](Communicator& comm) {
-      const PromptShard shard = shard_prompts(comm, config_, 0);
-      std::vector<double> advantages;
+      const PromptShard shard = shard_prompts(comm, sections(), 0);
+      ScoredRollouts rollouts;
       for (const int64_t n : shard.indices)
-        for (int64_t g = 0; g < 3; ++g) advantages.push_back(static_cast<double>(3 * n + g) + 1);
-      const auto shuffled = shuffled_advantages(comm, advantages, shard, config_, 5);
+        for (int64_t g = 0; g < 3; ++g) {
+          rollouts.trajectories.push_back({.index = 3 * n + g, .group = n});
+          rollouts.advantages.push_back(static_cast<double>(3 * n + g) + 1);
+        }
+      const auto shuffled = shuffled_advantages(comm, rollouts, sections(), 5);
       for (size_t i = 0; i < shuffled.size(); ++i)
         all_shuffled[static_cast<size_t>(shard.indices[i / 3]) * 3 + i % 3] = shuffled[i];
     });

@@ -19,7 +19,7 @@ TEST(MicroBatches, AreAsLargeAsTheMemoryAllows) {
   const RunPlan plan =
       small_plan(dir, "run", kCommon + kSmallSft, {"micro_batch_tokens=auto", "batch_size=100000"});
   const TrainConfig& asked = plan.stages[0];
-  ASSERT_FALSE(asked.micro_batch_tokens.has_value());
+  ASSERT_FALSE(asked.batch.micro_batch_tokens.has_value());
   const StagePreview stage = preview_plan(plan)[0];
   constexpr int64_t kRanks = 2;
   int64_t tokens = 0;
@@ -30,7 +30,7 @@ TEST(MicroBatches, AreAsLargeAsTheMemoryAllows) {
     TrainConfig config = asked;
     const auto bytes = static_cast<int64_t>(available);
     const std::string chosen = choose_micro_batch(config, stage, kRanks, bytes);
-    const int64_t now = *config.micro_batch_tokens;
+    const int64_t now = *config.batch.micro_batch_tokens;
     SCOPED_TRACE(chosen);
     EXPECT_TRUE(chosen.starts_with(str(now, " tokens, model.recompute: ")));
     const bool fits = peak_of(config, stage, kRanks) <= static_cast<int64_t>(0.9 * available);
@@ -47,7 +47,7 @@ TEST(MicroBatches, AreAsLargeAsTheMemoryAllows) {
     }
     // More does not fit.
     TrainConfig more = config;
-    more.micro_batch_tokens = now + 1024;
+    more.batch.micro_batch_tokens = now + 1024;
     if (now < 32768) {
       EXPECT_GT(peak_of(more, stage, kRanks), static_cast<int64_t>(0.9 * available));
     }
@@ -71,7 +71,7 @@ TEST(MicroBatches, NeverHaveMoreThanARanksTokens) {
     TrainConfig config = plan.stages[0];
     choose_micro_batch(config, stage, ranks, int64_t{1} << 40);
     const int64_t all = step_size(config, stage, ranks).tokens;
-    EXPECT_EQ(*config.micro_batch_tokens, (all + ranks - 1) / ranks);
+    EXPECT_EQ(*config.batch.micro_batch_tokens, (all + ranks - 1) / ranks);
   }
 }
 
@@ -80,7 +80,7 @@ TEST(MicroBatches, GivenAsNumbersAreUnchanged) {
   const RunPlan plan = small_plan(dir, "run", kCommon + kSmallSft + "micro_batch_tokens: 40\n");
   TrainConfig config = plan.stages[0];
   EXPECT_EQ(choose_micro_batch(config, preview_plan(plan)[0], 1, 1), "");
-  EXPECT_EQ(config.micro_batch_tokens, 40);
+  EXPECT_EQ(config.batch.micro_batch_tokens, 40);
   EXPECT_EQ(config.model.recompute, Recompute::kNone);
 }
 
@@ -91,8 +91,8 @@ TEST(MicroBatches, AreChosenOnce) {
   const std::string run =
       train_interrupted(small_plan(dir, "auto", yaml, {"micro_batch_tokens=auto", "ranks=2"}), 3);
   const RunPlan recorded = load_plan(run + "/config.yaml", {});
-  ASSERT_TRUE(recorded.stages[0].micro_batch_tokens.has_value());
-  const int64_t tokens = *recorded.stages[0].micro_batch_tokens;
+  ASSERT_TRUE(recorded.stages[0].batch.micro_batch_tokens.has_value());
+  const int64_t tokens = *recorded.stages[0].batch.micro_batch_tokens;
   EXPECT_NE(read_file(run + "/log.txt")
                 .find(str("sft: micro_batch_tokens: auto: ", tokens, " tokens, model.recompute: ")),
             std::string::npos);
@@ -103,7 +103,7 @@ TEST(MicroBatches, AreChosenOnce) {
   EXPECT_TRUE(checkpoint_bytes(run) == checkpoint_bytes(same));
   // Another start may ask for another choice.
   train_rest(run, {"steps=8", "micro_batch_tokens=auto"});
-  EXPECT_TRUE(load_plan(run + "/config.yaml", {}).stages[0].micro_batch_tokens.has_value());
+  EXPECT_TRUE(load_plan(run + "/config.yaml", {}).stages[0].batch.micro_batch_tokens.has_value());
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Tests of text_curve(), the curve that the terminal shows.
-#include "runs/reporter.h"
+#include "runs/report.h"
 
 #include "tests/support/test_util.h"
 

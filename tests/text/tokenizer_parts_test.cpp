@@ -153,8 +153,7 @@ std::string words_of(const char* json, std::string_view text) {
   const PreTokenization made = make_pre_tokenizer(parse_json(json, "json"), WordText::kCharacters);
   std::string out;
   Work work(text.size());
-  made.splitter->split({text, true}, work,
-                       [&](Piece piece) { out += std::string(piece.text) + "|"; });
+  made.split({text, true}, work, [&](Piece piece) { out += std::string(piece.text) + "|"; });
   return out;
 }
 
@@ -189,7 +188,7 @@ TEST(PreTokenizers, OthersSplitAsTheirNamesSay) {
 std::string normalized(const char* json, std::string text) {
   const auto normalizer = make_normalizer(parse_json(json, "json"));
   Work work(text.size());
-  normalizer->normalize(text, work);
+  normalizer(text, work);
   return text;
 }
 
@@ -219,7 +218,7 @@ TEST(Normalizers, MultipliedTextIsRefused) {
       make_normalizer(Json().set("type", "Sequence").set("normalizers", std::move(steps)));
   std::string text = "a";
   Work work(1);
-  EXPECT_THROW_WITH(normalizer->normalize(text, work), InputError, "too much text");
+  EXPECT_THROW_WITH(normalizer(text, work), InputError, "too much text");
 }
 
 std::string decoded(const char* json, const std::vector<const char*>& tokens) {

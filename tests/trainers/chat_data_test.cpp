@@ -5,6 +5,7 @@
 #include "tests/support/test_util.h"
 #include "trainers/data_check.h"
 #include "trainers/dataset.h"
+#include "trainers/sampling.h"
 
 namespace cohort {
 namespace {
@@ -52,11 +53,22 @@ constexpr const char* kMarked =
 constexpr const char* kRewritesEarlierTurns =
     "{% for m in messages %}{% if loop.last %}!{% endif %}{{ m.content }}<|end|>{% endfor %}";
 
+// The keys of a configuration that matter here.
+struct Config {
+  DataConfig data;
+  BatchConfig batch;
+  SamplingConfig sampling;
+  DataSections data_sections() const {
+    return {data, batch, 1, sampling.max_completion_length, 512, 0};
+  }
+};
+
 class ChatData : public testing::Test {
  protected:
   TempDir dir_;
-  TrainConfig config(TrainerType trainer, const std::string& lines) const {
-    TrainConfig config = default_config(trainer, 10);
+  Config config(TrainerType trainer, const std::string& lines) const {
+    Config config;
+    config.batch.trainer = trainer;
     config.data.jsonl.path = {dir_.path("lines.jsonl")};
     config.data.jsonl.held_out_fraction = 0;
     write_file(config.data.jsonl.path[0], lines);
@@ -86,10 +98,10 @@ const char* const kMessages =
     "\"content\": \"yz\"}]}\n";
 
 TEST_F(ChatData, PromptsAndSolutionsBecomeTurns) {
-  TrainConfig c = config(TrainerType::kSft, "{\"prompt\": \"1+1\", \"answer\": \"2\"}\n");
+  Config c = config(TrainerType::kSft, "{\"prompt\": \"1+1\", \"answer\": \"2\"}\n");
   c.data.chat = true;
   c.data.system = "Be kind.";
-  const Dataset data = load_dataset(c, chat_tokenizer(kTurns));
+  const Dataset data = load_dataset(c.data_sections(), chat_tokenizer(kTurns));
   EXPECT_EQ(text(data),
             "<|start|>system\nBe "
             "kind.<|end|>\n<|start|>user\n1+1<|end|>\n<|start|>assistant\n2<|end|>\n");
@@ -98,50 +110,52 @@ TEST_F(ChatData, PromptsAndSolutionsBecomeTurns) {
 }
 
 TEST_F(ChatData, OnlyTheAssistantsTurnsAreTargets) {
-  TrainConfig c = config(TrainerType::kSft, kMessages);
+  Config c = config(TrainerType::kSft, kMessages);
   c.data.jsonl.messages = "messages";
-  std::string text = targets(load_dataset(c, chat_tokenizer(kTurns)));
+  std::string text = targets(load_dataset(c.data_sections(), chat_tokenizer(kTurns)));
   std::erase(text, '_');
   EXPECT_EQ(text, "2<|end|>\nyz<|end|>\n");
 }
 
 TEST_F(ChatData, GenerationBlocksMarkTheTargets) {
-  TrainConfig c = config(TrainerType::kSft, kMessages);
+  Config c = config(TrainerType::kSft, kMessages);
   c.data.jsonl.messages = "messages";
-  std::string text = targets(load_dataset(c, chat_tokenizer(kMarked)));
+  std::string text = targets(load_dataset(c.data_sections(), chat_tokenizer(kMarked)));
   std::erase(text, '_');
   EXPECT_EQ(text, "2<|end|>yz<|end|>");
 }
 
 TEST_F(ChatData, ATemplateThatChangesEarlierTurnsIsRefused) {
-  TrainConfig c = config(TrainerType::kSft, kMessages);
+  Config c = config(TrainerType::kSft, kMessages);
   c.data.jsonl.messages = "messages";
-  EXPECT_THROW_WITH(targets(load_dataset(c, chat_tokenizer(kRewritesEarlierTurns))), InputError,
-                    "changes the text before it");
-  EXPECT_THROW_WITH(load_dataset(c, make_byte_tokenizer()), InputError, "no chat template");
+  EXPECT_THROW_WITH(targets(load_dataset(c.data_sections(), chat_tokenizer(kRewritesEarlierTurns))),
+                    InputError, "changes the text before it");
+  EXPECT_THROW_WITH(load_dataset(c.data_sections(), make_byte_tokenizer()), InputError,
+                    "no chat template");
 }
 
 TEST_F(ChatData, PromptsOfPoliciesEndBeforeTheAssistantsTurn) {
-  TrainConfig c = config(TrainerType::kGrpo, kMessages);
+  Config c = config(TrainerType::kGrpo, kMessages);
   c.data.jsonl.messages = "messages";
-  const Dataset data = load_dataset(c, chat_tokenizer(kTurns));
+  const Dataset data = load_dataset(c.data_sections(), chat_tokenizer(kTurns));
   const Example example = data.train->get(0);
   EXPECT_EQ(example.prompt,
             "<|start|>user\n1+1<|end|>\n<|start|>assistant\n2<|end|>\n<|start|>user\nx<|end|>\n"
             "<|start|>assistant\n");
   EXPECT_EQ(example.solution, "yz");
   // The token that ends a turn ends a completion.
-  EXPECT_EQ(sampling_for(c, *data.tokenizer).stop_tokens,
+  EXPECT_EQ(sampling_for(c.sampling, c.data, *data.tokenizer).stop_tokens,
             std::vector<int64_t>{data.tokenizer->encode("<|end|>").at(0)});
 }
 
 TEST_F(ChatData, BadConversationsAreNamed) {
-  TrainConfig c = config(TrainerType::kSft, "{\"messages\": [{\"content\": \"x\"}]}\n");
+  Config c = config(TrainerType::kSft, "{\"messages\": [{\"content\": \"x\"}]}\n");
   c.data.jsonl.messages = "messages";
-  EXPECT_THROW_WITH(load_dataset(c, chat_tokenizer(kTurns)), InputError,
+  EXPECT_THROW_WITH(load_dataset(c.data_sections(), chat_tokenizer(kTurns)), InputError,
                     "lines.jsonl:1: messages:");
   c.data.jsonl.messages = "turns";
-  EXPECT_THROW_WITH(load_dataset(c, chat_tokenizer(kTurns)), InputError, "no field 'turns'");
+  EXPECT_THROW_WITH(load_dataset(c.data_sections(), chat_tokenizer(kTurns)), InputError,
+                    "no field 'turns'");
 }
 
 // Lines of conversations; each pair is a role and its content.
@@ -154,17 +168,17 @@ std::string conversation_of(const std::vector<std::pair<std::string, std::string
 
 class LongConversations : public ChatData {
  protected:
-  TrainConfig long_config(TrainerType trainer, const std::string& lines) const {
-    TrainConfig out = config(trainer, lines);
+  Config long_config(TrainerType trainer, const std::string& lines) const {
+    Config out = config(trainer, lines);
     out.data.jsonl.messages = "messages";
     out.data.too_long = TooLong::kTruncate;
     out.sampling.max_completion_length = 16;
     return out;
   }
-  static std::pair<Dataset, DataLengths> fitted(const TrainConfig& config, int64_t context,
+  static std::pair<Dataset, DataLengths> fitted(const Config& config, int64_t context,
                                                 const char* chat_template = kTurns) {
-    Dataset data = load_dataset(config, chat_tokenizer(chat_template));
-    DataLengths lengths = check_data(config, data, context);
+    Dataset data = load_dataset(config.data_sections(), chat_tokenizer(chat_template));
+    DataLengths lengths = check_data(config.data_sections(), data, context);
     return {std::move(data), std::move(lengths)};
   }
   // The text of a problem's training sequence, and its target tokens.
@@ -237,7 +251,7 @@ TEST_F(LongConversations, AreRefusedIfTheTemplateAloneIsTooLong) {
   const char* empty_blocks =
       "{% for m in messages %}<|start|>{{ m.content }}{% if m.role == 'assistant' %}"
       "{% generation %}{% endgeneration %}{% endif %}{% endfor %}";
-  TrainConfig c = long_config(TrainerType::kSft, answer);
+  Config c = long_config(TrainerType::kSft, answer);
   c.data.too_long = TooLong::kError;
   EXPECT_THROW_WITH(fitted(c, 100, empty_blocks), InputError, "it has no target tokens; hint: ");
 }
@@ -247,12 +261,12 @@ TEST_F(ChatData, AConversationsSystemMessageTakesPrecedence) {
   const std::string own =
       conversation_of({{"system", "Other."}, {"user", "1"}, {"assistant", "2"}});
   const std::string none = conversation_of({{"user", "3"}, {"assistant", "4"}});
-  TrainConfig c = config(TrainerType::kSft, none + own);
+  Config c = config(TrainerType::kSft, none + own);
   c.data.jsonl.messages = "messages";
   c.data.system = "Ours.";
-  Dataset data = load_dataset(c, chat_tokenizer(kTurns));
+  Dataset data = load_dataset(c.data_sections(), chat_tokenizer(kTurns));
   const std::string note = "data.system: conversations that have a system message keep it";
-  const auto notes = check_data(c, data, 1000).notes;
+  const auto notes = check_data(c.data_sections(), data, 1000).notes;
   EXPECT_TRUE(std::any_of(notes.begin(), notes.end(),
                           [&](const std::string& n) { return n.starts_with(note); }));
   EXPECT_EQ(data.train->get(0).prompt.find("<|start|>system\nOurs.<|end|>\n<|start|>user\n3"), 0u);
@@ -260,17 +274,18 @@ TEST_F(ChatData, AConversationsSystemMessageTakesPrecedence) {
   c = config(TrainerType::kSft, none);
   c.data.jsonl.messages = "messages";
   c.data.system = "Ours.";
-  data = load_dataset(c, chat_tokenizer(kTurns));
-  for (const std::string& n : check_data(c, data, 1000).notes) EXPECT_FALSE(n.starts_with(note));
+  data = load_dataset(c.data_sections(), chat_tokenizer(kTurns));
+  for (const std::string& n : check_data(c.data_sections(), data, 1000).notes)
+    EXPECT_FALSE(n.starts_with(note));
 }
 
 // Without a special token at its end, a turn ends with its text.
 TEST_F(ChatData, TheTextAfterAnAnswerIsAStopStringWithoutASpecialToken) {
-  TrainConfig c = config(TrainerType::kGrpo, "{\"prompt\": \"1+1\", \"answer\": \"2\"}\n");
+  Config c = config(TrainerType::kGrpo, "{\"prompt\": \"1+1\", \"answer\": \"2\"}\n");
   c.data.chat = true;
   const auto sampling = [&](const char* chat_template) {
     const auto tokenizer = chat_tokenizer(chat_template);
-    return sampling_for(c, *tokenizer);
+    return sampling_for(c.sampling, c.data, *tokenizer);
   };
   const char* plain = "{% for m in messages %}### {{ m.role }}\n{{ m.content }}\n\n{% endfor %}";
   EXPECT_EQ(sampling(plain).stop_strings, std::vector<std::string>{"\n\n"});
@@ -280,8 +295,8 @@ TEST_F(ChatData, TheTextAfterAnAnswerIsAStopStringWithoutASpecialToken) {
   EXPECT_TRUE(sampling(later).stop_strings.empty());
   EXPECT_EQ(sampling(later).stop_tokens.size(), 1u);
   EXPECT_TRUE(sampling("{% for m in messages %}{{ m.content }}{% endfor %}").stop_strings.empty());
-  Dataset data = load_dataset(c, chat_tokenizer(plain));
-  const auto notes = check_data(c, data, 1000).notes;
+  Dataset data = load_dataset(c.data_sections(), chat_tokenizer(plain));
+  const auto notes = check_data(c.data_sections(), data, 1000).notes;
   ASSERT_EQ(notes.size(), 1u);
   EXPECT_EQ(
       notes[0],

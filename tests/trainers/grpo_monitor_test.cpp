@@ -17,10 +17,6 @@ struct Numbers {
 
 class Monitor : public testing::Test {
  protected:
-  Monitor() {
-    config_.rewards = {{.name = "task", .weight = 1}, {.name = "format", .weight = 0.1}};
-  }
-
   // The warnings of one step.
   static std::vector<std::string> observe(GrpoMonitor& monitor, const Numbers& n) {
     return monitor.observe({{"reward", n.reward},
@@ -47,7 +43,7 @@ class Monitor : public testing::Test {
     EXPECT_NE(warnings[0].second.find(text), std::string::npos) << warnings[0].second;
     EXPECT_NE(warnings[0].second.find("hint: "), std::string::npos);
   }
-  TrainConfig config_;
+  GrpoConfig config_;
 };
 
 TEST_F(Monitor, HasNoWarningForARunThatLearns) {
@@ -117,19 +113,19 @@ TEST_F(Monitor, HintsSuggestKeysThatHaveAnEffect) {
   };
   const auto truncated = [](int) { return Numbers{.truncated = 0.5}; };
   EXPECT_TRUE(has(observe_all(truncated, 9), "mask_truncated_completions: true"));
-  config_.grpo.mask_truncated_completions = true;
+  config_.mask_truncated_completions = true;
   EXPECT_FALSE(has(observe_all(truncated, 9), "mask_truncated_completions"));
   const auto falling = [](int i) { return Numbers{.entropy = i < 6 ? 0.8 : 0.01}; };
   EXPECT_TRUE(has(observe_all(falling, 30), "the entropy has collapsed"));
   EXPECT_FALSE(has(observe_all(falling, 30), "epsilon_high"));  // one update a step
-  config_.grpo.num_minibatches = 2;
+  config_.num_minibatches = 2;
   EXPECT_TRUE(has(observe_all(falling, 30), "epsilon_high: 0.28"));
-  config_.grpo.epsilon_high = 0.28;
+  config_.epsilon_high = 0.28;
   EXPECT_FALSE(has(observe_all(falling, 30), "epsilon_high"));
 }
 
 TEST_F(Monitor, CompletionsThatAreAllMaskedMakeNoUpdate) {
-  config_.grpo.mask_truncated_completions = true;
+  config_.mask_truncated_completions = true;
   const auto warnings = observe_all(
       [](int) { return Numbers{.zero_variance = 1, .truncated = 0.75, .context = 0.25}; }, 25);
   ASSERT_EQ(warnings.size(), 3u);  // the length limit and the context, too

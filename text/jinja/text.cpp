@@ -52,11 +52,6 @@ std::u32string decode(std::string_view text) {
   return out;
 }
 
-size_t count_characters(std::string_view text) {
-  return static_cast<size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
-}
-
 size_t byte_of(std::string_view text, size_t characters) {
   size_t at = 0;
   for (; characters > 0 && at < text.size(); --characters) at = next_utf8_boundary(text, at + 1);
@@ -96,8 +91,7 @@ std::string_view strip(std::string_view text, Side side, std::optional<std::stri
   if (side != Side::kRight)
     while (!text.empty() && is_stripped(0)) text.remove_prefix(byte_of(text, 1));
   while (side != Side::kLeft && !text.empty()) {
-    size_t last = text.size() - 1;
-    while (last > 0 && (text[last] & 0xc0) == 0x80) --last;
+    const size_t last = last_utf8_begin(text, text.size());
     if (!is_stripped(last)) break;
     text.remove_suffix(text.size() - last);
   }

@@ -14,7 +14,6 @@ bool is_space(char32_t c);
 bool is_printable(char32_t c);
 
 std::u32string decode(std::string_view text);
-size_t count_characters(std::string_view text);
 // Byte offset of the character with this index; the size of the text if it is shorter.
 size_t byte_of(std::string_view text, size_t characters);
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/non_copyable.h"
 #include "text/chat_template.h"
 
 namespace cohort::jinja {
@@ -157,12 +158,10 @@ class Heap {
 
 // Counts a nested evaluation, which recurses on the C++ stack. Throws TemplateError beyond the
 // limit.
-class Nested {
+class Nested : NonCopyable {
  public:
   explicit Nested(Heap& heap);
   ~Nested() { --heap_.depth_; }
-  Nested(const Nested&) = delete;
-  Nested& operator=(const Nested&) = delete;
 
  private:
   Heap& heap_;

@@ -10,27 +10,18 @@ namespace cohort {
 namespace {
 
 bool is_word(std::string_view text, size_t at) {
-  const Utf8Char c = decode_utf8(text, at);
-  return has_class(c.code, kWordCharacter) || c.code == 0x200c || c.code == 0x200d;
-}
-
-// Offset of the character that ends at `end` > 0.
-size_t character_before(std::string_view text, size_t end) {
-  do {
-    --end;
-  } while (end > 0 && (static_cast<uint8_t>(text[end]) & 0xc0) == 0x80);
-  return end;
+  return has_class(decode_utf8(text, at).code, kWordCharacter);
 }
 
 bool is_whole_word(std::string_view text, const Match& match) {
-  return (match.begin == 0 || !is_word(text, character_before(text, match.begin))) &&
+  return (match.begin == 0 || !is_word(text, last_utf8_begin(text, match.begin))) &&
          (match.end == text.size() || !is_word(text, match.end));
 }
 
 // Offset of the white space that ends at `end`; at least `from`.
 size_t space_begin(std::string_view text, size_t from, size_t end) {
   while (end > from) {
-    const size_t before = character_before(text, end);
+    const size_t before = last_utf8_begin(text, end);
     if (!has_class(decode_utf8(text, before).code, kWhiteSpace)) break;
     end = before;
   }
@@ -60,7 +51,7 @@ AddedToken read_added_token(const Json& json, int64_t id) {
   return token;
 }
 
-AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Normalizer* normalizer)
+AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Normalizer& normalizer)
     : tokens_(std::move(tokens)) {
   size_t bytes = 0;
   for (const AddedToken& token : tokens_) bytes += token.content.size();
@@ -69,7 +60,7 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Normalizer* norma
   for (size_t i = 0; i < tokens_.size(); ++i) {
     Set& set = tokens_[i].normalized ? normalized_ : raw_;
     std::string content = tokens_[i].content;
-    if (tokens_[i].normalized && normalizer != nullptr) normalizer->normalize(content, work);
+    if (tokens_[i].normalized && normalizer) normalizer(content, work);
     (tokens_[i].normalized ? normalized : raw).push_back(content);
     texts_.push_back(std::move(content));
     set.tokens.push_back(i);

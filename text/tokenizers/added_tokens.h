@@ -29,7 +29,7 @@ AddedToken read_added_token(const Json& json, int64_t id);
 class AddedTokens {
  public:
   AddedTokens() = default;
-  AddedTokens(std::vector<AddedToken> tokens, const Normalizer* normalizer);
+  AddedTokens(std::vector<AddedToken> tokens, const Normalizer& normalizer);
 
   // Receives the parts of a text: added tokens, and the text between them (token = nullptr), which
   // is not empty.

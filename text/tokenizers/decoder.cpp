@@ -16,6 +16,12 @@ namespace {
 
 using Step = std::unique_ptr<DecodeStep>;
 
+std::vector<Step> copies_of(const std::vector<Step>& steps) {
+  std::vector<Step> copies;
+  for (const Step& step : steps) copies.push_back(step->clone());
+  return copies;
+}
+
 // A step that can be copied.
 template <class T>
 class CopyableStep : public DecodeStep {
@@ -27,16 +33,16 @@ class CopyableStep : public DecodeStep {
 class MapStep final : public CopyableStep<MapStep> {
  public:
   using Map = std::function<std::string(std::string_view token, bool first, Work& work)>;
-  explicit MapStep(const Map& map) : map_(map) {}
+  explicit MapStep(Map map) : map_(std::make_shared<Map>(std::move(map))) {}
   void push(std::string_view token, Work& work, const TextSink& out) override {
-    const std::string text = map_(token, first_, work);
+    const std::string text = (*map_)(token, first_, work);
     work.charge(text.size());
     first_ = false;
     out(text);
   }
 
  private:
-  const Map& map_;  // owned by the decoder
+  std::shared_ptr<const Map> map_;
   bool first_ = true;
 };
 
@@ -113,8 +119,8 @@ class StripStep final : public CopyableStep<StripStep> {
     int64_t start, stop;  // the most to strip at each end
   };
   enum class Token { kWhole, kInParts };
-  StripStep(const Options& options, Token token)
-      : options_(options), token_(token), start_left_(options.start) {}
+  StripStep(Options options, Token token)
+      : options_(std::move(options)), token_(token), start_left_(options_.start) {}
 
   void push(std::string_view text, Work& work, const TextSink& out) override {
     const std::string& c = options_.character;
@@ -139,7 +145,7 @@ class StripStep final : public CopyableStep<StripStep> {
   void discard() override { start_left_ = held_ = 0; }
 
  private:
-  const Options& options_;  // owned by the decoder
+  Options options_;
   Token token_;
   int64_t start_left_, held_ = 0;
 };
@@ -147,10 +153,7 @@ class StripStep final : public CopyableStep<StripStep> {
 // Gathers all tokens into one.
 class GatherStep final : public CopyableStep<GatherStep> {
  public:
-  void push(std::string_view token, Work&, const TextSink& out) override {
-    (void)out;
-    all_ += token;
-  }
+  void push(std::string_view token, Work&, const TextSink&) override { all_ += token; }
   void finish(Work&, const TextSink& out) override { out(all_); }
 
  private:
@@ -168,7 +171,8 @@ std::string replaced(std::string_view text, std::string_view from, std::string_v
 // Replaces the end-of-word suffix by a space, or by nothing in the last token.
 class SuffixStep final : public CopyableStep<SuffixStep> {
  public:
-  explicit SuffixStep(const std::string& suffix) : suffix_(suffix) {}
+  explicit SuffixStep(std::string suffix)
+      : suffix_(std::make_shared<std::string>(std::move(suffix))) {}
   void push(std::string_view token, Work& work, const TextSink& out) override {
     if (last_) flush(" ", work, out);
     last_ = std::string(token);
@@ -182,7 +186,7 @@ class SuffixStep final : public CopyableStep<SuffixStep> {
 
  private:
   std::string text_of_last(std::string_view replacement) const {
-    return suffix_.empty() ? *last_ : replaced(*last_, suffix_, replacement);
+    return suffix_->empty() ? *last_ : replaced(*last_, *suffix_, replacement);
   }
   void flush(std::string_view replacement, Work& work, const TextSink& out) {
     std::string text = text_of_last(replacement);
@@ -190,7 +194,7 @@ class SuffixStep final : public CopyableStep<SuffixStep> {
     out(text.erase(0, std::min(std::exchange(discarded_, 0), text.size())));
   }
 
-  const std::string& suffix_;  // owned by the decoder
+  std::shared_ptr<const std::string> suffix_;
   std::optional<std::string> last_;
   size_t discarded_ = 0;  // bytes of the last token's text
 };
@@ -207,33 +211,22 @@ std::string clean_up(std::string text) {
 
 // Collects the steps of a decoder while its JSON is read.
 struct DecoderBuilder {
-  std::vector<Decoder::MakeStep> steps;
+  std::vector<Step> steps;
   bool fused = false;  // all tokens form one, which arrives in parts
 
-  // Must be called before adding a step that needs whole tokens.
-  void gather_if_fused() {
-    if (fused) steps.push_back([] { return std::make_unique<GatherStep>(); });
-    fused = false;
+  // Adds a step that needs whole tokens.
+  void add(Step step) {
+    if (std::exchange(fused, false)) steps.push_back(std::make_unique<GatherStep>());
+    steps.push_back(std::move(step));
   }
-  void add_map(MapStep::Map map) {
-    gather_if_fused();
-    steps.push_back([map = std::make_shared<MapStep::Map>(std::move(map))] {
-      return std::make_unique<MapStep>(*map);
-    });
-  }
+  void add_map(MapStep::Map map) { add(std::make_unique<MapStep>(std::move(map))); }
 };
 
 void read_decoder(const Json& json, DecoderBuilder& builder);
 
 void read_byte_level(const Json&, DecoderBuilder& builder) {
-  builder.gather_if_fused();
-  builder.steps.push_back([] { return std::make_unique<ByteLevelStep>(); });
+  builder.add(std::make_unique<ByteLevelStep>());
   builder.fused = true;
-}
-
-void read_byte_fallback(const Json&, DecoderBuilder& builder) {
-  builder.gather_if_fused();
-  builder.steps.push_back([] { return std::make_unique<ByteFallbackStep>(); });
 }
 
 void read_replace(const Json& json, DecoderBuilder& builder) {
@@ -253,8 +246,7 @@ void read_strip(const Json& json, DecoderBuilder& builder) {
     throw InputError(
         str("start and stop must be at least 0, got ", options.start, " and ", options.stop));
   const auto token = builder.fused ? StripStep::Token::kInParts : StripStep::Token::kWhole;
-  builder.steps.push_back([options = std::make_shared<StripStep::Options>(std::move(options)),
-                           token] { return std::make_unique<StripStep>(*options, token); });
+  builder.steps.push_back(std::make_unique<StripStep>(std::move(options), token));
 }
 
 void read_metaspace(const Json& json, DecoderBuilder& builder) {
@@ -278,11 +270,7 @@ void read_word_piece(const Json& json, DecoderBuilder& builder) {
 }
 
 void read_bpe(const Json& json, DecoderBuilder& builder) {
-  builder.gather_if_fused();
-  builder.steps.push_back(
-      [suffix = std::make_shared<std::string>(text_or(json, "suffix", "</w>"))] {
-        return std::make_unique<SuffixStep>(*suffix);
-      });
+  builder.add(std::make_unique<SuffixStep>(text_or(json, "suffix", "</w>")));
 }
 
 void read_sequence(const Json& json, DecoderBuilder& builder) {
@@ -299,7 +287,10 @@ struct Entry {
 constexpr Entry kDecoders[] = {
     {"Sequence", read_sequence},
     {"ByteLevel", read_byte_level},
-    {"ByteFallback", read_byte_fallback},
+    {"ByteFallback",
+     [](const Json&, DecoderBuilder& builder) {
+       builder.add(std::make_unique<ByteFallbackStep>());
+     }},
     {"Replace", read_replace},
     {"Fuse", [](const Json&, DecoderBuilder& builder) { builder.fused = true; }},
     {"Strip", read_strip},
@@ -326,9 +317,7 @@ Decoder::Decoder(const Json& json) {
 }
 
 DecodeSteps Decoder::start() const {
-  std::vector<Step> steps;
-  for (const MakeStep& make : steps_) steps.push_back(make());
-  return DecodeSteps(std::move(steps));
+  return DecodeSteps(copies_of(steps_));
 }
 
 void DecodeSteps::push(size_t step, std::string_view token, Work& work, std::string& text) {
@@ -356,9 +345,7 @@ std::string DecodeSteps::finish(Work& work) {
 }
 
 std::string DecodeSteps::peek(Work& work) const {
-  std::vector<Step> copies;
-  for (const Step& step : steps_) copies.push_back(step->clone());
-  DecodeSteps copy(std::move(copies));
+  DecodeSteps copy(copies_of(steps_));
   copy.discarded_ = discarded_;
   return copy.finish(work);
 }

@@ -21,7 +21,7 @@ class DecodeStep {
   // Takes the next token, or the next part of a fused token, and outputs the text that is final.
   virtual void push(std::string_view token, Work& work, const TextSink& out) = 0;
   // Outputs the text that was held back.
-  virtual void finish(Work& work, const TextSink& out) { (void)work, (void)out; }
+  virtual void finish(Work& /*work*/, const TextSink& /*out*/) {}
   // Discards the text held back, except the first bytes of a character, which become part of the
   // text if later tokens complete it.
   virtual void discard() {}
@@ -53,10 +53,8 @@ class Decoder {
   explicit Decoder(const Json& json);
   DecodeSteps start() const;
 
-  using MakeStep = std::function<std::unique_ptr<DecodeStep>()>;
-
  private:
-  std::vector<MakeStep> steps_;
+  std::vector<std::unique_ptr<DecodeStep>> steps_;  // in their initial states
 };
 
 }  // namespace cohort

@@ -83,9 +83,6 @@ class HuggingFaceTokenizer final : public Tokenizer {
   int32_t eos_id() const override;
   std::vector<int32_t> stop_ids() const override;
   NamedFiles files() const override;
-  Json to_json() const override {
-    throw Error("[tokenizer] to_json() is for byte and character tokenizers; files() is for all");
-  }
 
  private:
   class Stream;
@@ -104,7 +101,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
 
   NamedFiles files_;
   Vocabulary vocabulary_;
-  std::unique_ptr<Normalizer> normalizer_;
+  Normalizer normalizer_;
   PreTokenization pre_tokenization_;
   std::unique_ptr<Model> model_;
   bool splits_at_metaspace_ = false;
@@ -184,7 +181,7 @@ void HuggingFaceTokenizer::add_tokens(std::vector<AddedToken> tokens) {
       if (added_positions_.size() <= id) added_positions_.resize(id + 1, -1);
       added_positions_[id] = static_cast<int32_t>(&token - tokens.data());
     }
-    added_ = AddedTokens(std::move(tokens), normalizer_.get());
+    added_ = AddedTokens(std::move(tokens), normalizer_);
   });
 }
 
@@ -286,7 +283,7 @@ void HuggingFaceTokenizer::encode_text(std::string_view text, bool starts_text,
   std::string normal;
   if (normalizer_) {
     normal = text;
-    normalizer_->normalize(normal, call.work);
+    normalizer_(normal, call.work);
     text = normal;
   }
   const PieceSink sink = [&](Piece piece) { encode_word(piece.text, call); };
@@ -294,8 +291,8 @@ void HuggingFaceTokenizer::encode_text(std::string_view text, bool starts_text,
     const Piece piece{text.substr(begin, end - begin), starts_text && begin == 0};
     if (token != nullptr)
       call.ids.push_back(static_cast<int32_t>(token->id));
-    else if (pre_tokenization_.splitter)
-      pre_tokenization_.splitter->split(piece, call.work, sink);
+    else if (pre_tokenization_.split)
+      pre_tokenization_.split(piece, call.work, sink);
     else
       encode_word(piece.text, call);
   });

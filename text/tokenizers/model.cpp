@@ -80,16 +80,15 @@ class WordPiece final : public Model {
   }
 
   void encode(std::string_view word, std::vector<int32_t>& ids) const override {
-    const auto characters = std::count_if(
-        word.begin(), word.end(), [](char c) { return (static_cast<uint8_t>(c) & 0xc0) != 0x80; });
     const size_t begin = ids.size();
     std::string token;
-    size_t at = characters <= max_characters_ ? 0 : word.size() + 1;
+    size_t at =
+        static_cast<int64_t>(count_characters(word)) <= max_characters_ ? 0 : word.size() + 1;
     while (at < word.size()) {
       size_t end = word.size();
       int32_t id = -1;
       for (; end > at; --end) {
-        if (end < word.size() && (static_cast<uint8_t>(word[end]) & 0xc0) == 0x80) continue;
+        if (end < word.size() && continues_utf8(word[end])) continue;
         if (end - at > longest_token_) continue;
         token.assign(at > 0 ? prefix_ : "").append(word.substr(at, end - at));
         id = vocabulary_.find(token);
@@ -174,7 +173,7 @@ class Unigram final : public Model {
     size_t character = 0;  // offset of the character that ends at `end`
     for (size_t end = 1; end <= word.size(); ++end) {
       state = matcher_.next(state, static_cast<uint8_t>(word[end - 1]));
-      if (end < word.size() && (static_cast<uint8_t>(word[end]) & 0xc0) == 0x80) continue;
+      if (end < word.size() && continues_utf8(word[end])) continue;
       Node& node = nodes[end];
       const auto consider = [&](size_t begin, double score, int32_t id) {
         score += nodes[begin].score;

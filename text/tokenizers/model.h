@@ -18,10 +18,7 @@ class Model {
   virtual void encode(std::string_view word, std::vector<int32_t>& ids) const = 0;
   // True if splitting a word before `character` never changes its ids, provided that the text
   // before the split does not end with `character`.
-  virtual bool splits_before(std::string_view character) const {
-    (void)character;
-    return false;
-  }
+  virtual bool splits_before(std::string_view /*character*/) const { return false; }
 };
 
 // kBytes if the model of this JSON can read bytes instead of GPT-2's characters for them.

@@ -15,35 +15,18 @@
 namespace cohort {
 namespace {
 
-using NormalizerPtr = std::unique_ptr<Normalizer>;
-
-// A normaliser defined by a function.
-class Step final : public Normalizer {
- public:
-  using Function = std::function<std::string(std::string_view, Work&)>;
-  explicit Step(Function function) : function_(std::move(function)) {}
-  void normalize(std::string& text, Work& work) const override {
-    text = function_(text, work);
+// A normaliser whose result function(text, work) returns.
+template <class Function>
+Normalizer make_step(Function function) {
+  return [function](std::string& text, Work& work) {
+    text = function(text, work);
     work.charge(text.size());
-  }
-
- private:
-  Function function_;
-};
-
-class Sequence final : public Normalizer {
- public:
-  explicit Sequence(std::vector<NormalizerPtr> steps) : steps_(std::move(steps)) {}
-  void normalize(std::string& text, Work& work) const override {
-    for (const NormalizerPtr& step : steps_) step->normalize(text, work);
-  }
-
- private:
-  std::vector<NormalizerPtr> steps_;
-};
-
-NormalizerPtr make_step(Step::Function function) {
-  return std::make_unique<Step>(std::move(function));
+  };
+}
+// A normaliser whose result function(text) returns.
+template <class Function>
+Normalizer map_text(Function function) {
+  return make_step([function](std::string_view text, Work&) { return function(text); });
 }
 
 // map(code, character, out) appends the replacement of a character.
@@ -64,6 +47,10 @@ std::string without(std::string_view text, int classes) {
   return map_characters(text, [&](char32_t code, std::string_view c, std::string& out) {
     if (!has_class(code, classes)) out += c;
   });
+}
+
+std::string without_accents(std::string_view text) {
+  return without(text, kMark);
 }
 
 std::string lower_case(std::string_view text) {
@@ -89,23 +76,22 @@ std::string_view strip(std::string_view text, bool left, bool right) {
   return text.substr(left ? begin : 0, (right ? end : text.size()) - (left ? begin : 0));
 }
 
-NormalizerPtr make_form(NormalForm form) {
-  return make_step([form](std::string_view text, Work&) { return to_normal_form(text, form); });
+Normalizer make_form(NormalForm form) {
+  return map_text([form](std::string_view text) { return to_normal_form(text, form); });
 }
 
-NormalizerPtr make_strip(const Json& json) {
+Normalizer make_strip(const Json& json) {
   const bool left = flag(json, "strip_left", true), right = flag(json, "strip_right", true);
-  return make_step(
-      [=](std::string_view text, Work&) { return std::string(strip(text, left, right)); });
+  return map_text([=](std::string_view text) { return std::string(strip(text, left, right)); });
 }
 
-NormalizerPtr make_prepend(const Json& json) {
-  return make_step([prefix = json.at("prepend").as_string()](std::string_view text, Work&) {
+Normalizer make_prepend(const Json& json) {
+  return map_text([prefix = json.at("prepend").as_string()](std::string_view text) {
     return text.empty() ? std::string() : prefix + std::string(text);
   });
 }
 
-NormalizerPtr make_replace(const Json& json) {
+Normalizer make_replace(const Json& json) {
   return make_step(
       [pattern = Pattern(json.at("pattern")), content = json.at("content").as_string()](
           std::string_view text, Work& work) { return pattern.replace_all(text, content, work); });
@@ -141,7 +127,7 @@ std::string with_chinese_spaces(std::string_view text) {
   });
 }
 
-NormalizerPtr make_bert(const Json& json) {
+Normalizer make_bert(const Json& json) {
   const bool cleans = flag(json, "clean_text", true),
              chinese = flag(json, "handle_chinese_chars", true),
              lowers = flag(json, "lowercase", true), strips = flag(json, "strip_accents", lowers);
@@ -175,18 +161,20 @@ std::string nmt(std::string_view text) {
   });
 }
 
-NormalizerPtr make_sequence(const Json& json) {
+Normalizer make_sequence(const Json& json) {
   const Json::Array& list = json.at("normalizers").as_array();
   check_steps(list.size());
-  std::vector<NormalizerPtr> steps;
+  std::vector<Normalizer> steps;
   for (const Json& item : list)
-    if (NormalizerPtr step = make_normalizer(item)) steps.push_back(std::move(step));
-  return std::make_unique<Sequence>(std::move(steps));
+    if (Normalizer step = make_normalizer(item)) steps.push_back(std::move(step));
+  return [steps](std::string& text, Work& work) {
+    for (const Normalizer& step : steps) step(text, work);
+  };
 }
 
 struct Entry {
   const char* type;
-  NormalizerPtr (*make)(const Json& json);
+  Normalizer (*make)(const Json& json);
 };
 constexpr Entry kNormalizers[] = {
     {"Sequence", make_sequence},
@@ -194,20 +182,10 @@ constexpr Entry kNormalizers[] = {
     {"NFD", [](const Json&) { return make_form(NormalForm::kNfd); }},
     {"NFKC", [](const Json&) { return make_form(NormalForm::kNfkc); }},
     {"NFKD", [](const Json&) { return make_form(NormalForm::kNfkd); }},
-    {"Lowercase",
-     [](const Json&) {
-       return make_step([](std::string_view text, Work&) { return lower_case(text); });
-     }},
-    {"StripAccents",
-     [](const Json&) {
-       return make_step([](std::string_view text, Work&) { return without(text, kMark); });
-     }},
-    {"Nmt",
-     [](const Json&) { return make_step([](std::string_view text, Work&) { return nmt(text); }); }},
-    {"ByteLevel",
-     [](const Json&) {
-       return make_step([](std::string_view text, Work&) { return to_byte_characters(text); });
-     }},
+    {"Lowercase", [](const Json&) { return map_text(lower_case); }},
+    {"StripAccents", [](const Json&) { return map_text(without_accents); }},
+    {"Nmt", [](const Json&) { return map_text(nmt); }},
+    {"ByteLevel", [](const Json&) { return map_text(to_byte_characters); }},
     {"Strip", make_strip},
     {"Prepend", make_prepend},
     {"Replace", make_replace},
@@ -216,7 +194,7 @@ constexpr Entry kNormalizers[] = {
 
 }  // namespace
 
-NormalizerPtr make_normalizer(const Json& json) {
+Normalizer make_normalizer(const Json& json) {
   if (json.is_null()) return nullptr;
   return find_component(json, "normalizer", kNormalizers).make(json);
 }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <functional>
-#include <memory>
 #include <string_view>
 
 #include "text/json.h"
@@ -17,13 +16,9 @@ struct Piece {
 };
 using PieceSink = std::function<void(Piece)>;
 
-class PreTokenizer {
- public:
-  virtual ~PreTokenizer() = default;
-  // Calls `sink` with each word in order; a word is valid during the call only. Throws InputError
-  // if the budget `work` is exceeded.
-  virtual void split(Piece piece, Work& work, const PieceSink& sink) const = 0;
-};
+// Calls `sink` with each word of `piece` in order; a word is valid during the call only. Throws
+// InputError if the budget `work` is exceeded.
+using PreTokenizer = std::function<void(Piece piece, Work& work, const PieceSink& sink)>;
 
 // Representation of the words passed to a model.
 enum class WordText {
@@ -31,7 +26,7 @@ enum class WordText {
   kBytes,  // raw bytes: a trailing ByteLevel was omitted
 };
 struct PreTokenization {
-  std::unique_ptr<PreTokenizer> splitter;  // nullptr: the text is one word
+  PreTokenizer split;  // null: the text is one word
   WordText words = WordText::kCharacters;
 };
 

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/non_copyable.h"
+
 namespace cohort {
 
 // A direct-mapped cache of 2 MiB: a new word overwrites the entry in its slot. Not thread-safe.
@@ -62,12 +64,10 @@ class WordCache {
 // lock and short calls profit from earlier ones.
 class WordCaches {
  public:
-  class Lease {
+  class Lease : NonCopyable {
    public:
     explicit Lease(WordCaches& from);
     ~Lease();
-    Lease(const Lease&) = delete;
-    Lease& operator=(const Lease&) = delete;
     WordCache& operator*() const { return *cache_; }
 
    private:

@@ -120,8 +120,7 @@ void rope_and_write(const RopeKvWrite& args, const CacheSizes& sizes) {
   T *const qkv = args.qkv.data<T>(), *const keys = args.cache.k.data<T>(),
            *const values = args.cache.v.data<T>();
   const auto rotate_head = [&](T* to, const T* from, int64_t at) {
-    const T* const cos = angles + at * dim;
-    rotate(to, from, cos, cos + dim / 2, T{1}, dim / 2, Grad::kOverwrite);
+    rotate(to, from, Rotation<T>{.row = angles + at * dim, .half = dim / 2});
   };
   parallel_for(args.qkv.dim(0), row_grain(all_heads * dim), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {

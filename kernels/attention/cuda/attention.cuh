@@ -57,7 +57,6 @@ inline bool supports_sm90(const char* name, int64_t head_dim, bool vectorized, b
                              : !vectorized ? "rows are not aligned to 16 bytes"
                                            : nullptr;
   if (reason == nullptr) return true;
-  count_generic_attention();
   static std::mutex mutex;
   static std::set<std::pair<std::string, int64_t>> logged;
   const std::lock_guard lock(mutex);

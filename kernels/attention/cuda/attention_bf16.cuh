@@ -197,6 +197,18 @@ __device__ __forceinline__ void exponentiate(float (&s)[2 * kGroups][4], int r, 
   }
 }
 
+// S becomes P, and is added to l. alpha: factors of the previous O.
+template <int kGroups, bool kMasked>
+__device__ __forceinline__ void softmax_step(float (&s)[2 * kGroups][4], RowState& state,
+                                             float (&alpha)[2], float c, int groups) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float largest = row_max<kGroups, kMasked>(s, r, -INFINITY, groups);
+    const float safe_row_max = update_row_max<kMasked>(largest, r, state, alpha[r], c);
+    exponentiate<kGroups, kMasked>(s, r, state, c, safe_row_max, groups);
+  }
+}
+
 // Zeroes dropped elements of P and scales the others. key0: first key of the tile.
 template <int kGroups>
 __device__ __forceinline__ void dropout_step(float (&s)[2 * kGroups][4],
@@ -277,6 +289,19 @@ __device__ __forceinline__ void load_tile(const Rows& rows, int tile, uint32_t k
     load_chunk<Shape::kDim>(values, first + row_of(i), chunk,
                             offset < 0 ? nullptr : rows.v + offset, params.head_dim, false);
   }
+}
+
+// Starts loading a tile, unless it is past the last one, into its stages of the keys and of the
+// values after them, as one commit group.
+template <class Shape, class Rows>
+__device__ __forceinline__ void load_stage(const Rows& rows, int tile, int tiles, uint32_t keys,
+                                           const AttentionParams& params) {
+  constexpr uint32_t kTileBytes = Shape::kTileBytes;
+  const uint32_t values = keys + Shape::kKeyStages * kTileBytes;
+  if (tile < tiles)
+    load_tile<Shape>(rows, tile, keys + tile % Shape::kKeyStages * kTileBytes,
+                     values + tile % 2 * kTileBytes, params);
+  copy_async_commit();
 }
 
 template <class Shape, class Rows>
@@ -443,12 +468,7 @@ __device__ __forceinline__ void attention_bf16(const Rows& rows, const Attention
   RowState state;
   float o[Shape::kDim / 8][4] = {};
   const int tiles = (rows.keys + kKeys - 1) / kKeys;
-  const auto load = [&](int tile) {
-    if (tile < tiles)
-      load_tile<Shape>(rows, tile, keys + tile % Shape::kKeyStages * kTileBytes,
-                       values + tile % 2 * kTileBytes, params);
-    copy_async_commit();
-  };
+  const auto load = [&](int tile) { load_stage<Shape>(rows, tile, tiles, keys, params); };
   // The window hides keys before this one from some of the warp's rows.
   const int window_begin = warp_rows.max_visible - params.window;
   const int first_tile = rows.first_key / kKeys;
@@ -470,12 +490,7 @@ __device__ __forceinline__ void attention_bf16(const Rows& rows, const Attention
       float s[2 * kGroups][4], alpha[2];
       const auto softmax_and_values = [&]<bool kMasked>() {
         if (kMasked) mask_scores<kGroups>(s, visible, params.window, groups, window_begin > key0);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const float largest = row_max<kGroups, kMasked>(s, r, -INFINITY, groups);
-          const float safe_row_max = update_row_max<kMasked>(largest, r, state, alpha[r], params.c);
-          exponentiate<kGroups, kMasked>(s, r, state, params.c, safe_row_max, groups);
-        }
+        softmax_step<kGroups, kMasked>(s, state, alpha, params.c, groups);
         if constexpr (kDropout)
           dropout_step<kGroups>(s, params.dropout, warp_rows.streams, rows.head(), key0);
         value_step<Shape::kDim, kGroups, kMasked>(o, s, alpha, tile_values, groups);

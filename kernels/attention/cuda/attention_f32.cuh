@@ -109,14 +109,17 @@ __device__ __forceinline__ void float_softmax(float (&s)[4][kKeysPerThread],
   }
 }
 
-// Adds the tile's P to one partial sum of l, by (key mod 8) / 2; with dropout, P is dropped
-// afterwards. Four adjacent lanes share a row.
-template <int kKeys>
-__device__ __forceinline__ void float_add_to_l(float& l, float alpha, float* p,
-                                               const ProbabilityDropout& dropout, uint64_t stream,
-                                               int head, int key0) {
+// Adds the tile's P to one partial sum of l, of row l_row, by (key mod 8) / 2; with dropout, P is
+// dropped afterwards. Four adjacent lanes share a row.
+template <int kDim>
+__device__ __forceinline__ void float_add_to_l(FloatThreadState& state,
+                                               const ProbabilityDropout& dropout, int head,
+                                               int key0) {
+  constexpr int kKeys = FloatShape<kDim>::kKeys;
   const int quad = static_cast<int>(threadIdx.x % 4);
-  l *= alpha;
+  float* const p = state.p + state.l_row * FloatShape<kDim>::kScoreStride;
+  float& l = state.l;
+  l *= state.row_factor[state.l_row];
 #pragma unroll 4
   for (int j = 2 * quad; j < kKeys; j += 8) {
     const auto pair = load_pack<2>(p + j);
@@ -126,7 +129,7 @@ __device__ __forceinline__ void float_add_to_l(float& l, float alpha, float* p,
   if (dropout.first_kept == 0) return;
   __syncwarp();
   for (int j = 4 * quad; j < kKeys; j += 16) {
-    const uint32_t keep = dropout.keep_four(stream, head, key0 + j);
+    const uint32_t keep = dropout.keep_four(state.stream, head, key0 + j);
     Float4 four = load_pack<4>(p + j);
 #pragma unroll
     for (int e = 0; e < 4; ++e) four.v[e] = (keep >> e & 1) != 0 ? four.v[e] * dropout.factor : 0;
@@ -177,9 +180,7 @@ __device__ __forceinline__ void float_probabilities(float (&s)[4][FloatShape<kDi
       state.p[(state.y4 + i) * Shape::kScoreStride + state.x + 16 * j] = s[i][j];
   }
   __syncwarp();
-  float_add_to_l<Shape::kKeys>(state.l, state.row_factor[state.l_row],
-                               state.p + state.l_row * Shape::kScoreStride, params.dropout,
-                               state.stream, rows.head(), key0);
+  float_add_to_l<kDim>(state, params.dropout, rows.head(), key0);
 }
 
 // Reduces l of the rows of the thread at the end of a chunk.
@@ -270,6 +271,17 @@ __device__ __forceinline__ void float_store(
   }
 }
 
+// o *= alpha, row by row.
+template <int kPacks>
+__device__ __forceinline__ void float_rescale(float (&o)[4][kPacks][4], const float (&alpha)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+#pragma unroll
+    for (int n = 0; n < kPacks; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) o[i][n][e] *= alpha[i];
+}
+
 // Computes the rows of a block; Rows as in attention_bf16().
 template <int kDim, class Rows>
 __device__ __forceinline__ void attention_f32(const Rows& rows, const AttentionParams& params,
@@ -320,12 +332,7 @@ __device__ __forceinline__ void attention_f32(const Rows& rows, const AttentionP
       copy_async_wait<0>();
       __syncthreads();
       if (!any) continue;
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-#pragma unroll
-        for (int n = 0; n < Shape::kPacksPerThread; ++n)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) o[i][n][e] *= alpha[i];
+      float_rescale(o, alpha);
       float_values<kDim>(o, state.p, tile_rows, state.y4, state.x,
                          min(kKeys, (max_visible - key0 + 3) / 4 * 4));
     }

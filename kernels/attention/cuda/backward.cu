@@ -120,6 +120,46 @@ void run_deltas(const BackwardArgs<T>& args, Device device) {
          {blocks_for(threads, kDeltaThreads), kDeltaThreads}, device, args, lanes);
 }
 
+// The arguments without slices; lse_log2 and delta are still to be computed.
+template <class T>
+BackwardArgs<T> make_problem(const AttentionBackward& args, Tensor& streams) {
+  const int64_t dim = args.q.dim(2);
+  BackwardArgs<T> problem{.dq = heads_of<T>(args.dq.tensor),
+                          .dk = heads_of<T>(args.dk.tensor),
+                          .dv = heads_of<T>(args.dv.tensor),
+                          .dout = heads_of<T>(args.dout),
+                          .q = heads_of<T>(args.q),
+                          .k = heads_of<T>(args.k),
+                          .v = heads_of<T>(args.v),
+                          .o = pointer<T>(args.o),
+                          .lse = pointer<float>(args.lse),
+                          .cu = pointer<int32_t>(args.cu_seqlens),
+                          .prefixes = pointer<int32_t>(args.desc.prefixes),
+                          .lse_log2 = nullptr,
+                          .delta = nullptr,
+                          .streams = pointer<uint64_t>(streams),
+                          .dk_slices = nullptr,
+                          .dv_slices = nullptr,
+                          .tokens = args.q.dim(0),
+                          .sequences = static_cast<int>(args.cu_seqlens.numel() - 1),
+                          .heads = static_cast<int>(args.q.dim(1)),
+                          .kv_heads = static_cast<int>(args.k.dim(1)),
+                          .head_dim = static_cast<int>(dim),
+                          .head_slices = 1,
+                          .accumulate_q = args.dq.mode == Grad::kAccumulate,
+                          .accumulate_k = args.dk.mode == Grad::kAccumulate,
+                          .accumulate_v = args.dv.mode == Grad::kAccumulate,
+                          .causal = args.desc.mask == Mask::kCausal,
+                          .vectorized = false,
+                          .window = key_window(args.desc),
+                          .scale = static_cast<float>(softmax_scale(args.desc, dim)),
+                          .exponent = exponent_scale(args.desc, dim),
+                          .dropout = ProbabilityDropout(args.desc.dropout)};
+  problem.vectorized = vectorized_heads<T>(args.dq.tensor, args.dk.tensor, args.dv.tensor,
+                                           args.dout, args.q, args.k, args.v, args.o);
+  return problem;
+}
+
 }  // namespace
 
 void attention_backward(const AttentionBackward& args) {
@@ -129,39 +169,7 @@ void attention_backward(const AttentionBackward& args) {
   Tensor statistics, streams, slices;
   if (args.desc.dropout.p > 0) streams = Tensor::empty({tokens}, DType::kI64, device);
   dispatch_device(args.q.dtype(), "attention_backward", [&]<class T>() {
-    BackwardArgs<T> problem{.dq = heads_of<T>(args.dq.tensor),
-                            .dk = heads_of<T>(args.dk.tensor),
-                            .dv = heads_of<T>(args.dv.tensor),
-                            .dout = heads_of<T>(args.dout),
-                            .q = heads_of<T>(args.q),
-                            .k = heads_of<T>(args.k),
-                            .v = heads_of<T>(args.v),
-                            .o = pointer<T>(args.o),
-                            .lse = pointer<float>(args.lse),
-                            .cu = pointer<int32_t>(args.cu_seqlens),
-                            .prefixes = pointer<int32_t>(args.desc.prefixes),
-                            .lse_log2 = nullptr,
-                            .delta = nullptr,
-                            .streams = pointer<uint64_t>(streams),
-                            .dk_slices = nullptr,
-                            .dv_slices = nullptr,
-                            .tokens = tokens,
-                            .sequences = static_cast<int>(args.cu_seqlens.numel() - 1),
-                            .heads = static_cast<int>(heads),
-                            .kv_heads = static_cast<int>(kv_heads),
-                            .head_dim = static_cast<int>(dim),
-                            .head_slices = 1,
-                            .accumulate_q = args.dq.mode == Grad::kAccumulate,
-                            .accumulate_k = args.dk.mode == Grad::kAccumulate,
-                            .accumulate_v = args.dv.mode == Grad::kAccumulate,
-                            .causal = args.desc.mask == Mask::kCausal,
-                            .vectorized = false,
-                            .window = key_window(args.desc),
-                            .scale = static_cast<float>(softmax_scale(args.desc, dim)),
-                            .exponent = exponent_scale(args.desc, dim),
-                            .dropout = ProbabilityDropout(args.desc.dropout)};
-    problem.vectorized = vectorized_heads<T>(args.dq.tensor, args.dk.tensor, args.dv.tensor,
-                                             args.dout, args.q, args.k, args.v, args.o);
+    auto problem = make_problem<T>(args, streams);
     const auto make_deltas = [&] {
       statistics = Tensor::empty({2, heads, tokens}, DType::kF32, device);
       problem.lse_log2 = pointer<float>(statistics);

@@ -46,38 +46,43 @@ int heads_in_l2(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t row_byt
   return static_cast<int>(std::clamp<int64_t>(fit, 1, kv_heads) * (heads / kv_heads));
 }
 
+// `slots` and `combined` depend on the kernel and are still to be set.
+template <class T>
+ForwardProblem<T> make_problem(const AttentionForward& args) {
+  const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = args.q.dim(2),
+                kv_heads = args.k.dim(1);
+  return {
+      .q = pointer<T>(args.q),
+      .k = pointer<T>(args.k),
+      .v = pointer<T>(args.v),
+      .o = pointer<T>(args.o),
+      .lse = pointer<float>(args.lse),
+      .cu = pointer<int32_t>(args.cu_seqlens),
+      .prefixes = pointer<int32_t>(args.desc.prefixes),
+      .tokens = tokens,
+      .q_stride = args.q.strides()[0],
+      .kv_stride = args.k.strides()[0],
+      .heads = static_cast<int>(heads),
+      .kv_heads = static_cast<int>(kv_heads),
+      .sequences = static_cast<int>(args.cu_seqlens.numel() - 1),
+      .slots = 0,
+      .heads_at_once = heads_in_l2(tokens, heads, kv_heads, dim * static_cast<int64_t>(sizeof(T))),
+      .causal = args.desc.mask == Mask::kCausal,
+      .params = {.c = exponent_scale(args.desc, dim),
+                 .window = key_window(args.desc),
+                 .head_dim = static_cast<int>(dim),
+                 .vectorized = vectorized_heads<T>(args.q, args.k, args.v, args.o),
+                 .dropout = ProbabilityDropout(args.desc.dropout)},
+      .combined = {}};
+}
+
 }  // namespace
 
 void attention_forward(const AttentionForward& args) {
-  const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = args.q.dim(2),
-                kv_heads = args.k.dim(1);
-  const int64_t sequences = args.cu_seqlens.numel() - 1;
+  const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = args.q.dim(2);
   dispatch_device(args.q.dtype(), "attention_forward", [&]<class T>() {
     constexpr bool kFloat = std::is_same_v<T, float>;
-    ForwardProblem<T> problem{
-        .q = pointer<T>(args.q),
-        .k = pointer<T>(args.k),
-        .v = pointer<T>(args.v),
-        .o = pointer<T>(args.o),
-        .lse = pointer<float>(args.lse),
-        .cu = pointer<int32_t>(args.cu_seqlens),
-        .prefixes = pointer<int32_t>(args.desc.prefixes),
-        .tokens = tokens,
-        .q_stride = args.q.strides()[0],
-        .kv_stride = args.k.strides()[0],
-        .heads = static_cast<int>(heads),
-        .kv_heads = static_cast<int>(kv_heads),
-        .sequences = static_cast<int>(sequences),
-        .slots = 0,
-        .heads_at_once =
-            heads_in_l2(tokens, heads, kv_heads, dim * static_cast<int64_t>(sizeof(T))),
-        .causal = args.desc.mask == Mask::kCausal,
-        .params = {.c = exponent_scale(args.desc, dim),
-                   .window = key_window(args.desc),
-                   .head_dim = static_cast<int>(dim),
-                   .vectorized = vectorized_heads<T>(args.q, args.k, args.v, args.o),
-                   .dropout = ProbabilityDropout(args.desc.dropout)},
-        .combined = {}};
+    auto problem = make_problem<T>(args);
     const auto run = [&](auto* kernel, int rows, int threads, size_t shared, int kernel_dim) {
       Tensor scratch;
       if (::cohort::cuda::is_compiled_for_sm90(reinterpret_cast<const void*>(kernel),
@@ -85,7 +90,7 @@ void attention_forward(const AttentionForward& args) {
         shared += combined_bytes(rows, kernel_dim);
       else if (tokens > kAttentionChunk)
         scratch = combined_scratch(problem.combined, tokens * heads, kernel_dim, args.q.device());
-      const int64_t slots = tile_slots(tokens, sequences, rows);
+      const int64_t slots = tile_slots(tokens, problem.sequences, rows);
       problem.slots = static_cast<int>(slots);
       launch("attention_forward", kernel,
              {blocks_for(slots * heads, 1), static_cast<unsigned>(threads), shared},

@@ -112,6 +112,19 @@ __device__ __forceinline__ void tma_store(const CUtensorMap* map, const TmaCoord
       "r"(to.index[0]), "r"(to.index[1]), "r"(to.index[2]), "r"(to.index[3]), "r"(from)
       : "memory");
 }
+// Asynchronous bulk store from shared to global memory, and its reduction (+=) variant.
+__device__ __forceinline__ void bulk_store(float* to, uint32_t from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(to), "r"(from),
+               "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void bulk_reduce_add(float* to, uint32_t from, int bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n" ::"l"(to),
+      "r"(from), "r"(bytes)
+      : "memory");
+}
+
 // Commits this thread's TMA stores as a bulk group.
 __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");

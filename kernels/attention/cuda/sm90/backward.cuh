@@ -163,15 +163,14 @@ __device__ __forceinline__ void clear_rows(uint32_t tile, int row) {
   __syncwarp();
 }
 
-// Producer warp. A tile at the end of a sequence is loaded with the rows that follow it, which must
-// be zeroed before the consumers read it: it first completes on the `tail` barrier.
+// Producer warp: loads the block's keys and values. A tile at the end of a sequence is loaded with
+// the rows that follow it, which must be zeroed before the consumers read it: it first completes on
+// the `tail` barrier.
 template <class S>
-__device__ __forceinline__ void load_streams(const BackwardArgs<bf16>& args,
-                                             const BackwardSlice& slice, const BackwardMaps& maps,
-                                             const QueryTiles& tiles, char* memory,
-                                             const BackwardBarriers& barriers) {
-  constexpr int kColumns = S::kColumns, kStep = S::kStep, kOwnKeys = S::kOwnKeys;
-  const uint32_t shared = shared_address(memory), tail = barriers.tail();
+__device__ __forceinline__ void load_own(const BackwardSlice& slice, const BackwardMaps& maps,
+                                         uint32_t shared, const BackwardBarriers& barriers) {
+  constexpr int kColumns = S::kColumns, kOwnKeys = S::kOwnKeys;
+  const uint32_t tail = barriers.tail();
   const bool first = threadIdx.x == 0;
   const int own_rows = slice.length - slice.own;
   if (first) {
@@ -189,6 +188,18 @@ __device__ __forceinline__ void load_streams(const BackwardArgs<bf16>& args,
     clear_rows<kColumns, kOwnKeys>(shared + S::kValues, own_rows);
     if (first) barrier_arrive(barriers.own_full());
   }
+}
+
+// Producer warp: loads the keys and values, then the queries of all steps.
+template <class S>
+__device__ __forceinline__ void load_streams(const BackwardArgs<bf16>& args,
+                                             const BackwardSlice& slice, const BackwardMaps& maps,
+                                             const QueryTiles& tiles, char* memory,
+                                             const BackwardBarriers& barriers) {
+  constexpr int kColumns = S::kColumns, kStep = S::kStep;
+  const uint32_t shared = shared_address(memory), tail = barriers.tail();
+  const bool first = threadIdx.x == 0;
+  load_own<S>(slice, maps, shared, barriers);
   auto* const steps = reinterpret_cast<Step*>(memory + S::kSteps);
   int i = 0;
 #pragma unroll 1
@@ -237,19 +248,6 @@ __device__ __forceinline__ void load_streams(const BackwardArgs<bf16>& args,
   barrier_arrive(barriers.queries_full(pipe.index));
 }
 
-// Asynchronous bulk store from shared to global memory, and its reduction (+=) variant.
-__device__ __forceinline__ void bulk_store(float* to, uint32_t from, int bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(to), "r"(from),
-               "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void bulk_reduce_add(float* to, uint32_t from, int bytes) {
-  asm volatile(
-      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n" ::"l"(to),
-      "r"(from), "r"(bytes)
-      : "memory");
-}
-
 // Thread of buffer `buffer`: adds the dQ of every kDqBuffers-th step to its tile, when the
 // semaphore of the tile reaches the position of the block in the order. An addition takes about as
 // long as a step.
@@ -287,12 +285,6 @@ __device__ __forceinline__ void store_dq(const BackwardArgs<bf16>& args, const B
     bulk_wait();
     asm volatile("red.release.gpu.global.add.s32 [%0], 1;\n" ::"l"(semaphore) : "memory");
   }
-}
-
-// Byte offset of a thread's pair of dQ, columns 8 n + 2 quad and the next one of row r, in a half:
-// packs of 16 bytes are swizzled by the row index against bank conflicts.
-__device__ __forceinline__ int half_offset(int row, int pack) {
-  return row * 256 + ((pack ^ (row % 8 * 2)) << 4);
 }
 
 // Loads lse or delta of the thread's queries of columns [8 kFirst, 8 kEnd) from shared address
@@ -445,6 +437,41 @@ class BackwardConsumer {
     const PipelineState<kStages> pipe(i);
     const uint32_t queries = shared_ + S::kQueries + pipe.index * S::kStepBytes;
     const uint32_t dout = shared_ + S::kDout + pipe.index * S::kStepBytes;
+    uint32_t p[kStep / 16][4], ds[kStep / 16][4];
+    compute_scores(p, ds, i, first, queries, dout);
+    issue_gradient(dv_, p, dout);
+    store_scores(ds, pipe);
+    if (i == 0) {
+      issue_gradient(dk_, ds, queries);
+      arrive_scores(pipe.index);
+      wgmma_wait<1>();
+      arrive_once_per_warp(barriers_.dout_empty(pipe.index));
+    } else {
+      const PipelineState<kStages> previous(i - 1);
+      barrier_wait(barriers_.scores_full(previous.index), previous.phase);
+      float dq[8][4];
+      issue_dq(dq, previous.index);
+      wgmma_commit();
+      issue_gradient(dk_, ds, queries);
+      arrive_scores(pipe.index);
+      wgmma_wait<1>();
+      wgmma_fence_operand(dq);
+      arrive_once_per_warp(barriers_.dout_empty(pipe.index));
+      arrive_once_per_warp(barriers_.scores_empty(previous.index));
+      stage_dq(dq, i - 1);
+    }
+    wgmma_wait<0>();
+    wgmma_fence_operand(dk_);
+    wgmma_fence_operand(dv_);
+    arrive_once_per_warp(barriers_.queries_empty(pipe.index));
+  }
+
+  // Computes P^T and dS^T of step i, rounded. `first`: position of its first query; `queries` and
+  // `dout`: shared addresses.
+  __device__ __forceinline__ void compute_scores(uint32_t (&p)[kStep / 16][4],
+                                                 uint32_t (&ds)[kStep / 16][4], int i, int first,
+                                                 uint32_t queries, uint32_t dout) const {
+    const PipelineState<kStages> pipe(i);
     float s[kStep / 8][4], dp[kStep / 8][4];
     // As many values of lse and delta as registers allow are loaded before the matmuls.
     float lse_log2[kStep / 8][2], delta[kStep / 8][2];
@@ -466,7 +493,6 @@ class BackwardConsumer {
     wgmma_wait<0>();
     wgmma_fence_operand(dp);
     load_statistics<2, kStep / 8>(delta, delta_address);
-    uint32_t p[kStep / 16][4], ds[kStep / 16][4];
 #pragma unroll
     for (int n = 0; n < kStep / 8; ++n)
 #pragma unroll
@@ -476,42 +502,18 @@ class BackwardConsumer {
         ds[n / 2][n % 2 * 2 + h] =
             pack_bf16(low * (dp[n][2 * h] - delta[n][0]), high * (dp[n][2 * h + 1] - delta[n][1]));
       }
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < kStep / 16; ++k)
-      wgmma<Major::kMN>(dv_, p[k], mn_major_step(matrix_descriptor(dout, kStep * 128), k));
-    wgmma_commit();
-    // dS^T as rows of keys, for both warpgroups. Advancing by two chunks flips another address bit,
-    // or moves to the next panel.
+  }
+
+  // Writes dS^T as rows of keys, for both warpgroups. Advancing by two chunks flips another address
+  // bit, or moves to the next panel.
+  __device__ __forceinline__ void store_scores(const uint32_t (&ds)[kStep / 16][4],
+                                               const PipelineState<kStages>& pipe) const {
     barrier_wait(barriers_.scores_empty(pipe.index), pipe.phase ^ 1);
     const uint32_t to = shared_ + S::kScores + pipe.index * S::kScoreBytes +
                         panel_offset<kOwnKeys>(warp_row_ + lane_ % 16, lane_ / 16);
 #pragma unroll
     for (int k = 0; k < kStep / 16; ++k)
       store_matrices((to ^ (k % 4 << 5)) + k / 4 * (kOwnKeys * 128), ds[k]);
-    if (i == 0) {
-      issue_dk(ds, queries);
-      arrive_scores(pipe.index);
-      wgmma_wait<1>();
-      arrive_once_per_warp(barriers_.dout_empty(pipe.index));
-    } else {
-      const PipelineState<kStages> previous(i - 1);
-      barrier_wait(barriers_.scores_full(previous.index), previous.phase);
-      float dq[8][4];
-      issue_dq(dq, previous.index);
-      wgmma_commit();
-      issue_dk(ds, queries);
-      arrive_scores(pipe.index);
-      wgmma_wait<1>();
-      wgmma_fence_operand(dq);
-      arrive_once_per_warp(barriers_.dout_empty(pipe.index));
-      arrive_once_per_warp(barriers_.scores_empty(previous.index));
-      stage_dq(dq, i - 1);
-    }
-    wgmma_wait<0>();
-    wgmma_fence_operand(dk_);
-    wgmma_fence_operand(dv_);
-    arrive_once_per_warp(barriers_.queries_empty(pipe.index));
   }
 
   // c = the warpgroup's rows of `own` times all of `streamed`, over the head dim.
@@ -524,12 +526,14 @@ class BackwardConsumer {
           c, k_major_step<kOwnKeys>(matrix_descriptor(own + group_ * (64 * 128)), k),
           k_major_step<kStep>(matrix_descriptor(streamed), k), k > 0);
   }
-  // Issues dK += dS^T Q.
-  __device__ __forceinline__ void issue_dk(const uint32_t (&ds)[kStep / 16][4], uint32_t queries) {
+  // Issues dV += P^T dO, or dK += dS^T Q.
+  __device__ __forceinline__ void issue_gradient(float (&grad)[kDim / 8][4],
+                                                 const uint32_t (&own)[kStep / 16][4],
+                                                 uint32_t streamed) const {
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kStep / 16; ++k)
-      wgmma<Major::kMN>(dk_, ds[k], mn_major_step(matrix_descriptor(queries, kStep * 128), k));
+      wgmma<Major::kMN>(grad, own[k], mn_major_step(matrix_descriptor(streamed, kStep * 128), k));
     wgmma_commit();
   }
   // Issues the block's part of dQ from dS of a stage: a warpgroup has 64 of the queries, or 64 of

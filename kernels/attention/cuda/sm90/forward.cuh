@@ -376,6 +376,20 @@ class Consumer {
     wgmma_commit();
   }
 
+  // Wait for S of a pipeline iteration, while kPending younger groups of matmuls may be pending,
+  // and for O.
+  template <int kPending>
+  __device__ __forceinline__ void complete_scores(int iteration) {
+    wgmma_wait<kPending>();
+    wgmma_fence_operand(s_);
+    arrive_once_per_warp(barriers_.keys_empty(PipelineState<kStages>(iteration).index));
+  }
+  __device__ __forceinline__ void complete_values(int iteration) {
+    wgmma_wait<0>();
+    wgmma_fence_operand(o_);
+    arrive_once_per_warp(barriers_.values_empty(PipelineState<kStages>(iteration).index));
+  }
+
   // Computes the first row's half of P. Returns the value to subtract from the second row's
   // exponents.
   template <bool kMasked>
@@ -420,10 +434,7 @@ class Consumer {
     ping_pong_wait();
     issue_scores(first - first_tile);
     ping_pong_arrive();
-    wgmma_wait<0>();
-    wgmma_fence_operand(s_);
-    arrive_once_per_warp(
-        barriers_.keys_empty(PipelineState<kStages>(first_iteration_ + first - first_tile).index));
+    complete_scores<0>(first_iteration_ + first - first_tile);
     end_softmax(begin_softmax(first, alpha));
 #pragma unroll 1
     for (int tile = first;; ++tile) {
@@ -431,36 +442,19 @@ class Consumer {
       if (tile + 1 == end) {
         if (!kStageInQueries) arrive_once_per_warp(barriers_.queries_empty(query_pipe_.index));
         issue_values(i);
-        wgmma_wait<0>();
-        wgmma_fence_operand(o_);
-        arrive_once_per_warp(
-            barriers_.values_empty(PipelineState<kStages>(first_iteration_ + i).index));
+        complete_values(first_iteration_ + i);
         break;
       }
       ping_pong_wait();
       issue_scores(i + 1);
       issue_values(i);
       ping_pong_arrive();
-      wgmma_wait<1>();
-      wgmma_fence_operand(s_);
-      arrive_once_per_warp(
-          barriers_.keys_empty(PipelineState<kStages>(first_iteration_ + i + 1).index));
-      if ((tile + 1) % kChunkTiles == 0) {  // a chunk ends
-        wgmma_wait<0>();
-        wgmma_fence_operand(o_);
-        const int row = thread_row();
-        reduce_l(state_);
-        if (tile / kChunkTiles > first_chunk)
-          combine_chunk<Shape>(o_, state_, rows_, combined_, row);
-        store_combined<Shape>(o_, state_, rows_, combined_, row);
-      }
+      complete_scores<1>(first_iteration_ + i + 1);
+      if ((tile + 1) % kChunkTiles == 0) end_chunk(tile / kChunkTiles, first_chunk);
       const float safe_row_max = begin_softmax(tile + 1, alpha);
       // Most tiles do not change the maxima.
       const bool rescales = __any_sync(0xffffffffu, alpha[0] != 1.0f || alpha[1] != 1.0f);
-      wgmma_wait<0>();
-      wgmma_fence_operand(o_);
-      arrive_once_per_warp(
-          barriers_.values_empty(PipelineState<kStages>(first_iteration_ + i).index));
+      complete_values(first_iteration_ + i);
       if (rescales) {
 #pragma unroll
         for (int n = 0; n < kDim / 8; ++n)
@@ -472,6 +466,20 @@ class Consumer {
     reduce_l(state_);
     if ((end - 1) / kChunkTiles > first_chunk)
       combine_chunk<Shape>(o_, state_, rows_, combined_, thread_row());
+    store();
+  }
+
+  // Ends a chunk that is not the last one.
+  __device__ __forceinline__ void end_chunk(int chunk, int first_chunk) {
+    wgmma_wait<0>();
+    wgmma_fence_operand(o_);
+    const int row = thread_row();
+    reduce_l(state_);
+    if (chunk > first_chunk) combine_chunk<Shape>(o_, state_, rows_, combined_, row);
+    store_combined<Shape>(o_, state_, rows_, combined_, row);
+  }
+
+  __device__ __forceinline__ void store() {
     if constexpr (kStageInQueries) {
       static_assert(Shape::kQueryStages == 1);
       named_barrier(4 + group_, kWarpgroup);  // the warpgroup has read its queries

@@ -25,6 +25,12 @@ struct QueryTiles {
   }
 };
 
+// Byte offset in a half of a tile of dQ: packs of 16 bytes of row `row`, 64 columns, are swizzled by
+// the row index against bank conflicts.
+__device__ __forceinline__ int half_offset(int row, int pack) {
+  return row * 256 + ((pack ^ (row % 8 * 2)) << 4);
+}
+
 // Threads of kernels with one tile of queries of one head per block.
 constexpr int kTileThreads = 256;
 

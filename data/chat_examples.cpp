@@ -1,4 +1,4 @@
-#include "trainers/chat_examples.h"
+#include "data/chat_examples.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "trainers/config.h"
+#include "runs/config.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -127,32 +127,26 @@ std::string indented(const std::string& text) {
   return out;
 }
 
-}  // namespace
+// Checks that throw InputError naming the keys.
 
-bool DataConfig::holds_nothing_out() const {
-  if (!text.empty()) return eval_text.empty() && held_out_fraction == 0;
-  return task.empty() && jsonl.eval_path.empty() && jsonl.held_out() == 0;
+void require(bool ok, const std::string& message) {
+  if (!ok) throw InputError(message);
 }
 
-void TrainConfig::validate() const {
-  const auto require = [](bool ok, const std::string& message) {
-    if (!ok) throw InputError(message);
-  };
-  const int sources = !data.task.empty() + !data.jsonl.path.empty() + !data.text.empty();
-  require(sources == 1,
-          str("data: expected exactly one of task, jsonl.path and text, got ", sources));
-  require(optimizer.storage.moments == MomentKind::kF32 || dtype != DType::kF64,
-          "optimizer.moments: bf16 is not supported with dtype f64; hint: leave one of them out");
+void validate_source(const DataConfig& data, TrainerType trainer) {
   if (trainer == TrainerType::kPretrain)
     require(!data.text.empty(), "data.text: trainer pretrain needs a text file");
   else
     require(data.text.empty(), str("data.text: trainer ", trainer_name(trainer),
                                    " needs problems: data.task or data.jsonl"));
-  const JsonlConfig& jsonl = data.jsonl;
   require(data.text.empty() || !data.is_chat(),
           "data.chat: data.text is plain text; hint: conversations are for sft and grpo");
-  require(jsonl.messages.empty() || !jsonl.path.empty(),
+  require(data.jsonl.messages.empty() || !data.jsonl.path.empty(),
           "data.jsonl.messages: is a field of data.jsonl.path, which is not given");
+}
+
+void validate_held_out(const DataConfig& data, const EvalConfig& eval) {
+  const JsonlConfig& jsonl = data.jsonl;
   require(jsonl.eval_path.empty() || !jsonl.path.empty(),
           "data.jsonl.eval_path: holds problems out beside those of data.jsonl.path, which is not "
           "given; hint: to evaluate on one file alone, data.jsonl.path=FILE "
@@ -167,6 +161,11 @@ void TrainConfig::validate() const {
   require(needs_held_out == nullptr || !data.holds_nothing_out(),
           str(needs_held_out, ": nothing is held out at held_out_fraction 0; hint: ",
               needs_held_out, "=0, another fraction, or data.jsonl.eval_path"));
+}
+
+// Checks the keys about the choice and the order of training problems.
+void validate_selection(const DataConfig& data, const BatchConfig& batch) {
+  const JsonlConfig& jsonl = data.jsonl;
   const size_t entries = data.text.empty() ? jsonl.path.size() : data.text.size();
   require(data.weights.empty() || data.weights.size() == entries,
           str("data.weights: expected one for each of the ", entries, " entries of ",
@@ -174,24 +173,41 @@ void TrainConfig::validate() const {
   require(jsonl.split_by.empty() || !jsonl.path.empty(),
           "data.split_by: names fields of data.jsonl.path, which is not given");
   constexpr int64_t kMostPicks = int64_t{1} << 27;
-  require(data.curriculum == Curriculum::kNone || steps <= kMostPicks / examples_per_step(),
-          str("data.curriculum: sorts all problems of the run, ", steps, " steps of ",
-              examples_per_step(), "; hint: fewer steps, at most ", kMostPicks, " problems"));
-  require(data.curriculum == Curriculum::kNone || !jsonl.path.empty(),
+  const bool sorted = data.curriculum != Curriculum::kNone;
+  require(!sorted || batch.steps <= kMostPicks / batch.examples_per_step(),
+          str("data.curriculum: sorts all problems of the run, ", batch.steps, " steps of ",
+              batch.examples_per_step(), "; hint: fewer steps, at most ", kMostPicks, " problems"));
+  require(!sorted || !jsonl.path.empty(),
           "data.curriculum: only problems of data.jsonl have an order; hint: leave it out");
   require(
       data.too_long == TooLong::kError || !jsonl.path.empty(),
       "data.too_long: only problems of data.jsonl can be truncated or skipped; hint: leave it out");
+}
+
+void validate_grpo(const TrainConfig& config) {
+  if (config.batch.trainer != TrainerType::kGrpo) return;
+  require(!config.rewards.empty(), "rewards: trainer grpo needs at least one reward");
+  require(config.sampling.temperature > 0,
+          "temperature: grpo needs samples that differ; greedy (0) gives equal ones");
+  require(config.grpo.num_minibatches <= config.batch.prompts_per_step,
+          str("num_minibatches: ", config.grpo.num_minibatches, " updates need as many prompts, ",
+              "prompts_per_step is ", config.batch.prompts_per_step));
+}
+
+}  // namespace
+
+void TrainConfig::validate() const {
+  const int sources = !data.task.empty() + !data.jsonl.path.empty() + !data.text.empty();
+  require(sources == 1,
+          str("data: expected exactly one of task, jsonl.path and text, got ", sources));
+  require(optimizer.storage.moments == MomentKind::kF32 || dtype != DType::kF64,
+          "optimizer.moments: bf16 is not supported with dtype f64; hint: leave one of them out");
+  validate_source(data, batch.trainer);
+  validate_held_out(data, eval);
+  validate_selection(data, batch);
   require(eval.size > 0 || data.task.empty(),
           "eval.size: 0 means all, and generated problems have no end; hint: eval.size=512");
-  if (trainer == TrainerType::kGrpo) {
-    require(!rewards.empty(), "rewards: trainer grpo needs at least one reward");
-    require(sampling.temperature > 0,
-            "temperature: grpo needs samples that differ; greedy (0) gives equal ones");
-    require(grpo.num_minibatches <= prompts_per_step,
-            str("num_minibatches: ", grpo.num_minibatches, " updates need as many prompts, ",
-                "prompts_per_step is ", prompts_per_step));
-  }
+  validate_grpo(*this);
   const bool on_cpu = device == "cpu";
   require(dtype != DType::kBF16 || !on_cpu,
           "dtype: bf16 is for CUDA devices; hint: device: cuda, or dtype: f32");
@@ -205,11 +221,15 @@ void TrainConfig::validate() const {
 
 std::vector<std::string> TrainConfig::warnings() const {
   std::vector<std::string> out;
-  if (optimizer.warmup_steps > steps)
-    out.push_back(str("warmup_steps: ", optimizer.warmup_steps, " of ", steps,
+  if (optimizer.warmup_steps > batch.steps)
+    out.push_back(str("warmup_steps: ", optimizer.warmup_steps, " of ", batch.steps,
                       " steps: the learning rate never reaches its peak; hint: warmup_steps=",
-                      (3 * steps + 99) / 100));
-  if (trainer == TrainerType::kGrpo && grpo.epsilon_high && grpo.updates_per_step() == 1)
+                      (3 * batch.steps + 99) / 100));
+  if (optimizer.storage.master == MasterKind::kF32)
+    out.push_back(
+        "optimizer.master: does nothing; masters are always stored as 16 bits beside the weight; "
+        "hint: leave it out");
+  if (batch.trainer == TrainerType::kGrpo && grpo.epsilon_high && grpo.updates_per_step() == 1)
     out.push_back(
         "epsilon_high: does nothing with one update a step, whose ratio is exactly 1; hint: "
         "num_minibatches or num_iterations above 1, or leave it out");
@@ -218,8 +238,8 @@ std::vector<std::string> TrainConfig::warnings() const {
 
 TrainConfig default_config(TrainerType trainer, int64_t steps) {
   TrainConfig config;
-  config.trainer = trainer;
-  config.steps = steps;
+  config.batch.trainer = trainer;
+  config.batch.steps = steps;
   if (trainer == TrainerType::kPretrain) return config;
   OptimizerConfig& optimizer = config.optimizer;
   optimizer.weight_decay = 0;
@@ -232,10 +252,6 @@ TrainConfig default_config(TrainerType trainer, int64_t steps) {
     optimizer.lr_schedule = Schedule::kLinear;
   }
   return config;
-}
-
-const char* trainer_name(TrainerType type) {
-  return kTrainerNames[static_cast<int>(type)].name;
 }
 
 RunPlan load_plan(const std::string& path, std::span<const std::string> overrides) {
@@ -266,7 +282,7 @@ RunPlan load_plan(const std::string& path, std::span<const std::string> override
     };
     const TrainConfig first = read({});  // for the trainer, which selects the defaults
     TrainConfig& config =
-        plan.stages.emplace_back(read(default_config(first.trainer, first.steps)));
+        plan.stages.emplace_back(read(default_config(first.batch.trainer, first.batch.steps)));
     config.stage = static_cast<int64_t>(i);
     if (config.name.empty()) config.name = fs::path(path).stem().string();
     if (config.output_dir.empty())

@@ -5,9 +5,9 @@
 #include <memory>
 #include <string>
 
+#include "data/data_config.h"
 #include "data/example.h"
 #include "text/chat.h"
-#include "trainers/config.h"
 
 namespace cohort {
 

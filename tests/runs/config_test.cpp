@@ -1,5 +1,5 @@
 // Plans: stages, overrides, the round trip through the run directory's config.yaml, and errors.
-#include "trainers/config.h"
+#include "runs/config.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -43,12 +43,12 @@ TEST_F(Plans, StagesTakeTheTopLevelKeysAsDefaults) {
   const RunPlan plan = load(kTwoStages);
   ASSERT_EQ(plan.stages.size(), 2u);
   EXPECT_EQ(plan.name, "plan");  // the file's
-  EXPECT_EQ(plan.stages[0].trainer, TrainerType::kSft);
-  EXPECT_EQ(plan.stages[0].steps, 5);
+  EXPECT_EQ(plan.stages[0].batch.trainer, TrainerType::kSft);
+  EXPECT_EQ(plan.stages[0].batch.steps, 5);
   EXPECT_EQ(plan.stages[0].model.dropout, 0);
-  EXPECT_EQ(plan.stages[1].trainer, TrainerType::kGrpo);
-  EXPECT_EQ(plan.stages[1].steps, 9);
-  EXPECT_EQ(plan.stages[1].batch_size, TrainConfig{}.batch_size);
+  EXPECT_EQ(plan.stages[1].batch.trainer, TrainerType::kGrpo);
+  EXPECT_EQ(plan.stages[1].batch.steps, 9);
+  EXPECT_EQ(plan.stages[1].batch.batch_size, TrainConfig{}.batch.batch_size);
   EXPECT_EQ(plan.stages[1].model.dropout, 0.5);
   for (const TrainConfig& stage : plan.stages) {
     EXPECT_EQ(stage.seed, 7);
@@ -60,7 +60,7 @@ TEST_F(Plans, StagesTakeTheTopLevelKeysAsDefaults) {
 TEST_F(Plans, OverrideReachesEveryStageAndTakesPrecedence) {
   const RunPlan plan = load(kTwoStages, {"steps=2", "seed=8", "model.d_model=64"});
   for (const TrainConfig& stage : plan.stages) {
-    EXPECT_EQ(stage.steps, 2);
+    EXPECT_EQ(stage.batch.steps, 2);
     EXPECT_EQ(stage.seed, 8);
     EXPECT_EQ(stage.model.d_model, 64);
   }
@@ -69,8 +69,8 @@ TEST_F(Plans, OverrideReachesEveryStageAndTakesPrecedence) {
 
 TEST_F(Plans, OverrideOfOneStageReachesThatOneOnly) {
   const RunPlan plan = load(kTwoStages, {"stages.1.steps=3", "stages.0.model.num_layers=2"});
-  EXPECT_EQ(plan.stages[0].steps, 5);
-  EXPECT_EQ(plan.stages[1].steps, 3);
+  EXPECT_EQ(plan.stages[0].batch.steps, 5);
+  EXPECT_EQ(plan.stages[1].batch.steps, 3);
   EXPECT_EQ(plan.stages[0].model.num_layers, 2);
   EXPECT_EQ(plan.stages[1].model.num_layers, ModelConfig{}.num_layers);
   expect_refused(kTwoStages, "stages", {"stages.2.steps=3"});
@@ -203,6 +203,10 @@ TEST_F(Plans, KeysWithoutEffectGiveWarnings) {
   EXPECT_EQ(clip[0].find("epsilon_high: does nothing with one update a step"), 0u);
   EXPECT_TRUE(warnings("epsilon_high: 0.28\nnum_minibatches: 2\n").empty());
   EXPECT_TRUE(warnings("epsilon_high: 0.28\nnum_iterations: 2\n").empty());
+  EXPECT_TRUE(warnings("optimizer: {master: split}\n").empty());
+  const auto master = warnings("optimizer: {master: f32}\n");
+  ASSERT_EQ(master.size(), 1u);
+  EXPECT_EQ(master[0].find("optimizer.master: does nothing; "), 0u);
 }
 
 TEST_F(Plans, StagesHoldOutByOneHash) {

@@ -1,0 +1,148 @@
+// The sections of a configuration that data depend on: their source, and the size of a step.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/visitor.h"
+#include "data/example.h"
+
+namespace cohort {
+
+enum class TrainerType { kPretrain, kSft, kGrpo };
+inline constexpr EnumName<TrainerType> kTrainerNames[] = {
+    {TrainerType::kPretrain, "pretrain"}, {TrainerType::kSft, "sft"}, {TrainerType::kGrpo, "grpo"}};
+inline const char* trainer_name(TrainerType type) {
+  return kTrainerNames[static_cast<int>(type)].name;
+}
+enum class TokenizerType { kChar, kByte };
+inline constexpr EnumName<TokenizerType> kTokenizerNames[] = {{TokenizerType::kChar, "char"},
+                                                              {TokenizerType::kByte, "byte"}};
+// Treatment of problems that are longer than the model's context.
+enum class TooLong { kError, kTruncate, kSkip };
+// Sort key of the problems.
+enum class Curriculum { kNone, kLength, kPassRate };
+inline constexpr EnumName<Curriculum> kCurriculumNames[] = {{Curriculum::kNone, "none"},
+                                                            {Curriculum::kLength, "length"},
+                                                            {Curriculum::kPassRate, "pass_rate"}};
+inline constexpr EnumName<TooLong> kTooLongNames[] = {
+    {TooLong::kError, "error"}, {TooLong::kTruncate, "truncate"}, {TooLong::kSkip, "skip"}};
+
+struct DataConfig {
+  std::string task;       // a generated task (data/tasks/), or
+  TaskConfig task_sizes;  // (its sizes)
+  JsonlConfig jsonl;      // problems from a file, or
+  // Plain text for pretraining: files, folders and patterns.
+  std::vector<std::string> text;
+  std::vector<std::string> eval_text;  // held-out text, likewise; empty: a part of `text`
+  double held_out_fraction = 0.1;      // fraction of the text, from its end
+  std::vector<double> weights;         // one per entry of `text` or `jsonl.path`; empty: none
+  std::string cache_dir;               // cache of the tokens of text, see load_tokens()
+  Curriculum curriculum = Curriculum::kNone;
+  TooLong too_long = TooLong::kError;
+  // Expected checksums of the files, as in Dataset::fingerprint; empty: those of the first start.
+  std::string fingerprint;
+  TokenizerType tokenizer = TokenizerType::kChar;
+  std::string tokenizer_path;        // folder of a tokenizer; empty: as `tokenizer` says
+  bool chat = false;                 // prompts and solutions become conversations
+  std::string system;                // the first message of conversations that have none
+  std::string chat_template_kwargs;  // a JSON object; empty: none
+  // True if problems are rendered by the model's chat template.
+  bool is_chat() const { return chat || !jsonl.messages.empty(); }
+  // True if the configured fractions leave nothing to evaluate on.
+  bool holds_nothing_out() const {
+    if (!text.empty()) return eval_text.empty() && held_out_fraction == 0;
+    return task.empty() && jsonl.eval_path.empty() && jsonl.held_out() == 0;
+  }
+  void visit(ConfigVisitor& v) {
+    v.field("task", task, "generated problems: see `cohort train --help`");
+    v.section("task_sizes", task_sizes, "sizes of the generated problems");
+    v.section("jsonl", jsonl, "problems from a JSONL file");
+    v.field("split_by", jsonl.split_by,
+            "fields of data.jsonl's lines whose hash decides what is held out, the same for all "
+            "stages, such as question; {one|other} of a template is one|other here; empty: the "
+            "prompt, or the messages before the assistant's last. Lists count without their order");
+    v.field("text", text,
+            "text to pretrain on, one or a list of these: a file, all files of a folder, those of "
+            "a pattern such as books/*.txt; of .jsonl files the field text of each line. Where "
+            "there are several documents, each ends with the end of sequence");
+    v.field("eval_text", eval_text, "held-out text, as text; empty: a part of text");
+    v.field("held_out_fraction", held_out_fraction,
+            "fraction of the text, from its end, for validation, if there is no eval_text",
+            {.min = 0, .max = 1});
+    v.field("weights", weights,
+            "sampling weights of the entries of text or jsonl.path, such as [3, 1]; empty: "
+            "proportional to their sizes",
+            {.min = 1e-9, .max = 1e9});
+    v.field(
+        "cache_dir", cache_dir,
+        "folder that caches the tokens of text; empty: ~/.cache/cohort for text over 64 MB, none "
+        "for shorter text");
+    v.choice("curriculum", curriculum, kCurriculumNames,
+             "order of the problems: none: shuffled; length: from those with few tokens to those "
+             "with many; pass_rate: from easy to hard, by the field pass_rate (1 to 0) of each "
+             "line");
+    v.choice(
+        "too_long", too_long, kTooLongNames,
+        "problems longer than model.context: an error; truncated (prompts at their start, leaving "
+        "max_completion_length tokens; of conversations the earliest messages, keeping the "
+        "last answer; solutions at their end); or skipped");
+    v.field(
+        "fingerprint", fingerprint,
+        "checksum of the data file; another file is refused; empty: the file of the first start");
+    v.choice("tokenizer", tokenizer, kTokenizerNames,
+             "char: one token per character of the data; byte: any text");
+    v.field(
+        "tokenizer_path", tokenizer_path,
+        "folder with the tokenizer of a new model, such as cohort tokenizer train makes; empty: "
+        "as tokenizer says");
+    v.field("chat", chat,
+            "prompts are messages of a user, solutions the assistant's, rendered by the model's "
+            "chat template; so are data.jsonl.messages");
+    v.field("system", system, "system message of conversations that have none; empty: none");
+    v.field(
+        "chat_template_kwargs", chat_template_kwargs,
+        "further variables of the chat template, a JSON object: '{\"enable_thinking\": false}'");
+  }
+};
+
+inline constexpr int64_t kMicroBatchTokens = 8192;
+
+// The training steps of a stage. Its keys are top-level.
+struct BatchConfig {
+  TrainerType trainer = TrainerType::kPretrain;
+  int64_t steps = 1000;
+  int64_t batch_size = 32;  // sequences per step (pretrain, sft)
+  // (grpo) A step has prompts_per_step * num_generations completions.
+  int64_t prompts_per_step = 32;
+  int64_t num_generations = 8;
+  // Tokens per forward and backward; no result depends on it. None: choose_micro_batch() decides.
+  std::optional<int64_t> micro_batch_tokens = kMicroBatchTokens;
+
+  // The default if micro_batch_tokens is "auto" and not yet chosen.
+  int64_t micro_batch() const { return micro_batch_tokens.value_or(kMicroBatchTokens); }
+  int64_t completions_per_step() const { return prompts_per_step * num_generations; }
+  // Examples or prompts of a step.
+  int64_t examples_per_step() const {
+    return trainer == TrainerType::kGrpo ? prompts_per_step : batch_size;
+  }
+  // All keys but `trainer`, which TrainConfig::visit() has first.
+  void visit(ConfigVisitor& v) {
+    v.field("steps", steps, "optimiser steps (grpo: rollout steps)", {.min = 1, .max = 1e9});
+    v.field("batch_size", batch_size, "sequences per step (pretrain, sft)",
+            {.min = 1, .max = 1 << 20});
+    v.field("prompts_per_step", prompts_per_step, "prompts per step (grpo)",
+            {.min = 1, .max = 1 << 20});
+    v.field("num_generations", num_generations, "completions per prompt (grpo)",
+            {.min = 2, .max = 65536});
+    v.field("micro_batch_tokens", micro_batch_tokens,
+            "tokens per forward and backward, at least a sequence; an update depends on it by "
+            "rounding only; auto: as many as fit in memory when the run starts, with more of "
+            "model.recompute if needed",
+            {.min = 1, .max = 1 << 30});
+  }
+};
+
+}  // namespace cohort

@@ -1,0 +1,143 @@
+// The configuration of a training run: `cohort train CONFIG.yaml`. Keys that GRPO shares with TRL
+// carry its names.
+//
+// A file may list `stages`: each is a run of its own that starts from the previous one's weights,
+// with the file's top-level keys as its defaults.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "config/visitor.h"
+#include "data/data_config.h"
+#include "nn/transformer.h"
+#include "rl/engine/rollout.h"
+#include "rl/grpo.h"
+#include "rl/reward.h"
+#include "trainers/dataset.h"
+#include "trainers/evaluate.h"
+#include "trainers/grpo_metrics.h"
+#include "trainers/optimizer.h"
+
+namespace cohort {
+
+inline constexpr EnumName<DType> kDTypeNames[] = {
+    {DType::kF32, "f32"}, {DType::kBF16, "bf16"}, {DType::kF64, "f64"}};
+
+struct CheckpointConfig {
+  int64_t every = 0;          // steps between checkpoints; 0: off
+  double every_minutes = 10;  // between checkpoints; 0: off
+  int64_t keep_last = 2;      // checkpoints kept, besides the best
+  void visit(ConfigVisitor& v) {
+    v.field("every", every,
+            "steps between checkpoints; 0: off; the best and the last are saved anyway",
+            {.min = 0});
+    v.field("every_minutes", every_minutes, "minutes between checkpoints; 0: off", {.min = 0});
+    v.field("keep_last", keep_last, "checkpoints kept, besides the best", {.min = 1});
+  }
+};
+
+// The members' initial values are the defaults of pretraining; default_config() has the others.
+struct TrainConfig {
+  std::string name;        // run name; empty: the file's name
+  std::string output_dir;  // run directories are made from it: DIR, DIR-2, ...; empty: runs/NAME
+  // Checkpoint or run directory whose weights and tokenizer the run starts from.
+  std::string init_from;
+  int64_t seed = 1;
+  std::string device = "cpu";
+  DType dtype = DType::kF32;
+  int64_t num_threads = 0;  // 0: all cores
+  int64_t ranks = 1;        // data-parallel ranks, threads of this process
+  int64_t log_every = 1;
+  int64_t log_completions = 2;  // (grpo) of each step, in completions.jsonl
+  // Position among the stages of the plan, which load_plan() sets: it is no key.
+  int64_t stage = 0;
+
+  BatchConfig batch;
+  ModelConfig model;
+  DataConfig data;
+  OptimizerConfig optimizer;
+  SamplingConfig sampling;
+  EngineConfig rollout;
+  GrpoConfig grpo;
+  std::vector<RewardConfig> rewards;
+  EvalConfig eval;
+  CheckpointConfig checkpoint;
+
+  // Seeds the order of the data: each stage has its own, and the first that of `seed` itself.
+  uint64_t data_seed() const {
+    return static_cast<uint64_t>(seed) ^ static_cast<uint64_t>(stage) * 0x9e3779b97f4a7c15u;
+  }
+  // These sections refer to this configuration.
+  DataSections data_sections() const {
+    return {data, batch, data_seed(), sampling.max_completion_length, eval.size, eval.tokens};
+  }
+  EvalSections eval_sections() const {
+    return {eval, batch, data, sampling, static_cast<uint64_t>(seed)};
+  }
+  GrpoSections grpo_sections() const {
+    return {grpo, batch, sampling, static_cast<uint64_t>(seed)};
+  }
+  void visit(ConfigVisitor& v) {
+    v.choice("trainer", batch.trainer, kTrainerNames,
+             "what to do: next-token training, supervised fine-tuning, or GRPO");
+    v.field("name", name, "of the run; empty: the file's name");
+    v.field("output_dir", output_dir,
+            "run directory: DIR, or DIR-2, ... if it exists; empty: runs/NAME");
+    v.field("init_from", init_from, "checkpoint or run directory to start from");
+    v.field("seed", seed, "of initialisation, data order, sampling and dropout", {.min = 0});
+    v.field("device", device, "cpu, cuda or cuda:N");
+    v.choice("dtype", dtype, kDTypeNames,
+             "of weights and activations: f32; bf16 (CUDA only, with f32 masters); f64 (CPU only)");
+    v.field("num_threads", num_threads, "CPU threads; 0: all cores", {.min = 0, .max = 4096});
+    v.field("ranks", ranks,
+            "data-parallel ranks in this process; an update depends on it by rounding only",
+            {.min = 1, .max = 256});
+    batch.visit(v);
+    v.field("log_every", log_every, "steps between lines of metrics.jsonl", {.min = 1});
+    v.field("log_completions", log_completions,
+            "completions of each step that go to completions.jsonl (grpo)", {.min = 0});
+    optimizer.visit(v);
+    sampling.visit(v);
+    v.field("max_concurrent", rollout.max_concurrent,
+            "sequences sampled at once; 0: as many as fit in memory; no result depends on it",
+            {.min = 0, .max = 1 << 20});
+    grpo.visit(v);
+    v.list("rewards", rewards, "weighted rewards (grpo)");
+    v.section("model", model, "the transformer (taken from init_from where that is given)");
+    v.section("data", data, "what to train on: exactly one of task, jsonl, text");
+    v.section("rollout", rollout, "the rollout engine");
+    v.section("eval", eval, "evaluation on held-out data");
+    v.section("checkpoint", checkpoint, "when to save");
+  }
+  // Checks combinations of keys. Throws InputError naming the keys.
+  void validate() const;
+  // Warnings about valid keys that have no or an unexpected effect, each with a hint.
+  std::vector<std::string> warnings() const;
+};
+
+// The configuration of a trainer in which no key is given. For sft and grpo these keys differ from
+// pretraining, as in TRL: the learning rate, its schedule and warm-up, weight decay, AdamW's betas.
+TrainConfig default_config(TrainerType trainer, int64_t steps);
+
+// Contents of a configuration file.
+struct RunPlan {
+  std::string name;
+  std::string output_dir;  // directory of the whole run, absolute
+  // At least one; relative paths already resolved against the file.
+  std::vector<TrainConfig> stages;
+  // Error message for each relative input path that does not exist, with the folder it was resolved
+  // against. preview_plan() rejects them.
+  std::vector<std::string> missing;
+};
+
+// Reads CONFIG.yaml with key=value overrides; an override reaches every stage ("stages.1.steps=5"
+// one only). Relative paths count from the file's directory, those in overrides from the current
+// one. Throws InputError if the file is invalid.
+RunPlan load_plan(const std::string& path, std::span<const std::string> overrides);
+// YAML from which load_plan() gives the same plan.
+std::string dump_plan(const RunPlan& plan);
+
+}  // namespace cohort
