@@ -89,8 +89,8 @@ void for_each_object(const std::string& path, Json& problems,
   if (damaged > 0) problems.push_back(str(path, ": ", damaged, " damaged lines are left out"));
 }
 
-// Thins an interval of lines: each key keeps its first, last, least and greatest value (M4), so that
-// no spike is lost. Appends {KEY: [mean, count], ...} to `means`.
+// Thins an interval of lines: each key keeps its first, last, least and greatest value (M4), so
+// that no spike is lost. Appends {KEY: [mean, count], ...} to `means`.
 void append_extremes(const std::vector<Json>& interval, Json& lines, Json& means) {
   struct Values {
     const Json *first, *last, *least, *greatest;

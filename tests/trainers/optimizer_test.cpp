@@ -89,8 +89,8 @@ TEST(AdamW, DecaysMatricesButNeitherNormsNorBiases) {
   EXPECT_GE(kept, 10);
 }
 
-// Earlier versions could keep whole f32 masters, whose updates were those of f32 weights. They wrote
-// the same file as is written today.
+// Earlier versions could keep whole f32 masters, whose updates were those of f32 weights. They
+// wrote the same file as is written today.
 TEST(CudaAdamWState, ReadsF32Masters) {
   COHORT_REQUIRE_GPU(device);
   TempDir dir;

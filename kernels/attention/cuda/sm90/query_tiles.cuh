@@ -25,8 +25,8 @@ struct QueryTiles {
   }
 };
 
-// Byte offset in a half of a tile of dQ: packs of 16 bytes of row `row`, 64 columns, are swizzled by
-// the row index against bank conflicts.
+// Byte offset in a half of a tile of dQ: packs of 16 bytes of row `row`, 64 columns, are swizzled
+// by the row index against bank conflicts.
 __device__ __forceinline__ int half_offset(int row, int pack) {
   return row * 256 + ((pack ^ (row % 8 * 2)) << 4);
 }
