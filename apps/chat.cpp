@@ -38,11 +38,9 @@ SamplingConfig sampling_of(const ChatOptions& options, const Tokenizer& tokenize
   const std::string* text = find_file(files, "generation_config.json");
   const Json recommended = text == nullptr ? Json() : parse_json(*text, "generation_config.json");
   const auto number = [&](auto option, const char* name, auto otherwise) {
-    const Json* found = recommended.find(name);
+    const Json& found = recommended.get_or_null(name);
     if (option) return *option;
-    return found == nullptr || !found->is_number()
-               ? otherwise
-               : static_cast<decltype(otherwise)>(found->as_double());
+    return found.is_number() ? static_cast<decltype(otherwise)>(found.as_double()) : otherwise;
   };
   SamplingConfig sampling;
   sampling.temperature = number(options.temperature, "temperature", sampling.temperature);

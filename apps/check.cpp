@@ -12,44 +12,40 @@
 namespace cohort::apps {
 namespace {
 
-void row(const char* name, const std::string& value) {
-  std::printf("  %-28s %s\n", name, value.c_str());
-}
-
 void print_sizes(const TrainConfig& config, const StagePreview& stage, const StepSize& size) {
   const bool text = config.batch.trainer == TrainerType::kPretrain,
              grpo = config.batch.trainer == TrainerType::kGrpo;
   const ModelConfig& model = stage.model;
   std::printf("%s\n", trainer_name(config.batch.trainer));
-  row("parameters", std::to_string(model_size(model).parameters));
-  row("vocabulary", std::to_string(model.vocab_size));
-  row("heads",
-      str(model.num_heads, " query, ", model.num_kv_heads, " key/value, of ", model.head_dim));
-  row("MLP width", std::to_string(model.d_ff));
-  row("longest sequence", str(size.longest_sequence, " tokens"));
+  print_row("parameters", std::to_string(model_size(model).parameters));
+  print_row("vocabulary", std::to_string(model.vocab_size));
+  print_row("heads", str(model.num_heads, " query, ", model.num_kv_heads, " key/value, of ",
+                         model.head_dim));
+  print_row("MLP width", std::to_string(model.d_ff));
+  print_row("longest sequence", str(size.longest_sequence, " tokens"));
   if (grpo)
-    row("completions per step",
-        str(config.batch.prompts_per_step, " prompts x ", config.batch.num_generations, " = ",
-            config.batch.completions_per_step()));
-  row("tokens per step", str(text ? "" : "up to about ", size.tokens));
-  row("micro batches per step", std::to_string(size.micro_batches()));
-  row("optimiser updates",
-      std::to_string(config.batch.steps *
-                     (grpo ? config.grpo.num_iterations * config.grpo.num_minibatches : 1)));
+    print_row("completions per step",
+              str(config.batch.prompts_per_step, " prompts x ", config.batch.num_generations, " = ",
+                  config.batch.completions_per_step()));
+  print_row("tokens per step", str(text ? "" : "up to about ", size.tokens));
+  print_row("micro batches per step", std::to_string(size.micro_batches()));
+  print_row("optimiser updates",
+            std::to_string(config.batch.steps *
+                           (grpo ? config.grpo.num_iterations * config.grpo.num_minibatches : 1)));
   const std::string total =
       stage.held_out < stage.held_out_size ? str(" of ", stage.held_out_size) : "";
-  row("held-out", str(stage.held_out, total, text ? " tokens" : " problems"));
-  if (!stage.lengths.too_long.empty()) row("data.too_long", stage.lengths.too_long);
-  for (const std::string& note : stage.lengths.notes) row("note", note);
+  print_row("held-out", str(stage.held_out, total, text ? " tokens" : " problems"));
+  if (!stage.lengths.too_long.empty()) print_row("data.too_long", stage.lengths.too_long);
+  for (const std::string& note : stage.lengths.notes) print_row("note", note);
   if (const int64_t capacity = model.context - stage.lengths.longest_prompt;
       grpo && capacity < config.sampling.max_completion_length)
-    row("completion capacity", str(capacity, " of ", config.sampling.max_completion_length,
-                                   " tokens after the longest prompt"));
+    print_row("completion capacity", str(capacity, " of ", config.sampling.max_completion_length,
+                                         " tokens after the longest prompt"));
   char flops[64];
   std::snprintf(flops, sizeof flops, "%.3g",
                 train_flops_per_token(model, static_cast<double>(size.longest_sequence)) *
                     static_cast<double>(size.tokens));
-  row("FLOP per step (training)", flops);
+  print_row("FLOP per step (training)", flops);
 }
 
 // The configuration with the micro batches that a run would choose on this machine. `chosen`
@@ -84,18 +80,18 @@ std::string prompt_excerpt(const Example& example) {
          excerpt(prompt.substr(question), kTail, kHead);
 }
 
-void print_examples(const StagePreview& stage, CheckOptions::Prompts prompts) {
-  const bool full = prompts == CheckOptions::Prompts::kFull;
+void print_examples(const StagePreview& stage, bool full) {
   const auto quoted = [&](const std::string& text) {
     return full ? excerpt(text, text.size(), 0) : excerpt(text);
   };
   for (size_t i = 0; i < stage.examples.size(); ++i) {
     const Example& example = stage.examples[i];
-    row(str("example ", i + 1, ": prompt").c_str(),
-        full ? quoted(example.prompt) : prompt_excerpt(example));
-    row("           answer", quoted(example.answer));
-    if (example.solution != example.answer) row("           solution", quoted(example.solution));
-    if (i < stage.gold_rewards.size()) row("           its rewards", stage.gold_rewards[i]);
+    print_row(str("example ", i + 1, ": prompt"),
+              full ? quoted(example.prompt) : prompt_excerpt(example));
+    print_row("           answer", quoted(example.answer));
+    if (example.solution != example.answer)
+      print_row("           solution", quoted(example.solution));
+    if (i < stage.gold_rewards.size()) print_row("           its rewards", stage.gold_rewards[i]);
   }
 }
 
@@ -148,11 +144,11 @@ int check(const CheckOptions& options) {
     const TrainConfig config = with_micro_batch(plan.stages[i], stages[i], ranks, chosen);
     const StepSize size = step_size(config, stages[i], ranks);
     print_sizes(config, stages[i], size);
-    if (!chosen.empty()) row("micro_batch_tokens: auto", chosen);
-    row("device", device_text(config, ranks));
+    if (!chosen.empty()) print_row("micro_batch_tokens: auto", chosen);
+    print_row("device", device_text(config, ranks));
     for (const auto& [name, value] : memory_rows(config, stages[i], size))
-      row(("memory: " + name).c_str(), value);
-    print_examples(stages[i], options.prompts);
+      print_row("memory: " + name, value);
+    print_examples(stages[i], options.full);
     for (const std::string& warning : config.warnings()) logging::warn(warning);
     if (!stages[i].leak.empty()) logging::warn(stages[i].leak);
     if (!stages[i].reward_warning.empty()) logging::warn(stages[i].reward_warning);

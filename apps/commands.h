@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "core/dtype.h"
 #include "runs/checkpoint.h"
 #include "runs/preview.h"
+#include "runs/report.h"
 #include "text/tokenizer.h"
 
 namespace cohort::apps {
@@ -30,8 +32,8 @@ int train(const TrainOptions& options);
 struct CheckOptions {
   std::string config;
   std::vector<std::string> overrides;
-  int gpus = 0;  // > 0: checks for `train --gpus`; needs no GPUs
-  enum class Prompts { kExcerpt, kFull } prompts = Prompts::kExcerpt;
+  int gpus = 0;       // > 0: checks for `train --gpus`; needs no GPUs
+  bool full = false;  // prints texts of the examples in full, not excerpts
 };
 int check(const CheckOptions& options);
 
@@ -42,6 +44,12 @@ struct ComputeOptions {
 };
 // Loads the model and the tokenizer of a folder, checkpoint or run directory.
 LoadedModel load(const std::string& path, const ComputeOptions& compute);
+// Prints a row of a table.
+void print_row(const std::string& name, const std::string& value);
+// The progress of a run on the console: a progress bar with the time left if standard error is a
+// terminal, else plain lines. The bar is truncated to the terminal's width. Messages are also
+// written to the log file.
+std::unique_ptr<Reporter> make_console();
 // Path of the configuration of a model's run: config.yaml of the model's directory or the nearest
 // parent that has one.
 std::optional<std::string> find_config(const std::string& model);
@@ -65,7 +73,7 @@ struct GenerateOptions {
   // Form of a prompt: text, a JSON string, or a JSON object whose fields fill data.jsonl.prompt or
   // data.jsonl.messages of the model's run.
   enum class Input { kText, kJson, kFields } input = Input::kText;
-  enum class Output { kText, kJson } output = Output::kText;
+  bool json = false;  // prints completions as JSON lines
 };
 int generate(const GenerateOptions& options);
 
@@ -87,10 +95,7 @@ struct LogprobsOptions {
   ComputeOptions compute;
   std::vector<std::string> texts;  // empty: the lines of standard input
   double temperature = 1;
-  enum class End {
-    kNone,
-    kEos
-  } end = End::kNone;  // kEos: appends the end-of-sequence token to each text
+  bool eos = false;  // appends the end-of-sequence token to each text
 };
 int logprobs(const LogprobsOptions& options);
 
@@ -108,7 +113,7 @@ struct EvalOptions {
   std::string pass_rates;  // output file of problems with pass rates; empty: none
   // Allows pass_rates for the problems of data.jsonl.eval_path; a curriculum on the result would
   // train on test problems.
-  enum class TestFiles { kRefuse, kWrite } test_files = TestFiles::kRefuse;
+  bool force = false;
   std::vector<std::string> overrides;  // key=value
 };
 int evaluate(const EvalOptions& options);

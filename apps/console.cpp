@@ -1,11 +1,13 @@
-#include "apps/console.h"
-
+// Console output of a run.
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <cstdio>
 
+#include "apps/commands.h"
 #include "core/log.h"
 
 namespace cohort::apps {
@@ -69,61 +71,70 @@ std::string fit(const std::vector<std::string>& parts, double done, size_t colum
   return parts[0] + " [" + std::string(filled, '#') + std::string(width - filled, '.') + "]" + rest;
 }
 
+class Console final : public Reporter {
+ public:
+  void begin_stage(const std::string& name, int64_t step, int64_t steps) override {
+    stage_ = name;
+    first_step_ = step;
+    steps_ = steps;
+    start_ = Clock::now();
+    last_update_ = {};
+  }
+  void step(int64_t step, const Metrics& metrics) override {
+    const auto now = Clock::now();
+    const double since = std::chrono::duration<double>(now - last_update_).count();
+    if (since < (is_terminal_ ? kBarSeconds : kLineSeconds) && step != steps_) return;
+    last_update_ = now;
+    const double elapsed = std::chrono::duration<double>(now - start_).count();
+    const std::string text = line(step, elapsed, metrics);
+    std::fprintf(stderr, is_terminal_ ? "\r\033[K%s" : "%s\n", text.c_str());
+    bar_visible_ = is_terminal_;
+    std::fflush(stderr);
+  }
+  void message(const std::string& text) override {
+    logging::record(text);
+    clear_bar();
+    std::printf("%s%s", text.c_str(), text.empty() || text.back() != '\n' ? "\n" : "");
+    std::fflush(stdout);
+  }
+  void end_stage() override { clear_bar(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  std::string line(int64_t step, double elapsed, const Metrics& metrics) const {
+    std::vector<std::string> parts{str(stage_, " ", step, "/", steps_),
+                                   str(" ", duration(elapsed), " elapsed")};
+    if (const int64_t trained = step - first_step_; trained >= kMinStepsForEta)
+      parts.push_back(
+          str(", ",
+              duration(elapsed / static_cast<double>(trained) * static_cast<double>(steps_ - step)),
+              " left"));
+    for (std::string& text : metric_texts(metrics)) parts.push_back(std::move(text));
+    const double done =
+        static_cast<double>(step) / static_cast<double>(std::max<int64_t>(1, steps_));
+    if (is_terminal_) return fit(parts, done, usable_columns());
+    std::string whole;
+    for (const std::string& part : parts) whole += part;
+    return whole;
+  }
+  void clear_bar() {
+    if (!bar_visible_) return;
+    std::fprintf(stderr, "\r\033[K");
+    std::fflush(stderr);
+    bar_visible_ = false;
+  }
+
+  const bool is_terminal_ = isatty(STDERR_FILENO) == 1;
+  bool bar_visible_ = false;
+  std::string stage_;
+  int64_t first_step_ = 0, steps_ = 0;
+  Clock::time_point start_, last_update_;
+};
+
 }  // namespace
 
-Console::Console() : is_terminal_(isatty(STDERR_FILENO) == 1) {}
-
-void Console::begin_stage(const std::string& name, int64_t step, int64_t steps) {
-  stage_ = name;
-  first_step_ = step;
-  steps_ = steps;
-  start_ = Clock::now();
-  last_update_ = {};
-}
-
-void Console::step(int64_t step, const Metrics& metrics) {
-  const auto now = Clock::now();
-  const double since = std::chrono::duration<double>(now - last_update_).count();
-  if (since < (is_terminal_ ? kBarSeconds : kLineSeconds) && step != steps_) return;
-  last_update_ = now;
-  const double elapsed = std::chrono::duration<double>(now - start_).count();
-  const std::string text = line(step, elapsed, metrics);
-  std::fprintf(stderr, is_terminal_ ? "\r\033[K%s" : "%s\n", text.c_str());
-  bar_visible_ = is_terminal_;
-  std::fflush(stderr);
-}
-
-std::string Console::line(int64_t step, double elapsed, const Metrics& metrics) const {
-  std::vector<std::string> parts{str(stage_, " ", step, "/", steps_),
-                                 str(" ", duration(elapsed), " elapsed")};
-  if (const int64_t trained = step - first_step_; trained >= kMinStepsForEta)
-    parts.push_back(str(
-        ", ", duration(elapsed / static_cast<double>(trained) * static_cast<double>(steps_ - step)),
-        " left"));
-  for (std::string& text : metric_texts(metrics)) parts.push_back(std::move(text));
-  const double done = static_cast<double>(step) / static_cast<double>(std::max<int64_t>(1, steps_));
-  if (is_terminal_) return fit(parts, done, usable_columns());
-  std::string whole;
-  for (const std::string& part : parts) whole += part;
-  return whole;
-}
-
-void Console::message(const std::string& text) {
-  logging::record(text);
-  clear_bar();
-  std::printf("%s%s", text.c_str(), text.empty() || text.back() != '\n' ? "\n" : "");
-  std::fflush(stdout);
-}
-
-void Console::end_stage() {
-  clear_bar();
-}
-
-void Console::clear_bar() {
-  if (!bar_visible_) return;
-  std::fprintf(stderr, "\r\033[K");
-  std::fflush(stderr);
-  bar_visible_ = false;
+std::unique_ptr<Reporter> make_console() {
+  return std::make_unique<Console>();
 }
 
 }  // namespace cohort::apps

@@ -9,12 +9,12 @@
 
 #include "apps/commands.h"
 #include "core/log.h"
+#include "data/data_check.h"
 #include "distributed/communicator.h"
 #include "runs/checkpoint.h"
 #include "runs/report.h"
 #include "runs/run.h"
 #include "sys/files.h"
-#include "trainers/data_check.h"
 #include "trainers/evaluate.h"
 #include "trainers/sampling.h"
 
@@ -58,9 +58,7 @@ void print_line(const std::string& line) {
 }
 
 Json ids_json(std::span<const int32_t> ids) {
-  Json list = Json(Json::Array{});
-  for (const int32_t id : ids) list.push_back(static_cast<int64_t>(id));
-  return list;
+  return Json::Array(ids.begin(), ids.end());
 }
 
 std::string config_of(const std::string& model) {
@@ -135,7 +133,7 @@ class CompletionPrinter {
       : options_(options), model_(model), prompts_(prompts) {}
 
   void print_tokens(const Trajectory& t) {
-    if (t.index != next_ || options_.output == GenerateOptions::Output::kJson) return;
+    if (t.index != next_ || options_.json) return;
     std::string text = stream_ ? "" : begin(t);
     for (; num_printed_ < t.tokens.size(); ++num_printed_)
       text += stream_->push(t.tokens[num_printed_]);
@@ -146,7 +144,7 @@ class CompletionPrinter {
     finished_[finished.index] = finished;
     for (auto it = finished_.find(next_); it != finished_.end(); it = finished_.find(next_)) {
       const Trajectory& t = it->second;
-      if (options_.output == GenerateOptions::Output::kJson) {
+      if (options_.json) {
         print_json(prompts_[static_cast<size_t>(t.group)].prompt, t);
       } else {
         print_tokens(t);
@@ -251,8 +249,7 @@ int logprobs(const LogprobsOptions& options) {
   NoGradGuard no_grad;
   for (const std::string& text : lines_or_stdin(options.texts)) {
     TokenSequence sequence{.tokens = loaded.tokenizer->encode(text, SpecialTokens::kAdd)};
-    if (options.end == LogprobsOptions::End::kEos)
-      sequence.tokens.push_back(loaded.tokenizer->eos_id());
+    if (options.eos) sequence.tokens.push_back(loaded.tokenizer->eos_id());
     const auto n = static_cast<int64_t>(sequence.tokens.size());
     if (n > context + 1)
       throw InputError(
@@ -293,8 +290,7 @@ int evaluate(const EvalOptions& options) {
   const RunPlan plan =
       load_plan(options.config.empty() ? config_of(checkpoint) : options.config, options.overrides);
   const TrainConfig& config = plan.stages.back();
-  if (!options.pass_rates.empty() && !config.data.jsonl.eval_path.empty() &&
-      options.test_files == EvalOptions::TestFiles::kRefuse)
+  if (!options.pass_rates.empty() && !config.data.jsonl.eval_path.empty() && !options.force)
     throw InputError(str("--pass-rates: the problems of data.jsonl.eval_path (",
                          config.data.jsonl.eval_path[0],
                          ") are test data, and a curriculum would train on them; hint: "
@@ -302,32 +298,29 @@ int evaluate(const EvalOptions& options) {
                          "data.jsonl.held_out_fraction=1 for problems to train on, or --force"));
   prepare_programs(plan);
   LoadedModel loaded = load_model(checkpoint, config.dtype, parse_device(config.device, "device"));
-  Dataset data = load_dataset(config.data_sections(), std::move(loaded.tokenizer));
+  Dataset data = load_dataset(config, std::move(loaded.tokenizer));
   const auto alone = make_single_communicator();
   Json line;
   line.set("checkpoint", checkpoint);
   if (config.batch.trainer == TrainerType::kPretrain) {
     if (!options.pass_rates.empty())
       throw InputError("--pass-rates: text has no problems; hint: omit it");
-    log_data_usage(config.data_sections(), data, {});
-    line.set("val_loss", evaluate_text({*loaded.model, data.held_out_text, config.eval.tokens,
-                                        config.batch.micro_batch()},
-                                       *alone));
+    log_data_usage(config, data, {});
+    line.set("val_loss", evaluate_text(*loaded.model, data.held_out_text, config.eval.tokens,
+                                       config.batch.micro_batch(), *alone));
   } else {
     const Correctness correct = correctness_of(config.eval.correct, config.rewards, data.task);
     if (data.held_out_set->size() == 0)
       throw InputError(
           "nothing is held out to evaluate on; hint: data.jsonl.eval_path=FILE, or "
           "data.jsonl.held_out_fraction=1 for all of data.jsonl.path");
-    const DataSections sections = config.data_sections();
-    log_data_usage(sections, data, check_held_out(sections, data, loaded.model->config().context));
+    log_data_usage(config, data, check_held_out(config, data, loaded.model->config().context));
     if (const std::string leak =
             held_out_leak(data, std::span(plan.stages).first(plan.stages.size() - 1));
         !leak.empty())
       logging::warn(leak);
     Engine engine(*loaded.model, config.rollout);
-    const ProblemScores scores =
-        evaluate_problems({engine, data, correct, config.eval_sections()}, *alone);
+    const ProblemScores scores = evaluate_problems({engine, data, correct, config}, *alone);
     line.set("held_out", data.held_out_set->size());
     for (const auto& [name, value] : scores.metrics) line.set(name, metric_json(name, value));
     line.set("correct", correct.rule());

@@ -13,46 +13,38 @@
 namespace cohort::apps {
 namespace {
 
-void row(const std::string& name, const std::string& value) {
-  std::printf("  %-28s %s\n", name.c_str(), value.c_str());
-}
-
 void print_architecture(const ModelConfig& c) {
   std::printf("model\n");
-  row("family", c.file.is_null() ? "cohort" : c.file.at("model_type").as_string());
-  row("layers", str(c.num_layers, " of width ", c.d_model, ", MLP ", c.d_ff));
-  row("heads", str(c.num_heads, " query, ", c.num_kv_heads, " key/value, of ", c.head_dim));
-  if (c.window > 0) row("sliding window", str(c.window, " tokens"));
-  row("vocabulary", str(c.vocab_size, " rows", c.tie_embeddings ? ", tied to the head" : ""));
-  row("context", str(c.context, " tokens"));
+  print_row("family", c.file.is_null() ? "cohort" : c.file.at("model_type").as_string());
+  print_row("layers", str(c.num_layers, " of width ", c.d_model, ", MLP ", c.d_ff));
+  print_row("heads", str(c.num_heads, " query, ", c.num_kv_heads, " key/value, of ", c.head_dim));
+  if (c.window > 0) print_row("sliding window", str(c.window, " tokens"));
+  print_row("vocabulary", str(c.vocab_size, " rows", c.tie_embeddings ? ", tied to the head" : ""));
+  print_row("context", str(c.context, " tokens"));
 }
 
-// A part of the model, with all parameters whose names contain `substring`.
-struct Part {
-  const char* name;
-  const char* substring;
-};
-constexpr Part kParts[] = {
+// Parts of the model, each with all parameters whose names contain a substring.
+constexpr std::pair<const char*, const char*> kParts[] = {
     {"embeddings", "embed_"}, {"attention", "self_attn"}, {"MLPs", "mlp."}, {"head", "lm_head"}};
 
 void print_parameters(const ModelConfig& config, const std::string& dir) {
   std::map<std::string, int64_t> parts;
   for (const ParameterSpec& spec : describe_parameters(config)) {
-    const auto* part = std::find_if(std::begin(kParts), std::end(kParts), [&](const Part& p) {
-      return spec.name.find(p.substring) != spec.name.npos;
-    });
-    parts[part == std::end(kParts) ? "norms" : part->name] += spec.shape.numel();
+    const char* name = "norms";
+    for (const auto& [part, substring] : kParts)
+      if (spec.name.find(substring) != spec.name.npos) name = part;
+    parts[name] += spec.shape.numel();
   }
   std::printf("parameters\n");
-  for (const auto& [name, count] : parts) row(name, std::to_string(count));
-  row("all", std::to_string(model_size(config).parameters));
+  for (const auto& [name, count] : parts) print_row(name, std::to_string(count));
+  print_row("all", std::to_string(model_size(config).parameters));
   const SafetensorsFolder files(dir, "model");
   std::map<std::string, int64_t> types;
   for (const std::string& name : files.names()) ++types[files.find(name)->stored_dtype(name)];
   std::string stored;
   for (const auto& [type, count] : types)
     stored += str(stored.empty() ? "" : ", ", count, " ", type);
-  row("stored tensors", stored);
+  print_row("stored tensors", stored);
 }
 
 void print_memory(const ModelConfig& config, const InspectOptions& options) {
@@ -67,30 +59,34 @@ void print_memory(const ModelConfig& config, const InspectOptions& options) {
                        .rollout_length = length,
                        .rollout_prefill_tokens = length,
                        .device = device_named(options.compute.device, "--device")});
-  row("weights", mib(memory.parameters));
-  row("training", mib(memory.persistent() + memory.activations + memory.workspace));
-  row("rollouts, a sequence", mib(memory.cache + memory.rollout));
+  print_row("weights", mib(memory.parameters));
+  print_row("training", mib(memory.persistent() + memory.activations + memory.workspace));
+  print_row("rollouts, a sequence", mib(memory.cache + memory.rollout));
 }
 
 void print_tokenizer(const std::string& dir) {
   constexpr const char* kTokenizerFiles[] = {"tokenizer.json", "vocab.json"};
   std::printf("tokenizer\n");
-  if (read_files(dir, kTokenizerFiles).empty()) return row("files", "none");
+  if (read_files(dir, kTokenizerFiles).empty()) return print_row("files", "none");
   const std::unique_ptr<Tokenizer> loaded = load_tokenizer(dir);
   const Tokenizer& tokenizer = *loaded;
-  row("ids", std::to_string(tokenizer.vocab_size()));
+  print_row("ids", std::to_string(tokenizer.vocab_size()));
   std::string stops;
   for (const int32_t id : tokenizer.stop_ids())
     stops += str(stops.empty() ? "" : ", ", id, " ",
                  excerpt(tokenizer.decode({&id, 1}, SpecialText::kShow)));
-  row("ends a text", stops);
-  if (!find_chat_template(tokenizer.files())) return row("chat template", "none");
+  print_row("ends a text", stops);
+  if (!find_chat_template(tokenizer.files())) return print_row("chat template", "none");
   const ChatFormat format(tokenizer, Json());
   std::printf("chat template\n%s\n",
               format.prompt(Json::Array{make_message("user", "Hello")}).c_str());
 }
 
 }  // namespace
+
+void print_row(const std::string& name, const std::string& value) {
+  std::printf("  %-28s %s\n", name.c_str(), value.c_str());
+}
 
 int inspect(const InspectOptions& options) {
   const std::string dir = find_checkpoint(options.model);

@@ -13,6 +13,7 @@
 #include <memory>
 #include <sstream>
 #include <type_traits>
+#include <utility>
 
 #include "apps/commands.h"
 #include "apps/signals.h"
@@ -65,17 +66,11 @@ int check_output(int code) {
                   "; hint: check the free space, or the reader of the pipe"));
 }
 
+// Adds a sub-command and returns it with its options, which the parser fills. Once all arguments are
+// parsed, it calls `execute` and sets `code` to the exit code.
 template <class Options>
-struct Command {
-  CLI::App& command;
-  Options& options;  // filled by the parser
-};
-
-// Adds a sub-command. Once all arguments are parsed, it calls `execute` and sets `code` to the exit
-// code.
-template <class Options>
-Command<Options> add_command(CLI::App& app, int& code, int (*execute)(const Options&),
-                             const char* name, const char* help) {
+std::pair<CLI::App&, Options&> add_command(CLI::App& app, int& code, int (*execute)(const Options&),
+                                           const char* name, const char* help) {
   const auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand(name, help);
   command->callback([&code, options, execute] { code = execute(*options); });
@@ -144,8 +139,8 @@ void add_check(CLI::App& app, int& code) {
   command.add_option("overrides", options.overrides, "key=value ...");
   add_number(command, "--gpus", options.gpus,
              "check for training on N GPUs; this machine needs none");
-  add_switch(command, "--full", options.prompts, CheckOptions::Prompts::kFull,
-             "print prompts, answers and solutions of the examples in full");
+  command.add_flag("--full", options.full,
+                   "print prompts, answers and solutions of the examples in full");
   command.footer(config_footer);
 }
 
@@ -175,9 +170,10 @@ void add_generate(CLI::App& app, int& code) {
              "sample N completions, print the --num with the largest mean token log-prob");
   add_number(command, "--seed", options.seed, "seed of the random numbers", CLI::NonNegativeNumber);
   add_compute_options(command, options.compute);
-  add_switch(command, "--json", options.output, GenerateOptions::Output::kJson,
-             "one JSON line per completion: text, token ids, log-probs, stop reason (eos, stop: "
-             "--stop, length: --max-tokens, context)");
+  command.add_flag(
+      "--json", options.json,
+      "one JSON line per completion: text, token ids, log-probs, stop reason (eos, stop: "
+      "--stop, length: --max-tokens, context)");
   CLI::Option* strings =
       add_switch(command, "--json-input", options.input, GenerateOptions::Input::kJson,
                  "each prompt is a JSON string: \"two\\nlines\"");
@@ -214,8 +210,7 @@ void add_logprobs(CLI::App& app, int& code) {
   command.add_option("texts", options.texts, "texts; none: one per line of standard input");
   add_number(command, "--temperature", options.temperature, "of the distribution");
   add_compute_options(command, options.compute);
-  add_switch(command, "--eos", options.end, LogprobsOptions::End::kEos,
-             "end each text with the end-of-sequence token");
+  command.add_flag("--eos", options.eos, "end each text with the end-of-sequence token");
 }
 
 void add_eval(CLI::App& app, int& code) {
@@ -228,8 +223,8 @@ void add_eval(CLI::App& app, int& code) {
   command.add_option("--pass-rates", options.pass_rates,
                      "write the problems to this file, each with the fraction of correct samples, "
                      "for data.curriculum: pass_rate");
-  add_switch(command, "--force", options.test_files, EvalOptions::TestFiles::kWrite,
-             "with --pass-rates: allow the problems of data.jsonl.eval_path");
+  command.add_flag("--force", options.force,
+                   "with --pass-rates: allow the problems of data.jsonl.eval_path");
   command.add_option("--config", options.config,
                      "use data and rewards of this file instead of the run's");
   command.footer(config_footer);

@@ -67,10 +67,8 @@ std::vector<int32_t> read_ids(const Json& json) {
   return ids;
 }
 
-struct NamedPattern {
-  const char *name, *pattern;
-};
-const NamedPattern kPatterns[] = {
+// The patterns that split text into words, by name.
+const std::pair<const char*, const char*> kPatterns[] = {
     {"qwen", kQwenPattern}, {"gpt4", kLlama3Pattern}, {"gpt2", kGpt2Pattern}};
 
 // Reads in parts, split at line ends if possible, so that files of any size fit into memory.
@@ -108,7 +106,7 @@ void write_file(const std::filesystem::path& path, const std::string& content) {
 
 std::vector<std::string> split_pattern_names() {
   std::vector<std::string> names;
-  for (const NamedPattern& entry : kPatterns) names.push_back(entry.name);
+  for (const auto& [name, pattern] : kPatterns) names.push_back(name);
   return names;
 }
 
@@ -116,8 +114,8 @@ int tokenizer_train(const TokenizerTrainOptions& options) {
   namespace fs = std::filesystem;
   BpeTrainerOptions training{.vocab_size = options.vocab_size};
   if (!options.special.empty()) training.special = options.special;
-  for (const NamedPattern& entry : kPatterns)
-    if (options.pattern == entry.name) training.pattern = entry.pattern;
+  for (const auto& [name, pattern] : kPatterns)
+    if (options.pattern == name) training.pattern = pattern;
   const fs::path folder = options.output;
   std::error_code error;
   if (fs::exists(folder / "tokenizer.json", error))

@@ -7,7 +7,6 @@
 #include <filesystem>
 
 #include "apps/commands.h"
-#include "apps/console.h"
 #include "apps/signals.h"
 #include "core/allocator.h"
 #include "core/log.h"
@@ -69,22 +68,18 @@ int train_rank(const TrainOptions& options, const std::atomic<bool>& stop, Proce
   const std::vector<std::string> overrides = overrides_of(options);
   Run run = options.resume.empty() ? Run::create(load_plan(options.config, overrides), group)
                                    : Run::resume(options.resume, overrides, group);
-  if (group != nullptr && group->rank() != 0) {
-    Reporter silent;
-    return execute(run, silent, options, stop, group).end == StageEnd::kInterrupted ? kInterrupted
-                                                                                    : kOk;
-  }
-  Console console;
-  console.message("run directory: " + run.dir());
-  const RunResult result = execute(run, console, options, stop, group);
+  const bool is_main = group == nullptr || group->rank() == 0;
+  const auto console = is_main ? make_console() : std::make_unique<Reporter>();
+  console->message("run directory: " + run.dir());
+  const RunResult result = execute(run, *console, options, stop, group);
   if (result.end == StageEnd::kInterrupted) {
-    console.message(str("interrupted; saved. Resume with: cohort train --resume ", run.dir()));
+    console->message(str("interrupted; saved. Resume with: cohort train --resume ", run.dir()));
     return kInterrupted;
   }
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  console.message("run directory: " + run.dir());
-  console.message(
+  console->message("run directory: " + run.dir());
+  console->message(
       str(run.plan().name, ": ", summary(result), " in ", score_text(seconds, 0), " s"));
   return kOk;
 }
@@ -129,15 +124,13 @@ void check_gpus(const TrainOptions& options, const RankInfo& info) {
 
 int launch(const TrainOptions& options, const std::atomic<bool>& stop) {
   LaunchOptions launch_options{.count = options.gpus, .exit_code_of_peer = kPeerFailed};
-  launch_options.command = {std::filesystem::read_symlink("/proc/self/exe").string(), "train"};
-  if (!options.resume.empty())
-    launch_options.command.insert(launch_options.command.end(), {"--resume", options.resume});
+  std::vector<std::string>& command = launch_options.command;
+  command = {std::filesystem::read_symlink("/proc/self/exe").string(), "train"};
+  if (!options.resume.empty()) command.insert(command.end(), {"--resume", options.resume});
   if (options.profile > 0)
-    launch_options.command.insert(launch_options.command.end(),
-                                  {"--profile", std::to_string(options.profile)});
-  if (!options.config.empty()) launch_options.command.push_back(options.config);
-  launch_options.command.insert(launch_options.command.end(), options.overrides.begin(),
-                                options.overrides.end());
+    command.insert(command.end(), {"--profile", std::to_string(options.profile)});
+  if (!options.config.empty()) command.push_back(options.config);
+  command.insert(command.end(), options.overrides.begin(), options.overrides.end());
   launch_options.on_line = [](int rank, const std::string& line) {
     std::fprintf(stderr, "[rank %d] %s\n", rank, line.c_str());
   };
@@ -162,8 +155,7 @@ int train(const TrainOptions& options) {
                                                                    : SignalVerbosity::kNone);
   if (options.gpus > 0) check_gpus(options, info);
   if (options.gpus > 1) return launch(options, stop);
-  if (options.gpus == 1) return train_rank(options, stop, nullptr);
-  if (info.size > 1) return train_in_group(options, stop, info);
+  if (options.gpus == 0 && info.size > 1) return train_in_group(options, stop, info);
   return train_rank(options, stop, nullptr);
 }
 

@@ -104,7 +104,6 @@ Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config, 
   config.batch.prompts_per_step = 64;
   config.batch.num_generations = 8;
   config.sampling.max_completion_length = 256;
-  const GrpoSections sections = config.grpo_sections();
   const Device device = parse_device(config.device, "device");
   const auto comm = make_single_communicator();
   Learner learner(std::make_unique<Transformer>(model, config.dtype, 1, device), config.optimizer,
@@ -124,7 +123,6 @@ Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config, 
   double tokens = 0;
   int64_t step = 0;
   const auto make_step = [&] {
-    const PromptShard shard = shard_prompts(*comm, sections, step);
     Stopwatch clock;
     ScoredRollouts rollouts;
     rollouts.trajectories =
@@ -136,9 +134,9 @@ Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config, 
       if (step == 0) tokens += static_cast<double>(t.tokens.size());
     }
     std::vector<Minibatch> minibatches =
-        pack_minibatches(*comm, learner.model(), rollouts, rollouts.advantages, shard, sections);
+        pack_minibatches(*comm, learner.model(), rollouts, rollouts.advantages, config);
     packing.push_back(clock.lap());
-    update_policy(*comm, learner, minibatches, sections, 1e-6);
+    update_policy(*comm, learner, minibatches, config, 1e-6);
     learner.check_weights();  // waits for the device
     update.push_back(clock.lap());
     ++step;

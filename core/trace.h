@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/device.h"
@@ -74,5 +75,19 @@ constexpr std::string_view function_name() {
   name = name.substr(0, name.find_first_of(";]"));
   return name.substr(name.rfind(':') + 1);
 }
+
+// Seconds between calls.
+class Stopwatch {
+ public:
+  // Seconds since the last call, or since construction. Recorded as `phase`, if given, in a Trace.
+  double lap(const char* phase = nullptr) {
+    const int64_t begin = std::exchange(last_, trace_clock());
+    if (phase != nullptr) trace_phase(phase, begin, last_);
+    return 1e-9 * static_cast<double>(last_ - begin);
+  }
+
+ private:
+  int64_t last_ = trace_clock();
+};
 
 }  // namespace cohort

@@ -12,6 +12,7 @@
 #include <future>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 
 #include "distributed/communicator.h"
@@ -147,9 +148,13 @@ class ProcessGroup::Monitor {
     start_handler();
   }
 
+  // If the system has no thread for the handler, the process ends when it is overdue.
   void start_handler() {
-    if (handler_ != nullptr)
-      handler_run_ = std::async(std::launch::async, std::exchange(handler_, nullptr));
+    try {
+      if (handler_ != nullptr)
+        handler_run_ = std::async(std::launch::async, std::exchange(handler_, nullptr));
+    } catch (const std::system_error&) {
+    }
   }
 
   // Peers close the connection when they receive the exit of this rank. Closing it here first could

@@ -19,6 +19,7 @@
 #pragma once
 
 #include "core/host_device.h"
+#include "core/non_copyable.h"
 #include "core/tensor.h"
 
 // Declares a function in kernels, kernels::cpu and kernels::cuda:
@@ -80,12 +81,10 @@ void check_grad(const GradOut& grad, const Shape& shape, DType dtype, const char
 // have been enqueued before the last embedding_forward(), at which later kernels wait; otherwise
 // they read old values. attention_decode() writes the cache itself, but takes the key and value of
 // its own token from qkv.
-class PrefetchScope {
+class PrefetchScope : NonCopyable {
  public:
   PrefetchScope();
   ~PrefetchScope();
-  PrefetchScope(const PrefetchScope&) = delete;
-  PrefetchScope& operator=(const PrefetchScope&) = delete;
   static bool is_active();
 
  private:

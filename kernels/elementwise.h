@@ -149,21 +149,16 @@ struct GatedOp {
   using ForwardArgs = GatedForward;
   using BackwardArgs = GatedBackward;
 };
-struct SwiGlu : GatedOp {  // silu(gate) up (Shazeer 2020)
-  COHORT_HD static auto forward(auto gate, auto up) { return Silu::forward(gate) * up; }
-  COHORT_HD static auto da(auto gate, auto up) { return Silu::derivative(gate, gate) * up; }
-  COHORT_HD static auto db(auto gate, auto) { return Silu::forward(gate); }
+// y = f(gate) up with a unary f whose derivative does not use its output.
+template <class Unary>
+struct GatedUnary : GatedOp {
+  COHORT_HD static auto forward(auto gate, auto up) { return Unary::forward(gate) * up; }
+  COHORT_HD static auto da(auto gate, auto up) { return Unary::derivative(gate, gate) * up; }
+  COHORT_HD static auto db(auto gate, auto) { return Unary::forward(gate); }
 };
-struct GeGlu : GatedOp {  // gelu(gate) up
-  COHORT_HD static auto forward(auto gate, auto up) { return Gelu::forward(gate) * up; }
-  COHORT_HD static auto da(auto gate, auto up) { return Gelu::derivative(gate, gate) * up; }
-  COHORT_HD static auto db(auto gate, auto) { return Gelu::forward(gate); }
-};
-struct GeGluTanh : GatedOp {  // with the tanh form of GELU: Gemma's
-  COHORT_HD static auto forward(auto gate, auto up) { return GeluTanh::forward(gate) * up; }
-  COHORT_HD static auto da(auto gate, auto up) { return GeluTanh::derivative(gate, gate) * up; }
-  COHORT_HD static auto db(auto gate, auto) { return GeluTanh::forward(gate); }
-};
+struct SwiGlu : GatedUnary<Silu> {};  // Shazeer 2020
+struct GeGlu : GatedUnary<Gelu> {};
+struct GeGluTanh : GatedUnary<GeluTanh> {};  // Gemma's
 
 // clang-format off
 #define COHORT_UNARY_OPS(X) \

@@ -87,6 +87,13 @@ template <class T>
 struct PolicyTokens {
   const T *logprob, *old_logprob, *ref_logprob, *advantage, *weight;
 
+  explicit PolicyTokens(const PolicyLoss& args)
+      : logprob(args.logprob.data<T>()),
+        old_logprob(args.old_logprob.data<T>()),
+        ref_logprob(args.ref_logprob.defined() ? args.ref_logprob.data<T>() : nullptr),
+        advantage(args.advantage.data<T>()),
+        weight(args.weight.data<T>()) {}
+
   // Contribution of token t to the loss and to its gradient, with its weight, which is above 0.
   COHORT_HD TokenLoss loss(int64_t t, const PolicyLossDesc& desc, PolicyLossStats& stats) const {
     const auto lp = static_cast<double>(logprob[t]), scale = static_cast<double>(weight[t]);

@@ -151,33 +151,16 @@ LoadedModel load_saved(const std::string& checkpoint, ModelDescription saved, DT
   return loaded;
 }
 
-// verify_checkpoint() as a predicate. Read errors other than damage propagate to the caller.
-bool is_sound(const std::string& checkpoint, std::string& error) {
-  try {
-    verify_checkpoint(checkpoint);
-    return true;
-  } catch (const InputError& e) {
-    error = e.what();
-    return false;
-  }
-}
-
 }  // namespace
 
 Json TrainState::to_json() const {
   Json json;
   json.set("step", step).set("steps", steps).set("updates", updates);
   json.set("data_position", data_position).set("evaluated_step", evaluated_step);
-  json.set("best_step", best_step)
-      .set("best", best)
-      .set("best_loss", best_loss)
-      .set("seconds", seconds)
-      .set("finished", finished)
-      .set("unrewarded_steps", unrewarded_steps)
-      .set("monitor", monitor);
-  Json planned = Json(Json::Array{});
-  for (const int64_t number : planned_steps) planned.push_back(number);
-  json.set("planned_steps", std::move(planned));
+  json.set("best_step", best_step).set("best", best).set("best_loss", best_loss);
+  json.set("seconds", seconds).set("finished", finished);
+  json.set("unrewarded_steps", unrewarded_steps).set("monitor", monitor);
+  json.set("planned_steps", Json::Array(planned_steps.begin(), planned_steps.end()));
   json.set("data_fingerprint", data_fingerprint).set("report", report);
   return json;
 }
@@ -197,12 +180,11 @@ TrainState TrainState::from_json(const Json& json) {
     return found == nullptr ? otherwise : found->as_int();
   };
   s.unrewarded_steps = int_or("unrewarded_steps", 0);
-  if (const Json* monitor = json.find("monitor")) s.monitor = *monitor;
+  s.monitor = json.get_or_null("monitor");
   s.report = json.at("report");
   if (const Json* planned = json.find("planned_steps"))
     for (const Json& number : planned->as_array()) s.planned_steps.push_back(number.as_int());
-  const Json* best_loss = json.find("best_loss");
-  s.best_loss = number_or_nan(best_loss == nullptr ? Json() : *best_loss);
+  s.best_loss = number_or_nan(json.get_or_null("best_loss"));
   // Earlier versions wrote none of these, and had a best step from the first evaluation on.
   s.steps = int_or("steps", 0);
   s.evaluated_step = int_or("evaluated_step", s.best_step);
@@ -316,7 +298,12 @@ std::optional<std::string> newest_checkpoint(const std::string& dir, const std::
   std::string error;
   for (size_t i = 0; i < candidates.size(); ++i) {
     if (i > 0) logging::warn(error, "; using the checkpoint before it");
-    if (is_sound(candidates[i].string(), error)) return candidates[i].string();
+    try {  // read errors other than damage propagate to the caller
+      verify_checkpoint(candidates[i].string());
+      return candidates[i].string();
+    } catch (const InputError& e) {
+      error = e.what();
+    }
     // Not damaged, but removed by the run that makes newer ones.
     if (!path_exists(candidates[i].string())) return newest_checkpoint(dir, before);
   }
@@ -366,24 +353,18 @@ void apply_run_options(const ModelConfig& wanted, ModelConfig& model) {
   if (wanted.context > 0) model.context = wanted.context;
 }
 
-namespace {
-
-// Rotary positions of a model family are a table of angles, which may be shortened.
-bool may_be_shorter(const ModelConfig& model, int64_t context) {
-  return !model.file.is_null() && model.position == PositionType::kRope && context < model.context;
-}
-
-}  // namespace
-
 void check_compatible(const ModelConfig& wanted, const DataConfig& data, const ModelConfig& model,
                       const Tokenizer& tokenizer, const std::string& source) {
   const ConfigFields asked = config_fields(wanted), found = config_fields(model),
                      defaults = config_fields(ModelConfig{});
+  // Rotary positions of a model family are a table of angles, which may be shortened.
+  const bool may_be_shorter = !model.file.is_null() && model.position == PositionType::kRope &&
+                              wanted.context < model.context;
   for (size_t i = 0; i < asked.size(); ++i) {
     const auto& [key, value] = asked[i];
     // Training options, initialization of new models, and the model's location.
     if (key == "dropout" || key == "recompute" || key == "init_std" || key == "path") continue;
-    if (key == "context" && may_be_shorter(model, wanted.context)) continue;
+    if (key == "context" && may_be_shorter) continue;
     if (value != defaults[i].second && value != found[i].second)
       throw InputError(str("model.", key, ": ", value, " was asked for, but the model of ", source,
                            " has ", key, ": ", found[i].second,

@@ -11,12 +11,8 @@
 #include <vector>
 
 #include "config/visitor.h"
-#include "data/data_config.h"
+#include "data/dataset.h"
 #include "nn/transformer.h"
-#include "rl/engine/rollout.h"
-#include "rl/grpo.h"
-#include "rl/reward.h"
-#include "trainers/dataset.h"
 #include "trainers/evaluate.h"
 #include "trainers/grpo_metrics.h"
 #include "trainers/optimizer.h"
@@ -66,20 +62,19 @@ struct TrainConfig {
   EvalConfig eval;
   CheckpointConfig checkpoint;
 
-  // Seeds the order of the data: each stage has its own, and the first that of `seed` itself.
+  // Seeds the order of the data and generated problems: each stage has its own, and the first that
+  // of `seed` itself.
   uint64_t data_seed() const {
     return static_cast<uint64_t>(seed) ^ static_cast<uint64_t>(stage) * 0x9e3779b97f4a7c15u;
   }
-  // These sections refer to this configuration.
-  DataSections data_sections() const {
+  // The sections that a part of a run reads; they refer to this configuration.
+  operator DataSections() const {
     return {data, batch, data_seed(), sampling.max_completion_length, eval.size, eval.tokens};
   }
-  EvalSections eval_sections() const {
+  operator EvalSections() const {
     return {eval, batch, data, sampling, static_cast<uint64_t>(seed)};
   }
-  GrpoSections grpo_sections() const {
-    return {grpo, batch, sampling, static_cast<uint64_t>(seed)};
-  }
+  operator GrpoSections() const { return {grpo, batch, sampling, static_cast<uint64_t>(seed)}; }
   void visit(ConfigVisitor& v) {
     v.choice("trainer", batch.trainer, kTrainerNames,
              "what to do: next-token training, supervised fine-tuning, or GRPO");

@@ -29,20 +29,15 @@ void warn_of_settings(Stage& stage) {
                   " ranks without work; hint: more prompts_per_step or fewer num_minibatches");
 }
 
-std::vector<Example> next_prompts(Stage& stage, MixedOrder& order, const PromptShard& shard) {
+std::vector<Example> next_prompts(Stage& stage, MixedOrder& order,
+                                  std::span<const int64_t> indices) {
   std::vector<int64_t> examples;
   for (int64_t i = 0; i < stage.config().batch.prompts_per_step; ++i)
     examples.push_back(order.next());
   std::vector<Example> prompts;
-  for (const int64_t index : shard.indices)
+  for (const int64_t index : indices)
     prompts.push_back(stage.data().train->get(examples[static_cast<size_t>(index)]));
   return prompts;
-}
-
-// pass@1 of the last evaluation; NaN: none.
-double last_score(const TrainState& state) {
-  const Json* last = state.report.find("last");
-  return number_or_nan(last == nullptr ? Json() : last->at("score"));
 }
 
 // Throws InputError if the first step or the last kMaxUnrewardedSteps steps had no reward.
@@ -95,24 +90,23 @@ StageEnd train_grpo(Stage& stage) {
   const RewardSet rewards(config.rewards, stage.data().task);
   const Sampler sampler(stage.engine(), *stage.data().tokenizer,
                         sampling_for(config.sampling, config.data, *stage.data().tokenizer));
-  MixedOrder order = make_order(config.data_sections(), stage.data(), stage.state().planned_steps);
+  MixedOrder order = make_order(config, stage.data(), stage.state().planned_steps);
   order.seek(stage.state().data_position);
   GrpoMonitor monitor(config.grpo, stage.state().monitor);
   if (stage.is_main() && !stage.finished()) warn_of_settings(stage);
 
-  const GrpoSections sections = config.grpo_sections();
   std::string cache;
   while (stage.more()) {
-    const PromptShard shard = shard_prompts(stage.comm(), sections, stage.step());
-    const std::vector<Example> prompts = next_prompts(stage, order, shard);
+    const std::vector<int64_t> indices = shard_prompts(stage.comm(), config, stage.step());
+    const std::vector<Example> prompts = next_prompts(stage, order, indices);
     const GrpoStepResult result = grpo_step({.comm = stage.comm(),
-                                             .config = sections,
+                                             .config = config,
                                              .sampler = sampler,
                                              .rewards = rewards,
                                              .learner = stage.learner(),
                                              .reference = stage.reference(),
                                              .prompts = prompts,
-                                             .shard = shard,
+                                             .indices = indices,
                                              .step = stage.step(),
                                              .learning_rate = stage.learning_rate()});
     if (const std::string now = stage.engine().cache_summary(); now != cache) {
@@ -122,7 +116,9 @@ StageEnd train_grpo(Stage& stage) {
     check_rewarded(stage, result.rewarded_count);
     stage.state().data_position = order.position();
     log_completions(stage, prompts, result.rollouts, rewards);
-    for (const std::string& warning : monitor.observe(result.metrics, last_score(stage.state())))
+    const Json& last = stage.state().report.get_or_null("last");  // evaluation
+    for (const std::string& warning :
+         monitor.observe(result.metrics, number_or_nan(last.get_or_null("score"))))
       stage.warn(str("step ", stage.step() + 1, ": ", warning));
     stage.state().monitor = monitor.state();
     stage.end_step(result.metrics);

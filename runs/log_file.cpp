@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <vector>
 
 #include "core/log.h"
 #include "sys/files.h"
@@ -10,17 +9,6 @@
 
 namespace cohort {
 namespace {
-
-// Splits a text into lines with their line ends; the last may have none.
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find('\n', at), text.size() - 1) + 1;
-    lines.push_back(text.substr(at, end - at));
-    at = end;
-  }
-  return lines;
-}
 
 std::optional<int64_t> step_of(const std::string& line, const std::string& path) {
   try {
@@ -42,7 +30,9 @@ LogFile::~LogFile() {
 
 void LogFile::start(int64_t step) {
   std::string good, damaged;
-  for (const std::string& line : lines_of(before_)) {
+  for (size_t begin = 0, end = 0; begin < before_.size(); begin = end) {
+    end = std::min(before_.find('\n', begin), before_.size() - 1) + 1;
+    const std::string line = before_.substr(begin, end - begin);
     const bool whole = line.back() == '\n';
     if (const auto at = step_of(line, path_); at.has_value())
       good += *at > step ? "" : whole ? line : line + "\n";

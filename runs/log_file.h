@@ -4,19 +4,18 @@
 #include <cstdint>
 #include <string>
 
+#include "core/non_copyable.h"
 #include "sys/files.h"
 
 namespace cohort {
 
 // Lines are appended atomically. One that cannot be written is kept and retried with the next one;
 // the first failure is logged as a warning.
-class LogFile {
+class LogFile : NonCopyable {
  public:
   // Reads the existing file; throws Error if that fails. Writes nothing.
   explicit LogFile(std::string path);
   ~LogFile();
-  LogFile(const LogFile&) = delete;
-  LogFile& operator=(const LogFile&) = delete;
 
   // Removes the lines after `step`, which will be logged again, and opens the file. Damaged lines
   // are moved to PATH.damaged with a warning.

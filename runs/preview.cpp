@@ -13,14 +13,6 @@
 namespace cohort {
 namespace {
 
-// The model and tokenizer a stage starts from; without a tokenizer both are derived from the stage.
-ModelDescription start_of_run(const TrainConfig& config) {
-  if (config.init_from.empty()) return {.config = config.model, .tokenizer = nullptr};
-  return load_found(config.init_from, [&](const std::string& from) {
-    return describe_model(from, config.model, config.data);
-  });
-}
-
 // Scores the solutions of training problems as if the model had written them. Programs score
 // only the examples of the preview.
 void score_solutions(const TrainConfig& config, const Dataset& data, StagePreview& out) {
@@ -95,7 +87,7 @@ class LeakCount {
 
 StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
                            std::span<const TrainConfig> earlier) {
-  Dataset data = load_dataset(config.data_sections(), std::move(start.tokenizer));
+  Dataset data = load_dataset(config, std::move(start.tokenizer));
   if (start.config.vocab_size == 0) {  // a new model
     start.config.vocab_size = data.tokenizer->vocab_size();
     start.config.resolve();
@@ -105,7 +97,7 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
     correctness_of(config.eval.correct, config.rewards, data.task);
   if (config.batch.trainer == TrainerType::kGrpo) RewardSet(config.rewards, data.task);
   StagePreview out{.model = start.config,
-                   .lengths = check_data(config.data_sections(), data, start.config.context)};
+                   .lengths = check_data(config, data, start.config.context)};
   check_sampling(config.sampling, config.batch.trainer, *data.tokenizer,
                  out.lengths.shortest_prompt, start.config.context);
   const bool is_text = config.batch.trainer == TrainerType::kPretrain;
@@ -214,7 +206,13 @@ std::string held_out_leak(const Dataset& data, std::span<const TrainConfig> earl
 
 std::vector<StagePreview> preview_plan(const RunPlan& plan) {
   if (!plan.missing.empty()) throw InputError(plan.missing[0]);
-  ModelDescription start = start_of_run(plan.stages[0]);
+  // The model and tokenizer a stage starts from; without a tokenizer both are derived from it.
+  const TrainConfig& first = plan.stages[0];
+  ModelDescription start{.config = first.model, .tokenizer = nullptr};
+  if (!first.init_from.empty())
+    start = load_found(first.init_from, [&](const std::string& from) {
+      return describe_model(from, first.model, first.data);
+    });
   std::vector<StagePreview> out;
   for (const TrainConfig& config : plan.stages) {
     if (!out.empty()) {

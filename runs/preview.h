@@ -3,9 +3,9 @@
 
 #include <vector>
 
+#include "data/data_check.h"
 #include "nn/memory.h"
 #include "runs/config.h"
-#include "trainers/data_check.h"
 
 namespace cohort {
 

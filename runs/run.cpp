@@ -31,22 +31,17 @@ Device device_of(const TrainConfig& config, const ProcessGroup* group) {
   return Device::cuda(index);
 }
 
-// All keys of a plan with their values, as overrides name them.
-Json plan_fields(const RunPlan& plan) {
-  Json fields;
-  for (size_t i = 0; i < plan.stages.size(); ++i)
-    for (const auto& [key, value] : config_fields(plan.stages[i]))
-      fields.set(plan.stages.size() == 1 ? key : str("stages.", i, ".", key), value);
-  return fields;
-}
-
 // Ranks with different keys would diverge, or silently train a mixture.
 void check_equal_plans(const RunPlan& plan, ProcessGroup& group) {
   const auto shown = [](const Json& fields, const std::string& key) {
     const Json* value = fields.find(key);
     return value == nullptr ? "no " + key : str("'", key, ": ", value->as_string(), "'");
   };
-  const std::vector<std::string> plans = group.exchange("configuration", plan_fields(plan).dump());
+  Json own;  // all keys with their values, as overrides name them
+  for (size_t i = 0; i < plan.stages.size(); ++i)
+    for (const auto& [key, value] : config_fields(plan.stages[i]))
+      own.set(plan.stages.size() == 1 ? key : str("stages.", i, ".", key), value);
+  const std::vector<std::string> plans = group.exchange("configuration", own.dump());
   const Json first = parse_json(plans[0], "configuration");
   for (size_t rank = 1; rank < plans.size(); ++rank) {
     const Json other = parse_json(plans[rank], "configuration");
@@ -73,14 +68,6 @@ void check_for_group(const RunPlan& plan, ProcessGroup* group) {
   check_equal_plans(plan, *group);
 }
 
-// Bytes of free memory on this rank for each stage of the plan.
-std::vector<int64_t> free_memory(const RunPlan& plan, const ProcessGroup* group) {
-  std::vector<int64_t> out;
-  for (const TrainConfig& config : plan.stages)
-    out.push_back(available_memory(device_of(config, group)) / config.ranks);
-  return out;
-}
-
 std::string numbers_text(const std::vector<int64_t>& numbers) {
   std::string text;
   for (const int64_t number : numbers) text += str(number, " ");
@@ -102,7 +89,9 @@ bool has_auto_micro_batch(const RunPlan& plan) {
 std::string choose_micro_batches(RunPlan& plan, const std::vector<StagePreview>& preview,
                                  ProcessGroup* group) {
   if (!has_auto_micro_batch(plan)) return "";
-  std::vector<int64_t> least = free_memory(plan, group);
+  std::vector<int64_t> least;  // bytes of free memory for each stage
+  for (const TrainConfig& config : plan.stages)
+    least.push_back(available_memory(device_of(config, group)) / config.ranks);
   if (group != nullptr)
     for (const std::string& other : group->exchange("free memory", numbers_text(least))) {
       const std::vector<int64_t> free = numbers_of(other);
@@ -230,21 +219,15 @@ RunResult Run::execute(Reporter& reporter, const std::atomic<bool>& stop, int64_
     result.last_trainer = plan_.stages[i].batch.trainer;
   }
   if (result.end == StageEnd::kFinished && is_main()) {
-    const auto read = [](const Json* evaluation, const char* key) {
-      const Json* value = evaluation == nullptr ? nullptr : evaluation->find(key);
-      return value == nullptr ? std::nan("") : number_or_nan(*value);
-    };
-    const Json *first = report_.find("first"), *last = report_.find("last");
-    result.before = read(first, "score");
-    result.after = read(last, "score");
-    result.loss_before = read(first, "val_loss");
-    result.loss_after = read(last, "val_loss");
-    if (last != nullptr) {
-      const Json* measure = last->find("measure");
-      result.measure = measure != nullptr                              ? measure->as_string()
-                       : result.last_trainer == TrainerType::kPretrain ? "validation loss"
-                                                                       : "pass@1";
-    }
+    const Json &first = report_.get_or_null("first"), &last = report_.get_or_null("last");
+    result.before = number_or_nan(first.get_or_null("score"));
+    result.after = number_or_nan(last.get_or_null("score"));
+    result.loss_before = number_or_nan(first.get_or_null("val_loss"));
+    result.loss_after = number_or_nan(last.get_or_null("val_loss"));
+    if (const Json* measure = last.find("measure"))
+      result.measure = measure->as_string();
+    else if (!last.is_null())
+      result.measure = result.last_trainer == TrainerType::kPretrain ? "validation loss" : "pass@1";
   }
   return result;
 }

@@ -8,11 +8,11 @@
 #include "core/allocator.h"
 #include "core/log.h"
 #include "core/sizes.h"
+#include "data/data_check.h"
 #include "runs/preview.h"
 #include "runs/trace_file.h"
 #include "sys/files.h"
 #include "trainers/across_ranks.h"
-#include "trainers/data_check.h"
 #include "trainers/sampling.h"
 
 namespace cohort {
@@ -27,10 +27,8 @@ std::string why_finished(const TrainConfig& config, const TrainState& state) {
   if (!state.finished) return "";
   if (state.step >= config.batch.steps)
     return str("step ", state.step, " of ", config.batch.steps, " is done");
-  const Json* last = state.report.find("last");
-  if (last == nullptr || config.eval.stop_at <= 0 || config.batch.trainer == TrainerType::kPretrain)
-    return "";
-  const double score = number_or_nan(last->at("score"));
+  if (config.eval.stop_at <= 0 || config.batch.trainer == TrainerType::kPretrain) return "";
+  const double score = number_or_nan(state.report.get_or_null("last").get_or_null("score"));
   if (!(score >= config.eval.stop_at)) return "";
   return str("its last score, ", score, ", reached eval.stop_at: ", config.eval.stop_at);
 }
@@ -48,15 +46,8 @@ uint64_t checksum_of(const NamedTensors& tensors) {
 
 }  // namespace
 
-Stage::Stage(const StageSetup& setup)
-    : config_(setup.config),
-      dir_(setup.dir),
-      comm_(setup.comm),
-      reporter_(setup.reporter),
-      stop_(setup.stop),
-      device_(setup.device),
-      saved_at_(std::chrono::steady_clock::now()) {
-  build_model(setup);
+Stage::Stage(const StageSetup& setup) : setup_(setup) {
+  build_model();
   check_equal_starts();
   if (config_.batch.trainer != TrainerType::kPretrain)
     correct_ = correctness_of(config_.eval.correct, config_.rewards, data_.task);
@@ -68,7 +59,12 @@ Stage::Stage(const StageSetup& setup)
     trace_begin_ = state_.step + std::clamp<int64_t>(left - setup.profile_steps, 0, 2);
     trace_end_ = std::min(trace_begin_ + setup.profile_steps, config_.batch.steps);
   }
-  open_logs();
+  // Both are read before either is truncated.
+  metrics_.emplace(dir_ + "/metrics.jsonl");
+  completions_.emplace(dir_ + "/completions.jsonl");
+  const int64_t kept = is_new() ? -1 : state_.step;
+  for (auto* log : {&metrics_, &completions_}) (*log)->start(kept);
+  events_.emplace(dir_, kept + 1);
   // The process may have been killed after writing a checkpoint but before updating its link or
   // removing the replaced one; a finished stage does not save again.
   if (!resumed_from_.empty()) link_best(dir_ + "/checkpoints", state_);
@@ -77,15 +73,15 @@ Stage::Stage(const StageSetup& setup)
   reporter_.begin_stage(trainer_name(config_.batch.trainer), state_.step, config_.batch.steps);
 }
 
-void Stage::build_model(const StageSetup& setup) {
+void Stage::build_model() {
   const std::string checkpoints = dir_ + "/checkpoints";
-  const auto resumed = newest_checkpoint(checkpoints, setup.before);
+  const auto resumed = newest_checkpoint(checkpoints, setup_.before);
   if (resumed) {
     state_ = load_state(*resumed);
     saved_step_ = state_.step;
   }
   check_equal_checkpoints(resumed ? *resumed : "no checkpoint in " + checkpoints);
-  if (resumed) resume_from(*resumed, setup);
+  if (resumed) resume_from(*resumed);
   state_.steps = config_.batch.steps;
   if (state_.planned_steps.empty() || state_.planned_steps.back() < config_.batch.steps)
     state_.planned_steps.push_back(config_.batch.steps);
@@ -99,7 +95,7 @@ void Stage::build_model(const StageSetup& setup) {
     loaded = load_found(config_.init_from, load);
   TrainConfig config = config_;
   if (config.data.fingerprint.empty()) config.data.fingerprint = state_.data_fingerprint;
-  data_ = load_dataset(config.data_sections(), std::move(loaded.tokenizer));
+  data_ = load_dataset(config, std::move(loaded.tokenizer));
   state_.data_fingerprint = data_.fingerprint;
   if (loaded.model == nullptr) {
     ModelConfig model = config_.model;
@@ -109,13 +105,13 @@ void Stage::build_model(const StageSetup& setup) {
                                                  static_cast<uint64_t>(config_.seed), device_);
   }
   const int64_t context = loaded.model->config().context;
-  const DataLengths lengths = check_data(config_.data_sections(), data_, context);
+  const DataLengths lengths = check_data(config_, data_, context);
   check_sampling(config_.sampling, config_.batch.trainer, *data_.tokenizer, lengths.shortest_prompt,
                  context);
   if (is_main()) {
-    log_data_usage(config_.data_sections(), data_, lengths);
+    log_data_usage(config_, data_, lengths);
     if (!state_.finished) {
-      if (const std::string leak = held_out_leak(data_, setup.earlier); !leak.empty())
+      if (const std::string leak = held_out_leak(data_, setup_.earlier); !leak.empty())
         logging::warn(leak);
       for (const std::string& warning : config_.warnings()) logging::warn(warning);
     }
@@ -132,6 +128,7 @@ void Stage::build_model(const StageSetup& setup) {
 // The frozen reference is the model at the start of the stage. A checkpoint has it if beta was
 // above 0.
 void Stage::load_reference(const LoadedModel& loaded) {
+  std::string origin;  // empty: the reference comes from the checkpoint or the stage's start
   const auto make = [&](std::optional<uint64_t> seed) {
     reference_ =
         std::make_unique<Transformer>(loaded.model->config(), config_.dtype, seed, device_);
@@ -145,9 +142,7 @@ void Stage::load_reference(const LoadedModel& loaded) {
     load_weights(*reference_, resumed_from_, "reference");
   } else if (config_.init_from.empty()) {
     make(static_cast<uint64_t>(config_.seed));
-    if (is_main())
-      logging::info("beta: ", resumed_from_, " has no reference; it is the new model of seed ",
-                    config_.seed);
+    origin = str("the new model of seed ", config_.seed);
   } else {
     try {
       reference_ = load_found(config_.init_from, [&](const std::string& from) {
@@ -160,33 +155,33 @@ void Stage::load_reference(const LoadedModel& loaded) {
                            e.what(), "); hint: resume with beta=0, or restore ",
                            config_.init_from));
     }
-    if (is_main())
-      logging::info("beta: ", resumed_from_, " has no reference; it is read from ",
-                    config_.init_from, ", with which the stage began");
+    origin = str("read from ", config_.init_from, ", with which the stage began");
   }
+  if (is_main() && !origin.empty())
+    logging::info("beta: ", resumed_from_, " has no reference; it is ", origin);
 }
 
 // Determines if a saved stage has anything left to do.
-void Stage::resume_from(const std::string& checkpoint, const StageSetup& setup) {
+void Stage::resume_from(const std::string& checkpoint) {
   resumed_from_ = checkpoint;
   resumed_updates_ = state_.updates;
   const char* name = trainer_name(config_.batch.trainer);
   const std::string done = why_finished(config_, state_);
   if (!done.empty()) {
-    const std::string hint = str("; to train on, resume with ", setup.steps_key,
+    const std::string hint = str("; to train on, resume with ", setup_.steps_key,
                                  "=N or another eval.stop_at, or start a run with init_from");
     if (is_main())
       logging::info(name, " is finished, at step ", state_.step, ": ", done,
-                    setup.fixed.empty() ? hint : "");
+                    setup_.fixed.empty() ? hint : "");
     return;
   }
   // The planned steps of the saved stage if they are known and differ from those now planned; else
   // 0. Earlier versions did not save them.
   int64_t planned = state_.steps == 0 && state_.finished ? state_.step : state_.steps;
   if (planned == config_.batch.steps) planned = 0;
-  if (!setup.fixed.empty() && (state_.finished || planned > 0))
+  if (!setup_.fixed.empty() && (state_.finished || planned > 0))
     throw InputError(
-        str(name, " has ended at step ", state_.step, " and cannot train on: ", setup.fixed));
+        str(name, " has ended at step ", state_.step, " and cannot train on: ", setup_.fixed));
   state_.finished = false;
   if (!is_main()) return;
   if (planned > 0)
@@ -240,15 +235,6 @@ void Stage::check_equal_starts() {
                              "same build on the same kind of processor"));
 }
 
-// Both are read before either is truncated.
-void Stage::open_logs() {
-  metrics_.emplace(dir_ + "/metrics.jsonl");
-  completions_.emplace(dir_ + "/completions.jsonl");
-  const int64_t kept = is_new() ? -1 : state_.step;
-  for (auto* log : {&metrics_, &completions_}) (*log)->start(kept);
-  events_.emplace(dir_, kept + 1);
-}
-
 void Stage::log_metrics(const Json& line) {
   metrics_->write(line.dump());
   events_->write(line);
@@ -259,19 +245,16 @@ bool Stage::is_new() const {
   return state_.step == 0 && state_.evaluated_step < 0;
 }
 
-// True if a checkpoint is due by the clock of this rank.
-bool Stage::is_due() const {
-  const std::chrono::duration<double, std::ratio<60>> since =
-      std::chrono::steady_clock::now() - saved_at_;
-  return config_.checkpoint.every_minutes > 0 && since.count() >= config_.checkpoint.every_minutes;
-}
-
 bool Stage::more() {
   if (is_new() && config_.eval.at_start) {
     evaluate();
     if (state_.best_step == state_.step && !reached_) save(false);
   }
-  double stop = stop_.load(), due = is_main() && is_due();
+  const std::chrono::duration<double, std::ratio<60>> since =
+      std::chrono::steady_clock::now() - saved_at_;
+  const double minutes = config_.checkpoint.every_minutes;
+  // A checkpoint is due by the clock of rank 0.
+  double stop = setup_.stop.load(), due = is_main() && minutes > 0 && since.count() >= minutes;
   if (comm_.size() > 1) reduce_in_place(comm_, {&stop, &due}, Reduce::kMax);
   interrupted_ = stop > 0;
   const bool continues =
@@ -332,8 +315,8 @@ Evaluation Stage::evaluation() {
   if (config_.batch.trainer == TrainerType::kPretrain) {
     out.measure = "validation loss";
     if (data_.held_out_text.size() < 2) return out;
-    const double loss = evaluate_text(
-        {model(), data_.held_out_text, config_.eval.tokens, config_.batch.micro_batch()}, comm_);
+    const double loss = evaluate_text(model(), data_.held_out_text, config_.eval.tokens,
+                                      config_.batch.micro_batch(), comm_);
     out.metrics = {{"val_loss", loss}};
     out.score = -loss;
   } else {
@@ -341,7 +324,7 @@ Evaluation Stage::evaluation() {
     out.rule = correct_.rule();
     if (data_.held_out.empty()) return out;
     ProblemScores scores =
-        evaluate_problems({engine(), data_, correct_, config_.eval_sections(), state_.step}, comm_);
+        evaluate_problems({engine(), data_, correct_, config_, state_.step}, comm_);
     out.metrics = std::move(scores.metrics);
     out.samples = std::move(scores.samples);
     out.score = out.metrics.front().second;
@@ -355,7 +338,15 @@ void Stage::evaluate() {
   learner_->check_weights();
   const Evaluation result = evaluation();
   record_score(result);
-  if (is_main() && !result.metrics.empty()) report(result);
+  if (!is_main() || result.metrics.empty()) return;
+  log_metrics(evaluation_json(result));
+  for (const ProblemResult& problem : result.samples)
+    log_completion(sample_json(result, problem).dump());
+  reporter_.message(evaluation_text(result));
+  if (!std::isnan(result.score) || result.rule.empty() || warned_) return;
+  warned_ = true;
+  logging::warn(result.measure, " is not measured: ", correct_.name, " applies to none of the ",
+                data_.held_out.size(), " held-out problems; hint: another eval.correct.reward");
 }
 
 // Warns of a drop to less than half of the best score that is larger than sampling noise.
@@ -386,10 +377,9 @@ void Stage::record_score(const Evaluation& evaluation) {
   state_.evaluated_step = state_.step;
   if (evaluation.metrics.empty()) return;  // nothing is held out
   // Scores of another measure are not comparable.
-  if (const Json* last = state_.report.find("last"))
-    if (const Json* measure = last->find("measure");
-        measure != nullptr && measure->as_string() != evaluation.measure)
-      state_.best_step = -1;
+  if (const Json& measure = state_.report.get_or_null("last").get_or_null("measure");
+      !measure.is_null() && measure.as_string() != evaluation.measure)
+    state_.best_step = -1;
   warn_of_collapse(evaluation);
   const double score = evaluation.score;
   const double loss = evaluation.metrics.find("val_loss").value_or(std::nan(""));
@@ -402,17 +392,6 @@ void Stage::record_score(const Evaluation& evaluation) {
              score >= config_.eval.stop_at;
   if (state_.report.find("first") == nullptr) state_.report.set("first", score_json(evaluation));
   state_.report.set("last", score_json(evaluation));
-}
-
-void Stage::report(const Evaluation& evaluation) {
-  log_metrics(evaluation_json(evaluation));
-  for (const ProblemResult& problem : evaluation.samples)
-    log_completion(sample_json(evaluation, problem).dump());
-  reporter_.message(evaluation_text(evaluation));
-  if (!std::isnan(evaluation.score) || evaluation.rule.empty() || warned_) return;
-  warned_ = true;
-  logging::warn(evaluation.measure, " is not measured: ", correct_.name, " applies to none of the ",
-                data_.held_out.size(), " held-out problems; hint: another eval.correct.reward");
 }
 
 void Stage::write_trace() {

@@ -16,13 +16,14 @@
 #include <optional>
 #include <string>
 
+#include "core/non_copyable.h"
+#include "data/dataset.h"
 #include "distributed/communicator.h"
 #include "runs/checkpoint.h"
 #include "runs/config.h"
 #include "runs/event_file.h"
 #include "runs/log_file.h"
 #include "runs/report.h"
-#include "trainers/dataset.h"
 #include "trainers/learner.h"
 
 namespace cohort {
@@ -45,7 +46,7 @@ struct StageSetup {
 
 enum class StageEnd { kFinished, kInterrupted };
 
-class Stage {
+class Stage : NonCopyable {
  public:
   // Loads data and model: from the newest checkpoint in `dir` if there is one (resume), else from
   // init_from, else fresh. Throws InputError on ranks that do not start alike.
@@ -85,31 +86,28 @@ class Stage {
   void warn(const std::string& warning) const;
 
  private:
-  void build_model(const StageSetup& setup);
-  void resume_from(const std::string& checkpoint, const StageSetup& setup);
+  void build_model();
+  void resume_from(const std::string& checkpoint);
   void check_equal_checkpoints(const std::string& found);
   void check_equal_starts();
   void evaluate();
   void save(bool finished);
   void write_trace();
-  void open_logs();
   void log_metrics(const Json& line);
   bool is_new() const;
-  bool is_due() const;
   Evaluation evaluation();
   void warn_of_collapse(const Evaluation& evaluation);
   void load_reference(const LoadedModel& loaded);
   bool is_best(double score, double loss) const;
   void watch_updates(double rate);
   void record_score(const Evaluation& evaluation);
-  void report(const Evaluation& evaluation);
 
-  const TrainConfig& config_;
-  const std::string dir_;
-  Communicator& comm_;
-  Reporter& reporter_;
-  const std::atomic<bool>& stop_;
-  const Device device_;
+  const StageSetup setup_;
+  const TrainConfig& config_ = setup_.config;
+  const std::string& dir_ = setup_.dir;
+  Communicator& comm_ = setup_.comm;
+  Reporter& reporter_ = setup_.reporter;
+  const Device device_ = setup_.device;
   Dataset data_;
   std::unique_ptr<Learner> learner_;
   std::unique_ptr<Engine> engine_;  // samples from the learner's model
@@ -123,7 +121,7 @@ class Stage {
   int64_t saved_step_ = -1;
   bool interrupted_ = false, reached_ = false, warned_ = false, collapsed_ = false;
   int64_t tiny_updates_ = 0;  // steps in a row whose relative update is too small; -1: reported
-  std::chrono::steady_clock::time_point saved_at_;
+  std::chrono::steady_clock::time_point saved_at_ = std::chrono::steady_clock::now();
   Stopwatch step_watch_;
   int64_t trace_begin_ = -1, trace_end_ = -1;  // steps
   std::optional<Trace> trace_;                 // trace in progress

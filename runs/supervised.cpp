@@ -41,7 +41,7 @@ StageEnd train_supervised(Stage& stage) {
   const TrainConfig& config = stage.config();
   std::optional<MixedOrder> order;
   if (config.batch.trainer == TrainerType::kSft) {
-    order = make_order(config.data_sections(), stage.data(), stage.state().planned_steps);
+    order = make_order(config, stage.data(), stage.state().planned_steps);
     order->seek(stage.state().data_position);
   }
   if (const int ranks = stage.comm().size();

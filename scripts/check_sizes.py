@@ -21,8 +21,9 @@ ROOMS = ["core", "sys", "config", "kernels", "text", "data", "autograd", "nn", "
 HEADERS = {".h", ".cuh"}
 SOURCES = HEADERS | {".cpp", ".cu"}
 
-BUDGET_ROW = re.compile(r"^\| ([\w/]+) \| ([\d,]+) \| ([\d,]+) \|", re.M)
-BUDGET_MODES = re.compile(r"^\| thread-local modes \| (\d+) \|", re.M)
+# Cells of a row for several rooms.
+BUDGET = re.compile(r"\| ([\w/]+) \| ([\d,]+) \| ([\d,]+)(?= \|)")
+BUDGET_MODES = re.compile(r"\| thread-local modes \| (\d+) \|")
 
 # What the scanner sees: comments and text become blanks, and so do preprocessor lines.
 BLANKED = re.compile(
@@ -234,7 +235,7 @@ def check_tree(root):
     page = Path("ARCHITECTURE.md")
     text = (root / page).read_text(encoding="utf-8")
     number = lambda digits: int(digits.replace(",", ""))
-    budgets = {m[1]: (number(m[2]), number(m[3])) for m in BUDGET_ROW.finditer(text)}
+    budgets = {m[1]: (number(m[2]), number(m[3])) for m in BUDGET.finditer(text)}
     for room, (lines, names) in rooms.items():
         if room not in budgets:
             problems.append((page, 1, f"the table of budgets has no row for {room}"))
@@ -258,7 +259,7 @@ def print_table(root):
     print(f"{sum(lines for lines, _ in rooms.values()):,} code lines")
 
 
-PAGE = ("| core | 70 | 4 |\n| sys | 3 | 9 |\n| nn | 99 | 1 |\n| rl | 99 | 99 |\n| rl/engine | 99 | 99 |\n| data | 999 | 99 |\n"
+PAGE = ("| core | 70 | 4 | sys | 3 | 9 |\n| nn | 99 | 1 |\n| rl | 99 | 99 |\n| rl/engine | 99 | 99 |\n| data | 999 | 99 |\n"
         "| thread-local modes | 1 |\n")
 LONG = "  x += 1;\n  // A comment is no code.\n\n"
 # (file, its text, part of the rule it breaks); "" for a file that breaks none; None for the text of a folder.

@@ -120,6 +120,12 @@ const Json* Json::find(std::string_view key) const {
   return nullptr;
 }
 
+const Json& Json::get_or_null(std::string_view key) const {
+  static const Json null;
+  const Json* found = find(key);
+  return found == nullptr ? null : *found;
+}
+
 const Json& Json::at(std::string_view key) const {
   if (!is_object()) throw_type(str("an object with the key '", key, "'"));
   if (const Json* value = find(key)) return *value;

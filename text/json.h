@@ -47,6 +47,8 @@ class Json {
 
   // nullptr if this is not an object or has no such key.
   const Json* find(std::string_view key) const;
+  // Null if this is not an object or has no such key.
+  const Json& get_or_null(std::string_view key) const;
   // Throws InputError naming the key if it is missing.
   const Json& at(std::string_view key) const;
   // Adds or replaces a key of an object (null becomes an object). Returns *this, for chaining.

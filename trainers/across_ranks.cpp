@@ -40,6 +40,14 @@ std::vector<std::string> gather_texts(Communicator& comm, const std::vector<std:
   return all;
 }
 
+std::string first_text(Communicator& comm, const std::string& text) {
+  std::vector<std::string> texts(static_cast<size_t>(comm.size()));
+  texts[static_cast<size_t>(comm.rank())] = text;
+  for (const std::string& each : gather_texts(comm, texts))
+    if (!each.empty()) return each;
+  return "";
+}
+
 RankShard shard_of(int64_t count, int rank, int size, int64_t rotation) {
   const int64_t each = count / size, extra = count % size;
   // `extra` consecutive ranks get one item more, starting where the previous rotation ended.

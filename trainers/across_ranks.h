@@ -20,6 +20,8 @@ void reduce_in_place(Communicator& comm, const std::vector<double*>& numbers,
 // Gathers texts of which each rank has some: texts[i] on the one rank that has it, "" on the
 // others. Returns all of them on every rank.
 std::vector<std::string> gather_texts(Communicator& comm, const std::vector<std::string>& texts);
+// The text of the first rank whose `text` is not empty, on every rank; "" if all are empty.
+std::string first_text(Communicator& comm, const std::string& text);
 
 // Items [begin, end) of `count` that belong to a rank of `size`: contiguous, in rank order. The
 // remainder goes to other ranks in each rotation, so that over `size` rotations all ranks get the

@@ -222,18 +222,19 @@ ProblemScores evaluate_problems(const ProblemEvaluation& evaluation, Communicato
   return scores;
 }
 
-double evaluate_text(const TextEvaluation& evaluation, Communicator& comm) {
-  const int64_t context = evaluation.model.config().context, total = evaluation.tokens.size() - 1;
-  const int64_t all = ceil_div(total, context), limit = evaluation.max_tokens / context;
-  const int64_t count = evaluation.max_tokens == 0 ? all : std::clamp<int64_t>(limit, 1, all);
+double evaluate_text(const Transformer& model, const TokenStream& tokens, int64_t max_tokens,
+                     int64_t micro_batch_tokens, Communicator& comm) {
+  const int64_t context = model.config().context, total = tokens.size() - 1;
+  const int64_t all = ceil_div(total, context), limit = max_tokens / context;
+  const int64_t count = max_tokens == 0 ? all : std::clamp<int64_t>(limit, 1, all);
   const auto window = [&](int64_t i) {
     // i * all / count without the product, which may overflow.
     const int64_t index = all / count * i + all % count * i / count;
     const int64_t begin = index * context, n = std::min(context, total - begin) + 1;
-    return TokenSequence{.tokens = evaluation.tokens.read(begin, n),
+    return TokenSequence{.tokens = tokens.read(begin, n),
                          .loss_mask = std::vector<uint8_t>(static_cast<size_t>(n), 1)};
   };
-  return mean_loss(evaluation.model, count, window, evaluation.micro_batch_tokens, comm);
+  return mean_loss(model, count, window, micro_batch_tokens, comm);
 }
 
 }  // namespace cohort

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "data/dataset.h"
 #include "rl/engine/engine.h"
 #include "rl/engine/rollout.h"
 #include "rl/evaluate.h"
 #include "rl/rewards/command.h"
-#include "trainers/dataset.h"
 #include "trainers/metrics.h"
 
 namespace cohort {
@@ -56,6 +56,7 @@ struct EvalConfig {
             {.min = 0, .max = 1});
   }
 };
+
 // Criterion of a correct completion: a reward of at least a threshold.
 struct Correctness {
   std::string name;  // the reward's name
@@ -114,15 +115,10 @@ struct ProblemEvaluation {
 // solutions, as in training.
 ProblemScores evaluate_problems(const ProblemEvaluation& evaluation, Communicator& comm);
 
-struct TextEvaluation {
-  const Transformer& model;
-  const TokenStream& tokens;
-  int64_t max_tokens = 0;  // evaluated tokens; 0: all
-  int64_t micro_batch_tokens = kMicroBatchTokens;
-};
 // Mean next-token loss over a token stream in consecutive windows of the model's context. Of a
-// stream longer than max_tokens, that many tokens in evenly spaced windows; NaN for fewer than two
-// tokens.
-double evaluate_text(const TextEvaluation& evaluation, Communicator& comm);
+// stream longer than max_tokens (0: no limit), that many tokens in evenly spaced windows; NaN for
+// fewer than two tokens.
+double evaluate_text(const Transformer& model, const TokenStream& tokens, int64_t max_tokens,
+                     int64_t micro_batch_tokens, Communicator& comm);
 
 }  // namespace cohort

@@ -14,6 +14,8 @@ struct SampleSums {
   // Sums over completions in the loss mask.
   double mask_tokens = 0, entropy = 0, truncated_mass = 0;
   Moments length, terminated_length, at_length, at_context;
+  // Sums over the groups that have a reward.
+  Moments deviation, zero_variance;
 };
 
 // True if a completion has tokens in the loss mask.
@@ -21,41 +23,28 @@ bool in_loss_mask(const Trajectory& completion, double reward, const GrpoConfig&
   return !std::isnan(reward) && !(config.mask_truncated_completions && completion.truncated());
 }
 
+// A group has zero variance if none of its tokens in the loss mask has a nonzero advantage.
 SampleSums count_samples(const ScoredRollouts& scored, const GrpoSections& config) {
   SampleSums sums;
-  for (size_t i = 0; i < scored.trajectories.size(); ++i) {
-    const Trajectory& c = scored.trajectories[i];
-    const auto length = static_cast<double>(c.completion_length());
-    sums.length.add(length);
-    if (!c.truncated()) sums.terminated_length.add(length);
-    sums.longest = std::max(sums.longest, length);
-    sums.at_length.add(c.stop_reason == StopReason::kLength);
-    sums.at_context.add(c.stop_reason == StopReason::kContext);
-    sums.tokens += static_cast<double>(c.tokens.size());
-    if (!in_loss_mask(c, scored.scores.total[i], config.grpo)) continue;
-    sums.mask_tokens += length;
-    sums.entropy += c.entropy;
-    sums.truncated_mass += c.truncated_mass;
-  }
-  return sums;
-}
-
-// Sums over the groups that have a reward.
-struct GroupSums {
-  Moments deviation, zero_variance;
-};
-
-// A group has zero variance if none of its tokens in the loss mask has a nonzero advantage.
-GroupSums count_groups(const ScoredRollouts& scored, const GrpoSections& config) {
-  GroupSums sums;
   const auto group = static_cast<size_t>(config.batch.num_generations);
-  for (size_t begin = 0; begin < scored.scores.total.size(); begin += group) {
+  for (size_t begin = 0; begin < scored.trajectories.size(); begin += group) {
     Moments rewards;
     bool zero_variance = true;
     for (size_t i = begin; i < begin + group; ++i) {
+      const Trajectory& c = scored.trajectories[i];
+      const auto length = static_cast<double>(c.completion_length());
+      sums.length.add(length);
+      if (!c.truncated()) sums.terminated_length.add(length);
+      sums.longest = std::max(sums.longest, length);
+      sums.at_length.add(c.stop_reason == StopReason::kLength);
+      sums.at_context.add(c.stop_reason == StopReason::kContext);
+      sums.tokens += static_cast<double>(c.tokens.size());
       rewards.add(scored.scores.total[i]);
-      zero_variance &= scored.advantages[i] == 0 ||
-                       !in_loss_mask(scored.trajectories[i], scored.scores.total[i], config.grpo);
+      if (!in_loss_mask(c, scored.scores.total[i], config.grpo)) continue;
+      zero_variance &= scored.advantages[i] == 0;
+      sums.mask_tokens += length;
+      sums.entropy += c.entropy;
+      sums.truncated_mass += c.truncated_mass;
     }
     if (rewards.count == 0) continue;
     sums.deviation.add(rewards.deviation());
@@ -84,7 +73,6 @@ MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::str
                         const UpdateSums& updates, const GrpoSections& config,
                         double learning_rate) {
   const SampleSums samples = count_samples(scored, config);
-  const GroupSums groups = count_groups(scored, config);
   const double passes = static_cast<double>(config.grpo.num_iterations) * samples.mask_tokens;
   const kernels::PolicyLossStats& policy = updates.policy;
   const Moments loss{.sum = updates.loss, .count = updates.updates};
@@ -92,7 +80,7 @@ MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::str
 
   MetricSums out;
   out.add_mean("reward", moments_of(scored.scores.total));
-  out.add_mean("reward_std", groups.deviation);
+  out.add_mean("reward_std", samples.deviation);
   double lowest = HUGE_VAL, highest = -HUGE_VAL;
   for (const double reward : scored.scores.total)
     if (!std::isnan(reward)) lowest = std::min(lowest, reward), highest = std::max(highest, reward);
@@ -105,7 +93,7 @@ MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::str
     if (const auto failed = scored.scores.failed[k])
       out.add_sum("rewards/" + reward_names[k] + "/failed", static_cast<double>(*failed));
   }
-  out.add_mean("frac_reward_zero_std", groups.zero_variance);
+  out.add_mean("frac_reward_zero_std", samples.zero_variance);
   out.add_local("ratio_deviation", updates.ratio_deviation);
   out.add_mean("clip_ratio/low", policy.clipped_low, passes);
   out.add_mean("clip_ratio/high", policy.clipped_high, passes);

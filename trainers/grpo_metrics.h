@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "data/data_config.h"
-#include "rl/engine/engine.h"
 #include "rl/engine/rollout.h"
 #include "rl/grpo.h"
 #include "rl/reward.h"

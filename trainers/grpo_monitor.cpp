@@ -77,11 +77,7 @@ GrpoMonitor::GrpoMonitor(const GrpoConfig& config, const Json& saved) : config_(
 }
 
 Json GrpoMonitor::state() const {
-  const auto list = [](const auto& values) {
-    Json out = Json(Json::Array{});
-    for (const auto& v : values) out.push_back(v);
-    return out;
-  };
+  const auto list = [](const auto& values) { return Json::Array(values.begin(), values.end()); };
   Json out;
   for (const auto& [key, number] : numbers_of(*this)) out.set(key, *number);
   out.set("zero_signal_steps", zero_signal_steps_);

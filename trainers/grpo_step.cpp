@@ -70,7 +70,7 @@ int64_t count_rewarded(Communicator& comm, const RewardSet::Scores& scores) {
 void check_failed(Communicator& comm, const RewardSet& rewards, const RewardSet::Scores& scores,
                   const GrpoSections& config) {
   double failed = 0;
-  std::vector<std::string> errors(static_cast<size_t>(comm.size()));
+  std::string error;
   for (size_t k = 0; k < scores.failed.size(); ++k) {
     const int64_t count = scores.failed[k].value_or(0);
     if (count == 0) continue;
@@ -78,15 +78,13 @@ void check_failed(Communicator& comm, const RewardSet& rewards, const RewardSet:
     const std::string message = str("reward ", rewards.names()[k], ": no value for ", count,
                                     " completions; the first: ", scores.first_error[k]);
     logging::warn(message, "; the step cannot be reproduced");
-    errors[static_cast<size_t>(comm.rank())] = message;
+    error = message;
   }
   reduce_in_place(comm, {&failed});
   if (failed <= kMaxFailedFraction * static_cast<double>(config.batch.completions_per_step()))
     return;
-  errors = gather_texts(comm, errors);
-  const auto first = std::find_if(errors.begin(), errors.end(),
-                                  [](const std::string& error) { return !error.empty(); });
-  throw Error(str(*first, "; hint: the programs' own messages are in rewards.log of the run"));
+  throw Error(str(first_text(comm, error),
+                  "; hint: the programs' own messages are in rewards.log of the run"));
 }
 
 // Gathers `values`, one per completion of a rank, from all ranks in the order of the prompts.
@@ -117,16 +115,15 @@ kernels::PolicyLossStats total_of(const Tensor& stats) {
 
 }  // namespace
 
-PromptShard shard_prompts(const Communicator& comm, const GrpoSections& config, int64_t step) {
+std::vector<int64_t> shard_prompts(const Communicator& comm, const GrpoSections& config,
+                                   int64_t step) {
   const int64_t count = config.batch.prompts_per_step, parts = config.grpo.num_minibatches;
-  PromptShard out;
+  std::vector<int64_t> out;
   for (int64_t m = 0; m < parts; ++m) {
-    out.minibatch_begin.push_back(static_cast<int64_t>(out.indices.size()));
     const int64_t begin = count * m / parts, end = count * (m + 1) / parts;
     const RankShard range = shard_of(end - begin, comm.rank(), comm.size(), step * parts + m);
-    for (int64_t i = range.begin; i < range.end; ++i) out.indices.push_back(begin + i);
+    for (int64_t i = range.begin; i < range.end; ++i) out.push_back(begin + i);
   }
-  out.minibatch_begin.push_back(static_cast<int64_t>(out.indices.size()));
   return out;
 }
 
@@ -140,15 +137,15 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   engine.reset_stats();
   const auto submit = [&](const Trajectory& trajectory) {
     const auto prompt =
-        std::find(in.shard.indices.begin(), in.shard.indices.end(), trajectory.group) -
-        in.shard.indices.begin();
+        std::find(in.indices.begin(), in.indices.end(), trajectory.group) - in.indices.begin();
     in.rewards.submit(in.prompts[static_cast<size_t>(prompt)], trajectory, in.step);
   };
   on_all_ranks(in.comm, [&] {
-    trajectories = in.sampler.sample(
-        in.prompts, config.batch.num_generations,
-        {.seed = config.seed, .step = in.step, .prompt_indices = in.shard.indices},
-        {.on_finished = submit});
+    trajectories = in.sampler.sample(in.prompts, config.batch.num_generations,
+                                     {.seed = config.seed,
+                                      .step = in.step,
+                                      .prompt_indices = {in.indices.begin(), in.indices.end()}},
+                                     {.on_finished = submit});
   });
   const double sampling_time = clock.lap("sampling");
   scores = in.rewards.score(in.prompts, trajectories, in.step);
@@ -166,7 +163,7 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
         in.comm, in.learner.model(), out.rollouts,
         config.grpo.shuffle_advantages ? shuffled_advantages(in.comm, out.rollouts, config, in.step)
                                        : advantages,
-        in.shard, config);
+        config);
     packing_time = clock.lap("packing");
     if (in.reference != nullptr)
       set_log_probs(minibatches, "ref_logprob", *in.reference, config.sampling.temperature);
@@ -201,20 +198,20 @@ std::vector<double> shuffled_advantages(Communicator& comm, const ScoredRollouts
 std::vector<Minibatch> pack_minibatches(Communicator& comm, const Transformer& model,
                                         const ScoredRollouts& rollouts,
                                         std::span<const double> advantages,
-                                        const PromptShard& shard, const GrpoSections& config) {
-  const int64_t group = config.batch.num_generations;
+                                        const GrpoSections& config) {
+  const int64_t parts = config.grpo.num_minibatches;
   std::vector<Minibatch> out;
-  for (size_t m = 0; m + 1 < shard.minibatch_begin.size(); ++m) {
+  size_t i = 0;
+  for (int64_t m = 0; m < parts; ++m) {
     std::vector<TokenSequence> sequences;
-    const auto begin = static_cast<size_t>(shard.minibatch_begin[m] * group),
-               end = static_cast<size_t>(shard.minibatch_begin[m + 1] * group);
-    for (size_t i = begin; i < end; ++i) {
+    const int64_t end = config.batch.prompts_per_step * (m + 1) / parts;  // prompts of the step
+    for (; i < rollouts.trajectories.size() && rollouts.trajectories[i].group < end; ++i) {
       if (std::isnan(rollouts.scores.total[i])) continue;
       const Trajectory& trajectory = rollouts.trajectories[i];
       TokenSequence& s = sequences.emplace_back(policy_sequence(trajectory, advantages[i]));
       // The prompt's last token is not part of the shared prefix: its target is the completion's
       // first.
-      if (group > 1) {
+      if (config.batch.num_generations > 1) {
         s.group = trajectory.group;
         s.prefix = trajectory.prompt_length - 1;
       }

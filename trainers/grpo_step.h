@@ -10,13 +10,11 @@
 
 namespace cohort {
 
-// A rank's prompts of one step. The step's prompts are split into minibatches first and each
-// minibatch over the ranks, so that the same prompts share an update for any number of ranks.
-struct PromptShard {
-  std::vector<int64_t> indices;          // prompts within the step
-  std::vector<int64_t> minibatch_begin;  // offset of each minibatch in `indices`, and the end
-};
-PromptShard shard_prompts(const Communicator& comm, const GrpoSections& config, int64_t step);
+// The indices of a rank's prompts within a step, ascending. The step's prompts are split into
+// minibatches first and each minibatch over the ranks, so that the same prompts share an update for
+// any number of ranks.
+std::vector<int64_t> shard_prompts(const Communicator& comm, const GrpoSections& config,
+                                   int64_t step);
 
 struct GrpoStep {
   Communicator& comm;
@@ -26,8 +24,8 @@ struct GrpoStep {
   Learner& learner;
   const Transformer* reference;  // frozen, for the KL term; nullptr: none
   std::span<const Example> prompts;
-  const PromptShard& shard;  // the prompts' indices within the step
-  int64_t step = 0;          // address of the random numbers
+  std::span<const int64_t> indices;  // positions in the step, ascending
+  int64_t step = 0;                  // address of the random numbers
   double learning_rate = 0;
 };
 struct GrpoStepResult {
@@ -52,7 +50,7 @@ std::vector<double> shuffled_advantages(Communicator& comm, const ScoredRollouts
 std::vector<Minibatch> pack_minibatches(Communicator& comm, const Transformer& model,
                                         const ScoredRollouts& rollouts,
                                         std::span<const double> advantages,
-                                        const PromptShard& shard, const GrpoSections& config);
+                                        const GrpoSections& config);
 
 // num_iterations passes over the minibatches. Before the first update the weights are those that
 // sampled, so the ratios of its minibatch must be exactly 1, and so must those of the other

@@ -99,17 +99,15 @@ void Learner::check_weights() const {
 // same error.
 void Learner::check_losses(double total, const std::vector<double>& losses) const {
   if (std::isfinite(total)) return;
-  std::vector<std::string> errors(static_cast<size_t>(comm_.size()));
+  std::string error;
   const auto bad = std::find_if_not(losses.begin(), losses.end(),
                                     [](double loss) { return std::isfinite(loss); });
   if (bad != losses.end())
-    errors[static_cast<size_t>(comm_.rank())] =
+    error =
         str(comm_.size() > 1 ? str("rank ", comm_.rank(), ": ") : "", "the loss of micro batch ",
             bad - losses.begin() + 1, " of ", losses.size(), " is ", *bad);
-  errors = gather_texts(comm_, errors);
-  const auto first = std::find_if(errors.begin(), errors.end(),
-                                  [](const std::string& error) { return !error.empty(); });
-  throw NonFiniteError(str(first == errors.end() ? str("the sum of the losses is ", total) : *first,
+  error = first_text(comm_, error);
+  throw NonFiniteError(str(error.empty() ? str("the sum of the losses is ", total) : error,
                            "; nothing was updated; hint: a lower learning_rate or max_grad_norm"));
 }
 

@@ -4,19 +4,18 @@
 #include <functional>
 #include <memory>
 
+#include "core/non_copyable.h"
 #include "distributed/grad_reducer.h"
 #include "trainers/across_ranks.h"
 #include "trainers/optimizer.h"
 
 namespace cohort {
 
-class Learner {
+class Learner : NonCopyable {  // the parameters' hooks hold its address
  public:
   // `seed`: see AdamW.
   Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& config, Communicator& comm,
           uint64_t seed = 0);
-  Learner(const Learner&) = delete;  // the parameters' hooks hold its address
-  Learner& operator=(const Learner&) = delete;
 
   struct Update {
     double loss = 0;  // over all micro batches and ranks

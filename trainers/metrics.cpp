@@ -1,16 +1,10 @@
 #include "trainers/metrics.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "trainers/across_ranks.h"
 
 namespace cohort {
-namespace {
-
-constexpr double kNotMeasured = std::numeric_limits<double>::quiet_NaN();
-
-}  // namespace
 
 std::optional<double> Metrics::find(const std::string& name) const {
   for (const auto& [key, value] : entries_)
@@ -25,11 +19,11 @@ double Metrics::at(const std::string& name) const {
 }
 
 double Moments::mean() const {
-  return count > 0 ? sum / count : kNotMeasured;
+  return count > 0 ? sum / count : std::nan("");
 }
 
 double Moments::deviation() const {
-  if (count == 0) return kNotMeasured;
+  if (count == 0) return std::nan("");
   return count > 1 ? std::sqrt(std::max(0.0, (squares - sum * sum / count) / (count - 1))) : 0;
 }
 
@@ -37,7 +31,7 @@ double MetricSums::Metric::value() const {
   if (kind == Kind::kMean) return moments.mean();
   if (kind == Kind::kDeviation) return moments.deviation();
   const bool extreme = kind == Kind::kMax || kind == Kind::kMin;
-  if (extreme && std::isinf(moments.sum)) return kNotMeasured;
+  if (extreme && std::isinf(moments.sum)) return std::nan("");
   return kind == Kind::kMin ? -moments.sum : moments.sum;
 }
 

@@ -83,18 +83,4 @@ class MetricSums {
   std::vector<Metric> metrics_;
 };
 
-// Seconds between calls.
-class Stopwatch {
- public:
-  // Seconds since the last call, or since construction. Recorded as `phase`, if given, in a Trace.
-  double lap(const char* phase = nullptr) {
-    const int64_t begin = std::exchange(last_, trace_clock());
-    if (phase != nullptr) trace_phase(phase, begin, last_);
-    return 1e-9 * static_cast<double>(last_ - begin);
-  }
-
- private:
-  int64_t last_ = trace_clock();
-};
-
 }  // namespace cohort

@@ -1,7 +1,6 @@
 // Dropout: one Philox call serves the four elements that share its address.
 #include "kernels/dropout.h"
 
-#include "core/parallel.h"
 #include "kernels/cpu/reduce.h"
 #include "kernels/elementwise.h"
 
@@ -33,11 +32,10 @@ void dropout(const Dropout& args) {
     const int64_t* sequence = spec.sequences.data<int64_t>();
     const int32_t* position = spec.positions.data<int32_t>();
     const T factor = static_cast<T>(1 / (1 - spec.p));
-    parallel_for(args.x.dim(0), row_grain(4 * cols), [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; ++t)
-        drop_row(out + t * cols, in + t * cols, cols, spec.seed,
-                 dropout_row(spec.stream, sequence[t], position[t]), static_cast<float>(spec.p),
-                 factor, args.mode);
+    for_rows(args.x.dim(0), 4 * cols, [&](int64_t t) {
+      drop_row(out + t * cols, in + t * cols, cols, spec.seed,
+               dropout_row(spec.stream, sequence[t], position[t]), static_cast<float>(spec.p),
+               factor, args.mode);
     });
   });
 }

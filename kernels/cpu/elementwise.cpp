@@ -9,17 +9,7 @@
 namespace cohort::kernels::cpu {
 namespace {
 
-// out[i] (+)= value(i) for i in [begin, end).
-template <class T, class F>
-void write_range(T* out, int64_t begin, int64_t end, Grad mode, F&& value) {
-  if (mode == Grad::kOverwrite) {
-    COHORT_VECTORIZE
-    for (int64_t i = begin; i < end; ++i) out[i] = value(i);
-  } else {
-    COHORT_VECTORIZE
-    for (int64_t i = begin; i < end; ++i) out[i] += value(i);
-  }
-}
+// write_range() over [0, n), in parallel.
 template <class T, class F>
 void write(T* out, int64_t n, Grad mode, F&& value) {
   parallel_for(n, kElementGrain,
@@ -79,12 +69,10 @@ void forward(const GatedForward& args, const char* op) {
   dispatch_float(args.x.dtype(), op, [&]<class T>() {
     const T* in = args.x.data<T>();
     T* out = args.y.data<T>();
-    parallel_for(args.y.rows(), row_grain(half), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const T *gate = in + r * 2 * half, *up = gate + half;
-        write_range(out + r * half, 0, half, Grad::kOverwrite,
-                    [=](int64_t i) { return Op::forward(gate[i], up[i]); });
-      }
+    for_rows(args.y.rows(), half, [&](int64_t r) {
+      const T *gate = in + r * 2 * half, *up = gate + half;
+      write_range(out + r * half, 0, half, Grad::kOverwrite,
+                  [=](int64_t i) { return Op::forward(gate[i], up[i]); });
     });
   });
 }
@@ -96,18 +84,16 @@ void backward(const GatedBackward& args, const char* op) {
     const T *in = args.x.data<T>(), *dy = args.dy.data<T>();
     T* out = args.dx.tensor.data<T>();
     T* values = args.y.defined() ? Tensor(args.y).data<T>() : nullptr;
-    parallel_for(args.dy.rows(), row_grain(half), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const T *gate = in + r * 2 * half, *up = gate + half, *grad = dy + r * half;
-        T *dgate = out + r * 2 * half, *dup = dgate + half;
-        write_range(dgate, 0, half, args.dx.mode,
-                    [=](int64_t i) { return grad[i] * Op::da(gate[i], up[i]); });
-        write_range(dup, 0, half, args.dx.mode,
-                    [=](int64_t i) { return grad[i] * Op::db(gate[i], up[i]); });
-        if (values != nullptr)  // last: y may be dy
-          write_range(values + r * half, 0, half, Grad::kOverwrite,
-                      [=](int64_t i) { return Op::forward(gate[i], up[i]); });
-      }
+    for_rows(args.dy.rows(), half, [&](int64_t r) {
+      const T *gate = in + r * 2 * half, *up = gate + half, *grad = dy + r * half;
+      T *dgate = out + r * 2 * half, *dup = dgate + half;
+      write_range(dgate, 0, half, args.dx.mode,
+                  [=](int64_t i) { return grad[i] * Op::da(gate[i], up[i]); });
+      write_range(dup, 0, half, args.dx.mode,
+                  [=](int64_t i) { return grad[i] * Op::db(gate[i], up[i]); });
+      if (values != nullptr)  // last: y may be dy
+        write_range(values + r * half, 0, half, Grad::kOverwrite,
+                    [=](int64_t i) { return Op::forward(gate[i], up[i]); });
     });
   });
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/parallel.h"
 #include "kernels/cpu/reduce.h"
 #include "kernels/embedding.h"
 
@@ -49,10 +48,7 @@ void embedding_forward(const EmbeddingForward& args) {
     const T* source = args.table.data<T>();
     const int32_t* id = args.ids.data<int32_t>();
     T* out = args.y.data<T>();
-    parallel_for(n, row_grain(cols), [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; ++t)
-        std::copy_n(source + id[t] * cols, cols, out + t * cols);
-    });
+    for_rows(n, cols, [&](int64_t t) { std::copy_n(source + id[t] * cols, cols, out + t * cols); });
   });
 }
 
@@ -65,20 +61,16 @@ void embedding_backward(const EmbeddingBackward& args) {
     const T* source = args.dy.data<T>();
     T* out = args.dtable.tensor.data<T>();
     if (args.dtable.mode == Grad::kOverwrite)
-      parallel_for(vocab, row_grain(cols), [&](int64_t begin, int64_t end) {
-        std::fill(out + begin * cols, out + end * cols, T(0));
-      });
+      for_rows(vocab, cols, [&](int64_t v) { std::fill_n(out + v * cols, cols, T(0)); });
     const Groups groups = group_by_id(id, n, vocab);
     const auto count = static_cast<int64_t>(groups.starts.size()) - 1;
-    parallel_for(count, row_grain(cols), [&](int64_t begin, int64_t end) {
-      for (int64_t g = begin; g < end; ++g) {
-        const auto first = static_cast<size_t>(groups.starts[static_cast<size_t>(g)]);
-        const auto last = static_cast<size_t>(groups.starts[static_cast<size_t>(g) + 1]);
-        for (size_t i = first; i < last; ++i) {
-          const int64_t t = groups.order[i];
-          T* row = out + id[t] * cols;
-          for (int64_t c = 0; c < cols; ++c) row[c] += source[t * cols + c];
-        }
+    for_rows(count, cols, [&](int64_t g) {
+      const auto first = static_cast<size_t>(groups.starts[static_cast<size_t>(g)]);
+      const auto last = static_cast<size_t>(groups.starts[static_cast<size_t>(g) + 1]);
+      for (size_t i = first; i < last; ++i) {
+        const int64_t t = groups.order[i];
+        T* row = out + id[t] * cols;
+        for (int64_t c = 0; c < cols; ++c) row[c] += source[t * cols + c];
       }
     });
   });

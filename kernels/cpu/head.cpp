@@ -1,7 +1,6 @@
 // The fused language model head on the CPU. A chunk's logits come from the row-independent matmul;
 // only one chunk exists at a time.
 #include "kernels/head.h"
-#include "core/parallel.h"
 #include "kernels/cpu/row_softmax.h"
 #include "kernels/matmul.h"
 
@@ -44,16 +43,14 @@ void chunk_backward(const HeadLogprobBackward& args, int64_t first, Tensor& logi
   const T *lse = args.lse.data<T>(), *entropy = args.entropy.data<T>(),
           *dlogprob = args.dlogprob.data<T>();
   const T* dentropy = args.dentropy.defined() ? args.dentropy.data<T>() : nullptr;
-  parallel_for(count, row_grain(vocab), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t t = first + i;
-      logits_backward(logits.data<T>() + i * vocab, vocab, target[t],
-                      {.inverse_temperature = static_cast<T>(1 / args.desc.temperature),
-                       .lse = lse[t],
-                       .entropy = entropy[t],
-                       .dlogprob = dlogprob[t],
-                       .dentropy = dentropy != nullptr ? dentropy[t] : T(0)});
-    }
+  for_rows(count, vocab, [&](int64_t i) {
+    const int64_t t = first + i;
+    logits_backward(logits.data<T>() + i * vocab, vocab, target[t],
+                    {.inverse_temperature = static_cast<T>(1 / args.desc.temperature),
+                     .lse = lse[t],
+                     .entropy = entropy[t],
+                     .dlogprob = dlogprob[t],
+                     .dentropy = dentropy != nullptr ? dentropy[t] : T(0)});
   });
   if (args.dw.wanted())
     matmul({.c = args.dw.tensor,
@@ -81,15 +78,13 @@ void head_logprob_forward(const HeadLogprobForward& args) {
     const int64_t rows = head_chunk_tokens(vocab, args.desc.chunk_tokens, {});
     for_logit_chunks(args.x, args.w, rows, [&](int64_t first, Tensor& logits) {
       const int64_t count = logits.dim(0);
-      parallel_for(count, row_grain(vocab), [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-          const int64_t t = first + i;
-          const T* z = logits.data<T>() + i * vocab;
-          const RowSoftmax row = row_softmax<T>(z, vocab, args.desc.temperature, nullptr);
-          plogprob[t] = row_logprob(row, z[target[t]]);
-          pentropy[t] = static_cast<T>(row.entropy());
-          plse[t] = static_cast<T>(row.lse());
-        }
+      for_rows(count, vocab, [&](int64_t i) {
+        const int64_t t = first + i;
+        const T* z = logits.data<T>() + i * vocab;
+        const RowSoftmax row = row_softmax<T>(z, vocab, args.desc.temperature, nullptr);
+        plogprob[t] = row_logprob(row, z[target[t]]);
+        pentropy[t] = static_cast<T>(row.entropy());
+        plse[t] = static_cast<T>(row.lse());
       });
       if (gradients == nullptr) return;
       if (gradients->set_dlogprob) gradients->set_dlogprob(first, count);

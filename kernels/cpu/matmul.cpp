@@ -131,14 +131,10 @@ void row_tile(const Operands<T>& op, int64_t row, int64_t rows, int64_t column, 
 // One output column: Eigen would use its matrix-vector path, whose order depends on M.
 template <class T>
 void single_column(const Operands<T>& op) {
-  parallel_for(op.m, row_grain(op.k), [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      const T* a = op.a + r * op.k;
-      const T start = op.out == Grad::kAccumulate ? op.c[r]
-                      : op.bias != nullptr        ? op.bias[0]
-                                                  : T(0);
-      op.c[r] = start + lane_sum<T>(op.k, [&](int64_t i) { return a[i] * op.b[i]; });
-    }
+  for_rows(op.m, op.k, [&](int64_t r) {
+    const T* a = op.a + r * op.k;
+    const T start = op.out == Grad::kAccumulate ? op.c[r] : op.bias != nullptr ? op.bias[0] : T(0);
+    op.c[r] = start + lane_sum<T>(op.k, [&](int64_t i) { return a[i] * op.b[i]; });
   });
 }
 
@@ -208,7 +204,6 @@ void matmul(const Matmul& args) {
   dispatch_float(args.a.dtype(), "matmul", [&]<class T>() {
     gemm<T>({.a = args.a.data<T>(),
              .b = args.b.data<T>(),
-             .bias = nullptr,
              .c = args.c.data<T>(),
              .m = args.c.rows(),
              .k = desc.a == Transpose::kYes ? args.a.rows() : args.a.cols(),

@@ -12,25 +12,6 @@
 namespace cohort::kernels::cpu {
 namespace {
 
-template <class F>
-void for_rows(int64_t rows, int64_t cols, F&& fn) {
-  parallel_for(rows, row_grain(cols), [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) fn(r);
-  });
-}
-
-// out[c] (+)= value(c).
-template <class T, class F>
-void write_row(T* out, int64_t cols, Grad mode, F&& value) {
-  if (mode == Grad::kOverwrite) {
-    COHORT_VECTORIZE
-    for (int64_t c = 0; c < cols; ++c) out[c] = value(c);
-  } else {
-    COHORT_VECTORIZE
-    for (int64_t c = 0; c < cols; ++c) out[c] += value(c);
-  }
-}
-
 // The mean of a row; 0 in an RMS norm.
 template <bool kLayer, class T>
 T mean_of(const T* x, int64_t cols) {
@@ -67,11 +48,11 @@ void forward(const Args& args, Tensor* mean, const Tensor* bias) {
       if (pmean != nullptr) pmean[r] = m;
       prstd[r] = s;
       if (shift != nullptr)
-        write_row(out, cols, Grad::kOverwrite,
-                  [=](int64_t c) { return (in[c] - m) * s * weight[c] + shift[c]; });
+        write_range(out, 0, cols, Grad::kOverwrite,
+                    [=](int64_t c) { return (in[c] - m) * s * weight[c] + shift[c]; });
       else
-        write_row(out, cols, Grad::kOverwrite,
-                  [=](int64_t c) { return (in[c] - m) * s * (weight[c] + offset); });
+        write_range(out, 0, cols, Grad::kOverwrite,
+                    [=](int64_t c) { return (in[c] - m) * s * (weight[c] + offset); });
     });
   });
 }
@@ -99,7 +80,7 @@ void backward(const Args& args, const Tensor* mean) {
         const T dot = lane_sum<T>(
             cols, [&](int64_t c) { return grad[c] * (weight[c] + offset) * (in[c] - m); });
         const T dot_scaled = dot * s * s / n;
-        write_row(pdx + dx_rows(r), cols, args.dx.mode, [=](int64_t c) {
+        write_range(pdx + dx_rows(r), 0, cols, args.dx.mode, [=](int64_t c) {
           return s * (grad[c] * (weight[c] + offset) - mean_dy_w - (in[c] - m) * dot_scaled);
         });
       });

@@ -6,16 +6,11 @@ namespace cohort::kernels::cpu {
 void policy_loss(const PolicyLoss& args) {
   const int64_t tokens = args.logprob.numel();
   dispatch_float(args.logprob.dtype(), "policy_loss", [&]<class T>() {
-    const T* w = args.weight.data<T>();
+    const PolicyTokens<T> inputs(args);
+    const T* const w = inputs.weight;
     for (int64_t t = 0; t < tokens; ++t)
       COHORT_CHECK(w[t] >= 0, "[policy_loss] expected weights of 0 or more, got ", w[t],
                    " at token ", t);
-    const PolicyTokens<T> inputs{
-        .logprob = args.logprob.data<T>(),
-        .old_logprob = args.old_logprob.data<T>(),
-        .ref_logprob = args.ref_logprob.defined() ? args.ref_logprob.data<T>() : nullptr,
-        .advantage = args.advantage.data<T>(),
-        .weight = w};
     T* gradient = args.dlogprob.data<T>();
     PolicyLossStats batch;
     double total = 0;

@@ -11,6 +11,7 @@
 #include "core/parallel.h"
 #include "core/sizes.h"
 #include "kernels/common.h"
+#include "kernels/vector_math.h"
 
 namespace cohort::kernels {
 
@@ -22,6 +23,26 @@ inline constexpr int64_t kElementGrain = 16384;
 // Rows of `cols` elements per block of a parallel loop over rows.
 inline int64_t row_grain(int64_t cols) {
   return std::max<int64_t>(1, kElementGrain / std::max<int64_t>(1, cols));
+}
+
+// fn(r) for every row, in parallel.
+template <class F>
+void for_rows(int64_t rows, int64_t cols, F&& fn) {
+  parallel_for(rows, row_grain(cols), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) fn(r);
+  });
+}
+
+// out[i] (+)= value(i) for i in [begin, end).
+template <class T, class F>
+void write_range(T* out, int64_t begin, int64_t end, Grad mode, F&& value) {
+  if (mode == Grad::kOverwrite) {
+    COHORT_VECTORIZE
+    for (int64_t i = begin; i < end; ++i) out[i] = value(i);
+  } else {
+    COHORT_VECTORIZE
+    for (int64_t i = begin; i < end; ++i) out[i] += value(i);
+  }
 }
 
 // Sum of term(i) for i in [0, n).

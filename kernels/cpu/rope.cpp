@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "core/parallel.h"
 #include "kernels/cpu/reduce.h"
 #include "kernels/cpu/rotate.h"
 
@@ -19,18 +18,15 @@ void rope(const Rope& args) {
     const T *in = args.x.data<T>(), *angles = args.table.data<T>();
     T* out = args.y.data<T>();
     const T sign = args.direction == RopeDirection::kForward ? T(1) : T(-1);
-    parallel_for(tokens, row_grain(heads * dim), [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; ++t) {
-        const Rotation<T> rotation{
-            .row = angles + position[t] * dim, .half = dim / 2, .sign = sign};
-        const T* x = in + t * heads * dim;
-        T* y = out + t * heads * dim;
-        for (int64_t h = 0; h < rotated; ++h, x += dim, y += dim) rotate(y, x, rotation, args.mode);
-        if (args.mode == Grad::kAccumulate)
-          for (int64_t i = 0; i < args.plain_heads * dim; ++i) y[i] += x[i];
-        else if (y != x)
-          std::copy_n(x, args.plain_heads * dim, y);
-      }
+    for_rows(tokens, heads * dim, [&](int64_t t) {
+      const Rotation<T> rotation{.row = angles + position[t] * dim, .half = dim / 2, .sign = sign};
+      const T* x = in + t * heads * dim;
+      T* y = out + t * heads * dim;
+      for (int64_t h = 0; h < rotated; ++h, x += dim, y += dim) rotate(y, x, rotation, args.mode);
+      if (args.mode == Grad::kAccumulate)
+        for (int64_t i = 0; i < args.plain_heads * dim; ++i) y[i] += x[i];
+      else if (y != x)
+        std::copy_n(x, args.plain_heads * dim, y);
     });
   });
 }

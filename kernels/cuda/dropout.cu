@@ -1,25 +1,17 @@
 // Dropout on CUDA: one Philox call serves four adjacent elements of one thread. The random draws
 // take as long as the memory accesses, so words are compared as integers, the division is a
 // multiplication, and registers are limited, so that many resident blocks overlap the two.
+#include "kernels/cuda/dropout.cuh"
 #include "kernels/cuda/rows.cuh"
-#include "kernels/dropout.h"
 
 namespace cohort::kernels::cuda {
 namespace {
-
-struct DropoutParams {
-  const int64_t* sequences;
-  const int32_t* positions;
-  uint64_t seed, stream;
-  uint32_t first_kept;
-  float scale;
-};
 
 // A block has one token, or several with few columns; a thread draws for its own packs. The words
 // of one Philox call belong to four adjacent columns, independent of the layout.
 template <class T>
 __global__ void __launch_bounds__(kMaxGroup, 2)
-    dropout_kernel(T* y, const T* x, const DropoutParams params, bool accumulate,
+    dropout_kernel(T* y, const T* x, const DropoutMask mask, bool accumulate,
                    const RowLayout layout) {
   constexpr int N = RowSlice<T>::N;
   static_assert(N % 4 == 0);
@@ -28,8 +20,7 @@ __global__ void __launch_bounds__(kMaxGroup, 2)
   const int64_t start = at.row * layout.cols;
   typename RowSlice<T>::Packs in;
   at.load(x + start, 0, in);  // in flight during the draws
-  const uint64_t row_stream =
-      dropout_row(params.stream, params.sequences[at.row], params.positions[at.row]);
+  const uint64_t row_stream = mask.row(at.row);
   for (int tile = 0; tile < layout.tiles; ++tile) {
     // The loads of a long row's later tiles are overlapped only by other blocks.
     if (tile > 0) at.load(x + start, tile, in);
@@ -44,12 +35,12 @@ __global__ void __launch_bounds__(kMaxGroup, 2)
       for (int n = 0; n < N; n += 4) {
         // Philox address: (seed, stream of the token, column / 4). The four words belong to columns
         // c + n to c + n + 3.
-        const auto bits = philox(params.seed, row_stream, static_cast<uint32_t>(c + n) / 4);
+        const auto bits = philox(mask.seed, row_stream, static_cast<uint32_t>(c + n) / 4);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
           // dropout_first_kept() is the smallest word that is not below p.
-          const bool keep = bits[static_cast<size_t>(k)] >= params.first_kept;
-          out[n + k] = keep ? element(in[u], n + k) * params.scale : 0.0f;
+          const bool keep = bits[static_cast<size_t>(k)] >= mask.first_kept;
+          out[n + k] = keep ? element(in[u], n + k) * mask.factor : 0.0f;
         }
       }
       // The old values are loaded only now, to save registers during the draws.
@@ -72,14 +63,8 @@ void dropout(const Dropout& args) {
     T* out = pointer<T>(args.y);
     const RowLayout layout =
         row_layout<T>(args.x.dim(0), args.x.dim(1), vectorized_rows(args.x.dim(1), in, out));
-    const DropoutParams params{.sequences = pointer<int64_t>(args.spec.sequences),
-                               .positions = pointer<int32_t>(args.spec.positions),
-                               .seed = args.spec.seed,
-                               .stream = args.spec.stream,
-                               .first_kept = dropout_first_kept(static_cast<float>(args.spec.p)),
-                               .scale = static_cast<float>(1 / (1 - args.spec.p))};
-    launch("dropout", dropout_kernel<T>, layout.launch_shape(), args.x.device(), out, in, params,
-           args.mode == Grad::kAccumulate, layout);
+    launch("dropout", dropout_kernel<T>, layout.launch_shape(), args.x.device(), out, in,
+           DropoutMask(args.spec), args.mode == Grad::kAccumulate, layout);
   });
 }
 

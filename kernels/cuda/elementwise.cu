@@ -118,13 +118,13 @@ void run(const char* name, const Loop<In, Out, Fn>& loop, int64_t n, Device devi
          device, loop, n, packs);
 }
 
-// Base of the per-element formulas in f32. begin() runs once per thread.
-template <int kInputs, int kOutputs, Grad kMode>
+// Base of the per-element formulas in f32. begin() runs once per thread. The masks have a bit for
+// each input and output that is a half of the rows of a tensor twice as wide.
+template <int kInputs, int kOutputs, Grad kMode, unsigned kInMask = 0, unsigned kOutMask = 0>
 struct Formula {
   static constexpr int kIn = kInputs, kOut = kOutputs;
   static constexpr bool kAccumulates = kMode == Grad::kAccumulate;
-  // Bit masks of inputs and outputs that are halves of the rows of a tensor twice as wide.
-  static constexpr unsigned kWideIn = 0, kWideOut = 0;
+  static constexpr unsigned kWideIn = kInMask, kWideOut = kOutMask;
   __device__ void begin() {}
 };
 template <class Op>
@@ -159,8 +159,8 @@ struct GatedGradients : BinaryGradients<Op> {  // in: dy, gate, up
   static constexpr unsigned kWideIn = 0b110, kWideOut = 0b11;
 };
 template <class Op>
-struct GatedGradientsAndValue : Formula<3, 3, Grad::kAccumulate> {  // in: dy, gate, up
-  static constexpr unsigned kWideIn = 0b110, kWideOut = 0b011;
+struct GatedGradientsAndValue : Formula<3, 3, Grad::kAccumulate, 0b110, 0b011> {
+  // in: dy, gate, up
   __device__ void operator()(const float (&in)[3], float (&out)[3]) const {
     out[0] = in[0] * Op::da(in[1], in[2]);
     out[1] = in[0] * Op::db(in[1], in[2]);
@@ -247,45 +247,36 @@ bool adds(const GradOut& grad) {
   return grad.wanted() && adds(grad.mode);
 }
 
+// Applies a formula to tensors of one shape and dtype.
+template <class Fn>
+void apply(const char* name, const Tensor* const (&in)[Fn::kIn], const GradOut (&out)[Fn::kOut],
+           const Fn& fn = {}) {
+  dispatch_device(in[0]->dtype(), name, [&]<class T>() {
+    Loop<T, T, Fn> loop{.in = {}, .out = {}, .accumulate = {}, .fn = fn};
+    for (int k = 0; k < Fn::kIn; ++k) loop.in[k] = pointer<T>(*in[k]);
+    for (int k = 0; k < Fn::kOut; ++k) {
+      loop.out[k] = pointer<T>(out[k].tensor);
+      loop.accumulate[k] = adds(out[k]);
+    }
+    run(name, loop, in[0]->numel(), in[0]->device());
+  });
+}
+
 template <class Op>
 void forward(const UnaryForward& args, const char* name) {
-  dispatch_device(args.x.dtype(), name, [&]<class T>() {
-    run<T, T, UnaryValue<Op>>(name, {{pointer<T>(args.x)}, {pointer<T>(args.y)}, {false}, {}},
-                              args.x.numel(), args.x.device());
-  });
+  apply<UnaryValue<Op>>(name, {&args.x}, {{args.y}});
 }
-
 template <class Op>
 void backward(const UnaryBackward& args, const char* name) {
-  dispatch_device(args.x.dtype(), name, [&]<class T>() {
-    run<T, T, UnaryGradient<Op>>(name,
-                                 {{pointer<T>(args.dy), pointer<T>(args.x), pointer<T>(args.y)},
-                                  {pointer<T>(args.dx.tensor)},
-                                  {adds(args.dx)},
-                                  {}},
-                                 args.x.numel(), args.x.device());
-  });
+  apply<UnaryGradient<Op>>(name, {&args.dy, &args.x, &args.y}, {args.dx});
 }
-
 template <class Op>
 void forward(const BinaryForward& args, const char* name) {
-  dispatch_device(args.a.dtype(), name, [&]<class T>() {
-    run<T, T, BinaryValue<Op>>(
-        name, {{pointer<T>(args.a), pointer<T>(args.b)}, {pointer<T>(args.y)}, {false}, {}},
-        args.a.numel(), args.a.device());
-  });
+  apply<BinaryValue<Op>>(name, {&args.a, &args.b}, {{args.y}});
 }
-
 template <class Op>
 void backward(const BinaryBackward& args, const char* name) {
-  dispatch_device(args.a.dtype(), name, [&]<class T>() {
-    run<T, T, BinaryGradients<Op>>(name,
-                                   {{pointer<T>(args.dy), pointer<T>(args.a), pointer<T>(args.b)},
-                                    {pointer<T>(args.da.tensor), pointer<T>(args.db.tensor)},
-                                    {adds(args.da), adds(args.db)},
-                                    {}},
-                                   args.a.numel(), args.a.device());
-  });
+  apply<BinaryGradients<Op>>(name, {&args.dy, &args.a, &args.b}, {args.da, args.db});
 }
 
 // Loop::half of a gated op: the row length of y.
@@ -359,14 +350,7 @@ void scale_by(const ScaleBy& args) {
 }
 
 void broadcast_scalar(const BroadcastScalar& args) {
-  dispatch_device(args.x.dtype(), "broadcast_scalar", [&]<class T>() {
-    run<T, T, Fill>("broadcast_scalar",
-                    {{pointer<T>(args.x)},
-                     {pointer<T>(args.x)},
-                     {adds(args.mode)},
-                     Fill(pointer<float>(args.value))},
-                    args.x.numel(), args.x.device());
-  });
+  apply("broadcast_scalar", {&args.x}, {{args.x, args.mode}}, Fill(pointer<float>(args.value)));
 }
 
 void sum(const Sum& args) {

@@ -504,7 +504,6 @@ void head_logprob_forward(const HeadLogprobForward& args) {
     if (args.gradients->set_dlogprob) args.gradients->set_dlogprob(begin, count);
     backward->add(begin, logits,
                   {.dlogprob = pointer<float>(args.gradients->dlogprob) + begin,
-                   .dentropy = nullptr,
                    .lse = out.lse,
                    .entropy = out.entropy,
                    .targets = targets});

@@ -62,14 +62,11 @@ cudaDataType data_type(DType dtype) {
 
 // RAII owner of a cuBLASLt descriptor.
 template <class T, cublasStatus_t (*kDestroy)(T)>
-class Owned {
+class Owned : NonCopyable {
  public:
-  Owned() = default;
   ~Owned() {
     if (value_ != nullptr) kDestroy(value_);
   }
-  Owned(const Owned&) = delete;
-  Owned& operator=(const Owned&) = delete;
   T* out() { return &value_; }
   operator T() const { return value_; }
 
@@ -106,6 +103,10 @@ struct Key {
   bool with_bias;
   SplitK split_k;  // kAllowed whenever a is transposed
   auto operator<=>(const Key&) const = default;
+
+  // Columns of a and b as stored.
+  int64_t cols_a() const { return a == Transpose::kYes ? m : k; }
+  int64_t cols_b() const { return b == Transpose::kYes ? k : n; }
 };
 
 struct Choice {
@@ -131,10 +132,8 @@ struct Problem {
       set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
       set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(key.in));
     }
-    layout(a, key.a == Transpose::kYes ? key.k : key.m, key.a == Transpose::kYes ? key.m : key.k,
-           key.in);
-    layout(b, key.b == Transpose::kYes ? key.n : key.k, key.b == Transpose::kYes ? key.k : key.n,
-           key.in);
+    layout(a, key.a == Transpose::kYes ? key.k : key.m, key.cols_a(), key.in);
+    layout(b, key.b == Transpose::kYes ? key.n : key.k, key.cols_b(), key.in);
     layout(c, key.m, key.n, key.out);
   }
 
@@ -174,10 +173,8 @@ std::vector<Choice> suggestions(const Key& key) {
           ? CUBLASLT_REDUCTION_SCHEME_NONE
           : CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
-  const int64_t cols_a = key.a == Transpose::kYes ? key.m : key.k;
-  const int64_t cols_b = key.b == Transpose::kYes ? key.k : key.n;
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, row_alignment(cols_b, key.in));
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, row_alignment(cols_a, key.in));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, row_alignment(key.cols_b(), key.in));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, row_alignment(key.cols_a(), key.in));
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, row_alignment(key.n, key.out));
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, row_alignment(key.n, key.out));
   // The mask does not exclude split-K with a reduction inside a cluster, so each candidate is
@@ -280,7 +277,7 @@ std::vector<Choice> suggestions_in_order(const Key& key) {
 }
 
 // Measures the time between two points of a stream.
-class Stopwatch {
+class Stopwatch : NonCopyable {
  public:
   explicit Stopwatch(cudaStream_t queue) : queue_(queue) {
     for (cudaEvent_t& event : events_) COHORT_CUDA_CHECK(cudaEventCreate(&event));
@@ -288,8 +285,6 @@ class Stopwatch {
   ~Stopwatch() {
     for (cudaEvent_t event : events_) cudaEventDestroy(event);
   }
-  Stopwatch(const Stopwatch&) = delete;
-  Stopwatch& operator=(const Stopwatch&) = delete;
   void start() { COHORT_CUDA_CHECK(cudaEventRecord(events_[0], queue_)); }
   float milliseconds() {
     COHORT_CUDA_CHECK(cudaEventRecord(events_[1], queue_));
@@ -327,8 +322,7 @@ Choice fastest(const std::vector<Choice>& choices, const Key& key, const Operand
 
 // True if every row of all three matrices is aligned to 16 bytes.
 bool has_aligned_rows(const Key& key) {
-  return row_alignment(key.a == Transpose::kYes ? key.m : key.k, key.in) == 16 &&
-         row_alignment(key.b == Transpose::kYes ? key.k : key.n, key.in) == 16 &&
+  return row_alignment(key.cols_a(), key.in) == 16 && row_alignment(key.cols_b(), key.in) == 16 &&
          row_alignment(key.n, key.out) == 16;
 }
 

@@ -247,8 +247,7 @@ void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc) {
                     .seed = desc.seed,
                     .norm = pointer<double>(desc.norm),
                     .max_norm = desc.max_norm,
-                    .non_finite = pointer<double>(non_finite),
-                    .table = {}};
+                    .non_finite = pointer<double>(non_finite)};
   const auto flush = [&] {
     launch("adamw", adamw_kernel, {batch.table.blocks, kThreads}, device, batch);
     batch.table.count = 0;
@@ -265,7 +264,6 @@ void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc) {
                      .low = pointer<uint16_t>(t.low_bits),
                      .stream = bf16_moments ? moments_stream(desc, i) : 0,
                      .size = t.param.numel(),
-                     .first_block = 0,
                      .decay = adamw_decay<float>(desc, t.weight_decay)},
                     kAdamWPerBlock);
     if (batch.table.full()) flush();
@@ -292,8 +290,7 @@ void grad_norm(Tensor& norm, std::span<const Tensor> tensors) {
   };
   for (const Tensor& t : tensors) {
     if (t.numel() == 0) continue;
-    table.add({.values = t.raw(), .size = t.numel(), .first_block = 0, .dtype = t.dtype()},
-              kNormPerBlock);
+    table.add({.values = t.raw(), .size = t.numel(), .dtype = t.dtype()}, kNormPerBlock);
     if (table.full()) flush();
   }
   flush();

@@ -99,13 +99,8 @@ void policy_loss(const PolicyLoss& args) {
   Tensor partial =
       Tensor::empty({int64_t{blocks} * static_cast<int64_t>(sizeof(Sums))}, DType::kU8, device);
   Sums* const sums = pointer<Sums>(partial);
-  const PolicyTokens<float> tokens{.logprob = pointer<float>(args.logprob),
-                                   .old_logprob = pointer<float>(args.old_logprob),
-                                   .ref_logprob = pointer<float>(args.ref_logprob),
-                                   .advantage = pointer<float>(args.advantage),
-                                   .weight = pointer<float>(args.weight)};
   launch("policy_loss", token_kernel, {blocks, kThreads}, device, sums,
-         pointer<float>(args.dlogprob), tokens, count, args.desc);
+         pointer<float>(args.dlogprob), PolicyTokens<float>(args), count, args.desc);
   launch("policy_loss_total", total_kernel, {1, kThreads}, device, pointer<float>(args.loss),
          pointer<PolicyLossStats>(args.stats), static_cast<const Sums*>(sums), int64_t{blocks});
 }

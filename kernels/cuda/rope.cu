@@ -74,9 +74,7 @@ void rope(const Rope& args) {
   dispatch_device(args.x.dtype(), "rope", [&]<class T>() {
     const Rotation<T> p{.y = pointer<T>(args.y),
                         .x = pointer<T>(args.x),
-                        .table = {.data = pointer<float>(args.table),
-                                  .rows = args.table.dim(0),
-                                  .half = static_cast<int>(half)},
+                        .table = RopeTable(args.table),
                         .positions = pointer<int32_t>(args.positions),
                         .tokens = args.x.dim(0),
                         .rotated = static_cast<int>(heads - args.plain_heads),

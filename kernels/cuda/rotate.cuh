@@ -12,6 +12,15 @@ struct RopeTable {
   const float* data = nullptr;  // null: no rotation
   int64_t rows = 0;
   int half = 0;
+
+  RopeTable() = default;
+  // From rope_table(); `table` may be undefined.
+  explicit RopeTable(const Tensor& table) {
+    if (!table.defined()) return;
+    data = pointer<float>(table);
+    rows = table.dim(0);
+    half = static_cast<int>(table.dim(1) / 2);
+  }
 };
 
 // Cosines and sines of pairs [pair, pair + N) at a position. A position outside the table gives

@@ -125,8 +125,8 @@ void check_adamw(const Reference& ref) {
   std::vector<kernels::AdamWTensor> states;
   for (const NamedParameter& p : ref.model.parameters()) {
     const Tensor& value = p.value;
-    states.push_back({value, p.grad(), Tensor::zeros(value.shape(), value.dtype()),
-                      Tensor::zeros(value.shape(), value.dtype()),
+    const auto zeros = [&] { return Tensor::zeros(value.shape(), value.dtype(), value.device()); };
+    states.push_back({value, p.grad(), zeros(), zeros(),
                       p.decay ? ref.adamw.at("weight_decay").as_double() : 0});
   }
   const auto expected = ref.file.read("adamw.losses").to_vector<double>();

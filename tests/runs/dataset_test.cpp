@@ -1,15 +1,15 @@
 // Data for training: sequences, checks before the first step.
-#include "trainers/dataset.h"
+#include "data/dataset.h"
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <map>
 
+#include "data/data_check.h"
 #include "runs/preview.h"
 #include "sys/files.h"
 #include "tests/support/test_util.h"
-#include "trainers/data_check.h"
 #include "trainers/sampling.h"
 
 namespace cohort::test {
@@ -47,8 +47,8 @@ class Datasets : public testing::Test {
   static void check(const TrainConfig& config) { loaded(config); }
   // Also returns the checked data.
   static std::pair<Dataset, DataLengths> loaded(const TrainConfig& config) {
-    Dataset data = load_dataset(config.data_sections(), make_char_tokenizer("0123456789+="));
-    DataLengths lengths = check_data(config.data_sections(), data, 8);
+    Dataset data = load_dataset(config, make_char_tokenizer("0123456789+="));
+    DataLengths lengths = check_data(config, data, 8);
     check_sampling(config.sampling, config.batch.trainer, *data.tokenizer, lengths.shortest_prompt,
                    8);
     return {std::move(data), std::move(lengths)};
@@ -85,15 +85,15 @@ TEST_F(Datasets, SupervisedSequenceHasLossOnSolutionAndEnd) {
 
 TEST_F(Datasets, LengthsAreThoseOfTheLongestExample) {
   TrainConfig config = jsonl(TrainerType::kSft, sums());
-  Dataset data = load_dataset(config.data_sections(), nullptr);
-  const DataLengths sft = check_data(config.data_sections(), data, 8);
+  Dataset data = load_dataset(config, nullptr);
+  const DataLengths sft = check_data(config, data, 8);
   EXPECT_EQ(sft.shortest_prompt, 4);   // "9+1="
   EXPECT_EQ(sft.longest_prompt, 5);    // "19+1="
   EXPECT_EQ(sft.longest_sequence, 8);  // "19+1=20" and the end
   EXPECT_GT(sft.mean_sequence, 6);
   EXPECT_LT(sft.mean_sequence, 8);
   config.batch.trainer = TrainerType::kGrpo;
-  EXPECT_EQ(check_data(config.data_sections(), data, 8).longest_sequence, 5);
+  EXPECT_EQ(check_data(config, data, 8).longest_sequence, 5);
 }
 
 TEST_F(Datasets, CharacterWithoutATokenIsFoundBeforeTraining) {
@@ -131,10 +131,10 @@ TEST_F(Datasets, TextShorterThanAWindowIsFoundBeforeTraining) {
   config.data.text = {dir_.path("text.txt")};
   write_file(config.data.text[0], "0123456789");
   config.data.held_out_fraction = 0.1;
-  Dataset data = load_dataset(config.data_sections(), nullptr);
-  EXPECT_THROW_WITH(check_data(config.data_sections(), data, 9), InputError,
+  Dataset data = load_dataset(config, nullptr);
+  EXPECT_THROW_WITH(check_data(config, data, 9), InputError,
                     "the training part has 9 tokens, a window needs 10");
-  EXPECT_EQ(check_data(config.data_sections(), data, 8).longest_sequence, 9);
+  EXPECT_EQ(check_data(config, data, 8).longest_sequence, 9);
 }
 
 TEST_F(Datasets, ErrorOfTooLongProblemsCountsThemAndNamesTheLongest) {
@@ -217,20 +217,19 @@ TEST_F(Datasets, HoldingEverythingOutIsAnErrorInTraining) {
   config.data.jsonl.held_out_fraction = 1;
   config.eval.size = 0;
   EXPECT_THROW_WITH(check(config), InputError, "data.jsonl.held_out_fraction: 1 holds everything");
-  Dataset data = load_dataset(config.data_sections(), nullptr);
-  EXPECT_EQ(check_held_out(config.data_sections(), data, 16).too_long, "");
+  Dataset data = load_dataset(config, nullptr);
+  EXPECT_EQ(check_held_out(config, data, 16).too_long, "");
   EXPECT_EQ(data.held_out.size(), 20u);
   config.eval.size = 7;
-  check_held_out(config.data_sections(), data, 16);
+  check_held_out(config, data, 16);
   EXPECT_EQ(data.held_out.size(), 7u);
   TrainConfig text;
   text.data.text = {dir_.path("text.txt")};
   write_file(text.data.text[0], "0123456789");
   text.data.held_out_fraction = 1;
-  Dataset whole = load_dataset(text.data_sections(), nullptr);
+  Dataset whole = load_dataset(text, nullptr);
   EXPECT_EQ(whole.held_out_text.size(), 10);
-  EXPECT_THROW_WITH(check_data(text.data_sections(), whole, 4), InputError,
-                    "data.held_out_fraction: 1 holds");
+  EXPECT_THROW_WITH(check_data(text, whole, 4), InputError, "data.held_out_fraction: 1 holds");
 }
 
 TEST_F(Datasets, SourcesFollowTheirWeightsAlsoIfProblemsAreSkipped) {
@@ -242,7 +241,7 @@ TEST_F(Datasets, SourcesFollowTheirWeightsAlsoIfProblemsAreSkipped) {
   config.data.weights = {1, 3};
   const auto [data, lengths] = loaded(config);
   EXPECT_EQ(data.source_sizes, (std::vector<int64_t>{20, 2}));
-  MixedOrder order = make_order(config.data_sections(), data);
+  MixedOrder order = make_order(config, data);
   std::map<std::string, int> seen;
   for (int i = 0; i < 80; ++i) ++seen[data.train->get(order.next()).prompt];
   EXPECT_EQ(seen["9+0="], 30);
@@ -268,7 +267,7 @@ TEST_F(Datasets, CurriculumSortsByLengthOrPassRate) {
   const auto keys = [&](Curriculum curriculum) {
     config.data.curriculum = curriculum;
     const auto [data, lengths] = loaded(config);
-    MixedOrder order = make_order(config.data_sections(), data);
+    MixedOrder order = make_order(config, data);
     std::vector<double> out;
     for (int i = 0; i < 9; ++i) {
       const Example e = data.train->get(order.next());
@@ -298,7 +297,7 @@ TEST_F(Datasets, ACurriculumSpansTheRun) {
   config.batch.batch_size = 3;
   const auto [data, lengths] = loaded(config);
   const auto sizes = [&](const std::vector<int64_t>& planned_steps, int picks) {
-    MixedOrder order = make_order(config.data_sections(), data, planned_steps);
+    MixedOrder order = make_order(config, data, planned_steps);
     std::vector<size_t> out;
     for (int i = 0; i < picks; ++i) out.push_back(data.train->get(order.next()).answer.size());
     return out;
@@ -321,8 +320,8 @@ TEST_F(Datasets, EachStageHasADifferentOrder) {
   const auto orders = [&](int64_t stage) {
     config.stage = task.stage = stage;
     const auto [data, lengths] = loaded(config);
-    const Dataset generated = load_dataset(task.data_sections(), nullptr);
-    MixedOrder order = make_order(config.data_sections(), data);
+    const Dataset generated = load_dataset(task, nullptr);
+    MixedOrder order = make_order(config, data);
     std::vector<std::string> out;
     for (int i = 0; i < 20; ++i) out.push_back(data.train->get(order.next()).prompt);
     for (int i = 0; i < 20; ++i) out.push_back(generated.train->get(i).prompt);
@@ -347,8 +346,8 @@ TEST_F(Datasets, AnEvaluationTakesASampleThatDoesNotDependOnTheFilesOrder) {
     std::string text;
     for (const std::string& each : lines) text += each + "\n";
     write_file(config.data.jsonl.path[0], text);
-    Dataset data = load_dataset(config.data_sections(), make_char_tokenizer("0123456789+="));
-    check_held_out(config.data_sections(), data, 16);
+    Dataset data = load_dataset(config, make_char_tokenizer("0123456789+="));
+    check_held_out(config, data, 16);
     std::vector<std::string> out;
     for (const Example& e : data.held_out) out.push_back(e.prompt);
     return out;
@@ -389,8 +388,7 @@ TEST_F(Datasets, NotesReportPromptsAndSolutionsThatAreTooLong) {
 TEST_F(Datasets, HeldOutProblemsThatAreTrainedOnAreCounted) {
   TrainConfig config = too_long(TrainerType::kSft, TooLong::kSkip);
   const auto leak = [&] {
-    return held_out_leak(load_dataset(config.data_sections(), make_char_tokenizer("0123456789+=")),
-                         {});
+    return held_out_leak(load_dataset(config, make_char_tokenizer("0123456789+=")), {});
   };
   EXPECT_EQ(leak(), "");
   write_file(config.data.jsonl.eval_path[0],
@@ -406,8 +404,7 @@ TEST_F(Datasets, ALaterStageCountsProblemsThatEarlierOnesTrainedOn) {
   TrainConfig later = jsonl(TrainerType::kGrpo, sums()), earlier = later;
   later.data.jsonl.prompt = "{prompt}?";
   const auto leak = [&] {
-    return held_out_leak(load_dataset(later.data_sections(), make_char_tokenizer("0123456789+=?")),
-                         {&earlier, 1});
+    return held_out_leak(load_dataset(later, make_char_tokenizer("0123456789+=?")), {&earlier, 1});
   };
   // By their lines, although their prompts differ.
   std::string text = leak();
@@ -436,8 +433,8 @@ TEST_F(Datasets, WindowsOfTextFollowTheWeightsOfTheSources) {
   config.data.text = {dir_.path("a"), dir_.path("b")};
   const auto fraction_of_b = [&](std::vector<double> weights) {
     config.data.weights = std::move(weights);
-    Dataset data = load_dataset(config.data_sections(), nullptr);
-    check_data(config.data_sections(), data, 8);
+    Dataset data = load_dataset(config, nullptr);
+    check_data(config, data, 8);
     int b = 0;
     for (int64_t i = 0; i < 2000; ++i) {
       const TextWindow window = text_window(data, 8, 5, i);
@@ -450,7 +447,7 @@ TEST_F(Datasets, WindowsOfTextFollowTheWeightsOfTheSources) {
   };
   EXPECT_NEAR(fraction_of_b({1, 3}), 0.75, 0.05);
   EXPECT_NEAR(fraction_of_b({}), 300.0 / 1300, 0.05);  // proportional to their sizes
-  Dataset data = load_dataset(config.data_sections(), nullptr);
+  Dataset data = load_dataset(config, nullptr);
   // A tenth of each, with its end: 100 and 30 characters.
   EXPECT_EQ(data.held_out_text.size(), 132);
   EXPECT_EQ(data.train_text[0].size(), 901);
@@ -479,9 +476,9 @@ TEST_F(Datasets, HeldOutProblemsOfATaskAreTheSameForEverySeed) {
   config.batch.trainer = TrainerType::kSft;
   config.data.task = "addition";
   config.eval.size = 10;
-  const Dataset a = load_dataset(config.data_sections(), nullptr);
+  const Dataset a = load_dataset(config, nullptr);
   config.seed = 2;
-  const Dataset b = load_dataset(config.data_sections(), nullptr);
+  const Dataset b = load_dataset(config, nullptr);
   for (int64_t i = 0; i < 10; ++i)
     EXPECT_EQ(a.held_out_set->get(i).prompt, b.held_out_set->get(i).prompt);
   EXPECT_NE(a.train->get(0).prompt, b.train->get(0).prompt);
@@ -489,43 +486,42 @@ TEST_F(Datasets, HeldOutProblemsOfATaskAreTheSameForEverySeed) {
 
 TEST_F(Datasets, FileOfAnotherFingerprintIsRefused) {
   TrainConfig config = jsonl(TrainerType::kSft, sums());
-  const std::string found = load_dataset(config.data_sections(), nullptr).fingerprint;
+  const std::string found = load_dataset(config, nullptr).fingerprint;
   EXPECT_EQ(found, file_checksum(config.data.jsonl.path[0]));
   config.data.fingerprint = found;
-  load_dataset(config.data_sections(), nullptr);
+  load_dataset(config, nullptr);
   auto lines = sums();
   lines.back() = line("19+1=", "2");
   jsonl(TrainerType::kSft, lines);
   const std::string other = file_checksum(config.data.jsonl.path[0]);
-  EXPECT_THROW_WITH(load_dataset(config.data_sections(), nullptr), InputError,
+  EXPECT_THROW_WITH(load_dataset(config, nullptr), InputError,
                     config.data.jsonl.path[0] +
                         " is not the file that was meant: its fingerprint is " + other +
                         ", expected " + found);
-  EXPECT_THROW_WITH(load_dataset(config.data_sections(), nullptr), InputError,
+  EXPECT_THROW_WITH(load_dataset(config, nullptr), InputError,
                     "hint: restore the file, or accept this one with data.fingerprint=" + other);
   config.data.fingerprint = other;
-  load_dataset(config.data_sections(), nullptr);
+  load_dataset(config, nullptr);
   // A file of held-out problems counts, too, and the one that has changed is named.
   config.data.jsonl.held_out_fraction = 0;
   config.data.jsonl.eval_path = {dir_.path("test.jsonl")};
   write_file(config.data.jsonl.eval_path[0], line("1+1=", "2"));
   const std::string both = other + "+" + file_checksum(config.data.jsonl.eval_path[0]);
-  EXPECT_THROW_WITH(load_dataset(config.data_sections(), nullptr), InputError,
-                    "data.fingerprint=" + both);
+  EXPECT_THROW_WITH(load_dataset(config, nullptr), InputError, "data.fingerprint=" + both);
   config.data.fingerprint = both;
-  EXPECT_EQ(load_dataset(config.data_sections(), nullptr).fingerprint, both);
+  EXPECT_EQ(load_dataset(config, nullptr).fingerprint, both);
   write_file(config.data.jsonl.eval_path[0], line("1+1=", "3"));
-  EXPECT_THROW_WITH(load_dataset(config.data_sections(), nullptr), InputError,
+  EXPECT_THROW_WITH(load_dataset(config, nullptr), InputError,
                     "test.jsonl is not the file that was meant");
   jsonl(TrainerType::kSft, sums());
-  EXPECT_THROW_WITH(load_dataset(config.data_sections(), nullptr), InputError,
+  EXPECT_THROW_WITH(load_dataset(config, nullptr), InputError,
                     "data.jsonl is not the file that was meant");
   // Generated problems have no file.
   TrainConfig task;
   task.batch.trainer = TrainerType::kSft;
   task.data.task = "addition";
   task.data.fingerprint = "0123456789012345";  // matches no file
-  EXPECT_EQ(load_dataset(task.data_sections(), nullptr).fingerprint, "");
+  EXPECT_EQ(load_dataset(task, nullptr).fingerprint, "");
 }
 
 // ---- Previews ----------------------------------------------------------------------------------

@@ -52,16 +52,16 @@ TEST(EvaluateText, IsTheMeanOverConsecutiveWindowsHoweverTheyAreBatched) {
   const auto alone = make_single_communicator();
   const TokenStream stream(tokens);
   for (const int64_t budget : {1, 8, 1000})
-    EXPECT_NEAR(evaluate_text({*model, stream, 0, budget}, *alone), loss, 1e-14);
+    EXPECT_NEAR(evaluate_text(*model, stream, 0, budget, *alone), loss, 1e-14);
 }
 
 TEST(EvaluateText, IsTheSameToTheBitOnAnyNumberOfRanks) {
   const auto model = small_model(7, 4, DType::kF32);
   const TokenStream stream(small_tokens());
-  const double one = evaluate_text({*model, stream, 0, 8}, *make_single_communicator());
+  const double one = evaluate_text(*model, stream, 0, 8, *make_single_communicator());
   for (const int ranks : {2, 3, 6})  // for 4 windows
     run_local_ranks(ranks, [&](Communicator& comm) {
-      EXPECT_EQ(evaluate_text({*model, stream, 0, 8}, comm), one) << ranks;
+      EXPECT_EQ(evaluate_text(*model, stream, 0, 8, comm), one) << ranks;
     });
 }
 
@@ -74,20 +74,20 @@ TEST(EvaluateText, OfALongStreamUsesEvenlySpacedWindows) {
   double mean = 0;
   for (const int64_t window : {0, 3, 6}) {
     const TokenStream part({tokens.begin() + 4 * window, tokens.begin() + 4 * window + 5});
-    mean += evaluate_text({*model, part, 0, 8}, *alone) / 3;
+    mean += evaluate_text(*model, part, 0, 8, *alone) / 3;
   }
   const TokenStream stream(tokens);
-  EXPECT_NEAR(evaluate_text({*model, stream, 12, 8}, *alone), mean, 1e-14);
-  const double all = evaluate_text({*model, stream, 0, 8}, *alone);
-  EXPECT_EQ(evaluate_text({*model, stream, 40, 8}, *alone), all);
-  EXPECT_NE(evaluate_text({*model, stream, 39, 8}, *alone), all);
+  EXPECT_NEAR(evaluate_text(*model, stream, 12, 8, *alone), mean, 1e-14);
+  const double all = evaluate_text(*model, stream, 0, 8, *alone);
+  EXPECT_EQ(evaluate_text(*model, stream, 40, 8, *alone), all);
+  EXPECT_NE(evaluate_text(*model, stream, 39, 8, *alone), all);
 }
 
 TEST(EvaluateText, OfNothingIsNotMeasured) {
   const auto model = small_model(7, 4, DType::kF64);
   const auto alone = make_single_communicator();
-  EXPECT_TRUE(std::isnan(evaluate_text({*model, {}, 0, 8}, *alone)));
-  EXPECT_TRUE(std::isnan(evaluate_text({*model, TokenStream({1}), 0, 8}, *alone)));
+  EXPECT_TRUE(std::isnan(evaluate_text(*model, {}, 0, 8, *alone)));
+  EXPECT_TRUE(std::isnan(evaluate_text(*model, TokenStream({1}), 0, 8, *alone)));
 }
 
 class EvaluateProblems : public testing::Test {
@@ -103,7 +103,7 @@ class EvaluateProblems : public testing::Test {
   }
   ProblemScores evaluate(const Correctness& correct, Communicator& comm, int64_t step = 3) {
     Engine engine(*model_, config_.rollout);
-    return evaluate_problems({engine, data_, correct, config_.eval_sections(), step}, comm);
+    return evaluate_problems({engine, data_, correct, config_, step}, comm);
   }
   ProblemScores evaluate(const Correctness& correct, int64_t step = 3) {
     return evaluate(correct, *make_single_communicator(), step);

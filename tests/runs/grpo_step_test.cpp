@@ -18,8 +18,7 @@ std::vector<std::vector<int64_t>> prompts_of_ranks(const TrainConfig& config, in
                                                    int64_t step) {
   std::vector<std::vector<int64_t>> indices(static_cast<size_t>(ranks));
   run_local_ranks(ranks, [&](Communicator& comm) {
-    indices[static_cast<size_t>(comm.rank())] =
-        shard_prompts(comm, config.grpo_sections(), step).indices;
+    indices[static_cast<size_t>(comm.rank())] = shard_prompts(comm, config, step);
   });
   return indices;
 }
@@ -67,7 +66,7 @@ class GrpoStep : public testing::Test {
         small_plan(dir_, "run", std::string(kSmallModel) + kSmallData + kSmallGrpo,
                    {"num_minibatches=2", "dtype=f64", "prompts_per_step=4", "num_generations=3"});
     config_ = plan.stages[0];
-    data_ = load_dataset(config_.data_sections(), nullptr);
+    data_ = load_dataset(config_, nullptr);
     config_.model.vocab_size = data_.tokenizer->vocab_size();
     config_.model.resolve();
   }
@@ -77,12 +76,12 @@ class GrpoStep : public testing::Test {
                                      config_.optimizer, comm);
   }
 
-  ScoredRollouts sampled(const Transformer& model, const PromptShard& shard) const {
+  ScoredRollouts sampled(const Transformer& model, const std::vector<int64_t>& shard) const {
     ScoredRollouts out;
     Engine engine(model, {});
     out.trajectories = Sampler(engine, *data_.tokenizer, config_.sampling)
                            .sample(prompts(shard), config_.batch.num_generations,
-                                   {.seed = 1, .step = 0, .prompt_indices = shard.indices});
+                                   {.seed = 1, .step = 0, .prompt_indices = shard});
     for (const Trajectory& t : out.trajectories) {
       const auto index = static_cast<double>(t.index);
       out.scores.total.push_back(index);
@@ -90,9 +89,9 @@ class GrpoStep : public testing::Test {
     }
     return out;
   }
-  std::vector<Example> prompts(const PromptShard& shard) const {
+  std::vector<Example> prompts(const std::vector<int64_t>& shard) const {
     std::vector<Example> out;
-    for (const int64_t i : shard.indices) out.push_back(data_.train->get(i));
+    for (const int64_t i : shard) out.push_back(data_.train->get(i));
     return out;
   }
 
@@ -105,13 +104,13 @@ class GrpoStep : public testing::Test {
     Trained out;
     run_local_ranks(ranks, [&](Communicator& comm) {
       const auto learner = make_learner(comm);
-      const PromptShard shard = shard_prompts(comm, sections(), 0);
+      const std::vector<int64_t> shard = shard_prompts(comm, config_, 0);
       ScoredRollouts scored = sampled(learner->model(), shard);
       if (comm.rank() == 0) change(scored);
       auto minibatches =
-          pack_minibatches(comm, learner->model(), scored, scored.advantages, shard, sections());
-      const UpdateSums updates = update_policy(comm, *learner, minibatches, sections(), 1e-2);
-      const Metrics summary = grpo_metrics(scored, {}, updates, sections(), 1e-2).reduce(comm);
+          pack_minibatches(comm, learner->model(), scored, scored.advantages, config_);
+      const UpdateSums updates = update_policy(comm, *learner, minibatches, config_, 1e-2);
+      const Metrics summary = grpo_metrics(scored, {}, updates, config_, 1e-2).reduce(comm);
       if (comm.rank() != 0) return;
       out.metrics = summary;
       for (const NamedParameter& p : learner->model().parameters())
@@ -119,8 +118,6 @@ class GrpoStep : public testing::Test {
     });
     return out;
   }
-
-  GrpoSections sections() const { return config_.grpo_sections(); }
 
   TempDir dir_;
   TrainConfig config_;
@@ -142,16 +139,16 @@ TEST_F(GrpoStep, IsAFunctionOfItsInputs) {
     Engine engine(learner->model(), {});
     const Sampler sampler(engine, *data_.tokenizer, config_.sampling);
     for (int64_t step = 0; step < 2; ++step) {
-      const PromptShard shard = shard_prompts(*comm, sections(), step);
+      const std::vector<int64_t> shard = shard_prompts(*comm, config_, step);
       const std::vector<Example> problems = prompts(shard);
       const GrpoStepResult result = grpo_step({.comm = *comm,
-                                               .config = sections(),
+                                               .config = config_,
                                                .sampler = sampler,
                                                .rewards = rewards,
                                                .learner = *learner,
                                                .reference = nullptr,
                                                .prompts = problems,
-                                               .shard = shard,
+                                               .indices = shard,
                                                .step = step,
                                                .learning_rate = 1e-2});
       EXPECT_EQ(result.rewarded_count, 12);
@@ -179,11 +176,11 @@ TEST_F(GrpoStep, TakesAReferenceAndNeedsAReward) {
   const Transformer reference(config_.model, config_.dtype, 1);
   Engine engine(learner->model(), {});
   const Sampler sampler(engine, *data_.tokenizer, config_.sampling);
-  const PromptShard shard = shard_prompts(*comm, sections(), 0);
+  const std::vector<int64_t> shard = shard_prompts(*comm, config_, 0);
   const std::vector<Example> problems = prompts(shard);
   const auto step_with = [&](const RewardSet& rewards) {
     return grpo_step(
-        {*comm, sections(), sampler, rewards, *learner, &reference, problems, shard, 0, 0});
+        {*comm, config_, sampler, rewards, *learner, &reference, problems, shard, 0, 0});
   };
   const GrpoStepResult result = step_with(RewardSet({{.name = "task"}}, data_.task));
   EXPECT_EQ(result.metrics.at("kl"), 0);
@@ -240,17 +237,16 @@ TEST_F(GrpoStep, EveryMinibatchIsCheckedPeriodically) {
   const auto comm = make_single_communicator();
   for (const int64_t step : {0, 1, 19, 20, 40}) {
     const auto learner = make_learner(*comm);
-    const PromptShard shard = shard_prompts(*comm, sections(), 0);
+    const std::vector<int64_t> shard = shard_prompts(*comm, config_, 0);
     ScoredRollouts scored = sampled(learner->model(), shard);
     auto minibatches =
-        pack_minibatches(*comm, learner->model(), scored, scored.advantages, shard, sections());
+        pack_minibatches(*comm, learner->model(), scored, scored.advantages, config_);
     Tensor old = minibatches.back().back().columns.at("old_logprob");
     old.fill_(-1);
     std::optional<ExpectLog> warning;
     if (step % 20 == 0) warning.emplace("the sampler's log-probs differ from the trainer's");
-    EXPECT_EQ(
-        update_policy(*comm, *learner, minibatches, sections(), 1e-2, step).ratio_deviation > 0,
-        step % 20 == 0);
+    EXPECT_EQ(update_policy(*comm, *learner, minibatches, config_, 1e-2, step).ratio_deviation > 0,
+              step % 20 == 0);
   }
 }
 
@@ -258,12 +254,12 @@ TEST_F(GrpoStep, EveryMinibatchIsCheckedPeriodically) {
 TEST_F(GrpoStep, ZeroVarianceGroupsDependOnUnmaskedTokens) {
   const auto comm = make_single_communicator();
   const auto learner = make_learner(*comm);
-  const PromptShard shard = shard_prompts(*comm, sections(), 0);
+  const std::vector<int64_t> shard = shard_prompts(*comm, config_, 0);
   ScoredRollouts scored = sampled(learner->model(), shard);
   for (Trajectory& c : scored.trajectories) c.stop_reason = StopReason::kLength;
   for (size_t i = 0; i < 3; ++i) scored.trajectories[i].stop_reason = StopReason::kContext;
   scored.trajectories.back().stop_reason = StopReason::kStopToken;
-  const auto metrics = [&] { return grpo_metrics(scored, {}, {}, sections(), 0).reduce(*comm); };
+  const auto metrics = [&] { return grpo_metrics(scored, {}, {}, config_, 0).reduce(*comm); };
   EXPECT_EQ(metrics().at("frac_reward_zero_std"), 0);
   config_.grpo.mask_truncated_completions = true;
   EXPECT_EQ(metrics().at("frac_reward_zero_std"), 0.75);
@@ -283,11 +279,10 @@ void set_truncated(Trajectory& trajectory, bool truncated = true) {
 TEST_F(GrpoStep, AnUpdateWithoutATokenInTheMaskIsSkipped) {
   const auto comm = make_single_communicator();
   const auto learner = make_learner(*comm);
-  const PromptShard shard = shard_prompts(*comm, sections(), 0);
+  const std::vector<int64_t> shard = shard_prompts(*comm, config_, 0);
   ScoredRollouts scored = sampled(learner->model(), shard);
   const auto count = [&] {
-    return pack_minibatches(*comm, learner->model(), scored, scored.advantages, shard, sections())
-        .size();
+    return pack_minibatches(*comm, learner->model(), scored, scored.advantages, config_).size();
   };
   EXPECT_EQ(count(), 2u);
   // Zero advantages do not skip an update here: the learner sees their gradient.
@@ -309,13 +304,12 @@ TEST_F(GrpoStep, AnUpdateIsMadeIfAnyRankHasATokenInTheMask) {
   config_.grpo.mask_truncated_completions = true;
   run_local_ranks(2, [&](Communicator& comm) {
     const auto learner = make_learner(comm);
-    const PromptShard shard = shard_prompts(comm, sections(), 0);
+    const std::vector<int64_t> shard = shard_prompts(comm, config_, 0);
     ScoredRollouts scored = sampled(learner->model(), shard);
     for (Trajectory& c : scored.trajectories) set_truncated(c, comm.rank() == 0);
-    auto minibatches =
-        pack_minibatches(comm, learner->model(), scored, scored.advantages, shard, sections());
+    auto minibatches = pack_minibatches(comm, learner->model(), scored, scored.advantages, config_);
     EXPECT_EQ(minibatches.size(), 2u);
-    update_policy(comm, *learner, minibatches, sections(), 1e-2);
+    update_policy(comm, *learner, minibatches, config_, 1e-2);
     EXPECT_EQ(learner->optimizer().updates(), 2);
   });
 }
@@ -325,16 +319,16 @@ TEST_F(GrpoStep, AdvantagesAreShuffledOverAllRanks) {
   for (const int ranks : {1, 2, 3}) {
     std::vector<double> all_shuffled(12, kNaN);
     run_local_ranks(ranks, [&](Communicator& comm) {
-      const PromptShard shard = shard_prompts(comm, sections(), 0);
+      const std::vector<int64_t> shard = shard_prompts(comm, config_, 0);
       ScoredRollouts rollouts;
-      for (const int64_t n : shard.indices)
+      for (const int64_t n : shard)
         for (int64_t g = 0; g < 3; ++g) {
           rollouts.trajectories.push_back({.index = 3 * n + g, .group = n});
           rollouts.advantages.push_back(static_cast<double>(3 * n + g) + 1);
         }
-      const auto shuffled = shuffled_advantages(comm, rollouts, sections(), 5);
+      const auto shuffled = shuffled_advantages(comm, rollouts, config_, 5);
       for (size_t i = 0; i < shuffled.size(); ++i)
-        all_shuffled[static_cast<size_t>(shard.indices[i / 3]) * 3 + i % 3] = shuffled[i];
+        all_shuffled[static_cast<size_t>(shard[i / 3]) * 3 + i % 3] = shuffled[i];
     });
     results.push_back(all_shuffled);
   }

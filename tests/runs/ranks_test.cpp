@@ -151,7 +151,7 @@ TEST(Ranks, SampleLikeOneRankToTheBit) {
   const TempDir dir;
   const RunPlan plan = small_plan(dir, "run", std::string(kSmallModel) + kSmallData + kSmallGrpo);
   const TrainConfig& config = plan.stages[0];
-  const Dataset data = load_dataset(config.data_sections(), nullptr);
+  const Dataset data = load_dataset(config, nullptr);
   ModelConfig model_config = config.model;
   model_config.vocab_size = data.tokenizer->vocab_size();
   model_config.resolve();

@@ -599,8 +599,8 @@ class RareReward : public testing::Test {
     for (int64_t seed = 0;; ++seed) {
       const std::string override = str("seed=", seed);
       const TrainConfig config = plan({override}).stages[0];
-      const Dataset data = load_dataset(config.data_sections(), nullptr);
-      MixedOrder order = make_order(config.data_sections(), data);
+      const Dataset data = load_dataset(config, nullptr);
+      MixedOrder order = make_order(config, data);
       order.seek(step);
       if (data.train->get(order.next()).answer == "1") return override;
     }

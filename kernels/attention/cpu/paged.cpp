@@ -122,22 +122,19 @@ void rope_and_write(const RopeKvWrite& args, const CacheSizes& sizes) {
   const auto rotate_head = [&](T* to, const T* from, int64_t at) {
     rotate(to, from, Rotation<T>{.row = angles + at * dim, .half = dim / 2});
   };
-  parallel_for(args.qkv.dim(0), row_grain(all_heads * dim), [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      if (is_idle(sequence[t], position[t])) continue;
-      const int64_t block =
-          blocks[sequence[t] * sizes.max_blocks + position[t] / sizes.block_tokens];
-      const int64_t slot = block * sizes.block_tokens + position[t] % sizes.block_tokens;
-      T *const q = qkv + t * all_heads * dim, *const k = q + heads * dim,
-               *const v = k + kv_heads * dim, *const to = keys + slot * kv_heads * dim;
-      if (angles != nullptr) {
-        for (int64_t h = 0; h < heads; ++h) rotate_head(q + h * dim, q + h * dim, position[t]);
-        for (int64_t h = 0; h < kv_heads; ++h) rotate_head(to + h * dim, k + h * dim, position[t]);
-      } else {
-        std::copy_n(k, kv_heads * dim, to);
-      }
-      std::copy_n(v, kv_heads * dim, values + slot * kv_heads * dim);
+  for_rows(args.qkv.dim(0), all_heads * dim, [&](int64_t t) {
+    if (is_idle(sequence[t], position[t])) return;
+    const int64_t block = blocks[sequence[t] * sizes.max_blocks + position[t] / sizes.block_tokens];
+    const int64_t slot = block * sizes.block_tokens + position[t] % sizes.block_tokens;
+    T *const q = qkv + t * all_heads * dim, *const k = q + heads * dim,
+             *const v = k + kv_heads * dim, *const to = keys + slot * kv_heads * dim;
+    if (angles != nullptr) {
+      for (int64_t h = 0; h < heads; ++h) rotate_head(q + h * dim, q + h * dim, position[t]);
+      for (int64_t h = 0; h < kv_heads; ++h) rotate_head(to + h * dim, k + h * dim, position[t]);
+    } else {
+      std::copy_n(k, kv_heads * dim, to);
     }
+    std::copy_n(v, kv_heads * dim, values + slot * kv_heads * dim);
   });
 }
 

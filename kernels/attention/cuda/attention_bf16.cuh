@@ -88,7 +88,7 @@ struct AttentionParams {
   int window;  // maximum number of keys a row sees
   int head_dim;
   bool vectorized;  // rows support 16-byte accesses
-  ProbabilityDropout dropout;
+  DropoutMask dropout;
 };
 
 // A thread's part of rows `group` and `group` + 8 of its warp's 16.
@@ -211,8 +211,7 @@ __device__ __forceinline__ void softmax_step(float (&s)[2 * kGroups][4], RowStat
 
 // Zeroes dropped elements of P and scales the others. key0: first key of the tile.
 template <int kGroups>
-__device__ __forceinline__ void dropout_step(float (&s)[2 * kGroups][4],
-                                             const ProbabilityDropout& dropout,
+__device__ __forceinline__ void dropout_step(float (&s)[2 * kGroups][4], const DropoutMask& dropout,
                                              const uint64_t (&streams)[2], int head, int key0) {
   const int quad = static_cast<int>(threadIdx.x % 4);
   uint64_t keep = 0;  // four bits for each s[n]

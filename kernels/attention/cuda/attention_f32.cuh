@@ -112,9 +112,8 @@ __device__ __forceinline__ void float_softmax(float (&s)[4][kKeysPerThread],
 // Adds the tile's P to one partial sum of l, of row l_row, by (key mod 8) / 2; with dropout, P is
 // dropped afterwards. Four adjacent lanes share a row.
 template <int kDim>
-__device__ __forceinline__ void float_add_to_l(FloatThreadState& state,
-                                               const ProbabilityDropout& dropout, int head,
-                                               int key0) {
+__device__ __forceinline__ void float_add_to_l(FloatThreadState& state, const DropoutMask& dropout,
+                                               int head, int key0) {
   constexpr int kKeys = FloatShape<kDim>::kKeys;
   const int quad = static_cast<int>(threadIdx.x % 4);
   float* const p = state.p + state.l_row * FloatShape<kDim>::kScoreStride;

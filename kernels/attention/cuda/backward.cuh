@@ -56,7 +56,7 @@ struct BackwardArgs {
   bool causal, vectorized;  // vectorized: 16-byte accesses to every row
   int window;               // maximum number of keys a query sees
   float scale, exponent;    // softmax scale, and that times log2(e)
-  ProbabilityDropout dropout;
+  DropoutMask dropout;
 
   __host__ __device__ int group() const { return heads / kv_heads; }
   // First head of a slice, relative to its group.

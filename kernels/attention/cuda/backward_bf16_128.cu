@@ -1,8 +1,4 @@
 // Instantiates the bf16 backward for head dims up to 128; separate for parallel builds.
 #include "kernels/attention/cuda/backward_bf16.cuh"
 
-namespace cohort::kernels::cuda {
-
-template void run_backward_bf16<128>(const BackwardArgs<bf16>&, Device);
-
-}  // namespace cohort::kernels::cuda
+template void cohort::kernels::cuda::run_backward_bf16<128>(const BackwardArgs<bf16>&, Device);

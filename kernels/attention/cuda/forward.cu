@@ -65,15 +65,13 @@ ForwardProblem<T> make_problem(const AttentionForward& args) {
       .heads = static_cast<int>(heads),
       .kv_heads = static_cast<int>(kv_heads),
       .sequences = static_cast<int>(args.cu_seqlens.numel() - 1),
-      .slots = 0,
       .heads_at_once = heads_in_l2(tokens, heads, kv_heads, dim * static_cast<int64_t>(sizeof(T))),
       .causal = args.desc.mask == Mask::kCausal,
       .params = {.c = exponent_scale(args.desc, dim),
                  .window = key_window(args.desc),
                  .head_dim = static_cast<int>(dim),
                  .vectorized = vectorized_heads<T>(args.q, args.k, args.v, args.o),
-                 .dropout = ProbabilityDropout(args.desc.dropout)},
-      .combined = {}};
+                 .dropout = DropoutMask(args.desc.dropout)}};
 }
 
 }  // namespace

@@ -214,14 +214,10 @@ void rope_kv_write(const RopeKvWrite& args) {
                             .sequences = pointer<int32_t>(args.sequences),
                             .positions = pointer<int32_t>(args.positions),
                             .table = page_table(args.cache),
-                            .rope = {},
+                            .rope = RopeTable(args.table),
                             .heads = static_cast<int>(qkv.dim(1) - 2 * kv_heads),
                             .kv_heads = static_cast<int>(kv_heads),
                             .head_dim = static_cast<int>(dim)};
-    if (args.table.defined())
-      problem.rope = {.data = pointer<float>(args.table),
-                      .rows = args.table.dim(0),
-                      .half = static_cast<int>(dim / 2)};
     constexpr int kWidth = kPackSize<T>;
     const bool vectorized = dim % (2 * kWidth) == 0 && aligned(problem.k_cache, problem.v_cache,
                                                                problem.qkv, problem.rope.data);
@@ -252,9 +248,7 @@ void attention_paged(const AttentionPaged& args) {
         .params = {.c = exponent_scale(args.desc, dim),
                    .window = key_window(args.desc),
                    .head_dim = static_cast<int>(dim),
-                   .vectorized = vectorized_heads<T>(args.q, args.cache.k, args.cache.v, args.o),
-                   .dropout = {}},
-        .combined = {}};
+                   .vectorized = vectorized_heads<T>(args.q, args.cache.k, args.cache.v, args.o)}};
     const dim3 grid(blocks_for(tokens, 1), static_cast<unsigned>(kv_heads * problem.parts));
     dispatch_head_dim(dim, [&]<int kDim>() {
       constexpr bool kFloat = std::is_same_v<T, float>;

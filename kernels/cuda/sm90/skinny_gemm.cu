@@ -315,10 +315,8 @@ void run(const SkinnyGemm& args, Activation op = {}) {
   size.shift = size.m > T::kTokens ? 1 : 0;
   size.tiles = ((size.n + T::kPartRows - 1) / T::kPartRows) << size.shift;
   const Device device = args.x.device();
-  int multiprocessors = 0;
-  COHORT_CUDA_CHECK(
-      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device.index));
-  const int blocks = std::min(size.tiles, multiprocessors * T::kBlocksPerSm);
+  const int blocks =
+      std::min(size.tiles, ::cohort::cuda::multiprocessors(device) * T::kBlocksPerSm);
   launch("skinny_gemm", skinny_kernel<T>,
          {.grid = static_cast<unsigned>(blocks),
           .block = T::kThreads,

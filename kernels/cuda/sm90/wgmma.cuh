@@ -105,52 +105,49 @@ enum class Major { kK, kMN };  // contiguous dimension of an operand in shared m
   ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111," \
   "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
+// The instruction for n columns of B, with A by a descriptor (SHARED) or in registers. Arguments in
+// capitals are the numbers of the operands after the accumulators, in the order of the constraints.
+#define COHORT_WGMMA_SHARED(n, registers, A, B, ADD, MAJOR_A, MAJOR_B, UPPER, ...)              \
+  asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %" #ADD                       \
+               ", 0;\n"                                                                         \
+               "mov.b64 a, {%" #A ", %" #UPPER "};\nmov.b64 b, {%" #B ", %" #UPPER              \
+               "};\n"                                                                           \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" registers           \
+               "}, a, b, p, 1, 1, %" #MAJOR_A ", %" #MAJOR_B ";\n}\n"                           \
+               : __VA_ARGS__                                                                    \
+               : "r"(a.lower), "r"(b.lower), "r"(static_cast<int>(add)), "n"(kA == Major::kMN), \
+                 "n"(kB == Major::kMN), "n"(MatrixDescriptor::kUpper)                           \
+               : "memory")
+#define COHORT_WGMMA(n, registers, A0, A1, A2, A3, B, MAJOR_B, UPPER, ...)                        \
+  asm volatile("{\n.reg .pred p;\n.reg .b64 b;\nsetp.eq.b32 p, 0, 0;\nmov.b64 b, {%" #B           \
+               ", %" #UPPER                                                                       \
+               "};\n"                                                                             \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" registers "}, {%" #A0 \
+               ",%" #A1 ",%" #A2 ",%" #A3 "}, b, p, 1, 1, %" #MAJOR_B ";\n}\n"                    \
+               : __VA_ARGS__                                                                      \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.lower), "n"(kB == Major::kMN), \
+                 "n"(MatrixDescriptor::kUpper)                                                    \
+               : "memory")
+
 // c = a b, or c += a b if `add`. A: [64, 16], B: [16, 8 kN], both by matrix_descriptor().
 template <Major kA, Major kB, int kN>
 __device__ __forceinline__ void wgmma(float (&c)[kN][4], MatrixDescriptor a, MatrixDescriptor b,
                                       bool add) {
   static_assert(kN == 8 || kN == 16 || kN == 24 || kN == 32);
   if constexpr (kN == 8)
-    asm volatile(
-        "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %34, 0;\n"
-        "mov.b64 a, {%32, %37};\nmov.b64 b, {%33, %37};\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" COHORT_REGISTERS_32
-        "}, a, b, p, 1, 1, %35, %36;\n}\n"
-        : COHORT_ACCUMULATORS_32(c, 0)
-        : "r"(a.lower), "r"(b.lower), "r"(static_cast<int>(add)), "n"(kA == Major::kMN),
-          "n"(kB == Major::kMN), "n"(MatrixDescriptor::kUpper)
-        : "memory");
+    COHORT_WGMMA_SHARED(64, COHORT_REGISTERS_32, 32, 33, 34, 35, 36, 37,
+                        COHORT_ACCUMULATORS_32(c, 0));
   else if constexpr (kN == 16)
-    asm volatile(
-        "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %66, 0;\n"
-        "mov.b64 a, {%64, %69};\nmov.b64 b, {%65, %69};\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" COHORT_REGISTERS_64
-        "}, a, b, p, 1, 1, %67, %68;\n}\n"
-        : COHORT_ACCUMULATORS_32(c, 0), COHORT_ACCUMULATORS_32(c, 8)
-        : "r"(a.lower), "r"(b.lower), "r"(static_cast<int>(add)), "n"(kA == Major::kMN),
-          "n"(kB == Major::kMN), "n"(MatrixDescriptor::kUpper)
-        : "memory");
+    COHORT_WGMMA_SHARED(128, COHORT_REGISTERS_64, 64, 65, 66, 67, 68, 69,
+                        COHORT_ACCUMULATORS_32(c, 0), COHORT_ACCUMULATORS_32(c, 8));
   else if constexpr (kN == 24)
-    asm volatile(
-        "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %98, 0;\n"
-        "mov.b64 a, {%96, %101};\nmov.b64 b, {%97, %101};\n"
-        "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" COHORT_REGISTERS_96
-        "}, a, b, p, 1, 1, %99, %100;\n}\n"
-        : COHORT_ACCUMULATORS_32(c, 0), COHORT_ACCUMULATORS_32(c, 8), COHORT_ACCUMULATORS_32(c, 16)
-        : "r"(a.lower), "r"(b.lower), "r"(static_cast<int>(add)), "n"(kA == Major::kMN),
-          "n"(kB == Major::kMN), "n"(MatrixDescriptor::kUpper)
-        : "memory");
+    COHORT_WGMMA_SHARED(192, COHORT_REGISTERS_96, 96, 97, 98, 99, 100, 101,
+                        COHORT_ACCUMULATORS_32(c, 0), COHORT_ACCUMULATORS_32(c, 8),
+                        COHORT_ACCUMULATORS_32(c, 16));
   else
-    asm volatile(
-        "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %130, 0;\n"
-        "mov.b64 a, {%128, %133};\nmov.b64 b, {%129, %133};\n"
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" COHORT_REGISTERS_128
-        "}, a, b, p, 1, 1, %131, %132;\n}\n"
-        : COHORT_ACCUMULATORS_32(c, 0), COHORT_ACCUMULATORS_32(c, 8), COHORT_ACCUMULATORS_32(c, 16),
-          COHORT_ACCUMULATORS_32(c, 24)
-        : "r"(a.lower), "r"(b.lower), "r"(static_cast<int>(add)), "n"(kA == Major::kMN),
-          "n"(kB == Major::kMN), "n"(MatrixDescriptor::kUpper)
-        : "memory");
+    COHORT_WGMMA_SHARED(256, COHORT_REGISTERS_128, 128, 129, 130, 131, 132, 133,
+                        COHORT_ACCUMULATORS_32(c, 0), COHORT_ACCUMULATORS_32(c, 8),
+                        COHORT_ACCUMULATORS_32(c, 16), COHORT_ACCUMULATORS_32(c, 24));
 }
 
 // c += a b with A in registers.
@@ -159,51 +156,21 @@ __device__ __forceinline__ void wgmma(float (&c)[kN][4], const uint32_t (&a)[4],
                                       MatrixDescriptor b) {
   static_assert(kN == 8 || kN == 12 || kN == 16 || kN == 24 || kN == 32);
   if constexpr (kN == 8)
-    asm volatile(
-        "{\n.reg .pred p;\n.reg .b64 b;\nsetp.eq.b32 p, 0, 0;\nmov.b64 b, {%36, %38};\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" COHORT_REGISTERS_32
-        "}, {%32,%33,%34,%35}, b, p, 1, 1, %37;\n}\n"
-        : COHORT_ACCUMULATORS_32(c, 0)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.lower), "n"(kB == Major::kMN),
-          "n"(MatrixDescriptor::kUpper)
-        : "memory");
+    COHORT_WGMMA(64, COHORT_REGISTERS_32, 32, 33, 34, 35, 36, 37, 38, COHORT_ACCUMULATORS_32(c, 0));
   else if constexpr (kN == 12)
-    asm volatile(
-        "{\n.reg .pred p;\n.reg .b64 b;\nsetp.eq.b32 p, 0, 0;\nmov.b64 b, {%52, %54};\n"
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" COHORT_REGISTERS_48
-        "}, {%48,%49,%50,%51}, b, p, 1, 1, %53;\n}\n"
-        : COHORT_ACCUMULATORS_32(c, 0), COHORT_ACCUMULATORS_8(c, 8), COHORT_ACCUMULATORS_8(c, 10)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.lower), "n"(kB == Major::kMN),
-          "n"(MatrixDescriptor::kUpper)
-        : "memory");
+    COHORT_WGMMA(96, COHORT_REGISTERS_48, 48, 49, 50, 51, 52, 53, 54, COHORT_ACCUMULATORS_32(c, 0),
+                 COHORT_ACCUMULATORS_8(c, 8), COHORT_ACCUMULATORS_8(c, 10));
   else if constexpr (kN == 16)
-    asm volatile(
-        "{\n.reg .pred p;\n.reg .b64 b;\nsetp.eq.b32 p, 0, 0;\nmov.b64 b, {%68, %70};\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" COHORT_REGISTERS_64
-        "}, {%64,%65,%66,%67}, b, p, 1, 1, %69;\n}\n"
-        : COHORT_ACCUMULATORS_32(c, 0), COHORT_ACCUMULATORS_32(c, 8)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.lower), "n"(kB == Major::kMN),
-          "n"(MatrixDescriptor::kUpper)
-        : "memory");
+    COHORT_WGMMA(128, COHORT_REGISTERS_64, 64, 65, 66, 67, 68, 69, 70, COHORT_ACCUMULATORS_32(c, 0),
+                 COHORT_ACCUMULATORS_32(c, 8));
   else if constexpr (kN == 24)
-    asm volatile(
-        "{\n.reg .pred p;\n.reg .b64 b;\nsetp.eq.b32 p, 0, 0;\nmov.b64 b, {%100, %102};\n"
-        "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" COHORT_REGISTERS_96
-        "}, {%96,%97,%98,%99}, b, p, 1, 1, %101;\n}\n"
-        : COHORT_ACCUMULATORS_32(c, 0), COHORT_ACCUMULATORS_32(c, 8), COHORT_ACCUMULATORS_32(c, 16)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.lower), "n"(kB == Major::kMN),
-          "n"(MatrixDescriptor::kUpper)
-        : "memory");
+    COHORT_WGMMA(192, COHORT_REGISTERS_96, 96, 97, 98, 99, 100, 101, 102,
+                 COHORT_ACCUMULATORS_32(c, 0), COHORT_ACCUMULATORS_32(c, 8),
+                 COHORT_ACCUMULATORS_32(c, 16));
   else
-    asm volatile(
-        "{\n.reg .pred p;\n.reg .b64 b;\nsetp.eq.b32 p, 0, 0;\nmov.b64 b, {%132, %134};\n"
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" COHORT_REGISTERS_128
-        "}, {%128,%129,%130,%131}, b, p, 1, 1, %133;\n}\n"
-        : COHORT_ACCUMULATORS_32(c, 0), COHORT_ACCUMULATORS_32(c, 8), COHORT_ACCUMULATORS_32(c, 16),
-          COHORT_ACCUMULATORS_32(c, 24)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.lower), "n"(kB == Major::kMN),
-          "n"(MatrixDescriptor::kUpper)
-        : "memory");
+    COHORT_WGMMA(256, COHORT_REGISTERS_128, 128, 129, 130, 131, 132, 133, 134,
+                 COHORT_ACCUMULATORS_32(c, 0), COHORT_ACCUMULATORS_32(c, 8),
+                 COHORT_ACCUMULATORS_32(c, 16), COHORT_ACCUMULATORS_32(c, 24));
 }
 
 #undef COHORT_ACCUMULATORS_8
@@ -213,6 +180,8 @@ __device__ __forceinline__ void wgmma(float (&c)[kN][4], const uint32_t (&a)[4],
 #undef COHORT_REGISTERS_64
 #undef COHORT_REGISTERS_96
 #undef COHORT_REGISTERS_128
+#undef COHORT_WGMMA_SHARED
+#undef COHORT_WGMMA
 
 // Stores four 8x8 bf16 matrices to shared memory, the inverse of load_matrices().
 __device__ __forceinline__ void store_matrices(uint32_t address, const uint32_t (&r)[4]) {

@@ -1,8 +1,5 @@
 // Instantiates the bf16 backward on sm_90 for head dims of 128; separate for parallel builds.
 #include "kernels/attention/cuda/sm90/backward.cuh"
 
-namespace cohort::kernels::cuda {
-
-template void run_backward_sm90<128>(const BackwardArgs<bf16>&, const AttentionBackward&);
-
-}  // namespace cohort::kernels::cuda
+template void cohort::kernels::cuda::run_backward_sm90<128>(const BackwardArgs<bf16>&,
+                                                            const AttentionBackward&);

@@ -491,7 +491,7 @@ bool attention_decode(const AttentionDecode& args) {
                         .sequences = pointer<int32_t>(args.sequences),
                         .positions = pointer<int32_t>(args.positions),
                         .table = page_table(args.cache),
-                        .rope = {},
+                        .rope = RopeTable(args.table),
                         .heads = static_cast<int>(heads),
                         .kv_heads = static_cast<int>(kv_heads),
                         .head_dim = static_cast<int>(dim),
@@ -501,13 +501,7 @@ bool attention_decode(const AttentionDecode& args) {
                         .c = exponent_scale(args.desc, dim),
                         .window = key_window(args.desc),
                         .may_prefetch = PrefetchScope::is_active()};
-  if (args.table.defined())
-    problem.rope = {.data = pointer<float>(args.table),
-                    .rows = args.table.dim(0),
-                    .half = static_cast<int>(dim / 2)};
-  int multiprocessors = 0;
-  COHORT_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount,
-                                           args.o.device().index));
+  const int multiprocessors = ::cohort::cuda::multiprocessors(args.o.device());
   // Blocks share the chunks of a row while there are idle multiprocessors.
   constexpr unsigned kMaxClusterSize = 8;  // portable maximum
   const int64_t blocks = tokens * kv_heads * problem.parts;

@@ -1,8 +1,5 @@
 // Instantiates the bf16 forward on sm_90 for head dims of 192; separate for parallel builds.
 #include "kernels/attention/cuda/sm90/forward.cuh"
 
-namespace cohort::kernels::cuda {
-
-template void run_forward_sm90<192>(ForwardProblem<bf16>, const AttentionForward&);
-
-}  // namespace cohort::kernels::cuda
+template void cohort::kernels::cuda::run_forward_sm90<192>(ForwardProblem<bf16>,
+                                                           const AttentionForward&);

@@ -1,4 +1,4 @@
-#include "trainers/data_check.h"
+#include "data/data_check.h"
 
 #include <algorithm>
 #include <numeric>
@@ -120,8 +120,7 @@ class ContextCheck {
     if (train_.kept > 0) out.mean_sequence = train_.total / static_cast<double>(train_.kept);
     add_notes(out.notes);
     if (longest_.empty()) return out;
-    const std::string counts =
-        counts_text([](const Part& part) { return std::pair(part.too_long, part.seen); });
+    const std::string counts = counts_text(&Part::too_long, &Part::seen);
     const bool error = config_.data.too_long == TooLong::kError;
     if (error || train_.kept < std::min<int64_t>(1, train_.seen) ||
         held_out_.kept < std::min<int64_t>(1, held_out_.seen))
@@ -145,31 +144,27 @@ class ContextCheck {
   };
 
   // "3 of 23 training and 1 of 2 held-out problems".
-  template <class F>
-  std::string counts_text(const F& count_of) const {
+  std::string counts_text(int64_t Part::*count, int64_t Part::*all) const {
     std::string text;
-    for (const Part* part : {&train_, &held_out_}) {
-      const auto [count, all] = count_of(*part);
+    for (const Part* part : {&train_, &held_out_})
       if (part->seen > 0)
-        text += str(text.empty() ? "" : " and ", count, " of ", all, " ", part->kind);
-    }
+        text += str(text.empty() ? "" : " and ", part->*count, " of ", part->*all, " ", part->kind);
     return text + " problems";
   }
 
   void add_notes(std::vector<std::string>& notes) const {
     const int64_t length = config_.max_completion_length;
     if (train_.long_prompts + held_out_.long_prompts > 0)
-      notes.push_back(str("max_completion_length: the prompts of ", counts_text([](const Part& p) {
-                            return std::pair(p.long_prompts, p.kept);
-                          }),
-                          " leave fewer than ", length, " tokens in the context of ", fit_.context,
+      notes.push_back(str("max_completion_length: the prompts of ",
+                          counts_text(&Part::long_prompts, &Part::kept), " leave fewer than ",
+                          length, " tokens in the context of ", fit_.context,
                           ", the longest leaves ", fit_.context - lengths_.longest_prompt,
                           "; hint: a larger model.context or shorter prompts"));
     if (train_.long_solutions + held_out_.long_solutions > 0)
       notes.push_back(
           str("max_completion_length: the solutions of ",
-              counts_text([](const Part& p) { return std::pair(p.long_solutions, p.kept); }),
-              " have more than ", length, " tokens, the longest ", longest_solution_,
+              counts_text(&Part::long_solutions, &Part::kept), " have more than ", length,
+              " tokens, the longest ", longest_solution_,
               ": a completion of that length is truncated; hint: max_completion_length=",
               longest_solution_));
     if (fit_.chat == nullptr) return;

@@ -9,8 +9,8 @@
 #include "data/data_config.h"
 #include "data/loader.h"
 #include "data/packing.h"
+#include "data/token_stream.h"
 #include "text/tokenizer.h"
-#include "trainers/token_stream.h"
 
 namespace cohort {
 

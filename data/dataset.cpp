@@ -1,4 +1,4 @@
-#include "trainers/dataset.h"
+#include "data/dataset.h"
 
 #include <algorithm>
 #include <cmath>
@@ -17,13 +17,6 @@ namespace {
 
 // Held-out problems are the same for every seed, so that runs can be compared.
 constexpr uint64_t kHeldOutSeed = 0;
-
-void add_characters(const ExampleSet& set, CharacterSet& found) {
-  for (int64_t i = 0; i < set.size(); ++i) {
-    const Example e = set.get(i);
-    for (const std::string* text : {&e.prompt, &e.answer, &e.solution}) found.add(*text);
-  }
-}
 
 // The checksum of a single file, or a checksum over the names and checksums of several.
 std::string files_checksum(const std::vector<std::string>& files) {
@@ -149,7 +142,11 @@ Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> toke
     held_out = std::move(splits.held_out);
     need_tokenizer([&] {
       CharacterSet found;
-      for (const ExampleSet* set : {out.train.get(), held_out.get()}) add_characters(*set, found);
+      for (const ExampleSet* set : {out.train.get(), held_out.get()})
+        for (int64_t i = 0; i < set->size(); ++i) {
+          const Example e = set->get(i);
+          for (const std::string* text : {&e.prompt, &e.answer, &e.solution}) found.add(*text);
+        }
       return found.text();
     });
   }

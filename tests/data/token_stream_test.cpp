@@ -1,5 +1,5 @@
 // Token files: written once, verified, rewritten if damaged.
-#include "trainers/token_stream.h"
+#include "data/token_stream.h"
 
 #include <filesystem>
 #include <fstream>

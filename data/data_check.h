@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "trainers/dataset.h"
+#include "data/dataset.h"
 
 namespace cohort {
 

@@ -1,7 +1,7 @@
 // Tokens in memory and in shards. A shard is a header and the tokens, 16 bits each if the
 // vocabulary allows. Tokens are read with pread(): a mapping would count as resident memory, and a
 // read error would end the process.
-#include "trainers/token_stream.h"
+#include "data/token_stream.h"
 
 #include <unistd.h>
 
@@ -19,8 +19,8 @@
 #include "core/log.h"
 #include "core/parallel.h"
 #include "core/sizes.h"
+#include "core/trace.h"
 #include "sys/files.h"
-#include "trainers/metrics.h"
 
 namespace cohort {
 namespace {

@@ -1,10 +1,11 @@
 // Problems as conversations: training text, loss mask and prompts.
 #include <gtest/gtest.h>
 
+#include "data/data_check.h"
+#include "data/dataset.h"
+#include "runs/config.h"
 #include "tests/support/byte_fallback.h"
 #include "tests/support/test_util.h"
-#include "trainers/data_check.h"
-#include "trainers/dataset.h"
 #include "trainers/sampling.h"
 
 namespace cohort {
@@ -53,21 +54,11 @@ constexpr const char* kMarked =
 constexpr const char* kRewritesEarlierTurns =
     "{% for m in messages %}{% if loop.last %}!{% endif %}{{ m.content }}<|end|>{% endfor %}";
 
-// The keys of a configuration that matter here.
-struct Config {
-  DataConfig data;
-  BatchConfig batch;
-  SamplingConfig sampling;
-  DataSections data_sections() const {
-    return {data, batch, 1, sampling.max_completion_length, 512, 0};
-  }
-};
-
 class ChatData : public testing::Test {
  protected:
   TempDir dir_;
-  Config config(TrainerType trainer, const std::string& lines) const {
-    Config config;
+  TrainConfig config(TrainerType trainer, const std::string& lines) const {
+    TrainConfig config;
     config.batch.trainer = trainer;
     config.data.jsonl.path = {dir_.path("lines.jsonl")};
     config.data.jsonl.held_out_fraction = 0;
@@ -98,10 +89,10 @@ const char* const kMessages =
     "\"content\": \"yz\"}]}\n";
 
 TEST_F(ChatData, PromptsAndSolutionsBecomeTurns) {
-  Config c = config(TrainerType::kSft, "{\"prompt\": \"1+1\", \"answer\": \"2\"}\n");
+  TrainConfig c = config(TrainerType::kSft, "{\"prompt\": \"1+1\", \"answer\": \"2\"}\n");
   c.data.chat = true;
   c.data.system = "Be kind.";
-  const Dataset data = load_dataset(c.data_sections(), chat_tokenizer(kTurns));
+  const Dataset data = load_dataset(c, chat_tokenizer(kTurns));
   EXPECT_EQ(text(data),
             "<|start|>system\nBe "
             "kind.<|end|>\n<|start|>user\n1+1<|end|>\n<|start|>assistant\n2<|end|>\n");
@@ -110,34 +101,33 @@ TEST_F(ChatData, PromptsAndSolutionsBecomeTurns) {
 }
 
 TEST_F(ChatData, OnlyTheAssistantsTurnsAreTargets) {
-  Config c = config(TrainerType::kSft, kMessages);
+  TrainConfig c = config(TrainerType::kSft, kMessages);
   c.data.jsonl.messages = "messages";
-  std::string text = targets(load_dataset(c.data_sections(), chat_tokenizer(kTurns)));
+  std::string text = targets(load_dataset(c, chat_tokenizer(kTurns)));
   std::erase(text, '_');
   EXPECT_EQ(text, "2<|end|>\nyz<|end|>\n");
 }
 
 TEST_F(ChatData, GenerationBlocksMarkTheTargets) {
-  Config c = config(TrainerType::kSft, kMessages);
+  TrainConfig c = config(TrainerType::kSft, kMessages);
   c.data.jsonl.messages = "messages";
-  std::string text = targets(load_dataset(c.data_sections(), chat_tokenizer(kMarked)));
+  std::string text = targets(load_dataset(c, chat_tokenizer(kMarked)));
   std::erase(text, '_');
   EXPECT_EQ(text, "2<|end|>yz<|end|>");
 }
 
 TEST_F(ChatData, ATemplateThatChangesEarlierTurnsIsRefused) {
-  Config c = config(TrainerType::kSft, kMessages);
+  TrainConfig c = config(TrainerType::kSft, kMessages);
   c.data.jsonl.messages = "messages";
-  EXPECT_THROW_WITH(targets(load_dataset(c.data_sections(), chat_tokenizer(kRewritesEarlierTurns))),
-                    InputError, "changes the text before it");
-  EXPECT_THROW_WITH(load_dataset(c.data_sections(), make_byte_tokenizer()), InputError,
-                    "no chat template");
+  EXPECT_THROW_WITH(targets(load_dataset(c, chat_tokenizer(kRewritesEarlierTurns))), InputError,
+                    "changes the text before it");
+  EXPECT_THROW_WITH(load_dataset(c, make_byte_tokenizer()), InputError, "no chat template");
 }
 
 TEST_F(ChatData, PromptsOfPoliciesEndBeforeTheAssistantsTurn) {
-  Config c = config(TrainerType::kGrpo, kMessages);
+  TrainConfig c = config(TrainerType::kGrpo, kMessages);
   c.data.jsonl.messages = "messages";
-  const Dataset data = load_dataset(c.data_sections(), chat_tokenizer(kTurns));
+  const Dataset data = load_dataset(c, chat_tokenizer(kTurns));
   const Example example = data.train->get(0);
   EXPECT_EQ(example.prompt,
             "<|start|>user\n1+1<|end|>\n<|start|>assistant\n2<|end|>\n<|start|>user\nx<|end|>\n"
@@ -149,13 +139,12 @@ TEST_F(ChatData, PromptsOfPoliciesEndBeforeTheAssistantsTurn) {
 }
 
 TEST_F(ChatData, BadConversationsAreNamed) {
-  Config c = config(TrainerType::kSft, "{\"messages\": [{\"content\": \"x\"}]}\n");
+  TrainConfig c = config(TrainerType::kSft, "{\"messages\": [{\"content\": \"x\"}]}\n");
   c.data.jsonl.messages = "messages";
-  EXPECT_THROW_WITH(load_dataset(c.data_sections(), chat_tokenizer(kTurns)), InputError,
+  EXPECT_THROW_WITH(load_dataset(c, chat_tokenizer(kTurns)), InputError,
                     "lines.jsonl:1: messages:");
   c.data.jsonl.messages = "turns";
-  EXPECT_THROW_WITH(load_dataset(c.data_sections(), chat_tokenizer(kTurns)), InputError,
-                    "no field 'turns'");
+  EXPECT_THROW_WITH(load_dataset(c, chat_tokenizer(kTurns)), InputError, "no field 'turns'");
 }
 
 // Lines of conversations; each pair is a role and its content.
@@ -168,17 +157,17 @@ std::string conversation_of(const std::vector<std::pair<std::string, std::string
 
 class LongConversations : public ChatData {
  protected:
-  Config long_config(TrainerType trainer, const std::string& lines) const {
-    Config out = config(trainer, lines);
+  TrainConfig long_config(TrainerType trainer, const std::string& lines) const {
+    TrainConfig out = config(trainer, lines);
     out.data.jsonl.messages = "messages";
     out.data.too_long = TooLong::kTruncate;
     out.sampling.max_completion_length = 16;
     return out;
   }
-  static std::pair<Dataset, DataLengths> fitted(const Config& config, int64_t context,
+  static std::pair<Dataset, DataLengths> fitted(const TrainConfig& config, int64_t context,
                                                 const char* chat_template = kTurns) {
-    Dataset data = load_dataset(config.data_sections(), chat_tokenizer(chat_template));
-    DataLengths lengths = check_data(config.data_sections(), data, context);
+    Dataset data = load_dataset(config, chat_tokenizer(chat_template));
+    DataLengths lengths = check_data(config, data, context);
     return {std::move(data), std::move(lengths)};
   }
   // The text of a problem's training sequence, and its target tokens.
@@ -251,7 +240,7 @@ TEST_F(LongConversations, AreRefusedIfTheTemplateAloneIsTooLong) {
   const char* empty_blocks =
       "{% for m in messages %}<|start|>{{ m.content }}{% if m.role == 'assistant' %}"
       "{% generation %}{% endgeneration %}{% endif %}{% endfor %}";
-  Config c = long_config(TrainerType::kSft, answer);
+  TrainConfig c = long_config(TrainerType::kSft, answer);
   c.data.too_long = TooLong::kError;
   EXPECT_THROW_WITH(fitted(c, 100, empty_blocks), InputError, "it has no target tokens; hint: ");
 }
@@ -261,12 +250,12 @@ TEST_F(ChatData, AConversationsSystemMessageTakesPrecedence) {
   const std::string own =
       conversation_of({{"system", "Other."}, {"user", "1"}, {"assistant", "2"}});
   const std::string none = conversation_of({{"user", "3"}, {"assistant", "4"}});
-  Config c = config(TrainerType::kSft, none + own);
+  TrainConfig c = config(TrainerType::kSft, none + own);
   c.data.jsonl.messages = "messages";
   c.data.system = "Ours.";
-  Dataset data = load_dataset(c.data_sections(), chat_tokenizer(kTurns));
+  Dataset data = load_dataset(c, chat_tokenizer(kTurns));
   const std::string note = "data.system: conversations that have a system message keep it";
-  const auto notes = check_data(c.data_sections(), data, 1000).notes;
+  const auto notes = check_data(c, data, 1000).notes;
   EXPECT_TRUE(std::any_of(notes.begin(), notes.end(),
                           [&](const std::string& n) { return n.starts_with(note); }));
   EXPECT_EQ(data.train->get(0).prompt.find("<|start|>system\nOurs.<|end|>\n<|start|>user\n3"), 0u);
@@ -274,14 +263,13 @@ TEST_F(ChatData, AConversationsSystemMessageTakesPrecedence) {
   c = config(TrainerType::kSft, none);
   c.data.jsonl.messages = "messages";
   c.data.system = "Ours.";
-  data = load_dataset(c.data_sections(), chat_tokenizer(kTurns));
-  for (const std::string& n : check_data(c.data_sections(), data, 1000).notes)
-    EXPECT_FALSE(n.starts_with(note));
+  data = load_dataset(c, chat_tokenizer(kTurns));
+  for (const std::string& n : check_data(c, data, 1000).notes) EXPECT_FALSE(n.starts_with(note));
 }
 
 // Without a special token at its end, a turn ends with its text.
 TEST_F(ChatData, TheTextAfterAnAnswerIsAStopStringWithoutASpecialToken) {
-  Config c = config(TrainerType::kGrpo, "{\"prompt\": \"1+1\", \"answer\": \"2\"}\n");
+  TrainConfig c = config(TrainerType::kGrpo, "{\"prompt\": \"1+1\", \"answer\": \"2\"}\n");
   c.data.chat = true;
   const auto sampling = [&](const char* chat_template) {
     const auto tokenizer = chat_tokenizer(chat_template);
@@ -295,8 +283,8 @@ TEST_F(ChatData, TheTextAfterAnAnswerIsAStopStringWithoutASpecialToken) {
   EXPECT_TRUE(sampling(later).stop_strings.empty());
   EXPECT_EQ(sampling(later).stop_tokens.size(), 1u);
   EXPECT_TRUE(sampling("{% for m in messages %}{{ m.content }}{% endfor %}").stop_strings.empty());
-  Dataset data = load_dataset(c.data_sections(), chat_tokenizer(plain));
-  const auto notes = check_data(c.data_sections(), data, 1000).notes;
+  Dataset data = load_dataset(c, chat_tokenizer(plain));
+  const auto notes = check_data(c, data, 1000).notes;
   ASSERT_EQ(notes.size(), 1u);
   EXPECT_EQ(
       notes[0],
