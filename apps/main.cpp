@@ -66,8 +66,8 @@ int check_output(int code) {
                   "; hint: check the free space, or the reader of the pipe"));
 }
 
-// Adds a sub-command and returns it with its options, which the parser fills. Once all arguments are
-// parsed, it calls `execute` and sets `code` to the exit code.
+// Adds a sub-command and returns it with its options, which the parser fills. Once all arguments
+// are parsed, it calls `execute` and sets `code` to the exit code.
 template <class Options>
 std::pair<CLI::App&, Options&> add_command(CLI::App& app, int& code, int (*execute)(const Options&),
                                            const char* name, const char* help) {

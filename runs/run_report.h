@@ -17,8 +17,8 @@ namespace cohort {
 //
 // Metrics have all lines of metrics.jsonl up to `limit` (at least 5). Beyond it, each key keeps the
 // first, last, least and greatest value of each of limit / 5 intervals, and "means" has
-// {KEY: [mean, count], ...} of each. Throws InputError if `path` is not a directory of a run or a stage, or has
-// a log that is not a file; Error if it cannot be read.
+// {KEY: [mean, count], ...} of each. Throws InputError if `path` is not a directory of a run or a
+// stage, or has a log that is not a file; Error if it cannot be read.
 Json run_report(const std::string& path, size_t limit);
 
 }  // namespace cohort
