@@ -1,11 +1,15 @@
 // `cohort chat`: a conversation with a model on the terminal.
 #include <unistd.h>
 
+#include <cstdio>
 #include <iostream>
 
 #include "apps/commands.h"
 #include "apps/signals.h"
+#include "core/log.h"
 #include "rl/engine/rollout.h"
+#include "runs/run_directory.h"
+#include "sys/descriptor.h"
 #include "text/chat.h"
 #include "trainers/sampling.h"
 
@@ -18,11 +22,12 @@ struct ChatSettings {
   Json template_kwargs;
 };
 
-ChatSettings settings_of(const ChatOptions& options) {
+ChatSettings settings_of(const ChatOptions& options, const std::string& checkpoint) {
   ChatSettings settings{options.system,
                         parse_template_kwargs(options.template_kwargs, "--chat-template-kwargs")};
-  const auto config = find_config(options.model);
+  const auto config = find_run_config(checkpoint);
   if (!config) return settings;
+  logging::info("system message and template variables of ", *config);
   const DataConfig data = load_plan(*config, {}).stages.back().data;
   if (settings.system.empty()) settings.system = data.system;
   if (settings.template_kwargs.is_null())
@@ -32,28 +37,29 @@ ChatSettings settings_of(const ChatOptions& options) {
 }
 
 // Sampling parameters from the options, else from the model's generation_config.json.
-SamplingConfig sampling_of(const ChatOptions& options, const Tokenizer& tokenizer,
+SamplingConfig sampling_of(const ChatOptions& options, const LoadedModel& loaded,
                            const ChatFormat& format) {
-  const NamedFiles files = tokenizer.files();
-  const std::string* text = find_file(files, "generation_config.json");
-  const Json recommended = text == nullptr ? Json() : parse_json(*text, "generation_config.json");
-  const auto number = [&](auto option, const char* name, auto otherwise) {
-    const Json& found = recommended.get_or_null(name);
-    if (option) return *option;
-    return found.is_number() ? static_cast<decltype(otherwise)>(found.as_double()) : otherwise;
+  constexpr const char* kFile = "generation_config.json";
+  const NamedFiles files = loaded.tokenizer->files();
+  const std::string *text = find_file(files, kFile), path = str(loaded.checkpoint, "/", kFile);
+  const Json json = text == nullptr ? Json() : parse_json(*text, path);
+  ConfigNode recommended;
+  const auto recommend = [&](const char* key, bool given) {
+    const Json& value = json.get_or_null(key);
+    if (given || value.is_null()) return;
+    recommended.set(key, {.kind = ConfigNode::Kind::kScalar, .scalar = value.dump(), .file = path});
   };
+  recommend("temperature", options.temperature.has_value());
+  recommend("top_p", options.top_p.has_value());
+  recommend("top_k", options.top_k.has_value());
   SamplingConfig sampling;
-  sampling.temperature = number(options.temperature, "temperature", sampling.temperature);
-  sampling.top_p = number(options.top_p, "top_p", sampling.top_p);
-  sampling.top_k = number(options.top_k, "top_k", sampling.top_k);
+  read_config(sampling, recommended);
+  sampling.temperature = options.temperature.value_or(sampling.temperature);
+  sampling.top_p = options.top_p.value_or(sampling.top_p);
+  sampling.top_k = options.top_k.value_or(sampling.top_k);
   sampling.max_completion_length = options.max_tokens;
-  add_end_of_turn(sampling, format.end_of_turn(tokenizer));
+  add_end_of_turn(sampling, format.end_of_turn(*loaded.tokenizer));
   return sampling;
-}
-
-void print(const std::string& text) {
-  std::cout << text << std::flush;
-  if (!std::cout) throw Error("cannot write to standard output");
 }
 
 // Notice for a reply that the model did not end itself, else nullptr.
@@ -76,11 +82,12 @@ class Conversation {
  public:
   explicit Conversation(const ChatOptions& options)
       : seed_(static_cast<uint64_t>(options.seed)),
+        raw_(options.raw),
         loaded_(load(options.model, options.compute)),
-        settings_(settings_of(options)),
+        settings_(settings_of(options, loaded_.checkpoint)),
         format_(*loaded_.tokenizer, settings_.template_kwargs),
         engine_(*loaded_.model, {}),
-        sampler_(engine_, *loaded_.tokenizer, sampling_of(options, *loaded_.tokenizer, format_)) {
+        sampler_(engine_, *loaded_.tokenizer, sampling_of(options, loaded_, format_)) {
     begin();
   }
 
@@ -101,20 +108,20 @@ class Conversation {
       if (!reply)
         reply.emplace(*loaded_.tokenizer,
                       std::span(t.tokens).first(static_cast<size_t>(t.prompt_length)));
-      print(reply->push(t.tokens.back()));
+      print_now(reply->push(t.tokens.back()), raw_);
       return !interrupted_;
     };
     const Trajectory t = sampler_.sample({&prompt, 1}, 1, {.seed = seed_, .step = replies_++},
                                          {.on_finished = nullptr, .on_token = on_token})[0];
-    print(reply->peek() + "\n");
+    print_now(reply->peek() + "\n", raw_);
     if (const char* notice = stop_notice(t.stop_reason)) std::cerr << notice << '\n';
     messages.push_back(make_message("assistant", t.text));
     messages_ = std::move(messages);
   }
 
  private:
-  std::atomic<bool>& interrupted_ = interrupt_request();
   const uint64_t seed_;
+  const bool raw_;
   int64_t replies_ = 0;
   const LoadedModel loaded_;
   const ChatSettings settings_;
@@ -122,15 +129,20 @@ class Conversation {
   Engine engine_;
   const Sampler sampler_;
   Json messages_;
+  // The last member: until the model is loaded, an interrupt ends the process at once.
+  std::atomic<bool>& interrupted_ = interrupt_request();
 };
 
 // Reads the next message: a line, and the following ones while it ends with a backslash. Returns
-// false at the end of the input.
+// false at the end of the input; throws InputError if it cannot be read.
 bool read_message(bool terminal, std::string& message) {
   message.clear();
   for (std::string line;;) {
     if (terminal) std::cerr << (message.empty() ? "> " : ". ") << std::flush;
-    if (!std::getline(std::cin, line)) return !message.empty();
+    if (!std::getline(std::cin, line)) {
+      if (std::ferror(stdin) != 0) throw_errno<InputError>("cannot read standard input");
+      return !message.empty();
+    }
     message += line;
     if (!message.ends_with('\\')) return true;
     message.back() = '\n';
@@ -152,7 +164,7 @@ int chat(const ChatOptions& options) {
       conversation.reply_to(message);
     } catch (const InputError& error) {
       if (!terminal) throw;
-      std::cerr << "cohort: " << error.what() << '\n';
+      print_error(error.what());
     }
   }
   if (terminal) std::cerr << '\n';

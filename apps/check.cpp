@@ -153,7 +153,7 @@ int check(const CheckOptions& options) {
     if (!stages[i].leak.empty()) logging::warn(stages[i].leak);
     if (!stages[i].reward_warning.empty()) logging::warn(stages[i].reward_warning);
   }
-  std::printf("%s: ok; a run would go to %s\n", options.config.c_str(), plan.output_dir.c_str());
+  print(stdout, str(options.config, ": ok; a run would go to ", plan.output_dir, "\n"));
   return kOk;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
@@ -44,15 +45,19 @@ struct ComputeOptions {
 };
 // Loads the model and the tokenizer of a folder, checkpoint or run directory.
 LoadedModel load(const std::string& path, const ComputeOptions& compute);
+// Writes text to stdout or stderr, with escape_controls() if that is a terminal, unless `raw`.
+// All text of a model, a file, an argument or another program is written by these functions.
+void print(std::FILE* stream, std::string_view text, bool raw = false);
+// Writes to stdout and flushes, so that a closed pipe is noticed. Throws Error if that fails.
+void print_now(std::string_view text, bool raw = false);
+// Writes the line of an error to stderr, without the middle of a long message.
+void print_error(const std::string& message);
 // Prints a row of a table.
 void print_row(const std::string& name, const std::string& value);
 // The progress of a run on the console: a progress bar with the time left if standard error is a
 // terminal, else plain lines. The bar is truncated to the terminal's width. Messages are also
 // written to the log file.
 std::unique_ptr<Reporter> make_console();
-// Path of the configuration of a model's run: config.yaml of the model's directory or the nearest
-// parent that has one.
-std::optional<std::string> find_config(const std::string& model);
 
 // Memory plan of each stage for each of `processes` processes: one line per stage, each preceded by
 // a line break.
@@ -74,6 +79,7 @@ struct GenerateOptions {
   // data.jsonl.messages of the model's run.
   enum class Input { kText, kJson, kFields } input = Input::kText;
   bool json = false;  // prints completions as JSON lines
+  bool raw = false;   // see print()
 };
 int generate(const GenerateOptions& options);
 
@@ -86,6 +92,7 @@ struct ChatOptions {
   std::optional<double> temperature, top_p;
   std::optional<int64_t> top_k;
   int64_t max_tokens = 2048, seed = 1;
+  bool raw = false;  // see print()
 };
 // A conversation over standard input and output, until the end of the input.
 int chat(const ChatOptions& options);
@@ -109,7 +116,7 @@ int inspect(const InspectOptions& options);
 
 struct EvalOptions {
   std::string model;       // a checkpoint or run directory
-  std::string config;      // empty: the run's own
+  std::string config;      // a file with data and rewards; empty: that of the model's run
   std::string pass_rates;  // output file of problems with pass rates; empty: none
   // Allows pass_rates for the problems of data.jsonl.eval_path; a curriculum on the result would
   // train on test problems.
@@ -122,6 +129,7 @@ struct TokenizerOptions {
   std::string folder;  // has the tokenizer's files
   SpecialTokens special_tokens = SpecialTokens::kAdd;
   SpecialText special_text = SpecialText::kShow;
+  bool raw = false;  // see print()
 };
 // Converts JSON strings on standard input, one per line, to lists of ids, and back.
 int tokenizer_encode(const TokenizerOptions& options);
@@ -131,6 +139,7 @@ struct RenderTemplateOptions {
   std::string path;     // a template, or a Hugging Face folder that has one
   std::string context;  // a JSON file of the variables
   std::string now;      // time of strftime_now(), e.g. 2025-07-10T12:00:00; empty: the clock
+  bool raw = false;     // see print()
 };
 // Prints the rendered template, and nothing else.
 int render_template(const RenderTemplateOptions& options);

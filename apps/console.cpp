@@ -3,12 +3,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 
 #include "apps/commands.h"
 #include "core/log.h"
+#include "core/text.h"
 
 namespace cohort::apps {
 namespace {
@@ -94,7 +97,7 @@ class Console final : public Reporter {
   void message(const std::string& text) override {
     logging::record(text);
     clear_bar();
-    std::printf("%s%s", text.c_str(), text.empty() || text.back() != '\n' ? "\n" : "");
+    print(stdout, text.ends_with('\n') ? text : text + "\n");
     std::fflush(stdout);
   }
   void end_stage() override { clear_bar(); }
@@ -132,6 +135,28 @@ class Console final : public Reporter {
 };
 
 }  // namespace
+
+void print(std::FILE* stream, std::string_view text, bool raw) {
+  const bool escaped = !raw && isatty(fileno(stream)) == 1;
+  const std::string shown = escaped ? escape_controls(text) : std::string(text);
+  std::fwrite(shown.data(), 1, shown.size(), stream);
+}
+
+void print_now(std::string_view text, bool raw) {
+  print(stdout, text, raw);
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+    throw Error(str("cannot write to standard output: ", std::strerror(errno)));
+}
+
+void print_error(const std::string& message) {
+  print(stderr, str("cohort: ", omit_middle(message), "\n"));
+}
+
+void print_row(const std::string& name, const std::string& value) {
+  constexpr size_t kWidth = 28;
+  const std::string padding(kWidth - std::min(kWidth, name.size()), ' ');
+  print(stdout, str("  ", name, padding, " ", value, "\n"));
+}
 
 std::unique_ptr<Reporter> make_console() {
   return std::make_unique<Console>();

@@ -1,8 +1,8 @@
 // `cohort generate`, `logprobs` and `eval`: inference with a trained model.
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <iostream>
 #include <map>
 #include <numeric>
@@ -14,6 +14,7 @@
 #include "runs/checkpoint.h"
 #include "runs/report.h"
 #include "runs/run.h"
+#include "runs/run_directory.h"
 #include "sys/files.h"
 #include "trainers/evaluate.h"
 #include "trainers/sampling.h"
@@ -28,14 +29,6 @@ LoadedModel load(const std::string& path, const ComputeOptions& compute) {
   });
 }
 
-std::optional<std::string> find_config(const std::string& model) {
-  namespace fs = std::filesystem;
-  for (fs::path dir = fs::absolute(model).lexically_normal(); dir.has_relative_path();
-       dir = dir.parent_path())
-    if (path_exists(dir / "config.yaml")) return (dir / "config.yaml").string();
-  return {};
-}
-
 namespace {
 
 std::vector<std::string> lines_or_stdin(std::vector<std::string> texts) {
@@ -48,28 +41,23 @@ std::vector<std::string> lines_or_stdin(std::vector<std::string> texts) {
   return texts;
 }
 
-// Flushes, so that a closed pipe is noticed.
-void print(const std::string& text) {
-  std::cout << text << std::flush;
-  if (!std::cout) throw Error(str("cannot write to standard output: ", std::strerror(errno)));
-}
-void print_line(const std::string& line) {
-  print(line + "\n");
+void print_line(const std::string& line, bool raw = false) {
+  print_now(line + "\n", raw);
 }
 
 Json ids_json(std::span<const int32_t> ids) {
   return Json::Array(ids.begin(), ids.end());
 }
 
-std::string config_of(const std::string& model) {
-  if (const auto found = find_config(model)) return *found;
-  throw InputError(str("no config.yaml above ", model,
-                       "; hint: specify the data to evaluate on with --config CONFIG.yaml"));
+// Path of the configuration of the checkpoint's run. Throws InputError with `hint` without one.
+std::string config_of(const std::string& checkpoint, const char* hint) {
+  if (const auto found = find_run_config(checkpoint)) return *found;
+  throw InputError(
+      str(checkpoint, " belongs to no run, whose config.yaml would be used; hint: ", hint));
 }
 
-// The configuration of the model's run, which must read problems from a file.
-TrainConfig problems_config(const std::string& model) {
-  const std::string path = config_of(model);
+// The configuration of a run, which must read problems from a file.
+TrainConfig problems_config(const std::string& path) {
   TrainConfig config = load_plan(path, {}).stages.back();
   if (config.data.jsonl.path.empty())
     throw InputError(
@@ -100,6 +88,17 @@ std::vector<Example> prompts_of(const GenerateOptions& options, const DataConfig
   return prompts;
 }
 
+// Refuses more completions than are kept in memory at a time.
+void check_count(const GenerateOptions& options, size_t num_prompts) {
+  constexpr int64_t kMax = 10'000'000;
+  const int64_t num = std::max(options.num, options.best_of);
+  if (num_prompts > 0 && num > kMax / static_cast<int64_t>(num_prompts))
+    throw InputError(str(num == options.num ? "--num" : "--best-of", ": expected at most ",
+                         kMax / static_cast<int64_t>(num_prompts), " with ", num_prompts,
+                         num_prompts == 1 ? " prompt" : " prompts", ", got ", num,
+                         "; hint: use several calls with another --seed each"));
+}
+
 const char* stop_name(const Trajectory& trajectory) {
   if (trajectory.stop_reason == StopReason::kStopString) return "stop";
   if (!trajectory.truncated()) return "eos";
@@ -114,14 +113,14 @@ Json sampled_logprobs_json(const Trajectory& trajectory) {
   return list;
 }
 
-void print_json(const std::string& prompt, const Trajectory& c) {
+void print_json(const std::string& prompt, const Trajectory& c, bool raw) {
   Json line;
   line.set("prompt", prompt).set("completion", c.text).set("ids", ids_json(c.tokens));
   line.set("prompt_length", c.prompt_length)
       .set("logprobs", sampled_logprobs_json(c))
       .set("truncated", c.truncated())
       .set("stopped", stop_name(c));
-  print_line(line.dump());
+  print_line(line.dump(), raw);
 }
 
 // Prints completions in the order of the prompts: one that ends early is queued. As text, the
@@ -137,7 +136,7 @@ class CompletionPrinter {
     std::string text = stream_ ? "" : begin(t);
     for (; num_printed_ < t.tokens.size(); ++num_printed_)
       text += stream_->push(t.tokens[num_printed_]);
-    print(text);
+    print_now(text, options_.raw);
   }
 
   void print_finished(const Trajectory& finished) {
@@ -145,10 +144,10 @@ class CompletionPrinter {
     for (auto it = finished_.find(next_); it != finished_.end(); it = finished_.find(next_)) {
       const Trajectory& t = it->second;
       if (options_.json) {
-        print_json(prompts_[static_cast<size_t>(t.group)].prompt, t);
+        print_json(prompts_[static_cast<size_t>(t.group)].prompt, t, options_.raw);
       } else {
         print_tokens(t);
-        print_line(stream_->peek());
+        print_line(stream_->peek(), options_.raw);
         print_stop_notice(t);
       }
       stream_.reset();
@@ -213,8 +212,10 @@ int generate(const GenerateOptions& options) {
   const LoadedModel loaded = load(options.model, options.compute);
   TrainConfig run;
   SamplingConfig sampling = options.sampling;
+  std::string config;
   if (options.input == GenerateOptions::Input::kFields) {
-    run = problems_config(options.model);
+    config = config_of(loaded.checkpoint, "give the prompts as text, without --template");
+    run = problems_config(config);
     const SamplingConfig trained = sampling_for(run.sampling, run.data, *loaded.tokenizer);
     sampling.temperature = trained.temperature;
     sampling.stop_tokens = trained.stop_tokens;
@@ -223,6 +224,8 @@ int generate(const GenerateOptions& options) {
   }
   sampling.temperature = options.temperature.value_or(sampling.temperature);
   const std::vector<Example> prompts = prompts_of(options, run.data, *loaded.tokenizer);
+  check_count(options, prompts.size());
+  if (!config.empty()) logging::info("template and sampling of ", config);
   CompletionPrinter printer(options, loaded, prompts);
   Engine engine(*loaded.model, {});
   const Sampler sampler(engine, *loaded.tokenizer, sampling);
@@ -283,12 +286,28 @@ void write_pass_rates(const std::string& path, const std::vector<Example>& probl
   replace_file(path, lines);
 }
 
+// Throws Error if a reward program has judged no problem, or --pass-rates would write nulls only.
+void expect_verdicts(const EvalOptions& options, const Correctness& correct,
+                     const ProblemScores& scores) {
+  const bool judged = std::any_of(scores.pass_rates.begin(), scores.pass_rates.end(),
+                                  [](double rate) { return !std::isnan(rate); }) &&
+                      !std::isnan(scores.metrics.at("pass@1"));
+  if (judged || (correct.command == nullptr && options.pass_rates.empty())) return;
+  throw Error(str("reward ", correct.name, ": no value for any problem, so that there is no score",
+                  options.pass_rates.empty() ? "" : "; --pass-rates: ", options.pass_rates,
+                  options.pass_rates.empty() ? "" : " is unchanged"));
+}
+
 }  // namespace
 
 int evaluate(const EvalOptions& options) {
   const std::string checkpoint = find_checkpoint(options.model);
-  const RunPlan plan =
-      load_plan(options.config.empty() ? config_of(checkpoint) : options.config, options.overrides);
+  const std::string path =
+      !options.config.empty()
+          ? options.config
+          : config_of(checkpoint,
+                      "name a file with the data and the rewards: --rewards CONFIG.yaml");
+  const RunPlan plan = load_plan(path, options.overrides);
   const TrainConfig& config = plan.stages.back();
   if (!options.pass_rates.empty() && !config.data.jsonl.eval_path.empty() && !options.force)
     throw InputError(str("--pass-rates: the problems of data.jsonl.eval_path (",
@@ -301,7 +320,7 @@ int evaluate(const EvalOptions& options) {
   Dataset data = load_dataset(config, std::move(loaded.tokenizer));
   const auto alone = make_single_communicator();
   Json line;
-  line.set("checkpoint", checkpoint);
+  line.set("checkpoint", checkpoint).set("config", path);
   if (config.batch.trainer == TrainerType::kPretrain) {
     if (!options.pass_rates.empty())
       throw InputError("--pass-rates: text has no problems; hint: omit it");
@@ -321,6 +340,7 @@ int evaluate(const EvalOptions& options) {
       logging::warn(leak);
     Engine engine(*loaded.model, config.rollout);
     const ProblemScores scores = evaluate_problems({engine, data, correct, config}, *alone);
+    expect_verdicts(options, correct, scores);
     line.set("held_out", data.held_out_set->size());
     for (const auto& [name, value] : scores.metrics) line.set(name, metric_json(name, value));
     line.set("correct", correct.rule());

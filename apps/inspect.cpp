@@ -78,15 +78,11 @@ void print_tokenizer(const std::string& dir) {
   print_row("ends a text", stops);
   if (!find_chat_template(tokenizer.files())) return print_row("chat template", "none");
   const ChatFormat format(tokenizer, Json());
-  std::printf("chat template\n%s\n",
-              format.prompt(Json::Array{make_message("user", "Hello")}).c_str());
+  print(stdout,
+        str("chat template\n", format.prompt(Json::Array{make_message("user", "Hello")}), "\n"));
 }
 
 }  // namespace
-
-void print_row(const std::string& name, const std::string& value) {
-  std::printf("  %-28s %s\n", name.c_str(), value.c_str());
-}
 
 int inspect(const InspectOptions& options) {
   const std::string dir = find_checkpoint(options.model);

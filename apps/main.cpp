@@ -9,20 +9,23 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <iostream>
+#include <filesystem>
 #include <memory>
+#include <new>
 #include <sstream>
+#include <stdexcept>
+#include <system_error>
 #include <type_traits>
 #include <utility>
 
 #include "apps/commands.h"
 #include "apps/signals.h"
 #include "core/log.h"
+#include "core/parallel.h"
 #include "data/example.h"
 #include "distributed/communicator.h"
 #include "rl/reward.h"
 #include "runs/config.h"
-#include "text/utf8.h"
 
 namespace {
 
@@ -60,7 +63,7 @@ int check_output(int code) {
   if (code != kOk) return code;
   errno = 0;
   const bool flushed = std::fflush(stdout) == 0;
-  if (flushed && std::ferror(stdout) == 0 && std::cout.good()) return code;
+  if (flushed && std::ferror(stdout) == 0) return code;
   const char* cause = flushed || errno == 0 ? "an earlier write failed" : std::strerror(errno);
   throw Error(str("cannot write to standard output: ", cause,
                   "; hint: check the free space, or the reader of the pipe"));
@@ -73,15 +76,31 @@ std::pair<CLI::App&, Options&> add_command(CLI::App& app, int& code, int (*execu
                                            const char* name, const char* help) {
   const auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand(name, help);
-  command->callback([&code, options, execute] { code = execute(*options); });
+  command->callback([&code, options, execute] {
+    std::error_code error;
+    const auto folder = std::filesystem::current_path(error);
+    if (folder.empty())
+      throw InputError(str("the current directory cannot be determined: ", error.message(),
+                           "; hint: it was removed or moved, so change to another one"));
+    code = execute(*options);
+  });
   return {*command, *options};
 }
+
+// Refuses NaN and infinity, which CLI11 takes as numbers of any range.
+const CLI::Validator kFinite(
+    [](const std::string& text) {
+      double value = 0;
+      const bool finite = CLI::detail::lexical_cast(text, value) && std::isfinite(value);
+      return finite ? "" : str("expected a finite number, got '", text, "'");
+    },
+    "");
 
 // Adds an option for a positive number. The help shows the default, unless it is 0.
 template <class T>
 void add_number(CLI::App& command, const char* name, T& value, const char* help,
                 const CLI::Validator& check = CLI::PositiveNumber) {
-  CLI::Option* option = command.add_option(name, value, help)->check(check);
+  CLI::Option* option = command.add_option(name, value, help)->check(kFinite)->check(check);
   if (value > 0) option->capture_default_str();
 }
 
@@ -94,7 +113,7 @@ void add_sampling_option(CLI::App& command, std::string key, T& value, const cha
   });
   SamplingConfig().visit(find_range);
   std::replace(key.begin(), key.end(), '_', '-');
-  CLI::Option* option = command.add_option("--" + key, value, help);
+  CLI::Option* option = command.add_option("--" + key, value, help)->check(kFinite);
   option->check(std::isinf(range.max) ? CLI::NonNegativeNumber : CLI::Range(range.min, range.max));
   if constexpr (std::is_arithmetic_v<T>) option->capture_default_str();
 }
@@ -115,6 +134,11 @@ void add_compute_options(CLI::App& command, ComputeOptions& compute) {
       .add_option_function<std::string>("--dtype", set_dtype,
                                         "f32, or bf16 (CUDA only); default: f32")
       ->check(CLI::IsMember({"f32", "bf16"}));
+}
+
+void add_raw(CLI::App& command, bool& raw) {
+  command.add_flag("--raw", raw,
+                   "print control and invisible characters unescaped to a terminal too");
 }
 
 void add_train(CLI::App& app, int& code) {
@@ -174,6 +198,7 @@ void add_generate(CLI::App& app, int& code) {
       "--json", options.json,
       "one JSON line per completion: text, token ids, log-probs, stop reason (eos, stop: "
       "--stop, length: --max-tokens, context)");
+  add_raw(command, options.raw);
   CLI::Option* strings =
       add_switch(command, "--json-input", options.input, GenerateOptions::Input::kJson,
                  "each prompt is a JSON string: \"two\\nlines\"");
@@ -198,6 +223,7 @@ void add_chat(CLI::App& app, int& code) {
   add_sampling_option(command, "top_k", options.top_k, "0: off");
   add_sampling_option(command, "top_p", options.top_p, "1: off");
   add_number(command, "--max-tokens", options.max_tokens, "per reply");
+  add_raw(command, options.raw);
   add_number(command, "--seed", options.seed, "seed of the random numbers", CLI::NonNegativeNumber);
   add_compute_options(command, options.compute);
 }
@@ -225,8 +251,8 @@ void add_eval(CLI::App& app, int& code) {
                      "for data.curriculum: pass_rate");
   command.add_flag("--force", options.force,
                    "with --pass-rates: allow the problems of data.jsonl.eval_path");
-  command.add_option("--config", options.config,
-                     "use data and rewards of this file instead of the run's");
+  command.add_option("--rewards,--config", options.config,
+                     "a configuration file: use its data and rewards instead of the run's");
   command.footer(config_footer);
 }
 
@@ -280,6 +306,7 @@ void add_tokenizer(CLI::App& app, int& code) {
   decode.add_option("folder", ids.folder, kFolder)->required();
   add_switch(decode, "--skip-special", ids.special_text, SpecialText::kHide,
              "omit the text of special tokens");
+  add_raw(decode, ids.raw);
   add_tokenizer_train(*tokenizer, code);
 }
 
@@ -296,6 +323,7 @@ void add_template(CLI::App& app, int& code) {
                   "JSON file of the variables (messages, tools, add_generation_prompt, ...)")
       ->required();
   command.add_option("--now", options.now, "the time of strftime_now(), e.g. 2025-07-10T12:00:00");
+  add_raw(command, options.raw);
 }
 
 void add_report(CLI::App& app, int& code) {
@@ -330,7 +358,7 @@ int run(int argc, char** argv) {
     if (e.get_exit_code() == 0) {  // --help, --version
       std::ostringstream text;
       app.exit(e, text);
-      std::cout << text.str();  // check_output() flushes it and reports errors
+      print(stdout, text.str());  // check_output() flushes it and reports errors
       return kOk;
     }
     const std::string command = app.get_subcommands().empty() ? "" : str(argv[1], " ");
@@ -339,16 +367,19 @@ int run(int argc, char** argv) {
   return code;
 }
 
-// Prints the error, without the middle of a long message: it may quote input of any length.
+// The message of an exception, in the user's terms also for those of the standard library.
+std::string message_of(const std::exception& e) {
+  if (dynamic_cast<const std::bad_alloc*>(&e) || dynamic_cast<const std::length_error*>(&e))
+    return "out of memory; hint: ask for less at a time, or raise the limit (ulimit -v)";
+  const auto* system = dynamic_cast<const std::system_error*>(&e);
+  if (system != nullptr && system->code() == std::errc::resource_unavailable_try_again)
+    return str("no further thread can be started: ", system->code().message(),
+               "; hint: raise the limit (ulimit -u), or lower num_threads");
+  return e.what();
+}
+
 int fail(const std::exception& e, int code) {
-  constexpr size_t kBegin = 4000, kEnd = 2000;
-  std::string text = e.what();
-  if (text.size() > kBegin + kEnd) {
-    const auto boundary = [&](size_t at) { return std::min(next_utf8_boundary(text, at), at + 4); };
-    const size_t from = boundary(kBegin), to = boundary(text.size() - kEnd);
-    text.replace(from, to - from, str(" [... ", to - from, " bytes ...] "));
-  }
-  std::cerr << "cohort: " << text << '\n';
+  print_error(message_of(e));
   return code;
 }
 
@@ -358,7 +389,9 @@ int main(int argc, char** argv) {
   open_standard_streams();
   set_signals();
   try {
-    return check_output(run(argc, argv));
+    int code = kOk;
+    with_full_stack([&] { code = check_output(run(argc, argv)); });
+    return code;
   } catch (const InputError& e) {
     return fail(e, kBadInput);
   } catch (const PeerError& e) {

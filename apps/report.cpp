@@ -41,7 +41,7 @@ int report(const ReportOptions& options) {
       !options.output.empty() ? options.output
                               : (std::filesystem::path(options.runs[0]) / "report.html").string();
   replace_file(output, page);
-  std::printf("%s\n", output.c_str());
+  print(stdout, output + "\n");
   return kOk;
 }
 

@@ -7,12 +7,17 @@
 #include <string_view>
 
 #include "apps/commands.h"
+#include "runs/stage.h"
 
 namespace cohort::apps {
 namespace {
 
-constexpr std::string_view kSavingMessage =
+constexpr std::string_view kEndMessage = "cohort: ended at once: there was nothing new to save\n";
+constexpr std::string_view kStepMessage =
     "cohort: saving at the end of this step; press Ctrl-C again twice to end at once\n";
+constexpr std::string_view kEvaluationMessage =
+    "cohort: ending this evaluation, then saving; press Ctrl-C again twice to end at once\n";
+constexpr std::string_view kSavedMessage = "cohort: the run is saved and about to end\n";
 constexpr std::string_view kWaitMessage =
     "cohort: not done yet, please wait; press Ctrl-C once more to end without saving\n";
 // On a terminal a message replaces the progress line.
@@ -22,6 +27,30 @@ std::atomic<bool> g_stop{false}, g_terminal{false};
 std::atomic<int> g_requests{0};
 std::atomic<SignalVerbosity> g_verbosity{SignalVerbosity::kNone};
 static_assert(std::atomic<SignalVerbosity>::is_always_lock_free);
+
+// Ends the process as the signal does by default, once its handler has returned.
+void end_by(int signal) {
+  std::signal(signal, SIG_DFL);
+  std::raise(signal);
+}
+
+bool ends_at_once(RunProgress progress) {
+  return progress == RunProgress::kNothingToSave && g_verbosity != SignalVerbosity::kWaitNotice;
+}
+
+std::string_view first_message(RunProgress progress) {
+  switch (progress) {
+    case RunProgress::kNothingToSave:
+      return kEndMessage;
+    case RunProgress::kStep:
+      return kStepMessage;
+    case RunProgress::kEvaluation:
+      return kEvaluationMessage;
+    case RunProgress::kSaved:
+      return kSavedMessage;
+  }
+  return {};
+}
 
 // Async-signal-safe.
 void print_message(std::string_view text) {
@@ -39,23 +68,26 @@ extern "C" void on_interrupt(int) {
   if (g_stop.exchange(true)) _exit(kInterrupted);
 }
 
-extern "C" void on_hangup(int) {
+extern "C" void on_hangup(int signal) {
+  if (ends_at_once(run_progress())) return end_by(signal);
   g_stop = true;
 }
 
 extern "C" void on_request(int signal) {
+  const RunProgress progress = run_progress();
+  const bool ends = ends_at_once(progress);
   g_stop = true;
   switch (g_requests.fetch_add(1)) {
     case 0:
-      if (g_verbosity == SignalVerbosity::kAll) print_message(kSavingMessage);
-      return;
+      if (g_verbosity == SignalVerbosity::kAll) print_message(first_message(progress));
+      break;
     case 1:
-      if (g_verbosity != SignalVerbosity::kNone) print_message(kWaitMessage);
-      return;
+      if (!ends && g_verbosity != SignalVerbosity::kNone) print_message(kWaitMessage);
+      break;
     default:
-      std::signal(signal, SIG_DFL);
-      std::raise(signal);
+      return end_by(signal);
   }
+  if (ends) end_by(signal);
 }
 
 }  // namespace

@@ -18,9 +18,10 @@ std::atomic<bool>& interrupt_request();
 // print the others), or none (of a rank other than 0).
 enum class SignalVerbosity { kAll, kWaitNotice, kNone };
 
-// From now on the first SIGINT or SIGTERM sets the result to true and prints that the run is being
-// saved, the second prints a notice to wait, and the third ends the process. SIGHUP only sets the
-// result to true.
+// From now on a signal sets the result to true, and the third SIGINT or SIGTERM ends the process.
+// The first one prints how the run stops, and the second a notice to wait. While run_progress() is
+// kNothingToSave, SIGINT, SIGTERM and SIGHUP end the process at once, unless it is a launcher,
+// which forwards them.
 const std::atomic<bool>& stop_on_signals(SignalVerbosity verbosity);
 
 }  // namespace cohort::apps

@@ -56,7 +56,7 @@ int render_template(const RenderTemplateOptions& options) {
   RenderOptions render;
   if (!options.now.empty()) render.now = parse_time(options.now);
   const std::string text = ChatTemplate(*source, options.path).render(context, render).text;
-  std::fwrite(text.data(), 1, text.size(), stdout);
+  print(stdout, text, options.raw);
   return kOk;
 }
 

@@ -5,13 +5,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <functional>
-#include <iostream>
+#include <list>
 #include <memory>
 
 #include "apps/commands.h"
 #include "data/loader.h"
+#include "sys/files.h"
 #include "sys/input_file.h"
 #include "text/tokenizers/bpe_trainer.h"
 #include "text/utf8.h"
@@ -21,7 +21,8 @@ namespace {
 
 // Prints `convert` of each line of standard input, flushed per line. Throws InputError naming the
 // line if `convert` does.
-int for_each_line(const std::function<std::string(const Json& line)>& convert) {
+int for_each_line(const TokenizerOptions& options,
+                  const std::function<std::string(const Json& line)>& convert) {
   char* line = nullptr;
   size_t capacity = 0;
   const std::unique_ptr<char*, void (*)(char**)> owner(&line, [](char** p) { std::free(*p); });
@@ -37,8 +38,7 @@ int for_each_line(const std::function<std::string(const Json& line)>& convert) {
     } catch (const InputError& e) {
       throw InputError(where + ": " + e.what());
     }
-    std::cout << result << '\n' << std::flush;
-    if (!std::cout) throw Error(str("cannot write to standard output: ", std::strerror(errno)));
+    print_now(result + "\n", options.raw);
   }
   if (std::ferror(stdin) != 0)
     throw InputError(str("cannot read standard input: ", std::strerror(errno),
@@ -74,7 +74,7 @@ const std::pair<const char*, const char*> kPatterns[] = {
 // Reads in parts, split at line ends if possible, so that files of any size fit into memory.
 void add_file(const std::string& path, BpeTrainer& trainer) {
   constexpr size_t kPart = size_t{16} << 20;
-  open_input_file(path);  // has a better error message for a wrong path
+  open_input_file(path, Streams::kInherited);  // has a better error message for a wrong path
   std::string held;
   size_t done = 0;
   const auto add = [&](size_t size) {
@@ -96,10 +96,28 @@ void add_file(const std::string& path, BpeTrainer& trainer) {
   add(held.size());
 }
 
-void write_file(const std::filesystem::path& path, const std::string& content) {
-  std::ofstream file(path, std::ios::binary);
-  file << content << std::flush;
-  if (!file) throw Error(str(path.string(), ": cannot be written: ", std::strerror(errno)));
+std::string describe(DurableFile::Step, const std::string& path, const std::string& reason) {
+  return str(path, ": cannot be written: ", reason);
+}
+
+// Writes all files or, if the system refuses one, none, and no folder for them.
+void write_files(const std::filesystem::path& folder, const NamedFiles& files) {
+  namespace fs = std::filesystem;
+  std::vector<fs::path> made;  // the innermost folder first
+  std::error_code error;
+  for (fs::path at = fs::absolute(folder); !path_exists(at); at = at.parent_path())
+    made.push_back(at);
+  try {
+    fs::create_directories(folder, error);
+    if (error) throw InputError(str(folder.string(), ": cannot be created: ", error.message()));
+    std::list<DurableFile> writers;
+    for (const auto& [name, content] : files)
+      writers.emplace_back(folder / name, describe).write(content);
+    for (DurableFile& writer : writers) writer.finish();
+  } catch (const Error&) {
+    for (const fs::path& path : made) fs::remove(path, error);
+    throw;
+  }
 }
 
 }  // namespace
@@ -117,32 +135,29 @@ int tokenizer_train(const TokenizerTrainOptions& options) {
   for (const auto& [name, pattern] : kPatterns)
     if (options.pattern == name) training.pattern = pattern;
   const fs::path folder = options.output;
-  std::error_code error;
-  if (fs::exists(folder / "tokenizer.json", error))
+  if (path_exists(folder / "tokenizer.json"))
     throw InputError(
         str(options.output, ": already has a tokenizer.json; hint: name another folder"));
   BpeTrainer trainer(training);
   for (const std::string& given : options.files)
     for (const std::string& path : text_files(given)) add_file(path, trainer);
-  fs::create_directories(folder, error);
-  if (error) throw InputError(str(options.output, ": cannot be created: ", error.message()));
   const NamedFiles files = trainer.train();
-  for (const auto& [name, content] : files) write_file(folder / name, content);
-  std::cout << options.output << ": " << make_tokenizer(files, options.output)->vocab_size()
-            << " tokens\n";
+  write_files(folder, files);
+  print(stdout, str(options.output, ": ", make_tokenizer(files, options.output)->vocab_size(),
+                    " tokens\n"));
   return kOk;
 }
 
 int tokenizer_encode(const TokenizerOptions& options) {
   const auto tokenizer = load_tokenizer(options.folder);
-  return for_each_line([&](const Json& line) {
+  return for_each_line(options, [&](const Json& line) {
     return ids_text(tokenizer->encode(line.as_string(), options.special_tokens));
   });
 }
 
 int tokenizer_decode(const TokenizerOptions& options) {
   const auto tokenizer = load_tokenizer(options.folder);
-  return for_each_line([&](const Json& line) {
+  return for_each_line(options, [&](const Json& line) {
     return Json(tokenizer->decode(read_ids(line), options.special_text)).dump();
   });
 }

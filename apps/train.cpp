@@ -11,6 +11,7 @@
 #include "core/allocator.h"
 #include "core/log.h"
 #include "core/parallel.h"
+#include "core/text.h"
 #include "distributed/launcher.h"
 #include "runs/run.h"
 
@@ -40,7 +41,7 @@ RunResult execute(Run& run, Reporter& reporter, const TrainOptions& options,
       message +=
           "; hint: a smaller micro_batch_tokens, model.recompute: block, or a smaller model" +
           memory_plan(run.plan(), run.preview(), group == nullptr ? 1 : group->size());
-    logging::record("failed: " + message);
+    logging::record("failed: " + omit_middle(message));
     if (out_of_memory) throw OutOfMemoryError(message);
     throw;
   }
@@ -74,6 +75,7 @@ int train_rank(const TrainOptions& options, const std::atomic<bool>& stop, Proce
   const RunResult result = execute(run, *console, options, stop, group);
   if (result.end == StageEnd::kInterrupted) {
     console->message(str("interrupted; saved. Resume with: cohort train --resume ", run.dir()));
+    run.finish_log();
     return kInterrupted;
   }
   const double seconds =
@@ -81,6 +83,7 @@ int train_rank(const TrainOptions& options, const std::atomic<bool>& stop, Proce
   console->message("run directory: " + run.dir());
   console->message(
       str(run.plan().name, ": ", summary(result), " in ", score_text(seconds, 0), " s"));
+  run.finish_log();
   return kOk;
 }
 
@@ -91,8 +94,7 @@ int train_in_group(const TrainOptions& options, const std::atomic<bool>& stop,
   limits.is_busy = is_saving;
   // A rank that is inside a driver call at a failure may never return from it.
   limits.on_overdue = [&](const std::string& failure, ProcessGroup::Origin origin) {
-    std::fprintf(stderr, "cohort: %s; rank %d did not exit in time and was ended\n",
-                 failure.c_str(), info.rank);
+    print_error(str(failure, "; rank ", info.rank, " did not exit in time and was ended"));
     _exit(origin == ProcessGroup::Origin::kLocal ? kFailed : kPeerFailed);
   };
   ProcessGroup group(info, limits);
@@ -132,10 +134,10 @@ int launch(const TrainOptions& options, const std::atomic<bool>& stop) {
   if (!options.config.empty()) command.push_back(options.config);
   command.insert(command.end(), options.overrides.begin(), options.overrides.end());
   launch_options.on_line = [](int rank, const std::string& line) {
-    std::fprintf(stderr, "[rank %d] %s\n", rank, line.c_str());
+    print(stderr, str("[rank ", rank, "] ", line, "\n"));
   };
   const LaunchResult result = launch_ranks(launch_options, stop);
-  if (!result.message.empty()) std::fprintf(stderr, "cohort: %s\n", result.message.c_str());
+  if (!result.message.empty()) print_error(result.message);
   return result.code;
 }
 
@@ -150,10 +152,10 @@ void expect_cuda(const RunPlan& plan) {
 
 int train(const TrainOptions& options) {
   const RankInfo info = rank_info();
+  if (options.gpus > 0) check_gpus(options, info);
   const std::atomic<bool>& stop = stop_on_signals(options.gpus > 1 ? SignalVerbosity::kWaitNotice
                                                   : info.rank == 0 ? SignalVerbosity::kAll
                                                                    : SignalVerbosity::kNone);
-  if (options.gpus > 0) check_gpus(options, info);
   if (options.gpus > 1) return launch(options, stop);
   if (options.gpus == 0 && info.size > 1) return train_in_group(options, stop, info);
   return train_rank(options, stop, nullptr);

@@ -2,7 +2,7 @@
 set(COHORT_CUDA AUTO CACHE STRING "CUDA support: AUTO, ON or OFF")
 set_property(CACHE COHORT_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(COHORT_ARCH native CACHE STRING "CPU to compile for: native, or x86-64-v3 for a portable binary")
-option(COHORT_SANITIZE "Address and undefined behaviour sanitizers" OFF)
+set(COHORT_SANITIZE "" CACHE STRING "Sanitizers: address,undefined or thread; empty for none")
 option(COHORT_FUZZ "Build only the fuzz targets of tests/fuzz (clang)" OFF)
 option(COHORT_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(COHORT_BUILD_BENCH "Build the benchmarks" ${PROJECT_IS_TOP_LEVEL})
@@ -48,9 +48,9 @@ endif()
 # Under the sanitizers -O3 costs more compile time than it saves test time: libraries at -O1, tests at -O0.
 if(COHORT_SANITIZE)
   string(REPLACE -O3 -O1 CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")
-  target_compile_options(cohort_options INTERFACE -fsanitize=address,undefined
+  target_compile_options(cohort_options INTERFACE -fsanitize=${COHORT_SANITIZE}
     -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
-  target_link_options(cohort_options INTERFACE -fsanitize=address,undefined)
+  target_link_options(cohort_options INTERFACE -fsanitize=${COHORT_SANITIZE})
   if(COHORT_FUZZ)
     target_compile_options(cohort_options INTERFACE -fsanitize=fuzzer-no-link)
   endif()

@@ -1,15 +1,41 @@
 #include "core/log.h"
 
-#include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/details/null_mutex.h>
+#include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <memory>
 #include <mutex>
 
+#include "core/text.h"
+
 namespace cohort::logging {
 namespace {
+
+// Reports that a message could not be written. The default of spdlog prints paths unescaped.
+void print_failure(const std::string& reason) {
+  std::fprintf(stderr, "cohort: log: %s\n", escape_controls(reason).c_str());
+}
+
+// Used under Logger::mutex.
+class FileSink : public spdlog::sinks::base_sink<spdlog::details::null_mutex> {
+ public:
+  explicit FileSink(std::function<void(const std::string&)> write) : write_(std::move(write)) {
+    set_pattern("[%Y-%m-%d %H:%M:%S.%e %l] %v");
+  }
+
+ private:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    write_({line.data(), line.size()});
+  }
+  void flush_() override {}
+  const std::function<void(const std::string&)> write_;
+};
 
 struct Logger {
   std::mutex mutex;
@@ -22,6 +48,7 @@ struct Logger {
     logger->set_level(spdlog::level::debug);
     logger->flush_on(spdlog::level::info);
     console->set_level(spdlog::level::info);
+    logger->set_error_handler(print_failure);
     // On a terminal a message replaces the progress line.
     const std::string clear = isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "";
     logger->set_pattern(clear + "%^[%H:%M:%S %L]%$ %v");
@@ -39,42 +66,45 @@ spdlog::level::level_enum to_spdlog(Level level) {
   return kLevels[static_cast<int>(level)];
 }
 
+// The text of a message in a log: escaped, and without further lines that look like messages of
+// their own, which begin with '['.
+std::string log_text(std::string_view message) {
+  std::string text = escape_controls(message);
+  for (size_t at = 0; (at = text.find("\n[", at)) != text.npos; ++at) text.insert(at + 1, "    ");
+  return text;
+}
+
 }  // namespace
 
 void write(Level level, const std::string& message) {
   Logger& log = instance();
   std::lock_guard lock(log.mutex);
   if (log.observer) log.observer(level, message);
-  log.logger->log(to_spdlog(level), "{}", message);
+  log.logger->log(to_spdlog(level), "{}", log_text(message));
 }
 
 void set_console_level(Level level) {
   instance().console->set_level(to_spdlog(level));
 }
 
-void set_file(const std::string& path) {
+void set_file(std::function<void(const std::string& line)> write) {
   Logger& log = instance();
   std::lock_guard lock(log.mutex);
   auto& sinks = log.logger->sinks();
   sinks.resize(1);
   log.record.reset();
-  if (path.empty()) return;
-  try {
-    auto file = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path, false);
-    file->set_pattern("[%Y-%m-%d %H:%M:%S.%e %l] %v");
-    log.record = std::make_shared<spdlog::logger>("record", file);
-    log.record->flush_on(spdlog::level::info);
-    sinks.push_back(std::move(file));
-  } catch (const spdlog::spdlog_ex& e) {
-    throw InputError(str("cannot write the log file ", path, ": ", e.what()));
-  }
+  if (!write) return;
+  sinks.push_back(std::make_shared<FileSink>(std::move(write)));
+  log.record = std::make_shared<spdlog::logger>("record", sinks.back());
+  log.record->set_error_handler(print_failure);
 }
 
 void record(const std::string& text) {
   Logger& log = instance();
   std::lock_guard lock(log.mutex);
   if (log.record == nullptr) return;
-  log.record->info("{}", std::string_view(text).substr(0, text.find_last_not_of('\n') + 1));
+  log.record->info("{}",
+                   log_text(std::string_view(text).substr(0, text.find_last_not_of('\n') + 1)));
 }
 
 void set_observer(std::function<void(Level, const std::string&)> observer) {

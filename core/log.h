@@ -1,4 +1,5 @@
-// Logging facade; only core/log.cpp depends on spdlog. Library code logs and never prints.
+// Logging facade; only core/log.cpp depends on spdlog. Library code logs and never prints. All text
+// is escaped by escape_controls(), on the console and in the file.
 #pragma once
 
 #include <functional>
@@ -32,9 +33,9 @@ void error(Args&&... args) {
 
 // Lowest level shown on the console (stderr); the log file receives all levels.
 void set_console_level(Level level);
-// Also appends every message to `path`; "" closes the file. Throws InputError if it cannot be
-// opened.
-void set_file(const std::string& path);
+// Also passes every message to `write`, which appends it to the log file: one call per message,
+// with its line break. An exception's text is printed. An empty function ends it.
+void set_file(std::function<void(const std::string& line)> write);
 // Appends to the log file only, for text that is printed on the terminal separately.
 void record(const std::string& text);
 // Called with every message before the sinks, for tests that count warnings. An empty function

@@ -3,17 +3,23 @@
 // caller never waits for a worker that has not started, so a busy machine costs little.
 #include "core/parallel.h"
 
+#include <pthread.h>
 #include <sched.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <cstdlib>
+#include <exception>
 #include <memory>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/check.h"
+#include "core/log.h"
 #include "core/sizes.h"
 
 namespace cohort {
@@ -44,11 +50,17 @@ struct Job {
 class Pool {
  public:
   explicit Pool(int workers) {
-    for (int i = 0; i < workers; ++i)
-      threads_.emplace_back([this] {
-        set_num_threads(1);  // nested calls run inline
-        serve();
-      });
+    try {
+      for (int i = 0; i < workers; ++i)
+        threads_.emplace_back([this] {
+          set_num_threads(1);  // nested calls run inline
+          serve();
+        });
+    } catch (const std::system_error& error) {
+      logging::warn(str("only ", threads_.size() + 1, " of ", workers + 1,
+                        " threads could be started: ", error.code().message(),
+                        "; hint: raise `ulimit -u`, or set num_threads or COHORT_NUM_THREADS"));
+    }
   }
   ~Pool() {
     stop_.store(true);
@@ -124,6 +136,36 @@ void set_num_threads(int n) {
   t_threads.count = n;
 }
 
+void with_full_stack(const std::function<void()>& fn) {
+  constexpr rlim_t kBytes = 8 << 20;
+  rlimit limit{};
+  if (getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= kBytes) return fn();
+  std::exception_ptr error;
+  pthread_attr_t attributes;
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, kBytes);
+  pthread_setattr_default_np(&attributes);
+  pthread_attr_destroy(&attributes);
+  try {
+    std::thread thread([&] {
+      try {
+        fn();
+      } catch (...) {
+        error = std::current_exception();
+      }
+    });
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    thread.join();
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  } catch (const std::system_error& e) {
+    throw Error(str("cannot start a thread with a stack of 8 MiB: ", e.code().message(),
+                    "; hint: raise `ulimit -s` to 8192, or `ulimit -u` and `ulimit -v`"));
+  }
+  if (error) std::rethrow_exception(error);
+}
+
 void detail::parallel_blocks(int64_t n, int64_t grain, BlockFn fn, void* context) {
   if (n <= 0) return;
   grain = std::max<int64_t>(grain, 1);
@@ -136,6 +178,7 @@ void detail::parallel_blocks(int64_t n, int64_t grain, BlockFn fn, void* context
   if (pool == nullptr || pool->workers() != count - 1) {
     pool.reset();
     pool = std::make_unique<Pool>(count - 1);
+    count = pool->workers() + 1;
   }
   const int threads = std::exchange(count, 1);  // nested calls run inline
   pool->run(job);

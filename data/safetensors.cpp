@@ -2,22 +2,16 @@
 // before it touches tensor data.
 #include "data/safetensors.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
-#include <future>
 #include <map>
 #include <optional>
 #include <set>
 #include <span>
 
-#include "core/parallel.h"
+#include "core/sizes.h"
+#include "data/parallel_try.h"
 #include "sys/files.h"
-#include "sys/input_file.h"
 #include "text/json.h"
 
 namespace cohort {
@@ -104,33 +98,21 @@ void write_safetensors(const std::string& path, const NamedTensors& tensors) {
   file.finish();
 }
 
-void SafetensorsFile::open() {
-  const Descriptor file(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0) fail("cannot be opened: " + system_reason());
-  struct stat status {};
-  if (::fstat(file.get(), &status) != 0) fail("cannot be read: " + system_reason());
-  if (!S_ISREG(status.st_mode)) fail("is not a file; hint: name the .safetensors file");
-  const auto size = static_cast<size_t>(status.st_size);
-  if (size < sizeof(uint64_t))
-    fail(str("is truncated: ", size, " bytes do not hold the length of a header"));
-  void* begin = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
-  if (begin == MAP_FAILED) fail("cannot be mapped: " + system_reason());
-  map_ = {static_cast<uint8_t*>(begin), [size](uint8_t* at) { ::munmap(at, size); }};
-  map_size_ = size;
-}
-
 void SafetensorsFile::read_header() {
   uint64_t length;
-  std::memcpy(&length, map_.get(), sizeof length);
-  const uint64_t rest = map_size_ - sizeof length;
+  const auto size = static_cast<uint64_t>(file_.size());
+  if (size < sizeof length)
+    fail(str("is truncated: ", size, " bytes do not hold the length of a header"));
+  file_.read_to(&length, 0, sizeof length);
+  const uint64_t rest = size - sizeof length;
   if (length > kMaxHeader || length > rest)
     fail(str("is truncated or not in safetensors format: a header of ", length, " bytes, with ",
              rest, " bytes left in the file"));
-  const std::string_view text = bytes_of(map_.get() + sizeof length, length);
+  data_begin_ = sizeof length + length;
+  const std::string text = file_.read(sizeof length, static_cast<int64_t>(data_begin_));
   // Required by the format, so that a file cannot be valid in another format too.
   if (!text.starts_with('{')) fail("malformed header: does not start with '{'");
-  const Json header = parse_json(text, path_ + ": malformed header");
-  data_ = map_.get() + sizeof length + length;
+  const Json header = parse_json(text, file_.path() + ": malformed header");
   data_size_ = rest - length;
   for (const auto& [name, json] : header.as_object()) {
     if (name == kMetadata)
@@ -226,8 +208,7 @@ const SafetensorsFile::Entry& SafetensorsFile::find(const std::string& name) con
   fail(str("has no tensor '", name, "'; it has: ", known));
 }
 
-SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
-  open();
+SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
   read_header();
 }
 
@@ -261,45 +242,32 @@ void SafetensorsFile::read_rows(const std::string& name, int64_t first, Tensor& 
   read_elements(entry, first * row, flat);
 }
 
-// Populates the next pages of the mapping, if the system supports it.
-void SafetensorsFile::read_ahead(const uint8_t* from) const {
-  constexpr size_t kAhead = 16 << 20, kPage = 4096;
-  const size_t at = static_cast<size_t>(from - map_.get()) / kPage * kPage;
-  ::madvise(map_.get() + at, std::min(kAhead, map_size_ - at), MADV_POPULATE_READ);
-}
-
-// All threads copy one chunk at a time from the mapping to plain memory, because pages may still be
-// on disk; the chunk is then copied to its destination.
+// All threads read one chunk at a time into plain memory, because it may still be on disk; the
+// chunk is then copied to its destination while the next one is read ahead.
 void SafetensorsFile::read_elements(const Entry& entry, int64_t first, Tensor& out) const {
-  constexpr int64_t kChunk = 4 << 20, kGrain = 64 << 10, kWorthAThread = 1 << 20;  // elements
+  constexpr int64_t kChunk = 4 << 20, kBlock = 64 << 10;  // elements
   const bool half = std::string_view(entry.type->name) == "F16";
   const DType dtype = *entry.type->dtype;
-  std::future<void> ahead;  // keeps the disk busy while a chunk is copied to its destination
+  const auto size = static_cast<int64_t>(entry.type->size);
+  int64_t source = static_cast<int64_t>(data_begin_ + entry.begin) + first * size;
   for (int64_t begin = 0; begin < out.numel(); begin += kChunk) {
     const int64_t count = std::min(kChunk, out.numel() - begin);
     Tensor target = out.narrow(0, begin, count);
     const bool direct = target.device().is_cpu() && target.dtype() == dtype;
     Tensor chunk = direct ? target : Tensor::empty({count}, dtype);
-    const uint8_t* source =
-        data_ + entry.begin + static_cast<uint64_t>(first + begin) * entry.type->size;
-    if (count >= kWorthAThread)
-      ahead = std::async([this, next = source + static_cast<size_t>(count) * entry.type->size] {
-        read_ahead(next);
-      });
-    parallel_for(count, kGrain, [&](int64_t from, int64_t to) {
-      const size_t size = entry.type->size;
-      const uint8_t* bytes = source + static_cast<size_t>(from) * size;
-      if (half) {
-        for (int64_t i = from; i < to; ++i, bytes += size) {
-          uint16_t value;
-          std::memcpy(&value, bytes, sizeof value);
-          chunk.data<float>()[i] = half_to_float(value);
-        }
-      } else {
-        std::memcpy(static_cast<uint8_t*>(chunk.raw()) + static_cast<size_t>(from) * size, bytes,
-                    static_cast<size_t>(to - from) * size);
+    parallel_try(ceil_div(count, kBlock), 1, [&](int64_t block) {
+      const int64_t from = block * kBlock, n = std::min(kBlock, count - from);
+      if (!half) {
+        file_.read_to(static_cast<char*>(chunk.raw()) + from * size, source + from * size,
+                      n * size);
+        return;
       }
+      std::vector<uint16_t> values(static_cast<size_t>(n));
+      file_.read_to(values.data(), source + from * size, n * size);
+      std::transform(values.begin(), values.end(), chunk.data<float>() + from, half_to_float);
     });
+    source += count * size;
+    if (count == kChunk) file_.will_read(source, source + kChunk * size);
     if (!direct) target.copy_(chunk);
   }
 }
@@ -353,15 +321,13 @@ std::vector<std::string> write_sharded(const std::string& dir, const std::string
 }
 
 bool SafetensorsFolder::exists(const std::string& dir, const std::string& stem) {
-  for (const std::string& name : {file_name(stem), index_name(stem)})
-    if (::access((dir + "/" + name).c_str(), F_OK) == 0) return true;
-  return false;
+  return path_exists(dir + "/" + file_name(stem)) || path_exists(dir + "/" + index_name(stem));
 }
 
 SafetensorsFolder::SafetensorsFolder(const std::string& dir, const std::string& stem) {
   path_ = dir + "/" + file_name(stem);
   const std::string index = dir + "/" + index_name(stem);
-  if (::access(path_.c_str(), F_OK) != 0 && ::access(index.c_str(), F_OK) == 0) {
+  if (!path_exists(path_) && path_exists(index)) {
     path_ = index;
     open_shards(dir);
     return;

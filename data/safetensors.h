@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/tensor.h"
+#include "sys/input_file.h"
 
 namespace cohort {
 
@@ -27,7 +28,8 @@ std::vector<std::string> write_sharded(const std::string& dir, const std::string
                                        const NamedTensors& tensors,
                                        int64_t shard_bytes = 5'000'000'000);
 
-// A memory-mapped file. The constructor throws InputError("PATH: ..."): missing or truncated file,
+// An open file, whose bytes are read when they are asked for: a mapping of a file that shrinks
+// would end the process. The constructor throws InputError("PATH: ..."): missing or truncated file,
 // overlapping or out-of-range tensors, unknown dtype, malformed header.
 class SafetensorsFile {
  public:
@@ -40,7 +42,8 @@ class SafetensorsFile {
   DType dtype(const std::string& name) const;
   // Name of the type in the file, for instance "BF16".
   const char* stored_dtype(const std::string& name) const { return find(name).type->name; }
-  // Reads a tensor. Throws InputError listing the known names if there is no such tensor.
+  // Reads a tensor. Throws InputError listing the known names if there is no such tensor, and if
+  // the file has become shorter.
   Tensor read(const std::string& name) const;
   // Reads rows first .. first + out.dim(0) - 1 of a tensor into `out` (contiguous, on any device),
   // converted to its dtype. Makes no other full copy.
@@ -60,22 +63,17 @@ class SafetensorsFile {
 
   static const StoredType kTypes[];
   [[noreturn]] void fail(const std::string& message) const {
-    throw InputError(path_ + ": " + message);
+    throw InputError(file_.path() + ": " + message);
   }
-  void open();
   void read_header();
   void check_metadata(const Json& json) const;
   void read_entry(const std::string& name, const Json& json);
   void check_layout() const;
   const Entry& find(const std::string& name) const;
-  void read_ahead(const uint8_t* from) const;
   void read_elements(const Entry& entry, int64_t first, Tensor& out) const;
 
-  const std::string path_;
-  std::shared_ptr<uint8_t> map_;
-  size_t map_size_ = 0;  // bytes
-  const uint8_t* data_ = nullptr;
-  uint64_t data_size_ = 0;
+  const InputFile file_;
+  uint64_t data_begin_ = 0, data_size_ = 0;  // bytes of the file
   std::vector<std::string> names_;
   std::map<std::string, Entry> entries_;
 };

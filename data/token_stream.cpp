@@ -3,8 +3,6 @@
 // read error would end the process.
 #include "data/token_stream.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
 #include <chrono>
@@ -46,16 +44,11 @@ std::string describe(DurableFile::Step step, const std::string& path, const std:
 // Writes a file that appears under its name only when complete.
 class ShardWriter {
  public:
-  ShardWriter(std::string path, uint64_t fingerprint, int64_t width)
-      : path_(std::move(path)), width_(width), file_(path_ + ".tmp", describe) {
+  ShardWriter(const std::string& path, uint64_t fingerprint, int64_t width)
+      : width_(width), file_(path, describe) {
     header_.fingerprint = fingerprint;
     write_header();
   }
-  ~ShardWriter() {
-    if (file_.is_open()) ::unlink(file_.path().c_str());
-  }
-  ShardWriter(const ShardWriter&) = delete;
-  ShardWriter& operator=(const ShardWriter&) = delete;
 
   void add(const std::vector<std::vector<int32_t>>& pieces) {
     for (const std::vector<int32_t>& tokens : pieces) {
@@ -72,7 +65,7 @@ class ShardWriter {
     if (!waiting_.empty()) put(0, waiting_.size());
     file_.rewind();
     write_header();
-    file_.finish(path_);
+    file_.finish();
   }
 
  private:
@@ -83,7 +76,6 @@ class ShardWriter {
     file_.write(bytes);
   }
 
-  const std::string path_;
   const int64_t width_;
   DurableFile file_;
   Header header_;
@@ -203,30 +195,26 @@ class TokenShards {
   }
 
   TokenStream in_files(const std::string& dir, uint64_t fingerprint) {
-    make_directory(dir);
-    const FileLock lock = lock_folder(dir);
-    const int64_t count = ceil_div(pieces_.size(), kPiecesPerShard);
-    std::vector<TokenStream::Part> shards(static_cast<size_t>(count));
-    const auto path = [&](int64_t i) {
-      char name[32];
-      std::snprintf(name, sizeof name, "/%05lld.tokens", static_cast<long long>(i));
-      return dir + name;
-    };
-    parallel_for(count, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i)
-        shards[static_cast<size_t>(i)] = open(path(i), fingerprint);
-    });
-    TokenStream stream;
-    for (int64_t i = 0; i < count; ++i) {
-      TokenStream::Part& shard = shards[static_cast<size_t>(i)];
-      if (shard.file == nullptr) {
-        make(path(i), fingerprint, i);
-        shard = open(path(i), fingerprint);
-        if (shard.file == nullptr)
-          throw Error(str(path(i),
-                          ": does not hold what was written to it; hint: data.cache_dir "
-                          "names a folder on another disk"));
+    std::vector<TokenStream::Part> shards(
+        static_cast<size_t>(ceil_div(pieces_.size(), kPiecesPerShard)));
+    // A complete cache may be read-only: it needs no lock.
+    bool complete = open_missing(shards, dir, fingerprint, Report::kNothing);
+    for (int attempt = 1; !complete; ++attempt) {
+      std::optional<FileLock> lock;
+      try {
+        make_directory(dir);
+        lock = lock_folder(dir);
+        complete = open_missing(shards, dir, fingerprint, Report::kDamage);
+        for (size_t i = 0; !complete && i < shards.size(); ++i)
+          if (shards[i].file == nullptr) shards[i] = make(shard_path(dir, i), fingerprint, i);
+        complete = true;
+      } catch (const Error&) {
+        if (attempt == kAttempts || !lock || lock->exists()) throw;
+        logging::warn(dir, ": was removed by another process, and is made again");
       }
+    }
+    TokenStream stream;
+    for (TokenStream::Part& shard : shards) {
       const int64_t tokens = shard.end;
       stream.add(std::move(shard), tokens);
     }
@@ -244,9 +232,28 @@ class TokenShards {
       use(pieces_.encode(at, std::min(end, at + batch), tokenizer_, document_end_));
   }
 
+  enum class Report { kNothing, kDamage };
+
+  static std::string shard_path(const std::string& dir, size_t index) {
+    char name[32];
+    std::snprintf(name, sizeof name, "/%05zu.tokens", index);
+    return dir + name;
+  }
+
+  // Opens the shards that are not open yet. Returns true if all of them are.
+  bool open_missing(std::vector<TokenStream::Part>& shards, const std::string& dir,
+                    uint64_t fingerprint, Report report) const {
+    parallel_for(std::ssize(shards), 1, [&](int64_t begin, int64_t end) {
+      for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i)
+        if (shards[i].file == nullptr) shards[i] = open(shard_path(dir, i), fingerprint, report);
+    });
+    return std::all_of(shards.begin(), shards.end(),
+                       [](const TokenStream::Part& shard) { return shard.file != nullptr; });
+  }
+
   // An empty part if the file does not exist or is not valid.
-  TokenStream::Part open(const std::string& path, uint64_t fingerprint) const try {
-    if (!std::filesystem::exists(path)) return {};
+  TokenStream::Part open(const std::string& path, uint64_t fingerprint, Report report) const try {
+    if (!path_exists(path)) return {};
     auto file = std::make_unique<InputFile>(path);
     Header header;
     const Header expected;
@@ -261,7 +268,7 @@ class TokenShards {
     for (int64_t at = sizeof header; known && at < file->size(); at += kChunk)
       sum = checksum(file->read(at, std::min(at + kChunk, file->size())), sum);
     if (!known || sum != header.sum) {
-      logging::warn(path, ": is damaged and is written again");
+      if (report == Report::kDamage) logging::warn(path, ": is damaged and is written again");
       return {};
     }
     return {.file = std::move(file),
@@ -269,12 +276,14 @@ class TokenShards {
             .vocab_size = static_cast<int32_t>(tokenizer_.vocab_size()),
             .end = count};
   } catch (const std::exception& e) {
-    logging::warn(e.what(), "; it is written again");
+    if (report == Report::kDamage) logging::warn(e.what(), "; it is written again");
     return {};
   }
 
-  void make(const std::string& path, uint64_t fingerprint, int64_t shard) {
-    const int64_t begin = shard * kPiecesPerShard;
+  TokenStream::Part make(const std::string& path, uint64_t fingerprint, size_t shard) {
+    std::error_code ignored;  // the writer reports what cannot be replaced
+    for (const char* end : {"", ".tmp"}) std::filesystem::remove(path + end, ignored);
+    const int64_t begin = static_cast<int64_t>(shard) * kPiecesPerShard;
     const int64_t end = std::min(begin + kPiecesPerShard, pieces_.size());
     if (shard == 0) logging::info("the tokens of the text are cached as ", path);
     ShardWriter writer(path, fingerprint, width());
@@ -292,8 +301,14 @@ class TokenShards {
     });
     if (writing.valid()) writing.get();
     writer.finish();
+    TokenStream::Part part = open(path, fingerprint, Report::kNothing);
+    if (part.file == nullptr)
+      throw Error(str(path, ": does not hold what was written to it; hint: data.cache_dir names a ",
+                      "folder on another disk"));
+    return part;
   }
 
+  static constexpr int kAttempts = 3;
   static constexpr double kSecondsBetweenReports = 10;
   const TextPieces& pieces_;
   const Tokenizer& tokenizer_;

@@ -51,7 +51,9 @@ inline constexpr int64_t kShortText = 64 << 20;
 // The tokens of `text`, each document followed by `document_end` if given. Those of a text that is
 // not short are written by all threads to DIR/FINGERPRINT/NNNNN.tokens, one per 1 GB of text,
 // unless they exist: if another process is writing them, this one waits; finished files of an
-// interrupted one are kept. Without a folder DIR is $XDG_CACHE_HOME/cohort, else ~/.cache/cohort.
+// interrupted one are kept; if the folder is removed meanwhile, they are written again. Complete
+// files are read without a lock, so that the folder may be read-only. Without a folder DIR is
+// $XDG_CACHE_HOME/cohort, else ~/.cache/cohort.
 // Throws InputError as TextPieces::encode() does; Error naming the file that cannot be written.
 TokenStream load_tokens(const std::vector<TextSpan>& text, const Tokenizer& tokenizer,
                         std::optional<int32_t> document_end, const TokenCache& cache);

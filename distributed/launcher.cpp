@@ -142,7 +142,8 @@ class Launcher {
     if (result_.code == 0 ||
         (result_.code == options_.exit_code_of_peer && code != options_.exit_code_of_peer))
       result_.code = code;
-    if (!WIFEXITED(*rank.status) && !killed_)
+    const bool obeys = stop_sent_ && code == 128 + SIGTERM;
+    if (!WIFEXITED(*rank.status) && !killed_ && !obeys)
       add_message(str("rank ", rank.number, " was terminated by signal ", code - 128, " (",
                       ::strsignal(code - 128), ")"));
   }

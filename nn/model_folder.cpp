@@ -7,6 +7,7 @@
 #include "core/log.h"
 #include "data/safetensors.h"
 #include "nn/families/family.h"
+#include "sys/files.h"
 #include "sys/input_file.h"
 
 namespace cohort {
@@ -122,13 +123,14 @@ bool loses_bits(const std::string& stored, DType dtype) {
 }  // namespace
 
 bool is_model_folder(const std::string& dir) {
-  return SafetensorsFolder::exists(dir, "model") && std::ifstream(dir + "/config.json").good();
+  return SafetensorsFolder::exists(dir, "model") && path_exists(dir + "/config.json");
 }
 
 ModelConfig load_config(const std::string& dir) {
   const std::string path = dir + "/config.json";
   try {
-    ModelConfig config = ModelConfig::from_json(parse_json(read_input_file(path), path));
+    const Json json = parse_json(read_input_file(path), path);
+    ModelConfig config = with_places(json, path, [&] { return ModelConfig::from_json(json); });
     config.resolve();
     return config;
   } catch (const InputError& e) {

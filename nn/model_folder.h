@@ -9,7 +9,7 @@
 
 namespace cohort {
 
-// True if the folder has a config.json and weights.
+// True if the folder has a config.json and weights. Throws Error if the system cannot tell.
 bool is_model_folder(const std::string& dir);
 
 // DIR/config.json, resolved. Throws InputError naming the file and the field.

@@ -7,11 +7,16 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 
+#include "core/log.h"
+#include "sys/files.h"
+#include "sys/input_file.h"
 #include "sys/polling.h"
 #include "sys/process.h"
 #include "sys/sockets.h"
+#include "text/utf8.h"
 
 namespace cohort {
 namespace {
@@ -25,10 +30,12 @@ struct Request {
   int64_t memory = 0;
   int32_t num_arguments = 0;  // strings of the command line; the directory follows them
   int32_t errors_to_log = 0;  // 1: its standard error is a log, which may be truncated
+  int32_t patience = 0;       // milliseconds until a program is killed
 };
 struct Reply {
-  int32_t value = 0;  // pid or wait status
-  int32_t error = 0;  // errno
+  int32_t value = 0;   // pid or wait status
+  int32_t error = 0;   // errno
+  int32_t killed = 0;  // 1: the program was running until it was killed
 };
 constexpr size_t kMaxPacket = 128 << 10;
 constexpr int kStreams = 3;
@@ -61,6 +68,19 @@ std::vector<pid_t> children() {
   return out;
 }
 
+// True if a child has ended, or ends within `patience`. It is not reaped, so its id is not reused.
+bool ends_within(pid_t id, std::chrono::milliseconds patience) {
+  const Clock::time_point end = Clock::now() + patience;
+  for (;;) {
+    siginfo_t info{};
+    if (::waitid(P_PID, static_cast<id_t>(id), &info, WEXITED | WNOHANG | WNOWAIT) != 0)
+      return false;
+    if (info.si_pid == id) return true;
+    if (Clock::now() >= end) return false;
+    ::usleep(1000);
+  }
+}
+
 class Host {
  public:
   explicit Host(int socket) : socket_(socket) {}
@@ -91,7 +111,7 @@ class Host {
     std::memcpy(&request, packet.data(), sizeof request);
     Reply reply{-1, EMFILE};
     if (request.command == Command::kEnd)
-      reply = end_program(request.id);
+      reply = end_program(request.id, std::chrono::milliseconds(request.patience));
     else if ((message.header.msg_flags & MSG_CTRUNC) == 0)
       reply = start_program(request, {packet.data() + sizeof request, packet.data() + size},
                             CMSG_DATA(CMSG_FIRSTHDR(&message.header)));
@@ -118,13 +138,14 @@ class Host {
     return {-1, spawned.error};
   }
 
-  Reply end_program(pid_t id) {
+  Reply end_program(pid_t id, std::chrono::milliseconds patience) {
+    const bool ended = ends_within(id, patience);
     ::kill(-id, SIGKILL);
     ::kill(id, SIGKILL);  // it may have left its group
     std::erase(programs_, id);
     // A process in uninterruptible sleep (driver, dead disk) does not die in time and is given up.
     const std::optional<int> status = wait_for_exit(id, std::chrono::seconds(2));
-    return status ? Reply{*status, 0} : Reply{0, ETIMEDOUT};
+    return status ? Reply{*status, 0, !ended} : Reply{0, ETIMEDOUT, 1};
   }
 
   void reap_and_limit_log() {
@@ -172,7 +193,24 @@ Pipe make_stream(Descriptor Pipe::*ours) {
   return pipe;
 }
 
-Reply send_request(int socket, std::string packet, const int* streams) {
+// Waits until the host has replied or ended.
+void wait_for_reply(int socket, pid_t host) {
+  constexpr int kMaxSeconds = 60;
+  for (int i = 0; i < kMaxSeconds; ++i) {
+    if (poll_until(Clock::now() + std::chrono::seconds(1), {{socket, POLLIN, 0}})) return;
+    siginfo_t info{};
+    if (::waitid(P_PID, static_cast<id_t>(host), &info, WSTOPPED | WNOHANG) != 0 ||
+        info.si_pid != host)
+      continue;
+    logging::warn("the process that starts reward programs (", host,
+                  ") was stopped, and is continued");
+    ::kill(host, SIGCONT);
+  }
+  throw Error(str("the process that starts reward programs (", host, ") has not answered in ",
+                  kMaxSeconds, " s; hint: kill it, and start again"));
+}
+
+Reply send_request(int socket, pid_t host, std::string packet, const int* streams) {
   Message message(packet.data(), packet.size());
   if (streams != nullptr) {
     cmsghdr* header = CMSG_FIRSTHDR(&message.header);
@@ -185,12 +223,30 @@ Reply send_request(int socket, std::string packet, const int* streams) {
   }
   Reply reply;
   ssize_t received = -1;
-  if (::sendmsg(socket, &message.header, MSG_NOSIGNAL) == static_cast<ssize_t>(packet.size())) do
-      received = ::recv(socket, &reply, sizeof reply, 0);
-    while (received < 0 && errno == EINTR);
+  if (::sendmsg(socket, &message.header, MSG_NOSIGNAL) == static_cast<ssize_t>(packet.size())) {
+    wait_for_reply(socket, host);
+    received = ::recv(socket, &reply, sizeof reply, 0);  // does not block
+  }
   if (received != sizeof reply)
     throw Error("the process that starts reward programs has ended; hint: was it killed?");
   return reply;
+}
+
+// The last line of a log that has grown since it had `size` bytes; "" for any failure.
+std::string last_line(const std::string& log, int64_t size) {
+  constexpr int64_t kMaxLine = 4096;
+  try {
+    const InputFile file(log);
+    if (file.size() <= size) return "";
+    std::string text = file.read(std::max<int64_t>(size, file.size() - kMaxLine), file.size());
+    text.erase(text.find_last_not_of(" \r\n") + 1);
+    text.erase(0, text.rfind('\n') + 1);
+    if (text.empty()) return "";
+    return str("; the last line of ", std::filesystem::path(log).filename().string(), ": ",
+               excerpt(text, 160, 80));
+  } catch (const Error&) {  // it was removed, or is emptied at this moment
+    return "";
+  }
 }
 
 std::string as_packet(const Request& request) {
@@ -209,14 +265,17 @@ WorkerHost::WorkerHost() {
 
 WorkerHost::~WorkerHost() {
   socket_.close();
-  wait_for_exit(host_);
+  ::kill(host_, SIGCONT);  // it may be stopped
+  if (!wait_for_exit(host_, std::chrono::seconds(15))) ::kill(host_, SIGKILL);
 }
 
 WorkerHost::Started WorkerHost::start(const Program& program) {
   const std::lock_guard lock(mutex_);
   Pipe input = make_stream(&Pipe::writing), output = make_stream(&Pipe::reading);
   Descriptor log;
+  int64_t log_size = 0;
   if (!log_.empty()) {
+    log_size = std::max<int64_t>(0, readable_size(log_));
     log = Descriptor(::open(log_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
     if (!log.is_open()) throw_errno<InputError>(log_, " cannot be opened");
   }
@@ -229,9 +288,10 @@ WorkerHost::Started WorkerHost::start(const Program& program) {
   if (packet.size() > kMaxPacket) throw InputError("the command is longer than 128 kB");
   const int streams[] = {input.reading.get(), output.writing.get(),
                          log.is_open() ? log.get() : STDERR_FILENO};
-  const Reply reply = send_request(socket_.get(), packet, streams);
+  const Reply reply = send_request(socket_.get(), host_, packet, streams);
   if (reply.error != 0)
     throw InputError(str("cannot run '", program.command[0], "': ", system_reason(reply.error)));
+  log_sizes_[reply.value] = log_size;
   return {reply.value, std::move(input.writing), std::move(output.reading)};
 }
 
@@ -240,13 +300,19 @@ void WorkerHost::set_log(const std::string& path) {
   log_ = path;
 }
 
-std::string WorkerHost::end(pid_t id) {
+std::string WorkerHost::end(pid_t id, std::chrono::milliseconds patience) {
   const std::lock_guard lock(mutex_);
-  const auto [status, error] =
-      send_request(socket_.get(), as_packet({.command = Command::kEnd, .id = id}), nullptr);
-  if (error != 0) return "it cannot be killed";
-  return WIFEXITED(status) ? str("exit code ", WEXITSTATUS(status))
-                           : str("signal ", WTERMSIG(status));
+  const auto node = log_sizes_.extract(id);
+  const auto [status, error, killed] = send_request(
+      socket_.get(), host_,
+      as_packet(
+          {.command = Command::kEnd, .id = id, .patience = static_cast<int32_t>(patience.count())}),
+      nullptr);
+  if (error != 0) return "(it cannot be killed)";
+  if (killed != 0) return "(ended by cohort)";
+  const std::string line = log_.empty() || node.empty() ? "" : last_line(log_, node.mapped());
+  return WIFEXITED(status) ? str("(exit code ", WEXITSTATUS(status), ")", line)
+                           : str("(signal ", WTERMSIG(status), ")", line);
 }
 
 WorkerHost& worker_host() {

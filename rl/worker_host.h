@@ -6,7 +6,9 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -15,6 +17,8 @@
 
 namespace cohort {
 
+// All functions continue a host that someone has stopped (SIGSTOP), with a warning, and throw Error
+// if it has ended or does not answer.
 class WorkerHost {
  public:
   WorkerHost();
@@ -38,12 +42,16 @@ class WorkerHost {
   // Sets the file to which programs that are started later append their standard error. Empty, the
   // default: the standard error of this process. The file is emptied when it exceeds 256 MB.
   void set_log(const std::string& path);
-  // Kills the program and its process group. Returns its exit status: "exit code 1", "signal 9".
-  std::string end(pid_t id);
+  // Kills the program and its process group, after `patience` for it to end by itself. Returns how
+  // it ended: "(exit code 1)", "(signal 9)" if that was sent by another process, or "(ended by
+  // cohort)". Of a program that ended by itself, the last line of the log follows if the log has
+  // grown since the program was started: "(exit code 1); the last line of rewards.log: 'KeyError'".
+  std::string end(pid_t id, std::chrono::milliseconds patience = {});
 
  private:
   std::mutex mutex_;
   std::string log_;
+  std::map<pid_t, int64_t> log_sizes_;  // bytes in the log when each program was started
   Descriptor socket_;
   pid_t host_ = -1;
 };

@@ -18,6 +18,8 @@ namespace {
 constexpr size_t kMaxAnswer = 1 << 20;  // bytes beyond those of the request
 // If so many first answers have timed out and no program has ever answered, none is expected to.
 constexpr int kMaxUnanswered = 3;
+// Time for a program that has closed a pipe to end by itself, with its own exit code.
+constexpr std::chrono::milliseconds kEndPatience{1000};
 constexpr const char* kFlushHint = "; does it flush its output after each line?";
 constexpr size_t kNone = static_cast<size_t>(-1);
 
@@ -140,7 +142,7 @@ class WorkerPool::Loop {
     const ssize_t n = ::write(worker.program.input.get(), worker.text.data() + worker.sent_bytes,
                               worker.text.size() - worker.sent_bytes);
     if (n > 0) worker.sent_bytes += static_cast<size_t>(n);
-    if (n < 0 && errno == EPIPE) fail(worker, "it has ended, or closed its input");
+    if (n < 0 && errno == EPIPE) fail(worker, "it has ended, or closed its input", kEndPatience);
   }
 
   void receive(Worker& worker) {
@@ -148,7 +150,7 @@ class WorkerPool::Loop {
       const size_t before = worker.answer.size();
       const ssize_t n = read_available(worker.program.output.get(), worker.answer);
       if (n == 0) return;
-      if (n < 0) return fail(worker, "it has ended, or closed its output");
+      if (n < 0) return fail(worker, "it has ended, or closed its output", kEndPatience);
       if (worker.answer.size() > kMaxAnswer + worker.text.size())
         return fail(worker, "its answer is over 1 MB");
       const size_t line = worker.answer.find('\n', before);
@@ -191,16 +193,16 @@ class WorkerPool::Loop {
   }
 
   // Kills the program and fails its request. The next request starts a new program.
-  void fail(Worker& worker, const std::string& error) {
-    const std::string exit_status = end(worker);
-    if (worker.request != kNone) finish_request(worker, {"", str(error, " (", exit_status, ")")});
+  void fail(Worker& worker, const std::string& error, std::chrono::milliseconds patience = {}) {
+    const std::string how = end(worker, patience);
+    if (worker.request != kNone) finish_request(worker, {"", str(error, " ", how)});
     worker = Worker();
   }
 
-  std::string end(Worker& worker) {
+  std::string end(Worker& worker, std::chrono::milliseconds patience = {}) {
     worker.program.input.close();
     worker.program.output.close();
-    return host_.end(std::exchange(worker.program.id, -1));
+    return host_.end(std::exchange(worker.program.id, -1), patience);
   }
 
   WorkerHost& host_;

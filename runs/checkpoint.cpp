@@ -124,12 +124,14 @@ void remove_old(const std::string& dir, const TrainState& state, int64_t keep_la
     if (kept++ >= keep_last && step != state.best_step) remove_checkpoint(path);
   }
   // Only now that a valid one exists: the run may have resumed from a replaced one.
-  remove_leftovers(dir);
+  for (const std::string& name : list_directory(dir))
+    if (step_in(name, kTemporary) >= 0 || step_in(name, kReplaced) >= 0)
+      remove_entry(fs::path(dir) / name);
 }
 
 Json read_json(const std::string& checkpoint, const char* name) {
   const std::string path = (fs::path(checkpoint) / name).string();
-  return parse_json(read_text_file(path), path);
+  return parse_json(read_text_file(path, kMaxText), path);
 }
 
 ModelDescription saved_model(const std::string& checkpoint) {
@@ -146,7 +148,7 @@ ModelDescription saved_model(const std::string& checkpoint) {
 LoadedModel load_saved(const std::string& checkpoint, ModelDescription saved, DType dtype,
                        Device device) {
   LoadedModel loaded{std::make_unique<Transformer>(saved.config, dtype, std::nullopt, device),
-                     std::move(saved.tokenizer)};
+                     std::move(saved.tokenizer), checkpoint};
   load_weights(*loaded.model, checkpoint);
   return loaded;
 }
@@ -182,6 +184,12 @@ TrainState TrainState::from_json(const Json& json) {
   s.unrewarded_steps = int_or("unrewarded_steps", 0);
   s.monitor = json.get_or_null("monitor");
   s.report = json.at("report");
+  // Read later, where an error could not name the file.
+  for (const char* evaluation : {"first", "last"}) {
+    const Json& scores = json.at("report").get_or_null(evaluation);
+    for (const char* score : {"score", "val_loss"}) number_or_nan(scores.get_or_null(score));
+    if (const Json* measure = scores.find("measure")) measure->as_string();
+  }
   if (const Json* planned = json.find("planned_steps"))
     for (const Json& number : planned->as_array()) s.planned_steps.push_back(number.as_int());
   s.best_loss = number_or_nan(json.get_or_null("best_loss"));
@@ -233,17 +241,15 @@ void save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t
   rename_entry(temporary, target);
   sync_directory(dir);
   link_best(dir, view.state);
+  remove_old_checkpoints(dir, view.state, keep_last);
+}
+
+void remove_old_checkpoints(const std::string& dir, const TrainState& state, int64_t keep_last) {
   try {
-    remove_old(dir, view.state, keep_last);
+    remove_old(dir, state, keep_last);
   } catch (const Error& e) {
     logging::warn("old checkpoints are not removed: ", e.what());
   }
-}
-
-void remove_leftovers(const std::string& dir) {
-  for (const std::string& name : list_directory(dir))
-    if (step_in(name, kTemporary) >= 0 || step_in(name, kReplaced) >= 0)
-      remove_entry(fs::path(dir) / name);
 }
 
 void link_best(const std::string& dir, const TrainState& state) {
@@ -257,12 +263,11 @@ void link_best(const std::string& dir, const TrainState& state) {
   if (error) logging::warn("cannot link ", best.string(), " to ", name, ": ", error.message());
 }
 
-void verify_checkpoint(const std::string& checkpoint) {
-  const fs::path dir(checkpoint);
-  const std::string path = (dir / "manifest.json").string();
-  if (!path_exists(path))
-    throw InputError(str(checkpoint, " is no complete checkpoint: manifest.json is missing"));
-  const Json manifest = read_json(checkpoint, "manifest.json");
+namespace {
+
+// Throws InputError for a manifest, read from `path`, that does not match the checkpoint's files.
+void verify_files(const Json& manifest, const std::string& path) {
+  const fs::path dir = fs::path(path).parent_path();
   const int64_t format = manifest.at("format").as_int();
   if (format != kFormat)
     throw InputError(str(path, ": checkpoint format ", format, ", this version reads ", kFormat));
@@ -274,6 +279,8 @@ void verify_checkpoint(const std::string& checkpoint) {
   for (const auto& [name, other] : kAlternatives) require(name, other);
   for (const char* name : kMembers) require(name, name);
   for (const auto& [name, file] : files.as_object()) {
+    if (name.empty() || name == "." || name == ".." || name.find('/') != name.npos)
+      throw InputError(str("damaged checkpoint: ", path, ": '", name, "' is not a file name"));
     const std::string member = (dir / name).string();
     const int64_t size = readable_size(member);
     if (size < 0) throw InputError(str("damaged checkpoint: ", member, " is missing"));
@@ -283,6 +290,16 @@ void verify_checkpoint(const std::string& checkpoint) {
     if (file_checksum(member) != file.at("xxh3").as_string())
       throw InputError(str("damaged checkpoint: ", member, " does not match its checksum"));
   }
+}
+
+}  // namespace
+
+void verify_checkpoint(const std::string& checkpoint) {
+  const std::string path = (fs::path(checkpoint) / "manifest.json").string();
+  if (!path_exists(path))
+    throw InputError(str(checkpoint, " is no complete checkpoint: manifest.json is missing"));
+  const Json manifest = read_json(checkpoint, "manifest.json");
+  with_places(manifest, path, [&] { verify_files(manifest, path); });
 }
 
 bool has_checkpoint(const std::string& dir) {
@@ -385,7 +402,9 @@ void check_compatible(const ModelConfig& wanted, const DataConfig& data, const M
 }
 
 TrainState load_state(const std::string& checkpoint) {
-  return TrainState::from_json(read_json(checkpoint, "state.json"));
+  const Json json = read_json(checkpoint, "state.json");
+  const std::string path = (fs::path(checkpoint) / "state.json").string();
+  return with_places(json, path, [&] { return TrainState::from_json(json); });
 }
 
 }  // namespace cohort

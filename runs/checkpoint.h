@@ -65,9 +65,9 @@ struct CheckpointView {
 // of a killed process, and, if the run is finished, checkpoints of later steps, which it discarded.
 void save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last);
 
-// Removes leftovers of a killed process from DIR, and checkpoints that save_checkpoint() replaced.
-// DIR must have a valid checkpoint under its final name.
-void remove_leftovers(const std::string& dir);
+// Removes what save_checkpoint() removes after saving `state`, which DIR has under its final name.
+// A failure is a warning.
+void remove_old_checkpoints(const std::string& dir, const TrainState& state, int64_t keep_last);
 
 // Makes DIR/best the link to the best checkpoint if that one is saved. A failure is a warning.
 void link_best(const std::string& dir, const TrainState& state);
@@ -111,6 +111,7 @@ auto load_found(const std::string& path, const Load& load) {
 struct LoadedModel {
   std::unique_ptr<Transformer> model;
   std::unique_ptr<Tokenizer> tokenizer;
+  std::string checkpoint;  // its folder
 };
 LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device = {});
 // For training: dropout, recompute and a shorter context are those of `wanted`, everything else is

@@ -1,6 +1,7 @@
 #include "runs/config.h"
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <map>
 #include <string_view>
@@ -39,6 +40,13 @@ std::string canonical_path(const fs::path& path) {
   std::error_code error;
   const std::string out = fs::weakly_canonical(path, error).string();
   return error ? path.lexically_normal().string() : out;
+}
+
+// A directory's path without "/" or "." at its end, which a suffix would follow.
+std::string without_end(fs::path path) {
+  while (path.has_relative_path() && (path.filename().empty() || path.filename() == "."))
+    path = path.parent_path();
+  return path.filename() == ".." ? canonical_path(path) : path.string();
 }
 
 // The value of a dotted key; nullptr where the map has none.
@@ -133,6 +141,25 @@ void require(bool ok, const std::string& message) {
   if (!ok) throw InputError(message);
 }
 
+// Checks what the run directory is named after.
+void validate_directory(const std::string& name, const std::string& output_dir) {
+  const auto require_no_controls = [](const char* key, const std::string& value) {
+    require(
+        std::none_of(value.begin(), value.end(), [](unsigned char c) { return std::iscntrl(c); }),
+        str(key, ": expected no line breaks or other control characters, got '", value, "'"));
+  };
+  require_no_controls("name", name);
+  require_no_controls("output_dir", output_dir);
+  const fs::path path = name;
+  const bool leads_out = std::any_of(
+      path.begin(), path.end(), [](const fs::path& part) { return part == ".." || part == "."; });
+  require(path.is_relative() && !leads_out,
+          str("name: expected a name for a folder in runs, got '", name,
+              "'; hint: output_dir=DIR for a folder at another place"));
+  require(output_dir.empty() || fs::path(output_dir).has_filename(),
+          str("output_dir: '", output_dir, "' cannot be a run directory"));
+}
+
 void validate_source(const DataConfig& data, TrainerType trainer) {
   if (trainer == TrainerType::kPretrain)
     require(!data.text.empty(), "data.text: trainer pretrain needs a text file");
@@ -198,6 +225,7 @@ void validate_grpo(const TrainConfig& config) {
 
 void TrainConfig::validate() const {
   const int sources = !data.task.empty() + !data.jsonl.path.empty() + !data.text.empty();
+  validate_directory(name, output_dir);
   require(sources == 1,
           str("data: expected exactly one of task, jsonl.path and text, got ", sources));
   require(optimizer.storage.moments == MomentKind::kF32 || dtype != DType::kF64,
@@ -287,6 +315,7 @@ RunPlan load_plan(const std::string& path, std::span<const std::string> override
     if (config.name.empty()) config.name = fs::path(path).stem().string();
     if (config.output_dir.empty())
       config.output_dir = (fs::current_path() / "runs" / config.name).string();
+    config.output_dir = without_end(config.output_dir);
     paths.find_missing(config, plan.missing);
     if (!config.model.path.empty()) {
       if (!config.init_from.empty() && config.init_from != config.model.path)

@@ -92,7 +92,9 @@ StageEnd train_grpo(Stage& stage) {
                         sampling_for(config.sampling, config.data, *stage.data().tokenizer));
   MixedOrder order = make_order(config, stage.data(), stage.state().planned_steps);
   order.seek(stage.state().data_position);
-  GrpoMonitor monitor(config.grpo, stage.state().monitor);
+  const Json& saved = stage.state().monitor;
+  GrpoMonitor monitor = with_places(saved, "monitor of the checkpoint's state.json",
+                                    [&] { return GrpoMonitor(config.grpo, saved); });
   if (stage.is_main() && !stage.finished()) warn_of_settings(stage);
 
   std::string cache;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "core/log.h"
 #include "sys/files.h"
@@ -24,10 +25,6 @@ LogFile::LogFile(std::string path) : path_(std::move(path)) {
   if (path_exists(path_)) before_ = read_text_file(path_);
 }
 
-LogFile::~LogFile() {
-  if (file_.is_open()) write_kept();
-}
-
 void LogFile::start(int64_t step) {
   std::string good, damaged;
   for (size_t begin = 0, end = 0; begin < before_.size(); begin = end) {
@@ -48,26 +45,36 @@ void LogFile::start(int64_t step) {
   }
   if (good != before_) replace_file(path_, good);
   before_.clear();
-  if (const std::string why = file_.open(path_); !why.empty())
+  if (const std::string why = lines_.open(); !why.empty())
     throw Error(str("cannot open ", path_, " for writing: ", why));
 }
 
 void LogFile::write(const std::string& line) {
-  kept_ += line + "\n";
-  if (write_kept() || warned_) return;
-  warned_ = true;
-  logging::warn("cannot write ", path_, ": ", why_,
-                "; its lines are kept and retried with the next one");
+  if (const std::string warning = lines_.write(line + "\n"); !warning.empty())
+    logging::warn(warning);
 }
 
-void LogFile::finish() {
+KeptLines::~KeptLines() {
+  if (file_.is_open()) write_kept();
+}
+
+std::string KeptLines::write(const std::string& line) {
+  const std::lock_guard lock(mutex_);
+  kept_ += line;
+  if (write_kept() || std::exchange(warned_, true)) return "";
+  return str("cannot write ", path_, ": ", why_,
+             "; its lines are kept and retried with the next one");
+}
+
+void KeptLines::finish() {
+  const std::lock_guard lock(mutex_);
   if (write_kept()) return;
   throw Error(str("cannot write ", path_, ": ", why_, "; its last ",
                   std::count(kept_.begin(), kept_.end(), '\n'),
                   " lines are lost; the checkpoint of this step is saved"));
 }
 
-bool LogFile::write_kept() {
+bool KeptLines::write_kept() {
   while (!kept_.empty()) {
     const std::string line = kept_.substr(0, kept_.find('\n') + 1);
     why_ = file_.append(line);

@@ -156,7 +156,17 @@ Run::Run(RunPlan plan, std::string dir, ProcessGroup* group)
   if (prepare_programs(plan_)) worker_host().set_log(dir_ + "/rewards.log");
   if (!is_main()) return;
   lock_ = std::make_unique<RunLock>(dir_);
-  logging::set_file(dir_ + "/log.txt");
+  const std::string path = dir_ + "/log.txt";
+  log_ = std::make_shared<KeptLines>(path);
+  if (const std::string why = log_->open(); !why.empty())
+    throw InputError(str("cannot write the log file ", path, ": ", why));
+  logging::set_file([log = log_](const std::string& line) {
+    if (const std::string warning = log->write(line); !warning.empty()) throw Error(warning);
+  });
+}
+
+void Run::finish_log() const {
+  if (log_ != nullptr) log_->finish();
 }
 
 Run Run::create(RunPlan plan, ProcessGroup* group) {
@@ -282,6 +292,8 @@ StageEnd Run::train_stage(size_t index, const std::string& before, Reporter& rep
       const StageEnd how =
           config.batch.trainer == TrainerType::kGrpo ? train_grpo(stage) : train_supervised(stage);
       if (comm.rank() == 0) report_ = stage.state().report;
+      // A request while the stage was ending does not start the next one.
+      if (index + 1 < plan_.stages.size() && stage.stop_requested()) return StageEnd::kInterrupted;
       return how;
     } catch (const NonFiniteError& e) {
       const std::string checkpoint = stage.untried_checkpoint();

@@ -13,6 +13,7 @@
 
 #include "distributed/process_group.h"
 #include "runs/config.h"
+#include "runs/log_file.h"
 #include "runs/preview.h"
 #include "runs/run_directory.h"
 #include "runs/stage.h"
@@ -57,6 +58,8 @@ class Run {
   // first update is not finite falls back to the previous checkpoint, repeatedly if necessary. Rank
   // 0 writes a trace of `profile_steps` steps into the directory of each stage.
   RunResult execute(Reporter& reporter, const std::atomic<bool>& stop, int64_t profile_steps = 0);
+  // Throws Error if lines of log.txt could not be written.
+  void finish_log() const;
 
  private:
   Run(RunPlan plan, std::string dir, ProcessGroup* group);
@@ -79,6 +82,7 @@ class Run {
   std::string dir_;
   ProcessGroup* group_;
   std::unique_ptr<RunLock> lock_;       // rank 0 only
+  std::shared_ptr<KeptLines> log_;      // rank 0 only: log.txt, shared with the logging
   std::unique_ptr<Communicator> comm_;  // between the group's ranks, for comm_device_
   Device comm_device_;
 };

@@ -1,18 +1,55 @@
 #include "runs/run_directory.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 
+#include "runs/checkpoint.h"
+
 namespace cohort {
+namespace {
+
+namespace fs = std::filesystem;
+
+// True for the name of a checkpoint, which may be a replaced one.
+bool is_checkpoint_name(const std::string& name) {
+  const size_t digits = name.find_last_not_of("0123456789") + 1;
+  const std::string expected = checkpoint_path("", std::atoll(name.c_str() + digits));
+  return name == expected || name == ".old-" + expected;
+}
+
+// True for the name of a stage's directory, such as "2-grpo".
+bool is_stage_name(const std::string& name) {
+  const int position = std::atoi(name.c_str());
+  return position > 0 &&
+         std::any_of(std::begin(kTrainerNames), std::end(kTrainerNames),
+                     [&](const auto& trainer) { return name == str(position, "-", trainer.name); });
+}
+
+}  // namespace
 
 std::string create_run_directory(const std::string& wanted) {
   std::error_code error;
-  std::filesystem::create_directories(std::filesystem::path(wanted).parent_path(), error);
+  fs::create_directories(fs::path(wanted).parent_path(), error);
   for (int i = 1; i < 100000 && !error; ++i) {
     const std::string path = i == 1 ? wanted : str(wanted, "-", i);
-    if (std::filesystem::create_directory(path, error)) return path;
+    if (fs::create_directory(path, error)) return path;
   }
   throw InputError(str("cannot create the run directory ", wanted, ": ", error.message(),
                        "; hint: set output_dir to a folder you may write to"));
+}
+
+std::optional<std::string> find_run_config(const std::string& checkpoint) {
+  std::error_code error;
+  // The path as it is given is tried too, because RUN/checkpoints may be a link.
+  for (const fs::path& path : {fs::canonical(checkpoint, error), fs::absolute(checkpoint, error)}) {
+    const fs::path checkpoints = path.parent_path();
+    if (!is_checkpoint_name(path.filename()) || checkpoints.filename() != "checkpoints") continue;
+    fs::path run = checkpoints.parent_path();
+    if (!path_exists(run / "config.yaml") && is_stage_name(run.filename())) run = run.parent_path();
+    if (path_exists(run / "config.yaml")) return (run / "config.yaml").string();
+  }
+  return {};
 }
 
 RunLock::RunLock(const std::string& run_dir) : lock_(run_dir + "/.lock") {

@@ -1,6 +1,7 @@
 // The directory of a run: a new one for each run, and the lock of the process that uses it.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "sys/files.h"
@@ -10,6 +11,11 @@ namespace cohort {
 // Creates `wanted`, or `wanted`-2, -3, ... if it exists: two runs never share a directory. Returns
 // its path. Throws InputError if it cannot be created.
 std::string create_run_directory(const std::string& wanted);
+
+// Path of config.yaml of the run that wrote `checkpoint`, by the run's layout, links resolved:
+// RUN/config.yaml of RUN/checkpoints/step-N or RUN/2-grpo/checkpoints/step-N. nullopt for a folder
+// at any other place.
+std::optional<std::string> find_run_config(const std::string& checkpoint);
 
 // Holds a run directory for this process; throws InputError if another process has it.
 class RunLock {

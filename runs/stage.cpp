@@ -44,9 +44,26 @@ uint64_t checksum_of(const NamedTensors& tensors) {
   return sum;
 }
 
+std::atomic<RunProgress> g_progress{RunProgress::kNothingToSave};
+static_assert(std::atomic<RunProgress>::is_always_lock_free);
+
+// Ranks that are threads make the same change, at about the same time.
+void change_progress(RunProgress from, RunProgress to) {
+  g_progress.compare_exchange_strong(from, to);
+}
+
 }  // namespace
 
+RunProgress run_progress() {
+  return g_progress;
+}
+
+Stage::~Stage() {
+  if (g_progress != RunProgress::kSaved) g_progress = RunProgress::kNothingToSave;  // it has failed
+}
+
 Stage::Stage(const StageSetup& setup) : setup_(setup) {
+  g_progress = RunProgress::kNothingToSave;
   build_model();
   check_equal_starts();
   if (config_.batch.trainer != TrainerType::kPretrain)
@@ -66,10 +83,13 @@ Stage::Stage(const StageSetup& setup) : setup_(setup) {
   for (auto* log : {&metrics_, &completions_}) (*log)->start(kept);
   events_.emplace(dir_, kept + 1);
   // The process may have been killed after writing a checkpoint but before updating its link or
-  // removing the replaced one; a finished stage does not save again.
-  if (!resumed_from_.empty()) link_best(dir_ + "/checkpoints", state_);
-  if (state_.finished && resumed_from_ == checkpoint_path(dir_ + "/checkpoints", state_.step))
-    remove_leftovers(dir_ + "/checkpoints");
+  // removing old ones. The one before stays until the next save: the first update may fail.
+  const std::string checkpoints = dir_ + "/checkpoints";
+  if (!resumed_from_.empty()) link_best(checkpoints, state_);
+  if (resumed_from_ == checkpoint_path(checkpoints, state_.step) && setup.before.empty())
+    remove_old_checkpoints(
+        checkpoints, state_,
+        std::max<int64_t>(config_.checkpoint.keep_last, state_.finished ? 1 : 2));
   reporter_.begin_stage(trainer_name(config_.batch.trainer), state_.step, config_.batch.steps);
 }
 
@@ -245,22 +265,36 @@ bool Stage::is_new() const {
   return state_.step == 0 && state_.evaluated_step < 0;
 }
 
+bool Stage::stop_requested() {
+  double stop = setup_.stop.load();
+  reduce_in_place(comm_, {&stop}, Reduce::kMax);
+  return stop > 0;
+}
+
+// True if a step has ended whose evaluation is due (eval.every).
+bool Stage::evaluation_due() const {
+  return state_.step < config_.batch.steps && config_.eval.every > 0 &&
+         state_.step % config_.eval.every == 0;
+}
+
 bool Stage::more() {
-  if (is_new() && config_.eval.at_start) {
-    evaluate();
-    if (state_.best_step == state_.step && !reached_) save(false);
-  }
+  const bool missed = state_.step > 0 && evaluation_due() && state_.evaluated_step != state_.step &&
+                      !interrupted_ && !state_.finished;
+  if ((missed || (is_new() && config_.eval.at_start)) && evaluate() &&
+      state_.best_step == state_.step && !reached_)
+    save(false);
   const std::chrono::duration<double, std::ratio<60>> since =
       std::chrono::steady_clock::now() - saved_at_;
   const double minutes = config_.checkpoint.every_minutes;
   // A checkpoint is due by the clock of rank 0.
   double stop = setup_.stop.load(), due = is_main() && minutes > 0 && since.count() >= minutes;
   if (comm_.size() > 1) reduce_in_place(comm_, {&stop, &due}, Reduce::kMax);
-  interrupted_ = stop > 0;
+  interrupted_ = interrupted_ || stop > 0;
   const bool continues =
       state_.step < config_.batch.steps && !interrupted_ && !reached_ && !state_.finished;
   if (continues && due > 0 && saved_step_ != state_.step) save(false);
   if (continues && state_.step == trace_begin_) trace_.emplace(device_);
+  if (continues) g_progress = RunProgress::kStep;
   step_watch_.lap();
   return continues;
 }
@@ -303,20 +337,22 @@ void Stage::end_step(const Metrics& metrics) {
     if (state_.step == trace_end_) write_trace();
   }
   if (state_.step == config_.batch.steps) return;  // finish() evaluates and saves
-  const auto due = [&](int64_t every) { return every > 0 && state_.step % every == 0; };
-  if (due(config_.eval.every)) evaluate();
-  if (reached_) return;
-  if (state_.best_step == state_.step || due(config_.checkpoint.every)) save(false);
+  if (evaluation_due()) evaluate();
+  if (reached_ || interrupted_) return;  // finish() saves
+  const int64_t every = config_.checkpoint.every;
+  if (state_.best_step == state_.step || (every > 0 && state_.step % every == 0)) save(false);
 }
 
 Evaluation Stage::evaluation() {
   Evaluation out{.step = state_.step, .score = std::nan("")};
   Stopwatch clock;
+  // Before the first step a signal has nothing to save, and ends the process.
+  const std::atomic<bool>* stop = is_new() ? nullptr : &setup_.stop;
   if (config_.batch.trainer == TrainerType::kPretrain) {
     out.measure = "validation loss";
     if (data_.held_out_text.size() < 2) return out;
     const double loss = evaluate_text(model(), data_.held_out_text, config_.eval.tokens,
-                                      config_.batch.micro_batch(), comm_);
+                                      config_.batch.micro_batch(), comm_, stop);
     out.metrics = {{"val_loss", loss}};
     out.score = -loss;
   } else {
@@ -324,7 +360,7 @@ Evaluation Stage::evaluation() {
     out.rule = correct_.rule();
     if (data_.held_out.empty()) return out;
     ProblemScores scores =
-        evaluate_problems({engine(), data_, correct_, config_, state_.step}, comm_);
+        evaluate_problems({engine(), data_, correct_, config_, state_.step, stop}, comm_);
     out.metrics = std::move(scores.metrics);
     out.samples = std::move(scores.samples);
     out.score = out.metrics.front().second;
@@ -333,11 +369,24 @@ Evaluation Stage::evaluation() {
   return out;
 }
 
-// Every rank takes part and has the score; rank 0 writes.
-void Stage::evaluate() {
+// Every rank takes part and has the score; rank 0 writes. Returns false if it was stopped.
+bool Stage::evaluate() {
   learner_->check_weights();
-  const Evaluation result = evaluation();
-  record_score(result);
+  change_progress(RunProgress::kStep, RunProgress::kEvaluation);
+  std::optional<Evaluation> result;
+  try {
+    result = evaluation();
+  } catch (const EvaluationStopped&) {
+    interrupted_ = true;
+  }
+  change_progress(RunProgress::kEvaluation, RunProgress::kStep);
+  if (!result) return false;
+  record_score(*result);
+  report_score(*result);
+  return true;
+}
+
+void Stage::report_score(const Evaluation& result) {
   if (!is_main() || result.metrics.empty()) return;
   log_metrics(evaluation_json(result));
   for (const ProblemResult& problem : result.samples)
@@ -441,12 +490,14 @@ void Stage::warn(const std::string& warning) const {
 
 StageEnd Stage::finish() {
   if (trace_) write_trace();  // the stage ends before the steps that were to be traced
-  const bool interrupted =
+  bool interrupted =
       interrupted_ && state_.step < config_.batch.steps && !reached_ && !state_.finished;
+  if (!interrupted && !state_.finished &&
+      (state_.evaluated_step != state_.step || state_.report.find("last") == nullptr))
+    interrupted = !evaluate();
   if (interrupted) {
     if (saved_step_ != state_.step) save(false);
   } else if (!state_.finished) {
-    if (state_.evaluated_step != state_.step || state_.report.find("last") == nullptr) evaluate();
     save(true);
     if (is_main() && config_.batch.trainer == TrainerType::kGrpo)
       reporter_.message(final_report(state_.report));
@@ -458,6 +509,7 @@ StageEnd Stage::finish() {
     reporter_.end_stage();
     for (auto* log : {&metrics_, &completions_}) (*log)->finish();
   }
+  g_progress = RunProgress::kSaved;
   return interrupted ? StageEnd::kInterrupted : StageEnd::kFinished;
 }
 

@@ -46,20 +46,30 @@ struct StageSetup {
 
 enum class StageEnd { kFinished, kInterrupted };
 
+// Progress of this process's run, for handlers of signals: a request to stop finds nothing that a
+// resume would miss, a step in progress, an evaluation after one, or a stage that was saved last.
+enum class RunProgress { kNothingToSave, kStep, kEvaluation, kSaved };
+RunProgress run_progress();  // async-signal-safe
+
 class Stage : NonCopyable {
  public:
   // Loads data and model: from the newest checkpoint in `dir` if there is one (resume), else from
   // init_from, else fresh. Throws InputError on ranks that do not start alike.
   explicit Stage(const StageSetup& setup);
+  ~Stage();
 
-  // Returns true if there is another step. Evaluates before the first (eval.at_start), and saves if
-  // checkpoint.every_minutes have passed.
+  // Returns true if there is another step. Evaluates before the first (eval.at_start), makes up for
+  // an evaluation that was stopped before a resume, and saves if checkpoint.every_minutes have
+  // passed.
   bool more();
   // Ends step step(): counts it, writes metrics (rank 0), evaluates and saves if due. A new
   // best is saved at once.
   void end_step(const Metrics& metrics);
-  // Last evaluation, checkpoint and report. Then throws Error if log lines were lost.
+  // Last evaluation, checkpoint and report. A request to stop ends the evaluation, and the stage
+  // as interrupted. Then throws Error if log lines were lost.
   StageEnd finish();
+  // True on every rank if one has been asked to stop.
+  bool stop_requested();
 
   // True if the stage was saved as finished and has nothing left to do.
   bool finished() const { return state_.finished; }
@@ -90,7 +100,8 @@ class Stage : NonCopyable {
   void resume_from(const std::string& checkpoint);
   void check_equal_checkpoints(const std::string& found);
   void check_equal_starts();
-  void evaluate();
+  bool evaluate();
+  bool evaluation_due() const;
   void save(bool finished);
   void write_trace();
   void log_metrics(const Json& line);
@@ -101,6 +112,7 @@ class Stage : NonCopyable {
   bool is_best(double score, double loss) const;
   void watch_updates(double rate);
   void record_score(const Evaluation& evaluation);
+  void report_score(const Evaluation& evaluation);
 
   const StageSetup setup_;
   const TrainConfig& config_ = setup_.config;

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Robustness tests of the `cohort` binary: runs that are killed at random moments and resumed,
-fault injection into calls of the C library (tests/support/faults), and mutated inputs.
+fault injection into calls of the C library (tests/support/faults), traps (files, terminals and
+limits made by an attacker: scripts/attack_traps.py), and mutated inputs.
 
-  scripts/attack.py                        200 kills, 1,600 faults, 10,000 mutations: minutes
+  scripts/attack.py                200 kills, 1,600 faults, 400 traps, 10,000 mutations: minutes
   scripts/attack.py --smoke                a tenth of that, with no new case after 60 seconds
   scripts/attack.py --only mutations:1234  repeats one case, with the same --seed
 
 A case depends on the seed, its kind and its number only, except that the moment of a kill depends
-on the machine. The expectations are documented in kills(), faults() and mutations(), and for every
-command in Case.cohort(). A case with a finding is kept, with its commands, in the folder printed at
-the end. Exit code: 0 no findings, 1 findings, 2 the tests could not run.
+on the machine. The expectations are documented in kills(), faults(), mutations(), for each trap,
+and for every command in Case.cohort(). A case with a finding is kept, with its commands, in the
+folder printed at the end. Exit code: 0 no findings, 1 findings, 2 the tests could not run.
 """
 import argparse
 import collections
@@ -20,234 +21,19 @@ import multiprocessing
 import os
 import random
 import re
-import resource
-import select
-import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
-ROOT = Path(__file__).resolve().parent.parent
-LAB = SimpleNamespace()  # shared by all cases; set before the workers are forked
-WORKERS = 2
-TIME_LIMIT = 20  # seconds per command
-MEMORY, FILE_SIZE = 4 << 30, 256 << 20  # limits of a command in bytes
-PDEATHSIG = 1
+from attack_lab import (ADDITION, COMMON, CONFIGS, LAB, PDEATHSIG, ROOT, USER_FILES, WORKERS, Case,
+                        Finding, copy_base, expect, expect_complete, expect_resumable, newest,
+                        outcome, write_inputs, xxh3)
+from attack_traps import traps
 
-COMMON = ("output_dir: run\nnum_threads: 1\nlearning_rate: 1e-2\nmax_completion_length: 4\n"
-          "eval: {every: 3, size: 8}\ncheckpoint: {every: 2, keep_last: 2}\n"
-          "model: {num_layers: 1, d_model: 16, num_heads: 2, context: 24, init_std: 0.1}\n")
-ADDITION = "data: {task: addition, task_sizes: {max_size: 2}}\n"
-STAGES = ("stages:\n  - {trainer: sft, steps: 10, batch_size: 8}\n"
-          "  - {trainer: grpo, steps: 8, prompts_per_step: 4, num_generations: 8, beta: 0.1,\n"
-          "     rewards: [{name: format, pattern: '.*1.*'}], log_completions: 3}\n")
-CONFIGS = {
-    "task": COMMON + ADDITION + STAGES,
-    "ranks": COMMON + ADDITION + "ranks: 2\n" + STAGES,
-    "jsonl": COMMON + STAGES + "data:\n  tokenizer: byte\n  jsonl: {path: data.jsonl, prompt: "
-             "'{a}+1=', answer: '{b}', held_out_fraction: 0.3}\n",
-    "text": COMMON + "trainer: pretrain\nsteps: 12\nbatch_size: 4\n"
-            "data: {text: text.txt, held_out_fraction: 0.2}\n",
-}
-JSONL = "".join(f'{{"a": {i}, "b": {i + 1}, "why": ["x", {{"y": null}}]}}\n' for i in range(60))
-TEXT = "".join(f"{w} one two three\n" for w in "four five and seven eight but not nine".split() * 9)
-# Files of the user in folders where Cohort writes.
-USER_FILES = ["run/notes.txt", "run/checkpoints/user/a", "run/checkpoints/.tmp-user",
-              "run/starts/user"]
-
-
-class Finding(Exception):
-    """A violated expectation."""
-
-
-def expect(condition, *message):
-    """Raises a Finding with the message unless the condition holds."""
-    if not condition:
-        raise Finding(" ".join(str(m) for m in message))
-
-
-# ---- Commands ------------------------------------------------------------------------------------
-
-Result = collections.namedtuple("Result", "code out err hits")
-
-
-def in_child():
-    """In a child: sets resource limits, ties its life to the parent, and resets signal handling,
-    independent of how this script was started."""
-    ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    for limit, value in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_FSIZE, FILE_SIZE),
-                         (resource.RLIMIT_CPU, 4 * TIME_LIMIT), (resource.RLIMIT_CORE, 0)):
-        resource.setrlimit(limit, (value, value))
-
-
-class Case:
-    """One case: its folder, its random generator and its command history."""
-
-    def __init__(self, folder, rng):
-        self.folder, self.rng, self.history = folder, rng, []
-        self.counts = collections.Counter()  # actions by kind
-        folder.mkdir(parents=True)
-
-    def path(self, name):
-        """A path in the case's folder."""
-        return self.folder / name
-
-    def cohort(self, *arguments, stdin=b"", fault=None, signal_at=None):
-        """Runs a command to its end. `fault`: for COHORT_FAULT; `signal_at`: (seconds, signal).
-
-        Expects that the command always ends by itself within the time limit, with a documented exit
-        code, and explains a failure."""
-        command = [os.fsencode(a) for a in (LAB.binary, *arguments)]
-        environment, log = dict(os.environ), LAB.work / f"hits-{os.getpid()}"
-        if fault:
-            environment |= {"LD_PRELOAD": str(LAB.shim), "COHORT_FAULT_LOG": str(log),
-                            "COHORT_FAULT": "|".join(str(f) for f in fault)}
-        line = " ".join(shlex.quote(os.fsdecode(c)) for c in command)
-        self.history.append(f"{line}  # fault {fault}, signal {signal_at}, stdin {stdin[:1000]!r}")
-        # Standard error is outside the folder with fault injection.
-        error_path, hits = LAB.work / f"err-{os.getpid()}", []
-        self.path("in").write_bytes(stdin)
-        with open(self.path("in"), "rb") as in_, open(self.path("out"), "wb") as out, \
-                open(error_path, "wb") as err:
-            process = subprocess.Popen(command, stdin=in_, stdout=out, stderr=err, env=environment,
-                                       cwd=self.folder, preexec_fn=in_child)
-            try:
-                if signal_at and not ended(process, signal_at[0]):
-                    process.send_signal(signal_at[1])
-                in_time = ended(process, TIME_LIMIT)
-            finally:
-                process.kill()
-                process.wait()
-        if log.exists():
-            hits = log.read_text(errors="replace").splitlines()
-            log.unlink()
-        result = Result(process.returncode, self.path("out").read_bytes(),
-                        error_path.read_text(errors="replace"), hits)
-        self.history.append(f"# code {result.code}, hits {len(hits)}: {result.err[-2000:]}")
-        expect(in_time, "still running after", TIME_LIMIT, "s")
-        allowed = {0, 1, 2} | ({130, -signal_at[1]} if signal_at else set())
-        expect(result.code in allowed or fault and fault[2] < 0, "exit code", result.code)
-        expect(fault or result.code != 1 or arguments[0] != "check", "check failed:", result.err)
-        if result.code in (1, 2):
-            self.expect_message(result)
-        return result
-
-    def expect_message(self, result):
-        """Expects a failure message in the user's terms, of readable length."""
-        last = result.err.splitlines()[-1] if result.err.strip() else ""
-        message = result.err[result.err.rfind("cohort: "):] if "cohort: " in result.err else ""
-        expect(len(message) > 20, "no message, but:", last)
-        for internal in ("std::", "terminate called", "bad_alloc", "yaml-cpp", "YAML::", "basic_",
-                         "json.exception", "Sanitizer", "filesystem error", ": Success"):
-            expect(internal not in result.err, "a message with", internal, message[:500])
-        expect(len(result.err) < 20000, "a message of", len(result.err), "characters")
-
-
-def ended(process, seconds):
-    """True if the process ends within `seconds`."""
-    handle = os.pidfd_open(process.pid)
-    try:
-        return bool(select.select([handle], [], [], seconds)[0])
-    finally:
-        os.close(handle)
-
-
-# ---- Runs ----------------------------------------------------------------------------------------
-
-
-def xxh3(data):
-    """The checksum that manifests use."""
-    return "%016x" % LAB.xxhash.XXH3_64bits(data, ctypes.c_size_t(len(data)))
-
-
-def is_sound(checkpoint):
-    """True if the manifest exists and the checksum of every listed file matches."""
-    try:
-        files = json.loads((checkpoint / "manifest.json").read_bytes())["files"]
-        data = {name: (checkpoint / name).read_bytes() for name in files}
-    except OSError:
-        return False
-    return all(xxh3(data[name]) == files[name]["xxh3"] for name in files)
-
-
-def log_lines(path):
-    """The lines of a log without the timings, which differ from run to run."""
-    text = path.read_text() if path.exists() else ""
-    lines = [json.loads(line) for line in text.splitlines()]
-    timed = re.compile(r"time|step_time|(.*/)?tokens_per_second")
-    return [json.dumps({k: v for k, v in line.items() if not timed.match(k)}) for line in lines]
-
-
-def newest(run):
-    """The newest sound checkpoint of each stage that has one."""
-    out = {}
-    for folder in run.rglob("checkpoints"):
-        sound = [c for c in sorted(folder.glob("step-*")) if is_sound(c)]
-        if sound:
-            out[str(folder.relative_to(run))] = sound[-1]
-    return out
-
-
-def outcome(run):
-    """Final weights and logs of each stage, which must be equal for equal runs."""
-    out = {}
-    for name, checkpoint in newest(run).items():
-        logs = run / Path(name).parent
-        out[name, "weights"] = (checkpoint / "model.safetensors").read_bytes()
-        for log in ("metrics.jsonl", "completions.jsonl"):
-            out[name, log] = log_lines(logs / log)
-    return out
-
-
-def write_inputs(folder, name):
-    """Writes a configuration and its data files."""
-    (folder / "run.yaml").write_text(CONFIGS[name])
-    (folder / "data.jsonl").write_text(JSONL)
-    (folder / "text.txt").write_text(TEXT)
-
-
-def copy_base(case, name):
-    """Copies a folder of LAB.work/base into the case and adapts the run's configuration."""
-    source = LAB.work / "base" / name
-    shutil.copytree(source, case.folder, symlinks=True, dirs_exist_ok=True)
-    for config in case.folder.glob("run/**/*.yaml"):
-        config.write_text(config.read_text().replace(str(source), str(case.folder)))
-
-
-def expect_complete(case, name, lost=False):
-    """Expects the weights and logs of an undisturbed run; `lost`: log lines may be missing."""
-    expected, found = LAB.outcomes[name], outcome(case.path("run"))
-    expect(expected.keys() == found.keys(), "other stages:", list(found))
-    for key, value in expected.items():
-        same = found[key] == value
-        if lost and key[1] != "weights":
-            same = [line for line in value if line in found[key]] == found[key]
-        expect(same, "differs from the undisturbed run:", *key)
-
-
-def expect_resumable(case, name, lost=False):
-    """Resumes a run to its end and expects the result of an undisturbed run."""
-    run = case.path("run")
-    if run.exists() and not (run / "config.yaml").exists():
-        shutil.rmtree(run)  # killed before the run was created
-    arguments = ["--resume", run] if run.exists() else ["run.yaml"]
-    result = case.cohort("train", *arguments)
-    expect(result.code == 0, "the plain command failed")
-    expect_complete(case, name, lost)
-    for path in run.rglob("*"):
-        temporary = re.match(r"\.(tmp|old)-step-|.*\.tmp$", path.name)
-        expect(not temporary or "user" in path.name, "left behind:", path.relative_to(run))
-        expect(not re.match(r"step-\d+$", path.name) or is_sound(path), "unsound:", path)
-
-
-# ---- The three kinds of cases --------------------------------------------------------------------
+# ---- Kills and faults --------------------------------------------------------------------
 
 
 def kills(case):
@@ -290,7 +76,8 @@ OPEN = [errno.EACCES, errno.EMFILE, errno.EIO]
 FULL = [errno.ENOSPC, errno.EIO, errno.EDQUOT]
 ERRORS = collections.defaultdict(lambda: [errno.EIO], {
     "open": OPEN, "openat": OPEN, "fopen": OPEN, "opendir": OPEN, "fread": [errno.EIO],
-    "read": [errno.EIO, errno.EINTR, errno.ESTALE, 0], "pread": [errno.EIO, errno.EINTR, errno.ESTALE, 0], "write": [*FULL, errno.EINTR, 0],
+    "read": [errno.EIO, errno.EINTR, errno.ESTALE, 0],
+    "pread": [errno.EIO, errno.EINTR, errno.ESTALE, 0], "write": [*FULL, errno.EINTR, 0],
     "fwrite": FULL, "fflush": FULL, "fsync": FULL, "close": FULL, "mkdir": [*FULL, errno.EACCES],
     "rename": [*FULL, errno.EACCES], "symlink": [*FULL, errno.EPERM], "mmap": [errno.ENOMEM],
     "unlinkat": [errno.EACCES, errno.EBUSY, errno.EROFS], "flock": [errno.ENOLCK],
@@ -598,6 +385,12 @@ def prepare():
         calls = collections.Counter(line.split()[0] for line in result.hits)
         LAB.traces.append(calls | {"*": calls.total()})  # "*": any call
         LAB.outputs.append(result.out.replace(os.fsencode(case.folder), b"{}"))
+    # A model that takes a while to load.
+    large = Case(base / "large", rng)
+    large.path("run.yaml").write_text(COMMON + ADDITION +
+                                      "trainer: sft\nsteps: 1\nbatch_size: 8\n")
+    if large.cohort("train", "run.yaml", "model.d_model=256", "model.num_layers=6").code != 0:
+        sys.exit("attack.py: an undisturbed run failed: " + large.history[-1])
     help_text = Case(LAB.work / "help", rng).cohort("train", "--help").out.decode()
     LAB.keys, groups = [], []
     key_line = re.compile(r"^( *)([a-z]\w*)(:?) {2}", re.M)
@@ -616,8 +409,8 @@ def start_worker():
 def attack(options):
     """Runs all cases in two processes, prints the counts and returns the findings."""
     findings, start = [], time.monotonic()
-    plan = [(kills, options.kills, 0.3), (faults, options.faults, 0.65),
-            (mutations, options.mutations, 1.0)]
+    plan = [(kills, options.kills, 0.28), (faults, options.faults, 0.58),
+            (traps, options.traps, 0.75), (mutations, options.mutations, 1.0)]
     with multiprocessing.get_context("fork").Pool(WORKERS, start_worker) as pool:
         for kind, wanted, time_fraction in plan:
             if options.only and not options.only.startswith(kind.__name__ + ":"):
@@ -656,6 +449,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--faults", type=int, default=1600)
+    parser.add_argument("--traps", type=int, default=400)
     parser.add_argument("--mutations", type=int, default=10000)
     parser.add_argument("--smoke", action="store_true", help="a tenth, in a minute")
     parser.add_argument("--only", metavar="KIND:NUMBER", help="one case")
@@ -663,7 +457,7 @@ def main():
     options = parser.parse_args()
     if options.smoke:
         options.seconds = min(options.seconds, 60)
-        for kind in ("kills", "faults", "mutations"):
+        for kind in ("kills", "faults", "traps", "mutations"):
             setattr(options, kind, max(1, getattr(options, kind) // 10))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # cleans up first
     LAB.seed, LAB.binary = options.seed, options.binary.resolve()

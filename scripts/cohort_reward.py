@@ -14,7 +14,8 @@ import sys
 
 
 def load(path, name):
-    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    # The modules beside the file; those beside a link to it come second.
+    sys.path[:0] = [os.path.dirname(os.path.realpath(path)), os.path.dirname(os.path.abspath(path))]
     spec = importlib.util.spec_from_file_location("user_reward", path)
     module = sys.modules["user_reward"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <random>
 
 #include "sys/input_file.h"
 
@@ -33,27 +34,111 @@ bool does_not_exist() {
 }
 
 // read_chunks(), with errors as read_text_file() has them.
-void read_whole(const std::string& path, const std::function<void(std::string_view)>& use) {
-  errno = read_chunks(path, use);
+void read_whole(const std::string& path, const std::function<void(std::string_view)>& use,
+                int64_t max_bytes = INT64_MAX) {
+  errno = read_chunks(path, use, max_bytes);
   if (errno == 0) return;
-  if (does_not_exist() || errno == EISDIR) throw_errno<InputError>("cannot read ", path);
+  if (does_not_exist()) throw_errno<InputError>("cannot read ", path);
   fail_to_read(path);
+}
+
+// The place to which bytes for a path go, links followed.
+struct Destination {
+  std::string path;
+  std::string refusal;  // the reason why nothing can be written there
+  bool stream = false;  // a character device or a FIFO
+  mode_t mode = 0644;   // permissions of the file
+  bool is_new = true;
+};
+
+Destination destination(const std::string& path) {
+  Destination to{.path = path};
+  struct stat status;
+  if (::stat(path.c_str(), &status) != 0) {
+    if (errno != ENOENT) to.refusal = system_reason();
+    std::error_code error;  // a link may name a file that does not exist yet
+    for (fs::path link = path; fs::is_symlink(link, error) && !error; to.path = link.string())
+      link = link.parent_path() / fs::read_symlink(link, error);
+    return to;
+  }
+  to.is_new = false;
+  to.mode = status.st_mode & 0777;
+  to.stream = S_ISCHR(status.st_mode) || S_ISFIFO(status.st_mode);
+  std::error_code error;
+  if (S_ISREG(status.st_mode))
+    to.path = fs::canonical(path, error).string();
+  else if (!to.stream)
+    to.refusal = str("it is ", type_name(status.st_mode));
+  if (error) to.refusal = error.message();
+  return to;
+}
+
+Descriptor open_stream(const std::string& path) {
+  int fd;
+  do fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY);
+  while (fd < 0 && errno == EINTR);  // waits for the reader of a FIFO
+  return Descriptor(fd);
+}
+
+// Temporary names of a target are PREFIX and 16 random hex digits, in its folder.
+std::string temporary_prefix(const fs::path& target) {
+  constexpr size_t kMaxKept = 200;  // bytes; names have at most 255
+  return target.filename().string().substr(0, kMaxKept) + ".tmp-";
+}
+
+// Removes the temporary files that killed processes left behind: no process holds their lock.
+void remove_stale(const fs::path& target) {
+  const std::string prefix = temporary_prefix(target);
+  std::error_code error;
+  const fs::path folder = target.parent_path();
+  for (fs::directory_iterator it(folder.empty() ? "." : folder, error), end; !error && it != end;
+       it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (name.size() != prefix.size() + 16 || !name.starts_with(prefix) ||
+        name.find_first_not_of("0123456789abcdef", prefix.size()) != name.npos)
+      continue;
+    const Descriptor file(
+        ::open(it->path().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    if (file.is_open() && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0) ::unlink(it->path().c_str());
+  }
 }
 
 }  // namespace
 
 DurableFile::DurableFile(std::string path, Describe describe)
-    : path_(std::move(path)),
-      describe_(describe),
-      file_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
-  if (!file_.is_open()) fail(Step::kCreate);
+    : path_(std::move(path)), describe_(describe) {
+  const Destination to = destination(path_);
+  if (!to.refusal.empty()) fail(Step::kCreate, to.refusal);
+  if (to.stream) {
+    file_ = open_stream(path_);
+    if (!file_.is_open()) fail(Step::kCreate);
+    return;
+  }
+  remove_stale(to.path);
+  std::random_device random;
+  // Another process may have taken the new file for a stale one: tries again a few times.
+  struct stat status {};
+  for (int attempt = 0; attempt < 4 && status.st_nlink == 0; ++attempt) {
+    if (!temporary_.empty()) ::unlink(temporary_.c_str());
+    temporary_ = fs::path(to.path).replace_filename(temporary_prefix(to.path) +
+                                                    hex(uint64_t{random()} << 32 | random()));
+    file_ = Descriptor(
+        ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, to.mode));
+    if (!file_.is_open()) fail(Step::kCreate);
+    if (::flock(file_.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
+      ::fstat(file_.get(), &status);
+  }
+  target_ = to.path;
+  if (!to.is_new) ::fchmod(file_.get(), to.mode);  // whatever the umask is
 }
 
-void DurableFile::fail(Step step) const {
-  const int error = errno;
-  if (describe_ != nullptr) throw Error(describe_(step, path_, system_reason(error)));
-  throw Error(str("cannot ", step == Step::kCreate ? "create " : "write ", path_, ": ",
-                  system_reason(error)));
+DurableFile::~DurableFile() {
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+}
+
+void DurableFile::fail(Step step, const std::string& reason) const {
+  if (describe_ != nullptr) throw Error(describe_(step, path_, reason));
+  throw Error(str("cannot ", step == Step::kCreate ? "create " : "write ", path_, ": ", reason));
 }
 
 void DurableFile::write(std::string_view bytes) {
@@ -73,16 +158,21 @@ void DurableFile::start_flush() const {
   ::sync_file_range(file_.get(), 0, 0, SYNC_FILE_RANGE_WRITE);
 }
 
-void DurableFile::finish(const std::string& name) {
-  if (::fsync(file_.get()) != 0) fail(Step::kFlush);
+void DurableFile::finish() {
+  if (!temporary_.empty() && ::fsync(file_.get()) != 0) fail(Step::kFlush);
   if (!file_.close()) fail(Step::kClose);
-  if (name.empty()) return;
-  rename_entry(path_, name);
-  sync_directory(fs::path(name).parent_path().string());
+  if (temporary_.empty()) return;
+  if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail(Step::kClose);
+  temporary_.clear();
 }
 
 std::string AppendFile::open(const std::string& path) {
-  file_ = Descriptor(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  const Destination to = destination(path);
+  if (!to.refusal.empty()) return to.refusal;
+  file_ = to.stream
+              ? open_stream(path)
+              : Descriptor(::open(to.path.c_str(),
+                                  O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0644));
   return is_open() ? "" : system_reason();
 }
 
@@ -96,12 +186,12 @@ std::string AppendFile::append(std::string_view piece) {
   if (n == static_cast<ssize_t>(piece.size())) return "";
   const std::string why =
       n < 0 ? system_reason() : str("only ", n, " of ", piece.size(), " bytes were written");
-  if (n > 0 && ::ftruncate(file_.get(), end) != 0) torn_at_ = end;
+  if (n > 0 && end >= 0 && ::ftruncate(file_.get(), end) != 0) torn_at_ = end;
   return why;
 }
 
 FileLock::FileLock(const std::string& path)
-    : file_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {}
+    : file_(::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY, 0644)) {}
 
 bool FileLock::try_lock() const {
   return ::flock(file_.get(), LOCK_EX | LOCK_NB) == 0;
@@ -113,6 +203,11 @@ bool FileLock::lock() const {
   return true;
 }
 
+bool FileLock::exists() const {
+  struct stat status;
+  return ::fstat(file_.get(), &status) == 0 && status.st_nlink > 0;
+}
+
 void write_file_durable(const std::string& path, std::string_view text) {
   DurableFile file(path);
   file.write(text);
@@ -120,9 +215,10 @@ void write_file_durable(const std::string& path, std::string_view text) {
 }
 
 void replace_file(const std::string& path, std::string_view text) {
-  DurableFile file(path + ".tmp");
-  file.write(text);
-  file.finish(path);
+  write_file_durable(path, text);
+  std::error_code error;
+  const fs::path target = fs::canonical(path, error);
+  if (!error && fs::is_regular_file(target, error)) sync_directory(target.parent_path().string());
 }
 
 void make_directory(const std::string& path) {
@@ -137,9 +233,10 @@ void rename_entry(const std::string& from, const std::string& to) {
   if (error) throw Error(str("cannot rename ", from, " to ", to, ": ", error.message()));
 }
 
-std::string read_text_file(const std::string& path) {
+std::string read_text_file(const std::string& path, int64_t max_bytes) {
   std::string text;
-  read_whole(path, [&](std::string_view chunk) { text += chunk; });
+  read_whole(
+      path, [&](std::string_view chunk) { text += chunk; }, max_bytes);
   return text;
 }
 
@@ -174,9 +271,9 @@ bool is_own_directory(const std::string& path) {
 }
 
 int64_t readable_size(const std::string& path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const Descriptor file = open_regular(path);
   struct stat status;
-  if (file.get() >= 0 && ::fstat(file.get(), &status) == 0) return status.st_size;
+  if (file.is_open() && ::fstat(file.get(), &status) == 0) return status.st_size;
   if (!does_not_exist()) fail_to_read(path);
   return -1;
 }

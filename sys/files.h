@@ -12,39 +12,43 @@
 
 namespace cohort {
 
-// A new file whose bytes are on disk once finish() has returned. Every function throws Error if
-// the system refuses a step.
+// Replaces a file: its bytes are on disk once finish() has returned, and until then the path has
+// what it had. Links are followed to their file, whose permissions are kept; the bytes for a
+// character device or a FIFO are written to it as they come. A file that a killed process left
+// behind is removed by the next write to its path. Every function throws Error if the system
+// refuses a step; the constructor also for folders, block devices and sockets.
 class DurableFile {
  public:
   enum class Step { kCreate, kWrite, kFlush, kClose };
   // Returns the message for a failed step.
   using Describe = std::string (*)(Step step, const std::string& path, const std::string& reason);
 
-  // Creates or empties the file. Default messages: "cannot create PATH: REASON" and
-  // "cannot write PATH: REASON".
+  // Default messages: "cannot create PATH: REASON" and "cannot write PATH: REASON".
   explicit DurableFile(std::string path, Describe describe = nullptr);
-  const std::string& path() const { return path_; }
-  // False after finish().
-  bool is_open() const { return file_.is_open(); }
+  ~DurableFile();
+  DurableFile(const DurableFile&) = delete;
+  DurableFile& operator=(const DurableFile&) = delete;
   void write(std::string_view bytes);
   // The next write() overwrites the first bytes of the file.
   void rewind();
   // Hint to the system to start writing to disk, so that finish() has little left to do.
   void start_flush() const;
-  // Flushes to disk and closes, then renames to `name` (durably too) unless that is empty.
-  void finish(const std::string& name = "");
+  // Flushes to disk and closes, then replaces the path. Its directory is not flushed.
+  void finish();
 
  private:
-  [[noreturn]] void fail(Step step) const;
-  std::string path_;
-  Describe describe_;
+  [[noreturn]] void fail(Step step, const std::string& reason = system_reason()) const;
+  const std::string path_;
+  const Describe describe_;
+  std::string target_, temporary_;  // where the links lead; empty if there is nothing to rename
   Descriptor file_;
 };
 
 // A file to which pieces are appended atomically: lines of a log, records of an event file.
 class AppendFile {
  public:
-  // Opens or creates a file. Returns "", or the reason of the failure.
+  // Opens or creates a file. Paths are followed and refused as by DurableFile. Returns "", or the
+  // reason of the failure.
   std::string open(const std::string& path);
   bool is_open() const { return file_.is_open(); }
   // Returns "" if the whole piece was appended, else the reason of the failure. A partly written
@@ -59,13 +63,16 @@ class AppendFile {
 // A lock of a file that one process at a time can hold, released on destruction.
 class FileLock {
  public:
-  // Creates the file if it does not exist. If that fails is_open() is false, and errno is set.
+  // Creates the file if it does not exist. If that fails, or it is a link, is_open() is false, and
+  // errno is set.
   explicit FileLock(const std::string& path);
   bool is_open() const { return file_.is_open(); }
   // Returns false if another process holds the lock.
   bool try_lock() const;
   // Waits for the lock. Returns false and sets errno if the file system refuses it.
   bool lock() const;
+  // False once the file has been removed: others lock a new one.
+  bool exists() const;
 
  private:
   Descriptor file_;
@@ -73,16 +80,16 @@ class FileLock {
 
 // Writes a DurableFile.
 void write_file_durable(const std::string& path, std::string_view text);
-// write_file_durable() through a temporary name and a rename, so that readers see either the old or
-// the new text.
+// write_file_durable() that flushes the directory too: the new text is what a crash leaves.
 void replace_file(const std::string& path, std::string_view text);
 // Makes a directory and its parents if they do not exist. Throws Error naming the path and
 // the reason.
 void make_directory(const std::string& path);
 // Throws Error naming both paths and the reason.
 void rename_entry(const std::string& from, const std::string& to);
-// Throws InputError if there is no such file, Error if it cannot be read.
-std::string read_text_file(const std::string& path);
+// Throws InputError if there is no such regular file or it has more than `max_bytes`, Error if it
+// cannot be read.
+std::string read_text_file(const std::string& path, int64_t max_bytes = INT64_MAX);
 
 // The following functions report that something does not exist only if the system says so; they
 // throw Error for any other failure.
@@ -92,7 +99,8 @@ std::vector<std::string> list_directory(const std::string& path);
 bool path_exists(const std::string& path);
 // A directory itself, not a link to one.
 bool is_own_directory(const std::string& path);
-// Bytes of a file that can be opened; -1 if it does not exist.
+// Bytes of a file that can be opened; -1 if it does not exist. Throws InputError if it is not a
+// regular file.
 int64_t readable_size(const std::string& path);
 
 // Flushes a directory entry after a rename. Throws Error if that fails.

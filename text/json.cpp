@@ -1,7 +1,9 @@
-// text/json.h on the JSON library: parse events build the value, printing converts to a copy.
+// text/json.h on the JSON library: its parse events build the value, and it prints texts and
+// numbers.
 #include "text/json.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "core/text.h"
@@ -33,9 +35,13 @@ class Json::Builder {
   bool boolean(bool v) { return add(v); }
   bool number_integer(int64_t v) { return add(v); }
   bool number_unsigned(uint64_t v) {
-    return add(v > INT64_MAX ? Json(static_cast<double>(v)) : Json(static_cast<int64_t>(v)));
+    return add(v > INT64_MAX ? Json(BigInteger{std::to_string(v)}) : Json(static_cast<int64_t>(v)));
   }
-  bool number_float(double v, const std::string&) { return add(v); }
+  // Called for whole numbers that do not fit into 64 bits, too.
+  bool number_float(double v, const std::string& digits) {
+    const bool is_whole = digits.find_first_of(".eE") == digits.npos;
+    return add(is_whole ? Json(BigInteger{digits}) : Json(v));
+  }
   bool string(std::string& v) { return add(std::move(v)); }
   bool binary(ordered_json::binary_t&) { return false; }
   bool start_object(size_t) { return open(Object()); }
@@ -91,26 +97,52 @@ class Json::Builder {
   std::vector<Json*> open_;
 };
 
-// The library finds this function by its name, also for the items of containers, and therefore not
-// in the anonymous namespace.
-static void to_json(ordered_json& out, const Json& json) {
-  if (json.is_bool()) out = json.as_bool();
-  if (json.is_number()) out = json.as_double();
-  if (json.is_int()) out = json.as_int();
-  if (json.is_string()) out = json.as_string();
-  if (json.is_array()) out = json.as_array();
-  if (json.is_object())
-    out = ordered_json::object_t(json.as_object().begin(), json.as_object().end());
+void Json::write(std::string& out, int indent, size_t level) const {
+  const auto line = [&](size_t depth) {
+    if (indent >= 0) (out += '\n').append(depth * static_cast<size_t>(indent), ' ');
+  };
+  const auto all = [&](char open, char close, const auto& items, auto write_item) {
+    out += open;
+    for (const auto& item : items) {
+      if (&item != &items[0]) out += ',';
+      line(level + 1);
+      write_item(item);
+    }
+    if (!items.empty()) line(level);
+    out += close;
+  };
+  const auto append = [&](const ordered_json& scalar) {
+    out += scalar.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  };
+  if (is_null()) out += "null";
+  if (is_bool()) out += as_bool() ? "true" : "false";
+  if (is_int()) out += std::to_string(as_int());
+  if (is_big()) out += digits();
+  if (std::holds_alternative<double>(value_)) append(as_double());
+  if (is_string()) append(as_string());
+  if (is_array())
+    all('[', ']', as_array(), [&](const Json& item) { item.write(out, indent, level + 1); });
+  if (is_object())
+    all('{', '}', as_object(), [&](const auto& entry) {
+      append(entry.first);
+      out += indent >= 0 ? ": " : ":";
+      entry.second.write(out, indent, level + 1);
+    });
 }
 
-const char* Json::type_name() const {
+double Json::as_double() const {
+  if (is_int()) return static_cast<double>(as_int());
+  return is_big() ? std::strtod(digits().c_str(), nullptr) : get<double>("a number");
+}
+
+std::string Json::type_name() const {
   constexpr const char* kNames[] = {"null", "true or false", "a whole number", "a number",
                                     "text", "a list",        "an object"};
-  return kNames[value_.index()];
+  return is_big() ? digits() + ", which is beyond 64 bits" : kNames[value_.index()];
 }
 
 void Json::throw_type(const std::string& expected) const {
-  throw InputError(str("expected ", expected, ", got ", type_name()));
+  throw JsonError(str("expected ", expected, ", got ", type_name()), this);
 }
 
 const Json* Json::find(std::string_view key) const {
@@ -131,7 +163,7 @@ const Json& Json::at(std::string_view key) const {
   if (const Json* value = find(key)) return *value;
   std::vector<std::string> names;
   for (const auto& [name, value] : as_object()) names.push_back(name);
-  throw InputError(str("missing key '", key, "'", did_you_mean(std::string(key), names)));
+  throw JsonError(str("missing key '", key, "'", did_you_mean(std::string(key), names)), this);
 }
 
 Json& Json::operator[](std::string_view key) {
@@ -155,7 +187,9 @@ void Json::push_back(Json value) {
 }
 
 std::string Json::dump(int indent) const {
-  return ordered_json(*this).dump(indent, ' ', false, ordered_json::error_handler_t::replace);
+  std::string out;
+  write(out, indent, 0);
+  return out;
 }
 
 std::string Json::to_text() const {
@@ -171,6 +205,9 @@ std::string Json::to_text() const {
 }
 
 Json parse_json(std::string_view text, const std::string& where) {
+  // The library takes a zero byte for the end of the text.
+  if (const size_t zero = text.find('\0'); zero != text.npos)
+    throw InputError(str(where, ": not valid JSON: a zero byte, at byte ", zero + 1));
   Json::Builder builder;
   if (ordered_json::sax_parse(text.begin(), text.end(), &builder)) return std::move(builder.root);
   // The reason quotes the text, so its length is unbounded.
@@ -180,6 +217,34 @@ Json parse_json(std::string_view text, const std::string& where) {
   }
   throw InputError(str(where, ": not valid JSON: ", builder.reason,
                        builder.position > 0 ? str(", at byte ", builder.position) : ""));
+}
+
+namespace {
+
+// Puts the way from `root` to `value` in front of `place`. False if there is none.
+bool find_place(const Json& root, const Json* value, std::string& place) {
+  if (&root == value) return true;
+  if (root.is_array())
+    for (const Json& item : root.as_array())
+      if (find_place(item, value, place)) {
+        place.insert(0, str("[", &item - root.as_array().data(), "]"));
+        return true;
+      }
+  if (root.is_object())
+    for (const auto& [name, item] : root.as_object())
+      if (find_place(item, value, place)) {
+        place.insert(0, str(".", name.substr(0, kMaxReason)));
+        return true;
+      }
+  return false;
+}
+
+}  // namespace
+
+std::string json_place(const Json& root, const Json* value) {
+  std::string place;
+  if (!find_place(root, value, place) || place.empty()) return "";
+  return place.substr(place[0] == '.' ? 1 : 0) + ": ";
 }
 
 double number_or_nan(const Json& json) {

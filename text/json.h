@@ -12,9 +12,22 @@
 
 namespace cohort {
 
-// Objects preserve the order of their keys. Accessors throw InputError naming the actual type.
+class Json;
+
+// An error of an accessor of `value`; with_places() adds where it is.
+class JsonError : public InputError {
+ public:
+  JsonError(const std::string& message, const Json* value) : InputError(message), value(value) {}
+  const Json* value;
+};
+
+// Objects preserve the order of their keys. Accessors throw JsonError naming the actual type.
 class Json {
  public:
+  // A whole number of more than 64 bits, which keeps its digits. It is a number, and no as_int().
+  struct BigInteger {
+    std::string digits;
+  };
   using Array = std::vector<Json>;
   using Object = std::vector<std::pair<std::string, Json>>;
 
@@ -25,22 +38,23 @@ class Json {
   Json(double v) : value_(v) {}
   Json(const char* v) : value_(std::string(v)) {}
   Json(std::string v) : value_(std::move(v)) {}
+  Json(BigInteger v) : value_(std::move(v)) {}
   Json(Array v) : value_(std::move(v)) {}
   Json(Object v) : value_(std::move(v)) {}
 
   bool is_null() const { return std::holds_alternative<std::monostate>(value_); }
   bool is_bool() const { return std::holds_alternative<bool>(value_); }
   bool is_int() const { return std::holds_alternative<int64_t>(value_); }
-  bool is_number() const { return is_int() || std::holds_alternative<double>(value_); }
+  bool is_big() const { return std::holds_alternative<BigInteger>(value_); }
+  bool is_number() const { return is_int() || is_big() || std::holds_alternative<double>(value_); }
   bool is_string() const { return std::holds_alternative<std::string>(value_); }
   bool is_array() const { return std::holds_alternative<Array>(value_); }
   bool is_object() const { return std::holds_alternative<Object>(value_); }
 
   bool as_bool() const { return get<bool>("true or false"); }
   int64_t as_int() const { return get<int64_t>("a whole number"); }
-  double as_double() const {  // any number
-    return is_int() ? static_cast<double>(as_int()) : get<double>("a number");
-  }
+  double as_double() const;  // any number
+  const std::string& digits() const { return get<BigInteger>("a big whole number").digits; }
   const std::string& as_string() const { return get<std::string>("text"); }
   const Array& as_array() const { return get<Array>("a list"); }
   const Object& as_object() const { return get<Object>("an object"); }
@@ -49,7 +63,7 @@ class Json {
   const Json* find(std::string_view key) const;
   // Null if this is not an object or has no such key.
   const Json& get_or_null(std::string_view key) const;
-  // Throws InputError naming the key if it is missing.
+  // Throws JsonError naming the key if it is missing.
   const Json& at(std::string_view key) const;
   // Adds or replaces a key of an object (null becomes an object). Returns *this, for chaining.
   Json& set(std::string_view key, Json value);
@@ -70,16 +84,32 @@ class Json {
     throw_type(expected);
   }
   [[noreturn]] void throw_type(const std::string& expected) const;
-  const char* type_name() const;
+  std::string type_name() const;
+  void write(std::string& out, int indent, size_t level) const;
 
   class Builder;
   friend Json parse_json(std::string_view text, const std::string& where);
 
-  std::variant<std::monostate, bool, int64_t, double, std::string, Array, Object> value_;
+  std::variant<std::monostate, bool, int64_t, double, std::string, Array, Object, BigInteger>
+      value_;
 };
 
-// Throws InputError("WHERE: not valid JSON: ...").
+// Throws InputError("WHERE: not valid JSON: REASON, at byte N"), N from 1.
 Json parse_json(std::string_view text, const std::string& where);
+
+// Returns "a.b[2]: " for a value inside `root`, and "" for any other one.
+std::string json_place(const Json& root, const Json* value);
+
+// Calls read(). The error of an accessor of a value inside `root` names the file and the field:
+// InputError("WHERE: a.b[2]: expected ...").
+template <class Read>
+auto with_places(const Json& root, const std::string& where, const Read& read) {
+  try {
+    return read();
+  } catch (const JsonError& e) {
+    throw InputError(str(where, ": ", json_place(root, e.value), e.what()));
+  }
+}
 
 // A saved number; NaN for null, which means not measured.
 double number_or_nan(const Json& json);

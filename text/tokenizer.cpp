@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "sys/files.h"
 #include "sys/input_file.h"
 #include "text/tokenizers/hugging_face.h"
 #include "text/utf8.h"
@@ -172,17 +173,17 @@ std::unique_ptr<Tokenizer> make_tokenizer(NamedFiles files, const std::string& w
     const std::string path = where + "/tokenizer.json";
     const Json saved = parse_json(json->second, path);
     try {
-      return read_plain_tokenizer(saved);
+      return with_places(saved, path, [&] { return read_plain_tokenizer(saved); });
     } catch (const InputError& e) {
-      throw InputError(str(path, ": ", e.what()));
+      const std::string message = e.what();
+      throw InputError(message.starts_with(path) ? message : str(path, ": ", message));
     }
   }
   return make_hugging_face_tokenizer(std::move(files), where);
 }
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
-  std::error_code ignored;
-  if (!std::filesystem::is_directory(folder, ignored))
+  if (!path_exists(folder) || !std::filesystem::is_directory(folder))
     throw InputError(
         str(folder, ": is not a folder; hint: name the folder of the tokenizer's files"));
   return make_tokenizer(read_files(folder, kFiles), folder);

@@ -50,30 +50,6 @@ Subpart subpart_at(std::string_view text, size_t at) {
 
 }  // namespace
 
-Utf8Char decode_utf8(std::string_view text, size_t at) {
-  if (at >= text.size()) return {};
-  const uint8_t lead = static_cast<uint8_t>(text[at]);
-  if (lead < 0x80) return {lead, 1};
-  size_t size = 0;
-  char32_t code = 0, smallest = 0;
-  if ((lead & 0xe0) == 0xc0) {
-    size = 2, code = lead & 0x1f, smallest = 0x80;
-  } else if ((lead & 0xf0) == 0xe0) {
-    size = 3, code = lead & 0x0f, smallest = 0x800;
-  } else if ((lead & 0xf8) == 0xf0) {
-    size = 4, code = lead & 0x07, smallest = 0x10000;
-  } else {
-    return {};
-  }
-  if (text.size() - at < size) return {};
-  for (size_t i = 1; i < size; ++i) {
-    if (!continues_utf8(text[at + i])) return {};
-    code = code << 6 | (static_cast<uint8_t>(text[at + i]) & 0x3f);
-  }
-  if (code < smallest || !is_scalar_value(code)) return {};
-  return {code, size};
-}
-
 std::string encode_utf8(char32_t code) {
   COHORT_CHECK(is_scalar_value(code), "[utf8] ", static_cast<uint32_t>(code),
                " is not a Unicode scalar value");

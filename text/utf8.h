@@ -5,23 +5,13 @@
 #include <string>
 #include <string_view>
 
-namespace cohort {
+#include "core/text.h"  // decode_utf8()
 
-// The character that starts at a byte of a text; size 0 if no well-formed character does (a stray
-// or missing continuation byte, an overlong form, a surrogate, a value over U+10FFFF).
-struct Utf8Char {
-  char32_t code = 0;
-  size_t size = 0;
-};
-Utf8Char decode_utf8(std::string_view text, size_t at);
+namespace cohort {
 
 // `code` must be a Unicode scalar value.
 std::string encode_utf8(char32_t code);
 
-// True for the second and later bytes of a character.
-constexpr bool continues_utf8(char byte) {
-  return (static_cast<unsigned char>(byte) & 0xc0) == 0x80;
-}
 // The first byte at or after `at` that is not a continuation byte.
 size_t next_utf8_boundary(std::string_view text, size_t at);
 // The first byte of the character that ends at `end` > 0.

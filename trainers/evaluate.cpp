@@ -53,6 +53,17 @@ void collect_verdicts(const Correctness& correct, std::vector<double>& verdicts)
                   " completions, which are left out; the first: ", first);
 }
 
+bool is_set(const std::atomic<bool>* stop) {
+  return stop != nullptr && *stop;
+}
+
+// Throws EvaluationStopped if a rank was stopped.
+void check_stopped(Communicator& comm, bool stopped) {
+  double any = stopped;
+  reduce_in_place(comm, {&any}, Reduce::kMax);
+  if (any > 0) throw EvaluationStopped("the evaluation was stopped");
+}
+
 Judged sample_and_judge(const ProblemEvaluation& evaluation, Communicator& comm, double temperature,
                         int64_t samples) {
   const std::vector<Example>& problems = evaluation.data.held_out;
@@ -70,11 +81,22 @@ Judged sample_and_judge(const ProblemEvaluation& evaluation, Communicator& comm,
   const auto submit = [&](const Trajectory& t) {
     if (evaluation.correct.command != nullptr) evaluation.correct.command->submit(input_of(t));
   };
+  const auto unless_stopped = [&](const Trajectory&) {
+    if (is_set(evaluation.stop)) throw EvaluationStopped("stopped");
+    return true;
+  };
   Judged out;
-  out.trajectories = Sampler(evaluation.engine, *evaluation.data.tokenizer, sampling)
-                         .sample(std::span(problems).subspan(static_cast<size_t>(shard.begin),
-                                                             address.prompt_indices.size()),
-                                 samples, address, {.on_finished = submit});
+  bool stopped = false;
+  try {
+    out.trajectories =
+        Sampler(evaluation.engine, *evaluation.data.tokenizer, sampling)
+            .sample(std::span(problems).subspan(static_cast<size_t>(shard.begin),
+                                                address.prompt_indices.size()),
+                    samples, address, {.on_finished = submit, .on_token = unless_stopped});
+  } catch (const EvaluationStopped&) {
+    stopped = true;
+  }
+  check_stopped(comm, stopped);
   out.verdicts.assign(static_cast<size_t>(count * samples), 0);
   for (const Trajectory& t : out.trajectories)
     if (evaluation.correct.command == nullptr)
@@ -128,7 +150,7 @@ void add_statistics(const Judged& greedy, Communicator& comm, Metrics& out) {
 // Mean loss over the target tokens of `count` sequences; NaN if there are none.
 double mean_loss(const Transformer& model, int64_t count,
                  const std::function<TokenSequence(int64_t)>& sequence, int64_t micro_batch_tokens,
-                 Communicator& comm) {
+                 Communicator& comm, const std::atomic<bool>* stop) {
   NoGradGuard no_grad;
   const RankShard shard = shard_of(count, comm.rank(), comm.size());
   std::vector<TokenSequence> sequences;
@@ -137,7 +159,9 @@ double mean_loss(const Transformer& model, int64_t count,
   std::vector<double> losses(static_cast<size_t>(count), 0);
   double loss = 0, tokens = 0;
   auto sequence_loss = losses.begin() + shard.begin;
+  bool stopped = false;
   for (const PackedBatch& packed : pack_micro_batches(sequences, micro_batch_tokens)) {
+    if ((stopped = is_set(stop))) break;
     const PackedBatch batch = model.to_device(packed);
     const Variable hidden = model.hidden_at_targets(batch);
     const auto logprobs =
@@ -149,6 +173,7 @@ double mean_loss(const Transformer& model, int64_t count,
       for (; i < targets.size() && targets[i] < begins[s + 1]; ++i) *sequence_loss -= logprobs[i];
     tokens += static_cast<double>(batch.num_targets());
   }
+  check_stopped(comm, stopped);
   reduce_in_place(comm, {&tokens});
   for (const double each : reduce_over_ranks(comm, losses)) loss += each;
   return tokens > 0 ? loss / tokens : kNaN;
@@ -216,14 +241,15 @@ ProblemScores evaluate_problems(const ProblemEvaluation& evaluation, Communicato
     scores.metrics.add(
         "val_loss",
         mean_loss(evaluation.engine.model(), static_cast<int64_t>(evaluation.data.held_out.size()),
-                  sequence, evaluation.config.batch.micro_batch(), comm));
+                  sequence, evaluation.config.batch.micro_batch(), comm, evaluation.stop));
   }
   add_statistics(greedy, comm, scores.metrics);
   return scores;
 }
 
 double evaluate_text(const Transformer& model, const TokenStream& tokens, int64_t max_tokens,
-                     int64_t micro_batch_tokens, Communicator& comm) {
+                     int64_t micro_batch_tokens, Communicator& comm,
+                     const std::atomic<bool>* stop) {
   const int64_t context = model.config().context, total = tokens.size() - 1;
   const int64_t all = ceil_div(total, context), limit = max_tokens / context;
   const int64_t count = max_tokens == 0 ? all : std::clamp<int64_t>(limit, 1, all);
@@ -234,7 +260,7 @@ double evaluate_text(const Transformer& model, const TokenStream& tokens, int64_
     return TokenSequence{.tokens = tokens.read(begin, n),
                          .loss_mask = std::vector<uint8_t>(static_cast<size_t>(n), 1)};
   };
-  return mean_loss(model, count, window, micro_batch_tokens, comm);
+  return mean_loss(model, count, window, micro_batch_tokens, comm, stop);
 }
 
 }  // namespace cohort

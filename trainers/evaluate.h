@@ -2,6 +2,7 @@
 // of them get the scores, bitwise equal to those of a single rank.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <span>
@@ -109,6 +110,12 @@ struct ProblemEvaluation {
   const Correctness& correct;
   EvalSections config;
   int64_t step = 0;
+  // Becomes true to stop the evaluation; may be null.
+  const std::atomic<bool>* stop = nullptr;
+};
+// Thrown on every rank by an evaluation that was stopped on one of them.
+class EvaluationStopped : public Error {
+  using Error::Error;
 };
 // Greedy completions of every held-out problem, and config.eval.num_samples samples of each for
 // pass@k, addressed by (seed, step); for sft also the mean loss over all tokens of the held-out
@@ -119,6 +126,7 @@ ProblemScores evaluate_problems(const ProblemEvaluation& evaluation, Communicato
 // stream longer than max_tokens (0: no limit), that many tokens in evenly spaced windows; NaN for
 // fewer than two tokens.
 double evaluate_text(const Transformer& model, const TokenStream& tokens, int64_t max_tokens,
-                     int64_t micro_batch_tokens, Communicator& comm);
+                     int64_t micro_batch_tokens, Communicator& comm,
+                     const std::atomic<bool>* stop = nullptr);
 
 }  // namespace cohort

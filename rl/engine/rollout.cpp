@@ -1,5 +1,6 @@
 #include "rl/engine/rollout.h"
 
+#include <cfloat>
 #include <cmath>
 #include <cstdlib>
 
@@ -43,7 +44,7 @@ std::pair<int32_t, float> parse_bias(const std::string& text) {
   const int64_t id = std::strtoll(text.c_str(), &colon, 10);
   const double bias = *colon == ':' ? std::strtod(colon + 1, &end) : 0;
   if (colon == text.c_str() || *colon != ':' || end == colon + 1 || *end != '\0' ||
-      std::isnan(bias) || bias == INFINITY || id < 0 || id > INT32_MAX)
+      std::isnan(bias) || bias > FLT_MAX || id < 0 || id > INT32_MAX)
     throw InputError(str("logit_bias: expected ID:BIAS, got '", text,
                          "'; hint: \"50256:-100\" prevents token 50256 from being sampled"));
   return {static_cast<int32_t>(id), static_cast<float>(bias)};

@@ -65,6 +65,25 @@ TEST_F(BadInput, CommandLine) {
   expect_bad_input(run_cohort({"gradcheck", "none"}), {"unknown op 'none'", "known:", "silu"});
 }
 
+TEST_F(BadInput, NumbersThatAreNotFinite) {
+  for (const char* value : {"nan", "-nan", "inf", "infinity", "-inf", "1e999"})
+    for (const char* option :
+         {"--temperature", "--top-p", "--min-p", "--top-k", "--repetition-penalty",
+          "--presence-penalty", "--frequency-penalty", "--num", "--seed"})
+      expect_bad_input(run_cohort({"generate", "x", "1", str(option, "=", value)}), {option});
+  for (const char* command : {"chat", "logprobs"})
+    for (const char* value : {"nan", "inf"})
+      expect_bad_input(run_cohort({command, "x", str("--temperature=", value)}), {"--temperature"});
+  const std::string run = finished_run();
+  for (const char* bias : {"1:nan", "1:inf", "1:1e39", "1:1e999"})
+    expect_bad_input(run_cohort({"generate", run, "1", str("--logit-bias=", bias)}),
+                     {"logit_bias: expected ID:BIAS, got '", bias});
+  for (const char* value : {"nan", ".nan", "inf", ".inf", "-.Inf", "1e999"})
+    for (const char* key : {"temperature", "learning_rate", "eval.correct.threshold"})
+      expect_bad_input(run_cohort({"check", path("good.yaml"), str(key, "=", value)}),
+                       {str("command line: ", key, ": expected a number, got '", value, "'")});
+}
+
 TEST_F(BadInput, FilesThatAreNotThere) {
   expect_bad_input(run_cohort({"train", path("none.yaml")}), {path("none.yaml"), "check the path"});
   expect_bad_input(run_cohort({"check", path()}), {"cannot read the configuration"});
@@ -355,6 +374,40 @@ TEST_F(BadInput, OutputDirectoryThatCannotBeCreated) {
                      {"cannot create the run directory", dir, "hint: set output_dir"});
   }
   EXPECT_EQ(read_file(path("file")), "precious");
+}
+
+TEST_F(BadInput, RunDirectoriesStayBelowRunsAndHaveNoControlCharacters) {
+  for (const char* name : {"../../up", "/abs", "..", ".", "a/../../b", "a/./b"})
+    expect_refused(kSft, {"name: expected a name for a folder in runs", str("'", name, "'")},
+                   {str("name=", name)});
+  for (const char* name : {"a\nb", "a\tb", "a\x1b[2J", "a\x7f"})
+    for (const std::string key : {"name", "output_dir"}) {
+      const std::string value = key == "name" ? name : path(name);
+      const Output output = run_cohort(train(kSft, {str(key, "=", value)}));
+      EXPECT_EQ(output.code, 2);
+      EXPECT_EQ(output.err.rfind(str("cohort: ", key, ": expected no line breaks"), 0), 0u)
+          << output.err;
+    }
+  expect_refused(kSft, {"output_dir: '/' cannot be a run directory"}, {"output_dir=/"});
+}
+
+TEST_F(BadInput, SlashesAtTheEndOfARunDirectoryAreIgnored) {
+  const auto arguments = train(kSft);
+  const auto expect_directory = [&](const std::string& given, const std::string& directory) {
+    std::vector<std::string> more = arguments;
+    more.insert(more.end(), {"steps=1", "output_dir=" + given});
+    const Output output = run_cohort(more);
+    EXPECT_EQ(output.code, 0) << output.err;
+    EXPECT_NE(output.out.find("run directory: " + directory + "\n"), std::string::npos)
+        << output.out;
+    EXPECT_TRUE(fs::exists(directory + "/config.yaml"));
+  };
+  const std::string dir = path("new");
+  expect_directory(dir + "/", dir);
+  expect_directory(dir + "//", dir + "-2");
+  expect_directory(dir + "/.", dir + "-3");
+  expect_directory(dir + "/checkpoints/..", dir + "-4");
+  EXPECT_FALSE(fs::exists(dir + "/-2"));
 }
 
 TEST_F(BadInput, SecondRunGetsItsOwnDirectory) {

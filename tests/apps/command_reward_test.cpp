@@ -100,6 +100,67 @@ TEST_F(RewardPrograms, ThatFailTooOftenEndTheRun) {
                    {"cannot run 'no-such-program': No such file or directory"});
 }
 
+// A run whose program works, then fails: its pass rates of before are kept.
+TEST_F(RewardPrograms, ThatFailForAllProblemsEndEvalAndKeepPassRates) {
+  const std::string good =
+      "def reward(completions, **fields):\n    return [1.0 for c in completions]\n";
+  std::vector<std::string> trained = run("run", python(good), {"eval.size=4", "steps=1"});
+  trained.push_back("eval.correct.reward=command");
+  Output output = run_cohort(trained);
+  ASSERT_EQ(output.code, 0) << output.err;
+  const std::string rates = dir_.path("rates.jsonl");
+  output = run_cohort({"eval", dir_.path("run"), "--pass-rates", rates});
+  ASSERT_EQ(output.code, 0) << output.err;
+  const std::string before = read_file(rates);
+  EXPECT_NE(before.find("\"pass_rate\":1"), std::string::npos) << before;
+  python("raise SystemExit(3)\n");
+  for (const char* samples : {"eval.num_samples=0", "eval.num_samples=2"})
+    for (const bool writes : {true, false}) {
+      std::vector<std::string> eval{"eval", dir_.path("run"), samples};
+      if (writes) eval.insert(eval.end(), {"--pass-rates", rates});
+      output = run_cohort(eval);
+      EXPECT_EQ(output.code, 1);
+      EXPECT_EQ(output.out, "");
+      EXPECT_NE(output.err.find("cohort: reward command: no value for any problem"),
+                std::string::npos)
+          << output.err;
+      EXPECT_EQ(read_file(rates), before);
+    }
+}
+
+TEST_F(RewardPrograms, ThatEndByThemselvesDifferFromKilledOnes) {
+  for (const auto& [end, how] :
+       {std::pair("sys.exit('out of luck')",
+                  "(exit code 1); the last line of rewards.log: 'out of luck'"),
+        {"os.kill(os.getpid(), 9)", "(signal 9)"}}) {
+    const Output output =
+        run_cohort(run("run", python(str("import os, sys\n"
+                                         "def reward(completions, **fields):\n"
+                                         "    if os.path.exists('run/log.txt'): ",
+                                         end, "\n    return [1.0] * len(completions)\n"))));
+    EXPECT_EQ(output.code, 1) << output.err;
+    EXPECT_NE(output.err.find(str("it has ended, or closed its output ", how)), output.err.npos)
+        << output.err;
+    fs::remove_all(dir_.path("run"));
+  }
+}
+
+TEST_F(RewardPrograms, FindTheirModulesThroughALink) {
+  fs::create_directory(dir_.path("real"));
+  write_file(dir_.path("real/reward.py"),
+             "import beside_the_file\nimport beside_the_link\n"
+             "def reward(completions, **fields): return [1.0] * len(completions)\n");
+  write_file(dir_.path("real/beside_the_file.py"), "");
+  write_file(dir_.path("beside_the_link.py"), "");
+  const std::string reward = python("");
+  fs::remove(dir_.path("reward.py"));
+  fs::create_symlink("real/reward.py", dir_.path("reward.py"));
+  const Output output = run_cohort({"check", run("run", reward)[1]});
+  EXPECT_EQ(output.code, 0) << output.err;
+  EXPECT_NE(output.out.find("its rewards       command 1; total 1"), std::string::npos)
+      << output.out << output.err;
+}
+
 TEST_F(RewardPrograms, EndWithTheRunHoweverItEnds) {
   for (const int signal : {SIGKILL, SIGTERM, SIGINT}) {
     const std::string pids = dir_.path(str("pids", signal));

@@ -114,7 +114,7 @@ TEST_F(Disk, CreationErrorsAreOneSentence) {
        "cannot create the directory RUN/checkpoints/.tmp-step-00000002: No space left on device"},
       {"rename", "/.tmp-step-00000002 ", EACCES,
        "cannot rename RUN/checkpoints/.tmp-step-00000002 to RUN/" + step + ": Permission denied"},
-      {"close", "/config.yaml.tmp", ENOSPC, "cannot write RUN/config.yaml.tmp: No space left"}};
+      {"close", "/config.yaml.tmp", ENOSPC, "cannot write RUN/config.yaml: No space left"}};
   for (const auto& [call, path, error, text] : faults) {
     const Output output = run_cohort_with({.call = call, .path = path, .error = error}, train());
     EXPECT_EQ(output.code, 1) << output.err;
@@ -142,7 +142,7 @@ TEST_F(Disk, DataThatCannotBeReadAreNamed) {
   EXPECT_EQ(run_cohort_with({.call = "pread", .path = "text.txt", .error = 0}, check).code, 0);
   // Only relative paths are checked beforehand; for others reading the data reports the error.
   const Output output = run_cohort_with({.call = "stat", .path = "text.txt", .error = EIO}, check);
-  EXPECT_EQ(output.code, 0) << output.err;
+  expect_bad_input(output, {"text.txt: cannot be opened: Input/output error"});
 }
 
 // The last checkpoint exists, and resuming saves no other.
@@ -158,6 +158,17 @@ TEST_F(Disk, AKillAfterTheLastCheckpointLeavesNothingBehind) {
   EXPECT_EQ(run_cohort({"train", "--resume", run_}).code, 0);
   EXPECT_FALSE(fs::exists(left));
   EXPECT_TRUE(fs::exists(run_ + "/checkpoints/.tmp-other"));
+}
+
+TEST_F(Disk, AKillBeforeOldCheckpointsAreRemovedLeavesThemUntilTheNextStart) {
+  const std::string old = run_ + "/checkpoints/step-00000002";
+  EXPECT_EQ(run_cohort_with({.call = "rename", .path = old + " ", .error = -1}, train()).code,
+            128 + 9);
+  ASSERT_TRUE(fs::exists(run_ + "/checkpoints/step-00000006/manifest.json"));
+  ASSERT_TRUE(fs::exists(old));
+  EXPECT_EQ(run_cohort({"train", "--resume", run_}).code, 0);
+  EXPECT_FALSE(fs::exists(old));
+  EXPECT_TRUE(fs::exists(run_ + "/checkpoints/step-00000004"));
 }
 
 TEST_F(Disk, LeftoversThatCannotBeRemovedAreNotPartOfACheckpoint) {
@@ -241,6 +252,28 @@ TEST_F(Disk, LinesThatAreLostFailTheCommandAfterTheLastCheckpoint) {
     EXPECT_TRUE(load_state(find_checkpoint(run)).finished);
     EXPECT_EQ(json_lines(run + "/metrics.jsonl").size(), 3u);
   }
+}
+
+// log.txt
+TEST_F(Disk, MessagesThatCouldNotBeWrittenAreWrittenLaterOrFailTheCommand) {
+  ASSERT_EQ(run_cohort(train()).code, 0);
+  const auto lines = [](const std::string& run) {
+    const std::string log = read_file(run + "/log.txt");
+    return std::count(log.begin(), log.end(), '\n');
+  };
+  const Output late = run_cohort_with(
+      {.call = "write", .path = "log.txt", .error = ENOSPC, .pass = 1, .fail = 2}, train());
+  EXPECT_EQ(late.code, 0) << late.err;
+  const std::string warning = "cannot write " + run_ + "-2/log.txt: No space left on device";
+  EXPECT_NE(late.err.find(warning + "; its lines are kept and retried"), std::string::npos)
+      << late.err;
+  EXPECT_EQ(lines(run_ + "-2"), lines(run_));
+  const Output lost =
+      run_cohort_with({.call = "write", .path = "log.txt", .error = ENOSPC, .pass = 1}, train());
+  EXPECT_EQ(lost.code, 1) << lost.err;
+  EXPECT_NE(lost.err.find("/run-3/log.txt: No space left on device; its last "), std::string::npos)
+      << lost.err;
+  EXPECT_TRUE(load_state(find_checkpoint(run_ + "-3")).finished);
 }
 
 TEST_F(Disk, LogsThatCannotBeReadStopTheCommand) {

@@ -164,6 +164,41 @@ TEST_F(Chat, SamplesAsTheFolderRecommends) {
             completion("uab</s>a") + "\n");
 }
 
+// Another user's files in and above the model's folder.
+TEST_F(Chat, PlantedConfigurationsAreNotUsed) {
+  const std::vector<std::string> chat = {"chat", model_, "--temperature=0", "--max-tokens=5"};
+  const Output before = run_cohort(chat, "ab\n");
+  ASSERT_EQ(before.code, 0) << before.err;
+  for (const std::string& folder : {model_, dir_.path()})
+    write_file(folder + "/config.yaml",
+               "trainer: sft\ndata: {system: planted, task: addition, chat_template_kwargs: "
+               "'{\"thinking\": \"b\"}'}\n");
+  const Output after = run_cohort(chat, "ab\n");
+  EXPECT_EQ(after.out, before.out);
+  EXPECT_EQ(after.err, before.err);
+}
+
+TEST_F(Chat, RecommendationsOutsideTheirRangeAreNamed) {
+  const auto chat_with = [&](const std::string& json, std::vector<std::string> more = {}) {
+    write_file(model_ + "/generation_config.json", json);
+    more.insert(more.begin(), {"chat", model_, "--max-tokens=1"});
+    return run_cohort(more, "ab\n");
+  };
+  const std::string file = model_ + "/generation_config.json: ";
+  expect_bad_input(chat_with(R"({"top_k": -1})"),
+                   {file + "top_k: expected a number at least 0, got '-1'"});
+  expect_bad_input(chat_with(R"({"top_k": 1.5})"), {file + "top_k: expected a whole number"});
+  expect_bad_input(chat_with(R"({"top_p": 0})"), {file + "top_p: expected a number from"});
+  expect_bad_input(chat_with(R"({"top_p": "0.9"})"), {file + "top_p: expected a number"});
+  expect_bad_input(chat_with(R"({"temperature": -0.5})"),
+                   {file + "temperature: expected a number"});
+  expect_bad_input(chat_with(R"({"temperature": 1e999})"), {file});
+  expect_bad_input(chat_with(R"({"temperature": NaN})"), {file});
+  for (const Output& output : {chat_with(R"({"top_k": -1})", {"--top-k=0"}),
+                               chat_with(R"({"top_k": null, "top_p": 1.0, "temperature": 1})")})
+    EXPECT_EQ(output.code, 0) << output.err;
+}
+
 TEST_F(Chat, InterruptsStopAReply) {
   Json config = parse_json(read_file(model_ + "/config.json"), "");
   config.set("max_position_embeddings", 1 << 20).set("eos_token_id", 0);
@@ -184,6 +219,12 @@ TEST_F(Chat, InterruptsStopAReply) {
   const Output output = process.wait();
   EXPECT_EQ(output.code, 0);
   EXPECT_EQ(output.err, notices);
+}
+
+TEST_F(Chat, AnInputThatCannotBeReadIsAnError) {
+  const std::string command = str(COHORT_BINARY, " chat ", model_, " < / 2> ", model_, "/err");
+  EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 2);
+  EXPECT_EQ(read_file(model_ + "/err"), "cohort: cannot read standard input: Is a directory\n");
 }
 
 TEST_F(Chat, MismatchesAreNamed) {

@@ -96,7 +96,10 @@ TEST_F(RankProcesses, StopOnSignalsAndResume) {
   for (const Output& output : run(2, train({"steps=400", "output_dir=" + dir_.path("whole")})))
     ASSERT_EQ(output.code, 0) << output.err;
   auto processes = start(2, train({"steps=400"}));
-  ASSERT_TRUE(wait_for_path(dir_.path("run/metrics.jsonl"), *processes[0]));
+  const std::string metrics = dir_.path("run/metrics.jsonl");
+  ASSERT_TRUE(wait_for_path(metrics, *processes[0]));
+  while (read_file(metrics).find("\"grad_norm\"") == std::string::npos && processes[0]->running())
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   processes[1]->signal(SIGTERM);  // the ranks agree to stop
   for (const auto& process : processes) {
     const Output output = process->wait();

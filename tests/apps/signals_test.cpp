@@ -79,9 +79,64 @@ TEST_F(Signals, AreAcknowledgedAtOnceAndTheThirdEndsTheProcess) {
   }
 }
 
+// A reward program that does not answer, and a long evaluation.
+TEST_F(Signals, EndTheProcessAtOnceBeforeTheFirstStep) {
+  write_file(
+      dir_.path("grpo.yaml"),
+      str("output_dir: run\n", kSmallModel, kSmallData,
+          "trainer: grpo\nsteps: 4\nprompts_per_step: 4\nnum_generations: 6\nrewards:\n",
+          "  - {name: command, run: \"sh -c 'echo $$ > reward.tmp; mv reward.tmp reward.pid;",
+          " sleep 1000'\", start_timeout: 1000}\n"));
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    Process waiting({"train", dir_.path("grpo.yaml")});
+    ASSERT_TRUE(wait_for_path(dir_.path("reward.pid"), waiting));
+    const pid_t program = std::stoi(read_file(dir_.path("reward.pid")));
+    Process evaluating(train({"eval.num_samples=4096", "eval.k=[1]", "max_completion_length=12"}));
+    ASSERT_TRUE(wait_for_path(run_ + "/metrics.jsonl", evaluating));
+    for (Process* process : {&waiting, &evaluating}) {
+      process->signal(signal);
+      ASSERT_TRUE(wait_until([&] { return !process->running(); }));
+      const Output output = process->wait();
+      EXPECT_EQ(output.code, 128 + signal) << output.err;
+      const char* message = "cohort: ended at once: there was nothing new to save\n";
+      EXPECT_EQ(output.err.find("cohort: "),
+                signal == SIGHUP ? std::string::npos : output.err.find(message))
+          << output.err;
+    }
+    EXPECT_TRUE(wait_until([&] { return ::kill(program, 0) != 0; }));
+    fs::remove_all(run_);
+    fs::remove(dir_.path("reward.pid"));
+  }
+}
+
+TEST_F(Signals, EndAnEvaluationAndSaveTheStepBeforeIt) {
+  ASSERT_EQ(run_cohort(train({"eval.every=1", "output_dir=" + dir_.path("whole")})).code, 0);
+  for (const int last : {1, 6}) {
+    Process process(train({str("eval.every=", last == 1 ? 1 : 0), "eval.at_start=false",
+                           "eval.num_samples=4096", "eval.k=[1]"}));
+    const std::string metrics = run_ + "/metrics.jsonl";
+    ASSERT_TRUE(wait_for_path(metrics, process));
+    ASSERT_TRUE(wait_until([&] { return count(read_file(metrics), "\"loss\"") == size_t(last); }));
+    process.signal(SIGINT);
+    ASSERT_TRUE(wait_until([&] { return !process.running(); }));
+    const Output output = process.wait();
+    EXPECT_EQ(output.code, 130) << output.err;
+    EXPECT_EQ(count(output.err, "cohort: ending this evaluation, then saving"), 1u) << output.err;
+    EXPECT_EQ(shell("ls $RUN/checkpoints"), str("step-0000000", last, "\n"));
+    // The evaluation is made up for.
+    const Output resumed =
+        run_cohort({"train", "--resume", run_, "eval.every=1", "eval.num_samples=1"});
+    EXPECT_EQ(resumed.code, 0) << resumed.err;
+    EXPECT_EQ(count(read_file(metrics), "\"pass@1\":"), size_t(7 - last));
+    EXPECT_TRUE(checkpoint_bytes(run_) == checkpoint_bytes(dir_.path("whole")));
+    fs::remove_all(run_);
+  }
+}
+
 TEST_F(Signals, RepeatedHangupsSave) {
   Process process(train({"steps=1000000"}));
   ASSERT_TRUE(wait_for_path(run_ + "/metrics.jsonl", process));
+  ASSERT_TRUE(wait_until([&] { return count(read_file(run_ + "/metrics.jsonl"), "loss\"") > 2; }));
   for (int i = 0; i < 5; ++i) process.signal(SIGHUP);
   const Output output = process.wait();
   EXPECT_EQ(output.code, 130) << output.err;

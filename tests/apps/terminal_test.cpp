@@ -1,4 +1,4 @@
-// Output of a run on a pseudo-terminal of a given width, and in the log file.
+// Output of commands on a pseudo-terminal of a given width, and in the log file.
 #include <poll.h>
 #include <pty.h>
 #include <signal.h>
@@ -6,11 +6,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <map>
 #include <regex>
 
+#include "core/text.h"
+#include "nn/model_folder.h"
+#include "nn/transformer.h"
 #include "tests/apps/process.h"
 #include "tests/runs/small_configs.h"
 
@@ -63,6 +67,9 @@ class Terminal {
   void resize(int width) const {
     const winsize size = columns(width);
     EXPECT_EQ(ioctl(fd_, TIOCSWINSZ, &size), 0);
+  }
+  void type(const std::string& text) const {
+    EXPECT_EQ(write(fd_, text.data(), text.size()), static_cast<ssize_t>(text.size()));
   }
   // Reads until the output contains `text`, or to its end.
   const std::string& read_to(const std::string& text) {
@@ -204,6 +211,139 @@ TEST_F(Progress, TheLogFileHasTheErrorThatEndedARun) {
   const std::string added = read_file(run_ + "/log.txt").substr(log.size());
   const std::string message = output.err.substr(output.err.find("cohort: ") + 8);
   EXPECT_NE(added.find("failed: " + message), std::string::npos) << added << "\n" << output.err;
+}
+
+// The output of a command on a terminal, where the user types a line and ends the input. Line ends
+// are those of files.
+std::string on_terminal(const std::vector<std::string>& arguments, const std::string& line = "") {
+  Terminal terminal(arguments, 200);
+  if (!line.empty()) terminal.type(line + "\n\4");
+  std::string output = terminal.read_all();
+  terminal.wait();
+  output.erase(std::remove(output.begin(), output.end(), '\r'), output.end());
+  return output;
+}
+
+// Expects that on a terminal the command shows `shown` and no control character. A pipe, and with
+// `with_raw` a terminal, receives `bytes`.
+void expect_escaped(std::vector<std::string> arguments, const std::string& bytes,
+                    const std::string& shown, bool with_raw) {
+  const std::string output = on_terminal(arguments);
+  EXPECT_NE(output.find(shown), output.npos) << output;
+  EXPECT_EQ(escape_controls(output), output);
+  const Output piped = run_cohort(arguments);
+  EXPECT_NE((piped.out + piped.err).find(bytes), std::string::npos) << piped.out << piped.err;
+  if (!with_raw) return;
+  arguments.push_back("--raw");
+  EXPECT_NE(on_terminal(arguments).find(bytes), std::string::npos);
+}
+
+const std::string kEvil = "\x1b[31m\x1b]0;x\x07\xe2\x80\xae\xc2\x9b\x32J",
+                  kEvilShown = "\\x1b[31m\\x1b]0;x\\x07\\u202e\\u009b2J";
+
+class Escapes : public testing::Test {
+ protected:
+  // A model of bytes, in a folder of its own name.
+  std::string train_bytes(const std::string& name) const {
+    std::filesystem::create_directory(dir_.path(name));
+    write_file(dir_.path(name + "/run.yaml"),
+               "output_dir: run\n" + std::string(kSmallModel) +
+                   "data: {task: addition, task_sizes: {max_size: 2}, tokenizer: byte}\n" +
+                   kSmallSft);
+    return dir_.path(name + "/run");
+  }
+  TempDir dir_;
+};
+
+TEST_F(Escapes, OfArgumentsAndFilesDoNotReachTheTerminalInErrors) {
+  expect_escaped({"check", dir_.path(kEvil)}, kEvil, kEvilShown, false);
+  expect_escaped({kEvil}, kEvil, kEvilShown, false);
+  write_file(dir_.path("model.safetensors"), "");
+  write_file(dir_.path("config.json"), Json().set("model_type", kEvil).dump());
+  expect_escaped({"inspect", dir_.path("")}, kEvil, kEvilShown, false);
+  const std::string many = "\x1b[31m" + std::string(1 << 20, 'm');
+  write_file(dir_.path("config.json"), Json().set("model_type", many).dump());
+  const std::string output = on_terminal({"inspect", dir_.path("")});
+  EXPECT_EQ(escape_controls(output), output);
+  EXPECT_LT(output.size(), 8000u);
+}
+
+TEST_F(Escapes, OfTemplatesAndTokensDoNotReachTheTerminal) {
+  write_file(dir_.path("a.jinja"), kEvil);
+  write_file(dir_.path("context.json"), "{}");
+  expect_escaped(
+      {"template", "render", dir_.path("a.jinja"), "--context", dir_.path("context.json")}, kEvil,
+      kEvilShown, true);
+  write_file(dir_.path("tokenizer.json"), R"({"type": "byte"})");
+  const std::vector<std::string> decode = {"tokenizer", "decode", dir_.path("")};
+  const std::string ids = "[194,155,226,128,174,127]", bytes = "\xc2\x9b\xe2\x80\xae\x7f";
+  EXPECT_EQ(run_cohort(decode, ids + "\n").out, "\"" + bytes + "\"\n");
+  const std::string output = on_terminal(decode, ids);
+  EXPECT_NE(output.find("\"\\u009b\\u202e\\x7f\""), output.npos) << output;
+  EXPECT_NE(on_terminal({"tokenizer", "decode", dir_.path(""), "--raw"}, ids).find(bytes),
+            std::string::npos);
+}
+
+TEST_F(Escapes, OfARunDoNotReachTheTerminalOrItsLog) {
+  train_bytes(kEvil);
+  expect_escaped({"check", dir_.path(kEvil + "/run.yaml"), "output_dir=" + dir_.path("run")}, kEvil,
+                 kEvilShown + "/run.yaml: ok", false);
+  const std::string output =
+      on_terminal({"train", dir_.path(kEvil + "/run.yaml"), "output_dir=" + dir_.path("run")});
+  // The program itself writes colours and clears the progress line.
+  static const std::regex kProgress("\033\\[(K|m|3[0-9]m)");
+  const std::string text = std::regex_replace(output, kProgress, "");
+  EXPECT_EQ(escape_controls(text), text);
+  EXPECT_NE(text.find("run directory: " + dir_.path("run")), text.npos) << text;
+  const std::string log = read_file(dir_.path("run/log.txt"));
+  EXPECT_EQ(escape_controls(log), log);
+  EXPECT_NE(log.find("run directory: " + dir_.path("run")), log.npos) << log;
+}
+
+// Each byte is a token of its own: characters and escape sequences arrive in pieces.
+TEST_F(Escapes, OfCompletionsDoNotReachTheTerminalInPieces) {
+  const std::string run = train_bytes("bytes");
+  ASSERT_EQ(run_cohort({"train", dir_.path("bytes/run.yaml")}).code, 0);
+  std::vector<std::string> generate = {"generate", run, "\x1b[1m", "--max-tokens=10", "--num=9"};
+  for (const int byte : {0x1b, 0xc2, 0x9b}) generate.push_back(str("--logit-bias=", byte, ":200"));
+  const std::string piped = run_cohort(generate).out, output = on_terminal(generate);
+  EXPECT_NE(piped.find("\xc2\x9b"), piped.npos);
+  EXPECT_NE(piped.find("\x1b[1m"), piped.npos);
+  EXPECT_EQ(output, escape_controls(piped));
+  generate.push_back("--raw");
+  EXPECT_EQ(on_terminal(generate), piped);
+  generate.back() = "--json";
+  EXPECT_EQ(on_terminal(generate), escape_controls(run_cohort(generate).out));
+}
+
+TEST_F(Escapes, OfRepliesDoNotReachTheTerminal) {
+  const std::string model = dir_.path("model");
+  std::filesystem::create_directory(model);
+  Json::Object vocab;
+  for (const char* token : {"</s>", "u", "a"})
+    vocab.emplace_back(token, static_cast<int64_t>(vocab.size()));
+  while (vocab.size() < 32)
+    vocab.emplace_back(str("\x1b[", vocab.size(), "m"), static_cast<int64_t>(vocab.size()));
+  Json bpe = Json().set("type", "BPE").set("merges", Json::Array{}).set("vocab", std::move(vocab));
+  write_file(model + "/tokenizer.json",
+             Json().set("decoder", Json().set("type", "Fuse")).set("model", std::move(bpe)).dump());
+  write_file(model + "/tokenizer_config.json", R"({"eos_token": "</s>"})");
+  write_file(model + "/chat_template.jinja", "{{ messages[0].content }}");
+  write_file(model + "/config.json",
+             R"({"model_type": "qwen2", "vocab_size": 32, "hidden_size": 16, "eos_token_id": 0,
+                 "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+                 "intermediate_size": 24, "max_position_embeddings": 64,
+                 "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": true})");
+  save_weights(Transformer(load_config(model), DType::kF32, 1), model, "model");
+  const std::vector<std::string> chat = {"chat", model, "--max-tokens=20"};
+  const std::string piped = run_cohort(chat, "ua\n").out, output = on_terminal(chat, "ua");
+  EXPECT_NE(piped.find("\x1b["), piped.npos) << piped;
+  EXPECT_NE(output.find(escape_controls(piped)), output.npos) << output;
+  EXPECT_EQ(escape_controls(output), output);
+  EXPECT_NE(on_terminal({"chat", model, "--max-tokens=20", "--raw"}, "ua").find(piped),
+            output.npos);
+  write_file(model + "/chat_template.jinja", kEvil);
+  expect_escaped({"inspect", model}, kEvil, "chat template\n" + kEvilShown, false);
 }
 
 }  // namespace

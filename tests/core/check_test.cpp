@@ -1,6 +1,9 @@
 // Messages of failed checks, devices, streams and the log.
 #include "core/check.h"
 
+#include <fstream>
+#include <functional>
+
 #include "core/device.h"
 #include "core/log.h"
 #include "core/with_cuda.h"
@@ -78,17 +81,21 @@ TEST(Stream, GuardAppliesToItsDeviceAndRestoresThePreviousStream) {
   EXPECT_TRUE(current_stream({}).device.is_cpu());
 }
 
+std::function<void(const std::string&)> append_to(const std::string& path) {
+  return [path](const std::string& line) { std::ofstream(path, std::ios::app) << line; };
+}
+
 TEST(Log, FileReceivesEveryMessageAndAnExpectedWarningPasses) {
   const test::TempDir dir;
   logging::set_console_level(logging::Level::kError);
-  logging::set_file(dir.path("log.txt"));
+  logging::set_file(append_to(dir.path("log.txt")));
   {
     const test::ExpectLog expected("braces {} and 5");
     logging::debug("quiet ", 1);
     logging::warn("braces {} and ", 5);
     logging::record("a {report}\n of two lines\n");
   }
-  logging::set_file("");
+  logging::set_file({});
   logging::info("after");
   logging::record("after");
   logging::set_console_level(logging::Level::kInfo);
@@ -97,8 +104,29 @@ TEST(Log, FileReceivesEveryMessageAndAnExpectedWarningPasses) {
   EXPECT_NE(text.find("braces {} and 5"), std::string::npos);
   EXPECT_TRUE(text.ends_with("info] a {report}\n of two lines\n")) << text;
   EXPECT_EQ(text.find("after"), std::string::npos);
-  const std::string below_a_file = dir.path("log.txt") + "/log.txt";
-  EXPECT_THROW_WITH(logging::set_file(below_a_file), InputError, below_a_file);
+}
+
+TEST(Log, MessagesNeitherControlATerminalNorLookLikeOthers) {
+  const test::TempDir dir;
+  logging::set_console_level(logging::Level::kError);
+  logging::set_file(append_to(dir.path("log.txt")));
+  const std::string fake = "[2026-11-22 07:13:48.164 error] fake";
+  logging::info("a\x1b[2J\xe2\x80\xae\x9b\n", fake, "\n  indented\n", fake);
+  logging::record("b\r" + fake + "\x1b[A\n" + fake);
+  logging::set_file({});
+  logging::set_console_level(logging::Level::kInfo);
+  const std::string text = test::read_file(dir.path("log.txt")), quoted = "\n    " + fake + "\n";
+  EXPECT_NE(text.find("info] a\\x1b[2J\\u202e\\x9b" + quoted + "  indented" + quoted), text.npos)
+      << text;
+  EXPECT_NE(text.find("info] b\\x0d" + fake + "\\x1b[A" + quoted), text.npos) << text;
+}
+
+TEST(Log, AFailureToWriteTheFileIsPrintedEscaped) {
+  testing::internal::CaptureStderr();
+  logging::set_file([](const std::string&) { throw Error("cannot write \x1b[2J"); });
+  logging::record("text");
+  logging::set_file({});
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "cohort: log: cannot write \\x1b[2J\n");
 }
 
 }  // namespace cohort

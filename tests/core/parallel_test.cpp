@@ -1,6 +1,11 @@
 // Every index is covered once for any number of threads; the partition into blocks is fixed.
 #include "core/parallel.h"
 
+#include <pthread.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <mutex>
 #include <set>
@@ -8,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/log.h"
 #include "tests/support/test_util.h"
 
 namespace cohort {
@@ -50,6 +56,58 @@ TEST(ParallelFor, BlocksDoNotDependOnTheThreads) {
     EXPECT_EQ(blocks_of(-3, 10), Blocks{});
     EXPECT_EQ(blocks_of(2, 0), (Blocks{{0, 1}, {1, 2}}));  // a grain below 1 counts as 1
   }
+}
+
+TEST(ParallelFor, WorksWithFewerThreadsIfNoMoreCanBeStarted) {
+  std::string warning;
+  logging::set_observer([&](logging::Level, const std::string& text) { warning += text; });
+  pthread_attr_t before, huge;
+  pthread_getattr_default_np(&before);
+  pthread_attr_init(&huge);
+  pthread_attr_setstacksize(&huge, size_t{1} << 50);  // no address space: EAGAIN
+  std::thread([&] {                                   // has no pool yet
+    set_num_threads(4);
+    pthread_setattr_default_np(&huge);
+    EXPECT_EQ(blocks_of(25, 10), (Blocks{{0, 10}, {10, 20}, {20, 25}}));
+    pthread_setattr_default_np(&before);
+    EXPECT_EQ(num_threads(), 1);
+  })
+      .join();
+  logging::set_observer({});
+  EXPECT_NE(warning.find("only 1 of 4 threads could be started: Resource temporarily unavailable"),
+            std::string::npos)
+      << warning;
+}
+
+// Recurses through about `bytes` of the stack.
+int use_stack(int64_t bytes) {
+  volatile char frame[4096] = {};
+  return bytes <= 0 ? frame[0] : use_stack(bytes - 4096) + frame[1];
+}
+
+TEST(FullStack, HoldsDeepNestingUnderASmallLimit) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the thread sanitizer starts no threads after a fork";
+#endif
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const rlimit small{96 << 10, 96 << 10};
+    setrlimit(RLIMIT_STACK, &small);
+    int code = 1;
+    with_full_stack([&] {
+      code = use_stack(6 << 20);
+      std::thread([&] { code += use_stack(6 << 20); }).join();
+    });
+    try {
+      with_full_stack([] { throw InputError("passed on"); });
+    } catch (const InputError&) {
+      _exit(code);
+    }
+    _exit(2);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(pid, &status, 0), pid);
+  EXPECT_EQ(status, 0);
 }
 
 TEST(ParallelFor, NestedCallsCoverTheirRangeToo) {

@@ -118,10 +118,17 @@ TEST_F(Safetensors, UnknownTensorListsTheKnownOnes) {
   EXPECT_THROW_WITH(file.shape("c.w"), InputError, "has no tensor");
 }
 
+TEST_F(Safetensors, FilesThatShrinkWhileTheyAreOpenAreAnError) {
+  write_safetensors(path(), {{"a", Tensor::zeros({1 << 20}, DType::kF32)}});
+  const SafetensorsFile file(path());
+  std::filesystem::resize_file(path(), 8192);
+  EXPECT_THROW_WITH(file.read("a"), InputError, path() + ": cannot be read: it has become shorter");
+}
+
 TEST_F(Safetensors, RefusesPathsThatAreNotFiles) {
   EXPECT_THROW_WITH(SafetensorsFile(dir_.path("none")), InputError,
                     "none: cannot be opened: No such file or directory");
-  EXPECT_THROW_WITH(SafetensorsFile(dir_.path()), InputError, "is not a file");
+  EXPECT_THROW_WITH(SafetensorsFile(dir_.path()), InputError, "is a folder");
   test::write_file(path(), "");
   EXPECT_THROW_WITH(SafetensorsFile{path()}, InputError, "is truncated");
 }

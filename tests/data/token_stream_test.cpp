@@ -5,6 +5,7 @@
 #include <fstream>
 #include <thread>
 
+#include "core/log.h"
 #include "sys/input_file.h"
 #include "tests/support/test_util.h"
 
@@ -109,6 +110,39 @@ TEST_F(TokenStreams, SeveralProcessesWriteThemOnce) {
   EXPECT_EQ(shards("cache").size(), 1u);
   for (const auto& entry : fs::recursive_directory_iterator(dir_.path("cache")))
     EXPECT_NE(entry.path().extension(), ".tmp");
+}
+
+TEST_F(TokenStreams, AreMadeAgainIfTheirFolderIsRemovedMeanwhile) {
+  const std::vector<int32_t> all = load("").read(0, 5000);
+  int removed = 0;
+  logging::set_observer([&](logging::Level, const std::string& message) {
+    if (removed < 2 && message.starts_with("the tokens of the text are cached"))
+      removed += fs::remove_all(dir_.path("cache")) > 0;
+  });
+  const TokenStream stream = load("cache");
+  logging::set_observer({});
+  EXPECT_EQ(removed, 2);
+  EXPECT_EQ(stream.read(0, 5000), all);
+  EXPECT_EQ(shards("cache").size(), 1u);
+}
+
+TEST_F(TokenStreams, CompleteOnesNeedNoLock) {
+  const std::vector<int32_t> all = load("cache").read(0, 5000);
+  const fs::path folder = fs::path(shards("cache").at(0)).parent_path();
+  fs::remove(folder / ".lock");
+  fs::create_directory(folder / ".lock");  // cannot be locked, not even by root
+  EXPECT_EQ(load("cache").read(0, 5000), all);
+}
+
+TEST_F(TokenStreams, LinksInTheirFolderAreNotFollowed) {
+  load("cache");
+  const std::string shard = shards("cache").at(0), victim = dir_.path("victim");
+  write_file(victim, "precious");
+  fs::remove(shard);
+  fs::create_symlink(victim, shard);
+  const ExpectLog warning("it is written again");
+  load("cache");
+  EXPECT_EQ(read_file(victim), "precious");
 }
 
 TEST_F(TokenStreams, FolderThatCannotBeWrittenIsNamed) {

@@ -94,6 +94,17 @@ TEST(Launcher, AStopReachesAllRanks) {
   EXPECT_EQ(out.result.code, 130);
 }
 
+TEST(Launcher, RanksThatEndByTheForwardedStopAreNoFailure) {
+  std::atomic<bool> stop{false};
+  std::jthread later([&] {
+    std::this_thread::sleep_for(milliseconds(300));
+    stop = true;
+  });
+  const Launched out = launch(shell(2, "exec sleep 60"), stop);
+  EXPECT_EQ(out.result.code, 128 + SIGTERM);
+  EXPECT_EQ(out.result.message, "");
+}
+
 TEST(Launcher, NoRankOutlivesTheLauncher) {
   const test::TempDir dir;
   const pid_t launcher = fork();

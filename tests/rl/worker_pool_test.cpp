@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 
 #include "rl/rewards/command.h"
 #include "sys/input_file.h"
@@ -52,6 +53,8 @@ for line in sys.stdin:
             sys.stdout.write(letter), sys.stdout.flush()
             time.sleep(0.01)
     elif what[0] == "deaf": say("deaf"), os.close(0), time.sleep(1000)
+    elif what[0] == "linger": os.close(1), time.sleep(0.3), os._exit(9)
+    elif what[0] == "parent": say(str(os.getppid()))
     elif what[0] == "mute": os.close(1), time.sleep(1000)
     elif what[0] == "leave": os.setpgid(0, os.getpgid(os.getppid())), time.sleep(1000)
     elif what[0] == "stop": os.kill(os.getpid(), signal.SIGSTOP)
@@ -134,7 +137,7 @@ TEST_F(Workers, AProgramThatClosesItsInputIsReplacedAtOnce) {
   WorkerPool pool(host, patient);
   EXPECT_EQ(ask(pool, "deaf"), "deaf");
   usleep(300'000);  // it closes its input after it has answered
-  EXPECT_NE(ask(pool, "say 1").find("closed its input (signal 9)"), std::string::npos);
+  EXPECT_NE(ask(pool, "say 1").find("closed its input (ended by cohort)"), std::string::npos);
   EXPECT_EQ(ask(pool, "say 2"), "2");
 }
 
@@ -181,6 +184,23 @@ TEST_F(Workers, ADeadHostIsAnError) {
   EXPECT_EQ(ask(pool, "say 1"), "1");
   EXPECT_THROW_WITH(ask(pool, "host"), Error, "the process that starts reward programs has ended");
   EXPECT_THROW_WITH(ask(pool, "say 2"), Error, "the process that starts reward programs has ended");
+}
+
+TEST_F(Workers, AStoppedHostIsContinued) {
+  auto host = std::make_unique<WorkerHost>();
+  auto pool = std::make_unique<WorkerPool>(*host, options(1));
+  const pid_t id = std::stoi(ask(*pool, "parent"));
+  ::kill(id, SIGSTOP);
+  {
+    const ExpectLog expected("was stopped, and is continued");
+    EXPECT_NE(ask(*pool, "die").find("(exit code 3)"), std::string::npos);
+  }
+  EXPECT_EQ(ask(*pool, "say 1"), "1");
+  pool.reset();
+  ::kill(id, SIGSTOP);
+  const auto start = std::chrono::steady_clock::now();
+  host.reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
 }
 
 TEST_F(Workers, TooFewDescriptorsAreAnInputError) {
@@ -233,7 +253,8 @@ TEST_F(WorkersSlow, AFailureFailsOneRequest) {
         {"two", "it wrote more than one line"},
         {"lie", "the answer is a lie"},
         {"hide", "(exit code 4)"},
-        {"mute", "it has ended, or closed its output (signal 9)"},
+        {"linger", "it has ended, or closed its output (exit code 9)"},
+        {"mute", "it has ended, or closed its output (ended by cohort)"},
         {"leave", "no answer in "},
         {"stop", "no answer in "},
     };

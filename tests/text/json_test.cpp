@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 
 #include "core/rng.h"
 #include "tests/support/test_util.h"
@@ -40,11 +41,47 @@ TEST(Json, DoublesReadBackExactly) {
   EXPECT_GT(checked, 15000);
 }
 
-TEST(Json, IntegersKeepAll64BitsAndLargerOnesBecomeDoubles) {
+TEST(Json, IntegersKeepAll64BitsAndLargerOnesTheirDigits) {
   EXPECT_EQ(parse("9223372036854775807").as_int(), INT64_MAX);
   EXPECT_EQ(parse("-9223372036854775808").as_int(), INT64_MIN);
-  EXPECT_FALSE(parse("9223372036854775808").is_int());
-  EXPECT_EQ(parse("18446744073709551615").as_double(), 0x1p64);
+  for (const char* text : {"9223372036854775808", "18446744073709551616", "-9223372036854775809",
+                           "1000000000000000019884624838656"}) {
+    const Json json = parse(text);
+    EXPECT_FALSE(json.is_int());
+    EXPECT_TRUE(json.is_number());
+    EXPECT_EQ(json.as_double(), std::strtod(text, nullptr));
+    EXPECT_EQ(json.dump(), text);
+    EXPECT_EQ(parse(str("[", text, "]")).to_text(), text);
+    EXPECT_THROW_WITH(json.as_int(), InputError,
+                      str("expected a whole number, got ", text, ", which is beyond 64 bits"));
+  }
+  EXPECT_EQ(parse("9223372036854775808.0").dump(), "9.223372036854776e+18");
+}
+
+TEST(Json, AZeroByteEndsNothing) {
+  using namespace std::string_view_literals;
+  EXPECT_THROW_WITH(parse("{\"a\": 1}\0 {\"a\": 2}"sv), InputError,
+                    "file:7: not valid JSON: a zero byte, at byte 9");
+  EXPECT_THROW_WITH(parse("\0"sv), InputError, "a zero byte, at byte 1");
+  EXPECT_THROW_WITH(parse("[1]\0"sv), InputError, "a zero byte, at byte 4");
+  EXPECT_THROW_WITH(parse("\"a\0b\""sv), InputError, "a zero byte, at byte 3");
+  EXPECT_EQ(parse("\"a\\u0000b\"").as_string(), "a\0b"sv);
+}
+
+TEST(Json, ErrorsOfFieldsNameFileAndPlace) {
+  const Json json = parse(R"({"a": {"b": [1, "x"]}})"), other("x");
+  const auto read = [&](const auto& get) { with_places(json, "f.json", get); };
+  EXPECT_THROW_WITH(read([&] { json.at("a").at("b").as_array()[1].as_int(); }), InputError,
+                    "f.json: a.b[1]: expected a whole number, got text");
+  EXPECT_THROW_WITH(read([&] { json.at("a").at("c"); }), InputError, "f.json: a: missing key 'c'");
+  EXPECT_THROW_WITH(read([&] { json.as_int(); }), InputError, "f.json: expected a whole number");
+  EXPECT_THROW_WITH(read([&] { other.as_int(); }), InputError, "f.json: expected a whole number");
+}
+
+TEST(Json, IndentedTextHasALinePerItem) {
+  EXPECT_EQ(parse(R"({"a": [1, {}], "b": [], "c": {"d": "\u00e9"}})").dump(2),
+            "{\n  \"a\": [\n    1,\n    {}\n  ],\n  \"b\": [],\n  \"c\": {\n    \"d\": "
+            "\"\u00e9\"\n  }\n}");
 }
 
 TEST(Json, NonFiniteNumbersPrintAsNull) {

@@ -352,5 +352,15 @@ TEST_F(TemplateData, RealTemplatesAsJinjaRendersThem) {
   EXPECT_GE(renders, 41 * 8);
 }
 
+TEST(Template, WholeNumbersBeyond64BitsKeepTheirDigits) {
+  const char* context = R"({"n": 18446744073709551617, "m": [-9223372036854775809]})";
+  EXPECT_EQ(render("{{ n }} {{ m }} {{ m | tojson }}", context),
+            "18446744073709551617 [-9223372036854775809] [-9223372036854775809]");
+  EXPECT_EQ(render("{{ n is number }} {{ n is integer }} {{ n is string }} {{ n == n }}", context),
+            "True True False True");
+  EXPECT_THROW_WITH(render("{{ n + 1 }}", context), InputError, "is not defined for big int");
+  EXPECT_THROW_WITH(render("{{ n | int }}", context), InputError, "overflows 64 bits");
+}
+
 }  // namespace
 }  // namespace cohort

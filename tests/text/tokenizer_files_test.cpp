@@ -1,6 +1,7 @@
 // Tokenizers in Hugging Face's formats: published ids, round trips, streams, damaged and hostile
 // files. Real files are tested if the data folder exists.
 #include <filesystem>
+#include <fstream>
 
 #include "core/rng.h"
 #include "sys/input_file.h"
@@ -225,7 +226,7 @@ std::string streamed(const Tokenizer& tokenizer, const Ids& ids) {
 
 TEST_F(RealTokenizers, GiveThePublishedIds) {
   COHORT_REQUIRE_DATA(dir);
-  std::ifstream file = open_input_file(dir + "/tokenizers/truth.jsonl");
+  std::ifstream file(dir + "/tokenizers/truth.jsonl");
   int rows = 0;
   for (std::string line; std::getline(file, line); ++rows) {
     const Json row = parse_json(line, "truth.jsonl");
@@ -311,7 +312,7 @@ TEST_F(RealTokenizersSlow, RoundTripEveryLineOfGsm8k) {
     const Tokenizer& tokenizer = load(dir + "/" + name);
     int lines = 0;
     for (const char* part : {"train", "test"}) {
-      std::ifstream file = open_input_file(dir + "/gsm8k/" + part + ".jsonl");
+      std::ifstream file(dir + "/gsm8k/" + part + ".jsonl");
       for (std::string line; std::getline(file, line); ++lines) {
         const Ids ids = tokenizer.encode(line);
         ASSERT_EQ(tokenizer.decode(ids), line) << name;

@@ -253,6 +253,7 @@ std::optional<Number> parse_number(std::string_view text, Base... base) {
 std::optional<double> number_of(const Value& value) {
   check_defined(value);
   if (value.is_number()) return value.number();
+  if (value.is_big()) return parse_number<double>(value.as<BigInteger>().digits);
   return parse_number<double>(value.text());
 }
 

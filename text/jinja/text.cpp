@@ -120,6 +120,7 @@ std::string scalar(const Value& value, bool json) {
   if (value.is<bool>() && json) return value.as<bool>() ? "true" : "false";
   if (value.is<bool>()) return value.as<bool>() ? "True" : "False";
   if (value.is<int64_t>()) return std::to_string(value.integer());
+  if (value.is_big()) return std::string(value.as<BigInteger>().digits);
   if (value.is<double>()) {
     if (!json || std::isfinite(value.number())) return float_repr(value.number());
     return std::isnan(value.number()) ? "NaN" : value.number() > 0 ? "Infinity" : "-Infinity";

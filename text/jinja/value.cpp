@@ -45,6 +45,7 @@ Value Heap::from_json(const Json& json) {
   if (json.is_null()) return None{};
   if (json.is_bool()) return json.as_bool();
   if (json.is_int()) return json.as_int();
+  if (json.is_big()) return BigInteger{json.digits()};
   if (json.is_number()) return json.as_double();
   if (json.is_string()) return std::string_view(json.as_string());
   if (json.is_array()) {
@@ -92,8 +93,9 @@ bool are_alike(const Value& a, const Value& b) {
 }  // namespace
 
 std::string type_name(const Value& value) {
-  constexpr const char* kTypes[] = {"Undefined", "None", "bool",      "int",  "float",   "str",
-                                    "list",      "dict", "namespace", "loop", "function"};
+  constexpr const char* kTypes[] = {"Undefined", "None", "bool",     "int",
+                                    "float",     "str",  "list",     "dict",
+                                    "namespace", "loop", "function", "big int"};
   constexpr const char* kFlavors[] = {"list",        "tuple",      "range",    "dict_keys",
                                       "dict_values", "dict_items", "generator"};
   const List* list = value.list();

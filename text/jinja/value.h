@@ -45,8 +45,15 @@ struct None {
   bool operator==(const None&) const = default;
 };
 
-using Alternatives = std::variant<Undefined, None, bool, int64_t, double, std::string_view,
-                                  const List*, const Dict*, Scope*, Loop*, const Function*>;
+// A whole number beyond 64 bits: it is printed and compared, and refused in arithmetic.
+struct BigInteger {
+  bool operator==(const BigInteger&) const = default;
+  std::string_view digits;
+};
+
+using Alternatives =
+    std::variant<Undefined, None, bool, int64_t, double, std::string_view, const List*, const Dict*,
+                 Scope*, Loop*, const Function*, BigInteger>;
 
 // A small value that is copied freely. The objects it refers to belong to the Heap that made it, to
 // the template's source or to the context, and outlive the rendering. == is true for references to
@@ -71,6 +78,7 @@ struct Value : Alternatives {
   }
   bool absent() const { return is<Undefined>() && as<Undefined>().why.empty(); }
   bool given() const { return !absent() && !is<None>(); }
+  bool is_big() const { return is<BigInteger>(); }
   bool is_text() const { return is<std::string_view>(); }
   std::string_view text() const { return as<std::string_view>(); }
   const List* list() const { return as<const List*>(); }

@@ -121,9 +121,11 @@ HuggingFaceTokenizer::HuggingFaceTokenizer(NamedFiles files, const std::string& 
   const bool has_json = folder.find("tokenizer.json") != nullptr;
   const std::string name = has_json ? "tokenizer.json" : "vocab.json";
   const Json json = has_json ? folder.json(name) : gpt2_json(folder);
-  with_context(folder.path(name), [&] {
-    read(json);
-    add_tokens(read_added_tokens(json, folder));
+  with_places(json, folder.path(name), [&] {
+    with_context(folder.path(name), [&] {
+      read(json);
+      add_tokens(read_added_tokens(json, folder));
+    });
   });
   find_eos(folder);
   find_stops(folder);
@@ -160,14 +162,19 @@ std::vector<AddedToken> HuggingFaceTokenizer::read_added_tokens(const Json& json
   const Json config = folder.json("tokenizer_config.json");
   const Json& decoder = value_or_null(config, "added_tokens_decoder");
   if (!decoder.is_null())
-    for (const auto& [key, item] : decoder.as_object()) {
-      const Json id = parse_json(key, "added_tokens_decoder");
-      add(read_added_token(item, id.as_int()));
-    }
+    with_places(config, "tokenizer_config.json", [&] {
+      for (const auto& [key, item] : decoder.as_object()) {
+        const Json id = parse_json(key, "added_tokens_decoder");
+        if (!id.is_int()) throw InputError(str("added_tokens_decoder: '", key, "' is no id"));
+        add(read_added_token(item, id.as_int()));
+      }
+    });
   const Json added = folder.json("added_tokens.json");
   if (!added.is_null())
-    for (const auto& [content, id] : added.as_object())
-      add({.content = content, .id = id.as_int(), .normalized = true});
+    with_places(added, "added_tokens.json", [&] {
+      for (const auto& [content, id] : added.as_object())
+        add({.content = content, .id = id.as_int(), .normalized = true});
+    });
   if (const int32_t id = vocabulary_.find(kEndOfText); id >= 0)
     add({.content = kEndOfText, .id = id, .special = true});
   return tokens;
@@ -229,9 +236,11 @@ void HuggingFaceTokenizer::find_stops(const Folder& folder) {
     const Json json = folder.json(name);
     const Json* ids = json.find("eos_token_id");
     if (ids == nullptr || ids->is_null()) continue;
-    for (const Json& id : ids->is_array() ? ids->as_array() : Json::Array{*ids})
-      if (id.as_int() >= 0 && id.as_int() < vocab_size())
-        stops_.push_back(static_cast<int32_t>(id.as_int()));
+    with_places(json, folder.path(name), [&] {
+      for (const Json& id : ids->is_array() ? std::span(ids->as_array()) : std::span(ids, 1))
+        if (id.as_int() >= 0 && id.as_int() < vocab_size())
+          stops_.push_back(static_cast<int32_t>(id.as_int()));
+    });
     return;
   }
 }

@@ -33,11 +33,14 @@ inline void check_steps(size_t steps) {
     throw InputError(str("a sequence of ", steps, " steps; at most ", kMaxSteps, " are allowed"));
 }
 
-// Calls fn() and prefixes the message of an InputError with "CONTEXT: ".
+// Calls fn() and prefixes the message of an InputError with "CONTEXT: ", except for errors of
+// accessors, which get their place from with_places().
 template <class F>
 auto with_context(const std::string& context, const F& fn) {
   try {
     return fn();
+  } catch (const JsonError&) {
+    throw;
   } catch (const InputError& e) {
     throw InputError(context + ": " + e.what());
   }
