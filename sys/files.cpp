@@ -51,14 +51,23 @@ struct Destination {
   bool is_new = true;
 };
 
+// The file that a link names, which does not exist yet; the path itself if it is no link.
+std::string end_of_links(fs::path path) {
+  constexpr int kMaxLinks = 40;
+  std::error_code error;
+  for (int i = 0; i < kMaxLinks && fs::is_symlink(path, error); ++i)
+    path = path.parent_path() / fs::read_symlink(path, error);
+  return path.string();
+}
+
 Destination destination(const std::string& path) {
   Destination to{.path = path};
   struct stat status;
   if (::stat(path.c_str(), &status) != 0) {
-    if (errno != ENOENT) to.refusal = system_reason();
-    std::error_code error;  // a link may name a file that does not exist yet
-    for (fs::path link = path; fs::is_symlink(link, error) && !error; to.path = link.string())
-      link = link.parent_path() / fs::read_symlink(link, error);
+    if (errno == ENOENT)
+      to.path = end_of_links(path);
+    else
+      to.refusal = system_reason();
     return to;
   }
   to.is_new = false;
