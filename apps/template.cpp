@@ -1,9 +1,9 @@
 // `cohort template render`: renders a chat template.
 #include <cstdio>
-#include <filesystem>
 
 #include "apps/commands.h"
 #include "core/check.h"
+#include "sys/files.h"
 #include "sys/input_file.h"
 #include "text/chat_template.h"
 
@@ -37,7 +37,7 @@ int render_template(const RenderTemplateOptions& options) {
   Json context = parse_json(read_input_file(options.context), options.context);
   if (!context.is_object())
     throw InputError(options.context + ": expected an object: the variables of the template");
-  const bool is_folder = std::filesystem::is_directory(options.path);
+  const bool is_folder = path_exists(options.path + "/.");
   NamedFiles files;
   if (is_folder)
     files = read_files(options.path, kChatTemplateFiles);

@@ -201,15 +201,18 @@ class TokenShards {
     bool complete = open_missing(shards, dir, fingerprint, Report::kNothing);
     for (int attempt = 1; !complete; ++attempt) {
       std::optional<FileLock> lock;
+      bool made = false;
       try {
         make_directory(dir);
+        made = true;
         lock = lock_folder(dir);
         complete = open_missing(shards, dir, fingerprint, Report::kDamage);
         for (size_t i = 0; !complete && i < shards.size(); ++i)
           if (shards[i].file == nullptr) shards[i] = make(shard_path(dir, i), fingerprint, i);
         complete = true;
       } catch (const Error&) {
-        if (attempt == kAttempts || !lock || lock->exists()) throw;
+        const bool removed = lock ? !lock->exists() : made && !path_exists(dir);
+        if (attempt == kAttempts || !removed) throw;
         logging::warn(dir, ": was removed by another process, and is made again");
       }
     }

@@ -11,9 +11,13 @@
 namespace cohort {
 namespace {
 
-std::optional<int64_t> step_of(const std::string& line, const std::string& path) {
+// True for a line that belongs to the steps before a resume; nullopt for a damaged line.
+std::optional<bool> is_kept(const std::string& line, const std::string& path, int64_t step,
+                            bool evaluated) {
   try {
-    return parse_json(line, path).at("step").as_int();
+    const Json json = parse_json(line, path);
+    const int64_t at = json.at("step").as_int();
+    return at < step || (at == step && (evaluated || json.find("eval") == nullptr));
   } catch (const InputError&) {
     return std::nullopt;
   }
@@ -25,14 +29,14 @@ LogFile::LogFile(std::string path) : path_(std::move(path)) {
   if (path_exists(path_)) before_ = read_text_file(path_);
 }
 
-void LogFile::start(int64_t step) {
+void LogFile::start(int64_t step, bool evaluated) {
   std::string good, damaged;
   for (size_t begin = 0, end = 0; begin < before_.size(); begin = end) {
     end = std::min(before_.find('\n', begin), before_.size() - 1) + 1;
     const std::string line = before_.substr(begin, end - begin);
     const bool whole = line.back() == '\n';
-    if (const auto at = step_of(line, path_); at.has_value())
-      good += *at > step ? "" : whole ? line : line + "\n";
+    if (const auto kept = is_kept(line, path_, step, evaluated); kept.has_value())
+      good += !*kept ? "" : whole ? line : line + "\n";
     else if (whole)  // else an incomplete last line after a kill
       damaged += line;
   }

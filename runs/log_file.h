@@ -42,9 +42,9 @@ class LogFile : NonCopyable {
   // Reads the existing file; throws Error if that fails. Writes nothing.
   explicit LogFile(std::string path);
 
-  // Removes the lines after `step`, which will be logged again, and opens the file. Damaged lines
-  // are moved to PATH.damaged with a warning.
-  void start(int64_t step);
+  // Removes the lines after `step`, and its evaluation unless it is `evaluated`, which will be
+  // logged again, and opens the file. Damaged lines are moved to PATH.damaged with a warning.
+  void start(int64_t step, bool evaluated);
   void write(const std::string& line);
   void finish() { lines_.finish(); }
 

@@ -300,7 +300,7 @@ Json run_report(const std::string& path, size_t limit) {
                          "; hint: give the run directory that `cohort train` printed"));
   };
   if (path.empty() || !path_exists(dir)) fail("does not exist");
-  if (!fs::is_directory(dir)) fail("is a file, not a run directory");
+  if (!path_exists(dir / ".")) fail("is a file, not a run directory");
   const bool has_config = path_exists(dir / "config.yaml"), whole = has_config || !is_stage(dir);
   const fs::path run = whole ? dir : dir.parent_path();
   std::vector<fs::path> stages;

@@ -80,7 +80,7 @@ Stage::Stage(const StageSetup& setup) : setup_(setup) {
   metrics_.emplace(dir_ + "/metrics.jsonl");
   completions_.emplace(dir_ + "/completions.jsonl");
   const int64_t kept = is_new() ? -1 : state_.step;
-  for (auto* log : {&metrics_, &completions_}) (*log)->start(kept);
+  for (auto* log : {&metrics_, &completions_}) (*log)->start(kept, state_.evaluated_step == kept);
   events_.emplace(dir_, kept + 1);
   // The process may have been killed after writing a checkpoint but before updating its link or
   // removing old ones. The one before stays until the next save: the first update may fail.

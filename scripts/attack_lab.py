@@ -173,6 +173,8 @@ class Case:
 
 def ended(process, seconds):
     """True if the process ends within `seconds`."""
+    if process.returncode is not None:  # reaped by send_signal()
+        return True
     handle = os.pidfd_open(process.pid)
     try:
         return bool(select.select([handle], [], [], seconds)[0])

@@ -231,8 +231,11 @@ void replace_file(const std::string& path, std::string_view text) {
 }
 
 void make_directory(const std::string& path) {
+  constexpr int kAttempts = 3;  // another process may remove a parent that was just made
   std::error_code error;
   fs::create_directories(path, error);
+  for (int i = 1; i < kAttempts && error == std::errc::no_such_file_or_directory; ++i)
+    fs::create_directories(path, error);
   if (error) throw Error(str("cannot create the directory ", path, ": ", error.message()));
 }
 

@@ -3,7 +3,6 @@
 #include "text/tokenizer.h"
 
 #include <algorithm>
-#include <filesystem>
 
 #include "sys/files.h"
 #include "sys/input_file.h"
@@ -183,7 +182,7 @@ std::unique_ptr<Tokenizer> make_tokenizer(NamedFiles files, const std::string& w
 }
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
-  if (!path_exists(folder) || !std::filesystem::is_directory(folder))
+  if (!path_exists(folder + "/."))
     throw InputError(
         str(folder, ": is not a folder; hint: name the folder of the tokenizer's files"));
   return make_tokenizer(read_files(folder, kFiles), folder);

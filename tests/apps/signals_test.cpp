@@ -123,7 +123,9 @@ TEST_F(Signals, EndAnEvaluationAndSaveTheStepBeforeIt) {
     EXPECT_EQ(output.code, 130) << output.err;
     EXPECT_EQ(count(output.err, "cohort: ending this evaluation, then saving"), 1u) << output.err;
     EXPECT_EQ(shell("ls $RUN/checkpoints"), str("step-0000000", last, "\n"));
-    // The evaluation is made up for.
+    // The evaluation is made up for, also after a resume that was killed when it had logged it.
+    write_file(metrics,
+               read_file(metrics) + str("{\"step\":", last, ",\"eval\":true,\"pass@1\":1}\n"));
     const Output resumed =
         run_cohort({"train", "--resume", run_, "eval.every=1", "eval.num_samples=1"});
     EXPECT_EQ(resumed.code, 0) << resumed.err;
