@@ -113,7 +113,7 @@ TEST_F(Signals, EndAnEvaluationAndSaveTheStepBeforeIt) {
   ASSERT_EQ(run_cohort(train({"eval.every=1", "output_dir=" + dir_.path("whole")})).code, 0);
   for (const int last : {1, 6}) {
     Process process(train({str("eval.every=", last == 1 ? 1 : 0), "eval.at_start=false",
-                           "eval.num_samples=16384", "eval.k=[1]"}));
+                           "eval.num_samples=4096", "eval.k=[1]", "max_completion_length=12"}));
     const std::string metrics = run_ + "/metrics.jsonl";
     ASSERT_TRUE(wait_for_path(metrics, process));
     ASSERT_TRUE(wait_until([&] { return count(read_file(metrics), "\"loss\"") == size_t(last); }));
