@@ -144,6 +144,9 @@ TEST(Allocator, StatisticsAreExactWithManyThreads) {
 }
 
 TEST(Allocator, ImpossibleRequestsAreErrors) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the thread sanitizer aborts the process instead";
+#endif
   if (!kCaches) GTEST_SKIP() << "the address sanitizer aborts the process instead";
   const int64_t live = cpu().stats().live_bytes;
   EXPECT_THROW_WITH(cpu().allocate(size_t{1} << 60), Error, "[allocator] out of memory");

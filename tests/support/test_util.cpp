@@ -26,8 +26,10 @@ Record& record() {
 }  // namespace
 
 void LogListener::OnTestStart(const testing::TestInfo&) {
-  std::lock_guard lock(record().mutex);
-  record().messages.clear();
+  {
+    std::lock_guard lock(record().mutex);
+    record().messages.clear();
+  }
   logging::set_observer([](logging::Level level, const std::string& message) {
     if (level < logging::Level::kWarn) return;
     std::lock_guard lock(record().mutex);
