@@ -573,8 +573,8 @@ TEST_F(Commands, GradcheckPrintsTheCasesOfAnOp) {
 }
 
 TEST_F(Commands, OutOfMemoryComesWithTheMemoryPlan) {
-#if defined(__SANITIZE_ADDRESS__)
-  GTEST_SKIP() << "the address sanitizer needs more than any limit";
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the sanitizers need more than any limit";
 #endif
   write_file(dir_.path("run.yaml"), "output_dir: run\n" + sft_);
   rlimit before{};

@@ -21,7 +21,11 @@ std::vector<std::string> environment_with(const Fault& fault) {
   std::vector<std::string> out;
   for (char** entry = environ; *entry != nullptr; ++entry) out.emplace_back(*entry);
   if (fault.call.empty()) return out;
+#if defined(__SANITIZE_THREAD__)  // its interceptors come first
+  out.push_back("LD_PRELOAD=libtsan.so.2 " COHORT_FAULTS);
+#else
   out.push_back("LD_PRELOAD=" COHORT_FAULTS);
+#endif
   out.push_back("ASAN_OPTIONS=verify_asan_link_order=0");
   out.push_back(str("COHORT_FAULT=", fault.call, "|", fault.path, "|", fault.error, "|", fault.pass,
                     "|", fault.fail));
