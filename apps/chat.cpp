@@ -78,6 +78,17 @@ const char* stop_notice(StopReason reason) {
   return nullptr;
 }
 
+// Throws InputError for a model without a chat template, which `chat` is not for.
+ChatFormat format_of(const LoadedModel& loaded, const ChatOptions& options, const Json& kwargs) {
+  if (!find_chat_template(loaded.tokenizer->files()))
+    throw InputError(str(loaded.checkpoint,
+                         " has no chat template (chat_template.jinja, or a field of "
+                         "tokenizer_config.json), so that it is no chat model; hint: cohort "
+                         "generate ",
+                         options.model, " \"TEXT\" continues a text"));
+  return {*loaded.tokenizer, kwargs};
+}
+
 class Conversation {
  public:
   explicit Conversation(const ChatOptions& options)
@@ -85,7 +96,7 @@ class Conversation {
         raw_(options.raw),
         loaded_(load(options.model, options.compute)),
         settings_(settings_of(options, loaded_.checkpoint)),
-        format_(*loaded_.tokenizer, settings_.template_kwargs),
+        format_(format_of(loaded_, options, settings_.template_kwargs)),
         engine_(*loaded_.model, {}),
         sampler_(engine_, *loaded_.tokenizer, sampling_of(options, loaded_, format_)) {
     begin();

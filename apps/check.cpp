@@ -3,10 +3,11 @@
 #include <cstdio>
 
 #include "apps/commands.h"
-#include "core/allocator.h"
 #include "core/log.h"
 #include "core/sizes.h"
 #include "data/tasks/tasks.h"
+#include "runs/resources.h"
+#include "runs/run_directory.h"
 #include "text/utf8.h"
 
 namespace cohort::apps {
@@ -60,7 +61,7 @@ TrainConfig with_micro_batch(const TrainConfig& config, StagePreview& stage, int
                  " tokens");
     return out;
   }
-  chosen = choose_micro_batch(out, stage, ranks, available_memory(device) / config.ranks);
+  chosen = choose_micro_batch(out, stage, ranks, free_memory(device) / config.ranks);
   stage.model.recompute = out.model.recompute;
   return out;
 }
@@ -135,24 +136,38 @@ std::string memory_plan(const RunPlan& plan, const std::vector<StagePreview>& st
 }
 
 int check(const CheckOptions& options) {
-  const RunPlan plan = load_plan(options.config, options.overrides);
+  RunPlan plan = load_plan(options.config, options.overrides);
   if (options.gpus > 0) expect_cuda(plan);
   std::vector<StagePreview> stages = preview_plan(plan);
+  std::string memory_error;
   for (size_t i = 0; i < stages.size(); ++i) {
     const int64_t ranks = std::max<int64_t>(plan.stages[i].ranks, options.gpus);
     std::string chosen;
     const TrainConfig config = with_micro_batch(plan.stages[i], stages[i], ranks, chosen);
+    if (memory_error.empty()) memory_error = memory_shortage(config, stages[i], ranks);
     const StepSize size = step_size(config, stages[i], ranks);
     print_sizes(config, stages[i], size);
     if (!chosen.empty()) print_row("micro_batch_tokens: auto", chosen);
     print_row("device", device_text(config, ranks));
     for (const auto& [name, value] : memory_rows(config, stages[i], size))
       print_row("memory: " + name, value);
+    print_row("disk: checkpoint", mib(checkpoint_bytes(config, stages[i].model)));
     print_examples(stages[i], options.full);
     for (const std::string& warning : config.warnings()) logging::warn(warning);
+    if (stages[i].is_new_model_meant)
+      print_row("note", stages[i].random_start);
+    else if (!stages[i].random_start.empty())
+      logging::warn(stages[i].random_start);
     if (!stages[i].leak.empty()) logging::warn(stages[i].leak);
     if (!stages[i].reward_warning.empty()) logging::warn(stages[i].reward_warning);
   }
+  plan.output_dir = next_run_directory(plan.output_dir);
+  if (!memory_error.empty()) throw InputError(memory_error);
+  const DiskNeed disk = disk_need(plan, stages);
+  print_row("disk: checkpoints of the run",
+            str(mib(disk.most), " at most",
+                disk.free == INT64_MAX ? "" : str("; free: ", mib(disk.free))));
+  if (!disk.shortage().empty()) logging::warn(disk.shortage());
   print(stdout, str(options.config, ": ok; a run would go to ", plan.output_dir, "\n"));
   return kOk;
 }

@@ -50,6 +50,9 @@ LoadedModel load(const std::string& path, const ComputeOptions& compute);
 void print(std::FILE* stream, std::string_view text, bool raw = false);
 // Writes to stdout and flushes, so that a closed pipe is noticed. Throws Error if that fails.
 void print_now(std::string_view text, bool raw = false);
+// Writes help to stdout, wrapped at the width of a terminal, which counts as at least 40 columns.
+// Other readers get whole lines.
+void print_help(const std::string& text);
 // Writes the line of an error to stderr, without the middle of a long message.
 void print_error(const std::string& message);
 // Prints a row of a table.
@@ -71,15 +74,16 @@ struct GenerateOptions {
   ComputeOptions compute;
   std::vector<std::string> prompts;  // empty: the lines of standard input
   SamplingConfig sampling;
-  std::optional<double> temperature;  // nullopt: 1, or the run's with Input::kFields
+  std::optional<double> temperature;  // nullopt: 1, or `config`'s with Input::kFields
   // best_of completions per prompt are sampled (0: num), and the num with the largest mean token
   // log-prob are printed.
   int64_t num = 1, best_of = 0, seed = 1;
   // Form of a prompt: text, a JSON string, or a JSON object whose fields fill data.jsonl.prompt or
-  // data.jsonl.messages of the model's run.
+  // data.jsonl.messages of `config`.
   enum class Input { kText, kJson, kFields } input = Input::kText;
-  bool json = false;  // prints completions as JSON lines
-  bool raw = false;   // see print()
+  std::string config;  // with Input::kFields: a configuration file; empty: that of the model's run
+  bool json = false;   // prints completions as JSON lines
+  bool raw = false;    // see print()
 };
 int generate(const GenerateOptions& options);
 
@@ -113,6 +117,14 @@ struct InspectOptions {
 };
 // Prints a model's architecture, parameters, memory, tokenizer and chat template.
 int inspect(const InspectOptions& options);
+
+struct ExportOptions {
+  std::string model;   // a folder, checkpoint or run directory
+  std::string output;  // a new or empty folder
+  std::string dtype;   // "bf16", "f16" or "f32"; empty: the one in which the model came
+};
+// Writes a model alone, as a folder of Hugging Face's. SIGINT ends it without a trace.
+int export_folder(const ExportOptions& options);
 
 struct EvalOptions {
   std::string model;       // a checkpoint or run directory

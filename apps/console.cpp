@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <sstream>
 
 #include "apps/commands.h"
 #include "core/log.h"
@@ -52,10 +53,10 @@ std::vector<std::string> metric_texts(const Metrics& metrics) {
   return out;
 }
 
-// Columns that a line may fill. Excludes the last one, where some terminals wrap.
-size_t usable_columns() {
+// Columns of a terminal that a line may fill. Excludes the last one, where some terminals wrap.
+size_t usable_columns(int terminal) {
   winsize size{};
-  const bool known = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  const bool known = ioctl(terminal, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
   return (known ? size.ws_col : 80u) - 1u;
 }
 
@@ -72,6 +73,32 @@ std::string fit(const std::vector<std::string>& parts, double done, size_t colum
   const size_t width = std::min(kBarWidth, (free - frame) / kBarUnit * kBarUnit);
   const auto filled = static_cast<size_t>(static_cast<double>(width) * done);
   return parts[0] + " [" + std::string(filled, '#') + std::string(width - filled, '.') + "]" + rest;
+}
+
+// Wraps a line of help at spaces. Further lines begin below the text's column, which two spaces
+// precede. A column in the right half leaves too little room: its text begins on a line of its own.
+std::string wrapped(const std::string& line, size_t columns) {
+  constexpr size_t kIndent = 6;
+  const size_t begin = line.find_first_not_of(' ');
+  if (line.size() <= columns || begin == line.npos) return line;
+  const size_t gap = line.find("  ", begin);
+  const size_t column = gap == line.npos ? begin : line.find_first_not_of(' ', gap);
+  const bool below = column > columns / 2;
+  const size_t indent = below ? kIndent : column;
+  std::string out = line.substr(0, below ? std::min(gap, column) : column);
+  if (below) out = str(gap == line.npos ? "" : out + "\n", std::string(indent, ' '));
+  for (size_t at = column, used = indent; at < line.size();) {
+    const size_t end = std::min(line.find(' ', at), line.size());
+    if (used > indent) {
+      const bool full = used + 1 + end - at > columns;
+      out += full ? str("\n", std::string(indent, ' ')) : " ";
+      used = full ? indent : used + 1;
+    }
+    out.append(line, at, end - at);
+    used += end - at;
+    at = end + 1;
+  }
+  return out;
 }
 
 class Console final : public Reporter {
@@ -115,7 +142,7 @@ class Console final : public Reporter {
     for (std::string& text : metric_texts(metrics)) parts.push_back(std::move(text));
     const double done =
         static_cast<double>(step) / static_cast<double>(std::max<int64_t>(1, steps_));
-    if (is_terminal_) return fit(parts, done, usable_columns());
+    if (is_terminal_) return fit(parts, done, usable_columns(STDERR_FILENO));
     std::string whole;
     for (const std::string& part : parts) whole += part;
     return whole;
@@ -146,6 +173,14 @@ void print_now(std::string_view text, bool raw) {
   print(stdout, text, raw);
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
     throw Error(str("cannot write to standard output: ", std::strerror(errno)));
+}
+
+void print_help(const std::string& text) {
+  constexpr size_t kFewest = 40;
+  if (isatty(STDOUT_FILENO) != 1) return print(stdout, text);
+  const size_t columns = std::max(kFewest, usable_columns(STDOUT_FILENO));
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) print(stdout, wrapped(line, columns) + "\n");
 }
 
 void print_error(const std::string& message) {

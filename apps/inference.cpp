@@ -1,4 +1,6 @@
 // `cohort generate`, `logprobs` and `eval`: inference with a trained model.
+#include <unistd.h>
+
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
@@ -10,12 +12,14 @@
 #include "apps/commands.h"
 #include "core/log.h"
 #include "data/data_check.h"
+#include "data/tasks/tasks.h"
 #include "distributed/communicator.h"
 #include "runs/checkpoint.h"
 #include "runs/report.h"
 #include "runs/run.h"
 #include "runs/run_directory.h"
 #include "sys/files.h"
+#include "text/chat_template.h"
 #include "trainers/evaluate.h"
 #include "trainers/sampling.h"
 
@@ -33,6 +37,8 @@ namespace {
 
 std::vector<std::string> lines_or_stdin(std::vector<std::string> texts) {
   if (!texts.empty()) return texts;
+  if (isatty(STDIN_FILENO) == 1)
+    std::cerr << "cohort: reading texts, one per line; Ctrl-D on an empty line ends them\n";
   for (std::string line; std::getline(std::cin, line);) texts.push_back(line);
   const int error = errno;
   if (std::ferror(stdin) != 0 || std::cin.bad())
@@ -56,10 +62,10 @@ std::string config_of(const std::string& checkpoint, const char* hint) {
       str(checkpoint, " belongs to no run, whose config.yaml would be used; hint: ", hint));
 }
 
-// The configuration of a run, which must read problems from a file.
+// A configuration that reads problems from files.
 TrainConfig problems_config(const std::string& path) {
   TrainConfig config = load_plan(path, {}).stages.back();
-  if (config.data.jsonl.path.empty())
+  if (config.data.jsonl.path.empty() && config.data.jsonl.eval_path.empty())
     throw InputError(
         str("--template: ", path, " has no data.jsonl; hint: give the prompts as text"));
   return config;
@@ -150,10 +156,26 @@ class CompletionPrinter {
         print_line(stream_->peek(), options_.raw);
         print_stop_notice(t);
       }
+      if (t.stop_reason == StopReason::kStopToken && trimmed(t.text).empty()) ++num_empty_;
       stream_.reset();
       ++next_;
       finished_.erase(it);
     }
+  }
+
+  // A notice if completions are empty, as those of a chat model often are without its template.
+  void print_empty_notice() const {
+    if (num_empty_ == 0) return;
+    const bool misses_template = options_.input != GenerateOptions::Input::kFields &&
+                                 find_chat_template(model_.tokenizer->files());
+    print_error(str(num_empty_, " of ", next_,
+                    " completions are empty: the model ended the text at once",
+                    misses_template ? str("; hint: it has a chat template, which applies to no "
+                                          "plain text; use cohort chat ",
+                                          options_.model,
+                                          ", or --template with data.jsonl.messages in the "
+                                          "configuration (--config)")
+                                    : ""));
   }
 
  private:
@@ -177,7 +199,7 @@ class CompletionPrinter {
   const LoadedModel& model_;
   const std::vector<Example>& prompts_;
   std::map<int64_t, Trajectory> finished_;  // by index
-  int64_t next_ = 0;
+  int64_t next_ = 0, num_empty_ = 0;
   std::optional<StreamDecoder> stream_;  // decodes completion next_
   size_t num_printed_ = 0;               // tokens of completion next_
 };
@@ -214,7 +236,11 @@ int generate(const GenerateOptions& options) {
   SamplingConfig sampling = options.sampling;
   std::string config;
   if (options.input == GenerateOptions::Input::kFields) {
-    config = config_of(loaded.checkpoint, "give the prompts as text, without --template");
+    config = options.config.empty()
+                 ? config_of(loaded.checkpoint,
+                             "name a file with the template: --config CONFIG.yaml, or give the "
+                             "prompts as text, without --template")
+                 : options.config;
     run = problems_config(config);
     const SamplingConfig trained = sampling_for(run.sampling, run.data, *loaded.tokenizer);
     sampling.temperature = trained.temperature;
@@ -234,6 +260,7 @@ int generate(const GenerateOptions& options) {
     for (const Trajectory& t :
          best_of(sampler.sample(prompts, options.best_of, address), options.best_of, options.num))
       printer.print_finished(t);
+    printer.print_empty_notice();
     return kOk;
   }
   sampler.sample(prompts, options.num, address,
@@ -243,6 +270,7 @@ int generate(const GenerateOptions& options) {
                         printer.print_tokens(t);
                         return true;
                       }});
+  printer.print_empty_notice();
   return kOk;
 }
 
@@ -317,7 +345,7 @@ int evaluate(const EvalOptions& options) {
                          "data.jsonl.held_out_fraction=1 for problems to train on, or --force"));
   prepare_programs(plan);
   LoadedModel loaded = load_model(checkpoint, config.dtype, parse_device(config.device, "device"));
-  Dataset data = load_dataset(config, std::move(loaded.tokenizer));
+  Dataset data = load_dataset(config, std::move(loaded.tokenizer), DataParts::kHeldOut);
   const auto alone = make_single_communicator();
   Json line;
   line.set("checkpoint", checkpoint).set("config", path);
@@ -334,10 +362,11 @@ int evaluate(const EvalOptions& options) {
           "nothing is held out to evaluate on; hint: data.jsonl.eval_path=FILE, or "
           "data.jsonl.held_out_fraction=1 for all of data.jsonl.path");
     log_data_usage(config, data, check_held_out(config, data, loaded.model->config().context));
-    if (const std::string leak =
-            held_out_leak(data, std::span(plan.stages).first(plan.stages.size() - 1));
-        !leak.empty())
-      logging::warn(leak);
+    if (config.data.jsonl.eval_path.empty()) {  // other files are compared by check and train
+      const std::string leak =
+          held_out_leak(data, std::span(plan.stages).first(plan.stages.size() - 1));
+      if (!leak.empty()) logging::warn(leak);
+    }
     Engine engine(*loaded.model, config.rollout);
     const ProblemScores scores = evaluate_problems({engine, data, correct, config}, *alone);
     expect_verdicts(options, correct, scores);

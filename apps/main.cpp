@@ -39,7 +39,7 @@ void open_standard_streams() {
     if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) _exit(kFailed);
 }
 
-std::string config_footer() {
+std::string configuration_keys() {
   std::string text = "Configuration keys (YAML file, or key=value on the command line):\n";
   text += config_help<TrainConfig>();
   text +=
@@ -50,6 +50,12 @@ std::string config_footer() {
   for (const RewardEntry& reward : reward_table())
     text += str("  ", reward.name, ": ", reward.description, "\n");
   return text;
+}
+
+// Adds --keys, which ends the command as --help does: its other arguments may be missing.
+void add_keys(CLI::App& command) {
+  command.set_version_flag("--keys", configuration_keys,
+                           "list the configuration keys, the tasks and the rewards, and exit");
 }
 
 #ifdef COHORT_WITH_CUDA
@@ -152,7 +158,8 @@ void add_train(CLI::App& app, int& code) {
   add_number(command, "--profile", options.profile,
              "write a trace of N steps, starting at the third, to the run's trace.json: kernels, "
              "host, phases");
-  command.footer(config_footer);
+  add_keys(command);
+  command.footer(configuration_keys);
 }
 
 void add_check(CLI::App& app, int& code) {
@@ -160,19 +167,19 @@ void add_check(CLI::App& app, int& code) {
       app, code, check, "check",
       "validate a configuration and its data, and print sizes and memory; train nothing");
   command.add_option("config", options.config, "CONFIG.yaml")->required();
-  command.add_option("overrides", options.overrides, "key=value ...");
+  command.add_option("overrides", options.overrides, "key=value ...; --keys lists them");
   add_number(command, "--gpus", options.gpus,
              "check for training on N GPUs; this machine needs none");
   command.add_flag("--full", options.full,
                    "print prompts, answers and solutions of the examples in full");
-  command.footer(config_footer);
+  add_keys(command);
 }
 
 void add_generate(CLI::App& app, int& code) {
   auto [command, options] = add_command(app, code, generate, "generate", "sample completions");
   SamplingConfig& sampling = options.sampling;
   sampling.max_completion_length = 256;
-  command.add_option("model", options.model, "checkpoint or run directory")->required();
+  command.add_option("model", options.model, "folder, checkpoint or run directory")->required();
   command.add_option("prompts", options.prompts, "prompts; none: one per line of standard input");
   add_sampling_option(command, "temperature", options.temperature,
                       "0: greedy; default: 1, or the run's with --template");
@@ -202,10 +209,15 @@ void add_generate(CLI::App& app, int& code) {
   CLI::Option* strings =
       add_switch(command, "--json-input", options.input, GenerateOptions::Input::kJson,
                  "each prompt is a JSON string: \"two\\nlines\"");
-  add_switch(command, "--template", options.input, GenerateOptions::Input::kFields,
-             "each prompt is a JSON object with the fields of the data of the model's run, whose "
-             "stop tokens, stop strings and temperature are used")
-      ->excludes(strings);
+  CLI::Option* fields =
+      add_switch(command, "--template", options.input, GenerateOptions::Input::kFields,
+                 "each prompt is a JSON object with the fields of the data of the model's run, "
+                 "whose stop tokens, stop strings and temperature are used")
+          ->excludes(strings);
+  command
+      .add_option("--config", options.config,
+                  "with --template: a configuration file whose data is used instead of the run's")
+      ->needs(fields);
 }
 
 void add_chat(CLI::App& app, int& code) {
@@ -232,7 +244,7 @@ void add_logprobs(CLI::App& app, int& code) {
   auto [command, options] =
       add_command(app, code, logprobs, "logprobs",
                   "the log-prob of every token of a text, one JSON line per text");
-  command.add_option("model", options.model, "checkpoint or run directory")->required();
+  command.add_option("model", options.model, "folder, checkpoint or run directory")->required();
   command.add_option("texts", options.texts, "texts; none: one per line of standard input");
   add_number(command, "--temperature", options.temperature, "of the distribution");
   add_compute_options(command, options.compute);
@@ -243,9 +255,9 @@ void add_eval(CLI::App& app, int& code) {
   auto [command, options] =
       add_command(app, code, evaluate, "eval",
                   "pass@1 and pass@k on held-out problems, or validation loss on text");
-  command.add_option("model", options.model, "checkpoint or run directory")->required();
+  command.add_option("model", options.model, "folder, checkpoint or run directory")->required();
   command.add_option("overrides", options.overrides,
-                     "key=value ... (eval.num_samples=16 eval.k=[1,8])");
+                     "key=value ... (eval.num_samples=16 eval.k=[1,8]); --keys lists them");
   command.add_option("--pass-rates", options.pass_rates,
                      "write the problems to this file, each with the fraction of correct samples, "
                      "for data.curriculum: pass_rate");
@@ -253,7 +265,7 @@ void add_eval(CLI::App& app, int& code) {
                    "with --pass-rates: allow the problems of data.jsonl.eval_path");
   command.add_option("--rewards,--config", options.config,
                      "a configuration file: use its data and rewards instead of the run's");
-  command.footer(config_footer);
+  add_keys(command);
 }
 
 void add_gradcheck(CLI::App& app, int& code) {
@@ -270,6 +282,18 @@ void add_inspect(CLI::App& app, int& code) {
   add_number(command, "--context", options.context,
              "sequence length of the memory estimate; default: 4096, or the model's context");
   add_compute_options(command, options.compute);
+}
+
+void add_export(CLI::App& app, int& code) {
+  auto [command, options] = add_command(
+      app, code, export_folder, "export",
+      "write a model alone as a Hugging Face folder, for vLLM, SGLang, transformers, llama.cpp");
+  command.add_option("model", options.model, "folder, checkpoint or run directory")->required();
+  command.add_option("dir", options.output, "a new or empty folder")->required();
+  command
+      .add_option("--dtype", options.dtype,
+                  "bf16, f16 or f32; default: the one in which the model came")
+      ->check(CLI::IsMember({"bf16", "f16", "f32"}));
 }
 
 void add_tokenizer_train(CLI::App& app, int& code) {
@@ -335,14 +359,27 @@ void add_report(CLI::App& app, int& code) {
                      "the page to write; default: report.html in the first run directory");
 }
 
+// "; did you mean '--max-tokens'?" for the first unknown option of the sub-command.
+std::string option_suggestion(const CLI::App& app) {
+  const std::vector<std::string> unknown = app.remaining(true);
+  const auto first = std::find_if(unknown.begin(), unknown.end(),
+                                  [](const std::string& word) { return word.starts_with("--"); });
+  if (first == unknown.end() || app.get_subcommands().empty()) return "";
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_subcommands()[0]->get_options())
+    names.push_back(option->get_name());
+  return did_you_mean(first->substr(0, first->find('=')), names);
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"cohort: train transformers, and improve them with GRPO"};
   app.require_subcommand(1);
   app.set_version_flag("--version", kVersion,
                        "print the version, and whether it is built with CUDA");
   int code = kOk;
-  for (const auto add : {add_train, add_check, add_generate, add_chat, add_logprobs, add_eval,
-                         add_inspect, add_report, add_tokenizer, add_template, add_gradcheck})
+  for (const auto add :
+       {add_train, add_check, add_generate, add_chat, add_logprobs, add_eval, add_inspect,
+        add_export, add_report, add_tokenizer, add_template, add_gradcheck})
     add(app, code);
 
   std::vector<std::string> names;
@@ -358,11 +395,11 @@ int run(int argc, char** argv) {
     if (e.get_exit_code() == 0) {  // --help, --version
       std::ostringstream text;
       app.exit(e, text);
-      print(stdout, text.str());  // check_output() flushes it and reports errors
+      print_help(text.str());  // check_output() flushes it and reports errors
       return kOk;
     }
     const std::string command = app.get_subcommands().empty() ? "" : str(argv[1], " ");
-    throw InputError(str(e.what(), "; hint: cohort ", command, "--help"));
+    throw InputError(str(e.what(), option_suggestion(app), "; hint: cohort ", command, "--help"));
   }
   return code;
 }

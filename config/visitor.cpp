@@ -85,7 +85,7 @@ struct Reader {
   void operator()(const ConfigVisit& section) const {
     if (node.is_null()) return;
     if (node.kind != Kind::kMap) fail("a map of keys");
-    read_config_with(section, node, {}, path);
+    read_config_with(section, node, path);
   }
   void operator()(const ConfigList& list) const {
     expect_list("a list");
@@ -93,7 +93,7 @@ struct Reader {
     for (size_t i = 0; i < node.items.size(); ++i) {
       const ConfigNode& item = node.items[i];
       if (item.kind != Kind::kMap) at(item).fail("a list of maps");
-      read_config_with(list.section(i), item, {}, str(path, "[", i, "]"));
+      read_config_with(list.section(i), item, str(path, "[", i, "]"));
     }
   }
 
@@ -181,26 +181,129 @@ std::string value_text(const ConfigValue& value) {
   return std::visit(text, value);
 }
 
+std::string begin_of(const std::string& text) {
+  size_t end = 100;
+  if (text.size() <= end) return text;
+  while (end > 0 && continues_utf8(text[end])) --end;
+  return text.substr(0, end) + "...";
+}
+
+std::string leaf_of(const std::string& path) {
+  return path.substr(path.rfind('.') + 1);
+}
+// Empty for a key at top level.
+std::string section_of(const std::string& path) {
+  const size_t dot = path.rfind('.');
+  return dot == path.npos ? "" : path.substr(0, dot);
+}
+
+// Adds the values below an unknown key, or below a key whose value is no map.
+void add_unknown(const ConfigNode& node, const std::string& path,
+                 const std::vector<std::string>& siblings, UnknownKeys& out) {
+  constexpr size_t kListed = 20, kLongest = 1000;
+  if (node.kind == Kind::kMap && !node.entries.empty() && path.size() < kLongest) {
+    for (const auto& [key, value] : node.entries) add_unknown(value, str(path, ".", key), {}, out);
+  } else if (out.count++ < kListed) {
+    out.first.push_back({path, node.where(), siblings});
+  }
+}
+
+// "; did you mean 'KEY'?": the nearest key of the same section, else of any; "" if there is none.
+std::string suggestion(const UnknownKeys::Key& unknown, std::span<const std::string> all_keys) {
+  const std::string leaf = leaf_of(unknown.path);
+  if (std::string text = did_you_mean(leaf, unknown.siblings); !text.empty()) return text;
+  // Keys inside the section come first, since the first of equally near ones is taken.
+  const std::string section = leaf_of(section_of(unknown.path)) + ".";
+  std::vector<std::string> keys(all_keys.begin(), all_keys.end()), leaves;
+  std::stable_partition(keys.begin(), keys.end(),
+                        [&](const std::string& key) { return key.starts_with(section); });
+  for (const std::string& key : keys) leaves.push_back(leaf_of(key));
+  const std::string* found = nearest(leaf, leaves);
+  if (found == nullptr || (std::min(leaf.size(), found->size()) < 3 && *found != leaf)) return "";
+  const std::string& key = keys[static_cast<size_t>(found - leaves.data())];
+  const std::string key_section = section_of(key);
+  if (!key_section.empty() && ("." + unknown.path).ends_with("." + key))
+    return str("; in a file it is ", key_section, ": {", leaf, ": ...}");
+  return str("; did you mean '", key, "'", key_section.empty() ? " at top level?" : "?");
+}
+
 }  // namespace
 
-void read_config_with(const ConfigVisit& visit, const ConfigNode& root,
-                      std::span<const std::string> ignored_keys, const std::string& path) {
-  const std::string prefix = path.empty() ? "" : path + ".";
-  std::vector<std::string> known;
+void expect_known(const UnknownKeys& unknown, std::span<const std::string> all_keys,
+                  const std::function<std::string(const std::string& path)>& explain,
+                  const std::string& hint) {
+  if (unknown.count == 0) return;
+  const bool single = unknown.count == 1;
+  bool all_explained = true;
+  std::string text = single ? "" : str(unknown.count, " unknown keys:");
+  for (const UnknownKeys::Key& key : unknown.first) {
+    std::string reason = explain ? explain(key.path) : "";
+    if (reason.empty()) reason = suggestion(key, all_keys);
+    all_explained = all_explained && !reason.empty();
+    text += str(single ? "" : "\n  ", key.where, ": ", single ? "unknown key " : "", "'",
+                begin_of(key.path), "'", reason);
+  }
+  if (unknown.count > unknown.first.size())
+    text += str("\n  and ", unknown.count - unknown.first.size(), " more");
+  throw InputError(text + (all_explained || hint.empty() ? "" : (single ? "; " : "\n") + hint));
+}
+
+void find_unknown_keys_with(const ConfigVisit& visit, const ConfigNode& root,
+                            std::span<const std::string> ignored_keys, const std::string& path,
+                            UnknownKeys& out) {
+  std::vector<std::string> known(ignored_keys.begin(), ignored_keys.end());
+  std::vector<ConfigField> fields;
   ConfigVisitor v([&](const ConfigField& field) {
     known.emplace_back(field.key);
+    fields.push_back(field);
+  });
+  visit(v);
+  for (const auto& [name, node] : root.entries) {
+    const std::string key = path.empty() ? name : str(path, ".", name);
+    const auto field = std::find_if(fields.begin(), fields.end(),
+                                    [&name = name](const auto& f) { return f.key == name; });
+    if (field == fields.end()) {
+      if (std::find(known.begin(), known.end(), name) == known.end())
+        add_unknown(node, key, known, out);
+    } else if (const auto* section = std::get_if<ConfigVisit>(&field->value)) {
+      find_unknown_keys_with(*section, node, {}, key, out);
+    } else if (const auto* list = std::get_if<ConfigList>(&field->value)) {
+      list->assign(1);
+      for (size_t i = 0; i < node.items.size(); ++i)
+        find_unknown_keys_with(list->section(0), node.items[i], {}, str(key, "[", i, "]"), out);
+    } else if (node.kind == Kind::kMap && !node.typed) {
+      add_unknown(node, key, {}, out);
+    }
+  }
+}
+
+std::vector<std::string> config_keys_with(const ConfigVisit& visit, const std::string& prefix) {
+  std::vector<std::string> out;
+  ConfigVisitor v([&](const ConfigField& field) {
+    const std::string key = prefix + field.key;
+    out.push_back(key);
+    const auto append = [&](const ConfigVisit& section) {
+      for (std::string& inner : config_keys_with(section, key + "."))
+        out.push_back(std::move(inner));
+    };
+    if (const auto* section = std::get_if<ConfigVisit>(&field.value)) {
+      append(*section);
+    } else if (const auto* list = std::get_if<ConfigList>(&field.value)) {
+      list->assign(1);
+      append(list->section(0));
+    }
+  });
+  visit(v);
+  return out;
+}
+
+void read_config_with(const ConfigVisit& visit, const ConfigNode& root, const std::string& path) {
+  const std::string prefix = path.empty() ? "" : path + ".";
+  ConfigVisitor v([&](const ConfigField& field) {
     if (const ConfigNode* node = root.find(field.key))
       std::visit(Reader{*node, prefix + field.key, field.range}, field.value);
   });
   visit(v);
-  for (const auto& [key, value] : root.entries) {
-    const auto is_in = [&key = key](std::span<const std::string> names) {
-      return std::find(names.begin(), names.end(), key) != names.end();
-    };
-    if (is_in(known) || is_in(ignored_keys)) continue;
-    throw InputError(str(value.where(), ": unknown key '", prefix, key, "'",
-                         did_you_mean(key, known, "; known keys: " + join(known, ", "))));
-  }
 }
 
 std::string dump_config_with(const ConfigVisit& visit, const std::string& indent,

@@ -107,9 +107,29 @@ class ConfigVisitor {
   std::function<void(const ConfigField&)> on_field_;
 };
 
+// Keys that no section declares.
+struct UnknownKeys {
+  struct Key {
+    std::string path;                   // "stages.1.rewards[0].nam"
+    std::string where;                  // "run.yaml:4", "command line"
+    std::vector<std::string> siblings;  // keys of its section; empty: the section is unknown too
+  };
+  std::vector<Key> first;  // as many as a message lists
+  size_t count = 0;
+};
+// Throws InputError with all unknown keys and, for each, what explain(key) says or the nearest of
+// its siblings and of `all_keys`. `hint` is for keys that have none.
+void expect_known(const UnknownKeys& unknown, std::span<const std::string> all_keys,
+                  const std::function<std::string(const std::string& path)>& explain = {},
+                  const std::string& hint = "");
+
 // The type-erased engines behind the templates below.
-void read_config_with(const ConfigVisit& visit, const ConfigNode& root,
-                      std::span<const std::string> ignored_keys, const std::string& path);
+void read_config_with(const ConfigVisit& visit, const ConfigNode& root, const std::string& path);
+void find_unknown_keys_with(const ConfigVisit& visit, const ConfigNode& root,
+                            std::span<const std::string> ignored_keys, const std::string& path,
+                            UnknownKeys& out);
+// Dotted keys, those of sections too; items of lists without an index ("rewards.name").
+std::vector<std::string> config_keys_with(const ConfigVisit& visit, const std::string& prefix = "");
 // `begin`: indentation of the first line, which may begin an item of a list.
 std::string dump_config_with(const ConfigVisit& visit, const std::string& indent = "",
                              std::string begin = "");
@@ -120,12 +140,28 @@ ConfigFields config_fields_with(const ConfigVisit& visit, const std::string& pre
 // Replaces each list by one default section, which it describes.
 std::string config_help_with(const ConfigVisit& visit, const std::string& indent = "");
 
-// Overwrites the keys of `config` that `root` has. `ignored_keys`: top-level keys that belong to
+// Adds the keys below `root` that S does not declare. `ignored_keys`: top-level keys that belong to
 // another reader. `path`: path of `root` itself ("stages.1"), the prefix of keys in errors.
+template <class S>
+void find_unknown_keys(const ConfigNode& root, std::span<const std::string> ignored_keys,
+                       const std::string& path, UnknownKeys& out) {
+  S scratch;
+  find_unknown_keys_with([&](ConfigVisitor& v) { scratch.visit(v); }, root, ignored_keys, path,
+                         out);
+}
+template <class S>
+std::vector<std::string> config_keys() {
+  S scratch;
+  return config_keys_with([&](ConfigVisitor& v) { scratch.visit(v); });
+}
+// Overwrites the keys of `config` that `root` has; throws InputError for unknown ones.
 template <class S>
 void read_config(S& config, const ConfigNode& root, std::span<const std::string> ignored_keys = {},
                  const std::string& path = "") {
-  read_config_with([&](ConfigVisitor& v) { config.visit(v); }, root, ignored_keys, path);
+  UnknownKeys unknown;
+  find_unknown_keys<S>(root, ignored_keys, path, unknown);
+  expect_known(unknown, {});
+  read_config_with([&](ConfigVisitor& v) { config.visit(v); }, root, path);
 }
 // YAML that read_config() turns back into the same values.
 template <class S>

@@ -141,14 +141,18 @@ void* no_pinned_memory(size_t) {
   throw Error("[allocator] no page-locked memory in this build: it has no CUDA support");
 }
 
-// MemAvailable; 1 TiB if unknown.
-int64_t free_host_memory(Device) {
+// A number of the host's memory in bytes; 1 TiB if unknown.
+int64_t host_memory(std::string_view key) {
   std::ifstream file("/proc/meminfo");
-  for (std::string line; std::getline(file, line);) {
-    constexpr std::string_view kKey = "MemAvailable:";
-    if (line.starts_with(kKey)) return std::atoll(line.c_str() + kKey.size()) << 10;
-  }
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with(key)) return std::atoll(line.c_str() + key.size()) << 10;
   return int64_t{1} << 40;
+}
+int64_t free_host_memory(Device) {
+  return host_memory("MemAvailable:");
+}
+int64_t total_host_memory(Device) {
+  return host_memory("MemTotal:");
 }
 
 }  // namespace
@@ -174,6 +178,10 @@ int64_t available_memory(Device device) {
   const AllocatorStats stats = allocator(device).stats();
   return on_device<free_host_memory, cuda::free_memory>(device, device) + stats.reserved_bytes -
          stats.live_bytes;
+}
+
+int64_t total_memory(Device device) {
+  return on_device<total_host_memory, cuda::total_memory>(device, device);
 }
 
 Allocator& pinned_allocator() {

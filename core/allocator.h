@@ -37,6 +37,8 @@ struct AllocatorStats {
 // Bytes available to this process on the device: its free memory plus the blocks cached by
 // allocator(device).
 int64_t available_memory(Device device);
+// Bytes of the device's memory, in use or not.
+int64_t total_memory(Device device);
 
 // Size of the block that serves a request for `bytes`.
 size_t allocation_size(size_t bytes, Device device = {});

@@ -332,6 +332,13 @@ int64_t free_memory(Device device) {
   return static_cast<int64_t>(available);
 }
 
+int64_t total_memory(Device device) {
+  activate(device);
+  size_t available = 0, total = 0;
+  COHORT_CUDA_CHECK(cudaMemGetInfo(&available, &total));
+  return static_cast<int64_t>(total);
+}
+
 void* allocate_pinned(size_t bytes) {
   void* pointer = nullptr;
   const cudaError_t code = cudaHostAlloc(&pointer, bytes, cudaHostAllocPortable);

@@ -21,7 +21,8 @@ Stream default_stream(Device device);
 void synchronize(Stream stream);
 
 Allocator& device_allocator(Device device);
-int64_t free_memory(Device device);  // as reported by the driver
+int64_t free_memory(Device device);   // as reported by the driver
+int64_t total_memory(Device device);  // likewise
 // Page-locked host memory; null if exhausted.
 void* allocate_pinned(size_t bytes);
 void free_pinned(void* pointer);

@@ -91,18 +91,25 @@ std::string omit_middle(const std::string& text) {
   return str(text.substr(0, from), " [... ", to - from, " bytes ...] ", text.substr(to));
 }
 
-std::string did_you_mean(const std::string& word, std::span<const std::string> candidates,
-                         const std::string& otherwise) {
-  std::string best;
+const std::string* nearest(const std::string& word, std::span<const std::string> candidates) {
+  constexpr size_t kMaxWord = 100;  // bytes; the distance takes quadratic time
+  const std::string* best = nullptr;
+  if (word.size() > kMaxWord) return best;
   int64_t best_distance = static_cast<int64_t>(std::max<size_t>(2, word.size() / 3)) + 1;
   for (const std::string& candidate : candidates) {
     const int64_t distance = edit_distance(word, candidate);
     if (distance < best_distance) {
       best_distance = distance;
-      best = candidate;
+      best = &candidate;
     }
   }
-  return best.empty() ? otherwise : "; did you mean '" + best + "'?";
+  return best;
+}
+
+std::string did_you_mean(const std::string& word, std::span<const std::string> candidates,
+                         const std::string& otherwise) {
+  const std::string* best = nearest(word, candidates);
+  return best == nullptr ? otherwise : "; did you mean '" + *best + "'?";
 }
 
 std::string join(const std::vector<std::string>& words, const std::string& separator) {

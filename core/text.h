@@ -32,6 +32,8 @@ std::string escape_controls(std::string_view text);
 // than 6,000 bytes.
 std::string omit_middle(const std::string& text);
 
+// The candidate with the smallest edit distance to `word`; nullptr if `word` is a typo of none.
+const std::string* nearest(const std::string& word, std::span<const std::string> candidates);
 // Returns "; did you mean 'NAME'?" for the candidate with the smallest edit distance to `word`, or
 // `otherwise` if `word` is a typo of none.
 std::string did_you_mean(const std::string& word, std::span<const std::string> candidates,

@@ -72,9 +72,13 @@ void ChatRenderer::render(Example& example) const {
       has_own_system_ = true;
     else
       messages.insert(messages.begin(), make_message("system", system_));
+    if (!has_system && example.completion_begin > 0) ++example.completion_begin;
   }
-  // The model is to generate the final message of the assistant.
-  if (purpose_ == Purpose::kAsk && has_role(messages.back(), "assistant")) messages.pop_back();
+  // The model is to generate the completion, or the final message of the assistant.
+  if (purpose_ == Purpose::kAsk && example.completion_begin > 0)
+    messages.resize(example.completion_begin);
+  else if (purpose_ == Purpose::kAsk && has_role(messages.back(), "assistant"))
+    messages.pop_back();
   for (const Json& message : messages)
     if (const std::string* content = content_of(message); content && has_role(message, "user"))
       example.question = *content;
@@ -92,7 +96,8 @@ void ChatRenderer::render_conversation(Example& example) const {
     example.prompt = format_.prompt(example.conversation);
     return;
   }
-  ChatFormat::Conversation all = format_.conversation(example.conversation);
+  ChatFormat::Conversation all =
+      format_.conversation(example.conversation, example.completion_begin);
   const size_t last = all.assistant.back().first;
   example.prompt = all.text.substr(0, last);
   example.solution = all.text.substr(last);
@@ -131,7 +136,7 @@ void ChatRenderer::truncate(Example& example, int64_t max_prompt) const {
   // One span per message of the assistant, unless the template marks others.
   std::vector<std::pair<size_t, size_t>> kept;
   size_t answer = 0;
-  for (size_t i = 0; i < whole.size(); ++i)
+  for (size_t i = example.completion_begin; i < whole.size(); ++i)
     if (has_role(whole[i], "assistant")) {
       if (answer < example.loss_spans.size() && !truncated[i])
         kept.push_back(example.loss_spans[answer]);

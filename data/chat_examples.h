@@ -16,7 +16,7 @@ ChatFormat chat_format(const DataConfig& data, const Tokenizer& tokenizer);
 
 class ChatRenderer {
  public:
-  // kTeach: whole conversations. kAsk: without a final message of the assistant.
+  // kTeach: whole conversations. kAsk: without the completion or a final message of the assistant.
   enum class Purpose { kTeach, kAsk };
   // Refers to the tokenizer. Throws InputError if the model has no chat template.
   ChatRenderer(const DataConfig& data, const Tokenizer& tokenizer, Purpose purpose);

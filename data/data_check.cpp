@@ -153,6 +153,8 @@ class ContextCheck {
   }
 
   void add_notes(std::vector<std::string>& notes) const {
+    if (const std::string& format = config_.data.jsonl.detected; !format.empty())
+      notes.push_back(format);
     const int64_t length = config_.max_completion_length;
     if (train_.long_prompts + held_out_.long_prompts > 0)
       notes.push_back(str("max_completion_length: the prompts of ",
@@ -369,6 +371,11 @@ DataLengths check_data(const DataSections& config, Dataset& data, int64_t contex
   count_sources(config, data, kept);
   if (!lengths.too_long.empty())
     data.train = std::make_unique<FittedSet>(std::move(data.train), std::move(kept), check.fit());
+  const int64_t wanted = config.batch.examples_per_step(), size = data.train->size();
+  if (data.task == nullptr && wanted > size)
+    lengths.notes.push_back(
+        str(config.batch.trainer == TrainerType::kGrpo ? "prompts_per_step" : "batch_size", ": ",
+            wanted, ", and there are ", size, " training problems: a step repeats some of them"));
   return lengths;
 }
 

@@ -18,6 +18,11 @@ namespace {
 // Held-out problems are the same for every seed, so that runs can be compared.
 constexpr uint64_t kHeldOutSeed = 0;
 
+// The text after the last `c`, or all of it.
+std::string after_last(const std::string& text, char c) {
+  return text.substr(text.rfind(c) + 1);
+}
+
 // The checksum of a single file, or a checksum over the names and checksums of several.
 std::string files_checksum(const std::vector<std::string>& files) {
   uint64_t sum = 0;
@@ -25,14 +30,14 @@ std::string files_checksum(const std::vector<std::string>& files) {
     open_input_file(file);  // has better messages for a wrong path
     const std::string own = file_checksum(file);
     if (files.size() == 1) return own;
-    sum = checksum(own, checksum(file.substr(file.rfind('/') + 1), sum));
+    sum = checksum(own, checksum(after_last(file, '/'), sum));
   }
   return hex(sum);
 }
 
 // The files of each entry of the data, and their checksums.
 struct Fingerprint {
-  std::vector<std::vector<std::string>> files;
+  std::vector<std::vector<std::string>> files;  // none if the training data are not read
   std::vector<std::string> checksums;
   std::vector<std::string> eval_files;
   std::string eval_checksum;
@@ -40,13 +45,15 @@ struct Fingerprint {
 };
 
 // Throws InputError if a file does not match data.fingerprint.
-Fingerprint checked_fingerprint(const DataConfig& data) {
+Fingerprint checked_fingerprint(const DataConfig& data, DataParts parts) {
   const bool is_text = !data.text.empty();
   const std::vector<std::string>& paths = is_text ? data.text : data.jsonl.path;
   const std::vector<std::string>& eval_paths = is_text ? data.eval_text : data.jsonl.eval_path;
   Fingerprint out;
   if (paths.empty()) return out;
-  for (const std::string& path : paths) out.files.push_back(text_files(path));
+  const bool all = parts == DataParts::kAll || eval_paths.empty();
+  if (all)
+    for (const std::string& path : paths) out.files.push_back(text_files(path));
   for (const auto& files : out.files) {
     out.checksums.push_back(files_checksum(files));
     out.text += (out.text.empty() ? "" : "+") + out.checksums.back();
@@ -56,13 +63,13 @@ Fingerprint checked_fingerprint(const DataConfig& data) {
     for (const std::string& path : eval_paths)
       for (const std::string& file : text_files(path)) out.eval_files.push_back(file);
     out.eval_checksum = files_checksum(out.eval_files);
-    out.text += "+" + out.eval_checksum;
+    out.text += (all ? "+" : "") + out.eval_checksum;
   }
-  if (!data.fingerprint.empty() && data.fingerprint != out.text)
+  const std::string meant = all ? data.fingerprint : after_last(data.fingerprint, '+');
+  if (!meant.empty() && meant != out.text)
     throw InputError(
         str(!eval_paths.empty() && data.fingerprint.starts_with(first) ? eval_paths[0] : paths[0],
-            " is not the file that was meant: its fingerprint is ", out.text, ", expected ",
-            data.fingerprint,
+            " is not the file that was meant: its fingerprint is ", out.text, ", expected ", meant,
             "; hint: restore the file, or accept this one with data.fingerprint=", out.text));
   return out;
 }
@@ -93,7 +100,7 @@ void load_text(const DataConfig& data, const Fingerprint& fingerprint, Dataset& 
   const auto tokens_of = [&](const TextCorpus& corpus, const std::vector<TextSpan>& part,
                              const std::string& checksum) {
     std::optional<int32_t> end;
-    if (corpus.has_document_ends() || fingerprint.files.size() > 1) end = out.tokenizer->eos_id();
+    if (corpus.has_document_ends() || data.text.size() > 1) end = out.tokenizer->eos_id();
     return load_tokens(part, *out.tokenizer, end, {data.cache_dir, checksum});
   };
   for (size_t i = 0; i < fingerprint.files.size(); ++i) {
@@ -111,11 +118,12 @@ void load_text(const DataConfig& data, const Fingerprint& fingerprint, Dataset& 
 
 }  // namespace
 
-Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> tokenizer) {
+Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> tokenizer,
+                     DataParts parts) {
   const DataConfig& data = config.data;
   Dataset out;
   out.tokenizer = std::move(tokenizer);
-  const Fingerprint fingerprint = checked_fingerprint(data);
+  const Fingerprint fingerprint = checked_fingerprint(data, parts);
   out.fingerprint = fingerprint.text;
   if (out.tokenizer == nullptr && !data.tokenizer_path.empty())
     out.tokenizer = load_tokenizer(data.tokenizer_path);
@@ -136,7 +144,9 @@ Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> toke
         make_task_set(*out.task, data.task_sizes, Split::kHeldOut, kHeldOutSeed, config.eval_size);
     need_tokenizer([&] { return std::string(out.task->alphabet); });
   } else {
-    JsonlSplits splits = load_jsonl(data.jsonl);
+    JsonlConfig jsonl = data.jsonl;
+    if (parts == DataParts::kHeldOut && !jsonl.eval_path.empty()) jsonl.path.clear();
+    JsonlSplits splits = load_jsonl(jsonl);
     out.train = std::move(splits.train);
     out.source_sizes = std::move(splits.source_sizes);
     held_out = std::move(splits.held_out);
@@ -200,8 +210,10 @@ Example prompt_of(const DataConfig& config, const Tokenizer& tokenizer, const Js
 }
 
 std::vector<int32_t> supervised_tokens(const Example& example, const Tokenizer& tokenizer) {
-  std::vector<int32_t> tokens = encode_prompt(
-      {.prompt = example.prompt + example.solution, .special = example.special}, tokenizer);
+  std::vector<int32_t> tokens = encode_prompt({.prompt = example.prompt + example.solution,
+                                               .whole_text = example.whole_text,
+                                               .special = example.special},
+                                              tokenizer);
   if (example.loss_spans.empty()) tokens.push_back(tokenizer.eos_id());
   return tokens;
 }
@@ -213,7 +225,9 @@ TokenSequence supervised_sequence(const Example& example, const Tokenizer& token
   // Loss mask position of the first token at or after a byte of the text: the length of the common
   // prefix of the text before the byte and the whole text.
   const auto mask_at = [&](size_t byte) {
-    const Example before{.prompt = text.substr(0, byte), .special = example.special};
+    const Example before{.prompt = text.substr(0, byte),
+                         .whole_text = example.whole_text,
+                         .special = example.special};
     return sequence.loss_mask.begin() +
            static_cast<std::ptrdiff_t>(
                byte == text.size() && !example.loss_spans.empty()

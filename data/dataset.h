@@ -43,10 +43,14 @@ struct Dataset {
   std::string fingerprint;  // file_checksum() of the files; empty: a generated task
 };
 
+// kHeldOut, for evaluation alone: the training data are not read, and `train` and `train_text` are
+// empty, where data.jsonl.eval_path or data.eval_text has all that is held out.
+enum class DataParts { kAll, kHeldOut };
 // Loads the data of config.data. `tokenizer` is that of the initial model; nullptr: built from the
 // data. Throws InputError for missing, empty or malformed data, a file that does not match
 // data.fingerprint, or text the tokenizer has no token for.
-Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> tokenizer);
+Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> tokenizer,
+                     DataParts parts = DataParts::kAll);
 
 // The i-th window of context + 1 tokens to train on, addressed by (seed, i).
 struct TextWindow {

@@ -30,6 +30,9 @@ std::vector<int32_t> encode_prompt(const Example& example, const Tokenizer& toke
   if (example.special == SpecialTokens::kAdd && !ids.empty() && ids.back() == tokenizer.eos_id() &&
       ids != tokenizer.encode(example.prompt))
     ids.pop_back();
+  if (example.whole_text && example.special == SpecialTokens::kAdd &&
+      encode_prompt({}, tokenizer).empty())
+    ids.insert(ids.begin(), tokenizer.eos_id());
   return ids;
 }
 

@@ -22,6 +22,13 @@ struct Example {
   std::string solution;  // target completion of supervised training; `answer` if none is given
   Json fields;           // all fields of the source (an object)
   Json messages;         // a conversation to be rendered; null: prompt and solution are complete
+  // Index in `messages` (rendered: in `conversation`) of the first message of the completion: only
+  // the assistant's messages from there on are learned, and prompts end before it. 0: none is
+  // given.
+  size_t completion_begin = 0;
+  // A text without a prompt: where the tokenizer begins texts with no token of its own, the end of
+  // sequence precedes it, as it precedes a document of pretraining.
+  bool whole_text = false;
   // Rendered conversations: bytes [begin, end) of prompt + solution whose tokens are targets, with
   // the end of sequence. Their prompts contain their own special tokens.
   std::vector<std::pair<size_t, size_t>> loss_spans;
@@ -107,6 +114,11 @@ struct JsonlConfig {
   std::string solution;  // empty: the answer
   // The field with a conversation, a list of {role, content}; empty: prompt and solution are texts.
   std::string messages;
+  // The field with the completion of `messages`: text or a list of messages; empty: the
+  // conversation ends with it.
+  std::string completion;
+  // Description of the keys that detect_format() has set; empty: none. It is no key.
+  std::string detected;
   // Fields whose hash decides the split (data.split_by); empty: the prompt, or the messages before
   // the assistant's last. The order inside lists is ignored: permuted problems are the same.
   std::vector<std::string> split_by;
@@ -127,6 +139,9 @@ struct JsonlConfig {
     v.field("messages", messages,
             "field with a conversation, a list of {role, content}, instead of prompt and solution; "
             "empty: none");
+    v.field("completion", completion,
+            "field with the completion of messages, a text or a list of messages: only it is "
+            "learned; empty: every message of the assistant is");
     v.field("held_out_fraction", held_out_fraction,
             "fraction of path's problems that is held out, by the hash of data.split_by; none: "
             "0.1, or 0 with eval_path",
@@ -135,6 +150,11 @@ struct JsonlConfig {
             {.min = 0});
   }
 };
+// Sets prompt, answer, solution, messages and completion, none of which the configuration gives, by
+// the fields of the first line of `path`, and `detected`. They keep their defaults where these fit,
+// where no known format does, and where the line cannot be read, which load_jsonl() reports.
+void detect_format(JsonlConfig& config);
+
 struct JsonlSplits {
   std::unique_ptr<ExampleSet> train, held_out;
   // Number of problems in `train` from each entry of `path`, stored in this order.
@@ -144,7 +164,8 @@ struct JsonlSplits {
 // fraction of 0 or 1 gives one empty split. Throws InputError naming file and line: unreadable,
 // malformed JSON, not an object, a missing field; and for any other fraction if a split is empty.
 JsonlSplits load_jsonl(const JsonlConfig& config);
-// Prompt or messages of one object. Throws InputError naming `where` for a missing field.
+// Prompt or messages of one object. A conversation may also be its field `prompt`. Throws
+// InputError naming `where` for a missing field.
 Example read_prompt(const JsonlConfig& config, const Json& fields, const std::string& where);
 
 }  // namespace cohort

@@ -1,5 +1,5 @@
-// JSONL: one problem per line. Prompt, answer and solution are templates over the line's fields.
-// Files may be larger than memory.
+// JSONL: one problem per line. Prompt, answer and solution are templates over the line's fields, or
+// fields hold conversations. Files may be larger than memory.
 #include <algorithm>
 #include <functional>
 
@@ -13,6 +13,12 @@
 
 namespace cohort {
 namespace {
+
+// True for a list of {role, content}.
+bool is_conversation(const Json* value) {
+  return value != nullptr && value->is_array() && !value->as_array().empty() &&
+         value->as_array().front().find("role") != nullptr;
+}
 
 // "{numbers} = {target}\n" parsed into literal text and field names.
 class Template {
@@ -51,6 +57,16 @@ class Template {
     }
     return text;
   }
+  // Throws InputError for a field that is a list of messages: no text shows its roles.
+  void refuse_conversations(const Json& fields, const std::string& where) const {
+    for (const Piece& piece : pieces_)
+      if (!piece.field.empty() && is_conversation(&value_of(piece.field, fields, where)))
+        throw InputError(str(where, ": data.jsonl.", key_, ": the field '", piece.field,
+                             "' is a list of messages, which a text template cannot render; hint: "
+                             "name the conversation by data.jsonl.messages: ",
+                             key_ == std::string_view("prompt") ? piece.field : "FIELD",
+                             " in place of data.jsonl.", key_));
+  }
 
  private:
   struct Piece {
@@ -84,10 +100,10 @@ class Template {
 };
 
 // The list of messages, each an object with the text `role`. Throws InputError naming the location.
-const Json& messages_of(const Json& fields, const std::string& name, const std::string& where) {
+const Json& messages_of(const Json& fields, const std::string& name, const std::string& where,
+                        const char* key = "data.jsonl.messages") {
   const Json* found = fields.find(name);
-  if (found == nullptr)
-    throw InputError(str(where, ": no field '", name, "' (data.jsonl.messages)"));
+  if (found == nullptr) throw InputError(str(where, ": no field '", name, "' (", key, ")"));
   if (!found->is_array() || found->as_array().empty())
     throw InputError(str(where, ": ", name, ": expected a list of {role, content}"));
   for (const Json& message : found->as_array()) {
@@ -97,11 +113,6 @@ const Json& messages_of(const Json& fields, const std::string& name, const std::
                            "\"content\": \"...\"}"));
   }
   return *found;
-}
-
-bool is_conversation(const Json& value) {
-  return value.is_array() && !value.as_array().empty() &&
-         value.as_array().front().find("role") != nullptr;
 }
 
 // Messages before the assistant's last: the same problem with another answer is not a new one.
@@ -117,7 +128,7 @@ Json without_last_answer(const Json& messages) {
 // Text of a value for the split hash: equal for lists that differ only in order and for
 // conversations that differ only in the last answer.
 std::string split_text(const Json& value) {
-  if (is_conversation(value)) return without_last_answer(value).dump();
+  if (is_conversation(&value)) return without_last_answer(value).dump();
   if (!value.is_array()) return value.to_text();
   std::vector<std::string> items;
   for (const Json& item : value.as_array()) items.push_back(item.to_text());
@@ -143,6 +154,17 @@ std::string last_assistant_text(const Json& messages) {
   return content->as_string();
 }
 
+// The messages of a completion, a text or a list of messages. Throws InputError naming the
+// location.
+Json::Array completion_of(const Json& fields, const std::string& name, const std::string& where) {
+  const Json* found = fields.find(name);
+  if (found == nullptr || is_conversation(found))
+    return messages_of(fields, name, where, "data.jsonl.completion").as_array();
+  if (found->is_null() || found->is_object())
+    throw InputError(str(where, ": ", name, ": expected a text or a list of {role, content}"));
+  return {make_message("assistant", found->to_text())};
+}
+
 // Parses lines into problems by the keys of data.jsonl.
 class LineReader {
  public:
@@ -160,19 +182,17 @@ class LineReader {
       throw InputError(str(where, ": expected an object like {\"prompt\": ..., \"answer\": ...}"));
     Example example{.where = where};
     if (config_.messages.empty()) {
+      for (const Template* part : {&prompt_, &answer_, &solution_})
+        part->refuse_conversations(fields, where);
       example.prompt = prompt_.render(fields, where);
-      example.split_key = prompt_.render(fields, where, split_text);
+      example.whole_text = config_.prompt.empty();
       example.answer = answer_.render(fields, where);
       example.solution =
           config_.solution.empty() ? example.answer : solution_.render(fields, where);
+      example.split_key =
+          example.whole_text ? example.solution : prompt_.render(fields, where, split_text);
     } else {
-      example.messages = messages_of(fields, config_.messages, where);
-      example.prompt = example.messages.dump();
-      example.split_key = split_text(example.messages);
-      example.solution = last_assistant_text(example.messages);
-      // Some rewards need no answer.
-      if (config_.answer != JsonlConfig{}.answer || fields.find("answer") != nullptr)
-        example.answer = answer_.render(fields, where);
+      read_messages(fields, where, example);
     }
     if (!config_.split_by.empty()) example.split_key = split_.render(fields, where, split_text);
     example.fields = std::move(fields);
@@ -180,6 +200,32 @@ class LineReader {
   }
 
  private:
+  void read_messages(const Json& fields, const std::string& where, Example& example) const {
+    example.messages = messages_of(fields, config_.messages, where);
+    example.split_key = split_text(example.messages);
+    if (!config_.completion.empty()) {
+      Json::Array all = example.messages.as_array();
+      if (has_role(all.back(), "assistant"))
+        throw InputError(str(where, ": ", config_.messages, ": ends with a message of the ",
+                             "assistant, which the field '", config_.completion,
+                             "' cannot continue; hint: end it with the user's message"));
+      example.completion_begin = all.size();
+      example.split_key = example.messages.dump();
+      for (Json& message : completion_of(fields, config_.completion, where))
+        all.push_back(std::move(message));
+      example.messages = std::move(all);
+    }
+    example.prompt = example.messages.dump();
+    example.solution = last_assistant_text(example.messages);
+    // Some rewards need no answer.
+    if (config_.answer != JsonlConfig{}.answer || fields.find("answer") != nullptr) {
+      answer_.refuse_conversations(fields, where);
+      example.answer = answer_.render(fields, where);
+    } else if (!config_.completion.empty()) {
+      example.answer = example.solution;
+    }
+  }
+
   const JsonlConfig config_;
   const Template prompt_, answer_, solution_, split_;
 };
@@ -319,11 +365,76 @@ class Indexer {
   const double fraction_;
 };
 
+// Sets the keys that read lines with these fields, the formats of TRL among them. Returns false,
+// and changes nothing, if the defaults fit or the format is not known.
+bool set_format(const Json& line, JsonlConfig& config) {
+  const auto has = [&](const char* name) { return line.find(name) != nullptr; };
+  const bool solved = has("answer") || has("solution"), chat = is_conversation(line.find("prompt"));
+  if (has("prompt") && !chat && has("answer")) return false;
+  const char* completion = has("completion") ? "completion"
+                           : has("solution") ? "solution"
+                           : has("answer")   ? "answer"
+                                             : "";
+  if (has("prompt") && !chat && *completion != '\0') {
+    config.solution = str("{", completion, "}");
+    config.answer = solved ? "{solution}" : config.solution;
+  } else if (chat && (*completion != '\0' || !has("messages"))) {
+    config.messages = "prompt";
+    config.completion = completion;
+    if (solved) config.answer = "{answer|solution}";
+  } else if (is_conversation(line.find("messages"))) {
+    config.messages = "messages";
+    if (solved) config.answer = "{answer|solution}";
+  } else if (has("text") && !has("prompt") && *completion == '\0') {
+    config.prompt = config.answer = "";
+    config.solution = "{text}";
+  } else {
+    return false;
+  }
+  return true;
+}
+
+std::string format_text(const JsonlConfig& config) {
+  std::string text;
+  const auto add = [&](const char* key, const std::string& value) {
+    if (!value.empty()) text += str(text.empty() ? "" : ", ", key, ": ", value);
+  };
+  add("messages", config.messages);
+  add("completion", config.completion);
+  if (config.messages.empty()) add("prompt", config.prompt.empty() ? "none" : config.prompt);
+  add("answer", config.answer == "{answer}" ? "" : config.answer);
+  add("solution", config.solution);
+  return text;
+}
+
 }  // namespace
 
+void detect_format(JsonlConfig& config) {
+  Json line;
+  std::string where;
+  try {
+    const std::string file = text_files(config.path.at(0)).at(0);
+    LineBlocks blocks(file);
+    const auto lines = blocks.next();
+    if (lines.empty()) return;
+    where = str(file, ":", lines[0].number);
+    line = parse_json(clean_line(lines[0].text, lines[0].number), where);
+  } catch (const InputError&) {
+    return;
+  }
+  if (line.is_object() && set_format(line, config))
+    config.detected = str("data.jsonl: by the fields of ", where, ": ", format_text(config));
+}
+
 Example read_prompt(const JsonlConfig& config, const Json& fields, const std::string& where) {
-  if (!config.messages.empty()) return {.messages = messages_of(fields, config.messages, where)};
-  return {.prompt = Template("prompt", config.prompt).render(fields, where)};
+  if (!config.messages.empty()) {
+    const bool is_prompt =
+        fields.find(config.messages) == nullptr && is_conversation(fields.find("prompt"));
+    return {.messages = messages_of(fields, is_prompt ? "prompt" : config.messages, where)};
+  }
+  const Template prompt("prompt", config.prompt);
+  prompt.refuse_conversations(fields, where);
+  return {.prompt = prompt.render(fields, where), .whole_text = config.prompt.empty()};
 }
 
 JsonlSplits load_jsonl(const JsonlConfig& config) {
@@ -337,7 +448,7 @@ JsonlSplits load_jsonl(const JsonlConfig& config) {
         Indexer(*reader, fraction).add(text_files(path), config.limit, *train, *held_out));
   for (const std::string& path : config.eval_path)
     Indexer(*reader, 1).add(text_files(path), 0, *train, *held_out);
-  const bool lacks_train = train->size() == 0 && fraction != 1;
+  const bool lacks_train = !config.path.empty() && train->size() == 0 && fraction != 1;
   if (lacks_train || (held_out->size() == 0 && fraction != 0))
     throw InputError(str(config.path.at(0), ": no example in the ",
                          lacks_train ? "training" : "held-out", " split at held_out_fraction ",

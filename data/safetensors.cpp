@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <map>
 #include <optional>
 #include <set>
@@ -22,9 +23,20 @@ static_assert(std::endian::native == std::endian::little, "tensors are stored li
 constexpr uint64_t kMaxHeader = 100'000'000;
 constexpr const char* kMetadata = "__metadata__";
 
-const char* stored_name(DType dtype) {
-  constexpr const char* kNames[] = {"F64", "F32", "BF16", "I32", "I64", "U8"};
-  return kNames[static_cast<int>(dtype)];
+constexpr const char* kNames[] = {"F64", "F32", "BF16", "I32", "I64", "U8"};  // by DType
+constexpr const char* kHalf = "F16";
+
+// The DType of a type that can be written; nullopt for F16.
+std::optional<DType> dtype_of_type(const std::string& type) {
+  const auto* name = std::find(std::begin(kNames), std::end(kNames), type);
+  if (name != std::end(kNames)) return static_cast<DType>(name - kNames);
+  COHORT_CHECK(type == kHalf, "[safetensors] cannot write the type ", type);
+  return std::nullopt;
+}
+
+int64_t bytes_of(const TensorSource& source) {
+  const auto dtype = dtype_of_type(source.type);
+  return source.shape.numel() * (dtype ? static_cast<int64_t>(dtype_size(*dtype)) : 2);
 }
 
 // Exact conversion from IEEE half precision.
@@ -36,22 +48,65 @@ float half_to_float(uint16_t half) {
   return std::bit_cast<float>(sign | magnitude << 13) * 0x1p112f;
 }
 
+// IEEE half precision of a number of at most 65504, or NaN, rounded to nearest even.
+uint16_t to_half(double value) {
+  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  const double magnitude = std::abs(value);
+  if (std::isnan(value)) return sign | 0x7e00;
+  // The last bit of the sum counts 2^-24, the step of subnormals.
+  if (magnitude < 0x1p-14)
+    return sign | static_cast<uint16_t>(std::bit_cast<uint64_t>(magnitude + 0x1p28));
+  const uint64_t rebiased = std::bit_cast<uint64_t>(magnitude) - (uint64_t{1023 - 15} << 52);
+  return sign |
+         static_cast<uint16_t>((rebiased + (uint64_t{1} << 41) - 1 + (rebiased >> 42 & 1)) >> 42);
+}
+
+// The bits of halves as [numel, 2] bytes.
+Tensor to_halves(const Tensor& tensor, const std::string& name) {
+  constexpr int64_t kBlock = 64 << 10;
+  constexpr double kLargest = 65504;
+  const Tensor exact = tensor.dtype() == DType::kBF16 ? tensor.to(DType::kF32) : tensor;
+  Tensor halves = Tensor::empty({tensor.numel(), 2}, DType::kU8);
+  auto* out = static_cast<uint16_t*>(halves.raw());
+  dispatch_float(exact.dtype(), "safetensors", [&]<class T>() {
+    const T* values = exact.data<T>();
+    parallel_try(ceil_div(exact.numel(), kBlock), 1, [&](int64_t block) {
+      for (int64_t i = block * kBlock; i < std::min(exact.numel(), (block + 1) * kBlock); ++i) {
+        if (std::abs(values[i]) > kLargest)
+          throw InputError(
+              str("the tensor '", name, "' holds ", values[i],
+                  ", beyond 65504, the largest number of f16; hint: --dtype bf16 or f32"));
+        out[i] = to_half(values[i]);
+      }
+    });
+  });
+  return halves;
+}
+
+// The source's tensor on the host with the bytes for the file.
+Tensor make_stored(const TensorSource& source) {
+  const Tensor tensor = source.make().to(Device{}).contiguous();
+  COHORT_CHECK(tensor.shape() == source.shape, "[safetensors] ", source.name, ": expected ",
+               source.shape.str(), ", got ", tensor.shape().str());
+  const auto dtype = dtype_of_type(source.type);
+  return dtype ? tensor.to(*dtype) : to_halves(tensor, source.name);
+}
+
 // The JSON header, padded with spaces so that the data starts at a multiple of 8 bytes.
-std::string make_header(const NamedTensors& tensors) {
+std::string make_header(const std::vector<TensorSource>& tensors) {
   Json header = Json::Object{{kMetadata, Json().set("format", "pt")}};
   std::set<std::string> seen{kMetadata};
   int64_t offset = 0;
-  for (const auto& [name, tensor] : tensors) {
-    COHORT_CHECK(tensor.defined(), "[safetensors] tensor '", name, "' is undefined");
-    COHORT_CHECK(seen.insert(name).second, "[safetensors] the name '", name,
+  for (const TensorSource& tensor : tensors) {
+    COHORT_CHECK(seen.insert(tensor.name).second, "[safetensors] the name '", tensor.name,
                  "' is reserved or given twice");
     Json shape = Json::Array{};
-    for (const int64_t d : tensor.shape()) shape.push_back(d);
-    const int64_t end = offset + tensor.nbytes();
-    header.set(name, Json()
-                         .set("dtype", stored_name(tensor.dtype()))
-                         .set("shape", std::move(shape))
-                         .set("data_offsets", Json::Array{offset, end}));
+    for (const int64_t d : tensor.shape) shape.push_back(d);
+    const int64_t end = offset + bytes_of(tensor);
+    header.set(tensor.name, Json()
+                                .set("dtype", tensor.type)
+                                .set("shape", std::move(shape))
+                                .set("data_offsets", Json::Array{offset, end}));
     offset = end;
   }
   std::string text = header.dump();
@@ -81,9 +136,7 @@ std::string describe(DurableFile::Step step, const std::string& path, const std:
   return str(path, ": cannot be ", kProblems[static_cast<int>(step)], ": ", reason);
 }
 
-}  // namespace
-
-void write_safetensors(const std::string& path, const NamedTensors& tensors) {
+void write_sources(const std::string& path, const std::vector<TensorSource>& tensors) {
   const std::string header = make_header(tensors);
   COHORT_CHECK(header.size() <= kMaxHeader, "[safetensors] ", path, ": a header of ", header.size(),
                " bytes exceeds the format's ", kMaxHeader);
@@ -91,11 +144,23 @@ void write_safetensors(const std::string& path, const NamedTensors& tensors) {
   const uint64_t length = header.size();
   file.write(bytes_of(&length, sizeof length));
   file.write(header);
-  for (const auto& [name, tensor] : tensors) {
-    const Tensor bytes = tensor.to(Device{}).contiguous();
+  for (const TensorSource& tensor : tensors) {
+    const Tensor bytes = make_stored(tensor);
     file.write(bytes_of(bytes.raw(), static_cast<size_t>(bytes.nbytes())));
   }
   file.finish();
+}
+
+}  // namespace
+
+void write_safetensors(const std::string& path, const NamedTensors& tensors) {
+  std::vector<TensorSource> sources;
+  for (const auto& [name, tensor] : tensors) {
+    COHORT_CHECK(tensor.defined(), "[safetensors] tensor '", name, "' is undefined");
+    sources.push_back({name, tensor.shape(), kNames[static_cast<int>(tensor.dtype())],
+                       [&tensor = tensor] { return tensor; }});
+  }
+  write_sources(path, sources);
 }
 
 void SafetensorsFile::read_header() {
@@ -104,6 +169,9 @@ void SafetensorsFile::read_header() {
   if (size < sizeof length)
     fail(str("is truncated: ", size, " bytes do not hold the length of a header"));
   file_.read_to(&length, 0, sizeof length);
+  constexpr std::string_view kPointer = "version https://git-lfs";
+  if (size > kPointer.size() && file_.read(0, kPointer.size()) == kPointer)
+    fail("is a pointer of Git LFS, without the weights; hint: git lfs pull in its folder");
   const uint64_t rest = size - sizeof length;
   if (length > kMaxHeader || length > rest)
     fail(str("is truncated or not in safetensors format: a header of ", length, " bytes, with ",
@@ -246,7 +314,7 @@ void SafetensorsFile::read_rows(const std::string& name, int64_t first, Tensor& 
 // chunk is then copied to its destination while the next one is read ahead.
 void SafetensorsFile::read_elements(const Entry& entry, int64_t first, Tensor& out) const {
   constexpr int64_t kChunk = 4 << 20, kBlock = 64 << 10;  // elements
-  const bool half = std::string_view(entry.type->name) == "F16";
+  const bool half = std::string_view(entry.type->name) == kHalf;
   const DType dtype = *entry.type->dtype;
   const auto size = static_cast<int64_t>(entry.type->size);
   int64_t source = static_cast<int64_t>(data_begin_ + entry.begin) + first * size;
@@ -284,20 +352,22 @@ std::string index_name(const std::string& stem) {
 }  // namespace
 
 std::vector<std::string> write_sharded(const std::string& dir, const std::string& stem,
-                                       const NamedTensors& tensors, int64_t shard_bytes) {
-  std::vector<NamedTensors> shards(1);
+                                       const std::vector<TensorSource>& tensors,
+                                       int64_t shard_bytes) {
+  std::vector<std::vector<TensorSource>> shards(1);
   int64_t bytes = 0, total = 0;
-  for (const auto& tensor : tensors) {
-    if (bytes > 0 && bytes + tensor.second.nbytes() > shard_bytes) {
+  for (const TensorSource& tensor : tensors) {
+    const int64_t size = bytes_of(tensor);
+    if (bytes > 0 && bytes + size > shard_bytes) {
       shards.emplace_back();
       bytes = 0;
     }
-    bytes += tensor.second.nbytes();
-    total += tensor.second.nbytes();
+    bytes += size;
+    total += size;
     shards.back().push_back(tensor);
   }
   if (shards.size() == 1) {
-    write_safetensors(dir + "/" + file_name(stem), tensors);
+    write_sources(dir + "/" + file_name(stem), tensors);
     return {file_name(stem)};
   }
   const auto number = [](size_t n) {
@@ -308,8 +378,8 @@ std::vector<std::string> write_sharded(const std::string& dir, const std::string
   Json::Object weight_map;
   for (size_t i = 0; i < shards.size(); ++i) {
     names.push_back(file_name(stem + "-" + number(i + 1) + "-of-" + number(shards.size())));
-    write_safetensors(dir + "/" + names.back(), shards[i]);
-    for (const auto& [name, tensor] : shards[i]) weight_map.emplace_back(name, names.back());
+    write_sources(dir + "/" + names.back(), shards[i]);
+    for (const TensorSource& tensor : shards[i]) weight_map.emplace_back(tensor.name, names.back());
   }
   Json index;
   index.set("metadata", Json().set("total_size", total)).set("weight_map", std::move(weight_map));

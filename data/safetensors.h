@@ -2,6 +2,7 @@
 // every offset, size and dtype before it touches data.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -21,11 +22,19 @@ using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 // Writes in the given order and flushes to disk (fsync). Throws Error with the path and the
 // system's reason.
 void write_safetensors(const std::string& path, const NamedTensors& tensors);
+// A tensor that is made when its turn to be written comes, so that one at a time is in memory.
+struct TensorSource {
+  std::string name;
+  Shape shape;
+  std::string type;              // in the file: "F16" or a type with a DType ("F32", "BF16", ...)
+  std::function<Tensor()> make;  // its result is converted to `type`, rounded to nearest even
+};
 // Writes DIR/STEM.safetensors or, for more than `shard_bytes` of tensors, the shards
 // STEM-00001-of-00003.safetensors, ... and their index STEM.safetensors.index.json. Returns the
-// names of the files. Throws as write_safetensors() does.
+// names of the files. Throws as write_safetensors() does, and InputError naming the tensor for a
+// number beyond 65504, the largest of F16.
 std::vector<std::string> write_sharded(const std::string& dir, const std::string& stem,
-                                       const NamedTensors& tensors,
+                                       const std::vector<TensorSource>& tensors,
                                        int64_t shard_bytes = 5'000'000'000);
 
 // An open file, whose bytes are read when they are asked for: a mapping of a file that shrinks

@@ -127,11 +127,17 @@ MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemorySh
                                                  tokens, c.vocab_size, dtype, {}, shape.device));
   }
   if (shape.rollout_sequences > 0) {
-    const KVCacheConfig cache{.num_layers = c.num_layers,
-                              .num_kv_heads = c.num_kv_heads,
-                              .head_dim = c.head_dim,
-                              .num_sequences = shape.rollout_sequences,
-                              .max_length = shape.rollout_length};
+    KVCacheConfig cache{.num_layers = c.num_layers,
+                        .num_kv_heads = c.num_kv_heads,
+                        .head_dim = c.head_dim,
+                        .num_sequences = shape.rollout_sequences,
+                        .max_length = shape.rollout_length};
+    // As the engine does: a block more than the longest sequence at least.
+    const int64_t longest = ceil_div(shape.rollout_length, cache.block_tokens);
+    if (shape.max_cache_tokens > 0)
+      cache.num_blocks =
+          std::clamp(shape.max_cache_tokens / cache.block_tokens, longest + 1,
+                     std::max<int64_t>(shape.rollout_sequences * longest, longest + 1));
     const int64_t logits = head_chunk(c, shape.rollout_sequences, shape.device) * c.vocab_size *
                            static_cast<int64_t>(dtype_size(accumulator));
     out.cache = KVCache::bytes(cache, dtype);

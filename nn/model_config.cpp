@@ -1,6 +1,8 @@
 // The model's configuration: keys, derived sizes, conversion to and from config.json.
 #include "nn/model_config.h"
 
+#include <algorithm>
+
 #include "core/sizes.h"
 #include "kernels/attention/attention.h"
 #include "nn/families/family.h"
@@ -73,7 +75,8 @@ void ModelConfig::check_device(Device device) const {
 
 Json ModelConfig::to_json() const {
   if (!file.is_null()) return file;
-  Json json;
+  Json json = family_config(*this);
+  if (!json.is_null()) return json;
   json.set("model_type", kCohortType);
   json.set("hidden_size", d_model)
       .set("num_hidden_layers", num_layers)
@@ -81,7 +84,8 @@ Json ModelConfig::to_json() const {
   json.set("num_key_value_heads", num_kv_heads)
       .set("head_dim", head_dim)
       .set("intermediate_size", d_ff);
-  json.set("max_position_embeddings", context).set("vocab_size", vocab_size);
+  json.set("max_position_embeddings", std::max(context, position_rows))
+      .set("vocab_size", vocab_size);
   json.set("norm_type", name_of(kNormNames, norm)).set("rms_norm_eps", norm_eps);
   json.set("position_type", name_of(kPositionNames, position)).set("rope_theta", rope_theta);
   json.set("hidden_act", name_of(kMlpNames, mlp))
@@ -116,21 +120,18 @@ ModelConfig read_cohort(const Json& json) {
   return c;
 }
 
-ModelConfig read_family(const std::string& model_type, const Json& json) {
-  const Family& family = find_family(model_type);
-  ConfigFile file(json);
-  ModelConfig c = family.read(file);
-  file.check_all_used();
-  c.file = json;
-  return c;
-}
-
 }  // namespace
 
 ModelConfig ModelConfig::from_json(const Json& json) {
   const std::string& model_type = json.at("model_type").as_string();
-  ModelConfig c = model_type == kCohortType ? read_cohort(json) : read_family(model_type, json);
+  ModelConfig c = model_type == kCohortType ? read_cohort(json) : read_family(json);
   check_ranges(c);
+  if (const Json* source = json.find("source_dtype")) c.source_dtype = source->as_string();
+  if (!c.file.is_null() && !c.source_dtype.empty()) {
+    c.file = Json();
+    for (const auto& [key, value] : json.as_object())
+      if (key != "source_dtype") c.file.set(key, value);
+  }
   return c;
 }
 

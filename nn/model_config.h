@@ -42,6 +42,8 @@ struct ModelConfig {
   double dropout = 0, norm_eps = 1e-5, rope_theta = 10000, init_std = 0.02;
   Recompute recompute = Recompute::kNone;
   int64_t vocab_size = 0;  // set from the tokenizer
+  // Rows of the table of learned positions if a run uses only the first `context` of them; 0: all.
+  int64_t position_rows = 0;
 
   // Properties of the families in nn/families/, read from their config.json; not configuration
   // keys.
@@ -55,7 +57,10 @@ struct ModelConfig {
   std::vector<bool> windowed, rotary;
   std::vector<double> rope_frequencies;  // empty: those of rope_theta
   double rope_scale = 1;                 // factor of cosines and sines
-  Json file;  // the family's config.json as it was read; null: a Cohort model
+  Json file;                             // the family's config.json as it was read; null: none was
+  // Dtype in which the model came from elsewhere ("float16"), kept by checkpoints in config.json
+  // where they have another; empty: made here.
+  std::string source_dtype;
 
   int64_t window_of(int layer) const {
     return windowed.empty() || windowed[static_cast<size_t>(layer)] ? window : 0;
@@ -100,8 +105,9 @@ struct ModelConfig {
   void resolve();
   // Throws InputError naming the key if the device's kernels do not support the model.
   void check_device(Device device) const;
-  // Conversion to and from config.json, of a family (nn/families/) or of Cohort with Hugging Face's
-  // names where they exist. Throws InputError naming a field that is missing, not supported, or
+  // Conversion to and from config.json: `file`, else that of a family that computes the same
+  // (nn/families/), else of Cohort with Hugging Face's names where they exist. The configuration
+  // must be resolved. Throws InputError naming a field that is missing, not supported, or
   // outside the range of the configuration's key.
   Json to_json() const;
   static ModelConfig from_json(const Json& json);

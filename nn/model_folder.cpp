@@ -1,6 +1,7 @@
 #include "nn/model_folder.h"
 
 #include <algorithm>
+#include <cctype>
 #include <map>
 #include <set>
 
@@ -38,23 +39,23 @@ std::string with_layer(std::string pattern, int64_t layer) {
 }
 
 // Stored tensors in the order of their first parameters.
-std::vector<StoredTensor> stored_tensors(const Transformer& model) {
+std::vector<StoredTensor> stored_tensors(const Transformer& model,
+                                         const std::vector<TensorRule>& rules) {
   const ModelConfig& config = model.config();
   std::map<std::string, const NamedParameter*> by_name;
   for (const NamedParameter& p : model.parameters()) by_name[p.name] = &p;
   std::map<std::string, StoredTensor> by_first_parameter;
   std::set<std::string> covered;
-  if (!config.file.is_null())
-    for (const TensorRule& rule : find_family(config.file.at("model_type").as_string()).rules)
-      for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-        StoredTensor stored{with_layer(rule.stored, layer), rule.layout, {}};
-        for (const std::string& pattern : rule.parameters) {
-          const std::string name = with_layer(pattern, layer);
-          stored.parameters.push_back(by_name.at(name));
-          covered.insert(name);
-        }
-        by_first_parameter[stored.parameters[0]->name] = std::move(stored);
+  for (const TensorRule& rule : rules)
+    for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+      StoredTensor stored{with_layer(rule.stored, layer), rule.layout, {}};
+      for (const std::string& pattern : rule.parameters) {
+        const std::string name = with_layer(pattern, layer);
+        stored.parameters.push_back(by_name.at(name));
+        covered.insert(name);
       }
+      by_first_parameter[stored.parameters[0]->name] = std::move(stored);
+    }
   std::vector<StoredTensor> all;
   for (const NamedParameter& p : model.parameters()) {
     const auto merged = by_first_parameter.find(p.name);
@@ -110,9 +111,59 @@ Tensor assemble(const StoredTensor& stored) {
   return stored.layout == TensorRule::Layout::kTransposed ? all.transpose(0, 1).contiguous() : all;
 }
 
+// Names of a type in safetensors and in config.json, and the DType that holds its numbers.
+struct FloatType {
+  const char *stored, *torch;
+  DType dtype;
+};
+constexpr FloatType kFloatTypes[] = {{"F64", "float64", DType::kF64},
+                                     {"F32", "float32", DType::kF32},
+                                     {"BF16", "bfloat16", DType::kBF16},
+                                     {"F16", "float16", DType::kF32}};
+
+const FloatType& type_named(const std::string& torch) {
+  for (const FloatType& type : kFloatTypes)
+    if (torch == type.torch) return type;
+  throw InputError(
+      str("source_dtype: '", torch, "' is not known; known: float64, float32, bfloat16, float16"));
+}
+
 const char* torch_name(DType dtype) {
   if (dtype == DType::kF64) return "float64";
   return dtype == DType::kF32 ? "float32" : "bfloat16";
+}
+
+// Sets config.json's eos_token_id, a number or a list, unless the tokenizer has none.
+void set_eos(Json& json, const Tokenizer& tokenizer) {
+  std::vector<int32_t> ids;
+  try {
+    ids = tokenizer.stop_ids();
+  } catch (const InputError&) {
+    return;
+  }
+  if (ids.size() == 1)
+    json.set("eos_token_id", ids[0]);
+  else
+    json.set("eos_token_id", Json::Array(ids.begin(), ids.end()));
+}
+
+const char* dtype_key(const Json& config) {
+  return config.find("dtype") != nullptr ? "dtype" : "torch_dtype";
+}
+
+std::vector<TensorSource> sources(
+    const Transformer& model, const std::string& type,
+    const std::function<void()>& before_tensor = [] {}) {
+  std::vector<TensorSource> out;
+  for (StoredTensor& stored : stored_tensors(model, tensor_rules(model.config()))) {
+    const std::string name = stored.name;
+    const Shape shape = stored.shape();
+    out.push_back({name, shape, type, [before_tensor, stored = std::move(stored)] {
+                     before_tensor();
+                     return assemble(stored);
+                   }});
+  }
+  return out;
 }
 
 bool loses_bits(const std::string& stored, DType dtype) {
@@ -126,12 +177,86 @@ bool is_model_folder(const std::string& dir) {
   return SafetensorsFolder::exists(dir, "model") && path_exists(dir + "/config.json");
 }
 
+std::string hub_hint(const std::string& name, const std::string& path) {
+  const auto is_plain = [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.' || c == '/';
+  };
+  constexpr std::string_view kUrl = "https://";
+  if (const size_t end = name.find('/', kUrl.size()); name.starts_with(kUrl) && end != name.npos)
+    return hub_hint(name.substr(end + 1), "");
+  const size_t slash = name.find('/');
+  const bool plain = !name.empty() && std::isalnum(static_cast<unsigned char>(name[0])) != 0 &&
+                     std::all_of(name.begin(), name.end(), is_plain);
+  // OWNER/MODEL or MODEL. A path whose folder exists is a path.
+  if (!plain || name.find('/', slash + 1) != name.npos || slash == name.size() - 1 ||
+      (slash != name.npos && path_exists(path.substr(0, path.rfind('/')))))
+    return "";
+  return str(
+      "; hint: nothing is downloaded from the Hugging Face Hub; if this is a name there: hf "
+      "download ",
+      name, " --local-dir ", name.substr(slash + 1),
+      " (or huggingface-cli download), then give that folder");
+}
+
+std::string explain_no_model(const std::string& path) {
+  if (!path_exists(path)) return hub_hint(path, path);
+  std::vector<std::string> names = list_directory(path);
+  std::string dir = path;
+  if (names.empty() && path_exists(path + "/.")) return "";
+  if (names.empty()) {  // a file
+    const size_t slash = path.rfind('/');
+    dir = slash == path.npos ? "." : path.substr(0, slash);
+    names = {path.substr(slash + 1)};
+  }
+  const auto find = [&](std::string_view begin, std::string_view end) {
+    const auto fits = [&](const std::string& n) {
+      return n.starts_with(begin) && n.ends_with(end);
+    };
+    const auto found = std::find_if(names.begin(), names.end(), fits);
+    return found == names.end() ? std::string() : *found;
+  };
+  const auto convert = [&](const char* options, const std::string& name) {
+    return str("; hint: convert it in Python: transformers.AutoModelForCausalLM.from_pretrained('",
+               dir, "'", options, name, name.empty() ? "" : "'",
+               ").save_pretrained('NEW', safe_serialization=True), and AutoTokenizer likewise");
+  };
+  if (!find("adapter_config", ".json").empty() || !find("adapter_model", "").empty())
+    return str(
+        ": it is an adapter (LoRA), which holds changes to another model; hint: merge them "
+        "in Python: peft.AutoPeftModelForCausalLM.from_pretrained('",
+        dir, "').merge_and_unload().save_pretrained('NEW'), and copy the tokenizer");
+  if (const std::string name = find("", ".gguf"); !name.empty())
+    return str(": ", name, " is in llama.cpp's format, which is not read",
+               convert(", gguf_file='", name));
+  for (const auto& [begin, end] : {std::pair("", ".bin"), {"consolidated", ".pth"}})
+    if (const std::string name = find(begin, end); !name.empty() && name != "training_args.bin")
+      return str(": ", name, " is a pickle file, which can run programs and is not read",
+                 convert("", ""));
+  if (path != dir)
+    return ": it is a file, and a model is a folder; hint: give the folder of its config.json";
+  if (!find("snapshots", "").empty())
+    return ": it is an entry of the Hugging Face cache; hint: give a folder in its snapshots/";
+  const std::string weights = find("", ".safetensors"), config = find("config.json", "");
+  if (is_model_folder(path)) return "";
+  if (const std::string name = find("checkpoint-", ""); weights.empty() && !name.empty())
+    return str(": it is the output of transformers or TRL; hint: give a checkpoint in it, like ",
+               dir, "/", name);
+  if (weights.empty() && config.empty()) return "";
+  return str(": it has ", config.empty() ? weights : config, " and ",
+             config.empty()    ? "no config.json"
+             : weights.empty() ? "no model.safetensors"
+                               : weights,
+             "; hint: a model is config.json with model.safetensors, or shards and "
+             "model.safetensors.index.json; is the download complete?");
+}
+
 ModelConfig load_config(const std::string& dir) {
   const std::string path = dir + "/config.json";
   try {
     const Json json = parse_json(read_input_file(path), path);
     ModelConfig config = with_places(json, path, [&] { return ModelConfig::from_json(json); });
     config.resolve();
+    if (!config.source_dtype.empty()) type_named(config.source_dtype);
     return config;
   } catch (const InputError& e) {
     const std::string message = e.what();
@@ -141,9 +266,13 @@ ModelConfig load_config(const std::string& dir) {
 
 void load_weights(Transformer& model, const std::string& dir, const std::string& stem) {
   const SafetensorsFolder folder(dir, stem);
+  // Earlier versions saved all models made here under the names of their parameters.
+  const bool own_names =
+      model.config().file.is_null() && folder.find(model.parameters()[0].name) != nullptr;
+  const auto rules = own_names ? std::vector<TensorRule>() : tensor_rules(model.config());
   std::set<std::string> used;
   std::string rounded;
-  for (const StoredTensor& stored : stored_tensors(model)) {
+  for (const StoredTensor& stored : stored_tensors(model, rules)) {
     const bool full = folder.find(stored.name) != nullptr;
     const std::string name = full ? stored.name : base_name(stored.name);
     const SafetensorsFile* file = folder.find(name);
@@ -171,17 +300,46 @@ void load_weights(Transformer& model, const std::string& dir, const std::string&
 
 std::vector<std::string> save_weights(const Transformer& model, const std::string& dir,
                                       const std::string& stem) {
-  NamedTensors tensors;
-  for (const StoredTensor& stored : stored_tensors(model))
-    tensors.emplace_back(stored.name, assemble(stored));
-  return write_sharded(dir, stem, tensors);
+  return write_sharded(dir, stem, sources(model, type_named(torch_name(model.dtype())).stored));
 }
 
-Json saved_config(const Transformer& model) {
+Json saved_config(const Transformer& model, const Tokenizer* tokenizer) {
   Json json = model.config().to_json();
-  if (model.config().file.is_null()) return json;
-  const char* key = json.find("dtype") != nullptr ? "dtype" : "torch_dtype";
-  return json.set(key, torch_name(model.dtype()));
+  if (model.config().file.is_null() && tokenizer != nullptr) set_eos(json, *tokenizer);
+  const std::string& source = model.config().source_dtype;
+  if (!source.empty() && source != torch_name(model.dtype())) json.set("source_dtype", source);
+  return json.set(dtype_key(json), torch_name(model.dtype()));
+}
+
+std::string stored_dtype(const std::string& dir) {
+  const SafetensorsFolder folder(dir, "model");
+  std::set<std::string> found;
+  for (const std::string& name : folder.names())
+    found.insert(folder.find(name)->stored_dtype(name));
+  std::vector<const char*> all;
+  for (const FloatType& type : kFloatTypes)
+    if (found.contains(type.stored)) all.push_back(type.torch);
+  // Neither of the two types of 16 bits holds the other; the first ones of the table hold all.
+  if (all.empty() || (found.contains("BF16") && found.contains("F16") && all.size() == 2))
+    return "float32";
+  return all[0];
+}
+
+DType dtype_holding(const std::string& name) {
+  return type_named(name).dtype;
+}
+
+void export_model(const Transformer& model, const Tokenizer& tokenizer, const std::string& dir,
+                  const std::string& dtype, const std::function<void()>& before_tensor) {
+  write_sharded(dir, "model", sources(model, type_named(dtype).stored, before_tensor));
+  const Json saved = saved_config(model, &tokenizer);
+  Json config;
+  for (const auto& [key, value] : saved.as_object())
+    if (key != "source_dtype") config.set(key, value);
+  config.set(dtype_key(config), dtype);
+  write_file_durable(dir + "/config.json", config.dump(2) + "\n");
+  for (const auto& [file, content] : tokenizer.files())
+    write_file_durable(dir + "/" + file, content);
 }
 
 }  // namespace cohort

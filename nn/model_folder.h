@@ -2,15 +2,25 @@
 // Cohort's own.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "nn/transformer.h"
+#include "text/tokenizer.h"
 
 namespace cohort {
 
 // True if the folder has a config.json and weights. Throws Error if the system cannot tell.
 bool is_model_folder(const std::string& dir);
+
+// The end of an error message about a path without a model: the reason, and the step that leads to
+// one, for weights in other formats, adapters, other folders, and names on the Hugging Face Hub.
+// "" if there is nothing to say.
+std::string explain_no_model(const std::string& path);
+// The hint for `path` if it does not exist and the user's `name` for it reads like one on the Hub,
+// else "".
+std::string hub_hint(const std::string& name, const std::string& path);
 
 // DIR/config.json, resolved. Throws InputError naming the file and the field.
 ModelConfig load_config(const std::string& dir);
@@ -23,7 +33,19 @@ void load_weights(Transformer& model, const std::string& dir, const std::string&
 // names of the files.
 std::vector<std::string> save_weights(const Transformer& model, const std::string& dir,
                                       const std::string& stem = "model");
-// Content of config.json: to_json() with the dtype of the weights.
-Json saved_config(const Transformer& model);
+// Content of config.json: to_json() with the dtype of the weights. `tokenizer` (nullptr: not known)
+// names the end of a text in the file of a model made here.
+Json saved_config(const Transformer& model, const Tokenizer* tokenizer = nullptr);
+
+// The floating point type of the folder's weights by its name in config.json ("float16"); the type
+// that holds all of them if they differ.
+std::string stored_dtype(const std::string& dir);
+// DType that holds numbers of such a type exactly.
+DType dtype_holding(const std::string& name);
+// Writes the weights as `dtype` ("float16", "bfloat16", "float32" or "float64"), their config.json
+// and the tokenizer's files into DIR. Calls `before_tensor` before each tensor. Throws InputError
+// naming the tensor for a number beyond the largest of float16, and for another name.
+void export_model(const Transformer& model, const Tokenizer& tokenizer, const std::string& dir,
+                  const std::string& dtype, const std::function<void()>& before_tensor);
 
 }  // namespace cohort

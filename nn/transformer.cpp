@@ -77,7 +77,8 @@ void Transformer::build(const MakeParameter& make) {
   embedding_ = table("model.embed_tokens.weight", c.vocab_size,
                      c.tie_embeddings ? Use::kMatmul : Use::kLookup);
   if (c.position == PositionType::kLearned)
-    position_embedding_ = table("model.embed_positions.weight", c.context, Use::kLookup);
+    position_embedding_ =
+        table("model.embed_positions.weight", std::max(c.context, c.position_rows), Use::kLookup);
   for (int i = 0; i < c.num_layers; ++i) {
     const std::string prefix = str("model.layers.", i, ".");
     // Each norm precedes or follows its sub-layer; the names are Hugging Face's.

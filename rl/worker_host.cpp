@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -232,21 +233,32 @@ Reply send_request(int socket, pid_t host, std::string packet, const int* stream
   return reply;
 }
 
-// The last line of a log that has grown since it had `size` bytes; "" for any failure.
-std::string last_line(const std::string& log, int64_t size) {
-  constexpr int64_t kMaxLine = 4096;
+// The last 4096 bytes of a log that has grown since it had `size` bytes, without blanks and line
+// breaks at the end; "" for any failure.
+std::string end_of_log(const std::string& log, int64_t size) {
+  constexpr int64_t kMax = 4096;
   try {
     const InputFile file(log);
     if (file.size() <= size) return "";
-    std::string text = file.read(std::max<int64_t>(size, file.size() - kMaxLine), file.size());
+    std::string text = file.read(std::max<int64_t>(size, file.size() - kMax), file.size());
     text.erase(text.find_last_not_of(" \r\n") + 1);
-    text.erase(0, text.rfind('\n') + 1);
-    if (text.empty()) return "";
-    return str("; the last line of ", std::filesystem::path(log).filename().string(), ": ",
-               excerpt(text, 160, 80));
+    return text;
   } catch (const Error&) {  // it was removed, or is emptied at this moment
     return "";
   }
+}
+
+// "; the last line of LOG: 'KeyError'" for end_of_log().
+std::string last_line(const std::string& log, int64_t size) {
+  std::string text = end_of_log(log, size);
+  text.erase(0, text.rfind('\n') + 1);
+  if (text.empty()) return "";
+  return str("; the last line of ", std::filesystem::path(log).filename().string(), ": ",
+             excerpt(text, 160, 80));
+}
+
+std::string path_of(const Descriptor& file) {
+  return str("/proc/self/fd/", file.get());
 }
 
 std::string as_packet(const Request& request) {
@@ -295,9 +307,10 @@ WorkerHost::Started WorkerHost::start(const Program& program) {
   return {reply.value, std::move(input.writing), std::move(output.reading)};
 }
 
-void WorkerHost::set_log(const std::string& path) {
+void WorkerHost::set_log(const std::string& path, bool quotes) {
   const std::lock_guard lock(mutex_);
   log_ = path;
+  quotes_log_ = quotes;
 }
 
 std::string WorkerHost::end(pid_t id, std::chrono::milliseconds patience) {
@@ -310,9 +323,31 @@ std::string WorkerHost::end(pid_t id, std::chrono::milliseconds patience) {
       nullptr);
   if (error != 0) return "(it cannot be killed)";
   if (killed != 0) return "(ended by cohort)";
-  const std::string line = log_.empty() || node.empty() ? "" : last_line(log_, node.mapped());
+  const std::string line =
+      log_.empty() || !quotes_log_ || node.empty() ? "" : last_line(log_, node.mapped());
   return WIFEXITED(status) ? str("(exit code ", WEXITSTATUS(status), ")", line)
                            : str("(signal ", WTERMSIG(status), ")", line);
+}
+
+ErrorCapture::ErrorCapture(WorkerHost& host)
+    : host_(host), file_(::memfd_create("rewards", MFD_CLOEXEC)) {
+  if (!file_.is_open()) throw_errno("cannot keep the output of reward programs");
+  host_.set_log(path_of(file_), /*quotes=*/false);
+}
+
+ErrorCapture::~ErrorCapture() {
+  host_.set_log("");
+}
+
+std::string ErrorCapture::last_lines() const {
+  std::string text = end_of_log(path_of(file_), 0);
+  size_t begin = text.size();
+  for (int i = 0; i < 10 && begin != text.npos && begin > 0; ++i)
+    begin = text.rfind('\n', begin - 1);
+  if (begin != text.npos && begin > 0) text.erase(0, begin + 1);
+  if (text.empty()) return "";
+  for (size_t at = 0; (at = text.find('\n', at)) != text.npos; ++at) text.insert(at + 1, "    ");
+  return "\n    " + text;
 }
 
 WorkerHost& worker_host() {

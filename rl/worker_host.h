@@ -40,8 +40,9 @@ class WorkerHost {
   // Throws InputError if it cannot be started.
   Started start(const Program& program);
   // Sets the file to which programs that are started later append their standard error. Empty, the
-  // default: the standard error of this process. The file is emptied when it exceeds 256 MB.
-  void set_log(const std::string& path);
+  // default: the standard error of this process. The file is emptied when it exceeds 256 MB. With
+  // `quotes`, end() quotes its last line.
+  void set_log(const std::string& path, bool quotes = true);
   // Kills the program and its process group, after `patience` for it to end by itself. Returns how
   // it ended: "(exit code 1)", "(signal 9)" if that was sent by another process, or "(ended by
   // cohort)". Of a program that ended by itself, the last line of the log follows if the log has
@@ -51,9 +52,26 @@ class WorkerHost {
  private:
   std::mutex mutex_;
   std::string log_;
+  bool quotes_log_ = true;
   std::map<pid_t, int64_t> log_sizes_;  // bytes in the log when each program was started
   Descriptor socket_;
   pid_t host_ = -1;
+};
+
+// Keeps in memory, during its life, the standard error of the programs that a host starts, as its
+// log. Throws Error if the system has no room.
+class ErrorCapture {
+ public:
+  explicit ErrorCapture(WorkerHost& host);
+  ~ErrorCapture();  // later programs have the standard error of this process
+  ErrorCapture(const ErrorCapture&) = delete;
+  ErrorCapture& operator=(const ErrorCapture&) = delete;
+  // The last 10 lines, of 4096 bytes at most, each after a line break and indented; empty: none.
+  std::string last_lines() const;
+
+ private:
+  WorkerHost& host_;
+  Descriptor file_;
 };
 
 // The host of this process, created by the first call.

@@ -7,21 +7,25 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <utility>
 
 #include "core/log.h"
 #include "core/parallel.h"
+#include "runs/resources.h"
 #include "sys/files.h"
 
 namespace cohort {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr int64_t kFormat = 1;
+constexpr int64_t kFormat = 2, kFlatFormat = 1;
+constexpr const char* kTraining = "training/";
 constexpr const char* kPrefix = "step-";
 constexpr const char* kTemporary = ".tmp-";
 constexpr const char* kReplaced = ".old-";
 // Files of every checkpoint besides the manifest, the weights and the tokenizer's files.
-constexpr const char* kMembers[] = {"optimizer.safetensors", "config.json", "state.json"};
+constexpr const char* kMembers[] = {"training/optimizer.safetensors", "config.json",
+                                    "training/state.json"};
 // Weights in one file or in shards; a tokenizer of one file or of several.
 constexpr const char* kAlternatives[][2] = {{"model.safetensors", "model.safetensors.index.json"},
                                             {"tokenizer.json", "vocab.json"}};
@@ -134,11 +138,25 @@ Json read_json(const std::string& checkpoint, const char* name) {
   return parse_json(read_text_file(path, kMaxText), path);
 }
 
+// The name of a member in a manifest of a format.
+std::string member_name(const std::string& member, int64_t format) {
+  const bool moved = format == kFlatFormat && member.starts_with(kTraining);
+  return moved ? member.substr(std::strlen(kTraining)) : member;
+}
+
+// True for the name of a file, which in the present format may be in training/.
+bool is_member_name(std::string name, int64_t format) {
+  if (format != kFlatFormat && name.starts_with(kTraining)) name.erase(0, std::strlen(kTraining));
+  return !name.empty() && name != "." && name != ".." && name.find('/') == name.npos;
+}
+
 ModelDescription saved_model(const std::string& checkpoint) {
   ModelDescription saved{load_config(checkpoint), load_tokenizer(checkpoint)};
   const int64_t rows = saved.config.vocab_size, ids = saved.tokenizer->vocab_size();
-  // Models from elsewhere may have rows that no token uses.
-  if (saved.config.file.is_null() ? ids != rows : ids > rows)
+  // Models from elsewhere may have rows that no token uses, but not as the end of a text.
+  const Json& eos = saved.config.file.get_or_null("eos_token_id");
+  const bool all_used = saved.config.file.is_null() || (eos.is_int() && eos.as_int() == rows - 1);
+  if (all_used ? ids != rows : ids > rows)
     throw InputError(str(checkpoint, ": config.json has a vocabulary of ", rows,
                          ", tokenizer.json one of ", ids,
                          "; hint: both must come from the same model"));
@@ -147,6 +165,9 @@ ModelDescription saved_model(const std::string& checkpoint) {
 
 LoadedModel load_saved(const std::string& checkpoint, ModelDescription saved, DType dtype,
                        Device device) {
+  // A model of a checkpoint says itself where it came from.
+  if (saved.config.source_dtype.empty() && !path_exists(checkpoint + "/manifest.json"))
+    saved.config.source_dtype = stored_dtype(checkpoint);
   LoadedModel loaded{std::make_unique<Transformer>(saved.config, dtype, std::nullopt, device),
                      std::move(saved.tokenizer), checkpoint};
   load_weights(*loaded.model, checkpoint);
@@ -208,27 +229,30 @@ bool is_saving() {
   return g_saving > 0;
 }
 
-void save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last) {
-  const SaveInProgress in_progress;
+namespace {
+
+void write_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last) {
   make_directory(dir);
   const std::string name = step_name(view.state.step);
   const fs::path target = fs::path(dir) / name, temporary = fs::path(dir) / (kTemporary + name);
   remove_entry(temporary);
-  make_directory(temporary);
+  const fs::path training = temporary / "training";
+  for (const fs::path& folder : {temporary, training}) make_directory(folder);
   const auto write_json = [&](const char* file, const Json& json) {
     write_file_durable(temporary / file, json.dump(2) + "\n");
   };
   std::vector<std::string> files = save_weights(view.model, temporary);
   if (view.reference != nullptr)
-    for (std::string& file : save_weights(*view.reference, temporary, "reference"))
-      files.push_back(std::move(file));
-  write_safetensors(temporary / "optimizer.safetensors", view.optimizer.state());
-  write_json("config.json", saved_config(view.model));
+    for (const std::string& file : save_weights(*view.reference, training, "reference"))
+      files.push_back(kTraining + file);
+  write_safetensors(training / "optimizer.safetensors", view.optimizer.state());
+  write_json("config.json", saved_config(view.model, &view.tokenizer));
   for (const auto& [file, content] : view.tokenizer.files()) {
     write_file_durable(temporary / file, content);
     files.push_back(file);
   }
-  write_json("state.json", view.state.to_json());
+  write_json("training/state.json", view.state.to_json());
+  sync_directory(training.string());
   write_manifest(temporary, std::move(files));
   sync_directory(temporary.string());
   // The step may exist already: a damaged one that the run discarded. newest_checkpoint() knows the
@@ -242,6 +266,45 @@ void save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t
   sync_directory(dir);
   link_best(dir, view.state);
   remove_old_checkpoints(dir, view.state, keep_last);
+}
+
+int64_t tensor_bytes(const CheckpointView& view) {
+  int64_t bytes = 0;
+  for (const NamedParameter& p : view.model.parameters())
+    bytes += (view.reference == nullptr ? 1 : 2) * p.value.nbytes();
+  for (const auto& [name, tensor] : view.optimizer.state()) bytes += tensor.nbytes();
+  return bytes;
+}
+
+// The checkpoints before the one of `state` that neither a resume nor its best step needs.
+std::vector<std::string> unused_checkpoints(const std::string& dir, const TrainState& state) {
+  std::vector<std::string> out;
+  bool newest = true;
+  for (const fs::path& path : list_checkpoints(dir)) {
+    const int64_t step = step_of(path);
+    if (step < state.step && !std::exchange(newest, false) && step != state.best_step)
+      out.push_back(path);
+  }
+  return out;
+}
+
+bool is_full(const std::string& reason) {
+  return reason.find(system_reason(ENOSPC)) != reason.npos ||
+         reason.find(system_reason(EDQUOT)) != reason.npos;
+}
+
+}  // namespace
+
+void save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last) {
+  const SaveInProgress in_progress;
+  try {
+    write_checkpoint(dir, view, keep_last);
+  } catch (const Error& e) {
+    remove_entry(fs::path(dir) / (kTemporary + step_name(view.state.step)));
+    if (!is_full(e.what())) throw;
+    throw Error(e.what() +
+                full_disk_advice(dir, tensor_bytes(view), unused_checkpoints(dir, view.state)));
+  }
 }
 
 void remove_old_checkpoints(const std::string& dir, const TrainState& state, int64_t keep_last) {
@@ -269,21 +332,29 @@ namespace {
 void verify_files(const Json& manifest, const std::string& path) {
   const fs::path dir = fs::path(path).parent_path();
   const int64_t format = manifest.at("format").as_int();
-  if (format != kFormat)
-    throw InputError(str(path, ": checkpoint format ", format, ", this version reads ", kFormat));
+  if (format != kFormat && format != kFlatFormat)
+    throw InputError(str(path, ": checkpoint format ", format, ", this version reads ", kFlatFormat,
+                         " and ", kFormat));
   const Json& files = manifest.at("files");
-  const auto require = [&](const char* name, const char* other) {
+  const auto require = [&](const std::string& name, const std::string& other) {
     if (files.find(name) == nullptr && files.find(other) == nullptr)
       throw InputError(str("damaged checkpoint: ", path, " does not list ", name));
   };
   for (const auto& [name, other] : kAlternatives) require(name, other);
-  for (const char* name : kMembers) require(name, name);
+  for (const char* member : kMembers) {
+    const std::string name = member_name(member, format);
+    require(name, name);
+  }
   for (const auto& [name, file] : files.as_object()) {
-    if (name.empty() || name == "." || name == ".." || name.find('/') != name.npos)
+    if (!is_member_name(name, format))
       throw InputError(str("damaged checkpoint: ", path, ": '", name, "' is not a file name"));
     const std::string member = (dir / name).string();
     const int64_t size = readable_size(member);
-    if (size < 0) throw InputError(str("damaged checkpoint: ", member, " is missing"));
+    if (size < 0)
+      throw InputError(str("damaged checkpoint: ", member, " is missing",
+                           name.starts_with(kTraining)
+                               ? "; hint: copy the whole folder, or use `cohort export`"
+                               : ""));
     if (size != file.at("bytes").as_int())
       throw InputError(str("damaged checkpoint: ", member, " has ", size, " bytes, expected ",
                            file.at("bytes").as_int()));
@@ -293,6 +364,14 @@ void verify_files(const Json& manifest, const std::string& path) {
 }
 
 }  // namespace
+
+std::string training_folder(const std::string& checkpoint) {
+  const Json manifest = read_json(checkpoint, "manifest.json");
+  const std::string path = (fs::path(checkpoint) / "manifest.json").string();
+  const bool flat =
+      with_places(manifest, path, [&] { return manifest.at("format").as_int() == kFlatFormat; });
+  return flat ? checkpoint : (fs::path(checkpoint) / "training").string();
+}
 
 void verify_checkpoint(const std::string& checkpoint) {
   const std::string path = (fs::path(checkpoint) / "manifest.json").string();
@@ -330,21 +409,26 @@ std::optional<std::string> newest_checkpoint(const std::string& dir, const std::
 }
 
 std::string find_checkpoint(const std::string& path) {
-  if (!path_exists(path)) throw InputError(str("no checkpoint at ", path, ": it does not exist"));
+  if (!path_exists(path))
+    throw InputError(str("no checkpoint at ", path, ": it does not exist", explain_no_model(path)));
   if (path_exists(path + "/manifest.json")) {
     verify_checkpoint(path);
     return path;
   }
   // A Hugging Face folder, which has no checksums.
-  if (is_model_folder(path) && !path_exists(path + "/state.json")) return path;
+  if (is_model_folder(path) && !path_exists(path + "/state.json") &&
+      !path_exists(path + "/training/state.json"))
+    return path;
   std::vector<fs::path> candidates{path, fs::path(path) / "checkpoints"};
   // The last stage that has a checkpoint holds the run's current weights.
   const std::vector<fs::path> stages = list_stages(path);
   candidates.insert(candidates.end(), stages.begin(), stages.end());
   for (const fs::path& candidate : candidates)
     if (const auto found = newest_checkpoint(candidate.string())) return *found;
-  throw InputError(str("no usable checkpoint in ", path,
-                       "; hint: give a run directory, or a directory step-N inside it"));
+  const std::string reason = explain_no_model(path);
+  throw InputError(
+      str("no usable checkpoint in ", path, reason,
+          reason.empty() ? "; hint: give a run directory, or a directory step-N in it" : ""));
 }
 
 LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device) {
@@ -367,16 +451,17 @@ LoadedModel load_model(const std::string& checkpoint, const ModelConfig& wanted,
 void apply_run_options(const ModelConfig& wanted, ModelConfig& model) {
   model.dropout = wanted.dropout;
   model.recompute = wanted.recompute;
-  if (wanted.context > 0) model.context = wanted.context;
+  if (wanted.context == 0) return;
+  model.position_rows = std::max(model.position_rows, model.context);
+  model.context = wanted.context;
 }
 
 void check_compatible(const ModelConfig& wanted, const DataConfig& data, const ModelConfig& model,
                       const Tokenizer& tokenizer, const std::string& source) {
   const ConfigFields asked = config_fields(wanted), found = config_fields(model),
                      defaults = config_fields(ModelConfig{});
-  // Rotary positions of a model family are a table of angles, which may be shortened.
-  const bool may_be_shorter = !model.file.is_null() && model.position == PositionType::kRope &&
-                              wanted.context < model.context;
+  // A run may use the first positions of a model's table, which its files keep.
+  const bool may_be_shorter = wanted.context < model.context;
   for (size_t i = 0; i < asked.size(); ++i) {
     const auto& [key, value] = asked[i];
     // Training options, initialization of new models, and the model's location.
@@ -402,8 +487,8 @@ void check_compatible(const ModelConfig& wanted, const DataConfig& data, const M
 }
 
 TrainState load_state(const std::string& checkpoint) {
-  const Json json = read_json(checkpoint, "state.json");
-  const std::string path = (fs::path(checkpoint) / "state.json").string();
+  const std::string folder = training_folder(checkpoint), path = folder + "/state.json";
+  const Json json = read_json(folder, "state.json");
   return with_places(json, path, [&] { return TrainState::from_json(json); });
 }
 

@@ -3,14 +3,17 @@
 //   model.safetensors      the model, under Hugging Face's names,
 //   config.json            its configuration
 //   tokenizer.json         and its tokenizer
-//   reference.safetensors  the frozen reference policy, where there is one
-//   optimizer.safetensors  AdamW's state, for a bit-exact resume
-//   state.json
 //   manifest.json          format, and size and checksum of every other file
+//   training/              what only a resume needs:
+//     reference.safetensors  the frozen reference policy, where there is one
+//     optimizer.safetensors  AdamW's state, for a bit-exact resume
+//     state.json
 //
-// Other names are not Cohort's, and are left alone. A directory is written under a temporary name,
-// flushed, and appears by rename: a crash at any moment leaves the previous checkpoints untouched
-// and no half-written one. `best` is a symbolic link to the best one.
+// Without manifest.json and training/ it is a folder of Hugging Face's, and programs that read one
+// ignore both. In format 1 the files of training/ are beside the others. Other names are not
+// Cohort's, and are left alone. A directory is written under a temporary name, flushed, and appears
+// by rename: a crash at any moment leaves the previous checkpoints untouched and no half-written
+// one. `best` is a symbolic link to the best one.
 //
 // All functions throw Error if a file cannot be read for any reason other than that it does not
 // exist: its state is unknown then.
@@ -63,6 +66,7 @@ struct CheckpointView {
 
 // Saves DIR/step-N, then removes all checkpoints but the last `keep_last` and the best, leftovers
 // of a killed process, and, if the run is finished, checkpoints of later steps, which it discarded.
+// A failure leaves no part of the new one; the error of a full disk says what may be deleted.
 void save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last);
 
 // Removes what save_checkpoint() removes after saving `state`, which DIR has under its final name.
@@ -77,6 +81,10 @@ std::string checkpoint_path(const std::string& dir, int64_t step);
 
 // True while a thread of this process is in save_checkpoint().
 bool is_saving();
+
+// The folder of the files that only a resume needs, in a checkpoint of any format. Throws
+// InputError if there is no valid manifest.json.
+std::string training_folder(const std::string& checkpoint);
 
 // Throws InputError naming the damaged or missing file.
 void verify_checkpoint(const std::string& checkpoint);

@@ -7,6 +7,9 @@
 #include <string_view>
 #include <utility>
 
+#include "nn/model_folder.h"
+#include "runs/foreign_keys.h"
+
 namespace cohort {
 namespace {
 
@@ -56,6 +59,14 @@ ConfigNode* node_at(ConfigNode& map, std::string_view key) {
   return node == nullptr || dot == key.npos ? node : node_at(*node, key.substr(dot + 1));
 }
 
+// True if a map of keys has one that says how the lines of data.jsonl are read.
+bool gives_format(ConfigNode& map) {
+  constexpr std::string_view kKeys[] = {"prompt", "answer", "solution", "messages", "completion"};
+  return std::any_of(std::begin(kKeys), std::end(kKeys), [&](std::string_view key) {
+    return node_at(map, str("data.jsonl.", key)) != nullptr;
+  });
+}
+
 // Resolves relative paths: against the folder of the file, or against the current folder if they
 // were given on the command line.
 class RelativePaths {
@@ -85,8 +96,12 @@ class RelativePaths {
         std::error_code error;
         const bool pattern = is_list(key) && path.find_first_of("*?[") != path.npos;
         if (origin == origins_.end() || fs::exists(path, error) || error || pattern) continue;
-        missing.push_back(str(key, ": ", path, ": No such file or directory; ", origin->second,
-                              "; hint: check the path"));
+        const auto& [given, base] = origin->second;
+        const bool names_model = key == "model.path" || key == "data.tokenizer_path";
+        const std::string hint = names_model ? hub_hint(given, path) : "";
+        missing.push_back(str(key, ": ", path, ": No such file or directory; the relative path '",
+                              given, "' was counted from ", base,
+                              hint.empty() ? "; hint: check the path" : hint));
       }
   }
 
@@ -97,8 +112,8 @@ class RelativePaths {
     const bool typed = node.line == 0;
     const std::string base = base_of(node);
     const std::string path = canonical_path(fs::path(base) / *given);
-    origins_[path] = str("the relative path '", *given, "' was counted from ", base, ", ",
-                         typed ? "the current folder" : "the folder of " + file_);
+    origins_[path] = {*given,
+                      str(base, ", ", typed ? "the current folder" : "the folder of " + file_)};
     node.kind = ConfigNode::Kind::kScalar;
     node.scalar = path;
     node.typed.reset();
@@ -120,7 +135,8 @@ class RelativePaths {
   }
 
   std::string file_;
-  std::map<std::string, std::string> origins_;  // by absolute path
+  // The path as given and the folder it counts from, by absolute path.
+  std::map<std::string, std::pair<std::string, std::string>> origins_;
 };
 
 std::string indented(const std::string& text) {
@@ -139,6 +155,17 @@ std::string indented(const std::string& text) {
 
 void require(bool ok, const std::string& message) {
   if (!ok) throw InputError(message);
+}
+
+// Refuses all keys at once that no section has. Overrides for all stages count at top level.
+void refuse_unknown_keys(const ConfigNode& root) {
+  UnknownKeys unknown;
+  find_unknown_keys<TrainConfig>(root, kStagesKey, "", unknown);
+  if (const ConfigNode* stages = root.find("stages"))
+    for (size_t i = 0; i < stages->items.size(); ++i)
+      find_unknown_keys<TrainConfig>(stages->items[i], {}, str("stages.", i), unknown);
+  expect_known(unknown, config_keys<TrainConfig>(), foreign_key_text,
+               "hint: `cohort train --help` lists all keys, docs/from_trl.md those of TRL");
 }
 
 // Checks what the run directory is named after.
@@ -170,6 +197,14 @@ void validate_source(const DataConfig& data, TrainerType trainer) {
           "data.chat: data.text is plain text; hint: conversations are for sft and grpo");
   require(data.jsonl.messages.empty() || !data.jsonl.path.empty(),
           "data.jsonl.messages: is a field of data.jsonl.path, which is not given");
+  require(data.jsonl.completion.empty() || !data.jsonl.messages.empty(),
+          "data.jsonl.completion: follows the conversation of data.jsonl.messages, which is not "
+          "given; hint: data.jsonl.solution is for texts");
+  require(data.jsonl.detected.empty() || !data.jsonl.prompt.empty() ||
+              (trainer == TrainerType::kSft && !data.chat),
+          str(data.jsonl.detected, ": ", data.chat ? "data.chat" : "trainer grpo",
+              " needs a prompt, and the lines have only a text; hint: data.jsonl.prompt: "
+              "'{text}' data.jsonl.answer: '' to complete the texts"));
 }
 
 void validate_held_out(const DataConfig& data, const EvalConfig& eval) {
@@ -301,6 +336,7 @@ RunPlan load_plan(const std::string& path, std::span<const std::string> override
     }
   }
   paths.resolve(root);
+  refuse_unknown_keys(root);
   RunPlan plan;
   for (size_t i = 0; i < std::max<size_t>(1, stages.size()); ++i) {
     const auto read = [&](TrainConfig config) {
@@ -323,6 +359,9 @@ RunPlan load_plan(const std::string& path, std::span<const std::string> override
                              config.model.path, "; hint: give one of them"));
       config.init_from = config.model.path;
     }
+    if (!config.data.jsonl.path.empty() && !gives_format(root) &&
+        (stages.empty() || !gives_format(stages[i])))
+      detect_format(config.data.jsonl);
     config.validate();
     for (const TrainConfig& other : plan.stages)
       if (!other.data.jsonl.path.empty() && !config.data.jsonl.path.empty() &&

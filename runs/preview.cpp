@@ -4,7 +4,9 @@
 #include <cmath>
 #include <set>
 
+#include "core/log.h"
 #include "core/sizes.h"
+#include "rl/worker_host.h"
 #include "runs/checkpoint.h"
 #include "text/utf8.h"
 #include "trainers/evaluate.h"
@@ -13,26 +15,53 @@
 namespace cohort {
 namespace {
 
-// Scores the solutions of training problems as if the model had written them. Programs score
-// only the examples of the preview.
+// Throws InputError for a reward program that has failed for all of `count` problems. Returns the
+// failures of the others, for a warning. `printed`: the last lines of the programs.
+std::string check_programs(const TrainConfig& config, const RewardSet::Scores& scores,
+                           int64_t count, const std::string& printed) {
+  std::string some;
+  for (size_t k = 0; k < config.rewards.size(); ++k) {
+    const int64_t failed = scores.failed[k].value_or(0);
+    if (failed == 0) continue;
+    const std::string what = str("rewards[", k, "] '", config.rewards[k].run, "' fails for ",
+                                 failed, " of ", count, " examples: ", scores.first_error[k]);
+    if (failed == count)
+      throw InputError(str(what, "; hint: mend the program, and try it with cohort check; it ",
+                           printed.empty() ? "printed no error" : "printed last:", printed));
+    some += "; " + what;
+  }
+  if (!printed.empty()) logging::info("rewards: the last lines that programs printed:", printed);
+  return some;
+}
+
+// Scores the solutions of training problems, or the answers where there is none, as if the model
+// had written them. Programs score only the examples of the preview.
 void score_solutions(const TrainConfig& config, const Dataset& data, StagePreview& out) {
   const bool has_program =
       std::any_of(config.rewards.begin(), config.rewards.end(),
                   [](const RewardConfig& reward) { return reward.name == "command"; });
   const int64_t count = has_program ? static_cast<int64_t>(out.examples.size())
                                     : std::min<int64_t>(1000, data.train->size());
+  std::optional<ErrorCapture> errors;
+  if (has_program) errors.emplace(worker_host());
   const RewardSet rewards(config.rewards, data.task);
   std::vector<Example> problems;
   std::vector<Trajectory> gold;
   for (int64_t i = 0; i < count; ++i) {
     problems.push_back(data.train->get(i));
-    gold.push_back({.index = i, .text = problems.back().solution});
+    const Example& problem = problems.back();
+    gold.push_back(
+        {.index = i, .text = problem.solution.empty() ? problem.answer : problem.solution});
   }
   const RewardSet::Scores scores = rewards.score(problems, gold);
+  const std::string failures =
+      has_program ? check_programs(config, scores, count, errors->last_lines()) : "";
   const auto shown = [](double value) { return std::isnan(value) ? "not applicable" : str(value); };
-  int64_t below_maximum = 0;
+  int64_t below_maximum = 0, tried = 0;
   for (size_t i = 0; i < problems.size(); ++i) {
     std::string each;
+    const bool has_gold = !gold[i].text.empty();
+    tried += has_gold;
     bool less = std::isnan(scores.total[i]);
     for (size_t k = 0; k < config.rewards.size(); ++k) {
       const double value = scores.each[k][i], weight = config.rewards[k].weight;
@@ -40,15 +69,17 @@ void score_solutions(const TrainConfig& config, const Dataset& data, StagePrevie
       less = less || (weight > 0 && value < 1) || (weight < 0 && value > 0);
     }
     each += str("; total ", shown(scores.total[i]));
-    if (i < out.examples.size()) out.gold_rewards.push_back(each);
-    if (less && ++below_maximum == 1)
+    if (i < out.examples.size())
+      out.gold_rewards.push_back((has_gold ? "" : "no gold answer; an empty completion: ") + each);
+    if (has_gold && less && ++below_maximum == 1)
       out.reward_warning = str("; the first: ", excerpt(gold[i].text), " after ",
                                excerpt(problems[i].prompt), " gets ", each);
   }
+  if (below_maximum == 0 && !failures.empty()) out.reward_warning = failures.substr(2);
   if (below_maximum > 0)
     out.reward_warning =
-        str("rewards: ", below_maximum, " of ", problems.size(),
-            " gold answers get less than the rewards can give", out.reward_warning,
+        str("rewards: ", below_maximum, " of ", tried,
+            " gold answers get less than the rewards can give", out.reward_warning, failures,
             "; hint: the gold answer is the solution, or the answer where there is none; "
             "do the patterns of the rewards fit it?");
 }
@@ -85,6 +116,37 @@ class LeakCount {
   std::vector<std::pair<uint64_t, int64_t>> known_;  // hashes, sorted, with their problems
 };
 
+// True if training from nothing is clearly meant: supervised, of a model that is described, or on
+// generated problems.
+bool describes_model(const TrainConfig& config) {
+  if (!config.data.task.empty()) return true;
+  if (config.batch.trainer == TrainerType::kGrpo) return false;
+  const ConfigFields given = config_fields(config.model), defaults = config_fields(ModelConfig{});
+  bool described = !config.data.tokenizer_path.empty();
+  for (size_t i = 0; i < given.size(); ++i) {
+    const std::string& key = given[i].first;
+    described = described || (key != "context" && key != "dropout" && key != "recompute" &&
+                              given[i].second != defaults[i].second);
+  }
+  return described;
+}
+
+// Sets StagePreview::random_start and is_new_model_meant.
+void check_start(const TrainConfig& config, StagePreview& out) {
+  if (config.stage > 0 || !config.init_from.empty() ||
+      config.batch.trainer == TrainerType::kPretrain)
+    return;
+  out.is_new_model_meant = describes_model(config);
+  const bool grpo = config.batch.trainer == TrainerType::kGrpo;
+  out.random_start =
+      str("model: ", trainer_name(config.batch.trainer),
+          " starts from random weights, as no model is given", out.is_new_model_meant ? "" : "; ",
+          out.is_new_model_meant ? "" : "hint: model.path=DIR",
+          out.is_new_model_meant ? ""
+          : grpo                 ? ", or a stage of sft before it"
+                                 : ", or sizes such as model.num_layers of a new one");
+}
+
 StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
                            std::span<const TrainConfig> earlier) {
   Dataset data = load_dataset(config, std::move(start.tokenizer));
@@ -93,11 +155,13 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
     start.config.resolve();
   }
   start.config.check_device(device_named(config.device, "device"));
+  bool scores = config.batch.trainer == TrainerType::kGrpo;
   if (config.batch.trainer != TrainerType::kPretrain)
-    correctness_of(config.eval.correct, config.rewards, data.task);
-  if (config.batch.trainer == TrainerType::kGrpo) RewardSet(config.rewards, data.task);
+    scores |= correctness_of(config.eval.correct, config.rewards, data.task).command != nullptr;
+  if (scores) RewardSet(config.rewards, data.task);
   StagePreview out{.model = start.config,
                    .lengths = check_data(config, data, start.config.context)};
+  check_start(config, out);
   check_sampling(config.sampling, config.batch.trainer, *data.tokenizer,
                  out.lengths.shortest_prompt, start.config.context);
   const bool is_text = config.batch.trainer == TrainerType::kPretrain;
@@ -106,7 +170,7 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
   if (config.batch.trainer != TrainerType::kPretrain)
     for (int64_t i = 0; i < std::min<int64_t>(3, data.train->size()); ++i)
       out.examples.push_back(data.train->get(i));
-  if (config.batch.trainer == TrainerType::kGrpo) score_solutions(config, data, out);
+  if (scores) score_solutions(config, data, out);
   out.leak = held_out_leak(data, earlier);
   start.tokenizer = make_tokenizer(data.tokenizer->files(), "the stage before");
   return out;
@@ -132,6 +196,7 @@ StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t
     memory.rollout_sequences = config.rollout.concurrent(of_rank);
     memory.rollout_prefill_tokens =
         std::min(kPrefillTokens, memory.rollout_sequences * stage.lengths.longest_prompt);
+    memory.max_cache_tokens = config.rollout.max_cache_tokens;
     if (config.grpo.beta > 0) memory.reference = MemoryShape::Reference::kHeld;
   } else {
     out.tokens = static_cast<int64_t>(static_cast<double>(config.batch.batch_size) *

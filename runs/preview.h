@@ -16,12 +16,17 @@ struct StagePreview {
   int64_t held_out_size = 0;  // problems there are before eval.size
   // The first training problems (sft, grpo).
   std::vector<Example> examples;
-  // (grpo) Rewards of the solution of each: "task 1, format 1; total 1.1".
+  // (grpo, and where a program is eval.correct.reward) Rewards of the solution of each: "task 1,
+  // format 1; total 1.1".
   std::vector<std::string> gold_rewards;
-  // (grpo) Warning if solutions get less than the maximum reward, with their number, the first one
-  // and a hint; empty: none.
+  // (likewise) Warning if solutions get less than the maximum reward, with their number, the first
+  // one, the first error of a program and a hint; empty: none.
   std::string reward_warning;
   std::string leak;  // held_out_leak()
+  // Says that sft or grpo starts from random weights, a warning unless a new model is meant, which
+  // the configuration describes; empty: it does not.
+  std::string random_start;
+  bool is_new_model_meant = false;
 };
 
 // Upper bounds for the size of a step.
@@ -47,7 +52,8 @@ std::string held_out_leak(const Dataset& data, std::span<const TrainConfig> earl
 
 // Loads the inputs of every stage and checks that they fit together: data, the initial model,
 // rewards; each stage against the model and tokenizer of the one before. Throws InputError for
-// errors that would otherwise stop the run at the start of a stage. The devices need not exist.
+// errors that would otherwise stop the run at the start of a stage, and with the last lines that it
+// printed for a reward program that fails for every printed example. The devices need not exist.
 std::vector<StagePreview> preview_plan(const RunPlan& plan);
 
 }  // namespace cohort

@@ -13,9 +13,15 @@ namespace {
 
 constexpr size_t kShownCompletions = 3;  // before and after, in the final report
 
-std::string shown(const std::string& text) {
+// "PROMPT -> COMPLETION". Where one has several lines, the completion begins its own, and all lines
+// are below each other in the column of the first.
+std::string sample_text(std::string prompt, const std::string& completion) {
+  prompt.erase(prompt.find_last_not_of('\n') + 1);
+  const std::string both = prompt + completion;
+  const bool one_line = both.find('\n') == both.npos;
   std::string out;
-  for (const char c : text) out += c == '\n' ? std::string("\\n") : std::string(1, c);
+  for (const char c : prompt + (one_line ? " -> " : "\n-> ") + completion)
+    out += c == '\n' ? std::string("\n         ") : std::string(1, c);
   return out;
 }
 
@@ -27,12 +33,12 @@ std::string completions_text(const Json& list) {
   std::string text;
   for (const Json& item : list.as_array()) {
     const Json& correct = item.at("correct");
-    text += str("  ",
-                correct.is_null()   ? "?      "
-                : correct.as_bool() ? "right  "
-                                    : "wrong  ",
-                shown(item.at("prompt").as_string()), " ", shown(item.at("completion").as_string()),
-                "\n");
+    text +=
+        str("  ",
+            correct.is_null()   ? "?      "
+            : correct.as_bool() ? "right  "
+                                : "wrong  ",
+            sample_text(item.at("prompt").as_string(), item.at("completion").as_string()), "\n");
   }
   return text;
 }

@@ -10,6 +10,7 @@
 #include "core/log.h"
 #include "core/parallel.h"
 #include "rl/worker_host.h"
+#include "runs/resources.h"
 
 namespace cohort {
 
@@ -91,7 +92,7 @@ std::string choose_micro_batches(RunPlan& plan, const std::vector<StagePreview>&
   if (!has_auto_micro_batch(plan)) return "";
   std::vector<int64_t> least;  // bytes of free memory for each stage
   for (const TrainConfig& config : plan.stages)
-    least.push_back(available_memory(device_of(config, group)) / config.ranks);
+    least.push_back(free_memory(device_of(config, group)) / config.ranks);
   if (group != nullptr)
     for (const std::string& other : group->exchange("free memory", numbers_text(least))) {
       const std::vector<int64_t> free = numbers_of(other);
@@ -182,6 +183,10 @@ Run Run::create(RunPlan plan, ProcessGroup* group) {
   const std::string chosen = choose_micro_batches(plan, preview, group);
   Run run(plan, create_run_directory(plan.output_dir), group);
   if (!chosen.empty()) logging::info(chosen);
+  for (const StagePreview& stage : preview)
+    if (!stage.random_start.empty())
+      logging::write(stage.is_new_model_meant ? logging::Level::kInfo : logging::Level::kWarn,
+                     stage.random_start);
   for (const StagePreview& stage : preview)
     if (!stage.reward_warning.empty()) logging::info(stage.reward_warning);
   run.preview_ = std::move(preview);

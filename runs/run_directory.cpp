@@ -26,6 +26,11 @@ bool is_stage_name(const std::string& name) {
                      [&](const auto& trainer) { return name == str(position, "-", trainer.name); });
 }
 
+[[noreturn]] void fail_to_create(const std::string& wanted, const std::string& reason) {
+  throw InputError(str("cannot create the run directory ", wanted, ": ", reason,
+                       "; hint: set output_dir to a folder you may write to"));
+}
+
 }  // namespace
 
 std::string create_run_directory(const std::string& wanted) {
@@ -35,8 +40,15 @@ std::string create_run_directory(const std::string& wanted) {
     const std::string path = i == 1 ? wanted : str(wanted, "-", i);
     if (fs::create_directory(path, error)) return path;
   }
-  throw InputError(str("cannot create the run directory ", wanted, ": ", error.message(),
-                       "; hint: set output_dir to a folder you may write to"));
+  fail_to_create(wanted, error.message());
+}
+
+std::string next_run_directory(const std::string& wanted) {
+  std::string path = wanted;
+  std::error_code error;
+  for (int i = 2; fs::is_directory(path, error); ++i) path = str(wanted, "-", i);
+  if (path_exists(path)) fail_to_create(wanted, system_reason(EEXIST));
+  return path;
 }
 
 std::optional<std::string> find_run_config(const std::string& checkpoint) {

@@ -12,6 +12,10 @@ namespace cohort {
 // its path. Throws InputError if it cannot be created.
 std::string create_run_directory(const std::string& wanted);
 
+// The path that create_run_directory() would choose now; creates nothing. Throws as it does if the
+// path is taken by something that is no directory.
+std::string next_run_directory(const std::string& wanted);
+
 // Path of config.yaml of the run that wrote `checkpoint`, by the run's layout, links resolved:
 // RUN/config.yaml of RUN/checkpoints/step-N or RUN/2-grpo/checkpoints/step-N. nullopt for a folder
 // at any other place.

@@ -141,8 +141,8 @@ void Stage::build_model() {
                                        static_cast<uint64_t>(config_.seed));
   engine_ = std::make_unique<Engine>(learner_->model(), config_.rollout);
   if (resumed)
-    learner_->optimizer().load(SafetensorsFile(*resumed + "/optimizer.safetensors"),
-                               state_.updates);
+    learner_->optimizer().load(
+        SafetensorsFile(training_folder(*resumed) + "/optimizer.safetensors"), state_.updates);
 }
 
 // The frozen reference is the model at the start of the stage. A checkpoint has it if beta was
@@ -153,13 +153,13 @@ void Stage::load_reference(const LoadedModel& loaded) {
     reference_ =
         std::make_unique<Transformer>(loaded.model->config(), config_.dtype, seed, device_);
   };
+  const std::string training = resumed_from_.empty() ? "" : training_folder(resumed_from_);
   if (resumed_from_.empty()) {
     make(std::nullopt);
     reference_->copy_from(*loaded.model);
-  } else if (path_exists(resumed_from_ + "/reference.safetensors") ||
-             path_exists(resumed_from_ + "/reference.safetensors.index.json")) {
+  } else if (SafetensorsFolder::exists(training, "reference")) {
     make(std::nullopt);
-    load_weights(*reference_, resumed_from_, "reference");
+    load_weights(*reference_, training, "reference");
   } else if (config_.init_from.empty()) {
     make(static_cast<uint64_t>(config_.seed));
     origin = str("the new model of seed ", config_.seed);
@@ -477,7 +477,8 @@ void Stage::log_completion(const std::string& line) {
 void Stage::warn(const std::string& warning) const {
   if (!is_main()) return;
   std::string best;
-  if (state_.best_step >= 0) {
+  // A score of 0 makes no step better than another.
+  if (state_.best_step >= 0 && state_.best != 0) {
     const std::string checkpoint = checkpoint_path(dir_ + "/checkpoints", state_.best_step);
     std::error_code ignored;
     best = str("; best so far: step ", state_.best_step, " (",

@@ -56,6 +56,11 @@ def kills(case):
     expect_resumable(case, name)
 
 
+def without_free_space(output):
+    """An output without the free space on the disk, which changes and may be unknown."""
+    return re.sub(rb"; free: [0-9.]+ MiB", b"", output)
+
+
 # Command, folder of LAB.work/base, arguments.
 COMMANDS = [
     ("train", "task-new", ["train", "{}/run.yaml"]),
@@ -112,7 +117,7 @@ def faults(case):
             expect(case.path(name).read_text() == name, "the user's file is lost:", name)
     elif result.code == 0:
         plain = LAB.outputs[index].replace(b"{}", os.fsencode(case.folder))
-        expect(result.out == plain, "exit code 0 but the output", result.out, "instead of", plain)
+        expect(without_free_space(result.out) == plain, "exit code 0 but the output", result.out, "instead of", plain)
 
 
 # ---- Mutations -----------------------------------------------------------------------------------
@@ -297,14 +302,16 @@ def checkpoint_case(case):
     checkpoint = folders[max(folders)]
     own = [p for p in case.path("run").rglob("*") if p.name in
            ("config.yaml", "1.yaml", "metrics.jsonl", "completions.jsonl")]
-    path = rng.choice(own if rng.random() < 0.2 else sorted(checkpoint.iterdir()))
+    saved = sorted(p for p in checkpoint.rglob("*") if p.is_file())
+    path = rng.choice(own if rng.random() < 0.2 else saved)
     change = (mutate_tensors if path.suffix == ".safetensors" else
               mutate_json if path.suffix == ".json" else mutate)
     path.write_bytes(change(rng, path.read_bytes()))
     manifest = checkpoint / "manifest.json"
-    if path.parent == checkpoint and path != manifest and rng.random() < 0.8:
+    if checkpoint in path.parents and path != manifest and rng.random() < 0.8:
         listed = json.loads(manifest.read_bytes())
-        listed["files"][path.name] = {"bytes": path.stat().st_size, "xxh3": xxh3(path.read_bytes())}
+        name = str(path.relative_to(checkpoint))
+        listed["files"][name] = {"bytes": path.stat().st_size, "xxh3": xxh3(path.read_bytes())}
         manifest.write_text(json.dumps(listed))
     run = case.path("run")
     command = rng.choice([["generate", checkpoint, "1+1=", "--max-tokens", "4"], ["eval", run],
@@ -384,14 +391,14 @@ def prepare():
             sys.exit("attack.py: an undisturbed command failed: " + case.history[-1])
         calls = collections.Counter(line.split()[0] for line in result.hits)
         LAB.traces.append(calls | {"*": calls.total()})  # "*": any call
-        LAB.outputs.append(result.out.replace(os.fsencode(case.folder), b"{}"))
+        LAB.outputs.append(without_free_space(result.out).replace(os.fsencode(case.folder), b"{}"))
     # A model that takes a while to load.
     large = Case(base / "large", rng)
     large.path("run.yaml").write_text(COMMON + ADDITION +
                                       "trainer: sft\nsteps: 1\nbatch_size: 8\n")
     if large.cohort("train", "run.yaml", "model.d_model=256", "model.num_layers=6").code != 0:
         sys.exit("attack.py: an undisturbed run failed: " + large.history[-1])
-    help_text = Case(LAB.work / "help", rng).cohort("train", "--help").out.decode()
+    help_text = Case(LAB.work / "help", rng).cohort("train", "--keys").out.decode()
     LAB.keys, groups = [], []
     key_line = re.compile(r"^( *)([a-z]\w*)(:?) {2}", re.M)
     for spaces, name, group in key_line.findall(help_text.split("keys")[1]):

@@ -43,8 +43,8 @@ def copy_model(case, base="task"):
     """Copies the newest checkpoint of a run to the folder `model`, which belongs to no run."""
     folders = newest(LAB.work / "base" / base / "run")
     shutil.copytree(folders[max(folders)], case.path("model"))
-    for name in ("manifest.json", "state.json", "optimizer.safetensors"):
-        case.path("model").joinpath(name).unlink(missing_ok=True)
+    case.path("model").joinpath("manifest.json").unlink()
+    shutil.rmtree(case.path("model") / "training")
     return case.path("model")
 
 
@@ -84,7 +84,7 @@ def input_trap(case):
         folders = newest(case.path("run"))
         manifest = folders[max(folders)] / "manifest.json"
         listed = json.loads(manifest.read_bytes())
-        name = rng.choice(["../state.json", "/etc/passwd", "..", "a/../config.json", "."])
+        name = rng.choice(["../state.json", "training/../config.json", "/etc/passwd", "..", "a/../config.json", "."])
         listed["files"][name] = listed["files"]["config.json"]
         manifest.write_text(json.dumps(listed))
         result = case.cohort("generate", manifest.parent, "1+1=")

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Round trip with transformers: `cohort train` trains a model saved by transformers. For every model of
-tests/reference/families, transformers must load the resulting checkpoint without warnings and compute
-the same log-probs as `cohort logprobs`.
+"""Round trip with transformers: `cohort train` trains a model saved by transformers, for every model of
+tests/reference/families, and models from nothing, with tokenizers of bytes and of characters. transformers
+must load the resulting checkpoints and exports without warnings, compute the same log-probs as `cohort logprobs`, and
+continue a text with the same tokens as `cohort generate`.
 
   scripts/check_transformers.py COHORT [--device cuda]
 
@@ -31,6 +32,20 @@ eval: {size: 4}
 max_completion_length: 4
 """
 
+# Keys of models made here, by the architecture that they are saved as.
+MADE_HERE = {
+    "LlamaForCausalLM": ["model.num_kv_heads=2", "model.bias=true"],
+    "Qwen3ForCausalLM": ["model.qk_norm=true", "model.tie_embeddings=true"],
+    "GPT2LMHeadModel": ["model.norm=layer_norm", "model.position=learned", "model.mlp=gelu_tanh", "model.bias=true"],
+}
+MADE_HERE_CONFIG = """trainer: pretrain
+steps: 40
+batch_size: 8
+learning_rate: 1e-2
+model: {num_layers: 2, d_model: 32, num_heads: 4, context: 64}
+data: {text: train.txt}
+"""
+
 
 def letters():
     """A tokenizer of letters with the models' vocabulary size of 32."""
@@ -56,6 +71,33 @@ def train(cohort, name, folder, options):
     return folder / "run/checkpoints/step-00000003"
 
 
+def make(cohort, tokenizer, folder, options):
+    (folder / "train.txt").write_text("ab cd xyz. é, €😀\n" * 400)
+    (folder / "config.yaml").write_text(MADE_HERE_CONFIG)
+    subprocess.run([cohort, "train", folder / "config.yaml", f"data.tokenizer={tokenizer}",
+                    f"output_dir={folder}/run"] + options, check=True, capture_output=True)
+    return folder / "run/checkpoints/step-00000040"
+
+
+def compare_greedy(cohort, checkpoint, options, architecture):
+    """Returns what differs in the tokens after a prompt and in the architecture."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    prompt, complaints = "ab cd", []
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    expected = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=20)[0]
+    out = subprocess.run([cohort, "generate", checkpoint, prompt, "--temperature", "0", "--max-tokens", "20", "--json"]
+                         + options, check=True, capture_output=True, text=True)
+    ours = json.loads(out.stdout)
+    if ours["ids"] != expected.tolist():
+        complaints.append(f"greedy ids {ours['ids']}, expected {expected.tolist()}")
+    if ours["completion"] != tokenizer.decode(expected[ids.shape[1]:], skip_special_tokens=True):
+        complaints.append(f"greedy text {ours['completion']!r}")
+    if type(model).__name__ != architecture:
+        complaints.append(f"loaded as {type(model).__name__}")
+    return complaints
+
+
 def compare(cohort, checkpoint, options):
     """Returns the largest difference of a log-prob, and the warnings of transformers."""
     with warnings.catch_warnings(record=True) as caught:
@@ -76,16 +118,36 @@ def compare(cohort, checkpoint, options):
     return max(abs(a - float(b)) for a, b in pairs), complaints
 
 
+def compare_both(cohort, checkpoint, options):
+    """compare() of a checkpoint and of the folder that `cohort export` makes of it."""
+    exported = checkpoint.parents[1] / "exported"
+    subprocess.run([cohort, "export", checkpoint, exported], check=True, capture_output=True)
+    results = [compare(cohort, folder, options) for folder in (checkpoint, exported)]
+    return max(error for error, _ in results), sum((complaints for _, complaints in results), [])
+
+
+def report(name, error, complaints):
+    """Prints a line. Returns 1 for a failure."""
+    bad = error > TOLERANCE or complaints
+    print(f"{name}: largest difference {error:.1e} {'FAILED ' + '; '.join(complaints) if bad else ''}")
+    return int(bool(bad))
+
+
 def main():
     cohort, device = sys.argv[1], sys.argv[3] if len(sys.argv) > 3 else "cpu"
     failed = 0
+    for architecture, keys in MADE_HERE.items():
+        for tokenizer in ("byte", "char"):
+            with tempfile.TemporaryDirectory() as folder:
+                checkpoint = make(cohort, tokenizer, Path(folder), [f"device={device}"] + keys)
+                error, complaints = compare_both(cohort, checkpoint, ["--device", device])
+                complaints += compare_greedy(cohort, checkpoint, ["--device", device], architecture)
+            failed += report(f"{architecture} made here, {tokenizer}", error, complaints)
     for name in sorted(path.name for path in FAMILIES.iterdir()):
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = train(cohort, name, Path(folder), [f"device={device}"])
-            error, complaints = compare(cohort, checkpoint, ["--device", device])
-        bad = error > TOLERANCE or complaints
-        failed += bool(bad)
-        print(f"{name}: largest difference {error:.1e} {'FAILED ' + '; '.join(complaints) if bad else ''}")
+            error, complaints = compare_both(cohort, checkpoint, ["--device", device])
+        failed += report(name, error, complaints)
     sys.exit(1 if failed else 0)
 
 

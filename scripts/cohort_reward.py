@@ -3,23 +3,29 @@
 
 FILE.py defines reward(completions, **fields), as for TRL: lists of equal length, of texts and of every field of the
 data's lines in addition to `prompts`, `answers` and `messages`. It returns a list of numbers, with None where it does
-not apply. Its output goes to rewards.log in the run's directory. `cmake --install` installs this file in
-PREFIX/share/cohort.
+not apply. Its output and the tracebacks of its exceptions go to rewards.log in the run's directory. `cmake --install`
+installs this file in PREFIX/share/cohort.
 """
 import importlib.util
 import json
 import math
 import os
 import sys
+import traceback
 
 
 def load(path, name):
+    if not os.path.isfile(path):
+        sys.exit(f"{path}: no such file in {os.getcwd()}")
     # The modules beside the file; those beside a link to it come second.
     sys.path[:0] = [os.path.dirname(os.path.realpath(path)), os.path.dirname(os.path.abspath(path))]
     spec = importlib.util.spec_from_file_location("user_reward", path)
     module = sys.modules["user_reward"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return getattr(module, name)
+    function = getattr(module, name, None)
+    if not callable(function):
+        sys.exit(f"{path}: defines no function {name}(completions, **fields)")
+    return function
 
 
 def score(function, batch):
@@ -34,7 +40,9 @@ def score(function, batch):
             raise ValueError(f"{len(values)} rewards of {len(batch)} completions")
         errors = [None if value is None or math.isfinite(value) else f"the reward is {value}" for value in values]
     except Exception as error:
-        values, errors = batch, [repr(error)] * len(batch)
+        traceback.print_exc()
+        last_line = traceback.format_exception_only(type(error), error)[-1].strip()
+        values, errors = batch, [last_line] * len(batch)
     return [{"index": sample["index"], **({"error": error_text} if error_text else {"reward": value})}
             for sample, value, error_text in zip(batch, values, errors)]
 

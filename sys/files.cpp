@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #define XXH_INLINE_ALL
@@ -95,8 +96,15 @@ std::string temporary_prefix(const fs::path& target) {
   return target.filename().string().substr(0, kMaxKept) + ".tmp-";
 }
 
-// Removes the temporary files that killed processes left behind: no process holds their lock.
-void remove_stale(const fs::path& target) {
+std::string temporary_name(const fs::path& target) {
+  std::random_device random;
+  return fs::path(target).replace_filename(temporary_prefix(target) +
+                                           hex(uint64_t{random()} << 32 | random()));
+}
+
+// Removes the temporary files, or folders, that killed processes left behind: no process holds
+// their lock.
+void remove_stale(const fs::path& target, mode_t type = S_IFREG) {
   const std::string prefix = temporary_prefix(target);
   std::error_code error;
   const fs::path folder = target.parent_path();
@@ -108,7 +116,15 @@ void remove_stale(const fs::path& target) {
       continue;
     const Descriptor file(
         ::open(it->path().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-    if (file.is_open() && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0) ::unlink(it->path().c_str());
+    struct stat status;
+    if (!file.is_open() || ::fstat(file.get(), &status) != 0 || (status.st_mode & S_IFMT) != type ||
+        ::flock(file.get(), LOCK_EX | LOCK_NB) != 0)
+      continue;
+    std::error_code failure;
+    if (type == S_IFREG)
+      ::unlink(it->path().c_str());
+    else
+      fs::remove_all(it->path(), failure);
   }
 }
 
@@ -124,13 +140,11 @@ DurableFile::DurableFile(std::string path, Describe describe)
     return;
   }
   remove_stale(to.path);
-  std::random_device random;
   // Another process may have taken the new file for a stale one: tries again a few times.
   struct stat status {};
   for (int attempt = 0; attempt < 4 && status.st_nlink == 0; ++attempt) {
     if (!temporary_.empty()) ::unlink(temporary_.c_str());
-    temporary_ = fs::path(to.path).replace_filename(temporary_prefix(to.path) +
-                                                    hex(uint64_t{random()} << 32 | random()));
+    temporary_ = temporary_name(to.path);
     file_ = Descriptor(
         ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, to.mode));
     if (!file_.is_open()) fail(Step::kCreate);
@@ -173,6 +187,45 @@ void DurableFile::finish() {
   if (temporary_.empty()) return;
   if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail(Step::kClose);
   temporary_.clear();
+}
+
+NewFolder::NewFolder(const std::string& path) {
+  std::error_code error;
+  fs::path at = fs::absolute(path, error);
+  if (!error) at = fs::weakly_canonical(at, error);
+  if (error) throw InputError(str("'", path, "' cannot be a new folder: ", error.message()));
+  if (!at.has_filename()) at = at.parent_path();
+  const bool exists = path_exists(at);
+  if (exists && !is_own_directory(at))
+    throw InputError(str(path, ": it is no folder; hint: name a new one"));
+  if (!list_directory(at).empty())
+    throw InputError(str(path, ": the folder is not empty; hint: name a new one"));
+  for (; !path_exists(at.parent_path()); at = at.parent_path())
+    inner_ = str("/", at.filename().string(), inner_);
+  target_ = at;
+}
+
+NewFolder::~NewFolder() {
+  std::error_code error;
+  if (!temporary_.empty()) fs::remove_all(temporary_, error);
+}
+
+std::string NewFolder::create() {
+  remove_stale(target_, S_IFDIR);
+  temporary_ = temporary_name(target_);
+  make_directory(temporary_ + inner_);
+  lock_ = Descriptor(::open(temporary_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (lock_.is_open()) ::flock(lock_.get(), LOCK_EX | LOCK_NB);
+  return temporary_ + inner_;
+}
+
+void NewFolder::finish() {
+  for (std::string at = temporary_ + inner_; at.size() >= temporary_.size();
+       at = fs::path(at).parent_path())
+    sync_directory(at);
+  rename_entry(temporary_, target_);
+  temporary_.clear();
+  sync_directory(fs::path(target_).parent_path());
 }
 
 std::string AppendFile::open(const std::string& path) {
@@ -288,6 +341,15 @@ int64_t readable_size(const std::string& path) {
   if (file.is_open() && ::fstat(file.get(), &status) == 0) return status.st_size;
   if (!does_not_exist()) fail_to_read(path);
   return -1;
+}
+
+int64_t free_disk_bytes(const std::string& path) {
+  std::error_code error;
+  fs::path at = fs::absolute(path, error);
+  while (!fs::exists(at, error) && at.has_relative_path()) at = at.parent_path();
+  struct statvfs status;
+  if (::statvfs(at.c_str(), &status) != 0) return INT64_MAX;
+  return static_cast<int64_t>(status.f_bavail) * static_cast<int64_t>(status.f_frsize);
 }
 
 void sync_directory(const std::string& path) {

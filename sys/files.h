@@ -44,6 +44,26 @@ class DurableFile {
   Descriptor file_;
 };
 
+// A folder that appears as a whole, or not at all: its files are written to a temporary folder
+// beside it. One that a killed process left behind is removed by the next create() for its path.
+class NewFolder {
+ public:
+  // Throws InputError unless `path` does not exist or is an empty folder.
+  explicit NewFolder(const std::string& path);
+  ~NewFolder();  // removes the temporary folder
+  NewFolder(const NewFolder&) = delete;
+  NewFolder& operator=(const NewFolder&) = delete;
+  // Makes the temporary folder and returns its path. Throws Error, as finish() does.
+  std::string create();
+  // Flushes the folder and gives it its name; folders above it that do not exist appear with it.
+  void finish();
+
+ private:
+  std::string target_, temporary_;  // the outermost folder that is made, and its temporary name
+  std::string inner_;               // "/b/c": the folder's path in `target_`; empty: itself
+  Descriptor lock_;
+};
+
 // A file to which pieces are appended atomically: lines of a log, records of an event file.
 class AppendFile {
  public:
@@ -102,6 +122,10 @@ bool is_own_directory(const std::string& path);
 // Bytes of a file that can be opened; -1 if it does not exist. Throws InputError if it is not a
 // regular file.
 int64_t readable_size(const std::string& path);
+
+// Bytes that this user may still write to the file system of `path`, or of its nearest parent that
+// exists; INT64_MAX if the system does not say.
+int64_t free_disk_bytes(const std::string& path);
 
 // Flushes a directory entry after a rename. Throws Error if that fails.
 void sync_directory(const std::string& path);

@@ -54,12 +54,19 @@ std::string ChatFormat::prompt(const Json& messages) const {
   return render(messages, Prompt::kYes).text;
 }
 
-ChatFormat::Conversation ChatFormat::conversation(const Json& messages) const {
+ChatFormat::Conversation ChatFormat::conversation(const Json& messages, size_t first) const {
   ChatTemplate::Rendered whole = render(messages, Prompt::kNo);
   Conversation out{std::move(whole.text), std::move(whole.generation_spans)};
+  if (template_.has_generation_blocks() && first > 0) {
+    const size_t before =
+        render(first_messages(messages, first), Prompt::kNo).generation_spans.size();
+    out.assistant.erase(out.assistant.begin(),
+                        out.assistant.begin() +
+                            static_cast<std::ptrdiff_t>(std::min(before, out.assistant.size())));
+  }
   if (template_.has_generation_blocks() && !out.assistant.empty()) return out;
   const Json::Array& all = messages.as_array();
-  for (size_t i = 0; i < all.size(); ++i) {
+  for (size_t i = first; i < all.size(); ++i) {
     if (!has_role(all[i], "assistant")) continue;
     const std::string before = prompt(first_messages(messages, i));
     const std::string after = render(first_messages(messages, i + 1), Prompt::kNo).text;

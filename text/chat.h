@@ -28,8 +28,9 @@ class ChatFormat {
     // it.
     std::vector<std::pair<size_t, size_t>> assistant;
   };
-  // Also throws InputError if no turn is the assistant's or a turn changes the text before it.
-  Conversation conversation(const Json& messages) const;
+  // Only the assistant's turns from the message `first` on have spans. Also throws InputError if
+  // there is none or a turn changes the text before it.
+  Conversation conversation(const Json& messages, size_t first = 0) const;
 
   // End of the assistant's turns: the first special token after the content or, if there is none,
   // the text after it, which may be empty.

@@ -6,6 +6,7 @@
 
 #include "sys/files.h"
 #include "sys/input_file.h"
+#include "text/tokenizers/byte_level.h"
 #include "text/tokenizers/hugging_face.h"
 #include "text/utf8.h"
 
@@ -17,6 +18,34 @@ constexpr const char* kFiles[] = {
     "tokenizer.json",          "vocab.json",        "merges.txt",          "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
     "generation_config.json",  "config.json"};
+
+constexpr const char* kEos = "<|endoftext|>";
+
+// The fields are all that the library writes, in its order, so that a file that transformers has
+// loaded and saved is recognized.
+constexpr const char* kBytePipeline = R"({"version": "1.0", "truncation": null, "padding": null,
+  "added_tokens": null, "normalizer": null,
+  "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+                    "use_regex": false},
+  "post_processor": null,
+  "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true,
+              "use_regex": true},
+  "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+            "ignore_merges": false, "vocab": null, "merges": []}})";
+// An unknown character is an error: no vocabulary of characters has the unk_token.
+constexpr const char* kCharPipeline = R"({"version": "1.0", "truncation": null, "padding": null,
+  "added_tokens": null, "normalizer": null,
+  "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "[\\s\\S]"}, "behavior": "Isolated",
+                    "invert": false},
+  "post_processor": null, "decoder": {"type": "Fuse"},
+  "model": {"type": "WordLevel", "vocab": null, "unk_token": "<|unknown|>"}})";
+
+// No token is added. transformers writes this one in place of null.
+constexpr const char* kPostProcessor = R"({"type": "TemplateProcessing",
+  "single": [{"Sequence": {"id": "A", "type_id": 0}}],
+  "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+  "special_tokens": {}})";
 
 // A tokenizer whose tokens decode independently and whose last token is end-of-sequence.
 class PlainTokenizer : public Tokenizer {
@@ -30,11 +59,15 @@ class PlainTokenizer : public Tokenizer {
     return std::make_unique<Stream>(*this);
   }
   int64_t vocab_size() const final { return int64_t{eos_id()} + 1; }
-  NamedFiles files() const final { return {{"tokenizer.json", to_json().dump(2) + "\n"}}; }
+  // Hugging Face's library gives the same ids for UTF-8 text, but finds the end-of-sequence token
+  // in a text that contains it.
+  NamedFiles files() const final;
 
  protected:
-  // Read by read_plain_tokenizer().
-  virtual Json to_json() const = 0;
+  // tokenizer.json with null as its added_tokens, post_processor and vocab.
+  virtual const char* pipeline() const = 0;
+  // Name of a token in the vocabulary.
+  virtual std::string name(int32_t id) const { return token(id); }
   // `id`: from 0 to eos_id() - 1.
   virtual std::string token(int32_t id) const = 0;
 
@@ -56,6 +89,22 @@ class PlainTokenizer : public Tokenizer {
   }
 };
 
+NamedFiles PlainTokenizer::files() const {
+  Json json = parse_json(pipeline(), "pipeline");
+  Json::Object vocabulary;
+  for (int32_t id = 0; id < eos_id(); ++id) vocabulary.emplace_back(name(id), id);
+  json["model"].set("vocab", std::move(vocabulary));
+  Json eos = Json().set("id", eos_id()).set("content", kEos);
+  for (const char* option : {"single_word", "lstrip", "rstrip", "normalized"})
+    eos.set(option, false);
+  json.set("added_tokens", Json::Array{eos.set("special", true)});
+  json.set("post_processor", parse_json(kPostProcessor, "post_processor"));
+  Json config = Json().set("tokenizer_class", "PreTrainedTokenizerFast").set("eos_token", kEos);
+  config.set("clean_up_tokenization_spaces", false);
+  return {{"tokenizer.json", json.dump(2) + "\n"},
+          {"tokenizer_config.json", config.dump(2) + "\n"}};
+}
+
 class ByteTokenizer final : public PlainTokenizer {
  public:
   std::vector<int32_t> encode(std::string_view text, SpecialTokens) const override {
@@ -67,8 +116,9 @@ class ByteTokenizer final : public PlainTokenizer {
   int32_t eos_id() const override { return 256; }
 
  protected:
-  Json to_json() const override { return Json().set("type", "byte"); }
+  const char* pipeline() const override { return kBytePipeline; }
   std::string token(int32_t id) const override { return {static_cast<char>(id)}; }
+  std::string name(int32_t id) const override { return to_byte_characters(token(id)); }
 };
 
 // Throws InputError("byte N is not UTF-8 text").
@@ -103,11 +153,7 @@ class CharTokenizer final : public PlainTokenizer {
   int32_t eos_id() const override { return static_cast<int32_t>(alphabet_.size()); }
 
  protected:
-  Json to_json() const override {
-    std::string characters;
-    for (const char32_t code : alphabet_) characters += encode_utf8(code);
-    return Json().set("type", "char").set("characters", characters);
-  }
+  const char* pipeline() const override { return kCharPipeline; }
   std::string token(int32_t id) const override {
     return encode_utf8(alphabet_[static_cast<size_t>(id)]);
   }
@@ -123,7 +169,8 @@ std::vector<char32_t> characters_of(std::string_view text) {
   return codes;
 }
 
-std::unique_ptr<Tokenizer> read_plain_tokenizer(const Json& json) {
+// The format of earlier versions.
+std::unique_ptr<Tokenizer> read_old_tokenizer(const Json& json) {
   const Json* type = json.find("type");
   if (type == nullptr || !type->is_string())
     throw InputError("damaged tokenizer: expected an object with the text 'type'");
@@ -141,6 +188,24 @@ std::unique_ptr<Tokenizer> read_plain_tokenizer(const Json& json) {
                            describe_character(alphabet[i]), " follows ",
                            describe_character(alphabet[i - 1])));
   return std::make_unique<CharTokenizer>(std::move(alphabet));
+}
+
+// The byte or character tokenizer whose tokenizer.json this is; nullptr for any other one.
+std::unique_ptr<Tokenizer> recognize_plain(const std::string& text, const std::string& where) {
+  constexpr size_t kByteFile = 1 << 16;  // more than the byte tokenizer's file has
+  const bool word_level = text.find("\"WordLevel\"") != text.npos;
+  if (!word_level && text.size() > kByteFile) return nullptr;
+  Json json = parse_json(text, where);
+  const Json& vocabulary = json.get_or_null("model").get_or_null("vocab");
+  if (!vocabulary.is_object() || vocabulary.as_object().empty()) return nullptr;
+  std::string characters;
+  if (word_level)
+    for (const auto& [token, id] : vocabulary.as_object()) characters += token;
+  auto plain = characters.empty() ? make_byte_tokenizer() : make_char_tokenizer(characters);
+  // Settings of a call, which transformers saves.
+  for (const char* setting : {"truncation", "padding"}) json.set(setting, Json());
+  if (json.dump(2) + "\n" != plain->files()[0].second) return nullptr;
+  return plain;
 }
 
 }  // namespace
@@ -167,17 +232,19 @@ std::unique_ptr<Tokenizer> make_tokenizer(NamedFiles files, const std::string& w
     throw InputError(str(where,
                          ": has no tokenizer; hint: tokenizer.json is needed, or vocab.json ",
                          "and merges.txt"));
-  // Cohort's files are small and have a "type" where Hugging Face's have a "model".
+  // Cohort's old files are small and have a "type" where Hugging Face's have a "model".
   if (json != files.end() && json->second.find("\"model\"") == std::string::npos) {
     const std::string path = where + "/tokenizer.json";
     const Json saved = parse_json(json->second, path);
     try {
-      return with_places(saved, path, [&] { return read_plain_tokenizer(saved); });
+      return with_places(saved, path, [&] { return read_old_tokenizer(saved); });
     } catch (const InputError& e) {
       const std::string message = e.what();
       throw InputError(message.starts_with(path) ? message : str(path, ": ", message));
     }
   }
+  if (json != files.end())
+    if (auto plain = recognize_plain(json->second, where + "/tokenizer.json")) return plain;
   return make_hugging_face_tokenizer(std::move(files), where);
 }
 

@@ -1,5 +1,6 @@
 // Tokenizers: bytes, characters, and those of Hugging Face files. A model's folder contains its
-// tokenizer.
+// tokenizer, in Hugging Face's format; the end-of-sequence token of bytes and characters is
+// <|endoftext|> there.
 #pragma once
 
 #include <algorithm>

@@ -22,7 +22,7 @@ constexpr const char* kHarmless =
     "output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id "
     "remove_invalid_values exponential_decay_length_penalty suppress_tokens "
     "begin_suppress_tokens loss_type is_llama_config rope_interleaved model_name name_or_path "
-    "keys_to_ignore_at_inference";
+    "keys_to_ignore_at_inference source_dtype";
 
 bool is_harmless(const std::string& field) {
   for (const char* prefix : {"_", "summary_", "unsloth"})

@@ -1,30 +1,28 @@
 #include "nn/families/family.h"
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 namespace cohort {
 namespace {
 
 const std::vector<Family>& families() {
   static const std::vector<Family> kFamilies = {
-      {"gemma", read_gemma},     {"gpt2", read_gpt2, gpt2_rules()},
-      {"llama", read_llama},     {"mistral", read_mistral},
-      {"olmo2", read_olmo2},     {"phi3", read_phi3, phi3_rules()},
-      {"qwen2", read_qwen2},     {"qwen3", read_qwen3},
+      {"gemma", read_gemma},
+      {"gpt2", read_gpt2, gpt2_rules(), write_gpt2},
+      {"llama", read_llama, {}, write_llama},
+      {"mistral", read_mistral},
+      {"olmo2", read_olmo2},
+      {"phi3", read_phi3, phi3_rules()},
+      {"qwen2", read_qwen2},
+      {"qwen3", read_qwen3, {}, write_qwen3},
       {"smollm3", read_smollm3},
   };
   return kFamilies;
 }
 
-MlpType gated_mlp(ConfigFile& file, const std::string& activation) {
-  if (activation == "silu" || activation == "swish") return MlpType::kSwiGlu;
-  if (activation == "gelu") return MlpType::kGeGlu;
-  if (activation == "gelu_pytorch_tanh" || activation == "gelu_new") return MlpType::kGeGluTanh;
-  file.refuse("hidden_act", "known: silu, gelu, gelu_pytorch_tanh");
-}
-
-}  // namespace
-
+// Throws InputError naming the type and the known ones.
 const Family& find_family(const std::string& model_type) {
   std::string known;
   for (const Family& family : families()) {
@@ -32,6 +30,72 @@ const Family& find_family(const std::string& model_type) {
     known += str(known.empty() ? "" : ", ", family.model_type);
   }
   throw InputError(str("model_type: '", model_type, "' is not supported; known: ", known));
+}
+
+// Activations of gates by their names in config.json; the first of several is written.
+constexpr std::pair<const char*, MlpType> kGates[] = {{"silu", MlpType::kSwiGlu},
+                                                      {"swish", MlpType::kSwiGlu},
+                                                      {"gelu", MlpType::kGeGlu},
+                                                      {"gelu_pytorch_tanh", MlpType::kGeGluTanh},
+                                                      {"gelu_new", MlpType::kGeGluTanh}};
+
+MlpType gated_mlp(ConfigFile& file, const std::string& activation) {
+  for (const auto& [name, type] : kGates)
+    if (activation == name) return type;
+  file.refuse("hidden_act", "known: silu, gelu, gelu_pytorch_tanh");
+}
+
+const char* gate_name(MlpType type) {
+  for (const auto& [name, gate] : kGates)
+    if (gate == type) return name;
+  return kGates[0].first;
+}
+
+// True if both resolved configurations have the same keys, except those that config.json does not
+// have, and compute the same.
+bool is_equal(const ModelConfig& a, ModelConfig b) {
+  b.path = a.path;
+  b.context = a.context;  // each is the number of positions, or fewer that a run uses
+  b.dropout = a.dropout;
+  b.recompute = a.recompute;
+  const auto others = [](const ModelConfig& c) {
+    return std::tie(c.vocab_size, c.qkv_bias, c.o_bias, c.mlp_bias, c.qk_norm_whole, c.norm_after,
+                    c.norm_offset, c.embedding_scale, c.window, c.windowed, c.rotary,
+                    c.rope_frequencies, c.rope_scale);
+  };
+  return config_fields(a) == config_fields(b) && others(a) == others(b);
+}
+
+}  // namespace
+
+ModelConfig read_family(const Json& json) {
+  ConfigFile file(json);
+  ModelConfig c = find_family(json.at("model_type").as_string()).read(file);
+  file.check_all_used();
+  // The key `bias` of models made here means all of them; RMS norms have none.
+  if (c.norm == NormType::kRms && c.qkv_bias && c.o_bias && c.mlp_bias) {
+    c.bias = true;
+    c.qkv_bias = c.o_bias = c.mlp_bias = false;
+  }
+  c.file = json;
+  return c;
+}
+
+Json family_config(const ModelConfig& config) {
+  for (const Family& family : families()) {
+    Json json = family.write == nullptr ? Json() : family.write(config);
+    if (json.is_null()) continue;
+    ModelConfig back = read_family(json);
+    if (back.head_dim == 0) back.head_dim = back.d_model / back.num_heads;
+    if (is_equal(config, back)) return json;
+  }
+  return {};
+}
+
+const std::vector<TensorRule>& tensor_rules(const ModelConfig& config) {
+  static const std::vector<TensorRule> kNone;
+  const Json json = config.file.is_null() ? family_config(config) : config.file;
+  return json.is_null() ? kNone : find_family(json.at("model_type").as_string()).rules;
 }
 
 ModelConfig read_decoder(ConfigFile& file, const DecoderDefaults& defaults) {
@@ -55,6 +119,25 @@ ModelConfig read_decoder(ConfigFile& file, const DecoderDefaults& defaults) {
     c.head_dim = c.d_model / c.num_heads;
   read_rope(file, c, defaults.rope_theta);
   return c;
+}
+
+Json start_config(const char* model_type, const char* architecture, const ModelConfig& c) {
+  return Json::Object{{"architectures", Json::Array{architecture}},
+                      {"model_type", model_type},
+                      {"bos_token_id", Json()},
+                      {"vocab_size", c.vocab_size},
+                      {"tie_word_embeddings", c.tie_embeddings},
+                      {"initializer_range", c.init_std}};
+}
+
+Json write_decoder(const ModelConfig& c, const char* model_type, const char* architecture) {
+  Json json = start_config(model_type, architecture, c);
+  json.set("hidden_size", c.d_model).set("num_hidden_layers", c.num_layers);
+  json.set("num_attention_heads", c.num_heads).set("num_key_value_heads", c.num_kv_heads);
+  json.set("head_dim", c.head_dim).set("intermediate_size", c.d_ff);
+  json.set("hidden_act", gate_name(c.mlp)).set("attention_bias", c.bias);
+  json.set("max_position_embeddings", std::max(c.context, c.position_rows));
+  return json.set("rms_norm_eps", c.norm_eps).set("rope_theta", c.rope_theta);
 }
 
 void read_window(ConfigFile& file, ModelConfig& c, const WindowDefaults& defaults) {

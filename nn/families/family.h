@@ -1,5 +1,6 @@
 // Model families in Hugging Face's format. A family is a file of this folder and a line of the
-// table in family.cpp: the meaning of its config.json and the names of its tensors.
+// table in family.cpp: the meaning of its config.json and the names of its tensors. Models made
+// here are saved as the family that computes the same, if there is one.
 #pragma once
 
 #include <initializer_list>
@@ -61,10 +62,19 @@ struct Family {
   ModelConfig (*read)(ConfigFile& file);
   // Differences from Llama's names, which are also Cohort's.
   std::vector<TensorRule> rules = {};
+  // The config.json that comes closest to a resolved configuration; null if none is close. nullptr:
+  // models made here are never saved as this family.
+  Json (*write)(const ModelConfig& config) = nullptr;
 };
 
-// Family of a config.json's model_type. Throws InputError naming it and the known ones.
-const Family& find_family(const std::string& model_type);
+// Meaning of a family's config.json, kept in `file`. Throws InputError naming a field that is
+// missing or not supported, or the model_type and the known ones.
+ModelConfig read_family(const Json& json);
+// config.json of the family that computes the same as a resolved configuration without `file`;
+// null if no family does.
+Json family_config(const ModelConfig& config);
+// Rules of the family that the model is saved as; empty if it is saved as none.
+const std::vector<TensorRule>& tensor_rules(const ModelConfig& config);
 
 ModelConfig read_gemma(ConfigFile& file);
 ModelConfig read_gpt2(ConfigFile& file);
@@ -77,6 +87,9 @@ ModelConfig read_qwen3(ConfigFile& file);
 ModelConfig read_smollm3(ConfigFile& file);
 std::vector<TensorRule> gpt2_rules();
 std::vector<TensorRule> phi3_rules();
+Json write_gpt2(const ModelConfig& config);
+Json write_llama(const ModelConfig& config);
+Json write_qwen3(const ModelConfig& config);
 
 // Common to most families: sizes, RMS norms, gated MLP, rotary positions with their scaling.
 struct DecoderDefaults {
@@ -87,6 +100,11 @@ struct DecoderDefaults {
   int64_t head_dim = 0;             // 0: hidden_size / num_attention_heads
 };
 ModelConfig read_decoder(ConfigFile& file, const DecoderDefaults& defaults);
+// The fields that read_decoder() reads, with biases in attention, for models with rotary positions.
+Json write_decoder(const ModelConfig& config, const char* model_type, const char* architecture);
+// The start of a config.json, without a bos token: if the field were absent, transformers would
+// take the one of the family's first model.
+Json start_config(const char* model_type, const char* architecture, const ModelConfig& config);
 // Reads rope_parameters, or rope_theta and rope_scaling, into rope_theta, rope_frequencies and
 // rope_scale; limits the context if angles would depend on the length of the text.
 void read_rope(ConfigFile& file, ModelConfig& config, double default_theta);

@@ -1,5 +1,7 @@
 // GPT-2 (Radford et al. 2019): LayerNorm, learned positions, biases. Its weights are stored as
 // [in, out], with q, k and v in one tensor.
+#include <algorithm>
+
 #include "nn/families/family.h"
 
 namespace cohort {
@@ -30,6 +32,17 @@ ModelConfig read_gpt2(ConfigFile& file) {
   file.expect("add_cross_attention", false);
   file.ignore({"n_ctx", "reorder_and_upcast_attn"});
   return c;
+}
+
+Json write_gpt2(const ModelConfig& c) {
+  if (c.num_heads * c.head_dim != c.d_model) return {};
+  Json json = start_config("gpt2", "GPT2LMHeadModel", c);
+  json.set("n_embd", c.d_model).set("n_layer", c.num_layers).set("n_head", c.num_heads);
+  json.set("n_inner", c.d_ff).set("n_positions", std::max(c.context, c.position_rows));
+  json.set("activation_function", c.mlp == MlpType::kGelu ? "gelu" : "gelu_new");
+  json.set("layer_norm_epsilon", c.norm_eps);
+  for (const char* rate : {"embd_pdrop", "attn_pdrop", "resid_pdrop"}) json.set(rate, c.dropout);
+  return json;
 }
 
 std::vector<TensorRule> gpt2_rules() {

@@ -11,4 +11,8 @@ ModelConfig read_llama(ConfigFile& file) {
   return c;
 }
 
+Json write_llama(const ModelConfig& c) {
+  return write_decoder(c, "llama", "LlamaForCausalLM").set("mlp_bias", c.bias);
+}
+
 }  // namespace cohort

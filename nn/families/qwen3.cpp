@@ -11,4 +11,8 @@ ModelConfig read_qwen3(ConfigFile& file) {
   return c;
 }
 
+Json write_qwen3(const ModelConfig& c) {
+  return write_decoder(c, "qwen3", "Qwen3ForCausalLM");
+}
+
 }  // namespace cohort

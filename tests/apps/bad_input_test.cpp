@@ -60,6 +60,8 @@ TEST_F(BadInput, CommandLine) {
   expect_bad_input(run_cohort({"generate"}), {"model", "cohort generate --help"});
   expect_bad_input(run_cohort({"train", "--resume"}), {"--resume", "cohort train --help"});
   expect_bad_input(run_cohort({"train", "x.yaml", "--fast"}), {"--fast", "cohort train --help"});
+  expect_bad_input(run_cohort({"generate", "x", "1", "--max_new_tokens", "5"}),
+                   {"--max_new_tokens", "did you mean '--max-tokens'?", "generate --help"});
   expect_bad_input(run_cohort({"generate", "x", "--temperature", "hot"}), {"--temperature"});
   expect_bad_input(run_cohort({"generate", "x", "--num", "0"}), {"--num"});
   expect_bad_input(run_cohort({"gradcheck", "none"}), {"unknown op 'none'", "known:", "silu"});

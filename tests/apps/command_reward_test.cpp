@@ -87,15 +87,80 @@ TEST_F(RewardPrograms, GiveTheWeightsOfTheBuiltInReward) {
   EXPECT_NE(read_file(dir_.path("custom/rewards.log")).find("resumed"), std::string::npos);
 }
 
+// Each is bad input for `check` and for the start of a run, which leaves no directory.
+TEST_F(RewardPrograms, ThatAreBrokenFailCheckAndTheStartOfARun) {
+  const auto expect_broken = [&](const std::string& reward, const std::vector<std::string>& texts) {
+    std::vector<std::string> train = run("run", reward);
+    for (const char* command : {"check", "train"}) {
+      train[0] = command;
+      const Output output = run_cohort(train);
+      EXPECT_EQ(output.code, 2) << output.err;
+      EXPECT_EQ(output.err.rfind("cohort: rewards[0] '", 0), 0u) << output.err;
+      for (const std::string& text : texts)
+        EXPECT_NE(output.err.find(text), std::string::npos) << text << "\n" << output.err;
+      EXPECT_FALSE(fs::exists(dir_.path("run")));
+    }
+  };
+  const std::string good = "def reward(completions, **fields): return [1.0] * len(completions)\n";
+  expect_broken(
+      python("rewards = 1\n"),
+      {"fails for 3 of 3 examples: it has ended", "(exit code 1); hint: ",
+       "printed last:\n    reward.py: defines no function reward(completions, **fields)"});
+  expect_broken(python("import no_such_module\n" + good),
+                {"(exit code 1)", "\n    ModuleNotFoundError: No module named 'no_such_module'\n"});
+  expect_broken(python("def reward(completions, **fields): return [fields['answer']]\n"),
+                {"it reports: 'KeyError: 'answer''", "\n    KeyError: 'answer'\n"});
+  expect_broken(python("def reward(completions, **fields): return ['high']\n"),
+                {"it reports: 'ValueError: could not convert string to float: 'high''"});
+  expect_broken("{name: command, run: python3 no_such_file.py}",
+                {"(exit code 2)", "can't open file '"});
+  fs::remove(dir_.path("reward.py"));
+  expect_broken("{name: command, run: python3 " + (kRoot / "scripts/cohort_reward.py").string() +
+                    " reward.py}",
+                {"\n    reward.py: no such file in /"});
+  expect_broken("{name: command, run: sleep 1000, timeout: 0.2, start_timeout: 0.2}",
+                {"no answer in 0.2 s to its first request", "it printed no error\n"});
+  expect_broken("{name: command, run: \"sh -c 'while read -r line; do echo 1; done'\"}",
+                {"its answer is not an object"});
+}
+
+// A program that judges the evaluations of supervised training is tried, too.
+TEST_F(RewardPrograms, ThatJudgeEvaluationsFailCheckWhereTheyAreBroken) {
+  write_file(dir_.path("sft.yaml"), str(kSmallModel, kSmallData, kSmallSft, "rewards:\n  - ",
+                                        python("raise SystemExit('out of luck')\n"), "\n"));
+  EXPECT_EQ(run_cohort({"check", dir_.path("sft.yaml")}).code, 0);  // the task judges
+  const Output output = run_cohort({"check", dir_.path("sft.yaml"), "eval.correct.reward=command"});
+  EXPECT_EQ(output.code, 2);
+  EXPECT_NE(output.err.find("\n    out of luck\n"), std::string::npos) << output.err;
+}
+
+TEST_F(RewardPrograms, ThatFailForOneExampleAreWarnedOf) {
+  const std::vector<std::string> train =
+      run("run", python("seen = []\n"
+                        "def reward(completions, **fields):\n"
+                        "    seen.append(1)\n"
+                        "    return [1.0 if len(seen) > 1 else fields['answer']]\n"));
+  const Output output = run_cohort({"check", train[1], "rewards.0.workers=1"});
+  EXPECT_EQ(output.code, 0) << output.err;
+  for (const char* text : {"' fails for 1 of 3 examples: it reports: 'KeyError: 'answer''",
+                           "rewards: the last lines that programs printed:\n    Traceback "})
+    EXPECT_NE(output.err.find(text), std::string::npos) << text << "\n" << output.err;
+}
+
 TEST_F(RewardPrograms, ThatFailTooOftenEndTheRun) {
   const std::string often = python(
+      "import os\n"
       "def reward(completions, **fields):\n"
-      "    if len(completions[0]) % 2: raise ValueError('odd')\n"
+      "    if os.path.exists('often/log.txt') and len(completions[0]) % 2:\n"
+      "        raise ValueError('odd')\n"
       "    return [1]\n");
   const Output output = run_cohort(run("often", often));
   EXPECT_EQ(output.code, 1);
-  EXPECT_NE(output.err.find("it reports: 'ValueError('odd')'"), std::string::npos) << output.err;
+  EXPECT_NE(output.err.find("it reports: 'ValueError: odd'"), std::string::npos) << output.err;
   EXPECT_NE(output.err.find("rewards.log"), std::string::npos);
+  const std::string log = read_file(dir_.path("often/rewards.log"));
+  for (const char* text : {"Traceback (most recent call last):\n", "\nValueError: odd\n"})
+    EXPECT_NE(log.find(text), std::string::npos) << log;
   expect_bad_input(run_cohort(run("none", "{name: command, run: no-such-program}")),
                    {"cannot run 'no-such-program': No such file or directory"});
 }

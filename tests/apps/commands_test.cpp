@@ -295,6 +295,36 @@ TEST_F(Commands, EvalOfTextPrintsTheValidationLossOfTheRun) {
             metric(last, "val_loss"));
 }
 
+TEST_F(Commands, EvalOfItsOwnFileDoesNotReadTheTrainingData) {
+  const auto scores = [&] {
+    Json line = json_lines_of(cohort({"eval", run_}).out).at(0);
+    return str(line.at("val_loss").dump(), " ", line.get_or_null("held_out").dump());
+  };
+  const std::string lines =
+      "{\"prompt\": \"1=\", \"answer\": \"1\"}\n{\"prompt\": \"2=\", \"answer\": \"2\"}\n";
+  write_file(dir_.path("train.jsonl"), lines);
+  write_file(dir_.path("test.jsonl"), "{\"prompt\": \"1=2\", \"answer\": \"1\"}\n");
+  train(std::string(kSmallModel) + kSmallSft +
+        "data: {jsonl: {path: train.jsonl, eval_path: test.jsonl}}\n");
+  const std::string problems = scores();
+  for (const std::string& broken : {lines + "{", std::string()}) {
+    write_file(dir_.path("train.jsonl"), broken);
+    EXPECT_EQ(scores(), problems);
+  }
+  fs::remove(dir_.path("train.jsonl"));
+  EXPECT_EQ(scores(), problems);
+  // Several entries of text end with the end of sequence, and so does the held-out text.
+  write_file(dir_.path("a.txt"), small_text());
+  write_file(dir_.path("b.txt"), small_text());
+  write_file(dir_.path("test.txt"), small_text());
+  fs::remove_all(run_);
+  train(std::string(kSmallModel) + "trainer: pretrain\nsteps: 2\nbatch_size: 4\n" +
+        "data: {text: [a.txt, b.txt], eval_text: test.txt}\n");
+  const std::string text = scores();
+  fs::remove(dir_.path("a.txt"));
+  EXPECT_EQ(scores(), text);
+}
+
 TEST_F(Commands, EvalTakesAWholeFile) {
   std::string lines;
   for (int i = 0; i < 40; ++i) lines += str("{\"prompt\": \"", i, "=\", \"answer\": \"7\"}\n");
@@ -515,17 +545,22 @@ TEST_F(Commands, CheckOfATrainingOnGpusNeedsNone) {
   expect_bad_input(check({"--gpus", "8", "device=cpu"}), {"--gpus: expected device: cuda"});
 }
 
-TEST_F(Commands, HelpListsOptionsAndConfigurationKeys) {
+TEST_F(Commands, HelpListsOptionsAndKeysListsConfigurationKeys) {
   const std::string help = cohort({"--help"}).out;
   for (const char* command : {"train", "check", "generate", "logprobs", "eval", "gradcheck"}) {
     EXPECT_NE(help.find(command), std::string::npos) << command;
     EXPECT_NE(cohort({command, "--help"}).out.find("Usage"), std::string::npos) << command;
   }
-  for (const char* command : {"train", "check", "eval"}) {
-    const std::string text = cohort({command, "--help"}).out;
+  for (const std::string command : {"train", "check", "eval"}) {
+    const Output keys = cohort({command, "--keys"});
+    const std::string options = cohort({command, "--help"}).out;
+    EXPECT_EQ(keys.code, 0) << keys.err;
+    EXPECT_NE(options.find("--keys"), std::string::npos) << command;
     for (const char* key : {"learning_rate", "num_generations", "d_model", "held_out_fraction",
-                            "scale_rewards", "keep_last", "stages:", "parity", "exact_match"})
-      EXPECT_NE(text.find(key), std::string::npos) << command << " " << key;
+                            "scale_rewards", "keep_last", "stages:", "parity", "exact_match"}) {
+      EXPECT_NE(keys.out.find(key), std::string::npos) << command << " " << key;
+      EXPECT_EQ(options.find(key) != std::string::npos, command == "train") << command << key;
+    }
   }
   EXPECT_NE(cohort({"generate", "--help"}).out.find("--top-p"), std::string::npos);
   EXPECT_NE(cohort({"logprobs", "--help"}).out.find("--eos"), std::string::npos);

@@ -1,8 +1,12 @@
 // Claims of the documents: configurations train, and quoted code and numbers match the program.
+#include <algorithm>
 #include <filesystem>
+#include <sstream>
 
 #include "nn/model_folder.h"
 #include "nn/transformer.h"
+#include "runs/config.h"
+#include "runs/foreign_keys.h"
 #include "tests/apps/process.h"
 #include "tests/runs/small_configs.h"
 
@@ -71,19 +75,58 @@ TEST(Documents, WordProblemConfigurationsTrain) {
       << generated.out << generated.err;
 }
 
-TEST(Documents, ReadmeShowsTheOpOfTheExample) {
+TEST(Documents, ReadmeIsShortAndShowsTheFilesOfItsExample) {
+  const std::string readme = read_file(source("README.md"));
+  EXPECT_LE(std::count(readme.begin(), readme.end(), '\n'), 250);
+  for (const char* from :
+       {"examples/assistant/reward.py\nimport re", "examples/assistant/config.yaml\ntrainer:"}) {
+    const std::string_view name_and_start = from;
+    const size_t end = name_and_start.find('\n');
+    const std::string file = read_file(source(std::string(name_and_start.substr(0, end)).c_str()));
+    const size_t begin = file.find(name_and_start.substr(end + 1));
+    ASSERT_NE(begin, std::string::npos) << from;
+    EXPECT_NE(readme.find(str("\n", file.substr(begin), "```")), std::string::npos) << from;
+  }
+  const std::string data = read_file(source("examples/assistant/data.jsonl"));
+  const size_t line = readme.find("{\"prompt\": [{");
+  EXPECT_NE(data.find(readme.substr(line, readme.find('\n', line) - line)), std::string::npos);
+}
+
+// Names of other trainers that the page lists are explained where someone writes them.
+TEST(Documents, NamesOfOtherTrainersAreKnown) {
+  const std::vector<std::string> keys = config_keys<TrainConfig>();
+  std::istringstream page(read_file(source("docs/from_trl.md")));
+  int names = 0;
+  for (std::string line; std::getline(page, line);) {
+    if (!line.starts_with("| `")) continue;
+    const std::string theirs = line.substr(2, line.find('|', 2) - 2);
+    for (size_t begin = theirs.find('`'); begin != theirs.npos; begin = theirs.find('`', begin)) {
+      const size_t end = theirs.find('`', begin + 1);
+      const std::string name = theirs.substr(begin + 1, end - begin - 1);
+      begin = end + 1;
+      if (name.find_first_of(" :.(") != name.npos && !name.starts_with("actor_")) continue;
+      ++names;
+      EXPECT_TRUE(std::count(keys.begin(), keys.end(), name) == 1 ||
+                  !foreign_key_text(name).empty())
+          << name;
+    }
+  }
+  EXPECT_GT(names, 60);
+}
+
+TEST(Documents, PageShowsTheOpOfTheExample) {
   const std::string example = read_file(source("examples/custom_op/main.cpp"));
   const size_t begin = example.find("Variable soft_cap("), end = example.find("\n}\n", begin);
   ASSERT_NE(end, std::string::npos);
-  EXPECT_NE(read_file(source("README.md")).find(example.substr(begin, end - begin)),
+  EXPECT_NE(read_file(source("docs/custom_op.md")).find(example.substr(begin, end - begin)),
             std::string::npos);
 }
 
-TEST(Documents, ReadmeCountsTheOpCasesThatGradcheckCounts) {
+TEST(Documents, ResultsCountTheOpCasesThatGradcheckCounts) {
   const std::string output = run_cohort({"gradcheck"}).out;
   const size_t line = output.rfind('\n', output.size() - 2) + 1;
   const std::string cases = output.substr(line, output.find(" cases", line) - line);
-  EXPECT_NE(read_file(source("README.md")).find("gradients of " + cases + " op cases"),
+  EXPECT_NE(read_file(source("docs/results.md")).find("gradients of " + cases + " op cases"),
             std::string::npos)
       << cases;
 }

@@ -73,7 +73,7 @@ TEST_F(CommandFiles, FifosAndDevicesAreRefusedWithoutWaiting) {
   ASSERT_EQ(train().code, 0);
   const std::string newest = run_ + "/checkpoints/step-00000006";
   fs::copy(newest, dir_.path("model"), fs::copy_options::recursive);
-  for (const char* file : {"manifest.json", "state.json"}) fs::remove(dir_.path("model/") + file);
+  for (const char* file : {"manifest.json", "training"}) fs::remove_all(dir_.path("model/") + file);
   for (const std::string file : {"tokenizer.json", "model.safetensors", "config.json"}) {
     const std::string path = dir_.path("model/" + file);
     for (const auto& [target, type] :

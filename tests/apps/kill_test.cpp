@@ -75,7 +75,7 @@ class Kill : public testing::TestWithParam<Setting> {
   void expect_resumes_to_the_same_weights(const std::string& run) const {
     const Output output = run_cohort({"train", "--resume", run});
     EXPECT_EQ(output.code, 0) << output.err;
-    for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+    for (const char* file : {"model.safetensors", "training/optimizer.safetensors"}) {
       const std::string expected = final_bytes(whole_, file);
       EXPECT_GT(expected.size(), 1000u);
       EXPECT_TRUE(final_bytes(run, file) == expected) << file;

@@ -89,6 +89,26 @@ TEST_F(ModelFolders, ContextsCanBeShortenedAndNotLengthened) {
   EXPECT_NE(longer.err.find("has context: 32"), std::string::npos) << longer.err;
 }
 
+// The saved folder has all positions again, of which unused ones are unchanged.
+TEST_F(ModelFolders, LearnedPositionsCanBeShortened) {
+  for (const char* file : {"config.json", "model.safetensors"})
+    fs::copy(kFamilies / "gpt2" / file, model_ + "/" + file, fs::copy_options::overwrite_existing);
+  const Output output = train({"model.context=8"});
+  ASSERT_EQ(output.code, 0) << output.err;
+  EXPECT_EQ(parse_json(read_file(saved_ + "/config.json"), "").at("n_positions").as_int(), 32);
+  const auto rows = [](const std::string& folder, int64_t begin, int64_t count) {
+    return SafetensorsFile(folder + "/model.safetensors")
+        .read("transformer.wpe.weight")
+        .narrow(0, begin, count)
+        .clone();
+  };
+  EXPECT_TRUE(bit_equal(rows(saved_, 8, 24), rows(model_, 8, 24)));
+  EXPECT_FALSE(bit_equal(rows(saved_, 0, 8), rows(model_, 0, 8)));
+  EXPECT_EQ(run_cohort({"train", "--resume", dir_.path("run"), "steps=3"}).code, 0);
+  EXPECT_EQ(run_cohort({"logprobs", saved_, "abcdefghijklmnopqrst"}).code, 0);
+  EXPECT_EQ(train({"model.context=2"}).code, 2) << "a problem has more tokens";
+}
+
 TEST_F(ModelFolders, MismatchesAreNamed) {
   const auto refused = [&](const std::string& message) {
     const Output output = run_cohort({"generate", model_, "ab"});
@@ -113,6 +133,59 @@ TEST_F(ModelFolders, MismatchesAreNamed) {
   write_file(model_ + "/config.json", config);
   fs::remove(model_ + "/tokenizer.json");
   refused("has no tokenizer");
+}
+
+TEST_F(ModelFolders, OtherFormatsSayWhatTheyAreAndWhatToDo) {
+  const auto refused = [&](const std::string& path, const std::vector<std::string>& texts) {
+    for (const char* command : {"generate", "chat", "eval", "inspect"})
+      expect_bad_input(run_cohort({command, path}), texts);
+    expect_bad_input(train({"model.path=" + path}), texts);
+  };
+  const std::string from = ".from_pretrained('" + model_ + "'",
+                    weights = model_ + "/model.safetensors";
+  refused(weights, {"it is a file, and a model is a folder; hint: give the folder"});
+  for (const std::string& file : {weights, model_ + "/golden.safetensors"}) fs::remove(file);
+  write_file(model_ + "/training_args.bin", "PK");  // holds no weights
+  refused(model_,
+          {"it has config.json and no model.safetensors; hint: ", "is the download complete?"});
+  const std::string bin = model_ + "/pytorch_model-00001-of-00002.bin";
+  write_file(bin, "PK");
+  for (const std::string& path : {bin, model_})
+    refused(path,
+            {": pytorch_model-00001-of-00002.bin is a pickle file", "hint: convert it in Python",
+             from + ").save_pretrained('NEW', safe_serialization=True)"});
+  write_file(model_ + "/m-q8_0.gguf", "GGUF");
+  for (const std::string& path : {model_ + "/m-q8_0.gguf", model_})
+    refused(path, {": m-q8_0.gguf is in llama.cpp's format", from + ", gguf_file='m-q8_0.gguf')"});
+  write_file(model_ + "/adapter_config.json", "{}");
+  refused(model_, {"it is an adapter (LoRA)", from + ").merge_and_unload()"});
+  fs::remove_all(model_);
+  fs::create_directories(model_ + "/snapshots");
+  refused(model_, {"Hugging Face cache", "snapshots/"});
+  fs::rename(model_ + "/snapshots", model_ + "/checkpoint-500");
+  refused(model_, {"output of transformers or TRL; hint: ", "like " + model_ + "/checkpoint-500"});
+  write_file(model_ + "/checkpoint-500/model.safetensors", "");
+  refused(model_ + "/checkpoint-500", {"it has model.safetensors and no config.json; hint: "});
+}
+
+TEST_F(ModelFolders, PointersOfGitLfsAreNamed) {
+  write_file(model_ + "/model.safetensors",
+             "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n");
+  expect_bad_input(run_cohort({"generate", model_, "ab"}),
+                   {"model.safetensors: is a pointer of Git LFS", "hint: git lfs pull"});
+}
+
+TEST_F(ModelFolders, NamesOnTheHubAreNotDownloaded) {
+  const std::string name = "HuggingFaceTB/SmolLM2-135M",
+                    load = "hf download " + name + " --local-dir SmolLM2-135M ";
+  expect_bad_input(run_cohort({"generate", name, "ab"}), {"nothing is downloaded", load});
+  expect_bad_input(run_cohort({"chat", "https://models.example/" + name}), {load});
+  expect_bad_input(run_cohort({"chat", "gpt2"}), {"hf download gpt2 --local-dir gpt2 "});
+  for (const std::string key : {"model.path", "data.tokenizer_path"})
+    expect_bad_input(train({key + "=" + name}), {key + ": ", "'" + name + "'", load});
+  for (const std::string& path : {dir_.path("none"), dir_.path("none/it"), std::string("a/b/c")})
+    EXPECT_EQ(run_cohort({"generate", path, "ab"}).err,
+              "cohort: no checkpoint at " + path + ": it does not exist\n");
 }
 
 TEST_F(ModelFolders, InspectDescribesThem) {
@@ -156,6 +229,43 @@ TEST_F(Chat, RepliesToTheWholeConversation) {
   std::vector<std::string> thinking = chat;
   thinking.push_back(R"(--chat-template-kwargs={"thinking": "b"})");
   EXPECT_EQ(run_cohort(thinking, "ab\n").out, completion(first + "b") + "\n");
+}
+
+TEST_F(Chat, EmptyCompletionsNameTheWaysToTheTemplate) {
+  std::vector<std::string> generate = {"generate", model_, "ab", "--max-tokens=5", "--num=2"};
+  EXPECT_EQ(run_cohort(generate).err, "");
+  generate.push_back("--logit-bias=0:200");
+  const auto expect_notice = [&](bool named) {
+    const Output output = run_cohort(generate);
+    EXPECT_EQ(output.code, 0);
+    EXPECT_NE(output.err.find("2 of 2 completions are empty"), std::string::npos) << output.err;
+    for (const std::string& text : {"cohort chat " + model_ + ",", std::string("--template")})
+      EXPECT_EQ(output.err.find(text) != std::string::npos, named) << output.err;
+  };
+  expect_notice(true);
+  generate.push_back("--best-of=3");
+  expect_notice(true);
+  fs::remove(model_ + "/chat_template.jinja");
+  expect_notice(false);
+}
+
+TEST_F(Chat, GenerateTakesTheTemplateOfAConfiguration) {
+  const std::string message = R"({"talk": [{"role": "user", "content": "ab"}], "answer": "c"})";
+  write_file(dir_.path("talk.jsonl"), message + "\n");
+  write_file(dir_.path("talk.yaml"),
+             "trainer: grpo\nmodel: {path: model}\nrewards: [{name: exact_match}]\n"
+             "data: {jsonl: {path: talk.jsonl, messages: talk, held_out_fraction: 0}}\n");
+  std::vector<std::string> generate = {"generate",       model_,   message,          "--template",
+                                       "--max-tokens=5", "--json", "--temperature=0"};
+  expect_bad_input(run_cohort(generate), {"belongs to no run", "hint: ", "--config CONFIG.yaml"});
+  generate.push_back("--config=" + dir_.path("talk.yaml"));
+  const Output output = run_cohort(generate);
+  ASSERT_EQ(output.code, 0) << output.err;
+  const Json line = parse_json(output.out, "");
+  EXPECT_EQ(line.at("prompt").as_string(), "uab</s>a");
+  EXPECT_EQ(line.at("completion").as_string(), completion("uab</s>a"));
+  std::erase(generate, "--template");
+  expect_bad_input(run_cohort(generate), {"--config", "--template"});
 }
 
 TEST_F(Chat, SamplesAsTheFolderRecommends) {
@@ -233,7 +343,8 @@ TEST_F(Chat, MismatchesAreNamed) {
   expect_bad_input(run_cohort({"chat", model_, "--chat-template-kwargs=[]"}, "a\n"),
                    {"--chat-template-kwargs: expected an object"});
   fs::remove(model_ + "/chat_template.jinja");
-  expect_bad_input(run_cohort({"chat", model_}, "a\n"), {"has no chat template"});
+  expect_bad_input(run_cohort({"chat", model_}, "a\n"),
+                   {"has no chat template", "hint: cohort generate " + model_});
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ class Planted : public testing::Test {
   void expect_no_run(const std::string& checkpoint, const std::string& folder) const {
     SCOPED_TRACE(folder);
     fs::create_directories(fs::path(folder).parent_path());
-    fs::copy(checkpoint, folder);
+    fs::copy(checkpoint, folder, fs::copy_options::recursive);
     expect_bad_input(run_cohort({"eval", folder}),
                      {folder + " belongs to no run", "hint: ", "--rewards CONFIG.yaml"});
     EXPECT_FALSE(fs::exists(path("owned")));
@@ -54,7 +54,7 @@ TEST_F(Planted, ConfigurationsAboveOrBesideAModelAreNotUsed) {
   expect_no_run(checkpoint, path("models/0-sft/checkpoints/step-00000006"));
   expect_no_run(checkpoint, path("models/deep/in/checkpoints/step-00000006"));
   // A file inside the folder of the weights.
-  fs::copy(checkpoint, path("models/whole"));
+  fs::copy(checkpoint, path("models/whole"), fs::copy_options::recursive);
   write_file(path("models/whole/config.yaml"), attack());
   expect_bad_input(run_cohort({"eval", path("models/whole")}), {"belongs to no run"});
   EXPECT_FALSE(fs::exists(path("owned")));
@@ -67,7 +67,7 @@ TEST_F(Planted, ConfigurationsAboveOrBesideAModelAreNotUsed) {
 
 TEST_F(Planted, ConfigurationsAreNoTemplates) {
   const std::string checkpoint = train(sft_);
-  fs::copy(checkpoint, path("model"));
+  fs::copy(checkpoint, path("model"), fs::copy_options::recursive);
   write_file(path("data.jsonl"), "{\"prompt\": \"1=\", \"answer\": \"1\"}\n");
   write_file(path("config.yaml"), str(kSmallSft, "data: {jsonl: {path: data.jsonl}}\n"));
   expect_bad_input(run_cohort({"generate", path("model"), "--template", "{\"prompt\": \"1=\"}"}),
@@ -96,7 +96,7 @@ TEST_F(Planted, RunsAreFoundByTheirLayoutAndThroughLinks) {
 
 TEST_F(Planted, FilesThatAreNamedAreUsedForAnyModel) {
   const std::string checkpoint = train(sft_);
-  fs::copy(checkpoint, path("model"));
+  fs::copy(checkpoint, path("model"), fs::copy_options::recursive);
   write_file(path("mine.yaml"), sft_);
   const Output output = run_cohort({"eval", path("model"), "--rewards", path("mine.yaml")});
   ASSERT_EQ(output.code, 0) << output.err;

@@ -9,8 +9,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <regex>
+#include <sstream>
 
 #include "core/text.h"
 #include "nn/model_folder.h"
@@ -222,6 +224,46 @@ std::string on_terminal(const std::vector<std::string>& arguments, const std::st
   terminal.wait();
   output.erase(std::remove(output.begin(), output.end(), '\r'), output.end());
   return output;
+}
+
+TEST(Help, WrapsAtTheTerminalsWidth) {
+  const auto words = [](const std::string& text) {
+    std::istringstream in(text);
+    return std::vector<std::string>(std::istream_iterator<std::string>(in), {});
+  };
+  const std::string whole = run_cohort({"train", "--help"}).out;
+  EXPECT_NE(
+      whole.find("\ntrainer                        what to do: next-token training, supervised "
+                 "fine-tuning, or GRPO (choice, pretrain | sft | grpo; default pretrain)\n"),
+      whole.npos);
+  for (const int width : {20, 40, 60, 80, 400}) {
+    Terminal terminal({"train", "--help"}, width);
+    std::string shown = terminal.read_all();
+    EXPECT_EQ(terminal.wait(), 0);
+    shown.erase(std::remove(shown.begin(), shown.end(), '\r'), shown.end());
+    EXPECT_EQ(words(shown), words(whole));
+    std::istringstream lines(shown);
+    for (std::string line; std::getline(lines, line);)
+      EXPECT_TRUE(line.size() <= static_cast<size_t>(std::max(width, 40)) ||
+                  line.find(COHORT_BINARY) != line.npos)
+          << line;
+    EXPECT_TRUE(width != 400 || shown == whole);
+    EXPECT_EQ(
+        shown.find("\ntrainer                        what to do: next-token training, "
+                   "supervised\n                               fine-tuning, or GRPO") != shown.npos,
+        width == 80);
+  }
+}
+
+TEST(Prompts, TerminalsShowThatTheyAreRead) {
+  const TempDir dir;
+  write_file(dir.path("run.yaml"),
+             "output_dir: run\n" + std::string(kSmallModel) + kSmallData + kSmallSft);
+  ASSERT_EQ(run_cohort({"train", dir.path("run.yaml"), "steps=1"}).code, 0);
+  for (const char* command : {"generate", "logprobs"})
+    EXPECT_NE(on_terminal({command, dir.path("run")}, "1+1=").find("reading texts, one per line"),
+              std::string::npos);
+  EXPECT_EQ(run_cohort({"generate", dir.path("run")}, "1+1=\n").err, "");
 }
 
 // Expects that on a terminal the command shows `shown` and no control character. A pipe, and with

@@ -97,9 +97,27 @@ TEST(Config, UnknownKeyNamesFileLineAndNearestKey) {
             "run.yaml:3: unknown key 'inner.widht'; did you mean 'width'?");
   EXPECT_EQ(read_error("parts:\n  - width: 2\n  - lable: 2\n"),
             "run.yaml:3: unknown key 'parts[1].lable'; did you mean 'label'?");
-  // Without a close match the known keys are listed.
-  EXPECT_EQ(read_error("inner:\n  zzzzzz: 2\n"),
-            "run.yaml:2: unknown key 'inner.zzzzzz'; known keys: width, label");
+  EXPECT_EQ(read_error("inner:\n  zzzzzz: 2\n"), "run.yaml:2: unknown key 'inner.zzzzzz'");
+  EXPECT_EQ(read_error("steps: {many: 3}\n"), "run.yaml:1: unknown key 'steps.many'");
+}
+
+TEST(Config, AllUnknownKeysAreNamedAtOnceBeforeOtherErrors) {
+  EXPECT_EQ(read_error("steps: many\nvebrose: true\ninner: {widht: 2}\nqqqq: {rrrr: {ssss: 1}}\n"),
+            "3 unknown keys:\n"
+            "  run.yaml:2: 'vebrose'; did you mean 'verbose'?\n"
+            "  run.yaml:3: 'inner.widht'; did you mean 'width'?\n"
+            "  run.yaml:4: 'qqqq.rrrr.ssss'");
+}
+
+TEST(Config, MessagesOfUnknownKeysAreBounded) {
+  std::string yaml;
+  for (int i = 0; i < 50000; ++i) yaml += str("zz", i, ": 1\n");
+  const std::string error = read_error(yaml);
+  EXPECT_TRUE(error.starts_with("50000 unknown keys:\n  run.yaml:1: 'zz0'"))
+      << error.substr(0, 200);
+  EXPECT_TRUE(error.ends_with("\n  and 49980 more")) << error;
+  EXPECT_LT(error.size(), 2000u);
+  EXPECT_LT(read_error("k" + std::string(900000, '\xc3') + ": 1\n").size(), 200u);
 }
 
 TEST(Config, WrongTypesReportTheExpectedType) {
@@ -260,7 +278,7 @@ TEST(Config, OverridesReachIntoSectionsAndLists) {
 }
 
 TEST(Config, OverridesFailNamingTheCommandLine) {
-  const auto error_of = [](const char* text) -> std::string {
+  const auto error_of = [](const std::string& text) -> std::string {
     ConfigNode root = parse_yaml("steps: 1\nparts:\n  - width: 2\n", "run.yaml");
     try {
       apply_override(root, text);
@@ -286,6 +304,10 @@ TEST(Config, OverridesFailNamingTheCommandLine) {
   EXPECT_EQ(error_of("steps=5 #6"), "command line: steps: expected a whole number, got '5 #6'");
   EXPECT_EQ(error_of("color=a: b"), "command line: color: expected one of red, green, got 'a: b'");
   EXPECT_EQ(error_of("inner=*x"), "command line: inner: expected a map of keys, got '*x'");
+  EXPECT_LT(error_of(std::string(100000, '\x80') + "=1").size(), 200u);  // not UTF-8
+  std::string nested;
+  for (int i = 0; i < 10000; ++i) nested += "key.";
+  EXPECT_LT(error_of(nested + "key=1").size(), 200u);
 }
 
 TEST(Config, OverridesOfTextKeysAreVerbatim) {

@@ -3,9 +3,11 @@
 
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 
 #include "core/rng.h"
 #include "tests/support/test_util.h"
+#include "text/json.h"
 
 namespace cohort {
 namespace {
@@ -50,6 +52,80 @@ TEST_F(Safetensors, RoundTripsEveryDtypeAndShape) {
     EXPECT_EQ(file.shape(name), tensor.shape());
     EXPECT_EQ(file.dtype(name), tensor.dtype());
     EXPECT_TRUE(bit_equal(file.read(name), tensor)) << name;
+  }
+}
+
+TensorSource source(const std::string& name, const std::string& type, const Tensor& tensor) {
+  return {name, tensor.shape(), type, [tensor] { return tensor; }};
+}
+
+// Every half, and all midpoints between neighbours, which round to the even one.
+TEST_F(Safetensors, HalvesAreRoundedToNearestEven) {
+  std::string bits(2 * 0x7c00, '\0');
+  for (uint16_t i = 0; i < 0x7c00; ++i) std::memcpy(&bits[2 * i], &i, 2);
+  write(R"({"h":{"dtype":"F16","shape":[31744],"data_offsets":[0,63488]}})", bits);
+  const std::vector<double> halves = SafetensorsFile(path()).read("h").to_vector<double>();
+  std::vector<double> values, expected;
+  for (size_t i = 0; i < halves.size(); ++i) {
+    for (const double sign : {1.0, -1.0}) {
+      values.push_back(sign * halves[i]);
+      expected.push_back(sign * halves[i]);
+      if (i == 0) continue;
+      const double middle = sign * (halves[i - 1] + halves[i]) / 2;
+      values.insert(values.end(), {middle, std::nextafter(middle, 0), middle * (1 + 1e-7)});
+      const double low = sign * halves[i - 1], high = sign * halves[i];
+      expected.insert(expected.end(), {i % 2 == 0 ? high : low, low, high});
+    }
+  }
+  values.push_back(NAN);
+  const auto read_back = [&](DType dtype) {
+    write_sharded(dir_.path(""), "x", {source("h", "F16", Tensor::from(values).to(dtype))});
+    const SafetensorsFile file(path());
+    EXPECT_STREQ(file.stored_dtype("h"), "F16");
+    return file.read("h").to_vector<double>();
+  };
+  const std::vector<double> read = read_back(DType::kF64);
+  EXPECT_TRUE(std::isnan(read.back()));
+  for (size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_EQ(read[i], expected[i]) << values[i];
+    ASSERT_EQ(std::signbit(read[i]), std::signbit(expected[i])) << values[i];
+  }
+  values = {1.0f + 0x1p-11f, 1.0f + 0x1p-10f + 0x1p-11f, 65504, 1e-9f};
+  EXPECT_EQ(read_back(DType::kF32), (std::vector<double>{1, 1 + 0x1p-9, 65504, 0}));
+}
+
+TEST_F(Safetensors, NumbersBeyondTheLargestHalfAreRefused) {
+  for (const double value : {65504.01, -1e30, HUGE_VAL})
+    for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
+      const Tensor tensor = Tensor::full({3}, value, dtype);
+      EXPECT_THROW_WITH(write_sharded(dir_.path(""), "x", {source("big", "F16", tensor)}),
+                        InputError, "the tensor 'big' holds ");
+      EXPECT_FALSE(std::filesystem::exists(path()));
+    }
+}
+
+TEST_F(Safetensors, ShardsAndTheirIndexAreWrittenOneTensorAtATime) {
+  std::vector<TensorSource> sources;
+  Tensor before;
+  for (const char* name : {"a", "b", "c", "d"})
+    sources.push_back({name, {1000, 3}, "BF16", [&before, n = sources.size()] {
+                         EXPECT_TRUE(!before.defined() || before.sole_owner());
+                         before = Tensor::full({1000, 3}, static_cast<double>(n), DType::kF32);
+                         return before;
+                       }});
+  const std::vector<std::string> files = write_sharded(dir_.path(""), "model", sources, 13000);
+  EXPECT_EQ(files, (std::vector<std::string>{"model-00001-of-00002.safetensors",
+                                             "model-00002-of-00002.safetensors",
+                                             "model.safetensors.index.json"}));
+  const Json index = parse_json(test::read_file(dir_.path(files[2])), files[2]);
+  EXPECT_EQ(index.at("metadata").at("total_size").as_int(), 24000);
+  const SafetensorsFolder folder(dir_.path(""), "model");
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const SafetensorsFile* file = folder.find(sources[i].name);
+    ASSERT_NE(file, nullptr);
+    EXPECT_EQ(file->read(sources[i].name).to_vector<double>(),
+              std::vector<double>(3000, static_cast<double>(i)));
+    EXPECT_EQ(index.at("weight_map").at(sources[i].name).as_string(), files[i / 2]);
   }
 }
 

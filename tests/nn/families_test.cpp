@@ -105,6 +105,32 @@ TEST_P(Families, FoldersRoundTrip) {
   EXPECT_EQ(ModelConfig::from_json(saved_config(model)).to_json().dump(), config.to_json().dump());
 }
 
+TEST(ModelsMadeHere, AreStoredAsTheirFamily) {
+  for (const auto& [name, config] : model_cases()) {
+    const Transformer model(config, DType::kF32, 7);
+    const TempDir folder;
+    save_weights(model, folder.path());
+    write_file(folder.path("config.json"), saved_config(model).dump(2));
+    Transformer loaded(load_config(folder.path()), DType::kF32, std::nullopt);
+    load_weights(loaded, folder.path());
+    for (size_t i = 0; i < model.parameters().size(); ++i)
+      EXPECT_TRUE(bit_equal(loaded.parameters()[i].value, model.parameters()[i].value)) << name;
+    // Frozen references are loaded by the configuration of the model that trains.
+    Transformer again(config, DType::kF32, std::nullopt);
+    load_weights(again, folder.path());
+    EXPECT_TRUE(bit_equal(again.parameters().back().value, model.parameters().back().value));
+  }
+  const Transformer gpt2(model_config("gpt2"), DType::kF32, 7);
+  const TempDir folder;
+  save_weights(gpt2, folder.path());
+  const SafetensorsFile saved(folder.path("model.safetensors"));
+  const auto shape = [&](const char* tensor) { return saved.shape(tensor).str(); };
+  EXPECT_EQ(shape("transformer.wte.weight"), Shape({31, 21}).str());
+  EXPECT_EQ(shape("transformer.h.1.attn.c_attn.weight"), Shape({21, 63}).str());
+  EXPECT_EQ(shape("transformer.h.0.mlp.c_proj.weight"), Shape({84, 21}).str());
+  for (const std::string& tensor : saved.names()) EXPECT_TRUE(tensor.starts_with("transformer."));
+}
+
 void expect_cached_bits(const std::string& dir, DType dtype, Device device) {
   Transformer model(load_config(dir), dtype, std::nullopt, device);
   load_weights(model, dir);

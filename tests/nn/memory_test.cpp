@@ -64,6 +64,12 @@ TEST(MemoryEstimate, RolloutsNeedTheCacheAndLogits) {
   EXPECT_EQ(memory.cache, cache);
   EXPECT_EQ(memory.rollout, 3 * 50000 * 4);
   EXPECT_EQ(memory.peak(), memory.persistent() + memory.rollout + cache);
+  // A limit, rounded down to blocks of 16 tokens; a sequence and one block more always fit.
+  MemoryShape limited = shape;
+  for (const auto& [tokens, blocks] : {std::pair(100, 6), {1, 4}, {1000, 9}}) {
+    limited.max_cache_tokens = tokens;
+    EXPECT_EQ(estimate_memory(config, DType::kBF16, limited).cache, cache / 9 * blocks) << tokens;
+  }
 }
 
 // On CUDA an update's activations use the memory of the idle cache.

@@ -102,20 +102,50 @@ TEST(ModelConfig, ReadsAndDumpsItsKeys) {
 }
 
 TEST(ModelConfig, JsonRoundTripKeepsEverythingAboutTheModel) {
-  for (auto [name, config] : test::model_cases()) {
-    config.dropout = 0.1;
-    config.rope_theta = 12345.678;
-    config.norm_eps = 3e-6;
-    const ModelConfig back =
-        ModelConfig::from_json(parse_json(config.to_json().dump(2), "config.json"));
-    EXPECT_EQ(dump_config(back), dump_config(config)) << name;
-    EXPECT_EQ(back.vocab_size, config.vocab_size);
-    EXPECT_EQ(back.to_json().dump(), config.to_json().dump());
-  }
+  for (auto [name, config] : test::model_cases())
+    for (const bool bias : {false, true})
+      for (const double theta : {10000.0, 12345.678}) {
+        config.bias = bias;
+        config.dropout = 0.1;
+        config.rope_theta = theta;
+        config.norm_eps = 3e-6;
+        config.init_std = 0.015;
+        ModelConfig back =
+            ModelConfig::from_json(parse_json(config.to_json().dump(2), "config.json"));
+        back.resolve();
+        back.dropout = config.dropout;  // a run's, not the model's
+        EXPECT_EQ(dump_config(back), dump_config(config)) << name;
+        EXPECT_EQ(back.vocab_size, config.vocab_size);
+        EXPECT_EQ(back.to_json().dump(), config.to_json().dump());
+        EXPECT_EQ(model_size(back).parameters, model_size(config).parameters);
+      }
+}
+
+TEST(ModelConfig, ModelsOfAFamilysShapeAreSavedAsThatFamily) {
+  const auto saved = [](
+                         const char* name, void (*change)(ModelConfig&) = [](ModelConfig&) {}) {
+    ModelConfig config = test::model_config(name);
+    change(config);
+    return config.to_json().at("model_type").as_string();
+  };
+  EXPECT_EQ(saved("llama"), "llama");
+  EXPECT_EQ(saved("llama", [](ModelConfig& c) { c.bias = c.tie_embeddings = true; }), "llama");
+  EXPECT_EQ(saved("llama", [](ModelConfig& c) { c.mlp = MlpType::kGeGluTanh; }), "llama");
+  EXPECT_EQ(saved("qwen"), "qwen3");
+  EXPECT_EQ(saved("gpt2"), "gpt2");
+  EXPECT_EQ(saved("gpt2", [](ModelConfig& c) { c.mlp = MlpType::kGelu; }), "gpt2");
+  // No family has these.
+  EXPECT_EQ(saved("llama", [](ModelConfig& c) { c.mlp = MlpType::kGelu; }), "cohort");
+  EXPECT_EQ(saved("llama", [](ModelConfig& c) { c.norm = NormType::kLayer; }), "cohort");
+  EXPECT_EQ(saved("qwen", [](ModelConfig& c) { c.bias = true; }), "cohort");
+  EXPECT_EQ(saved("gpt2", [](ModelConfig& c) { c.bias = false; }), "cohort");
+  EXPECT_EQ(saved("gpt2", [](ModelConfig& c) { c.num_kv_heads = 1; }), "cohort");
+  EXPECT_EQ(saved("gpt2", [](ModelConfig& c) { c.head_dim = 6; }), "cohort");
+  EXPECT_EQ(saved("layer_norm_without_bias"), "cohort");
 }
 
 TEST(ModelConfig, JsonThatCannotBeUsedNamesTheKey) {
-  const Json good = test::model_config("llama").to_json();
+  const Json good = test::model_config("layer_norm_without_bias").to_json();
   for (const auto& [key, value] : good.as_object()) {
     if (key == "model_type") continue;
     Json bad;
@@ -129,7 +159,7 @@ TEST(ModelConfig, JsonThatCannotBeUsedNamesTheKey) {
 }
 
 TEST(ModelConfig, JsonNumbersHaveTheLimitsOfTheKeys) {
-  const Json good = test::model_config("llama").to_json();
+  const Json good = test::model_config("layer_norm_without_bias").to_json();
   for (const auto& [key, value, message] :
        {std::tuple<const char*, Json, const char*>{"num_attention_heads", int64_t{0},
                                                    "model: num_heads: expected a number"},

@@ -447,4 +447,20 @@ TEST(Transformer, BadBatchesThrow) {
   EXPECT_THROW_WITH(Transformer(unresolved, DType::kF32, 1), Error, "resolved");
 }
 
+// A run that uses only the first learned positions trains as with all of them.
+TEST(Transformer, LearnedPositionsThatARunDoesNotUseAreKept) {
+  ModelConfig all = test::model_config("gpt2"), few = all;
+  few.context = 8;
+  few.position_rows = all.context;
+  const Transformer whole(all, DType::kF32, 1), shorter(few, DType::kF32, 1);
+  const PackedBatch batch = pack(test::random_sequences({8, 3}, all.vocab_size, 2));
+  for (const Transformer* model : {&whole, &shorter}) backward(test::mean_loss(*model, batch));
+  ASSERT_EQ(whole.parameters().size(), shorter.parameters().size());
+  for (size_t i = 0; i < whole.parameters().size(); ++i) {
+    const NamedParameter &a = whole.parameters()[i], &b = shorter.parameters()[i];
+    EXPECT_TRUE(bit_equal(a.value, b.value)) << a.name;
+    EXPECT_TRUE(bit_equal(a.grad(), b.grad())) << a.name;
+  }
+}
+
 }  // namespace cohort

@@ -5,6 +5,7 @@
 #include "data/dataset.h"
 #include "runs/config.h"
 #include "tests/support/byte_fallback.h"
+#include "tests/support/chat_tokenizer.h"
 #include "tests/support/test_util.h"
 #include "trainers/sampling.h"
 
@@ -13,43 +14,6 @@ namespace {
 
 using namespace test;
 
-// A tokenizer of bytes with the turns' tokens, and a template of turns.
-std::unique_ptr<Tokenizer> chat_tokenizer(const std::string& chat_template) {
-  Json::Object vocab;
-  // GPT-2's names of the bytes that are printable ASCII, a space and a line break.
-  std::vector<std::string> names = {"\xc4\xa0", "\xc4\x8a"};
-  for (char c = '!'; c <= '~'; ++c) names.emplace_back(1, c);
-  for (const std::string& name : names)
-    vocab.emplace_back(name, static_cast<int64_t>(vocab.size()));
-  Json::Array added;
-  for (const char* text : {"<|start|>", "<|end|>"}) {
-    Json token;
-    token.set("id", static_cast<int64_t>(vocab.size() + added.size())).set("content", text);
-    for (const char* flag : {"single_word", "lstrip", "rstrip", "normalized"})
-      token.set(flag, false);
-    added.push_back(token.set("special", true));
-  }
-  const Json byte_level = Json().set("type", "ByteLevel").set("add_prefix_space", false);
-  Json json;
-  json.set("added_tokens", std::move(added)).set("pre_tokenizer", byte_level);
-  json.set("decoder", byte_level);
-  json.set("model",
-           Json().set("type", "BPE").set("vocab", std::move(vocab)).set("merges", Json::Array{}));
-  Json config;
-  config.set("eos_token", "<|end|>").set("chat_template", chat_template);
-  return make_tokenizer(
-      NamedFiles{{"tokenizer.json", json.dump()}, {"tokenizer_config.json", config.dump()}},
-      "test");
-}
-
-constexpr const char* kTurns =
-    "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}";
-constexpr const char* kMarked =
-    "{% for m in messages %}<|start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
-    "{% generation %}{{ m.content }}<|end|>{% endgeneration %}\n"
-    "{% else %}{{ m.content }}<|end|>\n{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}";
 // Renders earlier turns differently, like templates that remove earlier reasoning.
 constexpr const char* kRewritesEarlierTurns =
     "{% for m in messages %}{% if loop.last %}!{% endif %}{{ m.content }}<|end|>{% endfor %}";
@@ -270,6 +234,7 @@ TEST_F(ChatData, AConversationsSystemMessageTakesPrecedence) {
 // Without a special token at its end, a turn ends with its text.
 TEST_F(ChatData, TheTextAfterAnAnswerIsAStopStringWithoutASpecialToken) {
   TrainConfig c = config(TrainerType::kGrpo, "{\"prompt\": \"1+1\", \"answer\": \"2\"}\n");
+  c.batch.prompts_per_step = 1;
   c.data.chat = true;
   const auto sampling = [&](const char* chat_template) {
     const auto tokenizer = chat_tokenizer(chat_template);

@@ -9,6 +9,7 @@
 #include "runs/config.h"
 #include "runs/run_directory.h"
 #include "sys/files.h"
+#include "tests/runs/small_configs.h"
 #include "tests/support/test_util.h"
 
 namespace cohort::test {
@@ -88,11 +89,11 @@ TEST_F(Checkpoints, RestoreModelOptimizerTokenizerAndState) {
   for (size_t i = 0; i < model_->parameters().size(); ++i)
     EXPECT_TRUE(bit_equal(loaded.model->parameters()[i].value, model_->parameters()[i].value));
   EXPECT_EQ(loaded.tokenizer->files(), tokenizer_->files());
-  EXPECT_EQ(loaded.model->config().to_json().dump(), model_->config().to_json().dump());
+  EXPECT_EQ(dump_config(loaded.model->config()), dump_config(model_->config()));
 
   AdamW other(loaded.model->parameters(), OptimizerConfig{});
   const TrainState state = load_state(at);
-  other.load(SafetensorsFile(at + "/optimizer.safetensors"), state.updates);
+  other.load(SafetensorsFile(training_folder(at) + "/optimizer.safetensors"), state.updates);
   EXPECT_EQ(other.updates(), 1);
   const NamedTensors saved = optimizer_->state(), restored = other.state();
   for (size_t i = 0; i < saved.size(); ++i)
@@ -101,12 +102,56 @@ TEST_F(Checkpoints, RestoreModelOptimizerTokenizerAndState) {
 }
 
 TEST_F(Checkpoints, HoldTheReferencePolicyIfThereIsOne) {
-  EXPECT_FALSE(fs::exists(save(1) + "/reference.safetensors"));
+  EXPECT_FALSE(fs::exists(save(1) + "/training/reference.safetensors"));
   const Transformer reference(model_->config(), DType::kF32, 9);
   Transformer loaded(model_->config(), DType::kF32, 0);
-  load_weights(loaded, save(2, -1, 2, &reference), "reference");
+  load_weights(loaded, training_folder(save(2, -1, 2, &reference)), "reference");
   for (size_t i = 0; i < loaded.parameters().size(); ++i)
     EXPECT_TRUE(bit_equal(loaded.parameters()[i].value, reference.parameters()[i].value));
+}
+
+TEST_F(Checkpoints, HoldTheModelOnceAndNothingElseForServers) {
+  const Transformer reference(model_->config(), DType::kF32, 9);
+  std::vector<std::string> expected;
+  for (const NamedParameter& p : model_->parameters()) expected.push_back(p.name);
+  std::sort(expected.begin(), expected.end());
+  const std::string at = save(1, -1, 2, &reference);
+  EXPECT_EQ(served_tensors(at), expected);
+  to_format_1(at);
+  EXPECT_GT(served_tensors(at).size(), 3 * expected.size()) << "format 1 served everything";
+}
+
+TEST_F(Checkpoints, OfFormat1AreReadAndVerified) {
+  const Transformer reference(model_->config(), DType::kF32, 9);
+  const std::string at = save(10, -1, 2, &reference);
+  to_format_1(at);
+  // Files that the manifest of format 1 cannot list are not used.
+  fs::create_directory(at + "/training");
+  write_file(at + "/training/state.json", "{");
+  EXPECT_EQ(find_checkpoint(dir_), at);
+  EXPECT_EQ(training_folder(at), at);
+  EXPECT_EQ(load_state(at).to_json().dump(), state_.to_json().dump());
+  AdamW other(model_->parameters(), OptimizerConfig{});
+  other.load(SafetensorsFile(training_folder(at) + "/optimizer.safetensors"), 1);
+  const std::string manifest = path(10, "manifest.json"), good = read_file(manifest);
+  Json listed = parse_json(good, manifest), files = listed.at("files");
+  files.set("training/state.json", files.at("state.json"));
+  write_file(manifest, listed.set("files", files).dump());
+  EXPECT_THROW_WITH(verify_checkpoint(at), InputError, "'training/state.json' is not a file name");
+  write_file(manifest, good);
+  flip_bit(path(10, "optimizer.safetensors"), 9);
+  EXPECT_THROW_WITH(verify_checkpoint(at), InputError, "does not match its checksum");
+  // The folder is still no model of Hugging Face's.
+  fs::remove(manifest);
+  EXPECT_THROW_WITH(find_checkpoint(at), InputError, "no usable checkpoint");
+}
+
+TEST_F(Checkpoints, WithoutTheirManifestAreNotTakenForModels) {
+  const std::string at = save(10);
+  fs::remove(path(10, "manifest.json"));
+  EXPECT_THROW_WITH(find_checkpoint(at), InputError, "no usable checkpoint");
+  fs::remove_all(path(10, "training"));
+  EXPECT_EQ(find_checkpoint(at), at);
 }
 
 TEST_F(Checkpoints, KeepTheLastAndTheBest) {
@@ -224,8 +269,8 @@ TEST_F(Checkpoints, IncompleteOnesAreNoCheckpoints) {
 }
 
 TEST_F(Checkpoints, EveryKindOfDamageIsFound) {
-  const char* const files[] = {"model.safetensors", "optimizer.safetensors", "config.json",
-                               "tokenizer.json", "state.json"};
+  const char* const files[] = {"model.safetensors", "training/optimizer.safetensors", "config.json",
+                               "tokenizer.json", "training/state.json"};
   for (const char* file : files) {
     SCOPED_TRACE(file);
     const std::string at = save(10);
@@ -249,17 +294,21 @@ TEST_F(Checkpoints, ManifestsNameNoFilesOutsideTheCheckpoint) {
   const std::string at = save(10), manifest = path(10, "manifest.json");
   write_file(dir_ + "/outside", "");
   const Json good = parse_json(read_file(manifest), manifest);
-  for (const std::string name : {"../outside", "/etc/passwd", "..", "a/b", ""}) {
+  for (const std::string name :
+       {"../outside", "/etc/passwd", "..", "a/b", "", "training/../outside", "training/..",
+        "training/", "training//etc", "training/training/state.json", "training"}) {
     Json bad = good, files = good.at("files");
     bad.set("files", files.set(name, Json().set("bytes", 0).set("xxh3", "2d06800538d394c2")));
     write_file(manifest, bad.dump());
-    EXPECT_THROW_WITH(verify_checkpoint(at), InputError, str("'", name, "' is not a file name"));
+    const std::string reason =
+        name == "training" ? str(name, ": is a folder") : str("'", name, "' is not a file name");
+    EXPECT_THROW_WITH(verify_checkpoint(at), InputError, reason);
   }
 }
 
 TEST_F(Checkpoints, FilesOfOtherTypesAreDamage) {
   const std::string at = save(10);
-  for (const char* file : {"state.json", "model.safetensors", "manifest.json"}) {
+  for (const char* file : {"training/state.json", "model.safetensors", "manifest.json"}) {
     fs::remove(path(10, file));
     ASSERT_EQ(::mkfifo(path(10, file).c_str(), 0600), 0);
     EXPECT_THROW_WITH(verify_checkpoint(at), InputError,
@@ -273,7 +322,8 @@ TEST_F(Checkpoints, DamagedManifestsAreFound) {
   for (const auto& [bad, message] :
        {std::pair<std::string, const char*>{good.substr(0, good.size() / 2), "not valid JSON"},
         {"", "not valid JSON"},
-        {"{\"format\": 2, \"files\": {}}", "checkpoint format 2, this version reads 1"},
+        {"{\"format\": 3, \"files\": {}}", "checkpoint format 3, this version reads 1 and 2"},
+        {"{\"format\": 2, \"files\": {}}", "manifest.json does not list model.safetensors"},
         {"{\"format\": 1}", "files"},
         {"{\"format\": 1, \"files\": {}}", "manifest.json does not list model.safetensors"},
         {"{\"format\": 1, \"files\": []}", "does not list model.safetensors"},
@@ -393,15 +443,15 @@ TEST_F(Checkpoints, WeightsOfAnotherShapeAreRefused) {
   Transformer other(wider, DType::kF32, 1);
   EXPECT_THROW_WITH(load_weights(other, at), InputError, "expected shape");
   AdamW optimizer(other.parameters(), OptimizerConfig{});
-  EXPECT_THROW_WITH(optimizer.load(SafetensorsFile(at + "/optimizer.safetensors"), 1), InputError,
-                    "optimizer state");
+  EXPECT_THROW_WITH(optimizer.load(SafetensorsFile(at + "/training/optimizer.safetensors"), 1),
+                    InputError, "optimizer state");
 }
 
 TEST_F(Checkpoints, ManifestsWithoutAFileAreFound) {
   const std::string at = save(10), manifest = path(10, "manifest.json");
   const std::string good = read_file(manifest);
-  for (const char* file : {"model.safetensors", "optimizer.safetensors", "config.json",
-                           "tokenizer.json", "state.json"}) {
+  for (const char* file : {"model.safetensors", "training/optimizer.safetensors", "config.json",
+                           "tokenizer.json", "training/state.json"}) {
     std::string bad = good;
     bad[bad.find(file)] = '_';
     write_file(manifest, bad);
@@ -423,7 +473,8 @@ TEST_F(Checkpoints, MomentsThatAreNotFiniteAreRefused) {
   moment.narrow(0, 0, 1).fill_(NAN);
   save(1);
   AdamW other(model_->parameters(), OptimizerConfig{});
-  EXPECT_THROW_WITH(other.load(SafetensorsFile(path(1, "optimizer.safetensors")), 1), InputError,
+  EXPECT_THROW_WITH(other.load(SafetensorsFile(path(1, "training/optimizer.safetensors")), 1),
+                    InputError,
                     optimizer_->state()[3].first + "' holds a number that is not finite");
 }
 
@@ -434,10 +485,86 @@ TEST_F(Checkpoints, TokenizerOfAnotherVocabularyIsRefused) {
                     "config.json has a vocabulary of 13, tokenizer.json one of 257");
 }
 
+// Its end of sequence is the last row of the vocabulary, which a smaller tokenizer does not have.
+TEST_F(Checkpoints, ATokenizerOfFewerCharactersIsRefused) {
+  const std::string at = save(10);
+  write_file(at + "/tokenizer.json", make_char_tokenizer("0123456789")->files()[0].second);
+  EXPECT_THROW_WITH(load_model(at, DType::kF32), InputError,
+                    "config.json has a vocabulary of 13, tokenizer.json one of 11");
+}
+
+TEST_F(Checkpoints, OfModelsMadeHereAreFoldersOfTheirFamily) {
+  const std::string at = save(10);
+  const Json config = parse_json(read_file(at + "/config.json"), "config.json");
+  EXPECT_EQ(config.at("model_type").as_string(), "llama");
+  EXPECT_EQ(config.at("architectures").dump(), R"(["LlamaForCausalLM"])");
+  EXPECT_EQ(config.at("eos_token_id").as_int(), tokenizer_->eos_id());
+  EXPECT_TRUE(config.at("bos_token_id").is_null());
+  EXPECT_EQ(config.at("torch_dtype").as_string(), "float32");
+  const Json tokens = parse_json(read_file(at + "/tokenizer.json"), "tokenizer.json");
+  EXPECT_EQ(tokens.at("model").at("type").as_string(), "WordLevel");
+  EXPECT_NE(read_file(at + "/tokenizer_config.json").find("<|endoftext|>"), std::string::npos);
+  // A loaded model is saved alike.
+  model_ = load_model(at, DType::kF32).model;
+  optimizer_ = std::make_unique<AdamW>(model_->parameters(), OptimizerConfig{});
+  EXPECT_EQ(read_file(save(20) + "/config.json"), read_file(at + "/config.json"));
+}
+
+TEST_F(Checkpoints, OfEarlierVersionsAreReadAndSavedAsTheirFamily) {
+  const std::string old = temporary_.path("old");
+  fs::create_directory(old);
+  write_file(old + "/config.json", R"({"model_type": "cohort", "hidden_size": 8,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 4,
+    "intermediate_size": 32, "max_position_embeddings": 12, "vocab_size": 13,
+    "norm_type": "layer_norm", "rms_norm_eps": 1e-05, "position_type": "learned",
+    "rope_theta": 10000.0, "hidden_act": "gelu_tanh", "attention_bias": true,
+    "tie_word_embeddings": true, "qk_norm": false, "dropout": 0.1, "initializer_range": 0.02})");
+  write_file(old + "/tokenizer.json", R"({"type": "char", "characters": "+0123456789="})");
+  const Transformer model(load_config(old), DType::kF32, 3);
+  NamedTensors tensors;
+  for (const NamedParameter& p : model.parameters()) tensors.emplace_back(p.name, p.value);
+  write_safetensors(old + "/model.safetensors", tensors);
+
+  const auto expect_loaded = [&](const std::string& from) {
+    const LoadedModel loaded = load_model(from, DType::kF32);
+    EXPECT_EQ(loaded.tokenizer->files(), tokenizer_->files());
+    for (size_t i = 0; i < tensors.size(); ++i)
+      EXPECT_TRUE(bit_equal(loaded.model->parameters()[i].value, tensors[i].second));
+  };
+  expect_loaded(old);
+  const AdamW optimizer(model.parameters(), OptimizerConfig{});
+  save_checkpoint(dir_, {model, nullptr, *tokenizer_, optimizer, state_}, 1);
+  const std::string saved = checkpoint_path(dir_, state_.step);
+  EXPECT_EQ(load_config(saved).file.at("model_type").as_string(), "gpt2");
+  EXPECT_EQ(load_config(saved).file.at("eos_token_id").as_int(), 12);
+  expect_loaded(saved);
+}
+
+TEST_F(Checkpoints, AShorterContextOfARunLeavesThatOfTheFiles) {
+  ModelConfig learned = model_->config();
+  learned.position = PositionType::kLearned;
+  learned.norm = NormType::kLayer;
+  learned.bias = true;
+  learned.mlp = MlpType::kGeluTanh;
+  for (const ModelConfig& config : {model_->config(), learned}) {
+    model_ = std::make_unique<Transformer>(config, DType::kF32, 1);
+    optimizer_ = std::make_unique<AdamW>(model_->parameters(), OptimizerConfig{});
+    ModelConfig wanted;
+    wanted.context = 5;
+    model_ = load_model(save(10), wanted, DataConfig{}, DType::kF32).model;
+    EXPECT_EQ(model_->config().context, 5);
+    optimizer_ = std::make_unique<AdamW>(model_->parameters(), OptimizerConfig{});
+    EXPECT_EQ(load_config(save(20)).context, 12);
+    wanted.context = 13;
+    EXPECT_THROW_WITH(load_model(path(20), wanted, DataConfig{}, DType::kF32), InputError,
+                      "model.context: 13 was asked for");
+  }
+}
+
 TEST_F(Checkpoints, AConfigurationThatCannotBeUsedIsNamedWithItsPath) {
   const std::string at = save(10), file = at + "/config.json", good = read_file(file);
   for (const auto& [key, value, message] :
-       {std::tuple<const char*, Json, const char*>{"hidden_act", "relu6", "hidden_act: unknown"},
+       {std::tuple<const char*, Json, const char*>{"hidden_act", "relu6", "hidden_act is"},
         {"num_attention_heads", int64_t{0}, "num_heads: expected a number"},
         {"head_dim", int64_t{3}, "rotary positions need an even number"}}) {
     Json bad = parse_json(good, file);

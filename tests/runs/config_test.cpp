@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <sstream>
 
+#include "runs/foreign_keys.h"
 #include "tests/support/test_util.h"
 
 namespace cohort::test {
@@ -119,7 +120,7 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "    data:\n"
       "      jsonl: {path: 'my: file.jsonl', prompt: '{a} # \"q\"\\n', answer: \"{b}\\n\",\n"
       "        solution: '- {c}', held_out_fraction: 0, limit: 12, eval_path: e.jsonl,\n"
-      "        messages: turns}\n"
+      "        messages: turns, completion: reply}\n"
       "      split_by: [question|problem, x]\n"
       "      too_long: skip\n"
       "      curriculum: length\n"
@@ -421,6 +422,60 @@ TEST_F(Plans, HeldOutKeysAreConsistent) {
 // In f32 a root of 0 and an adam_eps of 0 would give 0 / 0 for a weight without gradient.
 TEST_F(Plans, AdamEpsIsAboveZero) {
   expect_refused("data: {text: a.txt}\nadam_eps: 0\n", "adam_eps: expected a number");
+}
+
+TEST_F(Plans, AllUnknownKeysAreNamedWithTheirNamesHere) {
+  const std::string file = dir_.path("plan.yaml");
+  expect_refused(
+      "data: {temprature: 1, text: a.txt}\nlr: 1\nmax_steps: 3\nuse_peft: true\nstages:\n"
+      "  - actor_rollout_ref: {actor: {optim: {lr: 1e-6}}, rollout: {n: 8}}\n"
+      "  - trainer: {total_epochs: 3}\n  - qqqqqqq: 1\n",
+      str("8 unknown keys:\n  ", file,
+          ":1: 'data.temprature'; did you mean 'temperature' at top level?\n  ", file,
+          ":2: 'lr'; it is 'learning_rate' here\n  ", file,
+          ":3: 'max_steps'; it is 'steps' here\n  ", file,
+          ":4: 'use_peft'; adapters are not supported: all parameters are trained\n  ", file,
+          ":6: 'stages.0.actor_rollout_ref.actor.optim.lr'; it is 'learning_rate' here\n  ", file,
+          ":6: 'stages.0.actor_rollout_ref.rollout.n'; it is 'num_generations' here\n  ", file,
+          ":7: 'stages.1.trainer.total_epochs'; it is 'steps' here: epochs x problems / "
+          "prompts_per_step\n  ",
+          file, ":8: 'stages.2.qqqqqqq'\nhint: `cohort train --help` lists all keys"));
+}
+
+TEST_F(Plans, KeysOfOtherTrainersAreExplainedInTheirOwnFiles) {
+  const auto expect = [&](const char* yaml, const char* reason) {
+    expect_refused(str("data: {text: a.txt}\n", yaml, "\n"), reason);
+  };
+  expect("peft_config: {r: 16}", "'peft_config.r'; adapters are not supported");
+  expect("lora_alpha: 16", "'lora_alpha'; adapters are not supported");
+  expect("vllm_mode: colocate", "'vllm_mode'; leave it out: the sampler is built in");
+  expect("rollout: {n: 8}", "'rollout.n'; it is 'num_generations' here");
+  expect("trainer: {nnodes: 1}", "'trainer.nnodes'; cohort train --gpus N");
+  expect("algorithm: {kl_ctrl: {kl_coef: 0}}", "it is 'beta' here");
+  expect("optimizer: {learning_rate: 1}", "did you mean 'learning_rate' at top level?");
+  expect("kk: 1", "unknown key 'kk'; hint: `cohort train --help` lists all keys");
+  expect("optimizer.moments: bf16", "in a file it is optimizer: {moments: ...}");
+  expect_refused("data: {path: a.jsonl, train_batch_size: 8}\n",
+                 "'data.path'; did you mean 'data.jsonl.path'?");
+  expect_refused("data: {train_batch_size: 8}\n", "it is 'prompts_per_step' here");
+  expect_refused("eval: {correct: {rewad: math}}\n", "did you mean 'reward'?");
+}
+
+TEST_F(Plans, UnknownOverridesAreNamedOnce) {
+  write_file(dir_.path("plan.yaml"), "data: {text: a.txt}\nstages:\n  - {}\n  - {}\n");
+  const std::vector<std::string> overrides{"stepz=3", "stages.1.lr=2"};
+  EXPECT_THROW_WITH(load_plan(dir_.path("plan.yaml"), overrides), InputError,
+                    "2 unknown keys:\n  command line: 'stepz'; did you mean 'steps'?\n"
+                    "  command line: 'stages.1.lr'; it is 'learning_rate' here");
+}
+
+TEST(ForeignKeys, NameKeysThatExist) {
+  const std::vector<std::string> keys = config_keys<TrainConfig>();
+  for (const ForeignKey& key : foreign_keys()) {
+    EXPECT_TRUE(*key.ours == '\0' || std::count(keys.begin(), keys.end(), key.ours) == 1)
+        << key.theirs << " -> " << key.ours;
+    EXPECT_TRUE(*key.ours != '\0' || *key.remark != '\0') << key.theirs;
+  }
 }
 
 TEST_F(Plans, ErrorsNameFileLineAndNearestKey) {

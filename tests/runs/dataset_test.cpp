@@ -365,6 +365,7 @@ TEST_F(Datasets, AnEvaluationTakesASampleThatDoesNotDependOnTheFilesOrder) {
 TEST_F(Datasets, NotesReportPromptsAndSolutionsThatAreTooLong) {
   TrainConfig config = jsonl(TrainerType::kSft, sums());
   config.data.jsonl.held_out_fraction = 0;
+  config.batch.batch_size = config.batch.prompts_per_step = 20;
   config.sampling.max_completion_length = 2;
   EXPECT_EQ(
       loaded(config).second.notes,
@@ -381,6 +382,10 @@ TEST_F(Datasets, NotesReportPromptsAndSolutionsThatAreTooLong) {
                 "model.context or shorter prompts"});
   config.sampling.max_completion_length = 3;
   EXPECT_TRUE(loaded(config).second.notes.empty());
+  config.batch.prompts_per_step = 21;
+  EXPECT_EQ(loaded(config).second.notes,
+            std::vector<std::string>{"prompts_per_step: 21, and there are 20 training problems: a "
+                                     "step repeats some of them"});
 }
 
 // ---- Held-out problems in the training data
@@ -516,6 +521,15 @@ TEST_F(Datasets, FileOfAnotherFingerprintIsRefused) {
   jsonl(TrainerType::kSft, sums());
   EXPECT_THROW_WITH(load_dataset(config, nullptr), InputError,
                     "data.jsonl is not the file that was meant");
+  // An evaluation compares the held-out file alone.
+  const auto held_out = [&] {
+    return load_dataset(config, make_char_tokenizer("0123456789+="), DataParts::kHeldOut);
+  };
+  EXPECT_THROW_WITH(held_out(), InputError, "test.jsonl is not the file that was meant");
+  write_file(config.data.jsonl.eval_path[0], line("1+1=", "2"));
+  std::filesystem::remove(config.data.jsonl.path[0]);
+  EXPECT_EQ(held_out().held_out_set->size(), 1);
+  EXPECT_EQ(held_out().train->size(), 0);
   // Generated problems have no file.
   TrainConfig task;
   task.batch.trainer = TrainerType::kSft;

@@ -93,7 +93,8 @@ TEST_F(Splits, GrpoWithARankWithoutRewardsIsThatOfOne) {
   for (int i = 0; i < 60; ++i)
     lines += str("{\"prompt\": \"", i, "=\", \"answer\": \"", i % 2 == 0 ? "1" : "+", "\"}\n");
   write_file(dir_.path("half.jsonl"), lines);
-  const ExpectLog warning("; the step is skipped"), truncated("end at the length limit");
+  const ExpectLog warning("; the step is skipped"), truncated("end at the length limit"),
+      random("starts from random weights");
   expect_same_training(
       kSmallGrpo,
       {"prompts_per_step=2", "steps=8", "data={jsonl: {path: " + dir_.path("half.jsonl") + "}}",

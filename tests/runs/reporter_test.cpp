@@ -1,4 +1,4 @@
-// Tests of text_curve(), the curve that the terminal shows.
+// Tests of what the terminal shows of a run: its curve and its samples.
 #include "runs/report.h"
 
 #include "tests/support/test_util.h"
@@ -30,6 +30,24 @@ TEST(TextCurve, TakesConstantEmptyAndImpossibleInput) {
   EXPECT_EQ(text_curve({}, 4, 2), "");
   EXPECT_EQ(text_curve({1}, 0, 2), "");
   EXPECT_EQ(text_curve({1}, 4, 1), "");
+}
+
+// Line breaks are line breaks, not "\\n".
+TEST(FinalReport, ShowsPromptsAndCompletionsApart) {
+  const Json report = parse_json(
+      R"({"last": {"score": 0.5, "completions": [
+            {"prompt": "1+1=", "completion": "2", "correct": true},
+            {"prompt": "Q: 1+1\nA:", "completion": " 3\n4", "correct": false},
+            {"prompt": "Say it\n", "completion": "", "correct": null}]}})",
+      "report");
+  EXPECT_EQ(final_report(report),
+            "after GRPO (held-out pass@1 0.500):\n"
+            "  right  1+1= -> 2\n"
+            "  wrong  Q: 1+1\n"
+            "         A:\n"
+            "         ->  3\n"
+            "         4\n"
+            "  ?      Say it -> \n");
 }
 
 }  // namespace

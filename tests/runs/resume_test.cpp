@@ -40,7 +40,7 @@ TEST(ResumeExtends, AFinishedRunToTheWeightsOfALongerOne) {
   EXPECT_EQ(state_of(run).steps, 6);
   train_rest(run, {"steps=9"});
   EXPECT_EQ(state_of(run).steps, 9);
-  for (const char* file : {"model.safetensors", "optimizer.safetensors"})
+  for (const char* file : {"model.safetensors", "training/optimizer.safetensors"})
     EXPECT_TRUE(checkpoint_bytes(run, file) == checkpoint_bytes(whole, file)) << file;
   EXPECT_EQ(logged(run), "0e 1 2 3 4 5 6 6e 7 8 9 9e");
   EXPECT_NE(read_file(run + "/log.txt").find("steps: 6 -> 9; from step 6 on the learning rate"),
@@ -129,7 +129,7 @@ TEST(ResumeExtends, RunsOfEarlierVersions) {
   const TempDir dir;
   const std::string whole = train_new(small_plan(dir, "whole", kSft)),
                     run = train_interrupted(small_plan(dir, "run", kSft), 3);
-  const std::string state = find_checkpoint(run) + "/state.json";
+  const std::string state = find_checkpoint(run) + "/training/state.json";
   const std::string manifest = find_checkpoint(run) + "/manifest.json";
   const Json now = parse_json(read_file(state), "state");
   Json old;
@@ -137,13 +137,30 @@ TEST(ResumeExtends, RunsOfEarlierVersions) {
     if (key != "steps" && key != "evaluated_step" && key != "data_fingerprint") old.set(key, value);
   write_file(state, old.dump());
   Json sums = parse_json(read_file(manifest), "manifest"), files = sums.at("files");
-  files.set("state.json", Json()
-                              .set("bytes", static_cast<int64_t>(fs::file_size(state)))
-                              .set("xxh3", file_checksum(state)));
+  files.set("training/state.json", Json()
+                                       .set("bytes", static_cast<int64_t>(fs::file_size(state)))
+                                       .set("xxh3", file_checksum(state)));
   write_file(manifest, sums.set("files", files).dump());
   train_rest(run);
   EXPECT_TRUE(checkpoint_bytes(run) == checkpoint_bytes(whole));
   EXPECT_EQ(logged(run), logged(whole));
+}
+
+// Training state beside the model, as earlier versions saved it, with a reference.
+TEST(ResumeExtends, CheckpointsOfFormat1ToTheSameBitsInFormat2) {
+  const TempDir dir;
+  const std::string config = std::string(kSmallModel) + kSmallData + kSmallGrpo + "beta: 0.1\n";
+  const std::string whole = train_new(small_plan(dir, "whole", config)),
+                    run = train_interrupted(small_plan(dir, "run", config), 2),
+                    before = find_checkpoint(run);
+  to_format_1(before);
+  ASSERT_TRUE(fs::exists(before + "/reference.safetensors"));
+  verify_checkpoint(before);
+  train_rest(run);
+  for (const char* file :
+       {"model.safetensors", "training/optimizer.safetensors", "training/reference.safetensors"})
+    EXPECT_TRUE(checkpoint_bytes(run, file) == checkpoint_bytes(whole, file)) << file;
+  EXPECT_EQ(parse_json(checkpoint_bytes(run, "manifest.json"), "").at("format").as_int(), 2);
 }
 
 // ---- Recorded configurations -------------------------------------------------------------------
@@ -245,7 +262,7 @@ TEST(ResumeData, OfSeveralSourcesContinueWhereTheyWere) {
     const std::string whole = train_new(small_plan(dir, "whole", yaml));
     const std::string run = train_interrupted(small_plan(dir, "run", yaml), 3);
     train_rest(run);
-    for (const char* file : {"model.safetensors", "optimizer.safetensors"})
+    for (const char* file : {"model.safetensors", "training/optimizer.safetensors"})
       EXPECT_TRUE(checkpoint_bytes(run, file) == checkpoint_bytes(whole, file)) << yaml << file;
     const std::string alone = train_new(small_plan(dir, "alone", yaml, {"data.weights=[1, 1]"}));
     EXPECT_FALSE(checkpoint_bytes(alone, "model.safetensors") ==

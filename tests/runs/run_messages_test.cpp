@@ -1,6 +1,7 @@
 // Messages of a run on its data, its keys and its updates; the reference of a resumed run.
 #include <filesystem>
 
+#include "core/log.h"
 #include "runs/checkpoint.h"
 #include "tests/runs/small_runs.h"
 
@@ -39,13 +40,27 @@ TEST(RunMessages, UpdatesThatHardlyChangeTheWeightsAreReported) {
   train_new(small_plan(dir, "usual", kCommon + kSmallSft, keys));
 }
 
+// A step whose pass rate is 0 is no best one.
+TEST(RunMessages, WarningsNameNoBestStepOfScoreZero) {
+  const TempDir dir;
+  std::string warnings;
+  logging::set_observer([&](logging::Level, const std::string& text) { warnings += text + "\n"; });
+  train_new(small_plan(dir, "run", kCommon + kSmallGrpo,
+                       {"steps=8", "eval={every: 2, size: 8, correct: {reward: format_2}}",
+                        "rewards=[{name: format, pattern: '[0-9]+'}, {name: format, pattern: no}]",
+                        "max_completion_length=1"}));
+  logging::set_observer({});
+  EXPECT_NE(warnings.find("end at the length limit"), std::string::npos) << warnings;
+  EXPECT_EQ(warnings.find("best so far"), std::string::npos) << warnings;
+}
+
 // A run without a reference that is resumed with one takes the initial model of the stage.
 TEST(RunMessages, AResumeWithBetaUsesTheInitialModelAsReference) {
   const TempDir dir;
   const ExpectLog truncated("end at the length limit");
   const std::string start = train_new(small_plan(dir, "start", kCommon + kSmallSft));
   const auto reference_of = [](const std::string& run) {
-    return checkpoint_bytes(run, "reference.safetensors");
+    return checkpoint_bytes(run, "training/reference.safetensors");
   };
   const RunPlan plan =
       small_plan(dir, "run", kCommon + kSmallGrpo, {"init_from=" + start, "steps=8"});

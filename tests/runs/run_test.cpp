@@ -42,7 +42,7 @@ void expect_same_after_resume(const std::string& yaml,
     EXPECT_EQ(load_state(find_checkpoint(run)).step, steps);
     EXPECT_FALSE(load_state(find_checkpoint(run)).finished);
     train_rest(run);
-    for (const char* file : {"model.safetensors", "optimizer.safetensors"})
+    for (const char* file : {"model.safetensors", "training/optimizer.safetensors"})
       EXPECT_TRUE(checkpoint_bytes(run, file) == checkpoint_bytes(whole, file)) << file;
     const LoggedSteps actual = logged_steps(run), expected = logged_steps(whole);
     EXPECT_EQ(actual.trained, expected.trained);
@@ -201,7 +201,7 @@ TEST(Resume, NeverRestartsIfEveryCheckpointIsDamaged) {
   const TempDir dir;
   const std::string run = train_interrupted(small_plan(dir, "run", kCommon + kSmallSft), 3);
   fs::remove_all(checkpoint_path(run + "/checkpoints", 0));
-  write_file(find_checkpoint(run) + "/optimizer.safetensors", "");
+  write_file(find_checkpoint(run) + "/training/optimizer.safetensors", "");
   EXPECT_THROW_WITH(train_rest(run), InputError, "hint: restore one from a copy");
 }
 
@@ -410,7 +410,7 @@ TEST(Runs, ReportsOfGrpoShowTheCurveAndCompletionsBeforeAndAfter) {
   EXPECT_EQ(recorder.steps, (std::vector<int64_t>{1, 2, 3, 4}));
   const std::string& report = recorder.messages.back();
   for (const char* part : {"mean reward over 4 steps", "before GRPO (held-out pass@1",
-                           "after GRPO (held-out pass@1", "wrong  "})
+                           "after GRPO (held-out pass@1", "\n  wrong  ", "= -> "})
     EXPECT_NE(report.find(part), std::string::npos) << report;
   const auto lines = json_lines(run.dir() + "/metrics.jsonl");
   EXPECT_EQ(metric(lines.front(), "pass@1"), result.before);
@@ -577,6 +577,7 @@ TEST(Runs, CollapseOfThePassRateIsReported) {
 // A run whose numeric reward applies to only one of its training problems.
 class RareReward : public testing::Test {
  protected:
+  const ExpectLog random_{"starts from random weights"};
   RareReward() {
     std::string words;
     for (int i = 0; i < 40; ++i)
@@ -641,6 +642,7 @@ TEST_F(RareReward, AStepWithoutAnyIsSkipped) {
 // With completions of one token, the loss types that divide by completions and by tokens are equal,
 // unless a denominator counts completions without a reward.
 TEST(Runs, CompletionsWithoutARewardAreInNoDenominator) {
+  const ExpectLog random("starts from random weights");
   const TempDir dir;
   std::string problems;
   for (const char c : std::string("abcdefghijklmnopqrst"))
@@ -665,6 +667,7 @@ TEST(Runs, CompletionsWithoutARewardAreInNoDenominator) {
 }
 
 TEST(Runs, RewardThatAppliesToNothingIsAnError) {
+  const ExpectLog random("starts from random weights");
   const TempDir dir;
   std::string words;
   for (const char c : std::string("abcdefghijklmnopqrst"))

@@ -2,6 +2,8 @@
 // characters, a few steps; and readers for the files of such runs.
 #pragma once
 
+#include <algorithm>
+#include <filesystem>
 #include <limits>
 #include <sstream>
 #include <string>
@@ -74,12 +76,50 @@ inline Tensor final_weights(const std::string& run_dir) {
   return Tensor::from(all);
 }
 
+// Changes a checkpoint to format 1: no folder training/, whose files are beside the others.
+inline void to_format_1(const std::string& checkpoint) {
+  const std::string manifest = checkpoint + "/manifest.json";
+  Json files, before = parse_json(read_file(manifest), manifest);
+  for (const auto& [name, file] : before.at("files").as_object()) {
+    const std::string base = name.substr(name.find('/') + 1);
+    std::filesystem::rename(checkpoint + "/" + name, checkpoint + "/" + base);
+    files.set(base, file);
+  }
+  std::filesystem::remove(checkpoint + "/training");
+  write_file(manifest, before.set("format", 1).set("files", files).dump());
+}
+
+// Names of the tensors that vLLM and SGLang load from a folder, sorted. Both read the files
+// *.safetensors of the folder itself, not of folders inside it. If there is a
+// model.safetensors.index.json, they keep the files that it names. Of a file they take every
+// tensor. Files *.bin and *.pt are read only where there is no *.safetensors.
+inline std::vector<std::string> served_tensors(const std::string& folder) {
+  namespace fs = std::filesystem;
+  const std::string index = folder + "/model.safetensors.index.json";
+  std::vector<std::string> named, all;
+  if (fs::exists(index)) {
+    const Json map = parse_json(read_file(index), index);
+    for (const auto& [tensor, file] : map.at("weight_map").as_object())
+      named.push_back(file.as_string());
+  }
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.ends_with(".safetensors")) continue;
+    if (fs::exists(index) && std::find(named.begin(), named.end(), name) == named.end()) continue;
+    const SafetensorsFile file(entry.path().string());
+    all.insert(all.end(), file.names().begin(), file.names().end());
+  }
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
 // Saves the checkpoint again with finite weights whose logits are not.
 inline void poison(const std::string& run, const std::string& checkpoint) {
   const LoadedModel loaded = load_model(checkpoint, DType::kF32);
   const TrainState state = load_state(checkpoint);
   AdamW optimizer(loaded.model->parameters(), OptimizerConfig{});
-  optimizer.load(SafetensorsFile(checkpoint + "/optimizer.safetensors"), state.updates);
+  optimizer.load(SafetensorsFile(training_folder(checkpoint) + "/optimizer.safetensors"),
+                 state.updates);
   Tensor head = loaded.model->head().value();
   head.fill_(std::numeric_limits<float>::max());
   save_checkpoint(run + "/checkpoints",

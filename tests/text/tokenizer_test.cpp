@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "tests/support/test_util.h"
+#include "text/tokenizers/hugging_face.h"
 #include "text/utf8.h"
 
 namespace cohort {
@@ -84,6 +85,63 @@ TEST(Tokenizer, SurvivesItsFiles) {
     EXPECT_EQ(back->encode(text), tokenizer->encode(text));
     EXPECT_EQ(back->decode(back->encode(text)), text);
   }
+}
+
+TEST(Tokenizer, OlderFilesAreRead) {
+  const auto read = [](const char* json) {
+    return make_tokenizer({{"tokenizer.json", json}}, "folder")->files();
+  };
+  EXPECT_EQ(read(R"({"type": "byte"})"), make_byte_tokenizer()->files());
+  EXPECT_EQ(read(R"({"type": "char", "characters": "\n\"aé😀"})"),
+            make_char_tokenizer("é\n😀a\"")->files());
+}
+
+// The reader of Hugging Face's files has the library's ids (tokenizer_files_test.cpp).
+TEST(Tokenizer, FilesAreThoseOfHuggingFace) {
+  const std::string text("q\0\"\\\x7f é  €\r\n\t\u2028e\u0301😀", 27);
+  for (const auto& tokenizer : {make_byte_tokenizer(), make_char_tokenizer(text)}) {
+    const auto other = make_hugging_face_tokenizer(tokenizer->files(), "folder");
+    const Ids ids = tokenizer->encode(text);
+    EXPECT_EQ(other->encode(text, SpecialTokens::kAdd), ids);
+    EXPECT_EQ(other->decode(ids), text);
+    EXPECT_EQ(other->vocab_size(), tokenizer->vocab_size());
+    EXPECT_EQ(other->stop_ids(), Ids{tokenizer->eos_id()});
+    EXPECT_EQ(other->decode(Ids{tokenizer->eos_id()}, SpecialText::kShow), "<|endoftext|>");
+  }
+  const auto other = make_hugging_face_tokenizer(make_char_tokenizer("ab")->files(), "folder");
+  EXPECT_THROW_WITH(other->encode("axb"), InputError, "'x'");
+}
+
+TEST(Tokenizer, FilesThatAreReadAgainEncodeAnyBytes) {
+  const std::string text = "<|endoftext|>\xff\xc3";
+  const auto back = make_tokenizer(make_byte_tokenizer()->files(), "folder");
+  EXPECT_EQ(back->decode(back->encode(text)), text);
+  EXPECT_EQ(back->encode(text).size(), text.size());
+  const auto characters = make_tokenizer(make_char_tokenizer("ab")->files(), "folder");
+  EXPECT_THROW_WITH(characters->encode("abc"), InputError, "'c' (U+0063) at byte 2 has no token");
+}
+
+// transformers adds the settings of its last call.
+TEST(Tokenizer, FilesThatTransformersHasSavedAreRead) {
+  for (const auto& tokenizer : {make_byte_tokenizer(), make_char_tokenizer("ab")}) {
+    Json json = parse_json(tokenizer->files()[0].second, "t");
+    json.set("truncation", Json().set("max_length", 8)).set("padding", Json().set("pad_id", 0));
+    const auto back = make_tokenizer({{"tokenizer.json", json.dump()}}, "t");
+    EXPECT_EQ(back->files(), tokenizer->files());
+  }
+}
+
+TEST(Tokenizer, FilesWithOtherIdsKeepThem) {
+  Json json = parse_json(make_char_tokenizer("ab")->files()[0].second, "t");
+  json["model"].set("vocab", Json().set("b", 0).set("a", 1));
+  EXPECT_EQ(make_tokenizer({{"tokenizer.json", json.dump()}}, "t")->encode("ab"), (Ids{1, 0}));
+  json["model"].set("vocab", Json().set("a", 0).set("ab", 1));
+  EXPECT_EQ(make_tokenizer({{"tokenizer.json", json.dump()}}, "t")->encode("a"), Ids{0});
+  for (const char* bad : {R"({"model": 3})", R"({"model": {"type": "WordLevel", "vocab": {}}})",
+                          R"({"model": {"type": "WordLevel", "vocab": [1]}})",
+                          R"({"model": {"type": "WordLevel", "vocab": {"a": -1}}})",
+                          R"(["model", "WordLevel"])", R"({"model" "WordLevel")"})
+    EXPECT_THROW_WITH(make_tokenizer({{"tokenizer.json", bad}}, "t")->eos_id(), InputError, "t");
 }
 
 TEST(Tokenizer, DamagedJsonIsAnInputError) {

@@ -5,7 +5,8 @@
 //
 // Applies to calls of CALL ("*": all functions below) with a path that contains PATH: the first
 // PASS succeed, the next FAIL set errno to ERROR, and the rest succeed. ERROR 0: read(), pread()
-// and write() transfer half. ERROR -1: the process is killed. A close() that fails still closes.
+// and write() transfer half, statvfs() reports no free space. ERROR -1: the process is killed. A
+// close() that fails still closes.
 //
 //   COHORT_FAULT_LOG=FILE
 //
@@ -17,6 +18,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -225,6 +227,14 @@ int stat(const char* path, struct stat* to) noexcept {
 
 int lstat(const char* path, struct stat* to) noexcept {
   return fails("lstat", std::string(path)) ? -1 : COHORT_NEXT(lstat)(path, to);
+}
+
+int statvfs(const char* path, struct statvfs* to) noexcept {
+  using Statvfs = int(const char*, struct statvfs*);
+  const bool failed = fails("statvfs", std::string(path));
+  const int error = errno, result = next<Statvfs>(nullptr, "statvfs")(path, to);
+  if (failed && error == 0) to->f_bavail = 0;
+  return failed && error != 0 ? -1 : result;
 }
 
 int fstat(int fd, struct stat* to) noexcept {

@@ -1,0 +1,139 @@
+#include "runs/resources.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "core/allocator.h"
+#include "core/sizes.h"
+#include "runs/checkpoint.h"
+#include "runs/run_directory.h"
+#include "sys/memory.h"
+
+namespace cohort {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Bytes of the files in a folder, links not followed.
+int64_t folder_bytes(const fs::path& path) {
+  int64_t bytes = 0;
+  std::error_code error;
+  for (fs::recursive_directory_iterator it(path, error), end; !error && it != end;
+       it.increment(error)) {
+    std::error_code unreadable;
+    if (it->symlink_status(unreadable).type() != fs::file_type::regular) continue;
+    const auto size = it->file_size(unreadable);
+    if (!unreadable) bytes += static_cast<int64_t>(size);
+  }
+  return bytes;
+}
+
+// A word of a shell command.
+std::string shell_word(const std::string& text) {
+  constexpr const char* kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+=:,@%";
+  if (text.find_first_not_of(kPlain) == text.npos) return text;
+  std::string out = "'";
+  for (const char c : text) out += c == '\'' ? "'\\''" : std::string(1, c);
+  return out + "'";
+}
+
+bool is_in_use(const std::string& run) {
+  if (!path_exists(run + "/.lock")) return false;
+  const FileLock lock(run + "/.lock");
+  return !lock.is_open() || !lock.try_lock();
+}
+
+// The folders of other runs beside `run` that no process uses.
+std::vector<std::string> idle_runs_beside(const fs::path& run) {
+  std::vector<std::string> out;
+  for (const std::string& name : list_directory(run.parent_path())) {
+    const std::string other = run.parent_path() / name;
+    if (other != run && is_own_directory(other) && path_exists(other + "/config.yaml") &&
+        path_exists(other + "/log.txt") && !is_in_use(other))
+      out.push_back(other);
+  }
+  return out;
+}
+
+}  // namespace
+
+int64_t free_memory(Device device) {
+  const int64_t free = available_memory(device);
+  return device.is_cuda() ? free : std::min(free, free_memory_of_groups());
+}
+
+std::string memory_shortage(const TrainConfig& config, const StagePreview& stage, int64_t ranks) {
+  const Device device = device_named(config.device, "device");
+  if (device.is_cuda() && device.index >= cuda_device_count()) return "";
+  MemoryShape shape = step_size(config, stage, ranks).memory;
+  shape.max_cache_tokens = shape.rollout_length;
+  const int64_t peak = estimate_memory(stage.model, config.dtype, shape).peak(),
+                usable = device.is_cuda() ? total_memory(device) : free_memory(device);
+  if (peak <= usable / config.ranks) return "";
+  return str(
+      "memory: ", trainer_name(config.batch.trainer), " needs at least about ", mib(peak),
+      config.ranks > 1 ? str(" for each of ", config.ranks, " ranks") : "", ", and ",
+      device.is_cuda() ? str(device.str(), " of this machine has ") : "this machine has free ",
+      mib(usable),
+      "; hint: a smaller micro_batch_tokens, model.recompute: block, or a smaller model");
+}
+
+int64_t checkpoint_bytes(const TrainConfig& config, const ModelConfig& model) {
+  const auto bytes = [](DType dtype) { return static_cast<int64_t>(dtype_size(dtype)); };
+  const DType accumulator = accumulate_dtype(config.dtype);
+  const bool small = config.optimizer.storage.moments == MomentKind::kBF16;
+  const bool reference = config.batch.trainer == TrainerType::kGrpo && config.grpo.beta > 0;
+  int64_t each = (reference ? 2 : 1) * bytes(config.dtype);  // bytes per parameter
+  each += 2 * (small ? bytes(DType::kBF16) : bytes(accumulator));
+  if (accumulator != config.dtype) each += bytes(accumulator);  // masters
+  return each * model_size(model).parameters;
+}
+
+std::string DiskNeed::shortage() const {
+  if (most <= free) return "";
+  return str("disk: the checkpoints of this run need up to ", mib(most), ", and ", mib(free),
+             " are free; hint: checkpoint.keep_last=1, output_dir=DIR on another file system, or "
+             "delete old runs");
+}
+
+DiskNeed disk_need(const RunPlan& plan, const std::vector<StagePreview>& stages) {
+  DiskNeed out{.free = free_disk_bytes(plan.output_dir)};
+  for (size_t i = 0; i < stages.size(); ++i) {
+    const TrainConfig& config = plan.stages[i];
+    const int64_t bytes = checkpoint_bytes(config, stages[i].model),
+                  kept = config.checkpoint.keep_last + (stages[i].held_out > 0 ? 1 : 0);
+    if (bytes > out.free)
+      throw InputError(str("disk: a checkpoint of ", trainer_name(config.batch.trainer), " takes ",
+                           mib(bytes), ", and ", mib(out.free), " are free for ", plan.output_dir,
+                           "; hint: output_dir=DIR on another file system, or delete old runs"));
+    out.checkpoint.push_back(bytes);
+    out.most += std::min(kept, config.batch.steps + 1) * bytes;
+  }
+  // While one is written, those before it still exist.
+  out.most += *std::max_element(out.checkpoint.begin(), out.checkpoint.end());
+  return out;
+}
+
+std::string full_disk_advice(const std::string& checkpoints, int64_t needed,
+                             const std::vector<std::string>& unused) {
+  constexpr size_t kNamed = 4;
+  std::string text = str("; a checkpoint takes about ", mib(needed));
+  if (const int64_t free = free_disk_bytes(checkpoints); free != INT64_MAX)
+    text += str(", and ", mib(free), " are free");
+  const auto config = find_run_config(checkpoint_path(checkpoints, 0));
+  const std::string run = config ? fs::path(*config).parent_path().string() : "";
+  std::vector<std::pair<int64_t, std::string>> found;  // bytes, path
+  for (const std::string& path : unused) found.emplace_back(folder_bytes(path), path);
+  if (config)
+    for (const std::string& path : idle_runs_beside(run))
+      found.emplace_back(folder_bytes(path), path);
+  std::sort(found.rbegin(), found.rend());
+  text += "; hint: ";
+  for (size_t i = 0; i < std::min(found.size(), kNamed); ++i)
+    text += str("`rm -r ", shell_word(found[i].second), "` frees ", mib(found[i].first), "; ");
+  if (found.empty()) text += "delete other files; ";
+  return text + "then cohort train --resume " + shell_word(config ? run : "RUN");
+}
+
+}  // namespace cohort
