@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "core/non_copyable.h"
 #include "sys/descriptor.h"
 
 namespace cohort {
@@ -60,12 +61,10 @@ class WorkerHost {
 
 // Keeps in memory, during its life, the standard error of the programs that a host starts, as its
 // log. Throws Error if the system has no room.
-class ErrorCapture {
+class ErrorCapture : NonCopyable {
  public:
   explicit ErrorCapture(WorkerHost& host);
   ~ErrorCapture();  // later programs have the standard error of this process
-  ErrorCapture(const ErrorCapture&) = delete;
-  ErrorCapture& operator=(const ErrorCapture&) = delete;
   // The last 10 lines, of 4096 bytes at most, each after a line break and indented; empty: none.
   std::string last_lines() const;
 

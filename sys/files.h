@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/non_copyable.h"
 #include "sys/descriptor.h"
 
 namespace cohort {
@@ -17,7 +18,7 @@ namespace cohort {
 // character device or a FIFO are written to it as they come. A file that a killed process left
 // behind is removed by the next write to its path. Every function throws Error if the system
 // refuses a step; the constructor also for folders, block devices and sockets.
-class DurableFile {
+class DurableFile : NonCopyable {
  public:
   enum class Step { kCreate, kWrite, kFlush, kClose };
   // Returns the message for a failed step.
@@ -26,8 +27,6 @@ class DurableFile {
   // Default messages: "cannot create PATH: REASON" and "cannot write PATH: REASON".
   explicit DurableFile(std::string path, Describe describe = nullptr);
   ~DurableFile();
-  DurableFile(const DurableFile&) = delete;
-  DurableFile& operator=(const DurableFile&) = delete;
   void write(std::string_view bytes);
   // The next write() overwrites the first bytes of the file.
   void rewind();
@@ -46,13 +45,11 @@ class DurableFile {
 
 // A folder that appears as a whole, or not at all: its files are written to a temporary folder
 // beside it. One that a killed process left behind is removed by the next create() for its path.
-class NewFolder {
+class NewFolder : NonCopyable {
  public:
   // Throws InputError unless `path` does not exist or is an empty folder.
   explicit NewFolder(const std::string& path);
   ~NewFolder();  // removes the temporary folder
-  NewFolder(const NewFolder&) = delete;
-  NewFolder& operator=(const NewFolder&) = delete;
   // Makes the temporary folder and returns its path. Throws Error, as finish() does.
   std::string create();
   // Flushes the folder and gives it its name; folders above it that do not exist appear with it.
