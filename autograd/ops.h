@@ -1,6 +1,8 @@
 // Differentiable ops. Each is a kernel (kernels/, which has the formulas) plus a backward closure.
 #pragma once
 
+#include <functional>
+
 #include "autograd/variable.h"
 #include "kernels/activation.h"
 #include "kernels/attention/attention.h"
@@ -79,6 +81,38 @@ Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqle
                    const kernels::AttentionDesc& desc);
 Variable dropout(const Variable& x, const kernels::DropoutSpec& spec);
 
+// The head over chunks of tokens, on values: log-probs of `targets` and entropies under
+// softmax(x w^T / temperature), as kernels/head.h defines them. With `gradients` also those of x
+// and w for a loss that is a sum over tokens, from the same logits.
+struct HeadLossGradients {
+  kernels::GradOut dx;     // [T, C]
+  kernels::GradOut dw;     // [V, C], a weight gradient
+  const Tensor& dlogprob;  // [T], the loss's gradient
+  // Sets dlogprob of tokens [begin, begin + count); called in ascending order, when their log-probs
+  // are known. May be empty if dlogprob is set already.
+  std::function<void(int64_t begin, int64_t count)> set_dlogprob;
+};
+struct HeadLogprobForward {
+  Tensor &logprob, &entropy, &lse;  // [T], in accumulate_dtype(x)
+  const Tensor& x;                  // [T, C]
+  const Tensor& w;                  // [V, C]
+  const Tensor& targets;            // [T] i32
+  kernels::HeadDesc desc = {};
+  const HeadLossGradients* gradients = nullptr;
+};
+void head_logprob_forward(const HeadLogprobForward& args);
+// Recomputes the logits. On CUDA dx may use split-K over V, so its bits depend on the chunk; dw is
+// summed over chunks in ascending order.
+struct HeadLogprobBackward {
+  kernels::GradOut dx;  // [T, C]
+  kernels::GradOut dw;  // [V, C], a weight gradient
+  const Tensor& dlogprob;
+  const Tensor& dentropy;  // may be undefined: zero
+  const Tensor &x, &w, &targets, &lse, &entropy;
+  kernels::HeadDesc desc = {};
+};
+void head_logprob_backward(const HeadLogprobBackward& args);
+
 // Per-token log-prob of `targets` and entropy under softmax(x w^T / temperature), both [T] and
 // differentiable.
 struct TokenLogProbs {
@@ -86,29 +120,27 @@ struct TokenLogProbs {
 };
 TokenLogProbs token_log_probs(const Variable& x, const Variable& w, const Tensor& targets,
                               const kernels::HeadDesc& desc = {});
-// Fused losses over log-probs compute the logits once: with gradients enabled they also compute the
-// gradients of x [T, C] and w [V, C], which are held until the backward; inside backward(make) that
-// of w is added to its leaf at once.
-//
-// [1]: - sum_t weights[t] log p(targets[t]). weights: [T] constants.
-Variable cross_entropy(const Variable& x, const Variable& w, const Tensor& targets,
-                       const Tensor& weights, const kernels::HeadDesc& desc = {});
 
-// Constants of the policy loss, all [T]; `ref_logprob` may be undefined. See kernels/policy_loss.h.
+// A loss over the log-probs of tokens, computed with its gradients in one loop over the logits:
+// backward(hidden, dhidden, head) completes the gradients of the leaves. That of the head's matrix,
+// which must be a leaf, has been accumulated in its leaf already.
+struct HeadLoss {
+  Tensor loss;       // [1]
+  Variable hidden;   // [L, C]
+  Tensor dhidden{};  // [L, C]; undefined if gradients are disabled
+  Variable head{};   // [V, C]
+  Tensor stats{};    // kernels::PolicyLossStats on the device; undefined for other losses
+};
+// - sum_t weights[t] log p(targets[t]); weights: [L].
+HeadLoss cross_entropy(const Variable& hidden, const Variable& head, const Tensor& targets,
+                       const Tensor& weights, const kernels::HeadDesc& desc = {});
+// Constants of the policy loss, all [L]; `ref_logprob` may be undefined. See kernels/policy_loss.h.
 struct PolicyLossInputs {
   Tensor old_logprob, ref_logprob, advantage, weight;
 };
-// [1]: the clipped surrogate with KL penalty, and the sums for metrics (kernels::PolicyLossStats)
-// on its device.
-struct LossAndStats {
-  Variable loss;
-  Tensor stats;
-};
-LossAndStats policy_loss(const Variable& logprob, const PolicyLossInputs& inputs,
-                         const kernels::PolicyLossDesc& desc);
-// policy_loss() of the log-probs of `targets`, in one node with the head.
-LossAndStats policy_loss(const Variable& x, const Variable& w, const Tensor& targets,
-                         const PolicyLossInputs& inputs, const kernels::PolicyLossDesc& loss_desc,
-                         const kernels::HeadDesc& desc = {});
+// The clipped surrogate with KL penalty, and the sums for metrics.
+HeadLoss policy_loss(const Variable& hidden, const Variable& head, const Tensor& targets,
+                     const PolicyLossInputs& inputs, const kernels::PolicyLossDesc& loss_desc,
+                     const kernels::HeadDesc& desc = {});
 
 }  // namespace cohort

@@ -1,7 +1,152 @@
-// The fused head and the losses on top of it: forward and backward side by side.
+// The language model head and the losses on top of it. One loop over chunks of tokens says how
+// logits, row statistics, log-probs, a loss's gradient and the gradients of x and w follow each
+// other, for training, evaluation and the reference alike.
+#include <cmath>
+#include <optional>
+
 #include "autograd/ops.h"
+#include "core/trace.h"
+#include "kernels/matmul.h"
 
 namespace cohort {
+namespace {
+
+using kernels::Grad;
+using kernels::GradOut;
+
+// Checks the arguments that both passes share; returns the rows of logits that are held at a time.
+int64_t check_head(const Tensor& x, const Tensor& w, const Tensor& targets,
+                   const kernels::HeadDesc& desc, const char* op) {
+  COHORT_CHECK(x.rank() == 2 && w.rank() == 2 && x.dim(1) == w.dim(1), "[", op,
+               "] expected x [T, C] and w [V, C], got ", x.str(), " and ", w.str());
+  COHORT_CHECK(desc.temperature > 0 && std::isfinite(desc.temperature), "[", op,
+               "] expected a temperature above 0, got ", desc.temperature);
+  COHORT_CHECK(desc.chunk_tokens >= 0, "[", op, "] expected chunk_tokens of 0 or more, got ",
+               desc.chunk_tokens);
+  kernels::check_tensor(x, x.shape(), x.dtype(), op, "x", x.device());
+  kernels::check_tensor(w, w.shape(), x.dtype(), op, "w", x.device());
+  kernels::check_tensor(targets, {x.dim(0)}, DType::kI32, op, "targets", x.device());
+  return kernels::head_chunk_tokens(w.dim(0), desc.chunk_tokens, x.device());
+}
+
+// Computes the gradients of x and w from those of the logits, which come chunk by chunk in
+// ascending order. bf16 gradients of logits are collected for GEMMs over more tokens, because a
+// GEMM over few tokens would read and write all of dw for little work; others replace the logits.
+class LogitGradients {
+ public:
+  LogitGradients(const Tensor& x, const Tensor& w, GradOut dx, GradOut dw, int64_t rows)
+      : x_(x), w_(w), dx_(dx), dw_(dw) {
+    kernels::check_grad(dx, x.shape(), x.dtype(), "head", "dx", x.device());
+    kernels::check_grad(dw, w.shape(), accumulate_dtype(x.dtype()), "head", "dw", x.device());
+    if (x.dim(0) == 0 && dw.wanted() && dw.mode == Grad::kOverwrite) dw.tensor.zero_();
+    if (x.dtype() == DType::kBF16)
+      collected_ = Tensor::empty({kernels::head_gradient_tokens(x.dim(0), rows), w.dim(0)},
+                                 x.dtype(), x.device());
+  }
+
+  // The memory for the gradients of the logits of tokens from `begin` on.
+  Tensor chunk(int64_t begin, const Tensor& logits) const {
+    if (!collected_.defined()) return logits;
+    return collected_.narrow(0, begin % collected_.dim(0), logits.dim(0));
+  }
+  // Adds a chunk. With `factor` [T], row t of dz is still to be multiplied by factor[t]; it is
+  // applied to the rows of x and dx instead.
+  void add(int64_t begin, const Tensor& dz, const Tensor& factor) {
+    if (!collected_.defined()) return add_gemms(begin, dz, factor);
+    const int64_t end = begin + dz.dim(0), capacity = collected_.dim(0);
+    if (end % capacity != 0 && end != x_.dim(0)) return;
+    const int64_t first = (end - 1) / capacity * capacity;
+    add_gemms(first, collected_.narrow(0, 0, end - first), factor);
+  }
+
+ private:
+  void add_gemms(int64_t begin, const Tensor& dz, const Tensor& factor) {
+    const auto part = [&](const Tensor& t) { return t.narrow(0, begin, dz.dim(0)); };
+    if (dw_.wanted()) {
+      Tensor x = part(x_);
+      if (factor.defined()) {
+        Tensor scaled = Tensor::empty_like(x);
+        kernels::scale_rows({.y = scaled, .x = x, .factor = part(factor)});
+        x = scaled;
+      }
+      // dw accumulates over the chunks; the first has the requested mode.
+      kernels::matmul({.c = dw_.tensor,
+                       .a = dz,
+                       .b = x,
+                       .desc = {.a = kernels::Transpose::kYes,
+                                .out = begin == 0 ? dw_.mode : Grad::kAccumulate}});
+    }
+    if (!dx_.wanted()) return;
+    Tensor dx = part(dx_.tensor);
+    // This GEMM has few rows and K = vocab, so split-K is allowed to occupy the device. No log-prob
+    // depends on it.
+    kernels::MatmulDesc desc{.out = dx_.mode, .split_k = kernels::SplitK::kAllowed};
+    if (!factor.defined()) return kernels::matmul({.c = dx, .a = dz, .b = w_, .desc = desc});
+    desc.out = Grad::kOverwrite;
+    Tensor unscaled = Tensor::empty(dx.shape(), DType::kF32, dx.device());
+    kernels::matmul({.c = unscaled, .a = dz, .b = w_, .desc = desc});
+    kernels::scale_rows({.y = dx, .x = unscaled, .factor = part(factor), .mode = dx_.mode});
+  }
+
+  const Tensor &x_, &w_;
+  GradOut dx_, dw_;
+  Tensor collected_;  // undefined: gradients replace the logits
+};
+
+}  // namespace
+
+void head_logprob_forward(const HeadLogprobForward& args) {
+  const int64_t rows = check_head(args.x, args.w, args.targets, args.desc, "head");
+  const OpSpan span("head_logprob_forward");
+  const HeadLossGradients* const loss = args.gradients;
+  std::optional<LogitGradients> gradients;
+  if (loss != nullptr) gradients.emplace(args.x, args.w, loss->dx, loss->dw, rows);
+  const bool unit = loss != nullptr &&
+                    kernels::has_unit_gradients(args.w.dim(0), args.x.dtype(), args.x.device());
+  kernels::for_logit_chunks(args.x, args.w, rows, [&](int64_t begin, Tensor& logits) {
+    Tensor dz = gradients ? gradients->chunk(begin, logits) : Tensor();
+    kernels::head_statistics({.logprob = args.logprob,
+                              .entropy = args.entropy,
+                              .lse = args.lse,
+                              .logits = logits,
+                              .targets = args.targets,
+                              .begin = begin,
+                              .temperature = args.desc.temperature,
+                              .unit_gradients = unit ? dz : Tensor()});
+    if (loss == nullptr) return;
+    if (loss->set_dlogprob) loss->set_dlogprob(begin, logits.dim(0));
+    if (!unit)
+      kernels::head_logit_gradients({.dz = dz,
+                                     .logits = logits,
+                                     .dlogprob = loss->dlogprob,
+                                     .dentropy = {},
+                                     .lse = args.lse,
+                                     .entropy = args.entropy,
+                                     .targets = args.targets,
+                                     .begin = begin,
+                                     .temperature = args.desc.temperature});
+    gradients->add(begin, dz, unit ? loss->dlogprob : Tensor());
+  });
+}
+
+void head_logprob_backward(const HeadLogprobBackward& args) {
+  const int64_t rows = check_head(args.x, args.w, args.targets, args.desc, "head_backward");
+  const OpSpan span("head_logprob_backward");
+  LogitGradients gradients(args.x, args.w, args.dx, args.dw, rows);
+  kernels::for_logit_chunks(args.x, args.w, rows, [&](int64_t begin, Tensor& logits) {
+    Tensor dz = gradients.chunk(begin, logits);
+    kernels::head_logit_gradients({.dz = dz,
+                                   .logits = logits,
+                                   .dlogprob = args.dlogprob,
+                                   .dentropy = args.dentropy,
+                                   .lse = args.lse,
+                                   .entropy = args.entropy,
+                                   .targets = args.targets,
+                                   .begin = begin,
+                                   .temperature = args.desc.temperature});
+    gradients.add(begin, dz, {});
+  });
+}
 
 TokenLogProbs token_log_probs(const Variable& x, const Variable& w, const Tensor& targets,
                               const kernels::HeadDesc& desc) {
@@ -12,153 +157,104 @@ TokenLogProbs token_log_probs(const Variable& x, const Variable& w, const Tensor
   Tensor both = Tensor::empty({2, tokens}, dtype, xv.device());
   Tensor logprob = both.select(0, 0), entropy = both.select(0, 1);
   Tensor lse = Tensor::empty({tokens}, dtype, xv.device());
-  kernels::head_logprob_forward({.logprob = logprob,
-                                 .entropy = entropy,
-                                 .lse = lse,
-                                 .x = xv,
-                                 .w = w.value(),
-                                 .targets = targets,
-                                 .desc = desc});
+  head_logprob_forward({.logprob = logprob,
+                        .entropy = entropy,
+                        .lse = lse,
+                        .x = xv,
+                        .w = w.value(),
+                        .targets = targets,
+                        .desc = desc});
   const Variable node = make_node("token_log_probs", both, {x, w},
                                   [=, x = xv, w = w.value()](const Tensor& dy, Gradients& g) {
-                                    kernels::head_logprob_backward({.dx = g.slot(0),
-                                                                    .dw = g.weight_slot(1),
-                                                                    .dlogprob = dy.select(0, 0),
-                                                                    .dentropy = dy.select(0, 1),
-                                                                    .x = x,
-                                                                    .w = w,
-                                                                    .targets = targets,
-                                                                    .lse = lse,
-                                                                    .entropy = entropy,
-                                                                    .desc = desc});
+                                    head_logprob_backward({.dx = g.slot(0),
+                                                           .dw = g.weight_slot(1),
+                                                           .dlogprob = dy.select(0, 0),
+                                                           .dentropy = dy.select(0, 1),
+                                                           .x = x,
+                                                           .w = w,
+                                                           .targets = targets,
+                                                           .lse = lse,
+                                                           .entropy = entropy,
+                                                           .desc = desc});
                                   });
   return {select(node, 0), select(node, 1)};
 }
 
 namespace {
 
-// Fills `loss` [1] from the log-probs of all tokens.
-using FillLoss = std::function<void(Tensor& loss, const Tensor& logprob)>;
-// Fills `dlogprob`, the loss's gradient, for the tokens from `begin` on that it covers.
-using FillGradient = std::function<void(Tensor& dlogprob, const Tensor& logprob, int64_t begin)>;
-
-// A loss that is a sum over the log-probs of tokens, in one node with the head. The gradients of x
-// and w come from the same logits as the loss; the backward multiplies them by that of the loss.
-// Inside backward(make) that of w is added to its leaf at once.
-Variable head_loss(const char* name, const Variable& x, const Variable& w, const Tensor& targets,
-                   const kernels::HeadDesc& desc, const FillLoss& fill_loss,
-                   const FillGradient& fill_gradient) {
-  const Tensor &xv = x.value(), &wv = w.value();
-  const DType dtype = accumulate_dtype(xv.dtype());
-  const Device device = xv.device();
-  Tensor dx, loss = Tensor::empty({1}, dtype, device);
-  if (grad_enabled() && x.requires_grad()) dx = Tensor::empty(xv.shape(), xv.dtype(), device);
-  GradSlot dw = fused_loss_slot(w);
-  const bool dw_in_leaf = dw.tensor.defined();
-  if (grad_enabled() && w.requires_grad() && !dw_in_leaf)
-    dw = {Tensor::empty(wv.shape(), dtype, device)};
-  Tensor logprob = Tensor::empty({xv.rows()}, dtype, device);
+// Sets the loss's gradient for tokens [begin, begin + count), whose log-probs are known.
+using SetDlogprob =
+    std::function<void(const Tensor& logprob, Tensor& dlogprob, int64_t begin, int64_t count)>;
+// Runs the head with the gradients that are wanted. Calls set_dlogprob once for every token, and
+// returns all log-probs.
+Tensor run_head(HeadLoss& out, const Tensor& targets, const kernels::HeadDesc& desc,
+                const SetDlogprob& set_dlogprob) {
+  const Tensor &x = out.hidden.value(), &w = out.head.value();
+  Tensor logprob = Tensor::empty({x.rows()}, accumulate_dtype(x.dtype()), x.device());
   Tensor entropy = Tensor::empty_like(logprob), lse = Tensor::empty_like(logprob),
          dlogprob = Tensor::empty_like(logprob);
-  const kernels::HeadLossGradients gradients{.dx = {dx},
-                                             .dw = {dw.tensor, dw.mode},
-                                             .dlogprob = dlogprob,
-                                             .set_dlogprob = [&](int64_t begin, int64_t count) {
-                                               Tensor part = dlogprob.narrow(0, begin, count);
-                                               fill_gradient(part, logprob.narrow(0, begin, count),
-                                                             begin);
-                                             }};
-  kernels::head_logprob_forward(
-      {.logprob = logprob,
-       .entropy = entropy,
-       .lse = lse,
-       .x = xv,
-       .w = wv,
-       .targets = targets,
-       .desc = desc,
-       .gradients = dx.defined() || dw.tensor.defined() ? &gradients : nullptr});
-  fill_loss(loss, logprob);
-  return make_node(name, loss, {x, w}, [=](const Tensor& dy, Gradients& g) {
-    if (dw_in_leaf) return g.pass(0, dx);  // dy is 1
-    const auto scale_into = [&](GradSlot slot, const Tensor& gradient) {
-      if (slot.tensor.defined())
-        kernels::scale_by({.y = slot.tensor, .x = gradient, .factor = dy, .mode = slot.mode});
-    };
-    scale_into(g.slot(0), dx);
-    scale_into(g.weight_slot(1), dw.tensor);
-  });
+  const bool with_gradients = needs_gradient(std::vector{out.hidden, out.head});
+  if (with_gradients && out.hidden.requires_grad()) out.dhidden = Tensor::empty_like(x);
+  GradSlot dhead;
+  if (with_gradients && out.head.requires_grad()) dhead = out.head.grad_slot();
+  const HeadLossGradients gradients{.dx = {out.dhidden},
+                                    .dw = dhead,
+                                    .dlogprob = dlogprob,
+                                    .set_dlogprob = [&](int64_t begin, int64_t count) {
+                                      set_dlogprob(logprob, dlogprob, begin, count);
+                                    }};
+  head_logprob_forward({.logprob = logprob,
+                        .entropy = entropy,
+                        .lse = lse,
+                        .x = x,
+                        .w = w,
+                        .targets = targets,
+                        .desc = desc,
+                        .gradients = with_gradients ? &gradients : nullptr});
+  if (!with_gradients) set_dlogprob(logprob, dlogprob, 0, x.rows());
+  return logprob;
 }
 
 }  // namespace
 
-Variable cross_entropy(const Variable& x, const Variable& w, const Tensor& targets,
+HeadLoss cross_entropy(const Variable& hidden, const Variable& head, const Tensor& targets,
                        const Tensor& weights, const kernels::HeadDesc& desc) {
-  return head_loss(
-      "cross_entropy", x, w, targets, desc,
-      [&](Tensor& loss, const Tensor& logprob) {
-        NoGradGuard no_grad;
-        loss = scale(weighted_sum(Variable(logprob), weights), -1).value();
-      },
-      [&](Tensor& dlogprob, const Tensor&, int64_t begin) {
-        const Tensor part = weights.narrow(0, begin, dlogprob.dim(0));
-        kernels::scale({.y = dlogprob, .x = part, .factor = -1});
+  HeadLoss out{.loss = {}, .hidden = hidden, .head = head};
+  const Tensor logprob = run_head(
+      out, targets, desc, [&](const Tensor&, Tensor& dlogprob, int64_t begin, int64_t count) {
+        Tensor part = dlogprob.narrow(0, begin, count);
+        kernels::scale({.y = part, .x = weights.narrow(0, begin, count), .factor = -1});
       });
+  NoGradGuard no_grad;
+  out.loss = scale(weighted_sum(Variable(logprob), weights), -1).value();
+  return out;
 }
 
-LossAndStats policy_loss(const Variable& logprob, const PolicyLossInputs& inputs,
-                         const kernels::PolicyLossDesc& desc) {
-  const Tensor& lp = logprob.value();
-  Tensor stats = kernels::PolicyLossStats::zeros(lp.device());
-  Tensor loss = Tensor::empty({1}, lp.dtype(), lp.device()), dlogprob = Tensor::empty_like(lp);
-  kernels::policy_loss({.loss = loss,
-                        .dlogprob = dlogprob,
-                        .stats = stats,
-                        .logprob = lp,
-                        .old_logprob = inputs.old_logprob,
-                        .ref_logprob = inputs.ref_logprob,
-                        .advantage = inputs.advantage,
-                        .weight = inputs.weight,
-                        .desc = desc});
-  const auto backward = [dlogprob](const Tensor& dy, Gradients& g) {
-    GradSlot dx = g.slot(0);
-    kernels::scale_by({.y = dx.tensor, .x = dlogprob, .factor = dy, .mode = dx.mode});
+HeadLoss policy_loss(const Variable& hidden, const Variable& head, const Tensor& targets,
+                     const PolicyLossInputs& inputs, const kernels::PolicyLossDesc& loss_desc,
+                     const kernels::HeadDesc& desc) {
+  const Device device = hidden.value().device();
+  const int64_t tokens = hidden.value().rows();
+  Tensor terms = Tensor::empty({tokens, 1 + kernels::PolicyLossStats::kSize}, DType::kF64, device);
+  const auto compute_terms = [&](const Tensor& logprob, Tensor& dlogprob, int64_t begin,
+                                 int64_t count) {
+    kernels::policy_loss_terms({.dlogprob = dlogprob,
+                                .terms = terms,
+                                .logprob = logprob,
+                                .old_logprob = inputs.old_logprob,
+                                .ref_logprob = inputs.ref_logprob,
+                                .advantage = inputs.advantage,
+                                .weight = inputs.weight,
+                                .desc = loss_desc,
+                                .begin = begin,
+                                .count = count});
   };
-  return {make_node("policy_loss", loss, {logprob}, backward), stats};
-}
-
-LossAndStats policy_loss(const Variable& x, const Variable& w, const Tensor& targets,
-                         const PolicyLossInputs& inputs, const kernels::PolicyLossDesc& loss_desc,
-                         const kernels::HeadDesc& desc) {
-  const Device device = x.value().device();
-  const auto fill = [&](Tensor& loss, Tensor& dlogprob, Tensor& stats, const Tensor& logprob,
-                        int64_t begin) {
-    const auto part = [&](const Tensor& t) {
-      return t.defined() ? t.narrow(0, begin, logprob.dim(0)) : t;
-    };
-    kernels::policy_loss({.loss = loss,
-                          .dlogprob = dlogprob,
-                          .stats = stats,
-                          .logprob = logprob,
-                          .old_logprob = part(inputs.old_logprob),
-                          .ref_logprob = part(inputs.ref_logprob),
-                          .advantage = part(inputs.advantage),
-                          .weight = part(inputs.weight),
-                          .desc = loss_desc});
-  };
-  Tensor stats = kernels::PolicyLossStats::zeros(device);
-  const Variable loss = head_loss(
-      "policy_loss", x, w, targets, desc,
-      [&](Tensor& loss, const Tensor& logprob) {
-        Tensor dlogprob = Tensor::empty_like(logprob);
-        fill(loss, dlogprob, stats, logprob, 0);
-      },
-      // Loss and stats of a part of the tokens are discarded: those over all have one order.
-      [&](Tensor& dlogprob, const Tensor& logprob, int64_t begin) {
-        Tensor loss = Tensor::empty({1}, logprob.dtype(), device);
-        Tensor stats = kernels::PolicyLossStats::zeros(device);
-        fill(loss, dlogprob, stats, logprob, begin);
-      });
-  return {loss, stats};
+  HeadLoss out{.loss = {}, .hidden = hidden, .head = head};
+  const Tensor logprob = run_head(out, targets, desc, compute_terms);
+  out.loss = Tensor::empty({1}, logprob.dtype(), device);
+  out.stats = kernels::PolicyLossStats::zeros(device);
+  kernels::policy_loss_sums({.loss = out.loss, .stats = out.stats, .terms = terms});
+  return out;
 }
 
 }  // namespace cohort

@@ -49,16 +49,9 @@ namespace {
 
 using Kind = TapeNode::Kind;
 
-// Lives while backward(make) calls make(): a fused loss op, if any, and the node of its loss.
-struct FusedLoss {
-  bool slot_taken = false;
-  const TapeNode* loss_node = nullptr;
-};
-
 // The state of the tape in this thread.
 struct TapeMode {
   bool grad_enabled = true, hooks_enabled = true;
-  FusedLoss* fused_loss = nullptr;
 };
 thread_local TapeMode t_mode;
 
@@ -156,6 +149,11 @@ void Variable::zero_grad() const {
   node_->dirty = node_->grad.defined();
 }
 
+GradSlot Variable::grad_slot() const {
+  COHORT_CHECK(is_parameter(node_), "[grad_slot] only a parameter has a gradient");
+  return grad_buffer(node_.get());
+}
+
 void Variable::on_gradient(std::function<void()> hook) const {
   COHORT_CHECK(is_parameter(node_), "[on_gradient] only a parameter takes a hook");
   node_->hooks.push_back(std::move(hook));
@@ -224,9 +222,6 @@ Variable make_node(const char* name, Tensor y, std::span<const Variable> inputs,
   out.node_ = new_node(name, out.value_);
   for (const Variable& input : inputs) out.node_->inputs.push_back(input.node_);
   out.node_->backward = std::move(fn);
-  if (t_mode.fused_loss != nullptr && t_mode.fused_loss->slot_taken &&
-      t_mode.fused_loss->loss_node == nullptr)
-    t_mode.fused_loss->loss_node = out.node_.get();
   return out;
 }
 
@@ -236,14 +231,16 @@ Variable make_node(const char* name, Tensor y, std::initializer_list<Variable> i
                    std::move(fn));
 }
 
-void backward(const Variable& loss, const Tensor& seed) {
-  COHORT_CHECK(loss.node_ != nullptr, "[backward] nothing in this loss requires a gradient");
-  TapeNode* root = loss.node_.get();
+void backward(Variable y, Tensor seed, const Variable& leaf) {
+  COHORT_CHECK(y.node_ != nullptr, "[backward] nothing in this loss requires a gradient");
+  std::vector<std::shared_ptr<TapeNode>> alive{y.node_};  // nodes in the heap
+  TapeNode* root = alive.front().get();
+  y = Variable();
   COHORT_CHECK(root->kind == Kind::kResult, "[backward] the loss is a parameter itself");
   COHORT_CHECK(!root->freed, "[backward] this tape was freed by an earlier backward");
   if (seed.defined()) {
     kernels::check_tensor(seed, root->shape, root->dtype, "backward", "seed", root->device);
-    root->grad = seed.clone();
+    root->grad = std::move(seed);
   } else {
     COHORT_CHECK(root->shape.numel() == 1, "[backward] a loss of shape ", root->shape.str(),
                  " needs a seed");
@@ -251,7 +248,8 @@ void backward(const Variable& loss, const Tensor& seed) {
   }
 
   auto uses = count_uses(root);
-  std::vector<std::shared_ptr<TapeNode>> alive{loss.node_};  // nodes in the heap
+  if (is_parameter(leaf.node_) && !uses.contains(leaf.node_.get()))
+    for (const auto& hook : leaf.node_->hooks) hook();
   std::priority_queue<TapeNode*, std::vector<TapeNode*>, Older> ready;
   ready.push(root);
   while (!ready.empty()) {
@@ -283,28 +281,6 @@ void backward(const Variable& loss, const Tensor& seed) {
       for (const auto& hook : input->hooks) hook();
     }
   }
-}
-
-Variable backward(const std::function<Variable()>& make) {
-  Variable loss;
-  {
-    FusedLoss fused;
-    const ModeGuard guard({t_mode.grad_enabled, t_mode.hooks_enabled, &fused});
-    loss = make();
-    COHORT_CHECK(!fused.slot_taken || fused.loss_node == loss.node_.get(),
-                 "[backward] a fused loss op accumulated a leaf's gradient, but its result is not "
-                 "the loss itself; hint: make the loss first, then call backward(loss)");
-  }
-  backward(loss);
-  return loss;
-}
-
-GradSlot fused_loss_slot(const Variable& leaf) {
-  if (t_mode.fused_loss == nullptr || t_mode.fused_loss->slot_taken || !t_mode.grad_enabled ||
-      !is_parameter(leaf.node_))
-    return {};
-  t_mode.fused_loss->slot_taken = true;
-  return grad_buffer(leaf.node_.get());
 }
 
 NoGradGuard::NoGradGuard() : previous_(t_mode.grad_enabled) {
@@ -351,18 +327,17 @@ Variable checkpoint(const std::function<Variable(std::span<const Variable>)>& fn
     copy.node_->kind = Kind::kInput;
     copy.node_->grad_dtype = input.node_->grad_dtype;
   }
-  return make_node(
-      "checkpoint", y, std::span<const Variable>(all),
-      [fn, saved](const Tensor& dy, Gradients& gradients) {
-        // Only the outer backward knows when a gradient is final and hooks are due; the
-        // inner one needs a tape for any setting of the caller.
-        const ModeGuard guard(
-            {.grad_enabled = true, .hooks_enabled = false, .fused_loss = t_mode.fused_loss});
-        backward(fn(saved), dy);
-        for (size_t i = 0; i < saved.size(); ++i)
-          if (saved[i].requires_grad() && saved[i].node_->grad.defined())
-            gradients.pass(static_cast<int>(i), std::exchange(saved[i].node_->grad, {}));
-      });
+  return make_node("checkpoint", y, std::span<const Variable>(all),
+                   [fn, saved](const Tensor& dy, Gradients& gradients) {
+                     // Only the outer backward knows when a gradient is final and hooks are due.
+                     // The inner one needs a tape for any setting of the caller.
+                     const ModeGuard guard({.grad_enabled = true, .hooks_enabled = false});
+                     backward(fn(saved), dy);
+                     for (size_t i = 0; i < saved.size(); ++i)
+                       if (saved[i].requires_grad() && saved[i].node_->grad.defined())
+                         gradients.pass(static_cast<int>(i),
+                                        std::exchange(saved[i].node_->grad, {}));
+                   });
 }
 
 }  // namespace cohort

@@ -51,7 +51,9 @@ class Variable {
   // access before that zeros it.
   Tensor& grad() const;
   void zero_grad() const;
-  // `hook` is called in each backward when this leaf's gradient is final.
+  // For a contribution outside of a backward: the gradient's tensor, and how to write it.
+  GradSlot grad_slot() const;
+  // `hook` is called in each backward that reaches this leaf, when its gradient is final.
   void on_gradient(std::function<void()> hook) const;
   // Sets the tensor that holds the leaf's gradient (the shape and dtype of grad()).
   void set_grad_storage(Tensor grad) const;
@@ -59,9 +61,7 @@ class Variable {
  private:
   friend Variable make_node(const char*, Tensor, std::initializer_list<Variable>, BackwardFn);
   friend Variable make_node(const char*, Tensor, std::span<const Variable>, BackwardFn);
-  friend void backward(const Variable&, const Tensor&);
-  friend Variable backward(const std::function<Variable()>&);
-  friend GradSlot fused_loss_slot(const Variable&);
+  friend void backward(Variable, Tensor, const Variable&);
   friend Variable checkpoint(const std::function<Variable(std::span<const Variable>)>&,
                              std::span<const Variable>, std::span<const Variable>);
   friend Variable recomputable(Variable, const std::function<Variable(std::span<const Variable>)>&,
@@ -93,7 +93,7 @@ class Gradients {
   void pass(int i, const Tensor& gradient);
 
  private:
-  friend void backward(const Variable&, const Tensor&);
+  friend void backward(Variable, Tensor, const Variable&);
   bool repeated(int i) const;
   GradSlot slot(int i, DType dtype);
   void finish();
@@ -112,21 +112,12 @@ Variable make_node(const char* name, Tensor y, std::initializer_list<Variable> i
 Variable make_node(const char* name, Tensor y, std::span<const Variable> inputs,
                    BackwardFn backward);
 
-// Accumulates d(sum(loss * seed)) into the leaves. `seed` defaults to 1, for which `loss` must have
-// one element. Iterative, in descending order of creation. Throws Error if nothing in `loss`
-// requires a gradient.
-void backward(const Variable& loss, const Tensor& seed = {});
-
-// loss = make(), then backward(loss); returns the loss. Lets a fused loss op, which computes
-// gradients with the loss, accumulate them into leaves at once instead of holding them until the
-// backward (fused_loss_slot()). Throws Error if such an op's result is not the loss itself. If
-// make() throws, gradients of leaves may be incomplete.
-Variable backward(const std::function<Variable()>& make);
-
-// For a fused loss op inside backward(make): the slot into which it accumulates the gradient of
-// `leaf` at once. The next node made must be that of the loss, whose own gradient will be 1. An
-// undefined tensor outside of backward(make), or if `leaf` is not a leaf.
-GradSlot fused_loss_slot(const Variable& leaf);
+// Accumulates d(sum(y * seed)) into the leaves: `seed` is the gradient of y, by default 1, for
+// which y must have one element. Iterative, in descending order of creation. Throws Error if
+// nothing in `y` requires a gradient. Moved arguments are freed as soon as they are used. `leaf`,
+// if defined, has got a contribution outside of this tape (grad_slot()): if the tape does not reach
+// it, its gradient is final, and its hooks are called first.
+void backward(Variable y, Tensor seed = {}, const Variable& leaf = {});
 
 // Disables gradients in this thread while the guard lives.
 class NoGradGuard : NonCopyable {

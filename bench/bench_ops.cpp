@@ -13,6 +13,7 @@
 #include <numeric>
 #include <set>
 
+#include "autograd/ops.h"
 #include "bench/eigen_sgemm.h"
 #include "bench/timing.h"
 #include "core/graph.h"
@@ -20,11 +21,9 @@
 #include "kernels/activation.h"
 #include "kernels/attention/attention.h"
 #include "kernels/embedding.h"
-#include "kernels/head.h"
 #include "kernels/matmul.h"
 #include "kernels/norm.h"
 #include "kernels/optimizer.h"
-#include "kernels/policy_loss.h"
 #include "kernels/rope.h"
 #include "kernels/sampling.h"
 
@@ -365,9 +364,13 @@ void add_training(Rows& rows) {
   const Tensor advantage = random_accumulator(tokens), weight = random_accumulator(tokens, 0.5f, 1);
   Tensor loss = random_accumulator({1}), dlogprob = random_accumulator(tokens),
          stats = PolicyLossStats::zeros(g_setup.device);
+  Tensor terms =
+      Tensor::empty({tokens.numel(), 1 + PolicyLossStats::kSize}, DType::kF64, g_setup.device);
   rows.push_back(
-      {"policy_loss", tokens.str(), moves(tokens, 6), [=]() mutable {
-         policy_loss({loss, dlogprob, stats, lp, old, ref, advantage, weight, {.beta = 0.01}});
+      {"policy_loss", tokens.str(), moves(tokens, 6 + 2 * 14), [=]() mutable {
+         policy_loss_terms(
+             {dlogprob, terms, lp, old, ref, advantage, weight, {.beta = 0.01}, 0, tokens.numel()});
+         policy_loss_sums({loss, stats, terms});
        }});
 }
 

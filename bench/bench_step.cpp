@@ -156,7 +156,10 @@ int run(int argc, char** argv) {
   else
     print_cpu_efficiency(model, tokens, flops / seconds);
   if (graph && device.is_cuda()) {
-    const auto forward_and_backward = [&] { backward([&] { return loss(0); }); };
+    const auto forward_and_backward = [&] {
+      HeadLoss made = loss(0);
+      backward(std::move(made.hidden), std::move(made.dhidden), made.head);
+    };
     GraphRunner recorded(device, forward_and_backward);
     recorded.run();
     const auto seconds_of = [&](const std::function<void()>& work) {

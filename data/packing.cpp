@@ -18,7 +18,7 @@ bool shares_prefix(const TokenSequence& a, const TokenSequence& b) {
   return b.group >= 0 && b.group == a.group && b.prefix > 0;
 }
 
-void check(const TokenSequence& s, const TokenSequence& first) {
+void check(const TokenSequence& s) {
   const size_t n = s.tokens.size();
   COHORT_CHECK(n >= 2, "[pack] expected at least two tokens in sequence ", s.index, ", got ", n);
   COHORT_CHECK(s.loss_mask.size() == n, "[pack] sequence ", s.index, " has ", n, " tokens and ",
@@ -28,26 +28,6 @@ void check(const TokenSequence& s, const TokenSequence& first) {
           std::count(s.loss_mask.begin() + 1, s.loss_mask.begin() + 1 + s.prefix, 0) == s.prefix,
       "[pack] sequence ", s.index, " has a prefix of ", s.prefix, " of its ", n,
       " tokens: expected a target beyond it, and none up to the token that follows it");
-  COHORT_CHECK(s.columns.size() == first.columns.size(), "[pack] sequence ", s.index, " has ",
-               s.columns.size(), " columns, sequence ", first.index, " ", first.columns.size());
-  for (const auto& [name, values] : s.columns) {
-    COHORT_CHECK(first.columns.contains(name), "[pack] sequence ", first.index, " has no ", name);
-    COHORT_CHECK(values.size() == n, "[pack] sequence ", s.index, " has ", n, " tokens and ",
-                 values.size(), " values of ", name);
-  }
-}
-
-// Values of a column at the targets.
-Tensor column_of(std::span<const TokenSequence> sequences, const std::string& name,
-                 size_t targets) {
-  std::vector<double> out;
-  out.reserve(targets);
-  for (const TokenSequence& s : sequences) {
-    const std::vector<double>& values = s.columns.at(name);
-    for (size_t i = 1; i < values.size(); ++i)
-      if (s.loss_mask[i]) out.push_back(values[i]);
-  }
-  return Tensor::from(out);
 }
 
 // Index of the first sequence of each micro batch of at most `budget` inputs, then the number of
@@ -78,19 +58,21 @@ int64_t TokenSequence::num_targets() const {
   return count;
 }
 
-PackedBatch pack(std::span<const TokenSequence> sequences, DType column_dtype) {
+PackedBatch pack(std::span<const TokenSequence> sequences) {
   int64_t total = 0;
   for (const TokenSequence& s : sequences) {
-    check(s, sequences.front());
+    check(s);
     total += inputs(s);
   }
   COHORT_CHECK(total <= std::numeric_limits<int32_t>::max(), "[pack] ", total,
                " tokens exceed what cu_seqlens can address");
 
-  std::vector<int32_t> tokens, positions, cu_seqlens{0}, prefixes, target_positions, targets;
+  std::vector<int32_t> tokens, positions, cu_seqlens{0}, prefixes, target_positions, targets,
+      segments;
   std::vector<int64_t> indices;
   const auto capacity = static_cast<size_t>(total);
-  for (auto* values : {&tokens, &positions, &target_positions, &targets}) values->reserve(capacity);
+  for (auto* values : {&tokens, &positions, &target_positions, &targets, &segments})
+    values->reserve(capacity);
   indices.reserve(capacity);
   // Appends inputs [begin, end) of a sequence whose prefix is at `prefix_begin`.
   const auto add = [&](const TokenSequence& s, int64_t begin, int64_t end, int32_t prefix_begin) {
@@ -99,6 +81,7 @@ PackedBatch pack(std::span<const TokenSequence> sequences, DType column_dtype) {
       if (s.loss_mask[at + 1]) {
         target_positions.push_back(static_cast<int32_t>(tokens.size()));
         targets.push_back(s.tokens[at + 1]);
+        segments.push_back(static_cast<int32_t>(&s - sequences.data()));
       }
       tokens.push_back(s.tokens[at]);
       positions.push_back(static_cast<int32_t>(i));
@@ -132,14 +115,11 @@ PackedBatch pack(std::span<const TokenSequence> sequences, DType column_dtype) {
     batch.prefixes = Tensor::from(prefixes, {static_cast<int64_t>(prefixes.size()) / 2, 2});
   batch.target_positions = Tensor::from(target_positions);
   batch.targets = Tensor::from(targets);
-  if (!sequences.empty())
-    for (const auto& [name, values] : sequences.front().columns)
-      batch.columns[name] = column_of(sequences, name, targets.size()).to(column_dtype);
+  batch.segments = Tensor::from(segments);
   return batch;
 }
 
-std::vector<PackedBatch> pack_micro_batches(std::span<const TokenSequence> sequences,
-                                            int64_t budget, DType column_dtype) {
+std::vector<size_t> split_micro_batches(std::span<const TokenSequence> sequences, int64_t budget) {
   COHORT_CHECK(budget > 0, "[pack_micro_batches] expected a positive budget, got ", budget);
   std::vector<size_t> begins = micro_batch_begins(sequences, budget);
   // Bisects for the smallest budget that gives the same number of micro batches.
@@ -154,27 +134,25 @@ std::vector<PackedBatch> pack_micro_batches(std::span<const TokenSequence> seque
       too_small = middle;
     }
   }
+  return begins;
+}
+
+std::vector<PackedBatch> pack_micro_batches(std::span<const TokenSequence> sequences,
+                                            int64_t budget) {
+  const std::vector<size_t> begins = split_micro_batches(sequences, budget);
   std::vector<PackedBatch> batches(begins.size() - 1);
   parallel_try(static_cast<int64_t>(batches.size()), 1, [&](int64_t i) {
     const auto b = static_cast<size_t>(i);
-    batches[b] = pack(sequences.subspan(begins[b], begins[b + 1] - begins[b]), column_dtype);
+    batches[b] = pack(sequences.subspan(begins[b], begins[b + 1] - begins[b]));
   });
   return batches;
 }
 
-const Tensor& PackedBatch::column(const std::string& name) const {
-  const auto found = columns.find(name);
-  COHORT_CHECK(found != columns.end(), "[packed_batch] no column ", name);
-  return found->second;
-}
-
 PackedBatch PackedBatch::to(Device device) const {
   PackedBatch out = *this;
-  for (Tensor* t : {&out.tokens, &out.positions, &out.sequences, &out.cu_seqlens,
-                    &out.target_positions, &out.targets})
-    *t = t->to(device);
-  if (prefixes.defined()) out.prefixes = prefixes.to(device);
-  for (auto& [name, values] : out.columns) values = values.to(device);
+  for (Tensor* t : {&out.tokens, &out.positions, &out.sequences, &out.cu_seqlens, &out.prefixes,
+                    &out.target_positions, &out.targets, &out.segments})
+    if (t->defined()) *t = t->to(device);
   return out;
 }
 

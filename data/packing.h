@@ -3,9 +3,7 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "core/tensor.h"
@@ -21,8 +19,6 @@ struct TokenSequence {
   // Sequences of one group (0 or more) begin with the same `prefix` tokens, none of them a target.
   // If packed consecutively they share the prefix, which is computed once.
   int64_t group = -1, prefix = 0;
-  // Named per-token values, each of the size of `tokens`.
-  std::map<std::string, std::vector<double>> columns;
   int64_t num_targets() const;
 };
 
@@ -36,23 +32,23 @@ struct PackedBatch {
   Tensor prefixes;          // [S, 2] i32, as AttentionDesc::prefixes; undefined: nothing is shared
   Tensor target_positions;  // [L] i32: indices into `tokens`, ascending
   Tensor targets;           // [L] i32: the tokens that follow them
-  // [L] each: the targets' values of TokenSequence::columns.
-  std::map<std::string, Tensor> columns;
+  Tensor segments;          // [L] i32: the sequence of each target, from 0 in the batch, ascending
   int64_t size() const { return tokens.numel(); }
   int64_t num_targets() const { return targets.numel(); }
-  // Throws Error naming the column if there is none.
-  const Tensor& column(const std::string& name) const;
   PackedBatch to(Device device) const;
 };
 
-// Lays the sequences end to end in the given order. Each needs at least two tokens, and all the
-// same columns, which become tensors of `column_dtype`.
-PackedBatch pack(std::span<const TokenSequence> sequences, DType column_dtype = DType::kF64);
+// Lays the sequences end to end in the given order. Each needs at least two tokens.
+PackedBatch pack(std::span<const TokenSequence> sequences);
 
-// Packs consecutive sequences into micro batches of at most `budget` inputs each, shared prefixes
-// counted once (a longer sequence gets a batch of its own). Minimises the number of micro batches,
-// then the size of the largest.
+// Splits sequences into consecutive micro batches of at most `budget` inputs each, shared prefixes
+// counted once (a longer sequence gets a batch of its own): the index of each one's first sequence,
+// then the number of sequences. Minimises the number of micro batches, then the size of the
+// largest.
+std::vector<size_t> split_micro_batches(std::span<const TokenSequence> sequences, int64_t budget);
+
+// pack() of each of those micro batches.
 std::vector<PackedBatch> pack_micro_batches(std::span<const TokenSequence> sequences,
-                                            int64_t budget, DType column_dtype = DType::kF64);
+                                            int64_t budget);
 
 }  // namespace cohort

@@ -1,7 +1,6 @@
 #include "kernels/head.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "core/sizes.h"
 #include "core/with_cuda.h"
@@ -14,56 +13,57 @@ namespace {
 // that no result depends on their size.
 constexpr int64_t kChunkUnit = 128;
 
-struct HeadShape {
-  int64_t tokens, channels, vocab;
-};
-
-HeadShape check_inputs(const Tensor& x, const Tensor& w, const Tensor& targets,
-                       const HeadDesc& desc, const char* op) {
-  COHORT_CHECK(x.rank() == 2 && w.rank() == 2 && x.dim(1) == w.dim(1), "[", op,
-               "] expected x [T, C] and w [V, C], got ", x.str(), " and ", w.str());
-  COHORT_CHECK(desc.temperature > 0 && std::isfinite(desc.temperature), "[", op,
-               "] expected a temperature above 0, got ", desc.temperature);
-  COHORT_CHECK(desc.chunk_tokens >= 0, "[", op, "] expected chunk_tokens of 0 or more, got ",
-               desc.chunk_tokens);
-  const HeadShape shape{x.dim(0), x.dim(1), w.dim(0)};
-  check_tensor(x, x.shape(), x.dtype(), op, "x", x.device());
-  check_tensor(w, w.shape(), x.dtype(), op, "w", x.device());
-  check_tensor(targets, {shape.tokens}, DType::kI32, op, "targets", x.device());
-  return shape;
+// Checks logits and statistics of all tokens; `statistics` are [T].
+void check_head(const Tensor& logits, const Tensor& targets, int64_t begin,
+                std::initializer_list<std::pair<const Tensor*, const char*>> statistics,
+                const char* op) {
+  COHORT_CHECK(logits.rank() == 2 && begin >= 0 && begin + logits.dim(0) <= targets.numel(), "[",
+               op, "] expected logits [n, V] of tokens from ", begin, " of ", targets.numel(),
+               ", got ", logits.str());
+  check_tensor(logits, logits.shape(), logits.dtype(), op, "logits", logits.device());
+  check_tensor(targets, {targets.numel()}, DType::kI32, op, "targets", logits.device());
+  for (const auto& [t, name] : statistics)
+    check_tensor(*t, targets.shape(), logits.dtype(), op, name, logits.device());
 }
 
 }  // namespace
 
-void head_logprob_forward(const HeadLogprobForward& args) {
+void head_statistics(const HeadStatistics& args) {
   constexpr const char* kOp = "head";
-  const HeadShape shape = check_inputs(args.x, args.w, args.targets, args.desc, kOp);
-  const DType statistic = accumulate_dtype(args.x.dtype());
-  for (const auto& [t, name] :
-       {std::pair{&args.logprob, "logprob"}, {&args.entropy, "entropy"}, {&args.lse, "lse"}})
-    check_tensor(*t, {shape.tokens}, statistic, kOp, name, args.x.device());
-  if (args.gradients != nullptr) {
-    check_tensor(args.gradients->dlogprob, {shape.tokens}, statistic, kOp, "dlogprob",
-                 args.x.device());
-    check_grad(args.gradients->dx, args.x.shape(), args.x.dtype(), kOp, "dx", args.x.device());
-    check_grad(args.gradients->dw, args.w.shape(), statistic, kOp, "dw", args.x.device());
-  }
-  on_device<cpu::head_logprob_forward, cuda::head_logprob_forward>(args.x.device(), args);
+  check_head(args.logits, args.targets, args.begin,
+             {{&args.logprob, "logprob"}, {&args.entropy, "entropy"}, {&args.lse, "lse"}}, kOp);
+  const Device device = args.logits.device();
+  if (args.unit_gradients.defined())
+    check_tensor(args.unit_gradients, args.logits.shape(), DType::kBF16, kOp, "unit_gradients",
+                 device);
+  on_device<cpu::head_statistics, cuda::head_statistics>(device, args);
 }
 
-void head_logprob_backward(const HeadLogprobBackward& args) {
+bool has_unit_gradients(int64_t vocab, DType dtype, Device device) {
+  if constexpr (kWithCuda)
+    if (device.is_cuda() && !is_dry_run()) return cuda::has_unit_gradients(vocab, dtype, device);
+  return false;
+}
+
+void head_logit_gradients(const HeadLogitGradients& args) {
   constexpr const char* kOp = "head_backward";
-  const HeadShape shape = check_inputs(args.x, args.w, args.targets, args.desc, kOp);
-  const DType statistic = accumulate_dtype(args.x.dtype());
-  const Device device = args.x.device();
-  for (const auto& [t, name] :
-       {std::pair{&args.dlogprob, "dlogprob"}, {&args.lse, "lse"}, {&args.entropy, "entropy"}})
-    check_tensor(*t, {shape.tokens}, statistic, kOp, name, device);
+  check_head(args.logits, args.targets, args.begin,
+             {{&args.dlogprob, "dlogprob"}, {&args.lse, "lse"}, {&args.entropy, "entropy"}}, kOp);
+  const Device device = args.logits.device();
   if (args.dentropy.defined())
-    check_tensor(args.dentropy, {shape.tokens}, statistic, kOp, "dentropy", device);
-  check_grad(args.dx, args.x.shape(), args.x.dtype(), kOp, "dx", device);
-  check_grad(args.dw, args.w.shape(), statistic, kOp, "dw", device);
-  on_device<cpu::head_logprob_backward, cuda::head_logprob_backward>(args.x.device(), args);
+    check_tensor(args.dentropy, args.targets.shape(), args.logits.dtype(), kOp, "dentropy", device);
+  check_tensor(args.dz, args.logits.shape(), args.dz.dtype(), kOp, "dz", device);
+  on_device<cpu::head_logit_gradients, cuda::head_logit_gradients>(device, args);
+}
+
+void scale_rows(const ScaleRows& args) {
+  constexpr const char* kOp = "scale_rows";
+  const Device device = args.y.device();
+  check_tensor(args.y, args.y.shape(), DType::kBF16, kOp, "y", device);
+  check_tensor(args.x, args.y.shape(), args.x.dtype(), kOp, "x", device);
+  check_tensor(args.factor, {args.y.rows()}, DType::kF32, kOp, "factor", device);
+  on_device<[](const ScaleRows&) { throw Error("[scale_rows] expected CUDA tensors"); },
+            cuda::scale_rows>(device, args);
 }
 
 int64_t head_chunk_tokens(int64_t vocab, int64_t wanted, Device device) {
@@ -89,15 +89,6 @@ void for_logit_chunks(const Tensor& x, const Tensor& w, int64_t rows,
     matmul({.c = chunk, .a = x.narrow(0, begin, count), .b = w, .desc = {.b = Transpose::kYes}});
     fn(begin, chunk);
   }
-}
-
-int64_t head_workspace_bytes(int64_t tokens, int64_t vocab, DType dtype, const HeadDesc& desc,
-                             Device device) {
-  const int64_t rows = std::min(tokens, head_chunk_tokens(vocab, desc.chunk_tokens, device));
-  const auto logit = static_cast<int64_t>(dtype_size(accumulate_dtype(dtype)));
-  // bf16 gradients cannot overwrite the f32 logits, so they take memory of their own.
-  const int64_t kept = dtype == DType::kBF16 ? head_gradient_tokens(tokens, rows) : 0;
-  return vocab * (rows * logit + kept * static_cast<int64_t>(dtype_size(dtype)));
 }
 
 int64_t head_gradient_tokens(int64_t tokens, int64_t rows) {

@@ -1,10 +1,8 @@
-// The language model head fused with log-prob and entropy over chunks of tokens: the logits [T, V]
-// are never materialised as a whole. Cross-entropy is minus the log-prob of the target; the sampler
-// records log-probs by the same row function, so sampled and trained log-probs agree to the bit.
-//
-//   z[t, :] = x[t, :] w^T / temperature
-//   lse[t] = log sum exp z[t, :],  logprob[t] = z[t, target] - lse[t]
-//   entropy[t] = lse[t] - sum_v p_v z[t, v]
+// The parts of the language model head: logits z[t, :] = x[t, :] w^T by the row-independent matmul
+// over chunks of tokens, so that [T, V] is never materialised as a whole, and row ops on them. The
+// loop over the chunks that puts them together is head_logprob_forward() in autograd/ops_loss.cpp.
+// The sampler records log-probs by the same row function, so sampled and trained log-probs agree to
+// the bit.
 #pragma once
 
 #include <functional>
@@ -24,44 +22,53 @@ struct HeadDesc {
 // Tokens per GEMM for dx and dw on CUDA in bf16.
 inline constexpr int64_t kHeadGradientTokens = 4096;
 
-// Gradients of x and w for a loss that is a sum over tokens, from the same logits as the log-probs.
-struct HeadLossGradients {
-  GradOut dx;              // [T, C]
-  GradOut dw;              // [V, C], a weight gradient
-  const Tensor& dlogprob;  // [T], statistics
-  // Sets dlogprob of tokens [begin, begin + count); called in ascending order, when their log-probs
-  // are known. May be empty if dlogprob is set already.
-  std::function<void(int64_t begin, int64_t count)> set_dlogprob;
-};
-
-// A target outside [0, V) throws Error on the CPU and gives NaN on CUDA. Logits have
-// accumulate_dtype(x).
-struct HeadLogprobForward {
-  Tensor &logprob, &entropy, &lse;  // [T], statistics
-  const Tensor& x;                  // [T, C]
-  const Tensor& w;                  // [V, C]
+// The tokens [begin, begin + n) of a call, where n is the number of rows of its logits.
+//   lse[t] = log sum exp(z[t, :] / temperature),  logprob[t] = z[t, target] / temperature - lse[t]
+//   entropy[t] = lse[t] - sum_v p_v z[t, v] / temperature
+// A target outside [0, V) throws Error on the CPU and gives NaN on CUDA. Logits and statistics have
+// the same dtype.
+struct HeadStatistics {
+  Tensor &logprob, &entropy, &lse;  // [T]
+  const Tensor& logits;             // [n, V]
   const Tensor& targets;            // [T] i32
-  HeadDesc desc = {};
-  const HeadLossGradients* gradients = nullptr;
+  int64_t begin = 0;
+  double temperature = 1;
+  // Output [n, V] bf16, undefined unless has_unit_gradients(): ([v = target] - p_v) / temperature.
+  Tensor unit_gradients = {};
 };
-COHORT_KERNEL(void head_logprob_forward(const HeadLogprobForward& args));
+COHORT_KERNEL(void head_statistics(const HeadStatistics& args));
 
-// Recomputes the logits chunk by chunk. HeadLossGradients follow the same formula, without
-// dentropy.
+// True if head_statistics() computes unit gradients of rows of `vocab` logits in the pass that
+// reads them; `dtype` is that of x and w.
+bool has_unit_gradients(int64_t vocab, DType dtype, Device device);
+namespace cuda {
+bool has_unit_gradients(int64_t vocab, DType dtype, Device device);
+}  // namespace cuda
+
+// Gradients of the logits of tokens [begin, begin + n) from those of log-probs and entropies.
 //   dz[t, v] = (dlogprob[t] ([v = target] - p_v) - dentropy[t] p_v (log p_v + entropy[t]))
 //              / temperature
-// dz is rounded to x's dtype; with HeadLossGradients in bf16, dz / dlogprob and dlogprob x may be
-// rounded instead (cuda/head.cu). On CUDA dx may use split-K over V, so its bits depend on the
-// chunk; dw is summed over chunks in ascending order.
-struct HeadLogprobBackward {
-  GradOut dx;  // [T, C]
-  GradOut dw;  // [V, C], a weight gradient
-  const Tensor& dlogprob;
-  const Tensor& dentropy;  // may be undefined: zero
-  const Tensor &x, &w, &targets, &lse, &entropy;
-  HeadDesc desc = {};
+struct HeadLogitGradients {
+  Tensor& dz;                                         // [n, V]; bf16, or the logits themselves
+  const Tensor& logits;                               // [n, V]
+  const Tensor &dlogprob, &dentropy, &lse, &entropy;  // [T]; dentropy may be undefined: zero
+  const Tensor& targets;                              // [T] i32
+  int64_t begin = 0;
+  double temperature = 1;
 };
-COHORT_KERNEL(void head_logprob_backward(const HeadLogprobBackward& args));
+COHORT_KERNEL(void head_logit_gradients(const HeadLogitGradients& args));
+
+// y[t, :] (+)= factor[t] x[t, :], rounded once; CUDA only: y is bf16, x bf16 or f32, factor f32.
+struct ScaleRows {
+  Tensor& y;             // [n, C]
+  const Tensor& x;       // [n, C]
+  const Tensor& factor;  // [n]
+  Grad mode = Grad::kOverwrite;
+};
+void scale_rows(const ScaleRows& args);
+namespace cuda {
+void scale_rows(const ScaleRows& args);
+}  // namespace cuda
 
 // Rows of logits held at a time for HeadDesc::chunk_tokens = `wanted`.
 int64_t head_chunk_tokens(int64_t vocab, int64_t wanted, Device device);
@@ -74,9 +81,5 @@ int64_t head_gradient_tokens(int64_t tokens, int64_t rows);
 // x w^T of tokens from `begin` on, in accumulate_dtype(x). All chunks use the same memory.
 void for_logit_chunks(const Tensor& x, const Tensor& w, int64_t rows,
                       const std::function<void(int64_t begin, Tensor& logits)>& fn);
-
-// Workspace bytes of a pass with gradients over `tokens`, for the memory estimate; `dtype` is x's.
-int64_t head_workspace_bytes(int64_t tokens, int64_t vocab, DType dtype, const HeadDesc& desc,
-                             Device device = {});
 
 }  // namespace cohort::kernels

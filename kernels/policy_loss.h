@@ -36,19 +36,28 @@ struct PolicyLossStats {
   static PolicyLossStats from(const Tensor& sums);
 };
 
-// A token of weight 0 contributes nothing and has dlogprob exactly 0, whatever its other values. A
-// weight that is negative or NaN throws Error on the CPU; on CUDA, where log-probs are f32, the
-// loss and that token's gradient are NaN.
-struct PolicyLoss {
-  Tensor& loss;      // [1]
+// The terms of tokens [begin, begin + count): their gradients, and what each adds to the loss and
+// to the statistics, for policy_loss_sums(). A token of weight 0 contributes nothing and has
+// dlogprob exactly 0, whatever its other values. A weight that is negative or NaN throws Error on
+// the CPU; on CUDA, where log-probs are f32, that token's terms and gradient are NaN.
+struct PolicyLossTerms {
   Tensor& dlogprob;  // [T], the gradient of the loss
-  Tensor& stats;     // PolicyLossStats, accumulated
+  Tensor& terms;     // f64 [T, 1 + PolicyLossStats::kSize]: the loss's, then the statistics'
   const Tensor& logprob;
   const Tensor& old_logprob;
   const Tensor& ref_logprob;  // may be undefined: no reference
   const Tensor &advantage, &weight;
   PolicyLossDesc desc = {};
+  int64_t begin = 0, count = 0;
 };
-COHORT_KERNEL(void policy_loss(const PolicyLoss& args));
+COHORT_KERNEL(void policy_loss_terms(const PolicyLossTerms& args));
+
+// Sums the terms of all tokens in an order that depends on their number only.
+struct PolicyLossSums {
+  Tensor& loss;   // [1], in the dtype of the log-probs
+  Tensor& stats;  // PolicyLossStats, accumulated
+  const Tensor& terms;
+};
+COHORT_KERNEL(void policy_loss_sums(const PolicyLossSums& args));
 
 }  // namespace cohort::kernels

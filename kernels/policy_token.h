@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <limits>
 
 #include "core/host_device.h"
 #include "kernels/policy_loss.h"
@@ -82,28 +83,55 @@ COHORT_HD inline TokenLoss penalty(double logprob, double ref_logprob, double be
   return {beta * kl.value, -beta * kl.slope};
 }
 
+// A token's share of the loss and of the statistics; a row of PolicyLossTerms::terms.
+struct PolicyTerms {
+  double loss = 0;
+  PolicyLossStats stats;
+};
+static_assert(sizeof(PolicyTerms) == (1 + PolicyLossStats::kSize) * sizeof(double));
+
+COHORT_HD inline void add(PolicyTerms& total, const PolicyTerms& more) {
+  total.loss += more.loss;
+  add(total.stats, more.stats);
+}
+
 // The tensors of a call as pointers; `ref_logprob` may be null.
 template <class T>
 struct PolicyTokens {
   const T *logprob, *old_logprob, *ref_logprob, *advantage, *weight;
+  PolicyTerms* terms;
+  T* dlogprob;
 
-  explicit PolicyTokens(const PolicyLoss& args)
+  explicit PolicyTokens(const PolicyLossTerms& args)
       : logprob(args.logprob.data<T>()),
         old_logprob(args.old_logprob.data<T>()),
         ref_logprob(args.ref_logprob.defined() ? args.ref_logprob.data<T>() : nullptr),
         advantage(args.advantage.data<T>()),
-        weight(args.weight.data<T>()) {}
+        weight(args.weight.data<T>()),
+        terms(static_cast<PolicyTerms*>(args.terms.raw())),
+        dlogprob(args.dlogprob.data<T>()) {}
 
-  // Contribution of token t to the loss and to its gradient, with its weight, which is above 0.
-  COHORT_HD TokenLoss loss(int64_t t, const PolicyLossDesc& desc, PolicyLossStats& stats) const {
+  // Writes the terms and the gradient of token t.
+  COHORT_HD void compute(int64_t t, const PolicyLossDesc& desc) const {
+    PolicyTerms out;
+    double gradient = 0;
     const auto lp = static_cast<double>(logprob[t]), scale = static_cast<double>(weight[t]);
-    TokenLoss token = surrogate(
-        {lp, static_cast<double>(old_logprob[t]), static_cast<double>(advantage[t])}, desc, stats);
-    if (ref_logprob != nullptr) {
-      const TokenLoss kl = penalty(lp, static_cast<double>(ref_logprob[t]), desc.beta, stats);
-      token = {token.loss + kl.loss, token.gradient + kl.gradient};
+    // A token of weight 0 is not part of the loss; its log-probs are not read.
+    if (scale > 0) {
+      TokenLoss token =
+          surrogate({lp, static_cast<double>(old_logprob[t]), static_cast<double>(advantage[t])},
+                    desc, out.stats);
+      if (ref_logprob != nullptr) {
+        const TokenLoss kl = penalty(lp, static_cast<double>(ref_logprob[t]), desc.beta, out.stats);
+        token = {token.loss + kl.loss, token.gradient + kl.gradient};
+      }
+      out.loss = scale * token.loss;
+      gradient = scale * token.gradient;
+    } else if (scale != 0) {  // negative or NaN
+      out.loss = gradient = std::numeric_limits<double>::quiet_NaN();
     }
-    return {scale * token.loss, scale * token.gradient};
+    terms[t] = out;
+    dlogprob[t] = static_cast<T>(gradient);
   }
 };
 

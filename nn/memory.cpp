@@ -83,14 +83,10 @@ struct StepMemory {
 StepMemory measure_step(const ModelConfig& config, DType dtype, int64_t tokens, Device device) {
   const DryModel dry(config, dtype, tokens, device);
   const Tensor weights = Tensor::empty({tokens}, accumulate_dtype(dtype), device);
-  int64_t kept = 0;
-  backward([&] {
-    const Variable loss =
-        cross_entropy(dry.model.hidden_at_targets(dry.batch, {.mode = Mode::kTrain}),
-                      dry.model.head(), dry.batch.targets, weights);
-    kept = dry.live();
-    return loss;
-  });
+  HeadLoss loss = cross_entropy(dry.model.hidden_at_targets(dry.batch, {.mode = Mode::kTrain}),
+                                dry.model.head(), dry.batch.targets, weights);
+  const int64_t kept = dry.live();
+  backward(std::move(loss.hidden), std::move(loss.dhidden), loss.head);
   return {kept, dry.peak() - kept};
 }
 
@@ -123,8 +119,7 @@ MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemorySh
   if (const int64_t tokens = shape.micro_batch_tokens; tokens > 0) {
     const StepMemory step = measure_step(c, dtype, tokens, shape.device);
     out.activations = step.kept;
-    out.workspace = std::max(step.workspace, kernels::head_workspace_bytes(
-                                                 tokens, c.vocab_size, dtype, {}, shape.device));
+    out.workspace = step.workspace;
   }
   if (shape.rollout_sequences > 0) {
     KVCacheConfig cache{.num_layers = c.num_layers,

@@ -1,6 +1,5 @@
 // Memory estimate of a training run from its configuration: the tensors of a step in a dry run
-// (core/dry_run.h), counted with the allocator's size classes. Kernel workspaces are not counted,
-// except the head's logits.
+// (core/dry_run.h), counted with the allocator's size classes. Kernel workspaces are not counted.
 #pragma once
 
 #include <algorithm>

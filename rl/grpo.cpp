@@ -1,26 +1,99 @@
-// Packing of one optimiser update into micro batches, and the loss of one of them. Each token has
-// its final weight, one over the denominator of the whole update, so that the losses and gradients
-// of micro batches and ranks add up.
+// Advantages, packing of one optimiser update into micro batches, and the loss of one of them.
+// Group statistics are computed over the sorted rewards, so that permuting the samples of a group
+// permutes the advantages exactly. Each token has its final weight, one over the denominator of the
+// whole update, so that the losses and gradients of micro batches and ranks add up.
 #include "rl/grpo.h"
 
 #include <algorithm>
+#include <cmath>
+
+#include "data/parallel_try.h"
 
 namespace cohort {
 
-TokenSequence policy_sequence(const Trajectory& t, double advantage) {
+namespace {
+
+double scale_factor(AdvantageScale scale, const GroupStatistics& group) {
+  for (const AdvantageScaleEntry& entry : kAdvantageScales)
+    if (entry.value == scale) return entry.factor(group);
+  throw Error("[advantage] expected a scale of kAdvantageScales");
+}
+
+// True if two totals differ by no more than the rounding of their sums: 0.3 and 0.1 + 0.2 are
+// equal.
+bool equal_rewards(double a, double b) {
+  constexpr double kRelative = 1e-9;
+  return std::abs(a - b) <= kRelative * std::max(std::abs(a), std::abs(b));
+}
+
+// The rewards that are not NaN, sorted.
+std::vector<double> valid_rewards(std::span<const double> rewards) {
+  std::vector<double> valid;
+  std::copy_if(rewards.begin(), rewards.end(), std::back_inserter(valid),
+               [](double r) { return !std::isnan(r); });
+  std::sort(valid.begin(), valid.end());
+  return valid;
+}
+
+double mean_of(const std::vector<double>& values) {
+  double mean = 0;
+  for (const double v : values) mean += v / static_cast<double>(values.size());
+  return mean;
+}
+
+double std_of(const std::vector<double>& values) {
+  const double mean = mean_of(values);
+  double squares = 0;
+  for (const double v : values) squares += (v - mean) * (v - mean);
+  return std::sqrt(squares / static_cast<double>(values.size() - 1));
+}
+
+void group_advantages(std::span<double> out, std::span<const double> rewards, AdvantageScale scale,
+                      double batch_std) {
+  const std::vector<double> valid = valid_rewards(rewards);
+  // The mean of equal values may differ from them by rounding, which the scale would amplify.
+  if (valid.empty() || equal_rewards(valid.front(), valid.back())) return;
+
+  const double mean = mean_of(valid);
+  const double factor = scale_factor(
+      scale,
+      {.n = static_cast<double>(valid.size()), .std = std_of(valid), .batch_std = batch_std});
+  for (size_t i = 0; i < rewards.size(); ++i)
+    if (!std::isnan(rewards[i])) out[i] = (rewards[i] - mean) * factor;
+}
+
+}  // namespace
+
+std::vector<double> group_advantages(std::span<const double> rewards, int64_t group_size,
+                                     AdvantageScale scale, double batch_std) {
+  const auto count = static_cast<int64_t>(rewards.size());
+  COHORT_CHECK(group_size > 0 && count % group_size == 0, "[advantage] expected groups of ",
+               group_size, ", got ", count, " values");
+  const auto size = static_cast<size_t>(group_size);
+  std::vector<double> advantages(rewards.size(), 0.0);
+  for (size_t begin = 0; begin < rewards.size(); begin += size)
+    group_advantages(std::span(advantages).subspan(begin, size), rewards.subspan(begin, size),
+                     scale, batch_std);
+  return advantages;
+}
+
+double reward_std(std::span<const double> rewards) {
+  const std::vector<double> valid = valid_rewards(rewards);
+  return valid.size() < 2 ? 0 : std_of(valid);
+}
+
+PolicySequence policy_sequence(const Trajectory& t, double advantage) {
   COHORT_CHECK(t.prompt_length >= 1 && t.completion_length() >= 1,
                "[policy_sequence] expected a prompt and a completion in sequence ", t.index,
                ", got ", t.prompt_length, " and ", t.completion_length(), " tokens");
-  return {.tokens = t.tokens,
-          .loss_mask = t.loss_mask,
-          .index = t.index,
-          .columns = {{"old_logprob", t.logprobs},
-                      {"advantage", std::vector<double>(t.tokens.size(), advantage)}}};
+  COHORT_CHECK(t.logprobs.size() == t.tokens.size(), "[policy_sequence] sequence ", t.index,
+               " has ", t.tokens.size(), " tokens and ", t.logprobs.size(), " log-probs");
+  return {{.tokens = t.tokens, .loss_mask = t.loss_mask, .index = t.index}, t.logprobs, advantage};
 }
 
-StepTotals count_totals(std::span<const TokenSequence> sequences) {
+StepTotals count_totals(std::span<const PolicySequence> sequences) {
   StepTotals totals{.sequences = static_cast<double>(sequences.size())};
-  for (const TokenSequence& s : sequences) totals.tokens += static_cast<double>(s.num_targets());
+  for (const PolicySequence& s : sequences) totals.tokens += static_cast<double>(s.num_targets());
   return totals;
 }
 
@@ -37,12 +110,43 @@ double token_weight(LossType type, const StepTotals& totals, int64_t length,
   throw Error("[token_weight] expected a loss type of kLossTypes");
 }
 
-Minibatch pack_policy(std::vector<TokenSequence> sequences, const PackPolicyDesc& desc) {
-  for (TokenSequence& s : sequences)
-    s.columns["weight"].assign(
-        s.tokens.size(),
-        token_weight(desc.loss_type, desc.totals, s.num_targets(), desc.max_completion_length));
-  return pack_micro_batches(sequences, desc.micro_batch_tokens, desc.dtype);
+Minibatch pack_policy(std::vector<PolicySequence> sequences, const PackPolicyDesc& desc) {
+  std::vector<TokenSequence> tokens;
+  for (PolicySequence& s : sequences) tokens.push_back(static_cast<TokenSequence&&>(s));
+  const std::vector<size_t> begins = split_micro_batches(tokens, desc.micro_batch_tokens);
+  Minibatch out(begins.size() - 1);
+  parallel_try(static_cast<int64_t>(out.size()), 1, [&](int64_t i) {
+    const auto b = static_cast<size_t>(i);
+    const size_t begin = begins[b], end = begins[b + 1];
+    std::vector<double> old_logprob, advantage, weight;
+    for (size_t s = begin; s < end; ++s) {
+      const TokenSequence& sequence = tokens[s];
+      for (size_t t = 1; t < sequence.tokens.size(); ++t)
+        if (sequence.loss_mask[t]) old_logprob.push_back(sequences[s].old_logprob[t]);
+      advantage.resize(old_logprob.size(), sequences[s].advantage);
+      weight.resize(old_logprob.size(),
+                    token_weight(desc.loss_type, desc.totals, sequence.num_targets(),
+                                 desc.max_completion_length));
+    }
+    const auto column = [&](const std::vector<double>& values) {
+      return Tensor::from(values).to(desc.dtype);
+    };
+    out[b] = {pack(std::span(tokens).subspan(begin, end - begin)),
+              column(old_logprob),
+              column(advantage),
+              column(weight),
+              {}};
+  });
+  return out;
+}
+
+PolicyBatch to_device(const PolicyBatch& batch, const Transformer& model) {
+  const Device device = model.device();
+  return {model.to_device(batch),
+          batch.old_logprob.to(device),
+          batch.advantage.to(device),
+          batch.weight.to(device),
+          {}};
 }
 
 TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batch,
@@ -51,16 +155,14 @@ TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batc
                          batch.targets, {.temperature = temperature});
 }
 
-LossAndStats grpo_loss(const Variable& hidden, const Variable& head, const PackedBatch& batch,
-                       const GrpoConfig& config, double temperature) {
-  const auto reference = batch.columns.find("ref_logprob");
-  return policy_loss(
-      hidden, head, batch.targets,
-      {.old_logprob = batch.column("old_logprob"),
-       .ref_logprob = reference == batch.columns.end() ? Tensor() : reference->second,
-       .advantage = batch.column("advantage"),
-       .weight = batch.column("weight")},
-      config.loss_desc(), {.temperature = temperature});
+HeadLoss grpo_loss(const Variable& hidden, const Variable& head, const PolicyBatch& batch,
+                   const GrpoConfig& config, double temperature) {
+  return policy_loss(hidden, head, batch.targets,
+                     {.old_logprob = batch.old_logprob,
+                      .ref_logprob = batch.ref_logprob,
+                      .advantage = batch.advantage,
+                      .weight = batch.weight},
+                     config.loss_desc(), {.temperature = temperature});
 }
 
 }  // namespace cohort

@@ -1,4 +1,5 @@
-// GRPO's configuration and loss over packed batches. Differences from the papers:
+// GRPO: its configuration, the advantages of groups, and its loss over packed batches. Differences
+// from the papers:
 //   1. Every denominator (tokens, sequences) is that of the whole optimiser step, over all micro
 //      batches and ranks. Therefore `bnpo`, whose denominator is by definition that of a local
 //      batch, equals `dapo` here.
@@ -15,10 +16,53 @@
 #include "config/visitor.h"
 #include "data/packing.h"
 #include "nn/transformer.h"
-#include "rl/advantage.h"
 #include "rl/engine/trajectory.h"
 
 namespace cohort {
+
+// Group-relative advantages: A = (r - mean) times a scale of the group.
+//
+// A sample with a NaN reward is left out of the statistics and has advantage 0. A group whose
+// rewards are all equal (to 1e-9 of the largest) has advantages of exactly 0, since scaling would
+// turn rounding errors into +-1. Permuting the samples of a group permutes its advantages, to the
+// bit.
+
+// Statistics of the n rewards of a group. std: of the group, over n - 1 as in TRL and verl;
+// batch_std: of all rewards of the step.
+struct GroupStatistics {
+  double n = 0, std = 0, batch_std = 0;
+};
+
+enum class AdvantageScale { kGroup, kBatch, kNone, kLeaveOneOut };
+
+// A new scale is an enumerator and a line in kAdvantageScales: its name in a configuration, and its
+// factor.
+//   group          GRPO (Shao et al. 2024); the 1e-4 keeps groups of almost equal rewards from
+//                  being scaled up to unit variance
+//   batch          group means, and the std of the whole step ("Tricks or Traps?", Liu et al. 2025)
+//   none           Dr. GRPO (Liu et al. 2025)
+//   leave_one_out  r - mean of the others: RLOO (Ahmadian et al. 2024)
+struct AdvantageScaleEntry {
+  AdvantageScale value;
+  const char* name;
+  double (*factor)(const GroupStatistics& group);
+};
+inline constexpr AdvantageScaleEntry kAdvantageScales[] = {
+    {AdvantageScale::kGroup, "group",
+     [](const GroupStatistics& group) { return 1 / (group.std + 1e-4); }},
+    {AdvantageScale::kBatch, "batch",
+     [](const GroupStatistics& group) { return 1 / (group.batch_std + 1e-4); }},
+    {AdvantageScale::kNone, "none", [](const GroupStatistics&) { return 1.0; }},
+    {AdvantageScale::kLeaveOneOut, "leave_one_out",
+     [](const GroupStatistics& group) { return group.n / (group.n - 1); }},
+};
+
+// rewards: `group_size` consecutive elements per group; batch_std: see GroupStatistics, for `batch`
+// only. Throws Error unless the number of rewards is a multiple of group_size.
+std::vector<double> group_advantages(std::span<const double> rewards, int64_t group_size,
+                                     AdvantageScale scale, double batch_std = 0);
+// The standard deviation (n - 1) of the rewards that are not NaN; 0 for fewer than two.
+double reward_std(std::span<const double> rewards);
 
 // Sums over the ranks of one optimiser update. Denominators use at least 1 of each.
 // As in TRL, a sequence without a token in its loss mask counts as a sequence.
@@ -99,17 +143,27 @@ struct GrpoConfig {
   }
 };
 
-// Micro batches of one optimiser update. Their columns are the inputs of the policy loss besides
-// the policy: "old_logprob", "ref_logprob" (where there is a reference), "advantage" and "weight"
-// (one over the denominator of the whole update).
-using Minibatch = std::vector<PackedBatch>;
+// A sequence of an update with the sampler's log-prob of each of its tokens and its advantage.
+struct PolicySequence : TokenSequence {
+  std::vector<double> old_logprob;
+  double advantage = 0;
+};
+// Converts a trajectory to the input of an update. Callers skip trajectories without a reward (all
+// are NaN); a trajectory that only counts in the totals has an empty loss mask.
+PolicySequence policy_sequence(const Trajectory& trajectory, double advantage);
 
-// Converts a trajectory to the input of an update: tokens, loss mask, "old_logprob" and
-// "advantage". Callers skip trajectories without a reward (all are NaN); a trajectory that only
-// counts in the totals has an empty loss mask.
-TokenSequence policy_sequence(const Trajectory& trajectory, double advantage);
+// A micro batch with the constants of the policy loss, [L] each: one value per target.
+struct PolicyBatch : PackedBatch {
+  Tensor old_logprob, advantage;
+  Tensor weight;       // one over the denominator of the whole update
+  Tensor ref_logprob;  // undefined: no reference
+};
+// Transformer::to_device() with the constants.
+PolicyBatch to_device(const PolicyBatch& batch, const Transformer& model);
+// The micro batches of one optimiser update.
+using Minibatch = std::vector<PolicyBatch>;
 
-StepTotals count_totals(std::span<const TokenSequence> sequences);
+StepTotals count_totals(std::span<const PolicySequence> sequences);
 // The weight of each token of a sequence with `length` of them in its loss mask.
 double token_weight(LossType type, const StepTotals& totals, int64_t length,
                     int64_t max_completion_length);
@@ -120,9 +174,9 @@ struct PackPolicyDesc {
   int64_t max_completion_length = 0, micro_batch_tokens = 0;
   DType dtype = DType::kF32;
 };
-// Sets the weights of the tokens and packs the sequences. Callers leave out sequences that cannot
+// Packs the sequences with the weights of their tokens. Callers leave out sequences that cannot
 // change the update (zero advantage or an empty loss mask).
-Minibatch pack_policy(std::vector<TokenSequence> sequences, const PackPolicyDesc& desc);
+Minibatch pack_policy(std::vector<PolicySequence> sequences, const PackPolicyDesc& desc);
 
 // Log-prob and entropy of each target under the policy at `temperature`, by a forward of the packed
 // tokens.
@@ -130,7 +184,7 @@ TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batc
                                double temperature);
 // Contribution of this micro batch to the step's loss, with sums for metrics: the policy loss of
 // its targets under the softmax of `hidden` [L, C] and `head` [V, C] at `temperature`.
-LossAndStats grpo_loss(const Variable& hidden, const Variable& head, const PackedBatch& batch,
-                       const GrpoConfig& config, double temperature);
+HeadLoss grpo_loss(const Variable& hidden, const Variable& head, const PolicyBatch& batch,
+                   const GrpoConfig& config, double temperature);
 
 }  // namespace cohort

@@ -67,12 +67,12 @@ StageEnd train_supervised(Stage& stage) {
         .mode = Mode::kTrain, .seed = static_cast<uint64_t>(config.seed), .step = stage.step()};
 
     const auto loss = [&](int64_t i) {
-      const PackedBatch batch = stage.model().to_device(batches[static_cast<size_t>(i)]);
-      const Variable hidden = stage.model().hidden_at_targets(batch, options);
-      const Tensor weights =
-          Tensor::full({batch.num_targets()}, 1 / targets, accumulate_dtype(stage.model().dtype()),
-                       stage.model().device());
-      return cross_entropy(hidden, stage.model().head(), batch.targets, weights);
+      const Transformer& model = stage.model();
+      const PackedBatch batch = model.to_device(batches[static_cast<size_t>(i)]);
+      const Tensor weights = Tensor::full({batch.num_targets()}, 1 / targets,
+                                          accumulate_dtype(model.dtype()), model.device());
+      return cross_entropy(model.hidden_at_targets(batch, options), model.head(), batch.targets,
+                           weights);
     };
     const double rate = stage.learning_rate();
     const Learner::Update update =

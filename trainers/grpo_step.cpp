@@ -17,12 +17,12 @@ constexpr uint64_t kAblationPurpose = 7;
 constexpr double kMaxFailedFraction = 0.05;
 
 // Sets one column of all micro batches to the log-probs under `model`.
-void set_log_probs(std::vector<Minibatch>& minibatches, const char* column,
+void set_log_probs(std::vector<Minibatch>& minibatches, Tensor PolicyBatch::*column,
                    const Transformer& model, double temperature) {
   NoGradGuard no_grad;
   for (Minibatch& minibatch : minibatches)
-    for (PackedBatch& batch : minibatch)
-      batch.columns[column] = policy_log_probs(model, batch, temperature).logprob.value();
+    for (PolicyBatch& batch : minibatch)
+      batch.*column = policy_log_probs(model, batch, temperature).logprob.value();
 }
 
 // max |ratio - 1| of `model` to the log-probs that were recorded when this rank's tokens were
@@ -32,10 +32,10 @@ double ratio_deviation(std::span<const Minibatch> minibatches, const Transformer
   NoGradGuard no_grad;
   double largest = 0;
   for (const Minibatch& minibatch : minibatches)
-    for (const PackedBatch& batch : minibatch) {
-      const auto now = policy_log_probs(model, batch, temperature).logprob.value(),
-                 then = batch.column("old_logprob");
-      const auto new_values = now.to_vector<double>(), old_values = then.to_vector<double>();
+    for (const PolicyBatch& batch : minibatch) {
+      const Tensor now = policy_log_probs(model, batch, temperature).logprob.value();
+      const auto new_values = now.to_vector<double>(),
+                 old_values = batch.old_logprob.to_vector<double>();
       for (size_t i = 0; i < new_values.size(); ++i) {
         const double deviation = std::abs(std::expm1(new_values[i] - old_values[i]));
         largest = std::isnan(deviation) ? HUGE_VAL : std::max(largest, deviation);
@@ -98,10 +98,8 @@ std::vector<double> gather_values(Communicator& comm, std::span<const Trajectory
 
 // True if a sequence can change the update. Without a KL term a zero advantage gives an exactly
 // zero gradient.
-bool has_gradient(const TokenSequence& sequence, double beta) {
-  const std::vector<double>& advantage = sequence.columns.at("advantage");
-  return sequence.num_targets() > 0 && (beta > 0 || std::any_of(advantage.begin(), advantage.end(),
-                                                                [](double a) { return a != 0; }));
+bool has_gradient(const PolicySequence& sequence, double beta) {
+  return sequence.num_targets() > 0 && (beta > 0 || sequence.advantage != 0);
 }
 
 // Sums the statistics that each micro batch of one update has left on the device.
@@ -166,7 +164,8 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
         config);
     packing_time = clock.lap("packing");
     if (in.reference != nullptr)
-      set_log_probs(minibatches, "ref_logprob", *in.reference, config.sampling.temperature);
+      set_log_probs(minibatches, &PolicyBatch::ref_logprob, *in.reference,
+                    config.sampling.temperature);
     updates = update_policy(in.comm, in.learner, minibatches, config, in.learning_rate, in.step);
   }
   const double update_time = clock.lap("update");
@@ -203,12 +202,12 @@ std::vector<Minibatch> pack_minibatches(Communicator& comm, const Transformer& m
   std::vector<Minibatch> out;
   size_t i = 0;
   for (int64_t m = 0; m < parts; ++m) {
-    std::vector<TokenSequence> sequences;
+    std::vector<PolicySequence> sequences;
     const int64_t end = config.batch.prompts_per_step * (m + 1) / parts;  // prompts of the step
     for (; i < rollouts.trajectories.size() && rollouts.trajectories[i].group < end; ++i) {
       if (std::isnan(rollouts.scores.total[i])) continue;
       const Trajectory& trajectory = rollouts.trajectories[i];
-      TokenSequence& s = sequences.emplace_back(policy_sequence(trajectory, advantages[i]));
+      PolicySequence& s = sequences.emplace_back(policy_sequence(trajectory, advantages[i]));
       // The prompt's last token is not part of the shared prefix: its target is the completion's
       // first.
       if (config.batch.num_generations > 1) {
@@ -230,7 +229,7 @@ std::vector<Minibatch> pack_minibatches(Communicator& comm, const Transformer& m
                                .max_completion_length = config.sampling.max_completion_length,
                                .micro_batch_tokens = config.batch.micro_batch(),
                                .dtype = accumulate_dtype(model.dtype())}));
-    for (PackedBatch& batch : out.back()) batch = model.to_device(batch);
+    for (PolicyBatch& batch : out.back()) batch = to_device(batch, model);
   }
   return out;
 }
@@ -244,12 +243,12 @@ UpdateSums update_policy(Communicator& comm, Learner& learner, std::vector<Minib
     stats = Tensor::empty({count, kernels::PolicyLossStats::kSize}, DType::kF64,
                           learner.model().device());
     const auto loss_of = [&](int64_t i) {
-      const PackedBatch& batch = minibatch[static_cast<size_t>(i)];
+      const PolicyBatch& batch = minibatch[static_cast<size_t>(i)];
       const Transformer& model = learner.model();
-      const LossAndStats loss = grpo_loss(model.hidden_at_targets(batch, {.mode = Mode::kEval}),
-                                          model.head(), batch, config.grpo, temperature);
+      HeadLoss loss = grpo_loss(model.hidden_at_targets(batch, {.mode = Mode::kEval}), model.head(),
+                                batch, config.grpo, temperature);
       stats.select(0, i).copy_(loss.stats);
-      return loss.loss;
+      return loss;
     };
     return learner.update(count, loss_of, learning_rate, accept);
   };
@@ -263,7 +262,7 @@ UpdateSums update_policy(Communicator& comm, Learner& learner, std::vector<Minib
   };
   const auto correct_log_probs = [&](double deviation) {
     sums.ratio_deviation = deviation;
-    set_log_probs(minibatches, "old_logprob", learner.model(), temperature);
+    set_log_probs(minibatches, &PolicyBatch::old_logprob, learner.model(), temperature);
     if (comm.rank() == 0)
       logging::warn(
           "the sampler's log-probs differ from the trainer's: max |ratio - 1| = ", deviation,

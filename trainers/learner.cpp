@@ -53,19 +53,17 @@ Learner::Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& conf
     });
 }
 
-Learner::Update Learner::update(int64_t micro_batches, const std::function<Variable(int64_t)>& loss,
+Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
                                 double learning_rate, const std::function<bool()>& accept) {
   for (const Variable& leaf : model_->leaves()) leaf.zero_grad();
   Tensor losses = Tensor::empty({micro_batches}, gradients_.dtype(), gradients_.device());
   Stopwatch clock;
   for (int64_t i = 0; i < micro_batches; ++i) {
     last_micro_batch_ = i + 1 == micro_batches;
-    const Variable value = backward([&] {
-      const Variable made = loss(i);
-      clock.lap("forward");
-      return made;
-    });
-    losses.narrow(0, i, 1).copy_(value.value());
+    HeadLoss made = loss(i);
+    losses.narrow(0, i, 1).copy_(made.loss);
+    clock.lap("forward");
+    backward(std::move(made.hidden), std::move(made.dhidden), made.head);
     clock.lap("backward");
   }
   last_micro_batch_ = false;

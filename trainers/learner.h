@@ -23,14 +23,14 @@ class Learner : NonCopyable {  // the parameters' hooks hold its address
     bool made = true;      // false: refused, or the gradient is exactly 0 on all ranks
     bool refused = false;  // `accept` returned false
   };
-  // One optimiser update: backward(make) of loss(0) ... loss(micro_batches - 1), whose sum over
-  // micro batches and ranks is the step's loss, then reduction, clipping and AdamW. Every rank
+  // One optimiser update: the backward of loss(0) ... loss(micro_batches - 1), whose sum over micro
+  // batches and ranks is the step's loss, then reduction, clipping and AdamW. Every rank
   // calls it, even without a micro batch. Synchronizes with the device once, before the update.
   // Throws the same NonFiniteError on every rank, without any update, if a loss, a gradient or a
   // number checked by check_weights() is not finite. `accept`, if given, is called when all losses
   // are known; if it returns false on any rank, weights and optimiser state are unchanged. They are
   // also unchanged if every gradient is 0: AdamW's momentum and decay would move the weights.
-  Update update(int64_t micro_batches, const std::function<Variable(int64_t)>& loss,
+  Update update(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
                 double learning_rate, const std::function<bool()>& accept = nullptr);
   // Throws NonFiniteError if an update has made weights or moments that are not finite.
   // Synchronizes with the device.

@@ -1,19 +1,14 @@
-// Fused head on CUDA: for each chunk the logits by the row-independent GEMM, then one block per
-// token over its row. If gradients are computed with the log-probs (bf16, sm_90), a cluster of
-// blocks reads the row once into registers and computes statistics, then gradients, while the next
-// row is being loaded. These cannot contain dlogprob yet, which the caller computes from the
-// log-probs; it is applied to a token's row of x and of dx instead:
-//   dz[t, :] = dlogprob[t] d[t, :],  dx[t, :] = dlogprob[t] (d w)[t, :],  dw = d^T (dlogprob x)
+// The row ops of the language model head on CUDA: one block per token over its row of logits. If
+// gradients are computed with the log-probs (bf16, sm_90), a cluster of blocks reads the row once
+// into registers and computes statistics, then unit gradients, while the next row is being loaded.
 #include "kernels/head.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "kernels/cuda/row_softmax.cuh"
 #include "kernels/cuda/sm90/cluster.cuh"
 #include "kernels/cuda/sm90/tma.cuh"
-#include "kernels/matmul.h"
 
 namespace cohort::kernels::cuda {
 namespace {
@@ -374,161 +369,63 @@ __global__ void scale_rows_kernel(Out* out, const In* in, const float* factor, i
   const float scaled = factor[i / cols] * to_float(in[i]);
   out[i] = from_float<Out>(accumulate ? to_float(out[i]) + scaled : scaled);
 }
-template <class Out, class In>
-void scale_rows(Tensor& out, const Tensor& in, const float* factor, Grad mode) {
+template <class In>
+void launch_scale_rows(const ScaleRows& args) {
   constexpr int kThreads = 256;
-  launch(
-      "scale_rows", scale_rows_kernel<Out, In>,
-      {.grid = blocks_for(in.numel(), kThreads), .block = kThreads, .start = Start::kProgrammatic},
-      in.device(), pointer<Out>(out), pointer<In>(in), factor, in.numel(), in.cols(),
-      mode == Grad::kAccumulate);
+  launch("scale_rows", scale_rows_kernel<bf16, In>,
+         {.grid = blocks_for(args.x.numel(), kThreads),
+          .block = kThreads,
+          .start = Start::kProgrammatic},
+         args.x.device(), pointer<bf16>(args.y), pointer<In>(args.x), pointer<float>(args.factor),
+         args.x.numel(), args.x.cols(), args.mode == Grad::kAccumulate);
 }
-
-// Computes the gradients of x and w from logits, chunk by chunk in ascending order. bf16 gradients
-// of logits are buffered for GEMMs over more tokens, because a GEMM over few tokens would read and
-// write all of dw for little work.
-class HeadBackward {
- public:
-  struct Args {
-    const Tensor &x, &w, &targets;
-    GradOut dx, dw;
-    int64_t rows;  // per chunk
-    float inverse_temperature;
-  };
-  explicit HeadBackward(const Args& args) : args_(args) {
-    Tensor& dw = args_.dw.tensor;
-    if (args.x.dim(0) == 0 && dw.defined() && args.dw.mode == Grad::kOverwrite) dw.zero_();
-    if (args.x.dtype() == accumulate_dtype(args.x.dtype())) return;
-    const int64_t buffered = head_gradient_tokens(args.x.dim(0), args.rows);
-    buffered_ = Tensor::empty({buffered, args.w.dim(0)}, args.x.dtype(), args.x.device());
-  }
-
-  // Adds a chunk: logits of the tokens from `begin`, which may be overwritten.
-  void add(int64_t begin, Tensor& logits, const TokenGrads& tokens) {
-    const int64_t count = logits.dim(0), vocab = logits.dim(1);
-    Tensor dz = buffered_.defined() ? gradient_slot(begin, count) : logits;
-    dispatch_device(args_.x.dtype(), "head_backward", [&]<class T>() {
-      launch("head_logits_backward", logits_backward_kernel<T>, {blocks_for(count, 1), kRowThreads},
-             args_.x.device(), pointer<T>(dz), pointer<float>(std::as_const(logits)), tokens, vocab,
-             args_.inverse_temperature);
-    });
-    if (buffered_.defined())
-      commit(begin + count, nullptr);
-    else
-      accumulate_gradients(begin, dz, nullptr);
-  }
-
-  // Buffer for the bf16 gradients of the logits of tokens [begin, begin + count).
-  Tensor gradient_slot(int64_t begin, int64_t count) {
-    return buffered_.narrow(0, begin % buffered_.dim(0), count);
-  }
-  // Marks buffered gradients as written up to token `end`. dlogprob of all tokens is still to be
-  // applied to them, unless null.
-  void commit(int64_t end, const float* dlogprob) {
-    if (end % buffered_.dim(0) != 0 && end != args_.x.dim(0)) return;
-    const int64_t first = (end - 1) / buffered_.dim(0) * buffered_.dim(0);
-    accumulate_gradients(first, buffered_.narrow(0, 0, end - first), dlogprob);
-  }
-
- private:
-  void accumulate_gradients(int64_t begin, const Tensor& dz, const float* dlogprob) {
-    const int64_t count = dz.dim(0);
-    // The weight gradient accumulates over the calls; the first uses the requested mode.
-    if (args_.dw.tensor.defined()) {
-      Tensor x = args_.x.narrow(0, begin, count);
-      if (dlogprob != nullptr) {
-        const Tensor plain = x;
-        x = Tensor::empty_like(plain);
-        scale_rows<bf16, bf16>(x, plain, dlogprob + begin, Grad::kOverwrite);
-      }
-      matmul(
-          {.c = args_.dw.tensor,
-           .a = dz,
-           .b = x,
-           .desc = {.a = Transpose::kYes, .out = begin == 0 ? args_.dw.mode : Grad::kAccumulate}});
-    }
-    if (args_.dx.tensor.defined()) {
-      Tensor dx = args_.dx.tensor.narrow(0, begin, count);
-      // This GEMM has few rows and K = vocab, so split-K is allowed to occupy the device. No
-      // log-prob depends on it.
-      MatmulDesc desc{.out = args_.dx.mode, .split_k = SplitK::kAllowed};
-      if (dlogprob == nullptr) return matmul({.c = dx, .a = dz, .b = args_.w, .desc = desc});
-      desc.out = Grad::kOverwrite;
-      Tensor unscaled = Tensor::empty(dx.shape(), DType::kF32, dx.device());
-      matmul({.c = unscaled, .a = dz, .b = args_.w, .desc = desc});
-      scale_rows<bf16, float>(dx, unscaled, dlogprob + begin, args_.dx.mode);
-    }
-  }
-
-  Args args_;
-  Tensor buffered_;  // gradients of logits; undefined if they overwrite the logits
-};
 
 }  // namespace
 
-void head_logprob_forward(const HeadLogprobForward& args) {
-  const auto inverse_temperature = static_cast<float>(1 / args.desc.temperature);
-  const int64_t vocab = args.w.dim(0);
-  const Device device = args.x.device();
-  const int64_t rows = head_chunk_tokens(vocab, args.desc.chunk_tokens, device);
-  std::optional<HeadBackward> backward;
-  if (args.gradients != nullptr)
-    backward.emplace(HeadBackward::Args{.x = args.x,
-                                        .w = args.w,
-                                        .targets = args.targets,
-                                        .dx = args.gradients->dx,
-                                        .dw = args.gradients->dw,
-                                        .rows = rows,
-                                        .inverse_temperature = inverse_temperature});
-  const LogprobGradient fused =
-      backward ? logprob_gradient(vocab, args.x.dtype(), device) : LogprobGradient{};
-  for_logit_chunks(args.x, args.w, rows, [&](int64_t begin, Tensor& logits) {
-    const int64_t count = logits.dim(0);
-    const Statistics out{.logprob = pointer<float>(args.logprob) + begin,
-                         .entropy = pointer<float>(args.entropy) + begin,
-                         .lse = pointer<float>(args.lse) + begin};
-    const int32_t* const targets = pointer<int32_t>(args.targets) + begin;
-    if (fused.kernel != nullptr) {
-      Tensor d = backward->gradient_slot(begin, count);
-      LaunchShape shape = fused.shape;
-      shape.grid = blocks_for(kClusterBlocks * std::min(count, fused.clusters), 1);
-      launch("head_logprob_gradient", fused.kernel, shape, device, out, pointer<bf16>(d),
-             pointer<float>(std::as_const(logits)), targets, static_cast<int>(count),
-             static_cast<int>(vocab), inverse_temperature);
-      if (args.gradients->set_dlogprob) args.gradients->set_dlogprob(begin, count);
-      return backward->commit(begin + count, pointer<float>(args.gradients->dlogprob));
-    }
-    launch("head_logprob", logprob_kernel, {blocks_for(count, 1), kRowThreads}, device, out,
-           pointer<float>(std::as_const(logits)), targets, vocab, inverse_temperature);
-    if (!backward) return;
-    if (args.gradients->set_dlogprob) args.gradients->set_dlogprob(begin, count);
-    backward->add(begin, logits,
-                  {.dlogprob = pointer<float>(args.gradients->dlogprob) + begin,
-                   .lse = out.lse,
-                   .entropy = out.entropy,
-                   .targets = targets});
+bool has_unit_gradients(int64_t vocab, DType dtype, Device device) {
+  return logprob_gradient(vocab, dtype, device).kernel != nullptr;
+}
+
+void head_statistics(const HeadStatistics& args) {
+  const Device device = args.logits.device();
+  const int64_t count = args.logits.dim(0), vocab = args.logits.dim(1);
+  const auto inverse_temperature = static_cast<float>(1 / args.temperature);
+  const Statistics out{.logprob = pointer<float>(args.logprob) + args.begin,
+                       .entropy = pointer<float>(args.entropy) + args.begin,
+                       .lse = pointer<float>(args.lse) + args.begin};
+  const int32_t* const targets = pointer<int32_t>(args.targets) + args.begin;
+  const float* const logits = pointer<float>(args.logits);
+  if (!args.unit_gradients.defined())
+    return launch("head_logprob", logprob_kernel, {blocks_for(count, 1), kRowThreads}, device, out,
+                  logits, targets, vocab, inverse_temperature);
+  const LogprobGradient fused = logprob_gradient(vocab, DType::kBF16, device);
+  COHORT_CHECK(fused.kernel != nullptr, "[head] no kernel gives unit gradients of rows of ", vocab);
+  Tensor d = args.unit_gradients;
+  LaunchShape shape = fused.shape;
+  shape.grid = blocks_for(kClusterBlocks * std::min(count, fused.clusters), 1);
+  launch("head_logprob_gradient", fused.kernel, shape, device, out, pointer<bf16>(d), logits,
+         targets, static_cast<int>(count), static_cast<int>(vocab), inverse_temperature);
+}
+
+void head_logit_gradients(const HeadLogitGradients& args) {
+  const auto at = [&](const Tensor& t) {
+    return t.defined() ? pointer<float>(t) + args.begin : nullptr;
+  };
+  dispatch_device(args.dz.dtype(), "head_backward", [&]<class T>() {
+    launch("head_logits_backward", logits_backward_kernel<T>,
+           {blocks_for(args.logits.dim(0), 1), kRowThreads}, args.logits.device(),
+           pointer<T>(args.dz), pointer<float>(args.logits),
+           TokenGrads{.dlogprob = at(args.dlogprob),
+                      .dentropy = at(args.dentropy),
+                      .lse = at(args.lse),
+                      .entropy = at(args.entropy),
+                      .targets = pointer<int32_t>(args.targets) + args.begin},
+           args.logits.dim(1), static_cast<float>(1 / args.temperature));
   });
 }
 
-void head_logprob_backward(const HeadLogprobBackward& args) {
-  const int64_t vocab = args.w.dim(0);
-  const int64_t rows = head_chunk_tokens(vocab, args.desc.chunk_tokens, args.x.device());
-  HeadBackward backward({.x = args.x,
-                         .w = args.w,
-                         .targets = args.targets,
-                         .dx = args.dx,
-                         .dw = args.dw,
-                         .rows = rows,
-                         .inverse_temperature = static_cast<float>(1 / args.desc.temperature)});
-  for_logit_chunks(args.x, args.w, rows, [&](int64_t begin, Tensor& logits) {
-    backward.add(
-        begin, logits,
-        {.dlogprob = pointer<float>(args.dlogprob) + begin,
-         .dentropy = args.dentropy.defined() ? pointer<float>(args.dentropy) + begin : nullptr,
-         .lse = pointer<float>(args.lse) + begin,
-         .entropy = pointer<float>(args.entropy) + begin,
-         .targets = pointer<int32_t>(args.targets) + begin});
-  });
+void scale_rows(const ScaleRows& args) {
+  dispatch_device(args.x.dtype(), "scale_rows", [&]<class In>() { launch_scale_rows<In>(args); });
 }
 
 }  // namespace cohort::kernels::cuda

@@ -1,5 +1,5 @@
-// Policy loss on CUDA in two passes of fixed order: one thread per token with one set of sums per
-// block, then one block that adds the sets in order.
+// Policy loss on CUDA: one thread per token, then sums in a fixed order: one set per block of
+// tokens, and one block that adds the sets.
 #include "kernels/cuda/device.cuh"
 #include "kernels/policy_token.h"
 
@@ -8,10 +8,7 @@ namespace {
 
 constexpr int kThreads = 256;  // tokens per set of sums
 
-struct Sums {
-  double loss = 0;
-  PolicyLossStats stats;
-};
+using Sums = PolicyTerms;
 
 // Sums over the lanes of a warp by a butterfly, so that all lanes get the same bits.
 __device__ Sums warp_total(Sums sums) {
@@ -26,8 +23,7 @@ __device__ Sums warp_total(Sums sums) {
                                     .clipped_high = shuffled(s.clipped_high),
                                     .kl_to_old = shuffled(s.kl_to_old),
                                     .kl_to_reference = shuffled(s.kl_to_reference)}};
-    sums.loss += other_sums.loss;
-    add(sums.stats, other_sums.stats);
+    add(sums, other_sums);
   }
   return sums;
 }
@@ -42,34 +38,24 @@ __device__ Sums block_total(const Sums& thread_sums) {
   Sums total = *reinterpret_cast<const Sums*>(scratch[0]);
   for (int w = 1; w < kThreads / 32; ++w) {
     const Sums& other_sums = *reinterpret_cast<const Sums*>(scratch[w]);
-    total.loss += other_sums.loss;
-    add(total.stats, other_sums.stats);
+    add(total, other_sums);
   }
   return total;
 }
 
-// A thread has one token and stores its gradient; the terms of the loss and the statistics are
-// summed over the block in f64. partial[b] are the sums of block b.
+// A thread computes the terms and the gradient of one token.
 __global__ void __launch_bounds__(kThreads)
-    token_kernel(Sums* partial, float* gradient, PolicyTokens<float> tokens, int64_t count,
-                 PolicyLossDesc desc) {
+    terms_kernel(PolicyTokens<float> tokens, int64_t begin, int64_t end, PolicyLossDesc desc) {
+  const int64_t t = begin + static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (t < end) tokens.compute(t, desc);
+}
+
+// partial[b] = sums over the tokens of block b, in f64.
+__global__ void __launch_bounds__(kThreads)
+    block_sums_kernel(Sums* partial, const Sums* terms, int64_t count) {
   const int64_t t = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  Sums thread_sums;
-  // A token of weight 0 is not part of the loss; its log-probs are not read.
-  if (t < count) {
-    float token_gradient = 0;
-    const float weight = tokens.weight[t];
-    if (weight > 0) {
-      const TokenLoss token = tokens.loss(t, desc, thread_sums.stats);
-      thread_sums.loss = token.loss;
-      token_gradient = static_cast<float>(token.gradient);
-    } else if (weight != 0) {  // negative or NaN
-      thread_sums.loss = token_gradient = __int_as_float(0x7fc00000);
-    }
-    gradient[t] = token_gradient;
-  }
   // Threads past the last token must participate in the barrier of block_total().
-  const Sums total = block_total(thread_sums);
+  const Sums total = block_total(t < count ? terms[t] : Sums{});
   if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
 
@@ -78,10 +64,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     total_kernel(float* loss, PolicyLossStats* stats, const Sums* partial, int64_t count) {
   Sums thread_sums;
-  for (int64_t i = threadIdx.x; i < count; i += kThreads) {
-    thread_sums.loss += partial[i].loss;
-    add(thread_sums.stats, partial[i].stats);
-  }
+  for (int64_t i = threadIdx.x; i < count; i += kThreads) add(thread_sums, partial[i]);
   const Sums total = block_total(thread_sums);
   if (threadIdx.x > 0) return;
   *loss = static_cast<float>(total.loss);
@@ -90,17 +73,23 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void policy_loss(const PolicyLoss& args) {
+void policy_loss_terms(const PolicyLossTerms& args) {
   COHORT_CHECK(args.logprob.dtype() == DType::kF32,
                "[policy_loss] expected f32 log-probs on a CUDA device, got ", args.logprob.str());
-  const Device device = args.logprob.device();
-  const int64_t count = args.logprob.numel();
+  launch("policy_loss", terms_kernel, {blocks_for(args.count, kThreads), kThreads},
+         args.logprob.device(), PolicyTokens<float>(args), args.begin, args.begin + args.count,
+         args.desc);
+}
+
+void policy_loss_sums(const PolicyLossSums& args) {
+  const Device device = args.terms.device();
+  const int64_t count = args.terms.rows();
   const unsigned blocks = blocks_for(count, kThreads);
   Tensor partial =
       Tensor::empty({int64_t{blocks} * static_cast<int64_t>(sizeof(Sums))}, DType::kU8, device);
   Sums* const sums = pointer<Sums>(partial);
-  launch("policy_loss", token_kernel, {blocks, kThreads}, device, sums,
-         pointer<float>(args.dlogprob), PolicyTokens<float>(args), count, args.desc);
+  launch("policy_loss_sums", block_sums_kernel, {blocks, kThreads}, device, sums,
+         static_cast<const Sums*>(args.terms.raw()), count);
   launch("policy_loss_total", total_kernel, {1, kThreads}, device, pointer<float>(args.loss),
          pointer<PolicyLossStats>(args.stats), static_cast<const Sums*>(sums), int64_t{blocks});
 }

@@ -43,27 +43,18 @@ TEST(Pack, NothingGivesAnEmptyBatch) {
   EXPECT_EQ(batch.cu_seqlens.to_vector<int32_t>(), I32{0});
 }
 
-TEST(Pack, ColumnsAreThoseOfTheTargets) {
+// Each target's sequence, by its place in the batch; a sequence without a target has none, and a
+// shared prefix is no sequence of its own.
+TEST(Pack, SegmentsAreTheSequencesOfTheTargets) {
   const std::vector<TokenSequence> sequences = {
-      {.tokens = {5, 6, 7}, .loss_mask = {1, 0, 1}, .columns = {{"x", {1, 2, 3}}}},
-      {.tokens = {8, 9}, .loss_mask = {0, 1}, .columns = {{"x", {4, 0.1}}}}};
+      {.tokens = {5, 6, 7, 1}, .loss_mask = {0, 0, 1, 1}, .index = 9, .group = 2, .prefix = 1},
+      {.tokens = {5, 8, 9}, .loss_mask = {0, 0, 1}, .index = 8, .group = 2, .prefix = 1},
+      {.tokens = {1, 2}, .loss_mask = {1, 0}, .index = 7},
+      {.tokens = {3, 4}, .loss_mask = {0, 1}, .index = 6}};
   const PackedBatch batch = pack(sequences);
-  EXPECT_EQ(batch.column("x").to_vector<double>(), (std::vector<double>{3, 0.1}));
-  EXPECT_EQ(batch.column("x").dtype(), DType::kF64);
-  EXPECT_EQ(pack(sequences, DType::kF32).column("x").dtype(), DType::kF32);
-  EXPECT_THROW_WITH(batch.column("y"), Error, "no column y");
-}
-
-TEST(Pack, RefusesColumnsThatDoNotFit) {
-  const auto with = [](std::map<std::string, std::vector<double>> columns) {
-    return TokenSequence{.tokens = {1, 2}, .loss_mask = {0, 1}, .index = 3, .columns = columns};
-  };
-  const std::vector<TokenSequence> too_short = {with({{"x", {1}}})};
-  EXPECT_THROW_WITH(pack(too_short), Error, "sequence 3 has 2 tokens and 1 values of x");
-  const std::vector<TokenSequence> fewer = {with({{"x", {1, 2}}}), with({})};
-  EXPECT_THROW_WITH(pack(fewer), Error, "sequence 3 has 0 columns");
-  const std::vector<TokenSequence> other = {with({{"x", {1, 2}}}), with({{"y", {1, 2}}})};
-  EXPECT_THROW_WITH(pack(other), Error, "has no y");
+  EXPECT_EQ(batch.targets.to_vector<int32_t>(), (I32{7, 1, 9, 4}));
+  EXPECT_EQ(batch.segments.to_vector<int32_t>(), (I32{0, 0, 1, 3}));
+  EXPECT_EQ(batch.segments.dtype(), DType::kI32);
 }
 
 // Consecutive sequences of a group are preceded by their shared prefix, packed once.

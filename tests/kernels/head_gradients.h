@@ -1,7 +1,7 @@
 // HeadLossGradients for the tests of the head on both devices.
 #pragma once
 
-#include "kernels/head.h"
+#include "autograd/ops.h"
 #include "tests/kernels/kernel_test.h"
 
 namespace cohort::kernels::test {

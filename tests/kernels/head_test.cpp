@@ -1,5 +1,6 @@
 #include "kernels/head.h"
 
+#include "core/dry_run.h"
 #include "core/rng.h"
 #include "tests/kernels/head_gradients.h"
 #include "tests/kernels/kernel_test.h"
@@ -220,15 +221,27 @@ TEST(Head, SaysWhatIsWrong) {
   EXPECT_THROW_WITH(forward(c), Error, "expected x [T, C] and w [V, C]");
 }
 
-TEST(Head, WorkspaceIsOneChunkOfLogits) {
-  EXPECT_EQ(head_workspace_bytes(999, 1000, DType::kF32, {.chunk_tokens = 128}), 128 * 1000 * 4);
-  EXPECT_EQ(head_workspace_bytes(999, 1000, DType::kF64, {.chunk_tokens = 129}), 256 * 1000 * 8);
-  EXPECT_EQ(head_workspace_bytes(999, 1000, DType::kF32, {}), 128 * 1000 * 4);
-  EXPECT_EQ(head_workspace_bytes(7, 1000, DType::kF32, {}), 7 * 1000 * 4);
+// head_logprob_forward() allocates one chunk of logits.
+TEST(Head, HoldsOneChunkOfLogits) {
+  const auto peak = [](int64_t tokens, DType dtype, int64_t chunk) {
+    const DryRun run(Device{});
+    const Tensor x = Tensor::empty({tokens, 8}, dtype), w = Tensor::empty({1000, 8}, dtype),
+                 targets = Tensor::empty({tokens}, DType::kI32);
+    Tensor logprob = Tensor::empty({tokens}, dtype), entropy = logprob, lse = logprob;
+    const int64_t before = run.stats().live_bytes;
+    head_logprob_forward({logprob, entropy, lse, x, w, targets, {.chunk_tokens = chunk}});
+    return run.stats().peak_bytes - before;
+  };
+  const auto bytes = [](int64_t rows, int64_t size) {
+    return allocation_size(static_cast<size_t>(rows * 1000 * size), Device{});
+  };
+  EXPECT_EQ(peak(999, DType::kF32, 128), bytes(128, 4));
+  EXPECT_EQ(peak(999, DType::kF64, 129), bytes(256, 8));
+  EXPECT_EQ(peak(999, DType::kF32, 0), bytes(128, 4));
+  EXPECT_EQ(peak(7, DType::kF32, 0), bytes(7, 4));
 }
 
-// By default a GPU holds up to 512 MiB of f32 logits, of 4096 rows or a smaller power of two; with
-// bf16 hidden states the gradients of up to 4096 rows take 2 bytes each.
+// By default a GPU holds up to 512 MiB of f32 logits, of 4096 rows or a smaller power of two.
 TEST(Head, ChunksOnAGpuFollowTheVocabulary) {
   const Device gpu = Device::cuda();
   EXPECT_EQ(head_chunk_tokens(100, 0, gpu), 4096);
@@ -238,10 +251,6 @@ TEST(Head, ChunksOnAGpuFollowTheVocabulary) {
   EXPECT_EQ(head_chunk_tokens(int64_t{1} << 24, 0, gpu), 128);
   EXPECT_EQ(head_chunk_tokens(100, 129, gpu), 256);
   constexpr int64_t kTokens = 16384;
-  EXPECT_EQ(head_workspace_bytes(kTokens, 32768, DType::kBF16, {}, gpu), int64_t{4096} * 32768 * 6);
-  EXPECT_EQ(head_workspace_bytes(kTokens, 32768, DType::kF32, {}, gpu), int64_t{4096} * 32768 * 4);
-  EXPECT_EQ(head_workspace_bytes(kTokens, 50257, DType::kBF16, {}, gpu),
-            int64_t{50257} * (2048 * 4 + 4096 * 2));
   EXPECT_EQ(head_gradient_tokens(kTokens, 768), 5 * 768);
   EXPECT_EQ(head_gradient_tokens(kTokens, 8192), 8192);
   EXPECT_EQ(head_gradient_tokens(100, 128), 100);

@@ -1,6 +1,6 @@
 // Policy loss on CUDA compared with the CPU: the same formula in f64, so only the last bits of
 // exponentials differ.
-#include "kernels/policy_loss.h"
+#include "tests/support/policy_loss_call.h"
 
 #include "tests/kernels/cuda_test.h"
 

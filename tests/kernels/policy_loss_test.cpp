@@ -1,4 +1,4 @@
-#include "kernels/policy_loss.h"
+#include "tests/support/policy_loss_call.h"
 
 #include "tests/kernels/kernel_test.h"
 

@@ -4,7 +4,7 @@
 
 #include <set>
 
-#include "kernels/head.h"
+#include "autograd/ops.h"
 #include "tests/kernels/cuda_test.h"
 #include "tests/kernels/sampling_reference.h"
 

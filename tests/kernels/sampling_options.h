@@ -1,7 +1,7 @@
 // Tests of the sampling options of a row, for both devices. `dtype` is that of the logits.
 #pragma once
 
-#include "kernels/head.h"
+#include "autograd/ops.h"
 #include "tests/kernels/sampling_reference.h"
 
 namespace cohort::kernels::test {

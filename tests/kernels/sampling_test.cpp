@@ -2,7 +2,7 @@
 
 #include <set>
 
-#include "kernels/head.h"
+#include "autograd/ops.h"
 #include "tests/kernels/sampling_reference.h"
 
 namespace cohort::kernels {

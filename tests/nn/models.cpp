@@ -1,6 +1,7 @@
 #include "tests/nn/models.h"
 
 #include "core/rng.h"
+#include "tests/support/loss_node.h"
 
 namespace cohort::test {
 namespace {
@@ -99,8 +100,8 @@ Variable mean_loss(const Transformer& model, const PackedBatch& batch,
   const Tensor weights =
       Tensor::full({batch.num_targets()}, 1.0 / static_cast<double>(batch.num_targets()),
                    accumulate_dtype(model.dtype()), model.device());
-  return cross_entropy(model.hidden_at_targets(on_device, options), model.head(), on_device.targets,
-                       weights);
+  return cross_entropy_node(model.hidden_at_targets(on_device, options), model.head(),
+                            on_device.targets, weights);
 }
 
 }  // namespace cohort::test

@@ -1,5 +1,5 @@
 // Advantages: properties of every scale, and closed forms for binary rewards.
-#include "rl/advantage.h"
+#include "rl/grpo.h"
 
 #include <gtest/gtest.h>
 

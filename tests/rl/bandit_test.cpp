@@ -56,14 +56,14 @@ struct Bandit {
     std::vector<double> p = lp.value().to_vector<double>(), advantage;
     for (double& x : p) x = std::exp(x);
     for (int32_t a = 0; a < kActions; ++a) advantage.push_back((a == kBest) - p[kBest]);
-    PackedBatch batch;
+    PolicyBatch batch;
     batch.targets = actions;
-    batch.columns = {{"old_logprob", lp.value().clone()},
-                     {"advantage", Tensor::from(advantage)},
-                     {"weight", Tensor::from(p)}};
-    const auto [loss, stats] = grpo_loss(embedding(logits, row), head, batch, {}, 1);
-    backward(loss);
-    ASSERT_EQ(kernels::PolicyLossStats::from(stats).max_ratio_deviation, 0.0);
+    batch.old_logprob = lp.value().clone();
+    batch.advantage = Tensor::from(advantage);
+    batch.weight = Tensor::from(p);
+    const HeadLoss loss = grpo_loss(embedding(logits, row), head, batch, {}, 1);
+    backward(loss.hidden, loss.dhidden);
+    ASSERT_EQ(kernels::PolicyLossStats::from(loss.stats).max_ratio_deviation, 0.0);
   }
 };
 
@@ -132,7 +132,7 @@ TEST(Bandit, OneBalancedGroupThroughTheWholePathIsExact) {
       rewards[kBest] = 1;
       const auto advantages = group_advantages(rewards, kActions, c.scale);
       const auto lp = bandit.logprobs().value().to_vector<double>();
-      std::vector<TokenSequence> sequences;
+      std::vector<PolicySequence> sequences;
       for (int32_t a = 0; a < kActions; ++a) {
         const auto i = static_cast<size_t>(a);
         const Trajectory completion{
@@ -144,10 +144,10 @@ TEST(Bandit, OneBalancedGroupThroughTheWholePathIsExact) {
                                 .max_completion_length = 1,
                                 .micro_batch_tokens = 3,
                                 .dtype = DType::kF64};
-      for (const PackedBatch& batch : pack_policy(sequences, desc)) {
+      for (const PolicyBatch& batch : pack_policy(sequences, desc)) {
         const Variable x =
             select_rows(embedding(bandit.logits, batch.tokens), batch.target_positions);
-        backward(grpo_loss(x, bandit.head, batch, {}, 1).loss);
+        backward(x, grpo_loss(x, bandit.head, batch, {}, 1).dhidden);
       }
       const auto gradient = bandit.gradient();
       for (int32_t a = 0; a < kActions; ++a) {

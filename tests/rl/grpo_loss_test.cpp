@@ -71,7 +71,7 @@ class GrpoUpdate : public testing::Test {
   Minibatch minibatch(LossType type, Truncated truncated, int64_t micro_batch_tokens) const {
     const auto sequences = sequences_of(completions_, advantages_, truncated);
     Minibatch batches = pack_policy(sequences, pack_desc(type, sequences, micro_batch_tokens));
-    for (PackedBatch& batch : batches) add_reference(batch, reference_);
+    for (PolicyBatch& batch : batches) add_reference(batch, reference_);
     return batches;
   }
 
@@ -161,7 +161,7 @@ TEST_F(GrpoUpdate, SharedPromptsChangeNothingButTheirCost) {
     }
   record_logprobs(model_, completions);
   const auto advantages = random_advantages(completions.size(), 3);
-  std::vector<TokenSequence> repeated = sequences_of(completions, advantages), grouped = repeated;
+  std::vector<PolicySequence> repeated = sequences_of(completions, advantages), grouped = repeated;
   for (size_t i = 0; i < grouped.size(); ++i) {
     grouped[i].group = completions[i].group;
     grouped[i].prefix = completions[i].prompt_length - 1;
@@ -170,7 +170,7 @@ TEST_F(GrpoUpdate, SharedPromptsChangeNothingButTheirCost) {
     const PackPolicyDesc desc = pack_desc(LossType::kDapo, repeated, tokens);
     const Minibatch shared = pack_policy(grouped, desc);
     int64_t rows = 0;
-    for (const PackedBatch& batch : shared) rows += batch.size();
+    for (const PolicyBatch& batch : shared) rows += batch.size();
     if (tokens == 1000) {
       EXPECT_EQ(rows, pack_policy(repeated, desc).at(0).size() - (1 * 1 + 5 * 5 + 2 * 2));
     }
@@ -186,7 +186,7 @@ TEST_F(GrpoUpdate, LeavingMaskedSequencesOutChangesNothing) {
   auto sequences = sequences_of(completions_, advantages_, Truncated::kMask);
   const PackPolicyDesc desc = pack_desc(LossType::kGrpo, sequences);
   const UpdateResult with = run_update(model_, pack_policy(sequences, desc), {});
-  std::erase_if(sequences, [](const TokenSequence& s) { return s.num_targets() == 0; });
+  std::erase_if(sequences, [](const PolicySequence& s) { return s.num_targets() == 0; });
   ASSERT_LT(sequences.size(), completions_.size());
   const UpdateResult without = run_update(model_, pack_policy(sequences, desc), {});
   EXPECT_NEAR(with.loss, without.loss, 1e-14);
@@ -212,10 +212,10 @@ TEST_F(GrpoUpdate, DoesNotDependOnTheNumberOfThreads) {
 
 TEST_F(GrpoUpdate, TokensOutsideTheMaskGetExactlyNoGradient) {
   const auto sequences = sequences_of(completions_, advantages_, Truncated::kMask);
-  const PackedBatch batch = pack_policy(sequences, pack_desc(LossType::kDapo, sequences)).at(0);
+  const PolicyBatch batch = pack_policy(sequences, pack_desc(LossType::kDapo, sequences)).at(0);
   const Variable hidden = Variable::parameter(random_tensor({batch.size(), 16}, DType::kF64, 5));
   const Variable at_targets = select_rows(hidden, batch.target_positions);
-  backward(grpo_loss(at_targets, model_.head(), batch, {}, 1).loss);
+  backward(at_targets, grpo_loss(at_targets, model_.head(), batch, {}, 1).dhidden);
   std::set<int32_t> inside;
   for (const int32_t t : batch.target_positions.to_vector<int32_t>()) inside.insert(t);
   int64_t nonzero = 0;
@@ -230,7 +230,7 @@ TEST_F(GrpoUpdate, TokensOutsideTheMaskGetExactlyNoGradient) {
 
 TEST_F(GrpoUpdate, ReferenceEqualToThePolicyHasNoKl) {
   auto sequences = sequences_of(completions_, std::vector<double>(completions_.size(), 0.0));
-  PackedBatch batch = pack_policy(sequences, pack_desc(LossType::kDapo, sequences)).at(0);
+  PolicyBatch batch = pack_policy(sequences, pack_desc(LossType::kDapo, sequences)).at(0);
   add_reference(batch, model_);
   GrpoConfig config;
   config.beta = 0.5;
@@ -269,7 +269,7 @@ TEST_F(GrpoUpdate, LogProbsAreThoseOfLogitsOverTemperature) {
 
 // The policy loss as a function of the model's parameters: copies them into the model, and returns
 // the gradients of the model's own tape.
-Variable loss_of_parameters(const Transformer& model, const PackedBatch& batch,
+Variable loss_of_parameters(const Transformer& model, const PolicyBatch& batch,
                             const GrpoConfig& config, std::span<const Variable> in) {
   for (size_t i = 0; i < in.size(); ++i) {
     const NamedParameter& parameter = model.parameters()[i];
@@ -277,13 +277,14 @@ Variable loss_of_parameters(const Transformer& model, const PackedBatch& batch,
     value.copy_(in[i].value());
     parameter.grad().zero_();
   }
-  const Variable loss =
-      grpo_loss(model.hidden_at_targets(batch), model.head(), batch, config, 1).loss;
-  return make_node("loss_of_parameters", loss.value(), in,
-                   [&model, loss](const Tensor& dy, Gradients& g) {
-                     backward(loss, dy);
-                     for (size_t i = 0; i < model.parameters().size(); ++i)
-                       g.pass(static_cast<int>(i), model.parameters()[i].grad().clone());
+  const HeadLoss made = grpo_loss(model.hidden_at_targets(batch), model.head(), batch, config, 1);
+  return make_node("loss_of_parameters", made.loss, in,
+                   [&model, made](const Tensor& dy, Gradients& g) {
+                     backward(made.hidden, made.dhidden, made.head);
+                     for (size_t i = 0; i < model.parameters().size(); ++i) {
+                       const Variable gradient(model.parameters()[i].grad());
+                       g.pass(static_cast<int>(i), scale(gradient, dy.item()).value());
+                     }
                    });
 }
 
@@ -291,7 +292,7 @@ TEST_F(GrpoUpdate, GradientPassesFiniteDifferences) {
   shift_logprobs(completions_);
   GrpoConfig config;
   config.beta = 0.2;
-  const PackedBatch batch = minibatch(LossType::kGrpo, Truncated::kMask, 1000).at(0);
+  const PolicyBatch batch = minibatch(LossType::kGrpo, Truncated::kMask, 1000).at(0);
   const UpdateResult at_start = run_update(model_, {batch}, config);
   ASSERT_GT(at_start.stats.clipped_low, 0);
   ASSERT_GT(at_start.stats.clipped_high, 0);

@@ -23,8 +23,8 @@ Trajectory completion(std::vector<int32_t> tokens, int64_t prompt_length,
   return out;
 }
 
-TokenSequence masked(const Trajectory& trajectory, double advantage = 0) {
-  TokenSequence out = policy_sequence(trajectory, advantage);
+PolicySequence masked(const Trajectory& trajectory, double advantage = 0) {
+  PolicySequence out = policy_sequence(trajectory, advantage);
   out.loss_mask.assign(out.tokens.size(), 0);
   return out;
 }
@@ -48,8 +48,8 @@ TEST(TokenWeight, DenominatorsAreAtLeastOne) {
 
 TEST(StepTotals, CountAllSequencesAndTheUnmaskedTokens) {
   const Trajectory a = completion({1, 2, 3}, 1, {-1, -1}), b = completion({1, 2}, 1, {-1});
-  const std::vector<TokenSequence> sequences = {policy_sequence(a, 0), masked(b),
-                                                policy_sequence(b, 0)};
+  const std::vector<PolicySequence> sequences = {policy_sequence(a, 0), masked(b),
+                                                 policy_sequence(b, 0)};
   const StepTotals totals = count_totals(sequences);
   EXPECT_EQ(totals.sequences, 3);
   EXPECT_EQ(totals.tokens, 3);
@@ -57,7 +57,7 @@ TEST(StepTotals, CountAllSequencesAndTheUnmaskedTokens) {
 }
 
 TEST(PackPolicy, PutsValuesWhereTheNextTokenIsACompletionToken) {
-  const std::vector<TokenSequence> sequences = {
+  const std::vector<PolicySequence> sequences = {
       policy_sequence(completion({4, 5, 6, kEos}, 2, {-0.5, -0.25}, 20), 3),
       policy_sequence(completion({7, 8}, 1, {-2}, 21), -1)};
   const Minibatch batches = pack_policy(sequences, {.loss_type = LossType::kGrpo,
@@ -66,7 +66,7 @@ TEST(PackPolicy, PutsValuesWhereTheNextTokenIsACompletionToken) {
                                                     .micro_batch_tokens = 100,
                                                     .dtype = DType::kF64});
   ASSERT_EQ(batches.size(), 1u);
-  const PackedBatch& batch = batches[0];
+  const PolicyBatch& batch = batches[0];
   using I = std::vector<int>;
   using D = std::vector<double>;
   EXPECT_EQ(batch.tokens.to_vector<int>(), (I{4, 5, 6, 7}));
@@ -77,10 +77,10 @@ TEST(PackPolicy, PutsValuesWhereTheNextTokenIsACompletionToken) {
   EXPECT_EQ(batch.sequences.to_vector<int>(), (I{20, 20, 20, 21}));
   EXPECT_EQ(batch.cu_seqlens.to_vector<int>(), (I{0, 3, 4}));
   EXPECT_EQ(batch.num_targets(), 3);
-  EXPECT_EQ(batch.column("old_logprob").to_vector<double>(), (D{-0.5, -0.25, -2}));
-  EXPECT_EQ(batch.column("advantage").to_vector<double>(), (D{3, 3, -1}));
-  EXPECT_EQ(batch.column("weight").to_vector<double>(), (D{0.25, 0.25, 0.5}));
-  EXPECT_FALSE(batch.columns.contains("ref_logprob"));
+  EXPECT_EQ(batch.old_logprob.to_vector<double>(), (D{-0.5, -0.25, -2}));
+  EXPECT_EQ(batch.advantage.to_vector<double>(), (D{3, 3, -1}));
+  EXPECT_EQ(batch.weight.to_vector<double>(), (D{0.25, 0.25, 0.5}));
+  EXPECT_FALSE(batch.ref_logprob.defined());
 }
 
 // A conversation with several turns of the policy, between which its tokens are context.
@@ -90,25 +90,25 @@ TEST(PackPolicy, TakesSeveralSpansOfSampledTokens) {
                          .logprobs = {0, -1, 0, 0, -2, -3},
                          .prompt_length = 1};
   EXPECT_EQ(turns.completion_length(), 3);
-  const std::vector<TokenSequence> sequences = {policy_sequence(turns, 2)};
+  const std::vector<PolicySequence> sequences = {policy_sequence(turns, 2)};
   EXPECT_EQ(count_totals(sequences).tokens, 3);
-  const PackedBatch batch = pack_policy(sequences, pack_desc(LossType::kGrpo, sequences)).at(0);
+  const PolicyBatch batch = pack_policy(sequences, pack_desc(LossType::kGrpo, sequences)).at(0);
   using D = std::vector<double>;
   EXPECT_EQ(batch.targets.to_vector<int>(), (std::vector<int>{2, 5, 6}));
-  EXPECT_EQ(batch.column("old_logprob").to_vector<double>(), (D{-1, -2, -3}));
-  EXPECT_EQ(batch.column("advantage").to_vector<double>(), (D{2, 2, 2}));
-  EXPECT_EQ(batch.column("weight").to_vector<double>(), (D{1.0 / 3, 1.0 / 3, 1.0 / 3}));
+  EXPECT_EQ(batch.old_logprob.to_vector<double>(), (D{-1, -2, -3}));
+  EXPECT_EQ(batch.advantage.to_vector<double>(), (D{2, 2, 2}));
+  EXPECT_EQ(batch.weight.to_vector<double>(), (D{1.0 / 3, 1.0 / 3, 1.0 / 3}));
 }
 
 TEST(PackPolicy, MaskedSequencesHaveNoTargetsAndNoWeight) {
   const Trajectory a = completion({1, 2, 3}, 1, {-1, -1}), b = completion({4, 5}, 1, {-3});
-  const std::vector<TokenSequence> sequences = {masked(a, 2), policy_sequence(b, 1)};
+  const std::vector<PolicySequence> sequences = {masked(a, 2), policy_sequence(b, 1)};
   PackPolicyDesc desc = pack_desc(LossType::kDapo, sequences);
-  const PackedBatch batch = pack_policy(sequences, desc).at(0);
+  const PolicyBatch batch = pack_policy(sequences, desc).at(0);
   EXPECT_EQ(batch.tokens.to_vector<int>(), (std::vector<int>{1, 2, 4}));
   EXPECT_EQ(batch.targets.to_vector<int>(), (std::vector<int>{5}));
-  EXPECT_EQ(batch.column("weight").to_vector<double>(), (std::vector<double>{1}));
-  EXPECT_EQ(batch.column("advantage").to_vector<double>(), (std::vector<double>{1}));
+  EXPECT_EQ(batch.weight.to_vector<double>(), (std::vector<double>{1}));
+  EXPECT_EQ(batch.advantage.to_vector<double>(), (std::vector<double>{1}));
 }
 
 TEST(PackPolicy, WeightsOfAnUpdateSumToItsMean) {
@@ -118,9 +118,9 @@ TEST(PackPolicy, WeightsOfAnUpdateSumToItsMean) {
     for (const LossType type : {LossType::kGrpo, LossType::kDapo, LossType::kBnpo}) {
       const auto sequences = sequences_of(completions, advantages, truncated);
       double sum = 0, kept = 0;
-      for (const PackedBatch& batch : pack_policy(sequences, pack_desc(type, sequences, 12)))
-        for (const double w : batch.column("weight").to_vector<double>()) sum += w;
-      for (const TokenSequence& s : sequences) kept += s.num_targets() > 0;
+      for (const PolicyBatch& batch : pack_policy(sequences, pack_desc(type, sequences, 12)))
+        for (const double w : batch.weight.to_vector<double>()) sum += w;
+      for (const PolicySequence& s : sequences) kept += s.num_targets() > 0;
       // With `grpo`, a masked sequence counts in the mean with weights of 0.
       EXPECT_NEAR(sum, type == LossType::kGrpo ? kept / 20 : 1, 1e-13);
     }
@@ -132,7 +132,7 @@ TEST(PackPolicy, MicroBatchesKeepTheOrderAndTheBudget) {
   const Minibatch batches = pack_policy(sequences, pack_desc(LossType::kDapo, sequences, 20));
   EXPECT_GT(batches.size(), 5u);
   std::vector<int64_t> sequence_of_token;
-  for (const PackedBatch& batch : batches) {
+  for (const PolicyBatch& batch : batches) {
     EXPECT_LE(batch.size(), 20);
     for (const int i : batch.sequences.to_vector<int>()) sequence_of_token.push_back(i);
   }
@@ -145,13 +145,13 @@ TEST(PackPolicy, MicroBatchesKeepTheOrderAndTheBudget) {
 
 TEST(PackPolicy, SaysWhichSequenceIsBroken) {
   const auto pack_one = [](const Trajectory& c) {
-    const std::vector<TokenSequence> sequences = {policy_sequence(c, 0)};
+    const std::vector<PolicySequence> sequences = {policy_sequence(c, 0)};
     pack_policy(sequences, pack_desc(LossType::kDapo, sequences));
   };
   EXPECT_THROW_WITH(pack_one(completion({1, 2}, 0, {-1, -1}, 5)), Error, "sequence 5, got 0 and 2");
   EXPECT_THROW_WITH(pack_one(completion({1, 2}, 2, {}, 5)), Error, "sequence 5, got 2 and 0");
   EXPECT_THROW_WITH(pack_one(completion({1, 2, 3}, 1, {-1}, 5)), Error,
-                    "sequence 5 has 3 tokens and 2 values of old_logprob");
+                    "sequence 5 has 3 tokens and 2 log-probs");
 }
 
 TEST(GrpoConfig, ReadsItsKeys) {

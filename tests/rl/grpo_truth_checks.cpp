@@ -8,6 +8,7 @@
 
 #include "rl/grpo.h"
 #include "tests/rl/grpo_truth.h"
+#include "tests/support/policy_loss_call.h"
 
 namespace cohort::test {
 namespace {
@@ -142,9 +143,9 @@ std::vector<LossRow> loss_rows(const Json& losses, const Json& masks) {
   return out;
 }
 
-// Sequences whose token losses are the given ones.
-std::vector<TokenSequence> sequences_of(const std::vector<LossRow>& rows) {
-  std::vector<TokenSequence> sequences;
+// Sequences with as many tokens as the rows have losses.
+std::vector<PolicySequence> sequences_of(const std::vector<LossRow>& rows) {
+  std::vector<PolicySequence> sequences;
   for (const LossRow& row : rows) {
     const size_t n = row.losses.size();
     Trajectory completion{.tokens = std::vector<int32_t>(n + 1),
@@ -152,8 +153,7 @@ std::vector<TokenSequence> sequences_of(const std::vector<LossRow>& rows) {
                           .logprobs = std::vector<double>(n + 1, -1),
                           .prompt_length = 1};
     completion.loss_mask[0] = 0;
-    TokenSequence& s = sequences.emplace_back(policy_sequence(completion, 0));
-    for (size_t i = 0; i < n; ++i) s.columns["advantage"][i + 1] = -row.losses[i];
+    sequences.push_back(policy_sequence(completion, 0));
   }
   return sequences;
 }
@@ -167,12 +167,14 @@ double aggregate(const std::vector<LossRow>& rows, LossType type, const StepTota
                             .max_completion_length = kMaxLength,
                             .micro_batch_tokens = 1000,
                             .dtype = DType::kF64};
-  const PackedBatch batch = pack_policy(sequences_of(rows), desc).at(0);
-  const Tensor& logprob = batch.column("old_logprob");
-  const PolicyLossInputs inputs{logprob, {}, batch.column("advantage"), batch.column("weight")};
-  return policy_loss(Variable(logprob.clone()), inputs, GrpoConfig{}.loss_desc())
-      .loss.value()
-      .item();
+  const PolicyBatch batch = pack_policy(sequences_of(rows), desc).at(0);
+  // At a ratio of 1 the loss of a token is minus its advantage.
+  Tokens tokens{.logprob = batch.old_logprob.to_vector<double>(),
+                .weight = batch.weight.to_vector<double>()};
+  tokens.old_logprob = tokens.logprob;
+  for (const LossRow& row : rows)
+    for (const double loss : row.losses) tokens.advantage.push_back(-loss);
+  return policy_loss_of(tokens, GrpoConfig{}.loss_desc()).loss;
 }
 
 StepTotals totals_of(const std::vector<LossRow>& rows) {

@@ -59,7 +59,7 @@ class SharedPrompts {
   // An update that computes each prompt once (`shared`) or repeats it per completion.
   UpdateResult update(bool shared, int64_t micro_batch_tokens) {
     if (completions_[0].logprobs.empty()) record_logprobs(model_, completions_);
-    std::vector<TokenSequence> sequences =
+    std::vector<PolicySequence> sequences =
         sequences_of(completions_, random_advantages(completions_.size(), 3));
     PackPolicyDesc desc = pack_desc(LossType::kDapo, sequences, micro_batch_tokens);
     desc.dtype = accumulate_dtype(model_.dtype());
@@ -68,7 +68,7 @@ class SharedPrompts {
       sequences[i].prefix = completions_[i].prompt_length - 1;
     }
     Minibatch batches = pack_policy(sequences, desc);
-    for (PackedBatch& batch : batches) batch = model_.to_device(batch);
+    for (PolicyBatch& batch : batches) batch = to_device(batch, model_);
     return run_update(model_, batches, {});
   }
 

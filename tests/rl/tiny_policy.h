@@ -73,10 +73,10 @@ inline void record_logprobs(const Transformer& model, std::vector<Trajectory>& c
 
 // Treatment of the loss masks of truncated completions.
 enum class Truncated { kKeep, kMask };
-inline std::vector<TokenSequence> sequences_of(const std::vector<Trajectory>& completions,
-                                               const std::vector<double>& advantages,
-                                               Truncated truncated = Truncated::kKeep) {
-  std::vector<TokenSequence> sequences;
+inline std::vector<PolicySequence> sequences_of(const std::vector<Trajectory>& completions,
+                                                const std::vector<double>& advantages,
+                                                Truncated truncated = Truncated::kKeep) {
+  std::vector<PolicySequence> sequences;
   for (size_t i = 0; i < completions.size(); ++i) {
     sequences.push_back(policy_sequence(completions[i], advantages[i]));
     if (truncated == Truncated::kMask && completions[i].truncated())
@@ -92,7 +92,7 @@ inline std::vector<double> random_advantages(size_t count, uint64_t seed) {
   return advantages;
 }
 
-inline PackPolicyDesc pack_desc(LossType type, std::span<const TokenSequence> sequences,
+inline PackPolicyDesc pack_desc(LossType type, std::span<const PolicySequence> sequences,
                                 int64_t micro_batch_tokens = 1000) {
   return {.loss_type = type,
           .totals = count_totals(sequences),
@@ -102,9 +102,9 @@ inline PackPolicyDesc pack_desc(LossType type, std::span<const TokenSequence> se
 }
 
 // Reference log-probs of a batch under a second model.
-inline void add_reference(PackedBatch& batch, const Transformer& reference) {
+inline void add_reference(PolicyBatch& batch, const Transformer& reference) {
   NoGradGuard no_grad;
-  batch.columns["ref_logprob"] = policy_log_probs(reference, batch, 1).logprob.value().clone();
+  batch.ref_logprob = policy_log_probs(reference, batch, 1).logprob.value().clone();
 }
 
 struct UpdateResult {
@@ -119,12 +119,11 @@ inline UpdateResult run_update(const Transformer& model, const Minibatch& miniba
                                const GrpoConfig& config) {
   UpdateResult result;
   for (const NamedParameter& p : model.parameters()) p.grad().zero_();
-  for (const PackedBatch& batch : minibatch) {
-    const auto [loss, stats] =
-        grpo_loss(model.hidden_at_targets(batch), model.head(), batch, config, 1);
-    backward(loss);
-    result.loss += loss.value().item();
-    result.stats = kernels::PolicyLossStats::from(stats);
+  for (const PolicyBatch& batch : minibatch) {
+    const HeadLoss made = grpo_loss(model.hidden_at_targets(batch), model.head(), batch, config, 1);
+    backward(made.hidden, made.dhidden, made.head);
+    result.loss += made.loss.item();
+    result.stats = kernels::PolicyLossStats::from(made.stats);
     result.max_ratio_deviations.push_back(result.stats.max_ratio_deviation);
   }
   for (const NamedParameter& p : model.parameters()) result.gradients.push_back(p.grad().clone());

@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include "kernels/policy_token.h"
-#include "rl/advantage.h"
 #include "rl/grpo.h"
 #include "tests/support/test_util.h"
 

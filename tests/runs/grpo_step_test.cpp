@@ -241,7 +241,7 @@ TEST_F(GrpoStep, EveryMinibatchIsCheckedPeriodically) {
     ScoredRollouts scored = sampled(learner->model(), shard);
     auto minibatches =
         pack_minibatches(*comm, learner->model(), scored, scored.advantages, config_);
-    Tensor old = minibatches.back().back().columns.at("old_logprob");
+    Tensor old = minibatches.back().back().old_logprob;
     old.fill_(-1);
     std::optional<ExpectLog> warning;
     if (step % 20 == 0) warning.emplace("the sampler's log-probs differ from the trainer's");

@@ -10,9 +10,14 @@
 #include "autograd/ops.h"
 #include "core/rng.h"
 #include "kernels/rope.h"
+#include "tests/support/loss_node.h"
 
 namespace cohort {
 namespace {
+
+using test::cross_entropy_node;
+using test::policy_loss_node;
+using test::policy_loss_of_log_probs;
 
 using Inputs = std::span<const Variable>;
 using Fn = std::function<Variable(Inputs)>;
@@ -347,14 +352,14 @@ void add_head(Table& table) {
        }});
   table.push_back({"cross_entropy", "weights", inputs(specs), [targets](Inputs in) {
                      const Tensor weights = f32_constant(InputSpec{{7}, Domain::kPositive}, in[0]);
-                     return cross_entropy(in[0], in[1], ids(targets, in[0]), weights,
-                                          {.chunk_tokens = 3});
+                     return cross_entropy_node(in[0], in[1], ids(targets, in[0]), weights,
+                                               {.chunk_tokens = 3});
                    }});
   table.push_back(
       {"cross_entropy", "the table as input and head", inputs({{{9, 6}}}), [targets](Inputs in) {
          const Variable x = embedding(in[0], ids({1, 0, 8, 3, 3, 2, 7}, in[0]));
          const Tensor weights = f32_constant(InputSpec{{7}, Domain::kPositive}, in[0]);
-         return cross_entropy(x, in[0], ids(targets, in[0]), weights);
+         return cross_entropy_node(x, in[0], ids(targets, in[0]), weights);
        }});
 }
 
@@ -414,19 +419,18 @@ void add_policy_loss(Table& table) {
                                                   constant(t.advantage, in[0]),
                                                   constant(t.weight, in[0])};
                        if (row.reference) constants.ref_logprob = constant(t.ref_logprob, in[0]);
-                       return policy_loss(in[0], constants, row.desc).loss;
+                       return policy_loss_of_log_probs(in[0], constants, row.desc);
                      }});
   }
   table.push_back({"policy_loss", "with the head", inputs({{{7, 6}}, {{9, 6}}}), [](Inputs in) {
                      const auto constants = [&](double value) {
                        return constant(std::vector<double>(7, value), in[0]);
                      };
-                     return policy_loss(
-                                in[0], in[1], ids({2, 1, 0, 8, 8, 3, 5}, in[0]),
-                                {constants(-2), constants(-3), constants(0.5), constants(1)},
-                                {.epsilon_low = 0.99, .epsilon_high = 1000, .beta = 0.3},
-                                {.temperature = 0.7, .chunk_tokens = 2})
-                         .loss;
+                     return policy_loss_node(
+                         in[0], in[1], ids({2, 1, 0, 8, 8, 3, 5}, in[0]),
+                         {constants(-2), constants(-3), constants(0.5), constants(1)},
+                         {.epsilon_low = 0.99, .epsilon_high = 1000, .beta = 0.3},
+                         {.temperature = 0.7, .chunk_tokens = 2});
                    }});
 }
 

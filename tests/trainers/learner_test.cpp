@@ -6,6 +6,7 @@
 
 #include "core/allocator.h"
 #include "nn/memory.h"
+#include "tests/support/loss_node.h"
 #include "tests/support/test_util.h"
 
 namespace cohort::test {
@@ -35,7 +36,7 @@ TokenSequence sequence(int64_t length, int64_t vocab, uint64_t seed = 1) {
 }
 
 // The mean loss of one sequence, times `scale`.
-Variable small_loss(const Transformer& model, uint64_t seed, double scale = 1) {
+HeadLoss small_loss(const Transformer& model, uint64_t seed, double scale = 1) {
   const TokenSequence s = sequence(9, model.config().vocab_size, seed);
   const PackedBatch batch = pack({&s, 1});
   return cross_entropy(model.forward(batch), model.head(), batch.targets,
@@ -69,7 +70,7 @@ class LearnerTest : public testing::Test {
   }
 
   // Expects the update to throw NonFiniteError with `text`, and to change nothing.
-  void expect_refused(int64_t micro_batches, const std::function<Variable(int64_t)>& loss,
+  void expect_refused(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
                       const std::string& text) {
     const auto weights = copies(learner_.model()), moments = copies(learner_.optimizer().state());
     EXPECT_THROW_WITH(learner_.update(micro_batches, loss, 1e-3), NonFiniteError, text);
@@ -79,11 +80,11 @@ class LearnerTest : public testing::Test {
   }
 
   // A finite loss whose gradient at the model's last parameter is `value`.
-  Variable bad_gradient(double value) {
+  HeadLoss bad_gradient(double value) {
     const Variable p = learner_.model().parameters().back().leaf;
-    return make_node(
+    return on_tape(make_node(
         "bad", Tensor::full({1}, 0.5, DType::kF32), {p},
-        [value](const Tensor&, Gradients& gradients) { gradients.slot(0).tensor.fill_(value); });
+        [value](const Tensor&, Gradients& gradients) { gradients.slot(0).tensor.fill_(value); }));
   }
 
   std::unique_ptr<Communicator> comm_;
@@ -119,7 +120,7 @@ TEST_F(LearnerTest, ARefusedUpdateHasNoEffectOnLaterOnes) {
                    1, [&](int64_t) { return bad_gradient(kNaN); }, 1e-3),
                NonFiniteError);
   // An update that is interrupted after the head's gradient has been written.
-  const auto interrupted = [&](int64_t) -> Variable {
+  const auto interrupted = [&](int64_t) -> HeadLoss {
     small_loss(learner_.model(), 3);
     throw InputError("interrupted");
   };
@@ -268,7 +269,7 @@ TEST(Learner, LossIsTheSumOverMicroBatchesAndRanks) {
   const auto comm = make_single_communicator();
   double expected = 0;
   for (const uint64_t seed : {0, 1, 2, 3})
-    expected += small_loss(Transformer(small_model(), DType::kF64, 1), seed).value().item();
+    expected += small_loss(Transformer(small_model(), DType::kF64, 1), seed).loss.item();
   Learner alone(std::make_unique<Transformer>(small_model(), DType::kF64, 1), {}, *comm);
   const double one =
       alone
