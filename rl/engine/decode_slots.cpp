@@ -1,6 +1,6 @@
 #include "rl/engine/decode_slots.h"
 
-#include <algorithm>
+#include <bit>
 
 #include "core/sizes.h"
 #include "kernels/decode.h"
@@ -14,66 +14,54 @@ void set_rows(Tensor& t, const Tensor& at, const Tensor& rows) {
 
 }  // namespace
 
-bool SlotLimits::cover(const SlotLimits& other) const {
-  return stop_tokens >= other.stop_tokens && biases >= other.biases &&
-         (penalties || !other.penalties);
-}
+// Inputs and outputs of the sampling for n sequences.
+struct DecodeSlots::Rows {
+  Tensor slots, tokens, positions, active, rng_index;  // [n]: kernels::DecodeInputs
+  Tensor sampled;                                      // [n]
+  Tensor statistics;  // [3, n]: one tensor, so that one copy transfers them to the host
 
-SlotLimits SlotLimits::with(const SlotLimits& other) const {
-  return {.stop_tokens = std::max(stop_tokens, other.stop_tokens),
-          .biases = std::max(biases, other.biases),
-          .penalties = penalties || other.penalties};
-}
-
-// The sampled tokens of n slots, and their statistics as rows of one tensor, so that one copy
-// transfers them to the host.
-struct DecodeSlots::DeviceSamples {
-  Tensor tokens, statistics;
-  DeviceSamples(int64_t n, const Transformer& model)
-      : tokens(Tensor::empty({n}, DType::kI32, model.device())),
+  Rows(int64_t n, const Transformer& model)
+      : slots(Tensor::empty({n}, DType::kI32, model.device())),
+        tokens(Tensor::empty_like(slots)),
+        positions(Tensor::empty_like(slots)),
+        active(Tensor::empty_like(slots)),
+        rng_index(Tensor::empty({n}, DType::kI64, model.device())),
+        sampled(Tensor::empty_like(slots)),
         statistics(Tensor::empty({3, n}, accumulate_dtype(model.dtype()), model.device())) {}
-  SampledTokens read_back() const { return {Readback(tokens), Readback(statistics)}; }
+
+  void set(const Scheduler::Sequences& sequences) {
+    std::vector<int32_t> values;
+    for (const Scheduler::SequencePtr& s : sequences) values.push_back(s->slot);
+    values.resize(static_cast<size_t>(slots.numel()), -1);
+    slots.copy_(Tensor::from(values));
+  }
+  void read(const Tensor& state) {
+    kernels::decode_inputs({.tokens = tokens,
+                            .positions = positions,
+                            .active = active,
+                            .rng_index = rng_index,
+                            .slots = state,
+                            .rows = slots});
+  }
 };
 
 // A decode step of a fixed number of rows. It reads its inputs from the slots' state and updates
 // that state, so that it can be replayed.
-class DecodeSlots::Step {
- public:
-  Step(DecodeSlots& slots, int64_t rows)
-      : rows_(Tensor::empty({rows}, DType::kI32, slots.device_)),
-        tokens_(Tensor::empty_like(rows_)),
-        positions_(Tensor::empty_like(rows_)),
-        active_(Tensor::empty_like(rows_)),
-        rng_index_(Tensor::empty({rows}, DType::kI64, slots.device_)),
-        samples_(rows, slots.model_),
-        graph_(
+struct DecodeSlots::Step {
+  Rows rows;
+  GraphRunner graph;
+
+  Step(DecodeSlots& slots, int64_t n)
+      : rows(n, slots.model_),
+        graph(
             slots.device_,
             [this, &slots] {
-              kernels::decode_inputs({.tokens = tokens_,
-                                      .positions = positions_,
-                                      .active = active_,
-                                      .rng_index = rng_index_,
-                                      .slots = slots.slots_,
-                                      .rows = rows_});
-              const Tensor hidden = slots.model_.forward_cached(tokens_, active_, positions_,
-                                                                slots.cache_, CachedStep::kDecode);
-              slots.sample_rows(samples_, hidden, active_, rng_index_);
+              rows.read(slots.slots_);
+              slots.sample_rows(
+                  rows, slots.model_.forward_cached(rows.tokens, rows.active, rows.positions,
+                                                    slots.cache_, CachedStep::kDecode));
             },
             slots.memory_) {}
-
-  void choose(std::vector<int32_t> slots) {
-    slots.resize(static_cast<size_t>(rows_.numel()), -1);
-    rows_.copy_(Tensor::from(slots));
-  }
-  SampledTokens run() {
-    graph_.run();
-    return samples_.read_back();
-  }
-
- private:
-  Tensor rows_, tokens_, positions_, active_, rng_index_;
-  DeviceSamples samples_;
-  GraphRunner graph_;
 };
 
 DecodeSlots::DecodeSlots(const Transformer& model, KVCache& cache, const SlotLimits& limits)
@@ -94,118 +82,110 @@ DecodeSlots::DecodeSlots(const Transformer& model, KVCache& cache, const SlotLim
 
 DecodeSlots::~DecodeSlots() = default;
 
-Tensor DecodeSlots::upload(const std::vector<int32_t>& values) const {
-  return Tensor::from(values).to(device_);
-}
-
-void DecodeSlots::start(std::span<const SlotStart> starts) {
-  const auto n = static_cast<int64_t>(starts.size());
+void DecodeSlots::start(const Scheduler::Sequences& sequences) {
+  const auto n = static_cast<int64_t>(sequences.size());
   std::vector<int32_t> at, states, stops;
   std::vector<kernels::SamplingParams> params;
-  for (const SlotStart& s : starts) {
-    at.push_back(s.slot);
-    states.push_back(s.sampled.empty() ? s.prompt.back() : s.sampled.back());
-    states.push_back(static_cast<int32_t>(s.prompt.size() + s.sampled.size()) - 1);
-    states.push_back(static_cast<int32_t>(s.max_length));
-    stops.insert(stops.end(), s.stop_tokens.begin(), s.stop_tokens.end());
+  for (const Scheduler::SequencePtr& s : sequences) {
+    const EngineRequest& in = s->request->in;
+    at.push_back(s->slot);
+    states.push_back(s->sampled.empty() ? in.prompt.back() : s->sampled.back());
+    states.push_back(static_cast<int32_t>(in.prompt.size() + s->sampled.size()) - 1);
+    states.push_back(static_cast<int32_t>(in.max_length));
+    stops.insert(stops.end(), in.stop_tokens.begin(), in.stop_tokens.end());
     stops.resize(at.size() * static_cast<size_t>(limits_.stop_tokens), -1);
-    params.push_back(s.params);
-    params.back().num_bias = static_cast<int32_t>(s.logit_bias->size());
+    params.push_back(in.completions[static_cast<size_t>(s->completion)]);
+    params.back().num_bias = static_cast<int32_t>(in.logit_bias.size());
   }
-  const Tensor rows = upload(at);
+  const Tensor rows = Tensor::from(at).to(device_);
   set_rows(slots_, rows, Tensor::from(states, {n, kernels::kSlotColumns}));
   set_rows(stop_tokens_, rows, Tensor::from(stops, {n, limits_.stop_tokens}));
   set_rows(sampling_.params, rows, kernels::pack_params(params));
-  if (limits_.biases > 0) start_biases(starts, rows);
-  for (const SlotStart& s : starts)
-    if (kernels::has_penalty(s.params)) start_counts(s);
+  if (limits_.biases > 0) start_biases(sequences, rows);
+  for (size_t i = 0; i < params.size(); ++i)
+    if (kernels::has_penalty(params[i])) start_counts(*sequences[i]);
+  decoded_.clear();
 }
 
-void DecodeSlots::start_biases(std::span<const SlotStart> starts, const Tensor& at) {
+void DecodeSlots::start_biases(const Scheduler::Sequences& sequences, const Tensor& at) {
   std::vector<int32_t> ids;
   std::vector<double> values;
-  for (const SlotStart& s : starts) {
-    for (const auto& [id, value] : *s.logit_bias) {
+  for (const Scheduler::SequencePtr& s : sequences) {
+    const size_t end = ids.size() + static_cast<size_t>(limits_.biases);
+    for (const auto& [id, value] : s->request->in.logit_bias) {
       ids.push_back(id);
       values.push_back(value);
     }
-    const auto end =
-        static_cast<size_t>(&s - starts.data() + 1) * static_cast<size_t>(limits_.biases);
     ids.resize(end, 0);
     values.resize(end, 0);
   }
-  const Shape shape{static_cast<int64_t>(starts.size()), limits_.biases};
+  const Shape shape{static_cast<int64_t>(sequences.size()), limits_.biases};
   set_rows(sampling_.bias_ids, at, Tensor::from(ids, shape));
   set_rows(sampling_.bias_values, at, Tensor::from(values, shape));
 }
 
-void DecodeSlots::start_counts(const SlotStart& start) {
+void DecodeSlots::start_counts(const Scheduler::Sequence& s) {
   const int64_t vocab = sampling_.counts.dim(1);
   std::vector<int32_t> counts(static_cast<size_t>(vocab), 0);
-  for (const int32_t token : start.prompt) counts[static_cast<size_t>(token)] = kernels::kInPrompt;
-  for (const int32_t token : start.sampled) ++counts[static_cast<size_t>(token)];
-  set_rows(sampling_.counts, upload({start.slot}), Tensor::from(counts, {1, vocab}));
+  for (const int32_t token : s.request->in.prompt)
+    counts[static_cast<size_t>(token)] = kernels::kInPrompt;
+  for (const int32_t token : s.sampled) ++counts[static_cast<size_t>(token)];
+  set_rows(sampling_.counts, Tensor::from(std::vector<int32_t>{s.slot}).to(device_),
+           Tensor::from(counts, {1, vocab}));
 }
 
 void DecodeSlots::stop(const std::vector<int32_t>& slots) {
   if (slots.empty()) return;
   const auto n = static_cast<int64_t>(slots.size());
-  set_rows(slots_, upload(slots), Tensor::full({n, kernels::kSlotColumns}, -1, DType::kI32));
+  set_rows(slots_, Tensor::from(slots).to(device_),
+           Tensor::full({n, kernels::kSlotColumns}, -1, DType::kI32));
+  decoded_.clear();
 }
 
-void DecodeSlots::sample_rows(DeviceSamples& out, const Tensor& hidden, const Tensor& active,
-                              const Tensor& rng_index) {
-  kernels::Samples samples{.tokens = out.tokens,
-                           .logprob = out.statistics.select(0, 0),
-                           .entropy = out.statistics.select(0, 1),
-                           .truncated_mass = out.statistics.select(0, 2)};
+void DecodeSlots::sample_rows(Rows& rows, const Tensor& hidden) {
+  kernels::Samples samples{.tokens = rows.sampled,
+                           .logprob = rows.statistics.select(0, 0),
+                           .entropy = rows.statistics.select(0, 1),
+                           .truncated_mass = rows.statistics.select(0, 2)};
   kernels::head_sample({.out = samples,
                         .state = sampling_,
                         .x = hidden,
                         .w = model_.head().value(),
-                        .slots = active,
-                        .rng_index = rng_index});
-  kernels::decode_advance(
-      {.slots = slots_, .active = active, .tokens = out.tokens, .stop_tokens = stop_tokens_});
+                        .slots = rows.active,
+                        .rng_index = rows.rng_index});
+  kernels::decode_advance({.slots = slots_,
+                           .active = rows.active,
+                           .tokens = rows.sampled,
+                           .stop_tokens = stop_tokens_});
 }
 
-SampledTokens DecodeSlots::sample(const Tensor& hidden, const std::vector<int32_t>& slots) {
-  const auto n = static_cast<int64_t>(slots.size());
-  const Tensor rows = upload(slots);
-  Tensor tokens = Tensor::empty({n}, DType::kI32, device_), positions = Tensor::empty_like(tokens),
-         active = Tensor::empty_like(tokens), rng_index = Tensor::empty({n}, DType::kI64, device_);
-  kernels::decode_inputs({.tokens = tokens,
-                          .positions = positions,
-                          .active = active,
-                          .rng_index = rng_index,
-                          .slots = slots_,
-                          .rows = rows});
-  DeviceSamples samples(n, model_);
-  sample_rows(samples, hidden, active, rng_index);
-  return samples.read_back();
+SampledTokens DecodeSlots::sample(const Tensor& hidden, const Scheduler::Sequences& sequences) {
+  Rows rows(static_cast<int64_t>(sequences.size()), model_);
+  rows.set(sequences);
+  rows.read(slots_);
+  sample_rows(rows, hidden);
+  return {sequences, Readback(rows.sampled), Readback(rows.statistics)};
 }
 
-int64_t DecodeSlots::rows_for(size_t slots) const {
-  const auto count = static_cast<int64_t>(slots);
+int64_t DecodeSlots::rows_for(size_t sequences) const {
+  const auto count = static_cast<int64_t>(sequences);
   if (device_.is_cpu()) return count;
   if (count > 64) return round_up(count, int64_t{64});
-  int64_t rows = 1;
-  while (rows < count) rows *= 2;
-  return rows;
+  return std::bit_ceil(static_cast<uint64_t>(count));
 }
 
-void DecodeSlots::choose(const std::vector<int32_t>& slots) {
-  const int64_t rows = rows_for(slots.size());
+SampledTokens DecodeSlots::decode(const Scheduler::Sequences& running) {
+  // Rows of ended sequences are idle; the rows are set again when a smaller step is enough.
+  const bool set = decoded_.empty() || rows_for(running.size()) < rows_for(decoded_.size());
+  if (set) decoded_ = running;
   // Nothing is recorded on the CPU, where every number of rows is a size of its own.
-  if (device_.is_cpu()) steps_.clear();
-  std::unique_ptr<Step>& step = steps_[rows];
-  if (step == nullptr) step = std::make_unique<Step>(*this, rows);
-  step->choose(slots);
-  chosen_ = step.get();
-}
-
-SampledTokens DecodeSlots::decode() {
-  return chosen_->run();
+  if (set && device_.is_cpu()) steps_.clear();
+  const int64_t n = rows_for(decoded_.size());
+  std::unique_ptr<Step>& step = steps_[n];
+  if (step == nullptr) step = std::make_unique<Step>(*this, n);
+  if (set) step->rows.set(decoded_);
+  step->graph.run();
+  return {decoded_, Readback(step->rows.sampled), Readback(step->rows.statistics)};
 }
 
 }  // namespace cohort

@@ -13,14 +13,6 @@ namespace {
 // The purpose of rng_stream() for sampled tokens.
 constexpr uint64_t kSamplePurpose = 3;
 
-// Text of the ids from `begin` on.
-std::string text_after(const Tokenizer& tokenizer, std::span<const int32_t> ids, size_t begin) {
-  StreamDecoder text(tokenizer, ids.first(begin));
-  std::string out;
-  for (size_t i = begin; i < ids.size(); ++i) out += text.push(ids[i]);
-  return out + text.peek();
-}
-
 void check_stop_string(const std::string& text, const Tokenizer& tokenizer) {
   if (text.empty()) throw InputError("stop_strings: an empty text would end every completion");
   std::vector<int32_t> ids;
@@ -102,9 +94,7 @@ void check_sampling_tokens(const SamplingConfig& config, const Tokenizer& tokeni
 // A completion that is being sampled.
 struct Sampler::OpenCompletion {
   Trajectory* out = nullptr;  // null: it has ended
-  // With stop strings only: the decoder and the text so far.
-  std::optional<StreamDecoder> decoder;
-  std::string text;
+  StreamDecoder decoder;
 };
 
 Sampler::Sampler(Engine& engine, const Tokenizer& tokenizer, const SamplingConfig& config)
@@ -185,10 +175,7 @@ std::vector<Trajectory> Sampler::sample(std::span<const Example> prompts, int64_
   for (size_t begin = 0; begin < out.size(); begin += group) {
     const std::span<Trajectory> trajectories(out.data() + begin, group);
     std::vector<OpenCompletion>& open = requests[engine_.submit(request(trajectories, address))];
-    for (Trajectory& t : trajectories) {
-      open.push_back({.out = &t});
-      if (!config_.stop_strings.empty()) open.back().decoder.emplace(tokenizer_, t.tokens);
-    }
+    for (Trajectory& t : trajectories) open.push_back({&t, StreamDecoder(tokenizer_, t.tokens)});
   }
   for (bool more = true; more;) {
     more = engine_.step();
@@ -198,7 +185,7 @@ std::vector<Trajectory> Sampler::sample(std::span<const Example> prompts, int64_
       if (!append(open, token, callbacks)) continue;
       if (token.end == EngineToken::End::kNone) engine_.cancel(token.request, token.completion);
       Trajectory& t = *std::exchange(open.out, nullptr);
-      t.text = text_after(tokenizer_, t.tokens, static_cast<size_t>(t.prompt_length));
+      t.text += open.decoder.peek();
       if (callbacks.on_finished) callbacks.on_finished(t);
     }
   }
@@ -212,13 +199,13 @@ bool Sampler::append(OpenCompletion& open, const EngineToken& token,
   out.append_sampled(token.token, token.logprob);
   out.entropy += token.entropy;
   out.truncated_mass += token.truncated_mass;
+  const size_t decoded = out.text.size();
+  out.text += open.decoder.push(token.token);
   bool has_stop_string = false;
-  if (open.decoder) {
+  if (longest_stop_string_ > 0) {
     // A stop string may end in bytes that the decoder still holds back (peek()).
-    const size_t decoded = open.text.size();
-    open.text += open.decoder->push(token.token);
     const std::string text =
-        open.text.substr(decoded - std::min(decoded, longest_stop_string_)) + open.decoder->peek();
+        out.text.substr(decoded - std::min(decoded, longest_stop_string_)) + open.decoder.peek();
     for (const std::string& stop : config_.stop_strings)
       has_stop_string = has_stop_string || text.find(stop) != std::string::npos;
   }

@@ -55,8 +55,8 @@ struct SampleAddress {
 struct SampleCallbacks {
   // Called for each completion as soon as it ends, in the order in which they end.
   std::function<void(const Trajectory&)> on_finished;
-  // Called for each sampled token, the last of trajectory.tokens. `text` of the trajectory is not
-  // set yet. Returning false ends the completion.
+  // Called for each sampled token, the last of trajectory.tokens. `text` of the trajectory has no
+  // unfinished character yet. Returning false ends the completion.
   std::function<bool(const Trajectory&)> on_token;
 };
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <set>
 
 #include "core/allocator.h"
 #include "tests/rl/tiny_policy.h"

@@ -1,0 +1,302 @@
+#include "rl/engine/scheduler.h"
+
+#include <bit>
+#include <set>
+
+#include "core/check.h"
+#include "core/sizes.h"
+
+namespace cohort {
+
+int64_t Scheduler::submit(EngineRequest in) {
+  const int64_t id = next_request_++;
+  if (in.completions.empty()) return id;
+  Request& request = requests_[id];
+  request.id = id;
+  request.limits = {
+      .stop_tokens = static_cast<int64_t>(in.stop_tokens.size()),
+      .biases = static_cast<int64_t>(in.logit_bias.size()),
+      .penalties = std::any_of(in.completions.begin(), in.completions.end(), kernels::has_penalty)};
+  request.in = std::move(in);
+  request.unfinished = static_cast<int64_t>(request.in.completions.size());
+  for (int64_t i = 0; i < request.unfinished; ++i) {
+    request.completions.push_back(std::make_shared<Sequence>());
+    request.completions.back()->request = &request;
+    request.completions.back()->completion = i;
+  }
+  waiting_.insert(waiting_.end(), request.completions.begin(), request.completions.end());
+  return id;
+}
+
+void Scheduler::cancel(int64_t request, int64_t completion) {
+  const auto it = requests_.find(request);
+  if (it == requests_.end()) return;
+  const SequencePtr sequence = it->second.completions.at(static_cast<size_t>(completion));
+  if (sequence->done) return;
+  stop(*sequence);
+  end(sequence);
+}
+
+void Scheduler::cancel_all() {
+  while (!requests_.empty()) {
+    const int64_t id = requests_.begin()->first;
+    const size_t count = requests_.begin()->second.completions.size();
+    for (size_t i = 0; i < count; ++i) cancel(id, static_cast<int64_t>(i));
+  }
+}
+
+SchedulerStats Scheduler::stats() const {
+  SchedulerStats out = stats_;
+  out.running = static_cast<int64_t>(running_.size() + prefills_.size());
+  out.waiting = static_cast<int64_t>(waiting_.size());
+  if (table_ != nullptr) {
+    out.blocks = table_->num_blocks();
+    out.used_blocks = out.blocks - table_->free_blocks();
+  }
+  return out;
+}
+
+void Scheduler::update_peaks() {
+  stats_.most_running = std::max(stats_.most_running, static_cast<int64_t>(running_.size()));
+  stats_.most_blocks = std::max(stats_.most_blocks, table_->num_blocks() - table_->free_blocks());
+}
+
+// ---- Capacity
+
+Scheduler::Capacity Scheduler::wanted_capacity(int64_t allowed_blocks) const {
+  Capacity out;
+  // Blocks of all waiting sequences together, and of the longest alone. The first completion of a
+  // prompt counts the prompt's blocks; the partial last block of a prompt may be held in addition
+  // to the copies that its completions own.
+  int64_t all = 0, longest = 0;
+  for (const SequencePtr& s : waiting_) {
+    const int64_t length = ceil_div(s->request->in.max_length, KVCacheConfig::kBlockTokens);
+    const int64_t shared =
+        s->completion > 0 ? s->request->prompt_length() / KVCacheConfig::kBlockTokens : -1;
+    all += length - shared;
+    longest = std::max(longest, length + 1);
+    out.limits = out.limits.with(s->request->limits);
+  }
+  const auto count = static_cast<int64_t>(waiting_.size());
+  const int64_t concurrent = config_.concurrent(count);
+  // Eight sizes per power of two, so that the next requests are likely to fit the same cache.
+  const auto rounded = [](int64_t n) {
+    return round_up(n, std::max<int64_t>(1, std::bit_floor(static_cast<uint64_t>(n)) / 8));
+  };
+  const int64_t useful = rounded(std::max(longest, std::min(all, concurrent * longest)));
+  out.num_blocks = std::max(longest, std::min(useful, allowed_blocks));
+  // Fewer sequences avoid preemptions: each is expected to reach half of its maximum length.
+  out.num_sequences = concurrent;
+  if (config_.max_concurrent == 0)
+    out.num_sequences =
+        std::clamp<int64_t>(2 * out.num_blocks * count / std::max<int64_t>(1, all), 1, concurrent);
+  return out;
+}
+
+void Scheduler::set_capacity(BlockTable* table, const SlotLimits& limits) {
+  COHORT_CHECK(is_idle(), "[scheduler] the table of running sequences cannot be replaced");
+  if (table != table_) evict_prompts();
+  table_ = table;
+  limits_ = limits;
+  stopped_slots_.clear();
+}
+
+// ---- Admission
+
+std::vector<Scheduler::Chunk> Scheduler::schedule_prefill() {
+  if (should_admit()) {
+    choose_prefills();
+    fork_completions();
+  }
+  std::vector<Chunk> chunks;
+  int64_t budget = kPrefillTokens;
+  std::erase_if(prefills_, [&](const SequencePtr& s) {
+    const int64_t begin = s->prefilled, count = std::min(budget, s->prefill_length() - begin);
+    s->prefilled += count;
+    budget -= count;
+    if (count > 0) chunks.push_back({s, begin, s->prefilled});
+    if (s->prefilled < s->prefill_length()) return false;
+    ready_.push_back(s);
+    return true;
+  });
+  stats_.prefilled_tokens += kPrefillTokens - budget;
+  return chunks;
+}
+
+bool Scheduler::should_admit() {
+  if (waiting_.empty() || table_->free_rows() == 0) return false;
+  if (running_.empty()) return true;
+  int64_t tokens = 0;
+  const auto rows = static_cast<size_t>(table_->free_rows());
+  const Request* last = nullptr;
+  for (size_t i = 0; i < std::min(rows, waiting_.size()) && tokens < kMinPrefillTokens; ++i) {
+    const Sequence& s = *waiting_[i];
+    const bool shares_prompt = s.request->is_computed() || s.request == last;
+    tokens += shares_prompt ? kForkTokens : s.prefill_length();
+    last = s.request;
+  }
+  if (tokens < kMinPrefillTokens && ++postponed_steps_ < kMaxPostponedSteps) return false;
+  postponed_steps_ = 0;
+  return true;
+}
+
+// Gives a sequence a row and blocks for its prefill, of which it shares the first tokens with its
+// prompt. Returns false and changes nothing if there are not enough free blocks.
+bool Scheduler::enter_cache(Sequence& s, int64_t shared) {
+  const int32_t row = table_->acquire();
+  if ((shared > 0 && !table_->start_with(row, s.request->blocks, shared)) ||
+      !table_->reserve(row, s.prefill_length())) {
+    table_->release(row);
+    return false;
+  }
+  s.slot = row;
+  s.prefilled = shared;
+  return true;
+}
+
+// Starts prefills of waiting sequences whose prompts are not computed, in order, within the limits
+// of rows, blocks, and tokens of one forward.
+void Scheduler::choose_prefills() {
+  int64_t tokens = 0, rows = table_->free_rows();
+  std::set<const Request*> started;
+  for (const SequencePtr& s : prefills_) {
+    tokens += s->prefill_length() - s->prefilled;
+    started.insert(s->request);
+  }
+  bool full = false;
+  std::erase_if(waiting_, [&](const SequencePtr& s) {
+    const Request& request = *s->request;
+    // A request over the capacity waits until no sequence is in the cache, which may then grow.
+    const bool fits = table_->blocks_for(request.in.max_length) < table_->num_blocks() &&
+                      limits_.cover(request.limits);
+    full = full || rows-- <= 0 || tokens >= kPrefillTokens || !fits;
+    // Further completions of a prompt wait until its prefill is done.
+    if (full || request.is_computed() || started.contains(&request)) return false;
+    // One spare block per running sequence, so that growth does not preempt at once.
+    const int64_t length = s->prefill_length(),
+                  needed = table_->blocks_for(length) + static_cast<int64_t>(running_.size());
+    full = (!is_idle() && table_->free_blocks() < needed) || !enter_cache(*s, 0);
+    if (full) return false;
+    started.insert(&request);
+    tokens += length;
+    prefills_.push_back(s);
+    return true;
+  });
+}
+
+// Admits waiting completions of computed prompts: each shares the prompt's blocks.
+void Scheduler::fork_completions() {
+  bool full = false;
+  std::erase_if(waiting_, [&](const SequencePtr& s) {
+    full = full || table_->free_rows() == 0;
+    if (full || !s->request->is_computed()) return false;
+    full = !enter_cache(*s, s->request->prompt_length());
+    if (full) return false;
+    (s->prefilled < s->prefill_length() ? prefills_ : ready_).push_back(s);
+    return true;
+  });
+}
+
+Scheduler::Sequences Scheduler::schedule_starts(const std::vector<Chunk>& computed) {
+  for (const Chunk& chunk : computed) {
+    Request& request = *chunk.sequence->request;
+    if (chunk.completes_prompt())
+      request.blocks = table_->hold(chunk.sequence->slot, request.prompt_length());
+  }
+  if (!computed.empty()) fork_completions();
+  for (const SequencePtr& s : ready_) {
+    if (s->sampled.empty()) ++s->in_flight;
+    running_.push_back(s);
+  }
+  if (!ready_.empty()) update_peaks();
+  return std::exchange(ready_, {});
+}
+
+// ---- Decoding
+
+Scheduler::Decode Scheduler::schedule_decode(size_t unread_steps) {
+  // Each sequence needs a cache entry for its last token, whose keys and values this step computes.
+  for (size_t i = 0; i < running_.size();) {
+    const Sequence& s = *running_[i];
+    if (s.is_full() || table_->reserve(s.slot, s.length())) {
+      ++i;
+    } else {
+      if (!free_blocks_for_growth(unread_steps)) return Decode::kReadTokens;
+      i = 0;
+    }
+  }
+  bool ready = false;
+  for (const SequencePtr& s : running_) {
+    if (s->is_full()) continue;
+    stats_.decode_cache_tokens += s->length();
+    ++s->in_flight;
+    ready = true;
+  }
+  if (!ready) return Decode::kIdle;
+  update_peaks();
+  ++stats_.decode_steps;
+  return Decode::kReady;
+}
+
+// Frees blocks of a full cache. Returns false if the tokens of unread steps, which may end
+// sequences, come first.
+bool Scheduler::free_blocks_for_growth(size_t unread_steps) {
+  for (auto& [id, request] : requests_) {
+    const bool used = std::any_of(request.completions.begin(), request.completions.end(),
+                                  [](const SequencePtr& s) { return s->slot >= 0; });
+    if (used || !request.is_computed()) continue;
+    evict_prompt(request);
+    return true;
+  }
+  if (unread_steps > 0) return false;
+  COHORT_CHECK(!prefills_.empty() || running_.size() > 1,
+               "[engine] a single sequence has filled the cache of ", table_->num_blocks(),
+               " blocks");
+  Sequences& from = prefills_.empty() ? running_ : prefills_;
+  const SequencePtr youngest = from.back();
+  from.pop_back();
+  stop(*youngest);
+  waiting_.push_front(youngest);
+  ++stats_.preemptions;
+  return true;
+}
+
+// Removes a sequence from the cache that the device would otherwise continue.
+void Scheduler::stop(Sequence& sequence) {
+  if (sequence.slot < 0) return;
+  stopped_slots_.push_back(sequence.slot);
+  table_->release(std::exchange(sequence.slot, -1));
+}
+
+void Scheduler::evict_prompts() {
+  for (auto& [id, request] : requests_) evict_prompt(request);
+}
+
+void Scheduler::evict_prompt(Request& request) {
+  if (request.is_computed()) table_->release_blocks(std::exchange(request.blocks, {}));
+}
+
+EngineToken::End Scheduler::append(const SequencePtr& s, int32_t token) {
+  using End = EngineToken::End;
+  --s->in_flight;
+  s->sampled.push_back(token);
+  ++stats_.decoded_tokens;
+  const std::vector<int32_t>& stops = s->request->in.stop_tokens;
+  const bool stopped = std::find(stops.begin(), stops.end(), token) != stops.end();
+  if (!stopped && (!s->is_full() || s->in_flight > 0)) return End::kNone;
+  end(s);
+  return stopped ? End::kStopToken : End::kLength;
+}
+
+void Scheduler::end(const SequencePtr& sequence) {
+  sequence->done = true;
+  std::erase(waiting_, sequence);
+  for (Sequences* list : {&prefills_, &ready_, &running_}) std::erase(*list, sequence);
+  if (sequence->slot >= 0) table_->release(std::exchange(sequence->slot, -1));
+  Request& request = *sequence->request;
+  if (--request.unfinished > 0) return;
+  evict_prompt(request);
+  requests_.erase(request.id);
+}
+
+}  // namespace cohort
