@@ -8,11 +8,6 @@
 namespace cohort {
 namespace {
 
-const std::string* content_of(const Json& message) {
-  const Json* content = message.find("content");
-  return content == nullptr || !content->is_string() ? nullptr : &content->as_string();
-}
-
 // Messages whose contents may be truncated, in the order of truncation.
 std::vector<size_t> truncation_order(const Json::Array& messages) {
   std::vector<size_t> order;
@@ -20,28 +15,10 @@ std::vector<size_t> truncation_order(const Json::Array& messages) {
   const size_t end = messages.size() - (has_role(messages.back(), "assistant") ? 1 : 0);
   for (const bool system : {false, true})
     for (size_t i = 0; i < end; ++i)
-      if (has_role(messages[i], "system") == system && content_of(messages[i]) != nullptr)
+      if (has_role(messages[i], "system") == system && messages[i].find_text("content") != nullptr)
         order.push_back(i);
   return order;
 }
-
-class ChatSet final : public ExampleSet {
- public:
-  ChatSet(std::unique_ptr<ExampleSet> examples, std::shared_ptr<const ChatRenderer> renderer)
-      : examples_(std::move(examples)), renderer_(std::move(renderer)) {}
-
-  int64_t size() const override { return examples_->size(); }
-  ExampleId id(int64_t index) const override { return examples_->id(index); }
-  Example get(int64_t index) const override {
-    Example example = examples_->get(index);
-    renderer_->render(example);
-    return example;
-  }
-
- private:
-  std::unique_ptr<ExampleSet> examples_;
-  std::shared_ptr<const ChatRenderer> renderer_;
-};
 
 }  // namespace
 
@@ -80,7 +57,8 @@ void ChatRenderer::render(Example& example) const {
   else if (purpose_ == Purpose::kAsk && has_role(messages.back(), "assistant"))
     messages.pop_back();
   for (const Json& message : messages)
-    if (const std::string* content = content_of(message); content && has_role(message, "user"))
+    if (const std::string* content = message.find_text("content");
+        content && has_role(message, "user"))
       example.question = *content;
   example.conversation = std::move(messages);
   example.special = SpecialTokens::kNone;
@@ -109,8 +87,8 @@ void ChatRenderer::truncate(Example& example, int64_t max_prompt) const {
   const std::vector<size_t> order = truncation_order(whole);
   size_t total = 0, content_tokens = 0;
   for (const size_t i : order) {
-    total += content_of(whole[i])->size();
-    content_tokens += tokenizer_.encode(*content_of(whole[i])).size();
+    total += whole[i].find_text("content")->size();
+    content_tokens += tokenizer_.encode(*whole[i].find_text("content")).size();
   }
   std::vector<bool> truncated(whole.size(), false);
   for (size_t dropped = 0, attempt = 1;; ++attempt) {
@@ -123,7 +101,7 @@ void ChatRenderer::truncate(Example& example, int64_t max_prompt) const {
     Json::Array messages = whole;
     size_t left = dropped;
     for (const size_t i : order) {
-      const std::string& content = *content_of(whole[i]);
+      const std::string& content = *whole[i].find_text("content");
       const size_t begin = next_utf8_boundary(content, std::min(left, content.size()));
       if (begin == 0) break;
       messages[i].set("content", content.substr(begin));
@@ -143,11 +121,6 @@ void ChatRenderer::truncate(Example& example, int64_t max_prompt) const {
       ++answer;
     }
   if (answer == example.loss_spans.size()) example.loss_spans = std::move(kept);
-}
-
-std::unique_ptr<ExampleSet> make_chat_set(std::unique_ptr<ExampleSet> examples,
-                                          std::shared_ptr<const ChatRenderer> renderer) {
-  return std::make_unique<ChatSet>(std::move(examples), std::move(renderer));
 }
 
 }  // namespace cohort

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <memory>
 #include <string>
 
 #include "data/data_config.h"
@@ -42,9 +41,5 @@ class ChatRenderer {
   Purpose purpose_;
   mutable std::atomic<bool> has_own_system_ = false;
 };
-
-// The examples of a set, rendered.
-std::unique_ptr<ExampleSet> make_chat_set(std::unique_ptr<ExampleSet> examples,
-                                          std::shared_ptr<const ChatRenderer> renderer);
 
 }  // namespace cohort

@@ -101,10 +101,10 @@ int64_t line_number(const InputFile& file, int64_t begin) {
 
 std::string text_of_line(std::string_view line, const std::string& where) {
   const Json fields = parse_json(line, where);
-  const Json* text = fields.is_object() ? fields.find("text") : nullptr;
-  if (text == nullptr || !text->is_string())
+  const std::string* text = fields.find_text("text");
+  if (text == nullptr)
     throw InputError(str(where, ": expected an object with a text as the field 'text'"));
-  return text->as_string();
+  return *text;
 }
 
 }  // namespace

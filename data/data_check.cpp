@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <numeric>
-#include <vector>
 
 #include "core/log.h"
-#include "core/parallel.h"
+#include "data/parallel_try.h"
 #include "text/utf8.h"
 
 namespace cohort {
@@ -58,28 +57,6 @@ struct ContextFit {
     }
     if (too_long(prompt, sequence)) chat->truncate(example, std::min(max_prompt, context - 1));
   }
-};
-
-// The problems of a set that are kept, truncated to fit.
-class FittedSet final : public ExampleSet {
- public:
-  FittedSet(std::unique_ptr<ExampleSet> all, std::vector<int64_t> kept, ContextFit fit)
-      : all_(std::move(all)), kept_(std::move(kept)), fit_(std::move(fit)) {}
-
-  int64_t size() const override { return static_cast<int64_t>(kept_.size()); }
-  ExampleId id(int64_t index) const override {
-    return all_->id(kept_.at(static_cast<size_t>(index)));
-  }
-  Example get(int64_t index) const override {
-    Example example = all_->get(kept_.at(static_cast<size_t>(index)));
-    fit_.truncate(example);
-    return example;
-  }
-
- private:
-  std::unique_ptr<ExampleSet> all_;
-  std::vector<int64_t> kept_;
-  ContextFit fit_;
 };
 
 // Checks problems against a model's context, and truncates or skips those that are too long.
@@ -183,15 +160,13 @@ class ContextCheck {
   std::vector<Measured> measure(const ExampleSet& set, std::span<const int64_t> indices,
                                 const Part& part) const {
     std::vector<Measured> out(indices.size());
-    parallel_for(static_cast<int64_t>(indices.size()), 16, [&](int64_t first, int64_t last) {
-      for (int64_t i = first; i < last; ++i) {
-        Measured& measured = out[static_cast<size_t>(i)];
-        const int64_t index = indices[static_cast<size_t>(i)];
-        try {
-          measure(set.get(index), index, part, measured);
-        } catch (const std::exception& e) {
-          measured.error = e.what();
-        }
+    parallel_try(std::ssize(indices), 16, [&](int64_t i) {
+      Measured& measured = out[static_cast<size_t>(i)];
+      const int64_t index = indices[static_cast<size_t>(i)];
+      try {
+        measure(set.get(index), index, part, measured);
+      } catch (const std::exception& e) {
+        measured.error = e.what();
       }
     });
     return out;
@@ -370,7 +345,9 @@ DataLengths check_data(const DataSections& config, Dataset& data, int64_t contex
   if (config.data.curriculum != Curriculum::kNone) data.difficulty = check.take_difficulty();
   count_sources(config, data, kept);
   if (!lengths.too_long.empty())
-    data.train = std::make_unique<FittedSet>(std::move(data.train), std::move(kept), check.fit());
+    data.train = make_changed_set(
+        std::move(data.train), [fit = check.fit()](Example& example) { fit.truncate(example); },
+        std::move(kept));
   const int64_t wanted = config.batch.examples_per_step(), size = data.train->size();
   if (data.task == nullptr && wanted > size)
     lengths.notes.push_back(

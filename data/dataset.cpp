@@ -7,7 +7,6 @@
 
 #include "core/log.h"
 #include "core/parallel.h"
-#include "data/loader.h"
 #include "sys/files.h"
 #include "sys/input_file.h"
 #include "text/utf8.h"
@@ -87,15 +86,12 @@ void load_text(const DataConfig& data, const Fingerprint& fingerprint, Dataset& 
                const NeedTokenizer& need_tokenizer) {
   std::vector<TextCorpus> sources;
   std::vector<TextSpan> all;
-  for (const auto& files : fingerprint.files) {
+  for (const auto& files : fingerprint.files)
     sources.emplace_back(files, data.eval_text.empty() ? data.held_out_fraction : 0);
-    for (const auto* part : {&sources.back().train(), &sources.back().held_out()})
+  if (!data.eval_text.empty()) sources.emplace_back(fingerprint.eval_files, 0);
+  for (const TextCorpus& source : sources)
+    for (const auto* part : {&source.train(), &source.held_out()})
       all.insert(all.end(), part->begin(), part->end());
-  }
-  if (!data.eval_text.empty()) {
-    const TextCorpus& evaluation = sources.emplace_back(fingerprint.eval_files, 0);
-    all.insert(all.end(), evaluation.train().begin(), evaluation.train().end());
-  }
   need_tokenizer([&] { return TextPieces(all).characters(); });
   const auto tokens_of = [&](const TextCorpus& corpus, const std::vector<TextSpan>& part,
                              const std::string& checksum) {
@@ -165,8 +161,9 @@ Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> toke
                                               config.batch.trainer == TrainerType::kSft
                                                   ? ChatRenderer::Purpose::kTeach
                                                   : ChatRenderer::Purpose::kAsk);
-    out.train = make_chat_set(std::move(out.train), out.chat);
-    held_out = make_chat_set(std::move(held_out), out.chat);
+    const auto render = [chat = out.chat](Example& example) { chat->render(example); };
+    out.train = make_changed_set(std::move(out.train), render);
+    held_out = make_changed_set(std::move(held_out), render);
   }
   return out;
 }

@@ -1,8 +1,6 @@
 // Example sets held in memory.
 #include "data/example.h"
 
-#include <utility>
-
 #include "data/split.h"
 
 namespace cohort {
@@ -20,6 +18,30 @@ class MemorySet final : public ExampleSet {
 
  private:
   std::vector<Example> examples_;
+};
+
+class ChangedSet final : public ExampleSet {
+ public:
+  ChangedSet(std::unique_ptr<ExampleSet> examples, std::function<void(Example&)> change,
+             std::optional<std::vector<int64_t>> indices)
+      : examples_(std::move(examples)), change_(std::move(change)), indices_(std::move(indices)) {}
+
+  int64_t size() const override { return indices_ ? std::ssize(*indices_) : examples_->size(); }
+  ExampleId id(int64_t index) const override { return examples_->id(source_of(index)); }
+  Example get(int64_t index) const override {
+    Example example = examples_->get(source_of(index));
+    change_(example);
+    return example;
+  }
+
+ private:
+  int64_t source_of(int64_t index) const {
+    return indices_ ? indices_->at(static_cast<size_t>(index)) : index;
+  }
+
+  std::unique_ptr<ExampleSet> examples_;
+  std::function<void(Example&)> change_;
+  std::optional<std::vector<int64_t>> indices_;
 };
 
 }  // namespace
@@ -42,6 +64,12 @@ ExampleId ExampleSet::id(int64_t index) const {
 
 std::unique_ptr<ExampleSet> make_example_set(std::vector<Example> examples) {
   return std::make_unique<MemorySet>(std::move(examples));
+}
+
+std::unique_ptr<ExampleSet> make_changed_set(std::unique_ptr<ExampleSet> examples,
+                                             std::function<void(Example&)> change,
+                                             std::optional<std::vector<int64_t>> indices) {
+  return std::make_unique<ChangedSet>(std::move(examples), std::move(change), std::move(indices));
 }
 
 }  // namespace cohort

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,8 +21,8 @@ struct Example {
   std::string prompt;
   std::string answer;    // ground truth for rewards
   std::string solution;  // target completion of supervised training; `answer` if none is given
-  Json fields;           // all fields of the source (an object)
-  Json messages;         // a conversation to be rendered; null: prompt and solution are complete
+  Json fields = Json::Object{};  // all fields of the source
+  Json messages;  // a conversation to be rendered; null: prompt and solution are complete
   // Index in `messages` (rendered: in `conversation`) of the first message of the completion: only
   // the assistant's messages from there on are learned, and prompts end before it. 0: none is
   // given.
@@ -65,6 +66,10 @@ class ExampleSet {
 
 // The given examples, in their order.
 std::unique_ptr<ExampleSet> make_example_set(std::vector<Example> examples);
+// The examples of a set at `indices` (nullopt: all), in their order, each after change(example).
+std::unique_ptr<ExampleSet> make_changed_set(
+    std::unique_ptr<ExampleSet> examples, std::function<void(Example&)> change,
+    std::optional<std::vector<int64_t>> indices = std::nullopt);
 
 // ---- Generated tasks ---------------------------------------------------------------------------
 

@@ -106,12 +106,10 @@ const Json& messages_of(const Json& fields, const std::string& name, const std::
   if (found == nullptr) throw InputError(str(where, ": no field '", name, "' (", key, ")"));
   if (!found->is_array() || found->as_array().empty())
     throw InputError(str(where, ": ", name, ": expected a list of {role, content}"));
-  for (const Json& message : found->as_array()) {
-    const Json* role = message.find("role");
-    if (role == nullptr || !role->is_string())
+  for (const Json& message : found->as_array())
+    if (message.find_text("role") == nullptr)
       throw InputError(str(where, ": ", name, ": expected messages like {\"role\": \"user\", ",
                            "\"content\": \"...\"}"));
-  }
   return *found;
 }
 
@@ -133,9 +131,7 @@ std::string split_text(const Json& value) {
   std::vector<std::string> items;
   for (const Json& item : value.as_array()) items.push_back(item.to_text());
   std::sort(items.begin(), items.end());
-  std::string text;
-  for (const std::string& item : items) text += (text.empty() ? "" : ", ") + item;
-  return text;
+  return join(items, ", ");
 }
 
 // Template of the fields that decide the split, one per line.
@@ -148,10 +144,8 @@ std::string split_template(const std::vector<std::string>& names) {
 // Text of the last message if it is the assistant's, else empty.
 std::string last_assistant_text(const Json& messages) {
   const Json& last = messages.as_array().back();
-  const Json* content = last.find("content");
-  if (last.at("role").as_string() != "assistant" || content == nullptr || !content->is_string())
-    return "";
-  return content->as_string();
+  const std::string* content = last.find_text("content");
+  return has_role(last, "assistant") && content != nullptr ? *content : "";
 }
 
 // The messages of a completion, a text or a list of messages. Throws InputError naming the
@@ -316,54 +310,42 @@ class LineBlocks {
   int64_t at_ = 0, number_ = 1;
 };
 
-// Reads files once, with all threads, to validate every line and assign it to a split.
-class Indexer {
- public:
-  Indexer(const LineReader& reader, double held_out) : reader_(reader), fraction_(held_out) {}
+// ExampleId::split of each line. Throws the error of the first invalid line.
+std::vector<uint64_t> check_lines(const LineReader& reader, const std::string& file,
+                                  const std::vector<LineBlocks::Line>& lines) {
+  std::vector<uint64_t> splits(lines.size());
+  parallel_try(std::ssize(lines), 64, [&](int64_t i) {
+    const LineBlocks::Line& line = lines[static_cast<size_t>(i)];
+    const std::string_view text = clean_line(line.text, line.number);
+    splits[static_cast<size_t>(i)] = split_hash(reader.read(text, line.number, file).split_key);
+  });
+  return splits;
+}
 
-  // Adds at most `limit` problems of `files`; 0: all. Returns the number added to `train`.
-  int64_t add(const std::vector<std::string>& files, int64_t limit, JsonlSet& train,
-              JsonlSet& held_out) const {
-    int64_t seen = 0;
-    const int64_t before = train.size();
-    for (const std::string& file : files) {
-      LineBlocks blocks(file);
-      train.begin_file(file);
-      held_out.begin_file(file);
-      bool empty = true;
-      for (auto lines = blocks.next(); !lines.empty(); lines = blocks.next()) {
-        empty = false;
-        if (limit > 0) lines.resize(std::min(lines.size(), static_cast<size_t>(limit - seen)));
-        seen += static_cast<int64_t>(lines.size());
-        const std::vector<uint64_t> splits = check(file, lines);
-        for (size_t i = 0; i < lines.size(); ++i)
-          (is_held_out(splits[i], fraction_) ? held_out : train)
-              .add(lines[i].begin, lines[i].number, lines[i].text, splits[i]);
-        if (limit > 0 && seen == limit) return train.size() - before;
-      }
-      if (empty)
-        throw InputError(str(file, ": holds no example; hint: write one JSON object per line"));
+// Reads files once, with all threads, to validate every line and assign it to a split. Adds at most
+// `limit` problems; 0: all.
+void add_files(const LineReader& reader, const std::vector<std::string>& files, int64_t limit,
+               double held_out_fraction, JsonlSet& train, JsonlSet& held_out) {
+  int64_t seen = 0;
+  for (const std::string& file : files) {
+    LineBlocks blocks(file);
+    train.begin_file(file);
+    held_out.begin_file(file);
+    bool empty = true;
+    for (auto lines = blocks.next(); !lines.empty(); lines = blocks.next()) {
+      empty = false;
+      if (limit > 0) lines.resize(std::min(lines.size(), static_cast<size_t>(limit - seen)));
+      seen += std::ssize(lines);
+      const std::vector<uint64_t> splits = check_lines(reader, file, lines);
+      for (size_t i = 0; i < lines.size(); ++i)
+        (is_held_out(splits[i], held_out_fraction) ? held_out : train)
+            .add(lines[i].begin, lines[i].number, lines[i].text, splits[i]);
+      if (limit > 0 && seen == limit) return;
     }
-    return train.size() - before;
+    if (empty)
+      throw InputError(str(file, ": holds no example; hint: write one JSON object per line"));
   }
-
- private:
-  // ExampleId::split of each line. Throws the error of the first invalid line.
-  std::vector<uint64_t> check(const std::string& file,
-                              const std::vector<LineBlocks::Line>& lines) const {
-    std::vector<uint64_t> splits(lines.size());
-    parallel_try(static_cast<int64_t>(lines.size()), 64, [&](int64_t i) {
-      const LineBlocks::Line& line = lines[static_cast<size_t>(i)];
-      const std::string_view text = clean_line(line.text, line.number);
-      const Example example = reader_.read(text, line.number, file);
-      splits[static_cast<size_t>(i)] = split_hash(example.split_key);
-    });
-    return splits;
-  }
-
-  const LineReader& reader_;
-  const double fraction_;
-};
+}
 
 // Sets the keys that read lines with these fields, the formats of TRL among them. Returns false,
 // and changes nothing, if the defaults fit or the format is not known.
@@ -443,11 +425,13 @@ JsonlSplits load_jsonl(const JsonlConfig& config) {
   auto train = std::make_unique<JsonlSet>(reader);
   auto held_out = std::make_unique<JsonlSet>(reader);
   JsonlSplits out;
-  for (const std::string& path : config.path)
-    out.source_sizes.push_back(
-        Indexer(*reader, fraction).add(text_files(path), config.limit, *train, *held_out));
+  for (const std::string& path : config.path) {
+    const int64_t before = train->size();
+    add_files(*reader, text_files(path), config.limit, fraction, *train, *held_out);
+    out.source_sizes.push_back(train->size() - before);
+  }
   for (const std::string& path : config.eval_path)
-    Indexer(*reader, 1).add(text_files(path), 0, *train, *held_out);
+    add_files(*reader, text_files(path), 0, 1, *train, *held_out);
   const bool lacks_train = !config.path.empty() && train->size() == 0 && fraction != 1;
   if (lacks_train || (held_out->size() == 0 && fraction != 0))
     throw InputError(str(config.path.at(0), ": no example in the ",

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
-#include <utility>
 
 #include "core/check.h"
 
@@ -13,8 +12,6 @@ namespace cohort {
 
 // The purpose of rng_stream() for the order of examples and text windows.
 constexpr uint64_t kShufflePurpose = 2;
-
-ShuffledOrder::ShuffledOrder(int64_t size, uint64_t seed) : ShuffledOrder(size, seed, {}) {}
 
 ShuffledOrder::ShuffledOrder(int64_t size, uint64_t seed, Options options)
     : size_(size), seed_(seed), options_(std::move(options)) {

@@ -15,16 +15,15 @@ namespace cohort {
 // set (size INT64_MAX) is visited in ascending order.
 class ShuffledOrder {
  public:
-  ShuffledOrder(int64_t size, uint64_t seed);
   // Curriculum: each span of the shuffled order between consecutive `span_ends` (ascending), and
   // after the last one each epoch, is sorted from easy to hard. `difficulty`: per example; empty:
   // no curriculum. `source`: separates the RNG streams of several orders.
   struct Options {
     std::vector<float> difficulty;
     std::vector<int64_t> span_ends;
-    uint64_t source = 0;
+    uint64_t source;  // default: 0
   };
-  ShuffledOrder(int64_t size, uint64_t seed, Options options);
+  ShuffledOrder(int64_t size, uint64_t seed, Options options = {});
   int64_t next();
   int64_t position() const { return position_; }  // indices returned so far
   void seek(int64_t position);

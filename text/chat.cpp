@@ -30,8 +30,8 @@ Json parse_template_kwargs(const std::string& text, const std::string& where) {
 }
 
 bool has_role(const Json& message, std::string_view role) {
-  const Json* found = message.find("role");
-  return found != nullptr && found->is_string() && found->as_string() == role;
+  const std::string* found = message.find_text("role");
+  return found != nullptr && *found == role;
 }
 
 Json make_message(const std::string& role, const std::string& content) {

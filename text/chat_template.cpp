@@ -3,10 +3,7 @@
 
 #include <algorithm>
 
-#include "core/check.h"
-#include "sys/input_file.h"
 #include "text/jinja/interpreter.h"
-#include "text/jinja/parser.h"
 #include "text/utf8.h"
 
 namespace cohort {
@@ -80,15 +77,13 @@ bool ChatTemplate::has_generation_blocks() const {
 std::optional<std::string> find_chat_template(const NamedFiles& files) {
   if (const std::string* text = find_file(files, "chat_template.jinja")) return *text;
   const Json json = read_json_object(files, "tokenizer_config.json");
-  const Json* found = json.find("chat_template");
-  if (found == nullptr || found->is_null()) return {};
-  if (found->is_string()) return found->as_string();
-  if (found->is_array())
-    for (const Json& entry : found->as_array()) {
-      const Json *name = entry.find("name"), *text = entry.find("template");
-      if (name != nullptr && text != nullptr && name->is_string() && text->is_string() &&
-          name->as_string() == "default")
-        return text->as_string();
+  const Json& found = json.get_or_null("chat_template");
+  if (found.is_null()) return {};
+  if (found.is_string()) return found.as_string();
+  if (found.is_array())
+    for (const Json& entry : found.as_array()) {
+      const std::string *name = entry.find_text("name"), *text = entry.find_text("template");
+      if (name != nullptr && text != nullptr && *name == "default") return *text;
     }
   throw InputError(
       "tokenizer_config.json: 'chat_template' is neither a text nor a list with a template "

@@ -241,9 +241,9 @@ bool find_place(const Json& root, const Json* value, std::string& place) {
 
 }  // namespace
 
-std::string json_place(const Json& root, const Json* value) {
+std::string Json::place_of(const Json* value) const {
   std::string place;
-  if (!find_place(root, value, place) || place.empty()) return "";
+  if (!find_place(*this, value, place) || place.empty()) return "";
   return place.substr(place[0] == '.' ? 1 : 0) + ": ";
 }
 

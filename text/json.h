@@ -61,6 +61,11 @@ class Json {
 
   // nullptr if this is not an object or has no such key.
   const Json* find(std::string_view key) const;
+  // nullptr if this is not an object or has no text under the key.
+  const std::string* find_text(std::string_view key) const {
+    const Json* found = find(key);
+    return found == nullptr ? nullptr : std::get_if<std::string>(&found->value_);
+  }
   // Null if this is not an object or has no such key.
   const Json& get_or_null(std::string_view key) const;
   // Throws JsonError naming the key if it is missing.
@@ -74,6 +79,8 @@ class Json {
   // Compact text, or indented by `indent` spaces. Doubles round-trip exactly; NaN and Inf print as
   // null.
   std::string dump(int indent = -1) const;
+  // "a.b[2]: " for a value inside this one, and "" for any other one.
+  std::string place_of(const Json* value) const;
   // Text form for prompt templates: text unquoted, a list as its items separated by ", ".
   std::string to_text() const;
 
@@ -97,9 +104,6 @@ class Json {
 // Throws InputError("WHERE: not valid JSON: REASON, at byte N"), N from 1.
 Json parse_json(std::string_view text, const std::string& where);
 
-// Returns "a.b[2]: " for a value inside `root`, and "" for any other one.
-std::string json_place(const Json& root, const Json* value);
-
 // Calls read(). The error of an accessor of a value inside `root` names the file and the field:
 // InputError("WHERE: a.b[2]: expected ...").
 template <class Read>
@@ -107,7 +111,7 @@ auto with_places(const Json& root, const std::string& where, const Read& read) {
   try {
     return read();
   } catch (const JsonError& e) {
-    throw InputError(str(where, ": ", json_place(root, e.value), e.what()));
+    throw InputError(str(where, ": ", root.place_of(e.value), e.what()));
   }
 }
 

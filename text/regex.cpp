@@ -7,9 +7,6 @@
 
 #include <pcre2.h>
 
-#include <cstdlib>
-#include <utility>
-
 #include "core/check.h"
 
 namespace cohort {
@@ -62,16 +59,18 @@ class Search {
     pcre2_set_heap_limit(context_.get(), kMaxHeapKiB);
   }
 
-  // Looks for a match at or after `start`.
-  bool match(size_t start, uint32_t options) {
+  // Looks for a match that begins at the end of the last one, or after it.
+  bool next(uint32_t options = 0) {
     // The first call has checked the whole text.
-    const uint32_t checked = checked_ ? PCRE2_NO_UTF_CHECK : 0;
-    budget_.last_position = start;
+    if (matched_) options |= PCRE2_NO_UTF_CHECK;
+    // After an empty match the next one at this position must not be empty.
+    if (matched_ && begin() == end()) options |= PCRE2_NOTEMPTY_ATSTART;
+    budget_.last_position = matched_ ? end() : 0;
     const int rc = pcre2_match(code_, reinterpret_cast<PCRE2_SPTR>(text_.data()), text_.size(),
-                               start, options | checked, data_.get(), context_.get());
-    checked_ = true;
+                               budget_.last_position, options, data_.get(), context_.get());
+    matched_ = rc > 0;
     failed_ = rc < 0 && rc != PCRE2_ERROR_NOMATCH;
-    return rc > 0;
+    return matched_;
   }
   // True if the last search ended at a limit or at invalid text: later matches are unknown.
   bool failed() const { return failed_; }
@@ -94,7 +93,7 @@ class Search {
   MatchData data_;
   MatchContext context_;
   Budget budget_;
-  bool checked_ = false, failed_ = false;
+  bool matched_ = false, failed_ = false;
 };
 
 // Characters of \s, \S and \w for a bracketed class. PCRE2 10.42 differs: it counts U+180E as a
@@ -162,20 +161,13 @@ Regex::Regex(const std::string& pattern, Classes classes) {
 }
 
 bool Regex::full_match(std::string_view text) const {
-  return Search(code_.get(), text).match(0, PCRE2_ANCHORED | PCRE2_ENDANCHORED);
+  return Search(code_.get(), text).next(PCRE2_ANCHORED | PCRE2_ENDANCHORED);
 }
 
 std::optional<std::vector<std::string>> Regex::find_last(std::string_view text) const {
   Search search(code_.get(), text);
   std::optional<std::vector<std::string>> last;
-  size_t start = 0;
-  uint32_t options = 0;
-  while (search.match(start, options)) {
-    last = search.groups();
-    // After an empty match the next one at this position must not be empty.
-    options = search.begin() == search.end() ? PCRE2_NOTEMPTY_ATSTART : 0;
-    start = search.end();
-  }
+  while (search.next()) last = search.groups();
   if (search.failed()) return {};
   return last;
 }
@@ -183,15 +175,11 @@ std::optional<std::vector<std::string>> Regex::find_last(std::string_view text) 
 void Regex::find_all(std::string_view text, int64_t& work,
                      const std::function<void(size_t, size_t)>& found) const {
   Search search(code_.get(), text, work);
-  size_t start = 0;
-  uint32_t options = 0;
-  while (search.match(start, options)) {
+  for (size_t from = 0; search.next(); from = search.end()) {
     // \K in a lookahead can give a match with end < begin, or one that begins before the last.
-    if (search.end() < search.begin() || search.begin() < start)
+    if (search.end() < search.begin() || search.begin() < from)
       throw InputError("a regular expression with \\K in an assertion is not supported");
     found(search.begin(), search.end());
-    options = search.begin() == search.end() ? PCRE2_NOTEMPTY_ATSTART : 0;
-    start = search.end();
   }
   work = search.work_left();
   if (search.failed())

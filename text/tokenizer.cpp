@@ -2,10 +2,7 @@
 // token's id is its index in the alphabet; and detection of a folder's tokenizer.
 #include "text/tokenizer.h"
 
-#include <algorithm>
-
 #include "sys/files.h"
-#include "sys/input_file.h"
 #include "text/tokenizers/byte_level.h"
 #include "text/tokenizers/hugging_face.h"
 #include "text/utf8.h"
@@ -20,26 +17,6 @@ constexpr const char* kFiles[] = {
     "generation_config.json",  "config.json"};
 
 constexpr const char* kEos = "<|endoftext|>";
-
-// The fields are all that the library writes, in its order, so that a file that transformers has
-// loaded and saved is recognized.
-constexpr const char* kBytePipeline = R"({"version": "1.0", "truncation": null, "padding": null,
-  "added_tokens": null, "normalizer": null,
-  "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
-                    "use_regex": false},
-  "post_processor": null,
-  "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true,
-              "use_regex": true},
-  "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
-            "ignore_merges": false, "vocab": null, "merges": []}})";
-// An unknown character is an error: no vocabulary of characters has the unk_token.
-constexpr const char* kCharPipeline = R"({"version": "1.0", "truncation": null, "padding": null,
-  "added_tokens": null, "normalizer": null,
-  "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "[\\s\\S]"}, "behavior": "Isolated",
-                    "invert": false},
-  "post_processor": null, "decoder": {"type": "Fuse"},
-  "model": {"type": "WordLevel", "vocab": null, "unk_token": "<|unknown|>"}})";
 
 // No token is added. transformers writes this one in place of null.
 constexpr const char* kPostProcessor = R"({"type": "TemplateProcessing",
@@ -64,8 +41,8 @@ class PlainTokenizer : public Tokenizer {
   NamedFiles files() const final;
 
  protected:
-  // tokenizer.json with null as its added_tokens, post_processor and vocab.
-  virtual const char* pipeline() const = 0;
+  // The pre_tokenizer, decoder and model of tokenizer.json, and its merges.
+  virtual TokenizerParts parts() const = 0;
   // Name of a token in the vocabulary.
   virtual std::string name(int32_t id) const { return token(id); }
   // `id`: from 0 to eos_id() - 1.
@@ -90,19 +67,11 @@ class PlainTokenizer : public Tokenizer {
 };
 
 NamedFiles PlainTokenizer::files() const {
-  Json json = parse_json(pipeline(), "pipeline");
-  Json::Object vocabulary;
-  for (int32_t id = 0; id < eos_id(); ++id) vocabulary.emplace_back(name(id), id);
-  json["model"].set("vocab", std::move(vocabulary));
-  Json eos = Json().set("id", eos_id()).set("content", kEos);
-  for (const char* option : {"single_word", "lstrip", "rstrip", "normalized"})
-    eos.set(option, false);
-  json.set("added_tokens", Json::Array{eos.set("special", true)});
-  json.set("post_processor", parse_json(kPostProcessor, "post_processor"));
-  Json config = Json().set("tokenizer_class", "PreTrainedTokenizerFast").set("eos_token", kEos);
-  config.set("clean_up_tokenization_spaces", false);
-  return {{"tokenizer.json", json.dump(2) + "\n"},
-          {"tokenizer_config.json", config.dump(2) + "\n"}};
+  TokenizerParts parts = this->parts();
+  parts.post_processor = kPostProcessor;
+  for (int32_t id = 0; id < eos_id(); ++id) parts.vocabulary.emplace_back(name(id), id);
+  parts.special = {{kEos, eos_id()}};
+  return tokenizer_files(std::move(parts));
 }
 
 class ByteTokenizer final : public PlainTokenizer {
@@ -116,7 +85,12 @@ class ByteTokenizer final : public PlainTokenizer {
   int32_t eos_id() const override { return 256; }
 
  protected:
-  const char* pipeline() const override { return kBytePipeline; }
+  TokenizerParts parts() const override {
+    return {.pre_tokenizer = R"({"type": "ByteLevel", "add_prefix_space": false,
+                                 "trim_offsets": true, "use_regex": false})",
+            .decoder = R"({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true,
+                           "use_regex": true})"};
+  }
   std::string token(int32_t id) const override { return {static_cast<char>(id)}; }
   std::string name(int32_t id) const override { return to_byte_characters(token(id)); }
 };
@@ -153,7 +127,13 @@ class CharTokenizer final : public PlainTokenizer {
   int32_t eos_id() const override { return static_cast<int32_t>(alphabet_.size()); }
 
  protected:
-  const char* pipeline() const override { return kCharPipeline; }
+  TokenizerParts parts() const override {
+    // An unknown character is an error: no vocabulary of characters has the unk_token.
+    return {.pre_tokenizer = R"({"type": "Split", "pattern": {"Regex": "[\\s\\S]"},
+                                 "behavior": "Isolated", "invert": false})",
+            .decoder = R"({"type": "Fuse"})",
+            .model = R"({"type": "WordLevel", "vocab": null, "unk_token": "<|unknown|>"})"};
+  }
   std::string token(int32_t id) const override {
     return encode_utf8(alphabet_[static_cast<size_t>(id)]);
   }
@@ -171,16 +151,15 @@ std::vector<char32_t> characters_of(std::string_view text) {
 
 // The format of earlier versions.
 std::unique_ptr<Tokenizer> read_old_tokenizer(const Json& json) {
-  const Json* type = json.find("type");
-  if (type == nullptr || !type->is_string())
+  const std::string *type = json.find_text("type"), *characters = json.find_text("characters");
+  if (type == nullptr)
     throw InputError("damaged tokenizer: expected an object with the text 'type'");
-  if (type->as_string() == "byte") return make_byte_tokenizer();
-  if (type->as_string() != "char")
-    throw InputError(str("unknown tokenizer type '", type->as_string(), "'; known: byte, char"));
-  const Json* characters = json.find("characters");
-  if (characters == nullptr || !characters->is_string() || characters->as_string().empty())
+  if (*type == "byte") return make_byte_tokenizer();
+  if (*type != "char")
+    throw InputError(str("unknown tokenizer type '", *type, "'; known: byte, char"));
+  if (characters == nullptr || characters->empty())
     throw InputError("damaged tokenizer: expected the text 'characters', not empty");
-  std::vector<char32_t> alphabet = characters_of(characters->as_string());
+  std::vector<char32_t> alphabet = characters_of(*characters);
   // Ids are indices into this list: sorting a damaged one would silently renumber the vocabulary.
   for (size_t i = 1; i < alphabet.size(); ++i)
     if (alphabet[i - 1] >= alphabet[i])
@@ -223,19 +202,16 @@ std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view text) {
 }
 
 std::unique_ptr<Tokenizer> make_tokenizer(NamedFiles files, const std::string& where) {
-  const auto find = [&](const char* name) {
-    return std::find_if(files.begin(), files.end(), [&](const auto& f) { return f.first == name; });
-  };
-  const auto json = find("tokenizer.json");
-  if (json == files.end() &&
-      (find("vocab.json") == files.end() || find("merges.txt") == files.end()))
+  const std::string* json = find_file(files, "tokenizer.json");
+  if (json == nullptr &&
+      (find_file(files, "vocab.json") == nullptr || find_file(files, "merges.txt") == nullptr))
     throw InputError(str(where,
                          ": has no tokenizer; hint: tokenizer.json is needed, or vocab.json ",
                          "and merges.txt"));
   // Cohort's old files are small and have a "type" where Hugging Face's have a "model".
-  if (json != files.end() && json->second.find("\"model\"") == std::string::npos) {
+  if (json != nullptr && json->find("\"model\"") == std::string::npos) {
     const std::string path = where + "/tokenizer.json";
-    const Json saved = parse_json(json->second, path);
+    const Json saved = parse_json(*json, path);
     try {
       return with_places(saved, path, [&] { return read_old_tokenizer(saved); });
     } catch (const InputError& e) {
@@ -243,8 +219,8 @@ std::unique_ptr<Tokenizer> make_tokenizer(NamedFiles files, const std::string& w
       throw InputError(message.starts_with(path) ? message : str(path, ": ", message));
     }
   }
-  if (json != files.end())
-    if (auto plain = recognize_plain(json->second, where + "/tokenizer.json")) return plain;
+  if (json != nullptr)
+    if (auto plain = recognize_plain(*json, where + "/tokenizer.json")) return plain;
   return make_hugging_face_tokenizer(std::move(files), where);
 }
 

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace cohort {
 
@@ -26,6 +25,10 @@ enum CharClass : uint8_t {
 const uint8_t* char_classes();
 inline bool has_class(char32_t code, int classes) {
   return (char_classes()[code] & classes) != 0;
+}
+
+inline bool is_white_space(char32_t code) {
+  return has_class(code, kWhiteSpace);
 }
 
 enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };

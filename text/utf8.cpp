@@ -15,37 +15,12 @@ bool is_scalar_value(char32_t code) {
   return code <= 0x10ffff && (code < 0xd800 || code > 0xdfff);
 }
 
-// Properties of a lead byte: the size of its character and the range of the second byte. Size 0 if
-// no character starts with it.
-struct Lead {
-  size_t size;
-  uint8_t first, last;
-};
-Lead lead_of(uint8_t lead) {
-  if (lead < 0x80) return {1, 0, 0};
-  if (lead < 0xc2 || lead > 0xf4) return {0, 0, 0};
-  if (lead < 0xe0) return {2, 0x80, 0xbf};
-  if (lead < 0xf0)
-    return {3, static_cast<uint8_t>(lead == 0xe0 ? 0xa0 : 0x80),
-            static_cast<uint8_t>(lead == 0xed ? 0x9f : 0xbf)};
-  return {4, static_cast<uint8_t>(lead == 0xf0 ? 0x90 : 0x80),
-          static_cast<uint8_t>(lead == 0xf4 ? 0x8f : 0xbf)};
-}
-
-// The longest prefix of a well-formed character at `at`.
-struct Subpart {
-  size_t size;
-  bool complete;
-};
-Subpart subpart_at(std::string_view text, size_t at) {
-  const Lead lead = lead_of(static_cast<uint8_t>(text[at]));
-  size_t size = 1;
-  while (size < lead.size && at + size < text.size()) {
-    const auto byte = static_cast<uint8_t>(text[at + size]);
-    if (size == 1 ? byte < lead.first || byte > lead.last : !continues_utf8(text[at + size])) break;
-    ++size;
-  }
-  return {size, size == lead.size};
+// True if `part`, which is not empty, begins a character that more bytes complete.
+bool is_unfinished(std::string_view part) {
+  const auto lead = static_cast<uint8_t>(part[0]);
+  if (part.size() == 1) return lead >= 0xc2 && lead <= 0xf4;
+  // Only the second byte has a range of its own: any continuation bytes may follow it.
+  return decode_utf8(std::string(part) + "\x80\x80", 0).size > part.size();
 }
 
 }  // namespace
@@ -97,13 +72,18 @@ size_t utf8_prefix(std::string_view text) {
   return at;
 }
 
+std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
+  std::string out;
+  size_t begin = 0;
+  for (size_t at; (at = text.find(from, begin)) != text.npos; begin = at + from.size())
+    out.append(text.substr(begin, at - begin)).append(to);
+  return out.append(text.substr(begin));
+}
+
 size_t unfinished_utf8(std::string_view text) {
   for (size_t size = 1; size <= 3 && size <= text.size(); ++size) {
-    const size_t at = text.size() - size;
-    if (continues_utf8(text[at])) continue;
-    const bool unfinished =
-        lead_of(static_cast<uint8_t>(text[at])).size > size && subpart_at(text, at).size == size;
-    return unfinished ? size : 0;
+    const std::string_view part = text.substr(text.size() - size);
+    if (!continues_utf8(part[0])) return is_unfinished(part) ? size : 0;
   }
   return 0;
 }
@@ -125,9 +105,11 @@ std::string repair_utf8(std::string_view text) {
   std::string out;
   out.reserve(text.size());
   for (size_t at = 0; at < text.size();) {
-    const Subpart part = subpart_at(text, at);
-    out += part.complete ? text.substr(at, part.size) : "\xef\xbf\xbd";
-    at += part.size;
+    size_t size = decode_utf8(text, at).size;
+    out += size > 0 ? text.substr(at, size) : "\xef\xbf\xbd";
+    if (size == 0)
+      for (size = 1; at + size < text.size() && is_unfinished(text.substr(at, size + 1));) ++size;
+    at += size;
   }
   return out;
 }

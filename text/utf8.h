@@ -25,6 +25,22 @@ inline bool is_utf8(std::string_view text) {
   return utf8_prefix(text) == text.size();
 }
 
+enum class Side { kLeft, kRight, kBoth };
+// The text without the characters at its ends for which is_stripped(code) holds.
+template <class Predicate>
+std::string_view strip_if(std::string_view text, Side side, const Predicate& is_stripped) {
+  while (side != Side::kRight && !text.empty() && is_stripped(decode_utf8(text, 0).code))
+    text.remove_prefix(next_utf8_boundary(text, 1));
+  while (side != Side::kLeft && !text.empty()) {
+    const size_t last = last_utf8_begin(text, text.size());
+    if (!is_stripped(decode_utf8(text, last).code)) break;
+    text.remove_suffix(text.size() - last);
+  }
+  return text;
+}
+// The text with each occurrence of `from`, which is not empty, replaced.
+std::string replaced(std::string_view text, std::string_view from, std::string_view to);
+
 // The number of bytes at the end of a text (0 to 3) that begin a character which more bytes could
 // complete.
 size_t unfinished_utf8(std::string_view text);

@@ -15,7 +15,7 @@ Example generate(Rng& rng, const TaskConfig& config) {
   const int64_t digits = rng.between(config.min_size, config.max_size);
   const int64_t a = random_number(rng, digits), b = random_number(rng, digits);
   const std::string sum = std::to_string(a + b);
-  return {.prompt = str(a, "+", b, "="), .answer = sum, .solution = sum, .fields = Json::Object{}};
+  return {.prompt = str(a, "+", b, "="), .answer = sum, .solution = sum};
 }
 
 }  // namespace

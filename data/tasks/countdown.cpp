@@ -26,20 +26,15 @@ std::optional<Fraction> apply(char op, Fraction a, Fraction b) {
     if (b.num == 0) return {};
     b = b.num > 0 ? Fraction{b.den, b.num} : Fraction{-b.den, -b.num};
   }
-  int64_t num, den, left, right;
-  if (__builtin_mul_overflow(a.den, b.den, &den)) return {};
-  if (op == '*' || op == '/') {
-    if (__builtin_mul_overflow(a.num, b.num, &num)) return {};
-  } else {
-    if (__builtin_mul_overflow(a.num, b.den, &left)) return {};
-    if (__builtin_mul_overflow(b.num, a.den, &right)) return {};
-    if (op == '+' ? __builtin_add_overflow(left, right, &num)
-                  : __builtin_sub_overflow(left, right, &num))
-      return {};
-  }
+  __extension__ using Wide = __int128;  // holds every result
+  const bool adds = op == '+' || op == '-';
+  const Wide left = Wide{a.num} * (adds ? b.den : b.num), right = adds ? Wide{b.num} * a.den : 0;
+  const Wide num = op == '-' ? left - right : left + right, den = Wide{a.den} * b.den;
+  for (const Wide part : {left, right, num, den})
+    if (part != static_cast<int64_t>(part)) return {};
   if (num == INT64_MIN) return {};  // gcd() and the division above negate it
-  const int64_t divisor = std::gcd(num, den);
-  return Fraction{num / divisor, den / divisor};
+  const int64_t divisor = std::gcd(static_cast<int64_t>(num), static_cast<int64_t>(den));
+  return Fraction{static_cast<int64_t>(num) / divisor, static_cast<int64_t>(den) / divisor};
 }
 
 // sum := product (('+' | '-') product)*; product := atom (('*' | '/') atom)*; atom := number | '('
@@ -57,17 +52,14 @@ class Parser {
 
  private:
   std::optional<Fraction> sum() {
-    auto value = product();
-    for (char op; value && (op = take_one_of("+-"));) {
-      const auto right = product();
-      value = right ? apply(op, *value, *right) : std::nullopt;
-    }
-    return value;
+    return operations("+-", [&] { return operations("*/", [&] { return atom(); }); });
   }
-  std::optional<Fraction> product() {
-    auto value = atom();
-    for (char op; value && (op = take_one_of("*/"));) {
-      const auto right = atom();
+  // Operands with any of the operators between them, from left to right.
+  template <class TakeOperand>
+  std::optional<Fraction> operations(std::string_view operators, const TakeOperand& take_operand) {
+    auto value = take_operand();
+    for (char op; value && (op = take_one_of(operators));) {
+      const auto right = take_operand();
       value = right ? apply(op, *value, *right) : std::nullopt;
     }
     return value;

@@ -9,15 +9,14 @@ namespace {
 Example generate_reverse(Rng& rng, const TaskConfig& config) {
   const std::string letters = random_letters(rng, rng.between(config.min_size, config.max_size));
   const std::string reversed(letters.rbegin(), letters.rend());
-  return {
-      .prompt = letters + ">", .answer = reversed, .solution = reversed, .fields = Json::Object{}};
+  return {.prompt = letters + ">", .answer = reversed, .solution = reversed};
 }
 
 Example generate_sort(Rng& rng, const TaskConfig& config) {
   const std::string letters = random_letters(rng, rng.between(config.min_size, config.max_size));
   std::string sorted = letters;
   std::sort(sorted.begin(), sorted.end());
-  return {.prompt = letters + ":", .answer = sorted, .solution = sorted, .fields = Json::Object{}};
+  return {.prompt = letters + ":", .answer = sorted, .solution = sorted};
 }
 
 }  // namespace

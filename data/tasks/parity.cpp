@@ -20,10 +20,7 @@ Example generate(Rng& rng, const TaskConfig& config) {
   }
   const std::string answer = std::to_string(parity);
   if (rng.uniform() >= config.worked_share) steps.clear();
-  return {.prompt = bits + "=",
-          .answer = answer,
-          .solution = steps + ":" + answer,
-          .fields = Json::Object{}};
+  return {.prompt = bits + "=", .answer = answer, .solution = steps + ":" + answer};
 }
 
 double check(const Example& example, std::string_view completion) {

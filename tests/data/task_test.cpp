@@ -198,6 +198,21 @@ TEST(Tasks, ProblemsLookAsDocumented) {
   }
 }
 
+TEST(ChangedSet, GivesTheExamplesAtItsIndicesChanged) {
+  const auto set = [](std::optional<std::vector<int64_t>> indices) {
+    return make_changed_set(
+        make_example_set({{.prompt = "a"}, {.prompt = "b"}, {.prompt = "c"}}),
+        [](Example& example) { example.solution = example.prompt + "!"; }, std::move(indices));
+  };
+  const auto all = set(std::nullopt), some = set({{2, 0}});
+  EXPECT_EQ(all->size(), 3);
+  EXPECT_EQ(all->get(1).solution, "b!");
+  ASSERT_EQ(some->size(), 2);
+  EXPECT_EQ(some->get(0).solution, "c!");
+  EXPECT_EQ(some->id(1).split, all->id(0).split);
+  EXPECT_NE(some->id(1).split, all->id(1).split);
+}
+
 TEST(IsHeldOut, IsStableAndHoldsOutTheFraction) {
   // Values of this version: a change here would move problems between splits of finished runs.
   std::string picked;

@@ -139,6 +139,14 @@ TEST(Json, AccessorsNameTheTypeTheyFound) {
   EXPECT_EQ(Json(3).find("x"), nullptr);
 }
 
+TEST(Json, FindTextFindsTextsOnly) {
+  const Json json = parse(R"({"a": "x", "b": 1, "c": ["x"]})");
+  ASSERT_NE(json.find_text("a"), nullptr);
+  EXPECT_EQ(*json.find_text("a"), "x");
+  for (const char* key : {"b", "c", "d"}) EXPECT_EQ(json.find_text(key), nullptr) << key;
+  EXPECT_EQ(Json("a").find_text("a"), nullptr);
+}
+
 TEST(Json, BuildsAndReplaces) {
   Json json;
   json.set("a", 1).set("b", "x").set("a", 2);

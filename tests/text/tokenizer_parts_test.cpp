@@ -6,10 +6,8 @@
 #include "tests/support/test_util.h"
 #include "text/regex.h"
 #include "text/tokenizers/bpe.h"
-#include "text/tokenizers/decoder.h"
 #include "text/tokenizers/matcher.h"
-#include "text/tokenizers/normalizer.h"
-#include "text/tokenizers/pre_tokenizer.h"
+#include "text/tokenizers/pipeline.h"
 #include "text/tokenizers/splitters.h"
 #include "text/unicode.h"
 #include "text/utf8.h"
@@ -110,11 +108,11 @@ TEST(LeftmostLongest, HostileTextsTakeLinearTime) {
 }
 
 // A reference implementation of the merges.
-std::vector<int32_t> merge_slowly(const std::map<std::pair<int, int>, MergeTable::Merge>& merges,
+std::vector<int32_t> merge_slowly(const std::map<std::pair<int, int>, Merge>& merges,
                                   std::vector<int32_t> ids) {
   while (true) {
     size_t best = ids.size();
-    uint32_t rank = MergeTable::kNoMerge;
+    uint32_t rank = Merge::kNone;
     for (size_t i = 0; i + 1 < ids.size(); ++i) {
       const auto it = merges.find({ids[i], ids[i + 1]});
       if (it != merges.end() && it->second.rank < rank) best = i, rank = it->second.rank;
@@ -128,9 +126,8 @@ std::vector<int32_t> merge_slowly(const std::map<std::pair<int, int>, MergeTable
 TEST(Bpe, ShortAndLongWordsMergeByRank) {
   RandomText random(2);
   for (int round = 0; round < 300; ++round) {
-    std::map<std::pair<int, int>, MergeTable::Merge> merges;
-    MergeTable table;
-    table.reserve(60);
+    std::map<std::pair<int, int>, Merge> merges;
+    PairMap<Merge> table(60);
     for (uint32_t rank = 0; rank < 60; ++rank) {
       const auto next = static_cast<int32_t>(4 + rank);
       const int32_t a = static_cast<int32_t>(random.draw(4 + rank)),
@@ -222,12 +219,11 @@ TEST(Normalizers, MultipliedTextIsRefused) {
 }
 
 std::string decoded(const char* json, const std::vector<const char*>& tokens) {
-  const Decoder decoder(parse_json(json, "json"));
+  Decoder decoder(parse_json(json, "json"));
   Work work(100);
-  DecodeSteps steps = decoder.start();
   std::string text;
-  for (const char* token : tokens) text += steps.push(token, work);
-  return text + steps.peek(work);
+  for (const char* token : tokens) text += decoder.push(token, work);
+  return text + decoder.peek(work);
 }
 
 TEST(Decoders, DoWhatTheirNamesSay) {
@@ -254,14 +250,13 @@ TEST(Decoders, DoWhatTheirNamesSay) {
 // The text of tokens after others whose text is discarded.
 std::string decoded_after(const char* json, const std::vector<const char*>& before,
                           const std::vector<const char*>& tokens) {
-  const Decoder decoder(parse_json(json, "json"));
+  Decoder decoder(parse_json(json, "json"));
   Work work(100);
-  DecodeSteps steps = decoder.start();
-  for (const char* token : before) steps.push(token, work);
-  steps.discard(work);
+  for (const char* token : before) decoder.push(token, work);
+  decoder.discard(work);
   std::string text;
-  for (const char* token : tokens) text += steps.push(token, work);
-  return text + steps.peek(work);
+  for (const char* token : tokens) text += decoder.push(token, work);
+  return text + decoder.peek(work);
 }
 
 TEST(Decoders, DiscardOmitsHeldBackText) {

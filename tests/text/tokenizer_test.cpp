@@ -212,6 +212,20 @@ TEST(Utf8, UnfinishedCountsOnlyWhatCanBeFinished) {
   EXPECT_EQ(unfinished_utf8("\xff"), 0u);
 }
 
+TEST(Utf8, StripsCharactersFromTheSidesAsked) {
+  const auto is_stripped = [](char32_t code) { return code == ' ' || code == 0x3000; };
+  const std::string text = " \u3000é \u3000";
+  EXPECT_EQ(strip_if(text, Side::kLeft, is_stripped), "é \u3000");
+  EXPECT_EQ(strip_if(text, Side::kRight, is_stripped), " \u3000é");
+  EXPECT_EQ(strip_if(text, Side::kBoth, is_stripped), "é");
+  EXPECT_EQ(strip_if(" \u3000 ", Side::kRight, is_stripped), "");
+}
+
+TEST(Utf8, ReplacesOccurrencesFromLeftToRight) {
+  EXPECT_EQ(replaced("aaab", "aa", "x"), "xab");
+  EXPECT_EQ(replaced("aab", "a", ""), "b");
+}
+
 TEST(Excerpt, IsOneLineWithoutTheMiddle) {
   EXPECT_EQ(excerpt("a\nb"), "'a\\nb'");
   EXPECT_EQ(excerpt(std::string(70, 'a')), "'" + std::string(70, 'a') + "'");

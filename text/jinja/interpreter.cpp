@@ -88,6 +88,24 @@ Value Interpreter::item(const Value& object, const Value& key) {
 
 // Calls.
 
+namespace {
+
+// Removes and returns the first of `words`, which are separated by single spaces.
+std::string_view take_word(std::string_view& words) {
+  const std::string_view word = words.substr(0, words.find(' '));
+  words.remove_prefix(std::min(word.size() + 1, words.size()));
+  return word;
+}
+
+}  // namespace
+
+const Native* find_native(Natives natives, std::string_view name) {
+  for (const Native& native : natives)
+    for (std::string_view names = native.names; !names.empty();)
+      if (take_word(names) == name) return &native;
+  return nullptr;
+}
+
 Args Interpreter::evaluate(const Arguments& arguments) {
   Args args;
   for (const Argument& argument : arguments) {

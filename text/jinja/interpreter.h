@@ -1,7 +1,6 @@
 // Natives of the template language, the compiled form of a template, and its interpreter.
 #pragma once
 
-#include <algorithm>
 #include <ctime>
 #include <functional>
 #include <memory>
@@ -45,13 +44,6 @@ struct Native {
   std::string_view parameters;  // names, optional ones with '?'; "...": any arguments
   Value (*apply)(Call& call);
 };
-
-// Removes and returns the first of `words`, which are separated by single spaces.
-inline std::string_view take_word(std::string_view& words) {
-  const std::string_view word = words.substr(0, words.find(' '));
-  words.remove_prefix(std::min(word.size() + 1, words.size()));
-  return word;
-}
 
 using Natives = std::span<const Native>;
 Natives filters_table();
@@ -109,6 +101,8 @@ struct Document {
   Code body;                                   // refers to the source and the constants
   bool has_generation_blocks = false;
 };
+// Compiles document.source into the other members. Throws TemplateError with its position.
+void parse(Document& document, TemplateOptions options);
 
 class Interpreter : public Heap {
  public:

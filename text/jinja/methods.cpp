@@ -8,13 +8,6 @@
 
 namespace cohort::jinja {
 
-const Native* find_native(Natives natives, std::string_view name) {
-  for (const Native& native : natives)
-    for (std::string_view names = native.names; !names.empty();)
-      if (take_word(names) == name) return &native;
-  return nullptr;
-}
-
 namespace {
 
 // Texts.

@@ -1,10 +1,9 @@
 // A recursive-descent parser with Jinja's grammar and precedence. It compiles the source to
 // closures, so that syntax and semantics of each construct are defined together.
-#include "text/jinja/parser.h"
-
 #include <algorithm>
 #include <initializer_list>
 
+#include "text/jinja/interpreter.h"
 #include "text/jinja/lexer.h"
 #include "text/utf8.h"
 

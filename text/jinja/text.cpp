@@ -7,7 +7,6 @@
 #include <cmath>
 
 #include "text/unicode.h"
-#include "text/utf8.h"
 
 namespace cohort::jinja {
 
@@ -35,11 +34,7 @@ std::string titled(std::string_view text, bool (*in_word)(char32_t)) {
 }  // namespace
 
 bool is_space(char32_t c) {
-  return has_class(c, kWhiteSpace) || (c >= 0x1c && c <= 0x1f);
-}
-
-bool is_printable(char32_t c) {
-  return c == ' ' || !has_class(c, kOtherCharacter | kWhiteSpace);
+  return is_white_space(c) || (c >= 0x1c && c <= 0x1f);
 }
 
 std::u32string decode(std::string_view text) {
@@ -84,18 +79,9 @@ std::string title_words(std::string_view text) {
 std::string_view strip(std::string_view text, Side side, std::optional<std::string_view> chars) {
   std::u32string set = decode(chars.value_or(""));
   std::sort(set.begin(), set.end());
-  const auto is_stripped = [&](size_t at) {
-    const char32_t c = decode_utf8(text, at).code;
+  return strip_if(text, side, [&](char32_t c) {
     return chars ? std::binary_search(set.begin(), set.end(), c) : is_space(c);
-  };
-  if (side != Side::kRight)
-    while (!text.empty() && is_stripped(0)) text.remove_prefix(byte_of(text, 1));
-  while (side != Side::kLeft && !text.empty()) {
-    const size_t last = last_utf8_begin(text, text.size());
-    if (!is_stripped(last)) break;
-    text.remove_suffix(text.size() - last);
-  }
-  return text;
+  });
 }
 
 // Formats.
@@ -127,6 +113,10 @@ std::string scalar(const Value& value, bool json) {
   }
   checked(value, !json, "a value with a JSON form");
   return value.is<Undefined>() ? "Undefined" : str("<", type_name(value), ">");
+}
+
+bool is_printable(char32_t c) {
+  return c == ' ' || !has_class(c, kOtherCharacter | kWhiteSpace);
 }
 
 std::string escaped(char32_t c, bool json) {

@@ -7,11 +7,11 @@
 #include <string_view>
 
 #include "text/jinja/value.h"
+#include "text/utf8.h"
 
 namespace cohort::jinja {
 
 bool is_space(char32_t c);
-bool is_printable(char32_t c);
 
 std::u32string decode(std::string_view text);
 // Byte offset of the character with this index; the size of the text if it is shorter.
@@ -25,7 +25,6 @@ std::string capitalize(std::string_view text);
 std::string title(std::string_view text);
 std::string title_words(std::string_view text);
 
-enum class Side { kLeft, kRight, kBoth };
 // Strips the characters of `chars` (nullopt: white space) from the ends of the text.
 std::string_view strip(std::string_view text, Side side,
                        std::optional<std::string_view> chars = {});

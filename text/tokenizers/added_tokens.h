@@ -1,20 +1,15 @@
 // Tokens that are matched in a text before it is split, such as <|endoftext|>.
 #pragma once
 
-#include <cstdint>
-#include <functional>
-#include <string>
-#include <string_view>
-#include <vector>
+#include <unordered_map>
 
-#include "text/json.h"
 #include "text/tokenizers/matcher.h"
-#include "text/tokenizers/normalizer.h"
+#include "text/tokenizers/pipeline.h"
 
 namespace cohort {
 
 struct AddedToken {
-  std::string content;
+  std::string content;  // its text; AddedTokens normalises that of a normalised token
   int64_t id = 0;
   bool single_word = false;  // does not match inside a word
   bool lstrip = false;       // also matches the white space before it
@@ -34,24 +29,19 @@ class AddedTokens {
   // Receives the parts of a text: added tokens, and the text between them (token = nullptr), which
   // is not empty.
   using Sink = std::function<void(size_t begin, size_t end, const AddedToken* token)>;
-  void find_in_raw(std::string_view text, const Sink& sink) const { find(raw_, text, sink); }
+  void find_in_raw(std::string_view text, const Sink& sink) const { find_all(raw_, text, sink); }
   void find_in_normalized(std::string_view text, const Sink& sink) const {
-    find(normalized_, text, sink);
+    find_all(normalized_, text, sink);
   }
-  const std::vector<AddedToken>& tokens() const { return tokens_; }
-  // The text of the i-th token: its content, normalised if it is matched in the normalised text.
-  const std::string& text(size_t i) const { return texts_[i]; }
+  // nullptr if no added token has this id.
+  const AddedToken* find(int64_t id) const;
 
  private:
-  struct Set {
-    LeftmostLongest matcher;
-    std::vector<size_t> tokens;  // by the matcher's index: index into tokens_
-  };
-  void find(const Set& set, std::string_view text, const Sink& sink) const;
+  void find_all(const LeftmostLongest& matcher, std::string_view text, const Sink& sink) const;
 
   std::vector<AddedToken> tokens_;
-  std::vector<std::string> texts_;
-  Set raw_, normalized_;
+  std::unordered_map<int64_t, size_t> by_id_;
+  LeftmostLongest raw_, normalized_;  // their texts are those of tokens_, or empty
 };
 
 }  // namespace cohort

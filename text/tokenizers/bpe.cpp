@@ -3,9 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
-#include <functional>
-#include <optional>
 #include <queue>
 #include <span>
 
@@ -15,33 +12,19 @@
 
 namespace cohort {
 
-void MergeTable::reserve(size_t merges) {
-  size_t slots = 16;
-  while (slots < 2 * merges + 2) slots *= 2;
-  slots_.assign(slots, Slot());
-}
-
-void MergeTable::set(int32_t left, int32_t right, Merge merge) {
-  const uint64_t key = key_of(left, right);
-  size_t slot = slot_of(key);
-  while (slots_[slot].key != kFree && slots_[slot].key != key)
-    slot = (slot + 1) & (slots_.size() - 1);
-  slots_[slot] = {key, merge};
-}
-
 namespace {
 
 constexpr size_t kShortWord = 48;
 
 // `merge[i]` merges ids[i] and ids[i + 1].
-size_t merge_short(const MergeTable& table, int32_t* ids, size_t size) {
-  std::array<MergeTable::Merge, kShortWord> merge;
+size_t merge_short(const PairMap<Merge>& table, int32_t* ids, size_t size) {
+  std::array<Merge, kShortWord> merge;
   for (size_t i = 0; i + 1 < size; ++i) merge[i] = table.find(ids[i], ids[i + 1]);
   while (size > 1) {
     size_t best = 0;
     for (size_t i = 1; i + 1 < size; ++i)
       if (merge[i].rank < merge[best].rank) best = i;
-    if (merge[best].rank == MergeTable::kNoMerge) break;
+    if (merge[best].rank == Merge::kNone) break;
     ids[best] = merge[best].id;
     --size;
     for (size_t i = best + 1; i < size; ++i) ids[i] = ids[i + 1];
@@ -52,12 +35,12 @@ size_t merge_short(const MergeTable& table, int32_t* ids, size_t size) {
   return size;
 }
 
-size_t merge_long(const MergeTable& table, std::span<int32_t> ids) {
+size_t merge_long(const PairMap<Merge>& table, std::span<int32_t> ids) {
   // Symbols form a linked list of indices; a removed one has the id -1. The heap holds rank and
   // index of every possible merge; outdated entries are skipped.
   const size_t size = ids.size();
   std::vector<uint32_t> next(size), previous(size);
-  std::vector<MergeTable::Merge> merge(size);
+  std::vector<Merge> merge(size);
   using Heap = std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>>;
   std::vector<uint64_t> entries;
   const auto entry_of = [&](size_t i) { return uint64_t{merge[i].rank} << 32 | i; };
@@ -65,12 +48,12 @@ size_t merge_long(const MergeTable& table, std::span<int32_t> ids) {
     next[i] = static_cast<uint32_t>(i + 1);
     previous[i] = static_cast<uint32_t>(i - 1);
     if (i + 1 < size) merge[i] = table.find(ids[i], ids[i + 1]);
-    if (merge[i].rank != MergeTable::kNoMerge) entries.push_back(entry_of(i));
+    if (merge[i].rank != Merge::kNone) entries.push_back(entry_of(i));
   }
   Heap heap(std::greater<>(), std::move(entries));
   const auto update = [&](size_t i) {
-    merge[i] = next[i] < size ? table.find(ids[i], ids[next[i]]) : MergeTable::Merge();
-    if (merge[i].rank != MergeTable::kNoMerge) heap.push(entry_of(i));
+    merge[i] = next[i] < size ? table.find(ids[i], ids[next[i]]) : Merge();
+    if (merge[i].rank != Merge::kNone) heap.push(entry_of(i));
   };
   while (!heap.empty()) {
     const uint64_t entry = heap.top();
@@ -90,35 +73,22 @@ size_t merge_long(const MergeTable& table, std::span<int32_t> ids) {
 
 }  // namespace
 
-void merge_all(const MergeTable& merges, std::vector<int32_t>& ids, size_t begin) {
+void merge_all(const PairMap<Merge>& merges, std::vector<int32_t>& ids, size_t begin) {
   const std::span<int32_t> word = std::span(ids).subspan(begin);
   ids.resize(begin + (word.size() <= kShortWord ? merge_short(merges, word.data(), word.size())
                                                 : merge_long(merges, word)));
 }
 
+bool has_lost_spaces(const Json& merge) {
+  return merge.is_string() &&
+         std::count(merge.as_string().begin(), merge.as_string().end(), ' ') > 1;
+}
+
+std::string with_no_break_spaces(std::string_view token) {
+  return replaced(token, " ", "\xc2\xa0");
+}
+
 namespace {
-
-class Bpe final : public Model {
- public:
-  Bpe(const Json& json, WordText words, Vocabulary& vocabulary);
-  void encode(std::string_view word, std::vector<int32_t>& ids) const override;
-  bool splits_before(std::string_view character) const override;
-
- private:
-  void read_merges(const Json& json);
-  int32_t unk_id() const;
-  void add_bytes(std::string_view word, std::vector<int32_t>& ids) const;
-  void add_characters(std::string_view word, std::vector<int32_t>& ids) const;
-
-  const Vocabulary& vocabulary_;
-  MergeTable merges_;
-  std::array<int32_t, 256> byte_ids_;  // kBytes: ids of the bytes; else of <0x00>..<0xFF>; -1: none
-  WordText words_;
-  StringMap ids_by_bytes_;  // kBytes with ignore_merges
-  std::string prefix_, suffix_, unk_token_;
-  int32_t unk_id_ = -1;
-  bool has_unk_ = false, fuses_unk_ = false, byte_fallback_ = false, ignores_merges_ = false;
-};
 
 struct Sides {
   std::string left, right;
@@ -153,147 +123,137 @@ Sides sides_of(const Json& merge, const Vocabulary& vocabulary) {
   throw InputError(str("expected two sides with one space between, got ", excerpt(text)));
 }
 
-}  // namespace
-
-bool has_lost_spaces(const Json& merge) {
-  return merge.is_string() &&
-         std::count(merge.as_string().begin(), merge.as_string().end(), ' ') > 1;
-}
-
-std::string with_no_break_spaces(const std::string& token) {
-  std::string out;
-  for (const char c : token) out += c == ' ' ? std::string("\xc2\xa0") : std::string(1, c);
-  return out;
-}
-
-namespace {
-
-Bpe::Bpe(const Json& json, WordText words, Vocabulary& vocabulary)
-    : vocabulary_(vocabulary),
-      words_(words),
-      prefix_(text_or(json, "continuing_subword_prefix", "")),
-      suffix_(text_or(json, "end_of_word_suffix", "")),
-      unk_token_(text_or(json, "unk_token", "")),
-      fuses_unk_(flag(json, "fuse_unk", false)),
-      byte_fallback_(flag(json, "byte_fallback", false)),
-      ignores_merges_(flag(json, "ignore_merges", false)) {
-  const Json& unk = value_or_null(json, "unk_token");
-  has_unk_ = !unk.is_null();
-  unk_id_ = vocabulary.find(unk_token_);
-  const Json& dropout = value_or_null(json, "dropout");
-  if (!dropout.is_null() && dropout.as_double() != 0)
-    throw InputError("dropout is not supported; hint: set it to null");
-  for (size_t byte = 0; byte < 256; ++byte) {
-    char name[8];
-    std::snprintf(name, sizeof name, "<0x%02X>", static_cast<unsigned>(byte));
-    const std::string character = to_byte_characters(std::string(1, static_cast<char>(byte)));
-    byte_ids_[byte] = vocabulary.find(words == WordText::kBytes ? character : name);
+class Bpe final : public Model {
+ public:
+  Bpe(const Json& json, WordText words, Vocabulary& vocabulary)
+      : vocabulary_(vocabulary),
+        words_(words),
+        prefix_(text_or(json, "continuing_subword_prefix", "")),
+        suffix_(text_or(json, "end_of_word_suffix", "")),
+        unk_token_(text_or(json, "unk_token", "")),
+        fuses_unk_(flag(json, "fuse_unk", false)),
+        byte_fallback_(flag(json, "byte_fallback", false)),
+        ignores_merges_(flag(json, "ignore_merges", false)) {
+    has_unk_ = !json.get_or_null("unk_token").is_null();
+    unk_id_ = vocabulary.find(unk_token_);
+    const Json& dropout = json.get_or_null("dropout");
+    if (!dropout.is_null() && dropout.as_double() != 0)
+      throw InputError("dropout is not supported; hint: set it to null");
+    for (size_t i = 0; i < byte_ids_.size(); ++i) {
+      const char byte = static_cast<char>(i);
+      byte_ids_[i] = vocabulary.find(words == WordText::kBytes ? to_byte_characters({&byte, 1})
+                                                               : byte_token(byte));
+    }
+    with_context("merges", [&] { read_merges(json.at("merges")); });
+    if (words != WordText::kBytes || !ignores_merges_) return;
+    for (const auto& [token, id] : vocabulary.ids())
+      if (const auto bytes = from_byte_characters(token)) ids_by_bytes_.emplace(*bytes, id);
   }
-  with_context("merges", [&] { read_merges(json.at("merges")); });
-  if (words != WordText::kBytes || !ignores_merges_) return;
-  for (size_t i = 0; i < vocabulary.tokens().size(); ++i)
-    if (const auto bytes = from_byte_characters(vocabulary.tokens().key(i)))
-      ids_by_bytes_.insert(*bytes, vocabulary.tokens().value(i));
-}
 
-void Bpe::read_merges(const Json& json) {
-  const Json::Array& list = json.as_array();
-  merges_.reserve(list.size());
-  for (size_t i = 0; i < list.size(); ++i) {
-    try {
-      const Sides sides = sides_of(list[i], vocabulary_);
-      const auto id_of = [&](std::string_view token) {
-        const int32_t id = vocabulary_.find(token);
-        if (id < 0) throw InputError(excerpt(token) + " is not in the vocabulary");
-        return id;
-      };
-      const int32_t left = id_of(sides.left), right = id_of(sides.right);
-      merges_.set(left, right, {static_cast<uint32_t>(i), id_of(concatenated(sides, prefix_))});
-    } catch (const InputError& e) {
-      throw InputError(str("merge ", i, ": ", e.what()));
+  void encode(std::string_view word, std::vector<int32_t>& ids) const override {
+    if (ignores_merges_) {
+      const auto& whole_words = words_ == WordText::kBytes ? ids_by_bytes_ : vocabulary_.ids();
+      const auto whole = whole_words.find(word);
+      if (whole != whole_words.end()) return ids.push_back(whole->second);
+    }
+    const size_t begin = ids.size();
+    if (words_ == WordText::kBytes)
+      add_bytes(word, ids);
+    else
+      add_characters(word, ids);
+    merge_all(merges_, ids, begin);
+  }
+
+  bool splits_before(std::string_view character) const override {
+    // No token may contain the character after another one, so that no merge crosses the boundary;
+    // and the character must be a token itself, so that no unknown token is pending across it.
+    if (words_ == WordText::kBytes || ignores_merges_ || !prefix_.empty() || !suffix_.empty() ||
+        vocabulary_.find(character) < 0)
+      return false;
+    for (const auto& [token, id] : vocabulary_.ids()) {
+      size_t at = 0;
+      while (token.compare(at, character.size(), character) == 0) at += character.size();
+      if (token.find(character, at) != token.npos) return false;
+    }
+    return true;
+  }
+
+ private:
+  void read_merges(const Json& json) {
+    const Json::Array& list = json.as_array();
+    merges_ = PairMap<Merge>(list.size());
+    for (size_t i = 0; i < list.size(); ++i) {
+      try {
+        const Sides sides = sides_of(list[i], vocabulary_);
+        const auto id_of = [&](std::string_view token) {
+          const int32_t id = vocabulary_.find(token);
+          if (id < 0) throw InputError(excerpt(token) + " is not in the vocabulary");
+          return id;
+        };
+        const int32_t left = id_of(sides.left), right = id_of(sides.right);
+        merges_.set(left, right, {static_cast<uint32_t>(i), id_of(concatenated(sides, prefix_))});
+      } catch (const InputError& e) {
+        throw InputError(str("merge ", i, ": ", e.what()));
+      }
     }
   }
-}
 
-int32_t Bpe::unk_id() const {
-  if (unk_id_ < 0)
-    throw InputError(str("the unk_token ", excerpt(unk_token_), " is not in the vocabulary"));
-  return unk_id_;
-}
-
-void Bpe::add_bytes(std::string_view word, std::vector<int32_t>& ids) const {
-  bool in_unk = false;
-  for (const char c : word) {
-    const int32_t id = byte_ids_[static_cast<uint8_t>(c)];
-    if (id < 0 && has_unk_ && !(in_unk && fuses_unk_)) ids.push_back(unk_id());
-    if (id >= 0) ids.push_back(id);
-    in_unk = id < 0;
+  int32_t unk_id() const {
+    if (unk_id_ < 0)
+      throw InputError(str("the unk_token ", excerpt(unk_token_), " is not in the vocabulary"));
+    return unk_id_;
   }
-}
 
-void Bpe::add_characters(std::string_view word, std::vector<int32_t>& ids) const {
-  // The unknown token is appended at the next known character, even after bytes that precede it.
-  int32_t pending_unk = -1;
-  std::string affixed;
-  for (size_t at = 0, end = 0; at < word.size(); at = end) {
-    end = next_utf8_boundary(word, at + 1);
-    std::string_view character = word.substr(at, end - at);
-    if ((at > 0 && !prefix_.empty()) || (end == word.size() && !suffix_.empty())) {
-      affixed.assign(at > 0 ? prefix_ : "").append(character);
-      if (end == word.size()) affixed += suffix_;
-      character = affixed;
-    }
-    if (const int32_t id = vocabulary_.find(character); id >= 0) {
-      if (pending_unk >= 0) ids.push_back(pending_unk);
-      pending_unk = -1;
-      ids.push_back(id);
-      continue;
-    }
-    const auto byte_id = [&](char c) { return byte_ids_[static_cast<uint8_t>(c)]; };
-    if (byte_fallback_ &&
-        std::all_of(character.begin(), character.end(), [&](char c) { return byte_id(c) >= 0; })) {
-      for (const char c : character) ids.push_back(byte_id(c));
-      continue;
-    }
-    if (!has_unk_) continue;
-    if (pending_unk >= 0 && !fuses_unk_) ids.push_back(pending_unk);
-    pending_unk = unk_id();
-  }
-  if (pending_unk >= 0) ids.push_back(pending_unk);
-}
-
-void Bpe::encode(std::string_view word, std::vector<int32_t>& ids) const {
-  if (ignores_merges_) {
-    const int32_t whole =
-        words_ == WordText::kBytes ? ids_by_bytes_.find(word) : vocabulary_.find(word);
-    if (whole >= 0) {
-      ids.push_back(whole);
-      return;
+  void add_bytes(std::string_view word, std::vector<int32_t>& ids) const {
+    bool in_unk = false;
+    for (const char c : word) {
+      const int32_t id = byte_ids_[static_cast<uint8_t>(c)];
+      if (id < 0 && has_unk_ && !(in_unk && fuses_unk_)) ids.push_back(unk_id());
+      if (id >= 0) ids.push_back(id);
+      in_unk = id < 0;
     }
   }
-  const size_t begin = ids.size();
-  if (words_ == WordText::kBytes)
-    add_bytes(word, ids);
-  else
-    add_characters(word, ids);
-  merge_all(merges_, ids, begin);
-}
 
-bool Bpe::splits_before(std::string_view character) const {
-  // No token may contain the character after another one, so that no merge crosses the boundary;
-  // and the character must be a token itself, so that no unknown token is pending across it.
-  if (words_ == WordText::kBytes || ignores_merges_ || !prefix_.empty() || !suffix_.empty() ||
-      vocabulary_.find(character) < 0)
-    return false;
-  const StringMap& tokens = vocabulary_.tokens();
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    const std::string_view token = tokens.key(i);
-    size_t at = 0;
-    while (token.substr(at).starts_with(character)) at += character.size();
-    if (token.find(character, at) != token.npos) return false;
+  void add_characters(std::string_view word, std::vector<int32_t>& ids) const {
+    // The unknown token is appended at the next known character, even after bytes that precede it.
+    int32_t pending_unk = -1;
+    std::string affixed;
+    for (size_t at = 0, end = 0; at < word.size(); at = end) {
+      end = next_utf8_boundary(word, at + 1);
+      std::string_view character = word.substr(at, end - at);
+      if ((at > 0 && !prefix_.empty()) || (end == word.size() && !suffix_.empty())) {
+        affixed.assign(at > 0 ? prefix_ : "").append(character);
+        if (end == word.size()) affixed += suffix_;
+        character = affixed;
+      }
+      if (const int32_t id = vocabulary_.find(character); id >= 0) {
+        if (pending_unk >= 0) ids.push_back(pending_unk);
+        pending_unk = -1;
+        ids.push_back(id);
+        continue;
+      }
+      const auto byte_id = [&](char c) { return byte_ids_[static_cast<uint8_t>(c)]; };
+      if (byte_fallback_ && std::all_of(character.begin(), character.end(),
+                                        [&](char c) { return byte_id(c) >= 0; })) {
+        for (const char c : character) ids.push_back(byte_id(c));
+        continue;
+      }
+      if (!has_unk_) continue;
+      if (pending_unk >= 0 && !fuses_unk_) ids.push_back(pending_unk);
+      pending_unk = unk_id();
+    }
+    if (pending_unk >= 0) ids.push_back(pending_unk);
   }
-  return true;
-}
+
+  const Vocabulary& vocabulary_;
+  PairMap<Merge> merges_;
+  std::array<int32_t, 256> byte_ids_;  // kBytes: ids of the bytes; else of <0x00>..<0xFF>; -1: none
+  WordText words_;
+  TextMap<int32_t> ids_by_bytes_;  // kBytes with ignore_merges
+  std::string prefix_, suffix_, unk_token_;
+  int32_t unk_id_ = -1;
+  bool has_unk_ = false, fuses_unk_ = false, byte_fallback_ = false, ignores_merges_ = false;
+};
 
 }  // namespace
 

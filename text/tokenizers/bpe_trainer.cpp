@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <queue>
 #include <set>
-#include <unordered_map>
 
 #include "text/tokenizers/byte_level.h"
+#include "text/tokenizers/hugging_face.h"
 #include "text/utf8.h"
 
 namespace cohort {
@@ -19,7 +19,7 @@ constexpr int64_t kMinCount = 2;
 
 struct Pair {
   int32_t left, right;
-  bool operator==(const Pair&) const = default;
+  auto operator<=>(const Pair&) const = default;
 };
 struct PairHash {
   size_t operator()(Pair pair) const {
@@ -35,9 +35,7 @@ struct Candidate {
   int64_t count;
   Pair pair;
   bool operator<(const Candidate& other) const {
-    if (count != other.count) return count < other.count;
-    if (pair.left != other.pair.left) return pair.left > other.pair.left;
-    return pair.right > other.pair.right;
+    return count != other.count ? count < other.count : pair > other.pair;
   }
 };
 
@@ -124,84 +122,41 @@ class Merger {
   std::vector<Pair> touched_;  // pairs whose counts may have grown in this merge
 };
 
-Json added_token(const std::string& content, int64_t id) {
-  return Json()
-      .set("id", id)
-      .set("content", content)
-      .set("single_word", false)
-      .set("lstrip", false)
-      .set("rstrip", false)
-      .set("normalized", false)
-      .set("special", true);
-}
-
-Json byte_level() {
-  return Json()
-      .set("type", "ByteLevel")
-      .set("add_prefix_space", false)
-      .set("trim_offsets", true)
-      .set("use_regex", false);
-}
-
-Json split(const char* pattern) {
-  return Json()
-      .set("type", "Split")
-      .set("pattern", Json().set("Regex", pattern))
-      .set("behavior", "Isolated")
-      .set("invert", false);
-}
+constexpr const char* kByteLevel =
+    R"({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false})";
 
 // The result of training.
 struct Trained {
   std::vector<std::string> tokens;  // by id, in GPT-2's byte characters
-  StringMap ids;
+  TextMap<int32_t> ids;
   Json merges = Json::Array{};
 
-  void add(const std::string& token) {
-    ids.insert(token, static_cast<int32_t>(tokens.size()));
-    tokens.push_back(token);
+  // The id of a token, which is new unless another pair has made the same one.
+  int32_t add(const std::string& token) {
+    const auto [entry, is_new] = ids.emplace(token, static_cast<int32_t>(tokens.size()));
+    if (is_new) tokens.push_back(token);
+    return entry->second;
   }
 };
 
 NamedFiles to_files(Trained trained, const BpeTrainerOptions& options) {
-  Json added = Json::Array{};
-  Json::Object entries;
+  TokenizerParts parts{.pre_tokenizer = str(R"({"type": "Sequence", "pretokenizers": [
+                           {"type": "Split", "pattern": {"Regex": )",
+                                            Json(options.pattern).dump(), R"(},
+                            "behavior": "Isolated", "invert": false}, )",
+                                            kByteLevel, "]}"),
+                       .decoder = kByteLevel,
+                       .indent = 1};
   for (size_t i = 0; i < trained.tokens.size(); ++i)
-    entries.emplace_back(trained.tokens[i], static_cast<int64_t>(i));
+    parts.vocabulary.emplace_back(trained.tokens[i], static_cast<int64_t>(i));
   auto id = static_cast<int64_t>(trained.tokens.size());
   for (const std::string& text : options.special) {
     // A special token may be the character of a single byte.
-    const int32_t known = trained.ids.find(text);
-    added.push_back(added_token(text, known >= 0 ? known : id++));
+    const auto known = trained.ids.find(text);
+    parts.special.emplace_back(text, known != trained.ids.end() ? known->second : id++);
   }
-  const Json sequence = Json::Array{split(options.pattern), byte_level()};
-  const Json json =
-      Json()
-          .set("version", "1.0")
-          .set("truncation", Json())
-          .set("padding", Json())
-          .set("added_tokens", added)
-          .set("normalizer", Json())
-          .set("pre_tokenizer", Json().set("type", "Sequence").set("pretokenizers", sequence))
-          .set("post_processor", Json())
-          .set("decoder", byte_level())
-          .set("model", Json()
-                            .set("type", "BPE")
-                            .set("dropout", Json())
-                            .set("unk_token", Json())
-                            .set("continuing_subword_prefix", Json())
-                            .set("end_of_word_suffix", Json())
-                            .set("fuse_unk", false)
-                            .set("byte_fallback", false)
-                            .set("ignore_merges", false)
-                            .set("vocab", std::move(entries))
-                            .set("merges", std::move(trained.merges)));
-  const Json config = Json()
-                          .set("tokenizer_class", "PreTrainedTokenizerFast")
-                          .set("eos_token", options.special[0])
-                          .set("clean_up_tokenization_spaces", false);
-  return {{"tokenizer.json", json.dump(1) + "\n"},
-          {"tokenizer_config.json", config.dump(2) + "\n"}};
+  parts.merges = std::move(trained.merges);
+  return tokenizer_files(std::move(parts));
 }
 
 }  // namespace
@@ -247,22 +202,20 @@ void BpeTrainer::add_text(std::string_view text) {
 void BpeTrainer::add_word(std::string_view word) {
   for (; !word.empty(); word.remove_prefix(std::min(word.size(), kMaxWord))) {
     const std::string_view part = word.substr(0, kMaxWord);
-    int32_t index = words_.find(part);
-    if (index < 0) {
-      COHORT_CHECK(counts_.size() < INT32_MAX, "[bpe_trainer] too many different words");
-      index = static_cast<int32_t>(counts_.size());
-      words_.insert(part, index);
-      counts_.push_back(0);
-    }
-    ++counts_[static_cast<size_t>(index)];
+    const auto known = counts_.find(part);
+    if (known != counts_.end())
+      ++known->second;
+    else
+      counts_.emplace(part, 1);
   }
 }
 
 NamedFiles BpeTrainer::train() const {
+  COHORT_CHECK(counts_.size() < UINT32_MAX, "[bpe_trainer] too many different words");
   std::vector<Word> words;
-  for (size_t i = 0; i < words_.size(); ++i) {
-    Word word{{}, counts_[static_cast<size_t>(words_.value(i))]};
-    for (const char c : words_.key(i)) word.ids.push_back(static_cast<uint8_t>(c));
+  for (const auto& [text, count] : counts_) {
+    Word word{{}, count};
+    for (const char c : text) word.ids.push_back(static_cast<uint8_t>(c));
     if (word.ids.size() > 1) words.push_back(std::move(word));
   }
   Trained trained;
@@ -273,14 +226,11 @@ NamedFiles BpeTrainer::train() const {
   const std::set<std::string> special(options_.special.begin(), options_.special.end());
   Merger merger(std::move(words));
   for (Pair pair{}; trained.tokens.size() < wanted && merger.next(pair);) {
-    const std::string &left = trained.tokens[static_cast<size_t>(pair.left)],
-                      &right = trained.tokens[static_cast<size_t>(pair.right)];
-    const std::string token = left + right;
-    if (special.contains(token)) continue;  // it has its own id
+    const std::string left = trained.tokens[static_cast<size_t>(pair.left)],
+                      right = trained.tokens[static_cast<size_t>(pair.right)];
+    if (special.contains(left + right)) continue;  // it has its own id
     trained.merges.push_back(Json::Array{left, right});
-    // An earlier merge of another pair may have made the same token.
-    if (trained.ids.find(token) < 0) trained.add(token);
-    merger.merge(pair, trained.ids.find(token));
+    merger.merge(pair, trained.add(left + right));
   }
   return to_files(std::move(trained), options_);
 }

@@ -2,14 +2,10 @@
 // repeatedly becomes a token.
 #pragma once
 
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "text/tokenizer.h"
 #include "text/tokenizers/matcher.h"
 #include "text/tokenizers/splitters.h"
-#include "text/tokenizers/string_map.h"
+#include "text/tokenizers/vocabulary.h"
 
 namespace cohort {
 
@@ -36,8 +32,7 @@ class BpeTrainer {
 
   BpeTrainerOptions options_;
   LeftmostLongest special_;
-  StringMap words_;
-  std::vector<int64_t> counts_;  // indexed by the values of words_
+  TextMap<int64_t> counts_;  // by word
 };
 
 }  // namespace cohort

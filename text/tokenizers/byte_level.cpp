@@ -2,6 +2,7 @@
 #include "text/tokenizers/byte_level.h"
 
 #include <array>
+#include <cstdio>
 
 #include "text/utf8.h"
 
@@ -52,6 +53,12 @@ std::optional<std::string> from_byte_characters(std::string_view text) {
     at += c.size;
   }
   return out;
+}
+
+std::string byte_token(char byte) {
+  char name[8];
+  std::snprintf(name, sizeof name, "<0x%02X>", unsigned{static_cast<uint8_t>(byte)});
+  return name;
 }
 
 }  // namespace cohort

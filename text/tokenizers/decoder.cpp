@@ -1,7 +1,5 @@
 // Each step processes tokens in order. ByteLevel and Fuse merge all tokens into one; the steps
 // after them process that token in parts (Strip), or gather it first.
-#include "text/tokenizers/decoder.h"
-
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -9,18 +7,13 @@
 #include "text/tokenizers/byte_level.h"
 #include "text/tokenizers/json_fields.h"
 #include "text/tokenizers/pattern.h"
+#include "text/tokenizers/pipeline.h"
 #include "text/utf8.h"
 
 namespace cohort {
 namespace {
 
 using Step = std::unique_ptr<DecodeStep>;
-
-std::vector<Step> copies_of(const std::vector<Step>& steps) {
-  std::vector<Step> copies;
-  for (const Step& step : steps) copies.push_back(step->clone());
-  return copies;
-}
 
 // A step that can be copied.
 template <class T>
@@ -34,7 +27,7 @@ class MapStep final : public CopyableStep<MapStep> {
  public:
   using Map = std::function<std::string(std::string_view token, bool first, Work& work)>;
   explicit MapStep(Map map) : map_(std::make_shared<Map>(std::move(map))) {}
-  void push(std::string_view token, Work& work, const TextSink& out) override {
+  void push(std::string_view token, Work& work, const Sink& out) override {
     const std::string text = (*map_)(token, first_, work);
     work.charge(text.size());
     first_ = false;
@@ -49,12 +42,12 @@ class MapStep final : public CopyableStep<MapStep> {
 // Maps GPT-2's characters to bytes; a token with another character is copied.
 class ByteLevelStep final : public CopyableStep<ByteLevelStep> {
  public:
-  void push(std::string_view token, Work&, const TextSink& out) override {
+  void push(std::string_view token, Work&, const Sink& out) override {
     const auto bytes = from_byte_characters(token);
     const std::string ready = bytes_.push(bytes ? *bytes : token);
     if (!ready.empty()) out(repair_utf8(ready));
   }
-  void finish(Work&, const TextSink& out) override { out(repair_utf8(bytes_.held())); }
+  void finish(Work&, const Sink& out) override { out(repair_utf8(bytes_.held())); }
   void discard() override { bytes_.discard(); }
 
  private:
@@ -66,7 +59,7 @@ class ByteLevelStep final : public CopyableStep<ByteLevelStep> {
 // the bytes of an unfinished character: they are used only if they make the run valid.
 class ByteFallbackStep final : public CopyableStep<ByteFallbackStep> {
  public:
-  void push(std::string_view token, Work& work, const TextSink& out) override {
+  void push(std::string_view token, Work& work, const Sink& out) override {
     if (const std::optional<char> byte = byte_of(token)) {
       run_ += *byte;
       return;
@@ -74,7 +67,7 @@ class ByteFallbackStep final : public CopyableStep<ByteFallbackStep> {
     finish(work, out);
     out(token);
   }
-  void finish(Work&, const TextSink& out) override {
+  void finish(Work&, const Sink& out) override {
     if (run_.size() > discarded_) {
       const auto kept = std::string_view(run_).substr(discarded_);
       if (is_utf8(run_)) {
@@ -122,7 +115,7 @@ class StripStep final : public CopyableStep<StripStep> {
   StripStep(Options options, Token token)
       : options_(std::move(options)), token_(token), start_left_(options_.start) {}
 
-  void push(std::string_view text, Work& work, const TextSink& out) override {
+  void push(std::string_view text, Work& work, const Sink& out) override {
     const std::string& c = options_.character;
     while (start_left_ > 0 && text.starts_with(c)) text.remove_prefix(c.size()), --start_left_;
     if (!text.empty()) start_left_ = 0;
@@ -138,7 +131,7 @@ class StripStep final : public CopyableStep<StripStep> {
     out(ready.append(text.substr(0, size)));
     if (token_ == Token::kWhole) finish(work, out);
   }
-  void finish(Work&, const TextSink&) override {
+  void finish(Work&, const Sink&) override {
     held_ = 0;
     start_left_ = options_.start;
   }
@@ -153,31 +146,23 @@ class StripStep final : public CopyableStep<StripStep> {
 // Gathers all tokens into one.
 class GatherStep final : public CopyableStep<GatherStep> {
  public:
-  void push(std::string_view token, Work&, const TextSink&) override { all_ += token; }
-  void finish(Work&, const TextSink& out) override { out(all_); }
+  void push(std::string_view token, Work&, const Sink&) override { all_ += token; }
+  void finish(Work&, const Sink& out) override { out(all_); }
 
  private:
   std::string all_;
 };
-
-std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
-  std::string out;
-  size_t begin = 0;
-  for (size_t at; (at = text.find(from, begin)) != text.npos; begin = at + from.size())
-    out.append(text.substr(begin, at - begin)).append(to);
-  return out.append(text.substr(begin));
-}
 
 // Replaces the end-of-word suffix by a space, or by nothing in the last token.
 class SuffixStep final : public CopyableStep<SuffixStep> {
  public:
   explicit SuffixStep(std::string suffix)
       : suffix_(std::make_shared<std::string>(std::move(suffix))) {}
-  void push(std::string_view token, Work& work, const TextSink& out) override {
+  void push(std::string_view token, Work& work, const Sink& out) override {
     if (last_) flush(" ", work, out);
     last_ = std::string(token);
   }
-  void finish(Work& work, const TextSink& out) override {
+  void finish(Work& work, const Sink& out) override {
     if (last_) flush("", work, out);
   }
   void discard() override {
@@ -188,7 +173,7 @@ class SuffixStep final : public CopyableStep<SuffixStep> {
   std::string text_of_last(std::string_view replacement) const {
     return suffix_->empty() ? *last_ : replaced(*last_, *suffix_, replacement);
   }
-  void flush(std::string_view replacement, Work& work, const TextSink& out) {
+  void flush(std::string_view replacement, Work& work, const Sink& out) {
     std::string text = text_of_last(replacement);
     work.charge(text.size());
     out(text.erase(0, std::min(std::exchange(discarded_, 0), text.size())));
@@ -239,9 +224,7 @@ void read_replace(const Json& json, DecoderBuilder& builder) {
 void read_strip(const Json& json, DecoderBuilder& builder) {
   StripStep::Options options{json.at("content").as_string(), json.at("start").as_int(),
                              json.at("stop").as_int()};
-  const Utf8Char c = decode_utf8(options.character, 0);
-  if (c.size == 0 || c.size != options.character.size())
-    throw InputError(str("content must be one character, got ", excerpt(options.character)));
+  only_character("content", options.character);
   if (options.start < 0 || options.stop < 0)
     throw InputError(
         str("start and stop must be at least 0, got ", options.start, " and ", options.stop));
@@ -280,11 +263,7 @@ void read_sequence(const Json& json, DecoderBuilder& builder) {
   }
 }
 
-struct Entry {
-  const char* type;
-  void (*read)(const Json& json, DecoderBuilder& builder);
-};
-constexpr Entry kDecoders[] = {
+constexpr Component<void(const Json&, DecoderBuilder&)> kDecoders[] = {
     {"Sequence", read_sequence},
     {"ByteLevel", read_byte_level},
     {"ByteFallback",
@@ -300,7 +279,7 @@ constexpr Entry kDecoders[] = {
 };
 
 void read_decoder(const Json& json, DecoderBuilder& builder) {
-  find_component(json, "decoder", kDecoders).read(json, builder);
+  find_component(json, "decoder", kDecoders)(json, builder);
 }
 
 }  // namespace
@@ -316,11 +295,12 @@ Decoder::Decoder(const Json& json) {
   steps_ = std::move(builder.steps);
 }
 
-DecodeSteps Decoder::start() const {
-  return DecodeSteps(copies_of(steps_));
+Decoder::Decoder(const Decoder& other)
+    : has_tokens_(other.has_tokens_), discarded_(other.discarded_) {
+  for (const Step& step : other.steps_) steps_.push_back(step->clone());
 }
 
-void DecodeSteps::push(size_t step, std::string_view token, Work& work, std::string& text) {
+void Decoder::push(size_t step, std::string_view token, Work& work, std::string& text) {
   if (step == steps_.size()) {
     work.charge(token.size());
     text += token;
@@ -329,14 +309,14 @@ void DecodeSteps::push(size_t step, std::string_view token, Work& work, std::str
   steps_[step]->push(token, work, [&](std::string_view part) { push(step + 1, part, work, text); });
 }
 
-std::string DecodeSteps::push(std::string_view token, Work& work) {
+std::string Decoder::push(std::string_view token, Work& work) {
   has_tokens_ = true;
   std::string text;
   push(0, token, work, text);
   return text;
 }
 
-std::string DecodeSteps::finish(Work& work) {
+std::string Decoder::finish(Work& work) {
   std::string text;
   for (size_t step = 0; step < steps_.size(); ++step)
     steps_[step]->finish(work, [&](std::string_view part) { push(step + 1, part, work, text); });
@@ -344,13 +324,7 @@ std::string DecodeSteps::finish(Work& work) {
   return text;
 }
 
-std::string DecodeSteps::peek(Work& work) const {
-  DecodeSteps copy(copies_of(steps_));
-  copy.discarded_ = discarded_;
-  return copy.finish(work);
-}
-
-void DecodeSteps::discard(Work& work) {
+void Decoder::discard(Work& work) {
   if (!has_tokens_) return;
   for (const Step& step : steps_) step->discard();
   discarded_ = peek(work);

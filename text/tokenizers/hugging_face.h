@@ -2,9 +2,6 @@
 // pre-tokenizer, model, post-processor and decoder, or GPT-2's vocab.json and merges.txt.
 #pragma once
 
-#include <memory>
-#include <string>
-
 #include "text/tokenizer.h"
 
 namespace cohort {
@@ -14,5 +11,22 @@ namespace cohort {
 // the first of tokenizer_config.json, special_tokens_map.json, generation_config.json and
 // config.json that names one. `where` names the files' folder in errors. Throws InputError.
 std::unique_ptr<Tokenizer> make_hugging_face_tokenizer(NamedFiles files, const std::string& where);
+
+// The parts of a tokenizer.json that is made here; the first four are JSON texts.
+struct TokenizerParts {
+  std::string pre_tokenizer, post_processor = "null", decoder;
+  // `vocab` and `merges` are filled in. Default: byte-level BPE.
+  std::string model = R"({"type": "BPE", "dropout": null, "unk_token": null,
+    "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": false,
+    "byte_fallback": false, "ignore_merges": false, "vocab": null, "merges": []})";
+  Json::Object vocabulary;
+  Json merges;                                           // null: as in `model`
+  std::vector<std::pair<std::string, int64_t>> special;  // texts and ids; the first ends a text
+  int indent = 2;
+};
+
+// The files tokenizer.json, with all the fields that Hugging Face's library writes, in its order,
+// and tokenizer_config.json.
+NamedFiles tokenizer_files(TokenizerParts parts);
 
 }  // namespace cohort

@@ -1,29 +1,30 @@
 // Reading the components of a tokenizer.json, with errors that name the component.
 #pragma once
 
-#include <iterator>
 #include <string>
 
 #include "text/json.h"
+#include "text/utf8.h"
 
 namespace cohort {
 
 // The flag under `key`, or `otherwise` if it is missing or null.
 inline bool flag(const Json& json, const char* key, bool otherwise) {
-  const Json* value = json.find(key);
-  return value == nullptr || value->is_null() ? otherwise : value->as_bool();
+  const Json& value = json.get_or_null(key);
+  return value.is_null() ? otherwise : value.as_bool();
 }
 
 inline std::string text_or(const Json& json, const char* key, const std::string& otherwise) {
-  const Json* value = json.find(key);
-  return value == nullptr || value->is_null() ? otherwise : value->as_string();
+  const Json& value = json.get_or_null(key);
+  return value.is_null() ? otherwise : value.as_string();
 }
 
-// The value under `key`, or null if it is missing.
-inline const Json& value_or_null(const Json& json, const char* key) {
-  static const Json null;
-  const Json* value = json.find(key);
-  return value == nullptr ? null : *value;
+// The only character of the text of a field.
+inline char32_t only_character(const char* field, const std::string& text) {
+  const Utf8Char c = decode_utf8(text, 0);
+  if (c.size == 0 || c.size != text.size())
+    throw InputError(str(field, " must be one character, got ", excerpt(text)));
+  return c.code;
 }
 
 // Limits the steps of a component, which are nested calls that may each process the whole text.
@@ -46,14 +47,22 @@ auto with_context(const std::string& context, const F& fn) {
   }
 }
 
-// The entry of a table for the component's "type". `kind` names the kind of component in errors.
-template <class Entry, size_t N>
-const Entry& find_component(const Json& json, const char* kind, const Entry (&table)[N]) {
+// A row of a table of components: a "type", and the function that reads such a component.
+template <class Function>
+struct Component {
+  const char* type;
+  Function* read;
+};
+
+// The function of a table for the component's "type". `kind` names the kind of component in errors.
+template <class Function, size_t N>
+Function& find_component(const Json& json, const char* kind,
+                         const Component<Function> (&table)[N]) {
   const std::string& type = json.at("type").as_string();
   std::string known;
-  for (const Entry& entry : table) {
-    if (type == entry.type) return entry;
-    known += (known.empty() ? "" : ", ") + std::string(entry.type);
+  for (const Component<Function>& component : table) {
+    if (type == component.type) return *component.read;
+    known += (known.empty() ? "" : ", ") + std::string(component.type);
   }
   throw InputError(str("unknown ", kind, " '", type, "'; known: ", known));
 }

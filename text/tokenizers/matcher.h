@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "text/tokenizers/pair_map.h"
+
 namespace cohort {
 
 class Matcher {
@@ -28,11 +30,8 @@ class Matcher {
   bool starts(uint8_t byte) const { return roots_[byte] != kRoot; }
 
  private:
-  uint32_t child(uint32_t state, uint8_t byte) const;
-  void add(uint32_t state, uint8_t byte, uint32_t child);
-
-  std::vector<uint32_t> roots_;    // by byte: the root's children
-  std::vector<uint64_t> edges_;    // hash table: (state, byte) in the high bits, child; 0: free
+  std::vector<uint32_t> roots_;    // by byte: the root's children, once more
+  PairMap<uint32_t> edges_;        // children by state and byte: a vocabulary has a million of them
   std::vector<uint32_t> fail_;     // the longest proper suffix that is a state
   std::vector<uint32_t> shorter_;  // the longest proper suffix where a text ends, or the root
   std::vector<int32_t> text_;      // index of the text that ends at the state

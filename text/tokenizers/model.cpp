@@ -1,14 +1,10 @@
 // Reading vocabularies, and the models other than BPE: WordPiece, Unigram and WordLevel.
-#include "text/tokenizers/model.h"
-
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <limits>
-#include <string>
 #include <utility>
 
 #include "text/tokenizers/bpe.h"
+#include "text/tokenizers/byte_level.h"
 #include "text/tokenizers/json_fields.h"
 #include "text/tokenizers/matcher.h"
 #include "text/utf8.h"
@@ -19,10 +15,8 @@ namespace {
 void read_vocabulary(const Json& json, Vocabulary& vocabulary) {
   with_context("vocab", [&] {
     const Json::Object& object = json.at("vocab").as_object();
-    size_t bytes = 0;
-    for (const auto& [token, id] : object) bytes += token.size();
-    vocabulary.reserve(object.size(), bytes);
-    const Json& merges = value_or_null(json, "merges");
+    vocabulary.reserve(object.size());
+    const Json& merges = json.get_or_null("merges");
     const bool lost_spaces =
         merges.is_array() &&
         std::any_of(merges.as_array().begin(), merges.as_array().end(), has_lost_spaces);
@@ -70,13 +64,13 @@ class WordPiece final : public Model {
         unk_(text_or(json, "unk_token", "[UNK]"), vocabulary),
         prefix_(text_or(json, "continuing_subword_prefix", "##")) {
     constexpr int64_t kLongest = 1000;  // the time is quadratic in the word
-    const Json& longest = value_or_null(json, "max_input_chars_per_word");
+    const Json& longest = json.get_or_null("max_input_chars_per_word");
     if (!longest.is_null()) max_characters_ = longest.as_int();
     if (max_characters_ < 0 || max_characters_ > kLongest)
       throw InputError(
           str("max_input_chars_per_word must be 0 to ", kLongest, ", got ", max_characters_));
-    for (size_t i = 0; i < vocabulary.tokens().size(); ++i)
-      longest_token_ = std::max(longest_token_, vocabulary.tokens().key(i).size());
+    for (const auto& [token, id] : vocabulary.ids())
+      longest_token_ = std::max(longest_token_, token.size());
   }
 
   void encode(std::string_view word, std::vector<int32_t>& ids) const override {
@@ -117,7 +111,7 @@ class Unigram final : public Model {
   Unigram(const Json& json, Vocabulary& vocabulary)
       : vocabulary_(vocabulary), byte_fallback_(flag(json, "byte_fallback", false)) {
     with_context("vocab", [&] { read_scores(json.at("vocab").as_array(), vocabulary); });
-    const Json& unk = value_or_null(json, "unk_id");
+    const Json& unk = json.get_or_null("unk_id");
     if (!unk.is_null()) {
       const int64_t id = unk.as_int();
       if (id < 0 || id >= static_cast<int64_t>(scores_.size()))
@@ -125,8 +119,7 @@ class Unigram final : public Model {
       unk_ = static_cast<int32_t>(id);
     }
     std::vector<std::string_view> texts;
-    for (size_t i = 0; i < vocabulary.tokens().size(); ++i)
-      texts.push_back(vocabulary.tokens().key(i));
+    for (int32_t id = 0; id < vocabulary.size(); ++id) texts.push_back(*vocabulary.token(id));
     matcher_ = Matcher(texts);
   }
 
@@ -182,9 +175,8 @@ class Unigram final : public Model {
       bool has_single = false;
       for (uint32_t s = matcher_.first(state); matcher_.text(s) != Matcher::kNone;
            s = matcher_.shorter(s)) {
-        const auto index = static_cast<size_t>(matcher_.text(s));
-        const int32_t id = vocabulary_.tokens().value(index);
-        const size_t begin = end - vocabulary_.tokens().key(index).size();
+        const int32_t id = matcher_.text(s);
+        const size_t begin = end - vocabulary_.token(id)->size();
         consider(begin, scores_[static_cast<size_t>(id)], id);
         has_single = has_single || begin == character;
       }
@@ -201,10 +193,7 @@ class Unigram final : public Model {
     }
     const size_t begin = ids.size();
     for (size_t i = 0; byte_fallback_ && i < part.size(); ++i) {
-      char name[8];
-      std::snprintf(name, sizeof name, "<0x%02X>",
-                    static_cast<unsigned>(static_cast<uint8_t>(part[i])));
-      const int32_t id = vocabulary_.find(name);
+      const int32_t id = vocabulary_.find(byte_token(part[i]));
       if (id < 0) break;
       ids.push_back(id);
     }
@@ -225,7 +214,7 @@ class Unigram final : public Model {
 
 // Files of old versions have no type.
 std::string type_of(const Json& json) {
-  const Json& type = value_or_null(json, "type");
+  const Json& type = json.get_or_null("type");
   if (!type.is_null()) return type.as_string();
   if (json.find("merges") != nullptr) return "BPE";
   if (json.at("vocab").is_array()) return "Unigram";

@@ -1,14 +1,10 @@
 // Normalisers are functions of a text, or sequences of them, listed in a table.
-#include "text/tokenizers/normalizer.h"
-
-#include <functional>
-#include <optional>
 #include <utility>
-#include <vector>
 
 #include "text/tokenizers/byte_level.h"
 #include "text/tokenizers/json_fields.h"
 #include "text/tokenizers/pattern.h"
+#include "text/tokenizers/pipeline.h"
 #include "text/unicode.h"
 #include "text/utf8.h"
 
@@ -49,10 +45,6 @@ std::string without(std::string_view text, int classes) {
   });
 }
 
-std::string without_accents(std::string_view text) {
-  return without(text, kMark);
-}
-
 std::string lower_case(std::string_view text) {
   return map_characters(text, [](char32_t code, std::string_view c, std::string& out) {
     if (code < 0x80)
@@ -62,27 +54,17 @@ std::string lower_case(std::string_view text) {
   });
 }
 
-std::string_view strip(std::string_view text, bool left, bool right) {
-  size_t begin = 0, end = 0;
-  bool inside = false;
-  for (size_t at = 0; at < text.size();) {
-    const Utf8Char c = decode_utf8(text, at);
-    at += c.size;
-    if (has_class(c.code, kWhiteSpace)) continue;
-    if (!inside) begin = at - c.size;
-    inside = true, end = at;
-  }
-  if (!inside) return left || right ? std::string_view() : text;
-  return text.substr(left ? begin : 0, (right ? end : text.size()) - (left ? begin : 0));
-}
-
 Normalizer make_form(NormalForm form) {
   return map_text([form](std::string_view text) { return to_normal_form(text, form); });
 }
 
 Normalizer make_strip(const Json& json) {
   const bool left = flag(json, "strip_left", true), right = flag(json, "strip_right", true);
-  return map_text([=](std::string_view text) { return std::string(strip(text, left, right)); });
+  return map_text([=](std::string_view text) {
+    if (left) text = strip_if(text, Side::kLeft, is_white_space);
+    if (right) text = strip_if(text, Side::kRight, is_white_space);
+    return std::string(text);
+  });
 }
 
 Normalizer make_prepend(const Json& json) {
@@ -172,18 +154,17 @@ Normalizer make_sequence(const Json& json) {
   };
 }
 
-struct Entry {
-  const char* type;
-  Normalizer (*make)(const Json& json);
-};
-constexpr Entry kNormalizers[] = {
+constexpr Component<Normalizer(const Json&)> kNormalizers[] = {
     {"Sequence", make_sequence},
     {"NFC", [](const Json&) { return make_form(NormalForm::kNfc); }},
     {"NFD", [](const Json&) { return make_form(NormalForm::kNfd); }},
     {"NFKC", [](const Json&) { return make_form(NormalForm::kNfkc); }},
     {"NFKD", [](const Json&) { return make_form(NormalForm::kNfkd); }},
     {"Lowercase", [](const Json&) { return map_text(lower_case); }},
-    {"StripAccents", [](const Json&) { return map_text(without_accents); }},
+    {"StripAccents",
+     [](const Json&) {
+       return map_text([](std::string_view text) { return without(text, kMark); });
+     }},
     {"Nmt", [](const Json&) { return map_text(nmt); }},
     {"ByteLevel", [](const Json&) { return map_text(to_byte_characters); }},
     {"Strip", make_strip},
@@ -196,7 +177,7 @@ constexpr Entry kNormalizers[] = {
 
 Normalizer make_normalizer(const Json& json) {
   if (json.is_null()) return nullptr;
-  return find_component(json, "normalizer", kNormalizers).make(json);
+  return find_component(json, "normalizer", kNormalizers)(json);
 }
 
 }  // namespace cohort

@@ -1,7 +1,6 @@
 // Every supported post-processor adds fixed ids before and after the ids of a text.
-#include "text/tokenizers/post_processor.h"
-
 #include "text/tokenizers/json_fields.h"
+#include "text/tokenizers/pipeline.h"
 
 namespace cohort {
 namespace {
@@ -59,11 +58,7 @@ SurroundingTokens read_sequence(const Json& json) {
   return all;
 }
 
-struct Entry {
-  const char* type;
-  SurroundingTokens (*read)(const Json& json);
-};
-constexpr Entry kPostProcessors[] = {
+constexpr Component<SurroundingTokens(const Json&)> kPostProcessors[] = {
     {"TemplateProcessing", read_template},
     {"ByteLevel", [](const Json&) { return SurroundingTokens(); }},
     {"RobertaProcessing", read_pairs},
@@ -75,7 +70,7 @@ constexpr Entry kPostProcessors[] = {
 
 SurroundingTokens read_post_processor(const Json& json) {
   if (json.is_null()) return {};
-  return find_component(json, "post_processor", kPostProcessors).read(json);
+  return find_component(json, "post_processor", kPostProcessors)(json);
 }
 
 }  // namespace cohort

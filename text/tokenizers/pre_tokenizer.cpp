@@ -1,14 +1,10 @@
 // Each step passes its pieces to the next one, so that no list of words is stored.
-#include "text/tokenizers/pre_tokenizer.h"
-
-#include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "text/tokenizers/byte_level.h"
 #include "text/tokenizers/json_fields.h"
 #include "text/tokenizers/pattern.h"
+#include "text/tokenizers/pipeline.h"
 #include "text/tokenizers/splitters.h"
 #include "text/unicode.h"
 #include "text/utf8.h"
@@ -34,6 +30,11 @@ Behavior behavior_of(const std::string& name) {
                        "MergedWithPrevious, MergedWithNext, Contiguous"));
 }
 
+// Bytes [begin, end) of a piece.
+Piece part_of(Piece piece, size_t begin, size_t end) {
+  return {piece.text.substr(begin, end - begin), piece.starts_text && begin == 0};
+}
+
 // Takes the matches of a text and the parts between them in order, and outputs pieces merged by a
 // behaviour.
 class PieceMerger {
@@ -41,53 +42,30 @@ class PieceMerger {
   PieceMerger(Piece piece, Behavior behavior, const PieceSink& sink)
       : piece_(piece), behavior_(behavior), sink_(sink) {}
 
-  void add(size_t begin, size_t end, bool match) {
-    bool merges = false;
-    switch (behavior_) {
-      case Behavior::kRemoved:
-      case Behavior::kIsolated:
-        break;
-      case Behavior::kMergedWithPrevious:
-        merges = match && !last_match_;
-        break;
-      case Behavior::kMergedWithNext:
-        merges = !match && last_match_;
-        break;
-      case Behavior::kContiguous:
-        merges = match == last_match_;
-        break;
-    }
+  // The next match, or part between matches, ends at `end`.
+  void add(size_t end, bool match) {
+    const bool merges = behavior_ == Behavior::kMergedWithPrevious ? match && !last_match_
+                        : behavior_ == Behavior::kMergedWithNext   ? !match && last_match_
+                        : behavior_ == Behavior::kContiguous       ? match == last_match_
+                                                                   : false;
     last_match_ = match;
-    if (!merges || !held_) flush(begin);
-    if (behavior_ == Behavior::kRemoved && match) {
-      begin_ = end_ = end;
-      held_ = false;
-      return;
-    }
+    if (!merges) flush();
     end_ = end;
-    held_ = true;
+    if (behavior_ == Behavior::kRemoved && match) begin_ = end;
   }
-  void finish() { flush(end_); }
+  // Outputs the piece held back.
+  void flush() {
+    if (end_ > begin_) sink_(part_of(piece_, begin_, end_));
+    begin_ = end_;
+  }
 
  private:
-  void flush(size_t next) {
-    if (held_ && end_ > begin_)
-      sink_({piece_.text.substr(begin_, end_ - begin_), piece_.starts_text && begin_ == 0});
-    begin_ = end_ = next;
-    held_ = false;
-  }
-
   Piece piece_;
   Behavior behavior_;
   const PieceSink& sink_;
-  size_t begin_ = 0, end_ = 0;
-  bool held_ = false, last_match_ = false;
+  size_t begin_ = 0, end_ = 0;  // the piece held back
+  bool last_match_ = false;
 };
-
-// Bytes [begin, end) of a piece.
-Piece part_of(Piece piece, size_t begin, size_t end) {
-  return {piece.text.substr(begin, end - begin), piece.starts_text && begin == 0};
-}
 
 // Splits at matches: find_all(text, work, found) calls found(begin, end) for each, in order. With
 // `invert` the parts between them are the matches.
@@ -97,12 +75,12 @@ PreTokenizer split_at_matches(FindAll find_all, Behavior behavior, bool invert) 
     PieceMerger merger(piece, behavior, sink);
     size_t from = 0;
     find_all(piece.text, work, [&](size_t begin, size_t end) {
-      if (begin > from) merger.add(from, begin, invert);
-      merger.add(begin, end, !invert);
+      if (begin > from) merger.add(begin, invert);
+      merger.add(end, !invert);
       from = end;
     });
-    if (from < piece.text.size()) merger.add(from, piece.text.size(), invert);
-    merger.finish();
+    if (from < piece.text.size()) merger.add(piece.text.size(), invert);
+    merger.flush();
   };
 }
 
@@ -131,25 +109,6 @@ PreTokenizer split_at_characters(Predicate is_match, Behavior behavior) {
   return split_at_matches(find_all, behavior, false);
 }
 
-// Runs of word characters, and runs of other characters that are not white space.
-void split_words(Piece piece, Work&, const PieceSink& sink) {
-  constexpr int kSpace = 0, kWord = 1, kOther = 2;
-  size_t begin = 0, end = 0;
-  int kind = kSpace;
-  const auto flush = [&] {
-    if (kind != kSpace) sink(part_of(piece, begin, end));
-  };
-  while (end < piece.text.size()) {
-    const Utf8Char c = decode_utf8(piece.text, end);
-    const int next = has_class(c.code, kWordCharacter) ? kWord
-                     : has_class(c.code, kWhiteSpace)  ? kSpace
-                                                       : kOther;
-    if (next != kind) flush(), begin = end, kind = next;
-    end += c.size;
-  }
-  flush();
-}
-
 // Prepends a space, unless the text starts with one.
 void add_prefix_space(Piece piece, Work& work, const PieceSink& sink) {
   if (piece.text.starts_with(' ')) return sink(piece);
@@ -163,36 +122,6 @@ void map_bytes(Piece piece, Work& work, const PieceSink& sink) {
   const std::string text = to_byte_characters(piece.text);
   work.charge(text.size());
   sink({text, piece.starts_text});
-}
-
-PreTokenizer make_metaspace(const Json& json) {
-  const std::string replacement = text_or(json, "replacement", "\xe2\x96\x81");
-  const bool splits = flag(json, "split", true);
-  if (decode_utf8(replacement, 0).size != replacement.size() || replacement.empty())
-    throw InputError(str("replacement must be one character, got ", excerpt(replacement)));
-  const std::string otherwise = flag(json, "add_prefix_space", true) ? "always" : "never";
-  const std::string scheme = text_or(json, "prepend_scheme", otherwise);
-  if (scheme != "always" && scheme != "first" && scheme != "never")
-    throw InputError(str("unknown prepend_scheme '", scheme, "'; known: always, first, never"));
-  return [=, always = scheme == "always", first = scheme == "first"](Piece piece, Work& work,
-                                                                     const PieceSink& sink) {
-    std::string text;
-    for (const char c : piece.text) {
-      if (c == ' ')
-        text += replacement;
-      else
-        text += c;
-    }
-    if ((always || (first && piece.starts_text)) && !text.starts_with(replacement))
-      text.insert(0, replacement);
-    work.charge(text.size());
-    const Piece whole{text, piece.starts_text};
-    if (!splits) return sink(whole);
-    for (size_t at = 0, end = 0; at < text.size(); at = end) {
-      end = std::min(text.find(replacement, at + 1), text.size());
-      sink(part_of(whole, at, end));
-    }
-  };
 }
 
 // Pieces of `length` characters.
@@ -215,8 +144,8 @@ bool is_bert_punctuation(char32_t code) {
                      (code > 'Z' && code < 'a') || (code > 'z' && code < 0x7f);
   return ascii || has_class(code, kPunctuation);
 }
-bool is_white_space(char32_t code) {
-  return has_class(code, kWhiteSpace);
+bool is_word_character(char32_t code) {
+  return has_class(code, kWordCharacter);
 }
 bool is_number(char32_t code) {
   return has_class(code, kNumber);
@@ -231,6 +160,13 @@ void add_sequence(const Json& json, Steps& steps) {
   }
 }
 
+// Splits with the matches of a pattern.
+PreTokenizer split_at_pattern(Pattern pattern, Behavior behavior, bool invert) {
+  return split_at_matches(
+      [pattern](auto text, Work& work, const auto& found) { pattern.find_all(text, work, found); },
+      behavior, invert);
+}
+
 void add_split(const Json& json, Steps& steps) {
   const Pattern pattern(json.at("pattern"));
   const Behavior behavior = behavior_of(json.at("behavior").as_string());
@@ -240,43 +176,59 @@ void add_split(const Json& json, Steps& steps) {
   if (known != nullptr && behavior == (invert ? Behavior::kRemoved : Behavior::kIsolated))
     steps.push_back(split_at_ends(known));
   else
-    steps.push_back(
-        split_at_matches([pattern](auto text, Work& work,
-                                   const auto& found) { pattern.find_all(text, work, found); },
-                         behavior, invert));
+    steps.push_back(split_at_pattern(pattern, behavior, invert));
+}
+
+void add_metaspace(const Json& json, Steps& steps) {
+  const std::string replacement = text_or(json, "replacement", "\xe2\x96\x81");
+  const bool splits = flag(json, "split", true);
+  only_character("replacement", replacement);
+  const std::string otherwise = flag(json, "add_prefix_space", true) ? "always" : "never";
+  const std::string scheme = text_or(json, "prepend_scheme", otherwise);
+  if (scheme != "always" && scheme != "first" && scheme != "never")
+    throw InputError(str("unknown prepend_scheme '", scheme, "'; known: always, first, never"));
+  steps.push_back([=, always = scheme == "always", first = scheme == "first"](
+                      Piece piece, Work& work, const PieceSink& sink) {
+    std::string text = replaced(piece.text, " ", replacement);
+    if ((always || (first && piece.starts_text)) && !text.starts_with(replacement))
+      text.insert(0, replacement);
+    work.charge(text.size());
+    sink({text, piece.starts_text});
+  });
+  if (splits)
+    steps.push_back(split_at_pattern(Pattern(Json().set("String", replacement)),
+                                     Behavior::kMergedWithNext, false));
 }
 
 void add_byte_level(const Json& json, Steps& steps) {
   if (flag(json, "add_prefix_space", true)) steps.push_back(add_prefix_space);
-  if (flag(json, "use_regex", true)) steps.push_back(split_at_ends(end_of_gpt2_word));
+  if (flag(json, "use_regex", true)) steps.push_back(split_at_ends(find_splitter(kGpt2Pattern)));
   steps.push_back(map_bytes);
 }
 
 void add_delimiter(const Json& json, Steps& steps) {
   const std::string& text = json.at("delimiter").as_string();
-  const Utf8Char delimiter = decode_utf8(text, 0);
-  if (delimiter.size == 0 || delimiter.size != text.size())
-    throw InputError(str("delimiter must be one character, got ", excerpt(text)));
-  steps.push_back(split_at_characters([code = delimiter.code](char32_t c) { return c == code; },
-                                      Behavior::kRemoved));
+  steps.push_back(split_at_characters(
+      [delimiter = only_character("delimiter", text)](char32_t c) { return c == delimiter; },
+      Behavior::kRemoved));
 }
 
-struct Entry {
-  const char* type;
-  void (*add)(const Json& json, Steps& steps);
-};
-constexpr Entry kPreTokenizers[] = {
+constexpr Component<void(const Json&, Steps&)> kPreTokenizers[] = {
     {"Sequence", add_sequence},
     {"ByteLevel", add_byte_level},
     {"Split", add_split},
-    {"Metaspace", [](const Json& json, Steps& steps) { steps.push_back(make_metaspace(json)); }},
+    {"Metaspace", add_metaspace},
     {"Digits",
      [](const Json& json, Steps& steps) {
        steps.push_back(split_at_characters(is_number, flag(json, "individual_digits", false)
                                                           ? Behavior::kIsolated
                                                           : Behavior::kContiguous));
      }},
-    {"Whitespace", [](const Json&, Steps& steps) { steps.push_back(split_words); }},
+    {"Whitespace",
+     [](const Json&, Steps& steps) {
+       steps.push_back(split_at_characters(is_white_space, Behavior::kRemoved));
+       steps.push_back(split_at_characters(is_word_character, Behavior::kContiguous));
+     }},
     {"WhitespaceSplit",
      [](const Json&, Steps& steps) {
        steps.push_back(split_at_characters(is_white_space, Behavior::kRemoved));
@@ -300,7 +252,7 @@ constexpr Entry kPreTokenizers[] = {
 };
 
 void add_pre_tokenizer(const Json& json, Steps& steps) {
-  find_component(json, "pre_tokenizer", kPreTokenizers).add(json, steps);
+  find_component(json, "pre_tokenizer", kPreTokenizers)(json, steps);
 }
 
 }  // namespace

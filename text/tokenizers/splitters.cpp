@@ -88,6 +88,19 @@ size_t end_of_contraction(const Reader& in, size_t at, uint8_t fold) {
   return at;
 }
 
+size_t end_of_gpt2_word(std::string_view text, size_t at) {
+  const Reader in(text);
+  const uint8_t byte = in.byte(at);
+  if (byte == '\'')
+    if (const size_t end = end_of_contraction(in, at, 0); end > at) return end;
+  Reader::Char c = in.at(at);
+  if (byte == ' ' && c.end < in.size()) {
+    const Reader::Char next = in.at(c.end);
+    if (next.kind != kWhiteSpace) c = next;
+  }
+  return c.kind == kWhiteSpace ? end_of_spaces(in, at) : in.run_end(c.end, c.kind);
+}
+
 // The patterns of cl100k, Llama 3 and Qwen, which differ in the largest number of digits per word.
 template <int kMaxDigits>
 size_t end_of_cl100k_word(std::string_view text, size_t at) {
@@ -130,19 +143,6 @@ const KnownPattern kKnownPatterns[] = {{kGpt2Pattern, end_of_gpt2_word},
                                        {kLlama3Pattern, end_of_cl100k_word<3>}};
 
 }  // namespace
-
-size_t end_of_gpt2_word(std::string_view text, size_t at) {
-  const Reader in(text);
-  const uint8_t byte = in.byte(at);
-  if (byte == '\'')
-    if (const size_t end = end_of_contraction(in, at, 0); end > at) return end;
-  Reader::Char c = in.at(at);
-  if (byte == ' ' && c.end < in.size()) {
-    const Reader::Char next = in.at(c.end);
-    if (next.kind != kWhiteSpace) c = next;
-  }
-  return c.kind == kWhiteSpace ? end_of_spaces(in, at) : in.run_end(c.end, c.kind);
-}
 
 Splitter find_splitter(std::string_view pattern) {
   for (const KnownPattern& known : kKnownPatterns)

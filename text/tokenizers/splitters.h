@@ -14,8 +14,6 @@ extern const char* const kGpt2Pattern;
 extern const char* const kQwenPattern;
 extern const char* const kLlama3Pattern;
 
-size_t end_of_gpt2_word(std::string_view text, size_t at);
-
 // The splitter equivalent to the regular expression `pattern`, or nullptr.
 Splitter find_splitter(std::string_view pattern);
 

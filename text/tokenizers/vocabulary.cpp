@@ -17,17 +17,12 @@ void Vocabulary::add(std::string_view token, int64_t id) {
   if (const auto other = this->token(static_cast<int32_t>(id)); other && *other != token)
     throw InputError(
         str("the id ", id, " is that of ", excerpt(*other), " and of ", excerpt(token)));
-  if (!ids_.insert(token, static_cast<int32_t>(id))) {
-    if (find(token) == id) return;
-    throw InputError(str("the token ", excerpt(token), " has the ids ", find(token), " and ", id));
-  }
-  if (id >= size()) positions_.resize(static_cast<size_t>(id) + 1, -1);
-  positions_[static_cast<size_t>(id)] = static_cast<int32_t>(ids_.size()) - 1;
-}
-
-std::optional<std::string_view> Vocabulary::token(int32_t id) const {
-  if (id < 0 || id >= size() || positions_[static_cast<size_t>(id)] < 0) return {};
-  return ids_.key(static_cast<size_t>(positions_[static_cast<size_t>(id)]));
+  const auto [entry, is_new] = ids_.emplace(token, static_cast<int32_t>(id));
+  if (entry->second != id)
+    throw InputError(
+        str("the token ", excerpt(token), " has the ids ", entry->second, " and ", id));
+  if (id >= size()) tokens_.resize(static_cast<size_t>(id) + 1);
+  tokens_[static_cast<size_t>(id)] = &entry->first;
 }
 
 }  // namespace cohort

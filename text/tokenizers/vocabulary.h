@@ -1,28 +1,46 @@
 // Tokens and their ids.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <optional>
-
-#include "text/tokenizers/string_map.h"
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
 
 namespace cohort {
 
+// A hash table by texts, which finds a std::string_view without a copy of it.
+struct TextHash {
+  using is_transparent = void;
+  size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
+};
+template <class Value>
+using TextMap = std::unordered_map<std::string, Value, TextHash, std::equal_to<>>;
+
 class Vocabulary {
  public:
-  void reserve(size_t tokens, size_t bytes) { ids_.reserve(tokens, bytes); }
+  void reserve(size_t tokens) { ids_.reserve(tokens); }
   // Throws InputError for an id that is out of range or taken, and for a token that has another id.
   void add(std::string_view token, int64_t id);
   // -1 if there is no such token.
-  int32_t find(std::string_view token) const { return ids_.find(token); }
+  int32_t find(std::string_view token) const {
+    const auto found = ids_.find(token);
+    return found == ids_.end() ? -1 : found->second;
+  }
   // nullopt if no token has this id.
-  std::optional<std::string_view> token(int32_t id) const;
+  std::optional<std::string_view> token(int32_t id) const {
+    if (id < 0 || id >= size() || tokens_[static_cast<size_t>(id)] == nullptr) return {};
+    return *tokens_[static_cast<size_t>(id)];
+  }
   // One more than the largest id.
-  int64_t size() const { return static_cast<int64_t>(positions_.size()); }
-  const StringMap& tokens() const { return ids_; }
+  int64_t size() const { return static_cast<int64_t>(tokens_.size()); }
+  const TextMap<int32_t>& ids() const { return ids_; }
 
  private:
-  StringMap ids_;
-  std::vector<int32_t> positions_;  // by id: the index in ids_, or -1
+  TextMap<int32_t> ids_;
+  std::vector<const std::string*> tokens_;  // by id: the key in ids_, or nullptr
 };
 
 }  // namespace cohort

@@ -1,6 +1,7 @@
 // A cache of the ids of recent words: most words of a text are repeated.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -16,6 +17,7 @@ namespace cohort {
 // A direct-mapped cache of 2 MiB: a new word overwrites the entry in its slot. Not thread-safe.
 class WordCache {
  public:
+  class Pool;
   WordCache() : entries_(kEntries) {}
 
   // Empty if the word is not cached: words without ids are never stored.
@@ -27,7 +29,14 @@ class WordCache {
     return {entry.ids, entry.count};
   }
   // Long words, and words of many ids, are not stored.
-  void store(std::string_view word, std::span<const int32_t> ids);
+  void store(std::string_view word, std::span<const int32_t> ids) {
+    if (word.empty() || word.size() > kMaxBytes || ids.empty() || ids.size() > kMaxIds) return;
+    Entry& entry = entries_[slot_of(word)];
+    entry.size = static_cast<uint8_t>(word.size());
+    entry.count = static_cast<uint8_t>(ids.size());
+    std::copy(word.begin(), word.end(), entry.word);
+    std::copy(ids.begin(), ids.end(), entry.ids);
+  }
 
  private:
   static constexpr size_t kEntries = 1 << 15, kMaxBytes = 30, kMaxIds = 8;
@@ -62,16 +71,24 @@ class WordCache {
 
 // The pool of caches of a tokenizer. A call leases one, so that concurrent calls share only the
 // lock and short calls profit from earlier ones.
-class WordCaches {
+class WordCache::Pool {
  public:
   class Lease : NonCopyable {
    public:
-    explicit Lease(WordCaches& from);
-    ~Lease();
+    explicit Lease(Pool& from) : from_(from) {
+      const std::lock_guard lock(from_.mutex_);
+      if (from_.idle_.empty()) from_.idle_.push_back(std::make_unique<WordCache>());
+      cache_ = std::move(from_.idle_.back());
+      from_.idle_.pop_back();
+    }
+    ~Lease() {
+      const std::lock_guard lock(from_.mutex_);
+      from_.idle_.push_back(std::move(cache_));
+    }
     WordCache& operator*() const { return *cache_; }
 
    private:
-    WordCaches& from_;
+    Pool& from_;
     std::unique_ptr<WordCache> cache_;
   };
 
