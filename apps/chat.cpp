@@ -64,18 +64,10 @@ SamplingConfig sampling_of(const ChatOptions& options, const LoadedModel& loaded
 
 // Notice for a reply that the model did not end itself, else nullptr.
 const char* stop_notice(StopReason reason) {
-  switch (reason) {
-    case StopReason::kStopToken:
-    case StopReason::kStopString:
-      return nullptr;
-    case StopReason::kLength:
-      return "[the reply has reached --max-tokens]";
-    case StopReason::kContext:
-      return "[the context is full; /new begins another conversation]";
-    case StopReason::kCancelled:
-      return "[stopped]";
-  }
-  return nullptr;
+  if (reason == StopReason::kLength) return "[the reply has reached --max-tokens]";
+  if (reason == StopReason::kContext)
+    return "[the context is full; /new begins another conversation]";
+  return reason == StopReason::kCancelled ? "[stopped]" : nullptr;
 }
 
 // Throws InputError for a model without a chat template, which `chat` is not for.

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "apps/commands.h"
+#include "core/text.h"
 #include "tests/support/op_cases.h"
 
 namespace cohort::apps {
@@ -21,11 +22,9 @@ int gradcheck(const std::string& op) {
                 static_cast<long long>(result.checks), result.worst,
                 result.ok ? "" : str("  FAILED: ", result.message).c_str());
   }
-  if (num_cases == 0) {
-    std::string names;
-    for (const std::string& name : known) names += (names.empty() ? "" : ", ") + name;
-    throw InputError(str("gradcheck: unknown op '", op, "'; known: ", names));
-  }
+  if (num_cases == 0)
+    throw InputError(
+        str("gradcheck: unknown op '", op, "'; known: ", join({known.begin(), known.end()}, ", ")));
   std::printf("%d cases, %d failed (tolerance: 1e-6 relative + 1e-9 of the largest gradient)\n",
               num_cases, failed);
   return failed == 0 ? kOk : kFailed;

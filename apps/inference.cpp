@@ -55,8 +55,10 @@ Json ids_json(std::span<const int32_t> ids) {
   return Json::Array(ids.begin(), ids.end());
 }
 
-// Path of the configuration of the checkpoint's run. Throws InputError with `hint` without one.
-std::string config_of(const std::string& checkpoint, const char* hint) {
+// Path of the configuration: the given one, else that of the checkpoint's run. Throws InputError
+// with `hint` without either.
+std::string config_of(const std::string& given, const std::string& checkpoint, const char* hint) {
+  if (!given.empty()) return given;
   if (const auto found = find_run_config(checkpoint)) return *found;
   throw InputError(
       str(checkpoint, " belongs to no run, whose config.yaml would be used; hint: ", hint));
@@ -154,7 +156,9 @@ class CompletionPrinter {
       } else {
         print_tokens(t);
         print_line(stream_->peek(), options_.raw);
-        print_stop_notice(t);
+        if (t.stop_reason == StopReason::kContext)
+          std::cerr << "cohort: " << name_of(t) << " ended (context full): the model's context is "
+                    << model_.model->config().context << " tokens, prompt included\n";
       }
       if (t.stop_reason == StopReason::kStopToken && trimmed(t.text).empty()) ++num_empty_;
       stream_.reset();
@@ -189,11 +193,6 @@ class CompletionPrinter {
     return (options_.num > 1 ? "--- " + name_of(t) + "\n" : "") +
            prompts_[static_cast<size_t>(t.group)].prompt;
   }
-  void print_stop_notice(const Trajectory& t) const {
-    if (t.stop_reason == StopReason::kContext)
-      std::cerr << "cohort: " << name_of(t) << " ended (context full): the model's context is "
-                << model_.model->config().context << " tokens, prompt included\n";
-  }
 
   const GenerateOptions& options_;
   const LoadedModel& model_;
@@ -225,6 +224,27 @@ std::vector<Trajectory> best_of(std::vector<Trajectory> all, int64_t num_sampled
   return out;
 }
 
+// Writes the problems as JSON lines, each with its pass rate.
+void write_pass_rates(const std::string& path, const std::vector<Example>& problems,
+                      const std::vector<double>& rates) {
+  std::string lines;
+  for (size_t i = 0; i < problems.size(); ++i)
+    lines += Json(problems[i].fields).set("pass_rate", rates[i]).dump() + "\n";
+  replace_file(path, lines);
+}
+
+// Throws Error if a reward program has judged no problem, or --pass-rates would write nulls only.
+void expect_verdicts(const EvalOptions& options, const Correctness& correct,
+                     const ProblemScores& scores) {
+  const bool judged = std::any_of(scores.pass_rates.begin(), scores.pass_rates.end(),
+                                  [](double rate) { return !std::isnan(rate); }) &&
+                      !std::isnan(scores.metrics.at("pass@1"));
+  if (judged || (correct.command == nullptr && options.pass_rates.empty())) return;
+  throw Error(str("reward ", correct.name, ": no value for any problem, so that there is no score",
+                  options.pass_rates.empty() ? "" : "; --pass-rates: ", options.pass_rates,
+                  options.pass_rates.empty() ? "" : " is unchanged"));
+}
+
 }  // namespace
 
 int generate(const GenerateOptions& options) {
@@ -236,11 +256,9 @@ int generate(const GenerateOptions& options) {
   SamplingConfig sampling = options.sampling;
   std::string config;
   if (options.input == GenerateOptions::Input::kFields) {
-    config = options.config.empty()
-                 ? config_of(loaded.checkpoint,
-                             "name a file with the template: --config CONFIG.yaml, or give the "
-                             "prompts as text, without --template")
-                 : options.config;
+    config = config_of(options.config, loaded.checkpoint,
+                       "name a file with the template: --config CONFIG.yaml, or give the prompts "
+                       "as text, without --template");
     run = problems_config(config);
     const SamplingConfig trained = sampling_for(run.sampling, run.data, *loaded.tokenizer);
     sampling.temperature = trained.temperature;
@@ -303,38 +321,11 @@ int logprobs(const LogprobsOptions& options) {
   return kOk;
 }
 
-namespace {
-
-// Writes the problems as JSON lines, each with its pass rate.
-void write_pass_rates(const std::string& path, const std::vector<Example>& problems,
-                      const std::vector<double>& rates) {
-  std::string lines;
-  for (size_t i = 0; i < problems.size(); ++i)
-    lines += Json(problems[i].fields).set("pass_rate", rates[i]).dump() + "\n";
-  replace_file(path, lines);
-}
-
-// Throws Error if a reward program has judged no problem, or --pass-rates would write nulls only.
-void expect_verdicts(const EvalOptions& options, const Correctness& correct,
-                     const ProblemScores& scores) {
-  const bool judged = std::any_of(scores.pass_rates.begin(), scores.pass_rates.end(),
-                                  [](double rate) { return !std::isnan(rate); }) &&
-                      !std::isnan(scores.metrics.at("pass@1"));
-  if (judged || (correct.command == nullptr && options.pass_rates.empty())) return;
-  throw Error(str("reward ", correct.name, ": no value for any problem, so that there is no score",
-                  options.pass_rates.empty() ? "" : "; --pass-rates: ", options.pass_rates,
-                  options.pass_rates.empty() ? "" : " is unchanged"));
-}
-
-}  // namespace
-
 int evaluate(const EvalOptions& options) {
   const std::string checkpoint = find_checkpoint(options.model);
   const std::string path =
-      !options.config.empty()
-          ? options.config
-          : config_of(checkpoint,
-                      "name a file with the data and the rewards: --rewards CONFIG.yaml");
+      config_of(options.config, checkpoint,
+                "name a file with the data and the rewards: --rewards CONFIG.yaml");
   const RunPlan plan = load_plan(path, options.overrides);
   const TrainConfig& config = plan.stages.back();
   if (!options.pass_rates.empty() && !config.data.jsonl.eval_path.empty() && !options.force)

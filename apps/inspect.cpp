@@ -41,10 +41,9 @@ void print_parameters(const ModelConfig& config, const std::string& dir) {
   const SafetensorsFolder files(dir, "model");
   std::map<std::string, int64_t> types;
   for (const std::string& name : files.names()) ++types[files.find(name)->stored_dtype(name)];
-  std::string stored;
-  for (const auto& [type, count] : types)
-    stored += str(stored.empty() ? "" : ", ", count, " ", type);
-  print_row("stored tensors", stored);
+  std::vector<std::string> stored;
+  for (const auto& [type, count] : types) stored.push_back(str(count, " ", type));
+  print_row("stored tensors", join(stored, ", "));
 }
 
 void print_memory(const ModelConfig& config, const InspectOptions& options) {

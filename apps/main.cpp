@@ -22,6 +22,7 @@
 #include "apps/signals.h"
 #include "core/log.h"
 #include "core/parallel.h"
+#include "core/with_cuda.h"
 #include "data/example.h"
 #include "distributed/communicator.h"
 #include "rl/reward.h"
@@ -57,12 +58,6 @@ void add_keys(CLI::App& command) {
   command.set_version_flag("--keys", configuration_keys,
                            "list the configuration keys, the tasks and the rewards, and exit");
 }
-
-#ifdef COHORT_WITH_CUDA
-constexpr const char* kVersion = "cohort " COHORT_VERSION " (with CUDA)";
-#else
-constexpr const char* kVersion = "cohort " COHORT_VERSION " (without CUDA)";
-#endif
 
 // Flushes standard output, and throws Error if any output was lost.
 int check_output(int code) {
@@ -374,7 +369,8 @@ std::string option_suggestion(const CLI::App& app) {
 int run(int argc, char** argv) {
   CLI::App app{"cohort: train transformers, and improve them with GRPO"};
   app.require_subcommand(1);
-  app.set_version_flag("--version", kVersion,
+  app.set_version_flag("--version",
+                       str("cohort " COHORT_VERSION " (with", kWithCuda ? "" : "out", " CUDA)"),
                        "print the version, and whether it is built with CUDA");
   int code = kOk;
   for (const auto add :
@@ -415,11 +411,6 @@ std::string message_of(const std::exception& e) {
   return e.what();
 }
 
-int fail(const std::exception& e, int code) {
-  print_error(message_of(e));
-  return code;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -429,11 +420,9 @@ int main(int argc, char** argv) {
     int code = kOk;
     with_full_stack([&] { code = check_output(run(argc, argv)); });
     return code;
-  } catch (const InputError& e) {
-    return fail(e, kBadInput);
-  } catch (const PeerError& e) {
-    return fail(e, kPeerFailed);
   } catch (const std::exception& e) {
-    return fail(e, kFailed);
+    print_error(message_of(e));
+    if (dynamic_cast<const InputError*>(&e) != nullptr) return kBadInput;
+    return dynamic_cast<const PeerError*>(&e) != nullptr ? kPeerFailed : kFailed;
   }
 }

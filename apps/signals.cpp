@@ -12,12 +12,12 @@
 namespace cohort::apps {
 namespace {
 
-constexpr std::string_view kEndMessage = "cohort: ended at once: there was nothing new to save\n";
-constexpr std::string_view kStepMessage =
-    "cohort: saving at the end of this step; press Ctrl-C again twice to end at once\n";
-constexpr std::string_view kEvaluationMessage =
-    "cohort: ending this evaluation, then saving; press Ctrl-C again twice to end at once\n";
-constexpr std::string_view kSavedMessage = "cohort: the run is saved and about to end\n";
+// Messages after the first request to stop, by RunProgress.
+constexpr std::string_view kFirstMessages[] = {
+    "cohort: ended at once: there was nothing new to save\n",
+    "cohort: saving at the end of this step; press Ctrl-C again twice to end at once\n",
+    "cohort: ending this evaluation, then saving; press Ctrl-C again twice to end at once\n",
+    "cohort: the run is saved and about to end\n"};
 constexpr std::string_view kWaitMessage =
     "cohort: not done yet, please wait; press Ctrl-C once more to end without saving\n";
 // On a terminal a message replaces the progress line.
@@ -36,20 +36,6 @@ void end_by(int signal) {
 
 bool ends_at_once(RunProgress progress) {
   return progress == RunProgress::kNothingToSave && g_verbosity != SignalVerbosity::kWaitNotice;
-}
-
-std::string_view first_message(RunProgress progress) {
-  switch (progress) {
-    case RunProgress::kNothingToSave:
-      return kEndMessage;
-    case RunProgress::kStep:
-      return kStepMessage;
-    case RunProgress::kEvaluation:
-      return kEvaluationMessage;
-    case RunProgress::kSaved:
-      return kSavedMessage;
-  }
-  return {};
 }
 
 // Async-signal-safe.
@@ -79,7 +65,8 @@ extern "C" void on_request(int signal) {
   g_stop = true;
   switch (g_requests.fetch_add(1)) {
     case 0:
-      if (g_verbosity == SignalVerbosity::kAll) print_message(first_message(progress));
+      if (g_verbosity == SignalVerbosity::kAll)
+        print_message(kFirstMessages[static_cast<size_t>(progress)]);
       break;
     case 1:
       if (!ends && g_verbosity != SignalVerbosity::kNone) print_message(kWaitMessage);

@@ -172,7 +172,12 @@ std::string text_of(const std::vector<T>& values) {
   return str("[", join(items, ", "), "]");
 }
 
-// Value of a key that is neither a section nor a list of sections.
+// True for a key that is neither a section nor a list of sections.
+bool is_leaf(const ConfigField& field) {
+  return field.value.index() < std::size(kTypeNames);
+}
+
+// Value of such a key.
 std::string value_text(const ConfigValue& value) {
   const auto text = [](const auto& v) -> std::string {
     if constexpr (std::is_pointer_v<std::decay_t<decltype(v)>>) return text_of(*v);
@@ -227,6 +232,30 @@ std::string suggestion(const UnknownKeys::Key& unknown, std::span<const std::str
   return str("; did you mean '", key, "'", key_section.empty() ? " at top level?" : "?");
 }
 
+enum class Items { kPresent, kOneDefault };
+
+// Calls use(dotted key, field) for each key, before the keys below it: those of the items of a list
+// as in overrides ("rewards.0.name"), or of one default item without an index ("rewards.name").
+template <class Use>
+void walk(const ConfigVisit& visit, Items items, const Use& use, const std::string& prefix = "") {
+  ConfigVisitor v([&](const ConfigField& field) {
+    const std::string key = prefix + field.key;
+    use(key, field);
+    if (const auto* section = std::get_if<ConfigVisit>(&field.value))
+      walk(*section, items, use, key + ".");
+    const auto* list = std::get_if<ConfigList>(&field.value);
+    if (list == nullptr) return;
+    if (items == Items::kOneDefault) {
+      list->assign(1);
+      walk(list->section(0), items, use, key + ".");
+    } else {
+      for (size_t i = 0; i < list->size; ++i)
+        walk(list->section(i), items, use, str(key, ".", i, "."));
+    }
+  });
+  visit(v);
+}
+
 }  // namespace
 
 void expect_known(const UnknownKeys& unknown, std::span<const std::string> all_keys,
@@ -277,24 +306,10 @@ void find_unknown_keys_with(const ConfigVisit& visit, const ConfigNode& root,
   }
 }
 
-std::vector<std::string> config_keys_with(const ConfigVisit& visit, const std::string& prefix) {
-  std::vector<std::string> out;
-  ConfigVisitor v([&](const ConfigField& field) {
-    const std::string key = prefix + field.key;
-    out.push_back(key);
-    const auto append = [&](const ConfigVisit& section) {
-      for (std::string& inner : config_keys_with(section, key + "."))
-        out.push_back(std::move(inner));
-    };
-    if (const auto* section = std::get_if<ConfigVisit>(&field.value)) {
-      append(*section);
-    } else if (const auto* list = std::get_if<ConfigList>(&field.value)) {
-      list->assign(1);
-      append(list->section(0));
-    }
-  });
-  visit(v);
-  return out;
+std::vector<std::string> config_keys_with(const ConfigVisit& visit) {
+  std::vector<std::string> keys;
+  walk(visit, Items::kOneDefault, [&](const auto& key, const auto&) { keys.push_back(key); });
+  return keys;
 }
 
 void read_config_with(const ConfigVisit& visit, const ConfigNode& root, const std::string& path) {
@@ -326,43 +341,30 @@ std::string dump_config_with(const ConfigVisit& visit, const std::string& indent
   return out;
 }
 
-ConfigFields config_fields_with(const ConfigVisit& visit, const std::string& prefix) {
+ConfigFields config_fields_with(const ConfigVisit& visit) {
   ConfigFields out;
-  const auto append = [&](const ConfigVisit& section, const std::string& path) {
-    for (auto& field : config_fields_with(section, path)) out.push_back(std::move(field));
-  };
-  ConfigVisitor v([&](const ConfigField& field) {
-    const std::string key = prefix + field.key;
-    if (const auto* section = std::get_if<ConfigVisit>(&field.value))
-      append(*section, key + ".");
-    else if (const auto* list = std::get_if<ConfigList>(&field.value))
-      for (size_t i = 0; i < list->size; ++i) append(list->section(i), str(key, ".", i, "."));
-    else
-      out.emplace_back(key, value_text(field.value));
+  walk(visit, Items::kPresent, [&](const std::string& key, const ConfigField& field) {
+    if (is_leaf(field)) out.emplace_back(key, value_text(field.value));
   });
-  visit(v);
   return out;
 }
 
-std::string config_help_with(const ConfigVisit& visit, const std::string& indent) {
+std::string config_help_with(const ConfigVisit& visit) {
   std::string out;
-  ConfigVisitor v([&](const ConfigField& field) {
-    std::string name = indent + field.key;
-    if (const auto* section = std::get_if<ConfigVisit>(&field.value)) {
-      out += name + ":  " + field.help + "\n" + config_help_with(*section, indent + "  ");
-    } else if (const auto* list = std::get_if<ConfigList>(&field.value)) {
-      list->assign(1);
-      out += name + ":  " + field.help + " (a list of)\n" +
-             config_help_with(list->section(0), indent + "  ");
-    } else {
-      const auto* choice = std::get_if<ConfigChoice*>(&field.value);
-      const std::string limits = choice ? join((*choice)->names, " | ") : range_text(field.range);
-      name.resize(std::max<size_t>(name.size(), 30), ' ');
-      out += str(name, ' ', field.help, " (", kTypeNames[field.value.index()],
-                 limits.empty() ? "" : ", ", limits, "; default ", value_text(field.value), ")\n");
+  walk(visit, Items::kOneDefault, [&](const std::string& key, const auto& field) {
+    const auto depth = static_cast<size_t>(std::count(key.begin(), key.end(), '.'));
+    std::string name = std::string(2 * depth, ' ') + field.key;
+    if (!is_leaf(field)) {
+      const bool is_list = std::holds_alternative<ConfigList>(field.value);
+      out += str(name, ":  ", field.help, is_list ? " (a list of)\n" : "\n");
+      return;
     }
+    const auto* choice = std::get_if<ConfigChoice*>(&field.value);
+    const std::string limits = choice ? join((*choice)->names, " | ") : range_text(field.range);
+    name.resize(std::max<size_t>(name.size(), 30), ' ');
+    out += str(name, ' ', field.help, " (", kTypeNames[field.value.index()],
+               limits.empty() ? "" : ", ", limits, "; default ", value_text(field.value), ")\n");
   });
-  visit(v);
   return out;
 }
 

@@ -129,16 +129,16 @@ void find_unknown_keys_with(const ConfigVisit& visit, const ConfigNode& root,
                             std::span<const std::string> ignored_keys, const std::string& path,
                             UnknownKeys& out);
 // Dotted keys, those of sections too; items of lists without an index ("rewards.name").
-std::vector<std::string> config_keys_with(const ConfigVisit& visit, const std::string& prefix = "");
+std::vector<std::string> config_keys_with(const ConfigVisit& visit);
 // `begin`: indentation of the first line, which may begin an item of a list.
 std::string dump_config_with(const ConfigVisit& visit, const std::string& indent = "",
                              std::string begin = "");
 // Dotted keys as in overrides ("model.d_model", "rewards.0.name"), with values as dump_config()
 // writes them.
 using ConfigFields = std::vector<std::pair<std::string, std::string>>;
-ConfigFields config_fields_with(const ConfigVisit& visit, const std::string& prefix = "");
+ConfigFields config_fields_with(const ConfigVisit& visit);
 // Replaces each list by one default section, which it describes.
-std::string config_help_with(const ConfigVisit& visit, const std::string& indent = "");
+std::string config_help_with(const ConfigVisit& visit);
 
 // Adds the keys below `root` that S does not declare. `ignored_keys`: top-level keys that belong to
 // another reader. `path`: path of `root` itself ("stages.1"), the prefix of keys in errors.

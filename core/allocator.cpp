@@ -23,19 +23,8 @@
 
 namespace cohort {
 namespace {
+
 constexpr size_t kAlignment = 64, kCudaAlignment = 512;
-}
-
-// Size classes on the CPU: multiples of 64 up to 1 KiB, then eight steps per power of two.
-size_t allocation_size(size_t bytes, Device device) {
-  bytes = std::max<size_t>(bytes, 1);
-  const size_t step = device.is_cuda() ? kCudaAlignment
-                      : bytes <= 1024  ? kAlignment
-                                       : std::bit_floor(bytes) / 8;
-  return (bytes + step - 1) / step * step;
-}
-
-namespace {
 
 // Source of an allocator's memory; allocate() returns null when memory is exhausted.
 struct HostMemory {
@@ -141,21 +130,27 @@ void* no_pinned_memory(size_t) {
   throw Error("[allocator] no page-locked memory in this build: it has no CUDA support");
 }
 
-// A number of the host's memory in bytes; 1 TiB if unknown.
-int64_t host_memory(std::string_view key) {
-  std::ifstream file("/proc/meminfo");
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with(key)) return std::atoll(line.c_str() + key.size()) << 10;
-  return int64_t{1} << 40;
-}
-int64_t free_host_memory(Device) {
-  return host_memory("MemAvailable:");
-}
-int64_t total_host_memory(Device) {
-  return host_memory("MemTotal:");
+// Available and total bytes of the host; 1 TiB if unknown.
+std::pair<int64_t, int64_t> host_memory(Device) {
+  const auto bytes = [](std::string_view key) {
+    std::ifstream file("/proc/meminfo");
+    for (std::string line; std::getline(file, line);)
+      if (line.starts_with(key)) return int64_t{std::atoll(line.c_str() + key.size())} << 10;
+    return int64_t{1} << 40;
+  };
+  return {bytes("MemAvailable:"), bytes("MemTotal:")};
 }
 
 }  // namespace
+
+// Size classes on the CPU: multiples of 64 up to 1 KiB, then eight steps per power of two.
+size_t allocation_size(size_t bytes, Device device) {
+  bytes = std::max<size_t>(bytes, 1);
+  const size_t step = device.is_cuda() ? kCudaAlignment
+                      : bytes <= 1024  ? kAlignment
+                                       : std::bit_floor(bytes) / 8;
+  return (bytes + step - 1) / step * step;
+}
 
 bool is_dry_run() {
   return t_dry_run != nullptr;
@@ -176,12 +171,12 @@ Allocator& allocator(Device device) {
 
 int64_t available_memory(Device device) {
   const AllocatorStats stats = allocator(device).stats();
-  return on_device<free_host_memory, cuda::free_memory>(device, device) + stats.reserved_bytes -
+  return on_device<host_memory, cuda::memory_info>(device, device).first + stats.reserved_bytes -
          stats.live_bytes;
 }
 
 int64_t total_memory(Device device) {
-  return on_device<total_host_memory, cuda::total_memory>(device, device);
+  return on_device<host_memory, cuda::memory_info>(device, device).second;
 }
 
 Allocator& pinned_allocator() {

@@ -90,26 +90,18 @@ bool is_dry_run();
 // stream-ordered: free a block only after the copies that use it have completed.
 Allocator& pinned_allocator();
 
-// A private pool of device memory: while a Use lives, this thread allocates on `device` from the
-// pool, and blocks freed return to the pool alone. For a captured CUDA graph, whose replays write
-// to the addresses of its capture. The memory returns to the device once the pool and all its
-// allocations are destroyed.
+// A private pool of device memory: work on stream() allocates from it, and blocks freed return to
+// the pool alone. For a captured CUDA graph, whose replays write to the addresses of its capture.
+// The memory returns to the device once the pool and all its allocations are destroyed.
 class MemoryPool : NonCopyable {
  public:
   explicit MemoryPool(Device device);
   ~MemoryPool();
 
+  // The device's current stream, with the memory of this pool.
+  Stream stream() const;
   // Bytes currently allocated from the pool.
   int64_t live_bytes() const;
-
-  class Use : NonCopyable {
-   public:
-    explicit Use(const MemoryPool& pool);
-    ~Use();
-
-   private:
-    uint64_t previous_;
-  };
 
  private:
   Device device_;

@@ -28,8 +28,6 @@ constexpr size_t kSmallSegment = size_t{2} << 20;
 constexpr size_t kLargeSegment = size_t{32} << 20;
 constexpr size_t kReleasedBlock = 512;  // bytes that remain of a block after release_to_pool()
 
-thread_local uint64_t t_pool = 0;  // id of the MemoryPool in use; 0: the stream's pool
-
 bool is_cache_enabled() {
   const char* setting = std::getenv("COHORT_CUDA_CACHE");
   return setting == nullptr || std::string_view(setting) != "0";
@@ -88,7 +86,7 @@ class CudaAllocator final : public Allocator {
     const size_t size = allocation_size(bytes, device_);
     const bool small = size <= kSmallRequest;
     std::lock_guard lock(mutex_);
-    Pool& pool = pools_.try_emplace({t_pool, stream.handle, small}, t_pool).first->second;
+    Pool& pool = pools_.try_emplace({stream.pool, stream.handle, small}, stream.pool).first->second;
     Block* block = take_smallest_fit(pool, size);
     if (block == nullptr) {
       size_t segment = size;
@@ -138,7 +136,12 @@ class CudaAllocator final : public Allocator {
     const size_t size = block->size;
     if (!cached_ || size <= kSmallRequest) return;
     split(block, kReleasedBlock);
-    absorb_free_next(block->next);
+    if (Block* rest = block->next; rest->next != nullptr && rest->next->is_free) {
+      block->pool->free.erase(rest);
+      block->pool->free.erase(rest->next);
+      absorb_next(rest);
+      block->pool->free.insert(rest);
+    }
     released_.emplace(pointer, size);
     stats_.live_bytes -= static_cast<int64_t>(size - kReleasedBlock);
   }
@@ -186,16 +189,6 @@ class CudaAllocator final : public Allocator {
     return it->second;
   }
 
-  // Merges a free block with its next block if that is free, too.
-  static void absorb_free_next(Block* block) {
-    Pool& pool = *block->pool;
-    if (block->next == nullptr || !block->next->is_free) return;
-    pool.free.erase(block);
-    pool.free.erase(block->next);
-    absorb_next(block);
-    pool.free.insert(block);
-  }
-
   static Block* take_smallest_fit(Pool& pool, size_t size) {
     Block wanted;
     wanted.size = size;
@@ -219,22 +212,17 @@ class CudaAllocator final : public Allocator {
     COHORT_CUDA_CHECK(code);
     stats_.reserved_bytes += static_cast<int64_t>(size);
     pool.segments += 1;
-    auto* block = new Block;
-    block->begin = static_cast<char*>(pointer);
-    block->size = size;
-    block->pool = &pool;
-    return block;
+    return new Block{.begin = static_cast<char*>(pointer), .size = size, .pool = &pool};
   }
 
   // Splits `block` at `size`; the remainder becomes a free block.
   static void split(Block* block, size_t size) {
-    auto* remainder = new Block;
-    remainder->begin = block->begin + size;
-    remainder->size = block->size - size;
-    remainder->pool = block->pool;
-    remainder->previous = block;
-    remainder->next = block->next;
-    remainder->is_free = true;
+    auto* remainder = new Block{.begin = block->begin + size,
+                                .size = block->size - size,
+                                .pool = block->pool,
+                                .previous = block,
+                                .next = block->next,
+                                .is_free = true};
     if (remainder->next != nullptr) remainder->next->previous = remainder;
     block->next = remainder;
     block->size = size;
@@ -325,18 +313,11 @@ Allocator& device_allocator(Device device) {
   return cuda_allocator(device);
 }
 
-int64_t free_memory(Device device) {
+std::pair<int64_t, int64_t> memory_info(Device device) {
   activate(device);
   size_t available = 0, total = 0;
   COHORT_CUDA_CHECK(cudaMemGetInfo(&available, &total));
-  return static_cast<int64_t>(available);
-}
-
-int64_t total_memory(Device device) {
-  activate(device);
-  size_t available = 0, total = 0;
-  COHORT_CUDA_CHECK(cudaMemGetInfo(&available, &total));
-  return static_cast<int64_t>(total);
+  return {static_cast<int64_t>(available), static_cast<int64_t>(total)};
 }
 
 void* allocate_pinned(size_t bytes) {
@@ -364,11 +345,10 @@ MemoryPool::~MemoryPool() {
 int64_t MemoryPool::live_bytes() const {
   return cuda_allocator(device_).live_bytes(id_);
 }
-MemoryPool::Use::Use(const MemoryPool& pool) : previous_(t_pool) {
-  t_pool = pool.id_;
-}
-MemoryPool::Use::~Use() {
-  t_pool = previous_;
+Stream MemoryPool::stream() const {
+  Stream out = current_stream(device_);
+  out.pool = id_;
+  return out;
 }
 
 }  // namespace cohort

@@ -61,13 +61,13 @@ class OwnedStream : NonCopyable {
 class Event : NonCopyable {
  public:
   explicit Event(Device device);
-  ~Event();
+  ~Event() { cudaEventDestroy(event_); }
   void record(Stream stream);
   // Makes later work on `stream` wait for the recorded point.
   void wait(Stream stream) const;
   // Blocks until the device has reached the recorded point; returns immediately if none is
   // recorded.
-  void synchronize() const;
+  void synchronize() const { COHORT_CUDA_CHECK(cudaEventSynchronize(event_)); }
 
  private:
   Device device_;

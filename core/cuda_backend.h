@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "core/allocator.h"
 #include "core/graph.h"
@@ -21,8 +22,8 @@ Stream default_stream(Device device);
 void synchronize(Stream stream);
 
 Allocator& device_allocator(Device device);
-int64_t free_memory(Device device);   // as reported by the driver
-int64_t total_memory(Device device);  // likewise
+// Free and total bytes, as reported by the driver.
+std::pair<int64_t, int64_t> memory_info(Device device);
 // Page-locked host memory; null if exhausted.
 void* allocate_pinned(size_t bytes);
 void free_pinned(void* pointer);

@@ -11,10 +11,6 @@ thread_local const StreamGuard* t_innermost = nullptr;
 
 }  // namespace
 
-std::string Device::str() const {
-  return is_cpu() ? "cpu" : "cuda:" + std::to_string(index);
-}
-
 int cuda_device_count() {
   return on_device<[] { return 0; }, cuda::device_count>(Device::cuda());
 }

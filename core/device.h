@@ -1,5 +1,6 @@
 // Devices and streams. CPU work is complete when a call returns; CUDA work is ordered by the
-// stream. The current stream is thread-local: several ranks can live in one process.
+// stream. The current stream, with the memory and the launch rules of its work, is thread-local:
+// several ranks can live in one process.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@ struct Device {
   bool is_cuda() const { return type == DeviceType::kCUDA; }
   bool operator==(const Device&) const = default;
   // "cpu", "cuda:0".
-  std::string str() const;
+  std::string str() const { return is_cpu() ? "cpu" : "cuda:" + std::to_string(index); }
 };
 
 // Number of CUDA devices of this machine that this build can use; 0 without CUDA.
@@ -37,10 +38,14 @@ Device device_named(const std::string& text, const std::string& key);
 // no such device.
 Device parse_device(const std::string& text, const std::string& key);
 
-// An ordered queue of work on one device; `handle` is a cudaStream_t there and null on the CPU.
+// An ordered queue of work on one device, and what holds for the work that is enqueued through this
+// value of it.
 struct Stream {
   Device device;
-  void* handle = nullptr;
+  void* handle = nullptr;  // a cudaStream_t; null on the CPU
+  uint64_t pool = 0;       // the MemoryPool that it allocates from; 0: the stream's own
+  // Kernels may prefetch some inputs before the grids they depend on have ended (kernels/common.h).
+  bool may_prefetch = false;
 };
 
 // The stream on which this thread enqueues kernels of `device`: that of the innermost StreamGuard

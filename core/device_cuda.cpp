@@ -21,21 +21,6 @@ bool is_fatal(cudaError_t code) {
   return std::find(std::begin(kFatal), std::end(kFatal), code) != std::end(kFatal);
 }
 
-}  // namespace
-
-void throw_error(cudaError_t code, const char* call, const char* file, int line) {
-  cudaGetLastError();
-  std::string text =
-      str("[cuda] ", call, ": ", cudaGetErrorString(code), " (", cudaGetErrorName(code), ")");
-  if (is_fatal(code))
-    text +=
-        "; the device's memory is lost and nothing more is written from it; hint: resume from the "
-        "last checkpoint, and find the cause with compute-sanitizer";
-  throw CudaError(with_location(text, file, line));
-}
-
-namespace {
-
 constexpr int kMinMajor = 8;  // compute capability 8.0: bf16 tensor cores, cp.async
 
 struct Devices {
@@ -74,6 +59,17 @@ int attribute(cudaDeviceAttr which, Device device) {
 }
 
 }  // namespace
+
+void throw_error(cudaError_t code, const char* call, const char* file, int line) {
+  cudaGetLastError();
+  std::string text =
+      str("[cuda] ", call, ": ", cudaGetErrorString(code), " (", cudaGetErrorName(code), ")");
+  if (is_fatal(code))
+    text +=
+        "; the device's memory is lost and nothing more is written from it; hint: resume from the "
+        "last checkpoint, and find the cause with compute-sanitizer";
+  throw CudaError(with_location(text, file, line));
+}
 
 int device_count() {
   return devices().count;
@@ -176,9 +172,6 @@ Event::Event(Device device) : device_(device) {
   activate(device);
   COHORT_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
 }
-Event::~Event() {
-  cudaEventDestroy(event_);
-}
 void Event::record(Stream stream) {
   activate(device_);
   COHORT_CUDA_CHECK(cudaEventRecord(event_, static_cast<cudaStream_t>(stream.handle)));
@@ -186,9 +179,6 @@ void Event::record(Stream stream) {
 void Event::wait(Stream stream) const {
   activate(device_);
   COHORT_CUDA_CHECK(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream.handle), event_, 0));
-}
-void Event::synchronize() const {
-  COHORT_CUDA_CHECK(cudaEventSynchronize(event_));
 }
 
 }  // namespace cohort::cuda

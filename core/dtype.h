@@ -76,20 +76,12 @@ decltype(auto) dispatch_float(DType dtype, const char* op, F&& fn) {
 // Calls fn.operator()<T>() for every element type: for copies and conversions.
 template <class F>
 decltype(auto) dispatch_all(DType dtype, F&& fn) {
-  switch (dtype) {
-    case DType::kF64:
-      return fn.template operator()<double>();
-    case DType::kF32:
-      return fn.template operator()<float>();
-    case DType::kBF16:
-      return fn.template operator()<bf16>();
-    case DType::kI32:
-      return fn.template operator()<int32_t>();
-    case DType::kI64:
-      return fn.template operator()<int64_t>();
-    default:
-      return fn.template operator()<uint8_t>();
-  }
+  if (dtype == DType::kF64) return fn.template operator()<double>();
+  if (dtype == DType::kF32) return fn.template operator()<float>();
+  if (dtype == DType::kBF16) return fn.template operator()<bf16>();
+  if (dtype == DType::kI32) return fn.template operator()<int32_t>();
+  if (dtype == DType::kI64) return fn.template operator()<int64_t>();
+  return fn.template operator()<uint8_t>();
 }
 
 }  // namespace cohort

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <utility>
 
 #include "core/device.h"
 #include "core/non_copyable.h"
@@ -23,7 +24,8 @@ class GraphRunner : NonCopyable {
   // Each call of `work` must enqueue the same kernels on the same addresses and free all that it
   // allocates. It must neither synchronize with the device nor copy from the host.
   GraphRunner(Device device, std::function<void()> work,
-              std::shared_ptr<GraphMemory> memory = std::make_shared<GraphMemory>());
+              std::shared_ptr<GraphMemory> memory = std::make_shared<GraphMemory>())
+      : device_(device), work_(std::move(work)), memory_(std::move(memory)) {}
 
   // On CUDA the first call runs the work eagerly, the second captures it, and every call from the
   // second on launches the graph. On the CPU every call runs the work.

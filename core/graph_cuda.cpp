@@ -11,8 +11,6 @@ namespace cohort::cuda {
 namespace {
 
 struct Graph {
-  explicit Graph(Device device, std::shared_ptr<void> pool)
-      : device(device), pool(std::move(pool)) {}
   ~Graph() {
     if (executable == nullptr) return;
     cudaStreamSynchronize(static_cast<cudaStream_t>(current_stream(device).handle));
@@ -32,7 +30,7 @@ std::shared_ptr<Graph> capture(Device device, GraphMemory& memory,
   cudaGraph_t captured = nullptr;
   COHORT_CUDA_CHECK(cudaStreamBeginCapture(queue, cudaStreamCaptureModeThreadLocal));
   try {
-    const MemoryPool::Use use(pool);
+    const StreamGuard use(pool.stream());
     work();
   } catch (...) {
     cudaStreamEndCapture(queue, &captured);

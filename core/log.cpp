@@ -60,11 +60,8 @@ Logger& instance() {
   return *logger;
 }
 
-spdlog::level::level_enum to_spdlog(Level level) {
-  constexpr spdlog::level::level_enum kLevels[] = {spdlog::level::debug, spdlog::level::info,
-                                                   spdlog::level::warn, spdlog::level::err};
-  return kLevels[static_cast<int>(level)];
-}
+constexpr spdlog::level::level_enum kLevels[] = {spdlog::level::debug, spdlog::level::info,
+                                                 spdlog::level::warn, spdlog::level::err};
 
 // The text of a message in a log: escaped, and without further lines that look like messages of
 // their own, which begin with '['.
@@ -80,11 +77,11 @@ void write(Level level, const std::string& message) {
   Logger& log = instance();
   std::lock_guard lock(log.mutex);
   if (log.observer) log.observer(level, message);
-  log.logger->log(to_spdlog(level), "{}", log_text(message));
+  log.logger->log(kLevels[static_cast<int>(level)], "{}", log_text(message));
 }
 
 void set_console_level(Level level) {
-  instance().console->set_level(to_spdlog(level));
+  instance().console->set_level(kLevels[static_cast<int>(level)]);
 }
 
 void set_file(std::function<void(const std::string& line)> write) {

@@ -15,20 +15,12 @@ enum class Level { kDebug, kInfo, kWarn, kError };
 void write(Level level, const std::string& message);
 
 template <class... Args>
-void debug(Args&&... args) {
-  write(Level::kDebug, str(std::forward<Args>(args)...));
-}
-template <class... Args>
 void info(Args&&... args) {
   write(Level::kInfo, str(std::forward<Args>(args)...));
 }
 template <class... Args>
 void warn(Args&&... args) {
   write(Level::kWarn, str(std::forward<Args>(args)...));
-}
-template <class... Args>
-void error(Args&&... args) {
-  write(Level::kError, str(std::forward<Args>(args)...));
 }
 
 // Lowest level shown on the console (stderr); the log file receives all levels.

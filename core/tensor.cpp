@@ -100,24 +100,8 @@ Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {
   return t;
 }
 
-Tensor Tensor::zeros(const Shape& shape, DType dtype, Device device) {
-  Tensor t = empty(shape, dtype, device);
-  t.zero_();
-  return t;
-}
-
-Tensor Tensor::full(const Shape& shape, double value, DType dtype, Device device) {
-  Tensor t = empty(shape, dtype, device);
-  t.fill_(value);
-  return t;
-}
-
 Device Tensor::device() const {
   return storage_ ? storage_->device : Device{};
-}
-
-void* Tensor::raw() {
-  return const_cast<void*>(std::as_const(*this).raw());
 }
 
 const void* Tensor::raw() const {
@@ -176,31 +160,6 @@ Tensor Tensor::transpose(int a, int b) const {
   std::swap(view.shape_[a], view.shape_[b]);
   std::swap(view.strides_[a], view.strides_[b]);
   return view;
-}
-
-Tensor Tensor::contiguous() const {
-  return is_contiguous() ? *this : clone();
-}
-
-Tensor Tensor::clone() const {
-  Tensor copy = empty(shape_, dtype_, device());
-  copy.copy_(*this);
-  return copy;
-}
-
-Tensor Tensor::to(DType dtype) const {
-  if (dtype == dtype_) return *this;
-  Tensor copy = empty(shape_, dtype, device());
-  copy.copy_(*this);
-  return copy;
-}
-
-Tensor Tensor::to(Device target) const {
-  if (target == device() || !defined()) return *this;
-  const Tensor source = contiguous();
-  Tensor copy = empty(shape_, dtype_, target);
-  copy.copy_(source);
-  return copy;
 }
 
 Tensor& Tensor::copy_(const Tensor& source) {

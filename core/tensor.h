@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/device.h"
@@ -21,8 +22,12 @@ class Tensor {
 
   // Uninitialised row-major storage.
   static Tensor empty(const Shape& shape, DType dtype, Device device = {});
-  static Tensor zeros(const Shape& shape, DType dtype, Device device = {});
-  static Tensor full(const Shape& shape, double value, DType dtype, Device device = {});
+  static Tensor zeros(const Shape& shape, DType dtype, Device device = {}) {
+    return empty(shape, dtype, device).zero_();
+  }
+  static Tensor full(const Shape& shape, double value, DType dtype, Device device = {}) {
+    return empty(shape, dtype, device).fill_(value);
+  }
   static Tensor empty_like(const Tensor& other) {
     return empty(other.shape_, other.dtype_, other.device());
   }
@@ -69,7 +74,7 @@ class Tensor {
     check_type(dtype_of<T>);
     return static_cast<const T*>(raw());
   }
-  void* raw();
+  void* raw() { return const_cast<void*>(std::as_const(*this).raw()); }
   const void* raw() const;
 
   // Views: they share storage.
@@ -80,10 +85,15 @@ class Tensor {
 
   // Copies. Copies to the host are complete on return; copies to a device are ordered by its
   // current stream, and the host memory may be reused immediately.
-  Tensor contiguous() const;  // *this if it already is
-  Tensor clone() const;
-  Tensor to(DType dtype) const;    // *this if it already is
-  Tensor to(Device device) const;  // *this if it already is
+  Tensor contiguous() const { return is_contiguous() ? *this : clone(); }
+  Tensor clone() const { return empty(shape_, dtype_, device()).copy_(*this); }
+  Tensor to(DType dtype) const {  // *this if it already is
+    return dtype == dtype_ ? *this : empty(shape_, dtype, device()).copy_(*this);
+  }
+  Tensor to(Device target) const {  // *this if it already is
+    const bool stays = target == device() || !defined();
+    return stays ? *this : empty(shape_, dtype_, target).copy_(contiguous());
+  }
 
   // In place. copy_ converts the dtype and needs equal shapes.
   Tensor& copy_(const Tensor& source);

@@ -71,16 +71,11 @@ LaunchShape grid_for(int64_t n) {
 // Calls fn with the unsigned type of the element size, for copies without conversion.
 template <class F>
 void dispatch_bits(DType dtype, F&& fn) {
-  switch (dtype_size(dtype)) {
-    case 1:
-      return fn.template operator()<uint8_t>();
-    case 2:
-      return fn.template operator()<uint16_t>();
-    case 4:
-      return fn.template operator()<uint32_t>();
-    default:
-      return fn.template operator()<uint64_t>();
-  }
+  const size_t size = dtype_size(dtype);
+  if (size == 1) return fn.template operator()<uint8_t>();
+  if (size == 2) return fn.template operator()<uint16_t>();
+  if (size == 4) return fn.template operator()<uint32_t>();
+  return fn.template operator()<uint64_t>();
 }
 
 template <class F>

@@ -24,21 +24,6 @@ constexpr CUpti_ActivityKind kKinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
                                          CUPTI_ACTIVITY_KIND_DRIVER};
 constexpr auto kOps = CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0;
 
-// Functions of the library.
-struct Cupti {
-  decltype(&cuptiActivityEnable) enable;
-  decltype(&cuptiActivityDisable) disable;
-  decltype(&cuptiActivityRegisterCallbacks) register_callbacks;
-  decltype(&cuptiActivityRegisterTimestampCallback) register_clock;
-  decltype(&cuptiActivityFlushAll) flush;
-  decltype(&cuptiActivityGetNextRecord) next_record;
-  decltype(&cuptiActivityPushExternalCorrelationId) push;
-  decltype(&cuptiActivityPopExternalCorrelationId) pop;
-  decltype(&cuptiGetResultString) result_string;
-
-  Cupti();
-};
-
 void* open_library() {
   for (const char* path : {"libcupti.so.13", "/usr/local/cuda/lib64/libcupti.so.13",
                            "/usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13"})
@@ -48,22 +33,30 @@ void* open_library() {
                        "folder in LD_LIBRARY_PATH"));
 }
 
-Cupti::Cupti() {
+// Functions of the library.
+struct Cupti {
   void* const library = open_library();
-  const auto find = [&](auto& function, const char* name) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+#define COHORT_CUPTI(member, function) \
+  decltype(&function) member = find<decltype(&function)>(#function)
+  COHORT_CUPTI(enable, cuptiActivityEnable);
+  COHORT_CUPTI(disable, cuptiActivityDisable);
+  COHORT_CUPTI(register_callbacks, cuptiActivityRegisterCallbacks);
+  COHORT_CUPTI(register_clock, cuptiActivityRegisterTimestampCallback);
+  COHORT_CUPTI(flush, cuptiActivityFlushAll);
+  COHORT_CUPTI(next_record, cuptiActivityGetNextRecord);
+  COHORT_CUPTI(push, cuptiActivityPushExternalCorrelationId);
+  COHORT_CUPTI(pop, cuptiActivityPopExternalCorrelationId);
+  COHORT_CUPTI(result_string, cuptiGetResultString);
+#undef COHORT_CUPTI
+
+ private:
+  template <class Function>
+  Function find(const char* name) const {
+    const auto function = reinterpret_cast<Function>(dlsym(library, name));
     if (function == nullptr) throw InputError(str("CUPTI has no ", name, ": ", dlerror()));
-  };
-  find(enable, "cuptiActivityEnable");
-  find(disable, "cuptiActivityDisable");
-  find(register_callbacks, "cuptiActivityRegisterCallbacks");
-  find(register_clock, "cuptiActivityRegisterTimestampCallback");
-  find(flush, "cuptiActivityFlushAll");
-  find(next_record, "cuptiActivityGetNextRecord");
-  find(push, "cuptiActivityPushExternalCorrelationId");
-  find(pop, "cuptiActivityPopExternalCorrelationId");
-  find(result_string, "cuptiGetResultString");
-}
+    return function;
+  }
+};
 
 const Cupti& cupti() {
   static const Cupti loaded;
@@ -111,14 +104,8 @@ std::string kernel_name(const char* mangled) {
 }
 
 const char* copy_name(uint8_t kind) {
-  switch (kind) {
-    case CUPTI_ACTIVITY_MEMCPY_KIND_HTOD:
-      return "copy to the device";
-    case CUPTI_ACTIVITY_MEMCPY_KIND_DTOH:
-      return "copy to the host";
-    default:
-      return "copy";
-  }
+  if (kind == CUPTI_ACTIVITY_MEMCPY_KIND_HTOD) return "copy to the device";
+  return kind == CUPTI_ACTIVITY_MEMCPY_KIND_DTOH ? "copy to the host" : "copy";
 }
 
 // Adds the event of a kernel, copy or fill record.

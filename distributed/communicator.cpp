@@ -12,7 +12,6 @@
 
 #include "core/parallel.h"
 #include "core/with_cuda.h"
-#include "distributed/nccl_comm.h"
 #include "distributed/process_group.h"
 
 namespace cohort {
@@ -111,21 +110,6 @@ class HostCommunicator final : public Communicator {
   ProcessGroup* group_;
 };
 
-std::unique_ptr<Communicator> host_communicator(ProcessGroup&, Device,
-                                                std::unique_ptr<Communicator> host) {
-  return host;
-}
-
-std::string current_message() {
-  try {
-    throw;
-  } catch (const std::exception& e) {
-    return e.what();
-  } catch (...) {
-    return "unknown exception";
-  }
-}
-
 }  // namespace
 
 std::string describe_all_reduce(const Tensor& t, Reduce op) {
@@ -141,8 +125,9 @@ std::unique_ptr<Communicator> make_single_communicator() {
 }
 
 std::unique_ptr<Communicator> make_communicator(ProcessGroup& group, Device device) {
-  return on_device<host_communicator, cuda::make_nccl_communicator>(
-      device, group, device, std::make_unique<HostCommunicator>(&group));
+  return on_device<[](ProcessGroup&, Device, std::unique_ptr<Communicator> host) { return host; },
+                   cuda::make_nccl_communicator>(device, group, device,
+                                                 std::make_unique<HostCommunicator>(&group));
 }
 
 void run_local_ranks(int ranks, const std::function<void(Communicator&)>& body) {
@@ -152,12 +137,12 @@ void run_local_ranks(int ranks, const std::function<void(Communicator&)>& body) 
   const int threads = std::max(1, num_threads() / ranks);
   std::mutex mutex;
   std::exception_ptr first;
-  const auto fail = [&](const std::unique_ptr<ProcessGroup>& group) {
+  const auto fail = [&](const std::unique_ptr<ProcessGroup>& group, const std::string& message) {
     {
       std::lock_guard lock(mutex);
       if (!first) first = std::current_exception();
     }
-    if (group) group->fail(current_message());
+    if (group) group->fail(message);
   };
   const auto run_rank = [&](size_t rank) {
     const std::unique_ptr<ProcessGroup> group = std::move(groups[rank]);
@@ -165,16 +150,18 @@ void run_local_ranks(int ranks, const std::function<void(Communicator&)>& body) 
       set_num_threads(threads);
       HostCommunicator communicator(group.get());
       body(communicator);
+    } catch (const std::exception& e) {
+      fail(group, e.what());
     } catch (...) {
-      fail(group);
+      fail(group, "unknown exception");
     }
   };
   {
     std::vector<std::jthread> workers;
     try {
       for (size_t rank = 0; rank < groups.size(); ++rank) workers.emplace_back(run_rank, rank);
-    } catch (...) {
-      fail(groups[workers.size()]);  // no thread: the running ranks must not wait for it
+    } catch (const std::exception& e) {
+      fail(groups[workers.size()], e.what());  // no thread: the running ranks must not wait for it
     }
   }
   if (first) std::rethrow_exception(first);

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "core/tensor.h"
 
@@ -46,9 +47,19 @@ std::unique_ptr<Communicator> make_single_communicator();
 // connections. Collective: every rank must call it.
 std::unique_ptr<Communicator> make_communicator(ProcessGroup& group, Device device);
 
+// Returns a description of the call, "all_reduce of f32[3]". Throws Error if `t` cannot be reduced.
+std::string describe_all_reduce(const Tensor& t, Reduce op);
+
 // Runs body(communicator) on `ranks` threads of this process, one per rank, and joins them. The CPU
 // threads are divided among the ranks. If bodies throw, the first exception (by time) is rethrown
 // after all have ended.
 void run_local_ranks(int ranks, const std::function<void(Communicator&)>& body);
+
+namespace cuda {
+// The part of make_communicator() for CUDA tensors; `host` performs barriers and collectives on CPU
+// tensors. Defined in CUDA builds only.
+std::unique_ptr<Communicator> make_nccl_communicator(ProcessGroup& group, Device device,
+                                                     std::unique_ptr<Communicator> host);
+}  // namespace cuda
 
 }  // namespace cohort

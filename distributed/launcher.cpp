@@ -44,10 +44,6 @@ struct Rank {
   std::string partial_line;
 };
 
-int code_of(int status) {
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
 class Launcher {
  public:
   Launcher(const LaunchOptions& options, const std::atomic<bool>& stop)
@@ -65,7 +61,8 @@ class Launcher {
       ranks_[i].number = static_cast<int>(i);
       start(ranks_[i], port, input.get());
     }
-    while (!all_ended()) {
+    const auto has_ended = [](const Rank& rank) { return rank.status.has_value(); };
+    while (!std::all_of(ranks_.begin(), ranks_.end(), has_ended)) {
       wait_for_output();
       for (Rank& rank : ranks_) reap(rank);
       if (stop_ && !std::exchange(stop_sent_, true)) signal_all(SIGTERM);
@@ -103,11 +100,6 @@ class Launcher {
     rank.id = spawned.id;
   }
 
-  bool all_ended() const {
-    return std::all_of(ranks_.begin(), ranks_.end(),
-                       [](const Rank& rank) { return rank.status.has_value(); });
-  }
-
   void signal_all(int signal) const {
     for (const Rank& rank : ranks_)
       if (rank.id > 0 && !rank.status) ::kill(rank.id, signal);
@@ -136,14 +128,15 @@ class Launcher {
     if (rank.status) return;
     rank.status = wait_for_exit(rank.id, std::chrono::milliseconds(0));
     if (!rank.status || *rank.status == 0) return;
-    const int code = code_of(*rank.status);
+    const bool exited = WIFEXITED(*rank.status);
+    const int code = exited ? WEXITSTATUS(*rank.status) : 128 + WTERMSIG(*rank.status);
     if (!first_failure_) first_failure_ = Clock::now();
     // A rank that ends because of a peer may exit before the rank that caused the failure.
     if (result_.code == 0 ||
         (result_.code == options_.exit_code_of_peer && code != options_.exit_code_of_peer))
       result_.code = code;
     const bool obeys = stop_sent_ && code == 128 + SIGTERM;
-    if (!WIFEXITED(*rank.status) && !killed_ && !obeys)
+    if (!exited && !killed_ && !obeys)
       add_message(str("rank ", rank.number, " was terminated by signal ", code - 128, " (",
                       ::strsignal(code - 128), ")"));
   }

@@ -10,7 +10,8 @@
 #include <thread>
 
 #include "core/cuda.h"
-#include "distributed/nccl_comm.h"
+#include "distributed/communicator.h"
+#include "distributed/process_group.h"
 
 namespace cohort::cuda {
 namespace {
@@ -24,16 +25,9 @@ constexpr milliseconds kAbortWait{2000};    // for a call in progress; then abor
 constexpr milliseconds kFailureWait{3000};  // for the group to determine which rank has failed
 
 ncclDataType_t type_of(DType dtype) {
-  switch (dtype) {
-    case DType::kF64:
-      return ncclFloat64;
-    case DType::kI32:
-      return ncclInt32;
-    case DType::kI64:
-      return ncclInt64;
-    default:
-      return ncclFloat32;  // also bf16, which is converted
-  }
+  if (dtype == DType::kF64) return ncclFloat64;
+  if (dtype == DType::kI32) return ncclInt32;
+  return dtype == DType::kI64 ? ncclInt64 : ncclFloat32;  // also for bf16, which is converted
 }
 
 // Pins one algorithm and protocol unless the user has set others, so that the summation order

@@ -409,9 +409,6 @@ std::string ProcessGroup::broadcast(std::string_view call, std::string_view text
 void ProcessGroup::fail(const std::string& reason) {
   monitor_->fail(reason);
 }
-std::string ProcessGroup::failure() const {
-  return monitor_->wait_for_failure(milliseconds(0));
-}
 std::string ProcessGroup::wait_for_failure(milliseconds limit) const {
   return monitor_->wait_for_failure(limit);
 }

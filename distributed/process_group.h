@@ -10,13 +10,14 @@
 #include <string_view>
 #include <vector>
 
+#include "core/non_copyable.h"
 #include "distributed/rank_info.h"
 
 namespace cohort {
 
 struct Peer;
 
-class ProcessGroup {
+class ProcessGroup : NonCopyable {
  public:
   enum class Origin { kLocal, kRemote };  // the rank that failed first: this one or a peer
   struct Options {
@@ -41,8 +42,6 @@ class ProcessGroup {
   static std::vector<std::unique_ptr<ProcessGroup>> of_threads(int size);
   // Reports a clean exit to the other ranks unless there has been a failure.
   ~ProcessGroup();
-  ProcessGroup(const ProcessGroup&) = delete;
-  ProcessGroup& operator=(const ProcessGroup&) = delete;
 
   const RankInfo& info() const { return info_; }
   int rank() const { return info_.rank; }
@@ -64,7 +63,7 @@ class ProcessGroup {
   // failure of a run; later ones are ignored.
   void fail(const std::string& reason);
   // "rank 3 (host) failed: ...", or "" without a failure.
-  std::string failure() const;
+  std::string failure() const { return wait_for_failure({}); }
   // Waits up to `limit` for a failure; returns the same as failure().
   std::string wait_for_failure(std::chrono::milliseconds limit) const;
   // `handler` is called once on another thread when a failure occurs (immediately if one already

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
 
 #include "core/check.h"
 
@@ -51,31 +50,22 @@ class Reader {
   const char* source_;
 };
 
-RankInfo rank_and_size(const Reader& in, const char* rank, const char* size, const char* source) {
-  RankInfo info{.size = in.number(size, 1, kMaxRanks), .source = source};
-  info.rank = in.number(rank, 0, info.size - 1);
-  return info;
-}
+// Variables of a launcher, and how it tells a rank of several where the others are.
+struct Launcher {
+  const char *source, *shown_by, *rank, *size, *local_rank;
+  void (*locate)(const Reader& in, RankInfo& info);
+};
 
-RankInfo from_torchrun(const Environment& environment) {
-  const Reader in(environment, "torchrun");
-  RankInfo info = rank_and_size(in, "RANK", "WORLD_SIZE", "torchrun");
-  if (info.size == 1) return info;
-  info.local_rank = in.number("LOCAL_RANK", 0, info.rank);
+void locate_by_torchrun(const Reader& in, RankInfo& info) {
   if (in.has("LOCAL_WORLD_SIZE"))
     info.local_size = in.number("LOCAL_WORLD_SIZE", info.local_rank + 1, info.size);
   info.master_addr = in.required("MASTER_ADDR");
   info.master_port = in.number("MASTER_PORT", 1, 65534);
   // torchrun's own store listens there.
   if (in.text("TORCHELASTIC_USE_AGENT_STORE") == "True") ++info.master_port;
-  return info;
 }
 
-RankInfo from_slurm(const Environment& environment) {
-  const Reader in(environment, "Slurm");
-  RankInfo info = rank_and_size(in, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "Slurm");
-  if (info.size == 1) return info;
-  info.local_rank = in.number("SLURM_LOCALID", 0, info.rank);
+void locate_by_slurm(const Reader& in, RankInfo& info) {
   info.local_size =
       std::clamp(in.leading_number("SLURM_STEP_TASKS_PER_NODE"), info.local_rank + 1, info.size);
   info.master_addr = in.has("MASTER_ADDR") ? in.text("MASTER_ADDR")
@@ -84,14 +74,9 @@ RankInfo from_slurm(const Environment& environment) {
   // ephemeral range.
   info.master_port = in.has("MASTER_PORT") ? in.number("MASTER_PORT", 1, 65535)
                                            : 20000 + in.leading_number("SLURM_JOB_ID") % 10000;
-  return info;
 }
 
-RankInfo from_open_mpi(const Environment& environment) {
-  const Reader in(environment, "Open MPI");
-  RankInfo info = rank_and_size(in, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "Open MPI");
-  if (info.size == 1) return info;
-  info.local_rank = in.number("OMPI_COMM_WORLD_LOCAL_RANK", 0, info.rank);
+void locate_by_open_mpi(const Reader& in, RankInfo& info) {
   info.local_size = in.number("OMPI_COMM_WORLD_LOCAL_SIZE", info.local_rank + 1, info.size);
   if (in.has("MASTER_ADDR"))
     info.master_addr = in.text("MASTER_ADDR");
@@ -102,23 +87,31 @@ RankInfo from_open_mpi(const Environment& environment) {
         "MASTER_ADDR: not set, and mpirun does not provide the address of rank 0; hint: mpirun -x "
         "MASTER_ADDR=HOST_OF_RANK_0 ...");
   info.master_port = in.has("MASTER_PORT") ? in.number("MASTER_PORT", 1, 65535) : kDefaultPort;
-  return info;
 }
+
+// Open MPI comes before Slurm, because srun may start the daemons of mpirun. Only srun sets the
+// step size: a batch script also has a rank and tasks, but is one process.
+constexpr Launcher kLaunchers[] = {
+    {"torchrun", "RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK", locate_by_torchrun},
+    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_RANK", locate_by_open_mpi},
+    {"Slurm", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
+     locate_by_slurm}};
 
 }  // namespace
 
 RankInfo rank_info(const Environment& environment) {
-  const auto has = [&](const char* name) { return environment(name) != nullptr; };
-  if (has("RANK") || has("WORLD_SIZE")) return from_torchrun(environment);
-  // Checked before Slurm, because srun may start the daemons of mpirun.
-  if (has("OMPI_COMM_WORLD_RANK") || has("OMPI_COMM_WORLD_SIZE")) return from_open_mpi(environment);
-  // Only srun sets the step size: a batch script also has a rank and tasks, but is one process.
-  if (has("SLURM_STEP_NUM_TASKS")) return from_slurm(environment);
+  for (const auto& [source, shown_by, rank, size, local_rank, locate] : kLaunchers) {
+    if (environment(shown_by) == nullptr && environment(size) == nullptr) continue;
+    const Reader in(environment, source);
+    RankInfo info{.size = in.number(size, 1, kMaxRanks), .source = source};
+    info.rank = in.number(rank, 0, info.size - 1);
+    if (info.size == 1) return info;
+    info.local_rank = in.number(local_rank, 0, info.rank);
+    locate(in, info);
+    return info;
+  }
   return {};
-}
-
-RankInfo rank_info() {
-  return rank_info([](const char* name) -> const char* { return std::getenv(name); });
 }
 
 std::string first_host(const std::string& node_list) {

@@ -2,6 +2,7 @@
 // `cohort train --gpus N`), Slurm's srun, or Open MPI's mpirun.
 #pragma once
 
+#include <cstdlib>
 #include <functional>
 #include <string>
 
@@ -22,8 +23,7 @@ using Environment = std::function<const char*(const char* name)>;
 // SLURM_PROCID and SLURM_STEP_NUM_TASKS, which only srun sets. Several processes also need a local
 // rank and the address of rank 0 (MASTER_ADDR, MASTER_PORT, else from Slurm's node list). Throws
 // InputError naming the variable that is missing or invalid.
-RankInfo rank_info(const Environment& environment);
-RankInfo rank_info();
+RankInfo rank_info(const Environment& environment = std::getenv);
 
 // The first host of a Slurm node list: "node[07-12,20],other" -> "node07".
 std::string first_host(const std::string& node_list);

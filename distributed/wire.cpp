@@ -61,16 +61,6 @@ std::optional<Frame> Connection::next() {
   return std::nullopt;
 }
 
-Packer& Packer::integer(uint64_t value) {
-  bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
-  return *this;
-}
-Packer& Packer::text(std::string_view value) {
-  integer(value.size());
-  bytes_.append(value);
-  return *this;
-}
-
 std::string_view Unpacker::read(size_t n) {
   if (n > bytes_.size()) throw Error("a message from another rank is truncated");
   const std::string_view out = bytes_.substr(0, n);
@@ -81,10 +71,6 @@ uint64_t Unpacker::integer() {
   uint64_t value = 0;
   std::memcpy(&value, read(sizeof value).data(), sizeof value);
   return value;
-}
-std::string Unpacker::text() {
-  const uint64_t size = integer();
-  return std::string(read(size));
 }
 
 }  // namespace cohort::wire

@@ -52,8 +52,15 @@ class Connection {
 // Builds and reads payloads.
 class Packer {
  public:
-  Packer& integer(uint64_t value);
-  Packer& text(std::string_view value);
+  Packer& integer(uint64_t value) {
+    bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
+    return *this;
+  }
+  Packer& text(std::string_view value) {
+    integer(value.size());
+    bytes_.append(value);
+    return *this;
+  }
   std::string bytes() { return std::move(bytes_); }
 
  private:
@@ -64,7 +71,7 @@ class Unpacker {
  public:
   explicit Unpacker(std::string_view bytes) : bytes_(bytes) {}
   uint64_t integer();
-  std::string text();
+  std::string text() { return std::string(read(integer())); }
   std::string rest() const { return std::string(bytes_); }
 
  private:

@@ -1,7 +1,5 @@
 #include "kernels/common.h"
 
-#include <utility>
-
 namespace cohort::kernels {
 
 namespace {
@@ -35,20 +33,6 @@ void check_rows(const Tensor& t, const Shape& shape, DType dtype, const char* op
 void check_grad(const GradOut& grad, const Shape& shape, DType dtype, const char* op,
                 const char* name, Device device) {
   if (grad.wanted()) check_tensor(grad.tensor, shape, dtype, op, name, device);
-}
-
-namespace {
-thread_local bool t_prefetch = false;
-}
-
-PrefetchScope::PrefetchScope() : previous_(std::exchange(t_prefetch, true)) {}
-
-PrefetchScope::~PrefetchScope() {
-  t_prefetch = previous_;
-}
-
-bool PrefetchScope::is_active() {
-  return t_prefetch;
 }
 
 }  // namespace cohort::kernels

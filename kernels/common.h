@@ -16,10 +16,15 @@
 //  * Row ops: the bits of an output row depend on that row's inputs only, not on the other rows,
 //    their number or the thread count. The reduction order inside a row is fixed.
 //  * Every gradient output says by enum whether it is overwritten or accumulated into.
+//  * With Stream::may_prefetch, CUDA kernels may prefetch some inputs before the grids they depend
+//    on have ended (programmatic dependent launch): skinny GEMMs their weights, attention_decode()
+//    the cache, its block table, sequences and positions. Every write to these must have been
+//    enqueued before the last embedding_forward(), at which later kernels wait; otherwise they read
+//    old values. attention_decode() writes the cache itself, but takes the key and value of its own
+//    token from qkv.
 #pragma once
 
 #include "core/host_device.h"
-#include "core/non_copyable.h"
 #include "core/tensor.h"
 
 // Declares a function in kernels, kernels::cpu and kernels::cuda:
@@ -74,21 +79,5 @@ struct RowOffsets {
 // check_tensor() for a gradient, if it is wanted.
 void check_grad(const GradOut& grad, const Shape& shape, DType dtype, const char* op,
                 const char* name, Device device = {});
-
-// While one lives, CUDA kernels that this thread enqueues may prefetch some inputs before the grids
-// they depend on have ended (programmatic dependent launch): skinny GEMMs their weights,
-// attention_decode() the cache, its block table, sequences and positions. Every write to these must
-// have been enqueued before the last embedding_forward(), at which later kernels wait; otherwise
-// they read old values. attention_decode() writes the cache itself, but takes the key and value of
-// its own token from qkv.
-class PrefetchScope : NonCopyable {
- public:
-  PrefetchScope();
-  ~PrefetchScope();
-  static bool is_active();
-
- private:
-  bool previous_;
-};
 
 }  // namespace cohort::kernels

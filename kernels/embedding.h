@@ -7,7 +7,7 @@ namespace cohort::kernels {
 
 // An id outside [0, V) is an Error on the CPU, which names the first one and its position; on CUDA
 // its row becomes NaN. On CUDA no later kernel starts before all work enqueued before this one has
-// ended (PrefetchScope relies on it).
+// ended (Stream::may_prefetch relies on it).
 struct EmbeddingForward {
   Tensor& y;            // [T, C]
   const Tensor& table;  // [V, C]

@@ -142,7 +142,9 @@ Variable Transformer::hidden_at_targets(const PackedBatch& batch,
 Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences,
                                    const Tensor& positions, KVCache& cache, CachedStep step) const {
   NoGradGuard no_grad;
-  const kernels::PrefetchScope prefetch;  // run() begins with the embedding
+  Stream stream = current_stream(device_);
+  stream.may_prefetch = true;  // run() begins with the embedding
+  const StreamGuard guard(stream);
   const auto cached_attention = [&](AttentionCall call) {
     kernels::PagedKV& pages = cache.layer(call.layer);
     Tensor& qkv = call.qkv.value();

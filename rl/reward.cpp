@@ -62,13 +62,23 @@ std::optional<std::string> AnswerFinder::find(std::string_view text) const {
   return std::move((*match)[match->size() > 1 ? 1 : 0]);
 }
 
-RewardSet::RewardSet(const std::vector<RewardConfig>& configs, const Task* task) {
+RewardSet::RewardSet(const std::vector<RewardConfig>& configs, const Task* task,
+                     const std::shared_ptr<CommandReward>& running) {
   if (configs.empty())
     throw InputError("rewards: the list is empty; hint: name at least one, as in {name: task}");
+  std::vector<std::shared_ptr<CommandReward>> programs;
+  if (running != nullptr) programs.push_back(running);
+  const auto programs_of = [&](const RewardConfig& config) -> std::shared_ptr<CommandReward> {
+    if (config.name != "command") return nullptr;
+    for (const auto& known : programs)
+      if (known->runs(config)) return known;
+    return programs.emplace_back(std::make_shared<CommandReward>(config));
+  };
   for (size_t i = 0; i < configs.size(); ++i) {
     const RewardConfig& config = configs[i];
     try {
       rewards_.push_back(make_reward(config, task));
+      commands_.push_back(programs_of(config));
       if (!std::isfinite(config.weight)) throw InputError("weight must be finite");
     } catch (const InputError& e) {
       throw InputError(str("rewards[", i, "] '", config.name, "': ", e.what()));
@@ -77,7 +87,6 @@ RewardSet::RewardSet(const std::vector<RewardConfig>& configs, const Task* task)
                                        [&](const auto& c) { return c.name == config.name; });
     names_.push_back(repeats == 0 ? config.name : str(config.name, "_", repeats + 1));
     weights_.push_back(config.weight);
-    commands_.push_back(config.name == "command" ? shared_command(config) : nullptr);
   }
 }
 
@@ -99,19 +108,11 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
   scores.first_error.resize(rewards_.size());
   for (size_t s = 0; s < samples; ++s) submit(prompts[s / group], trajectories[s], step);
   std::map<const CommandReward*, std::map<int64_t, CommandReward::Result>> answers;
-  for (const auto& command : commands_)  // rewards may share a command
-    if (command != nullptr && !answers.contains(command.get()))
-      answers[command.get()] = command->collect();
   for (size_t k = 0; k < rewards_.size(); ++k) {
-    if (commands_[k] == nullptr) continue;
-    const std::map<int64_t, CommandReward::Result>& results = answers.at(commands_[k].get());
-    int64_t failed = 0;
-    for (size_t s = 0; s < samples; ++s) {
-      const auto& [value, error] = results.at(trajectories[s].index);
-      scores.each[k][s] = value;
-      if (!error.empty() && failed++ == 0) scores.first_error[k] = error;
-    }
-    scores.failed[k] = failed;
+    CommandReward* command = commands_[k].get();
+    if (command == nullptr) continue;
+    scores.failed[k] = 0;
+    if (!answers.contains(command)) answers[command] = command->collect();  // rewards may share it
   }
   for (size_t s = 0; s < samples; ++s) {
     const std::string& text = trajectories[s].text;
@@ -121,10 +122,16 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
                              excerpt(text), "; hint: rewards and weights must stay finite"));
     };
     for (size_t k = 0; k < rewards_.size(); ++k) {
-      const double value =
-          commands_[k] != nullptr ? scores.each[k][s] : rewards_[k]({prompts[s / group], text});
+      double& value = scores.each[k][s];
+      if (commands_[k] == nullptr) {
+        value = rewards_[k]({prompts[s / group], text});
+      } else {
+        const auto& result = answers.at(commands_[k].get()).at(trajectories[s].index);
+        value = result.value;
+        if (!result.error.empty() && (*scores.failed[k])++ == 0)
+          scores.first_error[k] = result.error;
+      }
       require_finite(value, names_[k]);
-      scores.each[k][s] = value;
       if (std::isnan(value)) continue;
       scores.total[s] = (std::isnan(scores.total[s]) ? 0 : scores.total[s]) + weights_[k] * value;
     }

@@ -1,6 +1,7 @@
 // Rewards: pure functions of one completion. They have no access to the model or the batch.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -29,8 +30,14 @@ struct RewardConfig {
   int64_t workers = 1, memory = 0;
   double timeout = 10, start_timeout = 60;
   bool batch = false;
+  bool operator==(const RewardConfig&) const = default;
   void visit(ConfigVisitor& v);
 };
+
+// True if one of the rewards is a program.
+inline bool has_command(std::span<const RewardConfig> rewards) {
+  return std::ranges::any_of(rewards, [](const auto& reward) { return reward.name == "command"; });
+}
 
 struct RewardInput {
   const Example& example;
@@ -52,8 +59,8 @@ struct RewardEntry {
 // One entry per line of COHORT_REWARDS in rl/rewards/rewards.h.
 const std::vector<RewardEntry>& reward_table();
 
-// Throws InputError for an unknown name (the message lists the known ones) and for options that the
-// reward rejects.
+// Null for `command`. Throws InputError for an unknown name (the message lists the known ones) and
+// for options that the reward rejects.
 RewardFn make_reward(const RewardConfig& config, const Task* task);
 
 class CommandReward;
@@ -62,8 +69,10 @@ class CommandReward;
 class RewardSet {
  public:
   // Throws InputError for an unknown name, a bad pattern, a reward that needs a task without one,
-  // or an empty list.
-  RewardSet(const std::vector<RewardConfig>& configs, const Task* task);
+  // or an empty list. Equal commands are one, since programs may be expensive to start: those of
+  // `running`, if they are what is asked for.
+  RewardSet(const std::vector<RewardConfig>& configs, const Task* task,
+            const std::shared_ptr<CommandReward>& running = nullptr);
   // The configured name, with "_2", "_3", ... for repetitions.
   const std::vector<std::string>& names() const { return names_; }
 

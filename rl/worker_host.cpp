@@ -45,15 +45,13 @@ constexpr const char* kTruncated =
     "(cohort: this log was longer than 256 MB, and begins again here)\n";
 
 // A packet as sendmsg() and recvmsg() take it, with room for the descriptors of the streams.
-struct Message {
+struct Message : NonCopyable {
   Message(void* bytes, size_t size) : data{bytes, size} {
     header.msg_iov = &data;
     header.msg_iovlen = 1;
     header.msg_control = control;
     header.msg_controllen = sizeof control;
   }
-  Message(const Message&) = delete;
-  Message& operator=(const Message&) = delete;
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int[kStreams]))] = {};
   iovec data;
   msghdr header{};
@@ -333,10 +331,6 @@ ErrorCapture::ErrorCapture(WorkerHost& host)
     : host_(host), file_(::memfd_create("rewards", MFD_CLOEXEC)) {
   if (!file_.is_open()) throw_errno("cannot keep the output of reward programs");
   host_.set_log(path_of(file_), /*quotes=*/false);
-}
-
-ErrorCapture::~ErrorCapture() {
-  host_.set_log("");
 }
 
 std::string ErrorCapture::last_lines() const {

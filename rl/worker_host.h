@@ -20,13 +20,11 @@ namespace cohort {
 
 // All functions continue a host that someone has stopped (SIGSTOP), with a warning, and throw Error
 // if it has ended or does not answer.
-class WorkerHost {
+class WorkerHost : NonCopyable {
  public:
   WorkerHost();
   // Kills every program and waits until all have ended.
   ~WorkerHost();
-  WorkerHost(const WorkerHost&) = delete;
-  WorkerHost& operator=(const WorkerHost&) = delete;
 
   struct Program {
     std::vector<std::string> command;  // looked up in PATH
@@ -64,7 +62,8 @@ class WorkerHost {
 class ErrorCapture : NonCopyable {
  public:
   explicit ErrorCapture(WorkerHost& host);
-  ~ErrorCapture();  // later programs have the standard error of this process
+  // Later programs have the standard error of this process.
+  ~ErrorCapture() { host_.set_log(""); }
   // The last 10 lines, of 4096 bytes at most, each after a line break and indented; empty: none.
   std::string last_lines() const;
 

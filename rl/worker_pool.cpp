@@ -115,7 +115,11 @@ class WorkerPool::Loop {
     for (Worker& worker : workers_) {
       send(worker);
       receive(worker);
-      if (worker.request != kNone && Clock::now() >= worker.deadline) time_out(worker);
+      if (worker.request == kNone || Clock::now() < worker.deadline) continue;
+      num_unanswered_ += !worker.has_answered && !any_answered_;
+      fail(worker, worker.has_answered ? str("no answer in ", options_.timeout, " s")
+                                       : str("no answer in ", options_.start_timeout,
+                                             " s to its first request", kFlushHint));
     }
     return true;
   }
@@ -159,18 +163,16 @@ class WorkerPool::Loop {
       if (worker.request == kNone || worker.sent_bytes < worker.text.size())
         return fail(worker, "it wrote a line without a request");
       worker.answer.pop_back();
-      const std::string error = options_.validate(request_of(worker), worker.answer);
+      std::unique_lock lock(mutex_);
+      const std::string request = requests_[worker.request];
+      lock.unlock();
+      const std::string error = options_.validate(request, worker.answer);
       if (!error.empty()) return fail(worker, error);
       worker.has_answered = any_answered_ = true;
       num_unanswered_ = 0;
       finish_request(worker, {std::move(worker.answer), ""});
       return;
     }
-  }
-
-  std::string request_of(const Worker& worker) {
-    const std::lock_guard lock(mutex_);
-    return requests_[worker.request];
   }
 
   void finish_request(Worker& worker, Answer answer) {
@@ -183,13 +185,6 @@ class WorkerPool::Loop {
   void set_answer(size_t request, Answer answer) {
     answers_[request] = std::move(answer);
     if (++answered_ == answers_.size()) all_answered_.notify_all();
-  }
-
-  void time_out(Worker& worker) {
-    if (worker.has_answered) return fail(worker, str("no answer in ", options_.timeout, " s"));
-    num_unanswered_ += !any_answered_;
-    fail(worker,
-         str("no answer in ", options_.start_timeout, " s to its first request", kFlushHint));
   }
 
   // Kills the program and fails its request. The next request starts a new program.

@@ -139,18 +139,6 @@ class RelativePaths {
   std::map<std::string, std::pair<std::string, std::string>> origins_;
 };
 
-std::string indented(const std::string& text) {
-  std::string out;
-  bool first = true;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = text.find('\n', begin);
-    out += (first ? "  - " : "    ") + text.substr(begin, end - begin + 1);
-    first = false;
-    begin = end + 1;
-  }
-  return out;
-}
-
 // Checks that throw InputError naming the keys.
 
 void require(bool ok, const std::string& message) {
@@ -377,9 +365,7 @@ RunPlan load_plan(const std::string& path, std::span<const std::string> override
 }
 
 std::string dump_plan(const RunPlan& plan) {
-  std::string text = "stages:\n";
-  for (const TrainConfig& stage : plan.stages) text += indented(dump_config(stage));
-  return text;
+  return dump_config(plan);
 }
 
 }  // namespace cohort

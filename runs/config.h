@@ -123,6 +123,7 @@ struct RunPlan {
   std::string output_dir;  // directory of the whole run, absolute
   // At least one; relative paths already resolved against the file.
   std::vector<TrainConfig> stages;
+  void visit(ConfigVisitor& v) { v.list("stages", stages, "the stages"); }
   // Error message for each relative input path that does not exist, with the folder it was resolved
   // against. preview_plan() rejects them.
   std::vector<std::string> missing;

@@ -63,14 +63,6 @@ std::string field(uint64_t number, float value) {
   return varint(number << 3 | 5) + little_endian(std::bit_cast<uint32_t>(value));
 }
 
-// The messages, with their fields' numbers.
-
-std::string file_version(double time) {
-  return field(1, time) + field(3, "brain.Event:2");
-}
-std::string session_start(double time, int64_t step) {
-  return field(1, time) + field(2, step) + field(7, field(1, int64_t{1}));
-}
 std::string scalars(double time, const Json& line) {
   std::string summary;
   for (const auto& [name, value] : line.as_object()) {
@@ -106,10 +98,12 @@ uint32_t crc32c(std::string_view bytes) {
   return ~crc;
 }
 
+// The head has two messages: the version of the format, and the start of a session.
 EventFile::EventFile(const std::string& dir, int64_t first_step)
     : path_(dir + "/" + file_name()),
-      head_(record(file_version(seconds_now())) +
-            record(session_start(seconds_now(), first_step))) {}
+      head_(record(field(1, seconds_now()) + field(3, "brain.Event:2")) +
+            record(field(1, seconds_now()) + field(2, first_step) +
+                   field(7, field(1, int64_t{1})))) {}
 
 void EventFile::write(const Json& line) {
   std::string why = file_.is_open() ? "" : file_.open(path_);

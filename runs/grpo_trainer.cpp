@@ -87,7 +87,7 @@ void log_completions(Stage& stage, std::span<const Example> prompts, const Score
 
 StageEnd train_grpo(Stage& stage) {
   const TrainConfig& config = stage.config();
-  const RewardSet rewards(config.rewards, stage.data().task);
+  const RewardSet rewards(config.rewards, stage.data().task, stage.correct().command);
   const Sampler sampler(stage.engine(), *stage.data().tokenizer,
                         sampling_for(config.sampling, config.data, *stage.data().tokenizer));
   MixedOrder order = make_order(config, stage.data(), stage.state().planned_steps);

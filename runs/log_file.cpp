@@ -58,10 +58,6 @@ void LogFile::write(const std::string& line) {
     logging::warn(warning);
 }
 
-KeptLines::~KeptLines() {
-  if (file_.is_open()) write_kept();
-}
-
 std::string KeptLines::write(const std::string& line) {
   const std::lock_guard lock(mutex_);
   kept_ += line;

@@ -15,7 +15,9 @@ namespace cohort {
 class KeptLines : NonCopyable {
  public:
   explicit KeptLines(std::string path) : path_(std::move(path)) {}
-  ~KeptLines();
+  ~KeptLines() {
+    if (file_.is_open()) write_kept();
+  }
 
   // Returns "", or the reason of the failure.
   std::string open() { return file_.open(path_); }

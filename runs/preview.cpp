@@ -37,9 +37,7 @@ std::string check_programs(const TrainConfig& config, const RewardSet::Scores& s
 // Scores the solutions of training problems, or the answers where there is none, as if the model
 // had written them. Programs score only the examples of the preview.
 void score_solutions(const TrainConfig& config, const Dataset& data, StagePreview& out) {
-  const bool has_program =
-      std::any_of(config.rewards.begin(), config.rewards.end(),
-                  [](const RewardConfig& reward) { return reward.name == "command"; });
+  const bool has_program = has_command(config.rewards);
   const int64_t count = has_program ? static_cast<int64_t>(out.examples.size())
                                     : std::min<int64_t>(1000, data.train->size());
   std::optional<ErrorCapture> errors;
@@ -84,38 +82,6 @@ void score_solutions(const TrainConfig& config, const Dataset& data, StagePrevie
             "do the patterns of the rewards fit it?");
 }
 
-// Counts the held-out problems that another set contains, too.
-class LeakCount {
- public:
-  explicit LeakCount(const ExampleSet& held_out) : held_out_(held_out) {
-    for (int64_t i = 0; i < held_out.size(); ++i) {
-      const ExampleId id = held_out.id(i);
-      known_.emplace_back(id.split, i);
-      if (id.content != 0) known_.emplace_back(id.content, i);
-    }
-    std::sort(known_.begin(), known_.end());
-  }
-
-  // "12 of the 40 held-out problems are WHERE, the first: FILE:3"; empty: none is in `trained`.
-  std::string text(const ExampleSet& trained, const std::string& where) const {
-    std::set<int64_t> leaked;
-    for (int64_t i = 0; i < trained.size(); ++i) {
-      const ExampleId id = trained.id(i);
-      for (const uint64_t hash : {id.split, id.content})
-        for (auto it = std::lower_bound(known_.begin(), known_.end(), std::pair(hash, int64_t{0}));
-             it != known_.end() && it->first == hash; ++it)
-          leaked.insert(it->second);
-    }
-    if (leaked.empty()) return "";
-    return str(leaked.size(), " of the ", held_out_.size(), " held-out problems are ", where,
-               ", the first: ", held_out_.get(*leaked.begin()).where);
-  }
-
- private:
-  const ExampleSet& held_out_;
-  std::vector<std::pair<uint64_t, int64_t>> known_;  // hashes, sorted, with their problems
-};
-
 // True if training from nothing is clearly meant: supervised, of a model that is described, or on
 // generated problems.
 bool describes_model(const TrainConfig& config) {
@@ -137,14 +103,13 @@ void check_start(const TrainConfig& config, StagePreview& out) {
       config.batch.trainer == TrainerType::kPretrain)
     return;
   out.is_new_model_meant = describes_model(config);
-  const bool grpo = config.batch.trainer == TrainerType::kGrpo;
-  out.random_start =
-      str("model: ", trainer_name(config.batch.trainer),
-          " starts from random weights, as no model is given", out.is_new_model_meant ? "" : "; ",
-          out.is_new_model_meant ? "" : "hint: model.path=DIR",
-          out.is_new_model_meant ? ""
-          : grpo                 ? ", or a stage of sft before it"
-                                 : ", or sizes such as model.num_layers of a new one");
+  out.random_start = str("model: ", trainer_name(config.batch.trainer),
+                         " starts from random weights, as no model is given");
+  if (!out.is_new_model_meant)
+    out.random_start +=
+        str("; hint: model.path=DIR, or ", config.batch.trainer == TrainerType::kGrpo
+                                               ? "a stage of sft before it"
+                                               : "sizes such as model.num_layers of a new one");
 }
 
 StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
@@ -177,10 +142,6 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
 }
 
 }  // namespace
-
-int64_t StepSize::micro_batches() const {
-  return ceil_div(tokens, std::max<int64_t>(1, memory.micro_batch_tokens));
-}
 
 StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t ranks) {
   StepSize out{.longest_sequence = stage.lengths.longest_sequence - 1};
@@ -248,10 +209,30 @@ std::string choose_micro_batch(TrainConfig& config, const StagePreview& stage, i
 std::string held_out_leak(const Dataset& data, std::span<const TrainConfig> earlier) {
   if (data.task != nullptr || data.held_out_set == nullptr || data.held_out_set->size() == 0)
     return "";
-  const LeakCount leak(*data.held_out_set);
-  if (const std::string text = leak.text(*data.train, "also trained on"); !text.empty())
-    return str("data: ", text,
-               "; hint: problems of data.jsonl.eval_path that data.jsonl.path does ", "not have");
+  const ExampleSet& held_out = *data.held_out_set;
+  std::vector<std::pair<uint64_t, int64_t>> known;  // hashes, sorted, with their problems
+  for (int64_t i = 0; i < held_out.size(); ++i) {
+    const ExampleId id = held_out.id(i);
+    known.emplace_back(id.split, i);
+    if (id.content != 0) known.emplace_back(id.content, i);
+  }
+  std::sort(known.begin(), known.end());
+  // "data: 12 of the 40 held-out problems are WHERE, the first: FILE:3"; empty: there are none.
+  const auto leak = [&](const ExampleSet& trained, const std::string& where) -> std::string {
+    std::set<int64_t> leaked;
+    for (int64_t i = 0; i < trained.size(); ++i) {
+      const ExampleId id = trained.id(i);
+      for (const uint64_t hash : {id.split, id.content})
+        for (auto it = std::lower_bound(known.begin(), known.end(), std::pair(hash, int64_t{0}));
+             it != known.end() && it->first == hash; ++it)
+          leaked.insert(it->second);
+    }
+    if (leaked.empty()) return "";
+    return str("data: ", leaked.size(), " of the ", held_out.size(), " held-out problems are ",
+               where, ", the first: ", held_out.get(*leaked.begin()).where);
+  };
+  if (const std::string text = leak(*data.train, "also trained on"); !text.empty())
+    return text + "; hint: problems of data.jsonl.eval_path that data.jsonl.path does not have";
   for (size_t i = 0; i < earlier.size(); ++i) {
     if (earlier[i].data.jsonl.path.empty()) continue;
     std::unique_ptr<ExampleSet> trained;
@@ -260,11 +241,10 @@ std::string held_out_leak(const Dataset& data, std::span<const TrainConfig> earl
     } catch (const InputError&) {
       continue;
     }
-    const std::string text = leak.text(*trained, str("trained on by stage ", i + 1, " (",
-                                                     trainer_name(earlier[i].batch.trainer), ")"));
+    const std::string text = leak(*trained, str("trained on by stage ", i + 1, " (",
+                                                trainer_name(earlier[i].batch.trainer), ")"));
     if (!text.empty())
-      return str("data: ", text, "; hint: one data.split_by and one held_out_fraction for all ",
-                 "stages");
+      return text + "; hint: one data.split_by and one held_out_fraction for all stages";
   }
   return "";
 }

@@ -1,8 +1,10 @@
 // Checks and estimates a plan without training it.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
+#include "core/sizes.h"
 #include "data/data_check.h"
 #include "nn/memory.h"
 #include "runs/config.h"
@@ -34,7 +36,9 @@ struct StepSize {
   int64_t tokens = 0;            // over all ranks
   int64_t longest_sequence = 0;  // inputs of the model
   MemoryShape memory;            // per rank
-  int64_t micro_batches() const;
+  int64_t micro_batches() const {
+    return ceil_div(tokens, std::max<int64_t>(1, memory.micro_batch_tokens));
+  }
 };
 StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t ranks);
 

@@ -38,19 +38,18 @@ std::string shell_word(const std::string& text) {
   return out + "'";
 }
 
-bool is_in_use(const std::string& run) {
-  if (!path_exists(run + "/.lock")) return false;
-  const FileLock lock(run + "/.lock");
-  return !lock.is_open() || !lock.try_lock();
-}
-
 // The folders of other runs beside `run` that no process uses.
 std::vector<std::string> idle_runs_beside(const fs::path& run) {
   std::vector<std::string> out;
+  const auto is_in_use = [](const std::string& lock_file) {
+    if (!path_exists(lock_file)) return false;
+    const FileLock lock(lock_file);
+    return !lock.is_open() || !lock.try_lock();
+  };
   for (const std::string& name : list_directory(run.parent_path())) {
     const std::string other = run.parent_path() / name;
     if (other != run && is_own_directory(other) && path_exists(other + "/config.yaml") &&
-        path_exists(other + "/log.txt") && !is_in_use(other))
+        path_exists(other + "/log.txt") && !is_in_use(other + "/.lock"))
       out.push_back(other);
   }
   return out;

@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <iterator>
-#include <sstream>
 
 #include "core/allocator.h"
 #include "core/log.h"
 #include "core/parallel.h"
 #include "rl/worker_host.h"
 #include "runs/resources.h"
+#include "trainers/across_ranks.h"
 
 namespace cohort {
 
@@ -39,9 +38,9 @@ void check_equal_plans(const RunPlan& plan, ProcessGroup& group) {
     return value == nullptr ? "no " + key : str("'", key, ": ", value->as_string(), "'");
   };
   Json own;  // all keys with their values, as overrides name them
-  for (size_t i = 0; i < plan.stages.size(); ++i)
-    for (const auto& [key, value] : config_fields(plan.stages[i]))
-      own.set(plan.stages.size() == 1 ? key : str("stages.", i, ".", key), value);
+  for (const auto& [key, value] :
+       plan.stages.size() == 1 ? config_fields(plan.stages[0]) : config_fields(plan))
+    own.set(key, value);
   const std::vector<std::string> plans = group.exchange("configuration", own.dump());
   const Json first = parse_json(plans[0], "configuration");
   for (size_t rank = 1; rank < plans.size(); ++rank) {
@@ -69,16 +68,6 @@ void check_for_group(const RunPlan& plan, ProcessGroup* group) {
   check_equal_plans(plan, *group);
 }
 
-std::string numbers_text(const std::vector<int64_t>& numbers) {
-  std::string text;
-  for (const int64_t number : numbers) text += str(number, " ");
-  return text;
-}
-std::vector<int64_t> numbers_of(const std::string& text) {
-  std::istringstream in(text);
-  return {std::istream_iterator<int64_t>(in), {}};
-}
-
 // True if a stage has micro_batch_tokens: auto.
 bool has_auto_micro_batch(const RunPlan& plan) {
   return std::any_of(plan.stages.begin(), plan.stages.end(),
@@ -90,31 +79,30 @@ bool has_auto_micro_batch(const RunPlan& plan) {
 std::string choose_micro_batches(RunPlan& plan, const std::vector<StagePreview>& preview,
                                  ProcessGroup* group) {
   if (!has_auto_micro_batch(plan)) return "";
-  std::vector<int64_t> least;  // bytes of free memory for each stage
+  const auto comm =
+      group == nullptr ? make_single_communicator() : make_communicator(*group, Device{});
+  std::vector<double> used;  // minus the bytes of free memory for each stage
   for (const TrainConfig& config : plan.stages)
-    least.push_back(free_memory(device_of(config, group)) / config.ranks);
-  if (group != nullptr)
-    for (const std::string& other : group->exchange("free memory", numbers_text(least))) {
-      const std::vector<int64_t> free = numbers_of(other);
-      for (size_t i = 0; i < least.size(); ++i) least[i] = std::min(least[i], free[i]);
-    }
+    used.push_back(-static_cast<double>(free_memory(device_of(config, group)) / config.ranks));
+  used = reduce_over_ranks(*comm, used, Reduce::kMax);
   std::string chosen;
-  std::vector<int64_t> numbers;
+  std::vector<double> batches(plan.stages.size()), recompute = batches;  // 0 on other ranks
   for (size_t i = 0; i < preview.size(); ++i) {
     TrainConfig& config = plan.stages[i];
-    const std::string line = choose_micro_batch(
-        config, preview[i], group == nullptr ? config.ranks : group->size(), least[i]);
+    const std::string line =
+        choose_micro_batch(config, preview[i], std::max<int64_t>(config.ranks, comm->size()),
+                           static_cast<int64_t>(-used[i]));
     if (!line.empty())
       chosen += str(chosen.empty() ? "" : "\n", trainer_name(config.batch.trainer),
                     ": micro_batch_tokens: auto: ", line);
-    numbers.insert(numbers.end(),
-                   {config.batch.micro_batch(), static_cast<int64_t>(config.model.recompute)});
+    batches[i] = static_cast<double>(config.batch.micro_batch());
+    recompute[i] = static_cast<double>(config.model.recompute);
   }
-  if (group == nullptr) return chosen;
-  numbers = numbers_of(group->broadcast("micro batches", numbers_text(numbers)));
+  batches = reduce_over_ranks(*comm, batches);
+  recompute = reduce_over_ranks(*comm, recompute);
   for (size_t i = 0; i < plan.stages.size(); ++i) {
-    plan.stages[i].batch.micro_batch_tokens = numbers[2 * i];
-    plan.stages[i].model.recompute = static_cast<Recompute>(numbers[2 * i + 1]);
+    plan.stages[i].batch.micro_batch_tokens = static_cast<int64_t>(batches[i]);
+    plan.stages[i].model.recompute = static_cast<Recompute>(static_cast<int>(recompute[i]));
   }
   return chosen;
 }
@@ -140,10 +128,8 @@ void check_stages(const RunPlan& plan) {
 }  // namespace
 
 bool prepare_programs(const RunPlan& plan) {
-  const bool any = std::any_of(plan.stages.begin(), plan.stages.end(), [](const auto& stage) {
-    return std::any_of(stage.rewards.begin(), stage.rewards.end(),
-                       [](const RewardConfig& reward) { return reward.name == "command"; });
-  });
+  const bool any = std::any_of(plan.stages.begin(), plan.stages.end(),
+                               [](const auto& stage) { return has_command(stage.rewards); });
   if (any) worker_host();
   return any;
 }
@@ -156,7 +142,7 @@ Run::Run(RunPlan plan, std::string dir, ProcessGroup* group)
                          "that all hosts share"));
   if (prepare_programs(plan_)) worker_host().set_log(dir_ + "/rewards.log");
   if (!is_main()) return;
-  lock_ = std::make_unique<RunLock>(dir_);
+  lock_ = lock_run_directory(dir_);
   const std::string path = dir_ + "/log.txt";
   log_ = std::make_shared<KeptLines>(path);
   if (const std::string why = log_->open(); !why.empty())
@@ -164,10 +150,6 @@ Run::Run(RunPlan plan, std::string dir, ProcessGroup* group)
   logging::set_file([log = log_](const std::string& line) {
     if (const std::string warning = log->write(line); !warning.empty()) throw Error(warning);
   });
-}
-
-void Run::finish_log() const {
-  if (log_ != nullptr) log_->finish();
 }
 
 Run Run::create(RunPlan plan, ProcessGroup* group) {

@@ -59,7 +59,9 @@ class Run {
   // 0 writes a trace of `profile_steps` steps into the directory of each stage.
   RunResult execute(Reporter& reporter, const std::atomic<bool>& stop, int64_t profile_steps = 0);
   // Throws Error if lines of log.txt could not be written.
-  void finish_log() const;
+  void finish_log() const {
+    if (log_ != nullptr) log_->finish();
+  }
 
  private:
   Run(RunPlan plan, std::string dir, ProcessGroup* group);
@@ -81,7 +83,7 @@ class Run {
   Json report_;  // TrainState::report of the last stage that was run (rank 0)
   std::string dir_;
   ProcessGroup* group_;
-  std::unique_ptr<RunLock> lock_;       // rank 0 only
+  std::optional<FileLock> lock_;        // rank 0 only
   std::shared_ptr<KeptLines> log_;      // rank 0 only: log.txt, shared with the logging
   std::unique_ptr<Communicator> comm_;  // between the group's ranks, for comm_device_
   Device comm_device_;

@@ -64,12 +64,14 @@ std::optional<std::string> find_run_config(const std::string& checkpoint) {
   return {};
 }
 
-RunLock::RunLock(const std::string& run_dir) : lock_(run_dir + "/.lock") {
-  if (!lock_.is_open()) throw_errno<InputError>("cannot create ", run_dir, "/.lock");
-  if (!lock_.try_lock())
+FileLock lock_run_directory(const std::string& run_dir) {
+  FileLock lock(run_dir + "/.lock");
+  if (!lock.is_open()) throw_errno<InputError>("cannot create ", run_dir, "/.lock");
+  if (!lock.try_lock())
     throw InputError(
         str("another process is using the run directory ", run_dir,
             "; hint: wait for it to end, or start a run of your own without --resume"));
+  return lock;
 }
 
 }  // namespace cohort

@@ -22,12 +22,6 @@ std::string next_run_directory(const std::string& wanted);
 std::optional<std::string> find_run_config(const std::string& checkpoint);
 
 // Holds a run directory for this process; throws InputError if another process has it.
-class RunLock {
- public:
-  explicit RunLock(const std::string& run_dir);
-
- private:
-  FileLock lock_;
-};
+FileLock lock_run_directory(const std::string& run_dir);
 
 }  // namespace cohort

@@ -106,13 +106,10 @@ void Stage::build_model() {
   if (state_.planned_steps.empty() || state_.planned_steps.back() < config_.batch.steps)
     state_.planned_steps.push_back(config_.batch.steps);
   LoadedModel loaded;
-  const auto load = [&](const std::string& from) {
-    return load_model(from, config_.model, config_.data, config_.dtype, device_);
-  };
   if (resumed)
     loaded = load(*resumed);
   else if (!config_.init_from.empty())
-    loaded = load_found(config_.init_from, load);
+    loaded = load_start();
   TrainConfig config = config_;
   if (config.data.fingerprint.empty()) config.data.fingerprint = state_.data_fingerprint;
   data_ = load_dataset(config, std::move(loaded.tokenizer));
@@ -145,6 +142,15 @@ void Stage::build_model() {
         SafetensorsFile(training_folder(*resumed) + "/optimizer.safetensors"), state_.updates);
 }
 
+LoadedModel Stage::load(const std::string& checkpoint) const {
+  return load_model(checkpoint, config_.model, config_.data, config_.dtype, device_);
+}
+
+// The model of init_from.
+LoadedModel Stage::load_start() const {
+  return load_found(config_.init_from, [&](const std::string& from) { return load(from); });
+}
+
 // The frozen reference is the model at the start of the stage. A checkpoint has it if beta was
 // above 0.
 void Stage::load_reference(const LoadedModel& loaded) {
@@ -165,9 +171,7 @@ void Stage::load_reference(const LoadedModel& loaded) {
     origin = str("the new model of seed ", config_.seed);
   } else {
     try {
-      reference_ = load_found(config_.init_from, [&](const std::string& from) {
-                     return load_model(from, config_.model, config_.data, config_.dtype, device_);
-                   }).model;
+      reference_ = load_start().model;
     } catch (const InputError& e) {
       throw InputError(str("beta: ", resumed_from_,
                            " has no reference, as the stage had beta 0 when it began, and the "
@@ -208,10 +212,6 @@ void Stage::resume_from(const std::string& checkpoint) {
     logging::info("steps: ", planned, " -> ", config_.batch.steps, "; from step ", state_.step,
                   " on the learning rate follows the schedule of ", config_.batch.steps, " steps");
   logging::info("resuming ", name, " at step ", state_.step, " from ", checkpoint);
-}
-
-std::string Stage::untried_checkpoint() const {
-  return learner_->optimizer().updates() == resumed_updates_ ? resumed_from_ : "";
 }
 
 // Ranks that do not see the same files would each continue from a different checkpoint.
@@ -260,21 +260,10 @@ void Stage::log_metrics(const Json& line) {
   events_->write(line);
 }
 
-// True if neither a step nor an evaluation has been made.
-bool Stage::is_new() const {
-  return state_.step == 0 && state_.evaluated_step < 0;
-}
-
 bool Stage::stop_requested() {
   double stop = setup_.stop.load();
   reduce_in_place(comm_, {&stop}, Reduce::kMax);
   return stop > 0;
-}
-
-// True if a step has ended whose evaluation is due (eval.every).
-bool Stage::evaluation_due() const {
-  return state_.step < config_.batch.steps && config_.eval.every > 0 &&
-         state_.step % config_.eval.every == 0;
 }
 
 bool Stage::more() {
@@ -468,10 +457,6 @@ void Stage::save(bool finished) {
   saved_at_ = std::chrono::steady_clock::now();
   comm_.barrier();
   clock.lap("checkpoint");
-}
-
-void Stage::log_completion(const std::string& line) {
-  if (is_main()) completions_->write(line);
 }
 
 void Stage::warn(const std::string& warning) const {

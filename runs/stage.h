@@ -74,7 +74,9 @@ class Stage : NonCopyable {
   // True if the stage was saved as finished and has nothing left to do.
   bool finished() const { return state_.finished; }
   // The checkpoint that the stage was resumed from if no update has been made since; else "".
-  std::string untried_checkpoint() const;
+  std::string untried_checkpoint() const {
+    return learner_->optimizer().updates() == resumed_updates_ ? resumed_from_ : "";
+  }
 
   int64_t step() const { return state_.step; }
   double learning_rate() const {
@@ -88,24 +90,34 @@ class Stage : NonCopyable {
   Engine& engine() { return *engine_; }
   // The frozen reference policy (grpo with beta > 0), else nullptr.
   const Transformer* reference() const { return reference_.get(); }
+  const Correctness& correct() const { return correct_; }
   TrainState& state() { return state_; }
   bool is_main() const { return comm_.rank() == 0; }
   // Appends one line, which is JSON, to completions.jsonl (rank 0).
-  void log_completion(const std::string& line);
+  void log_completion(const std::string& line) {
+    if (is_main()) completions_->write(line);
+  }
   // Logs a warning, with the path of the best weights (rank 0).
   void warn(const std::string& warning) const;
 
  private:
   void build_model();
+  LoadedModel load(const std::string& checkpoint) const;
+  LoadedModel load_start() const;
   void resume_from(const std::string& checkpoint);
   void check_equal_checkpoints(const std::string& found);
   void check_equal_starts();
   bool evaluate();
-  bool evaluation_due() const;
+  // True if a step has ended whose evaluation is due (eval.every).
+  bool evaluation_due() const {
+    return state_.step < config_.batch.steps && config_.eval.every > 0 &&
+           state_.step % config_.eval.every == 0;
+  }
   void save(bool finished);
   void write_trace();
   void log_metrics(const Json& line);
-  bool is_new() const;
+  // True if neither a step nor an evaluation has been made.
+  bool is_new() const { return state_.step == 0 && state_.evaluated_step < 0; }
   Evaluation evaluation();
   void warn_of_collapse(const Evaluation& evaluation);
   void load_reference(const LoadedModel& loaded);

@@ -24,11 +24,6 @@ Row row_of(const TraceEvent& event) {
   return {kGpu, event.stream};
 }
 
-std::string row_name(Row row) {
-  if (row.group == kGpu) return str("stream ", row.row);
-  return row.row == 1 ? "phases" : "ops";
-}
-
 Json name_event(const char* kind, Row row, const std::string& name) {
   return Json()
       .set("ph", "M")
@@ -58,7 +53,10 @@ std::string chrome_trace(std::span<const TraceEvent> events) {
   };
   for (const Row& row : rows) {
     add(name_event("process_name", row, row.group == kGpu ? "GPU" : "host"));
-    add(name_event("thread_name", row, row_name(row)));
+    add(name_event("thread_name", row,
+                   row.group == kGpu ? str("stream ", row.row)
+                   : row.row == 1    ? "phases"
+                                     : "ops"));
   }
   for (const TraceEvent& event : events) {
     const Row row = row_of(event);

@@ -53,10 +53,6 @@ void collect_verdicts(const Correctness& correct, std::vector<double>& verdicts)
                   " completions, which are left out; the first: ", first);
 }
 
-bool is_set(const std::atomic<bool>* stop) {
-  return stop != nullptr && *stop;
-}
-
 // Throws EvaluationStopped if a rank was stopped.
 void check_stopped(Communicator& comm, bool stopped) {
   double any = stopped;
@@ -82,7 +78,7 @@ Judged sample_and_judge(const ProblemEvaluation& evaluation, Communicator& comm,
     if (evaluation.correct.command != nullptr) evaluation.correct.command->submit(input_of(t));
   };
   const auto unless_stopped = [&](const Trajectory&) {
-    if (is_set(evaluation.stop)) throw EvaluationStopped("stopped");
+    if (evaluation.stop != nullptr && *evaluation.stop) throw EvaluationStopped("stopped");
     return true;
   };
   Judged out;
@@ -161,7 +157,7 @@ double mean_loss(const Transformer& model, int64_t count,
   auto sequence_loss = losses.begin() + shard.begin;
   bool stopped = false;
   for (const PackedBatch& packed : pack_micro_batches(sequences, micro_batch_tokens)) {
-    if ((stopped = is_set(stop))) break;
+    if ((stopped = stop != nullptr && *stop)) break;
     const PackedBatch batch = model.to_device(packed);
     const Variable hidden = model.hidden_at_targets(batch);
     const auto logprobs =
@@ -181,18 +177,6 @@ double mean_loss(const Transformer& model, int64_t count,
 
 }  // namespace
 
-double Correctness::verdict(double value) const {
-  return std::isnan(value) ? kNaN : value >= threshold ? 1 : 0;
-}
-
-std::string Correctness::rule() const {
-  return str(name, " >= ", threshold);
-}
-
-std::string Correctness::measure() const {
-  return str("pass@1 (", threshold == 1 ? name : rule(), ")");
-}
-
 Correctness correctness_of(const CorrectConfig& config, const std::vector<RewardConfig>& rewards,
                            const Task* task) {
   RewardConfig chosen;
@@ -209,7 +193,7 @@ Correctness correctness_of(const CorrectConfig& config, const std::vector<Reward
     name = names[index];
   }
   return {name, config.threshold, make_reward(chosen, task),
-          chosen.name == "command" ? shared_command(chosen) : nullptr};
+          chosen.name == "command" ? std::make_shared<CommandReward>(chosen) : nullptr};
 }
 
 ProblemScores evaluate_problems(const ProblemEvaluation& evaluation, Communicator& comm) {

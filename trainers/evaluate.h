@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <span>
@@ -63,16 +64,19 @@ struct Correctness {
   std::string name;  // the reward's name
   double threshold = 1;
   RewardFn reward;
-  // The program, if the reward is one: judges completions while others are sampled. Else null.
+  // The program, if the reward is one: judges completions while others are sampled. Else null. One
+  // of the two is null.
   std::shared_ptr<CommandReward> command = nullptr;
 
   // 1 (correct), 0 (wrong), or NaN if the reward does not apply.
-  double verdict(double reward) const;
+  double verdict(double value) const {
+    return std::isnan(value) ? value : value >= threshold ? 1 : 0;
+  }
   double judge(const RewardInput& input) const { return verdict(reward(input)); }
   // "countdown >= 1".
-  std::string rule() const;
+  std::string rule() const { return str(name, " >= ", threshold); }
   // The greedy score with its name: "pass@1 (countdown)", "pass@1 (countdown >= 0.5)".
-  std::string measure() const;
+  std::string measure() const { return str("pass@1 (", threshold == 1 ? name : rule(), ")"); }
 };
 // The criterion of `config`; if it names no reward, the task's checker for generated problems, else
 // the only reward, else (without rewards) an exact match with the answer. Throws InputError if

@@ -1,7 +1,6 @@
 #include "trainers/grpo_monitor.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdio>
 #include <utility>
@@ -9,7 +8,6 @@
 namespace cohort {
 namespace {
 
-constexpr size_t kWindow = 5;       // steps
 constexpr int64_t kIdleSteps = 10;  // steps in which all groups have zero variance
 constexpr double kClippedTokenFraction = 0.05;
 constexpr double kTruncatedFraction = 0.2, kAllTruncated = 0.999;
@@ -32,10 +30,6 @@ void GrpoMonitor::Window::add(double value) {
   if (values.size() > kWindow) values.pop_front();
 }
 
-bool GrpoMonitor::Window::full() const {
-  return values.size() == kWindow;
-}
-
 double GrpoMonitor::Window::mean() const {
   double sum = 0;
   for (const double v : values) sum += v;
@@ -46,21 +40,6 @@ double GrpoMonitor::Window::deviation() const {
   double squares = 0;
   for (const double v : values) squares += (v - mean()) * (v - mean());
   return std::sqrt(squares / static_cast<double>(values.size() - 1));
-}
-
-template <class Self>
-auto GrpoMonitor::numbers_of(Self& self) {
-  return std::array{std::pair("best_reward", &self.best_reward_),
-                    std::pair("best_deviation", &self.best_deviation_),
-                    std::pair("first_entropy", &self.first_entropy_),
-                    std::pair("highest", &self.highest_), std::pair("lowest", &self.lowest_)};
-}
-
-template <class Self>
-auto GrpoMonitor::windows_of(Self& self) {
-  return std::array{std::pair("reward", &self.reward_), std::pair("entropy", &self.entropy_),
-                    std::pair("clipped", &self.clipped_), std::pair("truncated", &self.truncated_),
-                    std::pair("context", &self.context_)};
 }
 
 GrpoMonitor::GrpoMonitor(const GrpoConfig& config, const Json& saved) : config_(config) {

@@ -2,10 +2,12 @@
 // are heuristics, explained in docs/grpo.md, section 9.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <limits>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "rl/grpo.h"
@@ -15,6 +17,7 @@
 namespace cohort {
 
 class GrpoMonitor {
+  static constexpr size_t kWindow = 5;  // steps
   static constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
  public:
@@ -31,15 +34,25 @@ class GrpoMonitor {
   struct Window {
     std::deque<double> values;
     void add(double value);
-    bool full() const;
+    bool full() const { return values.size() == kWindow; }
     double mean() const;
     double deviation() const;
   };
   // The names in state() of the numbers and windows, with pointers to them.
   template <class Self>
-  static auto numbers_of(Self& self);
+  static auto numbers_of(Self& self) {
+    return std::array{std::pair("best_reward", &self.best_reward_),
+                      std::pair("best_deviation", &self.best_deviation_),
+                      std::pair("first_entropy", &self.first_entropy_),
+                      std::pair("highest", &self.highest_), std::pair("lowest", &self.lowest_)};
+  }
   template <class Self>
-  static auto windows_of(Self& self);
+  static auto windows_of(Self& self) {
+    return std::array{std::pair("reward", &self.reward_), std::pair("entropy", &self.entropy_),
+                      std::pair("clipped", &self.clipped_),
+                      std::pair("truncated", &self.truncated_),
+                      std::pair("context", &self.context_)};
+  }
   void check_reward();
   void check_entropy();
   void check_lengths_and_clips();

@@ -1,7 +1,5 @@
 #include "trainers/metrics.h"
 
-#include <algorithm>
-
 #include "trainers/across_ranks.h"
 
 namespace cohort {
@@ -16,15 +14,6 @@ double Metrics::at(const std::string& name) const {
   const std::optional<double> value = find(name);
   COHORT_CHECK(value.has_value(), "[metrics] there is no ", name);
   return *value;
-}
-
-double Moments::mean() const {
-  return count > 0 ? sum / count : std::nan("");
-}
-
-double Moments::deviation() const {
-  if (count == 0) return std::nan("");
-  return count > 1 ? std::sqrt(std::max(0.0, (squares - sum * sum / count) / (count - 1))) : 0;
 }
 
 double MetricSums::Metric::value() const {

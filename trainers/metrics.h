@@ -1,6 +1,7 @@
 // The numbers of a step by name: accumulated on each rank, then reduced over the ranks.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <initializer_list>
 #include <optional>
@@ -42,8 +43,11 @@ struct Moments {
     sum += v;
     squares += v * v;
   }
-  double mean() const;
-  double deviation() const;
+  double mean() const { return count > 0 ? sum / count : std::nan(""); }
+  double deviation() const {
+    if (count == 0) return std::nan("");
+    return count > 1 ? std::sqrt(std::max(0.0, (squares - sum * sum / count) / (count - 1))) : 0;
+  }
 };
 
 // Collects the metrics of a rank. Every rank adds the same metrics in the same order, even without

@@ -5,7 +5,6 @@
 #include <map>
 #include <utility>
 
-#include "core/log.h"
 #include "rl/rewards/rewards.h"
 #include "text/utf8.h"
 
@@ -53,7 +52,7 @@ CommandReward::Result result_of(const Json& answer) {
 }  // namespace
 
 CommandReward::CommandReward(const RewardConfig& config)
-    : batch_(config.batch),
+    : config_(config),
       options_{.program = {.command = split_command(config.run),
                            .directory = config.directory,
                            .memory = config.memory << 20},
@@ -61,6 +60,12 @@ CommandReward::CommandReward(const RewardConfig& config)
                .timeout = config.timeout,
                .start_timeout = std::max(config.timeout, config.start_timeout),
                .validate = validate_answer} {}
+
+bool CommandReward::runs(const RewardConfig& config) const {
+  RewardConfig same = config;
+  same.weight = config_.weight;
+  return same == config_;
+}
 
 void CommandReward::submit(const RewardInput& in) {
   if (pool_ == nullptr) pool_ = std::make_unique<WorkerPool>(worker_host(), options_);
@@ -73,7 +78,7 @@ void CommandReward::submit(const RewardInput& in) {
       .set("answer", in.example.answer)
       .set("fields", in.example.fields);
   if (!in.example.messages.is_null()) request.set("messages", in.example.messages);
-  if (batch_) return unsent_.push_back(std::move(request));
+  if (config_.batch) return unsent_.push_back(std::move(request));
   requested_.push_back({in.index});
   pool_->submit(request.dump());
 }
@@ -103,32 +108,18 @@ std::map<int64_t, CommandReward::Result> CommandReward::collect() {
     const auto& [line, error] = answers[i];
     const Json answer = error.empty() ? parse_json(line, "answer") : Json();
     for (size_t k = 0; k < requested_[i].size(); ++k)
-      out[requested_[i][k]] = !error.empty() ? Result{kNotApplicable, error}
-                              : batch_       ? result_of(answer.as_array()[k])
-                                             : result_of(answer);
+      out[requested_[i][k]] = !error.empty()  ? Result{kNotApplicable, error}
+                              : config_.batch ? result_of(answer.as_array()[k])
+                                              : result_of(answer);
   }
   requested_.clear();
   submitted_.clear();
   return out;
 }
 
-std::shared_ptr<CommandReward> shared_command(const RewardConfig& config) {
-  thread_local std::map<std::string, std::weak_ptr<CommandReward>> known;
-  std::string key;
-  for (const auto& [name, value] : config_fields(config))
-    if (name != "weight") key += name + '=' + value + '\n';
-  std::shared_ptr<CommandReward> found = known[key].lock();
-  if (found == nullptr) known[key] = found = std::make_shared<CommandReward>(config);
-  return found;
-}
-
-RewardFn make_command(const RewardConfig& config, const Task*) {
-  return [command = shared_command(config)](const RewardInput& in) {
-    command->submit(in);
-    const CommandReward::Result result = command->collect().at(in.index);
-    if (!result.error.empty()) logging::warn("reward command: ", result.error);
-    return result.value;
-  };
+// A program is no function of one completion: RewardSet submits to it and collects from it.
+RewardFn make_command(const RewardConfig&, const Task*) {
+  return nullptr;
 }
 
 std::vector<std::string> split_command(const std::string& text) {

@@ -28,6 +28,8 @@ class CommandReward {
  public:
   // Throws InputError for a command line that cannot be split.
   explicit CommandReward(const RewardConfig& config);
+  // True if `config` asks for these programs: it is equal but for the weight.
+  bool runs(const RewardConfig& config) const;
 
   // The first call starts the programs, and throws InputError if that fails. A completion whose
   // index was already submitted since the last collect() is ignored.
@@ -43,17 +45,13 @@ class CommandReward {
  private:
   void flush();
 
-  const bool batch_;
+  const RewardConfig config_;
   const WorkerPoolOptions options_;
   std::unique_ptr<WorkerPool> pool_;
   Json::Array unsent_;                           // with `batch`: sent by collect()
   std::vector<std::vector<int64_t>> requested_;  // completions of each request
   std::set<int64_t> submitted_;
 };
-
-// Returns this thread's existing command of an equal configuration, or a new one: programs may be
-// expensive to start.
-std::shared_ptr<CommandReward> shared_command(const RewardConfig& config);
 
 // Splits a command line into words, separated by blanks outside of '...' and "...". Throws
 // InputError for an unclosed quote or an empty command line. No shell is involved: $, *, | and >

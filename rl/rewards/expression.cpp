@@ -177,7 +177,7 @@ class Parser {
   void skip_spaces() { rest_.remove_prefix(std::min(rest_.find_first_not_of(' '), rest_.size())); }
   bool at_digit() {
     skip_spaces();
-    return !rest_.empty() && rest_[0] >= '0' && rest_[0] <= '9';
+    return !rest_.empty() && is_digit(rest_[0]);
   }
   bool starts_factor() {
     skip_spaces();

@@ -15,9 +15,6 @@ namespace {
 constexpr size_t kMaxAnswer = 1024;
 constexpr std::string_view kBlank = " \t\r\n", kDigits = "0123456789";
 
-bool is_digit(char c) {
-  return c >= '0' && c <= '9';
-}
 bool is_letter(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }

@@ -19,10 +19,6 @@ Rational reduced(Wide num, Wide den, bool negative) {
   return {num / a, den / a, negative && num != 0};
 }
 
-bool is_digit(char c) {
-  return c >= '0' && c <= '9';
-}
-
 // Moves the leading digits of `text` to the end of `digits`.
 void take_digits(std::string_view& text, std::string& digits) {
   size_t n = 0;

@@ -24,6 +24,9 @@ std::optional<Rational> power(const Rational& base, int64_t exponent);  // 0^0 i
 Rational negated(Rational a);
 double to_double(const Rational& a);
 
+constexpr bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
 // Removes an unsigned decimal, such as "1,234.50" or ".5", from the front of `text`. Returns
 // nullopt if there is none, or if it has more than 38 significant digits.
 std::optional<Rational> take_decimal(std::string_view& text);

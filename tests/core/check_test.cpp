@@ -76,7 +76,15 @@ TEST(Stream, GuardAppliesToItsDeviceAndRestoresThePreviousStream) {
       const StreamGuard inner(Stream{Device::cuda(0), &inner_stream});
       EXPECT_EQ(current_stream(Device::cuda(0)).handle, &inner_stream);
     }
+    {
+      Stream prefetching = current_stream(Device::cuda(0));
+      prefetching.may_prefetch = true;
+      const StreamGuard inner(prefetching);
+      EXPECT_EQ(current_stream(Device::cuda(0)).handle, &outer_stream);
+      EXPECT_TRUE(current_stream(Device::cuda(0)).may_prefetch);
+    }
     EXPECT_EQ(current_stream(Device::cuda(0)).handle, &outer_stream);
+    EXPECT_FALSE(current_stream(Device::cuda(0)).may_prefetch);
   }
   EXPECT_TRUE(current_stream({}).device.is_cpu());
 }
@@ -91,7 +99,7 @@ TEST(Log, FileReceivesEveryMessageAndAnExpectedWarningPasses) {
   logging::set_file(append_to(dir.path("log.txt")));
   {
     const test::ExpectLog expected("braces {} and 5");
-    logging::debug("quiet ", 1);
+    logging::write(logging::Level::kDebug, "quiet 1");
     logging::warn("braces {} and ", 5);
     logging::record("a {report}\n of two lines\n");
   }

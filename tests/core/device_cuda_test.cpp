@@ -70,14 +70,14 @@ TEST(CudaAllocator, APoolKeepsItsMemoryToItself) {
   const MemoryPool pool(device);
   void* inside = nullptr;
   {
-    const MemoryPool::Use use(pool);
+    const StreamGuard use(pool.stream());
     inside = memory.allocate(4096);
     memory.deallocate(inside, 4096);
   }
   void* outside = memory.allocate(4096);
   EXPECT_NE(outside, inside);
   memory.deallocate(outside, 4096);
-  const MemoryPool::Use use(pool);
+  const StreamGuard use(pool.stream());
   void* again = memory.allocate(4096);
   EXPECT_EQ(again, inside);
   memory.deallocate(again, 4096);
@@ -92,7 +92,7 @@ TEST(CudaAllocator, APoolIsFreedWithItsLastBlock) {
   void *first = nullptr, *second = nullptr;
   {
     const MemoryPool pool(device);
-    const MemoryPool::Use use(pool);
+    const StreamGuard use(pool.stream());
     first = memory.allocate(size);
     second = memory.allocate(size);
   }

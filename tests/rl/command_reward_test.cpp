@@ -4,6 +4,7 @@
 
 #include "core/log.h"
 #include "rl/reward.h"
+#include "rl/rewards/command.h"
 #include "tests/support/test_util.h"
 
 namespace cohort::test {
@@ -69,6 +70,22 @@ TEST_F(CommandReward, CountsAsOftenAsItIsNamed) {
   EXPECT_EQ(scores.each[0], (std::vector<double>{1, 2}));
   EXPECT_EQ(scores.each[1], scores.each[0]);
   EXPECT_EQ(scores.total[1], 22);
+}
+
+TEST_F(CommandReward, EqualConfigurationsShareProgramsThatRun) {
+  RewardConfig own = python(
+      "import os\n"
+      "def reward(completions, **fields): return [os.getpid()] * len(completions)\n");
+  own.workers = 1;
+  const auto running = std::make_shared<cohort::CommandReward>(own);
+  const auto process = [&](const RewardConfig& config) {
+    return score(RewardSet({config}, nullptr, running), {"x", "y"}).each[0][0];
+  };
+  const double first = process(own);
+  own.weight = 2;
+  EXPECT_EQ(process(own), first);
+  own.timeout = 9;
+  EXPECT_NE(process(own), first);
 }
 
 TEST_F(CommandReward, ReceivesAllFields) {

@@ -648,10 +648,10 @@ TEST(Files, RunDirectoriesAreNeverShared) {
 TEST(Files, LockedRunDirectoryIsRefusedUntilItIsFree) {
   const TempDir dir;
   {
-    const RunLock lock(dir.path());
-    EXPECT_THROW_WITH(RunLock(dir.path()), InputError, "another process is using");
+    const FileLock lock = lock_run_directory(dir.path());
+    EXPECT_THROW_WITH(lock_run_directory(dir.path()), InputError, "another process is using");
   }
-  const RunLock again(dir.path());
+  const FileLock again = lock_run_directory(dir.path());
 }
 
 }  // namespace

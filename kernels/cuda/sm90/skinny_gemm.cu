@@ -27,8 +27,8 @@ constexpr int kSharedPerSm = 227 << 10, kSharedReservedPerBlock = 1 << 10;  // s
 struct Sizes {
   int m, n, k;  // n: outputs per row of x
   int tiles;
-  int shift;            // 1 << shift adjacent tiles share rows of w, so that w is read once
-  bool may_prefetch_w;  // PrefetchScope
+  int shift;  // 1 << shift adjacent tiles share rows of w, so that w is read once
+  bool may_prefetch_w;
 };
 
 template <class Out>
@@ -311,7 +311,7 @@ void run(const SkinnyGemm& args, Activation op = {}) {
   Sizes size{.m = static_cast<int>(args.x.rows()),
              .n = static_cast<int>(args.y.cols()),
              .k = static_cast<int>(args.x.cols()),
-             .may_prefetch_w = PrefetchScope::is_active()};
+             .may_prefetch_w = current_stream(args.x.device()).may_prefetch};
   size.shift = size.m > T::kTokens ? 1 : 0;
   size.tiles = ((size.n + T::kPartRows - 1) / T::kPartRows) << size.shift;
   const Device device = args.x.device();

@@ -500,7 +500,7 @@ bool attention_decode(const AttentionDecode& args) {
                         .box_tokens = static_cast<int>(std::min(block, attention_tile(dim))),
                         .c = exponent_scale(args.desc, dim),
                         .window = key_window(args.desc),
-                        .may_prefetch = PrefetchScope::is_active()};
+                        .may_prefetch = current_stream(args.o.device()).may_prefetch};
   const int multiprocessors = ::cohort::cuda::multiprocessors(args.o.device());
   // Blocks share the chunks of a row while there are idle multiprocessors.
   constexpr unsigned kMaxClusterSize = 8;  // portable maximum

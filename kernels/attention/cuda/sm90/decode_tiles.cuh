@@ -26,7 +26,7 @@ struct DecodeProblem {
   int box_tokens;     // tokens per TMA box, within one cache block
   float c;            // base-2 exponent per unit of score
   int window;         // maximum number of keys a row sees
-  bool may_prefetch;  // all inputs but qkv (PrefetchScope)
+  bool may_prefetch;  // all inputs but qkv
 };
 
 template <int kDim_, int kStages_>
