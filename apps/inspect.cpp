@@ -4,6 +4,7 @@
 #include <map>
 
 #include "apps/commands.h"
+#include "core/dry_run.h"
 #include "core/sizes.h"
 #include "data/safetensors.h"
 #include "runs/checkpoint.h"
@@ -29,11 +30,13 @@ constexpr std::pair<const char*, const char*> kParts[] = {
 
 void print_parameters(const ModelConfig& config, const std::string& dir) {
   std::map<std::string, int64_t> parts;
-  for (const ParameterSpec& spec : describe_parameters(config)) {
+  const DryRun run({});
+  const Transformer model(config, DType::kF32, std::nullopt);
+  for (const NamedParameter& p : model.parameters()) {
     const char* name = "norms";
     for (const auto& [part, substring] : kParts)
-      if (spec.name.find(substring) != spec.name.npos) name = part;
-    parts[name] += spec.shape.numel();
+      if (p.name.find(substring) != p.name.npos) name = part;
+    parts[name] += p.value.numel();
   }
   std::printf("parameters\n");
   for (const auto& [name, count] : parts) print_row(name, std::to_string(count));
@@ -47,17 +50,19 @@ void print_parameters(const ModelConfig& config, const std::string& dir) {
 }
 
 void print_memory(const ModelConfig& config, const InspectOptions& options) {
-  const int64_t length = options.context > 0 ? std::min(options.context, config.context)
-                                             : std::min<int64_t>(4096, config.context);
+  const int64_t length = std::min(options.context > 0 ? options.context : 4096, config.context);
   std::printf("memory, %s, %lld tokens\n", dtype_name(options.compute.dtype),
               static_cast<long long>(length));
+  const DType dtype = options.compute.dtype;
+  const Device device = device_named(options.compute.device, "--device");
   const MemoryEstimate memory =
-      estimate_memory(config, options.compute.dtype,
+      estimate_memory(config, dtype,
                       {.micro_batch_tokens = length,
                        .rollout_sequences = 1,
                        .rollout_length = length,
                        .rollout_prefill_tokens = length,
-                       .device = device_named(options.compute.device, "--device")});
+                       .optimizer = optimizer_bytes({}, config, dtype, device).memory,
+                       .device = device});
   print_row("weights", mib(memory.parameters));
   print_row("training", mib(memory.persistent() + memory.activations + memory.workspace));
   print_row("rollouts, a sequence", mib(memory.cache + memory.rollout));

@@ -4,8 +4,8 @@
 #include <functional>
 
 #include "autograd/variable.h"
-#include "kernels/activation.h"
 #include "kernels/attention/attention.h"
+#include "kernels/elementwise.h"
 #include "kernels/head.h"
 #include "kernels/policy_loss.h"
 
@@ -37,17 +37,12 @@ Variable select_rows(const Variable& x, const Tensor& rows);
 
 // x[..., K] w[N, K]^T + bias[N]; `bias` may be undefined.
 Variable linear(const Variable& x, const Variable& w, const Variable& bias = {});
-// linear(f(linear(x, up, up_bias)), down, down_bias), with the bits of the three ops. For a gated f
-// `up` has the rows of gate, then those of up. The biases may be undefined.
-struct MlpWeights {
-  Variable up, up_bias, down, down_bias;
-};
-struct MlpDesc {
-  kernels::Activation activation;
-  // f's output is not kept, but recomputed in the backward with f's gradient.
-  bool recompute = false;
-};
-Variable mlp(const Variable& x, const MlpWeights& w, const MlpDesc& desc);
+// For ops that fuse linear layers: an uninitialised tensor with the shape of x, but `columns`
+// columns; and the parts of linear()'s backward, where an undefined slot is not written.
+Tensor empty_rows(const Tensor& x, int64_t columns);
+void linear_input_gradient(const Tensor& dy, const Tensor& w, GradSlot dx);
+void linear_weight_gradient(const Tensor& dy, const SavedTensor& x, GradSlot dw);
+void linear_bias_gradient(const Tensor& dy, GradSlot dbias);
 // table[ids[t], :].
 Variable embedding(const Variable& table, const Tensor& ids);
 

@@ -1,5 +1,4 @@
-// Elementwise ops, sums, shapes, linear layers, MLPs and embedding: forward and backward side by
-// side.
+// Elementwise ops, sums, shapes, linear layers and embedding: forward and backward side by side.
 #include <utility>
 
 #include "autograd/ops.h"
@@ -11,6 +10,12 @@ namespace cohort {
 
 using kernels::Grad;
 using kernels::Transpose;
+
+Tensor empty_rows(const Tensor& x, int64_t columns) {
+  Shape shape = x.shape();
+  shape[-1] = columns;
+  return Tensor::empty(shape, x.dtype(), x.device());
+}
 
 namespace {
 
@@ -61,13 +66,6 @@ COHORT_DEFINE_BINARY(Div, div)
 #undef COHORT_DEFINE_BINARY
 
 namespace {
-
-// An empty tensor with the shape of x, but `columns` columns.
-Tensor empty_rows(const Tensor& x, int64_t columns) {
-  Shape shape = x.shape();
-  shape[-1] = columns;
-  return Tensor::empty(shape, x.dtype(), x.device());
-}
 
 Variable gated(const char* name, void (*forward)(const kernels::GatedForward&),
                void (*backward)(const kernels::GatedBackward&), const Variable& x) {
@@ -135,9 +133,6 @@ Variable select(const Variable& x, int64_t i) {
                    });
 }
 
-namespace {
-
-// The gradients of the inputs of linear(x, w, bias), given that of its output.
 void linear_input_gradient(const Tensor& dy, const Tensor& w, GradSlot dx) {
   if (dx.tensor.defined())
     kernels::matmul({.c = dx.tensor, .a = dy, .b = w, .desc = {.out = dx.mode}});
@@ -151,8 +146,6 @@ void linear_bias_gradient(const Tensor& dy, GradSlot dbias) {
   if (dbias.tensor.defined()) kernels::bias_backward({.dbias = dbias, .dy = dy});
 }
 
-}  // namespace
-
 Variable linear(const Variable& x, const Variable& w, const Variable& bias) {
   Tensor y = empty_rows(x.value(), w.value().dim(0));
   kernels::linear_forward({.y = y, .x = x.value(), .w = w.value(), .bias = bias.value()});
@@ -162,69 +155,6 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias) {
                      linear_weight_gradient(dy, x, g.weight_slot(1));
                      linear_bias_gradient(dy, g.weight_slot(2));
                    });
-}
-
-namespace {
-
-struct MlpBackward {
-  enum { kX, kUp, kUpBias, kDown, kDownBias };  // inputs of the node
-  SavedTensor x;
-  Tensor u, f;  // u = linear(x, up, up_bias); f(u), or undefined if it is not kept
-  Tensor up, down;
-  kernels::Activation op;
-
-  // Frees u, f and their gradients after their last use: a step's memory is at its peak here.
-  void operator()(const Tensor& dy, Gradients& g) {
-    const bool needs_du = g.needed(kX) || g.needed(kUp) || g.needed(kUpBias);
-    const bool needs_f = g.needed(kDown) && !f.defined();
-    const auto down_gradient = [&](const Tensor& value) {
-      linear_weight_gradient(dy, SavedTensor(Variable(value)), g.weight_slot(kDown));
-    };
-    linear_bias_gradient(dy, g.weight_slot(kDownBias));
-    if (f.defined()) down_gradient(std::exchange(f, {}));
-    if (needs_f) f = empty_rows(u, down.dim(1));
-    Tensor du;
-    if (needs_du) {
-      du = Tensor::empty_like(u);
-      kernels::linear_activation_backward({.du = du,
-                                           .dbias = g.weight_slot(kUpBias),
-                                           .dy = dy,
-                                           .w = down,
-                                           .u = u,
-                                           .op = op,
-                                           .y = f});
-    } else if (needs_f) {
-      kernels::activation_forward({.y = f, .u = u, .op = op});
-    }
-    u = {};
-    if (needs_f) down_gradient(std::exchange(f, {}));
-    if (!needs_du) return;
-    linear_input_gradient(du, up, g.slot(kX));
-    linear_weight_gradient(du, x, g.weight_slot(kUp));
-  }
-};
-
-}  // namespace
-
-Variable mlp(const Variable& x, const MlpWeights& w, const MlpDesc& desc) {
-  const Variable inputs[] = {x, w.up, w.up_bias, w.down, w.down_bias};
-  Tensor u = needs_gradient(inputs) ? empty_rows(x.value(), w.up.value().dim(0)) : Tensor();
-  Tensor f = empty_rows(x.value(), w.down.value().dim(1));
-  kernels::linear_activation({.y = f,
-                              .x = x.value(),
-                              .w = w.up.value(),
-                              .bias = w.up_bias.value(),
-                              .op = desc.activation,
-                              .u = u});
-  Tensor y = empty_rows(x.value(), w.down.value().dim(0));
-  kernels::linear_forward({.y = y, .x = f, .w = w.down.value(), .bias = w.down_bias.value()});
-  return make_node("mlp", y, inputs,
-                   MlpBackward{.x = SavedTensor(x),
-                               .u = u,
-                               .f = desc.recompute ? Tensor() : f,
-                               .up = w.up.value(),
-                               .down = w.down.value(),
-                               .op = desc.activation});
 }
 
 Variable select_rows(const Variable& x, const Tensor& rows) {

@@ -131,10 +131,11 @@ int run(int argc, char** argv) {
   const AllocatorStats memory = allocator(device).stats();
   const int64_t peak = memory.peak_bytes;
   const int64_t estimate =
-      estimate_memory(model, config.dtype,
-                      {.micro_batch_tokens = largest,
-                       .bf16_moments = config.optimizer.storage.moments == MomentKind::kBF16,
-                       .device = device})
+      estimate_memory(
+          model, config.dtype,
+          {.micro_batch_tokens = largest,
+           .optimizer = optimizer_bytes(config.optimizer, model, config.dtype, device).memory,
+           .device = device})
           .peak();
   const double flops = train_flops_per_token(model, static_cast<double>(model.context)) *
                        static_cast<double>(tokens);

@@ -57,11 +57,11 @@ COHORT_HD inline float combined(MasterParts parts) {
 }
 
 // Stochastic rounding of moments to bf16 (Gupta et al. 2015) adds 16 random bits below the 16 that
-// are kept. The words of one Philox call serve four neighbouring elements; the halves of a word
-// serve the two moments of one.
-inline constexpr uint64_t kMomentsPurpose = 9;  // purpose of rng_stream(), with step and tensor
-inline uint64_t moments_stream(const AdamWDesc& d, size_t tensor) {
-  return rng_stream(kMomentsPurpose, static_cast<uint64_t>(d.step), tensor);
+// are kept. The words of the Philox call at flat index / 4 serve four neighbouring elements; the
+// halves of a word serve the two moments of one.
+inline constexpr uint64_t kMomentsPurpose = 9;  // purpose of rng_stream(), with step and unit
+inline uint64_t moments_stream(const AdamWDesc& d, uint64_t unit) {
+  return rng_stream(kMomentsPurpose, static_cast<uint64_t>(d.step), unit);
 }
 COHORT_HD inline uint16_t stochastic_bf16(float x, uint32_t random16) {
   return static_cast<uint16_t>((std::bit_cast<uint32_t>(x) + random16) >> 16);

@@ -51,7 +51,7 @@ void grad_norm(Tensor& norm, std::span<const Tensor> tensors) {
   const Device device = norm.device();
   check_norm(norm, device, kOp);
   for (const Tensor& t : tensors) {
-    check_tensor(t, t.shape(), t.dtype(), kOp, "tensor", device);
+    check_tensor(t, t.shape(), device.is_cpu() ? t.dtype() : DType::kF32, kOp, "tensor", device);
     if (device.is_cpu()) dispatch_float(t.dtype(), kOp, []<class T>() {});
   }
   on_device<cpu::grad_norm, cuda::grad_norm>(device, norm, tensors);
@@ -61,6 +61,7 @@ Tensor combine_master(const Tensor& param, const Tensor& low_bits) {
   check_tensor(param, param.shape(), DType::kBF16, "combine_master", "param", {});
   check_tensor(low_bits, {2 * param.numel()}, DType::kU8, "combine_master", "low_bits", {});
   Tensor master = Tensor::empty(param.shape(), DType::kF32);
+  if (is_dry_run()) return master;
   const auto* weight = static_cast<const uint16_t*>(param.raw());
   const auto* low = static_cast<const uint16_t*>(low_bits.raw());
   float* out = master.data<float>();

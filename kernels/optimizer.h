@@ -7,7 +7,7 @@
 
 namespace cohort::kernels {
 
-// One parameter with its gradient and moments, all of one shape. grad, m and v have
+// A tensor of parameters with its gradient and moments, all of one shape. grad, m and v have
 // accumulate_dtype(param); both moments may be bf16 if that is f32. A bf16 parameter has an f32
 // master, to which the update is applied, and which is rounded into param, to nearest with halves
 // away from zero (master_parts()). Param and `low_bits`, u8 [2 * elements], are the master
@@ -16,13 +16,17 @@ struct AdamWTensor {
   Tensor param, grad, m, v;
   double weight_decay = 0;
   Tensor low_bits = {};
+  // Address of the first element: its unit, and its flat index (nn/parameter_set.h).
+  uint64_t unit = 0;
+  int64_t flat_index = 0;
 };
 struct AdamWDesc {
   double learning_rate = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
   int64_t step = 1;  // from 1, for the bias correction
   // Seed of the stochastic rounding of moments to bf16, which keeps their expected value. The
-  // random number of an element depends on the seed, the step, the index of the tensor and that of
-  // the element. The update itself uses the moments before rounding.
+  // random number of an element depends on the seed, the step, and the element's unit and flat
+  // index: not on how elements are divided into tensors. The update itself uses the moments before
+  // rounding.
   uint64_t seed = 0;
   // f64 [1], the norm over all gradients, on the tensors' device; may be undefined. If it is not
   // finite, nothing is written. If it exceeds a max_norm above 0, every gradient is multiplied by
@@ -42,7 +46,7 @@ struct AdamWDesc {
 COHORT_KERNEL(void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc));
 
 // norm[0] (f64) = sqrt(sum of squares over all tensors), accumulated in f64 over fixed blocks. The
-// tensors are on norm's device. NaN and Inf propagate.
+// tensors are on norm's device: f32 or, on the CPU, f64. NaN and Inf propagate.
 COHORT_KERNEL(void grad_norm(Tensor& norm, std::span<const Tensor> tensors));
 
 // The f32 master of a bf16 parameter and its low bits, and the inverse. All are on the CPU.

@@ -27,11 +27,12 @@ void check_countable(const ModelConfig& c, const MemoryShape& shape) {
                          "micro_batch_tokens, max_concurrent or max_completion_length"));
 }
 
-// A model and a batch whose tensors have no storage.
+// A model, its gradients and a batch whose tensors have no storage.
 struct DryModel {
   DryModel(const ModelConfig& config, DType dtype, int64_t tokens, Device device)
-      : run(device), model(config, dtype, std::nullopt, device) {
-    for (const Variable& leaf : model.leaves()) leaf.grad();
+      : run(device),
+        model(config, dtype, std::nullopt, device),
+        gradients(model.parameters().allocate_gradients().all) {
     for (Tensor* t : {&batch.tokens, &batch.positions, &batch.target_positions, &batch.targets})
       *t = Tensor::empty({tokens}, DType::kI32, device);
     batch.sequences = Tensor::empty({tokens}, DType::kI64, device);
@@ -43,51 +44,30 @@ struct DryModel {
 
   DryRun run;
   Transformer model;
+  Tensor gradients;
   PackedBatch batch;
   int64_t before = 0;
 };
 
-// Bytes of the tensors that live as long as the model.
-struct Held {
-  int64_t weights = 0;    // all leaves
-  int64_t gradients = 0;  // one tensor for all
-  int64_t moment = 0;     // one tensor of the accumulate dtype per parameter
-};
-
-Held count_held(const ModelConfig& config, DType dtype, Device device) {
-  constexpr int64_t kUnit = 64;  // alignment in elements of the parts of the gradient tensor
-  const auto bytes = [&](int64_t elements, DType type) {
+// Fills in what an update needs of the model and its tape.
+void measure_update(const ModelConfig& config, DType dtype, const MemoryShape& shape,
+                    MemoryEstimate& out) {
+  const int64_t tokens = shape.micro_batch_tokens;
+  const DryModel dry(config, dtype, tokens, shape.device);
+  const auto held = [&](const Tensor& tensor) {
     return static_cast<int64_t>(
-        allocation_size(static_cast<size_t>(elements) * dtype_size(type), device));
+        allocation_size(static_cast<size_t>(tensor.nbytes()), shape.device));
   };
-  const DType accumulator = accumulate_dtype(dtype);
-  Held out;
-  int64_t gradient_elements = 0;
-  for (const ParameterSpec& spec : describe_parameters(config)) {
-    const int64_t elements = spec.shape.numel(), row = elements / spec.shape[0];
-    out.moment += bytes(elements, accumulator);
-    if (spec.first_row > 0) continue;
-    const int64_t leaf = std::max(spec.shape[0], spec.leaf_rows) * row;
-    out.weights += bytes(leaf, dtype);
-    gradient_elements += round_up(leaf, kUnit);
-  }
-  out.gradients = bytes(gradient_elements, accumulator);
-  return out;
-}
-
-struct StepMemory {
-  int64_t kept = 0;       // by the tape, for the backward
-  int64_t workspace = 0;  // peak beyond `kept`
-};
-
-StepMemory measure_step(const ModelConfig& config, DType dtype, int64_t tokens, Device device) {
-  const DryModel dry(config, dtype, tokens, device);
-  const Tensor weights = Tensor::empty({tokens}, accumulate_dtype(dtype), device);
+  for (const NamedParameter& p : dry.model.parameters())
+    if (p.first_row == 0) out.parameters += held(p.leaf.value());
+  out.gradients = held(dry.gradients);
+  if (tokens == 0) return;
+  const Tensor weights = Tensor::empty({tokens}, accumulate_dtype(dtype), shape.device);
   HeadLoss loss = cross_entropy(dry.model.hidden_at_targets(dry.batch, {.mode = Mode::kTrain}),
                                 dry.model.head(), dry.batch.targets, weights);
-  const int64_t kept = dry.live();
+  out.activations = dry.live();
   backward(std::move(loss.hidden), std::move(loss.dhidden), loss.head);
-  return {kept, dry.peak() - kept};
+  out.workspace = dry.peak() - out.activations;
 }
 
 int64_t measure_forward(const ModelConfig& config, DType dtype, int64_t tokens, Device device) {
@@ -106,21 +86,9 @@ int64_t head_chunk(const ModelConfig& c, int64_t tokens, Device device) {
 
 MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemoryShape& shape) {
   check_countable(c, shape);
-  const DType accumulator = accumulate_dtype(dtype);
-  const Held held = count_held(c, dtype, shape.device);
-  MemoryEstimate out{.releases_cache = shape.device.is_cuda()};
-  out.parameters = held.weights;
-  out.gradients = held.gradients;
-  const bool small = shape.bf16_moments && accumulator == DType::kF32;
-  out.optimizer = small ? held.moment : 2 * held.moment;
-  if (accumulator != dtype) out.optimizer += held.moment / 2;  // low bits of the masters
+  MemoryEstimate out{.optimizer = shape.optimizer, .releases_cache = shape.device.is_cuda()};
+  measure_update(c, dtype, shape, out);
   if (shape.reference == MemoryShape::Reference::kHeld) out.reference = out.parameters;
-
-  if (const int64_t tokens = shape.micro_batch_tokens; tokens > 0) {
-    const StepMemory step = measure_step(c, dtype, tokens, shape.device);
-    out.activations = step.kept;
-    out.workspace = step.workspace;
-  }
   if (shape.rollout_sequences > 0) {
     KVCacheConfig cache{.num_layers = c.num_layers,
                         .num_kv_heads = c.num_kv_heads,
@@ -134,7 +102,7 @@ MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemorySh
           std::clamp(shape.max_cache_tokens / cache.block_tokens, longest + 1,
                      std::max<int64_t>(shape.rollout_sequences * longest, longest + 1));
     const int64_t logits = head_chunk(c, shape.rollout_sequences, shape.device) * c.vocab_size *
-                           static_cast<int64_t>(dtype_size(accumulator));
+                           static_cast<int64_t>(dtype_size(accumulate_dtype(dtype)));
     out.cache = KVCache::bytes(cache, dtype);
     out.rollout =
         std::max(measure_forward(c, dtype, shape.rollout_prefill_tokens, shape.device), logits);

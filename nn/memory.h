@@ -31,7 +31,7 @@ struct MemoryShape {
   int64_t rollout_prefill_tokens = 0;
   int64_t max_cache_tokens = 0;  // limit of the cache, at least a sequence's; 0: none
   enum class Reference { kNone, kHeld } reference = Reference::kNone;
-  bool bf16_moments = false;  // if moments would be f32
+  int64_t optimizer = 0;  // bytes of the optimizer's state
   Device device = {};
 };
 

@@ -113,7 +113,7 @@ struct ModelConfig {
   static ModelConfig from_json(const Json& json);
 };
 
-// Sizes of a model, from the descriptions of its parameters.
+// Sizes of a model, from its parameters.
 struct ModelSize {
   int64_t parameters = 0;  // all of them, a tied table once
   // Parameters used in a matmul per token, including the head.

@@ -1,13 +1,16 @@
-// Parameter and FLOP counts from the descriptions of a model's parameters.
+// Parameter and FLOP counts from a model's parameters.
+#include "core/dry_run.h"
 #include "nn/transformer.h"
 
 namespace cohort {
 
 ModelSize model_size(const ModelConfig& c) {
+  const DryRun run({});
+  const Transformer model(c, DType::kF32, std::nullopt);
   ModelSize size;
-  for (const ParameterSpec& spec : describe_parameters(c)) {
-    size.parameters += spec.shape.numel();
-    if (spec.use == ParameterSpec::Use::kMatmul) size.matmul_parameters += spec.shape.numel();
+  for (const NamedParameter& p : model.parameters()) {
+    size.parameters += p.value.numel();
+    if (p.use == ParameterUse::kMatmul) size.matmul_parameters += p.value.numel();
   }
   return size;
 }

@@ -19,36 +19,28 @@ kernels::DropoutSpec dropout_spec(double p, const Pass& pass, int layer, Dropout
   return spec;
 }
 
-Linear::Linear(const MakeParameter& make, std::initializer_list<Part> parts, int64_t in, double std,
-               Bias has_bias) {
-  using Use = ParameterSpec::Use;
+Linear Linear::make(ParameterSet& set, std::initializer_list<Part> parts, int64_t in, double std,
+                    Bias has_bias) {
+  const bool biased = has_bias == Bias::kYes;
+  const std::string& name = parts.begin()->name;
   int64_t rows = 0, first = 0;
   for (const Part& part : parts) rows += part.out;
+  const ParameterLeaf weight =
+      set.add_leaf({name + ".weight", {rows, in}, ParameterUse::kMatmul, std});
+  const ParameterLeaf bias = biased ? set.add_leaf({name + ".bias", {rows}}) : ParameterLeaf();
   for (const Part& part : parts) {
-    weight = make({.name = part.name + ".weight",
-                   .shape = {part.out, in},
-                   .use = Use::kMatmul,
-                   .init = std,
-                   .leaf = weight,
-                   .first_row = first,
-                   .leaf_rows = rows});
-    if (has_bias == Bias::kYes)
-      bias = make({.name = part.name + ".bias",
-                   .shape = {part.out},
-                   .use = Use::kVector,
-                   .leaf = bias,
-                   .first_row = first,
-                   .leaf_rows = rows});
+    set.add_rows(weight, part.name + ".weight", first, part.out);
+    if (biased) set.add_rows(bias, part.name + ".bias", first, part.out);
     first += part.out;
   }
+  return {weight.variable, bias.variable};
 }
 
-Norm::Norm(const MakeParameter& make, const std::string& name, const ModelConfig& c)
+Norm::Norm(ParameterSet& set, const std::string& name, const ModelConfig& c)
     : type_(c.norm), recompute_(c.recompute), eps_(c.norm_eps), weight_offset_(c.norm_offset) {
   // The sum of weight and offset starts from 1.
-  weight_ = make({name + ".weight", {c.d_model}, ParameterSpec::Use::kVector, 1 - c.norm_offset});
-  if (c.norm == NormType::kLayer && c.bias)
-    bias_ = make({name + ".bias", {c.d_model}, ParameterSpec::Use::kVector, 0});
+  weight_ = set.add({name + ".weight", {c.d_model}, ParameterUse::kVector, 1 - c.norm_offset});
+  if (c.norm == NormType::kLayer && c.bias) bias_ = set.add({name + ".bias", {c.d_model}});
 }
 
 Variable Norm::apply(std::span<const Variable> in) const {
@@ -74,25 +66,18 @@ AddNorm Norm::add(const Variable& a, const Variable& b) const {
   return {y.sum, keep(y.normed, y.sum)};
 }
 
-SelfAttention::SelfAttention(const MakeParameter& make, const std::string& name,
-                             const ModelConfig& c, int layer)
-    : layer_(layer),
-      num_heads_(c.num_heads),
-      num_kv_heads_(c.num_kv_heads),
-      head_dim_(c.head_dim),
-      window_(c.window_of(layer)),
-      dropout_(c.dropout),
-      norm_eps_(c.norm_eps),
-      rotary_(c.is_rotary(layer)) {
+SelfAttention::SelfAttention(ParameterSet& set, const std::string& name, const ModelConfig& c,
+                             int layer)
+    : config_(&c), layer_(layer) {
   const int64_t q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
-  qkv_ =
-      Linear(make, {{name + ".q_proj", q}, {name + ".k_proj", kv}, {name + ".v_proj", kv}},
-             c.d_model, c.init_std, c.bias || c.qkv_bias ? Linear::Bias::kYes : Linear::Bias::kNo);
-  o_ = Linear(make, {{name + ".o_proj", c.d_model}}, q, output_init_std(c),
-              c.bias || c.o_bias ? Linear::Bias::kYes : Linear::Bias::kNo);
+  qkv_ = Linear::make(set, {{name + ".q_proj", q}, {name + ".k_proj", kv}, {name + ".v_proj", kv}},
+                      c.d_model, c.init_std,
+                      c.bias || c.qkv_bias ? Linear::Bias::kYes : Linear::Bias::kNo);
+  o_ = Linear::make(set, {{name + ".o_proj", c.d_model}}, q, output_init_std(c),
+                    c.bias || c.o_bias ? Linear::Bias::kYes : Linear::Bias::kNo);
   if (c.qk_norm || c.qk_norm_whole) {
     const auto weight = [&](const char* norm, int64_t size) {
-      return make({name + norm, {size}, ParameterSpec::Use::kVector, 1});
+      return set.add({name + norm, {size}, ParameterUse::kVector, 1});
     };
     q_norm_ = weight(".q_norm.weight", c.qk_norm ? c.head_dim : q);
     k_norm_ = weight(".k_norm.weight", c.qk_norm ? c.head_dim : kv);
@@ -100,30 +85,17 @@ SelfAttention::SelfAttention(const MakeParameter& make, const std::string& name,
 }
 
 Variable SelfAttention::operator()(const Variable& x, const Pass& pass) const {
+  const ModelConfig& c = *config_;
   const int64_t tokens = x.value().rows();
-  AttentionCall call{.layer = layer_, .num_kv_heads = num_kv_heads_};
-  call.desc.window = window_;
-  call.desc.dropout = dropout_spec(dropout_, pass, layer_, DropoutSite::kAttention);
-  if (rotary_) call.rope_table = pass.rope_table;
-  call.qkv = reshape(qkv_(x), {tokens, num_heads_ + 2 * num_kv_heads_, head_dim_});
+  AttentionCall call{.layer = layer_, .num_kv_heads = c.num_kv_heads};
+  call.desc.window = c.window_of(layer_);
+  call.desc.dropout = dropout_spec(c.dropout, pass, layer_, DropoutSite::kAttention);
+  if (c.is_rotary(layer_)) call.rope_table = pass.rope_table;
+  call.qkv = reshape(qkv_(x), {tokens, c.num_heads + 2 * c.num_kv_heads, c.head_dim});
   if (q_norm_.defined())
-    call.qkv = qk_norm(std::move(call.qkv), {q_norm_, k_norm_}, num_kv_heads_, norm_eps_);
+    call.qkv = qk_norm(std::move(call.qkv), {q_norm_, k_norm_}, c.num_kv_heads, c.norm_eps);
   const Variable o = pass.attention(std::move(call));
-  return o_(reshape(o, {tokens, num_heads_ * head_dim_}));
-}
-
-Mlp::Mlp(const MakeParameter& make, const std::string& name, const ModelConfig& c)
-    : type_(c.mlp), recompute_(c.recompute) {
-  const auto bias = c.bias || c.mlp_bias ? Linear::Bias::kYes : Linear::Bias::kNo;
-  const Linear::Part gate{name + ".gate_proj", c.d_ff}, up{name + ".up_proj", c.d_ff};
-  up_ = is_gated(c.mlp) ? Linear(make, {gate, up}, c.d_model, c.init_std, bias)
-                        : Linear(make, {up}, c.d_model, c.init_std, bias);
-  down_ = Linear(make, {{name + ".down_proj", c.d_model}}, c.d_ff, output_init_std(c), bias);
-}
-
-Variable Mlp::operator()(const Variable& x) const {
-  return mlp(x, {up_.weight, up_.bias, down_.weight, down_.bias},
-             {.activation = type_, .recompute = recompute_ == Recompute::kCheap});
+  return o_(reshape(o, {tokens, c.num_heads * c.head_dim}));
 }
 
 }  // namespace cohort

@@ -1,5 +1,5 @@
-// Modules of a decoder block: linear layer, norm, attention, MLP. Each consists of its parameters
-// and one call; nn/memory.cpp measures what they keep for the backward.
+// Modules of a decoder block: linear layer, norm, attention. Each consists of its parameters and
+// one call; nn/memory.cpp measures what they keep for the backward.
 #pragma once
 
 #include <functional>
@@ -9,7 +9,7 @@
 
 #include "autograd/ops.h"
 #include "nn/model_config.h"
-#include "nn/parameter.h"
+#include "nn/parameter_set.h"
 
 namespace cohort {
 
@@ -43,6 +43,7 @@ struct Pass {
   Tensor rope_table;  // undefined: no rotary positions
 };
 
+// The only way in which a module uses the weight of a matmul.
 struct Linear {
   enum class Bias { kNo, kYes };
   // One of the layers that share an input: weight [out, in], bias [out].
@@ -50,13 +51,12 @@ struct Linear {
     std::string name;
     int64_t out = 0;
   };
-  Variable weight, bias;
+  Variable weight, bias;  // bias may be undefined
 
-  Linear() = default;
   // Weights start from N(0, std). The weights of all parts are rows of one leaf, and so are the
   // biases: one matmul gives the parts' outputs side by side.
-  Linear(const MakeParameter& make, std::initializer_list<Part> parts, int64_t in, double std,
-         Bias has_bias);
+  static Linear make(ParameterSet& set, std::initializer_list<Part> parts, int64_t in, double std,
+                     Bias has_bias);
   Variable operator()(const Variable& x) const { return linear(x, weight, bias); }
 };
 
@@ -64,7 +64,7 @@ struct Linear {
 class Norm {
  public:
   Norm() = default;
-  Norm(const MakeParameter& make, const std::string& name, const ModelConfig& config);
+  Norm(ParameterSet& set, const std::string& name, const ModelConfig& config);
   Variable operator()(const Variable& x) const;
   // a + b and the norm of the sum.
   AddNorm add(const Variable& a, const Variable& b) const;
@@ -82,32 +82,16 @@ class Norm {
 class SelfAttention {
  public:
   SelfAttention() = default;
-  SelfAttention(const MakeParameter& make, const std::string& name, const ModelConfig& config,
-                int layer);
+  // Refers to `config`, the model's.
+  SelfAttention(ParameterSet& set, const std::string& name, const ModelConfig& config, int layer);
   // [T, d_model] -> [T, d_model]
   Variable operator()(const Variable& x, const Pass& pass) const;
 
  private:
+  const ModelConfig* config_ = nullptr;
   int layer_ = 0;
-  int64_t num_heads_ = 0, num_kv_heads_ = 0, head_dim_ = 0;
-  int64_t window_ = 0;
-  double dropout_ = 0, norm_eps_ = 0;
-  bool rotary_ = false;
   Linear qkv_, o_;
   Variable q_norm_, k_norm_;  // undefined: none
-};
-
-class Mlp {
- public:
-  Mlp() = default;
-  Mlp(const MakeParameter& make, const std::string& name, const ModelConfig& config);
-  // [T, d_model] -> [T, d_model]
-  Variable operator()(const Variable& x) const;
-
- private:
-  MlpType type_ = MlpType::kSwiGlu;
-  Recompute recompute_ = Recompute::kNone;
-  Linear up_, down_;  // up_ of gated types: gate and up
 };
 
 // RNG stream of one dropout of the model; layer 0 is the embedding, layer i + 1 is block i.

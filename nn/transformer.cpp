@@ -2,55 +2,15 @@
 
 #include <algorithm>
 
-#include "core/parallel.h"
-#include "core/rng.h"
 #include "kernels/rope.h"
 
 namespace cohort {
 
-namespace {
-
-// N(0, std), computed in f64 on the CPU: the same values for every device.
-Tensor normal_values(const Shape& shape, double std, uint64_t seed, uint64_t stream) {
-  Tensor value = Tensor::empty(shape, DType::kF64);
-  double* p = value.data<double>();
-  parallel_for(value.numel(), 4096, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; i += 2) {
-      const auto pair = normal_pair(seed, stream, static_cast<uint64_t>(i / 2));
-      p[i] = std * pair[0];
-      if (i + 1 < end) p[i + 1] = std * pair[1];
-    }
-  });
-  return value;
-}
-
-}  // namespace
-
-Variable Transformer::make_parameter(const ParameterSpec& spec, std::optional<uint64_t> seed) {
-  Variable leaf = spec.leaf;
-  if (spec.first_row == 0) {
-    Shape shape = spec.shape;
-    shape[0] = std::max(shape[0], spec.leaf_rows);
-    leaf =
-        leaves_.emplace_back(Variable::parameter(Tensor::empty(shape, dtype_, device_), spec.name));
-  }
-  Tensor value = leaf.value().narrow(0, spec.first_row, spec.shape[0]);
-  const bool vector = spec.use == ParameterSpec::Use::kVector;
-  if (vector)
-    value.fill_(spec.init);
-  else if (seed)
-    value.copy_(
-        normal_values(spec.shape, spec.init, *seed, rng_stream(kInitPurpose, parameters_.size()))
-            .to(dtype_));
-  parameters_.push_back({spec.name, value, leaf, spec.first_row, !vector});
-  return leaf;
-}
-
 Transformer::Transformer(const ModelConfig& config, DType dtype, std::optional<uint64_t> seed,
                          Device device)
-    : config_(config), dtype_(dtype), device_(device) {
+    : config_(config), parameters_(dtype, device, seed) {
   config.check_device(device);
-  build([&](const ParameterSpec& spec) { return make_parameter(spec, seed); });
+  build();
   if (config.position != PositionType::kRope) return;
   const std::vector<double> frequencies =
       config.rope_frequencies.empty()
@@ -61,17 +21,14 @@ Transformer::Transformer(const ModelConfig& config, DType dtype, std::optional<u
           .to(device);
 }
 
-Transformer::Transformer(const ModelConfig& config, const MakeParameter& make) : config_(config) {
-  build(make);
-}
-
-void Transformer::build(const MakeParameter& make) {
-  using Use = ParameterSpec::Use;
+void Transformer::build() {
+  using Use = ParameterUse;
   const ModelConfig& c = config_;
+  ParameterSet& set = parameters_;
   COHORT_CHECK(c.vocab_size > 0 && c.head_dim > 0 && c.d_ff > 0,
                "[transformer] expected a resolved configuration");
   const auto table = [&](const char* name, int64_t rows, Use use) {
-    return make({name, {rows, c.d_model}, use, c.init_std});
+    return set.add({name, {rows, c.d_model}, use, c.init_std});
   };
   // A tied table is also the head's matrix.
   embedding_ = table("model.embed_tokens.weight", c.vocab_size,
@@ -83,30 +40,21 @@ void Transformer::build(const MakeParameter& make) {
     const std::string prefix = str("model.layers.", i, ".");
     // Each norm precedes or follows its sub-layer; the names are Hugging Face's.
     Block& block = blocks_.emplace_back();
-    block.first_leaf = leaves_.size();
-    if (!c.norm_after) block.attention_norm = Norm(make, prefix + "input_layernorm", c);
-    block.attention = SelfAttention(make, prefix + "self_attn", c, i);
-    if (c.norm_after) block.attention_norm = Norm(make, prefix + "post_attention_layernorm", c);
-    if (!c.norm_after) block.mlp_norm = Norm(make, prefix + "post_attention_layernorm", c);
-    block.mlp = Mlp(make, prefix + "mlp", c);
-    if (c.norm_after) block.mlp_norm = Norm(make, prefix + "post_feedforward_layernorm", c);
-    block.end_leaf = leaves_.size();
+    set.begin_unit();
+    if (!c.norm_after) block.attention_norm = Norm(set, prefix + "input_layernorm", c);
+    block.attention = SelfAttention(set, prefix + "self_attn", c, i);
+    if (c.norm_after) block.attention_norm = Norm(set, prefix + "post_attention_layernorm", c);
+    if (!c.norm_after) block.mlp_norm = Norm(set, prefix + "post_attention_layernorm", c);
+    block.mlp = Mlp(set, prefix + "mlp", c);
+    if (c.norm_after) block.mlp_norm = Norm(set, prefix + "post_feedforward_layernorm", c);
   }
-  final_norm_ = Norm(make, "model.norm", c);
+  set.begin_unit();
+  final_norm_ = Norm(set, "model.norm", c);
   head_ = c.tie_embeddings ? embedding_ : table("lm_head.weight", c.vocab_size, Use::kMatmul);
 }
 
-std::vector<ParameterSpec> describe_parameters(const ModelConfig& config) {
-  std::vector<ParameterSpec> specs;
-  Transformer(config, [&](const ParameterSpec& spec) {
-    specs.push_back(spec);
-    return Variable();
-  });
-  return specs;
-}
-
 PackedBatch Transformer::to_device(const PackedBatch& batch) const {
-  if (device_.is_cuda() && batch.tokens.device().is_cpu()) {
+  if (device().is_cuda() && batch.tokens.device().is_cpu()) {
     const auto check = [](const char* name, const Tensor& values, int64_t low, int64_t end) {
       const int32_t* value = values.data<int32_t>();
       for (int64_t t = 0; t < values.numel(); ++t)
@@ -118,7 +66,7 @@ PackedBatch Transformer::to_device(const PackedBatch& batch) const {
     check("target position", batch.target_positions, 0, batch.size());
     check("target", batch.targets, 0, config_.vocab_size);
   }
-  return batch.to(device_);
+  return batch.to(device());
 }
 
 Variable Transformer::forward(const PackedBatch& batch, const ForwardOptions& options) const {
@@ -227,7 +175,7 @@ Transformer::Residual Transformer::block(int index, const Variable& x, const Var
 }
 
 Variable Transformer::recomputed_block(int index, const Variable& x, const Pass& pass) const {
-  const Block& b = blocks_[static_cast<size_t>(index)];
+  const ParameterUnit& unit = parameters_.units()[static_cast<size_t>(index) + 1];
   // The closure outlives this call: it copies the pass, whose `attention` must not refer to this
   // stack.
   return checkpoint(
@@ -235,13 +183,14 @@ Variable Transformer::recomputed_block(int index, const Variable& x, const Pass&
         const Residual end = block(index, in[0], first_norm(index, in[0]), pass);
         return add(end.x, end.branch);
       },
-      {&x, 1}, std::span(leaves_).subspan(b.first_leaf, b.end_leaf - b.first_leaf));
+      {&x, 1},
+      std::span(parameters_.trained()).subspan(unit.first_leaf, unit.end_leaf - unit.first_leaf));
 }
 
 void Transformer::copy_from(const Transformer& source) {
   COHORT_CHECK(parameters_.size() == source.parameters_.size(), "[copy_from] models differ");
   for (size_t i = 0; i < parameters_.size(); ++i)
-    parameters_[i].value.copy_(source.parameters_[i].value);
+    Tensor(parameters_[i].value).copy_(source.parameters_[i].value);
 }
 
 }  // namespace cohort

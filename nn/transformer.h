@@ -10,18 +10,15 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "core/non_copyable.h"
 #include "data/packing.h"
+#include "nn/feed_forward.h"
 #include "nn/kv_cache.h"
 #include "nn/modules.h"
 
 namespace cohort {
-
-// The purpose of rng_stream() for initial weights.
-inline constexpr uint64_t kInitPurpose = 1;
 
 // Tokens of forward_cached(): any (prefill), or one per cache row (decode).
 enum class CachedStep { kPrefill, kDecode };
@@ -53,12 +50,10 @@ class Transformer : NonCopyable {
 
   // The head's matrix [vocab, d_model] (the embedding table when tied).
   const Variable& head() const { return head_; }
-  const std::vector<NamedParameter>& parameters() const { return parameters_; }
-  // The tensors that hold the parameters; one may hold several as rows (nn/parameter.h).
-  const std::vector<Variable>& leaves() const { return leaves_; }
+  const ParameterSet& parameters() const { return parameters_; }
   const ModelConfig& config() const { return config_; }
-  DType dtype() const { return dtype_; }
-  Device device() const { return device_; }
+  DType dtype() const { return parameters_.dtype(); }
+  Device device() const { return parameters_.device(); }
 
   // Copies the values of `source`, which must have the same configuration.
   void copy_from(const Transformer& source);
@@ -68,11 +63,9 @@ class Transformer : NonCopyable {
     Norm attention_norm, mlp_norm;
     SelfAttention attention;
     Mlp mlp;
-    size_t first_leaf = 0, end_leaf = 0;  // its parameters are leaves [first_leaf, end_leaf)
   };
-  // Creates the parameters and modules in order.
-  void build(const MakeParameter& make);
-  Variable make_parameter(const ParameterSpec& spec, std::optional<uint64_t> seed);
+  // Creates the parameters and modules in order: the tables are unit 0, block i is unit i + 1.
+  void build();
   Variable run(const Pass& pass) const;
   // The residual stream after a block: x + branch, not yet added.
   struct Residual {
@@ -85,22 +78,12 @@ class Transformer : NonCopyable {
   Variable recomputed_block(int index, const Variable& x, const Pass& pass) const;
   Variable apply_dropout(const Variable& x, const Pass& pass, int index, DropoutSite site) const;
 
-  // A model that only lists its parameters.
-  Transformer(const ModelConfig& config, const MakeParameter& make);
-  friend std::vector<ParameterSpec> describe_parameters(const ModelConfig& config);
-
   ModelConfig config_;
-  DType dtype_ = DType::kF32;
-  Device device_;
+  ParameterSet parameters_;
   Variable embedding_, position_embedding_, head_;
   Norm final_norm_;
   std::vector<Block> blocks_;
-  std::vector<NamedParameter> parameters_;
-  std::vector<Variable> leaves_;
   Tensor rope_table_;
 };
-
-// Parameters of a model with this configuration, in order, without their tensors.
-std::vector<ParameterSpec> describe_parameters(const ModelConfig& config);
 
 }  // namespace cohort

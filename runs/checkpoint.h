@@ -6,7 +6,7 @@
 //   manifest.json          format, and size and checksum of every other file
 //   training/              what only a resume needs:
 //     reference.safetensors  the frozen reference policy, where there is one
-//     optimizer.safetensors  AdamW's state, for a bit-exact resume
+//     optimizer.safetensors  the optimizer's state, for a bit-exact resume
 //     state.json
 //
 // Without manifest.json and training/ it is a folder of Hugging Face's, and programs that read one
@@ -60,7 +60,7 @@ struct CheckpointView {
   const Transformer& model;
   const Transformer* reference;  // nullptr: none
   const Tokenizer& tokenizer;
-  const AdamW& optimizer;
+  const Optimizer& optimizer;
   const TrainState& state;
 };
 

@@ -163,7 +163,8 @@ StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t
     out.tokens = static_cast<int64_t>(static_cast<double>(config.batch.batch_size) *
                                       (stage.lengths.mean_sequence - 1));
   }
-  memory.bf16_moments = config.optimizer.storage.moments == MomentKind::kBF16;
+  memory.optimizer =
+      optimizer_bytes(config.optimizer, stage.model, config.dtype, memory.device).memory;
   memory.micro_batch_tokens = std::min(std::max(config.batch.micro_batch(), out.longest_sequence),
                                        ceil_div(out.tokens, ranks));
   return out;

@@ -79,14 +79,11 @@ std::string memory_shortage(const TrainConfig& config, const StagePreview& stage
 }
 
 int64_t checkpoint_bytes(const TrainConfig& config, const ModelConfig& model) {
-  const auto bytes = [](DType dtype) { return static_cast<int64_t>(dtype_size(dtype)); };
-  const DType accumulator = accumulate_dtype(config.dtype);
-  const bool small = config.optimizer.storage.moments == MomentKind::kBF16;
   const bool reference = config.batch.trainer == TrainerType::kGrpo && config.grpo.beta > 0;
-  int64_t each = (reference ? 2 : 1) * bytes(config.dtype);  // bytes per parameter
-  each += 2 * (small ? bytes(DType::kBF16) : bytes(accumulator));
-  if (accumulator != config.dtype) each += bytes(accumulator);  // masters
-  return each * model_size(model).parameters;
+  const int64_t weights =
+      static_cast<int64_t>(dtype_size(config.dtype)) * model_size(model).parameters;
+  return (reference ? 2 : 1) * weights +
+         optimizer_bytes(config.optimizer, model, config.dtype, {}).saved;
 }
 
 std::string DiskNeed::shortage() const {

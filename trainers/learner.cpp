@@ -8,28 +8,6 @@
 namespace cohort {
 namespace {
 
-// End offset of each leaf's gradient within the flat gradient tensor.
-std::vector<int64_t> gradient_ends(const Transformer& model) {
-  constexpr int64_t kUnit = 64;  // elements: alignment for wide accesses
-  std::vector<int64_t> ends;
-  int64_t end = 0;
-  for (const Variable& leaf : model.leaves())
-    ends.push_back(end += (leaf.value().numel() + kUnit - 1) / kUnit * kUnit);
-  return ends;
-}
-
-// Flat storage of all gradients, so that a few collectives reduce them.
-Tensor flat_gradients(const Transformer& model) {
-  const std::vector<int64_t> ends = gradient_ends(model);
-  Tensor flat = Tensor::zeros({ends.back()}, accumulate_dtype(model.dtype()), model.device());
-  for (size_t i = 0; i < ends.size(); ++i) {
-    const Variable& leaf = model.leaves()[i];
-    const Shape& shape = leaf.shape();
-    leaf.set_grad_storage(flat.narrow(0, i == 0 ? 0 : ends[i - 1], shape.numel()).reshape(shape));
-  }
-  return flat;
-}
-
 [[noreturn]] void throw_bad_weights() {
   throw NonFiniteError(
       "the last update made weights or moments that are not finite; hint: a lower learning_rate, a "
@@ -42,11 +20,11 @@ Learner::Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& conf
                  Communicator& comm, uint64_t seed)
     : model_(std::move(model)),
       comm_(comm),
-      gradients_(flat_gradients(*model_)),
+      gradients_(model_->parameters().allocate_gradients()),
       health_(Tensor::zeros({2}, DType::kF64, model_->device())),
-      optimizer_(model_->parameters(), config, seed),
-      reducer_(comm, gradients_, gradient_ends(*model_)) {
-  const std::vector<Variable>& leaves = model_->leaves();
+      optimizer_(make_optimizer(model_->parameters(), config, seed)),
+      reducer_(comm, gradients_.all, gradients_.ends) {
+  const std::vector<Variable>& leaves = model_->parameters().trained();
   for (size_t i = 0; i < leaves.size(); ++i)
     leaves[i].on_gradient([this, i] {
       if (last_micro_batch_) reducer_.mark_ready(static_cast<int64_t>(i));
@@ -55,8 +33,9 @@ Learner::Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& conf
 
 Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
                                 double learning_rate, const std::function<bool()>& accept) {
-  for (const Variable& leaf : model_->leaves()) leaf.zero_grad();
-  Tensor losses = Tensor::empty({micro_batches}, gradients_.dtype(), gradients_.device());
+  const std::vector<Variable>& leaves = model_->parameters().trained();
+  for (const Variable& leaf : leaves) leaf.zero_grad();
+  Tensor losses = Tensor::empty({micro_batches}, gradients_.all.dtype(), model_->device());
   Stopwatch clock;
   for (int64_t i = 0; i < micro_batches; ++i) {
     last_micro_batch_ = i + 1 == micro_batches;
@@ -67,10 +46,10 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadL
     clock.lap("backward");
   }
   last_micro_batch_ = false;
-  for (const Variable& leaf : model_->leaves()) leaf.grad();  // zeros if no loss depends on it
+  for (const Variable& leaf : leaves) leaf.grad();  // zeros if no loss depends on it
   reducer_.finish();
   Tensor norm = health_.narrow(0, 0, 1);
-  global_grad_norm(norm, model_->parameters());
+  kernels::grad_norm(norm, model_->parameters().gradients());
 
   const std::vector<double> numbers = losses.to_vector<double>();
   Update out;
@@ -84,7 +63,7 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadL
   out.grad_norm = health[0];
   check_gradients(out.grad_norm);
   out.made = !out.refused && out.grad_norm != 0;
-  if (out.made) optimizer_.step(learning_rate, norm, health_.narrow(0, 1, 1));
+  if (out.made) optimizer_->step(learning_rate, norm, health_.narrow(0, 1, 1));
   clock.lap("optimizer");
   return out;
 }
@@ -111,12 +90,14 @@ void Learner::check_losses(double total, const std::vector<double>& losses) cons
 
 void Learner::check_gradients(double norm) const {
   if (std::isfinite(norm)) return;
-  for (const NamedParameter& p : model_->parameters())
+  for (const NamedParameter& p : model_->parameters()) {
+    if (!p.trained()) continue;
     for (const double g : p.grad().to_vector<double>())
       if (!std::isfinite(g))
         throw NonFiniteError(
             str("the gradient of ", p.name, " has a value of ", g,
                 "; nothing was updated; hint: a lower learning_rate or max_grad_norm"));
+  }
   throw NonFiniteError(
       str("the gradient norm is ", norm, "; nothing was updated; hint: a lower learning_rate"));
 }

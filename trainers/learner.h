@@ -13,7 +13,7 @@ namespace cohort {
 
 class Learner : NonCopyable {  // the parameters' hooks hold its address
  public:
-  // `seed`: see AdamW.
+  // `seed`: see make_optimizer().
   Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& config, Communicator& comm,
           uint64_t seed = 0);
 
@@ -38,7 +38,7 @@ class Learner : NonCopyable {  // the parameters' hooks hold its address
 
   Transformer& model() { return *model_; }
   const Transformer& model() const { return *model_; }
-  AdamW& optimizer() { return optimizer_; }
+  Optimizer& optimizer() { return *optimizer_; }
 
  private:
   void check_losses(double total, const std::vector<double>& losses) const;
@@ -46,10 +46,10 @@ class Learner : NonCopyable {  // the parameters' hooks hold its address
 
   std::unique_ptr<Transformer> model_;
   Communicator& comm_;
-  Tensor gradients_;  // all parameters' gradients, concatenated
+  FlatGradients gradients_;
   // f64 [2] on the device: the gradient norm, and 1 once an update has made a non-finite number.
   Tensor health_;
-  AdamW optimizer_;
+  std::unique_ptr<Optimizer> optimizer_;
   GradReducer reducer_;
   bool last_micro_batch_ = false;
 };

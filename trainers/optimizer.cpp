@@ -4,110 +4,20 @@
 #include <cmath>
 #include <numbers>
 
+#include "core/dry_run.h"
+
 namespace cohort {
 
-AdamW::AdamW(const std::vector<NamedParameter>& parameters, const OptimizerConfig& config,
-             uint64_t seed)
-    : config_(config), seed_(seed) {
-  for (const NamedParameter& p : parameters) {
-    const Tensor& value = p.value;
-    const Tensor& grad = p.grad();
-    const bool small = config.storage.moments == MomentKind::kBF16 && grad.dtype() == DType::kF32;
-    const auto moment = [&] {
-      return Tensor::zeros(grad.shape(), small ? DType::kBF16 : grad.dtype(), grad.device());
-    };
-    names_.push_back(p.name);
-    tensors_.push_back({.param = value,
-                        .grad = grad,
-                        .m = moment(),
-                        .v = moment(),
-                        .weight_decay = p.decay ? config.weight_decay : 0});
-    if (value.dtype() != grad.dtype())
-      tensors_.back().low_bits = Tensor::zeros({2 * value.numel()}, DType::kU8, value.device());
-  }
-}
-
-void AdamW::step(double learning_rate, const Tensor& norm, const Tensor& non_finite) {
-  kernels::adamw_step(tensors_, {.learning_rate = learning_rate,
-                                 .beta1 = config_.adam_beta1,
-                                 .beta2 = config_.adam_beta2,
-                                 .eps = config_.adam_eps,
-                                 .step = ++updates_,
-                                 .seed = seed_,
-                                 .norm = norm,
-                                 .max_norm = config_.max_grad_norm,
-                                 .non_finite = non_finite});
-}
-
-double AdamW::relative_update(double learning_rate) const {
-  constexpr int64_t kSampled = 4096;  // elements per parameter
-  constexpr size_t kParameters = 16;
-  if (updates_ == 0) return std::nan("");
-  const double correction1 = 1 - std::pow(config_.adam_beta1, static_cast<double>(updates_)),
-               correction2 = 1 - std::pow(config_.adam_beta2, static_cast<double>(updates_));
-  double update = 0, weight = 0;
-  const size_t stride = (tensors_.size() + kParameters - 1) / kParameters;
-  for (size_t i = 0; i < tensors_.size(); i += stride) {
-    const kernels::AdamWTensor& t = tensors_[i];
-    const int64_t n = std::min(kSampled, t.param.numel());
-    const auto sample = [&](const Tensor& tensor) {
-      return tensor.reshape({tensor.numel()})
-          .narrow(0, (tensor.numel() - n) / 2, n)
-          .to_vector<double>();
-    };
-    const std::vector<double> w = sample(t.param), m = sample(t.m), v = sample(t.v);
-    for (size_t k = 0; k < w.size(); ++k) {
-      const double step = m[k] / correction1 / (std::sqrt(v[k] / correction2) + config_.adam_eps) +
-                          t.weight_decay * w[k];
-      update += step * step;
-      weight += w[k] * w[k];
-    }
-  }
-  return learning_rate * std::sqrt(update / weight);
-}
-
-NamedTensors AdamW::state() const {
-  NamedTensors out;
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    out.emplace_back(names_[i] + ".m", tensors_[i].m);
-    out.emplace_back(names_[i] + ".v", tensors_[i].v);
-    const kernels::AdamWTensor& t = tensors_[i];
-    if (t.low_bits.defined())
-      out.emplace_back(names_[i] + ".master",
-                       kernels::combine_master(t.param.to(Device{}), t.low_bits.to(Device{})));
-  }
+OptimizerBytes optimizer_bytes(const OptimizerConfig& config, const ModelConfig& model, DType dtype,
+                               Device device) {
+  const DryRun run(device);
+  const Transformer dry(model, dtype, std::nullopt, device);
+  const FlatGradients gradients = dry.parameters().allocate_gradients();
+  const int64_t before = run.stats().live_bytes;
+  const auto optimizer = make_optimizer(dry.parameters(), config);
+  OptimizerBytes out{.memory = run.stats().live_bytes - before};
+  for (const auto& [name, tensor] : optimizer->state()) out.saved += tensor.nbytes();
   return out;
-}
-
-void AdamW::load(const SafetensorsFile& file, int64_t updates) {
-  // Accepted dtypes of a saved tensor: the accumulation dtype, or also bf16.
-  enum class Saved { kAccumulateDType, kOrBF16 };
-  const auto read = [&](const std::string& name, const Tensor& grad, Saved accepted) {
-    Tensor saved = file.read(name);
-    if (saved.dtype() == DType::kBF16 && accepted == Saved::kOrBF16) saved = saved.to(DType::kF32);
-    if (saved.shape() != grad.shape() || saved.dtype() != grad.dtype())
-      throw InputError(str("optimizer state '", name, "': expected ", dtype_name(grad.dtype()),
-                           grad.shape().str(), ", the checkpoint has ", saved.str()));
-    Tensor norm = Tensor::empty({1}, DType::kF64);
-    kernels::grad_norm(norm, {&saved, 1});
-    if (!std::isfinite(norm.item()))
-      throw InputError(str("optimizer state '", name, "' holds a number that is not finite",
-                           "; hint: resume from an earlier checkpoint"));
-    return saved;
-  };
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    kernels::AdamWTensor& t = tensors_[i];
-    for (const auto& [name, moment] : {std::pair{".m", &t.m}, {".v", &t.v}})
-      moment->copy_(read(names_[i] + name, t.grad, Saved::kOrBF16).to(moment->dtype()));
-    if (t.param.dtype() != DType::kBF16) continue;
-    const Tensor master = read(names_[i] + ".master", t.grad, Saved::kAccumulateDType);
-    Tensor param = Tensor::empty(master.shape(), DType::kBF16),
-           low_bits = Tensor::empty({2 * master.numel()}, DType::kU8);
-    kernels::split_master(param, low_bits, master);
-    t.param.copy_(param);
-    t.low_bits.copy_(low_bits);
-  }
-  updates_ = updates;
 }
 
 double scheduled_learning_rate(const OptimizerConfig& c, int64_t step, int64_t steps) {
@@ -121,12 +31,6 @@ double scheduled_learning_rate(const OptimizerConfig& c, int64_t step, int64_t s
   if (c.lr_schedule == Schedule::kCosine) decay = 0.5 * (1 + std::cos(std::numbers::pi * progress));
   if (c.lr_schedule == Schedule::kLinear) decay = 1 - progress;
   return c.min_learning_rate + (c.learning_rate - c.min_learning_rate) * decay;
-}
-
-void global_grad_norm(Tensor& norm, const std::vector<NamedParameter>& parameters) {
-  std::vector<Tensor> gradients;
-  for (const NamedParameter& p : parameters) gradients.push_back(p.grad());
-  kernels::grad_norm(norm, gradients);
 }
 
 }  // namespace cohort

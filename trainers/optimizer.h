@@ -1,9 +1,10 @@
-// AdamW over a model's parameters, learning rate schedules and gradient clipping.
+// Optimizers of a model's parameters, learning rate schedules and gradient clipping.
 #pragma once
 
-#include <vector>
+#include <memory>
 
 #include "config/visitor.h"
+#include "core/non_copyable.h"
 #include "data/safetensors.h"
 #include "kernels/optimizer.h"
 #include "nn/transformer.h"
@@ -63,43 +64,48 @@ struct OptimizerConfig {
     v.section("optimizer", storage, "storage of the optimizer's state");
   }
 };
-class AdamW {
+
+// Updates the trained parameters of a set from their gradients, by the rule of each one's use, and
+// owns the state that it needs for that. Refers to the parameters' gradients, which must stay where
+// they are.
+class Optimizer : NonCopyable {
  public:
-  // Zero moments; bf16 parameters get f32 masters, split into weight and low bits. Refers to the
-  // parameters' gradients, which must stay where they are. `seed`: for the rounding of bf16
-  // moments.
-  AdamW(const std::vector<NamedParameter>& parameters, const OptimizerConfig& config,
-        uint64_t seed = 0);
-  // One update, with gradients scaled down if their norm (global_grad_norm(), or undefined: no
+  virtual ~Optimizer() = default;
+  // One update, with gradients scaled down if their norm (f64 [1]; undefined: no
   // clipping) exceeds max_grad_norm. A norm that is not finite makes no update. Sets
-  // non_finite (f64 [1], may be undefined) to 1 if an updated weight or moment is not finite.
-  void step(double learning_rate, const Tensor& norm, const Tensor& non_finite = {});
+  // non_finite (f64 [1], may be undefined) to 1 if an updated weight or state is not finite.
+  virtual void step(double learning_rate, const Tensor& norm, const Tensor& non_finite = {}) = 0;
   int64_t updates() const { return updates_; }
   // |dw| / |w| of the last update, with this learning rate, from a sample of the elements of each
   // parameter; NaN before the first. Synchronizes with the device.
-  double relative_update(double learning_rate) const;
+  virtual double relative_update(double learning_rate) const = 0;
 
-  // "NAME.m", "NAME.v" and, if it has one, the f32 "NAME.master" of every parameter, whole: masters
-  // are combined and split on the CPU. load() also rounds masters into their parameters, and f32
-  // moments to nearest if they are bf16 here; it throws InputError if a tensor is missing, has
-  // another shape or is not finite.
-  NamedTensors state() const;
-  void load(const SafetensorsFile& file, int64_t updates);
+  // The state of every parameter, whole, as "NAME.STATE". load() throws InputError if a tensor is
+  // missing, has another shape or is not finite.
+  virtual NamedTensors state() const = 0;
+  virtual void load(const SafetensorsFile& file, int64_t updates) = 0;
 
- private:
-  OptimizerConfig config_;
-  uint64_t seed_;
-  std::vector<std::string> names_;
-  std::vector<kernels::AdamWTensor> tensors_;
+ protected:
   int64_t updates_ = 0;
 };
+
+// The optimizer of a configuration: AdamW for every use of a parameter, with decay where it
+// applies. Moments start from zero; bf16 parameters get f32 masters, split into weight and low
+// bits. The state is "NAME.m", "NAME.v" and, of bf16 parameters, the f32 "NAME.master": masters are
+// combined and split on the CPU. load() also rounds masters into their parameters, and f32 moments
+// to nearest if they are bf16 here. `seed`: for the rounding of bf16 moments.
+std::unique_ptr<Optimizer> make_optimizer(const ParameterSet& parameters,
+                                          const OptimizerConfig& config, uint64_t seed = 0);
+// Bytes of its state: in memory of the device, and in a checkpoint.
+struct OptimizerBytes {
+  int64_t memory = 0, saved = 0;
+};
+OptimizerBytes optimizer_bytes(const OptimizerConfig& config, const ModelConfig& model, DType dtype,
+                               Device device);
 
 // Learning rate of `step` (from 0) of `steps`: linear warm-up to the peak at step warmup_steps,
 // then the schedule, which would reach min_learning_rate at step `steps`: the last step still
 // trains.
 double scheduled_learning_rate(const OptimizerConfig& config, int64_t step, int64_t steps);
-
-// The norm of all gradients together; norm: f64 [1] on their device.
-void global_grad_norm(Tensor& norm, const std::vector<NamedParameter>& parameters);
 
 }  // namespace cohort

@@ -2,6 +2,7 @@
 // and one parallel loop runs over the blocks of all of them.
 #include "kernels/optimizer.h"
 
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <vector>
@@ -56,25 +57,25 @@ bool update(AdamWTensor& tensor, const AdamWDesc& desc, T grad_scale, int64_t be
   return zero == 0;
 }
 
-// Variant for bf16 moments; `begin` is a multiple of 4.
-bool update_bf16_moments(AdamWTensor& tensor, size_t index, const AdamWDesc& desc, float grad_scale,
+// Variant for bf16 moments.
+bool update_bf16_moments(AdamWTensor& tensor, const AdamWDesc& desc, float grad_scale,
                          int64_t begin, int64_t end) {
   const auto factors = adamw_factors<float>(desc);
   const auto decay = adamw_decay<float>(desc, tensor.weight_decay);
-  const uint64_t stream = moments_stream(desc, index);
+  const uint64_t stream = moments_stream(desc, tensor.unit);
   auto* p = tensor.param.data<float>();
   auto* m_bits = static_cast<uint16_t*>(tensor.m.raw());
   auto* v_bits = static_cast<uint16_t*>(tensor.v.raw());
   const float* grad = tensor.grad.data<float>();
+  std::array<uint32_t, 4> random = {};
   bool finite = true;
-  for (int64_t first = begin; first < end; first += 4) {
-    const auto random = philox(desc.seed, stream, static_cast<uint64_t>(first) / 4);
-    for (int64_t i = first; i < std::min(first + 4, end); ++i) {
-      float m = bf16_value(m_bits[i]), v = bf16_value(v_bits[i]);
-      adamw_element(p[i], m, v, grad[i] * grad_scale, decay, factors);
-      store_moments(m_bits[i], v_bits[i], m, v, random[static_cast<size_t>(i - first)]);
-      finite = finite && std::isfinite(p[i]) && std::isfinite(m) && std::isfinite(v);
-    }
+  for (int64_t i = begin; i < end; ++i) {
+    const auto flat = static_cast<uint64_t>(tensor.flat_index + i);
+    if (i == begin || flat % 4 == 0) random = philox(desc.seed, stream, flat / 4);
+    float m = bf16_value(m_bits[i]), v = bf16_value(v_bits[i]);
+    adamw_element(p[i], m, v, grad[i] * grad_scale, decay, factors);
+    store_moments(m_bits[i], v_bits[i], m, v, random[flat % 4]);
+    finite = finite && std::isfinite(p[i]) && std::isfinite(m) && std::isfinite(v);
   }
   return finite;
 }
@@ -91,8 +92,8 @@ void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc) {
   for_blocks(blocks, [&](size_t b) {
     AdamWTensor& tensor = tensors[blocks[b].tensor];
     if (tensor.m.dtype() == DType::kBF16) {
-      if (!update_bf16_moments(tensor, blocks[b].tensor, desc, static_cast<float>(grad_scale),
-                               blocks[b].begin, blocks[b].end))
+      if (!update_bf16_moments(tensor, desc, static_cast<float>(grad_scale), blocks[b].begin,
+                               blocks[b].end))
         finite = false;
       return;
     }

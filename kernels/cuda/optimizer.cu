@@ -20,15 +20,15 @@ struct AdamWEntry {
   const float* grad;
   uint16_t* low;    // the low bits of the masters
   uint64_t stream;  // RNG stream for rounding moments
+  int64_t flat_index;
   int64_t size;
   unsigned first_block;
   float decay;
 };
 struct NormEntry {
-  const void* values;
+  const float* values;
   int64_t size;
   unsigned first_block;
-  DType dtype;
 };
 
 template <class Entry, int kCapacity>
@@ -43,6 +43,10 @@ struct Table {
     blocks += blocks_for(entry.size, per_block);
   }
   bool full() const { return count == kCapacity; }
+  void clear() {
+    count = 0;
+    blocks = 0;
+  }
   // Entry that owns a block: the last one that starts at or before it.
   __device__ const Entry& owner(unsigned block) const {
     // Binary search in constant memory, uniform over the block.
@@ -78,8 +82,8 @@ __device__ __forceinline__ float stored_moment(uint16_t bits) {
 }
 
 // Updates elements [i, i + N) of a tensor; returns true if all results are finite. Weight and
-// Moment: float, or uint16_t for bf16; a bf16 weight and its low bits are the master. If N is 4, i
-// is a multiple of 4.
+// Moment: float, or uint16_t for bf16; a bf16 weight and its low bits are the master. If N is 4,
+// the flat index of element i is a multiple of 4.
 template <int N, class Weight, class Moment>
 __device__ __forceinline__ bool update(const AdamWEntry& e, const AdamWLaunch& a, float grad_scale,
                                        int64_t i) {
@@ -93,8 +97,9 @@ __device__ __forceinline__ bool update(const AdamWEntry& e, const AdamWLaunch& a
   if constexpr (kSplit) low = load_pack<N>(e.low + i);
   Pack<Moment, N> m_pack = load_pack<N>(m_data), v_pack = load_pack<N>(v_data);
   const auto g = load_pack<N>(e.grad + i);
+  const int64_t flat = e.flat_index + i;
   std::array<uint32_t, 4> random = {};
-  if constexpr (kBf16Moments) random = philox(a.seed, e.stream, static_cast<uint64_t>(i) / 4);
+  if constexpr (kBf16Moments) random = philox(a.seed, e.stream, static_cast<uint64_t>(flat) / 4);
   bool finite = true;
 #pragma unroll
   for (int k = 0; k < N; ++k) {
@@ -117,7 +122,7 @@ __device__ __forceinline__ bool update(const AdamWEntry& e, const AdamWLaunch& a
       uint32_t word = random[0];
 #pragma unroll
       for (int index = 1; index < 4; ++index)  // constant indices keep the array in registers
-        if (index == (N == 4 ? k : i % 4)) word = random[index];
+        if (index == (N == 4 ? k : flat % 4)) word = random[index];
       store_moments(m_pack.v[k], v_pack.v[k], m, v, word);
     } else {
       m_pack.v[k] = m;
@@ -141,7 +146,8 @@ __device__ __forceinline__ bool update_slice(const AdamWEntry& e, const AdamWLau
       4 / sizeof(Moment) * (reinterpret_cast<uintptr_t>(e.m) | reinterpret_cast<uintptr_t>(e.v)) |
       reinterpret_cast<uintptr_t>(e.grad) | 2 * reinterpret_cast<uintptr_t>(e.low);
   // Whole packs by vectorized accesses, the remaining elements one by one.
-  const int64_t packed = bits % 16 == 0 ? begin + (end - begin) / 4 * 4 : begin;
+  const bool aligned = bits % 16 == 0 && e.flat_index % 4 == 0;
+  const int64_t packed = aligned ? begin + (end - begin) / 4 * 4 : begin;
   bool finite = true;
   for (int64_t i = begin + 4 * threadIdx.x; i < packed; i += 4 * kThreads)
     finite &= update<4, Weight, Moment>(e, a, grad_scale, i);
@@ -177,25 +183,18 @@ using NormTable = Table<NormEntry, 1024>;
 static_assert(sizeof(NormTable) <= kMaxParameterBytes);
 
 // Loads four consecutive elements, zeros past the end.
-template <class T>
-__device__ __forceinline__ Pack<float, 4> load_four(const T* p, int64_t i, int64_t end) {
+__device__ __forceinline__ Pack<float, 4> load_four(const float* p, int64_t i, int64_t end) {
+  if (i + 4 <= end && reinterpret_cast<uintptr_t>(p) % 16 == 0) return load_pack<4>(p + i);
   Pack<float, 4> out = {};
-  if (i + 4 <= end && reinterpret_cast<uintptr_t>(p) % (4 * sizeof(T)) == 0) {
-    const auto values = load_pack<4>(p + i);
 #pragma unroll
-    for (int k = 0; k < 4; ++k) out.v[k] = to_float(values.v[k]);
-  } else {
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      if (i + k < end) out.v[k] = to_float(p[i + k]);
-  }
+  for (int k = 0; k < 4; ++k)
+    if (i + k < end) out.v[k] = p[i + k];
   return out;
 }
 
 // Sum of squares of the thread's elements in [begin, end). The assignment and the order depend on
 // the range only.
-template <class T>
-__device__ double square_sum(const T* p, int64_t begin, int64_t end) {
+__device__ double square_sum(const float* p, int64_t begin, int64_t end) {
   constexpr int kUnroll = 4;
   double sum = 0;
   for (int64_t i = begin + 4 * threadIdx.x; i < end; i += 4 * kThreads * kUnroll) {
@@ -218,11 +217,7 @@ __global__ void __launch_bounds__(kThreads)
   const NormEntry& e = table.owner(blockIdx.x);
   const int64_t begin = static_cast<int64_t>(blockIdx.x - e.first_block) * kNormPerBlock;
   const int64_t end = min(e.size, begin + kNormPerBlock);
-  // A table may have tensors of both types; the branch is uniform over the block.
-  const double thread_sum = e.dtype == DType::kF32
-                                ? square_sum(static_cast<const float*>(e.values), begin, end)
-                                : square_sum(static_cast<const bf16*>(e.values), begin, end);
-  const double sum = block_reduce<kThreads>(thread_sum, scratch, Plus{});
+  const double sum = block_reduce<kThreads>(square_sum(e.values, begin, end), scratch, Plus{});
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
@@ -250,11 +245,9 @@ void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc) {
                     .non_finite = pointer<double>(non_finite)};
   const auto flush = [&] {
     launch("adamw", adamw_kernel, {batch.table.blocks, kThreads}, device, batch);
-    batch.table.count = 0;
-    batch.table.blocks = 0;
+    batch.table.clear();
   };
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    AdamWTensor& t = tensors[i];
+  for (AdamWTensor& t : tensors) {
     if (t.param.numel() == 0) continue;
     const bool bf16_moments = t.m.dtype() == DType::kBF16;
     batch.table.add({.weights = t.param.raw(),
@@ -262,7 +255,8 @@ void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc) {
                      .v = t.v.raw(),
                      .grad = pointer<float>(t.grad),
                      .low = pointer<uint16_t>(t.low_bits),
-                     .stream = bf16_moments ? moments_stream(desc, i) : 0,
+                     .stream = bf16_moments ? moments_stream(desc, t.unit) : 0,
+                     .flat_index = t.flat_index,
                      .size = t.param.numel(),
                      .decay = adamw_decay<float>(desc, t.weight_decay)},
                     kAdamWPerBlock);
@@ -274,10 +268,7 @@ void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc) {
 void grad_norm(Tensor& norm, std::span<const Tensor> tensors) {
   const Device device = norm.device();
   int64_t slices = 0;
-  for (const Tensor& t : tensors) {
-    dispatch_device(t.dtype(), "grad_norm", [&]<class T>() {});
-    slices += blocks_for(t.numel(), kNormPerBlock);
-  }
+  for (const Tensor& t : tensors) slices += blocks_for(t.numel(), kNormPerBlock);
   Tensor partial = Tensor::empty({slices}, DType::kF64, device);
   double* const sums = pointer<double>(partial);
   NormTable table;
@@ -285,12 +276,11 @@ void grad_norm(Tensor& norm, std::span<const Tensor> tensors) {
   const auto flush = [&] {
     launch("grad_norm", square_sum_kernel, {table.blocks, kThreads}, device, table, sums + done);
     done += table.blocks;
-    table.count = 0;
-    table.blocks = 0;
+    table.clear();
   };
   for (const Tensor& t : tensors) {
     if (t.numel() == 0) continue;
-    table.add({.values = t.raw(), .size = t.numel(), .dtype = t.dtype()}, kNormPerBlock);
+    table.add({.values = pointer<float>(t), .size = t.numel()}, kNormPerBlock);
     if (table.full()) flush();
   }
   flush();

@@ -12,8 +12,8 @@ namespace {
 // Weight bytes that a decode step reads: all but lookup tables, of which it reads single rows.
 int64_t weight_bytes(const Transformer& model) {
   int64_t elements = 0;
-  for (const ParameterSpec& spec : describe_parameters(model.config()))
-    if (spec.use != ParameterSpec::Use::kLookup) elements += spec.shape.numel();
+  for (const NamedParameter& p : model.parameters())
+    if (p.use != ParameterUse::kLookup) elements += p.value.numel();
   return elements * static_cast<int64_t>(dtype_size(model.dtype()));
 }
 

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "core/rng.h"
+#include "kernels/adamw.h"
 #include "tests/kernels/kernel_test.h"
 
 namespace cohort::kernels {
@@ -244,25 +245,64 @@ TEST(AdamW, Bf16MomentsAreUnbiased) {
   EXPECT_NEAR(mean(t[0].v), v, 2e-4);
 }
 
+// The random number of a moment is addressed by (update, unit; flat index / 4).
 TEST(AdamW, DrawsOfBf16MomentsHaveAddresses) {
-  const auto moments = [](const AdamWDesc& desc, size_t index) {
-    std::vector<AdamWTensor> t;
-    for (size_t i = 0; i <= index; ++i) t.push_back(with_small_moments(5000, 1).first);
+  const auto moments = [](const AdamWDesc& desc, uint64_t unit, int64_t flat_index) {
+    std::vector<AdamWTensor> t = {with_small_moments(5000, 1).first};
+    t[0].unit = unit;
+    t[0].flat_index = flat_index;
     adamw_step(t, desc);
-    return t[index].m;
+    return t[0].m;
   };
   const AdamWDesc desc{.learning_rate = 0.1, .step = 3, .seed = 2};
-  const Tensor m = moments(desc, 0);
-  EXPECT_TRUE(bit_equal(moments(desc, 0), m));
-  EXPECT_FALSE(bit_equal(moments(desc, 1), m));
+  std::vector<AdamWTensor> exact = {with_small_moments(5000, 1).second};
+  adamw_step(exact, desc);
+  const uint64_t stream = rng_stream(9, 3, 5);
+  for (const int64_t first : {0, 126, 128}) {
+    const Tensor m = moments(desc, 5, first);
+    for (int64_t i = 0; i < 5000; ++i) {
+      const auto flat = static_cast<uint64_t>(first + i);
+      ASSERT_EQ(static_cast<const uint16_t*>(m.raw())[i],
+                stochastic_bf16(exact[0].m.data<float>()[i],
+                                philox(2, stream, flat / 4)[flat % 4] & 0xffff))
+          << i;
+    }
+  }
+  const Tensor m = moments(desc, 5, 128);
+  EXPECT_TRUE(bit_equal(moments(desc, 5, 128), m));
+  EXPECT_FALSE(bit_equal(moments(desc, 6, 128), m));
+  EXPECT_FALSE(bit_equal(moments(desc, 5, 132), m));
   AdamWDesc other = desc;
   other.seed = 1;
-  EXPECT_FALSE(bit_equal(moments(other, 0), m));
+  EXPECT_FALSE(bit_equal(moments(other, 5, 128), m));
+  other = desc;
+  other.step = 4;
+  EXPECT_FALSE(bit_equal(moments(other, 5, 128), m));
   expect_thread_invariant([&] {
     std::vector<AdamWTensor> t = {with_small_moments(70001, 1).first};
     adamw_step(t, desc);
     return std::vector{t[0].param, t[0].m, t[0].v};
   });
+}
+
+// Slices of a tensor, in any order, have the bits of the whole.
+TEST(AdamW, Bf16MomentsDoNotDependOnTheDivisionIntoTensors) {
+  const AdamWDesc desc{.learning_rate = 0.1, .step = 3, .seed = 2};
+  std::vector<AdamWTensor> whole = {with_small_moments(5003, 1).first}, parts;
+  const AdamWTensor start = with_small_moments(5003, 1).first;
+  whole[0].flat_index = 192;
+  for (const auto& [first, count] : {std::pair{4101, 902}, {67, 4034}, {0, 67}})
+    parts.push_back({.param = start.param.narrow(0, first, count),
+                     .grad = start.grad.narrow(0, first, count),
+                     .m = start.m.narrow(0, first, count),
+                     .v = start.v.narrow(0, first, count),
+                     .weight_decay = start.weight_decay,
+                     .flat_index = 192 + first});
+  adamw_step(whole, desc);
+  adamw_step(parts, desc);
+  EXPECT_TRUE(bit_equal(start.param, whole[0].param));
+  EXPECT_TRUE(bit_equal(start.m, whole[0].m));
+  EXPECT_TRUE(bit_equal(start.v, whole[0].v));
 }
 
 TEST(AdamW, Bf16MomentsThatAreNotFiniteAreFlagged) {

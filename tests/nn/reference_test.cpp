@@ -126,8 +126,9 @@ void check_adamw(const Reference& ref) {
   for (const NamedParameter& p : ref.model.parameters()) {
     const Tensor& value = p.value;
     const auto zeros = [&] { return Tensor::zeros(value.shape(), value.dtype(), value.device()); };
-    states.push_back({value, p.grad(), zeros(), zeros(),
-                      p.decay ? ref.adamw.at("weight_decay").as_double() : 0});
+    states.push_back(
+        {value, p.grad(), zeros(), zeros(),
+         p.use != ParameterUse::kVector ? ref.adamw.at("weight_decay").as_double() : 0});
   }
   const auto expected = ref.file.read("adamw.losses").to_vector<double>();
   ASSERT_EQ(expected.size(), 10u);

@@ -28,7 +28,7 @@ class Checkpoints : public testing::Test {
     c.vocab_size = tokenizer_->vocab_size();
     c.resolve();
     model_ = std::make_unique<Transformer>(c, DType::kF32, 1);
-    optimizer_ = std::make_unique<AdamW>(model_->parameters(), OptimizerConfig{});
+    optimizer_ = make_optimizer(model_->parameters(), {});
     dir_ = temporary_.path("checkpoints");
   }
 
@@ -64,7 +64,7 @@ class Checkpoints : public testing::Test {
   std::string dir_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<Transformer> model_;
-  std::unique_ptr<AdamW> optimizer_;
+  std::unique_ptr<Optimizer> optimizer_;
   TrainState state_;
 };
 
@@ -91,11 +91,11 @@ TEST_F(Checkpoints, RestoreModelOptimizerTokenizerAndState) {
   EXPECT_EQ(loaded.tokenizer->files(), tokenizer_->files());
   EXPECT_EQ(dump_config(loaded.model->config()), dump_config(model_->config()));
 
-  AdamW other(loaded.model->parameters(), OptimizerConfig{});
+  const auto other = make_optimizer(loaded.model->parameters(), {});
   const TrainState state = load_state(at);
-  other.load(SafetensorsFile(training_folder(at) + "/optimizer.safetensors"), state.updates);
-  EXPECT_EQ(other.updates(), 1);
-  const NamedTensors saved = optimizer_->state(), restored = other.state();
+  other->load(SafetensorsFile(training_folder(at) + "/optimizer.safetensors"), state.updates);
+  EXPECT_EQ(other->updates(), 1);
+  const NamedTensors saved = optimizer_->state(), restored = other->state();
   for (size_t i = 0; i < saved.size(); ++i)
     EXPECT_TRUE(bit_equal(restored[i].second, saved[i].second));
   EXPECT_EQ(state.to_json().dump(), state_.to_json().dump());
@@ -131,8 +131,8 @@ TEST_F(Checkpoints, OfFormat1AreReadAndVerified) {
   EXPECT_EQ(find_checkpoint(dir_), at);
   EXPECT_EQ(training_folder(at), at);
   EXPECT_EQ(load_state(at).to_json().dump(), state_.to_json().dump());
-  AdamW other(model_->parameters(), OptimizerConfig{});
-  other.load(SafetensorsFile(training_folder(at) + "/optimizer.safetensors"), 1);
+  const auto other = make_optimizer(model_->parameters(), {});
+  other->load(SafetensorsFile(training_folder(at) + "/optimizer.safetensors"), 1);
   const std::string manifest = path(10, "manifest.json"), good = read_file(manifest);
   Json listed = parse_json(good, manifest), files = listed.at("files");
   files.set("training/state.json", files.at("state.json"));
@@ -442,8 +442,8 @@ TEST_F(Checkpoints, WeightsOfAnotherShapeAreRefused) {
   wider.d_ff += 16;
   Transformer other(wider, DType::kF32, 1);
   EXPECT_THROW_WITH(load_weights(other, at), InputError, "expected shape");
-  AdamW optimizer(other.parameters(), OptimizerConfig{});
-  EXPECT_THROW_WITH(optimizer.load(SafetensorsFile(at + "/training/optimizer.safetensors"), 1),
+  const auto optimizer = make_optimizer(other.parameters(), {});
+  EXPECT_THROW_WITH(optimizer->load(SafetensorsFile(at + "/training/optimizer.safetensors"), 1),
                     InputError, "optimizer state");
 }
 
@@ -472,8 +472,8 @@ TEST_F(Checkpoints, MomentsThatAreNotFiniteAreRefused) {
   Tensor moment = optimizer_->state()[3].second;
   moment.narrow(0, 0, 1).fill_(NAN);
   save(1);
-  AdamW other(model_->parameters(), OptimizerConfig{});
-  EXPECT_THROW_WITH(other.load(SafetensorsFile(path(1, "training/optimizer.safetensors")), 1),
+  const auto other = make_optimizer(model_->parameters(), {});
+  EXPECT_THROW_WITH(other->load(SafetensorsFile(path(1, "training/optimizer.safetensors")), 1),
                     InputError,
                     optimizer_->state()[3].first + "' holds a number that is not finite");
 }
@@ -506,7 +506,7 @@ TEST_F(Checkpoints, OfModelsMadeHereAreFoldersOfTheirFamily) {
   EXPECT_NE(read_file(at + "/tokenizer_config.json").find("<|endoftext|>"), std::string::npos);
   // A loaded model is saved alike.
   model_ = load_model(at, DType::kF32).model;
-  optimizer_ = std::make_unique<AdamW>(model_->parameters(), OptimizerConfig{});
+  optimizer_ = make_optimizer(model_->parameters(), {});
   EXPECT_EQ(read_file(save(20) + "/config.json"), read_file(at + "/config.json"));
 }
 
@@ -532,8 +532,8 @@ TEST_F(Checkpoints, OfEarlierVersionsAreReadAndSavedAsTheirFamily) {
       EXPECT_TRUE(bit_equal(loaded.model->parameters()[i].value, tensors[i].second));
   };
   expect_loaded(old);
-  const AdamW optimizer(model.parameters(), OptimizerConfig{});
-  save_checkpoint(dir_, {model, nullptr, *tokenizer_, optimizer, state_}, 1);
+  const auto optimizer = make_optimizer(model.parameters(), {});
+  save_checkpoint(dir_, {model, nullptr, *tokenizer_, *optimizer, state_}, 1);
   const std::string saved = checkpoint_path(dir_, state_.step);
   EXPECT_EQ(load_config(saved).file.at("model_type").as_string(), "gpt2");
   EXPECT_EQ(load_config(saved).file.at("eos_token_id").as_int(), 12);
@@ -548,12 +548,12 @@ TEST_F(Checkpoints, AShorterContextOfARunLeavesThatOfTheFiles) {
   learned.mlp = MlpType::kGeluTanh;
   for (const ModelConfig& config : {model_->config(), learned}) {
     model_ = std::make_unique<Transformer>(config, DType::kF32, 1);
-    optimizer_ = std::make_unique<AdamW>(model_->parameters(), OptimizerConfig{});
+    optimizer_ = make_optimizer(model_->parameters(), {});
     ModelConfig wanted;
     wanted.context = 5;
     model_ = load_model(save(10), wanted, DataConfig{}, DType::kF32).model;
     EXPECT_EQ(model_->config().context, 5);
-    optimizer_ = std::make_unique<AdamW>(model_->parameters(), OptimizerConfig{});
+    optimizer_ = make_optimizer(model_->parameters(), {});
     EXPECT_EQ(load_config(save(20)).context, 12);
     wanted.context = 13;
     EXPECT_THROW_WITH(load_model(path(20), wanted, DataConfig{}, DType::kF32), InputError,

@@ -117,13 +117,13 @@ inline std::vector<std::string> served_tensors(const std::string& folder) {
 inline void poison(const std::string& run, const std::string& checkpoint) {
   const LoadedModel loaded = load_model(checkpoint, DType::kF32);
   const TrainState state = load_state(checkpoint);
-  AdamW optimizer(loaded.model->parameters(), OptimizerConfig{});
-  optimizer.load(SafetensorsFile(training_folder(checkpoint) + "/optimizer.safetensors"),
-                 state.updates);
+  const auto optimizer = make_optimizer(loaded.model->parameters(), {});
+  optimizer->load(SafetensorsFile(training_folder(checkpoint) + "/optimizer.safetensors"),
+                  state.updates);
   Tensor head = loaded.model->head().value();
   head.fill_(std::numeric_limits<float>::max());
   save_checkpoint(run + "/checkpoints",
-                  {*loaded.model, nullptr, *loaded.tokenizer, optimizer, state}, 9);
+                  {*loaded.model, nullptr, *loaded.tokenizer, *optimizer, state}, 9);
 }
 
 }  // namespace cohort::test

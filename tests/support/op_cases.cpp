@@ -10,6 +10,7 @@
 #include "autograd/ops.h"
 #include "core/rng.h"
 #include "kernels/rope.h"
+#include "nn/feed_forward.h"
 #include "tests/support/loss_node.h"
 
 namespace cohort {
@@ -187,11 +188,11 @@ void add_mlp(Table& table) {
       table.push_back({"mlp", str(row.name, " of ", row.x.str(), " with biases", kept),
                        inputs({{row.x}, {{up, c}}, {{up}}, {{c, row.hidden}}, {{c}}}),
                        [desc](Inputs in) {
-                         return mlp(in[0], {in[1], in[2], in[3], in[4]}, desc);
+                         return mlp(in[0], {in[1], in[2]}, {in[3], in[4]}, desc);
                        }});
       table.push_back({"mlp", str(row.name, " of ", row.x.str(), " without biases", kept),
                        inputs({{row.x}, {{up, c}}, {{c, row.hidden}}}), [desc](Inputs in) {
-                         return mlp(in[0], {in[1], {}, in[2], {}}, desc);
+                         return mlp(in[0], {in[1], {}}, {in[2], {}}, desc);
                        }});
     }
   }

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "core/allocator.h"
 #include "tests/support/test_util.h"
 
 namespace cohort::test {
@@ -59,6 +60,80 @@ TEST(LearningRate, ShortRunsStayInRange) {
         }
 }
 
+// The random numbers of bf16 moments are addressed by unit and flat index, whatever comes before.
+TEST(AdamW, RoundsMomentsByTheAddressOfEachParameter) {
+  ParameterSet set(DType::kF32, {}, std::nullopt);
+  set.add({"table", {10, 10}, ParameterUse::kLookup});
+  set.begin_unit();
+  set.add({"a", {70}});
+  set.add({"b", {200}});
+  for (const NamedParameter& p : set) {
+    Tensor(p.value).fill_(1);
+    p.grad().copy_(random_tensor(p.value.shape(), DType::kF32, 3));
+  }
+  OptimizerConfig config;
+  config.storage.moments = MomentKind::kBF16;
+  const auto optimizer = make_optimizer(set, config, 4);
+  std::vector<kernels::AdamWTensor> alone = {{.param = set[2].value.clone(),
+                                              .grad = set[2].grad().clone(),
+                                              .m = Tensor::zeros({200}, DType::kBF16),
+                                              .v = Tensor::zeros({200}, DType::kBF16),
+                                              .unit = 1,
+                                              .flat_index = 65536 + 128}};
+  optimizer->step(1e-3, {});
+  kernels::adamw_step(alone, {.learning_rate = 1e-3,
+                              .beta1 = config.adam_beta1,
+                              .beta2 = config.adam_beta2,
+                              .eps = config.adam_eps,
+                              .seed = 4});
+  const NamedTensors state = optimizer->state();
+  ASSERT_EQ(state[4].first, "b.m");
+  EXPECT_TRUE(bit_equal(state[4].second, alone[0].m));
+  EXPECT_TRUE(bit_equal(state[5].second, alone[0].v));
+}
+
+TEST(Optimizer, NeitherMovesFrozenParametersNorHoldsStateOfThem) {
+  ParameterSet set(DType::kF32, {}, std::nullopt);
+  set.add({"frozen", {3}, ParameterUse::kVector, 1, ParameterRole::kFrozen});
+  set.add({"w", {4}, ParameterUse::kVector, 1}).grad().fill_(1);
+  const auto optimizer = make_optimizer(set, {});
+  optimizer->step(0.1, {});
+  EXPECT_EQ(set[0].value.to_vector<double>(), std::vector<double>(3, 1));
+  EXPECT_LT(set[1].value.to_vector<double>()[3], 1);
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : optimizer->state()) names.push_back(name);
+  EXPECT_EQ(names, (std::vector<std::string>{"w.m", "w.v"}));
+  Tensor norm = Tensor::empty({1}, DType::kF64);
+  kernels::grad_norm(norm, set.gradients());
+  EXPECT_EQ(norm.item(), 2);
+}
+
+// A dry run counts the bytes that the optimizer allocates and saves.
+TEST(Optimizer, BytesOfItsStateAreThoseItHoldsAndSaves) {
+  ModelConfig c;
+  c.num_layers = 2;
+  c.d_model = 24;
+  c.num_heads = 2;
+  c.bias = true;
+  c.vocab_size = 11;
+  c.resolve();
+  for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16})
+    for (const MomentKind moments : {MomentKind::kF32, MomentKind::kBF16}) {
+      OptimizerConfig config;
+      config.storage.moments = moments;
+      const Transformer model(c, dtype, 1);
+      const FlatGradients gradients = model.parameters().allocate_gradients();
+      const int64_t before = allocator(Device{}).stats().live_bytes;
+      const auto optimizer = make_optimizer(model.parameters(), config);
+      const int64_t held = allocator(Device{}).stats().live_bytes - before;
+      int64_t saved = 0;
+      for (const auto& [name, tensor] : optimizer->state()) saved += tensor.nbytes();
+      const OptimizerBytes bytes = optimizer_bytes(config, c, dtype, {});
+      EXPECT_EQ(bytes.memory, held);
+      EXPECT_EQ(bytes.saved, saved);
+    }
+}
+
 // With zero gradients only weight decay moves a parameter.
 TEST(AdamW, DecaysMatricesButNeitherNormsNorBiases) {
   ModelConfig c;
@@ -78,7 +153,7 @@ TEST(AdamW, DecaysMatricesButNeitherNormsNorBiases) {
   }
   OptimizerConfig config;
   config.weight_decay = 0.5;
-  AdamW(model.parameters(), config).step(0.1, {});
+  make_optimizer(model.parameters(), config)->step(0.1, {});
   int decayed = 0, kept = 0;
   for (const NamedParameter& p : model.parameters()) {
     const bool matrix = p.value.shape().rank() == 2;
@@ -89,32 +164,40 @@ TEST(AdamW, DecaysMatricesButNeitherNormsNorBiases) {
   EXPECT_GE(kept, 10);
 }
 
+// A matrix [300, 7] called "w" in training; its initial value is a copy of `start`.
+struct OneMatrix {
+  explicit OneMatrix(const Tensor& start, const OptimizerConfig& config = {}, uint64_t seed = 0)
+      : set(start.dtype(), start.device(), std::nullopt) {
+    set.add({"w", start.shape(), ParameterUse::kMatmul});
+    value().copy_(start);
+    optimizer = make_optimizer(set, config, seed);
+  }
+  Tensor value() const { return set[0].value; }
+  // 20 updates with gradients that follow from the step.
+  void train(int64_t first) const {
+    for (int64_t step = first; step < first + 20; ++step) {
+      set[0].grad().copy_(random_tensor({300, 7}, DType::kF32, static_cast<uint64_t>(step)));
+      optimizer->step(1e-3, {});
+    }
+  }
+  ParameterSet set;
+  std::unique_ptr<Optimizer> optimizer;
+};
+
 // Earlier versions could keep whole f32 masters, whose updates were those of f32 weights. They
 // wrote the same file as is written today.
 TEST(CudaAdamWState, ReadsF32Masters) {
   COHORT_REQUIRE_GPU(device);
   TempDir dir;
   const Tensor start = random_tensor({300, 7}, DType::kF32, 1).to(DType::kBF16);
-  const auto leaf = [&](DType dtype) {
-    return Variable::parameter(start.to(dtype).to(device), "w");
-  };
-  const auto optimizer = [](const Variable& w) {
-    return AdamW({{"w", w.value(), w}}, OptimizerConfig{});
-  };
-  const auto train = [&](AdamW& adamw, const Variable& w, int64_t first) {
-    for (int64_t step = first; step < first + 20; ++step) {
-      w.grad().copy_(random_tensor({300, 7}, DType::kF32, static_cast<uint64_t>(step)));
-      adamw.step(1e-3, {});
-    }
-  };
-  const Variable whole = leaf(DType::kF32), split = leaf(DType::kBF16),
-                 resumed = leaf(DType::kBF16);
-  AdamW earlier = optimizer(whole), uninterrupted = optimizer(split), later = optimizer(resumed);
-  train(earlier, whole, 2);
-  train(uninterrupted, split, 2);
-  NamedTensors saved = earlier.state();
-  saved.emplace_back("w.master", whole.value());
-  const NamedTensors written = uninterrupted.state();
+  const OneMatrix earlier(start.to(DType::kF32).to(device)), uninterrupted(start.to(device)),
+      later(start.to(device));
+  const Tensor whole = earlier.value(), split = uninterrupted.value(), resumed = later.value();
+  earlier.train(2);
+  uninterrupted.train(2);
+  NamedTensors saved = earlier.optimizer->state();
+  saved.emplace_back("w.master", whole);
+  const NamedTensors written = uninterrupted.optimizer->state();
   ASSERT_EQ(written.size(), saved.size());
   for (size_t i = 0; i < saved.size(); ++i) {
     EXPECT_EQ(written[i].first, saved[i].first);
@@ -122,13 +205,11 @@ TEST(CudaAdamWState, ReadsF32Masters) {
   }
   const std::string path = dir.path("optimizer.safetensors");
   write_safetensors(path, saved);
-  later.load(SafetensorsFile(path), earlier.updates());
-  EXPECT_TRUE(bit_equal(resumed.value().to(Device{}), split.value().to(Device{})));
-  train(earlier, whole, 22);
-  train(uninterrupted, split, 22);
-  train(later, resumed, 22);
-  EXPECT_TRUE(bit_equal(resumed.value().to(Device{}), split.value().to(Device{})));
-  EXPECT_TRUE(bit_equal(later.state().back().second, whole.value().to(Device{})));
+  later.optimizer->load(SafetensorsFile(path), earlier.optimizer->updates());
+  EXPECT_TRUE(bit_equal(resumed.to(Device{}), split.to(Device{})));
+  for (const OneMatrix* model : {&earlier, &uninterrupted, &later}) model->train(22);
+  EXPECT_TRUE(bit_equal(resumed.to(Device{}), split.to(Device{})));
+  EXPECT_TRUE(bit_equal(later.optimizer->state().back().second, whole.to(Device{})));
 }
 
 // State saved with either kind of moments can be resumed with either kind; exactly between bf16.
@@ -140,50 +221,39 @@ TEST(AdamWState, ServesEitherKindOfMoments) {
     return config;
   };
   const Tensor start = random_tensor({300, 7}, DType::kF32, 1);
-  const auto leaf = [&] { return Variable::parameter(start.clone(), "w"); };
-  const auto train = [&](AdamW& optimizer, const Variable& w, int64_t first) {
-    for (int64_t step = first; step < first + 20; ++step) {
-      w.grad().copy_(random_tensor({300, 7}, DType::kF32, static_cast<uint64_t>(step)));
-      optimizer.step(1e-3, {});
-    }
-  };
   for (const MomentKind saved : {MomentKind::kF32, MomentKind::kBF16})
     for (const MomentKind resumed : {MomentKind::kF32, MomentKind::kBF16}) {
-      const Variable w = leaf(), other = leaf();
-      AdamW first({{"w", w.value(), w}}, make(saved), 5);
-      train(first, w, 2);
+      const OneMatrix first(start, make(saved), 5), second(start, make(resumed), 5);
+      first.train(2);
       const std::string path = dir.path("optimizer.safetensors");
-      write_safetensors(path, first.state());
+      write_safetensors(path, first.optimizer->state());
       EXPECT_EQ(SafetensorsFile(path).read("w.m").dtype(),
                 saved == MomentKind::kBF16 ? DType::kBF16 : DType::kF32);
-      AdamW second({{"w", other.value(), other}}, make(resumed), 5);
-      second.load(SafetensorsFile(path), first.updates());
-      Tensor(other.value()).copy_(w.value());
-      train(first, w, 22);
-      train(second, other, 22);
+      second.optimizer->load(SafetensorsFile(path), first.optimizer->updates());
+      second.value().copy_(first.value());
+      first.train(22);
+      second.train(22);
       if (saved == resumed)
-        EXPECT_TRUE(bit_equal(other.value(), w.value()));
+        EXPECT_TRUE(bit_equal(second.value(), first.value()));
       else
-        EXPECT_LT(relative_error(other.value(), w.value()), 1e-3);
+        EXPECT_LT(relative_error(second.value(), first.value()), 1e-3);
     }
 }
 
 TEST(AdamW, ScalesGradientsDownToTheMaximumOnly) {
-  const Variable a = Variable::parameter(Tensor::zeros({2}, DType::kF64)),
-                 b = Variable::parameter(Tensor::zeros({1}, DType::kF64));
-  a.grad().copy_(Tensor::from(std::vector<double>{2, 1}));
-  b.grad().copy_(Tensor::from(std::vector<double>{-2}));
-  const std::vector<NamedParameter> parameters{{"a", a.value(), a}, {"b", b.value(), b}};
+  ParameterSet parameters(DType::kF64, {}, std::nullopt);
+  parameters.add({"a", {2}}).grad().copy_(Tensor::from(std::vector<double>{2, 1}));
+  parameters.add({"b", {1}}).grad().copy_(Tensor::from(std::vector<double>{-2}));
   Tensor norm = Tensor::empty({1}, DType::kF64);
-  global_grad_norm(norm, parameters);
+  kernels::grad_norm(norm, parameters.gradients());
   EXPECT_DOUBLE_EQ(norm.item(), 3);
   // The first moment after one step is (1 - beta1) times the scaled gradient.
   for (const auto& [max_norm, scale] : {std::pair{0.0, 1.0}, {3.0, 1.0}, {1.5, 0.5}}) {
     OptimizerConfig config;
     config.max_grad_norm = max_norm;
-    AdamW optimizer(parameters, config);
-    optimizer.step(0, norm);
-    EXPECT_NEAR(optimizer.state()[0].second.to_vector<double>()[0],
+    const auto optimizer = make_optimizer(parameters, config);
+    optimizer->step(0, norm);
+    EXPECT_NEAR(optimizer->state()[0].second.to_vector<double>()[0],
                 (1 - config.adam_beta1) * 2 * scale, 1e-6);
   }
 }

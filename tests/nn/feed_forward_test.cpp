@@ -1,5 +1,8 @@
 // mlp() equals its three ops, with and without recomputation, for any subset of gradients.
-#include "autograd/ops.h"
+#include "nn/feed_forward.h"
+
+#include <utility>
+
 #include "core/allocator.h"
 #include "tests/support/test_util.h"
 
@@ -23,8 +26,8 @@ constexpr int64_t kRows = 37, kChannels = 6, kHidden = 11;
 
 struct Leaves {
   Variable x;
-  MlpWeights w;
-  std::vector<Variable> all() const { return {x, w.up, w.up_bias, w.down, w.down_bias}; }
+  Linear up, down;
+  std::vector<Variable> all() const { return {x, up.weight, up.bias, down.weight, down.bias}; }
 };
 
 // Bit i of `wanted`: leaf i is differentiated. Gradients start from values other than zero, so that
@@ -41,11 +44,11 @@ Leaves make_leaves(const Op& op, DType dtype, unsigned wanted, bool biases) {
   };
   Leaves out;
   out.x = leaf({kRows, kChannels});
-  out.w.up = leaf({up, kChannels});
-  out.w.up_bias = leaf({up});
-  out.w.down = leaf({kChannels, kHidden});
-  out.w.down_bias = leaf({kChannels});
-  if (!biases) out.w.up_bias = out.w.down_bias = {};
+  out.up.weight = leaf({up, kChannels});
+  out.up.bias = leaf({up});
+  out.down.weight = leaf({kChannels, kHidden});
+  out.down.bias = leaf({kChannels});
+  if (!biases) out.up.bias = out.down.bias = {};
   return out;
 }
 
@@ -73,15 +76,13 @@ TEST(Mlp, HasTheBitsOfItsThreeOps) {
       for (const bool biases : {true, false})
         for (unsigned wanted = 0; wanted < 32; ++wanted) {
           const Outcome expected =
-              run(make_leaves(op, dtype, wanted, biases), [&](const Leaves& in) {
-                const auto& [up, up_bias, down, down_bias] = in.w;
-                return linear(op.fn(linear(in.x, up, up_bias)), down, down_bias);
-              });
+              run(make_leaves(op, dtype, wanted, biases),
+                  [&](const Leaves& in) { return in.down(op.fn(in.up(in.x))); });
           for (const bool recompute : {false, true}) {
             SCOPED_TRACE(str(op.name, " in ", dtype_name(dtype), ", biases ", biases, ", wanted ",
                              wanted, ", recompute ", recompute));
             const Outcome got = run(make_leaves(op, dtype, wanted, biases), [&](const Leaves& in) {
-              return mlp(in.x, in.w, {.activation = op.activation, .recompute = recompute});
+              return mlp(in.x, in.up, in.down, {op.activation, recompute});
             });
             ASSERT_TRUE(test::bit_equal(got.y, expected.y));
             for (size_t i = 0; i < expected.gradients.size(); ++i) {
@@ -96,20 +97,19 @@ TEST(Mlp, HasTheBitsOfItsThreeOps) {
 // The gradient of an input that is not a leaf is overwritten; its memory holds garbage before.
 TEST(Mlp, OverwritesTheGradientOfAnIntermediateInput) {
   for (const Op& op : kOps) {
-    const auto input_gradient =
-        [&](const std::function<Variable(const Variable&, MlpWeights)>& fn) {
-          const Leaves leaves = make_leaves(op, DType::kF64, 31, true);
-          { const Tensor garbage = Tensor::full({1 << 14}, 1e6, DType::kF64); }
-          const Variable y = fn(scale(leaves.x, 1), leaves.w);
-          backward(y, test::random_tensor(y.shape(), DType::kF64, 2));
-          return leaves.x.grad();
-        };
-    const Tensor expected = input_gradient([&](const Variable& x, const MlpWeights& w) {
-      return linear(op.fn(linear(x, w.up, w.up_bias)), w.down, w.down_bias);
-    });
+    const auto input_gradient = [&](const std::function<Variable(const Leaves&)>& fn) {
+      Leaves leaves = make_leaves(op, DType::kF64, 31, true);
+      const Variable x = std::exchange(leaves.x, scale(leaves.x, 1));
+      { const Tensor garbage = Tensor::full({1 << 14}, 1e6, DType::kF64); }
+      const Variable y = fn(leaves);
+      backward(y, test::random_tensor(y.shape(), DType::kF64, 2));
+      return x.grad();
+    };
+    const Tensor expected =
+        input_gradient([&](const Leaves& in) { return in.down(op.fn(in.up(in.x))); });
     for (const bool recompute : {false, true})
-      EXPECT_TRUE(test::bit_equal(input_gradient([&](const Variable& x, const MlpWeights& w) {
-                                    return mlp(x, w, {op.activation, recompute});
+      EXPECT_TRUE(test::bit_equal(input_gradient([&](const Leaves& in) {
+                                    return mlp(in.x, in.up, in.down, {op.activation, recompute});
                                   }),
                                   expected))
           << op.name;
@@ -121,7 +121,7 @@ TEST(Mlp, KeepsTheActivationsOutputUnlessItIsRecomputed) {
     const Leaves leaves = make_leaves(op, DType::kF64, 31, true);
     const auto kept = [&](bool recompute) {
       const int64_t before = live_bytes();
-      const Variable y = mlp(leaves.x, leaves.w, {op.activation, recompute});
+      const Variable y = mlp(leaves.x, leaves.up, leaves.down, {op.activation, recompute});
       return live_bytes() - before;
     };
     const auto bytes = [](int64_t columns) {
@@ -147,7 +147,7 @@ TEST(Mlp, ItsBackwardFreesWhatItHasUsed) {
             allocation_size(static_cast<size_t>(kRows * columns) * sizeof(double), Device{}));
       };
       const int64_t up = is_gated(op.activation) ? 2 * kHidden : kHidden;
-      const Variable y = mlp(leaves.x, leaves.w, {op.activation, recompute});
+      const Variable y = mlp(leaves.x, leaves.up, leaves.down, {op.activation, recompute});
       const Tensor seed = test::random_tensor(y.shape(), DType::kF64, 2);
       const int64_t before = live_bytes();
       allocator(Device{}).reset_peak();

@@ -1,0 +1,32 @@
+// The feed-forward half of a decoder block: an MLP, as one differentiable op of two linear layers.
+#pragma once
+
+#include <string>
+
+#include "nn/modules.h"
+
+namespace cohort {
+
+struct MlpDesc {
+  kernels::Activation activation;
+  // The activation's output is not kept, but recomputed in the backward with its gradient.
+  bool recompute = false;
+};
+// down(f(up(x))) in one node, with the bits of the three ops: both layers are plain, and a kernel
+// may fuse f with either one's GEMM (kernels/activation.h). For a gated f `up` has the rows of
+// gate, then those of up. A layer with more to it than weight and bias takes the three ops instead.
+Variable mlp(const Variable& x, const Linear& up, const Linear& down, const MlpDesc& desc);
+
+class Mlp {
+ public:
+  Mlp() = default;
+  Mlp(ParameterSet& set, const std::string& name, const ModelConfig& config);
+  // [T, d_model] -> [T, d_model]
+  Variable operator()(const Variable& x) const;
+
+ private:
+  MlpDesc desc_ = {};
+  Linear up_, down_;  // up_ of gated types: gate and up
+};
+
+}  // namespace cohort

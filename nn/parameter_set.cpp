@@ -1,0 +1,89 @@
+#include "nn/parameter_set.h"
+
+#include "core/parallel.h"
+#include "core/rng.h"
+#include "core/sizes.h"
+
+namespace cohort {
+namespace {
+
+// N(0, std), computed in f64 on the CPU: the same values for every device.
+Tensor normal_values(const Shape& shape, double std, uint64_t seed, uint64_t stream) {
+  Tensor value = Tensor::empty(shape, DType::kF64);
+  double* p = value.data<double>();
+  parallel_for(value.numel(), 4096, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i += 2) {
+      const auto pair = normal_pair(seed, stream, static_cast<uint64_t>(i / 2));
+      p[i] = std * pair[0];
+      if (i + 1 < end) p[i + 1] = std * pair[1];
+    }
+  });
+  return value;
+}
+
+}  // namespace
+
+void ParameterSet::begin_unit() {
+  const ParameterUnit& last = units_.back();
+  end_ = last.end;
+  units_.push_back({last.end, last.end, last.end_leaf, last.end_leaf});
+}
+
+Variable ParameterSet::add(const ParameterSpec& spec) {
+  const ParameterLeaf leaf = add_leaf(spec);
+  add_rows(leaf, spec.name, 0, spec.shape[0]);
+  return leaf.variable;
+}
+
+ParameterLeaf ParameterSet::add_leaf(const ParameterSpec& spec) {
+  const Tensor value = Tensor::empty(spec.shape, dtype_, device_);
+  const bool trained = spec.role == ParameterRole::kTrained;
+  const Variable leaf = trained ? Variable::parameter(value, spec.name) : Variable(value);
+  if (trained) trained_.push_back(leaf);
+  const int64_t flat_index = round_up(end_, kLeafAlignment);
+  end_ = flat_index + value.numel();
+  units_.back().end = round_up(end_, kUnitAlignment);
+  units_.back().end_leaf = trained_.size();
+  return {leaf, spec.use, spec.init, flat_index};
+}
+
+void ParameterSet::add_rows(const ParameterLeaf& leaf, const std::string& name, int64_t first_row,
+                            int64_t rows) {
+  const Tensor& all = leaf.variable.value();
+  Tensor value = all.narrow(0, first_row, rows);
+  const uint64_t stream = rng_stream(kInitPurpose, parameters_.size());
+  if (leaf.use == ParameterUse::kVector)
+    value.fill_(leaf.init);
+  else if (seed_)
+    value.copy_(normal_values(value.shape(), leaf.init, *seed_, stream).to(dtype_));
+  parameters_.push_back({.name = name,
+                         .value = value,
+                         .leaf = leaf.variable,
+                         .first_row = first_row,
+                         .use = leaf.use,
+                         .unit = units_.size() - 1,
+                         .flat_index = leaf.flat_index + first_row * (all.numel() / all.dim(0))});
+}
+
+std::vector<Tensor> ParameterSet::gradients() const {
+  std::vector<Tensor> out;
+  for (const NamedParameter& p : parameters_)
+    if (p.trained()) out.push_back(p.grad());
+  return out;
+}
+
+FlatGradients ParameterSet::allocate_gradients() const {
+  FlatGradients out;
+  int64_t end = 0;
+  for (const Variable& leaf : trained_)
+    out.ends.push_back(end += round_up(leaf.value().numel(), kLeafAlignment));
+  out.all = Tensor::zeros({end}, accumulate_dtype(dtype_), device_);
+  for (size_t i = 0; i < trained_.size(); ++i) {
+    const Shape& shape = trained_[i].shape();
+    const int64_t begin = i == 0 ? 0 : out.ends[i - 1];
+    trained_[i].set_grad_storage(out.all.narrow(0, begin, shape.numel()).reshape(shape));
+  }
+  return out;
+}
+
+}  // namespace cohort

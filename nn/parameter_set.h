@@ -1,0 +1,124 @@
+// A model's parameters: named tensors with a use and a role, and their one layout. The modules add
+// their parameters in a fixed order, which numbers the RNG streams of initial values. Learner,
+// optimizers, gradient norm, memory estimate, checkpoints and checksums walk the set.
+//
+// Each element has a flat index. The units of a model (its tables; each block; the end: the last
+// norm, and a head of its own) lie one after the other in one index space, each padded to a
+// multiple of kUnitAlignment elements, so that it can be cut into equal slices for up to 1,024
+// ranks. The leaves of a unit begin at multiples of kLeafAlignment. The layout follows from the
+// configuration alone. The index is an address, of random numbers for instance: no memory is
+// padded to units.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "autograd/variable.h"
+
+namespace cohort {
+
+// The purpose of rng_stream() for initial values.
+inline constexpr uint64_t kInitPurpose = 1;
+
+// Use of a parameter in the forward: in a matmul with every token, as a table of rows, or
+// elementwise. It is also its group for an optimizer: only vectors have no weight decay.
+enum class ParameterUse : uint8_t { kMatmul, kLookup, kVector };
+// Frozen parameters have no gradient, and no optimizer moves them.
+enum class ParameterRole : uint8_t { kTrained, kFrozen };
+
+struct ParameterSpec {
+  std::string name;  // as in Hugging Face's Llama if it exists: model.layers.0.mlp.up_proj.weight
+  Shape shape;
+  ParameterUse use = ParameterUse::kVector;
+  double init = 0;  // initial value: constant of a vector, else the standard deviation of N(0, .)
+  ParameterRole role = ParameterRole::kTrained;
+};
+
+// A parameter as named rows of a leaf: the parameters of one matmul are rows of one tensor, such as
+// queries, keys and values.
+struct NamedParameter {
+  std::string name;
+  Tensor value;   // shares the leaf's storage
+  Variable leaf;  // a constant if it is frozen
+  int64_t first_row = 0;
+  ParameterUse use = ParameterUse::kVector;
+  size_t unit = 0;
+  int64_t flat_index = 0;  // its first element
+
+  bool trained() const { return leaf.requires_grad(); }
+  // Shares the storage of the leaf's gradient. Not for frozen parameters.
+  Tensor grad() const { return leaf.grad().narrow(0, first_row, value.dim(0)); }
+};
+
+// A tensor that holds parameters as its rows.
+struct ParameterLeaf {
+  Variable variable;
+  ParameterUse use = ParameterUse::kVector;
+  double init = 0;
+  int64_t flat_index = 0;
+};
+
+// Flat indices [begin, end), and trained leaves [first_leaf, end_leaf).
+struct ParameterUnit {
+  int64_t begin = 0, end = 0;
+  size_t first_leaf = 0, end_leaf = 0;
+};
+
+// The storage of the gradients of all trained leaves: zeros [n] in accumulate_dtype(). That of leaf
+// i begins at a multiple of kLeafAlignment elements, and ends at ends[i] with its padding.
+struct FlatGradients {
+  Tensor all;
+  std::vector<int64_t> ends;
+};
+
+class ParameterSet {
+ public:
+  static constexpr int64_t kLeafAlignment = 64, kUnitAlignment = 64 * 1024;  // elements
+
+  // Parameters get the same initial values on every device, rounded to `dtype`. Without a seed
+  // matrices and tables are left uninitialised.
+  ParameterSet(DType dtype, Device device, std::optional<uint64_t> seed)
+      : dtype_(dtype), device_(device), seed_(seed), units_(1) {}
+
+  // The leaves added from now on belong to the next unit. The first one begins by itself.
+  void begin_unit();
+  // Adds a parameter that is a leaf.
+  Variable add(const ParameterSpec& spec);
+  // Adds a leaf whose rows are parameters, each to be added by add_rows() before the next unit;
+  // spec.name is for messages only.
+  ParameterLeaf add_leaf(const ParameterSpec& spec);
+  // Adds rows [first_row, first_row + rows) of a leaf as a parameter.
+  void add_rows(const ParameterLeaf& leaf, const std::string& name, int64_t first_row,
+                int64_t rows);
+
+  // The parameters, in the order in which they were added.
+  auto begin() const { return parameters_.begin(); }
+  auto end() const { return parameters_.end(); }
+  size_t size() const { return parameters_.size(); }
+  const NamedParameter& operator[](size_t i) const { return parameters_[i]; }
+  const NamedParameter& back() const { return parameters_.back(); }
+
+  // The gradients of the trained parameters.
+  std::vector<Tensor> gradients() const;
+
+  const std::vector<ParameterUnit>& units() const { return units_; }
+  // The leaves that are trained, in order.
+  const std::vector<Variable>& trained() const { return trained_; }
+
+  FlatGradients allocate_gradients() const;
+
+  DType dtype() const { return dtype_; }
+  Device device() const { return device_; }
+
+ private:
+  DType dtype_;
+  Device device_;
+  std::optional<uint64_t> seed_;
+  std::vector<NamedParameter> parameters_;
+  std::vector<Variable> trained_;
+  std::vector<ParameterUnit> units_;
+  int64_t end_ = 0;  // flat index behind the last leaf
+};
+
+}  // namespace cohort

@@ -1,0 +1,114 @@
+// The layout of a model's parameters: units, flat indices, roles, and the storage of gradients.
+#include "nn/parameter_set.h"
+
+#include <map>
+
+#include "tests/nn/models.h"
+
+namespace cohort {
+namespace {
+
+constexpr int64_t kUnit = ParameterSet::kUnitAlignment;
+
+ParameterSet empty_set(DType dtype = DType::kF32) {
+  return {dtype, {}, std::nullopt};
+}
+
+// By hand: leaves begin at multiples of 64 elements, units at multiples of 65,536.
+TEST(ParameterSet, HasOneLayoutOfPaddedUnits) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    ParameterSet set = empty_set(dtype);
+    set.add({"table", {65, 3}, ParameterUse::kLookup});
+    set.begin_unit();
+    set.add({"w", {kUnit}, ParameterUse::kVector});
+    set.add({"b", {1}});
+    set.begin_unit();
+    set.add({"norm", {70}});
+    set.add({"head", {2, 2}, ParameterUse::kMatmul});
+    std::vector<std::pair<size_t, int64_t>> addresses;
+    for (const NamedParameter& p : set) addresses.emplace_back(p.unit, p.flat_index);
+    EXPECT_EQ(addresses,
+              (std::vector<std::pair<size_t, int64_t>>{
+                  {0, 0}, {1, kUnit}, {1, 2 * kUnit}, {2, 3 * kUnit}, {2, 3 * kUnit + 128}}));
+    std::vector<int64_t> ends;
+    for (const ParameterUnit& unit : set.units()) ends.push_back(unit.end);
+    EXPECT_EQ(ends, (std::vector<int64_t>{kUnit, 3 * kUnit, 4 * kUnit}));
+  }
+}
+
+TEST(ParameterSet, UnitsOfAModelAreItsTablesItsBlocksAndItsEnd) {
+  for (const auto& [name, config] : test::model_cases()) {
+    SCOPED_TRACE(name);
+    const Transformer model(config, DType::kF32, 1);
+    const ParameterSet& set = model.parameters();
+    ASSERT_EQ(set.units().size(), static_cast<size_t>(config.num_layers) + 2);
+    for (const NamedParameter& p : set) {
+      size_t unit = p.name.starts_with("model.embed") ? 0 : set.units().size() - 1;
+      if (const std::string layers = "model.layers."; p.name.starts_with(layers))
+        unit = std::stoul(p.name.substr(layers.size())) + 1;
+      EXPECT_EQ(p.unit, unit) << p.name;
+    }
+    int64_t end = 0;
+    size_t leaf = 0;
+    for (const ParameterUnit& unit : set.units()) {
+      EXPECT_EQ(unit.begin, end);
+      EXPECT_GT(unit.end, unit.begin);
+      EXPECT_EQ(unit.end % kUnit, 0);
+      EXPECT_EQ(unit.first_leaf, leaf);
+      end = unit.end;
+      leaf = unit.end_leaf;
+    }
+    EXPECT_EQ(leaf, set.trained().size());
+    // No flat index belongs to two parameters, and the rows of a leaf are neighbours.
+    std::map<int64_t, int64_t> ranges;
+    for (const NamedParameter& p : set) {
+      ranges[p.flat_index] = p.flat_index + p.value.numel();
+      EXPECT_GE(p.flat_index, set.units()[p.unit].begin) << p.name;
+      EXPECT_LE(p.flat_index + p.value.numel(), set.units()[p.unit].end) << p.name;
+      const int64_t row = p.value.numel() / p.value.dim(0);
+      EXPECT_EQ((p.flat_index - p.first_row * row) % ParameterSet::kLeafAlignment, 0) << p.name;
+    }
+    EXPECT_EQ(ranges.size(), set.size());
+    int64_t free = 0;
+    for (const auto& [begin, behind] : ranges) {
+      EXPECT_GE(begin, free);
+      free = behind;
+    }
+  }
+}
+
+// Gradients are one tensor without the padding of units.
+TEST(ParameterSet, GradientsLieInOneTensor) {
+  ParameterSet set = empty_set(DType::kBF16);
+  const Variable a = set.add({"a", {65}});
+  set.add({"frozen", {1000}, ParameterUse::kVector, 0, ParameterRole::kFrozen});
+  set.begin_unit();
+  const Variable b = set.add({"b", {3, 5}, ParameterUse::kMatmul});
+  auto [all, ends] = set.allocate_gradients();
+  EXPECT_EQ(ends, (std::vector<int64_t>{128, 192}));
+  EXPECT_EQ(all.shape(), Shape({192}));
+  EXPECT_EQ(all.dtype(), DType::kF32);
+  all.fill_(7);
+  EXPECT_EQ(a.grad().to_vector<double>(), std::vector<double>(65, 7));
+  EXPECT_EQ(b.grad().raw(), all.narrow(0, 128, 1).raw());
+  EXPECT_EQ(b.grad().shape(), b.shape());
+}
+
+TEST(ParameterSet, FrozenParametersHaveNoGradient) {
+  ParameterSet set = empty_set();
+  const Variable w = set.add({"w", {2, 2}, ParameterUse::kMatmul, 0, ParameterRole::kFrozen});
+  const Variable b = set.add({"b", {2}});
+  EXPECT_FALSE(set[0].trained());
+  EXPECT_TRUE(set[1].trained());
+  ASSERT_EQ(set.trained().size(), 1u);
+  EXPECT_EQ(set.units()[0].end_leaf, 1u);
+  EXPECT_EQ(set.trained()[0].value().raw(), b.value().raw());
+  const Variable x = Variable::parameter(Tensor::full({1, 2}, 1, DType::kF32));
+  Tensor(w.value()).fill_(2);
+  backward(sum(linear(x, w, b)));
+  EXPECT_EQ(x.grad().to_vector<double>(), (std::vector<double>{4, 4}));
+  EXPECT_EQ(b.grad().to_vector<double>(), (std::vector<double>{1, 1}));
+}
+
+}  // namespace
+}  // namespace cohort
