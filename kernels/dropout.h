@@ -40,6 +40,41 @@ inline uint32_t dropout_first_kept(float p) {
   return static_cast<uint32_t>(std::ceil(static_cast<double>(p) * 0x1p24)) << 8;
 }
 
+// Dropout of one call as its kernels use it. T: type of the arithmetic.
+template <class T>
+struct DropoutMask {
+  const int64_t* sequences = nullptr;
+  const int32_t* positions = nullptr;
+  uint64_t seed = 0, stream = 0;
+  uint32_t first_kept = 0;  // smallest random word that keeps its element; 0: no dropout
+  T factor = 1;             // scale of kept elements
+
+  explicit DropoutMask(const DropoutSpec& spec) {
+    if (spec.p == 0) return;
+    sequences = spec.sequences.data<int64_t>();
+    positions = spec.positions.data<int32_t>();
+    seed = spec.seed;
+    stream = spec.stream;
+    first_kept = dropout_first_kept(static_cast<float>(spec.p));
+    factor = static_cast<T>(1 / (1 - spec.p));
+  }
+
+  // Philox stream of a token.
+  COHORT_HD uint64_t row(int64_t token) const {
+    return dropout_row(stream, sequences[token], positions[token]);
+  }
+  // For attention: bit i is set if key `first` + i is kept, for i < 4; `first` is a multiple of 4.
+  // Same bits as dropout_keep() with element = head * 2^32 + key.
+  template <class Int>
+  COHORT_HD uint32_t keep_four(uint64_t row_stream, Int head, Int first) const {
+    const uint64_t element = static_cast<uint64_t>(head) << 32 | static_cast<uint64_t>(first);
+    const auto words = philox(seed, row_stream, element >> 2);
+    uint32_t bits = 0;
+    for (uint32_t i = 0; i < 4; ++i) bits |= words[i] >= first_kept ? 1u << i : 0u;
+    return bits;
+  }
+};
+
 // y[t, c] (+)= keep ? x[t, c] s : 0, with s = 1 / (1 - p) rounded to the arithmetic of x. The
 // backward is the same op on dy. CPU and CUDA drop the same elements, and agree to the bit in f32.
 struct Dropout {

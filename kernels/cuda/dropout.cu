@@ -1,8 +1,8 @@
 // Dropout on CUDA: one Philox call serves four adjacent elements of one thread. The random draws
 // take as long as the memory accesses, so words are compared as integers, the division is a
 // multiplication, and registers are limited, so that many resident blocks overlap the two.
-#include "kernels/cuda/dropout.cuh"
 #include "kernels/cuda/rows.cuh"
+#include "kernels/dropout.h"
 
 namespace cohort::kernels::cuda {
 namespace {
@@ -11,7 +11,7 @@ namespace {
 // of one Philox call belong to four adjacent columns, independent of the layout.
 template <class T>
 __global__ void __launch_bounds__(kMaxGroup, 2)
-    dropout_kernel(T* y, const T* x, const DropoutMask mask, bool accumulate,
+    dropout_kernel(T* y, const T* x, const DropoutMask<float> mask, bool accumulate,
                    const RowLayout layout) {
   constexpr int N = RowSlice<T>::N;
   static_assert(N % 4 == 0);
@@ -64,7 +64,7 @@ void dropout(const Dropout& args) {
     const RowLayout layout =
         row_layout<T>(args.x.dim(0), args.x.dim(1), vectorized_rows(args.x.dim(1), in, out));
     launch("dropout", dropout_kernel<T>, layout.launch_shape(), args.x.device(), out, in,
-           DropoutMask(args.spec), args.mode == Grad::kAccumulate, layout);
+           DropoutMask<float>(args.spec), args.mode == Grad::kAccumulate, layout);
   });
 }
 

@@ -13,49 +13,45 @@ struct ForwardItem {
   int64_t sequence, kv_head, row0;
 };
 
-template <class T>
-void forward(const AttentionForward& args, const PackedSizes& sizes) {
-  const int32_t* const cu = args.cu_seqlens.data<int32_t>();
+template <class Rule>
+void forward(const AttentionForward& args, const PackedSizes& sizes, const Rule& rule) {
+  using T = typename Rule::Value;
   const int64_t heads = sizes.heads, group = sizes.group(), dim = sizes.head_dim;
   const int64_t q_stride = args.q.strides()[0], kv_stride = args.k.strides()[0];
   const T* const q = args.q.data<T>();
   T *const o = args.o.data<T>(), *const lse = args.lse.data<T>();
-  const std::vector<KeyTokens> keys =
-      key_tokens(args.cu_seqlens, args.desc.prefixes, "attention_forward");
+  const PackedSequences sequences(args.cu_seqlens, args.desc);
   std::vector<ForwardItem> items;
   int64_t cost = 0;
   for (int64_t s = 0; s < sizes.sequences; ++s) {
-    const int64_t length = cu[s + 1] - cu[s];
-    cost += length * (2 * keys[static_cast<size_t>(s)].prefix + length) * heads * dim;
+    const PackedSequence sequence = sequences[s];
+    cost += sequence.visible_keys() * heads * dim;
     for (int64_t h = 0; h < sizes.kv_heads; ++h)
-      for (int64_t row0 = 0; row0 < length * group; row0 += kQueryRows)
+      for (int64_t row0 = 0; row0 < sequence.length * group; row0 += kQueryRows)
         items.push_back({s, h, row0});
   }
   parallel_items(items.size(), cost, [&](int64_t first, int64_t last) {
-    FlashAttention<T> flash(dim, args.desc);
+    FlashAttention<Rule> flash(dim, rule);
     QueryRow<T> rows[kQueryRows];
     for (int64_t i = first; i < last; ++i) {
       const auto [s, kv_head, row0] = items[static_cast<size_t>(i)];
-      const KeyTokens& tokens = keys[static_cast<size_t>(s)];
-      const int64_t length = cu[s + 1] - cu[s];
-      const int64_t count = std::min(kQueryRows, length * group - row0);
-      int64_t query = row0 / group, in_group = row0 % group;
+      const PackedSequence sequence = sequences[s];
+      const int64_t count = std::min(kQueryRows, sequence.length * group - row0);
       for (int64_t r = 0; r < count; ++r) {
-        const int64_t token = cu[s] + query, head = kv_head * group + in_group;
+        const int64_t query = (row0 + r) / group, head = kv_head * group + (row0 + r) % group;
+        const int64_t token = sequence.begin + query, position = sequence.position(query);
         rows[r] = {.q = q + token * q_stride + head * dim,
                    .o = o + (token * heads + head) * dim,
                    .lse = lse + head * sizes.tokens + token,
-                   .visible = visible_keys(args.desc, tokens.prefix + query, length),
+                   .visible = rule.keys_of({position, position + 1}, int64_t{sequence.keys()}),
                    .token = token,
                    .head = head};
-        if (++in_group == group) {
-          in_group = 0;
-          ++query;
-        }
       }
-      flash.run({rows, static_cast<size_t>(count)},
-                {.data = args.k.data<T>() + kv_head * dim, .stride = kv_stride, .tokens = tokens},
-                {.data = args.v.data<T>() + kv_head * dim, .stride = kv_stride, .tokens = tokens});
+      KeyRows<T> keys{
+          .data = args.k.data<T>() + kv_head * dim, .stride = kv_stride, .packed = sequence};
+      KeyRows<T> values = keys;
+      values.data = args.v.data<T>() + kv_head * dim;
+      flash.run({rows, static_cast<size_t>(count)}, keys, values);
     }
   });
 }
@@ -63,9 +59,13 @@ void forward(const AttentionForward& args, const PackedSizes& sizes) {
 }  // namespace
 
 void attention_forward(const AttentionForward& args) {
+  constexpr const char* kOp = "attention_forward";
   const PackedSizes sizes = packed_sizes(args.q, args.k, args.cu_seqlens);
-  check_cu_seqlens(args.cu_seqlens, sizes.tokens, "attention_forward");
-  dispatch_float(args.q.dtype(), "attention_forward", [&]<class T>() { forward<T>(args, sizes); });
+  check_sequences(args.cu_seqlens, args.desc, sizes.tokens, kOp);
+  dispatch_float(args.q.dtype(), kOp, [&]<class T>() {
+    with_rule<AnyRule<T>>(args, args.desc, sizes.head_dim,
+                          [&](const auto& call) { forward(args, sizes, call.rule); });
+  });
 }
 
 }  // namespace cohort::kernels::cpu

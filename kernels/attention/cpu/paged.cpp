@@ -38,8 +38,9 @@ struct PagedItem {
   int64_t begin, end, kv_head;
 };
 
-template <class T>
-void paged(const AttentionPaged& args, const CacheSizes& sizes) {
+template <class Rule>
+void paged(const AttentionPaged& args, const CacheSizes& sizes, const Rule& rule) {
+  using T = typename Rule::Value;
   const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = sizes.head_dim;
   const int64_t q_stride = args.q.strides()[0];
   const int64_t group = heads / sizes.kv_heads,
@@ -65,7 +66,7 @@ void paged(const AttentionPaged& args, const CacheSizes& sizes) {
     for (int64_t h = 0; h < sizes.kv_heads; ++h) items.push_back({begin, end, h});
   }
   parallel_items(items.size(), cost, [&](int64_t first, int64_t last) {
-    FlashAttention<T> flash(dim, args.desc);
+    FlashAttention<Rule> flash(dim, rule);
     std::vector<QueryRow<T>> rows;
     for (int64_t i = first; i < last; ++i) {
       const auto [begin, end, kv_head] = items[static_cast<size_t>(i)];
@@ -76,15 +77,17 @@ void paged(const AttentionPaged& args, const CacheSizes& sizes) {
       KeyRows<T> values = keys;
       values.data = args.cache.v.data<T>() + kv_head * dim;
       rows.clear();
-      for (int64_t t = begin; t < end; ++t)
+      for (int64_t t = begin; t < end; ++t) {
+        const int64_t position = positions[t];
         for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
           rows.push_back({.q = q + t * q_stride + head * dim,
                           .o = o + (t * heads + head) * dim,
                           .lse = nullptr,
-                          .visible = visible_keys(args.desc, positions[t], 0),
+                          .visible = rule.keys_of({position, position + 1}, position + 1),
                           .token = t,
                           .head = head});
         }
+      }
       const std::span<const QueryRow<T>> all = rows;
       for (size_t r = 0; r < all.size(); r += kQueryRows)
         flash.run(all.subspan(r, std::min<size_t>(kQueryRows, all.size() - r)), keys, values);
@@ -163,7 +166,10 @@ void attention_paged(const AttentionPaged& args) {
       check_block(sizes, sequence[t], checked, table[sequence[t] * sizes.max_blocks + checked],
                   kOp);
   }
-  dispatch_float(args.q.dtype(), kOp, [&]<class T>() { paged<T>(args, sizes); });
+  dispatch_float(args.q.dtype(), kOp, [&]<class T>() {
+    with_rule<AnyRule<T>>(args, args.desc, sizes.head_dim,
+                          [&](const auto& call) { paged(args, sizes, call.rule); });
+  });
 }
 
 }  // namespace cohort::kernels::cpu

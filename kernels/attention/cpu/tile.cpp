@@ -154,52 +154,28 @@ void KeyTile<T>::transpose() {
     for (int64_t i = j; i < end; ++i) to[d * ld + i] = i < count ? rows[i][d] : T{0};
 }
 
-template <class T>
-void ProbabilityDropout::fill(T* factors, int64_t token, int64_t head, int64_t first,
-                              int64_t count) const {
-  // dropout_keep() of kernels/dropout.h, with one Philox call per four keys.
-  const uint64_t stream = dropout_row(spec.stream, spec.sequences.data<int64_t>()[token],
-                                      spec.positions.data<int32_t>()[token]);
-  const uint64_t element = static_cast<uint64_t>(head) << 32 | static_cast<uint64_t>(first);
-  const float threshold = static_cast<float>(spec.p);
-  const T kept = static_cast<T>(1 / (1 - spec.p));
-  for (int64_t j = 0; j < count; j += 4) {
-    const auto words = philox(spec.seed, stream, (element + static_cast<uint64_t>(j)) >> 2);
-    for (size_t i = 0; i < 4; ++i)
-      factors[j + static_cast<int64_t>(i)] = uniform_f32(words[i]) >= threshold ? kept : T{0};
-  }
-}
-
-void check_cu_seqlens(const Tensor& cu_seqlens, int64_t tokens, const char* op) {
-  const int32_t* cu = cu_seqlens.data<int32_t>();
-  const int64_t sequences = cu_seqlens.numel() - 1;
-  COHORT_CHECK(cu[0] == 0 && cu[sequences] == tokens, "[", op, "] expected cu_seqlens from 0 to ",
-               tokens, ", got ", cu[0], " to ", cu[sequences]);
-  for (int64_t s = 0; s < sequences; ++s)
+void check_sequences(const Tensor& cu_seqlens, const AttentionDesc& desc, int64_t tokens,
+                     const char* op) {
+  const PackedSequences sequences(cu_seqlens, desc);
+  const int32_t* const cu = sequences.cu;
+  COHORT_CHECK(cu[0] == 0 && cu[sequences.count] == tokens, "[", op,
+               "] expected cu_seqlens from 0 to ", tokens, ", got ", cu[0], " to ",
+               cu[sequences.count]);
+  int64_t parent = -1;  // the last sequence without a prefix
+  for (int64_t s = 0; s < sequences.count; ++s) {
     COHORT_CHECK(cu[s] <= cu[s + 1], "[", op, "] expected ascending cu_seqlens, got ", cu[s],
                  " before ", cu[s + 1], " at sequence ", s);
-}
-
-std::vector<KeyTokens> key_tokens(const Tensor& cu_seqlens, const Tensor& prefixes,
-                                  const char* op) {
-  const int32_t* const cu = cu_seqlens.data<int32_t>();
-  std::vector<KeyTokens> out;
-  int64_t parent = -1;  // the last sequence without a prefix
-  for (int64_t s = 0; s + 1 < cu_seqlens.numel(); ++s) {
-    out.push_back({.begin = cu[s]});
-    const int32_t* const prefix = prefixes.defined() ? prefixes.data<int32_t>() + 2 * s : nullptr;
-    if (prefix == nullptr || prefix[1] == 0) {
+    const PackedSequence sequence = sequences[s];
+    if (sequence.prefix == 0) {
       parent = s;
       continue;
     }
-    COHORT_CHECK(parent >= 0 && prefix[0] == cu[parent] && prefix[1] == cu[parent + 1] - cu[parent],
+    COHORT_CHECK(parent >= 0 && sequence.prefix_begin == cu[parent] &&
+                     sequence.prefix == cu[parent + 1] - cu[parent],
                  "[", op, "] expected the prefix of sequence ", s,
-                 " to be the last sequence before it without a prefix, got ", prefix[1],
-                 " tokens from ", prefix[0], " on");
-    out.back().prefix_begin = prefix[0];
-    out.back().prefix = prefix[1];
+                 " to be the last sequence before it without a prefix, got ", sequence.prefix,
+                 " tokens from ", sequence.prefix_begin, " on");
   }
-  return out;
 }
 
 template void chain_matmul<float>(std::span<const MatmulRow<float>>, int64_t, const float* const*,
@@ -208,7 +184,5 @@ template void chain_matmul<double>(std::span<const MatmulRow<double>>, int64_t,
                                    const double* const*, Grad);
 template struct KeyTile<float>;
 template struct KeyTile<double>;
-template void ProbabilityDropout::fill<float>(float*, int64_t, int64_t, int64_t, int64_t) const;
-template void ProbabilityDropout::fill<double>(double*, int64_t, int64_t, int64_t, int64_t) const;
 
 }  // namespace cohort::kernels::attention

@@ -10,6 +10,7 @@
 
 #include "core/parallel.h"
 #include "core/sizes.h"
+#include "kernels/attention/score_rule.h"
 #include "kernels/attention/sizes.h"
 
 namespace cohort::kernels::attention {
@@ -23,9 +24,6 @@ inline constexpr int kVectorBytes = 16, kVectorsPerBlock = 2;
 #endif
 template <class T>
 inline constexpr int kVectorLanes = kVectorBytes / static_cast<int>(sizeof(T));
-
-inline constexpr double kLog2e = 1.4426950408889634074;
-inline constexpr double kLn2 = 0.69314718055994530942;
 
 // Scores are computed for runs of this many keys.
 inline constexpr int64_t kKeyRun = 16;
@@ -88,20 +86,9 @@ struct KeyTile : RowTile<T> {
   std::vector<const T*> transposed;  // its rows
 };
 
-// Dropout of the probabilities of one call.
-struct ProbabilityDropout {
-  const DropoutSpec& spec;
-  // factors[j] = keep / (1 - p) for query `token` and key first + j, j < count. `first` is a
-  // multiple of 4; writes up to the next multiple of 4.
-  template <class T>
-  void fill(T* factors, int64_t token, int64_t head, int64_t first, int64_t count) const;
-};
-
-// Throws unless the sequences ascend from 0 to `tokens`.
-void check_cu_seqlens(const Tensor& cu_seqlens, int64_t tokens, const char* op);
-// Keys of each sequence; cu_seqlens must have been checked. Throws if `prefixes` (AttentionDesc) is
-// invalid.
-std::vector<KeyTokens> key_tokens(const Tensor& cu_seqlens, const Tensor& prefixes, const char* op);
+// Throws unless the sequences ascend from 0 to `tokens`, and are what AttentionDesc expects.
+void check_sequences(const Tensor& cu_seqlens, const AttentionDesc& desc, int64_t tokens,
+                     const char* op);
 
 // Runs fn(begin, end) over consecutive items, in chunks large enough for a thread. `cost`: total
 // multiply-adds of all items.

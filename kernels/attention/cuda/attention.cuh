@@ -7,24 +7,19 @@
 #include <string>
 
 #include "core/log.h"
-#include "kernels/attention/attention.h"
+#include "kernels/attention/score_rule.h"
 #include "kernels/cuda/device.cuh"
-#include "kernels/cuda/dropout.cuh"
 #include "kernels/cuda/mma.cuh"
 
 namespace cohort::kernels::cuda {
 
 inline constexpr float kLn2 = 0.69314718055994530942f;
 
-// c of the canonical order: converts scores to base-2 exponents.
-inline float exponent_scale(const AttentionDesc& desc, int64_t head_dim) {
-  return static_cast<float>(softmax_scale(desc, head_dim) * 1.4426950408889634074);
-}
-
-// Maximum number of keys a causal query sees; larger than any sequence without a window.
-inline int key_window(const AttentionDesc& desc) {
-  constexpr int64_t kAll = 1 << 30;
-  return static_cast<int>(desc.window > 0 ? std::min(desc.window, kAll) : kAll);
+// Number of heads, at most `heads`, whose `head_bytes` fit in the L2 cache together.
+inline int heads_in_l2(int64_t head_bytes, int64_t heads) {
+  constexpr int64_t kCacheBytes = 32 << 20;
+  const int64_t fit = kCacheBytes / std::max<int64_t>(head_bytes, 1);
+  return static_cast<int>(std::clamp<int64_t>(fit, 1, heads));
 }
 
 // Calls fn.operator()<kDim>() with the head dim padded to one the generic kernels are compiled for.
@@ -51,12 +46,12 @@ void dispatch_sm90_dim(int64_t head_dim, F&& fn) {
 
 // True if the kernels for sm_90 support a bf16 call. Otherwise, on a GPU that has them, logs once
 // per op and head dim why the generic kernels are used.
-inline bool supports_sm90(const char* name, int64_t head_dim, bool vectorized, bool has_dropout,
-                          Device device) {
+inline bool supports_sm90(const char* name, const AttentionDesc& desc, int64_t head_dim,
+                          bool vectorized, Device device) {
   if (!::cohort::cuda::is_hopper(device)) return false;
-  const char* const reason = has_dropout   ? "it has dropout"
-                             : !vectorized ? "rows are not aligned to 16 bytes"
-                                           : nullptr;
+  const char* const reason = desc.dropout.p > 0 ? "it has dropout"
+                             : !vectorized      ? "rows are not aligned to 16 bytes"
+                                                : nullptr;
   if (reason == nullptr) return true;
   static std::mutex mutex;
   static std::set<std::pair<std::string, int64_t>> logged;
@@ -78,16 +73,17 @@ inline int64_t tile_slots(int64_t tokens, int64_t sequences, int64_t per_tile) {
   return sequences == 0 ? 0 : tokens / per_tile + sequences;
 }
 struct SequenceTile {
-  int begin, length;  // the sequence's tokens [begin, begin + length)
-  int tile;           // its tokens [tile * per_tile, ...); beyond `length` in an empty slot
-  int sequence;
+  PackedSequence sequence;
+  int index;  // the number of the sequence
+  int tile;   // its rows [tile * per_tile, ...); beyond its length in an empty slot
 };
 // Finds the tile of a slot; all lanes of a warp must call it, which searches 32 sequences at a
 // time.
-__device__ __forceinline__ SequenceTile find_tile(const int32_t* cu, int sequences, int slot,
+__device__ __forceinline__ SequenceTile find_tile(const PackedSequences& sequences, int slot,
                                                   int per_tile) {
+  const int32_t* const cu = sequences.cu;
   const int lane = static_cast<int>(threadIdx.x % 32);
-  int first = 0, count = sequences;  // the sequence is one of [first, first + count)
+  int first = 0, count = sequences.count;  // the sequence is one of [first, first + count)
   while (count > 1) {
     const int step = (count + 31) / 32, offset = lane * step;
     const bool begun = offset < count && cu[first + offset] / per_tile + first + offset <= slot;
@@ -96,8 +92,26 @@ __device__ __forceinline__ SequenceTile find_tile(const int32_t* cu, int sequenc
     first += skip;
     count = min(step, count - skip);
   }
-  const int begin = cu[first];
-  return {begin, cu[first + 1] - begin, slot - begin / per_tile - first, first};
+  const PackedSequence sequence = sequences[first];
+  return {sequence, first, slot - sequence.begin / per_tile - first};
+}
+
+// Scores become those that the softmax sees.
+template <class Rule, int kN>
+__device__ __forceinline__ void apply_rule(float (&s)[kN][4], const Rule& rule) {
+#pragma unroll
+  for (int n = 0; n < kN; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) s[n][e] = rule.apply(s[n][e]);
+}
+// A probability times the derivative of the rule at its score, which is recomputed: registers are
+// scarce in the backward.
+template <class Rule>
+__device__ __forceinline__ float times_slope(const Rule& rule, float p, float lse_log2) {
+  if constexpr (Rule::kModifies)
+    return p > 0 ? p * rule.derivative(__fdividef(__log2f(p) + lse_log2, rule.exponent)) : 0.0f;
+  else
+    return p;
 }
 
 // m c and l of a row over a chunk or over combined chunks; m c is -infinity if it saw no key.

@@ -12,7 +12,7 @@
 //                   exactly 1 while the maximum is unchanged
 //   P               exp2(fma(S, c, -m c)); 0 where masked; l += P, unrounded, per thread: the
 //                   four threads of a quad hold the four partial sums of the canonical order
-//   O = alpha O     rounded, then += bf16(P) V, keys in ascending steps of 16; with dropout, P is
+//   O = alpha O     rounded, then += bf16(P) V, keys in ascending steps of 16; dropped P is
 //                   multiplied by 0 or 1 / (1 - p) before it is rounded
 //
 // Masked keys add exact zeros, so steps of 16 keys that no row of the warp sees can be skipped:
@@ -82,13 +82,10 @@ inline Tensor combined_scratch(CombinedChunks& combined, int64_t rows, int dim, 
   return scratch;
 }
 
-// Parameters common to all rows of a call.
-struct AttentionParams {
-  float c;     // base-2 exponent per unit of score
-  int window;  // maximum number of keys a row sees
+// Rows of queries, keys, values and outputs in memory.
+struct RowFormat {
   int head_dim;
   bool vectorized;  // rows support 16-byte accesses
-  DropoutMask dropout;
 };
 
 // A thread's part of rows `group` and `group` + 8 of its warp's 16.
@@ -127,25 +124,25 @@ __device__ __forceinline__ void score_step(float (&s)[2 * kGroups][4], uint32_t 
   }
 }
 
-// Masks scores of keys that a row does not see. visible[r]: end of the keys that row r sees,
-// relative to the tile; no row of the warp sees groups from `groups` on. `window_hides`: the window
-// hides keys of the tile from some rows of the warp.
-template <int kGroups>
-__device__ __forceinline__ void mask_scores(float (&s)[2 * kGroups][4], const int (&visible)[2],
-                                            int window, int groups, bool window_hides) {
+// Masks scores of keys that a row does not see. ends[r]: end of the keys that row r sees, relative
+// to the tile; no row of the warp sees groups from `groups` on. `hides_first`: some rows of the
+// warp do not see the first keys of the tile.
+template <int kGroups, class Rule>
+__device__ __forceinline__ void mask_scores(float (&s)[2 * kGroups][4], const int (&ends)[2],
+                                            const Rule& rule, int groups, bool hides_first) {
   const int column = static_cast<int>(threadIdx.x % 4) * 2;
-  if (window_hides)
+  if (hides_first)
 #pragma unroll
     for (int n = 0; n < 2 * kGroups; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        if (8 * n + column + e % 2 < visible[e / 2] - window) s[n][e] = -INFINITY;
+        if (8 * n + column + e % 2 < rule.first_key(ends[e / 2])) s[n][e] = -INFINITY;
 #pragma unroll
   for (int n = 0; n < 2 * kGroups; ++n) {
     if (n >= 2 * groups) break;
 #pragma unroll
     for (int e = 0; e < 4; ++e)
-      if (8 * n + column + e % 2 >= visible[e / 2]) s[n][e] = -INFINITY;
+      if (8 * n + column + e % 2 >= ends[e / 2]) s[n][e] = -INFINITY;
   }
 }
 
@@ -211,22 +208,23 @@ __device__ __forceinline__ void softmax_step(float (&s)[2 * kGroups][4], RowStat
 
 // Zeroes dropped elements of P and scales the others. key0: first key of the tile.
 template <int kGroups>
-__device__ __forceinline__ void dropout_step(float (&s)[2 * kGroups][4], const DropoutMask& dropout,
-                                             const uint64_t (&streams)[2], int head, int key0) {
+__device__ __forceinline__ void drop_step(float (&s)[2 * kGroups][4],
+                                          const DropoutMask<float>& drop,
+                                          const uint64_t (&streams)[2], int head, int key0) {
   const int quad = static_cast<int>(threadIdx.x % 4);
   uint64_t keep = 0;  // four bits for each s[n]
 #pragma unroll 1
   for (int n = 0; n < 2 * kGroups; ++n) {
     const int first = key0 + 8 * n + quad / 2 * 4, shift = quad % 2 * 2;
-    const uint32_t low = dropout.keep_four(streams[0], head, first) >> shift & 3;
-    const uint32_t high = dropout.keep_four(streams[1], head, first) >> shift & 3;
+    const uint32_t low = drop.keep_four(streams[0], head, first) >> shift & 3;
+    const uint32_t high = drop.keep_four(streams[1], head, first) >> shift & 3;
     keep |= static_cast<uint64_t>(high << 2 | low) << 4 * n;
   }
 #pragma unroll
   for (int n = 0; n < 2 * kGroups; ++n)
 #pragma unroll
     for (int e = 0; e < 4; ++e)
-      s[n][e] = (keep >> (4 * n + e) & 1) != 0 ? s[n][e] * dropout.factor : 0.0f;
+      s[n][e] = (keep >> (4 * n + e) & 1) != 0 ? s[n][e] * drop.factor : 0.0f;
 }
 
 // o = alpha o + P V.
@@ -260,7 +258,7 @@ __device__ __forceinline__ void value_step(float (&o)[kDim / 8][4],
 // then copies row by row.
 template <class Shape, class Rows>
 __device__ __forceinline__ void load_tile(const Rows& rows, int tile, uint32_t keys,
-                                          uint32_t values, const AttentionParams& params) {
+                                          uint32_t values, const RowFormat& format) {
   constexpr int kChunks = Shape::kDim / 8, kRowsPerWarp = Shape::kKeys / Shape::kWarps;
   static_assert(kChunks <= 32 && kRowsPerWarp <= 32);
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -269,12 +267,12 @@ __device__ __forceinline__ void load_tile(const Rows& rows, int tile, uint32_t k
       lane < kRowsPerWarp ? rows.key_offset(tile * Shape::kKeys + first + lane) : int64_t{-1};
   const int chunk = lane % kChunks, column = 8 * chunk;
   const auto row_of = [&](int i) { return i + lane / kChunks; };
-  if (params.vectorized) {  // hoisted out of the inner loop
+  if (format.vectorized) {  // hoisted out of the inner loop
 #pragma unroll
     for (int i = 0; i < kRowsPerWarp; i += 32 / kChunks) {
       const int64_t offset = __shfl_sync(0xffffffffu, lane_offset, row_of(i));
       const uint32_t to = chunk_offset<Shape::kDim>(first + row_of(i), chunk);
-      const bool live = offset >= 0 && column < params.head_dim;
+      const bool live = offset >= 0 && column < format.head_dim;
       copy_async(keys + to, live ? rows.k + offset + column : nullptr, live ? 16 : 0);
       copy_async(values + to, live ? rows.v + offset + column : nullptr, live ? 16 : 0);
     }
@@ -284,9 +282,9 @@ __device__ __forceinline__ void load_tile(const Rows& rows, int tile, uint32_t k
   for (int i = 0; i < kRowsPerWarp; i += 32 / kChunks) {
     const int64_t offset = __shfl_sync(0xffffffffu, lane_offset, row_of(i));
     load_chunk<Shape::kDim>(keys, first + row_of(i), chunk, offset < 0 ? nullptr : rows.k + offset,
-                            params.head_dim, false);
+                            format.head_dim, false);
     load_chunk<Shape::kDim>(values, first + row_of(i), chunk,
-                            offset < 0 ? nullptr : rows.v + offset, params.head_dim, false);
+                            offset < 0 ? nullptr : rows.v + offset, format.head_dim, false);
   }
 }
 
@@ -294,23 +292,23 @@ __device__ __forceinline__ void load_tile(const Rows& rows, int tile, uint32_t k
 // values after them, as one commit group.
 template <class Shape, class Rows>
 __device__ __forceinline__ void load_stage(const Rows& rows, int tile, int tiles, uint32_t keys,
-                                           const AttentionParams& params) {
+                                           const RowFormat& format) {
   constexpr uint32_t kTileBytes = Shape::kTileBytes;
   const uint32_t values = keys + Shape::kKeyStages * kTileBytes;
   if (tile < tiles)
     load_tile<Shape>(rows, tile, keys + tile % Shape::kKeyStages * kTileBytes,
-                     values + tile % 2 * kTileBytes, params);
+                     values + tile % 2 * kTileBytes, format);
   copy_async_commit();
 }
 
 template <class Shape, class Rows>
 __device__ __forceinline__ void load_queries(const Rows& rows, uint32_t queries,
-                                             const AttentionParams& params) {
+                                             const RowFormat& format) {
   constexpr int kChunks = Shape::kDim / 8;
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < Shape::kRows * kChunks; i += Shape::kThreads)
     load_chunk<Shape::kDim>(queries, i / kChunks, i % kChunks, rows.query(i / kChunks),
-                            params.head_dim, params.vectorized);
+                            format.head_dim, format.vectorized);
 }
 
 // Reduces l over the quad at the end of a chunk.
@@ -374,7 +372,7 @@ __device__ __forceinline__ void store_combined(float (&o)[Shape::kDim / 8][4], R
 // Stores O (1 / l) and the log-sum-exp of a warp's rows, whose l is reduced. O is staged in the
 // shared memory of the queries, so that rows are written in 16-byte chunks.
 template <class Shape, class Rows>
-__device__ __forceinline__ void store_rows(const Rows& rows, const AttentionParams& params,
+__device__ __forceinline__ void store_rows(const Rows& rows, const RowFormat& format,
                                            const float (&o)[Shape::kDim / 8][4],
                                            const RowState& state, uint32_t queries, int row) {
   constexpr int kChunks = Shape::kDim / 8;
@@ -407,9 +405,9 @@ __device__ __forceinline__ void store_rows(const Rows& rows, const AttentionPara
                  : "r"(queries + chunk_offset<Shape::kColumns>(at, chunk))
                  : "memory");
     bf16* const to = rows.output(at) + 8 * chunk;
-    const int live = params.head_dim - 8 * chunk;
-    if (params.vectorized && live > 0) store_pack(reinterpret_cast<uint32_t*>(to), words);
-    if (!params.vectorized)
+    const int live = format.head_dim - 8 * chunk;
+    if (format.vectorized && live > 0) store_pack(reinterpret_cast<uint32_t*>(to), words);
+    if (!format.vectorized)
 #pragma unroll
       for (int e = 0; e < 8; ++e)
         if (e < live)
@@ -421,14 +419,13 @@ __device__ __forceinline__ void store_rows(const Rows& rows, const AttentionPara
 // 8.
 struct WarpRows {
   int row, thread_row;
-  int visible[2];                // per row of the thread; see Rows below
-  int min_visible, max_visible;  // over the rows of the warp
-  uint64_t streams[2];           // dropout stream per row of the thread
+  int ends[2];           // end_key() per row of the thread; see Rows below
+  int min_end, max_end;  // over the rows of the warp
+  uint64_t streams[2];   // Philox stream per row of the thread
 };
 
-template <class Shape, bool kDropout, class Rows>
-__device__ __forceinline__ WarpRows make_warp_rows(const Rows& rows,
-                                                   const AttentionParams& params) {
+template <class Shape, class Rule, class Rows>
+__device__ __forceinline__ WarpRows make_warp_rows(const Rows& rows, const Rule& rule) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   WarpRows warp_rows{};
   warp_rows.row = 16 * warp;
@@ -436,62 +433,62 @@ __device__ __forceinline__ WarpRows make_warp_rows(const Rows& rows,
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = warp_rows.thread_row + 8 * r;
-    warp_rows.visible[r] = rows.visible(row);
-    if (kDropout && row < rows.count) warp_rows.streams[r] = params.dropout.row(rows.token(row));
+    warp_rows.ends[r] = rows.end_key(rule, row);
+    if constexpr (Rule::kDrops)
+      if (row < rows.count) warp_rows.streams[r] = rule.drop.row(rows.token(row));
   }
-  warp_rows.min_visible =
-      __reduce_min_sync(0xffffffffu, min(warp_rows.visible[0], warp_rows.visible[1]));
-  warp_rows.max_visible =
-      __reduce_max_sync(0xffffffffu, max(warp_rows.visible[0], warp_rows.visible[1]));
+  warp_rows.min_end = __reduce_min_sync(0xffffffffu, min(warp_rows.ends[0], warp_rows.ends[1]));
+  warp_rows.max_end = __reduce_max_sync(0xffffffffu, max(warp_rows.ends[0], warp_rows.ends[1]));
   return warp_rows;
 }
 
 // Computes the rows of a block, given by Rows:
-//   int count, keys        query rows; they see keys 0 .. keys - 1, at least one, less the window
-//   int first_key          no row sees an earlier key
-//   k, v, key_offset(j)    offset of key j from k and v; negative beyond `keys`
+//   int count              query rows
+//   IndexRange<int> keys   every row sees some of these keys, and no other
+//   k, v, key_offset(j)    offset of key j from k and v; negative from keys.end on
 //   query(r), output(r)    start of row r; the query is null from `count` on
-//   visible(r)             row r sees the last `window` of keys 0 .. visible - 1; 1 from `count` on
+//   end_key(rule, r)       end of the keys that row r sees; 1 from `count` on
 //   store_lse(r, value), head(), token(r)
 //   combined_row(r)        index of row r in `combined`
-template <class Shape, bool kDropout, class Rows>
-__device__ __forceinline__ void attention_bf16(const Rows& rows, const AttentionParams& params,
-                                               char* shared, const CombinedChunks& combined) {
+template <class Shape, class Rule, class Rows>
+__device__ __forceinline__ void attention_bf16(const Rows& rows, const Rule& rule,
+                                               const RowFormat& format, char* shared,
+                                               const CombinedChunks& combined) {
   constexpr int kKeys = Shape::kKeys, kGroups = Shape::kGroups;
   constexpr int kChunkTiles = kAttentionChunk / kKeys;
   constexpr uint32_t kTileBytes = Shape::kTileBytes;
   const uint32_t keys = shared_address(shared), values = keys + Shape::kKeyStages * kTileBytes;
   const uint32_t queries = values + 2 * kTileBytes;
 
-  const WarpRows warp_rows = make_warp_rows<Shape, kDropout>(rows, params);
+  const WarpRows warp_rows = make_warp_rows<Shape>(rows, rule);
   RowState state;
   float o[Shape::kDim / 8][4] = {};
-  const int tiles = (rows.keys + kKeys - 1) / kKeys;
-  const auto load = [&](int tile) { load_stage<Shape>(rows, tile, tiles, keys, params); };
-  // The window hides keys before this one from some of the warp's rows.
-  const int window_begin = warp_rows.max_visible - params.window;
-  const int first_tile = rows.first_key / kKeys;
-  load_queries<Shape>(rows, queries, params);
-  load(first_tile);
-  const int first_end = (first_tile / kChunkTiles + 1) * kChunkTiles;
+  const IndexRange<int> tiles = rows.keys.tiles(kKeys);
+  const auto load = [&](int tile) { load_stage<Shape>(rows, tile, tiles.end, keys, format); };
+  // Keys before this one are hidden from some of the warp's rows.
+  const int first_common = rule.first_key(warp_rows.max_end);
+  load_queries<Shape>(rows, queries, format);
+  load(tiles.first);
+  const int first_end = (tiles.first / kChunkTiles + 1) * kChunkTiles;
 #pragma unroll 1
-  for (int tile = first_tile, end = min(first_end, tiles);;) {  // chunks, [tile, end)
+  for (int tile = tiles.first, end = min(first_end, tiles.end);;) {  // chunks, [tile, end)
 #pragma unroll 1
     for (; tile < end; ++tile) {
       copy_async_wait<0>();
       __syncthreads();
       if constexpr (Shape::kKeyStages == 2) load(tile + 1);
       const int key0 = tile * kKeys,
-                groups = min(kGroups, max(0, (warp_rows.max_visible - key0 + 15) / 16));
-      const int visible[2] = {warp_rows.visible[0] - key0, warp_rows.visible[1] - key0};
+                groups = min(kGroups, max(0, (warp_rows.max_end - key0 + 15) / 16));
+      const int ends[2] = {warp_rows.ends[0] - key0, warp_rows.ends[1] - key0};
       const uint32_t tile_keys = keys + tile % Shape::kKeyStages * kTileBytes;
       const uint32_t tile_values = values + tile % 2 * kTileBytes;
       float s[2 * kGroups][4], alpha[2];
       const auto softmax_and_values = [&]<bool kMasked>() {
-        if (kMasked) mask_scores<kGroups>(s, visible, params.window, groups, window_begin > key0);
-        softmax_step<kGroups, kMasked>(s, state, alpha, params.c, groups);
-        if constexpr (kDropout)
-          dropout_step<kGroups>(s, params.dropout, warp_rows.streams, rows.head(), key0);
+        apply_rule(s, rule);
+        if (kMasked) mask_scores<kGroups>(s, ends, rule, groups, first_common > key0);
+        softmax_step<kGroups, kMasked>(s, state, alpha, rule.exponent, groups);
+        if constexpr (Rule::kDrops)
+          drop_step<kGroups>(s, rule.drop, warp_rows.streams, rows.head(), key0);
         value_step<Shape::kDim, kGroups, kMasked>(o, s, alpha, tile_values, groups);
       };
       if constexpr (Shape::kKeyStages == 1) {
@@ -499,7 +496,7 @@ __device__ __forceinline__ void attention_bf16(const Rows& rows, const Attention
         __syncthreads();
         load(tile + 1);
         if (groups > 0) softmax_and_values.template operator()<true>();
-      } else if (!kDropout && warp_rows.min_visible >= key0 + kKeys && window_begin <= key0) {
+      } else if (!Rule::kDrops && warp_rows.min_end >= key0 + kKeys && first_common <= key0) {
         score_step<Shape::kDim, kGroups, false>(s, queries, warp_rows.row, tile_keys, groups);
         softmax_and_values.template operator()<false>();
       } else if (groups > 0) {
@@ -509,11 +506,11 @@ __device__ __forceinline__ void attention_bf16(const Rows& rows, const Attention
     }
     reduce_l(state);
     if (end > first_end) combine_chunk<Shape>(o, state, rows, combined, warp_rows.thread_row);
-    if (end == tiles) break;
+    if (end == tiles.end) break;
     store_combined<Shape>(o, state, rows, combined, warp_rows.thread_row);
-    end = min(end + kChunkTiles, tiles);
+    end = min(end + kChunkTiles, tiles.end);
   }
-  store_rows<Shape>(rows, params, o, state, queries, warp_rows.row);
+  store_rows<Shape>(rows, format, o, state, queries, warp_rows.row);
 }
 
 }  // namespace cohort::kernels::cuda

@@ -16,12 +16,18 @@ inline constexpr int kFloatRows = 64, kFloatThreads = 256;
 template <int kDim_>
 struct FloatShape {
   static constexpr int kDim = kDim_, kKeys = kTileKeys<kDim>;
+  static constexpr int kRows = kFloatRows, kThreads = kFloatThreads;
   // Row lengths in shared memory: aligned, and off the multiples of 32 banks.
   static constexpr int kStride = kDim + 4, kScoreStride = kKeys + 4;
   static constexpr int kKeysPerThread = kKeys / 16, kPacksPerThread = kDim / 64;
   static constexpr size_t kSharedBytes = sizeof(float) * (kKeys * kStride + kFloatRows * kStride +
                                                           kFloatRows * kScoreStride + kFloatRows);
 };
+
+// Sizes of a kernel in either precision.
+template <class T, int kDim, int kWarps, int kKeyStages>
+using RowsShape = std::conditional_t<std::is_same_v<T, float>, FloatShape<kDim>,
+                                     Bf16Shape<kDim, kWarps, kKeyStages>>;
 
 using Float4 = Pack<float, 4>;
 
@@ -30,10 +36,10 @@ using Float4 = Pack<float, 4>;
 struct FloatThreadState {
   int y4, x;
   int l_row;
-  int visible[4] = {};
+  int ends[4] = {};
   float row_max_log2[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};  // m c
   float l = 0;
-  uint64_t stream = 0;          // dropout stream of l_row
+  uint64_t stream = 0;          // Philox stream of l_row
   float* p = nullptr;           // in shared memory: P of the tile
   float* row_factor = nullptr;  // in shared memory: alpha of each row; l at the end of a chunk
 };
@@ -41,7 +47,7 @@ struct FloatThreadState {
 // Starts loading a tile of keys or values.
 template <int kDim, class Rows>
 __device__ __forceinline__ void load_float_tile(float* to, const Rows& rows, const float* from,
-                                                int tile, const AttentionParams& params) {
+                                                int tile, const RowFormat& format) {
   using Shape = FloatShape<kDim>;
   constexpr int kChunks = kDim / 4;
 #pragma unroll 4
@@ -49,7 +55,7 @@ __device__ __forceinline__ void load_float_tile(float* to, const Rows& rows, con
     const int row = i / kChunks;
     const int64_t offset = rows.key_offset(tile * Shape::kKeys + row);
     load_float_chunk(to + row * Shape::kStride, i % kChunks, offset < 0 ? nullptr : from + offset,
-                     params.head_dim, params.vectorized);
+                     format.head_dim, format.vectorized);
   }
   copy_async_commit();
 }
@@ -80,20 +86,19 @@ __device__ __forceinline__ void float_scores(float (&s)[4][FloatShape<kDim>::kKe
   }
 }
 
-// S becomes P for the four rows of the thread; row_max_log2: their m c. visible: end of the keys
-// that each row sees, relative to the tile.
-template <int kKeysPerThread>
+// S becomes P for the four rows of the thread; row_max_log2: their m c. ends: end of the keys that
+// each row sees, relative to the tile.
+template <int kKeysPerThread, class Rule>
 __device__ __forceinline__ void float_softmax(float (&s)[4][kKeysPerThread],
                                               float (&row_max_log2)[4], float (&alpha)[4],
-                                              const AttentionParams& params,
-                                              const int (&visible)[4], int x) {
-  const float c = params.c;
+                                              const Rule& rule, const int (&ends)[4], int x) {
+  const float c = rule.exponent;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     float largest = -INFINITY;
 #pragma unroll
     for (int j = 0; j < kKeysPerThread; ++j) {
-      if (x + 16 * j >= visible[i] || x + 16 * j < visible[i] - params.window) s[i][j] = -INFINITY;
+      s[i][j] = rule.outside(x + 16 * j, ends[i]) ? -INFINITY : rule.apply(s[i][j]);
       largest = fmaxf(largest, s[i][j]);
     }
 #pragma unroll
@@ -109,11 +114,11 @@ __device__ __forceinline__ void float_softmax(float (&s)[4][kKeysPerThread],
   }
 }
 
-// Adds the tile's P to one partial sum of l, of row l_row, by (key mod 8) / 2; with dropout, P is
+// Adds the tile's P to one partial sum of l, of row l_row, by (key mod 8) / 2; P may be
 // dropped afterwards. Four adjacent lanes share a row.
-template <int kDim>
-__device__ __forceinline__ void float_add_to_l(FloatThreadState& state, const DropoutMask& dropout,
-                                               int head, int key0) {
+template <int kDim, class Rule>
+__device__ __forceinline__ void float_add_to_l(FloatThreadState& state, const Rule& rule, int head,
+                                               int key0) {
   constexpr int kKeys = FloatShape<kDim>::kKeys;
   const int quad = static_cast<int>(threadIdx.x % 4);
   float* const p = state.p + state.l_row * FloatShape<kDim>::kScoreStride;
@@ -125,14 +130,17 @@ __device__ __forceinline__ void float_add_to_l(FloatThreadState& state, const Dr
     l += pair.v[0];
     l += pair.v[1];
   }
-  if (dropout.first_kept == 0) return;
-  __syncwarp();
-  for (int j = 4 * quad; j < kKeys; j += 16) {
-    const uint32_t keep = dropout.keep_four(state.stream, head, key0 + j);
-    Float4 four = load_pack<4>(p + j);
+  if constexpr (Rule::kDrops) {
+    if (!rule.drops()) return;
+    __syncwarp();
+    for (int j = 4 * quad; j < kKeys; j += 16) {
+      const uint32_t keep = rule.drop.keep_four(state.stream, head, key0 + j);
+      Float4 four = load_pack<4>(p + j);
 #pragma unroll
-    for (int e = 0; e < 4; ++e) four.v[e] = (keep >> e & 1) != 0 ? four.v[e] * dropout.factor : 0;
-    store_pack(p + j, four);
+      for (int e = 0; e < 4; ++e)
+        four.v[e] = (keep >> e & 1) != 0 ? four.v[e] * rule.drop.factor : 0;
+      store_pack(p + j, four);
+    }
   }
 }
 
@@ -162,15 +170,14 @@ __device__ __forceinline__ void float_values(float (&o)[4][FloatShape<kDim>::kPa
 
 // S of a tile becomes P, in shared memory: 4 rows by kKeysPerThread keys per thread, and is added
 // to the partial sum of l of row `l_row`.
-template <int kDim, class Rows>
+template <int kDim, class Rule, class Rows>
 __device__ __forceinline__ void float_probabilities(float (&s)[4][FloatShape<kDim>::kKeysPerThread],
                                                     FloatThreadState& state, float (&alpha)[4],
-                                                    const Rows& rows, const AttentionParams& params,
-                                                    int key0) {
+                                                    const Rows& rows, const Rule& rule, int key0) {
   using Shape = FloatShape<kDim>;
-  const int visible[4] = {state.visible[0] - key0, state.visible[1] - key0, state.visible[2] - key0,
-                          state.visible[3] - key0};
-  float_softmax(s, state.row_max_log2, alpha, params, visible, state.x);
+  const int ends[4] = {state.ends[0] - key0, state.ends[1] - key0, state.ends[2] - key0,
+                       state.ends[3] - key0};
+  float_softmax(s, state.row_max_log2, alpha, rule, ends, state.x);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (state.x == 0) state.row_factor[state.y4 + i] = alpha[i];
@@ -179,7 +186,7 @@ __device__ __forceinline__ void float_probabilities(float (&s)[4][FloatShape<kDi
       state.p[(state.y4 + i) * Shape::kScoreStride + state.x + 16 * j] = s[i][j];
   }
   __syncwarp();
-  float_add_to_l<kDim>(state, params.dropout, rows.head(), key0);
+  float_add_to_l<kDim>(state, rule, rows.head(), key0);
 }
 
 // Reduces l of the rows of the thread at the end of a chunk.
@@ -247,7 +254,7 @@ __device__ __forceinline__ void float_store_combined(
 template <int kDim, class Rows>
 __device__ __forceinline__ void float_store(
     const float (&o)[4][FloatShape<kDim>::kPacksPerThread][4], const float (&l)[4],
-    const FloatThreadState& state, const Rows& rows, const AttentionParams& params) {
+    const FloatThreadState& state, const Rows& rows, const RowFormat& format) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int row = state.y4 + i;
@@ -261,11 +268,11 @@ __device__ __forceinline__ void float_store(
       Float4 out;
 #pragma unroll
       for (int e = 0; e < 4; ++e) out.v[e] = o[i][n][e] * inverse + 0.0f;
-      if (params.vectorized && column < params.head_dim) store_pack(to + column, out);
-      if (!params.vectorized)
+      if (format.vectorized && column < format.head_dim) store_pack(to + column, out);
+      if (!format.vectorized)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          if (column + e < params.head_dim) to[column + e] = out.v[e];
+          if (column + e < format.head_dim) to[column + e] = out.v[e];
     }
   }
 }
@@ -282,9 +289,10 @@ __device__ __forceinline__ void float_rescale(float (&o)[4][kPacks][4], const fl
 }
 
 // Computes the rows of a block; Rows as in attention_bf16().
-template <int kDim, class Rows>
-__device__ __forceinline__ void attention_f32(const Rows& rows, const AttentionParams& params,
-                                              float* shared, const CombinedChunks& scratch) {
+template <int kDim, class Rule, class Rows>
+__device__ __forceinline__ void attention_f32(const Rows& rows, const Rule& rule,
+                                              const RowFormat& format, float* shared,
+                                              const CombinedChunks& combined) {
   using Shape = FloatShape<kDim>;
   constexpr int kKeys = Shape::kKeys, kChunkTiles = kAttentionChunk / kKeys;
   float* const tile_rows = shared;  // keys, then values
@@ -293,55 +301,64 @@ __device__ __forceinline__ void attention_f32(const Rows& rows, const AttentionP
   FloatThreadState state{.y4 = thread / 16 * 4, .x = thread % 16, .l_row = thread / 4};
   state.p = queries + kFloatRows * Shape::kStride;
   state.row_factor = state.p + kFloatRows * Shape::kScoreStride;
-  float* const after = state.row_factor + kFloatRows;
-  const CombinedChunks combined =
-      kCombinesInShared ? CombinedChunks{.o = after, .states = after + kFloatRows * kDim} : scratch;
-  int max_visible = 0;
+  int max_end = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    state.visible[i] = rows.visible(state.y4 + i);
-    max_visible = max(max_visible, state.visible[i]);
+    state.ends[i] = rows.end_key(rule, state.y4 + i);
+    max_end = max(max_end, state.ends[i]);
   }
-  max_visible = __reduce_max_sync(0xffffffffu, max_visible);
-  if (params.dropout.first_kept > 0 && state.l_row < rows.count)
-    state.stream = params.dropout.row(rows.token(state.l_row));
+  max_end = __reduce_max_sync(0xffffffffu, max_end);
+  if constexpr (Rule::kDrops)
+    if (rule.drops() && state.l_row < rows.count)
+      state.stream = rule.drop.row(rows.token(state.l_row));
 
   float o[4][Shape::kPacksPerThread][4] = {};
   for (int i = thread; i < kFloatRows * (kDim / 4); i += kFloatThreads)
     load_float_chunk(queries + i / (kDim / 4) * Shape::kStride, i % (kDim / 4),
-                     rows.query(i / (kDim / 4)), params.head_dim, params.vectorized);
-  const int first_tile = rows.first_key / kKeys, tiles = (rows.keys + kKeys - 1) / kKeys;
+                     rows.query(i / (kDim / 4)), format.head_dim, format.vectorized);
+  const IndexRange<int> tiles = rows.keys.tiles(kKeys);
   float l[4];
-  const int first_end = (first_tile / kChunkTiles + 1) * kChunkTiles;
+  const int first_end = (tiles.first / kChunkTiles + 1) * kChunkTiles;
 #pragma unroll 1
-  for (int tile = first_tile, end = min(first_end, tiles);;) {  // chunks, [tile, end)
+  for (int tile = tiles.first, end = min(first_end, tiles.end);;) {  // chunks, [tile, end)
 #pragma unroll 1
     for (; tile < end; ++tile) {
       const int key0 = tile * kKeys;
-      const bool any = max_visible > key0;  // uniform in a warp
-      __syncthreads();                      // the previous values have been read
-      load_float_tile<kDim>(tile_rows, rows, rows.k, tile, params);
+      const bool any = max_end > key0;  // uniform in a warp
+      __syncthreads();                  // the previous values have been read
+      load_float_tile<kDim>(tile_rows, rows, rows.k, tile, format);
       copy_async_wait<0>();
       __syncthreads();
       float s[4][Shape::kKeysPerThread], alpha[4];
-      if (any) float_scores<kDim>(s, queries, tile_rows, state.y4, state.x, params.head_dim);
+      if (any) float_scores<kDim>(s, queries, tile_rows, state.y4, state.x, format.head_dim);
       __syncthreads();
-      load_float_tile<kDim>(tile_rows, rows, rows.v, tile, params);
-      if (any) float_probabilities<kDim>(s, state, alpha, rows, params, key0);
+      load_float_tile<kDim>(tile_rows, rows, rows.v, tile, format);
+      if (any) float_probabilities<kDim>(s, state, alpha, rows, rule, key0);
       copy_async_wait<0>();
       __syncthreads();
       if (!any) continue;
       float_rescale(o, alpha);
       float_values<kDim>(o, state.p, tile_rows, state.y4, state.x,
-                         min(kKeys, (max_visible - key0 + 3) / 4 * 4));
+                         min(kKeys, (max_end - key0 + 3) / 4 * 4));
     }
     float_reduce_l(l, state);
     if (end > first_end) float_combine<kDim>(o, l, state, rows, combined);
-    if (end == tiles) break;
+    if (end == tiles.end) break;
     float_store_combined<kDim>(o, l, state, rows, combined);
-    end = min(end + kChunkTiles, tiles);
+    end = min(end + kChunkTiles, tiles.end);
   }
-  float_store<kDim>(o, l, state, rows, params);
+  float_store<kDim>(o, l, state, rows, format);
+}
+
+// Computes the rows of a block in the precision of the shape.
+template <class Shape, class Rule, class Rows>
+__device__ __forceinline__ void attention_rows(const Rows& rows, const Rule& rule,
+                                               const RowFormat& format, char* shared,
+                                               const CombinedChunks& combined) {
+  if constexpr (std::is_base_of_v<FloatShape<Shape::kDim>, Shape>)
+    attention_f32<Shape::kDim>(rows, rule, format, reinterpret_cast<float*>(shared), combined);
+  else
+    attention_bf16<Shape>(rows, rule, format, shared, combined);
 }
 
 }  // namespace cohort::kernels::cuda

@@ -43,7 +43,7 @@ __device__ void load_elements(float (&x)[kLaneElements], const T* p, int live, b
 // the row of a token and head, 8 elements each, and reduce by shuffles.
 template <class T>
 __global__ void __launch_bounds__(kDeltaThreads)
-    delta_kernel(const BackwardArgs<T> args, int lanes) {
+    delta_kernel(const BackwardArgs<T> args, const DropoutMask<float> dropout, int lanes) {
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kDeltaThreads + threadIdx.x;
   const int64_t row = thread / lanes, rows = args.tokens * args.heads;
   const int lane = static_cast<int>(thread % lanes);
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kDeltaThreads)
   const int64_t at = head * args.tokens + token;
   args.delta[at] = sum;
   args.lse_log2[at] = args.lse[at] * kLog2e;
-  if (args.streams != nullptr && head == 0) args.streams[token] = args.dropout.row(token);
+  if (args.streams != nullptr && head == 0) args.streams[token] = dropout.row(token);
 }
 
 // dk, or dv in the second row of blocks, as the sum of its slices. A thread has kN elements of a
@@ -102,22 +102,24 @@ int head_slices_of(int64_t heads, int64_t kv_heads) {
   return static_cast<int>(std::clamp<int64_t>(kBlocksPerTile / kv_heads, 1, heads / kv_heads));
 }
 
-template <class T>
-Heads<T> heads_of(Tensor& t) {
-  return {pointer<T>(t), t.strides()[0]};
-}
-template <class T>
-Heads<const T> heads_of(const Tensor& t) {
-  return {pointer<T>(t), t.strides()[0]};
+template <class T, class AnyTensor>
+auto heads_of(AnyTensor& t) {
+  return Heads<std::remove_pointer_t<decltype(pointer<T>(t))>>{pointer<T>(t), t.strides()[0]};
 }
 
+// Returns the memory of lse_log2 and delta, which it computes.
 template <class T>
-void run_deltas(const BackwardArgs<T>& args, Device device) {
+Tensor make_deltas(BackwardArgs<T>& args, const AttentionDesc& desc, Device device) {
+  Tensor statistics = Tensor::empty({2, args.heads, args.tokens}, DType::kF32, device);
+  args.lse_log2 = pointer<float>(statistics);
+  args.delta = args.lse_log2 + args.heads * args.tokens;
   int lanes = 1;
   while (lanes * kLaneElements < args.head_dim) lanes *= 2;
   const int64_t threads = args.tokens * args.heads * lanes;
   launch("attention_backward_delta", delta_kernel<T>,
-         {blocks_for(threads, kDeltaThreads), kDeltaThreads}, device, args, lanes);
+         {blocks_for(threads, kDeltaThreads), kDeltaThreads}, device, args,
+         DropoutMask<float>(desc.dropout), lanes);
+  return statistics;
 }
 
 // The arguments without slices; lse_log2 and delta are still to be computed.
@@ -133,11 +135,9 @@ BackwardArgs<T> make_problem(const AttentionBackward& args, Tensor& streams) {
           .v = heads_of<T>(args.v),
           .o = pointer<T>(args.o),
           .lse = pointer<float>(args.lse),
-          .cu = pointer<int32_t>(args.cu_seqlens),
-          .prefixes = pointer<int32_t>(args.desc.prefixes),
+          .sequences = PackedSequences(args.cu_seqlens, args.desc),
           .streams = pointer<uint64_t>(streams),
           .tokens = args.q.dim(0),
-          .sequences = static_cast<int>(args.cu_seqlens.numel() - 1),
           .heads = static_cast<int>(args.q.dim(1)),
           .kv_heads = static_cast<int>(args.k.dim(1)),
           .head_dim = static_cast<int>(dim),
@@ -145,13 +145,8 @@ BackwardArgs<T> make_problem(const AttentionBackward& args, Tensor& streams) {
           .accumulate_q = args.dq.mode == Grad::kAccumulate,
           .accumulate_k = args.dk.mode == Grad::kAccumulate,
           .accumulate_v = args.dv.mode == Grad::kAccumulate,
-          .causal = args.desc.mask == Mask::kCausal,
           .vectorized = vectorized_heads<T>(args.dq.tensor, args.dk.tensor, args.dv.tensor,
-                                            args.dout, args.q, args.k, args.v, args.o),
-          .window = key_window(args.desc),
-          .scale = static_cast<float>(softmax_scale(args.desc, dim)),
-          .exponent = exponent_scale(args.desc, dim),
-          .dropout = DropoutMask(args.desc.dropout)};
+                                            args.dout, args.q, args.k, args.v, args.o)};
 }
 
 }  // namespace
@@ -164,15 +159,9 @@ void attention_backward(const AttentionBackward& args) {
   if (args.desc.dropout.p > 0) streams = Tensor::empty({tokens}, DType::kI64, device);
   dispatch_device(args.q.dtype(), "attention_backward", [&]<class T>() {
     auto problem = make_problem<T>(args, streams);
-    const auto make_deltas = [&] {
-      statistics = Tensor::empty({2, heads, tokens}, DType::kF32, device);
-      problem.lse_log2 = pointer<float>(statistics);
-      problem.delta = problem.lse_log2 + heads * tokens;
-      run_deltas(problem, device);
-    };
     if constexpr (sizeof(T) == 4) {
-      make_deltas();
-      run_backward_f32(problem, device);
+      statistics = make_deltas(problem, args.desc, device);
+      run_backward_f32(problem, args.desc, device);
     } else {
       problem.head_slices = head_slices_of(heads, kv_heads);
       if (problem.head_slices > 1) {
@@ -181,13 +170,17 @@ void attention_backward(const AttentionBackward& args) {
         problem.dk_slices = pointer<float>(slices);
         problem.dv_slices = problem.dk_slices + slice_elements;
       }
-      const bool hopper = supports_sm90("attention_backward", dim, problem.vectorized,
-                                        problem.streams != nullptr, device);
-      if (hopper) {
-        dispatch_sm90_dim(dim, [&]<int kDim>() { run_backward_sm90<kDim>(problem, args); });
+      if (supports_sm90("attention_backward", args.desc, dim, problem.vectorized, device)) {
+        dispatch_sm90_dim(dim, [&]<int kDim>() {
+          if constexpr (kDim <= 128)
+            run_backward_sm90<kDim>(problem, args);
+          else
+            run_backward_wide<kDim>(problem, args);
+        });
       } else {
-        make_deltas();
-        dispatch_head_dim(dim, [&]<int kDim>() { run_backward_bf16<kDim>(problem, device); });
+        statistics = make_deltas(problem, args.desc, device);
+        dispatch_head_dim(dim,
+                          [&]<int kDim>() { run_backward_bf16<kDim>(problem, args.desc, device); });
       }
       if (problem.head_slices > 1) add_slices(problem, device);
     }

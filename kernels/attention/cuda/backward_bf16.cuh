@@ -11,53 +11,37 @@ namespace cohort::kernels::cuda {
 
 namespace {
 
-// kRows: own rows of a warp / 16. kSplit warps slice own rows, each with its part of the gradient
-// columns (each recomputes S and dP, which costs less than the register spills it avoids). kStep:
-// streamed rows per stage; kColumns: streamed rows processed at a time. kBlocks: blocks per
+// rows: own rows of a warp / 16. `split` warps share own rows, each with its part of the gradient
+// columns (each recomputes S and dP, which costs less than the register spills it avoids). step:
+// streamed rows per stage; columns: streamed rows processed at a time. blocks: blocks per
 // multiprocessor.
-template <int kDim, Pass kPass>
-struct Plan;
-template <>
-struct Plan<64, Pass::kKeys> {
-  static constexpr int kRows = 2, kWarps = 4, kSplit = 1, kStep = 64, kColumns = 32, kBlocks = 2;
+struct Plan {
+  int rows, warps, split, step, columns, blocks;
 };
-template <>
-struct Plan<64, Pass::kQueries> {
-  static constexpr int kRows = 2, kWarps = 4, kSplit = 1, kStep = 64, kColumns = 32, kBlocks = 2;
-};
-template <>
-struct Plan<128, Pass::kKeys> {
-  static constexpr int kRows = 1, kWarps = 8, kSplit = 1, kStep = 64, kColumns = 64, kBlocks = 1;
-};
-template <>
-struct Plan<128, Pass::kQueries> {
-  static constexpr int kRows = 2, kWarps = 4, kSplit = 1, kStep = 32, kColumns = 32, kBlocks = 2;
-};
-template <>
-struct Plan<256, Pass::kKeys> {
-  static constexpr int kRows = 1, kWarps = 8, kSplit = 2, kStep = 32, kColumns = 32, kBlocks = 1;
-};
-template <>
-struct Plan<256, Pass::kQueries> {
-  static constexpr int kRows = 1, kWarps = 4, kSplit = 1, kStep = 32, kColumns = 32, kBlocks = 1;
-};
+constexpr Plan plan_of(int dim, Pass pass) {
+  if (dim == 64) return {2, 4, 1, 64, 32, 2};
+  if (dim == 128) return pass == Pass::kKeys ? Plan{1, 8, 1, 64, 64, 1} : Plan{2, 4, 1, 32, 32, 2};
+  return pass == Pass::kKeys ? Plan{1, 8, 2, 32, 32, 1} : Plan{1, 4, 1, 32, 32, 1};
+}
 
 // Sizes derived from a plan. Shared memory: the two own tiles, two stages of two streamed tiles,
-// and for kKeys two stages of per-query data: lse_log2, delta, dropout stream.
+// and for kKeys two stages of per-query data: lse_log2, delta, Philox stream.
 template <int kDim, Pass kPass>
-struct Layout : Plan<kDim, kPass> {
-  using P = Plan<kDim, kPass>;
-  static constexpr int kThreads = 32 * P::kWarps;
-  static constexpr int kOwn = 16 * P::kRows * P::kWarps / P::kSplit;
-  static constexpr int kWidth = kDim / P::kSplit;  // gradient columns of a warp
+struct Layout {
+  static constexpr Plan kPlan = plan_of(kDim, kPass);
+  static constexpr int kRows = kPlan.rows, kWarps = kPlan.warps, kSplit = kPlan.split;
+  static constexpr int kStep = kPlan.step, kColumns = kPlan.columns, kBlocks = kPlan.blocks;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kOwn = 16 * kRows * kWarps / kSplit;
+  static constexpr int kWidth = kDim / kSplit;  // gradient columns of a warp
   static constexpr int kRowBytes = 2 * kDim;
-  static constexpr int kOwnBytes = kOwn * kRowBytes, kStepBytes = P::kStep * kRowBytes;
+  static constexpr int kOwnBytes = kOwn * kRowBytes, kStepBytes = kStep * kRowBytes;
   static constexpr int kStreamed = 2 * kOwnBytes, kQueryData = kStreamed + 4 * kStepBytes;
-  static constexpr int kQueryBytes = P::kStep * 16;
+  static constexpr int kQueryBytes = kStep * 16;
   static constexpr int kShared = kQueryData + (kPass == Pass::kKeys ? 2 * kQueryBytes : 0);
-  static_assert(P::kRows * P::kColumns <= 64, "keep_bits() has 32 bits for the scores of a lane");
-  static_assert(P::kStep % P::kColumns == 0 && P::kColumns % 16 == 0);
-  static_assert(kThreads >= P::kStep, "a thread loads the data of a streamed query");
+  static_assert(kRows * kColumns <= 64, "keep_bits() has 32 bits for the scores of a lane");
+  static_assert(kStep % kColumns == 0 && kColumns % 16 == 0);
+  static_assert(kThreads >= kStep, "a thread loads the data of a streamed query");
 };
 
 // Loads fragments of 16x16 values from a tile in shared memory, at `row` (a multiple of 8) and
@@ -76,14 +60,17 @@ struct TileReader {
   __device__ static uint32_t at(uint32_t tile, int row) {
     return tile + static_cast<uint32_t>(row * (2 * kDim));
   }
+
   // Operand A: its rows are rows of the tile.
   __device__ void a(uint32_t (&f)[4], uint32_t tile, int row, int k) const {
     load_matrices(f, at(tile, row) + square_row + (square_chunk ^ static_cast<uint32_t>(32 * k)));
   }
+
   // Operand B of two adjacent mmas: its columns are rows of the tile.
   __device__ void b(uint32_t (&f)[4], uint32_t tile, int row, int k) const {
     load_matrices(f, at(tile, row) + paired_row + (paired_chunk ^ static_cast<uint32_t>(32 * k)));
   }
+
   // Operand B whose rows are rows of the tile.
   __device__ void b_straight(uint32_t (&f)[4], uint32_t tile, int row, int k) const {
     load_matrices_transposed(
@@ -156,11 +143,12 @@ __device__ __forceinline__ void load_rows(uint32_t tile, const HeadRows<const bf
   const int chunk = static_cast<int>(threadIdx.x) % kChunks;
   const int first = static_cast<int>(threadIdx.x) / kChunks;
   if (vectorized) {  // hoisted out of the inner loop
-    const bf16* source = from.data + (row0 + first) * from.stride + 8 * chunk;
+    const KeyOffsets& offset = from.offset;
+    const bf16* source = from.data + (row0 + first) * offset.stride + 8 * chunk;
     const int end = 8 * chunk < head_dim ? length - row0 : 0;
 #pragma unroll
-    for (int r = first; r < first + kCount; r += kAtOnce, source += kAtOnce * from.stride) {
-      const bf16* const row = source + (row0 + r < from.own ? 0 : from.shift);
+    for (int r = first; r < first + kCount; r += kAtOnce, source += kAtOnce * offset.stride) {
+      const bf16* const row = source + (row0 + r < offset.own ? 0 : offset.shift);
       copy_async(tile + chunk_offset<kDim>(r, chunk), r < end ? row : nullptr, r < end ? 16 : 0);
     }
     return;
@@ -171,63 +159,339 @@ __device__ __forceinline__ void load_rows(uint32_t tile, const HeadRows<const bf
                      false);
 }
 
-// kExtras: dropout, a window or prefixes may be active, which is then checked at run time. Without
-// them the kernel needs fewer registers.
-template <int kDim, Pass kPass, bool kExtras>
+template <int kDim, Pass kPass, class Args>
 class BackwardBlock {
  public:
-  __device__ BackwardBlock(const BackwardArgs<bf16>& args, const BackwardSlice& slice,
-                           unsigned char* shared);
-  __device__ void run();
-  __device__ void store() const;
+  __device__ BackwardBlock(const Args& args, const BackwardSlice& slice, unsigned char* shared)
+      : args_(args),
+        slice_(slice),
+        shared_(shared),
+        base_(shared_address(shared)),
+        group_(static_cast<int>(threadIdx.x) % 32 / 4),
+        quad_(static_cast<int>(threadIdx.x) % 4),
+        own_row_(static_cast<int>(threadIdx.x) / 32 % (L::kWarps / L::kSplit) * 16 * kRows),
+        row0_(slice.own + own_row_),
+        column_(static_cast<int>(threadIdx.x) / 32 / (L::kWarps / L::kSplit) * L::kWidth) {}
+  // Loops over steps, for kKeys over the heads of the slice, and over the sequences whose queries
+  // see the own keys.
+  __device__ void run() {
+    const int begin = kKeys ? args_.slice_begin(slice_.head_slice) : 0;
+    const int heads = kKeys ? args_.slice_begin(slice_.head_slice + 1) - begin : 1;
+    const int first_head =
+        kKeys ? slice_.head * args_.group() + begin : slice_.head / args_.group();
+    BackwardStream stream = slice_.stream;
+    int head = first_head, step = stream.steps.first, sequence = slice_.index;
+    load_own();
+    load_stage(0, stream, head, step);
+    copy_async_commit();
+    if constexpr (!kKeys) load_own_statistics();
+    for (int stage = 0; head < first_head + heads; stage ^= 1) {
+      BackwardStream next = stream;
+      int next_head = head, next_step = step + 1;
+      if (next_step == stream.steps.end) {
+        next_step = stream.steps.first;
+        ++next_head;
+      }
+      if (kKeys && next_head == first_head + heads &&
+          next_stream(args_, slice_, sequence, next, L::kOwn, kStep)) {
+        next_head = first_head;
+        next_step = next.steps.first;
+      }
+      copy_async_wait<0>();
+      __syncthreads();  // this stage is full, and the other one empty
+      if (next_head < first_head + heads) {
+        load_stage(stage ^ 1, next, next_head, next_step);
+        copy_async_commit();
+      }
+#pragma unroll 1
+      for (int offset = 0; offset < kStep; offset += kColumns)
+        process_step(stage, stream, kKeys ? head : slice_.head, step * kStep + offset, offset);
+      stream = next;
+      head = next_head;
+      step = next_step;
+    }
+  }
+
+  __device__ void store() const {
+    if constexpr (kKeys) {
+      if (args_.head_slices > 1) {
+        store_slice(dk_dq_, args_.dk_slices, args_.rule.scale);
+        store_slice(dv_, args_.dv_slices, 1.0f);
+        return;
+      }
+      store(dk_dq_, args_.dk, args_.rule.scale, args_.accumulate_k);
+      store(dv_, args_.dv, 1.0f, args_.accumulate_v);
+    } else {
+      store(dk_dq_, args_.dq, args_.rule.scale, args_.accumulate_q);
+    }
+  }
 
  private:
   using L = Layout<kDim, kPass>;
+  using Rule = decltype(Args::rule);
   static constexpr int kRows = L::kRows, kColumns = L::kColumns, kStep = L::kStep;
   static constexpr bool kKeys = kPass == Pass::kKeys;
   using Scores = Accumulators<kRows, kColumns>;
 
-  __device__ void load_own() const;
-  __device__ void load_stage(int stage, const BackwardStream& stream, int head, int step) const;
-  __device__ void load_own_statistics();
-  __device__ void process_step(int stage, const BackwardStream& stream, int head, int column0,
-                               int offset);
-  __device__ void probabilities(Scores& s, int stage, const BackwardStream& stream, int column0,
-                                int offset) const;
-  __device__ void hide_before_window(Scores& s, const BackwardStream& stream, int column0) const;
-  // Position of query row 0: the length of its prefix.
-  __device__ int first_position(const BackwardStream& stream) const {
-    if constexpr (!kExtras) return 0;
-    return kKeys ? stream.position : slice_.prefix;
+  __device__ void load_own() const {
+    const auto load = [&](uint32_t tile, const Heads<const bf16>& tensor) {
+      const auto rows = tensor.rows(slice_.sequence.begin, slice_.head, args_.head_dim);
+      load_rows<kDim, L::kOwn, L::kThreads>(tile, rows, slice_.own, slice_.sequence.length,
+                                            args_.head_dim, args_.vectorized);
+    };
+    load(base_, kKeys ? args_.k : args_.q);
+    load(base_ + L::kOwnBytes, kKeys ? args_.v : args_.dout);
   }
-  __device__ uint32_t keep_bits(int stage, int head, int column0, int offset) const;
+
+  __device__ void load_stage(int stage, const BackwardStream& stream, int head, int step) const {
+    const int row0 = step * kStep;
+    const uint32_t tile = base_ + L::kStreamed + stage * (2 * L::kStepBytes);
+    const auto load = [&](uint32_t to, const Heads<const bf16>& tensor) {
+      const auto rows = kKeys ? tensor.rows(stream.begin, head, args_.head_dim)
+                              : tensor.keys(slice_.sequence, head, args_.head_dim);
+      load_rows<kDim, kStep, L::kThreads>(to, rows, row0, stream.length, args_.head_dim,
+                                          args_.vectorized);
+    };
+    load(tile, kKeys ? args_.q : args_.k);
+    load(tile + L::kStepBytes, kKeys ? args_.dout : args_.v);
+    const int r = static_cast<int>(threadIdx.x);
+    if (!kKeys || r >= kStep) return;
+    // Queries beyond the end are all zeros: P = 1, but dO = 0 and dS = 0.
+    const int live = row0 + r < stream.length ? 1 : 0;
+    const int64_t token = stream.begin + (live != 0 ? row0 + r : 0);
+    const int64_t at = head * args_.tokens + token;
+    copy_async_small<4>(shared_address(lse_log2(stage, r)), args_.lse_log2 + at, 4 * live);
+    copy_async_small<4>(shared_address(deltas(stage, r)), args_.delta + at, 4 * live);
+    if constexpr (Rule::kDrops)
+      if (args_.rule.drops())
+        copy_async_small<8>(shared_address(streams(stage, r)), args_.streams + token, 8 * live);
+  }
+
+  __device__ void load_own_statistics() {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = row_of(r, 2 * half);
+        const int64_t at = slice_.head * args_.tokens + slice_.sequence.begin + row;
+        const bool live = row < slice_.sequence.length;
+        lse_log2_[r][half] = live ? args_.lse_log2[at] : 0.0f;
+        delta_[r][half] = live ? args_.delta[at] : 0.0f;
+      }
+      if constexpr (Rule::kDrops) {
+        if (!args_.rule.drops()) continue;
+        const int row = row_of(r, 2 * (quad_ % 2));
+        stream_[r] = row < slice_.sequence.length ? args_.streams[slice_.sequence.begin + row] : 0;
+      }
+    }
+  }
+
+  // Processes streamed rows [column0, column0 + kColumns), which begin at row `offset` of the
+  // stage. `head`: head of the queries.
+  __device__ __forceinline__ void process_step(int stage, const BackwardStream& stream, int head,
+                                               int column0, int offset) {
+    if (row0_ >= slice_.sequence.length || column0 >= stream.length) return;
+    const int last_query = kKeys ? column0 + kColumns - 1 : row0_ + 16 * kRows - 1;
+    if (args_.rule.is_later(position(stream, last_query), kKeys ? row0_ : column0)) return;
+    const uint32_t own = base_ + own_row_ * L::kRowBytes;
+    const uint32_t streamed =
+        base_ + L::kStreamed + stage * (2 * L::kStepBytes) + offset * L::kRowBytes;
+    const uint32_t columns = 2 * column_;  // in bytes
+    Scores s, dp;
+    OperandA<kRows, kColumns> a;
+    const auto round = [&](auto&& value) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r)
+#pragma unroll
+        for (int n = 0; n < kColumns / 8; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; i += 2)
+            a[r][n / 2][n % 2 * 2 + i / 2] = pack_bf16(value(r, n, i), value(r, n, i + 1));
+    };
+    scores<kDim, kRows, kColumns>(s, reader_, own, streamed);
+    probabilities(s, stage, stream, column0, offset);
+    uint32_t keep = ~0u;
+    if constexpr (Rule::kDrops)
+      if (args_.rule.drops()) keep = keep_bits(stage, head, column0, offset);
+    const auto dropped = [&](float x, int r, int n, int i) {
+      if constexpr (Rule::kDrops)
+        return (keep & bit_of(r, n, i)) != 0 ? x * args_.rule.drop.factor : 0.0f;
+      else
+        return x;
+    };
+    if constexpr (kKeys) {
+      round([&](int r, int n, int i) { return dropped(s[r][n][i], r, n, i); });
+      accumulate_matmul<kDim, L::kWidth, kRows, kColumns>(dv_, a, reader_,
+                                                          streamed + L::kStepBytes + columns);
+    }
+    scores<kDim, kRows, kColumns>(dp, reader_, own + L::kOwnBytes, streamed + L::kStepBytes);
+    round([&](int r, int n, int i) {
+      const float delta = kKeys ? query_pair(deltas(stage, offset), n).v[i % 2] : delta_[r][i / 2];
+      const float lse_log2 = query_lse(stage, offset, r, n, i);
+      return times_slope(args_.rule, s[r][n][i], lse_log2) *
+             (dropped(dp[r][n][i], r, n, i) - delta);
+    });
+    accumulate_matmul<kDim, L::kWidth, kRows, kColumns>(dk_dq_, a, reader_, streamed + columns);
+  }
+
+  // S becomes P, zero where masked and beyond the last key. Most
+  // tiles are fully visible and return before the loop that checks each element. Own keys beyond
+  // the last one may hold anything: their gradients are not stored.
+  __device__ __forceinline__ void probabilities(Scores& s, int stage, const BackwardStream& stream,
+                                                int column0, int offset) const {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          s[r][n][i] = fast_exp2(__fmaf_rn(args_.rule.apply(s[r][n][i]), args_.rule.exponent,
+                                           -query_lse(stage, offset, r, n, i)));
+    const IndexRange<int> own{row0_, row0_ + 16 * kRows}, streamed{column0, column0 + kColumns};
+    const IndexRange<int>&queries = kKeys ? streamed : own, &keys = kKeys ? own : streamed;
+    const int all_keys = kKeys ? slice_.sequence.length : stream.length;
+    const bool crosses_end = !kKeys && keys.end > all_keys;
+    if (!crosses_end &&
+        args_.rule.sees_all({position(stream, queries.first), position(stream, queries.end)}, keys))
+      return;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int row = row_of(r, i), column = column0 + column_of(n, i);
+          const int key = kKeys ? row : column, query = kKeys ? column : row;
+          const bool hidden = args_.rule.masked(position(stream, query), key);
+          s[r][n][i] = hidden || key >= all_keys ? 0 : s[r][n][i];
+        }
+  }
+
+  // Position of a query row.
+  __device__ int position(const BackwardStream& stream, int row) const {
+    return kKeys ? stream.position + row : slice_.sequence.position(row);
+  }
+
+  // Bit mask of the probabilities that dropout keeps. One Philox call covers four adjacent keys, so
+  // lanes slice the calls: each computes one per accumulator, and the others get its result by a
+  // shuffle.
+  __device__ __forceinline__ uint32_t keep_bits(int stage, int head, int column0,
+                                                int offset) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    uint32_t bits = 0;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; ++n) {
+        if constexpr (kKeys) {
+          // Four groups slice four calls: call i covers element i of each.
+          const int call_index = group_ % 4;
+          const uint64_t stream = *streams(stage, offset + column_of(n, call_index));
+          const int key = row0_ + 16 * r + 8 * (call_index / 2) + group_ / 4 * 4;
+          const uint32_t four = args_.rule.drop.keep_four(stream, head, key);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const uint32_t call = __shfl_sync(0xffffffffu, four, (lane & ~12) | i << 2);
+            if ((call >> call_index & 1) != 0) bits |= bit_of(r, n, i);
+          }
+        } else {
+          // Two quads slice the calls for rows group and group + 8.
+          const int key = column0 + 8 * n + quad_ / 2 * 4;
+          const uint32_t four = args_.rule.drop.keep_four(stream_[r], head, key);
+          const uint32_t other = __shfl_xor_sync(0xffffffffu, four, 1);
+          const bool odd = quad_ % 2 != 0;
+          const uint32_t half[2] = {odd ? other : four, odd ? four : other};
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            if ((half[i / 2] >> (2 * (quad_ % 2) + i % 2) & 1) != 0) bits |= bit_of(r, n, i);
+        }
+      }
+    return bits;
+  }
+
   __device__ void store(const Accumulators<kRows, L::kWidth>& grad, const Heads<bf16>& tensor,
-                        float scale, bool accumulate) const;
+                        float scale, bool accumulate) const {
+    const auto rows = tensor.rows(slice_.sequence.begin, slice_.head, args_.head_dim);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int i = 0; i < 4; i += 2) {
+        const int row = row_of(r, i);
+        if (row >= slice_.sequence.length) continue;
+        bf16* const out = rows.row(row);
+#pragma unroll
+        for (int n = 0; n < L::kWidth / 8; ++n) {
+          const int column = column_ + column_of(n, 0);
+          if (column >= args_.head_dim) continue;
+          float low = grad[r][n][i] * scale, high = grad[r][n][i + 1] * scale;
+          const bool pair = column + 1 < args_.head_dim;
+          if (accumulate) {
+            low += to_float(out[column]);
+            if (pair) high += to_float(out[column + 1]);
+          }
+          if (args_.vectorized) {
+            *reinterpret_cast<uint32_t*>(out + column) = pack_bf16(low, high);
+          } else {
+            out[column] = from_float<bf16>(low);
+            if (pair) out[column + 1] = from_float<bf16>(high);
+          }
+        }
+      }
+  }
+
   __device__ void store_slice(const Accumulators<kRows, L::kWidth>& grad, float* slices,
-                              float scale) const;
+                              float scale) const {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int i = 0; i < 4; i += 2) {
+        const int row = row_of(r, i);
+        if (row >= slice_.sequence.length) continue;
+        const int64_t token = slice_.head_slice * args_.tokens + slice_.sequence.begin + row;
+        float* const out = slices + (token * args_.kv_heads + slice_.head) * args_.head_dim;
+#pragma unroll
+        for (int n = 0; n < L::kWidth / 8; ++n) {
+          const int column = column_ + column_of(n, 0);
+          if (column < args_.head_dim) out[column] = grad[r][n][i] * scale;
+          if (column + 1 < args_.head_dim) out[column + 1] = grad[r][n][i + 1] * scale;
+        }
+      }
+  }
 
   // Row and column of element i of accumulator n of row block r.
-  __device__ int row_of(int r, int i) const { return row0_ + 16 * r + group_ + 8 * (i / 2); }
-  __device__ int column_of(int n, int i) const { return 8 * n + 2 * quad_ + i % 2; }
+  __device__ int row_of(int r, int i) const {
+    return row0_ + 16 * r + group_ + 8 * (i / 2);
+  }
+  __device__ int column_of(int n, int i) const {
+    return 8 * n + 2 * quad_ + i % 2;
+  }
+
   // Bit of an element in keep_bits().
   __device__ static uint32_t bit_of(int r, int n, int i) {
     return 1u << (4 * (r * (kColumns / 8) + n) + i);
   }
+
   // Per-query data of the streamed query `row` of a stage.
   __device__ const float* lse_log2(int stage, int row) const {
     return reinterpret_cast<const float*>(shared_ + L::kQueryData + stage * L::kQueryBytes) + row;
   }
-  __device__ const float* deltas(int stage, int row) const { return lse_log2(stage, row) + kStep; }
+  __device__ const float* deltas(int stage, int row) const {
+    return lse_log2(stage, row) + kStep;
+  }
   __device__ const uint64_t* streams(int stage, int row) const {
     return reinterpret_cast<const uint64_t*>(lse_log2(stage, 2 * kStep)) + row;
   }
 
+  // lse_log2 of the query of element i of accumulator n of row block r.
+  __device__ float query_lse(int stage, int offset, int r, int n, int i) const {
+    return kKeys ? query_pair(lse_log2(stage, offset), n).v[i % 2] : lse_log2_[r][i / 2];
+  }
   // Values of the queries in the columns of accumulator n; for kKeys.
   __device__ Pack<float, 2> query_pair(const float* data, int n) const {
     return kKeys ? load_pack<2>(data + column_of(n, 0)) : Pack<float, 2>{};
   }
 
-  const BackwardArgs<bf16>& args_;
+  const Args& args_;
   const BackwardSlice& slice_;
   const unsigned char* shared_;
   const uint32_t base_;  // shared memory address
@@ -242,354 +506,43 @@ class BackwardBlock {
   Accumulators<kRows, L::kWidth> dv_ = {};      // dV; unused for kQueries
 };
 
-template <int kDim, Pass kPass, bool kExtras>
-__device__ BackwardBlock<kDim, kPass, kExtras>::BackwardBlock(const BackwardArgs<bf16>& args,
-                                                              const BackwardSlice& slice,
-                                                              unsigned char* shared)
-    : args_(args),
-      slice_(slice),
-      shared_(shared),
-      base_(shared_address(shared)),
-      group_(static_cast<int>(threadIdx.x) % 32 / 4),
-      quad_(static_cast<int>(threadIdx.x) % 4),
-      own_row_(static_cast<int>(threadIdx.x) / 32 % (L::kWarps / L::kSplit) * 16 * kRows),
-      row0_(slice.own + own_row_),
-      column_(static_cast<int>(threadIdx.x) / 32 / (L::kWarps / L::kSplit) * L::kWidth) {}
-
-template <int kDim, Pass kPass, bool kExtras>
-__device__ void BackwardBlock<kDim, kPass, kExtras>::load_own() const {
-  const auto load = [&](uint32_t tile, const Heads<const bf16>& tensor) {
-    const auto rows = tensor.rows(slice_.begin, slice_.head, args_.head_dim);
-    load_rows<kDim, L::kOwn, L::kThreads>(tile, rows, slice_.own, slice_.length, args_.head_dim,
-                                          args_.vectorized);
-  };
-  load(base_, kKeys ? args_.k : args_.q);
-  load(base_ + L::kOwnBytes, kKeys ? args_.v : args_.dout);
-}
-
-template <int kDim, Pass kPass, bool kExtras>
-__device__ void BackwardBlock<kDim, kPass, kExtras>::load_stage(int stage,
-                                                                const BackwardStream& stream,
-                                                                int head, int step) const {
-  const int row0 = step * kStep;
-  const uint32_t tile = base_ + L::kStreamed + stage * (2 * L::kStepBytes);
-  const auto load = [&](uint32_t to, const Heads<const bf16>& tensor) {
-    const auto rows = kExtras && !kKeys ? key_rows(tensor, slice_, head, args_.head_dim)
-                                        : tensor.rows(stream.begin, head, args_.head_dim);
-    load_rows<kDim, kStep, L::kThreads>(to, rows, row0, stream.length, args_.head_dim,
-                                        args_.vectorized);
-  };
-  load(tile, kKeys ? args_.q : args_.k);
-  load(tile + L::kStepBytes, kKeys ? args_.dout : args_.v);
-  const int r = static_cast<int>(threadIdx.x);
-  if (!kKeys || r >= kStep) return;
-  // Queries beyond the end are all zeros: P = 1, but dO = 0 and dS = 0.
-  const int live = row0 + r < stream.length ? 1 : 0;
-  const int64_t token = stream.begin + (live != 0 ? row0 + r : 0);
-  const int64_t at = head * args_.tokens + token;
-  copy_async_small<4>(shared_address(lse_log2(stage, r)), args_.lse_log2 + at, 4 * live);
-  copy_async_small<4>(shared_address(deltas(stage, r)), args_.delta + at, 4 * live);
-  if (kExtras && args_.streams != nullptr)
-    copy_async_small<8>(shared_address(streams(stage, r)), args_.streams + token, 8 * live);
-}
-
-template <int kDim, Pass kPass, bool kExtras>
-__device__ void BackwardBlock<kDim, kPass, kExtras>::load_own_statistics() {
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = row_of(r, 2 * half);
-      const int64_t at = slice_.head * args_.tokens + slice_.begin + row;
-      const bool live = row < slice_.length;
-      lse_log2_[r][half] = live ? args_.lse_log2[at] : 0.0f;
-      delta_[r][half] = live ? args_.delta[at] : 0.0f;
-    }
-    if (kExtras && args_.streams != nullptr) {
-      const int row = row_of(r, 2 * (quad_ % 2));
-      stream_[r] = row < slice_.length ? args_.streams[slice_.begin + row] : 0;
-    }
-  }
-}
-
-// Loops over steps, for kKeys over the heads of the slice, and over the sequences whose queries see
-// the own keys.
-template <int kDim, Pass kPass, bool kExtras>
-__device__ void BackwardBlock<kDim, kPass, kExtras>::run() {
-  const int begin = kKeys ? args_.slice_begin(slice_.head_slice) : 0;
-  const int heads = kKeys ? args_.slice_begin(slice_.head_slice + 1) - begin : 1;
-  const int first_head = kKeys ? slice_.head * args_.group() + begin : slice_.head / args_.group();
-  BackwardStream stream = slice_.stream;
-  int head = first_head, step = stream.first, sequence = slice_.sequence;
-  load_own();
-  load_stage(0, stream, head, step);
-  copy_async_commit();
-  if constexpr (!kKeys) load_own_statistics();
-  for (int stage = 0; head < first_head + heads; stage ^= 1) {
-    BackwardStream next = stream;
-    int next_head = head, next_step = step + 1;
-    if (next_step == stream.end) {
-      next_step = stream.first;
-      ++next_head;
-    }
-    if (kExtras && kKeys && next_head == first_head + heads &&
-        next_stream(args_, slice_, sequence, next, L::kOwn, kStep)) {
-      next_head = first_head;
-      next_step = next.first;
-    }
-    copy_async_wait<0>();
-    __syncthreads();  // this stage is full, and the other one empty
-    if (next_head < first_head + heads) {
-      load_stage(stage ^ 1, next, next_head, next_step);
-      copy_async_commit();
-    }
-#pragma unroll 1
-    for (int offset = 0; offset < kStep; offset += kColumns)
-      process_step(stage, stream, kKeys ? head : slice_.head, step * kStep + offset, offset);
-    if constexpr (kExtras) stream = next;
-    head = next_head;
-    step = next_step;
-  }
-}
-
-// Processes streamed rows [column0, column0 + kColumns), which begin at row `offset` of the stage.
-// `head`: head of the queries.
-template <int kDim, Pass kPass, bool kExtras>
-__device__ __forceinline__ void BackwardBlock<kDim, kPass, kExtras>::process_step(
-    int stage, const BackwardStream& stream, int head, int column0, int offset) {
-  if (row0_ >= slice_.length || column0 >= stream.length) return;
-  const int last_query =
-      first_position(stream) + (kKeys ? column0 + kColumns : row0_ + 16 * kRows) - 1;
-  if (args_.causal && (kKeys ? row0_ : column0) > last_query) return;
-  const uint32_t own = base_ + own_row_ * L::kRowBytes;
-  const uint32_t streamed =
-      base_ + L::kStreamed + stage * (2 * L::kStepBytes) + offset * L::kRowBytes;
-  const uint32_t columns = 2 * column_;  // in bytes
-  Scores s, dp;
-  OperandA<kRows, kColumns> a;
-  const auto round = [&](auto&& value) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r)
-#pragma unroll
-      for (int n = 0; n < kColumns / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; i += 2)
-          a[r][n / 2][n % 2 * 2 + i / 2] = pack_bf16(value(r, n, i), value(r, n, i + 1));
-  };
-  scores<kDim, kRows, kColumns>(s, reader_, own, streamed);
-  probabilities(s, stage, stream, column0, offset);
-  const bool has_dropout = kExtras && args_.streams != nullptr;
-  const uint32_t keep = has_dropout ? keep_bits(stage, head, column0, offset) : ~0u;
-  const float factor = args_.dropout.factor;
-  const auto dropped = [&](float x, int r, int n, int i) {
-    if constexpr (!kExtras) return x;
-    return (keep & bit_of(r, n, i)) != 0 ? x * factor : 0.0f;
-  };
-  if constexpr (kKeys) {
-    round([&](int r, int n, int i) { return dropped(s[r][n][i], r, n, i); });
-    accumulate_matmul<kDim, L::kWidth, kRows, kColumns>(dv_, a, reader_,
-                                                        streamed + L::kStepBytes + columns);
-  }
-  scores<kDim, kRows, kColumns>(dp, reader_, own + L::kOwnBytes, streamed + L::kStepBytes);
-  round([&](int r, int n, int i) {
-    const float delta = kKeys ? query_pair(deltas(stage, offset), n).v[i % 2] : delta_[r][i / 2];
-    return s[r][n][i] * (dropped(dp[r][n][i], r, n, i) - delta);
-  });
-  accumulate_matmul<kDim, L::kWidth, kRows, kColumns>(dk_dq_, a, reader_, streamed + columns);
-}
-
-// S becomes P, zero where masked and beyond the last key. Most tiles are fully visible and return
-// before the loop that checks each element. Own keys beyond the last one may hold anything: their
-// gradients are not stored.
-template <int kDim, Pass kPass, bool kExtras>
-__device__ __forceinline__ void BackwardBlock<kDim, kPass, kExtras>::probabilities(
-    Scores& s, int stage, const BackwardStream& stream, int column0, int offset) const {
-#pragma unroll
-  for (int r = 0; r < kRows; ++r)
-#pragma unroll
-    for (int n = 0; n < kColumns / 8; ++n) {
-      const Pack<float, 2> pair = query_pair(lse_log2(stage, offset), n);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float lse_log2 = kKeys ? pair.v[i % 2] : lse_log2_[r][i / 2];
-        s[r][n][i] = fast_exp2(__fmaf_rn(s[r][n][i], args_.exponent, -lse_log2));
-      }
-    }
-  const int last_key = kKeys ? row0_ + 16 * kRows - 1 : column0 + kColumns - 1;
-  const int first_query = first_position(stream) + (kKeys ? column0 : row0_);
-  const int keys = kKeys ? slice_.length : stream.length;
-  const bool crosses_end = !kKeys && last_key >= keys;
-  if (kExtras && args_.window < first_position(stream) + stream.length)
-    hide_before_window(s, stream, column0);
-  if (!crosses_end && !(args_.causal && last_key > first_query)) return;
-#pragma unroll
-  for (int r = 0; r < kRows; ++r)
-#pragma unroll
-    for (int n = 0; n < kColumns / 8; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = row_of(r, i), column = column0 + column_of(n, i);
-        const int key = kKeys ? row : column,
-                  query = first_position(stream) + (kKeys ? column : row);
-        if (key >= keys || (args_.causal && key > query)) s[r][n][i] = 0;
-      }
-}
-
-// Zeroes keys before the window of a query.
-template <int kDim, Pass kPass, bool kExtras>
-__device__ __forceinline__ void BackwardBlock<kDim, kPass, kExtras>::hide_before_window(
-    Scores& s, const BackwardStream& stream, int column0) const {
-#pragma unroll
-  for (int r = 0; r < kRows; ++r)
-#pragma unroll
-    for (int n = 0; n < kColumns / 8; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int rows = row_of(r, i) - (column0 + column_of(n, i));  // own before streamed
-        if (first_position(stream) + (kKeys ? -rows : rows) >= args_.window) s[r][n][i] = 0;
-      }
-}
-
-// Bit mask of the probabilities that dropout keeps. One Philox call covers four adjacent keys, so
-// lanes slice the calls: each computes one per accumulator, and the others get its result by a
-// shuffle.
-template <int kDim, Pass kPass, bool kExtras>
-__device__ __forceinline__ uint32_t
-BackwardBlock<kDim, kPass, kExtras>::keep_bits(int stage, int head, int column0, int offset) const {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  uint32_t bits = 0;
-#pragma unroll
-  for (int r = 0; r < kRows; ++r)
-#pragma unroll
-    for (int n = 0; n < kColumns / 8; ++n) {
-      if constexpr (kKeys) {
-        // Four groups slice four calls: call i covers element i of each.
-        const int call_index = group_ % 4;
-        const uint64_t stream = *streams(stage, offset + column_of(n, call_index));
-        const int key = row0_ + 16 * r + 8 * (call_index / 2) + group_ / 4 * 4;
-        const uint32_t four = args_.dropout.keep_four(stream, head, key);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const uint32_t call = __shfl_sync(0xffffffffu, four, (lane & ~12) | i << 2);
-          if ((call >> call_index & 1) != 0) bits |= bit_of(r, n, i);
-        }
-      } else {
-        // Two quads slice the calls for rows group and group + 8.
-        const int key = column0 + 8 * n + quad_ / 2 * 4;
-        const uint32_t four = args_.dropout.keep_four(stream_[r], head, key);
-        const uint32_t other = __shfl_xor_sync(0xffffffffu, four, 1);
-        const bool odd = quad_ % 2 != 0;
-        const uint32_t half[2] = {odd ? other : four, odd ? four : other};
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          if ((half[i / 2] >> (2 * (quad_ % 2) + i % 2) & 1) != 0) bits |= bit_of(r, n, i);
-      }
-    }
-  return bits;
-}
-
-template <int kDim, Pass kPass, bool kExtras>
-__device__ void BackwardBlock<kDim, kPass, kExtras>::store() const {
-  if constexpr (kKeys) {
-    if (args_.head_slices > 1) {
-      store_slice(dk_dq_, args_.dk_slices, args_.scale);
-      store_slice(dv_, args_.dv_slices, 1.0f);
-      return;
-    }
-    store(dk_dq_, args_.dk, args_.scale, args_.accumulate_k);
-    store(dv_, args_.dv, 1.0f, args_.accumulate_v);
-  } else {
-    store(dk_dq_, args_.dq, args_.scale, args_.accumulate_q);
-  }
-}
-
-template <int kDim, Pass kPass, bool kExtras>
-__device__ void BackwardBlock<kDim, kPass, kExtras>::store(
-    const Accumulators<kRows, L::kWidth>& grad, const Heads<bf16>& tensor, float scale,
-    bool accumulate) const {
-  const auto rows = tensor.rows(slice_.begin, slice_.head, args_.head_dim);
-#pragma unroll
-  for (int r = 0; r < kRows; ++r)
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      const int row = row_of(r, i);
-      if (row >= slice_.length) continue;
-      bf16* const out = rows.row(row);
-#pragma unroll
-      for (int n = 0; n < L::kWidth / 8; ++n) {
-        const int column = column_ + column_of(n, 0);
-        if (column >= args_.head_dim) continue;
-        float low = grad[r][n][i] * scale, high = grad[r][n][i + 1] * scale;
-        const bool pair = column + 1 < args_.head_dim;
-        if (accumulate) {
-          low += to_float(out[column]);
-          if (pair) high += to_float(out[column + 1]);
-        }
-        if (args_.vectorized) {
-          *reinterpret_cast<uint32_t*>(out + column) = pack_bf16(low, high);
-        } else {
-          out[column] = from_float<bf16>(low);
-          if (pair) out[column + 1] = from_float<bf16>(high);
-        }
-      }
-    }
-}
-
-template <int kDim, Pass kPass, bool kExtras>
-__device__ void BackwardBlock<kDim, kPass, kExtras>::store_slice(
-    const Accumulators<kRows, L::kWidth>& grad, float* slices, float scale) const {
-#pragma unroll
-  for (int r = 0; r < kRows; ++r)
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      const int row = row_of(r, i);
-      if (row >= slice_.length) continue;
-      const int64_t token = slice_.head_slice * args_.tokens + slice_.begin + row;
-      float* const out = slices + (token * args_.kv_heads + slice_.head) * args_.head_dim;
-#pragma unroll
-      for (int n = 0; n < L::kWidth / 8; ++n) {
-        const int column = column_ + column_of(n, 0);
-        if (column < args_.head_dim) out[column] = grad[r][n][i] * scale;
-        if (column + 1 < args_.head_dim) out[column + 1] = grad[r][n][i + 1] * scale;
-      }
-    }
-}
-
 // A block owns a tile of rows of one head of one sequence, keys or queries depending on the pass,
 // and streams the rows of the other side in ascending steps. Own and streamed tiles are in shared
 // memory, the streamed ones in two stages; scores and gradients stay in registers until the end. No
 // other block adds to these gradients, or to this slice of them: there are no atomics, and the
 // order is fixed.
-template <int kDim, Pass kPass, bool kExtras>
+template <int kDim, Pass kPass, class Args>
 __global__ void __launch_bounds__(Layout<kDim, kPass>::kThreads, Layout<kDim, kPass>::kBlocks)
-    backward_kernel(const __grid_constant__ BackwardArgs<bf16> args) {
+    backward_kernel(const __grid_constant__ Args args) {
   extern __shared__ __align__(128) unsigned char shared[];
   using L = Layout<kDim, kPass>;
   const BackwardSlice slice = find_slice<kPass>(args, L::kOwn, L::kStep, tile_blocks<kPass>(args));
-  if (slice.own >= slice.length) return;
-  BackwardBlock<kDim, kPass, kExtras> block(args, slice, shared);
+  if (slice.own >= slice.sequence.length) return;
+  BackwardBlock<kDim, kPass, Args> block(args, slice, shared);
   block.run();
   block.store();
 }
 
-template <int kDim, Pass kPass>
-void launch_pass(const char* name, const BackwardArgs<bf16>& args, Device device) {
+template <int kDim, Pass kPass, class Args>
+void launch_pass(const char* name, const Args& args, Device device) {
   using L = Layout<kDim, kPass>;
-  const bool extras =
-      args.streams != nullptr || args.prefixes != nullptr || args.window < args.tokens;
-  const auto kernel =
-      extras ? backward_kernel<kDim, kPass, true> : backward_kernel<kDim, kPass, false>;
-  launch(name, kernel, {backward_blocks<kPass>(args, L::kOwn), L::kThreads, L::kShared}, device,
-         args);
+  launch(name, backward_kernel<kDim, kPass, Args>,
+         {backward_blocks<kPass>(args, L::kOwn), L::kThreads, L::kShared}, device, args);
 }
 
 }  // namespace
 
 // Runs both passes; each padded head dim has its own translation unit.
 template <int kDim>
-void run_backward_bf16(const BackwardArgs<bf16>& args, Device device) {
-  launch_pass<kDim, Pass::kKeys>("attention_backward_keys", args, device);
-  launch_pass<kDim, Pass::kQueries>("attention_backward_queries", args, device);
+void run_backward_bf16(const BackwardArgs<bf16>& args, const AttentionDesc& desc, Device device) {
+  const auto run = [&](const auto& call) {
+    launch_pass<kDim, Pass::kKeys>("attention_backward_keys", call, device);
+    launch_pass<kDim, Pass::kQueries>("attention_backward_queries", call, device);
+  };
+  if (PlainRule<float>::applies(desc, args.tokens))
+    with_rule<PlainRule<float>>(args, desc, args.head_dim, run);
+  else
+    with_rule<AnyRule<float>>(args, desc, args.head_dim, run);
 }
 
 }  // namespace cohort::kernels::cuda

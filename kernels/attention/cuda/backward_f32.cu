@@ -34,14 +34,42 @@ __device__ void load_rows(float (&tile)[kTile][kDim + 4], const HeadRows<const f
   }
 }
 
-template <int kDim, Pass kPass>
+template <int kDim, Pass kPass, class Args>
 class BackwardBlock {
  public:
-  __device__ BackwardBlock(const BackwardArgs<float>& args, const BackwardSlice& slice,
-                           SharedTiles<kDim>& shared)
+  __device__ BackwardBlock(const Args& args, const BackwardSlice& slice, SharedTiles<kDim>& shared)
       : args_(args), slice_(slice), shared_(shared) {}
-  __device__ void run();
-  __device__ void store() const;
+  // Loops over steps, for kKeys over the heads of the group, and over the sequences whose queries
+  // see the own keys.
+  __device__ void run() {
+    const int heads = kKeys ? args_.group() : 1;
+    const int first_head = kKeys ? slice_.head * heads : slice_.head / args_.group();
+    load_own();
+    BackwardStream stream = slice_.stream;
+    int sequence = slice_.index;
+    do {
+      for (int head = first_head; head < first_head + heads; ++head)
+        for (int step = stream.steps.first; step < stream.steps.end; ++step) {
+          __syncthreads();  // every thread has finished the last step
+          load_streamed(stream, head, step * kTile);
+          copy_async_commit();
+          copy_async_wait<0>();  // the first time also for the own rows
+          __syncthreads();
+          scores(stream, kKeys ? head : slice_.head, step * kTile);
+          __syncthreads();
+          accumulate_gradients();
+        }
+    } while (kKeys && next_stream(args_, slice_, sequence, stream, kTile, kTile));
+  }
+
+  __device__ void store() const {
+    if constexpr (kKeys) {
+      store(dk_dq_, args_.dk, args_.rule.scale, args_.accumulate_k);
+      store(dv_, args_.dv, 1.0f, args_.accumulate_v);
+    } else {
+      store(dk_dq_, args_.dq, args_.rule.scale, args_.accumulate_q);
+    }
+  }
 
  private:
   static constexpr bool kKeys = kPass == Pass::kKeys;
@@ -49,207 +77,161 @@ class BackwardBlock {
   static constexpr int kVectors = kDim / (32 * kVector);
   using Gradient = float[kThreadRows][kVectors][kVector];
 
-  __device__ void load_own();
-  __device__ void load_streamed(const BackwardStream& stream, int head, int row0);
-  __device__ void scores(const BackwardStream& stream, int head, int row0);
-  __device__ void score(float s, float dp, const BackwardStream& stream, int head, int own,
-                        int streamed, int row0);
-  __device__ void accumulate_gradients();
-  __device__ void store(const Gradient& grad, const Heads<float>& tensor, float scale,
-                        bool accumulate) const;
+  __device__ void load_own() {
+    for (int i = 0; i < 2; ++i) {
+      const auto& tensor = kKeys ? (i == 0 ? args_.k : args_.v) : (i == 0 ? args_.q : args_.dout);
+      load_rows<kDim>(shared_.own[i],
+                      tensor.rows(slice_.sequence.begin, slice_.head, args_.head_dim), slice_.own,
+                      slice_.sequence.length, args_.head_dim, args_.vectorized);
+    }
+  }
 
-  const BackwardArgs<float>& args_;
+  __device__ void load_streamed(const BackwardStream& stream, int head, int row0) {
+    for (int i = 0; i < 2; ++i) {
+      const auto& tensor = kKeys ? (i == 0 ? args_.q : args_.dout) : (i == 0 ? args_.k : args_.v);
+      const auto rows = kKeys ? tensor.rows(stream.begin, head, args_.head_dim)
+                              : tensor.keys(slice_.sequence, head, args_.head_dim);
+      load_rows<kDim>(shared_.streamed[i], rows, row0, stream.length, args_.head_dim,
+                      args_.vectorized);
+    }
+  }
+
+  // S and dP for own rows y, y + 16 and streamed rows x, x + 16. `head`: head of the queries.
+  __device__ void scores(const BackwardStream& stream, int head, int row0) {
+    const int y = static_cast<int>(threadIdx.x) / 16, x = static_cast<int>(threadIdx.x) % 16;
+    float acc[2][2][2] = {};  // [S or dP][own][streamed]
+#pragma unroll 4
+    for (int d = 0; d < kDim; d += 4)
+#pragma unroll
+      for (int matmul = 0; matmul < 2; ++matmul) {
+        Pack<float, 4> a[2], b[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          a[i] = load_pack<4>(&shared_.own[matmul][y + 16 * i][d]);
+          b[i] = load_pack<4>(&shared_.streamed[matmul][x + 16 * i][d]);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+          for (int j = 0; j < 2; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+              acc[matmul][i][j] = __fmaf_rn(a[i].v[e], b[j].v[e], acc[matmul][i][j]);
+      }
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+        score(acc[0][i][j], acc[1][i][j], stream, head, y + 16 * i, x + 16 * j, row0);
+  }
+
+  // Turns S and dP of an own and a streamed row, both relative to their tiles, into P, dropped,
+  // and dS, zero where masked and for rows beyond the sequence.
+  __device__ void score(float s, float dp, const BackwardStream& stream, int head, int own,
+                        int streamed, int row0) {
+    const int own_row = slice_.own + own, streamed_row = row0 + streamed;
+    const int key = kKeys ? own_row : streamed_row, query_row = kKeys ? streamed_row : own_row;
+    const int position = kKeys ? stream.position + query_row : slice_.sequence.position(query_row);
+    float p = 0, ds = 0;
+    if (own_row < slice_.sequence.length && streamed_row < stream.length &&
+        !args_.rule.masked(position, key)) {
+      const int64_t token = (kKeys ? stream.begin : slice_.sequence.begin) + query_row,
+                    at = head * args_.tokens + token;
+      const float score = args_.rule.apply(s);
+      p = fast_exp2(__fmaf_rn(score, args_.rule.exponent, -args_.lse_log2[at]));
+      const float undropped = p;
+      if (args_.rule.drops()) {
+        const uint32_t four = args_.rule.drop.keep_four(args_.streams[token], head, key & ~3);
+        const float factor = (four >> (key & 3) & 1) != 0 ? args_.rule.drop.factor : 0.0f;
+        p *= factor;
+        dp *= factor;
+      }
+      ds = undropped * args_.rule.derivative(score) * (dp - args_.delta[at]);
+    }
+    shared_.p[streamed][own] = p;
+    shared_.ds[streamed][own] = ds;
+  }
+
+  // Accumulates the gradients over ascending streamed rows; rows beyond the sequence add zeros.
+  __device__ void accumulate_gradients() {
+    const int own = static_cast<int>(threadIdx.x) / 32 * kThreadRows;
+    const int column = static_cast<int>(threadIdx.x) % 32 * kVector;
+    const auto add = [&](Gradient& grad, const float* weights, const float* row) {
+      const Pack<float, kThreadRows> w = load_pack<kThreadRows>(weights + own);
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        const Pack<float, kVector> x = load_pack<kVector>(row + column + v * 32 * kVector);
+#pragma unroll
+        for (int r = 0; r < kThreadRows; ++r)
+#pragma unroll
+          for (int e = 0; e < kVector; ++e)
+            grad[r][v][e] = __fmaf_rn(w.v[r], x.v[e], grad[r][v][e]);
+      }
+    };
+#pragma unroll 4
+    for (int j = 0; j < kTile; ++j) {
+      add(dk_dq_, shared_.ds[j], shared_.streamed[0][j]);
+      if constexpr (kKeys) add(dv_, shared_.p[j], shared_.streamed[1][j]);
+    }
+  }
+
+  __device__ void store(const Gradient& grad, const Heads<float>& tensor, float scale,
+                        bool accumulate) const {
+    const auto rows = tensor.rows(slice_.sequence.begin, slice_.head, args_.head_dim);
+    const int first = slice_.own + static_cast<int>(threadIdx.x) / 32 * kThreadRows;
+#pragma unroll
+    for (int r = 0; r < kThreadRows; ++r) {
+      if (first + r >= slice_.sequence.length) return;
+      float* const out = rows.row(first + r);
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v)
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) {
+          const int column = (v * 32 + static_cast<int>(threadIdx.x) % 32) * kVector + e;
+          if (column >= args_.head_dim) continue;
+          const float value = grad[r][v][e] * scale;
+          out[column] = accumulate ? out[column] + value : value;
+        }
+    }
+  }
+
+  const Args& args_;
   const BackwardSlice& slice_;
   SharedTiles<kDim>& shared_;
   Gradient dk_dq_ = {};  // dK or dQ, without the scale
   Gradient dv_ = {};     // dV; unused for kQueries
 };
 
-template <int kDim, Pass kPass>
-__device__ void BackwardBlock<kDim, kPass>::load_own() {
-  for (int i = 0; i < 2; ++i) {
-    const auto& tensor = kKeys ? (i == 0 ? args_.k : args_.v) : (i == 0 ? args_.q : args_.dout);
-    load_rows<kDim>(shared_.own[i], tensor.rows(slice_.begin, slice_.head, args_.head_dim),
-                    slice_.own, slice_.length, args_.head_dim, args_.vectorized);
-  }
-}
-
-template <int kDim, Pass kPass>
-__device__ void BackwardBlock<kDim, kPass>::load_streamed(const BackwardStream& stream, int head,
-                                                          int row0) {
-  for (int i = 0; i < 2; ++i) {
-    const auto& tensor = kKeys ? (i == 0 ? args_.q : args_.dout) : (i == 0 ? args_.k : args_.v);
-    const auto rows = kKeys ? tensor.rows(stream.begin, head, args_.head_dim)
-                            : key_rows(tensor, slice_, head, args_.head_dim);
-    load_rows<kDim>(shared_.streamed[i], rows, row0, stream.length, args_.head_dim,
-                    args_.vectorized);
-  }
-}
-
-// Loops over steps, for kKeys over the heads of the group, and over the sequences whose queries see
-// the own keys.
-template <int kDim, Pass kPass>
-__device__ void BackwardBlock<kDim, kPass>::run() {
-  const int heads = kKeys ? args_.group() : 1;
-  const int first_head = kKeys ? slice_.head * heads : slice_.head / args_.group();
-  load_own();
-  BackwardStream stream = slice_.stream;
-  int sequence = slice_.sequence;
-  do {
-    for (int head = first_head; head < first_head + heads; ++head)
-      for (int step = stream.first; step < stream.end; ++step) {
-        __syncthreads();  // every thread has finished the last step
-        load_streamed(stream, head, step * kTile);
-        copy_async_commit();
-        copy_async_wait<0>();  // the first time also for the own rows
-        __syncthreads();
-        scores(stream, kKeys ? head : slice_.head, step * kTile);
-        __syncthreads();
-        accumulate_gradients();
-      }
-  } while (kKeys && next_stream(args_, slice_, sequence, stream, kTile, kTile));
-}
-
-// S and dP for own rows y, y + 16 and streamed rows x, x + 16. `head`: head of the queries.
-template <int kDim, Pass kPass>
-__device__ void BackwardBlock<kDim, kPass>::scores(const BackwardStream& stream, int head,
-                                                   int row0) {
-  const int y = static_cast<int>(threadIdx.x) / 16, x = static_cast<int>(threadIdx.x) % 16;
-  float acc[2][2][2] = {};  // [S or dP][own][streamed]
-#pragma unroll 4
-  for (int d = 0; d < kDim; d += 4)
-#pragma unroll
-    for (int matmul = 0; matmul < 2; ++matmul) {
-      Pack<float, 4> a[2], b[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        a[i] = load_pack<4>(&shared_.own[matmul][y + 16 * i][d]);
-        b[i] = load_pack<4>(&shared_.streamed[matmul][x + 16 * i][d]);
-      }
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-#pragma unroll
-        for (int j = 0; j < 2; ++j)
-#pragma unroll
-          for (int e = 0; e < 4; ++e)
-            acc[matmul][i][j] = __fmaf_rn(a[i].v[e], b[j].v[e], acc[matmul][i][j]);
-    }
-#pragma unroll
-  for (int i = 0; i < 2; ++i)
-#pragma unroll
-    for (int j = 0; j < 2; ++j)
-      score(acc[0][i][j], acc[1][i][j], stream, head, y + 16 * i, x + 16 * j, row0);
-}
-
-// Turns S and dP of an own and a streamed row, both relative to their tiles, into P after dropout
-// and dS, zero where masked and for rows beyond the sequence.
-template <int kDim, Pass kPass>
-__device__ void BackwardBlock<kDim, kPass>::score(float s, float dp, const BackwardStream& stream,
-                                                  int head, int own, int streamed, int row0) {
-  const int own_row = slice_.own + own, streamed_row = row0 + streamed;
-  const int key = kKeys ? own_row : streamed_row, query_row = kKeys ? streamed_row : own_row;
-  const int query = query_row + (kKeys ? stream.position : slice_.prefix);  // its position
-  float p = 0, ds = 0;
-  if (own_row < slice_.length && streamed_row < stream.length &&
-      !(args_.causal && (key > query || query - key >= args_.window))) {
-    const int64_t token = (kKeys ? stream.begin : slice_.begin) + query_row,
-                  at = head * args_.tokens + token;
-    p = fast_exp2(__fmaf_rn(s, args_.exponent, -args_.lse_log2[at]));
-    const float undropped = p;
-    if (args_.streams != nullptr) {
-      const uint32_t four = args_.dropout.keep_four(args_.streams[token], head, key & ~3);
-      const float factor = (four >> (key & 3) & 1) != 0 ? args_.dropout.factor : 0.0f;
-      p *= factor;
-      dp *= factor;
-    }
-    ds = undropped * (dp - args_.delta[at]);
-  }
-  shared_.p[streamed][own] = p;
-  shared_.ds[streamed][own] = ds;
-}
-
-// Accumulates the gradients over ascending streamed rows; rows beyond the sequence add zeros.
-template <int kDim, Pass kPass>
-__device__ void BackwardBlock<kDim, kPass>::accumulate_gradients() {
-  const int own = static_cast<int>(threadIdx.x) / 32 * kThreadRows;
-  const int column = static_cast<int>(threadIdx.x) % 32 * kVector;
-  const auto add = [&](Gradient& grad, const float* weights, const float* row) {
-    const Pack<float, kThreadRows> w = load_pack<kThreadRows>(weights + own);
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      const Pack<float, kVector> x = load_pack<kVector>(row + column + v * 32 * kVector);
-#pragma unroll
-      for (int r = 0; r < kThreadRows; ++r)
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) grad[r][v][e] = __fmaf_rn(w.v[r], x.v[e], grad[r][v][e]);
-    }
-  };
-#pragma unroll 4
-  for (int j = 0; j < kTile; ++j) {
-    add(dk_dq_, shared_.ds[j], shared_.streamed[0][j]);
-    if constexpr (kKeys) add(dv_, shared_.p[j], shared_.streamed[1][j]);
-  }
-}
-
-template <int kDim, Pass kPass>
-__device__ void BackwardBlock<kDim, kPass>::store() const {
-  if constexpr (kKeys) {
-    store(dk_dq_, args_.dk, args_.scale, args_.accumulate_k);
-    store(dv_, args_.dv, 1.0f, args_.accumulate_v);
-  } else {
-    store(dk_dq_, args_.dq, args_.scale, args_.accumulate_q);
-  }
-}
-
-template <int kDim, Pass kPass>
-__device__ void BackwardBlock<kDim, kPass>::store(const Gradient& grad, const Heads<float>& tensor,
-                                                  float scale, bool accumulate) const {
-  const auto rows = tensor.rows(slice_.begin, slice_.head, args_.head_dim);
-  const int first = slice_.own + static_cast<int>(threadIdx.x) / 32 * kThreadRows;
-#pragma unroll
-  for (int r = 0; r < kThreadRows; ++r) {
-    if (first + r >= slice_.length) return;
-    float* const out = rows.row(first + r);
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v)
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) {
-        const int column = (v * 32 + static_cast<int>(threadIdx.x) % 32) * kVector + e;
-        if (column >= args_.head_dim) continue;
-        const float value = grad[r][v][e] * scale;
-        out[column] = accumulate ? out[column] + value : value;
-      }
-  }
-}
-
 // A block owns 32 rows of one head of one sequence (keys or queries, depending on the pass) and
 // streams the rows of the other side 32 at a time, in ascending order: scores of 32 x 32 pairs go
 // to shared memory, and after a barrier are accumulated into the gradients, which stay in registers
 // until the end. No other block adds to these gradients, so there are no atomics and the order is
 // fixed.
-template <int kDim, Pass kPass>
-__global__ void __launch_bounds__(kThreads)
-    backward_kernel(const __grid_constant__ BackwardArgs<float> args) {
+template <int kDim, Pass kPass, class Args>
+__global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constant__ Args args) {
   extern __shared__ __align__(16) unsigned char shared[];
   const BackwardSlice slice = find_slice<kPass>(args, kTile, kTile, tile_blocks<kPass>(args));
-  if (slice.own >= slice.length) return;
-  BackwardBlock<kDim, kPass> block(args, slice, *reinterpret_cast<SharedTiles<kDim>*>(shared));
+  if (slice.own >= slice.sequence.length) return;
+  BackwardBlock<kDim, kPass, Args> block(args, slice,
+                                         *reinterpret_cast<SharedTiles<kDim>*>(shared));
   block.run();
   block.store();
 }
 
-template <int kDim, Pass kPass>
-void launch_pass(const char* name, const BackwardArgs<float>& args, Device device) {
-  launch(name, backward_kernel<kDim, kPass>,
+template <int kDim, Pass kPass, class Args>
+void launch_pass(const char* name, const Args& args, Device device) {
+  launch(name, backward_kernel<kDim, kPass, Args>,
          {backward_blocks<kPass>(args, kTile), kThreads, sizeof(SharedTiles<kDim>)}, device, args);
 }
 
 }  // namespace
 
-void run_backward_f32(const BackwardArgs<float>& args, Device device) {
-  dispatch_head_dim(args.head_dim, [&]<int kDim>() {
-    launch_pass<kDim, Pass::kKeys>("attention_backward_keys", args, device);
-    launch_pass<kDim, Pass::kQueries>("attention_backward_queries", args, device);
+void run_backward_f32(const BackwardArgs<float>& args, const AttentionDesc& desc, Device device) {
+  with_rule<AnyRule<float>>(args, desc, args.head_dim, [&](const auto& call) {
+    dispatch_head_dim(args.head_dim, [&]<int kDim>() {
+      launch_pass<kDim, Pass::kKeys>("attention_backward_keys", call, device);
+      launch_pass<kDim, Pass::kQueries>("attention_backward_queries", call, device);
+    });
   });
 }
 

@@ -6,44 +6,30 @@
 namespace cohort::kernels::cuda {
 namespace {
 
-template <int kDim>
-using ForwardShape = Bf16Shape<kDim, kDim <= 128 ? 8 : 4, 2>;
+template <class T, int kDim>
+struct ForwardShape : RowsShape<T, kDim, kDim <= 128 ? 8 : 4, 2> {
+  // At least so many on a multiprocessor; 0: no minimum.
+  static constexpr int kBlocks = std::is_same_v<T, float> ? 0 : kDim == 64 ? 2 : 1;
+};
 
-// A block has up to 128 query rows (64 for head dims over 128) of one head of one sequence, 16 per
-// warp, and loops over the tiles of keys that they see. Shared memory holds the queries and two
-// stages of keys and values: the next tile is loaded while the current one is processed. S, P and O
-// stay in registers. Head dims of 64 leave shared memory for a second block on the multiprocessor,
-// whose matmuls hide the exponentials of this one.
-template <int kDim, bool kDropout>
-__global__ void __launch_bounds__(ForwardShape<kDim>::kThreads, kDim == 64 ? 2 : 1)
-    attention_forward_kernel(const __grid_constant__ ForwardProblem<bf16> problem) {
+// bf16: a block has up to 128 query rows (64 for head dims over 128) of one head of one sequence,
+// 16 per warp, and loops over the tiles of keys that they see. Shared memory holds the queries and
+// two stages of keys and values: the next tile is loaded while the current one is processed. S, P
+// and O stay in registers. Head dims of 64 leave shared memory for a second block on the
+// multiprocessor, whose matmuls hide the exponentials of this one. f32: 64 rows, one stage, which
+// holds the keys of a tile first and then its values.
+template <class T, int kDim, class Problem>
+__global__ void __launch_bounds__(ForwardShape<T, kDim>::kThreads, ForwardShape<T, kDim>::kBlocks)
+    attention_forward_kernel(const __grid_constant__ Problem problem) {
   extern __shared__ __align__(128) char shared[];
-  PackedRows<bf16> rows;
-  if (!problem.find(static_cast<int>(blockIdx.x), ForwardShape<kDim>::kRows, rows)) return;
-  using Shape = ForwardShape<kDim>;
+  using Shape = ForwardShape<T, kDim>;
+  PackedRows<T> rows;
+  if (!problem.find(problem.rule, static_cast<int>(blockIdx.x), Shape::kRows, rows)) return;
   auto* const after = reinterpret_cast<float*>(shared + Shape::kSharedBytes);
-  attention_bf16<Shape, kDropout>(
-      rows, problem.params, shared,
-      kCombinesInShared ? CombinedChunks{.o = after, .states = after + Shape::kRows * kDim}
-                        : problem.combined.from(rows.row0(problem.tokens), kDim));
-}
-
-// f32: 64 rows, one stage, which holds the keys of a tile first and then its values.
-template <int kDim>
-__global__ void __launch_bounds__(kFloatThreads)
-    attention_forward_float_kernel(const __grid_constant__ ForwardProblem<float> problem) {
-  extern __shared__ __align__(128) char shared[];
-  PackedRows<float> rows;
-  if (!problem.find(static_cast<int>(blockIdx.x), kFloatRows, rows)) return;
-  attention_f32<kDim>(rows, problem.params, reinterpret_cast<float*>(shared),
-                      problem.combined.from(rows.row0(problem.tokens), kDim));
-}
-
-// Number of heads whose keys and values fit in the L2 cache together.
-int heads_in_l2(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t row_bytes) {
-  constexpr int64_t kCacheBytes = 32 << 20;
-  const int64_t fit = kCacheBytes / std::max<int64_t>(2 * tokens * row_bytes, 1);
-  return static_cast<int>(std::clamp<int64_t>(fit, 1, kv_heads) * (heads / kv_heads));
+  attention_rows<Shape>(rows, problem.rule, problem.format, shared,
+                        kCombinesInShared
+                            ? CombinedChunks{.o = after, .states = after + Shape::kRows * kDim}
+                            : problem.combined.from(rows.row0(problem.tokens), kDim));
 }
 
 // `slots` and `combined` depend on the kernel and are still to be set.
@@ -51,65 +37,57 @@ template <class T>
 ForwardProblem<T> make_problem(const AttentionForward& args) {
   const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = args.q.dim(2),
                 kv_heads = args.k.dim(1);
-  return {
-      .q = pointer<T>(args.q),
-      .k = pointer<T>(args.k),
-      .v = pointer<T>(args.v),
-      .o = pointer<T>(args.o),
-      .lse = pointer<float>(args.lse),
-      .cu = pointer<int32_t>(args.cu_seqlens),
-      .prefixes = pointer<int32_t>(args.desc.prefixes),
-      .tokens = tokens,
-      .q_stride = args.q.strides()[0],
-      .kv_stride = args.k.strides()[0],
-      .heads = static_cast<int>(heads),
-      .kv_heads = static_cast<int>(kv_heads),
-      .sequences = static_cast<int>(args.cu_seqlens.numel() - 1),
-      .heads_at_once = heads_in_l2(tokens, heads, kv_heads, dim * static_cast<int64_t>(sizeof(T))),
-      .causal = args.desc.mask == Mask::kCausal,
-      .params = {.c = exponent_scale(args.desc, dim),
-                 .window = key_window(args.desc),
-                 .head_dim = static_cast<int>(dim),
-                 .vectorized = vectorized_heads<T>(args.q, args.k, args.v, args.o),
-                 .dropout = DropoutMask(args.desc.dropout)}};
+  const int64_t key_bytes = 2 * tokens * dim * static_cast<int64_t>(sizeof(T));  // and values
+  return {.q = pointer<T>(args.q),
+          .k = pointer<T>(args.k),
+          .v = pointer<T>(args.v),
+          .o = pointer<T>(args.o),
+          .lse = pointer<float>(args.lse),
+          .sequences = PackedSequences(args.cu_seqlens, args.desc),
+          .tokens = tokens,
+          .q_stride = args.q.strides()[0],
+          .kv_stride = args.k.strides()[0],
+          .heads = static_cast<int>(heads),
+          .kv_heads = static_cast<int>(kv_heads),
+          .heads_at_once = heads_in_l2(key_bytes, kv_heads) * static_cast<int>(heads / kv_heads),
+          .format = {.head_dim = static_cast<int>(dim),
+                     .vectorized = vectorized_heads<T>(args.q, args.k, args.v, args.o)}};
+}
+
+// Launches the generic kernel for a padded head dim.
+template <class T, int kDim, class Problem>
+void run_generic(Problem problem, Device device) {
+  using Shape = ForwardShape<T, kDim>;
+  const auto kernel = attention_forward_kernel<T, kDim, Problem>;
+  size_t shared_bytes = Shape::kSharedBytes;
+  Tensor scratch;
+  if (::cohort::cuda::is_compiled_for_sm90(reinterpret_cast<const void*>(kernel), device))
+    shared_bytes += combined_bytes(Shape::kRows, kDim);
+  else if (problem.tokens > kAttentionChunk)
+    scratch = combined_scratch(problem.combined, problem.tokens * problem.heads, kDim, device);
+  const int64_t slots = tile_slots(problem.tokens, problem.sequences.count, Shape::kRows);
+  problem.slots = static_cast<int>(slots);
+  launch("attention_forward", kernel,
+         {blocks_for(slots * problem.heads, 1), Shape::kThreads, shared_bytes}, device, problem);
 }
 
 }  // namespace
 
 void attention_forward(const AttentionForward& args) {
-  const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = args.q.dim(2);
+  const int64_t dim = args.q.dim(2);
+  const Device device = args.q.device();
   dispatch_device(args.q.dtype(), "attention_forward", [&]<class T>() {
-    constexpr bool kFloat = std::is_same_v<T, float>;
-    auto problem = make_problem<T>(args);
-    const auto run = [&](auto* kernel, int rows, int threads, size_t shared, int kernel_dim) {
-      Tensor scratch;
-      if (::cohort::cuda::is_compiled_for_sm90(reinterpret_cast<const void*>(kernel),
-                                               args.q.device()))
-        shared += combined_bytes(rows, kernel_dim);
-      else if (tokens > kAttentionChunk)
-        scratch = combined_scratch(problem.combined, tokens * heads, kernel_dim, args.q.device());
-      const int64_t slots = tile_slots(tokens, problem.sequences, rows);
-      problem.slots = static_cast<int>(slots);
-      launch("attention_forward", kernel,
-             {blocks_for(slots * heads, 1), static_cast<unsigned>(threads), shared},
-             args.q.device(), problem);
+    const auto problem = make_problem<T>(args);
+    const auto run = [&](const auto& call) {
+      dispatch_head_dim(dim, [&]<int kDim>() { run_generic<T, kDim>(call, device); });
     };
-    const bool hopper =
-        !kFloat && supports_sm90("attention_forward", dim, problem.params.vectorized,
-                                 args.desc.dropout.p > 0, args.q.device());
-    if constexpr (!kFloat)
-      if (hopper)
+    if constexpr (!std::is_same_v<T, float>) {
+      if (supports_sm90("attention_forward", args.desc, dim, problem.format.vectorized, device))
         return dispatch_sm90_dim(dim, [&]<int kDim>() { run_forward_sm90<kDim>(problem, args); });
-    dispatch_head_dim(dim, [&]<int kDim>() {
-      using Shape = ForwardShape<kDim>;
-      if constexpr (kFloat)
-        run(attention_forward_float_kernel<kDim>, kFloatRows, kFloatThreads,
-            FloatShape<kDim>::kSharedBytes, kDim);
-      else
-        run(args.desc.dropout.p > 0 ? attention_forward_kernel<kDim, true>
-                                    : attention_forward_kernel<kDim, false>,
-            Shape::kRows, Shape::kThreads, Shape::kSharedBytes, kDim);
-    });
+      if (args.desc.dropout.p == 0)
+        return with_rule<ScoreRule<float>>(problem, args.desc, dim, run);
+    }
+    with_rule<AnyRule<float>>(problem, args.desc, dim, run);
   });
 }
 

@@ -75,7 +75,7 @@ struct PagedRows {
   int64_t q_stride, kv_stride;  // token stride of q and slot stride, in elements
   int all_heads, heads;         // heads of a token, and heads in this block
   int head_dim, count;
-  int first_key, keys;  // each row sees some of the keys [first_key, keys)
+  IndexRange<int> keys;  // each row sees some of these keys
 
   __device__ const T* query(int r) const {
     return r < count ? q + r / heads * q_stride + static_cast<int64_t>(r % heads) * head_dim
@@ -85,17 +85,16 @@ struct PagedRows {
     return row0 + static_cast<int64_t>(r / heads) * all_heads + r % heads;
   }
   __device__ T* output(int r) const { return o + combined_row(r) * head_dim; }
-  __device__ int visible(int r) const {
+  template <class Rule>
+  __device__ int end_key(const Rule&, int r) const {
     return r >= count ? 1 : table.keys_of(positions[r / heads]);
   }
   __device__ int64_t key_offset(int j) const {
-    if (j >= keys) return -1;
+    if (j >= keys.end) return -1;
     const int64_t slot = table.slot(blocks, j);
     return slot < 0 ? -1 : slot * kv_stride;
   }
-  // Required by Rows, but only used with dropout.
   __device__ int head() const { return 0; }
-  __device__ int64_t token(int) const { return 0; }
   __device__ void store_lse(int, float) const {}
 };
 
@@ -110,7 +109,7 @@ struct PagedProblem {
   int64_t tokens, q_stride;
   int heads, kv_heads;
   int parts;  // blocks per group of heads
-  AttentionParams params;
+  RowFormat format;
   CombinedChunks combined;  // for all tokens and heads, or null
 
   // Sequence of a token; -1 if idle.
@@ -120,14 +119,15 @@ struct PagedProblem {
 
   // Finds the rows of the block. Returns false if its token does not lead a block, or belongs to no
   // sequence; in the latter case it gets zeros.
-  __device__ __forceinline__ bool find(PagedRows<T>& rows) const {
+  template <class Rule>
+  __device__ __forceinline__ bool find(const Rule& rule, PagedRows<T>& rows) const {
     const int kv_head = static_cast<int>(blockIdx.y) / parts, group = heads / kv_heads;
     const int in_group = static_cast<int>(blockIdx.y) % parts * kPagedRows;
     const int width = min(kPagedRows, group - in_group), per_block = kPagedRows / width;
     const int64_t first = blockIdx.x;
     const int in_block = static_cast<int>(first % per_block), sequence = sequence_of(first);
     if (in_block != 0 && sequence_of(first - 1) == sequence) return false;
-    const int64_t dim = params.head_dim, head = kv_head * group + in_group;
+    const int64_t dim = format.head_dim, head = kv_head * group + in_group;
     rows = {.q = q + first * q_stride + head * dim,
             .k = k + kv_head * dim,
             .v = v + kv_head * dim,
@@ -140,10 +140,9 @@ struct PagedProblem {
             .kv_stride = kv_heads * dim,
             .all_heads = heads,
             .heads = width,
-            .head_dim = params.head_dim,
+            .head_dim = format.head_dim,
             .count = 0,
-            .first_key = 0,
-            .keys = 0};
+            .keys = {0, 0}};
     // The block ends before the first token of another sequence.
     const int limit =
         static_cast<int>(min(static_cast<int64_t>(per_block - in_block), tokens - first));
@@ -157,48 +156,66 @@ struct PagedProblem {
     int min_keys = std::numeric_limits<int>::max();
     for (int i = lane; i - lane < count; i += 32) {
       const int keys = table.keys_of(rows.positions[min(i, count - 1)]);
-      rows.keys = max(rows.keys, __reduce_max_sync(0xffffffffu, keys));
+      rows.keys.end = max(rows.keys.end, __reduce_max_sync(0xffffffffu, keys));
       min_keys = min(min_keys, __reduce_min_sync(0xffffffffu, keys));
     }
-    rows.first_key = max(0, min_keys - params.window);
+    rows.keys.first = max(0, rule.first_key(min_keys));
     rows.count = count * width;
     if (rows.blocks != nullptr) return true;
     for (int r = 0; r < rows.count; ++r)
-      for (int d = static_cast<int>(threadIdx.x); d < params.head_dim;
+      for (int d = static_cast<int>(threadIdx.x); d < format.head_dim;
            d += static_cast<int>(blockDim.x))
         rows.output(r)[d] = from_float<T>(0.0f);
     return false;
   }
 };
 
-template <int kDim>
-using PagedShape = Bf16Shape<kDim, 4, 1>;
+template <class T, int kDim>
+struct PagedShape : RowsShape<T, kDim, 4, 1> {
+  // As in forward.cu.
+  static constexpr int kBlocks = std::is_same_v<T, float> ? 0
+                                 : kDim == 64             ? 3
+                                 : kDim == 128            ? 2
+                                                          : 1;
+};
 
-// A block has the rows of PagedProblem::find(), 16 per warp. A single stage of keys leaves shared
-// memory for other blocks on the multiprocessor; the next tile is loaded during the softmax.
-template <int kDim>
-__global__ void __launch_bounds__(PagedShape<kDim>::kThreads, kDim == 64    ? 3
-                                                              : kDim == 128 ? 2
-                                                                            : 1)
-    attention_paged_kernel(const __grid_constant__ PagedProblem<bf16> problem) {
+// A block has the rows of PagedProblem::find(), in bf16 16 per warp. A single stage of keys leaves
+// shared memory for other blocks on the multiprocessor; the next tile is loaded during the softmax.
+template <class T, int kDim, class Problem>
+__global__ void __launch_bounds__(PagedShape<T, kDim>::kThreads, PagedShape<T, kDim>::kBlocks)
+    attention_paged_kernel(const __grid_constant__ Problem problem) {
   extern __shared__ __align__(128) char shared[];
-  launch_dependents_and_wait();
-  PagedRows<bf16> rows;
-  if (!problem.find(rows)) return;
-  attention_bf16<PagedShape<kDim>, false>(rows, problem.params, shared, problem.combined);
+  using Shape = PagedShape<T, kDim>;
+  static_assert(Shape::kRows == kPagedRows);
+  if constexpr (std::is_same_v<T, bf16>) launch_dependents_and_wait();
+  PagedRows<T> rows;
+  if (!problem.find(problem.rule, rows)) return;
+  constexpr bool kInShared = kCombinesInShared && std::is_same_v<T, float>;
+  auto* const after = reinterpret_cast<float*>(shared + Shape::kSharedBytes);
+  attention_rows<Shape>(rows, problem.rule, problem.format, shared,
+                        kInShared
+                            ? CombinedChunks{.o = after, .states = after + Shape::kRows * kDim}
+                            : problem.combined);
 }
 
-// f32, for up to 64 rows.
-template <int kDim>
-__global__ void __launch_bounds__(kFloatThreads)
-    attention_paged_float_kernel(const __grid_constant__ PagedProblem<float> problem) {
-  extern __shared__ __align__(128) char shared[];
-  PagedRows<float> rows;
-  if (!problem.find(rows)) return;
-  attention_f32<kDim>(rows, problem.params, reinterpret_cast<float*>(shared), problem.combined);
+// Launches the kernel for a padded head dim.
+template <class T, int kDim, class Problem>
+void run_paged(Problem problem, Device device) {
+  using Shape = PagedShape<T, kDim>;
+  constexpr bool kFloat = std::is_same_v<T, float>;
+  const auto kernel = attention_paged_kernel<T, kDim, Problem>;
+  LaunchShape shape{.grid = dim3(blocks_for(problem.tokens, 1),
+                                 static_cast<unsigned>(problem.kv_heads * problem.parts)),
+                    .block = Shape::kThreads,
+                    .shared_bytes = Shape::kSharedBytes,
+                    .start = kFloat ? Start::kAfterPrevious : Start::kProgrammatic};
+  Tensor scratch;
+  if (kFloat && ::cohort::cuda::is_compiled_for_sm90(reinterpret_cast<const void*>(kernel), device))
+    shape.shared_bytes += combined_bytes(Shape::kRows, kDim);
+  else if (problem.table.capacity() > kAttentionChunk)
+    scratch = combined_scratch(problem.combined, problem.tokens * problem.heads, kDim, device);
+  launch("attention_paged", kernel, shape, device, problem);
 }
-
-static_assert(kPagedRows == PagedShape<64>::kRows && kPagedRows == kFloatRows);
 
 }  // namespace
 
@@ -232,7 +249,7 @@ void attention_paged(const AttentionPaged& args) {
   const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = args.q.dim(2),
                 kv_heads = args.cache.k.dim(2);
   dispatch_device(args.q.dtype(), "attention_paged", [&]<class T>() {
-    PagedProblem<T> problem{
+    const PagedProblem<T> problem{
         .q = pointer<T>(args.q),
         .k = pointer<T>(args.cache.k),
         .v = pointer<T>(args.cache.v),
@@ -245,33 +262,10 @@ void attention_paged(const AttentionPaged& args) {
         .heads = static_cast<int>(heads),
         .kv_heads = static_cast<int>(kv_heads),
         .parts = static_cast<int>((heads / kv_heads + kPagedRows - 1) / kPagedRows),
-        .params = {.c = exponent_scale(args.desc, dim),
-                   .window = key_window(args.desc),
-                   .head_dim = static_cast<int>(dim),
+        .format = {.head_dim = static_cast<int>(dim),
                    .vectorized = vectorized_heads<T>(args.q, args.cache.k, args.cache.v, args.o)}};
-    const dim3 grid(blocks_for(tokens, 1), static_cast<unsigned>(kv_heads * problem.parts));
-    dispatch_head_dim(dim, [&]<int kDim>() {
-      constexpr bool kFloat = std::is_same_v<T, float>;
-      const bool in_shared =
-          kFloat &&
-          ::cohort::cuda::is_compiled_for_sm90(
-              reinterpret_cast<const void*>(attention_paged_float_kernel<kDim>), args.q.device());
-      Tensor scratch;
-      if (!in_shared && problem.table.capacity() > kAttentionChunk)
-        scratch = combined_scratch(problem.combined, tokens * heads, kDim, args.q.device());
-      if constexpr (kFloat) {
-        const size_t combined = in_shared ? combined_bytes(kFloatRows, kDim) : 0;
-        launch("attention_paged", attention_paged_float_kernel<kDim>,
-               {grid, kFloatThreads, FloatShape<kDim>::kSharedBytes + combined}, args.q.device(),
-               problem);
-      } else {
-        launch("attention_paged", attention_paged_kernel<kDim>,
-               {.grid = grid,
-                .block = PagedShape<kDim>::kThreads,
-                .shared_bytes = PagedShape<kDim>::kSharedBytes,
-                .start = Start::kProgrammatic},
-               args.q.device(), problem);
-      }
+    with_rule<ScoreRule<float>>(problem, args.desc, dim, [&](const auto& call) {
+      dispatch_head_dim(dim, [&]<int kDim>() { run_paged<T, kDim>(call, args.q.device()); });
     });
   });
 }

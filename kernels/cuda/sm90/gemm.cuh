@@ -12,7 +12,7 @@
 
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/mma.cuh"
-#include "kernels/cuda/sm90/tma.cuh"
+#include "kernels/cuda/sm90/pipeline.cuh"
 #include "kernels/cuda/sm90/wgmma.cuh"
 
 namespace cohort::kernels::cuda {

@@ -16,7 +16,7 @@
 
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/mma.cuh"
-#include "kernels/cuda/sm90/tma.cuh"
+#include "kernels/cuda/sm90/pipeline.cuh"
 
 namespace cohort::kernels::cuda {
 namespace {
@@ -57,7 +57,7 @@ struct Tiling {
   static constexpr int kBytesW = 2 * kRows * kRowBytes, kBytesX = 2 * kTokens * kRowBytes;
   static constexpr int kStageBytes = kBytesW + kBytesX;
   // Boxes are aligned to the 1 KiB period of the swizzle. The barriers follow the stages.
-  static constexpr int kShared = 1024 + kStages * (kStageBytes + 2 * int{sizeof(uint64_t)});
+  static constexpr int kShared = 1024 + kStages * kStageBytes + Pipeline<kStages>::kBytes;
   static constexpr int kBlocksPerSm =
       (kSharedPerSm + kSharedReservedPerBlock) / (kShared + kSharedReservedPerBlock);
 
@@ -72,37 +72,28 @@ struct Tiling {
                 kStages <= kThreads && kBlocksPerSm > 0);
 };
 
-// Current stage of the pipeline, with its barriers.
+// Stages of operands, from shared address `base` on, and their barriers.
 template <class T>
-struct PipelineStage {
+struct OperandStages {
   uint32_t base;
-  int index = 0;
-  uint32_t phase = 0;
+  Pipeline<T::kStages> pipeline{base + T::kStages * T::kStageBytes};
 
-  __device__ uint32_t address() const { return base + index * T::kStageBytes; }
-  __device__ uint32_t full() const { return base + T::kStages * T::kStageBytes + index * 8; }
-  __device__ uint32_t empty() const { return full() + T::kStages * 8; }
-  __device__ void advance() {
-    if (++index < T::kStages) return;
-    index = 0;
-    phase ^= 1;
-  }
+  __device__ uint32_t address(int stage) const { return base + stage * T::kStageBytes; }
 };
 
 // Producer loop of one thread for w or x.
 template <class T>
-__device__ void load_operand(const CUtensorMap* map, bool is_w, PipelineStage<T> stage,
+__device__ void load_operand(const CUtensorMap* map, bool is_w, const OperandStages<T>& stages,
                              const Sizes& size) {
-  bool first_round = true;
+  ProducerState<T::kStages> state;
   for (int tile = blockIdx.x; tile < size.tiles; tile += gridDim.x) {
     const int row = is_w ? T::first_row(size, tile) : T::first_token(size, tile);
     for (int box = 0; box < size.k / kBox; box += 2) {
-      // In the first round all stages are empty; their first release completes phase 0.
-      if (!first_round) barrier_wait(stage.empty(), stage.phase ^ 1);
-      barrier_arrive_expect_tx(stage.full(), is_w ? T::kBytesW : T::kBytesX);
-      tma_load(stage.address() + (is_w ? 0 : T::kBytesW), map, {0, row, 0, box}, stage.full());
-      stage.advance();
-      first_round = first_round && stage.index > 0;
+      stages.pipeline.producer_acquire(state);
+      stages.pipeline.producer_commit_expect_tx(state, is_w ? T::kBytesW : T::kBytesX);
+      tma_load(stages.address(state.index) + (is_w ? 0 : T::kBytesW), map, {0, row, 0, box},
+               stages.pipeline.full(state.index));
+      state.advance();
     }
   }
 }
@@ -224,45 +215,43 @@ struct WarpTile {
 // next, because the compiler moves loads only within an iteration, and sinks them to just before
 // their use if that is in another one.
 template <class T>
-__device__ void multiply_tiles(const Epilogue<typename T::Out>& to, PipelineStage<T> stage,
+__device__ void multiply_tiles(const Epilogue<typename T::Out>& to, const OperandStages<T>& stages,
                                const Sizes& size) {
-  const int lane = threadIdx.x % 32, stages = size.k / kStageColumns;
-  WarpTile<T> warp_tile(threadIdx.x / 32, lane);
+  const int steps = size.k / kStageColumns;
+  const Pipeline<T::kStages> pipeline = stages.pipeline;
+  PipelineState<T::kStages> state;
+  WarpTile<T> warp_tile(threadIdx.x / 32, threadIdx.x % 32);
   typename WarpTile<T>::Operands even, odd;  // boxes
   bool ready = false;
   const auto load_even = [&] {
-    if (!ready) barrier_wait(stage.full(), stage.phase);
+    if (!ready) pipeline.consumer_wait(state);
     __syncwarp();
-    warp_tile.load(even, stage.address(), 0);
+    warp_tile.load(even, stages.address(state.index), 0);
   };
   const auto first_steps = [&] {
-    const uint32_t address = stage.address();
-    stage.advance();
+    const uint32_t address = stages.address(state.index);
+    state.advance();
     // Testing the next stage's barrier early hides its latency.
-    ready = barrier_is_done(stage.full(), stage.phase);
+    ready = barrier_is_done(pipeline.full(state.index), state.phase);
     warp_tile.template multiply<0, 1>(even);
     warp_tile.load(odd, address, 1);
     warp_tile.template multiply<1, 4>(even);
     warp_tile.template multiply<0, 1>(odd);
   };
-  const auto release_stage = [&](uint32_t empty) {
-    __syncwarp();  // all lanes have read their operands
-    if (lane == 0) barrier_arrive(empty);
-  };
   for (int tile = blockIdx.x; tile < size.tiles; tile += gridDim.x) {
-    uint32_t empty = stage.empty();
+    uint32_t empty = pipeline.empty(state.index);
     load_even();
     first_steps();
-    for (int i = 1; i < stages; ++i) {
-      const uint32_t next = stage.empty();
+    for (int i = 1; i < steps; ++i) {
+      const uint32_t next = pipeline.empty(state.index);
       load_even();
       warp_tile.template multiply<1, 4>(odd);
-      release_stage(empty);
+      arrive_once_per_warp(empty);
       empty = next;
       first_steps();
     }
     warp_tile.template multiply<1, 4>(odd);
-    release_stage(empty);
+    arrive_once_per_warp(empty);
     warp_tile.finish(to, size, tile);
   }
 }
@@ -274,22 +263,17 @@ __global__ void __launch_bounds__(T::kThreads)
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ char shared[];
   const int warp = threadIdx.x / 32, thread = threadIdx.x;
-  PipelineStage<T> stage{.base = (shared_address(shared) + 1023) / 1024 * 1024};
-  if (thread < T::kStages) {
-    stage.index = thread;
-    barrier_init(stage.full(), 2);
-    barrier_init(stage.empty(), T::kConsumers);
-    stage.index = 0;
-  }
+  const OperandStages<T> stages{(shared_address(shared) + 1023) / 1024 * 1024};
+  if (thread < T::kStages) stages.pipeline.init_stage(thread, 2, T::kConsumers);
   const bool is_w = warp == T::kConsumers, is_x = warp == T::kConsumers + 1;
   if ((is_w || is_x) && thread % 32 == 0) tma_prefetch(is_w ? &w : &x);
   __syncthreads();
   launch_dependent_grids();
   if (!is_w || !size.may_prefetch_w) wait_on_dependent_grids();
   if (!is_w && !is_x)
-    multiply_tiles<T>(to, stage, size);
+    multiply_tiles<T>(to, stages, size);
   else if (thread % 32 == 0)
-    load_operand<T>(is_w ? &w : &x, is_w, stage, size);
+    load_operand<T>(is_w ? &w : &x, is_w, stages, size);
 #endif
 }
 

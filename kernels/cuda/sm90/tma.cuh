@@ -67,15 +67,6 @@ __device__ __forceinline__ void arrive_once_per_warp(uint32_t barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
-// Stage index and barrier phase of iteration i of a pipeline with kStages stages.
-template <int kStages>
-struct PipelineState {
-  int index;
-  uint32_t phase;
-  __device__ explicit PipelineState(int i)
-      : index(static_cast<int>(static_cast<uint32_t>(i) % kStages)),
-        phase(static_cast<uint32_t>(i) / kStages % 2) {}
-};
 
 // Element coordinates in a 4-D tensor, innermost dimension first.
 struct TmaCoordinates {

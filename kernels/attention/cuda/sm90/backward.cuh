@@ -32,6 +32,17 @@ namespace {
 constexpr int kConsumers = 2;  // warpgroups
 constexpr int kDqBuffers = 2;  // tiles of dQ being stored, with one thread each
 
+// Barriers, from shared address `own_full` on. The block's own tiles are loaded once; `tail`: TMA
+// loads of a tile at the end of a sequence are complete, and its rows beyond the end can be zeroed.
+struct BackwardPipelines {
+  static constexpr int kBarrier = sizeof(uint64_t);
+  static constexpr int kBytes =
+      2 * kBarrier + 3 * Pipeline<kStages>::kBytes + Pipeline<kDqBuffers, kConsumers>::kBytes;
+  uint32_t own_full, tail = own_full + kBarrier;
+  Pipeline<kStages> queries{tail + kBarrier}, dout{queries.end()}, scores{dout.end()};
+  Pipeline<kDqBuffers, kConsumers> dq{scores.end()};  // each consumer has half of a tile
+};
+
 template <int kDim_>
 struct BackwardShape {
   static constexpr int kDim = kDim_, kColumns = kPanelColumns<kDim>;
@@ -51,7 +62,7 @@ struct BackwardShape {
   static constexpr int kLse = kDq + kDqBuffers * 2 * kHalfBytes;  // [kStages][kStep]
   static constexpr int kDelta = kLse + kStages * kStep * 4;
   static constexpr int kBarriers = kDelta + kStages * kStep * 4;
-  static constexpr int kSteps = kBarriers + 8 * 20;  // [kStages], see Step
+  static constexpr int kSteps = kBarriers + BackwardPipelines::kBytes;  // [kStages], see Step
   static constexpr int kSlice = kSteps + kStages * 8;
   static constexpr int kSharedBytes = kSlice + static_cast<int>(sizeof(BackwardSlice));
 };
@@ -62,47 +73,37 @@ struct Step {
   int is_end;          // 1: end marker, there are no more steps
 };
 
-struct BackwardBarriers {
-  uint32_t first;
-  __device__ uint32_t own_full() const { return first; }
-  __device__ uint32_t queries_full(int stage) const { return first + 8 * (1 + stage); }
-  __device__ uint32_t dout_full(int stage) const { return first + 8 * (3 + stage); }
-  __device__ uint32_t scores_full(int stage) const { return first + 8 * (5 + stage); }
-  __device__ uint32_t scores_empty(int stage) const { return first + 8 * (7 + stage); }
-  __device__ uint32_t dq_full(int buffer, int half) const {
-    return first + 8 * (9 + 2 * buffer + half);
-  }
-  __device__ uint32_t dq_empty(int buffer) const { return first + 8 * (13 + buffer); }
-  __device__ uint32_t tail() const { return first + 8 * 15; }
-  __device__ uint32_t queries_empty(int stage) const { return first + 8 * (16 + stage); }
-  __device__ uint32_t dout_empty(int stage) const { return first + 8 * (18 + stage); }
-};
-
 // Tensor maps of make_head_map(), for tiles of keys and of queries.
 struct BackwardMaps {
   CUtensorMap k, v, q, dout;
 };
+inline BackwardMaps make_backward_maps(const AttentionBackward& in, int keys, int queries) {
+  return {.k = make_head_map(in.k, keys),
+          .v = make_head_map(in.v, keys),
+          .q = make_head_map(in.q, queries),
+          .dout = make_head_map(in.dout, queries)};
+}
 
 // Iterates over the steps of a block: over the sequences whose queries see its keys, the heads of
 // its slice, and tiles of queries. All warps of a block iterate in the same order.
-template <class Shape>
+template <class Shape, class Args>
 class StepIterator {
  public:
-  __device__ StepIterator(const BackwardArgs<bf16>& args, const BackwardSlice& slice)
+  __device__ StepIterator(const Args& args, const BackwardSlice& slice)
       : args_(args),
         slice_(slice),
         stream_(slice.stream),
-        sequence_(slice.sequence),
+        sequence_(slice.index),
         head_(first_head(slice.head_slice)),
-        step_(stream_.first) {}
+        step_(stream_.steps.first) {}
   __device__ bool done() const { return done_; }
   __device__ void next() {
-    if (++step_ < stream_.end) return;
+    if (++step_ < stream_.steps.end) return;
     if (++head_ == first_head(slice_.head_slice + 1)) {
       done_ = !next_stream(args_, slice_, sequence_, stream_, Shape::kOwnKeys, Shape::kStep);
       head_ = first_head(slice_.head_slice);
     }
-    step_ = stream_.first;
+    step_ = stream_.steps.first;
   }
   __device__ const BackwardStream& stream() const { return stream_; }
   __device__ int sequence() const { return sequence_; }
@@ -119,7 +120,7 @@ class StepIterator {
     return slice_.head * args_.group() + args_.slice_begin(slice);
   }
 
-  const BackwardArgs<bf16>& args_;
+  const Args& args_;
   const BackwardSlice& slice_;
   BackwardStream stream_;
   int sequence_, head_, step_;
@@ -128,17 +129,17 @@ class StepIterator {
 
 // Number of blocks that add to a tile of dQ before this one: those with later keys of the same
 // sequence, then those with later keys of its prefix.
-template <class Shape>
-__device__ __forceinline__ int dq_order(const BackwardArgs<bf16>& args, const BackwardSlice& slice,
-                                        const StepIterator<Shape>& it) {
+template <class Shape, class Args>
+__device__ __forceinline__ int dq_order(const Args& args, const BackwardSlice& slice,
+                                        const StepIterator<Shape, Args>& it) {
   constexpr int kOwnKeys = Shape::kOwnKeys, kStep = Shape::kStep;
   const BackwardStream& stream = it.stream();
-  const int query0 = it.query0(), last = min(query0 + kStep, stream.length) - 1;
-  const int last_tile = (args.causal ? last : stream.length - 1) / kOwnKeys;
+  const int query0 = it.query0(), end = min(query0 + kStep, stream.length);
+  // Tiles of keys of the queries' own sequence that they see.
+  const IndexRange<int> tiles = args.rule.keys_of({query0, end}, stream.length).tiles(kOwnKeys);
   const int tile = slice.own / kOwnKeys;
-  if (it.sequence() == slice.sequence) return last_tile - tile;
-  const int first_tile = max(0, query0 + 1 - args.window) / kOwnKeys;  // after the prefix
-  return last_tile - first_tile + 1 + (slice.length - 1) / kOwnKeys - tile;
+  if (it.sequence() == slice.index) return tiles.end - 1 - tile;
+  return tiles.end - tiles.first + (slice.sequence.length - 1) / kOwnKeys - tile;
 }
 
 // Starts a TMA load of kRows rows of a head, from `token` on; `barrier` must expect the bytes.
@@ -168,99 +169,98 @@ __device__ __forceinline__ void clear_rows(uint32_t tile, int row) {
 // the `tail` barrier.
 template <class S>
 __device__ __forceinline__ void load_own(const BackwardSlice& slice, const BackwardMaps& maps,
-                                         uint32_t shared, const BackwardBarriers& barriers) {
+                                         uint32_t shared, const BackwardPipelines& pipelines) {
   constexpr int kColumns = S::kColumns, kOwnKeys = S::kOwnKeys;
-  const uint32_t tail = barriers.tail();
   const bool first = threadIdx.x == 0;
-  const int own_rows = slice.length - slice.own;
+  const int own_rows = slice.sequence.length - slice.own;
   if (first) {
-    const uint32_t barrier = own_rows >= kOwnKeys ? barriers.own_full() : tail;
+    const uint32_t barrier = own_rows >= kOwnKeys ? pipelines.own_full : pipelines.tail;
     barrier_expect_tx(barrier, 2 * S::kOwnBytes);
-    const int token = slice.begin + slice.own;
+    const int token = slice.sequence.begin + slice.own;
     load_tile<kColumns, kOwnKeys>(shared + S::kKeys, maps.k, barrier, token, slice.head);
     load_tile<kColumns, kOwnKeys>(shared + S::kValues, maps.v, barrier, token, slice.head);
     if (own_rows >= kOwnKeys) barrier_arrive(barrier);
   }
   if (own_rows < kOwnKeys) {
-    if (first) barrier_arrive_and_wait(tail);
+    if (first) barrier_arrive_and_wait(pipelines.tail);
     __syncwarp();
     clear_rows<kColumns, kOwnKeys>(shared + S::kKeys, own_rows);
     clear_rows<kColumns, kOwnKeys>(shared + S::kValues, own_rows);
-    if (first) barrier_arrive(barriers.own_full());
+    if (first) barrier_arrive(pipelines.own_full);
   }
 }
 
 // Producer warp: loads the keys and values, then the queries of all steps.
-template <class S>
-__device__ __forceinline__ void load_streams(const BackwardArgs<bf16>& args,
-                                             const BackwardSlice& slice, const BackwardMaps& maps,
-                                             const QueryTiles& tiles, char* memory,
-                                             const BackwardBarriers& barriers) {
+template <class S, class Args>
+__device__ __forceinline__ void load_streams(const Args& args, const BackwardSlice& slice,
+                                             const BackwardMaps& maps, const QueryTiles& tiles,
+                                             char* memory, const BackwardPipelines& pipelines) {
   constexpr int kColumns = S::kColumns, kStep = S::kStep;
-  const uint32_t shared = shared_address(memory), tail = barriers.tail();
+  const uint32_t shared = shared_address(memory);
   const bool first = threadIdx.x == 0;
-  load_own<S>(slice, maps, shared, barriers);
+  load_own<S>(slice, maps, shared, pipelines);
   auto* const steps = reinterpret_cast<Step*>(memory + S::kSteps);
   int i = 0;
 #pragma unroll 1
-  for (StepIterator<S> it(args, slice); !it.done(); it.next(), ++i) {
-    const PipelineState<kStages> pipe(i);
-    const int s = pipe.index;
+  for (StepIterator<S, Args> it(args, slice); !it.done(); it.next(), ++i) {
+    const PipelineState<kStages> state(i);
+    const int s = state.index;
     const uint32_t queries = shared + S::kQueries + s * S::kStepBytes;
     const uint32_t dout = shared + S::kDout + s * S::kStepBytes;
-    const auto load = [&](uint32_t to, const CUtensorMap& map, uint32_t barrier,
+    const auto load = [&](uint32_t to, const CUtensorMap& map, uint32_t full,
                           uint32_t to_statistics, const float* statistics) {
       const int token = it.stream().begin + it.query0();
-      barrier_expect_tx(barrier, 4 * kStep);
-      bulk_load(to_statistics, statistics + kStep * it.tile(tiles), 4 * kStep, barrier);
-      const uint32_t rows_barrier = it.rows() >= kStep ? barrier : tail;
+      barrier_expect_tx(full, 4 * kStep);
+      bulk_load(to_statistics, statistics + kStep * it.tile(tiles), 4 * kStep, full);
+      const uint32_t rows_barrier = it.rows() >= kStep ? full : pipelines.tail;
       barrier_expect_tx(rows_barrier, S::kStepBytes);
       load_tile<kColumns, kStep>(to, map, rows_barrier, token, it.head());
     };
-    barrier_wait(barriers.queries_empty(s), pipe.phase ^ 1);
+    pipelines.queries.producer_acquire(state);
     if (first) {
-      load(queries, maps.q, barriers.queries_full(s), shared + S::kLse + s * kStep * 4,
+      load(queries, maps.q, pipelines.queries.full(s), shared + S::kLse + s * kStep * 4,
            tiles.lse_log2);
       steps[s] = {it.stream().position + it.query0(), 0};
-      if (it.rows() >= kStep) barrier_arrive(barriers.queries_full(s));
+      if (it.rows() >= kStep) pipelines.queries.producer_commit(state);
     }
-    barrier_wait(barriers.dout_empty(s), pipe.phase ^ 1);
+    pipelines.dout.producer_acquire(state);
     if (first) {
-      load(dout, maps.dout, barriers.dout_full(s), shared + S::kDelta + s * kStep * 4, tiles.delta);
-      if (it.rows() >= kStep) barrier_arrive(barriers.dout_full(s));
+      load(dout, maps.dout, pipelines.dout.full(s), shared + S::kDelta + s * kStep * 4,
+           tiles.delta);
+      if (it.rows() >= kStep) pipelines.dout.producer_commit(state);
     }
     if (it.rows() < kStep) {
-      if (first) barrier_arrive_and_wait(tail);
+      if (first) barrier_arrive_and_wait(pipelines.tail);
       __syncwarp();
       // Queries beyond the end are all zeros: P = 1, but dO = 0 and dS = 0.
       clear_rows<kColumns, kStep>(queries, it.rows());
       clear_rows<kColumns, kStep>(dout, it.rows());
       if (first) {
-        barrier_arrive(barriers.queries_full(s));
-        barrier_arrive(barriers.dout_full(s));
+        pipelines.queries.producer_commit(state);
+        pipelines.dout.producer_commit(state);
       }
     }
   }
-  const PipelineState<kStages> pipe(i);
-  barrier_wait(barriers.queries_empty(pipe.index), pipe.phase ^ 1);
+  const PipelineState<kStages> state(i);
+  pipelines.queries.producer_acquire(state);
   if (!first) return;
-  steps[pipe.index].is_end = 1;
-  barrier_arrive(barriers.queries_full(pipe.index));
+  steps[state.index].is_end = 1;
+  pipelines.queries.producer_commit(state);
 }
 
 // Thread of buffer `buffer`: adds the dQ of every kDqBuffers-th step to its tile, when the
 // semaphore of the tile reaches the position of the block in the order. An addition takes about as
 // long as a step.
-template <int kDim>
-__device__ __forceinline__ void store_dq(const BackwardArgs<bf16>& args, const BackwardSlice& slice,
+template <int kDim, class Args>
+__device__ __forceinline__ void store_dq(const Args& args, const BackwardSlice& slice,
                                          const QueryTiles& out, uint32_t shared,
-                                         const BackwardBarriers& barriers, int buffer) {
+                                         const BackwardPipelines& pipelines, int buffer) {
   using S = BackwardShape<kDim>;
   int i = 0;
 #pragma unroll 1
-  for (StepIterator<S> it(args, slice); !it.done(); it.next(), ++i) {
-    if (i % kDqBuffers != buffer) continue;
-    const auto phase = static_cast<uint32_t>(i / kDqBuffers % 2);
+  for (StepIterator<S, Args> it(args, slice); !it.done(); it.next(), ++i) {
+    const PipelineState<kDqBuffers> state(i);
+    if (state.index != buffer) continue;
     const int64_t tile = it.tile(out);
     float* const to = out.dq_accum + tile * (S::kStep * S::kColumns);
     int32_t* const semaphore = out.dq_semaphores + tile;
@@ -271,7 +271,7 @@ __device__ __forceinline__ void store_dq(const BackwardArgs<bf16>& args, const B
     asm volatile("fence.proxy.async.global;\n" ::: "memory");
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
-      barrier_wait(barriers.dq_full(buffer, half), phase);
+      pipelines.dq.consumer_wait(state, half);
       const uint32_t from = shared + S::kDq + (2 * buffer + half) * S::kHalfBytes;
       float* const to_half = to + half * (64 * 64);
       if (order == 0)
@@ -281,7 +281,7 @@ __device__ __forceinline__ void store_dq(const BackwardArgs<bf16>& args, const B
     }
     bulk_commit();
     bulk_wait_read();
-    barrier_arrive(barriers.dq_empty(buffer));
+    pipelines.dq.consumer_release(state);
     bulk_wait();
     asm volatile("red.release.gpu.global.add.s32 [%0], 1;\n" ::"l"(semaphore) : "memory");
   }
@@ -302,31 +302,25 @@ __device__ __forceinline__ void load_statistics(float (&values)[kN][2], uint32_t
 
 // S^T of 16 keys from key0 on and 8 kN queries, the first at position `first`, becomes P^T: zero
 // where masked and beyond the last key.
-template <int kN>
+template <int kN, class Rule>
 __device__ __forceinline__ void probabilities(float (&s)[kN][4], const float (&lse_log2)[kN][2],
-                                              const BackwardArgs<bf16>& args, int length, int key0,
-                                              int first) {
+                                              const Rule& rule, int length, int key0, int first) {
 #pragma unroll
   for (int n = 0; n < kN; ++n)
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      s[n][i] = fast_exp2(__fmaf_rn(s[n][i], args.exponent, -lse_log2[n][i % 2]));
-  const bool all_seen =
-      !args.causal || (key0 + 15 <= first && first + 8 * kN - 1 - key0 < args.window);
-  if (all_seen && key0 + 16 <= length) return;
+      s[n][i] = fast_exp2(__fmaf_rn(rule.apply(s[n][i]), rule.exponent, -lse_log2[n][i % 2]));
+  if (rule.sees_all({first, first + 8 * kN}, {key0, key0 + 16}) && key0 + 16 <= length) return;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  // A query sees the keys 0 to window - 1 positions before it: a single unsigned comparison.
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int key = key0 + lane / 4 + 8 * h;
-    const int nearest = args.causal ? first + 2 * (lane % 4) - key : 0;
-    const int range = args.causal ? args.window : 1 << 30;
-    const auto limit = static_cast<uint32_t>(key < length ? range : 0);
+    const KeyMask mask = rule.key_mask(first + 2 * (lane % 4), key, key < length);
 #pragma unroll
     for (int n = 0; n < kN; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        if (static_cast<uint32_t>(nearest + 8 * n + i) >= limit) s[n][2 * h + i] = 0;
+        if (mask.hides(8 * n + i)) s[n][2 * h + i] = 0;
   }
 }
 
@@ -369,28 +363,28 @@ __device__ __forceinline__ void store_keys(const float (&grad)[kN][4],
                                            const BackwardSlice& slice, const Heads<bf16>& out,
                                            float* slices, float scale, bool accumulate, int row0) {
   if (args.head_slices == 1) {
-    store_rows(grad, out.rows(slice.begin, slice.head, args.head_dim), scale, accumulate, row0,
-               slice.length, args.head_dim);
+    store_rows(grad, out.rows(slice.sequence.begin, slice.head, args.head_dim), scale, accumulate,
+               row0, slice.sequence.length, args.head_dim);
     return;
   }
-  for_pairs(grad, scale, row0, slice.length, args.head_dim,
+  for_pairs(grad, scale, row0, slice.sequence.length, args.head_dim,
             [&](int key, int column, float low, float high) {
-              const int64_t token = slice.head_slice * args.tokens + slice.begin + key;
+              const int64_t token = slice.head_slice * args.tokens + slice.sequence.begin + key;
               store_pack(slices + (token * args.kv_heads + slice.head) * args.head_dim + column,
                          Pack<float, 2>{low, high});
             });
 }
 
-template <int kDim>
+template <int kDim, class Args>
 class BackwardConsumer {
  public:
-  __device__ BackwardConsumer(const BackwardArgs<bf16>& args, const BackwardSlice& slice,
-                              char* memory, const BackwardBarriers& barriers)
+  __device__ BackwardConsumer(const Args& args, const BackwardSlice& slice, char* memory,
+                              const BackwardPipelines& pipelines)
       : args_(args),
         slice_(slice),
         memory_(memory),
         shared_(shared_address(memory)),
-        barriers_(barriers),
+        pipelines_(pipelines),
         group_(uniform(static_cast<int>(threadIdx.x) / kWarpgroup - 1)),
         lane_(static_cast<int>(threadIdx.x) % 32),
         warp_row_(64 * group_ + static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16) {}
@@ -400,30 +394,30 @@ class BackwardConsumer {
     for (int n = 0; n < kDim / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) dk_[n][i] = dv_[n][i] = 0;
-    barrier_wait(barriers_.own_full(), 0);
+    barrier_wait(pipelines_.own_full, 0);
     if (group_ > 0) named_barrier(1, kConsumers * kWarpgroup);
     int i = 0;
 #pragma unroll 1
     for (;; ++i) {
-      const PipelineState<kStages> pipe(i);
-      barrier_wait(barriers_.queries_full(pipe.index), pipe.phase);
-      const Step step = reinterpret_cast<const Step*>(memory_ + S::kSteps)[pipe.index];
+      const PipelineState<kStages> state(i);
+      pipelines_.queries.consumer_wait(state);
+      const Step step = reinterpret_cast<const Step*>(memory_ + S::kSteps)[state.index];
       if (step.is_end != 0) break;
       process_step(i, step.first_position);
     }
     // dQ of the last step; a block has at least one step.
-    if (i > 1) arrive_dq(i - 2);
+    if (i > 1) commit_dq(i - 2);
+    const PipelineState<kStages> last(i - 1);
     float dq[8][4];
-    barrier_wait(barriers_.scores_full(PipelineState<kStages>(i - 1).index),
-                 PipelineState<kStages>(i - 1).phase);
-    issue_dq(dq, PipelineState<kStages>(i - 1).index);
+    pipelines_.scores.consumer_wait(last);
+    issue_dq(dq, last.index);
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_fence_operand(dq);
     stage_dq(dq, i - 1);
-    arrive_dq(i - 1);
+    commit_dq(i - 1);
     const int key0 = slice_.own + warp_row_;
-    store_keys(dk_, args_, slice_, args_.dk, args_.dk_slices, args_.scale, args_.accumulate_k,
+    store_keys(dk_, args_, slice_, args_.dk, args_.dk_slices, args_.rule.scale, args_.accumulate_k,
                key0);
     store_keys(dv_, args_, slice_, args_.dv, args_.dv_slices, 1.0f, args_.accumulate_v, key0);
   }
@@ -434,36 +428,36 @@ class BackwardConsumer {
 
   // Processes step i of the block; `first`: position of its first query.
   __device__ __forceinline__ void process_step(int i, int first) {
-    const PipelineState<kStages> pipe(i);
-    const uint32_t queries = shared_ + S::kQueries + pipe.index * S::kStepBytes;
-    const uint32_t dout = shared_ + S::kDout + pipe.index * S::kStepBytes;
+    const PipelineState<kStages> state(i);
+    const uint32_t queries = shared_ + S::kQueries + state.index * S::kStepBytes;
+    const uint32_t dout = shared_ + S::kDout + state.index * S::kStepBytes;
     uint32_t p[kStep / 16][4], ds[kStep / 16][4];
     compute_scores(p, ds, i, first, queries, dout);
     issue_gradient(dv_, p, dout);
-    store_scores(ds, pipe);
+    store_scores(ds, state);
     if (i == 0) {
       issue_gradient(dk_, ds, queries);
-      arrive_scores(pipe.index);
+      commit_scores(state);
       wgmma_wait<1>();
-      arrive_once_per_warp(barriers_.dout_empty(pipe.index));
+      pipelines_.dout.consumer_release_warp(state);
     } else {
       const PipelineState<kStages> previous(i - 1);
-      barrier_wait(barriers_.scores_full(previous.index), previous.phase);
+      pipelines_.scores.consumer_wait(previous);
       float dq[8][4];
       issue_dq(dq, previous.index);
       wgmma_commit();
       issue_gradient(dk_, ds, queries);
-      arrive_scores(pipe.index);
+      commit_scores(state);
       wgmma_wait<1>();
       wgmma_fence_operand(dq);
-      arrive_once_per_warp(barriers_.dout_empty(pipe.index));
-      arrive_once_per_warp(barriers_.scores_empty(previous.index));
+      pipelines_.dout.consumer_release_warp(state);
+      pipelines_.scores.consumer_release_warp(previous);
       stage_dq(dq, i - 1);
     }
     wgmma_wait<0>();
     wgmma_fence_operand(dk_);
     wgmma_fence_operand(dv_);
-    arrive_once_per_warp(barriers_.queries_empty(pipe.index));
+    pipelines_.queries.consumer_release_warp(state);
   }
 
   // Computes P^T and dS^T of step i, rounded. `first`: position of its first query; `queries` and
@@ -471,28 +465,31 @@ class BackwardConsumer {
   __device__ __forceinline__ void compute_scores(uint32_t (&p)[kStep / 16][4],
                                                  uint32_t (&ds)[kStep / 16][4], int i, int first,
                                                  uint32_t queries, uint32_t dout) const {
-    const PipelineState<kStages> pipe(i);
+    const PipelineState<kStages> state(i);
     float s[kStep / 8][4], dp[kStep / 8][4];
     // As many values of lse and delta as registers allow are loaded before the matmuls.
     float lse_log2[kStep / 8][2], delta[kStep / 8][2];
-    const uint32_t lse_address = shared_ + S::kLse + pipe.index * (4 * kStep);
-    const uint32_t delta_address = shared_ + S::kDelta + pipe.index * (4 * kStep);
+    const uint32_t lse_address = shared_ + S::kLse + state.index * (4 * kStep);
+    const uint32_t delta_address = shared_ + S::kDelta + state.index * (4 * kStep);
     load_statistics<0, 8>(lse_log2, lse_address);
     matmul(s, shared_ + S::kKeys, queries);
     wgmma_commit();
-    barrier_wait(barriers_.dout_full(pipe.index), pipe.phase);
+    pipelines_.dout.consumer_wait(state);
     matmul(dp, shared_ + S::kValues, dout);
     wgmma_commit();
-    if (i > 1) arrive_dq(i - 2);
+    if (i > 1) commit_dq(i - 2);
     load_statistics<0, 2>(delta, delta_address);
     wgmma_wait<1>();
     wgmma_fence_operand(s);
     load_statistics<8, kStep / 8>(lse_log2, lse_address);
-    probabilities(s, lse_log2, args_, slice_.length, slice_.own + warp_row_, first);
+    probabilities(s, lse_log2, args_.rule, slice_.sequence.length, slice_.own + warp_row_, first);
     if (group_ == 0 && i == 0) named_arrive(1, kConsumers * kWarpgroup);
     wgmma_wait<0>();
     wgmma_fence_operand(dp);
     load_statistics<2, kStep / 8>(delta, delta_address);
+    const auto& rule = args_.rule;
+    const float* const lse =
+        reinterpret_cast<const float*>(memory_ + (lse_address - shared_)) + lane_ % 4 * 2;
 #pragma unroll
     for (int n = 0; n < kStep / 8; ++n)
 #pragma unroll
@@ -500,16 +497,17 @@ class BackwardConsumer {
         const float low = s[n][2 * h], high = s[n][2 * h + 1];
         p[n / 2][n % 2 * 2 + h] = pack_bf16(low, high);
         ds[n / 2][n % 2 * 2 + h] =
-            pack_bf16(low * (dp[n][2 * h] - delta[n][0]), high * (dp[n][2 * h + 1] - delta[n][1]));
+            pack_bf16(times_slope(rule, low, lse[8 * n]) * (dp[n][2 * h] - delta[n][0]),
+                      times_slope(rule, high, lse[8 * n + 1]) * (dp[n][2 * h + 1] - delta[n][1]));
       }
   }
 
   // Writes dS^T as rows of keys, for both warpgroups. Advancing by two chunks flips another address
   // bit, or moves to the next panel.
   __device__ __forceinline__ void store_scores(const uint32_t (&ds)[kStep / 16][4],
-                                               const PipelineState<kStages>& pipe) const {
-    barrier_wait(barriers_.scores_empty(pipe.index), pipe.phase ^ 1);
-    const uint32_t to = shared_ + S::kScores + pipe.index * S::kScoreBytes +
+                                               const PipelineState<kStages>& state) const {
+    pipelines_.scores.producer_acquire(state);
+    const uint32_t to = shared_ + S::kScores + state.index * S::kScoreBytes +
                         panel_offset<kOwnKeys>(warp_row_ + lane_ % 16, lane_ / 16);
 #pragma unroll
     for (int k = 0; k < kStep / 16; ++k)
@@ -551,9 +549,9 @@ class BackwardConsumer {
 
   // Writes the warpgroup's half of the dQ of step i to shared memory, for store_dq().
   __device__ __forceinline__ void stage_dq(const float (&dq)[8][4], int i) const {
-    const int buffer = i % kDqBuffers;
-    barrier_wait(barriers_.dq_empty(buffer), static_cast<uint32_t>(i / kDqBuffers % 2) ^ 1);
-    char* const half = memory_ + S::kDq + (2 * buffer + group_) * S::kHalfBytes;
+    const PipelineState<kDqBuffers> state(i);
+    pipelines_.dq.producer_acquire(state);
+    char* const half = memory_ + S::kDq + (2 * state.index + group_) * S::kHalfBytes;
     const int row = warp_row_ % 64 + lane_ / 4;
     const int first = half_offset(row, lane_ % 4 / 2) + lane_ % 2 * 8;
 #pragma unroll
@@ -565,67 +563,59 @@ class BackwardConsumer {
   }
   // Commit the writes of stage_dq() and of dS: called later than those, since a proxy fence waits
   // until the writes have completed.
-  __device__ __forceinline__ void arrive_dq(int i) const {
+  __device__ __forceinline__ void commit_dq(int i) const {
     fence_proxy_async();
-    arrive_once_per_warp(barriers_.dq_full(i % kDqBuffers, group_));
+    pipelines_.dq.producer_commit_warp(i, group_);
   }
-  __device__ __forceinline__ void arrive_scores(int stage) const {
+  __device__ __forceinline__ void commit_scores(const PipelineState<kStages>& state) const {
     fence_proxy_async();
-    arrive_once_per_warp(barriers_.scores_full(stage));
+    pipelines_.scores.producer_commit_warp(state);
   }
 
-  const BackwardArgs<bf16>& args_;
+  const Args& args_;
   const BackwardSlice& slice_;
   char* const memory_;
   const uint32_t shared_;
-  const BackwardBarriers barriers_;
+  const BackwardPipelines pipelines_;
   const int group_, lane_, warp_row_;  // warp_row_: first key of the warp, within the block
   float dk_[kDim / 8][4], dv_[kDim / 8][4];
 };
 
-template <int kDim>
+template <int kDim, class Args>
 __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
-    backward_sm90_kernel(const __grid_constant__ BackwardArgs<bf16> args,
+    backward_sm90_kernel(const __grid_constant__ Args args,
                          const __grid_constant__ BackwardMaps maps,
                          const __grid_constant__ QueryTiles tiles) {
   launch_dependents_and_wait();
   using S = BackwardShape<kDim>;
   extern __shared__ __align__(1024) char memory[];
-  const BackwardBarriers barriers{shared_address(memory) + S::kBarriers};
+  const BackwardPipelines pipelines{shared_address(memory) + S::kBarriers};
   auto& slice = *reinterpret_cast<BackwardSlice*>(memory + S::kSlice);
   if (threadIdx.x < 32) {
     const BackwardSlice found =
         find_slice<Pass::kKeys, true>(args, S::kOwnKeys, S::kStep, tiles.heads_at_once);
     if (threadIdx.x == 0) {
       slice = found;
-      barrier_init(barriers.own_full(), 1);
-      barrier_init(barriers.tail(), 1);
-      for (int stage = 0; stage < kStages; ++stage) {
-        barrier_init(barriers.queries_full(stage), 1);
-        barrier_init(barriers.dout_full(stage), 1);
-        barrier_init(barriers.queries_empty(stage), 4 * kConsumers);
-        barrier_init(barriers.dout_empty(stage), 4 * kConsumers);
-        barrier_init(barriers.scores_full(stage), 4 * kConsumers);
-        barrier_init(barriers.scores_empty(stage), 4 * kConsumers);
-      }
-      for (int buffer = 0; buffer < kDqBuffers; ++buffer) {
-        for (int half = 0; half < 2; ++half) barrier_init(barriers.dq_full(buffer, half), 4);
-        barrier_init(barriers.dq_empty(buffer), 1);
-      }
+      barrier_init(pipelines.own_full, 1);
+      barrier_init(pipelines.tail, 1);
+      pipelines.queries.init(1, 4 * kConsumers);
+      pipelines.dout.init(1, 4 * kConsumers);
+      pipelines.scores.init(4 * kConsumers, 4 * kConsumers);
+      pipelines.dq.init(4, 1);
     }
   }
   __syncthreads();
-  if (slice.own >= slice.length) return;
+  if (slice.own >= slice.sequence.length) return;
   if (threadIdx.x < kWarpgroup) {
     deallocate_registers<S::kProducerRegisters>();
     const int warp = static_cast<int>(threadIdx.x) / 32;
     if (warp == 0)
-      load_streams<S>(args, slice, maps, tiles, memory, barriers);
+      load_streams<S>(args, slice, maps, tiles, memory, pipelines);
     else if (warp <= kDqBuffers && threadIdx.x % 32 == 0)
-      store_dq<kDim>(args, slice, tiles, shared_address(memory), barriers, warp - 1);
+      store_dq<kDim>(args, slice, tiles, shared_address(memory), pipelines, warp - 1);
   } else {
     allocate_registers<S::kConsumerRegisters>();
-    BackwardConsumer<kDim>(args, slice, memory, barriers).run();
+    BackwardConsumer<kDim, Args>(args, slice, memory, pipelines).run();
   }
 }
 
@@ -633,19 +623,19 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
 template <int kDim>
 __global__ void __launch_bounds__(kTileThreads)
     round_dq_kernel(const __grid_constant__ BackwardArgs<bf16> args,
-                    const __grid_constant__ QueryTiles in) {
+                    const __grid_constant__ QueryTiles in, float scale) {
   launch_dependents_and_wait();
   constexpr int kStep = BackwardShape<kDim>::kStep, kColumns = BackwardShape<kDim>::kColumns;
   constexpr int kPacks = kColumns / 4;
   const int head = static_cast<int>(blockIdx.x) % args.heads;
   const int slot = static_cast<int>(blockIdx.x) / args.heads;
-  const SequenceTile tile = find_tile(args.cu, args.sequences, slot, kStep);
+  const SequenceTile tile = find_tile(args.sequences, slot, kStep);
   const auto* const accum = reinterpret_cast<const char*>(
       in.dq_accum + (static_cast<int64_t>(head) * in.slots + slot) * (kStep * kColumns));
-  const auto rows = args.dq.rows(tile.begin, head, args.head_dim);
+  const auto rows = args.dq.rows(tile.sequence.begin, head, args.head_dim);
   for (int i = static_cast<int>(threadIdx.x); i < kStep * kPacks; i += kTileThreads) {
     const int row = i / kPacks, pack = i % kPacks, query = tile.tile * kStep + row;
-    if (query >= tile.length) return;
+    if (query >= tile.sequence.length) return;
     if (4 * pack >= args.head_dim) continue;
     // The second half holds the later queries, or the later columns.
     const int half = kStep > 64 ? row / 64 : pack / 16;
@@ -655,7 +645,7 @@ __global__ void __launch_bounds__(kTileThreads)
     float x[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      x[e] = dq.v[e] * args.scale;
+      x[e] = dq.v[e] * scale;
       if (args.accumulate_q) x[e] += to_float(out[e]);
     }
     store_pack(reinterpret_cast<uint32_t*>(out),
@@ -670,7 +660,7 @@ void run_backward_sm90(const BackwardArgs<bf16>& args, const AttentionBackward& 
   using S = BackwardShape<kDim>;
   const Device device = in.q.device();
   if (args.tokens == 0) return;
-  const int64_t slots = tile_slots(args.tokens, args.sequences, S::kStep);
+  const int64_t slots = tile_slots(args.tokens, args.sequences.count, S::kStep);
   Tensor dq_accum =
       Tensor::empty(Shape{args.heads * slots, S::kStep, S::kColumns}, DType::kF32, device);
   Tensor semaphores = Tensor::empty(Shape{args.heads * slots}, DType::kI32, device), statistics;
@@ -678,23 +668,18 @@ void run_backward_sm90(const BackwardArgs<bf16>& args, const AttentionBackward& 
       make_query_tiles<kDim, S::kStep>(args, statistics, pointer<int32_t>(semaphores), device);
   tiles.dq_accum = pointer<float>(dq_accum);
   // The blocks of a head read all queries of its slice and add to all their dQ accumulators.
-  constexpr int64_t kCache = 32 << 20;
-  const int64_t head_bytes = args.tokens / args.sequences * args.group() / args.head_slices * kDim *
-                             int64_t{sizeof(float) + 2 * sizeof(bf16)};
-  tiles.heads_at_once = static_cast<int>(std::clamp<int64_t>(
-      kCache / std::max<int64_t>(head_bytes, 1), 1, tile_blocks<Pass::kKeys>(args)));
-  launch("attention_backward", backward_sm90_kernel<kDim>,
-         {backward_blocks<Pass::kKeys>(args, S::kOwnKeys), S::kThreads, S::kSharedBytes,
-          Start::kProgrammatic},
-         device, args,
-         BackwardMaps{.k = make_head_map(in.k, S::kOwnKeys),
-                      .v = make_head_map(in.v, S::kOwnKeys),
-                      .q = make_head_map(in.q, S::kStep),
-                      .dout = make_head_map(in.dout, S::kStep)},
-         tiles);
-  launch("attention_backward_queries", round_dq_kernel<kDim>,
-         {blocks_for(slots * args.heads, 1), kTileThreads, 0, Start::kProgrammatic}, device, args,
-         tiles);
+  const int64_t head_bytes = args.tokens / args.sequences.count * args.group() / args.head_slices *
+                             kDim * int64_t{sizeof(float) + 2 * sizeof(bf16)};
+  tiles.heads_at_once = heads_in_l2(head_bytes, tile_blocks<Pass::kKeys>(args));
+  with_rule<ScoreRule<float>>(args, in.desc, args.head_dim, [&]<class Call>(const Call& call) {
+    launch("attention_backward", backward_sm90_kernel<kDim, Call>,
+           {backward_blocks<Pass::kKeys>(args, S::kOwnKeys), S::kThreads, S::kSharedBytes,
+            Start::kProgrammatic},
+           device, call, make_backward_maps(in, S::kOwnKeys, S::kStep), tiles);
+    launch("attention_backward_queries", round_dq_kernel<kDim>,
+           {blocks_for(slots * args.heads, 1), kTileThreads, 0, Start::kProgrammatic}, device, args,
+           tiles, call.rule.scale);
+  });
 }
 
 }  // namespace cohort::kernels::cuda

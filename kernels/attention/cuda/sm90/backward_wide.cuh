@@ -78,26 +78,26 @@ struct WideKeysShape {
   static constexpr int kLse = kScores + kStages * kScoreBytes;   // [kStages][kStep]
   static constexpr int kDelta = kLse + kStages * kStep * 4;
   static constexpr int kBarriers = kDelta + kStages * kStep * 4;
-  static constexpr int kSteps = kBarriers + 8 * 20;  // [kStages], see Step
+  static constexpr int kSteps = kBarriers + BackwardPipelines::kBytes;  // [kStages], see Step
   static constexpr int kSlice = kSteps + kStages * 8;
   static constexpr int kSharedBytes = kSlice + static_cast<int>(sizeof(BackwardSlice));
 };
 
 // Consumer of either warpgroup: accumulate_dv() or accumulate_dk().
-template <int kDim>
+template <int kDim, class Args>
 class WideKeysConsumer {
  public:
-  __device__ WideKeysConsumer(const BackwardArgs<bf16>& args, const BackwardSlice& slice,
-                              char* memory, const BackwardBarriers& barriers)
+  __device__ WideKeysConsumer(const Args& args, const BackwardSlice& slice, char* memory,
+                              const BackwardPipelines& pipelines)
       : args_(args),
         slice_(slice),
         memory_(memory),
         shared_(shared_address(memory)),
-        barriers_(barriers),
+        pipelines_(pipelines),
         thread_(static_cast<int>(threadIdx.x) % kWarpgroup),
         key0_(slice.own + thread_ / 32 * 16) {
     set_zero(acc_);
-    barrier_wait(barriers_.own_full(), 0);
+    barrier_wait(pipelines_.own_full, 0);
   }
 
   // First warpgroup.
@@ -110,8 +110,7 @@ class WideKeysConsumer {
 #pragma unroll 1
     for (int i = 0;; ++i) {
       round_scores(operand_, s_);
-      const PipelineState<kStages> pipe(i);
-      barrier_wait(barriers_.dout_full(pipe.index), pipe.phase);
+      pipelines_.dout.consumer_wait(i);
       step = wait_step(i + 1);
       if (step.is_end != 0) {
         accumulate_last(streamed(S::kDout, i));
@@ -124,7 +123,7 @@ class WideKeysConsumer {
       make_probabilities(i + 1, step.first_position);
       wgmma_wait<0>();
       wgmma_fence_operand(acc_);
-      arrive_once_per_warp(barriers_.dout_empty(pipe.index));
+      pipelines_.dout.consumer_release_warp(i);
     }
     store_keys(acc_, args_, slice_, args_.dv, args_.dv_slices, 1.0f, args_.accumulate_v, key0_);
   }
@@ -132,7 +131,7 @@ class WideKeysConsumer {
   // Second warpgroup.
   __device__ __forceinline__ void accumulate_dk() {
     wait_step(0);
-    barrier_wait(barriers_.dout_full(0), 0);
+    pipelines_.dout.consumer_wait(0);
     wide_scores<kDim, kWideTile>(s_, shared_ + S::kValues, streamed(S::kDout, 0));
     wgmma_wait<0>();
     wgmma_fence_operand(s_);
@@ -144,8 +143,7 @@ class WideKeysConsumer {
         accumulate_last(streamed(S::kQueries, i));
         break;
       }
-      const PipelineState<kStages> next(i + 1);
-      barrier_wait(barriers_.dout_full(next.index), next.phase);
+      pipelines_.dout.consumer_wait(i + 1);
       wide_scores<kDim, kWideTile>(s_, shared_ + S::kValues, streamed(S::kDout, i + 1));
       wide_accumulate(acc_, operand_, streamed(S::kQueries, i));
       wgmma_wait<1>();
@@ -153,9 +151,9 @@ class WideKeysConsumer {
       make_ds(i + 1);
       wgmma_wait<0>();
       wgmma_fence_operand(acc_);
-      arrive_once_per_warp(barriers_.queries_empty(PipelineState<kStages>(i).index));
+      pipelines_.queries.consumer_release_warp(i);
     }
-    store_keys(acc_, args_, slice_, args_.dk, args_.dk_slices, args_.scale, args_.accumulate_k,
+    store_keys(acc_, args_, slice_, args_.dk, args_.dk_slices, args_.rule.scale, args_.accumulate_k,
                key0_);
   }
 
@@ -163,9 +161,9 @@ class WideKeysConsumer {
   using S = WideKeysShape<kDim>;
 
   __device__ __forceinline__ Step wait_step(int i) {
-    const PipelineState<kStages> pipe(i);
-    barrier_wait(barriers_.queries_full(pipe.index), pipe.phase);
-    return reinterpret_cast<const Step*>(memory_ + S::kSteps)[pipe.index];
+    const PipelineState<kStages> state(i);
+    pipelines_.queries.consumer_wait(state);
+    return reinterpret_cast<const Step*>(memory_ + S::kSteps)[state.index];
   }
   __device__ __forceinline__ uint32_t streamed(int from, int i) const {
     return shared_ + from + PipelineState<kStages>(i).index * S::kStepBytes;
@@ -181,82 +179,81 @@ class WideKeysConsumer {
            4 * (n * kWarpgroup + thread_);
   }
 
-  // S^T of step i becomes P^T, and is stored for the other warpgroup.
+  // S^T of step i becomes P^T, and is stored for the other warpgroup, times the derivative of the
+  // rule.
   __device__ __forceinline__ void make_probabilities(int i, int first) {
-    const PipelineState<kStages> pipe(i);
+    const PipelineState<kStages> state(i);
     float lse_log2[kWideTile / 8][2];
-    load_statistics<0, kWideTile / 8>(lse_log2, shared_ + S::kLse + pipe.index * (4 * S::kStep));
-    probabilities(s_, lse_log2, args_, slice_.length, key0_, first);
-    arrive_once_per_warp(barriers_.queries_empty(pipe.index));
-    barrier_wait(barriers_.scores_empty(pipe.index), pipe.phase ^ 1);
+    load_statistics<0, kWideTile / 8>(lse_log2, shared_ + S::kLse + state.index * (4 * S::kStep));
+    probabilities(s_, lse_log2, args_.rule, slice_.sequence.length, key0_, first);
+    pipelines_.queries.consumer_release_warp(state);
+    pipelines_.scores.producer_acquire(state);
 #pragma unroll
     for (int n = 0; n < kWideTile / 8; ++n)
-      store_pack(exchange_slot(pipe.index, n),
-                 Pack<float, 4>{s_[n][0], s_[n][1], s_[n][2], s_[n][3]});
-    barrier_arrive(barriers_.scores_full(pipe.index));
+      store_pack(exchange_slot(state.index, n),
+                 Pack<float, 4>{times_slope(args_.rule, s_[n][0], lse_log2[n][0]),
+                                times_slope(args_.rule, s_[n][1], lse_log2[n][1]),
+                                times_slope(args_.rule, s_[n][2], lse_log2[n][0]),
+                                times_slope(args_.rule, s_[n][3], lse_log2[n][1])});
+    pipelines_.scores.producer_commit(state);
   }
 
   // dP^T of step i becomes dS^T.
   __device__ __forceinline__ void make_ds(int i) {
-    const PipelineState<kStages> pipe(i);
+    const PipelineState<kStages> state(i);
     float delta[kWideTile / 8][2];
-    load_statistics<0, kWideTile / 8>(delta, shared_ + S::kDelta + pipe.index * (4 * S::kStep));
-    barrier_wait(barriers_.scores_full(pipe.index), pipe.phase);
+    load_statistics<0, kWideTile / 8>(delta, shared_ + S::kDelta + state.index * (4 * S::kStep));
+    pipelines_.scores.consumer_wait(state);
 #pragma unroll
     for (int n = 0; n < kWideTile / 8; ++n) {
-      const auto p = load_pack<4>(exchange_slot(pipe.index, n));
+      const auto p = load_pack<4>(exchange_slot(state.index, n));
 #pragma unroll
       for (int e = 0; e < 4; ++e) s_[n][e] = p.v[e] * (s_[n][e] - delta[n][e % 2]);
     }
-    barrier_arrive(barriers_.scores_empty(pipe.index));
-    arrive_once_per_warp(barriers_.dout_empty(pipe.index));
+    pipelines_.scores.consumer_release(state);
+    pipelines_.dout.consumer_release_warp(state);
   }
 
-  const BackwardArgs<bf16>& args_;
+  const Args& args_;
   const BackwardSlice& slice_;
   char* const memory_;
   const uint32_t shared_;
-  const BackwardBarriers barriers_;
+  const BackwardPipelines pipelines_;
   const int thread_, key0_;  // key0_: first key of the warp, within the sequence
   float s_[kWideTile / 8][4], acc_[kDim / 8][4];
   uint32_t operand_[kWideTile / 16][4];
 };
 
-template <int kDim>
+template <int kDim, class Args>
 __global__ void __launch_bounds__(kWideThreads, 1)
-    backward_wide_keys_kernel(const __grid_constant__ BackwardArgs<bf16> args,
+    backward_wide_keys_kernel(const __grid_constant__ Args args,
                               const __grid_constant__ BackwardMaps maps,
                               const __grid_constant__ QueryTiles tiles) {
   using S = WideKeysShape<kDim>;
   extern __shared__ __align__(1024) char memory[];
-  const BackwardBarriers barriers{shared_address(memory) + S::kBarriers};
+  const BackwardPipelines pipelines{shared_address(memory) + S::kBarriers};
   auto& slice = *reinterpret_cast<BackwardSlice*>(memory + S::kSlice);
   if (threadIdx.x < 32) {
     const BackwardSlice found =
         find_slice<Pass::kKeys>(args, S::kOwnKeys, S::kStep, tiles.heads_at_once);
     if (threadIdx.x == 0) {
       slice = found;
-      barrier_init(barriers.own_full(), 1);
-      barrier_init(barriers.tail(), 1);
-      for (int stage = 0; stage < kStages; ++stage) {
-        barrier_init(barriers.queries_full(stage), 1);
-        barrier_init(barriers.dout_full(stage), 1);
-        barrier_init(barriers.queries_empty(stage), 4 * kConsumers);
-        barrier_init(barriers.dout_empty(stage), 4 * kConsumers);
-        barrier_init(barriers.scores_full(stage), kWarpgroup);
-        barrier_init(barriers.scores_empty(stage), kWarpgroup);
-      }
+      barrier_init(pipelines.own_full, 1);
+      barrier_init(pipelines.tail, 1);
+      pipelines.queries.init(1, 4 * kConsumers);
+      pipelines.dout.init(1, 4 * kConsumers);
+      pipelines.scores.init(kWarpgroup, kWarpgroup);
     }
   }
   __syncthreads();
-  if (slice.own >= slice.length) return;
+  if (slice.own >= slice.sequence.length) return;
   if (threadIdx.x < kWarpgroup) {
     deallocate_registers<40>();  // StepIterator needs more than the loads of the dQ pass
-    if (threadIdx.x < 32) load_streams<S>(args, slice, maps, tiles, memory, barriers);
+    if (threadIdx.x < 32) load_streams<S>(args, slice, maps, tiles, memory, pipelines);
     return;
   }
   allocate_registers<232>();
-  WideKeysConsumer<kDim> consumer(args, slice, memory, barriers);
+  WideKeysConsumer<kDim, Args> consumer(args, slice, memory, pipelines);
   if (uniform(static_cast<int>(threadIdx.x) / kWarpgroup) == 1)
     consumer.accumulate_dv();
   else
@@ -265,6 +262,15 @@ __global__ void __launch_bounds__(kWideThreads, 1)
 
 // ---- dQ
 
+// Barriers, from shared address `own_full` on.
+struct WideQueriesPipelines {
+  static constexpr int kBarrier = sizeof(uint64_t);
+  static constexpr int kBytes = kBarrier + Pipeline<kStages>::kBytes + Pipeline<1>::kBytes;
+  uint32_t own_full;
+  Pipeline<kStages> keys{own_full + kBarrier};
+  Pipeline<1> values{keys.end()};
+};
+
 template <int kDim>
 struct WideQueriesShape {
   static constexpr int kRows = 64 * kConsumers;
@@ -272,17 +278,8 @@ struct WideQueriesShape {
   static constexpr int kQueries = 0, kDout = kOwnBytes;                                // dO
   static constexpr int kKeys = 2 * kOwnBytes, kValues = kKeys + kStages * kTileBytes;  // one stage
   static constexpr int kBarriers = kValues + kTileBytes;
-  static constexpr int kSlice = kBarriers + 8 * 8;
+  static constexpr int kSlice = kBarriers + (WideQueriesPipelines::kBytes + 15) / 16 * 16;
   static constexpr int kSharedBytes = kSlice + static_cast<int>(sizeof(BackwardSlice));
-};
-
-struct WideQueriesBarriers {
-  uint32_t first;
-  __device__ uint32_t own_full() const { return first; }
-  __device__ uint32_t keys_full(int stage) const { return first + 8 * (1 + stage); }
-  __device__ uint32_t keys_empty(int stage) const { return first + 8 * (3 + stage); }
-  __device__ uint32_t values_full() const { return first + 8 * 5; }
-  __device__ uint32_t values_empty() const { return first + 8 * 6; }
 };
 
 // Producer warp.
@@ -290,13 +287,13 @@ template <int kDim>
 __device__ __forceinline__ void load_wide_keys(const BackwardArgs<bf16>& args,
                                                const BackwardSlice& slice, const BackwardMaps& maps,
                                                uint32_t shared,
-                                               const WideQueriesBarriers& barriers) {
+                                               const WideQueriesPipelines& pipelines) {
   using S = WideQueriesShape<kDim>;
   // Loads rows [row0, row0 + kRows) of `rows`, zeros from row `end` on. Contiguous rows, from
   // `token` on, are loaded by TMA.
   const auto load = [&]<int kRows>(uint32_t to, const HeadRows<const bf16>& rows, int row0, int end,
                                    const CUtensorMap& map, uint32_t barrier, int token, int head) {
-    if (row0 + kRows <= end && (row0 >= rows.own || row0 + kRows <= rows.own)) {
+    if (row0 + kRows <= end && rows.offset.adjacent(row0, row0 + kRows)) {
       if (threadIdx.x > 0) return;
       barrier_arrive_expect_tx(barrier, 2 * kRows * kDim);
       return load_tile<kDim, kRows>(to, map, barrier, token, head);
@@ -309,42 +306,42 @@ __device__ __forceinline__ void load_wide_keys(const BackwardArgs<bf16>& args,
     arrive_once_per_warp(barrier);
   };
   const auto load_own = [&](uint32_t to, const Heads<const bf16>& tensor, const CUtensorMap& map) {
-    load.template operator()<S::kRows>(to, tensor.rows(slice.begin, slice.head, args.head_dim),
-                                       slice.own, slice.length, map, barriers.own_full(),
-                                       slice.begin + slice.own, slice.head);
+    load.template operator()<S::kRows>(to,
+                                       tensor.rows(slice.sequence.begin, slice.head, args.head_dim),
+                                       slice.own, slice.sequence.length, map, pipelines.own_full,
+                                       slice.sequence.begin + slice.own, slice.head);
   };
   load_own(shared + S::kQueries, args.q, maps.q);
   load_own(shared + S::kDout, args.dout, maps.dout);
   const int head = slice.head / args.group();
   const auto load_keys = [&](uint32_t to, const Heads<const bf16>& tensor, const CUtensorMap& map,
                              uint32_t barrier, int key0) {
-    const int begin = key0 < slice.prefix ? slice.prefix_begin : slice.begin - slice.prefix;
-    load.template operator()<kWideTile>(to, key_rows(tensor, slice, head, args.head_dim), key0,
-                                        slice.stream.length, map, barrier, begin + key0, head);
+    load.template operator()<kWideTile>(to, tensor.keys(slice.sequence, head, args.head_dim), key0,
+                                        slice.stream.length, map, barrier,
+                                        slice.sequence.token(key0), head);
   };
   int i = 0;
 #pragma unroll 1
-  for (int step = slice.stream.first; step < slice.stream.end; ++step, ++i) {
-    const PipelineState<kStages> pipe(i);
-    const PipelineState<1> values_pipe(i);
-    barrier_wait(barriers.keys_empty(pipe.index), pipe.phase ^ 1);
-    load_keys(shared + S::kKeys + pipe.index * S::kTileBytes, args.k, maps.k,
-              barriers.keys_full(pipe.index), step * kWideTile);
-    barrier_wait(barriers.values_empty(), values_pipe.phase ^ 1);
-    load_keys(shared + S::kValues, args.v, maps.v, barriers.values_full(), step * kWideTile);
+  for (int step = slice.stream.steps.first; step < slice.stream.steps.end; ++step, ++i) {
+    const PipelineState<kStages> state(i);
+    pipelines.keys.producer_acquire(state);
+    load_keys(shared + S::kKeys + state.index * S::kTileBytes, args.k, maps.k,
+              pipelines.keys.full(state.index), step * kWideTile);
+    pipelines.values.producer_acquire(i);
+    load_keys(shared + S::kValues, args.v, maps.v, pipelines.values.full(0), step * kWideTile);
   }
 }
 
-template <int kDim>
+template <int kDim, class Args>
 class WideQueriesConsumer {
  public:
-  __device__ WideQueriesConsumer(const BackwardArgs<bf16>& args, const BackwardSlice& slice,
+  __device__ WideQueriesConsumer(const Args& args, const BackwardSlice& slice,
                                  const QueryTiles& tiles, uint32_t shared,
-                                 const WideQueriesBarriers& barriers)
+                                 const WideQueriesPipelines& pipelines)
       : args_(args),
         slice_(slice),
         shared_(shared),
-        barriers_(barriers),
+        pipelines_(pipelines),
         group_(uniform(static_cast<int>(threadIdx.x) / kWarpgroup - 1)),
         lane_(static_cast<int>(threadIdx.x) % 32),
         row0_(slice.own + 64 * group_ + static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16) {
@@ -353,46 +350,46 @@ class WideQueriesConsumer {
     for (int h = 0; h < 2; ++h) {
       const int row = row0_ + lane_ / 4 + 8 * h;
       const int64_t at =
-          kWideTile * tiles.tile<kWideTile>(slice.head, slice.begin, slice.sequence, 0) + row;
-      lse_log2_[h] = row < slice.length ? tiles.lse_log2[at] : 0.0f;
-      delta_[h] = row < slice.length ? tiles.delta[at] : 0.0f;
+          kWideTile * tiles.tile<kWideTile>(slice.head, slice.sequence.begin, slice.index, 0) + row;
+      lse_log2_[h] = row < slice.sequence.length ? tiles.lse_log2[at] : 0.0f;
+      delta_[h] = row < slice.sequence.length ? tiles.delta[at] : 0.0f;
     }
   }
 
   __device__ __forceinline__ void run() {
     set_zero(acc_);
-    barrier_wait(barriers_.own_full(), 0);
+    barrier_wait(pipelines_.own_full, 0);
     int i = 0;
 #pragma unroll 1
-    for (int step = slice_.stream.first; step < slice_.stream.end; ++step, ++i) {
-      const PipelineState<kStages> pipe(i);
-      const PipelineState<1> values_pipe(i);
-      const uint32_t keys = shared_ + S::kKeys + pipe.index * S::kTileBytes;
+    for (int step = slice_.stream.steps.first; step < slice_.stream.steps.end; ++step, ++i) {
+      const PipelineState<kStages> state(i);
+      const uint32_t keys = shared_ + S::kKeys + state.index * S::kTileBytes;
       const uint32_t own = group_ * (64 * 128);
       float s[kWideTile / 8][4], dp[kWideTile / 8][4];
-      barrier_wait(barriers_.keys_full(pipe.index), pipe.phase);
+      pipelines_.keys.consumer_wait(state);
       wide_scores<kDim, S::kRows>(s, shared_ + S::kQueries + own, keys);
-      barrier_wait(barriers_.values_full(), values_pipe.phase);
+      pipelines_.values.consumer_wait(i);
       wide_scores<kDim, S::kRows>(dp, shared_ + S::kDout + own, shared_ + S::kValues);
       wgmma_wait<1>();  // dQ of the previous step is complete, too
       wgmma_fence_operand(s);
       wgmma_fence_operand(acc_);
-      if (i > 0) arrive_once_per_warp(barriers_.keys_empty(PipelineState<kStages>(i - 1).index));
+      if (i > 0) pipelines_.keys.consumer_release_warp(i - 1);
       make_probabilities(s, step * kWideTile);
       wgmma_wait<0>();
       wgmma_fence_operand(dp);
-      arrive_once_per_warp(barriers_.values_empty());
+      pipelines_.values.consumer_release_warp(i);
 #pragma unroll
       for (int n = 0; n < kWideTile / 8; ++n)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) s[n][e] *= dp[n][e] - delta_[e / 2];
+        for (int e = 0; e < 4; ++e)
+          s[n][e] = times_slope(args_.rule, s[n][e], lse_log2_[e / 2]) * (dp[n][e] - delta_[e / 2]);
       round_scores(operand_, s);
       wide_accumulate(acc_, operand_, keys);
     }
     wgmma_wait<0>();
     wgmma_fence_operand(acc_);
-    store_rows(acc_, args_.dq.rows(slice_.begin, slice_.head, args_.head_dim), args_.scale,
-               args_.accumulate_q, row0_, slice_.length, args_.head_dim);
+    store_rows(acc_, args_.dq.rows(slice_.sequence.begin, slice_.head, args_.head_dim),
+               args_.rule.scale, args_.accumulate_q, row0_, slice_.sequence.length, args_.head_dim);
   }
 
  private:
@@ -400,69 +397,66 @@ class WideQueriesConsumer {
 
   // S becomes P, zero where masked and beyond the last key.
   __device__ __forceinline__ void make_probabilities(float (&s)[kWideTile / 8][4], int key0) const {
+    const auto& rule = args_.rule;
 #pragma unroll
     for (int n = 0; n < kWideTile / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        s[n][e] = fast_exp2(__fmaf_rn(s[n][e], args_.exponent, -lse_log2_[e / 2]));
-    const int first = slice_.prefix + row0_, keys = slice_.stream.length;  // first query position
-    const bool all_seen =
-        !args_.causal || (key0 + kWideTile - 1 <= first && first + 15 - key0 < args_.window);
-    if (all_seen && key0 + kWideTile <= keys) return;
+        s[n][e] = fast_exp2(__fmaf_rn(rule.apply(s[n][e]), rule.exponent, -lse_log2_[e / 2]));
+    const int first = slice_.sequence.position(row0_), keys = slice_.stream.length;
+    if (rule.sees_all({first, first + 16}, {key0, key0 + kWideTile}) && key0 + kWideTile <= keys)
+      return;
     const int column = key0 + 2 * (lane_ % 4);
 #pragma unroll
     for (int n = 0; n < kWideTile / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int key = column + 8 * n + e % 2, position = first + lane_ / 4 + 8 * (e / 2);
-        const bool hidden = args_.causal && static_cast<uint32_t>(position - key) >=
-                                                static_cast<uint32_t>(args_.window);
-        if (hidden || key >= keys) s[n][e] = 0;
+        if (rule.masked(position, key) || key >= keys) s[n][e] = 0;
       }
   }
 
-  const BackwardArgs<bf16>& args_;
+  const Args& args_;
   const BackwardSlice& slice_;
   const uint32_t shared_;
-  const WideQueriesBarriers barriers_;
+  const WideQueriesPipelines pipelines_;
   const int group_, lane_, row0_;  // row0_: first query of the warp, within the sequence
   float lse_log2_[2], delta_[2], acc_[kDim / 8][4];
   uint32_t operand_[kWideTile / 16][4];
 };
 
-template <int kDim>
+template <int kDim, class Args>
 __global__ void __launch_bounds__(kWideThreads, 1)
-    backward_wide_queries_kernel(const __grid_constant__ BackwardArgs<bf16> args,
+    backward_wide_queries_kernel(const __grid_constant__ Args args,
                                  const __grid_constant__ BackwardMaps maps,
                                  const __grid_constant__ QueryTiles tiles) {
   using S = WideQueriesShape<kDim>;
   extern __shared__ __align__(1024) char memory[];
-  const WideQueriesBarriers barriers{shared_address(memory) + S::kBarriers};
+  const WideQueriesPipelines pipelines{shared_address(memory) + S::kBarriers};
   auto& slice = *reinterpret_cast<BackwardSlice*>(memory + S::kSlice);
   if (threadIdx.x < 32) {
     const BackwardSlice found =
         find_slice<Pass::kQueries>(args, S::kRows, kWideTile, tiles.heads_at_once);
     if (threadIdx.x == 0) {
       slice = found;
-      barrier_init(barriers.own_full(), 2);
-      for (int stage = 0; stage < kStages; ++stage) {
-        barrier_init(barriers.keys_full(stage), 1);
-        barrier_init(barriers.keys_empty(stage), 4 * kConsumers);
-      }
-      barrier_init(barriers.values_full(), 1);
-      barrier_init(barriers.values_empty(), 4 * kConsumers);
+      barrier_init(pipelines.own_full, 2);
+      pipelines.keys.init(1, 4 * kConsumers);
+      pipelines.values.init(1, 4 * kConsumers);
     }
   }
   __syncthreads();
-  if (slice.own >= slice.length) return;
+  if (slice.own >= slice.sequence.length) return;
   if (threadIdx.x < kWarpgroup) {
     deallocate_registers<24>();
-    if (threadIdx.x < 32) load_wide_keys<kDim>(args, slice, maps, shared_address(memory), barriers);
+    if (threadIdx.x < 32)
+      load_wide_keys<kDim>(args, slice, maps, shared_address(memory), pipelines);
     return;
   }
   allocate_registers<240>();
-  WideQueriesConsumer<kDim>(args, slice, tiles, shared_address(memory), barriers).run();
+  WideQueriesConsumer<kDim, Args>(args, slice, tiles, shared_address(memory), pipelines).run();
 }
+
+}  // namespace
 
 template <int kDim>
 void run_backward_wide(const BackwardArgs<bf16>& args, const AttentionBackward& in) {
@@ -470,32 +464,23 @@ void run_backward_wide(const BackwardArgs<bf16>& args, const AttentionBackward& 
   if (args.tokens == 0) return;
   // Blocks that read the same rows run close in time: as many heads at once as have rows that fit
   // in the L2 cache.
-  const auto at_once = [&](int64_t heads_read, int blocks) {
-    constexpr int64_t kCache = 32 << 20;
-    const int64_t bytes =
-        args.tokens / args.sequences * heads_read * kDim * int64_t{2 * sizeof(bf16)};
-    return static_cast<int>(std::clamp<int64_t>(kCache / std::max<int64_t>(bytes, 1), 1, blocks));
-  };
-  const auto maps = [&](int own_keys, int own_queries) {
-    return BackwardMaps{.k = make_head_map(in.k, own_keys),
-                        .v = make_head_map(in.v, own_keys),
-                        .q = make_head_map(in.q, own_queries),
-                        .dout = make_head_map(in.dout, own_queries)};
-  };
+  const int64_t head_bytes = args.tokens / args.sequences.count * kDim * int64_t{2 * sizeof(bf16)};
   Tensor statistics;
   QueryTiles tiles = make_query_tiles<kDim, kWideTile>(args, statistics, nullptr, device);
-  tiles.heads_at_once = at_once(args.group() / args.head_slices, tile_blocks<Pass::kKeys>(args));
-  launch("attention_backward", backward_wide_keys_kernel<kDim>,
-         {backward_blocks<Pass::kKeys>(args, kWideTile), kWideThreads,
-          WideKeysShape<kDim>::kSharedBytes},
-         device, args, maps(kWideTile, kWideTile), tiles);
-  tiles.heads_at_once = at_once(1, args.heads);
-  using QueriesShape = WideQueriesShape<kDim>;
-  launch("attention_backward_queries", backward_wide_queries_kernel<kDim>,
-         {backward_blocks<Pass::kQueries>(args, QueriesShape::kRows), kWideThreads,
-          QueriesShape::kSharedBytes},
-         device, args, maps(kWideTile, QueriesShape::kRows), tiles);
+  with_rule<ScoreRule<float>>(args, in.desc, args.head_dim, [&]<class Call>(const Call& call) {
+    tiles.heads_at_once =
+        heads_in_l2(head_bytes * (args.group() / args.head_slices), tile_blocks<Pass::kKeys>(args));
+    launch("attention_backward", backward_wide_keys_kernel<kDim, Call>,
+           {backward_blocks<Pass::kKeys>(args, kWideTile), kWideThreads,
+            WideKeysShape<kDim>::kSharedBytes},
+           device, call, make_backward_maps(in, kWideTile, kWideTile), tiles);
+    tiles.heads_at_once = heads_in_l2(head_bytes, args.heads);
+    using QueriesShape = WideQueriesShape<kDim>;
+    launch("attention_backward_queries", backward_wide_queries_kernel<kDim, Call>,
+           {backward_blocks<Pass::kQueries>(args, QueriesShape::kRows), kWideThreads,
+            QueriesShape::kSharedBytes},
+           device, call, make_backward_maps(in, kWideTile, QueriesShape::kRows), tiles);
+  });
 }
 
-}  // namespace
 }  // namespace cohort::kernels::cuda

@@ -124,9 +124,10 @@ struct DecodeWarp {
 
   // Computes S of the keys of the warp, masked, and shares its row max. key0: first key of the
   // tile. All operands are loaded before the first mma.
+  template <class Rule>
   __device__ void scores(float (&s)[2 * Shape::kGroupsPerWarp][4], uint32_t keys, int key0,
-                         const DecodeRows& rows, int window) {
-    const int first = warp * Shape::kKeysPerWarp, visible = rows.visible - key0;
+                         const DecodeRows& rows, const Rule& rule) {
+    const int first = warp * Shape::kKeysPerWarp, end = rows.end_key - key0;
     uint32_t k[Shape::kGroupsPerWarp][Shape::kDim / 16][4];
 #pragma unroll
     for (int d = 0; d < Shape::kDim / 16; ++d) {
@@ -147,13 +148,14 @@ struct DecodeWarp {
         mma_bf16(s[2 * g], q[d], k[g][d][0], k[g][d][1]);
         mma_bf16(s[2 * g + 1], q[d], k[g][d][2], k[g][d][3]);
       }
-    if (visible < Shape::kKeys || visible > window) {  // some keys of the tile are masked
+    apply_rule(s, rule);
+    if (end < Shape::kKeys || rule.first_key(end) > 0) {  // some keys of the tile are masked
 #pragma unroll
       for (int n = 0; n < 2 * Shape::kGroupsPerWarp; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int key = first + 8 * n + 2 * quad + e % 2;
-          if (key >= visible || key < visible - window) s[n][e] = -INFINITY;
+          if (rule.outside(key, end)) s[n][e] = -INFINITY;
         }
     }
     float largest[2] = {-INFINITY, -INFINITY};
@@ -333,46 +335,49 @@ __device__ __forceinline__ void clear_values(char* values, int first) {
 }
 
 // Processes the tiles of one chunk, from `tile` on. Returns the next tile of the block.
-template <class Shape>
-__device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp, TileRing<Shape>& ring,
-                                            const DecodeRows& rows, const DecodeProblem& problem,
-                                            int tile, int blocks) {
+template <class Shape, class Rule>
+__device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp,
+                                            const DecodeStages<Shape>& stages,
+                                            PipelineState<Shape::kStages>& state,
+                                            const DecodeRows& rows, const Rule& rule, int tile,
+                                            int blocks) {
   const int chunk = tile / Shape::kChunkTiles;
 #pragma unroll 1
-  for (; tile < rows.tiles && tile / Shape::kChunkTiles == chunk;
+  for (; tile < rows.tiles.end && tile / Shape::kChunkTiles == chunk;
        tile = next_tile<Shape>(tile, blocks)) {
     const int key0 = tile * Shape::kKeys;
-    char* const keys = warp.shared + (ring.keys() - ring.base);
+    const uint32_t key_tile = stages.tile(state.index, 0), value_tile = stages.tile(state.index, 1);
+    char* const keys = warp.shared + (key_tile - stages.base);
     // The last key is that of the token itself, if the cache has a slot for it.
-    const int new_row = rows.slot >= 0 && tile == rows.tiles - 1 ? rows.visible - 1 - key0 : -1;
-    barrier_wait(ring.keys_full(), ring.phase);
+    const int new_row = rows.slot >= 0 && tile == rows.tiles.end - 1 ? rows.end_key - 1 - key0 : -1;
+    stages.pipeline.consumer_wait(state, 0);
     if (new_row >= 0) {
       warp.insert(keys, new_row, Shape::kNewKey);
       sync_computing<Shape>();
     }
     float s[2 * Shape::kGroupsPerWarp][4];
-    warp.scores(s, ring.keys(), key0, rows, problem.window);
+    warp.scores(s, key_tile, key0, rows, rule);
     sync_computing<Shape>();
-    warp.probabilities(s, keys, problem.c);
-    barrier_wait(ring.values_full(), ring.phase);
-    if (rows.visible < key0 + Shape::kKeys)
-      clear_values<Shape>(keys + Shape::kTileBytes, rows.visible - key0);
+    warp.probabilities(s, keys, rule.exponent);
+    stages.pipeline.consumer_wait(state, 1);
+    if (rows.end_key < key0 + Shape::kKeys)
+      clear_values<Shape>(keys + Shape::kTileBytes, rows.end_key - key0);
     if (new_row >= 0) warp.insert(keys + Shape::kTileBytes, new_row, Shape::kNewValue);
     sync_computing<Shape>();
-    warp.accumulate(keys, ring.values());
+    warp.accumulate(keys, value_tile);
     fence_proxy_async();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(ring.empty());
-    ring.advance();
+    stages.pipeline.consumer_release_warp(state);
+    state.advance();
   }
   return tile;
 }
 
 // Computes the rows of a block: see the top of the file.
-template <class Shape>
-__device__ __forceinline__ void decode(TileRing<Shape> ring, char* shared, const DecodeRows& rows,
-                                       const DecodeProblem& problem, int tile, int chunks,
-                                       int blocks) {
+template <class Shape, class Problem>
+__device__ __forceinline__ void decode(const DecodeStages<Shape>& stages, char* shared,
+                                       const DecodeRows& rows, const Problem& problem, int tile,
+                                       int chunks, int blocks) {
+  PipelineState<Shape::kStages> state;
   DecodeWarp<Shape> warp(shared);
   warp.prepare(rows, problem);
   const bool has_last = (chunks - 1) % blocks == static_cast<int>(blockIdx.z);
@@ -381,7 +386,7 @@ __device__ __forceinline__ void decode(TileRing<Shape> ring, char* shared, const
 #pragma unroll 1
   for (int done = 0; done < chunks; done += blocks) {
     if (done + static_cast<int>(blockIdx.z) < chunks) {
-      tile = decode_chunk(warp, ring, rows, problem, tile, blocks);
+      tile = decode_chunk(warp, stages, state, rows, problem.rule, tile, blocks);
       warp.store_chunk();
     }
     blocks > 1 ? cluster_sync() : sync_computing<Shape>();
@@ -393,23 +398,17 @@ __device__ __forceinline__ void decode(TileRing<Shape> ring, char* shared, const
   slice.store(rows, problem.head_dim, blocks);
 }
 
-template <class Shape>
+template <class Shape, class Problem>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
-    attention_decode_kernel(const __grid_constant__ DecodeProblem problem,
+    attention_decode_kernel(const __grid_constant__ Problem problem,
                             const __grid_constant__ CUtensorMap k,
                             const __grid_constant__ CUtensorMap v) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ char memory[];
   char* const shared = memory + (1024 - shared_address(memory) % 1024) % 1024;
   const int thread = static_cast<int>(threadIdx.x);
-  TileRing<Shape> ring{.base = shared_address(shared)};
-  if (thread < Shape::kStages) {
-    ring.index = thread;
-    barrier_init(ring.keys_full(), 1);
-    barrier_init(ring.values_full(), 1);
-    barrier_init(ring.empty(), Shape::kWarps);
-    ring.index = 0;
-  }
+  const DecodeStages<Shape> stages{shared_address(shared)};
+  if (thread < Shape::kStages) stages.pipeline.init_stage(thread, 1, Shape::kWarps);
   const bool is_producer = thread >= Shape::kComputing, is_keys = thread < Shape::kComputing + 32;
   const CUtensorMap* const map = is_keys ? &k : &v;
   if (is_producer && thread % 32 == 0) tma_prefetch(map);
@@ -424,16 +423,16 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
         rows.o[i] = from_float<bf16>(0.0f);
     return;
   }
-  const int first_chunk = rows.first_tile / Shape::kChunkTiles;
-  const int chunks = (rows.tiles - 1) / Shape::kChunkTiles + 1 - first_chunk;
+  const int first_chunk = rows.tiles.first / Shape::kChunkTiles;
+  const int chunks = (rows.tiles.end - 1) / Shape::kChunkTiles + 1 - first_chunk;
   // A single chunk is computed by a single block.
   const int blocks = chunks > 1 ? static_cast<int>(gridDim.z) : 1;
   if (rank >= blocks) return;
-  int tile = rank == 0 ? rows.first_tile : (first_chunk + rank) * Shape::kChunkTiles;
-  if (!is_producer) return decode(ring, shared, rows, problem, tile, chunks, blocks);
-  TileProducer<Shape> producer(map, ring, problem, rows, tile, blocks);
+  int tile = rank == 0 ? rows.tiles.first : (first_chunk + rank) * Shape::kChunkTiles;
+  if (!is_producer) return decode(stages, shared, rows, problem, tile, chunks, blocks);
+  TileProducer<Shape> producer(map, stages, problem, rows, tile, blocks);
   for (int done = 0; done < chunks; done += blocks) {
-    if (done + rank < chunks) tile = producer.load_chunk_tiles(tile, is_keys);
+    if (done + rank < chunks) tile = producer.load_chunk_tiles(tile, is_keys ? 0 : 1);
     if (blocks == 1) continue;
     cluster_sync();
     cluster_sync();
@@ -451,9 +450,9 @@ CUtensorMap make_cache_map(const Tensor& t, int box_tokens) {
                           .box = {kBoxColumns, 1, static_cast<cuuint32_t>(box_tokens), 1}});
 }
 
-template <class Shape>
-void run(const AttentionDecode& args, const DecodeProblem& problem, unsigned cluster) {
-  launch("attention_decode", attention_decode_kernel<Shape>,
+template <class Shape, class Problem>
+void run(const AttentionDecode& args, const Problem& problem, unsigned cluster) {
+  launch("attention_decode", attention_decode_kernel<Shape, Problem>,
          {.grid = dim3(blocks_for(args.o.dim(0) * problem.kv_heads * problem.parts, 1), 1, cluster),
           .block = Shape::kThreads,
           .shared_bytes = Shape::kSharedBytes,
@@ -474,7 +473,9 @@ bool supports(const AttentionDecode& args) {
          aligned(pointer<bf16>(args.qkv), pointer<bf16>(cache), pointer<bf16>(args.cache.v),
                  pointer<bf16>(args.o), pointer<float>(args.table)) &&
          ::cohort::cuda::is_compiled_for_sm90(
-             reinterpret_cast<const void*>(attention_decode_kernel<DecodeShape<64, 2>>),
+             reinterpret_cast<const void*>(
+                 attention_decode_kernel<DecodeShape<64, 2>,
+                                         WithRule<DecodeProblem, ScoreRule<float>>>),
              args.o.device());
 }
 
@@ -498,8 +499,6 @@ bool attention_decode(const AttentionDecode& args) {
                         .parts = static_cast<int>((heads / kv_heads + 15) / 16),
                         .block_shift = std::countr_zero(static_cast<uint64_t>(block)),
                         .box_tokens = static_cast<int>(std::min(block, attention_tile(dim))),
-                        .c = exponent_scale(args.desc, dim),
-                        .window = key_window(args.desc),
                         .may_prefetch = current_stream(args.o.device()).may_prefetch};
   const int multiprocessors = ::cohort::cuda::multiprocessors(args.o.device());
   // Blocks share the chunks of a row while there are idle multiprocessors.
@@ -510,13 +509,12 @@ bool attention_decode(const AttentionDecode& args) {
   while (cluster < kMaxClusterSize && cluster < chunks && blocks * cluster < multiprocessors)
     cluster *= 2;
   // With few blocks, more stages per block; with many, more blocks per multiprocessor.
-  if (dim <= 64 && blocks * cluster > multiprocessors) {
-    run<DecodeShape<64, 2>>(args, problem, cluster);
-  } else {
-    dispatch_head_dim(dim, [&]<int kDim>() {
-      run<DecodeShape<kDim, kDim == 64 ? 4 : 3>>(args, problem, cluster);
-    });
-  }
+  with_rule<ScoreRule<float>>(problem, args.desc, dim, [&](const auto& call) {
+    if (dim <= 64 && blocks * cluster > multiprocessors)
+      return run<DecodeShape<64, 2>>(args, call, cluster);
+    dispatch_head_dim(
+        dim, [&]<int kDim>() { run<DecodeShape<kDim, kDim == 64 ? 4 : 3>>(args, call, cluster); });
+  });
   return true;
 }
 

@@ -4,7 +4,7 @@
 #include "kernels/attention/cuda/attention.cuh"
 #include "kernels/attention/cuda/paged.cuh"
 #include "kernels/cuda/rotate.cuh"
-#include "kernels/cuda/sm90/tma.cuh"
+#include "kernels/cuda/sm90/pipeline.cuh"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #pragma nv_diag_suppress 177  // the kernel bodies are empty for older GPUs
@@ -24,8 +24,6 @@ struct DecodeProblem {
   int parts;          // blocks per group of heads
   int block_shift;    // log2 of the tokens per cache block
   int box_tokens;     // tokens per TMA box, within one cache block
-  float c;            // base-2 exponent per unit of score
-  int window;         // maximum number of keys a row sees
   bool may_prefetch;  // all inputs but qkv
 };
 
@@ -57,7 +55,7 @@ struct DecodeShape {
   static constexpr int kAlphas = kMaxima + 4 * kWarps * kRows;
   static constexpr int kBarriers = kAlphas + 4 * kRows;
   // Boxes are aligned to 1 KiB, the period of the swizzle.
-  static constexpr size_t kSharedBytes = 1024 + kBarriers + 3 * kStages * sizeof(uint64_t);
+  static constexpr size_t kSharedBytes = 1024 + kBarriers + Pipeline<kStages, 2>::kBytes;
   static constexpr int kBlocksPerSm = (228 << 10) / (kSharedBytes + 1024);  // sm_90
 };
 
@@ -77,10 +75,11 @@ struct DecodeRows {
   bool is_first_part;
   int count;     // rows
   int64_t slot;  // cache slot of the token; negative if it has none
-  int visible;   // the rows see the last `window` of keys 0 .. visible - 1
-  int first_tile, tiles;
+  int end_key;   // end of the keys that the rows see
+  IndexRange<int> tiles;
 
-  __device__ DecodeRows(const DecodeProblem& p, int keys_per_tile) {
+  template <class Problem>
+  __device__ DecodeRows(const Problem& p, int keys_per_tile) {
     // Blocks of a token are adjacent, as are its heads in memory.
     const int columns = p.kv_heads * p.parts, column = static_cast<int>(blockIdx.x) % columns;
     const int64_t token = static_cast<int>(blockIdx.x) / columns;
@@ -99,28 +98,19 @@ struct DecodeRows {
     blocks = position >= 0 && p.table.has(sequence) ? p.table.row(sequence) : nullptr;
     slot = blocks != nullptr ? p.table.slot(blocks, position) : -1;
     count = min(16, group - in_group);
-    visible = p.table.keys_of(position);
-    first_tile = max(0, visible - p.window) / keys_per_tile;
-    tiles = (visible + keys_per_tile - 1) / keys_per_tile;
+    end_key = p.table.keys_of(position);
+    tiles = IndexRange<int>{max(0, p.rule.first_key(end_key)), end_key}.tiles(keys_per_tile);
   }
 };
 
-// Pipeline state of a warp in the ring of stages.
+// Stages of a tile of keys, filled by producer 0, and one of values, by producer 1.
 template <class Shape>
-struct TileRing {
+struct DecodeStages {
   uint32_t base;
-  int index = 0;
-  uint32_t phase = 0;
+  Pipeline<Shape::kStages, 2> pipeline{base + Shape::kBarriers};
 
-  __device__ uint32_t keys() const { return base + 2 * index * Shape::kTileBytes; }
-  __device__ uint32_t values() const { return keys() + Shape::kTileBytes; }
-  __device__ uint32_t keys_full() const { return base + Shape::kBarriers + 24 * index; }
-  __device__ uint32_t values_full() const { return keys_full() + 8; }
-  __device__ uint32_t empty() const { return keys_full() + 16; }
-  __device__ void advance() {
-    if (++index < Shape::kStages) return;
-    index = 0;
-    phase ^= 1;
+  __device__ uint32_t tile(int stage, int producer) const {
+    return base + (2 * stage + producer) * Shape::kTileBytes;
   }
 };
 
@@ -131,15 +121,15 @@ __device__ __forceinline__ int next_tile(int tile, int blocks) {
   return tile + 1 + (ends_chunk ? (blocks - 1) * Shape::kChunkTiles : 0);
 }
 
-// Producer warp for the keys, or the values, of the tiles of a block.
+// Producer warp of the keys (`producer` 0), or values (1), of the tiles of a block.
 template <class Shape>
 class TileProducer {
  public:
   // Each lane loads one box per tile, at fixed row and box column.
-  __device__ TileProducer(const CUtensorMap* map, const TileRing<Shape>& ring,
+  __device__ TileProducer(const CUtensorMap* map, const DecodeStages<Shape>& stages,
                           const DecodeProblem& problem, const DecodeRows& rows, int tile,
                           int blocks)
-      : map_(map), ring_(ring), problem_(problem), rows_(rows), blocks_(blocks) {
+      : map_(map), stages_(stages), problem_(problem), rows_(rows), blocks_(blocks) {
     const int lane = static_cast<int>(threadIdx.x % 32), boxes = Shape::kKeys / problem.box_tokens;
     loads_box_ = lane < boxes * (Shape::kDim / kBoxColumns);
     row_ = lane % boxes * problem.box_tokens;
@@ -147,22 +137,20 @@ class TileProducer {
     find_block(tile);
   }
   // Loads the tiles of one chunk, from `tile` on. Returns the next tile of the block.
-  __device__ int load_chunk_tiles(int tile, bool is_keys) {
+  __device__ int load_chunk_tiles(int tile, int producer) {
     const int chunk = tile / Shape::kChunkTiles;
-    while (tile < rows_.tiles && tile / Shape::kChunkTiles == chunk) {
+    while (tile < rows_.tiles.end && tile / Shape::kChunkTiles == chunk) {
       const int in_block = (tile * Shape::kKeys + row_) & (problem_.table.block_tokens - 1);
       const TmaCoordinates from{{column_ * kBoxColumns, rows_.kv_head, in_block, block_}};
       tile = next_tile<Shape>(tile, blocks_);
       find_block(tile);  // ahead of its use
-      // Initially all stages are empty; the first release of a stage completes phase 0.
-      if (!first_round_) barrier_wait(ring_.empty(), ring_.phase ^ 1);
-      const uint32_t full = is_keys ? ring_.keys_full() : ring_.values_full();
+      stages_.pipeline.producer_acquire(state_);
+      const uint32_t full = stages_.pipeline.full(state_.index, producer);
       if (threadIdx.x % 32 == 0) barrier_arrive_expect_tx(full, Shape::kTileBytes);
       __syncwarp();
-      const uint32_t to = is_keys ? ring_.keys() : ring_.values();
+      const uint32_t to = stages_.tile(state_.index, producer);
       if (loads_box_) tma_load(to + (column_ * Shape::kKeys + row_) * kRowBytes, map_, from, full);
-      ring_.advance();
-      first_round_ = first_round_ && ring_.index > 0;
+      state_.advance();
     }
     return tile;
   }
@@ -171,15 +159,16 @@ class TileProducer {
   // Looks up the cache block of the lane. Block -1 is outside the cache and loads zeros.
   __device__ void find_block(int tile) {
     const int key = tile * Shape::kKeys + row_;
-    block_ = key < rows_.visible ? __ldcg(rows_.blocks + (key >> problem_.block_shift)) : -1;
+    block_ = key < rows_.end_key ? __ldcg(rows_.blocks + (key >> problem_.block_shift)) : -1;
   }
 
   const CUtensorMap* map_;
-  TileRing<Shape> ring_;
+  const DecodeStages<Shape> stages_;
+  ProducerState<Shape::kStages> state_;
   const DecodeProblem& problem_;
   const DecodeRows& rows_;
   int blocks_;
-  bool loads_box_, first_round_ = true;
+  bool loads_box_;
   int row_, column_, block_;
 };
 

@@ -54,9 +54,6 @@ struct SchedulerState {
 struct WorkTile {
   PackedRows<bf16> rows;
   bool is_end;
-
-  __device__ int first_tile(int tile_keys) const { return rows.first_key / tile_keys; }
-  __device__ int tiles(int tile_keys) const { return (rows.keys + tile_keys - 1) / tile_keys; }
 };
 
 // kConsumers warpgroups compute. Registers per thread: all threads of a block start with the same
@@ -86,24 +83,18 @@ struct Sm90Shape {
   static constexpr int kCombined = kValueTiles + kStages * kTileBytes;
   static constexpr int kBarriers =
       kCombined + (kCombinesInShared ? static_cast<int>(combined_bytes(kRows, kColumns)) : 0);
-  static constexpr int kWorkTiles = kBarriers + 8 * 8 * kStages;  // [kStages], see WorkTile
+  // [kStages], see WorkTile; behind the barriers of ForwardPipelines
+  static constexpr int kWorkTiles =
+      kBarriers + 3 * Pipeline<kStages>::kBytes + Pipeline<kQueryStages>::kBytes;
   static constexpr int kSharedBytes = kWorkTiles + kStages * static_cast<int>(sizeof(WorkTile));
 };
 
-// Addresses of the full and empty barriers.
-struct Barriers {
+// Pipelines from the producer to the consumers, with barriers from shared address `first` on.
+template <class Shape>
+struct ForwardPipelines {
   uint32_t first;
-  __device__ uint32_t work_full(int stage) const { return at(0, stage); }
-  __device__ uint32_t work_empty(int stage) const { return at(1, stage); }
-  __device__ uint32_t keys_full(int stage) const { return at(2, stage); }
-  __device__ uint32_t keys_empty(int stage) const { return at(3, stage); }
-  __device__ uint32_t values_full(int stage) const { return at(4, stage); }
-  __device__ uint32_t values_empty(int stage) const { return at(5, stage); }
-  __device__ uint32_t queries_full(int stage) const { return at(6, stage); }
-  __device__ uint32_t queries_empty(int stage) const { return at(7, stage); }
-
- private:
-  __device__ uint32_t at(int kind, int stage) const { return first + 8 * (kind * kStages + stage); }
+  Pipeline<kStages> work{first}, keys{work.end()}, values{keys.end()};
+  Pipeline<Shape::kQueryStages> queries{values.end()};
 };
 
 // Tensor maps of make_head_map(), for 64 queries, and for tiles of keys.
@@ -111,53 +102,18 @@ struct ForwardMaps {
   CUtensorMap q, k, v;
 };
 
-// cp.async producer: arrives at the full barrier of a stage one commit group late, so that two
-// groups are in flight. When the copies of a thread have completed, a proxy fence makes them
-// visible to the tensor cores, and the thread arrives.
-class CpAsyncProducer {
- public:
-  // Commits a group of copies, whose full barrier is `barrier`.
-  __device__ __forceinline__ void commit(uint32_t barrier) {
-    copy_async_commit();
-    if (pending_barrier_ != 0) {
-      copy_async_wait<1>();
-      arrive();
-    }
-    pending_barrier_ = barrier;
-  }
-  // Waits until a stage is empty. Pending copies are completed first, since the consumers that
-  // release the stage may be waiting for them.
-  __device__ __forceinline__ void wait_empty(uint32_t barrier, uint32_t phase) {
-    if (barrier_is_done(barrier, phase)) return;
-    finish();
-    barrier_wait(barrier, phase);
-  }
-  __device__ __forceinline__ void finish() {
-    if (pending_barrier_ == 0) return;
-    copy_async_wait<0>();
-    arrive();
-    pending_barrier_ = 0;
-  }
-
- private:
-  __device__ __forceinline__ void arrive() {
-    fence_proxy_async();  // orders the writes before reads by the tensor cores
-    barrier_arrive(pending_barrier_);
-  }
-  uint32_t pending_barrier_ = 0;
-};
-
-template <class Shape>
+template <class Shape, class Problem>
 class ForwardProducer {
  public:
-  __device__ ForwardProducer(const ForwardProblem<bf16>& problem, const ForwardMaps& maps,
-                             SchedulerState* scheduler, char* memory, const Barriers& barriers)
+  __device__ ForwardProducer(const Problem& problem, const ForwardMaps& maps,
+                             SchedulerState* scheduler, char* memory,
+                             const ForwardPipelines<Shape>& pipelines)
       : problem_(problem),
         maps_(maps),
         scheduler_(scheduler),
         work_tiles_(reinterpret_cast<WorkTile*>(memory + Shape::kWorkTiles)),
         shared_(shared_address(memory)),
-        barriers_(barriers) {}
+        pipelines_(pipelines) {}
 
   __device__ __forceinline__ void run() {
     int iteration = 0;
@@ -165,13 +121,13 @@ class ForwardProducer {
     for (int n = 0;; ++n) {
       const WorkTile& work = next_work_tile(n);
       if (work.is_end) break;
-      const int first_tile = work.first_tile(Shape::kKeys), tiles = work.tiles(Shape::kKeys);
-      load_keys(work.rows, first_tile, iteration);
+      const IndexRange<int> tiles = work.rows.keys.tiles(Shape::kKeys);
+      load_keys(work.rows, tiles.first, iteration);
       load_queries(n, work.rows);
       // The keys of a tile are used before the values of the previous tile.
 #pragma unroll 1
-      for (int tile = first_tile; tile < tiles; ++tile, ++iteration) {
-        if (tile + 1 < tiles) load_keys(work.rows, tile + 1, iteration + 1);
+      for (int tile = tiles.first; tile < tiles.end; ++tile, ++iteration) {
+        if (tile + 1 < tiles.end) load_keys(work.rows, tile + 1, iteration + 1);
         load_values(work.rows, tile, iteration);
       }
     }
@@ -184,131 +140,129 @@ class ForwardProducer {
  private:
   // Fetches work tile n of the block for all its warps. Only the first warp searches.
   __device__ __forceinline__ const WorkTile& next_work_tile(int n) {
-    const PipelineState<kStages> pipe(n);
-    WorkTile& work = work_tiles_[pipe.index];
+    const PipelineState<kStages> state(n);
+    WorkTile& work = work_tiles_[state.index];
     if (threadIdx.x < 32) {
-      producer_.wait_empty(barriers_.work_empty(pipe.index), pipe.phase ^ 1);
+      producer_.acquire(pipelines_.work, state);
       const int blocks = problem_.slots * problem_.heads;
       int block = 0;
       do {  // all threads of the warp write the same rows
         if (threadIdx.x == 0) block = atomicAdd(&scheduler_->next_tile, 1);
         block = uniform(block);
-      } while (block < blocks && !problem_.find(block, Shape::kRows, work.rows));
+      } while (block < blocks && !problem_.find(problem_.rule, block, Shape::kRows, work.rows));
       work.is_end = block >= blocks;
-      barrier_arrive(barriers_.work_full(pipe.index));
+      pipelines_.work.producer_commit(state);
     }
     named_barrier(1, kWarpgroup);
     return work;
   }
 
   __device__ __forceinline__ void load_queries(int n, const PackedRows<bf16>& rows) {
-    const PipelineState<Shape::kQueryStages> pipe(n);
-    const uint32_t barrier = barriers_.queries_full(pipe.index);
-    producer_.wait_empty(barriers_.queries_empty(pipe.index), pipe.phase ^ 1);
+    const PipelineState<Shape::kQueryStages> state(n);
+    const uint32_t full = pipelines_.queries.full(state.index);
+    producer_.acquire(pipelines_.queries, state);
     if (threadIdx.x == 0) {
-      barrier_expect_tx(barrier, Shape::kConsumers * Shape::kQueryBytes);
+      barrier_expect_tx(full, Shape::kConsumers * Shape::kQueryBytes);
       for (int w = 0; w < Shape::kConsumers; ++w) {
         // A warpgroup without rows loads the first ones again.
         const int row = 64 * w < rows.count ? 64 * w : 0;
-        const uint32_t to = shared_ + (pipe.index * Shape::kConsumers + w) * Shape::kQueryBytes;
+        const uint32_t to = shared_ + (state.index * Shape::kConsumers + w) * Shape::kQueryBytes;
         for (int panel = 0; panel < Shape::kColumns / 64; ++panel)
           tma_load(to + panel * (64 * 128), &maps_.q,
-                   {{64 * panel, rows.head_index, static_cast<int>(rows.token(row)), 0}}, barrier);
+                   {{64 * panel, rows.head_index, static_cast<int>(rows.token(row)), 0}}, full);
       }
-      barrier_arrive(barrier);
+      barrier_arrive(full);
     }
   }
 
   __device__ __forceinline__ void load_keys(const PackedRows<bf16>& rows, int tile, int iteration) {
-    const PipelineState<kStages> pipe(iteration);
-    producer_.wait_empty(barriers_.keys_empty(pipe.index), pipe.phase ^ 1);
-    load_tile(rows, tile, Shape::kKeyTiles + pipe.index * Shape::kTileBytes, rows.k, &maps_.k,
-              barriers_.keys_full(pipe.index));
+    load_tile(pipelines_.keys, iteration, Shape::kKeyTiles, rows, tile, rows.k, &maps_.k);
   }
   __device__ __forceinline__ void load_values(const PackedRows<bf16>& rows, int tile,
                                               int iteration) {
-    const PipelineState<kStages> pipe(iteration);
-    producer_.wait_empty(barriers_.values_empty(pipe.index), pipe.phase ^ 1);
-    load_tile(rows, tile, Shape::kValueTiles + pipe.index * Shape::kTileBytes, rows.v, &maps_.v,
-              barriers_.values_full(pipe.index));
+    load_tile(pipelines_.values, iteration, Shape::kValueTiles, rows, tile, rows.v, &maps_.v);
   }
 
-  __device__ __forceinline__ void load_tile(const PackedRows<bf16>& rows, int tile, uint32_t offset,
-                                            const bf16* from, const CUtensorMap* map,
-                                            uint32_t barrier) {
+  __device__ __forceinline__ void load_tile(const Pipeline<kStages>& pipeline,
+                                            const PipelineState<kStages>& state, int stages,
+                                            const PackedRows<bf16>& rows, int tile,
+                                            const bf16* from, const CUtensorMap* map) {
+    producer_.acquire(pipeline, state);
     const int key0 = tile * Shape::kKeys, end = key0 + Shape::kKeys;
-    const uint32_t to = shared_ + offset;
-    if (end <= rows.all_keys && (key0 >= rows.prefix || end <= rows.prefix)) {
+    const uint32_t to = shared_ + stages + state.index * Shape::kTileBytes;
+    const uint32_t full = pipeline.full(state.index);
+    if (end <= rows.sequence.keys() && rows.key_offsets.adjacent(key0, end)) {
       producer_.finish();
       if (threadIdx.x == 0) {
-        const int token = key0 < rows.prefix ? rows.prefix_begin + key0
-                                             : static_cast<int>(rows.begin) + key0 - rows.prefix;
-        barrier_expect_tx(barrier, Shape::kTileBytes);
+        const int token = rows.sequence.token(key0);
+        barrier_expect_tx(full, Shape::kTileBytes);
         for (int panel = 0; panel < Shape::kColumns / 64; ++panel)
           tma_load(to + panel * (Shape::kKeys * 128), map, {{64 * panel, rows.kv_head, token, 0}},
-                   barrier);
+                   full);
       }
-      barrier_arrive(barrier);
+      barrier_arrive(full);
       return;
     }
-    copy_rows<Shape::kColumns, Shape::kKeys, kWarpgroup>(to, problem_.params.head_dim, [&](int r) {
+    copy_rows<Shape::kColumns, Shape::kKeys, kWarpgroup>(to, problem_.format.head_dim, [&](int r) {
       const int64_t row = rows.key_offset(key0 + r);
       return row < 0 ? nullptr : from + row;
     });
-    producer_.commit(barrier);
+    producer_.commit(full);
   }
 
-  const ForwardProblem<bf16>& problem_;
+  const Problem& problem_;
   const ForwardMaps& maps_;
   SchedulerState* const scheduler_;
   WorkTile* const work_tiles_;
   const uint32_t shared_;
-  const Barriers barriers_;
+  const ForwardPipelines<Shape> pipelines_;
   CpAsyncProducer producer_;
 };
 
-template <class Shape>
+template <class Shape, class Problem>
 class Consumer {
  public:
   // iteration: pipeline iteration of the first key tile; n: index of the work tile.
-  __device__ Consumer(const PackedRows<bf16>& rows, const ForwardProblem<bf16>& problem,
-                      char* memory, const Barriers& barriers, int iteration, int n)
+  __device__ Consumer(const PackedRows<bf16>& rows, const Problem& problem, char* memory,
+                      const ForwardPipelines<Shape>& pipelines, int iteration, int n)
       : rows_(rows),
-        params_(problem.params),
+        problem_(problem),
         shared_(shared_address(memory)),
-        barriers_(barriers),
+        pipelines_(pipelines),
         first_iteration_(iteration),
-        query_pipe_(n) {
+        query_state_(n) {
     auto* const combined = reinterpret_cast<float*>(memory + Shape::kCombined);
     if constexpr (Shape::kCombinesInShared)
       combined_ = {.o = combined, .states = combined + Shape::kRows * kColumns};
     else
       combined_ = problem.combined.from(int64_t{Shape::kRows} * blockIdx.x, kColumns);
     group_ = uniform(static_cast<int>(threadIdx.x) / kWarpgroup - 1);
-    const int visible[2] = {rows.visible(thread_row()), rows.visible(thread_row() + 8)};
-    min_visible_ = __reduce_min_sync(0xffffffffu, min(visible[0], visible[1]));
-    window_begin_ = __reduce_max_sync(0xffffffffu, max(visible[0], visible[1])) - params_.window;
+    const int ends[2] = {rows.end_key(problem.rule, thread_row()),
+                         rows.end_key(problem.rule, thread_row() + 8)};
+    min_end_ = __reduce_min_sync(0xffffffffu, min(ends[0], ends[1]));
+    first_common_ = problem.rule.first_key(__reduce_max_sync(0xffffffffu, max(ends[0], ends[1])));
   }
 
-  // Processes tiles [first_tile, tiles) of the block; the rows of this warpgroup see only tiles
-  // [first, end).
-  __device__ __forceinline__ void run(int first_tile, int tiles) {
+  // Processes `tiles` of the block; the rows of this warpgroup see only tiles [first, end).
+  __device__ __forceinline__ void run(const IndexRange<int>& tiles) {
+    const int first_tile = tiles.first;
     const int last_row = min(rows_.count, 64 * group_ + 64) - 1;
     const bool has_rows = 64 * group_ < rows_.count;
-    const int visible = has_rows ? rows_.visible(last_row) : 0;
-    const int end = uniform((visible + kKeys - 1) / kKeys);
-    const int window_begin = has_rows ? rows_.visible(64 * group_) - params_.window : 0;
-    const int first = uniform(has_rows ? max(first_tile, window_begin / kKeys) : first_tile);
+    const IndexRange<int> keys{
+        has_rows ? problem_.rule.first_key(rows_.end_key(problem_.rule, 64 * group_)) : 0,
+        has_rows ? rows_.end_key(problem_.rule, last_row) : 0};
+    const int end = uniform(keys.tiles(kKeys).end);
+    const int first = uniform(has_rows ? max(first_tile, keys.tiles(kKeys).first) : first_tile);
 #pragma unroll 1
     for (int tile = first_tile; tile < first; ++tile) skip_tile(tile - first_tile);
     if (has_rows) {
       compute(first_tile, first, end);
     } else {
-      barrier_wait(barriers_.queries_full(query_pipe_.index), query_pipe_.phase);
-      arrive_once_per_warp(barriers_.queries_empty(query_pipe_.index));
+      pipelines_.queries.consumer_wait(query_state_);
+      pipelines_.queries.consumer_release_warp(query_state_);
     }
 #pragma unroll 1
-    for (int tile = has_rows ? end : first; tile < tiles; ++tile) skip_tile(tile - first_tile);
+    for (int tile = has_rows ? end : first; tile < tiles.end; ++tile) skip_tile(tile - first_tile);
   }
 
  private:
@@ -341,21 +295,21 @@ class Consumer {
   __device__ __forceinline__ void skip_tile(int i) {
     ping_pong_wait();
     ping_pong_arrive();
-    const PipelineState<kStages> pipe(first_iteration_ + i);
-    barrier_wait(barriers_.keys_full(pipe.index), pipe.phase);
-    arrive_once_per_warp(barriers_.keys_empty(pipe.index));
-    barrier_wait(barriers_.values_full(pipe.index), pipe.phase);
-    arrive_once_per_warp(barriers_.values_empty(pipe.index));
+    const PipelineState<kStages> state(first_iteration_ + i);
+    for (const auto* pipeline : {&pipelines_.keys, &pipelines_.values}) {
+      pipeline->consumer_wait(state);
+      pipeline->consumer_release_warp(state);
+    }
   }
 
   // Issues S = Q K^T.
   __device__ __forceinline__ void issue_scores(int i) {
-    const PipelineState<kStages> pipe(first_iteration_ + i);
-    barrier_wait(barriers_.keys_full(pipe.index), pipe.phase);
+    const PipelineState<kStages> state(first_iteration_ + i);
+    pipelines_.keys.consumer_wait(state);
     const MatrixDescriptor queries = matrix_descriptor(shared_).plus(
-        (query_pipe_.index * Shape::kConsumers + group_) * Shape::kQueryBytes);
+        (query_state_.index * Shape::kConsumers + group_) * Shape::kQueryBytes);
     const MatrixDescriptor keys =
-        matrix_descriptor(shared_).plus(Shape::kKeyTiles).plus(pipe.index * Shape::kTileBytes);
+        matrix_descriptor(shared_).plus(Shape::kKeyTiles).plus(state.index * Shape::kTileBytes);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k)
@@ -365,11 +319,11 @@ class Consumer {
   }
   // Issues O += P V.
   __device__ __forceinline__ void issue_values(int i) {
-    const PipelineState<kStages> pipe(first_iteration_ + i);
-    barrier_wait(barriers_.values_full(pipe.index), pipe.phase);
+    const PipelineState<kStages> state(first_iteration_ + i);
+    pipelines_.values.consumer_wait(state);
     const MatrixDescriptor values = matrix_descriptor(shared_, kKeys * 128)
                                         .plus(Shape::kValueTiles)
-                                        .plus(pipe.index * Shape::kTileBytes);
+                                        .plus(state.index * Shape::kTileBytes);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kGroups; ++k) wgmma<Major::kMN>(o_, p_[k], mn_major_step(values, k));
@@ -382,19 +336,19 @@ class Consumer {
   __device__ __forceinline__ void complete_scores(int iteration) {
     wgmma_wait<kPending>();
     wgmma_fence_operand(s_);
-    arrive_once_per_warp(barriers_.keys_empty(PipelineState<kStages>(iteration).index));
+    pipelines_.keys.consumer_release_warp(iteration);
   }
   __device__ __forceinline__ void complete_values(int iteration) {
     wgmma_wait<0>();
     wgmma_fence_operand(o_);
-    arrive_once_per_warp(barriers_.values_empty(PipelineState<kStages>(iteration).index));
+    pipelines_.values.consumer_release_warp(iteration);
   }
 
   // Computes the first row's half of P. Returns the value to subtract from the second row's
   // exponents.
   template <bool kMasked>
   __device__ __forceinline__ float begin_softmax(float (&alpha)[2]) {
-    const float c = params_.c;
+    const float c = problem_.rule.exponent;
     const float first = row_max<kGroups, kMasked>(s_, 0, -INFINITY, kGroups);
     const float safe_row_max = update_row_max<kMasked>(first, 0, state_, alpha[0], c);
     exponentiate<kGroups, kMasked>(s_, 0, state_, c, safe_row_max, kGroups);
@@ -405,17 +359,19 @@ class Consumer {
     return update_row_max<kMasked>(second, 1, state_, alpha[1], c);
   }
   __device__ __forceinline__ float begin_softmax(int tile, float (&alpha)[2]) {
+    const auto& rule = problem_.rule;
+    apply_rule(s_, rule);
     const int key0 = tile * kKeys;
-    const bool window_hides = window_begin_ > key0;
-    if (min_visible_ >= key0 + kKeys && !window_hides) return begin_softmax<false>(alpha);
+    const bool hides_first = first_common_ > key0;
+    if (min_end_ >= key0 + kKeys && !hides_first) return begin_softmax<false>(alpha);
     const int row = thread_row();
-    mask_scores<kGroups>(s_, {rows_.visible(row) - key0, rows_.visible(row + 8) - key0},
-                         params_.window, kGroups, window_hides);
+    mask_scores<kGroups>(s_, {rows_.end_key(rule, row) - key0, rows_.end_key(rule, row + 8) - key0},
+                         rule, kGroups, hides_first);
     return begin_softmax<true>(alpha);
   }
   // Computes the second row's half, and rounds P.
   __device__ __forceinline__ void end_softmax(float safe_row_max) {
-    exponentiate<kGroups, false>(s_, 1, state_, params_.c, safe_row_max, kGroups);
+    exponentiate<kGroups, false>(s_, 1, state_, problem_.rule.exponent, safe_row_max, kGroups);
 #pragma unroll
     for (int k = 0; k < kGroups; ++k)
 #pragma unroll
@@ -430,7 +386,7 @@ class Consumer {
       for (int i = 0; i < 4; ++i) o_[n][i] = 0;
     const int first_chunk = first / kChunkTiles;
     float alpha[2];
-    barrier_wait(barriers_.queries_full(query_pipe_.index), query_pipe_.phase);
+    pipelines_.queries.consumer_wait(query_state_);
     ping_pong_wait();
     issue_scores(first - first_tile);
     ping_pong_arrive();
@@ -440,7 +396,7 @@ class Consumer {
     for (int tile = first;; ++tile) {
       const int i = tile - first_tile;
       if (tile + 1 == end) {
-        if (!kStageInQueries) arrive_once_per_warp(barriers_.queries_empty(query_pipe_.index));
+        if (!kStageInQueries) pipelines_.queries.consumer_release_warp(query_state_);
         issue_values(i);
         complete_values(first_iteration_ + i);
         break;
@@ -483,52 +439,44 @@ class Consumer {
     if constexpr (kStageInQueries) {
       static_assert(Shape::kQueryStages == 1);
       named_barrier(4 + group_, kWarpgroup);  // the warpgroup has read its queries
-      store_rows<Shape>(rows_, params_, o_, state_, shared_, row());
+      store_rows<Shape>(rows_, problem_.format, o_, state_, shared_, row());
       fence_proxy_async();
-      arrive_once_per_warp(barriers_.queries_empty(query_pipe_.index));
+      pipelines_.queries.consumer_release_warp(query_state_);
     } else {
       // O is staged in the combined-chunk memory of the warp's rows.
       constexpr int kWaiting = 4 * kColumns, kRow = 2 * kColumns;
-      store_rows<Shape>(rows_, params_, o_, state_,
+      store_rows<Shape>(rows_, problem_.format, o_, state_,
                         shared_ + Shape::kCombined + row() * (kWaiting - kRow), row());
     }
   }
 
   const PackedRows<bf16>& rows_;
-  const AttentionParams& params_;
+  const Problem& problem_;
   const uint32_t shared_;
-  const Barriers barriers_;
+  const ForwardPipelines<Shape> pipelines_;
   const int first_iteration_;
-  const PipelineState<Shape::kQueryStages> query_pipe_;
+  const PipelineState<Shape::kQueryStages> query_state_;
   CombinedChunks combined_;
   int group_;
-  // Number of leading keys that all rows of the warp see, and first key that the window shows to
-  // all.
-  int min_visible_, window_begin_;
+  int first_common_, min_end_;  // all rows of the warp see the keys [first_common_, min_end_)
   RowState state_;
   float s_[2 * kGroups][4], o_[kDim / 8][4];
   uint32_t p_[kGroups][4];
 };
 
-template <class Shape>
+template <class Shape, class Problem>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
-    forward_sm90_kernel(const __grid_constant__ ForwardProblem<bf16> problem,
+    forward_sm90_kernel(const __grid_constant__ Problem problem,
                         const __grid_constant__ ForwardMaps maps, SchedulerState* scheduler) {
   launch_dependents_and_wait();
   extern __shared__ __align__(1024) char memory[];
-  const Barriers barriers{shared_address(memory) + Shape::kBarriers};
+  const ForwardPipelines<Shape> pipelines{shared_address(memory) + Shape::kBarriers};
   if (threadIdx.x == 0) {
     constexpr int kConsumerWarps = 4 * Shape::kConsumers;
-    for (int stage = 0; stage < kStages; ++stage) {
-      barrier_init(barriers.work_full(stage), 32);
-      barrier_init(barriers.work_empty(stage), 32 * kConsumerWarps);
-      barrier_init(barriers.queries_full(stage), 1);
-      barrier_init(barriers.queries_empty(stage), kConsumerWarps);
-      barrier_init(barriers.keys_full(stage), kWarpgroup);
-      barrier_init(barriers.keys_empty(stage), kConsumerWarps);
-      barrier_init(barriers.values_full(stage), kWarpgroup);
-      barrier_init(barriers.values_empty(stage), kConsumerWarps);
-    }
+    pipelines.work.init(32, 32 * kConsumerWarps);
+    pipelines.queries.init(1, kConsumerWarps);
+    pipelines.keys.init(kWarpgroup, kConsumerWarps);
+    pipelines.values.init(kWarpgroup, kConsumerWarps);
     tma_prefetch(&maps.q);
     tma_prefetch(&maps.k);
     tma_prefetch(&maps.v);
@@ -536,7 +484,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
     deallocate_registers<Shape::kProducerRegisters>();
-    ForwardProducer<Shape>(problem, maps, scheduler, memory, barriers).run();
+    ForwardProducer<Shape, Problem>(problem, maps, scheduler, memory, pipelines).run();
     return;
   }
   allocate_registers<Shape::kConsumerRegisters>();
@@ -547,15 +495,15 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   int iteration = 0;
 #pragma unroll 1
   for (int n = 0;; ++n) {
-    const PipelineState<kStages> pipe(n);
-    barrier_wait(barriers.work_full(pipe.index), pipe.phase);
-    const WorkTile& work = work_tiles[pipe.index];
+    const PipelineState<kStages> state(n);
+    pipelines.work.consumer_wait(state);
+    const WorkTile& work = work_tiles[state.index];
     if (work.is_end) return;
-    const int first_tile = uniform(work.first_tile(Shape::kKeys)),
-              tiles = uniform(work.tiles(Shape::kKeys));
-    Consumer<Shape>(work.rows, problem, memory, barriers, iteration, n).run(first_tile, tiles);
-    iteration += tiles - first_tile;
-    barrier_arrive(barriers.work_empty(pipe.index));
+    const IndexRange<int> range = work.rows.keys.tiles(Shape::kKeys);
+    const IndexRange<int> tiles{uniform(range.first), uniform(range.end)};
+    Consumer<Shape, Problem>(work.rows, problem, memory, pipelines, iteration, n).run(tiles);
+    iteration += tiles.end - tiles.first;
+    pipelines.work.consumer_release(state);
   }
 }
 
@@ -582,7 +530,7 @@ template <int kDim>
 void run_forward_sm90(ForwardProblem<bf16> problem, const AttentionForward& in) {
   using Shape = Sm90Shape<kDim>;
   const Device device = in.q.device();
-  const int64_t slots = tile_slots(problem.tokens, problem.sequences, Shape::kRows);
+  const int64_t slots = tile_slots(problem.tokens, problem.sequences.count, Shape::kRows);
   problem.slots = static_cast<int>(slots);
   if (problem.tokens == 0) return;
   const int64_t blocks =
@@ -590,16 +538,18 @@ void run_forward_sm90(ForwardProblem<bf16> problem, const AttentionForward& in) 
   Tensor scheduler = scheduler_state(device), scratch;
   if (!Shape::kCombinesInShared && problem.tokens > kAttentionChunk)
     scratch = combined_scratch(problem.combined, blocks * Shape::kRows, Shape::kColumns, device);
-  launch("attention_forward", forward_sm90_kernel<Shape>,
-         {.grid = blocks_for(blocks, 1),
-          .block = Shape::kThreads,
-          .shared_bytes = Shape::kSharedBytes,
-          .start = Start::kProgrammatic},
-         device, problem,
-         ForwardMaps{.q = make_head_map(in.q, 64),
-                     .k = make_head_map(in.k, Shape::kKeys),
-                     .v = make_head_map(in.v, Shape::kKeys)},
-         reinterpret_cast<SchedulerState*>(pointer<int32_t>(scheduler)));
+  with_rule<ScoreRule<float>>(problem, in.desc, in.q.dim(2), [&]<class Call>(const Call& call) {
+    launch("attention_forward", forward_sm90_kernel<Shape, Call>,
+           {.grid = blocks_for(blocks, 1),
+            .block = Shape::kThreads,
+            .shared_bytes = Shape::kSharedBytes,
+            .start = Start::kProgrammatic},
+           device, call,
+           ForwardMaps{.q = make_head_map(in.q, 64),
+                       .k = make_head_map(in.k, Shape::kKeys),
+                       .v = make_head_map(in.v, Shape::kKeys)},
+           reinterpret_cast<SchedulerState*>(pointer<int32_t>(scheduler)));
+  });
 }
 
 }  // namespace cohort::kernels::cuda

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kTileThreads)
   constexpr int kLanes = std::bit_ceil(kDim / 8u);
   const int head = static_cast<int>(blockIdx.x) % args.heads;
   const int slot = static_cast<int>(blockIdx.x) / args.heads;
-  const SequenceTile tile = find_tile(args.cu, args.sequences, slot, kStep);
+  const SequenceTile tile = find_tile(args.sequences, slot, kStep);
   const int64_t index = static_cast<int64_t>(head) * out.slots + slot;
   if (out.dq_semaphores != nullptr && threadIdx.x == 0) out.dq_semaphores[index] = 0;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
@@ -52,8 +52,8 @@ __global__ void __launch_bounds__(kTileThreads)
   for (int first = 0; first < kStep; first += kTileThreads / kLanes) {
     const int row = first + static_cast<int>(threadIdx.x) / kLanes;
     const int query = tile.tile * kStep + row;
-    const bool live = query < tile.length;
-    const int64_t token = tile.begin + query;
+    const bool live = query < tile.sequence.length;
+    const int64_t token = tile.sequence.begin + query;
     float sum = 0;
     if (live && 8 * lane < args.head_dim) {
       const int64_t at = (token * args.heads + head) * args.head_dim + 8 * lane;
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kTileThreads)
 template <int kDim, int kStep>
 QueryTiles make_query_tiles(const BackwardArgs<bf16>& args, Tensor& memory, int32_t* dq_semaphores,
                             Device device) {
-  const int64_t slots = tile_slots(args.tokens, args.sequences, kStep);
+  const int64_t slots = tile_slots(args.tokens, args.sequences.count, kStep);
   memory = Tensor::empty(Shape{2, args.heads * slots, kStep}, DType::kF32, device);
   float* const statistics = pointer<float>(memory);
   const QueryTiles tiles{.lse_log2 = statistics,

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/device.cuh"
-#include "kernels/cuda/sm90/tma.cuh"
+#include "kernels/cuda/sm90/pipeline.cuh"
 #include "kernels/cuda/sm90/wgmma.cuh"
 
 namespace cohort::kernels::cuda {
