@@ -51,10 +51,6 @@ void print_line(const std::string& line, bool raw = false) {
   print_now(line + "\n", raw);
 }
 
-Json ids_json(std::span<const int32_t> ids) {
-  return Json::Array(ids.begin(), ids.end());
-}
-
 // Path of the configuration: the given one, else that of the checkpoint's run. Throws InputError
 // with `hint` without either.
 std::string config_of(const std::string& given, const std::string& checkpoint, const char* hint) {
@@ -113,19 +109,15 @@ const char* stop_name(const Trajectory& trajectory) {
   return trajectory.stop_reason == StopReason::kLength ? "length" : "context";
 }
 
-// Log-probs of the sampled tokens.
-Json sampled_logprobs_json(const Trajectory& trajectory) {
-  Json list = Json(Json::Array{});
-  for (size_t i = 0; i < trajectory.tokens.size(); ++i)
-    if (trajectory.loss_mask[i] != 0) list.push_back(trajectory.logprobs[i]);
-  return list;
-}
-
 void print_json(const std::string& prompt, const Trajectory& c, bool raw) {
-  Json line;
-  line.set("prompt", prompt).set("completion", c.text).set("ids", ids_json(c.tokens));
-  line.set("prompt_length", c.prompt_length)
-      .set("logprobs", sampled_logprobs_json(c))
+  Json line, sampled_logprobs = Json(Json::Array{});
+  for (size_t i = 0; i < c.tokens.size(); ++i)
+    if (c.loss_mask[i] != 0) sampled_logprobs.push_back(c.logprobs[i]);
+  line.set("prompt", prompt)
+      .set("completion", c.text)
+      .set("ids", Json::Array(c.tokens.begin(), c.tokens.end()))
+      .set("prompt_length", c.prompt_length)
+      .set("logprobs", std::move(sampled_logprobs))
       .set("truncated", c.truncated())
       .set("stopped", stop_name(c));
   print_line(line.dump(), raw);
@@ -315,7 +307,9 @@ int logprobs(const LogprobsOptions& options) {
       for (const double lp : result.logprob.value().to_vector<double>()) values.push_back(lp);
     }
     Json line;
-    line.set("text", text).set("ids", ids_json(sequence.tokens)).set("logprobs", std::move(values));
+    line.set("text", text)
+        .set("ids", Json::Array(sequence.tokens.begin(), sequence.tokens.end()))
+        .set("logprobs", std::move(values));
     print_line(line.dump());
   }
   return kOk;

@@ -90,7 +90,7 @@ Variable Transformer::hidden_at_targets(const PackedBatch& batch,
 Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences,
                                    const Tensor& positions, KVCache& cache, CachedStep step) const {
   NoGradGuard no_grad;
-  Stream stream = current_stream(device_);
+  Stream stream = current_stream(device());
   stream.may_prefetch = true;  // run() begins with the embedding
   const StreamGuard guard(stream);
   const auto cached_attention = [&](AttentionCall call) {

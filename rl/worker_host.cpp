@@ -255,10 +255,6 @@ std::string last_line(const std::string& log, int64_t size) {
              excerpt(text, 160, 80));
 }
 
-std::string path_of(const Descriptor& file) {
-  return str("/proc/self/fd/", file.get());
-}
-
 std::string as_packet(const Request& request) {
   return {reinterpret_cast<const char*>(&request), sizeof request};
 }
@@ -330,11 +326,11 @@ std::string WorkerHost::end(pid_t id, std::chrono::milliseconds patience) {
 ErrorCapture::ErrorCapture(WorkerHost& host)
     : host_(host), file_(::memfd_create("rewards", MFD_CLOEXEC)) {
   if (!file_.is_open()) throw_errno("cannot keep the output of reward programs");
-  host_.set_log(path_of(file_), /*quotes=*/false);
+  host_.set_log(str("/proc/self/fd/", file_.get()), /*quotes=*/false);
 }
 
 std::string ErrorCapture::last_lines() const {
-  std::string text = end_of_log(path_of(file_), 0);
+  std::string text = end_of_log(str("/proc/self/fd/", file_.get()), 0);
   size_t begin = text.size();
   for (int i = 0; i < 10 && begin != text.npos && begin > 0; ++i)
     begin = text.rfind('\n', begin - 1);

@@ -33,11 +33,6 @@ void set_option(const Descriptor& socket, int level, int name, int value) {
   ::setsockopt(socket.get(), level, name, &value, sizeof value);
 }
 
-// Heartbeats are small and must not be delayed by Nagle's algorithm.
-void no_delay(const Descriptor& socket) {
-  set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
-}
-
 // A connection to a local port without a listener may be assigned that same port and then connect
 // to itself.
 bool is_self_connected(const Descriptor& socket) {
@@ -68,12 +63,8 @@ Descriptor connect_address(const addrinfo& address, std::chrono::milliseconds wa
     why = system_reason(error);
     return Descriptor();
   }
-  no_delay(socket);
+  set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);  // heartbeats are small and must not be delayed
   return socket;
-}
-
-bool is_loopback_name(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
 }
 
 }  // namespace
@@ -81,7 +72,8 @@ bool is_loopback_name(const std::string& host) {
 Descriptor listen_on(const std::string& host, int port, std::string& why) {
   // Only explicit loopback names select the loopback interface: many systems resolve their own host
   // name to 127.0.1.1, which other hosts cannot reach.
-  const char* interface = is_loopback_name(host) ? host.c_str() : nullptr;
+  const bool is_loopback = host == "localhost" || host == "::1" || host.starts_with("127.");
+  const char* interface = is_loopback ? host.c_str() : nullptr;
   // The port may be occupied briefly by the connection attempt of a peer that started earlier.
   for (int attempt = 0; attempt < 20; ++attempt) {
     if (attempt > 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -105,7 +97,7 @@ Descriptor listen_on(const std::string& host, int port, std::string& why) {
 std::optional<Descriptor> accept_from(const Descriptor& listener) {
   Descriptor socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!socket.is_open()) return std::nullopt;
-  no_delay(socket);
+  set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);  // heartbeats are small and must not be delayed
   return socket;
 }
 

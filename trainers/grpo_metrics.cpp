@@ -18,11 +18,6 @@ struct SampleSums {
   Moments deviation, zero_variance;
 };
 
-// True if a completion has tokens in the loss mask.
-bool in_loss_mask(const Trajectory& completion, double reward, const GrpoConfig& config) {
-  return !std::isnan(reward) && !(config.mask_truncated_completions && completion.truncated());
-}
-
 // A group has zero variance if none of its tokens in the loss mask has a nonzero advantage.
 SampleSums count_samples(const ScoredRollouts& scored, const GrpoSections& config) {
   SampleSums sums;
@@ -40,7 +35,8 @@ SampleSums count_samples(const ScoredRollouts& scored, const GrpoSections& confi
       sums.at_context.add(c.stop_reason == StopReason::kContext);
       sums.tokens += static_cast<double>(c.tokens.size());
       rewards.add(scored.scores.total[i]);
-      if (!in_loss_mask(c, scored.scores.total[i], config.grpo)) continue;
+      const bool masked = config.grpo.mask_truncated_completions && c.truncated();
+      if (masked || std::isnan(scored.scores.total[i])) continue;
       zero_variance &= scored.advantages[i] == 0;
       sums.mask_tokens += length;
       sums.entropy += c.entropy;

@@ -114,7 +114,7 @@ class Unigram final : public Model {
     const Json& unk = json.get_or_null("unk_id");
     if (!unk.is_null()) {
       const int64_t id = unk.as_int();
-      if (id < 0 || id >= static_cast<int64_t>(scores_.size()))
+      if (id < 0 || id >= static_cast<int64_t>(tokens_.size()))
         throw InputError(str("unk_id ", id, " is outside the vocabulary"));
       unk_ = static_cast<int32_t>(id);
     }
@@ -141,6 +141,10 @@ class Unigram final : public Model {
   }
 
  private:
+  struct Token {
+    double score;
+    size_t size;  // bytes
+  };
   struct Node {
     double score = 0;
     size_t begin = SIZE_MAX;  // offset of the token that ends at the node; SIZE_MAX: no path yet
@@ -151,11 +155,12 @@ class Unigram final : public Model {
     for (const Json& item : list) {
       const Json::Array& pair = item.as_array();
       if (pair.size() != 2 || !std::isfinite(pair[1].as_double()))
-        throw InputError(str("entry ", scores_.size(), ": expected a token and its score"));
-      vocabulary.add(pair[0].as_string(), static_cast<int64_t>(scores_.size()));
-      scores_.push_back(pair[1].as_double());
+        throw InputError(str("entry ", tokens_.size(), ": expected a token and its score"));
+      vocabulary.add(pair[0].as_string(), static_cast<int64_t>(tokens_.size()));
+      const double score = pair[1].as_double();
+      lowest_ = tokens_.empty() ? score : std::min(lowest_, score);
+      tokens_.push_back({score, pair[0].as_string().size()});
     }
-    if (!scores_.empty()) lowest_ = *std::min_element(scores_.begin(), scores_.end());
   }
 
   std::vector<Node> best_paths(std::string_view word) const {
@@ -176,8 +181,9 @@ class Unigram final : public Model {
       for (uint32_t s = matcher_.first(state); matcher_.text(s) != Matcher::kNone;
            s = matcher_.shorter(s)) {
         const int32_t id = matcher_.text(s);
-        const size_t begin = end - vocabulary_.token(id)->size();
-        consider(begin, scores_[static_cast<size_t>(id)], id);
+        const auto& [score, size] = tokens_[static_cast<size_t>(id)];
+        const size_t begin = end - size;
+        consider(begin, score, id);
         has_single = has_single || begin == character;
       }
       if (!has_single) consider(character, lowest_ - kUnkPenalty, std::max(unk_, 0));
@@ -205,7 +211,7 @@ class Unigram final : public Model {
   }
 
   const Vocabulary& vocabulary_;
-  std::vector<double> scores_;  // by id
+  std::vector<Token> tokens_;  // by id
   double lowest_ = 0;
   int32_t unk_ = -1;
   bool byte_fallback_;

@@ -95,18 +95,29 @@ PreTokenizer split_at_ends(EndOf end_of) {
   };
 }
 
-// Splits with the characters that satisfy a predicate as matches.
-template <class Predicate>
-PreTokenizer split_at_characters(Predicate is_match, Behavior behavior) {
-  const auto find_all = [is_match](std::string_view text, Work&, const auto& found) {
-    for (size_t at = 0; at < text.size();) {
-      const Utf8Char c = decode_utf8(text, at);
-      COHORT_CHECK(c.size > 0, "[pre_tokenizer] byte ", at, " is not UTF-8");
-      if (is_match(c.code)) found(at, at + c.size);
-      at += c.size;
+// Characters are removed, pieces of their own, or parts of a run of their kind.
+enum class Kind { kRemoved, kSingle, kFirst, kSecond };
+
+// Splits by kind_of(character).
+template <class KindOf>
+PreTokenizer split_by_kind(KindOf kind_of) {
+  return [kind_of](Piece piece, Work&, const PieceSink& sink) {
+    size_t begin = 0, end = 0;
+    Kind kind = Kind::kRemoved;
+    const auto flush = [&] {
+      if (kind != Kind::kRemoved) sink(part_of(piece, begin, end));
+      begin = end;
+    };
+    while (end < piece.text.size()) {
+      const Utf8Char c = decode_utf8(piece.text, end);
+      COHORT_CHECK(c.size > 0, "[pre_tokenizer] byte ", end, " is not UTF-8");
+      const Kind next = kind_of(c.code);
+      if (next != kind || next == Kind::kSingle) flush();
+      kind = next;
+      end += c.size;
     }
+    flush();
   };
-  return split_at_matches(find_all, behavior, false);
 }
 
 // Prepends a space, unless the text starts with one.
@@ -144,11 +155,16 @@ bool is_bert_punctuation(char32_t code) {
                      (code > 'Z' && code < 'a') || (code > 'z' && code < 0x7f);
   return ascii || has_class(code, kPunctuation);
 }
-bool is_word_character(char32_t code) {
-  return has_class(code, kWordCharacter);
+
+Kind word_kind(char32_t code) {
+  if (has_class(code, kWordCharacter)) return Kind::kFirst;
+  return is_white_space(code) ? Kind::kRemoved : Kind::kSecond;
 }
-bool is_number(char32_t code) {
-  return has_class(code, kNumber);
+Kind space_kind(char32_t code) {
+  return is_white_space(code) ? Kind::kRemoved : Kind::kFirst;
+}
+Kind bert_kind(char32_t code) {
+  return is_bert_punctuation(code) ? Kind::kSingle : space_kind(code);
 }
 
 void add_pre_tokenizer(const Json& json, Steps& steps);
@@ -208,9 +224,28 @@ void add_byte_level(const Json& json, Steps& steps) {
 
 void add_delimiter(const Json& json, Steps& steps) {
   const std::string& text = json.at("delimiter").as_string();
-  steps.push_back(split_at_characters(
-      [delimiter = only_character("delimiter", text)](char32_t c) { return c == delimiter; },
-      Behavior::kRemoved));
+  steps.push_back(split_by_kind([delimiter = only_character("delimiter", text)](char32_t code) {
+    return code == delimiter ? Kind::kRemoved : Kind::kFirst;
+  }));
+}
+
+void add_digits(const Json& json, Steps& steps) {
+  const Kind digit = flag(json, "individual_digits", false) ? Kind::kSingle : Kind::kSecond;
+  steps.push_back(split_by_kind(
+      [digit](char32_t code) { return has_class(code, kNumber) ? digit : Kind::kFirst; }));
+}
+
+void add_punctuation(const Json& json, Steps& steps) {
+  const auto find_all = [](std::string_view text, Work&, const auto& found) {
+    for (size_t at = 0; at < text.size();) {
+      const Utf8Char c = decode_utf8(text, at);
+      COHORT_CHECK(c.size > 0, "[pre_tokenizer] byte ", at, " is not UTF-8");
+      if (is_bert_punctuation(c.code)) found(at, at + c.size);
+      at += c.size;
+    }
+  };
+  const Behavior behavior = behavior_of(text_or(json, "behavior", "Isolated"));
+  steps.push_back(split_at_matches(find_all, behavior, false));
 }
 
 constexpr Component<void(const Json&, Steps&)> kPreTokenizers[] = {
@@ -218,31 +253,13 @@ constexpr Component<void(const Json&, Steps&)> kPreTokenizers[] = {
     {"ByteLevel", add_byte_level},
     {"Split", add_split},
     {"Metaspace", add_metaspace},
-    {"Digits",
-     [](const Json& json, Steps& steps) {
-       steps.push_back(split_at_characters(is_number, flag(json, "individual_digits", false)
-                                                          ? Behavior::kIsolated
-                                                          : Behavior::kContiguous));
-     }},
-    {"Whitespace",
-     [](const Json&, Steps& steps) {
-       steps.push_back(split_at_characters(is_white_space, Behavior::kRemoved));
-       steps.push_back(split_at_characters(is_word_character, Behavior::kContiguous));
-     }},
+    {"Digits", add_digits},
+    {"Whitespace", [](const Json&, Steps& steps) { steps.push_back(split_by_kind(word_kind)); }},
     {"WhitespaceSplit",
-     [](const Json&, Steps& steps) {
-       steps.push_back(split_at_characters(is_white_space, Behavior::kRemoved));
-     }},
-    {"Punctuation",
-     [](const Json& json, Steps& steps) {
-       steps.push_back(split_at_characters(is_bert_punctuation,
-                                           behavior_of(text_or(json, "behavior", "Isolated"))));
-     }},
+     [](const Json&, Steps& steps) { steps.push_back(split_by_kind(space_kind)); }},
+    {"Punctuation", add_punctuation},
     {"BertPreTokenizer",
-     [](const Json&, Steps& steps) {
-       steps.push_back(split_at_characters(is_white_space, Behavior::kRemoved));
-       steps.push_back(split_at_characters(is_bert_punctuation, Behavior::kIsolated));
-     }},
+     [](const Json&, Steps& steps) { steps.push_back(split_by_kind(bert_kind)); }},
     {"CharDelimiterSplit", add_delimiter},
     {"FixedLength",
      [](const Json& json, Steps& steps) {
