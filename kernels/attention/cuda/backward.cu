@@ -110,7 +110,7 @@ auto heads_of(AnyTensor& t) {
 // Returns the memory of lse_log2 and delta, which it computes.
 template <class T>
 Tensor make_deltas(BackwardArgs<T>& args, const AttentionDesc& desc, Device device) {
-  Tensor statistics = Tensor::empty({2, args.heads, args.tokens}, DType::kF32, device);
+  Tensor statistics = Tensor::empty(Shape{2, args.heads, args.tokens}, DType::kF32, device);
   args.lse_log2 = pointer<float>(statistics);
   args.delta = args.lse_log2 + args.heads * args.tokens;
   int lanes = 1;

@@ -208,7 +208,8 @@ class BackwardBlock {
 // until the end. No other block adds to these gradients, so there are no atomics and the order is
 // fixed.
 template <int kDim, Pass kPass, class Args>
-__global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(kThreads, kDim == 64 ? 4 : 0)
+    backward_kernel(const __grid_constant__ Args args) {
   extern __shared__ __align__(16) unsigned char shared[];
   const BackwardSlice slice = find_slice<kPass>(args, kTile, kTile, tile_blocks<kPass>(args));
   if (slice.own >= slice.sequence.length) return;

@@ -94,7 +94,9 @@ struct PagedRows {
     const int64_t slot = table.slot(blocks, j);
     return slot < 0 ? -1 : slot * kv_stride;
   }
+  // Required by Rows, but only used with an AnyRule that drops.
   __device__ int head() const { return 0; }
+  __device__ int64_t token(int) const { return 0; }
   __device__ void store_lse(int, float) const {}
 };
 
@@ -264,7 +266,9 @@ void attention_paged(const AttentionPaged& args) {
         .parts = static_cast<int>((heads / kv_heads + kPagedRows - 1) / kPagedRows),
         .format = {.head_dim = static_cast<int>(dim),
                    .vectorized = vectorized_heads<T>(args.q, args.cache.k, args.cache.v, args.o)}};
-    with_rule<ScoreRule<float>>(problem, args.desc, dim, [&](const auto& call) {
+    // As in the forward, f32 kernels are compiled for any call.
+    using Rule = std::conditional_t<std::is_same_v<T, float>, AnyRule<float>, ScoreRule<float>>;
+    with_rule<Rule>(problem, args.desc, dim, [&](const auto& call) {
       dispatch_head_dim(dim, [&]<int kDim>() { run_paged<T, kDim>(call, args.q.device()); });
     });
   });

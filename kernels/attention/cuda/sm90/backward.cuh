@@ -486,19 +486,24 @@ class BackwardConsumer {
     if (group_ == 0 && i == 0) named_arrive(1, kConsumers * kWarpgroup);
     wgmma_wait<0>();
     wgmma_fence_operand(dp);
-    load_statistics<2, kStep / 8>(delta, delta_address);
+    // Rules that modify scores read statistics where they use them, for the sake of registers.
+    constexpr bool kModifies = decltype(Args::rule)::kModifies;
+    if constexpr (!kModifies) load_statistics<2, kStep / 8>(delta, delta_address);
     const auto& rule = args_.rule;
-    const float* const lse =
+    const auto* const lse =
         reinterpret_cast<const float*>(memory_ + (lse_address - shared_)) + lane_ % 4 * 2;
+    const auto* const deltas = lse + (S::kDelta - S::kLse) / 4;
 #pragma unroll
     for (int n = 0; n < kStep / 8; ++n)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float low = s[n][2 * h], high = s[n][2 * h + 1];
+        const float low_delta = kModifies ? deltas[8 * n] : delta[n][0];
+        const float high_delta = kModifies ? deltas[8 * n + 1] : delta[n][1];
         p[n / 2][n % 2 * 2 + h] = pack_bf16(low, high);
         ds[n / 2][n % 2 * 2 + h] =
-            pack_bf16(times_slope(rule, low, lse[8 * n]) * (dp[n][2 * h] - delta[n][0]),
-                      times_slope(rule, high, lse[8 * n + 1]) * (dp[n][2 * h + 1] - delta[n][1]));
+            pack_bf16(times_slope(rule, low, lse[8 * n]) * (dp[n][2 * h] - low_delta),
+                      times_slope(rule, high, lse[8 * n + 1]) * (dp[n][2 * h + 1] - high_delta));
       }
   }
 
