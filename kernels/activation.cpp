@@ -31,7 +31,26 @@ void activation_backward(const ActivationBackward& args) {
   check_tensor(du, u.shape(), u.dtype(), kOp, "du", device);
   check_grad(dbias, {u.cols()}, accumulate_dtype(u.dtype()), kOp, "dbias", device);
   if (y.defined()) check_tensor(y, shape, u.dtype(), kOp, "y", device);
-  on_device<cpu::activation_backward, cuda::activation_backward>(device, args);
+  const OpSpan span(kOp);
+  if constexpr (kWithCuda)
+    if (device.is_cuda() && !is_dry_run() && cuda::fused_activation_backward(args)) return;
+  Tensor value = y;
+  switch (op) {
+#define COHORT_CASE(Op, name)                                                          \
+  case Activation::k##Op:                                                              \
+    name##_backward({.dx = {du}, .dy = dy, .x = u, .y = u});                           \
+    if (value.defined()) name##_forward({.y = value, .x = u}); /* last: y may be dy */ \
+    break;
+    COHORT_UNARY_ACTIVATIONS(COHORT_CASE)
+#undef COHORT_CASE
+#define COHORT_CASE(Op, name)                                \
+  case Activation::k##Op:                                    \
+    name##_backward({.dx = {du}, .dy = dy, .x = u, .y = y}); \
+    break;
+    COHORT_GATED_OPS(COHORT_CASE)
+#undef COHORT_CASE
+  }
+  if (dbias.wanted()) bias_backward({.dbias = dbias, .dy = du});
 }
 
 void linear_activation(const LinearActivation& args) {

@@ -23,8 +23,7 @@ struct ActivationForward {
 void activation_forward(const ActivationForward& args);
 
 // du = dy f'(u), dbias (+)= column sums of du, with the bits of the elementwise op's backward and
-// of bias_backward(). On CUDA both are one kernel if dbias is wanted and the activation is not
-// gated.
+// of bias_backward().
 struct ActivationBackward {
   Tensor& du;
   GradOut dbias;  // [cols of u], a weight gradient
@@ -32,11 +31,10 @@ struct ActivationBackward {
   Activation op;
   Tensor y = {};  // output, may be undefined or dy: f(u), recomputed
 };
-COHORT_KERNEL(void activation_backward(const ActivationBackward& args));
+void activation_backward(const ActivationBackward& args);
 
 // u = x w^T + bias, y = f(u): the first half of an MLP, with the bits of linear_forward() and
-// activation_forward(). In bf16 on sm_90 it is one kernel if f is gated: a skinny GEMM for few rows
-// if u is not kept, and a GEMM for enough rows to fill the device with tiles.
+// activation_forward().
 struct LinearActivation {
   Tensor& y;           // [T, F]
   const Tensor& x;     // [T, K]
@@ -47,8 +45,7 @@ struct LinearActivation {
 };
 void linear_activation(const LinearActivation& args);
 
-// activation_backward() applied to dy w, with the bits of matmul() and activation_backward(). In
-// bf16 on sm_90 it is one kernel if f is gated.
+// activation_backward() applied to dy w, with the bits of matmul() and activation_backward().
 struct LinearActivationBackward {
   Tensor& du;
   GradOut dbias;
@@ -61,8 +58,11 @@ struct LinearActivationBackward {
 void linear_activation_backward(const LinearActivationBackward& args);
 
 namespace cuda {
-// Return false, without any effect, unless one kernel supports the op and these sizes. The caller
-// computes dbias.
+// The ops in one kernel each; false, without any effect, if none supports the arguments.
+// activation_backward() of an activation that is not gated, with dbias.
+bool fused_activation_backward(const ActivationBackward& args);
+// Gated activations in bf16 on sm_90: a skinny GEMM for few rows if u is not kept, and a GEMM for
+// enough rows to fill the device with tiles. The caller computes dbias.
 bool fused_linear_activation(const LinearActivation& args);
 bool fused_linear_activation_backward(const LinearActivationBackward& args);
 }  // namespace cuda

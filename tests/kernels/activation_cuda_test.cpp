@@ -47,6 +47,24 @@ TEST(CudaActivation, BackwardFollowsTheCpu) {
       }
 }
 
+// One kernel computes du and dbias, unless the activation is gated or dbias is not wanted.
+TEST(CudaActivation, BackwardIsFusedWithTheBiasOnly) {
+  COHORT_REQUIRE_GPU(device);
+  for (const ActivationCase& test : activation_cases()) {
+    const int64_t cols = is_gated(test.op) ? 16 : 8;
+    const Tensor u = Tensor::zeros({3, cols}, DType::kF32, device);
+    const Tensor dy = Tensor::zeros({3, 8}, DType::kF32, device);
+    const Tensor sevens = Tensor::full({3, cols}, 7, DType::kF32, device);
+    Tensor dbias = Tensor::zeros({cols}, DType::kF32, device), unwanted;
+    for (Tensor* const bias : {&dbias, &unwanted}) {
+      Tensor du = sevens.clone();
+      const bool expected = !is_gated(test.op) && bias->defined();
+      EXPECT_EQ(cuda::fused_activation_backward({du, {*bias}, dy, u, test.op}), expected);
+      EXPECT_EQ(bit_equal(du.to(Device{}), sevens.to(Device{})), !expected) << test.name;
+    }
+  }
+}
+
 TEST(CudaActivation, BackwardIsReproducible) {
   COHORT_REQUIRE_GPU(device);
   for (const ActivationCase& test : kUnaryActivations) {

@@ -1,9 +1,11 @@
-// GEMM with a fused epilogue on the tensor cores of sm_90: C = A op(B) with f32 accumulators over
-// ascending k in steps of 16 (accumulation_order.h); an Epilogue computes the outputs from them.
+// GEMM on the tensor cores of sm_90: C = A op(B) with f32 accumulators over ascending k in steps
+// of 16 (accumulation_order.h). A kernel is made of a mainloop (tile shape, element type, layouts
+// of the operands), a tile scheduler, and an epilogue, which computes the outputs from the
+// accumulators.
 //
-// Warp specialised. The first warp of the producer warpgroup loads [128, 64] of A and [64, 192] of
-// op(B) by TMA into a pipeline of stages in shared memory. Two consumer warpgroups compute tiles of
-// C in ping-pong: while the mainloop of one consumer's tile runs, the other runs its epilogue on
+// Warp specialised. The first warp of the producer warpgroup loads 64 columns of A and of op(B) at
+// a time by TMA into a pipeline in shared memory. Two consumer warpgroups compute tiles of C in
+// ping-pong: while the mainloop of one consumer's tile runs, the other runs its epilogue on
 // subtiles of 64 rows and 32 columns, double buffered in shared memory. Two more warps of the
 // producer, one per consumer, store the subtiles by TMA and load the inputs of the next ones. So
 // neither memory nor the epilogue stalls the tensor cores, which matters for short k: with 896
@@ -18,145 +20,193 @@
 namespace cohort::kernels::cuda {
 namespace {
 
-// Layout of B in memory, and the columns of C in a tile.
+// Layout of B in memory.
 enum class OperandB {
-  kStackedKMajor,  // [2 F, K]: 96 columns of each half
-  kMnMajor         // [K, N]: 192 columns
+  kStackedKMajor,  // [2 N, K]: a tile has the same columns of both halves
+  kMnMajor         // [K, N]
 };
 
 constexpr int kSubtileRows = 64, kSubtileColumns = 32, kEpilogueStages = 2;
 
-template <class Epilogue>
-struct GemmShape {
-  static constexpr int kConsumers = 2, kThreads = kWarpgroup * (1 + kConsumers);
-  static constexpr int kRows = 2 * kSubtileRows, kColumns = 192, kStep = 64, kStages = 4;
-  // Registers per thread: a block of 384 threads starts with 168 each; the total is preserved.
-  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
-  static constexpr int kABytes = 2 * kRows * kStep, kBBytes = 2 * kColumns * kStep;
+// Mainloop of tiles of kRows x kColumns accumulators, for A [M, K], K-major.
+template <class Element_, int kColumns_, OperandB kOperandB>
+struct GemmMainloop {
+  using Element = Element_;
+  static_assert(std::is_same_v<Element, bf16>, "wgmma.cuh has no other instructions");
+  static constexpr int kRows = 2 * kSubtileRows, kColumns = kColumns_, kStages = 4;
+  static constexpr bool kStacked = kOperandB == OperandB::kStackedKMajor;
+  // Columns of C in a tile; in each half of C if B is stacked.
+  static constexpr int kTileColumns = kStacked ? kColumns / 2 : kColumns;
+  static constexpr Major kMajor = kStacked ? Major::kK : Major::kMN;
+  static constexpr int kRowBytes = 128, kStep = kRowBytes / int{sizeof(Element)};  // columns of k
+  static constexpr int kABytes = kRows * kRowBytes, kBBytes = kColumns * kRowBytes;
   static constexpr int kStageBytes = kABytes + kBBytes;
-  static constexpr int kEpilogueBegin = kStages * kStageBytes;
-  static constexpr int kBarriers =
-      kEpilogueBegin + kConsumers * kEpilogueStages * Epilogue::kSubtileBytes;
-  static constexpr int kSharedBytes = kBarriers + 8 * (2 * kStages + 4 * kEpilogueStages);
+  // A thread's accumulators of 64 rows of a tile, in the layout of wgmma.cuh.
+  using Accumulators = float[kColumns / 8][4];
+
+  uint32_t stages;  // shared address
+  Pipeline<kStages> pipeline;
+
+  __device__ uint32_t a(int stage) const { return stages + stage * kStageBytes; }
+  __device__ uint32_t b(int stage) const { return a(stage) + kABytes; }
+
+  // One producer thread loads one step along k of a tile.
+  __device__ __forceinline__ void load(const CUtensorMap& map_a, const CUtensorMap& map_b,
+                                       const TileCoordinates& tile, int step, int iteration) const {
+    const PipelineState<kStages> state(iteration);
+    pipeline.producer_acquire(state);
+    const uint32_t full = pipeline.full(state.index), to_b = b(state.index);
+    const int k = step * kStep, column = tile.column * kTileColumns;
+    pipeline.producer_commit_expect_tx(state, kStageBytes);
+    tma_load(a(state.index), &map_a, {{k, tile.row * kRows, 0, 0}}, full);
+    if constexpr (kStacked)
+      tma_load(to_b, &map_b, {{k, column, 0, 0}}, full);
+    else
+      for (int panel = 0; panel < kColumns / 64; ++panel)
+        tma_load(to_b + panel * (kStep * 128), &map_b, {{column + 64 * panel, k, 0, 0}}, full);
+  }
+
+  // A consumer warpgroup computes the accumulators of a tile, whose first step is iteration `first`
+  // of the pipeline. Calls issued() when all matmuls are issued.
+  template <class Issued>
+  __device__ __forceinline__ void multiply(Accumulators& upper, Accumulators& lower, int first,
+                                           int steps, Issued&& issued) const {
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      const PipelineState<kStages> state(first + step);
+      pipeline.consumer_wait(state);
+      const MatrixDescriptor left = matrix_descriptor(a(state.index));
+      const MatrixDescriptor right = matrix_descriptor(b(state.index), kStep * 128);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < kStep / 16; ++k) {
+        const MatrixDescriptor right_k =
+            kStacked ? k_major_step<kColumns>(right, k) : mn_major_step(right, k);
+        const MatrixDescriptor left_k = k_major_step<kRows>(left, k);
+        wgmma<Major::kK, kMajor>(upper, left_k, right_k, step > 0 || k > 0);
+        wgmma<Major::kK, kMajor>(lower, left_k.plus(kSubtileRows * kRowBytes), right_k,
+                                 step > 0 || k > 0);
+      }
+      wgmma_commit();
+      wgmma_wait<1>();
+      if (step > 0) pipeline.consumer_release_warp(first + step - 1);
+    }
+    issued();
+    wgmma_wait<0>();
+    wgmma_fence_operand(upper);
+    wgmma_fence_operand(lower);
+    pipeline.consumer_release_warp(first + steps - 1);
+  }
 };
 
-// A thread's accumulators of 64 rows of a tile, in the layout of wgmma.cuh.
-using TileAccumulators = float[24][4];
-
-struct GemmTensorMaps {
-  CUtensorMap a, b;
-};
-
-struct GemmTiles {
-  int steps, rows, columns;  // steps along k; tiles of C along M and N
+// Tile scheduler: a block has the tiles blockIdx.x, blockIdx.x + gridDim.x and so on.
+struct TileScheduler {
+  int rows, columns;  // tiles of C along M and N
 
   __device__ int count() const { return rows * columns; }
   __device__ TileCoordinates tile(int i) const { return grouped_tile(i, rows, columns); }
 };
 
-// Shared memory addresses.
-template <class Epilogue>
-struct GemmSharedMemory {
-  using S = GemmShape<Epilogue>;
-  uint32_t first;
-  __device__ uint32_t a(int stage) const { return first + stage * S::kStageBytes; }
-  __device__ uint32_t b(int stage) const { return a(stage) + S::kABytes; }
-  __device__ uint32_t subtile(int consumer, int buffer) const {
-    return first + S::kEpilogueBegin +
-           (consumer * kEpilogueStages + buffer) * Epilogue::kSubtileBytes;
-  }
-  // Full and empty barriers of the operand stages; barriers of a subtile's buffer, which is free
-  // and has its inputs loaded, or holds computed outputs.
-  __device__ uint32_t full(int stage) const { return first + S::kBarriers + 8 * stage; }
-  __device__ uint32_t empty(int stage) const { return full(S::kStages + stage); }
-  __device__ uint32_t inputs_full(int consumer, int buffer) const {
-    return full(2 * S::kStages + consumer * kEpilogueStages + buffer);
-  }
-  __device__ uint32_t outputs_full(int consumer, int buffer) const {
-    return inputs_full(S::kConsumers + consumer, buffer);
-  }
+// Epilogue behind E::Mainloop, a GemmMainloop: computes subtiles of 64 rows and 32 columns, each in
+// a buffer of kSubtileBytes in shared memory.
+template <class E>
+concept GemmEpilogue = requires(const E& epilogue, const typename E::Mainloop::Accumulators& sums,
+                                uint32_t buffer, int i, int row, int column, uint32_t full) {
+  E::kSubtileBytes;
+  epilogue.compute(i, sums, buffer, column);  // subtile i of 64 rows of a tile, from `column` on
+  epilogue.load(buffer, row, column, full);   // one thread loads the inputs of compute(), arrives
+  epilogue.store(buffer, row, column);        // one thread issues TMA stores of the outputs
 };
 
-// Producer loop of one thread.
-template <class Epilogue>
-__device__ __forceinline__ void load_operands(const GemmTiles& tiles, const GemmTensorMaps& maps,
-                                              const GemmSharedMemory<Epilogue>& memory) {
+template <GemmEpilogue Epilogue>
+struct GemmArguments {
+  CUtensorMap a, b;
+  int steps;  // along k
+  TileScheduler tiles;
+  Epilogue epilogue;
+};
+
+// Shared memory: the stages of the mainloop, each consumer's buffers of subtiles, the barriers.
+template <GemmEpilogue Epilogue>
+struct GemmShape {
+  using Mainloop = typename Epilogue::Mainloop;
+  static constexpr int kConsumers = 2, kThreads = kWarpgroup * (1 + kConsumers);
+  // Registers per thread: a block of 384 threads starts with 168 each; the total is preserved.
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  static constexpr int kSubtiles = Mainloop::kTileColumns / kSubtileColumns;  // per 64 rows
+  static constexpr int kBuffers = Mainloop::kStages * Mainloop::kStageBytes;
+  static constexpr int kBarriers =
+      kBuffers + kConsumers * kEpilogueStages * Epilogue::kSubtileBytes;
+  static constexpr int kSharedBytes = kBarriers + Pipeline<Mainloop::kStages>::kBytes +
+                                      kConsumers * Pipeline<kEpilogueStages>::kBytes;
+};
+
+// A consumer's buffers of subtiles. The copying thread is their producer: it fills a buffer with
+// the inputs of a subtile. The consumer releases it with the outputs in their place.
+template <GemmEpilogue Epilogue>
+struct EpilogueBuffers {
   using S = GemmShape<Epilogue>;
-  int number = 0;
-#pragma unroll 1
-  for (int i = static_cast<int>(blockIdx.x); i < tiles.count(); i += static_cast<int>(gridDim.x)) {
-    const auto [row, column] = tiles.tile(i);
-#pragma unroll 1
-    for (int step = 0; step < tiles.steps; ++step, ++number) {
-      const PipelineState<S::kStages> state(number);
-      barrier_wait(memory.empty(state.index), state.phase ^ 1);
-      const uint32_t full = memory.full(state.index), b = memory.b(state.index);
-      const int k = step * S::kStep, first = column * Epilogue::kColumns;
-      barrier_arrive_expect_tx(full, S::kStageBytes);
-      tma_load(memory.a(state.index), &maps.a, {{k, row * S::kRows, 0, 0}}, full);
-      if constexpr (Epilogue::kOperandB == OperandB::kMnMajor) {
-        for (int p = 0; p < S::kColumns / 64; ++p)
-          tma_load(b + p * (S::kStep * 128), &maps.b, {{first + 64 * p, k, 0, 0}}, full);
-      } else {  // both halves
-        tma_load(b, &maps.b, {{k, first, 0, 0}}, full);
-      }
-    }
-  }
-}
+  uint32_t buffers;
+  Pipeline<kEpilogueStages> pipeline;
+
+  __device__ EpilogueBuffers(uint32_t shared, const typename S::Mainloop& mainloop, int consumer)
+      : buffers(shared + S::kBuffers + consumer * (kEpilogueStages * Epilogue::kSubtileBytes)),
+        pipeline{mainloop.pipeline.end() + consumer * Pipeline<kEpilogueStages>::kBytes} {}
+  __device__ uint32_t buffer(int stage) const { return buffers + stage * Epilogue::kSubtileBytes; }
+};
 
 // Iterates over a consumer's subtiles: those of a tile's upper 64 rows, then the lower ones.
-template <class Epilogue>
+template <GemmEpilogue Epilogue>
 class SubtileIterator {
  public:
-  __device__ SubtileIterator(const GemmTiles& tiles, int consumer)
+  __device__ SubtileIterator(const TileScheduler& tiles, int consumer)
       : tiles_(tiles), tile_(static_cast<int>(blockIdx.x + consumer * gridDim.x)) {
     find_tile();
   }
   __device__ bool done() const { return tile_ >= tiles_.count(); }
   __device__ void next() {
-    if (++subtile_ < 2 * Epilogue::kSubtiles) return;
+    if (++subtile_ < 2 * S::kSubtiles) return;
     subtile_ = 0;
-    tile_ += GemmShape<Epilogue>::kConsumers * static_cast<int>(gridDim.x);
+    tile_ += S::kConsumers * static_cast<int>(gridDim.x);
     find_tile();
   }
   __device__ int row() const {
-    return coordinates_.row * GemmShape<Epilogue>::kRows +
-           subtile_ / Epilogue::kSubtiles * kSubtileRows;
+    return coordinates_.row * S::Mainloop::kRows + subtile_ / S::kSubtiles * kSubtileRows;
   }
   __device__ int column() const {
-    return coordinates_.column * Epilogue::kColumns +
-           subtile_ % Epilogue::kSubtiles * kSubtileColumns;
+    return coordinates_.column * S::Mainloop::kTileColumns +
+           subtile_ % S::kSubtiles * kSubtileColumns;
   }
 
  private:
+  using S = GemmShape<Epilogue>;
   __device__ void find_tile() {
     if (!done()) coordinates_ = tiles_.tile(tile_);
   }
-  const GemmTiles& tiles_;
+  const TileScheduler& tiles_;
   int tile_, subtile_ = 0;
   TileCoordinates coordinates_{};
 };
 
 // One thread stores a consumer's subtiles and loads the inputs of the next ones.
-template <class Epilogue>
-__device__ __forceinline__ void run_epilogue_copies(const GemmTiles& tiles,
-                                                    const Epilogue& epilogue,
-                                                    const GemmSharedMemory<Epilogue>& memory,
+template <GemmEpilogue Epilogue>
+__device__ __forceinline__ void run_epilogue_copies(const GemmArguments<Epilogue>& args,
+                                                    const EpilogueBuffers<Epilogue>& memory,
                                                     int consumer) {
-  SubtileIterator<Epilogue> next(tiles, consumer);
-  const auto load_next = [&](int buffer) {
+  SubtileIterator<Epilogue> next(args.tiles, consumer);
+  const auto load_next = [&](int stage) {
     if (next.done()) return;
-    epilogue.load(memory.subtile(consumer, buffer), next.row(), next.column(),
-                  memory.inputs_full(consumer, buffer));
+    args.epilogue.load(memory.buffer(stage), next.row(), next.column(),
+                       memory.pipeline.full(stage));
     next.next();
   };
-  for (int buffer = 0; buffer < kEpilogueStages; ++buffer) load_next(buffer);
-  int number = 0;
+  for (int stage = 0; stage < kEpilogueStages; ++stage) load_next(stage);
+  int iteration = kEpilogueStages;  // the next load
 #pragma unroll 1
-  for (SubtileIterator<Epilogue> it(tiles, consumer); !it.done(); it.next(), ++number) {
-    const PipelineState<kEpilogueStages> state(number);
-    barrier_wait(memory.outputs_full(consumer, state.index), state.phase);
-    epilogue.store(memory.subtile(consumer, state.index), it.row(), it.column());
+  for (SubtileIterator<Epilogue> it(args.tiles, consumer); !it.done(); it.next(), ++iteration) {
+    const PipelineState<kEpilogueStages> state(iteration);
+    memory.pipeline.producer_acquire(state);
+    args.epilogue.store(memory.buffer(state.index), it.row(), it.column());
     bulk_commit();
     bulk_wait_read();
     load_next(state.index);
@@ -164,129 +214,80 @@ __device__ __forceinline__ void run_epilogue_copies(const GemmTiles& tiles,
   bulk_wait();
 }
 
-template <class Epilogue>
-class GemmConsumer {
- public:
-  __device__ GemmConsumer(const GemmTiles& tiles, const Epilogue& epilogue,
-                          const GemmSharedMemory<Epilogue>& memory)
-      : tiles_(tiles),
-        epilogue_(epilogue),
-        memory_(memory),
-        consumer_(uniform(static_cast<int>(threadIdx.x) / kWarpgroup - 1)) {}
-
-  // Processes every second tile of the block.
-  __device__ __forceinline__ void run() {
-    const int stride = static_cast<int>(gridDim.x);
-    int number = consumer_;
-#pragma unroll 1
-    for (int tile = static_cast<int>(blockIdx.x) + consumer_ * stride; tile < tiles_.count();
-         tile += S::kConsumers * stride, number += S::kConsumers) {
-      TileAccumulators upper, lower;
-      if (number > 0) named_barrier(1 + consumer_, S::kConsumers * kWarpgroup);
-      mainloop(upper, lower, number * tiles_.steps, tile + stride < tiles_.count());
-      const int column = tiles_.tile(tile).column * Epilogue::kColumns;
-      run_epilogue(upper, column);
-      run_epilogue(lower, column);
-    }
-  }
-
- private:
+// A consumer warpgroup processes every second tile of the block.
+template <GemmEpilogue Epilogue>
+__device__ __forceinline__ void consume_tiles(const GemmArguments<Epilogue>& args,
+                                              const typename Epilogue::Mainloop& mainloop,
+                                              const EpilogueBuffers<Epilogue>& memory,
+                                              int consumer) {
   using S = GemmShape<Epilogue>;
-  static constexpr Major kMajor =
-      Epilogue::kOperandB == OperandB::kMnMajor ? Major::kMN : Major::kK;
-
-  // Computes the accumulators of a tile; `first` is the index of its first step among the block's
-  // steps. Once all steps are issued, signals the other consumer if the block has a next tile. The
-  // other must not test the stages' barriers earlier: it would confuse their phases.
-  __device__ __forceinline__ void mainloop(TileAccumulators& upper, TileAccumulators& lower,
-                                           int first, bool has_next) {
-#pragma unroll 1
-    for (int step = 0; step < tiles_.steps; ++step) {
-      const PipelineState<S::kStages> state(first + step);
-      barrier_wait(memory_.full(state.index), state.phase);
-      const MatrixDescriptor a = matrix_descriptor(memory_.a(state.index));
-      const MatrixDescriptor b = matrix_descriptor(memory_.b(state.index), S::kStep * 128);
-      wgmma_fence();
+  const int stride = static_cast<int>(gridDim.x);
+  int number = consumer, subtile = 0;
+  const auto run_epilogue = [&](const auto& accumulators, int column) {
 #pragma unroll
-      for (int k = 0; k < S::kStep / 16; ++k) {
-        const MatrixDescriptor right =
-            kMajor == Major::kK ? k_major_step<S::kColumns>(b, k) : mn_major_step(b, k);
-        const MatrixDescriptor left = k_major_step<S::kRows>(a, k);
-        wgmma<Major::kK, kMajor>(upper, left, right, step > 0 || k > 0);
-        wgmma<Major::kK, kMajor>(lower, left.plus(kSubtileRows * 128), right, step > 0 || k > 0);
-      }
-      wgmma_commit();
-      wgmma_wait<1>();
-      if (step > 0)
-        arrive_once_per_warp(memory_.empty(PipelineState<S::kStages>(first + step - 1).index));
-    }
-    if (has_next) named_arrive(2 - consumer_, S::kConsumers * kWarpgroup);
-    wgmma_wait<0>();
-    wgmma_fence_operand(upper);
-    wgmma_fence_operand(lower);
-    arrive_once_per_warp(memory_.empty(PipelineState<S::kStages>(first + tiles_.steps - 1).index));
-  }
-
-  // Computes the subtiles of 64 rows.
-  __device__ __forceinline__ void run_epilogue(const TileAccumulators& accumulators, int column) {
-#pragma unroll
-    for (int i = 0; i < Epilogue::kSubtiles; ++i) {
-      const PipelineState<kEpilogueStages> state(subtile_number_++);
-      const uint32_t buffer = memory_.subtile(consumer_, state.index);
-      barrier_wait(memory_.inputs_full(consumer_, state.index), state.phase);
-      epilogue_.compute(i, accumulators, buffer, column + kSubtileColumns * i);
+    for (int i = 0; i < S::kSubtiles; ++i) {
+      const PipelineState<kEpilogueStages> state(subtile++);
+      memory.pipeline.consumer_wait(state);
+      args.epilogue.compute(i, accumulators, memory.buffer(state.index),
+                            column + kSubtileColumns * i);
       fence_proxy_async();
-      arrive_once_per_warp(memory_.outputs_full(consumer_, state.index));
+      memory.pipeline.consumer_release_warp(state);
     }
+  };
+#pragma unroll 1
+  for (int tile = static_cast<int>(blockIdx.x) + consumer * stride; tile < args.tiles.count();
+       tile += S::kConsumers * stride, number += S::kConsumers) {
+    typename S::Mainloop::Accumulators upper, lower;
+    // The other consumer's turn ends when it has issued its matmuls, if the block has a next tile.
+    // Testing the stages' barriers earlier would confuse their phases.
+    if (number > 0) named_barrier(1 + consumer, S::kConsumers * kWarpgroup);
+    mainloop.multiply(upper, lower, number * args.steps, args.steps, [&] {
+      if (tile + stride < args.tiles.count())
+        named_arrive(2 - consumer, S::kConsumers * kWarpgroup);
+    });
+    const int column = args.tiles.tile(tile).column * S::Mainloop::kTileColumns;
+    run_epilogue(upper, column);
+    run_epilogue(lower, column);
   }
+}
 
-  const GemmTiles& tiles_;
-  const Epilogue& epilogue_;
-  const GemmSharedMemory<Epilogue> memory_;
-  const int consumer_;
-  int subtile_number_ = 0;
-};
-
-// An Epilogue computes subtiles of 64 rows and 32 columns, each in a buffer of kSubtileBytes:
-//   kOperandB, kColumns, kSubtiles             layout of B; columns of a tile; subtiles per row
-//   compute(i, accumulators, buffer, column)   subtile i, columns 32 i to 32 i + 31
-//   load(buffer, row, column, inputs_full)     one thread loads the inputs of compute() and arrives
-//   store(buffer, row, column)                 one thread issues TMA stores of the outputs
-template <class Epilogue>
+template <GemmEpilogue Epilogue>
 __global__ void __launch_bounds__(GemmShape<Epilogue>::kThreads, 1)
-    gemm_kernel(const __grid_constant__ GemmTensorMaps maps,
-                const __grid_constant__ GemmTiles tiles,
-                const __grid_constant__ Epilogue epilogue) {
+    gemm_kernel(const __grid_constant__ GemmArguments<Epilogue> args) {
   using S = GemmShape<Epilogue>;
-  extern __shared__ __align__(1024) char shared[];
-  const GemmSharedMemory<Epilogue> memory{shared_address(shared)};
+  extern __shared__ __align__(1024) char memory[];
+  const uint32_t shared = shared_address(memory);
+  const typename S::Mainloop mainloop{shared, {shared + S::kBarriers}};
   launch_dependent_grids();
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < S::kStages; ++stage) {
-      barrier_init(memory.full(stage), 1);
-      barrier_init(memory.empty(stage), 4);
-    }
+    mainloop.pipeline.init(1, 4);
     for (int consumer = 0; consumer < S::kConsumers; ++consumer)
-      for (int buffer = 0; buffer < kEpilogueStages; ++buffer) {
-        barrier_init(memory.inputs_full(consumer, buffer), 1);
-        barrier_init(memory.outputs_full(consumer, buffer), 4);
-      }
-    tma_prefetch(&maps.a);
-    tma_prefetch(&maps.b);
+      EpilogueBuffers<Epilogue>(shared, mainloop, consumer).pipeline.init(1, 4);
+    tma_prefetch(&args.a);
+    tma_prefetch(&args.b);
   }
   wait_on_dependent_grids();
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
     deallocate_registers<S::kProducerRegisters>();
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    if (threadIdx.x % 32 != 0) return;
-    if (warp == 0) load_operands<Epilogue>(tiles, maps, memory);
-    if (warp >= 1 && warp <= S::kConsumers)
-      run_epilogue_copies<Epilogue>(tiles, epilogue, memory, warp - 1);
+    if (threadIdx.x % 32 != 0 || warp > S::kConsumers) return;
+    if (warp > 0)
+      return run_epilogue_copies<Epilogue>(args, {shared, mainloop, warp - 1}, warp - 1);
+    int iteration = 0;
+#pragma unroll 1
+    for (int i = static_cast<int>(blockIdx.x); i < args.tiles.count();
+         i += static_cast<int>(gridDim.x)) {
+      const TileCoordinates tile = args.tiles.tile(i);
+#pragma unroll 1
+      for (int step = 0; step < args.steps; ++step)
+        mainloop.load(args.a, args.b, tile, step, iteration++);
+    }
     return;
   }
   allocate_registers<S::kConsumerRegisters>();
-  GemmConsumer<Epilogue>(tiles, epilogue, memory).run();
+  const int consumer = uniform(static_cast<int>(threadIdx.x) / kWarpgroup - 1);
+  consume_tiles<Epilogue>(args, mainloop, {shared, mainloop, consumer}, consumer);
 }
 
 // Offset of columns 8 n + 2 quad and 8 n + 2 quad + 1 of row r in a bf16 subtile: rows of 64 bytes
@@ -321,40 +322,42 @@ inline CUtensorMap matrix_tensor_map(const Tensor& t, int halves, int box_rows, 
        .strides = {row_bytes, half_bytes, row_bytes * rows},
        .box = {static_cast<cuuint32_t>(box_cols), static_cast<cuuint32_t>(box_rows), 1, 1}});
 }
-// Tensor map of two stacked halves, [2, rows, cols], with boxes of 96 rows of both.
-inline CUtensorMap stacked_tensor_map(const Tensor& w) {
+// Tensor map of two stacked halves, [2, rows, cols], with boxes of box_rows of both.
+inline CUtensorMap stacked_tensor_map(const Tensor& w, int box_rows) {
   const auto rows = static_cast<cuuint64_t>(w.rows() / 2), cols = static_cast<cuuint64_t>(w.cols());
   const cuuint64_t row_bytes = cols * sizeof(bf16), half_bytes = row_bytes * rows;
   return make_tensor_map({.t = w,
                           .sizes = {cols, rows, 2, 1},
                           .strides = {row_bytes, half_bytes, half_bytes * 2},
-                          .box = {64, 96, 2, 1}});
+                          .box = {64, static_cast<cuuint32_t>(box_rows), 2, 1}});
 }
 
 // Launches the GEMM of a [M, K] and b; C has `columns` columns (per half if B is stacked).
-template <class Epilogue>
+template <GemmEpilogue Epilogue>
 void launch_gemm(const char* name, const Tensor& a, const Tensor& b, int64_t columns,
                  const Epilogue& epilogue) {
   using S = GemmShape<Epilogue>;
+  using Mainloop = typename S::Mainloop;
   const auto tiles_along = [](int64_t size, int tile) {
     return static_cast<int>((size + tile - 1) / tile);
   };
-  const GemmTiles tiles{.steps = tiles_along(a.cols(), S::kStep),
-                        .rows = tiles_along(a.rows(), S::kRows),
-                        .columns = tiles_along(columns, Epilogue::kColumns)};
+  const GemmArguments<Epilogue> args{
+      .a = matrix_tensor_map(a, 1, Mainloop::kRows, Mainloop::kStep),
+      .b = Mainloop::kStacked ? stacked_tensor_map(b, Mainloop::kTileColumns)
+                              : matrix_tensor_map(b, 1, Mainloop::kStep, 64),
+      .steps = tiles_along(a.cols(), Mainloop::kStep),
+      .tiles = {.rows = tiles_along(a.rows(), Mainloop::kRows),
+                .columns = tiles_along(columns, Mainloop::kTileColumns)},
+      .epilogue = epilogue};
   const Device device = a.device();
-  const int64_t blocks = std::min<int64_t>(int64_t{tiles.rows} * tiles.columns,
+  const int64_t blocks = std::min<int64_t>(int64_t{args.tiles.rows} * args.tiles.columns,
                                            ::cohort::cuda::multiprocessors(device));
-  const GemmTensorMaps maps{.a = matrix_tensor_map(a, 1, S::kRows, S::kStep),
-                            .b = Epilogue::kOperandB == OperandB::kMnMajor
-                                     ? matrix_tensor_map(b, 1, S::kStep, 64)
-                                     : stacked_tensor_map(b)};
   launch(name, gemm_kernel<Epilogue>,
          {.grid = blocks_for(blocks, 1),
           .block = S::kThreads,
           .shared_bytes = S::kSharedBytes,
           .start = Start::kProgrammatic},
-         device, maps, tiles, epilogue);
+         device, args);
 }
 
 }  // namespace

@@ -6,11 +6,11 @@
 // u, y, du and dy w are rounded to bf16, so the results are bitwise those of the separate ops.
 // Other activations use the separate ops: fusing GELU was no faster, because its own kernel also
 // computes the gradient of the bias (bench/results/h200.md).
-#pragma once
-
+#include "kernels/activation.h"
+#include "kernels/cuda/accumulation_order.h"
 #include "kernels/cuda/raw.cuh"
 #include "kernels/cuda/sm90/gemm.cuh"
-#include "kernels/cuda/sm90/gemm_activation.h"
+#include "kernels/cuda/sm90/skinny_gemm.h"
 
 namespace cohort::kernels::cuda {
 namespace {
@@ -32,15 +32,14 @@ __device__ __forceinline__ uint32_t activate(Pair gate, Pair up) {
 
 template <class Op>
 struct GatedActivationEpilogue {
-  static constexpr OperandB kOperandB = OperandB::kStackedKMajor;
-  static constexpr int kColumns = 96, kSubtiles = kColumns / kSubtileColumns;
+  using Mainloop = GemmMainloop<bf16, 192, OperandB::kStackedKMajor>;
   static constexpr int kSubtileBytes = 3 * kMatrixBytes;
   CUtensorMap u, y;
   bool stores_u;
   const bf16* bias;  // may be null
   int y_cols;
 
-  __device__ __forceinline__ void compute(int subtile, const TileAccumulators& accumulators,
+  __device__ __forceinline__ void compute(int subtile, const Mainloop::Accumulators& accumulators,
                                           uint32_t buffer, int column) const {
     const int row = subtile_row(), first = column + 2 * static_cast<int>(threadIdx.x % 4);
     Pair bias_pair[kBlocks][2] = {};
@@ -60,7 +59,7 @@ struct GatedActivationEpilogue {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const float* const acc =
-              accumulators[kColumns / 8 * half + kBlocks * subtile + n] + 2 * h;
+              accumulators[Mainloop::kTileColumns / 8 * half + kBlocks * subtile + n] + 2 * h;
           const Pair shift = bias_pair[n][half];
           input[half] = {bias == nullptr
                              ? pack_bf16(acc[0], acc[1])
@@ -71,8 +70,8 @@ struct GatedActivationEpilogue {
       }
     }
   }
-  __device__ __forceinline__ void load(uint32_t, int, int, uint32_t inputs_full) const {
-    barrier_arrive(inputs_full);
+  __device__ __forceinline__ void load(uint32_t, int, int, uint32_t full) const {
+    barrier_arrive(full);
   }
   __device__ __forceinline__ void store(uint32_t buffer, int row, int column) const {
     for (int half = 0; stores_u && half < 2; ++half)
@@ -84,13 +83,12 @@ struct GatedActivationEpilogue {
 // Overwrites gate and up with their gradients in the buffer.
 template <class Op>
 struct GatedActivationGradientEpilogue {
-  static constexpr OperandB kOperandB = OperandB::kMnMajor;
-  static constexpr int kColumns = 192, kSubtiles = kColumns / kSubtileColumns;
+  using Mainloop = GemmMainloop<bf16, 192, OperandB::kMnMajor>;
   static constexpr int kSubtileBytes = 3 * kMatrixBytes;
   CUtensorMap u, du, y;
   bool stores_y;
 
-  __device__ __forceinline__ void compute(int subtile, const TileAccumulators& accumulators,
+  __device__ __forceinline__ void compute(int subtile, const Mainloop::Accumulators& accumulators,
                                           uint32_t buffer, int) const {
     const int row = subtile_row();
 #pragma unroll
@@ -112,11 +110,10 @@ struct GatedActivationGradientEpilogue {
         if (stores_y) store_shared(to + 2 * kMatrixBytes, activate<Op>(gate, up));
       }
   }
-  __device__ __forceinline__ void load(uint32_t buffer, int row, int column,
-                                       uint32_t inputs_full) const {
-    barrier_arrive_expect_tx(inputs_full, 2 * kMatrixBytes);
+  __device__ __forceinline__ void load(uint32_t buffer, int row, int column, uint32_t full) const {
+    barrier_arrive_expect_tx(full, 2 * kMatrixBytes);
     for (int half = 0; half < 2; ++half)
-      tma_load(buffer + half * kMatrixBytes, &u, {{column, row, half, 0}}, inputs_full);
+      tma_load(buffer + half * kMatrixBytes, &u, {{column, row, half, 0}}, full);
   }
   __device__ __forceinline__ void store(uint32_t buffer, int row, int column) const {
     for (int half = 0; half < 2; ++half)
@@ -133,24 +130,79 @@ inline CUtensorMap u_tensor_map(const Tensor& t) {
   return matrix_tensor_map(t, 2, kSubtileRows, kSubtileColumns);
 }
 
-}  // namespace
-
-template <class Op>
-void gemm_activation(const LinearActivation& args) {
-  const bool stores_u = args.u.defined();
-  launch_gemm("linear_activation", args.x, args.w, args.y.cols(),
-              GatedActivationEpilogue<Op>{stores_u ? u_tensor_map(args.u) : CUtensorMap{},
-                                          y_tensor_map(args.y), stores_u, pointer<bf16>(args.bias),
-                                          static_cast<int>(args.y.cols())});
+// True if all defined tensors are bf16 and their rows are aligned to 16 bytes.
+template <class... Tensors>
+bool has_aligned_bf16_rows(const Tensors&... tensors) {
+  const auto fits = [](const Tensor& t) {
+    return !t.defined() || (t.dtype() == DType::kBF16 && t.cols() % kPackSize<bf16> == 0 &&
+                            aligned(static_cast<const char*>(t.raw())));
+  };
+  return (fits(tensors) && ...);
 }
 
-template <class Op>
-void gemm_activation_backward(const LinearActivationBackward& args) {
-  const bool stores_y = args.y.defined();
-  launch_gemm("linear_activation_backward", args.dy, args.w, args.w.cols(),
-              GatedActivationGradientEpilogue<Op>{u_tensor_map(args.u), u_tensor_map(args.du),
-                                                  stores_y ? y_tensor_map(args.y) : CUtensorMap{},
-                                                  stores_y});
+// True if sm90/gemm.cuh suits a GEMM of [rows, k] and [k, cols]: its 128 x 192 tiles must occupy
+// at least 60 % of the multiprocessors, averaged over all waves.
+bool has_enough_tiles(int64_t rows, int64_t cols, int64_t k, Device device) {
+  if (std::min({rows, cols, k}) == 0 || std::max({rows, cols, k}) >= 1 << 30 ||
+      !::cohort::cuda::is_hopper(device))
+    return false;
+  const int64_t tiles = (rows + 127) / 128 * ((cols + 191) / 192);
+  const int64_t blocks = ::cohort::cuda::multiprocessors(device);
+  return 10 * tiles >= 6 * ((tiles + blocks - 1) / blocks * blocks);
+}
+
+// Calls fn.operator()<Op>() for a gated op; returns false for others.
+template <class F>
+bool for_gated_op(Activation op, F&& fn) {
+  switch (op) {
+#define COHORT_CASE(Op, name)     \
+  case Activation::k##Op:         \
+    fn.template operator()<Op>(); \
+    return true;
+    COHORT_GATED_OPS(COHORT_CASE)
+#undef COHORT_CASE
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+bool fused_linear_activation(const LinearActivation& args) {
+  const auto& [y, x, w, bias, op, u] = args;
+  const Device device = x.device();
+  if (!is_gated(op) || !has_aligned_bf16_rows(x, w, bias)) return false;
+  // Measured with 896 channels. Above this limit the saved pass costs less than 1/15 of the GEMM.
+  constexpr int64_t kMaxChannels = 4096;
+  const bool use_skinny = !u.defined() && aligned(static_cast<const char*>(y.raw())) &&
+                          is_gated_skinny({x.rows(), w.rows(), x.cols()}, device);
+  const bool use_gemm = has_aligned_bf16_rows(y, u) && x.cols() <= kMaxChannels &&
+                        has_enough_tiles(x.rows(), w.rows(), x.cols(), device);
+  if ((!use_skinny && !use_gemm) || !linear_accumulates_in_order(x, w, bias)) return false;
+  if (use_skinny) {
+    gated_skinny_gemm({.y = y, .x = x, .w = w, .bias = bias}, op);
+    return true;
+  }
+  return for_gated_op(op, [&]<class Op>() {
+    launch_gemm("linear_activation", args.x, args.w, args.y.cols(),
+                GatedActivationEpilogue<Op>{
+                    args.u.defined() ? u_tensor_map(args.u) : CUtensorMap{}, y_tensor_map(args.y),
+                    args.u.defined(), pointer<bf16>(args.bias), static_cast<int>(args.y.cols())});
+  });
+}
+
+bool fused_linear_activation_backward(const LinearActivationBackward& args) {
+  const auto& [du, dbias, dy, w, u, op, y] = args;
+  if (!has_aligned_bf16_rows(dy, w, u, du, y) ||
+      !has_enough_tiles(dy.rows(), w.cols(), dy.cols(), dy.device()))
+    return false;
+  return for_gated_op(op, [&]<class Op>() {
+    const bool stores_y = args.y.defined();
+    launch_gemm("linear_activation_backward", args.dy, args.w, args.w.cols(),
+                GatedActivationGradientEpilogue<Op>{u_tensor_map(args.u), u_tensor_map(args.du),
+                                                    stores_y ? y_tensor_map(args.y) : CUtensorMap{},
+                                                    stores_y});
+  });
 }
 
 }  // namespace cohort::kernels::cuda
