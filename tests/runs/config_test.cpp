@@ -147,6 +147,7 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "    dtype: f32\n    optimizer: {master: f32, moments: bf16}\n"
       "    epsilon: 0.1\n"
       "    epsilon_high: 0.28\n"
+      "    dual_clip: 3\n"
       "    beta: 0.04\n"
       "    loss_type: dr_grpo\n"
       "    scale_rewards: leave_one_out\n"

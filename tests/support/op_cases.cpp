@@ -365,7 +365,7 @@ void add_head(Table& table) {
 }
 
 // Log-ratios in every region of the clipped surrogate, at least 0.05 from the kinks log 0.8,
-// log 1.2 and log 1.28, for each sign of the advantage.
+// log 1.2, log 1.28 and log 2, for each sign of the advantage.
 struct PolicyTokens {
   std::vector<double> logprob, old_logprob, ref_logprob, advantage, weight;
   void add(double ratio_log, double ref_log, double a, double w) {
@@ -405,7 +405,7 @@ void add_policy_loss(Table& table) {
        {Row{"symmetric clip", {}, false},
         Row{"asymmetric clip", {.epsilon_low = 0.2, .epsilon_high = 0.28}, false},
         Row{"clip and KL", {.epsilon_low = 0.2, .epsilon_high = 0.28, .beta = 0.04}, true},
-        Row{"mostly KL", {.beta = 2}, true}}) {
+        Row{"dual clip", {.dual_clip = 2}, false}, Row{"mostly KL", {.beta = 2}, true}}) {
     const auto near = [](uint64_t seed) {
       const PolicyTokens tokens = policy_tokens();
       std::vector<double> values = tokens.logprob;
