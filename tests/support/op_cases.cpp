@@ -130,6 +130,13 @@ void add_reductions_and_views(Table& table) {
     table.push_back({"weighted_sum", shape.str(), inputs({{shape}}),
                      [shape](Inputs in) { return weighted_sum(in[0], constant({shape}, in[0])); }});
   }
+  for (const Shape& shape : {Shape{9}, Shape{5, 1}, Shape{1, 13}, Shape{2, 3, 7}, Shape{3, 67}})
+    table.push_back(
+        {"row_sum", shape.str(), inputs({{shape}}), [](Inputs in) { return row_sum(in[0]); }});
+  table.push_back({"row_sum", "its input used outside too", inputs({{{3, 10}}}), [](Inputs in) {
+                     const Variable x = scale(in[0], 1.5);
+                     return add(sum(square(row_sum(x))), sum(square(x)));
+                   }});
   table.push_back({"reshape", "[6, 4] to [2, 3, 4]", inputs({{{6, 4}}}), [](Inputs in) {
                      return reshape(square(in[0]), {2, 3, 4});
                    }});
