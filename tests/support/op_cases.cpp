@@ -310,6 +310,8 @@ void add_attention(Table& table) {
       {"a window of 3 keys", 2, 1, 4, {0, 5, 6, 13}, {.window = 3}},
       {"across a tile of 128 keys", 1, 1, 3, {0, 131}, causal},
       {"across a tile of 64 keys, dim 130", 1, 1, 130, {0, 67}, causal},
+      {"a soft cap of 0.5", 2, 1, 4, {0, 5, 6, 13}, {.soft_cap = 0.5}},
+      {"dropout and a soft cap", 2, 1, 4, {0, 4, 8, 12}, {.window = 3, .soft_cap = 0.5}, 0.3},
       {"dropout", 2, 1, 4, {0, 4, 8, 12}, causal, 0.3},
       {"full with dropout", 2, 2, 3, {0, 4, 8}, full, 0.5},
   };
