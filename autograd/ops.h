@@ -24,8 +24,6 @@ COHORT_GATED_OPS(COHORT_DECLARE_UNARY)
 Variable scale(const Variable& x, double factor);
 // [1]: sum of all elements, in accumulate_dtype().
 Variable sum(const Variable& x);
-// [...]: sum over the last dimension of x [..., C], in accumulate_dtype().
-Variable row_sum(const Variable& x);
 // [1]: sum of x * weights over all elements; weights are constants of x's shape.
 Variable weighted_sum(const Variable& x, const Tensor& weights);
 

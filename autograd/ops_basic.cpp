@@ -5,7 +5,6 @@
 #include "kernels/decode.h"
 #include "kernels/embedding.h"
 #include "kernels/matmul.h"
-#include "kernels/row_sum.h"
 
 namespace cohort {
 
@@ -111,15 +110,6 @@ Variable sum(const Variable& x) {
   return make_node("sum", y, {x}, [](const Tensor& dy, Gradients& g) {
     GradSlot dx = g.slot(0);
     kernels::broadcast_scalar({.x = dx.tensor, .value = dy, .mode = dx.mode});
-  });
-}
-
-Variable row_sum(const Variable& x) {
-  Tensor y = Tensor::empty(kernels::row_sum_shape(x.shape()), accumulate_dtype(x.value().dtype()),
-                           x.value().device());
-  kernels::row_sum_forward({.y = y, .x = x.value()});
-  return make_node("row_sum", y, {x}, [](const Tensor& dy, Gradients& g) {
-    kernels::row_sum_backward({.dx = g.slot(0), .dy = dy});
   });
 }
 

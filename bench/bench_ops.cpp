@@ -25,7 +25,6 @@
 #include "kernels/norm.h"
 #include "kernels/optimizer.h"
 #include "kernels/rope.h"
-#include "kernels/row_sum.h"
 #include "kernels/sampling.h"
 
 namespace {
@@ -282,9 +281,6 @@ void add_row_ops(Rows& rows) {
     add_rms_norm_forward({z, y, rstd, x, dy, w, 1e-5});
   });
   add("bias_backward", 1, [=]() mutable { bias_backward({{db}, dy}); });
-  Tensor sums = random_accumulator({g_setup.tokens});
-  add("row_sum_forward", 1, [=]() mutable { row_sum_forward({sums, x}); });
-  add("row_sum_backward", 1, [=]() mutable { row_sum_backward({{dx}, sums}); });
   add("layer_norm_forward", 2, [=]() mutable {
     layer_norm_forward({y, mean, rstd, x, w, b, 1e-5});
   });

@@ -117,12 +117,6 @@ struct GeluTanh : UnaryOp {
     return vsigmoid(T(1.59576912160573071176) * (x + T(0.044715) * x * x * x));
   }
 };
-struct Softplus : UnaryOp {  // log(1 + e^x), in a form that does not overflow
-  COHORT_HD static auto forward(auto x) {
-    return (x > 0 ? x : decltype(x)(0)) + std::log1p(vexp(-std::fabs(x)));
-  }
-  COHORT_HD static auto derivative(auto x, auto) { return vsigmoid(x); }
-};
 
 // Binary, equal shapes: y = forward(a, b), dy/da = da(a, b), dy/db = db(a, b).
 struct BinaryOp {
@@ -169,8 +163,7 @@ struct GeGluTanh : GatedUnary<GeluTanh> {};  // Gemma's
 // clang-format off
 #define COHORT_UNARY_OPS(X) \
   X(Neg, neg) X(Exp, exp) X(Log, log) X(Sqrt, sqrt) X(Square, square) X(Tanh, tanh) \
-  X(Sigmoid, sigmoid) X(Relu, relu) X(Silu, silu) X(Gelu, gelu) X(GeluTanh, gelu_tanh) \
-  X(Softplus, softplus)
+  X(Sigmoid, sigmoid) X(Relu, relu) X(Silu, silu) X(Gelu, gelu) X(GeluTanh, gelu_tanh)
 #define COHORT_BINARY_OPS(X) X(Add, add) X(Sub, sub) X(Mul, mul) X(Div, div)
 #define COHORT_GATED_OPS(X) X(SwiGlu, swiglu) X(GeGlu, geglu) X(GeGluTanh, geglu_tanh)
 // clang-format on

@@ -1,9 +1,8 @@
 // The clipped policy surrogate with a KL penalty, value and gradient in one pass over packed tokens
-// (PPO, Schulman et al. 2017; GRPO, Shao et al. 2024; dual clip, Ye et al. 2020; KL estimator k3,
-// Schulman 2020).
+// (PPO, Schulman et al. 2017; GRPO, Shao et al. 2024; KL estimator k3, Schulman 2020).
 //
 //   ratio = exp(clamp(lp - lp_old, +-20)),  lo = 1 - epsilon_low, hi = 1 + epsilon_high
-//   surrogate = max(-A ratio, -A clip(ratio, lo, hi)), and for A < 0 at most -A dual_clip
+//   surrogate = max(-A ratio, -A clip(ratio, lo, hi))
 //   k3(x) = exp(min(x, 20)) - min(x, 20) - 1
 //   loss = sum_t weight[t] (surrogate[t] + beta k3(lp_ref[t] - lp[t]))
 //
@@ -11,15 +10,12 @@
 // policy's, so its divergence from the policy is measured by k3(lp - lp_old).
 #pragma once
 
-#include <limits>
-
 #include "kernels/common.h"
 
 namespace cohort::kernels {
 
 struct PolicyLossDesc {
   double epsilon_low = 0.2, epsilon_high = 0.2, beta = 0;
-  double dual_clip = std::numeric_limits<double>::infinity();  // at least 1
 };
 
 // Sums over tokens with a weight above 0; the trainer turns them into means over the optimiser

@@ -63,8 +63,6 @@ COHORT_HD inline TokenLoss surrogate(const TokenInput& t, const PolicyLossDesc& 
   const double low = 1 - desc.epsilon_low, high = 1 + desc.epsilon_high;
   const bool clipped_low = t.advantage < 0 && ratio < low;
   const bool clipped_high = t.advantage > 0 && ratio > high;
-  // Not counted in the statistics.
-  const bool dual_clipped = t.advantage < 0 && ratio > desc.dual_clip;
 
   stats.tokens += 1;
   stats.max_ratio_deviation = larger_deviation(std::fabs(ratio - 1), stats.max_ratio_deviation);
@@ -73,7 +71,6 @@ COHORT_HD inline TokenLoss surrogate(const TokenInput& t, const PolicyLossDesc& 
   stats.kl_to_old += k3(t.logprob - t.old_logprob).value;
   if (clipped_low) return {-t.advantage * low, 0};
   if (clipped_high) return {-t.advantage * high, 0};
-  if (dual_clipped) return {-t.advantage * desc.dual_clip, 0};
   return {-t.advantage * ratio, -t.advantage * ratio * log_ratio.slope};
 }
 

@@ -103,7 +103,6 @@ inline constexpr LossTypeEntry kLossTypes[] = {
 struct GrpoConfig {
   double epsilon = 0.2;
   std::optional<double> epsilon_high;  // none: epsilon
-  std::optional<double> dual_clip;     // none: off
   double beta = 0;                     // KL to the frozen reference; 0: no reference is loaded
   LossType loss_type = LossType::kDapo;
   AdvantageScale scale_rewards = AdvantageScale::kGroup;
@@ -118,8 +117,6 @@ struct GrpoConfig {
     v.field("epsilon", epsilon, "the ratio is clipped below 1 - epsilon", {.min = 0, .max = 1});
     v.field("epsilon_high", epsilon_high,
             "the ratio is clipped above 1 + epsilon_high; none: epsilon", {.min = 0});
-    v.field("dual_clip", dual_clip,
-            "with a negative advantage the ratio is clipped above this; none: off", {.min = 1});
     v.field("beta", beta, "weight of the KL to the frozen start model; 0: no start model is kept",
             {.min = 0});
     v.choice("loss_type", loss_type, kLossTypes, "how token losses are averaged");
@@ -142,9 +139,7 @@ struct GrpoConfig {
   }
   int64_t updates_per_step() const { return num_iterations * num_minibatches; }
   kernels::PolicyLossDesc loss_desc() const {
-    kernels::PolicyLossDesc desc{epsilon, epsilon_high.value_or(epsilon), beta};
-    if (dual_clip) desc.dual_clip = *dual_clip;
-    return desc;
+    return {epsilon, epsilon_high.value_or(epsilon), beta};
   }
 };
 

@@ -269,8 +269,8 @@ bool Stage::stop_requested() {
 bool Stage::more() {
   const bool missed = state_.step > 0 && evaluation_due() && state_.evaluated_step != state_.step &&
                       !interrupted_ && !state_.finished;
-  const bool at_start = is_new() && config_.eval.at_start && config_.eval.first_step == 0;
-  if ((missed || at_start) && evaluate() && state_.best_step == state_.step && !reached_)
+  if ((missed || (is_new() && config_.eval.at_start)) && evaluate() &&
+      state_.best_step == state_.step && !reached_)
     save(false);
   const std::chrono::duration<double, std::ratio<60>> since =
       std::chrono::steady_clock::now() - saved_at_;

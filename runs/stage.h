@@ -108,10 +108,10 @@ class Stage : NonCopyable {
   void check_equal_checkpoints(const std::string& found);
   void check_equal_starts();
   bool evaluate();
-  // True if a step has ended whose evaluation is due (eval.every, eval.first_step).
+  // True if a step has ended whose evaluation is due (eval.every).
   bool evaluation_due() const {
     return state_.step < config_.batch.steps && config_.eval.every > 0 &&
-           state_.step % config_.eval.every == 0 && state_.step >= config_.eval.first_step;
+           state_.step % config_.eval.every == 0;
   }
   void save(bool finished);
   void write_trace();

@@ -47,8 +47,6 @@ MODELS = {
                                    max_window_layers=1, tie_word_embeddings=True),
     "qwen3": hf.Qwen3Config(**SMALL, head_dim=6),
     "qwen3_bias": hf.Qwen3Config(**SMALL, head_dim=4, attention_bias=True, tie_word_embeddings=True),
-    "seed_oss": hf.SeedOssConfig(**SMALL, head_dim=6),
-    "seed_oss_biases": hf.SeedOssConfig(**SMALL, head_dim=4, attention_out_bias=True, mlp_bias=True),
     "smollm3": hf.SmolLM3Config(**{**SMALL, "num_hidden_layers": 3}, no_rope_layer_interval=2),
     "gemma": hf.GemmaConfig(**SMALL, head_dim=6),
     "phi3": hf.Phi3Config(**SMALL),

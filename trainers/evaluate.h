@@ -36,7 +36,6 @@ struct CorrectConfig {
 struct EvalConfig {
   int64_t every = 0;           // steps between evaluations; 0: only where the trainer needs one
   bool at_start = true;        // before the first step
-  int64_t first_step = 0;      // none before this step, except the last one
   int64_t size = 512;          // held-out problems at most; 0: all there are
   int64_t tokens = 1'000'000;  // held-out tokens of text at most; 0: all there are
   int64_t num_samples = 0;     // samples per problem for pass@k, besides the greedy pass@1; 0: none
@@ -46,8 +45,6 @@ struct EvalConfig {
   void visit(ConfigVisitor& v) {
     v.field("every", every, "steps between evaluations; 0: first and last only", {.min = 0});
     v.field("at_start", at_start, "also before the first step");
-    v.field("first_step", first_step, "none before this step, except that of the stage's end",
-            {.min = 0});
     v.field("size", size, "held-out problems at most; 0: all of a file",
             {.min = 0, .max = 1 << 24});
     v.field("tokens", tokens,

@@ -99,7 +99,6 @@ MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::str
   if (config.sampling.restricts())
     out.add_mean("cut_probability", samples.truncated_mass, samples.mask_tokens);
   out.add_mean("completions/mean_length", samples.length);
-  out.add_deviation("completions/std_length", samples.length);
   out.add_mean("completions/mean_terminated_length", samples.terminated_length);
   out.add_max("completions/max_length", samples.longest);
   out.add_mean("completions/clipped_ratio", samples.at_length);

@@ -13,8 +13,6 @@ void check_desc(const AttentionDesc& desc, const char* op) {
                "] expected a scale of at least 0, got ", desc.scale);
   COHORT_CHECK(desc.window >= 0 && (desc.window == 0 || desc.mask == Mask::kCausal), "[", op,
                "] expected a window of at least 1 with a causal mask, or 0, got ", desc.window);
-  COHORT_CHECK(desc.soft_cap >= 0 && std::isfinite(desc.soft_cap), "[", op,
-               "] expected a soft cap above 0, or 0, got ", desc.soft_cap);
 }
 
 void check_head_dim(const Tensor& t, const char* op) {

@@ -37,9 +37,6 @@ struct AttentionDesc {
   // Sliding window (Beltagy et al. 2020): a causal query sees this many keys, the last one its own;
   // 0: all keys up to its own. Key tiles that no query of a block sees are skipped.
   int64_t window = 0;
-  // Soft cap of the scores (Gemma 2; Riviere et al. 2024): a scaled score s becomes soft_cap tanh(s
-  // / soft_cap); 0: none.
-  double soft_cap = 0;
   // Applied to the probabilities; element = head * 2^32 + key position in its sequence.
   DropoutSpec dropout;
   // Shared prefixes, [S, 2] i32: first token and length of the prefix of each packed sequence. The

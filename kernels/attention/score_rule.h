@@ -200,30 +200,6 @@ struct PlainRule : ScoreRule<T> {
   }
 };
 
-// Adds the soft cap of scores to a rule.
-template <class Base>
-struct SoftCapRule : Base {
-  using T = typename Base::Value;
-  static constexpr bool kModifies = true;
-  T cap, inverse_cap;  // for scores without the scale
-
-  SoftCapRule(const AttentionDesc& desc, int64_t head_dim)
-      : Base(desc, head_dim),
-        cap(static_cast<T>(desc.soft_cap / softmax_scale(desc, head_dim))),
-        inverse_cap(1 / cap) {}
-  COHORT_HD T apply(T score) const {
-#ifdef __CUDA_ARCH__  // few registers; an error of 2^-23
-    return cap * (1 - __fdividef(2, 1 + __expf(2 * score * inverse_cap)));
-#else
-    return cap * std::tanh(score * inverse_cap);
-#endif
-  }
-  COHORT_HD T derivative(T applied) const {
-    const T t = applied * inverse_cap;
-    return 1 - t * t;
-  }
-};
-
 // Arguments of a kernel with the rule of the call.
 template <class Args, class Rule>
 struct WithRule : Args {
@@ -234,10 +210,7 @@ struct WithRule : Args {
 // derived from it.
 template <class Rule, class Args, class F>
 void with_rule(const Args& args, const AttentionDesc& desc, int64_t head_dim, F&& fn) {
-  if (desc.soft_cap > 0)
-    fn(WithRule<Args, SoftCapRule<Rule>>{args, SoftCapRule<Rule>(desc, head_dim)});
-  else
-    fn(WithRule<Args, Rule>{args, Rule(desc, head_dim)});
+  fn(WithRule<Args, Rule>{args, Rule(desc, head_dim)});
 }
 
 }  // namespace cohort::kernels

@@ -17,7 +17,6 @@ const std::vector<Family>& families() {
       {"phi3", read_phi3, phi3_rules()},
       {"qwen2", read_qwen2},
       {"qwen3", read_qwen3, {}, write_qwen3},
-      {"seed_oss", read_seed_oss},
       {"smollm3", read_smollm3},
   };
   return kFamilies;

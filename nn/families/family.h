@@ -84,7 +84,6 @@ ModelConfig read_olmo2(ConfigFile& file);
 ModelConfig read_phi3(ConfigFile& file);
 ModelConfig read_qwen2(ConfigFile& file);
 ModelConfig read_qwen3(ConfigFile& file);
-ModelConfig read_seed_oss(ConfigFile& file);
 ModelConfig read_smollm3(ConfigFile& file);
 std::vector<TensorRule> gpt2_rules();
 std::vector<TensorRule> phi3_rules();

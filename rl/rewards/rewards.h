@@ -21,7 +21,6 @@ namespace cohort {
   R(format, "the pattern matches the whole completion")                        \
   R(math, "the final answer is the answer, as text or as a number")            \
   R(numeric, "the found number equals the answer")                             \
-  R(starts_with, "the found text starts with the solution")                    \
   R(task, "the generated task's own checker")                                  \
   R(think_format, "<think>...</think> comes first, once")
 

@@ -145,7 +145,7 @@ TEST_F(BadInput, CheckNamesTheRewardsAndWhatTheyNeed) {
       run_cohort({"check", path("run.yaml"), "rewards=[{name: tusk}]"}),
       {"rewards[0] 'tusk': unknown reward; known: command, contains, countdown, distinct, "
        "exact_match, format, math, "
-       "numeric, starts_with, task, think_format; did you mean 'task'?"});
+       "numeric, task, think_format; did you mean 'task'?"});
   std::string lines;
   for (int i = 0; i < 20; ++i) lines += str("{\"prompt\": \"", i, "+1=\", \"answer\": \"7\"}\n");
   write_file(path("data.jsonl"), lines);

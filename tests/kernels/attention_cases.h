@@ -20,7 +20,6 @@ struct AttentionShape {
   kernels::Mask mask = kernels::Mask::kCausal;
   double p = 0, scale = 0;
   int64_t window = 0;
-  double soft_cap = 0;
 };
 
 struct AttentionCase {
@@ -66,11 +65,7 @@ inline AttentionCase make_case(const AttentionShape& shape,
   c.k = pack(shape.kv_heads, 2);
   c.v = pack(shape.kv_heads, 3);
   c.dout = pack(shape.heads, 4);
-  c.desc = {.scale = shape.scale,
-            .mask = shape.mask,
-            .window = shape.window,
-            .soft_cap = shape.soft_cap,
-            .dropout = {}};
+  c.desc = {.scale = shape.scale, .mask = shape.mask, .window = shape.window, .dropout = {}};
   if (shape.p > 0)
     c.desc.dropout = {.p = shape.p,
                       .seed = 7,
@@ -121,10 +116,8 @@ inline AttentionOutput naive_attention(const AttentionCase& c, DType storage = D
           const double* kj = &k[static_cast<size_t>(((c.start(s) + j) * kv_heads + kv) * dim)];
           double score = 0;
           for (int64_t d = 0; d < dim; ++d) score += qi[d] * kj[d];
-          score *= scale;
-          if (const double cap = c.desc.soft_cap; cap > 0) score = cap * std::tanh(score / cap);
-          p[static_cast<size_t>(j)] = score;
-          m = std::max(m, score);
+          p[static_cast<size_t>(j)] = score * scale;
+          m = std::max(m, score * scale);
         }
         for (int64_t j = first; j < n; ++j) {
           double& x = p[static_cast<size_t>(j)];

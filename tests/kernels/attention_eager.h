@@ -71,11 +71,6 @@ inline EagerAttention eager_attention(const AttentionCase& c, DType storage) {
       EagerMatrix p = eager_matmul(q, k.transposed(), storage);
       for (double& x : p.values) x *= scale;
       p.round_to(storage);
-      const double cap = c.desc.soft_cap;
-      if (cap > 0)
-        for (double& x : p.values) x = cap * std::tanh(x / cap);
-      p.round_to(storage);
-      const EagerMatrix capped = p;
       for (int64_t i = 0; i < n; ++i) {  // softmax of each row over its visible keys
         const int64_t end = c.desc.mask == kernels::Mask::kCausal ? i + 1 : n;
         const int64_t first = c.desc.window > 0 ? std::max<int64_t>(0, end - c.desc.window) : 0;
@@ -99,9 +94,6 @@ inline EagerAttention eager_attention(const AttentionCase& c, DType storage) {
         for (int64_t j = 0; j < n; ++j) ds.row(i)[j] = p.row(i)[j] * (ds.row(i)[j] - delta);
       }
       ds.round_to(storage);
-      if (cap > 0)
-        for (size_t i = 0; i < ds.values.size(); ++i)
-          ds.values[i] *= 1 - capped.values[i] * capped.values[i] / (cap * cap);
       for (double& x : ds.values) x *= scale;
       ds.round_to(storage);
       add(e.grads.dq, h, eager_matmul(ds, k, storage));

@@ -289,8 +289,6 @@ TEST(Elementwise, ActivationsHaveTheKnownValues) {
               1e-15);
   EXPECT_NEAR(Sigmoid::forward(1.0), 0.7310585786300049, 1e-15);
   EXPECT_NEAR(Silu::forward(-1.0), -0.2689414213699951, 1e-15);
-  EXPECT_NEAR(Softplus::forward(1.0), 1.3132616875182228, 1e-15);
-  EXPECT_NEAR(Softplus::forward(-40.0), 4.248354255291589e-18, 1e-32);
   EXPECT_NEAR(SwiGlu::forward(1.0, 3.0), 3 * 0.7310585786300049, 1e-15);
 }
 

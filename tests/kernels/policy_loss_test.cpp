@@ -71,20 +71,6 @@ TEST(PolicyLoss, ClipTakesEffectOnTheSideThatWouldGain) {
   EXPECT_NEAR(high.stats.max_ratio_deviation, 0.5, 1e-15);
 }
 
-TEST(PolicyLoss, DualClipBoundsTheLossOfNegativeAdvantages) {
-  const PolicyLossDesc desc{.dual_clip = 3};
-  const double up = std::log(5.0);
-  const Result high = run_one(up, 0, -2, desc);
-  EXPECT_EQ(high.loss, 2 * 3);
-  EXPECT_EQ(high.gradient[0], 0);
-  EXPECT_EQ(high.stats.clipped_low + high.stats.clipped_high, 0);
-  const Result below = run_one(std::log(2.5), 0, -2, desc);
-  EXPECT_NEAR(below.loss, 5, 1e-14);
-  EXPECT_NEAR(below.gradient[0], 5, 1e-14);
-  // A positive advantage has the clip only.
-  EXPECT_EQ(run_one(up, 0, 2, desc).loss, -2 * 1.2);
-}
-
 // As max and clamp in PyTorch: at the bound both branches are equal and the gradient flows.
 TEST(PolicyLoss, GradientFlowsExactlyAtTheBound) {
   const double ratio = std::exp(0.25);

@@ -39,12 +39,6 @@ TEST(FamilyDefaults, WindowsAreThoseOfTransformers) {
   EXPECT_EQ(window(config_of("phi3"), 0), 0);
 }
 
-TEST(FamilyDefaults, BiasesAreThoseOfTransformers) {
-  const ModelConfig seed_oss = ModelConfig::from_json(config_of("seed_oss"));
-  EXPECT_TRUE(seed_oss.qkv_bias);
-  EXPECT_FALSE(seed_oss.o_bias || seed_oss.mlp_bias);
-}
-
 }  // namespace
 
 TEST(ModelConfig, ResolveFillsInZeroSizes) {

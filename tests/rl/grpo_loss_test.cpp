@@ -36,10 +36,6 @@ double naive_loss(const Transformer& model, const Transformer* reference,
     if (truncated == Truncated::kMask && c.truncated()) continue;
     const auto lp = completion_logprobs(model, c);
     const auto ref = reference ? completion_logprobs(*reference, c) : lp;
-    const auto dual_clipped = [&](double objective, double advantage) {
-      const bool bounded = config.dual_clip && advantage < 0;
-      return bounded ? std::max(objective, *config.dual_clip * advantage) : objective;
-    };
     double sum = 0;
     for (size_t t = 0; t < lp.size(); ++t) {
       if (c.loss_mask[t] == 0) continue;
@@ -48,7 +44,7 @@ double naive_loss(const Transformer& model, const Transformer* reference,
                                       1 + config.epsilon_high.value_or(config.epsilon));
       const double x = ref[t] - lp[t];
       sum += config.beta * (std::exp(x) - x - 1) -
-             dual_clipped(std::min(ratio * advantages[i], clipped * advantages[i]), advantages[i]);
+             std::min(ratio * advantages[i], clipped * advantages[i]);
     }
     const auto length = static_cast<double>(c.completion_length());
     numerator += type == LossType::kGrpo ? sum / length : sum;
@@ -88,7 +84,6 @@ TEST_F(GrpoUpdate, LossEqualsItsDefinition) {
   shift_logprobs(completions_);
   GrpoConfig config;
   config.epsilon_high = 0.28;
-  config.dual_clip = 1.3;
   config.beta = 0.1;
   for (const Truncated truncated : {Truncated::kKeep, Truncated::kMask})
     for (const auto& [type, name, denominator] : kLossTypes) {

@@ -157,18 +157,14 @@ TEST(PackPolicy, SaysWhichSequenceIsBroken) {
 TEST(GrpoConfig, ReadsItsKeys) {
   GrpoConfig config;
   EXPECT_EQ(config.loss_desc().epsilon_high, 0.2);
-  EXPECT_TRUE(std::isinf(config.loss_desc().dual_clip));
-  read_config(
-      config,
-      parse_yaml("{epsilon: 0.1, epsilon_high: 0.28, dual_clip: 3, beta: "
-                 "0.04, loss_type: dr_grpo, scale_rewards: leave_one_out, num_iterations: 2, "
-                 "num_minibatches: 3, mask_truncated_completions: true, "
-                 "shuffle_advantages: true}",
-                 "test"));
+  read_config(config, parse_yaml("{epsilon: 0.1, epsilon_high: 0.28, beta: 0.04, loss_type: "
+                                 "dr_grpo, scale_rewards: leave_one_out, num_iterations: 2, "
+                                 "num_minibatches: 3, mask_truncated_completions: true, "
+                                 "shuffle_advantages: true}",
+                                 "test"));
   const kernels::PolicyLossDesc desc = config.loss_desc();
   EXPECT_EQ(desc.epsilon_low, 0.1);
   EXPECT_EQ(desc.epsilon_high, 0.28);
-  EXPECT_EQ(desc.dual_clip, 3);
   EXPECT_EQ(desc.beta, 0.04);
   EXPECT_EQ(config.loss_type, LossType::kDrGrpo);
   EXPECT_EQ(config.scale_rewards, AdvantageScale::kLeaveOneOut);

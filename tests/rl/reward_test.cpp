@@ -145,24 +145,6 @@ TEST(Contains, FindsTheAnswerAnywhereInTheFoundText) {
   EXPECT_EQ(tagged({with_answer("7"), "7"}), 0);
 }
 
-TEST(StartsWith, ComparesTheStartOfTheFoundTextWithTheSolution) {
-  const RewardFn whole = make({.name = "starts_with"});
-  EXPECT_EQ(whole({with_answer(" Paris\n"), "\n Paris, of course."}), 1);
-  EXPECT_EQ(whole({with_answer("Paris"), "Paris"}), 1);
-  EXPECT_EQ(whole({with_answer("Paris"), "It is Paris."}), 0);
-  EXPECT_EQ(whole({with_answer("Paris"), "Par"}), 0);
-  EXPECT_EQ(whole({with_answer("Paris"), ""}), 0);
-  EXPECT_TRUE(std::isnan(whole({with_answer(" \n"), "anything"})));
-  // It reads the solution, not the answer.
-  const Example example{.prompt = "?", .answer = "42", .solution = "6 * 7 = 42"};
-  EXPECT_EQ(whole({example, "6 * 7 = 42."}), 1);
-  EXPECT_EQ(whole({example, "42"}), 0);
-  const RewardFn tagged = make({.name = "starts_with", .weight = 1, .pattern = "<a>(.*?)</a>"});
-  EXPECT_EQ(tagged({with_answer("7"), "6 <a> 7 or 8</a>"}), 1);
-  EXPECT_EQ(tagged({with_answer("7"), "7 <a>6</a>"}), 0);
-  EXPECT_EQ(tagged({with_answer("7"), "7"}), 0);
-}
-
 TEST(Format, MatchesTheWholeCompletion) {
   const RewardFn reward = make({.name = "format", .weight = 1, .pattern = "<t>[^<]*</t>\\d+"});
   EXPECT_EQ(reward({with_answer(""), "<t>hm</t>42"}), 1);
@@ -328,11 +310,10 @@ TEST(RewardSet, SaysWhatIsWrong) {
     return RewardSet(configs, task);
   };
   EXPECT_THROW_WITH(set({}), InputError, "the list is empty");
-  EXPECT_THROW_WITH(
-      set({{.name = "numeric"}, {.name = "numerik"}}), InputError,
-      "rewards[1] 'numerik': unknown reward; known: command, contains, countdown, "
-      "distinct, exact_match, "
-      "format, math, numeric, starts_with, task, think_format; did you mean 'numeric'?");
+  EXPECT_THROW_WITH(set({{.name = "numeric"}, {.name = "numerik"}}), InputError,
+                    "rewards[1] 'numerik': unknown reward; known: command, contains, countdown, "
+                    "distinct, exact_match, "
+                    "format, math, numeric, task, think_format; did you mean 'numeric'?");
   EXPECT_THROW_WITH(set({{.name = "format"}}), InputError, "rewards[0] 'format': needs a pattern");
   EXPECT_THROW_WITH(set({{.name = "format", .weight = 1, .pattern = "(a"}}), InputError,
                     "rewards[0] 'format': regular expression '(a'");

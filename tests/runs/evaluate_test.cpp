@@ -362,24 +362,6 @@ TEST(EvaluationOfRuns, LogsTheSameOnAnyNumberOfRanks) {
   }
 }
 
-TEST(EvaluationOfRuns, BeginAtTheirFirstStepAndAreMadeAtTheEnd) {
-  const TempDir dir;
-  const auto evaluated = [&](const char* name, const std::vector<std::string>& overrides) {
-    const std::string yaml = std::string(kSmallModel) + kSmallData + kSmallSft;
-    const std::string run = train_new(small_plan(dir, name, yaml, overrides));
-    std::vector<int64_t> steps;
-    for (const Json& line : json_lines(run + "/metrics.jsonl"))
-      if (line.find("eval") != nullptr) steps.push_back(line.at("step").as_int());
-    return steps;
-  };
-  std::vector<int64_t> steps = evaluated("all", {"eval.every=1"});
-  ASSERT_GT(steps.size(), 3u);
-  steps.erase(steps.begin(), steps.begin() + 2);  // 0 and 1
-  EXPECT_EQ(evaluated("late", {"eval.every=1", "eval.first_step=2"}), steps);
-  EXPECT_EQ(evaluated("never", {"eval.every=1", "eval.first_step=1000"}),
-            std::vector<int64_t>{steps.back()});
-}
-
 TEST(EvaluationOfRuns, ReportsTheCriterion) {
   const TempDir dir;
   const auto train = [&](const std::vector<std::string>& overrides, Recorder& recorder) {

@@ -272,21 +272,6 @@ TEST_F(GrpoStep, ZeroVarianceGroupsDependOnUnmaskedTokens) {
   EXPECT_TRUE(std::isnan(metrics().at("reward_max")) && std::isnan(metrics().at("reward_min")));
 }
 
-TEST_F(GrpoStep, LengthsHaveTheirMeanAndDeviation) {
-  const auto comm = make_single_communicator();
-  const auto learner = make_learner(*comm);
-  const std::vector<int64_t> shard = shard_prompts(*comm, config_, 0);
-  ScoredRollouts scored = sampled(learner->model(), shard);
-  for (size_t i = 0; i < 12; ++i) {
-    std::vector<uint8_t>& mask = scored.trajectories[i].loss_mask;
-    mask.assign(mask.size(), 0);
-    mask.insert(mask.end(), i % 2 == 0 ? 2 : 4, 1);
-  }
-  const Metrics metrics = grpo_metrics(scored, {}, {}, config_, 0).reduce(*comm);
-  EXPECT_EQ(metrics.at("completions/mean_length"), 3);
-  EXPECT_NEAR(metrics.at("completions/std_length"), std::sqrt(12.0 / 11), 1e-15);
-}
-
 void set_truncated(Trajectory& trajectory, bool truncated = true) {
   trajectory.stop_reason = truncated ? StopReason::kLength : StopReason::kStopToken;
 }
