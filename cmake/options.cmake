@@ -73,7 +73,8 @@ if(COHORT_CUDA STREQUAL "AUTO")
 endif()
 if(COHORT_CUDA)
   if(NOT CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 80-virtual)
+    # 8.6 and 8.9 run the code for 8.0; newer ones than 12.0 translate the PTX.
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 120-real 80-virtual)
   endif()
   # CMake 3.25.1 does not know this flag.
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")

@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "core/device.h"
+#include "core/gpu.h"
 #include "core/non_copyable.h"
 
 namespace cohort::cuda {
@@ -35,16 +36,32 @@ void activate(Device device);
 // Current stream of `device` in this thread. Also makes the device current.
 cudaStream_t stream(Device device);
 
-// Raises the kernel's limit of dynamic shared memory to the maximum of the current device. Throws
-// Error naming `name` if that is less than `bytes`.
+// Properties of a device, as the driver reports them. The environment variable
+// COHORT_COMPUTE_CAPABILITY ("8.6") limits compute capability and shared memory to those of an
+// older GPU, so that tests can run what it would run.
+const GpuProperties& gpu_properties(Device device);
+// Limits gpu_properties(device) to a compute capability while it lives. For tests.
+class GpuLimit : NonCopyable {
+ public:
+  GpuLimit(Device device, int compute_capability);
+  ~GpuLimit();
+
+ private:
+  const Device device_;
+  const GpuProperties before_;
+};
+
+// True if `device` fits a kernel with `needs`, without its static shared memory, and its code there
+// was compiled for that compute capability, rather than translated from PTX for an older one.
+bool fits(const void* kernel, const KernelNeeds& needs, Device device);
+// Number of clusters of `blocks` blocks that the device can run at a time, as its multiprocessors
+// are grouped; 0: none fits.
+int active_clusters(const void* kernel, int blocks, int block_threads, size_t shared_bytes,
+                    Device device);
+// Raises the kernel's limit of dynamic shared memory to the maximum of the device. Throws Error
+// naming `name` if that is less than `bytes`.
 void allow_shared_memory(const char* name, const void* kernel, size_t bytes, Device device);
-// True if the kernel's code for `device` was compiled for sm_90 or newer, rather than translated
-// from PTX for an older GPU.
-bool is_compiled_for_sm90(const void* kernel, Device device);
-int multiprocessors(Device device);
-// True if the GPU has compute capability 9.0, as required by code for sm_90a.
-bool is_hopper(Device device);
-void check_shared_memory(const char* name, size_t bytes, size_t limit);
+void check_shared_memory(const char* name, int64_t bytes, int64_t limit);
 
 // Owns a stream, for work concurrent with the device's main stream.
 class OwnedStream : NonCopyable {

@@ -1,8 +1,10 @@
 // Devices, streams, events and errors of the CUDA runtime.
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <map>
 #include <mutex>
+#include <tuple>
 #include <utility>
 
 #include "core/cuda.h"
@@ -13,11 +15,22 @@ namespace {
 
 // True for errors that destroy the device's context.
 bool is_fatal(cudaError_t code) {
-  constexpr cudaError_t kFatal[] = {
-      cudaErrorIllegalAddress,     cudaErrorLaunchFailure,      cudaErrorLaunchTimeout,
-      cudaErrorIllegalInstruction, cudaErrorMisalignedAddress,  cudaErrorInvalidAddressSpace,
-      cudaErrorInvalidPc,          cudaErrorHardwareStackError, cudaErrorAssert,
-      cudaErrorECCUncorrectable,   cudaErrorContained};
+  constexpr cudaError_t kFatal[] = {cudaErrorIllegalAddress,
+                                    cudaErrorLaunchFailure,
+                                    cudaErrorLaunchTimeout,
+                                    cudaErrorIllegalInstruction,
+                                    cudaErrorMisalignedAddress,
+                                    cudaErrorInvalidAddressSpace,
+                                    cudaErrorInvalidPc,
+                                    cudaErrorHardwareStackError,
+                                    cudaErrorAssert,
+                                    cudaErrorECCUncorrectable,
+                                    cudaErrorContained,
+                                    cudaErrorNvlinkUncorrectable,
+                                    cudaErrorTensorMemoryLeak,
+                                    cudaErrorMpsClientTerminated,
+                                    cudaErrorExternalDevice,
+                                    cudaErrorUnknown};
   return std::find(std::begin(kFatal), std::end(kFatal), code) != std::end(kFatal);
 }
 
@@ -58,6 +71,67 @@ int attribute(cudaDeviceAttr which, Device device) {
   return value;
 }
 
+// Compute capability and shared memory become at most those of a GPU of `compute_capability`.
+void limit(GpuProperties& gpu, int compute_capability) {
+  gpu.compute_capability = std::min(gpu.compute_capability, compute_capability);
+  gpu.shared_memory = std::min(gpu.shared_memory, shared_memory_of(compute_capability));
+}
+
+// "8.6" as 86.
+int parse_compute_capability(const std::string& text) {
+  const bool valid = text.size() >= 3 && text.size() <= 4 && text[text.size() - 2] == '.' &&
+                     text.find_first_not_of(".0123456789") == std::string::npos &&
+                     std::count(text.begin(), text.end(), '.') == 1;
+  if (!valid)
+    throw InputError(
+        str("COHORT_COMPUTE_CAPABILITY: expected a number such as 8.6, got '", text, "'"));
+  return std::stoi(text.substr(0, text.size() - 2)) * 10 + (text.back() - '0');
+}
+
+GpuProperties read_properties(Device device) {
+  cudaDeviceProp p;
+  COHORT_CUDA_CHECK(cudaGetDeviceProperties(&p, device.index));
+  GpuProperties out{.name = p.name,
+                    .compute_capability = 10 * p.major + p.minor,
+                    .multiprocessors = p.multiProcessorCount,
+                    .shared_memory = static_cast<int64_t>(p.sharedMemPerBlockOptin),
+                    .memory = static_cast<int64_t>(p.totalGlobalMem)};
+  if (const char* const text = std::getenv("COHORT_COMPUTE_CAPABILITY"); text != nullptr)
+    limit(out, parse_compute_capability(text));
+  return out;
+}
+
+GpuProperties& properties_of(Device device) {
+  static std::array<GpuProperties, kMaxDevices> properties;
+  static std::array<std::once_flag, kMaxDevices> initialised;
+  const auto i = static_cast<size_t>(device.index);
+  std::call_once(initialised[i], [&] { properties[i] = read_properties(device); });
+  return properties[i];
+}
+
+// A kernel's code on a device.
+struct KernelCode {
+  int compute_capability = 0;  // that it was compiled for, perhaps as PTX
+  int64_t static_shared_memory = 0;
+};
+// Also lets the kernel use all shared memory of the device: changing the limit later would race
+// with concurrent launches.
+const KernelCode& code_of(const void* kernel, Device device) {
+  static std::map<std::pair<const void*, int>, KernelCode> cache;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  if (const auto it = cache.find({kernel, device.index}); it != cache.end()) return it->second;
+  activate(device);
+  cudaFuncAttributes attributes;
+  COHORT_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
+  const auto used = static_cast<int>(attributes.sharedSizeBytes);
+  COHORT_CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device) - used));
+  return cache[{kernel, device.index}] = {.compute_capability = attributes.ptxVersion,
+                                          .static_shared_memory = used};
+}
+
 }  // namespace
 
 void throw_error(cudaError_t code, const char* call, const char* file, int line) {
@@ -90,47 +164,56 @@ void activate(Device device) {
   if (current != device.index) COHORT_CUDA_CHECK(cudaSetDevice(device.index));
 }
 
-void allow_shared_memory(const char* name, const void* kernel, size_t bytes, Device device) {
-  // Set once to the maximum: changing limits would race with concurrent launches.
-  static std::map<std::pair<const void*, int>, size_t> limits;
-  static std::mutex mutex;
-  std::lock_guard lock(mutex);
-  auto [it, is_new] = limits.try_emplace({kernel, device.index}, 0);
-  if (is_new) {
-    const int limit = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    cudaFuncAttributes attributes;
-    COHORT_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
-    it->second = static_cast<size_t>(limit) - attributes.sharedSizeBytes;
-    COHORT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           static_cast<int>(it->second)));
-  }
-  check_shared_memory(name, bytes, it->second);
+const GpuProperties& gpu_properties(Device device) {
+  return properties_of(device);
+}
+GpuLimit::GpuLimit(Device device, int compute_capability)
+    : device_(device), before_(gpu_properties(device)) {
+  limit(properties_of(device), compute_capability);
+}
+GpuLimit::~GpuLimit() {
+  properties_of(device_) = before_;
 }
 
-bool is_compiled_for_sm90(const void* kernel, Device device) {
-  static std::map<std::pair<const void*, int>, bool> cache;
+bool fits(const void* kernel, const KernelNeeds& needs, Device device) {
+  const KernelCode& code = code_of(kernel, device);
+  KernelNeeds all = needs;
+  all.shared_memory += code.static_shared_memory;
+  return code.compute_capability >= needs.compute_capability && fits(all, gpu_properties(device));
+}
+
+int active_clusters(const void* kernel, int blocks, int block_threads, size_t shared_bytes,
+                    Device device) {
+  static std::map<std::tuple<const void*, int, int, size_t, int>, int> cache;
   static std::mutex mutex;
-  std::lock_guard lock(mutex);
-  auto [it, is_new] = cache.try_emplace({kernel, device.index}, false);
-  if (is_new) {
-    activate(device);
-    cudaFuncAttributes attributes;
-    COHORT_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
-    it->second = attributes.ptxVersion >= 90;
+  code_of(kernel, device);  // allows the shared memory
+  const std::lock_guard lock(mutex);
+  const auto [it, is_new] =
+      cache.try_emplace({kernel, blocks, block_threads, shared_bytes, device.index}, 0);
+  if (!is_new) return it->second;
+  activate(device);
+  cudaLaunchAttribute cluster{.id = cudaLaunchAttributeClusterDimension};
+  cluster.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  cudaLaunchConfig_t config{.gridDim = static_cast<unsigned>(blocks),
+                            .blockDim = static_cast<unsigned>(block_threads),
+                            .dynamicSmemBytes = shared_bytes};
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  // An error means that the device cannot run such a cluster.
+  if (cudaOccupancyMaxActiveClusters(&it->second, kernel, &config) != cudaSuccess) {
+    cudaGetLastError();
+    it->second = 0;
   }
   return it->second;
 }
 
-int multiprocessors(Device device) {
-  return attribute(cudaDevAttrMultiProcessorCount, device);
+void allow_shared_memory(const char* name, const void* kernel, size_t bytes, Device device) {
+  const KernelCode& code = code_of(kernel, device);
+  check_shared_memory(name, static_cast<int64_t>(bytes),
+                      gpu_properties(device).shared_memory - code.static_shared_memory);
 }
 
-bool is_hopper(Device device) {
-  return attribute(cudaDevAttrComputeCapabilityMajor, device) == 9 &&
-         attribute(cudaDevAttrComputeCapabilityMinor, device) == 0;
-}
-
-void check_shared_memory(const char* name, size_t bytes, size_t limit) {
+void check_shared_memory(const char* name, int64_t bytes, int64_t limit) {
   COHORT_CHECK(bytes <= limit, "[", name, "] needs ", bytes >> 10,
                " KiB of shared memory per block, this GPU has ", limit >> 10);
 }

@@ -67,7 +67,7 @@ void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shap
   config.attrs = attributes;
   // Code compiled for older GPUs contains no griddepcontrol.wait.
   if (shape.start == Start::kProgrammatic &&
-      is_compiled_for_sm90(reinterpret_cast<const void*>(kernel), device)) {
+      fits(reinterpret_cast<const void*>(kernel), {.compute_capability = 90}, device)) {
     cudaLaunchAttribute& programmatic = attributes[config.numAttrs++];
     programmatic.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     programmatic.val.programmaticStreamSerializationAllowed = 1;

@@ -1,6 +1,8 @@
 #include "nn/transformer.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <string_view>
 
 #include "kernels/rope.h"
 
@@ -87,11 +89,17 @@ Variable Transformer::hidden_at_targets(const PackedBatch& batch,
   return select_rows(forward(batch, options), batch.target_positions);
 }
 
+// COHORT_PREFETCH=0 turns prefetching off, to find out whether wrong results come from it.
+static bool allows_prefetch() {
+  const char* const setting = std::getenv("COHORT_PREFETCH");
+  return setting == nullptr || std::string_view(setting) != "0";
+}
+
 Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences,
                                    const Tensor& positions, KVCache& cache, CachedStep step) const {
   NoGradGuard no_grad;
   Stream stream = current_stream(device());
-  stream.may_prefetch = true;  // run() begins with the embedding
+  stream.may_prefetch = allows_prefetch();  // run() begins with the embedding
   const StreamGuard guard(stream);
   const auto cached_attention = [&](AttentionCall call) {
     kernels::PagedKV& pages = cache.layer(call.layer);

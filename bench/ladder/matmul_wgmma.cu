@@ -195,7 +195,7 @@ CUtensorMap operand_tensor_map(const Tensor& t, int box_rows) {
 }  // namespace
 
 bool has_wgmma(Device device) {
-  return ::cohort::cuda::is_hopper(device);
+  return fits(kSm90a, ::cohort::cuda::gpu_properties(device));
 }
 
 void matmul_wgmma(const Gemm& p) {
@@ -209,7 +209,8 @@ void matmul_wgmma(const Gemm& p) {
   const int64_t count = int64_t{tiles.rows} * tiles.columns;
   const Device device = p.c.device();
   launch("matmul_wgmma", wgmma_kernel,
-         {blocks_for(std::min<int64_t>(count, ::cohort::cuda::multiprocessors(device)), 1),
+         {blocks_for(
+              std::min<int64_t>(count, ::cohort::cuda::gpu_properties(device).multiprocessors), 1),
           kThreads, kSharedBytes},
          device, Maps{operand_tensor_map(p.a, kRows), operand_tensor_map(p.b, kColumns)}, tiles,
          pointer<Element>(p.c));

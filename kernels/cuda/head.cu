@@ -338,24 +338,18 @@ LogprobGradient logprob_gradient(int64_t vocab, DType dtype, Device device) {
                                 : fits(32) ? logprob_gradient_kernel<32>
                                            : nullptr};
   const auto* const code = reinterpret_cast<const void*>(out.kernel);
-  if (out.kernel == nullptr || !::cohort::cuda::is_compiled_for_sm90(code, device)) return {};
+  if (out.kernel == nullptr) return {};
   out.shape = {.grid = kClusterBlocks,
                .block = kBlockThreads,
                .shared_bytes = static_cast<size_t>(kBlockRuns * run_length(vocab)) * sizeof(float),
                .start = Start::kProgrammatic,
                .cluster = kClusterBlocks};
-  ::cohort::cuda::allow_shared_memory("head_logprob_gradient", code, out.shape.shared_bytes,
-                                      device);
-  cudaLaunchAttribute cluster{.id = cudaLaunchAttributeClusterDimension};
-  cluster.val.clusterDim = {kClusterBlocks, 1, 1};
-  cudaLaunchConfig_t config{.gridDim = out.shape.grid,
-                            .blockDim = out.shape.block,
-                            .dynamicSmemBytes = out.shape.shared_bytes};
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  int clusters = 0;
-  COHORT_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, out.kernel, &config));
-  out.clusters = std::max(clusters, 1);  // an impossible launch reports its error
+  const KernelNeeds needs{.shared_memory = static_cast<int64_t>(out.shape.shared_bytes),
+                          .compute_capability = 90};
+  if (!::cohort::cuda::fits(code, needs, device)) return {};
+  out.clusters = ::cohort::cuda::active_clusters(code, kClusterBlocks, kBlockThreads,
+                                                 out.shape.shared_bytes, device);
+  if (out.clusters == 0) return {};
   return out;
 }
 

@@ -21,9 +21,25 @@ TEST(CudaDevice, ParsesDevicesThatExist) {
 }
 
 TEST(CudaDevice, ReportsInsufficientSharedMemory) {
-  cuda::check_shared_memory("op", size_t{96} << 10, size_t{96} << 10);
-  EXPECT_THROW_WITH(cuda::check_shared_memory("op", size_t{1} << 30, size_t{227} << 10), Error,
+  cuda::check_shared_memory("op", 96 << 10, 96 << 10);
+  EXPECT_THROW_WITH(cuda::check_shared_memory("op", 1 << 30, 227 << 10), Error,
                     "[op] needs 1048576 KiB of shared memory per block, this GPU has 227");
+}
+
+TEST(CudaDevice, FatalErrorsSayHowToGoOn) {
+  const auto text_of = [](cudaError_t code) -> std::string {
+    try {
+      cuda::throw_error(code, "call", "file", 1);
+    } catch (const cuda::CudaError& e) {
+      return e.what();
+    }
+  };
+  for (const cudaError_t code :
+       {cudaErrorIllegalAddress, cudaErrorNvlinkUncorrectable, cudaErrorTensorMemoryLeak,
+        cudaErrorMpsClientTerminated, cudaErrorExternalDevice, cudaErrorUnknown})
+    EXPECT_NE(text_of(code).find("resume from the last checkpoint"), std::string::npos) << code;
+  for (const cudaError_t code : {cudaErrorMemoryAllocation, cudaErrorInvalidValue})
+    EXPECT_EQ(text_of(code).find("resume"), std::string::npos) << code;
 }
 
 TEST(CudaAllocator, CountsAndReusesBlocks) {

@@ -134,7 +134,7 @@ TEST(CudaActivation, FusedGemmsHaveTheBitsOfTheSingleOps) {
 // Otherwise the tests above would compare the single ops with themselves.
 TEST(CudaActivation, FusedGemmsAcceptSupportedSizesOnly) {
   COHORT_REQUIRE_GPU(device);
-  if (!::cohort::cuda::is_hopper(device)) GTEST_SKIP() << "needs an sm_90 GPU";
+  if (!fits(kSm90a, ::cohort::cuda::gpu_properties(device))) GTEST_SKIP() << "needs an sm_90 GPU";
   const auto zeros = [&, device = device](int64_t rows, int64_t cols, DType dtype) {
     return Tensor::zeros({rows, cols}, dtype, device);
   };

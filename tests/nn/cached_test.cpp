@@ -1,7 +1,9 @@
 // The cached forward gives the bits of the packed one, however a sequence is split into prefill and
 // decode steps and whatever else is in the batch. Sampled log-probs equal the trainer's for this
 // reason.
+#include <array>
 #include <cmath>
+#include <numeric>
 
 #include "core/rng.h"
 #include "tests/nn/models.h"
@@ -196,6 +198,89 @@ TEST(CudaForwardCached, GivesThePackedForwardsBits) {
   for (const test::ModelCase& model : models)
     for (const DType dtype : {DType::kF32, DType::kBF16})
       expect_packed_bits(model, dtype, device, {{1, 1, 2}, {1, 5, 3}, {1, 16, 4}, {1, 64, 5}});
+}
+
+// Skinny GEMMs prefetch their weights, and attention its cache, block table and positions, while
+// the grids before them run (Stream::may_prefetch). All of these are written right before a step,
+// in random order, by kernels that let the next one start early.
+TEST(CudaForwardCached, AStepReadsWhatWasWrittenRightBeforeIt) {
+  COHORT_REQUIRE_GPU(device);
+  ModelConfig config = test::model_config("llama");
+  config.d_model = 512;
+  config.num_heads = 8;
+  config.num_kv_heads = 2;
+  config.d_ff = 1408;
+  config.head_dim = 64;
+  config.init_std = 0.05;
+  config.resolve();
+  constexpr int kRows = 4, kSteps = 1000;
+  const NoGradGuard no_grad;
+  Transformer model(config, DType::kBF16, 1, device);
+  KVCache cache(cache_config(config, 2 * kRows, 16), DType::kBF16, device);
+  for (int i = 0; i < 2 * kRows; ++i) ASSERT_TRUE(cache.reserve(cache.acquire(), config.context));
+  cache.upload();
+
+  // What a step reads, with its two versions: weights, keys and values.
+  struct Input {
+    Tensor tensor;
+    std::array<Tensor, 2> versions;
+  };
+  std::vector<Input> inputs;
+  Rng rng(5, rng_stream(kTestPurpose, 31));
+  const auto add = [&](const Tensor& tensor, double scale) {
+    Input input{.tensor = tensor};
+    for (Tensor& version : input.versions) {
+      version = test::random_tensor(tensor.shape(), DType::kBF16,
+                                    static_cast<uint64_t>(rng.below(1 << 20)))
+                    .to(device);
+      kernels::scale({.y = version, .x = version, .factor = scale});
+    }
+    inputs.push_back(input);
+  };
+  for (const NamedParameter& p : model.parameters())
+    if (p.value.rank() == 2) add(p.value, 0.05);
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    add(cache.layer(layer).k, 1);
+    add(cache.layer(layer).v, 1);
+  }
+  std::array<Tensor, 2> rows, positions;  // of both versions
+  for (int version = 0; version < 2; ++version) {
+    std::vector<int32_t> row, position;
+    for (int i = 0; i < kRows; ++i) {
+      row.push_back(version * kRows + i);
+      position.push_back(static_cast<int32_t>(rng.below(config.context)));
+    }
+    rows[static_cast<size_t>(version)] = Tensor::from(row).to(device);
+    positions[static_cast<size_t>(version)] = Tensor::from(position).to(device);
+  }
+  Tensor row = rows[0].clone(), position = positions[0].clone();
+  const Tensor tokens = Tensor::from(std::vector<int32_t>{1, 2, 3, 4}).to(device);
+  std::vector<size_t> order(inputs.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const auto step = [&](size_t version) {
+    row.copy_(rows[version]);
+    position.copy_(positions[version]);
+    for (size_t i = order.size(); i > 1; --i)
+      std::swap(order[i - 1], order[static_cast<size_t>(rng.below(static_cast<int64_t>(i)))]);
+    for (const size_t i : order)
+      kernels::scale({.y = inputs[i].tensor, .x = inputs[i].versions[version], .factor = 1});
+    return model.forward_cached(tokens, row, position, cache, CachedStep::kDecode);
+  };
+  std::array<Tensor, 2> expected;
+  for (size_t version = 0; version < 2; ++version) {
+    synchronize(device);
+    expected[version] = step(version).to(Device{});
+  }
+  EXPECT_FALSE(bit_equal(expected[0], expected[1]));
+  std::vector<std::pair<size_t, Tensor>> results;
+  for (int i = 0; i < kSteps; ++i) {
+    const auto version = static_cast<size_t>(rng.below(2));
+    results.emplace_back(version, step(version));
+  }
+  int wrong = 0;
+  for (const auto& [version, result] : results)
+    wrong += bit_equal(result.to(Device{}), expected[version]) ? 0 : 1;
+  EXPECT_EQ(wrong, 0) << "of " << kSteps;
 }
 
 void expect_trained_logprobs(DType dtype, Device device) {

@@ -8,6 +8,7 @@
 
 #include "core/log.h"
 #include "kernels/attention/score_rule.h"
+#include "kernels/attention/tile_config.h"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/mma.cuh"
 
@@ -48,7 +49,7 @@ void dispatch_sm90_dim(int64_t head_dim, F&& fn) {
 // per op and head dim why the generic kernels are used.
 inline bool supports_sm90(const char* name, const AttentionDesc& desc, int64_t head_dim,
                           bool vectorized, Device device) {
-  if (!::cohort::cuda::is_hopper(device)) return false;
+  if (!fits(kSm90a, ::cohort::cuda::gpu_properties(device))) return false;
   const char* const reason = desc.dropout.p > 0 ? "it has dropout"
                              : !vectorized      ? "rows are not aligned to 16 bytes"
                                                 : nullptr;
@@ -62,9 +63,16 @@ inline bool supports_sm90(const char* name, const AttentionDesc& desc, int64_t h
   return false;
 }
 
-// Keys per tile in the canonical order, for a padded head dim.
-template <int kDim>
-inline constexpr int kTileKeys = kDim > 128 ? 64 : 128;
+// Calls fn.operator()<kTiles>() with the large tiles of a kernel if they fit the device, else with
+// the small ones. shared_bytes(tiles): shared memory of a block.
+template <auto kSharedBytes, class F>
+void dispatch_tiles(Device device, F&& fn) {
+  constexpr auto kLarge = static_cast<int64_t>(kSharedBytes(Tiles::kLarge));
+  if constexpr (kLarge > static_cast<int64_t>(kSharedBytes(Tiles::kSmall)))
+    if (!fits({.shared_memory = kLarge}, ::cohort::cuda::gpu_properties(device)))
+      return fn.template operator()<Tiles::kSmall>();
+  fn.template operator()<Tiles::kLarge>();
+}
 
 // Packed sequences in tiles of `per_tile` tokens. The host does not know the sequence boundaries,
 // so sequence s owns the slots from cu[s] / per_tile + s to cu[s + 1] / per_tile + s + 1

@@ -28,15 +28,15 @@
 
 namespace cohort::kernels::cuda {
 
-// kKeyStages: 2 needs one barrier per tile; 1 leaves shared memory for another block. kColumns: row
-// length in shared memory.
-template <int kDim_, int kWarps_, int kKeyStages_>
+// kUnmasked: has code for tiles that all rows see. kColumns: row length in shared memory.
+template <int kDim_, int kWarps_, int kKeyStages_, int kValueStages_, bool kUnmasked_>
 struct Bf16Shape {
-  static constexpr int kDim = kDim_, kColumns = kDim, kWarps = kWarps_, kKeyStages = kKeyStages_;
+  static constexpr int kDim = kDim_, kColumns = kDim, kWarps = kWarps_;
+  static constexpr int kKeyStages = kKeyStages_, kValueStages = kValueStages_;
+  static constexpr bool kUnmasked = kUnmasked_;
   static constexpr int kThreads = 32 * kWarps, kRows = 16 * kWarps;
   static constexpr int kKeys = kTileKeys<kDim>, kGroups = kKeys / 16;  // groups of 16 keys
-  static constexpr int kTileBytes = 2 * kKeys * kDim, kQueryBytes = 2 * kRows * kDim;
-  static constexpr size_t kSharedBytes = (kKeyStages + 2) * kTileBytes + kQueryBytes;
+  static constexpr int kTileBytes = 2 * kKeys * kDim;
 };
 
 // Memory of the combined chunks of a block: per row, kColumns values of O, and m c and l.
@@ -66,14 +66,6 @@ inline constexpr size_t combined_bytes(int rows, int dim) {
   return sizeof(float) * static_cast<size_t>(rows) * static_cast<size_t>(dim + 2);
 }
 
-// Kernels of packed sequences, and all f32 kernels, combine chunks in shared memory where it is
-// large enough (sm_90). Otherwise they use global scratch memory, if a sequence can have several
-// chunks.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-inline constexpr bool kCombinesInShared = false;
-#else
-inline constexpr bool kCombinesInShared = true;
-#endif
 // Allocates scratch for `rows` rows of kernels compiled for `dim`, and points `combined` to it.
 inline Tensor combined_scratch(CombinedChunks& combined, int64_t rows, int dim, Device device) {
   Tensor scratch = Tensor::empty({rows * (dim + 2)}, DType::kF32, device);
@@ -254,11 +246,17 @@ __device__ __forceinline__ void value_step(float (&o)[kDim / 8][4],
   }
 }
 
-// Starts loading the keys and values of a tile. Each lane computes the offset of one row; the warp
-// then copies row by row.
-template <class Shape, class Rows>
-__device__ __forceinline__ void load_tile(const Rows& rows, int tile, uint32_t keys,
-                                          uint32_t values, const RowFormat& format) {
+// Keys or values to load: the first key of `rows`, and the tile in shared memory.
+struct TileLoad {
+  const bf16* from;
+  uint32_t to;
+};
+
+// Starts loading the rows of a tile, of keys, values or both. Each lane computes the offset of one
+// row; the warp then copies row by row.
+template <class Shape, class Rows, class... Loads>
+__device__ __forceinline__ void load_tile(const Rows& rows, int tile, const RowFormat& format,
+                                          const Loads&... loads) {
   constexpr int kChunks = Shape::kDim / 8, kRowsPerWarp = Shape::kKeys / Shape::kWarps;
   static_assert(kChunks <= 32 && kRowsPerWarp <= 32);
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -273,32 +271,18 @@ __device__ __forceinline__ void load_tile(const Rows& rows, int tile, uint32_t k
       const int64_t offset = __shfl_sync(0xffffffffu, lane_offset, row_of(i));
       const uint32_t to = chunk_offset<Shape::kDim>(first + row_of(i), chunk);
       const bool live = offset >= 0 && column < format.head_dim;
-      copy_async(keys + to, live ? rows.k + offset + column : nullptr, live ? 16 : 0);
-      copy_async(values + to, live ? rows.v + offset + column : nullptr, live ? 16 : 0);
+      (copy_async(loads.to + to, live ? loads.from + offset + column : nullptr, live ? 16 : 0),
+       ...);
     }
     return;
   }
 #pragma unroll 1
   for (int i = 0; i < kRowsPerWarp; i += 32 / kChunks) {
     const int64_t offset = __shfl_sync(0xffffffffu, lane_offset, row_of(i));
-    load_chunk<Shape::kDim>(keys, first + row_of(i), chunk, offset < 0 ? nullptr : rows.k + offset,
-                            format.head_dim, false);
-    load_chunk<Shape::kDim>(values, first + row_of(i), chunk,
-                            offset < 0 ? nullptr : rows.v + offset, format.head_dim, false);
+    (load_chunk<Shape::kDim>(loads.to, first + row_of(i), chunk,
+                             offset < 0 ? nullptr : loads.from + offset, format.head_dim, false),
+     ...);
   }
-}
-
-// Starts loading a tile, unless it is past the last one, into its stages of the keys and of the
-// values after them, as one commit group.
-template <class Shape, class Rows>
-__device__ __forceinline__ void load_stage(const Rows& rows, int tile, int tiles, uint32_t keys,
-                                           const RowFormat& format) {
-  constexpr uint32_t kTileBytes = Shape::kTileBytes;
-  const uint32_t values = keys + Shape::kKeyStages * kTileBytes;
-  if (tile < tiles)
-    load_tile<Shape>(rows, tile, keys + tile % Shape::kKeyStages * kTileBytes,
-                     values + tile % 2 * kTileBytes, format);
-  copy_async_commit();
 }
 
 template <class Shape, class Rows>
@@ -456,15 +440,32 @@ __device__ __forceinline__ void attention_bf16(const Rows& rows, const Rule& rul
                                                const CombinedChunks& combined) {
   constexpr int kKeys = Shape::kKeys, kGroups = Shape::kGroups;
   constexpr int kChunkTiles = kAttentionChunk / kKeys;
+  constexpr int kKeyStages = Shape::kKeyStages, kValueStages = Shape::kValueStages;
   constexpr uint32_t kTileBytes = Shape::kTileBytes;
-  const uint32_t keys = shared_address(shared), values = keys + Shape::kKeyStages * kTileBytes;
-  const uint32_t queries = values + 2 * kTileBytes;
+  const uint32_t keys = shared_address(shared), values = keys + kKeyStages * kTileBytes;
+  const uint32_t queries = values + kValueStages * kTileBytes;
 
   const WarpRows warp_rows = make_warp_rows<Shape>(rows, rule);
   RowState state;
   float o[Shape::kDim / 8][4] = {};
   const IndexRange<int> tiles = rows.keys.tiles(kKeys);
-  const auto load = [&](int tile) { load_stage<Shape>(rows, tile, tiles.end, keys, format); };
+  const auto keys_of = [&](int tile) {
+    return TileLoad{rows.k, keys + tile % kKeyStages * kTileBytes};
+  };
+  const auto values_of = [&](int tile) {
+    return TileLoad{rows.v, values + tile % kValueStages * kTileBytes};
+  };
+  // Starts loading the keys of a tile, unless it is past the last one, and its values too unless
+  // their single stage is still in use.
+  const auto load = [&](int tile) {
+    if (tile < tiles.end) {
+      if constexpr (kValueStages == 1)
+        load_tile<Shape>(rows, tile, format, keys_of(tile));
+      else
+        load_tile<Shape>(rows, tile, format, keys_of(tile), values_of(tile));
+    }
+    copy_async_commit();
+  };
   // Keys before this one are hidden from some of the warp's rows.
   const int first_common = rule.first_key(warp_rows.max_end);
   load_queries<Shape>(rows, queries, format);
@@ -476,31 +477,43 @@ __device__ __forceinline__ void attention_bf16(const Rows& rows, const Rule& rul
     for (; tile < end; ++tile) {
       copy_async_wait<0>();
       __syncthreads();
-      if constexpr (Shape::kKeyStages == 2) load(tile + 1);
+      if constexpr (kKeyStages == 2) load(tile + 1);
+      if constexpr (kValueStages == 1) {
+        load_tile<Shape>(rows, tile, format, values_of(tile));
+        copy_async_commit();
+      }
       const int key0 = tile * kKeys,
                 groups = min(kGroups, max(0, (warp_rows.max_end - key0 + 15) / 16));
       const int ends[2] = {warp_rows.ends[0] - key0, warp_rows.ends[1] - key0};
-      const uint32_t tile_keys = keys + tile % Shape::kKeyStages * kTileBytes;
-      const uint32_t tile_values = values + tile % 2 * kTileBytes;
       float s[2 * kGroups][4], alpha[2];
+      const auto scores = [&]<bool kMasked>() {
+        score_step<Shape::kDim, kGroups, kMasked>(s, queries, warp_rows.row, keys_of(tile).to,
+                                                  groups);
+      };
       const auto softmax_and_values = [&]<bool kMasked>() {
         apply_rule(s, rule);
         if (kMasked) mask_scores<kGroups>(s, ends, rule, groups, first_common > key0);
         softmax_step<kGroups, kMasked>(s, state, alpha, rule.exponent, groups);
         if constexpr (Rule::kDrops)
           drop_step<kGroups>(s, rule.drop, warp_rows.streams, rows.head(), key0);
-        value_step<Shape::kDim, kGroups, kMasked>(o, s, alpha, tile_values, groups);
+        value_step<Shape::kDim, kGroups, kMasked>(o, s, alpha, values_of(tile).to, groups);
       };
-      if constexpr (Shape::kKeyStages == 1) {
-        score_step<Shape::kDim, kGroups, true>(s, queries, warp_rows.row, tile_keys, groups);
+      const bool unmasked = Shape::kUnmasked && !Rule::kDrops &&
+                            warp_rows.min_end >= key0 + kKeys && first_common <= key0;
+      if constexpr (kKeyStages == 1) {
+        unmasked ? scores.template operator()<false>() : scores.template operator()<true>();
+        if constexpr (kValueStages == 1) copy_async_wait<0>();
         __syncthreads();
         load(tile + 1);
-        if (groups > 0) softmax_and_values.template operator()<true>();
-      } else if (!Rule::kDrops && warp_rows.min_end >= key0 + kKeys && first_common <= key0) {
-        score_step<Shape::kDim, kGroups, false>(s, queries, warp_rows.row, tile_keys, groups);
+        if (unmasked)
+          softmax_and_values.template operator()<false>();
+        else if (groups > 0)
+          softmax_and_values.template operator()<true>();
+      } else if (unmasked) {
+        scores.template operator()<false>();
         softmax_and_values.template operator()<false>();
       } else if (groups > 0) {
-        score_step<Shape::kDim, kGroups, true>(s, queries, warp_rows.row, tile_keys, groups);
+        scores.template operator()<true>();
         softmax_and_values.template operator()<true>();
       }
     }

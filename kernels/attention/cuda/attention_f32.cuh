@@ -11,23 +11,29 @@
 
 namespace cohort::kernels::cuda {
 
-inline constexpr int kFloatRows = 64, kFloatThreads = 256;
+inline constexpr int kFloatThreads = 256;
 
+// kLoadedKeys: keys or values in shared memory at a time.
 template <int kDim_>
 struct FloatShape {
-  static constexpr int kDim = kDim_, kKeys = kTileKeys<kDim>;
+  static constexpr int kDim = kDim_, kKeys = kTileKeys<kDim>, kLoadedKeys = float_loaded_keys(kDim);
   static constexpr int kRows = kFloatRows, kThreads = kFloatThreads;
-  // Row lengths in shared memory: aligned, and off the multiples of 32 banks.
   static constexpr int kStride = kDim + 4, kScoreStride = kKeys + 4;
   static constexpr int kKeysPerThread = kKeys / 16, kPacksPerThread = kDim / 64;
-  static constexpr size_t kSharedBytes = sizeof(float) * (kKeys * kStride + kFloatRows * kStride +
-                                                          kFloatRows * kScoreStride + kFloatRows);
+  static constexpr size_t kSharedBytes = float_shared_bytes(kDim);
 };
 
 // Sizes of a kernel in either precision.
-template <class T, int kDim, int kWarps, int kKeyStages>
-using RowsShape = std::conditional_t<std::is_same_v<T, float>, FloatShape<kDim>,
-                                     Bf16Shape<kDim, kWarps, kKeyStages>>;
+template <class T, int kDim, RowTiles kTiles, bool kUnmasked>
+using RowsShape = std::conditional_t<
+    std::is_same_v<T, float>, FloatShape<kDim>,
+    Bf16Shape<kDim, kTiles.warps, kTiles.key_stages, kTiles.value_stages, kUnmasked>>;
+// Shared memory of a block of that shape.
+template <class T, int kDim, auto kTilesOf>
+constexpr size_t rows_shared_bytes(Tiles tiles) {
+  return std::is_same_v<T, float> ? float_shared_bytes(kDim)
+                                  : kTilesOf(kDim, tiles).shared_bytes(kDim);
+}
 
 using Float4 = Pack<float, 4>;
 
@@ -44,44 +50,46 @@ struct FloatThreadState {
   float* row_factor = nullptr;  // in shared memory: alpha of each row; l at the end of a chunk
 };
 
-// Starts loading a tile of keys or values.
+// Starts loading kLoadedKeys keys or values from `first` on.
 template <int kDim, class Rows>
-__device__ __forceinline__ void load_float_tile(float* to, const Rows& rows, const float* from,
-                                                int tile, const RowFormat& format) {
+__device__ __forceinline__ void load_float_rows(float* to, const Rows& rows, const float* from,
+                                                int first, const RowFormat& format) {
   using Shape = FloatShape<kDim>;
   constexpr int kChunks = kDim / 4;
 #pragma unroll 4
-  for (int i = static_cast<int>(threadIdx.x); i < Shape::kKeys * kChunks; i += kFloatThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < Shape::kLoadedKeys * kChunks;
+       i += kFloatThreads) {
     const int row = i / kChunks;
-    const int64_t offset = rows.key_offset(tile * Shape::kKeys + row);
+    const int64_t offset = rows.key_offset(first + row);
     load_float_chunk(to + row * Shape::kStride, i % kChunks, offset < 0 ? nullptr : from + offset,
                      format.head_dim, format.vectorized);
   }
   copy_async_commit();
 }
 
-// s[i][j] = row y4 + i of Q times key x + 16 j.
+// s[i][j0 + j] = row y4 + i of Q times loaded key x + 16 j.
 template <int kDim>
 __device__ __forceinline__ void float_scores(float (&s)[4][FloatShape<kDim>::kKeysPerThread],
-                                             const float* queries, const float* keys, int y4, int x,
-                                             int head_dim) {
+                                             int j0, const float* queries, const float* keys,
+                                             const FloatThreadState& state, int head_dim) {
   using Shape = FloatShape<kDim>;
+  constexpr int kCount = Shape::kLoadedKeys / 16;
 #pragma unroll
   for (int i = 0; i < 4; ++i)
 #pragma unroll
-    for (int j = 0; j < Shape::kKeysPerThread; ++j) s[i][j] = 0;
+    for (int j = 0; j < kCount; ++j) s[i][j0 + j] = 0;
 #pragma unroll 1
   for (int d = 0; d < head_dim; d += 4) {
     Float4 q[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) q[i] = load_pack<4>(queries + (y4 + i) * Shape::kStride + d);
+    for (int i = 0; i < 4; ++i) q[i] = load_pack<4>(queries + (state.y4 + i) * Shape::kStride + d);
 #pragma unroll
-    for (int j = 0; j < Shape::kKeysPerThread; ++j) {
-      const Float4 k = load_pack<4>(keys + (x + 16 * j) * Shape::kStride + d);
+    for (int j = 0; j < kCount; ++j) {
+      const Float4 k = load_pack<4>(keys + (state.x + 16 * j) * Shape::kStride + d);
 #pragma unroll
       for (int i = 0; i < 4; ++i)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) s[i][j] = __fmaf_rn(q[i].v[e], k.v[e], s[i][j]);
+        for (int e = 0; e < 4; ++e) s[i][j0 + j] = __fmaf_rn(q[i].v[e], k.v[e], s[i][j0 + j]);
     }
   }
 }
@@ -208,8 +216,8 @@ __device__ __forceinline__ void float_combine(float (&o)[4][FloatShape<kDim>::kP
                                               const Rows& rows, const CombinedChunks& combined) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (!kCombinesInShared && state.y4 + i >= rows.count) continue;
-    const int64_t row = kCombinesInShared ? state.y4 + i : rows.combined_row(state.y4 + i);
+    if (state.y4 + i >= rows.count) continue;
+    const int64_t row = rows.combined_row(state.y4 + i);
     const ChunkState before = combined.load_state(row), chunk{state.row_max_log2[i], l[i]};
     if (before.row_max_log2 == -INFINITY) continue;
     const bool any_key = chunk.row_max_log2 != -INFINITY;
@@ -234,8 +242,8 @@ __device__ __forceinline__ void float_store_combined(
   __syncwarp();  // what was combined before has been read
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const bool live = kCombinesInShared || state.y4 + i < rows.count;
-    const int64_t row = kCombinesInShared ? state.y4 + i : rows.combined_row(state.y4 + i);
+    const bool live = state.y4 + i < rows.count;
+    const int64_t row = rows.combined_row(state.y4 + i);
     if (live && state.x == 0) combined.store_state(row, {state.row_max_log2[i], l[i]});
     state.row_max_log2[i] = -INFINITY;
 #pragma unroll
@@ -295,8 +303,9 @@ __device__ __forceinline__ void attention_f32(const Rows& rows, const Rule& rule
                                               const CombinedChunks& combined) {
   using Shape = FloatShape<kDim>;
   constexpr int kKeys = Shape::kKeys, kChunkTiles = kAttentionChunk / kKeys;
-  float* const tile_rows = shared;  // keys, then values
-  float* const queries = tile_rows + kKeys * Shape::kStride;
+  constexpr int kLoadedKeys = Shape::kLoadedKeys;
+  float* const loaded = shared;  // keys, then values
+  float* const queries = loaded + kLoadedKeys * Shape::kStride;
   const int thread = static_cast<int>(threadIdx.x);
   FloatThreadState state{.y4 = thread / 16 * 4, .x = thread % 16, .l_row = thread / 4};
   state.p = queries + kFloatRows * Shape::kStride;
@@ -325,21 +334,35 @@ __device__ __forceinline__ void attention_f32(const Rows& rows, const Rule& rule
     for (; tile < end; ++tile) {
       const int key0 = tile * kKeys;
       const bool any = max_end > key0;  // uniform in a warp
-      __syncthreads();                  // the previous values have been read
-      load_float_tile<kDim>(tile_rows, rows, rows.k, tile, format);
-      copy_async_wait<0>();
-      __syncthreads();
       float s[4][Shape::kKeysPerThread], alpha[4];
-      if (any) float_scores<kDim>(s, queries, tile_rows, state.y4, state.x, format.head_dim);
-      __syncthreads();
-      load_float_tile<kDim>(tile_rows, rows, rows.v, tile, format);
+      const auto start_loading = [&](const float* from, int first) {
+        __syncthreads();  // the previous rows have been read
+        load_float_rows<kDim>(loaded, rows, from, key0 + first, format);
+      };
+      const auto finish_loading = [] {
+        copy_async_wait<0>();
+        __syncthreads();
+      };
+#pragma unroll
+      for (int first = 0; first < kKeys; first += kLoadedKeys) {
+        start_loading(rows.k, first);
+        finish_loading();
+        if (any) float_scores<kDim>(s, first / 16, queries, loaded, state, format.head_dim);
+      }
+      start_loading(rows.v, 0);
       if (any) float_probabilities<kDim>(s, state, alpha, rows, rule, key0);
-      copy_async_wait<0>();
-      __syncthreads();
-      if (!any) continue;
-      float_rescale(o, alpha);
-      float_values<kDim>(o, state.p, tile_rows, state.y4, state.x,
-                         min(kKeys, (max_end - key0 + 3) / 4 * 4));
+      finish_loading();
+      if (any) float_rescale(o, alpha);
+#pragma unroll 1
+      for (int first = 0; first < kKeys; first += kLoadedKeys) {
+        if (first > 0) {
+          start_loading(rows.v, first);
+          finish_loading();
+        }
+        if (any)
+          float_values<kDim>(o, state.p + first, loaded, state.y4, state.x,
+                             min(kLoadedKeys, (max_end - key0 - first + 3) / 4 * 4));
+      }
     }
     float_reduce_l(l, state);
     if (end > first_end) float_combine<kDim>(o, l, state, rows, combined);

@@ -6,12 +6,11 @@
 
 namespace cohort::kernels::cuda {
 
-// Selects the gradients of a kernel. A block owns a tile of rows of one sequence and head, and
+// Pass selects the gradients of a kernel. A block owns a tile of rows of one sequence and head, and
 // streams the rows of the other side in ascending steps:
 //   kKeys     owns keys (K, V) of a key head, streams queries (Q, dO) of the heads of its group one
 //             after the other, or of a slice of them; dK and dV
 //   kQueries  owns queries (Q, dO) of a head, streams keys (K, V); dQ
-enum class Pass { kKeys, kQueries };
 
 // Rows of one head: row r is token r of a sequence, or key r.
 template <class T>
@@ -106,11 +105,11 @@ __device__ __forceinline__ PackedSequences sequences_of(const Args& args) {
 
 // Adjacent blocks have the same tile in different heads; all tiles of `at_once` heads come before
 // those of the next. Under a causal mask the first keys and the last queries have the most work, so
-// they come first; with kLastKeysFirst the last keys come first.
+// they come first; with kLastKeysFirst the last keys come first. All lanes of a warp must call it.
 template <Pass kPass, bool kLastKeysFirst = false, class Args>
-__device__ __forceinline__ BackwardSlice find_slice(const Args& args, int per_tile, int per_step,
-                                                    int at_once) {
-  const int blocks = tile_blocks<kPass>(args), block = static_cast<int>(blockIdx.x);
+__device__ __forceinline__ BackwardSlice find_slice(const Args& args, int block, int per_tile,
+                                                    int per_step, int at_once) {
+  const int blocks = tile_blocks<kPass>(args);
   const int slots = static_cast<int>(gridDim.x) / blocks;
   const int first_head = block / (slots * at_once) * at_once, in_batch = block % (slots * at_once);
   const int heads = min(at_once, blocks - first_head);

@@ -11,34 +11,22 @@ namespace cohort::kernels::cuda {
 
 namespace {
 
-// rows: own rows of a warp / 16. `split` warps share own rows, each with its part of the gradient
-// columns (each recomputes S and dP, which costs less than the register spills it avoids). step:
-// streamed rows per stage; columns: streamed rows processed at a time. blocks: blocks per
-// multiprocessor.
-struct Plan {
-  int rows, warps, split, step, columns, blocks;
-};
-constexpr Plan plan_of(int dim, Pass pass) {
-  if (dim == 64) return {2, 4, 1, 64, 32, 2};
-  if (dim == 128) return pass == Pass::kKeys ? Plan{1, 8, 1, 64, 64, 1} : Plan{2, 4, 1, 32, 32, 2};
-  return pass == Pass::kKeys ? Plan{1, 8, 2, 32, 32, 1} : Plan{1, 4, 1, 32, 32, 1};
-}
-
-// Sizes derived from a plan. Shared memory: the two own tiles, two stages of two streamed tiles,
+// Sizes derived from the tiles. Shared memory: the two own tiles, two stages of two streamed tiles,
 // and for kKeys two stages of per-query data: lse_log2, delta, Philox stream.
-template <int kDim, Pass kPass>
+template <int kDim, Pass kPass, Tiles kTiles>
 struct Layout {
-  static constexpr Plan kPlan = plan_of(kDim, kPass);
-  static constexpr int kRows = kPlan.rows, kWarps = kPlan.warps, kSplit = kPlan.split;
-  static constexpr int kStep = kPlan.step, kColumns = kPlan.columns, kBlocks = kPlan.blocks;
+  static constexpr BackwardTiles kSizes = backward_tiles(kDim, kPass, kTiles);
+  static constexpr int kRows = kSizes.rows, kWarps = kSizes.warps, kSplit = kSizes.split;
+  static constexpr int kStep = kSizes.step, kColumns = kSizes.columns, kBlocks = kSizes.blocks;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kOwn = 16 * kRows * kWarps / kSplit;
+  static constexpr int kOwn = kSizes.own();
   static constexpr int kWidth = kDim / kSplit;  // gradient columns of a warp
   static constexpr int kRowBytes = 2 * kDim;
   static constexpr int kOwnBytes = kOwn * kRowBytes, kStepBytes = kStep * kRowBytes;
   static constexpr int kStreamed = 2 * kOwnBytes, kQueryData = kStreamed + 4 * kStepBytes;
   static constexpr int kQueryBytes = kStep * 16;
-  static constexpr int kShared = kQueryData + (kPass == Pass::kKeys ? 2 * kQueryBytes : 0);
+  static constexpr size_t kShared = kSizes.shared_bytes(kDim, kPass);
+  static_assert(kShared == kQueryData + (kPass == Pass::kKeys ? 2 * kQueryBytes : 0));
   static_assert(kRows * kColumns <= 64, "keep_bits() has 32 bits for the scores of a lane");
   static_assert(kStep % kColumns == 0 && kColumns % 16 == 0);
   static_assert(kThreads >= kStep, "a thread loads the data of a streamed query");
@@ -159,7 +147,7 @@ __device__ __forceinline__ void load_rows(uint32_t tile, const HeadRows<const bf
                      false);
 }
 
-template <int kDim, Pass kPass, class Args>
+template <int kDim, Pass kPass, Tiles kTiles, class Args>
 class BackwardBlock {
  public:
   __device__ BackwardBlock(const Args& args, const BackwardSlice& slice, unsigned char* shared)
@@ -227,7 +215,7 @@ class BackwardBlock {
   }
 
  private:
-  using L = Layout<kDim, kPass>;
+  using L = Layout<kDim, kPass, kTiles>;
   using Rule = decltype(Args::rule);
   static constexpr int kRows = L::kRows, kColumns = L::kColumns, kStep = L::kStep;
   static constexpr bool kKeys = kPass == Pass::kKeys;
@@ -511,23 +499,32 @@ class BackwardBlock {
 // memory, the streamed ones in two stages; scores and gradients stay in registers until the end. No
 // other block adds to these gradients, or to this slice of them: there are no atomics, and the
 // order is fixed.
-template <int kDim, Pass kPass, class Args>
-__global__ void __launch_bounds__(Layout<kDim, kPass>::kThreads, Layout<kDim, kPass>::kBlocks)
+template <int kDim, Pass kPass, Tiles kTiles, class Args>
+__global__ void __launch_bounds__(Layout<kDim, kPass, kTiles>::kThreads,
+                                  Layout<kDim, kPass, kTiles>::kBlocks)
     backward_kernel(const __grid_constant__ Args args) {
   extern __shared__ __align__(128) unsigned char shared[];
-  using L = Layout<kDim, kPass>;
-  const BackwardSlice slice = find_slice<kPass>(args, L::kOwn, L::kStep, tile_blocks<kPass>(args));
+  using L = Layout<kDim, kPass, kTiles>;
+  const BackwardSlice slice = find_slice<kPass>(args, static_cast<int>(blockIdx.x), L::kOwn,
+                                                L::kStep, tile_blocks<kPass>(args));
   if (slice.own >= slice.sequence.length) return;
-  BackwardBlock<kDim, kPass, Args> block(args, slice, shared);
+  BackwardBlock<kDim, kPass, kTiles, Args> block(args, slice, shared);
   block.run();
   block.store();
 }
 
+template <int kDim, Pass kPass>
+constexpr size_t backward_shared_bytes(Tiles tiles) {
+  return backward_tiles(kDim, kPass, tiles).shared_bytes(kDim, kPass);
+}
+
 template <int kDim, Pass kPass, class Args>
 void launch_pass(const char* name, const Args& args, Device device) {
-  using L = Layout<kDim, kPass>;
-  launch(name, backward_kernel<kDim, kPass, Args>,
-         {backward_blocks<kPass>(args, L::kOwn), L::kThreads, L::kShared}, device, args);
+  dispatch_tiles<backward_shared_bytes<kDim, kPass>>(device, [&]<Tiles kTiles>() {
+    using L = Layout<kDim, kPass, kTiles>;
+    launch(name, backward_kernel<kDim, kPass, kTiles, Args>,
+           {backward_blocks<kPass>(args, L::kOwn), L::kThreads, L::kShared}, device, args);
+  });
 }
 
 }  // namespace

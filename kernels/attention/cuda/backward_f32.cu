@@ -1,33 +1,33 @@
 // Both passes of the attention backward in f32, as one kernel of fma chains. Four tiles of 32 rows
-// are in shared memory (own and streamed rows, of two tensors each); a thread computes 2x2 scores,
-// and after a barrier accumulates P and dS of all streamed rows into 4 rows by 2 to 8 columns of
-// gradient.
+// (16 for head dims over 128) are in shared memory: own and streamed rows, of two tensors each. A
+// thread computes 2x2 scores (1x1), and after a barrier accumulates P and dS of all streamed rows
+// into 4 rows (2) by 2 to 8 columns of gradient.
 #include "kernels/attention/cuda/backward.cuh"
 
 namespace cohort::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kTile = 32;             // own rows per block, and streamed rows per step
-constexpr int kScoreRow = kTile + 4;  // a streamed row's P or dS for the own rows
-constexpr int kThreadRows = 4;        // gradient rows per thread, the same for all of a warp
-static_assert(kThreadRows * kThreads / 32 == kTile);
+// Own rows per block, and streamed rows per step.
+template <int kDim>
+constexpr int kTile = float_backward_rows(kDim);
 
 // Rows are padded by 16 bytes, so that adjacent ones start in different banks.
 template <int kDim>
 struct SharedTiles {
-  float own[2][kTile][kDim + 4];
-  float streamed[2][kTile][kDim + 4];
-  float p[kTile][kScoreRow], ds[kTile][kScoreRow];
+  static constexpr int kRows = kTile<kDim>;
+  float own[2][kRows][kDim + 4];
+  float streamed[2][kRows][kDim + 4];
+  float p[kRows][kRows + 4], ds[kRows][kRows + 4];  // of streamed rows, for the own rows
 };
 
-// Starts loading rows [row0, row0 + kTile), zero from `length` and from the head dim on.
+// Starts loading rows [row0, row0 + kTile<kDim>), zero from `length` and from the head dim on.
 template <int kDim>
-__device__ void load_rows(float (&tile)[kTile][kDim + 4], const HeadRows<const float>& from,
+__device__ void load_rows(float (&tile)[kTile<kDim>][kDim + 4], const HeadRows<const float>& from,
                           int row0, int length, int head_dim, bool vectorized) {
   constexpr int kChunks = kDim / 4;
 #pragma unroll 4
-  for (int i = static_cast<int>(threadIdx.x); i < kTile * kChunks; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < kTile<kDim> * kChunks; i += kThreads) {
     const int r = i / kChunks;
     load_float_chunk(tile[r], i % kChunks, row0 + r < length ? from.row(row0 + r) : nullptr,
                      head_dim, vectorized);
@@ -51,15 +51,15 @@ class BackwardBlock {
       for (int head = first_head; head < first_head + heads; ++head)
         for (int step = stream.steps.first; step < stream.steps.end; ++step) {
           __syncthreads();  // every thread has finished the last step
-          load_streamed(stream, head, step * kTile);
+          load_streamed(stream, head, step * kRows);
           copy_async_commit();
           copy_async_wait<0>();  // the first time also for the own rows
           __syncthreads();
-          scores(stream, kKeys ? head : slice_.head, step * kTile);
+          scores(stream, kKeys ? head : slice_.head, step * kRows);
           __syncthreads();
           accumulate_gradients();
         }
-    } while (kKeys && next_stream(args_, slice_, sequence, stream, kTile, kTile));
+    } while (kKeys && next_stream(args_, slice_, sequence, stream, kRows, kRows));
   }
 
   __device__ void store() const {
@@ -75,6 +75,9 @@ class BackwardBlock {
   static constexpr bool kKeys = kPass == Pass::kKeys;
   static constexpr int kVector = kDim == 64 ? 2 : 4;  // adjacent columns of a thread
   static constexpr int kVectors = kDim / (32 * kVector);
+  static constexpr int kRows = kTile<kDim>;
+  static constexpr int kScores = kRows / 16;                   // per side and thread
+  static constexpr int kThreadRows = kRows / (kThreads / 32);  // the same for all of a warp
   using Gradient = float[kThreadRows][kVectors][kVector];
 
   __device__ void load_own() {
@@ -96,32 +99,32 @@ class BackwardBlock {
     }
   }
 
-  // S and dP for own rows y, y + 16 and streamed rows x, x + 16. `head`: head of the queries.
+  // S and dP for own rows y, y + 16, ... and streamed rows x, x + 16, ... `head`: head of the queries.
   __device__ void scores(const BackwardStream& stream, int head, int row0) {
     const int y = static_cast<int>(threadIdx.x) / 16, x = static_cast<int>(threadIdx.x) % 16;
-    float acc[2][2][2] = {};  // [S or dP][own][streamed]
+    float acc[2][kScores][kScores] = {};  // [S or dP][own][streamed]
 #pragma unroll 4
     for (int d = 0; d < kDim; d += 4)
 #pragma unroll
       for (int matmul = 0; matmul < 2; ++matmul) {
-        Pack<float, 4> a[2], b[2];
+        Pack<float, 4> a[kScores], b[kScores];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
+        for (int i = 0; i < kScores; ++i) {
           a[i] = load_pack<4>(&shared_.own[matmul][y + 16 * i][d]);
           b[i] = load_pack<4>(&shared_.streamed[matmul][x + 16 * i][d]);
         }
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
+        for (int i = 0; i < kScores; ++i)
 #pragma unroll
-          for (int j = 0; j < 2; ++j)
+          for (int j = 0; j < kScores; ++j)
 #pragma unroll
             for (int e = 0; e < 4; ++e)
               acc[matmul][i][j] = __fmaf_rn(a[i].v[e], b[j].v[e], acc[matmul][i][j]);
       }
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
+    for (int i = 0; i < kScores; ++i)
 #pragma unroll
-      for (int j = 0; j < 2; ++j)
+      for (int j = 0; j < kScores; ++j)
         score(acc[0][i][j], acc[1][i][j], stream, head, y + 16 * i, x + 16 * j, row0);
   }
 
@@ -169,7 +172,7 @@ class BackwardBlock {
       }
     };
 #pragma unroll 4
-    for (int j = 0; j < kTile; ++j) {
+    for (int j = 0; j < kRows; ++j) {
       add(dk_dq_, shared_.ds[j], shared_.streamed[0][j]);
       if constexpr (kKeys) add(dv_, shared_.p[j], shared_.streamed[1][j]);
     }
@@ -202,16 +205,17 @@ class BackwardBlock {
   Gradient dv_ = {};     // dV; unused for kQueries
 };
 
-// A block owns 32 rows of one head of one sequence (keys or queries, depending on the pass) and
-// streams the rows of the other side 32 at a time, in ascending order: scores of 32 x 32 pairs go
-// to shared memory, and after a barrier are accumulated into the gradients, which stay in registers
+// A block owns a tile of rows of one head of one sequence (keys or queries, depending on the pass)
+// and streams the rows of the other side in tiles, in ascending order: the scores of all pairs go to
+// shared memory, and after a barrier are accumulated into the gradients, which stay in registers
 // until the end. No other block adds to these gradients, so there are no atomics and the order is
 // fixed.
 template <int kDim, Pass kPass, class Args>
 __global__ void __launch_bounds__(kThreads, kDim == 64 ? 4 : 0)
     backward_kernel(const __grid_constant__ Args args) {
   extern __shared__ __align__(16) unsigned char shared[];
-  const BackwardSlice slice = find_slice<kPass>(args, kTile, kTile, tile_blocks<kPass>(args));
+  const BackwardSlice slice = find_slice<kPass>(args, static_cast<int>(blockIdx.x), kTile<kDim>,
+                                                kTile<kDim>, tile_blocks<kPass>(args));
   if (slice.own >= slice.sequence.length) return;
   BackwardBlock<kDim, kPass, Args> block(args, slice,
                                          *reinterpret_cast<SharedTiles<kDim>*>(shared));
@@ -221,8 +225,10 @@ __global__ void __launch_bounds__(kThreads, kDim == 64 ? 4 : 0)
 
 template <int kDim, Pass kPass, class Args>
 void launch_pass(const char* name, const Args& args, Device device) {
+  static_assert(sizeof(SharedTiles<kDim>) == float_backward_shared_bytes(kDim));
   launch(name, backward_kernel<kDim, kPass, Args>,
-         {backward_blocks<kPass>(args, kTile), kThreads, sizeof(SharedTiles<kDim>)}, device, args);
+         {backward_blocks<kPass>(args, kTile<kDim>), kThreads, sizeof(SharedTiles<kDim>)}, device,
+         args);
 }
 
 }  // namespace

@@ -6,8 +6,8 @@
 namespace cohort::kernels::cuda {
 namespace {
 
-template <class T, int kDim>
-struct ForwardShape : RowsShape<T, kDim, kDim <= 128 ? 8 : 4, 2> {
+template <class T, int kDim, Tiles kTiles>
+struct ForwardShape : RowsShape<T, kDim, forward_tiles(kDim, kTiles), true> {
   // At least so many on a multiprocessor; 0: no minimum.
   static constexpr int kBlocks = std::is_same_v<T, float> ? 0 : kDim == 64 ? 2 : 1;
 };
@@ -16,20 +16,19 @@ struct ForwardShape : RowsShape<T, kDim, kDim <= 128 ? 8 : 4, 2> {
 // 16 per warp, and loops over the tiles of keys that they see. Shared memory holds the queries and
 // two stages of keys and values: the next tile is loaded while the current one is processed. S, P
 // and O stay in registers. Head dims of 64 leave shared memory for a second block on the
-// multiprocessor, whose matmuls hide the exponentials of this one. f32: 64 rows, one stage, which
-// holds the keys of a tile first and then its values.
-template <class T, int kDim, class Problem>
-__global__ void __launch_bounds__(ForwardShape<T, kDim>::kThreads, ForwardShape<T, kDim>::kBlocks)
+// multiprocessor, whose matmuls hide the exponentials of this one. With small tiles there is one
+// stage: the values are loaded during the scores, the next keys after them. f32: 64 rows, one
+// stage, which holds some keys or values of a tile at a time.
+template <class T, int kDim, Tiles kTiles, class Problem>
+__global__ void __launch_bounds__(ForwardShape<T, kDim, kTiles>::kThreads,
+                                  ForwardShape<T, kDim, kTiles>::kBlocks)
     attention_forward_kernel(const __grid_constant__ Problem problem) {
   extern __shared__ __align__(128) char shared[];
-  using Shape = ForwardShape<T, kDim>;
+  using Shape = ForwardShape<T, kDim, kTiles>;
   PackedRows<T> rows;
   if (!problem.find(problem.rule, static_cast<int>(blockIdx.x), Shape::kRows, rows)) return;
-  auto* const after = reinterpret_cast<float*>(shared + Shape::kSharedBytes);
   attention_rows<Shape>(rows, problem.rule, problem.format, shared,
-                        kCombinesInShared
-                            ? CombinedChunks{.o = after, .states = after + Shape::kRows * kDim}
-                            : problem.combined.from(rows.row0(problem.tokens), kDim));
+                        problem.combined.from(rows.row0(problem.tokens), kDim));
 }
 
 // `slots` and `combined` depend on the kernel and are still to be set.
@@ -57,18 +56,18 @@ ForwardProblem<T> make_problem(const AttentionForward& args) {
 // Launches the generic kernel for a padded head dim.
 template <class T, int kDim, class Problem>
 void run_generic(Problem problem, Device device) {
-  using Shape = ForwardShape<T, kDim>;
-  const auto kernel = attention_forward_kernel<T, kDim, Problem>;
-  size_t shared_bytes = Shape::kSharedBytes;
   Tensor scratch;
-  if (::cohort::cuda::is_compiled_for_sm90(reinterpret_cast<const void*>(kernel), device))
-    shared_bytes += combined_bytes(Shape::kRows, kDim);
-  else if (problem.tokens > kAttentionChunk)
+  if (problem.tokens > kAttentionChunk)
     scratch = combined_scratch(problem.combined, problem.tokens * problem.heads, kDim, device);
-  const int64_t slots = tile_slots(problem.tokens, problem.sequences.count, Shape::kRows);
-  problem.slots = static_cast<int>(slots);
-  launch("attention_forward", kernel,
-         {blocks_for(slots * problem.heads, 1), Shape::kThreads, shared_bytes}, device, problem);
+  constexpr auto kSharedBytes = rows_shared_bytes<T, kDim, forward_tiles>;
+  dispatch_tiles<kSharedBytes>(device, [&]<Tiles kTiles>() {
+    using Shape = ForwardShape<T, kDim, kTiles>;
+    const int64_t slots = tile_slots(problem.tokens, problem.sequences.count, Shape::kRows);
+    problem.slots = static_cast<int>(slots);
+    launch("attention_forward", attention_forward_kernel<T, kDim, kTiles, Problem>,
+           {blocks_for(slots * problem.heads, 1), Shape::kThreads, kSharedBytes(kTiles)}, device,
+           problem);
+  });
 }
 
 }  // namespace

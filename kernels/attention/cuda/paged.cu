@@ -172,8 +172,8 @@ struct PagedProblem {
   }
 };
 
-template <class T, int kDim>
-struct PagedShape : RowsShape<T, kDim, 4, 1> {
+template <class T, int kDim, Tiles kTiles>
+struct PagedShape : RowsShape<T, kDim, paged_tiles(kDim, kTiles), false> {
   // As in forward.cu.
   static constexpr int kBlocks = std::is_same_v<T, float> ? 0
                                  : kDim == 64             ? 3
@@ -181,42 +181,38 @@ struct PagedShape : RowsShape<T, kDim, 4, 1> {
                                                           : 1;
 };
 
-// A block has the rows of PagedProblem::find(), in bf16 16 per warp. A single stage of keys leaves
-// shared memory for other blocks on the multiprocessor; the next tile is loaded during the softmax.
-template <class T, int kDim, class Problem>
-__global__ void __launch_bounds__(PagedShape<T, kDim>::kThreads, PagedShape<T, kDim>::kBlocks)
+// A block has the rows of PagedProblem::find(), in bf16 16 per warp. The next tile is loaded during
+// the softmax.
+template <class T, int kDim, Tiles kTiles, class Problem>
+__global__ void __launch_bounds__(PagedShape<T, kDim, kTiles>::kThreads,
+                                  PagedShape<T, kDim, kTiles>::kBlocks)
     attention_paged_kernel(const __grid_constant__ Problem problem) {
   extern __shared__ __align__(128) char shared[];
-  using Shape = PagedShape<T, kDim>;
+  using Shape = PagedShape<T, kDim, kTiles>;
   static_assert(Shape::kRows == kPagedRows);
   if constexpr (std::is_same_v<T, bf16>) launch_dependents_and_wait();
   PagedRows<T> rows;
   if (!problem.find(problem.rule, rows)) return;
-  constexpr bool kInShared = kCombinesInShared && std::is_same_v<T, float>;
-  auto* const after = reinterpret_cast<float*>(shared + Shape::kSharedBytes);
-  attention_rows<Shape>(rows, problem.rule, problem.format, shared,
-                        kInShared
-                            ? CombinedChunks{.o = after, .states = after + Shape::kRows * kDim}
-                            : problem.combined);
+  attention_rows<Shape>(rows, problem.rule, problem.format, shared, problem.combined);
 }
 
 // Launches the kernel for a padded head dim.
 template <class T, int kDim, class Problem>
 void run_paged(Problem problem, Device device) {
-  using Shape = PagedShape<T, kDim>;
-  constexpr bool kFloat = std::is_same_v<T, float>;
-  const auto kernel = attention_paged_kernel<T, kDim, Problem>;
-  LaunchShape shape{.grid = dim3(blocks_for(problem.tokens, 1),
-                                 static_cast<unsigned>(problem.kv_heads * problem.parts)),
-                    .block = Shape::kThreads,
-                    .shared_bytes = Shape::kSharedBytes,
-                    .start = kFloat ? Start::kAfterPrevious : Start::kProgrammatic};
+  const dim3 grid(blocks_for(problem.tokens, 1),
+                  static_cast<unsigned>(problem.kv_heads * problem.parts));
   Tensor scratch;
-  if (kFloat && ::cohort::cuda::is_compiled_for_sm90(reinterpret_cast<const void*>(kernel), device))
-    shape.shared_bytes += combined_bytes(Shape::kRows, kDim);
-  else if (problem.table.capacity() > kAttentionChunk)
+  if (problem.table.capacity() > kAttentionChunk)
     scratch = combined_scratch(problem.combined, problem.tokens * problem.heads, kDim, device);
-  launch("attention_paged", kernel, shape, device, problem);
+  constexpr auto kSharedBytes = rows_shared_bytes<T, kDim, paged_tiles>;
+  dispatch_tiles<kSharedBytes>(device, [&]<Tiles kTiles>() {
+    launch("attention_paged", attention_paged_kernel<T, kDim, kTiles, Problem>,
+           {.grid = grid,
+            .block = PagedShape<T, kDim, kTiles>::kThreads,
+            .shared_bytes = kSharedBytes(kTiles),
+            .start = std::is_same_v<T, float> ? Start::kAfterPrevious : Start::kProgrammatic},
+           device, problem);
+  });
 }
 
 }  // namespace

@@ -351,7 +351,7 @@ void launch_gemm(const char* name, const Tensor& a, const Tensor& b, int64_t col
       .epilogue = epilogue};
   const Device device = a.device();
   const int64_t blocks = std::min<int64_t>(int64_t{args.tiles.rows} * args.tiles.columns,
-                                           ::cohort::cuda::multiprocessors(device));
+                                           ::cohort::cuda::gpu_properties(device).multiprocessors);
   launch(name, gemm_kernel<Epilogue>,
          {.grid = blocks_for(blocks, 1),
           .block = S::kThreads,

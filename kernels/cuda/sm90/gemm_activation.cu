@@ -144,10 +144,10 @@ bool has_aligned_bf16_rows(const Tensors&... tensors) {
 // at least 60 % of the multiprocessors, averaged over all waves.
 bool has_enough_tiles(int64_t rows, int64_t cols, int64_t k, Device device) {
   if (std::min({rows, cols, k}) == 0 || std::max({rows, cols, k}) >= 1 << 30 ||
-      !::cohort::cuda::is_hopper(device))
+      !fits(kSm90a, ::cohort::cuda::gpu_properties(device)))
     return false;
   const int64_t tiles = (rows + 127) / 128 * ((cols + 191) / 192);
-  const int64_t blocks = ::cohort::cuda::multiprocessors(device);
+  const int64_t blocks = ::cohort::cuda::gpu_properties(device).multiprocessors;
   return 10 * tiles >= 6 * ((tiles + blocks - 1) / blocks * blocks);
 }
 

@@ -22,7 +22,8 @@ namespace cohort::kernels::cuda {
 namespace {
 
 constexpr int kBox = 64, kStageColumns = 2 * kBox, kRowBytes = kBox * int{sizeof(bf16)};
-constexpr int kSharedPerSm = 227 << 10, kSharedReservedPerBlock = 1 << 10;  // sm_90
+// Of sm_90, for which the tilings are chosen.
+constexpr int kSharedPerSm = 227 << 10, kSharedReservedPerBlock = 1 << 10;
 
 struct Sizes {
   int m, n, k;  // n: outputs per row of x
@@ -299,8 +300,8 @@ void run(const SkinnyGemm& args, Activation op = {}) {
   size.shift = size.m > T::kTokens ? 1 : 0;
   size.tiles = ((size.n + T::kPartRows - 1) / T::kPartRows) << size.shift;
   const Device device = args.x.device();
-  const int blocks =
-      std::min(size.tiles, ::cohort::cuda::multiprocessors(device) * T::kBlocksPerSm);
+  const int blocks = std::min(
+      size.tiles, ::cohort::cuda::gpu_properties(device).multiprocessors * T::kBlocksPerSm);
   launch("skinny_gemm", skinny_kernel<T>,
          {.grid = static_cast<unsigned>(blocks),
           .block = T::kThreads,
@@ -347,8 +348,9 @@ bool is_skinny(const GemmSize& size, Device device) {
   const auto& [m, n, k] = size;
   return m > 0 && m <= kSkinnyRows && k > 0 && k % kStageColumns == 0 && n % 8 == 0 &&
          std::max(n, k) < (int64_t{1} << 30) && is_faster(size) &&
-         ::cohort::cuda::is_compiled_for_sm90(
-             reinterpret_cast<const void*>(skinny_kernel<Tiling<bf16, 16, 16, 16, 8, 14>>), device);
+         ::cohort::cuda::fits(
+             reinterpret_cast<const void*>(skinny_kernel<Tiling<bf16, 16, 16, 16, 8, 14>>),
+             {.shared_memory = kSharedPerSm, .compute_capability = 90}, device);
 }
 
 void skinny_gemm(const SkinnyGemm& args) {

@@ -17,8 +17,8 @@
 //
 // In the third warpgroup one warp loads, and two threads store dQ. Many blocks add to a tile of dQ,
 // ordered by a semaphore, last keys first: under a causal mask the last keys have the fewest
-// queries and reach a tile first, so waits are short. A block waits only for blocks that were
-// started earlier. dQ is accumulated in f32 and rounded by a final kernel.
+// queries and reach a tile first, so waits are short. A block waits only for blocks that have
+// started before it. dQ is accumulated in f32 and rounded by a final kernel.
 #pragma once
 
 #include <algorithm>
@@ -597,8 +597,11 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
   const BackwardPipelines pipelines{shared_address(memory) + S::kBarriers};
   auto& slice = *reinterpret_cast<BackwardSlice*>(memory + S::kSlice);
   if (threadIdx.x < 32) {
+    // Blocks wait for those before them, so they are numbered in the order in which they start.
+    const int block =
+        __shfl_sync(0xffffffffu, threadIdx.x == 0 ? atomicAdd(tiles.blocks_started, 1) : 0, 0);
     const BackwardSlice found =
-        find_slice<Pass::kKeys, true>(args, S::kOwnKeys, S::kStep, tiles.heads_at_once);
+        find_slice<Pass::kKeys, true>(args, block, S::kOwnKeys, S::kStep, tiles.heads_at_once);
     if (threadIdx.x == 0) {
       slice = found;
       barrier_init(pipelines.own_full, 1);
@@ -668,7 +671,7 @@ void run_backward_sm90(const BackwardArgs<bf16>& args, const AttentionBackward& 
   const int64_t slots = tile_slots(args.tokens, args.sequences.count, S::kStep);
   Tensor dq_accum =
       Tensor::empty(Shape{args.heads * slots, S::kStep, S::kColumns}, DType::kF32, device);
-  Tensor semaphores = Tensor::empty(Shape{args.heads * slots}, DType::kI32, device), statistics;
+  Tensor semaphores = Tensor::empty(Shape{args.heads * slots + 1}, DType::kI32, device), statistics;
   QueryTiles tiles =
       make_query_tiles<kDim, S::kStep>(args, statistics, pointer<int32_t>(semaphores), device);
   tiles.dq_accum = pointer<float>(dq_accum);

@@ -234,8 +234,8 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   const BackwardPipelines pipelines{shared_address(memory) + S::kBarriers};
   auto& slice = *reinterpret_cast<BackwardSlice*>(memory + S::kSlice);
   if (threadIdx.x < 32) {
-    const BackwardSlice found =
-        find_slice<Pass::kKeys>(args, S::kOwnKeys, S::kStep, tiles.heads_at_once);
+    const BackwardSlice found = find_slice<Pass::kKeys>(args, static_cast<int>(blockIdx.x),
+                                                        S::kOwnKeys, S::kStep, tiles.heads_at_once);
     if (threadIdx.x == 0) {
       slice = found;
       barrier_init(pipelines.own_full, 1);
@@ -435,8 +435,8 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   const WideQueriesPipelines pipelines{shared_address(memory) + S::kBarriers};
   auto& slice = *reinterpret_cast<BackwardSlice*>(memory + S::kSlice);
   if (threadIdx.x < 32) {
-    const BackwardSlice found =
-        find_slice<Pass::kQueries>(args, S::kRows, kWideTile, tiles.heads_at_once);
+    const BackwardSlice found = find_slice<Pass::kQueries>(
+        args, static_cast<int>(blockIdx.x), S::kRows, kWideTile, tiles.heads_at_once);
     if (threadIdx.x == 0) {
       slice = found;
       barrier_init(pipelines.own_full, 2);

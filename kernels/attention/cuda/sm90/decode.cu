@@ -450,33 +450,39 @@ CUtensorMap make_cache_map(const Tensor& t, int box_tokens) {
                           .box = {kBoxColumns, 1, static_cast<cuuint32_t>(box_tokens), 1}});
 }
 
+// Runs the kernel with clusters of up to `cluster` blocks. Returns false if it does not fit the
+// device.
 template <class Shape, class Problem>
-void run(const AttentionDecode& args, const Problem& problem, unsigned cluster) {
-  launch("attention_decode", attention_decode_kernel<Shape, Problem>,
-         {.grid = dim3(blocks_for(args.o.dim(0) * problem.kv_heads * problem.parts, 1), 1, cluster),
+bool run(const AttentionDecode& args, const Problem& problem, int cluster) {
+  const Device device = args.o.device();
+  const auto kernel = attention_decode_kernel<Shape, Problem>;
+  const auto* const code = reinterpret_cast<const void*>(kernel);
+  constexpr KernelNeeds kNeeds{.shared_memory = Shape::kSharedBytes, .compute_capability = 90};
+  if (!::cohort::cuda::fits(code, kNeeds, device)) return false;
+  while (cluster > 1 && ::cohort::cuda::active_clusters(code, cluster, Shape::kThreads,
+                                                        Shape::kSharedBytes, device) == 0)
+    cluster /= 2;
+  const auto size = static_cast<unsigned>(cluster);
+  launch("attention_decode", kernel,
+         {.grid = dim3(blocks_for(args.o.dim(0) * problem.kv_heads * problem.parts, 1), 1, size),
           .block = Shape::kThreads,
           .shared_bytes = Shape::kSharedBytes,
           .start = Start::kProgrammatic,
-          .cluster = dim3(1, 1, cluster)},
-         args.o.device(), problem, make_cache_map(args.cache.k, problem.box_tokens),
+          .cluster = dim3(1, 1, size)},
+         device, problem, make_cache_map(args.cache.k, problem.box_tokens),
          make_cache_map(args.cache.v, problem.box_tokens));
+  return true;
 }
 
 // True if the kernel supports the call: bf16, half heads of a multiple of 16 bytes, cache blocks of
-// 8, 16, 32, ... tokens (8 rows are the period of the swizzle), and a GPU from sm_90 on that the
-// program was compiled for.
+// 8, 16, 32, ... tokens (8 rows are the period of the swizzle).
 bool supports(const AttentionDecode& args) {
   const Tensor& cache = args.cache.k;
   const auto block = static_cast<uint64_t>(cache.dim(1));
   return args.qkv.dtype() == DType::kBF16 && cache.numel() > 0 && cache.dim(3) % 16 == 0 &&
          block >= 8 && std::has_single_bit(block) &&
          aligned(pointer<bf16>(args.qkv), pointer<bf16>(cache), pointer<bf16>(args.cache.v),
-                 pointer<bf16>(args.o), pointer<float>(args.table)) &&
-         ::cohort::cuda::is_compiled_for_sm90(
-             reinterpret_cast<const void*>(
-                 attention_decode_kernel<DecodeShape<64, 2>,
-                                         WithRule<DecodeProblem, ScoreRule<float>>>),
-             args.o.device());
+                 pointer<bf16>(args.o), pointer<float>(args.table));
 }
 
 }  // namespace
@@ -500,22 +506,25 @@ bool attention_decode(const AttentionDecode& args) {
                         .block_shift = std::countr_zero(static_cast<uint64_t>(block)),
                         .box_tokens = static_cast<int>(std::min(block, attention_tile(dim))),
                         .may_prefetch = current_stream(args.o.device()).may_prefetch};
-  const int multiprocessors = ::cohort::cuda::multiprocessors(args.o.device());
+  const int multiprocessors = ::cohort::cuda::gpu_properties(args.o.device()).multiprocessors;
   // Blocks share the chunks of a row while there are idle multiprocessors.
-  constexpr unsigned kMaxClusterSize = 8;  // portable maximum
+  constexpr int kMaxClusterSize = 8;  // portable maximum
   const int64_t blocks = tokens * kv_heads * problem.parts;
   const int64_t chunks = (problem.table.capacity() + kAttentionChunk - 1) / kAttentionChunk;
-  unsigned cluster = 1;
+  int cluster = 1;
   while (cluster < kMaxClusterSize && cluster < chunks && blocks * cluster < multiprocessors)
     cluster *= 2;
   // With few blocks, more stages per block; with many, more blocks per multiprocessor.
+  bool ran = false;
   with_rule<ScoreRule<float>>(problem, args.desc, dim, [&](const auto& call) {
     if (dim <= 64 && blocks * cluster > multiprocessors)
-      return run<DecodeShape<64, 2>>(args, call, cluster);
-    dispatch_head_dim(
-        dim, [&]<int kDim>() { run<DecodeShape<kDim, kDim == 64 ? 4 : 3>>(args, call, cluster); });
+      ran = run<DecodeShape<64, 2>>(args, call, cluster);
+    else
+      dispatch_head_dim(dim, [&]<int kDim>() {
+        ran = run<DecodeShape<kDim, kDim == 64 ? 4 : 3>>(args, call, cluster);
+      });
   });
-  return true;
+  return ran;
 }
 
 }  // namespace cohort::kernels::cuda

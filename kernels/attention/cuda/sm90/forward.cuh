@@ -533,8 +533,8 @@ void run_forward_sm90(ForwardProblem<bf16> problem, const AttentionForward& in) 
   const int64_t slots = tile_slots(problem.tokens, problem.sequences.count, Shape::kRows);
   problem.slots = static_cast<int>(slots);
   if (problem.tokens == 0) return;
-  const int64_t blocks =
-      std::min<int64_t>(slots * problem.heads, ::cohort::cuda::multiprocessors(device));
+  const int64_t blocks = std::min<int64_t>(slots * problem.heads,
+                                           ::cohort::cuda::gpu_properties(device).multiprocessors);
   Tensor scheduler = scheduler_state(device), scratch;
   if (!Shape::kCombinesInShared && problem.tokens > kAttentionChunk)
     scratch = combined_scratch(problem.combined, blocks * Shape::kRows, Shape::kColumns, device);

@@ -14,7 +14,8 @@ namespace {
 struct QueryTiles {
   float *lse_log2, *delta;  // [heads, slots, kStep]: lse log2(e), and dO . O
   float* dq_accum;          // [heads, slots, kStep, columns of whole panels]: dQ in f32
-  int32_t* dq_semaphores;   // [heads, slots]: index of blocks that have added to dq_accum
+  int32_t* dq_semaphores;   // [heads, slots]: number of blocks that have added to dq_accum
+  int32_t* blocks_started;
   int slots;
   int heads_at_once;  // heads that fit in the L2 cache; see find_slice()
 
@@ -34,7 +35,7 @@ __device__ __forceinline__ int half_offset(int row, int pack) {
 // Threads of kernels with one tile of queries of one head per block.
 constexpr int kTileThreads = 256;
 
-// Computes the statistics of a tile, and resets its semaphore. kLanes adjacent threads have 8
+// Computes the statistics of a tile, and resets its semaphore and the number of started blocks. kLanes adjacent threads have 8
 // elements of a row each.
 template <int kDim, int kStep>
 __global__ void __launch_bounds__(kTileThreads)
@@ -46,7 +47,10 @@ __global__ void __launch_bounds__(kTileThreads)
   const int slot = static_cast<int>(blockIdx.x) / args.heads;
   const SequenceTile tile = find_tile(args.sequences, slot, kStep);
   const int64_t index = static_cast<int64_t>(head) * out.slots + slot;
-  if (out.dq_semaphores != nullptr && threadIdx.x == 0) out.dq_semaphores[index] = 0;
+  if (out.dq_semaphores != nullptr && threadIdx.x == 0) {
+    out.dq_semaphores[index] = 0;
+    if (index == 0) *out.blocks_started = 0;
+  }
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
 #pragma unroll
   for (int first = 0; first < kStep; first += kTileThreads / kLanes) {
@@ -70,17 +74,20 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 }
 
-// Computes the statistics of all tiles, which are stored in `memory`.
+// Computes the statistics of all tiles, which are stored in `memory`. dq_semaphores: [heads, slots]
+// and one more; null if the blocks do not wait for each other.
 template <int kDim, int kStep>
 QueryTiles make_query_tiles(const BackwardArgs<bf16>& args, Tensor& memory, int32_t* dq_semaphores,
                             Device device) {
   const int64_t slots = tile_slots(args.tokens, args.sequences.count, kStep);
   memory = Tensor::empty(Shape{2, args.heads * slots, kStep}, DType::kF32, device);
   float* const statistics = pointer<float>(memory);
-  const QueryTiles tiles{.lse_log2 = statistics,
-                         .delta = statistics + args.heads * slots * kStep,
-                         .dq_semaphores = dq_semaphores,
-                         .slots = static_cast<int>(slots)};
+  const QueryTiles tiles{
+      .lse_log2 = statistics,
+      .delta = statistics + args.heads * slots * kStep,
+      .dq_semaphores = dq_semaphores,
+      .blocks_started = dq_semaphores == nullptr ? nullptr : dq_semaphores + args.heads * slots,
+      .slots = static_cast<int>(slots)};
   launch("attention_backward_delta", query_statistics_kernel<kDim, kStep>,
          {.grid = blocks_for(slots * args.heads, 1),
           .block = kTileThreads,

@@ -1,0 +1,38 @@
+// Properties of CUDA GPUs that kernels and plans depend on, known without a GPU too.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "core/device.h"
+
+namespace cohort {
+
+struct GpuProperties {
+  std::string name;
+  int compute_capability = 0;  // 10 major + minor: 89
+  int multiprocessors = 0;
+  int64_t shared_memory = 0;  // maximum bytes per block, with opt-in
+  int64_t memory = 0;         // bytes that a process can allocate
+};
+
+// Maximum bytes of shared memory per block of a compute capability (CUDA programming guide, table
+// of technical specifications). Unknown ones get that of 8.6, the least of the supported ones.
+int64_t shared_memory_of(int compute_capability);
+
+// What a kernel needs of a GPU.
+struct KernelNeeds {
+  int64_t shared_memory = 0;    // bytes per block
+  int compute_capability = 80;  // at least
+  bool is_exact = false;        // no other than that: code for sm_90a runs on 9.0 alone
+};
+// Code for sm_90a: wgmma, setmaxnreg.
+inline constexpr KernelNeeds kSm90a{.compute_capability = 90, .is_exact = true};
+// True if a GPU can run such a kernel. Every choice between kernels asks this function.
+bool fits(const KernelNeeds& needs, const GpuProperties& gpu);
+
+// The GPUs that `cohort check --gpu` knows by name, such as "rtx4090".
+std::span<const GpuProperties> known_gpus();
+
+}  // namespace cohort

@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""Checks the machine code of a CUDA build with cuobjdump: that every kernel was compiled for all architectures that it is
+for, that static shared memory stays below the 48 KB that need no opt-in, and that no kernel spills more registers to local
+memory than the table below allows.
+
+  scripts/check_kernels.py [BUILD]      checks the objects of a build folder (default: build/cuda)
+  scripts/check_kernels.py --measure    prints the spills of all kernels that have some
+  scripts/check_kernels.py --self-test  expects reports for made-up listings
+
+cuobjdump comes with the CUDA toolkit (Debian package cuda-cuobjdump-13-0, PyPI package nvidia-cuda-cuobjdump): it is
+looked up on PATH, beside nvcc, and in build/venv, where CI installs it.
+"""
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ARCHITECTURES = {"sm_80", "sm_90", "sm_100", "sm_120"}
+HOPPER = {"sm_90a"}  # objects of cmake/layers.cmake that are compiled for sm_90a alone
+MAX_STATIC_SHARED = 48 << 10
+# Bytes of local memory per thread that a kernel may use, by a pattern of its demangled name. The first match counts.
+ALLOWED_STACK = []
+
+ARCH = re.compile(r"^arch = (\w+)")
+FUNCTION = re.compile(r"^ Function (\S+):")
+USAGE = re.compile(r"^\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)")
+
+
+def cuobjdump():
+    """The path of the tool; exits with the next step if there is none."""
+    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    places = [shutil.which("cuobjdump"), Path(nvcc).resolve().parent / "cuobjdump"]
+    places += sorted((ROOT / "build/venv").glob("lib/python*/site-packages/nvidia/**/cuobjdump"))
+    for place in places:
+        if place and Path(place).is_file():
+            return str(place)
+    sys.exit("check_kernels.py: no cuobjdump found; install the package cuda-cuobjdump-13-0, or run\n"
+             "  python3 -m venv build/venv && build/venv/bin/pip install nvidia-cuda-cuobjdump")
+
+
+def demangled(names):
+    names = list(names)
+    out = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True).stdout
+    return dict(zip(names, out.splitlines()))
+
+
+def parse(listing):
+    """(architecture, kernel, registers, stack, static shared memory) of each kernel of an object."""
+    found, arch, kernel = [], None, None
+    for line in listing.splitlines():
+        if match := ARCH.match(line):
+            arch = match.group(1)
+        elif match := FUNCTION.match(line):
+            kernel = match.group(1)
+        elif match := USAGE.match(line):
+            found.append((arch, kernel, *map(int, match.groups())))
+    return found
+
+
+def problems(objects, names):
+    """Messages about objects {path: parse()}; names: demangled()."""
+    out = []
+    for path, kernels in objects.items():
+        architectures = {}
+        for arch, kernel, _, stack, shared in kernels:
+            architectures.setdefault(kernel, set()).add(arch)
+            name = names[kernel]
+            allowed = next((limit for pattern, limit in ALLOWED_STACK if re.search(pattern, name)), 0)
+            if stack > allowed:
+                out.append(f"{path}: {arch}: {stack} bytes of local memory, allowed {allowed}: {name}")
+            if shared > MAX_STATIC_SHARED:
+                out.append(f"{path}: {arch}: {shared} bytes of static shared memory: {name}")
+        for kernel, have in architectures.items():
+            if have not in (ARCHITECTURES, HOPPER):
+                out.append(f"{path}: compiled for {', '.join(sorted(have))} only: {names[kernel]}")
+    return out
+
+
+def read(build):
+    tool, objects = cuobjdump(), {}
+    for path in sorted(build.glob("CMakeFiles/cohort_*.dir/**/*.cu.o")):
+        listing = subprocess.run([tool, "--dump-resource-usage", str(path)], capture_output=True, text=True)
+        if listing.returncode != 0:
+            sys.exit(f"check_kernels.py: cuobjdump cannot read {path}: {listing.stderr.strip()}")
+        objects[str(path.relative_to(build))] = parse(listing.stdout + listing.stderr)
+    if not any(objects.values()):
+        sys.exit(f"check_kernels.py: no kernels in {build}; run scripts/build.sh cuda first")
+    return objects
+
+
+def self_test():
+    def listing(arch, stack=0, shared=0):
+        return f"arch = {arch}\n Function k:\n  REG:40 STACK:{stack} SHARED:{shared} LOCAL:0\n"
+
+    every = "".join(listing(a) for a in sorted(ARCHITECTURES))
+    names = {"k": "k()"}
+    cases = [(every, 0), (listing("sm_90a"), 0), (listing("sm_90"), 1), (every + listing("sm_90", stack=8), 1),
+             (every + listing("sm_80", shared=50000), 1)]
+    for text, expected in cases:
+        found = problems({"o": parse(text)}, names)
+        if len(found) != expected:
+            sys.exit(f"check_kernels.py: self-test: expected {expected} problems, got {found}")
+    print(f"check_kernels.py: self-test: {len(cases)} listings judged as expected")
+
+
+def main(arguments):
+    if arguments == ["--self-test"]:
+        return self_test()
+    measure = "--measure" in arguments
+    builds = [a for a in arguments if a != "--measure"]
+    if len(builds) > 1 or any(b.startswith("-") for b in builds):
+        sys.exit(__doc__)
+    objects = read(Path(builds[0] if builds else ROOT / "build/cuda"))
+    names = demangled({k[1] for kernels in objects.values() for k in kernels})
+    if measure:
+        for kernels in objects.values():
+            for arch, kernel, registers, stack, _ in kernels:
+                if stack > 0:
+                    print(f"{arch:8} {registers:4} registers {stack:5} bytes  {names[kernel]}")
+        return None
+    found = problems(objects, names)
+    for line in found:
+        print(line)
+    count = sum(len(kernels) for kernels in objects.values())
+    print(f"check_kernels.py: {len(found)} problems in {count} kernels of {len(objects)} objects")
+    return sys.exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
