@@ -3,11 +3,14 @@
 #include <cstdio>
 
 #include "apps/commands.h"
+#include "config/node.h"
 #include "core/log.h"
 #include "core/sizes.h"
 #include "data/tasks/tasks.h"
+#include "runs/gpu_plan.h"
 #include "runs/resources.h"
 #include "runs/run_directory.h"
+#include "sys/files.h"
 #include "text/utf8.h"
 
 namespace cohort::apps {
@@ -98,8 +101,7 @@ void print_examples(const StagePreview& stage, bool full) {
 
 using Rows = std::vector<std::pair<std::string, std::string>>;
 
-Rows memory_rows(const TrainConfig& config, const StagePreview& stage, const StepSize& size) {
-  const MemoryEstimate memory = estimate_memory(stage.model, config.dtype, size.memory);
+Rows memory_rows(const MemoryEstimate& memory) {
   Rows rows = {{"parameters", mib(memory.parameters)},
                {"gradients", mib(memory.gradients)},
                {"optimizer", mib(memory.optimizer)}};
@@ -111,6 +113,63 @@ Rows memory_rows(const TrainConfig& config, const StagePreview& stage, const Ste
   return rows;
 }
 
+// The overrides with the device and the dtype that --gpu implies: cuda, and bf16 unless a dtype is
+// given. Adds those to `assumed`.
+std::vector<std::string> gpu_overrides(const CheckOptions& options, std::string& assumed) {
+  std::vector<std::string> out = options.overrides;
+  const ConfigNode root = parse_yaml_file(options.config);
+  bool has_dtype = root.find("dtype") != nullptr;
+  if (const ConfigNode* stages = root.find("stages"))
+    for (const ConfigNode& stage : stages->items)
+      has_dtype = has_dtype || stage.find("dtype") != nullptr;
+  for (const std::string& o : out) {
+    const std::string key = o.substr(0, o.find('='));
+    has_dtype = has_dtype || key == "dtype" || key.ends_with(".dtype");
+  }
+  out.emplace_back("device=cuda");
+  assumed = "device: cuda";
+  if (!has_dtype) {
+    out.emplace_back("dtype=bf16");
+    assumed += ", dtype: bf16";
+  }
+  return out;
+}
+
+// Prints whether the stage runs on the GPU. Returns the error if it does not.
+std::string print_gpu_plan(const GpuPlan& plan, const StagePreview& stage, int64_t ranks,
+                           const GpuProperties& gpu) {
+  const TrainConfig& config = plan.config;
+  const int64_t length = step_size(config, stage, ranks).longest_sequence + 1;
+  const std::string settings = str(
+                        "micro_batch_tokens: ", config.batch.micro_batch(), ", model.recompute: ",
+                        kRecomputeNames[static_cast<size_t>(config.model.recompute)].name,
+                        ", moments: ",
+                        config.optimizer.storage.moments == MomentKind::kBF16 ? "bf16" : "f32"),
+                    need = str(mib(plan.memory.peak()), " of ", mib(plan.usable));
+  print_row("memory: host", str(mib(host_memory(config, stage.model, ranks)), " at a checkpoint"));
+  const std::string title = "runs on " + gpu.name;
+  std::string error;
+  if (plan.runs) {
+    print_row(title, str("yes: ", settings, "; ", need));
+  } else if (!plan.changes.empty()) {
+    print_row(title, str("not as configured; with ", plan.changes, ": ", need));
+    error = str("memory: ", trainer_name(config.batch.trainer), " needs ", mib(plan.given),
+                " as configured, and ", gpu.name, " has ", mib(plan.usable),
+                " for it; hint: ", plan.changes);
+  } else {
+    print_row(title, "no");
+    error = "memory: " + plan.shortage;
+  }
+  const InferencePlan inference = plan_inference(stage.model, length, gpu);
+  print_row(
+      "inference on " + gpu.name,
+      inference.cache_tokens == 0
+          ? str("no: the weights take ", mib(inference.weights))
+          : str("yes: weights ", mib(inference.weights), ", a cache of ", inference.cache_tokens,
+                " tokens, ", inference.cache_tokens / length, " sequences of ", length));
+  return error;
+}
+
 // The device of a stage, with a note if this machine lacks it.
 std::string device_text(const TrainConfig& config, int64_t ranks) {
   std::string text = str(config.device, ranks > 1 ? str(", ", ranks, " ranks") : "");
@@ -118,6 +177,56 @@ std::string device_text(const TrainConfig& config, int64_t ranks) {
       device.is_cuda() && device.index >= cuda_device_count())
     text += ", not on this machine, which has " + usable_cuda_devices();
   return text;
+}
+
+// "2 GPUs, each as rtx4090 (sm_89, 24064.0 MiB)".
+std::string gpu_text(const GpuProperties& gpu, int64_t gpus) {
+  return str(gpus > 1 ? str(gpus, " GPUs, each as ") : "", gpu.name, " (sm_",
+             gpu.compute_capability, ", ", mib(gpu.memory), ")");
+}
+
+// Sizes of a model that cost speed on a GPU.
+void note_sizes(const ModelConfig& model) {
+  constexpr int64_t kVocabularyUnit = 64;
+  if (const int64_t rows = round_up(model.vocab_size, kVocabularyUnit); rows != model.vocab_size)
+    print_row("note", str("vocabulary: rows are padded to ", rows, " in memory"));
+  for (const std::string& warning : slow_sizes(model)) logging::warn(warning);
+}
+
+void print_notes(const TrainConfig& config, const StagePreview& stage) {
+  for (const std::string& warning : config.warnings()) logging::warn(warning);
+  if (stage.is_new_model_meant)
+    print_row("note", stage.random_start);
+  else if (!stage.random_start.empty())
+    logging::warn(stage.random_start);
+  if (!stage.leak.empty()) logging::warn(stage.leak);
+  if (!stage.reward_warning.empty()) logging::warn(stage.reward_warning);
+  if (device_named(config.device, "device").is_cuda()) note_sizes(stage.model);
+}
+
+// Prints a stage, planned for `gpu` or else for this machine. Returns the error of one that needs
+// more memory than there is.
+std::string check_stage(const TrainConfig& given, StagePreview& stage, const CheckOptions& options,
+                        const std::optional<GpuProperties>& gpu) {
+  const int64_t ranks = std::max<int64_t>(given.ranks, options.gpus);
+  std::string chosen, error;
+  std::optional<GpuPlan> planned;
+  if (gpu) planned = plan_for_gpu(given, stage, ranks, *gpu);
+  const TrainConfig config = gpu ? planned->config : with_micro_batch(given, stage, ranks, chosen);
+  stage.model.recompute = config.model.recompute;
+  if (!gpu) error = memory_shortage(config, stage, ranks);
+  const StepSize size = step_size(config, stage, ranks);
+  print_sizes(config, stage, size);
+  if (!chosen.empty()) print_row("micro_batch_tokens: auto", chosen);
+  print_row("device", gpu ? gpu_text(*gpu, options.gpus) : device_text(config, ranks));
+  for (const auto& [name, value] :
+       memory_rows(gpu ? planned->memory : estimate_memory(stage.model, config.dtype, size.memory)))
+    print_row("memory: " + name, value);
+  if (gpu) error = print_gpu_plan(*planned, stage, ranks, *gpu);
+  print_row("disk: checkpoint", mib(checkpoint_bytes(config, stage.model)));
+  print_examples(stage, options.full);
+  print_notes(config, stage);
+  return error;
 }
 
 }  // namespace
@@ -129,41 +238,30 @@ std::string memory_plan(const RunPlan& plan, const std::vector<StagePreview>& st
     const TrainConfig& config = plan.stages[i];
     const StepSize size = step_size(config, stages[i], std::max(config.ranks, processes));
     text += str("\nmemory plan of ", trainer_name(config.batch.trainer), ":");
-    for (const auto& [name, value] : memory_rows(config, stages[i], size))
-      text += str(" ", name, " ", value, ";");
+    const MemoryEstimate memory = estimate_memory(stages[i].model, config.dtype, size.memory);
+    for (const auto& [name, value] : memory_rows(memory)) text += str(" ", name, " ", value, ";");
   }
   return text;
 }
 
 int check(const CheckOptions& options) {
-  RunPlan plan = load_plan(options.config, options.overrides);
+  std::optional<GpuProperties> gpu;
+  std::string assumed;
+  if (options.gpu) gpu = gpu_named(*options.gpu);
+  RunPlan plan =
+      load_plan(options.config, gpu ? gpu_overrides(options, assumed) : options.overrides);
   if (options.gpus > 0) expect_cuda(plan);
+  if (gpu) print_row("assumed", assumed);
   std::vector<StagePreview> stages = preview_plan(plan);
   std::string memory_error;
-  for (size_t i = 0; i < stages.size(); ++i) {
-    const int64_t ranks = std::max<int64_t>(plan.stages[i].ranks, options.gpus);
-    std::string chosen;
-    const TrainConfig config = with_micro_batch(plan.stages[i], stages[i], ranks, chosen);
-    if (memory_error.empty()) memory_error = memory_shortage(config, stages[i], ranks);
-    const StepSize size = step_size(config, stages[i], ranks);
-    print_sizes(config, stages[i], size);
-    if (!chosen.empty()) print_row("micro_batch_tokens: auto", chosen);
-    print_row("device", device_text(config, ranks));
-    for (const auto& [name, value] : memory_rows(config, stages[i], size))
-      print_row("memory: " + name, value);
-    print_row("disk: checkpoint", mib(checkpoint_bytes(config, stages[i].model)));
-    print_examples(stages[i], options.full);
-    for (const std::string& warning : config.warnings()) logging::warn(warning);
-    if (stages[i].is_new_model_meant)
-      print_row("note", stages[i].random_start);
-    else if (!stages[i].random_start.empty())
-      logging::warn(stages[i].random_start);
-    if (!stages[i].leak.empty()) logging::warn(stages[i].leak);
-    if (!stages[i].reward_warning.empty()) logging::warn(stages[i].reward_warning);
-  }
+  for (size_t i = 0; i < stages.size(); ++i)
+    if (const std::string error = check_stage(plan.stages[i], stages[i], options, gpu);
+        memory_error.empty())
+      memory_error = error;
   plan.output_dir = next_run_directory(plan.output_dir);
   if (!memory_error.empty()) throw InputError(memory_error);
-  const DiskNeed disk = disk_need(plan, stages);
+  // A plan for another machine's GPU says nothing about this machine's disk.
+  const DiskNeed disk = disk_need(plan, stages, gpu ? INT64_MAX : free_disk_bytes(plan.output_dir));
   print_row("disk: checkpoints of the run",
             str(mib(disk.most), " at most",
                 disk.free == INT64_MAX ? "" : str("; free: ", mib(disk.free))));

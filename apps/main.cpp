@@ -165,6 +165,9 @@ void add_check(CLI::App& app, int& code) {
   command.add_option("overrides", options.overrides, "key=value ...; --keys lists them");
   add_number(command, "--gpus", options.gpus,
              "check for training on N GPUs; this machine needs none");
+  command.add_option("--gpu", options.gpu,
+                     "plan for this GPU, which this machine need not have: rtx4090, l4, h100, ..., "
+                     "or GiB=24,sm=89");
   command.add_flag("--full", options.full,
                    "print prompts, answers and solutions of the examples in full");
   add_keys(command);

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Prints the table of models by cards in README.md: the peak memory per GPU that `cohort check` estimates for the shapes of
-models on the Hugging Face hub, in bf16. Needs neither a GPU nor the models.
+"""Prints the tables of docs/cards.md, models by cards, from what `cohort check --gpu` says of the shapes of models on the
+Hugging Face hub. Needs neither a GPU nor the models.
 
-  python3 bench/memory_table.py [COHORT] [--only MODEL]        COHORT: the command, by default build/cpu/cohort
+  python3 bench/memory_table.py [COHORT] [--only MODEL] [--check PAGE]     COHORT: the command, by default build/cpu/cohort
+
+--check: prints nothing, and fails if PAGE lacks a line of the tables.
 """
 import argparse
+import concurrent.futures
 import json
 import re
 import subprocess
@@ -25,10 +28,8 @@ MODELS = {
     "Qwen2.5-7B": (28, 3584, 28, 4, 128, 18944, 152064, False, False),
     "Llama-3.1-8B": (32, 4096, 32, 8, 128, 14336, 128256, False, False),
 }
-CARDS = (8, 12, 16, 24, 48, 80, 141)
-# Micro batches of one sequence of 1,536 tokens, recomputation, bf16 moments and few concurrent sequences.
-LEAST = {"micro_batch_tokens": 2048, "model.recompute": "block", "optimizer.moments": "bf16", "max_concurrent": 8}
-DEFAULT = {"micro_batch_tokens": 8192}
+CARDS = {12: "rtx3060", 16: "rtx4060ti", 24: "rtx4090", 48: "l40s", 80: "h100", 141: "h200"}
+TABLES = ("Inference", "SFT", "GRPO")
 
 
 def write_tokenizer(folder, size):
@@ -40,44 +41,79 @@ def write_tokenizer(folder, size):
     (folder / "merges.txt").write_text("#version: 0.2\n")
 
 
-def peak(cohort, folder, shape, trainer, settings):
-    """Parameters, and the estimate in bytes."""
+def write_stage(folder, shape, trainer):
+    """A configuration of the trainer; the other one's is beside it."""
     layers, width, heads, kv_heads, head_dim, d_ff, vocabulary, tied, qk_norm = shape
-    write_tokenizer(folder, vocabulary)
-    (folder / "data.jsonl").write_text("".join(
-        json.dumps({"prompt": f"{i:03d} " + "x" * 508, "answer": "y" * 1023}) + "\n" for i in range(100)))
-    (folder / "config.yaml").write_text(
-        f"trainer: {trainer}\ndevice: cuda\ndtype: bf16\nprompts_per_step: 8\nnum_generations: 8\nbatch_size: 16\n"
+    (folder / f"{trainer}.yaml").write_text(
+        f"trainer: {trainer}\nprompts_per_step: 8\nnum_generations: 8\nbatch_size: 16\nmicro_batch_tokens: auto\n"
         f"max_completion_length: 1024\nmodel: {{num_layers: {layers}, d_model: {width}, num_heads: {heads}, num_kv_heads: "
         f"{kv_heads}, head_dim: {head_dim}, d_ff: {d_ff}, context: 1536, tie_embeddings: {tied}, qk_norm: {qk_norm}}}\n"
         "data: {tokenizer_path: ., jsonl: {path: data.jsonl}}\nrewards: [{name: exact_match}]\n")
-    run = subprocess.run([cohort, "check", folder / "config.yaml"] + [f"{k}={v}" for k, v in settings.items()],
-                         capture_output=True, text=True)
-    if not (found := re.search(r"peak per rank +([\d.]+) MiB", run.stdout)):
+
+
+def check(cohort, config, gpu):
+    """The rows of `cohort check`, by name. Exit code 2 with a verdict says that the stage does not fit."""
+    run = subprocess.run([cohort, "check", config, "--gpu", gpu], capture_output=True, text=True)
+    rows = dict(re.findall(r"(?m)^  (\S.*?)  +(\S.*)$", run.stdout.replace(f" on {gpu} ", f" on {gpu}   ")))
+    if run.returncode not in (0, 2) or f"runs on {gpu}" not in rows:
         sys.exit(run.stdout + run.stderr)
-    return int(re.search(r"parameters +(\d+)", run.stdout)[1]), float(found[1]) * 2**20
+    return rows
+
+
+def training(rows, gpu):
+    """"8,192 block, bf16": tokens of a micro batch, recomputation, moments of AdamW; a dash: it does not fit."""
+    verdict = rows[f"runs on {gpu}"]
+    if not (tokens := re.search(r"micro_batch_tokens\W+(\d+)", verdict)):
+        return "-"
+    words = [f"{int(tokens[1]):,}"]
+    if (recompute := re.search(r"recompute\W+(\w+)", verdict)) and recompute[1] != "none":
+        words.append(recompute[1])
+    return " ".join(words) + (", bf16" if re.search(r"moments\W+bf16", verdict) else "")
+
+
+def inference(rows, gpu):
+    """Thousands of tokens in the cache; a dash: the model does not fit."""
+    cache = re.search(r"a cache of (\d+) tokens", rows[f"inference on {gpu}"])
+    return f"{int(cache[1]) // 1000:,}k" if cache else "-"
+
+
+def model_rows(cohort, name, shape):
+    """The model's line in each of the tables."""
+    with tempfile.TemporaryDirectory() as path:
+        folder = Path(path)
+        write_tokenizer(folder, shape[6])
+        (folder / "data.jsonl").write_text("".join(
+            json.dumps({"prompt": f"{i:03d} " + "x" * 508, "answer": "y" * 1023}) + "\n" for i in range(100)))
+        cells = {title: [] for title in TABLES}
+        for trainer in ("sft", "grpo"):
+            write_stage(folder, shape, trainer)
+            for gpu in CARDS.values():
+                rows = check(cohort, folder / f"{trainer}.yaml", gpu)
+                cells[trainer.upper()].append(training(rows, gpu))
+                if trainer == "sft":
+                    cells["Inference"].append(inference(rows, gpu))
+        label = f"{name}, {int(rows['parameters']) / 1e6:,.0f}M"
+        return {title: "| " + " | ".join([label, *row]) + " |" for title, row in cells.items()}
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("cohort", nargs="?", default="build/cpu/cohort")
     parser.add_argument("--only", choices=MODELS)
+    parser.add_argument("--check", type=Path)
     options = parser.parse_args()
-    cohort = options.cohort
-    print("| model | parameters | SFT, GRPO by default | SFT, least | GRPO, least | smallest card |")
-    print("|---|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as folder:
-        for name, shape in MODELS.items():
-            if options.only not in (None, name):
-                continue
-            values = [peak(cohort, Path(folder), shape, trainer, settings)
-                      for settings in (DEFAULT, LEAST) for trainer in ("sft", "grpo")]
-            bytes_ = [max(values[0][1], values[1][1]), values[2][1], values[3][1]]
-            # CUDA's context, libraries and fragmentation take some memory as well: 1 GB is left for them. Cards have
-            # about as many GiB as their name says; GB are counted here.
-            card = next((f"{c} GB" for c in CARDS if bytes_[2] / 1e9 + 1 <= c), "more than one")
-            cells = [name, f"{values[0][0] / 1e6:,.0f}M", *(f"{b / 1e9:.1f} GB" for b in bytes_), card]
-            print("| " + " | ".join(cells) + " |")
+    shapes = {name: shape for name, shape in MODELS.items() if options.only in (None, name)}
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        rows = list(pool.map(lambda item: model_rows(options.cohort, *item), shapes.items()))
+    header = "| model | " + " | ".join(f"{card} GB: {gpu}" for card, gpu in CARDS.items()) + " |"
+    lines = []
+    for title in TABLES:
+        lines += [f"### {title}", "", header, "|---" * (len(CARDS) + 1) + "|", *(row[title] for row in rows), ""]
+    if not options.check:
+        return print("\n".join(lines))
+    page = options.check.read_text(encoding="utf-8")
+    if missing := [line for line in lines if line + "\n" not in page]:
+        sys.exit("\n".join([f"{options.check} lacks:", *missing]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,71 @@
 #include "core/gpu.h"
 
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <optional>
+#include <vector>
+
+#include "core/check.h"
+#include "core/text.h"
+
 namespace cohort {
+namespace {
+
+constexpr double kGiB = 1 << 30;
+constexpr int kSupported[] = {80, 86, 89, 90, 100, 103, 120};
+constexpr int kOnAarch64[] = {87, 110, 121};  // Jetson Orin, Jetson Thor, DGX Spark
+
+bool contains(std::span<const int> numbers, double number) {
+  return std::find(numbers.begin(), numbers.end(), number) != numbers.end();
+}
+
+[[noreturn]] void reject(const std::string& text, const std::string& reason) {
+  throw InputError(str("--gpu: '", text, "' ", reason));
+}
+
+// Compute capabilities as numbers that may be no integer: they come from the user.
+void expect_supported(double capability, const std::string& text) {
+  if (contains(kSupported, capability)) return;
+  if (contains(kOnAarch64, capability))
+    reject(text, "is a GPU of aarch64 machines, for which there is no build; hint: x86-64");
+  if (capability < kSupported[0])
+    reject(text, "is too old: the kernels need compute capability 8.0 (sm=80) or newer");
+  std::vector<std::string> known;
+  for (const int number : kSupported) known.push_back(std::to_string(number));
+  reject(text, "has an unknown compute capability; known are sm=" + join(known, ", "));
+}
+
+// Parses "GiB=24,sm=89".
+GpuProperties described_gpu(const std::string& text) {
+  constexpr double kMostGiB = 1024;
+  std::optional<double> gib, capability;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size()),
+                 equals = std::min(text.find('=', begin), end);
+    const std::string key = text.substr(begin, equals - begin);
+    std::optional<double>& value = key == "GiB" ? gib : capability;
+    double number = 0;
+    const auto parsed =
+        std::from_chars(text.data() + std::min(equals + 1, end), text.data() + end, number);
+    if ((key != "GiB" && key != "sm") || value || parsed.ec != std::errc() ||
+        parsed.ptr != text.data() + end)
+      reject(text, "is no description: expected GiB and sm once each, as in GiB=24,sm=89");
+    value = number;
+    begin = end + 1;
+  }
+  if (!gib || !capability) reject(text, str("lacks ", gib ? "sm" : "GiB", ", as in GiB=24,sm=89"));
+  if (!(*gib >= 1 && *gib <= kMostGiB))
+    reject(text, str("has no memory of a GPU: expected GiB from 1 to ", kMostGiB));
+  expect_supported(*capability, text);
+  const int number = static_cast<int>(*capability);
+  return {.name = text,
+          .compute_capability = number,
+          .shared_memory = shared_memory_of(number),
+          .memory = static_cast<int64_t>(*gib * kGiB)};
+}
+
+}  // namespace
 
 int64_t shared_memory_of(int compute_capability) {
   switch (compute_capability) {
@@ -24,8 +89,8 @@ bool fits(const KernelNeeds& needs, const GpuProperties& gpu) {
 }
 
 std::span<const GpuProperties> known_gpus() {
-  // Memory as the driver reports it, with ECC where it is on by default.
-  constexpr double kGiB = 1 << 30;
+  // GiB as cudaMemGetInfo() gives them, with ECC where it is on by default. Drivers differ by some
+  // 1 %; the least is listed.
   const auto gpu = [](const char* name, int capability, int multiprocessors, double gib) {
     return GpuProperties{.name = name,
                          .compute_capability = capability,
@@ -34,12 +99,26 @@ std::span<const GpuProperties> known_gpus() {
                          .memory = static_cast<int64_t>(gib * kGiB)};
   };
   static const GpuProperties gpus[] = {
-      gpu("rtx3060", 86, 28, 11.8),  gpu("rtx3090", 86, 82, 23.7),   gpu("rtx4060ti", 89, 34, 15.6),
-      gpu("rtx4090", 89, 128, 23.6), gpu("rtx5090", 120, 170, 31.4), gpu("a10", 86, 72, 22.1),
-      gpu("l4", 89, 58, 22.1),       gpu("a6000", 86, 84, 47.4),     gpu("l40s", 89, 142, 44.4),
-      gpu("a100-40", 80, 108, 39.4), gpu("a100-80", 80, 108, 79.2),  gpu("h100", 90, 132, 79.1),
-      gpu("h200", 90, 132, 139.8),   gpu("b200", 100, 148, 178.4)};
+      gpu("rtx3060", 86, 28, 11.6),  gpu("rtx3090", 86, 82, 23.6),   gpu("rtx4060ti", 89, 34, 15.6),
+      gpu("rtx4090", 89, 128, 23.5), gpu("rtx5090", 120, 170, 31.3), gpu("a10", 86, 72, 22.0),
+      gpu("l4", 89, 58, 22.0),       gpu("a6000", 86, 84, 47.4),     gpu("l40s", 89, 142, 44.3),
+      gpu("a100-40", 80, 108, 39.4), gpu("a100-80", 80, 108, 79.1),  gpu("h100", 90, 132, 79.1),
+      gpu("h200", 90, 132, 139.7),   gpu("b200", 100, 148, 178.3)};
   return gpus;
+}
+
+GpuProperties gpu_named(const std::string& text) {
+  if (text.find('=') != text.npos) return described_gpu(text);
+  std::string name = text;
+  for (char& c : name)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  std::vector<std::string> names;
+  for (const GpuProperties& gpu : known_gpus()) {
+    if (gpu.name == name) return gpu;
+    names.push_back(gpu.name);
+  }
+  throw InputError(str("--gpu: no GPU is known as '", text, "'", did_you_mean(name, names),
+                       "; hint: one of ", join(names, ", "), ", or GiB=24,sm=89"));
 }
 
 }  // namespace cohort

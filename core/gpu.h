@@ -5,16 +5,14 @@
 #include <span>
 #include <string>
 
-#include "core/device.h"
-
 namespace cohort {
 
 struct GpuProperties {
   std::string name;
   int compute_capability = 0;  // 10 major + minor: 89
-  int multiprocessors = 0;
-  int64_t shared_memory = 0;  // maximum bytes per block, with opt-in
-  int64_t memory = 0;         // bytes that a process can allocate
+  int multiprocessors = 0;     // 0: unknown
+  int64_t shared_memory = 0;   // maximum bytes per block, with opt-in
+  int64_t memory = 0;          // bytes in all, as the driver reports them
 };
 
 // Maximum bytes of shared memory per block of a compute capability (CUDA programming guide, table
@@ -34,5 +32,10 @@ bool fits(const KernelNeeds& needs, const GpuProperties& gpu);
 
 // The GPUs that `cohort check --gpu` knows by name, such as "rtx4090".
 std::span<const GpuProperties> known_gpus();
+
+// A known GPU by its name, in either case, or one that is described: "GiB=24,sm=89". Throws
+// InputError for another name, with the nearest one, and for a GPU that is not supported: compute
+// capabilities below 8.0, and the GPUs of aarch64 machines.
+GpuProperties gpu_named(const std::string& text);
 
 }  // namespace cohort

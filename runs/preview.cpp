@@ -182,8 +182,10 @@ std::string choose_micro_batch(TrainConfig& config, const StagePreview& stage, i
   int64_t peak = 0;
   const auto fits = [&](int64_t tokens) {
     config.batch.micro_batch_tokens = tokens;
-    const MemoryShape shape = step_size(config, stage, ranks).memory;
+    MemoryShape shape = step_size(config, stage, ranks).memory;
     config.batch.micro_batch_tokens = shape.micro_batch_tokens;
+    // On CUDA an update uses the memory of the cache, which adapts to what is free.
+    if (shape.device.is_cuda()) shape.max_cache_tokens = shape.rollout_length;
     peak = estimate_memory(model, config.dtype, shape).peak();
     return peak <= budget;
   };

@@ -93,8 +93,8 @@ std::string DiskNeed::shortage() const {
              "delete old runs");
 }
 
-DiskNeed disk_need(const RunPlan& plan, const std::vector<StagePreview>& stages) {
-  DiskNeed out{.free = free_disk_bytes(plan.output_dir)};
+DiskNeed disk_need(const RunPlan& plan, const std::vector<StagePreview>& stages, int64_t free) {
+  DiskNeed out{.free = free};
   for (size_t i = 0; i < stages.size(); ++i) {
     const TrainConfig& config = plan.stages[i];
     const int64_t bytes = checkpoint_bytes(config, stages[i].model),

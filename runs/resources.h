@@ -23,12 +23,12 @@ int64_t checkpoint_bytes(const TrainConfig& config, const ModelConfig& model);
 struct DiskNeed {
   std::vector<int64_t> checkpoint;  // bytes of one, for each stage
   int64_t most = 0;                 // bytes of all that exist at once, one being written
-  int64_t free = 0;                 // bytes on the file system of output_dir
+  int64_t free = 0;                 // bytes on the file system; INT64_MAX: unknown
   // Explains that not all checkpoints fit, with a hint; empty if they do.
   std::string shortage() const;
 };
-// Throws InputError if a single checkpoint does not fit.
-DiskNeed disk_need(const RunPlan& plan, const std::vector<StagePreview>& stages);
+// With `free` bytes of disk space. Throws InputError if a single checkpoint does not fit.
+DiskNeed disk_need(const RunPlan& plan, const std::vector<StagePreview>& stages, int64_t free);
 
 // Completes the error of a checkpoint of `needed` bytes that the full disk did not take into the
 // folder `checkpoints`: the bytes needed and free, and a hint that names the largest of what may be

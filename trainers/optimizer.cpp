@@ -17,6 +17,7 @@ OptimizerBytes optimizer_bytes(const OptimizerConfig& config, const ModelConfig&
   const auto optimizer = make_optimizer(dry.parameters(), config);
   OptimizerBytes out{.memory = run.stats().live_bytes - before};
   for (const auto& [name, tensor] : optimizer->state()) out.saved += tensor.nbytes();
+  out.host = run.stats().peak_bytes - before - out.memory;
   return out;
 }
 

@@ -96,9 +96,10 @@ class Optimizer : NonCopyable {
 // to nearest if they are bf16 here. `seed`: for the rounding of bf16 moments.
 std::unique_ptr<Optimizer> make_optimizer(const ParameterSet& parameters,
                                           const OptimizerConfig& config, uint64_t seed = 0);
-// Bytes of its state: in memory of the device, and in a checkpoint.
+// Bytes of its state: in memory of the device, in a checkpoint, and what state() allocates on the
+// host.
 struct OptimizerBytes {
-  int64_t memory = 0, saved = 0;
+  int64_t memory = 0, saved = 0, host = 0;
 };
 OptimizerBytes optimizer_bytes(const OptimizerConfig& config, const ModelConfig& model, DType dtype,
                                Device device);

@@ -75,6 +75,23 @@ TEST(MicroBatches, NeverHaveMoreThanARanksTokens) {
   }
 }
 
+// On CUDA an update uses the memory of the cache, whose size follows what is free: many sequences
+// are no reason for smaller micro batches.
+TEST(MicroBatches, DoNotDependOnTheSequencesOfARolloutOnCuda) {
+  const TempDir dir;
+  const auto chosen = [&](const char* name, const char* concurrent) {
+    const RunPlan plan = small_plan(dir, name, kCommon + kSmallGrpo,
+                                    {"micro_batch_tokens=auto", "device=cuda", "dtype=bf16",
+                                     "num_generations=4096", concurrent});
+    TrainConfig config = plan.stages[0];
+    choose_micro_batch(config, preview_plan(plan)[0], 1, 12'000'000);
+    return std::pair{*config.batch.micro_batch_tokens, config.model.recompute};
+  };
+  const auto few = chosen("few", "max_concurrent=1");
+  EXPECT_GT(few.first, 8192);
+  EXPECT_EQ(few, chosen("many", "max_concurrent=65536"));
+}
+
 TEST(MicroBatches, GivenAsNumbersAreUnchanged) {
   const TempDir dir;
   const RunPlan plan = small_plan(dir, "run", kCommon + kSmallSft + "micro_batch_tokens: 40\n");

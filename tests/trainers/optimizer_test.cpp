@@ -131,7 +131,15 @@ TEST(Optimizer, BytesOfItsStateAreThoseItHoldsAndSaves) {
       const OptimizerBytes bytes = optimizer_bytes(config, c, dtype, {});
       EXPECT_EQ(bytes.memory, held);
       EXPECT_EQ(bytes.saved, saved);
+      EXPECT_EQ(bytes.host > 0, dtype == DType::kBF16);
     }
+  // The f32 masters of bf16 weights are put together on the host. Allocations of a GPU are rounded
+  // to 512 bytes.
+  const int64_t parameters = model_size(c).parameters;
+  const int64_t host = optimizer_bytes({}, c, DType::kBF16, Device::cuda()).host;
+  EXPECT_GE(host, 4 * parameters);
+  EXPECT_LT(host, 12 * parameters + (1 << 16));
+  EXPECT_EQ(optimizer_bytes({}, c, DType::kF32, Device::cuda()).host, 0);
 }
 
 // With zero gradients only weight decay moves a parameter.

@@ -1,0 +1,111 @@
+// `cohort check --gpu` on a machine without the GPU.
+#include "tests/apps/process.h"
+#include "tests/runs/small_configs.h"
+
+namespace cohort::test {
+namespace {
+
+class CheckGpu : public testing::Test {
+ protected:
+  void SetUp() override {
+    write_file(dir_.path("run.yaml"), "output_dir: run\n" + std::string(kSmallModel) + kSmallData +
+                                          kSmallSft + "device: cpu\n");
+  }
+  Output check(const std::string& gpu, std::vector<std::string> more = {}) const {
+    more.insert(more.begin(), {"check", dir_.path("run.yaml"), "--gpu", gpu});
+    return run_cohort(more);
+  }
+  // 24 layers of width 1,600: 738M parameters.
+  static std::vector<std::string> big(std::vector<std::string> more = {}) {
+    more.insert(more.begin(), {"model.num_layers=24", "model.d_model=1600", "model.num_heads=25",
+                               "model.context=512", "batch_size=64"});
+    return more;
+  }
+
+  TempDir dir_;
+};
+
+void expect(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), text.npos) << part << "\n" << text;
+}
+
+TEST_F(CheckGpu, SaysThatATinyModelRuns) {
+  for (const char* gpu : {"rtx3060", "rtx4090", "l4", "h200", "GiB=24,sm=89"}) {
+    const Output output = check(gpu);
+    EXPECT_EQ(output.code, 0) << output.err;
+    expect(output.out, "assumed                      device: cuda, dtype: bf16\n");
+    expect(output.out, str("runs on ", gpu));
+    expect(output.out, " yes: micro_batch_tokens: 8192, model.recompute: none, moments: f32; ");
+    expect(output.out, str("inference on ", gpu));
+    expect(output.out, "memory: host ");
+    expect(output.out, "disk: checkpoints of the run ");
+    expect(output.out, ": ok; a run would go to ");
+  }
+}
+
+TEST_F(CheckGpu, TakesTheDtypeThatIsGiven) {
+  const Output output = check("h100", {"dtype=f32"});
+  EXPECT_EQ(output.code, 0) << output.err;
+  expect(output.out, "assumed                      device: cuda\n");
+  expect_bad_input(check("h100", {"dtype=f64"}), {"dtype: f64 is for device: cpu"});
+  write_file(dir_.path("run.yaml"),
+             read_file(dir_.path("run.yaml")) + "stages: [{trainer: sft, dtype: f32}]\n");
+  expect(check("h100").out, "assumed                      device: cuda\n");
+}
+
+TEST_F(CheckGpu, NamesTheKeysWithWhichAModelFits) {
+  const std::vector<std::string> given = big({"micro_batch_tokens=32768"});
+  EXPECT_EQ(check("h200", given).code, 0);
+  const Output output = check("rtx3060", given);
+  EXPECT_EQ(output.code, 2);
+  expect(output.out, " not as configured; with micro_batch_tokens=");
+  expect(output.err, "cohort: memory: sft needs ");
+  expect(output.err, " as configured, and rtx3060 has ");
+  const size_t hint = output.err.find("; hint: ") + 8;
+  std::vector<std::string> changed = big();
+  std::istringstream words(output.err.substr(hint));
+  for (std::string word; words >> word;) changed.push_back(word);
+  const Output again = check("rtx3060", changed);
+  EXPECT_EQ(again.code, 0) << again.err;
+  expect(again.out, " yes: micro_batch_tokens: ");
+}
+
+TEST_F(CheckGpu, SaysThatABigModelDoesNotFit) {
+  const Output output = check("rtx4090", big({"model.d_model=6400", "model.num_heads=50"}));
+  EXPECT_EQ(output.code, 2);
+  expect(output.out, "runs on rtx4090              no\n");
+  expect(output.out, "inference on rtx4090         no: the weights take ");
+  expect(output.err, "cohort: memory: sft needs at least ");
+  expect(output.err, " too much: the weights, gradients and AdamW's state alone take ");
+  expect(output.err, "; hint: a smaller model, or a GPU with more memory");
+  EXPECT_EQ(output.err.find("this machine"), std::string::npos) << output.err;
+}
+
+TEST_F(CheckGpu, NeitherThisMachinesMemoryNorItsDiskCount) {
+  const Output output =
+      run_cohort_with({.call = "statvfs", .path = "/", .error = 0},
+                      {"check", dir_.path("run.yaml"), "--gpu", "h200", "model.num_layers=24",
+                       "model.d_model=2560", "model.num_heads=20", "model.context=512"});
+  EXPECT_EQ(output.code, 0) << output.err;
+  EXPECT_EQ(output.out.find("free:"), std::string::npos) << output.out;
+}
+
+TEST_F(CheckGpu, WarnsOfSizesThatAreSlow) {
+  const Output output = check("l4", {"model.d_ff=2730"});
+  EXPECT_EQ(output.code, 0);
+  expect(output.err, "model.d_ff: 2730 is no multiple of 8");
+  expect(output.out, "vocabulary: rows are padded to 64 in memory");
+  EXPECT_EQ(run_cohort({"check", dir_.path("run.yaml"), "model.d_ff=2730"}).err.find("multiple"),
+            std::string::npos);
+}
+
+TEST_F(CheckGpu, RefusesUnknownGpus) {
+  expect_bad_input(check("rtx4900"), {"--gpu: no GPU is known as 'rtx4900'; did you mean"});
+  expect_bad_input(check(""), {"--gpu: no GPU is known as ''"});
+  expect_bad_input(check("GiB=-1,sm=89"), {"expected GiB from 1 to 1024"});
+  expect_bad_input(check("GiB=16,sm=75"), {"too old"});
+  expect_bad_input(check("GiB=128,sm=121"), {"aarch64"});
+}
+
+}  // namespace
+}  // namespace cohort::test
