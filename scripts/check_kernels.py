@@ -5,6 +5,7 @@ memory than the table below allows.
 
   scripts/check_kernels.py [BUILD]      checks the objects of a build folder (default: build/cuda)
   scripts/check_kernels.py --measure    prints the spills of all kernels that have some
+  scripts/check_kernels.py --has-tool   exits with 0 if cuobjdump is found
   scripts/check_kernels.py --self-test  expects reports for made-up listings
 
 cuobjdump comes with the CUDA toolkit (Debian package cuda-cuobjdump-13-0, PyPI package nvidia-cuda-cuobjdump): it is
@@ -108,6 +109,8 @@ def self_test():
 def main(arguments):
     if arguments == ["--self-test"]:
         return self_test()
+    if arguments == ["--has-tool"]:
+        return cuobjdump()
     measure = "--measure" in arguments
     builds = [a for a in arguments if a != "--measure"]
     if len(builds) > 1 or any(b.startswith("-") for b in builds):

@@ -47,7 +47,10 @@ void check(cublasStatus_t status, const char* call) {
                cublasLtGetStatusString(status));
 }
 
+// Also makes the device current: a handle belongs to the device that is current when it is made,
+// and so do cuBLASLt's suggestions.
 cublasLtHandle_t handle(Device device) {
+  ::cohort::cuda::activate(device);
   static std::array<cublasLtHandle_t, 64> handles{};
   static std::mutex mutex;
   std::lock_guard lock(mutex);
