@@ -38,21 +38,25 @@ class LogitGradients {
       : x_(x), w_(w), dx_(dx), dw_(dw) {
     kernels::check_grad(dx, x.shape(), x.dtype(), "head", "dx", x.device());
     kernels::check_grad(dw, w.shape(), accumulate_dtype(x.dtype()), "head", "dw", x.device());
-    if (x.dim(0) == 0 && dw.wanted() && dw.mode == Grad::kOverwrite) dw.tensor.zero_();
-    if (x.dtype() == DType::kBF16)
-      collected_ = Tensor::empty({kernels::head_gradient_tokens(x.dim(0), rows), w.dim(0)},
-                                 x.dtype(), x.device());
+    if (x.dim(0) == 0 && dw.wanted() && dw.mode == Grad::kOverwrite)
+      dw.tensor.with_padding().zero_();
+    if (x.dtype() != DType::kBF16) return;
+    const int64_t tokens = kernels::head_gradient_tokens(x.dim(0), rows), vocab = w.dim(0),
+                  padded = w.with_padding().dim(0);
+    collected_ = Tensor::empty({tokens, padded}, x.dtype(), x.device());
+    collected_.narrow(1, vocab, padded - vocab).zero_();
   }
 
   // The memory for the gradients of the logits of tokens from `begin` on.
   Tensor chunk(int64_t begin, const Tensor& logits) const {
     if (!collected_.defined()) return logits;
-    return collected_.narrow(0, begin % collected_.dim(0), logits.dim(0));
+    return collected_.narrow(0, begin % collected_.dim(0), logits.dim(0))
+        .hide_padding(1, logits.dim(1));
   }
   // Adds a chunk. With `factor` [T], row t of dz is still to be multiplied by factor[t]; it is
   // applied to the rows of x and dx instead.
   void add(int64_t begin, const Tensor& dz, const Tensor& factor) {
-    if (!collected_.defined()) return add_gemms(begin, dz, factor);
+    if (!collected_.defined()) return add_gemms(begin, dz.with_padding(), factor);
     const int64_t end = begin + dz.dim(0), capacity = collected_.dim(0);
     if (end % capacity != 0 && end != x_.dim(0)) return;
     const int64_t first = (end - 1) / capacity * capacity;
@@ -60,8 +64,10 @@ class LogitGradients {
   }
 
  private:
+  // The columns of dz include the padding, whose gradients are zero.
   void add_gemms(int64_t begin, const Tensor& dz, const Tensor& factor) {
     const auto part = [&](const Tensor& t) { return t.narrow(0, begin, dz.dim(0)); };
+    const Tensor w = w_.with_padding();
     if (dw_.wanted()) {
       Tensor x = part(x_);
       if (factor.defined()) {
@@ -70,7 +76,8 @@ class LogitGradients {
         x = scaled;
       }
       // dw accumulates over the chunks; the first has the requested mode.
-      kernels::matmul({.c = dw_.tensor,
+      Tensor dw = dw_.tensor.with_padding();
+      kernels::matmul({.c = dw,
                        .a = dz,
                        .b = x,
                        .desc = {.a = kernels::Transpose::kYes,
@@ -81,10 +88,10 @@ class LogitGradients {
     // This GEMM has few rows and K = vocab, so split-K is allowed to occupy the device. No log-prob
     // depends on it.
     kernels::MatmulDesc desc{.out = dx_.mode, .split_k = kernels::SplitK::kAllowed};
-    if (!factor.defined()) return kernels::matmul({.c = dx, .a = dz, .b = w_, .desc = desc});
+    if (!factor.defined()) return kernels::matmul({.c = dx, .a = dz, .b = w, .desc = desc});
     desc.out = Grad::kOverwrite;
     Tensor unscaled = Tensor::empty(dx.shape(), DType::kF32, dx.device());
-    kernels::matmul({.c = unscaled, .a = dz, .b = w_, .desc = desc});
+    kernels::matmul({.c = unscaled, .a = dz, .b = w, .desc = desc});
     kernels::scale_rows({.y = dx, .x = unscaled, .factor = part(factor), .mode = dx_.mode});
   }
 
@@ -101,8 +108,7 @@ void head_logprob_forward(const HeadLogprobForward& args) {
   const HeadLossGradients* const loss = args.gradients;
   std::optional<LogitGradients> gradients;
   if (loss != nullptr) gradients.emplace(args.x, args.w, loss->dx, loss->dw, rows);
-  const bool unit = loss != nullptr &&
-                    kernels::has_unit_gradients(args.w.dim(0), args.x.dtype(), args.x.device());
+  const bool unit = loss != nullptr && kernels::has_unit_gradients(args.w);
   kernels::for_logit_chunks(args.x, args.w, rows, [&](int64_t begin, Tensor& logits) {
     Tensor dz = gradients ? gradients->chunk(begin, logits) : Tensor();
     kernels::head_statistics({.logprob = args.logprob,

@@ -20,7 +20,7 @@ struct TapeNode : NonCopyable {
   enum class Kind { kResult, kParameter, kInput };
 
   std::string name;
-  Shape shape;
+  Shape shape, padded_shape;  // the latter with the value's padding
   DType dtype = DType::kF32, grad_dtype = DType::kF32;
   Device device;
   uint64_t id = 0;  // in order of creation
@@ -73,10 +73,20 @@ std::shared_ptr<TapeNode> new_node(const char* name, const Tensor& value) {
   auto node = std::make_shared<TapeNode>();
   node->name = name;
   node->shape = value.shape();
+  node->padded_shape = value.with_padding().shape();
   node->dtype = node->grad_dtype = value.dtype();
   node->device = value.device();
   node->id = next_id();
   return node;
+}
+
+// Uninitialised memory for a gradient, padded as the node's value; the padding is zero.
+Tensor new_gradient(const TapeNode& node, DType dtype) {
+  const Tensor all = Tensor::empty(node.padded_shape, dtype, node.device);
+  if (node.padded_shape == node.shape) return all;
+  const int64_t rows = node.shape[0];
+  all.narrow(0, rows, all.dim(0) - rows).zero_();
+  return all.hide_padding(0, rows);
 }
 
 // Number of times that each reachable node is an input: a leaf's gradient is final when its last
@@ -101,7 +111,7 @@ bool is_parameter(const std::shared_ptr<TapeNode>& node) {
 
 // Zeros a parameter's gradient if zero_grad() has marked it.
 void flush_zero(TapeNode* node) {
-  if (std::exchange(node->dirty, false)) node->grad.zero_();
+  if (std::exchange(node->dirty, false)) node->grad.with_padding().zero_();
 }
 
 // Slot of the next contribution to a node's gradient.
@@ -113,10 +123,10 @@ GradSlot grad_buffer(TapeNode* node) {
     return {node->grad, Grad::kAccumulate};
   }
   if (node->kind == Kind::kParameter) {
-    node->grad = Tensor::zeros(node->shape, node->grad_dtype, node->device);
+    node->grad = new_gradient(*node, node->grad_dtype).zero_();
     return {node->grad, Grad::kAccumulate};
   }
-  node->grad = Tensor::empty(node->shape, node->grad_dtype, node->device);
+  node->grad = new_gradient(*node, node->grad_dtype);
   return {node->grad, Grad::kOverwrite};
 }
 
@@ -138,8 +148,7 @@ Variable Variable::parameter(Tensor value, std::string name) {
 
 Tensor& Variable::grad() const {
   COHORT_CHECK(is_parameter(node_), "[grad] only a parameter has a gradient");
-  if (!node_->grad.defined())
-    node_->grad = Tensor::zeros(node_->shape, node_->grad_dtype, node_->device);
+  if (!node_->grad.defined()) node_->grad = new_gradient(*node_, node_->grad_dtype).zero_();
   flush_zero(node_.get());
   return node_->grad;
 }
@@ -188,7 +197,7 @@ GradSlot Gradients::weight_slot(int i) {
 GradSlot Gradients::slot(int i, DType dtype) {
   TapeNode* node = inputs_[static_cast<size_t>(i)].get();
   if (!repeated(i) && dtype == node->grad_dtype) return grad_buffer(node);
-  separate_.emplace_back(i, Tensor::empty(node->shape, dtype, node->device));
+  separate_.emplace_back(i, new_gradient(*node, dtype));
   return {separate_.back().second, Grad::kOverwrite};
 }
 

@@ -134,6 +134,7 @@ Tensor Tensor::reshape(const Shape& shape) const {
   Tensor view = *this;
   view.shape_ = target;
   view.strides_ = contiguous_strides(target);
+  view.padding_ = 0;
   return view;
 }
 
@@ -144,6 +145,7 @@ Tensor Tensor::narrow(int dim, int64_t start, int64_t length) const {
   Tensor view = *this;
   view.shape_[dim] = length;
   view.offset_ += start * strides_[dim];
+  view.padding_ = 0;
   return view;
 }
 
@@ -159,6 +161,20 @@ Tensor Tensor::transpose(int a, int b) const {
   Tensor view = *this;
   std::swap(view.shape_[a], view.shape_[b]);
   std::swap(view.strides_[a], view.strides_[b]);
+  view.padding_ = 0;
+  return view;
+}
+
+Tensor Tensor::hide_padding(int dim, int64_t length) const {
+  Tensor view = narrow(dim, 0, length);
+  view.padded_dim_ = dim;
+  view.padding_ = shape_[dim] - length;
+  return view;
+}
+
+Tensor Tensor::with_padding() const {
+  Tensor view = *this;
+  if (padding_ > 0) view.shape_[padded_dim_] += std::exchange(view.padding_, 0);
   return view;
 }
 

@@ -82,6 +82,12 @@ class Tensor {
   Tensor narrow(int dim, int64_t start, int64_t length) const;
   Tensor select(int dim, int64_t index) const;
   Tensor transpose(int a, int b) const;
+  // Padding: elements in memory after those of a view, along one dimension, which give matmuls
+  // aligned sizes. hide_padding() is narrow(dim, 0, length) that remembers the rest as padding, and
+  // with_padding() gives the tensor that was narrowed; *this if there is no padding. Other views
+  // and copies have none.
+  Tensor hide_padding(int dim, int64_t length) const;
+  Tensor with_padding() const;
 
   // Copies. Copies to the host are complete on return; copies to a device are ordered by its
   // current stream, and the host memory may be reused immediately.
@@ -134,6 +140,8 @@ class Tensor {
   std::shared_ptr<Storage> storage_;
   int64_t offset_ = 0;  // in elements
   Shape shape_, strides_;
+  int padded_dim_ = 0;
+  int64_t padding_ = 0;  // elements after those of padded_dim_
   DType dtype_ = DType::kF32;
 };
 

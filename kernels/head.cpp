@@ -20,7 +20,7 @@ void check_head(const Tensor& logits, const Tensor& targets, int64_t begin,
   COHORT_CHECK(logits.rank() == 2 && begin >= 0 && begin + logits.dim(0) <= targets.numel(), "[",
                op, "] expected logits [n, V] of tokens from ", begin, " of ", targets.numel(),
                ", got ", logits.str());
-  check_tensor(logits, logits.shape(), logits.dtype(), op, "logits", logits.device());
+  check_rows(logits, logits.shape(), logits.dtype(), op, "logits", logits.device());
   check_tensor(targets, {targets.numel()}, DType::kI32, op, "targets", logits.device());
   for (const auto& [t, name] : statistics)
     check_tensor(*t, targets.shape(), logits.dtype(), op, name, logits.device());
@@ -34,14 +34,14 @@ void head_statistics(const HeadStatistics& args) {
              {{&args.logprob, "logprob"}, {&args.entropy, "entropy"}, {&args.lse, "lse"}}, kOp);
   const Device device = args.logits.device();
   if (args.unit_gradients.defined())
-    check_tensor(args.unit_gradients, args.logits.shape(), DType::kBF16, kOp, "unit_gradients",
-                 device);
+    check_rows(args.unit_gradients, args.logits.shape(), DType::kBF16, kOp, "unit_gradients",
+               device);
   on_device<cpu::head_statistics, cuda::head_statistics>(device, args);
 }
 
-bool has_unit_gradients(int64_t vocab, DType dtype, Device device) {
+bool has_unit_gradients(const Tensor& w) {
   if constexpr (kWithCuda)
-    if (device.is_cuda() && !is_dry_run()) return cuda::has_unit_gradients(vocab, dtype, device);
+    if (w.device().is_cuda() && !is_dry_run()) return cuda::has_unit_gradients(w);
   return false;
 }
 
@@ -52,7 +52,7 @@ void head_logit_gradients(const HeadLogitGradients& args) {
   const Device device = args.logits.device();
   if (args.dentropy.defined())
     check_tensor(args.dentropy, args.targets.shape(), args.logits.dtype(), kOp, "dentropy", device);
-  check_tensor(args.dz, args.logits.shape(), args.dz.dtype(), kOp, "dz", device);
+  check_rows(args.dz, args.logits.shape(), args.dz.dtype(), kOp, "dz", device);
   on_device<cpu::head_logit_gradients, cuda::head_logit_gradients>(device, args);
 }
 
@@ -78,15 +78,22 @@ int64_t head_chunk_tokens(int64_t vocab, int64_t wanted, Device device) {
   return std::max(kChunkUnit, round_up(wanted, kChunkUnit));
 }
 
+int64_t head_rows(int64_t vocab, Device device) {
+  return device.is_cuda() ? round_up(vocab, int64_t{64}) : vocab;
+}
+
 void for_logit_chunks(const Tensor& x, const Tensor& w, int64_t rows,
                       const std::function<void(int64_t begin, Tensor& logits)>& fn) {
   const int64_t total = x.dim(0);
+  const Tensor padded = w.with_padding();
   rows = std::min(rows, total);
-  Tensor logits = Tensor::empty({rows, w.dim(0)}, accumulate_dtype(x.dtype()), x.device());
+  Tensor logits = Tensor::empty({rows, padded.dim(0)}, accumulate_dtype(x.dtype()), x.device());
   for (int64_t begin = 0; begin < total; begin += rows) {
     const int64_t count = std::min(rows, total - begin);
     Tensor chunk = logits.narrow(0, 0, count);
-    matmul({.c = chunk, .a = x.narrow(0, begin, count), .b = w, .desc = {.b = Transpose::kYes}});
+    matmul(
+        {.c = chunk, .a = x.narrow(0, begin, count), .b = padded, .desc = {.b = Transpose::kYes}});
+    chunk = chunk.hide_padding(1, w.dim(0));
     fn(begin, chunk);
   }
 }

@@ -29,28 +29,29 @@ inline constexpr int64_t kHeadGradientTokens = 4096;
 // the same dtype.
 struct HeadStatistics {
   Tensor &logprob, &entropy, &lse;  // [T]
-  const Tensor& logits;             // [n, V]
+  const Tensor& logits;             // [n, V], rows with any stride
   const Tensor& targets;            // [T] i32
   int64_t begin = 0;
   double temperature = 1;
   // Output [n, V] bf16, undefined unless has_unit_gradients(): ([v = target] - p_v) / temperature.
+  // Rows with any stride. In rows with a finite lse, up to three elements after V may become zero.
   Tensor unit_gradients = {};
 };
 COHORT_KERNEL(void head_statistics(const HeadStatistics& args));
 
-// True if head_statistics() computes unit gradients of rows of `vocab` logits in the pass that
-// reads them; `dtype` is that of x and w.
-bool has_unit_gradients(int64_t vocab, DType dtype, Device device);
+// True if head_statistics() computes unit gradients of for_logit_chunks() with the head `w` in the
+// pass that reads the logits.
+bool has_unit_gradients(const Tensor& w);
 namespace cuda {
-bool has_unit_gradients(int64_t vocab, DType dtype, Device device);
+bool has_unit_gradients(const Tensor& w);
 }  // namespace cuda
 
 // Gradients of the logits of tokens [begin, begin + n) from those of log-probs and entropies.
 //   dz[t, v] = (dlogprob[t] ([v = target] - p_v) - dentropy[t] p_v (log p_v + entropy[t]))
 //              / temperature
 struct HeadLogitGradients {
-  Tensor& dz;                                         // [n, V]; bf16, or the logits themselves
-  const Tensor& logits;                               // [n, V]
+  Tensor& dz;            // [n, V], rows with any stride; bf16, or the logits themselves
+  const Tensor& logits;  // [n, V], rows with any stride
   const Tensor &dlogprob, &dentropy, &lse, &entropy;  // [T]; dentropy may be undefined: zero
   const Tensor& targets;                              // [T] i32
   int64_t begin = 0;
@@ -77,8 +78,15 @@ int64_t head_chunk_tokens(int64_t vocab, int64_t wanted, Device device);
 // multiple of `rows`, or all.
 int64_t head_gradient_tokens(int64_t tokens, int64_t rows);
 
+// Rows in memory of a head's matrix for `vocab` tokens. On CUDA matmuls over a vocabulary that is
+// not a multiple of 8 are several times slower, so the matrix has padding up to a multiple of 64;
+// the CPU gains nothing.
+int64_t head_rows(int64_t vocab, Device device);
+
 // Calls fn(begin, logits) for chunks of at most `rows` tokens in ascending order with the logits
-// x w^T of tokens from `begin` on, in accumulate_dtype(x). All chunks use the same memory.
+// x w^T [n, V] of tokens from `begin` on, in accumulate_dtype(x). All chunks use the same memory.
+// The padding of w's rows (Tensor::with_padding()), which is zero, becomes that of the logits'
+// columns: no result depends on it, and zeros there stand for its gradients.
 void for_logit_chunks(const Tensor& x, const Tensor& w, int64_t rows,
                       const std::function<void(int64_t begin, Tensor& logits)>& fn);
 

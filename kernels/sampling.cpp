@@ -66,7 +66,7 @@ void sample_logits(const SampleLogits& args) {
   const Tensor& logits = args.logits;
   constexpr const char* kOp = "sample_logits";
   COHORT_CHECK(logits.rank() == 2, "[sample_logits] expected logits [n, V], got ", logits.str());
-  check_tensor(logits, logits.shape(), logits.dtype(), kOp, "logits", logits.device());
+  check_rows(logits, logits.shape(), logits.dtype(), kOp, "logits", logits.device());
   check_rows(args, logits, logits.dim(1), kOp);
   on_device<cpu::sample_logits, cuda::sample_logits>(logits.device(), args);
 }

@@ -69,7 +69,7 @@ COHORT_KERNEL(void head_sample(const HeadSample& args));
 struct SampleLogits {
   Samples& out;
   SamplingState& state;
-  const Tensor& logits;     // [n, V]; f32 on CUDA
+  const Tensor& logits;     // [n, V], rows with any stride; f32 on CUDA
   const Tensor& slots;      // [n] i32
   const Tensor& rng_index;  // [n] i64
 };

@@ -59,7 +59,7 @@ void measure_update(const ModelConfig& config, DType dtype, const MemoryShape& s
         allocation_size(static_cast<size_t>(tensor.nbytes()), shape.device));
   };
   for (const NamedParameter& p : dry.model.parameters())
-    if (p.first_row == 0) out.parameters += held(p.leaf.value());
+    if (p.first_row == 0) out.parameters += held(p.leaf.value().with_padding());
   out.gradients = held(dry.gradients);
   if (tokens == 0) return;
   const Tensor weights = Tensor::empty({tokens}, accumulate_dtype(dtype), shape.device);
@@ -101,7 +101,8 @@ MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemorySh
       cache.num_blocks =
           std::clamp(shape.max_cache_tokens / cache.block_tokens, longest + 1,
                      std::max<int64_t>(shape.rollout_sequences * longest, longest + 1));
-    const int64_t logits = head_chunk(c, shape.rollout_sequences, shape.device) * c.vocab_size *
+    const int64_t logits = head_chunk(c, shape.rollout_sequences, shape.device) *
+                           kernels::head_rows(c.vocab_size, shape.device) *
                            static_cast<int64_t>(dtype_size(accumulate_dtype(dtype)));
     out.cache = KVCache::bytes(cache, dtype);
     out.rollout =

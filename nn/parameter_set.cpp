@@ -1,5 +1,7 @@
 #include "nn/parameter_set.h"
 
+#include <algorithm>
+
 #include "core/parallel.h"
 #include "core/rng.h"
 #include "core/sizes.h"
@@ -36,7 +38,12 @@ Variable ParameterSet::add(const ParameterSpec& spec) {
 }
 
 ParameterLeaf ParameterSet::add_leaf(const ParameterSpec& spec) {
-  const Tensor value = Tensor::empty(spec.shape, dtype_, device_);
+  const int64_t rows = spec.shape[0];
+  Shape padded = spec.shape;
+  padded[0] = std::max(rows, spec.leaf_rows);
+  const Tensor all = Tensor::empty(padded, dtype_, device_);
+  all.narrow(0, rows, padded[0] - rows).zero_();
+  const Tensor value = all.hide_padding(0, rows);
   const bool trained = spec.role == ParameterRole::kTrained;
   const Variable leaf = trained ? Variable::parameter(value, spec.name) : Variable(value);
   if (trained) trained_.push_back(leaf);
@@ -76,12 +83,14 @@ FlatGradients ParameterSet::allocate_gradients() const {
   FlatGradients out;
   int64_t end = 0;
   for (const Variable& leaf : trained_)
-    out.ends.push_back(end += round_up(leaf.value().numel(), kLeafAlignment));
+    out.ends.push_back(end += round_up(leaf.value().with_padding().numel(), kLeafAlignment));
   out.all = Tensor::zeros({end}, accumulate_dtype(dtype_), device_);
   for (size_t i = 0; i < trained_.size(); ++i) {
-    const Shape& shape = trained_[i].shape();
+    const Shape shape = trained_[i].value().with_padding().shape();
     const int64_t begin = i == 0 ? 0 : out.ends[i - 1];
-    trained_[i].set_grad_storage(out.all.narrow(0, begin, shape.numel()).reshape(shape));
+    trained_[i].set_grad_storage(out.all.narrow(0, begin, shape.numel())
+                                     .reshape(shape)
+                                     .hide_padding(0, trained_[i].shape()[0]));
   }
   return out;
 }

@@ -33,6 +33,9 @@ struct ParameterSpec {
   ParameterUse use = ParameterUse::kVector;
   double init = 0;  // initial value: constant of a vector, else the standard deviation of N(0, .)
   ParameterRole role = ParameterRole::kTrained;
+  // Rows in memory if there are more than in `shape`. Those are padding (Tensor::with_padding()):
+  // zeros with a gradient of zero that no parameter, count, flat index or file includes.
+  int64_t leaf_rows = 0;
 };
 
 // A parameter as named rows of a leaf: the parameters of one matmul are rows of one tensor, such as

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "kernels/head.h"
 #include "kernels/rope.h"
 
 namespace cohort {
@@ -30,7 +31,13 @@ void Transformer::build() {
   COHORT_CHECK(c.vocab_size > 0 && c.head_dim > 0 && c.d_ff > 0,
                "[transformer] expected a resolved configuration");
   const auto table = [&](const char* name, int64_t rows, Use use) {
-    return set.add({name, {rows, c.d_model}, use, c.init_std});
+    // A table that is the head's matrix has the rows that its matmuls want.
+    const int64_t leaf_rows = use == Use::kMatmul ? kernels::head_rows(rows, device()) : rows;
+    return set.add({.name = name,
+                    .shape = {rows, c.d_model},
+                    .use = use,
+                    .init = c.init_std,
+                    .leaf_rows = leaf_rows});
   };
   // A tied table is also the head's matrix.
   embedding_ = table("model.embed_tokens.weight", c.vocab_size,

@@ -16,6 +16,7 @@ usage: scripts/gpu_check.sh PHASE...
   ops         the op table and attention, compared with PyTorch's attention
   attention   bench/attention; FILTER restricts it, and BASE (a folder) adds another build for comparison
   steps       the training steps, compared with PyTorch's
+  sizes       the 124M step with sizes that are not multiples of 8, 64 or a head of 96, beside the next ones, three times in turn
   rollouts    decoding, rollouts and a GRPO step; sampled log-probs against training's; compared with transformers' generate if
               installed (PEER=0: without it); ONLY restricts both ("--only decode"), RUNS repeats samples that must have equal bits
   against     the training steps compared with those of another build, whose bench and cohort are in BASE (a folder)
@@ -145,6 +146,29 @@ run_steps() {
     show_tail "$OUT/peer_$shape.log" 1
   done
 }
+# Rows of one comparison follow each other: the vocabulary and overrides of a run.
+run_sizes() {
+  local round vocab overrides
+  for round in 1 2 3; do
+    while read -r vocab overrides; do
+      echo "-- $round --vocab $vocab $overrides"
+      build/cuda/bench/cohort_bench_step bench/configs/gpt2_124m.yaml --vocab "$vocab" $overrides 2>&1 </dev/null | grep -E '^(step|tokens/s|head_logprob)' || failed=1
+      sleep 3
+    done <<'ROWS'
+50304
+50257
+50304 model.d_model=1000 model.num_heads=15 model.head_dim=64
+50304 model.d_model=1002 model.num_heads=15 model.head_dim=64
+50304 model.d_model=1024 model.num_heads=15 model.head_dim=64
+50304 model.d_ff=2730
+50304 model.d_ff=2736
+50304 model.d_ff=2752
+50304 model.d_model=960 model.num_heads=12
+50304 model.d_model=960 model.num_heads=10
+ROWS
+  done >"$OUT/sizes.txt"
+  cat "$OUT/sizes.txt"
+}
 run_rollouts() {
   build/cuda/bench/cohort_bench_grpo bench/configs/qwen2_0_5b.yaml --vocab 151936 --json "$OUT/rollouts.json" --runs "${RUNS:-3}" ${ONLY:-} >"$OUT/rollouts.log" 2>&1 || failed=1
   show_tail "$OUT/rollouts.log"
@@ -260,6 +284,7 @@ for phase in "$@"; do
     ops) run_ops ;;
     attention) run_attention ;;
     steps) run_steps ;;
+    sizes) run_sizes ;;
     rollouts) run_rollouts ;;
     against) run_against ;;
     profile) run_profile ;;

@@ -28,7 +28,8 @@ void logits_backward(T* z, int64_t vocab, int64_t target, const TokenGrad<T>& g)
 }  // namespace
 
 void head_statistics(const HeadStatistics& args) {
-  const int64_t count = args.logits.dim(0), vocab = args.logits.dim(1), begin = args.begin;
+  const int64_t count = args.logits.dim(0), vocab = args.logits.dim(1), begin = args.begin,
+                stride = args.logits.strides()[0];
   const int32_t* target = args.targets.data<int32_t>();
   for (int64_t t = begin; t < begin + count; ++t)
     COHORT_CHECK(target[t] >= 0 && target[t] < vocab, "[head] target ", target[t], " at position ",
@@ -37,7 +38,7 @@ void head_statistics(const HeadStatistics& args) {
     T *logprob = args.logprob.data<T>(), *entropy = args.entropy.data<T>(),
       *lse = args.lse.data<T>();
     for_rows(count, vocab, [&](int64_t i) {
-      const T* z = args.logits.data<T>() + i * vocab;
+      const T* z = args.logits.data<T>() + i * stride;
       const RowSoftmax row = row_softmax<T>(z, vocab, args.temperature, nullptr);
       logprob[begin + i] = row_logprob(row, z[target[begin + i]]);
       entropy[begin + i] = static_cast<T>(row.entropy());
@@ -47,8 +48,9 @@ void head_statistics(const HeadStatistics& args) {
 }
 
 void head_logit_gradients(const HeadLogitGradients& args) {
-  const int64_t count = args.logits.dim(0), vocab = args.logits.dim(1), begin = args.begin;
-  COHORT_CHECK(args.dz.raw() == args.logits.raw(),
+  const int64_t count = args.logits.dim(0), vocab = args.logits.dim(1), begin = args.begin,
+                stride = args.logits.strides()[0];
+  COHORT_CHECK(args.dz.raw() == args.logits.raw() && args.dz.strides() == args.logits.strides(),
                "[head_backward] expected dz in place of logits");
   const int32_t* target = args.targets.data<int32_t>();
   dispatch_float(args.logits.dtype(), "head_backward", [&]<class T>() {
@@ -57,7 +59,7 @@ void head_logit_gradients(const HeadLogitGradients& args) {
     const T* dentropy = args.dentropy.defined() ? args.dentropy.data<T>() : nullptr;
     for_rows(count, vocab, [&](int64_t i) {
       const int64_t t = begin + i;
-      logits_backward(args.dz.data<T>() + i * vocab, vocab, target[t],
+      logits_backward(args.dz.data<T>() + i * stride, vocab, target[t],
                       {.inverse_temperature = static_cast<T>(1 / args.temperature),
                        .lse = lse[t],
                        .entropy = entropy[t],

@@ -261,17 +261,18 @@ bool sample_row(const Rows<T>& rows, int64_t at, const T* logits, Row<T>& row,
   return true;
 }
 
-// Samples rows [first, first + count) from their logits. Throws after the parallel loop, naming the
-// first row without a distribution.
+// Samples rows from `first` on from their logits [count, V]. Throws after the parallel loop, naming
+// the first row without a distribution.
 template <class T>
-void sample_rows(const Rows<T>& rows, const T* logits, int64_t first, int64_t count) {
-  const int64_t vocab = rows.state.vocab;
+void sample_rows(const Rows<T>& rows, const Tensor& logits, int64_t first) {
+  const int64_t vocab = rows.state.vocab, count = logits.dim(0), stride = logits.strides()[0];
+  const T* const z = logits.data<T>();
   std::atomic<int64_t> bad = count;
   parallel_for(count, row_grain(vocab), [&](int64_t begin, int64_t end) {
     Row<T> row{.vocab = vocab, .softmax = {}, .kept = SoftmaxWeights<T>(vocab)};
     std::vector<T> modified;
     for (int64_t i = begin; i < end; ++i) {
-      if (sample_row(rows, first + i, logits + i * vocab, row, modified)) continue;
+      if (sample_row(rows, first + i, z + i * stride, row, modified)) continue;
       int64_t lowest = bad.load();
       while (i < lowest && !bad.compare_exchange_weak(lowest, i)) {
       }
@@ -290,16 +291,15 @@ void head_sample(const HeadSample& args) {
                               ? args.chunk_tokens
                               : head_chunk_tokens(args.w.dim(0), 0, args.x.device());
     const Rows<T> rows(args, args.w.dim(0), "head_sample");
-    for_logit_chunks(args.x, args.w, chunk, [&](int64_t begin, Tensor& logits) {
-      sample_rows(rows, logits.data<T>(), begin, logits.dim(0));
-    });
+    for_logit_chunks(args.x, args.w, chunk,
+                     [&](int64_t begin, Tensor& logits) { sample_rows(rows, logits, begin); });
   });
 }
 
 void sample_logits(const SampleLogits& args) {
   dispatch_float(args.logits.dtype(), "sample_logits", [&]<class T>() {
     const Rows<T> rows(args, args.logits.dim(1), "sample_logits");
-    sample_rows(rows, args.logits.data<T>(), 0, args.logits.dim(0));
+    sample_rows(rows, args.logits, 0);
   });
 }
 

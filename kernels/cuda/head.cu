@@ -21,11 +21,11 @@ struct Statistics {
 // One block per token: all threads reduce the token's row of logits, [vocab] f32, then thread 0
 // writes the statistics.
 __global__ void __launch_bounds__(kRowThreads)
-    logprob_kernel(Statistics out, const float* logits, const int32_t* targets, int64_t vocab,
-                   float inverse_temperature) {
+    logprob_kernel(Statistics out, const float* logits, int64_t stride, const int32_t* targets,
+                   int64_t vocab, float inverse_temperature) {
   const int64_t t = blockIdx.x;
   const int32_t target = targets[t];
-  const float* z = logits + t * vocab;
+  const float* z = logits + t * stride;
   __shared__ double run_sums[kRowWarps];
   const RowSoftmax row = row_softmax(z, vocab, inverse_temperature, run_sums);
   if (threadIdx.x > 0) return;
@@ -57,11 +57,12 @@ struct LogitGrad {
   }
 };
 
-// dz may alias the logits. kVector: rows are 16-byte aligned.
-template <bool kVector, class T>
-__device__ void write_row(T* dz, const float* logits, int64_t vocab, const LogitGrad& grad) {
-  constexpr int kN = kVector ? kPackSize<T> : 1, kLoad = kVector ? 4 : 1;
-  for (int64_t v = kN * threadIdx.x; v < vocab; v += kN * kRowThreads) {
+// Writes the gradients of logits [begin, end), kN elements per access. dz may alias the logits.
+template <int kN, class T>
+__device__ void write_range(T* dz, const float* logits, int64_t begin, int64_t end,
+                            const LogitGrad& grad) {
+  constexpr int kLoad = kN == 1 ? 1 : 4;
+  for (int64_t v = begin + kN * threadIdx.x; v < end; v += kN * kRowThreads) {
     // A 16-byte pack of T corresponds to one access of f32 logits, or two if T is bf16.
     Pack<float, kLoad> z[kN / kLoad];
     Pack<T, kN> out;
@@ -77,23 +78,22 @@ __device__ void write_row(T* dz, const float* logits, int64_t vocab, const Logit
 // statistics of the forward; no reduction is needed. f32 gradients overwrite the logits in place.
 template <class T>
 __global__ void __launch_bounds__(kRowThreads)
-    logits_backward_kernel(T* dz, const float* logits, TokenGrads tokens, int64_t vocab,
-                           float inverse_temperature) {
+    logits_backward_kernel(T* dz, int64_t dz_stride, const float* logits, int64_t stride,
+                           TokenGrads tokens, int64_t vocab, float inverse_temperature) {
   const int64_t t = blockIdx.x;
-  dz += t * vocab;
-  logits += t * vocab;
+  dz += t * dz_stride;
+  logits += t * stride;
   const LogitGrad grad{.inverse_temperature = inverse_temperature,
                        .lse = tokens.lse[t],
                        .entropy = tokens.entropy[t],
                        .dlogprob = tokens.dlogprob[t],
                        .dentropy = tokens.dentropy != nullptr ? tokens.dentropy[t] : 0,
                        .target = tokens.targets[t]};
-  // If the vocabulary is not a multiple of a pack, rows are unaligned.
+  // Rows without padding may be unaligned.
   const auto bits = reinterpret_cast<uintptr_t>(dz) | reinterpret_cast<uintptr_t>(logits);
-  if (bits % 16 == 0 && vocab % kPackSize<T> == 0)
-    write_row<true>(dz, logits, vocab, grad);
-  else
-    write_row<false>(dz, logits, vocab, grad);
+  const int64_t in_packs = bits % 16 == 0 ? vocab / kPackSize<T> * kPackSize<T> : 0;
+  write_range<kPackSize<T>>(dz, logits, 0, in_packs, grad);
+  write_range<1>(dz, logits, in_packs, vocab, grad);
 }
 
 // Distribution of a row over the blocks of a cluster: each block has some of the runs of
@@ -140,21 +140,28 @@ class ClusterRow {
     remaining_ = min(size_, (warp_ / kChains + 1) * run) - first_;
   }
 
-  // Starts loading the slice of `row` to `next`. Called by one thread.
+  // Starts loading the slice of `row` to `next`, in whole packs. Called by one thread.
   __device__ __forceinline__ void load(float* next, const float* row) const {
-    const int bytes = size_ * static_cast<int>(sizeof(float));
+    const int bytes = (size_ + 3) / 4 * 4 * static_cast<int>(sizeof(float));
     barrier_arrive_expect_tx(barrier(kNext), bytes);
     if (bytes > 0) bulk_load(shared_address(next), row + begin_, bytes, barrier(kNext));
   }
 
-  // Reads the thread's logits from `next`, and returns their partial sums. The run length is a
-  // multiple of 4, so a pack is either inside or past the run.
+  // Reads the thread's logits from `next`, -inf past the vocabulary, and returns their partial
+  // sums. The run length is a multiple of 4, so only the vocabulary's last pack may be incomplete.
   __device__ __forceinline__ PartialSoftmax read(Logits& z, const float* next,
                                                  uint32_t phase) const {
     barrier_wait(barrier(kNext), phase);
 #pragma unroll
     for (int i = 0; i < kPacks; ++i)
       if (i * kStep < remaining_) z[i] = load_pack<4>(next + first_ + i * kStep);
+    if (remaining_ % 4 != 0) {
+#pragma unroll
+      for (int i = 0; i < kPacks; ++i)
+#pragma unroll
+        for (int n = 1; n < 4; ++n)
+          if (i * kStep + n >= remaining_) z[i].v[n] = -INFINITY;
+    }
     PartialSoftmax partial;
 #pragma unroll
     for (int i = 0; i < kPacks; ++i)
@@ -205,7 +212,8 @@ class ClusterRow {
     barrier_wait(barrier(kSums), phase);
   }
 
-  // Writes the thread's part of the row of d.
+  // Writes the thread's part of the row of d, in whole packs: zeros past the vocabulary. A target
+  // of -1 is that of no logit.
   __device__ __forceinline__ void write_gradient(bf16* d, const Logits& z, int target,
                                                  float largest) const {
     // p_v / temperature = 2^(exponent z_v - offset). This sum may use another order than
@@ -276,11 +284,13 @@ class ClusterRow {
 // temperature in bf16. kPacks: maximum number of packs of four logits per thread.
 //
 // Clusters stride over the tokens. While the threads compute on a token's logits in registers, a
-// bulk copy loads the next token's logits to shared memory, `next`.
+// bulk copy loads the next token's logits to shared memory, `next`. The strides of rows are
+// multiples of 4.
 template <int kPacks>
 __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<kPacks>)
-    logprob_gradient_kernel(Statistics out, bf16* d, const float* logits, const int32_t* targets,
-                            int tokens, int vocab, float inverse_temperature) {
+    logprob_gradient_kernel(Statistics out, bf16* d, int64_t d_stride, const float* logits,
+                            int64_t stride, const int32_t* targets, int tokens, int vocab,
+                            float inverse_temperature) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) float next[];
   __shared__ SharedRow shared;
@@ -294,7 +304,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<kPacks>)
             first_token = static_cast<int>(blockIdx.x) / kClusterBlocks;
   const ClusterRow<kPacks> row(shared, vocab, inverse_temperature);
   const auto load_next = [&](int t) {
-    if (threadIdx.x == 0 && t < tokens) row.load(next, logits + int64_t{t} * vocab);
+    if (threadIdx.x == 0 && t < tokens) row.load(next, logits + t * stride);
   };
   load_next(first_token);
 
@@ -311,9 +321,9 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<kPacks>)
     const bool is_valid = target >= 0 && target < vocab;
     const float nan = __int_as_float(0x7fc00000);
     const float target_logit =
-        is_valid && row.is_first_thread() ? logits[int64_t{t} * vocab + target] : nan;
+        is_valid && row.is_first_thread() ? logits[t * stride + target] : nan;
     row.exchange_sums(partial, largest, phase);
-    row.write_gradient(d + int64_t{t} * vocab, z, target, largest);
+    row.write_gradient(d + t * d_stride, z, is_valid ? target : -1, largest);
     if (!row.is_first_thread()) continue;
     const RowSoftmax softmax = row.softmax(largest);
     out.logprob[t] = is_valid ? softmax.logprob(target_logit) : nan;
@@ -325,13 +335,13 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<kPacks>)
 
 // Kernel for a row size, with the number of concurrent clusters.
 struct LogprobGradient {
-  void (*kernel)(Statistics, bf16*, const float*, const int32_t*, int, int, float) = nullptr;
+  void (*kernel)(Statistics, bf16*, int64_t, const float*, int64_t, const int32_t*, int, int,
+                 float) = nullptr;
   LaunchShape shape;  // for one cluster
   int64_t clusters = 0;
 };
 // Returns a null kernel if none supports rows of `vocab` logits.
-LogprobGradient logprob_gradient(int64_t vocab, DType dtype, Device device) {
-  if (dtype != DType::kBF16 || vocab % 4 != 0) return {};
+LogprobGradient logprob_gradient(int64_t vocab, Device device) {
   const auto fits = [&](int64_t packs) { return vocab <= packs * kRowWarps * kChains * kWarpTile; };
   LogprobGradient out{.kernel = fits(8)    ? logprob_gradient_kernel<8>
                                 : fits(20) ? logprob_gradient_kernel<20>
@@ -376,13 +386,15 @@ void launch_scale_rows(const ScaleRows& args) {
 
 }  // namespace
 
-bool has_unit_gradients(int64_t vocab, DType dtype, Device device) {
-  return logprob_gradient(vocab, dtype, device).kernel != nullptr;
+bool has_unit_gradients(const Tensor& w) {
+  return w.dtype() == DType::kBF16 && w.with_padding().dim(0) % 4 == 0 &&
+         logprob_gradient(w.dim(0), w.device()).kernel != nullptr;
 }
 
 void head_statistics(const HeadStatistics& args) {
   const Device device = args.logits.device();
-  const int64_t count = args.logits.dim(0), vocab = args.logits.dim(1);
+  const int64_t count = args.logits.dim(0), vocab = args.logits.dim(1),
+                stride = args.logits.strides()[0];
   const auto inverse_temperature = static_cast<float>(1 / args.temperature);
   const Statistics out{.logprob = pointer<float>(args.logprob) + args.begin,
                        .entropy = pointer<float>(args.entropy) + args.begin,
@@ -391,14 +403,18 @@ void head_statistics(const HeadStatistics& args) {
   const float* const logits = pointer<float>(args.logits);
   if (!args.unit_gradients.defined())
     return launch("head_logprob", logprob_kernel, {blocks_for(count, 1), kRowThreads}, device, out,
-                  logits, targets, vocab, inverse_temperature);
-  const LogprobGradient fused = logprob_gradient(vocab, DType::kBF16, device);
-  COHORT_CHECK(fused.kernel != nullptr, "[head] no kernel gives unit gradients of rows of ", vocab);
+                  logits, stride, targets, vocab, inverse_temperature);
+  const LogprobGradient fused = logprob_gradient(vocab, device);
   Tensor d = args.unit_gradients;
+  const int64_t d_stride = d.strides()[0];
+  COHORT_CHECK(fused.kernel != nullptr && stride % 4 == 0 && d_stride % 4 == 0,
+               "[head] no kernel gives unit gradients of rows of ", vocab, " with strides ", stride,
+               " and ", d_stride);
   LaunchShape shape = fused.shape;
   shape.grid = blocks_for(kClusterBlocks * std::min(count, fused.clusters), 1);
-  launch("head_logprob_gradient", fused.kernel, shape, device, out, pointer<bf16>(d), logits,
-         targets, static_cast<int>(count), static_cast<int>(vocab), inverse_temperature);
+  launch("head_logprob_gradient", fused.kernel, shape, device, out, pointer<bf16>(d), d_stride,
+         logits, stride, targets, static_cast<int>(count), static_cast<int>(vocab),
+         inverse_temperature);
 }
 
 void head_logit_gradients(const HeadLogitGradients& args) {
@@ -408,7 +424,8 @@ void head_logit_gradients(const HeadLogitGradients& args) {
   dispatch_device(args.dz.dtype(), "head_backward", [&]<class T>() {
     launch("head_logits_backward", logits_backward_kernel<T>,
            {blocks_for(args.logits.dim(0), 1), kRowThreads}, args.logits.device(),
-           pointer<T>(args.dz), pointer<float>(args.logits),
+           pointer<T>(args.dz), args.dz.strides()[0], pointer<float>(args.logits),
+           args.logits.strides()[0],
            TokenGrads{.dlogprob = at(args.dlogprob),
                       .dentropy = at(args.dentropy),
                       .lse = at(args.lse),

@@ -47,8 +47,8 @@ struct RowSoftmax {
 
 // Logits [v, v + 4) of a row; -inf from `end` on.
 __device__ __forceinline__ Pack<float, 4> load_logits(const float* logits, int64_t v, int64_t end) {
-  // If the vocabulary is not a multiple of 4, rows may be unaligned; their logits are read one by
-  // one.
+  // Logits of an unaligned row (no padding, and a vocabulary that is not a multiple of 4) are read
+  // one by one.
   if (v + 4 <= end && reinterpret_cast<uintptr_t>(logits) % 16 == 0)
     return load_pack<4>(logits + v);
   Pack<float, 4> out;

@@ -60,6 +60,7 @@ struct SampleCall {
   const int64_t* index;
   const float* logits;
   const float* modified;  // logits of the rows that sample from modified logits; may be null
+  int64_t stride;         // from one row of both to the next
   State state;
   int id_bits;  // ids are below 2^id_bits
 };
@@ -370,13 +371,13 @@ __device__ Outcome sample_row(const SampleCall& call, int64_t i, int32_t slot, W
   const SamplingParams* p = call.state.params_of(slot);
   if (p == nullptr) return {};
   const int64_t vocab = call.state.vocab;
-  const float* logits = call.logits + i * vocab;
+  const float* logits = call.logits + i * call.stride;
   const float inverse = p->temperature == 0 ? 1 : static_cast<float>(1 / p->temperature);
   Row row{logits, vocab, call.id_bits, row_softmax(logits, vocab, inverse, shared.run_sums)};
   if (!row.softmax.valid()) return {};
   if (threadIdx.x == 0) shared.policy = row.softmax;
   if (changes_logits(*p)) {
-    row.logits = call.modified + i * vocab;
+    row.logits = call.modified + i * call.stride;
     row.softmax = row_softmax(row.logits, vocab, inverse, shared.run_sums);
     if (!row.softmax.valid()) return {};
   }
@@ -409,7 +410,8 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(SampleCall call) {
 // Block (i, j) writes slice j of the modified logits of row i, if the row uses them. Ids with a
 // bias are written again, because biases are added before the penalties.
 __global__ void __launch_bounds__(kThreads)
-    modify_kernel(float* modified, const float* logits, const int32_t* slots, State state) {
+    modify_kernel(float* modified, const float* logits, int64_t stride, const int32_t* slots,
+                  State state) {
   const int64_t i = blockIdx.x, begin = blockIdx.y * kModifiedPerBlock,
                 end = min(state.vocab, begin + kModifiedPerBlock);
   const int32_t slot = slots[i];
@@ -418,9 +420,9 @@ __global__ void __launch_bounds__(kThreads)
   const SamplingParams p = *params;
   const int32_t* counts = has_penalty(p) ? state.counts + slot * state.vocab : nullptr;
   const auto write = [&](int64_t v, float z) {
-    modified[i * state.vocab + v] = penalised(z, counts == nullptr ? 0 : counts[v], p);
+    modified[i * stride + v] = penalised(z, counts == nullptr ? 0 : counts[v], p);
   };
-  logits += i * state.vocab;
+  logits += i * stride;
   for (int64_t v = begin + threadIdx.x; v < end; v += kThreads) write(v, logits[v]);
   __syncthreads();
   const int32_t* ids = state.bias_ids + slot * state.max_bias;
@@ -456,20 +458,21 @@ State state_of(SamplingState& state, int64_t vocab) {
           .max_bias = state.bias_ids.defined() ? state.bias_ids.dim(1) : 0};
 }
 
-// Samples rows [first, first + count) from their logits. `modified` is a buffer of the same size,
-// allocated by the first call that needs it.
+// Samples rows [first, first + count) from their logits. `modified` is a buffer with rows as far
+// apart as theirs, allocated by the first call that needs it.
 template <class Args>
 void sample_rows(const Args& args, int64_t first, const Tensor& logits, Tensor& modified) {
-  const int64_t count = logits.dim(0), vocab = logits.dim(1);
+  const int64_t count = logits.dim(0), vocab = logits.dim(1), stride = logits.strides()[0];
   COHORT_CHECK(vocab <= kMaxVocab, "[sampling] expected at most ", kMaxVocab,
                " tokens on a CUDA device, got ", vocab);
   const State state = state_of(args.state, vocab);
   const auto* slots = pointer<int32_t>(args.slots) + first;
   if (state.counts != nullptr || state.max_bias > 0) {
-    if (!modified.defined()) modified = Tensor::empty_like(logits);
+    if (!modified.defined())
+      modified = Tensor::empty({count, stride}, logits.dtype(), logits.device());
     launch("modify_logits", modify_kernel,
            {dim3(blocks_for(count, 1), blocks_for(vocab, kModifiedPerBlock)), kThreads},
-           logits.device(), pointer<float>(modified), pointer<float>(logits), slots, state);
+           logits.device(), pointer<float>(modified), pointer<float>(logits), stride, slots, state);
   }
   const SampleCall call{
       .tokens = pointer<int32_t>(args.out.tokens) + first,
@@ -480,6 +483,7 @@ void sample_rows(const Args& args, int64_t first, const Tensor& logits, Tensor& 
       .index = pointer<int64_t>(args.rng_index) + first,
       .logits = pointer<float>(logits),
       .modified = pointer<float>(std::as_const(modified)),
+      .stride = stride,
       .state = state,
       .id_bits =
           static_cast<int>(std::bit_width(static_cast<uint64_t>(std::max<int64_t>(vocab - 1, 0))))};

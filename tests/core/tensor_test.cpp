@@ -198,6 +198,31 @@ TEST(Bf16, IsTheNearestForRandomBits) {
   }
 }
 
+TEST(Tensor, PaddingIsSeenOnlyByWithPadding) {
+  for (const int dim : {0, 1}) {
+    const Tensor all = Tensor::full({4, 6}, 7, DType::kF32);
+    Tensor view = all.hide_padding(dim, 3);
+    EXPECT_EQ(view.dim(dim), 3);
+    EXPECT_EQ(view.is_contiguous(), dim == 0);
+    EXPECT_EQ(view.with_padding().shape(), all.shape());
+    EXPECT_EQ(view.with_padding().raw(), view.raw());
+    view.fill_(1);
+    double sum = 0;
+    for (const double x : all.to_vector<double>()) sum += x;
+    EXPECT_EQ(sum, view.numel() + 7 * (24 - view.numel()));
+    // Other views and copies have none.
+    for (const Tensor& t :
+         {view.narrow(1 - dim, 0, 2), view.transpose(0, 1), view.clone(), view.select(0, 0),
+          view.contiguous().reshape({-1}), view.with_padding()})
+      EXPECT_EQ(t.with_padding().shape(), t.shape());
+  }
+  const Tensor whole = Tensor::zeros({2, 3}, DType::kF32);
+  EXPECT_EQ(whole.hide_padding(0, 2).with_padding().shape(), whole.shape());
+  EXPECT_EQ(Tensor::zeros({}, DType::kF32).with_padding().rank(), 0);
+  EXPECT_FALSE(Tensor().with_padding().defined());
+  EXPECT_THROW_WITH(whole.hide_padding(0, 3), Error, "[narrow]");
+}
+
 TEST(Bf16, TensorRoundTripKeepsTheBits) {
   std::vector<bf16> values(1 << 16);
   for (size_t i = 0; i < values.size(); ++i) values[i].bits = static_cast<uint16_t>(i);

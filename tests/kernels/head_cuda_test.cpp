@@ -204,6 +204,93 @@ TEST(CudaHead, ClusterRowsGiveTheSameLogProbs) {
     }
 }
 
+// A matrix with zero rows up to a multiple of 64, as a model's head has: the CPU's results without
+// padding, and gradients of exactly zero for it. In bf16 a cluster processes rows of any length.
+TEST(CudaHead, PaddingOfTheMatrixTakesNoPart) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes)
+    for (const int64_t vocab : {1, 7, 61, 64, 65, 1000, 50257}) {
+      const int64_t tokens = vocab < 50000 ? 300 : 37;
+      const Case c(tokens, 16, vocab, dtype, 0.7);
+      Case there = c.to(dtype, device);
+      there.w = padded(there.w, 0, head_rows(vocab, device), 0);
+      EXPECT_EQ(has_unit_gradients(there.w),
+                dtype == DType::kBF16 && has_unit_gradients(Tensor::empty({64, 8}, dtype, device)));
+      const Forward expected = forward(c), plain = forward(there);
+      const Backward exact = backward(c, {});
+      const HeadLossOutputs got =
+          run_fused_head_loss(there.x, there.w, there.targets, there.dlogprob, there.desc);
+      EXPECT_TRUE(bit_equal(got.logprob.to(Device{}), plain.logprob.to(Device{}))) << vocab;
+      EXPECT_TRUE(bit_equal(got.entropy.to(Device{}), plain.entropy.to(Device{}))) << vocab;
+      EXPECT_TRUE(bit_equal(got.lse.to(Device{}), plain.lse.to(Device{}))) << vocab;
+      for (const auto& [a, b] : {std::pair{&got.logprob, &expected.logprob},
+                                 {&got.entropy, &expected.entropy},
+                                 {&got.lse, &expected.lse}}) {
+        const auto x = a->to_vector<double>(), y = b->to_vector<double>();
+        for (size_t t = 0; t < x.size(); ++t)
+          EXPECT_NEAR(x[t], y[t], kF32Tolerance * (1 + std::fabs(y[t]))) << vocab;
+      }
+      EXPECT_TRUE(padding_is(got.dw, 0, 0)) << vocab;
+      if (vocab == 1) continue;  // the gradients are rounding alone
+      EXPECT_LE(relative_error(got.dw, exact.dw), dtype == DType::kF32 ? 1e-5 : 5e-3) << vocab;
+      EXPECT_LE(relative_error(got.dx, exact.dx), dtype == DType::kF32 ? 1e-5 : 1e-2) << vocab;
+    }
+}
+
+// The row kernels use nothing after the vocabulary, whatever is there, and write at most zeros.
+TEST(CudaHead, RowOpsDoNotUseThePaddingOfLogits) {
+  COHORT_REQUIRE_GPU(device);
+  const bool cluster = has_unit_gradients(Tensor::empty({64, 8}, DType::kBF16, device));
+  constexpr int64_t kTokens = 150;
+  for (const int64_t vocab : {1, 7, 61, 64, 65, 1000, 50257})
+    for (const double poison : {double{NAN}, double{INFINITY}}) {
+      const Case c = Case(kTokens, 8, vocab, DType::kF32, 0.7).to(DType::kF32, device);
+      const Tensor logits = random_tensor({kTokens, vocab}, DType::kF32, 7, 3).to(device);
+      const int64_t size = head_rows(vocab, device) + 64;
+      const auto run = [&](Tensor z, Tensor dz, Tensor unit) {
+        Tensor logprob = Tensor::empty({kTokens}, DType::kF32, device),
+               entropy = Tensor::empty_like(logprob), lse = Tensor::empty_like(logprob);
+        const HeadStatistics statistics{logprob, entropy, lse, z, c.targets, 0, 0.7};
+        head_statistics(statistics);
+        std::vector<Tensor> out{logprob.clone(), entropy.clone(), lse.clone()};
+        if (unit.defined()) {
+          for (Tensor* t : {&logprob, &entropy, &lse}) t->fill_(NAN);
+          head_statistics({logprob, entropy, lse, z, c.targets, 0, 0.7, unit});
+          for (size_t i = 0; i < 3; ++i)
+            EXPECT_TRUE(
+                bit_equal(std::array{logprob, entropy, lse}[i].to(Device{}), out[i].to(Device{})))
+                << vocab;
+        }
+        head_logit_gradients({dz, z, c.dlogprob, c.dentropy, lse, entropy, c.targets, 0, 0.7});
+        head_logit_gradients({z, z, c.dlogprob, c.dentropy, lse, entropy, c.targets, 0, 0.7});
+        out.insert(out.end(), {z, dz});
+        for (Tensor& t : out) t = t.contiguous().to(Device{});
+        return out;
+      };
+      const auto bf16 = [&](double padding) {
+        return padded(Tensor::full({kTokens, vocab}, 5, DType::kBF16, device), 1, size, padding);
+      };
+      const Tensor wide = padded(logits, 1, size, poison), dz = bf16(poison);
+      const auto expected = run(logits.clone(), bf16(0).contiguous(), {}),
+                 got = run(wide, dz, cluster ? bf16(0) : Tensor());
+      for (size_t i = 0; i < expected.size(); ++i)
+        EXPECT_TRUE(bit_equal(got[i], expected[i])) << vocab << " output " << i;
+      EXPECT_TRUE(padding_is(wide, 1, poison) && padding_is(dz, 1, poison)) << vocab;
+      if (!cluster) continue;
+      // Unit gradients are those of a log-prob's gradient of 1, up to the rounding of each.
+      const Tensor z = padded(logits, 1, size, poison), unit = bf16(0);
+      Tensor ones = Tensor::full({kTokens}, 1, DType::kF32, device), d = bf16(0);
+      Tensor logprob = Tensor::empty_like(ones), entropy = Tensor::empty_like(ones),
+             lse = Tensor::empty_like(ones);
+      head_statistics({logprob, entropy, lse, z, c.targets, 0, 0.7, unit});
+      head_logit_gradients({d, z, ones, {}, lse, entropy, c.targets, 0, 0.7});
+      EXPECT_TRUE(padding_is(unit, 1, 0)) << vocab;
+      if (vocab > 1) {
+        EXPECT_LE(relative_error(unit, d), 1e-3) << vocab;
+      }
+    }
+}
+
 // Excluded, infinite and NaN logits, in rows processed by a cluster and in other rows.
 TEST(CudaHead, NonFiniteLogitsGiveTheSameFusedStatistics) {
   COHORT_REQUIRE_GPU(device);

@@ -15,8 +15,9 @@ inline HeadLossOutputs run_fused_head_loss(const Tensor& x, const Tensor& w, con
                                            const Tensor& dlogprob, const HeadDesc& desc) {
   const DType dtype = accumulate_dtype(x.dtype());
   const auto statistic = [&] { return Tensor::empty({x.dim(0)}, dtype, x.device()); };
-  HeadLossOutputs out{statistic(), statistic(), statistic(), Tensor::empty_like(x),
-                      Tensor::empty(w.shape(), dtype, x.device())};
+  HeadLossOutputs out{
+      statistic(), statistic(), statistic(), Tensor::empty_like(x),
+      Tensor::full(w.with_padding().shape(), NAN, dtype, x.device()).hide_padding(0, w.dim(0))};
   Tensor dlogprob_set = Tensor::zeros(out.lse.shape(), dtype, x.device());
   int64_t next = 0;
   const HeadLossGradients gradients{

@@ -221,6 +221,49 @@ TEST(Head, SaysWhatIsWrong) {
   EXPECT_THROW_WITH(forward(c), Error, "expected x [T, C] and w [V, C]");
 }
 
+// Zero rows after a head's matrix change no result beyond the rounding of matmuls over other sizes,
+// and get gradients of exactly zero.
+TEST(Head, PaddingOfTheMatrixTakesNoPart) {
+  for (const DType dtype : {DType::kF32, DType::kF64})
+    for (const int64_t vocab : {1, 7, 61, 64, 65}) {
+      Case c(300, 24, vocab, dtype, 0.7), wide = c;
+      c.desc.chunk_tokens = wide.desc.chunk_tokens = 128;
+      wide.w = padded(c.w, 0, 128, 0);
+      const HeadLossOutputs a = run_fused_head_loss(c.x, c.w, c.targets, c.dlogprob, c.desc),
+                            b = run_fused_head_loss(wide.x, wide.w, c.targets, c.dlogprob, c.desc);
+      const double tolerance = dtype == DType::kF32 ? kF32Tolerance : 1e-13;
+      for (const auto field : {&HeadLossOutputs::logprob, &HeadLossOutputs::entropy,
+                               &HeadLossOutputs::lse, &HeadLossOutputs::dx, &HeadLossOutputs::dw})
+        // With one token log-probs, entropies and gradients are zero.
+        EXPECT_TRUE(vocab == 1 || relative_error(b.*field, a.*field) < tolerance) << vocab;
+      EXPECT_EQ(b.dw.shape(), c.w.shape());
+      EXPECT_TRUE(padding_is(b.dw, 0, 0)) << vocab;
+    }
+}
+
+// The row ops read and write nothing after the vocabulary, whatever is there.
+TEST(Head, RowOpsDoNotTouchThePaddingOfLogits) {
+  for (const DType dtype : {DType::kF32, DType::kF64})
+    for (const int64_t vocab : {1, 7, 61, 64, 65, 1000})
+      for (const double poison : {double{NAN}, double{INFINITY}}) {
+        const Case c(5, 3, vocab, dtype, 0.7);
+        const auto run = [&](Tensor logits) {
+          Forward f{Tensor::empty({5}, dtype), Tensor::empty({5}, dtype),
+                    Tensor::empty({5}, dtype)};
+          head_statistics({f.logprob, f.entropy, f.lse, logits, c.targets, 0, 0.7});
+          head_logit_gradients(
+              {logits, logits, c.dlogprob, c.dentropy, f.lse, f.entropy, c.targets, 0, 0.7});
+          return std::vector{f.logprob, f.entropy, f.lse, logits};
+        };
+        const Tensor logits = random_tensor({5, vocab}, dtype, 7, 3),
+                     wide = padded(logits, 1, 1088, poison);
+        const auto expected = run(logits.clone()), got = run(wide);
+        for (size_t i = 0; i < expected.size(); ++i)
+          EXPECT_TRUE(bit_equal(got[i].contiguous(), expected[i])) << vocab << " output " << i;
+        EXPECT_TRUE(padding_is(wide, 1, poison)) << vocab;
+      }
+}
+
 // head_logprob_forward() allocates one chunk of logits.
 TEST(Head, HoldsOneChunkOfLogits) {
   const auto peak = [](int64_t tokens, DType dtype, int64_t chunk) {

@@ -22,6 +22,22 @@ inline Tensor& none() {
   return undefined;
 }
 
+// A copy whose dimension `dim` has padding of value `padding` up to `size`.
+inline Tensor padded(const Tensor& values, int dim, int64_t size, double padding) {
+  Shape shape = values.shape();
+  shape[dim] = size;
+  const Tensor all = Tensor::full(shape, padding, values.dtype(), values.device());
+  return all.hide_padding(dim, values.dim(dim)).copy_(values);
+}
+
+// True if every element of the padding that hide_padding(dim, .) has hidden equals `padding`.
+inline bool padding_is(const Tensor& t, int dim, double padding) {
+  const Tensor all = t.with_padding();
+  for (const double x : all.narrow(dim, t.dim(dim), all.dim(dim) - t.dim(dim)).to_vector<double>())
+    if (!(x == padding || (std::isnan(x) && std::isnan(padding)))) return false;
+  return true;
+}
+
 inline Tensor ids(const std::vector<int32_t>& values) {
   return Tensor::from(values);
 }

@@ -51,6 +51,32 @@ inline Samples sample(const Tensor& logits, SamplingState& state, DType dtype, D
   return out;
 }
 
+// Logits with padding that holds `poison` give the bits of those without, for every option.
+inline void expect_padding_takes_no_part(DType dtype, Device device) {
+  std::vector<Sequence> sequences = option_cases();
+  sequences.push_back({.params = {.temperature = 0}});
+  const auto n = static_cast<int64_t>(sequences.size());
+  for (size_t i = 0; i < sequences.size(); ++i) sequences[i].params.stream = i;
+  for (const int64_t vocab : {12, 61, 64, 65, 1000})
+    for (const double poison : {double{NAN}, double{INFINITY}, 9.0})
+      for (const double scale : {0.0, 1.5}) {  // 0: all logits are equal
+        const Tensor logits = random_tensor({n, vocab}, DType::kF32, 3, scale).to(dtype).to(device);
+        const auto run = [&](const Tensor& z) {
+          Samples out = empty_samples(n, dtype, device);
+          SamplingState state = state_of(sequences, vocab, dtype, device);
+          sample_logits({out, state, z, own_slots(n).to(device), addresses(n, 100).to(device)});
+          return std::vector{out.tokens, out.logprob, out.entropy, out.truncated_mass,
+                             state.counts};
+        };
+        const auto expected = run(logits), got = run(padded(logits, 1, 1088, poison));
+        for (size_t i = 0; i < expected.size(); ++i)
+          EXPECT_TRUE(bit_equal(got[i].to(Device{}), expected[i].to(Device{})))
+              << vocab << " " << poison << " output " << i;
+        for (const int32_t token : got[0].to_vector<int32_t>())
+          EXPECT_TRUE(token >= 0 && token < vocab) << token;
+      }
+}
+
 inline void expect_frequencies_by_definition(DType dtype, Device device) {
   const int64_t n = 50000;
   for (const int64_t vocab : {12, 40}) {

@@ -13,6 +13,10 @@ TEST(CudaSamplingOptions, FrequenciesAreThoseOfTheDefinition) {
   COHORT_REQUIRE_GPU(device);
   expect_frequencies_by_definition(DType::kF32, device);
 }
+TEST(CudaSamplingOptions, PaddingOfLogitsTakesNoPart) {
+  COHORT_REQUIRE_GPU(device);
+  expect_padding_takes_no_part(DType::kF32, device);
+}
 TEST(CudaSamplingOptions, RowsDoNotDependOnTheOtherRows) {
   COHORT_REQUIRE_GPU(device);
   expect_rows_as_if_alone(DType::kF32, device);

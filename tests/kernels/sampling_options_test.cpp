@@ -13,6 +13,9 @@ constexpr DType kTypes[] = {DType::kF32, DType::kF64};
 TEST(SamplingOptions, FrequenciesAreThoseOfTheDefinition) {
   expect_frequencies_by_definition(DType::kF32, {});
 }
+TEST(SamplingOptions, PaddingOfLogitsTakesNoPart) {
+  for (const DType dtype : kTypes) expect_padding_takes_no_part(dtype, {});
+}
 TEST(SamplingOptions, RowsDoNotDependOnTheOtherRows) {
   for (const DType dtype : kTypes) expect_rows_as_if_alone(dtype, {});
 }

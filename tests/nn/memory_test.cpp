@@ -27,6 +27,28 @@ TEST(MemoryEstimate, Bf16KeepsStatisticsInF32) {
             4 * statistics + kLoss);
 }
 
+// On CUDA the head's matrix and its gradient are padded to 64 rows, which no count shows.
+TEST(MemoryEstimate, CountsThePaddingOfTheHead) {
+  ModelConfig config = kModel, padded = kModel;
+  config.vocab_size = 961;
+  padded.vocab_size = 1024;
+  const auto bytes = [](const ModelConfig& c, Device device) {
+    const MemoryEstimate memory = estimate_memory(c, DType::kF32, {.device = device});
+    return std::pair{memory.parameters, memory.gradients};
+  };
+  ASSERT_FALSE(config.tie_embeddings);  // the table of an untied model is not padded
+  const int64_t table = 63 * config.d_model * 4;
+  // Allocations are rounded up to 512 bytes.
+  EXPECT_NEAR(bytes(padded, Device::cuda()).first - bytes(config, Device::cuda()).first, table,
+              512);
+  EXPECT_NEAR(bytes(padded, Device::cuda()).second - bytes(config, Device::cuda()).second, table,
+              512);
+  EXPECT_GE(bytes(padded, {}).second - bytes(config, {}).second, 2 * table);
+  config.tie_embeddings = padded.tie_embeddings = true;
+  EXPECT_EQ(bytes(config, Device::cuda()), bytes(padded, Device::cuda()));
+  EXPECT_EQ(model_size(padded).parameters - model_size(config).parameters, 63 * config.d_model);
+}
+
 TEST(MemoryEstimate, RoundsAsTheDevicesAllocatorDoes) {
   EXPECT_EQ(activations(DType::kF32, 1, Device::cuda()) % 512, 0);
   EXPECT_NE(activations(DType::kF32, 1, {}) % 512, 0);
@@ -62,7 +84,7 @@ TEST(MemoryEstimate, RolloutsNeedTheCacheAndLogits) {
                                        DType::kBF16);
   const MemoryEstimate memory = estimate_memory(config, DType::kBF16, shape);
   EXPECT_EQ(memory.cache, cache);
-  EXPECT_EQ(memory.rollout, 3 * 50000 * 4);
+  EXPECT_EQ(memory.rollout, 3 * 50048 * 4);  // logits in padded rows
   EXPECT_EQ(memory.peak(), memory.persistent() + memory.rollout + cache);
   // A limit, rounded down to blocks of 16 tokens; a sequence and one block more always fit.
   MemoryShape limited = shape;

@@ -3,6 +3,7 @@
 
 #include <map>
 
+#include "tests/kernels/kernel_test.h"
 #include "tests/nn/models.h"
 
 namespace cohort {
@@ -92,6 +93,31 @@ TEST(ParameterSet, GradientsLieInOneTensor) {
   EXPECT_EQ(a.grad().to_vector<double>(), std::vector<double>(65, 7));
   EXPECT_EQ(b.grad().raw(), all.narrow(0, 128, 1).raw());
   EXPECT_EQ(b.grad().shape(), b.shape());
+}
+
+// Padding rows are zero, and only memory has them.
+TEST(ParameterSet, PaddingRowsBelongToNoParameter) {
+  ParameterSet set(DType::kF32, {}, 1);
+  const Variable head = set.add(
+      {.name = "head", .shape = {61, 3}, .use = ParameterUse::kMatmul, .init = 1, .leaf_rows = 64});
+  set.add({"b", {2}});
+  EXPECT_EQ(head.shape(), Shape({61, 3}));
+  EXPECT_EQ(head.value().with_padding().shape(), Shape({64, 3}));
+  EXPECT_TRUE(kernels::test::padding_is(head.value(), 0, 0));
+  EXPECT_EQ(set[0].value.shape(), Shape({61, 3}));
+  EXPECT_EQ(set[1].flat_index, 192);  // 61 x 3 elements, rounded up to 64
+  // Same initial values as without padding.
+  ParameterSet plain(DType::kF32, {}, 1);
+  plain.add({"head", {61, 3}, ParameterUse::kMatmul, 1});
+  EXPECT_TRUE(test::bit_equal(set[0].value, plain[0].value));
+  // Also a gradient outside of the flat storage is padded.
+  EXPECT_EQ(head.grad().shape(), Shape({61, 3}));
+  EXPECT_TRUE(kernels::test::padding_is(head.grad(), 0, 0));
+  EXPECT_EQ(head.grad().with_padding().dim(0), 64);
+  EXPECT_EQ(set.allocate_gradients().ends, (std::vector<int64_t>{192, 256}));
+  EXPECT_EQ(head.grad().shape(), Shape({61, 3}));
+  EXPECT_EQ(head.grad().with_padding().dim(0), 64);
+  EXPECT_EQ(set[0].grad().shape(), Shape({61, 3}));
 }
 
 TEST(ParameterSet, FrozenParametersHaveNoGradient) {

@@ -3,7 +3,9 @@
 
 #include <cmath>
 
+#include "autograd/ops.h"
 #include "core/allocator.h"
+#include "tests/kernels/kernel_test.h"
 #include "tests/support/test_util.h"
 
 namespace cohort::test {
@@ -218,6 +220,57 @@ TEST(CudaAdamWState, ReadsF32Masters) {
   for (const OneMatrix* model : {&earlier, &uninterrupted, &later}) model->train(22);
   EXPECT_TRUE(bit_equal(resumed.to(Device{}), split.to(Device{})));
   EXPECT_TRUE(bit_equal(later.optimizer->state().back().second, whole.to(Device{})));
+}
+
+// A head of 61 tokens in 64 rows: ten updates with weight decay are those without padding up to
+// rounding, and the padding of weights and gradients stays zero. The state has the file's shape.
+void expect_padding_is_not_trained(DType dtype, MomentKind moments, Device device) {
+  OptimizerConfig config;
+  config.weight_decay = 0.1;
+  config.storage.moments = moments;
+  const Variable x(random_tensor({40, 8}, DType::kF32, 1).to(dtype).to(device));
+  std::vector<int32_t> targets(40);
+  for (size_t t = 0; t < targets.size(); ++t) targets[t] = static_cast<int32_t>(7 * t % 61);
+  const Tensor weights = Tensor::full({40}, 1.0 / 40, accumulate_dtype(dtype), device);
+  const auto train = [&](int64_t leaf_rows) {
+    ParameterSet set(dtype, device, 1);
+    const Variable head = set.add({.name = "head",
+                                   .shape = {61, 8},
+                                   .use = ParameterUse::kMatmul,
+                                   .init = 1,
+                                   .leaf_rows = leaf_rows});
+    const FlatGradients gradients = set.allocate_gradients();
+    const auto optimizer = make_optimizer(set, config, 3);
+    std::vector<double> losses;
+    for (int step = 0; step < 10; ++step) {
+      head.zero_grad();
+      losses.push_back(
+          cross_entropy(x, head, Tensor::from(targets).to(device), weights).loss.item());
+      EXPECT_TRUE(kernels::test::padding_is(head.grad(), 0, 0)) << step;
+      optimizer->step(0.05, {});
+    }
+    EXPECT_TRUE(kernels::test::padding_is(head.value(), 0, 0));
+    for (const auto& [name, tensor] : optimizer->state())
+      EXPECT_EQ(tensor.shape(), Shape({61, 8})) << name;
+    return losses;
+  };
+  const auto plain = train(0), padded = train(64);
+  EXPECT_LT(plain.back(), 0.9 * plain.front());
+  // Gradients of bf16 are rounded to 8 bits in both, and moments to bf16 at random.
+  const bool rounded = dtype == DType::kBF16 || moments == MomentKind::kBF16;
+  for (size_t i = 0; i < plain.size(); ++i)
+    EXPECT_NEAR(padded[i], plain[i], (rounded ? 1e-2 : 1e-5) * plain[i]) << i;
+}
+
+TEST(AdamW, DoesNotTrainThePaddingOfATable) {
+  for (const MomentKind moments : {MomentKind::kF32, MomentKind::kBF16})
+    expect_padding_is_not_trained(DType::kF32, moments, {});
+}
+TEST(CudaAdamWState, DoesNotTrainThePaddingOfATable) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : {DType::kF32, DType::kBF16})
+    for (const MomentKind moments : {MomentKind::kF32, MomentKind::kBF16})
+      expect_padding_is_not_trained(dtype, moments, device);
 }
 
 // State saved with either kind of moments can be resumed with either kind; exactly between bf16.
