@@ -136,8 +136,9 @@ const KernelCode& code_of(const void* kernel, Device device) {
 
 void throw_error(cudaError_t code, const char* call, const char* file, int line) {
   cudaGetLastError();
-  std::string text =
-      str("[cuda] ", call, ": ", cudaGetErrorString(code), " (", cudaGetErrorName(code), ")");
+  // Kernels run asynchronously: a later call may be the first to report that one has failed.
+  std::string text = str("[cuda] ", is_fatal(code) ? "at or before " : "", call, ": ",
+                         cudaGetErrorString(code), " (", cudaGetErrorName(code), ")");
   if (is_fatal(code))
     text +=
         "; the device's memory is lost and nothing more is written from it; hint: resume from the "

@@ -16,7 +16,7 @@ usage: scripts/gpu_check.sh PHASE...
   ops         the op table and attention, compared with PyTorch's attention
   attention   bench/attention; FILTER restricts it, and BASE (a folder) adds another build for comparison
   steps       the training steps, compared with PyTorch's
-  sizes       the 124M step with sizes that are not multiples of 8, 64 or a head of 96, beside the next ones, three times in turn
+  sizes       the 124M step with sizes that are not multiples of 8, 64 or a head of 96, beside the next ones, RUNS (3) times in turn
   rollouts    decoding, rollouts and a GRPO step; sampled log-probs against training's; compared with transformers' generate if
               installed (PEER=0: without it); ONLY restricts both ("--only decode"), RUNS repeats samples that must have equal bits
   against     the training steps compared with those of another build, whose bench and cohort are in BASE (a folder)
@@ -149,7 +149,7 @@ run_steps() {
 # Rows of one comparison follow each other: the vocabulary and overrides of a run.
 run_sizes() {
   local round vocab overrides
-  for round in 1 2 3; do
+  for round in $(seq "${RUNS:-3}"); do
     while read -r vocab overrides; do
       echo "-- $round --vocab $vocab $overrides"
       build/cuda/bench/cohort_bench_step bench/configs/gpt2_124m.yaml --vocab "$vocab" $overrides 2>&1 </dev/null | grep -E '^(step|tokens/s|head_logprob)' || failed=1
