@@ -17,12 +17,14 @@
 
 namespace cohort::apps {
 
-// kPeerFailed: this rank ended because another one failed.
-inline constexpr int kOk = 0, kFailed = 1, kBadInput = 2, kPeerFailed = 3, kInterrupted = 130;
+// kPeerFailed: this rank ended because another one failed. kHung: it made no progress.
+inline constexpr int kOk = 0, kFailed = 1, kBadInput = 2, kPeerFailed = 3, kHung = 4,
+                     kInterrupted = 130;
 
 struct TrainOptions {
   std::string config;                  // empty when resuming
   std::string resume;                  // a run directory
+  bool continues = false;              // resumes the run in output_dir, if there is one
   std::vector<std::string> overrides;  // key=value
   int gpus = 0;                        // > 0: one process for each of N GPUs of this machine
   int64_t profile = 0;                 // number of steps to trace

@@ -1,5 +1,5 @@
 // The `cohort` command: parses arguments, runs a sub-command, turns errors into exit codes
-// (0 done, 1 failed, 2 bad input, 3 another rank failed, 130 interrupted).
+// (0 done, 1 failed, 2 bad input, 3 another rank failed, 4 no progress, 130 interrupted).
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -147,7 +147,12 @@ void add_train(CLI::App& app, int& code) {
       add_command(app, code, train, "train", "train from a YAML file, or resume a run");
   command.add_option("config", options.config, "CONFIG.yaml");
   command.add_option("overrides", options.overrides, "key=value ...");
-  command.add_option("--resume", options.resume, "run directory to resume");
+  CLI::Option* resume = command.add_option("--resume", options.resume, "run directory to resume");
+  command
+      .add_flag("--continue", options.continues,
+                "resume the run in output_dir if it is there, start it there if not: for launchers "
+                "that start a command again")
+      ->excludes(resume);
   add_number(command, "--gpus", options.gpus,
              "train on the first N GPUs of this machine, one process each");
   add_number(command, "--profile", options.profile,
@@ -419,6 +424,7 @@ std::string message_of(const std::exception& e) {
 int main(int argc, char** argv) {
   open_standard_streams();
   set_signals();
+  pin_nccl_algorithms();
   try {
     int code = kOk;
     with_full_stack([&] { code = check_output(run(argc, argv)); });
@@ -426,6 +432,7 @@ int main(int argc, char** argv) {
   } catch (const std::exception& e) {
     print_error(message_of(e));
     if (dynamic_cast<const InputError*>(&e) != nullptr) return kBadInput;
+    if (dynamic_cast<const HangError*>(&e) != nullptr) return kHung;
     return dynamic_cast<const PeerError*>(&e) != nullptr ? kPeerFailed : kFailed;
   }
 }

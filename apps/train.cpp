@@ -5,6 +5,10 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <future>
+#include <optional>
+#include <system_error>
+#include <thread>
 
 #include "apps/commands.h"
 #include "apps/signals.h"
@@ -42,6 +46,8 @@ RunResult execute(Run& run, Reporter& reporter, const TrainOptions& options,
           "; hint: a smaller micro_batch_tokens, model.recompute: block, or a smaller model" +
           memory_plan(run.plan(), run.preview(), group == nullptr ? 1 : group->size());
     logging::record("failed: " + omit_middle(message));
+    if (group != nullptr && dynamic_cast<const PeerError*>(&e) != nullptr)
+      logging::record(group->history());
     if (out_of_memory) throw OutOfMemoryError(message);
     throw;
   }
@@ -67,7 +73,8 @@ std::string summary(const RunResult& result) {
 int train_rank(const TrainOptions& options, const std::atomic<bool>& stop, ProcessGroup* group) {
   const auto start = std::chrono::steady_clock::now();
   const std::vector<std::string> overrides = overrides_of(options);
-  Run run = options.resume.empty() ? Run::create(load_plan(options.config, overrides), group)
+  const auto begin = options.continues ? Run::continue_or_create : Run::create;
+  Run run = options.resume.empty() ? begin(load_plan(options.config, overrides), group)
                                    : Run::resume(options.resume, overrides, group);
   const bool is_main = group == nullptr || group->rank() == 0;
   const auto console = is_main ? make_console() : std::make_unique<Reporter>();
@@ -87,23 +94,46 @@ int train_rank(const TrainOptions& options, const std::atomic<bool>& stop, Proce
   return kOk;
 }
 
-// This process is one rank of several.
-int train_in_group(const TrainOptions& options, const std::atomic<bool>& stop,
-                   const RankInfo& info) {
+// Prints and logs why this process ends, on another thread for at most some seconds: a terminal or
+// a disk that hangs may be the reason.
+void print_last_words(const std::string& message, const std::string& history) {
+  constexpr std::chrono::seconds kLimit{3};
+  const auto done = std::make_shared<std::promise<void>>();
+  try {
+    std::thread([=] {
+      print_error(message);
+      logging::record("failed: " + message);
+      logging::record(history);
+      done->set_value();
+    }).detach();
+    done->get_future().wait_for(kLimit);
+  } catch (const std::system_error&) {  // no thread is left
+  }
+}
+
+// This process is the only rank, or one of several.
+int train_watched(const TrainOptions& options, const std::atomic<bool>& stop,
+                  const RankInfo& info) {
+  std::optional<ProcessGroup> group;
   ProcessGroup::Options limits = ProcessGroup::default_options();
   limits.is_busy = is_saving;
+  limits.watchdog = watchdog_limit;
   // A rank that is inside a driver call at a failure may never return from it.
   limits.on_overdue = [&](const std::string& failure, ProcessGroup::Origin origin) {
-    print_error(str(failure, "; rank ", info.rank, " did not exit in time and was ended"));
-    _exit(origin == ProcessGroup::Origin::kLocal ? kFailed : kPeerFailed);
+    using Origin = ProcessGroup::Origin;
+    const std::string who = info.size == 1 ? "it" : str("rank ", info.rank);
+    print_last_words(str(failure, "; ", who, " did not exit in time and was ended"),
+                     group->history());
+    _exit(origin == Origin::kLocal ? kFailed : origin == Origin::kHang ? kHung : kPeerFailed);
   };
-  ProcessGroup group(info, limits);
+  group.emplace(info, limits);
+  if (info.size == 1) return train_rank(options, stop, nullptr);
   if (info.rank != 0) logging::set_console_level(logging::Level::kWarn);
   set_num_threads(std::max(1, num_threads() / info.local_size));
   try {
-    return train_rank(options, stop, &group);
+    return train_rank(options, stop, &*group);
   } catch (const std::exception& e) {
-    group.fail(e.what());
+    group->fail(e.what());
     throw;
   }
 }
@@ -129,6 +159,7 @@ int launch(const TrainOptions& options, const std::atomic<bool>& stop) {
   std::vector<std::string>& command = launch_options.command;
   command = {std::filesystem::read_symlink("/proc/self/exe").string(), "train"};
   if (!options.resume.empty()) command.insert(command.end(), {"--resume", options.resume});
+  if (options.continues) command.emplace_back("--continue");
   if (options.profile > 0)
     command.insert(command.end(), {"--profile", std::to_string(options.profile)});
   if (!options.config.empty()) command.push_back(options.config);
@@ -157,8 +188,7 @@ int train(const TrainOptions& options) {
                                                   : info.rank == 0 ? SignalVerbosity::kAll
                                                                    : SignalVerbosity::kNone);
   if (options.gpus > 1) return launch(options, stop);
-  if (options.gpus == 0 && info.size > 1) return train_in_group(options, stop, info);
-  return train_rank(options, stop, nullptr);
+  return train_watched(options, stop, info);
 }
 
 }  // namespace cohort::apps

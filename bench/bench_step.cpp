@@ -18,6 +18,7 @@
 #include "core/allocator.h"
 #include "core/graph.h"
 #include "core/parallel.h"
+#include "distributed/communicator.h"
 #include "distributed/process_group.h"
 #include "nn/memory.h"
 #include "runs/config.h"
@@ -186,6 +187,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  pin_nccl_algorithms();
   try {
     return run(argc, argv);
   } catch (const std::exception& e) {

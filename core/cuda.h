@@ -66,7 +66,8 @@ void check_shared_memory(const char* name, int64_t bytes, int64_t limit);
 // Owns a stream, for work concurrent with the device's main stream.
 class OwnedStream : NonCopyable {
  public:
-  explicit OwnedStream(Device device);
+  enum class Priority { kDefault, kHighest };
+  explicit OwnedStream(Device device, Priority priority = Priority::kDefault);
   ~OwnedStream();
   Stream get() const { return stream_; }
 
@@ -85,6 +86,8 @@ class Event : NonCopyable {
   // Blocks until the device has reached the recorded point; returns immediately if none is
   // recorded.
   void synchronize() const { COHORT_CUDA_CHECK(cudaEventSynchronize(event_)); }
+  // True once the device has reached the recorded point, or has failed.
+  bool is_reached() const { return cudaEventQuery(event_) != cudaErrorNotReady; }
 
  private:
   Device device_;

@@ -240,10 +240,13 @@ void synchronize(Stream stream) {
   COHORT_CUDA_CHECK(cudaStreamSynchronize(static_cast<cudaStream_t>(stream.handle)));
 }
 
-OwnedStream::OwnedStream(Device device) : stream_{device, nullptr} {
+OwnedStream::OwnedStream(Device device, Priority priority) : stream_{device, nullptr} {
   activate(device);
   cudaStream_t handle = nullptr;
-  COHORT_CUDA_CHECK(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking));
+  int lowest = 0, highest = 0;
+  COHORT_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+  COHORT_CUDA_CHECK(cudaStreamCreateWithPriority(
+      &handle, cudaStreamNonBlocking, priority == Priority::kHighest ? highest : lowest));
   stream_.handle = handle;
 }
 OwnedStream::~OwnedStream() {

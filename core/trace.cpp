@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/cuda_backend.h"
+#include "core/progress.h"
 #include "core/with_cuda.h"
 
 namespace cohort {
@@ -52,6 +53,7 @@ void trace_phase(const char* name, int64_t begin, int64_t end) {
 }
 
 OpSpan::OpSpan(std::string_view name) : trace_(t_trace) {
+  note_progress();
   if (trace_ == nullptr) return;
   index_ = static_cast<int64_t>(trace_->events_.size());
   trace_->events_.push_back({.name = std::string(name),

@@ -54,7 +54,7 @@ int64_t trace_clock();
 // Records a phase from `begin` to `end`; a no-op without a Trace.
 void trace_phase(const char* name, int64_t begin, int64_t end);
 
-// Records an op that lasts to the end of the scope.
+// Records an op that lasts to the end of the scope, which also is progress (core/progress.h).
 class OpSpan : NonCopyable {
  public:
   explicit OpSpan(std::string_view name);

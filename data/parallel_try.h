@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "core/parallel.h"
+#include "core/progress.h"
 
 namespace cohort {
 
@@ -25,6 +26,7 @@ void parallel_try(int64_t n, int64_t grain, F&& fn) {
         first = i;
         error = std::current_exception();
       }
+    note_progress();
   });
   if (error != nullptr) std::rethrow_exception(error);
 }

@@ -4,6 +4,7 @@
 #include "distributed/communicator.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <mutex>
@@ -128,6 +129,10 @@ std::unique_ptr<Communicator> make_communicator(ProcessGroup& group, Device devi
   return on_device<[](ProcessGroup&, Device, std::unique_ptr<Communicator> host) { return host; },
                    cuda::make_nccl_communicator>(device, group, device,
                                                  std::make_unique<HostCommunicator>(&group));
+}
+
+void pin_nccl_algorithms() {
+  for (const auto& [name, value] : kNcclVariables) ::setenv(name, value, /*overwrite=*/0);
 }
 
 void run_local_ranks(int ranks, const std::function<void(Communicator&)>& body) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "core/tensor.h"
 
@@ -19,6 +20,12 @@ enum class Reduce { kSum, kMax };
 class PeerError : public Error {
  public:
   using Error::Error;
+};
+
+// The rank that throws it has made no progress (ProcessGroup::Options::watchdog).
+class HangError : public PeerError {
+ public:
+  using PeerError::PeerError;
 };
 
 // Collectives block on the CPU and are ordered by the current stream on CUDA. When a rank fails,
@@ -49,6 +56,13 @@ std::unique_ptr<Communicator> make_communicator(ProcessGroup& group, Device devi
 
 // Returns a description of the call, "all_reduce of f32[3]". Throws Error if `t` cannot be reduced.
 std::string describe_all_reduce(const Tensor& t, Reduce op);
+
+// Variables by which NCCL takes one algorithm and protocol, without reduction in the network: the
+// order of a sum then depends on the size, the ranks and the machine, not on NCCL's tuning.
+inline constexpr std::pair<const char*, const char*> kNcclVariables[] = {
+    {"NCCL_ALGO", "Ring"}, {"NCCL_PROTO", "Simple"}, {"NCCL_NVLS_ENABLE", "0"}};
+// Sets those that are not set. Only for main(), before the process has other threads.
+void pin_nccl_algorithms();
 
 // Runs body(communicator) on `ranks` threads of this process, one per rank, and joins them. The CPU
 // threads are divided among the ranks. If bodies throw, the first exception (by time) is rethrown

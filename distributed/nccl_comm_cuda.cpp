@@ -3,13 +3,17 @@
 // aborts the communicator from its own thread, and pending kernels return.
 #include <nccl.h>
 
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <mutex>
 #include <thread>
 
 #include "core/cuda.h"
+#include "core/log.h"
+#include "core/progress.h"
 #include "distributed/communicator.h"
 #include "distributed/process_group.h"
 
@@ -21,6 +25,7 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kNoLimit{0};
 constexpr milliseconds kInitLimit{300000}, kFinalizeLimit{10000};
+constexpr milliseconds kPoll{200};
 constexpr milliseconds kAbortWait{2000};    // for a call in progress; then abort() gives up
 constexpr milliseconds kFailureWait{3000};  // for the group to determine which rank has failed
 
@@ -30,23 +35,27 @@ ncclDataType_t type_of(DType dtype) {
   return dtype == DType::kI64 ? ncclInt64 : ncclFloat32;  // also for bf16, which is converted
 }
 
-// Pins one algorithm and protocol unless the user has set others, so that the summation order
-// depends on the size, the ranks and the machine, not on NCCL's tuning. In-network reduction (NVLS)
-// is disabled.
-void pin_algorithms() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    for (const auto& [name, value] :
-         {std::pair{"NCCL_ALGO", "Ring"}, {"NCCL_PROTO", "Simple"}, {"NCCL_NVLS_ENABLE", "0"}})
-      ::setenv(name, value, /*overwrite=*/0);
-  });
+// Other settings of the user may be meant, but change bits.
+void warn_of_other_algorithms() {
+  for (const auto& [name, value] : kNcclVariables)
+    if (const char* set = std::getenv(name); set == nullptr || std::string_view(set) != value)
+      logging::warn(name, " is ", set == nullptr ? "not set" : set, ": sums over ranks may have ",
+                    "other bits in every run; hint: ", name, "=", value);
 }
+
+// A call that the device may not have completed.
+struct DeviceCall {
+  explicit DeviceCall(Device device) : begin(device), end(device) {}
+  uint64_t number = 0;
+  Event begin, end;
+  bool is_enqueued = false;  // `end` is recorded
+};
 
 class NcclCommunicator final : public Communicator {
  public:
   NcclCommunicator(ProcessGroup& group, Device device, std::unique_ptr<Communicator> host)
       : group_(group), device_(device), host_(std::move(host)) {
-    pin_algorithms();
+    if (rank() == 0) warn_of_other_algorithms();
     activate(device_);
     ncclUniqueId id{};
     if (rank() == 0)
@@ -64,6 +73,7 @@ class NcclCommunicator final : public Communicator {
         result = ncclCommInitRankConfig(&comm_, size(), id, rank(), &config);
       }
       await("nccl_init", result, kInitLimit);
+      poller_ = std::jthread([this](const std::stop_token& stop) { poll(stop); });
     } catch (...) {
       group_.set_failure_handler({});
       abort();
@@ -72,6 +82,7 @@ class NcclCommunicator final : public Communicator {
   }
 
   ~NcclCommunicator() override {
+    poller_ = {};
     group_.set_failure_handler({});
     if (comm_ == nullptr) return;
     if (std::uncaught_exceptions() == 0 && group_.failure().empty() && finalize())
@@ -95,9 +106,10 @@ class NcclCommunicator final : public Communicator {
       t.copy_(as_f32);
       return;
     }
-    group_.record_call(call);
+    const uint64_t number = group_.record_call(call);
     if (t.numel() == 0) return;
     const cudaStream_t queue = stream(device_);
+    DeviceCall& device_call = begin_call(number);
     ncclResult_t result = ncclRemoteError;
     {
       std::lock_guard lock(mutex_);
@@ -106,11 +118,57 @@ class NcclCommunicator final : public Communicator {
                                op == Reduce::kMax ? ncclMax : ncclSum, comm_, queue);
     }
     await(call, result, kNoLimit);
+    std::lock_guard lock(calls_mutex_);
+    device_call.end.record(current_stream(device_));
+    device_call.is_enqueued = true;
   }
 
   void barrier() override { host_->barrier(); }
 
  private:
+  DeviceCall& begin_call(uint64_t number) {
+    std::lock_guard lock(calls_mutex_);
+    if (free_.empty()) free_.push_back(std::make_unique<DeviceCall>(device_));
+    calls_.push_back(std::move(free_.back()));
+    free_.pop_back();
+    calls_.back()->number = number;
+    calls_.back()->is_enqueued = false;
+    calls_.back()->begin.record(current_stream(device_));
+    return *calls_.back();
+  }
+
+  // Watches NCCL and the device: its asynchronous errors, and which calls are completed. The driver
+  // may block this thread, which must not be the group's.
+  void poll(const std::stop_token& stop) {
+    activate(device_);
+    while (!stop.stop_requested()) {
+      if (has_failed()) return;
+      std::unique_lock lock(calls_mutex_);
+      for (; !calls_.empty() && calls_.front()->is_enqueued && calls_.front()->end.is_reached();
+           calls_.pop_front())
+        free_.push_back(std::move(calls_.front()));
+      const DeviceCall* first = calls_.empty() ? nullptr : calls_.front().get();
+      group_.set_device_call(first == nullptr ? 0 : first->number,
+                             first != nullptr && first->begin.is_reached());
+      woken_.wait_for(lock, stop, kPoll, [] { return false; });
+    }
+  }
+
+  // Reports an asynchronous error to the group, which may know better which rank has failed.
+  bool has_failed() {
+    std::unique_lock lock(mutex_);
+    ncclResult_t result = ncclSuccess;
+    if (comm_ == nullptr || ncclCommGetAsyncError(comm_, &result) != ncclSuccess ||
+        result == ncclSuccess || result == ncclInProgress)
+      return false;
+    const std::string details = ncclGetLastError(comm_);
+    lock.unlock();
+    if (group_.wait_for_failure(kFailureWait).empty())
+      group_.fail(str("NCCL: ", ncclGetErrorString(result), ": ", details,
+                      "; hint: NCCL_DEBUG=WARN shows details"));
+    return true;
+  }
+
   // Waits until NCCL has enqueued the call, not for the device.
   void await(std::string_view call, ncclResult_t result, milliseconds limit) {
     const auto start = steady_clock::now();
@@ -119,6 +177,7 @@ class NcclCommunicator final : public Communicator {
         std::this_thread::yield();
       } else {
         std::this_thread::sleep_for(std::chrono::microseconds(50));
+        if (limit != kNoLimit) note_progress();  // which has a limit of its own
         // The failure handler may have run before there was a communicator to abort.
         if (!group_.failure().empty()) fail(call, ncclRemoteError);
       }
@@ -173,6 +232,11 @@ class NcclCommunicator final : public Communicator {
   const std::unique_ptr<Communicator> host_;
   std::timed_mutex mutex_;  // held during NCCL calls, so that abort() does not interrupt one
   ncclComm_t comm_ = nullptr;
+  std::deque<std::unique_ptr<DeviceCall>> calls_;  // not known to be completed
+  std::vector<std::unique_ptr<DeviceCall>> free_;  // to be reused
+  std::mutex calls_mutex_;                         // protects both
+  std::condition_variable_any woken_;
+  std::jthread poller_;
 };
 
 }  // namespace

@@ -19,7 +19,8 @@ struct Peer;
 
 class ProcessGroup : NonCopyable {
  public:
-  enum class Origin { kLocal, kRemote };  // the rank that failed first: this one or a peer
+  // The rank that failed first: this one or a peer. kHang: this one, as it has made no progress.
+  enum class Origin { kLocal, kRemote, kHang };
   struct Options {
     std::chrono::milliseconds rendezvous{60000};         // for all ranks to connect
     std::chrono::milliseconds heartbeat{1000};           // interval
@@ -27,6 +28,9 @@ class ProcessGroup : NonCopyable {
     std::chrono::milliseconds grace{5000};               // for this rank to end after a failure
     std::chrono::milliseconds long_grace{20000};         // instead of `grace` while is_busy()
     std::function<bool()> is_busy;                       // called on another thread
+    // Limit for a rank that makes no progress (core/progress.h) and does not wait for others: then
+    // the run fails. 0 or no function: without limit. Rank 0's is called, on another thread.
+    std::function<std::chrono::milliseconds()> watchdog;
     // Bytes that all ranks together may contribute to one exchange.
     size_t max_exchange = size_t{1} << 26;
     // Called on another thread when the grace period has expired.
@@ -50,8 +54,11 @@ class ProcessGroup : NonCopyable {
   bool is_one_process() const { return info_.master_addr.empty(); }
 
   // Reports a collective call of this rank that may hang: `call` must be equal on every rank.
-  // Throws PeerError if there has been a failure.
-  void record_call(std::string_view call);
+  // Returns its number, from 1. Throws PeerError if there has been a failure.
+  uint64_t record_call(std::string_view call);
+  // Reports the first recorded call that this rank's device has not completed (0: none), and
+  // whether the device has begun it, so that it waits for the other ranks.
+  void set_device_call(uint64_t number, bool begun);
   // All-gather: returns the bytes of every rank in rank order. Each rank contributes at most
   // max_part() bytes. Throws PeerError if another rank fails or makes a different call.
   std::vector<std::string> exchange(std::string_view call, std::string_view bytes);
@@ -66,6 +73,9 @@ class ProcessGroup : NonCopyable {
   std::string failure() const { return wait_for_failure({}); }
   // Waits up to `limit` for a failure; returns the same as failure().
   std::string wait_for_failure(std::chrono::milliseconds limit) const;
+  // The last 256 calls, one per line with its number, and what every rank does, as far as rank 0
+  // knows; "" on the other ranks.
+  std::string history() const;
   // `handler` is called once on another thread when a failure occurs (immediately if one already
   // has), to abort pending calls. An empty function removes it and waits for a running handler.
   void set_failure_handler(std::function<void()> handler);

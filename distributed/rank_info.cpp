@@ -61,6 +61,7 @@ void locate_by_torchrun(const Reader& in, RankInfo& info) {
     info.local_size = in.number("LOCAL_WORLD_SIZE", info.local_rank + 1, info.size);
   info.master_addr = in.required("MASTER_ADDR");
   info.master_port = in.number("MASTER_PORT", 1, 65534);
+  info.run = in.text("TORCHELASTIC_RUN_ID");
   // torchrun's own store listens there.
   if (in.text("TORCHELASTIC_USE_AGENT_STORE") == "True") ++info.master_port;
 }
@@ -70,6 +71,7 @@ void locate_by_slurm(const Reader& in, RankInfo& info) {
       std::clamp(in.leading_number("SLURM_STEP_TASKS_PER_NODE"), info.local_rank + 1, info.size);
   info.master_addr = in.has("MASTER_ADDR") ? in.text("MASTER_ADDR")
                                            : first_host(in.required("SLURM_STEP_NODELIST"));
+  info.run = in.text("SLURM_JOB_ID") + "." + in.text("SLURM_STEP_ID");
   // Jobs on the same host must not connect to each other: derive a port from the job id, below the
   // ephemeral range.
   info.master_port = in.has("MASTER_PORT") ? in.number("MASTER_PORT", 1, 65535)

@@ -14,6 +14,7 @@ struct RankInfo {
   std::string master_addr;             // address of rank 0
   int master_port = 0;
   std::string source;  // "torchrun", "Slurm" or "Open MPI"; empty without a launcher
+  std::string run;     // the launcher's name of the run; empty: it gives none
 };
 
 // Returns the value of a variable; nullptr if it is not set.

@@ -1,6 +1,8 @@
-// Handshake: rank r > 0 sends a hello (magic, version, number of ranks, r, host); rank 0 answers
-// with a welcome once all ranks are connected, or with the reason why the run cannot start.
+// Handshake: rank r > 0 sends a hello (magic, version, number of ranks, r, process, run); rank 0
+// answers with a welcome once all ranks are connected, or with the reason why the run cannot start.
 #include "distributed/rendezvous.h"
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <optional>
@@ -20,7 +22,7 @@ using wire::Frame;
 using wire::FrameType;
 
 constexpr uint64_t kMagic = 0x54524f484f43;  // "COHORT"
-constexpr uint64_t kVersion = 1;
+constexpr uint64_t kVersion = 2;
 constexpr size_t kMaxHello = 4096;
 constexpr const char* kNoHandshake = "it sent no valid handshake";
 constexpr size_t kMaxUnknownPeers = 256;
@@ -70,7 +72,7 @@ class Server {
     std::sort(peers_.begin(), peers_.end(),
               [](const Peer& a, const Peer& b) { return a.rank < b.rank; });
     for (Peer& peer : peers_) {
-      send(peer.connection, FrameType::kWelcome, wire::Packer().text(host_name()).bytes());
+      send(peer.connection, FrameType::kWelcome, wire::Packer().text(process_name()).bytes());
       peer.connection.set_max_payload(wire::kMaxPayload);
     }
     return std::move(peers_);
@@ -124,6 +126,9 @@ class Server {
       size = in.integer();
       rank = in.integer();
       host = in.text();
+      if (const std::string run = in.text(); run != info_.run)
+        return reject(connection, str("it belongs to run '", run, "', rank 0 to '", info_.run,
+                                      "'; hint: give every run a MASTER_PORT of its own"));
     } catch (const Error&) {
       return reject(connection, kNoHandshake);
     }
@@ -193,7 +198,8 @@ std::optional<std::string> shake_hands(const RankInfo& info, Connection& connect
            .integer(kVersion)
            .integer(static_cast<uint64_t>(info.size))
            .integer(static_cast<uint64_t>(info.rank))
-           .text(host_name())
+           .text(process_name())
+           .text(info.run)
            .bytes());
   while (true) {
     connection.receive();
@@ -234,6 +240,10 @@ Peer find_server(const RankInfo& info, milliseconds limit) {
 }
 
 }  // namespace
+
+std::string process_name() {
+  return str(host_name(), ", pid ", getpid());
+}
 
 std::vector<Peer> rendezvous(const RankInfo& info, milliseconds limit) {
   if (info.size == 1) return {};

@@ -15,9 +15,12 @@ namespace cohort {
 // A rank at the other end of a connection.
 struct Peer {
   int rank = 0;
-  std::string host;  // empty: a thread of this process
+  std::string host;  // its process_name(); empty: a thread of this process
   wire::Connection connection;
 };
+
+// Host and process id of this process: "node7, pid 4242".
+std::string process_name();
 
 // Returns once all ranks are connected: on rank 0 the other ranks in rank order, elsewhere rank 0.
 // Throws Error after `limit`, naming the missing ranks; InputError on rank 0 if the ranks disagree

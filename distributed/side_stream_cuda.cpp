@@ -8,7 +8,10 @@ namespace {
 class CudaSideStream final : public SideStream {
  public:
   explicit CudaSideStream(Device device)
-      : device_(device), stream_(device), ready_(device), done_(device) {}
+      : device_(device),
+        stream_(device, OwnedStream::Priority::kHighest),  // not after blocks of queued kernels
+        ready_(device),
+        done_(device) {}
 
   void run(const std::function<void()>& work) override {
     ready_.record(current_stream(device_));

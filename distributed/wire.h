@@ -14,7 +14,16 @@ namespace cohort::wire {
 // Payload limit of a frame after the handshake.
 inline constexpr size_t kMaxPayload = size_t{1} << 30;
 
-enum class FrameType : uint8_t { kHello = 1, kWelcome, kFail, kHeartbeat, kData, kResult, kExit };
+enum class FrameType : uint8_t {
+  kHello = 1,
+  kWelcome,
+  kFail,
+  kHeartbeat,
+  kData,
+  kResult,
+  kExit,
+  kHang
+};
 struct Frame {
   FrameType type;
   std::string payload;

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <thread>
 
+#include "core/progress.h"
 #include "sys/polling.h"
 
 namespace cohort {
@@ -184,6 +185,7 @@ class WorkerPool::Loop {
   // Requires mutex_.
   void set_answer(size_t request, Answer answer) {
     answers_[request] = std::move(answer);
+    note_progress();
     if (++answered_ == answers_.size()) all_answered_.notify_all();
   }
 

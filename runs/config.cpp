@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <string_view>
@@ -280,6 +281,12 @@ std::vector<std::string> TrainConfig::warnings() const {
     out.push_back(
         "optimizer.master: does nothing; masters are always stored as 16 bits beside the weight; "
         "hint: leave it out");
+  for (const RewardConfig& reward : rewards)
+    if (const double minutes = std::max(reward.timeout, reward.start_timeout) / 60;
+        reward.name == "command" && watchdog_minutes > 0 && minutes >= watchdog_minutes)
+      out.push_back(str("watchdog_minutes: ", watchdog_minutes, " is not longer than the ", minutes,
+                        " minutes that '", reward.run, "' may take for an answer, which would end ",
+                        "the run; hint: watchdog_minutes=", std::ceil(minutes) + 10));
   if (batch.trainer == TrainerType::kGrpo && grpo.epsilon_high && grpo.updates_per_step() == 1)
     out.push_back(
         "epsilon_high: does nothing with one update a step, whose ratio is exactly 1; hint: "

@@ -47,7 +47,8 @@ struct TrainConfig {
   int64_t num_threads = 0;  // 0: all cores
   int64_t ranks = 1;        // data-parallel ranks, threads of this process
   int64_t log_every = 1;
-  int64_t log_completions = 2;  // (grpo) of each step, in completions.jsonl
+  int64_t log_completions = 2;   // (grpo) of each step, in completions.jsonl
+  double watchdog_minutes = 10;  // without progress until the run fails; 0: off
   // Position among the stages of the plan, which load_plan() sets: it is no key.
   int64_t stage = 0;
 
@@ -94,6 +95,9 @@ struct TrainConfig {
     v.field("log_every", log_every, "steps between lines of metrics.jsonl", {.min = 1});
     v.field("log_completions", log_completions,
             "completions of each step that go to completions.jsonl (grpo)", {.min = 0});
+    v.field("watchdog_minutes", watchdog_minutes,
+            "minutes without progress after which the run ends and names the rank; 0: off",
+            {.min = 0, .max = 1e6});
     optimizer.visit(v);
     sampling.visit(v);
     v.field("max_concurrent", rollout.max_concurrent,

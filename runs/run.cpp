@@ -7,6 +7,7 @@
 #include "core/allocator.h"
 #include "core/log.h"
 #include "core/parallel.h"
+#include "core/progress.h"
 #include "rl/worker_host.h"
 #include "runs/resources.h"
 #include "trainers/across_ranks.h"
@@ -31,26 +32,62 @@ Device device_of(const TrainConfig& config, const ProcessGroup* group) {
   return Device::cuda(index);
 }
 
-// Ranks with different keys would diverge, or silently train a mixture.
-void check_equal_plans(const RunPlan& plan, ProcessGroup& group) {
+// All keys with their values, as overrides name them.
+Json fields_of(const RunPlan& plan) {
+  Json out;
+  for (const auto& [key, value] :
+       plan.stages.size() == 1 ? config_fields(plan.stages[0]) : config_fields(plan))
+    out.set(key, value);
+  return out;
+}
+
+// "'steps: 4'" and "'steps: 5'" for the first key in which they differ.
+std::optional<std::pair<std::string, std::string>> find_difference(
+    const Json& a, const Json& b, bool (*ignores)(std::string_view key) = nullptr) {
   const auto shown = [](const Json& fields, const std::string& key) {
     const Json* value = fields.find(key);
     return value == nullptr ? "no " + key : str("'", key, ": ", value->as_string(), "'");
   };
-  Json own;  // all keys with their values, as overrides name them
-  for (const auto& [key, value] :
-       plan.stages.size() == 1 ? config_fields(plan.stages[0]) : config_fields(plan))
-    own.set(key, value);
-  const std::vector<std::string> plans = group.exchange("configuration", own.dump());
+  for (const Json* fields : {&a, &b})
+    for (const auto& [key, value] : fields->as_object())
+      if (auto in_a = shown(a, key), in_b = shown(b, key);
+          in_a != in_b && (ignores == nullptr || !ignores(key)))
+        return std::pair(std::move(in_a), std::move(in_b));
+  return std::nullopt;
+}
+
+// Ranks with different keys would diverge, or silently train a mixture.
+void check_equal_plans(const RunPlan& plan, ProcessGroup& group) {
+  const std::vector<std::string> plans = group.exchange("configuration", fields_of(plan).dump());
   const Json first = parse_json(plans[0], "configuration");
-  for (size_t rank = 1; rank < plans.size(); ++rank) {
-    const Json other = parse_json(plans[rank], "configuration");
-    for (const Json* fields : {&first, &other})
-      for (const auto& [key, value] : fields->as_object())
-        if (const auto a = shown(first, key), b = shown(other, key); a != b)
-          throw InputError(str("the ranks have different configurations: rank 0 has ", a, ", rank ",
-                               rank, " has ", b));
-  }
+  for (size_t rank = 1; rank < plans.size(); ++rank)
+    if (const auto keys = find_difference(first, parse_json(plans[rank], "configuration")))
+      throw InputError(str("the ranks have different configurations: rank 0 has ", keys->first,
+                           ", rank ", rank, " has ", keys->second));
+}
+
+// True for a key that may differ between the starts of one run with --continue, of any stage.
+bool changes_no_update(std::string_view key) {
+  constexpr std::string_view kKeys[] = {
+      "name",           "output_dir", "steps",          "device",           "num_threads",
+      "ranks",          "log_",       "rollout.",       "watchdog_minutes", "max_concurrent",
+      "checkpoint.",    "eval.",      "data.cache_dir", "data.fingerprint", "micro_batch_tokens",
+      "model.recompute"};
+  if (key.starts_with("stages.")) key.remove_prefix(key.find('.', 7) + 1);
+  return std::any_of(std::begin(kKeys), std::end(kKeys),
+                     [&](std::string_view known) { return key.starts_with(known); });
+}
+
+// True if there is a run in `dir`; false if there is nothing, or what is left of a run that ended
+// before it had a configuration. Throws InputError if there is anything else.
+bool holds_run(const std::string& dir) {
+  if (path_exists(dir + "/config.yaml")) return true;
+  for (const std::string& name : list_directory(dir))
+    if (name != ".lock" && name != "log.txt" && name != "rewards.log" &&
+        !name.starts_with("config.yaml.tmp-"))
+      throw InputError(str("output_dir: ", dir, " holds no run, but ", name,
+                           "; hint: set it to a folder of its own"));
+  return false;
 }
 
 void check_for_group(const RunPlan& plan, ProcessGroup* group) {
@@ -153,6 +190,13 @@ Run::Run(RunPlan plan, std::string dir, ProcessGroup* group)
 }
 
 Run Run::create(RunPlan plan, ProcessGroup* group) {
+  return start(std::move(plan), group, create_run_directory);
+}
+
+Run Run::start(RunPlan plan, ProcessGroup* group,
+               std::string (*make_directory)(const std::string& wanted)) {
+  set_watchdog(plan.stages[0]);
+  begin_activity("preparing the run");
   prepare_programs(plan);
   check_for_group(plan, group);
   if (group != nullptr && group->rank() != 0) {
@@ -163,7 +207,7 @@ Run Run::create(RunPlan plan, ProcessGroup* group) {
   for (const TrainConfig& stage : plan.stages) parse_device(stage.device, "device");
   std::vector<StagePreview> preview = preview_plan(plan);
   const std::string chosen = choose_micro_batches(plan, preview, group);
-  Run run(plan, create_run_directory(plan.output_dir), group);
+  Run run(plan, make_directory(plan.output_dir), group);
   if (!chosen.empty()) logging::info(chosen);
   for (const StagePreview& stage : preview)
     if (!stage.random_start.empty())
@@ -177,6 +221,29 @@ Run Run::create(RunPlan plan, ProcessGroup* group) {
   return run;
 }
 
+Run Run::continue_or_create(RunPlan plan, ProcessGroup* group) {
+  const std::string dir = plan.output_dir;
+  // Rank 0 decides: the others may not see yet what an earlier start has written.
+  std::string found;
+  if (group == nullptr || group->rank() == 0) found = holds_run(dir) ? "resume" : "start";
+  if (group != nullptr) found = group->broadcast("resume or start", found);
+  if (found == "start") return start(std::move(plan), group, make_run_directory);
+  const RunPlan recorded = load_plan(dir + "/config.yaml", {});
+  if (const auto keys = find_difference(fields_of(recorded), fields_of(plan), changes_no_update))
+    throw InputError(str("--continue: ", dir, " holds a run of another configuration: it has ",
+                         keys->first, ", this one ", keys->second,
+                         "; hint: another output_dir, or --resume with the key"));
+  for (size_t i = 0; i < plan.stages.size(); ++i) {
+    TrainConfig& config = plan.stages[i];
+    const TrainConfig& before = recorded.stages[i];
+    if (config.data.fingerprint.empty()) config.data.fingerprint = before.data.fingerprint;
+    if (config.batch.micro_batch_tokens) continue;
+    config.batch.micro_batch_tokens = before.batch.micro_batch_tokens;
+    config.model.recompute = before.model.recompute;
+  }
+  return resume_plan(std::move(plan), dir, "continued", group);
+}
+
 Run Run::resume(const std::string& run_dir, std::span<const std::string> overrides,
                 ProcessGroup* group) {
   const std::string config = run_dir + "/config.yaml";
@@ -184,7 +251,16 @@ Run Run::resume(const std::string& run_dir, std::span<const std::string> overrid
     throw InputError(
         str("nothing to resume: ", config,
             " does not exist; hint: give the run directory that `cohort train` printed"));
-  RunPlan plan = load_plan(config, overrides);
+  std::string start = "resumed";
+  for (const std::string& o : overrides) start += " " + o;
+  return resume_plan(load_plan(config, overrides),
+                     fs::absolute(run_dir).lexically_normal().string(), start, group);
+}
+
+Run Run::resume_plan(RunPlan plan, const std::string& dir, const std::string& start,
+                     ProcessGroup* group) {
+  set_watchdog(plan.stages[0]);
+  begin_activity("preparing the run");
   prepare_programs(plan);
   check_for_group(plan, group);
   check_stages(plan);
@@ -193,10 +269,9 @@ Run Run::resume(const std::string& run_dir, std::span<const std::string> overrid
   if (has_auto_micro_batch(plan) && (group == nullptr || group->rank() == 0))
     preview = preview_plan(plan);
   const std::string chosen = choose_micro_batches(plan, preview, group);
-  Run run(plan, fs::absolute(run_dir).lexically_normal().string(), group);
+  Run run(plan, dir, group);
   if (!chosen.empty()) logging::info(chosen);
-  run.start_ = "resumed";
-  for (const std::string& o : overrides) run.start_ += " " + o;
+  run.start_ = start;
   if (group != nullptr) group->broadcast("run directory", run.dir_);  // rank 0 has the lock
   return run;
 }

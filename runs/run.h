@@ -45,6 +45,10 @@ class Run {
   // Makes a new run directory and writes the resolved configuration there, with micro batches
   // chosen for this machine if they are "auto".
   static Run create(RunPlan plan, ProcessGroup* group = nullptr);
+  // Resumes the run in plan.output_dir, or starts it there. Throws InputError if the directory has
+  // a run of another configuration, naming the key, or files that are no run's. Keys that change no
+  // update, the number of steps among them, may differ; `auto` keeps the recorded micro batches.
+  static Run continue_or_create(RunPlan plan, ProcessGroup* group = nullptr);
   // Resumes RUN_DIR with its configuration and key=value overrides, which become part of it as soon
   // as something is trained with them. Throws InputError if it is not a run directory.
   static Run resume(const std::string& run_dir, std::span<const std::string> overrides,
@@ -65,6 +69,11 @@ class Run {
 
  private:
   Run(RunPlan plan, std::string dir, ProcessGroup* group);
+  // `make_directory` returns the path of the directory that it has made for the wanted one.
+  static Run start(RunPlan plan, ProcessGroup* group,
+                   std::string (*make_directory)(const std::string& wanted));
+  static Run resume_plan(RunPlan plan, const std::string& dir, const std::string& start,
+                         ProcessGroup* group);
   StageEnd run_stage(size_t index, Reporter& reporter, const std::atomic<bool>& stop);
   StageEnd train_stage(size_t index, const std::string& before, Reporter& reporter,
                        const std::atomic<bool>& stop);

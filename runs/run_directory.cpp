@@ -43,6 +43,13 @@ std::string create_run_directory(const std::string& wanted) {
   fail_to_create(wanted, error.message());
 }
 
+std::string make_run_directory(const std::string& wanted) {
+  std::error_code error;
+  fs::create_directories(wanted, error);
+  if (!fs::is_directory(wanted)) fail_to_create(wanted, error.message());
+  return wanted;
+}
+
 std::string next_run_directory(const std::string& wanted) {
   std::string path = wanted;
   std::error_code error;
@@ -70,7 +77,8 @@ FileLock lock_run_directory(const std::string& run_dir) {
   if (!lock.try_lock())
     throw InputError(
         str("another process is using the run directory ", run_dir,
-            "; hint: wait for it to end, or start a run of your own without --resume"));
+            "; hint: wait for it to end, or start a run of your own without --resume and "
+            "--continue"));
   return lock;
 }
 

@@ -12,6 +12,9 @@ namespace cohort {
 // its path. Throws InputError if it cannot be created.
 std::string create_run_directory(const std::string& wanted);
 
+// Creates `wanted` unless it exists, and returns it. Throws as create_run_directory() does.
+std::string make_run_directory(const std::string& wanted);
+
 // The path that create_run_directory() would choose now; creates nothing. Throws as it does if the
 // path is taken by something that is no directory.
 std::string next_run_directory(const std::string& wanted);

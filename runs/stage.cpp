@@ -7,6 +7,7 @@
 
 #include "core/allocator.h"
 #include "core/log.h"
+#include "core/progress.h"
 #include "core/sizes.h"
 #include "data/data_check.h"
 #include "runs/preview.h"
@@ -46,6 +47,7 @@ uint64_t checksum_of(const NamedTensors& tensors) {
 
 std::atomic<RunProgress> g_progress{RunProgress::kNothingToSave};
 static_assert(std::atomic<RunProgress>::is_always_lock_free);
+std::atomic<int64_t> g_watchdog{600000};  // milliseconds
 
 // Ranks that are threads make the same change, at about the same time.
 void change_progress(RunProgress from, RunProgress to) {
@@ -58,12 +60,21 @@ RunProgress run_progress() {
   return g_progress;
 }
 
+std::chrono::milliseconds watchdog_limit() {
+  return std::chrono::milliseconds(g_watchdog);
+}
+void set_watchdog(const TrainConfig& config) {
+  g_watchdog = static_cast<int64_t>(std::ceil(config.watchdog_minutes * 60000));
+}
+
 Stage::~Stage() {
   if (g_progress != RunProgress::kSaved) g_progress = RunProgress::kNothingToSave;  // it has failed
 }
 
 Stage::Stage(const StageSetup& setup) : setup_(setup) {
   g_progress = RunProgress::kNothingToSave;
+  set_watchdog(config_);
+  begin_activity("loading data and model");
   build_model();
   check_equal_starts();
   if (config_.batch.trainer != TrainerType::kPretrain)
@@ -94,20 +105,29 @@ Stage::Stage(const StageSetup& setup) : setup_(setup) {
 }
 
 void Stage::build_model() {
+  // Rank 0 names the checkpoint for all: the other hosts may see an older directory.
   const std::string checkpoints = dir_ + "/checkpoints";
-  const auto resumed = newest_checkpoint(checkpoints, setup_.before);
-  if (resumed) {
-    state_ = load_state(*resumed);
+  std::string resumed;
+  if (is_main())
+    resumed = fs::path(newest_checkpoint(checkpoints, setup_.before).value_or("")).filename();
+  resumed = first_text(comm_, resumed);
+  if (!resumed.empty()) {
+    resumed = str(checkpoints, "/", resumed);
+    if (!path_exists(resumed))
+      throw InputError(str(resumed, ", from which rank 0 resumes, is not visible to rank ",
+                           comm_.rank(),
+                           "; hint: the run directory must be on a file system that "
+                           "all hosts share"));
+    state_ = load_state(resumed);
     saved_step_ = state_.step;
+    resume_from(resumed);
   }
-  check_equal_checkpoints(resumed ? *resumed : "no checkpoint in " + checkpoints);
-  if (resumed) resume_from(*resumed);
   state_.steps = config_.batch.steps;
   if (state_.planned_steps.empty() || state_.planned_steps.back() < config_.batch.steps)
     state_.planned_steps.push_back(config_.batch.steps);
   LoadedModel loaded;
-  if (resumed)
-    loaded = load(*resumed);
+  if (!resumed.empty())
+    loaded = load(resumed);
   else if (!config_.init_from.empty())
     loaded = load_start();
   TrainConfig config = config_;
@@ -137,9 +157,9 @@ void Stage::build_model() {
   learner_ = std::make_unique<Learner>(std::move(loaded.model), config_.optimizer, comm_,
                                        static_cast<uint64_t>(config_.seed));
   engine_ = std::make_unique<Engine>(learner_->model(), config_.rollout);
-  if (resumed)
-    learner_->optimizer().load(
-        SafetensorsFile(training_folder(*resumed) + "/optimizer.safetensors"), state_.updates);
+  if (!resumed.empty())
+    learner_->optimizer().load(SafetensorsFile(training_folder(resumed) + "/optimizer.safetensors"),
+                               state_.updates);
 }
 
 LoadedModel Stage::load(const std::string& checkpoint) const {
@@ -214,17 +234,6 @@ void Stage::resume_from(const std::string& checkpoint) {
   logging::info("resuming ", name, " at step ", state_.step, " from ", checkpoint);
 }
 
-// Ranks that do not see the same files would each continue from a different checkpoint.
-void Stage::check_equal_checkpoints(const std::string& found) {
-  auto last = static_cast<double>(saved_step_), minus_first = -last;
-  reduce_in_place(comm_, {&last, &minus_first}, Reduce::kMax);
-  if (last != -minus_first)
-    throw InputError(str("the ranks have found different checkpoints: rank ", comm_.rank(), " has ",
-                         found,
-                         "; hint: the run directory must be on a file system that all "
-                         "hosts share"));
-}
-
 // Throws InputError on every rank, naming a rank and the first part in which it differs from rank
 // 0.
 void Stage::check_equal_starts() {
@@ -284,6 +293,7 @@ bool Stage::more() {
   if (continues && due > 0 && saved_step_ != state_.step) save(false);
   if (continues && state_.step == trace_begin_) trace_.emplace(device_);
   if (continues) g_progress = RunProgress::kStep;
+  begin_activity(continues ? "training" : "ending the stage");
   step_watch_.lap();
   return continues;
 }
@@ -360,6 +370,7 @@ Evaluation Stage::evaluation() {
 
 // Every rank takes part and has the score; rank 0 writes. Returns false if it was stopped.
 bool Stage::evaluate() {
+  begin_activity("evaluating");
   learner_->check_weights();
   change_progress(RunProgress::kStep, RunProgress::kEvaluation);
   std::optional<Evaluation> result;
@@ -442,6 +453,7 @@ void Stage::write_trace() {
 
 void Stage::save(bool finished) {
   Stopwatch clock;
+  begin_activity("saving a checkpoint");
   learner_->check_weights();  // checkpoints hold finite numbers only
   if (is_main() && !path_exists(dir_))
     throw Error(str("the run directory ", dir_,

@@ -51,6 +51,10 @@ enum class StageEnd { kFinished, kInterrupted };
 enum class RunProgress { kNothingToSave, kStep, kEvaluation, kSaved };
 RunProgress run_progress();  // async-signal-safe
 
+// watchdog_minutes of this process's run, for ProcessGroup::Options; 10 before it has any.
+std::chrono::milliseconds watchdog_limit();
+void set_watchdog(const TrainConfig& config);
+
 class Stage : NonCopyable {
  public:
   // Loads data and model: from the newest checkpoint in `dir` if there is one (resume), else from
@@ -105,7 +109,6 @@ class Stage : NonCopyable {
   LoadedModel load(const std::string& checkpoint) const;
   LoadedModel load_start() const;
   void resume_from(const std::string& checkpoint);
-  void check_equal_checkpoints(const std::string& found);
   void check_equal_starts();
   bool evaluate();
   // True if a step has ended whose evaluation is due (eval.every).

@@ -42,9 +42,9 @@ def kills(case):
     write_inputs(case.folder, name)
     for _ in range(case.rng.randint(2, 8)):
         run = case.path("run")
-        if run.exists() and not (run / "config.yaml").exists():
-            shutil.rmtree(run)
-        arguments = ["--resume", run] if run.exists() else ["run.yaml"]
+        arguments = ["--continue", "run.yaml"]
+        if (run / "config.yaml").exists() and case.rng.random() < 0.5:
+            arguments = ["--resume", run]
         number = case.rng.choice([signal.SIGKILL] * 6 +
                                  [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
         moment = case.rng.uniform(0, 1.2) * LAB.seconds[name]

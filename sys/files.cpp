@@ -16,7 +16,9 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <thread>
 
+#include "core/progress.h"
 #include "sys/input_file.h"
 
 namespace cohort {
@@ -169,6 +171,7 @@ void DurableFile::write(std::string_view bytes) {
     const ssize_t n = ::write(file_.get(), bytes.data(), bytes.size());
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) fail(Step::kWrite);
+    note_progress();
     bytes.remove_prefix(static_cast<size_t>(n));
   }
 }
@@ -260,8 +263,11 @@ bool FileLock::try_lock() const {
 }
 
 bool FileLock::lock() const {
-  while (::flock(file_.get(), LOCK_EX) != 0)
-    if (errno != EINTR) return false;
+  while (!try_lock()) {
+    if (errno != EWOULDBLOCK && errno != EINTR) return false;
+    note_progress();  // the holder has to make some, not who waits for it
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
   return true;
 }
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "core/progress.h"
 #include "sys/files.h"
 
 namespace cohort {
@@ -72,6 +73,7 @@ void InputFile::read_to(void* out, int64_t begin, int64_t size) const {
     if (n <= 0)
       throw InputError(str(path_, ": cannot be read: ",
                            n < 0 ? system_reason() : "it has become shorter; hint: restore it"));
+    note_progress();
     done += n;
   }
 }
@@ -95,6 +97,7 @@ int read_all(const Descriptor& file, const std::string& path, int64_t max_bytes,
     if (n > 0) use({buffer.data(), static_cast<size_t>(n)});
     if (n < 0 && errno != EINTR) return errno;
     done += std::max<ssize_t>(n, 0);
+    note_progress();
   }
   return 0;
 }

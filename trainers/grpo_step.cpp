@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/log.h"
+#include "core/progress.h"
 #include "core/rng.h"
 #include "kernels/policy_token.h"
 #include "trainers/across_ranks.h"
@@ -133,6 +134,7 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   in.learner.check_weights();
   Engine& engine = in.sampler.engine();
   engine.reset_stats();
+  begin_activity("sampling completions");
   const auto submit = [&](const Trajectory& trajectory) {
     const auto prompt =
         std::find(in.indices.begin(), in.indices.end(), trajectory.group) - in.indices.begin();
@@ -146,6 +148,7 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
                                      {.on_finished = submit});
   });
   const double sampling_time = clock.lap("sampling");
+  begin_activity("waiting for rewards");
   scores = in.rewards.score(in.prompts, trajectories, in.step);
   check_failed(in.comm, in.rewards, scores, config);
   const bool by_batch = config.grpo.scale_rewards == AdvantageScale::kBatch;
@@ -154,6 +157,7 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
       by_batch ? reward_std(gather_values(in.comm, trajectories, scores.total, config)) : 0);
   out.rewarded_count = count_rewarded(in.comm, scores);
   const double rewards_time = clock.lap("rewards");
+  begin_activity("updating the weights");
   UpdateSums updates;
   double packing_time = 0;
   if (out.rewarded_count > 0) {

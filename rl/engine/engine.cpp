@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/allocator.h"
+#include "core/progress.h"
 #include "core/sizes.h"
 #include "kernels/embedding.h"
 
@@ -222,6 +223,7 @@ void Engine::collect(size_t max_pending) {
     SampledTokens step = std::move(pending_.front());
     pending_.pop_front();
     const std::vector<int32_t> tokens = step.tokens.wait<int32_t>();
+    note_progress();
     const std::vector<double> statistics = step.statistics.wait<double>();
     const size_t n = tokens.size();
     for (size_t i = 0; i < step.sequences.size(); ++i) {

@@ -41,7 +41,7 @@ RULES = [
     (r"vllm serve \w+$", "other", "needs vLLM and a GPU"),
     (r"tensorboard --logdir runs$", "other", "a server; tests/apps/tensorboard_test.cpp reads the event files"),
     (r"cmake ", "other", "builds; .ci/run builds the example"),
-    (r"(torchrun|srun) .* build/cuda/cohort train CONFIG.yaml$", "check", STAGES),
+    (r"(torchrun|srun) .* build/cuda/cohort train (--continue )?CONFIG.yaml$", "check", STAGES),
     (r"build/cuda/cohort (train|check) .*CONFIG.yaml$", "check", STAGES),
     (r"build/cuda/cohort train .*configs/shakespeare_char_gpu.yaml", "check", ""),
     (r"build/cuda/cohort train configs/gsm8k_(sft|grpo).yaml", "check", WORDS),
@@ -50,6 +50,7 @@ RULES = [
     (r"build/cpu/cohort train configs/demo.yaml seed=3 stages.1.steps=50$", "run", STAGES),
     (r"build/cpu/cohort train configs/demo.yaml --profile 3$", "run", STAGES.replace("=2", "=6")),
     (r"build/cpu/cohort train configs/demo.yaml micro_batch_tokens=auto$", "run", STAGES),
+    (r"build/cpu/cohort train --continue configs/demo.yaml$", "run", STAGES + " output_dir=runs/continued"),
     (r"build/cpu/cohort train --resume runs/quickstart$", "run", ""),
     (r"build/cpu/cohort train --resume runs/quickstart stages.1.steps=120$", "run", "stages.1.steps=4"),
     (r"build/cpu/cohort train examples/assistant/config.yaml ", "run", SHORT + GRPO + " rewards.0.workers=1"),
@@ -212,6 +213,7 @@ def shortened(command, action, argument):
         command = command.replace(name, text)
     if action == "check":
         tail = command[command.index("build/cuda/cohort"):].replace("build/cuda/cohort train", "build/cpu/cohort check")
+        tail = tail.replace("--continue ", "")
         return f"{tail.replace('build/cuda', 'build/cpu')} {argument} device=cuda"
     if action == "cpu":
         command = re.sub(r" --(device|dtype|max-tokens) \w+", "", command).replace("build/cuda", "build/cpu")

@@ -139,6 +139,68 @@ TEST_F(CudaMultiGpuTrain, AKilledRankEndsTheRunWithinThirtySeconds) {
   }
 }
 
+// tests/distributed has the kernel that spins; here a rank is stopped, or asleep in a reward.
+TEST_F(CudaMultiGpuTrain, AStoppedRankIsNamed) {
+  COHORT_REQUIRE_GPUS(2);
+  for (const int victim : {1, 0}) {
+    SCOPED_TRACE(victim);
+    Process launcher(train({"steps=100000000", "output_dir=" + dir_.path(str("run", victim))}));
+    ASSERT_TRUE(wait_for_path(dir_.path(str("run", victim)) + "/metrics.jsonl", launcher));
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    const pid_t pid = rank_process(dir_.path("run.yaml"), victim);
+    ASSERT_GT(pid, 0);
+    const auto start = std::chrono::steady_clock::now();
+    kill(pid, SIGSTOP);
+    const Output output = launcher.wait();
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(90));
+    EXPECT_NE(output.code, 0);
+    EXPECT_NE(output.err.find(str("rank ", victim, " (")), std::string::npos) << output.err;
+    EXPECT_NE(output.err.find(str("pid ", pid, ") sent no heartbeat for 20 s")), std::string::npos)
+        << output.err;
+  }
+}
+
+TEST_F(CudaMultiGpuTrain, AStopOfTenSecondsIsNoFailure) {
+  COHORT_REQUIRE_GPUS(2);
+  Process launcher(train({"steps=3000", "output_dir=" + dir_.path("run")}));
+  ASSERT_TRUE(wait_for_path(dir_.path("run") + "/metrics.jsonl", launcher));
+  const pid_t pid = rank_process(dir_.path("run.yaml"), 1);
+  ASSERT_GT(pid, 0);
+  kill(pid, SIGSTOP);
+  std::this_thread::sleep_for(std::chrono::seconds(10));
+  kill(pid, SIGCONT);
+  const Output output = launcher.wait();
+  EXPECT_EQ(output.code, 0) << output.err;
+}
+
+TEST_F(CudaMultiGpuTrain, ARankAsleepInARewardIsNamed) {
+  COHORT_REQUIRE_GPUS(2);
+  for (const int victim : {1, 0}) {
+    SCOPED_TRACE(victim);
+    write_file(dir_.path("reward.sh"),
+               str("n=0\nwhile IFS= read -r line; do\n"
+                   "  n=$((n + 1))\n"
+                   "  if [ \"$RANK\" = ",
+                   victim,
+                   " ] && [ $n -gt 21 ]; then sleep 1000; fi\n"
+                   "  i=$(printf '%s' \"$line\" | sed 's/.*\"index\": *\\([0-9]*\\).*/\\1/')\n"
+                   "  echo '{\"index\": '$i', \"reward\": '$((n % 2))'}'\n"
+                   "done\n"));
+    write_config(
+        "trainer: grpo\nprompts_per_step: 4\nnum_generations: 6\nrewards:\n  - {name: "
+        "command, run: sh reward.sh, workers: 1, timeout: 1000}\n");
+    const auto start = std::chrono::steady_clock::now();
+    const Output output = run_cohort(train({"steps=100000000", "watchdog_minutes=0.25",
+                                            "output_dir=" + dir_.path(str("asleep", victim))}));
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(90));
+    EXPECT_EQ(output.code, 4) << output.err;
+    EXPECT_NE(output.err.find(str("rank ", victim, " (")), std::string::npos) << output.err;
+    EXPECT_NE(output.err.find(") has made no progress for 15 s: waiting for rewards, after call"),
+              std::string::npos)
+        << output.err;
+  }
+}
+
 TEST_F(CudaMultiGpuTrain, AnInterruptIsForwardedAndTheRunResumesToTheBit) {
   COHORT_REQUIRE_GPUS(2);
   const Output whole = run_cohort(train({"steps=1000", "output_dir=" + dir_.path("whole")}));

@@ -19,9 +19,9 @@ struct Output {
 // Injects failures of C library calls into a process: see tests/support/faults/faults.cpp.
 struct Fault {
   std::string call, path;  // the function, and a substring of the path of its calls
-  int error = 0;       // errno; 0: write() does half, statvfs() has 0 bytes; -1: kills the process
-  int pass = 0;        // calls that succeed before the failures
-  int fail = 1 << 30;  // calls that fail
+  int error = 0;           // errno, or a number of tests/support/faults/faults.cpp
+  int pass = 0;            // calls that succeed before the failures
+  int fail = 1 << 30;      // calls that fail
 };
 
 // A running `cohort` process. Its output is written to files in its own folder.

@@ -2,6 +2,7 @@
 // threads as ranks, and if a rank fails all end with a message that names it.
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <functional>
@@ -28,8 +29,9 @@ class RankProcesses : public testing::Test {
   using Arguments = std::vector<std::string>;
   using ArgumentsOfRank = std::function<Arguments(int rank)>;
 
-  // Starts `size` processes of one run, with their own rendezvous port.
-  std::vector<std::unique_ptr<Process>> start(int size, const ArgumentsOfRank& arguments) {
+  // Starts `size` processes of one run, with their own rendezvous port; `fault` is that of a rank.
+  std::vector<std::unique_ptr<Process>> start(int size, const ArgumentsOfRank& arguments,
+                                              const std::pair<int, Fault>& fault = {-1, {}}) {
     const int port = free_port();
     std::vector<std::unique_ptr<Process>> out;
     for (int rank = 0; rank < size; ++rank) {
@@ -38,7 +40,8 @@ class RankProcesses : public testing::Test {
           {"LOCAL_RANK", std::to_string(rank)},  {"MASTER_ADDR", "127.0.0.1"},
           {"MASTER_PORT", std::to_string(port)}, {"COHORT_RENDEZVOUS_TIMEOUT", "20"}};
       for (const auto& [name, value] : variables) setenv(name, value.c_str(), 1);
-      out.push_back(std::make_unique<Process>(arguments(rank)));
+      out.push_back(std::make_unique<Process>(arguments(rank), "",
+                                              rank == fault.first ? fault.second : Fault()));
       for (const auto& [name, value] : variables) unsetenv(name);
     }
     return out;
@@ -173,6 +176,165 @@ TEST_F(RankProcesses, RejectThreadsAsRanks) {
     EXPECT_NE(output.err.find("ranks: 2 threads were asked for, in a run of 2 processes"),
               std::string::npos)
         << output.err;
+  }
+}
+
+// Every start has the same command line, as under torchrun.
+TEST_F(RankProcesses, ContinueInOneDirectoryUntilTheRunIsDone) {
+  write_config(sft_);
+  for (const Output& output : run(2, train({"steps=300", "output_dir=" + dir_.path("whole")})))
+    ASSERT_EQ(output.code, 0) << output.err;
+  const auto command = train({"--continue", "steps=300", "checkpoint.every=20"});
+  for (const size_t victim : {size_t{1}, size_t{0}}) {
+    auto processes = start(2, command);
+    const std::string metrics = dir_.path("run/metrics.jsonl");
+    ASSERT_TRUE(wait_for_path(metrics, *processes[0]));
+    const auto lines = [&] {
+      const std::string text = read_file(metrics);
+      return std::count(text.begin(), text.end(), '\n');
+    };
+    for (const auto before = lines(); lines() < before + 50 && processes[0]->running();)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    processes[victim]->signal(SIGKILL);
+    for (const auto& process : processes) process->wait();
+  }
+  for (const char* log : {"", "is finished, at step 300"})
+    for (const Output& output : run(2, command)) {
+      EXPECT_EQ(output.code, 0) << output.err;
+      if (output.out.empty()) continue;  // rank 1 prints nothing
+      EXPECT_NE(output.err.find(log), std::string::npos) << output.err;
+    }
+  EXPECT_TRUE(model_of("run") == model_of("whole"));
+  EXPECT_FALSE(fs::exists(dir_.path("run-2")));
+}
+
+TEST_F(RankProcesses, ContinueADirectoryWithoutACheckpoint) {
+  write_config(sft_);
+  fs::create_directory(dir_.path("run"));  // killed before there was a configuration
+  write_file(dir_.path("run/log.txt"), "[2026-01-01 00:00:00.000 info] an earlier start\n");
+  for (const Output& output : run(2, train({"--continue"})))
+    EXPECT_EQ(output.code, 0) << output.err;
+  const std::string first = model_of("run");
+  fs::remove_all(dir_.path("run/checkpoints"));  // killed before the first checkpoint
+  for (const Output& output : run(2, train({"--continue"})))
+    EXPECT_EQ(output.code, 0) << output.err;
+  EXPECT_TRUE(model_of("run") == first);
+  EXPECT_FALSE(fs::exists(dir_.path("run-2")));
+}
+
+TEST_F(RankProcesses, ContinueRefusesAnotherRunAndForeignFiles) {
+  write_config(sft_);
+  ASSERT_EQ(run_cohort(train({"--continue", "micro_batch_tokens=auto"})).code, 0);
+  expect_bad_input(run_cohort(train({"--continue", "learning_rate=0.5"})),
+                   {"run holds a run of another configuration: it has 'learning_rate: 0.01', this "
+                    "one 'learning_rate: 0.5'; hint: "});
+  for (const Output& output : run(2, train({"--continue", "learning_rate=0.5"}))) {
+    EXPECT_TRUE(output.code == 2 || output.code == 3) << output.err;
+    EXPECT_NE(output.err.find("'learning_rate: 0.5'"), std::string::npos) << output.err;
+  }
+  const Output longer = run_cohort(train({"--continue", "micro_batch_tokens=auto", "steps=8"}));
+  EXPECT_EQ(longer.code, 0) << longer.err;
+  EXPECT_EQ(json_lines(dir_.path("run/metrics.jsonl")).back().at("step").as_int(), 8);
+  fs::create_directory(dir_.path("other"));
+  write_file(dir_.path("other/notes.txt"), "");
+  expect_bad_input(run_cohort(train({"--continue", "output_dir=" + dir_.path("other")})),
+                   {"other holds no run, but notes.txt"});
+  expect_bad_input(run_cohort(train({"--continue", "output_dir=" + dir_.path("run.yaml")})),
+                   {"cannot create the run directory"});
+  expect_bad_input(run_cohort(train({"--continue", "--resume", dir_.path("run")})),
+                   {"--resume excludes --continue"});
+  Process owner(train({"--continue", "steps=100000000", "output_dir=" + dir_.path("busy")}));
+  ASSERT_TRUE(wait_for_path(dir_.path("busy/metrics.jsonl"), owner));
+  expect_bad_input(
+      run_cohort(train({"--continue", "steps=100000000", "output_dir=" + dir_.path("busy")})),
+      {"another process is using the run directory"});
+}
+
+// Hangs with a watchdog of 3 seconds. scripts/attack_hangs.py has more, at random.
+class RankHangsSlow : public RankProcesses {
+ protected:
+  // Waits for all and expects that `culprit` is named as it hangs, with what it does.
+  void expect_named(std::vector<std::unique_ptr<Process>> processes, int culprit,
+                    const std::string& activity) {
+    for (size_t rank = 0; rank < processes.size(); ++rank) {
+      const Output output = processes[rank]->wait();
+      EXPECT_EQ(output.code, static_cast<int>(rank) == culprit ? 4 : 3) << rank << output.err;
+      const size_t last = output.err.rfind("cohort: ");
+      ASSERT_NE(last, std::string::npos) << output.err;
+      const std::string error = output.err.substr(last);
+      EXPECT_NE(error.find(str("rank ", culprit, " (")), std::string::npos) << error;
+      EXPECT_NE(error.find(") has made no progress for 3 s: " + activity), std::string::npos)
+          << error;
+    }
+    const std::string log = read_file(dir_.path("run/log.txt"));
+    EXPECT_NE(log.find("the run ends after 3 s"), std::string::npos);
+    EXPECT_NE(log.find("the last calls:\n  call "), std::string::npos);
+  }
+  const std::vector<std::string> hanging_ =
+      train({"steps=100000000", "watchdog_minutes=0.05", "checkpoint.every=50"});
+};
+
+TEST_F(RankHangsSlow, ARewardThatNeverAnswers) {
+  write_file(dir_.path("reward.py"),
+             "import json, os, sys, time\n"
+             "for number, line in enumerate(sys.stdin):\n"
+             "    if os.environ.get('RANK', '1') == '1' and number > 20: time.sleep(1000)\n"
+             "    index = json.loads(line)['index']\n"
+             "    print(json.dumps({'index': index, 'reward': number % 2}), flush=True)\n");
+  write_config(std::string(kSmallModel) + kSmallData +
+               "trainer: grpo\nprompts_per_step: 4\nnum_generations: 6\nrewards:\n"
+               "  - {name: command, run: python3 reward.py, timeout: 1000}\n");
+  expect_named(start(3, [&](int) { return hanging_; }), 1, "waiting for rewards, after call ");
+  // A run of one process.
+  auto one = hanging_;
+  one.push_back("output_dir=" + dir_.path("one"));
+  const Output output = run_cohort(one);
+  EXPECT_EQ(output.code, 4) << output.err;
+  EXPECT_NE(output.err.find("cohort: the run has made no progress for 3 s: waiting for rewards; "
+                            "hint: watchdog_minutes is the limit"),
+            std::string::npos)
+      << output.err;
+}
+
+TEST_F(RankHangsSlow, AWriteThatNeverReturnsLeavesNoHalfCheckpoint) {
+  write_config(sft_);
+  const Fault stuck{"write", ".tmp-step-00000100", -2};
+  expect_named(start(2, [&](int) { return hanging_; }, {0, stuck}), 0, "saving a checkpoint");
+  EXPECT_EQ(fs::path(find_checkpoint(dir_.path("run"))).filename(), "step-00000050");
+}
+
+TEST_F(RankHangsSlow, AReadThatNeverReturnsOrALoop) {
+  write_file(dir_.path("data.jsonl"), [] {
+    std::string lines;
+    for (int i = 0; i < 40; ++i) lines += str("{\"q\": \"", i, "+1=\", \"a\": \"", i + 1, "\"}\n");
+    return lines;
+  }());
+  write_config(
+      std::string(kSmallModel) + kSmallSft +
+      "data: {tokenizer: byte, jsonl: {path: data.jsonl, prompt: '{q}', answer: '{a}'}}\n");
+  for (const int error : {-2, -3}) {
+    const Fault stuck{"pread", "data.jsonl", error, 1000};
+    expect_named(start(2, [&](int) { return hanging_; }, {1, stuck}), 1, "training, after call ");
+    fs::remove_all(dir_.path("run"));
+  }
+}
+
+// The ranks that are awake, or only one, wait for the others: no rank hangs.
+TEST_F(RankHangsSlow, AStopOfTenSecondsIsNoFailure) {
+  write_config(sft_);
+  for (const size_t awake : {size_t{0}, size_t{2}}) {
+    auto processes = start(3, train({"steps=300", "watchdog_minutes=0.05"}));
+    const std::string run = awake == 0 ? "run" : "run-2";
+    ASSERT_TRUE(wait_for_path(dir_.path(run + "/metrics.jsonl"), *processes[0]));
+    for (const int number : {SIGSTOP, SIGCONT}) {
+      for (size_t rank = 0; rank < 3; ++rank)
+        if (rank != awake) processes[rank]->signal(number);
+      if (number == SIGSTOP) std::this_thread::sleep_for(std::chrono::seconds(10));
+    }
+    for (const auto& process : processes) {
+      const Output output = process->wait();
+      EXPECT_EQ(output.code, 0) << output.err;
+    }
   }
 }
 

@@ -8,8 +8,11 @@
 #include <mutex>
 
 #include "core/cuda.h"
+#include "core/progress.h"
 #include "distributed/grad_reducer.h"
+#include "distributed/side_stream.h"
 #include "tests/distributed/process_ranks.h"
+#include "tests/distributed/spin_cuda.h"
 
 namespace cohort {
 namespace {
@@ -24,16 +27,21 @@ constexpr int64_t kSizes[] = {0, 1, 7, 2049, 1 << 20};
 constexpr DType kDTypes[] = {DType::kF32, DType::kF64, DType::kBF16, DType::kI32, DType::kI64};
 constexpr double kUntouched = 77;
 
+// Before main(), while the process has one thread.
+[[maybe_unused]] const bool kIsPinned = (pin_nccl_algorithms(), true);
+
 int rank_count() {
   return std::min(cuda_device_count(), 8);
 }
 
 // Runs body(group, communicator, device) on one rank per GPU.
 std::vector<std::string> run_gpu_ranks(
-    const std::function<void(ProcessGroup&, Communicator&, Device)>& body) {
+    const std::function<void(ProcessGroup&, Communicator&, Device)>& body,
+    milliseconds watchdog = {}) {
   auto options = test::quick_options();
   options.heartbeat = milliseconds(50);
   options.heartbeat_timeout = milliseconds(20000);
+  options.watchdog = [watchdog] { return watchdog; };
   return run_process_ranks(
       rank_count(),
       [&](ProcessGroup& group) {
@@ -258,6 +266,73 @@ TEST(CudaMultiGpuFailure, APendingCollectiveEndsAndTheNextOneNamesTheRank) {
     if (rank == 1) continue;
     EXPECT_NE(errors[rank].find("[all_reduce] rank 1 ("), std::string::npos) << errors[rank];
   }
+}
+
+// A kernel of one rank does not end, before a collective on the same or on the side stream: all
+// hosts may be further on, but its device is the one that has not begun the call.
+TEST(CudaMultiGpuHang, ASpinningKernelsRankIsNamed) {
+  COHORT_REQUIRE_GPUS(2);
+  for (const int culprit : {0, 1})
+    for (const bool beside : {false, true}) {
+      SCOPED_TRACE(str("rank ", culprit, beside ? ", side stream" : ""));
+      const test::ExpectLog warning("has made no progress for 2 s");
+      int* flag = nullptr;
+      COHORT_CUDA_CHECK(
+          cudaHostAlloc(reinterpret_cast<void**>(&flag), sizeof(int), cudaHostAllocPortable));
+      *flag = 0;
+      const auto start = std::chrono::steady_clock::now();
+      const auto errors = run_gpu_ranks(
+          [&](ProcessGroup& group, Communicator& comm, Device device) {
+            const auto side = cuda::make_side_stream(device);
+            Tensor t = Tensor::full({1000}, 1, DType::kF32, device);
+            comm.all_reduce(t);
+            synchronize(device);
+            group.exchange("together", "");
+            if (group.rank() == culprit) test::enqueue_spin(flag, device);
+            const auto reduce = [&] { comm.all_reduce(t); };
+            if (beside)
+              side->run(reduce);
+            else
+              reduce();
+            if (group.rank() != culprit) {
+              side->wait();
+              synchronize(device);  // returns as the pending call is aborted
+            }
+            const std::string failure = group.wait_for_failure(milliseconds(30000));
+            *static_cast<volatile int*>(flag) = 1;
+            throw Error(failure);
+          },
+          milliseconds(10000));
+      EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(50));
+      for (const std::string& error : errors) {
+        EXPECT_NE(error.find(str("rank ", culprit, " (")), std::string::npos) << error;
+        EXPECT_NE(error.find("has made no progress for 10 s: its GPU has not begun call 4 "
+                             "(all_reduce of f32[1000] on cuda); rank"),
+                  std::string::npos)
+            << error;
+        EXPECT_NE(error.find(": in call 4 (all_reduce of f32[1000] on cuda)"), std::string::npos)
+            << error;
+      }
+      cudaFreeHost(flag);
+    }
+}
+
+// The device waits for a rank whose host is busy, for longer than the limit in all.
+TEST(CudaMultiGpuHang, SlowRanksAreNoHang) {
+  COHORT_REQUIRE_GPUS(2);
+  expect_no_errors(run_gpu_ranks(
+      [](ProcessGroup& group, Communicator& comm, Device device) {
+        Tensor t = Tensor::full({1000}, 1, DType::kF32, device);
+        for (int round = 0; round < 2; ++round) {
+          for (int i = 0; group.rank() == round && i < 120; ++i) {
+            note_progress();
+            std::this_thread::sleep_for(milliseconds(100));
+          }
+          comm.all_reduce(t);
+          synchronize(device);
+        }
+      },
+      milliseconds(10000)));
 }
 
 TEST(CudaMultiGpuFailure, DifferentCallsAreReported) {

@@ -6,6 +6,7 @@
 
 #include <atomic>
 
+#include "core/progress.h"
 #include "distributed/rendezvous.h"
 #include "tests/distributed/process_ranks.h"
 
@@ -135,6 +136,7 @@ std::string hello(uint64_t version, uint64_t size, uint64_t rank) {
                                   .integer(size)
                                   .integer(rank)
                                   .text("host")
+                                  .text("")
                                   .bytes();
   std::string frame(5, '\0');
   frame[0] = static_cast<char>(payload.size());
@@ -157,7 +159,7 @@ TEST(Rendezvous, ARestartedRankReplacesItsEarlierConnection) {
         sleep_ms(1);
       }
       for (int death = 0; death < 5; ++death)
-        connect_and_send(port, hello(1, 3, 1));  // closed immediately
+        connect_and_send(port, hello(2, 3, 1));  // closed immediately
       std::jthread again(
           [&] { error_of([&] { rendezvous(local_info(1, 3, port), milliseconds(10000)); }); });
       std::jthread other(
@@ -169,20 +171,33 @@ TEST(Rendezvous, ARestartedRankReplacesItsEarlierConnection) {
 
 TEST(Rendezvous, AnotherVersionIsRejectedWithAWarning) {
   const test::ExpectLog warning(
-      "it speaks version 2 of the protocol, rank 0 1; hint: run one build");
+      "it speaks version 3 of the protocol, rank 0 2; hint: run one build");
   const int port = free_port();
   std::jthread server([&] {
     EXPECT_EQ(error_of([&] { rendezvous(local_info(0, 2, port), milliseconds(10000)); }), "");
   });
   std::string why;
   while (!connect_to("127.0.0.1", port, milliseconds(100), why).is_open()) sleep_ms(1);
-  const Descriptor old = connect_and_send(port, hello(2, 2, 1));
+  const Descriptor old = connect_and_send(port, hello(3, 2, 1));
   char answer[256];
   ssize_t n = -1;
   while ((n = ::recv(old.get(), answer, sizeof answer, 0)) < 0 && errno == EAGAIN) sleep_ms(1);
   expect_contains(std::string(answer, static_cast<size_t>(std::max<ssize_t>(n, 0))),
-                  "it speaks version 2");
+                  "it speaks version 3");
   std::jthread current([&] { rendezvous(local_info(1, 2, port), milliseconds(10000)); });
+}
+
+TEST(Rendezvous, ARankOfAnotherRunIsRejected) {
+  const test::ExpectLog warning("it belongs to run 'b', rank 0 to 'a'; hint: give every run");
+  const int port = free_port();
+  const auto connect = [&](int rank, const char* run) {
+    RankInfo info = local_info(rank, 2, port);
+    info.run = run;
+    return error_of([&] { rendezvous(info, milliseconds(10000)); });
+  };
+  std::jthread server([&] { EXPECT_EQ(connect(0, "a"), ""); });
+  expect_contains(connect(1, "b"), "it belongs to run 'b', rank 0 to 'a'");
+  EXPECT_EQ(connect(1, "a"), "");
 }
 
 TEST(Rendezvous, UnknownPeersAreRejected) {
@@ -441,6 +456,149 @@ TEST(ProcessGroup, ABusyRankIsOverdueLater) {
         options);
     EXPECT_EQ(overdue, stays_stuck ? 2 : 0);
   }
+}
+
+// Options with a watchdog that has `limit`.
+ProcessGroup::Options watched(milliseconds limit) {
+  auto options = quick_options();
+  options.watchdog = [limit] { return limit; };
+  return options;
+}
+
+// Runs `hang` on one rank, between two exchanges, until the run fails. Returns the errors.
+std::vector<std::string> run_with_hang(int size, int culprit,
+                                       const std::function<void(ProcessGroup&)>& hang) {
+  return run_process_ranks(
+      size,
+      [&](ProcessGroup& group) {
+        group.exchange("first", "");
+        if (group.rank() == culprit) {
+          hang(group);
+          EXPECT_NE(group.wait_for_failure(milliseconds(10000)), "");
+        }
+        group.exchange("second call", "");
+      },
+      watched(milliseconds(1000)));
+}
+
+TEST(ProcessGroupWatch, ARankThatHangsIsNamedWithWhatItDoesAndTheOthersLastCalls) {
+  for (const int culprit : {0, 2}) {
+    const test::ExpectLog warning("has made no progress for 0.2 s");
+    begin_activity("waiting for rewards");
+    const auto start = std::chrono::steady_clock::now();
+    const auto errors = run_with_hang(3, culprit, [](ProcessGroup&) {});
+    EXPECT_LT(std::chrono::steady_clock::now() - start, milliseconds(2000));
+    const char* others = culprit == 0 ? "ranks 1, 2" : "ranks 0, 1";
+    for (const std::string& error : errors) {
+      expect_contains(error, str("[second] rank ", culprit, " ("));
+      expect_contains(error, ", pid ");
+      expect_contains(
+          error, str(") has made no progress for 1 s: waiting for rewards, after call 1 "
+                     "(first); ",
+                     others, ": in call 2 (second call); hint: watchdog_minutes is the limit"));
+    }
+  }
+}
+
+// Rank 2's device has not begun a call that the others' devices wait in.
+TEST(ProcessGroupWatch, ADeviceThatIsBehindIsNamed) {
+  const test::ExpectLog warning("has made no progress for 0.2 s");
+  const auto errors = run_process_ranks(
+      3,
+      [&](ProcessGroup& group) {
+        group.exchange("first", "");
+        const uint64_t number = group.record_call("all_reduce of f32[3] on cuda");
+        EXPECT_EQ(number, 2u);
+        group.set_device_call(number, group.rank() != 2);
+        throw Error(group.wait_for_failure(milliseconds(10000)));
+      },
+      watched(milliseconds(1000)));
+  for (const std::string& error : errors) {
+    expect_contains(error, "rank 2 (");
+    expect_contains(error,
+                    "has made no progress for 1 s: its GPU has not begun call 2 (all_reduce of "
+                    "f32[3] on cuda); ranks 0, 1: in call 2 (all_reduce of f32[3] on cuda)");
+  }
+}
+
+TEST(ProcessGroupWatch, RanksThatWaitForEachOtherEndTogether) {
+  const test::ExpectLog warning("the ranks have waited for each other for 0.2 s");
+  const auto errors = run_process_ranks(
+      2,
+      [&](ProcessGroup& group) {
+        group.set_device_call(group.record_call("all_reduce of f32[3] on cuda"), true);
+        EXPECT_NE(group.wait_for_failure(milliseconds(10000)), "");
+        EXPECT_THROW(group.exchange("x", ""), HangError);  // all are to blame
+        throw Error(group.failure());
+      },
+      watched(milliseconds(1000)));
+  for (const std::string& error : errors)
+    expect_contains(error,
+                    "the ranks have waited for each other for 1 s: ranks 0, 1: in call 1 "
+                    "(all_reduce of f32[3] on cuda)");
+}
+
+// Long waits of one rank for another are no hang of either, nor are they counted later.
+TEST(ProcessGroupWatch, SlowWorkThatProgressesIsNoHang) {
+  expect_no_errors(run_process_ranks(
+      3,
+      [](ProcessGroup& group) {
+        for (int round = 0; round < 3; ++round) {
+          for (int i = 0; round == group.rank() && i < 60; ++i) {
+            note_progress();
+            sleep_ms(20);
+          }
+          group.exchange("x", "");
+          sleep_ms(150);
+        }
+      },
+      watched(milliseconds(1000))));
+}
+
+TEST(ProcessGroupWatch, OnlyTheRankThatHangsThrowsHangError) {
+  const test::ExpectLog warning("has made no progress for 0.2 s");
+  std::atomic<int> hung{-1};
+  const auto errors = run_with_hang(2, 1, [&](ProcessGroup& group) {
+    group.wait_for_failure(milliseconds(10000));
+    EXPECT_THROW(group.exchange("x", ""), HangError);
+    hung = group.rank();
+  });
+  EXPECT_EQ(hung, 1);
+}
+
+// A run of one process, whose main thread does not return.
+TEST(ProcessGroupWatch, ASingleRankThatHangsIsOverdue) {
+  const test::ExpectLog warning("the run has made no progress for 0.06 s");
+  std::atomic<bool> overdue{false};
+  auto options = watched(milliseconds(300));
+  options.grace = milliseconds(100);
+  options.on_overdue = [&](const std::string& failure, ProcessGroup::Origin origin) {
+    EXPECT_EQ(origin, ProcessGroup::Origin::kHang);
+    expect_contains(failure, "the run has made no progress for 0.3 s: loading data");
+    overdue = true;
+  };
+  begin_activity("loading data");
+  const ProcessGroup group({}, options);
+  for (int i = 0; i < 500 && !overdue; ++i) sleep_ms(10);
+  EXPECT_TRUE(overdue);
+}
+
+TEST(ProcessGroupWatch, RankZeroKnowsTheLastCallsOfAll) {
+  run_process_ranks(2, [](ProcessGroup& group) {
+    for (int i = 1; i <= 300; ++i) group.record_call(str("all_reduce of f32[", i, "]"));
+    group.exchange("barrier", "");
+    if (group.rank() == 0) group.record_call("one more");
+    sleep_ms(200);
+    const std::string history = group.history();
+    if (group.rank() == 1) {
+      EXPECT_EQ(history, "");
+      return;
+    }
+    expect_contains(history, "the last calls:\n  call 47 (all_reduce of f32[47])\n  call 48 (");
+    expect_contains(history, "\n  call 301 (barrier)\n  call 302 (one more)\nnow rank");
+    expect_contains(history, "after call 302 (one more)");
+    expect_contains(history, "after call 301 (barrier)");
+  });
 }
 
 }  // namespace

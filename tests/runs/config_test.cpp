@@ -97,7 +97,7 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "output_dir: out\n"
       "init_from: start\n"
       "seed: 3\nsteps: 4\nbatch_size: 5\nnum_threads: 2\nranks: 2\nmicro_batch_tokens: "
-      "77\nlog_every: 3\nlog_completions: 5\ndtype: f64\n"
+      "77\nlog_every: 3\nlog_completions: 5\nwatchdog_minutes: 2.5\ndtype: f64\n"
       "learning_rate: 1e-7\nmin_learning_rate: 1e-9\nlr_schedule: linear\nwarmup_steps: 4\n"
       "weight_decay: 0.3\nadam_beta1: 0.8\nadam_beta2: 0.123456789012345678\nadam_eps: 1e-30\n"
       "max_grad_norm: 0\n"
@@ -208,6 +208,21 @@ TEST_F(Plans, KeysWithoutEffectGiveWarnings) {
   const auto master = warnings("optimizer: {master: f32}\n");
   ASSERT_EQ(master.size(), 1u);
   EXPECT_EQ(master[0].find("optimizer.master: does nothing; "), 0u);
+}
+
+TEST_F(Plans, ARewardSlowerThanTheWatchdogGivesAWarning) {
+  const auto warnings = [&](const std::string& minutes) {
+    return load("trainer: grpo\ndata: {task: addition}\nwatchdog_minutes: " + minutes +
+                "\nrewards: [{name: command, run: judge, timeout: 900}]\n")
+        .stages[0]
+        .warnings();
+  };
+  EXPECT_TRUE(warnings("16").empty());
+  EXPECT_TRUE(warnings("0").empty());
+  ASSERT_EQ(warnings("15").size(), 1u);
+  EXPECT_EQ(warnings("15")[0],
+            "watchdog_minutes: 15 is not longer than the 15 minutes that 'judge' may take for an "
+            "answer, which would end the run; hint: watchdog_minutes=25");
 }
 
 TEST_F(Plans, StagesHoldOutByOneHash) {

@@ -5,8 +5,9 @@
 //
 // Applies to calls of CALL ("*": all functions below) with a path that contains PATH: the first
 // PASS succeed, the next FAIL set errno to ERROR, and the rest succeed. ERROR 0: read(), pread()
-// and write() transfer half, statvfs() reports no free space. ERROR -1: the process is killed. A
-// close() that fails still closes.
+// and write() transfer half, statvfs() reports no free space. ERROR -1: the process is killed;
+// -2: the call never returns; -3: it never returns, and computes; -1000 or less: it takes -ERROR
+// milliseconds, and succeeds. A close() that fails still closes.
 //
 //   COHORT_FAULT_LOG=FILE
 //
@@ -72,7 +73,17 @@ bool fails(const std::string& call, const std::string& path) {
     errno = saved;
   }
   if (!hit) return false;
-  if (fault().error < 0) kill(getpid(), SIGKILL);
+  if (fault().error == -1) kill(getpid(), SIGKILL);
+  if (fault().error == -2)
+    for (;;) pause();
+  if (fault().error == -3)
+    for (std::atomic<int> forever{1}; forever != 0;) continue;
+  if (fault().error <= -1000) {
+    const int saved = errno;
+    usleep(static_cast<unsigned>(-fault().error) * 1000);
+    errno = saved;
+    return false;
+  }
   errno = fault().error;
   return true;
 }
