@@ -19,7 +19,7 @@ struct GpuProperties {
 // of technical specifications). Unknown ones get that of 8.6, the least of the supported ones.
 int64_t shared_memory_of(int compute_capability);
 
-// What a kernel needs of a GPU.
+// Requirements of a kernel.
 struct KernelNeeds {
   int64_t shared_memory = 0;    // bytes per block
   int compute_capability = 80;  // at least

@@ -93,8 +93,8 @@ struct GemmSize {
 };
 constexpr int64_t kGemmUnit = 8;
 constexpr GemmSize kGemmSizes[] = {
-    {"model.d_model", [](const ModelConfig& c) { return c.d_model; }, 0},
-    {"model.d_ff", [](const ModelConfig& c) { return c.d_ff; }, 0},
+    {"model.d_model", [](const ModelConfig& c) { return c.d_model; }, 2.5},
+    {"model.d_ff", [](const ModelConfig& c) { return c.d_ff; }, 1.6},
     {"model.num_heads * head_dim", [](const ModelConfig& c) { return c.num_heads * c.head_dim; },
      0},
     {"model.num_kv_heads * head_dim",

@@ -26,7 +26,7 @@ TEST(CudaDevice, ReportsInsufficientSharedMemory) {
                     "[op] needs 1048576 KiB of shared memory per block, this GPU has 227");
 }
 
-TEST(CudaDevice, FatalErrorsSayHowToGoOn) {
+TEST(CudaDevice, FatalErrorsSayHowToContinue) {
   const auto text_of = [](cudaError_t code) -> std::string {
     try {
       cuda::throw_error(code, "call", "file", 1);

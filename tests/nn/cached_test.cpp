@@ -220,7 +220,7 @@ TEST(CudaForwardCached, AStepReadsWhatWasWrittenRightBeforeIt) {
   for (int i = 0; i < 2 * kRows; ++i) ASSERT_TRUE(cache.reserve(cache.acquire(), config.context));
   cache.upload();
 
-  // What a step reads, with its two versions: weights, keys and values.
+  // An input of a step, and its two versions: a weight, keys or values.
   struct Input {
     Tensor tensor;
     std::array<Tensor, 2> versions;
@@ -243,7 +243,7 @@ TEST(CudaForwardCached, AStepReadsWhatWasWrittenRightBeforeIt) {
     add(cache.layer(layer).k, 1);
     add(cache.layer(layer).v, 1);
   }
-  std::array<Tensor, 2> rows, positions;  // of both versions
+  std::array<Tensor, 2> rows, positions;
   for (int version = 0; version < 2; ++version) {
     std::vector<int32_t> row, position;
     for (int i = 0; i < kRows; ++i) {

@@ -405,6 +405,7 @@ struct WarpRows {
   int row, thread_row;
   int ends[2];           // end_key() per row of the thread; see Rows below
   int min_end, max_end;  // over the rows of the warp
+  int first_common;      // keys before it are hidden from some of the rows
   uint64_t streams[2];   // Philox stream per row of the thread
 };
 
@@ -423,7 +424,93 @@ __device__ __forceinline__ WarpRows make_warp_rows(const Rows& rows, const Rule&
   }
   warp_rows.min_end = __reduce_min_sync(0xffffffffu, min(warp_rows.ends[0], warp_rows.ends[1]));
   warp_rows.max_end = __reduce_max_sync(0xffffffffu, max(warp_rows.ends[0], warp_rows.ends[1]));
+  warp_rows.first_common = rule.first_key(warp_rows.max_end);
   return warp_rows;
+}
+
+// The stages of keys and values in shared memory, from address `keys` on, and the queries after
+// them.
+template <class Shape, class Rows>
+struct BlockStages {
+  const Rows& rows;
+  const RowFormat& format;
+  uint32_t keys;
+  int end_tile;
+
+  __device__ TileLoad keys_of(int tile) const {
+    return {rows.k, keys + tile % Shape::kKeyStages * uint32_t{Shape::kTileBytes}};
+  }
+  __device__ TileLoad values_of(int tile) const {
+    const int stage = Shape::kKeyStages + tile % Shape::kValueStages;
+    return {rows.v, keys + stage * uint32_t{Shape::kTileBytes}};
+  }
+  __device__ uint32_t queries() const {
+    return keys + (Shape::kKeyStages + Shape::kValueStages) * uint32_t{Shape::kTileBytes};
+  }
+  // Starts loading the keys of a tile, unless it is past the last one, and its values too unless
+  // their single stage is still in use.
+  __device__ __forceinline__ void load(int tile) const {
+    if (tile < end_tile) {
+      if constexpr (Shape::kValueStages == 1)
+        load_tile<Shape>(rows, tile, format, keys_of(tile));
+      else
+        load_tile<Shape>(rows, tile, format, keys_of(tile), values_of(tile));
+    }
+    copy_async_commit();
+  }
+  __device__ __forceinline__ void load_values(int tile) const {
+    load_tile<Shape>(rows, tile, format, values_of(tile));
+    copy_async_commit();
+  }
+};
+
+// Adds a tile of keys and values to O and to the state of its chunk.
+template <class Shape, class Rule, class Rows>
+__device__ __forceinline__ void attention_step(float (&o)[Shape::kDim / 8][4], RowState& state,
+                                               const BlockStages<Shape, Rows>& stages,
+                                               const WarpRows& warp_rows, const Rule& rule,
+                                               int tile) {
+  constexpr int kKeys = Shape::kKeys, kGroups = Shape::kGroups;
+  constexpr int kKeyStages = Shape::kKeyStages, kValueStages = Shape::kValueStages;
+  copy_async_wait<0>();
+  __syncthreads();
+  if constexpr (kKeyStages == 2) stages.load(tile + 1);
+  if constexpr (kValueStages == 1) stages.load_values(tile);
+  const int key0 = tile * kKeys,
+            groups = min(kGroups, max(0, (warp_rows.max_end - key0 + 15) / 16));
+  const int ends[2] = {warp_rows.ends[0] - key0, warp_rows.ends[1] - key0};
+  const bool hides_first = warp_rows.first_common > key0;
+  float s[2 * kGroups][4], alpha[2];
+  const auto scores = [&]<bool kMasked>() {
+    score_step<Shape::kDim, kGroups, kMasked>(s, stages.queries(), warp_rows.row,
+                                              stages.keys_of(tile).to, groups);
+  };
+  const auto softmax_and_values = [&]<bool kMasked>() {
+    apply_rule(s, rule);
+    if (kMasked) mask_scores<kGroups>(s, ends, rule, groups, hides_first);
+    softmax_step<kGroups, kMasked>(s, state, alpha, rule.exponent, groups);
+    if constexpr (Rule::kDrops)
+      drop_step<kGroups>(s, rule.drop, warp_rows.streams, stages.rows.head(), key0);
+    value_step<Shape::kDim, kGroups, kMasked>(o, s, alpha, stages.values_of(tile).to, groups);
+  };
+  const bool unmasked =
+      Shape::kUnmasked && !Rule::kDrops && warp_rows.min_end >= key0 + kKeys && !hides_first;
+  if constexpr (kKeyStages == 1) {
+    unmasked ? scores.template operator()<false>() : scores.template operator()<true>();
+    if constexpr (kValueStages == 1) copy_async_wait<0>();
+    __syncthreads();
+    stages.load(tile + 1);
+    if (unmasked)
+      softmax_and_values.template operator()<false>();
+    else if (groups > 0)
+      softmax_and_values.template operator()<true>();
+  } else if (unmasked) {
+    scores.template operator()<false>();
+    softmax_and_values.template operator()<false>();
+  } else if (groups > 0) {
+    scores.template operator()<true>();
+    softmax_and_values.template operator()<true>();
+  }
 }
 
 // Computes the rows of a block, given by Rows:
@@ -438,92 +525,26 @@ template <class Shape, class Rule, class Rows>
 __device__ __forceinline__ void attention_bf16(const Rows& rows, const Rule& rule,
                                                const RowFormat& format, char* shared,
                                                const CombinedChunks& combined) {
-  constexpr int kKeys = Shape::kKeys, kGroups = Shape::kGroups;
-  constexpr int kChunkTiles = kAttentionChunk / kKeys;
-  constexpr int kKeyStages = Shape::kKeyStages, kValueStages = Shape::kValueStages;
-  constexpr uint32_t kTileBytes = Shape::kTileBytes;
-  const uint32_t keys = shared_address(shared), values = keys + kKeyStages * kTileBytes;
-  const uint32_t queries = values + kValueStages * kTileBytes;
-
+  constexpr int kChunkTiles = kAttentionChunk / Shape::kKeys;
+  const IndexRange<int> tiles = rows.keys.tiles(Shape::kKeys);
+  const BlockStages<Shape, Rows> stages{rows, format, shared_address(shared), tiles.end};
   const WarpRows warp_rows = make_warp_rows<Shape>(rows, rule);
   RowState state;
   float o[Shape::kDim / 8][4] = {};
-  const IndexRange<int> tiles = rows.keys.tiles(kKeys);
-  const auto keys_of = [&](int tile) {
-    return TileLoad{rows.k, keys + tile % kKeyStages * kTileBytes};
-  };
-  const auto values_of = [&](int tile) {
-    return TileLoad{rows.v, values + tile % kValueStages * kTileBytes};
-  };
-  // Starts loading the keys of a tile, unless it is past the last one, and its values too unless
-  // their single stage is still in use.
-  const auto load = [&](int tile) {
-    if (tile < tiles.end) {
-      if constexpr (kValueStages == 1)
-        load_tile<Shape>(rows, tile, format, keys_of(tile));
-      else
-        load_tile<Shape>(rows, tile, format, keys_of(tile), values_of(tile));
-    }
-    copy_async_commit();
-  };
-  // Keys before this one are hidden from some of the warp's rows.
-  const int first_common = rule.first_key(warp_rows.max_end);
-  load_queries<Shape>(rows, queries, format);
-  load(tiles.first);
+  load_queries<Shape>(rows, stages.queries(), format);
+  stages.load(tiles.first);
   const int first_end = (tiles.first / kChunkTiles + 1) * kChunkTiles;
 #pragma unroll 1
   for (int tile = tiles.first, end = min(first_end, tiles.end);;) {  // chunks, [tile, end)
 #pragma unroll 1
-    for (; tile < end; ++tile) {
-      copy_async_wait<0>();
-      __syncthreads();
-      if constexpr (kKeyStages == 2) load(tile + 1);
-      if constexpr (kValueStages == 1) {
-        load_tile<Shape>(rows, tile, format, values_of(tile));
-        copy_async_commit();
-      }
-      const int key0 = tile * kKeys,
-                groups = min(kGroups, max(0, (warp_rows.max_end - key0 + 15) / 16));
-      const int ends[2] = {warp_rows.ends[0] - key0, warp_rows.ends[1] - key0};
-      float s[2 * kGroups][4], alpha[2];
-      const auto scores = [&]<bool kMasked>() {
-        score_step<Shape::kDim, kGroups, kMasked>(s, queries, warp_rows.row, keys_of(tile).to,
-                                                  groups);
-      };
-      const auto softmax_and_values = [&]<bool kMasked>() {
-        apply_rule(s, rule);
-        if (kMasked) mask_scores<kGroups>(s, ends, rule, groups, first_common > key0);
-        softmax_step<kGroups, kMasked>(s, state, alpha, rule.exponent, groups);
-        if constexpr (Rule::kDrops)
-          drop_step<kGroups>(s, rule.drop, warp_rows.streams, rows.head(), key0);
-        value_step<Shape::kDim, kGroups, kMasked>(o, s, alpha, values_of(tile).to, groups);
-      };
-      const bool unmasked = Shape::kUnmasked && !Rule::kDrops &&
-                            warp_rows.min_end >= key0 + kKeys && first_common <= key0;
-      if constexpr (kKeyStages == 1) {
-        unmasked ? scores.template operator()<false>() : scores.template operator()<true>();
-        if constexpr (kValueStages == 1) copy_async_wait<0>();
-        __syncthreads();
-        load(tile + 1);
-        if (unmasked)
-          softmax_and_values.template operator()<false>();
-        else if (groups > 0)
-          softmax_and_values.template operator()<true>();
-      } else if (unmasked) {
-        scores.template operator()<false>();
-        softmax_and_values.template operator()<false>();
-      } else if (groups > 0) {
-        scores.template operator()<true>();
-        softmax_and_values.template operator()<true>();
-      }
-    }
+    for (; tile < end; ++tile) attention_step(o, state, stages, warp_rows, rule, tile);
     reduce_l(state);
     if (end > first_end) combine_chunk<Shape>(o, state, rows, combined, warp_rows.thread_row);
     if (end == tiles.end) break;
     store_combined<Shape>(o, state, rows, combined, warp_rows.thread_row);
     end = min(end + kChunkTiles, tiles.end);
   }
-  store_rows<Shape>(rows, format, o, state, queries, warp_rows.row);
+  store_rows<Shape>(rows, format, o, state, stages.queries(), warp_rows.row);
 }
 
 }  // namespace cohort::kernels::cuda

@@ -43,19 +43,23 @@ struct FloatThreadState {
   int y4, x;
   int l_row;
   int ends[4] = {};
+  int max_end = 0;  // over the rows of the warp
   float row_max_log2[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};  // m c
   float l = 0;
   uint64_t stream = 0;          // Philox stream of l_row
+  float* loaded = nullptr;      // in shared memory: keys, then values, followed by the queries
   float* p = nullptr;           // in shared memory: P of the tile
   float* row_factor = nullptr;  // in shared memory: alpha of each row; l at the end of a chunk
 };
 
-// Starts loading kLoadedKeys keys or values from `first` on.
+// Starts loading kLoadedKeys keys or values from `first` on, after all threads have read the
+// previous ones.
 template <int kDim, class Rows>
 __device__ __forceinline__ void load_float_rows(float* to, const Rows& rows, const float* from,
                                                 int first, const RowFormat& format) {
   using Shape = FloatShape<kDim>;
   constexpr int kChunks = kDim / 4;
+  __syncthreads();
 #pragma unroll 4
   for (int i = static_cast<int>(threadIdx.x); i < Shape::kLoadedKeys * kChunks;
        i += kFloatThreads) {
@@ -65,6 +69,10 @@ __device__ __forceinline__ void load_float_rows(float* to, const Rows& rows, con
                      format.head_dim, format.vectorized);
   }
   copy_async_commit();
+}
+__device__ __forceinline__ void finish_loading() {
+  copy_async_wait<0>();
+  __syncthreads();
 }
 
 // s[i][j0 + j] = row y4 + i of Q times loaded key x + 16 j.
@@ -296,27 +304,58 @@ __device__ __forceinline__ void float_rescale(float (&o)[4][kPacks][4], const fl
       for (int e = 0; e < 4; ++e) o[i][n][e] *= alpha[i];
 }
 
+// Adds a tile of keys and values to O and to the state of its chunk.
+template <int kDim, class Rule, class Rows>
+__device__ __forceinline__ void float_step(float (&o)[4][FloatShape<kDim>::kPacksPerThread][4],
+                                           FloatThreadState& state, const Rows& rows,
+                                           const Rule& rule, const RowFormat& format, int tile) {
+  using Shape = FloatShape<kDim>;
+  constexpr int kKeys = Shape::kKeys, kLoadedKeys = Shape::kLoadedKeys;
+  const float* const queries = state.loaded + kLoadedKeys * Shape::kStride;
+  const int key0 = tile * kKeys;
+  const bool any = state.max_end > key0;  // uniform in a warp
+  float s[4][Shape::kKeysPerThread], alpha[4];
+#pragma unroll
+  for (int first = 0; first < kKeys; first += kLoadedKeys) {
+    load_float_rows<kDim>(state.loaded, rows, rows.k, key0 + first, format);
+    finish_loading();
+    if (any) float_scores<kDim>(s, first / 16, queries, state.loaded, state, format.head_dim);
+  }
+  load_float_rows<kDim>(state.loaded, rows, rows.v, key0, format);
+  if (any) float_probabilities<kDim>(s, state, alpha, rows, rule, key0);
+  finish_loading();
+  if (any) float_rescale(o, alpha);
+#pragma unroll 1
+  for (int first = 0; first < kKeys; first += kLoadedKeys) {
+    if (first > 0) {
+      load_float_rows<kDim>(state.loaded, rows, rows.v, key0 + first, format);
+      finish_loading();
+    }
+    if (any)
+      float_values<kDim>(o, state.p + first, state.loaded, state.y4, state.x,
+                         min(kLoadedKeys, (state.max_end - key0 - first + 3) / 4 * 4));
+  }
+}
+
 // Computes the rows of a block; Rows as in attention_bf16().
 template <int kDim, class Rule, class Rows>
 __device__ __forceinline__ void attention_f32(const Rows& rows, const Rule& rule,
                                               const RowFormat& format, float* shared,
                                               const CombinedChunks& combined) {
   using Shape = FloatShape<kDim>;
-  constexpr int kKeys = Shape::kKeys, kChunkTiles = kAttentionChunk / kKeys;
-  constexpr int kLoadedKeys = Shape::kLoadedKeys;
-  float* const loaded = shared;  // keys, then values
-  float* const queries = loaded + kLoadedKeys * Shape::kStride;
+  constexpr int kChunkTiles = kAttentionChunk / Shape::kKeys;
   const int thread = static_cast<int>(threadIdx.x);
   FloatThreadState state{.y4 = thread / 16 * 4, .x = thread % 16, .l_row = thread / 4};
+  state.loaded = shared;
+  float* const queries = shared + Shape::kLoadedKeys * Shape::kStride;
   state.p = queries + kFloatRows * Shape::kStride;
   state.row_factor = state.p + kFloatRows * Shape::kScoreStride;
-  int max_end = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     state.ends[i] = rows.end_key(rule, state.y4 + i);
-    max_end = max(max_end, state.ends[i]);
+    state.max_end = max(state.max_end, state.ends[i]);
   }
-  max_end = __reduce_max_sync(0xffffffffu, max_end);
+  state.max_end = __reduce_max_sync(0xffffffffu, state.max_end);
   if constexpr (Rule::kDrops)
     if (rule.drops() && state.l_row < rows.count)
       state.stream = rule.drop.row(rows.token(state.l_row));
@@ -325,45 +364,13 @@ __device__ __forceinline__ void attention_f32(const Rows& rows, const Rule& rule
   for (int i = thread; i < kFloatRows * (kDim / 4); i += kFloatThreads)
     load_float_chunk(queries + i / (kDim / 4) * Shape::kStride, i % (kDim / 4),
                      rows.query(i / (kDim / 4)), format.head_dim, format.vectorized);
-  const IndexRange<int> tiles = rows.keys.tiles(kKeys);
+  const IndexRange<int> tiles = rows.keys.tiles(Shape::kKeys);
   float l[4];
   const int first_end = (tiles.first / kChunkTiles + 1) * kChunkTiles;
 #pragma unroll 1
   for (int tile = tiles.first, end = min(first_end, tiles.end);;) {  // chunks, [tile, end)
 #pragma unroll 1
-    for (; tile < end; ++tile) {
-      const int key0 = tile * kKeys;
-      const bool any = max_end > key0;  // uniform in a warp
-      float s[4][Shape::kKeysPerThread], alpha[4];
-      const auto start_loading = [&](const float* from, int first) {
-        __syncthreads();  // the previous rows have been read
-        load_float_rows<kDim>(loaded, rows, from, key0 + first, format);
-      };
-      const auto finish_loading = [] {
-        copy_async_wait<0>();
-        __syncthreads();
-      };
-#pragma unroll
-      for (int first = 0; first < kKeys; first += kLoadedKeys) {
-        start_loading(rows.k, first);
-        finish_loading();
-        if (any) float_scores<kDim>(s, first / 16, queries, loaded, state, format.head_dim);
-      }
-      start_loading(rows.v, 0);
-      if (any) float_probabilities<kDim>(s, state, alpha, rows, rule, key0);
-      finish_loading();
-      if (any) float_rescale(o, alpha);
-#pragma unroll 1
-      for (int first = 0; first < kKeys; first += kLoadedKeys) {
-        if (first > 0) {
-          start_loading(rows.v, first);
-          finish_loading();
-        }
-        if (any)
-          float_values<kDim>(o, state.p + first, loaded, state.y4, state.x,
-                             min(kLoadedKeys, (max_end - key0 - first + 3) / 4 * 4));
-      }
-    }
+    for (; tile < end; ++tile) float_step<kDim>(o, state, rows, rule, format, tile);
     float_reduce_l(l, state);
     if (end > first_end) float_combine<kDim>(o, l, state, rows, combined);
     if (end == tiles.end) break;

@@ -18,7 +18,7 @@ struct SharedTiles {
   static constexpr int kRows = kTile<kDim>;
   float own[2][kRows][kDim + 4];
   float streamed[2][kRows][kDim + 4];
-  float p[kRows][kRows + 4], ds[kRows][kRows + 4];  // of streamed rows, for the own rows
+  float p[kRows][kRows + 4], ds[kRows][kRows + 4];  // [streamed row][own row]
 };
 
 // Starts loading rows [row0, row0 + kTile<kDim>), zero from `length` and from the head dim on.
@@ -99,7 +99,8 @@ class BackwardBlock {
     }
   }
 
-  // S and dP for own rows y, y + 16, ... and streamed rows x, x + 16, ... `head`: head of the queries.
+  // S and dP for own rows y, y + 16, ... and streamed rows x, x + 16, ... `head`: that of the
+  // queries.
   __device__ void scores(const BackwardStream& stream, int head, int row0) {
     const int y = static_cast<int>(threadIdx.x) / 16, x = static_cast<int>(threadIdx.x) % 16;
     float acc[2][kScores][kScores] = {};  // [S or dP][own][streamed]
@@ -206,8 +207,8 @@ class BackwardBlock {
 };
 
 // A block owns a tile of rows of one head of one sequence (keys or queries, depending on the pass)
-// and streams the rows of the other side in tiles, in ascending order: the scores of all pairs go to
-// shared memory, and after a barrier are accumulated into the gradients, which stay in registers
+// and streams the rows of the other side in tiles, in ascending order: the scores of all pairs go
+// to shared memory, and after a barrier are accumulated into the gradients, which stay in registers
 // until the end. No other block adds to these gradients, so there are no atomics and the order is
 // fixed.
 template <int kDim, Pass kPass, class Args>

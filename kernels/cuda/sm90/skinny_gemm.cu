@@ -22,7 +22,7 @@ namespace cohort::kernels::cuda {
 namespace {
 
 constexpr int kBox = 64, kStageColumns = 2 * kBox, kRowBytes = kBox * int{sizeof(bf16)};
-// Of sm_90, for which the tilings are chosen.
+// Shared memory of sm_90, for which the tilings are chosen.
 constexpr int kSharedPerSm = 227 << 10, kSharedReservedPerBlock = 1 << 10;
 
 struct Sizes {

@@ -35,8 +35,8 @@ __device__ __forceinline__ int half_offset(int row, int pack) {
 // Threads of kernels with one tile of queries of one head per block.
 constexpr int kTileThreads = 256;
 
-// Computes the statistics of a tile, and resets its semaphore and the number of started blocks. kLanes adjacent threads have 8
-// elements of a row each.
+// Computes the statistics of a tile, and resets its semaphore and the number of started blocks.
+// kLanes adjacent threads have 8 elements of a row each.
 template <int kDim, int kStep>
 __global__ void __launch_bounds__(kTileThreads)
     query_statistics_kernel(const __grid_constant__ BackwardArgs<bf16> args,
