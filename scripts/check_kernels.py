@@ -21,8 +21,14 @@ ROOT = Path(__file__).resolve().parent.parent
 ARCHITECTURES = {"sm_80", "sm_90", "sm_100", "sm_120"}
 HOPPER = {"sm_90a"}  # objects of cmake/layers.cmake that are compiled for sm_90a alone
 MAX_STATIC_SHARED = 48 << 10
-# Bytes of local memory per thread that a kernel may use, by a pattern of its demangled name. The first match counts.
-ALLOWED_STACK = []
+# Bytes of local memory per thread that a kernel may use on any architecture, by a pattern of its demangled name; the first
+# match counts. Attention at its register limit spills: most for heads of 256, and on 10.0 and 12.0, which lose more registers
+# to addresses. The two kernels of sampling index small arrays.
+ALLOWED_STACK = [
+    (r"attention_forward_kernel<__nv_bfloat16, 256", 368), (r"attention_forward_kernel<__nv_bfloat16, 64", 168),
+    (r"attention_forward_kernel<__nv_bfloat16, 128", 72), (r"attention_(forward|paged)_kernel<float", 88),
+    (r"\bbackward_kernel<", 80), (r"forward_sm90_kernel<.*Sm90Shape<256>", 128), (r"\b(sample|modify)_kernel", 136),
+    ("", 24)]
 
 ARCH = re.compile(r"^arch = (\w+)")
 FUNCTION = re.compile(r"^ Function (\S+):")
@@ -68,7 +74,7 @@ def problems(objects, names):
         for arch, kernel, _, stack, shared in kernels:
             architectures.setdefault(kernel, set()).add(arch)
             name = names[kernel]
-            allowed = next((limit for pattern, limit in ALLOWED_STACK if re.search(pattern, name)), 0)
+            allowed = next(limit for pattern, limit in ALLOWED_STACK if re.search(pattern, name))
             if stack > allowed:
                 out.append(f"{path}: {arch}: {stack} bytes of local memory, allowed {allowed}: {name}")
             if shared > MAX_STATIC_SHARED:
@@ -97,7 +103,7 @@ def self_test():
 
     every = "".join(listing(a) for a in sorted(ARCHITECTURES))
     names = {"k": "k()"}
-    cases = [(every, 0), (listing("sm_90a"), 0), (listing("sm_90"), 1), (every + listing("sm_90", stack=8), 1),
+    cases = [(every, 0), (listing("sm_90a"), 0), (listing("sm_90"), 1), (every + listing("sm_90", stack=48), 1),
              (every + listing("sm_80", shared=50000), 1)]
     for text, expected in cases:
         found = problems({"o": parse(text)}, names)
