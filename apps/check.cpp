@@ -185,11 +185,12 @@ std::string gpu_text(const GpuProperties& gpu, int64_t gpus) {
              gpu.compute_capability, ", ", mib(gpu.memory), ")");
 }
 
-// Sizes of a model that cost speed on a GPU.
+// Sizes of a model that cost speed on a GPU; the factors are measured (bench/results/h200.md).
 void note_sizes(const ModelConfig& model) {
   constexpr int64_t kVocabularyUnit = 64;
   if (const int64_t rows = round_up(model.vocab_size, kVocabularyUnit); rows != model.vocab_size)
-    print_row("note", str("vocabulary: rows are padded to ", rows, " in memory"));
+    print_row("note", str("vocabulary: rows are padded to ", rows,
+                          " in memory; a step takes 1.00 times as long as with that size"));
   for (const std::string& warning : slow_sizes(model)) logging::warn(warning);
 }
 

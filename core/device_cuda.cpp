@@ -79,13 +79,14 @@ void limit(GpuProperties& gpu, int compute_capability) {
 
 // "8.6" as 86.
 int parse_compute_capability(const std::string& text) {
-  const bool valid = text.size() >= 3 && text.size() <= 4 && text[text.size() - 2] == '.' &&
-                     text.find_first_not_of(".0123456789") == std::string::npos &&
-                     std::count(text.begin(), text.end(), '.') == 1;
-  if (!valid)
-    throw InputError(
-        str("COHORT_COMPUTE_CAPABILITY: expected a number such as 8.6, got '", text, "'"));
-  return std::stoi(text.substr(0, text.size() - 2)) * 10 + (text.back() - '0');
+  const size_t point = text.find('.');
+  const bool is_number = point != std::string::npos && point + 2 == text.size() && point < 4 &&
+                         text.find_first_not_of(".0123456789") == std::string::npos;
+  const int out = is_number ? 10 * std::atoi(text.c_str()) + (text.back() - '0') : 0;
+  if (out < 10 * kMinMajor)
+    throw InputError(str("COHORT_COMPUTE_CAPABILITY: expected a number from ", kMinMajor,
+                         ".0 on, such as 8.6, got '", text, "'"));
+  return out;
 }
 
 GpuProperties read_properties(Device device) {

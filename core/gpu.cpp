@@ -29,6 +29,9 @@ void expect_supported(double capability, const std::string& text) {
   if (contains(kSupported, capability)) return;
   if (contains(kOnAarch64, capability))
     reject(text, "is a GPU of aarch64 machines, for which there is no build; hint: x86-64");
+  if (contains(kSupported, std::round(10 * capability)))
+    reject(text,
+           str("has its compute capability with a point; hint: sm=", std::round(10 * capability)));
   if (capability < kSupported[0])
     reject(text, "is too old: the kernels need compute capability 8.0 (sm=80) or newer");
   std::vector<std::string> known;

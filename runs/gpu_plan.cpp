@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t kMiB = int64_t{1} << 20;
 
 // Device memory that no tensor gets: the CUDA context, cuBLASLt and the kernels, which are loaded
-// at their first launch. An allowance: README leaves as much.
+// at their first launch. An H100 takes 524 MiB (bench/results/h200.md); the rest is for a display.
 constexpr int64_t kCudaBytes = 1024 * kMiB;
 // Buffers of NCCL with several GPUs, an allowance as well.
 constexpr int64_t kNcclBytes = 1024 * kMiB;
@@ -85,7 +85,7 @@ std::string shortage_of(const GpuPlan& plan, const GpuProperties& gpu) {
 
 // Sizes that are rows or columns of GEMMs, which cuBLASLt loads by TMA if they are multiples of 8,
 // and the time of a training step without it, relative to the next multiple of 8, where it was
-// measured (0: it was not).
+// measured (bench/results/h200.md, the 124M shape; 0: it was not).
 struct GemmSize {
   const char* key;
   int64_t (*value)(const ModelConfig&);

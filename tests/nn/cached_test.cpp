@@ -179,22 +179,24 @@ TEST(CudaForwardCached, IdleRowsChangeNothing) {
     expect_idle_rows_change_nothing(dtype, device);
 }
 
-// Besides the small models, one of the sizes that GPU kernels are made for.
-TEST(CudaForwardCached, GivesThePackedForwardsBits) {
-  COHORT_REQUIRE_GPU(device);
-  std::vector<test::ModelCase> models = test::model_cases();
+// A model of the sizes that GPU kernels are made for.
+ModelConfig wide_config(int64_t head_dim) {
   ModelConfig wide = test::model_config("llama");
   wide.d_model = 512;
   wide.num_heads = 8;
   wide.num_kv_heads = 2;
   wide.d_ff = 1408;
-  wide.head_dim = 0;
+  wide.head_dim = head_dim;
   wide.init_std = 0.05;
-  for (const int64_t head_dim : {64, 128}) {
-    wide.head_dim = head_dim;
-    wide.resolve();
-    models.push_back({str("wide, heads of ", head_dim), wide});
-  }
+  wide.resolve();
+  return wide;
+}
+
+TEST(CudaForwardCached, GivesThePackedForwardsBits) {
+  COHORT_REQUIRE_GPU(device);
+  std::vector<test::ModelCase> models = test::model_cases();
+  for (const int64_t head_dim : {64, 128})
+    models.push_back({str("wide, heads of ", head_dim), wide_config(head_dim)});
   for (const test::ModelCase& model : models)
     for (const DType dtype : {DType::kF32, DType::kBF16})
       expect_packed_bits(model, dtype, device, {{1, 1, 2}, {1, 5, 3}, {1, 16, 4}, {1, 64, 5}});
@@ -205,14 +207,7 @@ TEST(CudaForwardCached, GivesThePackedForwardsBits) {
 // in random order, by kernels that let the next one start early.
 TEST(CudaForwardCached, AStepReadsWhatWasWrittenRightBeforeIt) {
   COHORT_REQUIRE_GPU(device);
-  ModelConfig config = test::model_config("llama");
-  config.d_model = 512;
-  config.num_heads = 8;
-  config.num_kv_heads = 2;
-  config.d_ff = 1408;
-  config.head_dim = 64;
-  config.init_std = 0.05;
-  config.resolve();
+  const ModelConfig config = wide_config(64);
   constexpr int kRows = 4, kSteps = 1000;
   const NoGradGuard no_grad;
   Transformer model(config, DType::kBF16, 1, device);
