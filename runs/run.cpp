@@ -225,7 +225,10 @@ Run Run::continue_or_create(RunPlan plan, ProcessGroup* group) {
   const std::string dir = plan.output_dir;
   // Rank 0 decides: the others may not see yet what an earlier start has written.
   std::string found;
-  if (group == nullptr || group->rank() == 0) found = holds_run(dir) ? "resume" : "start";
+  if (group == nullptr || group->rank() == 0) {
+    wait_for_run_directory(dir, std::chrono::seconds(30));
+    found = holds_run(dir) ? "resume" : "start";
+  }
   if (group != nullptr) found = group->broadcast("resume or start", found);
   if (found == "start") return start(std::move(plan), group, make_run_directory);
   const RunPlan recorded = load_plan(dir + "/config.yaml", {});

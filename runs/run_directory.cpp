@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <thread>
 
+#include "core/log.h"
 #include "runs/checkpoint.h"
 
 namespace cohort {
@@ -69,6 +71,18 @@ std::optional<std::string> find_run_config(const std::string& checkpoint) {
     if (path_exists(run / "config.yaml")) return (run / "config.yaml").string();
   }
   return {};
+}
+
+void wait_for_run_directory(const std::string& run_dir, std::chrono::milliseconds limit) {
+  constexpr std::chrono::milliseconds kPoll{100};
+  const std::string path = run_dir + "/.lock";
+  for (std::chrono::milliseconds waited{0}; waited < limit; waited += kPoll) {
+    if (!path_exists(path)) return;
+    const FileLock lock(path);
+    if (!lock.is_open() || lock.try_lock()) return;
+    if (waited.count() == 0) logging::info("waiting for another process that uses ", run_dir);
+    std::this_thread::sleep_for(kPoll);
+  }
 }
 
 FileLock lock_run_directory(const std::string& run_dir) {

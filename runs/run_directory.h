@@ -1,6 +1,7 @@
 // The directory of a run: a new one for each run, and the lock of the process that uses it.
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <string>
 
@@ -26,5 +27,9 @@ std::optional<std::string> find_run_config(const std::string& checkpoint);
 
 // Holds a run directory for this process; throws InputError if another process has it.
 FileLock lock_run_directory(const std::string& run_dir);
+
+// Waits until no process has the lock of the directory, if it exists, for at most `limit`: a killed
+// process with a GPU takes seconds to end.
+void wait_for_run_directory(const std::string& run_dir, std::chrono::milliseconds limit);
 
 }  // namespace cohort

@@ -1,10 +1,13 @@
 // Checkpoint directories: contents, retention and detection of damage.
 #include "runs/checkpoint.h"
 
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <set>
+#include <thread>
 
 #include "runs/config.h"
 #include "runs/run_directory.h"
@@ -652,6 +655,28 @@ TEST(Files, LockedRunDirectoryIsRefusedUntilItIsFree) {
     EXPECT_THROW_WITH(lock_run_directory(dir.path()), InputError, "another process is using");
   }
   const FileLock again = lock_run_directory(dir.path());
+}
+
+TEST(Files, ARunDirectoryWhoseProcessIsEndingIsWaitedFor) {
+  using std::chrono::milliseconds;
+  const TempDir dir;
+  const auto waits = [&](milliseconds limit) {
+    const auto start = std::chrono::steady_clock::now();
+    wait_for_run_directory(dir.path(), limit);
+    return std::chrono::steady_clock::now() - start;
+  };
+  EXPECT_LT(waits(milliseconds(20000)), milliseconds(5000));  // no process has it
+  std::optional<FileLock> lock = lock_run_directory(dir.path());
+  EXPECT_GE(waits(milliseconds(200)), milliseconds(200));
+  std::thread other([&] {
+    std::this_thread::sleep_for(milliseconds(300));
+    lock.reset();
+  });
+  const auto waited = waits(milliseconds(20000));
+  other.join();
+  EXPECT_GE(waited, milliseconds(200));
+  EXPECT_LT(waited, milliseconds(10000));
+  EXPECT_NO_THROW(lock_run_directory(dir.path()));
 }
 
 }  // namespace
