@@ -584,20 +584,29 @@ TEST(ProcessGroupWatch, ASingleRankThatHangsIsOverdue) {
 }
 
 TEST(ProcessGroupWatch, RankZeroKnowsTheLastCallsOfAll) {
-  run_process_ranks(2, [](ProcessGroup& group) {
+  std::atomic<bool> is_known = false;
+  run_process_ranks(2, [&](ProcessGroup& group) {
     for (int i = 1; i <= 300; ++i) group.record_call(str("all_reduce of f32[", i, "]"));
     group.exchange("barrier", "");
-    if (group.rank() == 0) group.record_call("one more");
-    sleep_ms(200);
-    const std::string history = group.history();
     if (group.rank() == 1) {
-      EXPECT_EQ(history, "");
+      EXPECT_EQ(group.history(), "");
+      while (!is_known) sleep_ms(10);  // until rank 0 is done: later it would know of the exit
       return;
     }
+    group.record_call("one more");
+    const auto knows = [](const std::string& text) {
+      return text.find("after call 302 (one more)") != std::string::npos &&  // rank 0
+             text.find("after call 301 (barrier)") != std::string::npos;     // rank 1
+    };
+    std::string history;
+    for (int i = 0; i < 1000 && !knows(history); ++i) {
+      sleep_ms(10);
+      history = group.history();
+    }
+    is_known = true;
     expect_contains(history, "the last calls:\n  call 47 (all_reduce of f32[47])\n  call 48 (");
     expect_contains(history, "\n  call 301 (barrier)\n  call 302 (one more)\nnow rank");
-    expect_contains(history, "after call 302 (one more)");
-    expect_contains(history, "after call 301 (barrier)");
+    EXPECT_TRUE(knows(history)) << history;
   });
 }
 
