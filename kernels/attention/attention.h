@@ -55,7 +55,7 @@ inline double softmax_scale(const AttentionDesc& desc, int64_t head_dim) {
 inline constexpr int64_t kMaxCudaHeadDim = 256;
 
 // Keys per tile in the canonical order.
-inline int64_t attention_tile(int64_t head_dim) {
+constexpr int64_t attention_tile(int64_t head_dim) {
   return head_dim > 128 ? 64 : 128;
 }
 

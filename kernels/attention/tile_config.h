@@ -6,13 +6,15 @@
 
 #include <cstddef>
 
+#include "kernels/attention/attention.h"
+
 namespace cohort::kernels {
 
 enum class Tiles { kLarge, kSmall };
 
 // Keys per tile in the canonical order, for a padded head dim (64, 128 or 256).
 template <int kDim>
-inline constexpr int kTileKeys = kDim > 128 ? 64 : 128;
+inline constexpr int kTileKeys = static_cast<int>(attention_tile(kDim));
 
 // bf16 forward and paged attention: a warp has 16 query rows; tiles of kTileKeys keys and values
 // are loaded into stages.
@@ -20,8 +22,8 @@ struct RowTiles {
   int warps, key_stages, value_stages;
 
   constexpr size_t shared_bytes(int dim) const {
-    const int keys = (key_stages + value_stages) * (dim > 128 ? 64 : 128), queries = 16 * warps;
-    return size_t{2} * static_cast<size_t>(dim * (keys + queries));
+    const int64_t keys = (key_stages + value_stages) * attention_tile(dim), queries = 16 * warps;
+    return static_cast<size_t>(2 * dim * (keys + queries));
   }
 };
 constexpr RowTiles forward_tiles(int dim, Tiles tiles) {
@@ -41,7 +43,7 @@ constexpr int float_loaded_keys(int dim) {
   return dim <= 64 ? 128 : dim <= 128 ? 32 : 16;
 }
 constexpr size_t float_shared_bytes(int dim) {
-  const int row = dim + 4, score_row = (dim > 128 ? 64 : 128) + 4;
+  const int64_t row = dim + 4, score_row = attention_tile(dim) + 4;
   return sizeof(float) * static_cast<size_t>((float_loaded_keys(dim) + kFloatRows) * row +
                                              kFloatRows * score_row + kFloatRows);
 }

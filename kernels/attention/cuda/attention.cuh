@@ -64,7 +64,7 @@ inline bool supports_sm90(const char* name, const AttentionDesc& desc, int64_t h
 }
 
 // Calls fn.operator()<kTiles>() with the large tiles of a kernel if they fit the device, else with
-// the small ones. shared_bytes(tiles): shared memory of a block.
+// the small ones. kSharedBytes(tiles): shared memory of a block.
 template <auto kSharedBytes, class F>
 void dispatch_tiles(Device device, F&& fn) {
   constexpr auto kLarge = static_cast<int64_t>(kSharedBytes(Tiles::kLarge));
