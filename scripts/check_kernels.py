@@ -44,7 +44,7 @@ def cuobjdump():
         if place and Path(place).is_file():
             return str(place)
     sys.exit("check_kernels.py: no cuobjdump found; install the package cuda-cuobjdump-13-0, or run\n"
-             "  python3 -m venv build/venv && build/venv/bin/pip install nvidia-cuda-cuobjdump")
+             "  python3 -m venv build/venv && build/venv/bin/pip install 'nvidia-cuda-cuobjdump~=13.0'")
 
 
 def demangled(names):

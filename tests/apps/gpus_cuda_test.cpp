@@ -13,6 +13,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// End of a run after a signal to the rank that is process `pid`.
+struct SignalledRun {
+  pid_t pid = 0;
+  Output output;
+  std::chrono::steady_clock::duration time{};
+};
+
 class CudaMultiGpuTrain : public testing::Test {
  protected:
   CudaMultiGpuTrain() { write_config(kSmallSft); }
@@ -30,6 +37,8 @@ class CudaMultiGpuTrain : public testing::Test {
       if (line.find("eval") == nullptr) out.push_back(std::move(line));
     return out;
   }
+  // Starts a run that would not end by itself, signals the rank, and waits for the run.
+  void signal_rank(int victim, int number, SignalledRun& out) const;
   TempDir dir_;
 };
 
@@ -117,19 +126,27 @@ INSTANTIATE_TEST_SUITE_P(
                     Training{"grpo_bf16", kTwoUpdates, "bf16", 1, 2e-3, 2e-2, 2e-2}),
     [](const auto& info) { return std::string(info.param.name); });
 
+void CudaMultiGpuTrain::signal_rank(int victim, int number, SignalledRun& out) const {
+  const std::string run = dir_.path(str("run", victim));
+  Process launcher(train({"steps=100000000", "output_dir=" + run}));
+  ASSERT_TRUE(wait_for_path(run + "/metrics.jsonl", launcher));
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  out.pid = rank_process(dir_.path("run.yaml"), victim);
+  ASSERT_GT(out.pid, 0);
+  const auto start = std::chrono::steady_clock::now();
+  kill(out.pid, number);
+  out.output = launcher.wait();
+  out.time = std::chrono::steady_clock::now() - start;
+}
+
 TEST_F(CudaMultiGpuTrain, AKilledRankEndsTheRunWithinThirtySeconds) {
   COHORT_REQUIRE_GPUS(2);
   for (const int victim : {1, 0}) {
     SCOPED_TRACE(victim);
-    Process launcher(train({"steps=100000000", "output_dir=" + dir_.path(str("run", victim))}));
-    ASSERT_TRUE(wait_for_path(dir_.path(str("run", victim)) + "/metrics.jsonl", launcher));
-    std::this_thread::sleep_for(std::chrono::seconds(1));
-    const pid_t pid = rank_process(dir_.path("run.yaml"), victim);
-    ASSERT_GT(pid, 0);
-    const auto start = std::chrono::steady_clock::now();
-    kill(pid, SIGKILL);
-    const Output output = launcher.wait();
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+    SignalledRun run;
+    ASSERT_NO_FATAL_FAILURE(signal_rank(victim, SIGKILL, run));
+    const Output& output = run.output;
+    EXPECT_LT(run.time, std::chrono::seconds(30));
     EXPECT_EQ(output.code, 128 + SIGKILL) << output.err;
     EXPECT_NE(output.err.find(str("rank ", victim, " (")), std::string::npos) << output.err;
     EXPECT_NE(output.err.find("ended without a message"), std::string::npos) << output.err;
@@ -144,18 +161,14 @@ TEST_F(CudaMultiGpuTrain, AStoppedRankIsNamed) {
   COHORT_REQUIRE_GPUS(2);
   for (const int victim : {1, 0}) {
     SCOPED_TRACE(victim);
-    Process launcher(train({"steps=100000000", "output_dir=" + dir_.path(str("run", victim))}));
-    ASSERT_TRUE(wait_for_path(dir_.path(str("run", victim)) + "/metrics.jsonl", launcher));
-    std::this_thread::sleep_for(std::chrono::seconds(1));
-    const pid_t pid = rank_process(dir_.path("run.yaml"), victim);
-    ASSERT_GT(pid, 0);
-    const auto start = std::chrono::steady_clock::now();
-    kill(pid, SIGSTOP);
-    const Output output = launcher.wait();
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(90));
+    SignalledRun run;
+    ASSERT_NO_FATAL_FAILURE(signal_rank(victim, SIGSTOP, run));
+    const Output& output = run.output;
+    EXPECT_LT(run.time, std::chrono::seconds(90));
     EXPECT_NE(output.code, 0);
     EXPECT_NE(output.err.find(str("rank ", victim, " (")), std::string::npos) << output.err;
-    EXPECT_NE(output.err.find(str("pid ", pid, ") sent no heartbeat for 20 s")), std::string::npos)
+    EXPECT_NE(output.err.find(str("pid ", run.pid, ") sent no heartbeat for 20 s")),
+              std::string::npos)
         << output.err;
   }
 }
