@@ -1,6 +1,7 @@
 #include "core/allocator.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstdlib>
 #include <fstream>
@@ -34,9 +35,11 @@ struct HostMemory {
 
 class HostAllocator final : public Allocator {
  public:
-  explicit HostAllocator(HostMemory memory) : memory_(memory) {}
+  // `device`: the one that AllocationFaults counts its requests for.
+  HostAllocator(Device device, HostMemory memory) : device_(device), memory_(memory) {}
 
   void* allocate(size_t bytes) override {
+    check_faults(device_);
     const size_t size = allocation_size(bytes);
     std::lock_guard lock(mutex_);
     void* pointer = nullptr;
@@ -93,6 +96,7 @@ class HostAllocator final : public Allocator {
     cached_bytes_ = 0;
   }
 
+  const Device device_;
   const HostMemory memory_;
   std::map<size_t, std::vector<void*>> cached_;
   int64_t cached_bytes_ = 0;
@@ -117,12 +121,21 @@ class CountingAllocator final : public Allocator {
 
 thread_local Allocator* t_dry_run = nullptr;
 
+// The state of AllocationFaults: requests [first, end) of devices of the type fail.
+struct Faults {
+  std::atomic<bool> active{false};
+  DeviceType type = DeviceType::kCPU;
+  int64_t first = 0, end = 0;
+  std::atomic<int64_t> requests{0};
+};
+Faults g_faults;
+
 // Never destroyed: tensors with static storage may be destroyed after it.
 Allocator& cpu_allocator(Device device) {
   COHORT_CHECK(device.is_cpu(), "[allocator] no memory for device ", device.str(),
                " in this build");
   static auto* cpu = new HostAllocator(
-      {[](size_t bytes) { return std::aligned_alloc(kAlignment, bytes); }, std::free});
+      device, {[](size_t bytes) { return std::aligned_alloc(kAlignment, bytes); }, std::free});
   return *cpu;
 }
 
@@ -150,6 +163,29 @@ size_t allocation_size(size_t bytes, Device device) {
                       : bytes <= 1024  ? kAlignment
                                        : std::bit_floor(bytes) / 8;
   return (bytes + step - 1) / step * step;
+}
+
+void Allocator::check_faults(Device device) {
+  if (!g_faults.active || device.type != g_faults.type) return;
+  const int64_t number = g_faults.requests++;
+  if (number >= g_faults.first && number < g_faults.end)
+    throw OutOfMemoryError(str("[allocator] out of memory: request ", number, " on ", device.str(),
+                               " fails, as a test wants it to"));
+}
+
+AllocationFaults::AllocationFaults(Device device, int64_t first, int64_t count) {
+  COHORT_CHECK(!g_faults.active, "[allocator] one AllocationFaults at a time");
+  g_faults.type = device.type;
+  g_faults.first = first;
+  g_faults.end = first + count;
+  g_faults.requests = 0;
+  g_faults.active = true;
+}
+AllocationFaults::~AllocationFaults() {
+  g_faults.active = false;
+}
+int64_t AllocationFaults::requests() const {
+  return g_faults.requests;
 }
 
 bool is_dry_run() {
@@ -181,6 +217,7 @@ int64_t total_memory(Device device) {
 
 Allocator& pinned_allocator() {
   static auto* pinned = new HostAllocator(
+      Device::cuda(),
       {[](size_t bytes) {
          return on_device<no_pinned_memory, cuda::allocate_pinned>(Device::cuda(), bytes);
        },

@@ -70,6 +70,8 @@ class Allocator {
   }
 
  protected:
+  // Throws OutOfMemoryError if an AllocationFaults lets this request fail.
+  static void check_faults(Device device);
   // Adds to the live bytes; `mutex_` must be held.
   void count_live(size_t bytes) {
     stats_.live_bytes += static_cast<int64_t>(bytes);
@@ -89,6 +91,17 @@ bool is_dry_run();
 // Page-locked host memory for asynchronous copies to and from a GPU (CUDA builds). It is not
 // stream-ordered: free a block only after the copies that use it have completed.
 Allocator& pinned_allocator();
+
+// Lets requests for memory of a kind of device fail while it lives, for tests: request number
+// `first`, counted from 0 at construction, and the `count` - 1 that follow it, in all threads. One
+// may exist at a time.
+class AllocationFaults : NonCopyable {
+ public:
+  AllocationFaults(Device device, int64_t first, int64_t count = 1);
+  ~AllocationFaults();
+  // Number of requests since construction.
+  int64_t requests() const;
+};
 
 // A private pool of device memory: work on stream() allocates from it, and blocks freed return to
 // the pool alone. For a captured CUDA graph, whose replays write to the addresses of its capture.

@@ -81,6 +81,7 @@ class CudaAllocator final : public Allocator {
   explicit CudaAllocator(Device device) : device_(device), cached_(is_cache_enabled()) {}
 
   void* allocate(size_t bytes) override {
+    check_faults(device_);
     cuda::activate(device_);
     const Stream stream = current_stream(device_);
     const size_t size = allocation_size(bytes, device_);
