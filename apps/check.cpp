@@ -58,13 +58,16 @@ TrainConfig with_micro_batch(const TrainConfig& config, StagePreview& stage, int
                              std::string& chosen) {
   TrainConfig out = config;
   const Device device = device_named(config.device, "device");
-  if (config.batch.micro_batch_tokens) return out;
   if (device.is_cuda() && device.index >= cuda_device_count()) {
-    chosen = str("chosen by the memory of the training machine; here ", out.batch.micro_batch(),
-                 " tokens");
+    if (!config.batch.micro_batch_tokens)
+      chosen = str("chosen by the memory of the training machine; here ", out.batch.micro_batch(),
+                   " tokens");
     return out;
   }
-  chosen = choose_micro_batch(out, stage, ranks, free_memory(device) / config.ranks);
+  const FreeMemory free{.device = free_memory(device) / config.ranks,
+                        .host = free_memory(Device{}) / ranks};
+  choose_place(out, stage, ranks, free);
+  chosen = choose_micro_batch(out, stage, ranks, free.device);
   stage.model.recompute = out.model.recompute;
   return out;
 }
@@ -135,6 +138,19 @@ std::vector<std::string> gpu_overrides(const CheckOptions& options, std::string&
   return out;
 }
 
+// Prints where the host has optimizer state of the stage, if it has.
+void print_host_state(const TrainConfig& config, const StagePreview& stage, int64_t processes) {
+  const int64_t pinned =
+      optimizer_bytes(config.optimizer, stage.model, config.dtype, Device::cuda()).pinned;
+  if (pinned == 0 || !device_named(config.device, "device").is_cuda()) return;
+  const int64_t units = stage.model.num_layers + 2, on_host = config.optimizer.storage.host_units;
+  print_row("optimizer.place: host",
+            str(on_host == 0 ? units : std::min(on_host, units), " of ", units, " units, ",
+                mib(processes * pinned), " of page-locked memory, locked in about ",
+                score_text(locking_seconds(processes * pinned), 1), " s, streamed in about ",
+                score_text(streaming_seconds(pinned), 2), " s an update"));
+}
+
 // Prints whether the stage runs on the GPU. Returns the error if it does not.
 std::string print_gpu_plan(const GpuPlan& plan, const StagePreview& stage, int64_t ranks,
                            const GpuProperties& gpu) {
@@ -144,9 +160,17 @@ std::string print_gpu_plan(const GpuPlan& plan, const StagePreview& stage, int64
                         "micro_batch_tokens: ", config.batch.micro_batch(), ", model.recompute: ",
                         kRecomputeNames[static_cast<size_t>(config.model.recompute)].name,
                         ", moments: ",
-                        config.optimizer.storage.moments == MomentKind::kBF16 ? "bf16" : "f32"),
+                        config.optimizer.storage.moments == MomentKind::kBF16 ? "bf16" : "f32",
+                        config.optimizer.storage.place == StatePlace::kHost ? ", place: host" : ""),
                     need = str(mib(plan.memory.peak()), " of ", mib(plan.usable));
   print_row("memory: host", str(mib(host_memory(config, stage.model, ranks)), " at a checkpoint"));
+  const int64_t pinned =
+      optimizer_bytes(config.optimizer, stage.model, config.dtype, Device::cuda()).pinned;
+  const double flops = train_flops_per_token(stage.model, static_cast<double>(length) / 2) *
+                       static_cast<double>(step_size(config, stage, ranks).tokens) /
+                       static_cast<double>(ranks * updates_per_step(config));
+  if (const std::string note = streaming_note(pinned, flops, gpu); !note.empty())
+    print_row("note", note);
   const std::string title = "runs on " + gpu.name;
   std::string error;
   if (plan.runs) {
@@ -223,6 +247,7 @@ std::string check_stage(const TrainConfig& given, StagePreview& stage, const Che
   for (const auto& [name, value] :
        memory_rows(gpu ? planned->memory : estimate_memory(stage.model, config.dtype, size.memory)))
     print_row("memory: " + name, value);
+  print_host_state(config, stage, ranks);
   if (gpu) error = print_gpu_plan(*planned, stage, ranks, *gpu);
   print_row("disk: checkpoint", mib(checkpoint_bytes(config, stage.model)));
   print_examples(stage, options.full);

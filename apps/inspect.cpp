@@ -64,7 +64,7 @@ void print_memory(const ModelConfig& config, const InspectOptions& options) {
                        .optimizer = optimizer_bytes({}, config, dtype, device).memory,
                        .device = device});
   print_row("weights", mib(memory.parameters));
-  print_row("training", mib(memory.persistent() + memory.activations + memory.workspace));
+  print_row("training", mib(memory.persistent() + memory.update()));
   print_row("rollouts, a sequence", mib(memory.cache + memory.rollout));
 }
 

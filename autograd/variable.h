@@ -55,7 +55,8 @@ class Variable {
   GradSlot grad_slot() const;
   // `hook` is called in each backward that reaches this leaf, when its gradient is final.
   void on_gradient(std::function<void()> hook) const;
-  // Sets the tensor that holds the leaf's gradient (the shape and dtype of grad()).
+  // Sets the tensor that holds the leaf's gradient (the shape and dtype of grad()), whose contents
+  // count as zeros, as after zero_grad(). Undefined: the gradient does not exist until it is used.
   void set_grad_storage(Tensor grad) const;
 
  private:

@@ -133,8 +133,8 @@ Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config, 
       rollouts.advantages.push_back(static_cast<double>(rng.below(1000)) / 500 - 1);
       if (step == 0) tokens += static_cast<double>(t.tokens.size());
     }
-    std::vector<Minibatch> minibatches =
-        pack_minibatches(*comm, learner.model(), rollouts, rollouts.advantages, config);
+    std::vector<PolicyUpdate> minibatches =
+        pack_minibatches(*comm, learner, rollouts, rollouts.advantages, config);
     packing.push_back(clock.lap());
     update_policy(*comm, learner, minibatches, config, 1e-6);
     learner.check_weights();  // waits for the device

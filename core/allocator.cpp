@@ -25,13 +25,18 @@
 namespace cohort {
 namespace {
 
-constexpr size_t kAlignment = 64, kCudaAlignment = 512;
+constexpr size_t kAlignment = 64, kCudaAlignment = 512, kPage = 4096;
 
 // Source of an allocator's memory; allocate() returns null when memory is exhausted.
 struct HostMemory {
   void* (*allocate)(size_t bytes);
-  void (*free)(void* pointer);
+  void (*free)(void* pointer, size_t bytes);
+  size_t largest_cached = SIZE_MAX;  // larger blocks have no size classes and are not cached
 };
+
+size_t host_size(size_t bytes, size_t largest_cached) {
+  return bytes <= largest_cached ? allocation_size(bytes) : (bytes + kPage - 1) / kPage * kPage;
+}
 
 class HostAllocator final : public Allocator {
  public:
@@ -40,7 +45,7 @@ class HostAllocator final : public Allocator {
 
   void* allocate(size_t bytes) override {
     check_faults(device_);
-    const size_t size = allocation_size(bytes);
+    const size_t size = host_size(bytes, memory_.largest_cached);
     std::lock_guard lock(mutex_);
     void* pointer = nullptr;
     if (auto it = cached_.find(size); it != cached_.end() && !it->second.empty()) {
@@ -65,16 +70,16 @@ class HostAllocator final : public Allocator {
 
   void deallocate(void* pointer, size_t bytes) noexcept override {
     if (pointer == nullptr) return;
-    const size_t size = allocation_size(bytes);
+    const size_t size = host_size(bytes, memory_.largest_cached);
     std::lock_guard lock(mutex_);
     stats_.live_bytes -= static_cast<int64_t>(size);
-    if (COHORT_CACHE_BLOCKS) {
+    if (COHORT_CACHE_BLOCKS && size <= memory_.largest_cached) {
       cached_[size].push_back(pointer);
       cached_bytes_ += static_cast<int64_t>(size);
       // Bounds the memory cached for shapes that do not recur to that of one more peak.
       if (cached_bytes_ > stats_.peak_bytes + (int64_t{64} << 20)) release_cached_locked();
     } else {
-      memory_.free(pointer);
+      memory_.free(pointer, size);
       stats_.reserved_bytes -= static_cast<int64_t>(size);
     }
   }
@@ -89,7 +94,7 @@ class HostAllocator final : public Allocator {
  private:
   void release_cached_locked() noexcept {
     for (auto& [size, blocks] : cached_) {
-      for (void* block : blocks) memory_.free(block);
+      for (void* block : blocks) memory_.free(block, size);
       stats_.reserved_bytes -= static_cast<int64_t>(size * blocks.size());
       blocks.clear();
     }
@@ -104,22 +109,29 @@ class HostAllocator final : public Allocator {
 
 class CountingAllocator final : public Allocator {
  public:
-  explicit CountingAllocator(Device device) : device_(device) {}
+  enum class Kind { kDevice, kPinned };
+  explicit CountingAllocator(Device device, Kind kind = Kind::kDevice)
+      : device_(device), kind_(kind) {}
   void* allocate(size_t bytes) override {
     stats_.allocations += 1;
-    count_live(allocation_size(bytes, device_));
+    count_live(size_of(bytes));
     return nullptr;
   }
   void deallocate(void*, size_t bytes) noexcept override {
-    stats_.live_bytes -= static_cast<int64_t>(allocation_size(bytes, device_));
+    stats_.live_bytes -= static_cast<int64_t>(size_of(bytes));
   }
   void release_cached() override {}
 
  private:
+  size_t size_of(size_t bytes) const {
+    return kind_ == Kind::kPinned ? host_size(bytes, kLargePinned)
+                                  : allocation_size(bytes, device_);
+  }
   const Device device_;
+  const Kind kind_;
 };
 
-thread_local Allocator* t_dry_run = nullptr;
+thread_local DryRun* t_dry_run = nullptr;
 
 // The state of AllocationFaults: requests [first, end) of devices of the type fail.
 struct Faults {
@@ -135,7 +147,8 @@ Allocator& cpu_allocator(Device device) {
   COHORT_CHECK(device.is_cpu(), "[allocator] no memory for device ", device.str(),
                " in this build");
   static auto* cpu = new HostAllocator(
-      device, {[](size_t bytes) { return std::aligned_alloc(kAlignment, bytes); }, std::free});
+      device, {[](size_t bytes) { return std::aligned_alloc(kAlignment, bytes); },
+               [](void* pointer, size_t) { std::free(pointer); }});
   return *cpu;
 }
 
@@ -194,14 +207,15 @@ bool is_dry_run() {
 
 DryRun::DryRun(Device device)
     : memory_(std::make_unique<CountingAllocator>(device)),
-      outer_(std::exchange(t_dry_run, memory_.get())) {}
+      pinned_(std::make_unique<CountingAllocator>(device, CountingAllocator::Kind::kPinned)),
+      outer_(std::exchange(t_dry_run, this)) {}
 
 DryRun::~DryRun() {
   t_dry_run = outer_;
 }
 
 Allocator& allocator(Device device) {
-  if (is_dry_run()) return *t_dry_run;
+  if (is_dry_run()) return *t_dry_run->memory_;
   return on_device<cpu_allocator, cuda::device_allocator>(device, device);
 }
 
@@ -216,12 +230,16 @@ int64_t total_memory(Device device) {
 }
 
 Allocator& pinned_allocator() {
+  if (is_dry_run()) return *t_dry_run->pinned_;
   static auto* pinned = new HostAllocator(
       Device::cuda(),
       {[](size_t bytes) {
          return on_device<no_pinned_memory, cuda::allocate_pinned>(Device::cuda(), bytes);
        },
-       [](void* pointer) { on_device<[](void*) {}, cuda::free_pinned>(Device::cuda(), pointer); }});
+       [](void* pointer, size_t bytes) {
+         on_device<[](void*, size_t) {}, cuda::free_pinned>(Device::cuda(), pointer, bytes);
+       },
+       kLargePinned});
   return *pinned;
 }
 

@@ -89,7 +89,9 @@ Allocator& allocator(Device device);
 bool is_dry_run();
 
 // Page-locked host memory for asynchronous copies to and from a GPU (CUDA builds). It is not
-// stream-ordered: free a block only after the copies that use it have completed.
+// stream-ordered: free a block only after the copies that use it have completed. Blocks above
+// kLargePinned bytes have no size classes, are zeros, and return to the system when they are freed.
+inline constexpr size_t kLargePinned = size_t{1} << 20;
 Allocator& pinned_allocator();
 
 // Lets requests for memory of a kind of device fail while it lives, for tests: request number

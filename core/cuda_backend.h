@@ -24,12 +24,13 @@ void synchronize(Stream stream);
 Allocator& device_allocator(Device device);
 // Free and total bytes, as reported by the driver.
 std::pair<int64_t, int64_t> memory_info(Device device);
-// Page-locked host memory; null if exhausted.
+// Page-locked host memory, above 1 MiB zeros; null if exhausted.
 void* allocate_pinned(size_t bytes);
-void free_pinned(void* pointer);
+void free_pinned(void* pointer, size_t bytes);
 
 // Implementations of Tensor's functions for non-empty tensors, of which at least one is on a GPU.
 void copy(Tensor& to, const Tensor& from);
+void copy_async(Tensor& to, const Tensor& from);
 void fill(Tensor& t, double value);
 void zero(Tensor& t);  // contiguous
 

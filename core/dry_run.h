@@ -19,10 +19,14 @@ class DryRun : NonCopyable {
 
   // Statistics of this run only; the peak is counted from construction.
   AllocatorStats stats() const { return memory_->stats(); }
+  // Those of page-locked host memory (Tensor::pinned()), which stats() does not count.
+  AllocatorStats pinned_stats() const { return pinned_->stats(); }
 
  private:
-  const std::unique_ptr<Allocator> memory_;
-  Allocator* const outer_;
+  friend Allocator& allocator(Device device);
+  friend Allocator& pinned_allocator();
+  const std::unique_ptr<Allocator> memory_, pinned_;
+  DryRun* const outer_;
 };
 
 }  // namespace cohort

@@ -9,8 +9,8 @@
 namespace cohort {
 
 struct Tensor::Storage : NonCopyable {
-  Storage(size_t bytes, Device device)
-      : memory(allocator(device)), device(device), bytes(bytes), pointer(memory.allocate(bytes)) {}
+  Storage(size_t bytes, Device device, Allocator& memory)
+      : memory(memory), device(device), bytes(bytes), pointer(memory.allocate(bytes)) {}
   ~Storage() { memory.deallocate(pointer, bytes); }
   Allocator& memory;
   Device device;
@@ -85,6 +85,17 @@ void zero_on_cpu(Tensor& t) {
 }  // namespace
 
 Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {
+  return allocate(shape, dtype, device, allocator(device));
+}
+
+Tensor Tensor::pinned(const Shape& shape, DType dtype) {
+  const bool locks = is_dry_run() || cuda_device_count() > 0;
+  Tensor t = allocate(shape, dtype, {}, locks ? pinned_allocator() : allocator({}));
+  const bool is_zero = locks && static_cast<size_t>(t.nbytes()) > kLargePinned;
+  return is_zero ? t : t.zero_();
+}
+
+Tensor Tensor::allocate(const Shape& shape, DType dtype, Device device, Allocator& memory) {
   int64_t bytes = static_cast<int64_t>(dtype_size(dtype));
   bool fits = true;
   for (const int64_t d : shape) {
@@ -93,7 +104,7 @@ Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {
   }
   COHORT_CHECK(fits, "[tensor] shape ", shape.str(), " is too large");
   Tensor t;
-  t.storage_ = std::make_shared<Storage>(static_cast<size_t>(bytes), device);
+  t.storage_ = std::make_shared<Storage>(static_cast<size_t>(bytes), device, memory);
   t.shape_ = shape;
   t.strides_ = contiguous_strides(shape);
   t.dtype_ = dtype;
@@ -183,6 +194,16 @@ Tensor& Tensor::copy_(const Tensor& source) {
   if (numel() == 0) return *this;
   const Device executor = device().is_cuda() ? device() : source.device();
   on_device<copy_on_cpu, cuda::copy>(executor, *this, source);
+  return *this;
+}
+
+Tensor& Tensor::copy_async_(const Tensor& source) {
+  COHORT_CHECK(shape_ == source.shape_ && dtype_ == source.dtype_ && is_contiguous() &&
+                   source.is_contiguous(),
+               "[copy_async_] from ", source.str(), " to ", str());
+  if (numel() == 0) return *this;
+  const Device executor = device().is_cuda() ? device() : source.device();
+  on_device<copy_on_cpu, cuda::copy_async>(executor, *this, source);
   return *this;
 }
 

@@ -16,6 +16,8 @@
 
 namespace cohort {
 
+class Allocator;
+
 class Tensor {
  public:
   Tensor() = default;  // undefined: no storage, rank 0
@@ -28,6 +30,9 @@ class Tensor {
   static Tensor full(const Shape& shape, double value, DType dtype, Device device = {}) {
     return empty(shape, dtype, device).fill_(value);
   }
+  // Zeros in page-locked host memory, for copy_async_(); in ordinary memory if the machine has no
+  // GPU.
+  static Tensor pinned(const Shape& shape, DType dtype);
   static Tensor empty_like(const Tensor& other) {
     return empty(other.shape_, other.dtype_, other.device());
   }
@@ -103,6 +108,10 @@ class Tensor {
 
   // In place. copy_ converts the dtype and needs equal shapes.
   Tensor& copy_(const Tensor& source);
+  // copy_() between a device and page-locked memory, both contiguous and of one dtype, which does
+  // not wait: the host's elements belong to the copy until the device's current stream has reached
+  // it.
+  Tensor& copy_async_(const Tensor& source);
   Tensor& fill_(double value);
   Tensor& zero_();
 
@@ -132,6 +141,7 @@ class Tensor {
 
  private:
   struct Storage;
+  static Tensor allocate(const Shape& shape, DType dtype, Device device, Allocator& memory);
   void check_type(DType expected) const {
     COHORT_CHECK(defined() && dtype_ == expected, "[tensor] expected elements of type ",
                  dtype_name(expected), ", got ", str());

@@ -5,58 +5,59 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/with_cuda.h"
-
 namespace cohort {
-GradReducer::GradReducer(Communicator& comm, Tensor gradients, const std::vector<int64_t>& ends,
+
+GradReducer::GradReducer(Communicator& comm, SideStream* side, std::vector<GradientBuffer> buffers,
                          int64_t bucket_bytes)
-    : comm_(comm), gradients_(std::move(gradients)), bucket_of_(ends.size()), ready_(ends.size()) {
+    : comm_(comm), side_(side) {
   COHORT_CHECK(bucket_bytes > 0, "[grad_reducer] expected a positive bucket size, got ",
                bucket_bytes);
-  COHORT_CHECK(gradients_.defined() && gradients_.is_contiguous() &&
-                   gradients_.numel() == (ends.empty() ? 0 : ends.back()) &&
-                   std::is_sorted(ends.begin(), ends.end()),
-               "[grad_reducer] expected one contiguous buffer of gradients, got ",
-               gradients_.str());
-  const int64_t max_numel = bucket_bytes / dtype_size(gradients_.dtype());
-  for (size_t i = ends.size(); i-- > 0;) {
-    const int64_t begin = i == 0 ? 0 : ends[i - 1];
-    if (buckets_.empty() || buckets_.back().end - begin > max_numel)
-      buckets_.push_back({.end = ends[i]});
-    buckets_.back().begin = begin;
-    ++buckets_.back().members;
-    bucket_of_[i] = buckets_.size() - 1;
+  for (const auto& [all, ends] : buffers) {
+    COHORT_CHECK(all.defined() && all.is_contiguous() &&
+                     all.numel() == (ends.empty() ? 0 : ends.back()) &&
+                     std::is_sorted(ends.begin(), ends.end()),
+                 "[grad_reducer] expected contiguous buffers of gradients, got ", all.str());
+    ready_.resize(ready_.size() + ends.size());
   }
-  const Device device = gradients_.device();
-  if (comm_.size() > 1)
-    side_ = on_device<[](Device) { return std::unique_ptr<SideStream>(); }, cuda::make_side_stream>(
-        device, device);
-  for (Bucket& bucket : buckets_) bucket.pending = bucket.members;
+  bucket_of_.resize(ready_.size());
+  size_t parameter = ready_.size();
+  for (auto buffer = buffers.rbegin(); buffer != buffers.rend(); ++buffer) {
+    const auto& [all, ends] = *buffer;
+    const int64_t max_numel = bucket_bytes / static_cast<int64_t>(dtype_size(all.dtype()));
+    int64_t bucket_end = -1;  // none yet
+    for (size_t i = ends.size(); i-- > 0;) {
+      const int64_t begin = i == 0 ? 0 : ends[i - 1];
+      if (bucket_end < 0 || bucket_end - begin > max_numel) {
+        bucket_end = ends[i];
+        buckets_.push_back({});
+      }
+      buckets_.back().part = all.narrow(0, begin, bucket_end - begin);
+      ++buckets_.back().pending;
+      bucket_of_[--parameter] = buckets_.size() - 1;
+    }
+  }
 }
 
 void GradReducer::mark_ready(int64_t i) {
   COHORT_CHECK(i >= 0 && i < static_cast<int64_t>(ready_.size()), "[grad_reducer] gradient ", i,
                " of ", ready_.size());
-  COHORT_CHECK(!ready_[i], "[grad_reducer] gradient ", i, " is marked ready twice in a step");
-  ready_[i] = true;
-  --buckets_[bucket_of_[i]].pending;
+  const auto index = static_cast<size_t>(i);
+  COHORT_CHECK(!ready_[index], "[grad_reducer] gradient ", i, " is marked ready twice");
+  ready_[index] = true;
+  --buckets_[bucket_of_[index]].pending;
   while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].pending == 0)
     reduce(buckets_[next_bucket_++]);
 }
 
 void GradReducer::finish() {
   while (next_bucket_ < buckets_.size()) reduce(buckets_[next_bucket_++]);
-  if (side_) side_->wait();
-  next_bucket_ = 0;
-  ready_.assign(ready_.size(), false);
-  for (Bucket& bucket : buckets_) bucket.pending = bucket.members;
+  if (side_ != nullptr) side_->wait();
 }
 
-void GradReducer::reduce(const Bucket& bucket) {
+void GradReducer::reduce(Bucket& bucket) {
   if (comm_.size() == 1) return;
-  Tensor part = gradients_.narrow(0, bucket.begin, bucket.end - bucket.begin);
-  const auto sum = [&] { comm_.all_reduce(part); };
-  if (side_)
+  const auto sum = [&] { comm_.all_reduce(bucket.part); };
+  if (side_ != nullptr)
     side_->run(sum);
   else
     sum();

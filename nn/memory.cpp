@@ -31,8 +31,7 @@ void check_countable(const ModelConfig& c, const MemoryShape& shape) {
 struct DryModel {
   DryModel(const ModelConfig& config, DType dtype, int64_t tokens, Device device)
       : run(device),
-        model(config, dtype, std::nullopt, device),
-        gradients(model.parameters().allocate_gradients().all) {
+        model(config, dtype, std::nullopt, device) {
     for (Tensor* t : {&batch.tokens, &batch.positions, &batch.target_positions, &batch.targets})
       *t = Tensor::empty({tokens}, DType::kI32, device);
     batch.sequences = Tensor::empty({tokens}, DType::kI64, device);
@@ -44,7 +43,6 @@ struct DryModel {
 
   DryRun run;
   Transformer model;
-  Tensor gradients;
   PackedBatch batch;
   int64_t before = 0;
 };
@@ -53,14 +51,14 @@ struct DryModel {
 void measure_update(const ModelConfig& config, DType dtype, const MemoryShape& shape,
                     MemoryEstimate& out) {
   const int64_t tokens = shape.micro_batch_tokens;
-  const DryModel dry(config, dtype, tokens, shape.device);
-  const auto held = [&](const Tensor& tensor) {
-    return static_cast<int64_t>(
-        allocation_size(static_cast<size_t>(tensor.nbytes()), shape.device));
-  };
+  DryModel dry(config, dtype, tokens, shape.device);
   for (const NamedParameter& p : dry.model.parameters())
-    if (p.first_row == 0) out.parameters += held(p.leaf.value().with_padding());
-  out.gradients = held(dry.gradients);
+    if (p.first_row == 0)
+      out.parameters += static_cast<int64_t>(allocation_size(
+          static_cast<size_t>(p.leaf.value().with_padding().nbytes()), shape.device));
+  const std::vector<UnitGradients> gradients = dry.model.parameters().allocate_gradients();
+  out.gradients = dry.live();
+  dry.before += out.gradients;
   if (tokens == 0) return;
   const Tensor weights = Tensor::empty({tokens}, accumulate_dtype(dtype), shape.device);
   HeadLoss loss = cross_entropy(dry.model.hidden_at_targets(dry.batch, {.mode = Mode::kTrain}),
@@ -86,7 +84,9 @@ int64_t head_chunk(const ModelConfig& c, int64_t tokens, Device device) {
 
 MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemoryShape& shape) {
   check_countable(c, shape);
-  MemoryEstimate out{.optimizer = shape.optimizer, .releases_cache = shape.device.is_cuda()};
+  MemoryEstimate out{.optimizer = shape.optimizer,
+                     .optimizer_workspace = shape.optimizer_workspace,
+                     .releases_cache = shape.device.is_cuda()};
   measure_update(c, dtype, shape, out);
   if (shape.reference == MemoryShape::Reference::kHeld) out.reference = out.parameters;
   if (shape.rollout_sequences > 0) {

@@ -9,18 +9,22 @@
 namespace cohort {
 
 struct MemoryEstimate {
-  int64_t parameters = 0, gradients = 0, optimizer = 0, reference = 0;
-  int64_t activations = 0;  // kept for the backward of one micro batch
-  int64_t workspace = 0;    // additional peak of that backward
-  int64_t cache = 0;        // keys and values
+  int64_t parameters = 0, optimizer = 0, reference = 0;
+  int64_t gradients = 0;            // during an update only
+  int64_t activations = 0;          // kept for the backward of one micro batch
+  int64_t workspace = 0;            // additional peak of that backward
+  int64_t optimizer_workspace = 0;  // after the last backward of an update
+  int64_t cache = 0;                // keys and values
   // Activations while sampling; not held at the same time as those of training.
   int64_t rollout = 0;
-  // The cache's memory is also available to micro batches (KVCache::release_to_pool()).
+  // The cache's memory is also available to updates (KVCache::release_to_pool()).
   bool releases_cache = false;
-  int64_t persistent() const { return parameters + gradients + optimizer + reference; }
+  int64_t persistent() const { return parameters + optimizer + reference; }
+  int64_t update() const {
+    return gradients + std::max(activations + workspace, optimizer_workspace);
+  }
   int64_t peak() const {
-    return persistent() +
-           std::max(activations + workspace + (releases_cache ? 0 : cache), rollout + cache);
+    return persistent() + std::max(update() + (releases_cache ? 0 : cache), rollout + cache);
   }
 };
 
@@ -31,7 +35,7 @@ struct MemoryShape {
   int64_t rollout_prefill_tokens = 0;
   int64_t max_cache_tokens = 0;  // limit of the cache, at least a sequence's; 0: none
   enum class Reference { kNone, kHeld } reference = Reference::kNone;
-  int64_t optimizer = 0;  // bytes of the optimizer's state
+  int64_t optimizer = 0, optimizer_workspace = 0;  // bytes: OptimizerBytes::memory and workspace
   Device device = {};
 };
 

@@ -79,20 +79,35 @@ std::vector<Tensor> ParameterSet::gradients() const {
   return out;
 }
 
-FlatGradients ParameterSet::allocate_gradients() const {
-  FlatGradients out;
-  int64_t end = 0;
-  for (const Variable& leaf : trained_)
-    out.ends.push_back(end += round_up(leaf.value().with_padding().numel(), kLeafAlignment));
-  out.all = Tensor::zeros({end}, accumulate_dtype(dtype_), device_);
-  for (size_t i = 0; i < trained_.size(); ++i) {
-    const Shape shape = trained_[i].value().with_padding().shape();
-    const int64_t begin = i == 0 ? 0 : out.ends[i - 1];
-    trained_[i].set_grad_storage(out.all.narrow(0, begin, shape.numel())
-                                     .reshape(shape)
-                                     .hide_padding(0, trained_[i].shape()[0]));
+std::vector<UnitGradients> ParameterSet::allocate_gradients() const {
+  std::vector<UnitGradients> out;
+  for (const ParameterUnit& unit : units_) {
+    UnitGradients gradients;
+    int64_t end = 0;
+    for (size_t i = unit.first_leaf; i < unit.end_leaf; ++i)
+      gradients.ends.push_back(
+          end += round_up(trained_[i].value().with_padding().numel(), kLeafAlignment));
+    if (end == 0) continue;
+    gradients.all = Tensor::empty({end}, accumulate_dtype(dtype_), device_);
+    int64_t begin = 0;
+    for (size_t i = unit.first_leaf; i < unit.end_leaf; ++i) {
+      const Tensor& value = trained_[i].value();
+      const Shape shape = value.with_padding().shape();
+      const int64_t next = gradients.ends[i - unit.first_leaf];
+      trained_[i].set_grad_storage(gradients.all.narrow(0, begin, shape.numel())
+                                       .reshape(shape)
+                                       .hide_padding(0, value.dim(0)));
+      // Padding of rows and of the leaf, which no backward writes.
+      gradients.all.narrow(0, begin + value.numel(), next - begin - value.numel()).zero_();
+      begin = next;
+    }
+    out.push_back(std::move(gradients));
   }
   return out;
+}
+
+void ParameterSet::free_gradients() const {
+  for (const Variable& leaf : trained_) leaf.set_grad_storage({});
 }
 
 }  // namespace cohort

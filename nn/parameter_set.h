@@ -68,9 +68,9 @@ struct ParameterUnit {
   size_t first_leaf = 0, end_leaf = 0;
 };
 
-// The storage of the gradients of all trained leaves: zeros [n] in accumulate_dtype(). That of leaf
-// i begins at a multiple of kLeafAlignment elements, and ends at ends[i] with its padding.
-struct FlatGradients {
+// The storage of the gradients of a unit's trained leaves: [n] in accumulate_dtype(). That of its
+// leaf i begins at a multiple of kLeafAlignment elements, and ends at ends[i] with its padding.
+struct UnitGradients {
   Tensor all;
   std::vector<int64_t> ends;
 };
@@ -109,7 +109,11 @@ class ParameterSet {
   // The leaves that are trained, in order.
   const std::vector<Variable>& trained() const { return trained_; }
 
-  FlatGradients allocate_gradients() const;
+  // Allocates the gradients of the trained leaves, which count as zeros: see Variable::zero_grad().
+  // Units without a trained leaf are left out.
+  std::vector<UnitGradients> allocate_gradients() const;
+  // The gradients of the leaves no longer exist; grad() of a leaf would allocate new ones.
+  void free_gradients() const;
 
   DType dtype() const { return dtype_; }
   Device device() const { return device_; }

@@ -118,11 +118,15 @@ Minibatch pack_policy(std::vector<PolicySequence> sequences, const PackPolicyDes
   parallel_try(static_cast<int64_t>(out.size()), 1, [&](int64_t i) {
     const auto b = static_cast<size_t>(i);
     const size_t begin = begins[b], end = begins[b + 1];
-    std::vector<double> old_logprob, advantage, weight;
+    std::vector<double> old_logprob, ref_logprob, advantage, weight;
     for (size_t s = begin; s < end; ++s) {
       const TokenSequence& sequence = tokens[s];
-      for (size_t t = 1; t < sequence.tokens.size(); ++t)
-        if (sequence.loss_mask[t]) old_logprob.push_back(sequences[s].old_logprob[t]);
+      const std::vector<double>& reference = sequences[s].ref_logprob;
+      for (size_t t = 1; t < sequence.tokens.size(); ++t) {
+        if (!sequence.loss_mask[t]) continue;
+        old_logprob.push_back(sequences[s].old_logprob[t]);
+        if (!reference.empty()) ref_logprob.push_back(reference[t]);
+      }
       advantage.resize(old_logprob.size(), sequences[s].advantage);
       weight.resize(old_logprob.size(),
                     token_weight(desc.loss_type, desc.totals, sequence.num_targets(),
@@ -135,9 +139,33 @@ Minibatch pack_policy(std::vector<PolicySequence> sequences, const PackPolicyDes
               column(old_logprob),
               column(advantage),
               column(weight),
-              {}};
+              ref_logprob.empty() ? Tensor() : column(ref_logprob)};
   });
   return out;
+}
+
+void unpack_log_probs(std::span<const PolicyBatch> batches, std::span<PolicySequence> sequences) {
+  std::vector<double> old_values, ref_values;
+  const auto append = [](std::vector<double>& all, const Tensor& column) {
+    if (!column.defined()) return;
+    const std::vector<double> values = column.to_vector<double>();
+    all.insert(all.end(), values.begin(), values.end());
+  };
+  for (const PolicyBatch& batch : batches) {
+    append(old_values, batch.old_logprob);
+    append(ref_values, batch.ref_logprob);
+  }
+  if (batches.empty()) return;
+  size_t at = 0;
+  for (PolicySequence& s : sequences) {
+    if (!ref_values.empty()) s.ref_logprob.resize(s.tokens.size());
+    for (size_t t = 1; t < s.tokens.size(); ++t) {
+      if (!s.loss_mask[t]) continue;
+      s.old_logprob[t] = old_values.at(at);
+      if (!ref_values.empty()) s.ref_logprob[t] = ref_values.at(at);
+      ++at;
+    }
+  }
 }
 
 PolicyBatch to_device(const PolicyBatch& batch, const Transformer& model) {
@@ -146,7 +174,7 @@ PolicyBatch to_device(const PolicyBatch& batch, const Transformer& model) {
           batch.old_logprob.to(device),
           batch.advantage.to(device),
           batch.weight.to(device),
-          {}};
+          batch.ref_logprob.to(device)};
 }
 
 TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batch,

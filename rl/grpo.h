@@ -143,10 +143,12 @@ struct GrpoConfig {
   }
 };
 
-// A sequence of an update with the sampler's log-prob of each of its tokens and its advantage.
+// A sequence of an update with the sampler's log-prob of each of its tokens, its advantage and,
+// unless empty, the reference's log-probs.
 struct PolicySequence : TokenSequence {
   std::vector<double> old_logprob;
   double advantage = 0;
+  std::vector<double> ref_logprob = {};
 };
 // Converts a trajectory to the input of an update. Callers skip trajectories without a reward (all
 // are NaN); a trajectory that only counts in the totals has an empty loss mask.
@@ -177,6 +179,9 @@ struct PackPolicyDesc {
 // Packs the sequences with the weights of their tokens. Callers leave out sequences that cannot
 // change the update (zero advantage or an empty loss mask).
 Minibatch pack_policy(std::vector<PolicySequence> sequences, const PackPolicyDesc& desc);
+// The inverse for log-probs: sets old_logprob and ref_logprob of each target of the sequences that
+// `batches` were packed from to the values there.
+void unpack_log_probs(std::span<const PolicyBatch> batches, std::span<PolicySequence> sequences);
 
 // Log-prob and entropy of each target under the policy at `temperature`, by a forward of the packed
 // tokens.

@@ -281,6 +281,11 @@ std::vector<std::string> TrainConfig::warnings() const {
     out.push_back(
         "optimizer.master: does nothing; masters are always stored as 16 bits beside the weight; "
         "hint: leave it out");
+  const OptimizerStorage& storage = optimizer.storage;
+  if (storage.host_units > 0 && storage.place != StatePlace::kHost)
+    out.push_back("optimizer.host_units: does nothing without optimizer.place: host");
+  if (storage.place == StatePlace::kHost && device == "cpu")
+    out.push_back("optimizer.place: host does nothing but copies with device: cpu");
   for (const RewardConfig& reward : rewards)
     if (const double minutes = std::max(reward.timeout, reward.start_timeout) / 60;
         reward.name == "command" && watchdog_minutes > 0 && minutes >= watchdog_minutes)

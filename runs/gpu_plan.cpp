@@ -17,6 +17,8 @@ constexpr int64_t kNcclBytes = 1024 * kMiB;
 // Fraction of the rest that tensors may use. Segments of the allocator are not joined, and the
 // estimate is up to 1.3 % below the measured peak (bench/results/h200.md).
 constexpr double kUsable = 0.95;
+// Free memory of the host that has the GPU, which a plan cannot know: it says what it needs.
+constexpr int64_t kUnknownHost = int64_t{1} << 60;
 // Host memory of a process with a CUDA context (bench/results/h200.md: 0.48 GB with a tiny model).
 constexpr int64_t kProcessBytes = 512 * kMiB;
 
@@ -63,6 +65,9 @@ std::string changes_between(const TrainConfig& given, const TrainConfig& planned
                kRecomputeNames[static_cast<size_t>(planned.model.recompute)].name);
   if (planned.optimizer.storage.moments != given.optimizer.storage.moments)
     out += " optimizer.moments=bf16";
+  if (given.optimizer.storage.place == StatePlace::kDevice &&
+      planned.optimizer.storage.place == StatePlace::kHost)
+    out += " optimizer.place=auto";
   return out;
 }
 
@@ -109,6 +114,7 @@ GpuPlan plan_for_gpu(const TrainConfig& config, const StagePreview& stage, int64
   GpuPlan plan{.usable = fraction_of(kUsable, free)};
   // True if `tried` fits, which becomes the plan's configuration.
   const auto fits = [&](TrainConfig tried) {
+    choose_place(tried, stage, ranks, {.device = free, .host = kUnknownHost});
     choose_micro_batch(tried, stage, ranks, free);
     plan.memory = memory_with(tried, stage, ranks, free);
     plan.config = std::move(tried);
@@ -122,6 +128,10 @@ GpuPlan plan_for_gpu(const TrainConfig& config, const StagePreview& stage, int64
   bool any = config.batch.micro_batch_tokens && fits(tried);
   if (!any && config.optimizer.storage.moments == MomentKind::kF32 && config.dtype != DType::kF64) {
     tried.optimizer.storage.moments = MomentKind::kBF16;
+    any = fits(tried);
+  }
+  if (!any && config.optimizer.storage.place == StatePlace::kDevice) {
+    tried.optimizer.storage.place = StatePlace::kAuto;
     any = fits(tried);
   }
   if (any)
@@ -150,7 +160,19 @@ InferencePlan plan_inference(const ModelConfig& model, int64_t length, const Gpu
 int64_t host_memory(const TrainConfig& config, const ModelConfig& model, int64_t processes) {
   const OptimizerBytes optimizer =
       optimizer_bytes(config.optimizer, model, config.dtype, device_named(config.device, "device"));
-  return processes * (kProcessBytes + optimizer.host);
+  return processes * (kProcessBytes + optimizer.host + optimizer.pinned);
+}
+
+std::string streaming_note(int64_t pinned, double flops, const GpuProperties& gpu) {
+  // Dense bf16 FLOP/s of a multiprocessor (data sheets), of which training reaches about half.
+  constexpr std::pair<int, double> kRates[] = {{80, 2.9e12}, {86, 0.87e12},  {89, 1.29e12},
+                                               {90, 7.5e12}, {100, 15.2e12}, {120, 1.23e12}};
+  const auto rate = std::find_if(std::begin(kRates), std::end(kRates), [&](const auto& entry) {
+    return entry.first == gpu.compute_capability;
+  });
+  if (pinned == 0 || rate == std::end(kRates) || gpu.multiprocessors == 0) return "";
+  return slow_streaming(streaming_seconds(pinned),
+                        flops / (0.5 * rate->second * gpu.multiprocessors));
 }
 
 std::vector<std::string> slow_sizes(const ModelConfig& model) {

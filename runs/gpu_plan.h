@@ -22,7 +22,8 @@ struct GpuPlan {
 };
 
 // Tries the stage as it is given; then with micro_batch_tokens: auto, which may choose another
-// model.recompute; then also with optimizer.moments: bf16. `ranks` GPUs are alike; the `ranks`
+// model.recompute; then also with optimizer.moments: bf16; then with optimizer.place: auto.
+// `ranks` GPUs are alike; the `ranks`
 // threads of a configuration share one GPU.
 GpuPlan plan_for_gpu(const TrainConfig& config, const StagePreview& stage, int64_t ranks,
                      const GpuProperties& gpu);
@@ -36,8 +37,13 @@ struct InferencePlan {
 InferencePlan plan_inference(const ModelConfig& model, int64_t length, const GpuProperties& gpu);
 
 // Estimated peak of the host's memory with `processes` ranks on it, in bytes: a process, its CUDA
-// context, and the optimizer's state as checkpoints and starts of several ranks put it together.
+// context, optimizer state that is there, and the state that checkpoints and starts of several
+// ranks put together.
 int64_t host_memory(const TrainConfig& config, const ModelConfig& model, int64_t processes);
+
+// slow_streaming() of optimizer state of `pinned` bytes in the host's memory beside an update of
+// `flops` on the GPU, whose compute time is estimated.
+std::string streaming_note(int64_t pinned, double flops, const GpuProperties& gpu);
 
 // Warnings about sizes of the model on a GPU that are no multiples of 8, with the factor by which
 // they slow a training step down where it was measured.

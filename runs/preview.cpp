@@ -163,19 +163,41 @@ StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t
     out.tokens = static_cast<int64_t>(static_cast<double>(config.batch.batch_size) *
                                       (stage.lengths.mean_sequence - 1));
   }
-  memory.optimizer =
-      optimizer_bytes(config.optimizer, stage.model, config.dtype, memory.device).memory;
+  const OptimizerBytes optimizer =
+      optimizer_bytes(config.optimizer, stage.model, config.dtype, memory.device);
+  memory.optimizer = optimizer.memory;
+  memory.optimizer_workspace = optimizer.workspace;
   memory.micro_batch_tokens = std::min(std::max(config.batch.micro_batch(), out.longest_sequence),
                                        ceil_div(out.tokens, ranks));
   return out;
 }
 
+int64_t updates_per_step(const TrainConfig& config) {
+  return config.batch.trainer == TrainerType::kGrpo ? config.grpo.updates_per_step() : 1;
+}
+
+std::string slow_streaming(double streaming_seconds, double other_seconds) {
+  if (streaming_seconds <= 0.5 * other_seconds) return "";
+  const auto text = [](double seconds) { return std::round(100 * seconds) / 100; };
+  return str("optimizer state on the host: ", text(streaming_seconds), " s beside ",
+             text(other_seconds), " s of an update; hint: more tokens an update");
+}
+
+namespace {
+
+constexpr double kUsable = 0.9;  // fraction of free memory; kernels and libraries allocate the rest
+
+int64_t usable(int64_t available) {
+  return static_cast<int64_t>(kUsable * static_cast<double>(available));
+}
+
+}  // namespace
+
 std::string choose_micro_batch(TrainConfig& config, const StagePreview& stage, int64_t ranks,
                                int64_t available) {
   if (config.batch.micro_batch_tokens) return "";
   constexpr int64_t kUnit = 1024, kMost = 32768;
-  constexpr double kUsable = 0.9;  // fraction; kernels and libraries allocate the rest
-  const auto budget = static_cast<int64_t>(kUsable * static_cast<double>(available));
+  const int64_t budget = usable(available);
   ModelConfig model = stage.model;
   // Returns true if micro batches of `tokens` tokens fit. Sets config to the tokens clamped to at
   // least a sequence and at most a rank's part of the step, and `peak` to their memory.
@@ -207,6 +229,54 @@ std::string choose_micro_batch(TrainConfig& config, const StagePreview& stage, i
                any ? "" : ", which is too little");
   }
   return "";
+}
+
+std::string choose_place(TrainConfig& config, const StagePreview& stage, int64_t ranks,
+                         const FreeMemory& free) {
+  OptimizerStorage& storage = config.optimizer.storage;
+  if (storage.place != StatePlace::kAuto) return "";
+  storage.place = StatePlace::kDevice;
+  storage.host_units = 0;
+  const Device device = device_named(config.device, "device");
+  if (!device.is_cuda()) return "";
+  enum class Cache { kLeast, kWhole };  // of a sequence, or of the whole rollout
+  const auto fits = [&](const TrainConfig& tried, Cache cache) {
+    ModelConfig model = stage.model;
+    model.recompute = tried.model.recompute;
+    MemoryShape shape = step_size(tried, stage, ranks).memory;
+    if (cache == Cache::kLeast) shape.max_cache_tokens = shape.rollout_length;
+    return estimate_memory(model, tried.dtype, shape).peak() <= usable(free.device);
+  };
+  // The configuration with micro batches and recomputation for a place.
+  const auto with_place = [&](StatePlace place) {
+    TrainConfig tried = config;
+    tried.model.recompute = stage.model.recompute;
+    tried.optimizer.storage.place = place;
+    choose_micro_batch(tried, stage, ranks, free.device);
+    return tried;
+  };
+  const TrainConfig on_device = with_place(StatePlace::kDevice);
+  const bool recomputes_blocks = on_device.model.recompute == Recompute::kBlock &&
+                                 stage.model.recompute != Recompute::kBlock;
+  if (fits(on_device, Cache::kLeast) && !recomputes_blocks) return "";
+  TrainConfig on_host = with_place(StatePlace::kHost);
+  int64_t& units = on_host.optimizer.storage.host_units;
+  const auto pinned = [&] {
+    return optimizer_bytes(on_host.optimizer, stage.model, config.dtype, device).pinned;
+  };
+  if (!fits(on_host, Cache::kLeast) || pinned() > usable(free.host)) return "";
+  const int64_t all = stage.model.num_layers + 2;  // tables, blocks, end
+  // Bisection: with the state of `good` units on the host all fits, or all are there.
+  int64_t bad = 0, good = all;
+  while (good - bad > 1) {
+    units = (good + bad) / 2;
+    (fits(on_host, Cache::kWhole) ? good : bad) = units;
+  }
+  units = good == all ? 0 : good;
+  storage = on_host.optimizer.storage;
+  return str("host, for ", good, " of the model's ", all, " units: ", mib(pinned()),
+             " of page-locked memory, which an update streams in about ",
+             std::round(10 * streaming_seconds(pinned())) / 10, " s");
 }
 
 std::string held_out_leak(const Dataset& data, std::span<const TrainConfig> earlier) {

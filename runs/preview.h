@@ -49,6 +49,32 @@ StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t
 std::string choose_micro_batch(TrainConfig& config, const StagePreview& stage, int64_t ranks,
                                int64_t available);
 
+// Bytes that are free for each rank.
+struct FreeMemory {
+  int64_t device = 0, host = 0;
+};
+// Chooses for `optimizer.place: auto`: the device if all fits there without recomputing whole
+// blocks that need not be; else the memory of the host, if that makes it fit, for as few units of
+// the model as leave room for the micro batches and the whole cache of a rollout. Returns the
+// choice and its reason if it is the host; "" otherwise. To be called before choose_micro_batch().
+std::string choose_place(TrainConfig& config, const StagePreview& stage, int64_t ranks,
+                         const FreeMemory& free);
+
+// Seconds that an update waits for optimizer state of `bytes` in the host's memory to pass through
+// the device and back, over PCIe 5.0 x16 (bench/results/h200.md).
+inline double streaming_seconds(int64_t bytes) {
+  return static_cast<double>(bytes) / 41.6e9;
+}
+// Seconds to zero and lock memory of the host of `bytes`, with 16 cores (bench/results/h200.md).
+inline double locking_seconds(int64_t bytes) {
+  return static_cast<double>(bytes) / 23e9;
+}
+// Optimiser updates of a step.
+int64_t updates_per_step(const TrainConfig& config);
+// Says that streaming takes more than half as long as the rest of an update, with a hint; "" if it
+// does not.
+std::string slow_streaming(double streaming_seconds, double other_seconds);
+
 // Counts the held-out problems of `data` that are trained on, by its stage or by an earlier one,
 // and names the first of them; empty: none. Problems are identified by their ExampleId. Earlier
 // stages whose files no longer exist are skipped.

@@ -72,7 +72,7 @@ bool changes_no_update(std::string_view key) {
       "name",           "output_dir", "steps",          "device",           "num_threads",
       "ranks",          "log_",       "rollout.",       "watchdog_minutes", "max_concurrent",
       "checkpoint.",    "eval.",      "data.cache_dir", "data.fingerprint", "micro_batch_tokens",
-      "model.recompute"};
+      "model.recompute", "optimizer.place", "optimizer.host_units"};
   if (key.starts_with("stages.")) key.remove_prefix(key.find('.', 7) + 1);
   return std::any_of(std::begin(kKeys), std::end(kKeys),
                      [&](std::string_view known) { return key.starts_with(known); });
@@ -105,41 +105,58 @@ void check_for_group(const RunPlan& plan, ProcessGroup* group) {
   check_equal_plans(plan, *group);
 }
 
-// True if a stage has micro_batch_tokens: auto.
-bool has_auto_micro_batch(const RunPlan& plan) {
-  return std::any_of(plan.stages.begin(), plan.stages.end(),
-                     [](const TrainConfig& config) { return !config.batch.micro_batch_tokens; });
+// True if memory decides about a stage: micro_batch_tokens: auto, or on a GPU optimizer.place: auto.
+bool has_auto(const RunPlan& plan) {
+  return std::any_of(plan.stages.begin(), plan.stages.end(), [](const TrainConfig& config) {
+    return !config.batch.micro_batch_tokens ||
+           (config.device != "cpu" && config.optimizer.storage.place == StatePlace::kAuto);
+  });
 }
 
-// Chooses `auto` micro batches for the rank with the least memory. Rank 0, which has a preview,
-// decides; every rank calls it. Returns the choice, human-readable.
-std::string choose_micro_batches(RunPlan& plan, const std::vector<StagePreview>& preview,
-                                 ProcessGroup* group) {
-  if (!has_auto_micro_batch(plan)) return "";
+// Chooses what is `auto` for the rank with the least memory. Rank 0, which has a preview, decides;
+// every rank calls it. Returns the choices, human-readable.
+std::string choose_by_memory(RunPlan& plan, const std::vector<StagePreview>& preview,
+                             ProcessGroup* group) {
+  if (!has_auto(plan)) return "";
   const auto comm =
       group == nullptr ? make_single_communicator() : make_communicator(*group, Device{});
-  std::vector<double> used;  // minus the bytes of free memory for each stage
-  for (const TrainConfig& config : plan.stages)
-    used.push_back(-static_cast<double>(free_memory(device_of(config, group)) / config.ranks));
+  const double host_ranks = group == nullptr ? 1 : group->info().local_size;
+  std::vector<double> used;  // minus the free bytes of the device and of the host for each stage
+  for (const TrainConfig& config : plan.stages) {
+    const auto ranks = static_cast<double>(config.ranks);
+    used.push_back(-static_cast<double>(free_memory(device_of(config, group))) / ranks);
+    used.push_back(-static_cast<double>(free_memory(Device{})) / ranks / host_ranks);
+  }
   used = reduce_over_ranks(*comm, used, Reduce::kMax);
   std::string chosen;
-  std::vector<double> batches(plan.stages.size()), recompute = batches;  // 0 on other ranks
+  constexpr size_t kNumbers = 4;  // of a stage; 0 on other ranks
+  std::vector<double> numbers(kNumbers * plan.stages.size());
   for (size_t i = 0; i < preview.size(); ++i) {
     TrainConfig& config = plan.stages[i];
-    const std::string line =
-        choose_micro_batch(config, preview[i], std::max<int64_t>(config.ranks, comm->size()),
-                           static_cast<int64_t>(-used[i]));
-    if (!line.empty())
-      chosen += str(chosen.empty() ? "" : "\n", trainer_name(config.batch.trainer),
-                    ": micro_batch_tokens: auto: ", line);
-    batches[i] = static_cast<double>(config.batch.micro_batch());
-    recompute[i] = static_cast<double>(config.model.recompute);
+    const int64_t ranks = std::max<int64_t>(config.ranks, comm->size());
+    const FreeMemory free{.device = static_cast<int64_t>(-used[2 * i]),
+                          .host = static_cast<int64_t>(-used[2 * i + 1])};
+    const std::pair<const char*, std::string> lines[] = {
+        {"optimizer.place", choose_place(config, preview[i], ranks, free)},
+        {"micro_batch_tokens", choose_micro_batch(config, preview[i], ranks, free.device)}};
+    for (const auto& [key, line] : lines)
+      if (!line.empty())
+        chosen += str(chosen.empty() ? "" : "\n", trainer_name(config.batch.trainer), ": ", key,
+                      ": auto: ", line);
+    double* const out = &numbers[kNumbers * i];
+    out[0] = static_cast<double>(config.batch.micro_batch());
+    out[1] = static_cast<double>(config.model.recompute);
+    out[2] = static_cast<double>(config.optimizer.storage.place);
+    out[3] = static_cast<double>(config.optimizer.storage.host_units);
   }
-  batches = reduce_over_ranks(*comm, batches);
-  recompute = reduce_over_ranks(*comm, recompute);
+  numbers = reduce_over_ranks(*comm, numbers);
   for (size_t i = 0; i < plan.stages.size(); ++i) {
-    plan.stages[i].batch.micro_batch_tokens = static_cast<int64_t>(batches[i]);
-    plan.stages[i].model.recompute = static_cast<Recompute>(static_cast<int>(recompute[i]));
+    const double* const in = &numbers[kNumbers * i];
+    TrainConfig& config = plan.stages[i];
+    config.batch.micro_batch_tokens = static_cast<int64_t>(in[0]);
+    config.model.recompute = static_cast<Recompute>(static_cast<int>(in[1]));
+    config.optimizer.storage.place = static_cast<StatePlace>(static_cast<int>(in[2]));
+    config.optimizer.storage.host_units = static_cast<int64_t>(in[3]);
   }
   return chosen;
 }
@@ -172,7 +189,11 @@ bool prepare_programs(const RunPlan& plan) {
 }
 
 Run::Run(RunPlan plan, std::string dir, ProcessGroup* group)
-    : plan_(std::move(plan)), config_(dump_plan(plan_)), dir_(std::move(dir)), group_(group) {
+    : plan_(std::move(plan)),
+      recorded_plan_(plan_),
+      config_(dump_plan(plan_)),
+      dir_(std::move(dir)),
+      group_(group) {
   if (!path_exists(dir_))
     throw InputError(str("the run directory ", dir_,
                          " is not visible from this host; hint: set output_dir to a file system "
@@ -200,13 +221,13 @@ Run Run::start(RunPlan plan, ProcessGroup* group,
   prepare_programs(plan);
   check_for_group(plan, group);
   if (group != nullptr && group->rank() != 0) {
-    choose_micro_batches(plan, {}, group);
+    choose_by_memory(plan, {}, group);
     return Run(plan, group->broadcast("run directory", {}), group);
   }
   // Bad input is an error before the directory is created.
   for (const TrainConfig& stage : plan.stages) parse_device(stage.device, "device");
   std::vector<StagePreview> preview = preview_plan(plan);
-  const std::string chosen = choose_micro_batches(plan, preview, group);
+  const std::string chosen = choose_by_memory(plan, preview, group);
   Run run(plan, make_directory(plan.output_dir), group);
   if (!chosen.empty()) logging::info(chosen);
   for (const StagePreview& stage : preview)
@@ -240,6 +261,11 @@ Run Run::continue_or_create(RunPlan plan, ProcessGroup* group) {
     TrainConfig& config = plan.stages[i];
     const TrainConfig& before = recorded.stages[i];
     if (config.data.fingerprint.empty()) config.data.fingerprint = before.data.fingerprint;
+    OptimizerStorage& storage = config.optimizer.storage;
+    if (storage.place == StatePlace::kAuto) {
+      storage.place = before.optimizer.storage.place;
+      storage.host_units = before.optimizer.storage.host_units;
+    }
     if (config.batch.micro_batch_tokens) continue;
     config.batch.micro_batch_tokens = before.batch.micro_batch_tokens;
     config.model.recompute = before.model.recompute;
@@ -269,9 +295,9 @@ Run Run::resume_plan(RunPlan plan, const std::string& dir, const std::string& st
   check_stages(plan);
   // The configuration of a run has numbers; an override may set them to auto again.
   std::vector<StagePreview> preview;
-  if (has_auto_micro_batch(plan) && (group == nullptr || group->rank() == 0))
+  if (has_auto(plan) && (group == nullptr || group->rank() == 0))
     preview = preview_plan(plan);
-  const std::string chosen = choose_micro_batches(plan, preview, group);
+  const std::string chosen = choose_by_memory(plan, preview, group);
   Run run(plan, dir, group);
   if (!chosen.empty()) logging::info(chosen);
   run.start_ = start;
@@ -342,6 +368,13 @@ void Run::record_start() {
   replace_file(dir_ + "/config.yaml", config_);
 }
 
+// Ranks that are threads read plan_ meanwhile.
+void Run::record_micro_batch(size_t index, int64_t tokens) {
+  recorded_plan_.stages[index].batch.micro_batch_tokens = tokens;
+  config_ = dump_plan(recorded_plan_);
+  replace_file(dir_ + "/config.yaml", config_);
+}
+
 StageEnd Run::train_stage(size_t index, const std::string& before, Reporter& reporter,
                           const std::atomic<bool>& stop) {
   const TrainConfig& config = plan_.stages[index];
@@ -351,7 +384,8 @@ StageEnd Run::train_stage(size_t index, const std::string& before, Reporter& rep
   const auto train = [&](Communicator& comm) {
     Stage stage({config, stage_dir(index), comm, reporter, stop, device, before, why_fixed(index),
                  plan_.stages.size() == 1 ? "steps" : str("stages.", index, ".steps"),
-                 profile_steps_, std::span(plan_.stages).first(index)});
+                 profile_steps_, std::span(plan_.stages).first(index),
+                 [&](int64_t tokens) { record_micro_batch(index, tokens); }});
     if (comm.rank() == 0 && !stage.finished()) record_start();
     try {
       const StageEnd how =
@@ -364,6 +398,8 @@ StageEnd Run::train_stage(size_t index, const std::string& before, Reporter& rep
       const std::string checkpoint = stage.untried_checkpoint();
       if (checkpoint.empty()) throw;
       throw BadStart(e.what(), checkpoint);
+    } catch (const OutOfMemoryError& e) {
+      throw OutOfMemoryError(e.what() + stage.save_after_failure());
     }
   };
   if (group_ != nullptr) return train(communicator(device));

@@ -80,12 +80,14 @@ class Run {
   std::string stage_dir(size_t index) const;
   std::string why_fixed(size_t index) const;
   void record_start();
+  void record_micro_batch(size_t index, int64_t tokens);
   bool is_main() const { return group_ == nullptr || group_->rank() == 0; }
   Communicator& communicator(Device device);
 
   int64_t profile_steps_ = 0;
   RunPlan plan_;
-  std::string config_;             // the plan as YAML
+  RunPlan recorded_plan_;          // plan_ as config.yaml has it
+  std::string config_;             // recorded_plan_ as YAML
   std::string start_ = "new run";  // or the overrides
   bool recorded_ = false;
   std::vector<StagePreview> preview_;

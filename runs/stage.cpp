@@ -11,6 +11,7 @@
 #include "core/sizes.h"
 #include "data/data_check.h"
 #include "runs/preview.h"
+#include "runs/resources.h"
 #include "runs/trace_file.h"
 #include "sys/files.h"
 #include "trainers/across_ranks.h"
@@ -122,6 +123,7 @@ void Stage::build_model() {
     saved_step_ = state_.step;
     resume_from(resumed);
   }
+  first_step_ = state_.step;
   state_.steps = config_.batch.steps;
   if (state_.planned_steps.empty() || state_.planned_steps.back() < config_.batch.steps)
     state_.planned_steps.push_back(config_.batch.steps);
@@ -154,12 +156,49 @@ void Stage::build_model() {
     }
   }
   if (config_.batch.trainer == TrainerType::kGrpo && config_.grpo.beta > 0) load_reference(loaded);
-  learner_ = std::make_unique<Learner>(std::move(loaded.model), config_.optimizer, comm_,
-                                       static_cast<uint64_t>(config_.seed));
+  make_learner(std::move(loaded.model));
   engine_ = std::make_unique<Engine>(learner_->model(), config_.rollout);
+  set_memory_callbacks();
   if (!resumed.empty())
     learner_->optimizer().load(SafetensorsFile(training_folder(resumed) + "/optimizer.safetensors"),
                                state_.updates);
+}
+
+void Stage::make_learner(std::unique_ptr<Transformer> model) {
+  if (device_.is_cuda())
+    pinned_ = optimizer_bytes(config_.optimizer, model->config(), config_.dtype, device_).pinned;
+  if (const int64_t free = free_memory(Device{}); pinned_ > free)
+    throw InputError(str("optimizer.place: host needs ", mib(pinned_),
+                         " of page-locked memory, and ", mib(free),
+                         " are free; hint: optimizer.place=device, optimizer.moments=bf16, or a "
+                         "smaller optimizer.host_units"));
+  Stopwatch clock;
+  learner_ = std::make_unique<Learner>(std::move(model), config_.optimizer, comm_,
+                                       static_cast<uint64_t>(config_.seed));
+  if (pinned_ > 0 && is_main())
+    logging::info("optimizer.place: host: ", mib(pinned_), " of page-locked memory, locked in ",
+                  score_text(clock.lap(), 1), " s");
+}
+
+// Tells once if updates are so small that they mostly wait for optimizer state.
+void Stage::watch_streaming(const Metrics& metrics) {
+  if (pinned_ == 0 || state_.step != first_step_ + 3) return;
+  const double streaming = streaming_seconds(pinned_),
+               update = metrics.at("time/update") / static_cast<double>(updates_per_step(config_));
+  if (const std::string note = slow_streaming(streaming, update - streaming); !note.empty())
+    logging::info(note);
+}
+
+void Stage::set_memory_callbacks() {
+  learner_->set_memory_callbacks(
+      {.release = [this] { engine_->release_cache(); },
+       .shrunk =
+           [this](int64_t before, int64_t now, const std::string& error) {
+             if (!is_main()) return;
+             logging::info("step ", state_.step + 1, ": out of memory; micro_batch_tokens: ", before,
+                           " -> ", now, ", and the update starts again (", error, ")");
+             setup_.record_micro_batch(now);
+           }});
 }
 
 LoadedModel Stage::load(const std::string& checkpoint) const {
@@ -322,6 +361,7 @@ void Stage::end_step(const Metrics& metrics) {
   state_.updates = learner_->optimizer().updates();
   if (is_main()) {
     watch_updates(rate);
+    watch_streaming(metrics);
     if (const auto reward = metrics.find("reward")) state_.report["curve"].push_back(*reward);
     Metrics all = metrics;
     all.add("step_time", seconds);
@@ -351,7 +391,8 @@ Evaluation Stage::evaluation() {
     out.measure = "validation loss";
     if (data_.held_out_text.size() < 2) return out;
     const double loss = evaluate_text(model(), data_.held_out_text, config_.eval.tokens,
-                                      config_.batch.micro_batch(), comm_, stop);
+                                      learner_->micro_batch_tokens(config_.batch.micro_batch()),
+                                      comm_, stop);
     out.metrics = {{"val_loss", loss}};
     out.score = -loss;
   } else {
@@ -460,15 +501,32 @@ void Stage::save(bool finished) {
                     " is gone: it was removed or renamed during training, and nothing can be "
                     "saved; hint: start again"));
   state_.finished = finished;
+  write_files();
+  saved_at_ = std::chrono::steady_clock::now();
+  comm_.barrier();
+  clock.lap("checkpoint");
+}
+
+void Stage::write_files() {
   saved_step_ = state_.step;
   if (is_main())
     save_checkpoint(
         dir_ + "/checkpoints",
         {learner_->model(), reference_.get(), *data_.tokenizer, learner_->optimizer(), state_},
         config_.checkpoint.keep_last);
-  saved_at_ = std::chrono::steady_clock::now();
-  comm_.barrier();
-  clock.lap("checkpoint");
+}
+
+std::string Stage::save_after_failure() {
+  if (!is_main() || is_new() || saved_step_ == state_.step) return "";
+  if (learner_->optimizer().updates() != state_.updates)
+    return str("; the updates that step ", state_.step + 1, " has made are lost");
+  try {
+    learner_->check_weights();
+    write_files();
+  } catch (const Error& e) {
+    return str("; step ", state_.step, " could not be saved: ", e.what());
+  }
+  return str("; step ", state_.step, " is saved");
 }
 
 void Stage::warn(const std::string& warning) const {

@@ -42,6 +42,8 @@ struct StageSetup {
   std::string steps_key = "steps";            // the override that lengthens this stage alone
   int64_t profile_steps = 0;                  // steps to trace, into trace.json
   std::span<const TrainConfig> earlier = {};  // the stages before this one
+  // Called by rank 0 when updates have run out of memory and use smaller micro batches from now on.
+  std::function<void(int64_t micro_batch_tokens)> record_micro_batch = [](int64_t) {};
 };
 
 enum class StageEnd { kFinished, kInterrupted };
@@ -103,9 +105,15 @@ class Stage : NonCopyable {
   }
   // Logs a warning, with the path of the best weights (rank 0).
   void warn(const std::string& warning) const;
+  // Called if a step has thrown OutOfMemoryError: saves the last completed step if the weights are
+  // still those, and returns a sentence about that for the error's message. Any rank may be alone
+  // in this: it makes no collective call.
+  std::string save_after_failure();
 
  private:
   void build_model();
+  void make_learner(std::unique_ptr<Transformer> model);
+  void set_memory_callbacks();
   LoadedModel load(const std::string& checkpoint) const;
   LoadedModel load_start() const;
   void resume_from(const std::string& checkpoint);
@@ -117,6 +125,7 @@ class Stage : NonCopyable {
            state_.step % config_.eval.every == 0;
   }
   void save(bool finished);
+  void write_files();
   void write_trace();
   void log_metrics(const Json& line);
   // True if neither a step nor an evaluation has been made.
@@ -126,6 +135,7 @@ class Stage : NonCopyable {
   void load_reference(const LoadedModel& loaded);
   bool is_best(double score, double loss) const;
   void watch_updates(double rate);
+  void watch_streaming(const Metrics& metrics);
   void record_score(const Evaluation& evaluation);
   void report_score(const Evaluation& evaluation);
 
@@ -145,7 +155,9 @@ class Stage : NonCopyable {
   std::optional<EventFile> events_;
   std::string resumed_from_;     // a checkpoint; empty: a new stage
   int64_t resumed_updates_ = 0;  // updates made before it
+  int64_t first_step_ = 0;       // of this process
   int64_t saved_step_ = -1;
+  int64_t pinned_ = 0;  // bytes of optimizer state in page-locked memory
   bool interrupted_ = false, reached_ = false, warned_ = false, collapsed_ = false;
   int64_t tiny_updates_ = 0;  // steps in a row whose relative update is too small; -1: reported
   std::chrono::steady_clock::time_point saved_at_ = std::chrono::steady_clock::now();

@@ -53,11 +53,10 @@ StageEnd train_supervised(Stage& stage) {
     Stopwatch clock;
     const auto sequences =
         next_sequences(stage, order ? &*order : nullptr, stage.state().data_position);
-    const auto batches = pack_micro_batches(sequences, config.batch.micro_batch());
     double targets = 0, tokens = 0;
-    for (const PackedBatch& batch : batches) {
-      targets += static_cast<double>(batch.num_targets());
-      tokens += static_cast<double>(batch.size());
+    for (const TokenSequence& sequence : sequences) {
+      targets += static_cast<double>(sequence.num_targets());
+      tokens += static_cast<double>(sequence.tokens.size() - 1);
     }
     reduce_in_place(stage.comm(), {&targets, &tokens});
     if (targets == 0)
@@ -66,6 +65,13 @@ StageEnd train_supervised(Stage& stage) {
     const ForwardOptions options{
         .mode = Mode::kTrain, .seed = static_cast<uint64_t>(config.seed), .step = stage.step()};
 
+    std::vector<PackedBatch> batches;
+    const auto pack = [&](int64_t micro_batch_tokens) {
+      batches = pack_micro_batches(sequences, micro_batch_tokens);
+      int64_t largest = 0;
+      for (const PackedBatch& batch : batches) largest = std::max(largest, batch.size());
+      return largest;
+    };
     const auto loss = [&](int64_t i) {
       const Transformer& model = stage.model();
       const PackedBatch batch = model.to_device(batches[static_cast<size_t>(i)]);
@@ -75,8 +81,10 @@ StageEnd train_supervised(Stage& stage) {
                            weights);
     };
     const double rate = stage.learning_rate();
-    const Learner::Update update =
-        stage.learner().update(static_cast<int64_t>(batches.size()), loss, rate);
+    Learner::Update update;
+    stage.learner().within_memory(config.batch.micro_batch(), pack, [&] {
+      update = stage.learner().update(static_cast<int64_t>(batches.size()), loss, rate);
+    });
 
     stage.state().data_position += config.batch.batch_size;
     stage.end_step({{"loss", update.loss},

@@ -1,9 +1,14 @@
 #include "trainers/across_ranks.h"
 
+#include <optional>
+
+#include "core/allocator.h"
+
 namespace cohort {
 
 std::vector<double> reduce_over_ranks(Communicator& comm, const std::vector<double>& values,
                                       Reduce op) {
+  if (comm.size() == 1) return values;
   Tensor t = Tensor::from(values);
   comm.all_reduce(t, op);
   return t.to_vector<double>();
@@ -46,6 +51,23 @@ std::string first_text(Communicator& comm, const std::string& text) {
   for (const std::string& each : gather_texts(comm, texts))
     if (!each.empty()) return each;
   return "";
+}
+
+void on_all_ranks(Communicator& comm, const std::function<void()>& work) {
+  std::optional<NonFiniteError> bad;
+  std::optional<OutOfMemoryError> full;
+  try {
+    work();
+  } catch (const NonFiniteError& e) {
+    bad = e;
+  } catch (const OutOfMemoryError& e) {
+    full = e;
+  }
+  double non_finite = bad ? 1 : 0, out_of_memory = full ? 1 : 0;
+  reduce_in_place(comm, {&non_finite, &out_of_memory});
+  if (non_finite > 0)
+    throw bad ? *bad : NonFiniteError("another rank's logits hold NaN or infinity");
+  if (out_of_memory > 0) throw full ? *full : OutOfMemoryError("another rank is out of memory");
 }
 
 RankShard shard_of(int64_t count, int rank, int size, int64_t rotation) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,11 @@ void reduce_in_place(Communicator& comm, const std::vector<double*>& numbers,
 std::vector<std::string> gather_texts(Communicator& comm, const std::vector<std::string>& texts);
 // The text of the first rank whose `text` is not empty, on every rank; "" if all are empty.
 std::string first_text(Communicator& comm, const std::string& text);
+
+// Runs `work`, which makes no collective call, on every rank. If it throws NonFiniteError or
+// OutOfMemoryError on one of them, all throw that kind of error; a rank where it did not says that
+// another rank did.
+void on_all_ranks(Communicator& comm, const std::function<void()>& work);
 
 // Items [begin, end) of `count` that belong to a rank of `size`: contiguous, in rank order. The
 // remainder goes to other ranks in each rotation, so that over `size` rotations all ranks get the

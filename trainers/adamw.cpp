@@ -1,7 +1,9 @@
 // AdamW (Loshchilov and Hutter 2019): moments and masters of each parameter.
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
+#include "trainers/host_state.h"
 #include "trainers/optimizer.h"
 
 namespace cohort {
@@ -13,40 +15,60 @@ class AdamW final : public Optimizer {
       : config_(config), seed_(seed) {
     for (const NamedParameter& p : parameters) {
       if (!p.trained()) continue;
-      const Tensor &value = p.value, &grad = p.grad();
-      const bool small = config.storage.moments == MomentKind::kBF16 && grad.dtype() == DType::kF32;
-      const auto moment = [&] {
-        return Tensor::zeros(grad.shape(), small ? DType::kBF16 : grad.dtype(), grad.device());
+      const DType accumulated = accumulate_dtype(p.value.dtype());
+      const bool small = config.storage.moments == MomentKind::kBF16 && accumulated == DType::kF32,
+                 on_host = config.storage.on_host(p.unit);
+      const auto zeros = [&](const Shape& shape, DType dtype) {
+        return on_host ? Tensor::pinned(shape, dtype)
+                       : Tensor::zeros(shape, dtype, p.value.device());
       };
-      names_.push_back(p.name);
-      tensors_.push_back({.param = value,
-                          .grad = grad,
-                          .m = moment(),
-                          .v = moment(),
-                          .weight_decay = p.use == ParameterUse::kVector ? 0 : config.weight_decay,
-                          .unit = p.unit,
-                          .flat_index = p.flat_index});
-      if (value.dtype() != grad.dtype())
-        tensors_.back().low_bits = Tensor::zeros({2 * value.numel()}, DType::kU8, value.device());
+      const DType moments = small ? DType::kBF16 : accumulated;
+      parameters_.push_back(p);
+      tensors_.push_back(
+          {.param = p.value,
+           .m = zeros(p.value.shape(), moments),
+           .v = zeros(p.value.shape(), moments),
+           .weight_decay = p.use == ParameterUse::kVector ? 0 : config.weight_decay,
+           .low_bits = p.value.dtype() == accumulated ? Tensor()
+                                                      : zeros({2 * p.value.numel()}, DType::kU8),
+           .unit = p.unit,
+           .flat_index = p.flat_index});
+      if (on_host) host_count_ = tensors_.size();
     }
+    if (host_count_ > 0) host_state_.emplace(std::span(tensors_).first(host_count_));
+  }
+
+  void allocate_workspace() override {
+    if (host_state_) host_state_->allocate_buffers();
+  }
+  void free_workspace() override {
+    if (host_state_) host_state_->free_buffers();
   }
 
   void step(double learning_rate, const Tensor& norm, const Tensor& non_finite) override {
-    kernels::adamw_step(tensors_, {.learning_rate = learning_rate,
-                                   .beta1 = config_.adam_beta1,
-                                   .beta2 = config_.adam_beta2,
-                                   .eps = config_.adam_eps,
-                                   .step = ++updates_,
-                                   .seed = seed_,
-                                   .norm = norm,
-                                   .max_norm = config_.max_grad_norm,
-                                   .non_finite = non_finite});
+    allocate_workspace();
+    for (size_t i = 0; i < tensors_.size(); ++i) tensors_[i].grad = parameters_[i].grad();
+    const kernels::AdamWDesc desc{.learning_rate = learning_rate,
+                                  .beta1 = config_.adam_beta1,
+                                  .beta2 = config_.adam_beta2,
+                                  .eps = config_.adam_eps,
+                                  .step = updates_ + 1,
+                                  .seed = seed_,
+                                  .norm = norm,
+                                  .max_norm = config_.max_grad_norm,
+                                  .non_finite = non_finite};
+    const std::span<kernels::AdamWTensor> all(tensors_);
+    if (host_state_) host_state_->step(all.first(host_count_), desc);
+    kernels::adamw_step(all.subspan(host_count_), desc);
+    for (kernels::AdamWTensor& t : tensors_) t.grad = {};
+    ++updates_;
   }
 
   double relative_update(double learning_rate) const override {
     constexpr int64_t kSampled = 4096;  // elements per parameter
     constexpr size_t kParameters = 16;
     if (updates_ == 0) return std::nan("");
+    if (host_state_) host_state_->synchronize();
     const double correction1 = 1 - std::pow(config_.adam_beta1, static_cast<double>(updates_)),
                  correction2 = 1 - std::pow(config_.adam_beta2, static_cast<double>(updates_));
     double update = 0, weight = 0;
@@ -72,13 +94,15 @@ class AdamW final : public Optimizer {
   }
 
   NamedTensors state() const override {
+    if (host_state_) host_state_->synchronize();
     NamedTensors out;
     for (size_t i = 0; i < tensors_.size(); ++i) {
       const kernels::AdamWTensor& t = tensors_[i];
-      out.emplace_back(names_[i] + ".m", t.m);
-      out.emplace_back(names_[i] + ".v", t.v);
+      const std::string& name = parameters_[i].name;
+      out.emplace_back(name + ".m", t.m);
+      out.emplace_back(name + ".v", t.v);
       if (t.low_bits.defined())
-        out.emplace_back(names_[i] + ".master",
+        out.emplace_back(name + ".master",
                          kernels::combine_master(t.param.to(Device{}), t.low_bits.to(Device{})));
     }
     return out;
@@ -87,13 +111,14 @@ class AdamW final : public Optimizer {
   void load(const SafetensorsFile& file, int64_t updates) override {
     // Accepted dtypes of a saved tensor: the accumulation dtype, or also bf16.
     enum class Saved { kAccumulateDType, kOrBF16 };
-    const auto read = [&](const std::string& name, const Tensor& grad, Saved accepted) {
+    const auto read = [&](const std::string& name, const Tensor& param, Saved accepted) {
       Tensor saved = file.read(name);
+      const DType accumulated = accumulate_dtype(param.dtype());
       if (saved.dtype() == DType::kBF16 && accepted == Saved::kOrBF16)
         saved = saved.to(DType::kF32);
-      if (saved.shape() != grad.shape() || saved.dtype() != grad.dtype())
-        throw InputError(str("optimizer state '", name, "': expected ", dtype_name(grad.dtype()),
-                             grad.shape().str(), ", the checkpoint has ", saved.str()));
+      if (saved.shape() != param.shape() || saved.dtype() != accumulated)
+        throw InputError(str("optimizer state '", name, "': expected ", dtype_name(accumulated),
+                             param.shape().str(), ", the checkpoint has ", saved.str()));
       Tensor norm = Tensor::empty({1}, DType::kF64);
       kernels::grad_norm(norm, {&saved, 1});
       if (!std::isfinite(norm.item()))
@@ -103,10 +128,11 @@ class AdamW final : public Optimizer {
     };
     for (size_t i = 0; i < tensors_.size(); ++i) {
       kernels::AdamWTensor& t = tensors_[i];
-      for (const auto& [name, moment] : {std::pair{".m", &t.m}, {".v", &t.v}})
-        moment->copy_(read(names_[i] + name, t.grad, Saved::kOrBF16).to(moment->dtype()));
+      const std::string& name = parameters_[i].name;
+      for (const auto& [suffix, moment] : {std::pair{".m", &t.m}, {".v", &t.v}})
+        moment->copy_(read(name + suffix, t.param, Saved::kOrBF16).to(moment->dtype()));
       if (t.param.dtype() != DType::kBF16) continue;
-      const Tensor master = read(names_[i] + ".master", t.grad, Saved::kAccumulateDType);
+      const Tensor master = read(name + ".master", t.param, Saved::kAccumulateDType);
       Tensor param = Tensor::empty(master.shape(), DType::kBF16),
              low_bits = Tensor::empty({2 * master.numel()}, DType::kU8);
       kernels::split_master(param, low_bits, master);
@@ -119,8 +145,10 @@ class AdamW final : public Optimizer {
  private:
   OptimizerConfig config_;
   uint64_t seed_;
-  std::vector<std::string> names_;
+  std::vector<NamedParameter> parameters_;  // of `tensors_`
   std::vector<kernels::AdamWTensor> tensors_;
+  size_t host_count_ = 0;  // of tensors, the first ones, whose state is in the host's memory
+  std::optional<HostState> host_state_;
 };
 
 }  // namespace

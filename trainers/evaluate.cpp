@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "config/visitor.h"
+#include "core/allocator.h"
 #include "core/log.h"
 #include "core/sizes.h"
 #include "kernels/head.h"
@@ -143,21 +144,20 @@ void add_statistics(const Judged& greedy, Communicator& comm, Metrics& out) {
   out.add("eval/context_ratio", at_context / count);
 }
 
-// Mean loss over the target tokens of `count` sequences; NaN if there are none.
-double mean_loss(const Transformer& model, int64_t count,
-                 const std::function<TokenSequence(int64_t)>& sequence, int64_t micro_batch_tokens,
-                 Communicator& comm, const std::atomic<bool>* stop) {
-  NoGradGuard no_grad;
-  const RankShard shard = shard_of(count, comm.rank(), comm.size());
-  std::vector<TokenSequence> sequences;
-  for (int64_t i = shard.begin; i < shard.end; ++i) sequences.push_back(sequence(i));
-  // Loss of each sequence: nonzero on one rank only, so sums over the ranks are exact.
-  std::vector<double> losses(static_cast<size_t>(count), 0);
-  double loss = 0, tokens = 0;
-  auto sequence_loss = losses.begin() + shard.begin;
+struct SequenceLosses {
+  std::vector<double> each;
+  double tokens = 0;
   bool stopped = false;
+};
+
+// The sum of each sequence's token losses, to the bit for any micro batches.
+SequenceLosses losses_of(const Transformer& model, std::span<const TokenSequence> sequences,
+                         int64_t micro_batch_tokens, const std::atomic<bool>* stop) {
+  NoGradGuard no_grad;
+  SequenceLosses out{.each = std::vector<double>(sequences.size(), 0)};
+  auto sequence_loss = out.each.begin();
   for (const PackedBatch& packed : pack_micro_batches(sequences, micro_batch_tokens)) {
-    if ((stopped = stop != nullptr && *stop)) break;
+    if ((out.stopped = stop != nullptr && *stop)) break;
     const PackedBatch batch = model.to_device(packed);
     const Variable hidden = model.hidden_at_targets(batch);
     const auto logprobs =
@@ -167,12 +167,35 @@ double mean_loss(const Transformer& model, int64_t count,
     size_t i = 0;
     for (size_t s = 0; s + 1 < begins.size(); ++s, ++sequence_loss)
       for (; i < targets.size() && targets[i] < begins[s + 1]; ++i) *sequence_loss -= logprobs[i];
-    tokens += static_cast<double>(batch.num_targets());
+    out.tokens += static_cast<double>(batch.num_targets());
   }
-  check_stopped(comm, stopped);
-  reduce_in_place(comm, {&tokens});
+  return out;
+}
+
+// Mean loss over the target tokens of `count` sequences; NaN if there are none. Where memory runs
+// out, this rank goes on with smaller micro batches.
+double mean_loss(const Transformer& model, int64_t count,
+                 const std::function<TokenSequence(int64_t)>& sequence, int64_t micro_batch_tokens,
+                 Communicator& comm, const std::atomic<bool>* stop) {
+  const RankShard shard = shard_of(count, comm.rank(), comm.size());
+  std::vector<TokenSequence> sequences;
+  for (int64_t i = shard.begin; i < shard.end; ++i) sequences.push_back(sequence(i));
+  SequenceLosses mine;
+  for (int64_t size = micro_batch_tokens;; size /= 2) try {
+      mine = losses_of(model, sequences, size, stop);
+      break;
+    } catch (const OutOfMemoryError&) {
+      if (size <= 1) throw;
+      allocator(model.device()).release_cached();
+    }
+  check_stopped(comm, mine.stopped);
+  reduce_in_place(comm, {&mine.tokens});
+  // Nonzero on one rank only, so sums over the ranks are exact.
+  std::vector<double> losses(static_cast<size_t>(count), 0);
+  std::copy(mine.each.begin(), mine.each.end(), losses.begin() + shard.begin);
+  double loss = 0;
   for (const double each : reduce_over_ranks(comm, losses)) loss += each;
-  return tokens > 0 ? loss / tokens : kNaN;
+  return mine.tokens > 0 ? loss / mine.tokens : kNaN;
 }
 
 }  // namespace

@@ -17,23 +17,49 @@ constexpr uint64_t kAblationPurpose = 7;
 // Maximum fraction of a step's completions for which commands may fail.
 constexpr double kMaxFailedFraction = 0.05;
 
+// Packs an update into micro batches of at most `tokens` tokens, unless they are already.
+void repack(PolicyUpdate& update, int64_t tokens, const Transformer& model) {
+  if (update.pack.micro_batch_tokens == tokens) return;
+  unpack_log_probs(update.batches, update.sequences);  // some may have been recomputed
+  PackPolicyDesc desc = update.pack;
+  desc.micro_batch_tokens = tokens;
+  Minibatch batches = pack_policy(update.sequences, desc);
+  for (PolicyBatch& batch : batches) batch = to_device(batch, model);
+  update.batches = std::move(batches);
+  update.pack = desc;
+}
+
+// Calls Learner::within_memory() for work on `updates`.
+void within_memory(Learner& learner, std::span<PolicyUpdate> updates, const GrpoSections& config,
+                   const std::function<void()>& work) {
+  const auto pack = [&](int64_t tokens) {
+    int64_t largest = 0;
+    for (PolicyUpdate& update : updates) {
+      repack(update, tokens, learner.model());
+      for (const PolicyBatch& batch : update.batches) largest = std::max(largest, batch.size());
+    }
+    return largest;
+  };
+  learner.within_memory(config.batch.micro_batch(), pack, work);
+}
+
 // Sets one column of all micro batches to the log-probs under `model`.
-void set_log_probs(std::vector<Minibatch>& minibatches, Tensor PolicyBatch::*column,
+void set_log_probs(std::span<PolicyUpdate> minibatches, Tensor PolicyBatch::*column,
                    const Transformer& model, double temperature) {
   NoGradGuard no_grad;
-  for (Minibatch& minibatch : minibatches)
-    for (PolicyBatch& batch : minibatch)
+  for (PolicyUpdate& minibatch : minibatches)
+    for (PolicyBatch& batch : minibatch.batches)
       batch.*column = policy_log_probs(model, batch, temperature).logprob.value();
 }
 
 // max |ratio - 1| of `model` to the log-probs that were recorded when this rank's tokens were
 // sampled; infinite where one is NaN.
-double ratio_deviation(std::span<const Minibatch> minibatches, const Transformer& model,
+double ratio_deviation(std::span<const PolicyUpdate> minibatches, const Transformer& model,
                        double temperature) {
   NoGradGuard no_grad;
   double largest = 0;
-  for (const Minibatch& minibatch : minibatches)
-    for (const PolicyBatch& batch : minibatch) {
+  for (const PolicyUpdate& minibatch : minibatches)
+    for (const PolicyBatch& batch : minibatch.batches) {
       const Tensor now = policy_log_probs(model, batch, temperature).logprob.value();
       const auto new_values = now.to_vector<double>(),
                  old_values = batch.old_logprob.to_vector<double>();
@@ -43,20 +69,6 @@ double ratio_deviation(std::span<const Minibatch> minibatches, const Transformer
       }
     }
   return largest;
-}
-
-// Runs `work` on every rank. If it throws NonFiniteError on one of them, all throw.
-void on_all_ranks(Communicator& comm, const std::function<void()>& work) {
-  std::optional<NonFiniteError> error;
-  try {
-    work();
-  } catch (const NonFiniteError& e) {
-    error = e;
-  }
-  double failed_ranks = error ? 1 : 0;
-  reduce_in_place(comm, {&failed_ranks});
-  if (failed_ranks == 0) return;
-  throw error ? *error : NonFiniteError("another rank's logits hold NaN or infinity");
 }
 
 // Number of completions of the step to which a reward applies, over all ranks.
@@ -105,11 +117,38 @@ bool has_gradient(const PolicySequence& sequence, double beta) {
 
 // Sums the statistics that each micro batch of one update has left on the device.
 kernels::PolicyLossStats total_of(const Tensor& stats) {
+  if (!stats.defined()) return {};  // no micro batch
   const Tensor rows = stats.to(Device{});
   kernels::PolicyLossStats total;
   for (int64_t i = 0; i < rows.dim(0); ++i)
     add(total, kernels::PolicyLossStats::from(rows.select(0, i)));
   return total;
+}
+
+// One optimiser update on a minibatch; sets `stats` to its sums. `accept`: see Learner::update().
+Learner::Update update_on(Learner& learner, PolicyUpdate& minibatch, const GrpoSections& config,
+                          double learning_rate, kernels::PolicyLossStats& stats,
+                          const std::function<bool()>& accept) {
+  Learner::Update done;
+  within_memory(learner, {&minibatch, 1}, config, [&] {
+    const auto count = static_cast<int64_t>(minibatch.batches.size());
+    Tensor rows;
+    const auto loss_of = [&](int64_t i) {
+      const PolicyBatch& batch = minibatch.batches[static_cast<size_t>(i)];
+      const Transformer& model = learner.model();
+      if (i == 0)
+        rows = Tensor::empty({count, kernels::PolicyLossStats::kSize}, DType::kF64, model.device());
+      HeadLoss loss = grpo_loss(model.hidden_at_targets(batch, {.mode = Mode::kEval}), model.head(),
+                                batch, config.grpo, config.sampling.temperature);
+      rows.select(0, i).copy_(loss.stats);
+      return loss;
+    };
+    done = learner.update(count, loss_of, learning_rate, [&] {
+      stats = total_of(rows);
+      return accept == nullptr || accept();
+    });
+  });
+  return done;
 }
 
 }  // namespace
@@ -161,15 +200,19 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   UpdateSums updates;
   double packing_time = 0;
   if (out.rewarded_count > 0) {
-    std::vector<Minibatch> minibatches = pack_minibatches(
-        in.comm, in.learner.model(), out.rollouts,
+    std::vector<PolicyUpdate> minibatches = pack_minibatches(
+        in.comm, in.learner, out.rollouts,
         config.grpo.shuffle_advantages ? shuffled_advantages(in.comm, out.rollouts, config, in.step)
                                        : advantages,
         config);
     packing_time = clock.lap("packing");
     if (in.reference != nullptr)
-      set_log_probs(minibatches, &PolicyBatch::ref_logprob, *in.reference,
-                    config.sampling.temperature);
+      within_memory(in.learner, minibatches, config, [&] {
+        on_all_ranks(in.comm, [&] {
+          set_log_probs(minibatches, &PolicyBatch::ref_logprob, *in.reference,
+                        config.sampling.temperature);
+        });
+      });
     updates = update_policy(in.comm, in.learner, minibatches, config, in.learning_rate, in.step);
   }
   const double update_time = clock.lap("update");
@@ -198,12 +241,12 @@ std::vector<double> shuffled_advantages(Communicator& comm, const ScoredRollouts
   return shuffled;
 }
 
-std::vector<Minibatch> pack_minibatches(Communicator& comm, const Transformer& model,
-                                        const ScoredRollouts& rollouts,
-                                        std::span<const double> advantages,
-                                        const GrpoSections& config) {
+std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
+                                           const ScoredRollouts& rollouts,
+                                           std::span<const double> advantages,
+                                           const GrpoSections& config) {
   const int64_t parts = config.grpo.num_minibatches;
-  std::vector<Minibatch> out;
+  std::vector<PolicyUpdate> out;
   size_t i = 0;
   for (int64_t m = 0; m < parts; ++m) {
     std::vector<PolicySequence> sequences;
@@ -227,38 +270,23 @@ std::vector<Minibatch> pack_minibatches(Communicator& comm, const Transformer& m
     // weights.
     if (totals.tokens == 0) continue;
     std::erase_if(sequences, [&](const auto& s) { return !has_gradient(s, config.grpo.beta); });
-    out.push_back(pack_policy(std::move(sequences),
-                              {.loss_type = config.grpo.loss_type,
-                               .totals = totals,
-                               .max_completion_length = config.sampling.max_completion_length,
-                               .micro_batch_tokens = config.batch.micro_batch(),
-                               .dtype = accumulate_dtype(model.dtype())}));
-    for (PolicyBatch& batch : out.back()) batch = to_device(batch, model);
+    out.push_back({.sequences = std::move(sequences),
+                   .pack = {.loss_type = config.grpo.loss_type,
+                            .totals = totals,
+                            .max_completion_length = config.sampling.max_completion_length,
+                            .dtype = accumulate_dtype(learner.model().dtype())},
+                   .batches = {}});
   }
+  within_memory(learner, out, config, [] {});
   return out;
 }
 
-UpdateSums update_policy(Communicator& comm, Learner& learner, std::vector<Minibatch>& minibatches,
-                         const GrpoSections& config, double learning_rate, int64_t step) {
+UpdateSums update_policy(Communicator& comm, Learner& learner,
+                         std::vector<PolicyUpdate>& minibatches, const GrpoSections& config,
+                         double learning_rate, int64_t step) {
   const double temperature = config.sampling.temperature;
-  Tensor stats;
-  const auto update = [&](const Minibatch& minibatch, const std::function<bool()>& accept) {
-    const auto count = static_cast<int64_t>(minibatch.size());
-    stats = Tensor::empty({count, kernels::PolicyLossStats::kSize}, DType::kF64,
-                          learner.model().device());
-    const auto loss_of = [&](int64_t i) {
-      const PolicyBatch& batch = minibatch[static_cast<size_t>(i)];
-      const Transformer& model = learner.model();
-      HeadLoss loss = grpo_loss(model.hidden_at_targets(batch, {.mode = Mode::kEval}), model.head(),
-                                batch, config.grpo, temperature);
-      stats.select(0, i).copy_(loss.stats);
-      return loss;
-    };
-    return learner.update(count, loss_of, learning_rate, accept);
-  };
-  const std::function<bool()> is_on_policy = [&] {
-    return total_of(stats).max_ratio_deviation == 0;
-  };
+  kernels::PolicyLossStats stats;
+  const std::function<bool()> is_on_policy = [&] { return stats.max_ratio_deviation == 0; };
   UpdateSums sums;
   const auto over_ranks = [&](double deviation) {
     reduce_in_place(comm, {&deviation}, Reduce::kMax);
@@ -266,7 +294,11 @@ UpdateSums update_policy(Communicator& comm, Learner& learner, std::vector<Minib
   };
   const auto correct_log_probs = [&](double deviation) {
     sums.ratio_deviation = deviation;
-    set_log_probs(minibatches, &PolicyBatch::old_logprob, learner.model(), temperature);
+    within_memory(learner, minibatches, config, [&] {
+      on_all_ranks(comm, [&] {
+        set_log_probs(minibatches, &PolicyBatch::old_logprob, learner.model(), temperature);
+      });
+    });
     if (comm.rank() == 0)
       logging::warn(
           "the sampler's log-probs differ from the trainer's: max |ratio - 1| = ", deviation,
@@ -274,20 +306,27 @@ UpdateSums update_policy(Communicator& comm, Learner& learner, std::vector<Minib
   };
   // The ratios of the first minibatch are known with its loss.
   const int64_t every = config.grpo.ratio_check_every;
-  if (every > 0 && step % every == 0 && minibatches.size() > 1)
-    if (const double deviation = over_ranks(
-            ratio_deviation(std::span(minibatches).subspan(1), learner.model(), temperature));
-        deviation != 0)
-      correct_log_probs(deviation);
+  if (every > 0 && step % every == 0 && minibatches.size() > 1) {
+    double deviation = 0;
+    const std::span<PolicyUpdate> others = std::span(minibatches).subspan(1);
+    within_memory(learner, others, config, [&] {
+      on_all_ranks(comm, [&] { deviation = ratio_deviation(others, learner.model(), temperature); });
+    });
+    deviation = over_ranks(deviation);
+    if (deviation != 0) correct_log_probs(deviation);
+  }
   for (int64_t iteration = 0; iteration < config.grpo.num_iterations; ++iteration)
     for (size_t m = 0; m < minibatches.size(); ++m) {
       const bool first = iteration == 0 && m == 0 && sums.ratio_deviation == 0;
-      Learner::Update done = update(minibatches[m], first ? is_on_policy : nullptr);
+      const auto update = [&](const std::function<bool()>& accept) {
+        return update_on(learner, minibatches[m], config, learning_rate, stats, accept);
+      };
+      Learner::Update done = update(first ? is_on_policy : nullptr);
       if (done.refused) {
-        correct_log_probs(over_ranks(total_of(stats).max_ratio_deviation));
-        done = update(minibatches[m], nullptr);
+        correct_log_probs(over_ranks(stats.max_ratio_deviation));
+        done = update(nullptr);
       }
-      sums.add(done, total_of(stats));
+      sums.add(done, stats);
     }
   return sums;
 }

@@ -44,19 +44,28 @@ GrpoStepResult grpo_step(const GrpoStep& in);
 std::vector<double> shuffled_advantages(Communicator& comm, const ScoredRollouts& rollouts,
                                         const GrpoSections& config, int64_t step);
 
-// The micro batches of each optimiser update on the model's device, with the denominators of the
-// whole update over all ranks. An update without a token in the loss mask of any rank is left out.
-// `advantages`: one per completion, those of `rollouts` or shuffled ones.
-std::vector<Minibatch> pack_minibatches(Communicator& comm, const Transformer& model,
-                                        const ScoredRollouts& rollouts,
-                                        std::span<const double> advantages,
-                                        const GrpoSections& config);
+// The sequences of an optimiser update, and the micro batches on the model's device that they are
+// packed into, with the denominators of the whole update over all ranks.
+struct PolicyUpdate {
+  std::vector<PolicySequence> sequences;
+  PackPolicyDesc pack;  // of `batches`
+  Minibatch batches;
+};
+
+// The optimiser updates of a step, packed. An update without a token in the loss mask of any rank
+// is left out. `advantages`: one per completion, those of `rollouts` or shuffled ones.
+std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
+                                           const ScoredRollouts& rollouts,
+                                           std::span<const double> advantages,
+                                           const GrpoSections& config);
 
 // num_iterations passes over the minibatches. Before the first update the weights are those that
 // sampled, so the ratios of its minibatch must be exactly 1, and so must those of the other
 // minibatches, which are checked every config.grpo.ratio_check_every steps. If they are not, the
 // recorded log-probs are wrong: they are recomputed for all minibatches before the update is made.
-UpdateSums update_policy(Communicator& comm, Learner& learner, std::vector<Minibatch>& minibatches,
-                         const GrpoSections& config, double learning_rate, int64_t step = 0);
+// All of it is within memory (Learner::within_memory()): minibatches may be packed anew.
+UpdateSums update_policy(Communicator& comm, Learner& learner,
+                         std::vector<PolicyUpdate>& minibatches, const GrpoSections& config,
+                         double learning_rate, int64_t step = 0);
 
 }  // namespace cohort

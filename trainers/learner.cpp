@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/with_cuda.h"
 #include "trainers/metrics.h"
 
 namespace cohort {
@@ -14,28 +15,47 @@ namespace {
       "larger adam_eps or a lower max_grad_norm");
 }
 
+// Frees at the end of an update the gradients and the workspace.
+class UpdateMemory : NonCopyable {
+ public:
+  UpdateMemory(const ParameterSet& parameters, Optimizer& optimizer,
+               std::optional<GradReducer>& reducer)
+      : parameters_(parameters), optimizer_(optimizer), reducer_(reducer) {}
+  ~UpdateMemory() {
+    reducer_.reset();
+    parameters_.free_gradients();
+    optimizer_.free_workspace();
+  }
+
+ private:
+  const ParameterSet& parameters_;
+  Optimizer& optimizer_;
+  std::optional<GradReducer>& reducer_;
+};
+
 }  // namespace
 
 Learner::Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& config,
                  Communicator& comm, uint64_t seed)
     : model_(std::move(model)),
       comm_(comm),
-      gradients_(model_->parameters().allocate_gradients()),
       health_(Tensor::zeros({2}, DType::kF64, model_->device())),
       optimizer_(make_optimizer(model_->parameters(), config, seed)),
-      reducer_(comm, gradients_.all, gradients_.ends) {
+      side_(comm.size() == 1
+                ? nullptr
+                : on_device<[](Device) { return std::unique_ptr<SideStream>(); },
+                            cuda::make_side_stream>(model_->device(), model_->device())) {
   const std::vector<Variable>& leaves = model_->parameters().trained();
   for (size_t i = 0; i < leaves.size(); ++i)
     leaves[i].on_gradient([this, i] {
-      if (last_micro_batch_) reducer_.mark_ready(static_cast<int64_t>(i));
+      if (last_micro_batch_) reducer_->mark_ready(static_cast<int64_t>(i));
     });
 }
 
-Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
-                                double learning_rate, const std::function<bool()>& accept) {
-  const std::vector<Variable>& leaves = model_->parameters().trained();
-  for (const Variable& leaf : leaves) leaf.zero_grad();
-  Tensor losses = Tensor::empty({micro_batches}, gradients_.all.dtype(), model_->device());
+// Sets `losses` to the losses of the micro batches.
+void Learner::backward_all(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
+                           Tensor& losses) {
+  losses = Tensor::empty({micro_batches}, accumulate_dtype(model_->dtype()), model_->device());
   Stopwatch clock;
   for (int64_t i = 0; i < micro_batches; ++i) {
     last_micro_batch_ = i + 1 == micro_batches;
@@ -45,19 +65,49 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadL
     backward(std::move(made.hidden), std::move(made.dhidden), made.head);
     clock.lap("backward");
   }
-  last_micro_batch_ = false;
-  for (const Variable& leaf : leaves) leaf.grad();  // zeros if no loss depends on it
-  reducer_.finish();
-  Tensor norm = health_.narrow(0, 0, 1);
-  kernels::grad_norm(norm, model_->parameters().gradients());
+  for (const Variable& leaf : model_->parameters().trained())
+    leaf.grad();  // zeros if no loss depends on it
+}
 
-  const std::vector<double> numbers = losses.to_vector<double>();
+Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
+                                double learning_rate, const std::function<bool()>& accept) {
+  const UpdateMemory memory(model_->parameters(), *optimizer_, reducer_);
+  std::vector<GradientBuffer> buffers;
+  on_all_ranks(comm_, [&] {
+    for (UnitGradients& unit : model_->parameters().allocate_gradients())
+      buffers.push_back({std::move(unit.all), std::move(unit.ends)});
+  });
+  reducer_.emplace(comm_, side_.get(), std::move(buffers));
+  // A rank that runs out of memory makes the collective calls of the others, and tells them then.
+  std::optional<OutOfMemoryError> full;
+  const auto if_memory_lasts = [&](const std::function<void()>& work) {
+    if (full) return;
+    try {
+      work();
+    } catch (const OutOfMemoryError& e) {
+      full = e;
+    }
+  };
+  Tensor losses, norm = health_.narrow(0, 0, 1);
+  if_memory_lasts([&] { backward_all(micro_batches, loss, losses); });
+  last_micro_batch_ = false;
+  reducer_->finish();
   Update out;
-  for (const double number : numbers) out.loss += number;
-  double refusals = accept && !accept() ? 1 : 0;
-  reduce_in_place(comm_, {&out.loss, &refusals});
+  std::vector<double> numbers, health;
+  double refusals = 0;
+  Stopwatch clock;
+  if_memory_lasts([&] {
+    kernels::grad_norm(norm, model_->parameters().gradients());
+    numbers = losses.to_vector<double>();
+    for (const double number : numbers) out.loss += number;
+    refusals = accept && !accept() ? 1 : 0;
+    health = health_.to_vector<double>();
+    optimizer_->allocate_workspace();
+  });
+  double out_of_memory = full ? 1 : 0;
+  reduce_in_place(comm_, {&out.loss, &refusals, &out_of_memory});
+  if (out_of_memory > 0) throw full ? *full : OutOfMemoryError("another rank is out of memory");
   out.refused = refusals != 0;
-  const std::vector<double> health = health_.to_vector<double>();
   if (health[1] != 0) throw_bad_weights();  // first: bad losses may follow from it
   check_losses(out.loss, numbers);
   out.grad_norm = health[0];
@@ -66,6 +116,31 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadL
   if (out.made) optimizer_->step(learning_rate, norm, health_.narrow(0, 1, 1));
   clock.lap("optimizer");
   return out;
+}
+
+void Learner::within_memory(int64_t tokens, const std::function<int64_t(int64_t)>& pack,
+                            const std::function<void()>& work) {
+  for (double largest_before = -1;;) {
+    const int64_t size = micro_batch_tokens(tokens);
+    double largest = 0;
+    std::optional<OutOfMemoryError> full;
+    try {
+      on_all_ranks(comm_, [&] { largest = static_cast<double>(pack(size)); });
+      return work();
+    } catch (const OutOfMemoryError& e) {
+      full = e;
+    }
+    reduce_in_place(comm_, {&largest}, Reduce::kMax);
+    callbacks_.release();
+    allocator(model_->device()).release_cached();
+    if (largest == largest_before)
+      throw OutOfMemoryError(str(full->what(), "; this was with micro batches of at most ",
+                                 static_cast<int64_t>(largest), " tokens, which cannot be divided"));
+    largest_before = largest;
+    const int64_t held = largest > 0 ? std::min(size, static_cast<int64_t>(largest)) : size;
+    max_tokens_ = std::max<int64_t>(1, held / 2);
+    callbacks_.shrunk(size, max_tokens_, full->what());
+  }
 }
 
 void Learner::check_weights() const {

@@ -1,9 +1,15 @@
 // A model in training: gradients, their reduction over ranks, clipping and the optimiser.
 #pragma once
 
+#include <algorithm>
 #include <functional>
+#include <limits>
 #include <memory>
+#include <optional>
+#include <string>
+#include <utility>
 
+#include "core/allocator.h"
 #include "core/non_copyable.h"
 #include "distributed/grad_reducer.h"
 #include "trainers/across_ranks.h"
@@ -26,12 +32,34 @@ class Learner : NonCopyable {  // the parameters' hooks hold its address
   // One optimiser update: the backward of loss(0) ... loss(micro_batches - 1), whose sum over micro
   // batches and ranks is the step's loss, then reduction, clipping and AdamW. Every rank
   // calls it, even without a micro batch. Synchronizes with the device once, before the update.
+  // Gradients exist only during the call.
   // Throws the same NonFiniteError on every rank, without any update, if a loss, a gradient or a
-  // number checked by check_weights() is not finite. `accept`, if given, is called when all losses
+  // number checked by check_weights() is not finite, and OutOfMemoryError on every rank, likewise,
+  // if one of them runs out of memory. `accept`, if given, is called when all losses
   // are known; if it returns false on any rank, weights and optimiser state are unchanged. They are
   // also unchanged if every gradient is 0: AdamW's momentum and decay would move the weights.
   Update update(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
                 double learning_rate, const std::function<bool()>& accept = nullptr);
+
+  // Runs `work` on micro batches of at most `tokens` tokens, or of fewer if less has to do. pack(n)
+  // makes those of at most n tokens and returns the size of the largest; it makes no collective
+  // call. If pack(), or on all ranks work(), throws OutOfMemoryError, all ranks free their caches,
+  // halve the size of their micro batches, for good, and start again, with pack(). Throws
+  // OutOfMemoryError on every rank if memory runs out twice for micro batches that cannot be
+  // divided. Every rank calls it.
+  void within_memory(int64_t tokens, const std::function<int64_t(int64_t)>& pack,
+                     const std::function<void()>& work);
+  // The size of micro batches that within_memory() uses where it is asked for `tokens`.
+  int64_t micro_batch_tokens(int64_t tokens) const { return std::min(tokens, max_tokens_); }
+  struct MemoryCallbacks {
+    // Frees what others hold on this rank and can make anew.
+    std::function<void()> release = [] {};
+    // Tells that micro batches have become smaller because of `error`.
+    std::function<void(int64_t before, int64_t now, const std::string& error)> shrunk =
+        [](int64_t, int64_t, const std::string&) {};
+  };
+  void set_memory_callbacks(MemoryCallbacks callbacks) { callbacks_ = std::move(callbacks); }
+
   // Throws NonFiniteError if an update has made weights or moments that are not finite.
   // Synchronizes with the device.
   void check_weights() const;
@@ -41,17 +69,21 @@ class Learner : NonCopyable {  // the parameters' hooks hold its address
   Optimizer& optimizer() { return *optimizer_; }
 
  private:
+  void backward_all(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
+                    Tensor& losses);
   void check_losses(double total, const std::vector<double>& losses) const;
   void check_gradients(double norm) const;
 
   std::unique_ptr<Transformer> model_;
   Communicator& comm_;
-  FlatGradients gradients_;
   // f64 [2] on the device: the gradient norm, and 1 once an update has made a non-finite number.
   Tensor health_;
   std::unique_ptr<Optimizer> optimizer_;
-  GradReducer reducer_;
+  const std::unique_ptr<SideStream> side_;  // of the reducer; null: none
+  std::optional<GradReducer> reducer_;      // during an update
   bool last_micro_batch_ = false;
+  int64_t max_tokens_ = std::numeric_limits<int64_t>::max();  // of a micro batch
+  MemoryCallbacks callbacks_;
 };
 
 }  // namespace cohort

@@ -10,14 +10,16 @@ namespace cohort {
 
 OptimizerBytes optimizer_bytes(const OptimizerConfig& config, const ModelConfig& model, DType dtype,
                                Device device) {
-  const DryRun run(device);
+  DryRun run(device);
   const Transformer dry(model, dtype, std::nullopt, device);
-  const FlatGradients gradients = dry.parameters().allocate_gradients();
   const int64_t before = run.stats().live_bytes;
   const auto optimizer = make_optimizer(dry.parameters(), config);
-  OptimizerBytes out{.memory = run.stats().live_bytes - before};
+  OptimizerBytes out{.memory = run.stats().live_bytes - before,
+                     .pinned = run.pinned_stats().live_bytes};
   for (const auto& [name, tensor] : optimizer->state()) out.saved += tensor.nbytes();
   out.host = run.stats().peak_bytes - before - out.memory;
+  optimizer->allocate_workspace();
+  out.workspace = run.stats().live_bytes - before - out.memory;
   return out;
 }
 

@@ -24,9 +24,23 @@ inline constexpr EnumName<MasterKind> kMasterKindNames[] = {{MasterKind::kSplit,
 enum class MomentKind { kF32, kBF16 };
 inline constexpr EnumName<MomentKind> kMomentKindNames[] = {{MomentKind::kF32, "f32"},
                                                             {MomentKind::kBF16, "bf16"}};
+// Memory of the moments and of the low bits of masters: the device's, or page-locked memory of the
+// host, from which every update streams them through the device. It changes no bit. kAuto: the
+// start of a run chooses; until then it means the device.
+enum class StatePlace { kDevice, kHost, kAuto };
+inline constexpr EnumName<StatePlace> kStatePlaceNames[] = {{StatePlace::kDevice, "device"},
+                                                            {StatePlace::kHost, "host"},
+                                                            {StatePlace::kAuto, "auto"}};
 struct OptimizerStorage {
   MasterKind master = MasterKind::kSplit;
   MomentKind moments = MomentKind::kF32;
+  StatePlace place = StatePlace::kAuto;
+  int64_t host_units = 0;
+  // True if the state of unit `unit` of a ParameterSet is in the host's memory.
+  bool on_host(size_t unit) const {
+    return place == StatePlace::kHost &&
+           (host_units == 0 || static_cast<int64_t>(unit) < host_units);
+  }
   void visit(ConfigVisitor& v) {
     v.choice("master", master, kMasterKindNames,
              "does nothing: f32 masters of bf16 weights are always stored as 16 bits beside the "
@@ -34,6 +48,13 @@ struct OptimizerStorage {
     v.choice("moments", moments, kMomentKindNames,
              "AdamW's moments: f32 (f64 beside dtype f64), or bf16 with stochastic rounding, 4 "
              "bytes less a parameter");
+    v.choice("place", place, kStatePlaceNames,
+             "memory of the optimizer's state: device; host: page-locked memory, streamed through "
+             "the device in every update, with the same bits; auto: the device if it fits");
+    v.field("host_units", host_units,
+            "(place: host) units of the model (tables, each block, end) whose state is in the "
+            "host's memory, from the first on; 0: all",
+            {.min = 0, .max = 1 << 20});
   }
 };
 
@@ -66,11 +87,14 @@ struct OptimizerConfig {
 };
 
 // Updates the trained parameters of a set from their gradients, by the rule of each one's use, and
-// owns the state that it needs for that. Refers to the parameters' gradients, which must stay where
-// they are.
+// owns the state that it needs for that.
 class Optimizer : NonCopyable {
  public:
   virtual ~Optimizer() = default;
+  // Allocates the device memory that step() needs besides its state, so that step() itself cannot
+  // run out of memory. It is kept until free_workspace(), and made by step() if it does not exist.
+  virtual void allocate_workspace() = 0;
+  virtual void free_workspace() = 0;
   // One update, with gradients scaled down if their norm (f64 [1]; undefined: no
   // clipping) exceeds max_grad_norm. A norm that is not finite makes no update. Sets
   // non_finite (f64 [1], may be undefined) to 1 if an updated weight or state is not finite.
@@ -93,13 +117,14 @@ class Optimizer : NonCopyable {
 // applies. Moments start from zero; bf16 parameters get f32 masters, split into weight and low
 // bits. The state is "NAME.m", "NAME.v" and, of bf16 parameters, the f32 "NAME.master": masters are
 // combined and split on the CPU. load() also rounds masters into their parameters, and f32 moments
-// to nearest if they are bf16 here. `seed`: for the rounding of bf16 moments.
+// to nearest if they are bf16 here. `seed`: for the rounding of bf16 moments. Tensors of state() in
+// the host's memory are the state itself, which the next step changes.
 std::unique_ptr<Optimizer> make_optimizer(const ParameterSet& parameters,
                                           const OptimizerConfig& config, uint64_t seed = 0);
-// Bytes of its state: in memory of the device, in a checkpoint, and what state() allocates on the
-// host.
+// Bytes of its state: in memory of the device, in page-locked memory of the host, in a checkpoint,
+// and those that state() allocates on the host; and the bytes of its workspace on the device.
 struct OptimizerBytes {
-  int64_t memory = 0, saved = 0, host = 0;
+  int64_t memory = 0, pinned = 0, saved = 0, host = 0, workspace = 0;
 };
 OptimizerBytes optimizer_bytes(const OptimizerConfig& config, const ModelConfig& model, DType dtype,
                                Device device);

@@ -204,9 +204,11 @@ TEST(CudaMultiGpuReducer, OverlapGivesTheBitsOfReducingAtTheEnd) {
   expect_no_errors(run_gpu_ranks([](ProcessGroup&, Communicator& comm, Device device) {
     Tensor overlapped = Tensor::zeros({kEnds.back()}, DType::kF32, device);
     Tensor serial = overlapped.clone();
-    GradReducer early(comm, overlapped, kEnds, 100000), late(comm, serial, kEnds, 100000);
+    const auto side = cuda::make_side_stream(device);
     Tensor work = Tensor::zeros({1 << 22}, DType::kF32, device);
     for (int step = 0; step < 20; ++step) {
+      GradReducer early(comm, side.get(), {{overlapped, kEnds}}, 100000),
+          late(comm, side.get(), {{serial, kEnds}}, 100000);
       const Tensor fresh = make_gradients(comm.rank(), step, device);
       Tensor exact = fresh.to(Device{}).to(DType::kF64);
       comm.all_reduce(exact);
@@ -236,7 +238,8 @@ TEST(CudaMultiGpuReducer, RanksWithoutWorkTakePart) {
     const Tensor alone = make_gradients(0, 0, device);
     Tensor gradients = alone.clone();
     if (comm.rank() != 0) gradients.zero_();
-    GradReducer reducer(comm, gradients, kEnds, 1000);
+    const auto side = cuda::make_side_stream(device);
+    GradReducer reducer(comm, side.get(), {{gradients, kEnds}}, 1000);
     if (comm.rank() == 0)
       for (int64_t i = kGradients - 1; i >= 0; --i) reducer.mark_ready(i);
     reducer.finish();

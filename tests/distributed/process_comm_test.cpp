@@ -70,7 +70,7 @@ TEST_P(ProcessCommunicator, CarriesAGradReducer) {
       [](ProcessGroup& group) {
         const auto comm = make_communicator(group, Device{});
         const Tensor gradients = Tensor::full({5004}, 1, DType::kF32);
-        GradReducer reducer(*comm, gradients, {3, 5003, 5004}, 64);
+        GradReducer reducer(*comm, nullptr, {{gradients, {3, 5003, 5004}}}, 64);
         reducer.mark_ready(2);
         reducer.finish();
         EXPECT_TRUE(bit_equal(gradients, Tensor::full({5004}, 3, DType::kF32)));

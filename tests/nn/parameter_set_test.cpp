@@ -3,6 +3,7 @@
 
 #include <map>
 
+#include "core/allocator.h"
 #include "tests/kernels/kernel_test.h"
 #include "tests/nn/models.h"
 
@@ -78,21 +79,30 @@ TEST(ParameterSet, UnitsOfAModelAreItsTablesItsBlocksAndItsEnd) {
   }
 }
 
-// Gradients are one tensor without the padding of units.
-TEST(ParameterSet, GradientsLieInOneTensor) {
+// The gradients of a unit are one tensor without the padding of units, and exist until they are
+// freed.
+TEST(ParameterSet, GradientsOfAUnitLieInOneTensor) {
   ParameterSet set = empty_set(DType::kBF16);
-  const Variable a = set.add({"a", {65}});
+  const Variable a = set.add({"a", {65}}), b = set.add({"b", {2}});
+  set.begin_unit();
   set.add({"frozen", {1000}, ParameterUse::kVector, 0, ParameterRole::kFrozen});
   set.begin_unit();
-  const Variable b = set.add({"b", {3, 5}, ParameterUse::kMatmul});
-  auto [all, ends] = set.allocate_gradients();
-  EXPECT_EQ(ends, (std::vector<int64_t>{128, 192}));
-  EXPECT_EQ(all.shape(), Shape({192}));
-  EXPECT_EQ(all.dtype(), DType::kF32);
-  all.fill_(7);
+  const Variable c = set.add({"c", {3, 5}, ParameterUse::kMatmul});
+  const int64_t before = allocator(Device{}).stats().live_bytes;
+  std::vector<UnitGradients> units = set.allocate_gradients();
+  ASSERT_EQ(units.size(), 2u);  // nothing is trained in the second unit
+  EXPECT_EQ(units[0].ends, (std::vector<int64_t>{128, 192}));
+  EXPECT_EQ(units[0].all.shape(), Shape({192}));
+  EXPECT_EQ(units[1].ends, (std::vector<int64_t>{64}));
+  EXPECT_EQ(units[0].all.dtype(), DType::kF32);
+  EXPECT_EQ(b.grad().raw(), units[0].all.narrow(0, 128, 1).raw());
+  EXPECT_EQ(c.grad().shape(), c.shape());
+  EXPECT_EQ(a.grad().to_vector<double>(), std::vector<double>(65, 0));  // whatever the memory held
+  units[0].all.fill_(7);
   EXPECT_EQ(a.grad().to_vector<double>(), std::vector<double>(65, 7));
-  EXPECT_EQ(b.grad().raw(), all.narrow(0, 128, 1).raw());
-  EXPECT_EQ(b.grad().shape(), b.shape());
+  units.clear();
+  set.free_gradients();
+  EXPECT_EQ(allocator(Device{}).stats().live_bytes, before);
 }
 
 // Padding rows are zero, and only memory has them.
@@ -114,7 +124,8 @@ TEST(ParameterSet, PaddingRowsBelongToNoParameter) {
   EXPECT_EQ(head.grad().shape(), Shape({61, 3}));
   EXPECT_TRUE(kernels::test::padding_is(head.grad(), 0, 0));
   EXPECT_EQ(head.grad().with_padding().dim(0), 64);
-  EXPECT_EQ(set.allocate_gradients().ends, (std::vector<int64_t>{192, 256}));
+  EXPECT_EQ(set.allocate_gradients().at(0).ends, (std::vector<int64_t>{192, 256}));
+  EXPECT_TRUE(kernels::test::padding_is(head.grad(), 0, 0));
   EXPECT_EQ(head.grad().shape(), Shape({61, 3}));
   EXPECT_EQ(head.grad().with_padding().dim(0), 64);
   EXPECT_EQ(set[0].grad().shape(), Shape({61, 3}));

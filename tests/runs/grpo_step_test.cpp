@@ -108,7 +108,7 @@ class GrpoStep : public testing::Test {
       ScoredRollouts scored = sampled(learner->model(), shard);
       if (comm.rank() == 0) change(scored);
       auto minibatches =
-          pack_minibatches(comm, learner->model(), scored, scored.advantages, config_);
+          pack_minibatches(comm, *learner, scored, scored.advantages, config_);
       const UpdateSums updates = update_policy(comm, *learner, minibatches, config_, 1e-2);
       const Metrics summary = grpo_metrics(scored, {}, updates, config_, 1e-2).reduce(comm);
       if (comm.rank() != 0) return;
@@ -240,8 +240,8 @@ TEST_F(GrpoStep, EveryMinibatchIsCheckedPeriodically) {
     const std::vector<int64_t> shard = shard_prompts(*comm, config_, 0);
     ScoredRollouts scored = sampled(learner->model(), shard);
     auto minibatches =
-        pack_minibatches(*comm, learner->model(), scored, scored.advantages, config_);
-    Tensor old = minibatches.back().back().old_logprob;
+        pack_minibatches(*comm, *learner, scored, scored.advantages, config_);
+    Tensor old = minibatches.back().batches.back().old_logprob;
     old.fill_(-1);
     std::optional<ExpectLog> warning;
     if (step % 20 == 0) warning.emplace("the sampler's log-probs differ from the trainer's");
@@ -282,7 +282,7 @@ TEST_F(GrpoStep, AnUpdateWithoutATokenInTheMaskIsSkipped) {
   const std::vector<int64_t> shard = shard_prompts(*comm, config_, 0);
   ScoredRollouts scored = sampled(learner->model(), shard);
   const auto count = [&] {
-    return pack_minibatches(*comm, learner->model(), scored, scored.advantages, config_).size();
+    return pack_minibatches(*comm, *learner, scored, scored.advantages, config_).size();
   };
   EXPECT_EQ(count(), 2u);
   // Zero advantages do not skip an update here: the learner sees their gradient.
@@ -307,7 +307,7 @@ TEST_F(GrpoStep, AnUpdateIsMadeIfAnyRankHasATokenInTheMask) {
     const std::vector<int64_t> shard = shard_prompts(comm, config_, 0);
     ScoredRollouts scored = sampled(learner->model(), shard);
     for (Trajectory& c : scored.trajectories) set_truncated(c, comm.rank() == 0);
-    auto minibatches = pack_minibatches(comm, learner->model(), scored, scored.advantages, config_);
+    auto minibatches = pack_minibatches(comm, *learner, scored, scored.advantages, config_);
     EXPECT_EQ(minibatches.size(), 2u);
     update_policy(comm, *learner, minibatches, config_, 1e-2);
     EXPECT_EQ(learner->optimizer().updates(), 2);

@@ -124,7 +124,6 @@ TEST(Optimizer, BytesOfItsStateAreThoseItHoldsAndSaves) {
       OptimizerConfig config;
       config.storage.moments = moments;
       const Transformer model(c, dtype, 1);
-      const FlatGradients gradients = model.parameters().allocate_gradients();
       const int64_t before = allocator(Device{}).stats().live_bytes;
       const auto optimizer = make_optimizer(model.parameters(), config);
       const int64_t held = allocator(Device{}).stats().live_bytes - before;
@@ -239,7 +238,6 @@ void expect_padding_is_not_trained(DType dtype, MomentKind moments, Device devic
                                    .use = ParameterUse::kMatmul,
                                    .init = 1,
                                    .leaf_rows = leaf_rows});
-    const FlatGradients gradients = set.allocate_gradients();
     const auto optimizer = make_optimizer(set, config, 3);
     std::vector<double> losses;
     for (int step = 0; step < 10; ++step) {
