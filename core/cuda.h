@@ -20,8 +20,8 @@ class CudaError : public Error {
   using Error::Error;
 };
 
-// Throws CudaError naming `call`. Clears the runtime's last error first, so that the next call does
-// not report it again.
+// Throws OutOfMemoryError for cudaErrorMemoryAllocation, else CudaError, naming `call`. Clears the
+// runtime's last error first, so that the next call does not report it again.
 [[noreturn]] void throw_error(cudaError_t code, const char* call, const char* file, int line);
 
 #define COHORT_CUDA_CHECK(call)                                              \
@@ -29,6 +29,20 @@ class CudaError : public Error {
     if (const cudaError_t code_ = (call); code_ != cudaSuccess) [[unlikely]] \
       ::cohort::cuda::throw_error(code_, #call, __FILE__, __LINE__);         \
   } while (false)
+
+// Clears the runtime's last error, and returns the cached blocks of allocator() on the current
+// device to the driver.
+void release_cached_blocks();
+// The code of a call that may need memory, such as a kernel's first launch, which loads its code.
+// Where there is too little, release_cached_blocks() precedes a second call.
+template <class Call>
+cudaError_t with_memory(const Call& call) {
+  const cudaError_t code = call();
+  if (code != cudaErrorMemoryAllocation) [[likely]]
+    return code;
+  release_cached_blocks();
+  return call();
+}
 
 inline constexpr int kMaxDevices = 64;
 // Makes `device` the current device of this thread.

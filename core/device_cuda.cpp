@@ -7,8 +7,10 @@
 #include <tuple>
 #include <utility>
 
+#include "core/allocator.h"
 #include "core/cuda.h"
 #include "core/cuda_backend.h"
+#include "core/sizes.h"
 
 namespace cohort::cuda {
 namespace {
@@ -124,7 +126,7 @@ const KernelCode& code_of(const void* kernel, Device device) {
   if (const auto it = cache.find({kernel, device.index}); it != cache.end()) return it->second;
   activate(device);
   cudaFuncAttributes attributes;
-  COHORT_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
+  COHORT_CUDA_CHECK(with_memory([&] { return cudaFuncGetAttributes(&attributes, kernel); }));
   const auto used = static_cast<int>(attributes.sharedSizeBytes);
   COHORT_CUDA_CHECK(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -144,7 +146,21 @@ void throw_error(cudaError_t code, const char* call, const char* file, int line)
     text +=
         "; the device's memory is lost and nothing more is written from it; hint: resume from the "
         "last checkpoint, and find the cause with compute-sanitizer";
+  if (code == cudaErrorMemoryAllocation) {
+    size_t available = 0, total = 0;
+    if (cudaMemGetInfo(&available, &total) != cudaSuccess) cudaGetLastError();
+    text += str(", with ", mib(static_cast<int64_t>(available)), " of ",
+                mib(static_cast<int64_t>(total)), " free");
+    throw OutOfMemoryError(with_location(text, file, line));
+  }
   throw CudaError(with_location(text, file, line));
+}
+
+void release_cached_blocks() {
+  cudaGetLastError();
+  int device = 0;
+  COHORT_CUDA_CHECK(cudaGetDevice(&device));
+  allocator(Device::cuda(device)).release_cached();
 }
 
 int device_count() {
@@ -190,9 +206,8 @@ int active_clusters(const void* kernel, int blocks, int block_threads, size_t sh
   static std::mutex mutex;
   code_of(kernel, device);  // allows the shared memory
   const std::lock_guard lock(mutex);
-  const auto [it, is_new] =
-      cache.try_emplace({kernel, blocks, block_threads, shared_bytes, device.index}, 0);
-  if (!is_new) return it->second;
+  const auto key = std::tuple(kernel, blocks, block_threads, shared_bytes, device.index);
+  if (const auto it = cache.find(key); it != cache.end()) return it->second;
   activate(device);
   cudaLaunchAttribute cluster{.id = cudaLaunchAttributeClusterDimension};
   cluster.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
@@ -201,12 +216,14 @@ int active_clusters(const void* kernel, int blocks, int block_threads, size_t sh
                             .dynamicSmemBytes = shared_bytes};
   config.attrs = &cluster;
   config.numAttrs = 1;
-  // An error means that the device cannot run such a cluster.
-  if (cudaOccupancyMaxActiveClusters(&it->second, kernel, &config) != cudaSuccess) {
-    cudaGetLastError();
-    it->second = 0;
-  }
-  return it->second;
+  int count = 0;
+  const cudaError_t code =
+      with_memory([&] { return cudaOccupancyMaxActiveClusters(&count, kernel, &config); });
+  if (code == cudaErrorMemoryAllocation)
+    throw_error(code, "cudaOccupancyMaxActiveClusters", __FILE__, __LINE__);
+  // Any other error means that the device cannot run such a cluster.
+  if (code != cudaSuccess) cudaGetLastError();
+  return cache[key] = code == cudaSuccess ? count : 0;
 }
 
 void allow_shared_memory(const char* name, const void* kernel, size_t bytes, Device device) {
@@ -226,7 +243,8 @@ Stream default_stream(Device device) {
   const auto i = static_cast<size_t>(device.index);
   std::call_once(initialised[i], [&] {
     activate(device);
-    COHORT_CUDA_CHECK(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
+    COHORT_CUDA_CHECK(
+        with_memory([&] { return cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking); }));
   });
   return {device, streams[i]};
 }
@@ -246,8 +264,10 @@ OwnedStream::OwnedStream(Device device, Priority priority) : stream_{device, nul
   cudaStream_t handle = nullptr;
   int lowest = 0, highest = 0;
   COHORT_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-  COHORT_CUDA_CHECK(cudaStreamCreateWithPriority(
-      &handle, cudaStreamNonBlocking, priority == Priority::kHighest ? highest : lowest));
+  COHORT_CUDA_CHECK(with_memory([&] {
+    return cudaStreamCreateWithPriority(&handle, cudaStreamNonBlocking,
+                                        priority == Priority::kHighest ? highest : lowest);
+  }));
   stream_.handle = handle;
 }
 OwnedStream::~OwnedStream() {
@@ -258,7 +278,8 @@ OwnedStream::~OwnedStream() {
 
 Event::Event(Device device) : device_(device) {
   activate(device);
-  COHORT_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+  COHORT_CUDA_CHECK(
+      with_memory([&] { return cudaEventCreateWithFlags(&event_, cudaEventDisableTiming); }));
 }
 void Event::record(Stream stream) {
   activate(device_);

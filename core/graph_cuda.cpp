@@ -28,7 +28,8 @@ std::shared_ptr<Graph> capture(Device device, GraphMemory& memory,
   auto graph = std::make_shared<Graph>(device, memory.pool);
   const cudaStream_t queue = stream(device);
   cudaGraph_t captured = nullptr;
-  COHORT_CUDA_CHECK(cudaStreamBeginCapture(queue, cudaStreamCaptureModeThreadLocal));
+  COHORT_CUDA_CHECK(
+      with_memory([&] { return cudaStreamBeginCapture(queue, cudaStreamCaptureModeThreadLocal); }));
   try {
     const StreamGuard use(pool.stream());
     work();
@@ -43,9 +44,10 @@ std::shared_ptr<Graph> capture(Device device, GraphMemory& memory,
   if (live > 0) cudaGraphDestroy(captured);
   COHORT_CHECK(live == 0, "[graph] the captured work left ", live,
                " bytes allocated, which every replay would overwrite");
-  const cudaError_t code = cudaGraphInstantiate(&graph->executable, captured, 0);
+  const cudaError_t code =
+      with_memory([&] { return cudaGraphInstantiate(&graph->executable, captured, 0); });
   cudaGraphDestroy(captured);
-  COHORT_CUDA_CHECK(code);
+  if (code != cudaSuccess) throw_error(code, "cudaGraphInstantiate", __FILE__, __LINE__);
   return graph;
 }
 
@@ -60,7 +62,9 @@ bool is_capturing(Device device) {
 void launch_graph(Device device, std::shared_ptr<void>& graph, GraphMemory& memory,
                   const std::function<void()>& work) {
   if (graph == nullptr) graph = capture(device, memory, work);
-  COHORT_CUDA_CHECK(cudaGraphLaunch(static_cast<Graph*>(graph.get())->executable, stream(device)));
+  const cudaGraphExec_t executable = static_cast<Graph*>(graph.get())->executable;
+  const cudaStream_t queue = stream(device);
+  COHORT_CUDA_CHECK(with_memory([&] { return cudaGraphLaunch(executable, queue); }));
 }
 
 }  // namespace cohort::cuda

@@ -6,7 +6,6 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "core/cuda.h"
 
@@ -48,8 +47,9 @@ __device__ __forceinline__ void launch_dependents_and_wait() {
 }
 
 // Enqueues `kernel` on the device's current stream. An empty grid launches nothing. Throws Error
-// naming `name` if the GPU has too little shared memory, CudaError if the launch fails. Execution
-// errors surface at the next synchronisation.
+// naming `name` if the GPU has too little shared memory, OutOfMemoryError if there is no memory for
+// the kernel's code, CudaError if the launch fails otherwise. Execution errors surface at the next
+// synchronisation.
 template <class... Params, class... Args>
 void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shape, Device device,
             Args&&... args) {
@@ -78,7 +78,8 @@ void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shap
     cluster.val.clusterDim = {c.x, c.y, c.z};
   }
   nvtxRangePushA(name);
-  const cudaError_t code = cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
+  const cudaError_t code =
+      with_memory([&] { return cudaLaunchKernelEx(&config, kernel, args...); });
   nvtxRangePop();
   if (code != cudaSuccess) throw_error(code, name, __FILE__, __LINE__);
 }

@@ -9,9 +9,9 @@ namespace {
 
 struct Copy : NonCopyable {
   explicit Copy(const Tensor& t)
-      : bytes(static_cast<size_t>(t.nbytes())),
-        memory(pinned_allocator().allocate(bytes)),
-        done(t.device()) {}
+      : done(t.device()),
+        bytes(static_cast<size_t>(t.nbytes())),
+        memory(pinned_allocator().allocate(bytes)) {}
   ~Copy() {
     // The device may still be writing if finish_readback() was not called.
     try {
@@ -20,9 +20,9 @@ struct Copy : NonCopyable {
     }
     pinned_allocator().deallocate(memory, bytes);
   }
-  size_t bytes;
-  void* memory;
   Event done;
+  size_t bytes;
+  void* memory;  // allocated last, because nothing frees it if the constructor throws
 };
 
 }  // namespace

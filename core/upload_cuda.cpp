@@ -49,9 +49,10 @@ class UploadRing {
  private:
   struct Chunk {
     explicit Chunk(Device device)
-        : memory(static_cast<char*>(pinned_allocator().allocate(kChunk))), read(device) {}
-    char* memory;
+        : read(device), memory(static_cast<char*>(pinned_allocator().allocate(kChunk))) {}
+    ~Chunk() { pinned_allocator().deallocate(memory, kChunk); }
     Event read;  // after the last copy from it
+    char* memory;
   };
 
   std::mutex mutex_;

@@ -42,7 +42,33 @@ constexpr int64_t kFewRows = 128;      // bf16: fewer rows use the algorithm for
 // columns.
 constexpr int64_t kComparedRows = 256, kComparedCols = 256;
 
+// True for the status of a lack of memory. Where cuBLASLt fails to load code, it reports another
+// failure: with hardly any memory free, that is the cause.
+bool lacks_memory(cublasStatus_t status) {
+  if (status == CUBLAS_STATUS_ALLOC_FAILED) return true;
+  if (status != CUBLAS_STATUS_NOT_INITIALIZED && status != CUBLAS_STATUS_INTERNAL_ERROR &&
+      status != CUBLAS_STATUS_EXECUTION_FAILED)
+    return false;
+  size_t available = 0, total = 0;
+  return cudaMemGetInfo(&available, &total) == cudaSuccess && available < kWorkspace;
+}
+
+// The status of a call, which is made again once cached blocks are freed if there is too little
+// memory for it. Throws OutOfMemoryError if there still is.
+template <class Call>
+cublasStatus_t with_memory(const char* name, const Call& call) {
+  cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+  const cudaError_t code = ::cohort::cuda::with_memory([&] {
+    status = call();
+    return lacks_memory(status) ? cudaErrorMemoryAllocation : cudaSuccess;
+  });
+  if (code != cudaSuccess) ::cohort::cuda::throw_error(code, name, __FILE__, __LINE__);
+  return status;
+}
+
 void check(cublasStatus_t status, const char* call) {
+  if (status == CUBLAS_STATUS_ALLOC_FAILED)
+    ::cohort::cuda::throw_error(cudaErrorMemoryAllocation, call, __FILE__, __LINE__);
   COHORT_CHECK(status == CUBLAS_STATUS_SUCCESS, "[matmul] ", call, ": ",
                cublasLtGetStatusString(status));
 }
@@ -55,7 +81,8 @@ cublasLtHandle_t handle(Device device) {
   static std::mutex mutex;
   std::lock_guard lock(mutex);
   cublasLtHandle_t& cached = handles.at(static_cast<size_t>(device.index));
-  if (cached == nullptr) check(cublasLtCreate(&cached), "cublasLtCreate");
+  if (cached == nullptr)
+    check(with_memory("cublasLtCreate", [&] { return cublasLtCreate(&cached); }), "cublasLtCreate");
   return cached;
 }
 
@@ -184,9 +211,12 @@ std::vector<Choice> suggestions(const Key& key) {
   // checked.
   std::array<cublasLtMatmulHeuristicResult_t, 16> results;
   int count = 0;
-  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-      handle(Device::cuda(key.device)), problem.operation, problem.b, problem.a, problem.c,
-      problem.c, preference, static_cast<int>(results.size()), results.data(), &count);
+  const cublasLtHandle_t library = handle(Device::cuda(key.device));
+  const cublasStatus_t status = with_memory("cublasLtMatmulAlgoGetHeuristic", [&] {
+    return cublasLtMatmulAlgoGetHeuristic(library, problem.operation, problem.b, problem.a,
+                                          problem.c, problem.c, preference,
+                                          static_cast<int>(results.size()), results.data(), &count);
+  });
   std::vector<Choice> out;
   for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < count; ++i) {
     const auto& result = results[static_cast<size_t>(i)];
@@ -215,9 +245,13 @@ cublasStatus_t run(const Choice& choice, const Key& key, const Operands& operand
   Tensor workspace;
   if (choice.workspace > 0)
     workspace = Tensor::empty({static_cast<int64_t>(choice.workspace)}, DType::kU8, device);
-  return cublasLtMatmul(handle(device), problem.operation, &alpha, b.raw(), problem.b, a.raw(),
-                        problem.a, &beta, c.raw(), problem.c, c.raw(), problem.c, &choice.algorithm,
-                        workspace.defined() ? workspace.raw() : nullptr, choice.workspace, queue);
+  void* const scratch = workspace.defined() ? workspace.raw() : nullptr;
+  const cublasLtHandle_t library = handle(device);
+  return with_memory("cublasLtMatmul", [&] {
+    return cublasLtMatmul(library, problem.operation, &alpha, b.raw(), problem.b, a.raw(),
+                          problem.a, &beta, c.raw(), problem.c, c.raw(), problem.c,
+                          &choice.algorithm, scratch, choice.workspace, queue);
+  });
 }
 
 // Compares algorithms with the reference accumulation order on random matrices of the key's

@@ -30,7 +30,7 @@ TEST(CudaDevice, FatalErrorsSayHowToContinue) {
   const auto text_of = [](cudaError_t code) -> std::string {
     try {
       cuda::throw_error(code, "call", "file", 1);
-    } catch (const cuda::CudaError& e) {
+    } catch (const Error& e) {
       return e.what();
     }
   };
@@ -40,6 +40,26 @@ TEST(CudaDevice, FatalErrorsSayHowToContinue) {
     EXPECT_NE(text_of(code).find("resume from the last checkpoint"), std::string::npos) << code;
   for (const cudaError_t code : {cudaErrorMemoryAllocation, cudaErrorInvalidValue})
     EXPECT_EQ(text_of(code).find("resume"), std::string::npos) << code;
+}
+
+TEST(CudaDevice, ALackOfMemoryIsAnOutOfMemoryErrorOfTheCall) {
+  EXPECT_THROW_WITH(cuda::throw_error(cudaErrorMemoryAllocation, "call", "file", 1),
+                    OutOfMemoryError, "[cuda] call: out of memory");
+}
+
+TEST(CudaDevice, ACallWithoutMemoryIsMadeOnceMoreWithoutCachedBlocks) {
+  COHORT_REQUIRE_GPU(device);
+  cuda::activate(device);
+  for (const int failures : {0, 1, 2}) {
+    Tensor::empty({1 << 24}, DType::kU8, device);
+    const int64_t reserved = allocator(device).stats().reserved_bytes;
+    int calls = 0;
+    const cudaError_t code = cuda::with_memory(
+        [&] { return calls++ < failures ? cudaErrorMemoryAllocation : cudaSuccess; });
+    EXPECT_EQ(code, failures < 2 ? cudaSuccess : cudaErrorMemoryAllocation);
+    EXPECT_EQ(calls, failures == 0 ? 1 : 2);
+    EXPECT_EQ(allocator(device).stats().reserved_bytes<reserved, failures> 0);
+  }
 }
 
 TEST(CudaAllocator, CountsAndReusesBlocks) {

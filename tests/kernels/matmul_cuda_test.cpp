@@ -4,6 +4,7 @@
 
 #include <array>
 
+#include "core/allocator.h"
 #include "core/graph.h"
 #include "kernels/cuda/accumulation_order.h"
 #include "kernels/cuda/sm90/skinny_gemm.h"
@@ -71,6 +72,34 @@ TEST(CudaMatmul, AddsTheBiasBeforeTheOneRounding) {
       linear_forward({y, x.to(device), w.to(device), bias.to(device)});
       expect_close(y, expected, "y");
     }
+}
+
+// Each request for memory of the first GEMM of its sizes, which selects an algorithm, fails once.
+TEST(CudaMatmul, AFailedRequestForMemoryLeavesTheNextCallAsItWouldBe) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    int64_t failed = 0;
+    for (bool fails = true; fails; ++failed) {
+      const int64_t k = 1024 + 8 * failed;
+      const Tensor a = random_tensor({70, k}, DType::kF64, 1).to(dtype),
+                   b = random_tensor({k, 72}, DType::kF64, 2).to(dtype);
+      Tensor expected = Tensor::empty({70, 72}, DType::kF64),
+             c = Tensor::full({70, 72}, NAN, dtype, device);
+      matmul({expected, a.to(DType::kF64), b.to(DType::kF64)});
+      const Tensor on_device[] = {a.to(device), b.to(device)};
+      {
+        const AllocationFaults faults(device, failed);
+        try {
+          matmul({c, on_device[0], on_device[1]});
+          fails = false;
+        } catch (const OutOfMemoryError&) {
+        }
+      }
+      matmul({c, on_device[0], on_device[1]});
+      expect_close(c, expected, str(dtype_name(dtype), ", request ", failed).c_str());
+    }
+    EXPECT_GT(failed, dtype == DType::kBF16 ? 3 : 0);  // in f32 no algorithm is compared
+  }
 }
 
 TEST(CudaMatmul, EmptySizesAreZerosOrNothing) {
