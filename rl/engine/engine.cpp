@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "core/allocator.h"
+#include "core/log.h"
 #include "core/progress.h"
 #include "core/sizes.h"
 #include "kernels/embedding.h"
@@ -75,7 +75,11 @@ void Engine::cancel_all() {
 
 bool Engine::step() {
   try {
-    if (!scheduler_.requests().empty()) run_step();
+    try {
+      if (!scheduler_.requests().empty()) run_step();
+    } catch (const OutOfMemoryError& e) {
+      shrink(e);
+    }
   } catch (...) {
     cancel_all();
     throw;
@@ -99,6 +103,42 @@ void Engine::run_step() {
   COHORT_CHECK(progress || !pending_.empty(), "[engine] cannot make progress on ",
                scheduler_.requests().size(), " requests");
   collect(progress ? max_pending_ : 0);
+}
+
+// Prepares the next step, after one that has run out of memory, to need less of it.
+void Engine::shrink(const OutOfMemoryError& error) {
+  scheduler_.preempt_all();
+  drop_cache();
+  if (scheduler_.requests().empty()) return;
+  if (!scheduler_.shrink(capacity_))
+    throw OutOfMemoryError(str(error.what(), "; there is no memory for a cache of ",
+                               capacity_.num_blocks * KVCacheConfig::kBlockTokens,
+                               " tokens and one sequence; hint: lower max_completion_length, "
+                               "rollout.memory_fraction or max_concurrent"));
+  has_new_requests_ = true;
+  const Scheduler::Capacity next = scheduler_.wanted_capacity(allowed_blocks());
+  const bool is_first = !std::exchange(has_reported_shrinking_, true);
+  logging::write(
+      is_first ? logging::Level::kWarn : logging::Level::kDebug,
+      str("rollouts: out of memory with a cache of ",
+          capacity_.num_blocks * KVCacheConfig::kBlockTokens, " tokens; going on with at most ",
+          next.num_blocks * KVCacheConfig::kBlockTokens, " tokens and ", next.num_sequences,
+          " sequences at once (", error.what(), ")"));
+}
+
+void Engine::drop_cache() {
+  pending_.clear();
+  prompts_.clear();
+  scheduler_.set_capacity(nullptr, {});
+  slots_.reset();
+  cache_.reset();
+  allocator(model_.device()).release_cached();
+}
+
+void Engine::release_cache() {
+  COHORT_CHECK(scheduler_.requests().empty(),
+               "[engine] the cache of unfinished requests cannot be released");
+  drop_cache();
 }
 
 EngineStats Engine::stats() const {
@@ -127,11 +167,16 @@ int64_t Engine::allowed_blocks() const {
 }
 
 void Engine::ensure_capacity() {
-  Scheduler::Capacity wanted = scheduler_.wanted_capacity(allowed_blocks());
-  const bool is_enough = cache_ != nullptr && cache_->reclaim() &&
+  const Scheduler::Capacity wanted = scheduler_.wanted_capacity(allowed_blocks());
+  const bool is_kept = cache_ != nullptr && !cache_->reclaim();
+  if (is_kept && !std::exchange(has_reported_kept_memory_, true))
+    logging::warn("rollouts: the memory of the cache (", mib(cache_bytes()),
+                  ") is in use by what was allocated since the last rollout, and another cache is "
+                  "allocated beside it");
+  const bool is_enough = cache_ != nullptr && !is_kept &&
                          cache_->config().num_sequences >= wanted.num_sequences &&
                          cache_->num_blocks() >= wanted.num_blocks;
-  if (is_enough && slots_->limits().cover(wanted.limits)) return;
+  if (is_enough && slots_ != nullptr && slots_->limits().cover(wanted.limits)) return;
   const SlotLimits limits =
       slots_ == nullptr ? wanted.limits : wanted.limits.with(slots_->limits());
   slots_.reset();
@@ -139,9 +184,10 @@ void Engine::ensure_capacity() {
     const int64_t sequences = cache_ == nullptr ? 0 : cache_->config().num_sequences;
     scheduler_.set_capacity(nullptr, {});
     cache_.reset();
-    wanted = scheduler_.wanted_capacity(allowed_blocks());  // now with the memory of the old cache
+    capacity_ = scheduler_.wanted_capacity(allowed_blocks());  // with the old cache's memory
+    capacity_.num_sequences = std::max(capacity_.num_sequences, sequences);
     cache_ = std::make_unique<KVCache>(
-        cache_config(model_.config(), std::max(wanted.num_sequences, sequences), wanted.num_blocks),
+        cache_config(model_.config(), capacity_.num_sequences, capacity_.num_blocks),
         model_.dtype(), model_.device());
   }
   slots_ = std::make_unique<DecodeSlots>(model_, *cache_, limits);

@@ -14,6 +14,10 @@
 // sampled tokens depend on the request alone, to the bit: not on concurrent requests, nor on the
 // size of the cache. The scheduler decides what a step computes; the engine enqueues it.
 //
+// A step that runs out of memory ends no request: its sequences are recomputed with a cache of half
+// the size (Scheduler::shrink()). This limit stays for the life of the engine, as other users of
+// the memory are likely to, or until the least capacity fails too.
+//
 // On CUDA the host enqueues a step before it has read the tokens of the previous step: the device
 // itself feeds tokens to the next step and detects where a sequence ends.
 #pragma once
@@ -25,6 +29,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/allocator.h"
 #include "rl/engine/decode_slots.h"
 #include "rl/engine/scheduler.h"
 
@@ -45,10 +50,15 @@ class Engine {
   void cancel(int64_t request, int64_t completion) { scheduler_.cancel(request, completion); }
   void cancel_all();
   // Runs one scheduling step. Returns false if no request is left; all tokens are then in poll().
-  // Throws NonFiniteError if logits are not finite. Any exception cancels all requests.
+  // Throws NonFiniteError if logits are not finite, OutOfMemoryError if there is no memory for the
+  // longest sequence alone. Any exception cancels all requests.
   bool step();
   // The tokens sampled since the last call, those of a completion in order.
   std::vector<EngineToken> poll() { return std::exchange(tokens_, {}); }
+
+  // Frees the cache, the slots and their recorded steps, and returns the device's cached blocks to
+  // the system. The next request makes them anew. Throws Error while requests are unfinished.
+  void release_cache();
 
   EngineStats stats() const;
   void reset_stats() { scheduler_.reset_stats(); }
@@ -67,6 +77,8 @@ class Engine {
   };
 
   void run_step();
+  void shrink(const OutOfMemoryError& error);
+  void drop_cache();
   // Grows the cache and the slots to the capacity that the waiting requests need.
   void ensure_capacity();
   int64_t allowed_blocks() const;
@@ -85,6 +97,8 @@ class Engine {
   Scheduler scheduler_;
   std::unique_ptr<KVCache> cache_;
   std::unique_ptr<DecodeSlots> slots_;
+  Scheduler::Capacity capacity_;  // that the cache has, or that could not be allocated
+  bool has_reported_shrinking_ = false, has_reported_kept_memory_ = false;
 
   bool has_new_requests_ = false;            // since ensure_capacity()
   std::map<int64_t, PromptHidden> prompts_;  // by request; computed, or until the next prefill

@@ -67,8 +67,8 @@ class Sampler {
   Sampler(Engine& engine, const Tokenizer& tokenizer, const SamplingConfig& config);
   // Samples `num_generations` completions of each prompt: completion (i, g) is element
   // i * num_generations + g. Throws InputError naming the prompt if it is empty, cannot be
-  // tokenised, or fills the context, and NonFiniteError if logits are not finite. The engine must
-  // have no other requests.
+  // tokenised, or fills the context, and what Engine::step() throws. The engine must have no other
+  // requests.
   std::vector<Trajectory> sample(std::span<const Example> prompts, int64_t num_generations,
                                  const SampleAddress& address,
                                  const SampleCallbacks& callbacks = {}) const;

@@ -78,13 +78,13 @@ Scheduler::Capacity Scheduler::wanted_capacity(int64_t allowed_blocks) const {
     out.limits = out.limits.with(s->request->limits);
   }
   const auto count = static_cast<int64_t>(waiting_.size());
-  const int64_t concurrent = config_.concurrent(count);
+  const int64_t concurrent = std::min(config_.concurrent(count), memory_limits_.sequences);
   // Eight sizes per power of two, so that the next requests are likely to fit the same cache.
   const auto rounded = [](int64_t n) {
     return round_up(n, std::max<int64_t>(1, std::bit_floor(static_cast<uint64_t>(n)) / 8));
   };
   const int64_t useful = rounded(std::max(longest, std::min(all, concurrent * longest)));
-  out.num_blocks = std::max(longest, std::min(useful, allowed_blocks));
+  out.num_blocks = std::max(longest, std::min({useful, allowed_blocks, memory_limits_.blocks}));
   // Fewer sequences avoid preemptions: each is expected to reach half of its maximum length.
   out.num_sequences = concurrent;
   if (config_.max_concurrent == 0)
@@ -101,6 +101,39 @@ void Scheduler::set_capacity(BlockTable* table, const SlotLimits& limits) {
   stopped_slots_.clear();
 }
 
+void Scheduler::preempt_all() {
+  evict_prompts();
+  for (Sequences* list : {&prefills_, &ready_, &running_}) list->clear();
+  waiting_.clear();
+  for (auto& [id, request] : requests_)
+    for (const SequencePtr& s : request.completions) {
+      if (s->done) continue;
+      stats_.preemptions += s->slot >= 0 ? 1 : 0;
+      stop(*s);
+      s->in_flight = 0;
+      waiting_.push_back(s);
+    }
+  postponed_steps_ = 0;
+}
+
+bool Scheduler::shrink(const Capacity& failed) {
+  Limits& l = memory_limits_;
+  if (failed.num_blocks > wanted_capacity(0).num_blocks) {
+    l.blocks = failed.num_blocks / 2;
+    return true;
+  }
+  // A prefill computes no more tokens than the cache holds.
+  constexpr int64_t kBlock = KVCacheConfig::kBlockTokens;
+  const int64_t tokens = std::min(l.prefill_tokens, kBlock * failed.num_blocks);
+  if (failed.num_sequences <= 1 && tokens <= kBlock && std::exchange(l.is_last_try, true)) {
+    l = {};
+    return false;
+  }
+  l.sequences = std::max<int64_t>(1, failed.num_sequences / 2);
+  l.prefill_tokens = std::max(kBlock, tokens / 2);
+  return true;
+}
+
 // ---- Admission
 
 std::vector<Scheduler::Chunk> Scheduler::schedule_prefill() {
@@ -109,7 +142,7 @@ std::vector<Scheduler::Chunk> Scheduler::schedule_prefill() {
     fork_completions();
   }
   std::vector<Chunk> chunks;
-  int64_t budget = kPrefillTokens;
+  int64_t budget = memory_limits_.prefill_tokens;
   std::erase_if(prefills_, [&](const SequencePtr& s) {
     const int64_t begin = s->prefilled, count = std::min(budget, s->prefill_length() - begin);
     s->prefilled += count;
@@ -119,7 +152,7 @@ std::vector<Scheduler::Chunk> Scheduler::schedule_prefill() {
     ready_.push_back(s);
     return true;
   });
-  stats_.prefilled_tokens += kPrefillTokens - budget;
+  stats_.prefilled_tokens += memory_limits_.prefill_tokens - budget;
   return chunks;
 }
 
@@ -169,7 +202,7 @@ void Scheduler::choose_prefills() {
     // A request over the capacity waits until no sequence is in the cache, which may then grow.
     const bool fits = table_->blocks_for(request.in.max_length) < table_->num_blocks() &&
                       limits_.cover(request.limits);
-    full = full || rows-- <= 0 || tokens >= kPrefillTokens || !fits;
+    full = full || rows-- <= 0 || tokens >= memory_limits_.prefill_tokens || !fits;
     // Further completions of a prompt wait until its prefill is done.
     if (full || request.is_computed() || started.contains(&request)) return false;
     // One spare block per running sequence, so that growth does not preempt at once.
@@ -281,6 +314,7 @@ EngineToken::End Scheduler::append(const SequencePtr& s, int32_t token) {
   --s->in_flight;
   s->sampled.push_back(token);
   ++stats_.decoded_tokens;
+  memory_limits_.is_last_try = false;
   const std::vector<int32_t>& stops = s->request->in.stop_tokens;
   const bool stopped = std::find(stops.begin(), stops.end(), token) != stops.end();
   if (!stopped && (!s->is_full() || s->in_flight > 0)) return End::kNone;

@@ -8,6 +8,8 @@
 //   decode = schedule_decode(unread);    // if kReady: upload the table, decode running()
 //   end = append(sequence, token);       // for each sampled token, in the order of sampling
 //
+// After a step that has run out of memory: preempt_all() and shrink(), then another table.
+//
 // The uploads are in this order because a fork copies a block that the chunks fill.
 #pragma once
 
@@ -177,13 +179,22 @@ class Scheduler : NonCopyable {
   // Returns true if no sequence is in the cache, which may then be replaced.
   bool is_idle() const { return prefills_.empty() && running_.empty(); }
   // The capacity that all waiting sequences can use, of at most `allowed_blocks` blocks, or as many
-  // as the longest sequence needs.
+  // as the longest sequence needs, within the limits of shrink().
   Capacity wanted_capacity(int64_t allowed_blocks) const;
   // Sets the block table, to which it keeps a pointer (null: none), and the limits of its slots,
   // which are all idle. Evicts the prompts of a former table. Throws Error unless is_idle().
   void set_capacity(BlockTable* table, const SlotLimits& limits);
+  // For a step that has run out of memory, wherever it was. Returns all sequences to the waiting
+  // ones, with the tokens that append() has got: the others are sampled again. Evicts all prompts.
+  void preempt_all();
+  // Halves the capacity `failed` that the waiting sequences have found too large, from now on:
+  // first the blocks, then, if the longest sequence needs them all, the number of sequences and the
+  // tokens of a prefill. If nothing can be less, the same capacity may be tried once more after
+  // each appended token. Otherwise returns false and lifts all these limits.
+  [[nodiscard]] bool shrink(const Capacity& failed);
 
-  // Admits sequences and returns the tokens to compute now, at most kPrefillTokens.
+  // Admits sequences and returns the tokens to compute now, at most kPrefillTokens, or fewer after
+  // shrink().
   std::vector<Chunk> schedule_prefill();
   // Returns the sequences that can be decoded from now on, once the chunks of schedule_prefill()
   // are enqueued. The first token of one without sampled tokens is to be sampled from its prompt's
@@ -209,6 +220,11 @@ class Scheduler : NonCopyable {
  private:
   // The first token of a further completion of a prompt counts as this many prefill tokens.
   static constexpr int64_t kForkTokens = 64;
+  // Upper limits, which shrink() lowers.
+  struct Limits {
+    int64_t blocks = int64_t{1} << 40, sequences = blocks, prefill_tokens = kPrefillTokens;
+    bool is_last_try = false;  // the least capacity has failed since the last append()
+  };
 
   void update_peaks();
   bool should_admit();
@@ -221,6 +237,7 @@ class Scheduler : NonCopyable {
   void end(const SequencePtr& sequence);
 
   const EngineConfig config_;
+  Limits memory_limits_;
   BlockTable* table_ = nullptr;
   SlotLimits limits_;
   std::map<int64_t, Request> requests_;

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "core/allocator.h"
+#include "core/log.h"
 #include "tests/rl/tiny_policy.h"
 
 namespace cohort {
@@ -23,6 +24,12 @@ struct Completion {
   bool operator==(const Completion&) const = default;
 };
 using Completions = std::map<std::pair<int64_t, int64_t>, Completion>;
+
+// Shows no warning on the console; ExpectLog still gets them.
+struct QuietConsole {
+  QuietConsole() { logging::set_console_level(logging::Level::kError); }
+  ~QuietConsole() { logging::set_console_level(logging::Level::kInfo); }
+};
 
 ModelConfig engine_model() {
   ModelConfig config = tiny_model();
@@ -121,6 +128,80 @@ class EngineTest {
     EXPECT_EQ(alone, expected);
   }
 
+  // Requests of few tokens whose rollout needs all that an engine has: prompts of several lengths,
+  // forks, stop tokens, logit biases, penalties.
+  static std::vector<EngineRequest> short_requests() {
+    std::vector<EngineRequest> out(3);
+    out[0] = {.prompt = std::vector<int32_t>(37, 3), .max_length = 42, .stop_tokens = {kEos, 1}};
+    out[1] = {.prompt = {1, 2, 3}, .max_length = 9, .logit_bias = {{7, 4.0F}, {2, -3.0F}}};
+    out[2] = {.prompt = {4}, .max_length = 6, .stop_tokens = {kEos}};
+    out[0].completions = {{.seed = 1}, {.seed = 2}, {.temperature = 1.5, .seed = 3}};
+    out[1].completions = {{.repetition_penalty = 1.5F, .seed = 4},
+                          {.presence_penalty = 2, .frequency_penalty = 0.5F, .seed = 5}};
+    out[2].completions = {{.temperature = 0}};
+    return out;
+  }
+
+  // Lets each `stride`-th request for memory of a rollout fail, and the two that follow it.
+  void expect_no_failed_request_for_memory_changes_samples(const EngineConfig& config,
+                                                           int64_t stride = 1) const {
+    SCOPED_TRACE(str(config.max_concurrent, " at once, ", config.max_cache_tokens, " tokens"));
+    const QuietConsole quiet;
+    const std::vector<EngineRequest> all = short_requests();
+    const Device device = model_.device();
+    const auto run_new = [&] {
+      Engine engine(model_, config);
+      return run(engine, all);
+    };
+    const Completions expected = run_new();
+    const int64_t requests = [&] {
+      const AllocationFaults none(device, int64_t{1} << 40);
+      EXPECT_EQ(run_new(), expected);
+      return none.requests();
+    }();
+    ASSERT_GT(requests, 50);
+    const int64_t live = allocator(device).stats().live_bytes;
+    for (int64_t n = 0; n < requests; n += stride)
+      for (const int64_t count : {1, 3}) {
+        SCOPED_TRACE(str("requests ", n, " to ", n + count - 1, " of ", requests));
+        {
+          const ExpectLog reported("rollouts: out of memory with a cache of ");
+          Engine engine(model_, config);
+          const AllocationFaults faults(device, n, count);
+          ASSERT_EQ(run(engine, all), expected);
+          ASSERT_EQ(engine.stats().used_blocks, 0);
+          ASSERT_EQ(engine.stats().waiting + engine.stats().running, 0);
+        }
+        ASSERT_EQ(allocator(device).stats().live_bytes, live);
+      }
+  }
+
+  // No request for memory succeeds from one on; then all do.
+  void expect_use_after_memory_has_run_out(int64_t stride = 1) const {
+    const QuietConsole quiet;
+    const std::vector<EngineRequest> all = short_requests();
+    Engine engine(model_, {});
+    const Completions expected = run(engine, all);
+    const EngineStats before = engine.stats();
+    for (int64_t n = 0; n < 40; n += stride) {
+      {
+        const ExpectLog reported("rollouts: out of memory with a cache of ");
+        Engine fresh(model_, {});
+        for (Engine* failing : {&fresh, &engine}) {
+          const AllocationFaults faults(model_.device(), n, int64_t{1} << 40);
+          EXPECT_THROW_WITH(run(*failing, all), OutOfMemoryError, "rollout.memory_fraction");
+          EXPECT_FALSE(failing->step());
+          failing->poll();
+        }
+        EXPECT_EQ(run(fresh, all), expected);
+      }
+      engine.reset_stats();
+      EXPECT_EQ(run(engine, all), expected);
+      EXPECT_EQ(engine.stats().blocks, before.blocks);
+      EXPECT_EQ(engine.stats().preemptions, 0);
+    }
+  }
+
   // Submits, cancels and steps in random order, with a cache that is too small for all.
   void expect_no_block_is_leaked(int64_t steps) const {
     Engine engine(model_, {.max_concurrent = 6, .max_cache_tokens = 176});
@@ -190,6 +271,56 @@ TEST(EngineSlow, LeaksNoBlockInTenThousandSteps) {
   EngineTest(DType::kF32).expect_no_block_is_leaked(10000);
 }
 
+TEST(Engine, AFailedRequestForMemoryChangesNoSample) {
+  const EngineTest test(DType::kF32);
+  for (const EngineConfig config :
+       {EngineConfig{}, EngineConfig{.max_cache_tokens = 96}, EngineConfig{.max_concurrent = 2},
+        EngineConfig{.max_concurrent = 1, .max_cache_tokens = 1}})
+    test.expect_no_failed_request_for_memory_changes_samples(config);
+}
+
+TEST(Engine, IsUsableAfterMemoryHasRunOut) {
+  EngineTest(DType::kF32).expect_use_after_memory_has_run_out();
+}
+
+TEST(Engine, LowersItsCapacityForGoodWhenMemoryRunsOut) {
+  const EngineTest test(DType::kF32);
+  const std::vector<EngineRequest> all = test.requests(24);
+  Engine engine(test.model(), {});
+  const Completions expected = EngineTest::run(engine, all);
+  const int64_t blocks = engine.stats().blocks;
+  {
+    const ExpectLog reported(
+        str("rollouts: out of memory with a cache of ", 16 * blocks, " tokens; going on with "));
+    const AllocationFaults faults(Device{}, 1000);
+    EXPECT_EQ(EngineTest::run(engine, all), expected);
+  }
+  EXPECT_LE(engine.stats().blocks, blocks / 2);
+  EXPECT_GT(engine.stats().preemptions, 0);
+  EXPECT_EQ(EngineTest::run(engine, all), expected);
+  EXPECT_EQ(engine.stats().blocks, blocks / 2);
+  // The second time it is not reported.
+  const AllocationFaults faults(Device{}, 1000);
+  EXPECT_EQ(EngineTest::run(engine, all), expected);
+  EXPECT_LT(engine.stats().blocks, blocks / 2);
+}
+
+TEST(Engine, GivesItsCacheBackBetweenRequests) {
+  const EngineTest test(DType::kF32);
+  const int64_t live = allocator({}).stats().live_bytes;
+  Engine engine(test.model(), {});
+  engine.release_cache();
+  const Completions expected = EngineTest::run(engine, EngineTest::short_requests());
+  EXPECT_GT(allocator({}).stats().live_bytes, live);
+  engine.release_cache();
+  EXPECT_EQ(allocator({}).stats().live_bytes, live);
+  EXPECT_EQ(engine.cache_bytes(), 0);
+  engine.submit(EngineTest::short_requests()[0]);
+  EXPECT_THROW_WITH(engine.release_cache(), Error, "unfinished requests");
+  engine.cancel_all();
+  EXPECT_EQ(EngineTest::run(engine, EngineTest::short_requests()), expected);
+}
+
 class CudaEngine : public testing::TestWithParam<DType> {};
 
 TEST_P(CudaEngine, SamplesDoNotDependOnCapacityOrConcurrency) {
@@ -222,8 +353,36 @@ TEST_P(CudaEngine, ReleasesItsCacheBetweenRequests) {
   EXPECT_EQ(allocator(device).stats().live_bytes, before.live_bytes);
   // A tensor that is still alive keeps the released memory, and the engine allocates another cache.
   const Tensor kept = allocate_all();
+  const ExpectLog reported("another cache is allocated beside it");
   for (int i = 0; i < 2; ++i) EXPECT_EQ(EngineTest::run(engine, all), expected);
   EXPECT_TRUE(bit_equal(kept, allocate_all()));
+}
+
+// Includes requests in the midst of the capture of decode graphs, and those of page-locked memory.
+TEST_P(CudaEngine, AFailedRequestForMemoryChangesNoSample) {
+  COHORT_REQUIRE_GPU(device);
+  const EngineTest test(GetParam(), device);
+  test.expect_no_failed_request_for_memory_changes_samples({}, 5);
+  test.expect_no_failed_request_for_memory_changes_samples({.max_cache_tokens = 96}, 7);
+}
+
+TEST_P(CudaEngine, IsUsableAfterMemoryHasRunOut) {
+  COHORT_REQUIRE_GPU(device);
+  EngineTest(GetParam(), device).expect_use_after_memory_has_run_out(13);
+}
+
+TEST_P(CudaEngine, GivesItsCacheBackBetweenRequests) {
+  COHORT_REQUIRE_GPU(device);
+  const EngineTest test(GetParam(), device);
+  const std::vector<EngineRequest> all = test.requests(200);
+  Engine engine(test.model(), {});
+  const Completions expected = EngineTest::run(engine, all);
+  const int64_t bytes = engine.cache_bytes(), before = available_memory(device);
+  const int64_t reserved = allocator(device).stats().reserved_bytes;
+  engine.release_cache();
+  EXPECT_LE(allocator(device).stats().reserved_bytes, reserved - bytes);
+  EXPECT_GE(available_memory(device), before);
+  EXPECT_EQ(EngineTest::run(engine, all), expected);
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, CudaEngine, testing::Values(DType::kF32, DType::kBF16),

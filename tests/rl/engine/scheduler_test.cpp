@@ -142,6 +142,18 @@ class SchedulerRun {
     scheduler_.cancel_all();
   }
 
+  // A step that runs out of memory, of which the device has lost all; a new device has `config`.
+  void run_out_of_memory(const KVCacheConfig& config) {
+    pending_.clear();
+    scheduler_.preempt_all();
+    EXPECT_TRUE(scheduler_.is_idle());
+    EXPECT_EQ(scheduler_.stats().running, 0);
+    EXPECT_EQ(table_->free_blocks(), table_->num_blocks());
+    EXPECT_EQ(table_->free_rows(), table_->config().num_sequences);
+    set_capacity(config, {});
+    EXPECT_TRUE(scheduler_.take_stopped_slots().empty());
+  }
+
   // Number of tokens that the step prefills.
   int64_t step() {
     if (scheduler_.requests().empty()) return 0;
@@ -340,6 +352,49 @@ KVCacheConfig large_cache() {
   return {.num_sequences = 64, .max_length = 10000, .num_blocks = 4000};
 }
 
+// Completions lose only the tokens in flight, which are sampled again, whatever the step was.
+TEST(Scheduler, ContinuesAfterStepsThatRanOutOfMemory) {
+  const KVCacheConfig config{
+      .num_sequences = 6, .max_length = 48, .num_blocks = 30, .block_tokens = 4};
+  for (const size_t max_pending : {0, 1, 2}) {
+    SchedulerRun run(config, max_pending);
+    Rng rng(max_pending, rng_stream(kTestPurpose, 43));
+    for (int i = 0; i < 40; ++i) {
+      const int64_t prompt = rng.between(1, 30);
+      run.submit(prompt, prompt + rng.between(1, 18), static_cast<size_t>(rng.between(1, 4)),
+                 rng.below(2) == 0);
+    }
+    for (int i = 0; i < 10000 && !run.scheduler().requests().empty(); ++i) {
+      run.step();
+      if (rng.below(8) == 0) run.run_out_of_memory(config);
+    }
+    run.finish();
+    EXPECT_GT(run.scheduler().stats().preemptions, 40);
+    EXPECT_GE(run.outputs().size(), 40U);
+    for (const auto& [key, out] : run.outputs()) {
+      EXPECT_NE(out.end, EngineToken::End::kNone);
+      for (size_t i = 0; i < out.tokens.size(); ++i)
+        ASSERT_EQ(out.tokens[i], sampled_token(key.first, key.second, static_cast<int64_t>(i)));
+    }
+  }
+}
+
+TEST(Scheduler, PreemptsAllWithinAStep) {
+  SchedulerRun run(large_cache(), 0);
+  Scheduler& scheduler = run.scheduler();
+  run.submit(40, 60, 3, false);
+  run.step();
+  run.submit(9000, 9010, 2, false);  // its prefill takes two steps
+  const std::vector<Scheduler::Chunk> chunks = scheduler.schedule_prefill();
+  ASSERT_EQ(chunks.size(), 1U);
+  run.run_out_of_memory(large_cache());
+  EXPECT_EQ(scheduler.stats().waiting, 5);
+  EXPECT_EQ(scheduler.stats().preemptions, 4);
+  run.finish();
+  for (const auto& [key, out] : run.outputs())
+    EXPECT_EQ(out.tokens.size(), key.first == 0 ? 20U : 10U);
+}
+
 TEST(Scheduler, CompletionsForkFromThePromptInTheStepOfItsPrefill) {
   SchedulerRun run(large_cache(), 0);
   run.submit(40, 60, 8, false);
@@ -446,6 +501,52 @@ TEST(Scheduler, CapacityFollowsTheWaitingSequences) {
   EXPECT_EQ(wanted({}, 1), Sizes(4, 5));  // the longest sequence fits, with a spare block
   EXPECT_EQ(wanted({.max_concurrent = 2}, 1000), Sizes(2, 10));
   EXPECT_EQ(wanted({.max_concurrent = 2}, 1), Sizes(2, 5));
+}
+
+// The sizes of the test above: the cache is halved first, then sequences and prefills are.
+TEST(Scheduler, ShrinksToTheLeastCapacityOfTheLongestSequence) {
+  Scheduler scheduler{EngineConfig{}};
+  const auto submit = [&] {
+    EngineRequest in{.max_length = 60};
+    in.prompt.assign(40, 0);
+    in.completions.resize(8);
+    scheduler.submit(in);
+  };
+  submit();
+  const auto wanted = [&] {
+    const Scheduler::Capacity out = scheduler.wanted_capacity(1000);
+    return std::pair(out.num_sequences, out.num_blocks);
+  };
+  using Sizes = std::pair<int64_t, int64_t>;
+  const auto prefilled = [&] {
+    BlockTable table({.num_sequences = 8, .max_length = 64, .num_blocks = 20});
+    scheduler.set_capacity(&table, {});
+    int64_t tokens = 0;
+    for (const Scheduler::Chunk& chunk : scheduler.schedule_prefill())
+      tokens += chunk.end - chunk.begin;
+    scheduler.preempt_all();
+    scheduler.set_capacity(nullptr, {});
+    return tokens;
+  };
+  const auto shrink = [&] { return scheduler.shrink(scheduler.wanted_capacity(1000)); };
+  ASSERT_EQ(wanted(), Sizes(8, 20));
+  EXPECT_TRUE(shrink());
+  EXPECT_EQ(wanted(), Sizes(8, 10));
+  EXPECT_TRUE(shrink());
+  EXPECT_EQ(wanted(), Sizes(4, 5));
+  EXPECT_EQ(prefilled(), 40);
+  EXPECT_TRUE(shrink());
+  EXPECT_EQ(wanted(), Sizes(2, 5));
+  EXPECT_EQ(prefilled(), 40);  // half of the cache's 80 tokens
+  EXPECT_TRUE(shrink());
+  EXPECT_EQ(wanted(), Sizes(1, 5));
+  EXPECT_EQ(prefilled(), 20);
+  EXPECT_TRUE(shrink());
+  EXPECT_EQ(prefilled(), 16);
+  EXPECT_TRUE(shrink());  // the least capacity once more: memory has been freed
+  EXPECT_EQ(wanted(), Sizes(1, 5));
+  EXPECT_FALSE(shrink());
+  EXPECT_EQ(wanted(), Sizes(8, 20));
 }
 
 }  // namespace
