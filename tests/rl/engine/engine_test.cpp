@@ -163,6 +163,7 @@ class EngineTest {
     const int64_t live = allocator(device).stats().live_bytes;
     for (int64_t n = 0; n < requests; n += stride)
       for (const int64_t count : {1, 3}) {
+        if (n % count != 0) continue;
         SCOPED_TRACE(str("requests ", n, " to ", n + count - 1, " of ", requests));
         {
           const ExpectLog reported("rollouts: out of memory with a cache of ");
@@ -202,8 +203,20 @@ class EngineTest {
     }
   }
 
+  // A step in which a random request for memory may fail. Returns false if that has ended all.
+  static bool step_with_a_fault(Engine& engine, Rng& rng) {
+    const AllocationFaults fault(engine.model().device(), rng.below(400));
+    try {
+      engine.step();
+    } catch (const OutOfMemoryError&) {
+      return false;
+    }
+    return true;
+  }
+
   // Submits, cancels and steps in random order, with a cache that is too small for all.
-  void expect_no_block_is_leaked(int64_t steps) const {
+  enum class Faults { kNone, kSome };
+  void expect_no_block_is_leaked(int64_t steps, Faults faults = Faults::kNone) const {
     Engine engine(model_, {.max_concurrent = 6, .max_cache_tokens = 176});
     Rng rng(7, rng_stream(kTestPurpose, 32));
     std::map<int64_t, uint64_t> open;
@@ -223,7 +236,10 @@ class EngineTest {
         }
         if (first == 0) open.erase(it);
       }
-      engine.step();
+      if (faults == Faults::kNone)
+        engine.step();
+      else if (!step_with_a_fault(engine, rng))
+        open.clear();
       take(engine, seen);
       const EngineStats stats = engine.stats();
       ASSERT_LE(stats.used_blocks, stats.blocks);
@@ -281,6 +297,11 @@ TEST(Engine, AFailedRequestForMemoryChangesNoSample) {
 
 TEST(Engine, IsUsableAfterMemoryHasRunOut) {
   EngineTest(DType::kF32).expect_use_after_memory_has_run_out();
+}
+
+TEST(Engine, LeaksNoBlockInRandomUseWithFailedRequestsForMemory) {
+  const ExpectLog reported("rollouts: out of memory with a cache of ");
+  EngineTest(DType::kF32).expect_no_block_is_leaked(3000, EngineTest::Faults::kSome);
 }
 
 TEST(Engine, LowersItsCapacityForGoodWhenMemoryRunsOut) {
