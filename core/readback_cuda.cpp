@@ -1,4 +1,4 @@
-// Asynchronous copies from the device through page-locked memory.
+// Asynchronous copies: from the device through page-locked memory, and between such memory and it.
 #include <cstring>
 
 #include "core/cuda.h"
@@ -42,6 +42,12 @@ void finish_readback(const std::shared_ptr<void>& copy, Tensor& host) {
   auto& pending = *static_cast<Copy*>(copy.get());
   pending.done.synchronize();
   std::memcpy(host.raw(), pending.memory, pending.bytes);
+}
+
+void copy_async(Tensor& to, const Tensor& from) {
+  const Device device = to.device().is_cuda() ? to.device() : from.device();
+  COHORT_CUDA_CHECK(cudaMemcpyAsync(to.raw(), from.raw(), static_cast<size_t>(to.nbytes()),
+                                    cudaMemcpyDefault, stream(device)));
 }
 
 }  // namespace cohort::cuda

@@ -8,7 +8,6 @@
 
 #include "core/allocator.h"
 #include "core/cuda.h"
-#include "core/cuda_backend.h"
 #include "core/graph.h"
 
 namespace cohort::cuda {
@@ -73,12 +72,6 @@ void upload(void* to, const void* from, size_t bytes, Device device) {
   std::call_once(initialised[i], [&] { rings[i] = new UploadRing(device); });
   rings[i]->upload(static_cast<char*>(to), static_cast<const char*>(from), bytes,
                    current_stream(device));
-}
-
-void copy_async(Tensor& to, const Tensor& from) {
-  const Device device = to.device().is_cuda() ? to.device() : from.device();
-  COHORT_CUDA_CHECK(cudaMemcpyAsync(to.raw(), from.raw(), static_cast<size_t>(to.nbytes()),
-                                    cudaMemcpyDefault, stream(device)));
 }
 
 }  // namespace cohort::cuda

@@ -145,24 +145,26 @@ Minibatch pack_policy(std::vector<PolicySequence> sequences, const PackPolicyDes
 }
 
 void unpack_log_probs(std::span<const PolicyBatch> batches, std::span<PolicySequence> sequences) {
+  if (batches.empty()) return;
+  const bool has_reference = std::all_of(batches.begin(), batches.end(), [](const PolicyBatch& b) {
+    return b.ref_logprob.defined();
+  });
   std::vector<double> old_values, ref_values;
   const auto append = [](std::vector<double>& all, const Tensor& column) {
-    if (!column.defined()) return;
     const std::vector<double> values = column.to_vector<double>();
     all.insert(all.end(), values.begin(), values.end());
   };
   for (const PolicyBatch& batch : batches) {
     append(old_values, batch.old_logprob);
-    append(ref_values, batch.ref_logprob);
+    if (has_reference) append(ref_values, batch.ref_logprob);
   }
-  if (batches.empty()) return;
   size_t at = 0;
   for (PolicySequence& s : sequences) {
-    if (!ref_values.empty()) s.ref_logprob.resize(s.tokens.size());
+    s.ref_logprob.resize(has_reference ? s.tokens.size() : 0);
     for (size_t t = 1; t < s.tokens.size(); ++t) {
       if (!s.loss_mask[t]) continue;
       s.old_logprob[t] = old_values.at(at);
-      if (!ref_values.empty()) s.ref_logprob[t] = ref_values.at(at);
+      if (has_reference) s.ref_logprob[t] = ref_values.at(at);
       ++at;
     }
   }

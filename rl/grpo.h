@@ -179,8 +179,8 @@ struct PackPolicyDesc {
 // Packs the sequences with the weights of their tokens. Callers leave out sequences that cannot
 // change the update (zero advantage or an empty loss mask).
 Minibatch pack_policy(std::vector<PolicySequence> sequences, const PackPolicyDesc& desc);
-// The inverse for log-probs: sets old_logprob and ref_logprob of each target of the sequences that
-// `batches` were packed from to the values there.
+// The inverse for log-probs: sets old_logprob and, if all batches have it, ref_logprob of each
+// target of the sequences that `batches` were packed from to the values there.
 void unpack_log_probs(std::span<const PolicyBatch> batches, std::span<PolicySequence> sequences);
 
 // Log-prob and entropy of each target under the policy at `temperature`, by a forward of the packed

@@ -195,7 +195,7 @@ void Stage::set_memory_callbacks() {
        .shrunk =
            [this](int64_t before, int64_t now, const std::string& error) {
              if (!is_main()) return;
-             logging::info("step ", state_.step + 1, ": out of memory; micro_batch_tokens: ", before,
+             logging::warn("step ", state_.step + 1, ": out of memory; micro_batch_tokens: ", before,
                            " -> ", now, ", and the update starts again (", error, ")");
              setup_.record_micro_batch(now);
            }});

@@ -120,12 +120,13 @@ TEST(GpuPlans, WhatRunsOnAGpuRunsOnOneWithMoreMemory) {
 
 TEST(GpuPlans, ChangesMakeTheStageFit) {
   const GpuProperties gpu = gpu_named("rtx4090");
-  const TrainConfig config = bench_config("qwen2_1_5b", {"micro_batch_tokens=16384"});
+  const TrainConfig config =
+      bench_config("qwen2_1_5b", {"micro_batch_tokens=16384", "optimizer.place=device"});
   const StagePreview stage = described(config, 151936, 1, 2048);
   const GpuPlan plan = plan_for_gpu(config, stage, 1, gpu);
   EXPECT_FALSE(plan.runs);
   ASSERT_NE(plan.changes.find(" optimizer.moments=bf16"), std::string::npos) << plan.changes;
-  std::vector<std::string> overrides;
+  std::vector<std::string> overrides{"optimizer.place=device"};
   std::istringstream words(plan.changes);
   for (std::string word; words >> word;) overrides.push_back(word);
   const TrainConfig changed = bench_config("qwen2_1_5b", overrides);

@@ -156,6 +156,119 @@ TEST_F(LearnerTest, AnUpdateWhoseGradientIsExactlyZeroIsNotMade) {
 }
 
 // The ranks decide collectively: one without a gradient makes the same update as the others.
+// Gradients and workspace exist during an update only, whether it is made or not.
+TEST_F(LearnerTest, GradientsAreGoneAfterAnUpdate) {
+  const Allocator& memory = allocator(Device{});
+  const int64_t before = memory.stats().live_bytes;
+  expect_refused(
+      1, [&](int64_t) { return bad_gradient(kNaN); }, "the gradient of");
+  EXPECT_EQ(memory.stats().live_bytes, before);
+  EXPECT_THROW(learner_.update(
+                   1, [](int64_t) -> HeadLoss { throw InputError("no data"); }, 1e-3),
+               InputError);
+  EXPECT_EQ(memory.stats().live_bytes, before);
+  allocator(Device{}).reset_peak();
+  learner_.update(
+      1, [&](int64_t) { return small_loss(learner_.model(), 1); }, 1e-3);
+  EXPECT_EQ(memory.stats().live_bytes, before);
+  EXPECT_GT(memory.stats().peak_bytes,
+            before + 4 * model_size(learner_.model().config()).parameters);
+}
+
+// Whichever request for memory fails, nothing is updated, and the next update is as if it had never
+// been tried.
+TEST_F(LearnerTest, AnUpdateWithoutMemoryChangesNothing) {
+  const auto loss = [&](int64_t) { return small_loss(learner_.model(), 2); };
+  const auto weights = copies(learner_.model()), moments = copies(learner_.optimizer().state());
+  int64_t requests = 0;
+  {
+    Learner other(std::make_unique<Transformer>(small_model(), DType::kF32, 1), {}, *comm_);
+    const AllocationFaults none(Device{}, int64_t{1} << 40);
+    other.update(
+        1, [&](int64_t) { return small_loss(other.model(), 2); }, 1e-3);
+    requests = none.requests();
+  }
+  EXPECT_GT(requests, 50);
+  for (int64_t n = 0; n < requests; ++n) {
+    const AllocationFaults fault(Device{}, n);
+    EXPECT_THROW(learner_.update(1, loss, 1e-3), OutOfMemoryError) << n;
+  }
+  expect_bit_equal(copies(learner_.model()), weights);
+  expect_bit_equal(copies(learner_.optimizer().state()), moments);
+  EXPECT_EQ(learner_.optimizer().updates(), 1);
+  Learner other(std::make_unique<Transformer>(small_model(), DType::kF32, 1), {}, *comm_);
+  other.update(
+      1, [&](int64_t) { return small_loss(other.model(), 1); }, 1e-3);
+  for (Learner* learner : {&learner_, &other})
+    learner->update(
+        1, [&](int64_t) { return small_loss(learner->model(), 2); }, 1e-3);
+  expect_bit_equal(copies(learner_.model()), copies(other.model()));
+}
+
+// Micro batches are halved until they fit; two failures of what cannot be divided are an error.
+TEST_F(LearnerTest, MicroBatchesShrinkUntilTheyFit) {
+  std::vector<int64_t> tried;
+  std::vector<std::pair<int64_t, int64_t>> told;
+  int released = 0;
+  learner_.set_memory_callbacks(
+      {.release = [&] { ++released; },
+       .shrunk = [&](int64_t before, int64_t now, const std::string&) {
+         told.emplace_back(before, now);
+       }});
+  const auto run = [&](int64_t tokens, int64_t longest, int64_t fits) {
+    int64_t largest = 0;
+    learner_.within_memory(
+        tokens,
+        [&](int64_t size) {
+          tried.push_back(size);
+          return largest = std::max(longest, std::min<int64_t>(size, 700));
+        },
+        [&] {
+          if (largest > fits) throw OutOfMemoryError("full");
+        });
+  };
+  run(8192, 100, 200);  // the largest has 700 tokens
+  EXPECT_EQ(tried, (std::vector<int64_t>{8192, 350, 175}));
+  EXPECT_EQ(told, (std::vector<std::pair<int64_t, int64_t>>{{8192, 350}, {350, 175}}));
+  EXPECT_EQ(released, 2);
+  EXPECT_EQ(learner_.micro_batch_tokens(8192), 175);
+  EXPECT_EQ(learner_.micro_batch_tokens(100), 100);
+  tried.clear();
+  run(8192, 100, 200);  // for good
+  EXPECT_EQ(tried, (std::vector<int64_t>{175}));
+  EXPECT_THROW_WITH(run(8192, 600, 200), OutOfMemoryError,
+                    "full; this was with micro batches of at most 600 tokens");
+}
+
+// All ranks pack anew if one is out of memory, and make the update of smaller micro batches.
+TEST(LearnerRanks, StartAgainTogetherWhenOneIsOutOfMemory) {
+  std::vector<std::vector<Tensor>> ends(4);
+  for (const bool fails : {false, true})
+    run_local_ranks(2, [&](Communicator& comm) {
+      Learner learner(std::make_unique<Transformer>(small_model(), DType::kF32, 1), {}, comm);
+      bool full = fails && comm.rank() == 1;
+      int64_t count = 0;
+      Learner::Update update;
+      learner.within_memory(
+          fails ? 64 : 32,
+          [&](int64_t tokens) {
+            count = 64 / tokens;
+            return tokens;
+          },
+          [&] {
+            const auto loss = [&](int64_t i) {
+              if (std::exchange(full, false)) throw OutOfMemoryError("full");
+              return small_loss(learner.model(), static_cast<uint64_t>(2 * comm.rank() + i + 1));
+            };
+            update = learner.update(count, loss, 1e-3);
+          });
+      EXPECT_TRUE(update.made);
+      EXPECT_EQ(learner.micro_batch_tokens(64), fails ? 32 : 64);
+      ends[static_cast<size_t>(2 * fails + comm.rank())] = copies(learner.model());
+    });
+  for (const auto& end : ends) expect_bit_equal(end, ends[0]);
+}
+
 TEST(LearnerRanks, MakeAnUpdateIfAnyHasAGradient) {
   run_local_ranks(2, [&](Communicator& comm) {
     Learner learner(std::make_unique<Transformer>(small_model(), DType::kF32, 1), {}, comm);
