@@ -97,13 +97,28 @@ Result run_workload(const Transformer& model, const Workload& load) {
   return out;
 }
 
-// GRPO steps (rollout, packing, update) of 64 prompts of 128 tokens with 8 completions of 256
-// tokens each and random rewards. With `ops` the time of each op is printed.
-Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config, bool ops) {
+// Seconds of AdamW alone, with the state's way through the device if it is on the host.
+double optimizer_seconds(Learner& learner) {
+  const ParameterSet& parameters = learner.model().parameters();
+  const auto step = [&] {
+    learner.optimizer().step(0, {});
+    learner.optimizer().free_workspace();
+    synchronize(learner.model().device());
+  };
+  parameters.allocate_gradients();
+  const double seconds = bench::median_seconds(step, 3, 0);
+  parameters.free_gradients();
+  return seconds;
+}
+
+// GRPO steps (rollout, packing, update) of 64 prompts of 128 tokens with 8 completions of
+// `completion` tokens each and random rewards. With `ops` the time of each op is printed.
+Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config, int64_t completion,
+                bool ops) {
   config.batch.trainer = TrainerType::kGrpo;
   config.batch.prompts_per_step = 64;
   config.batch.num_generations = 8;
-  config.sampling.max_completion_length = 256;
+  config.sampling.max_completion_length = completion;
   const Device device = parse_device(config.device, "device");
   const auto comm = make_single_communicator();
   Learner learner(std::make_unique<Transformer>(model, config.dtype, 1, device), config.optimizer,
@@ -162,6 +177,8 @@ Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config, 
                   static_cast<double>(allocator(device).stats().peak_bytes) / (1 << 20));
   const int64_t more = allocator(device).stats().reserved_bytes - reserved;
   out.metrics.add("held_since_step_2_mib", static_cast<double>(more) / (1 << 20));
+  out.metrics.add("preemptions", static_cast<double>(engine.stats().preemptions));
+  out.metrics.add("optimizer", optimizer_seconds(learner));
   if (ops) bench::print_op_times(device, make_step, seconds, {});
   return out;
 }
@@ -178,13 +195,15 @@ int run(int argc, char** argv) {
   CLI::App app{"rollout and GRPO benchmark"};
   std::string path, json;
   std::vector<std::string> overrides, only;
-  int64_t vocab = 66, runs = 3;
+  int64_t vocab = 66, runs = 3, completion = 256;
   bool ops = false;
   app.add_option("config", path, "CONFIG.yaml: the model")->required();
   app.add_option("overrides", overrides, "key=value ...");
   app.add_option("--vocab", vocab, "vocabulary size")->capture_default_str();
   app.add_option("--only", only, "names or prefixes of workloads");
   app.add_option("--runs", runs, "runs of exactness")->capture_default_str();
+  app.add_option("--completion", completion, "tokens of a completion of GRPO steps")
+      ->capture_default_str();
   app.add_flag("--ops", ops, "print the time of each op in GRPO steps");
   app.add_option("--json", json, "write the table to this file as JSON");
   CLI11_PARSE(app, argc, argv);
@@ -204,18 +223,20 @@ int run(int argc, char** argv) {
     print(result);
     results.push_back(std::move(result));
   };
-  {
+  if (only.empty() || std::any_of(only.begin(), only.end(), [](const std::string& name) {
+        return !name.starts_with("grpo");
+      })) {
     const Transformer model(model_config, config.dtype, 1, parse_device(config.device, "device"));
     for (const Workload& load : bench::rollout_workloads())
       if (wanted(load.name)) add(run_workload(model, load));
     if (wanted("exactness")) add({"exactness", bench::compare_exactness(model, runs)});
   }
-  if (wanted("grpo")) add(run_grpo("grpo", model_config, config, ops));
+  if (wanted("grpo")) add(run_grpo("grpo", model_config, config, completion, ops));
   for (const int64_t rows : {128, 256, 512}) {
     const std::string name = str("grpo/", rows);
     TrainConfig with_rows = config;
     with_rows.rollout.max_concurrent = rows;
-    if (named(name)) add(run_grpo(name, model_config, with_rows, ops));
+    if (named(name)) add(run_grpo(name, model_config, with_rows, completion, ops));
   }
   Json all = Json(Json::Object{});
   for (const Result& result : results) {

@@ -60,17 +60,53 @@ double eigen_flops_per_second(const std::vector<Gemm>& gemms) {
   return flops / seconds;
 }
 
-std::vector<TokenSequence> random_sequences(const ModelConfig& c, int64_t sequences) {
-  Rng rng(1, rng_stream(kBenchPurpose));
+// With `ragged`, lengths are spread evenly over the context.
+std::vector<TokenSequence> random_sequences(const ModelConfig& c, int64_t sequences, uint64_t seed,
+                                            bool ragged = false) {
+  Rng rng(seed, rng_stream(kBenchPurpose));
   std::vector<TokenSequence> list;
   for (int64_t s = 0; s < sequences; ++s) {
     TokenSequence sequence{.index = s};
-    for (int64_t t = 0; t <= c.context; ++t)
+    const int64_t length = ragged ? 2 + rng.below(c.context - 1) : c.context;
+    for (int64_t t = 0; t <= length; ++t)
       sequence.tokens.push_back(static_cast<int32_t>(rng.below(c.vocab_size)));
     sequence.loss_mask.assign(sequence.tokens.size(), 1);
     list.push_back(std::move(sequence));
   }
   return list;
+}
+
+// Steps of sequences of other lengths each, as in SFT: the memory that the allocator holds beside
+// the peak of tensors.
+void run_ragged(Learner& learner, const TrainConfig& config, int64_t steps) {
+  const Transformer& model = learner.model();
+  Allocator& memory = allocator(model.device());
+  memory.reset_peak();
+  Stopwatch clock;
+  for (int64_t step = 0; step < steps; ++step) {
+    std::vector<PackedBatch> batches = pack_micro_batches(
+        random_sequences(model.config(), config.batch.batch_size, static_cast<uint64_t>(step) + 2,
+                         true),
+        config.batch.micro_batch());
+    const auto loss = [&](int64_t i) {
+      const PackedBatch batch = model.to_device(batches[static_cast<size_t>(i)]);
+      return cross_entropy(model.hidden_at_targets(batch, {.mode = Mode::kTrain}), model.head(),
+                           batch.targets,
+                           Tensor::full({batch.num_targets()}, 1e-4,
+                                        accumulate_dtype(model.dtype()), model.device()));
+    };
+    learner.update(static_cast<int64_t>(batches.size()), loss, 1e-4);
+    const AllocatorStats stats = memory.stats();
+    if ((step + 1) % std::max<int64_t>(1, steps / 4) == 0)
+      std::printf("ragged step %-10lld peak %.1f MiB, held %.1f MiB (%.2f)\n",
+                  static_cast<long long>(step + 1), static_cast<double>(stats.peak_bytes) / (1 << 20),
+                  static_cast<double>(stats.reserved_bytes) / (1 << 20),
+                  static_cast<double>(stats.reserved_bytes) /
+                      static_cast<double>(stats.peak_bytes));
+  }
+  synchronize(model.device());
+  std::printf("ragged                %.2f ms a step\n",
+              1e3 * clock.lap() / static_cast<double>(steps));
 }
 
 void print_cpu_efficiency(const ModelConfig& model, int64_t tokens, double flops_per_second) {
@@ -84,11 +120,12 @@ int run(int argc, char** argv) {
   CLI::App app{"training step benchmark"};
   std::string path;
   std::vector<std::string> overrides;
-  int64_t vocab = 66;
+  int64_t vocab = 66, ragged = 0;
   bool graph = false;
   app.add_option("config", path, "CONFIG.yaml")->required();
   app.add_option("overrides", overrides, "key=value ...");
   app.add_option("--vocab", vocab, "vocabulary size")->capture_default_str();
+  app.add_option("--ragged", ragged, "steps of sequences of other lengths each, and no others");
   app.add_flag("--graph", graph,
                "on CUDA, also compare a micro batch's forward and backward with a CUDA graph");
   CLI11_PARSE(app, argc, argv);
@@ -108,7 +145,11 @@ int run(int argc, char** argv) {
   Learner learner(std::make_unique<Transformer>(model, config.dtype, 1, device), config.optimizer,
                   *comm);
   std::vector<PackedBatch> batches = pack_micro_batches(
-      random_sequences(model, config.batch.batch_size), config.batch.micro_batch());
+      random_sequences(model, config.batch.batch_size, 1), config.batch.micro_batch());
+  if (ragged > 0) {
+    run_ragged(learner, config, ragged);
+    return 0;
+  }
   int64_t tokens = 0, largest = 0;
   for (PackedBatch& batch : batches) {
     batch = learner.model().to_device(batch);
@@ -131,13 +172,13 @@ int run(int argc, char** argv) {
   if (ranks.rank != 0) return 0;
   const AllocatorStats memory = allocator(device).stats();
   const int64_t peak = memory.peak_bytes;
-  const int64_t estimate =
-      estimate_memory(
-          model, config.dtype,
-          {.micro_batch_tokens = largest,
-           .optimizer = optimizer_bytes(config.optimizer, model, config.dtype, device).memory,
-           .device = device})
-          .peak();
+  const OptimizerBytes optimizer = optimizer_bytes(config.optimizer, model, config.dtype, device);
+  const int64_t estimate = estimate_memory(model, config.dtype,
+                                           {.micro_batch_tokens = largest,
+                                            .optimizer = optimizer.memory,
+                                            .optimizer_workspace = optimizer.workspace,
+                                            .device = device})
+                               .peak();
   const double flops = train_flops_per_token(model, static_cast<double>(model.context)) *
                        static_cast<double>(tokens);
   std::printf("tokens per step       %d x %lld, in micro batches of %lld\n", ranks.size,
