@@ -81,9 +81,10 @@ cublasLtHandle_t handle(Device device) {
   static std::mutex mutex;
   std::lock_guard lock(mutex);
   cublasLtHandle_t& cached = handles.at(static_cast<size_t>(device.index));
-  if (cached == nullptr)
-    check(with_memory("cublasLtCreate", [&] { return cublasLtCreate(&cached); }), "cublasLtCreate");
-  return cached;
+  if (cached != nullptr) return cached;
+  cublasLtHandle_t made = nullptr;
+  check(with_memory("cublasLtCreate", [&] { return cublasLtCreate(&made); }), "cublasLtCreate");
+  return cached = made;
 }
 
 cudaDataType data_type(DType dtype) {
