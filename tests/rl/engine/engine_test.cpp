@@ -287,13 +287,21 @@ TEST(EngineSlow, LeaksNoBlockInTenThousandSteps) {
   EngineTest(DType::kF32).expect_no_block_is_leaked(10000);
 }
 
-TEST(Engine, AFailedRequestForMemoryChangesNoSample) {
-  const EngineTest test(DType::kF32);
-  for (const EngineConfig config :
-       {EngineConfig{}, EngineConfig{.max_cache_tokens = 96}, EngineConfig{.max_concurrent = 2},
-        EngineConfig{.max_concurrent = 1, .max_cache_tokens = 1}})
-    test.expect_no_failed_request_for_memory_changes_samples(config);
+// One test per capacity, because the sanitizers take long.
+class EngineOfCapacity : public testing::TestWithParam<EngineConfig> {};
+
+TEST_P(EngineOfCapacity, AFailedRequestForMemoryChangesNoSample) {
+  EngineTest(DType::kF32).expect_no_failed_request_for_memory_changes_samples(GetParam());
 }
+
+INSTANTIATE_TEST_SUITE_P(Engine, EngineOfCapacity,
+                         testing::Values(EngineConfig{}, EngineConfig{.max_cache_tokens = 96},
+                                         EngineConfig{.max_concurrent = 2},
+                                         EngineConfig{.max_concurrent = 1, .max_cache_tokens = 1}),
+                         [](const auto& info) {
+                           return str("c", info.param.max_concurrent, "_t",
+                                      info.param.max_cache_tokens);
+                         });
 
 TEST(Engine, IsUsableAfterMemoryHasRunOut) {
   EngineTest(DType::kF32).expect_use_after_memory_has_run_out();
