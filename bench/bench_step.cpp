@@ -84,10 +84,10 @@ void run_ragged(Learner& learner, const TrainConfig& config, int64_t steps) {
   memory.reset_peak();
   Stopwatch clock;
   for (int64_t step = 0; step < steps; ++step) {
-    std::vector<PackedBatch> batches = pack_micro_batches(
-        random_sequences(model.config(), config.batch.batch_size, static_cast<uint64_t>(step) + 2,
-                         true),
-        config.batch.micro_batch());
+    std::vector<PackedBatch> batches =
+        pack_micro_batches(random_sequences(model.config(), config.batch.batch_size,
+                                            static_cast<uint64_t>(step) + 2, true),
+                           config.batch.micro_batch());
     const auto loss = [&](int64_t i) {
       const PackedBatch batch = model.to_device(batches[static_cast<size_t>(i)]);
       return cross_entropy(model.hidden_at_targets(batch, {.mode = Mode::kTrain}), model.head(),
@@ -98,11 +98,11 @@ void run_ragged(Learner& learner, const TrainConfig& config, int64_t steps) {
     learner.update(static_cast<int64_t>(batches.size()), loss, 1e-4);
     const AllocatorStats stats = memory.stats();
     if ((step + 1) % std::max<int64_t>(1, steps / 4) == 0)
-      std::printf("ragged step %-10lld peak %.1f MiB, held %.1f MiB (%.2f)\n",
-                  static_cast<long long>(step + 1), static_cast<double>(stats.peak_bytes) / (1 << 20),
-                  static_cast<double>(stats.reserved_bytes) / (1 << 20),
-                  static_cast<double>(stats.reserved_bytes) /
-                      static_cast<double>(stats.peak_bytes));
+      std::printf(
+          "ragged step %-10lld peak %.1f MiB, held %.1f MiB (%.2f)\n",
+          static_cast<long long>(step + 1), static_cast<double>(stats.peak_bytes) / (1 << 20),
+          static_cast<double>(stats.reserved_bytes) / (1 << 20),
+          static_cast<double>(stats.reserved_bytes) / static_cast<double>(stats.peak_bytes));
   }
   synchronize(model.device());
   std::printf("ragged                %.2f ms a step\n",

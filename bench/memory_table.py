@@ -61,14 +61,17 @@ def check(cohort, config, gpu):
 
 
 def training(rows, gpu):
-    """"8,192 block, bf16": tokens of a micro batch, recomputation, moments of AdamW; a dash: it does not fit."""
+    """"8,192 block, bf16, host": tokens of a micro batch, recomputation, moments of AdamW, its place; a dash: it does not
+    fit."""
     verdict = rows[f"runs on {gpu}"]
     if not (tokens := re.search(r"micro_batch_tokens\W+(\d+)", verdict)):
         return "-"
     words = [f"{int(tokens[1]):,}"]
     if (recompute := re.search(r"recompute\W+(\w+)", verdict)) and recompute[1] != "none":
         words.append(recompute[1])
-    return " ".join(words) + (", bf16" if re.search(r"moments\W+bf16", verdict) else "")
+    notes = [", bf16"] if re.search(r"moments\W+bf16", verdict) else []
+    notes += [", host"] if re.search(r"place\W+(host|auto)", verdict) else []
+    return " ".join(words) + "".join(notes)
 
 
 def inference(rows, gpu):

@@ -146,9 +146,9 @@ Faults g_faults;
 Allocator& cpu_allocator(Device device) {
   COHORT_CHECK(device.is_cpu(), "[allocator] no memory for device ", device.str(),
                " in this build");
-  static auto* cpu = new HostAllocator(
-      device, {[](size_t bytes) { return std::aligned_alloc(kAlignment, bytes); },
-               [](void* pointer, size_t) { std::free(pointer); }});
+  static auto* cpu =
+      new HostAllocator(device, {[](size_t bytes) { return std::aligned_alloc(kAlignment, bytes); },
+                                 [](void* pointer, size_t) { std::free(pointer); }});
   return *cpu;
 }
 

@@ -340,8 +340,8 @@ void* allocate_pinned(size_t bytes) {
     return nullptr;
   }
   constexpr size_t kHugePage = size_t{2} << 20;
-  void* const mapped = mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const mapped =
+      mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) return nullptr;
   // The block begins with a huge page; the rest of the mapping is returned.
   char* const begin = static_cast<char*>(mapped);

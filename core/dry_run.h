@@ -19,7 +19,7 @@ class DryRun : NonCopyable {
 
   // Statistics of this run only; the peak is counted from construction.
   AllocatorStats stats() const { return memory_->stats(); }
-  // Those of page-locked host memory (Tensor::pinned()), which stats() does not count.
+  // Statistics of page-locked host memory (Tensor::pinned()), which stats() does not count.
   AllocatorStats pinned_stats() const { return pinned_->stats(); }
 
  private:

@@ -30,8 +30,7 @@ void check_countable(const ModelConfig& c, const MemoryShape& shape) {
 // A model, its gradients and a batch whose tensors have no storage.
 struct DryModel {
   DryModel(const ModelConfig& config, DType dtype, int64_t tokens, Device device)
-      : run(device),
-        model(config, dtype, std::nullopt, device) {
+      : run(device), model(config, dtype, std::nullopt, device) {
     for (Tensor* t : {&batch.tokens, &batch.positions, &batch.target_positions, &batch.targets})
       *t = Tensor::empty({tokens}, DType::kI32, device);
     batch.sequences = Tensor::empty({tokens}, DType::kI64, device);

@@ -135,10 +135,8 @@ Minibatch pack_policy(std::vector<PolicySequence> sequences, const PackPolicyDes
     const auto column = [&](const std::vector<double>& values) {
       return Tensor::from(values).to(desc.dtype);
     };
-    out[b] = {pack(std::span(tokens).subspan(begin, end - begin)),
-              column(old_logprob),
-              column(advantage),
-              column(weight),
+    out[b] = {pack(std::span(tokens).subspan(begin, end - begin)), column(old_logprob),
+              column(advantage), column(weight),
               ref_logprob.empty() ? Tensor() : column(ref_logprob)};
   });
   return out;
@@ -146,9 +144,8 @@ Minibatch pack_policy(std::vector<PolicySequence> sequences, const PackPolicyDes
 
 void unpack_log_probs(std::span<const PolicyBatch> batches, std::span<PolicySequence> sequences) {
   if (batches.empty()) return;
-  const bool has_reference = std::all_of(batches.begin(), batches.end(), [](const PolicyBatch& b) {
-    return b.ref_logprob.defined();
-  });
+  const bool has_reference = std::all_of(
+      batches.begin(), batches.end(), [](const PolicyBatch& b) { return b.ref_logprob.defined(); });
   std::vector<double> old_values, ref_values;
   const auto append = [](std::vector<double>& all, const Tensor& column) {
     const std::vector<double> values = column.to_vector<double>();
@@ -172,11 +169,8 @@ void unpack_log_probs(std::span<const PolicyBatch> batches, std::span<PolicySequ
 
 PolicyBatch to_device(const PolicyBatch& batch, const Transformer& model) {
   const Device device = model.device();
-  return {model.to_device(batch),
-          batch.old_logprob.to(device),
-          batch.advantage.to(device),
-          batch.weight.to(device),
-          batch.ref_logprob.to(device)};
+  return {model.to_device(batch), batch.old_logprob.to(device), batch.advantage.to(device),
+          batch.weight.to(device), batch.ref_logprob.to(device)};
 }
 
 TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batch,

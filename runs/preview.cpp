@@ -239,12 +239,13 @@ std::string choose_place(TrainConfig& config, const StagePreview& stage, int64_t
   storage.host_units = 0;
   const Device device = device_named(config.device, "device");
   if (!device.is_cuda()) return "";
-  enum class Cache { kLeast, kWhole };  // of a sequence, or of the whole rollout
+  // For one sequence, or for the whole rollout.
+  enum class Cache { kSequence, kRollout };
   const auto fits = [&](const TrainConfig& tried, Cache cache) {
     ModelConfig model = stage.model;
     model.recompute = tried.model.recompute;
     MemoryShape shape = step_size(tried, stage, ranks).memory;
-    if (cache == Cache::kLeast) shape.max_cache_tokens = shape.rollout_length;
+    if (cache == Cache::kSequence) shape.max_cache_tokens = shape.rollout_length;
     return estimate_memory(model, tried.dtype, shape).peak() <= usable(free.device);
   };
   // The configuration with micro batches and recomputation for a place.
@@ -256,21 +257,21 @@ std::string choose_place(TrainConfig& config, const StagePreview& stage, int64_t
     return tried;
   };
   const TrainConfig on_device = with_place(StatePlace::kDevice);
-  const bool recomputes_blocks = on_device.model.recompute == Recompute::kBlock &&
-                                 stage.model.recompute != Recompute::kBlock;
-  if (fits(on_device, Cache::kLeast) && !recomputes_blocks) return "";
+  const bool recomputes_blocks =
+      on_device.model.recompute == Recompute::kBlock && stage.model.recompute != Recompute::kBlock;
+  if (fits(on_device, Cache::kSequence) && !recomputes_blocks) return "";
   TrainConfig on_host = with_place(StatePlace::kHost);
   int64_t& units = on_host.optimizer.storage.host_units;
   const auto pinned = [&] {
     return optimizer_bytes(on_host.optimizer, stage.model, config.dtype, device).pinned;
   };
-  if (!fits(on_host, Cache::kLeast) || pinned() > usable(free.host)) return "";
+  if (!fits(on_host, Cache::kSequence) || pinned() > usable(free.host)) return "";
   const int64_t all = stage.model.num_layers + 2;  // tables, blocks, end
   // Bisection: with the state of `good` units on the host all fits, or all are there.
   int64_t bad = 0, good = all;
   while (good - bad > 1) {
     units = (good + bad) / 2;
-    (fits(on_host, Cache::kWhole) ? good : bad) = units;
+    (fits(on_host, Cache::kRollout) ? good : bad) = units;
   }
   units = good == all ? 0 : good;
   storage = on_host.optimizer.storage;

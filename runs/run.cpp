@@ -68,11 +68,24 @@ void check_equal_plans(const RunPlan& plan, ProcessGroup& group) {
 
 // True for a key that may differ between the starts of one run with --continue, of any stage.
 bool changes_no_update(std::string_view key) {
-  constexpr std::string_view kKeys[] = {
-      "name",           "output_dir", "steps",          "device",           "num_threads",
-      "ranks",          "log_",       "rollout.",       "watchdog_minutes", "max_concurrent",
-      "checkpoint.",    "eval.",      "data.cache_dir", "data.fingerprint", "micro_batch_tokens",
-      "model.recompute", "optimizer.place", "optimizer.host_units"};
+  constexpr std::string_view kKeys[] = {"name",
+                                        "output_dir",
+                                        "steps",
+                                        "device",
+                                        "num_threads",
+                                        "ranks",
+                                        "log_",
+                                        "rollout.",
+                                        "watchdog_minutes",
+                                        "max_concurrent",
+                                        "checkpoint.",
+                                        "eval.",
+                                        "data.cache_dir",
+                                        "data.fingerprint",
+                                        "micro_batch_tokens",
+                                        "model.recompute",
+                                        "optimizer.place",
+                                        "optimizer.host_units"};
   if (key.starts_with("stages.")) key.remove_prefix(key.find('.', 7) + 1);
   return std::any_of(std::begin(kKeys), std::end(kKeys),
                      [&](std::string_view known) { return key.starts_with(known); });
@@ -105,7 +118,8 @@ void check_for_group(const RunPlan& plan, ProcessGroup* group) {
   check_equal_plans(plan, *group);
 }
 
-// True if memory decides about a stage: micro_batch_tokens: auto, or on a GPU optimizer.place: auto.
+// True if memory decides about a stage: micro_batch_tokens: auto, or optimizer.place: auto on a
+// GPU.
 bool has_auto(const RunPlan& plan) {
   return std::any_of(plan.stages.begin(), plan.stages.end(), [](const TrainConfig& config) {
     return !config.batch.micro_batch_tokens ||
@@ -129,7 +143,7 @@ std::string choose_by_memory(RunPlan& plan, const std::vector<StagePreview>& pre
   }
   used = reduce_over_ranks(*comm, used, Reduce::kMax);
   std::string chosen;
-  constexpr size_t kNumbers = 4;  // of a stage; 0 on other ranks
+  constexpr size_t kNumbers = 4;  // for each stage; 0 on other ranks
   std::vector<double> numbers(kNumbers * plan.stages.size());
   for (size_t i = 0; i < preview.size(); ++i) {
     TrainConfig& config = plan.stages[i];
@@ -295,8 +309,7 @@ Run Run::resume_plan(RunPlan plan, const std::string& dir, const std::string& st
   check_stages(plan);
   // The configuration of a run has numbers; an override may set them to auto again.
   std::vector<StagePreview> preview;
-  if (has_auto(plan) && (group == nullptr || group->rank() == 0))
-    preview = preview_plan(plan);
+  if (has_auto(plan) && (group == nullptr || group->rank() == 0)) preview = preview_plan(plan);
   const std::string chosen = choose_by_memory(plan, preview, group);
   Run run(plan, dir, group);
   if (!chosen.empty()) logging::info(chosen);

@@ -195,8 +195,9 @@ void Stage::set_memory_callbacks() {
        .shrunk =
            [this](int64_t before, int64_t now, const std::string& error) {
              if (!is_main()) return;
-             logging::warn("step ", state_.step + 1, ": out of memory; micro_batch_tokens: ", before,
-                           " -> ", now, ", and the update starts again (", error, ")");
+             logging::warn("step ", state_.step + 1,
+                           ": out of memory; micro_batch_tokens: ", before, " -> ", now,
+                           ", and the update starts again (", error, ")");
              setup_.record_micro_batch(now);
            }});
 }
@@ -390,9 +391,9 @@ Evaluation Stage::evaluation() {
   if (config_.batch.trainer == TrainerType::kPretrain) {
     out.measure = "validation loss";
     if (data_.held_out_text.size() < 2) return out;
-    const double loss = evaluate_text(model(), data_.held_out_text, config_.eval.tokens,
-                                      learner_->micro_batch_tokens(config_.batch.micro_batch()),
-                                      comm_, stop);
+    const double loss =
+        evaluate_text(model(), data_.held_out_text, config_.eval.tokens,
+                      learner_->micro_batch_tokens(config_.batch.micro_batch()), comm_, stop);
     out.metrics = {{"val_loss", loss}};
     out.score = -loss;
   } else {

@@ -155,7 +155,7 @@ class Stage : NonCopyable {
   std::optional<EventFile> events_;
   std::string resumed_from_;     // a checkpoint; empty: a new stage
   int64_t resumed_updates_ = 0;  // updates made before it
-  int64_t first_step_ = 0;       // of this process
+  int64_t first_step_ = 0;       // where this process began
   int64_t saved_step_ = -1;
   int64_t pinned_ = 0;  // bytes of optimizer state in page-locked memory
   bool interrupted_ = false, reached_ = false, warned_ = false, collapsed_ = false;

@@ -24,15 +24,15 @@ class AdamW final : public Optimizer {
       };
       const DType moments = small ? DType::kBF16 : accumulated;
       parameters_.push_back(p);
-      tensors_.push_back(
-          {.param = p.value,
-           .m = zeros(p.value.shape(), moments),
-           .v = zeros(p.value.shape(), moments),
-           .weight_decay = p.use == ParameterUse::kVector ? 0 : config.weight_decay,
-           .low_bits = p.value.dtype() == accumulated ? Tensor()
-                                                      : zeros({2 * p.value.numel()}, DType::kU8),
-           .unit = p.unit,
-           .flat_index = p.flat_index});
+      tensors_.push_back({.param = p.value,
+                          .m = zeros(p.value.shape(), moments),
+                          .v = zeros(p.value.shape(), moments),
+                          .weight_decay = p.use == ParameterUse::kVector ? 0 : config.weight_decay,
+                          .low_bits = p.value.dtype() == accumulated
+                                          ? Tensor()
+                                          : zeros({2 * p.value.numel()}, DType::kU8),
+                          .unit = p.unit,
+                          .flat_index = p.flat_index});
       if (on_host) host_count_ = tensors_.size();
     }
     if (host_count_ > 0) host_state_.emplace(std::span(tensors_).first(host_count_));
@@ -145,9 +145,9 @@ class AdamW final : public Optimizer {
  private:
   OptimizerConfig config_;
   uint64_t seed_;
-  std::vector<NamedParameter> parameters_;  // of `tensors_`
+  std::vector<NamedParameter> parameters_;  // those whose state is in `tensors_`
   std::vector<kernels::AdamWTensor> tensors_;
-  size_t host_count_ = 0;  // of tensors, the first ones, whose state is in the host's memory
+  size_t host_count_ = 0;  // the first tensors, whose state is in the host's memory
   std::optional<HostState> host_state_;
 };
 

@@ -173,7 +173,7 @@ SequenceLosses losses_of(const Transformer& model, std::span<const TokenSequence
 }
 
 // Mean loss over the target tokens of `count` sequences; NaN if there are none. Where memory runs
-// out, this rank goes on with smaller micro batches.
+// out, this rank continues with smaller micro batches.
 double mean_loss(const Transformer& model, int64_t count,
                  const std::function<TokenSequence(int64_t)>& sequence, int64_t micro_batch_tokens,
                  Communicator& comm, const std::atomic<bool>* stop) {

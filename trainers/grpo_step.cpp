@@ -43,13 +43,17 @@ void within_memory(Learner& learner, std::span<PolicyUpdate> updates, const Grpo
   learner.within_memory(config.batch.micro_batch(), pack, work);
 }
 
-// Sets one column of all micro batches to the log-probs under `model`.
-void set_log_probs(std::span<PolicyUpdate> minibatches, Tensor PolicyBatch::*column,
-                   const Transformer& model, double temperature) {
-  NoGradGuard no_grad;
-  for (PolicyUpdate& minibatch : minibatches)
-    for (PolicyBatch& batch : minibatch.batches)
-      batch.*column = policy_log_probs(model, batch, temperature).logprob.value();
+// Sets one column of all micro batches to the log-probs under `model`, within memory.
+void set_log_probs(Communicator& comm, Learner& learner, std::span<PolicyUpdate> updates,
+                   const GrpoSections& config, Tensor PolicyBatch::*column,
+                   const Transformer& model) {
+  const auto set = [&] {
+    NoGradGuard no_grad;
+    for (PolicyUpdate& update : updates)
+      for (PolicyBatch& batch : update.batches)
+        batch.*column = policy_log_probs(model, batch, config.sampling.temperature).logprob.value();
+  };
+  within_memory(learner, updates, config, [&] { on_all_ranks(comm, set); });
 }
 
 // max |ratio - 1| of `model` to the log-probs that were recorded when this rank's tokens were
@@ -207,12 +211,8 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
         config);
     packing_time = clock.lap("packing");
     if (in.reference != nullptr)
-      within_memory(in.learner, minibatches, config, [&] {
-        on_all_ranks(in.comm, [&] {
-          set_log_probs(minibatches, &PolicyBatch::ref_logprob, *in.reference,
-                        config.sampling.temperature);
-        });
-      });
+      set_log_probs(in.comm, in.learner, minibatches, config, &PolicyBatch::ref_logprob,
+                    *in.reference);
     updates = update_policy(in.comm, in.learner, minibatches, config, in.learning_rate, in.step);
   }
   const double update_time = clock.lap("update");
@@ -294,11 +294,7 @@ UpdateSums update_policy(Communicator& comm, Learner& learner,
   };
   const auto correct_log_probs = [&](double deviation) {
     sums.ratio_deviation = deviation;
-    within_memory(learner, minibatches, config, [&] {
-      on_all_ranks(comm, [&] {
-        set_log_probs(minibatches, &PolicyBatch::old_logprob, learner.model(), temperature);
-      });
-    });
+    set_log_probs(comm, learner, minibatches, config, &PolicyBatch::old_logprob, learner.model());
     if (comm.rank() == 0)
       logging::warn(
           "the sampler's log-probs differ from the trainer's: max |ratio - 1| = ", deviation,
@@ -310,7 +306,8 @@ UpdateSums update_policy(Communicator& comm, Learner& learner,
     double deviation = 0;
     const std::span<PolicyUpdate> others = std::span(minibatches).subspan(1);
     within_memory(learner, others, config, [&] {
-      on_all_ranks(comm, [&] { deviation = ratio_deviation(others, learner.model(), temperature); });
+      on_all_ranks(comm,
+                   [&] { deviation = ratio_deviation(others, learner.model(), temperature); });
     });
     deviation = over_ranks(deviation);
     if (deviation != 0) correct_log_probs(deviation);

@@ -48,7 +48,7 @@ std::vector<double> shuffled_advantages(Communicator& comm, const ScoredRollouts
 // packed into, with the denominators of the whole update over all ranks.
 struct PolicyUpdate {
   std::vector<PolicySequence> sequences;
-  PackPolicyDesc pack;  // of `batches`
+  PackPolicyDesc pack;  // how `batches` are packed
   Minibatch batches;
 };
 

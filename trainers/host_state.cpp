@@ -56,11 +56,11 @@ HostState::HostState(std::span<const kernels::AdamWTensor> tensors, int64_t chun
 
 void HostState::allocate_buffers() {
   while (buffers_.size() < std::min(kBuffers, chunks_.size()))
-    buffers_.push_back(
-        {.m = Tensor::empty({chunk_size_}, moments_, device_),
-         .v = Tensor::empty({chunk_size_}, moments_, device_),
-         .low_bits = param_ == DType::kBF16 ? Tensor::empty({2 * chunk_size_}, DType::kU8, device_)
-                                            : Tensor()});
+    buffers_.push_back({.m = Tensor::empty({chunk_size_}, moments_, device_),
+                        .v = Tensor::empty({chunk_size_}, moments_, device_),
+                        .low_bits = param_ == DType::kBF16
+                                        ? Tensor::empty({2 * chunk_size_}, DType::kU8, device_)
+                                        : Tensor()});
 }
 
 void HostState::step(std::span<kernels::AdamWTensor> tensors, const kernels::AdamWDesc& desc) {

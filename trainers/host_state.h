@@ -1,5 +1,5 @@
-// Optimizer state in page-locked memory of the host, as ZeRO-Offload (Ren et al. 2021) keeps it; but
-// AdamW runs on the device, on chunks of the state that pass through three buffers there. One chunk
+// Optimizer state in page-locked memory of the host, as in ZeRO-Offload (Ren et al. 2021), but
+// AdamW runs on the device, on chunks of the state that pass through three buffers. One chunk
 // comes in and another goes out, on copy streams of their own, while AdamW works on a third.
 #pragma once
 
@@ -33,10 +33,10 @@ class BufferCopies {
 
 class HostState : NonCopyable {
  public:
-  static constexpr int64_t kChunk = int64_t{32} << 20;  // elements
+  static constexpr int64_t kChunk = int64_t{16} << 20;  // elements
 
-  // Of tensors of one dtype on one device, whose moments and low bits are in the host's memory
-  // (Tensor::pinned()), in chunks of at most `chunk` elements, a multiple of 64.
+  // The tensors have one dtype and device; their moments and low bits are in the host's memory
+  // (Tensor::pinned()). A chunk has at most `chunk` elements, a multiple of 64.
   explicit HostState(std::span<const kernels::AdamWTensor> tensors, int64_t chunk = kChunk);
 
   // The buffers on the device, three chunks.

@@ -135,7 +135,8 @@ void Learner::within_memory(int64_t tokens, const std::function<int64_t(int64_t)
     allocator(model_->device()).release_cached();
     if (largest == largest_before)
       throw OutOfMemoryError(str(full->what(), "; this was with micro batches of at most ",
-                                 static_cast<int64_t>(largest), " tokens, which cannot be divided"));
+                                 static_cast<int64_t>(largest),
+                                 " tokens, which cannot be divided"));
     largest_before = largest;
     const int64_t held = largest > 0 ? std::min(size, static_cast<int64_t>(largest)) : size;
     max_tokens_ = std::max<int64_t>(1, held / 2);

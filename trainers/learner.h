@@ -79,10 +79,10 @@ class Learner : NonCopyable {  // the parameters' hooks hold its address
   // f64 [2] on the device: the gradient norm, and 1 once an update has made a non-finite number.
   Tensor health_;
   std::unique_ptr<Optimizer> optimizer_;
-  const std::unique_ptr<SideStream> side_;  // of the reducer; null: none
+  const std::unique_ptr<SideStream> side_;  // where the reducer works; null: none
   std::optional<GradReducer> reducer_;      // during an update
   bool last_micro_batch_ = false;
-  int64_t max_tokens_ = std::numeric_limits<int64_t>::max();  // of a micro batch
+  int64_t max_tokens_ = std::numeric_limits<int64_t>::max();  // limit for micro batches
   MemoryCallbacks callbacks_;
 };
 

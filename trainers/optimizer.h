@@ -28,9 +28,8 @@ inline constexpr EnumName<MomentKind> kMomentKindNames[] = {{MomentKind::kF32, "
 // host, from which every update streams them through the device. It changes no bit. kAuto: the
 // start of a run chooses; until then it means the device.
 enum class StatePlace { kDevice, kHost, kAuto };
-inline constexpr EnumName<StatePlace> kStatePlaceNames[] = {{StatePlace::kDevice, "device"},
-                                                            {StatePlace::kHost, "host"},
-                                                            {StatePlace::kAuto, "auto"}};
+inline constexpr EnumName<StatePlace> kStatePlaceNames[] = {
+    {StatePlace::kDevice, "device"}, {StatePlace::kHost, "host"}, {StatePlace::kAuto, "auto"}};
 struct OptimizerStorage {
   MasterKind master = MasterKind::kSplit;
   MomentKind moments = MomentKind::kF32;

@@ -121,7 +121,7 @@ void Engine::shrink(const OutOfMemoryError& error) {
   logging::write(
       is_first ? logging::Level::kWarn : logging::Level::kDebug,
       str("rollouts: out of memory with a cache of ",
-          capacity_.num_blocks * KVCacheConfig::kBlockTokens, " tokens; going on with at most ",
+          capacity_.num_blocks * KVCacheConfig::kBlockTokens, " tokens; continuing with at most ",
           next.num_blocks * KVCacheConfig::kBlockTokens, " tokens and ", next.num_sequences,
           " sequences at once (", error.what(), ")"));
 }

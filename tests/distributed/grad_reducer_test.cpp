@@ -100,7 +100,8 @@ TEST(GradReducer, BucketsDoNotCrossBuffers) {
     const Gradients first = make_gradients(comm.rank()), second = make_gradients(comm.rank(), 1);
     GradReducer reducer(comm, nullptr, {{first.flat, first.ends}, {second.flat, second.ends}});
     for (int64_t i = 0; i < first.count(); ++i) reducer.mark_ready(i);
-    EXPECT_TRUE(bit_equal(first.flat, make_gradients(comm.rank()).flat));  // the second is not ready
+    EXPECT_TRUE(
+        bit_equal(first.flat, make_gradients(comm.rank()).flat));  // the second is not ready
     for (int64_t i = 0; i < second.count(); ++i) reducer.mark_ready(first.count() + i);
     EXPECT_TRUE(bit_equal(second.flat, expected_sum(2, 1)));
     EXPECT_TRUE(bit_equal(first.flat, expected_sum(2)));
@@ -162,7 +163,8 @@ TEST(GradReducer, MisuseIsAnErrorWithOneRankToo) {
   EXPECT_THROW_WITH(reducer.mark_ready(2), Error, "gradient 2 of 2");
   EXPECT_THROW_WITH(reducer.mark_ready(-1), Error, "gradient -1 of 2");
   reducer.finish();
-  EXPECT_THROW_WITH(GradReducer(*comm, nullptr, {{g.flat, g.ends}}, 0), Error, "positive bucket size");
+  EXPECT_THROW_WITH(GradReducer(*comm, nullptr, {{g.flat, g.ends}}, 0), Error,
+                    "positive bucket size");
   const std::tuple<Tensor, std::vector<int64_t>> rows[] = {
       {Tensor(), {4}}, {g.flat, {}}, {g.flat, {2, 3}}, {g.flat, {2, 1, 4}}};
   for (const auto& [flat, ends] : rows)

@@ -107,8 +107,7 @@ class GrpoStep : public testing::Test {
       const std::vector<int64_t> shard = shard_prompts(comm, config_, 0);
       ScoredRollouts scored = sampled(learner->model(), shard);
       if (comm.rank() == 0) change(scored);
-      auto minibatches =
-          pack_minibatches(comm, *learner, scored, scored.advantages, config_);
+      auto minibatches = pack_minibatches(comm, *learner, scored, scored.advantages, config_);
       const UpdateSums updates = update_policy(comm, *learner, minibatches, config_, 1e-2);
       const Metrics summary = grpo_metrics(scored, {}, updates, config_, 1e-2).reduce(comm);
       if (comm.rank() != 0) return;
@@ -239,8 +238,7 @@ TEST_F(GrpoStep, EveryMinibatchIsCheckedPeriodically) {
     const auto learner = make_learner(*comm);
     const std::vector<int64_t> shard = shard_prompts(*comm, config_, 0);
     ScoredRollouts scored = sampled(learner->model(), shard);
-    auto minibatches =
-        pack_minibatches(*comm, *learner, scored, scored.advantages, config_);
+    auto minibatches = pack_minibatches(*comm, *learner, scored, scored.advantages, config_);
     Tensor old = minibatches.back().batches.back().old_logprob;
     old.fill_(-1);
     std::optional<ExpectLog> warning;

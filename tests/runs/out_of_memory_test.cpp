@@ -1,5 +1,5 @@
-// Runs whose requests for memory fail: they go on with smaller micro batches, or end with a message
-// and a checkpoint.
+// Runs whose requests for memory fail: they continue with smaller micro batches, or end with a
+// message and a checkpoint.
 #include <map>
 
 #include "core/allocator.h"
@@ -67,10 +67,9 @@ class OutOfMemory {
     SCOPED_TRACE(str("requests ", first, " to ", first + count - 1, " of ", requests_));
     const Faulty run = fault(first, count);
     const auto changes = shrinks(run.dir);
-    const int64_t recorded =
-        load_plan(run.dir + "/config.yaml", {}).stages[0].batch.micro_batch();
-    EXPECT_EQ(recorded, changes.empty() ? plan_.stages[0].batch.micro_batch()
-                                        : changes.back().second);
+    const int64_t recorded = load_plan(run.dir + "/config.yaml", {}).stages[0].batch.micro_batch();
+    EXPECT_EQ(recorded,
+              changes.empty() ? plan_.stages[0].batch.micro_batch() : changes.back().second);
     if (run.error.empty()) {
       finished_ += 1;
       shrunk_ += !changes.empty();
@@ -98,9 +97,8 @@ class OutOfMemory {
     if (changes.empty()) return plain_;
     const auto found = references_.find(changes);
     if (found != references_.end()) return found->second;
-    const std::string run =
-        train_interrupted(small_plan(dir_, str("reference-", references_.size()), yaml_),
-                          changes.front().first - 1);
+    const std::string run = train_interrupted(
+        small_plan(dir_, str("reference-", references_.size()), yaml_), changes.front().first - 1);
     // Several failures of one step count with the last number.
     EXPECT_EQ(changes.front().first, changes.back().first);
     train_rest(run, {str("micro_batch_tokens=", changes.back().second)});
@@ -121,24 +119,23 @@ void expect_runs_survive(const std::string& yaml, int64_t count) {
   const ExpectLog warnings("out of memory");
   OutOfMemory test(yaml);
   EXPECT_GT(test.requests(), 500);
-  for (int64_t i = 0; i < count; ++i)
-    test.check(i * test.requests() / count, i % 4 == 3 ? 3 : 1);
+  for (int64_t i = 0; i < count; ++i) test.check(i * test.requests() / count, i % 4 == 3 ? 3 : 1);
   EXPECT_GT(test.shrunk(), count / 4);
   EXPECT_LT(test.failed(), count / 4);
 }
 
-TEST(OutOfMemory, SftGoesOnWithSmallerMicroBatches) {
+TEST(OutOfMemory, SftContinuesWithSmallerMicroBatches) {
   expect_runs_survive(kSft, 24);
 }
-TEST(OutOfMemory, GrpoGoesOnWithSmallerMicroBatches) {
+TEST(OutOfMemory, GrpoContinuesWithSmallerMicroBatches) {
   expect_runs_survive(kGrpo, 24);
 }
-TEST(OutOfMemorySlow, RunsGoOnAfterAnyFailure) {
+TEST(OutOfMemorySlow, RunsContinueAfterAnyFailure) {
   for (const std::string& yaml : {kSft, kGrpo}) expect_runs_survive(yaml, 250);
 }
 
 // If nothing can be had any more, the last completed step is saved, and the message says so.
-TEST(OutOfMemory, WhatCannotGoOnIsSaved) {
+TEST(OutOfMemory, ARunWithoutMemoryIsSaved) {
   const ExpectLog warnings("out of memory");
   const TempDir dir;
   for (const auto& [name, yaml] : {std::pair("sft", kSft), {"grpo", kGrpo}}) {
@@ -171,7 +168,7 @@ TEST(OutOfMemory, AnEvaluationStartsAgain) {
 }
 
 // Ranks that are threads share the memory: whichever fails, all of them start again, or all end.
-TEST(OutOfMemory, RanksGoOnTogether) {
+TEST(OutOfMemory, RanksContinueTogether) {
   const ExpectLog warnings("out of memory");
   const TempDir dir;
   const std::string plain = train_new(small_plan(dir, "plain", kSft, {"ranks=2"}));

@@ -83,8 +83,7 @@ void expect_the_bits_of_the_device(Device device) {
       const auto expected = make_optimizer(on_device.set, config_of(kind, StatePlace::kDevice), 3),
                  actual = make_optimizer(on_host.set, config_of(kind, StatePlace::kHost, units), 3);
       for (uint64_t step = 0; step < 20; ++step) {
-        const Tensor norm =
-            Tensor::full({1}, step == 7 ? INFINITY : 1.5, DType::kF64, device);
+        const Tensor norm = Tensor::full({1}, step == 7 ? INFINITY : 1.5, DType::kF64, device);
         for (Parameters* p : {&on_device, &on_host}) p->set_gradients(step);
         expected->step(0.01, norm);
         actual->step(0.01, norm);

@@ -208,13 +208,12 @@ TEST_F(LearnerTest, AnUpdateWithoutMemoryChangesNothing) {
 // Micro batches are halved until they fit; two failures of what cannot be divided are an error.
 TEST_F(LearnerTest, MicroBatchesShrinkUntilTheyFit) {
   std::vector<int64_t> tried;
-  std::vector<std::pair<int64_t, int64_t>> told;
+  std::vector<std::pair<int64_t, int64_t>> reported;
   int released = 0;
   learner_.set_memory_callbacks(
       {.release = [&] { ++released; },
-       .shrunk = [&](int64_t before, int64_t now, const std::string&) {
-         told.emplace_back(before, now);
-       }});
+       .shrunk = [&](int64_t before, int64_t now,
+                     const std::string&) { reported.emplace_back(before, now); }});
   const auto run = [&](int64_t tokens, int64_t longest, int64_t fits) {
     int64_t largest = 0;
     learner_.within_memory(
@@ -229,7 +228,7 @@ TEST_F(LearnerTest, MicroBatchesShrinkUntilTheyFit) {
   };
   run(8192, 100, 200);  // the largest has 700 tokens
   EXPECT_EQ(tried, (std::vector<int64_t>{8192, 350, 175}));
-  EXPECT_EQ(told, (std::vector<std::pair<int64_t, int64_t>>{{8192, 350}, {350, 175}}));
+  EXPECT_EQ(reported, (std::vector<std::pair<int64_t, int64_t>>{{8192, 350}, {350, 175}}));
   EXPECT_EQ(released, 2);
   EXPECT_EQ(learner_.micro_batch_tokens(8192), 175);
   EXPECT_EQ(learner_.micro_batch_tokens(100), 100);

@@ -320,7 +320,7 @@ TEST(Engine, LowersItsCapacityForGoodWhenMemoryRunsOut) {
   const int64_t blocks = engine.stats().blocks;
   {
     const ExpectLog reported(
-        str("rollouts: out of memory with a cache of ", 16 * blocks, " tokens; going on with "));
+        str("rollouts: out of memory with a cache of ", 16 * blocks, " tokens; continuing with "));
     const AllocationFaults faults(Device{}, 1000);
     EXPECT_EQ(EngineTest::run(engine, all), expected);
   }
