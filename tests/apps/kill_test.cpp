@@ -105,6 +105,8 @@ std::vector<Setting> cuda_settings() {
   for (const auto& [name, yaml] : settings()) {
     out.push_back({name + std::string("_f32"), "device: cuda\n" + yaml});
     out.push_back({name + std::string("_bf16"), "device: cuda\ndtype: bf16\n" + yaml});
+    out.push_back({name + std::string("_host"), "device: cuda\ndtype: bf16\n" + yaml +
+                                                    "optimizer: {place: host, moments: bf16}\n"});
   }
   return out;
 }
