@@ -136,6 +136,12 @@ std::string describe(DurableFile::Step step, const std::string& path, const std:
   return str(path, ": cannot be ", kProblems[static_cast<int>(step)], ": ", reason);
 }
 
+}  // namespace
+
+const char* stored_name(DType dtype) {
+  return kNames[static_cast<int>(dtype)];
+}
+
 void write_sources(const std::string& path, const std::vector<TensorSource>& tensors) {
   const std::string header = make_header(tensors);
   COHORT_CHECK(header.size() <= kMaxHeader, "[safetensors] ", path, ": a header of ", header.size(),
@@ -151,14 +157,12 @@ void write_sources(const std::string& path, const std::vector<TensorSource>& ten
   file.finish();
 }
 
-}  // namespace
-
 void write_safetensors(const std::string& path, const NamedTensors& tensors) {
   std::vector<TensorSource> sources;
   for (const auto& [name, tensor] : tensors) {
     COHORT_CHECK(tensor.defined(), "[safetensors] tensor '", name, "' is undefined");
-    sources.push_back({name, tensor.shape(), kNames[static_cast<int>(tensor.dtype())],
-                       [&tensor = tensor] { return tensor; }});
+    sources.push_back(
+        {name, tensor.shape(), stored_name(tensor.dtype()), [&tensor = tensor] { return tensor; }});
   }
   write_sources(path, sources);
 }

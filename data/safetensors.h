@@ -19,9 +19,6 @@ class Json;
 
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
-// Writes in the given order and flushes to disk (fsync). Throws Error with the path and the
-// system's reason.
-void write_safetensors(const std::string& path, const NamedTensors& tensors);
 // A tensor that is made when its turn to be written comes, so that one at a time is in memory.
 struct TensorSource {
   std::string name;
@@ -29,6 +26,12 @@ struct TensorSource {
   std::string type;              // in the file: "F16" or a type with a DType ("F32", "BF16", ...)
   std::function<Tensor()> make;  // its result is converted to `type`, rounded to nearest even
 };
+// The name of a dtype in such a file, "F32".
+const char* stored_name(DType dtype);
+// Writes in the given order and flushes to disk (fsync). Throws Error with the path and the
+// system's reason.
+void write_sources(const std::string& path, const std::vector<TensorSource>& tensors);
+void write_safetensors(const std::string& path, const NamedTensors& tensors);
 // Writes DIR/STEM.safetensors or, for more than `shard_bytes` of tensors, the shards
 // STEM-00001-of-00003.safetensors, ... and their index STEM.safetensors.index.json. Returns the
 // names of the files. Throws as write_safetensors() does, and InputError naming the tensor for a

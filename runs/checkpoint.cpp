@@ -245,7 +245,7 @@ void write_checkpoint(const std::string& dir, const CheckpointView& view, int64_
   if (view.reference != nullptr)
     for (const std::string& file : save_weights(*view.reference, training, "reference"))
       files.push_back(kTraining + file);
-  write_safetensors(training / "optimizer.safetensors", view.optimizer.state());
+  write_sources(training / "optimizer.safetensors", view.optimizer.state_sources());
   write_json("config.json", saved_config(view.model, &view.tokenizer));
   for (const auto& [file, content] : view.tokenizer.files()) {
     write_file_durable(temporary / file, content);
@@ -272,7 +272,7 @@ int64_t tensor_bytes(const CheckpointView& view) {
   int64_t bytes = 0;
   for (const NamedParameter& p : view.model.parameters())
     bytes += (view.reference == nullptr ? 1 : 2) * p.value.nbytes();
-  for (const auto& [name, tensor] : view.optimizer.state()) bytes += tensor.nbytes();
+  for (const TensorSource& source : view.optimizer.state_sources()) bytes += source.make().nbytes();
   return bytes;
 }
 

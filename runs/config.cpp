@@ -282,8 +282,6 @@ std::vector<std::string> TrainConfig::warnings() const {
         "optimizer.master: does nothing; masters are always stored as 16 bits beside the weight; "
         "hint: leave it out");
   const OptimizerStorage& storage = optimizer.storage;
-  if (storage.host_units > 0 && storage.place != StatePlace::kHost)
-    out.push_back("optimizer.host_units: does nothing without optimizer.place: host");
   if (storage.place == StatePlace::kHost && device == "cpu")
     out.push_back("optimizer.place: host does nothing but copies with device: cpu");
   for (const RewardConfig& reward : rewards)

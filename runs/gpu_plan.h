@@ -37,8 +37,8 @@ struct InferencePlan {
 InferencePlan plan_inference(const ModelConfig& model, int64_t length, const GpuProperties& gpu);
 
 // Estimated peak of the host's memory with `processes` ranks on it, in bytes: a process, its CUDA
-// context, optimizer state that is there, and the state that checkpoints and starts of several
-// ranks put together.
+// context, optimizer state that is there, and the largest tensor of it that a checkpoint puts
+// together.
 int64_t host_memory(const TrainConfig& config, const ModelConfig& model, int64_t processes);
 
 // slow_streaming() of optimizer state of `pinned` bytes in the host's memory beside an update of

@@ -36,11 +36,11 @@ std::string why_finished(const TrainConfig& config, const TrainState& state) {
 }
 
 // Checksum over tensor names and contents.
-uint64_t checksum_of(const NamedTensors& tensors) {
+uint64_t checksum_of(const std::vector<TensorSource>& sources) {
   uint64_t sum = 0;
-  for (const auto& [name, tensor] : tensors) {
-    const Tensor host = tensor.contiguous().to(Device{});  // one at a time
-    sum = checksum(name, sum);
+  for (const TensorSource& source : sources) {
+    const Tensor host = source.make().contiguous().to(Device{});  // one at a time
+    sum = checksum(source.name, sum);
     sum = checksum({static_cast<const char*>(host.raw()), static_cast<size_t>(host.nbytes())}, sum);
   }
   return sum;
@@ -279,15 +279,16 @@ void Stage::resume_from(const std::string& checkpoint) {
 void Stage::check_equal_starts() {
   if (comm_.size() == 1) return;
   const auto weights = [](const Transformer& model) {
-    NamedTensors out;
-    for (const NamedParameter& p : model.parameters()) out.emplace_back(p.name, p.value);
+    std::vector<TensorSource> out;
+    for (const NamedParameter& p : model.parameters())
+      out.push_back({.name = p.name, .make = [&p] { return p.value; }});
     return checksum_of(out);
   };
   std::string data = data_.fingerprint;
   for (const auto& [name, content] : data_.tokenizer->files()) data += name + content;
   std::vector<std::pair<const char*, uint64_t>> parts{
       {"weights", weights(model())},
-      {"optimizer state", checksum_of(learner_->optimizer().state())},
+      {"optimizer state", checksum_of(learner_->optimizer().state_sources())},
       {"data", checksum(data)}};
   if (reference_ != nullptr) parts.emplace_back("reference weights", weights(*reference_));
   const auto ranks = static_cast<size_t>(comm_.size()), count = parts.size();

@@ -93,17 +93,21 @@ class AdamW final : public Optimizer {
     return learning_rate * std::sqrt(update / weight);
   }
 
-  NamedTensors state() const override {
+  std::vector<TensorSource> state_sources() const override {
     if (host_state_) host_state_->synchronize();
-    NamedTensors out;
+    std::vector<TensorSource> out;
     for (size_t i = 0; i < tensors_.size(); ++i) {
       const kernels::AdamWTensor& t = tensors_[i];
       const std::string& name = parameters_[i].name;
-      out.emplace_back(name + ".m", t.m);
-      out.emplace_back(name + ".v", t.v);
+      const auto add = [&](const char* suffix, DType dtype, std::function<Tensor()> make) {
+        out.push_back({name + suffix, t.param.shape(), stored_name(dtype), std::move(make)});
+      };
+      add(".m", t.m.dtype(), [&t] { return t.m; });
+      add(".v", t.v.dtype(), [&t] { return t.v; });
       if (t.low_bits.defined())
-        out.emplace_back(name + ".master",
-                         kernels::combine_master(t.param.to(Device{}), t.low_bits.to(Device{})));
+        add(".master", DType::kF32, [&t] {
+          return kernels::combine_master(t.param.to(Device{}), t.low_bits.to(Device{}));
+        });
     }
     return out;
   }

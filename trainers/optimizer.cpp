@@ -16,10 +16,16 @@ OptimizerBytes optimizer_bytes(const OptimizerConfig& config, const ModelConfig&
   const auto optimizer = make_optimizer(dry.parameters(), config);
   OptimizerBytes out{.memory = run.stats().live_bytes - before,
                      .pinned = run.pinned_stats().live_bytes};
-  for (const auto& [name, tensor] : optimizer->state()) out.saved += tensor.nbytes();
+  for (const TensorSource& source : optimizer->state_sources()) out.saved += source.make().nbytes();
   out.host = run.stats().peak_bytes - before - out.memory;
   optimizer->allocate_workspace();
   out.workspace = run.stats().live_bytes - before - out.memory;
+  return out;
+}
+
+NamedTensors Optimizer::state() const {
+  NamedTensors out;
+  for (const TensorSource& source : state_sources()) out.emplace_back(source.name, source.make());
   return out;
 }
 

@@ -103,9 +103,11 @@ class Optimizer : NonCopyable {
   // parameter; NaN before the first. Synchronizes with the device.
   virtual double relative_update(double learning_rate) const = 0;
 
-  // The state of every parameter, whole, as "NAME.STATE". load() throws InputError if a tensor is
-  // missing, has another shape or is not finite.
-  virtual NamedTensors state() const = 0;
+  // The state of every parameter, whole, as "NAME.STATE": as sources, whose tensors are made one at
+  // a time, and all at once. load() throws InputError if a tensor is missing, has another shape or
+  // is not finite.
+  virtual std::vector<TensorSource> state_sources() const = 0;
+  NamedTensors state() const;
   virtual void load(const SafetensorsFile& file, int64_t updates) = 0;
 
  protected:
@@ -121,7 +123,7 @@ class Optimizer : NonCopyable {
 std::unique_ptr<Optimizer> make_optimizer(const ParameterSet& parameters,
                                           const OptimizerConfig& config, uint64_t seed = 0);
 // Bytes of its state: in memory of the device, in page-locked memory of the host, in a checkpoint,
-// and those that state() allocates on the host; and the bytes of its workspace on the device.
+// and those that one of its sources allocates on the host; and of its workspace on the device.
 struct OptimizerBytes {
   int64_t memory = 0, pinned = 0, saved = 0, host = 0, workspace = 0;
 };

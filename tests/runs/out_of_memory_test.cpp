@@ -21,10 +21,11 @@ struct Faulty {
 };
 Faulty train_with_faults(const RunPlan& plan, int64_t after, int64_t first, int64_t count) {
   Faulty out;
+  const Device device = device_named(plan.stages[0].device, "device");
   std::optional<AllocationFaults> faults;
   Recorder recorder;
   recorder.on_step = [&](int64_t step) {
-    if (step == after) faults.emplace(Device{}, first, count);
+    if (step == after) faults.emplace(device, first, count);
   };
   const std::atomic<bool> stop{false};
   Run run = Run::create(plan);
@@ -53,7 +54,8 @@ std::vector<std::pair<int64_t, int64_t>> shrinks(const std::string& run) {
 
 class OutOfMemory {
  public:
-  explicit OutOfMemory(std::string yaml) : yaml_(std::move(yaml)) {
+  // `tolerance`: for the weights beside those of an undisturbed run.
+  OutOfMemory(std::string yaml, double tolerance) : yaml_(std::move(yaml)), tolerance_(tolerance) {
     plan_ = small_plan(dir_, "plain", yaml_);
     plain_ = train_new(plan_);
     requests_ = fault(int64_t{1} << 40, 1).requests;
@@ -79,7 +81,7 @@ class OutOfMemory {
       EXPECT_NE(run.error.find("out of memory"), run.error.npos) << run.error;
       train_rest(run.dir);
     }
-    EXPECT_LT(relative_error(final_weights(run.dir), final_weights(plain_)), 1e-12);
+    EXPECT_LT(relative_error(final_weights(run.dir), final_weights(plain_)), tolerance_);
     std::filesystem::remove_all(run.dir);
   }
 
@@ -107,6 +109,7 @@ class OutOfMemory {
 
   const TempDir dir_;
   const std::string yaml_;
+  const double tolerance_;
   RunPlan plan_;
   std::string plain_;
   int64_t requests_ = 0;
@@ -115,9 +118,9 @@ class OutOfMemory {
 };
 
 // Spreads `count` failures over the requests of a run; every fourth lets three requests fail.
-void expect_runs_survive(const std::string& yaml, int64_t count) {
+void expect_runs_survive(const std::string& yaml, int64_t count, double tolerance = 1e-12) {
   const ExpectLog warnings("out of memory");
-  OutOfMemory test(yaml);
+  OutOfMemory test(yaml, tolerance);
   EXPECT_GT(test.requests(), 500);
   for (int64_t i = 0; i < count; ++i) test.check(i * test.requests() / count, i % 4 == 3 ? 3 : 1);
   EXPECT_GT(test.shrunk(), count / 4);
@@ -132,6 +135,17 @@ TEST(OutOfMemory, GrpoContinuesWithSmallerMicroBatches) {
 }
 TEST(OutOfMemorySlow, RunsContinueAfterAnyFailure) {
   for (const std::string& yaml : {kSft, kGrpo}) expect_runs_survive(yaml, 250);
+}
+
+// On a GPU bf16 and f32 differ by their rounding from the undisturbed run, which has other micro
+// batches, and AdamW turns a rounding of a gradient near 0 into a step.
+TEST(CudaOutOfMemory, RunsContinueAfterAnyFailure) {
+  COHORT_REQUIRE_GPU(device);
+  const auto on_gpu = [](std::string yaml, const char* keys) {
+    return yaml.erase(yaml.find("dtype: f64\n"), 11) + "device: cuda\n" + keys;
+  };
+  expect_runs_survive(on_gpu(kSft, "dtype: f32\n"), 24, 0.1);
+  expect_runs_survive(on_gpu(kGrpo, "dtype: bf16\noptimizer: {place: host}\n"), 24, 0.3);
 }
 
 // If nothing can be had any more, the last completed step is saved, and the message says so.
