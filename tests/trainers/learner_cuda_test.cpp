@@ -7,7 +7,7 @@
 namespace cohort::test {
 namespace {
 
-// Memory of the device that belongs to somebody else, all but `left` bytes of it.
+// Takes the device's free memory but for `left` bytes, as another process would.
 class Hog : NonCopyable {
  public:
   Hog(Device device, int64_t left) {
