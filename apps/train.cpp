@@ -43,8 +43,8 @@ RunResult execute(Run& run, Reporter& reporter, const TrainOptions& options,
     const bool out_of_memory = dynamic_cast<const OutOfMemoryError*>(&e) != nullptr;
     if (out_of_memory)
       message +=
-          "; hint: resume with micro_batch_tokens=auto, model.recompute=block or "
-          "optimizer.place=host, or use a smaller model" +
+          "; hint: micro_batch_tokens=auto, model.recompute=block or, on a GPU, "
+          "optimizer.place=host; or a smaller model" +
           memory_plan(run.plan(), run.preview(), group == nullptr ? 1 : group->size());
     logging::record("failed: " + omit_middle(message));
     if (group != nullptr && dynamic_cast<const PeerError*>(&e) != nullptr)

@@ -59,6 +59,10 @@ class Allocator {
   virtual bool reclaim(void* /*pointer*/) { return true; }
   // Returns cached blocks to the system, except those of a MemoryPool.
   virtual void release_cached() = 0;
+  // On CUDA replaces the free segments of the current stream by a single one that holds the most
+  // that has been live at a time, if they have become much larger than that together: work whose
+  // tensors have other sizes each time keeps making segments. To be called between such work.
+  virtual void join_segments() {}
 
   AllocatorStats stats() const {
     std::lock_guard lock(mutex_);

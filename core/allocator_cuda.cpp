@@ -30,6 +30,8 @@ namespace {
 constexpr size_t kSmallRequest = size_t{1} << 20;
 constexpr size_t kSmallSegment = size_t{2} << 20;
 constexpr size_t kLargeSegment = size_t{32} << 20;
+// Free segments are joined if they exceed what was live by kMaxWaste; the new one by kSlack.
+constexpr double kMaxWaste = 1.25, kSlack = 1.05;
 constexpr size_t kReleasedBlock = 512;  // bytes that remain of a block after release_to_pool()
 
 bool is_cache_enabled() {
@@ -57,9 +59,14 @@ enum class Owner : uint8_t { kStream, kGraph, kDestroyed };
 
 struct Pool {
   explicit Pool(uint64_t id) : id(id), owner(id == 0 ? Owner::kStream : Owner::kGraph) {}
+  // Adds to the live bytes.
+  void count(int64_t bytes) { peak = std::max(peak, live += bytes); }
+
   uint64_t id;
   Owner owner;
   int64_t segments = 0;
+  int64_t live = 0, peak = 0;  // bytes; the peak since join_segments()
+  double needed = 0;           // bytes; the most that were live beside those of a join_segments()
   std::set<Block*, SmallestFirst> free;
 };
 
@@ -106,6 +113,7 @@ class CudaAllocator final : public Allocator {
     live_.emplace(block->begin, block);
     stats_.allocations += 1;
     count_live(block->size);
+    pool.count(static_cast<int64_t>(block->size));
     return block->begin;
   }
 
@@ -118,6 +126,7 @@ class CudaAllocator final : public Allocator {
     stats_.live_bytes -= static_cast<int64_t>(block->size);
     block->is_free = true;
     Pool& pool = *block->pool;
+    pool.count(-static_cast<int64_t>(block->size));
     if (block->next != nullptr && block->next->is_free) {
       pool.free.erase(block->next);
       absorb_next(block);
@@ -149,6 +158,7 @@ class CudaAllocator final : public Allocator {
     }
     released_.emplace(pointer, size);
     stats_.live_bytes -= static_cast<int64_t>(size - kReleasedBlock);
+    block->pool->count(-static_cast<int64_t>(size - kReleasedBlock));
   }
 
   bool reclaim(void* pointer) override {
@@ -164,12 +174,38 @@ class CudaAllocator final : public Allocator {
     if (block->size > size) split(block, size);
     released_.erase(it);
     count_live(size - kReleasedBlock);
+    block->pool->count(static_cast<int64_t>(size - kReleasedBlock));
     return true;
   }
 
   void release_cached() override {
     std::lock_guard lock(mutex_);
     release_free_segments();
+  }
+
+  void join_segments() override {
+    const Stream stream = current_stream(device_);
+    std::lock_guard lock(mutex_);
+    const auto it = pools_.find({stream.pool, stream.handle, false});
+    if (it == pools_.end() || it->second.owner != Owner::kStream || !cached_) return;
+    Pool& pool = it->second;
+    int64_t unused = 0, segments = 0;
+    for (const Block* block : pool.free)
+      if (block->whole_segment()) {
+        unused += static_cast<int64_t>(block->size);
+        ++segments;
+      }
+    pool.needed = std::max(pool.needed, static_cast<double>(pool.peak - pool.live));
+    pool.peak = pool.live;
+    if (segments < 2 || static_cast<double>(unused) <= kMaxWaste * pool.needed) return;
+    release_free_segments(pool);
+    const size_t units = 1 + static_cast<size_t>(kSlack * pool.needed) / kSmallSegment;
+    void* pointer = nullptr;
+    if (cudaMalloc(&pointer, units * kSmallSegment) != cudaSuccess) {
+      cudaGetLastError();  // requests will make segments
+      return;
+    }
+    pool.free.insert(add_segment(pool, pointer, units * kSmallSegment));
   }
 
   int64_t live_bytes(uint64_t id) const {
@@ -215,6 +251,10 @@ class CudaAllocator final : public Allocator {
     }
     if (code == cudaErrorMemoryAllocation) throw_out_of_memory(requested);
     COHORT_CUDA_CHECK(code);
+    return add_segment(pool, pointer, size);
+  }
+
+  Block* add_segment(Pool& pool, void* pointer, size_t size) {
     stats_.reserved_bytes += static_cast<int64_t>(size);
     pool.segments += 1;
     return new Block{.begin = static_cast<char*>(pointer), .size = size, .pool = &pool};

@@ -75,7 +75,8 @@ std::string memory_shortage(const TrainConfig& config, const StagePreview& stage
       config.ranks > 1 ? str(" for each of ", config.ranks, " ranks") : "", ", and ",
       device.is_cuda() ? str(device.str(), " of this machine has ") : "this machine has free ",
       mib(usable),
-      "; hint: a smaller micro_batch_tokens, model.recompute: block, or a smaller model");
+      "; hint: micro_batch_tokens=auto, model.recompute=block, optimizer.place=auto, or a smaller "
+      "model");
 }
 
 int64_t checkpoint_bytes(const TrainConfig& config, const ModelConfig& model) {

@@ -71,6 +71,7 @@ void Learner::backward_all(int64_t micro_batches, const std::function<HeadLoss(i
 
 Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
                                 double learning_rate, const std::function<bool()>& accept) {
+  allocator(model_->device()).join_segments();
   const UpdateMemory memory(model_->parameters(), *optimizer_, reducer_);
   std::vector<GradientBuffer> buffers;
   on_all_ranks(comm_, [&] {

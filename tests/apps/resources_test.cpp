@@ -102,7 +102,7 @@ TEST_F(Resources, CheckRefusesARunThatNeedsMoreMemoryThanThereIs) {
   expect(output.out, "memory: peak per rank");
   expect(output.err, "cohort: memory: sft needs at least about ");
   expect(output.err, ", and this machine has free ");
-  expect(output.err, "; hint: a smaller micro_batch_tokens");
+  expect(output.err, "; hint: micro_batch_tokens=auto");
   EXPECT_EQ(run("check").code, 0);
 }
 

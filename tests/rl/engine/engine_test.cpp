@@ -406,11 +406,10 @@ TEST_P(CudaEngine, GivesItsCacheBackBetweenRequests) {
   const std::vector<EngineRequest> all = test.requests(200);
   Engine engine(test.model(), {});
   const Completions expected = EngineTest::run(engine, all);
-  const int64_t bytes = engine.cache_bytes(), before = available_memory(device);
+  const int64_t bytes = engine.cache_bytes();
   const int64_t reserved = allocator(device).stats().reserved_bytes;
   engine.release_cache();
   EXPECT_LE(allocator(device).stats().reserved_bytes, reserved - bytes);
-  EXPECT_GE(available_memory(device), before);
   EXPECT_EQ(EngineTest::run(engine, all), expected);
 }
 
