@@ -76,9 +76,9 @@ std::string shortage_of(const GpuPlan& plan, const GpuProperties& gpu) {
   std::string text = str(trainer_name(plan.config.batch.trainer), " needs at least ",
                          mib(memory.peak()), " of the ", mib(plan.usable), " that ", gpu.name,
                          " has for it, ", mib(memory.peak() - plan.usable), " too much");
-  if (memory.persistent() > plan.usable)
-    return str(text, ": the weights, gradients and AdamW's state alone take ",
-               mib(memory.persistent()), "; hint: a smaller model, or a GPU with more memory");
+  if (const int64_t all = memory.persistent() + memory.gradients; all > plan.usable)
+    return str(text, ": the weights, gradients and AdamW's state alone take ", mib(all),
+               "; hint: a smaller model, or a GPU with more memory");
   return text +
          (memory.cache > 0 && memory.rollout + memory.cache > memory.activations + memory.workspace
               ? "; hint: a smaller max_concurrent, rollout.memory_fraction or "

@@ -54,15 +54,22 @@ TEST_F(CheckGpu, TakesTheDtypeThatIsGiven) {
 }
 
 TEST_F(CheckGpu, NamesTheKeysWithWhichAModelFits) {
-  const std::vector<std::string> given = big({"micro_batch_tokens=32768"});
+  const std::vector<std::string> given =
+      big({"micro_batch_tokens=32768", "optimizer.place=device"});
   EXPECT_EQ(check("h200", given).code, 0);
+  // By default what does not fit is on the host.
+  const Output on_host = check("rtx3060", big());
+  EXPECT_EQ(on_host.code, 0) << on_host.err;
+  expect(on_host.out, ", place: host; ");
+  expect(on_host.out, "optimizer.place: host");
+  expect(on_host.out, " MiB of page-locked memory, locked in about ");
   const Output output = check("rtx3060", given);
   EXPECT_EQ(output.code, 2);
   expect(output.out, " not as configured; with micro_batch_tokens=");
   expect(output.err, "cohort: memory: sft needs ");
   expect(output.err, " as configured, and rtx3060 has ");
   const size_t hint = output.err.find("; hint: ") + 8;
-  std::vector<std::string> changed = big();
+  std::vector<std::string> changed = big({"optimizer.place=device"});
   std::istringstream words(output.err.substr(hint));
   for (std::string word; words >> word;) changed.push_back(word);
   const Output again = check("rtx3060", changed);

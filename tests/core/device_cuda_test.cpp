@@ -4,6 +4,7 @@
 #include "core/allocator.h"
 #include "core/cuda.h"
 #include "core/graph.h"
+#include "core/rng.h"
 #include "core/tensor.h"
 #include "tests/support/test_util.h"
 
