@@ -111,14 +111,20 @@ double optimizer_seconds(Learner& learner) {
   return seconds;
 }
 
-// GRPO steps (rollout, packing, update) of 64 prompts of 128 tokens with 8 completions of
-// `completion` tokens each and random rewards. With `ops` the time of each op is printed.
-Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config, int64_t completion,
-                bool ops) {
+struct GrpoOptions {
+  int64_t completion = 256;  // tokens
+  int64_t steps = 6;         // at least two: the first warms up
+  bool ops = false;          // prints the time of each op
+};
+
+// GRPO steps (rollout, packing, update) of 64 prompts of 128 tokens with 8 completions each and
+// random rewards.
+Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config,
+                const GrpoOptions& options) {
   config.batch.trainer = TrainerType::kGrpo;
   config.batch.prompts_per_step = 64;
   config.batch.num_generations = 8;
-  config.sampling.max_completion_length = completion;
+  config.sampling.max_completion_length = options.completion;
   const Device device = parse_device(config.device, "device");
   const auto comm = make_single_communicator();
   Learner learner(std::make_unique<Transformer>(model, config.dtype, 1, device), config.optimizer,
@@ -133,7 +139,6 @@ Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config, 
     for (int k = 0; k < 128; ++k) prompts.back().prompt += static_cast<char>('a' + rng.below(26));
   }
   allocator(device).reset_peak();
-  constexpr int kSteps = 6;
   std::vector<double> rollout, packing, update;
   double tokens = 0;
   int64_t step = 0;
@@ -157,7 +162,7 @@ Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config, 
     ++step;
   };
   int64_t reserved = 0;  // by the allocator after two steps
-  while (step < kSteps) {
+  while (step < options.steps) {
     make_step();
     if (step == 2) reserved = allocator(device).stats().reserved_bytes;
   }
@@ -179,7 +184,7 @@ Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config, 
   out.metrics.add("held_since_step_2_mib", static_cast<double>(more) / (1 << 20));
   out.metrics.add("preemptions", static_cast<double>(engine.stats().preemptions));
   out.metrics.add("optimizer", optimizer_seconds(learner));
-  if (ops) bench::print_op_times(device, make_step, seconds, {});
+  if (options.ops) bench::print_op_times(device, make_step, seconds, {});
   return out;
 }
 
@@ -195,16 +200,19 @@ int run(int argc, char** argv) {
   CLI::App app{"rollout and GRPO benchmark"};
   std::string path, json;
   std::vector<std::string> overrides, only;
-  int64_t vocab = 66, runs = 3, completion = 256;
-  bool ops = false;
+  int64_t vocab = 66, runs = 3;
+  GrpoOptions grpo;
   app.add_option("config", path, "CONFIG.yaml: the model")->required();
   app.add_option("overrides", overrides, "key=value ...");
   app.add_option("--vocab", vocab, "vocabulary size")->capture_default_str();
   app.add_option("--only", only, "names or prefixes of workloads");
   app.add_option("--runs", runs, "runs of exactness")->capture_default_str();
-  app.add_option("--completion", completion, "tokens of a completion of GRPO steps")
+  app.add_option("--completion", grpo.completion, "tokens of a completion of GRPO steps")
       ->capture_default_str();
-  app.add_flag("--ops", ops, "print the time of each op in GRPO steps");
+  app.add_option("--steps", grpo.steps, "GRPO steps, of which the first warms up")
+      ->check(CLI::Range(2, 1000))
+      ->capture_default_str();
+  app.add_flag("--ops", grpo.ops, "print the time of each op in GRPO steps");
   app.add_option("--json", json, "write the table to this file as JSON");
   CLI11_PARSE(app, argc, argv);
   const TrainConfig config = load_plan(path, overrides).stages.back();
@@ -231,12 +239,12 @@ int run(int argc, char** argv) {
       if (wanted(load.name)) add(run_workload(model, load));
     if (wanted("exactness")) add({"exactness", bench::compare_exactness(model, runs)});
   }
-  if (wanted("grpo")) add(run_grpo("grpo", model_config, config, completion, ops));
+  if (wanted("grpo")) add(run_grpo("grpo", model_config, config, grpo));
   for (const int64_t rows : {128, 256, 512}) {
     const std::string name = str("grpo/", rows);
     TrainConfig with_rows = config;
     with_rows.rollout.max_concurrent = rows;
-    if (named(name)) add(run_grpo(name, model_config, with_rows, completion, ops));
+    if (named(name)) add(run_grpo(name, model_config, with_rows, grpo));
   }
   Json all = Json(Json::Object{});
   for (const Result& result : results) {

@@ -138,8 +138,7 @@ TEST(Optimizer, BytesOfItsStateAreThoseItHoldsAndSaves) {
   const int64_t host = optimizer_bytes({}, c, DType::kBF16, Device::cuda()).host;
   int64_t largest = 0;
   const Transformer model(c, DType::kF32, 1);
-  for (const NamedParameter& p : model.parameters())
-    largest = std::max(largest, p.value.numel());
+  for (const NamedParameter& p : model.parameters()) largest = std::max(largest, p.value.numel());
   EXPECT_GE(host, 4 * largest);
   EXPECT_LT(host, 8 * largest + (1 << 16));
   EXPECT_EQ(optimizer_bytes({}, c, DType::kF32, Device::cuda()).host, 0);
