@@ -131,6 +131,9 @@ bool has_auto(const RunPlan& plan) {
 // every rank calls it. Returns the choices, human-readable.
 std::string choose_by_memory(RunPlan& plan, const std::vector<StagePreview>& preview,
                              ProcessGroup* group) {
+  for (TrainConfig& config : plan.stages)
+    if (config.device == "cpu" && config.optimizer.storage.place == StatePlace::kAuto)
+      config.optimizer.storage.place = StatePlace::kDevice;
   if (!has_auto(plan)) return "";
   const auto comm =
       group == nullptr ? make_single_communicator() : make_communicator(*group, Device{});
