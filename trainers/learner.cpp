@@ -48,7 +48,7 @@ Learner::Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& conf
   const std::vector<Variable>& leaves = model_->parameters().trained();
   for (size_t i = 0; i < leaves.size(); ++i)
     leaves[i].on_gradient([this, i] {
-      if (last_micro_batch_) reducer_->mark_ready(static_cast<int64_t>(i));
+      if (reducer_ && last_micro_batch_) reducer_->mark_ready(static_cast<int64_t>(i));
     });
 }
 

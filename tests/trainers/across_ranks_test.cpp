@@ -1,6 +1,7 @@
 // Sharding of work over ranks and gathering of results.
 #include "trainers/across_ranks.h"
 
+#include "core/allocator.h"
 #include "tests/support/test_util.h"
 
 namespace cohort::test {
@@ -43,6 +44,26 @@ TEST(GatherTexts, GivesEveryRankAllTexts) {
     for (size_t i = 0; i < all.size(); ++i)
       if (static_cast<int>(i) % comm.size() == comm.rank()) texts[i] = all[i];
     EXPECT_EQ(gather_texts(comm, texts), all);
+  });
+}
+
+// An error of one rank is that of all; a number that is not finite comes before a lack of memory.
+TEST(OnAllRanks, AllThrowTheKindThatOneHasThrown) {
+  run_local_ranks(3, [](Communicator& comm) {
+    const auto run = [&](const std::function<void()>& second, const std::function<void()>& third) {
+      on_all_ranks(comm, [&] {
+        if (comm.rank() == 1) second();
+        if (comm.rank() == 2) third();
+      });
+    };
+    const auto nothing = [] {};
+    const auto full = [] { throw OutOfMemoryError("full"); };
+    const auto bad = [] { throw NonFiniteError("bad"); };
+    EXPECT_NO_THROW(run(nothing, nothing));
+    EXPECT_THROW_WITH(run(nothing, full), OutOfMemoryError,
+                      comm.rank() == 2 ? "full" : "another rank is out of memory");
+    EXPECT_THROW_WITH(run(bad, full), NonFiniteError,
+                      comm.rank() == 1 ? "bad" : "another rank's logits hold NaN or infinity");
   });
 }
 

@@ -166,6 +166,11 @@ TEST_F(LearnerTest, GradientsAreGoneAfterAnUpdate) {
   EXPECT_THROW(learner_.update(
                    1, [](int64_t) -> HeadLoss { throw InputError("no data"); }, 1e-3),
                InputError);
+  // A backward of the caller's own is none of the learner's.
+  HeadLoss own = small_loss(learner_.model(), 1);
+  backward(std::move(own.hidden), std::move(own.dhidden), own.head);
+  own = {};
+  learner_.model().parameters().free_gradients();
   EXPECT_EQ(memory.stats().live_bytes, before);
   allocator(Device{}).reset_peak();
   learner_.update(
