@@ -138,17 +138,29 @@ std::vector<std::string> gpu_overrides(const CheckOptions& options, std::string&
   return out;
 }
 
-// Prints where the host has optimizer state of the stage, if it has.
-void print_host_state(const TrainConfig& config, const StagePreview& stage, int64_t processes) {
+// Prints what of the stage's optimizer state is on the host, if any is, and on `gpu` whether
+// updates mostly wait for it.
+void print_host_state(const TrainConfig& config, const StagePreview& stage, int64_t ranks,
+                      const std::optional<GpuProperties>& gpu) {
+  constexpr double kLockedPerSecond = 12.5e9;  // bytes, with 16 cores (bench/results/h200.md)
+  const Device device = device_named(config.device, "device");
   const int64_t pinned =
-      optimizer_bytes(config.optimizer, stage.model, config.dtype, Device::cuda()).pinned;
-  if (pinned == 0 || !device_named(config.device, "device").is_cuda()) return;
-  const int64_t units = stage.model.num_layers + 2, on_host = config.optimizer.storage.host_units;
-  print_row("optimizer.place: host",
-            str(on_host == 0 ? units : std::min(on_host, units), " of ", units, " units, ",
-                mib(processes * pinned), " of page-locked memory, locked in about ",
-                score_text(locking_seconds(processes * pinned), 1), " s, streamed in about ",
-                score_text(streaming_seconds(pinned), 2), " s an update"));
+      optimizer_bytes(config.optimizer, stage.model, config.dtype, device).pinned;
+  if (pinned == 0 || !device.is_cuda()) return;
+  const int64_t units = num_units(stage.model), on_host = config.optimizer.storage.host_units;
+  print_row(
+      "optimizer.place: host",
+      str(on_host == 0 ? units : std::min(on_host, units), " of ", units, " units, ",
+          mib(ranks * pinned), " of page-locked memory, locked in about ",
+          score_text(static_cast<double>(ranks * pinned) / kLockedPerSecond, 1),
+          " s, streamed in about ", score_text(streaming_seconds(pinned), 2), " s an update"));
+  if (!gpu) return;
+  const StepSize size = step_size(config, stage, ranks);
+  const double flops =
+      train_flops_per_token(stage.model, static_cast<double>(size.longest_sequence + 1) / 2) *
+      static_cast<double>(size.tokens) / static_cast<double>(ranks * updates_per_step(config));
+  if (const std::string note = streaming_note(pinned, flops, *gpu); !note.empty())
+    print_row("note", note);
 }
 
 // Prints whether the stage runs on the GPU. Returns the error if it does not.
@@ -164,13 +176,6 @@ std::string print_gpu_plan(const GpuPlan& plan, const StagePreview& stage, int64
                         config.optimizer.storage.place == StatePlace::kHost ? ", place: host" : ""),
                     need = str(mib(plan.memory.peak()), " of ", mib(plan.usable));
   print_row("memory: host", str(mib(host_memory(config, stage.model, ranks)), " at a checkpoint"));
-  const int64_t pinned =
-      optimizer_bytes(config.optimizer, stage.model, config.dtype, Device::cuda()).pinned;
-  const double flops = train_flops_per_token(stage.model, static_cast<double>(length) / 2) *
-                       static_cast<double>(step_size(config, stage, ranks).tokens) /
-                       static_cast<double>(ranks * updates_per_step(config));
-  if (const std::string note = streaming_note(pinned, flops, gpu); !note.empty())
-    print_row("note", note);
   const std::string title = "runs on " + gpu.name;
   std::string error;
   if (plan.runs) {
@@ -247,7 +252,7 @@ std::string check_stage(const TrainConfig& given, StagePreview& stage, const Che
   for (const auto& [name, value] :
        memory_rows(gpu ? planned->memory : estimate_memory(stage.model, config.dtype, size.memory)))
     print_row("memory: " + name, value);
-  print_host_state(config, stage, ranks);
+  print_host_state(config, stage, ranks, gpu);
   if (gpu) error = print_gpu_plan(*planned, stage, ranks, *gpu);
   print_row("disk: checkpoint", mib(checkpoint_bytes(config, stage.model)));
   print_examples(stage, options.full);

@@ -170,10 +170,10 @@ void Variable::on_gradient(std::function<void()> hook) const {
 
 void Variable::set_grad_storage(Tensor storage) const {
   COHORT_CHECK(is_parameter(node_), "[set_grad_storage] only a parameter has a gradient");
-  node_->dirty = storage.defined();
   if (storage.defined())
     kernels::check_tensor(storage, node_->shape, node_->grad_dtype, "set_grad_storage", "storage",
                           node_->device);
+  node_->dirty = storage.defined();
   node_->grad = std::move(storage);
 }
 

@@ -366,7 +366,7 @@ std::pair<int64_t, int64_t> memory_info(Device device) {
 }
 
 // Large blocks are zeroed by all threads, in huge pages where the system has them, and then locked:
-// 0.05 s a GiB, where cudaHostAlloc() takes 0.65 s (H100 host, 16 cores) and lets no other thread
+// 0.05 to 0.09 s a GiB, where cudaHostAlloc() takes 0.65 s (16 cores) and lets no other thread
 // use the device.
 void* allocate_pinned(size_t bytes) {
   void* pointer = nullptr;

@@ -34,7 +34,7 @@ class CudaError : public Error {
 // device to the driver.
 void release_cached_blocks();
 // The code of a call that may need memory, such as a kernel's first launch, which loads its code.
-// Where there is too little, release_cached_blocks() precedes a second call.
+// If there is too little, release_cached_blocks() precedes a second call.
 template <class Call>
 cudaError_t with_memory(const Call& call) {
   const cudaError_t code = call();

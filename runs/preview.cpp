@@ -266,7 +266,7 @@ std::string choose_place(TrainConfig& config, const StagePreview& stage, int64_t
     return optimizer_bytes(on_host.optimizer, stage.model, config.dtype, device).pinned;
   };
   if (!fits(on_host, Cache::kSequence) || pinned() > usable(free.host)) return "";
-  const int64_t all = stage.model.num_layers + 2;  // tables, blocks, end
+  const int64_t all = num_units(stage.model);
   // Bisection: with the state of `good` units on the host all fits, or all are there.
   int64_t bad = 0, good = all;
   while (good - bad > 1) {

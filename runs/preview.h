@@ -65,9 +65,9 @@ std::string choose_place(TrainConfig& config, const StagePreview& stage, int64_t
 inline double streaming_seconds(int64_t bytes) {
   return static_cast<double>(bytes) / 41.6e9;
 }
-// Seconds to zero and lock memory of the host of `bytes`, with 16 cores (bench/results/h200.md).
-inline double locking_seconds(int64_t bytes) {
-  return static_cast<double>(bytes) / 23e9;
+// Number of units of a model's ParameterSet: the tables, each block, the end.
+inline int64_t num_units(const ModelConfig& model) {
+  return model.num_layers + 2;
 }
 // Optimiser updates of a step.
 int64_t updates_per_step(const TrainConfig& config);

@@ -9,7 +9,6 @@
 #include <string>
 #include <utility>
 
-#include "core/allocator.h"
 #include "core/non_copyable.h"
 #include "distributed/grad_reducer.h"
 #include "trainers/across_ranks.h"

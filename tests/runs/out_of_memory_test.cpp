@@ -177,8 +177,9 @@ TEST(OutOfMemory, AnEvaluationStartsAgain) {
                      run.requests);
   };
   const auto [loss, requests] = trained("plain", int64_t{1} << 40);
+  EXPECT_GT(requests, 40);
   for (const int64_t fault : {int64_t{3}, int64_t{20}, int64_t{40}})
-    EXPECT_EQ(trained(str("fault-", fault).c_str(), fault).first, loss) << fault << requests;
+    EXPECT_EQ(trained(str("fault-", fault).c_str(), fault).first, loss) << fault;
 }
 
 // Ranks that are threads share the memory: whichever fails, all of them start again, or all end.

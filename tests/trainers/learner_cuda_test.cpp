@@ -1,6 +1,7 @@
 // An update beside another user of the GPU's memory.
 #include "trainers/learner.h"
 
+#include "core/allocator.h"
 #include "core/cuda.h"
 #include "tests/support/test_util.h"
 
