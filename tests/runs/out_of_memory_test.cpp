@@ -177,8 +177,9 @@ TEST(OutOfMemory, AnEvaluationStartsAgain) {
                      run.requests);
   };
   const auto [loss, requests] = trained("plain", int64_t{1} << 40);
-  EXPECT_GT(requests, 40);
-  for (const int64_t fault : {int64_t{3}, int64_t{20}, int64_t{40}})
+  ASSERT_GT(requests, 10);
+  // All but the last ones, of the reduction and the checkpoint.
+  for (const int64_t fault : {int64_t{0}, requests / 4, requests / 2})
     EXPECT_EQ(trained(str("fault-", fault).c_str(), fault).first, loss) << fault;
 }
 
