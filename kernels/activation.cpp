@@ -55,7 +55,7 @@ void activation_backward(const ActivationBackward& args) {
 
 void linear_activation(const LinearActivation& args) {
   constexpr const char* kOp = "linear_activation";
-  const auto& [y, x, w, bias, op, u] = args;
+  const auto& [y, x, w, bias, op, u, tail] = args;
   const int64_t halves = is_gated(op) ? 2 : 1;
   COHORT_CHECK(w.rank() == 2 && w.dim(0) % halves == 0, "[", kOp,
                "] expected w with rows of two halves, got ", w.str());
@@ -67,7 +67,7 @@ void linear_activation(const LinearActivation& args) {
   check_tensor(w, w.shape(), x.dtype(), kOp, "w", device);
   if (bias.defined()) check_tensor(bias, {w.dim(0)}, x.dtype(), kOp, "bias", device);
   shape[-1] = w.dim(0) / halves;
-  check_tensor(y, shape, x.dtype(), kOp, "y", device);
+  check_rows(y, shape, x.dtype(), kOp, "y", device);
   shape[-1] = w.dim(0);
   if (u.defined()) check_tensor(u, shape, x.dtype(), kOp, "u", device);
   const OpSpan span(kOp);
@@ -75,20 +75,26 @@ void linear_activation(const LinearActivation& args) {
     if (device.is_cuda() && !is_dry_run() && cuda::fused_linear_activation(args)) return;
   // Allocated here and not in the device's code, so that a dry run counts it.
   Tensor linear = u.defined() ? u : Tensor::empty(shape, x.dtype(), device);
-  linear_forward({.y = linear, .x = x, .w = w, .bias = bias});
-  activation_forward({.y = y, .u = linear, .op = op});
+  linear_forward({.y = linear, .x = x, .w = w, .bias = bias, .tail = tail});
+  Tensor value = y.is_contiguous() ? y : Tensor::empty(y.shape(), y.dtype(), device);
+  activation_forward({.y = value, .u = linear, .op = op});
+  if (!y.is_contiguous()) y.copy_(value);
 }
 
 void linear_activation_backward(const LinearActivationBackward& args) {
   constexpr const char* kOp = "linear_activation_backward";
-  const auto& [du, dbias, dy, w, u, op, y] = args;
+  const auto& [du, dbias, dy, w, u, op, y, dh, a] = args;
   const int64_t halves = is_gated(op) ? 2 : 1;
   COHORT_CHECK(w.rank() == 2 && dy.cols() == w.dim(0), "[", kOp, "] expected w with ", dy.cols(),
                " rows, got ", w.str());
   Shape shape = dy.shape();
   const Device device = dy.device();
   check_tensor(dy, shape, dy.dtype(), kOp, "dy", device);
-  check_tensor(w, w.shape(), dy.dtype(), kOp, "w", device);
+  check_rows(w, w.shape(), dy.dtype(), kOp, "w", device);
+  if (dh.defined()) {
+    check_tensor(dh, {dy.rows(), dh.cols()}, dy.dtype(), kOp, "dh", device);
+    check_tensor(a, {dh.cols(), w.dim(1)}, dy.dtype(), kOp, "a", device);
+  }
   shape[-1] = w.dim(1) * halves;
   check_tensor(u, shape, dy.dtype(), kOp, "u", device);
   check_tensor(du, shape, dy.dtype(), kOp, "du", device);
@@ -103,6 +109,7 @@ void linear_activation_backward(const LinearActivationBackward& args) {
     }
   Tensor df = y.defined() ? y : Tensor::empty(shape, dy.dtype(), device);
   matmul({.c = df, .a = dy, .b = w});
+  if (dh.defined()) matmul({.c = df, .a = dh, .b = a, .desc = {.out = Grad::kAccumulate}});
   activation_backward({.du = du, .dbias = dbias, .dy = df, .u = u, .op = op, .y = y});
 }
 

@@ -36,16 +36,18 @@ void activation_backward(const ActivationBackward& args);
 // u = x w^T + bias, y = f(u): the first half of an MLP, with the bits of linear_forward() and
 // activation_forward().
 struct LinearActivation {
-  Tensor& y;           // [T, F]
+  Tensor& y;           // [T, F]; may be columns of a wider matrix
   const Tensor& x;     // [T, K]
   const Tensor& w;     // [F, K]; if gated, [2 F, K]: the gate's rows first
   const Tensor& bias;  // [rows of w]; may be undefined
   Activation op;
-  Tensor u = {};  // output for the backward [T, rows of w], may be undefined
+  Tensor u = {};     // output for the backward [T, rows of w], may be undefined
+  int64_t tail = 0;  // as in LinearForward
 };
 void linear_activation(const LinearActivation& args);
 
-// activation_backward() applied to dy w, with the bits of matmul() and activation_backward().
+// activation_backward() applied to dy w, with the bits of matmul() and activation_backward(); with
+// an adapter behind the activation to dy w + dh a. w may be columns of a wider matrix.
 struct LinearActivationBackward {
   Tensor& du;
   GradOut dbias;
@@ -53,7 +55,8 @@ struct LinearActivationBackward {
   const Tensor& w;   // [C, F]
   const Tensor& u;
   Activation op;
-  Tensor y = {};  // output, may be undefined: f(u), recomputed
+  Tensor y = {};           // output, may be undefined: f(u), recomputed
+  Tensor dh = {}, a = {};  // [T, P] and [P, F], or undefined
 };
 void linear_activation_backward(const LinearActivationBackward& args);
 

@@ -15,17 +15,22 @@ void matmul(const Matmul& args) {
                c.str());
   const Device device = a.device();
   const DType out = c.dtype() == accumulate_dtype(a.dtype()) ? c.dtype() : a.dtype();
-  check_tensor(a, a.shape(), a.dtype(), "matmul", "a", device);
-  check_tensor(b, b.shape(), a.dtype(), "matmul", "b", device);
+  for (const auto& [t, name] : {std::pair(&a, "a"), {&b, "b"}}) {
+    check_rows(*t, t->shape(), a.dtype(), "matmul", name, device);
+    COHORT_CHECK(t->is_contiguous() || t->rank() == 2, "[matmul] expected a strided ", name,
+                 " of rank 2, got ", t->str());
+  }
   check_tensor(c, c.shape(), out, "matmul", "c", device);
   on_device<cpu::matmul, cuda::matmul>(device, args);
 }
 
 void linear_forward(const LinearForward& args) {
-  const auto& [y, x, w, bias] = args;
+  const auto& [y, x, w, bias, tail] = args;
   COHORT_CHECK(w.rank() == 2, "[linear] expected w of rank 2, got ", w.str());
   const int64_t k = w.dim(1), n = w.dim(0);
   COHORT_CHECK(x.cols() == k, "[linear] expected x with rows of ", k, ", got ", x.str());
+  COHORT_CHECK(tail >= 0 && tail <= k, "[linear] expected a tail of at most ", k, " columns, got ",
+               tail);
   COHORT_CHECK(y.cols() == n && y.rows() == x.rows(), "[linear] expected y ", x.rows(), " x ", n,
                ", got ", y.str());
   const Device device = x.device();

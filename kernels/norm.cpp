@@ -15,7 +15,7 @@ void check_forward(const Tensor& y, const Tensor& rstd, const Tensor& x, const T
   const Device device = x.device();
   check(x, x.shape(), x.dtype(), op, "x", device);
   check_tensor(w, {x.cols()}, x.dtype(), op, "w", device);
-  check(y, x.shape(), x.dtype(), op, "y", device);
+  check_rows(y, x.shape(), x.dtype(), op, "y", device);
   check_tensor(rstd, {x.rows()}, accumulate_dtype(x.dtype()), op, "rstd", device);
 }
 // Further checks for layer norms.

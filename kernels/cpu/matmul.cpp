@@ -18,6 +18,7 @@
 #include "core/parallel.h"
 #include "core/sizes.h"
 #include "kernels/cpu/reduce.h"
+#include "kernels/lora.h"
 #include "kernels/matmul.h"
 
 namespace cohort::kernels::cpu {
@@ -47,7 +48,7 @@ void with_transposed(const T* p, int64_t ld, Transpose transpose, int64_t rows, 
     fn(View<T, Eigen::RowMajor>(p, cols, rows, Eigen::OuterStride<>(ld)));
 }
 
-// c[m, n] += op(a) op(b) in row-major memory, leading dimensions in elements. Runs in the calling
+// c[m, n] += scale op(a) op(b) in row-major memory, leading dimensions in elements. Runs in the calling
 // thread.
 template <class T>
 struct GemmTile {
@@ -60,13 +61,15 @@ struct GemmTile {
   Transpose trans_b;
   T* c;
   int64_t ldc;
+  T scale;
 };
 template <class T>
 void add_tile(const GemmTile<T>& t) {
   using Matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::ColMajor>;
   Eigen::Map<Matrix, 0, Eigen::OuterStride<>> c(t.c, t.n, t.m, Eigen::OuterStride<>(t.ldc));
   with_transposed(t.b, t.ldb, t.trans_b, t.k, t.n, [&](const auto& b) {
-    with_transposed(t.a, t.lda, t.trans_a, t.m, t.k, [&](const auto& a) { c.noalias() += b * a; });
+    with_transposed(t.a, t.lda, t.trans_a, t.m, t.k,
+                    [&](const auto& a) { c.noalias() += t.scale * b * a; });
   });
 }
 
@@ -75,12 +78,13 @@ struct Operands {
   const T *a, *b, *bias;  // bias: [n] or null, the initial value of c's rows
   T* c;
   int64_t m, k, n;
+  int64_t lda, ldb, ldc;  // row strides
   Transpose trans_a, trans_b;
   Grad out;
+  T scale = 1;
   int64_t work() const { return m * k * n; }
-  int64_t ldb() const { return trans_b == Transpose::kNo ? n : k; }
   const T* b_columns(int64_t column) const {
-    return b + (trans_b == Transpose::kNo ? column : column * k);
+    return b + (trans_b == Transpose::kNo ? column : column * ldb);
   }
 };
 
@@ -100,41 +104,45 @@ void init_rows(const Operands<T>& op, T* c, int64_t ldc, int64_t rows, int64_t c
 // Rows [row, row + rows) and columns [column, column + cols) of c, a not transposed.
 template <class T>
 void row_tile(const Operands<T>& op, int64_t row, int64_t rows, int64_t column, int64_t cols) {
-  T* c = op.c + row * op.n + column;
-  const T* a = op.a + row * op.k;
-  init_rows(op, c, op.n, rows, column, cols);
+  T* c = op.c + row * op.ldc + column;
+  const T* a = op.a + row * op.lda;
+  init_rows(op, c, op.ldc, rows, column, cols);
   GemmTile<T> tile{.m = rows,
                    .n = cols,
                    .k = op.k,
                    .a = a,
-                   .lda = op.k,
+                   .lda = op.lda,
                    .trans_a = Transpose::kNo,
                    .b = op.b_columns(column),
-                   .ldb = op.ldb(),
+                   .ldb = op.ldb,
                    .trans_b = op.trans_b,
                    .c = c,
-                   .ldc = op.n};
+                   .ldc = op.ldc,
+                   .scale = op.scale};
   if (rows % kRowPad == 0) return add_tile(tile);
 
   tile.m = round_up(rows, kRowPad);
   std::vector<T> padded_a(static_cast<size_t>(tile.m * op.k));
-  std::copy_n(a, rows * op.k, padded_a.data());
+  for (int64_t r = 0; r < rows; ++r) std::copy_n(a + r * op.lda, op.k, padded_a.data() + r * op.k);
   std::vector<T> padded_c(static_cast<size_t>(tile.m * cols));
-  for (int64_t r = 0; r < rows; ++r) std::copy_n(c + r * op.n, cols, padded_c.data() + r * cols);
+  for (int64_t r = 0; r < rows; ++r) std::copy_n(c + r * op.ldc, cols, padded_c.data() + r * cols);
   tile.a = padded_a.data();
+  tile.lda = op.k;
   tile.c = padded_c.data();
   tile.ldc = cols;
   add_tile(tile);
-  for (int64_t r = 0; r < rows; ++r) std::copy_n(padded_c.data() + r * cols, cols, c + r * op.n);
+  for (int64_t r = 0; r < rows; ++r) std::copy_n(padded_c.data() + r * cols, cols, c + r * op.ldc);
 }
 
 // One output column: Eigen would use its matrix-vector path, whose order depends on M.
 template <class T>
 void single_column(const Operands<T>& op) {
   for_rows(op.m, op.k, [&](int64_t r) {
-    const T* a = op.a + r * op.k;
-    const T start = op.out == Grad::kAccumulate ? op.c[r] : op.bias != nullptr ? op.bias[0] : T(0);
-    op.c[r] = start + lane_sum<T>(op.k, [&](int64_t i) { return a[i] * op.b[i]; });
+    const T* a = op.a + r * op.lda;
+    const int64_t step = op.trans_b == Transpose::kNo ? op.ldb : 1;
+    T& c = op.c[r * op.ldc];
+    const T start = op.out == Grad::kAccumulate ? c : op.bias != nullptr ? op.bias[0] : T(0);
+    c = start + op.scale * lane_sum<T>(op.k, [&](int64_t i) { return a[i] * op.b[i * step]; });
   });
 }
 
@@ -171,21 +179,27 @@ template <class T>
 void matmul_over_tokens(const Operands<T>& op) {
   const int64_t block = op.m < 128 ? 32 : std::clamp<int64_t>(round_up(op.m / 4, kRowPad), 64, 256);
   parallel_for(op.m, op.work() < kSerialWork ? op.m : block, [&](int64_t row, int64_t end) {
-    T* c = op.c + row * op.n;
-    init_rows(op, c, op.n, end - row, 0, op.n);
+    T* c = op.c + row * op.ldc;
+    init_rows(op, c, op.ldc, end - row, 0, op.n);
     for (int64_t k = 0; k < op.k; k += kTokenStep)
       add_tile(GemmTile<T>{.m = end - row,
                            .n = op.n,
                            .k = std::min(kTokenStep, op.k - k),
-                           .a = op.a + k * op.m + row,
-                           .lda = op.m,
+                           .a = op.a + k * op.lda + row,
+                           .lda = op.lda,
                            .trans_a = Transpose::kYes,
-                           .b = op.b + (op.trans_b == Transpose::kNo ? k * op.n : k),
-                           .ldb = op.ldb(),
+                           .b = op.b + (op.trans_b == Transpose::kNo ? k * op.ldb : k),
+                           .ldb = op.ldb,
                            .trans_b = op.trans_b,
                            .c = c,
-                           .ldc = op.n});
+                           .ldc = op.ldc,
+                           .scale = op.scale});
   });
+}
+
+// From a row of a matrix, perhaps columns of a wider one, to the next.
+int64_t row_stride(const Tensor& t) {
+  return RowOffsets(t).outer;
 }
 
 template <class T>
@@ -208,25 +222,60 @@ void matmul(const Matmul& args) {
              .m = args.c.rows(),
              .k = desc.a == Transpose::kYes ? args.a.rows() : args.a.cols(),
              .n = args.c.cols(),
+             .lda = row_stride(args.a),
+             .ldb = row_stride(args.b),
+             .ldc = row_stride(args.c),
              .trans_a = desc.a,
              .trans_b = desc.b,
-             .out = desc.out});
+             .out = desc.out,
+             .scale = static_cast<T>(desc.scale)});
   });
 }
 
+// Eigen splits K by its size, so the tail is a product of its own, added to the others' sum.
 void linear_forward(const LinearForward& args) {
+  const int64_t body = args.x.cols() - args.tail;
   dispatch_float(args.x.dtype(), "linear", [&]<class T>() {
-    gemm<T>({.a = args.x.data<T>(),
-             .b = args.w.data<T>(),
-             .bias = args.bias.defined() ? args.bias.data<T>() : nullptr,
-             .c = args.y.data<T>(),
-             .m = args.x.rows(),
-             .k = args.x.cols(),
-             .n = args.y.cols(),
+    Operands<T> op{.a = args.x.data<T>(),
+                   .b = args.w.data<T>(),
+                   .bias = args.bias.defined() ? args.bias.data<T>() : nullptr,
+                   .c = args.y.data<T>(),
+                   .m = args.x.rows(),
+                   .k = body,
+                   .n = args.y.cols(),
+                   .lda = args.x.cols(),
+                   .ldb = args.w.cols(),
+                   .ldc = args.y.cols(),
+                   .trans_a = Transpose::kNo,
+                   .trans_b = Transpose::kYes,
+                   .out = Grad::kOverwrite};
+    gemm<T>(op);
+    if (args.tail == 0) return;
+    op.a += body;
+    op.b += body;
+    op.k = args.tail;
+    op.out = Grad::kAccumulate;
+    gemm<T>(op);
+  });
+}
+
+void lora_input(const LoraInput& args) {
+  const auto& [h, x, a, copy] = args;
+  dispatch_float(x.dtype(), "lora_input", [&]<class T>() {
+    gemm<T>({.a = x.data<T>(),
+             .b = a.data<T>(),
+             .c = h.data<T>(),
+             .m = x.rows(),
+             .k = x.cols(),
+             .n = h.cols(),
+             .lda = row_stride(x),
+             .ldb = row_stride(a),
+             .ldc = row_stride(h),
              .trans_a = Transpose::kNo,
              .trans_b = Transpose::kYes,
              .out = Grad::kOverwrite});
   });
+  if (copy.defined()) Tensor(copy).copy_(h);
 }
 
 void bias_backward(const BiasBackward& args) {
