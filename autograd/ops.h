@@ -38,26 +38,38 @@ Variable select_rows(const Variable& x, const Tensor& rows);
 // x[..., K] w[N, K]^T + bias[N]; `bias` may be undefined.
 Variable linear(const Variable& x, const Variable& w, const Variable& bias = {});
 // For ops that fuse linear layers: an uninitialised tensor with the shape of x, but `columns`
-// columns; and the parts of linear()'s backward, where an undefined slot is not written.
-Tensor empty_rows(const Tensor& x, int64_t columns);
+// columns, and `padding` more as its padding; and the parts of linear()'s backward, where an
+// undefined slot is not written.
+Tensor empty_rows(const Tensor& x, int64_t columns, int64_t padding = 0);
 void linear_input_gradient(const Tensor& dy, const Tensor& w, GradSlot dx);
 void linear_weight_gradient(const Tensor& dy, const SavedTensor& x, GradSlot dw);
 void linear_bias_gradient(const Tensor& dy, GradSlot dbias);
 // table[ids[t], :].
 Variable embedding(const Variable& table, const Tensor& ids);
 
-Variable rms_norm(const Variable& x, const Variable& w, double eps, double weight_offset = 0);
+// Norms: the output's rows have `padding` columns behind them (Tensor::hide_padding()), for the
+// adapter of the layer that reads them (autograd/lora.h).
+struct RmsNormDesc {
+  double eps = 0, weight_offset = 0;
+  int64_t padding = 0;
+};
+struct LayerNormDesc {
+  double eps = 0;
+  int64_t padding = 0;
+};
+Variable rms_norm(const Variable& x, const Variable& w, const RmsNormDesc& desc);
 // `b` may be undefined.
-Variable layer_norm(const Variable& x, const Variable& w, const Variable& b, double eps);
+Variable layer_norm(const Variable& x, const Variable& w, const Variable& b,
+                    const LayerNormDesc& desc);
 // sum = a + b and normed = the norm of the sum, in one pass over memory if the device supports it;
 // the bits are those of the two ops. `bias` may be undefined.
 struct AddNorm {
   Variable sum, normed;
 };
-AddNorm add_rms_norm(const Variable& a, const Variable& b, const Variable& w, double eps,
-                     double weight_offset = 0);
+AddNorm add_rms_norm(const Variable& a, const Variable& b, const Variable& w,
+                     const RmsNormDesc& desc);
 AddNorm add_layer_norm(const Variable& a, const Variable& b, const Variable& w,
-                       const Variable& bias, double eps);
+                       const Variable& bias, const LayerNormDesc& desc);
 
 // qkv has each token's queries, keys and values side by side: [T, H + 2 Hkv, D].
 
@@ -71,9 +83,9 @@ Variable qk_norm(Variable qkv, const QkNormWeights& w, int64_t kv_heads, double 
 // qkv with its queries and keys rotated to `positions` by a table of kernels::rope_table(). It is
 // in place if the argument is the only owner of its memory.
 Variable rope(Variable qkv, const Tensor& positions, const Tensor& table, int64_t kv_heads);
-// -> [T, H, D]; see kernels/attention/attention.h.
+// -> [T, H D] with `padding` columns behind each row; see kernels/attention/attention.h.
 Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqlens,
-                   const kernels::AttentionDesc& desc);
+                   const kernels::AttentionDesc& desc, int64_t padding = 0);
 Variable dropout(const Variable& x, const kernels::DropoutSpec& spec);
 
 // The head over chunks of tokens, on values: log-probs of `targets` and entropies under

@@ -11,10 +11,11 @@ namespace cohort {
 using kernels::Grad;
 using kernels::Transpose;
 
-Tensor empty_rows(const Tensor& x, int64_t columns) {
+Tensor empty_rows(const Tensor& x, int64_t columns, int64_t padding) {
   Shape shape = x.shape();
-  shape[-1] = columns;
-  return Tensor::empty(shape, x.dtype(), x.device());
+  shape[-1] = columns + padding;
+  const Tensor all = Tensor::empty(shape, x.dtype(), x.device());
+  return padding == 0 ? all : all.hide_padding(shape.rank() - 1, columns);
 }
 
 namespace {

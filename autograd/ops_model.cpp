@@ -51,19 +51,20 @@ Variable add_node(const Tensor& sum, const Variable& a, const Variable& b) {
 
 }  // namespace
 
-Variable rms_norm(const Variable& x, const Variable& w, double eps, double weight_offset) {
-  Tensor y = Tensor::empty_like(x.value()), rstd = row_statistic(x.value());
+Variable rms_norm(const Variable& x, const Variable& w, const RmsNormDesc& desc) {
+  Tensor y = empty_rows(x.value(), x.value().cols(), desc.padding), rstd = row_statistic(x.value());
   kernels::rms_norm_forward({.y = y,
                              .rstd = rstd,
                              .x = x.value(),
                              .w = w.value(),
-                             .eps = eps,
-                             .weight_offset = weight_offset});
-  return rms_norm_node(y, rstd, x, w, weight_offset);
+                             .eps = desc.eps,
+                             .weight_offset = desc.weight_offset});
+  return rms_norm_node(y, rstd, x, w, desc.weight_offset);
 }
 
-Variable layer_norm(const Variable& x, const Variable& w, const Variable& b, double eps) {
-  Tensor y = Tensor::empty_like(x.value()), mean = row_statistic(x.value()),
+Variable layer_norm(const Variable& x, const Variable& w, const Variable& b,
+                    const LayerNormDesc& desc) {
+  Tensor y = empty_rows(x.value(), x.value().cols(), desc.padding), mean = row_statistic(x.value()),
          rstd = row_statistic(x.value());
   kernels::layer_norm_forward({.y = y,
                                .mean = mean,
@@ -71,13 +72,14 @@ Variable layer_norm(const Variable& x, const Variable& w, const Variable& b, dou
                                .x = x.value(),
                                .w = w.value(),
                                .b = b.value(),
-                               .eps = eps});
+                               .eps = desc.eps});
   return layer_norm_node(y, mean, rstd, x, w, b);
 }
 
-AddNorm add_rms_norm(const Variable& a, const Variable& b, const Variable& w, double eps,
-                     double weight_offset) {
-  Tensor sum = Tensor::empty_like(a.value()), y = Tensor::empty_like(a.value());
+AddNorm add_rms_norm(const Variable& a, const Variable& b, const Variable& w,
+                     const RmsNormDesc& desc) {
+  Tensor sum = Tensor::empty_like(a.value()),
+         y = empty_rows(a.value(), a.value().cols(), desc.padding);
   Tensor rstd = row_statistic(a.value());
   kernels::add_rms_norm_forward({.sum = sum,
                                  .y = y,
@@ -85,15 +87,16 @@ AddNorm add_rms_norm(const Variable& a, const Variable& b, const Variable& w, do
                                  .a = a.value(),
                                  .b = b.value(),
                                  .w = w.value(),
-                                 .eps = eps,
-                                 .weight_offset = weight_offset});
+                                 .eps = desc.eps,
+                                 .weight_offset = desc.weight_offset});
   const Variable total = add_node(sum, a, b);
-  return {total, rms_norm_node(y, rstd, total, w, weight_offset)};
+  return {total, rms_norm_node(y, rstd, total, w, desc.weight_offset)};
 }
 
 AddNorm add_layer_norm(const Variable& a, const Variable& b, const Variable& w,
-                       const Variable& bias, double eps) {
-  Tensor sum = Tensor::empty_like(a.value()), y = Tensor::empty_like(a.value());
+                       const Variable& bias, const LayerNormDesc& desc) {
+  Tensor sum = Tensor::empty_like(a.value()),
+         y = empty_rows(a.value(), a.value().cols(), desc.padding);
   Tensor mean = row_statistic(a.value()), rstd = row_statistic(a.value());
   kernels::add_layer_norm_forward({.sum = sum,
                                    .y = y,
@@ -103,7 +106,7 @@ AddNorm add_layer_norm(const Variable& a, const Variable& b, const Variable& w,
                                    .b = b.value(),
                                    .w = w.value(),
                                    .bias = bias.value(),
-                                   .eps = eps});
+                                   .eps = desc.eps});
   const Variable total = add_node(sum, a, b);
   return {total, layer_norm_node(y, mean, rstd, total, w, bias)};
 }
@@ -191,11 +194,15 @@ Variable rope(Variable qkv, const Tensor& positions, const Tensor& table, int64_
 }
 
 Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqlens,
-                   const kernels::AttentionDesc& desc) {
+                   const kernels::AttentionDesc& desc, int64_t padding) {
   const Tensor x = qkv.value();
   const QkvViews in(x, kv_heads);
-  Tensor o = Tensor::empty(in.q.shape(), x.dtype(), x.device());
-  Tensor lse = Tensor::empty({o.dim(1), o.dim(0)}, accumulate_dtype(x.dtype()), x.device());
+  const Shape shape = in.q.shape();
+  const Tensor rows =
+      Tensor::empty({shape[0], shape[1] * shape[2] + padding}, x.dtype(), x.device())
+          .hide_padding(1, shape[1] * shape[2]);
+  Tensor o = rows.reshape(shape);
+  Tensor lse = Tensor::empty({shape[1], shape[0]}, accumulate_dtype(x.dtype()), x.device());
   kernels::attention_forward({.o = o,
                               .lse = lse,
                               .q = in.q,
@@ -203,7 +210,7 @@ Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqle
                               .v = in.v,
                               .cu_seqlens = cu_seqlens,
                               .desc = desc});
-  return make_node("attention", o, {qkv},
+  return make_node("attention", rows, {qkv},
                    [x, kv_heads, o, lse, cu_seqlens, desc](const Tensor& dy, Gradients& g) {
                      const GradSlot dx = g.slot(0);
                      const QkvViews in(x, kv_heads);
@@ -211,7 +218,7 @@ Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqle
                      kernels::attention_backward({.dq = {grad.q, dx.mode},
                                                   .dk = {grad.k, dx.mode},
                                                   .dv = {grad.v, dx.mode},
-                                                  .dout = dy,
+                                                  .dout = dy.reshape(o.shape()),
                                                   .q = in.q,
                                                   .k = in.k,
                                                   .v = in.v,

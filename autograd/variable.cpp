@@ -20,7 +20,7 @@ struct TapeNode : NonCopyable {
   enum class Kind { kResult, kParameter, kInput };
 
   std::string name;
-  Shape shape, padded_shape;  // the latter with the value's padding
+  Shape shape, padded_shape;  // the latter with the value's padding of rows
   DType dtype = DType::kF32, grad_dtype = DType::kF32;
   Device device;
   uint64_t id = 0;  // in order of creation
@@ -73,14 +73,15 @@ std::shared_ptr<TapeNode> new_node(const char* name, const Tensor& value) {
   auto node = std::make_shared<TapeNode>();
   node->name = name;
   node->shape = value.shape();
-  node->padded_shape = value.with_padding().shape();
+  node->padded_shape = value.shape();
+  if (value.rank() > 0) node->padded_shape[0] = value.with_padding().dim(0);
   node->dtype = node->grad_dtype = value.dtype();
   node->device = value.device();
   node->id = next_id();
   return node;
 }
 
-// Uninitialised memory for a gradient, padded as the node's value; the padding is zero.
+// Uninitialised memory for a gradient, with rows padded as the node's value; the padding is zero.
 Tensor new_gradient(const TapeNode& node, DType dtype) {
   const Tensor all = Tensor::empty(node.padded_shape, dtype, node.device);
   if (node.padded_shape == node.shape) return all;

@@ -124,7 +124,6 @@ const void* Tensor::raw() const {
 }
 
 Tensor Tensor::reshape(const Shape& shape) const {
-  COHORT_CHECK(is_contiguous(), "[reshape] needs a contiguous tensor, got ", str());
   Shape target = shape;
   int64_t known = 1;
   int unknown = -1;
@@ -142,9 +141,13 @@ Tensor Tensor::reshape(const Shape& shape) const {
     target[unknown] = numel() / known;
   }
   COHORT_CHECK(target.numel() == numel(), "[reshape] cannot turn ", str(), " into ", shape.str());
+  Shape strides = contiguous_strides(target), rows = contiguous_strides(shape_);
+  if (!is_contiguous() && target.rank() > 0 && target[0] == dim(0))
+    rows[0] = strides[0] = strides_[0];
+  COHORT_CHECK(strides_ == rows, "[reshape] needs a contiguous tensor, got ", str());
   Tensor view = *this;
   view.shape_ = target;
-  view.strides_ = contiguous_strides(target);
+  view.strides_ = strides;
   view.padding_ = 0;
   return view;
 }

@@ -83,7 +83,9 @@ class Tensor {
   const void* raw() const;
 
   // Views: they share storage.
-  Tensor reshape(const Shape& shape) const;  // needs contiguous; one size may be -1
+  // One size may be -1. The tensor must be contiguous, or its t[i] are and the first size stays the
+  // same: [T, H D] with any stride of t[i] becomes [T, H, D] with that stride.
+  Tensor reshape(const Shape& shape) const;
   Tensor narrow(int dim, int64_t start, int64_t length) const;
   Tensor select(int dim, int64_t index) const;
   Tensor transpose(int a, int b) const;

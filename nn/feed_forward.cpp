@@ -8,21 +8,27 @@ namespace cohort {
 namespace {
 
 struct MlpBackward {
-  enum { kX, kUp, kUpBias, kDown, kDownBias };  // inputs of the node
+  enum { kX, kUp, kUpBias, kDown, kDownBias, kUpA, kUpB, kDownA, kDownB };  // inputs of the node
   SavedTensor x;
   Tensor u, f;  // u = up(x); f(u), or undefined if it is not kept
   Tensor up, down;
+  LoraBackward up_adapter, down_adapter;
   kernels::Activation op;
 
   // Frees u, f and their gradients after their last use: a step's memory is at its peak here.
   void operator()(const Tensor& dy, Gradients& g) {
-    const bool needs_du = g.needed(kX) || g.needed(kUp) || g.needed(kUpBias);
-    const bool needs_f = g.needed(kDown) && !f.defined();
-    const auto down_gradient = [&](const Tensor& value) {
-      linear_weight_gradient(dy, SavedTensor(Variable(value)), g.weight_slot(kDown));
-    };
+    const bool needs_du =
+        g.needed(kX) || g.needed(kUp) || g.needed(kUpBias) || up_adapter.defined();
+    const bool needs_f = (g.needed(kDown) || down_adapter.defined()) && !f.defined();
     linear_bias_gradient(dy, g.weight_slot(kDownBias));
-    if (f.defined()) down_gradient(std::exchange(f, {}));
+    Tensor dh;
+    if (down_adapter.defined()) dh = down_adapter.output_gradients(dy, g.weight_slot(kDownB));
+    const auto down_gradients = [&](const Tensor& value) {
+      const SavedTensor input{Variable(value)};
+      linear_weight_gradient(dy, input, g.weight_slot(kDown));
+      if (dh.defined()) down_adapter.input_gradient(dh, input, g.weight_slot(kDownA));
+    };
+    if (f.defined()) down_gradients(std::exchange(f, {}));
     if (needs_f) f = empty_rows(u, down.dim(1));
     Tensor du;
     if (needs_du) {
@@ -33,35 +39,57 @@ struct MlpBackward {
                                            .w = down,
                                            .u = u,
                                            .op = op,
-                                           .y = f});
+                                           .y = f,
+                                           .dh = dh,
+                                           .a = dh.defined() ? down_adapter.a() : Tensor()});
     } else if (needs_f) {
       kernels::activation_forward({.y = f, .u = u, .op = op});
     }
     u = {};
-    if (needs_f) down_gradient(std::exchange(f, {}));
+    if (needs_f) down_gradients(std::exchange(f, {}));
     if (!needs_du) return;
-    linear_input_gradient(du, up, g.slot(kX));
+    const GradSlot dx = g.slot(kX);
+    linear_input_gradient(du, up, dx);
     linear_weight_gradient(du, x, g.weight_slot(kUp));
+    if (!up_adapter.defined()) return;
+    dh = up_adapter.output_gradients(du, g.weight_slot(kUpB));
+    up_adapter.input_gradient(dh, x, g.weight_slot(kUpA));
+    linear_input_gradient(dh, up_adapter.a(), {dx.tensor, kernels::Grad::kAccumulate});
   }
 };
 
 }  // namespace
 
 Variable mlp(const Variable& x, const Linear& up, const Linear& down, const MlpDesc& desc) {
-  const Tensor &w_up = up.weight.value(), &w_down = down.weight.value();
-  const Variable inputs[] = {x, up.weight, up.bias, down.weight, down.bias};
-  Tensor u = needs_gradient(inputs) ? empty_rows(x.value(), w_up.dim(0)) : Tensor();
-  Tensor f = empty_rows(x.value(), w_down.dim(1));
-  kernels::linear_activation(
-      {.y = f, .x = x.value(), .w = w_up, .bias = up.bias.value(), .op = desc.activation, .u = u});
+  const bool on = desc.adapters == Adapters::kOn;
+  const Lora up_lora = on ? up.lora : Lora(), down_lora = on ? down.lora : Lora();
+  const Variable inputs[] = {x,         up.weight, up.bias,     down.weight, down.bias,
+                             up_lora.a, up_lora.b, down_lora.a, down_lora.b};
+  const bool kept = needs_gradient(inputs);
+  const Tensor w_up = up.weight.value().with_padding(), w_down = down.weight.value().with_padding();
+  Tensor u = kept ? empty_rows(x.value(), w_up.dim(0)) : Tensor();
+  Tensor f = empty_rows(x.value(), down.weight.value().dim(1), down.input_padding());
+  LoraInputs in = lora_inputs(x.value(), up.lora, desc.adapters, kept);
+  kernels::linear_activation({.y = f,
+                              .x = in.xh,
+                              .w = w_up,
+                              .bias = up.bias.value(),
+                              .op = desc.activation,
+                              .u = u,
+                              .tail = up.input_padding()});
+  LoraBackward up_adapter{up_lora, in.h, w_up};
+  in = lora_inputs(f, down.lora, desc.adapters, kept);
   Tensor y = empty_rows(x.value(), w_down.dim(0));
-  kernels::linear_forward({.y = y, .x = f, .w = w_down, .bias = down.bias.value()});
+  kernels::linear_forward(
+      {.y = y, .x = in.xh, .w = w_down, .bias = down.bias.value(), .tail = down.input_padding()});
   return make_node("mlp", y, inputs,
                    MlpBackward{.x = SavedTensor(x),
                                .u = u,
                                .f = desc.recompute ? Tensor() : f,
-                               .up = w_up,
-                               .down = w_down,
+                               .up = up.weight.value(),
+                               .down = down.weight.value(),
+                               .up_adapter = std::move(up_adapter),
+                               .down_adapter = {down_lora, in.h, w_down},
                                .op = desc.activation});
 }
 
@@ -69,13 +97,16 @@ Mlp::Mlp(ParameterSet& set, const std::string& name, const ModelConfig& c)
     : desc_{.activation = c.mlp, .recompute = c.recompute == Recompute::kCheap} {
   const auto bias = c.bias || c.mlp_bias ? Linear::Bias::kYes : Linear::Bias::kNo;
   const Linear::Part gate{name + ".gate_proj", c.d_ff}, up{name + ".up_proj", c.d_ff};
-  up_ = is_gated(c.mlp) ? Linear::make(set, {gate, up}, c.d_model, c.init_std, bias)
-                        : Linear::make(set, {up}, c.d_model, c.init_std, bias);
-  down_ = Linear::make(set, {{name + ".down_proj", c.d_model}}, c.d_ff, output_init_std(c), bias);
+  layers_[kUp] = is_gated(c.mlp) ? Linear::make(set, {gate, up}, c.d_model, c.init_std, bias, c)
+                                 : Linear::make(set, {up}, c.d_model, c.init_std, bias, c);
+  layers_[kDown] =
+      Linear::make(set, {{name + ".down_proj", c.d_model}}, c.d_ff, output_init_std(c), bias, c);
 }
 
-Variable Mlp::operator()(const Variable& x) const {
-  return mlp(x, up_, down_, desc_);
+Variable Mlp::operator()(const Variable& x, const Pass& pass) const {
+  MlpDesc desc = desc_;
+  desc.adapters = pass.options.adapters;
+  return mlp(x, layers_[kUp], layers_[kDown], desc);
 }
 
 }  // namespace cohort

@@ -11,10 +11,11 @@ struct MlpDesc {
   kernels::Activation activation;
   // The activation's output is not kept, but recomputed in the backward with its gradient.
   bool recompute = false;
+  Adapters adapters = Adapters::kOn;
 };
-// down(f(up(x))) in one node, with the bits of the three ops: both layers are plain, and a kernel
-// may fuse f with either one's GEMM (kernels/activation.h). For a gated f `up` has the rows of
-// gate, then those of up. A layer with more to it than weight and bias takes the three ops instead.
+// down(f(up(x))) in one node, with the bits of the three ops: a kernel may fuse f with either
+// layer's GEMM (kernels/activation.h). For a gated f `up` has the rows of gate, then those of up.
+// A layer with an adapter has a frozen weight.
 Variable mlp(const Variable& x, const Linear& up, const Linear& down, const MlpDesc& desc);
 
 class Mlp {
@@ -22,11 +23,13 @@ class Mlp {
   Mlp() = default;
   Mlp(ParameterSet& set, const std::string& name, const ModelConfig& config);
   // [T, d_model] -> [T, d_model]
-  Variable operator()(const Variable& x) const;
+  Variable operator()(const Variable& x, const Pass& pass) const;
+  std::span<const Linear> layers() const { return layers_; }
 
  private:
+  enum { kUp, kDown };  // up of gated types: gate and up
   MlpDesc desc_ = {};
-  Linear up_, down_;  // up_ of gated types: gate and up
+  std::array<Linear, 2> layers_;
 };
 
 }  // namespace cohort

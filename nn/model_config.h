@@ -1,6 +1,7 @@
 // The configuration of a model: keys, derived sizes, and their names in Hugging Face's config.json.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -27,6 +28,32 @@ inline constexpr EnumName<MlpType> kMlpNames[] = {{MlpType::kSwiGlu, "swiglu"},
                                                   {MlpType::kGeGluTanh, "geglu_tanh"}};
 inline constexpr EnumName<Recompute> kRecomputeNames[] = {
     {Recompute::kNone, "none"}, {Recompute::kCheap, "cheap"}, {Recompute::kBlock, "block"}};
+
+// Low-rank adapters of the blocks' linear layers, which are trained instead of the model's own
+// parameters (LoRA, Hu et al. 2021): y = W x + scale() B A x.
+struct LoraConfig {
+  int64_t rank = 0;  // of A [rank, in] and B [out, rank]; 0: no adapters
+  double alpha = 32;
+  // Modules by the end of the name under which the model's family stores them ("q_proj",
+  // "attn.c_proj"); empty: all linear layers of the blocks.
+  std::vector<std::string> targets;
+  bool rslora = false;  // scales by the root of the rank (Kalajdzievski 2023)
+  uint64_t seed = 1;    // of A's initial values; not a configuration key
+
+  double scale() const {
+    const auto r = static_cast<double>(rank);
+    return alpha / (rslora ? std::sqrt(r) : r);
+  }
+  void visit(ConfigVisitor& v) {
+    v.field("rank", rank, "of the adapters; 0: none, all parameters are trained",
+            {.min = 0, .max = 4096});
+    v.field("alpha", alpha, "the adapters' output is scaled by alpha / rank",
+            {.min = 1e-6, .max = 1e6});
+    v.field("targets", targets,
+            "linear layers with adapters, as q_proj or mlp.down_proj; empty: all of the blocks");
+    v.field("rslora", rslora, "scale by alpha / sqrt(rank) instead");
+  }
+};
 
 struct ModelConfig {
   std::string path;  // model to start from; empty: a new one
@@ -58,6 +85,7 @@ struct ModelConfig {
   std::vector<double> rope_frequencies;  // empty: those of rope_theta
   double rope_scale = 1;                 // factor of cosines and sines
   Json file;                             // the family's config.json as it was read; null: none was
+  LoraConfig lora;                       // not in config.json
   // Dtype in which the model came from elsewhere ("float16"), kept by checkpoints in config.json
   // where they have another; empty: made here.
   std::string source_dtype;

@@ -20,20 +20,29 @@ kernels::DropoutSpec dropout_spec(double p, const Pass& pass, int layer, Dropout
 }
 
 Linear Linear::make(ParameterSet& set, std::initializer_list<Part> parts, int64_t in, double std,
-                    Bias has_bias) {
+                    Bias has_bias, const ModelConfig& config) {
   const bool biased = has_bias == Bias::kYes;
   const std::string& name = parts.begin()->name;
+  const std::span<const Part> all(parts.begin(), parts.size());
   int64_t rows = 0, first = 0;
-  for (const Part& part : parts) rows += part.out;
-  const ParameterLeaf weight =
-      set.add_leaf({name + ".weight", {rows, in}, ParameterUse::kMatmul, std});
+  for (const Part& part : parts) rows += part.rows;
+  const ParameterLeaf weight = set.add_leaf({.name = name + ".weight",
+                                             .shape = {rows, in},
+                                             .use = ParameterUse::kMatmul,
+                                             .init = std,
+                                             .padding = lora_columns(config, all)});
   const ParameterLeaf bias = biased ? set.add_leaf({name + ".bias", {rows}}) : ParameterLeaf();
   for (const Part& part : parts) {
-    set.add_rows(weight, part.name + ".weight", first, part.out);
-    if (biased) set.add_rows(bias, part.name + ".bias", first, part.out);
-    first += part.out;
+    set.add_rows(weight, part.name + ".weight", first, part.rows);
+    if (biased) set.add_rows(bias, part.name + ".bias", first, part.rows);
+    first += part.rows;
   }
-  return {weight.variable, bias.variable};
+  return {weight.variable, bias.variable, add_lora(set, config, all, in)};
+}
+
+Variable Linear::operator()(const Variable& x, Adapters adapters) const {
+  if (!lora.defined()) return linear(x, weight, bias);
+  return lora_linear(x, weight, bias, lora, adapters);
 }
 
 Norm::Norm(ParameterSet& set, const std::string& name, const ModelConfig& c)
@@ -43,26 +52,27 @@ Norm::Norm(ParameterSet& set, const std::string& name, const ModelConfig& c)
   if (c.norm == NormType::kLayer && c.bias) bias_ = set.add({name + ".bias", {c.d_model}});
 }
 
-Variable Norm::apply(std::span<const Variable> in) const {
-  return type_ == NormType::kRms ? rms_norm(in[0], in[1], eps_, weight_offset_)
-                                 : layer_norm(in[0], in[1], in[2], eps_);
+Variable Norm::apply(std::span<const Variable> in, int64_t padding) const {
+  return type_ == NormType::kRms ? rms_norm(in[0], in[1], {eps_, weight_offset_, padding})
+                                 : layer_norm(in[0], in[1], in[2], {eps_, padding});
 }
 
 Variable Norm::keep(const Variable& y, const Variable& x) const {
   if (recompute_ != Recompute::kCheap) return y;
   const Variable inputs[] = {x, weight_, bias_};
   return recomputable(
-      y, [norm = *this](std::span<const Variable> in) { return norm.apply(in); }, inputs);
+      y, [norm = *this](std::span<const Variable> in) { return norm.apply(in, 0); }, inputs);
 }
 
 Variable Norm::operator()(const Variable& x) const {
   const Variable inputs[] = {x, weight_, bias_};
-  return keep(apply(inputs), x);
+  return keep(apply(inputs, padding_), x);
 }
 
 AddNorm Norm::add(const Variable& a, const Variable& b) const {
-  const AddNorm y = type_ == NormType::kRms ? add_rms_norm(a, b, weight_, eps_, weight_offset_)
-                                            : add_layer_norm(a, b, weight_, bias_, eps_);
+  const AddNorm y = type_ == NormType::kRms
+                        ? add_rms_norm(a, b, weight_, {eps_, weight_offset_, padding_})
+                        : add_layer_norm(a, b, weight_, bias_, {eps_, padding_});
   return {y.sum, keep(y.normed, y.sum)};
 }
 
@@ -70,11 +80,11 @@ SelfAttention::SelfAttention(ParameterSet& set, const std::string& name, const M
                              int layer)
     : config_(&c), layer_(layer) {
   const int64_t q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
-  qkv_ = Linear::make(set, {{name + ".q_proj", q}, {name + ".k_proj", kv}, {name + ".v_proj", kv}},
-                      c.d_model, c.init_std,
-                      c.bias || c.qkv_bias ? Linear::Bias::kYes : Linear::Bias::kNo);
-  o_ = Linear::make(set, {{name + ".o_proj", c.d_model}}, q, output_init_std(c),
-                    c.bias || c.o_bias ? Linear::Bias::kYes : Linear::Bias::kNo);
+  layers_[kQkv] = Linear::make(
+      set, {{name + ".q_proj", q}, {name + ".k_proj", kv}, {name + ".v_proj", kv}}, c.d_model,
+      c.init_std, c.bias || c.qkv_bias ? Linear::Bias::kYes : Linear::Bias::kNo, c);
+  layers_[kOut] = Linear::make(set, {{name + ".o_proj", c.d_model}}, q, output_init_std(c),
+                               c.bias || c.o_bias ? Linear::Bias::kYes : Linear::Bias::kNo, c);
   if (c.qk_norm || c.qk_norm_whole) {
     const auto weight = [&](const char* norm, int64_t size) {
       return set.add({name + norm, {size}, ParameterUse::kVector, 1});
@@ -87,15 +97,16 @@ SelfAttention::SelfAttention(ParameterSet& set, const std::string& name, const M
 Variable SelfAttention::operator()(const Variable& x, const Pass& pass) const {
   const ModelConfig& c = *config_;
   const int64_t tokens = x.value().rows();
-  AttentionCall call{.layer = layer_, .num_kv_heads = c.num_kv_heads};
+  AttentionCall call{
+      .layer = layer_, .num_kv_heads = c.num_kv_heads, .padding = layers_[kOut].input_padding()};
   call.desc.window = c.window_of(layer_);
   call.desc.dropout = dropout_spec(c.dropout, pass, layer_, DropoutSite::kAttention);
   if (c.is_rotary(layer_)) call.rope_table = pass.rope_table;
-  call.qkv = reshape(qkv_(x), {tokens, c.num_heads + 2 * c.num_kv_heads, c.head_dim});
+  call.qkv = reshape(layers_[kQkv](x, pass.options.adapters),
+                     {tokens, c.num_heads + 2 * c.num_kv_heads, c.head_dim});
   if (q_norm_.defined())
     call.qkv = qk_norm(std::move(call.qkv), {q_norm_, k_norm_}, c.num_kv_heads, c.norm_eps);
-  const Variable o = pass.attention(std::move(call));
-  return o_(reshape(o, {tokens, c.num_heads * c.head_dim}));
+  return layers_[kOut](pass.attention(std::move(call)), pass.options.adapters);
 }
 
 }  // namespace cohort

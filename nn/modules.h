@@ -2,12 +2,14 @@
 // one call; nn/memory.cpp measures what they keep for the backward.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <initializer_list>
 #include <string>
 #include <vector>
 
 #include "autograd/ops.h"
+#include "nn/lora.h"
 #include "nn/model_config.h"
 #include "nn/parameter_set.h"
 
@@ -20,7 +22,8 @@ enum class DropoutSite : uint8_t { kEmbedding, kAttention, kAttentionOut, kMlpOu
 enum class Mode { kEval, kTrain };
 struct ForwardOptions {
   Mode mode = Mode::kEval;
-  uint64_t seed = 0;  // dropout bits; see kernels/dropout.h
+  Adapters adapters = Adapters::kOn;  // kOff: the base model
+  uint64_t seed = 0;                  // dropout bits; see kernels/dropout.h
   int64_t step = 0;
 };
 
@@ -29,13 +32,14 @@ struct AttentionCall {
   int layer = 0;
   int64_t num_kv_heads = 0;
   kernels::AttentionDesc desc;
-  Tensor rope_table;  // undefined: queries and keys are not rotated
-  Variable qkv;       // [T, H + 2 Hkv, D]: a token's queries, keys and values; may be overwritten
+  Tensor rope_table;    // undefined: queries and keys are not rotated
+  Variable qkv;         // [T, H + 2 Hkv, D]: a token's queries, keys and values; may be overwritten
+  int64_t padding = 0;  // columns behind each row of the output
 };
 
 // Inputs shared by the blocks of one forward.
 struct Pass {
-  // Returns [T, H, D], over the packed batch or the cache.
+  // Returns [T, H D], over the packed batch or the cache.
   using Attention = std::function<Variable(AttentionCall call)>;
   Tensor tokens, positions, sequences;
   ForwardOptions options;
@@ -47,17 +51,17 @@ struct Pass {
 struct Linear {
   enum class Bias { kNo, kYes };
   // One of the layers that share an input: weight [out, in], bias [out].
-  struct Part {
-    std::string name;
-    int64_t out = 0;
-  };
+  using Part = LoraPart;
   Variable weight, bias;  // bias may be undefined
+  Lora lora;              // undefined: none
 
   // Weights start from N(0, std). The weights of all parts are rows of one leaf, and so are the
-  // biases: one matmul gives the parts' outputs side by side.
+  // biases: one matmul gives the parts' outputs side by side. config.lora says which have adapters.
   static Linear make(ParameterSet& set, std::initializer_list<Part> parts, int64_t in, double std,
-                     Bias has_bias);
-  Variable operator()(const Variable& x) const { return linear(x, weight, bias); }
+                     Bias has_bias, const ModelConfig& config);
+  Variable operator()(const Variable& x, Adapters adapters = Adapters::kOn) const;
+  // Columns that the rows of an input should have behind them as padding.
+  int64_t input_padding() const { return lora.columns(); }
 };
 
 // RMSNorm or LayerNorm. With recompute: cheap its output is recomputed in the backward.
@@ -68,15 +72,18 @@ class Norm {
   Variable operator()(const Variable& x) const;
   // a + b and the norm of the sum.
   AddNorm add(const Variable& a, const Variable& b) const;
+  // The output's rows have `columns` columns behind them, for the layer that reads them.
+  void set_padding(int64_t columns) { padding_ = columns; }
 
  private:
-  Variable apply(std::span<const Variable> in) const;  // in: x, weight, bias
+  Variable apply(std::span<const Variable> in, int64_t padding) const;  // in: x, weight, bias
   Variable keep(const Variable& y, const Variable& x) const;
 
   Variable weight_, bias_;
   NormType type_ = NormType::kRms;
   Recompute recompute_ = Recompute::kNone;
   double eps_ = 0, weight_offset_ = 0;
+  int64_t padding_ = 0;
 };
 
 class SelfAttention {
@@ -86,11 +93,13 @@ class SelfAttention {
   SelfAttention(ParameterSet& set, const std::string& name, const ModelConfig& config, int layer);
   // [T, d_model] -> [T, d_model]
   Variable operator()(const Variable& x, const Pass& pass) const;
+  std::span<const Linear> layers() const { return layers_; }
 
  private:
   const ModelConfig* config_ = nullptr;
   int layer_ = 0;
-  Linear qkv_, o_;
+  enum { kQkv, kOut };
+  std::array<Linear, 2> layers_;
   Variable q_norm_, k_norm_;  // undefined: none
 };
 

@@ -23,6 +23,19 @@ Tensor normal_values(const Shape& shape, double std, uint64_t seed, uint64_t str
   return value;
 }
 
+// U(-bound, bound), likewise.
+Tensor uniform_values(const Shape& shape, double bound, uint64_t seed, uint64_t stream) {
+  Tensor value = Tensor::empty(shape, DType::kF64);
+  double* p = value.data<double>();
+  parallel_for(value.numel(), 4096, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto bits = philox(seed, stream, static_cast<uint64_t>(i));
+      p[i] = bound * (2 * uniform_f64(bits[0], bits[1]) - 1);
+    }
+  });
+  return value;
+}
+
 }  // namespace
 
 void ParameterSet::begin_unit() {
@@ -38,28 +51,36 @@ Variable ParameterSet::add(const ParameterSpec& spec) {
 }
 
 ParameterLeaf ParameterSet::add_leaf(const ParameterSpec& spec) {
-  const int64_t rows = spec.shape[0];
+  COHORT_CHECK(spec.padding == 0 || spec.leaf_rows == 0, "[parameters] ", spec.name,
+               ": padding of both dimensions");
+  const int dim = spec.padding > 0 ? 1 : 0;
+  const int64_t size = spec.shape[dim];
   Shape padded = spec.shape;
-  padded[0] = std::max(rows, spec.leaf_rows);
+  padded[dim] = std::max(size + spec.padding, spec.leaf_rows);
   const Tensor all = Tensor::empty(padded, dtype_, device_);
-  all.narrow(0, rows, padded[0] - rows).zero_();
-  const Tensor value = all.hide_padding(0, rows);
-  const bool trained = spec.role == ParameterRole::kTrained;
+  all.narrow(dim, size, padded[dim] - size).zero_();
+  const Tensor value = all.hide_padding(dim, size);
+  const bool trained = spec.role == ParameterRole::kAdapter ||
+                       (spec.role == ParameterRole::kTrained && !adapter_seed_);
   const Variable leaf = trained ? Variable::parameter(value, spec.name) : Variable(value);
   if (trained) trained_.push_back(leaf);
   const int64_t flat_index = round_up(end_, kLeafAlignment);
   end_ = flat_index + value.numel();
   units_.back().end = round_up(end_, kUnitAlignment);
   units_.back().end_leaf = trained_.size();
-  return {leaf, spec.use, spec.init, flat_index};
+  return {leaf, spec.use, spec.init, spec.role, flat_index};
 }
 
 void ParameterSet::add_rows(const ParameterLeaf& leaf, const std::string& name, int64_t first_row,
                             int64_t rows) {
   const Tensor& all = leaf.variable.value();
   Tensor value = all.narrow(0, first_row, rows);
-  const uint64_t stream = rng_stream(kInitPurpose, parameters_.size());
-  if (leaf.use == ParameterUse::kVector)
+  const bool is_adapter = leaf.role == ParameterRole::kAdapter;
+  const uint64_t stream = is_adapter ? rng_stream(kInitPurpose, adapters_, 1)
+                                     : rng_stream(kInitPurpose, parameters_.size() - adapters_);
+  if (is_adapter)
+    value.copy_(uniform_values(value.shape(), leaf.init, adapter_seed_.value(), stream).to(dtype_));
+  else if (leaf.use == ParameterUse::kVector)
     value.fill_(leaf.init);
   else if (seed_)
     value.copy_(normal_values(value.shape(), leaf.init, *seed_, stream).to(dtype_));
@@ -68,8 +89,10 @@ void ParameterSet::add_rows(const ParameterLeaf& leaf, const std::string& name, 
                          .leaf = leaf.variable,
                          .first_row = first_row,
                          .use = leaf.use,
+                         .role = leaf.role,
                          .unit = units_.size() - 1,
                          .flat_index = leaf.flat_index + first_row * (all.numel() / all.dim(0))});
+  if (is_adapter) ++adapters_;
 }
 
 std::vector<Tensor> ParameterSet::gradients() const {

@@ -24,18 +24,23 @@ inline constexpr uint64_t kInitPurpose = 1;
 // Use of a parameter in the forward: in a matmul with every token, as a table of rows, or
 // elementwise. It is also its group for an optimizer: only vectors have no weight decay.
 enum class ParameterUse : uint8_t { kMatmul, kLookup, kVector };
-// Frozen parameters have no gradient, and no optimizer moves them.
-enum class ParameterRole : uint8_t { kTrained, kFrozen };
+// Frozen parameters have no gradient, and no optimizer moves them. Adapters (autograd/lora.h) are
+// trained while all others of their set are frozen.
+enum class ParameterRole : uint8_t { kTrained, kFrozen, kAdapter };
 
 struct ParameterSpec {
   std::string name;  // as in Hugging Face's Llama if it exists: model.layers.0.mlp.up_proj.weight
   Shape shape;
   ParameterUse use = ParameterUse::kVector;
-  double init = 0;  // initial value: constant of a vector, else the standard deviation of N(0, .)
+  // Initial value: the constant of a vector, the bound of an adapter's uniform distribution, else
+  // the standard deviation of N(0, .).
+  double init = 0;
   ParameterRole role = ParameterRole::kTrained;
   // Rows in memory if there are more than in `shape`. Those are padding (Tensor::with_padding()):
   // zeros with a gradient of zero that no parameter, count, flat index or file includes.
   int64_t leaf_rows = 0;
+  // Columns behind each row of a frozen matrix, which are padding as well: its adapter's s B.
+  int64_t padding = 0;
 };
 
 // A parameter as named rows of a leaf: the parameters of one matmul are rows of one tensor, such as
@@ -46,6 +51,7 @@ struct NamedParameter {
   Variable leaf;  // a constant if it is frozen
   int64_t first_row = 0;
   ParameterUse use = ParameterUse::kVector;
+  ParameterRole role = ParameterRole::kTrained;
   size_t unit = 0;
   int64_t flat_index = 0;  // its first element
 
@@ -59,6 +65,7 @@ struct ParameterLeaf {
   Variable variable;
   ParameterUse use = ParameterUse::kVector;
   double init = 0;
+  ParameterRole role = ParameterRole::kTrained;
   int64_t flat_index = 0;
 };
 
@@ -80,9 +87,11 @@ class ParameterSet {
   static constexpr int64_t kLeafAlignment = 64, kUnitAlignment = 64 * 1024;  // elements
 
   // Parameters get the same initial values on every device, rounded to `dtype`. Without a seed
-  // matrices and tables are left uninitialised.
-  ParameterSet(DType dtype, Device device, std::optional<uint64_t> seed)
-      : dtype_(dtype), device_(device), seed_(seed), units_(1) {}
+  // matrices and tables are left uninitialised. With an `adapter_seed` only adapters are trained,
+  // and have initial values from it; the others' do not depend on that.
+  ParameterSet(DType dtype, Device device, std::optional<uint64_t> seed,
+               std::optional<uint64_t> adapter_seed = {})
+      : dtype_(dtype), device_(device), seed_(seed), adapter_seed_(adapter_seed), units_(1) {}
 
   // The leaves added from now on belong to the next unit. The first one begins by itself.
   void begin_unit();
@@ -121,8 +130,9 @@ class ParameterSet {
  private:
   DType dtype_;
   Device device_;
-  std::optional<uint64_t> seed_;
+  std::optional<uint64_t> seed_, adapter_seed_;
   std::vector<NamedParameter> parameters_;
+  uint64_t adapters_ = 0;  // among the parameters
   std::vector<Variable> trained_;
   std::vector<ParameterUnit> units_;
   int64_t end_ = 0;  // flat index behind the last leaf

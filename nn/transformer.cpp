@@ -9,9 +9,13 @@
 
 namespace cohort {
 
+static std::optional<uint64_t> adapter_seed(const ModelConfig& config) {
+  return config.lora.rank > 0 ? std::optional(config.lora.seed) : std::nullopt;
+}
+
 Transformer::Transformer(const ModelConfig& config, DType dtype, std::optional<uint64_t> seed,
                          Device device)
-    : config_(config), parameters_(dtype, device, seed) {
+    : config_(config), parameters_(dtype, device, seed, adapter_seed(config)) {
   config.check_device(device);
   build();
   if (config.position != PositionType::kRope) return;
@@ -56,6 +60,9 @@ void Transformer::build() {
     if (!c.norm_after) block.mlp_norm = Norm(set, prefix + "post_attention_layernorm", c);
     block.mlp = Mlp(set, prefix + "mlp", c);
     if (c.norm_after) block.mlp_norm = Norm(set, prefix + "post_feedforward_layernorm", c);
+    if (c.norm_after) continue;
+    block.attention_norm.set_padding(block.attention.layers()[0].input_padding());
+    block.mlp_norm.set_padding(block.mlp.layers()[0].input_padding());
   }
   set.begin_unit();
   final_norm_ = Norm(set, "model.norm", c);
@@ -85,7 +92,7 @@ Variable Transformer::forward(const PackedBatch& batch, const ForwardOptions& op
     call.desc.prefixes = prefixes;
     if (call.rope_table.defined())
       qkv = rope(std::move(qkv), positions, call.rope_table, call.num_kv_heads);
-    return attention(qkv, call.num_kv_heads, cu_seqlens, call.desc);
+    return attention(qkv, call.num_kv_heads, cu_seqlens, call.desc, call.padding);
   };
   return run(
       {batch.tokens, batch.positions, batch.sequences, options, packed_attention, rope_table_});
@@ -112,7 +119,8 @@ Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences
     kernels::PagedKV& pages = cache.layer(call.layer);
     Tensor& qkv = call.qkv.value();
     const Tensor q = qkv.narrow(1, 0, qkv.dim(1) - 2 * call.num_kv_heads);
-    Tensor o = Tensor::empty(q.shape(), q.dtype(), q.device());
+    const Tensor rows = empty_rows(q.select(1, 0), q.dim(1) * q.dim(2), call.padding);
+    Tensor o = rows.reshape(q.shape());
     if (step == CachedStep::kDecode) {
       kernels::attention_decode({.o = o,
                                  .cache = pages,
@@ -121,7 +129,7 @@ Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences
                                  .positions = positions,
                                  .table = call.rope_table,
                                  .desc = call.desc});
-      return Variable(o);
+      return Variable(rows);
     }
     kernels::rope_kv_write({.cache = pages,
                             .qkv = qkv,
@@ -134,7 +142,7 @@ Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences
                               .sequences = sequences,
                               .positions = positions,
                               .desc = call.desc});
-    return Variable(o);
+    return Variable(rows);
   };
   return run({tokens, positions, {}, {}, cached_attention, rope_table_}).value();
 }
@@ -181,12 +189,12 @@ Transformer::Residual Transformer::block(int index, const Variable& x, const Var
   if (config_.norm_after) {
     const Variable y = add(x, apply_dropout(b.attention_norm(b.attention(x, pass)), pass, index,
                                             DropoutSite::kAttentionOut));
-    return {y, apply_dropout(b.mlp_norm(b.mlp(y)), pass, index, DropoutSite::kMlpOut)};
+    return {y, apply_dropout(b.mlp_norm(b.mlp(y, pass)), pass, index, DropoutSite::kMlpOut)};
   }
   const Variable attention_out =
       apply_dropout(b.attention(normed, pass), pass, index, DropoutSite::kAttentionOut);
   const AddNorm y = b.mlp_norm.add(x, attention_out);
-  return {y.sum, apply_dropout(b.mlp(y.normed), pass, index, DropoutSite::kMlpOut)};
+  return {y.sum, apply_dropout(b.mlp(y.normed, pass), pass, index, DropoutSite::kMlpOut)};
 }
 
 Variable Transformer::recomputed_block(int index, const Variable& x, const Pass& pass) const {
@@ -206,6 +214,13 @@ void Transformer::copy_from(const Transformer& source) {
   COHORT_CHECK(parameters_.size() == source.parameters_.size(), "[copy_from] models differ");
   for (size_t i = 0; i < parameters_.size(); ++i)
     Tensor(parameters_[i].value).copy_(source.parameters_[i].value);
+  write_lora_columns();
+}
+
+void Transformer::write_lora_columns() {
+  for (const Block& block : blocks_)
+    for (const auto& layers : {block.attention.layers(), block.mlp.layers()})
+      for (const Linear& layer : layers) cohort::write_lora_columns(layer.lora, layer.weight);
 }
 
 }  // namespace cohort

@@ -57,6 +57,8 @@ class Transformer : NonCopyable {
 
   // Copies the values of `source`, which must have the same configuration.
   void copy_from(const Transformer& source);
+  // To be called whenever adapters have changed: writes s B behind the weights (nn/lora.h).
+  void write_lora_columns();
 
  private:
   struct Block {

@@ -56,7 +56,7 @@ PackedSizes check_packed(const Args& args, const char* op) {
   const Shape keys = {sizes.tokens, sizes.kv_heads, sizes.head_dim};
   check_rows(q, q.shape(), q.dtype(), op, "q", device);
   check_keys(k, args.v, keys, q.dtype(), op, {"k", "v"}, device);
-  check_tensor(args.o, q.shape(), q.dtype(), op, "o", device);
+  check_rows(args.o, q.shape(), q.dtype(), op, "o", device);
   check_tensor(args.lse, {sizes.heads, sizes.tokens}, accumulate_dtype(q.dtype()), op, "lse",
                device);
   COHORT_CHECK(sizes.sequences >= 0, "[", op, "] expected cu_seqlens [S + 1], got ",
@@ -119,7 +119,7 @@ void check_paged(const AttentionPaged& args, const char* op) {
   const int64_t tokens = q.dim(0);
   const Device device = args.cache.k.device();
   check_rows(q, {tokens, q.dim(1), sizes.head_dim}, args.cache.k.dtype(), op, "q", device);
-  check_tensor(args.o, q.shape(), q.dtype(), op, "o", device);
+  check_rows(args.o, q.shape(), q.dtype(), op, "o", device);
   check_tensor(args.sequences, {tokens}, DType::kI32, op, "sequences", device);
   check_tensor(args.positions, {tokens}, DType::kI32, op, "positions", device);
   check_desc(args.desc, op);

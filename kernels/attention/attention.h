@@ -62,8 +62,9 @@ constexpr int64_t attention_tile(int64_t head_dim) {
 // Keys per chunk in the canonical order, a multiple of every tile.
 inline constexpr int64_t kAttentionChunk = 4096;
 
-// Queries, keys and values, and their gradients, may be heads of wider tensors, such as [T, H + 2
-// Hkv, D]: each has its own token stride, except that keys and values share one.
+// Queries, keys and values, their gradients, and the output may be columns of wider tensors, such
+// as the heads of [T, H + 2 Hkv, D]: each has its own token stride, except that keys and values
+// share one.
 //
 // Sequence s is tokens [cu_seqlens[s], cu_seqlens[s + 1]) of the packed tensors; empty sequences
 // are allowed. H is a multiple of Hkv (grouped-query attention). Any D >= 1 (up to kMaxCudaHeadDim
@@ -72,7 +73,7 @@ inline constexpr int64_t kAttentionChunk = 4096;
 // out-of-bounds accesses. On CUDA an infinite or NaN value can also reach rows of its own sequence
 // and tile that do not see it, as 0 times it, but no other sequence.
 struct AttentionForward {
-  Tensor& o;                 // [T, H, D]
+  Tensor& o;                 // [T, H, D], any token stride
   Tensor& lse;               // [H, T] natural log, accumulate_dtype(q), kept for the backward
   const Tensor& q;           // [T, H, D]
   const Tensor &k, &v;       // [T, Hkv, D]
@@ -86,9 +87,9 @@ COHORT_KERNEL(void attention_forward(const AttentionForward& args));
 // bf16, P and dS are rounded as matmul operands, and dq, dk, dv once at the end. On CUDA, a
 // non-finite value can reach any gradient of its sequence, but no other sequence.
 struct AttentionBackward {
-  GradOut dq, dk, dv;  // all required
-  const Tensor& dout;  // [T, H, D]
-  const Tensor &q, &k, &v, &o, &lse, &cu_seqlens;
+  GradOut dq, dk, dv;                              // all required
+  const Tensor& dout;                              // [T, H, D]
+  const Tensor &q, &k, &v, &o, &lse, &cu_seqlens;  // as in the forward
   AttentionDesc desc = {};
 };
 COHORT_KERNEL(void attention_backward(const AttentionBackward& args));
@@ -121,8 +122,8 @@ COHORT_KERNEL(void rope_kv_write(const RopeKvWrite& args));
 // nothing: a token whose sequence is not in the table gets zeros too, a position beyond the table
 // counts as its last one, and keys without a block count as zeros.
 struct AttentionPaged {
-  Tensor& o;        // [T, H, D]
-  const Tensor& q;  // [T, H, D], any token stride
+  Tensor& o;        // [T, H, D], any token stride
+  const Tensor& q;  // as o
   const PagedKV& cache;
   const Tensor &sequences, &positions;  // [T] i32
   AttentionDesc desc = {};
@@ -133,7 +134,7 @@ COHORT_KERNEL(void attention_paged(const AttentionPaged& args));
 // bit-identical to the two calls, including idle tokens. Non-idle tokens must belong to different
 // sequences. It is unspecified whether the queries in qkv are rotated afterwards.
 struct AttentionDecode {
-  Tensor& o;  // [T, H, D]
+  Tensor& o;  // [T, H, D], any token stride
   PagedKV& cache;
   Tensor& qkv;                          // [T, H + 2 Hkv, D]
   const Tensor &sequences, &positions;  // [T] i32

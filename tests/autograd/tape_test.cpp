@@ -358,7 +358,7 @@ std::vector<Tensor> run_blocks(bool checkpointed, int blocks, DType dtype, int64
   Variable x = input;
   for (const auto& w : weights) {
     const auto block = [w](Inputs in) {
-      const Variable h = rms_norm(in[0], w[0], 1e-5);
+      const Variable h = rms_norm(in[0], w[0], {.eps = 1e-5});
       return add(in[0], linear(swiglu(linear(h, w[1])), w[2]));
     };
     x = checkpointed ? checkpoint(block, {&x, 1}, w) : block({&x, 1});

@@ -11,6 +11,7 @@
 #include "core/rng.h"
 #include "kernels/rope.h"
 #include "nn/feed_forward.h"
+#include "nn/lora.h"
 #include "tests/support/loss_node.h"
 
 namespace cohort {
@@ -168,6 +169,97 @@ void add_linears(Table& table) {
                    [](Inputs in) { return embedding(in[0], ids({0}, in[0])); }});
 }
 
+// A frozen layer [out, in] with an adapter of inputs `a` and `b`.
+Linear adapted(int64_t out, const Variable& a, const Variable& b, std::vector<Lora::Module> modules,
+               const Variable& bias = {}) {
+  Linear layer{.bias = bias.detach(),
+               .lora = {.a = a, .b = b, .modules = std::move(modules), .scale = 0.75}};
+  const int64_t in = a.shape()[1], columns = layer.input_padding();
+  const Tensor all = constant(InputSpec{{out, in + columns}}, a);
+  all.narrow(1, in, columns).zero_();
+  layer.weight = Variable(all.hide_padding(1, in));
+  write_lora_columns(layer.lora, layer.weight);
+  return layer;
+}
+
+Linear without_adapter(const Linear& layer) {
+  return {.weight = Variable(layer.weight.value().contiguous())};
+}
+
+void add_lora(Table& table) {
+  struct Row {
+    const char* name;
+    int64_t tokens, in, out, rank;
+    std::vector<Lora::Module> modules;
+  };
+  for (const Row& row :
+       {Row{"one module", 7, 9, 5, 2, {{0, 5}}}, Row{"one row, rank 1", 1, 3, 2, 1, {{0, 2}}},
+        Row{"two of three modules", 19, 8, 11, 3, {{0, 4}, {7, 4}}},
+        Row{"three modules", 33, 16, 24, 4, {{0, 8}, {8, 8}, {16, 8}}}}) {
+    int64_t rows = 0;
+    for (const Lora::Module& module : row.modules) rows += module.rows;
+    const auto count = static_cast<int64_t>(row.modules.size());
+    const InputSpec x{{row.tokens, row.in}}, a{{count * row.rank, row.in}}, b{{rows, row.rank}};
+    table.push_back({"lora_linear", row.name, inputs({x, a, b}), [row](Inputs in) {
+                       const Variable bias(constant(InputSpec{{row.out}}, in[0]));
+                       return adapted(row.out, in[1], in[2], row.modules, bias)(in[0]);
+                     }});
+    // The adapter's columns of the input are padding of a norm's output.
+    table.push_back(
+        {"lora_linear", str(row.name, " behind a norm"), inputs({x, a, b}), [row](Inputs in) {
+           const Linear layer = adapted(row.out, in[1], in[2], row.modules);
+           const Variable w(constant(InputSpec{{row.in}}, in[0]));
+           return layer(rms_norm(in[0], w, {.eps = 1e-2, .padding = layer.input_padding()}));
+         }});
+  }
+  table.push_back(
+      {"lora_linear", "adapters off", inputs({{{7, 9}}, {{2, 9}}, {{5, 2}}}), [](Inputs in) {
+         const Linear layer = adapted(5, in[1], in[2], {{0, 5}});
+         const Variable off = layer(in[0], Adapters::kOff);
+         return add(off, scale(layer(in[0]), 0.5));
+       }});
+}
+
+void add_lora_mlp(Table& table) {
+  using kernels::Activation;
+  struct Row {
+    const char* name;
+    Activation activation;
+    bool up, down;
+  };
+  for (const Row& row : {Row{"gelu, both layers", Activation::kGelu, true, true},
+                         Row{"swiglu, both layers", Activation::kSwiGlu, true, true},
+                         Row{"swiglu, the first", Activation::kSwiGlu, true, false},
+                         Row{"geglu, the second", Activation::kGeGlu, false, true}})
+    for (const bool recompute : {false, true}) {
+      constexpr int64_t kIn = 8, kHidden = 12, kRank = 3;
+      const bool gated = is_gated(row.activation);
+      const int64_t up_rows = gated ? 2 * kHidden : kHidden, parts = gated ? 2 : 1;
+      std::vector<Lora::Module> modules = {{0, kHidden}};
+      if (gated) modules.push_back({kHidden, kHidden});
+      table.push_back({"mlp", str("LoRA, ", row.name, recompute ? ", recomputed" : ""),
+                       inputs({{{19, kIn}},
+                               {{parts * kRank, kIn}},
+                               {{up_rows, kRank}},
+                               {{kRank, kHidden}},
+                               {{kIn, kRank}}}),
+                       [=](Inputs in) {
+                         Linear up = adapted(up_rows, in[1], in[2], modules);
+                         Linear down = adapted(kIn, in[3], in[4], {{0, kIn}});
+                         if (!row.up) up = without_adapter(up);
+                         if (!row.down) down = without_adapter(down);
+                         const Variable y =
+                             mlp(in[0], up, down,
+                                 {.activation = row.activation, .recompute = recompute});
+                         // Every input has a gradient.
+                         Variable rest = sum(square(in[1]));
+                         for (size_t i = 2; i < in.size(); ++i)
+                           rest = add(rest, sum(square(in[i])));
+                         return add(sum(mul(y, y)), rest);
+                       }});
+    }
+}
+
 void add_mlp(Table& table) {
   using kernels::Activation;
   struct Row {
@@ -205,26 +297,31 @@ void add_row_ops(Table& table) {
         std::pair{Shape{19, 33}, 1e-3}}) {
     const int64_t c = shape[-1];
     table.push_back({"rms_norm", shape.str(), inputs({{shape}, {{c}}}),
-                     [eps = eps](Inputs in) { return rms_norm(in[0], in[1], eps); }});
-    table.push_back({"rms_norm", shape.str() + " offset 1", inputs({{shape}, {{c}}}),
-                     [eps = eps](Inputs in) { return rms_norm(in[0], in[1], eps, 1); }});
-    table.push_back({"layer_norm", shape.str() + " with bias", inputs({{shape}, {{c}}, {{c}}}),
-                     [eps = eps](Inputs in) { return layer_norm(in[0], in[1], in[2], eps); }});
-    table.push_back({"layer_norm", shape.str() + " without bias", inputs({{shape}, {{c}}}),
-                     [eps = eps](Inputs in) { return layer_norm(in[0], in[1], {}, eps); }});
+                     [eps = eps](Inputs in) { return rms_norm(in[0], in[1], {.eps = eps}); }});
+    table.push_back(
+        {"rms_norm", shape.str() + " offset 1", inputs({{shape}, {{c}}}), [eps = eps](Inputs in) {
+           return rms_norm(in[0], in[1], {.eps = eps, .weight_offset = 1});
+         }});
+    table.push_back(
+        {"layer_norm", shape.str() + " with bias", inputs({{shape}, {{c}}, {{c}}}),
+         [eps = eps](Inputs in) { return layer_norm(in[0], in[1], in[2], {.eps = eps}); }});
+    table.push_back(
+        {"layer_norm", shape.str() + " without bias", inputs({{shape}, {{c}}}),
+         [eps = eps](Inputs in) { return layer_norm(in[0], in[1], {}, {.eps = eps}); }});
     table.push_back(
         {"add_rms_norm", shape.str(), inputs({{shape}, {shape}, {{c}}}), [eps = eps](Inputs in) {
-           const AddNorm y = add_rms_norm(in[0], in[1], in[2], eps);
+           const AddNorm y = add_rms_norm(in[0], in[1], in[2], {.eps = eps});
            return mul(y.sum, y.normed);
          }});
     table.push_back({"add_rms_norm", shape.str() + " offset 1", inputs({{shape}, {shape}, {{c}}}),
                      [eps = eps](Inputs in) {
-                       const AddNorm y = add_rms_norm(in[0], in[1], in[2], eps, 1);
+                       const AddNorm y =
+                           add_rms_norm(in[0], in[1], in[2], {.eps = eps, .weight_offset = 1});
                        return mul(y.sum, y.normed);
                      }});
     table.push_back({"add_layer_norm", shape.str() + " with bias",
                      inputs({{shape}, {shape}, {{c}}, {{c}}}), [eps = eps](Inputs in) {
-                       const AddNorm y = add_layer_norm(in[0], in[1], in[2], in[3], eps);
+                       const AddNorm y = add_layer_norm(in[0], in[1], in[2], in[3], {.eps = eps});
                        return mul(y.sum, y.normed);
                      }});
   }
@@ -437,7 +534,7 @@ void add_policy_loss(Table& table) {
 
 // A feed-forward block with a residual: every parameter enters as an input.
 Variable mlp_block(const Variable& x, Inputs w) {
-  const Variable h = rms_norm(x, w[0], 1e-5);
+  const Variable h = rms_norm(x, w[0], {.eps = 1e-5});
   return add(x, linear(swiglu(linear(h, w[1], w[2])), w[3]));
 }
 
@@ -445,7 +542,7 @@ Variable attention_block(const Variable& x, Inputs w) {
   const int64_t tokens = x.value().dim(0);
   const Tensor positions = ids({0, 1, 2, 0, 1, 2, 3}, x);
   const Tensor angles = rope_table(4, 4, x);
-  const Variable h = layer_norm(x, w[0], w[1], 1e-5);
+  const Variable h = layer_norm(x, w[0], w[1], {.eps = 1e-5});
   const Variable qkv =
       rope(reshape(linear(h, w[2]), {tokens, 4, 4}), positions, angles, 1);  // 2 heads on 1
   const Variable o = attention(qkv, 1, ids({0, 3, 7}, x), {});
@@ -484,6 +581,8 @@ std::vector<OpCase> op_cases() {
   add_reductions_and_views(table);
   add_linears(table);
   add_mlp(table);
+  add_lora(table);
+  add_lora_mlp(table);
   add_row_ops(table);
   add_rope(table);
   add_qk_norm(table);

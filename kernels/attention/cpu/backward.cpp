@@ -59,8 +59,9 @@ class Backward {
     const T *const q = args_.q.data<T>(), *const dout = args_.dout.data<T>();
     const T *const o = args_.o.data<T>(), *const lse = args_.lse.data<T>();
     const int64_t q_stride = args_.q.strides()[0], dq_stride = args_.dq.tensor.strides()[0];
+    const int64_t o_stride = args_.o.strides()[0];
     T* const dq = args_.dq.tensor.data<T>();
-    int64_t offsets[kBlockRows];  // into o and dout
+    int64_t offsets[kBlockRows];  // into dout
     count_ = std::min(kBlockRows, sequence_.length * group - row0);
     for (int64_t r = 0; r < count_; ++r) {
       const int64_t query = (row0 + r) / group, in_group = (row0 + r) % group;
@@ -68,7 +69,8 @@ class Backward {
       head_[r] = kv_head_ * group + in_group;
       const int64_t offset = offsets[r] = (token_[r] * sizes_.heads + head_[r]) * dim;
       dq_[r] = dq + token_[r] * dq_stride + head_[r] * dim;
-      delta_[r] = lane_sum<T>(dim, [&](int64_t d) { return dout[offset + d] * o[offset + d]; });
+      const T* const o_row = o + token_[r] * o_stride + head_[r] * dim;
+      delta_[r] = lane_sum<T>(dim, [&](int64_t d) { return dout[offset + d] * o_row[d]; });
       lse_log2_[r] = lse[head_[r] * sizes_.tokens + token_[r]] * static_cast<T>(kLog2e);
       const int64_t position = sequence_.position(query);
       const auto visible = rule_.keys_of({position, position + 1}, int64_t{sequence_.keys()});

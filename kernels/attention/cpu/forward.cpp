@@ -18,6 +18,7 @@ void forward(const AttentionForward& args, const PackedSizes& sizes, const Rule&
   using T = typename Rule::Value;
   const int64_t heads = sizes.heads, group = sizes.group(), dim = sizes.head_dim;
   const int64_t q_stride = args.q.strides()[0], kv_stride = args.k.strides()[0];
+  const int64_t o_stride = args.o.strides()[0];
   const T* const q = args.q.data<T>();
   T *const o = args.o.data<T>(), *const lse = args.lse.data<T>();
   const PackedSequences sequences(args.cu_seqlens, args.desc);
@@ -41,7 +42,7 @@ void forward(const AttentionForward& args, const PackedSizes& sizes, const Rule&
         const int64_t query = (row0 + r) / group, head = kv_head * group + (row0 + r) % group;
         const int64_t token = sequence.begin + query, position = sequence.position(query);
         rows[r] = {.q = q + token * q_stride + head * dim,
-                   .o = o + (token * heads + head) * dim,
+                   .o = o + token * o_stride + head * dim,
                    .lse = lse + head * sizes.tokens + token,
                    .visible = rule.keys_of({position, position + 1}, int64_t{sequence.keys()}),
                    .token = token,

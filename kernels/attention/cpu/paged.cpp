@@ -42,7 +42,7 @@ template <class Rule>
 void paged(const AttentionPaged& args, const CacheSizes& sizes, const Rule& rule) {
   using T = typename Rule::Value;
   const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = sizes.head_dim;
-  const int64_t q_stride = args.q.strides()[0];
+  const int64_t q_stride = args.q.strides()[0], o_stride = args.o.strides()[0];
   const int64_t group = heads / sizes.kv_heads,
                 max_tokens = std::max<int64_t>(kQueryRows / group, 1);
   const int32_t *const sequences = args.sequences.data<int32_t>(),
@@ -55,7 +55,7 @@ void paged(const AttentionPaged& args, const CacheSizes& sizes, const Rule& rule
   for (int64_t begin = 0, end = 0; begin < tokens; begin = end) {
     end = begin + 1;
     if (is_idle(sequences[begin], positions[begin])) {
-      std::fill_n(o + begin * heads * dim, heads * dim, T{0});
+      std::fill_n(o + begin * o_stride, heads * dim, T{0});
       continue;
     }
     while (end < tokens && end - begin < max_tokens && sequences[end] == sequences[begin] &&
@@ -81,7 +81,7 @@ void paged(const AttentionPaged& args, const CacheSizes& sizes, const Rule& rule
         const int64_t position = positions[t];
         for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
           rows.push_back({.q = q + t * q_stride + head * dim,
-                          .o = o + (t * heads + head) * dim,
+                          .o = o + t * o_stride + head * dim,
                           .lse = nullptr,
                           .visible = rule.keys_of({position, position + 1}, position + 1),
                           .token = t,

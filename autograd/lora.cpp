@@ -1,0 +1,82 @@
+#include "autograd/lora.h"
+
+#include "kernels/lora.h"
+#include "kernels/matmul.h"
+
+namespace cohort {
+
+using kernels::Grad;
+using kernels::Transpose;
+
+LoraInputs lora_inputs(const Tensor& x, const Lora& lora, Adapters adapters, bool keeps_h) {
+  if (!lora.defined()) return {x, {}};
+  const int64_t cols = x.cols(), columns = lora.columns();
+  Tensor xh = x.with_padding();
+  if (xh.cols() != cols + columns) {
+    xh = Tensor::empty({x.rows(), cols + columns}, x.dtype(), x.device());
+    xh.narrow(1, 0, cols).copy_(x.is_contiguous() ? x.reshape({x.rows(), cols}) : x);
+  }
+  Tensor tail = xh.narrow(1, cols, columns), h;
+  if (adapters == Adapters::kOff) {
+    tail.zero_();
+    return {xh, h};
+  }
+  if (keeps_h) h = Tensor::empty({x.rows(), columns}, x.dtype(), x.device());
+  kernels::lora_input(
+      {.h = tail, .x = xh.narrow(1, 0, cols), .a = lora.a.value().with_padding(), .copy = h});
+  return {xh, h};
+}
+
+Tensor LoraBackward::output_gradients(const Tensor& dy, GradSlot db) const {
+  const int64_t rank = lora.rank(), columns = lora.columns();
+  Tensor dh = Tensor::empty({dy.rows(), columns}, dy.dtype(), dy.device());
+  kernels::matmul({.c = dh,
+                   .a = dy,
+                   .b = weight.narrow(1, weight.dim(1) - columns, columns),
+                   .desc = {.split_k = kernels::SplitK::kAllowed}});
+  if (!db.tensor.defined()) return dh;
+  int64_t row = 0, column = 0;
+  for (const Lora::Module& module : lora.modules) {
+    Tensor part = db.tensor.narrow(0, row, module.rows);
+    kernels::matmul({.c = part,
+                     .a = dy.narrow(1, module.row, module.rows),
+                     .b = h.narrow(1, column, rank),
+                     .desc = {.a = Transpose::kYes, .out = db.mode, .scale = lora.scale}});
+    row += module.rows;
+    column += rank;
+  }
+  return dh;
+}
+
+void LoraBackward::input_gradient(const Tensor& dh, const SavedTensor& x, GradSlot da) const {
+  if (!da.tensor.defined()) return;
+  kernels::matmul({.c = da.tensor,
+                   .a = dh.narrow(1, 0, da.tensor.dim(0)),
+                   .b = x.get(),
+                   .desc = {.a = Transpose::kYes, .out = da.mode}});
+}
+
+Variable lora_linear(const Variable& x, const Variable& w, const Variable& bias, const Lora& lora,
+                     Adapters adapters) {
+  COHORT_CHECK(!w.requires_grad() && !bias.requires_grad(),
+               "[lora] expected a frozen weight and bias");
+  const Lora used = adapters == Adapters::kOn ? lora : Lora();
+  const Variable inputs[] = {x, used.a, used.b};
+  const Tensor weight = w.value().with_padding();
+  const LoraInputs in = lora_inputs(x.value(), lora, adapters, needs_gradient(inputs));
+  Tensor y = empty_rows(x.value(), weight.dim(0));
+  kernels::linear_forward(
+      {.y = y, .x = in.xh, .w = weight, .bias = bias.value(), .tail = lora.columns()});
+  return make_node("lora_linear", y, inputs,
+                   [x = SavedTensor(x), w = w.value(), adapter = LoraBackward{used, in.h, weight}](
+                       const Tensor& dy, Gradients& g) {
+                     const GradSlot dx = g.slot(0);
+                     linear_input_gradient(dy, w, dx);
+                     if (!adapter.defined()) return;
+                     const Tensor dh = adapter.output_gradients(dy, g.weight_slot(2));
+                     adapter.input_gradient(dh, x, g.weight_slot(1));
+                     linear_input_gradient(dh, adapter.a(), {dx.tensor, Grad::kAccumulate});
+                   });
+}
+
+}  // namespace cohort

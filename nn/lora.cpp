@@ -1,0 +1,163 @@
+#include "nn/lora.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include "core/sizes.h"
+#include "nn/families/family.h"
+
+namespace cohort {
+namespace {
+
+constexpr int64_t kColumnAlignment = 64;
+constexpr std::string_view kWeight = ".weight";
+
+std::string without_weight(const std::string& name) {
+  return name.substr(0, name.size() - kWeight.size());
+}
+
+bool is_target(const std::string& name, const std::string& target) {
+  return name == target || name.ends_with("." + target);
+}
+
+// Cohort's names of the linear layers of a block.
+std::vector<std::string> linear_layers(const ModelConfig& config) {
+  const std::string layer = "model.layers.*.";
+  std::vector<std::string> out;
+  for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"})
+    out.push_back(layer + "self_attn." + name);
+  if (is_gated(config.mlp)) out.push_back(layer + "mlp.gate_proj");
+  for (const char* name : {"up_proj", "down_proj"}) out.push_back(layer + "mlp." + name);
+  return out;
+}
+
+// A module of a layer, with the rows that it has there.
+struct LayerModule {
+  std::string name;
+  Lora::Module rows;
+};
+std::vector<LayerModule> layer_modules(const ModelConfig& config, std::span<const LoraPart> parts) {
+  std::vector<LayerModule> out;
+  if (config.lora.rank == 0) return out;
+  const std::vector<LoraModule> modules = lora_modules(config);
+  int64_t row = 0;
+  for (const LoraPart& part : parts) {
+    const auto [pattern, layer] = split_layer_name(part.name);
+    for (const LoraModule& module : modules) {
+      if (std::find(module.parts.begin(), module.parts.end(), pattern) == module.parts.end())
+        continue;
+      const std::string name = layer_name(module.name, layer);
+      if (out.empty() || out.back().name != name) out.push_back({name, {row, 0}});
+      out.back().rows.rows += part.rows;
+    }
+    row += part.rows;
+  }
+  return out;
+}
+
+}  // namespace
+
+LayerName split_layer_name(const std::string& name) {
+  const auto is_digit = [](unsigned char c) { return std::isdigit(c) != 0; };
+  for (size_t dot = name.find('.'); dot != name.npos; dot = name.find('.', dot + 1)) {
+    const auto begin = name.begin() + static_cast<std::ptrdiff_t>(dot) + 1;
+    const auto end = std::find_if_not(begin, name.end(), is_digit);
+    if (begin == end || end == name.end() || *end != '.' || end - begin > 9) continue;
+    return {std::string(name.begin(), begin) + "*" + std::string(end, name.end()),
+            std::stoll(std::string(begin, end))};
+  }
+  return {name, -1};
+}
+
+std::string layer_name(std::string pattern, int64_t layer) {
+  const size_t star = pattern.find('*');
+  return star == pattern.npos ? pattern : pattern.replace(star, 1, std::to_string(layer));
+}
+
+std::vector<LoraModule> linear_modules(const ModelConfig& config) {
+  std::vector<LoraModule> out;
+  const std::vector<TensorRule>& rules = tensor_rules(config);
+  for (const std::string& layer : linear_layers(config)) {
+    const auto rule = std::find_if(rules.begin(), rules.end(), [&](const TensorRule& r) {
+      return std::find(r.parameters.begin(), r.parameters.end(), str(layer, kWeight)) !=
+             r.parameters.end();
+    });
+    const std::string name = rule == rules.end() ? layer : without_weight(rule->stored);
+    if (out.empty() || out.back().name != name) out.push_back({name, {}});
+    out.back().parts.push_back(layer);
+  }
+  return out;
+}
+
+std::vector<LoraModule> lora_modules(const ModelConfig& config) {
+  std::vector<LoraModule> modules = linear_modules(config);
+  const std::vector<std::string>& targets = config.lora.targets;
+  std::string known;
+  for (const LoraModule& module : modules)
+    known += str(known.empty() ? "" : ", ", module.name.substr(module.name.rfind('.') + 1));
+  for (const std::string& target : targets)
+    if (std::none_of(modules.begin(), modules.end(),
+                     [&](const LoraModule& module) { return is_target(module.name, target); }))
+      throw InputError(str("lora.targets: '", target,
+                           "' is no linear layer of this model's blocks; known: ", known));
+  if (!targets.empty())
+    std::erase_if(modules, [&](const LoraModule& module) {
+      return std::none_of(targets.begin(), targets.end(), [&](const std::string& target) {
+        return is_target(module.name, target);
+      });
+    });
+  return modules;
+}
+
+int64_t lora_columns(const ModelConfig& config, std::span<const LoraPart> parts) {
+  const auto modules = static_cast<int64_t>(layer_modules(config, parts).size());
+  return round_up(modules * config.lora.rank, kColumnAlignment);
+}
+
+Lora add_lora(ParameterSet& set, const ModelConfig& config, std::span<const LoraPart> parts,
+              int64_t in) {
+  const std::vector<LayerModule> modules = layer_modules(config, parts);
+  if (modules.empty()) return {};
+  const int64_t rank = config.lora.rank;
+  int64_t rows = 0;
+  for (const LayerModule& module : modules) rows += module.rows.rows;
+  const auto count = static_cast<int64_t>(modules.size());
+  const ParameterLeaf a = set.add_leaf({.name = modules[0].name + ".lora_A",
+                                        .shape = {count * rank, in},
+                                        .use = ParameterUse::kMatmul,
+                                        .init = 1 / std::sqrt(static_cast<double>(in)),
+                                        .role = ParameterRole::kAdapter,
+                                        .leaf_rows = round_up(count * rank, kColumnAlignment)});
+  const ParameterLeaf b = set.add_leaf({.name = modules[0].name + ".lora_B",
+                                        .shape = {rows, rank},
+                                        .use = ParameterUse::kMatmul,
+                                        .role = ParameterRole::kAdapter});
+  Lora lora{.a = a.variable, .b = b.variable, .modules = {}, .scale = config.lora.scale()};
+  int64_t row = 0;
+  for (const auto& [name, module] : modules) {
+    const auto first = static_cast<int64_t>(lora.modules.size()) * rank;
+    set.add_rows(a, name + ".lora_A.weight", first, rank);
+    set.add_rows(b, name + ".lora_B.weight", row, module.rows);
+    row += module.rows;
+    lora.modules.push_back(module);
+  }
+  return lora;
+}
+
+void write_lora_columns(const Lora& lora, const Variable& weight) {
+  if (!lora.defined()) return;
+  const Tensor all = weight.value().with_padding(), b = lora.b.value();
+  const int64_t rank = lora.rank();
+  Tensor scaled = Tensor::empty_like(b);
+  kernels::scale({.y = scaled, .x = b, .factor = lora.scale});
+  int64_t row = 0, column = all.dim(1) - lora.columns();
+  for (const Lora::Module& module : lora.modules) {
+    all.narrow(0, module.row, module.rows)
+        .narrow(1, column, rank)
+        .copy_(scaled.narrow(0, row, module.rows));
+    row += module.rows;
+    column += rank;
+  }
+}
+
+}  // namespace cohort

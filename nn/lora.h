@@ -1,0 +1,52 @@
+// Which linear layers of a model have adapters (LoRA, Hu et al. 2021), and how their parameters are
+// named and stored in the model's set.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "autograd/lora.h"
+#include "nn/model_config.h"
+#include "nn/parameter_set.h"
+
+namespace cohort {
+
+// A linear layer as the model's family stores it, which has one adapter: the rows of several of
+// Cohort's if the family stores those in one tensor (Phi-3, GPT-2). '*' stands for the number of the
+// block.
+struct LoraModule {
+  std::string name;                // "model.layers.*.self_attn.q_proj"
+  std::vector<std::string> parts;  // Cohort's names, likewise
+};
+// All linear layers of the blocks, in order. The configuration must be resolved.
+std::vector<LoraModule> linear_modules(const ModelConfig& config);
+// Those with an adapter: whose name is one of lora.targets, or ends with a dot and one of them.
+// Throws InputError for a target that names none.
+std::vector<LoraModule> lora_modules(const ModelConfig& config);
+
+// The part of a linear layer that a LoraModule names: its rows of the layer's weight.
+struct LoraPart {
+  std::string name;  // "model.layers.0.self_attn.q_proj"
+  int64_t rows = 0;
+};
+// Columns of s B, and of h: the ranks of the adapters of a layer of these parts side by side, padded
+// to a multiple of 64, which keeps matmuls aligned; 0 if it has none.
+int64_t lora_columns(const ModelConfig& config, std::span<const LoraPart> parts);
+// Adds the adapters of such a layer with `in` inputs as NAME.lora_A.weight [rank, in], uniform in
+// +-1 / sqrt(in) (PEFT's initial values), and NAME.lora_B.weight [out, rank], zeros. Undefined if it
+// has none.
+Lora add_lora(ParameterSet& set, const ModelConfig& config, std::span<const LoraPart> parts,
+              int64_t in);
+// Writes s B behind the rows of a weight. To be called whenever B has changed.
+void write_lora_columns(const Lora& lora, const Variable& weight);
+
+// "model.layers.12.mlp.up_proj" -> "model.layers.*.mlp.up_proj" and 12; -1 if there is no number.
+struct LayerName {
+  std::string pattern;
+  int64_t layer = -1;
+};
+LayerName split_layer_name(const std::string& name);
+// The pattern with the number in place of '*'.
+std::string layer_name(std::string pattern, int64_t layer);
+
+}  // namespace cohort
