@@ -9,6 +9,10 @@ ModelSize model_size(const ModelConfig& c) {
   const Transformer model(c, DType::kF32, std::nullopt);
   ModelSize size;
   for (const NamedParameter& p : model.parameters()) {
+    if (p.role == ParameterRole::kAdapter) {
+      size.adapters += p.value.numel();
+      continue;
+    }
     size.parameters += p.value.numel();
     if (p.use == ParameterUse::kMatmul) size.matmul_parameters += p.value.numel();
   }
@@ -22,7 +26,9 @@ double train_flops_per_token(const ModelConfig& c, double length) {
     const auto window = static_cast<double>(c.window_of(i));
     keys += window == 0 || window >= length ? length / 2 : window - window * window / (2 * length);
   }
-  return 6.0 * static_cast<double>(model_size(c).matmul_parameters) +
+  const ModelSize size = model_size(c);
+  return (size.adapters > 0 ? 4.0 : 6.0) * static_cast<double>(size.matmul_parameters) +
+         6.0 * static_cast<double>(size.adapters) +
          12.0 * static_cast<double>(c.num_heads * c.head_dim) * keys;
 }
 

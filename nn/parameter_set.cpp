@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/dry_run.h"
 #include "core/parallel.h"
 #include "core/rng.h"
 #include "core/sizes.h"
@@ -78,8 +79,13 @@ void ParameterSet::add_rows(const ParameterLeaf& leaf, const std::string& name, 
   const bool is_adapter = leaf.role == ParameterRole::kAdapter;
   const uint64_t stream = is_adapter ? rng_stream(kInitPurpose, adapters_, 1)
                                      : rng_stream(kInitPurpose, parameters_.size() - adapters_);
-  if (is_adapter)
-    value.copy_(uniform_values(value.shape(), leaf.init, adapter_seed_.value(), stream).to(dtype_));
+  const auto adapter_values = [&] {
+    return uniform_values(value.shape(), leaf.init, adapter_seed_.value(), stream);
+  };
+  if (is_adapter && is_dry_run())
+    value.zero_();
+  else if (is_adapter)
+    value.copy_(adapter_values().to(dtype_));
   else if (leaf.use == ParameterUse::kVector)
     value.fill_(leaf.init);
   else if (seed_)

@@ -217,6 +217,24 @@ void Transformer::copy_from(const Transformer& source) {
   write_lora_columns();
 }
 
+std::vector<Tensor> Transformer::adapters() const {
+  std::vector<Tensor> out;
+  for (const NamedParameter& p : parameters_)
+    if (p.role == ParameterRole::kAdapter) out.push_back(p.value.clone());
+  return out;
+}
+
+void Transformer::exchange_adapters(std::vector<Tensor>& values) {
+  std::vector<Tensor> own = adapters();
+  COHORT_CHECK(own.size() == values.size(), "[transformer] expected ", own.size(),
+               " tensors of adapters, got ", values.size());
+  size_t i = 0;
+  for (const NamedParameter& p : parameters_)
+    if (p.role == ParameterRole::kAdapter) Tensor(p.value).copy_(values[i++]);
+  values = std::move(own);
+  write_lora_columns();
+}
+
 void Transformer::write_lora_columns() {
   for (const Block& block : blocks_)
     for (const auto& layers : {block.attention.layers(), block.mlp.layers()})

@@ -59,6 +59,10 @@ class Transformer : NonCopyable {
   void copy_from(const Transformer& source);
   // To be called whenever adapters have changed: writes s B behind the weights (nn/lora.h).
   void write_lora_columns();
+  // Copies of the adapters' parameters, in order; empty if there are none. exchange_adapters()
+  // exchanges them with such values.
+  std::vector<Tensor> adapters() const;
+  void exchange_adapters(std::vector<Tensor>& values);
 
  private:
   struct Block {

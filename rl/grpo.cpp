@@ -174,9 +174,10 @@ PolicyBatch to_device(const PolicyBatch& batch, const Transformer& model) {
 }
 
 TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batch,
-                               double temperature) {
-  return token_log_probs(model.hidden_at_targets(batch, {.mode = Mode::kEval}), model.head(),
-                         batch.targets, {.temperature = temperature});
+                               double temperature, Adapters adapters) {
+  return token_log_probs(
+      model.hidden_at_targets(batch, {.mode = Mode::kEval, .adapters = adapters}), model.head(),
+      batch.targets, {.temperature = temperature});
 }
 
 HeadLoss grpo_loss(const Variable& hidden, const Variable& head, const PolicyBatch& batch,

@@ -100,10 +100,17 @@ inline constexpr LossTypeEntry kLossTypes[] = {
     {LossType::kSequenceSum, "sequence_sum", [](const LossSizes& n) { return n.sequences; }},
 };
 
+// The reference policy of a model with adapters: the base without them, or those of the stage's
+// start.
+enum class ReferenceType : uint8_t { kBase, kStart };
+inline constexpr EnumName<ReferenceType> kReferenceTypes[] = {{ReferenceType::kBase, "base"},
+                                                              {ReferenceType::kStart, "start"}};
+
 struct GrpoConfig {
   double epsilon = 0.2;
   std::optional<double> epsilon_high;  // none: epsilon
   double beta = 0;                     // KL to the frozen reference; 0: no reference is loaded
+  ReferenceType reference = ReferenceType::kBase;  // used with adapters
   LossType loss_type = LossType::kDapo;
   AdvantageScale scale_rewards = AdvantageScale::kGroup;
   int64_t num_iterations = 1;   // passes over each step's rollouts
@@ -117,8 +124,12 @@ struct GrpoConfig {
     v.field("epsilon", epsilon, "the ratio is clipped below 1 - epsilon", {.min = 0, .max = 1});
     v.field("epsilon_high", epsilon_high,
             "the ratio is clipped above 1 + epsilon_high; none: epsilon", {.min = 0});
-    v.field("beta", beta, "weight of the KL to the frozen start model; 0: no start model is kept",
+    v.field("beta", beta,
+            "weight of the KL to the frozen start model, with lora to `reference`; 0: none",
             {.min = 0});
+    v.choice("reference", reference, kReferenceTypes,
+             "(with lora) what beta refers to: base: the model without adapters; start: with those "
+             "of the stage's start");
     v.choice("loss_type", loss_type, kLossTypes, "how token losses are averaged");
     v.choice("scale_rewards", scale_rewards, kAdvantageScales,
              "advantage: group: (r - mean) / (std + 1e-4) of the group; batch: the same with the "
@@ -186,7 +197,7 @@ void unpack_log_probs(std::span<const PolicyBatch> batches, std::span<PolicySequ
 // Log-prob and entropy of each target under the policy at `temperature`, by a forward of the packed
 // tokens.
 TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batch,
-                               double temperature);
+                               double temperature, Adapters adapters = Adapters::kOn);
 // Contribution of this micro batch to the step's loss, with sums for metrics: the policy loss of
 // its targets under the softmax of `hidden` [L, C] and `head` [V, C] at `temperature`.
 HeadLoss grpo_loss(const Variable& hidden, const Variable& head, const PolicyBatch& batch,

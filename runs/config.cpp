@@ -281,6 +281,11 @@ std::vector<std::string> TrainConfig::warnings() const {
     out.push_back(
         "optimizer.master: does nothing; masters are always stored as 16 bits beside the weight; "
         "hint: leave it out");
+  if (const LoraConfig& lora = model.lora;
+      lora.rank == 0 && (lora.alpha != LoraConfig().alpha || lora.rslora || !lora.targets.empty()))
+    out.push_back(
+        "lora.rank: 0 means no adapters, so that the other keys of lora do nothing; hint: "
+        "lora.rank=16");
   const OptimizerStorage& storage = optimizer.storage;
   if (storage.place == StatePlace::kHost && device == "cpu")
     out.push_back("optimizer.place: host does nothing but copies with device: cpu");
@@ -297,19 +302,25 @@ std::vector<std::string> TrainConfig::warnings() const {
   return out;
 }
 
-TrainConfig default_config(TrainerType trainer, int64_t steps) {
+TrainConfig default_config(TrainerType trainer, int64_t steps, bool adapters) {
+  // Adapters start from zero and are scaled (Schulman et al. 2025, "LoRA Without Regret").
+  constexpr double kAdapterRate = 10;
   TrainConfig config;
   config.batch.trainer = trainer;
   config.batch.steps = steps;
-  if (trainer == TrainerType::kPretrain) return config;
   OptimizerConfig& optimizer = config.optimizer;
+  const double factor = adapters ? kAdapterRate : 1;
+  if (trainer == TrainerType::kPretrain) {
+    optimizer.learning_rate *= factor;
+    return config;
+  }
   optimizer.weight_decay = 0;
   optimizer.adam_beta2 = 0.999;
   if (trainer == TrainerType::kSft) {
-    optimizer.learning_rate = 2e-5;
+    optimizer.learning_rate = factor * 2e-5;
     optimizer.warmup_steps = (3 * steps + 99) / 100;
   } else {
-    optimizer.learning_rate = 1e-6;
+    optimizer.learning_rate = factor * 1e-6;
     optimizer.lr_schedule = Schedule::kLinear;
   }
   return config;
@@ -343,9 +354,10 @@ RunPlan load_plan(const std::string& path, std::span<const std::string> override
       return config;
     };
     const TrainConfig first = read({});  // for the trainer, which selects the defaults
-    TrainConfig& config =
-        plan.stages.emplace_back(read(default_config(first.batch.trainer, first.batch.steps)));
+    TrainConfig& config = plan.stages.emplace_back(
+        read(default_config(first.batch.trainer, first.batch.steps, first.model.lora.rank > 0)));
     config.stage = static_cast<int64_t>(i);
+    config.model.lora.seed = static_cast<uint64_t>(config.seed);
     if (config.name.empty()) config.name = fs::path(path).stem().string();
     if (config.output_dir.empty())
       config.output_dir = (fs::current_path() / "runs" / config.name).string();

@@ -104,6 +104,7 @@ struct TrainConfig {
             "sequences sampled at once; 0: as many as fit in memory; no result depends on it",
             {.min = 0, .max = 1 << 20});
     grpo.visit(v);
+    v.section("lora", model.lora, "low-rank adapters, trained in place of the model's parameters");
     v.list("rewards", rewards, "weighted rewards (grpo)");
     v.section("model", model, "the transformer (taken from init_from where that is given)");
     v.section("data", data, "what to train on: exactly one of task, jsonl, text");
@@ -119,7 +120,8 @@ struct TrainConfig {
 
 // The configuration of a trainer in which no key is given. For sft and grpo these keys differ from
 // pretraining, as in TRL: the learning rate, its schedule and warm-up, weight decay, AdamW's betas.
-TrainConfig default_config(TrainerType trainer, int64_t steps);
+// With adapters the learning rate is ten times as high.
+TrainConfig default_config(TrainerType trainer, int64_t steps, bool adapters);
 
 // Contents of a configuration file.
 struct RunPlan {

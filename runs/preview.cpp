@@ -99,6 +99,8 @@ bool describes_model(const TrainConfig& config) {
 
 // Sets StagePreview::random_start and is_new_model_meant.
 void check_start(const TrainConfig& config, StagePreview& out) {
+  if (config.stage == 0 && config.init_from.empty() && config.model.lora.rank > 0)
+    throw InputError(kAdaptersNeedModel);
   if (config.stage > 0 || !config.init_from.empty() ||
       config.batch.trainer == TrainerType::kPretrain)
     return;
@@ -158,7 +160,8 @@ StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t
     memory.rollout_prefill_tokens =
         std::min(kPrefillTokens, memory.rollout_sequences * stage.lengths.longest_prompt);
     memory.max_cache_tokens = config.rollout.max_cache_tokens;
-    if (config.grpo.beta > 0) memory.reference = MemoryShape::Reference::kHeld;
+    if (config.grpo.beta > 0 && config.model.lora.rank == 0)
+      memory.reference = MemoryShape::Reference::kHeld;
   } else {
     out.tokens = static_cast<int64_t>(static_cast<double>(config.batch.batch_size) *
                                       (stage.lengths.mean_sequence - 1));

@@ -31,6 +31,10 @@ struct StagePreview {
   bool is_new_model_meant = false;
 };
 
+// The error of adapters on a new model.
+inline constexpr const char* kAdaptersNeedModel =
+    "lora.rank: adapters need a model that is trained already; hint: model.path=DIR";
+
 // Upper bounds for the size of a step.
 struct StepSize {
   int64_t tokens = 0;            // over all ranks

@@ -80,9 +80,10 @@ std::string memory_shortage(const TrainConfig& config, const StagePreview& stage
 }
 
 int64_t checkpoint_bytes(const TrainConfig& config, const ModelConfig& model) {
-  const bool reference = config.batch.trainer == TrainerType::kGrpo && config.grpo.beta > 0;
-  const int64_t weights =
-      static_cast<int64_t>(dtype_size(config.dtype)) * model_size(model).parameters;
+  const ModelSize size = model_size(model);
+  const bool reference = config.batch.trainer == TrainerType::kGrpo && config.grpo.beta > 0 &&
+                         (size.adapters == 0 || config.grpo.reference == ReferenceType::kStart);
+  const int64_t weights = static_cast<int64_t>(dtype_size(config.dtype)) * size.trained();
   return (reference ? 2 : 1) * weights +
          optimizer_bytes(config.optimizer, model, config.dtype, {}).saved;
 }

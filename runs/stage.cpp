@@ -137,6 +137,7 @@ void Stage::build_model() {
   data_ = load_dataset(config, std::move(loaded.tokenizer));
   state_.data_fingerprint = data_.fingerprint;
   if (loaded.model == nullptr) {
+    if (config_.model.lora.rank > 0) throw InputError(kAdaptersNeedModel);
     ModelConfig model = config_.model;
     model.vocab_size = data_.tokenizer->vocab_size();
     model.resolve();
@@ -214,6 +215,7 @@ LoadedModel Stage::load_start() const {
 // The frozen reference is the model at the start of the stage. A checkpoint has it if beta was
 // above 0.
 void Stage::load_reference(const LoadedModel& loaded) {
+  if (loaded.model->config().lora.rank > 0) return load_reference_adapters(*loaded.model);
   std::string origin;  // empty: the reference comes from the checkpoint or the stage's start
   const auto make = [&](std::optional<uint64_t> seed) {
     reference_ =
@@ -243,6 +245,27 @@ void Stage::load_reference(const LoadedModel& loaded) {
   }
   if (is_main() && !origin.empty())
     logging::info("beta: ", resumed_from_, " has no reference; it is ", origin);
+}
+
+// The reference of adapters is their base, or the adapters of the stage's start, which a checkpoint
+// has if that was so when it was saved.
+void Stage::load_reference_adapters(const Transformer& model) {
+  if (config_.grpo.reference == ReferenceType::kBase) return;
+  if (resumed_from_.empty()) {
+    start_adapters_ = model.adapters();
+    return;
+  }
+  const std::string training = training_folder(resumed_from_);
+  start_adapters_ = SafetensorsFolder::exists(training, "reference")
+                        ? load_adapter_tensors(model, training + "/reference.safetensors")
+                        : load_start().model->adapters();
+}
+
+ReferencePolicy Stage::reference() {
+  if (config_.batch.trainer != TrainerType::kGrpo || config_.grpo.beta == 0) return {};
+  if (reference_ != nullptr) return {reference_.get()};
+  if (start_adapters_.empty()) return {&model(), Adapters::kOff};
+  return {&model(), Adapters::kOn, &start_adapters_};
 }
 
 // Determines if a saved stage has anything left to do.
@@ -278,10 +301,11 @@ void Stage::resume_from(const std::string& checkpoint) {
 // 0.
 void Stage::check_equal_starts() {
   if (comm_.size() == 1) return;
+  // Frozen weights have a fingerprint.
   const auto weights = [](const Transformer& model) {
     std::vector<TensorSource> out;
     for (const NamedParameter& p : model.parameters())
-      out.push_back({.name = p.name, .make = [&p] { return p.value; }});
+      if (p.trained()) out.push_back({.name = p.name, .make = [&p] { return p.value; }});
     return checksum_of(out);
   };
   std::string data = data_.fingerprint;

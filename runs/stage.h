@@ -24,6 +24,7 @@
 #include "runs/event_file.h"
 #include "runs/log_file.h"
 #include "runs/report.h"
+#include "trainers/grpo_step.h"
 #include "trainers/learner.h"
 
 namespace cohort {
@@ -94,8 +95,8 @@ class Stage : NonCopyable {
   Learner& learner() { return *learner_; }
   Transformer& model() { return learner_->model(); }
   Engine& engine() { return *engine_; }
-  // The frozen reference policy (grpo with beta > 0), else nullptr.
-  const Transformer* reference() const { return reference_.get(); }
+  // The frozen policy of the KL term; without a model unless this is grpo with beta > 0.
+  ReferencePolicy reference();
   const Correctness& correct() const { return correct_; }
   TrainState& state() { return state_; }
   bool is_main() const { return comm_.rank() == 0; }
@@ -133,6 +134,7 @@ class Stage : NonCopyable {
   Evaluation evaluation();
   void warn_of_collapse(const Evaluation& evaluation);
   void load_reference(const LoadedModel& loaded);
+  void load_reference_adapters(const Transformer& model);
   bool is_best(double score, double loss) const;
   void watch_updates(double rate);
   void watch_streaming(const Metrics& metrics);
@@ -147,8 +149,9 @@ class Stage : NonCopyable {
   const Device device_ = setup_.device;
   Dataset data_;
   std::unique_ptr<Learner> learner_;
-  std::unique_ptr<Engine> engine_;  // samples from the learner's model
-  std::unique_ptr<Transformer> reference_;
+  std::unique_ptr<Engine> engine_;          // samples from the learner's model
+  std::unique_ptr<Transformer> reference_;  // of a model without adapters
+  std::vector<Tensor> start_adapters_;      // reference: start
   Correctness correct_;
   TrainState state_;
   std::optional<LogFile> metrics_, completions_;  // rank 0 only

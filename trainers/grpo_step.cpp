@@ -43,15 +43,34 @@ void within_memory(Learner& learner, std::span<PolicyUpdate> updates, const Grpo
   learner.within_memory(config.batch.micro_batch(), pack, work);
 }
 
+// The model has the adapters of `values`, which have the model's, while this lives.
+class AdapterExchange : NonCopyable {
+ public:
+  AdapterExchange(Transformer& model, std::vector<Tensor>* values)
+      : model_(model), values_(values) {
+    if (values_ != nullptr) model_.exchange_adapters(*values_);
+  }
+  ~AdapterExchange() {
+    if (values_ != nullptr) model_.exchange_adapters(*values_);
+  }
+
+ private:
+  Transformer& model_;
+  std::vector<Tensor>* values_;
+};
+
 // Sets one column of all micro batches to the log-probs under `model`, within memory.
 void set_log_probs(Communicator& comm, Learner& learner, std::span<PolicyUpdate> updates,
                    const GrpoSections& config, Tensor PolicyBatch::*column,
-                   const Transformer& model) {
+                   const ReferencePolicy& policy) {
+  const AdapterExchange exchange(learner.model(), policy.start);
   const auto set = [&] {
     NoGradGuard no_grad;
     for (PolicyUpdate& update : updates)
       for (PolicyBatch& batch : update.batches)
-        batch.*column = policy_log_probs(model, batch, config.sampling.temperature).logprob.value();
+        batch.*column =
+            policy_log_probs(*policy.model, batch, config.sampling.temperature, policy.adapters)
+                .logprob.value();
   };
   within_memory(learner, updates, config, [&] { on_all_ranks(comm, set); });
 }
@@ -210,9 +229,9 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
                                        : advantages,
         config);
     packing_time = clock.lap("packing");
-    if (in.reference != nullptr)
+    if (in.reference.model != nullptr)
       set_log_probs(in.comm, in.learner, minibatches, config, &PolicyBatch::ref_logprob,
-                    *in.reference);
+                    in.reference);
     updates = update_policy(in.comm, in.learner, minibatches, config, in.learning_rate, in.step);
   }
   const double update_time = clock.lap("update");
@@ -294,7 +313,8 @@ UpdateSums update_policy(Communicator& comm, Learner& learner,
   };
   const auto correct_log_probs = [&](double deviation) {
     sums.ratio_deviation = deviation;
-    set_log_probs(comm, learner, minibatches, config, &PolicyBatch::old_logprob, learner.model());
+    set_log_probs(comm, learner, minibatches, config, &PolicyBatch::old_logprob,
+                  {&learner.model()});
     if (comm.rank() == 0)
       logging::warn(
           "the sampler's log-probs differ from the trainer's: max |ratio - 1| = ", deviation,

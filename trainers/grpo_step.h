@@ -16,13 +16,21 @@ namespace cohort {
 std::vector<int64_t> shard_prompts(const Communicator& comm, const GrpoSections& config,
                                    int64_t step);
 
+// The frozen policy of the KL term: a model, or the learner's with other adapters.
+struct ReferencePolicy {
+  const Transformer* model = nullptr;  // nullptr: none
+  Adapters adapters = Adapters::kOn;   // kOff: the learner's base
+  // Transformer::adapters() to use in place of the learner's; nullptr: none.
+  std::vector<Tensor>* start = nullptr;
+};
+
 struct GrpoStep {
   Communicator& comm;
   GrpoSections config;
   const Sampler& sampler;  // samples from the learner's model
   const RewardSet& rewards;
   Learner& learner;
-  const Transformer* reference;  // frozen, for the KL term; nullptr: none
+  ReferencePolicy reference;
   std::span<const Example> prompts;
   std::span<const int64_t> indices;  // positions in the step, ascending
   int64_t step = 0;                  // address of the random numbers

@@ -114,7 +114,10 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadL
   out.grad_norm = health[0];
   check_gradients(out.grad_norm);
   out.made = !out.refused && out.grad_norm != 0;
-  if (out.made) optimizer_->step(learning_rate, norm, health_.narrow(0, 1, 1));
+  if (out.made) {
+    optimizer_->step(learning_rate, norm, health_.narrow(0, 1, 1));
+    model_->write_lora_columns();
+  }
   clock.lap("optimizer");
   return out;
 }

@@ -65,7 +65,8 @@ struct OptimizerConfig {
          max_grad_norm = 1;
   OptimizerStorage storage;
   void visit(ConfigVisitor& v) {
-    v.field("learning_rate", learning_rate, "peak learning rate; sft: 2e-5, grpo: 1e-6",
+    v.field("learning_rate", learning_rate,
+            "peak learning rate; sft: 2e-5, grpo: 1e-6; with lora ten times as high",
             {.min = 0, .max = 1e3});
     v.field("min_learning_rate", min_learning_rate, "where the schedule ends",
             {.min = 0, .max = 1e3});

@@ -145,7 +145,7 @@ TEST_F(GrpoStep, IsAFunctionOfItsInputs) {
                                                .sampler = sampler,
                                                .rewards = rewards,
                                                .learner = *learner,
-                                               .reference = nullptr,
+                                               .reference = {},
                                                .prompts = problems,
                                                .indices = shard,
                                                .step = step,
@@ -179,7 +179,7 @@ TEST_F(GrpoStep, TakesAReferenceAndNeedsAReward) {
   const std::vector<Example> problems = prompts(shard);
   const auto step_with = [&](const RewardSet& rewards) {
     return grpo_step(
-        {*comm, config_, sampler, rewards, *learner, &reference, problems, shard, 0, 0});
+        {*comm, config_, sampler, rewards, *learner, {&reference}, problems, shard, 0, 0});
   };
   const GrpoStepResult result = step_with(RewardSet({{.name = "task"}}, data_.task));
   EXPECT_EQ(result.metrics.at("kl"), 0);
