@@ -74,6 +74,18 @@ TEST(Tensor, ReshapeSharesStorageAndInfersOneSize) {
   EXPECT_THROW_WITH(t.reshape({-1, -1}), Error, "more than one -1");
 }
 
+TEST(Tensor, ReshapeKeepsAStrideOfTheFirstDimension) {
+  const Tensor t = counting({3, 6}).narrow(1, 0, 4);
+  const Tensor view = t.reshape({3, 2, -1});
+  EXPECT_EQ(view.strides(), (Shape{6, 2, 1}));
+  EXPECT_EQ(view.to_vector<int64_t>(), t.to_vector<int64_t>());
+  EXPECT_EQ(view.reshape({3, 4}).strides(), t.strides());
+  EXPECT_EQ(t.narrow(0, 0, 0).reshape({0, 2, 2}).shape(), (Shape{0, 2, 2}));
+  EXPECT_THROW_WITH(t.reshape({2, 6}), Error, "[reshape] needs a contiguous tensor");
+  EXPECT_THROW_WITH(t.reshape({12}), Error, "[reshape] needs a contiguous tensor");
+  EXPECT_THROW_WITH(view.narrow(2, 0, 1).reshape({3, 2}), Error, "[reshape] needs a contiguous");
+}
+
 TEST(Tensor, NarrowSelectAndTransposeAreViews) {
   Tensor t = counting({3, 4});
   Tensor column = t.select(1, 2);

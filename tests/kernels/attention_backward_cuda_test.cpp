@@ -349,6 +349,16 @@ TEST(CudaAttentionBackward, TokensMayBeStrided) {
     }
 }
 
+TEST(CudaAttentionBackward, OutputMayBeStrided) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes)
+    for (const int64_t dim : {5, 64, 96, 128, 192, 256})
+      expect_output_may_be_strided(
+          on_device(make_case({.heads = 6, .kv_heads = 2, .dim = dim, .dtype = dtype},
+                              {{1, 40}, {2, 1}, {3, 300}}),
+                    device));
+}
+
 TEST(CudaAttentionBackward, RunsGiveTheSameBits) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)

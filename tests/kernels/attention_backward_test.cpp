@@ -187,6 +187,12 @@ TEST(AttentionBackward, TokensMayBeStrided) {
   }
 }
 
+TEST(AttentionBackward, OutputMayBeStrided) {
+  for (const DType dtype : {DType::kF32, DType::kF64})
+    expect_output_may_be_strided(
+        make_case({.heads = 6, .kv_heads = 2, .dim = 20, .dtype = dtype}, {{1, 40}, {2, 130}}));
+}
+
 // Each gradient has its own mode.
 TEST(AttentionBackward, AccumulatesIntoExistingGradients) {
   const AttentionCase c =

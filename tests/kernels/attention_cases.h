@@ -188,6 +188,33 @@ inline AttentionGrads run_merged_backward(const AttentionCase& c, const Attentio
   return {grads.q.clone(), grads.k.clone(), grads.v.clone()};
 }
 
+// A copy of `values` [T, H, D] as the first columns of rows with `padding` more.
+struct WideRows {
+  explicit WideRows(const Tensor& values, int64_t padding = 64)
+      : all(Tensor::full({values.dim(0), values.dim(1) * values.dim(2) + padding}, 42,
+                         values.dtype(), values.device())),
+        padding_columns(all.narrow(1, all.dim(1) - padding, padding)),
+        view(all.narrow(1, 0, all.dim(1) - padding).reshape(values.shape())) {
+    view.copy_(values);
+  }
+  // True if the padding is unchanged.
+  bool intact() const {
+    return bit_equal(padding_columns, Tensor::full(padding_columns.shape(), 42, all.dtype()));
+  }
+  Tensor all, padding_columns, view;
+};
+// Expects run_forward() and run_backward() to have the same bits with o in wider rows.
+inline void expect_output_may_be_strided(const AttentionCase& c) {
+  const AttentionOutput out = run_forward(c);
+  WideRows o(Tensor::full(out.o.shape(), NAN, out.o.dtype(), out.o.device()));
+  Tensor lse = Tensor::full(out.lse.shape(), NAN, out.lse.dtype(), out.lse.device());
+  kernels::attention_forward({o.view, lse, c.q, c.k, c.v, c.cu, c.desc});
+  EXPECT_TRUE(bit_equal(o.view, out.o) && bit_equal(lse, out.lse) && o.intact());
+  const AttentionGrads expected = run_backward(c, out), grads = run_backward(c, {o.view, lse});
+  EXPECT_TRUE(bit_equal(grads.dq, expected.dq) && bit_equal(grads.dk, expected.dk) &&
+              bit_equal(grads.dv, expected.dv));
+}
+
 // Result is for the kernels: start() works for cases on the CPU only.
 inline AttentionCase on_device(const AttentionCase& c, Device device) {
   AttentionCase f = c;

@@ -239,6 +239,10 @@ TEST(CudaAttentionForward, TokensMayBeStrided) {
                     device);
       const AttentionOutput separate = run_forward(c), views = run_forward(merged(c));
       EXPECT_TRUE(bit_equal(separate.o, views.o) && bit_equal(separate.lse, views.lse)) << dim;
+      WideRows unaligned(Tensor::full(c.q.shape(), NAN, dtype, device), 1);
+      Tensor lse = Tensor::empty_like(separate.lse);
+      kernels::attention_forward({unaligned.view, lse, c.q, c.k, c.v, c.cu, c.desc});
+      EXPECT_TRUE(bit_equal(unaligned.view, separate.o) && unaligned.intact()) << dim;
     }
 }
 

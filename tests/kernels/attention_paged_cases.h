@@ -41,23 +41,26 @@ struct Step {
 };
 
 // Checks that a decode step, rotated by `table` if it is defined, changes o and the cache as a
-// write and an attention call do; `o` and `cache` hold the state before.
-inline void expect_decode(Tensor o, const kernels::PagedKV& cache, const Tensor& qkv,
+// write and an attention call do; `o` and `cache` hold the state before. The decode step has o in
+// rows with `padding` more columns.
+inline void expect_decode(const Tensor& o, const kernels::PagedKV& cache, const Tensor& qkv,
                           const Tensor& sequences, const Tensor& positions, const Tensor& table,
-                          const kernels::AttentionDesc& desc) {
+                          const kernels::AttentionDesc& desc, int64_t padding = 64) {
   kernels::PagedKV fused{cache.k.clone(), cache.v.clone(), cache.block_table},
       composed{cache.k.clone(), cache.v.clone(), cache.block_table};
   Tensor once = qkv.clone(), rotated = qkv.clone(), expected = o.clone();
+  WideRows wide(o, padding);
   kernels::rope_kv_write({composed, rotated, sequences, positions, table});
   const Tensor q = rotated.narrow(1, 0, o.dim(1));
   kernels::attention_paged({expected, q, composed, sequences, positions, desc});
-  kernels::attention_decode({o, fused, once, sequences, positions, table, desc});
-  EXPECT_TRUE(bit_equal(o, expected));
+  kernels::attention_decode({wide.view, fused, once, sequences, positions, table, desc});
+  EXPECT_TRUE(bit_equal(wide.view, expected) && wide.intact());
   EXPECT_TRUE(bit_equal(fused.k, composed.k) && bit_equal(fused.v, composed.v));
 }
 
-// Gathers the tokens of the steps into one batch, writes the cache, runs attention on its device,
-// and copies o to `all`. Also checks a decode step if all tokens are of different sequences.
+// Gathers the tokens of the steps into one batch, writes the cache, runs attention on its device
+// with o in wider rows, and copies o to `all`. Also checks a decode step if all tokens are of
+// different sequences.
 inline void run_step(kernels::PagedKV& cache, const AttentionCase& c,
                      const std::vector<Step>& steps, Tensor& all) {
   std::vector<int32_t> sequences, positions;
@@ -88,9 +91,10 @@ inline void run_step(kernels::PagedKV& cache, const AttentionCase& c,
                   cache, qkv, seq, pos, {}, c.desc);
   kernels::rope_kv_write({cache, qkv, seq, pos, {}});
   const Tensor q = qkv.narrow(1, 0, c.q.dim(1));
-  Tensor o = Tensor::full(q.shape(), NAN, q.dtype(), device);
-  kernels::attention_paged({o, q, cache, seq, pos, c.desc});
-  o = o.to(Device{});
+  WideRows wide(Tensor::full(q.shape(), NAN, q.dtype(), device));
+  kernels::attention_paged({wide.view, q, cache, seq, pos, c.desc});
+  EXPECT_TRUE(wide.intact());
+  const Tensor o = wide.view.to(Device{});
   for (size_t i = 0; i < tokens.size(); ++i)
     all.select(0, tokens[i]).copy_(o.select(0, static_cast<int64_t>(i)));
 }

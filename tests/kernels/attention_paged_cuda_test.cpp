@@ -322,10 +322,11 @@ TEST(CudaAttentionDecode, EqualsTheWriteAndTheAttention) {
           // Positions in sequences 0 and 3, which have 300 and 128 tokens.
           for (const auto& [first, third] :
                {std::pair{299, 127}, {10, 128}, {end, 63}, {end + 5, 0}})
-            for (const Tensor& angles : {table, Tensor()}) {
+            for (const auto& [padding, angles] :
+                 {std::pair{64, table}, {64, Tensor()}, {1, table}}) {
               const Tensor o = Tensor::full({7, 2 * group, dim}, NAN, dtype, device);
               expect_decode(o, cache, qkv, sequences, on_gpu({128, 0, 5, first, 6, third, 0}),
-                            angles, {});
+                            angles, {}, padding);
             }
         }
 }
@@ -350,10 +351,10 @@ TEST(CudaAttentionPaged, TokensOutsideTheTable) {
     for (const double y : k.tensor().to_vector<double>()) EXPECT_EQ(y, 0);
     for (const double y : v.tensor().to_vector<double>()) EXPECT_EQ(y, 0);
     v.tensor().fill_(1);
-    Guarded o({6, 1, 8}, dtype, device);
-    kernels::attention_paged({o.tensor(), x, cache, sequences, positions, {}});
+    WideRows o(Tensor::full({6, 1, 8}, NAN, dtype, device));
+    kernels::attention_paged({o.view, x, cache, sequences, positions, {}});
     EXPECT_TRUE(o.intact());
-    const auto got = o.tensor().to_vector<double>();
+    const auto got = o.view.to_vector<double>();
     const double expected[] = {0, 0, 0, 4.0 / 6, 0.8, 0.5};
     for (size_t i = 0; i < got.size(); ++i)
       EXPECT_NEAR(got[i], expected[i / 8], dtype == DType::kF32 ? 1e-6 : 0x1p-9) << i / 8;

@@ -150,16 +150,19 @@ TEST(AttentionPaged, IdleTokensGetZerosAndChangeNoOtherToken) {
   run_step(cache, c, {{0, 0, 9}, {1, 0, 5}}, all);
   // Tokens 7 and 8 of the first sequence, 4 of the second, and idle ones among them.
   const auto at = [&](int64_t token) { return c.q.narrow(0, token, 1); };
-  Tensor q = Tensor::full({6, 4, 8}, 1, DType::kF32), o = Tensor::full({6, 4, 8}, NAN, DType::kF32);
+  Tensor q = Tensor::full({6, 4, 8}, 1, DType::kF32);
+  WideRows wide(Tensor::full({6, 4, 8}, NAN, DType::kF32));
+  const Tensor& o = wide.view;
   q.narrow(0, 1, 1).copy_(at(7));
   q.narrow(0, 3, 1).copy_(at(8));
   q.narrow(0, 5, 1).copy_(at(13));
-  kernels::attention_paged({o,
+  kernels::attention_paged({wide.view,
                             q,
                             cache,
                             Tensor::from(std::vector<int32_t>{-1, 0, 0, 0, -5, 1}),
                             Tensor::from(std::vector<int32_t>{3, 7, -1, 8, -2, 4}),
                             {}});
+  EXPECT_TRUE(wide.intact());
   for (const int64_t idle : {0, 2, 4})
     for (const float x : o.select(0, idle).to_vector<float>()) EXPECT_EQ(x, 0);
   EXPECT_TRUE(bit_equal(o.narrow(0, 1, 1), all.narrow(0, 7, 1)));

@@ -48,16 +48,16 @@ __global__ void __launch_bounds__(kDeltaThreads)
   const int64_t row = thread / lanes, rows = args.tokens * args.heads;
   const int lane = static_cast<int>(thread % lanes);
   const int live = row < rows ? args.head_dim - lane * kLaneElements : 0;
-  const int64_t start = (row < rows ? row : 0) * args.head_dim + lane * kLaneElements;
+  const int64_t token = row < rows ? row / args.heads : 0, head = row < rows ? row % args.heads : 0;
+  const int64_t start = head * args.head_dim + lane * kLaneElements;
   float a[kLaneElements], b[kLaneElements], sum = 0;
-  load_elements(a, args.dout.data + start, live, args.vectorized);
-  load_elements(b, args.o + start, live, args.vectorized);
+  load_elements(a, args.dout.data + token * args.dout.stride + start, live, args.vectorized);
+  load_elements(b, args.o.data + token * args.o.stride + start, live, args.vectorized);
 #pragma unroll
   for (int e = 0; e < kLaneElements; ++e) sum = __fmaf_rn(a[e], b[e], sum);
   for (int offset = lanes / 2; offset > 0; offset /= 2)
     sum += __shfl_xor_sync(0xffffffffu, sum, offset);
   if (lane > 0 || row >= rows) return;
-  const int64_t token = row / args.heads, head = row % args.heads;
   const int64_t at = head * args.tokens + token;
   args.delta[at] = sum;
   args.lse_log2[at] = args.lse[at] * kLog2e;
@@ -133,7 +133,7 @@ BackwardArgs<T> make_problem(const AttentionBackward& args, Tensor& streams) {
           .q = heads_of<T>(args.q),
           .k = heads_of<T>(args.k),
           .v = heads_of<T>(args.v),
-          .o = pointer<T>(args.o),
+          .o = heads_of<T>(args.o),
           .lse = pointer<float>(args.lse),
           .sequences = PackedSequences(args.cu_seqlens, args.desc),
           .streams = pointer<uint64_t>(streams),

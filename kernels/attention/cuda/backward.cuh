@@ -43,8 +43,7 @@ struct Heads {
 template <class T>
 struct BackwardArgs {
   Heads<T> dq, dk, dv;
-  Heads<const T> dout, q, k, v;
-  const T* o;        // contiguous, as dout
+  Heads<const T> dout, q, k, v, o;
   const float* lse;  // [heads, T]
   PackedSequences sequences;
   float *lse_log2, *delta;  // [heads, T]: lse log2(e), dO . O; null on sm_90

@@ -46,6 +46,7 @@ ForwardProblem<T> make_problem(const AttentionForward& args) {
           .tokens = tokens,
           .q_stride = args.q.strides()[0],
           .kv_stride = args.k.strides()[0],
+          .o_stride = args.o.strides()[0],
           .heads = static_cast<int>(heads),
           .kv_heads = static_cast<int>(kv_heads),
           .heads_at_once = heads_in_l2(key_bytes, kv_heads) * static_cast<int>(heads / kv_heads),

@@ -12,7 +12,7 @@ struct PackedRows {
   const T *k, *v;  // first key, this head
   T* o;
   float* lse;
-  int64_t stride, q_stride;  // token strides of o and q, in elements
+  int64_t o_stride, q_stride;  // token strides in elements
   KeyOffsets key_offsets;
   PackedSequence sequence;
   int head_index, kv_head;
@@ -22,7 +22,7 @@ struct PackedRows {
   __device__ const T* query(int r) const {
     return r < count ? q + (first + r) * q_stride : nullptr;
   }
-  __device__ T* output(int r) const { return o + (first + r) * stride; }
+  __device__ T* output(int r) const { return o + (first + r) * o_stride; }
   template <class Rule>
   __device__ int end_key(const Rule& rule, int r) const {
     return r >= count ? 1 : rule.end_key(sequence.position(first + r), keys.end);
@@ -42,7 +42,7 @@ struct ForwardProblem {
   T* o;
   float* lse;
   PackedSequences sequences;
-  int64_t tokens, q_stride, kv_stride;  // token strides in elements
+  int64_t tokens, q_stride, kv_stride, o_stride;  // token strides in elements
   int heads, kv_heads;
   int slots;          // tile slots; see find_tile()
   int heads_at_once;  // see find()
@@ -69,16 +69,16 @@ struct ForwardProblem {
     const int missing = per_block % 128 == 0 ? 0 : (tiles * per_block - sequence.length) / 64 * 64;
     const int first = max(0, at.tile * per_block - missing);
     const int end = min(sequence.length, (at.tile + 1) * per_block - missing);
-    const int64_t dim = format.head_dim, stride = heads * dim;
+    const int64_t dim = format.head_dim;
     const int kv_head = head / (heads / kv_heads);
     const int64_t kv_start = sequence.first_token() * kv_stride + kv_head * dim;
     rows = {
         .q = q + sequence.begin * q_stride + head * dim,
         .k = k + kv_start,
         .v = v + kv_start,
-        .o = o + sequence.begin * stride + head * dim,
+        .o = o + sequence.begin * o_stride + head * dim,
         .lse = lse + head * tokens + sequence.begin,
-        .stride = stride,
+        .o_stride = o_stride,
         .q_stride = q_stride,
         .key_offsets = sequence.offsets(kv_stride),
         .sequence = sequence,

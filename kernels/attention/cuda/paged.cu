@@ -66,14 +66,14 @@ __global__ void __launch_bounds__(kWriteThreads)
 // Rows (token, head), with the heads of a token adjacent.
 template <class T>
 struct PagedRows {
-  const T *q, *k, *v;  // q: first row; k, v: key head in slot 0
-  T* o;
+  const T *q, *k, *v;        // q: first row; k, v: key head in slot 0
+  T* o;                      // first row
   const int32_t* positions;  // from the token of the first row on
   const int32_t* blocks;     // block table row of the sequence
   PageTable table;
-  int64_t row0;                 // index of the first row, token * all_heads + head
-  int64_t q_stride, kv_stride;  // token stride of q and slot stride, in elements
-  int all_heads, heads;         // heads of a token, and heads in this block
+  int64_t row0;                           // index of the first row, token * all_heads + head
+  int64_t q_stride, kv_stride, o_stride;  // token strides of q and o, and slot stride, in elements
+  int all_heads, heads;                   // heads of a token, and heads in this block
   int head_dim, count;
   IndexRange<int> keys;  // each row sees some of these keys
 
@@ -84,7 +84,7 @@ struct PagedRows {
   __device__ int64_t combined_row(int r) const {
     return row0 + static_cast<int64_t>(r / heads) * all_heads + r % heads;
   }
-  __device__ T* output(int r) const { return o + combined_row(r) * head_dim; }
+  __device__ T* output(int r) const { return o + r / heads * o_stride + r % heads * head_dim; }
   template <class Rule>
   __device__ int end_key(const Rule&, int r) const {
     return r >= count ? 1 : table.keys_of(positions[r / heads]);
@@ -108,7 +108,7 @@ struct PagedProblem {
   T* o;
   const int32_t *sequences, *positions;
   PageTable table;
-  int64_t tokens, q_stride;
+  int64_t tokens, q_stride, o_stride;
   int heads, kv_heads;
   int parts;  // blocks per group of heads
   RowFormat format;
@@ -133,13 +133,14 @@ struct PagedProblem {
     rows = {.q = q + first * q_stride + head * dim,
             .k = k + kv_head * dim,
             .v = v + kv_head * dim,
-            .o = o,
+            .o = o + first * o_stride + head * dim,
             .positions = positions + first,
             .blocks = table.has(sequence) ? table.row(sequence) : nullptr,
             .table = table,
             .row0 = first * heads + head,
             .q_stride = q_stride,
             .kv_stride = kv_heads * dim,
+            .o_stride = o_stride,
             .all_heads = heads,
             .heads = width,
             .head_dim = format.head_dim,
@@ -257,6 +258,7 @@ void attention_paged(const AttentionPaged& args) {
         .table = page_table(args.cache),
         .tokens = tokens,
         .q_stride = args.q.strides()[0],
+        .o_stride = args.o.strides()[0],
         .heads = static_cast<int>(heads),
         .kv_heads = static_cast<int>(kv_heads),
         .parts = static_cast<int>((heads / kv_heads + kPagedRows - 1) / kPagedRows),

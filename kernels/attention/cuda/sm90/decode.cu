@@ -480,9 +480,9 @@ bool supports(const AttentionDecode& args) {
   const Tensor& cache = args.cache.k;
   const auto block = static_cast<uint64_t>(cache.dim(1));
   return args.qkv.dtype() == DType::kBF16 && cache.numel() > 0 && cache.dim(3) % 16 == 0 &&
-         block >= 8 && std::has_single_bit(block) &&
+         block >= 8 && std::has_single_bit(block) && vectorized_heads<bf16>(args.o) &&
          aligned(pointer<bf16>(args.qkv), pointer<bf16>(cache), pointer<bf16>(args.cache.v),
-                 pointer<bf16>(args.o), pointer<float>(args.table));
+                 pointer<float>(args.table));
 }
 
 }  // namespace
@@ -499,6 +499,7 @@ bool attention_decode(const AttentionDecode& args) {
                         .positions = pointer<int32_t>(args.positions),
                         .table = page_table(args.cache),
                         .rope = RopeTable(args.table),
+                        .o_stride = args.o.strides()[0],
                         .heads = static_cast<int>(heads),
                         .kv_heads = static_cast<int>(kv_heads),
                         .head_dim = static_cast<int>(dim),

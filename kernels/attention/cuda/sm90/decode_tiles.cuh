@@ -20,6 +20,7 @@ struct DecodeProblem {
   const int32_t *sequences, *positions;
   PageTable table;
   RopeTable rope;
+  int64_t o_stride;  // token stride in elements
   int heads, kv_heads, head_dim;
   int parts;          // blocks per group of heads
   int block_shift;    // log2 of the tokens per cache block
@@ -94,7 +95,7 @@ struct DecodeRows {
     q = p.qkv + (token * (p.heads + 2 * p.kv_heads) + head) * p.head_dim;
     k = q + (p.heads + kv_head - head) * p.head_dim;
     v = k + p.kv_heads * p.head_dim;
-    o = p.o + (token * p.heads + head) * p.head_dim;
+    o = p.o + token * p.o_stride + head * p.head_dim;
     blocks = position >= 0 && p.table.has(sequence) ? p.table.row(sequence) : nullptr;
     slot = blocks != nullptr ? p.table.slot(blocks, position) : -1;
     count = min(16, group - in_group);

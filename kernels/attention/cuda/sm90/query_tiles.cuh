@@ -57,11 +57,11 @@ __global__ void __launch_bounds__(kTileThreads)
     const int row = first + static_cast<int>(threadIdx.x) / kLanes;
     const int query = tile.tile * kStep + row;
     const bool live = query < tile.sequence.length;
-    const int64_t token = tile.sequence.begin + query;
+    const int token = tile.sequence.begin + query;
     float sum = 0;
     if (live && 8 * lane < args.head_dim) {
-      const int64_t at = (token * args.heads + head) * args.head_dim + 8 * lane;
-      const auto dout = load_pack<8>(args.dout.data + at), o = load_pack<8>(args.o + at);
+      const auto dout = load_pack<8>(args.dout.rows(token, head, args.head_dim).data + 8 * lane);
+      const auto o = load_pack<8>(args.o.rows(token, head, args.head_dim).data + 8 * lane);
 #pragma unroll
       for (int e = 0; e < 8; ++e) sum = __fmaf_rn(to_float(dout.v[e]), to_float(o.v[e]), sum);
     }
