@@ -48,8 +48,8 @@ void with_transposed(const T* p, int64_t ld, Transpose transpose, int64_t rows, 
     fn(View<T, Eigen::RowMajor>(p, cols, rows, Eigen::OuterStride<>(ld)));
 }
 
-// c[m, n] += scale op(a) op(b) in row-major memory, leading dimensions in elements. Runs in the calling
-// thread.
+// c[m, n] += scale op(a) op(b) in row-major memory, leading dimensions in elements. Runs in the
+// calling thread.
 template <class T>
 struct GemmTile {
   int64_t m, n, k;

@@ -57,8 +57,9 @@ __global__ void fill_kernel(bf16* out, int64_t count, uint64_t seed, uint64_t st
 
 Matrix view(const Tensor& t, Transpose transpose) {
   const auto* data = pointer<bf16>(t);
-  if (transpose == Transpose::kYes) return {data, t.cols(), t.rows(), 1, t.cols()};
-  return {data, t.rows(), t.cols(), t.cols(), 1};
+  const int64_t stride = RowOffsets(t).outer;
+  if (transpose == Transpose::kYes) return {data, t.cols(), t.rows(), 1, stride};
+  return {data, t.rows(), t.cols(), stride, 1};
 }
 
 }  // namespace

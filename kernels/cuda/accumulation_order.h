@@ -13,7 +13,7 @@ struct AccumulationOrderCheck {
   Tensor& differing;   // [1] i32
   const Tensor& c;     // [M, N], bf16 or f32
   const Tensor& a;     // op(a): [M, K] bf16
-  const Tensor& b;     // op(b): [K, N] bf16
+  const Tensor& b;     // op(b): [K, N] bf16; both may be columns of a wider matrix
   const Tensor& bias;  // [N] bf16; may be undefined
   Transpose transpose_a = Transpose::kNo, transpose_b = Transpose::kNo;
 };

@@ -113,31 +113,48 @@ uint32_t row_alignment(int64_t cols, DType dtype) {
   const int64_t bytes = cols * static_cast<int64_t>(dtype_size(dtype));
   return static_cast<uint32_t>(std::min<int64_t>(bytes & -bytes, 16));
 }
+// From a row of a matrix, perhaps columns of a wider one, to the next, in elements.
+int64_t row_stride(const Tensor& t) {
+  return RowOffsets(t).outer;
+}
+// Alignment of both the length and the stride of rows.
+uint32_t row_alignment(const Tensor& t) {
+  return std::min(row_alignment(t.cols(), t.dtype()), row_alignment(row_stride(t), t.dtype()));
+}
+// Smallest stride of rows of `cols` elements with an alignment that row_alignment() gave for them.
+int64_t least_stride(int64_t cols, DType dtype, uint32_t alignment) {
+  const auto step = static_cast<int64_t>(alignment / dtype_size(dtype));
+  return row_alignment(cols, dtype) == alignment ? cols : cols + step;
+}
 
-// An algorithm is selected by row length, so a matrix must have the alignment of its rows.
+// An algorithm is selected by the alignment of rows, which the start of a matrix must have too.
 void check_operand(const Tensor& t, const char* name) {
   COHORT_CHECK(t.dtype() == DType::kF32 || t.dtype() == DType::kBF16,
                "[matmul] expected f32 or bf16 on a CUDA device, got ", name, " ", t.str());
   if (t.numel() == 0) return;
-  const uint32_t alignment = row_alignment(t.cols(), t.dtype());
+  const uint32_t alignment = row_alignment(t);
   COHORT_CHECK(reinterpret_cast<uintptr_t>(t.raw()) % alignment == 0, "[matmul] expected ", name,
                " ", t.str(), " to start at a multiple of ", alignment,
                " bytes, as its rows do; hint: clone() it");
 }
 
-// Key of the algorithm cache.
+// Key of the algorithm cache. Of strides it has only the alignments of the rows of a and b: columns
+// of a wider matrix get the algorithm of a contiguous matrix.
 struct Key {
   int device;
   int64_t m, n, k;
   Transpose a, b;
+  uint32_t alignment_a, alignment_b;  // bytes
   DType in, out;
   bool with_bias;
   SplitK split_k;  // kAllowed whenever a is transposed
   auto operator<=>(const Key&) const = default;
 
-  // Columns of a and b as stored.
+  // Columns of a and b as stored, and the smallest strides of their rows.
   int64_t cols_a() const { return a == Transpose::kYes ? m : k; }
   int64_t cols_b() const { return b == Transpose::kYes ? k : n; }
+  int64_t stride_a() const { return least_stride(cols_a(), in, alignment_a); }
+  int64_t stride_b() const { return least_stride(cols_b(), in, alignment_b); }
 };
 
 struct Choice {
@@ -151,7 +168,8 @@ struct Problem {
   MatmulDescriptor operation;
   Layout a, b, c;
 
-  Problem(const Key& key, const void* bias) {
+  // Strides of the rows of a and b in elements.
+  Problem(const Key& key, int64_t stride_a, int64_t stride_b, const void* bias) {
     check(cublasLtMatmulDescCreate(operation.out(), CUBLAS_COMPUTE_32F, CUDA_R_32F), "create");
     const auto transposed = [](Transpose t) {
       return t == Transpose::kYes ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -163,9 +181,9 @@ struct Problem {
       set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
       set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(key.in));
     }
-    layout(a, key.a == Transpose::kYes ? key.k : key.m, key.cols_a(), key.in);
-    layout(b, key.b == Transpose::kYes ? key.n : key.k, key.cols_b(), key.in);
-    layout(c, key.m, key.n, key.out);
+    layout(a, key.a == Transpose::kYes ? key.k : key.m, key.cols_a(), stride_a, key.in);
+    layout(b, key.b == Transpose::kYes ? key.n : key.k, key.cols_b(), stride_b, key.in);
+    layout(c, key.m, key.n, key.n, key.out);
   }
 
  private:
@@ -173,9 +191,9 @@ struct Problem {
   void set(cublasLtMatmulDescAttributes_t attribute, const T& value) {
     check(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value), "describe");
   }
-  static void layout(Layout& out, int64_t rows, int64_t cols, DType dtype) {
+  static void layout(Layout& out, int64_t rows, int64_t cols, int64_t stride, DType dtype) {
     check(cublasLtMatrixLayoutCreate(out.out(), data_type(dtype), static_cast<uint64_t>(cols),
-                                     static_cast<uint64_t>(rows), cols),
+                                     static_cast<uint64_t>(rows), stride),
           "layout");
   }
 };
@@ -191,7 +209,7 @@ bool is_unsplit(const cublasLtMatmulAlgo_t& algorithm) {
 
 // cuBLASLt's suggestions, best first, without split-K algorithms if those are excluded.
 std::vector<Choice> suggestions(const Key& key) {
-  const Problem problem(key, nullptr);
+  const Problem problem(key, key.stride_a(), key.stride_b(), nullptr);
   Preference preference;
   check(cublasLtMatmulPreferenceCreate(preference.out()), "preference");
   const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
@@ -204,8 +222,8 @@ std::vector<Choice> suggestions(const Key& key) {
           ? CUBLASLT_REDUCTION_SCHEME_NONE
           : CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, row_alignment(key.cols_b(), key.in));
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, row_alignment(key.cols_a(), key.in));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.alignment_b);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.alignment_a);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, row_alignment(key.n, key.out));
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, row_alignment(key.n, key.out));
   // The mask does not exclude split-K with a reduction inside a cluster, so each candidate is
@@ -231,25 +249,26 @@ std::vector<Choice> suggestions(const Key& key) {
                   cublasLtGetStatusString(status)));
 }
 
-// Matrices of a GEMM; `bias` may be undefined.
+// Matrices of a GEMM; `bias` may be undefined. `scale`: of the product.
 struct Operands {
   Tensor& c;
   const Tensor &a, &b, &bias;
+  float scale = 1;
 };
 
 cublasStatus_t run(const Choice& choice, const Key& key, const Operands& operands, Grad out) {
-  const auto& [c, a, b, bias] = operands;
+  const auto& [c, a, b, bias, scale] = operands;
   const Device device = a.device();
   const cudaStream_t queue = ::cohort::cuda::stream(device);
-  const Problem problem(key, bias.defined() ? bias.raw() : nullptr);
-  const float alpha = 1, beta = out == Grad::kAccumulate ? 1 : 0;
+  const Problem problem(key, row_stride(a), row_stride(b), bias.defined() ? bias.raw() : nullptr);
+  const float beta = out == Grad::kAccumulate ? 1 : 0;
   Tensor workspace;
   if (choice.workspace > 0)
     workspace = Tensor::empty({static_cast<int64_t>(choice.workspace)}, DType::kU8, device);
   void* const scratch = workspace.defined() ? workspace.raw() : nullptr;
   const cublasLtHandle_t library = handle(device);
   return with_memory("cublasLtMatmul", [&] {
-    return cublasLtMatmul(library, problem.operation, &alpha, b.raw(), problem.b, a.raw(),
+    return cublasLtMatmul(library, problem.operation, &scale, b.raw(), problem.b, a.raw(),
                           problem.a, &beta, c.raw(), problem.c, c.raw(), problem.c,
                           &choice.algorithm, scratch, choice.workspace, queue);
   });
@@ -266,15 +285,14 @@ class Comparison {
     key_.m = kComparedRows;
     key_.n = std::min(key_.n, kComparedCols);
     uint64_t seed = 0;
-    const auto random = [&](int64_t rows, int64_t cols, Transpose t) {
-      if (t == Transpose::kYes) std::swap(rows, cols);
-      Tensor out = Tensor::empty({rows, cols}, key_.in, device_);
+    const auto random = [&](int64_t rows, int64_t cols, int64_t stride) {
+      Tensor out = Tensor::empty({rows, stride}, key_.in, device_);
       fill_for_comparison(out, seed++);
-      return out;
+      return out.narrow(1, 0, cols);
     };
-    a_ = random(key_.m, key_.k, key_.a);
-    b_ = random(key_.k, key_.n, key_.b);
-    if (key_.with_bias) bias_ = random(1, key_.n, Transpose::kNo).reshape({key_.n});
+    a_ = random(key_.a == Transpose::kYes ? key_.k : key_.m, key_.cols_a(), key_.stride_a());
+    b_ = random(key_.b == Transpose::kYes ? key_.n : key_.k, key_.cols_b(), key_.stride_b());
+    if (key_.with_bias) bias_ = random(1, key_.n, key_.n).reshape({key_.n});
     c_ = Tensor::empty({key_.m, key_.n}, key_.out, device_);
   }
 
@@ -366,8 +384,7 @@ Choice fastest(const std::vector<Choice>& choices, const Key& key, const Operand
 
 // True if every row of all three matrices is aligned to 16 bytes.
 bool has_aligned_rows(const Key& key) {
-  return row_alignment(key.cols_a(), key.in) == 16 && row_alignment(key.cols_b(), key.in) == 16 &&
-         row_alignment(key.n, key.out) == 16;
+  return key.alignment_a == 16 && key.alignment_b == 16 && row_alignment(key.n, key.out) == 16;
 }
 
 // True if all algorithms without split-K accumulate in the same order.
@@ -449,32 +466,39 @@ class Choices {
   Known in_order_, choices_;
 };
 
-// c (+)= op(a) op(b) + bias; `bias` may be undefined.
-void gemm(Tensor& c, const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulDesc& desc) {
+Key key_of(const Operands& operands, const MatmulDesc& desc) {
+  const auto& [c, a, b, bias, scale] = operands;
+  return {.device = a.device().index,
+          .m = c.rows(),
+          .n = c.cols(),
+          .k = desc.a == Transpose::kYes ? a.rows() : a.cols(),
+          .a = desc.a,
+          .b = desc.b,
+          .alignment_a = row_alignment(a),
+          .alignment_b = row_alignment(b),
+          .in = a.dtype(),
+          .out = c.dtype(),
+          .with_bias = bias.defined(),
+          .split_k = desc.a == Transpose::kYes ? SplitK::kAllowed : desc.split_k};
+}
+
+// c (+)= scale op(a) op(b) + bias. `tail`: as in LinearForward.
+void gemm(const Operands& operands, const MatmulDesc& desc, int64_t tail = 0) {
+  const auto& [c, a, b, bias, scale] = operands;
   check_operand(a, "a");
   check_operand(b, "b");
   check_operand(c, "c");
   if (bias.defined()) check_operand(bias, "bias");
   const Device device = a.device();
-  const Key key{.device = device.index,
-                .m = c.rows(),
-                .n = c.cols(),
-                .k = desc.a == Transpose::kYes ? a.rows() : a.cols(),
-                .a = desc.a,
-                .b = desc.b,
-                .in = a.dtype(),
-                .out = c.dtype(),
-                .with_bias = bias.defined(),
-                .split_k = desc.a == Transpose::kYes ? SplitK::kAllowed : desc.split_k};
+  const Key key = key_of(operands, desc);
   if (key.m == 0 || key.n == 0) return;
   if (key.k == 0) {
     if (desc.out == Grad::kOverwrite) c.zero_();
     return;
   }
-  if (desc.out == Grad::kOverwrite && key.b == Transpose::kYes &&
+  if (desc.out == Grad::kOverwrite && key.b == Transpose::kYes && scale == 1 &&
       is_skinny({key.m, key.n, key.k}, device) && Choices::get().are_in_order(key))
-    return skinny_gemm({.y = c, .x = a, .w = b, .bias = bias});
-  const Operands operands{.c = c, .a = a, .b = b, .bias = bias};
+    return skinny_gemm({.y = c, .x = a, .w = b, .bias = bias, .tail = tail});
   const auto run_as = [&](const Key& selected) {
     return run(Choices::get().find(selected, key, operands, desc.out), key, operands, desc.out);
   };
@@ -488,11 +512,22 @@ void gemm(Tensor& c, const Tensor& a, const Tensor& b, const Tensor& bias, const
 }  // namespace
 
 void matmul(const Matmul& args) {
-  gemm(args.c, args.a, args.b, {}, args.desc);
+  const auto& [c, a, b, desc] = args;
+  gemm({.c = c, .a = a, .b = b, .bias = {}, .scale = static_cast<float>(desc.scale)}, desc);
 }
 
+// Without the reference order the tail is a product of its own, so that the columns before it have
+// the algorithm of the layer without a tail.
 void linear_forward(const LinearForward& args) {
-  gemm(args.y, args.x, args.w, args.bias, {.b = Transpose::kYes});
+  const auto& [y, x, w, bias, tail] = args;
+  const MatmulDesc desc{.b = Transpose::kYes};
+  const int64_t body = w.dim(1) - tail;
+  if (tail == 0 || body == 0 || y.numel() == 0 || linear_accumulates_in_order(x, w, bias))
+    return gemm({.c = y, .a = x, .b = w, .bias = bias}, desc, tail);
+  const Tensor rows = x.reshape({x.rows(), x.cols()});
+  gemm({.c = y, .a = rows.narrow(1, 0, body), .b = w.narrow(1, 0, body), .bias = bias}, desc);
+  gemm({.c = y, .a = rows.narrow(1, body, tail), .b = w.narrow(1, body, tail), .bias = {}},
+       {.b = Transpose::kYes, .out = Grad::kAccumulate});
 }
 
 bool linear_accumulates_in_order(const Tensor& x, const Tensor& w, const Tensor& bias) {
@@ -502,6 +537,8 @@ bool linear_accumulates_in_order(const Tensor& x, const Tensor& w, const Tensor&
                                       .k = w.cols(),
                                       .a = Transpose::kNo,
                                       .b = Transpose::kYes,
+                                      .alignment_a = row_alignment(x),
+                                      .alignment_b = row_alignment(w),
                                       .in = x.dtype(),
                                       .out = x.dtype(),
                                       .with_bias = bias.defined(),

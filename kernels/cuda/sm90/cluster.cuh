@@ -19,8 +19,8 @@ __device__ __forceinline__ void cluster_sync() {
 
 // Address of `p` mapped to the shared memory of block `rank` of the cluster.
 template <class T>
-__device__ __forceinline__ const T* in_block(const T* p, int rank) {
-  const T* mapped;
+__device__ __forceinline__ T* in_block(T* p, int rank) {
+  T* mapped;
   asm volatile("mapa.u64 %0, %1, %2;\n" : "=l"(mapped) : "l"(p), "r"(rank));
   return mapped;
 }

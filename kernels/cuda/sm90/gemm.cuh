@@ -1,5 +1,6 @@
 // GEMM on the tensor cores of sm_90: C = A op(B) with f32 accumulators over ascending k in steps
-// of 16 (accumulation_order.h). A kernel is made of a mainloop (tile shape, element type, layouts
+// of 16 (accumulation_order.h), perhaps followed by a second pair of operands, whose product is
+// added by the same accumulators. A kernel is made of a mainloop (tile shape, element type, layouts
 // of the operands), a tile scheduler, and an epilogue, which computes the outputs from the
 // accumulators.
 //
@@ -118,10 +119,14 @@ concept GemmEpilogue = requires(const E& epilogue, const typename E::Mainloop::A
   epilogue.store(buffer, row, column);        // one thread issues TMA stores of the outputs
 };
 
-template <GemmEpilogue Epilogue>
-struct GemmArguments {
+struct OperandMaps {
   CUtensorMap a, b;
   int steps;  // along k
+};
+
+template <GemmEpilogue Epilogue>
+struct GemmArguments {
+  OperandMaps first, second;  // no steps: no second pair
   TileScheduler tiles;
   Epilogue epilogue;
 };
@@ -222,6 +227,7 @@ __device__ __forceinline__ void consume_tiles(const GemmArguments<Epilogue>& arg
                                               int consumer) {
   using S = GemmShape<Epilogue>;
   const int stride = static_cast<int>(gridDim.x);
+  const int steps = args.first.steps + args.second.steps;
   int number = consumer, subtile = 0;
   const auto run_epilogue = [&](const auto& accumulators, int column) {
 #pragma unroll
@@ -241,7 +247,7 @@ __device__ __forceinline__ void consume_tiles(const GemmArguments<Epilogue>& arg
     // The other consumer's turn ends when it has issued its matmuls, if the block has a next tile.
     // Testing the stages' barriers earlier would confuse their phases.
     if (number > 0) named_barrier(1 + consumer, S::kConsumers * kWarpgroup);
-    mainloop.multiply(upper, lower, number * args.steps, args.steps, [&] {
+    mainloop.multiply(upper, lower, number * steps, steps, [&] {
       if (tile + stride < args.tiles.count())
         named_arrive(2 - consumer, S::kConsumers * kWarpgroup);
     });
@@ -263,8 +269,8 @@ __global__ void __launch_bounds__(GemmShape<Epilogue>::kThreads, 1)
     mainloop.pipeline.init(1, 4);
     for (int consumer = 0; consumer < S::kConsumers; ++consumer)
       EpilogueBuffers<Epilogue>(shared, mainloop, consumer).pipeline.init(1, 4);
-    tma_prefetch(&args.a);
-    tma_prefetch(&args.b);
+    tma_prefetch(&args.first.a);
+    tma_prefetch(&args.first.b);
   }
   wait_on_dependent_grids();
   __syncthreads();
@@ -280,8 +286,11 @@ __global__ void __launch_bounds__(GemmShape<Epilogue>::kThreads, 1)
          i += static_cast<int>(gridDim.x)) {
       const TileCoordinates tile = args.tiles.tile(i);
 #pragma unroll 1
-      for (int step = 0; step < args.steps; ++step)
-        mainloop.load(args.a, args.b, tile, step, iteration++);
+      for (int step = 0; step < args.first.steps; ++step)
+        mainloop.load(args.first.a, args.first.b, tile, step, iteration++);
+#pragma unroll 1
+      for (int step = 0; step < args.second.steps; ++step)
+        mainloop.load(args.second.a, args.second.b, tile, step, iteration++);
     }
     return;
   }
@@ -315,7 +324,8 @@ __device__ __forceinline__ void store_shared(uint32_t address, uint32_t word) {
 inline CUtensorMap matrix_tensor_map(const Tensor& t, int halves, int box_rows, int box_cols) {
   const auto rows = static_cast<cuuint64_t>(t.rows()),
              cols = static_cast<cuuint64_t>(t.cols() / halves);
-  const cuuint64_t half_bytes = cols * sizeof(bf16), row_bytes = half_bytes * halves;
+  const cuuint64_t half_bytes = cols * sizeof(bf16);
+  const cuuint64_t row_bytes = static_cast<cuuint64_t>(RowOffsets(t).outer) * sizeof(bf16);
   return make_tensor_map(
       {.t = t,
        .sizes = {cols, rows, static_cast<cuuint64_t>(halves), 1},
@@ -332,24 +342,34 @@ inline CUtensorMap stacked_tensor_map(const Tensor& w, int box_rows) {
                           .box = {64, static_cast<cuuint32_t>(box_rows), 2, 1}});
 }
 
-// Launches the GEMM of a [M, K] and b; C has `columns` columns (per half if B is stacked).
+struct GemmOperands {
+  const Tensor &a, &b;  // [M, K], and B in the layout of the mainloop
+};
+
+// Launches the GEMM of `first`, and of `second` if its tensors are defined; C has `columns` columns
+// (per half if B is stacked).
 template <GemmEpilogue Epilogue>
-void launch_gemm(const char* name, const Tensor& a, const Tensor& b, int64_t columns,
-                 const Epilogue& epilogue) {
+void launch_gemm(const char* name, const GemmOperands& first, const GemmOperands& second,
+                 int64_t columns, const Epilogue& epilogue) {
   using S = GemmShape<Epilogue>;
   using Mainloop = typename S::Mainloop;
   const auto tiles_along = [](int64_t size, int tile) {
     return static_cast<int>((size + tile - 1) / tile);
   };
+  const auto maps = [&](const GemmOperands& in) -> OperandMaps {
+    if (!in.a.defined()) return {};
+    return {.a = matrix_tensor_map(in.a, 1, Mainloop::kRows, Mainloop::kStep),
+            .b = Mainloop::kStacked ? stacked_tensor_map(in.b, Mainloop::kTileColumns)
+                                    : matrix_tensor_map(in.b, 1, Mainloop::kStep, 64),
+            .steps = tiles_along(in.a.cols(), Mainloop::kStep)};
+  };
   const GemmArguments<Epilogue> args{
-      .a = matrix_tensor_map(a, 1, Mainloop::kRows, Mainloop::kStep),
-      .b = Mainloop::kStacked ? stacked_tensor_map(b, Mainloop::kTileColumns)
-                              : matrix_tensor_map(b, 1, Mainloop::kStep, 64),
-      .steps = tiles_along(a.cols(), Mainloop::kStep),
-      .tiles = {.rows = tiles_along(a.rows(), Mainloop::kRows),
+      .first = maps(first),
+      .second = maps(second),
+      .tiles = {.rows = tiles_along(first.a.rows(), Mainloop::kRows),
                 .columns = tiles_along(columns, Mainloop::kTileColumns)},
       .epilogue = epilogue};
-  const Device device = a.device();
+  const Device device = first.a.device();
   const int64_t blocks = std::min<int64_t>(int64_t{args.tiles.rows} * args.tiles.columns,
                                            ::cohort::cuda::gpu_properties(device).multiprocessors);
   launch(name, gemm_kernel<Epilogue>,

@@ -3,9 +3,10 @@
 //   forward    gate | up = u = x w^T + bias, y = f(u)
 //   backward   du = (dy w) f'(u), and y = f(u) again if it was not kept
 //
-// u, y, du and dy w are rounded to bf16, so the results are bitwise those of the separate ops.
-// Other activations use the separate ops: fusing GELU was no faster, because its own kernel also
-// computes the gradient of the bias (bench/results/h200.md).
+// u, y, du and dy w are rounded to bf16, so the results are bitwise those of the separate ops. With
+// an adapter behind the activation the backward has dy w + dh a instead of dy w: one sum and one
+// rounding. Other activations use the separate ops: fusing GELU was no faster, because its own
+// kernel also computes the gradient of the bias (bench/results/h200.md).
 #include "kernels/activation.h"
 #include "kernels/cuda/accumulation_order.h"
 #include "kernels/cuda/raw.cuh"
@@ -130,12 +131,15 @@ inline CUtensorMap u_tensor_map(const Tensor& t) {
   return matrix_tensor_map(t, 2, kSubtileRows, kSubtileColumns);
 }
 
-// True if all defined tensors are bf16 and their rows are aligned to 16 bytes.
+// True if all defined tensors are bf16 matrices, perhaps columns of wider ones, and their rows are
+// aligned to 16 bytes.
 template <class... Tensors>
 bool has_aligned_bf16_rows(const Tensors&... tensors) {
   const auto fits = [](const Tensor& t) {
-    return !t.defined() || (t.dtype() == DType::kBF16 && t.cols() % kPackSize<bf16> == 0 &&
-                            aligned(static_cast<const char*>(t.raw())));
+    return !t.defined() ||
+           (t.dtype() == DType::kBF16 && t.cols() % kPackSize<bf16> == 0 &&
+            RowOffsets(t).outer % kPackSize<bf16> == 0 && (t.rank() == 2 || t.is_contiguous()) &&
+            aligned(static_cast<const char*>(t.raw())));
   };
   return (fits(tensors) && ...);
 }
@@ -169,22 +173,25 @@ bool for_gated_op(Activation op, F&& fn) {
 }  // namespace
 
 bool fused_linear_activation(const LinearActivation& args) {
-  const auto& [y, x, w, bias, op, u] = args;
+  const auto& [y, x, w, bias, op, u, tail] = args;
   const Device device = x.device();
   if (!is_gated(op) || !has_aligned_bf16_rows(x, w, bias)) return false;
   // Measured with 896 channels. Above this limit the saved pass costs less than 1/15 of the GEMM.
   constexpr int64_t kMaxChannels = 4096;
-  const bool use_skinny = !u.defined() && aligned(static_cast<const char*>(y.raw())) &&
+  const bool has_paired_rows =  // bf16 pairs of y are aligned
+      RowOffsets(y).outer % 2 == 0 && (y.rank() == 2 || y.is_contiguous());
+  const bool use_skinny = !u.defined() && has_paired_rows &&
+                          aligned(static_cast<const char*>(y.raw())) &&
                           is_gated_skinny({x.rows(), w.rows(), x.cols()}, device);
-  const bool use_gemm = has_aligned_bf16_rows(y, u) && x.cols() <= kMaxChannels &&
+  const bool use_gemm = has_aligned_bf16_rows(y, u) && x.cols() - tail <= kMaxChannels &&
                         has_enough_tiles(x.rows(), w.rows(), x.cols(), device);
   if ((!use_skinny && !use_gemm) || !linear_accumulates_in_order(x, w, bias)) return false;
   if (use_skinny) {
-    gated_skinny_gemm({.y = y, .x = x, .w = w, .bias = bias}, op);
+    gated_skinny_gemm({.y = y, .x = x, .w = w, .bias = bias, .tail = tail}, op);
     return true;
   }
   return for_gated_op(op, [&]<class Op>() {
-    launch_gemm("linear_activation", args.x, args.w, args.y.cols(),
+    launch_gemm("linear_activation", {args.x, args.w}, {{}, {}}, args.y.cols(),
                 GatedActivationEpilogue<Op>{
                     args.u.defined() ? u_tensor_map(args.u) : CUtensorMap{}, y_tensor_map(args.y),
                     args.u.defined(), pointer<bf16>(args.bias), static_cast<int>(args.y.cols())});
@@ -192,13 +199,13 @@ bool fused_linear_activation(const LinearActivation& args) {
 }
 
 bool fused_linear_activation_backward(const LinearActivationBackward& args) {
-  const auto& [du, dbias, dy, w, u, op, y] = args;
-  if (!has_aligned_bf16_rows(dy, w, u, du, y) ||
+  const auto& [du, dbias, dy, w, u, op, y, dh, a] = args;
+  if (!has_aligned_bf16_rows(dy, w, u, du, y, dh, a) ||
       !has_enough_tiles(dy.rows(), w.cols(), dy.cols(), dy.device()))
     return false;
   return for_gated_op(op, [&]<class Op>() {
     const bool stores_y = args.y.defined();
-    launch_gemm("linear_activation_backward", args.dy, args.w, args.w.cols(),
+    launch_gemm("linear_activation_backward", {args.dy, args.w}, {args.dh, args.a}, args.w.cols(),
                 GatedActivationGradientEpilogue<Op>{u_tensor_map(args.u), u_tensor_map(args.du),
                                                     stores_y ? y_tensor_map(args.y) : CUtensorMap{},
                                                     stores_y});

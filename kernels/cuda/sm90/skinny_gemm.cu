@@ -8,11 +8,17 @@
 // registers of a box are loaded during the multiplication of the previous one, so a chain waits
 // only for itself.
 //
+// If K is an odd number of boxes, the second box of the last stage has zeros, which change no sum.
+//
+// The columns of x before its tail are complete when the kernel starts (LinearForward): they are
+// loaded before it waits for the previous one.
+//
 // For gated outputs half of a tile's rows of w belong to the gate and half, with the same indices,
 // to up. A warp has both for its outputs and combines them in registers.
 #include "kernels/cuda/sm90/skinny_gemm.h"
 
 #include <algorithm>
+#include <climits>
 
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/mma.cuh"
@@ -27,6 +33,7 @@ constexpr int kSharedPerSm = 227 << 10, kSharedReservedPerBlock = 1 << 10;
 
 struct Sizes {
   int m, n, k;  // n: outputs per row of x
+  int x_body;   // columns of x that are complete when the kernel starts
   int tiles;
   int shift;  // 1 << shift adjacent tiles share rows of w, so that w is read once
   bool may_prefetch_w;
@@ -35,6 +42,7 @@ struct Sizes {
 template <class Out>
 struct Epilogue {
   Out* y;
+  int64_t y_stride;  // elements from a row to the next
   const bf16* bias;
   Activation op;  // if kParts is 2
 };
@@ -82,14 +90,19 @@ struct OperandStages {
   __device__ uint32_t address(int stage) const { return base + stage * T::kStageBytes; }
 };
 
-// Producer loop of one thread for w or x.
+// Producer loop of one thread for w or x. Waits for the previous grids before the first stage with
+// columns from `complete` on.
 template <class T>
 __device__ void load_operand(const CUtensorMap* map, bool is_w, const OperandStages<T>& stages,
-                             const Sizes& size) {
+                             const Sizes& size, int complete) {
   ProducerState<T::kStages> state;
   for (int tile = blockIdx.x; tile < size.tiles; tile += gridDim.x) {
     const int row = is_w ? T::first_row(size, tile) : T::first_token(size, tile);
     for (int box = 0; box < size.k / kBox; box += 2) {
+      if ((box + 2) * kBox > complete) {
+        wait_on_dependent_grids();
+        complete = INT_MAX;
+      }
       stages.pipeline.producer_acquire(state);
       stages.pipeline.producer_commit_expect_tx(state, is_w ? T::kBytesW : T::kBytesX);
       tma_load(stages.address(state.index) + (is_w ? 0 : T::kBytesW), map, {0, row, 0, box},
@@ -190,7 +203,7 @@ struct WarpTile {
                   from_float<typename T::Out>(to.bias != nullptr ? c + bias[part][e] : c);
               c = 0;
             }
-          if (inside && m < size.m) store_pack(to.y + int64_t{m} * size.n + n, output(values));
+          if (inside && m < size.m) store_pack(to.y + m * to.y_stride + n, output(values));
         }
     }
   }
@@ -218,7 +231,7 @@ struct WarpTile {
 template <class T>
 __device__ void multiply_tiles(const Epilogue<typename T::Out>& to, const OperandStages<T>& stages,
                                const Sizes& size) {
-  const int steps = size.k / kStageColumns;
+  const int steps = (size.k + kStageColumns - 1) / kStageColumns;
   const Pipeline<T::kStages> pipeline = stages.pipeline;
   PipelineState<T::kStages> state;
   WarpTile<T> warp_tile(threadIdx.x / 32, threadIdx.x % 32);
@@ -270,11 +283,13 @@ __global__ void __launch_bounds__(T::kThreads)
   if ((is_w || is_x) && thread % 32 == 0) tma_prefetch(is_w ? &w : &x);
   __syncthreads();
   launch_dependent_grids();
-  if (!is_w || !size.may_prefetch_w) wait_on_dependent_grids();
-  if (!is_w && !is_x)
+  if (!is_w && !is_x) {
+    wait_on_dependent_grids();
     multiply_tiles<T>(to, stages, size);
-  else if (thread % 32 == 0)
-    load_operand<T>(is_w ? &w : &x, is_w, stages, size);
+  } else if (thread % 32 == 0) {
+    const int w_complete = size.may_prefetch_w ? INT_MAX : 0;
+    load_operand<T>(is_w ? &w : &x, is_w, stages, size, is_w ? w_complete : size.x_body);
+  }
 #endif
 }
 
@@ -282,20 +297,23 @@ __global__ void __launch_bounds__(T::kThreads)
 // [2, parts, box_rows, 64], one per stage.
 CUtensorMap operand_tensor_map(const Tensor& t, int parts, int box_rows) {
   const auto rows = static_cast<cuuint64_t>(t.rows() / parts),
-             cols = static_cast<cuuint64_t>(t.cols());
+             boxes = static_cast<cuuint64_t>(t.cols() / kBox);
+  const cuuint64_t row_bytes = static_cast<cuuint64_t>(RowOffsets(t).outer) * sizeof(bf16);
   return make_tensor_map(
       {.t = t,
-       .sizes = {kBox, rows, static_cast<cuuint64_t>(parts), cols / kBox},
-       .strides = {cols * sizeof(bf16), rows * cols * sizeof(bf16), kRowBytes},
+       .sizes = {kBox, rows, static_cast<cuuint64_t>(parts), boxes},
+       .strides = {row_bytes, rows * row_bytes, kRowBytes},
        .box = {kBox, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(parts), 2}});
 }
 
 // `op` is used if T has two parts.
 template <class T>
 void run(const SkinnyGemm& args, Activation op = {}) {
+  const int64_t k = args.x.cols();
   Sizes size{.m = static_cast<int>(args.x.rows()),
              .n = static_cast<int>(args.y.cols()),
-             .k = static_cast<int>(args.x.cols()),
+             .k = static_cast<int>(k),
+             .x_body = args.tail > 0 ? static_cast<int>(k - args.tail) : 0,
              .may_prefetch_w = current_stream(args.x.device()).may_prefetch};
   size.shift = size.m > T::kTokens ? 1 : 0;
   size.tiles = ((size.n + T::kPartRows - 1) / T::kPartRows) << size.shift;
@@ -308,7 +326,8 @@ void run(const SkinnyGemm& args, Activation op = {}) {
           .shared_bytes = T::kShared,
           .start = Start::kProgrammatic},
          device,
-         Epilogue<typename T::Out>{pointer<typename T::Out>(args.y), pointer<bf16>(args.bias), op},
+         Epilogue<typename T::Out>{pointer<typename T::Out>(args.y), RowOffsets(args.y).outer,
+                                   pointer<bf16>(args.bias), op},
          operand_tensor_map(args.x, 1, T::kTokens),
          operand_tensor_map(args.w, T::kParts, T::kPartRows), size);
 }
@@ -346,7 +365,7 @@ void dispatch(const SkinnyGemm& args) {
 
 bool is_skinny(const GemmSize& size, Device device) {
   const auto& [m, n, k] = size;
-  return m > 0 && m <= kSkinnyRows && k > 0 && k % kStageColumns == 0 && n % 8 == 0 &&
+  return m > 0 && m <= kSkinnyRows && k > 0 && k % kBox == 0 && n % 8 == 0 &&
          std::max(n, k) < (int64_t{1} << 30) && is_faster(size) &&
          ::cohort::cuda::fits(
              reinterpret_cast<const void*>(skinny_kernel<Tiling<bf16, 16, 16, 16, 8, 14>>),

@@ -7,20 +7,21 @@
 namespace cohort::kernels::cuda {
 
 // y = x w^T + bias in bf16 with f32 accumulators: k in ascending steps of 16, the bias added before
-// the one rounding. Overwrites y.
+// the one rounding. Overwrites y. All three matrices may be columns of wider ones.
 struct SkinnyGemm {
   Tensor& y;           // [M, N], bf16 or f32
   const Tensor& x;     // [M, K] bf16; M up to kSkinnyRows
   const Tensor& w;     // [N, K] bf16
   const Tensor& bias;  // [N] bf16; may be undefined
+  int64_t tail = 0;    // as in LinearForward
 };
 void skinny_gemm(const SkinnyGemm& args);
 
 // Maximum number of rows; for more, cuBLASLt is as fast.
 inline constexpr int64_t kSkinnyRows = 64;
-// True if skinny_gemm() supports these sizes on this device: K a multiple of 128, N of 8, code
+// True if skinny_gemm() supports these sizes on this device: K a multiple of 64, N of 8, code
 // compiled for sm_90 or newer, and sizes for which it was measured to be faster than cuBLASLt
-// (bench/results/h200.md). All tensors start at multiples of 16 bytes.
+// (bench/results/h200.md). All tensors and their rows start at multiples of 16 bytes.
 struct GemmSize {
   int64_t m, n, k;
 };
