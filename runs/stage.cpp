@@ -255,10 +255,7 @@ void Stage::load_reference_adapters(const Transformer& model) {
     start_adapters_ = model.adapters();
     return;
   }
-  const std::string training = training_folder(resumed_from_);
-  start_adapters_ = SafetensorsFolder::exists(training, "reference")
-                        ? load_adapter_tensors(model, training + "/reference.safetensors")
-                        : load_start().model->adapters();
+  start_adapters_ = load_start().model->adapters();
 }
 
 ReferencePolicy Stage::reference() {

@@ -120,7 +120,8 @@ struct Serving {
 void expect_packed_bits(const test::ModelCase& model_case, DType dtype, Device device,
                         const std::vector<Serving>& servings) {
   const auto& [name, config] = model_case;
-  const Transformer model(config, dtype, 1, device);
+  Transformer model(config, dtype, 1, device);
+  test::set_adapters(model);
   const auto sequences = test::random_sequences({1, 7, 131, 20, 64, 3}, config.vocab_size, 2);
   const NoGradGuard no_grad;
   const Tensor packed = model.forward(model.to_device(pack(sequences))).value();
@@ -137,8 +138,16 @@ void expect_packed_bits(const test::ModelCase& model_case, DType dtype, Device d
   }
 }
 
+// The models, and each with adapters.
+std::vector<test::ModelCase> with_adapters(std::vector<test::ModelCase> models) {
+  const size_t count = models.size();
+  for (size_t i = 0; i < count; ++i)
+    models.push_back({models[i].name + " with adapters", test::with_lora(models[i].config, 3)});
+  return models;
+}
+
 TEST(ForwardCached, GivesThePackedForwardsBits) {
-  for (const test::ModelCase& model : test::model_cases())
+  for (const test::ModelCase& model : with_adapters(test::model_cases()))
     for (const DType dtype : {DType::kF32, DType::kF64})
       expect_packed_bits(model, dtype, {}, {{1, 1, 2}, {2, 5, 3}, {3, 16, 4}, {1, 64, 5}});
 }
@@ -197,7 +206,7 @@ TEST(CudaForwardCached, GivesThePackedForwardsBits) {
   std::vector<test::ModelCase> models = test::model_cases();
   for (const int64_t head_dim : {64, 128})
     models.push_back({str("wide, heads of ", head_dim), wide_config(head_dim)});
-  for (const test::ModelCase& model : models)
+  for (const test::ModelCase& model : with_adapters(models))
     for (const DType dtype : {DType::kF32, DType::kBF16})
       expect_packed_bits(model, dtype, device, {{1, 1, 2}, {1, 5, 3}, {1, 16, 4}, {1, 64, 5}});
 }

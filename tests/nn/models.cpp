@@ -74,6 +74,21 @@ ModelConfig model_config(const std::string& name) {
   throw Error("no model case is called " + name);
 }
 
+ModelConfig with_lora(ModelConfig config, int64_t rank, std::vector<std::string> targets) {
+  config.lora.rank = rank;
+  config.lora.alpha = 2 * static_cast<double>(rank);
+  config.lora.targets = std::move(targets);
+  return config;
+}
+
+void set_adapters(Transformer& model) {
+  uint64_t seed = 41;
+  for (const NamedParameter& p : model.parameters())
+    if (p.role == ParameterRole::kAdapter)
+      Tensor(p.value).copy_(random_tensor(p.value.shape(), model.dtype(), seed++, 0.3));
+  model.write_lora_columns();
+}
+
 std::vector<TokenSequence> random_sequences(const std::vector<int64_t>& lengths, int64_t vocab,
                                             uint64_t seed, int64_t first_index) {
   Rng rng(seed, rng_stream(kTestPurpose, 20));

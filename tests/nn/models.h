@@ -18,6 +18,11 @@ std::vector<ModelCase> model_cases();
 // The case called `name`.
 ModelConfig model_config(const std::string& name);
 
+// The configuration with adapters of a rank, and a scale of 2.
+ModelConfig with_lora(ModelConfig config, int64_t rank, std::vector<std::string> targets = {});
+// Gives all adapters random values, as after many updates.
+void set_adapters(Transformer& model);
+
 // Sequences of random tokens; sequence i has index first_index + i. `lengths` counts inputs.
 std::vector<TokenSequence> random_sequences(const std::vector<int64_t>& lengths, int64_t vocab,
                                             uint64_t seed, int64_t first_index = 0);
