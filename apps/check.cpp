@@ -21,7 +21,15 @@ void print_sizes(const TrainConfig& config, const StagePreview& stage, const Ste
              grpo = config.batch.trainer == TrainerType::kGrpo;
   const ModelConfig& model = stage.model;
   std::printf("%s\n", trainer_name(config.batch.trainer));
-  print_row("parameters", std::to_string(model_size(model).parameters));
+  const ModelSize count = model_size(model);
+  print_row("parameters", std::to_string(count.parameters));
+  if (count.adapters > 0)
+    print_row("trained parameters",
+              str(count.adapters, ", adapters of rank ", model.lora.rank, ", ",
+                  score_text(100 * static_cast<double>(count.adapters) /
+                                 static_cast<double>(count.parameters),
+                             2),
+                  " %"));
   print_row("vocabulary", std::to_string(model.vocab_size));
   print_row("heads", str(model.num_heads, " query, ", model.num_kv_heads, " key/value, of ",
                          model.head_dim));
@@ -244,6 +252,7 @@ std::string check_stage(const TrainConfig& given, StagePreview& stage, const Che
   if (gpu) planned = plan_for_gpu(given, stage, ranks, *gpu);
   const TrainConfig config = gpu ? planned->config : with_micro_batch(given, stage, ranks, chosen);
   stage.model.recompute = config.model.recompute;
+  stage.model.lora = config.model.lora;
   if (!gpu) error = memory_shortage(config, stage, ranks);
   const StepSize size = step_size(config, stage, ranks);
   print_sizes(config, stage, size);
@@ -283,6 +292,7 @@ int check(const CheckOptions& options) {
       load_plan(options.config, gpu ? gpu_overrides(options, assumed) : options.overrides);
   if (options.gpus > 0) expect_cuda(plan);
   if (gpu) print_row("assumed", assumed);
+  if (!gpu) check_adapters_have_model(plan);
   std::vector<StagePreview> stages = preview_plan(plan);
   std::string memory_error;
   for (size_t i = 0; i < stages.size(); ++i)

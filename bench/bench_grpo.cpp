@@ -30,6 +30,18 @@ namespace {
 using namespace cohort;
 using bench::Workload;
 
+// Gives the adapters' B values, as training does: with zeros, the base would be measured.
+void set_adapters(Transformer& model) {
+  Rng rng(0, rng_stream(kBenchPurpose, 10));
+  for (const NamedParameter& p : model.parameters()) {
+    if (p.role != ParameterRole::kAdapter) continue;
+    std::vector<float> values(static_cast<size_t>(p.value.numel()));
+    for (float& value : values) value = static_cast<float>(0.02 * rng.normal());
+    Tensor(p.value).copy_(Tensor::from(values, p.value.shape()).to(p.value.dtype()));
+  }
+  model.write_lora_columns();
+}
+
 // Time during which requests waited for a row, and the tokens sampled in it.
 struct QueueStats {
   double seconds = 0, tokens = 0;
@@ -234,7 +246,8 @@ int run(int argc, char** argv) {
   if (only.empty() || std::any_of(only.begin(), only.end(), [](const std::string& name) {
         return !name.starts_with("grpo");
       })) {
-    const Transformer model(model_config, config.dtype, 1, parse_device(config.device, "device"));
+    Transformer model(model_config, config.dtype, 1, parse_device(config.device, "device"));
+    set_adapters(model);
     for (const Workload& load : bench::rollout_workloads())
       if (wanted(load.name)) add(run_workload(model, load));
     if (wanted("exactness")) add({"exactness", bench::compare_exactness(model, runs)});

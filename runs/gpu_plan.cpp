@@ -21,6 +21,8 @@ constexpr double kUsable = 0.95;
 constexpr int64_t kUnknownHost = int64_t{1} << 60;
 // Host memory of a process with a CUDA context (bench/results/h200.md: 0.48 GB with a tiny model).
 constexpr int64_t kProcessBytes = 512 * kMiB;
+// The rank of adapters that a plan suggests.
+constexpr int64_t kSuggestedRank = 16;
 
 int64_t free_bytes(const GpuProperties& gpu, int64_t ranks) {
   return gpu.memory - kCudaBytes - (ranks > 1 ? kNcclBytes : 0);
@@ -60,6 +62,8 @@ MemoryEstimate memory_with(const TrainConfig& config, const StagePreview& stage,
 // The overrides that make `given` from the stage's configuration.
 std::string changes_between(const TrainConfig& given, const TrainConfig& planned) {
   std::string out = str("micro_batch_tokens=", planned.batch.micro_batch());
+  if (planned.model.lora.rank != given.model.lora.rank)
+    out = str("lora.rank=", planned.model.lora.rank, " ", out);
   if (planned.model.recompute != given.model.recompute)
     out += str(" model.recompute=",
                kRecomputeNames[static_cast<size_t>(planned.model.recompute)].name);
@@ -114,9 +118,11 @@ GpuPlan plan_for_gpu(const TrainConfig& config, const StagePreview& stage, int64
   GpuPlan plan{.usable = fraction_of(kUsable, free)};
   // True if `tried` fits, which becomes the plan's configuration.
   const auto fits = [&](TrainConfig tried) {
-    choose_place(tried, stage, ranks, {.device = free, .host = kUnknownHost});
-    choose_micro_batch(tried, stage, ranks, free);
-    plan.memory = memory_with(tried, stage, ranks, free);
+    StagePreview with_adapters = stage;
+    with_adapters.model.lora = tried.model.lora;
+    choose_place(tried, with_adapters, ranks, {.device = free, .host = kUnknownHost});
+    choose_micro_batch(tried, with_adapters, ranks, free);
+    plan.memory = memory_with(tried, with_adapters, ranks, free);
     plan.config = std::move(tried);
     return plan.memory.peak() <= plan.usable;
   };
@@ -132,6 +138,11 @@ GpuPlan plan_for_gpu(const TrainConfig& config, const StagePreview& stage, int64
   }
   if (!any && config.optimizer.storage.place == StatePlace::kDevice) {
     tried.optimizer.storage.place = StatePlace::kAuto;
+    any = fits(tried);
+  }
+  if (!any && config.model.lora.rank == 0) {
+    tried.optimizer.storage = config.optimizer.storage;
+    tried.model.lora.rank = kSuggestedRank;
     any = fits(tried);
   }
   if (any)

@@ -22,9 +22,9 @@ struct GpuPlan {
 };
 
 // Tries the stage as it is given; then with micro_batch_tokens: auto, which may choose another
-// model.recompute; then also with optimizer.moments: bf16; then with optimizer.place: auto.
-// `ranks` GPUs are alike; the `ranks`
-// threads of a configuration share one GPU.
+// model.recompute; then also with optimizer.moments: bf16; then with optimizer.place: auto; then
+// with adapters in place of these (lora.rank: 16). `ranks` GPUs are alike; the `ranks` threads of a
+// configuration share one GPU.
 GpuPlan plan_for_gpu(const TrainConfig& config, const StagePreview& stage, int64_t ranks,
                      const GpuProperties& gpu);
 

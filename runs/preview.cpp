@@ -99,8 +99,6 @@ bool describes_model(const TrainConfig& config) {
 
 // Sets StagePreview::random_start and is_new_model_meant.
 void check_start(const TrainConfig& config, StagePreview& out) {
-  if (config.stage == 0 && config.init_from.empty() && config.model.lora.rank > 0)
-    throw InputError(kAdaptersNeedModel);
   if (config.stage > 0 || !config.init_from.empty() ||
       config.batch.trainer == TrainerType::kPretrain)
     return;
@@ -324,6 +322,12 @@ std::string held_out_leak(const Dataset& data, std::span<const TrainConfig> earl
       return text + "; hint: one data.split_by and one held_out_fraction for all stages";
   }
   return "";
+}
+
+void check_adapters_have_model(const RunPlan& plan) {
+  const TrainConfig& first = plan.stages[0];
+  if (first.model.lora.rank > 0 && first.init_from.empty())
+    throw InputError("lora.rank: adapters need a trained model; hint: model.path=DIR");
 }
 
 std::vector<StagePreview> preview_plan(const RunPlan& plan) {

@@ -31,9 +31,9 @@ struct StagePreview {
   bool is_new_model_meant = false;
 };
 
-// The error of adapters on a new model.
-inline constexpr const char* kAdaptersNeedModel =
-    "lora.rank: adapters need a model that is trained already; hint: model.path=DIR";
+// Throws InputError if the first stage trains adapters (lora) of a new model, which a plan for a GPU
+// may do.
+void check_adapters_have_model(const RunPlan& plan);
 
 // Upper bounds for the size of a step.
 struct StepSize {

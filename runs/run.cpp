@@ -242,6 +242,7 @@ Run Run::start(RunPlan plan, ProcessGroup* group,
     return Run(plan, group->broadcast("run directory", {}), group);
   }
   // Bad input is an error before the directory is created.
+  check_adapters_have_model(plan);
   for (const TrainConfig& stage : plan.stages) parse_device(stage.device, "device");
   std::vector<StagePreview> preview = preview_plan(plan);
   const std::string chosen = choose_by_memory(plan, preview, group);

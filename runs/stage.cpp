@@ -137,7 +137,6 @@ void Stage::build_model() {
   data_ = load_dataset(config, std::move(loaded.tokenizer));
   state_.data_fingerprint = data_.fingerprint;
   if (loaded.model == nullptr) {
-    if (config_.model.lora.rank > 0) throw InputError(kAdaptersNeedModel);
     ModelConfig model = config_.model;
     model.vocab_size = data_.tokenizer->vocab_size();
     model.resolve();
