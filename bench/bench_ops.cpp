@@ -21,6 +21,7 @@
 #include "kernels/activation.h"
 #include "kernels/attention/attention.h"
 #include "kernels/embedding.h"
+#include "kernels/lora.h"
 #include "kernels/matmul.h"
 #include "kernels/norm.h"
 #include "kernels/optimizer.h"
@@ -132,6 +133,29 @@ void add_matmul(Rows& rows) {
                     }});
     rows.push_back({"linear_wgrad", shape, multiplies(out, in, tokens), [=]() mutable {
                       matmul({dw, dy, x, {.a = Transpose::kYes}});
+                    }});
+  }
+}
+
+// h of an adapter of rank 64, and the layer that adds it, for decoding and training.
+void add_lora(Rows& rows) {
+  constexpr int64_t kRank = 64;
+  std::vector<std::array<int64_t, 3>> sizes = {{32, 512, 128}};
+  if (g_setup.device.is_cuda())
+    sizes = {{1, 896, 896},     {64, 896, 896},     {512, 896, 896},     {1, 4096, 4096},
+             {64, 4096, 4096},  {512, 4096, 4096},  {64, 4096, 14336},   {512, 4096, 14336},
+             {16384, 896, 896}, {3072, 4096, 4096}, {32768, 4096, 4096}, {8192, 4096, 14336}};
+  for (const auto& [tokens, out, in] : sizes) {
+    const Tensor x = random({tokens, in + kRank}), a = random({kRank, in});
+    const Tensor w = random({out, in + kRank}), body = x.narrow(1, 0, in);
+    Tensor h = x.narrow(1, in, kRank), y = random({tokens, out});
+    rows.push_back({"lora_input", str("x[", tokens, ", ", in, "] a", a.shape().str()),
+                    moves({tokens, in}, 1),
+                    [=]() mutable { lora_input({.h = h, .x = body, .a = a}); }});
+    rows.push_back({"lora_linear", str("x", x.shape().str(), " w", w.shape().str()),
+                    multiplies(tokens, out, in + kRank), [=]() mutable {
+                      lora_input({.h = h, .x = body, .a = a});
+                      linear_forward({y, x, w, {}, kRank});
                     }});
   }
 }
@@ -459,7 +483,7 @@ int run(int argc, char** argv) {
 
   Rows rows;
   for (const auto add :
-       {add_matmul, add_attention, add_decode, add_head, add_row_ops, add_training})
+       {add_matmul, add_lora, add_attention, add_decode, add_head, add_row_ops, add_training})
     add(rows);
   std::erase_if(rows, [&](const Row& row) { return row.name.find(filter) == row.name.npos; });
   if (rows.empty()) throw InputError(str("--filter: no op name contains '", filter, "'"));

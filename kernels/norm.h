@@ -8,7 +8,8 @@ namespace cohort::kernels {
 
 // y[r, :] = x[r, :] rstd[r] (w + weight_offset),  rstd[r] = 1 / sqrt(mean(x[r, :]^2) + eps)
 // (Zhang and Sennrich 2019). Gemma's norms have an offset of 1. x, y and their gradients may be
-// columns of wider tensors, such as the queries of qkv: x[i] has any stride.
+// columns of wider tensors, such as the queries of qkv: x[i] has any stride. So may y in the other
+// forwards.
 struct RmsNormForward {
   Tensor& y;        // [..., C]; may be x
   Tensor& rstd;     // [rows], kept for the backward

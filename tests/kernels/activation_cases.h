@@ -95,35 +95,52 @@ inline void expect_bits_of_single_ops(const ActivationCase& test, const Shape& s
 }
 
 // Sizes of the matmuls fused with an activation: [rows, k] [k, cols], in the backward [rows, c]
-// [c, cols].
+// [c, cols]. The last `tail` of the k columns are a tail, see LinearForward.
 struct LinearActivationSizes {
-  int64_t rows, k, cols, c;
+  int64_t rows, k, cols, c, tail = 0;
 };
+// Columns of `wide` before the last 64.
+inline Tensor without_last_columns(const Tensor& wide) {
+  return wide.narrow(1, 0, wide.dim(1) - 64);
+}
 // Fused matmuls have the bits of the single ops. `random` makes inputs, `output` makes outputs.
 inline void expect_bits_of_composition(const ActivationCase& test,
                                        const LinearActivationSizes& size,
                                        const std::function<Tensor(const Shape&, uint64_t)>& random,
                                        const std::function<Tensor(const Shape&, DType)>& output) {
-  const auto& [rows, k, cols, c] = size;
-  SCOPED_TRACE(str(test.name, " of ", rows, " x ", k, ", F = ", cols, ", C = ", c));
+  const auto& [rows, k, cols, c, tail] = size;
+  SCOPED_TRACE(str(test.name, " of ", rows, " x ", k, ", F = ", cols, ", C = ", c, ", ", tail));
   const int64_t wide = is_gated(test.op) ? 2 * cols : cols;
   const auto equal = [](const Tensor& a, const Tensor& b) {
     return bit_equal(a.to(Device{}), b.to(Device{}));
   };
   const Tensor x = random({rows, k}, 1), up = random({wide, k}, 2), some_bias = random({wide}, 3);
-  const Tensor dy = random({rows, c}, 4), down = random({c, cols}, 5);
+  const Tensor dy = random({rows, c}, 4), wide_down = random({c, cols + 64}, 5);
+  const Tensor strided_down = without_last_columns(wide_down), down = strided_down.clone();
   const DType dtype = x.dtype(), accumulate = accumulate_dtype(dtype);
   Tensor u = Tensor::empty({rows, wide}, dtype, x.device()),
          f = Tensor::empty({rows, cols}, dtype, x.device());
   for (const Tensor& bias : {none(), some_bias}) {
-    linear_forward({u, x, up, bias});
+    linear_forward({u, x, up, bias, tail});
     test.forward(f, u);
     Tensor got_u = output(u.shape(), dtype), got_f = output(f.shape(), dtype);
-    linear_activation({.y = got_f, .x = x, .w = up, .bias = bias, .op = test.op, .u = got_u});
+    const auto forward = [&, &tail = tail](Tensor& y, const Tensor& kept) {
+      linear_activation(
+          {.y = y, .x = x, .w = up, .bias = bias, .op = test.op, .u = kept, .tail = tail});
+    };
+    forward(got_f, got_u);
     EXPECT_TRUE(equal(got_u, u) && equal(got_f, f)) << bias.defined();
     Tensor alone = output(f.shape(), dtype);
-    linear_activation({.y = alone, .x = x, .w = up, .bias = bias, .op = test.op});
+    forward(alone, none());
     EXPECT_TRUE(equal(alone, f)) << bias.defined();
+    for (const Tensor& kept : {got_u, none()}) {
+      const Tensor wide = output({rows, cols + 64}, dtype);
+      Tensor strided = without_last_columns(wide);
+      forward(strided, kept);
+      EXPECT_TRUE(equal(strided.clone(), f)) << bias.defined();
+      for (const double x : wide.narrow(1, cols, 64).clone().to_vector<double>())
+        ASSERT_TRUE(std::isnan(x));
+    }
   }
   Tensor df = f.clone(), du = Tensor::empty_like(u),
          dbias = Tensor::empty({wide}, accumulate, x.device());
@@ -135,7 +152,7 @@ inline void expect_bits_of_composition(const ActivationCase& test,
     linear_activation_backward({.du = got_du,
                                 .dbias = {again ? got_dbias : none()},
                                 .dy = dy,
-                                .w = down,
+                                .w = again ? strided_down : down,
                                 .u = u,
                                 .op = test.op,
                                 .y = got_f});

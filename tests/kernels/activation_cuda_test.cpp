@@ -1,4 +1,6 @@
 // On CUDA the backward of gelu and gelu_tanh is fused with the gradient of the bias.
+#include <array>
+
 #include "core/cuda.h"
 #include "kernels/cuda/accumulation_order.h"
 #include "tests/kernels/activation_cases.h"
@@ -118,17 +120,79 @@ TEST(CudaActivation, FusedGemmsHaveTheBitsOfTheSingleOps) {
                                   {4864, 72}})
       for (const int64_t rows : {1, 2, 3, 8, 15, 16, 17, 31, 33, 64, 65, 256})
         check(test, {rows, k, cols, 24}, DType::kBF16);
+    for (const auto& [cols, k] :
+         {std::pair<int64_t, int64_t>{4864, 896}, {8960, 1536}, {2648, 64}, {264, 128}, {4864, 72}})
+      for (const int64_t rows : {1, 16, 17, 33, 64, 65, 256})
+        check(test, {rows, k + 64, cols, 24, 64}, DType::kBF16);
     for (const LinearActivationSizes& size : {LinearActivationSizes{2051, 896, 4864, 896},
                                               {9001, 8, 1048, 24},
                                               {131, 64, 60000, 72},
                                               {70000, 200, 136, 136},
                                               {8192, 1536, 1000, 768},
-                                              {3000, 136, 2304, 2008}})
+                                              {3000, 136, 2304, 2008},
+                                              {2051, 960, 4864, 896, 64},
+                                              {3000, 136 + 128, 2304, 40, 128}})
       check(test, size, DType::kBF16);
-    for (const LinearActivationSizes& size :
-         {LinearActivationSizes{0, 8, 16, 8}, {5, 8, 16, 8}, {300, 40, 72, 24}})
+    for (const LinearActivationSizes& size : {LinearActivationSizes{0, 8, 16, 8},
+                                              {5, 8, 16, 8},
+                                              {300, 40, 72, 24},
+                                              {300, 104, 72, 24, 64}})
       for (const DType dtype : kCudaTypes) check(test, size, dtype);
   }
+}
+
+// du of dy w + dh a, and of the joined matrices, [dy | dh] [w; a].
+void check_backward_of_an_adapter(Device device, int64_t rows, int64_t c, int64_t p) {
+  constexpr int64_t kCols = 960;  // enough tiles with 2,051 rows
+  const bool is_fused = rows > 2000 && fits(kSm90a, ::cohort::cuda::gpu_properties(device));
+  const auto random = [&](const Shape& shape, uint64_t seed) {
+    Tensor t = Tensor::empty(shape, DType::kBF16, device);
+    cuda::fill_for_comparison(t, seed);
+    return t;
+  };
+  const auto exact_of = [](const Tensor& t) { return t.to(Device{}).to(DType::kF64); };
+  const Tensor dy_dh = random({rows, c + p}, 1), w_a = random({c + p, kCols}, 2);
+  const Tensor dy = dy_dh.narrow(1, 0, c).clone(), dh = dy_dh.narrow(1, c, p).clone();
+  Tensor w = without_last_columns(random({c, kCols + 64}, 3));
+  w.copy_(w_a.narrow(0, 0, c));
+  const Tensor a = w_a.narrow(0, c, p);
+  Tensor df = Tensor::empty({rows, kCols}, DType::kF64);
+  matmul({df, exact_of(dy_dh), exact_of(w_a)});
+  for (const ActivationCase& test : activation_cases()) {
+    SCOPED_TRACE(str(test.name, " of ", rows, " x ", c, " + ", p));
+    const Tensor u = random({rows, is_gated(test.op) ? 2 * kCols : kCols}, 4);
+    Tensor du = Tensor::empty_like(u), joined = du.clone(), y = random({rows, kCols}, 5);
+    Tensor exact = Tensor::empty(u.shape(), DType::kF64), unwanted;
+    const LinearActivationBackward args{.du = du,
+                                        .dbias = {unwanted},
+                                        .dy = dy,
+                                        .w = w,
+                                        .u = u,
+                                        .op = test.op,
+                                        .y = y,
+                                        .dh = dh,
+                                        .a = a};
+    linear_activation_backward(args);
+    activation_backward(
+        {.du = exact, .dbias = {unwanted}, .dy = df, .u = exact_of(u), .op = test.op});
+    EXPECT_LE(relative_error(du, exact), 0.008);  // three roundings, or two
+    if (!is_fused || !is_gated(test.op)) continue;
+    EXPECT_TRUE(cuda::fused_linear_activation_backward(args));
+    if (c % 16 != 0) continue;  // a step of 16 rows would have some of both
+    linear_activation_backward(
+        {.du = joined, .dbias = {unwanted}, .dy = dy_dh, .w = w_a, .u = u, .op = test.op});
+    EXPECT_TRUE(bit_equal(du.to(Device{}), joined.to(Device{})));
+  }
+}
+
+TEST(CudaActivation, BackwardOfAnAdapterAddsItsGradient) {
+  COHORT_REQUIRE_GPU(device);
+  for (const auto& [rows, c, p] : {std::array<int64_t, 3>{2051, 896, 64},
+                                   {2051, 72, 64},
+                                   {4100, 48, 192},
+                                   {2051, 80, 128},
+                                   {40, 80, 64}})
+    check_backward_of_an_adapter(device, rows, c, p);
 }
 
 // Otherwise the tests above would compare the single ops with themselves.
@@ -155,6 +219,12 @@ TEST(CudaActivation, FusedGemmsAcceptSupportedSizesOnly) {
   EXPECT_EQ(accepts(Activation::kSwiGlu, 2051, 896, 4864, DType::kF32), kNeither);
   EXPECT_EQ(accepts(Activation::kSwiGlu, 2051, 896, 4860), kNeither);  // unaligned rows
   EXPECT_EQ(accepts(Activation::kSwiGlu, 2051, 4104, 4864), (std::pair{false, true}));
+  // The limit of channels is without the tail, and y may be columns of a wider matrix.
+  const Tensor x = zeros(2051, 4096 + 64, DType::kBF16), w = zeros(2048, 4096 + 64, DType::kBF16);
+  const Tensor all = zeros(2051, 1024 + 64, DType::kBF16);
+  Tensor y = without_last_columns(all);
+  EXPECT_TRUE(cuda::fused_linear_activation(
+      {.y = y, .x = x, .w = w, .bias = none(), .op = Activation::kSwiGlu, .tail = 64}));
   EXPECT_EQ(accepts(Activation::kSwiGlu, 64, 896, 1024), kNeither);
   EXPECT_EQ(accepts(Activation::kSwiGlu, 0, 896, 4864), kNeither);
 }

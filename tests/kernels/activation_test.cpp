@@ -41,12 +41,35 @@ TEST(Activation, MismatchesNameTheTensor) {
 TEST(Activation, FusedMatmulsHaveTheBitsOfTheSingleOps) {
   for (const ActivationCase& test : activation_cases())
     for (const DType dtype : {DType::kF32, DType::kF64})
-      for (const LinearActivationSizes& size :
-           {LinearActivationSizes{37, 5, 11, 3}, {1, 1, 1, 1}, {0, 4, 8, 4}, {20, 40, 24, 17}})
+      for (const LinearActivationSizes& size : {LinearActivationSizes{37, 5, 11, 3},
+                                                {1, 1, 1, 1},
+                                                {0, 4, 8, 4},
+                                                {20, 40, 24, 17},
+                                                {20, 104, 24, 17, 64}})
         expect_bits_of_composition(
             test, size,
             [&](const Shape& shape, uint64_t seed) { return random_tensor(shape, dtype, seed); },
             [](const Shape& shape, DType dtype) { return Tensor::full(shape, NAN, dtype); });
+}
+
+// dh a is added to dy w before the activation's derivative.
+TEST(Activation, BackwardOfAnAdapterAddsItsGradient) {
+  for (const ActivationCase& test : activation_cases()) {
+    const int64_t rows = 37, c = 17, cols = 24, p = 64, wide = is_gated(test.op) ? 48 : 24;
+    const Tensor dy = random_tensor({rows, c}, DType::kF64, 1),
+                 dh = random_tensor({rows, p}, DType::kF64, 2);
+    const Tensor w = random_tensor({c, cols}, DType::kF64, 3),
+                 a = random_tensor({p, cols}, DType::kF64, 4);
+    const Tensor u = random_tensor({rows, wide}, DType::kF64, 5);
+    Tensor df = Tensor::empty({rows, cols}, DType::kF64), expected = Tensor::empty_like(u);
+    Tensor du = expected.clone(), dbias = Tensor::empty({wide}, DType::kF64), sums = dbias.clone();
+    matmul({df, dy, w});
+    matmul({df, dh, a, {.out = Grad::kAccumulate}});
+    activation_backward({.du = expected, .dbias = {sums}, .dy = df, .u = u, .op = test.op});
+    linear_activation_backward(
+        {.du = du, .dbias = {dbias}, .dy = dy, .w = w, .u = u, .op = test.op, .dh = dh, .a = a});
+    EXPECT_TRUE(bit_equal(du, expected) && bit_equal(dbias, sums)) << test.name;
+  }
 }
 
 TEST(Activation, MismatchesOfFusedMatmulsNameTheTensor) {

@@ -59,6 +59,52 @@ TEST(CudaMatmul, MatchesTheCpuForEveryTranspositionAndSize) {
         }
 }
 
+// Columns `first` and later of a matrix with `more` columns more, the others NaN.
+Tensor columns_of_wider(const Tensor& t, int64_t first, int64_t more) {
+  const Tensor wide = Tensor::full({t.dim(0), t.dim(1) + more}, NAN, t.dtype(), t.device());
+  return wide.narrow(1, first, t.dim(1)).copy_(t);
+}
+
+// Strides that keep the alignment of rows keep the bits; others select other algorithms.
+TEST(CudaMatmul, OperandsMayBeColumnsOfWiderMatrices) {
+  COHORT_REQUIRE_GPU(device);
+  struct Size {
+    int64_t m, n, k;
+  };
+  for (const Types& types : kTypes)
+    for (const Transpose ta : {Transpose::kNo, Transpose::kYes})
+      for (const Transpose tb : {Transpose::kNo, Transpose::kYes})
+        for (const auto& [m, n, k] :
+             {Size{1, 8, 64}, {5, 7, 3}, {40, 960, 896}, {130, 65, 257}, {300, 4864, 128}})
+          for (const Grad mode : {Grad::kOverwrite, Grad::kAccumulate}) {
+            SCOPED_TRACE(str(m, " x ", k, " x ", n, " in ", dtype_name(types.in)));
+            const MatmulDesc desc{.a = ta, .b = tb, .out = mode, .scale = 0.5};
+            const Tensor a = random_tensor(stored(m, k, ta), DType::kF64, 1).to(types.in);
+            const Tensor b = random_tensor(stored(k, n, tb), DType::kF64, 2).to(types.in);
+            const Tensor start = random_tensor({m, n}, DType::kF64, 3).to(types.out);
+            Tensor exact = start.to(DType::kF64);
+            matmul({exact, a.to(DType::kF64), b.to(DType::kF64), desc});
+            Tensor expected = start.to(device), same = expected.clone(), odd = expected.clone();
+            const Tensor x = a.to(device), w = b.to(device);
+            matmul({expected, x, w, desc});
+            matmul({same, columns_of_wider(x, 64, 128), columns_of_wider(w, 64, 128), desc});
+            EXPECT_TRUE(bit_equal(same, expected));
+            matmul({odd, columns_of_wider(x, 1, 3), columns_of_wider(w, 3, 5), desc});
+            const bool twice = mode == Grad::kAccumulate && types.out == DType::kBF16;
+            for (const Tensor& c : {same, odd})
+              expect_close(c, exact, "c", twice ? 1.5 : kRoundingSlack);
+          }
+}
+
+TEST(CudaMatmul, RowsMustStartWhereTheirStrideSays) {
+  COHORT_REQUIRE_GPU(device);
+  const Tensor a = Tensor::zeros({8, 64}, DType::kBF16, device);
+  Tensor c = Tensor::zeros({8, 8}, DType::kBF16, device);
+  matmul({c, columns_of_wider(a, 8, 16), a, {.b = Transpose::kYes}});
+  EXPECT_THROW_WITH(matmul({c, columns_of_wider(a, 1, 16), a, {.b = Transpose::kYes}}), Error,
+                    "to start at a multiple of 16 bytes");
+}
+
 TEST(CudaMatmul, AddsTheBiasBeforeTheOneRounding) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : {DType::kF32, DType::kBF16})
@@ -226,6 +272,73 @@ int out_of_order(const Tensor& y, const Tensor& x, const Tensor& w, const Tensor
   return differing.to_vector<int32_t>()[0];
 }
 
+// A layer with a tail: zeros change no bit of the layer without it (of zeros, the sign), in x or in
+// w. Otherwise a row depends on itself only, and where there is one order, the tail continues it.
+TEST(CudaMatmul, ATailContinuesTheSumOfALayer) {
+  COHORT_REQUIRE_GPU(device);
+  struct Size {
+    int64_t n, k, tail;
+  };
+  const int64_t max_rows = 2100;
+  for (const DType dtype : kCudaTypes)
+    for (const auto& [n, k, tail] : {Size{896, 896, 64},
+                                     {1152, 896, 192},
+                                     {9728, 896, 128},
+                                     {896, 4864, 64},
+                                     {576, 576, 64},
+                                     {66, 384, 64},
+                                     {4096, 136, 64},
+                                     {100, 33, 64},
+                                     {64, 100, 64}}) {
+      SCOPED_TRACE(str(n, " x ", k, " + ", tail, " in ", dtype_name(dtype)));
+      const auto random = [&, device = device](const Shape& shape, uint64_t seed) {
+        return random_tensor(shape, DType::kF64, seed).to(dtype).to(device);
+      };
+      const Tensor bias = random({n}, 3), w = random({n, k + tail}, 2);
+      const Tensor x = random({max_rows, k + tail}, 1);
+      const Tensor zero_w = w.clone(), zero_x = x.clone();
+      zero_w.narrow(1, k, tail).zero_();
+      zero_x.narrow(1, k, tail).zero_();
+      const Tensor body_w = w.narrow(1, 0, k).clone(), body_x = x.narrow(1, 0, k).clone();
+      Tensor all = Tensor::empty({max_rows, n}, dtype, device);
+      linear_forward({all, x, w, bias, tail});
+      if (dtype == DType::kBF16 && k % 8 == 0 && n % 8 == 0) {
+        EXPECT_EQ(out_of_order(all, x, w, bias), 0);
+      }
+      for (const int64_t rows : {1, 2, 8, 16, 17, 32, 33, 64, 65, 128, 129, 511, 2048, 2100}) {
+        const int64_t begin = (max_rows - rows) / 2;
+        const auto part = [&](const Tensor& t) { return t.narrow(0, begin, rows); };
+        Tensor y = Tensor::empty({rows, n}, dtype, device), expected = y.clone();
+        linear_forward({y, part(x), w, bias, tail});
+        ASSERT_TRUE(bit_equal(y, part(all))) << rows;
+        linear_forward({expected, part(body_x), body_w, bias});
+        linear_forward({y, part(zero_x), w, bias, tail});
+        ASSERT_TRUE(bit_equal(y, expected)) << rows;
+        linear_forward({y, part(x), zero_w, bias, tail});
+        ASSERT_TRUE(bit_equal(y, expected)) << rows;
+      }
+    }
+}
+
+TEST(CudaMatmul, ATailIsAddedInEveryType) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes)
+    for (const int64_t k : {896, 100, 33})
+      for (const int64_t rows : {3, 200}) {
+        const Tensor x = rounded_random({rows, k + 64}, dtype, 1),
+                     w = rounded_random({72, k + 64}, dtype, 2),
+                     bias = rounded_random({72}, dtype, 3);
+        Tensor exact = Tensor::empty({rows, 72}, DType::kF64),
+               y = Tensor::empty({rows, 72}, dtype, device);
+        linear_forward({exact, x, w, bias});
+        const auto on_device = [&, device = device](const Tensor& t) {
+          return t.to(dtype).to(device);
+        };
+        linear_forward({y, on_device(x), on_device(w), on_device(bias), 64});
+        expect_close(y, exact, "y", dtype == DType::kBF16 && k % 8 != 0 ? 1.5 : kRoundingSlack);
+      }
+}
+
 TEST(CudaAccumulationOrder, DetectsAnotherOrderAndAnotherElement) {
   COHORT_REQUIRE_GPU(device);
   const int64_t m = 128, n = 256, k = 2048;
@@ -362,7 +475,7 @@ TEST(CudaSkinnyGemm, HandlesPartialTiles) {
   COHORT_REQUIRE_GPU(device);
   if (!cuda::is_skinny({1, 8, 128}, device)) GTEST_SKIP() << "needs an sm_90 GPU";
   for (const int64_t n : {8, 24, 1056, 1064, 2200, 8192, 8200})
-    for (const int64_t k : {128, 256, 896})
+    for (const int64_t k : {64, 128, 192, 256, 896, 960})
       for (const int64_t m : {1, 7, 8, 9, 16, 17, 31, 33, 63, 64})
         for (const DType out : {DType::kBF16, DType::kF32}) {
           SCOPED_TRACE(str(m, " x ", k, " times ", k, " x ", n, " to ", dtype_name(out)));
@@ -375,11 +488,33 @@ TEST(CudaSkinnyGemm, HandlesPartialTiles) {
           };
           Guarded x = guarded({m, k}, 1), w = guarded({n, k}, 2), bias = guarded({n}, 3);
           Guarded y(Shape{m, n}, out, device);
-          cuda::skinny_gemm(
-              {.y = y.tensor(), .x = x.tensor(), .w = w.tensor(), .bias = bias.tensor()});
-          ASSERT_EQ(out_of_order(y.tensor(), x.tensor(), w.tensor(), bias.tensor()), 0);
-          ASSERT_TRUE(y.intact());
+          for (const int64_t tail : {int64_t{0}, int64_t{40}, k / 2, k}) {
+            y.tensor().fill_(NAN);
+            cuda::skinny_gemm({.y = y.tensor(),
+                               .x = x.tensor(),
+                               .w = w.tensor(),
+                               .bias = bias.tensor(),
+                               .tail = tail});
+            ASSERT_EQ(out_of_order(y.tensor(), x.tensor(), w.tensor(), bias.tensor()), 0) << tail;
+            ASSERT_TRUE(y.intact());
+          }
         }
+}
+
+TEST(CudaSkinnyGemm, MatricesMayBeColumnsOfWiderOnes) {
+  COHORT_REQUIRE_GPU(device);
+  if (!cuda::is_skinny({1, 8, 128}, device)) GTEST_SKIP() << "needs an sm_90 GPU";
+  for (const int64_t n : {24, 1056, 8200})
+    for (const int64_t m : {1, 17, 64}) {
+      const Tensor x = random_on(device, {m, 192}, 1), w = random_on(device, {n, 192}, 2);
+      const Tensor wide = Tensor::full({m, n + 64}, 42, DType::kBF16, device);
+      Tensor y = wide.narrow(1, 0, n), expected = Tensor::empty({m, n}, DType::kBF16, device);
+      cuda::skinny_gemm({.y = expected, .x = x, .w = w, .bias = {}});
+      cuda::skinny_gemm(
+          {.y = y, .x = columns_of_wider(x, 8, 16), .w = columns_of_wider(w, 64, 128), .bias = {}});
+      EXPECT_TRUE(bit_equal(y.clone(), expected)) << m << " x " << n;
+      for (const double v : wide.narrow(1, n, 64).clone().to_vector<double>()) ASSERT_EQ(v, 42);
+    }
 }
 
 TEST(CudaSkinnyGemm, AcceptsSupportedSizesOnly) {
@@ -389,7 +524,7 @@ TEST(CudaSkinnyGemm, AcceptsSupportedSizesOnly) {
   for (const cuda::GemmSize& size : {cuda::GemmSize{65, 896, 896},
                                      {0, 896, 896},
                                      {1, 896, 0},
-                                     {1, 896, 64},
+                                     {1, 896, 72},
                                      {1, 896, 136},
                                      {17, 4864, 896},
                                      {33, 1536, 8960},

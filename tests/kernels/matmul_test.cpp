@@ -128,6 +128,91 @@ TEST(Matmul, ThreadCountDoesNotChangeBits) {
   }
 }
 
+// Columns of a matrix whose other columns are NaN.
+Tensor columns_of_wider(const Tensor& t) {
+  Tensor wide = Tensor::full({t.dim(0), t.dim(1) + 7}, NAN, t.dtype());
+  return wide.narrow(1, 3, t.dim(1)).copy_(t);
+}
+
+TEST(Matmul, StridedOperandsHaveTheBitsOfContiguousOnes) {
+  const int64_t sizes[][3] = {{1, 1, 1}, {5, 33, 1}, {17, 65, 33}, {64, 40, 72}, {5, 300, 130}};
+  for (const auto& [m, k, n] : sizes)
+    for (const Transpose ta : kBoth)
+      for (const Transpose tb : kBoth)
+        for (const DType dtype : {DType::kF64, DType::kF32})
+          for (const Grad out : {Grad::kOverwrite, Grad::kAccumulate}) {
+            const Tensor a = operand(m, k, ta, dtype, 1), b = operand(k, n, tb, dtype, 2);
+            const MatmulDesc desc{.a = ta, .b = tb, .out = out};
+            Tensor expected = random_tensor({m, n}, dtype, 3), c = expected.clone();
+            matmul({expected, a, b, desc});
+            matmul({c, columns_of_wider(a), columns_of_wider(b), desc});
+            EXPECT_TRUE(bit_equal(c, expected)) << m << " " << k << " " << n;
+          }
+}
+
+// A power of two changes exponents only.
+TEST(Matmul, ScaleMultipliesTheProduct) {
+  for (const Transpose ta : kBoth)
+    for (const int64_t n : {1, 33}) {
+      const Tensor a = operand(20, 65, ta, DType::kF64, 1);
+      const Tensor b = operand(65, n, Transpose::kNo, DType::kF64, 2);
+      Tensor whole = Tensor::empty({20, n}, DType::kF64), c = Tensor::full({20, n}, 3, DType::kF64);
+      matmul({whole, a, b, {.a = ta}});
+      matmul({c, a, b, {.a = ta, .out = Grad::kAccumulate, .scale = 0.25}});
+      for (int64_t i = 0; i < c.numel(); ++i)
+        EXPECT_NEAR(c.data<double>()[i], 3 + whole.data<double>()[i] / 4, 1e-13);
+      matmul({c, a, b, {.a = ta, .scale = 0.25}});
+      for (int64_t i = 0; i < c.numel(); ++i)
+        EXPECT_EQ(c.data<double>()[i], whole.data<double>()[i] / 4);
+    }
+}
+
+// x and w with `tail` more columns.
+Tensor with_tail(const Tensor& t, const Tensor& tail) {
+  Tensor out = Tensor::empty({t.dim(0), t.dim(1) + tail.dim(1)}, t.dtype());
+  out.narrow(1, 0, t.dim(1)).copy_(t);
+  out.narrow(1, t.dim(1), tail.dim(1)).copy_(tail);
+  return out;
+}
+
+TEST(Matmul, ATailOfZerosChangesNoBit) {
+  constexpr int64_t kRows = 70, kTail = 64;
+  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{1, 5}, {33, 17}, {96, 384}, {7, 1000}})
+    for (const DType dtype : {DType::kF32, DType::kF64})
+      for (const bool zero_x : {false, true}) {
+        const Tensor x = random_tensor({kRows, k}, dtype, 1), w = random_tensor({n, k}, dtype, 2);
+        const Tensor bias = random_tensor({n}, dtype, 3);
+        const auto tail_of = [&](int64_t rows, bool zero) {
+          return zero ? Tensor::zeros({rows, kTail}, dtype)
+                      : random_tensor({rows, kTail}, dtype, 4);
+        };
+        const Tensor wide_x = with_tail(x, tail_of(kRows, zero_x));
+        const Tensor wide_w = with_tail(w, tail_of(n, !zero_x));
+        for (int64_t rows = 1; rows <= kRows; ++rows) {
+          Tensor expected = Tensor::empty({rows, n}, dtype), y = expected.clone();
+          linear_forward({expected, x.narrow(0, 0, rows), w, bias});
+          linear_forward({y, wide_x.narrow(0, 0, rows), wide_w, bias, kTail});
+          ASSERT_TRUE(bit_equal(y, expected)) << rows << " rows, " << n << " x " << k;
+        }
+      }
+}
+
+TEST(Matmul, ATailIsAddedToTheSum) {
+  const Tensor x = random_tensor({37, 50}, DType::kF64, 1),
+               w = random_tensor({30, 50}, DType::kF64, 2);
+  const Tensor h = random_tensor({37, 64}, DType::kF64, 3),
+               b = random_tensor({30, 64}, DType::kF64, 4);
+  const Tensor bias = random_tensor({30}, DType::kF64, 5);
+  Tensor expected = Tensor::empty({37, 30}, DType::kF64), y = expected.clone();
+  linear_forward({expected, x, w, bias});
+  matmul({expected, h, b, {.b = Transpose::kYes, .out = Grad::kAccumulate}});
+  linear_forward({y, with_tail(x, h), with_tail(w, b), bias, 64});
+  EXPECT_LE(relative_error(y, expected), 1e-12);
+  linear_forward({expected, with_tail(x, h), with_tail(w, b), bias, 114});  // nothing else
+  EXPECT_LE(relative_error(y, expected), 1e-12);
+  EXPECT_THROW_WITH(linear_forward({y, x, w, bias, 51}), Error, "a tail of at most 50 columns");
+}
+
 TEST(Matmul, HigherRankInputsAreRowsOfTheLastDimension) {
   const Tensor x = random_tensor({2, 3, 4}, DType::kF64, 1),
                w = random_tensor({5, 4}, DType::kF64, 2);

@@ -215,6 +215,49 @@ TEST(CudaNorm, RowsOfRmsNormsMayBeStrided) {
     }
 }
 
+// The rows of y may have other columns after them, in every forward: aligned or not, in registers
+// or too long for them.
+TEST(CudaNorm, OutputsMayBeColumnsOfAWiderMatrix) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes)
+    for (const int64_t cols : {65, 896, 17000})
+      for (const int64_t tail : {64, 3}) {
+        const Shape shape{37, cols};
+        const Inputs values(shape, dtype);
+        const auto on_device = [&, device = device](const Tensor& t) {
+          return t.to(dtype).to(device);
+        };
+        const Tensor x = on_device(values.x), w = on_device(values.w), b = on_device(values.b),
+                     dy = on_device(values.dy);
+        Tensor mean = Tensor::empty({37}, DType::kF32, device), rstd = mean.clone();
+        Tensor sum = Tensor::empty_like(x);
+        const std::function<void(Tensor&)> forwards[] = {
+            [&](Tensor& y) {
+              rms_norm_forward({y, rstd, x, w, kEps});
+            },
+            [&](Tensor& y) {
+              layer_norm_forward({y, mean, rstd, x, w, b, kEps});
+            },
+            [&](Tensor& y) {
+              add_rms_norm_forward({sum, y, rstd, x, dy, w, kEps});
+            },
+            [&](Tensor& y) {
+              add_layer_norm_forward({sum, y, mean, rstd, x, dy, w, b, kEps});
+            }};
+        for (const auto& forward : forwards) {
+          Tensor expected = Tensor::empty(shape, dtype, device);
+          Guarded all(Shape{37, cols + tail}, dtype, device);
+          Tensor y = all.tensor().narrow(1, 0, cols);
+          forward(expected);
+          forward(y);
+          EXPECT_TRUE(bit_equal(y.clone(), expected)) << dtype_name(dtype) << " " << cols;
+          EXPECT_TRUE(all.intact());
+          for (const double v : all.tensor().narrow(1, cols, tail).clone().to_vector<double>())
+            EXPECT_TRUE(std::isnan(v));
+        }
+      }
+}
+
 TEST(CudaNorm, RowsDependOnThemselvesOnly) {
   COHORT_REQUIRE_GPU(device);
   for (const Norm norm : {Norm::kRms, Norm::kLayer})

@@ -241,6 +241,35 @@ TEST(RmsNorm, RowsMayLieApart) {
   }
 }
 
+// The rows of y may have other columns after them, in every forward.
+TEST(Norms, OutputsMayBeColumnsOfAWiderMatrix) {
+  const Shape shape{37, 65};
+  const NormInputs in(shape, DType::kF32);
+  Tensor mean = Tensor::empty({37}, DType::kF32), rstd = mean.clone(),
+         sum = Tensor::empty_like(in.x);
+  const std::function<void(Tensor&)> forwards[] = {
+      [&](Tensor& y) {
+        rms_norm_forward({y, rstd, in.x, in.w, kEps});
+      },
+      [&](Tensor& y) {
+        layer_norm_forward({y, mean, rstd, in.x, in.w, in.b, kEps});
+      },
+      [&](Tensor& y) {
+        add_rms_norm_forward({sum, y, rstd, in.x, in.dy, in.w, kEps});
+      },
+      [&](Tensor& y) {
+        add_layer_norm_forward({sum, y, mean, rstd, in.x, in.dy, in.w, in.b, kEps});
+      }};
+  for (const auto& forward : forwards) {
+    Tensor expected = Tensor::empty(shape, DType::kF32);
+    Tensor all = Tensor::full({37, 70}, 42, DType::kF32), y = all.narrow(1, 0, 65);
+    forward(expected);
+    forward(y);
+    EXPECT_TRUE(bit_equal(y.clone(), expected));
+    for (const float v : all.narrow(1, 65, 5).to_vector<float>()) EXPECT_EQ(v, 42);
+  }
+}
+
 TEST(Norms, ThreadCountDoesNotChangeBits) {
   const NormInputs in({700, 65}, DType::kF32);
   for (const auto run : {run_rms, run_layer})
