@@ -17,11 +17,11 @@
 //    their number or the thread count. The reduction order inside a row is fixed.
 //  * Every gradient output says by enum whether it is overwritten or accumulated into.
 //  * With Stream::may_prefetch, CUDA kernels may prefetch some inputs before the grids they depend
-//    on have ended (programmatic dependent launch): skinny GEMMs their weights, attention_decode()
-//    the cache, its block table, sequences and positions. Every write to these must have been
-//    enqueued before the last embedding_forward(), at which later kernels wait; otherwise they read
-//    old values. attention_decode() writes the cache itself, but takes the key and value of its own
-//    token from qkv.
+//    on have ended (programmatic dependent launch): skinny GEMMs their weights, lora_input() its a,
+//    attention_decode() the cache, its block table, sequences and positions. Every write to these
+//    must have been enqueued before the last embedding_forward(), at which later kernels wait;
+//    otherwise they read old values. attention_decode() writes the cache itself, but takes the key
+//    and value of its own token from qkv.
 #pragma once
 
 #include "core/host_device.h"

@@ -19,6 +19,7 @@
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/raw.cuh"
 #include "kernels/cuda/sm90/cluster.cuh"
+#include "kernels/cuda/sm90/tma.cuh"
 
 namespace cohort::kernels::cuda {
 namespace {
@@ -128,18 +129,20 @@ struct SplitTile {
     }
   }
 
-  // Stores the slice's sums to the blocks that add them: row r belongs to block r % blocks of the
-  // cluster. `memory` is [slices, rows of a block, kPairs].
-  __device__ __forceinline__ void scatter(float2* memory, int slice, int cluster_log2) const {
+  // Stores the slice's sums to the blocks that add them, whose barriers count them: row r belongs
+  // to block r % blocks of the cluster. `memory` is [slices, rows of a block, kPairs].
+  __device__ __forceinline__ void scatter(const float2* memory, uint32_t barrier, int slice,
+                                          int cluster_log2) const {
     const int lane = threadIdx.x % 32, block_rows = kRows >> cluster_log2;
 #pragma unroll
     for (int i = 0; i < 2 * kM; ++i) {
       const int row = 8 * i + lane / 4;
-      float2* const to = in_block(memory, row & ((1 << cluster_log2) - 1)) +
-                         (slice * block_rows + (row >> cluster_log2)) * kPairs + lane % 4;
+      const float2* const to =
+          memory + (slice * block_rows + (row >> cluster_log2)) * kPairs + lane % 4;
 #pragma unroll
       for (int j = 0; j < kN; ++j)
-        to[4 * j] = {sums[i / 2][j][i % 2 * 2], sums[i / 2][j][i % 2 * 2 + 1]};
+        store_in_block(row & ((1 << cluster_log2) - 1), to + 4 * j,
+                       {sums[i / 2][j][i % 2 * 2], sums[i / 2][j][i % 2 * 2 + 1]}, barrier);
     }
   }
 };
@@ -148,14 +151,20 @@ template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads) split_kernel(const Problem problem) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ float2 slice_sums[];
+  __shared__ uint64_t barrier_memory;
+  const uint32_t barrier = shared_address(&barrier_memory);
   const int rank = blockIdx.x, slice = rank * kSplitWarps + threadIdx.x / 32;
-  cluster_sync();  // the blocks that scatter() stores to have started
+  const int pairs = (Tile::kRows >> problem.cluster_log2) * Tile::kPairs;
+  if (threadIdx.x == 0) {
+    barrier_init(barrier, 1);
+    barrier_arrive_expect_tx(barrier, problem.slices * pairs * int{sizeof(float2)});
+  }
+  cluster_sync();  // the blocks that scatter() stores to have started, with their barriers
   Tile tile;
   tile.multiply_slice(problem, slice);
-  if (slice < problem.slices) tile.scatter(slice_sums, slice, problem.cluster_log2);
-  cluster_sync();
+  if (slice < problem.slices) tile.scatter(slice_sums, barrier, slice, problem.cluster_log2);
+  barrier_wait(barrier, 0);
   const int64_t row0 = int64_t{blockIdx.z} * Tile::kRows;
-  const int pairs = (Tile::kRows >> problem.cluster_log2) * Tile::kPairs;
   for (int i = threadIdx.x; i < pairs; i += Tile::kThreads) {
     float first = 0, second = 0;
 #pragma unroll 8

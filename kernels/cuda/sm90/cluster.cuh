@@ -19,8 +19,8 @@ __device__ __forceinline__ void cluster_sync() {
 
 // Address of `p` mapped to the shared memory of block `rank` of the cluster.
 template <class T>
-__device__ __forceinline__ T* in_block(T* p, int rank) {
-  T* mapped;
+__device__ __forceinline__ const T* in_block(const T* p, int rank) {
+  const T* mapped;
   asm volatile("mapa.u64 %0, %1, %2;\n" : "=l"(mapped) : "l"(p), "r"(rank));
   return mapped;
 }
@@ -36,6 +36,17 @@ __device__ __forceinline__ void store_in_block(int rank, const float* to, float 
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [mapped], %1, [counter];\n}\n" ::
           "r"(shared_address(to)),
       "f"(value), "r"(barrier), "r"(rank)
+      : "memory");
+}
+__device__ __forceinline__ void store_in_block(int rank, const float2* to, float2 value,
+                                               uint32_t barrier) {
+  asm volatile(
+      "{\n.reg .b32 mapped, counter;\n"
+      "mapa.shared::cluster.u32 mapped, %0, %4;\n"
+      "mapa.shared::cluster.u32 counter, %3, %4;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [mapped], {%1, %2}, "
+      "[counter];\n}\n" ::"r"(shared_address(to)),
+      "f"(value.x), "f"(value.y), "r"(barrier), "r"(rank)
       : "memory");
 }
 __device__ __forceinline__ void store_in_block(int rank, const double2* to, double2 value,
