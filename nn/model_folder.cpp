@@ -8,6 +8,7 @@
 #include "core/log.h"
 #include "data/safetensors.h"
 #include "nn/families/family.h"
+#include "nn/lora.h"
 #include "sys/files.h"
 #include "sys/input_file.h"
 
@@ -33,12 +34,8 @@ struct StoredTensor {
   }
 };
 
-std::string with_layer(std::string pattern, int64_t layer) {
-  const size_t star = pattern.find('*');
-  return star == pattern.npos ? pattern : pattern.replace(star, 1, std::to_string(layer));
-}
-
-// Stored tensors in the order of their first parameters.
+// Stored tensors in the order of their first parameters, without those of adapters, which have
+// files of their own (nn/adapter_folder.h).
 std::vector<StoredTensor> stored_tensors(const Transformer& model,
                                          const std::vector<TensorRule>& rules) {
   const ModelConfig& config = model.config();
@@ -48,9 +45,9 @@ std::vector<StoredTensor> stored_tensors(const Transformer& model,
   std::set<std::string> covered;
   for (const TensorRule& rule : rules)
     for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-      StoredTensor stored{with_layer(rule.stored, layer), rule.layout, {}};
+      StoredTensor stored{layer_name(rule.stored, layer), rule.layout, {}};
       for (const std::string& pattern : rule.parameters) {
-        const std::string name = with_layer(pattern, layer);
+        const std::string name = layer_name(pattern, layer);
         stored.parameters.push_back(by_name.at(name));
         covered.insert(name);
       }
@@ -58,6 +55,7 @@ std::vector<StoredTensor> stored_tensors(const Transformer& model,
     }
   std::vector<StoredTensor> all;
   for (const NamedParameter& p : model.parameters()) {
+    if (p.role == ParameterRole::kAdapter) continue;
     const auto merged = by_first_parameter.find(p.name);
     if (merged != by_first_parameter.end())
       all.push_back(merged->second);
@@ -87,18 +85,22 @@ void load(const StoredTensor& stored, const SafetensorsFile& file, const std::st
   int64_t first = 0;
   for (const NamedParameter* p : stored.parameters) {
     Tensor value = p->value;
+    // Weights with an adapter are strided: behind each row is the adapter's s B.
+    Tensor rows = value.is_contiguous() ? value : Tensor::empty_like(value);
     if (transposed)
-      value.copy_(all.narrow(0, first, value.dim(0)).contiguous());
+      rows.copy_(all.narrow(0, first, rows.dim(0)).contiguous());
     else
-      file.read_rows(name, first, value);
+      file.read_rows(name, first, rows);
+    if (!value.is_contiguous()) value.copy_(rows);
     first += value.dim(0);
   }
 }
 
-// The stored tensor, on the host unless it is a single unchanged parameter.
+// The stored tensor, contiguous, on the host unless it is a single unchanged parameter.
 Tensor assemble(const StoredTensor& stored) {
   const Tensor first = stored.parameters[0]->value;
-  if (stored.parameters.size() == 1 && stored.layout == TensorRule::Layout::kSame) return first;
+  if (stored.parameters.size() == 1 && stored.layout == TensorRule::Layout::kSame)
+    return first.contiguous();
   Shape shape = first.shape();
   shape[0] = stored.rows();
   Tensor all = Tensor::empty(shape, first.dtype());
@@ -166,12 +168,12 @@ std::vector<TensorSource> sources(
   return out;
 }
 
+}  // namespace
+
 bool loses_bits(const std::string& stored, DType dtype) {
   if (stored == "F64") return dtype != DType::kF64;
   return dtype == DType::kBF16 && stored != "BF16";
 }
-
-}  // namespace
 
 bool is_model_folder(const std::string& dir) {
   return SafetensorsFolder::exists(dir, "model") && path_exists(dir + "/config.json");
@@ -220,11 +222,11 @@ std::string explain_no_model(const std::string& path) {
                dir, "'", options, name, name.empty() ? "" : "'",
                ").save_pretrained('NEW', safe_serialization=True), and AutoTokenizer likewise");
   };
-  if (!find("adapter_config", ".json").empty() || !find("adapter_model", "").empty())
-    return str(
-        ": it is an adapter (LoRA), which holds changes to another model; hint: merge them "
-        "in Python: peft.AutoPeftModelForCausalLM.from_pretrained('",
-        dir, "').merge_and_unload().save_pretrained('NEW'), and copy the tokenizer");
+  if (const std::string name = find("adapter_", ""); path != dir && !name.empty())
+    return ": it is a file of an adapter (LoRA); hint: give its folder";
+  if (const std::string name = find("adapter_model", ""); !name.empty())
+    return str(": it has ", name,
+               " of an adapter (LoRA) and no adapter_config.json; hint: is the download complete?");
   if (const std::string name = find("", ".gguf"); !name.empty())
     return str(": ", name, " is in llama.cpp's format, which is not read",
                convert(", gguf_file='", name));

@@ -25,12 +25,13 @@ std::string hub_hint(const std::string& name, const std::string& path);
 // DIR/config.json, resolved. Throws InputError naming the file and the field.
 ModelConfig load_config(const std::string& dir);
 
-// Reads DIR/STEM.safetensors or its shards into the model's parameters, converted to its dtype.
+// Reads DIR/STEM.safetensors or its shards into the model's parameters, converted to its dtype, but
+// for those of adapters (nn/adapter_folder.h), which keep their values, as they are not written.
 // Throws InputError for a tensor that is missing, unknown to the model, or of another shape.
 void load_weights(Transformer& model, const std::string& dir, const std::string& stem = "model");
 
-// Writes the weights under the names of the model's family and flushes them to disk. Returns the
-// names of the files.
+// Writes the weights, without adapters, under the names of the model's family and flushes them to
+// disk. Returns the names of the files.
 std::vector<std::string> save_weights(const Transformer& model, const std::string& dir,
                                       const std::string& stem = "model");
 // Content of config.json: to_json() with the dtype of the weights. `tokenizer` (nullptr: not known)
@@ -40,6 +41,8 @@ Json saved_config(const Transformer& model, const Tokenizer* tokenizer = nullptr
 // The floating point type of the folder's weights by its name in config.json ("float16"); the type
 // that holds all of them if they differ.
 std::string stored_dtype(const std::string& dir);
+// True if numbers of a type of safetensors ("F16") may be rounded when they become `dtype`.
+bool loses_bits(const std::string& stored, DType dtype);
 // DType that holds numbers of such a type exactly.
 DType dtype_holding(const std::string& name);
 // Writes the weights as `dtype` ("float16", "bfloat16", "float32" or "float64"), their config.json
