@@ -33,13 +33,6 @@ bool is_harmless(const std::string& field) {
   return false;
 }
 
-bool is_blank(const Json& value) {
-  return value.is_null() || (value.is_bool() && !value.as_bool()) ||
-         (value.is_string() && value.as_string().empty()) ||
-         (value.is_array() && value.as_array().empty()) ||
-         (value.is_object() && value.as_object().empty());
-}
-
 // Calls read() and adds the field's name to errors.
 template <class Read>
 auto named(const char* field, const Read& read) {
@@ -50,7 +43,45 @@ auto named(const char* field, const Read& read) {
   }
 }
 
+// Quantized weights by the fields that describe them: "bitsandbytes, 4 bits".
+std::string quantization_of(const Json& json) {
+  const std::string* method = json.find_text("quant_method");
+  std::string text = method == nullptr ? "" : *method;
+  const auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
+  const Json& bits = json.get_or_null("bits");
+  const auto is_on = [&](const char* field) {
+    const Json& value = json.get_or_null(field);
+    return value.is_bool() && value.as_bool();
+  };
+  if (bits.is_int()) add(str(bits.as_int(), " bits"));
+  if (is_on("load_in_4bit")) add("4 bits");
+  if (is_on("load_in_8bit")) add("8 bits");
+  return text.empty() ? "a method that it does not name" : text;
+}
+
 }  // namespace
+
+bool is_blank(const Json& value) {
+  return value.is_null() || (value.is_bool() && !value.as_bool()) ||
+         (value.is_string() && value.as_string().empty()) ||
+         (value.is_array() && value.as_array().empty()) ||
+         (value.is_object() && value.as_object().empty());
+}
+
+void refuse_quantized(const Json& config) {
+  for (const char* field : {"quantization_config", "quantization"})
+    if (const Json& value = config.get_or_null(field); !is_blank(value))
+      throw InputError(str("the field ", field, ": quantized weights (", quantization_of(value),
+                           ") are not supported; hint: use the folder of the 16-bit model, whose "
+                           "name has no -bnb-4bit, -GPTQ or -AWQ"));
+}
+
+Json model_fields(const Json& config) {
+  Json out = Json::Object{};
+  for (const auto& [field, value] : config.as_object())
+    if (!is_blank(value) && (field == "model_type" || !is_harmless(field))) out.set(field, value);
+  return out;
+}
 
 const Json* ConfigFile::find(const char* field) {
   used_.insert(field);
@@ -119,10 +150,6 @@ void ConfigFile::refuse(const char* field, const std::string& why) const {
 
 void ConfigFile::check_all_used() const {
   for (const auto& [field, value] : json_.as_object()) {
-    if (field == "quantization_config" && !is_blank(value))
-      throw InputError(
-          "the field quantization_config: quantized weights are not supported; hint: "
-          "use the model's folder with bf16 weights");
     if (used_.contains(field) || is_blank(value) || is_harmless(field)) continue;
     throw InputError(
         str("the field ", field, " is not supported for model_type ",

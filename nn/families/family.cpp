@@ -69,6 +69,7 @@ bool is_equal(const ModelConfig& a, ModelConfig b) {
 }  // namespace
 
 ModelConfig read_family(const Json& json) {
+  refuse_quantized(json);
   ConfigFile file(json);
   ModelConfig c = find_family(json.at("model_type").as_string()).read(file);
   file.check_all_used();
