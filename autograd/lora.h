@@ -32,8 +32,8 @@ enum class Adapters : uint8_t { kOn, kOff };
 struct LoraInputs {
   Tensor xh, h;
 };
-// Writes h, or zeros if adapters are off, behind x, whose rows have room for it as padding if a
-// norm, attention() or mlp() was told so; else behind a copy of x.
+// Writes h, or zeros if adapters are off, behind x: into the padding of its rows, which norms and
+// attention() make if asked to; else behind a copy of x.
 LoraInputs lora_inputs(const Tensor& x, const Lora& lora, Adapters adapters, bool keeps_h);
 
 // The adapter's part of a layer's backward, from dy [T, N]; nothing if `lora` is undefined. The

@@ -1,5 +1,5 @@
-// Which linear layers of a model have adapters (LoRA, Hu et al. 2021), and how their parameters are
-// named and stored in the model's set.
+// Adapters of a model's linear layers (LoRA, Hu et al. 2021): the layers that have one, and their
+// parameters in the model's set.
 #pragma once
 
 #include <string>
@@ -20,7 +20,7 @@ struct LoraModule {
 };
 // All linear layers of the blocks, in order. The configuration must be resolved.
 std::vector<LoraModule> linear_modules(const ModelConfig& config);
-// Those with an adapter: whose name is one of lora.targets, or ends with a dot and one of them.
+// The linear layers with an adapter: the name is one of lora.targets, or ends with a dot and one.
 // Throws InputError for a target that names none.
 std::vector<LoraModule> lora_modules(const ModelConfig& config);
 
@@ -29,12 +29,12 @@ struct LoraPart {
   std::string name;  // "model.layers.0.self_attn.q_proj"
   int64_t rows = 0;
 };
-// Columns of s B, and of h: the ranks of the adapters of a layer of these parts side by side, padded
-// to a multiple of 64, which keeps matmuls aligned; 0 if it has none.
+// Columns of s B, and of h: the ranks of the adapters of a layer of these parts side by side,
+// padded to a multiple of 64, which keeps matmuls aligned; 0 if it has none.
 int64_t lora_columns(const ModelConfig& config, std::span<const LoraPart> parts);
 // Adds the adapters of such a layer with `in` inputs as NAME.lora_A.weight [rank, in], uniform in
-// +-1 / sqrt(in) (PEFT's initial values), and NAME.lora_B.weight [out, rank], zeros. Undefined if it
-// has none.
+// +-1 / sqrt(in) (PEFT's initial values), and NAME.lora_B.weight [out, rank], zeros. Undefined if
+// it has none.
 Lora add_lora(ParameterSet& set, const ModelConfig& config, std::span<const LoraPart> parts,
               int64_t in);
 // Writes s B behind the rows of a weight. To be called whenever B has changed.

@@ -32,13 +32,13 @@ inline constexpr EnumName<Recompute> kRecomputeNames[] = {
 // Low-rank adapters of the blocks' linear layers, which are trained instead of the model's own
 // parameters (LoRA, Hu et al. 2021): y = W x + scale() B A x.
 struct LoraConfig {
-  int64_t rank = 0;  // of A [rank, in] and B [out, rank]; 0: no adapters
+  int64_t rank = 0;  // A is [rank, in], B [out, rank]; 0: no adapters
   double alpha = 32;
   // Modules by the end of the name under which the model's family stores them ("q_proj",
   // "attn.c_proj"); empty: all linear layers of the blocks.
   std::vector<std::string> targets;
   bool rslora = false;  // scales by the root of the rank (Kalajdzievski 2023)
-  uint64_t seed = 1;    // of A's initial values; not a configuration key
+  uint64_t seed = 1;    // gives A's initial values; not a configuration key
 
   double scale() const {
     const auto r = static_cast<double>(rank);
@@ -147,7 +147,7 @@ struct ModelSize {
   // Parameters used in a matmul per token, including the head.
   int64_t matmul_parameters = 0;
   int64_t adapters = 0;  // parameters of adapters, all of which are used so
-  // Those that an update changes.
+  // The number that an update changes.
   int64_t trained() const { return adapters > 0 ? adapters : parameters; }
 };
 ModelSize model_size(const ModelConfig& config);

@@ -31,8 +31,8 @@ struct StagePreview {
   bool is_new_model_meant = false;
 };
 
-// Throws InputError if the first stage trains adapters (lora) of a new model, which a plan for a GPU
-// may do.
+// Throws InputError if the first stage trains adapters (lora) of a new model, which only a plan for
+// a GPU may do.
 void check_adapters_have_model(const RunPlan& plan);
 
 // Upper bounds for the size of a step.

@@ -150,7 +150,7 @@ class Stage : NonCopyable {
   Dataset data_;
   std::unique_ptr<Learner> learner_;
   std::unique_ptr<Engine> engine_;          // samples from the learner's model
-  std::unique_ptr<Transformer> reference_;  // of a model without adapters
+  std::unique_ptr<Transformer> reference_;  // unless the model has adapters
   std::vector<Tensor> start_adapters_;      // reference: start
   Correctness correct_;
   TrainState state_;

@@ -149,6 +149,8 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "    epsilon: 0.1\n"
       "    epsilon_high: 0.28\n"
       "    beta: 0.04\n"
+      "    reference: start\n"
+      "    lora: {rank: 8, alpha: 12.5, targets: [q_proj, mlp.down_proj], rslora: yes}\n"
       "    loss_type: dr_grpo\n"
       "    scale_rewards: leave_one_out\n"
       "    num_iterations: 2\n"
