@@ -13,7 +13,7 @@ namespace cohort {
 // and keys: each has columns of h, and with them a block of s B, which is 0 elsewhere.
 struct Lora {
   struct Module {
-    int64_t row = 0, rows = 0;  // of the layer's weight
+    int64_t row = 0, rows = 0;  // its first row of the layer's weight, and their number
   };
   Variable a;  // [modules rank, K], behind which P - modules rank rows of zeros are padding
   Variable b;  // [rows of all modules, rank]

@@ -12,8 +12,8 @@
 namespace cohort {
 
 // A linear layer as the model's family stores it, which has one adapter: the rows of several of
-// Cohort's if the family stores those in one tensor (Phi-3, GPT-2). '*' stands for the number of the
-// block.
+// Cohort's if the family stores those in one tensor (Phi-3, GPT-2). '*' stands for the block's
+// number.
 struct LoraModule {
   std::string name;                // "model.layers.*.self_attn.q_proj"
   std::vector<std::string> parts;  // Cohort's names, likewise
