@@ -27,7 +27,7 @@
 namespace cohort::kernels::cuda {
 namespace {
 
-constexpr int kBox = 64, kStageColumns = 2 * kBox, kRowBytes = kBox * int{sizeof(bf16)};
+constexpr int kBox = 64, kRowBytes = kBox * int{sizeof(bf16)};
 // Shared memory of sm_90, for which the tilings are chosen.
 constexpr int kSharedPerSm = 227 << 10, kSharedReservedPerBlock = 1 << 10;
 
@@ -231,7 +231,7 @@ struct WarpTile {
 template <class T>
 __device__ void multiply_tiles(const Epilogue<typename T::Out>& to, const OperandStages<T>& stages,
                                const Sizes& size) {
-  const int steps = (size.k + kStageColumns - 1) / kStageColumns;
+  const int steps = (size.k / kBox + 1) / 2;  // stages of a tile
   const Pipeline<T::kStages> pipeline = stages.pipeline;
   PipelineState<T::kStages> state;
   WarpTile<T> warp_tile(threadIdx.x / 32, threadIdx.x % 32);
