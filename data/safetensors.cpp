@@ -142,6 +142,15 @@ const char* stored_name(DType dtype) {
   return kNames[static_cast<int>(dtype)];
 }
 
+Tensor stored_values(const Tensor& tensor, const std::string& type, const std::string& name) {
+  const Tensor stored = make_stored({name, tensor.shape(), type, [&] { return tensor; }});
+  if (type != kHalf) return stored.to(tensor.dtype());
+  Tensor values = Tensor::empty(tensor.shape(), DType::kF32);
+  const auto* halves = static_cast<const uint16_t*>(stored.raw());
+  std::transform(halves, halves + tensor.numel(), values.data<float>(), half_to_float);
+  return values.to(tensor.dtype());
+}
+
 void write_sources(const std::string& path, const std::vector<TensorSource>& tensors) {
   const std::string header = make_header(tensors);
   COHORT_CHECK(header.size() <= kMaxHeader, "[safetensors] ", path, ": a header of ", header.size(),
@@ -407,6 +416,7 @@ SafetensorsFolder::SafetensorsFolder(const std::string& dir, const std::string& 
     return;
   }
   files_.push_back(std::make_unique<SafetensorsFile>(path_));
+  file_names_ = {file_name(stem)};
   for (const std::string& name : files_[0]->names()) file_of_[name] = files_[0].get();
 }
 
@@ -430,6 +440,7 @@ void SafetensorsFolder::open_shards(const std::string& dir) {
           str(path_, ": weight_map says that ", file, " holds '", name, "', but it does not"));
     file_of_[name] = shard;
   }
+  for (const auto& [name, shard] : shards) file_names_.push_back(name);
 }
 
 const SafetensorsFile* SafetensorsFolder::find(const std::string& name) const {

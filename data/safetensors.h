@@ -28,6 +28,9 @@ struct TensorSource {
 };
 // The name of a dtype in such a file, "F32".
 const char* stored_name(DType dtype);
+// The values on the host, in the tensor's dtype, that it has after it was stored as `type`: rounded
+// to nearest even. `name` is for messages. Throws InputError as write_sharded() does.
+Tensor stored_values(const Tensor& tensor, const std::string& type, const std::string& name);
 // Writes in the given order and flushes to disk (fsync). Throws Error with the path and the
 // system's reason.
 void write_sources(const std::string& path, const std::vector<TensorSource>& tensors);
@@ -101,12 +104,15 @@ class SafetensorsFolder {
   // The file that holds a tensor; nullptr: none does.
   const SafetensorsFile* find(const std::string& name) const;
   std::vector<std::string> names() const;
+  // The names of the files with tensors, sorted.
+  const std::vector<std::string>& files() const { return file_names_; }
   // Path of the file or of the index.
   const std::string& path() const { return path_; }
 
  private:
   void open_shards(const std::string& dir);
   std::string path_;
+  std::vector<std::string> file_names_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::map<std::string, const SafetensorsFile*> file_of_;
 };

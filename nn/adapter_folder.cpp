@@ -306,6 +306,10 @@ AdapterConfig load_adapter_config(const std::string& dir) {
 ModelConfig with_adapter(ModelConfig base, const AdapterConfig& adapter, const std::string& dir) {
   const std::string path = dir + "/" + kWeights;
   const std::vector<LoraModule> known = linear_modules(base);
+  const auto has = [&](const std::string& module) {
+    return std::find(adapter.modules.begin(), adapter.modules.end(), module) !=
+           adapter.modules.end();
+  };
   for (const std::string& module : adapter.modules)
     if (std::none_of(known.begin(), known.end(),
                      [&](const LoraModule& entry) { return entry.name == module; }))
@@ -318,8 +322,10 @@ ModelConfig with_adapter(ModelConfig base, const AdapterConfig& adapter, const s
                          " layers, and the base model has ", base.num_layers,
                          "; hint: is it an adapter of this base model?"));
   base.lora = adapter.lora;
-  base.lora.targets =
-      adapter.modules.size() == known.size() ? std::vector<std::string>() : adapter.lora.targets;
+  base.lora.targets.clear();
+  for (const LoraModule& entry : known)
+    if (adapter.modules.size() < known.size() && has(entry.name))
+      base.lora.targets.push_back(target_of(entry.name, {"c_proj"}));
   const SafetensorsFile file(path);
   with_path(path, [&] { check_tensors(file, base); });
   return base;

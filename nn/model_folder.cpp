@@ -313,8 +313,8 @@ Json saved_config(const Transformer& model, const Tokenizer* tokenizer) {
   return json.set(dtype_key(json), torch_name(model.dtype()));
 }
 
-std::string stored_dtype(const std::string& dir) {
-  const SafetensorsFolder folder(dir, "model");
+std::string stored_dtype(const std::string& dir, const std::string& stem) {
+  const SafetensorsFolder folder(dir, stem);
   std::set<std::string> found;
   for (const std::string& name : folder.names())
     found.insert(folder.find(name)->stored_dtype(name));
@@ -325,6 +325,10 @@ std::string stored_dtype(const std::string& dir) {
   if (all.empty() || (found.contains("BF16") && found.contains("F16") && all.size() == 2))
     return "float32";
   return all[0];
+}
+
+const char* stored_type(const std::string& name) {
+  return type_named(name).stored;
 }
 
 DType dtype_holding(const std::string& name) {

@@ -40,9 +40,11 @@ Json saved_config(const Transformer& model, const Tokenizer* tokenizer = nullptr
 
 // The floating point type of the folder's weights by its name in config.json ("float16"); the type
 // that holds all of them if they differ.
-std::string stored_dtype(const std::string& dir);
+std::string stored_dtype(const std::string& dir, const std::string& stem = "model");
 // True if numbers of a type of safetensors ("F16") may be rounded when they become `dtype`.
 bool loses_bits(const std::string& stored, DType dtype);
+// The name of such a type in safetensors ("F16").
+const char* stored_type(const std::string& name);
 // DType that holds numbers of such a type exactly.
 DType dtype_holding(const std::string& name);
 // Writes the weights as `dtype` ("float16", "bfloat16", "float32" or "float64"), their config.json

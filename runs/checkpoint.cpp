@@ -26,9 +26,11 @@ constexpr const char* kReplaced = ".old-";
 // Files of every checkpoint besides the manifest, the weights and the tokenizer's files.
 constexpr const char* kMembers[] = {"training/optimizer.safetensors", "config.json",
                                     "training/state.json"};
-// Weights in one file or in shards; a tokenizer of one file or of several.
-constexpr const char* kAlternatives[][2] = {{"model.safetensors", "model.safetensors.index.json"},
-                                            {"tokenizer.json", "vocab.json"}};
+// Weights in one file, in shards, or those of an adapter; a tokenizer of one file or of several.
+constexpr const char* kAdapter[] = {"adapter_model.safetensors", "adapter_config.json"};
+const std::vector<std::string> kAlternatives[] = {
+    {"model.safetensors", "model.safetensors.index.json", kAdapter[0]},
+    {"tokenizer.json", "vocab.json"}};
 
 std::atomic<int> g_saving{0};
 struct SaveInProgress {
@@ -150,8 +152,24 @@ bool is_member_name(std::string name, int64_t format) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == name.npos;
 }
 
-ModelDescription saved_model(const std::string& checkpoint) {
-  ModelDescription saved{load_config(checkpoint), load_tokenizer(checkpoint)};
+ModelDescription saved_model(const std::string& checkpoint, const std::string& base = "") {
+  const bool is_adapter = is_adapter_folder(checkpoint);
+  if (is_adapter && is_model_folder(checkpoint))
+    throw InputError(str(checkpoint,
+                         " has both a whole model and an adapter (adapter_config.json); hint: move "
+                         "one of them to a folder of its own"));
+  if (!is_adapter && !base.empty())
+    throw InputError(
+        str("--base: ", checkpoint, " is a whole model, which has no base; hint: omit it"));
+  ModelDescription saved;
+  AdapterConfig adapter;
+  if (is_adapter) {
+    adapter = load_adapter_config(checkpoint);
+    saved.base = find_base(checkpoint, adapter, base);
+  }
+  const std::string weights = is_adapter ? saved.base.path : checkpoint;
+  saved.config = load_config(weights);
+  saved.tokenizer = load_tokenizer(has_tokenizer(checkpoint) ? checkpoint : weights);
   const int64_t rows = saved.config.vocab_size, ids = saved.tokenizer->vocab_size();
   // Models from elsewhere may have rows that no token uses, but not as the end of a text.
   const Json& eos = saved.config.file.get_or_null("eos_token_id");
@@ -160,17 +178,21 @@ ModelDescription saved_model(const std::string& checkpoint) {
     throw InputError(str(checkpoint, ": config.json has a vocabulary of ", rows,
                          ", tokenizer.json one of ", ids,
                          "; hint: both must come from the same model"));
+  if (is_adapter) saved.config = with_adapter(std::move(saved.config), adapter, checkpoint);
   return saved;
 }
 
 LoadedModel load_saved(const std::string& checkpoint, ModelDescription saved, DType dtype,
                        Device device) {
+  const bool is_adapter = is_adapter_folder(checkpoint);
+  const std::string weights = is_adapter ? saved.base.path : checkpoint;
   // A model of a checkpoint says itself where it came from.
-  if (saved.config.source_dtype.empty() && !path_exists(checkpoint + "/manifest.json"))
-    saved.config.source_dtype = stored_dtype(checkpoint);
+  if (saved.config.source_dtype.empty() && !path_exists(weights + "/manifest.json"))
+    saved.config.source_dtype = stored_dtype(weights);
   LoadedModel loaded{std::make_unique<Transformer>(saved.config, dtype, std::nullopt, device),
-                     std::move(saved.tokenizer), checkpoint};
-  load_weights(*loaded.model, checkpoint);
+                     std::move(saved.tokenizer), checkpoint, std::move(saved.base)};
+  if (is_adapter) load_adapter(*loaded.model, checkpoint);
+  load_weights(*loaded.model, weights);
   return loaded;
 }
 
@@ -185,6 +207,8 @@ Json TrainState::to_json() const {
   json.set("unrewarded_steps", unrewarded_steps).set("monitor", monitor);
   json.set("planned_steps", Json::Array(planned_steps.begin(), planned_steps.end()));
   json.set("data_fingerprint", data_fingerprint).set("report", report);
+  if (!base.path.empty())
+    json.set("base", Json().set("path", base.path).set("fingerprint", base.fingerprint));
   return json;
 }
 
@@ -214,6 +238,8 @@ TrainState TrainState::from_json(const Json& json) {
   if (const Json* planned = json.find("planned_steps"))
     for (const Json& number : planned->as_array()) s.planned_steps.push_back(number.as_int());
   s.best_loss = number_or_nan(json.get_or_null("best_loss"));
+  if (const Json* base = json.find("base"))
+    s.base = {base->at("path").as_string(), base->at("fingerprint").as_string()};
   // Earlier versions wrote none of these, and had a best step from the first evaluation on.
   s.steps = int_or("steps", 0);
   s.evaluated_step = int_or("evaluated_step", s.best_step);
@@ -231,6 +257,18 @@ bool is_saving() {
 
 namespace {
 
+bool has_adapters(const CheckpointView& view) {
+  return view.model.config().lora.rank > 0;
+}
+
+// The model's files, or its adapter's.
+std::vector<std::string> write_weights(const CheckpointView& view, const std::string& dir) {
+  if (!has_adapters(view)) return save_weights(view.model, dir);
+  const std::string& base = view.state.base.path;
+  COHORT_CHECK(!base.empty(), "[checkpoint] the base model of an adapter is not known");
+  return save_adapter(view.model, dir, base);
+}
+
 void write_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last) {
   make_directory(dir);
   const std::string name = step_name(view.state.step);
@@ -241,10 +279,14 @@ void write_checkpoint(const std::string& dir, const CheckpointView& view, int64_
   const auto write_json = [&](const char* file, const Json& json) {
     write_file_durable(temporary / file, json.dump(2) + "\n");
   };
-  std::vector<std::string> files = save_weights(view.model, temporary);
+  std::vector<std::string> files = write_weights(view, temporary);
   if (view.reference != nullptr)
     for (const std::string& file : save_weights(*view.reference, training, "reference"))
       files.push_back(kTraining + file);
+  if (view.reference_adapters != nullptr) {
+    save_adapter_tensors(view.model, *view.reference_adapters, training / "reference.safetensors");
+    files.push_back("training/reference.safetensors");
+  }
   write_sources(training / "optimizer.safetensors", view.optimizer.state_sources());
   write_json("config.json", saved_config(view.model, &view.tokenizer));
   for (const auto& [file, content] : view.tokenizer.files()) {
@@ -270,8 +312,10 @@ void write_checkpoint(const std::string& dir, const CheckpointView& view, int64_
 
 int64_t tensor_bytes(const CheckpointView& view) {
   int64_t bytes = 0;
+  const bool twice = view.reference != nullptr || view.reference_adapters != nullptr;
   for (const NamedParameter& p : view.model.parameters())
-    bytes += (view.reference == nullptr ? 1 : 2) * p.value.nbytes();
+    if (!has_adapters(view) || p.role == ParameterRole::kAdapter)
+      bytes += (twice ? 2 : 1) * p.value.nbytes();
   for (const TensorSource& source : view.optimizer.state_sources()) bytes += source.make().nbytes();
   return bytes;
 }
@@ -326,6 +370,10 @@ void link_best(const std::string& dir, const TrainState& state) {
   if (error) logging::warn("cannot link ", best.string(), " to ", name, ": ", error.message());
 }
 
+bool has_tokenizer(const std::string& dir) {
+  return path_exists(dir + "/tokenizer.json") || path_exists(dir + "/vocab.json");
+}
+
 namespace {
 
 // Throws InputError for a manifest, read from `path`, that does not match the checkpoint's files.
@@ -336,15 +384,14 @@ void verify_files(const Json& manifest, const std::string& path) {
     throw InputError(str(path, ": checkpoint format ", format, ", this version reads ", kFlatFormat,
                          " and ", kFormat));
   const Json& files = manifest.at("files");
-  const auto require = [&](const std::string& name, const std::string& other) {
-    if (files.find(name) == nullptr && files.find(other) == nullptr)
-      throw InputError(str("damaged checkpoint: ", path, " does not list ", name));
+  const auto lists = [&](const std::string& name) { return files.find(name) != nullptr; };
+  const auto require = [&](const std::vector<std::string>& names) {
+    if (std::none_of(names.begin(), names.end(), lists))
+      throw InputError(str("damaged checkpoint: ", path, " does not list ", names[0]));
   };
-  for (const auto& [name, other] : kAlternatives) require(name, other);
-  for (const char* member : kMembers) {
-    const std::string name = member_name(member, format);
-    require(name, name);
-  }
+  for (const std::vector<std::string>& names : kAlternatives) require(names);
+  for (const char* member : kMembers) require({member_name(member, format)});
+  if (lists(kAdapter[0])) require({kAdapter[1]});
   for (const auto& [name, file] : files.as_object()) {
     if (!is_member_name(name, format))
       throw InputError(str("damaged checkpoint: ", path, ": '", name, "' is not a file name"));
@@ -415,8 +462,8 @@ std::string find_checkpoint(const std::string& path) {
     verify_checkpoint(path);
     return path;
   }
-  // A Hugging Face folder, which has no checksums.
-  if (is_model_folder(path) && !path_exists(path + "/state.json") &&
+  // A folder from elsewhere, which has no checksums.
+  if ((is_model_folder(path) || is_adapter_folder(path)) && !path_exists(path + "/state.json") &&
       !path_exists(path + "/training/state.json"))
     return path;
   std::vector<fs::path> candidates{path, fs::path(path) / "checkpoints"};
@@ -431,8 +478,15 @@ std::string find_checkpoint(const std::string& path) {
           reason.empty() ? "; hint: give a run directory, or a directory step-N in it" : ""));
 }
 
-LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device) {
-  return load_saved(checkpoint, saved_model(checkpoint), dtype, device);
+LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device,
+                       const std::string& base) {
+  ModelDescription saved = saved_model(checkpoint, base);
+  if (!saved.base.fingerprint.empty()) verify_base(saved.base, checkpoint);
+  return load_saved(checkpoint, std::move(saved), dtype, device);
+}
+
+ModelDescription describe_model(const std::string& checkpoint, const std::string& base) {
+  return saved_model(checkpoint, base);
 }
 
 ModelDescription describe_model(const std::string& checkpoint, const ModelConfig& wanted,
@@ -440,12 +494,17 @@ ModelDescription describe_model(const std::string& checkpoint, const ModelConfig
   ModelDescription saved = saved_model(checkpoint);
   check_compatible(wanted, data, saved.config, *saved.tokenizer, checkpoint);
   apply_run_options(wanted, saved.config);
+  apply_adapters(wanted.lora, saved.config, !saved.base.path.empty(), checkpoint);
+  if (wanted.lora.rank > 0 && saved.base.path.empty())
+    saved.base.path = fs::canonical(checkpoint).string();
   return saved;
 }
 
 LoadedModel load_model(const std::string& checkpoint, const ModelConfig& wanted,
                        const DataConfig& data, DType dtype, Device device) {
-  return load_saved(checkpoint, describe_model(checkpoint, wanted, data), dtype, device);
+  ModelDescription saved = describe_model(checkpoint, wanted, data);
+  if (!saved.base.path.empty()) verify_base(saved.base, checkpoint);
+  return load_saved(checkpoint, std::move(saved), dtype, device);
 }
 
 void apply_run_options(const ModelConfig& wanted, ModelConfig& model) {

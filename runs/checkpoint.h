@@ -9,6 +9,9 @@
 //     optimizer.safetensors  the optimizer's state, for a bit-exact resume
 //     state.json
 //
+// A model with adapters has adapter_model.safetensors and adapter_config.json (PEFT's format) in
+// place of model.safetensors; state.json says where its base model is, and its fingerprint.
+//
 // Without manifest.json and training/ it is a folder of Hugging Face's, and programs that read one
 // ignore both. In format 1 the files of training/ are beside the others. Other names are not
 // Cohort's, and are left alone. A directory is written under a temporary name, flushed, and appears
@@ -26,6 +29,7 @@
 
 #include "data/data_config.h"
 #include "nn/model_folder.h"
+#include "runs/adapter_base.h"
 #include "sys/files.h"
 #include "text/json.h"
 #include "text/tokenizer.h"
@@ -51,6 +55,7 @@ struct TrainState {
   int64_t unrewarded_steps = 0;  // (grpo) latest steps in a row without a reward
   Json monitor;                  // (grpo) GrpoMonitor::state()
   std::string data_fingerprint;  // checksum of the data file; empty: none, or not known
+  AdapterBase base;              // empty unless the model has adapters
   Json report;                   // history for the final report (an object)
   Json to_json() const;
   static TrainState from_json(const Json& json);
@@ -61,7 +66,10 @@ struct CheckpointView {
   const Transformer* reference;  // nullptr: none
   const Tokenizer& tokenizer;
   const Optimizer& optimizer;
-  const TrainState& state;
+  const TrainState& state;  // with its `base` if the model has adapters
+  // Transformer::adapters() of the reference of a model with adapters, whose `reference` is
+  // nullptr; nullptr: none.
+  const std::vector<Tensor>* reference_adapters = nullptr;
 };
 
 // Saves DIR/step-N, then removes all checkpoints but the last `keep_last` and the best, leftovers
@@ -98,8 +106,8 @@ std::optional<std::string> newest_checkpoint(const std::string& dir,
                                              const std::string& before = "");
 
 // Resolves `path`, which may be a checkpoint, a directory of checkpoints, a run directory (its last
-// stage) or a folder with a model from Hugging Face. Throws InputError if there is no usable
-// checkpoint.
+// stage) or a folder with a model or an adapter from elsewhere. Throws InputError if there is no
+// usable checkpoint.
 std::string find_checkpoint(const std::string& path);
 
 // load(checkpoint) for find_checkpoint(path); retried if a run in progress, which keeps only its
@@ -116,21 +124,36 @@ auto load_found(const std::string& path, const Load& load) {
   }
 }
 
+// True if the folder has a tokenizer.
+bool has_tokenizer(const std::string& dir);
+
 struct LoadedModel {
   std::unique_ptr<Transformer> model;
   std::unique_ptr<Tokenizer> tokenizer;
   std::string checkpoint;  // its folder
+  AdapterBase base;        // empty unless the model has adapters
 };
-LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device = {});
+// The folder may be an adapter's: `base` is then the folder of its base model, and empty for the
+// one that find_base() finds. Its tokenizer is the adapter's if it has one, else the base's. Throws
+// InputError where find_base() and verify_base() do.
+LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device = {},
+                       const std::string& base = "");
 // For training: dropout, recompute and a shorter context are those of `wanted`, everything else is
-// the checkpoint's. Throws InputError where check_compatible() does.
+// the checkpoint's. With wanted.lora the model has adapters: new ones if the checkpoint is a whole
+// model, which is then their base. Throws InputError where check_compatible() and apply_adapters()
+// do.
 LoadedModel load_model(const std::string& checkpoint, const ModelConfig& wanted,
                        const DataConfig& data, DType dtype, Device device = {});
 // Configuration and tokenizer of such a model, without its weights.
 struct ModelDescription {
   ModelConfig config;  // resolved
   std::unique_ptr<Tokenizer> tokenizer;
+  // Empty unless the model has adapters; the fingerprint is the recorded one.
+  AdapterBase base;
 };
+// A model as load_model(checkpoint, dtype, device, base) would load it.
+ModelDescription describe_model(const std::string& checkpoint, const std::string& base = "");
+// Likewise for training.
 ModelDescription describe_model(const std::string& checkpoint, const ModelConfig& wanted,
                                 const DataConfig& data);
 // Applies the options that a run may change of a model that passes check_compatible(): dropout,

@@ -132,6 +132,7 @@ void Stage::build_model() {
     loaded = load(resumed);
   else if (!config_.init_from.empty())
     loaded = load_start();
+  state_.base = loaded.base;
   TrainConfig config = config_;
   if (config.data.fingerprint.empty()) config.data.fingerprint = state_.data_fingerprint;
   data_ = load_dataset(config, std::move(loaded.tokenizer));
@@ -532,10 +533,10 @@ void Stage::save(bool finished) {
 void Stage::write_files() {
   saved_step_ = state_.step;
   if (is_main())
-    save_checkpoint(
-        dir_ + "/checkpoints",
-        {learner_->model(), reference_.get(), *data_.tokenizer, learner_->optimizer(), state_},
-        config_.checkpoint.keep_last);
+    save_checkpoint(dir_ + "/checkpoints",
+                    {learner_->model(), reference_.get(), *data_.tokenizer, learner_->optimizer(),
+                     state_, start_adapters_.empty() ? nullptr : &start_adapters_},
+                    config_.checkpoint.keep_last);
 }
 
 std::string Stage::save_after_failure() {

@@ -157,8 +157,14 @@ TEST_F(ModelFolders, OtherFormatsSayWhatTheyAreAndWhatToDo) {
   write_file(model_ + "/m-q8_0.gguf", "GGUF");
   for (const std::string& path : {model_ + "/m-q8_0.gguf", model_})
     refused(path, {": m-q8_0.gguf is in llama.cpp's format", from + ", gguf_file='m-q8_0.gguf')"});
+  write_file(model_ + "/adapter_model.bin", "PK");
+  refused(model_, {"it has adapter_model.bin of an adapter (LoRA) and no adapter_config.json"});
   write_file(model_ + "/adapter_config.json", "{}");
-  refused(model_, {"it is an adapter (LoRA)", from + ").merge_and_unload()"});
+  for (const char* file : {"adapter_config.json", "adapter_model.bin"})
+    refused(model_ + "/" + file, {"it is a file of an adapter (LoRA); hint: give its folder"});
+  for (const char* command : {"generate", "chat", "inspect"})
+    expect_bad_input(run_cohort({command, model_}),
+                     {"adapter_config.json: the field peft_type is missing"});
   fs::remove_all(model_);
   fs::create_directories(model_ + "/snapshots");
   refused(model_, {"Hugging Face cache", "snapshots/"});
