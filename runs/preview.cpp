@@ -345,6 +345,8 @@ std::vector<StagePreview> preview_plan(const RunPlan& plan) {
       check_compatible(config.model, config.data, start.config, *start.tokenizer,
                        "the stage before");
       apply_run_options(config.model, start.config);
+      apply_adapters(config.model.lora, start.config, start.config.lora.rank > 0,
+                     "the stage before");
     }
     out.push_back(preview_stage(config, start, std::span(plan.stages).first(out.size())));
   }

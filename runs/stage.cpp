@@ -255,7 +255,9 @@ void Stage::load_reference_adapters(const Transformer& model) {
     start_adapters_ = model.adapters();
     return;
   }
-  start_adapters_ = load_start().model->adapters();
+  const std::string saved = training_folder(resumed_from_) + "/reference.safetensors";
+  start_adapters_ =
+      path_exists(saved) ? load_adapter_tensors(model, saved) : load_start().model->adapters();
 }
 
 ReferencePolicy Stage::reference() {
