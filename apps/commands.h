@@ -42,10 +42,11 @@ struct CheckOptions {
 };
 int check(const CheckOptions& options);
 
-// Device and dtype of a model's computation.
+// Device and dtype of a model's computation, and the folder of an adapter's base model.
 struct ComputeOptions {
   std::string device = "cpu";
   DType dtype = DType::kF32;
+  std::string base;  // empty: the one that find_base() finds
 };
 // Loads the model and the tokenizer of a folder, checkpoint or run directory.
 LoadedModel load(const std::string& path, const ComputeOptions& compute);
@@ -123,17 +124,21 @@ struct InspectOptions {
 int inspect(const InspectOptions& options);
 
 struct ExportOptions {
-  std::string model;   // a folder, checkpoint or run directory
-  std::string output;  // a new or empty folder
-  std::string dtype;   // "bf16", "f16" or "f32"; empty: the one in which the model came
+  std::string model;    // a folder, checkpoint or run directory
+  std::string output;   // a new or empty folder
+  std::string dtype;    // "bf16", "f16" or "f32"; empty: the one in which the model came
+  std::string base;     // as ComputeOptions::base
+  bool merged = false;  // writes the model that an adapter and its base make together
 };
-// Writes a model alone, as a folder of Hugging Face's. SIGINT ends it without a trace.
+// Writes a model alone, as a folder of Hugging Face's, or an adapter alone, as one of PEFT's.
+// SIGINT ends it without a trace.
 int export_folder(const ExportOptions& options);
 
 struct EvalOptions {
   std::string model;       // a checkpoint or run directory
   std::string config;      // a file with data and rewards; empty: that of the model's run
   std::string pass_rates;  // output file of problems with pass rates; empty: none
+  std::string base;        // as ComputeOptions::base
   // Allows pass_rates for the problems of data.jsonl.eval_path; a curriculum on the result would
   // train on test problems.
   bool force = false;

@@ -1,8 +1,16 @@
-// `cohort export`: writes a model alone, as a folder of Hugging Face's.
+// `cohort export`: writes a model alone, as a folder of Hugging Face's, or an adapter, as PEFT's.
+#include <algorithm>
 #include <atomic>
+#include <cmath>
+#include <filesystem>
 
 #include "apps/commands.h"
 #include "apps/signals.h"
+#include "core/parallel.h"
+#include "kernels/matmul.h"
+#include "nn/merge.h"
+#include "runs/run.h"
+#include "runs/run_directory.h"
 #include "sys/files.h"
 
 namespace cohort::apps {
@@ -10,36 +18,223 @@ namespace {
 
 struct Interrupted {};
 
+void check_interrupt() {
+  if (interrupt_request()) throw Interrupted();
+}
+
 // The name of a dtype in config.json.
 const char* torch_name(const std::string& option) {
   if (option == "f32") return "float32";
   return option == "f16" ? "float16" : "bfloat16";
 }
 
+// The dtype of a folder's weights, by its name in config.json; `loaded` may say another in which
+// the model came.
+std::string dtype_of(const ExportOptions& options, const std::string& weights,
+                     const ModelConfig& config) {
+  if (!options.dtype.empty()) return torch_name(options.dtype);
+  return config.source_dtype.empty() ? stored_dtype(weights) : config.source_dtype;
+}
+
+// Texts of the run of a checkpoint, on which a merged model is compared with the unmerged one.
+struct RunTexts {
+  std::vector<TokenSequence> sequences;
+  std::string origin;  // "held-out prompts of runs/a/config.yaml"
+};
+
+RunTexts texts_of(const TrainConfig& config, const Dataset& data, int64_t context) {
+  constexpr int64_t kTexts = 64, kWindow = 256;
+  RunTexts out;
+  const auto add = [&](std::vector<int32_t> tokens) {
+    tokens.resize(std::min(tokens.size(), static_cast<size_t>(context)));
+    if (!tokens.empty()) out.sequences.push_back({.tokens = std::move(tokens)});
+  };
+  if (config.batch.trainer == TrainerType::kPretrain) {
+    const TokenStream& text = data.held_out_text;
+    for (int64_t i = 0; i < kTexts && i * kWindow < text.size(); ++i)
+      add(text.read(i * kWindow, std::min(kWindow, text.size() - i * kWindow)));
+    out.origin = "held-out texts";
+    return out;
+  }
+  const bool held_out = data.held_out_set != nullptr && data.held_out_set->size() > 0;
+  const ExampleSet& set = held_out ? *data.held_out_set : *data.train;
+  for (int64_t i = 0; i < std::min(kTexts, set.size()); ++i)
+    add(encode_prompt(set.get(i), *data.tokenizer));
+  out.origin = held_out ? "held-out prompts" : "training prompts";
+  return out;
+}
+
+// The texts of the run that wrote the checkpoint; none if there is no run, or they cannot be read,
+// which a line says.
+RunTexts run_texts(const LoadedModel& loaded) {
+  const auto path = find_run_config(loaded.checkpoint);
+  if (!path) return {};
+  try {
+    const TrainConfig config = load_plan(*path, {}).stages.back();
+    const Dataset data = load_dataset(
+        config, make_tokenizer(loaded.tokenizer->files(), loaded.checkpoint), DataParts::kAll);
+    RunTexts out = texts_of(config, data, loaded.model->config().context);
+    out.origin += " of " + *path;
+    return out;
+  } catch (const Error& e) {
+    print(stdout, str("the merged model is not compared with the unmerged one: ", e.what(), "\n"));
+    return {};
+  }
+}
+
+// [T, d_model] of each text. Without a target for its last token, a forward would leave it out.
+std::vector<Tensor> hidden_states(const Transformer& model, const RunTexts& texts) {
+  NoGradGuard no_grad;
+  std::vector<Tensor> out;
+  for (TokenSequence sequence : texts.sequences) {
+    check_interrupt();
+    sequence.tokens.push_back(sequence.tokens.back());
+    sequence.loss_mask.assign(sequence.tokens.size(), 1);
+    out.push_back(model.forward(pack({&sequence, 1})).value());
+  }
+  return out;
+}
+
+// Log-probs of n logits, in place.
+template <class T>
+void log_softmax(T* x, int64_t n) {
+  const T largest = *std::max_element(x, x + n);
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += std::exp(static_cast<double>(x[i] - largest));
+  const T shift = largest + static_cast<T>(std::log(sum));
+  for (int64_t i = 0; i < n; ++i) x[i] -= shift;
+}
+
+// Sum over the tokens of KL(a || b) of their next-token distributions, of hidden states [T, d].
+double kl_sum(const Tensor& a, const Tensor& b, const Transformer& model) {
+  const Tensor& head = model.head().value();
+  const int64_t tokens = a.dim(0), vocab = head.dim(0);
+  std::vector<double> kl(static_cast<size_t>(tokens));
+  dispatch_float(a.dtype(), "export", [&]<class T>() {
+    Tensor p = Tensor::empty({tokens, vocab}, a.dtype()), q = Tensor::empty_like(p);
+    kernels::linear_forward({.y = p, .x = a, .w = head, .bias = {}});
+    kernels::linear_forward({.y = q, .x = b, .w = head, .bias = {}});
+    parallel_for(tokens, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) {
+        T *x = p.data<T>() + t * vocab, *y = q.data<T>() + t * vocab;
+        log_softmax(x, vocab);
+        log_softmax(y, vocab);
+        double sum = 0;
+        for (int64_t i = 0; i < vocab; ++i)
+          sum += std::exp(static_cast<double>(x[i])) * static_cast<double>(x[i] - y[i]);
+        kl[static_cast<size_t>(t)] = sum;
+      }
+    });
+  });
+  double sum = 0;
+  for (const double value : kl) sum += value;
+  return sum;
+}
+
+void print_change(const MergeChange& change) {
+  const double percent = 100 * static_cast<double>(change.moved) /
+                         static_cast<double>(std::max<int64_t>(1, change.weights));
+  print(stdout,
+        str("merged: ", change.moved, " of the ", change.weights, " weights with adapters moved (",
+            percent, " %), by ", change.mean, " on average\n"));
+}
+
+// Merges the adapter into the loaded model, and says what that changes.
+void merge(LoadedModel& loaded, const std::string& dtype) {
+  const RunTexts texts = run_texts(loaded);
+  const std::vector<Tensor> before = hidden_states(*loaded.model, texts);
+  print_change(merge_adapters(*loaded.model, stored_type(dtype)));
+  if (before.empty()) return;
+  const std::vector<Tensor> after = hidden_states(*loaded.model, texts);
+  double kl = 0;
+  int64_t tokens = 0;
+  for (size_t i = 0; i < before.size(); ++i) {
+    check_interrupt();
+    kl += kl_sum(before[i], after[i], *loaded.model);
+    tokens += before[i].dim(0);
+  }
+  print(stdout,
+        str("KL(unmerged || merged): ", kl / static_cast<double>(tokens), " per token, over the ",
+            tokens, " tokens of ", before.size(), " ", texts.origin, "\n"));
+}
+
+// A whole model, or one with an adapter that is to be merged, as wide as the adapter is.
+LoadedModel load_whole(const ExportOptions& options, const std::string& checkpoint,
+                       std::string& dtype) {
+  const ModelDescription found = describe_model(checkpoint, options.base);
+  const std::string& weights = options.merged ? found.base.path : checkpoint;
+  dtype = dtype_of(options, weights, found.config);
+  if (!options.merged) return load_model(checkpoint, dtype_holding(stored_dtype(checkpoint)));
+  const bool wide = dtype_holding(stored_dtype(weights)) == DType::kF64;
+  return load_model(checkpoint, wide ? DType::kF64 : DType::kF32, {}, options.base);
+}
+
+void write_whole(const ExportOptions& options, const std::string& checkpoint, NewFolder& output) {
+  std::string dtype;
+  LoadedModel loaded = load_whole(options, checkpoint, dtype);
+  if (options.merged) merge(loaded, dtype);
+  export_model(*loaded.model, *loaded.tokenizer, output.create(), dtype, check_interrupt);
+  output.finish();
+  print(stdout, str(options.output, ": ", model_size(loaded.model->config()).parameters,
+                    " parameters in ", dtype, "\n"));
+}
+
+// The configuration of an adapter's model and the path or name of its base. A checkpoint has both;
+// for others the base is found.
+std::pair<ModelConfig, std::string> adapted_model(const ExportOptions& options,
+                                                  const std::string& checkpoint) {
+  const AdapterConfig adapter = load_adapter_config(checkpoint);
+  const bool is_whole = path_exists(checkpoint + "/manifest.json");
+  if (is_whole && options.base.empty())
+    return {with_adapter(load_config(checkpoint), adapter, checkpoint),
+            load_state(checkpoint).base.path};
+  const std::string base = find_base(checkpoint, adapter, options.base).path;
+  return {with_adapter(load_config(base), adapter, checkpoint), base};
+}
+
+void write_adapter_folder(const ExportOptions& options, const std::string& checkpoint,
+                          NewFolder& output) {
+  const auto [config, base] = adapted_model(options, checkpoint);
+  const std::string stored = stored_dtype(checkpoint, "adapter_model"),
+                    dtype = options.dtype.empty() ? stored : torch_name(options.dtype);
+  std::vector<TensorSource> sources;
+  for (const auto& [name, value] : read_adapter_tensors(checkpoint + "/adapter_model.safetensors",
+                                                        config, dtype_holding(stored)))
+    sources.push_back({name, value.shape(), stored_type(dtype), [value = value] {
+                         check_interrupt();
+                         return value;
+                       }});
+  const std::string dir = output.create();
+  write_adapter(config, sources, dir, base);
+  if (has_tokenizer(checkpoint)) {
+    const auto tokenizer = load_tokenizer(checkpoint);
+    for (const auto& [file, content] : tokenizer->files())
+      write_file_durable(dir + "/" + file, content);
+  }
+  output.finish();
+  print(stdout, str(options.output, ": an adapter of rank ", config.lora.rank, " of ", base, ", ",
+                    model_size(config).adapters, " parameters in ", dtype, "\n"));
+}
+
 }  // namespace
 
 int export_folder(const ExportOptions& options) {
   NewFolder output(options.output);
-  std::string dtype;
-  const LoadedModel loaded = load_found(options.model, [&](const std::string& checkpoint) {
-    const std::string stored = stored_dtype(checkpoint);
-    LoadedModel found = load_model(checkpoint, dtype_holding(stored));
-    const std::string& source = found.model->config().source_dtype;
-    dtype = source.empty() ? stored : source;
-    return found;
-  });
-  if (!options.dtype.empty()) dtype = torch_name(options.dtype);
-  const std::atomic<bool>& interrupted = interrupt_request();
   try {
-    export_model(*loaded.model, *loaded.tokenizer, output.create(), dtype, [&] {
-      if (interrupted) throw Interrupted();
+    load_found(options.model, [&](const std::string& checkpoint) {
+      const bool is_adapter = is_adapter_folder(checkpoint);
+      if (options.merged && !is_adapter)
+        throw InputError(
+            str("--merged: ", checkpoint, " is a whole model already; hint: omit --merged"));
+      if (is_adapter && !options.merged)
+        write_adapter_folder(options, checkpoint, output);
+      else
+        write_whole(options, checkpoint, output);
+      return true;
     });
-    output.finish();
   } catch (const Interrupted&) {
     return kInterrupted;
   }
-  print(stdout, str(options.output, ": ", model_size(loaded.model->config()).parameters,
-                    " parameters in ", dtype, "\n"));
   return kOk;
 }
 

@@ -29,7 +29,8 @@ LoadedModel load(const std::string& path, const ComputeOptions& compute) {
   if (compute.dtype == DType::kBF16 && compute.device == "cpu")
     throw InputError("--dtype: bf16 is for CUDA devices; hint: --device cuda, or --dtype f32");
   return load_found(path, [&](const std::string& checkpoint) {
-    return load_model(checkpoint, compute.dtype, parse_device(compute.device, "device"));
+    return load_model(checkpoint, compute.dtype, parse_device(compute.device, "device"),
+                      compute.base);
   });
 }
 
@@ -329,7 +330,8 @@ int evaluate(const EvalOptions& options) {
                          "data.jsonl.eval_path=[] data.jsonl.path=FILE "
                          "data.jsonl.held_out_fraction=1 for problems to train on, or --force"));
   prepare_programs(plan);
-  LoadedModel loaded = load_model(checkpoint, config.dtype, parse_device(config.device, "device"));
+  LoadedModel loaded =
+      load_model(checkpoint, config.dtype, parse_device(config.device, "device"), options.base);
   Dataset data = load_dataset(config, std::move(loaded.tokenizer), DataParts::kHeldOut);
   const auto alone = make_single_communicator();
   Json line;

@@ -28,11 +28,24 @@ void print_architecture(const ModelConfig& c) {
 constexpr std::pair<const char*, const char*> kParts[] = {
     {"embeddings", "embed_"}, {"attention", "self_attn"}, {"MLPs", "mlp."}, {"head", "lm_head"}};
 
+void print_adapter(const ModelConfig& config, const std::string& base) {
+  const LoraConfig& lora = config.lora;
+  std::printf("adapter\n");
+  print_row("rank", str(lora.rank, ", output scaled by ", lora.scale(), " (alpha ", lora.alpha,
+                        lora.rslora ? ", rslora)" : ")"));
+  print_row("targets",
+            lora.targets.empty() ? "all linear layers of the blocks" : join(lora.targets, ", "));
+  print_row("base model", base);
+  print_row("trainable parameters", std::to_string(model_size(config).adapters));
+}
+
+// `dir` has the weights.
 void print_parameters(const ModelConfig& config, const std::string& dir) {
   std::map<std::string, int64_t> parts;
   const DryRun run({});
   const Transformer model(config, DType::kF32, std::nullopt);
   for (const NamedParameter& p : model.parameters()) {
+    if (p.role == ParameterRole::kAdapter) continue;
     const char* name = "norms";
     for (const auto& [part, substring] : kParts)
       if (p.name.find(substring) != p.name.npos) name = part;
@@ -86,15 +99,28 @@ void print_tokenizer(const std::string& dir) {
         str("chat template\n", format.prompt(Json::Array{make_message("user", "Hello")}), "\n"));
 }
 
+void describe(const ModelConfig& config, const std::string& weights, const std::string& tokenizer,
+              const InspectOptions& options) {
+  print_architecture(config);
+  print_parameters(config, weights);
+  print_memory(config, options);
+  print_tokenizer(tokenizer);
+}
+
 }  // namespace
 
 int inspect(const InspectOptions& options) {
   const std::string dir = find_checkpoint(options.model);
-  const ModelConfig config = load_config(dir);
-  print_architecture(config);
-  print_parameters(config, dir);
-  print_memory(config, options);
-  print_tokenizer(dir);
+  if (!is_adapter_folder(dir)) {
+    if (!options.compute.base.empty()) describe_model(dir, options.compute.base);  // refuses it
+    describe(load_config(dir), dir, dir, options);
+    return kOk;
+  }
+  const AdapterConfig adapter = load_adapter_config(dir);
+  const std::string base = find_base(dir, adapter, options.compute.base).path;
+  const ModelConfig config = with_adapter(load_config(base), adapter, dir);
+  print_adapter(config, base);
+  describe(config, base, has_tokenizer(dir) ? dir : base, options);
   return kOk;
 }
 

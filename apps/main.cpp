@@ -126,6 +126,11 @@ CLI::Option* add_switch(CLI::App& command, const char* name, E& value, E on, con
       name, [&value, on] { value = on; }, help);
 }
 
+void add_base(CLI::App& command, std::string& base) {
+  command.add_option("--base", base,
+                     "the folder of an adapter's base model, if it is not where the adapter says");
+}
+
 void add_compute_options(CLI::App& command, ComputeOptions& compute) {
   command.add_option("--device", compute.device, "cpu, cuda or cuda:N")->capture_default_str();
   const auto set_dtype = [&](const std::string& name) {
@@ -135,6 +140,7 @@ void add_compute_options(CLI::App& command, ComputeOptions& compute) {
       .add_option_function<std::string>("--dtype", set_dtype,
                                         "f32, or bf16 (CUDA only); default: f32")
       ->check(CLI::IsMember({"f32", "bf16"}));
+  add_base(command, compute.base);
 }
 
 void add_raw(CLI::App& command, bool& raw) {
@@ -268,6 +274,7 @@ void add_eval(CLI::App& app, int& code) {
                    "with --pass-rates: allow the problems of data.jsonl.eval_path");
   command.add_option("--rewards,--config", options.config,
                      "a configuration file: use its data and rewards instead of the run's");
+  add_base(command, options.base);
   add_keys(command);
 }
 
@@ -290,13 +297,17 @@ void add_inspect(CLI::App& app, int& code) {
 void add_export(CLI::App& app, int& code) {
   auto [command, options] = add_command(
       app, code, export_folder, "export",
-      "write a model alone as a Hugging Face folder, for vLLM, SGLang, transformers, llama.cpp");
+      "write a model alone as a Hugging Face folder, for vLLM, SGLang, transformers, llama.cpp; an "
+      "adapter (LoRA) as a folder for PEFT");
   command.add_option("model", options.model, "folder, checkpoint or run directory")->required();
   command.add_option("dir", options.output, "a new or empty folder")->required();
   command
       .add_option("--dtype", options.dtype,
                   "bf16, f16 or f32; default: the one in which the model came")
       ->check(CLI::IsMember({"bf16", "f16", "f32"}));
+  command.add_flag("--merged", options.merged,
+                   "write the whole model that an adapter and its base make together");
+  add_base(command, options.base);
 }
 
 void add_tokenizer_train(CLI::App& app, int& code) {

@@ -7,14 +7,14 @@
 
 namespace cohort {
 
-// How the weights of a model changed by a merge.
+// Counts of the weights that a merge has changed.
 struct MergeChange {
   int64_t weights = 0;  // the weights of the layers that have an adapter
   int64_t moved = 0;    // the weights whose stored value is another one
   double mean = 0;      // mean |change| of the stored values of those
 };
-// Replaces the weight W of each module by W + s B A: a sum in the model's dtype, f32 or f64, that is
-// rounded once, to `type` of safetensors ("BF16"). B becomes 0. For models on the host. Throws
+// Replaces the weight W of each module by W + s B A: a sum in the model's dtype, f32 or f64, which
+// is rounded once, to `type` of safetensors ("BF16"). B becomes 0. For models on the host. Throws
 // InputError naming the weight that is beyond the largest number of F16.
 MergeChange merge_adapters(Transformer& model, const std::string& type);
 

@@ -263,7 +263,7 @@ TEST_F(AdapterCheckpoints, TrainingTakesTheAdapterThatItAskedFor) {
   refused({}, {"init_from: " + at + " is an adapter of rank 2",
                "hint: lora.rank=2 lora.alpha=6 lora.targets=[q_proj,up_proj] to train it on",
                "cohort export --merged"});
-  // The same targets in another order and with longer names.
+  // Targets may be in another order, and have longer names.
   wanted_.lora.targets = {"mlp.up_proj", "self_attn.q_proj"};
   expect_equal(load_for_training(at));
   wanted_.lora.targets = {"q_proj", "head"};
