@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <filesystem>
+#include <numeric>
 
 #include "apps/commands.h"
 #include "apps/signals.h"
@@ -18,6 +18,7 @@ namespace {
 
 struct Interrupted {};
 
+// From the first call on, an interrupt does not end the process.
 void check_interrupt() {
   if (interrupt_request()) throw Interrupted();
 }
@@ -95,45 +96,43 @@ std::vector<Tensor> hidden_states(const Transformer& model, const RunTexts& text
   return out;
 }
 
-// Log-probs of n logits, in place.
+// log(sum(exp(x))) of n logits.
 template <class T>
-void log_softmax(T* x, int64_t n) {
-  const T largest = *std::max_element(x, x + n);
+double log_sum_exp(const T* x, int64_t n) {
+  const auto largest = static_cast<double>(*std::max_element(x, x + n));
   double sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += std::exp(static_cast<double>(x[i] - largest));
-  const T shift = largest + static_cast<T>(std::log(sum));
-  for (int64_t i = 0; i < n; ++i) x[i] -= shift;
+  for (int64_t i = 0; i < n; ++i) sum += std::exp(static_cast<double>(x[i]) - largest);
+  return largest + std::log(sum);
 }
 
 // Sum over the tokens of KL(a || b) of their next-token distributions, of hidden states [T, d].
 double kl_sum(const Tensor& a, const Tensor& b, const Transformer& model) {
   const Tensor& head = model.head().value();
   const int64_t tokens = a.dim(0), vocab = head.dim(0);
+  Tensor p = Tensor::empty({tokens, vocab}, a.dtype()), q = Tensor::empty_like(p);
+  kernels::linear_forward({.y = p, .x = a, .w = head, .bias = {}});
+  kernels::linear_forward({.y = q, .x = b, .w = head, .bias = {}});
   std::vector<double> kl(static_cast<size_t>(tokens));
   dispatch_float(a.dtype(), "export", [&]<class T>() {
-    Tensor p = Tensor::empty({tokens, vocab}, a.dtype()), q = Tensor::empty_like(p);
-    kernels::linear_forward({.y = p, .x = a, .w = head, .bias = {}});
-    kernels::linear_forward({.y = q, .x = b, .w = head, .bias = {}});
     parallel_for(tokens, 1, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
-        T *x = p.data<T>() + t * vocab, *y = q.data<T>() + t * vocab;
-        log_softmax(x, vocab);
-        log_softmax(y, vocab);
-        double sum = 0;
-        for (int64_t i = 0; i < vocab; ++i)
-          sum += std::exp(static_cast<double>(x[i])) * static_cast<double>(x[i] - y[i]);
-        kl[static_cast<size_t>(t)] = sum;
+        const T *x = p.data<T>() + t * vocab, *y = q.data<T>() + t * vocab;
+        const double x_sum = log_sum_exp(x, vocab), y_sum = log_sum_exp(y, vocab);
+        for (int64_t i = 0; i < vocab; ++i) {
+          const double log_p = static_cast<double>(x[i]) - x_sum,
+                       log_q = static_cast<double>(y[i]) - y_sum;
+          kl[static_cast<size_t>(t)] += std::exp(log_p) * (log_p - log_q);
+        }
       }
     });
   });
-  double sum = 0;
-  for (const double value : kl) sum += value;
-  return sum;
+  return std::accumulate(kl.begin(), kl.end(), 0.0);
 }
 
 void print_change(const MergeChange& change) {
-  const double percent = 100 * static_cast<double>(change.moved) /
-                         static_cast<double>(std::max<int64_t>(1, change.weights));
+  const double percent =
+      std::round(10000 * static_cast<double>(change.moved) / static_cast<double>(change.weights)) /
+      100;
   print(stdout,
         str("merged: ", change.moved, " of the ", change.weights, " weights with adapters moved (",
             percent, " %), by ", change.mean, " on average\n"));
@@ -173,6 +172,7 @@ void write_whole(const ExportOptions& options, const std::string& checkpoint, Ne
   std::string dtype;
   LoadedModel loaded = load_whole(options, checkpoint, dtype);
   if (options.merged) merge(loaded, dtype);
+  check_interrupt();
   export_model(*loaded.model, *loaded.tokenizer, output.create(), dtype, check_interrupt);
   output.finish();
   print(stdout, str(options.output, ": ", model_size(loaded.model->config()).parameters,
@@ -204,6 +204,7 @@ void write_adapter_folder(const ExportOptions& options, const std::string& check
                          check_interrupt();
                          return value;
                        }});
+  check_interrupt();
   const std::string dir = output.create();
   write_adapter(config, sources, dir, base);
   if (has_tokenizer(checkpoint)) {

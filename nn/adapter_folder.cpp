@@ -378,7 +378,11 @@ std::vector<std::string> write_adapter(const ModelConfig& config,
   Json json;
   json.set("peft_type", "LORA").set("task_type", "CAUSAL_LM");
   json.set("base_model_name_or_path", base).set("revision", Json());
-  json.set("r", config.lora.rank).set("lora_alpha", config.lora.alpha);
+  // Programs that read such files expect a whole number where it is one.
+  const double alpha = config.lora.alpha;
+  const auto whole = static_cast<int64_t>(alpha);
+  json.set("r", config.lora.rank);
+  json.set("lora_alpha", static_cast<double>(whole) == alpha ? Json(whole) : Json(alpha));
   json.set("use_rslora", config.lora.rslora).set("target_modules", target_modules(config));
   json.set("bias", "none").set("fan_in_fan_out", stores_transposed(config));
   json.set("lora_dropout", 0.0).set("init_lora_weights", true).set("inference_mode", true);

@@ -71,7 +71,7 @@ AdapterBase find_base(const std::string& dir, const AdapterConfig& adapter,
       throw InputError(no_base(dir, str(name, hint)));
   if (!path_exists(name)) {
     std::string hint = hub_hint(name, name);
-    if (hint.empty()) hint = "; hint: restore the folder, or give the one where it is now";
+    if (hint.empty()) hint = "; hint: restore the folder; commands but train take another one";
     throw InputError(no_base(dir, str(name, " is no folder here", hint, ": --base DIR")));
   }
   base.path = canonical(recorded && given.empty() ? name : find_checkpoint(name));
@@ -88,12 +88,12 @@ AdapterBase find_base(const std::string& dir, const AdapterConfig& adapter,
 void verify_base(AdapterBase& base, const std::string& dir) {
   const std::string found = base_fingerprint(base.path);
   if (!base.fingerprint.empty() && found != base.fingerprint)
-    throw InputError(
-        no_base(dir, str("in ", base.path,
-                         " is not the one that it was trained on: the fingerprint of its "
-                         "weights and config.json is ",
-                         found, ", and was ", base.fingerprint,
-                         "; hint: restore its files, or give a folder that has them: --base DIR")));
+    throw InputError(no_base(
+        dir, str("in ", base.path,
+                 " is not the one that it was trained on: the fingerprint of its "
+                 "weights and config.json is ",
+                 found, ", and was ", base.fingerprint,
+                 "; hint: restore its files; commands but train take another folder: --base DIR")));
   base.fingerprint = found;
 }
 
