@@ -401,9 +401,8 @@ std::string quantized_base_hint(const std::string& base) {
   for (const char* mark : {"-unsloth-bnb-4bit", "-bnb-4bit", "-bnb-8bit", "-gptq", "-awq"}) {
     const size_t at = name.rfind(mark);
     if (at == name.npos || at == 0 || name.find('/', at) != name.npos) continue;
-    const std::string whole = base.substr(0, at);
     return str(" is quantized, which is not supported; hint: --base DIR of the 16-bit model (",
-               whole, ")");
+               base.substr(0, at), ")");
   }
   return "";
 }

@@ -64,15 +64,19 @@ AdapterBase find_base(const std::string& dir, const AdapterConfig& adapter,
   AdapterBase base = recorded_base(dir);
   const bool recorded = !base.path.empty();
   const std::string name = !given.empty() ? given : recorded ? base.path : adapter.base;
+  // Training has no option for it.
+  const std::string edit =
+      str(", or write that folder to base_model_name_or_path in ", dir, "/adapter_config.json");
   if (name.empty())
-    throw InputError(no_base(dir, "is not named in adapter_config.json; hint: --base DIR"));
-  if (given.empty() && !recorded)
-    if (const std::string hint = quantized_base_hint(name); !hint.empty())
-      throw InputError(no_base(dir, str(name, hint)));
+    throw InputError(no_base(
+        dir, str("is not named in adapter_config.json; hint: --base DIR", recorded ? "" : edit)));
   if (!path_exists(name)) {
-    std::string hint = hub_hint(name, name);
-    if (hint.empty()) hint = "; hint: restore the folder; commands but train take another one";
-    throw InputError(no_base(dir, str(name, " is no folder here", hint, ": --base DIR")));
+    const std::string quantized = quantized_base_hint(name), hub = hub_hint(name, name);
+    if (given.empty() && !recorded && !quantized.empty())
+      throw InputError(no_base(dir, str(name, quantized, edit)));
+    const std::string hint =
+        !hub.empty() ? hub + ": --base DIR" : "; hint: restore the folder, or give it: --base DIR";
+    throw InputError(no_base(dir, str(name, " is no folder here", hint, recorded ? "" : edit)));
   }
   base.path = canonical(recorded && given.empty() ? name : find_checkpoint(name));
   if (is_adapter_folder(base.path))

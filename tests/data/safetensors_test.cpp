@@ -94,6 +94,21 @@ TEST_F(Safetensors, HalvesAreRoundedToNearestEven) {
   EXPECT_EQ(read_back(DType::kF32), (std::vector<double>{1, 1 + 0x1p-9, 65504, 0}));
 }
 
+TEST_F(Safetensors, StoredValuesAreThoseThatAreReadBack) {
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16})
+    for (const char* type : {"F64", "F32", "BF16", "F16"}) {
+      const Tensor tensor = test::random_tensor({7, 5}, DType::kF64, 1).to(dtype);
+      const Tensor view = tensor.transpose(0, 1);
+      for (const Tensor& values : {tensor, view}) {
+        write_sharded(dir_.path(""), "x", {source("t", type, values)});
+        EXPECT_TRUE(test::bit_equal(stored_values(values, type, "t"),
+                                    SafetensorsFile(path()).read("t").to(dtype)));
+      }
+    }
+  EXPECT_THROW_WITH(stored_values(Tensor::full({1}, 1e6, DType::kF32), "F16", "big"), InputError,
+                    "the tensor 'big' holds ");
+}
+
 TEST_F(Safetensors, NumbersBeyondTheLargestHalfAreRefused) {
   for (const double value : {65504.01, -1e30, HUGE_VAL})
     for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
@@ -120,6 +135,7 @@ TEST_F(Safetensors, ShardsAndTheirIndexAreWrittenOneTensorAtATime) {
   const Json index = parse_json(test::read_file(dir_.path(files[2])), files[2]);
   EXPECT_EQ(index.at("metadata").at("total_size").as_int(), 24000);
   const SafetensorsFolder folder(dir_.path(""), "model");
+  EXPECT_EQ(folder.files(), (std::vector<std::string>{files[0], files[1]}));
   for (size_t i = 0; i < sources.size(); ++i) {
     const SafetensorsFile* file = folder.find(sources[i].name);
     ASSERT_NE(file, nullptr);

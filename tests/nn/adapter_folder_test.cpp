@@ -176,6 +176,7 @@ TEST_F(BadAdapters, FieldsThatChangeTheMathsAreRefused) {
   for (const char* start : {"pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga", "new"})
     refused_field("init_lora_weights", start, "base model's weights");
   refused_field("use_something_new", 1, "is not known");
+  refused_field("base_model_name_or_path", 7, "expected text");
   refused_field("use_rslora", "yes", "expected true or false");
 }
 
