@@ -20,9 +20,18 @@ std::string canonical(const std::string& path) {
   return error ? path : found.string();
 }
 
-// The base that a checkpoint has recorded; empty for other folders.
+// The base that a checkpoint has recorded; empty for other folders. If it was a checkpoint of an
+// earlier stage, RUN/1-sft/checkpoints/step-N, the run's directory may have moved with it.
 AdapterBase recorded_base(const std::string& dir) {
-  return path_exists(dir + "/manifest.json") ? load_state(dir).base : AdapterBase();
+  if (!path_exists(dir + "/manifest.json")) return {};
+  AdapterBase base = load_state(dir).base;
+  if (base.path.empty() || path_exists(base.path)) return base;
+  const fs::path step = base.path, checkpoints = step.parent_path(),
+                 stage = checkpoints.parent_path(),
+                 run = fs::path(canonical(dir)).parent_path().parent_path().parent_path();
+  const std::string moved = run / stage.filename() / checkpoints.filename() / step.filename();
+  if (is_model_folder(moved)) base.path = moved;
+  return base;
 }
 
 std::string no_base(const std::string& dir, const std::string& reason) {

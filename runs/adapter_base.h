@@ -17,9 +17,10 @@ struct AdapterBase {
 std::string base_fingerprint(const std::string& dir);
 
 // The base of the adapter in the folder `dir`: `given` unless empty, else what a checkpoint has
-// recorded, else base_model_name_or_path, which counts from the current folder. The fingerprint is
-// the recorded one. Throws InputError, with the next step, for a folder without a model, one that
-// is an adapter itself, and names of the Hugging Face Hub.
+// recorded, also if its run's directory has moved with both, else base_model_name_or_path, which
+// counts from the current folder. The fingerprint is the recorded one. Throws InputError, with the
+// next step, for a folder without a model, one that is an adapter itself, and names of the Hugging
+// Face Hub.
 AdapterBase find_base(const std::string& dir, const AdapterConfig& adapter,
                       const std::string& given);
 

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <limits>
 
+#include "core/rng.h"
 #include "data/safetensors.h"
 #include "nn/lora.h"
 #include "nn/model_folder.h"
@@ -85,6 +86,29 @@ TEST(AdapterFolders, RoundTrip) {
       load_adapter(loaded, folder.path());
       EXPECT_TRUE(bit_equal(hidden(loaded), hidden(*model))) << name;
     }
+}
+
+TEST(CudaAdapterFolders, AreReadAndWrittenOnTheDevice) {
+  COHORT_REQUIRE_GPU(device);
+  for (const char* name : {"llama", "phi3", "gpt2"}) {
+    const auto host = adapted_model(name, {.rank = 3});
+    const TempDir adapter, weights;
+    save_adapter(*host, adapter.path(), "");
+    Transformer model(host->config(), DType::kF32, std::nullopt, device);
+    load_weights(model, kFamilies + name);
+    load_adapter(model, adapter.path());
+    const std::vector<Tensor> expected = host->adapters(), found = model.adapters();
+    for (size_t i = 0; i < expected.size(); ++i)
+      EXPECT_TRUE(bit_equal(found[i].to(Device{}), expected[i])) << name;
+    save_weights(model, weights.path());
+    const SafetensorsFile before(kFamilies + name + "/model.safetensors"),
+        after(weights.path("model.safetensors"));
+    for (const std::string& tensor : before.names())
+      EXPECT_TRUE(bit_equal(before.read(tensor), after.read(tensor))) << tensor;
+    NoGradGuard no_grad;
+    const PackedBatch batch = pack(random_sequences({5, 9}, model.config().vocab_size, 3));
+    EXPECT_LE(relative_error(model.forward(model.to_device(batch)).value(), hidden(*host)), 1e-5);
+  }
 }
 
 // The target_modules that are written for some targets, which PEFT matches by the ends of names.
@@ -266,6 +290,32 @@ TEST_F(BadAdapters, TensorsThatDoNotFitAreRefused) {
   EXPECT_THROW_WITH(load_adapter_config(folder_.path()), InputError, "adapter_model.safetensors");
   write_file(folder_.path("adapter_model.bin"), "pickle");
   EXPECT_THROW_WITH(load_adapter_config(folder_.path()), InputError, "safe_serialization=True");
+}
+
+TEST_F(BadAdapters, RandomDamageIsAnErrorOrChangesNumbersOnly) {
+  Rng rng(3, rng_stream(kTestPurpose));
+  const ModelConfig base = family("llama");
+  int refused = 0;
+  for (int i = 0; i < 400; ++i) {
+    const std::string path =
+        folder_.path(i % 2 == 0 ? "adapter_config.json" : "adapter_model.safetensors");
+    const std::string content = read_file(path);
+    std::string damaged = content;
+    // Mostly in the header of the tensors.
+    damaged[static_cast<size_t>(rng.below(std::min<int64_t>(
+        3000, static_cast<int64_t>(damaged.size()))))] = static_cast<char>(rng.below(256));
+    write_file(path, damaged);
+    try {
+      Transformer model(with_adapter(base, load_adapter_config(folder_.path()), folder_.path()),
+                        DType::kF32, std::nullopt);
+      load_adapter(model, folder_.path());
+    } catch (const InputError& e) {
+      ++refused;
+      EXPECT_TRUE(std::string(e.what()).starts_with(folder_.path())) << e.what();
+    }
+    write_file(path, content);
+  }
+  EXPECT_GT(refused, 200);
 }
 
 TEST_F(BadAdapters, OfAnotherBaseAreRefused) {

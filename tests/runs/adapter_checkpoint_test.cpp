@@ -81,7 +81,8 @@ class AdapterCheckpoints : public testing::Test {
   }
 
   TempDir temporary_;
-  const std::string base_ = temporary_.path("base"), dir_ = temporary_.path("checkpoints");
+  const std::string base_ = temporary_.path("base");
+  std::string dir_ = temporary_.path("checkpoints");
   std::unique_ptr<Tokenizer> tokenizer_ = make_char_tokenizer("0123456789+=");
   ModelConfig config_, wanted_;
   std::unique_ptr<Transformer> model_;
@@ -168,6 +169,24 @@ TEST_F(AdapterCheckpoints, NeedTheirBase) {
   fs::remove_all(base_);
   write_file(base_, "");
   EXPECT_THROW_WITH(load_model(at, DType::kF32), InputError, base_);
+}
+
+TEST_F(AdapterCheckpoints, MoveWithTheirBaseInARunDirectory) {
+  const std::string run = temporary_.path("run"), sft = run + "/1-sft/checkpoints/step-00000005";
+  write_base(sft, 3);
+  LoadedModel loaded = load_for_training(sft);
+  model_ = std::move(loaded.model);
+  state_.base = loaded.base;
+  optimizer_ = make_optimizer(model_->parameters(), {});
+  dir_ = run + "/2-grpo/checkpoints";
+  save(7);
+  fs::rename(run, temporary_.path("other"));
+  const std::string moved = temporary_.path("other/2-grpo/checkpoints/step-00000007");
+  expect_equal(load_model(moved, DType::kF32));
+  EXPECT_EQ(load_for_training(moved).base.path,
+            fs::canonical(temporary_.path("other/1-sft/checkpoints/step-00000005")).string());
+  write_base(temporary_.path("other/1-sft/checkpoints/step-00000005"), 4);
+  EXPECT_THROW_WITH(load_model(moved, DType::kF32), InputError, "is not the one");
 }
 
 TEST_F(AdapterCheckpoints, TheFingerprintIsOfWhatTheBaseComputes) {
