@@ -121,7 +121,7 @@ def compare_merged(cohort, base, adapter, folder):
     model = model.merge_and_unload()
     ours = load(folder)
     theirs = dict(model.named_parameters())
-    weights = max(float((value - theirs[name]).abs().max()) for name, value in ours.named_parameters())
+    weights = max(float((value - theirs[name]).detach().abs().max()) for name, value in ours.named_parameters())
     return max(weights, difference(log_probs(ours), log_probs(model)),
                difference(log_probs(ours), our_log_probs(cohort, folder)))
 
