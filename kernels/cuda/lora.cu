@@ -2,7 +2,7 @@
 // is limited by reading x, or with few rows by latency.
 //
 // All kernels add in one order, which depends on K alone. K is divided into chunks of 32 columns,
-// and the chunks into at most kMaxSlices slices of equal size (the last may be shorter). A slice is
+// and the chunks into at most kSlices slices of equal size (the last may be shorter). A slice is
 // one chain of mma.m16n8k16 with ascending chunks, two instructions each; the sums of the slices
 // are added in ascending order, and the total is rounded once. An instruction does not have 16
 // adjacent columns: its quad q takes columns 8 q + 4 s to 8 q + 4 s + 3 of the chunk in step s, so
@@ -14,8 +14,6 @@
 // memory.
 #include "kernels/lora.h"
 
-#include <bit>
-
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/raw.cuh"
 #include "kernels/cuda/sm90/cluster.cuh"
@@ -24,8 +22,7 @@
 namespace cohort::kernels::cuda {
 namespace {
 
-constexpr int kChunk = 32, kMaxSlices = 64, kSplitWarps = 8;
-static_assert(kMaxSlices <= 8 * kSplitWarps, "clusters have at most 8 blocks");
+constexpr int kChunk = 32, kSlices = 16;
 constexpr int kColumns = 64;  // P is a multiple of this
 
 struct Problem {
@@ -35,7 +32,6 @@ struct Problem {
   int64_t rows;
   int k, p;
   int chunks, slice_chunks, slices;
-  int cluster_log2;  // blocks of a cluster of split_kernel()
   bool may_prefetch_a;
 
   // Writes columns `column` and `column` + 1 of a row of h.
@@ -65,14 +61,17 @@ __device__ __forceinline__ void multiply(float (&sums)[kM][kN][4], const Operand
     }
 }
 
-// A cluster computes a tile of 16 kM rows and 8 kN columns of h, a warp of it one slice. Each block
-// adds the slices of some rows, whose sums the warps store to its shared memory. Grid: the blocks
-// of a cluster, tiles of columns, tiles of rows. kBatch: chunks whose operands are in flight.
-template <int kM, int kN, int kBatch>
+// A cluster of kBlocks blocks, or a block, computes a tile of 16 kM rows and 8 kN columns of h, a warp of it one
+// slice. Each block adds the slices of some rows, whose sums the warps store to its shared memory.
+// Grid: the blocks of a cluster, tiles of columns, tiles of rows. kBatch: chunks whose operands are
+// in flight.
+template <int kM, int kN, int kBatch, int kBlocks_>
 struct SplitTile {
   static constexpr int kRows = 16 * kM, kTileColumns = 8 * kN, kPairs = kTileColumns / 2;
-  static constexpr int kThreads = 32 * kSplitWarps;
-  static constexpr int kShared = kSplitWarps * kRows * kPairs * int{sizeof(float2)};
+  static constexpr int kBlocks = kBlocks_, kWarps = kSlices / kBlocks, kThreads = 32 * kWarps;
+  static constexpr int kBlockRows = kRows / kBlocks, kBlockPairs = kBlockRows * kPairs;
+  static constexpr int kShared = kSlices * kBlockPairs * int{sizeof(float2)};
+  static_assert(kSlices % kBlocks == 0 && kRows % kBlocks == 0);
 
   float sums[kM][kN][4] = {};
 
@@ -129,20 +128,23 @@ struct SplitTile {
     }
   }
 
-  // Stores the slice's sums to the blocks that add them, whose barriers count them: row r belongs
-  // to block r % blocks of the cluster. `memory` is [slices, rows of a block, kPairs].
-  __device__ __forceinline__ void scatter(const float2* memory, uint32_t barrier, int slice,
-                                          int cluster_log2) const {
-    const int lane = threadIdx.x % 32, block_rows = kRows >> cluster_log2;
+  // Stores the slice's sums to the blocks that add them: row r belongs to block r % kBlocks of the
+  // cluster. `memory` is [slices, kBlockRows, kPairs]. If there are several blocks, the stores are
+  // asynchronous, and the barrier of each counts those that arrive there.
+  __device__ __forceinline__ void scatter(float2* memory, uint32_t barrier, int slice) const {
+    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < 2 * kM; ++i) {
       const int row = 8 * i + lane / 4;
-      const float2* const to =
-          memory + (slice * block_rows + (row >> cluster_log2)) * kPairs + lane % 4;
+      float2* const to = memory + slice * kBlockPairs + row / kBlocks * kPairs + lane % 4;
 #pragma unroll
-      for (int j = 0; j < kN; ++j)
-        store_in_block(row & ((1 << cluster_log2) - 1), to + 4 * j,
-                       {sums[i / 2][j][i % 2 * 2], sums[i / 2][j][i % 2 * 2 + 1]}, barrier);
+      for (int j = 0; j < kN; ++j) {
+        const float2 sum = {sums[i / 2][j][i % 2 * 2], sums[i / 2][j][i % 2 * 2 + 1]};
+        if constexpr (kBlocks > 1)
+          store_in_block(row % kBlocks, to + 4 * j, sum, barrier);
+        else
+          to[4 * j] = sum;
+      }
     }
   }
 };
@@ -153,27 +155,31 @@ __global__ void __launch_bounds__(Tile::kThreads) split_kernel(const Problem pro
   extern __shared__ float2 slice_sums[];
   __shared__ uint64_t barrier_memory;
   const uint32_t barrier = shared_address(&barrier_memory);
-  const int rank = blockIdx.x, slice = rank * kSplitWarps + threadIdx.x / 32;
-  const int pairs = (Tile::kRows >> problem.cluster_log2) * Tile::kPairs;
-  if (threadIdx.x == 0) {
-    barrier_init(barrier, 1);
-    barrier_arrive_expect_tx(barrier, problem.slices * pairs * int{sizeof(float2)});
+  const int rank = blockIdx.x, slice = rank * Tile::kWarps + threadIdx.x / 32;
+  if constexpr (Tile::kBlocks > 1) {
+    if (threadIdx.x == 0) {
+      barrier_init(barrier, 1);
+      barrier_arrive_expect_tx(barrier, problem.slices * Tile::kBlockPairs * int{sizeof(float2)});
+    }
+    cluster_sync();  // the blocks that scatter() stores to have started, with their barriers
   }
-  cluster_sync();  // the blocks that scatter() stores to have started, with their barriers
   Tile tile;
   tile.multiply_slice(problem, slice);
-  if (slice < problem.slices) tile.scatter(slice_sums, barrier, slice, problem.cluster_log2);
-  barrier_wait(barrier, 0);
+  if (slice < problem.slices) tile.scatter(slice_sums, barrier, slice);
+  if constexpr (Tile::kBlocks > 1)
+    barrier_wait(barrier, 0);
+  else
+    __syncthreads();
   const int64_t row0 = int64_t{blockIdx.z} * Tile::kRows;
-  for (int i = threadIdx.x; i < pairs; i += Tile::kThreads) {
+  for (int i = threadIdx.x; i < Tile::kBlockPairs; i += Tile::kThreads) {
     float first = 0, second = 0;
 #pragma unroll 8
     for (int s = 0; s < problem.slices; ++s) {
-      const float2 sum = slice_sums[s * pairs + i];
+      const float2 sum = slice_sums[s * Tile::kBlockPairs + i];
       first += sum.x;
       second += sum.y;
     }
-    const int64_t row = row0 + (i / Tile::kPairs << problem.cluster_log2) + rank;
+    const int64_t row = row0 + i / Tile::kPairs * Tile::kBlocks + rank;
     const int column = static_cast<int>(blockIdx.y) * Tile::kTileColumns + i % Tile::kPairs * 2;
     if (row < problem.rows) problem.store(row, column, first, second);
   }
@@ -295,14 +301,13 @@ bool has_clusters(Device device) {
 }
 template <class Tile>
 void run_split(const Problem& problem, Device device) {
-  const unsigned blocks = 1u << problem.cluster_log2;
   launch("lora_input", split_kernel<Tile>,
-         {.grid = dim3(blocks, blocks_for(problem.p, Tile::kTileColumns),
+         {.grid = dim3(Tile::kBlocks, blocks_for(problem.p, Tile::kTileColumns),
                        blocks_for(problem.rows, Tile::kRows)),
           .block = Tile::kThreads,
           .shared_bytes = Tile::kShared,
           .start = Start::kProgrammatic,
-          .cluster = blocks},
+          .cluster = Tile::kBlocks},
          device, problem);
 }
 template <int kWarps>
@@ -320,9 +325,8 @@ Problem problem_of(const LoraInput& args) {
   const auto& [h, x, a, copy] = args;
   Tensor copied = copy;
   const auto chunks = static_cast<int>((x.cols() + kChunk - 1) / kChunk);
-  const int slice_chunks = std::max(1, (chunks + kMaxSlices - 1) / kMaxSlices);
+  const int slice_chunks = std::max(1, (chunks + kSlices - 1) / kSlices);
   const int slices = (chunks + slice_chunks - 1) / slice_chunks;
-  const auto blocks = static_cast<unsigned>((slices + kSplitWarps - 1) / kSplitWarps);
   return {.x = pointer<bf16>(x),
           .a = pointer<bf16>(a),
           .h = pointer<bf16>(h),
@@ -335,7 +339,6 @@ Problem problem_of(const LoraInput& args) {
           .chunks = chunks,
           .slice_chunks = slice_chunks,
           .slices = slices,
-          .cluster_log2 = static_cast<int>(std::bit_width(std::bit_ceil(blocks))) - 1,
           .may_prefetch_a = current_stream(x.device()).may_prefetch};
 }
 
@@ -354,17 +357,16 @@ bool has_lora_kernel(const LoraInput& args) {
                               {.shared_memory = TiledShape<8>::kShared}, x.device());
 }
 
-// The limits were chosen from the bytes that all blocks read: tiles of 16 x 16 outputs have the
-// least latency, but read x and A often.
+// Tiles of 16 x 16 outputs have the least latency, but read x and A often; larger ones read less.
 void lora_input(const LoraInput& args) {
-  using Small = SplitTile<1, 2, 8>;
-  using Large = SplitTile<2, 8, 2>;
-  constexpr int64_t kSmallRows = 128, kLargeRows = 4096;
+  using Small = SplitTile<1, 2, 4, 1>;
+  using Large = SplitTile<2, 8, 2, 4>;
+  constexpr int64_t kSmallRows = 128, kLargeRows = 4096, kSmallWork = 1 << 20;
   const Device device = args.x.device();
   if (args.h.numel() == 0) return;
   const Problem problem = problem_of(args);
-  if (problem.rows <= kSmallRows && has_clusters<Small>(device))
-    return run_split<Small>(problem, device);
+  const bool is_small = problem.rows <= kSmallRows || problem.rows * problem.k <= kSmallWork;
+  if (is_small && has_clusters<Small>(device)) return run_split<Small>(problem, device);
   if (problem.rows <= kLargeRows && has_clusters<Large>(device))
     return run_split<Large>(problem, device);
   const int64_t multiprocessors = ::cohort::cuda::gpu_properties(device).multiprocessors;

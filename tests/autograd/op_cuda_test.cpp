@@ -51,7 +51,9 @@ bool starts_with(const std::string& text, const char* prefix) {
 int rounding_points(const OpCase& test) {
   if (test.op == "attention" || test.op == "mlp" || test.variant == "its input used outside too")
     return 4;
-  if (starts_with(test.op, "add_") || test.variant == "two overlapping rows") return 3;
+  if (starts_with(test.op, "add_") || test.op == "lora_linear" ||
+      test.variant == "two overlapping rows")
+    return 3;
   for (const char* two : {"one variable as both operands", "x x^T", "the table as input and head"})
     if (test.variant == two) return 2;
   if (test.op == "rope" && test.variant.ends_with("in place")) return 2;
@@ -85,8 +87,8 @@ TEST_P(CudaOp, MatchesTheCpu) {
   const OpCase& test = GetParam();
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     // Composites round at many points, and a policy loss is never bf16.
-    const bool f32_only =
-        starts_with(test.op, "composite") || test.op == "checkpoint" || test.op == "policy_loss";
+    const bool f32_only = starts_with(test.op, "composite") || test.op == "checkpoint" ||
+                          test.op == "policy_loss" || test.variant.ends_with("behind a norm");
     if (dtype == DType::kBF16 && f32_only) continue;
     std::vector<Tensor> inputs;
     for (const Tensor& t : test.inputs(0)) inputs.push_back(t.to(dtype).to(DType::kF64));

@@ -127,6 +127,7 @@ struct OperandMaps {
 template <GemmEpilogue Epilogue>
 struct GemmArguments {
   OperandMaps first, second;  // no steps: no second pair
+  int early_steps;            // of the first pair, to be loaded while the kernel before runs
   TileScheduler tiles;
   Epilogue epilogue;
 };
@@ -272,7 +273,8 @@ __global__ void __launch_bounds__(GemmShape<Epilogue>::kThreads, 1)
     tma_prefetch(&args.first.a);
     tma_prefetch(&args.first.b);
   }
-  wait_on_dependent_grids();
+  // With early steps only the producer waits: the others have their data from it.
+  if (args.early_steps == 0) wait_on_dependent_grids();
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
     deallocate_registers<S::kProducerRegisters>();
@@ -286,8 +288,10 @@ __global__ void __launch_bounds__(GemmShape<Epilogue>::kThreads, 1)
          i += static_cast<int>(gridDim.x)) {
       const TileCoordinates tile = args.tiles.tile(i);
 #pragma unroll 1
-      for (int step = 0; step < args.first.steps; ++step)
+      for (int step = 0; step < args.first.steps; ++step) {
+        if (iteration == args.early_steps) wait_on_dependent_grids();
         mainloop.load(args.first.a, args.first.b, tile, step, iteration++);
+      }
 #pragma unroll 1
       for (int step = 0; step < args.second.steps; ++step)
         mainloop.load(args.second.a, args.second.b, tile, step, iteration++);
@@ -344,6 +348,8 @@ inline CUtensorMap stacked_tensor_map(const Tensor& w, int box_rows) {
 
 struct GemmOperands {
   const Tensor &a, &b;  // [M, K], and B in the layout of the mainloop
+  // The last columns of a, written by the kernel right before, which starts when the others exist.
+  int64_t tail = 0;
 };
 
 // Launches the GEMM of `first`, and of `second` if its tensors are defined; C has `columns` columns
@@ -366,6 +372,8 @@ void launch_gemm(const char* name, const GemmOperands& first, const GemmOperands
   const GemmArguments<Epilogue> args{
       .first = maps(first),
       .second = maps(second),
+      .early_steps =
+          first.tail > 0 ? static_cast<int>((first.a.cols() - first.tail) / Mainloop::kStep) : 0,
       .tiles = {.rows = tiles_along(first.a.rows(), Mainloop::kRows),
                 .columns = tiles_along(columns, Mainloop::kTileColumns)},
       .epilogue = epilogue};

@@ -191,7 +191,7 @@ bool fused_linear_activation(const LinearActivation& args) {
     return true;
   }
   return for_gated_op(op, [&]<class Op>() {
-    launch_gemm("linear_activation", {args.x, args.w}, {{}, {}}, args.y.cols(),
+    launch_gemm("linear_activation", {args.x, args.w, args.tail}, {{}, {}}, args.y.cols(),
                 GatedActivationEpilogue<Op>{
                     args.u.defined() ? u_tensor_map(args.u) : CUtensorMap{}, y_tensor_map(args.y),
                     args.u.defined(), pointer<bf16>(args.bias), static_cast<int>(args.y.cols())});
