@@ -3,8 +3,8 @@
 //
 // All kernels add in one order, which depends on K alone. K is divided into chunks of 32 columns,
 // and the chunks into at most kSlices slices of equal size (the last may be shorter). A slice is
-// one chain of mma.m16n8k16 with ascending chunks, two instructions each; the sums of the slices
-// are added in ascending order, and the total is rounded once. An instruction does not have 16
+// one chain of mma.m16n8k16 with ascending chunks, two instructions each; the sums of four slices, a
+// group, are added in ascending order, then those of the groups, and the total is rounded once. An instruction does not have 16
 // adjacent columns: its quad q takes columns 8 q + 4 s to 8 q + 4 s + 3 of the chunk in step s, so
 // that a lane loads its operands of both steps as eight adjacent columns, 16 bytes.
 //
@@ -22,7 +22,7 @@
 namespace cohort::kernels::cuda {
 namespace {
 
-constexpr int kChunk = 32, kSlices = 16;
+constexpr int kChunk = 32, kSlices = 16, kGroup = 4;
 constexpr int kColumns = 64;  // P is a multiple of this
 
 struct Problem {
@@ -61,17 +61,19 @@ __device__ __forceinline__ void multiply(float (&sums)[kM][kN][4], const Operand
     }
 }
 
-// A cluster of kBlocks blocks, or a block, computes a tile of 16 kM rows and 8 kN columns of h, a warp of it one
-// slice. Each block adds the slices of some rows, whose sums the warps store to its shared memory.
-// Grid: the blocks of a cluster, tiles of columns, tiles of rows. kBatch: chunks whose operands are
-// in flight.
+// A block, or a cluster with a block for each group of slices, computes a tile of 16 kM rows and
+// 8 kN columns of h, a warp of it one slice. In a cluster each block adds the groups of some rows,
+// whose sums the others store to its shared memory. Grid: the blocks of a cluster, tiles of columns,
+// tiles of rows. kBatch: chunks whose operands are in flight.
 template <int kM, int kN, int kBatch, int kBlocks_>
 struct SplitTile {
-  static constexpr int kRows = 16 * kM, kTileColumns = 8 * kN, kPairs = kTileColumns / 2;
   static constexpr int kBlocks = kBlocks_, kWarps = kSlices / kBlocks, kThreads = 32 * kWarps;
-  static constexpr int kBlockRows = kRows / kBlocks, kBlockPairs = kBlockRows * kPairs;
-  static constexpr int kShared = kSlices * kBlockPairs * int{sizeof(float2)};
-  static_assert(kSlices % kBlocks == 0 && kRows % kBlocks == 0);
+  static constexpr int kRows = 16 * kM, kTileColumns = 8 * kN, kRowPairs = kTileColumns / 2;
+  static constexpr int kPairs = kRows * kRowPairs;
+  // The sums of a block's slices, and of all groups for its rows.
+  static constexpr int kGroups = kSlices / kGroup, kBlockPairs = kPairs / kBlocks;
+  static constexpr int kShared = (kWarps * kPairs + kGroups * kBlockPairs) * int{sizeof(float2)};
+  static_assert((kBlocks == 1 || kBlocks == kGroups) && kRows % kBlocks == 0);
 
   float sums[kM][kN][4] = {};
 
@@ -128,60 +130,80 @@ struct SplitTile {
     }
   }
 
-  // Stores the slice's sums to the blocks that add them: row r belongs to block r % kBlocks of the
-  // cluster. `memory` is [slices, kBlockRows, kPairs]. If there are several blocks, the stores are
-  // asynchronous, and the barrier of each counts those that arrive there.
-  __device__ __forceinline__ void scatter(float2* memory, uint32_t barrier, int slice) const {
-    const int lane = threadIdx.x % 32;
+  // Stores the slice's sums to `memory`, [kWarps, kRows, kRowPairs].
+  __device__ __forceinline__ void store(float2* memory) const {
+    const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x) / 32;
 #pragma unroll
-    for (int i = 0; i < 2 * kM; ++i) {
-      const int row = 8 * i + lane / 4;
-      float2* const to = memory + slice * kBlockPairs + row / kBlocks * kPairs + lane % 4;
+    for (int i = 0; i < 2 * kM; ++i)
 #pragma unroll
-      for (int j = 0; j < kN; ++j) {
-        const float2 sum = {sums[i / 2][j][i % 2 * 2], sums[i / 2][j][i % 2 * 2 + 1]};
-        if constexpr (kBlocks > 1)
-          store_in_block(row % kBlocks, to + 4 * j, sum, barrier);
-        else
-          to[4 * j] = sum;
-      }
-    }
+      for (int j = 0; j < kN; ++j)
+        memory[warp * kPairs + (8 * i + lane / 4) * kRowPairs + lane % 4 + 4 * j] = {
+            sums[i / 2][j][i % 2 * 2], sums[i / 2][j][i % 2 * 2 + 1]};
   }
 };
+
+// The sum of element i of `count` tensors of `stride` elements each, in ascending order.
+__device__ __forceinline__ float2 add_in_order(const float2* values, int stride, int i, int count) {
+  float2 total = {};
+#pragma unroll 4
+  for (int k = 0; k < count; ++k) {
+    const float2 value = values[k * stride + i];
+    total.x += value.x;
+    total.y += value.y;
+  }
+  return total;
+}
 
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads) split_kernel(const Problem problem) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ float2 slice_sums[];
   __shared__ uint64_t barrier_memory;
+  constexpr int kPairs = Tile::kPairs, kBlockPairs = Tile::kBlockPairs;
+  float2* const group_sums = slice_sums + Tile::kWarps * kPairs;
   const uint32_t barrier = shared_address(&barrier_memory);
-  const int rank = blockIdx.x, slice = rank * Tile::kWarps + threadIdx.x / 32;
+  const int rank = blockIdx.x, first = rank * Tile::kWarps;  // the block's first slice
+  const int groups = (problem.slices + kGroup - 1) / kGroup;
   if constexpr (Tile::kBlocks > 1) {
     if (threadIdx.x == 0) {
       barrier_init(barrier, 1);
-      barrier_arrive_expect_tx(barrier, problem.slices * Tile::kBlockPairs * int{sizeof(float2)});
+      barrier_arrive_expect_tx(barrier, groups * kBlockPairs * int{sizeof(float2)});
     }
-    cluster_sync();  // the blocks that scatter() stores to have started, with their barriers
+    cluster_sync();  // the blocks that are stored to have started, with their barriers
   }
   Tile tile;
-  tile.multiply_slice(problem, slice);
-  if (slice < problem.slices) tile.scatter(slice_sums, barrier, slice);
-  if constexpr (Tile::kBlocks > 1)
-    barrier_wait(barrier, 0);
-  else
-    __syncthreads();
+  tile.multiply_slice(problem, first + static_cast<int>(threadIdx.x) / 32);
+  tile.store(slice_sums);
+  __syncthreads();
   const int64_t row0 = int64_t{blockIdx.z} * Tile::kRows;
-  for (int i = threadIdx.x; i < Tile::kBlockPairs; i += Tile::kThreads) {
-    float first = 0, second = 0;
-#pragma unroll 8
-    for (int s = 0; s < problem.slices; ++s) {
-      const float2 sum = slice_sums[s * Tile::kBlockPairs + i];
-      first += sum.x;
-      second += sum.y;
+  const auto store = [&](int pair, float2 total) {
+    const int64_t row = row0 + pair / Tile::kRowPairs;
+    const int column =
+        static_cast<int>(blockIdx.y) * Tile::kTileColumns + pair % Tile::kRowPairs * 2;
+    if (row < problem.rows) problem.store(row, column, total.x, total.y);
+  };
+  for (int i = threadIdx.x; i < kPairs; i += Tile::kThreads) {
+    float2 total = {};
+#pragma unroll
+    for (int group = 0; group < Tile::kWarps / kGroup; ++group) {
+      const float2 sum = add_in_order(slice_sums + group * kGroup * kPairs, kPairs, i,
+                                      min(kGroup, problem.slices - first - group * kGroup));
+      if (group >= groups) break;
+      total.x += sum.x;
+      total.y += sum.y;
     }
-    const int64_t row = row0 + i / Tile::kPairs * Tile::kBlocks + rank;
-    const int column = static_cast<int>(blockIdx.y) * Tile::kTileColumns + i % Tile::kPairs * 2;
-    if (row < problem.rows) problem.store(row, column, first, second);
+    if constexpr (Tile::kBlocks > 1) {
+      if (rank < groups)
+        store_in_block(i / kBlockPairs, group_sums + rank * kBlockPairs + i % kBlockPairs, total,
+                       barrier);
+    } else {
+      store(i, total);
+    }
+  }
+  if constexpr (Tile::kBlocks > 1) {
+    barrier_wait(barrier, 0);
+    for (int i = threadIdx.x; i < kBlockPairs; i += Tile::kThreads)
+      store(rank * kBlockPairs + i, add_in_order(group_sums, kBlockPairs, i, groups));
   }
 #endif
 }
@@ -196,7 +218,7 @@ struct TiledShape {
   static constexpr int kStageRows = kRows + kColumns, kChunkPacks = kStageRows * kPacks;
   static constexpr int kCopies = 2 * kChunkPacks / kThreads;  // per thread and stage
   static constexpr int kStageBytes = 2 * kChunkPacks * 16, kShared = kStages * kStageBytes;
-  static constexpr int kBlocksPerSm = kWarps > 4 ? 2 : 3;
+  static constexpr int kBlocksPerSm = kWarps > 4 ? 1 : 3;
   static_assert(2 * kChunkPacks % kThreads == 0);
 };
 
@@ -233,6 +255,18 @@ struct StageCopies {
   }
 };
 
+// Adds `from` to `to`, and clears it.
+__device__ __forceinline__ void move_sums(float (&to)[kColumns / 8][4],
+                                          float (&from)[kColumns / 8][4]) {
+#pragma unroll
+  for (int j = 0; j < kColumns / 8; ++j)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      to[j][e] += from[j][e];
+      from[j][e] = 0;
+    }
+}
+
 template <int kWarps>
 __global__ void __launch_bounds__(32 * kWarps, TiledShape<kWarps>::kBlocksPerSm)
     tiled_kernel(const Problem problem) {
@@ -253,8 +287,10 @@ __global__ void __launch_bounds__(32 * kWarps, TiledShape<kWarps>::kBlocksPerSm)
     copy_async_commit();
   };
   for (int step = 0; step < Shape::kStages - 1; ++step) load(step);
-  float sums[1][kColumns / 8][4] = {}, totals[kColumns / 8][4] = {};
-  int rest = problem.slice_chunks;  // chunks that the slice still has
+  float sums[1][kColumns / 8][4] = {}, group_sums[kColumns / 8][4] = {},
+                           totals[kColumns / 8][4] = {};
+  // Chunks that the slice and slices that the group still have.
+  int chunks_left = problem.slice_chunks, slices_left = kGroup;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     copy_async_wait<Shape::kStages - 2>();
@@ -272,15 +308,13 @@ __global__ void __launch_bounds__(32 * kWarps, TiledShape<kWarps>::kBlocksPerSm)
       for (int j = 0; j < kColumns / 8; ++j)
         a[j] = load_raw<8>(chunk + (Shape::kRows + 8 * j + group) * kChunk);
       multiply(sums, x, a);
-      if (--rest > 0 && 2 * step + half + 1 < problem.chunks) continue;
-      rest = problem.slice_chunks;
-#pragma unroll
-      for (int j = 0; j < kColumns / 8; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          totals[j][e] += sums[0][j][e];
-          sums[0][j][e] = 0;
-        }
+      const bool is_last = 2 * step + half + 1 == problem.chunks;
+      if (--chunks_left > 0 && !is_last) continue;
+      chunks_left = problem.slice_chunks;
+      move_sums(group_sums, sums[0]);
+      if (--slices_left > 0 && !is_last) continue;
+      slices_left = kGroup;
+      move_sums(totals, group_sums);
     }
   }
 #pragma unroll
@@ -360,15 +394,19 @@ bool has_lora_kernel(const LoraInput& args) {
 // Tiles of 16 x 16 outputs have the least latency, but read x and A often; larger ones read less.
 void lora_input(const LoraInput& args) {
   using Small = SplitTile<1, 2, 4, 1>;
+  using Middle = SplitTile<1, 8, 4, 4>;
   using Large = SplitTile<2, 8, 2, 4>;
-  constexpr int64_t kSmallRows = 128, kLargeRows = 4096, kSmallWork = 1 << 20;
+  constexpr int64_t kSmallRows = 128, kSmallElements = 1 << 20, kMiddleRows = 1024,
+                    kLargeRows = 4096;
   const Device device = args.x.device();
   if (args.h.numel() == 0) return;
   const Problem problem = problem_of(args);
-  const bool is_small = problem.rows <= kSmallRows || problem.rows * problem.k <= kSmallWork;
-  if (is_small && has_clusters<Small>(device)) return run_split<Small>(problem, device);
-  if (problem.rows <= kLargeRows && has_clusters<Large>(device))
+  const bool is_small = problem.rows <= kSmallRows || problem.rows * problem.k <= kSmallElements;
+  if (problem.rows <= kLargeRows && has_clusters<Large>(device)) {
+    if (is_small) return run_split<Small>(problem, device);
+    if (problem.rows <= kMiddleRows) return run_split<Middle>(problem, device);
     return run_split<Large>(problem, device);
+  }
   const int64_t multiprocessors = ::cohort::cuda::gpu_properties(device).multiprocessors;
   if (problem.rows < multiprocessors * TiledShape<8>::kRows) return run_tiled<4>(problem, device);
   run_tiled<8>(problem, device);
