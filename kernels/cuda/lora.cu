@@ -140,19 +140,20 @@ struct SplitTile {
         memory[warp * kPairs + (8 * i + lane / 4) * kRowPairs + lane % 4 + 4 * j] = {
             sums[i / 2][j][i % 2 * 2], sums[i / 2][j][i % 2 * 2 + 1]};
   }
-};
 
-// The sum of element i of `count` tensors of `stride` elements each, in ascending order.
-__device__ __forceinline__ float2 add_in_order(const float2* values, int stride, int i, int count) {
-  float2 total = {};
+  // The sum of element i of `count` tensors of `stride` elements each, in ascending order.
+  static __device__ __forceinline__ float2 add_in_order(const float2* values, int stride, int i,
+                                                        int count) {
+    float2 total = {};
 #pragma unroll 4
-  for (int k = 0; k < count; ++k) {
-    const float2 value = values[k * stride + i];
-    total.x += value.x;
-    total.y += value.y;
+    for (int k = 0; k < count; ++k) {
+      const float2 value = values[k * stride + i];
+      total.x += value.x;
+      total.y += value.y;
+    }
+    return total;
   }
-  return total;
-}
+};
 
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads) split_kernel(const Problem problem) {
@@ -186,8 +187,8 @@ __global__ void __launch_bounds__(Tile::kThreads) split_kernel(const Problem pro
     float2 total = {};
 #pragma unroll
     for (int group = 0; group < Tile::kWarps / kGroup; ++group) {
-      const float2 sum = add_in_order(slice_sums + group * kGroup * kPairs, kPairs, i,
-                                      min(kGroup, problem.slices - first - group * kGroup));
+      const float2 sum = Tile::add_in_order(slice_sums + group * kGroup * kPairs, kPairs, i,
+                                            min(kGroup, problem.slices - first - group * kGroup));
       if (group >= groups) break;
       total.x += sum.x;
       total.y += sum.y;
@@ -203,7 +204,7 @@ __global__ void __launch_bounds__(Tile::kThreads) split_kernel(const Problem pro
   if constexpr (Tile::kBlocks > 1) {
     barrier_wait(barrier, 0);
     for (int i = threadIdx.x; i < kBlockPairs; i += Tile::kThreads)
-      store(rank * kBlockPairs + i, add_in_order(group_sums, kBlockPairs, i, groups));
+      store(rank * kBlockPairs + i, Tile::add_in_order(group_sums, kBlockPairs, i, groups));
   }
 #endif
 }

@@ -75,7 +75,7 @@ TEST(CudaMatmul, OperandsMayBeColumnsOfWiderMatrices) {
     for (const Transpose ta : {Transpose::kNo, Transpose::kYes})
       for (const Transpose tb : {Transpose::kNo, Transpose::kYes})
         for (const auto& [m, n, k] :
-             {Size{1, 8, 64}, {5, 7, 3}, {40, 960, 896}, {130, 65, 257}, {300, 4864, 128}})
+             {Size{1, 256, 64}, {5, 7, 3}, {40, 960, 896}, {130, 65, 257}, {300, 4864, 128}})
           for (const Grad mode : {Grad::kOverwrite, Grad::kAccumulate}) {
             SCOPED_TRACE(str(m, " x ", k, " x ", n, " in ", dtype_name(types.in)));
             const MatmulDesc desc{.a = ta, .b = tb, .out = mode, .scale = 0.5};
