@@ -452,7 +452,7 @@ TEST_F(Plans, AllUnknownKeysAreNamedWithTheirNamesHere) {
           ":1: 'data.temprature'; did you mean 'temperature' at top level?\n  ", file,
           ":2: 'lr'; it is 'learning_rate' here\n  ", file,
           ":3: 'max_steps'; it is 'steps' here\n  ", file,
-          ":4: 'use_peft'; adapters are not supported: all parameters are trained\n  ", file,
+          ":4: 'use_peft'; the section lora: lora.rank=16 trains adapters\n  ", file,
           ":6: 'stages.0.actor_rollout_ref.actor.optim.lr'; it is 'learning_rate' here\n  ", file,
           ":6: 'stages.0.actor_rollout_ref.rollout.n'; it is 'num_generations' here\n  ", file,
           ":7: 'stages.1.trainer.total_epochs'; it is 'steps' here: epochs x problems / "
@@ -464,8 +464,11 @@ TEST_F(Plans, KeysOfOtherTrainersAreExplainedInTheirOwnFiles) {
   const auto expect = [&](const char* yaml, const char* reason) {
     expect_refused(str("data: {text: a.txt}\n", yaml, "\n"), reason);
   };
-  expect("peft_config: {r: 16}", "'peft_config.r'; adapters are not supported");
-  expect("lora_alpha: 16", "'lora_alpha'; adapters are not supported");
+  expect("peft_config: {r: 16}", "'peft_config.r'; it is 'lora.rank' here");
+  expect("lora: {r: 16}", "'lora.r'; it is 'lora.rank' here");
+  expect("lora_alpha: 16", "'lora_alpha'; it is 'lora.alpha' here");
+  expect("lora: {dropout: 0.1}", "'lora.dropout'; adapters have no dropout");
+  expect("peft_config: {init_lora_weights: yes}", "the section lora: lora.rank=16 trains adapters");
   expect("vllm_mode: colocate", "'vllm_mode'; leave it out: the sampler is built in");
   expect("rollout: {n: 8}", "'rollout.n'; it is 'num_generations' here");
   expect("trainer: {nnodes: 1}", "'trainer.nnodes'; cohort train --gpus N");
