@@ -171,9 +171,10 @@ void print_host_state(const TrainConfig& config, const StagePreview& stage, int6
     print_row("note", note);
 }
 
-// Prints whether the stage runs on the GPU. Returns the error if it does not.
-std::string print_gpu_plan(const GpuPlan& plan, const StagePreview& stage, int64_t ranks,
-                           const GpuProperties& gpu) {
+// Prints whether the stage runs on the GPU, and whether `model`, its model as configured, can be
+// sampled from there. Returns the error if the stage does not run.
+std::string print_gpu_plan(const GpuPlan& plan, const StagePreview& stage, const ModelConfig& model,
+                           int64_t ranks, const GpuProperties& gpu) {
   const TrainConfig& config = plan.config;
   const int64_t length = step_size(config, stage, ranks).longest_sequence + 1;
   const std::string settings = str(
@@ -197,7 +198,7 @@ std::string print_gpu_plan(const GpuPlan& plan, const StagePreview& stage, int64
     print_row(title, "no");
     error = "memory: " + plan.shortage;
   }
-  const InferencePlan inference = plan_inference(stage.model, length, gpu);
+  const InferencePlan inference = plan_inference(model, length, gpu);
   print_row(
       "inference on " + gpu.name,
       inference.cache_tokens == 0
@@ -251,6 +252,7 @@ std::string check_stage(const TrainConfig& given, StagePreview& stage, const Che
   std::optional<GpuPlan> planned;
   if (gpu) planned = plan_for_gpu(given, stage, ranks, *gpu);
   const TrainConfig config = gpu ? planned->config : with_micro_batch(given, stage, ranks, chosen);
+  const ModelConfig model = stage.model;
   stage.model.recompute = config.model.recompute;
   stage.model.lora = config.model.lora;
   if (!gpu) error = memory_shortage(config, stage, ranks);
@@ -262,7 +264,7 @@ std::string check_stage(const TrainConfig& given, StagePreview& stage, const Che
        memory_rows(gpu ? planned->memory : estimate_memory(stage.model, config.dtype, size.memory)))
     print_row("memory: " + name, value);
   print_host_state(config, stage, ranks, gpu);
-  if (gpu) error = print_gpu_plan(*planned, stage, ranks, *gpu);
+  if (gpu) error = print_gpu_plan(*planned, stage, model, ranks, *gpu);
   print_row("disk: checkpoint", mib(checkpoint_bytes(config, stage.model)));
   print_examples(stage, options.full);
   print_notes(config, stage);

@@ -99,7 +99,8 @@ std::vector<LoraModule> lora_modules(const ModelConfig& config) {
     if (std::none_of(modules.begin(), modules.end(),
                      [&](const LoraModule& module) { return is_target(module.name, target); }))
       throw InputError(str("lora.targets: '", target,
-                           "' is no linear layer of this model's blocks; known: ", known));
+                           "' is no linear layer of this model's blocks; known: ", known,
+                           "; hint: without lora.targets all have adapters"));
   if (!targets.empty())
     std::erase_if(modules, [&](const LoraModule& module) {
       return std::none_of(targets.begin(), targets.end(), [&](const std::string& target) {

@@ -84,7 +84,9 @@ AdapterBase find_base(const std::string& dir, const AdapterConfig& adapter,
     if (given.empty() && !recorded && !quantized.empty())
       throw InputError(no_base(dir, str(name, quantized, edit)));
     const std::string hint =
-        !hub.empty() ? hub + ": --base DIR" : "; hint: restore the folder, or give it: --base DIR";
+        !hub.empty() ? hub + ": --base DIR"
+        : recorded   ? "; hint: restore the folder; commands but train take another: --base DIR"
+                     : "; hint: restore the folder, or give it: --base DIR";
     throw InputError(no_base(dir, str(name, " is no folder here", hint, recorded ? "" : edit)));
   }
   base.path = canonical(recorded && given.empty() ? name : find_checkpoint(name));

@@ -237,7 +237,9 @@ void validate_selection(const DataConfig& data, const BatchConfig& batch) {
 
 void validate_grpo(const TrainConfig& config) {
   if (config.batch.trainer != TrainerType::kGrpo) return;
-  require(!config.rewards.empty(), "rewards: trainer grpo needs at least one reward");
+  require(!config.rewards.empty(),
+          "rewards: trainer grpo needs at least one reward; hint: rewards: [{name: NAME}]; "
+          "`cohort train --keys` lists them");
   require(config.sampling.temperature > 0,
           "temperature: grpo needs samples that differ; greedy (0) gives equal ones");
   require(config.grpo.num_minibatches <= config.batch.prompts_per_step,
@@ -295,6 +297,9 @@ std::vector<std::string> TrainConfig::warnings() const {
       out.push_back(str("watchdog_minutes: ", watchdog_minutes, " is not longer than the ", minutes,
                         " minutes that '", reward.run, "' may take for an answer, which would end ",
                         "the run; hint: watchdog_minutes=", std::ceil(minutes) + 10));
+  if (batch.trainer == TrainerType::kGrpo && grpo.beta == 0 &&
+      grpo.reference != ReferenceType::kBase)
+    out.push_back("reference: does nothing with beta: 0; hint: beta=0.01, or leave it out");
   if (batch.trainer == TrainerType::kGrpo && grpo.epsilon_high && grpo.updates_per_step() == 1)
     out.push_back(
         "epsilon_high: does nothing with one update a step, whose ratio is exactly 1; hint: "

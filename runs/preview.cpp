@@ -262,6 +262,10 @@ std::string choose_place(TrainConfig& config, const StagePreview& stage, int64_t
       on_device.model.recompute == Recompute::kBlock && stage.model.recompute != Recompute::kBlock;
   if (fits(on_device, Cache::kSequence) && !recomputes_blocks) return "";
   TrainConfig on_host = with_place(StatePlace::kHost);
+  // The state of adapters is so small that its place may change nothing.
+  if (fits(on_device, Cache::kSequence) && on_host.model.recompute == on_device.model.recompute &&
+      on_host.batch.micro_batch_tokens == on_device.batch.micro_batch_tokens)
+    return "";
   int64_t& units = on_host.optimizer.storage.host_units;
   const auto pinned = [&] {
     return optimizer_bytes(on_host.optimizer, stage.model, config.dtype, device).pinned;
