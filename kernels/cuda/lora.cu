@@ -3,10 +3,11 @@
 //
 // All kernels add in one order, which depends on K alone. K is divided into chunks of 32 columns,
 // and the chunks into at most kSlices slices of equal size (the last may be shorter). A slice is
-// one chain of mma.m16n8k16 with ascending chunks, two instructions each; the sums of four slices, a
-// group, are added in ascending order, then those of the groups, and the total is rounded once. An instruction does not have 16
-// adjacent columns: its quad q takes columns 8 q + 4 s to 8 q + 4 s + 3 of the chunk in step s, so
-// that a lane loads its operands of both steps as eight adjacent columns, 16 bytes.
+// one chain of mma.m16n8k16 with ascending chunks, two instructions each; the sums of four slices,
+// a group, are added in ascending order, then those of the groups, and the total is rounded once.
+// An instruction does not have 16 adjacent columns: its quad q takes columns 8 q + 4 s to
+// 8 q + 4 s + 3 of the chunk in step s, so that a lane loads its operands of both steps as eight
+// adjacent columns, 16 bytes.
 //
 // Few rows: split_kernel() spreads the slices over the warps of a thread block cluster (sm_90),
 // each with operands straight from global memory. Many rows: a warp of tiled_kernel() computes all
@@ -63,8 +64,8 @@ __device__ __forceinline__ void multiply(float (&sums)[kM][kN][4], const Operand
 
 // A block, or a cluster with a block for each group of slices, computes a tile of 16 kM rows and
 // 8 kN columns of h, a warp of it one slice. In a cluster each block adds the groups of some rows,
-// whose sums the others store to its shared memory. Grid: the blocks of a cluster, tiles of columns,
-// tiles of rows. kBatch: chunks whose operands are in flight.
+// whose sums the others store to its shared memory. Grid: the blocks of a cluster, tiles of
+// columns, tiles of rows. kBatch: chunks whose operands are in flight.
 template <int kM, int kN, int kBatch, int kBlocks_>
 struct SplitTile {
   static constexpr int kBlocks = kBlocks_, kWarps = kSlices / kBlocks, kThreads = 32 * kWarps;

@@ -127,7 +127,7 @@ struct OperandMaps {
 template <GemmEpilogue Epilogue>
 struct GemmArguments {
   OperandMaps first, second;  // no steps: no second pair
-  int early_steps;            // of the first pair, to be loaded while the kernel before runs
+  int early_steps;            // steps of `first` that are loaded while the kernel before runs
   TileScheduler tiles;
   Epilogue epilogue;
 };
