@@ -77,6 +77,25 @@ TEST_F(CheckGpu, NamesTheKeysWithWhichAModelFits) {
   expect(again.out, " yes: micro_batch_tokens: ");
 }
 
+TEST_F(CheckGpu, SuggestsAdaptersWhereTheWholeModelDoesNotFit) {
+  const std::vector<std::string> given = big({"model.d_model=4800", "model.num_heads=75"});
+  const Output output = check("rtx4090", given);
+  EXPECT_EQ(output.code, 2);
+  expect(output.out, "not as configured; with lora.rank=16");
+  expect(output.err, "; hint: lora.rank=16");
+  std::vector<std::string> adapters = given;
+  adapters.emplace_back("lora.rank=16");
+  const Output again = check("rtx4090", adapters);
+  EXPECT_EQ(again.code, 0) << again.err;
+  // The cache is that of the model as configured.
+  const auto inference = [](const std::string& text) {
+    const size_t begin = text.find("inference on rtx4090");
+    return text.substr(begin, text.find('\n', begin) - begin);
+  };
+  expect(inference(output.out), "yes: weights ");
+  EXPECT_NE(inference(output.out), inference(again.out));
+}
+
 TEST_F(CheckGpu, SaysThatABigModelDoesNotFit) {
   const Output output = check("rtx4090", big({"model.d_model=6400", "model.num_heads=50"}));
   EXPECT_EQ(output.code, 2);

@@ -207,6 +207,10 @@ TEST_F(Plans, KeysWithoutEffectGiveWarnings) {
   EXPECT_EQ(clip[0].find("epsilon_high: does nothing with one update a step"), 0u);
   EXPECT_TRUE(warnings("epsilon_high: 0.28\nnum_minibatches: 2\n").empty());
   EXPECT_TRUE(warnings("epsilon_high: 0.28\nnum_iterations: 2\n").empty());
+  const auto reference = warnings("reference: start\nlora: {rank: 4}\n");
+  ASSERT_EQ(reference.size(), 1u);
+  EXPECT_EQ(reference[0], "reference: does nothing with beta: 0; hint: beta=0.01, or leave it out");
+  EXPECT_TRUE(warnings("reference: start\nbeta: 0.01\nlora: {rank: 4}\n").empty());
   EXPECT_TRUE(warnings("optimizer: {master: split}\n").empty());
   const auto master = warnings("optimizer: {master: f32}\n");
   ASSERT_EQ(master.size(), 1u);

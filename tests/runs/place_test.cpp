@@ -60,6 +60,19 @@ TEST(Place, AutoKeepsOnTheDeviceWhatFits) {
   EXPECT_LT(units, 20);
 }
 
+// Adapters of rank 16 have 400 MiB of state, and the largest micro batch fits beside it.
+TEST(Place, AutoKeepsTheStateOfAdaptersOnTheDevice) {
+  EightBillion eight;
+  eight.config.batch.micro_batch_tokens.reset();
+  eight.stage.model.recompute = Recompute::kNone;
+  eight.stage.model.lora.rank = 16;
+  for (const int64_t gb : {40, 80}) {
+    TrainConfig config = eight.config;
+    EXPECT_EQ(choose_place(config, eight.stage, 1, {.device = gb * kGb, .host = 100 * kGb}), "");
+    EXPECT_EQ(config.optimizer.storage.place, StatePlace::kDevice);
+  }
+}
+
 TEST(Place, AutoNeedsMemoryOfTheHost) {
   const EightBillion eight;
   for (const int64_t host : {20, 100}) {
