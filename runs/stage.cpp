@@ -35,6 +35,13 @@ std::string why_finished(const TrainConfig& config, const TrainState& state) {
   return str("its last score, ", score, ", reached eval.stop_at: ", config.eval.stop_at);
 }
 
+// Says that the base of new adapters must stay, if it is a checkpoint.
+void note_base(const AdapterBase& base) {
+  if (base.path.empty() || !path_exists(base.path + "/manifest.json")) return;
+  logging::info("lora: the base model is the checkpoint ", base.path,
+                ", which must stay; a run that trains on removes its old ones");
+}
+
 // Checksum over tensor names and contents.
 uint64_t checksum_of(const std::vector<TensorSource>& sources) {
   uint64_t sum = 0;
@@ -133,6 +140,7 @@ void Stage::build_model() {
   else if (!config_.init_from.empty())
     loaded = load_start();
   state_.base = loaded.base;
+  if (is_main() && resumed.empty()) note_base(state_.base);
   TrainConfig config = config_;
   if (config.data.fingerprint.empty()) config.data.fingerprint = state_.data_fingerprint;
   data_ = load_dataset(config, std::move(loaded.tokenizer));
