@@ -145,11 +145,11 @@ Lora add_lora(ParameterSet& set, const ModelConfig& config, std::span<const Lora
   return lora;
 }
 
-void write_lora_columns(const Lora& lora, const Variable& weight) {
+void write_lora_columns(const Lora& lora, const Variable& weight, const Tensor& workspace) {
   if (!lora.defined()) return;
   const Tensor all = weight.value().with_padding(), b = lora.b.value();
   const int64_t rank = lora.rank();
-  Tensor scaled = Tensor::empty_like(b);
+  Tensor scaled = workspace.narrow(0, 0, b.numel()).reshape(b.shape());
   kernels::scale({.y = scaled, .x = b, .factor = lora.scale});
   int64_t row = 0, column = all.dim(1) - lora.columns();
   for (const Lora::Module& module : lora.modules) {

@@ -64,6 +64,15 @@ void Transformer::build() {
     block.attention_norm.set_padding(block.attention.layers()[0].input_padding());
     block.mlp_norm.set_padding(block.mlp.layers()[0].input_padding());
   }
+  int64_t largest = 0;  // elements of a layer's B
+  for (const Block& block : blocks_)
+    for (const auto& layers : {block.attention.layers(), block.mlp.layers()})
+      for (const Linear& layer : layers) {
+        if (!layer.lora.defined()) continue;
+        adapted_.push_back(&layer);
+        largest = std::max(largest, layer.lora.b.value().numel());
+      }
+  if (largest > 0) lora_workspace_ = Tensor::empty({largest}, dtype(), device());
   set.begin_unit();
   final_norm_ = Norm(set, "model.norm", c);
   head_ = c.tie_embeddings ? embedding_ : table("lm_head.weight", c.vocab_size, Use::kMatmul);
@@ -236,9 +245,8 @@ void Transformer::exchange_adapters(std::vector<Tensor>& values) {
 }
 
 void Transformer::write_lora_columns() {
-  for (const Block& block : blocks_)
-    for (const auto& layers : {block.attention.layers(), block.mlp.layers()})
-      for (const Linear& layer : layers) cohort::write_lora_columns(layer.lora, layer.weight);
+  for (const Linear* layer : adapted_)
+    cohort::write_lora_columns(layer->lora, layer->weight, lora_workspace_);
 }
 
 }  // namespace cohort

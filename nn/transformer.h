@@ -89,6 +89,8 @@ class Transformer : NonCopyable {
   Variable embedding_, position_embedding_, head_;
   Norm final_norm_;
   std::vector<Block> blocks_;
+  std::vector<const Linear*> adapted_;  // the layers with adapters, in blocks_
+  Tensor lora_workspace_;  // for write_lora_columns(), which must not run out of memory
   Tensor rope_table_;
 };
 

@@ -178,7 +178,7 @@ Linear adapted(int64_t out, const Variable& a, const Variable& b, std::vector<Lo
   const Tensor all = constant(InputSpec{{out, in + columns}}, a);
   all.narrow(1, in, columns).zero_();
   layer.weight = Variable(all.hide_padding(1, in));
-  write_lora_columns(layer.lora, layer.weight);
+  write_lora_columns(layer.lora, layer.weight, b.value().clone().reshape({b.value().numel()}));
   return layer;
 }
 
