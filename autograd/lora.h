@@ -27,8 +27,8 @@ struct Lora {
 };
 enum class Adapters : uint8_t { kOn, kOff };
 
-// The input of a linear layer: [x | h], and x alone if there is no adapter. `h` is contiguous, for
-// lora_backward(), and only there if it is asked for.
+// The input of a linear layer: [x | h], or x alone if there is no adapter; and h again, contiguous
+// and for LoraBackward, if it is asked for.
 struct LoraInputs {
   Tensor xh, h;
 };

@@ -30,7 +30,7 @@ namespace {
 using namespace cohort;
 using bench::Workload;
 
-// Gives the adapters' B values, as training does: with zeros, the base would be measured.
+// Gives adapters values, as training does: with B = 0 their part of an output would be 0.
 void set_adapters(Transformer& model) {
   Rng rng(0, rng_stream(kBenchPurpose, 10));
   for (const NamedParameter& p : model.parameters()) {

@@ -362,8 +362,7 @@ std::vector<Tensor> load_adapter_tensors(const Transformer& model, const std::st
 }
 
 void load_adapter(Transformer& model, const std::string& dir) {
-  std::vector<Tensor> values = load_adapter_tensors(model, weights_path(dir));
-  model.exchange_adapters(values);
+  model.set_adapters(load_adapter_tensors(model, weights_path(dir)));
 }
 
 void save_adapter_tensors(const Transformer& model, const std::vector<Tensor>& values,

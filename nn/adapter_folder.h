@@ -34,7 +34,7 @@ ModelConfig with_adapter(ModelConfig base, const AdapterConfig& adapter, const s
 // Transformer::adapters(), on the host, converted to `dtype`. Throws InputError naming the tensor
 // that is missing, unknown, of another shape, or not finite.
 NamedTensors read_adapter_tensors(const std::string& path, const ModelConfig& config, DType dtype);
-// Their values in the model's dtype, on its device, for Transformer::exchange_adapters().
+// Their values in the model's dtype, on its device, for Transformer::set_adapters().
 std::vector<Tensor> load_adapter_tensors(const Transformer& model, const std::string& path);
 // Reads DIR/adapter_model.safetensors into the model's adapters. Throws InputError as
 // read_adapter_tensors() does.

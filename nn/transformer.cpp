@@ -233,14 +233,13 @@ std::vector<Tensor> Transformer::adapters() const {
   return out;
 }
 
-void Transformer::exchange_adapters(std::vector<Tensor>& values) {
-  std::vector<Tensor> own = adapters();
+void Transformer::set_adapters(std::span<const Tensor> values) {
+  std::vector<Tensor> own;
+  for (const NamedParameter& p : parameters_)
+    if (p.role == ParameterRole::kAdapter) own.push_back(p.value);
   COHORT_CHECK(own.size() == values.size(), "[transformer] expected ", own.size(),
                " tensors of adapters, got ", values.size());
-  size_t i = 0;
-  for (const NamedParameter& p : parameters_)
-    if (p.role == ParameterRole::kAdapter) Tensor(p.value).copy_(values[i++]);
-  values = std::move(own);
+  for (size_t i = 0; i < own.size(); ++i) own[i].copy_(values[i]);
   write_lora_columns();
 }
 

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "core/non_copyable.h"
@@ -59,10 +60,10 @@ class Transformer : NonCopyable {
   void copy_from(const Transformer& source);
   // To be called whenever adapters have changed: writes s B behind the weights (nn/lora.h).
   void write_lora_columns();
-  // Copies of the adapters' parameters, in order; empty if there are none. exchange_adapters()
-  // exchanges them with such values.
+  // Copies of the adapters' parameters, in order; empty if there are none. set_adapters() copies
+  // such values to them, and allocates no memory of the device.
   std::vector<Tensor> adapters() const;
-  void exchange_adapters(std::vector<Tensor>& values);
+  void set_adapters(std::span<const Tensor> values);
 
  private:
   struct Block {

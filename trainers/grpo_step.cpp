@@ -43,29 +43,30 @@ void within_memory(Learner& learner, std::span<PolicyUpdate> updates, const Grpo
   learner.within_memory(config.batch.micro_batch(), pack, work);
 }
 
-// The model has the adapters of `values`, which have the model's, while this lives.
-class AdapterExchange : NonCopyable {
+// While this lives, the model has the adapters `values`, unless they are nullptr.
+class OtherAdapters : NonCopyable {
  public:
-  AdapterExchange(Transformer& model, std::vector<Tensor>* values)
-      : model_(model), values_(values) {
-    if (values_ != nullptr) model_.exchange_adapters(*values_);
+  OtherAdapters(Transformer& model, const std::vector<Tensor>* values) : model_(model) {
+    if (values == nullptr) return;
+    own_ = model.adapters();
+    model.set_adapters(*values);
   }
-  ~AdapterExchange() {
-    if (values_ != nullptr) model_.exchange_adapters(*values_);
+  ~OtherAdapters() {
+    if (!own_.empty()) model_.set_adapters(own_);
   }
 
  private:
   Transformer& model_;
-  std::vector<Tensor>* values_;
+  std::vector<Tensor> own_;
 };
 
 // Sets one column of all micro batches to the log-probs under `model`, within memory.
 void set_log_probs(Communicator& comm, Learner& learner, std::span<PolicyUpdate> updates,
                    const GrpoSections& config, Tensor PolicyBatch::*column,
                    const ReferencePolicy& policy) {
-  const AdapterExchange exchange(learner.model(), policy.start);
   const auto set = [&] {
     NoGradGuard no_grad;
+    const OtherAdapters adapters(learner.model(), policy.start);
     for (PolicyUpdate& update : updates)
       for (PolicyBatch& batch : update.batches)
         batch.*column =

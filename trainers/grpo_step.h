@@ -21,7 +21,7 @@ struct ReferencePolicy {
   const Transformer* model = nullptr;  // nullptr: none
   Adapters adapters = Adapters::kOn;   // kOff: the learner's base
   // Transformer::adapters() to use in place of the learner's; nullptr: none.
-  std::vector<Tensor>* start = nullptr;
+  const std::vector<Tensor>* start = nullptr;
 };
 
 struct GrpoStep {

@@ -9,10 +9,10 @@
 // 8 q + 4 s + 3 of the chunk in step s, so that a lane loads its operands of both steps as eight
 // adjacent columns, 16 bytes.
 //
-// Few rows: split_kernel() spreads the slices over the warps of a thread block cluster (sm_90),
-// each with operands straight from global memory. Many rows: a warp of tiled_kernel() computes all
-// slices of 16 rows one after another, and the warps of a block share the tile of A in shared
-// memory.
+// Few rows: split_kernel() spreads the slices over the warps of a block, or of a thread block
+// cluster, each with operands straight from global memory (sm_90). Many rows: a warp of
+// tiled_kernel() computes all slices of 16 rows one after another, and the warps of a block share
+// the tile of A in shared memory.
 #include "kernels/lora.h"
 
 #include "kernels/cuda/mma.cuh"

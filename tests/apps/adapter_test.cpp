@@ -4,6 +4,7 @@
 #include "data/safetensors.h"
 #include "runs/checkpoint.h"
 #include "tests/apps/process.h"
+#include "tests/apps/tiny_tokenizer.h"
 #include "tests/runs/small_configs.h"
 
 namespace cohort::test {
@@ -12,18 +13,6 @@ namespace {
 namespace fs = std::filesystem;
 
 const fs::path kReference = fs::path(__FILE__).parent_path().parent_path() / "reference";
-
-// A tokenizer of four ids for models of 32 rows.
-constexpr const char* kTokenizer =
-    R"({"added_tokens": [{"id": 0, "content": "</s>", "special": true, "single_word": false,
-                          "lstrip": false, "rstrip": false, "normalized": false}],
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false},
-        "decoder": {"type": "ByteLevel", "add_prefix_space": false},
-        "model": {"type": "BPE", "merges": [], "vocab": {"</s>": 0, "a": 1, "b": 2, "c": 3}}})";
-
-Json json_of(const std::string& path) {
-  return parse_json(read_file(path), path);
-}
 
 class Adapters : public testing::Test {
  protected:

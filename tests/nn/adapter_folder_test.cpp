@@ -34,7 +34,7 @@ std::unique_ptr<Transformer> adapted_model(const std::string& name, const LoraCo
   uint64_t seed = 1;
   std::vector<Tensor> values = model->adapters();
   for (Tensor& value : values) value = random_tensor(value.shape(), DType::kF64, seed++).to(dtype);
-  model->exchange_adapters(values);
+  model->set_adapters(values);
   return model;
 }
 

@@ -194,18 +194,19 @@ TEST(LoraGradients, AreDifferenceQuotients) {
   }
 }
 
-TEST(Lora, ExchangedAdaptersComeBack) {
+TEST(Lora, AdaptersMayBeSetAndSetBack) {
   Transformer model(with_lora(test::model_config("llama"), 2), DType::kF32, 1);
   const Tensor start = hidden(model, 20);
-  std::vector<Tensor> values = model.adapters();
+  std::vector<Tensor> first = model.adapters();
   set_adapters(model);
   const Tensor trained = hidden(model, 20);
-  model.exchange_adapters(values);
+  const std::vector<Tensor> second = model.adapters();
+  model.set_adapters(first);
   EXPECT_TRUE(bit_equal(hidden(model, 20), start));
-  model.exchange_adapters(values);
+  model.set_adapters(second);
   EXPECT_TRUE(bit_equal(hidden(model, 20), trained));
-  values.pop_back();
-  EXPECT_THROW_WITH(model.exchange_adapters(values), Error, "tensors of adapters");
+  first.pop_back();
+  EXPECT_THROW_WITH(model.set_adapters(first), Error, "tensors of adapters");
 }
 
 }  // namespace
