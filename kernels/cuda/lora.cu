@@ -10,14 +10,16 @@
 // adjacent columns, 16 bytes.
 //
 // Few rows: split_kernel() spreads the slices over the warps of a block, or of a thread block
-// cluster, each with operands straight from global memory (sm_90). Many rows: a warp of
-// tiled_kernel() computes all slices of 16 rows one after another, and the warps of a block share
-// the tile of A in shared memory.
+// cluster, each with operands straight from global memory (sm_90). More rows: staged_kernel()
+// spreads them over a cluster as well, but its blocks stage x and A in shared memory with TMA, so
+// that several warps share A (sm_90). On other GPUs, a warp of tiled_kernel() computes all slices
+// of 16 rows one after another, and the warps of a block share the tile of A.
 #include "kernels/lora.h"
 
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/raw.cuh"
 #include "kernels/cuda/sm90/cluster.cuh"
+#include "kernels/cuda/sm90/pipeline.cuh"
 #include "kernels/cuda/sm90/tma.cuh"
 
 namespace cohort::kernels::cuda {
@@ -62,21 +64,21 @@ __device__ __forceinline__ void multiply(float (&sums)[kM][kN][4], const Operand
     }
 }
 
-// A block, or a cluster with a block for each group of slices, computes a tile of 16 kM rows and
+// A block, or a cluster with a block for each group of slices, computes a tile of 16 rows and
 // 8 kN columns of h, a warp of it one slice. In a cluster each block adds the groups of some rows,
 // whose sums the others store to its shared memory. Grid: the blocks of a cluster, tiles of
 // columns, tiles of rows. kBatch: chunks whose operands are in flight.
-template <int kM, int kN, int kBatch, int kBlocks_>
+template <int kN, int kBatch, int kBlocks_>
 struct SplitTile {
   static constexpr int kBlocks = kBlocks_, kWarps = kSlices / kBlocks, kThreads = 32 * kWarps;
-  static constexpr int kRows = 16 * kM, kTileColumns = 8 * kN, kRowPairs = kTileColumns / 2;
+  static constexpr int kRows = 16, kTileColumns = 8 * kN, kRowPairs = kTileColumns / 2;
   static constexpr int kPairs = kRows * kRowPairs;
   // The sums of a block's slices, and of all groups for its rows.
   static constexpr int kGroups = kSlices / kGroup, kBlockPairs = kPairs / kBlocks;
   static constexpr int kShared = (kWarps * kPairs + kGroups * kBlockPairs) * int{sizeof(float2)};
   static_assert((kBlocks == 1 || kBlocks == kGroups) && kRows % kBlocks == 0);
 
-  float sums[kM][kN][4] = {};
+  float sums[1][kN][4] = {};
 
   // The lane's operands in chunks from `chunk` to `end` - 1; zeros past the end, past K and past
   // the rows.
@@ -95,18 +97,18 @@ struct SplitTile {
     }
   }
   static __device__ __forceinline__ void load_x(const Problem& problem, int chunk, int end,
-                                                Operand (&x)[kBatch][kM][2]) {
+                                                Operand (&x)[kBatch][1][2]) {
     const int lane = threadIdx.x % 32;
     const int64_t row0 = int64_t{blockIdx.z} * kRows + lane / 4;
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
       const int column = (chunk + b) * kChunk + lane % 4 * 8;
 #pragma unroll
-      for (int i = 0; i < 2 * kM; ++i) {
+      for (int i = 0; i < 2; ++i) {
         const int64_t row = row0 + 8 * i;
-        x[b][i / 2][i % 2] = {};
+        x[b][0][i] = {};
         if (chunk + b < end && column < problem.k && row < problem.rows)
-          x[b][i / 2][i % 2] = load_raw<8>(problem.x + row * problem.x_stride + column);
+          x[b][0][i] = load_raw<8>(problem.x + row * problem.x_stride + column);
       }
     }
   }
@@ -116,7 +118,7 @@ struct SplitTile {
   __device__ __forceinline__ void multiply_slice(const Problem& problem, int slice) {
     const int first = slice * problem.slice_chunks;
     const int end = min(first + problem.slice_chunks, problem.chunks);
-    Operand x[kBatch][kM][2], a[kBatch][kN];
+    Operand x[kBatch][1][2], a[kBatch][kN];
     if (problem.may_prefetch_a) load_a(problem, first, end, a);
     wait_on_dependent_grids();
     launch_dependent_grids();
@@ -135,11 +137,11 @@ struct SplitTile {
   __device__ __forceinline__ void store(float2* memory) const {
     const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x) / 32;
 #pragma unroll
-    for (int i = 0; i < 2 * kM; ++i)
+    for (int i = 0; i < 2; ++i)
 #pragma unroll
       for (int j = 0; j < kN; ++j)
         memory[warp * kPairs + (8 * i + lane / 4) * kRowPairs + lane % 4 + 4 * j] = {
-            sums[i / 2][j][i % 2 * 2], sums[i / 2][j][i % 2 * 2 + 1]};
+            sums[0][j][2 * i], sums[0][j][2 * i + 1]};
   }
 
   // The sum of element i of `count` tensors of `stride` elements each, in ascending order.
@@ -207,6 +209,196 @@ __global__ void __launch_bounds__(Tile::kThreads) split_kernel(const Problem pro
     for (int i = threadIdx.x; i < kBlockPairs; i += Tile::kThreads)
       store(rank * kBlockPairs + i, Tile::add_in_order(group_sums, kBlockPairs, i, groups));
   }
+#endif
+}
+
+// A cluster computes a tile of 32 kRowWarps rows and 64 columns of h, each block of it a group of
+// slices, and a warp a slice of 32 rows. A stage of the pipeline has two chunks of the rows of x
+// and A, [rows, 64] with the 128-byte swizzle, and zeros past K and past the rows. The slices take
+// the stages in turn; those past K add zero. Grid: the blocks of a cluster, tiles of columns, tiles
+// of rows.
+template <int kRowWarps_, int kBlocksPerSm_>
+struct StagedTile {
+  static constexpr int kRowWarps = kRowWarps_, kRows = 32 * kRowWarps;
+  static constexpr int kBlocks = kSlices / kGroup, kThreads = 32 * kGroup * kRowWarps;
+  static constexpr int kBlocksPerSm = kBlocksPerSm_, kBlockRows = kRows / kBlocks;
+  static constexpr int kBox = 64, kBoxRowBytes = kBox * int{sizeof(bf16)};
+  static constexpr int kStageBytes = (kRows + kColumns) * kBoxRowBytes;
+  // The sums of the block's slices, [kGroup, kRows, kSumStride], replace the stages; a warp writes
+  // four adjacent elements of eight rows without bank conflicts. The sums of all groups for the
+  // block's rows, [kBlocks, kBlockRows, kColumns], have their own memory.
+  static constexpr int kSumStride = kColumns + 4, kSliceSums = kRows * kSumStride;
+  static constexpr int kSliceBytes = kSliceSums * int{sizeof(float)};
+  static constexpr int kGroupSums = kBlockRows * kColumns;
+  static constexpr int kGroupBytes = kBlocks * kGroupSums * int{sizeof(float)};
+  // As many as fit 228 KiB, of which 1 KiB per block is reserved, with less than 1 KiB of barriers.
+  // A stage is always of the same slice: warps of another one, which may be ahead by a round, could
+  // not tell by the barrier's phase whether it has their data.
+  static constexpr int kMaxStages =
+      ((228 << 10) / kBlocksPerSm - (2 << 10) - kGroupBytes) / kStageBytes;
+  static constexpr int kStages = kMaxStages / kGroup * kGroup;
+  static constexpr int kGroupOffset = std::max(kStages * kStageBytes, kGroup* kSliceBytes);
+  static constexpr int kBarrierOffset = kGroupOffset + kGroupBytes;
+  static constexpr int kShared = kBarrierOffset + Pipeline<kStages>::kBytes;
+
+  // Which of eight rows of x or A a lane loads for row or column `group` of an instruction: rows r
+  // and r + 4, whose swizzled columns differ, are adjacent, so that there are no bank conflicts.
+  static __device__ int row_of(int group) { return group / 2 + group % 2 * 4; }
+};
+
+// Loads of the stages, each by one thread.
+template <class Tile>
+struct StageLoads {
+  const Problem& problem;
+  const CUtensorMap *x, *a;
+  uint32_t stages;
+  Pipeline<Tile::kStages> pipeline;
+
+  __device__ int count() const { return (problem.slice_chunks + 1) / 2 * kGroup; }
+  __device__ __forceinline__ void load_a(int i) const {
+    pipeline.producer_commit_expect_tx(i, Tile::kStageBytes);
+    load(i, a, static_cast<int>(blockIdx.y) * kColumns, Tile::kRows);
+  }
+  __device__ __forceinline__ void load_x(int i) const {
+    load(i, x, static_cast<int>(blockIdx.z) * Tile::kRows, 0);
+  }
+  // Loads the next contents of the stage, when all warps of the slice have read it.
+  __device__ __forceinline__ void load_after(int i) const {
+    const int next = i + Tile::kStages;
+    if (next >= count()) return;
+    pipeline.producer_acquire(next);
+    load_a(next);
+    load_x(next);
+  }
+
+ private:
+  __device__ __forceinline__ void load(int i, const CUtensorMap* map, int row, int to_row) const {
+    const PipelineState<Tile::kStages> state(i);
+    const int slice = static_cast<int>(blockIdx.x) * kGroup + i % kGroup;
+    const int column = slice * problem.slice_chunks * kChunk + i / kGroup * Tile::kBox;
+    tma_load(stages + state.index * Tile::kStageBytes + to_row * Tile::kBoxRowBytes, map,
+             {{column, row, 0, 0}}, pipeline.full(state.index));
+  }
+};
+
+// The chain of a slice of the block. Begins as that of SplitTile.
+template <class Tile>
+__device__ __forceinline__ void multiply_stages(float (&sums)[2][2][4][4],
+                                                const StageLoads<Tile>& loads, const char* stages) {
+  const Problem& problem = loads.problem;
+  const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int slice = warp / Tile::kRowWarps, row_warp = warp % Tile::kRowWarps;
+  const bool is_loader = row_warp == 0 && lane == 0;
+  const int first_loads = is_loader ? min(loads.count(), Tile::kStages) : 0;
+  if (problem.may_prefetch_a)
+    for (int i = slice; i < first_loads; i += kGroup) loads.load_a(i);
+  wait_on_dependent_grids();
+  launch_dependent_grids();
+  for (int i = slice; i < first_loads; i += kGroup) {
+    if (!problem.may_prefetch_a) loads.load_a(i);
+    loads.load_x(i);
+  }
+  __syncwarp();
+  const int row = Tile::row_of(lane / 4), offset = row * Tile::kBox + (lane % 4 ^ row) * 8;
+  const int other_chunk = (offset ^ kChunk) - offset;
+  const int first = (static_cast<int>(blockIdx.x) * kGroup + slice) * problem.slice_chunks;
+  const int end = min(first + problem.slice_chunks, problem.chunks);
+#pragma unroll 1
+  for (int i = slice, chunk = first; i < loads.count(); i += kGroup, chunk += 2) {
+    const PipelineState<Tile::kStages> state(i);
+    const bf16* stage =
+        reinterpret_cast<const bf16*>(stages + state.index * Tile::kStageBytes) + offset;
+    loads.pipeline.consumer_wait(state);
+#pragma unroll
+    for (int half = 0; half < 2; ++half, stage += other_chunk) {
+      if (chunk + half >= end) break;
+      Operand x[2][2], a[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        x[k / 2][k % 2] = load_raw<8>(stage + (32 * row_warp + 8 * k) * Tile::kBox);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          a[j] = load_raw<8>(stage + (Tile::kRows + 32 * n + 8 * j) * Tile::kBox);
+        multiply(sums[n], x, a);
+      }
+    }
+    loads.pipeline.consumer_release_warp(state);
+    if (is_loader) loads.load_after(i);
+    __syncwarp();
+  }
+}
+
+// Computes the sums of the block's slices and stores them to the place of the stages.
+template <class Tile>
+__device__ __forceinline__ void compute_slices(const StageLoads<Tile>& loads, char* memory) {
+  float sums[2][2][4][4] = {};  // of twice 32 columns, so that fewer operands are in registers
+  multiply_stages(sums, loads, memory);
+  __syncthreads();  // all stages have been read
+  const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int row = warp % Tile::kRowWarps * 32 + Tile::row_of(lane / 4);
+  float* const to = reinterpret_cast<float*>(memory) + warp / Tile::kRowWarps * Tile::kSliceSums +
+                    row * Tile::kSumStride + lane % 4;
+#pragma unroll
+  for (int n = 0; n < 2; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        to[8 * i * Tile::kSumStride + 32 * n + 4 * j] = sums[n][i / 2][j / 2][i % 2 * 2 + j % 2];
+  __syncthreads();
+}
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
+    staged_kernel(const __grid_constant__ Problem problem, const __grid_constant__ CUtensorMap x,
+                  const __grid_constant__ CUtensorMap a) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(1024) char tile_memory[];
+  const uint32_t stages = shared_address(tile_memory);
+  const StageLoads<Tile> loads{problem, &x, &a, stages, {stages + Tile::kBarrierOffset}};
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread == 0) {
+    tma_prefetch(&x);
+    tma_prefetch(&a);
+    loads.pipeline.init(1, Tile::kRowWarps);
+  }
+  __syncthreads();
+  cluster_arrive_relaxed();
+  compute_slices(loads, tile_memory);
+  // A block adds all groups for a quarter of the rows, a thread four columns of one. For each
+  // quarter, a thread adds the slices of this block's group and stores the sum to the quarter's.
+  constexpr int kRowPacks = kColumns / 4;
+  static_assert(Tile::kBlockRows * kRowPacks == Tile::kThreads);
+  const int rank = blockIdx.x, block_row = thread / kRowPacks, pack = thread % kRowPacks;
+  using Four = float[4];
+  const auto add = [](Four& total, const float* from) {
+    const Pack<float, 4> values = load_pack<4>(from);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) total[e] += values.v[e];
+  };
+  const float* const slices =
+      reinterpret_cast<const float*>(tile_memory) + block_row * Tile::kSumStride + 4 * pack;
+  float* const groups = reinterpret_cast<float*>(tile_memory + Tile::kGroupOffset) + 4 * thread;
+  cluster_wait();  // the blocks that are stored to have started
+#pragma unroll
+  for (int block = 0; block < Tile::kBlocks; ++block) {
+    Four total = {};
+#pragma unroll
+    for (int slice = 0; slice < kGroup; ++slice)
+      add(total, slices + slice * Tile::kSliceSums + block * Tile::kBlockRows * Tile::kSumStride);
+    store_floats(in_block(groups + rank * Tile::kGroupSums, block), total);
+  }
+  cluster_sync();
+  Four total = {};
+#pragma unroll
+  for (int group = 0; group < Tile::kBlocks; ++group) add(total, groups + group * Tile::kGroupSums);
+  const int64_t row = int64_t{blockIdx.z} * Tile::kRows + rank * Tile::kBlockRows + block_row;
+  const int column = static_cast<int>(blockIdx.y) * kColumns + 4 * pack;
+  if (row >= problem.rows) return;
+  problem.store(row, column, total[0], total[1]);
+  problem.store(row, column + 2, total[2], total[3]);
 #endif
 }
 
@@ -330,9 +522,10 @@ __global__ void __launch_bounds__(32 * kWarps, TiledShape<kWarps>::kBlocksPerSm)
   }
 }
 
-template <class Tile>
-bool has_clusters(Device device) {
-  return ::cohort::cuda::fits(reinterpret_cast<const void*>(split_kernel<Tile>),
+// Whether the device has clusters and the memory for a kernel of Tile.
+template <class Tile, class... Params>
+bool supports(void (*kernel)(Params...), Device device) {
+  return ::cohort::cuda::fits(reinterpret_cast<const void*>(kernel),
                               {.shared_memory = Tile::kShared, .compute_capability = 90}, device);
 }
 template <class Tile>
@@ -345,6 +538,36 @@ void run_split(const Problem& problem, Device device) {
           .start = Start::kProgrammatic,
           .cluster = Tile::kBlocks},
          device, problem);
+}
+// Boxes of `rows` rows and 64 columns of x or A.
+template <class Tile>
+CUtensorMap operand_map(const Tensor& t, int rows) {
+  const auto count = static_cast<cuuint64_t>(t.rows());
+  const cuuint64_t row_bytes = static_cast<cuuint64_t>(RowOffsets(t).outer) * sizeof(bf16);
+  return make_tensor_map({.t = t,
+                          .sizes = {static_cast<cuuint64_t>(t.cols()), count, 1, 1},
+                          .strides = {row_bytes, row_bytes * count, row_bytes * count},
+                          .box = {Tile::kBox, static_cast<cuuint32_t>(rows), 1, 1}});
+}
+// Whether the device runs all clusters of a grid at the same time.
+template <class Tile>
+bool fits_at_once(const Problem& problem, Device device) {
+  const int clusters =
+      ::cohort::cuda::active_clusters(reinterpret_cast<const void*>(staged_kernel<Tile>),
+                                      Tile::kBlocks, Tile::kThreads, Tile::kShared, device);
+  return problem.rows * (problem.p / kColumns) <= int64_t{clusters} * Tile::kRows;
+}
+template <class Tile>
+void run_staged(const LoraInput& args, const Problem& problem, Device device) {
+  launch("lora_input", staged_kernel<Tile>,
+         {.grid = dim3(Tile::kBlocks, blocks_for(problem.p, kColumns),
+                       blocks_for(problem.rows, Tile::kRows)),
+          .block = Tile::kThreads,
+          .shared_bytes = Tile::kShared,
+          .start = Start::kProgrammatic,
+          .cluster = Tile::kBlocks},
+         device, problem, operand_map<Tile>(args.x, Tile::kRows),
+         operand_map<Tile>(args.a, kColumns));
 }
 template <int kWarps>
 void run_tiled(const Problem& problem, Device device) {
@@ -394,23 +617,31 @@ bool has_lora_kernel(const LoraInput& args) {
 }
 
 // Tiles of 16 x 16 outputs have the least latency, but read x and A often; larger ones read less.
+// The staged tile is the smallest of which the device runs all clusters at once, or the largest.
 void lora_input(const LoraInput& args) {
-  using Small = SplitTile<1, 2, 4, 1>;
-  using Middle = SplitTile<1, 8, 4, 4>;
-  using Large = SplitTile<2, 8, 2, 4>;
+  using Small = SplitTile<2, 4, 1>;
+  using Middle = SplitTile<8, 4, 4>;
+  using Staged64 = StagedTile<2, 1>;
+  using Staged96 = StagedTile<3, 1>;
+  using Staged128 = StagedTile<4, 1>;
   constexpr int64_t kSmallRows = 128, kSmallElements = 1 << 20, kMiddleRows = 1024,
-                    kLargeRows = 4096;
+                    kStagedRows = 1 << 20;
   const Device device = args.x.device();
   if (args.h.numel() == 0) return;
   const Problem problem = problem_of(args);
-  const bool is_small = problem.rows <= kSmallRows || problem.rows * problem.k <= kSmallElements;
-  if (problem.rows <= kLargeRows && has_clusters<Large>(device)) {
-    if (is_small) return run_split<Small>(problem, device);
-    if (problem.rows <= kMiddleRows) return run_split<Middle>(problem, device);
-    return run_split<Large>(problem, device);
+  const int64_t rows = problem.rows;
+  if (supports<Middle>(split_kernel<Middle>, device)) {
+    if (rows <= kSmallRows || rows * problem.k <= kSmallElements)
+      return run_split<Small>(problem, device);
+    if (rows <= kMiddleRows) return run_split<Middle>(problem, device);
+  }
+  if (rows <= kStagedRows && supports<Staged128>(staged_kernel<Staged128>, device)) {
+    if (fits_at_once<Staged64>(problem, device)) return run_staged<Staged64>(args, problem, device);
+    if (fits_at_once<Staged96>(problem, device)) return run_staged<Staged96>(args, problem, device);
+    return run_staged<Staged128>(args, problem, device);
   }
   const int64_t multiprocessors = ::cohort::cuda::gpu_properties(device).multiprocessors;
-  if (problem.rows < multiprocessors * TiledShape<8>::kRows) return run_tiled<4>(problem, device);
+  if (rows < multiprocessors * TiledShape<8>::kRows) return run_tiled<4>(problem, device);
   run_tiled<8>(problem, device);
 }
 

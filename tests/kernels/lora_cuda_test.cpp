@@ -2,6 +2,7 @@
 // from their number, and its place between the kernels around it.
 #include "kernels/lora.h"
 
+#include "core/cuda.h"
 #include "core/graph.h"
 #include "kernels/cuda/accumulation_order.h"
 #include "kernels/matmul.h"
@@ -53,7 +54,7 @@ TEST(CudaLoraInput, FollowsTheCpu) {
                                {4096, 128},
                                {4864, 64},
                                {14336, 64}})
-      for (const int64_t rows : {1, 2, 15, 16, 17, 64, 65, 129, 512, 2100}) {
+      for (const int64_t rows : {1, 2, 15, 16, 17, 64, 65, 129, 512, 2100, 3000, 4100}) {
         if (rows * k > (int64_t{1} << 23)) continue;  // the CPU's f64 takes too long
         SCOPED_TRACE(str(rows, " x ", k, " to ", p, " in ", dtype_name(dtype)));
         const Tensor values = rounded_random({rows, k}, dtype, 1);
@@ -75,17 +76,20 @@ TEST(CudaLoraInput, FollowsTheCpu) {
       }
 }
 
-// All kernels of lora_input(): from a row to more than fill the device with the largest tiles.
+// All kernels of lora_input(): from a row to more than fill the device with the largest tiles, and
+// those of GPUs without clusters.
 TEST(CudaLoraInput, ARowHasTheSameBitsAmongAnyNumberOfRows) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)
     for (const auto& [k, p] : {Size{8, 64},
+                               {64, 64},
                                {72, 128},
                                {100, 64},
                                {576, 64},
                                {896, 192},
                                {1536, 64},
                                {4096, 64},
+                               {4096, 192},
                                {4864, 128},
                                {14336, 64}}) {
       const int64_t max_rows = k > 5000 || dtype == DType::kF32 ? 5000 : 20000;
@@ -94,8 +98,8 @@ TEST(CudaLoraInput, ARowHasTheSameBitsAmongAnyNumberOfRows) {
       Tensor all = Tensor::empty({max_rows, p}, dtype, device);
       lora_input({.h = all, .x = x, .a = a});
       for (const int64_t rows :
-           {1,   2,   3,   8,   15,  16,   17,   31,   33,   64,   65,   100,
-            127, 128, 129, 300, 512, 1000, 2048, 2100, 4096, 4097, 5000, 17000}) {
+           {1,   2,   3,   8,    15,   16,   17,   31,   33,   64,   65,   100,  127,  128,
+            129, 300, 512, 1000, 1024, 1025, 2048, 2100, 3072, 3073, 4096, 4097, 5000, 17000}) {
         if (rows > max_rows) continue;
         const int64_t begin = (max_rows - rows) / 2;
         Rows in(x.narrow(0, begin, rows), p);
@@ -104,6 +108,14 @@ TEST(CudaLoraInput, ARowHasTheSameBitsAmongAnyNumberOfRows) {
         ASSERT_TRUE(bit_equal(h.clone(), all.narrow(0, begin, rows)))
             << rows << " x " << k << " to " << p << " in " << dtype_name(dtype);
         ASSERT_TRUE(in.intact());
+      }
+      if (!cuda::has_lora_kernel({.h = all, .x = x, .a = a})) continue;
+      const ::cohort::cuda::GpuLimit limit(device, 80);
+      for (const int64_t rows : {int64_t{5000}, max_rows}) {
+        Tensor h = Tensor::empty({rows, p}, dtype, device);
+        lora_input({.h = h, .x = x.narrow(0, 0, rows), .a = a});
+        ASSERT_TRUE(bit_equal(h, all.narrow(0, 0, rows)))
+            << rows << " x " << k << " to " << p << " in " << dtype_name(dtype) << ", sm_80";
       }
     }
 }
@@ -138,7 +150,7 @@ TEST(CudaLoraInput, NoRowsMeanNoWork) {
 // reads both. Also inside a captured graph, and with the buffers overwritten in between.
 TEST(CudaLoraInput, TheLayerBehindItSeesAllColumns) {
   COHORT_REQUIRE_GPU(device);
-  for (const int64_t rows : {1, 16, 64, 300}) {
+  for (const int64_t rows : {1, 16, 64, 300, 3000}) {
     const int64_t k = 896, p = 64, n = 1152;
     const Tensor from = random_on(device, {rows, k}, DType::kBF16, 1);
     const Tensor scale = random_on(device, {k}, DType::kBF16, 2);

@@ -17,10 +17,19 @@ __device__ __forceinline__ void cluster_sync() {
           : "memory");
 }
 
+// Its halves, of which the first does not order memory accesses: the second waits until all threads
+// of the cluster have started and arrived.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\n" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+}
+
 // Address of `p` mapped to the shared memory of block `rank` of the cluster.
 template <class T>
-__device__ __forceinline__ const T* in_block(const T* p, int rank) {
-  const T* mapped;
+__device__ __forceinline__ T* in_block(T* p, int rank) {
+  T* mapped;
   asm volatile("mapa.u64 %0, %1, %2;\n" : "=l"(mapped) : "l"(p), "r"(rank));
   return mapped;
 }
