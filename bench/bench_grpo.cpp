@@ -150,10 +150,16 @@ Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config,
     prompts.emplace_back();
     for (int k = 0; k < 128; ++k) prompts.back().prompt += static_cast<char>('a' + rng.below(26));
   }
-  allocator(device).reset_peak();
   std::vector<double> rollout, packing, update;
   double tokens = 0;
   int64_t step = 0;
+  // The highest live memory since the last call.
+  const auto take_peak = [memory = &allocator(device)](int64_t& peak) {
+    peak = std::max(peak, memory->stats().peak_bytes);
+    memory->reset_peak();
+  };
+  int64_t rollout_peak = 0, update_peak = 0;
+  allocator(device).reset_peak();
   const auto make_step = [&] {
     Stopwatch clock;
     ScoredRollouts rollouts;
@@ -167,9 +173,11 @@ Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config,
     }
     std::vector<PolicyUpdate> minibatches =
         pack_minibatches(*comm, learner, rollouts, rollouts.advantages, config);
+    take_peak(rollout_peak);
     packing.push_back(clock.lap());
     update_policy(*comm, learner, minibatches, config, 1e-6);
     learner.check_weights();  // waits for the device
+    take_peak(update_peak);
     update.push_back(clock.lap());
     ++step;
   };
@@ -190,8 +198,8 @@ Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config,
   out.metrics.add("tokens_per_second", tokens / seconds);
   out.metrics.add("update_tokens_per_second", tokens / median(update));
   out.metrics.add("cache_mib", static_cast<double>(engine.cache_bytes()) / (1 << 20));
-  out.metrics.add("peak_mib",
-                  static_cast<double>(allocator(device).stats().peak_bytes) / (1 << 20));
+  out.metrics.add("peak_mib", static_cast<double>(std::max(rollout_peak, update_peak)) / (1 << 20));
+  out.metrics.add("update_peak_mib", static_cast<double>(update_peak) / (1 << 20));
   const int64_t more = allocator(device).stats().reserved_bytes - reserved;
   out.metrics.add("held_since_step_2_mib", static_cast<double>(more) / (1 << 20));
   out.metrics.add("preemptions", static_cast<double>(engine.stats().preemptions));

@@ -621,11 +621,11 @@ bool has_lora_kernel(const LoraInput& args) {
 void lora_input(const LoraInput& args) {
   using Small = SplitTile<2, 4, 1>;
   using Middle = SplitTile<8, 4, 4>;
+  using Staged32 = StagedTile<1, 2>;
   using Staged64 = StagedTile<2, 1>;
   using Staged96 = StagedTile<3, 1>;
   using Staged128 = StagedTile<4, 1>;
-  constexpr int64_t kSmallRows = 128, kSmallElements = 1 << 20, kMiddleRows = 1024,
-                    kStagedRows = 1 << 20;
+  constexpr int64_t kSmallRows = 128, kSmallElements = 1 << 20, kStagedRows = 1 << 20;
   const Device device = args.x.device();
   if (args.h.numel() == 0) return;
   const Problem problem = problem_of(args);
@@ -633,9 +633,9 @@ void lora_input(const LoraInput& args) {
   if (supports<Middle>(split_kernel<Middle>, device)) {
     if (rows <= kSmallRows || rows * problem.k <= kSmallElements)
       return run_split<Small>(problem, device);
-    if (rows <= kMiddleRows) return run_split<Middle>(problem, device);
   }
   if (rows <= kStagedRows && supports<Staged128>(staged_kernel<Staged128>, device)) {
+    if (fits_at_once<Staged32>(problem, device)) return run_staged<Staged32>(args, problem, device);
     if (fits_at_once<Staged64>(problem, device)) return run_staged<Staged64>(args, problem, device);
     if (fits_at_once<Staged96>(problem, device)) return run_staged<Staged96>(args, problem, device);
     return run_staged<Staged128>(args, problem, device);
