@@ -9,11 +9,11 @@
 // 8 q + 4 s + 3 of the chunk in step s, so that a lane loads its operands of both steps as eight
 // adjacent columns, 16 bytes.
 //
-// Few rows: split_kernel() spreads the slices over the warps of a block, or of a thread block
-// cluster, each with operands straight from global memory (sm_90). More rows: staged_kernel()
-// spreads them over a cluster as well, but its blocks stage x and A in shared memory with TMA, so
-// that several warps share A (sm_90). On other GPUs, a warp of tiled_kernel() computes all slices
-// of 16 rows one after another, and the warps of a block share the tile of A.
+// Few rows: split_kernel() spreads the slices over the warps of a block, with operands straight
+// from global memory. More rows: staged_kernel() spreads them over a thread block cluster, whose
+// blocks stage x and A in shared memory with TMA, so that several warps share A (sm_90). Otherwise
+// a warp of tiled_kernel() computes all slices of 16 rows one after another, and the warps of a
+// block share the tile of A.
 #include "kernels/lora.h"
 
 #include "kernels/cuda/mma.cuh"
@@ -64,19 +64,13 @@ __device__ __forceinline__ void multiply(float (&sums)[kM][kN][4], const Operand
     }
 }
 
-// A block, or a cluster with a block for each group of slices, computes a tile of 16 rows and
-// 8 kN columns of h, a warp of it one slice. In a cluster each block adds the groups of some rows,
-// whose sums the others store to its shared memory. Grid: the blocks of a cluster, tiles of
-// columns, tiles of rows. kBatch: chunks whose operands are in flight.
-template <int kN, int kBatch, int kBlocks_>
+// A block computes a tile of 16 rows and 8 kN columns of h, a warp of it one slice. Grid: tiles of
+// columns, tiles of rows.
 struct SplitTile {
-  static constexpr int kBlocks = kBlocks_, kWarps = kSlices / kBlocks, kThreads = 32 * kWarps;
+  static constexpr int kN = 2, kThreads = 32 * kSlices;
+  static constexpr int kBatch = 4;  // chunks whose operands are in flight
   static constexpr int kRows = 16, kTileColumns = 8 * kN, kRowPairs = kTileColumns / 2;
   static constexpr int kPairs = kRows * kRowPairs;
-  // The sums of a block's slices, and of all groups for its rows.
-  static constexpr int kGroups = kSlices / kGroup, kBlockPairs = kPairs / kBlocks;
-  static constexpr int kShared = (kWarps * kPairs + kGroups * kBlockPairs) * int{sizeof(float2)};
-  static_assert((kBlocks == 1 || kBlocks == kGroups) && kRows % kBlocks == 0);
 
   float sums[1][kN][4] = {};
 
@@ -84,7 +78,7 @@ struct SplitTile {
   // the rows.
   static __device__ __forceinline__ void load_a(const Problem& problem, int chunk, int end,
                                                 Operand (&a)[kBatch][kN]) {
-    const int lane = threadIdx.x % 32, row = blockIdx.y * kTileColumns + lane / 4;
+    const int lane = threadIdx.x % 32, row = blockIdx.x * kTileColumns + lane / 4;
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
       const int column = (chunk + b) * kChunk + lane % 4 * 8;
@@ -99,7 +93,7 @@ struct SplitTile {
   static __device__ __forceinline__ void load_x(const Problem& problem, int chunk, int end,
                                                 Operand (&x)[kBatch][1][2]) {
     const int lane = threadIdx.x % 32;
-    const int64_t row0 = int64_t{blockIdx.z} * kRows + lane / 4;
+    const int64_t row0 = int64_t{blockIdx.y} * kRows + lane / 4;
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
       const int column = (chunk + b) * kChunk + lane % 4 * 8;
@@ -133,7 +127,7 @@ struct SplitTile {
     }
   }
 
-  // Stores the slice's sums to `memory`, [kWarps, kRows, kRowPairs].
+  // Stores the slice's sums to `memory`, [kSlices, kRows, kRowPairs].
   __device__ __forceinline__ void store(float2* memory) const {
     const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x) / 32;
 #pragma unroll
@@ -143,73 +137,35 @@ struct SplitTile {
         memory[warp * kPairs + (8 * i + lane / 4) * kRowPairs + lane % 4 + 4 * j] = {
             sums[0][j][2 * i], sums[0][j][2 * i + 1]};
   }
-
-  // The sum of element i of `count` tensors of `stride` elements each, in ascending order.
-  static __device__ __forceinline__ float2 add_in_order(const float2* values, int stride, int i,
-                                                        int count) {
-    float2 total = {};
-#pragma unroll 4
-    for (int k = 0; k < count; ++k) {
-      const float2 value = values[k * stride + i];
-      total.x += value.x;
-      total.y += value.y;
-    }
-    return total;
-  }
 };
 
-template <class Tile>
-__global__ void __launch_bounds__(Tile::kThreads) split_kernel(const Problem problem) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  extern __shared__ float2 slice_sums[];
-  __shared__ uint64_t barrier_memory;
-  constexpr int kPairs = Tile::kPairs, kBlockPairs = Tile::kBlockPairs;
-  float2* const group_sums = slice_sums + Tile::kWarps * kPairs;
-  const uint32_t barrier = shared_address(&barrier_memory);
-  const int rank = blockIdx.x, first = rank * Tile::kWarps;  // the block's first slice
-  const int groups = (problem.slices + kGroup - 1) / kGroup;
-  if constexpr (Tile::kBlocks > 1) {
-    if (threadIdx.x == 0) {
-      barrier_init(barrier, 1);
-      barrier_arrive_expect_tx(barrier, groups * kBlockPairs * int{sizeof(float2)});
-    }
-    cluster_sync();  // the blocks that are stored to have started, with their barriers
-  }
+__global__ void __launch_bounds__(SplitTile::kThreads) split_kernel(const Problem problem) {
+  using Tile = SplitTile;
+  __shared__ float2 slice_sums[kSlices * Tile::kPairs];
   Tile tile;
-  tile.multiply_slice(problem, first + static_cast<int>(threadIdx.x) / 32);
+  tile.multiply_slice(problem, static_cast<int>(threadIdx.x) / 32);
   tile.store(slice_sums);
   __syncthreads();
-  const int64_t row0 = int64_t{blockIdx.z} * Tile::kRows;
-  const auto store = [&](int pair, float2 total) {
-    const int64_t row = row0 + pair / Tile::kRowPairs;
-    const int column =
-        static_cast<int>(blockIdx.y) * Tile::kTileColumns + pair % Tile::kRowPairs * 2;
-    if (row < problem.rows) problem.store(row, column, total.x, total.y);
-  };
-  for (int i = threadIdx.x; i < kPairs; i += Tile::kThreads) {
-    float2 total = {};
+  const int i = threadIdx.x;
+  const int64_t row = int64_t{blockIdx.y} * Tile::kRows + i / Tile::kRowPairs;
+  if (i >= Tile::kPairs || row >= problem.rows) return;
+  float2 total = {};
 #pragma unroll
-    for (int group = 0; group < Tile::kWarps / kGroup; ++group) {
-      const float2 sum = Tile::add_in_order(slice_sums + group * kGroup * kPairs, kPairs, i,
-                                            min(kGroup, problem.slices - first - group * kGroup));
-      if (group >= groups) break;
-      total.x += sum.x;
-      total.y += sum.y;
+  for (int group = 0; group < kSlices; group += kGroup) {
+    if (group >= problem.slices) break;
+    float2 sum = {};
+#pragma unroll
+    for (int slice = group; slice < group + kGroup; ++slice) {
+      if (slice >= problem.slices) break;
+      const float2 value = slice_sums[slice * Tile::kPairs + i];
+      sum.x += value.x;
+      sum.y += value.y;
     }
-    if constexpr (Tile::kBlocks > 1) {
-      if (rank < groups)
-        store_in_block(i / kBlockPairs, group_sums + rank * kBlockPairs + i % kBlockPairs, total,
-                       barrier);
-    } else {
-      store(i, total);
-    }
+    total.x += sum.x;
+    total.y += sum.y;
   }
-  if constexpr (Tile::kBlocks > 1) {
-    barrier_wait(barrier, 0);
-    for (int i = threadIdx.x; i < kBlockPairs; i += Tile::kThreads)
-      store(rank * kBlockPairs + i, Tile::add_in_order(group_sums, kBlockPairs, i, groups));
-  }
-#endif
+  problem.store(row, static_cast<int>(blockIdx.x) * Tile::kTileColumns + i % Tile::kRowPairs * 2,
+                total.x, total.y);
 }
 
 // A cluster computes a tile of 32 kRowWarps rows and 64 columns of h, each block of it a group of
@@ -522,21 +478,12 @@ __global__ void __launch_bounds__(32 * kWarps, TiledShape<kWarps>::kBlocksPerSm)
   }
 }
 
-// Whether the device has clusters and the memory for a kernel of Tile.
-template <class Tile, class... Params>
-bool supports(void (*kernel)(Params...), Device device) {
-  return ::cohort::cuda::fits(reinterpret_cast<const void*>(kernel),
-                              {.shared_memory = Tile::kShared, .compute_capability = 90}, device);
-}
-template <class Tile>
 void run_split(const Problem& problem, Device device) {
-  launch("lora_input", split_kernel<Tile>,
-         {.grid = dim3(Tile::kBlocks, blocks_for(problem.p, Tile::kTileColumns),
-                       blocks_for(problem.rows, Tile::kRows)),
-          .block = Tile::kThreads,
-          .shared_bytes = Tile::kShared,
-          .start = Start::kProgrammatic,
-          .cluster = Tile::kBlocks},
+  launch("lora_input", split_kernel,
+         {.grid = dim3(blocks_for(problem.p, SplitTile::kTileColumns),
+                       blocks_for(problem.rows, SplitTile::kRows)),
+          .block = SplitTile::kThreads,
+          .start = Start::kProgrammatic},
          device, problem);
 }
 // Boxes of `rows` rows and 64 columns of x or A.
@@ -618,23 +565,22 @@ bool has_lora_kernel(const LoraInput& args) {
 
 // Tiles of 16 x 16 outputs have the least latency, but read x and A often; larger ones read less.
 // The staged tile is the smallest of which the device runs all clusters at once, or the largest.
+// With many rows and few columns its exchange of sums takes longer than its reads save.
 void lora_input(const LoraInput& args) {
-  using Small = SplitTile<2, 4, 1>;
-  using Middle = SplitTile<8, 4, 4>;
+  constexpr int64_t kSplitRows = 128, kSplitElements = 1 << 20, kFewRows = 4096, kFewColumns = 1024;
   using Staged32 = StagedTile<1, 2>;
   using Staged64 = StagedTile<2, 1>;
   using Staged96 = StagedTile<3, 1>;
   using Staged128 = StagedTile<4, 1>;
-  constexpr int64_t kSmallRows = 128, kSmallElements = 1 << 20, kStagedRows = 1 << 20;
   const Device device = args.x.device();
   if (args.h.numel() == 0) return;
   const Problem problem = problem_of(args);
   const int64_t rows = problem.rows;
-  if (supports<Middle>(split_kernel<Middle>, device)) {
-    if (rows <= kSmallRows || rows * problem.k <= kSmallElements)
-      return run_split<Small>(problem, device);
-  }
-  if (rows <= kStagedRows && supports<Staged128>(staged_kernel<Staged128>, device)) {
+  if (rows <= kSplitRows || rows * problem.k <= kSplitElements) return run_split(problem, device);
+  if ((rows <= kFewRows || problem.k > kFewColumns) &&
+      ::cohort::cuda::fits(reinterpret_cast<const void*>(staged_kernel<Staged128>),
+                           {.shared_memory = Staged128::kShared, .compute_capability = 90},
+                           device)) {
     if (fits_at_once<Staged32>(problem, device)) return run_staged<Staged32>(args, problem, device);
     if (fits_at_once<Staged64>(problem, device)) return run_staged<Staged64>(args, problem, device);
     if (fits_at_once<Staged96>(problem, device)) return run_staged<Staged96>(args, problem, device);

@@ -47,17 +47,6 @@ __device__ __forceinline__ void store_in_block(int rank, const float* to, float 
       "f"(value), "r"(barrier), "r"(rank)
       : "memory");
 }
-__device__ __forceinline__ void store_in_block(int rank, const float2* to, float2 value,
-                                               uint32_t barrier) {
-  asm volatile(
-      "{\n.reg .b32 mapped, counter;\n"
-      "mapa.shared::cluster.u32 mapped, %0, %4;\n"
-      "mapa.shared::cluster.u32 counter, %3, %4;\n"
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [mapped], {%1, %2}, "
-      "[counter];\n}\n" ::"r"(shared_address(to)),
-      "f"(value.x), "f"(value.y), "r"(barrier), "r"(rank)
-      : "memory");
-}
 __device__ __forceinline__ void store_in_block(int rank, const double2* to, double2 value,
                                                uint32_t barrier) {
   asm volatile(
