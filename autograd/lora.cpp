@@ -1,6 +1,5 @@
 #include "autograd/lora.h"
 
-#include "kernels/lora.h"
 #include "kernels/matmul.h"
 
 namespace cohort {
@@ -28,23 +27,15 @@ LoraInputs lora_inputs(const Tensor& x, const Lora& lora, Adapters adapters, boo
 }
 
 Tensor LoraBackward::output_gradients(const Tensor& dy, GradSlot db) const {
-  const int64_t rank = lora.rank(), columns = lora.columns();
+  const int64_t columns = lora.columns();
   Tensor dh = Tensor::empty({dy.rows(), columns}, dy.dtype(), dy.device());
-  kernels::matmul({.c = dh,
-                   .a = dy,
-                   .b = weight.narrow(1, weight.dim(1) - columns, columns),
-                   .desc = {.split_k = kernels::SplitK::kAllowed}});
-  if (!db.tensor.defined()) return dh;
-  int64_t row = 0, column = 0;
-  for (const Lora::Module& module : lora.modules) {
-    Tensor part = db.tensor.narrow(0, row, module.rows);
-    kernels::matmul({.c = part,
-                     .a = dy.narrow(1, module.row, module.rows),
-                     .b = h.narrow(1, column, rank),
-                     .desc = {.a = Transpose::kYes, .out = db.mode, .scale = lora.scale}});
-    row += module.rows;
-    column += rank;
-  }
+  kernels::lora_output_gradients({.dh = dh,
+                                  .db = db,
+                                  .dy = dy,
+                                  .h = h,
+                                  .sb = weight.narrow(1, weight.dim(1) - columns, columns),
+                                  .modules = lora.modules,
+                                  .scale = lora.scale});
   return dh;
 }
 

@@ -6,15 +6,14 @@
 #include <vector>
 
 #include "autograd/ops.h"
+#include "kernels/lora.h"
 
 namespace cohort {
 
 // The adapter of a linear layer, or undefined. The layer may have several modules, such as queries
 // and keys: each has columns of h, and with them a block of s B, which is 0 elsewhere.
 struct Lora {
-  struct Module {
-    int64_t row = 0, rows = 0;  // its first row of the layer's weight, and their number
-  };
+  using Module = kernels::LoraModule;
   Variable a;  // [modules rank, K], behind which P - modules rank rows of zeros are padding
   Variable b;  // [rows of all modules, rank]
   std::vector<Module> modules;

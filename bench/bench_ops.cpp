@@ -158,6 +158,25 @@ void add_lora(Rows& rows) {
                       linear_forward({y, x, w, {}, kRank});
                     }});
   }
+  // The gradients of h and B, of rank 16.
+  std::vector<std::array<int64_t, 3>> outputs = {{512, 128, 1}};
+  if (g_setup.device.is_cuda())
+    outputs = {
+        {3072, 4096, 1}, {3072, 6144, 1}, {3072, 28672, 2}, {16384, 896, 1}, {16384, 9728, 2}};
+  for (const auto& [tokens, out, count] : outputs) {
+    const int64_t rank = 16;
+    std::vector<LoraModule> modules;
+    for (int64_t m = 0; m < count; ++m) modules.push_back({m * (out / count), out / count});
+    const Tensor dy = random({tokens, out}), h = random({tokens, kRank});
+    const Tensor w = random({out, 512 + kRank}), sb = w.narrow(1, 512, kRank);
+    Tensor dh = random({tokens, kRank}), db = random_accumulator({out, rank});
+    rows.push_back({"lora_output_gradients",
+                    str("dy", dy.shape().str(), " of ", count, count > 1 ? " modules" : " module"),
+                    moves({tokens, out}, 1), [=]() mutable {
+                      lora_output_gradients(
+                          {.dh = dh, .db = {db}, .dy = dy, .h = h, .sb = sb, .modules = modules});
+                    }});
+  }
 }
 
 void add_attention(Rows& rows) {

@@ -45,6 +45,55 @@ TEST(LoraInput, RowsDoNotDependOnTheOtherRows) {
   }
 }
 
+// Two modules with rows of no module between them; s B is 0 outside of their blocks.
+TEST(LoraOutputGradients, AreTheProductsOfTheModules) {
+  constexpr int64_t kTokens = 9, kRank = 3, kColumns = 8;
+  const std::vector<LoraModule> modules = {{0, 5}, {7, 4}};
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    const Tensor dy = random_tensor({kTokens, 11}, dtype, 1);
+    const Tensor h = random_tensor({kTokens, kColumns}, dtype, 2);
+    const Tensor weight = Tensor::zeros({11, 6 + kColumns}, dtype),
+                 sb = weight.narrow(1, 6, kColumns);
+    Tensor dh = Tensor::full({kTokens, kColumns}, NAN, dtype),
+           db = random_tensor({9, kRank}, dtype, 3), expected_db = db.clone();
+    Tensor expected_dh = Tensor::zeros(dh.shape(), dtype);
+    int64_t row = 0, column = 0;
+    for (const LoraModule& module : modules) {
+      const Tensor b = random_tensor({module.rows, kRank}, dtype, 4 + static_cast<uint64_t>(row));
+      const Tensor part = dy.narrow(1, module.row, module.rows).clone();
+      sb.narrow(0, module.row, module.rows).narrow(1, column, kRank).copy_(b);
+      Tensor product = Tensor::empty({kTokens, kRank}, dtype);
+      matmul({product, part, b});
+      expected_dh.narrow(1, column, kRank).copy_(product);
+      Tensor rows = expected_db.narrow(0, row, module.rows);
+      matmul({rows,
+              part,
+              h.narrow(1, column, kRank),
+              {.a = Transpose::kYes, .out = Grad::kAccumulate, .scale = 0.5}});
+      row += module.rows;
+      column += kRank;
+    }
+    lora_output_gradients({.dh = dh,
+                           .db = {db, Grad::kAccumulate},
+                           .dy = dy,
+                           .h = h,
+                           .sb = sb,
+                           .modules = modules,
+                           .scale = 0.5});
+    EXPECT_LE(relative_error(dh, expected_dh), kF32Tolerance);
+    EXPECT_LE(relative_error(db, expected_db), kF32Tolerance);
+    Tensor alone = dh.clone();
+    const auto call = [&](Tensor& to, std::span<const LoraModule> of) {
+      lora_output_gradients({.dh = alone, .db = {to}, .dy = dy, .h = h, .sb = sb, .modules = of});
+    };
+    call(none(), {});
+    EXPECT_TRUE(bit_equal(alone, dh));
+    EXPECT_THROW_WITH(call(db, std::vector<LoraModule>{{0, 5}, {8, 4}}), Error,
+                      "modules among 11 rows");
+    EXPECT_THROW_WITH(call(db, std::vector<LoraModule>{{0, 5}}), Error, "expected db");
+  }
+}
+
 TEST(LoraInput, MismatchesNameTheTensor) {
   const auto call = [](const Shape& h, const Shape& x, const Shape& a, const Shape& copy) {
     Tensor out = Tensor::zeros(h, DType::kF32);
