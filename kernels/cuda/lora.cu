@@ -197,8 +197,8 @@ struct StagedTile {
   static constexpr int kBarrierOffset = kGroupOffset + kGroupBytes;
   static constexpr int kShared = kBarrierOffset + Pipeline<kStages>::kBytes;
 
-  // Which of eight rows of x or A a lane loads for row or column `group` of an instruction: rows r
-  // and r + 4, whose swizzled columns differ, are adjacent, so that there are no bank conflicts.
+  // A lane loads this one of eight rows of x or A for row or column `group` of an instruction: rows
+  // r and r + 4, whose swizzled columns differ, are adjacent, so that there are no bank conflicts.
   static __device__ int row_of(int group) { return group / 2 + group % 2 * 4; }
 };
 
@@ -289,7 +289,8 @@ __device__ __forceinline__ void multiply_stages(float (&sums)[2][2][4][4],
 // Computes the sums of the block's slices and stores them to the place of the stages.
 template <class Tile>
 __device__ __forceinline__ void compute_slices(const StageLoads<Tile>& loads, char* memory) {
-  float sums[2][2][4][4] = {};  // of twice 32 columns, so that fewer operands are in registers
+  // Twice 32 columns, so that fewer operands are in registers.
+  float sums[2][2][4][4] = {};
   multiply_stages(sums, loads, memory);
   __syncthreads();  // all stages have been read
   const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x) / 32;
@@ -496,7 +497,7 @@ CUtensorMap operand_map(const Tensor& t, int rows) {
                           .strides = {row_bytes, row_bytes * count, row_bytes * count},
                           .box = {Tile::kBox, static_cast<cuuint32_t>(rows), 1, 1}});
 }
-// Whether the device runs all clusters of a grid at the same time.
+// True if the device runs all clusters of a grid at the same time.
 template <class Tile>
 bool fits_at_once(const Problem& problem, Device device) {
   const int clusters =

@@ -66,7 +66,7 @@ struct Gradients {
 // By the device of the inputs; db holds old values.
 Gradients gradients(const Values& in, const Values& like, Grad mode) {
   Gradients out{Tensor::empty({in.dy.dim(0), in.columns}, in.dy.dtype(), in.dy.device()),
-                like.db.to(accumulate_dtype(in.dy.dtype())).to(in.dy.device())};
+                like.db.clone().to(accumulate_dtype(in.dy.dtype())).to(in.dy.device())};
   lora_output_gradients({.dh = out.dh,
                          .db = {out.db, mode},
                          .dy = in.dy,
