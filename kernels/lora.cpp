@@ -31,6 +31,7 @@ void check(const LoraOutputGradients& args) {
   if (!db.wanted()) return;
   check_tensor(h, shape, dy.dtype(), kOp, "h", device);
   int64_t rows = 0;
+  COHORT_CHECK(!modules.empty(), "[", kOp, "] expected at least one module");
   for (const LoraModule& module : modules) {
     COHORT_CHECK(module.row >= 0 && module.rows > 0 && module.row + module.rows <= dy.dim(1), "[",
                  kOp, "] expected modules among ", dy.dim(1), " rows, got rows ", module.row,
