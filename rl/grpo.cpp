@@ -55,9 +55,10 @@ void group_advantages(std::span<double> out, std::span<const double> rewards, Ad
   if (valid.empty() || equal_rewards(valid.front(), valid.back())) return;
 
   const double mean = mean_of(valid);
-  const double factor = scale_factor(
-      scale,
-      {.n = static_cast<double>(valid.size()), .std = std_of(valid), .batch_std = batch_std});
+  const double factor = scale_factor(scale, {.n = static_cast<double>(valid.size()),
+                                             .mean = mean,
+                                             .std = std_of(valid),
+                                             .batch_std = batch_std});
   for (size_t i = 0; i < rewards.size(); ++i)
     if (!std::isnan(rewards[i])) out[i] = (rewards[i] - mean) * factor;
 }
@@ -75,6 +76,20 @@ std::vector<double> group_advantages(std::span<const double> rewards, int64_t gr
     group_advantages(std::span(advantages).subspan(begin, size), rewards.subspan(begin, size),
                      scale, batch_std);
   return advantages;
+}
+
+void whiten_advantages(std::span<double> advantages, std::span<const double> tokens) {
+  double count = 0, mean = 0, squares = 0;
+  for (const double n : tokens) count += n;
+  if (count < 2) return;
+  for (size_t i = 0; i < advantages.size(); ++i) mean += tokens[i] / count * advantages[i];
+  for (size_t i = 0; i < advantages.size(); ++i)
+    squares += tokens[i] * (advantages[i] - mean) * (advantages[i] - mean);
+  // Equal advantages, whose differences to their mean are rounding errors.
+  const double variance = squares / (count - 1);
+  if (variance <= 1e-18 * mean * mean) return;
+  for (size_t i = 0; i < advantages.size(); ++i)
+    if (tokens[i] > 0) advantages[i] = (advantages[i] - mean) / std::sqrt(variance + 1e-8);
 }
 
 double reward_std(std::span<const double> rewards) {

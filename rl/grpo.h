@@ -9,6 +9,7 @@
 //   4. Before exp, the log of the ratio is clamped to +-20 and the argument of k3 to 20 from above.
 #pragma once
 
+#include <cmath>
 #include <optional>
 #include <span>
 #include <vector>
@@ -30,10 +31,10 @@ namespace cohort {
 // Statistics of the n rewards of a group. std: of the group, over n - 1 as in TRL and verl;
 // batch_std: of all rewards of the step.
 struct GroupStatistics {
-  double n = 0, std = 0, batch_std = 0;
+  double n = 0, mean = 0, std = 0, batch_std = 0;
 };
 
-enum class AdvantageScale { kGroup, kBatch, kNone, kLeaveOneOut };
+enum class AdvantageScale { kGroup, kBatch, kNone, kLeaveOneOut, kMaxRl };
 
 // A new scale is an enumerator and a line in kAdvantageScales: its name in a configuration, and its
 // factor.
@@ -42,6 +43,8 @@ enum class AdvantageScale { kGroup, kBatch, kNone, kLeaveOneOut };
 //   batch          group means, and the std of the whole step ("Tricks or Traps?", Liu et al. 2025)
 //   none           Dr. GRPO (Liu et al. 2025)
 //   leave_one_out  r - mean of the others: RLOO (Ahmadian et al. 2024)
+//   maxrl          (r - mean) / |mean|, 0 if the mean is 0: with rewards of 0 and 1, problems count
+//                  more the less often they are solved (MaxRL, as in prime-rl)
 struct AdvantageScaleEntry {
   AdvantageScale value;
   const char* name;
@@ -55,12 +58,19 @@ inline constexpr AdvantageScaleEntry kAdvantageScales[] = {
     {AdvantageScale::kNone, "none", [](const GroupStatistics&) { return 1.0; }},
     {AdvantageScale::kLeaveOneOut, "leave_one_out",
      [](const GroupStatistics& group) { return group.n / (group.n - 1); }},
+    {AdvantageScale::kMaxRl, "maxrl",
+     [](const GroupStatistics& group) { return group.mean == 0 ? 0 : 1 / std::abs(group.mean); }},
 };
 
 // rewards: `group_size` consecutive elements per group; batch_std: see GroupStatistics, for `batch`
 // only. Throws Error unless the number of rewards is a multiple of group_size.
 std::vector<double> group_advantages(std::span<const double> rewards, int64_t group_size,
                                      AdvantageScale scale, double batch_std = 0);
+// Whitens advantages over the tokens of an update's step: sample i counts tokens[i] times, and
+// A = (A - mean) / sqrt(variance + 1e-8) with the variance over n - 1 (REINFORCE++, Hu et al. 2025,
+// as verl's masked_whiten). Samples without tokens keep their advantage, and so do all of them if
+// there are fewer than two tokens or if all advantages are equal.
+void whiten_advantages(std::span<double> advantages, std::span<const double> tokens);
 // The standard deviation (n - 1) of the rewards that are not NaN; 0 for fewer than two.
 double reward_std(std::span<const double> rewards);
 
@@ -113,8 +123,10 @@ struct GrpoConfig {
   ReferenceType reference = ReferenceType::kBase;  // used with adapters
   LossType loss_type = LossType::kDapo;
   AdvantageScale scale_rewards = AdvantageScale::kGroup;
-  int64_t num_iterations = 1;   // passes over each step's rollouts
-  int64_t num_minibatches = 1;  // optimiser updates per pass
+  bool whiten_advantages = false;
+  std::optional<double> advantage_clip;  // after scaling and whitening; none: unlimited
+  int64_t num_iterations = 1;            // passes over each step's rollouts
+  int64_t num_minibatches = 1;           // optimiser updates per pass
   // Every ratio_check_every steps the ratios of all minibatches are checked before the first
   // update. In the other steps, and in all of them with 0, only those of the first minibatch are.
   int64_t ratio_check_every = 20;
@@ -134,7 +146,11 @@ struct GrpoConfig {
     v.choice("scale_rewards", scale_rewards, kAdvantageScales,
              "advantage: group: (r - mean) / (std + 1e-4) of the group; batch: the same with the "
              "std of all rewards of the step; none: r - mean; leave_one_out: r - mean of the "
-             "others");
+             "others; maxrl: (r - mean) / |mean|");
+    v.field("whiten_advantages", whiten_advantages,
+            "then to mean 0 and variance 1 over the tokens of the step (REINFORCE++)");
+    v.field("advantage_clip", advantage_clip,
+            "then to at most this, and at least minus this; none: unlimited", {.min = 1e-3});
     v.field("num_iterations", num_iterations, "passes over each step's completions",
             {.min = 1, .max = 1000});
     v.field("num_minibatches", num_minibatches, "optimiser updates per pass",

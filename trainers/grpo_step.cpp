@@ -133,6 +133,34 @@ std::vector<double> gather_values(Communicator& comm, std::span<const Trajectory
   return reduce_over_ranks(comm, all);
 }
 
+// Tokens of a completion in the loss mask of an update.
+int64_t count_loss_tokens(const Trajectory& completion, double reward, const GrpoConfig& config) {
+  if (std::isnan(reward) || (config.mask_truncated_completions && completion.truncated())) return 0;
+  return completion.completion_length();
+}
+
+// The advantages of a rank's completions, with statistics over those of all ranks in the order of
+// the prompts.
+std::vector<double> step_advantages(Communicator& comm, std::span<const Trajectory> completions,
+                                    std::span<const double> rewards, const GrpoSections& config) {
+  const GrpoConfig& grpo = config.grpo;
+  const bool by_batch = grpo.scale_rewards == AdvantageScale::kBatch;
+  std::vector<double> out = group_advantages(
+      rewards, config.batch.num_generations, grpo.scale_rewards,
+      by_batch ? reward_std(gather_values(comm, completions, rewards, config)) : 0);
+  if (grpo.whiten_advantages) {
+    std::vector<double> tokens;
+    for (size_t i = 0; i < out.size(); ++i)
+      tokens.push_back(static_cast<double>(count_loss_tokens(completions[i], rewards[i], grpo)));
+    std::vector<double> all = gather_values(comm, completions, out, config);
+    whiten_advantages(all, gather_values(comm, completions, tokens, config));
+    for (size_t i = 0; i < out.size(); ++i) out[i] = all[static_cast<size_t>(completions[i].index)];
+  }
+  if (grpo.advantage_clip)
+    for (double& a : out) a = std::clamp(a, -*grpo.advantage_clip, *grpo.advantage_clip);
+  return out;
+}
+
 // True if a sequence can change the update. Without a KL term a zero advantage gives an exactly
 // zero gradient.
 bool has_gradient(const PolicySequence& sequence, double beta) {
@@ -214,10 +242,7 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   begin_activity("waiting for rewards");
   scores = in.rewards.score(in.prompts, trajectories, in.step);
   check_failed(in.comm, in.rewards, scores, config);
-  const bool by_batch = config.grpo.scale_rewards == AdvantageScale::kBatch;
-  advantages = group_advantages(
-      scores.total, config.batch.num_generations, config.grpo.scale_rewards,
-      by_batch ? reward_std(gather_values(in.comm, trajectories, scores.total, config)) : 0);
+  advantages = step_advantages(in.comm, trajectories, scores.total, config);
   out.rewarded_count = count_rewarded(in.comm, scores);
   const double rewards_time = clock.lap("rewards");
   begin_activity("updating the weights");

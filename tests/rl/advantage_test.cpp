@@ -151,5 +151,33 @@ TEST(Advantage, BatchDividesByTheDeviationOfAllRewards) {
   EXPECT_EQ(reward_std(std::vector<double>{kNaN, kNaN}), 0);
 }
 
+// Means 0.5 and -2: (r - mean) / |mean|.
+TEST(Advantage, MaxRlDividesByTheSizeOfTheMean) {
+  const std::vector<double> rewards = {1, 0, 0, 1, -1, -3, kNaN, -2, -1, 1, 0, 0};
+  const auto advantages = group_advantages(rewards, 4, AdvantageScale::kMaxRl);
+  const double expected[] = {1, -1, -1, 1, 0.5, -0.5, 0, 0, 0, 0, 0, 0};
+  for (size_t i = 0; i < rewards.size(); ++i) EXPECT_NEAR(advantages[i], expected[i], 1e-15) << i;
+}
+
+// Values 2, -1, -1 of 1, 2 and 3 tokens: mean -0.5, squares 6.25 + 6 * 0.25 - 0.25 = 7.5 over 5.
+TEST(Advantage, WhiteningCountsASampleOncePerToken) {
+  std::vector<double> advantages = {2, -1, 7, -1};
+  whiten_advantages(advantages, std::vector<double>{1, 2, 0, 3});
+  const double unit = 1 / std::sqrt(1.5 + 1e-8);
+  const double expected[] = {2.5 * unit, -0.5 * unit, 7, -0.5 * unit};
+  for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(advantages[i], expected[i], 1e-14) << i;
+}
+
+TEST(Advantage, WhiteningLeavesWhatHasNoVariance) {
+  for (const std::vector<double>& values :
+       {std::vector<double>{}, {3}, {0, 0, 0}, {0.1 + 0.2, 0.3, 0.3}}) {
+    std::vector<double> advantages = values;
+    whiten_advantages(advantages, std::vector<double>(values.size(), 1.0));
+    EXPECT_EQ(advantages, values);
+    whiten_advantages(advantages, std::vector<double>(values.size(), 0.0));
+    EXPECT_EQ(advantages, values);
+  }
+}
+
 }  // namespace
 }  // namespace cohort

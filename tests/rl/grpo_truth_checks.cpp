@@ -359,8 +359,7 @@ void check_group_advantages_without_floor(const Json& truth) {
 }
 
 void check_equal_rewards(const Json& truth) {
-  for (const AdvantageScale scale :
-       {AdvantageScale::kNone, AdvantageScale::kGroup, AdvantageScale::kLeaveOneOut})
+  for (const auto& [scale, name, factor] : kAdvantageScales)
     EXPECT_EQ(group_advantages(input(truth, "rewards"), 2, scale),
               values(truth.at("expected").at("advantages")));
 }

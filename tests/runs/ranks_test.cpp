@@ -114,6 +114,12 @@ TEST_F(Splits, GrpoWithTheDeviationOfTheBatchIsThatOfOne) {
   expect_same_training(kSmallGrpo, {"scale_rewards=batch"}, {"ranks=1", "ranks=2", "ranks=3"});
 }
 
+TEST_F(Splits, GrpoWithWhitenedAdvantagesIsThatOfOne) {
+  expect_same_training(kSmallGrpo,
+                       {"scale_rewards=maxrl", "whiten_advantages=true", "advantage_clip=1"},
+                       {"ranks=1", "ranks=2", "ranks=3"});
+}
+
 TEST_F(Splits, MicroBatchesDoNotMatter) {
   // All together, one sequence in each, some in each.
   const std::vector<std::string> sizes{"micro_batch_tokens=100000", "micro_batch_tokens=1",
