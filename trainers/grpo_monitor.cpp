@@ -3,12 +3,18 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <numeric>
 #include <utility>
 
 namespace cohort {
 namespace {
 
-constexpr int64_t kIdleSteps = 10;  // steps in which all groups have zero variance
+constexpr int64_t kIdleSteps = 10;  // steps in which most groups have zero variance
+constexpr double kIdleFraction = 0.9;
+constexpr double kSpike = 10;      // times the running median
+constexpr size_t kFewValues = 10;  // a median needs as many
+constexpr double kLengthFactor = 2;
+constexpr double kLowEntropy = 0.05, kFlatFraction = 0.01;
 constexpr double kClippedTokenFraction = 0.05;
 constexpr double kTruncatedFraction = 0.2, kAllTruncated = 0.999;
 constexpr double kInitialEntropyFraction = 0.05, kEntropyFloor = 0.005;  // nats per token
@@ -27,7 +33,7 @@ std::string short_number(double value) {
 void GrpoMonitor::Window::add(double value) {
   if (std::isnan(value)) return;
   values.push_back(value);
-  if (values.size() > kWindow) values.pop_front();
+  if (values.size() > size) values.pop_front();
 }
 
 double GrpoMonitor::Window::mean() const {
@@ -40,6 +46,21 @@ double GrpoMonitor::Window::deviation() const {
   double squares = 0;
   for (const double v : values) squares += (v - mean()) * (v - mean());
   return std::sqrt(squares / static_cast<double>(values.size() - 1));
+}
+
+double GrpoMonitor::Window::median() const {
+  std::vector<double> sorted(values.begin(), values.end());
+  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
+  std::nth_element(sorted.begin(), middle, sorted.end());
+  return *middle;
+}
+
+double GrpoMonitor::Window::first_mean() const {
+  return std::accumulate(values.begin(), values.begin() + kWindow, 0.0) / kWindow;
+}
+
+double GrpoMonitor::Window::last_mean() const {
+  return std::accumulate(values.end() - kWindow, values.end(), 0.0) / kWindow;
 }
 
 GrpoMonitor::GrpoMonitor(const GrpoConfig& config, const Json& saved) : config_(config) {
@@ -72,12 +93,17 @@ std::vector<std::string> GrpoMonitor::observe(const Metrics& metrics, double pas
   clipped_.add(metrics.at("clip_ratio/low") + metrics.at("clip_ratio/high"));
   truncated_.add(metrics.at("completions/clipped_ratio"));
   context_.add(value("completions/context_ratio"));
+  rewards_.add(metrics.at("reward"));
+  lengths_.add(value("completions/mean_length"));
   highest_ = std::fmax(highest_, value("reward_max"));
   lowest_ = std::fmin(lowest_, value("reward_min"));
-  pass_at_1_ = pass_at_1;
+  check_evaluations(pass_at_1);
   check_reward();
   check_entropy();
   check_lengths_and_clips();
+  check_length_change();
+  check_spike("kl", kl_, value("kl"));
+  check_spike("grad_norm", grad_norms_, value("grad_norm"));
   check_signal(metrics.at("frac_reward_zero_std"));
   return warnings_;
 }
@@ -127,6 +153,17 @@ void GrpoMonitor::check_entropy() {
           short_number(first_entropy_),
           "): completions of a prompt hardly differ any more; hint: a lower learning_rate",
           clips ? ", a higher temperature, or epsilon_high: 0.28" : " or a higher temperature"));
+  set_diagnostic(
+      "low_entropy",
+      rewards_.full() && mean < kLowEntropy && !is_solved() &&
+          !active_diagnostics_.contains("entropy") &&
+          std::abs(rewards_.last_mean() - rewards_.first_mean()) <=
+              kFlatFraction * (highest_ - lowest_),
+      str("the entropy is ", short_number(mean),
+          " nats per token, and the reward has not moved for ", kLongWindow - kWindow, " steps (",
+          short_number(rewards_.last_mean()),
+          "): samples hardly differ, so little is learned; hint: a higher temperature, an earlier "
+          "checkpoint with a lower learning_rate, or other problems"));
 }
 
 void GrpoMonitor::check_lengths_and_clips() {
@@ -153,9 +190,56 @@ void GrpoMonitor::check_lengths_and_clips() {
                        mask));
 }
 
+void GrpoMonitor::check_length_change() {
+  if (!lengths_.full()) return;
+  const double before = lengths_.first_mean(), now = lengths_.last_mean();
+  const auto set = [&](const char* name, bool active, const char* what, const char* hint) {
+    set_diagnostic(name, active,
+                   str("the completions' mean length has ", what, " within ", kLongWindow - kWindow,
+                       " steps, from ", short_number(before), " to ", short_number(now),
+                       " tokens; hint: look at completions.jsonl: ", hint));
+  };
+  set("longer", now >= kLengthFactor * before, "doubled",
+      "if they ramble, add a reward that limits the length, or check stop_tokens");
+  set("shorter", now * kLengthFactor <= before, "halved",
+      "if they skip the reasoning, check what the rewards pay for, or lower learning_rate");
+}
+
+// Compares a value with the median of the earlier ones, which it then joins.
+void GrpoMonitor::check_spike(const char* metric, Window& earlier, double value) {
+  if (earlier.values.size() >= kFewValues) {
+    const double median = earlier.median();
+    set_diagnostic(metric, median > 0 && value > kSpike * median,
+                   str(metric, " is ", short_number(value), ", over ", kSpike,
+                       " times its median of the last ", earlier.values.size(), " steps (",
+                       short_number(median),
+                       "): an update that may undo what was learned; hint: a lower learning_rate "
+                       "or a lower max_grad_norm"));
+  }
+  earlier.add(value);
+}
+
+// Remembers an evaluation when the score changes.
+void GrpoMonitor::check_evaluations(double pass_at_1) {
+  pass_at_1_ = pass_at_1;
+  const bool is_new = scores_.values.empty() || scores_.values.back() != pass_at_1;
+  if (std::isnan(pass_at_1) || !is_new || reward_.values.empty()) return;
+  scores_.add(pass_at_1);
+  score_rewards_.add(reward_.mean());
+  const auto& scores = scores_.values;
+  const bool falls = scores_.full() && std::is_sorted(scores.rbegin(), scores.rend());
+  set_diagnostic(
+      "overfit", falls && score_rewards_.values.back() > score_rewards_.values.front(),
+      str("the reward rises while three evaluations in a row were lower than the one before (",
+          short_number(scores.front()), " to ", short_number(scores.back()),
+          "): the policy learns the training problems or the reward's weaknesses; hint: keep the "
+          "best checkpoint, more problems, or ",
+          config_.beta > 0 ? "a larger beta" : "beta above 0"));
+}
+
 void GrpoMonitor::check_signal(double zero_signal_fraction) {
   if (std::isnan(zero_signal_fraction)) return;
-  zero_signal_steps_ = zero_signal_fraction == 1 ? zero_signal_steps_ + 1 : 0;
+  zero_signal_steps_ = zero_signal_fraction > kIdleFraction ? zero_signal_steps_ + 1 : 0;
   const auto mean_of = [](const Window& window) {
     return window.values.empty() ? 0 : window.mean();
   };
@@ -167,7 +251,8 @@ void GrpoMonitor::check_signal(double zero_signal_fraction) {
                 " steps: all completions are truncated, and mask_truncated_completions leaves them "
                 "out; hint: a larger max_completion_length, stop_tokens or stop_strings that the "
                 "model writes, or supervised training first")
-          : str("no group has a signal for ", zero_signal_steps_,
+          : str(zero_signal_fraction == 1 ? "no group has" : "fewer than 10 % of the groups have",
+                " a signal for ", zero_signal_steps_,
                 " steps: the completions of each prompt all get the same reward (",
                 short_number(mean_of(reward_)), " on average), ",
                 is_solved() ? "the best; hint: the problems are solved, train on harder ones"

@@ -17,7 +17,9 @@
 namespace cohort {
 
 class GrpoMonitor {
-  static constexpr size_t kWindow = 5;  // steps
+  static constexpr size_t kWindow = 5;       // steps
+  static constexpr size_t kLongWindow = 25;  // its first and its last kWindow are compared
+  static constexpr size_t kMedianWindow = 50;
   static constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
  public:
@@ -32,11 +34,16 @@ class GrpoMonitor {
  private:
   // The last few measured values of one metric.
   struct Window {
-    std::deque<double> values;
+    size_t size = kWindow;
+    std::deque<double> values = {};
     void add(double value);
-    bool full() const { return values.size() == kWindow; }
+    bool full() const { return values.size() == size; }
     double mean() const;
     double deviation() const;
+    double median() const;
+    // Means of the first and the last kWindow values.
+    double first_mean() const;
+    double last_mean() const;
   };
   // The names in state() of the numbers and windows, with pointers to them.
   template <class Self>
@@ -48,24 +55,37 @@ class GrpoMonitor {
   }
   template <class Self>
   static auto windows_of(Self& self) {
-    return std::array{std::pair("reward", &self.reward_), std::pair("entropy", &self.entropy_),
+    return std::array{std::pair("reward", &self.reward_),
+                      std::pair("entropy", &self.entropy_),
                       std::pair("clipped", &self.clipped_),
                       std::pair("truncated", &self.truncated_),
-                      std::pair("context", &self.context_)};
+                      std::pair("context", &self.context_),
+                      std::pair("rewards", &self.rewards_),
+                      std::pair("lengths", &self.lengths_),
+                      std::pair("kl", &self.kl_),
+                      std::pair("grad_norms", &self.grad_norms_),
+                      std::pair("scores", &self.scores_),
+                      std::pair("score_rewards", &self.score_rewards_)};
   }
   void check_reward();
   void check_entropy();
   void check_lengths_and_clips();
+  void check_length_change();
+  void check_spike(const char* metric, Window& earlier, double value);
+  void check_evaluations(double pass_at_1);
   void check_signal(double zero_signal_fraction);
   bool is_solved() const;
   void set_diagnostic(const char* name, bool active, const std::string& warning);
 
   GrpoConfig config_;
   Window reward_, entropy_, clipped_, truncated_, context_;
+  Window rewards_{kLongWindow}, lengths_{kLongWindow}, kl_{kMedianWindow},
+      grad_norms_{kMedianWindow};
+  Window scores_{4}, score_rewards_{4};  // evaluations, and the mean rewards at their steps
   double best_reward_ = kUnknown, best_deviation_ = 0, first_entropy_ = kUnknown;
   double highest_ = kUnknown, lowest_ = kUnknown;  // rewards of single completions so far
   double pass_at_1_ = kUnknown;                    // score of the last evaluation
-  int64_t zero_signal_steps_ = 0;  // latest steps in a row in which all groups have zero variance
+  int64_t zero_signal_steps_ = 0;  // latest steps in a row in which most groups have zero variance
   std::set<std::string> active_diagnostics_;
   std::vector<std::string> warnings_;
 };

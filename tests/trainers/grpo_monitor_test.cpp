@@ -13,6 +13,7 @@ namespace {
 struct Numbers {
   double reward = 0.5, zero_variance = 0.2, entropy = 1, clip_low = 0, clip_high = 0, truncated = 0;
   double highest = 1.1, lowest = 0, context = 0;
+  double length = 100, kl = 0.01, grad_norm = 1, score = std::numeric_limits<double>::quiet_NaN();
 };
 
 class Monitor : public testing::Test {
@@ -27,7 +28,11 @@ class Monitor : public testing::Test {
                             {"clip_ratio/low", n.clip_low},
                             {"clip_ratio/high", n.clip_high},
                             {"entropy", n.entropy},
-                            {"completions/clipped_ratio", n.truncated}});
+                            {"completions/clipped_ratio", n.truncated},
+                            {"completions/mean_length", n.length},
+                            {"kl", n.kl},
+                            {"grad_norm", n.grad_norm}},
+                           n.score);
   }
   // Pairs of a step from 0 and a warning.
   using Warnings = std::vector<std::pair<int, std::string>>;
@@ -97,6 +102,62 @@ TEST_F(Monitor, ZeroVarianceGroups) {
   expect_one(observe_all(zero_variance(1.1), 25), "train on harder ones");
   EXPECT_TRUE(observe_all([](int i) { return Numbers{.zero_variance = i % 10 == 9 ? 0.9 : 1}; }, 60)
                   .empty());
+}
+
+TEST_F(Monitor, FewGroupsWithASignal) {
+  const auto warnings = observe_all([](int) { return Numbers{.zero_variance = 0.95}; }, 25);
+  expect_one(warnings, "fewer than 10 % of the groups have a signal for 10 steps");
+  EXPECT_EQ(warnings[0].first, 9);
+}
+
+// A spike is over 10 times the median of at least 10 earlier steps.
+TEST_F(Monitor, SpikesOfTheGradientNormAndTheKl) {
+  const auto spike = [](int at, double factor) {
+    return [=](int i) { return Numbers{.grad_norm = i == at ? factor : 1 + 0.5 * (i % 2)}; };
+  };
+  const auto warnings = observe_all(spike(30, 15.1), 40);
+  expect_one(warnings, "grad_norm is 15.1, over 10 times its median of the last 30 steps");
+  EXPECT_EQ(warnings[0].first, 30);
+  EXPECT_TRUE(observe_all(spike(30, 9.9), 40).empty());
+  EXPECT_TRUE(observe_all(spike(9, 100), 40).empty());
+  expect_one(observe_all([](int i) { return Numbers{.kl = i == 20 ? 0.2 : 0.01}; }, 40),
+             "kl is 0.2");
+  EXPECT_TRUE(observe_all([](int i) { return Numbers{.kl = i < 20 ? 0.0 : 0.2}; }, 40).empty());
+}
+
+TEST_F(Monitor, LengthsThatDoubleOrHalve) {
+  const auto ramp = [](double last) {
+    return [=](int i) { return Numbers{.length = 100 + (last - 100) * std::min(1.0, i / 20.0)}; };
+  };
+  expect_one(observe_all(ramp(320), 40), "mean length has doubled within 20 steps");
+  expect_one(observe_all(ramp(30), 40), "mean length has halved within 20 steps");
+  EXPECT_TRUE(observe_all(ramp(150), 40).empty());
+  // As much, but over 200 steps.
+  EXPECT_TRUE(observe_all([](int i) { return Numbers{.length = 100.0 + i}; }, 200).empty());
+}
+
+TEST_F(Monitor, LowEntropyWithAFlatReward) {
+  const auto flat = [](double slope) {
+    return [=](int i) { return Numbers{.reward = 0.4 + slope * i, .entropy = 0.04}; };
+  };
+  expect_one(observe_all(flat(0), 40), "the reward has not moved for 20 steps");
+  EXPECT_TRUE(observe_all(flat(0.002), 40).empty());
+}
+
+TEST_F(Monitor, RewardsThatRiseWhileEvaluationsFall) {
+  // Every tenth step has an evaluation.
+  const auto run = [](double reward_slope, std::vector<double> scores) {
+    return [=](int i) {
+      return Numbers{.reward = 0.3 + reward_slope * i,
+                     .score = scores[std::min(static_cast<size_t>(i / 10), scores.size() - 1)]};
+    };
+  };
+  const std::vector<double> falling = {0.5, 0.6, 0.55, 0.52, 0.5};
+  const auto warnings = observe_all(run(0.005, falling), 60);
+  expect_one(warnings, "three evaluations in a row were lower than the one before (0.6 to 0.5)");
+  EXPECT_EQ(warnings[0].first, 40);
+  EXPECT_TRUE(observe_all(run(-0.001, falling), 60).empty());
+  EXPECT_TRUE(observe_all(run(0.005, {0.5, 0.6, 0.55, 0.56, 0.5}), 60).empty());
 }
 
 TEST_F(Monitor, ClippedRatiosAndLengthsAtTheLimit) {
@@ -184,7 +245,10 @@ TEST_F(Monitor, ResumesFromItsStateAsIfNotInterrupted) {
     return Numbers{.reward = i < 12 ? 0.9 : 0.1,
                    .zero_variance = i > 20 ? 1.0 : 0.0,
                    .entropy = i < 14 ? 1.0 : 0.02,
-                   .truncated = 0.5};
+                   .truncated = 0.5,
+                   .length = i < 10 ? 100.0 : 250.0,
+                   .grad_norm = i == 30 ? 20.0 : 1.0,
+                   .score = 0.5 - i / 10 * 0.01};
   };
   std::vector<std::string> whole, resumed;
   GrpoMonitor uninterrupted(config_, {});
@@ -195,7 +259,7 @@ TEST_F(Monitor, ResumesFromItsStateAsIfNotInterrupted) {
     for (const std::string& w : observe(restored, numbers(i))) resumed.push_back(str(i, w));
     state = parse_json(restored.state().dump(), "state");
   }
-  EXPECT_EQ(whole.size(), 4u);
+  EXPECT_EQ(whole.size(), 6u);
   EXPECT_EQ(resumed, whole);
 }
 
