@@ -33,6 +33,7 @@ struct UpdateSums {
   kernels::PolicyLossStats policy;  // over this rank's tokens
   double updates = 0, loss = 0, grad_norm = 0;
   double made = 0;             // updates whose gradient is not exactly 0
+  double clipped = 0;          // updates whose gradient exceeded max_grad_norm
   double ratio_deviation = 0;  // max |ratio - 1| before the first update, before it was corrected
   void add(const Learner::Update& update, const kernels::PolicyLossStats& stats);
 };

@@ -39,6 +39,7 @@ Learner::Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& conf
                  Communicator& comm, uint64_t seed)
     : model_(std::move(model)),
       comm_(comm),
+      max_grad_norm_(config.max_grad_norm),
       health_(Tensor::zeros({2}, DType::kF64, model_->device())),
       optimizer_(make_optimizer(model_->parameters(), config, seed)),
       side_(comm.size() == 1
@@ -114,6 +115,7 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadL
   out.grad_norm = health[0];
   check_gradients(out.grad_norm);
   out.made = !out.refused && out.grad_norm != 0;
+  out.clipped = out.made && max_grad_norm_ > 0 && out.grad_norm > max_grad_norm_;
   if (out.made) {
     optimizer_->step(learning_rate, norm, health_.narrow(0, 1, 1));
     model_->write_lora_columns();

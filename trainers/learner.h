@@ -25,6 +25,7 @@ class Learner : NonCopyable {  // the parameters' hooks hold its address
   struct Update {
     double loss = 0;  // over all micro batches and ranks
     double grad_norm = 0;
+    bool clipped = false;  // the gradient exceeded max_grad_norm
     bool made = true;      // false: refused, or the gradient is exactly 0 on all ranks
     bool refused = false;  // `accept` returned false
   };
@@ -75,6 +76,7 @@ class Learner : NonCopyable {  // the parameters' hooks hold its address
 
   std::unique_ptr<Transformer> model_;
   Communicator& comm_;
+  const double max_grad_norm_;  // 0: unlimited
   // f64 [2] on the device: the gradient norm, and 1 once an update has made a non-finite number.
   Tensor health_;
   std::unique_ptr<Optimizer> optimizer_;

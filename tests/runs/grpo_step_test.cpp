@@ -371,6 +371,24 @@ TEST_F(GrpoStep, GroupsWithoutARewardDoNotCount) {
   EXPECT_EQ(trained.metrics.at("reward"), 7);  // mean of the rewards 3 to 11
 }
 
+TEST_F(GrpoStep, SolvedAndFailedGroupsHaveEqualRewards) {
+  const Trained trained = train(1, [](ScoredRollouts& scored) {
+    scored.scores.total = {1, 1, kNaN, 0, 0, 0, 0, 1, 0, -2, -2, -2};
+  });
+  EXPECT_EQ(trained.metrics.at("frac_groups_solved"), 0.25);
+  EXPECT_EQ(trained.metrics.at("frac_groups_failed"), 0.5);
+}
+
+TEST_F(GrpoStep, GradientsAboveTheLimitAreCounted) {
+  const auto clipped = [&](double limit) {
+    config_.optimizer.max_grad_norm = limit;
+    return train(1, [](ScoredRollouts&) {}).metrics.at("grad_clipped");
+  };
+  EXPECT_EQ(clipped(0), 0);
+  EXPECT_EQ(clipped(1e-9), 1);
+  EXPECT_EQ(clipped(1e9), 0);
+}
+
 // Entropy, clip ratios and truncated mass are means over the loss mask, independent of advantages.
 TEST_F(GrpoStep, MeansAreOverTheTokensOfTheLossMask) {
   config_.grpo.mask_truncated_completions = true;
