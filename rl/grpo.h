@@ -123,6 +123,7 @@ struct GrpoConfig {
   ReferenceType reference = ReferenceType::kBase;  // used with adapters
   LossType loss_type = LossType::kDapo;
   AdvantageScale scale_rewards = AdvantageScale::kGroup;
+  int64_t refill_rounds = 0;  // at most so often, groups without a signal are replaced
   bool whiten_advantages = false;
   std::optional<double> advantage_clip;  // after scaling and whitening; none: unlimited
   int64_t num_iterations = 1;            // passes over each step's rollouts
@@ -147,6 +148,10 @@ struct GrpoConfig {
              "advantage: group: (r - mean) / (std + 1e-4) of the group; batch: the same with the "
              "std of all rewards of the step; none: r - mean; leave_one_out: r - mean of the "
              "others; maxrl: (r - mean) / |mean|");
+    v.field("refill_rounds", refill_rounds,
+            "times at most that groups without a signal are replaced by new prompts (dynamic "
+            "sampling, DAPO); 0: never",
+            {.min = 0, .max = 1000});
     v.field("whiten_advantages", whiten_advantages,
             "then to mean 0 and variance 1 over the tokens of the step (REINFORCE++)");
     v.field("advantage_clip", advantage_clip,

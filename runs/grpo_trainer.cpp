@@ -29,11 +29,11 @@ void warn_of_settings(Stage& stage) {
                   " ranks without work; hint: more prompts_per_step or fewer num_minibatches");
 }
 
-std::vector<Example> next_prompts(Stage& stage, MixedOrder& order,
+// Takes the next `count` examples of the order; returns those at `indices`.
+std::vector<Example> next_prompts(Stage& stage, MixedOrder& order, int64_t count,
                                   std::span<const int64_t> indices) {
   std::vector<int64_t> examples;
-  for (int64_t i = 0; i < stage.config().batch.prompts_per_step; ++i)
-    examples.push_back(order.next());
+  for (int64_t i = 0; i < count; ++i) examples.push_back(order.next());
   std::vector<Example> prompts;
   for (const int64_t index : indices)
     prompts.push_back(stage.data().train->get(examples[static_cast<size_t>(index)]));
@@ -100,7 +100,11 @@ StageEnd train_grpo(Stage& stage) {
   std::string cache;
   while (stage.more()) {
     const std::vector<int64_t> indices = shard_prompts(stage.comm(), config, stage.step());
-    const std::vector<Example> prompts = next_prompts(stage, order, indices);
+    const std::vector<Example> prompts =
+        next_prompts(stage, order, config.batch.prompts_per_step, indices);
+    const auto more = [&](int64_t count, std::span<const int64_t> positions) {
+      return next_prompts(stage, order, count, positions);
+    };
     const GrpoStepResult result = grpo_step({.comm = stage.comm(),
                                              .config = config,
                                              .sampler = sampler,
@@ -109,6 +113,7 @@ StageEnd train_grpo(Stage& stage) {
                                              .reference = stage.reference(),
                                              .prompts = prompts,
                                              .indices = indices,
+                                             .more_prompts = more,
                                              .step = stage.step(),
                                              .learning_rate = stage.learning_rate()});
     if (const std::string now = stage.engine().cache_summary(); now != cache) {
@@ -117,7 +122,7 @@ StageEnd train_grpo(Stage& stage) {
     }
     check_rewarded(stage, result.rewarded_count);
     stage.state().data_position = order.position();
-    log_completions(stage, prompts, result.rollouts, rewards);
+    log_completions(stage, result.prompts, result.rollouts, rewards);
     const Json& last = stage.state().report.get_or_null("last");  // evaluation
     for (const std::string& warning :
          monitor.observe(result.metrics, number_or_nan(last.get_or_null("score"))))

@@ -15,16 +15,17 @@ struct SampleSums {
   double mask_tokens = 0, entropy = 0, truncated_mass = 0;
   Moments length, terminated_length, at_length, at_context;
   // Sums over the groups that have a reward.
-  Moments deviation, zero_variance, solved, failed;
+  Moments deviation, zero_variance;
+  Refill groups;
 };
 
 // A group has zero variance if none of its tokens in the loss mask has a nonzero advantage.
 SampleSums count_samples(const ScoredRollouts& scored, const GrpoSections& config) {
   SampleSums sums;
+  sums.groups = scored.refill;
   const auto group = static_cast<size_t>(config.batch.num_generations);
   for (size_t begin = 0; begin < scored.trajectories.size(); begin += group) {
     Moments rewards;
-    double lowest = HUGE_VAL, highest = -HUGE_VAL;
     bool zero_variance = true;
     for (size_t i = begin; i < begin + group; ++i) {
       const Trajectory& c = scored.trajectories[i];
@@ -36,8 +37,6 @@ SampleSums count_samples(const ScoredRollouts& scored, const GrpoSections& confi
       sums.at_context.add(c.stop_reason == StopReason::kContext);
       sums.tokens += static_cast<double>(c.tokens.size());
       rewards.add(scored.scores.total[i]);
-      lowest = std::fmin(lowest, scored.scores.total[i]);
-      highest = std::fmax(highest, scored.scores.total[i]);
       const bool masked = config.grpo.mask_truncated_completions && c.truncated();
       if (masked || std::isnan(scored.scores.total[i])) continue;
       zero_variance &= scored.advantages[i] == 0;
@@ -48,8 +47,7 @@ SampleSums count_samples(const ScoredRollouts& scored, const GrpoSections& confi
     if (rewards.count == 0) continue;
     sums.deviation.add(rewards.deviation());
     sums.zero_variance.add(zero_variance);
-    sums.solved.add(lowest == highest && highest > 0);
-    sums.failed.add(lowest == highest && highest <= 0);
+    sums.groups.add_group(scored.scores.total, begin / group, config.batch.num_generations);
   }
   return sums;
 }
@@ -61,6 +59,16 @@ Moments moments_of(const std::vector<double>& values) {
 }
 
 }  // namespace
+
+void Refill::add_group(std::span<const double> rewards, size_t group, int64_t size) {
+  double lowest = HUGE_VAL, highest = -HUGE_VAL;
+  for (const double r :
+       rewards.subspan(group * static_cast<size_t>(size), static_cast<size_t>(size)))
+    lowest = std::fmin(lowest, r), highest = std::fmax(highest, r);
+  if (lowest > highest) return;  // no reward
+  solved.add(lowest == highest && highest > 0);
+  failed.add(lowest == highest && highest <= 0);
+}
 
 void UpdateSums::add(const Learner::Update& update, const kernels::PolicyLossStats& stats) {
   updates += 1;
@@ -96,8 +104,8 @@ MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::str
       out.add_sum("rewards/" + reward_names[k] + "/failed", static_cast<double>(*failed));
   }
   out.add_mean("frac_reward_zero_std", samples.zero_variance);
-  out.add_mean("frac_groups_solved", samples.solved);
-  out.add_mean("frac_groups_failed", samples.failed);
+  out.add_mean("frac_groups_solved", samples.groups.solved);
+  out.add_mean("frac_groups_failed", samples.groups.failed);
   out.add_local("ratio_deviation", updates.ratio_deviation);
   out.add_mean("clip_ratio/low", policy.clipped_low, passes);
   out.add_mean("clip_ratio/high", policy.clipped_high, passes);
@@ -117,6 +125,11 @@ MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::str
   out.add_local("grad_clipped", Moments{.sum = updates.clipped, .count = updates.made}.mean());
   out.add_local("learning_rate", learning_rate);
   out.add_sum("num_tokens", samples.tokens);
+  if (config.grpo.refill_rounds > 0) {
+    out.add_local("rollout/rounds", static_cast<double>(1 + scored.refill.rounds));
+    out.add_local("rollout/prompts",
+                  static_cast<double>(config.batch.prompts_per_step + scored.refill.prompts));
+  }
   return out;
 }
 

@@ -1,6 +1,7 @@
 // The numbers of a GRPO step, under TRL's names where they mean the same.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,11 +22,20 @@ struct GrpoSections {
   uint64_t seed = 0;
 };
 
+// The rounds of a step that replaced groups without a signal, and the groups that they replaced.
+struct Refill {
+  int64_t rounds = 0, prompts = 0;  // over all ranks
+  Moments solved, failed;           // this rank's groups whose rewards are equal, above 0 or not
+  // Counts a group with a reward: elements `group` size to (`group` + 1) size - 1 of `rewards`.
+  void add_group(std::span<const double> rewards, size_t group, int64_t size);
+};
+
 // Completions that one rank sampled in a step, with rewards and advantages.
 struct ScoredRollouts {
   std::vector<Trajectory> trajectories;
   RewardSet::Scores scores;
   std::vector<double> advantages;  // one per completion
+  Refill refill = {};
 };
 
 // Sums over the updates of a step.

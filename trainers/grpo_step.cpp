@@ -203,6 +203,107 @@ Learner::Update update_on(Learner& learner, PolicyUpdate& minibatch, const GrpoS
   return done;
 }
 
+// Seconds of a step on this rank.
+struct StepTimes {
+  double sampling = 0, rewards = 0;
+};
+
+// Samples and scores completions of this rank's prompts, whose indices address the random numbers.
+ScoredRollouts sample_and_score(const GrpoStep& in, std::span<const Example> prompts,
+                                std::span<const int64_t> indices, StepTimes& times) {
+  const GrpoSections& config = in.config;
+  ScoredRollouts out;
+  Stopwatch clock;
+  begin_activity("sampling completions");
+  const auto submit = [&](const Trajectory& trajectory) {
+    const auto prompt = std::find(indices.begin(), indices.end(), trajectory.group);
+    in.rewards.submit(prompts[static_cast<size_t>(prompt - indices.begin())], trajectory, in.step);
+  };
+  on_all_ranks(in.comm, [&] {
+    out.trajectories = in.sampler.sample(
+        prompts, config.batch.num_generations,
+        {.seed = config.seed, .step = in.step, .prompt_indices = {indices.begin(), indices.end()}},
+        {.on_finished = submit});
+  });
+  times.sampling += clock.lap("sampling");
+  begin_activity("waiting for rewards");
+  out.scores = in.rewards.score(prompts, out.trajectories, in.step);
+  check_failed(in.comm, in.rewards, out.scores, config);
+  times.rewards += clock.lap("rewards");
+  return out;
+}
+
+// True if a group's rewards differ among completions that have tokens in the loss mask.
+bool has_signal(const ScoredRollouts& rollouts, size_t group, const GrpoSections& config) {
+  const auto size = static_cast<size_t>(config.batch.num_generations);
+  const std::span<const double> rewards =
+      std::span(rollouts.scores.total).subspan(group * size, size);
+  const std::vector<double> advantages =
+      group_advantages(rewards, config.batch.num_generations, AdvantageScale::kNone);
+  for (size_t i = 0; i < size; ++i)
+    if (advantages[i] != 0 &&
+        count_loss_tokens(rollouts.trajectories[group * size + i], rewards[i], config.grpo) > 0)
+      return true;
+  return false;
+}
+
+// Replaces a group by one of another round, which takes its place in the step.
+void replace_group(GrpoStepResult& out, size_t group, int64_t index, ScoredRollouts& from,
+                   size_t from_group, int64_t size) {
+  ScoredRollouts& rollouts = out.rollouts;
+  rollouts.refill.add_group(rollouts.scores.total, group, size);
+  for (int64_t g = 0; g < size; ++g) {
+    const size_t at = group * static_cast<size_t>(size) + static_cast<size_t>(g),
+                 source = from_group * static_cast<size_t>(size) + static_cast<size_t>(g);
+    Trajectory& trajectory = rollouts.trajectories[at];
+    trajectory = std::move(from.trajectories[source]);
+    trajectory.group = index;
+    trajectory.index = index * size + g;
+    rollouts.scores.total[at] = from.scores.total[source];
+    for (size_t k = 0; k < rollouts.scores.each.size(); ++k)
+      rollouts.scores.each[k][at] = from.scores.each[k][source];
+  }
+}
+
+// Up to refill_rounds times: replaces the groups without a signal by those of new prompts. Which
+// they are is known to all ranks, so that the same prompts come to the same places of the step on
+// any number of ranks: the k-th of a round, in the order of the places, has the address
+// round * prompts_per_step + k.
+void refill_groups(const GrpoStep& in, GrpoStepResult& out, StepTimes& times) {
+  const int64_t count = in.config.batch.prompts_per_step, size = in.config.batch.num_generations;
+  for (int64_t round = 1; round <= in.config.grpo.refill_rounds; ++round) {
+    std::vector<double> silent(static_cast<size_t>(count), 0.0);
+    for (size_t g = 0; g < in.indices.size(); ++g)
+      silent[static_cast<size_t>(in.indices[g])] = !has_signal(out.rollouts, g, in.config);
+    silent = reduce_over_ranks(in.comm, silent);
+    // This rank's groups to replace, and their prompts of this round.
+    std::vector<size_t> groups;
+    std::vector<int64_t> positions, addresses;
+    int64_t missing = 0;
+    for (int64_t index = 0; index < count; ++index) {
+      if (silent[static_cast<size_t>(index)] == 0) continue;
+      const auto own = std::lower_bound(in.indices.begin(), in.indices.end(), index);
+      if (own != in.indices.end() && *own == index) {
+        groups.push_back(static_cast<size_t>(own - in.indices.begin()));
+        positions.push_back(missing);
+        addresses.push_back(round * count + missing);
+      }
+      ++missing;
+    }
+    if (missing == 0) return;
+    std::vector<Example> prompts = in.more_prompts(missing, positions);
+    ScoredRollouts found = sample_and_score(in, prompts, addresses, times);
+    out.rollouts.refill.rounds = round;
+    out.rollouts.refill.prompts += missing;
+    for (size_t k = 0; k < groups.size(); ++k) {
+      replace_group(out, groups[k], in.indices[groups[k]], found, k, size);
+      out.prompts[groups[k]] = std::move(prompts[k]);
+    }
+    for (size_t k = 0; k < found.scores.failed.size(); ++k)
+      if (found.scores.failed[k]) *out.rollouts.scores.failed[k] += *found.scores.failed[k];
+  }
+}
+
 }  // namespace
 
 std::vector<int64_t> shard_prompts(const Communicator& comm, const GrpoSections& config,
@@ -219,32 +320,17 @@ std::vector<int64_t> shard_prompts(const Communicator& comm, const GrpoSections&
 
 GrpoStepResult grpo_step(const GrpoStep& in) {
   const GrpoSections& config = in.config;
-  GrpoStepResult out;
-  auto& [trajectories, scores, advantages] = out.rollouts;
-  Stopwatch clock;
+  GrpoStepResult out{.prompts = {in.prompts.begin(), in.prompts.end()}};
+  auto& [trajectories, scores, advantages, refill] = out.rollouts;
+  StepTimes times;
   in.learner.check_weights();
-  Engine& engine = in.sampler.engine();
-  engine.reset_stats();
-  begin_activity("sampling completions");
-  const auto submit = [&](const Trajectory& trajectory) {
-    const auto prompt =
-        std::find(in.indices.begin(), in.indices.end(), trajectory.group) - in.indices.begin();
-    in.rewards.submit(in.prompts[static_cast<size_t>(prompt)], trajectory, in.step);
-  };
-  on_all_ranks(in.comm, [&] {
-    trajectories = in.sampler.sample(in.prompts, config.batch.num_generations,
-                                     {.seed = config.seed,
-                                      .step = in.step,
-                                      .prompt_indices = {in.indices.begin(), in.indices.end()}},
-                                     {.on_finished = submit});
-  });
-  const double sampling_time = clock.lap("sampling");
-  begin_activity("waiting for rewards");
-  scores = in.rewards.score(in.prompts, trajectories, in.step);
-  check_failed(in.comm, in.rewards, scores, config);
+  in.sampler.engine().reset_stats();
+  out.rollouts = sample_and_score(in, in.prompts, in.indices, times);
+  refill_groups(in, out, times);
+  Stopwatch clock;
   advantages = step_advantages(in.comm, trajectories, scores.total, config);
   out.rewarded_count = count_rewarded(in.comm, scores);
-  const double rewards_time = clock.lap("rewards");
+  times.rewards += clock.lap("rewards");
   begin_activity("updating the weights");
   UpdateSums updates;
   double packing_time = 0;
@@ -263,9 +349,9 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   const double update_time = clock.lap("update");
   MetricSums sums =
       grpo_metrics(out.rollouts, in.rewards.names(), updates, config, in.learning_rate);
-  add_rollout_metrics(sums, engine, sampling_time);
-  sums.add_local("time/sampling", sampling_time);
-  sums.add_local("time/rewards", rewards_time);
+  add_rollout_metrics(sums, in.sampler.engine(), times.sampling);
+  sums.add_local("time/sampling", times.sampling);
+  sums.add_local("time/rewards", times.rewards);
   sums.add_local("time/packing", packing_time);
   sums.add_local("time/update", update_time);
   out.metrics = sums.reduce(in.comm);

@@ -2,6 +2,7 @@
 // reporters and signals; every rank makes the same calls.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -33,13 +34,18 @@ struct GrpoStep {
   ReferencePolicy reference;
   std::span<const Example> prompts;
   std::span<const int64_t> indices;  // positions in the step, ascending
-  int64_t step = 0;                  // address of the random numbers
+  // (with refill_rounds) The next `count` prompts of the data, of which it returns those at
+  // `positions`. Every rank calls it with the same count.
+  std::function<std::vector<Example>(int64_t count, std::span<const int64_t> positions)>
+      more_prompts = {};
+  int64_t step = 0;  // address of the random numbers
   double learning_rate = 0;
 };
 struct GrpoStepResult {
-  Metrics metrics;             // over all ranks, under the names of docs/grpo.md, section 9
-  ScoredRollouts rollouts;     // this rank's
-  int64_t rewarded_count = 0;  // completions of all ranks to which a reward applies; 0: no update
+  std::vector<Example> prompts;  // those of `rollouts`
+  Metrics metrics = {};          // over all ranks, under the names of docs/grpo.md, section 9
+  ScoredRollouts rollouts = {};  // this rank's
+  int64_t rewarded_count = 0;    // completions of all ranks to which a reward applies; 0: no update
 };
 // Throws NonFiniteError on all ranks if one of them meets a non-finite number.
 GrpoStepResult grpo_step(const GrpoStep& in);

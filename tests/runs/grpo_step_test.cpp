@@ -179,7 +179,7 @@ TEST_F(GrpoStep, TakesAReferenceAndNeedsAReward) {
   const std::vector<Example> problems = prompts(shard);
   const auto step_with = [&](const RewardSet& rewards) {
     return grpo_step(
-        {*comm, config_, sampler, rewards, *learner, {&reference}, problems, shard, 0, 0});
+        {*comm, config_, sampler, rewards, *learner, {&reference}, problems, shard, {}, 0, 0});
   };
   const GrpoStepResult result = step_with(RewardSet({{.name = "task"}}, data_.task));
   EXPECT_EQ(result.metrics.at("kl"), 0);
@@ -191,6 +191,65 @@ TEST_F(GrpoStep, TakesAReferenceAndNeedsAReward) {
   EXPECT_TRUE(std::isnan(none.metrics.at("reward")));
   EXPECT_TRUE(std::isnan(none.metrics.at("loss")));
   EXPECT_EQ(learner->optimizer().updates(), 0);
+}
+
+// Groups without a signal get the next prompts of the data, up to refill_rounds times; the others
+// and their places stay.
+TEST_F(GrpoStep, GroupsWithoutASignalAreReplaced) {
+  const auto comm = make_single_communicator();
+  const std::vector<int64_t> shard = shard_prompts(*comm, config_, 0);
+  const std::vector<Example> problems = prompts(shard);
+  const RewardSet rewards({{.name = "format", .pattern = ".*1.*"}}, data_.task);
+  std::vector<int64_t> asked;
+  const auto step_with = [&](int64_t rounds) {
+    config_.grpo.refill_rounds = rounds;
+    const auto learner = make_learner(*comm);
+    Engine engine(learner->model(), {});
+    const Sampler sampler(engine, *data_.tokenizer, config_.sampling);
+    asked.clear();
+    return grpo_step({.comm = *comm,
+                      .config = config_,
+                      .sampler = sampler,
+                      .rewards = rewards,
+                      .learner = *learner,
+                      .reference = {},
+                      .prompts = problems,
+                      .indices = shard,
+                      .more_prompts =
+                          [&](int64_t count, std::span<const int64_t> positions) {
+                            EXPECT_EQ(count, static_cast<int64_t>(positions.size()));
+                            asked.push_back(count);
+                            return std::vector<Example>(static_cast<size_t>(count),
+                                                        problems.back());
+                          },
+                      .step = 0,
+                      .learning_rate = 0});
+  };
+  const GrpoStepResult plain = step_with(0), refilled = step_with(4);
+  EXPECT_FALSE(asked.empty());
+  const auto size = static_cast<size_t>(config_.batch.num_generations);
+  int64_t drawn = config_.batch.prompts_per_step, replaced = 0;
+  for (const int64_t count : asked) drawn += count;
+  EXPECT_EQ(refilled.metrics.at("rollout/prompts"), static_cast<double>(drawn));
+  EXPECT_EQ(refilled.metrics.at("rollout/rounds"), static_cast<double>(1 + asked.size()));
+  for (size_t i = 0; i < plain.rollouts.trajectories.size(); ++i) {
+    const Trajectory &before = plain.rollouts.trajectories[i],
+                     &after = refilled.rollouts.trajectories[i];
+    EXPECT_EQ(after.index, before.index);
+    EXPECT_EQ(after.group, before.group);
+    const auto group = i / size * size;
+    bool signal = false;
+    for (size_t g = group; g < group + size; ++g) signal |= plain.rollouts.advantages[g] != 0;
+    if (signal) {
+      EXPECT_EQ(after.tokens, before.tokens);
+    } else if (i == group) {
+      ++replaced;
+      EXPECT_EQ(refilled.prompts[i / size].prompt, problems.back().prompt);
+    }
+  }
+  EXPECT_EQ(asked[0], replaced);
+  EXPECT_LE(refilled.metrics.at("frac_reward_zero_std"), plain.metrics.at("frac_reward_zero_std"));
+  EXPECT_EQ(refilled.metrics.at("ratio_deviation"), 0);
 }
 
 // A recorded log-prob that differs from the trainer's is detected and corrected before AdamW: the

@@ -114,6 +114,24 @@ TEST_F(Splits, GrpoWithTheDeviationOfTheBatchIsThatOfOne) {
   expect_same_training(kSmallGrpo, {"scale_rewards=batch"}, {"ranks=1", "ranks=2", "ranks=3"});
 }
 
+// The groups that are replaced, and by which prompts, do not depend on the ranks.
+TEST_F(Splits, GrpoWithRefilledGroupsIsThatOfOne) {
+  expect_same_training(kSmallGrpo, {"refill_rounds=3"}, {"ranks=1", "ranks=2", "ranks=3"});
+  expect_same_training(kSmallGrpo, {"refill_rounds=3", "num_minibatches=2"},
+                       {"ranks=1", "ranks=2"});
+  std::vector<Trained> trained;
+  for (const char* ranks : {"ranks=1", "ranks=3"})
+    trained.push_back(train(kSmallGrpo, {"refill_rounds=3", ranks}));
+  EXPECT_EQ(trained[0].completions, trained[1].completions);
+  double rounds = 0;
+  for (const Json& line : trained[0].metrics) {
+    rounds = std::max(rounds, metric(line, "rollout/rounds"));
+    EXPECT_EQ(metric(line, "ratio_deviation"), 0);
+    EXPECT_GE(metric(line, "rollout/prompts"), metric(line, "rollout/rounds"));
+  }
+  EXPECT_GT(rounds, 1);
+}
+
 TEST_F(Splits, GrpoWithWhitenedAdvantagesIsThatOfOne) {
   expect_same_training(kSmallGrpo,
                        {"scale_rewards=maxrl", "whiten_advantages=true", "advantage_clip=1"},

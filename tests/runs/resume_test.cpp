@@ -296,6 +296,20 @@ TEST(ResumeData, OfACurriculumContinueWhereTheyWere) {
   EXPECT_FALSE(checkpoint_bytes(other) == checkpoint_bytes(planned));
 }
 
+// A refilled step takes more prompts than others.
+TEST(ResumeData, OfRefilledStepsContinueWhereTheyWere) {
+  const TempDir dir;
+  const std::string yaml = std::string(kSmallModel) + kSmallData + kSmallGrpo;
+  const std::vector<std::string> keys = {"steps=4", "refill_rounds=2"};
+  const std::string whole = train_new(small_plan(dir, "whole", yaml, keys));
+  EXPECT_GT(state_of(whole).data_position,
+            4 * small_plan(dir, "plan", yaml, keys).stages[0].batch.prompts_per_step);
+  const std::string interrupted = train_interrupted(small_plan(dir, "run", yaml, keys), 2);
+  train_rest(interrupted, {});
+  EXPECT_EQ(state_of(interrupted).data_position, state_of(whole).data_position);
+  EXPECT_TRUE(checkpoint_bytes(interrupted) == checkpoint_bytes(whole));
+}
+
 TEST(ResumeData, OfAnEvaluationThatHaveChangedAreRefused) {
   const TempDir dir;
   const ExpectLog leak("20 of the 20 held-out problems are also trained on, the first: " +
