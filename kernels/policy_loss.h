@@ -1,21 +1,46 @@
-// The clipped policy surrogate with a KL penalty, value and gradient in one pass over packed tokens
-// (PPO, Schulman et al. 2017; GRPO, Shao et al. 2024; KL estimator k3, Schulman 2020).
+// The policy loss: a surrogate and a KL penalty, value and gradient in one pass over packed tokens.
 //
 //   ratio = exp(clamp(lp - lp_old, +-20)),  lo = 1 - epsilon_low, hi = 1 + epsilon_high
-//   surrogate = max(-A ratio, -A clip(ratio, lo, hi))
-//   k3(x) = exp(min(x, 20)) - min(x, 20) - 1
-//   loss = sum_t weight[t] (surrogate[t] + beta k3(lp_ref[t] - lp[t]))
+//   x     = min(lp_ref - lp, 20)
+//   loss  = sum_t weight[t] (surrogate[t] + beta kl[t])
 //
 // k3(log p - log q) at samples of q estimates KL(q || p) without bias. The samples are the old
 // policy's, so its divergence from the policy is measured by k3(lp - lp_old).
 #pragma once
 
+#include <cstdint>
+#include <limits>
+
 #include "kernels/common.h"
 
 namespace cohort::kernels {
 
+// The surrogate of a token. At ratio 1 the gradient of each with respect to lp is exactly -A.
+//   kClip       max(-A ratio, -A clip(ratio, lo, hi)), and where A < 0 at most -A dual_clip and at
+//               most -A delta (PPO, Schulman et al. 2017; GRPO, Shao et al. 2024; dual clip, Ye et
+//               al. 2020)
+//   kCispo      -A clip(ratio, lo, hi) lp, where the clipped ratio is a constant weight: no token's
+//               gradient is 0 (MiniMax-M1, 2025)
+//   kReinforce  -A lp (Williams 1992); the ratio has no effect
+//   kSapo       -A (4 / tau) sigmoid(tau (ratio - 1)), where tau is tau_pos if A > 0, else tau_neg
+//               (Soft Adaptive Policy Optimization, Gao et al. 2025, arXiv 2511.20347)
+enum class Surrogate : uint8_t { kClip, kCispo, kReinforce, kSapo };
+
+// Estimators of KL(policy || reference) at a sample of the policy (Schulman 2020): -x, x^2 / 2 and
+// exp(x) - x - 1.
+enum class KlEstimator : uint8_t { kK1, kK2, kK3 };
+
 struct PolicyLossDesc {
+  static constexpr double kOff = std::numeric_limits<double>::infinity();
+
   double epsilon_low = 0.2, epsilon_high = 0.2, beta = 0;
+  Surrogate surrogate = Surrogate::kClip;
+  double dual_clip = kOff, delta = kOff;
+  double tau_pos = 1, tau_neg = 1.05;
+  KlEstimator kl = KlEstimator::kK3;
+  // The penalty's gradient is that of ratio kl, whose mean over samples of the old policy is the
+  // gradient of the policy's mean kl. Its value remains kl.
+  bool kl_unbiased = false;
 };
 
 // Sums over tokens with a weight above 0; the trainer turns them into means over the optimiser
@@ -26,10 +51,11 @@ struct PolicyLossStats {
 
   double tokens = 0;
   double max_ratio_deviation = 0;  // max |ratio - 1|
-  double clipped_low = 0;          // tokens clipped at the lower bound (A < 0 and ratio < lo)
-  double clipped_high = 0;         // tokens clipped at the upper bound (A > 0 and ratio > hi)
-  double kl_to_old = 0;            // k3(lp - lp_old)
-  double kl_to_reference = 0;      // k3(lp_ref - lp); 0 without a reference
+  // Tokens clipped at the lower bound (A < 0 and ratio < lo) and at an upper one (A > 0 and ratio >
+  // hi, A < 0 and ratio > dual_clip or delta). kCispo: those whose weight is clipped.
+  double clipped_low = 0, clipped_high = 0;
+  double kl_to_old = 0;        // k3(lp - lp_old)
+  double kl_to_reference = 0;  // k3(lp_ref - lp), whatever the estimator; 0 without a reference
 
   static Tensor zeros(Device device = {});
   // Copies the sums from their device, which synchronises.

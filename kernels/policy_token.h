@@ -25,11 +25,32 @@ COHORT_HD inline ValueAndSlope clamp_log_ratio(double x) {
   return {x, 1};
 }
 
-// exp(x) - x - 1 with x at most 20. Below there is no bound: k3 grows like -x, with slope -1.
+// The estimators of the KL, with x at most 20. Below there is no bound: k1 and k3 grow like -x,
+// with slope -1.
+COHORT_HD inline ValueAndSlope k1(double x) {
+  if (x > kMaxLogRatio) return {-kMaxLogRatio, 0};
+  return {-x, -1};
+}
+COHORT_HD inline ValueAndSlope k2(double x) {
+  if (x > kMaxLogRatio) return {kMaxLogRatio * kMaxLogRatio / 2, 0};
+  return {x * x / 2, x};
+}
 COHORT_HD inline ValueAndSlope k3(double x) {
   if (x > kMaxLogRatio) return {std::expm1(kMaxLogRatio) - kMaxLogRatio, 0};
   const double slope = std::expm1(x);
   return {slope - x, slope};
+}
+
+COHORT_HD inline ValueAndSlope kl_estimate(KlEstimator estimator, double x) {
+  switch (estimator) {
+    case KlEstimator::kK1:
+      return k1(x);
+    case KlEstimator::kK2:
+      return k2(x);
+    case KlEstimator::kK3:
+      break;
+  }
+  return k3(x);
 }
 
 // The larger of two deviations, NaN if one is.
@@ -46,41 +67,93 @@ COHORT_HD inline void add(PolicyLossStats& total, const PolicyLossStats& more) {
   total.kl_to_reference += more.kl_to_reference;
 }
 
+// The loss of a token and its derivative with respect to the log-prob.
 struct TokenLoss {
   double loss, gradient;
 };
 
-struct TokenInput {
+// A token with its ratio, whose slope is with respect to the log-prob.
+struct PolicyToken {
   double logprob, old_logprob, advantage;
+  ValueAndSlope ratio;
+
+  COHORT_HD PolicyToken(double lp, double old_lp, double a)
+      : logprob(lp), old_logprob(old_lp), advantage(a) {
+    const ValueAndSlope log_ratio = clamp_log_ratio(lp - old_lp);
+    const double value = std::exp(log_ratio.value);
+    ratio = {value, value * log_ratio.slope};
+  }
 };
 
-// The surrogate and its derivative with respect to the log-prob. Where both branches are equal
-// (inside the clip range and at its bounds) the derivative is that of the unclipped one.
-COHORT_HD inline TokenLoss surrogate(const TokenInput& t, const PolicyLossDesc& desc,
-                                     PolicyLossStats& stats) {
-  const ValueAndSlope log_ratio = clamp_log_ratio(t.logprob - t.old_logprob);
-  const double ratio = std::exp(log_ratio.value);
+// The clip. At its bounds both branches are equal, and the derivative is that of the unclipped one.
+COHORT_HD inline TokenLoss clip_surrogate(const PolicyToken& t, const PolicyLossDesc& desc,
+                                          PolicyLossStats& stats) {
   const double low = 1 - desc.epsilon_low, high = 1 + desc.epsilon_high;
-  const bool clipped_low = t.advantage < 0 && ratio < low;
-  const bool clipped_high = t.advantage > 0 && ratio > high;
-
-  stats.tokens += 1;
-  stats.max_ratio_deviation = larger_deviation(std::fabs(ratio - 1), stats.max_ratio_deviation);
-  stats.clipped_low += clipped_low;
-  stats.clipped_high += clipped_high;
-  stats.kl_to_old += k3(t.logprob - t.old_logprob).value;
-  if (clipped_low) return {-t.advantage * low, 0};
-  if (clipped_high) return {-t.advantage * high, 0};
-  return {-t.advantage * ratio, -t.advantage * ratio * log_ratio.slope};
+  const double cap = desc.dual_clip < desc.delta ? desc.dual_clip : desc.delta;
+  const bool at_low = t.advantage < 0 && t.ratio.value < low;
+  const bool at_high = t.advantage > 0 && t.ratio.value > high;
+  const bool at_cap = t.advantage < 0 && t.ratio.value > cap;
+  stats.clipped_low += at_low;
+  stats.clipped_high += at_high || at_cap;
+  if (at_low) return {-t.advantage * low, 0};
+  if (at_high) return {-t.advantage * high, 0};
+  if (at_cap) return {-t.advantage * cap, 0};
+  return {-t.advantage * t.ratio.value, -t.advantage * t.ratio.slope};
 }
 
-// beta k3 towards the reference.
-COHORT_HD inline TokenLoss penalty(double logprob, double ref_logprob, double beta,
-                                   PolicyLossStats& stats) {
-  const ValueAndSlope kl = k3(ref_logprob - logprob);
-  stats.kl_to_reference += kl.value;
-  if (beta == 0) return {0, 0};
-  return {beta * kl.value, -beta * kl.slope};
+COHORT_HD inline TokenLoss cispo_surrogate(const PolicyToken& t, const PolicyLossDesc& desc,
+                                           PolicyLossStats& stats) {
+  const double low = 1 - desc.epsilon_low, high = 1 + desc.epsilon_high;
+  const bool at_low = t.ratio.value < low;
+  const bool at_high = t.ratio.value > high;
+  stats.clipped_low += at_low;
+  stats.clipped_high += at_high;
+  const double gradient = -t.advantage * (at_low ? low : at_high ? high : t.ratio.value);
+  return {gradient * t.logprob, gradient};
+}
+
+COHORT_HD inline TokenLoss reinforce_surrogate(const PolicyToken& t) {
+  return {-t.advantage * t.logprob, -t.advantage};
+}
+
+COHORT_HD inline TokenLoss sapo_surrogate(const PolicyToken& t, const PolicyLossDesc& desc) {
+  const double tau = t.advantage > 0 ? desc.tau_pos : desc.tau_neg;
+  const double e = std::exp(-tau * (t.ratio.value - 1));  // at most exp(tau)
+  const double gate = 1 / (1 + e);
+  // The sigmoid's derivative is gate (1 - gate), 1/4 at ratio 1; 1 - gate = e gate.
+  return {-t.advantage * (4 / tau * gate), -t.advantage * t.ratio.slope * (4 * gate * (e * gate))};
+}
+
+// The surrogate of desc; a row per enumerator.
+COHORT_HD inline TokenLoss surrogate(const PolicyToken& t, const PolicyLossDesc& desc,
+                                     PolicyLossStats& stats) {
+  stats.tokens += 1;
+  stats.max_ratio_deviation =
+      larger_deviation(std::fabs(t.ratio.value - 1), stats.max_ratio_deviation);
+  stats.kl_to_old += k3(t.logprob - t.old_logprob).value;
+  switch (desc.surrogate) {
+    case Surrogate::kClip:
+      break;
+    case Surrogate::kCispo:
+      return cispo_surrogate(t, desc, stats);
+    case Surrogate::kReinforce:
+      return reinforce_surrogate(t);
+    case Surrogate::kSapo:
+      return sapo_surrogate(t, desc);
+  }
+  return clip_surrogate(t, desc, stats);
+}
+
+// beta times the estimate of the KL to the reference.
+COHORT_HD inline TokenLoss penalty(const PolicyToken& t, double ref_logprob,
+                                   const PolicyLossDesc& desc, PolicyLossStats& stats) {
+  const double x = ref_logprob - t.logprob;
+  stats.kl_to_reference += k3(x).value;
+  if (desc.beta == 0) return {0, 0};
+  const ValueAndSlope kl = kl_estimate(desc.kl, x);
+  double gradient = -kl.slope;  // x decreases with the log-prob
+  if (desc.kl_unbiased) gradient = t.ratio.slope * kl.value + t.ratio.value * gradient;
+  return {desc.beta * kl.value, desc.beta * gradient};
 }
 
 // A token's share of the loss and of the statistics; a row of PolicyLossTerms::terms.
@@ -115,18 +188,18 @@ struct PolicyTokens {
   COHORT_HD void compute(int64_t t, const PolicyLossDesc& desc) const {
     PolicyTerms out;
     double gradient = 0;
-    const auto lp = static_cast<double>(logprob[t]), scale = static_cast<double>(weight[t]);
+    const auto scale = static_cast<double>(weight[t]);
     // A token of weight 0 is not part of the loss; its log-probs are not read.
     if (scale > 0) {
-      TokenLoss token =
-          surrogate({lp, static_cast<double>(old_logprob[t]), static_cast<double>(advantage[t])},
-                    desc, out.stats);
+      const PolicyToken token(static_cast<double>(logprob[t]), static_cast<double>(old_logprob[t]),
+                              static_cast<double>(advantage[t]));
+      TokenLoss sum = surrogate(token, desc, out.stats);
       if (ref_logprob != nullptr) {
-        const TokenLoss kl = penalty(lp, static_cast<double>(ref_logprob[t]), desc.beta, out.stats);
-        token = {token.loss + kl.loss, token.gradient + kl.gradient};
+        const TokenLoss kl = penalty(token, static_cast<double>(ref_logprob[t]), desc, out.stats);
+        sum = {sum.loss + kl.loss, sum.gradient + kl.gradient};
       }
-      out.loss = scale * token.loss;
-      gradient = scale * token.gradient;
+      out.loss = scale * sum.loss;
+      gradient = scale * sum.gradient;
     } else if (scale != 0) {  // negative or NaN
       out.loss = gradient = std::numeric_limits<double>::quiet_NaN();
     }

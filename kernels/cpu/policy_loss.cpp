@@ -1,4 +1,4 @@
-// The clipped surrogate with its gradient: the loops over tokens on the CPU.
+// The policy loss with its gradient: the loops over tokens on the CPU.
 #include "kernels/policy_token.h"
 
 namespace cohort::kernels::cpu {

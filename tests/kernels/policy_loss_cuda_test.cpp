@@ -66,27 +66,51 @@ Result run(const Tokens& t, const PolicyLossDesc& desc) {
           PolicyLossStats::from(stats.tensor())};
 }
 
+void expect_equal_to_cpu(const Tokens& t, const PolicyLossDesc& desc, Device device) {
+  const int64_t n = t.logprob.numel();
+  const Result got = run(t.to(device), desc), expected = run(t, desc);
+  EXPECT_NEAR(got.loss, expected.loss, 1e-6 * std::fabs(expected.loss)) << n;
+  EXPECT_LE(relative_error(got.gradient, expected.gradient), 1e-7) << n;
+  for (int64_t i = 2; i < n; i += 4) {
+    const float g = got.gradient.data<float>()[i];
+    EXPECT_TRUE(g == 0 && !std::signbit(g)) << i;
+  }
+  EXPECT_EQ(got.stats.tokens, expected.stats.tokens);
+  EXPECT_EQ(got.stats.clipped_low, expected.stats.clipped_low);
+  EXPECT_EQ(got.stats.clipped_high, expected.stats.clipped_high);
+  for (const auto field : {&PolicyLossStats::max_ratio_deviation, &PolicyLossStats::kl_to_old,
+                           &PolicyLossStats::kl_to_reference})
+    EXPECT_NEAR(got.stats.*field, expected.stats.*field, 1e-12 * expected.stats.*field) << n;
+}
+
 TEST(CudaPolicyLoss, MatchesTheCpu) {
   COHORT_REQUIRE_GPU(device);
   for (const int64_t n : {0, 1, 31, 255, 256, 257, 3000, 70000})
     for (const Reference reference : {Reference::kNone, Reference::kGiven}) {
       PolicyLossDesc desc = kDesc;
       if (reference == Reference::kGiven) desc.beta = 0.05;
-      const Tokens t = random_tokens(n, reference);
-      const Result got = run(t.to(device), desc), expected = run(t, desc);
-      EXPECT_NEAR(got.loss, expected.loss, 1e-6 * std::fabs(expected.loss)) << n;
-      EXPECT_LE(relative_error(got.gradient, expected.gradient), 1e-7) << n;
-      for (int64_t i = 2; i < n; i += 4) {
-        const float g = got.gradient.data<float>()[i];
-        EXPECT_TRUE(g == 0 && !std::signbit(g)) << i;
-      }
-      EXPECT_EQ(got.stats.tokens, expected.stats.tokens);
-      EXPECT_EQ(got.stats.clipped_low, expected.stats.clipped_low);
-      EXPECT_EQ(got.stats.clipped_high, expected.stats.clipped_high);
-      for (const auto field : {&PolicyLossStats::max_ratio_deviation, &PolicyLossStats::kl_to_old,
-                               &PolicyLossStats::kl_to_reference})
-        EXPECT_NEAR(got.stats.*field, expected.stats.*field, 1e-12 * expected.stats.*field) << n;
+      expect_equal_to_cpu(random_tokens(n, reference), desc, device);
     }
+}
+
+constexpr PolicyLossDesc kSurrogates[] = {
+    {.dual_clip = 1.4},
+    {.delta = 1.3},
+    {.surrogate = Surrogate::kCispo},
+    {.surrogate = Surrogate::kReinforce},
+    {.surrogate = Surrogate::kSapo, .tau_pos = 1.5, .tau_neg = 4},
+};
+
+TEST(CudaPolicyLoss, EveryChoiceMatchesTheCpu) {
+  COHORT_REQUIRE_GPU(device);
+  const Tokens t = random_tokens(3000, Reference::kGiven);
+  for (const PolicyLossDesc& desc : kSurrogates) {
+    SCOPED_TRACE(&desc - kSurrogates);
+    expect_equal_to_cpu(t, desc, device);
+  }
+  for (const KlEstimator kl : {KlEstimator::kK1, KlEstimator::kK2, KlEstimator::kK3})
+    for (const bool unbiased : {false, true})
+      expect_equal_to_cpu(t, {.beta = 0.5, .kl = kl, .kl_unbiased = unbiased}, device);
 }
 
 TEST(CudaPolicyLoss, OnPolicyItIsExact) {
@@ -97,6 +121,8 @@ TEST(CudaPolicyLoss, OnPolicyItIsExact) {
   EXPECT_EQ(r.stats.max_ratio_deviation, 0);
   EXPECT_EQ(r.stats.kl_to_old, 0);
   EXPECT_EQ(r.stats.clipped_low + r.stats.clipped_high, 0);
+  for (const PolicyLossDesc& desc : kSurrogates)
+    EXPECT_TRUE(bit_equal(run(t, desc).gradient, r.gradient)) << &desc - kSurrogates;
 }
 
 TEST(CudaPolicyLoss, StatsAccumulateOverCalls) {

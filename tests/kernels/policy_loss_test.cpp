@@ -157,26 +157,204 @@ Tokens random_tokens(int64_t n) {
   return t;
 }
 
-TEST(PolicyLoss, GradientIsTheDerivative) {
-  const PolicyLossDesc desc{.epsilon_low = 0.2, .epsilon_high = 0.28, .beta = 0.05};
-  const Tokens t = random_tokens(200);
-  const Result r = run(t, desc);
-  const double h = 1e-3;
-  for (size_t i = 0; i < t.logprob.size(); ++i) {
-    // Away from the kinks at the clip bounds.
-    const double ratio = std::exp(t.logprob[i] - t.old[i]);
-    if (std::fabs(ratio - 0.8) < 0.01 || std::fabs(ratio - 1.28) < 0.01) continue;
-    const auto shifted = [&](double by) {
-      const Tokens one{
-          {t.logprob[i] + by}, {t.old[i]}, {t.ref[i]}, {t.advantage[i]}, {t.weight[i]}};
-      return run(one, desc).loss;
-    };
-    const double numeric =
-        (8 * (shifted(h) - shifted(-h)) - (shifted(2 * h) - shifted(-2 * h))) / (12 * h);
-    EXPECT_NEAR(r.gradient[i], numeric, 1e-6 * std::fabs(numeric) + 1e-9);
+// The loss and the gradient of a token as the clip and k3 define them, in the kernel's order of
+// operations.
+std::pair<double, double> clip_and_k3(const Tokens& t, size_t i, const PolicyLossDesc& desc) {
+  const double ratio = std::exp(t.logprob[i] - t.old[i]), a = t.advantage[i];
+  const double low = 1 - desc.epsilon_low, high = 1 + desc.epsilon_high;
+  double loss = -a * ratio, gradient = -a * ratio;
+  if (a < 0 && ratio < low) loss = -a * low, gradient = 0;
+  if (a > 0 && ratio > high) loss = -a * high, gradient = 0;
+  const double x = t.ref[i] - t.logprob[i], slope = std::expm1(x);
+  return {t.weight[i] * (loss + desc.beta * (slope - x)),
+          t.weight[i] * (gradient + -desc.beta * slope)};
+}
+
+TEST(PolicyLoss, DefaultsAreClipAndK3ToTheBit) {
+  const Tokens t = random_tokens(500);
+  for (const double beta : {0.0, 0.05}) {
+    const PolicyLossDesc desc{.epsilon_low = 0.2, .epsilon_high = 0.28, .beta = beta};
+    const Result r = run(t, desc);
+    double loss = 0;
+    for (size_t i = 0; i < t.logprob.size(); ++i) {
+      const auto [value, gradient] = clip_and_k3(t, i, desc);
+      loss += value;
+      EXPECT_EQ(r.gradient[i], gradient) << i;
+    }
+    EXPECT_EQ(r.loss, loss);
   }
-  EXPECT_GT(r.stats.clipped_low + r.stats.clipped_high, 10);
-  EXPECT_EQ(r.stats.tokens, 200);
+}
+
+constexpr PolicyLossDesc kVariants[] = {
+    {.epsilon_low = 0.2, .epsilon_high = 0.28, .beta = 0.05},
+    {.dual_clip = 1.4},
+    {.delta = 1.3},
+    {.surrogate = Surrogate::kCispo},
+    {.surrogate = Surrogate::kReinforce},
+    {.surrogate = Surrogate::kSapo, .tau_pos = 1.5, .tau_neg = 4},
+    {.beta = 0.5, .kl = KlEstimator::kK1},
+    {.beta = 0.5, .kl = KlEstimator::kK2},
+    {.beta = 0.5, .kl = KlEstimator::kK1, .kl_unbiased = true},
+    {.beta = 0.5, .kl = KlEstimator::kK2, .kl_unbiased = true},
+    {.beta = 0.5, .kl = KlEstimator::kK3, .kl_unbiased = true},
+};
+
+// Token i with its log-prob moved by h, as a function whose derivative the gradient is: the weight
+// of CISPO is constant, and the unbiased KL is weighted by the ratio.
+double moved_loss(const Tokens& t, size_t i, double h, const PolicyLossDesc& desc) {
+  const double lp = t.logprob[i] + h, a = t.advantage[i], w = t.weight[i];
+  const double old = t.old[i] + (desc.surrogate == Surrogate::kCispo ? h : 0);
+  if (!desc.kl_unbiased) return run({{lp}, {old}, {t.ref[i]}, {a}, {w}}, desc).loss;
+  return run({{lp}, {old}, {}, {a}, {w}}, {}).loss +
+         run({{lp}, {old}, {t.ref[i]}, {0}, {w * std::exp(lp - old)}}, desc).loss;
+}
+
+TEST(PolicyLoss, GradientIsTheDerivative) {
+  const Tokens t = random_tokens(200);
+  const double h = 1e-3;
+  for (const PolicyLossDesc& desc : kVariants) {
+    SCOPED_TRACE(&desc - kVariants);
+    const Result r = run(t, desc);
+    for (size_t i = 0; i < t.logprob.size(); ++i) {
+      // Away from the kinks at the clip bounds.
+      const double ratio = std::exp(t.logprob[i] - t.old[i]);
+      const auto is_near = [&](double bound) { return std::fabs(ratio - bound) < 0.01; };
+      if (is_near(1 - desc.epsilon_low) || is_near(1 + desc.epsilon_high) ||
+          is_near(desc.dual_clip) || is_near(desc.delta))
+        continue;
+      const auto moved = [&](double by) { return moved_loss(t, i, by, desc); };
+      const double numeric =
+          (8 * (moved(h) - moved(-h)) - (moved(2 * h) - moved(-2 * h))) / (12 * h);
+      EXPECT_NEAR(r.gradient[i], numeric, 1e-6 * std::fabs(numeric) + 1e-9);
+    }
+    const bool clips = desc.surrogate == Surrogate::kClip || desc.surrogate == Surrogate::kCispo;
+    EXPECT_EQ(r.stats.clipped_low + r.stats.clipped_high > 10, clips);
+    EXPECT_EQ(r.stats.tokens, 200);
+  }
+}
+
+TEST(PolicyLoss, AtRatioOneEverySurrogateHasTheGradientOfReinforce) {
+  Tokens t = random_tokens(300);
+  t.old = t.logprob;
+  for (const PolicyLossDesc& desc : kVariants) {
+    if (desc.beta > 0) continue;
+    const Result r = run(t, desc);
+    for (size_t i = 0; i < t.logprob.size(); ++i)
+      EXPECT_EQ(r.gradient[i], t.weight[i] * -t.advantage[i]) << i;
+    EXPECT_EQ(r.stats.max_ratio_deviation, 0);
+    EXPECT_EQ(r.stats.clipped_low + r.stats.clipped_high, 0);
+  }
+}
+
+// Rows computed by hand: a token with log-prob -1/2. kGate is the sigmoid of 1, kSlope four times
+// its derivative there.
+struct SurrogateRow {
+  PolicyLossDesc desc;
+  double ratio, advantage, loss, gradient;
+  int low = 0, high = 0;
+};
+
+TEST(PolicyLoss, SurrogatesByHand) {
+  constexpr double kGate = 0.73105857863000487, kSlope = 0.78644773296592741;
+  const PolicyLossDesc dual{.dual_clip = 3}, two_sided{.delta = 2},
+      cispo{.surrogate = Surrogate::kCispo},
+      upper{.epsilon_low = 1, .epsilon_high = 4, .surrogate = Surrogate::kCispo},
+      reinforce{.surrogate = Surrogate::kReinforce},
+      sapo{.surrogate = Surrogate::kSapo, .tau_neg = 2};
+  const SurrogateRow rows[] = {
+      {dual, 10, -2, 6, 0, 0, 1},
+      {dual, 2, -2, 4, 4},
+      {dual, 10, 2, -2.4, 0, 0, 1},
+      {dual, 0.5, -2, 1.6, 0, 1, 0},
+      {two_sided, 10, -2, 4, 0, 0, 1},
+      {two_sided, 1.5, -2, 3, 3},
+      {two_sided, 10, 2, -2.4, 0, 0, 1},
+      {two_sided, 0.5, 2, -1, -1},
+      {cispo, 2, 2, 1.2, -2.4, 0, 1},
+      {cispo, 2, -2, -1.2, 2.4, 0, 1},
+      {cispo, 0.5, 2, 0.8, -1.6, 1, 0},
+      {cispo, 1.1, 2, 1.1, -2.2},
+      {upper, 0.1, 2, 0.1, -0.2},
+      {upper, 9, 2, 5, -10, 0, 1},
+      {reinforce, 2, 2, 1, -2},
+      {reinforce, 0.1, -2, -1, 2},
+      {sapo, 2, 2, -2 * 4 * kGate, -2 * 2 * kSlope},
+      {sapo, 0.5, -1, 4 / 2.0 * (1 - kGate), 0.5 * kSlope},
+      {sapo, 1, 2, -2 * 4 * 0.5, -2},
+  };
+  for (const SurrogateRow& row : rows) {
+    SCOPED_TRACE(&row - rows);
+    const Result r = run_one(-0.5, -0.5 - std::log(row.ratio), row.advantage, row.desc);
+    EXPECT_NEAR(r.loss, row.loss, 1e-13);
+    EXPECT_NEAR(r.gradient[0], row.gradient, 1e-13);
+    EXPECT_EQ(r.stats.clipped_low, row.low);
+    EXPECT_EQ(r.stats.clipped_high, row.high);
+  }
+  // Far from ratio 1 SAPO has no gradient where A > 0, and none beyond the clamp.
+  for (const double log_ratio : {19.0, 30.0, -30.0})
+    EXPECT_NEAR(run_one(-0.5, -0.5 - log_ratio, 1, sapo).gradient[0], 0, 1e-12) << log_ratio;
+}
+
+struct KlRow {
+  KlEstimator estimator;
+  bool unbiased;
+  double ratio, x, value, gradient;
+};
+
+TEST(PolicyLoss, KlEstimatesByHand) {
+  using enum KlEstimator;
+  const double root = std::exp(0.5);
+  const KlRow rows[] = {
+      {kK1, false, 2, 0.5, -0.5, 1},
+      {kK1, false, 1, -30, 30, 1},
+      {kK1, false, 1, 25, -20, 0},
+      {kK2, false, 2, 0.5, 0.125, -0.5},
+      {kK2, false, 1, -30, 450, 30},
+      {kK2, false, 1, 25, 200, 0},
+      {kK3, false, 2, 0.5, root - 1.5, 1 - root},
+      {kK1, true, 2, 0.5, -0.5, 2 * (-0.5 + 1)},
+      {kK2, true, 2, 0.5, 0.125, 2 * (0.125 - 0.5)},
+      {kK3, true, 2, 0.5, root - 1.5, 2 * -0.5},  // k3 + dk3 = -x
+  };
+  for (const KlRow& row : rows) {
+    SCOPED_TRACE(&row - rows);
+    const PolicyLossDesc desc{.beta = 0.1, .kl = row.estimator, .kl_unbiased = row.unbiased};
+    const Result r = run({{-1}, {-1 - std::log(row.ratio)}, {-1 + row.x}, {0}, {3}}, desc);
+    EXPECT_NEAR(r.loss, 0.3 * row.value, 1e-13);
+    EXPECT_NEAR(r.gradient[0], 0.3 * row.gradient, 1e-14);
+  }
+}
+
+// The mean over all tokens, sampled with the old policy's probabilities, of the gradient with
+// respect to the logits of a softmax.
+std::vector<double> mean_kl_gradient(const std::vector<double>& old, const std::vector<double>& p,
+                                     const std::vector<double>& ref, KlEstimator kl,
+                                     bool unbiased) {
+  Tokens t;
+  for (size_t v = 0; v < p.size(); ++v) {
+    t.logprob.push_back(std::log(p[v])), t.old.push_back(std::log(old[v]));
+    t.ref.push_back(std::log(ref[v])), t.advantage.push_back(0), t.weight.push_back(old[v]);
+  }
+  const Result r = run(t, {.beta = 1, .kl = kl, .kl_unbiased = unbiased});
+  std::vector<double> out(p.size(), 0.0);
+  for (size_t v = 0; v < p.size(); ++v)
+    for (size_t j = 0; j < p.size(); ++j) out[j] += r.gradient[v] * ((v == j) - p[j]);
+  return out;
+}
+
+TEST(PolicyLoss, WhatTheGradientsOfTheKlEstimatesEstimate) {
+  using enum KlEstimator;
+  const std::vector<double> old = {0.5, 0.3, 0.2}, p = {0.2, 0.2, 0.6}, ref = {0.1, 0.6, 0.3};
+  double kl = 0;
+  for (size_t v = 0; v < p.size(); ++v) kl += p[v] * std::log(p[v] / ref[v]);
+  for (size_t j = 0; j < p.size(); ++j) {
+    const double reverse = p[j] * (std::log(p[j] / ref[j]) - kl), forward = p[j] - ref[j];
+    EXPECT_NEAR(mean_kl_gradient(p, p, ref, kK1, false)[j], 0, 1e-15);
+    EXPECT_NEAR(mean_kl_gradient(p, p, ref, kK2, false)[j], reverse, 1e-15);
+    EXPECT_NEAR(mean_kl_gradient(p, p, ref, kK3, false)[j], forward, 1e-15);
+    EXPECT_NEAR(mean_kl_gradient(old, p, ref, kK1, true)[j], reverse, 1e-15);
+    EXPECT_NEAR(mean_kl_gradient(old, p, ref, kK3, true)[j], reverse, 1e-15);
+  }
 }
 
 TEST(PolicyLoss, F32FollowsF64) {
@@ -209,10 +387,14 @@ TEST(PolicyLoss, TokensOfWeightZeroMayHoldAnything) {
 }
 
 TEST(PolicyLoss, NaNInAWeightedTokenShows) {
-  const Result r = run({{-1, NAN, -1}, {-1, -1, -1}, {}, {1, 1, 1}, {1, 1, 1}}, {});
-  EXPECT_TRUE(std::isnan(r.loss));
-  EXPECT_TRUE(std::isnan(r.gradient[1]));
-  EXPECT_TRUE(std::isnan(r.stats.max_ratio_deviation));
+  for (const PolicyLossDesc& desc : kVariants) {
+    const std::vector<double> ones = {1, 1, 1}, minus = {-1, -1, -1};
+    const Result r = run({{-1, NAN, -1}, minus, minus, ones, ones}, desc);
+    EXPECT_TRUE(std::isnan(r.loss));
+    EXPECT_TRUE(std::isnan(r.stats.max_ratio_deviation));
+    // That of REINFORCE does not depend on the log-prob.
+    EXPECT_EQ(std::isnan(r.gradient[1]), desc.surrogate != Surrogate::kReinforce);
+  }
 }
 
 TEST(PolicyLoss, NoTokensGiveZero) {

@@ -17,6 +17,7 @@
 namespace cohort {
 namespace {
 
+using kernels::KlEstimator, kernels::Surrogate;
 using test::cross_entropy_node;
 using test::policy_loss_node;
 using test::policy_loss_of_log_probs;
@@ -492,6 +493,31 @@ PolicyTokens policy_tokens() {
   return tokens;
 }
 
+// Moves the old log-probs with the log-probs: the ratios of CISPO are constants.
+void hold_ratios(PolicyTokens& t, const Variable& logprob) {
+  const std::vector<double> lp = logprob.value().to(DType::kF64).to(Device{}).to_vector<double>();
+  for (size_t i = 0; i < lp.size(); ++i) t.old_logprob[i] += lp[i] - t.logprob[i];
+}
+
+// The unbiased KL alone, with the value that has its gradient: the KL weighted by the ratio.
+Variable unbiased_kl(const Variable& logprob, const kernels::PolicyLossDesc& desc) {
+  PolicyTokens t = policy_tokens();
+  t.weight[t.weight.size() - 3] *= 1e-9;  // beyond the clamps, where the ratio is e^20 as well
+  const auto loss = [&](const Variable& lp) {
+    return policy_loss_of_log_probs(
+        lp,
+        {constant(t.old_logprob, lp), constant(t.ref_logprob, lp),
+         constant(std::vector<double>(t.weight.size(), 0), lp), constant(t.weight, lp)},
+        desc);
+  };
+  const Variable kl = loss(logprob);
+  const std::vector<double> lp = logprob.value().to(DType::kF64).to(Device{}).to_vector<double>();
+  for (size_t i = 0; i < lp.size(); ++i)
+    if (t.weight[i] > 0) t.weight[i] *= std::exp(std::clamp(lp[i] - t.old_logprob[i], -20.0, 20.0));
+  return make_node("policy_loss", loss(Variable(logprob.value())).value(), {kl},
+                   [](const Tensor& dy, Gradients& g) { g.pass(0, dy); });
+}
+
 void add_policy_loss(Table& table) {
   struct Row {
     const char* variant;
@@ -502,7 +528,16 @@ void add_policy_loss(Table& table) {
        {Row{"symmetric clip", {}, false},
         Row{"asymmetric clip", {.epsilon_low = 0.2, .epsilon_high = 0.28}, false},
         Row{"clip and KL", {.epsilon_low = 0.2, .epsilon_high = 0.28, .beta = 0.04}, true},
-        Row{"mostly KL", {.beta = 2}, true}}) {
+        Row{"mostly KL", {.beta = 2}, true}, Row{"dual clip", {.dual_clip = 1.6}, false},
+        Row{"two-sided clip", {.delta = 1.6}, false},
+        Row{"CISPO", {.surrogate = Surrogate::kCispo}, false},
+        Row{"REINFORCE", {.surrogate = Surrogate::kReinforce}, false},
+        Row{"SAPO", {.surrogate = Surrogate::kSapo, .tau_neg = 2}, false},
+        Row{"k1", {.beta = 0.5, .kl = KlEstimator::kK1}, true},
+        Row{"k2", {.beta = 0.5, .kl = KlEstimator::kK2}, true},
+        Row{"k1, unbiased", {.beta = 0.5, .kl = KlEstimator::kK1, .kl_unbiased = true}, true},
+        Row{"k2, unbiased", {.beta = 0.5, .kl = KlEstimator::kK2, .kl_unbiased = true}, true},
+        Row{"k3, unbiased", {.beta = 0.5, .kl_unbiased = true}, true}}) {
     const auto near = [](uint64_t seed) {
       const PolicyTokens tokens = policy_tokens();
       std::vector<double> values = tokens.logprob;
@@ -511,12 +546,14 @@ void add_policy_loss(Table& table) {
       return std::vector<Tensor>{Tensor::from(values)};
     };
     table.push_back({"policy_loss", row.variant, near, [row](Inputs in) {
-                       const PolicyTokens t = policy_tokens();
+                       PolicyTokens t = policy_tokens();
+                       if (row.desc.surrogate == Surrogate::kCispo) hold_ratios(t, in[0]);
                        PolicyLossInputs constants{constant(t.old_logprob, in[0]),
                                                   {},
                                                   constant(t.advantage, in[0]),
                                                   constant(t.weight, in[0])};
                        if (row.reference) constants.ref_logprob = constant(t.ref_logprob, in[0]);
+                       if (row.desc.kl_unbiased) return unbiased_kl(in[0], row.desc);
                        return policy_loss_of_log_probs(in[0], constants, row.desc);
                      }});
   }
