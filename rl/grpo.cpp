@@ -63,7 +63,80 @@ void group_advantages(std::span<double> out, std::span<const double> rewards, Ad
     if (!std::isnan(rewards[i])) out[i] = (rewards[i] - mean) * factor;
 }
 
+std::string surrogate_name(kernels::Surrogate surrogate) {
+  for (const auto& [value, name] : kSurrogates)
+    if (value == surrogate) return name;
+  throw Error("[surrogate] expected one of kSurrogates");
+}
+
 }  // namespace
+
+kernels::PolicyLossDesc GrpoConfig::loss_desc() const {
+  constexpr double kOff = kernels::PolicyLossDesc::kOff;
+  return {.epsilon_low = epsilon,
+          .epsilon_high = epsilon_high.value_or(epsilon),
+          .beta = beta,
+          .surrogate = surrogate,
+          .dual_clip = dual_clip.value_or(kOff),
+          .delta = delta.value_or(kOff),
+          .tau_pos = sapo_tau_pos,
+          .tau_neg = sapo_tau_neg,
+          .kl = kl_estimator,
+          .kl_unbiased = kl_unbiased};
+}
+
+void GrpoConfig::validate() const {
+  using kernels::Surrogate;
+  const auto require_surrogate = [&](const char* key, bool given, Surrogate of) {
+    if (given && surrogate != of)
+      throw InputError(str(key, ": belongs to surrogate: ", surrogate_name(of), ", not to ",
+                           surrogate_name(surrogate), "; hint: leave ", key, " out"));
+  };
+  require_surrogate("dual_clip", dual_clip.has_value(), Surrogate::kClip);
+  require_surrogate("delta", delta.has_value(), Surrogate::kClip);
+  require_surrogate("sapo_tau_pos", sapo_tau_pos != GrpoConfig().sapo_tau_pos, Surrogate::kSapo);
+  require_surrogate("sapo_tau_neg", sapo_tau_neg != GrpoConfig().sapo_tau_neg, Surrogate::kSapo);
+  if (dual_clip && delta)
+    throw InputError(
+        "delta: bounds the ratio where A < 0, and so does dual_clip; hint: leave one of them out");
+  if (dual_clip && *dual_clip <= 1)
+    throw InputError(str("dual_clip: expected a number above 1, got ", *dual_clip));
+  const double high = epsilon_high.value_or(epsilon);
+  if (delta && *delta <= 1 + high)
+    throw InputError(str("delta: expected a number above 1 + epsilon_high = ", 1 + high, ", got ",
+                         *delta, "; hint: a larger delta, or a smaller epsilon_high"));
+}
+
+std::vector<std::string> GrpoConfig::warnings() const {
+  using kernels::Surrogate, kernels::KlEstimator;
+  std::vector<std::string> out;
+  const auto without_kl = [&](const char* key, bool given) {
+    if (given && beta == 0)
+      out.push_back(str(key, ": does nothing with beta: 0; hint: beta=0.01, or leave it out"));
+  };
+  without_kl("reference", reference != ReferenceType::kBase);
+  without_kl("kl_estimator", kl_estimator != KlEstimator::kK3);
+  without_kl("kl_unbiased", kl_unbiased);
+  if (beta > 0 && kl_estimator == KlEstimator::kK1 && !kl_unbiased)
+    out.push_back(
+        "kl_estimator: the gradient of k1 in the loss has mean 0, so that beta adds noise only; "
+        "hint: kl_unbiased=true, or kl_estimator=k2");
+  const bool clips = surrogate == Surrogate::kClip || surrogate == Surrogate::kCispo;
+  if (epsilon_high && !clips)
+    out.push_back(str("epsilon_high: does nothing with surrogate: ", surrogate_name(surrogate),
+                      ", which clips no ratio; hint: leave it out"));
+  const auto needs_updates = [&](const char* key, bool given) {
+    if (given && updates_per_step() == 1)
+      out.push_back(str(key,
+                        ": does nothing with one update a step, whose ratio is exactly 1; hint: "
+                        "num_minibatches or num_iterations above 1, or leave it out"));
+  };
+  needs_updates("epsilon_high", epsilon_high && clips);
+  needs_updates("dual_clip", dual_clip.has_value());
+  needs_updates("delta", delta.has_value());
+  needs_updates("surrogate", surrogate != Surrogate::kClip);
+  return out;
+}
 
 std::vector<double> group_advantages(std::span<const double> rewards, int64_t group_size,
                                      AdvantageScale scale, double batch_std) {

@@ -4,14 +4,16 @@
 //      batches and ranks. Therefore `bnpo`, whose denominator is by definition that of a local
 //      batch, equals `dapo` here.
 //   2. The old policy is the sampler: its recorded log-probs are exact, no forward recomputes them.
-//   3. KL is the k3 estimator, added to the loss; its gradient is that of k3 itself (as TRL,
-//      DeepSeekMath).
-//   4. Before exp, the log of the ratio is clamped to +-20 and the argument of k3 to 20 from above.
+//   3. KL is an estimate added to the loss, by default k3; its gradient is that of the estimate
+//      itself (as TRL, DeepSeekMath) unless kl_unbiased.
+//   4. The log of the ratio is clamped to +-20, and the argument of the KL estimate to 20 from
+//      above.
 #pragma once
 
 #include <cmath>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "config/visitor.h"
@@ -110,6 +112,19 @@ inline constexpr LossTypeEntry kLossTypes[] = {
     {LossType::kSequenceSum, "sequence_sum", [](const LossSizes& n) { return n.sequences; }},
 };
 
+// The choices for a token's loss; formulas in kernels/policy_loss.h.
+inline constexpr EnumName<kernels::Surrogate> kSurrogates[] = {
+    {kernels::Surrogate::kClip, "clip"},
+    {kernels::Surrogate::kCispo, "cispo"},
+    {kernels::Surrogate::kReinforce, "reinforce"},
+    {kernels::Surrogate::kSapo, "sapo"},
+};
+inline constexpr EnumName<kernels::KlEstimator> kKlEstimators[] = {
+    {kernels::KlEstimator::kK1, "k1"},
+    {kernels::KlEstimator::kK2, "k2"},
+    {kernels::KlEstimator::kK3, "k3"},
+};
+
 // The reference policy of a model with adapters: the base without them, or those of the stage's
 // start.
 enum class ReferenceType : uint8_t { kBase, kStart };
@@ -117,9 +132,14 @@ inline constexpr EnumName<ReferenceType> kReferenceTypes[] = {{ReferenceType::kB
                                                               {ReferenceType::kStart, "start"}};
 
 struct GrpoConfig {
+  kernels::Surrogate surrogate = kernels::Surrogate::kClip;
   double epsilon = 0.2;
-  std::optional<double> epsilon_high;  // none: epsilon
-  double beta = 0;                     // KL to the frozen reference; 0: no reference is loaded
+  std::optional<double> epsilon_high;      // none: epsilon
+  std::optional<double> dual_clip, delta;  // none: no bound where A < 0
+  double sapo_tau_pos = 1, sapo_tau_neg = 1.05;
+  double beta = 0;  // KL to the frozen reference; 0: no reference is loaded
+  kernels::KlEstimator kl_estimator = kernels::KlEstimator::kK3;
+  bool kl_unbiased = false;
   ReferenceType reference = ReferenceType::kBase;  // used with adapters
   LossType loss_type = LossType::kDapo;
   AdvantageScale scale_rewards = AdvantageScale::kGroup;
@@ -134,12 +154,30 @@ struct GrpoConfig {
   bool mask_truncated_completions = false;
   bool shuffle_advantages = false;  // ablation: the control experiment of the tests
   void visit(ConfigVisitor& v) {
+    v.choice("surrogate", surrogate, kSurrogates,
+             "loss of a token: clip: PPO's; cispo: log-prob weighted by the clipped ratio; "
+             "reinforce: log-prob; sapo: a sigmoid of the ratio");
     v.field("epsilon", epsilon, "the ratio is clipped below 1 - epsilon", {.min = 0, .max = 1});
     v.field("epsilon_high", epsilon_high,
             "the ratio is clipped above 1 + epsilon_high; none: epsilon", {.min = 0});
+    v.field("dual_clip", dual_clip,
+            "(clip) the loss of a token with A < 0 is at most -A dual_clip; none: no bound",
+            {.min = 1});
+    v.field("delta", delta,
+            "(clip) the ratio of a token with A < 0 is bounded by delta, above 1 + epsilon_high; "
+            "none: no bound",
+            {.min = 1});
+    v.field("sapo_tau_pos", sapo_tau_pos, "(sapo) temperature where A > 0",
+            {.min = 0.01, .max = 100});
+    v.field("sapo_tau_neg", sapo_tau_neg, "(sapo) temperature where A < 0",
+            {.min = 0.01, .max = 100});
     v.field("beta", beta,
             "weight of the KL to the frozen start model, with lora to `reference`; 0: none",
             {.min = 0});
+    v.choice("kl_estimator", kl_estimator, kKlEstimators,
+             "estimate of the KL from x = lp_ref - lp: k1: -x; k2: x^2 / 2; k3: exp(x) - x - 1");
+    v.field("kl_unbiased", kl_unbiased,
+            "the KL's gradient is that of its mean under the policy, with the ratio as weight");
     v.choice("reference", reference, kReferenceTypes,
              "(with lora) what beta refers to: base: the model without adapters; start: with those "
              "of the stage's start");
@@ -170,9 +208,11 @@ struct GrpoConfig {
             "control experiment: advantages of random other completions");
   }
   int64_t updates_per_step() const { return num_iterations * num_minibatches; }
-  kernels::PolicyLossDesc loss_desc() const {
-    return {epsilon, epsilon_high.value_or(epsilon), beta};
-  }
+  kernels::PolicyLossDesc loss_desc() const;
+  // Throws InputError naming the keys that contradict each other.
+  void validate() const;
+  // One line per key that has no effect, or not the one that its name suggests.
+  std::vector<std::string> warnings() const;
 };
 
 // A sequence of an update with the sampler's log-prob of each of its tokens, its advantage and,

@@ -245,6 +245,7 @@ void validate_grpo(const TrainConfig& config) {
   require(config.grpo.num_minibatches <= config.batch.prompts_per_step,
           str("num_minibatches: ", config.grpo.num_minibatches, " updates need as many prompts, ",
               "prompts_per_step is ", config.batch.prompts_per_step));
+  config.grpo.validate();
 }
 
 }  // namespace
@@ -297,13 +298,8 @@ std::vector<std::string> TrainConfig::warnings() const {
       out.push_back(str("watchdog_minutes: ", watchdog_minutes, " is not longer than the ", minutes,
                         " minutes that '", reward.run, "' may take for an answer, which would end ",
                         "the run; hint: watchdog_minutes=", std::ceil(minutes) + 10));
-  if (batch.trainer == TrainerType::kGrpo && grpo.beta == 0 &&
-      grpo.reference != ReferenceType::kBase)
-    out.push_back("reference: does nothing with beta: 0; hint: beta=0.01, or leave it out");
-  if (batch.trainer == TrainerType::kGrpo && grpo.epsilon_high && grpo.updates_per_step() == 1)
-    out.push_back(
-        "epsilon_high: does nothing with one update a step, whose ratio is exactly 1; hint: "
-        "num_minibatches or num_iterations above 1, or leave it out");
+  if (batch.trainer == TrainerType::kGrpo)
+    for (const std::string& line : grpo.warnings()) out.push_back(line);
   return out;
 }
 

@@ -145,7 +145,8 @@ void GrpoMonitor::check_entropy() {
   const double mean = entropy_.mean();
   if (std::isnan(first_entropy_)) first_entropy_ = mean;
   // Clipping affects only ratios other than 1.
-  const bool clips = config_.updates_per_step() > 1 && config_.epsilon_high.value_or(0) < 0.28;
+  const bool clips = config_.updates_per_step() > 1 && config_.epsilon_high.value_or(0) < 0.28 &&
+                     config_.surrogate == kernels::Surrogate::kClip;
   set_diagnostic(
       "entropy",
       mean < std::max(kInitialEntropyFraction * first_entropy_, kEntropyFloor) && !is_solved(),

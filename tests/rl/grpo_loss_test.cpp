@@ -25,6 +25,38 @@ void shift_logprobs(std::vector<Trajectory>& completions) {
       if (c.loss_mask[t] != 0) c.logprobs[t] += kShifts[i++ % 5];
 }
 
+// The loss of a token at a ratio from its definition.
+double naive_surrogate(const GrpoConfig& config, double lp, double ratio, double a) {
+  const double clipped = std::min(std::max(ratio, 1 - config.epsilon),
+                                  1 + config.epsilon_high.value_or(config.epsilon));
+  const double tau = a > 0 ? config.sapo_tau_pos : config.sapo_tau_neg;
+  switch (config.surrogate) {
+    case kernels::Surrogate::kCispo:
+      return -clipped * a * lp;
+    case kernels::Surrogate::kReinforce:
+      return -a * lp;
+    case kernels::Surrogate::kSapo:
+      return -a * 4 / tau / (1 + std::exp(-tau * (ratio - 1)));
+    case kernels::Surrogate::kClip:
+      break;
+  }
+  const double bounded = config.delta ? std::min(ratio, *config.delta) : ratio;
+  const double loss = -std::min(bounded * a, clipped * a);
+  return config.dual_clip && a < 0 ? std::min(loss, -*config.dual_clip * a) : loss;
+}
+
+double naive_kl(kernels::KlEstimator estimator, double x) {
+  switch (estimator) {
+    case kernels::KlEstimator::kK1:
+      return -x;
+    case kernels::KlEstimator::kK2:
+      return x * x / 2;
+    case kernels::KlEstimator::kK3:
+      break;
+  }
+  return std::exp(x) - x - 1;
+}
+
 // Loss of an update from its definition, completion by completion.
 double naive_loss(const Transformer& model, const Transformer* reference,
                   const std::vector<Trajectory>& completions, const std::vector<double>& advantages,
@@ -39,12 +71,8 @@ double naive_loss(const Transformer& model, const Transformer* reference,
     double sum = 0;
     for (size_t t = 0; t < lp.size(); ++t) {
       if (c.loss_mask[t] == 0) continue;
-      const double ratio = std::exp(lp[t] - c.logprobs[t]);
-      const double clipped = std::min(std::max(ratio, 1 - config.epsilon),
-                                      1 + config.epsilon_high.value_or(config.epsilon));
-      const double x = ref[t] - lp[t];
-      sum += config.beta * (std::exp(x) - x - 1) -
-             std::min(ratio * advantages[i], clipped * advantages[i]);
+      sum += config.beta * naive_kl(config.kl_estimator, ref[t] - lp[t]) +
+             naive_surrogate(config, lp[t], std::exp(lp[t] - c.logprobs[t]), advantages[i]);
     }
     const auto length = static_cast<double>(c.completion_length());
     numerator += type == LossType::kGrpo ? sum / length : sum;
@@ -92,6 +120,37 @@ TEST_F(GrpoUpdate, LossEqualsItsDefinition) {
       const double loss = run_update(model_, minibatch(type, truncated, 1000), config).loss;
       EXPECT_NEAR(loss, naive, 1e-12 * std::max(1.0, std::abs(naive)));
     }
+}
+
+TEST_F(GrpoUpdate, EverySurrogateAndEstimateEqualsItsDefinition) {
+  shift_logprobs(completions_);
+  const Minibatch batches = minibatch(LossType::kDapo, Truncated::kKeep, 40);
+  const auto expect_definition = [&](const GrpoConfig& config) {
+    config.validate();
+    const double naive = naive_loss(model_, &reference_, completions_, advantages_,
+                                    Truncated::kKeep, LossType::kDapo, config);
+    EXPECT_NEAR(run_update(model_, batches, config).loss, naive,
+                1e-12 * std::max(1.0, std::abs(naive)));
+  };
+  for (const auto& [surrogate, surrogate_name] : kSurrogates)
+    for (const auto& [estimator, estimator_name] : kKlEstimators) {
+      SCOPED_TRACE(str(surrogate_name, " with ", estimator_name));
+      expect_definition({.surrogate = surrogate, .beta = 0.1, .kl_estimator = estimator});
+    }
+  expect_definition({.dual_clip = 1.1});
+  expect_definition({.delta = 1.3});
+}
+
+// At ratio 1 all surrogates have the gradients of the clip, to the bit.
+TEST_F(GrpoUpdate, FirstUpdateIsTheSameUnderEverySurrogate) {
+  const Minibatch batches = minibatch(LossType::kDapo, Truncated::kKeep, 40);
+  const UpdateResult clip = run_update(model_, batches, {});
+  for (const auto& [surrogate, name] : kSurrogates) {
+    const UpdateResult result = run_update(model_, batches, {.surrogate = surrogate});
+    for (const double d : result.max_ratio_deviations) EXPECT_EQ(d, 0) << name;
+    for (size_t i = 0; i < clip.gradients.size(); ++i)
+      EXPECT_TRUE(bit_equal(result.gradients[i], clip.gradients[i])) << name;
+  }
 }
 
 TEST_F(GrpoUpdate, RatioIsExactlyOneOnTheSamplersOwnLogProbs) {

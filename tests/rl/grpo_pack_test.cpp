@@ -177,5 +177,52 @@ TEST(GrpoConfig, ReadsItsKeys) {
   EXPECT_THROW_WITH(read_config(config, parse_yaml("{beta: -1}", "test")), InputError, "beta");
 }
 
+GrpoConfig config_of(const std::string& yaml) {
+  GrpoConfig config;
+  read_config(config, parse_yaml(yaml, "test"));
+  return config;
+}
+
+TEST(GrpoConfig, PassesItsChoicesToTheLoss) {
+  const kernels::PolicyLossDesc off = GrpoConfig().loss_desc();
+  EXPECT_EQ(off.surrogate, kernels::Surrogate::kClip);
+  EXPECT_EQ(off.dual_clip, HUGE_VAL);
+  EXPECT_EQ(off.delta, HUGE_VAL);
+  EXPECT_EQ(off.kl, kernels::KlEstimator::kK3);
+  EXPECT_FALSE(off.kl_unbiased);
+  const kernels::PolicyLossDesc sapo =
+      config_of(
+          "{surrogate: sapo, sapo_tau_pos: 2, sapo_tau_neg: 3, kl_estimator: k2, "
+          "kl_unbiased: yes}")
+          .loss_desc();
+  EXPECT_EQ(sapo.surrogate, kernels::Surrogate::kSapo);
+  EXPECT_EQ(sapo.tau_pos, 2);
+  EXPECT_EQ(sapo.tau_neg, 3);
+  EXPECT_EQ(sapo.kl, kernels::KlEstimator::kK2);
+  EXPECT_TRUE(sapo.kl_unbiased);
+  EXPECT_EQ(config_of("{dual_clip: 3}").loss_desc().dual_clip, 3);
+  EXPECT_EQ(config_of("{delta: 2}").loss_desc().delta, 2);
+  EXPECT_THROW_WITH(config_of("{surrogate: ppo}"), InputError, "clip, cispo, reinforce, sapo");
+}
+
+TEST(GrpoConfig, RefusesKeysThatContradictEachOther) {
+  const auto expect_refused = [](const std::string& yaml, const std::string& text) {
+    EXPECT_THROW_WITH(config_of(yaml).validate(), InputError, text);
+  };
+  expect_refused("{surrogate: cispo, dual_clip: 3}",
+                 "dual_clip: belongs to surrogate: clip, not to cispo; hint: leave dual_clip out");
+  expect_refused("{surrogate: reinforce, delta: 3}", "delta: belongs to surrogate: clip");
+  expect_refused("{surrogate: clip, sapo_tau_pos: 2}", "sapo_tau_pos: belongs to surrogate: sapo");
+  expect_refused("{surrogate: cispo, sapo_tau_neg: 2}", "hint: leave sapo_tau_neg out");
+  expect_refused("{dual_clip: 3, delta: 4}", "and so does dual_clip; hint: leave one of them out");
+  expect_refused("{dual_clip: 1}", "dual_clip: expected a number above 1, got 1");
+  expect_refused("{epsilon_high: 0.5, delta: 1.5}",
+                 "delta: expected a number above 1 + epsilon_high = 1.5, got 1.5");
+  for (const char* yaml :
+       {"{}", "{dual_clip: 3}", "{epsilon_high: 0.5, delta: 1.6}",
+        "{surrogate: cispo, epsilon: 1, epsilon_high: 4}", "{surrogate: sapo, sapo_tau_neg: 1}"})
+    EXPECT_NO_THROW(config_of(yaml).validate()) << yaml;
+}
+
 }  // namespace
 }  // namespace cohort

@@ -25,11 +25,12 @@ const std::vector<TruthCase>& truth_table();
 // ---- Checks: each takes one case of the file and reports by gtest expectations
 // ------------------------------------------------------------------------------------------------
 
-void check_k3(const Json& truth);
+void check_kl(const Json& truth);
 void check_kl_penalty(const Json& truth);
 void check_kl_gradient(const Json& truth);
 void check_clip(const Json& truth);
 void check_dual_clip(const Json& truth);
+void check_cispo(const Json& truth);
 void check_rollout_weights(const Json& truth);
 void check_given_weights(const Json& truth);
 void check_sequence_ratio(const Json& truth);

@@ -183,14 +183,19 @@ StepTotals totals_of(const std::vector<LossRow>& rows) {
 
 }  // namespace
 
-void check_k3(const Json& truth) {
+void check_kl(const Json& truth) {
   const Values lp = input(truth, "logprobs");
   const size_t n = lp.size();
-  const double cap = number(truth, "output_clamp");
-  Values k3 = per_token({lp, lp, Values(n, 0.0), Values(n, 1.0), input(truth, "ref_logprobs")},
-                        {.beta = 1});
-  for (double& v : k3) v = std::min(v, cap);
-  expect(truth, "kl", k3);
+  GrpoConfig config;
+  const std::string estimator = truth.at("inputs").at("estimator").as_string();
+  for (const auto& [value, name] : kKlEstimators)
+    if (estimator == name) config.kl_estimator = value;
+  config.beta = 1;
+  Values kl = per_token({lp, lp, Values(n, 0.0), Values(n, 1.0), input(truth, "ref_logprobs")},
+                        config.loss_desc());
+  if (const Json* cap = truth.at("inputs").find("output_clamp"))
+    for (double& v : kl) v = std::min(v, cap->as_double());
+  expect(truth, "kl", kl);
 }
 
 void check_kl_penalty(const Json& truth) {
@@ -211,14 +216,10 @@ void check_kl_penalty(const Json& truth) {
 void check_kl_gradient(const Json& truth) {
   const Values lp = input(truth, "logprobs");
   const size_t n = lp.size();
-  const kernels::PolicyLossDesc desc{.beta = number(truth, "beta")};
   const Tokens tokens{lp, lp, Values(n, 0.0), Values(n, mean_weight(n)),
                       input(truth, "ref_logprobs")};
-  // d(w k3) with w = exp(lp - lp.detach()) is k3 + dk3.
-  const Values k3 = per_token(tokens, desc), dk3 = policy_loss_of(tokens, desc).gradient;
-  Values sum;
-  for (size_t i = 0; i < n; ++i) sum.push_back(k3[i] + dk3[i]);
-  expect(truth, "grad", sum);
+  expect(truth, "grad",
+         policy_loss_of(tokens, {.beta = number(truth, "beta"), .kl_unbiased = true}).gradient);
 }
 
 void check_clip(const Json& truth) {
@@ -245,15 +246,29 @@ void check_dual_clip(const Json& truth) {
     tokens.old_logprob = input(truth, "old_logprobs");
   }
   tokens.weight.assign(n, 1);
-  Values losses = per_token(tokens, clip_of(truth));
-  double mean = 0;
-  for (size_t i = 0; i < n; ++i) {
-    const double a = tokens.advantage[i];
-    if (a < 0) losses[i] = std::min(losses[i], -a * number(truth, "dual_clip_c"));
-    mean += losses[i] * mean_weight(n);
-  }
-  expect(truth, "per_token", losses);
-  if (truth.at("expected").find("loss")) expect(truth, "loss", mean);
+  kernels::PolicyLossDesc desc = clip_of(truth);
+  desc.dual_clip = number(truth, "dual_clip_c");
+  expect(truth, "per_token", per_token(tokens, desc));
+  tokens.weight.assign(n, mean_weight(n));
+  if (truth.at("expected").find("loss")) expect(truth, "loss", policy_loss_of(tokens, desc).loss);
+}
+
+void check_cispo(const Json& truth) {
+  Tokens tokens{input(truth, "logprobs"),
+                input(truth, "logprobs"),
+                input(truth, "advantages"),
+                Values(input(truth, "logprobs").size(), 1.0),
+                {}};
+  const Values ratio = input(truth, "ratio");
+  for (size_t i = 0; i < ratio.size(); ++i) tokens.old_logprob[i] -= std::log(ratio[i]);
+  kernels::PolicyLossDesc desc = clip_of(truth);
+  desc.surrogate = kernels::Surrogate::kCispo;
+  expect(truth, "per_token", per_token(tokens, desc));
+  const Outcome out = policy_loss_of(tokens, desc);
+  expect(truth, "grad_wrt_logprobs_of_sum", out.gradient);
+  double clipped = 0;
+  for (const double c : values(truth.at("expected").at("clipfrac"))) clipped += c;
+  EXPECT_EQ(out.stats.clipped_low + out.stats.clipped_high, clipped);
 }
 
 void check_rollout_weights(const Json& truth) {

@@ -148,7 +148,10 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "host_units: 3}\n"
       "    epsilon: 0.1\n"
       "    epsilon_high: 0.28\n"
+      "    dual_clip: 3.5\n"
       "    beta: 0.04\n"
+      "    kl_estimator: k2\n"
+      "    kl_unbiased: yes\n"
       "    reference: start\n"
       "    lora: {rank: 8, alpha: 12.5, targets: [q_proj, mlp.down_proj], rslora: yes}\n"
       "    loss_type: dr_grpo\n"
@@ -163,7 +166,10 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "    shuffle_advantages: true\n"
       "    rewards:\n"
       "      - {name: format, weight: -0.5, pattern: '(?s)\\d+: \"x\" # y'}\n"
-      "      - {name: task, weight: 2}\n");
+      "      - {name: task, weight: 2}\n"
+      "  - {trainer: grpo, data: {task: parity}, rewards: [{name: task}], delta: 2.5}\n"
+      "  - {trainer: grpo, data: {task: parity}, rewards: [{name: task}], surrogate: sapo,\n"
+      "     sapo_tau_pos: 1.5, sapo_tau_neg: 2.5}\n");
   const std::string dumped = dump_plan(plan);
   // From another directory: every path in it must be absolute by now.
   const TempDir elsewhere;
@@ -172,7 +178,7 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
   EXPECT_EQ(dump_plan(again), dumped);
   EXPECT_EQ(again.name, plan.name);
   EXPECT_EQ(again.output_dir, plan.output_dir);
-  ASSERT_EQ(again.stages.size(), 3u);
+  ASSERT_EQ(again.stages.size(), 5u);
   EXPECT_EQ(again.stages[0].optimizer.adam_beta2, 0.123456789012345678);
   EXPECT_EQ(again.stages[1].data.jsonl.prompt, "{a} # \"q\"\\n");
   EXPECT_EQ(again.stages[1].data.jsonl.answer, "{b}\n");
@@ -210,6 +216,21 @@ TEST_F(Plans, KeysWithoutEffectGiveWarnings) {
   EXPECT_EQ(clip[0].find("epsilon_high: does nothing with one update a step"), 0u);
   EXPECT_TRUE(warnings("epsilon_high: 0.28\nnum_minibatches: 2\n").empty());
   EXPECT_TRUE(warnings("epsilon_high: 0.28\nnum_iterations: 2\n").empty());
+  for (const char* key : {"dual_clip: 3", "delta: 3", "surrogate: cispo"}) {
+    const auto once = warnings(str(key, "\n"));
+    ASSERT_EQ(once.size(), 1u) << key;
+    EXPECT_NE(once[0].find(": does nothing with one update a step"), std::string::npos);
+    EXPECT_TRUE(warnings(str(key, "\nnum_minibatches: 2\n")).empty()) << key;
+  }
+  const auto unclipped = warnings("surrogate: sapo\nepsilon_high: 0.3\nnum_minibatches: 2\n");
+  ASSERT_EQ(unclipped.size(), 1u);
+  EXPECT_EQ(unclipped[0].find("epsilon_high: does nothing with surrogate: sapo"), 0u);
+  EXPECT_EQ(warnings("kl_estimator: k2\nkl_unbiased: yes\n").size(), 2u);
+  EXPECT_TRUE(warnings("kl_estimator: k2\nkl_unbiased: yes\nbeta: 0.1\n").empty());
+  const auto noise = warnings("kl_estimator: k1\nbeta: 0.1\n");
+  ASSERT_EQ(noise.size(), 1u);
+  EXPECT_EQ(noise[0].find("kl_estimator: the gradient of k1 in the loss has mean 0"), 0u);
+  EXPECT_TRUE(warnings("kl_estimator: k1\nkl_unbiased: yes\nbeta: 0.1\n").empty());
   const auto reference = warnings("reference: start\nlora: {rank: 4}\n");
   ASSERT_EQ(reference.size(), 1u);
   EXPECT_EQ(reference[0], "reference: does nothing with beta: 0; hint: beta=0.01, or leave it out");

@@ -246,12 +246,15 @@ TEST_F(ExactnessOfGpt2, SamplerLogProbsEqualAnyPackedForwardToTheBit) {
 
 // In a run, the first minibatch's ratio is exactly 1 at every step, even if the policy has changed
 // for later minibatches.
-TEST(ExactnessOfRun, FirstMinibatchRatioIsExactlyOne) {
+class ExactnessOfRun : public testing::TestWithParam<const char*> {};
+TEST_P(ExactnessOfRun, FirstMinibatchRatioIsExactlyOne) {
   const TempDir dir;
+  // A lower learning rate, so that no surrogate solves the task within the run.
   const std::string run = train_new(small_plan(
       dir, "run",
       std::string(kSmallModel) + kSmallData + kSmallGrpo +
-          "temperature: 0.8\nnum_iterations: 2\nnum_minibatches: 2\nmicro_batch_tokens: 40\n"));
+          "temperature: 0.8\nnum_iterations: 2\nnum_minibatches: 2\nmicro_batch_tokens: 40\n",
+      {str("surrogate=", GetParam()), "learning_rate=5e-3"}));
   int steps = 0;
   for (const Json& line : json_lines(run + "/metrics.jsonl")) {
     if (line.find("eval") != nullptr) continue;
@@ -263,6 +266,8 @@ TEST(ExactnessOfRun, FirstMinibatchRatioIsExactlyOne) {
   }
   EXPECT_EQ(steps, 4);
 }
+INSTANTIATE_TEST_SUITE_P(Surrogates, ExactnessOfRun,
+                         testing::Values("clip", "cispo", "reinforce", "sapo"));
 
 }  // namespace
 }  // namespace cohort::test

@@ -181,6 +181,9 @@ TEST_F(Monitor, HintsSuggestKeysThatHaveAnEffect) {
   EXPECT_FALSE(has(observe_all(falling, 30), "epsilon_high"));  // one update a step
   config_.num_minibatches = 2;
   EXPECT_TRUE(has(observe_all(falling, 30), "epsilon_high: 0.28"));
+  config_.surrogate = kernels::Surrogate::kSapo;  // has no bounds
+  EXPECT_FALSE(has(observe_all(falling, 30), "epsilon_high"));
+  config_.surrogate = kernels::Surrogate::kClip;
   config_.epsilon_high = 0.28;
   EXPECT_FALSE(has(observe_all(falling, 30), "epsilon_high"));
 }
