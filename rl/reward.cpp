@@ -11,7 +11,7 @@
 namespace cohort {
 
 const std::vector<RewardEntry>& reward_table() {
-#define COHORT_REWARD_ENTRY(name, description) {#name, description, make_##name},
+#define COHORT_REWARD_ENTRY(name, description, keys) {#name, description, keys, make_##name},
   static const std::vector<RewardEntry> table = {COHORT_REWARDS(COHORT_REWARD_ENTRY)};
 #undef COHORT_REWARD_ENTRY
   return table;
@@ -25,13 +25,52 @@ std::vector<std::string> reward_names() {
   return names;
 }
 
+const RewardEntry& find_reward(const std::string& name) {
+  for (const RewardEntry& entry : reward_table())
+    if (name == entry.name) return entry;
+  throw InputError(str("unknown reward; known: ", join(reward_names(), ", "),
+                       did_you_mean(name, reward_names())));
+}
+
+bool takes(const RewardEntry& entry, const std::string& key) {
+  return key == "name" || key == "weight" ||
+         str(" ", entry.keys, " ").find(str(" ", key, " ")) != std::string::npos;
+}
+
+RewardFn make_entry(const RewardConfig& config, const Task* task) {
+  const RewardEntry& entry = find_reward(config.name);
+  const ConfigFields given = config_fields(config), defaults = config_fields(RewardConfig{});
+  for (size_t i = 0; i < given.size(); ++i)
+    if (given[i] != defaults[i] && !takes(entry, given[i].first))
+      throw InputError(str(given[i].first, ": this reward does not take it; hint: it takes name, ",
+                           "weight and ", *entry.keys == 0 ? "no other key" : entry.keys));
+  return entry.make(config, task);
+}
+
 }  // namespace
 
 RewardFn make_reward(const RewardConfig& config, const Task* task) {
-  for (const RewardEntry& entry : reward_table())
-    if (config.name == entry.name) return entry.make(config, task);
-  throw InputError(str("unknown reward; known: ", join(reward_names(), ", "),
-                       did_you_mean(config.name, reward_names())));
+  RewardFn reward = make_entry(config, task);
+  if (takes(find_reward(config.name), "correct"))
+    throw InputError(str(config.name, " is computed from another reward of the list; hint: use ",
+                         "that one, ", config.correct));
+  return reward;
+}
+
+bool scores_tokens(const RewardConfig& config) {
+  const RewardEntry& entry = find_reward(config.name);
+  return takes(entry, "penalty") || takes(entry, "correct");
+}
+
+RewardInput reward_input(const Example& example, const Trajectory& trajectory, int64_t step) {
+  RewardInput in{example, trajectory.text, trajectory.index, step};
+  in.max_tokens = trajectory.max_tokens;
+  in.stop_reason = trajectory.stop_reason;
+  if (trajectory.tokens.empty()) return in;
+  std::vector<int32_t>& tokens = in.tokens.emplace();
+  for (size_t i = 0; i < trajectory.tokens.size(); ++i)
+    if (trajectory.loss_mask[i] == 1) tokens.push_back(trajectory.tokens[i]);
+  return in;
 }
 
 void RewardConfig::visit(ConfigVisitor& v) {
@@ -50,6 +89,23 @@ void RewardConfig::visit(ConfigVisitor& v) {
   v.field("memory", memory, "command: MiB of address space per process; 0: no limit",
           {.min = 0, .max = 1 << 30});
   v.field("batch", batch, "command: a request is a list of completions");
+  v.field("penalty", penalty,
+          "overlong, length, repetition: what is subtracted at most, before the weight",
+          {.min = 0, .max = 1e9});
+  v.field("max_length", max_length,
+          "overlong, length, cosine: tokens at which the value stops changing; 0: "
+          "max_completion_length",
+          {.min = 0, .max = 1 << 24});
+  v.field("buffer", buffer, "overlong: tokens before max_length over which the penalty grows",
+          {.min = 0, .max = 1 << 24});
+  v.field("n", n, "repetition: tokens of an n-gram", {.min = 1, .max = 64});
+  v.field("correct", correct, "cosine: name of the reward that says which answers are right");
+  v.field("threshold", threshold, "cosine: an answer is right if that reward is at least this",
+          {.min = -1e9, .max = 1e9});
+  v.field("right", right, "cosine: values of a right answer of no tokens and of max_length",
+          {.min = -1e9, .max = 1e9});
+  v.field("wrong", wrong, "cosine: values of a wrong answer of no tokens and of max_length",
+          {.min = -1e9, .max = 1e9});
 }
 
 AnswerFinder::AnswerFinder(const std::string& pattern)
@@ -77,7 +133,7 @@ RewardSet::RewardSet(const std::vector<RewardConfig>& configs, const Task* task,
   for (size_t i = 0; i < configs.size(); ++i) {
     const RewardConfig& config = configs[i];
     try {
-      rewards_.push_back(make_reward(config, task));
+      rewards_.push_back(make_entry(config, task));
       commands_.push_back(programs_of(config));
       if (!std::isfinite(config.weight)) throw InputError("weight must be finite");
     } catch (const InputError& e) {
@@ -88,11 +144,32 @@ RewardSet::RewardSet(const std::vector<RewardConfig>& configs, const Task* task,
     names_.push_back(repeats == 0 ? config.name : str(config.name, "_", repeats + 1));
     weights_.push_back(config.weight);
   }
+  find_criteria(configs);
+}
+
+void RewardSet::find_criteria(const std::vector<RewardConfig>& configs) {
+  std::vector<std::string> others;
+  for (size_t i = 0; i < configs.size(); ++i)
+    if (configs[i].correct.empty()) {
+      others.push_back(names_[i]);
+      order_.push_back(i);
+    }
+  criteria_.resize(configs.size());
+  for (size_t i = 0; i < configs.size(); ++i) {
+    const std::string& correct = configs[i].correct;
+    if (correct.empty()) continue;
+    if (std::ranges::find(others, correct) == others.end())
+      throw InputError(str("rewards[", i, "] '", configs[i].name, "': correct: '", correct,
+                           "' is none of the other rewards: ", join(others, ", "),
+                           did_you_mean(correct, others)));
+    criteria_[i] = static_cast<size_t>(std::ranges::find(names_, correct) - names_.begin());
+    order_.push_back(i);
+  }
 }
 
 void RewardSet::submit(const Example& example, const Trajectory& trajectory, int64_t step) const {
   for (const auto& command : commands_)
-    if (command != nullptr) command->submit({example, trajectory.text, trajectory.index, step});
+    if (command != nullptr) command->submit(reward_input(example, trajectory, step));
 }
 
 RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
@@ -121,10 +198,12 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
         throw InputError(str("reward ", name, " is infinite for completion ", s, ", ",
                              excerpt(text), "; hint: rewards and weights must stay finite"));
     };
-    for (size_t k = 0; k < rewards_.size(); ++k) {
+    RewardInput input = reward_input(prompts[s / group], trajectories[s], step);
+    for (const size_t k : order_) {
       double& value = scores.each[k][s];
       if (commands_[k] == nullptr) {
-        value = rewards_[k]({prompts[s / group], text});
+        if (criteria_[k]) input.correct = scores.each[*criteria_[k]][s];
+        value = rewards_[k](input);
       } else {
         const auto& result = answers.at(commands_[k].get()).at(trajectories[s].index);
         value = result.value;

@@ -30,6 +30,14 @@ struct RewardConfig {
   int64_t workers = 1, memory = 0;
   double timeout = 10, start_timeout = 60;
   bool batch = false;
+  // Rewards by length (rl/rewards/length.cpp) and `repetition`.
+  int64_t buffer = 0, max_length = 0, n = 3;
+  double penalty = 1;
+  // `cosine`: the reward that decides whether an answer is right (one of RewardSet::names()), its
+  // least value for a right answer, and the rewards of no tokens and of max_length.
+  std::string correct;
+  double threshold = 1;
+  std::vector<double> right = {1, 0.5}, wrong = {-1, -0.5};
   bool operator==(const RewardConfig&) const = default;
   void visit(ConfigVisitor& v);
 };
@@ -39,14 +47,23 @@ inline bool has_command(std::span<const RewardConfig> rewards) {
   return std::ranges::any_of(rewards, [](const auto& reward) { return reward.name == "command"; });
 }
 
+// The value of a reward that does not apply to an example.
+inline constexpr double kNotApplicable = std::numeric_limits<double>::quiet_NaN();
 struct RewardInput {
   const Example& example;
   std::string_view completion;
   int64_t index = 0;  // completion within the step, over all ranks
   int64_t step = 0;
+  // The sampled tokens, the stop token included; nullopt if they are unknown: then the rewards of
+  // tokens do not apply.
+  std::optional<std::vector<int32_t>> tokens = {};
+  int64_t max_tokens = 0;  // max_completion_length; 0: unknown
+  StopReason stop_reason = StopReason::kStopToken;
+  double correct = kNotApplicable;  // the reward that RewardConfig::correct names
+  bool truncated() const { return is_truncated(stop_reason); }
 };
-// The value of a reward that does not apply to an example.
-inline constexpr double kNotApplicable = std::numeric_limits<double>::quiet_NaN();
+// The input for a completion. Its tokens are unknown if the trajectory has none.
+RewardInput reward_input(const Example& example, const Trajectory& trajectory, int64_t step);
 using RewardFn = std::function<double(const RewardInput&)>;
 
 // A kind of reward and its factory. `task` is the generated task that the data come from, or
@@ -54,14 +71,18 @@ using RewardFn = std::function<double(const RewardInput&)>;
 struct RewardEntry {
   const char* name;
   const char* description;
+  const char* keys;  // the keys that it takes besides name and weight, separated by blanks
   RewardFn (*make)(const RewardConfig& config, const Task* task);
 };
 // One entry per line of COHORT_REWARDS in rl/rewards/rewards.h.
 const std::vector<RewardEntry>& reward_table();
 
-// Null for `command`. Throws InputError for an unknown name (the message lists the known ones) and
-// for options that the reward rejects.
+// Null for `command`. Throws InputError for an unknown name (the message lists the known ones), for
+// keys or values that the reward rejects, and for `cosine`, which only a RewardSet can compute.
 RewardFn make_reward(const RewardConfig& config, const Task* task);
+
+// True if the reward depends on the sampled tokens, not only on whether the answer is right.
+bool scores_tokens(const RewardConfig& config);
 
 class CommandReward;
 
@@ -69,8 +90,9 @@ class CommandReward;
 class RewardSet {
  public:
   // Throws InputError for an unknown name, a bad pattern, a reward that needs a task without one,
-  // or an empty list. Equal commands are one, since programs may be expensive to start: those of
-  // `running`, if they are what is asked for.
+  // a criterion (RewardConfig::correct) that is not in the list, or an empty list. Equal commands
+  // are one, since programs may be expensive to start: those of `running`, if they are what is
+  // asked for.
   RewardSet(const std::vector<RewardConfig>& configs, const Task* task,
             const std::shared_ptr<CommandReward>& running = nullptr);
   // The configured name, with "_2", "_3", ... for repetitions.
@@ -93,10 +115,14 @@ class RewardSet {
                int64_t step = 0) const;
 
  private:
+  void find_criteria(const std::vector<RewardConfig>& configs);
+
   std::vector<std::string> names_;
   std::vector<double> weights_;
   std::vector<RewardFn> rewards_;
   std::vector<std::shared_ptr<CommandReward>> commands_;  // [reward]; null: not a command
+  std::vector<std::optional<size_t>> criteria_;  // [reward]: position of RewardConfig::correct
+  std::vector<size_t> order_;                    // all positions, those with a criterion last
 };
 
 }  // namespace cohort

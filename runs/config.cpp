@@ -246,6 +246,11 @@ void validate_grpo(const TrainConfig& config) {
           str("num_minibatches: ", config.grpo.num_minibatches, " updates need as many prompts, ",
               "prompts_per_step is ", config.batch.prompts_per_step));
   config.grpo.validate();
+  const int64_t limit = config.sampling.max_completion_length;
+  for (const RewardConfig& reward : config.rewards)
+    require(reward.max_length > 0 || reward.buffer <= limit,
+            str("rewards.buffer: ", reward.buffer, " of '", reward.name,
+                "' is more than max_completion_length, ", limit));
 }
 
 }  // namespace

@@ -34,6 +34,18 @@ std::string check_programs(const TrainConfig& config, const RewardSet::Scores& s
   return some;
 }
 
+// The text as if a model had written all of its tokens. They stay unknown if the tokenizer cannot
+// encode it.
+Trajectory as_completion(const std::string& text, const Dataset& data, int64_t max_tokens) {
+  Trajectory out{.max_tokens = max_tokens, .text = text};
+  try {
+    out.tokens = data.tokenizer->encode(text);
+    out.loss_mask.assign(out.tokens.size(), 1);
+  } catch (const InputError&) {
+  }
+  return out;
+}
+
 // Scores the solutions of training problems, or the answers where there is none, as if the model
 // had written them. Programs score only the examples of the preview.
 void score_solutions(const TrainConfig& config, const Dataset& data, StagePreview& out) {
@@ -48,8 +60,9 @@ void score_solutions(const TrainConfig& config, const Dataset& data, StagePrevie
   for (int64_t i = 0; i < count; ++i) {
     problems.push_back(data.train->get(i));
     const Example& problem = problems.back();
-    gold.push_back(
-        {.index = i, .text = problem.solution.empty() ? problem.answer : problem.solution});
+    gold.push_back(as_completion(problem.solution.empty() ? problem.answer : problem.solution, data,
+                                 config.sampling.max_completion_length));
+    gold.back().index = i;
   }
   const RewardSet::Scores scores = rewards.score(problems, gold);
   const std::string failures =
@@ -64,6 +77,7 @@ void score_solutions(const TrainConfig& config, const Dataset& data, StagePrevie
     for (size_t k = 0; k < config.rewards.size(); ++k) {
       const double value = scores.each[k][i], weight = config.rewards[k].weight;
       each += str(k == 0 ? "" : ", ", rewards.names()[k], " ", shown(value));
+      if (scores_tokens(config.rewards[k])) continue;  // a right answer may have any value
       less = less || (weight > 0 && value < 1) || (weight < 0 && value > 0);
     }
     each += str("; total ", shown(scores.total[i]));

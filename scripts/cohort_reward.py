@@ -2,11 +2,13 @@
 """Serves a Python function as a reward: rewards: [{name: command, run: "python3 cohort_reward.py FILE.py"}]
 
 FILE.py defines reward(completions, **fields), as for TRL: lists of equal length, of texts and of every field of the
-data's lines in addition to `prompts`, `answers` and `messages`. It returns a list of numbers, with None where it does
+data's lines in addition to `prompts`, `answers` and `messages`; if it accepts them and the data have no such fields,
+also `lengths` and `max_lengths` (in tokens), `truncated` and `stop_reasons`. It returns a list of numbers, with None where it does
 not apply. Its output and the tracebacks of its exceptions go to rewards.log in the run's directory. `cmake --install`
 installs this file in PREFIX/share/cohort.
 """
 import importlib.util
+import inspect
 import json
 import math
 import os
@@ -28,12 +30,27 @@ def load(path, name):
     return function
 
 
+# What the sampler knows of a completion: the argument's name -> the key of a request.
+ROLLOUT = {"lengths": "length", "max_lengths": "max_length", "truncated": "truncated", "stop_reasons": "stop_reason"}
+
+
+def accepts(function, name):
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
 def score(function, batch):
     names = {name for sample in batch for name in sample["fields"]}
     fields = {name: [sample["fields"].get(name) for sample in batch] for name in names}
     for name in ("prompt", "completion", "answer"):
         fields[name + "s"] = [sample[name] for sample in batch]
     fields["messages"] = [sample.get("messages") for sample in batch]
+    for name, key in ROLLOUT.items():
+        if accepts(function, name):
+            fields.setdefault(name, [sample.get(key) for sample in batch])
     try:
         values = [None if value is None else float(value) for value in function(**fields)]
         if len(values) != len(batch):

@@ -113,7 +113,9 @@ std::vector<Trajectory> Sampler::start(std::span<const Example> prompts, int64_t
   for (size_t i = 0; i < prompts.size(); ++i) {
     const int64_t index =
         address.prompt_indices.empty() ? static_cast<int64_t>(i) : address.prompt_indices.at(i);
-    Trajectory trajectory{.tokens = encode_prompt(prompts[i], tokenizer_), .group = index};
+    Trajectory trajectory{.tokens = encode_prompt(prompts[i], tokenizer_),
+                          .max_tokens = config_.max_completion_length,
+                          .group = index};
     const size_t length = trajectory.tokens.size();
     if (length == 0)
       throw InputError(

@@ -16,6 +16,11 @@ enum class StopReason {
   kCancelled,  // SampleCallbacks::on_token
 };
 
+// True if the completion did not end by itself.
+constexpr bool is_truncated(StopReason reason) {
+  return reason != StopReason::kStopToken && reason != StopReason::kStopString;
+}
+
 // A prompt and its sampled completion.
 struct Trajectory {
   std::vector<int32_t> tokens;  // prompt and completion, the stop token included
@@ -27,6 +32,7 @@ struct Trajectory {
   // 1.
   std::vector<double> logprobs;
   int64_t prompt_length = 0;  // in tokens
+  int64_t max_tokens = 0;     // max_completion_length; 0: unknown
   int64_t index = 0;          // within the step, over all ranks
   int64_t group = 0;          // index of its prompt within the step, over all ranks
   // Sums over the sampled tokens: the entropy in nats of the full distribution at the temperature
@@ -34,9 +40,7 @@ struct Trajectory {
   double entropy = 0, truncated_mass = 0;
   StopReason stop_reason = StopReason::kStopToken;
   std::string text;  // the completion, decoded; special tokens (end of sequence) give no text
-  bool truncated() const {
-    return stop_reason != StopReason::kStopToken && stop_reason != StopReason::kStopString;
-  }
+  bool truncated() const { return is_truncated(stop_reason); }
   // Number of sampled tokens.
   int64_t completion_length() const { return std::count(loss_mask.begin(), loss_mask.end(), 1); }
   void append_sampled(int32_t token, double logprob) {

@@ -42,6 +42,22 @@ std::string validate_answer(const std::string& request_line, const std::string& 
   return "";
 }
 
+const char* stop_reason_name(StopReason reason) {
+  switch (reason) {
+    case StopReason::kStopToken:
+      return "stop_token";
+    case StopReason::kStopString:
+      return "stop_string";
+    case StopReason::kLength:
+      return "length";
+    case StopReason::kContext:
+      return "context";
+    case StopReason::kCancelled:
+      return "cancelled";
+  }
+  COHORT_CHECK(false, "[reward] unknown stop reason");
+}
+
 CommandReward::Result result_of(const Json& answer) {
   if (const Json* error = answer.find("error"))
     return {kNotApplicable, "it reports: " + excerpt(error->as_string())};
@@ -78,6 +94,11 @@ void CommandReward::submit(const RewardInput& in) {
       .set("answer", in.example.answer)
       .set("fields", in.example.fields);
   if (!in.example.messages.is_null()) request.set("messages", in.example.messages);
+  if (in.tokens)
+    request.set("length", static_cast<int64_t>(in.tokens->size()))
+        .set("max_length", in.max_tokens)
+        .set("truncated", in.truncated())
+        .set("stop_reason", stop_reason_name(in.stop_reason));
   if (config_.batch) return unsent_.push_back(std::move(request));
   requested_.push_back({in.index});
   pool_->submit(request.dump());

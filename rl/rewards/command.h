@@ -4,9 +4,13 @@
 // line of JSON, which it must flush. Its standard error is appended to rewards.log in the run's
 // directory.
 //   request  {"index": 3, "step": 0, "prompt": "...", "completion": "...", "answer": "...",
-//             "fields": {...}, "messages": [...]}     (messages: conversations only)
+//             "fields": {...}, "messages": [...],     (messages: conversations only)
+//             "length": 17, "max_length": 64, "truncated": false, "stop_reason": "stop_token"}
 //   answer   {"index": 3, "reward": 0.5}              null: the reward does not apply
 //        or  {"index": 3, "error": "why there is no reward"}
+// `length` counts the sampled tokens, the stop token included, and `max_length` is the run's
+// max_completion_length. `stop_reason` is one of stop_token, stop_string, length, context and
+// cancelled; the last three are truncated. These four are left out where the tokens are unknown.
 // Evaluations send the same requests; `step` is the number of finished steps, and `index` counts
 // the completions of the evaluation. With `batch: true` a request is a list of such objects, and
 // the answer is the list of their answers in the same order. A failure of the program fails its

@@ -11,20 +11,29 @@
 
 namespace cohort {
 
-// A new reward is the file rl/rewards/<name>.cpp, which defines make_<name>(), and a line here.
-#define COHORT_REWARDS(R)                                                      \
-  R(command, "computed by an external program: run")                           \
-  R(contains, "the found text contains the answer")                            \
-  R(countdown, "an expression that reaches fields.target from fields.numbers") \
-  R(distinct, "the fraction of distinct runs of four words")                   \
-  R(exact_match, "the found text is the answer")                               \
-  R(format, "the pattern matches the whole completion")                        \
-  R(math, "the final answer is the answer, as text or as a number")            \
-  R(numeric, "the found number equals the answer")                             \
-  R(task, "the generated task's own checker")                                  \
-  R(think_format, "<think>...</think> comes first, once")
+// A new reward is the file rl/rewards/<name>.cpp, which defines make_<name>(), and a line here
+// with its keys. (Those by length share length.cpp.)
+#define COHORT_REWARDS(R)                                                                        \
+  R(command, "computed by an external program: run",                                             \
+    "run directory workers timeout start_timeout memory batch")                                  \
+  R(contains, "the found text contains the answer", "pattern")                                   \
+  R(cosine, "right or wrong, scaled by half a cosine of the length: correct",                    \
+    "correct threshold right wrong max_length")                                                  \
+  R(countdown, "an expression that reaches fields.target from fields.numbers", "pattern")        \
+  R(distinct, "the fraction of distinct runs of four words", "pattern")                          \
+  R(exact_match, "the found text is the answer", "pattern")                                      \
+  R(format, "the pattern matches the whole completion", "pattern")                               \
+  R(length, "minus penalty times the length, as a fraction of max_length", "penalty max_length") \
+  R(math, "the final answer is the answer, as text or as a number", "pattern")                   \
+  R(numeric, "the found number equals the answer", "pattern")                                    \
+  R(overlong, "0, and from buffer tokens before max_length on down to -penalty",                 \
+    "buffer penalty max_length")                                                                 \
+  R(repetition, "minus penalty times the fraction of n-grams of tokens that are repeated",       \
+    "n penalty")                                                                                 \
+  R(task, "the generated task's own checker", "pattern")                                         \
+  R(think_format, "<think>...</think> comes first, once", "pattern")
 
-#define COHORT_DECLARE_REWARD(name, description) \
+#define COHORT_DECLARE_REWARD(name, description, keys) \
   RewardFn make_##name(const RewardConfig& config, const Task* task);
 COHORT_REWARDS(COHORT_DECLARE_REWARD)
 #undef COHORT_DECLARE_REWARD

@@ -98,6 +98,57 @@ TEST_F(CommandReward, ReceivesAllFields) {
             (std::vector<double>{1, 3, 3, 5}));
 }
 
+class CommandRewardLengths : public CommandReward {
+ protected:
+  // Scores a completion of 3 sampled tokens of at most 8, which stop with `reason`.
+  RewardSet::Scores score_sampled(const RewardConfig& config, StopReason reason) const {
+    const Trajectory sampled{.tokens = {1, 5, 6, 7},
+                             .loss_mask = {0, 1, 1, 1},
+                             .prompt_length = 1,
+                             .max_tokens = 8,
+                             .stop_reason = reason,
+                             .text = "x"};
+    return RewardSet({config}, nullptr).score({prompts_.data(), 1}, {&sampled, 1}, 7);
+  }
+};
+
+TEST_F(CommandRewardLengths, ProgramsReceiveWhatTheSamplerKnows) {
+  const std::vector<std::pair<StopReason, std::string>> reasons = {
+      {StopReason::kStopToken, "stop_token"},
+      {StopReason::kStopString, "stop_string"},
+      {StopReason::kLength, "length"},
+      {StopReason::kContext, "context"},
+      {StopReason::kCancelled, "cancelled"}};
+  for (const auto& [reason, name] : reasons) {
+    const char* truncated = is_truncated(reason) ? "True" : "False";
+    EXPECT_EQ(score_sampled(python(str("def reward(completions, lengths, max_lengths, truncated, "
+                                       "stop_reasons, **rest):\n"
+                                       "    assert truncated == [",
+                                       truncated, "] and stop_reasons == ['", name,
+                                       "'], stop_reasons\n"
+                                       "    return [10 * lengths[0] + max_lengths[0]]\n")),
+                            reason)
+                  .total[0],
+              38)
+        << name;
+  }
+}
+
+// With functions that take no further arguments, fields of the same name, and unknown tokens.
+TEST_F(CommandRewardLengths, OlderFunctionsStillWork) {
+  const RewardConfig strict = python(
+      "def reward(completions, prompts, answers, messages, unit=None, more=None):\n"
+      "    return [1] * len(completions)\n");
+  EXPECT_EQ(score_sampled(strict, StopReason::kLength).total[0], 1);
+  write_file(dir_.path("reward.py"),
+             "def reward(completions, truncated, lengths, **rest):\n"
+             "    return [truncated[0] if lengths == [None] else -1]\n");
+  const Example own{.prompt = "a", .answer = "1", .fields = Json().set("truncated", 5)};
+  const Trajectory unknown{.text = "x"};
+  const RewardSet set({program("python3 '" + kHelper + "' reward.py")}, nullptr);
+  EXPECT_EQ(set.score({&own, 1}, {&unknown, 1}).total[0], 5);
+}
+
 TEST_F(CommandReward, FailuresHaveNoReward) {
   const RewardSet rewards({python("import os\n"
                                   "def reward(completions, **fields):\n"

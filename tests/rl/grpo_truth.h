@@ -44,6 +44,10 @@ void check_token_mean_of_ranks(const Json& truth);
 void check_token_mean_of_micro_batches(const Json& truth);
 void check_token_sum(const Json& truth);
 void check_sequence_mean(const Json& truth);
+void check_overlong(const Json& truth);
+void check_overlong_added(const Json& truth);
+void check_repetition(const Json& truth);
+void check_cosine(const Json& truth);
 void check_nll(const Json& truth);
 
 }  // namespace cohort::test

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "rl/grpo.h"
+#include "rl/reward.h"
 #include "tests/rl/grpo_truth.h"
 #include "tests/support/policy_loss_call.h"
 
@@ -457,6 +458,74 @@ void check_sequence_mean(const Json& truth) {
   if (want.find("valid_sequences")) expect(truth, "valid_sequences", totals.sequences);
   expect(truth, want.find("global_") ? "global_" : "seq_mean",
          aggregate(all, LossType::kGrpo, totals));
+}
+
+// ---- Rewards
+// ------------------------------------------------------------------------------------------------
+
+namespace {
+
+RewardInput completion_of(std::vector<int32_t> tokens) {
+  static const Example example;
+  RewardInput in{example, ""};
+  in.tokens = std::move(tokens);
+  return in;
+}
+RewardInput completion_of(const Json& length) {
+  return completion_of(std::vector<int32_t>(static_cast<size_t>(length.as_int()), 1));
+}
+
+}  // namespace
+
+void check_overlong(const Json& truth) {
+  const Json& in = truth.at("inputs");
+  RewardInput completion = completion_of(in.at("length"));
+  completion.max_tokens = in.at("max_len").as_int();
+  expect(truth, "reward",
+         make_reward({.name = "overlong", .buffer = in.at("cache").as_int()}, nullptr)(completion));
+}
+
+void check_overlong_added(const Json& truth) {
+  const Json& in = truth.at("inputs");
+  const int64_t buffer = in.at("buffer").as_int(), limit = in.at("max_len").as_int();
+  const RewardFn overlong = make_reward({.name = "overlong",
+                                         .buffer = buffer,
+                                         .max_length = limit,
+                                         .penalty = number(truth, "penalty")},
+                                        nullptr);
+  Values rewards = input(truth, "rewards");
+  for (size_t i = 0; i < rewards.size(); ++i) {
+    const Json& length = in.at("lengths").as_array()[i];
+    rewards[i] += overlong(completion_of(length));
+    const auto beyond = static_cast<double>(std::max<int64_t>(0, length.as_int() - limit));
+    rewards[i] -= number(truth, "penalty") * beyond / static_cast<double>(buffer);
+  }
+  expect(truth, "rewards", rewards);
+}
+
+void check_repetition(const Json& truth) {
+  std::vector<int32_t> tokens;
+  for (const double id : input(truth, "ids")) tokens.push_back(static_cast<int32_t>(id));
+  const RewardConfig config{.name = "repetition",
+                            .n = truth.at("inputs").at("ngram").as_int(),
+                            .penalty = -number(truth, "max_penalty")};
+  expect(truth, "reward", make_reward(config, nullptr)(completion_of(tokens)));
+}
+
+void check_cosine(const Json& truth) {
+  const Json& in = truth.at("inputs");
+  const RewardSet rewards({{.name = "cosine", .correct = "exact_match"}, {.name = "exact_match"}},
+                          nullptr);
+  const Example problem{.answer = "1"};
+  const auto length = static_cast<size_t>(in.at("length").as_int());
+  // A prompt of one token, before as many sampled ones as the case has.
+  Trajectory completion{.tokens = std::vector<int32_t>(length + 1),
+                        .loss_mask = std::vector<uint8_t>(length + 1, 1),
+                        .prompt_length = 1,
+                        .max_tokens = in.at("max_len").as_int(),
+                        .text = in.at("correct").as_bool() ? "1" : "2"};
+  completion.loss_mask[0] = 0;
+  expect(truth, "reward", rewards.score({&problem, 1}, {&completion, 1}).each[0]);
 }
 
 void check_nll(const Json& truth) {

@@ -30,16 +30,28 @@ RewardFn make(const RewardConfig& config, const Task* task = nullptr) {
   return make_reward(config, task);
 }
 
-// All rewards but `command`.
+// All rewards that make_reward() computes: neither `command` nor `cosine`.
 std::vector<RewardEntry> built_in() {
   std::vector<RewardEntry> out = reward_table();
-  std::erase_if(out, [](const RewardEntry& entry) { return entry.name == std::string("command"); });
+  std::erase_if(out, [](const RewardEntry& entry) {
+    return entry.name == std::string("command") || entry.name == std::string("cosine");
+  });
   return out;
 }
 
-// A configuration that is valid for every kind.
-RewardConfig config_of(const RewardEntry& entry) {
-  return {.name = entry.name, .weight = 1, .pattern = "(?s)(.*)"};
+// A valid configuration.
+RewardConfig config_of(const RewardEntry& entry, const std::string& pattern = "(?s)(.*)") {
+  RewardConfig config{.name = entry.name};
+  if (entry.keys == std::string("pattern")) config.pattern = pattern;
+  if (config.name == "overlong") config.buffer = 10;
+  return config;
+}
+// One token per byte.
+RewardInput input_of(const Example& example, const std::string& text) {
+  RewardInput in{example, text};
+  in.tokens.emplace(text.begin(), text.end());
+  in.max_tokens = 30;
+  return in;
 }
 
 RewardSet::Scores score(const RewardSet& rewards, const std::vector<Example>& prompts,
@@ -62,10 +74,11 @@ TEST(RewardTable, EveryEntryIsFiniteBoundedAndDeterministicOnGarbage) {
         c = trial % 2
                 ? static_cast<char>(rng.below(256))
                 : alphabet[static_cast<size_t>(rng.below(static_cast<int64_t>(alphabet.size())))];
-      const double value = reward({example, text});
-      EXPECT_TRUE(value >= 0 && value <= 1) << entry.name << ": " << value;
-      EXPECT_EQ(value, reward({example, text}));
-      EXPECT_EQ(value, again({example, text}));
+      const double value = reward(input_of(example, text));
+      const double sign = scores_tokens(config_of(entry)) ? -1 : 1;
+      EXPECT_TRUE(sign * value >= 0 && sign * value <= 1) << entry.name << ": " << value;
+      EXPECT_EQ(value, reward(input_of(example, text)));
+      EXPECT_EQ(value, again(input_of(example, text)));
     }
   }
 }
@@ -88,9 +101,12 @@ TEST(RewardTable, HostileCompletionsCostBoundedWork) {
   for (const RewardEntry& entry : built_in())
     for (const char* pattern : {"(?s)(.*)", "#### *([^ ]+)"})
       for (const std::string& text : hostile) {
-        const RewardConfig config{.name = entry.name, .weight = 1, .pattern = pattern};
-        const double value = make(config, &find_task("countdown"))({countdown_example(), text});
-        EXPECT_TRUE(value == 0 || value == 1) << entry.name;
+        const RewardFn reward = make(config_of(entry, pattern), &find_task("countdown"));
+        const double value = reward(input_of(countdown_example(), text));
+        if (entry.name == std::string("repetition"))
+          EXPECT_TRUE(value < -0.99 && value > -1) << value;
+        else
+          EXPECT_TRUE(std::abs(value) == 0 || std::abs(value) == 1) << entry.name << " " << value;
       }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   EXPECT_LT(seconds.count(), 60);  // 100 calls; a superlinear algorithm takes hours
@@ -311,9 +327,9 @@ TEST(RewardSet, SaysWhatIsWrong) {
   };
   EXPECT_THROW_WITH(set({}), InputError, "the list is empty");
   EXPECT_THROW_WITH(set({{.name = "numeric"}, {.name = "numerik"}}), InputError,
-                    "rewards[1] 'numerik': unknown reward; known: command, contains, countdown, "
-                    "distinct, exact_match, "
-                    "format, math, numeric, task, think_format; did you mean 'numeric'?");
+                    "rewards[1] 'numerik': unknown reward; known: command, contains, cosine, "
+                    "countdown, distinct, exact_match, format, length, math, numeric, overlong, "
+                    "repetition, task, think_format; did you mean 'numeric'?");
   EXPECT_THROW_WITH(set({{.name = "format"}}), InputError, "rewards[0] 'format': needs a pattern");
   EXPECT_THROW_WITH(set({{.name = "format", .weight = 1, .pattern = "(a"}}), InputError,
                     "rewards[0] 'format': regular expression '(a'");

@@ -90,6 +90,16 @@ TEST_F(Plans, ProgramsOfRewardsRunInTheFoldersOfTheirFiles) {
   EXPECT_EQ(rewards[3].directory, "/");
 }
 
+TEST_F(Plans, BuffersOfRewardsFitTheLengthOfCompletions) {
+  const std::string plan =
+      "trainer: grpo\ndata: {task: parity}\nmax_completion_length: 8\nrewards: [{name: overlong, "
+      "buffer: ";
+  EXPECT_EQ(load(plan + "8}]\n").stages[0].rewards[0].buffer, 8);
+  EXPECT_EQ(load(plan + "9, max_length: 9}]\n").stages[0].rewards[0].buffer, 9);
+  expect_refused(plan + "9}]\n",
+                 "rewards.buffer: 9 of 'overlong' is more than max_completion_length, 8");
+}
+
 // Every key differs from its default, so that a key missing from the dump is detected.
 TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
   const RunPlan plan = load(
@@ -167,6 +177,9 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "    rewards:\n"
       "      - {name: format, weight: -0.5, pattern: '(?s)\\d+: \"x\" # y'}\n"
       "      - {name: task, weight: 2}\n"
+      "      - {name: overlong, buffer: 2, penalty: 0.25, max_length: 5}\n"
+      "      - {name: repetition, n: 4}\n"
+      "      - {name: cosine, correct: task, threshold: 0.75, right: [2, 1], wrong: [-2, -1]}\n"
       "  - {trainer: grpo, data: {task: parity}, rewards: [{name: task}], delta: 2.5}\n"
       "  - {trainer: grpo, data: {task: parity}, rewards: [{name: task}], surrogate: sapo,\n"
       "     sapo_tau_pos: 1.5, sapo_tau_neg: 2.5}\n");

@@ -166,6 +166,42 @@ TEST_F(GrpoStep, IsAFunctionOfItsInputs) {
   expect_same_weights(weights[0], weights[1]);
 }
 
+TEST_F(GrpoStep, RewardsByLengthScoreTheSampledTokens) {
+  const int64_t limit = config_.sampling.max_completion_length;
+  const RewardSet rewards({{.name = "task", .weight = 0},
+                           {.name = "overlong", .weight = 2, .buffer = limit},
+                           {.name = "length", .weight = 0},
+                           {.name = "cosine", .weight = 0, .correct = "task"}},
+                          data_.task);
+  const auto comm = make_single_communicator();
+  const auto learner = make_learner(*comm);
+  Engine engine(learner->model(), {});
+  const Sampler sampler(engine, *data_.tokenizer, config_.sampling);
+  const std::vector<int64_t> shard = shard_prompts(*comm, config_, 0);
+  const GrpoStepResult result = grpo_step({.comm = *comm,
+                                           .config = config_,
+                                           .sampler = sampler,
+                                           .rewards = rewards,
+                                           .learner = *learner,
+                                           .reference = {},
+                                           .prompts = prompts(shard),
+                                           .indices = shard,
+                                           .step = 0,
+                                           .learning_rate = 1e-2});
+  const ScoredRollouts& rollouts = result.rollouts;
+  for (size_t i = 0; i < rollouts.trajectories.size(); ++i) {
+    const Trajectory& t = rollouts.trajectories[i];
+    const double fraction = static_cast<double>(t.completion_length()) / static_cast<double>(limit);
+    EXPECT_EQ(t.max_tokens, limit);
+    EXPECT_EQ(rollouts.scores.each[1][i], -fraction) << i;
+    EXPECT_EQ(rollouts.scores.each[2][i], -fraction) << i;
+    EXPECT_EQ(rollouts.scores.total[i], -2 * fraction) << i;
+    const double cosine = rollouts.scores.each[3][i];
+    EXPECT_EQ(rollouts.scores.each[0][i] >= 1, cosine > 0) << i;
+    EXPECT_NEAR(std::abs(cosine), 0.5 + (1 + std::cos(std::acos(-1) * fraction)) / 4, 1e-12) << i;
+  }
+}
+
 // With a reference that equals the policy the KL is 0, and so is the gradient if all rewards are
 // equal. A reward that applies to no completion does not change the weights either.
 TEST_F(GrpoStep, TakesAReferenceAndNeedsAReward) {
