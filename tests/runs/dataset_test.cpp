@@ -606,6 +606,20 @@ TEST_F(Datasets, PreviewScoresTheGoldAnswers) {
   EXPECT_EQ(good.reward_warning, "");
 }
 
+// A gold answer has the tokens of its text and is not truncated. A penalty is no warning.
+TEST_F(Datasets, PreviewKnowsTheLengthsOfGoldAnswers) {
+  jsonl(TrainerType::kGrpo, {line("1+1=", "2"), line("9+9=", "18"), line("8+9=", "17")});
+  write_file(dir_.path("plan.yaml"),
+             "trainer: grpo\ndata: {jsonl: {path: data.jsonl, eval_path: data.jsonl, answer: "
+             "'{answer}'}}\nmodel: {d_model: 16, num_heads: 2, context: 16}\n"
+             "max_completion_length: 4\neval: {correct: {reward: numeric}}\n"
+             "rewards: [{name: numeric}, {name: length}]\n");
+  const StagePreview preview = preview_plan(load_plan(dir_.path("plan.yaml"), {})).at(0);
+  EXPECT_EQ(preview.gold_rewards[0], "numeric 1, length -0.25; total 0.75");
+  EXPECT_EQ(preview.gold_rewards[1], "numeric 1, length -0.5; total 0.5");
+  EXPECT_EQ(preview.reward_warning, "");
+}
+
 // Several rewards need a choice of the criterion, which is checked before training.
 TEST_F(Datasets, PreviewRequiresACriterionOfCorrectness) {
   jsonl(TrainerType::kGrpo, sums());
