@@ -1,12 +1,21 @@
 // The binomial quotient is a product of k factors, none of which can overflow.
 #include "rl/evaluate.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "core/check.h"
+#include "data/tasks/tasks.h"
+#include "rl/rewards/math_answer.h"
+#include "rl/rewards/rewards.h"
 
 namespace cohort {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+}  // namespace
 
 double pass_at_k(int64_t n, int64_t c, int64_t k) {
   COHORT_CHECK(1 <= k && k <= n, "[pass_at_k] expected k from 1 to n = ", n, ", got ", k);
@@ -19,12 +28,25 @@ double pass_at_k(int64_t n, int64_t c, int64_t k) {
   return 1 - all_wrong;
 }
 
-double mean_pass_at_k(std::span<const double> correct, int64_t num_generations, int64_t k) {
+MeanScore mean_score(std::span<const double> values) {
+  double sum = 0, squares = 0, count = 0;
+  for (const double value : values)
+    if (!std::isnan(value)) {
+      sum += value;
+      ++count;
+    }
+  const double mean = count > 0 ? sum / count : kNaN;
+  for (const double value : values)
+    if (!std::isnan(value)) squares += (value - mean) * (value - mean);
+  return {mean, count > 1 ? std::sqrt(squares / (count * (count - 1))) : kNaN};
+}
+
+std::vector<double> pass_at_k_of_prompts(std::span<const double> correct, int64_t num_generations,
+                                         int64_t k) {
   const auto size = static_cast<int64_t>(correct.size());
   COHORT_CHECK(num_generations > 0 && size > 0 && size % num_generations == 0,
                "[pass_at_k] expected groups of ", num_generations, ", got ", size, " values");
-  double sum = 0;
-  int64_t prompts = 0;
+  std::vector<double> out;
   for (int64_t begin = 0; begin < size; begin += num_generations) {
     int64_t judged = 0, right = 0;
     for (int64_t i = begin; i < begin + num_generations; ++i) {
@@ -32,12 +54,47 @@ double mean_pass_at_k(std::span<const double> correct, int64_t num_generations, 
       judged += !std::isnan(verdict);
       right += verdict == 1;
     }
-    if (judged < k) continue;
-    sum += pass_at_k(judged, right, k);
-    ++prompts;
+    out.push_back(judged < k ? kNaN : pass_at_k(judged, right, k));
   }
-  return prompts > 0 ? sum / static_cast<double>(prompts)
-                     : std::numeric_limits<double>::quiet_NaN();
+  return out;
+}
+
+double mean_pass_at_k(std::span<const double> correct, int64_t num_generations, int64_t k) {
+  return mean_score(pass_at_k_of_prompts(correct, num_generations, k)).mean;
+}
+
+double majority_at_k(std::span<const std::string> answers, std::span<const double> correct,
+                     int64_t k) {
+  COHORT_CHECK(k > 0 && answers.size() == correct.size(), "[majority_at_k] expected a verdict on ",
+               answers.size(), " answers and a positive k, got ", correct.size(), " and ", k);
+  struct Votes {
+    const std::string& answer;
+    double verdict;
+    int64_t count;
+  };
+  std::vector<Votes> votes;  // in the order of the first occurrence
+  for (size_t i = 0; i < answers.size() && k > 0; ++i) {
+    if (std::isnan(correct[i])) continue;
+    --k;
+    const auto same =
+        std::ranges::find_if(votes, [&](const Votes& v) { return v.answer == answers[i]; });
+    if (same != votes.end())
+      ++same->count;
+    else
+      votes.push_back({answers[i], correct[i], 1});
+  }
+  return k > 0 ? kNaN : std::ranges::max_element(votes, {}, &Votes::count)->verdict;
+}
+
+AnswerFn make_answer(const RewardConfig& config) {
+  const bool is_math = config.name == "math", normalises = is_math || config.name == "numeric";
+  const AnswerFinder finder(config.name == "format" ? "" : config.pattern);
+  return [=](std::string_view completion) {
+    auto found = finder.find(completion);
+    if (found && is_math) found = final_answer(*found);
+    const std::string answer = found ? *found : std::string(completion);
+    return normalises && found ? normalised_answer(answer) : std::string(trimmed(answer));
+  };
 }
 
 }  // namespace cohort

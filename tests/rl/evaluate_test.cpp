@@ -1,4 +1,4 @@
-// Pass rates against enumeration.
+// Pass rates against enumeration, majorities by hand.
 #include "rl/evaluate.h"
 
 #include <gtest/gtest.h>
@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "rl/reward.h"
 #include "tests/support/test_util.h"
 
 namespace cohort {
@@ -64,6 +65,50 @@ TEST(PassAtK, LeavesOutSamplesThatAreNotJudged) {
               1e-15);  // the second prompt has too few
   EXPECT_NEAR(mean_pass_at_k(correct, 4, 4), 0, 1e-15);
   EXPECT_TRUE(std::isnan(mean_pass_at_k(std::vector<double>{nan, nan}, 1, 1)));
+}
+
+TEST(MeanScores, HaveTheStandardErrorOfTheMean) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const MeanScore score = mean_score(std::vector<double>{0.25, nan, 0.75, 0.5});
+  EXPECT_DOUBLE_EQ(score.mean, 0.5);
+  EXPECT_DOUBLE_EQ(score.error, std::sqrt(0.125 / (3 * 2)));
+  // For verdicts it is sqrt(p (1 - p) / (n - 1)).
+  EXPECT_DOUBLE_EQ(mean_score(std::vector<double>{1, 0, 0, 0, 0}).error, std::sqrt(0.2 * 0.8 / 4));
+  EXPECT_TRUE(std::isnan(mean_score({}).mean));
+  EXPECT_EQ(mean_score(std::vector<double>{1}).mean, 1);
+  EXPECT_TRUE(std::isnan(mean_score(std::vector<double>{1}).error));
+}
+
+TEST(MajorityAtK, IsTheVerdictOnTheMostFrequentAnswer) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const std::vector<std::string> answers = {"7", "8", "8", "9", "7", "7"};
+  const std::vector<double> right_7 = {1, 0, 0, 0, 1, 1}, right_8 = {0, 1, 1, 0, 0, 0};
+  // The first 1, 2 (a tie: the first), 3, 4, 5 (a tie of two and two: 7 occurs first), 6.
+  const double expected[] = {1, 1, 0, 0, 1, 1};
+  for (int64_t k = 1; k <= 6; ++k) {
+    EXPECT_EQ(majority_at_k(answers, right_7, k), expected[k - 1]) << k;
+    EXPECT_EQ(majority_at_k(answers, right_8, k), 1 - expected[k - 1]) << k;
+  }
+  // Samples that are not judged have no vote: of the first 3 judged ones two are 8.
+  const std::vector<double> some = {nan, 0, 0, 0, 1, nan};
+  EXPECT_EQ(majority_at_k(answers, some, 3), 0);
+  EXPECT_EQ(majority_at_k(answers, some, 4), 0);
+  EXPECT_TRUE(std::isnan(majority_at_k(answers, some, 5)));
+  EXPECT_THROW_WITH(majority_at_k(answers, some, 0), Error, "positive k");
+}
+
+TEST(MajorityAtK, AnswersAreWhatTheRewardFinds) {
+  const auto answer = [](const RewardConfig& config, const char* completion) {
+    return make_answer(config)(completion);
+  };
+  EXPECT_EQ(answer({.name = "math"}, "so it is \\boxed{1,200}. Or not"), "1200");
+  EXPECT_EQ(answer({.name = "numeric", .pattern = "= (\\S+)"}, "a = 3\nb = $1,200 now"), "1200");
+  EXPECT_EQ(answer({.name = "exact_match", .pattern = "<a>(.*)</a>"}, "x <a> 5 </a>"), "5");
+  // Without an answer it is the completion.
+  EXPECT_EQ(answer({.name = "numeric", .pattern = "= (\\S+)"}, " no idea\n"), "no idea");
+  EXPECT_EQ(answer({.name = "exact_match"}, " 5 apples\n"), "5 apples");
+  EXPECT_EQ(answer({.name = "format", .pattern = "(5) .*"}, "5 apples"), "5 apples");
+  EXPECT_EQ(answer({.name = "command", .run = "judge"}, "5 "), "5");
 }
 
 }  // namespace
