@@ -344,6 +344,8 @@ int evaluate(const EvalOptions& options) {
                                        config.batch.micro_batch(), *alone));
   } else {
     const Correctness correct = correctness_of(config.eval.correct, config.rewards, data.task);
+    const std::vector<EvalSet> sets = load_eval_sets({config.eval, config, config.rewards, correct},
+                                                     data, loaded.model->config().context);
     if (data.held_out_set->size() == 0)
       throw InputError(
           "nothing is held out to evaluate on; hint: data.jsonl.eval_path=FILE, or "
@@ -355,11 +357,15 @@ int evaluate(const EvalOptions& options) {
       if (!leak.empty()) logging::warn(leak);
     }
     Engine engine(*loaded.model, config.rollout);
-    const ProblemScores scores = evaluate_problems({engine, data, correct, config}, *alone);
+    const ProblemEvaluation problems{engine, data, correct, config};
+    const ProblemScores scores = evaluate_problems(problems, *alone);
     expect_verdicts(options, correct, scores);
     line.set("held_out", data.held_out_set->size());
     for (const auto& [name, value] : scores.metrics) line.set(name, metric_json(name, value));
     line.set("correct", correct.rule());
+    for (const EvalSet& set : sets)
+      for (const auto& [name, value] : evaluate_set(set, problems, *alone).metrics)
+        line.set(set_metric_name(set.name, name), metric_json(name, value));
     if (!options.pass_rates.empty())
       write_pass_rates(options.pass_rates, data.held_out, scores.pass_rates);
   }

@@ -233,7 +233,10 @@ TrainState TrainState::from_json(const Json& json) {
   for (const char* evaluation : {"first", "last"}) {
     const Json& scores = json.at("report").get_or_null(evaluation);
     for (const char* score : {"score", "val_loss"}) number_or_nan(scores.get_or_null(score));
-    if (const Json* measure = scores.find("measure")) measure->as_string();
+    for (const char* key : {"measure", "best_measure"})
+      if (const Json* measure = scores.find(key)) measure->as_string();
+    if (const Json* sets = scores.find("sets"))
+      for (const auto& [name, score] : sets->as_object()) number_or_nan(score);
   }
   if (const Json* planned = json.find("planned_steps"))
     for (const Json& number : planned->as_array()) s.planned_steps.push_back(number.as_int());

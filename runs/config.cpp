@@ -80,6 +80,9 @@ class RelativePaths {
       for (ConfigNode& reward : rewards->items)
         if (const ConfigNode* run = reward.find("run"); run != nullptr && run->text() != "")
           resolve_directory(reward);
+    if (ConfigNode* sets = node_at(map, "eval.sets"))
+      for (ConfigNode& set : sets->items)
+        if (ConfigNode* path = set.find("path")) resolve_path(*path);
     for (const std::string_view key : kPathKeys) {
       ConfigNode* node = node_at(map, key);
       if (node == nullptr) continue;
@@ -209,9 +212,43 @@ void validate_held_out(const DataConfig& data, const EvalConfig& eval) {
   const char* needs_held_out = eval.every > 0     ? "eval.every"
                                : eval.stop_at > 0 ? "eval.stop_at"
                                                   : nullptr;
-  require(needs_held_out == nullptr || !data.holds_nothing_out(),
+  require(needs_held_out == nullptr || !data.holds_nothing_out() ||
+              (needs_held_out == std::string_view("eval.every") && !eval.sets.empty()),
           str(needs_held_out, ": nothing is held out at held_out_fraction 0; hint: ",
               needs_held_out, "=0, another fraction, or data.jsonl.eval_path"));
+}
+
+void validate_k(const EvalConfig& eval, const std::string& section) {
+  for (const int64_t k : eval.k)
+    require(k <= eval.num_samples,
+            str(section, ".k: pass@", k, " needs ", section, ".num_samples of at least ", k));
+}
+
+// Checks the names of the sets, which are prefixes of metrics, and their options.
+void validate_sets(const EvalConfig& eval) {
+  constexpr std::string_view kPrefixes[] = {"clip_ratio", "completions", "eval",  "rewards",
+                                            "rollout",    "time",        "update"};
+  std::vector<std::string> names;
+  for (const EvalSetConfig& set : eval.sets) {
+    const std::string section = str("eval.sets[", names.size(), "]"), name = section + ".name: ";
+    const auto wrong = [](unsigned char c) { return c == '/' || c <= ' ' || c == 127; };
+    require(!set.name.empty() && std::ranges::none_of(set.name, wrong),
+            str(name, "expected a name without / and spaces, got '", set.name, "'"));
+    require(std::ranges::find(kPrefixes, set.name) == std::end(kPrefixes),
+            str(name, "metrics of training begin with '", set.name, "/'; hint: another name"));
+    require(std::ranges::find(names, set.name) == names.end(),
+            str(name, "another set is called '", set.name, "'; hint: another name"));
+    names.push_back(set.name);
+    require(!set.path.empty(), str(section, ".path: expected a file of problems"));
+    require(!set.correct.reward.empty() || set.correct.threshold == CorrectConfig().threshold,
+            str(section, ".correct.threshold: is that of a reward, which is not given; hint: ",
+                section, ".correct.reward"));
+    validate_k(eval.options_of(set), section);
+  }
+  require(eval.best.empty() || std::ranges::find(names, eval.best) != names.end(),
+          str("eval.best: no set is called '", eval.best, "'; ",
+              names.empty() ? "there are none" : str("the sets are ", join(names, ", ")),
+              did_you_mean(eval.best, names)));
 }
 
 // Checks the keys about the choice and the order of training problems.
@@ -274,9 +311,8 @@ void TrainConfig::validate() const {
   require(dtype != DType::kF64 || on_cpu, "dtype: f64 is for device: cpu; hint: f32 or bf16");
   require(optimizer.min_learning_rate <= optimizer.learning_rate,
           "min_learning_rate: expected at most learning_rate");
-  for (const int64_t k : eval.k)
-    require(k <= eval.num_samples,
-            str("eval.k: pass@", k, " needs eval.num_samples of at least ", k));
+  validate_k(eval, "eval");
+  validate_sets(eval);
 }
 
 std::vector<std::string> TrainConfig::warnings() const {

@@ -135,8 +135,11 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
   }
   start.config.check_device(device_named(config.device, "device"));
   bool scores = config.batch.trainer == TrainerType::kGrpo;
-  if (config.batch.trainer != TrainerType::kPretrain)
-    scores |= correctness_of(config.eval.correct, config.rewards, data.task).command != nullptr;
+  if (config.batch.trainer != TrainerType::kPretrain) {
+    const Correctness correct = correctness_of(config.eval.correct, config.rewards, data.task);
+    load_eval_sets({config.eval, config, config.rewards, correct}, data, start.config.context);
+    scores |= correct.command != nullptr;
+  }
   if (scores) RewardSet(config.rewards, data.task);
   StagePreview out{.model = start.config,
                    .lengths = check_data(config, data, start.config.context)};

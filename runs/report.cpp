@@ -43,6 +43,29 @@ std::string completions_text(const Json& list) {
   return text;
 }
 
+std::string scores_text(int64_t step, const std::string& measure, const Metrics& metrics) {
+  std::string text = str("step ", step, ":");
+  const char* before = " ";
+  for (const auto& [name, value] : metrics) {
+    if (name == "pass@1_stderr") break;  // the rest is appended below
+    const bool is_score = name == metrics.front().first;
+    if (!is_score && std::isnan(value)) continue;
+    text += str(before, name == "pass@1" ? measure : name, " ", score_text(value, 4));
+    before = ", ";
+  }
+  const auto problems = metrics.find("problems");
+  if (!problems) return text;
+  const auto number = [&](const char* name) { return metrics.at(name); };
+  if (const double error = number("pass@1_stderr"); !std::isnan(error))
+    text += ", standard error " + score_text(error, 4);
+  text += str(" (", score_text(*problems, 0), " problems, mean length ",
+              score_text(number("eval/mean_length"), 1), ", ",
+              score_text(100 * number("eval/clipped_ratio"), 0), " % truncated");
+  if (const double full = number("eval/context_ratio"); full > 0)
+    text += str(", ", score_text(100 * full, 0), " % in a full context");
+  return text + ")";
+}
+
 }  // namespace
 
 std::string utc_now() {
@@ -66,36 +89,25 @@ std::string score_text(double score, int digits) {
 }
 
 std::string evaluation_text(const Evaluation& evaluation) {
-  std::string text = str("step ", evaluation.step, ":");
-  const char* before = " ";
-  for (const auto& [name, value] : evaluation.metrics) {
-    if (name == "pass@1_stderr") break;  // the rest is appended below
-    const bool is_score = name == evaluation.metrics.front().first;
-    if (!is_score && std::isnan(value)) continue;
-    text += str(before, name == "pass@1" ? evaluation.measure : name, " ", score_text(value, 4));
-    before = ", ";
-  }
-  const auto problems = evaluation.metrics.find("problems");
-  if (!problems) return text;
-  const auto number = [&](const char* name) { return evaluation.metrics.at(name); };
-  if (const double error = number("pass@1_stderr"); !std::isnan(error))
-    text += ", standard error " + score_text(error, 4);
-  text += str(" (", score_text(*problems, 0), " problems, mean length ",
-              score_text(number("eval/mean_length"), 1), ", ",
-              score_text(100 * number("eval/clipped_ratio"), 0), " % truncated");
-  if (const double full = number("eval/context_ratio"); full > 0)
-    text += str(", ", score_text(100 * full, 0), " % in a full context");
-  return text + ")";
+  return scores_text(evaluation.step, evaluation.measure, evaluation.metrics);
+}
+
+std::string set_text(const Evaluation& evaluation, const SetScores& set) {
+  return scores_text(evaluation.step, set.measure, set.metrics);
 }
 
 Json metric_json(const std::string& name, double value) {
-  return name == "problems" ? Json(static_cast<int64_t>(value)) : Json(value);
+  return name == "problems" || name.ends_with("/problems") ? Json(static_cast<int64_t>(value))
+                                                           : Json(value);
 }
 
 Json evaluation_json(const Evaluation& evaluation) {
   Json line;
   line.set("step", evaluation.step).set("time", utc_now()).set("eval", true);
   for (const auto& [name, value] : evaluation.metrics) line.set(name, metric_json(name, value));
+  for (const SetScores& set : evaluation.sets)
+    for (const auto& [name, value] : set.metrics)
+      line.set(set_metric_name(set.name, name), metric_json(name, value));
   if (!evaluation.rule.empty()) line.set("correct", evaluation.rule);
   return line.set("time/evaluation", evaluation.seconds);
 }
@@ -118,6 +130,10 @@ Json score_json(const Evaluation& evaluation) {
   }
   Json out;
   out.set("score", evaluation.score).set("measure", evaluation.measure);
+  if (evaluation.best_set >= 0) out.set("best_measure", evaluation.best_measure());
+  Json sets = Json(Json::Object{});
+  for (const SetScores& set : evaluation.sets) sets.set(set.measure, set.metrics.front().second);
+  if (!evaluation.sets.empty()) out.set("sets", std::move(sets));
   if (const auto loss = evaluation.metrics.find("val_loss")) out.set("val_loss", *loss);
   return out.set("completions", std::move(list));
 }
@@ -164,6 +180,9 @@ std::string final_report(const Json& report) {
       text += str(title, " GRPO (held-out ", measure != nullptr ? measure->as_string() : "pass@1",
                   " ", score_text(number_or_nan(part->at("score")), 3), "):\n",
                   completions_text(part->at("completions")));
+      if (const Json* sets = part->find("sets"))
+        for (const auto& [name, score] : sets->as_object())
+          text += str("  ", name, " ", score_text(number_or_nan(score), 3), "\n");
     }
   return text;
 }

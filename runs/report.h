@@ -25,6 +25,13 @@ class Reporter {
   virtual void end_stage() {}
 };
 
+// The scores on one set of eval.sets.
+struct SetScores {
+  std::string name;
+  std::string measure;  // "aime/pass@1 (math)"
+  Metrics metrics;      // without the set's name; pass@1 first
+};
+
 struct Evaluation {
   int64_t step = 0;
   double score = 0;     // higher is better; NaN: not measured
@@ -33,11 +40,22 @@ struct Evaluation {
   double seconds = 0;   // duration
   Metrics metrics;      // the score's metric first; empty: nothing is held out
   std::vector<ProblemResult> samples;
+  std::vector<SetScores> sets;
+  // The set whose score chooses the best step (eval.best); -1: the score above does.
+  int64_t best_set = -1;
+  double best_score() const { return best_set < 0 ? score : set_of_best().metrics.front().second; }
+  const std::string& best_measure() const { return best_set < 0 ? measure : set_of_best().measure; }
+  // Metrics with "problems", of which the best score is a mean; empty: there is none.
+  const Metrics& best_metrics() const { return best_set < 0 ? metrics : set_of_best().metrics; }
+  bool empty() const { return metrics.empty() && sets.empty(); }
+  const SetScores& set_of_best() const { return sets[static_cast<size_t>(best_set)]; }
 };
 
 // "step 20: pass@1 (countdown) 0.5300, sampled_pass@8 0.6000, standard error 0.0221 (512 problems,
 // mean length 17.3, 2 % truncated)".
 std::string evaluation_text(const Evaluation& evaluation);
+// The line of one of its sets.
+std::string set_text(const Evaluation& evaluation, const SetScores& set);
 // A number of an evaluation as written to files: counts are integers.
 Json metric_json(const std::string& name, double value);
 // Lines of metrics.jsonl and completions.jsonl.

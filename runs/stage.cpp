@@ -84,9 +84,8 @@ Stage::Stage(const StageSetup& setup) : setup_(setup) {
   set_watchdog(config_);
   begin_activity("loading data and model");
   build_model();
+  if (config_.batch.trainer != TrainerType::kPretrain) load_sets();
   check_equal_starts();
-  if (config_.batch.trainer != TrainerType::kPretrain)
-    correct_ = correctness_of(config_.eval.correct, config_.rewards, data_.task);
   if (!is_main()) return;
   if (setup.profile_steps > 0) {
     Trace attempt(device_);  // throws now, not after two steps
@@ -110,6 +109,16 @@ Stage::Stage(const StageSetup& setup) : setup_(setup) {
         checkpoints, state_,
         std::max<int64_t>(config_.checkpoint.keep_last, state_.finished ? 1 : 2));
   reporter_.begin_stage(trainer_name(config_.batch.trainer), state_.step, config_.batch.steps);
+}
+
+// Sets the criterion of correctness, and loads eval.sets.
+void Stage::load_sets() {
+  correct_ = correctness_of(config_.eval.correct, config_.rewards, data_.task);
+  sets_ = load_eval_sets({config_.eval, config_, config_.rewards, correct_}, data_,
+                         model().config().context);
+  for (const EvalSet& set : sets_)
+    if (is_main() && !set.too_long.empty())
+      logging::info("data.too_long: eval.sets, ", set.name, ": ", set.too_long);
 }
 
 void Stage::build_model() {
@@ -316,6 +325,7 @@ void Stage::check_equal_starts() {
     return checksum_of(out);
   };
   std::string data = data_.fingerprint;
+  for (const EvalSet& set : sets_) data += set.fingerprint;
   for (const auto& [name, content] : data_.tokenizer->files()) data += name + content;
   std::vector<std::pair<const char*, uint64_t>> parts{
       {"weights", weights(model())},
@@ -431,12 +441,19 @@ Evaluation Stage::evaluation() {
   } else {
     out.measure = correct_.measure();
     out.rule = correct_.rule();
-    if (data_.held_out.empty()) return out;
-    ProblemScores scores =
-        evaluate_problems({engine(), data_, correct_, config_, state_.step, stop}, comm_);
-    out.metrics = std::move(scores.metrics);
-    out.samples = std::move(scores.samples);
-    out.score = out.metrics.front().second;
+    const ProblemEvaluation problems{engine(), data_, correct_, config_, state_.step, stop};
+    if (!data_.held_out.empty()) {
+      ProblemScores scores = evaluate_problems(problems, comm_);
+      out.metrics = std::move(scores.metrics);
+      out.samples = std::move(scores.samples);
+      out.score = out.metrics.front().second;
+    }
+    for (const EvalSet& set : sets_) {
+      if (set.name == config_.eval.best) out.best_set = std::ssize(out.sets);
+      out.sets.push_back({set.name, str(set.name, "/", set.correct.measure()),
+                          evaluate_set(set, problems, comm_).metrics});
+    }
+    if (out.empty()) return out;
   }
   out.seconds = clock.lap("evaluation");
   return out;
@@ -461,12 +478,13 @@ bool Stage::evaluate() {
 }
 
 void Stage::report_score(const Evaluation& result) {
-  if (!is_main() || result.metrics.empty()) return;
+  if (!is_main() || result.empty()) return;
   log_metrics(evaluation_json(result));
   for (const ProblemResult& problem : result.samples)
     log_completion(sample_json(result, problem).dump());
-  reporter_.message(evaluation_text(result));
-  if (!std::isnan(result.score) || result.rule.empty() || warned_) return;
+  if (!result.metrics.empty()) reporter_.message(evaluation_text(result));
+  for (const SetScores& set : result.sets) reporter_.message(set_text(result, set));
+  if (!std::isnan(result.score) || result.metrics.empty() || result.rule.empty() || warned_) return;
   warned_ = true;
   logging::warn(result.measure, " is not measured: ", correct_.name, " applies to none of the ",
                 data_.held_out.size(), " held-out problems; hint: another eval.correct.reward");
@@ -474,15 +492,14 @@ void Stage::report_score(const Evaluation& result) {
 
 // Warns of a drop to less than half of the best score that is larger than sampling noise.
 void Stage::warn_of_collapse(const Evaluation& evaluation) {
-  if (evaluation.rule.empty() || state_.best_step < 0 || std::isnan(evaluation.score) ||
-      std::isnan(state_.best))
+  const double best = state_.best, score = evaluation.best_score();
+  if (evaluation.rule.empty() || state_.best_step < 0 || std::isnan(score) || std::isnan(best))
     return;
-  const double best = state_.best, score = evaluation.score,
-               problems = static_cast<double>(data_.held_out.size());
+  const double problems = evaluation.best_metrics().at("problems");
   const double error = std::sqrt((best * (1 - best) + score * (1 - score)) / problems);
   const bool collapsed = score < best / 2 && best - score > 2 * error;
   if (collapsed && !collapsed_)
-    warn(str("step ", state_.step, ": ", evaluation.measure, " has collapsed to ",
+    warn(str("step ", state_.step, ": ", evaluation.best_measure(), " has collapsed to ",
              score_text(score, 4), "; hint: a lower learning_rate"));
   collapsed_ = collapsed;
 }
@@ -498,13 +515,15 @@ bool Stage::is_best(double score, double loss) const {
 
 void Stage::record_score(const Evaluation& evaluation) {
   state_.evaluated_step = state_.step;
-  if (evaluation.metrics.empty()) return;  // nothing is held out
+  if (evaluation.empty()) return;  // nothing is held out
   // Scores of another measure are not comparable.
-  if (const Json& measure = state_.report.get_or_null("last").get_or_null("measure");
-      !measure.is_null() && measure.as_string() != evaluation.measure)
+  const Json& last = state_.report.get_or_null("last");
+  if (const Json& measure =
+          last.get_or_null(last.find("best_measure") != nullptr ? "best_measure" : "measure");
+      !measure.is_null() && measure.as_string() != evaluation.best_measure())
     state_.best_step = -1;
   warn_of_collapse(evaluation);
-  const double score = evaluation.score;
+  const double score = evaluation.best_score();
   const double loss = evaluation.metrics.find("val_loss").value_or(std::nan(""));
   if (is_best(score, loss)) {
     state_.best = score;
@@ -512,7 +531,7 @@ void Stage::record_score(const Evaluation& evaluation) {
     state_.best_step = state_.step;
   }
   reached_ = config_.eval.stop_at > 0 && config_.batch.trainer != TrainerType::kPretrain &&
-             score >= config_.eval.stop_at;
+             evaluation.score >= config_.eval.stop_at;
   if (state_.report.find("first") == nullptr) state_.report.set("first", score_json(evaluation));
   state_.report.set("last", score_json(evaluation));
 }

@@ -132,6 +132,7 @@ class Stage : NonCopyable {
   // True if neither a step nor an evaluation has been made.
   bool is_new() const { return state_.step == 0 && state_.evaluated_step < 0; }
   Evaluation evaluation();
+  void load_sets();
   void warn_of_collapse(const Evaluation& evaluation);
   void load_reference(const LoadedModel& loaded);
   void load_reference_adapters(const Transformer& model);
@@ -153,6 +154,7 @@ class Stage : NonCopyable {
   std::unique_ptr<Transformer> reference_;  // unless the model has adapters
   std::vector<Tensor> start_adapters_;      // reference: start
   Correctness correct_;
+  std::vector<EvalSet> sets_;  // eval.sets
   TrainState state_;
   std::optional<LogFile> metrics_, completions_;  // rank 0 only
   std::optional<EventFile> events_;

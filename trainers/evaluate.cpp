@@ -10,7 +10,9 @@
 #include "core/allocator.h"
 #include "core/log.h"
 #include "core/sizes.h"
+#include "data/data_check.h"
 #include "kernels/head.h"
+#include "sys/files.h"
 #include "trainers/across_ranks.h"
 #include "trainers/sampling.h"
 
@@ -61,14 +63,26 @@ void check_stopped(Communicator& comm, bool stopped) {
   if (any > 0) throw EvaluationStopped("the evaluation was stopped");
 }
 
-Judged sample_and_judge(const ProblemEvaluation& evaluation, Communicator& comm, double temperature,
-                        int64_t samples) {
-  const std::vector<Example>& problems = evaluation.data.held_out;
-  const auto count = static_cast<int64_t>(problems.size());
-  const RankShard shard = shard_of(count, comm.rank(), comm.size());
+const std::vector<Example>& problems_of(const ProblemEvaluation& evaluation) {
+  return evaluation.problems != nullptr ? *evaluation.problems : evaluation.data.held_out;
+}
+
+SamplingConfig sampling_of(const ProblemEvaluation& evaluation, double temperature) {
+  const EvalConfig& eval = evaluation.config.eval;
   SamplingConfig sampling =
       sampling_for(evaluation.config.sampling, evaluation.config.data, *evaluation.data.tokenizer);
   sampling.temperature = temperature;
+  sampling.top_p = eval.top_p.value_or(sampling.top_p);
+  sampling.max_completion_length =
+      eval.max_completion_length.value_or(sampling.max_completion_length);
+  return sampling;
+}
+
+Judged sample_and_judge(const ProblemEvaluation& evaluation, Communicator& comm, double temperature,
+                        int64_t samples) {
+  const std::vector<Example>& problems = problems_of(evaluation);
+  const auto count = static_cast<int64_t>(problems.size());
+  const RankShard shard = shard_of(count, comm.rank(), comm.size());
   SampleAddress address{.seed = evaluation.config.seed, .step = -1 - evaluation.step};
   address.prompt_indices.resize(static_cast<size_t>(shard.end - shard.begin));
   std::iota(address.prompt_indices.begin(), address.prompt_indices.end(), shard.begin);
@@ -86,7 +100,7 @@ Judged sample_and_judge(const ProblemEvaluation& evaluation, Communicator& comm,
   bool stopped = false;
   try {
     out.trajectories =
-        Sampler(evaluation.engine, *evaluation.data.tokenizer, sampling)
+        Sampler(evaluation.engine, *evaluation.data.tokenizer, sampling_of(evaluation, temperature))
             .sample(std::span(problems).subspan(static_cast<size_t>(shard.begin),
                                                 address.prompt_indices.size()),
                     samples, address, {.on_finished = submit, .on_token = unless_stopped});
@@ -106,7 +120,7 @@ Judged sample_and_judge(const ProblemEvaluation& evaluation, Communicator& comm,
 
 std::vector<ProblemResult> reported_samples(const ProblemEvaluation& evaluation, Communicator& comm,
                                             const Judged& greedy) {
-  const std::vector<Example>& problems = evaluation.data.held_out;
+  const std::vector<Example>& problems = problems_of(evaluation);
   std::vector<std::string> texts(std::min<size_t>(kReportedSamples, problems.size()));
   for (const Trajectory& t : greedy.trajectories)
     if (const auto index = static_cast<size_t>(t.group); index < texts.size())
@@ -120,6 +134,53 @@ std::vector<ProblemResult> reported_samples(const ProblemEvaluation& evaluation,
   return out;
 }
 
+// Adds the mean length of completions and the fractions that are truncated. `prefix`: of the names.
+void add_lengths(const Judged& judged, Communicator& comm, const std::string& prefix,
+                 Metrics& out) {
+  double tokens = 0, at_length = 0, at_context = 0;
+  for (const Trajectory& t : judged.trajectories) {
+    tokens += static_cast<double>(t.completion_length());
+    at_length += t.stop_reason == StopReason::kLength;
+    at_context += t.stop_reason == StopReason::kContext;
+  }
+  reduce_in_place(comm, {&tokens, &at_length, &at_context});
+  const auto count = static_cast<double>(judged.verdicts.size());
+  out.add(prefix + "mean_length", tokens / count);
+  out.add(prefix + "clipped_ratio", at_length / count);
+  out.add(prefix + "context_ratio", at_context / count);
+}
+
+// maj@k of every problem, on every rank.
+std::vector<double> majorities(const ProblemEvaluation& evaluation, const Judged& sampled,
+                               Communicator& comm, int64_t k) {
+  const auto n = static_cast<size_t>(evaluation.config.eval.num_samples);
+  std::vector<double> out(sampled.verdicts.size() / n, 0);
+  for (size_t begin = 0; begin < sampled.trajectories.size(); begin += n) {
+    std::vector<std::string> answers;
+    for (const Trajectory& t : std::span(sampled.trajectories).subspan(begin, n))
+      answers.push_back(evaluation.correct.answer ? evaluation.correct.answer(t.text) : t.text);
+    const auto problem = static_cast<size_t>(sampled.trajectories[begin].group);
+    out[problem] = majority_at_k(answers, std::span(sampled.verdicts).subspan(problem * n, n), k);
+  }
+  // One rank has each value and the others 0, so the sums are exact.
+  return reduce_over_ranks(comm, out);
+}
+
+// Adds pass@k and maj@k to `scores`, their standard errors and the samples' lengths to `errors`.
+void add_sampled(const ProblemEvaluation& evaluation, const Judged& sampled, Communicator& comm,
+                 Metrics& scores, Metrics& errors) {
+  const EvalConfig& eval = evaluation.config.eval;
+  const auto add = [&](const std::string& name, std::span<const double> of_problems) {
+    const MeanScore score = mean_score(of_problems);
+    scores.add(name, score.mean);
+    errors.add(name + "_stderr", score.error);
+  };
+  for (const int64_t k : eval.k)
+    add(str("sampled_pass@", k), pass_at_k_of_prompts(sampled.verdicts, eval.num_samples, k));
+  for (const int64_t k : eval.k) add(str("maj@", k), majorities(evaluation, sampled, comm, k));
+  add_lengths(sampled, comm, "eval/sampled_", errors);
+}
+
 // Adds the standard error of pass@1 and the lengths of the greedy completions.
 void add_statistics(const Judged& greedy, Communicator& comm, Metrics& out) {
   double judged = 0, right = 0;
@@ -127,21 +188,11 @@ void add_statistics(const Judged& greedy, Communicator& comm, Metrics& out) {
     judged += !std::isnan(verdict);
     right += verdict == 1;
   }
-  double tokens = 0, at_length = 0, at_context = 0;
-  for (const Trajectory& t : greedy.trajectories) {
-    tokens += static_cast<double>(t.completion_length());
-    at_length += t.stop_reason == StopReason::kLength;
-    at_context += t.stop_reason == StopReason::kContext;
-  }
-  reduce_in_place(comm, {&tokens, &at_length, &at_context});
-  const auto count = static_cast<double>(greedy.verdicts.size());
   const double pass_rate = right / judged;
   out.add("pass@1_stderr",
           judged > 1 ? std::sqrt(pass_rate * (1 - pass_rate) / (judged - 1)) : kNaN);
-  out.add("problems", count);
-  out.add("eval/mean_length", tokens / count);
-  out.add("eval/clipped_ratio", at_length / count);
-  out.add("eval/context_ratio", at_context / count);
+  out.add("problems", static_cast<double>(greedy.verdicts.size()));
+  add_lengths(greedy, comm, "eval/", out);
 }
 
 struct SequenceLosses {
@@ -198,7 +249,64 @@ double mean_loss(const Transformer& model, int64_t count,
   return mine.tokens > 0 ? loss / mine.tokens : kNaN;
 }
 
+// The data of a set alone: its lines are read by the run's templates unless it has its own.
+DataConfig set_data(const DataConfig& run, const EvalSetConfig& set) {
+  DataConfig out = run;
+  out.task = out.fingerprint = out.jsonl.detected = out.jsonl.solution = "";
+  out.text = out.eval_text = out.jsonl.eval_path = out.jsonl.split_by = {};
+  out.weights = {};
+  out.curriculum = Curriculum::kNone;
+  out.jsonl.path = {set.path};
+  out.jsonl.limit = 0;
+  out.jsonl.held_out_fraction = 1;
+  if (!set.answer.empty()) out.jsonl.answer = set.answer;
+  if (set.prompt.empty()) return out;
+  out.chat = run.is_chat();
+  out.jsonl.prompt = set.prompt;
+  out.jsonl.messages = out.jsonl.completion = "";
+  return out;
+}
+
+EvalSet load_eval_set(const EvalSetSource& source, const EvalSetConfig& set, Dataset& data,
+                      int64_t context) {
+  const DataConfig own = set_data(source.data.data, set);
+  BatchConfig batch = source.data.batch;
+  batch.trainer = TrainerType::kGrpo;  // prompts are read, solutions are not
+  const EvalConfig eval = source.eval.options_of(set);
+  const DataSections sections{
+      own, batch, source.data.seed,
+      eval.max_completion_length.value_or(source.data.max_completion_length)};
+  Dataset loaded = load_dataset(sections, std::move(data.tokenizer), DataParts::kHeldOut);
+  EvalSet out{.name = set.name, .eval = eval, .correct = source.correct};
+  out.too_long = check_held_out(sections, loaded, context).too_long;
+  out.problems = std::move(loaded.held_out);
+  out.fingerprint = loaded.fingerprint;
+  data.tokenizer = std::move(loaded.tokenizer);
+  return out;
+}
+
+// Calls fn(), whose InputError gets the key it is about.
+template <class Fn>
+void naming(const std::string& key, const Fn& fn) {
+  try {
+    fn();
+  } catch (const InputError& e) {
+    throw InputError(str(key, ": ", e.what()));
+  }
+}
+
 }  // namespace
+
+EvalConfig EvalConfig::options_of(const EvalSetConfig& set) const {
+  EvalConfig out = *this;
+  if (set.temperature) out.temperature = set.temperature;
+  if (set.top_p) out.top_p = set.top_p;
+  if (set.max_completion_length) out.max_completion_length = set.max_completion_length;
+  out.num_samples = set.num_samples.value_or(num_samples);
+  if (!set.k.empty()) out.k = set.k;
+  if (!set.correct.reward.empty()) out.correct = set.correct;
+  return out;
+}
 
 Correctness correctness_of(const CorrectConfig& config, const std::vector<RewardConfig>& rewards,
                            const Task* task) {
@@ -216,23 +324,24 @@ Correctness correctness_of(const CorrectConfig& config, const std::vector<Reward
     name = names[index];
   }
   return {name, config.threshold, make_reward(chosen, task),
-          chosen.name == "command" ? std::make_shared<CommandReward>(chosen) : nullptr};
+          chosen.name == "command" ? std::make_shared<CommandReward>(chosen) : nullptr,
+          make_answer(chosen)};
 }
 
 ProblemScores evaluate_problems(const ProblemEvaluation& evaluation, Communicator& comm) {
   const EvalConfig& eval = evaluation.config.eval;
+  const std::vector<Example>& problems = problems_of(evaluation);
   ProblemScores scores;
+  Metrics sampled_errors;
   const Judged greedy = sample_and_judge(evaluation, comm, 0, 1);
   scores.metrics.add("pass@1", mean_pass_at_k(greedy.verdicts, 1, 1));
   scores.samples = reported_samples(evaluation, comm, greedy);
   scores.pass_rates = greedy.verdicts;
   if (eval.num_samples > 0) {
-    const double temperature =
-        evaluation.config.sampling.temperature > 0 ? evaluation.config.sampling.temperature : 1;
+    const double of_run = evaluation.config.sampling.temperature;
+    const double temperature = eval.temperature.value_or(of_run > 0 ? of_run : 1);
     const Judged sampled = sample_and_judge(evaluation, comm, temperature, eval.num_samples);
-    for (const int64_t k : eval.k)
-      scores.metrics.add(str("sampled_pass@", k),
-                         mean_pass_at_k(sampled.verdicts, eval.num_samples, k));
+    add_sampled(evaluation, sampled, comm, scores.metrics, sampled_errors);
     for (size_t i = 0; i < scores.pass_rates.size(); ++i) {
       const auto first = sampled.verdicts.begin() + static_cast<int64_t>(i) * eval.num_samples;
       scores.pass_rates[i] = std::accumulate(first, first + eval.num_samples, 0.0) /
@@ -241,17 +350,49 @@ ProblemScores evaluate_problems(const ProblemEvaluation& evaluation, Communicato
   }
   if (evaluation.config.batch.trainer == TrainerType::kSft) {
     const auto sequence = [&](int64_t i) {
-      return supervised_sequence(
-          evaluation.data.held_out[static_cast<size_t>(i)], *evaluation.data.tokenizer,
-          evaluation.engine.model().config().context, evaluation.config.data.too_long);
+      return supervised_sequence(problems[static_cast<size_t>(i)], *evaluation.data.tokenizer,
+                                 evaluation.engine.model().config().context,
+                                 evaluation.config.data.too_long);
     };
-    scores.metrics.add(
-        "val_loss",
-        mean_loss(evaluation.engine.model(), static_cast<int64_t>(evaluation.data.held_out.size()),
-                  sequence, evaluation.config.batch.micro_batch(), comm, evaluation.stop));
+    scores.metrics.add("val_loss",
+                       mean_loss(evaluation.engine.model(), std::ssize(problems), sequence,
+                                 evaluation.config.batch.micro_batch(), comm, evaluation.stop));
   }
   add_statistics(greedy, comm, scores.metrics);
+  for (const auto& [name, value] : sampled_errors) scores.metrics.add(name, value);
   return scores;
+}
+
+std::vector<EvalSet> load_eval_sets(const EvalSetSource& source, Dataset& data, int64_t context) {
+  std::vector<EvalSet> out;
+  for (const EvalSetConfig& set : source.eval.sets) {
+    const std::string key = str("eval.sets[", out.size(), "]");
+    naming(key + ".path", [&] { out.push_back(load_eval_set(source, set, data, context)); });
+    naming(key, [&] {
+      if (!set.correct.reward.empty())
+        out.back().correct = correctness_of(set.correct, source.rewards, data.task);
+    });
+  }
+  return out;
+}
+
+ProblemScores evaluate_set(const EvalSet& set, const ProblemEvaluation& run, Communicator& comm) {
+  BatchConfig batch = run.config.batch;
+  batch.trainer = TrainerType::kGrpo;  // has no loss
+  return evaluate_problems({.engine = run.engine,
+                            .data = run.data,
+                            .correct = set.correct,
+                            .config = {set.eval, batch, run.config.data, run.config.sampling,
+                                       run.config.seed ^ checksum(set.name)},
+                            .step = run.step,
+                            .stop = run.stop,
+                            .problems = &set.problems},
+                           comm);
+}
+
+std::string set_metric_name(const std::string& set, const std::string& metric) {
+  constexpr std::string_view kPrefix = "eval/";
+  return str(set, "/", metric.starts_with(kPrefix) ? metric.substr(kPrefix.size()) : metric);
 }
 
 double evaluate_text(const Transformer& model, const TokenStream& tokens, int64_t max_tokens,

@@ -33,15 +33,48 @@ struct CorrectConfig {
   }
 };
 
+// Problems that are evaluated beside the held-out part. Options that are not given are those of
+// `eval`, templates those of data.jsonl.
+struct EvalSetConfig {
+  std::string name, path;
+  std::string prompt, answer;
+  std::optional<double> temperature, top_p;
+  std::optional<int64_t> num_samples, max_completion_length;
+  std::vector<int64_t> k;
+  CorrectConfig correct;
+  void visit(ConfigVisitor& v) {
+    v.field("name", name, "prefix of the set's metrics: NAME/pass@1");
+    v.field("path", path, "problems, one JSON object per line: a file, folder or pattern");
+    v.field("prompt", prompt, "template of the prompt; empty: as the run's problems");
+    v.field("answer", answer, "template of the right answer; empty: that of data.jsonl");
+    v.field("temperature", temperature, "of the samples; none: that of eval",
+            {.min = 0.01, .max = 100});
+    v.field("top_p", top_p, "of the samples; none: that of eval", {.min = 1e-6, .max = 1});
+    v.field("num_samples", num_samples, "samples per problem; auto: that of eval",
+            {.min = 0, .max = 4096});
+    v.field("k", k, "the k of pass@k and maj@k; empty: those of eval", {.min = 1});
+    v.field("max_completion_length", max_completion_length, "in tokens; auto: that of eval",
+            {.min = 1, .max = 1 << 24});
+    v.section("correct", correct, "criterion of correct completions; no reward: that of eval");
+  }
+};
+
 struct EvalConfig {
   int64_t every = 0;           // steps between evaluations; 0: only where the trainer needs one
   bool at_start = true;        // before the first step
   int64_t size = 512;          // held-out problems at most; 0: all there are
   int64_t tokens = 1'000'000;  // held-out tokens of text at most; 0: all there are
   int64_t num_samples = 0;     // samples per problem for pass@k, besides the greedy pass@1; 0: none
-  std::vector<int64_t> k;      // for pass@k
+  std::vector<int64_t> k;      // for pass@k and maj@k
+  // Sampling options that differ from the run's.
+  std::optional<double> temperature, top_p;
+  std::optional<int64_t> max_completion_length;
   CorrectConfig correct;
   double stop_at = 0;  // end the stage when the greedy pass@1 reaches this; 0: off
+  std::vector<EvalSetConfig> sets;
+  std::string best;  // set whose pass@1 chooses the best checkpoint; empty: the held-out part
+  // The options of one of the sets.
+  EvalConfig options_of(const EvalSetConfig& set) const;
   void visit(ConfigVisitor& v) {
     v.field("every", every, "steps between evaluations; 0: first and last only", {.min = 0});
     v.field("at_start", at_start, "also before the first step");
@@ -52,10 +85,19 @@ struct EvalConfig {
             {.min = 0});
     v.field("num_samples", num_samples, "samples per problem for pass@k; 0: greedy pass@1 only",
             {.min = 0, .max = 4096});
-    v.field("k", k, "the k of pass@k, each at most num_samples", {.min = 1});
+    v.field("k", k, "the k of pass@k and maj@k, each at most num_samples", {.min = 1});
+    v.field("temperature", temperature, "of the samples; none: the run's, or 1 where that is 0",
+            {.min = 0.01, .max = 100});
+    v.field("top_p", top_p, "of the samples; none: the run's", {.min = 1e-6, .max = 1});
+    v.field("max_completion_length", max_completion_length,
+            "of greedy completions and samples, in tokens; auto: the run's",
+            {.min = 1, .max = 1 << 24});
     v.section("correct", correct, "criterion of correct completions");
     v.field("stop_at", stop_at, "end when the held-out pass@1 reaches this; 0: off",
             {.min = 0, .max = 1});
+    v.list("sets", sets, "further sets of problems to evaluate on (sft, grpo)");
+    v.field("best", best,
+            "name of the set whose pass@1 chooses the best checkpoint; empty: the held-out data");
   }
 };
 
@@ -67,6 +109,7 @@ struct Correctness {
   // The program, if the reward is one: judges completions while others are sampled. Else null. One
   // of the two is null.
   std::shared_ptr<CommandReward> command = nullptr;
+  AnswerFn answer = {};  // the answers of maj@k; null: whole completions
 
   // 1 (correct), 0 (wrong), or NaN if the reward does not apply.
   double verdict(double value) const {
@@ -92,8 +135,9 @@ struct ProblemResult {
 inline constexpr int64_t kReportedSamples = 8;
 
 struct ProblemScores {
-  // "pass@1" (greedy) first, then the sampled "pass@k", (sft) "val_loss", and of the greedy
-  // completions the standard error of pass@1, their number and their lengths; NaN: not measured.
+  // "pass@1" (greedy) first, then of the samples "sampled_pass@k" and "maj@k", (sft) "val_loss", of
+  // the greedy completions the standard error of pass@1, their number and their lengths, and those
+  // errors and lengths of the samples; NaN: not measured.
   Metrics metrics;
   std::vector<ProblemResult> samples;
   // Per problem: the fraction of its samples, or of its greedy completion, that is correct; NaN if
@@ -116,6 +160,7 @@ struct ProblemEvaluation {
   int64_t step = 0;
   // Becomes true to stop the evaluation; may be null.
   const std::atomic<bool>* stop = nullptr;
+  const std::vector<Example>* problems = nullptr;  // null: the held-out ones of `data`
 };
 // Thrown on every rank by an evaluation that was stopped on one of them.
 class EvaluationStopped : public Error {
@@ -125,6 +170,31 @@ class EvaluationStopped : public Error {
 // pass@k, addressed by (seed, step); for sft also the mean loss over all tokens of the held-out
 // solutions, as in training.
 ProblemScores evaluate_problems(const ProblemEvaluation& evaluation, Communicator& comm);
+
+// A set of EvalConfig::sets with its problems, rendered and fitted to the context.
+struct EvalSet {
+  std::string name;
+  EvalConfig eval;
+  Correctness correct;
+  std::vector<Example> problems;
+  std::string fingerprint;  // checksum of its files
+  std::string too_long;     // treatment of problems that are too long; empty: there are none
+};
+// The parts of a run that its sets share.
+struct EvalSetSource {
+  const EvalConfig& eval;
+  DataSections data;
+  const std::vector<RewardConfig>& rewards;
+  const Correctness& correct;
+};
+// Loads the sets for a model of this context, with the tokenizer of the run's data. Throws
+// InputError naming the set's key, as in "eval.sets[0].path".
+std::vector<EvalSet> load_eval_sets(const EvalSetSource& source, Dataset& data, int64_t context);
+// Scores of one set, without a loss. Its random numbers are addressed by its name, so that they do
+// not depend on the other sets. `run` is the evaluation of the held-out part.
+ProblemScores evaluate_set(const EvalSet& set, const ProblemEvaluation& run, Communicator& comm);
+// The name of a set's metric: "aime/pass@1"; the set's name replaces the prefix "eval/".
+std::string set_metric_name(const std::string& set, const std::string& metric);
 
 // Mean next-token loss over a token stream in consecutive windows of the model's context. Of a
 // stream longer than max_tokens (0: no limit), that many tokens in evenly spaced windows; NaN for

@@ -118,6 +118,12 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "  init_std: 0.3, recompute: block}\n"
       "eval: {every: 3, at_start: false, size: 5, tokens: 7, num_samples: 8, k: [1, 8], stop_at: "
       "0.5,\n"
+      "  temperature: 0.75, top_p: 0.5, max_completion_length: 70, best: two,\n"
+      "  sets: [{name: one, path: one.jsonl},\n"
+      "    {name: two, path: two.jsonl, prompt: '{q}', answer: '{a}', temperature: 0.25, top_p: "
+      "0.95,\n"
+      "    num_samples: 2, k: [2], max_completion_length: 80,\n"
+      "    correct: {reward: task, threshold: 0.5}}],\n"
       "  correct: {reward: format, threshold: 0.25}}\n"
       "checkpoint: {every: 2, every_minutes: 2.5, keep_last: 9}\n"
       "stages:\n"
@@ -193,6 +199,11 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
   EXPECT_EQ(again.output_dir, plan.output_dir);
   ASSERT_EQ(again.stages.size(), 5u);
   EXPECT_EQ(again.stages[0].optimizer.adam_beta2, 0.123456789012345678);
+  ASSERT_EQ(again.stages[0].eval.sets.size(), 2u);
+  EXPECT_EQ(again.stages[0].eval.sets[1].path, plan.stages[0].eval.sets[1].path);
+  EXPECT_TRUE(plan.stages[0].eval.sets[1].path.starts_with("/"));
+  EXPECT_EQ(again.stages[0].eval.sets[0].num_samples, std::nullopt);
+  EXPECT_EQ(again.stages[0].eval.sets[1].temperature, 0.25);
   EXPECT_EQ(again.stages[1].data.jsonl.prompt, "{a} # \"q\"\\n");
   EXPECT_EQ(again.stages[1].data.jsonl.answer, "{b}\n");
   EXPECT_EQ(again.stages[2].rewards[0].pattern, "(?s)\\d+: \"x\" # y");
@@ -423,6 +434,25 @@ TEST_F(Plans, CombinationsOfKeysAreChecked) {
                  "min_learning_rate");
   expect_refused("trainer: sft\ndata: {task: addition}\neval: {num_samples: 4, k: [1, 8]}\n",
                  "pass@8 needs eval.num_samples of at least 8");
+  const auto refuse_sets = [&](const std::string& sets, const std::string& message) {
+    expect_refused(
+        "trainer: sft\ndata: {task: addition}\neval: {num_samples: 4, k: [1, 4], " + sets + "}\n",
+        message);
+  };
+  refuse_sets("sets: [{path: a}]", "eval.sets[0].name: expected a name without / and spaces");
+  refuse_sets("sets: [{name: a/b, path: a}]", "and spaces, got 'a/b'");
+  refuse_sets("sets: [{name: eval, path: a}]",
+              "eval.sets[0].name: metrics of training begin with 'eval/'");
+  refuse_sets("sets: [{name: a, path: a}, {name: a, path: b}]",
+              "eval.sets[1].name: another set is called 'a'");
+  refuse_sets("sets: [{name: a}]", "eval.sets[0].path: expected a file of problems");
+  refuse_sets("sets: [{name: a, path: a, num_samples: 2}]",
+              "eval.sets[0].k: pass@4 needs eval.sets[0].num_samples of at least 4");
+  refuse_sets("sets: [{name: a, path: a, correct: {threshold: 0.5}}]",
+              "eval.sets[0].correct.threshold: is that of a reward");
+  refuse_sets("sets: [{name: aime, path: a}], best: amie",
+              "eval.best: no set is called 'amie'; the sets are aime");
+  refuse_sets("best: aime", "eval.best: no set is called 'aime'; there are none");
 }
 
 TEST_F(Plans, DataMayHaveSeveralEntries) {

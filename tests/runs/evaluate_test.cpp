@@ -132,10 +132,13 @@ bool same(const Metrics& a, const Metrics& b) {
 
 TEST_F(EvaluateProblems, GradesGreedyAndSampledCompletions) {
   const ProblemScores scores = evaluate(has_one_);
-  EXPECT_EQ(names_of(scores.metrics),
-            (std::vector<std::string>{"pass@1", "sampled_pass@1", "sampled_pass@4", "pass@1_stderr",
-                                      "problems", "eval/mean_length", "eval/clipped_ratio",
-                                      "eval/context_ratio"}));
+  EXPECT_EQ(
+      names_of(scores.metrics),
+      (std::vector<std::string>{
+          "pass@1", "sampled_pass@1", "sampled_pass@4", "maj@1", "maj@4", "pass@1_stderr",
+          "problems", "eval/mean_length", "eval/clipped_ratio", "eval/context_ratio",
+          "sampled_pass@1_stderr", "sampled_pass@4_stderr", "maj@1_stderr", "maj@4_stderr",
+          "eval/sampled_mean_length", "eval/sampled_clipped_ratio", "eval/sampled_context_ratio"}));
   EXPECT_LE(scores.metrics.at("sampled_pass@1"), scores.metrics.at("sampled_pass@4"));
   ASSERT_EQ(scores.samples.size(), 7u);
   double right = 0;
@@ -187,6 +190,44 @@ TEST_F(EvaluateProblems, OfSftHaveTheMeanLossOverAllTokensOfTheSolutions) {
     }
   config_.batch.trainer = TrainerType::kGrpo;
   EXPECT_FALSE(evaluate(has_one_).metrics.find("val_loss"));
+}
+
+TEST_F(EvaluateProblems, SampleWithTheOptionsOfTheEvaluation) {
+  const Metrics of_run = evaluate(has_one_).metrics;
+  config_.eval.temperature = config_.sampling.temperature;
+  config_.eval.top_p = 1;
+  config_.eval.max_completion_length = 3;
+  EXPECT_TRUE(same(evaluate(has_one_).metrics, of_run));
+  config_.eval.max_completion_length = 2;
+  const Metrics shorter = evaluate(has_one_).metrics;
+  EXPECT_LE(shorter.at("eval/mean_length"), 2);
+  EXPECT_LE(shorter.at("eval/sampled_mean_length"), 2);
+  // Samples without randomness are greedy, and vote as one.
+  for (const bool by_temperature : {true, false}) {
+    config_.eval.temperature = by_temperature ? 1e-4 : 1;
+    config_.eval.top_p = by_temperature ? 1 : 1e-6;
+    const Metrics sure = evaluate(has_one_).metrics;
+    for (const char* name : {"sampled_pass@1", "sampled_pass@4", "maj@1", "maj@4"}) {
+      EXPECT_EQ(sure.at(name), sure.at("pass@1")) << name;
+      EXPECT_DOUBLE_EQ(sure.at(str(name, "_stderr")), sure.at("pass@1_stderr")) << name;
+    }
+    EXPECT_EQ(sure.at("eval/sampled_mean_length"), sure.at("eval/mean_length"));
+  }
+}
+
+// The most frequent of two answers is that of at least three of five samples.
+TEST_F(EvaluateProblems, CountTheMostFrequentAnswer) {
+  Correctness first = has_one_;
+  first.answer = [](std::string_view completion) {
+    return std::string(completion.starts_with("1") ? "1" : "other");
+  };
+  first.reward = [](const RewardInput& in) { return in.completion.starts_with("1") ? 1.0 : 0.0; };
+  config_.eval.num_samples = 5;
+  config_.eval.k = {5};
+  const ProblemScores scores = evaluate(first);
+  double right = 0;
+  for (const double rate : scores.pass_rates) right += rate > 0.5;
+  EXPECT_DOUBLE_EQ(scores.metrics.at("maj@5"), right / 7);
 }
 
 // Also with more ranks than problems, and with verdicts that are NaN.
