@@ -4,6 +4,7 @@
 
 #include "runs/preview.h"
 #include "tests/runs/small_runs.h"
+#include "tests/support/chat_tokenizer.h"
 
 namespace cohort::test {
 namespace {
@@ -136,6 +137,29 @@ TEST_F(EvalSets, AreEnoughWhereNothingIsHeldOut) {
   EXPECT_EQ(evaluations(run, "pass@1"), "");
   EXPECT_NE(evaluations(run, "a/pass@1"), "");
   EXPECT_GE(load_state(find_checkpoint(run)).best_step, 0);
+}
+
+TEST_F(EvalSets, OfConversationsAreRenderedAsTheRunsProblems) {
+  write_file(dir_.path("chat.jsonl"),
+             "{\"messages\": [{\"role\": \"user\", \"content\": \"1+1\"}, {\"role\": "
+             "\"assistant\", \"content\": \"2\"}], \"answer\": \"2\"}\n");
+  TrainConfig config;
+  config.batch.trainer = TrainerType::kSft;
+  config.data.jsonl = {.path = {dir_.path("chat.jsonl")}, .messages = "messages"};
+  config.data.jsonl.held_out_fraction = 0;
+  config.eval.sets = {
+      {.name = "same", .path = dir_.path("chat.jsonl")},
+      {.name = "own", .path = dir_.path("b.jsonl"), .prompt = "{x}+{y}", .answer = "{sum}"}};
+  Dataset data = load_dataset(config, chat_tokenizer(kTurns));
+  const auto sets = load_eval_sets({config.eval, config, config.rewards, {}}, data, 1000);
+  ASSERT_EQ(sets.size(), 2u);
+  ASSERT_EQ(sets[0].problems.size(), 1u);
+  EXPECT_EQ(sets[0].problems[0].prompt, "<|start|>user\n1+1<|end|>\n<|start|>assistant\n");
+  EXPECT_EQ(sets[0].problems[0].answer, "2");
+  ASSERT_EQ(sets[1].problems.size(), 7u);
+  EXPECT_EQ(sets[1].problems[1].prompt, "<|start|>user\n1+2<|end|>\n<|start|>assistant\n");
+  EXPECT_EQ(sets[1].problems[1].answer, "3");
+  EXPECT_NE(data.tokenizer, nullptr);
 }
 
 TEST_F(EvalSets, WhatCannotBeReadIsRefusedBeforeTheRun) {
