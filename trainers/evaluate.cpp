@@ -87,7 +87,7 @@ Judged sample_and_judge(const ProblemEvaluation& evaluation, Communicator& comm,
   address.prompt_indices.resize(static_cast<size_t>(shard.end - shard.begin));
   std::iota(address.prompt_indices.begin(), address.prompt_indices.end(), shard.begin);
   const auto input_of = [&](const Trajectory& t) {
-    return RewardInput{problems[static_cast<size_t>(t.group)], t.text, t.index, evaluation.step};
+    return reward_input(problems[static_cast<size_t>(t.group)], t, evaluation.step);
   };
   const auto submit = [&](const Trajectory& t) {
     if (evaluation.correct.command != nullptr) evaluation.correct.command->submit(input_of(t));
