@@ -11,9 +11,9 @@ namespace {
 
 constexpr int64_t kIdleSteps = 10;  // steps in which most groups have zero variance
 constexpr double kIdleFraction = 0.9;
-constexpr double kSpike = 10;      // times the running median
-constexpr size_t kFewValues = 10;  // a median needs as many
-constexpr double kLengthFactor = 2;
+constexpr double kSpike = 10;                            // times the running median
+constexpr size_t kFewValues = 10;                        // a median needs as many
+constexpr double kLengthFactor = 2, kLengthChange = 16;  // tokens at least
 constexpr double kLowEntropy = 0.05, kFlatFraction = 0.01;
 constexpr double kClippedTokenFraction = 0.05;
 constexpr double kTruncatedFraction = 0.2, kAllTruncated = 0.999;
@@ -195,7 +195,7 @@ void GrpoMonitor::check_length_change() {
   if (!lengths_.full()) return;
   const double before = lengths_.first_mean(), now = lengths_.last_mean();
   const auto set = [&](const char* name, bool active, const char* what, const char* hint) {
-    set_diagnostic(name, active,
+    set_diagnostic(name, active && std::abs(now - before) >= kLengthChange,
                    str("the completions' mean length has ", what, " within ", kLongWindow - kWindow,
                        " steps, from ", short_number(before), " to ", short_number(now),
                        " tokens; hint: look at completions.jsonl: ", hint));

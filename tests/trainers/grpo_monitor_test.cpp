@@ -132,6 +132,9 @@ TEST_F(Monitor, LengthsThatDoubleOrHalve) {
   expect_one(observe_all(ramp(320), 40), "mean length has doubled within 20 steps");
   expect_one(observe_all(ramp(30), 40), "mean length has halved within 20 steps");
   EXPECT_TRUE(observe_all(ramp(150), 40).empty());
+  // From 6 to 16 tokens is no more than noise.
+  EXPECT_TRUE(observe_all([](int i) { return Numbers{.length = 6 + std::min(10.0, i / 2.0)}; }, 40)
+                  .empty());
   // As much, but over 200 steps.
   EXPECT_TRUE(observe_all([](int i) { return Numbers{.length = 100.0 + i}; }, 200).empty());
 }
