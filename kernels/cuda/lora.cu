@@ -311,7 +311,8 @@ template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     staged_kernel(const __grid_constant__ Problem problem, const __grid_constant__ CUtensorMap x,
                   const __grid_constant__ CUtensorMap a) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+  // sm_120 has less shared memory than a block needs.
   extern __shared__ __align__(1024) char tile_memory[];
   const uint32_t stages = shared_address(tile_memory);
   const StageLoads<Tile> loads{problem, &x, &a, stages, {stages + Tile::kBarrierOffset}};

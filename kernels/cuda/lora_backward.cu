@@ -249,7 +249,8 @@ template <class Tile>
 __global__ void __launch_bounds__(kThreads, 1)
     lora_backward_kernel(const __grid_constant__ Problem problem,
                          const __grid_constant__ Maps maps) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+  // sm_120 has less shared memory than a block needs.
   extern __shared__ __align__(1024) char tile_memory[];
   const Strip<Tile> strip(problem, maps, shared_address(tile_memory));
   if (threadIdx.x == 0) {
