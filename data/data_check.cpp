@@ -367,7 +367,7 @@ void log_data_usage(const DataSections& config, const Dataset& data, const DataL
   for (const std::string& note : lengths.notes) logging::info(note);
   const auto n = static_cast<int64_t>(data.held_out.size());
   if (config.data.holds_nothing_out()) {
-    logging::info("held_out_fraction: 0; nothing is held out, so nothing is evaluated");
+    logging::info("held_out_fraction: 0; nothing of the data is held out for evaluations");
   } else if (config.batch.trainer == TrainerType::kPretrain) {
     const int64_t tokens = data.held_out_text.size();
     if (config.eval_tokens > 0 && tokens > config.eval_tokens)

@@ -399,8 +399,9 @@ TEST_F(Commands, TrainWithoutHeldOutProblemsSaysSo) {
   const Output output =
       train(std::string(kSmallModel) + kSmallSft + "data: {jsonl: {path: sums.jsonl}}\n",
             {"data.jsonl.held_out_fraction=0"});
-  EXPECT_NE(output.err.find("held_out_fraction: 0; nothing is held out, so nothing is evaluated"),
-            std::string::npos)
+  EXPECT_NE(
+      output.err.find("held_out_fraction: 0; nothing of the data is held out for evaluations"),
+      std::string::npos)
       << output.err;
   EXPECT_NE(output.out.find("run: done, with no held-out problems to score, in "),
             std::string::npos)
