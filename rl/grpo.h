@@ -68,7 +68,7 @@ inline constexpr AdvantageScaleEntry kAdvantageScales[] = {
 // only. Throws Error unless the number of rewards is a multiple of group_size.
 std::vector<double> group_advantages(std::span<const double> rewards, int64_t group_size,
                                      AdvantageScale scale, double batch_std = 0);
-// Whitens advantages over the tokens of an update's step: sample i counts tokens[i] times, and
+// Whitens advantages over the tokens of a step: sample i counts tokens[i] times, and
 // A = (A - mean) / sqrt(variance + 1e-8) with the variance over n - 1 (REINFORCE++, Hu et al. 2025,
 // as verl's masked_whiten). Samples without tokens keep their advantage, and so do all of them if
 // there are fewer than two tokens or if all advantages are equal.

@@ -37,10 +37,10 @@ SampleSums count_samples(const ScoredRollouts& scored, const GrpoSections& confi
       sums.at_context.add(c.stop_reason == StopReason::kContext);
       sums.tokens += static_cast<double>(c.tokens.size());
       rewards.add(scored.scores.total[i]);
-      const bool masked = config.grpo.mask_truncated_completions && c.truncated();
-      if (masked || std::isnan(scored.scores.total[i])) continue;
+      const int64_t loss_tokens = count_loss_tokens(c, scored.scores.total[i], config.grpo);
+      if (loss_tokens == 0) continue;
       zero_variance &= scored.advantages[i] == 0;
-      sums.mask_tokens += length;
+      sums.mask_tokens += static_cast<double>(loss_tokens);
       sums.entropy += c.entropy;
       sums.truncated_mass += c.truncated_mass;
     }
@@ -59,6 +59,11 @@ Moments moments_of(const std::vector<double>& values) {
 }
 
 }  // namespace
+
+int64_t count_loss_tokens(const Trajectory& completion, double reward, const GrpoConfig& config) {
+  if (std::isnan(reward) || (config.mask_truncated_completions && completion.truncated())) return 0;
+  return completion.completion_length();
+}
 
 void Refill::add_group(std::span<const double> rewards, size_t group, int64_t size) {
   double lowest = HUGE_VAL, highest = -HUGE_VAL;

@@ -22,6 +22,10 @@ struct GrpoSections {
   uint64_t seed = 0;
 };
 
+// Tokens of a completion that count in the loss: none without a reward, or if it is truncated and
+// mask_truncated_completions leaves it out.
+int64_t count_loss_tokens(const Trajectory& completion, double reward, const GrpoConfig& config);
+
 // The rounds of a step that replaced groups without a signal, and the groups that they replaced.
 struct Refill {
   int64_t rounds = 0, prompts = 0;  // over all ranks

@@ -133,12 +133,6 @@ std::vector<double> gather_values(Communicator& comm, std::span<const Trajectory
   return reduce_over_ranks(comm, all);
 }
 
-// Tokens of a completion in the loss mask of an update.
-int64_t count_loss_tokens(const Trajectory& completion, double reward, const GrpoConfig& config) {
-  if (std::isnan(reward) || (config.mask_truncated_completions && completion.truncated())) return 0;
-  return completion.completion_length();
-}
-
 // The advantages of a rank's completions, with statistics over those of all ranks in the order of
 // the prompts.
 std::vector<double> step_advantages(Communicator& comm, std::span<const Trajectory> completions,
