@@ -98,6 +98,8 @@ struct HeadLossGradients {
   // Sets dlogprob of tokens [begin, begin + count); called in ascending order, when their log-probs
   // are known. May be empty if dlogprob is set already.
   std::function<void(int64_t begin, int64_t count)> set_dlogprob;
+  // [T], the loss's gradient with respect to the entropies, set with dlogprob; undefined: zero.
+  Tensor dentropy = {};
 };
 struct HeadLogprobForward {
   Tensor &logprob, &entropy, &lse;  // [T], in accumulate_dtype(x)
@@ -141,11 +143,19 @@ struct HeadLoss {
 // - sum_t weights[t] log p(targets[t]); weights: [L].
 HeadLoss cross_entropy(const Variable& hidden, const Variable& head, const Tensor& targets,
                        const Tensor& weights, const kernels::HeadDesc& desc = {});
-// Constants of the policy loss, all [L]; `ref_logprob` may be undefined. See kernels/policy_loss.h.
+// Constants of the policy loss, all [L]; see kernels/policy_loss.h.
 struct PolicyLossInputs {
-  Tensor old_logprob, ref_logprob, advantage, weight;
+  Tensor old_logprob;
+  Tensor ref_logprob;  // undefined: no reference
+  Tensor advantage, weight;
+  Tensor sampling_logprob = {};  // undefined: old_logprob
+  Tensor segments = {};          // i32, ascending; needed if loss_desc.needs_sequences()
+  // The log-probs are old_logprob, which the caller verifies: no pass over the logits is needed
+  // before that of the loss.
+  bool on_policy = false;
 };
-// The clipped surrogate with KL penalty, and the sums for metrics.
+// The surrogate, the KL penalty and the entropy bonus of kernels/policy_loss.h, and the sums for
+// metrics. With needs_sequences() the log-probs of all tokens are computed first.
 HeadLoss policy_loss(const Variable& hidden, const Variable& head, const Tensor& targets,
                      const PolicyLossInputs& inputs, const kernels::PolicyLossDesc& loss_desc,
                      const kernels::HeadDesc& desc = {});

@@ -108,7 +108,8 @@ void head_logprob_forward(const HeadLogprobForward& args) {
   const HeadLossGradients* const loss = args.gradients;
   std::optional<LogitGradients> gradients;
   if (loss != nullptr) gradients.emplace(args.x, args.w, loss->dx, loss->dw, rows);
-  const bool unit = loss != nullptr && kernels::has_unit_gradients(args.w);
+  const bool unit =
+      loss != nullptr && !loss->dentropy.defined() && kernels::has_unit_gradients(args.w);
   kernels::for_logit_chunks(args.x, args.w, rows, [&](int64_t begin, Tensor& logits) {
     Tensor dz = gradients ? gradients->chunk(begin, logits) : Tensor();
     kernels::head_statistics({.logprob = args.logprob,
@@ -125,7 +126,7 @@ void head_logprob_forward(const HeadLogprobForward& args) {
       kernels::head_logit_gradients({.dz = dz,
                                      .logits = logits,
                                      .dlogprob = loss->dlogprob,
-                                     .dentropy = {},
+                                     .dentropy = loss->dentropy,
                                      .lse = args.lse,
                                      .entropy = args.entropy,
                                      .targets = args.targets,
@@ -188,37 +189,59 @@ TokenLogProbs token_log_probs(const Variable& x, const Variable& w, const Tensor
 
 namespace {
 
-// Sets the loss's gradient for tokens [begin, begin + count), whose log-probs are known.
-using SetDlogprob =
-    std::function<void(const Tensor& logprob, Tensor& dlogprob, int64_t begin, int64_t count)>;
+// What the head computes for a loss, [T] each, and the loss's gradients.
+struct HeadRows {
+  Tensor logprob, entropy, lse, dlogprob;
+  Tensor dentropy = {};  // undefined: the loss does not depend on the entropies
+  explicit HeadRows(const Tensor& x)
+      : logprob(Tensor::empty({x.rows()}, accumulate_dtype(x.dtype()), x.device())),
+        entropy(Tensor::empty_like(logprob)),
+        lse(Tensor::empty_like(logprob)),
+        dlogprob(Tensor::empty_like(logprob)) {}
+};
+// Sets the loss's gradients for tokens [begin, begin + count), whose log-probs are known.
+using SetDlogprob = std::function<void(HeadRows& rows, int64_t begin, int64_t count)>;
 // Runs the head with the gradients that are wanted. Calls set_dlogprob once for every token, and
 // returns all log-probs.
 Tensor run_head(HeadLoss& out, const Tensor& targets, const kernels::HeadDesc& desc,
-                const SetDlogprob& set_dlogprob) {
+                const SetDlogprob& set_dlogprob, bool with_entropy = false) {
   const Tensor &x = out.hidden.value(), &w = out.head.value();
-  Tensor logprob = Tensor::empty({x.rows()}, accumulate_dtype(x.dtype()), x.device());
-  Tensor entropy = Tensor::empty_like(logprob), lse = Tensor::empty_like(logprob),
-         dlogprob = Tensor::empty_like(logprob);
+  HeadRows rows(x);
+  if (with_entropy) rows.dentropy = Tensor::empty_like(rows.entropy);
   const bool with_gradients = needs_gradient(std::vector{out.hidden, out.head});
   if (with_gradients && out.hidden.requires_grad()) out.dhidden = Tensor::empty_like(x);
   GradSlot dhead;
   if (with_gradients && out.head.requires_grad()) dhead = out.head.grad_slot();
-  const HeadLossGradients gradients{.dx = {out.dhidden},
-                                    .dw = dhead,
-                                    .dlogprob = dlogprob,
-                                    .set_dlogprob = [&](int64_t begin, int64_t count) {
-                                      set_dlogprob(logprob, dlogprob, begin, count);
-                                    }};
-  head_logprob_forward({.logprob = logprob,
-                        .entropy = entropy,
-                        .lse = lse,
+  const HeadLossGradients gradients{
+      .dx = {out.dhidden},
+      .dw = dhead,
+      .dlogprob = rows.dlogprob,
+      .set_dlogprob = [&](int64_t begin, int64_t count) { set_dlogprob(rows, begin, count); },
+      .dentropy = rows.dentropy};
+  head_logprob_forward({.logprob = rows.logprob,
+                        .entropy = rows.entropy,
+                        .lse = rows.lse,
                         .x = x,
                         .w = w,
                         .targets = targets,
                         .desc = desc,
                         .gradients = with_gradients ? &gradients : nullptr});
-  if (!with_gradients) set_dlogprob(logprob, dlogprob, 0, x.rows());
-  return logprob;
+  if (!with_gradients) set_dlogprob(rows, 0, x.rows());
+  return rows.logprob;
+}
+
+// The log-probs of all targets, without gradients.
+Tensor head_log_probs(const Tensor& x, const Tensor& w, const Tensor& targets,
+                      const kernels::HeadDesc& desc) {
+  HeadRows rows(x);
+  head_logprob_forward({.logprob = rows.logprob,
+                        .entropy = rows.entropy,
+                        .lse = rows.lse,
+                        .x = x,
+                        .w = w,
+                        .targets = targets,
+                        .desc = desc});
+  return rows.logprob;
 }
 
 }  // namespace
@@ -226,9 +249,9 @@ Tensor run_head(HeadLoss& out, const Tensor& targets, const kernels::HeadDesc& d
 HeadLoss cross_entropy(const Variable& hidden, const Variable& head, const Tensor& targets,
                        const Tensor& weights, const kernels::HeadDesc& desc) {
   HeadLoss out{.loss = {}, .hidden = hidden, .head = head};
-  const Tensor logprob = run_head(
-      out, targets, desc, [&](const Tensor&, Tensor& dlogprob, int64_t begin, int64_t count) {
-        Tensor part = dlogprob.narrow(0, begin, count);
+  const Tensor logprob =
+      run_head(out, targets, desc, [&](HeadRows& rows, int64_t begin, int64_t count) {
+        Tensor part = rows.dlogprob.narrow(0, begin, count);
         kernels::scale({.y = part, .x = weights.narrow(0, begin, count), .factor = -1});
       });
   NoGradGuard no_grad;
@@ -242,21 +265,37 @@ HeadLoss policy_loss(const Variable& hidden, const Variable& head, const Tensor&
   const Device device = hidden.value().device();
   const int64_t tokens = hidden.value().rows();
   Tensor terms = Tensor::empty({tokens, 1 + kernels::PolicyLossStats::kSize}, DType::kF64, device);
-  const auto compute_terms = [&](const Tensor& logprob, Tensor& dlogprob, int64_t begin,
-                                 int64_t count) {
-    kernels::policy_loss_terms({.dlogprob = dlogprob,
+  Tensor means;
+  if (loss_desc.needs_sequences()) {
+    means = Tensor::empty({tokens, 2}, DType::kF64, device);
+    kernels::policy_sequence_means(
+        {.means = means,
+         .logprob = inputs.on_policy ? inputs.old_logprob
+                                     : head_log_probs(hidden.value(), head.value(), targets, desc),
+         .old_logprob = inputs.old_logprob,
+         .sampling_logprob = inputs.sampling_logprob,
+         .weight = inputs.weight,
+         .segments = inputs.segments});
+  }
+  const bool with_entropy = loss_desc.entropy_coef != 0;
+  const auto compute_terms = [&](HeadRows& rows, int64_t begin, int64_t count) {
+    kernels::policy_loss_terms({.dlogprob = rows.dlogprob,
                                 .terms = terms,
-                                .logprob = logprob,
+                                .logprob = rows.logprob,
                                 .old_logprob = inputs.old_logprob,
                                 .ref_logprob = inputs.ref_logprob,
                                 .advantage = inputs.advantage,
                                 .weight = inputs.weight,
                                 .desc = loss_desc,
                                 .begin = begin,
-                                .count = count});
+                                .count = count,
+                                .sampling_logprob = inputs.sampling_logprob,
+                                .sequence_means = means,
+                                .entropy = with_entropy ? rows.entropy : Tensor(),
+                                .dentropy = rows.dentropy});
   };
   HeadLoss out{.loss = {}, .hidden = hidden, .head = head};
-  const Tensor logprob = run_head(out, targets, desc, compute_terms);
+  const Tensor logprob = run_head(out, targets, desc, compute_terms, with_entropy);
   out.loss = Tensor::empty({1}, logprob.dtype(), device);
   out.stats = kernels::PolicyLossStats::zeros(device);
   kernels::policy_loss_sums({.loss = out.loss, .stats = out.stats, .terms = terms});

@@ -276,7 +276,8 @@ void add_head(Rows& rows) {
   Samples out{.tokens = random_ids<int32_t>(logits[0], g_setup.vocab),
               .logprob = random_accumulator({logits[0]}),
               .entropy = random_accumulator({logits[0]}),
-              .truncated_mass = random_accumulator({logits[0]})};
+              .truncated_mass = random_accumulator({logits[0]}),
+              .sampling_logprob = random_accumulator({logits[0]})};
   const Tensor slots = Tensor::zeros({logits[0]}, DType::kI32, g_setup.device);
   const auto add_sample = [&](const char* name, const SamplingParams& params) {
     SamplingState state{.params = pack_params({&params, 1}).to(g_setup.device)};

@@ -2,7 +2,7 @@
 //
 //   ratio = exp(clamp(lp - lp_old, +-20)),  lo = 1 - epsilon_low, hi = 1 + epsilon_high
 //   x     = min(lp_ref - lp, 20)
-//   loss  = sum_t weight[t] (surrogate[t] + beta kl[t])
+//   loss  = sum_t weight[t] (importance[t] surrogate[t] + beta kl[t] - entropy_coef entropy[t])
 //
 // k3(log p - log q) at samples of q estimates KL(q || p) without bias. The samples are the old
 // policy's, so its divergence from the policy is measured by k3(lp - lp_old).
@@ -26,6 +26,22 @@ namespace cohort::kernels {
 //               (Soft Adaptive Policy Optimization, Gao et al. 2025, arXiv 2511.20347)
 enum class Surrogate : uint8_t { kClip, kCispo, kReinforce, kSapo };
 
+// The log of the surrogate's ratio: lp - lp_old of the token, or its mean over the tokens of the
+// sequence (GSPO, Zheng et al. 2025, arXiv 2507.18071). The mean's gradient is that of GSPO-token:
+// ratio d lp of each token with its own weight and advantage, which is GSPO's where the weights and
+// advantages of a sequence are equal.
+enum class RatioLevel : uint8_t { kToken, kSequence };
+
+// The weight of a token's surrogate for the difference between the policy and the distribution that
+// sampled the token, whose log-prob is lp_sampling. r = exp(lp_old - lp_sampling), since the
+// surrogate's ratio accounts for lp - lp_old; with kReinforce, which has none, r = exp(lp -
+// lp_sampling). All of it is constant in the gradient. A bound that is exceeded:
+//   kTruncate      clip(r, min, max) (Espeholt et al. 2018; Yao et al. 2025)
+//   kMask          r, and 0 where exp(lp - lp_sampling) is outside of [min, max] (IcePop, 2025)
+//   kSequenceMask  1, and 0 where the mean of lp - lp_sampling over the sequence is outside of
+//                  [log min, log max]
+enum class Importance : uint8_t { kNone, kTruncate, kMask, kSequenceMask };
+
 // Estimators of KL(policy || reference) at a sample of the policy (Schulman 2020): -x, x^2 / 2 and
 // exp(x) - x - 1.
 enum class KlEstimator : uint8_t { kK1, kK2, kK3 };
@@ -35,19 +51,28 @@ struct PolicyLossDesc {
 
   double epsilon_low = 0.2, epsilon_high = 0.2, beta = 0;
   Surrogate surrogate = Surrogate::kClip;
+  RatioLevel level = RatioLevel::kToken;
+  Importance importance = Importance::kNone;
+  double importance_min = 0, importance_max = kOff;
   double dual_clip = kOff, delta = kOff;
   double tau_pos = 1, tau_neg = 1.05;
   KlEstimator kl = KlEstimator::kK3;
   // The penalty's gradient is that of ratio kl, whose mean over samples of the old policy is the
   // gradient of the policy's mean kl. Its value remains kl.
   bool kl_unbiased = false;
+  double entropy_coef = 0;
+
+  // True if a token's loss depends on the log-probs of its whole sequence.
+  bool needs_sequences() const {
+    return level == RatioLevel::kSequence || importance == Importance::kSequenceMask;
+  }
 };
 
 // Sums over tokens with a weight above 0; the trainer turns them into means over the optimiser
 // step. They are accumulated in a tensor on the device: f64 [kSize], one element per field in the
 // order below.
 struct PolicyLossStats {
-  static constexpr int64_t kSize = 6;
+  static constexpr int64_t kSize = 7;
 
   double tokens = 0;
   double max_ratio_deviation = 0;  // max |ratio - 1|
@@ -56,11 +81,23 @@ struct PolicyLossStats {
   double clipped_low = 0, clipped_high = 0;
   double kl_to_old = 0;        // k3(lp - lp_old)
   double kl_to_reference = 0;  // k3(lp_ref - lp), whatever the estimator; 0 without a reference
+  double importance = 0;       // the weights of Importance
 
   static Tensor zeros(Device device = {});
   // Copies the sums from their device, which synchronises.
   static PolicyLossStats from(const Tensor& sums);
 };
+
+// Means over the tokens of each sequence that have a weight above 0, at each of them: of lp -
+// lp_old and of lp - lp_sampling. The order of the sums depends on the sequence's length only.
+struct PolicySequenceMeans {
+  Tensor& means;  // f64 [T, 2]
+  const Tensor &logprob, &old_logprob;
+  const Tensor& sampling_logprob;  // may be undefined: old_logprob
+  const Tensor& weight;
+  const Tensor& segments;  // [T] i32: the sequence of each token, ascending
+};
+COHORT_KERNEL(void policy_sequence_means(const PolicySequenceMeans& args));
 
 // The terms of tokens [begin, begin + count): their gradients, and what each adds to the loss and
 // to the statistics, for policy_loss_sums(). A token of weight 0 contributes nothing and has
@@ -75,6 +112,10 @@ struct PolicyLossTerms {
   const Tensor &advantage, &weight;
   PolicyLossDesc desc = {};
   int64_t begin = 0, count = 0;
+  Tensor sampling_logprob = {};  // undefined: old_logprob
+  Tensor sequence_means = {};    // PolicySequenceMeans; needed if desc.needs_sequences()
+  // For an entropy bonus, else undefined: the entropies [T], and the gradient of the loss [T].
+  Tensor entropy = {}, dentropy = {};
 };
 COHORT_KERNEL(void policy_loss_terms(const PolicyLossTerms& args));
 

@@ -65,6 +65,7 @@ COHORT_HD inline void add(PolicyLossStats& total, const PolicyLossStats& more) {
   total.clipped_high += more.clipped_high;
   total.kl_to_old += more.kl_to_old;
   total.kl_to_reference += more.kl_to_reference;
+  total.importance += more.importance;
 }
 
 // The loss of a token and its derivative with respect to the log-prob.
@@ -72,17 +73,17 @@ struct TokenLoss {
   double loss, gradient;
 };
 
+// exp(clamp(log_ratio, +-20)) and its derivative.
+COHORT_HD inline ValueAndSlope ratio_of(double log_ratio) {
+  const ValueAndSlope clamped = clamp_log_ratio(log_ratio);
+  const double value = std::exp(clamped.value);
+  return {value, value * clamped.slope};
+}
+
 // A token with its ratio, whose slope is with respect to the log-prob.
 struct PolicyToken {
   double logprob, old_logprob, advantage;
-  ValueAndSlope ratio;
-
-  COHORT_HD PolicyToken(double lp, double old_lp, double a)
-      : logprob(lp), old_logprob(old_lp), advantage(a) {
-    const ValueAndSlope log_ratio = clamp_log_ratio(lp - old_lp);
-    const double value = std::exp(log_ratio.value);
-    ratio = {value, value * log_ratio.slope};
-  }
+  ValueAndSlope ratio = ratio_of(logprob - old_logprob);
 };
 
 // The clip. At its bounds both branches are equal, and the derivative is that of the unclipped one.
@@ -127,10 +128,6 @@ COHORT_HD inline TokenLoss sapo_surrogate(const PolicyToken& t, const PolicyLoss
 // The surrogate of desc; a row per enumerator.
 COHORT_HD inline TokenLoss surrogate(const PolicyToken& t, const PolicyLossDesc& desc,
                                      PolicyLossStats& stats) {
-  stats.tokens += 1;
-  stats.max_ratio_deviation =
-      larger_deviation(std::fabs(t.ratio.value - 1), stats.max_ratio_deviation);
-  stats.kl_to_old += k3(t.logprob - t.old_logprob).value;
   switch (desc.surrogate) {
     case Surrogate::kClip:
       break;
@@ -142,6 +139,30 @@ COHORT_HD inline TokenLoss surrogate(const PolicyToken& t, const PolicyLossDesc&
       return sapo_surrogate(t, desc);
   }
   return clip_surrogate(t, desc, stats);
+}
+
+// The weight of a token's surrogate; `sequence_mean`: of lp - lp_sampling, for kSequenceMask.
+COHORT_HD inline double importance_weight(const PolicyToken& t, double sampling_logprob,
+                                          double sequence_mean, const PolicyLossDesc& desc) {
+  const double drift = std::exp(t.logprob - sampling_logprob);
+  const double r =
+      desc.surrogate == Surrogate::kReinforce ? drift : std::exp(t.old_logprob - sampling_logprob);
+  const auto is_outside = [&](double x) {  // false for NaN, which is not to be masked
+    return x < desc.importance_min || x > desc.importance_max;
+  };
+  switch (desc.importance) {
+    case Importance::kNone:
+      break;
+    case Importance::kTruncate:
+      return r < desc.importance_min   ? desc.importance_min
+             : r > desc.importance_max ? desc.importance_max
+                                       : r;
+    case Importance::kMask:
+      return is_outside(drift) ? 0 : r;
+    case Importance::kSequenceMask:
+      return is_outside(std::exp(sequence_mean)) ? 0 : 1;
+  }
+  return 1;
 }
 
 // beta times the estimate of the KL to the reference.
@@ -168,21 +189,82 @@ COHORT_HD inline void add(PolicyTerms& total, const PolicyTerms& more) {
   add(total.stats, more.stats);
 }
 
-// The tensors of a call as pointers; `ref_logprob` may be null.
+// The data of a tensor, or null if it is undefined.
+template <class T>
+T* data_or_null(Tensor tensor) {
+  return tensor.defined() ? tensor.data<T>() : nullptr;
+}
+
+// Sums over the tokens of a sequence: of lp - lp_old and of lp - lp_sampling.
+struct LogRatioSums {
+  double tokens = 0, to_old = 0, to_sampling = 0;
+};
+
+// The tensors of policy_sequence_means() as pointers.
+template <class T>
+struct SequenceLogRatios {
+  const T *logprob, *old_logprob, *sampling_logprob, *weight;
+  double* means;
+
+  explicit SequenceLogRatios(const PolicySequenceMeans& args)
+      : logprob(args.logprob.data<T>()),
+        old_logprob(args.old_logprob.data<T>()),
+        sampling_logprob(args.sampling_logprob.defined() ? args.sampling_logprob.data<T>()
+                                                         : old_logprob),
+        weight(args.weight.data<T>()),
+        means(args.means.data<double>()) {}
+
+  COHORT_HD void add(LogRatioSums& sums, int64_t t) const {
+    if (!(weight[t] > 0)) return;
+    const auto lp = static_cast<double>(logprob[t]);
+    sums.tokens += 1;
+    sums.to_old += lp - static_cast<double>(old_logprob[t]);
+    sums.to_sampling += lp - static_cast<double>(sampling_logprob[t]);
+  }
+  COHORT_HD void set(int64_t t, const LogRatioSums& sums) const {
+    means[2 * t] = sums.to_old / sums.tokens;
+    means[2 * t + 1] = sums.to_sampling / sums.tokens;
+  }
+};
+
+// The tensors of a call as pointers; those that may be undefined may be null.
 template <class T>
 struct PolicyTokens {
-  const T *logprob, *old_logprob, *ref_logprob, *advantage, *weight;
+  const T *logprob, *old_logprob, *ref_logprob, *sampling_logprob, *advantage, *weight, *entropy;
+  const double* sequence_means;
   PolicyTerms* terms;
-  T* dlogprob;
+  T *dlogprob, *dentropy;
 
   explicit PolicyTokens(const PolicyLossTerms& args)
       : logprob(args.logprob.data<T>()),
         old_logprob(args.old_logprob.data<T>()),
-        ref_logprob(args.ref_logprob.defined() ? args.ref_logprob.data<T>() : nullptr),
+        ref_logprob(data_or_null<T>(args.ref_logprob)),
+        sampling_logprob(args.sampling_logprob.defined() ? args.sampling_logprob.data<T>()
+                                                         : old_logprob),
         advantage(args.advantage.data<T>()),
         weight(args.weight.data<T>()),
+        entropy(data_or_null<T>(args.entropy)),
+        sequence_means(data_or_null<double>(args.sequence_means)),
         terms(static_cast<PolicyTerms*>(args.terms.raw())),
-        dlogprob(args.dlogprob.data<T>()) {}
+        dlogprob(args.dlogprob.data<T>()),
+        dentropy(data_or_null<T>(args.dentropy)) {}
+
+  // The surrogate of token t with its weight, whose ratio may be that of its sequence.
+  COHORT_HD TokenLoss weighted_surrogate(int64_t t, const PolicyToken& token,
+                                         const PolicyLossDesc& desc, PolicyLossStats& stats) const {
+    stats.tokens += 1;
+    stats.max_ratio_deviation =
+        larger_deviation(std::fabs(token.ratio.value - 1), stats.max_ratio_deviation);
+    stats.kl_to_old += k3(token.logprob - token.old_logprob).value;
+    PolicyToken of_sequence = token;
+    if (desc.level == RatioLevel::kSequence) of_sequence.ratio = ratio_of(sequence_means[2 * t]);
+    const TokenLoss loss = surrogate(of_sequence, desc, stats);
+    const double mean = sequence_means == nullptr ? 0 : sequence_means[2 * t + 1];
+    const double importance =
+        importance_weight(token, static_cast<double>(sampling_logprob[t]), mean, desc);
+    stats.importance += importance;
+    return {importance * loss.loss, importance * loss.gradient};
+  }
 
   // Writes the terms and the gradient of token t.
   COHORT_HD void compute(int64_t t, const PolicyLossDesc& desc) const {
@@ -191,13 +273,14 @@ struct PolicyTokens {
     const auto scale = static_cast<double>(weight[t]);
     // A token of weight 0 is not part of the loss; its log-probs are not read.
     if (scale > 0) {
-      const PolicyToken token(static_cast<double>(logprob[t]), static_cast<double>(old_logprob[t]),
-                              static_cast<double>(advantage[t]));
-      TokenLoss sum = surrogate(token, desc, out.stats);
+      const PolicyToken token{static_cast<double>(logprob[t]), static_cast<double>(old_logprob[t]),
+                              static_cast<double>(advantage[t])};
+      TokenLoss sum = weighted_surrogate(t, token, desc, out.stats);
       if (ref_logprob != nullptr) {
         const TokenLoss kl = penalty(token, static_cast<double>(ref_logprob[t]), desc, out.stats);
         sum = {sum.loss + kl.loss, sum.gradient + kl.gradient};
       }
+      if (entropy != nullptr) sum.loss -= desc.entropy_coef * static_cast<double>(entropy[t]);
       out.loss = scale * sum.loss;
       gradient = scale * sum.gradient;
     } else if (scale != 0) {  // negative or NaN
@@ -205,6 +288,7 @@ struct PolicyTokens {
     }
     terms[t] = out;
     dlogprob[t] = static_cast<T>(gradient);
+    if (dentropy != nullptr) dentropy[t] = static_cast<T>(-desc.entropy_coef * scale);
   }
 };
 

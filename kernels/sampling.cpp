@@ -32,6 +32,7 @@ void check_rows(const Args& args, const Tensor& rows, int64_t vocab, const char*
   check_tensor(args.out.logprob, shape, statistic, op, "logprob", device);
   check_tensor(args.out.entropy, shape, statistic, op, "entropy", device);
   check_tensor(args.out.truncated_mass, shape, statistic, op, "truncated_mass", device);
+  check_tensor(args.out.sampling_logprob, shape, statistic, op, "sampling_logprob", device);
   check_tensor(args.slots, shape, DType::kI32, op, "slots", device);
   check_tensor(args.rng_index, shape, DType::kI64, op, "rng_index", device);
   check_state(args.state, vocab, rows, op);

@@ -42,6 +42,9 @@ struct Samples {
   Tensor logprob;
   Tensor entropy;         // in nats, over the full distribution at the temperature; the head's bits
   Tensor truncated_mass;  // modified probability that steps 5 to 7 remove; exactly 0 without them
+  // The token's log-prob under the modified distribution without what is removed; that of the
+  // policy, to the bit, without any of the steps 1 to 3 and 5 to 7; 0 for greedy.
+  Tensor sampling_logprob;
 };
 
 // Samples one token per row by inverting the CDF in ascending id order. Row i uses the state of

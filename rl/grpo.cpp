@@ -63,6 +63,18 @@ void group_advantages(std::span<double> out, std::span<const double> rewards, Ad
     if (!std::isnan(rewards[i])) out[i] = (rewards[i] - mean) * factor;
 }
 
+// The bounds of importance weights by default: TRL's and verl's cap, IcePop's, SkyRL's.
+std::pair<double, double> default_importance_bounds(kernels::Importance mode) {
+  switch (mode) {
+    case kernels::Importance::kMask:
+      return {0.5, 5};
+    case kernels::Importance::kSequenceMask:
+      return {0.99, 1.01};
+    default:
+      return {0, 2};
+  }
+}
+
 std::string surrogate_name(kernels::Surrogate surrogate) {
   for (const auto& [value, name] : kSurrogates)
     if (value == surrogate) return name;
@@ -71,18 +83,71 @@ std::string surrogate_name(kernels::Surrogate surrogate) {
 
 }  // namespace
 
+void GrpoConfig::apply_preset() {
+  using kernels::Surrogate, kernels::KlEstimator;
+  const auto set_clip = [&](double low, double high) { epsilon = low, epsilon_high = high; };
+  switch (preset) {
+    case Preset::kNone:
+      break;
+    case Preset::kGrpo:
+      loss_type = LossType::kGrpo, beta = 0.04;
+      break;
+    case Preset::kDapo:
+      set_clip(0.2, 0.28), refill_rounds = 10;
+      break;
+    case Preset::kDrGrpo:
+      loss_type = LossType::kDrGrpo, scale_rewards = AdvantageScale::kNone;
+      break;
+    case Preset::kGspo:
+      importance_sampling_level = kernels::RatioLevel::kSequence;
+      loss_type = LossType::kGrpo, set_clip(3e-4, 4e-4);
+      break;
+    case Preset::kCispo:
+      surrogate = Surrogate::kCispo, set_clip(1, 4);
+      break;
+    case Preset::kRloo:
+      surrogate = Surrogate::kReinforce, loss_type = LossType::kSequenceSum;
+      scale_rewards = AdvantageScale::kLeaveOneOut;
+      beta = 0.05, kl_in = KlPlace::kReward, kl_estimator = KlEstimator::kK1;
+      break;
+    case Preset::kReinforcePp:
+      scale_rewards = AdvantageScale::kNone, whiten_advantages = true;
+      beta = 0.01, kl_estimator = KlEstimator::kK2;
+      break;
+    case Preset::kSapo:
+      surrogate = Surrogate::kSapo, loss_type = LossType::kGrpo;
+      break;
+    case Preset::kLuspo:
+      importance_sampling_level = kernels::RatioLevel::kSequence;
+      loss_type = LossType::kSequenceSum, set_clip(2e-3, 2.5e-3);
+      break;
+    case Preset::kGdpo:
+      multi_objective_aggregation = RewardAggregation::kNormalizeThenSum;
+      break;
+    case Preset::kMaxRl:
+      scale_rewards = AdvantageScale::kMaxRl;
+      break;
+  }
+}
+
 kernels::PolicyLossDesc GrpoConfig::loss_desc() const {
   constexpr double kOff = kernels::PolicyLossDesc::kOff;
+  const auto [lowest, largest] = default_importance_bounds(importance_weights);
   return {.epsilon_low = epsilon,
           .epsilon_high = epsilon_high.value_or(epsilon),
-          .beta = beta,
+          .beta = kl_in == KlPlace::kLoss ? beta : 0,
           .surrogate = surrogate,
+          .level = importance_sampling_level,
+          .importance = importance_weights,
+          .importance_min = importance_min.value_or(lowest),
+          .importance_max = importance_max.value_or(largest),
           .dual_clip = dual_clip.value_or(kOff),
           .delta = delta.value_or(kOff),
           .tau_pos = sapo_tau_pos,
           .tau_neg = sapo_tau_neg,
           .kl = kl_estimator,
-          .kl_unbiased = kl_unbiased};
+          .kl_unbiased = kl_unbiased,
+          .entropy_coef = entropy_coef};
 }
 
 void GrpoConfig::validate() const {
@@ -101,6 +166,18 @@ void GrpoConfig::validate() const {
         "delta: bounds the ratio where A < 0, and so does dual_clip; hint: leave one of them out");
   if (dual_clip && *dual_clip <= 1)
     throw InputError(str("dual_clip: expected a number above 1, got ", *dual_clip));
+  const kernels::PolicyLossDesc desc = loss_desc();
+  if (desc.importance_min > 1 || desc.importance_max < 1)
+    throw InputError(
+        str("importance_min, importance_max: expected bounds around 1, the weight of "
+            "a token drawn from the policy itself, got ",
+            desc.importance_min, " and ", desc.importance_max));
+  if (penalizes_rewards() && multi_objective_aggregation != RewardAggregation::kSumThenNormalize)
+    throw InputError(
+        "kl_in: the KL is subtracted from the sum of the rewards, which "
+        "multi_objective_aggregation: normalize_then_sum does not use; hint: kl_in=loss");
+  if (penalizes_rewards() && kl_unbiased)
+    throw InputError("kl_unbiased: the gradient of a KL in the loss; hint: kl_in=loss");
   const double high = epsilon_high.value_or(epsilon);
   if (delta && *delta <= 1 + high)
     throw InputError(str("delta: expected a number above 1 + epsilon_high = ", 1 + high, ", got ",
@@ -117,7 +194,12 @@ std::vector<std::string> GrpoConfig::warnings() const {
   without_kl("reference", reference != ReferenceType::kBase);
   without_kl("kl_estimator", kl_estimator != KlEstimator::kK3);
   without_kl("kl_unbiased", kl_unbiased);
-  if (beta > 0 && kl_estimator == KlEstimator::kK1 && !kl_unbiased)
+  without_kl("kl_in", kl_in != KlPlace::kLoss);
+  if (penalizes_rewards() && kl_estimator != KlEstimator::kK1)
+    out.push_back(
+        "kl_estimator: in the reward, only k1 has the gradient of the KL as its mean; hint: "
+        "kl_estimator=k1");
+  if (beta > 0 && kl_in == KlPlace::kLoss && kl_estimator == KlEstimator::kK1 && !kl_unbiased)
     out.push_back(
         "kl_estimator: the gradient of k1 in the loss has mean 0, so that beta adds noise only; "
         "hint: kl_unbiased=true, or kl_estimator=k2");
@@ -135,6 +217,12 @@ std::vector<std::string> GrpoConfig::warnings() const {
   needs_updates("dual_clip", dual_clip.has_value());
   needs_updates("delta", delta.has_value());
   needs_updates("surrogate", surrogate != Surrogate::kClip);
+  needs_updates("importance_sampling_level",
+                importance_sampling_level != kernels::RatioLevel::kToken);
+  if (importance_weights == kernels::Importance::kNone && (importance_min || importance_max))
+    out.push_back(
+        "importance_min, importance_max: do nothing with importance_weights: none; hint: "
+        "importance_weights=truncate, or leave them out");
   return out;
 }
 
@@ -163,6 +251,28 @@ void whiten_advantages(std::span<double> advantages, std::span<const double> tok
   if (variance <= 1e-18 * mean * mean) return;
   for (size_t i = 0; i < advantages.size(); ++i)
     if (tokens[i] > 0) advantages[i] = (advantages[i] - mean) / std::sqrt(variance + 1e-8);
+}
+
+void standardize(std::span<double> advantages, const std::vector<bool>& has_reward) {
+  std::vector<double> valid;
+  for (size_t i = 0; i < advantages.size(); ++i)
+    if (has_reward[i]) valid.push_back(advantages[i]);
+  const double std = valid.size() < 2 ? 0 : std_of(valid);
+  const double mean = valid.empty() ? 0 : mean_of(valid);
+  for (size_t i = 0; i < advantages.size(); ++i)
+    advantages[i] =
+        has_reward[i] && std > 1e-9 * std::abs(mean) ? (advantages[i] - mean) / (std + 1e-4) : 0;
+}
+
+double quantile(std::vector<double> values, double q) {
+  if (values.empty()) return -HUGE_VAL;
+  const double place = q * static_cast<double>(values.size() - 1);
+  const auto below = static_cast<ptrdiff_t>(place);
+  std::nth_element(values.begin(), values.begin() + below, values.end());
+  const double low = values[static_cast<size_t>(below)];
+  if (place == static_cast<double>(below)) return low;
+  const double high = *std::min_element(values.begin() + below + 1, values.end());
+  return low + (place - static_cast<double>(below)) * (high - low);
 }
 
 double reward_std(std::span<const double> rewards) {
@@ -206,26 +316,32 @@ Minibatch pack_policy(std::vector<PolicySequence> sequences, const PackPolicyDes
   parallel_try(static_cast<int64_t>(out.size()), 1, [&](int64_t i) {
     const auto b = static_cast<size_t>(i);
     const size_t begin = begins[b], end = begins[b + 1];
-    std::vector<double> old_logprob, ref_logprob, advantage, weight;
+    std::vector<double> old_logprob, ref_logprob, sampling_logprob, advantage, weight;
     for (size_t s = begin; s < end; ++s) {
       const TokenSequence& sequence = tokens[s];
-      const std::vector<double>& reference = sequences[s].ref_logprob;
+      const PolicySequence& policy = sequences[s];
       for (size_t t = 1; t < sequence.tokens.size(); ++t) {
         if (!sequence.loss_mask[t]) continue;
-        old_logprob.push_back(sequences[s].old_logprob[t]);
-        if (!reference.empty()) ref_logprob.push_back(reference[t]);
+        old_logprob.push_back(policy.old_logprob[t]);
+        if (!policy.ref_logprob.empty()) ref_logprob.push_back(policy.ref_logprob[t]);
+        if (!policy.sampling_logprob.empty())
+          sampling_logprob.push_back(policy.sampling_logprob[t]);
+        const bool silent = !policy.surrogate_mask.empty() && !policy.surrogate_mask[t];
+        advantage.push_back(silent ? 0 : policy.advantage);
       }
-      advantage.resize(old_logprob.size(), sequences[s].advantage);
       weight.resize(old_logprob.size(),
                     token_weight(desc.loss_type, desc.totals, sequence.num_targets(),
                                  desc.max_completion_length));
     }
     const auto column = [&](const std::vector<double>& values) {
-      return Tensor::from(values).to(desc.dtype);
+      return values.empty() ? Tensor() : Tensor::from(values).to(desc.dtype);
     };
-    out[b] = {pack(std::span(tokens).subspan(begin, end - begin)), column(old_logprob),
-              column(advantage), column(weight),
-              ref_logprob.empty() ? Tensor() : column(ref_logprob)};
+    out[b] = {pack(std::span(tokens).subspan(begin, end - begin)),
+              column(old_logprob),
+              column(advantage),
+              column(weight),
+              column(ref_logprob),
+              column(sampling_logprob)};
   });
   return out;
 }
@@ -257,8 +373,8 @@ void unpack_log_probs(std::span<const PolicyBatch> batches, std::span<PolicySequ
 
 PolicyBatch to_device(const PolicyBatch& batch, const Transformer& model) {
   const Device device = model.device();
-  return {model.to_device(batch), batch.old_logprob.to(device), batch.advantage.to(device),
-          batch.weight.to(device), batch.ref_logprob.to(device)};
+  return {model.to_device(batch),  batch.old_logprob.to(device), batch.advantage.to(device),
+          batch.weight.to(device), batch.ref_logprob.to(device), batch.sampling_logprob.to(device)};
 }
 
 TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batch,
@@ -269,12 +385,15 @@ TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batc
 }
 
 HeadLoss grpo_loss(const Variable& hidden, const Variable& head, const PolicyBatch& batch,
-                   const GrpoConfig& config, double temperature) {
+                   const GrpoConfig& config, double temperature, bool on_policy) {
   return policy_loss(hidden, head, batch.targets,
                      {.old_logprob = batch.old_logprob,
                       .ref_logprob = batch.ref_logprob,
                       .advantage = batch.advantage,
-                      .weight = batch.weight},
+                      .weight = batch.weight,
+                      .sampling_logprob = batch.sampling_logprob,
+                      .segments = batch.segments,
+                      .on_policy = on_policy},
                      config.loss_desc(), {.temperature = temperature});
 }
 

@@ -75,6 +75,11 @@ std::vector<double> group_advantages(std::span<const double> rewards, int64_t gr
 void whiten_advantages(std::span<double> advantages, std::span<const double> tokens);
 // The standard deviation (n - 1) of the rewards that are not NaN; 0 for fewer than two.
 double reward_std(std::span<const double> rewards);
+// Brings the advantages that `has_reward` selects to mean 0 and a standard deviation of 1:
+// (A - mean) / (std + 1e-4), the last step of GDPO. Equal ones become 0.
+void standardize(std::span<double> advantages, const std::vector<bool>& has_reward);
+// The q-quantile of values, linearly interpolated; minus infinity without values. 0 <= q <= 1.
+double quantile(std::vector<double> values, double q);
 
 // Sums over the ranks of one optimiser update. Denominators use at least 1 of each.
 // As in TRL, a sequence without a token in its loss mask counts as a sequence.
@@ -125,38 +130,98 @@ inline constexpr EnumName<kernels::KlEstimator> kKlEstimators[] = {
     {kernels::KlEstimator::kK3, "k3"},
 };
 
+inline constexpr EnumName<kernels::RatioLevel> kRatioLevels[] = {
+    {kernels::RatioLevel::kToken, "token"},
+    {kernels::RatioLevel::kSequence, "sequence"},
+};
+inline constexpr EnumName<kernels::Importance> kImportanceModes[] = {
+    {kernels::Importance::kNone, "none"},
+    {kernels::Importance::kTruncate, "truncate"},
+    {kernels::Importance::kMask, "mask"},
+    {kernels::Importance::kSequenceMask, "sequence_mask"},
+};
+// The penalty beta KL is a term of the loss, or subtracted from the rewards, summed over tokens.
+enum class KlPlace : uint8_t { kLoss, kReward };
+inline constexpr EnumName<KlPlace> kKlPlaces[] = {{KlPlace::kLoss, "loss"},
+                                                  {KlPlace::kReward, "reward"}};
+// Several rewards: advantages of their weighted sum, or the weighted sum of each one's advantages,
+// standardised over the step (GDPO, Liu et al. 2026).
+enum class RewardAggregation : uint8_t { kSumThenNormalize, kNormalizeThenSum };
+inline constexpr EnumName<RewardAggregation> kRewardAggregations[] = {
+    {RewardAggregation::kSumThenNormalize, "sum_then_normalize"},
+    {RewardAggregation::kNormalizeThenSum, "normalize_then_sum"},
+};
+
 // The reference policy of a model with adapters: the base without them, or those of the stage's
 // start.
 enum class ReferenceType : uint8_t { kBase, kStart };
 inline constexpr EnumName<ReferenceType> kReferenceTypes[] = {{ReferenceType::kBase, "base"},
                                                               {ReferenceType::kStart, "start"}};
 
+// Published algorithms as defaults of other keys; docs/grpo.md has their table.
+enum class Preset : uint8_t {
+  kNone,
+  kGrpo,
+  kDapo,
+  kDrGrpo,
+  kGspo,
+  kCispo,
+  kRloo,
+  kReinforcePp,
+  kSapo,
+  kLuspo,
+  kGdpo,
+  kMaxRl
+};
+inline constexpr EnumName<Preset> kPresets[] = {
+    {Preset::kNone, "none"}, {Preset::kGrpo, "grpo"},
+    {Preset::kDapo, "dapo"}, {Preset::kDrGrpo, "dr_grpo"},
+    {Preset::kGspo, "gspo"}, {Preset::kCispo, "cispo"},
+    {Preset::kRloo, "rloo"}, {Preset::kReinforcePp, "reinforce_pp"},
+    {Preset::kSapo, "sapo"}, {Preset::kLuspo, "luspo"},
+    {Preset::kGdpo, "gdpo"}, {Preset::kMaxRl, "maxrl"},
+};
+
 struct GrpoConfig {
+  Preset preset = Preset::kNone;
   kernels::Surrogate surrogate = kernels::Surrogate::kClip;
+  kernels::RatioLevel importance_sampling_level = kernels::RatioLevel::kToken;
   double epsilon = 0.2;
   std::optional<double> epsilon_high;      // none: epsilon
   std::optional<double> dual_clip, delta;  // none: no bound where A < 0
   double sapo_tau_pos = 1, sapo_tau_neg = 1.05;
   double beta = 0;  // KL to the frozen reference; 0: no reference is loaded
+  KlPlace kl_in = KlPlace::kLoss;
   kernels::KlEstimator kl_estimator = kernels::KlEstimator::kK3;
   bool kl_unbiased = false;
   ReferenceType reference = ReferenceType::kBase;  // used with adapters
   LossType loss_type = LossType::kDapo;
   AdvantageScale scale_rewards = AdvantageScale::kGroup;
+  RewardAggregation multi_objective_aggregation = RewardAggregation::kSumThenNormalize;
   int64_t refill_rounds = 0;  // at most so often, groups without a signal are replaced
   bool whiten_advantages = false;
   std::optional<double> advantage_clip;  // after scaling and whitening; none: unlimited
-  int64_t num_iterations = 1;            // passes over each step's rollouts
-  int64_t num_minibatches = 1;           // optimiser updates per pass
+  double entropy_coef = 0;
+  double top_entropy_quantile = 1;  // the fraction of tokens, by entropy, that have a surrogate
+  kernels::Importance importance_weights = kernels::Importance::kNone;
+  std::optional<double> importance_min, importance_max;  // none: importance_bounds()
+  int64_t num_iterations = 1;                            // passes over each step's rollouts
+  int64_t num_minibatches = 1;                           // optimiser updates per pass
   // Every ratio_check_every steps the ratios of all minibatches are checked before the first
   // update. In the other steps, and in all of them with 0, only those of the first minibatch are.
   int64_t ratio_check_every = 20;
   bool mask_truncated_completions = false;
   bool shuffle_advantages = false;  // ablation: the control experiment of the tests
   void visit(ConfigVisitor& v) {
+    const Preset before = preset;
+    v.choice("preset", preset, kPresets,
+             "a published algorithm, as the defaults of other keys (docs/grpo.md)");
+    if (preset != before) apply_preset();
     v.choice("surrogate", surrogate, kSurrogates,
              "loss of a token: clip: PPO's; cispo: log-prob weighted by the clipped ratio; "
              "reinforce: log-prob; sapo: a sigmoid of the ratio");
+    v.choice("importance_sampling_level", importance_sampling_level, kRatioLevels,
+             "the ratio is that of a token, or the geometric mean over its sequence (GSPO)");
     v.field("epsilon", epsilon, "the ratio is clipped below 1 - epsilon", {.min = 0, .max = 1});
     v.field("epsilon_high", epsilon_high,
             "the ratio is clipped above 1 + epsilon_high; none: epsilon", {.min = 0});
@@ -174,6 +239,8 @@ struct GrpoConfig {
     v.field("beta", beta,
             "weight of the KL to the frozen start model, with lora to `reference`; 0: none",
             {.min = 0});
+    v.choice("kl_in", kl_in, kKlPlaces,
+             "beta KL is a term of the loss, or subtracted from rewards, summed over the tokens");
     v.choice("kl_estimator", kl_estimator, kKlEstimators,
              "estimate of the KL from x = lp_ref - lp: k1: -x; k2: x^2 / 2; k3: exp(x) - x - 1");
     v.field("kl_unbiased", kl_unbiased,
@@ -186,6 +253,10 @@ struct GrpoConfig {
              "advantage: group: (r - mean) / (std + 1e-4) of the group; batch: the same with the "
              "std of all rewards of the step; none: r - mean; leave_one_out: r - mean of the "
              "others; maxrl: (r - mean) / |mean|");
+    v.choice(
+        "multi_objective_aggregation", multi_objective_aggregation, kRewardAggregations,
+        "several rewards: sum_then_normalize: advantages of their sum; normalize_then_sum: the "
+        "sum of the advantages of each, standardised over the step (GDPO)");
     v.field("refill_rounds", refill_rounds,
             "times at most that groups without a signal are replaced by new prompts (dynamic "
             "sampling, DAPO); 0: never",
@@ -194,6 +265,21 @@ struct GrpoConfig {
             "then to mean 0 and variance 1 over the tokens of the step (REINFORCE++)");
     v.field("advantage_clip", advantage_clip,
             "then to at most this, and at least minus this; none: unlimited", {.min = 1e-3});
+    v.field("entropy_coef", entropy_coef,
+            "weight of the entropy of each token's distribution, an addition to the objective",
+            {.min = 0});
+    v.field("top_entropy_quantile", top_entropy_quantile,
+            "only this fraction of the step's tokens, those of the highest entropy, has a "
+            "surrogate; 1: all",
+            {.min = 1e-6, .max = 1});
+    v.choice("importance_weights", importance_weights, kImportanceModes,
+             "weights for the difference to the distribution that was sampled from: truncate: "
+             "clipped to the bounds; mask: tokens outside of them have no surrogate; "
+             "sequence_mask: nor have sequences whose geometric mean is outside");
+    v.field("importance_min", importance_min,
+            "lower bound; none: 0 for truncate, 0.5 for mask, 0.99 for sequence_mask", {.min = 0});
+    v.field("importance_max", importance_max,
+            "upper bound; none: 2 for truncate, 5 for mask, 1.01 for sequence_mask", {.min = 0});
     v.field("num_iterations", num_iterations, "passes over each step's completions",
             {.min = 1, .max = 1000});
     v.field("num_minibatches", num_minibatches, "optimiser updates per pass",
@@ -208,6 +294,11 @@ struct GrpoConfig {
             "control experiment: advantages of random other completions");
   }
   int64_t updates_per_step() const { return num_iterations * num_minibatches; }
+  bool penalizes_rewards() const { return beta > 0 && kl_in == KlPlace::kReward; }
+  // True if completions with an advantage of 0 change the update.
+  bool needs_all_completions() const { return beta > 0 || entropy_coef > 0; }
+  // Sets the keys of `preset`.
+  void apply_preset();
   kernels::PolicyLossDesc loss_desc() const;
   // Throws InputError naming the keys that contradict each other.
   void validate() const;
@@ -221,6 +312,10 @@ struct PolicySequence : TokenSequence {
   std::vector<double> old_logprob;
   double advantage = 0;
   std::vector<double> ref_logprob = {};
+  // Of each token, or empty: the log-prob under the distribution it was drawn from (old_logprob),
+  // and 0 if it has no surrogate (all have one).
+  std::vector<double> sampling_logprob = {};
+  std::vector<uint8_t> surrogate_mask = {};
 };
 // Converts a trajectory to the input of an update. Callers skip trajectories without a reward (all
 // are NaN); a trajectory that only counts in the totals has an empty loss mask.
@@ -229,8 +324,9 @@ PolicySequence policy_sequence(const Trajectory& trajectory, double advantage);
 // A micro batch with the constants of the policy loss, [L] each: one value per target.
 struct PolicyBatch : PackedBatch {
   Tensor old_logprob, advantage;
-  Tensor weight;       // one over the denominator of the whole update
-  Tensor ref_logprob;  // undefined: no reference
+  Tensor weight;            // one over the denominator of the whole update
+  Tensor ref_logprob;       // undefined: no reference
+  Tensor sampling_logprob;  // undefined: old_logprob
 };
 // Transformer::to_device() with the constants.
 PolicyBatch to_device(const PolicyBatch& batch, const Transformer& model);
@@ -260,8 +356,9 @@ void unpack_log_probs(std::span<const PolicyBatch> batches, std::span<PolicySequ
 TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batch,
                                double temperature, Adapters adapters = Adapters::kOn);
 // Contribution of this micro batch to the step's loss, with sums for metrics: the policy loss of
-// its targets under the softmax of `hidden` [L, C] and `head` [V, C] at `temperature`.
+// its targets under the softmax of `hidden` [L, C] and `head` [V, C] at `temperature`. `on_policy`:
+// see PolicyLossInputs.
 HeadLoss grpo_loss(const Variable& hidden, const Variable& head, const PolicyBatch& batch,
-                   const GrpoConfig& config, double temperature);
+                   const GrpoConfig& config, double temperature, bool on_policy = false);
 
 }  // namespace cohort

@@ -97,6 +97,7 @@ class RewardSet {
             const std::shared_ptr<CommandReward>& running = nullptr);
   // The configured name, with "_2", "_3", ... for repetitions.
   const std::vector<std::string>& names() const { return names_; }
+  const std::vector<double>& weights() const { return weights_; }  // one per name
 
   struct Scores {
     std::vector<std::vector<double>> each;  // [reward][sample], NaN where not applicable

@@ -41,7 +41,7 @@ SampleSums count_samples(const ScoredRollouts& scored, const GrpoSections& confi
       if (loss_tokens == 0) continue;
       zero_variance &= scored.advantages[i] == 0;
       sums.mask_tokens += static_cast<double>(loss_tokens);
-      sums.entropy += c.entropy;
+      sums.entropy += c.entropy();
       sums.truncated_mass += c.truncated_mass;
     }
     if (rewards.count == 0) continue;
@@ -116,6 +116,8 @@ MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::str
   out.add_mean("clip_ratio/high", policy.clipped_high, passes);
   out.add_mean("kl_old", policy.kl_to_old, policy.tokens);
   out.add_mean("kl", policy.kl_to_reference, config.grpo.beta > 0 ? policy.tokens : 0);
+  if (config.grpo.importance_weights != kernels::Importance::kNone)
+    out.add_mean("importance_weight", policy.importance, policy.tokens);
   out.add_mean("entropy", samples.entropy, samples.mask_tokens);
   if (config.sampling.restricts())
     out.add_mean("cut_probability", samples.truncated_mass, samples.mask_tokens);

@@ -133,32 +133,80 @@ std::vector<double> gather_values(Communicator& comm, std::span<const Trajectory
   return reduce_over_ranks(comm, all);
 }
 
+// The tokens of each completion that count in the loss.
+std::vector<double> loss_tokens(const ScoredRollouts& rollouts, const GrpoConfig& grpo) {
+  std::vector<double> tokens;
+  for (size_t i = 0; i < rollouts.trajectories.size(); ++i)
+    tokens.push_back(static_cast<double>(
+        count_loss_tokens(rollouts.trajectories[i], rollouts.scores.total[i], grpo)));
+  return tokens;
+}
+
+// The entropy below which a token of the step has no surrogate (top_entropy_quantile): a quantile
+// over the tokens of all ranks that count in the loss. Beyond the 20/80 Rule, Wang et al. 2025.
+double entropy_threshold(Communicator& comm, const ScoredRollouts& rollouts,
+                         const GrpoSections& config) {
+  const std::vector<double> own = loss_tokens(rollouts, config.grpo),
+                            tokens = gather_values(comm, rollouts.trajectories, own, config);
+  std::vector<size_t> begins{0};
+  for (const double count : tokens) begins.push_back(begins.back() + static_cast<size_t>(count));
+  std::vector<double> entropies(begins.back());
+  for (size_t i = 0; i < own.size(); ++i) {
+    const Trajectory& t = rollouts.trajectories[i];
+    size_t at = begins[static_cast<size_t>(t.index)];
+    for (size_t k = 0; own[i] > 0 && k < t.tokens.size(); ++k)
+      if (t.loss_mask[k]) entropies[at++] = t.entropies[k];
+  }
+  return quantile(reduce_over_ranks(comm, entropies), 1 - config.grpo.top_entropy_quantile);
+}
+
 // The advantages of a rank's completions, with statistics over those of all ranks in the order of
 // the prompts.
-std::vector<double> step_advantages(Communicator& comm, std::span<const Trajectory> completions,
-                                    std::span<const double> rewards, const GrpoSections& config) {
+std::vector<double> step_advantages(const GrpoStep& in, const ScoredRollouts& rollouts,
+                                    std::span<const double> rewards) {
+  const GrpoSections& config = in.config;
   const GrpoConfig& grpo = config.grpo;
-  const bool by_batch = grpo.scale_rewards == AdvantageScale::kBatch;
-  std::vector<double> out = group_advantages(
-      rewards, config.batch.num_generations, grpo.scale_rewards,
-      by_batch ? reward_std(gather_values(comm, completions, rewards, config)) : 0);
+  const std::span<const Trajectory> completions = rollouts.trajectories;
+  const auto gather = [&](std::span<const double> values) {
+    return gather_values(in.comm, completions, values, config);
+  };
+  const auto advantages_of = [&](std::span<const double> values) {
+    const bool by_batch = grpo.scale_rewards == AdvantageScale::kBatch;
+    return group_advantages(values, config.batch.num_generations, grpo.scale_rewards,
+                            by_batch ? reward_std(gather(values)) : 0);
+  };
+  const auto over_step = [&](std::vector<double>& own, const auto& change) {
+    std::vector<double> all = gather(own);
+    change(all);
+    for (size_t i = 0; i < own.size(); ++i) own[i] = all[static_cast<size_t>(completions[i].index)];
+  };
+  std::vector<double> out;
+  if (grpo.multi_objective_aggregation == RewardAggregation::kSumThenNormalize) {
+    out = advantages_of(rewards);
+  } else {
+    out.assign(rewards.size(), 0);
+    for (size_t k = 0; k < rollouts.scores.each.size(); ++k) {
+      const std::vector<double> each = advantages_of(rollouts.scores.each[k]);
+      for (size_t i = 0; i < out.size(); ++i) out[i] += in.rewards.weights()[k] * each[i];
+    }
+    const std::vector<double> totals = gather(rewards);
+    std::vector<bool> rewarded;
+    for (const double total : totals) rewarded.push_back(!std::isnan(total));
+    over_step(out, [&](std::vector<double>& all) { standardize(all, rewarded); });
+  }
   if (grpo.whiten_advantages) {
-    std::vector<double> tokens;
-    for (size_t i = 0; i < out.size(); ++i)
-      tokens.push_back(static_cast<double>(count_loss_tokens(completions[i], rewards[i], grpo)));
-    std::vector<double> all = gather_values(comm, completions, out, config);
-    whiten_advantages(all, gather_values(comm, completions, tokens, config));
-    for (size_t i = 0; i < out.size(); ++i) out[i] = all[static_cast<size_t>(completions[i].index)];
+    const std::vector<double> tokens = gather(loss_tokens(rollouts, grpo));
+    over_step(out, [&](std::vector<double>& all) { whiten_advantages(all, tokens); });
   }
   if (grpo.advantage_clip)
     for (double& a : out) a = std::clamp(a, -*grpo.advantage_clip, *grpo.advantage_clip);
   return out;
 }
 
-// True if a sequence can change the update. Without a KL term a zero advantage gives an exactly
-// zero gradient.
-bool has_gradient(const PolicySequence& sequence, double beta) {
-  return sequence.num_targets() > 0 && (beta > 0 || sequence.advantage != 0);
+// True if a sequence can change the update. Without a KL term and an entropy bonus a zero advantage
+// gives an exactly zero gradient.
+bool has_gradient(const PolicySequence& sequence, const GrpoConfig& config) {
+  return sequence.num_targets() > 0 && (config.needs_all_completions() || sequence.advantage != 0);
 }
 
 // Sums the statistics that each micro batch of one update has left on the device.
@@ -171,9 +219,10 @@ kernels::PolicyLossStats total_of(const Tensor& stats) {
   return total;
 }
 
-// One optimiser update on a minibatch; sets `stats` to its sums. `accept`: see Learner::update().
+// One optimiser update on a minibatch; sets `stats` to its sums. `on_policy`: the weights are those
+// that sampled. `accept`: see Learner::update().
 Learner::Update update_on(Learner& learner, PolicyUpdate& minibatch, const GrpoSections& config,
-                          double learning_rate, kernels::PolicyLossStats& stats,
+                          bool on_policy, double learning_rate, kernels::PolicyLossStats& stats,
                           const std::function<bool()>& accept) {
   Learner::Update done;
   within_memory(learner, {&minibatch, 1}, config, [&] {
@@ -185,7 +234,7 @@ Learner::Update update_on(Learner& learner, PolicyUpdate& minibatch, const GrpoS
       if (i == 0)
         rows = Tensor::empty({count, kernels::PolicyLossStats::kSize}, DType::kF64, model.device());
       HeadLoss loss = grpo_loss(model.hidden_at_targets(batch, {.mode = Mode::kEval}), model.head(),
-                                batch, config.grpo, config.sampling.temperature);
+                                batch, config.grpo, config.sampling.temperature, on_policy);
       rows.select(0, i).copy_(loss.stats);
       return loss;
     };
@@ -298,6 +347,44 @@ void refill_groups(const GrpoStep& in, GrpoStepResult& out, StepTimes& times) {
   }
 }
 
+// The position of a sequence's completion among those of its rank, which are in order.
+size_t completion_of(std::span<const Trajectory> completions, const PolicySequence& sequence) {
+  const auto at = std::lower_bound(completions.begin(), completions.end(), sequence.index,
+                                   [](const Trajectory& t, int64_t i) { return t.index < i; });
+  return static_cast<size_t>(at - completions.begin());
+}
+
+// The rewards minus beta times the KL to the reference, summed over the tokens in the loss mask.
+// The log-probs of the reference are in the sequences afterwards, and in the micro batches.
+std::vector<double> penalized_rewards(const ScoredRollouts& rollouts,
+                                      std::span<PolicyUpdate> updates, const GrpoConfig& config) {
+  std::vector<double> rewards = rollouts.scores.total;
+  for (PolicyUpdate& update : updates) {
+    unpack_log_probs(update.batches, update.sequences);
+    for (const PolicySequence& s : update.sequences) {
+      double kl = 0;
+      for (size_t t = 1; t < s.tokens.size(); ++t)
+        if (s.loss_mask[t])
+          kl +=
+              kernels::kl_estimate(config.kl_estimator, s.ref_logprob[t] - s.old_logprob[t]).value;
+      rewards[completion_of(rollouts.trajectories, s)] -= config.beta * kl;
+    }
+  }
+  return rewards;
+}
+
+// Changes the advantages of sequences whose log-probs are unpacked. Their micro batches are to be
+// packed anew.
+void set_advantages(std::span<PolicyUpdate> updates, std::span<const Trajectory> completions,
+                    std::span<const double> advantages) {
+  for (PolicyUpdate& update : updates) {
+    for (PolicySequence& s : update.sequences)
+      s.advantage = advantages[completion_of(completions, s)];
+    update.batches.clear();
+    update.pack.micro_batch_tokens = 0;
+  }
+}
+
 }  // namespace
 
 std::vector<int64_t> shard_prompts(const Communicator& comm, const GrpoSections& config,
@@ -322,22 +409,29 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   out.rollouts = sample_and_score(in, in.prompts, in.indices, times);
   refill_groups(in, out, times);
   Stopwatch clock;
-  advantages = step_advantages(in.comm, trajectories, scores.total, config);
+  advantages = step_advantages(in, out.rollouts, scores.total);
   out.rewarded_count = count_rewarded(in.comm, scores);
   times.rewards += clock.lap("rewards");
   begin_activity("updating the weights");
   UpdateSums updates;
   double packing_time = 0;
   if (out.rewarded_count > 0) {
-    std::vector<PolicyUpdate> minibatches = pack_minibatches(
-        in.comm, in.learner, out.rollouts,
-        config.grpo.shuffle_advantages ? shuffled_advantages(in.comm, out.rollouts, config, in.step)
-                                       : advantages,
-        config);
+    const auto used_advantages = [&] {
+      return config.grpo.shuffle_advantages
+                 ? shuffled_advantages(in.comm, out.rollouts, config, in.step)
+                 : advantages;
+    };
+    std::vector<PolicyUpdate> minibatches =
+        pack_minibatches(in.comm, in.learner, out.rollouts, used_advantages(), config);
     packing_time = clock.lap("packing");
     if (in.reference.model != nullptr)
       set_log_probs(in.comm, in.learner, minibatches, config, &PolicyBatch::ref_logprob,
                     in.reference);
+    if (config.grpo.penalizes_rewards()) {
+      advantages = step_advantages(in, out.rollouts,
+                                   penalized_rewards(out.rollouts, minibatches, config.grpo));
+      set_advantages(minibatches, out.rollouts.trajectories, used_advantages());
+    }
     updates = update_policy(in.comm, in.learner, minibatches, config, in.learning_rate, in.step);
   }
   const double update_time = clock.lap("update");
@@ -371,6 +465,8 @@ std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
                                            std::span<const double> advantages,
                                            const GrpoSections& config) {
   const int64_t parts = config.grpo.num_minibatches;
+  const double least_entropy =
+      config.grpo.top_entropy_quantile < 1 ? entropy_threshold(comm, rollouts, config) : 0;
   std::vector<PolicyUpdate> out;
   size_t i = 0;
   for (int64_t m = 0; m < parts; ++m) {
@@ -388,13 +484,18 @@ std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
       }
       if (config.grpo.mask_truncated_completions && trajectory.truncated())
         s.loss_mask.assign(s.tokens.size(), 0);
+      if (config.grpo.importance_weights != kernels::Importance::kNone)
+        s.sampling_logprob = trajectory.sampling_logprobs;
+      if (config.grpo.top_entropy_quantile < 1)
+        for (const double entropy : trajectory.entropies)
+          s.surrogate_mask.push_back(entropy >= least_entropy);
     }
     StepTotals totals = count_totals(sequences);
     reduce_in_place(comm, {&totals.sequences, &totals.tokens});
     // No update at all: even with a zero gradient AdamW's decay and momentum would move the
     // weights.
     if (totals.tokens == 0) continue;
-    std::erase_if(sequences, [&](const auto& s) { return !has_gradient(s, config.grpo.beta); });
+    std::erase_if(sequences, [&](const auto& s) { return !has_gradient(s, config.grpo); });
     out.push_back({.sequences = std::move(sequences),
                    .pack = {.loss_type = config.grpo.loss_type,
                             .totals = totals,
@@ -442,7 +543,8 @@ UpdateSums update_policy(Communicator& comm, Learner& learner,
     for (size_t m = 0; m < minibatches.size(); ++m) {
       const bool first = iteration == 0 && m == 0 && sums.ratio_deviation == 0;
       const auto update = [&](const std::function<bool()>& accept) {
-        return update_on(learner, minibatches[m], config, learning_rate, stats, accept);
+        return update_on(learner, minibatches[m], config, iteration == 0 && m == 0, learning_rate,
+                         stats, accept);
       };
       Learner::Update done = update(first ? is_on_policy : nullptr);
       if (done.refused) {

@@ -14,6 +14,19 @@ void policy_loss_terms(const PolicyLossTerms& args) {
   });
 }
 
+void policy_sequence_means(const PolicySequenceMeans& args) {
+  const auto* segments = args.segments.data<int32_t>();
+  const int64_t count = args.segments.numel();
+  dispatch_float(args.logprob.dtype(), "policy_sequence_means", [&]<class T>() {
+    const SequenceLogRatios<T> ratios(args);
+    for (int64_t begin = 0, end = 0; begin < count; begin = end) {
+      LogRatioSums sums;
+      for (; end < count && segments[end] == segments[begin]; ++end) ratios.add(sums, end);
+      for (int64_t t = begin; t < end; ++t) ratios.set(t, sums);
+    }
+  });
+}
+
 void policy_loss_sums(const PolicyLossSums& args) {
   const auto* terms = static_cast<const PolicyTerms*>(args.terms.raw());
   PolicyTerms total;

@@ -205,7 +205,7 @@ struct State {
 template <class T>
 struct Rows {
   int32_t* tokens;
-  T *logprob, *entropy, *truncated_mass;
+  T *logprob, *entropy, *truncated_mass, *sampling_logprob;
   const int32_t* slots;
   const int64_t* index;
   const State<T> state;
@@ -218,6 +218,7 @@ struct Rows {
         logprob(args.out.logprob.template data<T>()),
         entropy(args.out.entropy.template data<T>()),
         truncated_mass(args.out.truncated_mass.template data<T>()),
+        sampling_logprob(args.out.sampling_logprob.template data<T>()),
         slots(args.slots.template data<int32_t>()),
         index(args.rng_index.template data<int64_t>()),
         state(args.state, vocab),
@@ -257,6 +258,10 @@ bool sample_row(const Rows<T>& rows, int64_t at, const T* logits, Row<T>& row,
   rows.logprob[at] = row_logprob(policy, logits[choice.token]);
   rows.entropy[at] = static_cast<T>(policy.entropy());
   rows.truncated_mass[at] = static_cast<T>(choice.truncated_mass);
+  rows.sampling_logprob[at] =
+      p.temperature == 0 ? 0
+                         : static_cast<T>(row_logprob(row.softmax, row.logits[choice.token]) -
+                                          std::log1p(-choice.truncated_mass));
   if (rows.state.counts != nullptr) ++rows.state.counts[slot * row.vocab + choice.token];
   return true;
 }

@@ -22,7 +22,8 @@ __device__ Sums warp_total(Sums sums) {
                                     .clipped_low = shuffled(s.clipped_low),
                                     .clipped_high = shuffled(s.clipped_high),
                                     .kl_to_old = shuffled(s.kl_to_old),
-                                    .kl_to_reference = shuffled(s.kl_to_reference)}};
+                                    .kl_to_reference = shuffled(s.kl_to_reference),
+                                    .importance = shuffled(s.importance)}};
     add(sums, other_sums);
   }
   return sums;
@@ -41,6 +42,27 @@ __device__ Sums block_total(const Sums& thread_sums) {
     add(total, other_sums);
   }
   return total;
+}
+
+// A warp whose token is the first of its sequence computes the sequence's means: lane i adds tokens
+// i, i + 32, ....
+__global__ void __launch_bounds__(kThreads)
+    sequence_means_kernel(SequenceLogRatios<float> ratios, const int32_t* segments, int64_t count) {
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
+  if (first >= count) return;
+  const int32_t segment = segments[first];
+  if (first > 0 && segments[first - 1] == segment) return;
+  LogRatioSums sums;
+  const auto for_lane = [&](const auto& work) {
+    for (int64_t t = first + threadIdx.x % 32; t < count && segments[t] == segment; t += 32)
+      work(t);
+  };
+  for_lane([&](int64_t t) { ratios.add(sums, t); });
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2)
+    for (double* sum : {&sums.tokens, &sums.to_old, &sums.to_sampling})
+      *sum += __shfl_xor_sync(0xffffffffu, *sum, offset);
+  for_lane([&](int64_t t) { ratios.set(t, sums); });
 }
 
 // A thread computes the terms and the gradient of one token.
@@ -79,6 +101,16 @@ void policy_loss_terms(const PolicyLossTerms& args) {
   launch("policy_loss", terms_kernel, {blocks_for(args.count, kThreads), kThreads},
          args.logprob.device(), PolicyTokens<float>(args), args.begin, args.begin + args.count,
          args.desc);
+}
+
+void policy_sequence_means(const PolicySequenceMeans& args) {
+  COHORT_CHECK(args.logprob.dtype() == DType::kF32,
+               "[policy_sequence_means] expected f32 log-probs on a CUDA device, got ",
+               args.logprob.str());
+  const int64_t count = args.segments.numel();
+  launch("policy_sequence_means", sequence_means_kernel,
+         {blocks_for(32 * count, kThreads), kThreads}, args.logprob.device(),
+         SequenceLogRatios<float>(args), args.segments.data<int32_t>(), count);
 }
 
 void policy_loss_sums(const PolicyLossSums& args) {

@@ -55,7 +55,7 @@ struct State {
 // Arguments for the rows of a launch.
 struct SampleCall {
   int32_t* tokens;
-  float *logprob, *entropy, *truncated_mass;
+  float *logprob, *entropy, *truncated_mass, *sampling_logprob;
   const int32_t* slots;
   const int64_t* index;
   const float* logits;
@@ -361,7 +361,7 @@ __device__ Choice choose(const Row& row, const SamplingParams& p, int64_t index,
 // Outputs of a row; -1 and NaN if it has no distribution.
 struct Outcome {
   int token = -1;
-  float logprob = NAN, entropy = NAN, truncated_mass = NAN;
+  float logprob = NAN, entropy = NAN, truncated_mass = NAN, sampling_logprob = NAN;
 };
 
 // All threads have the same results of row_softmax(), so branches are uniform and every barrier is
@@ -383,7 +383,10 @@ __device__ Outcome sample_row(const SampleCall& call, int64_t i, int32_t slot, W
   }
   const auto [token, truncated_mass] = choose(row, *p, call.index[i], sums, shared);
   if (threadIdx.x > 0) return {};
-  return {token, shared.policy.logprob(logits[token]), shared.policy.entropy(), truncated_mass};
+  const float sampling_logprob =
+      p->temperature == 0 ? 0.f : row.softmax.logprob(row.logits[token]) - log1pf(-truncated_mass);
+  return {token, shared.policy.logprob(logits[token]), shared.policy.entropy(), truncated_mass,
+          sampling_logprob};
 }
 
 // Block i samples the token of row i. The row of logits, [vocab] f32, is read for its softmax, for
@@ -403,6 +406,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(SampleCall call) {
   call.logprob[i] = out.logprob;
   call.entropy[i] = out.entropy;
   call.truncated_mass[i] = out.truncated_mass;
+  call.sampling_logprob[i] = out.sampling_logprob;
   if (call.state.counts != nullptr && out.token >= 0)
     call.state.counts[slot * call.state.vocab + out.token] += 1;
 }
@@ -479,6 +483,7 @@ void sample_rows(const Args& args, int64_t first, const Tensor& logits, Tensor& 
       .logprob = pointer<float>(args.out.logprob) + first,
       .entropy = pointer<float>(args.out.entropy) + first,
       .truncated_mass = pointer<float>(args.out.truncated_mass) + first,
+      .sampling_logprob = pointer<float>(args.out.sampling_logprob) + first,
       .slots = slots,
       .index = pointer<int64_t>(args.rng_index) + first,
       .logits = pointer<float>(logits),

@@ -18,7 +18,7 @@ void set_rows(Tensor& t, const Tensor& at, const Tensor& rows) {
 struct DecodeSlots::Rows {
   Tensor slots, tokens, positions, active, rng_index;  // [n]: kernels::DecodeInputs
   Tensor sampled;                                      // [n]
-  Tensor statistics;  // [3, n]: one tensor, so that one copy transfers them to the host
+  Tensor statistics;  // [4, n]: one tensor, so that one copy transfers them to the host
 
   Rows(int64_t n, const Transformer& model)
       : slots(Tensor::empty({n}, DType::kI32, model.device())),
@@ -27,7 +27,7 @@ struct DecodeSlots::Rows {
         active(Tensor::empty_like(slots)),
         rng_index(Tensor::empty({n}, DType::kI64, model.device())),
         sampled(Tensor::empty_like(slots)),
-        statistics(Tensor::empty({3, n}, accumulate_dtype(model.dtype()), model.device())) {}
+        statistics(Tensor::empty({4, n}, accumulate_dtype(model.dtype()), model.device())) {}
 
   void set(const Scheduler::Sequences& sequences) {
     std::vector<int32_t> values;
@@ -146,7 +146,8 @@ void DecodeSlots::sample_rows(Rows& rows, const Tensor& hidden) {
   kernels::Samples samples{.tokens = rows.sampled,
                            .logprob = rows.statistics.select(0, 0),
                            .entropy = rows.statistics.select(0, 1),
-                           .truncated_mass = rows.statistics.select(0, 2)};
+                           .truncated_mass = rows.statistics.select(0, 2),
+                           .sampling_logprob = rows.statistics.select(0, 3)};
   kernels::head_sample({.out = samples,
                         .state = sampling_,
                         .x = hidden,

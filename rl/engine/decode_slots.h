@@ -20,7 +20,7 @@ namespace cohort {
 struct SampledTokens {
   Scheduler::Sequences sequences;
   Readback tokens;      // [n], n >= sequences.size()
-  Readback statistics;  // [3, n]: log-probs, entropies, truncated masses
+  Readback statistics;  // [4, n]: in the order of kernels::Samples
 };
 
 class DecodeSlots {

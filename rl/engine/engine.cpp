@@ -281,7 +281,8 @@ void Engine::collect(size_t max_pending) {
                         .token = tokens[i],
                         .logprob = statistics[i],
                         .entropy = statistics[n + i],
-                        .truncated_mass = statistics[2 * n + i]};
+                        .truncated_mass = statistics[2 * n + i],
+                        .sampling_logprob = statistics[3 * n + i]};
       if (token.token < 0)
         throw NonFiniteError(str("[engine] request ", token.request, ", completion ",
                                  token.completion, ", position ", s->length() - s->in_flight,

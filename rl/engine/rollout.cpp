@@ -126,7 +126,9 @@ std::vector<Trajectory> Sampler::start(std::span<const Example> prompts, int64_t
                            ", which leaves no token for a completion; hint: a larger model.context "
                            "or shorter prompts"));
     trajectory.loss_mask.assign(length, 0);
-    trajectory.logprobs.assign(length, 0);
+    for (auto* values :
+         {&trajectory.logprobs, &trajectory.sampling_logprobs, &trajectory.entropies})
+      values->assign(length, 0);
     trajectory.prompt_length = static_cast<int64_t>(length);
     for (int64_t g = 0; g < num_generations; ++g) {
       trajectory.index = index * num_generations + g;
@@ -198,8 +200,7 @@ std::vector<Trajectory> Sampler::sample(std::span<const Example> prompts, int64_
 bool Sampler::append(OpenCompletion& open, const EngineToken& token,
                      const SampleCallbacks& callbacks) const {
   Trajectory& out = *open.out;
-  out.append_sampled(token.token, token.logprob);
-  out.entropy += token.entropy;
+  out.append_sampled(token.token, token.logprob, token.sampling_logprob, token.entropy);
   out.truncated_mass += token.truncated_mass;
   const size_t decoded = out.text.size();
   out.text += open.decoder.push(token.token);

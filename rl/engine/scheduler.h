@@ -64,7 +64,7 @@ struct EngineRequest {
 struct EngineToken {
   int64_t request = 0, completion = 0;
   int32_t token = 0;
-  double logprob = 0, entropy = 0, truncated_mass = 0;
+  double logprob = 0, entropy = 0, truncated_mass = 0, sampling_logprob = 0;
   enum class End { kNone, kStopToken, kLength } end = End::kNone;
 };
 

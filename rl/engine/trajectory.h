@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -31,23 +32,30 @@ struct Trajectory {
   // an f64 model are kept to the bit: otherwise the first ratio of an update would not be exactly
   // 1.
   std::vector<double> logprobs;
+  // Of the same size: the log-prob under the distribution that the token was drawn from, which
+  // sampling options may have changed, and the entropy in nats of the policy's distribution at the
+  // temperature (1 for greedy).
+  std::vector<double> sampling_logprobs, entropies;
   int64_t prompt_length = 0;  // in tokens
   int64_t max_tokens = 0;     // max_completion_length; 0: unknown
   int64_t index = 0;          // within the step, over all ranks
   int64_t group = 0;          // index of its prompt within the step, over all ranks
-  // Sums over the sampled tokens: the entropy in nats of the full distribution at the temperature
-  // (1 for greedy), and the probability that truncation (top_k, top_p, min_p) excluded.
-  double entropy = 0, truncated_mass = 0;
+  // Sum over the sampled tokens of the probability that truncation (top_k, top_p, min_p) excluded.
+  double truncated_mass = 0;
   StopReason stop_reason = StopReason::kStopToken;
   std::string text;  // the completion, decoded; special tokens (end of sequence) give no text
   bool truncated() const { return is_truncated(stop_reason); }
   // Number of sampled tokens.
   int64_t completion_length() const { return std::count(loss_mask.begin(), loss_mask.end(), 1); }
-  void append_sampled(int32_t token, double logprob) {
+  double entropy() const { return std::accumulate(entropies.begin(), entropies.end(), 0.0); }
+  void append_sampled(int32_t token, double logprob, double sampling_logprob, double entropy = 0) {
     tokens.push_back(token);
     loss_mask.push_back(1);
     logprobs.push_back(logprob);
+    sampling_logprobs.push_back(sampling_logprob);
+    entropies.push_back(entropy);
   }
+  void append_sampled(int32_t token, double logprob) { append_sampled(token, logprob, logprob); }
 };
 
 }  // namespace cohort

@@ -24,16 +24,18 @@ HostSamples sample(const Tensor& logits, const SamplingParams& params, Device de
   const int64_t n = logits.dim(0);
   Guarded z(logits, DType::kF32, device, start), logprob(Shape{n}, DType::kF32, device, start);
   Guarded entropy(Shape{n}, DType::kF32, device, start),
-      truncated_mass(Shape{n}, DType::kF32, device, start);
+      truncated_mass(Shape{n}, DType::kF32, device, start),
+      sampling_logprob(Shape{n}, DType::kF32, device, start);
   Guarded tokens(Tensor::full({n}, -7, DType::kI32), DType::kI32, device, start);
   Samples out{.tokens = tokens.tensor(),
               .logprob = logprob.tensor(),
               .entropy = entropy.tensor(),
-              .truncated_mass = truncated_mass.tensor()};
+              .truncated_mass = truncated_mass.tensor(),
+              .sampling_logprob = sampling_logprob.tensor()};
   SamplingState state = plain_state(params, n, 0, device);
   sample_logits({out, state, z.tensor(), own_slots(n).to(device), addresses(n, 100).to(device)});
   EXPECT_TRUE(z.intact() && tokens.intact() && logprob.intact() && entropy.intact() &&
-              truncated_mass.intact());
+              truncated_mass.intact() && sampling_logprob.intact());
   return on_host(out);
 }
 
@@ -190,7 +192,8 @@ TEST(CudaSampling, ARowWithoutADistributionGivesNoToken) {
       for (size_t i = 0; i < 4; ++i) {
         EXPECT_EQ(samples.tokens[i] == -1, i == 2) << i;
         for (const auto statistic :
-             {&HostSamples::logprobs, &HostSamples::entropies, &HostSamples::truncated_masses})
+             {&HostSamples::logprobs, &HostSamples::entropies, &HostSamples::truncated_masses,
+              &HostSamples::sampling_logprobs})
           EXPECT_EQ(std::isnan((samples.*statistic)[i]), i == 2) << i;
       }
     }
@@ -216,7 +219,8 @@ TEST(CudaSampling, SamplesDoNotDependOnTheBatch) {
           head_sample({out, state, x.narrow(0, first, count), w, slots.narrow(0, first, count),
                        index.narrow(0, first, count), chunk});
           return std::vector{out.tokens.to(Device{}), out.logprob.to(Device{}),
-                             out.entropy.to(Device{}), out.truncated_mass.to(Device{})};
+                             out.entropy.to(Device{}), out.truncated_mass.to(Device{}),
+                             out.sampling_logprob.to(Device{})};
         };
         const auto all = run(0, n, 0);
         expect_reproducible([&] { return run(0, n, 0); });

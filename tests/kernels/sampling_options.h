@@ -65,8 +65,8 @@ inline void expect_padding_takes_no_part(DType dtype, Device device) {
           Samples out = empty_samples(n, dtype, device);
           SamplingState state = state_of(sequences, vocab, dtype, device);
           sample_logits({out, state, z, own_slots(n).to(device), addresses(n, 100).to(device)});
-          return std::vector{out.tokens, out.logprob, out.entropy, out.truncated_mass,
-                             state.counts};
+          return std::vector{out.tokens,         out.logprob,          out.entropy,
+                             out.truncated_mass, out.sampling_logprob, state.counts};
         };
         const auto expected = run(logits), got = run(padded(logits, 1, 1088, poison));
         for (size_t i = 0; i < expected.size(); ++i)
@@ -135,8 +135,8 @@ inline void expect_rows_as_if_alone(DType dtype, Device device) {
       Samples alone = empty_samples(1, dtype, device);
       sample_logits({alone, state, logits.narrow(0, i, 1).to(dtype).to(device),
                      own_slots(n).narrow(0, i, 1).to(device), addresses(1, 100 + i).to(device)});
-      for (const auto tensor :
-           {&Samples::tokens, &Samples::logprob, &Samples::entropy, &Samples::truncated_mass})
+      for (const auto tensor : {&Samples::tokens, &Samples::logprob, &Samples::entropy,
+                                &Samples::truncated_mass, &Samples::sampling_logprob})
         EXPECT_TRUE(
             bit_equal((alone.*tensor).to(Device{}), (all.*tensor).narrow(0, i, 1).to(Device{})))
             << i << ", " << vocab << " tokens";
@@ -179,8 +179,8 @@ inline void expect_idle_rows_untouched(DType dtype, Device device) {
   for (size_t i = 0; i < 5; ++i) {
     const bool idle = i % 2 == 0;
     EXPECT_EQ(samples.tokens[i] == -7, idle);
-    for (const auto values :
-         {&HostSamples::logprobs, &HostSamples::entropies, &HostSamples::truncated_masses})
+    for (const auto values : {&HostSamples::logprobs, &HostSamples::entropies,
+                              &HostSamples::truncated_masses, &HostSamples::sampling_logprobs})
       EXPECT_EQ(std::isnan((samples.*values)[i]), idle);
   }
   Tensor expected = counts;

@@ -98,8 +98,8 @@ TEST(CudaSamplingOptions, RowsThatCannotBeSampledGiveNoToken) {
     const HostSamples samples = on_host(out);
     for (size_t i = 0; i < 3; ++i) {
       EXPECT_EQ(samples.tokens[i] == -1, i == 1);
-      for (const auto values :
-           {&HostSamples::logprobs, &HostSamples::entropies, &HostSamples::truncated_masses})
+      for (const auto values : {&HostSamples::logprobs, &HostSamples::entropies,
+                                &HostSamples::truncated_masses, &HostSamples::sampling_logprobs})
         EXPECT_EQ(std::isnan((samples.*values)[i]), i == 1);
     }
   };

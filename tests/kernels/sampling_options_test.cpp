@@ -37,7 +37,8 @@ TEST(SamplingOptions, SamplesDoNotDependOnThreads) {
   expect_thread_invariant([&] {
     SamplingState state = state_of(many_sequences(60), 2000, DType::kF32, {});
     const Samples d = sample(logits, state, DType::kF32, {});
-    return std::vector{d.tokens, d.logprob, d.entropy, d.truncated_mass, state.counts};
+    return std::vector{d.tokens,         d.logprob,          d.entropy,
+                       d.truncated_mass, d.sampling_logprob, state.counts};
   });
 }
 

@@ -132,7 +132,7 @@ inline Distribution distribution(const std::vector<double>& z, const SamplingPar
 // Samples on the host.
 struct HostSamples {
   std::vector<int32_t> tokens;
-  std::vector<double> logprobs, entropies, truncated_masses;
+  std::vector<double> logprobs, entropies, truncated_masses, sampling_logprobs;
 };
 
 inline Samples empty_samples(int64_t n, DType statistic, Device device = {}) {
@@ -140,12 +140,14 @@ inline Samples empty_samples(int64_t n, DType statistic, Device device = {}) {
   return {.tokens = Tensor::full({n}, -7, DType::kI32, device),
           .logprob = nan(),
           .entropy = nan(),
-          .truncated_mass = nan()};
+          .truncated_mass = nan(),
+          .sampling_logprob = nan()};
 }
 
 inline HostSamples on_host(const Samples& samples) {
   return {samples.tokens.to_vector<int32_t>(), samples.logprob.to_vector<double>(),
-          samples.entropy.to_vector<double>(), samples.truncated_mass.to_vector<double>()};
+          samples.entropy.to_vector<double>(), samples.truncated_mass.to_vector<double>(),
+          samples.sampling_logprob.to_vector<double>()};
 }
 
 // Pearson's statistic of tokens whose expected frequencies are `p`.

@@ -85,14 +85,14 @@ TEST(Sampling, SamplesDoNotDependOnTheBatch) {
         head_sample({part, state, x.narrow(0, first, count), w, slots.narrow(0, first, count),
                      index.narrow(0, first, count), chunk});
         EXPECT_TRUE(bit_equal(part.tokens, all.tokens.narrow(0, first, count)));
-        for (const auto statistic :
-             {&Samples::logprob, &Samples::entropy, &Samples::truncated_mass})
+        for (const auto statistic : {&Samples::logprob, &Samples::entropy, &Samples::truncated_mass,
+                                     &Samples::sampling_logprob})
           EXPECT_TRUE(bit_equal(part.*statistic, (all.*statistic).narrow(0, first, count)));
       }
     expect_thread_invariant([&] {
       Samples d = empty_samples(n, DType::kF32);
       head_sample({d, state, x, w, slots, index});
-      return std::vector{d.tokens, d.logprob, d.entropy, d.truncated_mass};
+      return std::vector{d.tokens, d.logprob, d.entropy, d.truncated_mass, d.sampling_logprob};
     });
   }
 }
