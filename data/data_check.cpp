@@ -176,7 +176,7 @@ class ContextCheck {
       measure_tokens(example, out);
       out.full_prompt = out.prompt;
       out.full_sequence = out.sequence;
-      if (config_.data.curriculum != Curriculum::kNone && &part == &train_)
+      if (config_.data.is_sorted() && &part == &train_)
         out.difficulty = difficulty_of(example, config_.data.curriculum, out.sequence);
       if (!truncates() || !fit_.too_long(out.prompt, out.sequence)) return;
       fit_.truncate(example);
@@ -342,7 +342,7 @@ DataLengths check_data(const DataSections& config, Dataset& data, int64_t contex
   std::vector<int64_t> kept = check.keep(Split::kTrain, *data.train, first_indices(n), n);
   keep_held_out(config, data, check);
   DataLengths lengths = check.lengths();
-  if (config.data.curriculum != Curriculum::kNone) data.difficulty = check.take_difficulty();
+  if (config.data.is_sorted()) data.difficulty = check.take_difficulty();
   count_sources(config, data, kept);
   if (!lengths.too_long.empty())
     data.train = make_changed_set(

@@ -22,11 +22,12 @@ inline constexpr EnumName<TokenizerType> kTokenizerNames[] = {{TokenizerType::kC
                                                               {TokenizerType::kByte, "byte"}};
 // Treatment of problems that are longer than the model's context.
 enum class TooLong { kError, kTruncate, kSkip };
-// Sort key of the problems.
-enum class Curriculum { kNone, kLength, kPassRate };
+// Sort key of the problems; kOnline: shuffled, without those that teach nothing (OnlineOrder).
+enum class Curriculum { kNone, kLength, kPassRate, kOnline };
 inline constexpr EnumName<Curriculum> kCurriculumNames[] = {{Curriculum::kNone, "none"},
                                                             {Curriculum::kLength, "length"},
-                                                            {Curriculum::kPassRate, "pass_rate"}};
+                                                            {Curriculum::kPassRate, "pass_rate"},
+                                                            {Curriculum::kOnline, "online"}};
 inline constexpr EnumName<TooLong> kTooLongNames[] = {
     {TooLong::kError, "error"}, {TooLong::kTruncate, "truncate"}, {TooLong::kSkip, "skip"}};
 
@@ -41,6 +42,7 @@ struct DataConfig {
   std::vector<double> weights;         // one per entry of `text` or `jsonl.path`; empty: none
   std::string cache_dir;               // cache of the tokens of text, see load_tokens()
   Curriculum curriculum = Curriculum::kNone;
+  int64_t curriculum_patience = 2;  // equal outcomes in a row (online)
   TooLong too_long = TooLong::kError;
   // Expected checksums of the files, as in Dataset::fingerprint; empty: those of the first start.
   std::string fingerprint;
@@ -51,6 +53,10 @@ struct DataConfig {
   std::string chat_template_kwargs;  // a JSON object; empty: none
   // True if problems are rendered by the model's chat template.
   bool is_chat() const { return chat || !jsonl.messages.empty(); }
+  // True if the curriculum sorts the problems of the whole run.
+  bool is_sorted() const {
+    return curriculum == Curriculum::kLength || curriculum == Curriculum::kPassRate;
+  }
   // True if the configured fractions leave nothing to evaluate on.
   bool holds_nothing_out() const {
     if (!text.empty()) return eval_text.empty() && held_out_fraction == 0;
@@ -83,7 +89,11 @@ struct DataConfig {
     v.choice("curriculum", curriculum, kCurriculumNames,
              "order of the problems: none: shuffled; length: from those with few tokens to those "
              "with many; pass_rate: from easy to hard, by the field pass_rate (1 to 0) of each "
-             "line");
+             "line; online (grpo): shuffled, without those that are always solved or never");
+    v.field("curriculum_patience", curriculum_patience,
+            "(online) times in a row that all completions of a problem are solved, or all failed, "
+            "after which the next epoch passes over it; each further time twice as many epochs do",
+            {.min = 1, .max = 1000});
     v.choice(
         "too_long", too_long, kTooLongNames,
         "problems longer than model.context: an error; truncated (prompts at their start, leaving "

@@ -3,8 +3,10 @@
 #include "data/loader.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <numeric>
+#include <sstream>
 
 #include "core/check.h"
 
@@ -108,6 +110,59 @@ void MixedOrder::seek(int64_t position) {
   else
     while (position_ < position) next_source();
   for (size_t s = 0; s < orders_.size(); ++s) orders_[s].seek(counts_[s]);
+}
+
+// OnlineOrder doubles the epochs that pass over a problem at most so many times.
+constexpr int64_t kMaxDoublings = 6;
+
+OnlineOrder::OnlineOrder(MixedOrder order, int64_t problems, int64_t patience, const Json& state)
+    : order_(std::move(order)), problems_(problems), patience_(patience) {
+  if (patience == 0) return;
+  histories_.resize(static_cast<size_t>(problems));
+  if (state.is_null() || state.at("problems").as_int() != problems) return;
+  const Json& saved = state.at("histories");
+  std::istringstream text(saved.as_string());
+  for (History& h : histories_)
+    if (!(text >> h.streak >> h.skips) || h.streak != static_cast<int32_t>(h.streak) ||
+        h.skips < 0 || h.skips > int64_t{1} << kMaxDoublings)
+      throw JsonError(str("expected two numbers for each of ", problems,
+                          " problems, its equal outcomes and its skips; those of problem ",
+                          &h - histories_.data(), " are missing or out of range"),
+                      &saved);
+}
+
+int64_t OnlineOrder::next() {
+  int64_t index = order_.next();
+  if (patience_ == 0) return index;
+  for (int64_t passes = 0; passes < problems_; ++passes, ++skipped_, index = order_.next()) {
+    int64_t& skips = histories_[static_cast<size_t>(index)].skips;
+    if (skips == 0) break;
+    --skips;
+  }
+  drawn_.push_back(static_cast<size_t>(index));
+  return index;
+}
+
+void OnlineOrder::record(std::span<const double> outcomes) {
+  if (patience_ == 0) return;
+  COHORT_CHECK(outcomes.size() == drawn_.size(), "[online_order] expected ", drawn_.size(),
+               " outcomes, got ", outcomes.size());
+  for (size_t i = 0; i < outcomes.size(); ++i) {
+    auto& [streak, skips] = histories_[drawn_[i]];
+    const auto outcome = static_cast<int64_t>(outcomes[i]);
+    streak = streak * outcome > 0 ? streak + outcome : outcome;
+    const int64_t further = std::abs(streak) - patience_;
+    skips = further < 0 ? 0 : int64_t{1} << std::min(further, kMaxDoublings);
+  }
+  drawn_.clear();
+}
+
+Json OnlineOrder::state() const {
+  if (patience_ == 0) return {};
+  std::string text;
+  for (const auto& [streak, skips] : histories_)
+    text += std::to_string(streak) + ' ' + std::to_string(skips) + ' ';
+  return Json().set("problems", problems_).set("histories", std::move(text));
 }
 
 int64_t random_window(int64_t size, int64_t window, uint64_t seed, int64_t i) {

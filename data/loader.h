@@ -1,4 +1,5 @@
-// Order of examples: shuffled, endless and resumable over [0, size). The only state is a position.
+// Order of examples: shuffled, endless and resumable over [0, size). The only state is a position,
+// and of an online curriculum the outcomes so far.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "core/rng.h"
+#include "text/json.h"
 
 namespace cohort {
 
@@ -57,6 +59,37 @@ class MixedOrder {
   std::vector<double> fractions_;
   std::vector<int64_t> counts_;  // examples returned so far, per source
   int64_t position_ = 0;
+};
+
+// A mixed order that passes over problems without a signal (data.curriculum: online). After
+// `patience` equal outcomes in a row, all solved or all failed, a problem is passed over the next
+// time that its turn comes, in the next epoch; each further one doubles these epochs, up to 64.
+class OnlineOrder {
+ public:
+  // `problems`: the size of `order`. patience 0: passes over none. `state`: that of an order at
+  // this position; null, or of another number of problems: no outcomes yet. Throws JsonError if it
+  // is not valid.
+  OnlineOrder(MixedOrder order, int64_t problems, int64_t patience, const Json& state = {});
+  // The next index that is not passed over; after `problems` passes in a row the next one anyway.
+  int64_t next();
+  int64_t position() const { return order_.position(); }
+  // Takes the outcomes of all indices that next() has returned since the last call, in their order:
+  // 1 (solved), -1 (failed), 0 (neither).
+  void record(std::span<const double> outcomes);
+  // The number of indices passed over since the last call.
+  int64_t take_skipped() { return std::exchange(skipped_, 0); }
+  Json state() const;  // null with patience 0
+
+ private:
+  struct History {
+    int64_t streak = 0;  // equal outcomes in a row: above 0 solved, below 0 failed
+    int64_t skips = 0;   // draws that are still to be passed over
+  };
+  MixedOrder order_;
+  int64_t problems_, patience_;
+  std::vector<History> histories_;  // per problem; empty with patience 0
+  std::vector<size_t> drawn_;       // since the last record()
+  int64_t skipped_ = 0;
 };
 
 // Index of a weight, drawn in proportion to the weights; the draw is addressed by (seed, i).

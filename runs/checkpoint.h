@@ -54,6 +54,7 @@ struct TrainState {
   bool finished = false;
   int64_t unrewarded_steps = 0;  // (grpo) latest steps in a row without a reward
   Json monitor;                  // (grpo) GrpoMonitor::state()
+  Json curriculum;               // (grpo) OnlineOrder::state()
   std::string data_fingerprint;  // checksum of the data file; empty: none, or not known
   AdapterBase base;              // empty unless the model has adapters
   Json report;                   // history for the final report (an object)

@@ -226,8 +226,8 @@ void validate_k(const EvalConfig& eval, const std::string& section) {
 
 // Checks the names of the sets, which are prefixes of metrics, and their options.
 void validate_sets(const EvalConfig& eval) {
-  constexpr std::string_view kPrefixes[] = {"clip_ratio", "completions", "eval",  "rewards",
-                                            "rollout",    "time",        "update"};
+  constexpr std::string_view kPrefixes[] = {"clip_ratio", "completions", "data", "eval",
+                                            "rewards",    "rollout",     "time", "update"};
   std::vector<std::string> names;
   for (const EvalSetConfig& set : eval.sets) {
     const std::string section = str("eval.sets[", names.size(), "]"), name = section + ".name: ";
@@ -261,12 +261,15 @@ void validate_selection(const DataConfig& data, const BatchConfig& batch) {
   require(jsonl.split_by.empty() || !jsonl.path.empty(),
           "data.split_by: names fields of data.jsonl.path, which is not given");
   constexpr int64_t kMostPicks = int64_t{1} << 27;
-  const bool sorted = data.curriculum != Curriculum::kNone;
-  require(!sorted || batch.steps <= kMostPicks / batch.examples_per_step(),
+  require(!data.is_sorted() || batch.steps <= kMostPicks / batch.examples_per_step(),
           str("data.curriculum: sorts all problems of the run, ", batch.steps, " steps of ",
               batch.examples_per_step(), "; hint: fewer steps, at most ", kMostPicks, " problems"));
-  require(!sorted || !jsonl.path.empty(),
+  require(data.curriculum == Curriculum::kNone || !jsonl.path.empty(),
           "data.curriculum: only problems of data.jsonl have an order; hint: leave it out");
+  require(
+      data.curriculum != Curriculum::kOnline || batch.trainer == TrainerType::kGrpo,
+      "data.curriculum: online needs the outcomes of trainer grpo; hint: data.curriculum=length, "
+      "or leave it out");
   require(
       data.too_long == TooLong::kError || !jsonl.path.empty(),
       "data.too_long: only problems of data.jsonl can be truncated or skipped; hint: leave it out");

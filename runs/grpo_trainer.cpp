@@ -30,7 +30,7 @@ void warn_of_settings(Stage& stage) {
 }
 
 // Takes the next `count` examples of the order; returns those at `indices`.
-std::vector<Example> next_prompts(Stage& stage, MixedOrder& order, int64_t count,
+std::vector<Example> next_prompts(Stage& stage, OnlineOrder& order, int64_t count,
                                   std::span<const int64_t> indices) {
   std::vector<int64_t> examples;
   for (int64_t i = 0; i < count; ++i) examples.push_back(order.next());
@@ -38,6 +38,27 @@ std::vector<Example> next_prompts(Stage& stage, MixedOrder& order, int64_t count
   for (const int64_t index : indices)
     prompts.push_back(stage.data().train->get(examples[static_cast<size_t>(index)]));
   return prompts;
+}
+
+// The order of the training problems, where the stage left off.
+OnlineOrder order_of(Stage& stage) {
+  const DataConfig& data = stage.config().data;
+  const TrainState& state = stage.state();
+  MixedOrder order = make_order(stage.config(), stage.data(), state.planned_steps);
+  order.seek(state.data_position);
+  const int64_t patience = data.curriculum == Curriculum::kOnline ? data.curriculum_patience : 0;
+  return with_places(state.curriculum, "curriculum of the checkpoint's state.json", [&] {
+    return OnlineOrder(std::move(order), stage.data().train->size(), patience, state.curriculum);
+  });
+}
+
+// Records the outcomes of a step and where the order stands after it.
+void record_outcomes(Stage& stage, OnlineOrder& order, GrpoStepResult& result) {
+  order.record(result.outcomes);
+  stage.state().data_position = order.position();
+  stage.state().curriculum = order.state();
+  if (stage.config().data.curriculum == Curriculum::kOnline)
+    result.metrics.add("data/skipped", static_cast<double>(order.take_skipped()));
 }
 
 // Throws InputError if the first step or the last kMaxUnrewardedSteps steps had no reward.
@@ -90,8 +111,7 @@ StageEnd train_grpo(Stage& stage) {
   const RewardSet rewards(config.rewards, stage.data().task, stage.correct().command);
   const Sampler sampler(stage.engine(), *stage.data().tokenizer,
                         sampling_for(config.sampling, config.data, *stage.data().tokenizer));
-  MixedOrder order = make_order(config, stage.data(), stage.state().planned_steps);
-  order.seek(stage.state().data_position);
+  OnlineOrder order = order_of(stage);
   const Json& saved = stage.state().monitor;
   GrpoMonitor monitor = with_places(saved, "monitor of the checkpoint's state.json",
                                     [&] { return GrpoMonitor(config.grpo, saved); });
@@ -105,23 +125,23 @@ StageEnd train_grpo(Stage& stage) {
     const auto more = [&](int64_t count, std::span<const int64_t> positions) {
       return next_prompts(stage, order, count, positions);
     };
-    const GrpoStepResult result = grpo_step({.comm = stage.comm(),
-                                             .config = config,
-                                             .sampler = sampler,
-                                             .rewards = rewards,
-                                             .learner = stage.learner(),
-                                             .reference = stage.reference(),
-                                             .prompts = prompts,
-                                             .indices = indices,
-                                             .more_prompts = more,
-                                             .step = stage.step(),
-                                             .learning_rate = stage.learning_rate()});
+    GrpoStepResult result = grpo_step({.comm = stage.comm(),
+                                       .config = config,
+                                       .sampler = sampler,
+                                       .rewards = rewards,
+                                       .learner = stage.learner(),
+                                       .reference = stage.reference(),
+                                       .prompts = prompts,
+                                       .indices = indices,
+                                       .more_prompts = more,
+                                       .step = stage.step(),
+                                       .learning_rate = stage.learning_rate()});
     if (const std::string now = stage.engine().cache_summary(); now != cache) {
       if (stage.is_main()) logging::info("rollouts: ", now);
       cache = now;
     }
     check_rewarded(stage, result.rewarded_count);
-    stage.state().data_position = order.position();
+    record_outcomes(stage, order, result);
     log_completions(stage, result.prompts, result.rollouts, rewards);
     const Json& last = stage.state().report.get_or_null("last");  // evaluation
     for (const std::string& warning :

@@ -65,14 +65,20 @@ int64_t count_loss_tokens(const Trajectory& completion, double reward, const Grp
   return completion.completion_length();
 }
 
-void Refill::add_group(std::span<const double> rewards, size_t group, int64_t size) {
+std::optional<int> group_outcome(std::span<const double> rewards, size_t group, int64_t size) {
   double lowest = HUGE_VAL, highest = -HUGE_VAL;
   for (const double r :
        rewards.subspan(group * static_cast<size_t>(size), static_cast<size_t>(size)))
     lowest = std::fmin(lowest, r), highest = std::fmax(highest, r);
-  if (lowest > highest) return;  // no reward
-  solved.add(lowest == highest && highest > 0);
-  failed.add(lowest == highest && highest <= 0);
+  if (lowest > highest) return std::nullopt;
+  return lowest < highest ? 0 : highest > 0 ? 1 : -1;
+}
+
+void Refill::add_group(std::span<const double> rewards, size_t group, int64_t size) {
+  const std::optional<int> outcome = group_outcome(rewards, group, size);
+  if (!outcome) return;
+  solved.add(*outcome > 0);
+  failed.add(*outcome < 0);
 }
 
 void UpdateSums::add(const Learner::Update& update, const kernels::PolicyLossStats& stats) {

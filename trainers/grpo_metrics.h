@@ -1,6 +1,7 @@
 // The numbers of a GRPO step, under TRL's names where they mean the same.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,11 +27,16 @@ struct GrpoSections {
 // mask_truncated_completions leaves it out.
 int64_t count_loss_tokens(const Trajectory& completion, double reward, const GrpoConfig& config);
 
+// 1 if a group, elements `group` size to (`group` + 1) size - 1 of `rewards`, is solved (they are
+// equal and above 0), -1 if it has failed (equal and at most 0), 0 if they differ. nullopt: it has
+// no reward.
+std::optional<int> group_outcome(std::span<const double> rewards, size_t group, int64_t size);
+
 // The rounds of a step that replaced groups without a signal, and the groups that they replaced.
 struct Refill {
   int64_t rounds = 0, prompts = 0;  // over all ranks
   Moments solved, failed;           // this rank's groups whose rewards are equal, above 0 or not
-  // Counts a group with a reward: elements `group` size to (`group` + 1) size - 1 of `rewards`.
+  // Counts a group (group_outcome()) if it has a reward.
   void add_group(std::span<const double> rewards, size_t group, int64_t size);
 };
 

@@ -290,6 +290,16 @@ bool has_signal(const ScoredRollouts& rollouts, size_t group, const GrpoSections
   return false;
 }
 
+// Appends the outcomes of `count` prompts: of this rank's, which are at `positions`; 0 for others.
+void append_outcomes(GrpoStepResult& out, const ScoredRollouts& scored, int64_t count,
+                     std::span<const int64_t> positions, int64_t size) {
+  const size_t begin = out.outcomes.size();
+  out.outcomes.resize(begin + static_cast<size_t>(count));
+  for (size_t g = 0; g < positions.size(); ++g)
+    out.outcomes[begin + static_cast<size_t>(positions[g])] =
+        group_outcome(scored.scores.total, g, size).value_or(0);
+}
+
 // Replaces a group by one of another round, which takes its place in the step.
 void replace_group(GrpoStepResult& out, size_t group, int64_t index, ScoredRollouts& from,
                    size_t from_group, int64_t size) {
@@ -336,6 +346,7 @@ void refill_groups(const GrpoStep& in, GrpoStepResult& out, StepTimes& times) {
     if (missing == 0) return;
     std::vector<Example> prompts = in.more_prompts(missing, positions);
     ScoredRollouts found = sample_and_score(in, prompts, addresses, times);
+    append_outcomes(out, found, missing, positions, size);
     out.rollouts.refill.rounds = round;
     out.rollouts.refill.prompts += missing;
     for (size_t k = 0; k < groups.size(); ++k) {
@@ -407,7 +418,10 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   in.learner.check_weights();
   in.sampler.engine().reset_stats();
   out.rollouts = sample_and_score(in, in.prompts, in.indices, times);
+  append_outcomes(out, out.rollouts, config.batch.prompts_per_step, in.indices,
+                  config.batch.num_generations);
   refill_groups(in, out, times);
+  out.outcomes = reduce_over_ranks(in.comm, out.outcomes);
   Stopwatch clock;
   advantages = step_advantages(in, out.rollouts, scores.total);
   out.rewarded_count = count_rewarded(in.comm, scores);

@@ -46,6 +46,9 @@ struct GrpoStepResult {
   Metrics metrics = {};          // over all ranks, under the names of docs/grpo.md, section 9
   ScoredRollouts rollouts = {};  // this rank's
   int64_t rewarded_count = 0;    // completions of all ranks to which a reward applies; 0: no update
+  // group_outcome() of the prompts of the step and then of more_prompts(), over all ranks; 0 for
+  // those without a reward.
+  std::vector<double> outcomes = {};
 };
 // Throws NonFiniteError on all ranks if one of them meets a non-finite number.
 GrpoStepResult grpo_step(const GrpoStep& in);

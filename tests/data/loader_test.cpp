@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <numeric>
 #include <set>
 
@@ -68,6 +69,102 @@ TEST(ShuffledOrder, EndlessSetsAscend) {
   EXPECT_EQ(take(order, 3), (std::vector<int64_t>{0, 1, 2}));
   order.seek(int64_t{1} << 40);
   EXPECT_EQ(order.next(), int64_t{1} << 40);
+}
+
+MixedOrder mixed(int64_t size) {
+  return MixedOrder({ShuffledOrder(size, 5)}, {size}, {1});
+}
+
+// Draws for `epochs` passes of an order of `size` problems, of which problem 3 always has the
+// outcomes of `outcome`, called with the number of times it has come. Returns its epochs.
+std::vector<int64_t> epochs_of_problem(int64_t size, int64_t patience, int64_t epochs,
+                                       const std::function<double(size_t)>& outcome) {
+  OnlineOrder order(mixed(size), size, patience);
+  std::vector<int64_t> out;
+  while (order.position() < size * epochs) {
+    const int64_t index = order.next(), epoch = (order.position() - 1) / size;
+    if (index == 3 && epoch < epochs) out.push_back(epoch);
+    order.record(std::vector<double>{index == 3 ? outcome(out.size()) : 0});
+  }
+  return out;
+}
+
+TEST(OnlineOrder, PassesOverAProblemOfEqualOutcomesForTwiceAsManyEpochsEachTime) {
+  const auto always = [](double outcome) { return [=](size_t) { return outcome; }; };
+  EXPECT_EQ(epochs_of_problem(7, 2, 20, always(1)), (std::vector<int64_t>{0, 1, 3, 6, 11}));
+  EXPECT_EQ(epochs_of_problem(7, 2, 20, always(-1)), (std::vector<int64_t>{0, 1, 3, 6, 11}));
+  EXPECT_EQ(epochs_of_problem(7, 1, 12, always(1)), (std::vector<int64_t>{0, 2, 5, 10}));
+  EXPECT_EQ(epochs_of_problem(7, 2, 4, always(0)), (std::vector<int64_t>{0, 1, 2, 3}));
+  // At most 64 epochs: 0, then 2, 5, 10, 19, 36, 69, and from there every 65th.
+  EXPECT_EQ(epochs_of_problem(7, 1, 300, always(1)),
+            (std::vector<int64_t>{0, 2, 5, 10, 19, 36, 69, 134, 199, 264}));
+  // Solved and failed in turn is neither; another outcome begins anew.
+  EXPECT_EQ(epochs_of_problem(7, 2, 5, [](size_t n) { return n % 2 == 0 ? 1.0 : -1.0; }),
+            (std::vector<int64_t>{0, 1, 2, 3, 4}));
+  EXPECT_EQ(epochs_of_problem(7, 2, 9, [](size_t n) { return n == 3 ? 0.0 : 1.0; }),
+            (std::vector<int64_t>{0, 1, 3, 4, 5, 7}));
+}
+
+TEST(OnlineOrder, TakesTheNextProblemWhereAllAreToBePassedOver) {
+  OnlineOrder order(mixed(5), 5, 1);
+  for (int i = 0; i < 5; ++i) order.next();
+  order.record(std::vector<double>(5, 1));
+  EXPECT_EQ(order.take_skipped(), 0);
+  order.next();
+  EXPECT_EQ(order.position(), 11);
+  EXPECT_EQ(order.take_skipped(), 5);
+  EXPECT_EQ(order.take_skipped(), 0);
+}
+
+TEST(OnlineOrder, WithoutPatienceIsTheOrderItself) {
+  MixedOrder plain = mixed(9);
+  OnlineOrder order(mixed(9), 9, 0);
+  for (int i = 0; i < 30; ++i) {
+    EXPECT_EQ(order.next(), plain.next());
+    order.record(std::vector<double>{1, 1});
+  }
+  EXPECT_TRUE(order.state().is_null());
+}
+
+TEST(OnlineOrder, ContinuesFromItsStateAndPosition) {
+  const auto outcome = [](int64_t index) { return index < 4 ? 1.0 : index < 6 ? -1.0 : 0.0; };
+  const auto draw = [&](OnlineOrder& order, int n) {
+    std::vector<int64_t> out;
+    for (int i = 0; i < n; ++i) {
+      out.push_back(order.next());
+      order.record(std::vector<double>{outcome(out.back())});
+    }
+    return out;
+  };
+  OnlineOrder whole(mixed(9), 9, 2);
+  draw(whole, 40);
+  MixedOrder base = mixed(9);
+  base.seek(whole.position());
+  OnlineOrder resumed(base, 9, 2, parse_json(whole.state().dump(), "state"));
+  MixedOrder other_base = base;
+  OnlineOrder forgetful(other_base, 9, 2, whole.state().set("problems", 8));
+  const auto expected = draw(whole, 40);
+  EXPECT_EQ(draw(resumed, 40), expected);
+  EXPECT_NE(draw(forgetful, 40), expected);
+}
+
+TEST(OnlineOrder, RefusesAStateThatIsNotValid) {
+  const auto refuse = [](const std::string& state, const std::string& message) {
+    const Json json = parse_json(state, "state");
+    EXPECT_THROW_WITH(with_places(json, "state.json", [&] { OnlineOrder(mixed(2), 2, 1, json); }),
+                      InputError, message);
+  };
+  const auto histories = [](const char* text) {
+    return str("{\"problems\": 2, \"histories\": \"", text, "\"}");
+  };
+  refuse("3", "state.json: ");
+  refuse("{\"problems\": 2}", "histories");
+  refuse("{\"problems\": 2, \"histories\": [1]}", "state.json: histories: expected text");
+  refuse(histories("0 0 1"), "state.json: histories: expected two numbers for each of 2 problems");
+  refuse(histories("0 0 1"), "those of problem 1 are");
+  for (const char* text : {"0 0 x 1", "0 0 1 65", "0 0 1 -1", "0 0 9999999999 1",
+                           "0 0 -9223372036854775808 1", "99999999999999999999 0 0 0"})
+    refuse(histories(text), "are missing or out of range");
 }
 
 TEST(ShuffledOrder, RefusesBrokenArguments) {

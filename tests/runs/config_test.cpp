@@ -144,7 +144,8 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "      system: 'Be: brief.'\n"
       "      chat_template_kwargs: '{\"a\": true}'\n"
       "  - trainer: grpo\n"
-      "    data: {task: parity, task_sizes: {min_size: 3, max_size: 5, worked_share: 0.5}}\n"
+      "    data: {task: parity, curriculum_patience: 3, task_sizes: {min_size: 3, max_size: 5, "
+      "worked_share: 0.5}}\n"
       "    prompts_per_step: 3\n"
       "    num_generations: 5\n"
       "    temperature: 0.6\n"
@@ -472,6 +473,12 @@ TEST_F(Plans, DataMayHaveSeveralEntries) {
   expect_refused("data: {text: a.txt, weights: [0]}\n", "data.weights: expected a number");
   expect_refused("trainer: sft\ndata: {task: addition, curriculum: length}\n",
                  "data.curriculum: only problems of data.jsonl");
+  expect_refused("trainer: sft\ndata: {curriculum: online, jsonl: {path: a.jsonl}}\n",
+                 "data.curriculum: online needs the outcomes of trainer grpo; hint: ");
+  expect_refused(
+      "trainer: grpo\nrewards: [{name: task}]\ndata: {task: addition, "
+      "curriculum: online}\n",
+      "data.curriculum: only problems of data.jsonl");
 }
 
 TEST_F(Plans, HeldOutKeysAreConsistent) {
