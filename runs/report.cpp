@@ -112,11 +112,20 @@ Json evaluation_json(const Evaluation& evaluation) {
   return line.set("time/evaluation", evaluation.seconds);
 }
 
-Json sample_json(const Evaluation& evaluation, const ProblemResult& problem) {
-  Json line;
-  line.set("step", evaluation.step).set("eval", true).set("prompt", problem.prompt);
-  line.set("completion", problem.completion).set("answer", problem.answer);
-  return line.set("correct", verdict(problem));
+std::vector<Json> sample_lines(const Evaluation& evaluation) {
+  std::vector<Json> out;
+  const auto add = [&](const std::string& set, const std::vector<ProblemResult>& samples) {
+    for (const ProblemResult& problem : samples) {
+      Json& line = out.emplace_back();
+      line.set("step", evaluation.step).set("eval", true);
+      if (!set.empty()) line.set("set", set);
+      line.set("prompt", problem.prompt).set("completion", problem.completion);
+      line.set("answer", problem.answer).set("correct", verdict(problem));
+    }
+  };
+  add("", evaluation.samples);
+  for (const SetScores& set : evaluation.sets) add(set.name, set.samples);
+  return out;
 }
 
 Json score_json(const Evaluation& evaluation) {

@@ -30,6 +30,7 @@ struct SetScores {
   std::string name;
   std::string measure;  // "aime/pass@1 (math)"
   Metrics metrics;      // without the set's name; pass@1 first
+  std::vector<ProblemResult> samples;
 };
 
 struct Evaluation {
@@ -58,9 +59,10 @@ std::string evaluation_text(const Evaluation& evaluation);
 std::string set_text(const Evaluation& evaluation, const SetScores& set);
 // A number of an evaluation as written to files: counts are integers.
 Json metric_json(const std::string& name, double value);
-// Lines of metrics.jsonl and completions.jsonl.
+// A line of metrics.jsonl.
 Json evaluation_json(const Evaluation& evaluation);
-Json sample_json(const Evaluation& evaluation, const ProblemResult& problem);
+// The lines of completions.jsonl: of the held-out problems, then of each set, which they name.
+std::vector<Json> sample_lines(const Evaluation& evaluation);
 // The part of it that the final report needs.
 Json score_json(const Evaluation& evaluation);
 

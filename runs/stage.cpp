@@ -450,6 +450,7 @@ Evaluation Stage::evaluation() {
     }
     for (const EvalSet& set : sets_) {
       if (set.name == config_.eval.best) out.best_set = std::ssize(out.sets);
+      ProblemScores scores = evaluate_set(set, problems, comm_);
       out.sets.push_back({set.name, str(set.name, "/", set.correct.measure()),
                           evaluate_set(set, problems, comm_).metrics});
     }
@@ -480,8 +481,7 @@ bool Stage::evaluate() {
 void Stage::report_score(const Evaluation& result) {
   if (!is_main() || result.empty()) return;
   log_metrics(evaluation_json(result));
-  for (const ProblemResult& problem : result.samples)
-    log_completion(sample_json(result, problem).dump());
+  for (const Json& line : sample_lines(result)) log_completion(line.dump());
   if (!result.metrics.empty()) reporter_.message(evaluation_text(result));
   for (const SetScores& set : result.sets) reporter_.message(set_text(result, set));
   if (!std::isnan(result.score) || result.metrics.empty() || result.rule.empty() || warned_) return;

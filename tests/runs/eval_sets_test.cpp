@@ -1,6 +1,7 @@
 // Evaluation sets in runs: their metrics, their independence of each other and of the training, the
 // best checkpoint by a set, and what is refused before a run.
 #include <cmath>
+#include <map>
 
 #include "runs/preview.h"
 #include "tests/runs/small_runs.h"
@@ -126,6 +127,25 @@ TEST_F(EvalSets, AreReportedInLinesOfTheirOwn) {
   EXPECT_EQ(recorder.messages.at(2).find("step 0: b/pass@1 (task) "), 0u);
   EXPECT_NE(recorder.messages.back().find("\n  a/pass@1 (format) 0."), std::string::npos)
       << recorder.messages.back();
+}
+
+// The completions of the first problems of each set are logged, as those of the held-out ones are.
+TEST_F(EvalSets, HaveTheirCompletionsLogged) {
+  const std::string run = train_new(plan("run", str(kSetB, ", ", kSetA)));
+  std::map<std::string, std::vector<std::string>> first_prompts;
+  for (const Json& line : json_lines(run + "/completions.jsonl")) {
+    if (line.find("eval") == nullptr || line.at("step").as_int() != 0) continue;
+    const std::string* set = line.find_text("set");
+    first_prompts[set == nullptr ? "" : *set].push_back(line.at("prompt").as_string());
+    EXPECT_TRUE(line.at("correct").is_bool());
+    EXPECT_NE(line.find("completion"), nullptr);
+  }
+  ASSERT_EQ(first_prompts.size(), 3u);
+  EXPECT_EQ(first_prompts[""].size(), 8u);
+  EXPECT_EQ(first_prompts["b"],
+            (std::vector<std::string>{"0+2=", "1+2=", "2+2=", "3+2=", "4+2=", "5+2=", "6+2="}));
+  ASSERT_EQ(first_prompts["a"].size(), 7u);
+  EXPECT_EQ(first_prompts["a"][6], "6+16=");
 }
 
 TEST_F(EvalSets, AreEnoughWhereNothingIsHeldOut) {
