@@ -44,7 +44,8 @@ struct Fingerprint {
 };
 
 // Throws InputError if a file does not match data.fingerprint.
-Fingerprint checked_fingerprint(const DataConfig& data, DataParts parts) {
+Fingerprint checked_fingerprint(const DataSections& config, DataParts parts) {
+  const DataConfig& data = config.data;
   const bool is_text = !data.text.empty();
   const std::vector<std::string>& paths = is_text ? data.text : data.jsonl.path;
   const std::vector<std::string>& eval_paths = is_text ? data.eval_text : data.jsonl.eval_path;
@@ -69,7 +70,8 @@ Fingerprint checked_fingerprint(const DataConfig& data, DataParts parts) {
     throw InputError(
         str(!eval_paths.empty() && data.fingerprint.starts_with(first) ? eval_paths[0] : paths[0],
             " is not the file that was meant: its fingerprint is ", out.text, ", expected ", meant,
-            "; hint: restore the file, or accept this one with data.fingerprint=", out.text));
+            "; hint: restore the file, or accept this one with ", config.fingerprint_key, "=",
+            out.text));
   return out;
 }
 
@@ -119,7 +121,7 @@ Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> toke
   const DataConfig& data = config.data;
   Dataset out;
   out.tokenizer = std::move(tokenizer);
-  const Fingerprint fingerprint = checked_fingerprint(data, parts);
+  const Fingerprint fingerprint = checked_fingerprint(config, parts);
   out.fingerprint = fingerprint.text;
   if (out.tokenizer == nullptr && !data.tokenizer_path.empty())
     out.tokenizer = load_tokenizer(data.tokenizer_path);

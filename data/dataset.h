@@ -17,9 +17,10 @@ namespace cohort {
 struct DataSections {
   const DataConfig& data;
   const BatchConfig& batch;
-  uint64_t seed = 0;                       // for the order and for generated problems
-  int64_t max_completion_length = 0;       // tokens
-  int64_t eval_size = 0, eval_tokens = 0;  // held-out problems and tokens of text; 0: all
+  uint64_t seed = 0;                                 // for the order and for generated problems
+  int64_t max_completion_length = 0;                 // tokens
+  int64_t eval_size = 0, eval_tokens = 0;            // held-out problems and tokens of text; 0: all
+  std::string fingerprint_key = "data.fingerprint";  // the override that accepts other files
 };
 
 struct Dataset {
@@ -47,7 +48,7 @@ struct Dataset {
 enum class DataParts { kAll, kHeldOut };
 // Loads the data of config.data. `tokenizer` is that of the initial model; nullptr: built from the
 // data. Throws InputError for missing, empty or malformed data, a file that does not match
-// data.fingerprint, or text the tokenizer has no token for.
+// config.data.fingerprint, or text the tokenizer has no token for.
 Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> tokenizer,
                      DataParts parts = DataParts::kAll);
 

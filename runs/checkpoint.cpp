@@ -205,7 +205,7 @@ Json TrainState::to_json() const {
   json.set("best_step", best_step).set("best", best).set("best_loss", best_loss);
   json.set("seconds", seconds).set("finished", finished);
   json.set("unrewarded_steps", unrewarded_steps).set("monitor", monitor);
-  json.set("curriculum", curriculum);
+  json.set("curriculum", curriculum).set("set_fingerprints", set_fingerprints);
   json.set("planned_steps", Json::Array(planned_steps.begin(), planned_steps.end()));
   json.set("data_fingerprint", data_fingerprint).set("report", report);
   if (!base.path.empty())
@@ -230,6 +230,7 @@ TrainState TrainState::from_json(const Json& json) {
   s.unrewarded_steps = int_or("unrewarded_steps", 0);
   s.monitor = json.get_or_null("monitor");
   s.curriculum = json.get_or_null("curriculum");
+  s.set_fingerprints = json.get_or_null("set_fingerprints");
   s.report = json.at("report");
   // Read later, where an error could not name the file.
   for (const char* evaluation : {"first", "last"}) {

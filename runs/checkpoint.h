@@ -56,6 +56,7 @@ struct TrainState {
   Json monitor;                  // (grpo) GrpoMonitor::state()
   Json curriculum;               // (grpo) OnlineOrder::state()
   std::string data_fingerprint;  // checksum of the data file; empty: none, or not known
+  Json set_fingerprints;         // the same of each set of eval.sets, by its name
   AdapterBase base;              // empty unless the model has adapters
   Json report;                   // history for the final report (an object)
   Json to_json() const;

@@ -111,11 +111,19 @@ Stage::Stage(const StageSetup& setup) : setup_(setup) {
   reporter_.begin_stage(trainer_name(config_.batch.trainer), state_.step, config_.batch.steps);
 }
 
-// Sets the criterion of correctness, and loads eval.sets.
+// Sets the criterion of correctness, and loads eval.sets, whose files must be those of the stage's
+// start.
 void Stage::load_sets() {
+  EvalConfig eval = config_.eval;
+  for (EvalSetConfig& set : eval.sets)
+    if (const std::string* sum = state_.set_fingerprints.find_text(set.name);
+        sum != nullptr && set.fingerprint.empty())
+      set.fingerprint = *sum;
   correct_ = correctness_of(config_.eval.correct, config_.rewards, data_.task);
-  sets_ = load_eval_sets({config_.eval, config_, config_.rewards, correct_}, data_,
-                         model().config().context);
+  sets_ =
+      load_eval_sets({eval, config_, config_.rewards, correct_}, data_, model().config().context);
+  state_.set_fingerprints = {};
+  for (const EvalSet& set : sets_) state_.set_fingerprints.set(set.name, set.fingerprint);
   for (const EvalSet& set : sets_)
     if (is_main() && !set.too_long.empty())
       logging::info("data.too_long: eval.sets, ", set.name, ": ", set.too_long);
@@ -452,7 +460,7 @@ Evaluation Stage::evaluation() {
       if (set.name == config_.eval.best) out.best_set = std::ssize(out.sets);
       ProblemScores scores = evaluate_set(set, problems, comm_);
       out.sets.push_back({set.name, str(set.name, "/", set.correct.measure()),
-                          evaluate_set(set, problems, comm_).metrics});
+                          std::move(scores.metrics), std::move(scores.samples)});
     }
     if (out.empty()) return out;
   }

@@ -252,7 +252,8 @@ double mean_loss(const Transformer& model, int64_t count,
 // The data of a set alone: its lines are read by the run's templates unless it has its own.
 DataConfig set_data(const DataConfig& run, const EvalSetConfig& set) {
   DataConfig out = run;
-  out.task = out.fingerprint = out.jsonl.detected = out.jsonl.solution = "";
+  out.task = out.jsonl.detected = out.jsonl.solution = "";
+  out.fingerprint = set.fingerprint;
   out.text = out.eval_text = out.jsonl.eval_path = out.jsonl.split_by = {};
   out.weights = {};
   out.curriculum = Curriculum::kNone;
@@ -267,15 +268,18 @@ DataConfig set_data(const DataConfig& run, const EvalSetConfig& set) {
   return out;
 }
 
-EvalSet load_eval_set(const EvalSetSource& source, const EvalSetConfig& set, Dataset& data,
-                      int64_t context) {
+EvalSet load_eval_set(const EvalSetSource& source, size_t index, Dataset& data, int64_t context) {
+  const EvalSetConfig& set = source.eval.sets[index];
   const DataConfig own = set_data(source.data.data, set);
   BatchConfig batch = source.data.batch;
   batch.trainer = TrainerType::kGrpo;  // prompts are read, solutions are not
   const EvalConfig eval = source.eval.options_of(set);
-  const DataSections sections{
-      own, batch, source.data.seed,
-      eval.max_completion_length.value_or(source.data.max_completion_length)};
+  const DataSections sections{.data = own,
+                              .batch = batch,
+                              .seed = source.data.seed,
+                              .max_completion_length = eval.max_completion_length.value_or(
+                                  source.data.max_completion_length),
+                              .fingerprint_key = str("eval.sets.", index, ".fingerprint")};
   Dataset loaded = load_dataset(sections, std::move(data.tokenizer), DataParts::kHeldOut);
   EvalSet out{.name = set.name, .eval = eval, .correct = source.correct};
   out.too_long = check_held_out(sections, loaded, context).too_long;
@@ -367,7 +371,7 @@ std::vector<EvalSet> load_eval_sets(const EvalSetSource& source, Dataset& data, 
   std::vector<EvalSet> out;
   for (const EvalSetConfig& set : source.eval.sets) {
     const std::string key = str("eval.sets[", out.size(), "]");
-    naming(key + ".path", [&] { out.push_back(load_eval_set(source, set, data, context)); });
+    naming(key + ".path", [&] { out.push_back(load_eval_set(source, out.size(), data, context)); });
     naming(key, [&] {
       if (!set.correct.reward.empty())
         out.back().correct = correctness_of(set.correct, source.rewards, data.task);

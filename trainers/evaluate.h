@@ -38,6 +38,7 @@ struct CorrectConfig {
 struct EvalSetConfig {
   std::string name, path;
   std::string prompt, answer;
+  std::string fingerprint;  // as DataConfig::fingerprint
   std::optional<double> temperature, top_p;
   std::optional<int64_t> num_samples, max_completion_length;
   std::vector<int64_t> k;
@@ -47,6 +48,7 @@ struct EvalSetConfig {
     v.field("path", path, "problems, one JSON object per line: a file, folder or pattern");
     v.field("prompt", prompt, "template of the prompt; empty: as the run's problems");
     v.field("answer", answer, "template of the right answer; empty: that of data.jsonl");
+    v.field("fingerprint", fingerprint, "checksum of the file, as data.fingerprint");
     v.field("temperature", temperature, "of the samples; none: that of eval",
             {.min = 0.01, .max = 100});
     v.field("top_p", top_p, "of the samples; none: that of eval", {.min = 1e-6, .max = 1});

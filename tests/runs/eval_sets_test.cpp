@@ -4,6 +4,7 @@
 #include <map>
 
 #include "runs/preview.h"
+#include "sys/files.h"
 #include "tests/runs/small_runs.h"
 #include "tests/support/chat_tokenizer.h"
 
@@ -146,6 +147,34 @@ TEST_F(EvalSets, HaveTheirCompletionsLogged) {
             (std::vector<std::string>{"0+2=", "1+2=", "2+2=", "3+2=", "4+2=", "5+2=", "6+2="}));
   ASSERT_EQ(first_prompts["a"].size(), 7u);
   EXPECT_EQ(first_prompts["a"][6], "6+16=");
+}
+
+TEST_F(EvalSets, OfFilesThatHaveChangedAreRefusedUntilAccepted) {
+  const std::string run = train_interrupted(plan("run", str(kSetB, ", ", kSetA)), 2),
+                    file = dir_.path("a.jsonl"), text = read_file(file),
+                    before = file_checksum(file);
+  write_file(file, text + text);
+  const std::string after = file_checksum(file);
+  EXPECT_THROW_WITH(train_rest(run), InputError,
+                    "eval.sets[1].path: " + file +
+                        " is not the file that was meant: its fingerprint is " + after +
+                        ", expected " + before +
+                        "; hint: restore the file, or accept this one with "
+                        "eval.sets.1.fingerprint=" +
+                        after);
+  Recorder recorder;
+  std::atomic<bool> stop{false};
+  recorder.on_step = [&](int64_t) { stop = true; };
+  cohort::Run::resume(run, std::vector<std::string>{"eval.sets.1.fingerprint=" + after})
+      .execute(recorder, stop);
+  write_file(file, text);
+  EXPECT_THROW_WITH(train_rest(run), InputError, "expected " + after);  // the acceptance is stored
+  write_file(file, text + text);
+  train_rest(run);
+  // A new run is checked against the key only.
+  EXPECT_THROW_WITH(train_new(plan("new", str(kSetA), {"eval.sets.0.fingerprint=" + before})),
+                    InputError, "eval.sets[0].path: " + file + " is not the file that was meant");
+  train_new(plan("new", kSetA));
 }
 
 TEST_F(EvalSets, AreEnoughWhereNothingIsHeldOut) {
