@@ -60,6 +60,27 @@ ConfigNode* node_at(ConfigNode& map, std::string_view key) {
   return node == nullptr || dot == key.npos ? node : node_at(*node, key.substr(dot + 1));
 }
 
+// True if an override such as rewards.0.weight=2 names an item of a list that the map has not.
+bool lacks_list(ConfigNode& map, std::string_view assignment) {
+  const std::string_view key = assignment.substr(0, assignment.find('='));
+  for (size_t i = 2; i < key.size(); ++i)
+    if (key[i - 1] == '.' && key[i] >= '0' && key[i] <= '9') {
+      const ConfigNode* list = node_at(map, key.substr(0, i - 1));
+      return list == nullptr || list->kind != ConfigNode::Kind::kList;
+    }
+  return false;
+}
+
+// Applies the overrides beside the stages, but one that names an item of a list of a stage alone.
+void apply_to_root(ConfigNode& root, std::span<const std::string> overrides) {
+  for (const std::string& o : overrides) {
+    ConfigNode* stages = root.find("stages");
+    if (!lacks_list(root, o) || stages == nullptr ||
+        std::ranges::all_of(stages->items, [&](ConfigNode& stage) { return lacks_list(stage, o); }))
+      apply_override(root, o);
+  }
+}
+
 // True if a map of keys has one that says how the lines of data.jsonl are read.
 bool gives_format(ConfigNode& map) {
   constexpr std::string_view kKeys[] = {"prompt", "answer", "solution", "messages", "completion"};
@@ -374,7 +395,7 @@ TrainConfig default_config(TrainerType trainer, int64_t steps, bool adapters) {
 RunPlan load_plan(const std::string& path, std::span<const std::string> overrides) {
   ConfigNode root = parse_yaml_file(path);
   RelativePaths paths(path);
-  for (const std::string& o : overrides) apply_override(root, o);
+  apply_to_root(root, overrides);
 
   std::vector<ConfigNode> stages;
   if (const ConfigNode* list = root.find("stages")) {
@@ -385,7 +406,7 @@ RunPlan load_plan(const std::string& path, std::span<const std::string> override
       if (stage.kind != ConfigNode::Kind::kMap)
         throw InputError(str(stage.where(), ": stages: expected a map of keys for each stage"));
       for (const std::string& o : overrides)
-        if (o.rfind("stages.", 0) != 0) apply_override(stage, o);
+        if (o.rfind("stages.", 0) != 0 && !lacks_list(stage, o)) apply_override(stage, o);
       paths.resolve(stage);
     }
   }

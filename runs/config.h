@@ -136,8 +136,9 @@ struct RunPlan {
 };
 
 // Reads CONFIG.yaml with key=value overrides; an override reaches every stage ("stages.1.steps=5"
-// one only). Relative paths count from the file's directory, those in overrides from the current
-// one. Throws InputError if the file is invalid.
+// one only), one of a list's item ("rewards.0.weight=2") every such list. Relative paths count from
+// the file's directory, those in overrides from the current one. Throws InputError if the file is
+// invalid.
 RunPlan load_plan(const std::string& path, std::span<const std::string> overrides);
 // YAML from which load_plan() gives the same plan.
 std::string dump_plan(const RunPlan& plan);

@@ -457,6 +457,32 @@ TEST_F(Plans, CombinationsOfKeysAreChecked) {
   refuse_sets("best: aime", "eval.best: no set is called 'aime'; there are none");
 }
 
+// A run's own config.yaml has all keys in its stages.
+TEST_F(Plans, OverridesOfItemsReachTheListsOfStages) {
+  const std::string set = "eval: {sets: [{name: a, path: a.jsonl}]}\n",
+                    grpo = "trainer: grpo\ndata: {task: addition}\nrewards: [{name: task}]\n" + set;
+  const std::vector<std::string> overrides{"eval.sets.0.path=/b.jsonl", "rewards.0.weight=2",
+                                           "eval.sets.0.name=c"};
+  const std::string dumped = dump_plan(load(grpo)),
+                    over_stages =
+                        set +
+                        "stages:\n  - {trainer: sft, data: {task: addition}}\n"
+                        "  - {trainer: grpo, data: {task: addition}, rewards: [{name: task}]}\n";
+  for (const std::string& yaml : {grpo, dumped, over_stages}) {
+    const RunPlan plan = load(yaml, overrides);
+    EXPECT_EQ(plan.stages.back().rewards[0].weight, 2);
+    for (const TrainConfig& stage : plan.stages) {
+      EXPECT_EQ(stage.eval.sets[0].path, "/b.jsonl");
+      EXPECT_EQ(stage.eval.sets[0].name, "c");
+    }
+  }
+  EXPECT_EQ(load(dumped, {"stages.0.rewards.0.weight=3"}).stages[0].rewards[0].weight, 3);
+  expect_refused(dumped, "command line: eval.sets.1.path: '1' is no index of a list with 1 items",
+                 {"eval.sets.1.path=x"});
+  expect_refused("stages: [{trainer: sft, data: {task: addition}}]\n",
+                 "command line: eval.sets: expected a list", {"eval.sets.0.path=x"});
+}
+
 TEST_F(Plans, DataMayHaveSeveralEntries) {
   const std::string base = fs::weakly_canonical(dir_.path("x")).parent_path().string(),
                     here = fs::weakly_canonical(fs::current_path()).string();
