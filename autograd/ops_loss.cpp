@@ -189,7 +189,7 @@ TokenLogProbs token_log_probs(const Variable& x, const Variable& w, const Tensor
 
 namespace {
 
-// What the head computes for a loss, [T] each, and the loss's gradients.
+// The outputs of the head for a loss and the loss's gradients with respect to them, [T] each.
 struct HeadRows {
   Tensor logprob, entropy, lse, dlogprob;
   Tensor dentropy = {};  // undefined: the loss does not depend on the entropies

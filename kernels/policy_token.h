@@ -144,6 +144,7 @@ COHORT_HD inline TokenLoss surrogate(const PolicyToken& t, const PolicyLossDesc&
 // The weight of a token's surrogate; `sequence_mean`: of lp - lp_sampling, for kSequenceMask.
 COHORT_HD inline double importance_weight(const PolicyToken& t, double sampling_logprob,
                                           double sequence_mean, const PolicyLossDesc& desc) {
+  if (desc.importance == Importance::kNone) return 1;
   const double drift = std::exp(t.logprob - sampling_logprob);
   const double r =
       desc.surrogate == Surrogate::kReinforce ? drift : std::exp(t.old_logprob - sampling_logprob);

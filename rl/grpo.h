@@ -217,6 +217,11 @@ struct GrpoConfig {
     v.choice("preset", preset, kPresets,
              "a published algorithm, as the defaults of other keys (docs/grpo.md)");
     if (preset != before) apply_preset();
+    visit_loss(v);
+    visit_advantages(v);
+    visit_updates(v);
+  }
+  void visit_loss(ConfigVisitor& v) {
     v.choice("surrogate", surrogate, kSurrogates,
              "loss of a token: clip: PPO's; cispo: log-prob weighted by the clipped ratio; "
              "reinforce: log-prob; sapo: a sigmoid of the ratio");
@@ -249,6 +254,8 @@ struct GrpoConfig {
              "(with lora) what beta refers to: base: the model without adapters; start: with those "
              "of the stage's start");
     v.choice("loss_type", loss_type, kLossTypes, "how token losses are averaged");
+  }
+  void visit_advantages(ConfigVisitor& v) {
     v.choice("scale_rewards", scale_rewards, kAdvantageScales,
              "advantage: group: (r - mean) / (std + 1e-4) of the group; batch: the same with the "
              "std of all rewards of the step; none: r - mean; leave_one_out: r - mean of the "
@@ -280,6 +287,8 @@ struct GrpoConfig {
             "lower bound; none: 0 for truncate, 0.5 for mask, 0.99 for sequence_mask", {.min = 0});
     v.field("importance_max", importance_max,
             "upper bound; none: 2 for truncate, 5 for mask, 1.01 for sequence_mask", {.min = 0});
+  }
+  void visit_updates(ConfigVisitor& v) {
     v.field("num_iterations", num_iterations, "passes over each step's completions",
             {.min = 1, .max = 1000});
     v.field("num_minibatches", num_minibatches, "optimiser updates per pass",
@@ -312,8 +321,8 @@ struct PolicySequence : TokenSequence {
   std::vector<double> old_logprob;
   double advantage = 0;
   std::vector<double> ref_logprob = {};
-  // Of each token, or empty: the log-prob under the distribution it was drawn from (old_logprob),
-  // and 0 if it has no surrogate (all have one).
+  // One element per token, or empty: its log-prob under the distribution that it was drawn from
+  // (empty: old_logprob), and 0 if it has no surrogate (empty: all have one).
   std::vector<double> sampling_logprob = {};
   std::vector<uint8_t> surrogate_mask = {};
 };

@@ -16,12 +16,11 @@ constexpr int64_t kMaxUnrewardedSteps = 10;
 
 void warn_of_settings(Stage& stage) {
   const TrainConfig& config = stage.config();
-  if (config.sampling.restricts())
+  if (config.sampling.restricts() && config.grpo.importance_weights == kernels::Importance::kNone)
     logging::warn(
         "top_k, top_p, min_p, penalties and logit_bias change sampling only: the update treats "
         "samples as if they came from the policy itself; cut_probability in metrics.jsonl is the "
-        "mass that "
-        "top_k, top_p and min_p leave out");
+        "mass that top_k, top_p and min_p leave out; hint: importance_weights=truncate");
   const int64_t smallest = config.batch.prompts_per_step / config.grpo.num_minibatches;
   if (smallest < stage.comm().size())
     logging::warn("prompts_per_step: a minibatch of ", smallest, " prompts leaves ",

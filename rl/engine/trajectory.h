@@ -32,9 +32,9 @@ struct Trajectory {
   // an f64 model are kept to the bit: otherwise the first ratio of an update would not be exactly
   // 1.
   std::vector<double> logprobs;
-  // Of the same size: the log-prob under the distribution that the token was drawn from, which
-  // sampling options may have changed, and the entropy in nats of the policy's distribution at the
-  // temperature (1 for greedy).
+  // Likewise the log-prob under the distribution that the token was drawn from, which sampling
+  // options may have changed, and the entropy in nats of the policy's distribution at the
+  // temperature (1 for greedy). Both may be empty: unknown.
   std::vector<double> sampling_logprobs, entropies;
   int64_t prompt_length = 0;  // in tokens
   int64_t max_tokens = 0;     // max_completion_length; 0: unknown

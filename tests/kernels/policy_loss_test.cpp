@@ -357,6 +357,134 @@ TEST(PolicyLoss, WhatTheGradientsOfTheKlEstimatesEstimate) {
   }
 }
 
+// Tokens of two sequences with a weight of 1 over the tokens of each.
+Tokens two_sequences() {
+  return {{-1, -0.5, -2, -0.25, -3},
+          {-1.5, -0.25, -2.75, -0.5, -2},
+          {},
+          {2, 2, 2, -3, -3},
+          {1.0 / 3, 1.0 / 3, 1.0 / 3, 0.5, 0.5}};
+}
+Result run_segments(const Tokens& t, const std::vector<int32_t>& segments,
+                    const PolicyLossDesc& desc, const std::vector<double>& sampling = {}) {
+  const Tensor lp = Tensor::from(t.logprob);
+  Tensor loss = Tensor::empty({1}, DType::kF64), gradient = Tensor::empty_like(lp);
+  Tensor stats = PolicyLossStats::zeros();
+  policy_loss({.loss = loss,
+               .dlogprob = gradient,
+               .stats = stats,
+               .logprob = lp,
+               .old_logprob = Tensor::from(t.old),
+               .ref_logprob = {},
+               .advantage = Tensor::from(t.advantage),
+               .weight = Tensor::from(t.weight),
+               .desc = desc,
+               .sampling_logprob = sampling.empty() ? Tensor() : Tensor::from(sampling),
+               .segments = Tensor::from(segments)});
+  return {loss.item(), gradient.to_vector<double>(), PolicyLossStats::from(stats)};
+}
+
+// The log-ratios are 0.5, -0.25, 0.75 with the mean 1/3, and 0.25, -1 with the mean -3/8.
+TEST(PolicyLoss, RatioOfASequenceIsTheGeometricMean) {
+  const PolicyLossDesc desc{
+      .epsilon_low = 0.5, .epsilon_high = 0.5, .level = RatioLevel::kSequence};
+  const double first = std::exp(1.0 / 3), second = std::exp(-0.375);
+  const Result r = run_segments(two_sequences(), {0, 0, 0, 1, 1}, desc);
+  EXPECT_NEAR(r.loss, -2 * first + 3 * second, 1e-14);
+  for (const size_t t : {0, 1, 2}) EXPECT_NEAR(r.gradient[t], -2 * first / 3, 1e-15);
+  for (const size_t t : {3, 4}) EXPECT_NEAR(r.gradient[t], 3 * second / 2, 1e-15);
+  // Deviations and the KL are those of the tokens.
+  EXPECT_NEAR(r.stats.max_ratio_deviation, std::exp(0.75) - 1, 1e-15);
+  // With bounds between the ratios of tokens and those of sequences, whole sequences are clipped.
+  const Result clipped =
+      run_segments(two_sequences(), {0, 0, 0, 1, 1},
+                   {.epsilon_low = 0.3, .epsilon_high = 0.3, .level = RatioLevel::kSequence});
+  EXPECT_EQ(clipped.stats.clipped_high, 3);
+  EXPECT_EQ(clipped.stats.clipped_low, 2);
+  EXPECT_NEAR(clipped.loss, -2 * 1.3 + 3 * 0.7, 1e-14);
+  EXPECT_EQ(clipped.gradient, (std::vector<double>(5, 0)));
+}
+
+// A token of weight 0 is no part of its sequence's mean, whatever it holds.
+TEST(PolicyLoss, MeansOfSequencesLeaveTokensOfWeightZeroOut) {
+  const PolicyLossDesc desc{.level = RatioLevel::kSequence};
+  const Tokens t = two_sequences();
+  Tokens padded = t;
+  for (std::vector<double>* v : {&padded.logprob, &padded.old, &padded.advantage})
+    v->insert(v->begin() + 1, NAN);
+  padded.weight.insert(padded.weight.begin() + 1, 0);
+  const Result plain = run_segments(t, {0, 0, 0, 1, 1}, desc),
+               with_padding = run_segments(padded, {0, 0, 0, 0, 1, 1}, desc);
+  EXPECT_EQ(plain.loss, with_padding.loss);
+  EXPECT_EQ(with_padding.gradient[1], 0);
+  EXPECT_EQ(with_padding.gradient[2], plain.gradient[1]);
+}
+
+TEST(PolicyLoss, ImportanceWeightsCompareWithTheDistributionSampledFrom) {
+  const Tokens t = {{-1, -1, -1}, {-1, -1, -1}, {}, {1, 1, 1}, {1, 1, 1}};
+  const std::vector<double> sampling = {-1.5, -3, -0.7};  // r = e^0.5, e^2, e^-0.3
+  const double r[] = {std::exp(0.5), std::exp(2.0), std::exp(-0.3)};
+  const auto expect = [&](const PolicyLossDesc& desc, const std::vector<double>& weights) {
+    const Result result = run_segments(t, {0, 0, 0}, desc, sampling);
+    double sum = 0;
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_NEAR(result.gradient[i], -weights[i], 1e-15) << i;
+      sum += weights[i];
+    }
+    EXPECT_NEAR(result.stats.importance, sum, 1e-14);
+    EXPECT_EQ(result.stats.max_ratio_deviation, 0);
+  };
+  using enum Importance;
+  expect({}, {1, 1, 1});
+  expect({.importance = kTruncate, .importance_max = 2}, {r[0], 2, r[2]});
+  expect({.importance = kTruncate, .importance_min = 0.9, .importance_max = 2}, {r[0], 2, 0.9});
+  expect({.importance = kMask, .importance_min = 0.5, .importance_max = 5}, {r[0], 0, r[2]});
+  // The mean of the logs is 2.2 / 3.
+  expect({.importance = kSequenceMask, .importance_max = 2.1}, {1, 1, 1});
+  expect({.importance = kSequenceMask, .importance_max = 2}, {0, 0, 0});
+}
+
+// In a later update the surrogate's ratio accounts for the policy's change; REINFORCE has none, so
+// that its weight does. Masks judge the whole difference.
+TEST(PolicyLoss, ImportanceWeightsOfLaterUpdates) {
+  const Tokens t = {{-0.5}, {-1}, {}, {1}, {1}};
+  const PolicyLossDesc wide{
+      .epsilon_high = 9, .importance = Importance::kTruncate, .importance_max = 2};
+  EXPECT_NEAR(run_segments(t, {0}, wide, {-1.25}).gradient[0], -std::exp(0.5) * std::exp(0.25),
+              1e-15);
+  PolicyLossDesc reinforce = wide;
+  reinforce.surrogate = Surrogate::kReinforce;
+  EXPECT_EQ(run_segments(t, {0}, reinforce, {-1.25}).gradient[0], -2);
+  EXPECT_NEAR(run_segments(t, {0}, reinforce, {-0.75}).gradient[0], -std::exp(0.25), 1e-15);
+  EXPECT_NEAR(run_segments(t, {0}, reinforce).gradient[0], -std::exp(0.5), 1e-15);
+  const PolicyLossDesc mask{
+      .epsilon_high = 9, .importance = Importance::kMask, .importance_max = 2};
+  EXPECT_EQ(run_segments(t, {0}, mask, {-1.25}).gradient[0], 0);
+  EXPECT_NEAR(run_segments(t, {0}, mask, {-1}).gradient[0], -std::exp(0.5), 1e-15);
+}
+
+TEST(PolicyLoss, EntropyIsSubtractedWithTheWeightOfTheToken) {
+  const Tensor lp = Tensor::from(std::vector<double>{-1, -2, NAN}),
+               one = Tensor::from(std::vector<double>{1, 1, 1}),
+               weight = Tensor::from(std::vector{0.5, 0.25, 0.0});
+  Tensor loss = Tensor::empty({1}, DType::kF64), gradient = Tensor::empty_like(lp),
+         dentropy = Tensor::full({3}, NAN, DType::kF64), stats = PolicyLossStats::zeros();
+  policy_loss({.loss = loss,
+               .dlogprob = gradient,
+               .stats = stats,
+               .logprob = lp,
+               .old_logprob = lp,
+               .ref_logprob = {},
+               .advantage = one,
+               .weight = weight,
+               .desc = {.entropy_coef = 0.1},
+               .entropy = Tensor::from(std::vector<double>{2, 3, NAN}),
+               .dentropy = dentropy});
+  EXPECT_NEAR(loss.item(), -0.75 - 0.1 * (0.5 * 2 + 0.25 * 3), 1e-15);
+  EXPECT_EQ(dentropy.to_vector<double>(), (std::vector<double>{-0.1 * 0.5, -0.1 * 0.25, -0.0}));
+  EXPECT_EQ(gradient.to_vector<double>(), (std::vector<double>{-0.5, -0.25, 0}));
+}
+
 TEST(PolicyLoss, F32FollowsF64) {
   const PolicyLossDesc desc{.beta = 0.05};
   Tokens t = random_tokens(500);

@@ -104,6 +104,8 @@ inline void expect_frequencies_by_definition(DType dtype, Device device) {
         EXPECT_NEAR(samples.truncated_masses[i], expected.truncated_mass, 3e-6);
         EXPECT_NEAR(samples.logprobs[i], std::log(full[static_cast<size_t>(samples.tokens[i])]),
                     3e-6);
+        EXPECT_NEAR(samples.sampling_logprobs[i],
+                    std::log(expected.p[static_cast<size_t>(samples.tokens[i])]), 6e-6);
       }
     }
   }
@@ -209,6 +211,7 @@ inline void expect_counts_follow_the_samples(DType dtype, Device device) {
     const int32_t token = out.tokens.to_vector<int32_t>()[0];
     EXPECT_EQ(token, std::max_element(z.begin(), z.end()) - z.begin()) << "step " << step;
     EXPECT_EQ(out.truncated_mass.to_vector<double>()[0], 0);
+    EXPECT_EQ(out.sampling_logprob.to_vector<double>()[0], 0);
     s.completion.push_back(token);
   }
   const SamplingState expected = state_of({s, s}, 5, dtype, {});

@@ -63,6 +63,30 @@ TEST(Advantage, RewardsThatDifferByRoundingAreEqual) {
   }
 }
 
+TEST(Advantage, StandardizingLeavesMeanZeroAndAUnitDeviation) {
+  std::vector<double> a = {1, 2, 7, 5};
+  standardize(a, {true, true, false, true});
+  const double std = std::sqrt(13.0 / 3);  // of 1, 2, 5 over n - 1
+  EXPECT_NEAR(a[0], (1 - 8.0 / 3) / (std + 1e-4), 1e-15);
+  EXPECT_NEAR(a[3], (5 - 8.0 / 3) / (std + 1e-4), 1e-15);
+  EXPECT_EQ(a[2], 0);
+  std::vector<double> equal = {0.3, 0.1 + 0.2, 0.3};
+  standardize(equal, {true, true, true});
+  EXPECT_EQ(equal, std::vector<double>(3, 0));
+  std::vector<double> one = {3};
+  standardize(one, {true});
+  EXPECT_EQ(one[0], 0);
+}
+
+TEST(Advantage, QuantilesAreInterpolated) {
+  EXPECT_EQ(quantile({4, 1, 3, 2}, 0), 1);
+  EXPECT_EQ(quantile({4, 1, 3, 2}, 1), 4);
+  EXPECT_DOUBLE_EQ(quantile({4, 1, 3, 2}, 0.5), 2.5);
+  EXPECT_DOUBLE_EQ(quantile({10, 0}, 0.3), 3);
+  EXPECT_EQ(quantile({5}, 0.9), 5);
+  EXPECT_EQ(quantile({}, 0.5), -HUGE_VAL);
+}
+
 TEST(Advantage, PermutingAGroupPermutesTheResultExactly) {
   Rng rng(2, rng_stream(kTestPurpose));
   for (const auto& [scale, name, factor] : kAdvantageScales) {

@@ -8,6 +8,7 @@
 
 #include "autograd/gradcheck.h"
 #include "core/parallel.h"
+#include "core/trace.h"
 #include "tests/rl/tiny_policy.h"
 
 namespace cohort {
@@ -57,6 +58,13 @@ double naive_kl(kernels::KlEstimator estimator, double x) {
   return std::exp(x) - x - 1;
 }
 
+// The factors exp(mean of lp - lp_old) of each completion, by which GSPO replaces the ratios.
+double geometric_ratio(const std::vector<double>& lp, const Trajectory& c) {
+  double sum = 0;
+  for (size_t t = 0; t < lp.size(); ++t) sum += c.loss_mask[t] ? lp[t] - c.logprobs[t] : 0;
+  return std::exp(sum / static_cast<double>(c.completion_length()));
+}
+
 // Loss of an update from its definition, completion by completion.
 double naive_loss(const Transformer& model, const Transformer* reference,
                   const std::vector<Trajectory>& completions, const std::vector<double>& advantages,
@@ -71,8 +79,11 @@ double naive_loss(const Transformer& model, const Transformer* reference,
     double sum = 0;
     for (size_t t = 0; t < lp.size(); ++t) {
       if (c.loss_mask[t] == 0) continue;
+      const double ratio = config.importance_sampling_level == kernels::RatioLevel::kSequence
+                               ? geometric_ratio(lp, c)
+                               : std::exp(lp[t] - c.logprobs[t]);
       sum += config.beta * naive_kl(config.kl_estimator, ref[t] - lp[t]) +
-             naive_surrogate(config, lp[t], std::exp(lp[t] - c.logprobs[t]), advantages[i]);
+             naive_surrogate(config, lp[t], ratio, advantages[i]);
     }
     const auto length = static_cast<double>(c.completion_length());
     numerator += type == LossType::kGrpo ? sum / length : sum;
@@ -102,6 +113,8 @@ class GrpoUpdate : public testing::Test {
     for (PolicyBatch& batch : batches) add_reference(batch, reference_);
     return batches;
   }
+
+  void expect_finite_differences(const GrpoConfig& config);
 
   Transformer model_, reference_;
   std::vector<Trajectory> completions_;
@@ -133,10 +146,14 @@ TEST_F(GrpoUpdate, EverySurrogateAndEstimateEqualsItsDefinition) {
                 1e-12 * std::max(1.0, std::abs(naive)));
   };
   for (const auto& [surrogate, surrogate_name] : kSurrogates)
-    for (const auto& [estimator, estimator_name] : kKlEstimators) {
-      SCOPED_TRACE(str(surrogate_name, " with ", estimator_name));
-      expect_definition({.surrogate = surrogate, .beta = 0.1, .kl_estimator = estimator});
-    }
+    for (const auto& [level, level_name] : kRatioLevels)
+      for (const auto& [estimator, estimator_name] : kKlEstimators) {
+        SCOPED_TRACE(str(surrogate_name, " of a ", level_name, " with ", estimator_name));
+        expect_definition({.surrogate = surrogate,
+                           .importance_sampling_level = level,
+                           .beta = 0.1,
+                           .kl_estimator = estimator});
+      }
   expect_definition({.dual_clip = 1.1});
   expect_definition({.delta = 1.3});
 }
@@ -145,11 +162,34 @@ TEST_F(GrpoUpdate, EverySurrogateAndEstimateEqualsItsDefinition) {
 TEST_F(GrpoUpdate, FirstUpdateIsTheSameUnderEverySurrogate) {
   const Minibatch batches = minibatch(LossType::kDapo, Truncated::kKeep, 40);
   const UpdateResult clip = run_update(model_, batches, {});
-  for (const auto& [surrogate, name] : kSurrogates) {
-    const UpdateResult result = run_update(model_, batches, {.surrogate = surrogate});
-    for (const double d : result.max_ratio_deviations) EXPECT_EQ(d, 0) << name;
-    for (size_t i = 0; i < clip.gradients.size(); ++i)
-      EXPECT_TRUE(bit_equal(result.gradients[i], clip.gradients[i])) << name;
+  for (const auto& [surrogate, name] : kSurrogates)
+    for (const auto& [level, level_name] : kRatioLevels)
+      for (const auto& [importance, importance_name] : kImportanceModes)
+        for (const bool on_policy : {false, true}) {
+          SCOPED_TRACE(str(name, ", ", level_name, ", ", importance_name, ", ", on_policy));
+          const GrpoConfig config{.surrogate = surrogate,
+                                  .importance_sampling_level = level,
+                                  .importance_weights = importance};
+          const UpdateResult result = run_update(model_, batches, config, on_policy);
+          for (const double d : result.max_ratio_deviations) EXPECT_EQ(d, 0);
+          for (size_t i = 0; i < clip.gradients.size(); ++i)
+            EXPECT_TRUE(bit_equal(result.gradients[i], clip.gradients[i]));
+        }
+}
+
+// The first update with ratios of sequences needs no second pass over the logits.
+TEST_F(GrpoUpdate, OnPolicyTheLogProbsAreNotComputedTwice) {
+  const GrpoConfig config{.importance_sampling_level = kernels::RatioLevel::kSequence};
+  const PolicyBatch batch = minibatch(LossType::kGrpo, Truncated::kKeep, 1000).at(0);
+  const Variable hidden = model_.hidden_at_targets(batch);
+  for (const bool on_policy : {false, true}) {
+    Trace trace(Device{});
+    grpo_loss(hidden, model_.head(), batch, config, 1, on_policy);
+    const std::vector<TraceEvent> events = trace.finish();
+    const auto passes = std::count_if(events.begin(), events.end(), [](const TraceEvent& e) {
+      return e.name == "head_logprob_forward";
+    });
+    EXPECT_EQ(passes, on_policy ? 1 : 2);
   }
 }
 
@@ -349,8 +389,16 @@ Variable loss_of_parameters(const Transformer& model, const PolicyBatch& batch,
 
 TEST_F(GrpoUpdate, GradientPassesFiniteDifferences) {
   shift_logprobs(completions_);
-  GrpoConfig config;
-  config.beta = 0.2;
+  for (const auto& [level, name] : kRatioLevels) {
+    SCOPED_TRACE(name);
+    expect_finite_differences({.importance_sampling_level = level,
+                               .epsilon = level == kernels::RatioLevel::kToken ? 0.2 : 0.02,
+                               .beta = 0.2,
+                               .entropy_coef = 0.1});
+  }
+}
+
+void GrpoUpdate::expect_finite_differences(const GrpoConfig& config) {
   const PolicyBatch batch = minibatch(LossType::kGrpo, Truncated::kMask, 1000).at(0);
   const UpdateResult at_start = run_update(model_, {batch}, config);
   ASSERT_GT(at_start.stats.clipped_low, 0);

@@ -205,6 +205,43 @@ TEST(GrpoConfig, PassesItsChoicesToTheLoss) {
   EXPECT_THROW_WITH(config_of("{surrogate: ppo}"), InputError, "clip, cispo, reinforce, sapo");
 }
 
+TEST(PackPolicy, TokensWithoutASurrogateHaveNoAdvantage) {
+  PolicySequence s = policy_sequence(completion({1, 2, 3, 4}, 1, {-1, -2, -3}, 5), 0.5);
+  s.surrogate_mask = {0, 1, 0, 1};
+  s.sampling_logprob = {0, -0.5, -1.5, -2.5};
+  const std::vector<PolicySequence> sequences = {s};
+  const Minibatch batches = pack_policy(
+      sequences,
+      {.totals = count_totals(sequences), .micro_batch_tokens = 100, .dtype = DType::kF64});
+  EXPECT_EQ(batches[0].advantage.to_vector<double>(), (std::vector{0.5, 0.0, 0.5}));
+  EXPECT_EQ(batches[0].weight.to_vector<double>(), std::vector<double>(3, 1.0 / 3));
+  EXPECT_EQ(batches[0].sampling_logprob.to_vector<double>(), (std::vector{-0.5, -1.5, -2.5}));
+}
+
+// A preset sets defaults: keys of the file win, wherever they stand, and a written configuration
+// reads back as it was.
+TEST(GrpoConfig, PresetsAreDefaultsOfOtherKeys) {
+  const GrpoConfig gspo = config_of("{epsilon: 0.01, preset: gspo}");
+  EXPECT_EQ(gspo.importance_sampling_level, kernels::RatioLevel::kSequence);
+  EXPECT_EQ(gspo.loss_type, LossType::kGrpo);
+  EXPECT_EQ(gspo.epsilon, 0.01);
+  EXPECT_EQ(gspo.epsilon_high, 4e-4);
+  for (const auto& [preset, name] : kPresets) {
+    SCOPED_TRACE(name);
+    GrpoConfig config = config_of(str("{preset: ", name, "}"));
+    EXPECT_EQ(config.preset, preset);
+    config.validate();
+    const std::string written = dump_config(config);
+    EXPECT_EQ(dump_config(config_of(written)), written);
+    if (preset != Preset::kNone) {
+      config.preset = Preset::kNone;
+      EXPECT_NE(dump_config(config), dump_config(GrpoConfig()));
+    }
+    config.num_minibatches = 4;
+    EXPECT_EQ(config.warnings(), std::vector<std::string>());
+  }
+}
+
 TEST(GrpoConfig, RefusesKeysThatContradictEachOther) {
   const auto expect_refused = [](const std::string& yaml, const std::string& text) {
     EXPECT_THROW_WITH(config_of(yaml).validate(), InputError, text);
@@ -218,6 +255,12 @@ TEST(GrpoConfig, RefusesKeysThatContradictEachOther) {
   expect_refused("{dual_clip: 1}", "dual_clip: expected a number above 1, got 1");
   expect_refused("{epsilon_high: 0.5, delta: 1.5}",
                  "delta: expected a number above 1 + epsilon_high = 1.5, got 1.5");
+  expect_refused("{importance_weights: mask, importance_min: 1.5}",
+                 "expected bounds around 1, the weight of a token drawn from the policy itself");
+  expect_refused("{importance_weights: truncate, importance_max: 0.5}", "got 0 and 0.5");
+  expect_refused("{beta: 0.1, kl_in: reward, multi_objective_aggregation: normalize_then_sum}",
+                 "hint: kl_in=loss");
+  expect_refused("{beta: 0.1, kl_in: reward, kl_unbiased: yes}", "kl_unbiased: the gradient");
   for (const char* yaml :
        {"{}", "{dual_clip: 3}", "{epsilon_high: 0.5, delta: 1.6}",
         "{surrogate: cispo, epsilon: 1, epsilon_high: 4}", "{surrogate: sapo, sapo_tau_neg: 1}"})

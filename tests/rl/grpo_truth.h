@@ -48,6 +48,7 @@ void check_overlong(const Json& truth);
 void check_overlong_added(const Json& truth);
 void check_repetition(const Json& truth);
 void check_cosine(const Json& truth);
+void check_entropy_mask(const Json& truth);
 void check_nll(const Json& truth);
 
 }  // namespace cohort::test

@@ -67,6 +67,8 @@ void expect(const Json& truth, const char* key, double got) {
 
 struct Tokens {
   Values logprob, old_logprob, advantage, weight, ref_logprob;
+  Values sampling_logprob = {};
+  std::vector<int32_t> segments = {};
 };
 struct Outcome {
   double loss = 0;
@@ -88,24 +90,35 @@ Outcome policy_loss_of(const Tokens& tokens, const kernels::PolicyLossDesc& desc
        .ref_logprob = tokens.ref_logprob.empty() ? Tensor() : Tensor::from(tokens.ref_logprob),
        .advantage = Tensor::from(tokens.advantage),
        .weight = Tensor::from(tokens.weight),
-       .desc = desc});
+       .desc = desc,
+       .sampling_logprob =
+           tokens.sampling_logprob.empty() ? Tensor() : Tensor::from(tokens.sampling_logprob),
+       .segments = tokens.segments.empty() ? Tensor() : Tensor::from(tokens.segments)});
   out.loss = loss.item();
   out.stats = kernels::PolicyLossStats::from(stats);
   out.gradient = gradient.to_vector<double>();
   return out;
 }
 
-// The weighted loss of each token.
+// Token i alone.
+Tokens token_of(const Tokens& tokens, size_t i) {
+  Tokens token{
+      {tokens.logprob[i]}, {tokens.old_logprob[i]}, {tokens.advantage[i]}, {tokens.weight[i]}, {}};
+  if (!tokens.ref_logprob.empty()) token.ref_logprob = {tokens.ref_logprob[i]};
+  if (!tokens.sampling_logprob.empty()) token.sampling_logprob = {tokens.sampling_logprob[i]};
+  return token;
+}
+
+// The weighted loss of each token: the loss of all minus that without its weight. The tokens of a
+// sequence have no loss of their own.
 Values per_token(const Tokens& tokens, const kernels::PolicyLossDesc& desc) {
   Values out;
   for (size_t i = 0; i < tokens.logprob.size(); ++i) {
-    Tokens token{{tokens.logprob[i]},
-                 {tokens.old_logprob[i]},
-                 {tokens.advantage[i]},
-                 {tokens.weight[i]},
-                 {}};
-    if (!tokens.ref_logprob.empty()) token.ref_logprob = {tokens.ref_logprob[i]};
-    out.push_back(policy_loss_of(token, desc).loss);
+    Tokens scaled = tokens;
+    constexpr double kOthers = 1e-300;  // in the means of their sequence, not in the loss
+    for (size_t k = 0; k < scaled.weight.size(); ++k)
+      if (k != i) scaled.weight[k] = kOthers;
+    out.push_back(policy_loss_of(scaled, desc).loss);
   }
   return out;
 }
@@ -272,24 +285,27 @@ void check_cispo(const Json& truth) {
   EXPECT_EQ(out.stats.clipped_low + out.stats.clipped_high, clipped);
 }
 
+// Importance weights of tokens: the bounds are the case's, or none.
 void check_rollout_weights(const Json& truth) {
   const Json& in = truth.at("inputs");
   Tokens tokens{
       input(truth, "logprobs"), input(truth, "old_logprobs"), input(truth, "advantages"), {}, {}};
   const size_t n = tokens.logprob.size();
-  const Values rollout = input(truth, "rollout_logprobs");
-  for (size_t i = 0; i < n; ++i)
-    tokens.weight.push_back(std::exp(tokens.old_logprob[i] - rollout[i]));
-  if (truth.at("expected").find("weights")) expect(truth, "weights", tokens.weight);
-  for (double& w : tokens.weight) {
-    if (const Json* cap = in.find("tis_cap")) w = std::min(w, cap->as_double());
-    if (const Json* keep = in.find("keep_range")) {
-      const Values range = values(*keep);
-      if (w < range[0] || w > range[1]) w = 0;
-    }
+  tokens.weight.assign(n, 1);
+  tokens.sampling_logprob = input(truth, "rollout_logprobs");
+  kernels::PolicyLossDesc desc = in.find("clip_low") ? clip_of(truth) : kernels::PolicyLossDesc{};
+  desc.importance = kernels::Importance::kTruncate;
+  if (const Json* cap = in.find("tis_cap")) desc.importance_max = cap->as_double();
+  if (const Json* keep = in.find("keep_range")) {
+    desc.importance = kernels::Importance::kMask;
+    desc.importance_min = values(*keep)[0], desc.importance_max = values(*keep)[1];
   }
-  const kernels::PolicyLossDesc desc =
-      in.find("clip_low") ? clip_of(truth) : kernels::PolicyLossDesc{};
+  if (truth.at("expected").find("weights") && !in.find("keep_range")) {
+    Values weights;
+    for (size_t i = 0; i < n; ++i)
+      weights.push_back(policy_loss_of(token_of(tokens, i), desc).stats.importance);
+    expect(truth, "weights", weights);
+  }
   if (truth.at("expected").find("weighted")) expect(truth, "weighted", per_token(tokens, desc));
   tokens.weight = scaled(tokens.weight, mean_weight(n));
   expect(truth, "loss", policy_loss_of(tokens, desc).loss);
@@ -298,29 +314,42 @@ void check_rollout_weights(const Json& truth) {
 void check_given_weights(const Json& truth) {
   const Values advantages = input(truth, "advantages");
   const size_t n = advantages.size();
-  Values weight = input(truth, "importance_ratio");
-  for (double& w : weight) w = std::min(w, number(truth, "tis_max"));
-  expect(truth, "weights", weight);
-  const Tokens tokens{
-      Values(n, -1.0), Values(n, -1.0), advantages, scaled(weight, mean_weight(n)), {}};
-  expect(truth, "loss", policy_loss_of(tokens, {}).loss);
+  Tokens tokens{Values(n, -1.0), Values(n, -1.0), advantages, Values(n, 1.0), {}};
+  for (const double ratio : input(truth, "importance_ratio"))
+    tokens.sampling_logprob.push_back(-1 - std::log(ratio));
+  const kernels::PolicyLossDesc desc{.importance = kernels::Importance::kTruncate,
+                                     .importance_max = number(truth, "tis_max")};
+  Values weights;
+  for (size_t i = 0; i < n; ++i)
+    weights.push_back(policy_loss_of(token_of(tokens, i), desc).stats.importance);
+  expect(truth, "weights", weights);
+  tokens.weight = scaled(tokens.weight, mean_weight(n));
+  expect(truth, "loss", policy_loss_of(tokens, desc).loss);
 }
 
 void check_sequence_ratio(const Json& truth) {
   const auto lp = input_rows(truth, "logprobs"), old = input_rows(truth, "old_logprobs"),
              advantages = input_rows(truth, "advantages");
-  const Json& in = truth.at("inputs");
+  const Json &in = truth.at("inputs"), &want = truth.at("expected");
   Tokens tokens;
   Values ratios;
-  double correction = 1;
+  double correction = 1;  // a product over the sequence, which is not offered
+  kernels::PolicyLossDesc desc = clip_of(truth);
+  desc.level = kernels::RatioLevel::kSequence;
+  const StepTotals totals{.sequences = static_cast<double>(lp.size())};
   for (size_t s = 0; s < lp.size(); ++s) {
     const size_t n = lp[s].size();
-    double mean = 0;
-    for (size_t t = 0; t < n; ++t) mean += (lp[s][t] - old[s][t]) * mean_weight(n);
-    ratios.push_back(std::exp(mean));
-    tokens.logprob.insert(tokens.logprob.end(), n, mean);
-    tokens.old_logprob.insert(tokens.old_logprob.end(), n, 0.0);
-    tokens.advantage.insert(tokens.advantage.end(), advantages[s].begin(), advantages[s].end());
+    const auto append = [](Values& all, const Values& more) {
+      all.insert(all.end(), more.begin(), more.end());
+    };
+    append(tokens.logprob, lp[s]), append(tokens.old_logprob, old[s]);
+    append(tokens.advantage, advantages[s]);
+    tokens.segments.insert(tokens.segments.end(), n, static_cast<int32_t>(s));
+    Tokens free{lp[s], old[s], Values(n, 1.0), Values(n, mean_weight(n)), {}};
+    free.segments.assign(n, 0);
+    kernels::PolicyLossDesc unclipped = desc;
+    unclipped.epsilon_low = 1, unclipped.epsilon_high = 1e9;
+    ratios.push_back(-policy_loss_of(free, unclipped).loss);
     if (in.find("rollout_logprobs")) {
       double sum = 0;
       for (size_t t = 0; t < n; ++t) sum += old[s][t] - input_rows(truth, "rollout_logprobs")[s][t];
@@ -329,16 +358,12 @@ void check_sequence_ratio(const Json& truth) {
     }
   }
   tokens.weight.assign(tokens.logprob.size(), correction);
-  const Json& want = truth.at("expected");
   if (want.find("seq_ratio")) expect(truth, "seq_ratio", ratios);
   if (want.find("seq_weight")) expect(truth, "seq_weight", correction);
-  expect(truth, want.find("weighted") ? "weighted" : "per_token",
-         per_token(tokens, clip_of(truth)));
-  const StepTotals totals{.sequences = static_cast<double>(lp.size()),
-                          .tokens = static_cast<double>(tokens.logprob.size())};
-  const auto length = static_cast<int64_t>(lp[0].size());  // the cases' sequences are equally long
-  tokens.weight = scaled(tokens.weight, token_weight(LossType::kGrpo, totals, length, length));
-  expect(truth, "loss", policy_loss_of(tokens, clip_of(truth)).loss);
+  expect(truth, want.find("weighted") ? "weighted" : "per_token", per_token(tokens, desc));
+  for (double& w : tokens.weight)
+    w *= token_weight(LossType::kGrpo, totals, static_cast<int64_t>(lp[0].size()), 1);
+  expect(truth, "loss", policy_loss_of(tokens, desc).loss);
 }
 
 void check_leave_one_out(const Json& truth) {
@@ -526,6 +551,20 @@ void check_cosine(const Json& truth) {
                         .text = in.at("correct").as_bool() ? "1" : "2"};
   completion.loss_mask[0] = 0;
   expect(truth, "reward", rewards.score({&problem, 1}, {&completion, 1}).each[0]);
+}
+
+// The tokens that keep their surrogate; padding has none.
+void check_entropy_mask(const Json& truth) {
+  const auto entropies = input_rows(truth, "entropies"), mask = input_rows(truth, "mask");
+  Values counted;
+  for (size_t s = 0; s < mask.size(); ++s)
+    for (size_t t = 0; t < mask[s].size(); ++t)
+      if (mask[s][t] != 0) counted.push_back(entropies[s][t]);
+  const double threshold = quantile(counted, number(truth, "quantile"));
+  const auto want = rows(truth.at("expected").at("mask"));
+  for (size_t s = 0; s < mask.size(); ++s)
+    for (size_t t = 0; t < mask[s].size(); ++t)
+      EXPECT_EQ(mask[s][t] != 0 && entropies[s][t] >= threshold, want[s][t] != 0) << s << " " << t;
 }
 
 void check_nll(const Json& truth) {

@@ -8,13 +8,11 @@ namespace {
 
 constexpr Coverage kWhole = Coverage::kWhole, kPart = Coverage::kPart, kNone = Coverage::kNone;
 
-constexpr char kRolloutWeight[] =
-    "clip and weighted mean; the check computes the rollout correction, which is not needed here: "
-    "the sampler's log-probs are the old ones";
-constexpr char kSequenceRatio[] =
-    "clip and mean per sequence; the check computes the sequence ratio (GSPO is not offered)";
+constexpr char kSequenceWeight[] =
+    "clip and mean of the sequence's ratio; the check multiplies by the case's importance weight "
+    "of "
+    "whole sequences, a product over their tokens";
 constexpr char kLoo[] = "baseline = reward - advantage; the std of the others is not offered";
-constexpr char kNoMask[] = "masks by divergence or entropy are not offered";
 
 }  // namespace
 
@@ -27,13 +25,14 @@ const std::vector<TruthCase>& truth_table() {
       {"kl_penalty_loss", kWhole, "loss with beta", check_kl_penalty},
       {"kl_grad_with_sampling_term_plain", kWhole, "gradient of the unbiased k3",
        check_kl_gradient},
-      {"ppo_clip_rollout_correction", kPart, kRolloutWeight, check_rollout_weights},
-      {"tis_token_cap_0.8", kPart, kRolloutWeight, check_rollout_weights},
-      {"icepop_0.5_5", kPart, kRolloutWeight, check_rollout_weights},
-      {"tis_bounds_min_None", kPart, kRolloutWeight, check_given_weights},
-      {"gspo_rollout_correction", kPart, kSequenceRatio, check_sequence_ratio},
-      {"gspo_tis_cap_0.8", kPart, kSequenceRatio, check_sequence_ratio},
-      {"gspo_b2", kPart, kSequenceRatio, check_sequence_ratio},
+      {"ppo_clip_rollout_correction", kWhole, "importance weights of tokens",
+       check_rollout_weights},
+      {"tis_token_cap_0.8", kWhole, "importance weights of tokens", check_rollout_weights},
+      {"icepop_0.5_5", kWhole, "importance weights of tokens", check_rollout_weights},
+      {"tis_bounds_min_None", kWhole, "truncated importance weights", check_given_weights},
+      {"gspo_rollout_correction", kPart, kSequenceWeight, check_sequence_ratio},
+      {"gspo_tis_cap_0.8", kPart, kSequenceWeight, check_sequence_ratio},
+      {"gspo_b2", kWhole, "GSPO with grpo weights", check_sequence_ratio},
       {"dual_clip_c3", kWhole, "dual clip", check_dual_clip},
       {"dual_clip_slime", kWhole, "dual clip", check_dual_clip},
       {"cispo_slime_wide", kWhole, "CISPO: values, gradients and clipped tokens", check_cispo},
@@ -91,11 +90,13 @@ const std::vector<TruthCase>& truth_table() {
       {"cosine_100_0", kWhole, "cosine with exact_match", check_cosine},
       {"cosine_200_1", kWhole, "cosine with exact_match", check_cosine},
       {"cosine_200_0", kWhole, "cosine with exact_match", check_cosine},
-      {"off_policy_mask", kNone, kNoMask, nullptr},
-      {"entropy_quantile_mask_0", kNone, kNoMask, nullptr},
-      {"entropy_quantile_mask_1", kNone, kNoMask, nullptr},
-      {"entropy_quantile_mask_2", kNone, kNoMask, nullptr},
-      {"entropy_quantile_mask_3", kNone, kNoMask, nullptr},
+      {"off_policy_mask", kNone,
+       "a mask of sequences by their divergence and the sign of A; sequence_mask has no sign",
+       nullptr},
+      {"entropy_quantile_mask_0", kWhole, "top_entropy_quantile", check_entropy_mask},
+      {"entropy_quantile_mask_1", kWhole, "top_entropy_quantile", check_entropy_mask},
+      {"entropy_quantile_mask_2", kWhole, "top_entropy_quantile", check_entropy_mask},
+      {"entropy_quantile_mask_3", kWhole, "top_entropy_quantile", check_entropy_mask},
       {"nll_right", kWhole, "token_log_probs", check_nll},
       {"nll_wrong", kWhole, "token_log_probs", check_nll},
   };

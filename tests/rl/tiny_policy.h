@@ -116,11 +116,12 @@ struct UpdateResult {
 
 // Forward and backward of one optimiser update.
 inline UpdateResult run_update(const Transformer& model, const Minibatch& minibatch,
-                               const GrpoConfig& config) {
+                               const GrpoConfig& config, bool on_policy = false) {
   UpdateResult result;
   for (const NamedParameter& p : model.parameters()) p.grad().zero_();
   for (const PolicyBatch& batch : minibatch) {
-    const HeadLoss made = grpo_loss(model.hidden_at_targets(batch), model.head(), batch, config, 1);
+    const HeadLoss made =
+        grpo_loss(model.hidden_at_targets(batch), model.head(), batch, config, 1, on_policy);
     backward(made.hidden, made.dhidden, made.head);
     result.loss += made.loss.item();
     result.stats = kernels::PolicyLossStats::from(made.stats);

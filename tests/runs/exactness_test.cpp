@@ -119,7 +119,8 @@ void expect_same_samples(const std::vector<Trajectory>& a, const std::vector<Tra
   for (size_t i = 0; i < a.size(); ++i) {
     EXPECT_EQ(a[i].tokens, b[i].tokens) << i;
     EXPECT_EQ(a[i].logprobs, b[i].logprobs) << i;
-    EXPECT_EQ(a[i].entropy, b[i].entropy) << i;
+    EXPECT_EQ(a[i].sampling_logprobs, b[i].sampling_logprobs) << i;
+    EXPECT_EQ(a[i].entropies, b[i].entropies) << i;
     EXPECT_EQ(a[i].truncated_mass, b[i].truncated_mass) << i;
     EXPECT_EQ(a[i].text, b[i].text) << i;
     EXPECT_EQ(a[i].truncated(), b[i].truncated()) << i;

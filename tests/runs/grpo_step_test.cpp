@@ -229,6 +229,132 @@ TEST_F(GrpoStep, TakesAReferenceAndNeedsAReward) {
   EXPECT_EQ(learner->optimizer().updates(), 0);
 }
 
+// The step subtracts beta times the KL of each completion from its reward before the advantages.
+TEST_F(GrpoStep, AKlInTheRewardChangesTheAdvantages) {
+  const auto comm = make_single_communicator();
+  const Transformer reference(config_.model, config_.dtype, 2);
+  const std::vector<int64_t> shard = shard_prompts(*comm, config_, 0);
+  const std::vector<Example> problems = prompts(shard);
+  const RewardSet rewards({{.name = "format", .pattern = ".*1.*"}}, data_.task);
+  config_.grpo.kl_in = KlPlace::kReward;
+  config_.grpo.kl_estimator = kernels::KlEstimator::kK1;
+  const auto step_with = [&](double beta) {
+    config_.grpo.beta = beta;
+    const auto learner = make_learner(*comm);
+    Engine engine(learner->model(), {});
+    const Sampler sampler(engine, *data_.tokenizer, config_.sampling);
+    return grpo_step({*comm,
+                      config_,
+                      sampler,
+                      rewards,
+                      *learner,
+                      {beta > 0 ? &reference : nullptr},
+                      problems,
+                      shard,
+                      {},
+                      0,
+                      1e-2});
+  };
+  const GrpoStepResult plain = step_with(0), penalized = step_with(0.3);
+  std::vector<double> expected = plain.rollouts.scores.total;
+  EXPECT_EQ(penalized.rollouts.scores.total, expected);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const Trajectory& c = plain.rollouts.trajectories[i];
+    const TokenSequence sequence{.tokens = c.tokens, .loss_mask = c.loss_mask};
+    const PackedBatch batch = pack({&sequence, 1});
+    const auto ref = policy_log_probs(reference, batch, config_.sampling.temperature)
+                         .logprob.value()
+                         .to_vector<double>();
+    double kl = -std::accumulate(ref.begin(), ref.end(), 0.0);
+    for (size_t t = 0; t < c.tokens.size(); ++t) kl += c.loss_mask[t] ? c.logprobs[t] : 0;
+    expected[i] -= 0.3 * kl;
+  }
+  const std::vector<double> advantages =
+      group_advantages(expected, config_.batch.num_generations, config_.grpo.scale_rewards);
+  for (size_t i = 0; i < advantages.size(); ++i)
+    EXPECT_NEAR(penalized.rollouts.advantages[i], advantages[i], 1e-10);
+  EXPECT_NE(penalized.rollouts.advantages, plain.rollouts.advantages);
+  EXPECT_EQ(penalized.metrics.at("ratio_deviation"), 0);
+  EXPECT_GT(penalized.metrics.at("kl"), 0);
+}
+
+// GDPO: each reward's advantages are added by weight and standardised over the step, so that a
+// reward of a large scale does not drown the other.
+TEST_F(GrpoStep, SeveralRewardsMayBeNormalizedBeforeTheirSum) {
+  const auto comm = make_single_communicator();
+  const auto learner = make_learner(*comm);
+  Engine engine(learner->model(), {});
+  const Sampler sampler(engine, *data_.tokenizer, config_.sampling);
+  const std::vector<int64_t> shard = shard_prompts(*comm, config_, 0);
+  const std::vector<Example> problems = prompts(shard);
+  const RewardSet rewards(
+      {{.name = "format", .weight = 0.5, .pattern = ".*1.*"}, {.name = "length", .weight = 100}},
+      data_.task);
+  config_.grpo.multi_objective_aggregation = RewardAggregation::kNormalizeThenSum;
+  const GrpoStepResult result =
+      grpo_step({*comm, config_, sampler, rewards, *learner, {}, problems, shard, {}, 0, 0});
+  const auto size = config_.batch.num_generations;
+  const auto first = group_advantages(result.rollouts.scores.each[0], size, AdvantageScale::kGroup),
+             second =
+                 group_advantages(result.rollouts.scores.each[1], size, AdvantageScale::kGroup);
+  std::vector<double> sums;
+  for (size_t i = 0; i < first.size(); ++i) sums.push_back(0.5 * first[i] + 100 * second[i]);
+  const double n = static_cast<double>(sums.size()),
+               mean = std::accumulate(sums.begin(), sums.end(), 0.0) / n, std = reward_std(sums);
+  ASSERT_GT(std, 0);
+  for (size_t i = 0; i < sums.size(); ++i)
+    EXPECT_NEAR(result.rollouts.advantages[i], (sums[i] - mean) / (std + 1e-4), 1e-12) << i;
+}
+
+// The surrogate is that of the step's tokens of the highest entropy; the others have an advantage
+// of 0 in the micro batches.
+TEST_F(GrpoStep, OnlyTokensOfHighEntropyHaveASurrogate) {
+  config_.grpo.top_entropy_quantile = 0.25;
+  config_.grpo.beta = 0.1;  // keeps all sequences
+  const auto comm = make_single_communicator();
+  const auto learner = make_learner(*comm);
+  const ScoredRollouts scored = sampled(learner->model(), shard_prompts(*comm, config_, 0));
+  std::vector<double> entropies;
+  for (const Trajectory& c : scored.trajectories)
+    for (size_t t = 0; t < c.tokens.size(); ++t)
+      if (c.loss_mask[t]) entropies.push_back(c.entropies[t]);
+  const double threshold = quantile(entropies, 0.75);
+  double kept = 0;
+  size_t at = 0;
+  for (const PolicyUpdate& update :
+       pack_minibatches(*comm, *learner, scored, scored.advantages, config_))
+    for (const PolicyBatch& batch : update.batches)
+      for (const double a : batch.advantage.to_vector<double>()) {
+        EXPECT_EQ(a != 0, entropies[at] >= threshold) << at;
+        kept += a != 0;
+        ++at;
+      }
+  EXPECT_EQ(at, entropies.size());
+  EXPECT_NEAR(kept / static_cast<double>(at), 0.25, 1.5 / static_cast<double>(at));
+}
+
+// With top-k the sampler draws from a renormalised distribution; the weights are the probability
+// that it keeps, and at most 1.
+TEST_F(GrpoStep, ImportanceWeightsFollowTheDistributionSampledFrom) {
+  config_.sampling.top_k = 3;
+  config_.grpo.importance_weights = kernels::Importance::kTruncate;
+  const auto comm = make_single_communicator();
+  const auto learner = make_learner(*comm);
+  const std::vector<int64_t> shard = shard_prompts(*comm, config_, 0);
+  const ScoredRollouts scored = sampled(learner->model(), shard);
+  double tokens = 0, mass = 0;
+  for (const Trajectory& c : scored.trajectories) {
+    tokens += static_cast<double>(c.completion_length());
+    mass += c.truncated_mass;
+  }
+  auto minibatches = pack_minibatches(*comm, *learner, scored, scored.advantages, config_);
+  const UpdateSums updates = update_policy(*comm, *learner, minibatches, config_, 0);
+  const Metrics metrics = grpo_metrics(scored, {}, updates, config_, 0).reduce(*comm);
+  EXPECT_NEAR(metrics.at("importance_weight"), 1 - mass / tokens, 1e-12);
+  EXPECT_GT(mass, 0);
+  EXPECT_EQ(metrics.at("ratio_deviation"), 0);
+}
+
 // Groups without a signal get the next prompts of the data, up to refill_rounds times; the others
 // and their places stay.
 TEST_F(GrpoStep, GroupsWithoutASignalAreReplaced) {
@@ -438,7 +564,8 @@ TEST_F(GrpoStep, AdvantagesAreShuffledOverAllRanks) {
 TEST_F(GrpoStep, MetricsWithoutATokenAreNaN) {
   const Trained zero_variance = train(1, [](ScoredRollouts& scored) {
     scored.advantages.assign(scored.advantages.size(), 0);
-    for (Trajectory& c : scored.trajectories) c.entropy = 2.0 * c.completion_length();
+    for (Trajectory& c : scored.trajectories)
+      for (size_t t = 0; t < c.tokens.size(); ++t) c.entropies[t] = c.loss_mask[t] ? 2 : 0;
   });
   EXPECT_TRUE(std::isnan(zero_variance.metrics.at("kl_old")));
   EXPECT_TRUE(std::isnan(zero_variance.metrics.at("kl")));
@@ -493,13 +620,13 @@ TEST_F(GrpoStep, MeansAreOverTheTokensOfTheLossMask) {
     for (size_t i = 0; i < 12; ++i) {
       Trajectory& c = scored.trajectories[i];
       set_truncated(c, i % 4 == 1);
-      c.entropy = static_cast<double>(i);
+      c.entropies.assign(c.tokens.size(), 0.5 * static_cast<double>(i));
       c.truncated_mass = 0.25 * static_cast<double>(i);
       if (i == 3) scored.scores.total[i] = kNaN;
       if (i == 4) scored.advantages[i] = 0;
       if (c.truncated() || i == 3) continue;
       tokens += static_cast<double>(c.completion_length());
-      entropy += c.entropy;
+      entropy += c.entropy();
       truncated_mass += c.truncated_mass;
     }
   });

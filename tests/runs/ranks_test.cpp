@@ -138,6 +138,23 @@ TEST_F(Splits, GrpoWithWhitenedAdvantagesIsThatOfOne) {
                        {"ranks=1", "ranks=2", "ranks=3"});
 }
 
+// Losses that depend on sequences, on the whole step or on the reference.
+TEST_F(Splits, EveryChoiceOfTheLossIsThatOfOneRankAndOneMicroBatch) {
+  for (const std::vector<std::string>& choice : std::vector<std::vector<std::string>>{
+           {"importance_sampling_level=sequence", "loss_type=grpo", "epsilon=0.01"},
+           {"importance_sampling_level=sequence", "entropy_coef=0.05", "top_k=4",
+            "importance_weights=sequence_mask", "importance_min=0.6"},
+           {"beta=0.1", "kl_in=reward", "kl_estimator=k1", "top_entropy_quantile=0.3"},
+           {"surrogate=reinforce", "top_p=0.8", "importance_weights=truncate",
+            "multi_objective_aggregation=normalize_then_sum"}}) {
+    SCOPED_TRACE(choice[0]);
+    std::vector<std::string> overrides = choice;
+    overrides.insert(overrides.end(), {"num_minibatches=2", "num_iterations=2"});
+    expect_same_training(kSmallGrpo, overrides,
+                         {"micro_batch_tokens=100000", "micro_batch_tokens=23", "ranks=2"});
+  }
+}
+
 TEST_F(Splits, MicroBatchesDoNotMatter) {
   // All together, one sequence in each, some in each.
   const std::vector<std::string> sizes{"micro_batch_tokens=100000", "micro_batch_tokens=1",

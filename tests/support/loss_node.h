@@ -55,7 +55,9 @@ inline Variable policy_loss_of_log_probs(const Variable& logprob, const PolicyLo
                         .ref_logprob = inputs.ref_logprob,
                         .advantage = inputs.advantage,
                         .weight = inputs.weight,
-                        .desc = desc});
+                        .desc = desc,
+                        .sampling_logprob = inputs.sampling_logprob,
+                        .segments = inputs.segments});
   return make_node("policy_loss", loss, {logprob}, [dlogprob](const Tensor& dy, Gradients& g) {
     GradSlot dx = g.slot(0);
     kernels::scale_by({.y = dx.tensor, .x = dlogprob, .factor = dy, .mode = dx.mode});

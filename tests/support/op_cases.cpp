@@ -518,6 +518,60 @@ Variable unbiased_kl(const Variable& logprob, const kernels::PolicyLossDesc& des
                    [](const Tensor& dy, Gradients& g) { g.pass(0, dy); });
 }
 
+// Choices that couple the tokens of a sequence or weigh them, over tokens in every region of the
+// clip, in sequences with one advantage and weight each.
+void add_sequence_losses(Table& table) {
+  using kernels::RatioLevel, kernels::Importance;
+  struct Row {
+    const char* variant;
+    kernels::PolicyLossDesc desc;
+  };
+  for (const Row& row :
+       {Row{"GSPO", {.level = RatioLevel::kSequence}},
+        Row{"GSPO, clipped",
+            {.epsilon_low = 0.05, .epsilon_high = 0.05, .level = RatioLevel::kSequence}},
+        Row{"SAPO of sequences", {.surrogate = Surrogate::kSapo, .level = RatioLevel::kSequence}},
+        Row{"GSPO and KL", {.beta = 0.3, .level = RatioLevel::kSequence}},
+        Row{"truncated importance weights",
+            {.importance = Importance::kTruncate, .importance_max = 1.3}},
+        Row{"importance mask",
+            {.importance = Importance::kMask, .importance_min = 0.5, .importance_max = 1.7}},
+        Row{"importance mask of sequences",
+            {.importance = Importance::kSequenceMask,
+            .importance_min = 0.9,
+            .importance_max = 1.4}}}) {
+    const std::vector<double> log_ratios = {0.3, -0.1, 0.5, -0.6, 0.1, -0.1, 0.02, 0.4, 0.9};
+    const std::vector<int32_t> segments = {0, 0, 0, 1, 1, 3, 3, 3, 4};
+    std::vector<double> lp, old, ref, sampling, advantage, weight;
+    for (size_t i = 0; i < log_ratios.size(); ++i) {
+      lp.push_back(-0.3 - 0.2 * static_cast<double>(i));
+      old.push_back(lp[i] - log_ratios[i]);
+      ref.push_back(lp[i] + 0.2 - 0.1 * static_cast<double>(i));
+      sampling.push_back(old[i] + 0.15 - 0.07 * static_cast<double>(i));
+      advantage.push_back(segments[i] % 2 == 0 ? 0.8 : -1.2);
+      weight.push_back(0.2 + 0.1 * segments[i]);
+    }
+    table.push_back({"policy_loss", row.variant,
+                     [lp](uint64_t seed) {
+                       std::vector<double> values = lp;
+                       Rng rng(seed, rng_stream(kGradcheckPurpose, 4));
+                       for (double& v : values) v += 0.005 * (2 * rng.uniform() - 1);
+                       return std::vector<Tensor>{Tensor::from(values)};
+                     },
+                     [=](Inputs in) {
+                       return policy_loss_of_log_probs(
+                           in[0],
+                           {.old_logprob = constant(old, in[0]),
+                            .ref_logprob = constant(ref, in[0]),
+                            .advantage = constant(advantage, in[0]),
+                            .weight = constant(weight, in[0]),
+                            .sampling_logprob = constant(sampling, in[0]),
+                            .segments = ids(segments, in[0])},
+                           row.desc);
+                     }});
+  }
+}
+
 void add_policy_loss(Table& table) {
   struct Row {
     const char* variant;
@@ -557,16 +611,30 @@ void add_policy_loss(Table& table) {
                        return policy_loss_of_log_probs(in[0], constants, row.desc);
                      }});
   }
-  table.push_back({"policy_loss", "with the head", inputs({{{7, 6}}, {{9, 6}}}), [](Inputs in) {
-                     const auto constants = [&](double value) {
-                       return constant(std::vector<double>(7, value), in[0]);
-                     };
-                     return policy_loss_node(
-                         in[0], in[1], ids({2, 1, 0, 8, 8, 3, 5}, in[0]),
-                         {constants(-2), constants(-3), constants(0.5), constants(1)},
-                         {.epsilon_low = 0.99, .epsilon_high = 1000, .beta = 0.3},
-                         {.temperature = 0.7, .chunk_tokens = 2});
-                   }});
+  add_sequence_losses(table);
+  // The losses with the head: a KL, an entropy bonus, a ratio of sequences that spans chunks.
+  for (const auto& [variant, desc] :
+       {std::pair<const char*, kernels::PolicyLossDesc>{
+            "with the head", {.epsilon_low = 0.99, .epsilon_high = 1000, .beta = 0.3}},
+        {"entropy bonus", {.epsilon_low = 0.99, .epsilon_high = 1000, .entropy_coef = 0.7}},
+        {"GSPO with the head",
+         {.epsilon_low = 0.99,
+         .epsilon_high = 1000,
+         .level = kernels::RatioLevel::kSequence,
+         .entropy_coef = 0.1}}})
+    table.push_back(
+        {"policy_loss", variant, inputs({{{7, 6}}, {{9, 6}}}), [desc = desc](Inputs in) {
+           const auto constants = [&](double value) {
+             return constant(std::vector<double>(7, value), in[0]);
+           };
+           return policy_loss_node(in[0], in[1], ids({2, 1, 0, 8, 8, 3, 5}, in[0]),
+                                   {.old_logprob = constants(-2),
+                                    .ref_logprob = constants(-3),
+                                    .advantage = constants(0.5),
+                                    .weight = constants(1),
+                                    .segments = ids({0, 0, 0, 1, 1, 1, 1}, in[0])},
+                                   desc, {.temperature = 0.7, .chunk_tokens = 2});
+         }});
 }
 
 // A feed-forward block with a residual: every parameter enters as an input.

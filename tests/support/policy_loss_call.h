@@ -11,8 +11,21 @@ struct PolicyLoss {
   Tensor& stats;     // PolicyLossStats, accumulated
   const Tensor &logprob, &old_logprob, &ref_logprob, &advantage, &weight;
   PolicyLossDesc desc = {};
+  Tensor sampling_logprob = {};  // undefined: old_logprob
+  Tensor segments = {};          // needed if desc.needs_sequences()
+  Tensor entropy = {}, dentropy = {};
 };
 inline void policy_loss(const PolicyLoss& args) {
+  Tensor means;
+  if (args.desc.needs_sequences()) {
+    means = Tensor::empty({args.logprob.numel(), 2}, DType::kF64, args.logprob.device());
+    policy_sequence_means({.means = means,
+                           .logprob = args.logprob,
+                           .old_logprob = args.old_logprob,
+                           .sampling_logprob = args.sampling_logprob,
+                           .weight = args.weight,
+                           .segments = args.segments});
+  }
   Tensor terms = Tensor::empty({args.logprob.numel(), 1 + PolicyLossStats::kSize}, DType::kF64,
                                args.logprob.device());
   policy_loss_terms({.dlogprob = args.dlogprob,
@@ -24,7 +37,11 @@ inline void policy_loss(const PolicyLoss& args) {
                      .weight = args.weight,
                      .desc = args.desc,
                      .begin = 0,
-                     .count = args.logprob.numel()});
+                     .count = args.logprob.numel(),
+                     .sampling_logprob = args.sampling_logprob,
+                     .sequence_means = means,
+                     .entropy = args.entropy,
+                     .dentropy = args.dentropy});
   policy_loss_sums({.loss = args.loss, .stats = args.stats, .terms = terms});
 }
 

@@ -79,8 +79,9 @@ TEST_F(RolloutTest, EntropyIsTheTrainersSummedOverTheCompletion) {
       double sum = 0;
       for (size_t t = static_cast<size_t>(c.prompt_length) - 1; t < entropies.size(); ++t)
         sum += entropies[t];
-      EXPECT_EQ(c.entropy, sum);
-      EXPECT_GT(c.entropy, 0);
+      EXPECT_EQ(c.entropy(), sum);
+      EXPECT_GT(c.entropy(), 0);
+      ASSERT_EQ(c.entropies.size(), c.tokens.size());
     }
   }
 }
@@ -108,7 +109,10 @@ TEST_F(RolloutTest, TruncatedMassIsWhatTopKExcludesSummedOverTheCompletion) {
     EXPECT_GT(c.truncated_mass, 1e-3);
   }
   config.top_k = 0;
-  for (const Trajectory& c : sample(config)) EXPECT_EQ(c.truncated_mass, 0);
+  for (const Trajectory& c : sample(config)) {
+    EXPECT_EQ(c.truncated_mass, 0);
+    EXPECT_EQ(c.sampling_logprobs, c.logprobs);
+  }
 }
 
 TEST_F(RolloutTest, ReportsEachCompletionWhenItEnds) {
