@@ -210,6 +210,7 @@ struct GrpoConfig {
   // Every ratio_check_every steps the ratios of all minibatches are checked before the first
   // update. In the other steps, and in all of them with 0, only those of the first minibatch are.
   int64_t ratio_check_every = 20;
+  int64_t kl_check_every = 20;  // steps between measurements of update/kl; 0: none
   bool mask_truncated_completions = false;
   bool shuffle_advantages = false;  // ablation: the control experiment of the tests
   void visit(ConfigVisitor& v) {
@@ -296,6 +297,10 @@ struct GrpoConfig {
     v.field("ratio_check_every", ratio_check_every,
             "steps between checks on every minibatch, before the first update, that the ratio is "
             "exactly 1 (a forward pass of all but the first); 0: only the first is ever checked",
+            {.min = 0});
+    v.field("kl_check_every", kl_check_every,
+            "steps between measurements of the KL between the policies before and after the step, "
+            "on a micro batch (a forward pass of it); 0: never",
             {.min = 0});
     v.field("mask_truncated_completions", mask_truncated_completions,
             "completions truncated at the length limit have no loss");

@@ -77,6 +77,7 @@ bool changes_no_update(std::string_view key) {
                                         "log_",
                                         "rollout.",
                                         "watchdog_minutes",
+                                        "kl_check_every",
                                         "max_concurrent",
                                         "checkpoint.",
                                         "eval.",

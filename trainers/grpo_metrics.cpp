@@ -136,6 +136,7 @@ MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::str
   out.add_local("loss", loss.mean());
   out.add_local("grad_norm", norm.mean());
   out.add_local("grad_clipped", Moments{.sum = updates.clipped, .count = updates.made}.mean());
+  out.add_mean("update/kl", updates.step_kl);
   out.add_local("learning_rate", learning_rate);
   out.add_sum("num_tokens", samples.tokens);
   if (config.grpo.refill_rounds > 0) {

@@ -55,6 +55,7 @@ struct UpdateSums {
   double made = 0;             // updates whose gradient is not exactly 0
   double clipped = 0;          // updates whose gradient exceeded max_grad_norm
   double ratio_deviation = 0;  // max |ratio - 1| before the first update, before it was corrected
+  Moments step_kl;             // KL(old policy, new policy), over this rank's measured tokens
   void add(const Learner::Update& update, const kernels::PolicyLossStats& stats);
 };
 

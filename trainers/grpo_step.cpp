@@ -76,23 +76,38 @@ void set_log_probs(Communicator& comm, Learner& learner, std::span<PolicyUpdate>
   within_memory(learner, updates, config, [&] { on_all_ranks(comm, set); });
 }
 
+// The log of the ratio of each target under `model`: its log-prob less the recorded one.
+std::vector<double> log_ratios(const PolicyBatch& batch, const Transformer& model,
+                               double temperature) {
+  NoGradGuard no_grad;
+  std::vector<double> out =
+      policy_log_probs(model, batch, temperature).logprob.value().to_vector<double>();
+  const auto old_values = batch.old_logprob.to_vector<double>();
+  for (size_t i = 0; i < out.size(); ++i) out[i] -= old_values[i];
+  return out;
+}
+
 // max |ratio - 1| of `model` to the log-probs that were recorded when this rank's tokens were
 // sampled; infinite where one is NaN.
 double ratio_deviation(std::span<const PolicyUpdate> minibatches, const Transformer& model,
                        double temperature) {
-  NoGradGuard no_grad;
   double largest = 0;
   for (const PolicyUpdate& minibatch : minibatches)
-    for (const PolicyBatch& batch : minibatch.batches) {
-      const Tensor now = policy_log_probs(model, batch, temperature).logprob.value();
-      const auto new_values = now.to_vector<double>(),
-                 old_values = batch.old_logprob.to_vector<double>();
-      for (size_t i = 0; i < new_values.size(); ++i) {
-        const double deviation = std::abs(std::expm1(new_values[i] - old_values[i]));
+    for (const PolicyBatch& batch : minibatch.batches)
+      for (const double log_ratio : log_ratios(batch, model, temperature)) {
+        const double deviation = std::abs(std::expm1(log_ratio));
         largest = std::isnan(deviation) ? HUGE_VAL : std::max(largest, deviation);
       }
-    }
   return largest;
+}
+
+// Estimates KL(old policy, `model`) on the first micro batch of the update on this rank.
+Moments kl_from_old(const PolicyUpdate& update, const Transformer& model, double temperature) {
+  Moments kl;
+  if (!update.batches.empty())
+    for (const double log_ratio : log_ratios(update.batches[0], model, temperature))
+      kl.add(kernels::k3(log_ratio).value);
+  return kl;
 }
 
 // Number of completions of the step to which a reward applies, over all ranks.
@@ -567,6 +582,12 @@ UpdateSums update_policy(Communicator& comm, Learner& learner,
       }
       sums.add(done, stats);
     }
+  const int64_t kl_every = config.grpo.kl_check_every;
+  if (kl_every > 0 && (step + 1) % kl_every == 0 && !minibatches.empty())
+    within_memory(learner, std::span(minibatches).first(1), config, [&] {
+      on_all_ranks(
+          comm, [&] { sums.step_kl = kl_from_old(minibatches[0], learner.model(), temperature); });
+    });
   return sums;
 }
 

@@ -80,7 +80,9 @@ std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
 // sampled, so the ratios of its minibatch must be exactly 1, and so must those of the other
 // minibatches, which are checked every config.grpo.ratio_check_every steps. If they are not, the
 // recorded log-probs are wrong: they are recomputed for all minibatches before the update is made.
-// All of it is within memory (Learner::within_memory()): minibatches may be packed anew.
+// Every config.grpo.kl_check_every steps UpdateSums::step_kl is measured after the last update, on
+// each rank's first micro batch. All of it is within memory (Learner::within_memory()): minibatches
+// may be packed anew.
 UpdateSums update_policy(Communicator& comm, Learner& learner,
                          std::vector<PolicyUpdate>& minibatches, const GrpoSections& config,
                          double learning_rate, int64_t step = 0);

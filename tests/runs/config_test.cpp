@@ -178,7 +178,7 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "    advantage_clip: 2\n"
       "    num_iterations: 2\n"
       "    num_minibatches: 3\n"
-      "    ratio_check_every: 7\n"
+      "    ratio_check_every: 7\n    kl_check_every: 9\n"
       "    mask_truncated_completions: yes\n"
       "    shuffle_advantages: true\n"
       "    importance_sampling_level: sequence\n"

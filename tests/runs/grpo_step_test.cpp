@@ -583,6 +583,31 @@ TEST_F(GrpoStep, MetricsWithoutATokenAreNaN) {
     EXPECT_TRUE(std::isnan(nothing.metrics.at(name))) << name;
 }
 
+// A second pass measures the same with its loss, before its update: kl_old is 0 in the first.
+TEST_F(GrpoStep, TheKlOfAStepIsThatOfAForwardAfterIt) {
+  config_.grpo.num_minibatches = 1;
+  config_.grpo.num_iterations = 2;
+  config_.grpo.kl_check_every = 0;
+  const Trained twice = train(1, [](ScoredRollouts&) {});
+  EXPECT_TRUE(std::isnan(twice.metrics.at("update/kl")));
+  config_.grpo.num_iterations = 1;
+  const Trained once = train(1, [](ScoredRollouts&) {});
+  for (const int64_t every : {1, 2})
+    for (const int ranks : {1, 2}) {
+      config_.grpo.kl_check_every = every;
+      const Trained measured = train(ranks, [](ScoredRollouts&) {});
+      const double kl = measured.metrics.at("update/kl");
+      if (every == 2)
+        EXPECT_TRUE(std::isnan(kl));
+      else
+        EXPECT_NEAR(kl / (2 * twice.metrics.at("kl_old")), 1, 1e-9) << ranks;
+      if (ranks == 1) expect_same_weights(measured.weights, once.weights);
+    }
+  const Trained silent = train(
+      1, [](ScoredRollouts& scored) { scored.advantages.assign(scored.advantages.size(), 0); });
+  EXPECT_TRUE(std::isnan(silent.metrics.at("update/kl")));
+}
+
 // A group without any reward is not a zero-variance group: it does not count.
 TEST_F(GrpoStep, GroupsWithoutARewardDoNotCount) {
   const Trained trained = train(1, [](ScoredRollouts& scored) {
