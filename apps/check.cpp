@@ -239,6 +239,7 @@ void print_notes(const TrainConfig& config, const StagePreview& stage) {
   else if (!stage.random_start.empty())
     logging::warn(stage.random_start);
   if (!stage.leak.empty()) logging::warn(stage.leak);
+  if (!stage.stop_warning.empty()) logging::warn(stage.stop_warning);
   if (!stage.reward_warning.empty()) logging::warn(stage.reward_warning);
   if (device_named(config.device, "device").is_cuda()) note_sizes(stage.model);
 }

@@ -126,6 +126,36 @@ void check_start(const TrainConfig& config, StagePreview& out) {
                                                : "sizes such as model.num_layers of a new one");
 }
 
+// Sets StagePreview::stop_warning. A stop token or string counts anywhere among the targets:
+// templates may put a line end after it. All examples but rendered conversations end with the end
+// of sequence.
+void check_stops(const TrainConfig& config, const Dataset& data, StagePreview& out) {
+  constexpr int64_t kExamined = 100, kAnyLength = 1 << 30;
+  if (config.batch.trainer != TrainerType::kSft || data.chat == nullptr) return;
+  const SamplingConfig sampling = sampling_for(config.sampling, config.data, *data.tokenizer);
+  std::set<int64_t> stops(sampling.stop_tokens.begin(), sampling.stop_tokens.end());
+  for (const int32_t id : data.tokenizer->stop_ids()) stops.insert(id);
+  const int64_t count = std::min(kExamined, data.train->size());
+  int64_t endless = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const TokenSequence s = supervised_sequence(data.train->get(i), *data.tokenizer, kAnyLength);
+    std::vector<int32_t> targets;
+    for (size_t k = 0; k < s.tokens.size(); ++k)
+      if (s.loss_mask[k] != 0) targets.push_back(s.tokens[k]);
+    const std::string text = data.tokenizer->decode(targets, SpecialText::kShow);
+    const auto ends_it = [&](const std::string& stop) { return text.find(stop) != text.npos; };
+    endless += std::none_of(targets.begin(), targets.end(),
+                            [&](int32_t id) { return stops.contains(id); }) &&
+               std::none_of(sampling.stop_strings.begin(), sampling.stop_strings.end(), ends_it);
+  }
+  if (2 * endless > count)
+    out.stop_warning =
+        str("data: ", endless, " of the first ", count,
+            " examples have no stop token that is learned, so the model does not learn to end its "
+            "answers; hint: a chat template that ends the assistant's turns with a special token, "
+            "inside its {% generation %} blocks if it has them, or that token in stop_tokens");
+}
+
 StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
                            std::span<const TrainConfig> earlier) {
   Dataset data = load_dataset(config, std::move(start.tokenizer));
@@ -144,6 +174,7 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
   StagePreview out{.model = start.config,
                    .lengths = check_data(config, data, start.config.context)};
   check_start(config, out);
+  check_stops(config, data, out);
   check_sampling(config.sampling, config.batch.trainer, *data.tokenizer,
                  out.lengths.shortest_prompt, start.config.context);
   const bool is_text = config.batch.trainer == TrainerType::kPretrain;

@@ -24,6 +24,8 @@ struct StagePreview {
   // (likewise) Warning if solutions get less than the maximum reward, with their number, the first
   // one, the first error of a program and a hint; empty: none.
   std::string reward_warning;
+  // (sft) Warning if most examples teach no stop token, with a hint; empty: none.
+  std::string stop_warning;
   std::string leak;  // held_out_leak()
   // Says that sft or grpo starts from random weights, a warning unless a new model is meant, which
   // the configuration describes; empty: it does not.

@@ -253,8 +253,10 @@ Run Run::start(RunPlan plan, ProcessGroup* group,
     if (!stage.random_start.empty())
       logging::write(stage.is_new_model_meant ? logging::Level::kInfo : logging::Level::kWarn,
                      stage.random_start);
-  for (const StagePreview& stage : preview)
+  for (const StagePreview& stage : preview) {
+    if (!stage.stop_warning.empty()) logging::warn(stage.stop_warning);
     if (!stage.reward_warning.empty()) logging::info(stage.reward_warning);
+  }
   run.preview_ = std::move(preview);
   replace_file(run.dir_ + "/config.yaml", run.config_);
   if (group != nullptr) group->broadcast("run directory", run.dir_);

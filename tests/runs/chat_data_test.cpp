@@ -1,9 +1,12 @@
 // Problems as conversations: training text, loss mask and prompts.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "data/data_check.h"
 #include "data/dataset.h"
 #include "runs/config.h"
+#include "runs/preview.h"
 #include "tests/support/byte_fallback.h"
 #include "tests/support/chat_tokenizer.h"
 #include "tests/support/test_util.h"
@@ -255,6 +258,45 @@ TEST_F(ChatData, TheTextAfterAnAnswerIsAStopStringWithoutASpecialToken) {
       notes[0],
       "chat template: no special token ends the assistant's turns; the text '\\n\\n' is a stop "
       "string instead");
+}
+
+// A model that learns no stop token never ends an answer by itself.
+TEST_F(ChatData, ExamplesWithoutAStopTokenGiveAWarning) {
+  const std::string one = str(kMessages), long_one = one.substr(0, one.find("yz")) +
+                                                     std::string(40, 'y') +
+                                                     one.substr(one.find("yz"));
+  const auto warning = [&](const char* chat_template, const std::string& lines,
+                           const std::string& keys = "") {
+    std::filesystem::create_directories(dir_.path("tokens"));
+    for (const auto& [name, content] : chat_files(chat_template))
+      write_file(dir_.path("tokens/" + name), content);
+    write_file(dir_.path("lines.jsonl"), lines);
+    write_file(dir_.path("plan.yaml"),
+               "trainer: sft\nmodel: {d_model: 16, num_heads: 2, context: 96}\n"
+               "data: {tokenizer_path: tokens, too_long: truncate, jsonl: {path: lines.jsonl, "
+               "held_out_fraction: 0}}\neval: {every: 0}\n" +
+                   keys);
+    return preview_plan(load_plan(dir_.path("plan.yaml"), {})).at(0).stop_warning;
+  };
+  const char* open =
+      "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}{% endfor %}"
+      "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}";
+  const char* outside =
+      "{% for m in messages %}<|start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+      "{% generation %}{{ m.content }}{% endgeneration %}<|end|>\n{% else %}{{ m.content }}<|end|>"
+      "\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}";
+  const char* plain =
+      "{% for m in messages %}### {{ m.role }}\n{{ m.content }}\n\n{% endfor %}"
+      "{% if add_generation_prompt %}### assistant\n{% endif %}";
+  const std::string text = "data: 2 of the first 2 examples have no stop token that is learned";
+  EXPECT_EQ(warning(open, one + one).substr(0, text.size()), text);
+  EXPECT_EQ(warning(outside, one + one).substr(0, text.size()), text);
+  EXPECT_EQ(warning(kTurns, one + one), "");  // a line end follows the stop token
+  EXPECT_EQ(warning(kMarked, one + one), "");
+  EXPECT_EQ(warning(plain, one + one), "");             // ends in a stop string
+  EXPECT_EQ(warning(kTurns, long_one + long_one), "");  // truncated, not without an end
+  const std::string sums = "{\"prompt\": \"1+1\", \"answer\": \"2\"}\n";
+  EXPECT_EQ(warning(kTurns, sums + sums), "");  // texts, which the end of sequence follows
 }
 
 // SentencePiece prepends a space to a text: encoding a solution alone would train on a space that
