@@ -1,6 +1,8 @@
 // GRPO: sample completions, score them, compare each with its group, update. Sampler and trainer
 // share weights and kernels, so the recorded log-probs are the old policy's exactly and the first
 // minibatch's ratio is 1.
+#include <numeric>
+
 #include "core/log.h"
 #include "runs/stage.h"
 #include "trainers/across_ranks.h"
@@ -76,7 +78,8 @@ void check_rewarded(Stage& stage, int64_t rewarded_count) {
   if (stage.is_main()) logging::warn(message, "; the step is skipped");
 }
 
-// Logs the step's first completions over all ranks, in the order of the prompts.
+// Logs completions of the step over all ranks: the first of each prompt, in the order of the
+// prompts, then the second of each, and so on.
 void log_completions(Stage& stage, std::span<const Example> prompts, const ScoredRollouts& rollouts,
                      const RewardSet& rewards) {
   const TrainConfig& config = stage.config();
@@ -84,9 +87,18 @@ void log_completions(Stage& stage, std::span<const Example> prompts, const Score
       static_cast<size_t>(std::min(config.log_completions, config.batch.completions_per_step())));
   for (size_t i = 0; i < rollouts.trajectories.size(); ++i) {
     const Trajectory& trajectory = rollouts.trajectories[i];
-    const auto index = static_cast<size_t>(trajectory.index);
+    const int64_t sample = trajectory.index % config.batch.num_generations;
+    const auto index =
+        static_cast<size_t>(sample * config.batch.prompts_per_step + trajectory.group);
     if (index >= lines.size()) continue;
-    const Example& example = prompts[i / static_cast<size_t>(config.batch.num_generations)];
+    const auto size = static_cast<size_t>(config.batch.num_generations);
+    const Example& example = prompts[i / size];
+    Moments group;
+    for (const double reward : std::span(rollouts.scores.total).subspan(i - i % size, size))
+      group.add(reward);
+    const auto length = static_cast<double>(trajectory.completion_length()),
+               logprob =
+                   std::accumulate(trajectory.logprobs.begin(), trajectory.logprobs.end(), 0.0);
     Json each = Json(Json::Object{}), line;
     for (size_t k = 0; k < rewards.names().size(); ++k)
       each.set(rewards.names()[k], rollouts.scores.each[k][i]);
@@ -97,7 +109,13 @@ void log_completions(Stage& stage, std::span<const Example> prompts, const Score
         .set("reward", rollouts.scores.total[i])
         .set("rewards", std::move(each))
         .set("advantage", rollouts.advantages[i])
-        .set("truncated", trajectory.truncated());
+        .set("truncated", trajectory.truncated())
+        .set("stop_reason", stop_reason_name(trajectory.stop_reason))
+        .set("length", trajectory.completion_length())
+        .set("mean_logprob", logprob / length)
+        .set("group", trajectory.group)
+        .set("sample", sample)
+        .set("group_reward", group.mean());
     lines[index] = line.dump();
   }
   for (const std::string& line : gather_texts(stage.comm(), lines)) stage.log_completion(line);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <numeric>
 #include <string>
@@ -20,6 +21,12 @@ enum class StopReason {
 // True if the completion did not end by itself.
 constexpr bool is_truncated(StopReason reason) {
   return reason != StopReason::kStopToken && reason != StopReason::kStopString;
+}
+
+// Its name in files and in requests to reward programs.
+constexpr const char* stop_reason_name(StopReason reason) {
+  constexpr const char* kNames[] = {"stop_token", "stop_string", "length", "context", "cancelled"};
+  return kNames[static_cast<size_t>(reason)];
 }
 
 // A prompt and its sampled completion.

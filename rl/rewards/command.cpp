@@ -42,22 +42,6 @@ std::string validate_answer(const std::string& request_line, const std::string& 
   return "";
 }
 
-const char* stop_reason_name(StopReason reason) {
-  switch (reason) {
-    case StopReason::kStopToken:
-      return "stop_token";
-    case StopReason::kStopString:
-      return "stop_string";
-    case StopReason::kLength:
-      return "length";
-    case StopReason::kContext:
-      return "context";
-    case StopReason::kCancelled:
-      return "cancelled";
-  }
-  COHORT_CHECK(false, "[reward] unknown stop reason");
-}
-
 CommandReward::Result result_of(const Json& answer) {
   if (const Json* error = answer.find("error"))
     return {kNotApplicable, "it reports: " + excerpt(error->as_string())};

@@ -1,5 +1,6 @@
 // Messages of a run on its data, its keys and its updates; the reference of a resumed run.
 #include <filesystem>
+#include <set>
 
 #include "core/log.h"
 #include "runs/checkpoint.h"
@@ -38,6 +39,50 @@ TEST(RunMessages, UpdatesThatHardlyChangeTheWeightsAreReported) {
     EXPECT_EQ(log.find("by less than 1e-6", first + 1), log.npos);
   }
   train_new(small_plan(dir, "usual", kCommon + kSmallSft, keys));
+}
+
+// Over all ranks, those of all prompts in turn, with every reward.
+TEST(RunMessages, GrpoLogsTheRequestedNumberOfCompletions) {
+  const TempDir dir;
+  std::string single_rank;
+  for (const char* ranks : {"ranks=1", "ranks=2", "ranks=3"}) {
+    const std::string run = train_new(
+        small_plan(dir, "run", kCommon + kSmallGrpo, {"log_completions=13", "steps=1", ranks}));
+    std::string logged;
+    std::set<std::string> prompts;
+    int64_t count = 0;
+    for (const Json& line : json_lines(run + "/completions.jsonl")) {
+      if (line.find("eval") != nullptr) continue;
+      const Json& rewards = line.at("rewards");
+      EXPECT_EQ(rewards.as_object().size(), 2u);
+      EXPECT_EQ(metric(rewards, "format") + metric(rewards, "task"), metric(line, "reward"));
+      EXPECT_FALSE(line.at("advantage").is_null());
+      // The first completion of each of the 4 prompts, then the second of each.
+      EXPECT_EQ(line.at("group").as_int(), count % 4);
+      EXPECT_EQ(line.at("sample").as_int(), count / 4);
+      prompts.insert(line.at("prompt").as_string());
+      EXPECT_EQ(line.at("truncated").as_bool(), line.at("stop_reason").as_string() == "length");
+      EXPECT_GE(metric(line, "length"), 1);
+      EXPECT_LE(metric(line, "length"), 4);
+      EXPECT_LT(metric(line, "mean_logprob"), 0);
+      // Advantages of a group are its rewards less their mean, over a positive number.
+      EXPECT_EQ(metric(line, "advantage") > 0,
+                metric(line, "reward") > metric(line, "group_reward"));
+      EXPECT_EQ(metric(line, "advantage") < 0,
+                metric(line, "reward") < metric(line, "group_reward"));
+      logged += line.dump() + "\n";
+      ++count;
+    }
+    EXPECT_EQ(count, 13);
+    EXPECT_EQ(prompts.size(), 4u);
+    if (single_rank.empty()) single_rank = logged;
+    EXPECT_EQ(logged, single_rank) << ranks;
+  }
+  const std::string none =
+      train_new(small_plan(dir, "run", kCommon + kSmallGrpo, {"log_completions=0", "steps=1"}));
+  for (const Json& line : json_lines(none + "/completions.jsonl")) {
+    EXPECT_TRUE(line.find("eval") != nullptr);
+  }
 }
 
 // A step whose pass rate is 0 is no best one.

@@ -473,35 +473,6 @@ TEST(Runs, LinesOfMetricsHaveATimeStamp) {
   }
 }
 
-// Over all ranks, in the order of the prompts, with every reward.
-TEST(Runs, GrpoLogsTheRequestedNumberOfCompletions) {
-  const TempDir dir;
-  std::string single_rank;
-  for (const char* ranks : {"ranks=1", "ranks=2", "ranks=3"}) {
-    const std::string run = train_new(
-        small_plan(dir, "run", kCommon + kSmallGrpo, {"log_completions=13", "steps=1", ranks}));
-    std::string logged;
-    int64_t count = 0;
-    for (const Json& line : json_lines(run + "/completions.jsonl")) {
-      if (line.find("eval") != nullptr) continue;
-      const Json& rewards = line.at("rewards");
-      EXPECT_EQ(rewards.as_object().size(), 2u);
-      EXPECT_EQ(metric(rewards, "format") + metric(rewards, "task"), metric(line, "reward"));
-      EXPECT_FALSE(line.at("advantage").is_null());
-      logged += line.dump() + "\n";
-      ++count;
-    }
-    EXPECT_EQ(count, 13);
-    if (single_rank.empty()) single_rank = logged;
-    EXPECT_EQ(logged, single_rank) << ranks;
-  }
-  const std::string none =
-      train_new(small_plan(dir, "run", kCommon + kSmallGrpo, {"log_completions=0", "steps=1"}));
-  for (const Json& line : json_lines(none + "/completions.jsonl")) {
-    EXPECT_TRUE(line.find("eval") != nullptr);
-  }
-}
-
 // All completions are truncated and masked: the steps make no update, with a warning.
 TEST(Runs, StepsWithAnEmptyLossMaskAreNoUpdates) {
   const TempDir dir;
