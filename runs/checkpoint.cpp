@@ -203,7 +203,7 @@ Json TrainState::to_json() const {
   json.set("step", step).set("steps", steps).set("updates", updates);
   json.set("data_position", data_position).set("evaluated_step", evaluated_step);
   json.set("best_step", best_step).set("best", best).set("best_loss", best_loss);
-  json.set("seconds", seconds).set("finished", finished);
+  json.set("seconds", seconds).set("finished", finished).set("total_tokens", total_tokens);
   json.set("unrewarded_steps", unrewarded_steps).set("monitor", monitor);
   json.set("curriculum", curriculum).set("set_fingerprints", set_fingerprints);
   json.set("planned_steps", Json::Array(planned_steps.begin(), planned_steps.end()));
@@ -247,6 +247,7 @@ TrainState TrainState::from_json(const Json& json) {
   if (const Json* base = json.find("base"))
     s.base = {base->at("path").as_string(), base->at("fingerprint").as_string()};
   // Earlier versions wrote none of these, and had a best step from the first evaluation on.
+  s.total_tokens = number_or_nan(json.get_or_null("total_tokens"));
   s.steps = int_or("steps", 0);
   s.evaluated_step = int_or("evaluated_step", s.best_step);
   if (const Json* sum = json.find("data_fingerprint")) s.data_fingerprint = sum->as_string();

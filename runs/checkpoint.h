@@ -51,6 +51,7 @@ struct TrainState {
   double best = 0;              // evaluation at best_step; NaN: only the loss was measured
   double best_loss = 0;         // on held-out data at best_step; NaN: not measured
   double seconds = 0;           // training time so far
+  double total_tokens = 0;      // sum of num_tokens so far; NaN: not known
   bool finished = false;
   int64_t unrewarded_steps = 0;  // (grpo) latest steps in a row without a reward
   Json monitor;                  // (grpo) GrpoMonitor::state()

@@ -23,6 +23,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
+// Every so many steps the change of the weights is measured, which synchronizes with the device.
+constexpr int64_t kMeasuredSteps = 10;
+
 // Reason why a stage that was saved as finished has nothing left to do under `config`: its steps
 // are done, or its last score reached eval.stop_at. "" if it has steps left.
 std::string why_finished(const TrainConfig& config, const TrainState& state) {
@@ -382,25 +385,51 @@ bool Stage::more() {
       state_.step < config_.batch.steps && !interrupted_ && !reached_ && !state_.finished;
   if (continues && due > 0 && saved_step_ != state_.step) save(false);
   if (continues && state_.step == trace_begin_) trace_.emplace(device_);
+  if (continues && is_main() && (state_.step + 1) % kMeasuredSteps == 0)
+    weights_ = learner_->optimizer().sample_weights();
   if (continues) g_progress = RunProgress::kStep;
   begin_activity(continues ? "training" : "ending the stage");
   step_watch_.lap();
   return continues;
 }
 
-// Measured every few steps only, because it synchronizes with the device.
-void Stage::watch_updates(double rate) {
-  constexpr int64_t kEvery = 10, kSteps = 50;
+// Passes over the training data so far, which may be a fraction; NaN: the data are endless.
+double Stage::epoch() const {
+  const auto seen = static_cast<double>(state_.data_position);
+  if (data_.task != nullptr) return std::nan("");
+  if (data_.train != nullptr) return seen / static_cast<double>(data_.train->size());
+  double tokens = 0;
+  for (const TokenStream& text : data_.train_text) tokens += static_cast<double>(text.size());
+  return seen * static_cast<double>(learner_->model().config().context) / tokens;
+}
+
+// Adds |dw| and |dw| / |w| of the step that has ended; NaN: it is not measured. Warns if steps at
+// more than a small learning rate hardly change the weights.
+void Stage::add_update_size(Metrics& metrics, double rate) {
+  constexpr int64_t kSteps = 50;
   constexpr double kTiny = 1e-6, kPeakFraction = 0.1;
-  if (tiny_updates_ < 0 || state_.step % kEvery != 0 ||
+  Moments change, weights;
+  if (!weights_.empty()) {
+    const std::vector<double> now = learner_->optimizer().sample_weights();
+    for (size_t i = 0; i < now.size(); ++i) {
+      change.add(now[i] - weights_[i]);
+      weights.add(weights_[i]);
+    }
+    weights_.clear();
+  }
+  const bool measured = change.count > 0;
+  const double norm = measured ? std::sqrt(change.squares) : std::nan(""),
+               ratio = norm / std::sqrt(weights.squares);
+  metrics.add("update/norm", norm);
+  metrics.add("update/relative", ratio);
+  if (!measured || tiny_updates_ < 0 || metrics.find("num_updates") == 0.0 ||
       rate < kPeakFraction * config_.optimizer.learning_rate)
     return;
-  const double ratio = learner_->optimizer().relative_update(rate);
-  tiny_updates_ = ratio < kTiny ? tiny_updates_ + kEvery : 0;
+  tiny_updates_ = ratio < kTiny ? tiny_updates_ + kMeasuredSteps : 0;
   if (tiny_updates_ < kSteps) return;
-  warn(str("step ", state_.step, ": for ", tiny_updates_,
-           " steps an update has changed the weights by less than 1e-6 of their norm (", ratio,
-           "); hint: a higher learning_rate"));
+  warn(str("step ", state_.step, ": the last ", tiny_updates_,
+           " steps have each changed the weights by less than 1e-6 of their norm (", ratio,
+           " in this one, measured every ", kMeasuredSteps, "); hint: a higher learning_rate"));
   tiny_updates_ = -1;
 }
 
@@ -408,13 +437,16 @@ void Stage::end_step(const Metrics& metrics) {
   const double rate = learning_rate();
   const double seconds = step_watch_.lap("step");
   state_.seconds += seconds;
+  state_.total_tokens += metrics.at("num_tokens");
   state_.step += 1;
   state_.updates = learner_->optimizer().updates();
   if (is_main()) {
-    watch_updates(rate);
     watch_streaming(metrics);
     if (const auto reward = metrics.find("reward")) state_.report["curve"].push_back(*reward);
     Metrics all = metrics;
+    add_update_size(all, rate);
+    all.add("epoch", epoch());
+    all.add("total_tokens", state_.total_tokens);
     all.add("step_time", seconds);
     all.add("tokens_per_second", metrics.at("num_tokens") / seconds);
     if (state_.step % config_.log_every == 0 || state_.step == config_.batch.steps) {

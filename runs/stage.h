@@ -137,7 +137,8 @@ class Stage : NonCopyable {
   void load_reference(const LoadedModel& loaded);
   void load_reference_adapters(const Transformer& model);
   bool is_best(double score, double loss) const;
-  void watch_updates(double rate);
+  double epoch() const;
+  void add_update_size(Metrics& metrics, double rate);
   void watch_streaming(const Metrics& metrics);
   void record_score(const Evaluation& evaluation);
   void report_score(const Evaluation& evaluation);
@@ -164,7 +165,8 @@ class Stage : NonCopyable {
   int64_t saved_step_ = -1;
   int64_t pinned_ = 0;  // bytes of optimizer state in page-locked memory
   bool interrupted_ = false, reached_ = false, warned_ = false, collapsed_ = false;
-  int64_t tiny_updates_ = 0;  // steps in a row whose relative update is too small; -1: reported
+  int64_t tiny_updates_ = 0;     // steps in a row whose relative update is too small; -1: reported
+  std::vector<double> weights_;  // Optimizer::sample_weights() before a step whose size is measured
   std::chrono::steady_clock::time_point saved_at_ = std::chrono::steady_clock::now();
   Stopwatch step_watch_;
   int64_t trace_begin_ = -1, trace_end_ = -1;  // steps

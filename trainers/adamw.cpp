@@ -64,33 +64,20 @@ class AdamW final : public Optimizer {
     ++updates_;
   }
 
-  double relative_update(double learning_rate) const override {
+  std::vector<double> sample_weights() const override {
     constexpr int64_t kSampled = 4096;  // elements per parameter
-    constexpr size_t kParameters = 16;
-    if (updates_ == 0) return std::nan("");
     if (host_state_) host_state_->synchronize();
-    const double correction1 = 1 - std::pow(config_.adam_beta1, static_cast<double>(updates_)),
-                 correction2 = 1 - std::pow(config_.adam_beta2, static_cast<double>(updates_));
-    double update = 0, weight = 0;
-    const size_t stride = (tensors_.size() + kParameters - 1) / kParameters;
-    for (size_t i = 0; i < tensors_.size(); i += stride) {
-      const kernels::AdamWTensor& t = tensors_[i];
-      const int64_t n = std::min(kSampled, t.param.numel());
-      const auto sample = [&](const Tensor& tensor) {
-        return tensor.reshape({tensor.numel()})
-            .narrow(0, (tensor.numel() - n) / 2, n)
-            .to_vector<double>();
-      };
-      const std::vector<double> w = sample(t.param), m = sample(t.m), v = sample(t.v);
-      for (size_t k = 0; k < w.size(); ++k) {
-        const double step =
-            m[k] / correction1 / (std::sqrt(v[k] / correction2) + config_.adam_eps) +
-            t.weight_decay * w[k];
-        update += step * step;
-        weight += w[k] * w[k];
-      }
+    std::vector<double> out;
+    for (const kernels::AdamWTensor& t : tensors_) {
+      const int64_t all = t.param.numel(), n = std::min(kSampled, all), begin = (all - n) / 2;
+      Tensor weights = t.param.reshape({all}).narrow(0, begin, n).to(Device{});
+      if (t.low_bits.defined())
+        weights =
+            kernels::combine_master(weights, t.low_bits.narrow(0, 2 * begin, 2 * n).to(Device{}));
+      const double scale = std::sqrt(static_cast<double>(all) / static_cast<double>(n));
+      for (const double weight : weights.to_vector<double>()) out.push_back(scale * weight);
     }
-    return learning_rate * std::sqrt(update / weight);
+    return out;
   }
 
   std::vector<TensorSource> state_sources() const override {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "config/visitor.h"
 #include "core/non_copyable.h"
@@ -100,9 +101,10 @@ class Optimizer : NonCopyable {
   // non_finite (f64 [1], may be undefined) to 1 if an updated weight or state is not finite.
   virtual void step(double learning_rate, const Tensor& norm, const Tensor& non_finite = {}) = 0;
   int64_t updates() const { return updates_; }
-  // |dw| / |w| of the last update, with this learning rate, from a sample of the elements of each
-  // parameter; NaN before the first. Synchronizes with the device.
-  virtual double relative_update(double learning_rate) const = 0;
+  // A sample of the trained weights (their masters), the same elements in each call: up to 4,096 of
+  // each parameter, times a factor such that the norm of the sample estimates that of all trained
+  // weights. Synchronizes with the device.
+  virtual std::vector<double> sample_weights() const = 0;
 
   // The state of every parameter, whole, as "NAME.STATE": as sources, whose tensors are made one at
   // a time, and all at once. load() throws InputError if a tensor is missing, has another shape or

@@ -82,6 +82,7 @@ void flip_bit(const std::string& file, size_t at) {
 
 TEST_F(Checkpoints, RestoreModelOptimizerTokenizerAndState) {
   state_.data_position = 77;
+  state_.total_tokens = 1e12 + 1;
   state_.seconds = 0.1;  // no binary fraction: must be restored exactly
   state_.best = -1.0 / 3;
   state_.report.set("curve", Json(Json::Array{0.5, 1e-300}));

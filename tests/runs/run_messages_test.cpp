@@ -30,7 +30,7 @@ TEST(RunMessages, UpdatesThatHardlyChangeTheWeightsAreReported) {
   const TempDir dir;
   const std::vector<std::string> keys{"steps=130", "lr_schedule=constant", "eval.every=0"};
   {
-    const ExpectLog warning("for 50 steps an update has changed the weights by less than 1e-6");
+    const ExpectLog warning("the last 50 steps have each changed the weights by less than 1e-6");
     std::vector<std::string> tiny = keys;
     tiny.push_back("learning_rate=1e-9");
     const std::string run = train_new(small_plan(dir, "run", kCommon + kSmallSft, tiny));
@@ -39,6 +39,67 @@ TEST(RunMessages, UpdatesThatHardlyChangeTheWeightsAreReported) {
     EXPECT_EQ(log.find("by less than 1e-6", first + 1), log.npos);
   }
   train_new(small_plan(dir, "usual", kCommon + kSmallSft, keys));
+}
+
+// All weights of so small a model are sampled. The size is measured every 10 steps.
+TEST(RunMessages, TheSizeOfAnUpdateIsLogged) {
+  const TempDir dir;
+  const ExpectLog truncated("end at the length limit");
+  for (const char* trainer : {kSmallSft, kSmallGrpo}) {
+    const auto weights = [&](int64_t steps) {
+      const RunPlan plan =
+          small_plan(dir, str("run", steps), kCommon + trainer, {"steps=11", "eval.every=0"});
+      const std::string run = train_interrupted(plan, steps);
+      return std::pair(run, final_weights(run).to_vector<double>());
+    };
+    const auto [run, after] = weights(10);
+    const std::vector<double> before = weights(9).second;
+    double change = 0, length = 0;
+    for (size_t i = 0; i < after.size(); ++i) {
+      change += (after[i] - before[i]) * (after[i] - before[i]);
+      length += before[i] * before[i];
+    }
+    for (const Json& line : json_lines(run + "/metrics.jsonl")) {
+      if (line.find("eval") != nullptr) continue;
+      if (line.at("step").as_int() != 10) {
+        EXPECT_TRUE(line.at("update/norm").is_null() && line.at("update/relative").is_null());
+        continue;
+      }
+      EXPECT_NEAR(metric(line, "update/norm") / std::sqrt(change), 1, 1e-9);
+      EXPECT_NEAR(metric(line, "update/relative") / std::sqrt(change / length), 1, 1e-9);
+    }
+  }
+}
+
+// Generated problems have no end, so no epochs.
+TEST(RunMessages, EpochsAreThePassesOverTheTrainingData) {
+  const TempDir dir;
+  const ExpectLog new_model("grpo starts from random weights");
+  std::string lines;
+  for (int i = 0; i < 20; ++i)
+    lines += str("{\"prompt\": \"", i, "=\", \"answer\": \"", i, "\"}\n");
+  write_file(dir.path("lines.jsonl"), lines);
+  write_file(dir.path("text.txt"), small_text());
+  const auto epoch = [&](const std::string& yaml) {
+    const std::string run = train_new(
+        small_plan(dir, "run", std::string(kSmallModel) + yaml, {"steps=3", "eval.every=0"}));
+    double tokens = 0;
+    Json last;
+    for (const Json& line : json_lines(run + "/metrics.jsonl")) {
+      if (line.find("eval") != nullptr) continue;
+      tokens += metric(line, "num_tokens");
+      EXPECT_EQ(metric(line, "total_tokens"), tokens);
+      last = line.at("epoch");
+    }
+    return number_or_nan(last);
+  };
+  const std::string jsonl = "data: {jsonl: {path: lines.jsonl, held_out_fraction: 0}}\n";
+  const std::string grpo =
+      "trainer: grpo\nprompts_per_step: 4\nrewards: [{name: format, pattern: '.*1.*'}]\n";
+  EXPECT_EQ(epoch(kSmallSft + jsonl), 3 * 8 / 20.0);
+  EXPECT_EQ(epoch(grpo + jsonl), 3 * 4 / 20.0);
+  EXPECT_TRUE(std::isnan(epoch(kSmallSft + std::string(kSmallData))));
+  EXPECT_NEAR(epoch(kSmallPretrain), 3 * 4 * 16 / (0.8 * 1500), 0.01);
 }
 
 // Over all ranks, those of all prompts in turn, with every reward.

@@ -19,12 +19,14 @@ const std::string kCommon = std::string(kSmallModel) + kSmallData;
 // The steps of metrics.jsonl with the number of lines of each: of training, of evaluation.
 struct LoggedSteps {
   std::map<int64_t, int> trained, evaluated;
+  double total_tokens = 0;  // in the last line of training
 };
 LoggedSteps logged_steps(const std::string& stage_dir) {
   LoggedSteps out;
   for (const Json& line : json_lines(stage_dir + "/metrics.jsonl")) {
     const bool eval = line.find("eval") != nullptr;
     ++(eval ? out.evaluated : out.trained)[line.at("step").as_int()];
+    if (!eval) out.total_tokens = metric(line, "total_tokens");
   }
   return out;
 }
@@ -47,6 +49,8 @@ void expect_same_after_resume(const std::string& yaml,
     const LoggedSteps actual = logged_steps(run), expected = logged_steps(whole);
     EXPECT_EQ(actual.trained, expected.trained);
     EXPECT_EQ(actual.evaluated, expected.evaluated);
+    EXPECT_GT(expected.total_tokens, 0);
+    EXPECT_EQ(actual.total_tokens, expected.total_tokens);
     EXPECT_EQ(read_file(run + "/completions.jsonl"), read_file(whole + "/completions.jsonl"));
   }
 }

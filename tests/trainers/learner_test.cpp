@@ -284,30 +284,38 @@ TEST(LearnerRanks, MakeAnUpdateIfAnyHasAGradient) {
   });
 }
 
-// |dw| / |w| of the first update: every element moves by the learning rate.
-TEST(RelativeUpdate, IsTheLengthOfTheStepOverThatOfTheWeights) {
+double norm_of(const std::vector<double>& values) {
+  double squares = 0;
+  for (const double v : values) squares += v * v;
+  return std::sqrt(squares);
+}
+double distance(std::vector<double> a, const std::vector<double>& b) {
+  for (size_t i = 0; i < a.size(); ++i) a[i] -= b[i];
+  return norm_of(a);
+}
+
+// Small tensors are sampled whole, and the elements of large ones stand for all of theirs.
+TEST(SampleOfWeights, HasTheNormsOfTheWeightsAndOfTheirChange) {
   const auto comm = make_single_communicator();
-  for (const MomentKind moments : {MomentKind::kF32, MomentKind::kBF16}) {
-    OptimizerConfig config;
-    config.weight_decay = 0;
-    config.storage.moments = moments;
-    Learner learner(std::make_unique<Transformer>(small_model(), DType::kF32, 1), config, *comm);
-    EXPECT_TRUE(std::isnan(learner.optimizer().relative_update(1e-3)));
-    const auto before = copies(learner.model());
+  for (const int64_t d_model : {16, 128}) {
+    ModelConfig config = small_model();
+    config.d_model = d_model;
+    config.d_ff = 4 * d_model;
+    Learner learner(std::make_unique<Transformer>(config, DType::kF32, 1), {}, *comm);
+    const auto weights = [&] {
+      std::vector<double> out;
+      for (const NamedParameter& p : learner.model().parameters())
+        for (const double value : p.value.to_vector<double>()) out.push_back(value);
+      return out;
+    };
+    const auto before = weights(), sample = learner.optimizer().sample_weights();
     learner.update(
         1, [&](int64_t) { return small_loss(learner.model(), 2); }, 1e-3);
-    double moved = 0, length = 0;
-    const auto after = copies(learner.model());
-    for (size_t i = 0; i < after.size(); ++i) {
-      const auto a = after[i].to_vector<double>(), b = before[i].to_vector<double>();
-      for (size_t k = 0; k < a.size(); ++k) {
-        moved += (a[k] - b[k]) * (a[k] - b[k]);
-        length += a[k] * a[k];
-      }
-    }
-    // Small tensors are sampled completely; moments of 8 bits are right to 1 %.
-    EXPECT_NEAR(learner.optimizer().relative_update(1e-3) / std::sqrt(moved / length), 1,
-                moments == MomentKind::kF32 ? 1e-4 : 0.02);
+    const auto after = weights(), sample_after = learner.optimizer().sample_weights();
+    const double tolerance = d_model == 16 ? 1e-12 : 0.05;
+    EXPECT_EQ(sample.size() == before.size(), d_model == 16);
+    EXPECT_NEAR(norm_of(sample) / norm_of(before), 1, tolerance);
+    EXPECT_NEAR(distance(sample_after, sample) / distance(after, before), 1, tolerance);
   }
 }
 
