@@ -55,11 +55,11 @@ OnlineOrder order_of(Stage& stage) {
 
 // Records the outcomes of a step and where the order stands after it.
 void record_outcomes(Stage& stage, OnlineOrder& order, GrpoStepResult& result) {
-  order.record(result.outcomes);
   stage.state().data_position = order.position();
+  if (stage.config().data.curriculum != Curriculum::kOnline) return;
+  order.record(reduce_over_ranks(stage.comm(), result.outcomes));
   stage.state().curriculum = order.state();
-  if (stage.config().data.curriculum == Curriculum::kOnline)
-    result.metrics.add("data/skipped", static_cast<double>(order.take_skipped()));
+  result.metrics.add("data/skipped", static_cast<double>(order.take_skipped()));
 }
 
 // Throws InputError if the first step or the last kMaxUnrewardedSteps steps had no reward.

@@ -436,7 +436,6 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   append_outcomes(out, out.rollouts, config.batch.prompts_per_step, in.indices,
                   config.batch.num_generations);
   refill_groups(in, out, times);
-  out.outcomes = reduce_over_ranks(in.comm, out.outcomes);
   Stopwatch clock;
   advantages = step_advantages(in, out.rollouts, scores.total);
   out.rewarded_count = count_rewarded(in.comm, scores);

@@ -2,6 +2,8 @@
 // exponentials differ.
 #include "tests/support/policy_loss_call.h"
 
+#include <functional>
+
 #include "tests/kernels/cuda_test.h"
 
 namespace cohort::kernels {
@@ -11,18 +13,20 @@ using namespace test;
 
 struct Tokens {
   Tensor logprob, old, ref, advantage, weight;
+  Tensor sampling = {}, entropy = {}, segments = {};
 
-  Tokens to(Device device) const {
+  Tokens each(const std::function<Tensor(const Tensor&)>& change) const {
     Tokens out = *this;
-    for (Tensor* t : {&out.logprob, &out.old, &out.ref, &out.advantage, &out.weight})
-      if (t->defined()) *t = t->to(device);
+    for (Tensor* t : {&out.logprob, &out.old, &out.ref, &out.advantage, &out.weight, &out.sampling,
+                      &out.entropy, &out.segments})
+      if (t->defined()) *t = change(*t);
     return out;
   }
+  Tokens to(Device device) const {
+    return each([&](const Tensor& t) { return t.to(device); });
+  }
   Tokens narrow(int64_t first, int64_t count) const {
-    Tokens out = *this;
-    for (Tensor* t : {&out.logprob, &out.old, &out.ref, &out.advantage, &out.weight})
-      if (t->defined()) *t = t->narrow(0, first, count);
-    return out;
+    return each([&](const Tensor& t) { return t.narrow(0, first, count); });
   }
 };
 
@@ -51,6 +55,7 @@ struct Result {
   double loss;
   Tensor gradient;  // on the CPU
   PolicyLossStats stats;
+  Tensor dentropy = {};  // on the CPU
 };
 
 constexpr PolicyLossDesc kDesc{.epsilon_low = 0.2, .epsilon_high = 0.28};
@@ -59,11 +64,15 @@ Result run(const Tokens& t, const PolicyLossDesc& desc) {
   const Device device = t.logprob.device();
   Guarded loss(Shape{1}, DType::kF32, device), gradient(t.logprob.shape(), DType::kF32, device);
   Guarded stats(Tensor::zeros({PolicyLossStats::kSize}, DType::kF64), DType::kF64, device);
+  Guarded dentropy(t.logprob.shape(), DType::kF32, device);
+  const bool with_entropy = desc.entropy_coef != 0;
   policy_loss({loss.tensor(), gradient.tensor(), stats.tensor(), t.logprob, t.old, t.ref,
-               t.advantage, t.weight, desc});
-  EXPECT_TRUE(loss.intact() && gradient.intact() && stats.intact());
+               t.advantage, t.weight, desc, t.sampling, t.segments,
+               with_entropy ? t.entropy : Tensor(), with_entropy ? dentropy.tensor() : Tensor()});
+  EXPECT_TRUE(loss.intact() && gradient.intact() && stats.intact() && dentropy.intact());
   return {loss.tensor().item(), gradient.tensor().to(Device{}).clone(),
-          PolicyLossStats::from(stats.tensor())};
+          PolicyLossStats::from(stats.tensor()),
+          with_entropy ? dentropy.tensor().to(Device{}).clone() : Tensor()};
 }
 
 void expect_equal_to_cpu(const Tokens& t, const PolicyLossDesc& desc, Device device) {
@@ -78,8 +87,9 @@ void expect_equal_to_cpu(const Tokens& t, const PolicyLossDesc& desc, Device dev
   EXPECT_EQ(got.stats.tokens, expected.stats.tokens);
   EXPECT_EQ(got.stats.clipped_low, expected.stats.clipped_low);
   EXPECT_EQ(got.stats.clipped_high, expected.stats.clipped_high);
+  if (desc.entropy_coef != 0) EXPECT_TRUE(bit_equal(got.dentropy, expected.dentropy));
   for (const auto field : {&PolicyLossStats::max_ratio_deviation, &PolicyLossStats::kl_to_old,
-                           &PolicyLossStats::kl_to_reference})
+                           &PolicyLossStats::kl_to_reference, &PolicyLossStats::importance})
     EXPECT_NEAR(got.stats.*field, expected.stats.*field, 1e-12 * expected.stats.*field) << n;
 }
 
@@ -111,6 +121,53 @@ TEST(CudaPolicyLoss, EveryChoiceMatchesTheCpu) {
   for (const KlEstimator kl : {KlEstimator::kK1, KlEstimator::kK2, KlEstimator::kK3})
     for (const bool unbiased : {false, true})
       expect_equal_to_cpu(t, {.beta = 0.5, .kl = kl, .kl_unbiased = unbiased}, device);
+}
+
+// Tokens in sequences of 1 to 300 of them, drawn from another distribution than the old policy's.
+Tokens in_sequences(int64_t n) {
+  Tokens t = random_tokens(n, Reference::kGiven);
+  t.sampling = random_tensor({n}, DType::kF32, 6, 0.3);
+  t.entropy = random_tensor({n}, DType::kF32, 7, 1);
+  std::vector<int32_t> segments;
+  for (int32_t s = 0; static_cast<int64_t>(segments.size()) < n; s += 1 + s % 2)
+    segments.insert(segments.end(), static_cast<size_t>(1 + s * 37 % 300), s);
+  segments.resize(static_cast<size_t>(n));
+  t.segments = Tensor::from(segments);
+  return t;
+}
+
+TEST(CudaPolicyLoss, SequencesWeightsAndEntropiesMatchTheCpu) {
+  COHORT_REQUIRE_GPU(device);
+  for (const int64_t n : {1, 2, 33, 257, 5000, 70000}) {
+    const Tokens t = in_sequences(n);
+    for (const PolicyLossDesc& desc :
+         {PolicyLossDesc{.level = RatioLevel::kSequence, .entropy_coef = 0.1},
+          {.epsilon_low = 0.02, .epsilon_high = 0.02, .level = RatioLevel::kSequence},
+          {.beta = 0.1,
+          .surrogate = Surrogate::kReinforce,
+          .importance = Importance::kTruncate,
+          .importance_max = 1.2},
+          {.importance = Importance::kMask, .importance_min = 0.8, .importance_max = 1.2},
+          {.importance = Importance::kSequenceMask,
+          .importance_min = 0.99,
+          .importance_max = 1.01}})
+      expect_equal_to_cpu(t, desc, device);
+  }
+}
+
+// The means of a sequence do not depend on where it lies in a batch.
+TEST(CudaPolicyLoss, MeansOfSequencesAreThoseOfTheSequenceAlone) {
+  COHORT_REQUIRE_GPU(device);
+  const Tokens t = in_sequences(5000).to(device);
+  const PolicyLossDesc desc{.level = RatioLevel::kSequence};
+  const Result all = run(t, desc);
+  const std::vector<int32_t> segments = t.segments.to(Device{}).to_vector<int32_t>();
+  for (int64_t begin = 0, end = 0; begin < 5000; begin = end) {
+    while (end < 5000 && segments[static_cast<size_t>(end)] == segments[static_cast<size_t>(begin)])
+      ++end;
+    EXPECT_TRUE(bit_equal(run(t.narrow(begin, end - begin), desc).gradient,
+                          all.gradient.narrow(0, begin, end - begin)));
+  }
 }
 
 TEST(CudaPolicyLoss, OnPolicyItIsExact) {

@@ -66,7 +66,7 @@ TEST(Advantage, RewardsThatDifferByRoundingAreEqual) {
 TEST(Advantage, StandardizingLeavesMeanZeroAndAUnitDeviation) {
   std::vector<double> a = {1, 2, 7, 5};
   standardize(a, {true, true, false, true});
-  const double std = std::sqrt(13.0 / 3);  // of 1, 2, 5 over n - 1
+  const double std = std::sqrt(13.0 / 3);
   EXPECT_NEAR(a[0], (1 - 8.0 / 3) / (std + 1e-4), 1e-15);
   EXPECT_NEAR(a[3], (5 - 8.0 / 3) / (std + 1e-4), 1e-15);
   EXPECT_EQ(a[2], 0);

@@ -493,6 +493,16 @@ PolicyTokens policy_tokens() {
   return tokens;
 }
 
+// Log-probs within 0.005 of `center`, so that no token crosses a kink.
+auto near(std::vector<double> center) {
+  return [center = std::move(center)](uint64_t seed) {
+    std::vector<double> values = center;
+    Rng rng(seed, rng_stream(kGradcheckPurpose, 4));
+    for (double& v : values) v += 0.005 * (2 * rng.uniform() - 1);
+    return std::vector<Tensor>{Tensor::from(values)};
+  };
+}
+
 // Moves the old log-probs with the log-probs: the ratios of CISPO are constants.
 void hold_ratios(PolicyTokens& t, const Variable& logprob) {
   const std::vector<double> lp = logprob.value().to(DType::kF64).to(Device{}).to_vector<double>();
@@ -540,31 +550,22 @@ void add_sequence_losses(Table& table) {
             {.importance = Importance::kSequenceMask,
             .importance_min = 0.9,
             .importance_max = 1.4}}}) {
-    const std::vector<double> log_ratios = {0.3, -0.1, 0.5, -0.6, 0.1, -0.1, 0.02, 0.4, 0.9};
     const std::vector<int32_t> segments = {0, 0, 0, 1, 1, 3, 3, 3, 4};
-    std::vector<double> lp, old, ref, sampling, advantage, weight;
-    for (size_t i = 0; i < log_ratios.size(); ++i) {
-      lp.push_back(-0.3 - 0.2 * static_cast<double>(i));
-      old.push_back(lp[i] - log_ratios[i]);
-      ref.push_back(lp[i] + 0.2 - 0.1 * static_cast<double>(i));
-      sampling.push_back(old[i] + 0.15 - 0.07 * static_cast<double>(i));
-      advantage.push_back(segments[i] % 2 == 0 ? 0.8 : -1.2);
-      weight.push_back(0.2 + 0.1 * segments[i]);
+    PolicyTokens t;
+    std::vector<double> sampling;
+    for (const double ratio_log : {0.3, -0.1, 0.5, -0.6, 0.1, -0.1, 0.02, 0.4, 0.9}) {
+      const size_t i = sampling.size();
+      t.add(ratio_log, 0.2 - 0.1 * static_cast<double>(i), segments[i] % 2 == 0 ? 0.8 : -1.2,
+            0.2 + 0.1 * segments[i]);
+      sampling.push_back(t.old_logprob[i] + 0.15 - 0.07 * static_cast<double>(i));
     }
-    table.push_back({"policy_loss", row.variant,
-                     [lp](uint64_t seed) {
-                       std::vector<double> values = lp;
-                       Rng rng(seed, rng_stream(kGradcheckPurpose, 4));
-                       for (double& v : values) v += 0.005 * (2 * rng.uniform() - 1);
-                       return std::vector<Tensor>{Tensor::from(values)};
-                     },
-                     [=](Inputs in) {
+    table.push_back({"policy_loss", row.variant, near(t.logprob), [=](Inputs in) {
                        return policy_loss_of_log_probs(
                            in[0],
-                           {.old_logprob = constant(old, in[0]),
-                            .ref_logprob = constant(ref, in[0]),
-                            .advantage = constant(advantage, in[0]),
-                            .weight = constant(weight, in[0]),
+                           {.old_logprob = constant(t.old_logprob, in[0]),
+                            .ref_logprob = constant(t.ref_logprob, in[0]),
+                            .advantage = constant(t.advantage, in[0]),
+                            .weight = constant(t.weight, in[0]),
                             .sampling_logprob = constant(sampling, in[0]),
                             .segments = ids(segments, in[0])},
                            row.desc);
@@ -592,14 +593,7 @@ void add_policy_loss(Table& table) {
         Row{"k1, unbiased", {.beta = 0.5, .kl = KlEstimator::kK1, .kl_unbiased = true}, true},
         Row{"k2, unbiased", {.beta = 0.5, .kl = KlEstimator::kK2, .kl_unbiased = true}, true},
         Row{"k3, unbiased", {.beta = 0.5, .kl_unbiased = true}, true}}) {
-    const auto near = [](uint64_t seed) {
-      const PolicyTokens tokens = policy_tokens();
-      std::vector<double> values = tokens.logprob;
-      Rng rng(seed, rng_stream(kGradcheckPurpose, 4));
-      for (double& v : values) v += 0.005 * (2 * rng.uniform() - 1);
-      return std::vector<Tensor>{Tensor::from(values)};
-    };
-    table.push_back({"policy_loss", row.variant, near, [row](Inputs in) {
+    table.push_back({"policy_loss", row.variant, near(policy_tokens().logprob), [row](Inputs in) {
                        PolicyTokens t = policy_tokens();
                        if (row.desc.surrogate == Surrogate::kCispo) hold_ratios(t, in[0]);
                        PolicyLossInputs constants{constant(t.old_logprob, in[0]),
