@@ -75,6 +75,17 @@ std::pair<double, double> default_importance_bounds(kernels::Importance mode) {
   }
 }
 
+// True if a key has the value that the preset sets, and not its default.
+bool uses_preset(const GrpoConfig& config) {
+  GrpoConfig preset{.preset = config.preset};
+  preset.apply_preset();
+  const ConfigFields defaults = config_fields(GrpoConfig{.preset = config.preset}),
+                     with_preset = config_fields(preset), fields = config_fields(config);
+  for (size_t i = 0; i < fields.size(); ++i)
+    if (with_preset[i] != defaults[i] && fields[i] == with_preset[i]) return true;
+  return false;
+}
+
 std::string surrogate_name(kernels::Surrogate surrogate) {
   for (const auto& [value, name] : kSurrogates)
     if (value == surrogate) return name;
@@ -187,6 +198,10 @@ void GrpoConfig::validate() const {
 std::vector<std::string> GrpoConfig::warnings() const {
   using kernels::Surrogate, kernels::KlEstimator;
   std::vector<std::string> out;
+  if (preset != Preset::kNone && !uses_preset(*this))
+    out.push_back(
+        "preset: does nothing, as all keys that it sets are given; hint: leave them out; a run's "
+        "config.yaml has them all");
   const auto without_kl = [&](const char* key, bool given) {
     if (given && beta == 0)
       out.push_back(str(key, ": does nothing with beta: 0; hint: beta=0.01, or leave it out"));

@@ -242,6 +242,15 @@ TEST(GrpoConfig, PresetsAreDefaultsOfOtherKeys) {
   }
 }
 
+TEST(GrpoConfig, WarnsOfAPresetWhoseKeysAreAllGiven) {
+  const std::string text = "preset: does nothing, as all keys that it sets are given";
+  const auto warnings =
+      config_of("{preset: dr_grpo, loss_type: dapo, scale_rewards: group}").warnings();
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_TRUE(warnings[0].starts_with(text)) << warnings[0];
+  EXPECT_TRUE(config_of("{preset: dr_grpo, loss_type: dapo}").warnings().empty());
+}
+
 TEST(GrpoConfig, RefusesKeysThatContradictEachOther) {
   const auto expect_refused = [](const std::string& yaml, const std::string& text) {
     EXPECT_THROW_WITH(config_of(yaml).validate(), InputError, text);
