@@ -95,50 +95,9 @@ std::string surrogate_name(kernels::Surrogate surrogate) {
 }  // namespace
 
 void GrpoConfig::apply_preset() {
-  using kernels::Surrogate, kernels::KlEstimator;
-  const auto set_clip = [&](double low, double high) { epsilon = low, epsilon_high = high; };
-  switch (preset) {
-    case Preset::kNone:
-      break;
-    case Preset::kGrpo:
-      loss_type = LossType::kGrpo, beta = 0.04;
-      break;
-    case Preset::kDapo:
-      set_clip(0.2, 0.28), refill_rounds = 10;
-      break;
-    case Preset::kDrGrpo:
-      loss_type = LossType::kDrGrpo, scale_rewards = AdvantageScale::kNone;
-      break;
-    case Preset::kGspo:
-      importance_sampling_level = kernels::RatioLevel::kSequence;
-      loss_type = LossType::kGrpo, set_clip(3e-4, 4e-4);
-      break;
-    case Preset::kCispo:
-      surrogate = Surrogate::kCispo, set_clip(1, 4);
-      break;
-    case Preset::kRloo:
-      surrogate = Surrogate::kReinforce, loss_type = LossType::kSequenceSum;
-      scale_rewards = AdvantageScale::kLeaveOneOut;
-      beta = 0.05, kl_in = KlPlace::kReward, kl_estimator = KlEstimator::kK1;
-      break;
-    case Preset::kReinforcePp:
-      scale_rewards = AdvantageScale::kNone, whiten_advantages = true;
-      beta = 0.01, kl_estimator = KlEstimator::kK2;
-      break;
-    case Preset::kSapo:
-      surrogate = Surrogate::kSapo, loss_type = LossType::kGrpo;
-      break;
-    case Preset::kLuspo:
-      importance_sampling_level = kernels::RatioLevel::kSequence;
-      loss_type = LossType::kSequenceSum, set_clip(2e-3, 2.5e-3);
-      break;
-    case Preset::kGdpo:
-      multi_objective_aggregation = RewardAggregation::kNormalizeThenSum;
-      break;
-    case Preset::kMaxRl:
-      scale_rewards = AdvantageScale::kMaxRl;
-      break;
-  }
+  for (const PresetEntry& entry : kPresets)
+    if (entry.value == preset)
+      read_config(*this, parse_yaml(str("{", entry.keys, "}"), entry.name));
 }
 
 kernels::PolicyLossDesc GrpoConfig::loss_desc() const {

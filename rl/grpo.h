@@ -158,7 +158,9 @@ enum class ReferenceType : uint8_t { kBase, kStart };
 inline constexpr EnumName<ReferenceType> kReferenceTypes[] = {{ReferenceType::kBase, "base"},
                                                               {ReferenceType::kStart, "start"}};
 
-// Published algorithms as defaults of other keys; docs/grpo.md has their table.
+// Published algorithms as defaults of other keys. A new preset is an enumerator and a line in
+// kPresets: its name in a configuration, and the keys that it sets, in YAML. docs/grpo.md has their
+// papers and what differs.
 enum class Preset : uint8_t {
   kNone,
   kGrpo,
@@ -173,13 +175,30 @@ enum class Preset : uint8_t {
   kGdpo,
   kMaxRl
 };
-inline constexpr EnumName<Preset> kPresets[] = {
-    {Preset::kNone, "none"}, {Preset::kGrpo, "grpo"},
-    {Preset::kDapo, "dapo"}, {Preset::kDrGrpo, "dr_grpo"},
-    {Preset::kGspo, "gspo"}, {Preset::kCispo, "cispo"},
-    {Preset::kRloo, "rloo"}, {Preset::kReinforcePp, "reinforce_pp"},
-    {Preset::kSapo, "sapo"}, {Preset::kLuspo, "luspo"},
-    {Preset::kGdpo, "gdpo"}, {Preset::kMaxRl, "maxrl"},
+struct PresetEntry {
+  Preset value;
+  const char* name;
+  const char* keys;
+};
+inline constexpr PresetEntry kPresets[] = {
+    {Preset::kNone, "none", ""},
+    {Preset::kGrpo, "grpo", "loss_type: grpo, beta: 0.04"},
+    {Preset::kDapo, "dapo", "epsilon: 0.2, epsilon_high: 0.28, refill_rounds: 10"},
+    {Preset::kDrGrpo, "dr_grpo", "loss_type: dr_grpo, scale_rewards: none"},
+    {Preset::kGspo, "gspo",
+     "importance_sampling_level: sequence, loss_type: grpo, epsilon: 3e-4, epsilon_high: 4e-4"},
+    {Preset::kCispo, "cispo", "surrogate: cispo, epsilon: 1, epsilon_high: 4"},
+    {Preset::kRloo, "rloo",
+     "surrogate: reinforce, loss_type: sequence_sum, scale_rewards: leave_one_out, beta: 0.05, "
+     "kl_in: reward, kl_estimator: k1"},
+    {Preset::kReinforcePp, "reinforce_pp",
+     "scale_rewards: none, whiten_advantages: true, beta: 0.01, kl_estimator: k2"},
+    {Preset::kSapo, "sapo", "surrogate: sapo, loss_type: grpo"},
+    {Preset::kLuspo, "luspo",
+     "importance_sampling_level: sequence, loss_type: sequence_sum, epsilon: 2e-3, "
+     "epsilon_high: 2.5e-3"},
+    {Preset::kGdpo, "gdpo", "multi_objective_aggregation: normalize_then_sum"},
+    {Preset::kMaxRl, "maxrl", "scale_rewards: maxrl"},
 };
 
 struct GrpoConfig {

@@ -226,7 +226,7 @@ TEST(GrpoConfig, PresetsAreDefaultsOfOtherKeys) {
   EXPECT_EQ(gspo.loss_type, LossType::kGrpo);
   EXPECT_EQ(gspo.epsilon, 0.01);
   EXPECT_EQ(gspo.epsilon_high, 4e-4);
-  for (const auto& [preset, name] : kPresets) {
+  for (const auto& [preset, name, keys] : kPresets) {
     SCOPED_TRACE(name);
     GrpoConfig config = config_of(str("{preset: ", name, "}"));
     EXPECT_EQ(config.preset, preset);
