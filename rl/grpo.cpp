@@ -168,6 +168,11 @@ std::vector<std::string> GrpoConfig::warnings() const {
   without_kl("reference", reference != ReferenceType::kBase);
   without_kl("kl_estimator", kl_estimator != KlEstimator::kK3);
   without_kl("kl_unbiased", kl_unbiased);
+  without_kl("ref_sync_every", ref_sync_every > 0);
+  if (ref_sync_every == 0 && ref_sync_alpha != GrpoConfig().ref_sync_alpha)
+    out.push_back(
+        "ref_sync_alpha: does nothing with ref_sync_every: 0; hint: ref_sync_every=512, or leave "
+        "it out");
   without_kl("kl_in", kl_in != KlPlace::kLoss);
   if (penalizes_rewards() && kl_estimator != KlEstimator::kK1)
     out.push_back(

@@ -209,11 +209,14 @@ struct GrpoConfig {
   std::optional<double> epsilon_high;      // none: epsilon
   std::optional<double> dual_clip, delta;  // none: no bound where A < 0
   double sapo_tau_pos = 1, sapo_tau_neg = 1.05;
-  double beta = 0;  // KL to the frozen reference; 0: no reference is loaded
+  double beta = 0;  // KL to the reference; 0: no reference is loaded
   KlPlace kl_in = KlPlace::kLoss;
   kernels::KlEstimator kl_estimator = kernels::KlEstimator::kK3;
   bool kl_unbiased = false;
   ReferenceType reference = ReferenceType::kBase;  // used with adapters
+  // After every ref_sync_every-th step, ref = ref_sync_alpha policy + (1 - ref_sync_alpha) ref.
+  int64_t ref_sync_every = 0;
+  double ref_sync_alpha = 0.6;
   LossType loss_type = LossType::kDapo;
   AdvantageScale scale_rewards = AdvantageScale::kGroup;
   RewardAggregation multi_objective_aggregation = RewardAggregation::kSumThenNormalize;
@@ -261,8 +264,7 @@ struct GrpoConfig {
             {.min = 0.01, .max = 100});
     v.field("sapo_tau_neg", sapo_tau_neg, "(sapo) temperature where A < 0",
             {.min = 0.01, .max = 100});
-    v.field("beta", beta,
-            "weight of the KL to the frozen start model, with lora to `reference`; 0: none",
+    v.field("beta", beta, "weight of the KL to the start model, with lora to `reference`; 0: none",
             {.min = 0});
     v.choice("kl_in", kl_in, kKlPlaces,
              "beta KL is a term of the loss, or subtracted from rewards, summed over the tokens");
@@ -273,6 +275,12 @@ struct GrpoConfig {
     v.choice("reference", reference, kReferenceTypes,
              "(with lora) what beta refers to: base: the model without adapters; start: with those "
              "of the stage's start");
+    v.field("ref_sync_every", ref_sync_every,
+            "steps between moves of the reference towards the policy; 0: it never moves",
+            {.min = 0});
+    v.field("ref_sync_alpha", ref_sync_alpha,
+            "how far each goes: the reference becomes alpha policy + (1 - alpha) reference",
+            {.min = 0, .max = 1});
     v.choice("loss_type", loss_type, kLossTypes, "how token losses are averaged");
   }
   void visit_advantages(ConfigVisitor& v) {

@@ -5,7 +5,7 @@
 //   tokenizer.json         and its tokenizer
 //   manifest.json          format, and size and checksum of every other file
 //   training/              what only a resume needs:
-//     reference.safetensors  the frozen reference policy, where there is one
+//     reference.safetensors  the present reference policy, where there is one
 //     optimizer.safetensors  the optimizer's state, for a bit-exact resume
 //     state.json
 //

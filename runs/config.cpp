@@ -307,6 +307,10 @@ void validate_grpo(const TrainConfig& config) {
           str("num_minibatches: ", config.grpo.num_minibatches, " updates need as many prompts, ",
               "prompts_per_step is ", config.batch.prompts_per_step));
   config.grpo.validate();
+  require(config.grpo.ref_sync_every == 0 || config.model.lora.rank == 0 ||
+              config.grpo.reference == ReferenceType::kStart,
+          "ref_sync_every: with lora the reference is the model without adapters, which never "
+          "changes; hint: reference=start, or leave ref_sync_every out");
   const int64_t limit = config.sampling.max_completion_length;
   for (const RewardConfig& reward : config.rewards)
     require(reward.max_length > 0 || reward.buffer <= limit,
@@ -363,8 +367,11 @@ std::vector<std::string> TrainConfig::warnings() const {
       out.push_back(str("watchdog_minutes: ", watchdog_minutes, " is not longer than the ", minutes,
                         " minutes that '", reward.run, "' may take for an answer, which would end ",
                         "the run; hint: watchdog_minutes=", std::ceil(minutes) + 10));
-  if (batch.trainer == TrainerType::kGrpo)
-    for (const std::string& line : grpo.warnings()) out.push_back(line);
+  if (batch.trainer != TrainerType::kGrpo) return out;
+  for (const std::string& line : grpo.warnings()) out.push_back(line);
+  if (grpo.ref_sync_every > batch.steps)
+    out.push_back(str("ref_sync_every: ", grpo.ref_sync_every, " of ", batch.steps,
+                      " steps: the reference never moves; hint: a smaller ref_sync_every"));
   return out;
 }
 

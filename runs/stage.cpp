@@ -240,8 +240,8 @@ LoadedModel Stage::load_start() const {
   return load_found(config_.init_from, [&](const std::string& from) { return load(from); });
 }
 
-// The frozen reference is the model at the start of the stage. A checkpoint has it if beta was
-// above 0.
+// The reference is the model at the start of the stage, moved by ref_sync_every. A checkpoint has
+// it if beta was above 0.
 void Stage::load_reference(const LoadedModel& loaded) {
   if (loaded.model->config().lora.rank > 0) return load_reference_adapters(*loaded.model);
   std::string origin;  // empty: the reference comes from the checkpoint or the stage's start
@@ -293,6 +293,22 @@ ReferencePolicy Stage::reference() {
   if (reference_ != nullptr) return {reference_.get()};
   if (start_adapters_.empty()) return {&model(), Adapters::kOff};
   return {&model(), Adapters::kOn, &start_adapters_};
+}
+
+// Moves the reference towards the policy if it is due at the end of a step.
+void Stage::move_reference() {
+  const int64_t every = config_.grpo.ref_sync_every;
+  if (every == 0 || (state_.step + 1) % every != 0 || reference().model == nullptr) return;
+  const auto weights_of = [](const Transformer& model) {
+    std::vector<Tensor> out;
+    for (const NamedParameter& p : model.parameters()) out.push_back(p.value);
+    return out;
+  };
+  const double alpha = config_.grpo.ref_sync_alpha;
+  if (reference_ != nullptr)
+    mix_weights(weights_of(*reference_), weights_of(model()), alpha);
+  else
+    mix_weights(start_adapters_, model().adapters(), alpha);
 }
 
 // Determines if a saved stage has anything left to do.
@@ -435,6 +451,7 @@ void Stage::add_update_size(Metrics& metrics, double rate) {
 
 void Stage::end_step(const Metrics& metrics) {
   const double rate = learning_rate();
+  move_reference();  // first: a failure leaves the state of the step before
   const double seconds = step_watch_.lap("step");
   state_.seconds += seconds;
   state_.total_tokens += metrics.at("num_tokens");

@@ -95,7 +95,7 @@ class Stage : NonCopyable {
   Learner& learner() { return *learner_; }
   Transformer& model() { return learner_->model(); }
   Engine& engine() { return *engine_; }
-  // The frozen policy of the KL term; without a model unless this is grpo with beta > 0.
+  // The policy that the KL term refers to; without a model unless this is grpo with beta > 0.
   ReferencePolicy reference();
   const Correctness& correct() const { return correct_; }
   TrainState& state() { return state_; }
@@ -136,6 +136,7 @@ class Stage : NonCopyable {
   void warn_of_collapse(const Evaluation& evaluation);
   void load_reference(const LoadedModel& loaded);
   void load_reference_adapters(const Transformer& model);
+  void move_reference();
   bool is_best(double score, double loss) const;
   double epoch() const;
   void add_update_size(Metrics& metrics, double rate);
@@ -153,7 +154,7 @@ class Stage : NonCopyable {
   std::unique_ptr<Learner> learner_;
   std::unique_ptr<Engine> engine_;          // samples from the learner's model
   std::unique_ptr<Transformer> reference_;  // unless the model has adapters
-  std::vector<Tensor> start_adapters_;      // reference: start
+  std::vector<Tensor> start_adapters_;      // reference: start, moved by ref_sync_every
   Correctness correct_;
   std::vector<EvalSet> sets_;  // eval.sets
   TrainState state_;

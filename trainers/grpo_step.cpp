@@ -6,6 +6,7 @@
 #include "core/log.h"
 #include "core/progress.h"
 #include "core/rng.h"
+#include "kernels/elementwise.h"
 #include "kernels/policy_token.h"
 #include "trainers/across_ranks.h"
 
@@ -423,6 +424,28 @@ std::vector<int64_t> shard_prompts(const Communicator& comm, const GrpoSections&
     for (int64_t i = range.begin; i < range.end; ++i) out.push_back(begin + i);
   }
   return out;
+}
+
+void mix_weights(std::span<const Tensor> reference, std::span<const Tensor> policy, double alpha) {
+  constexpr int64_t kPiece = 1 << 22;  // elements, which bounds the memory for sums
+  COHORT_CHECK(reference.size() == policy.size(), "[mix_weights] expected ", reference.size(),
+               " tensors, got ", policy.size());
+  if (reference.empty()) return;
+  const Tensor sums =
+      Tensor::empty({kPiece}, accumulate_dtype(reference[0].dtype()), reference[0].device());
+  for (size_t i = 0; i < reference.size(); ++i) {
+    COHORT_CHECK(reference[i].shape() == policy[i].shape(), "[mix_weights] tensor ", i, ": ",
+                 policy[i].str(), " into ", reference[i].str());
+    const int64_t count = reference[i].numel();
+    const Tensor old = reference[i].reshape({count}), now = policy[i].reshape({count});
+    for (int64_t begin = 0; begin < count; begin += kPiece) {
+      const int64_t length = std::min(kPiece, count - begin);
+      Tensor sum = sums.narrow(0, 0, length), mixed = old.narrow(0, begin, length);
+      kernels::scale({sum, mixed, 1 - alpha});
+      kernels::scale({sum, now.narrow(0, begin, length), alpha, kernels::Grad::kAccumulate});
+      mixed.copy_(sum);
+    }
+  }
 }
 
 GrpoStepResult grpo_step(const GrpoStep& in) {

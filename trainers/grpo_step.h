@@ -17,13 +17,18 @@ namespace cohort {
 std::vector<int64_t> shard_prompts(const Communicator& comm, const GrpoSections& config,
                                    int64_t step);
 
-// The frozen policy of the KL term: a model, or the learner's with other adapters.
+// The policy that the KL term refers to: a model, or the learner's with other adapters.
 struct ReferencePolicy {
   const Transformer* model = nullptr;  // nullptr: none
   Adapters adapters = Adapters::kOn;   // kOff: the learner's base
   // Transformer::adapters() to use in place of the learner's; nullptr: none.
   const std::vector<Tensor>* start = nullptr;
 };
+// The reference follows the policy (Gorbatovski et al. 2024, as TRL's sync_ref_model): reference =
+// alpha policy + (1 - alpha) reference in place, in the accumulation dtype, rounded once. Tensors
+// at the same position are contiguous and of one shape; all are of one dtype and on one device.
+// Throws Error for other shapes. Nothing has changed if it throws OutOfMemoryError.
+void mix_weights(std::span<const Tensor> reference, std::span<const Tensor> policy, double alpha);
 
 struct GrpoStep {
   Communicator& comm;

@@ -170,6 +170,8 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "    beta: 0.04\n"
       "    kl_estimator: k2\n"
       "    reference: start\n"
+      "    ref_sync_every: 3\n"
+      "    ref_sync_alpha: 0.25\n"
       "    lora: {rank: 8, alpha: 12.5, targets: [q_proj, mlp.down_proj], rslora: yes}\n"
       "    loss_type: dr_grpo\n"
       "    scale_rewards: leave_one_out\n"
@@ -268,10 +270,29 @@ TEST_F(Plans, KeysWithoutEffectGiveWarnings) {
   ASSERT_EQ(reference.size(), 1u);
   EXPECT_EQ(reference[0], "reference: does nothing with beta: 0; hint: beta=0.01, or leave it out");
   EXPECT_TRUE(warnings("reference: start\nbeta: 0.01\nlora: {rank: 4}\n").empty());
+  EXPECT_TRUE(warnings("steps: 9\nref_sync_every: 9\nref_sync_alpha: 1\nbeta: 0.01\n").empty());
+  for (const auto& [keys, start] :
+       {std::pair{"steps: 9\nref_sync_every: 9\n", "ref_sync_every: does nothing with beta: 0"},
+        {"steps: 9\nref_sync_every: 10\nbeta: 0.01\n", "ref_sync_every: 10 of 9 steps: the "},
+        {"ref_sync_alpha: 0.5\nbeta: 0.01\n", "ref_sync_alpha: does nothing with ref_sync_"}}) {
+    const auto moves = warnings(keys);
+    ASSERT_EQ(moves.size(), 1u) << keys;
+    EXPECT_EQ(moves[0].find(start), 0u) << moves[0];
+  }
   EXPECT_TRUE(warnings("optimizer: {master: split}\n").empty());
   const auto master = warnings("optimizer: {master: f32}\n");
   ASSERT_EQ(master.size(), 1u);
   EXPECT_EQ(master[0].find("optimizer.master: does nothing; "), 0u);
+}
+
+TEST_F(Plans, TheModelWithoutAdaptersIsNoReferenceThatMoves) {
+  const std::string grpo =
+      "trainer: grpo\ndata: {task: addition}\nrewards: [{name: task}]\nbeta: 0.1\n"
+      "ref_sync_every: 9\n";
+  expect_refused(grpo + "lora: {rank: 4}\n",
+                 "ref_sync_every: with lora the reference is the model without adapters");
+  EXPECT_EQ(load(grpo + "lora: {rank: 4}\nreference: start\n").stages[0].grpo.ref_sync_every, 9);
+  EXPECT_EQ(load(grpo).stages[0].grpo.ref_sync_alpha, 0.6);
 }
 
 TEST_F(Plans, ARewardSlowerThanTheWatchdogGivesAWarning) {

@@ -1,0 +1,125 @@
+// The reference that follows the policy (ref_sync_every).
+#include "sys/files.h"
+#include "tests/runs/small_runs.h"
+#include "trainers/grpo_step.h"
+
+namespace cohort::test {
+namespace {
+
+const std::string kGrpo = std::string(kSmallModel) + kSmallData + kSmallGrpo;
+const std::vector<std::string> kFollow{"beta=0.1", "dtype=f64", "ref_sync_every=2",
+                                       "ref_sync_alpha=0.25"};
+
+std::vector<std::string> with(std::vector<std::string> keys, const std::string& more) {
+  keys.push_back(more);
+  return keys;
+}
+
+// Runs that save every step, of whole models or of adapters on a model.
+class FollowingReference : public testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    if (GetParam())
+      base_ = train_new(small_plan(dir_, "base", std::string(kSmallModel) + kSmallData + kSmallSft,
+                                   {"dtype=f64"}));
+  }
+  RunPlan plan(const std::string& name, std::vector<std::string> keys) {
+    keys.insert(keys.end(), {"checkpoint.every=1", "checkpoint.keep_last=9"});
+    if (GetParam())
+      keys.insert(keys.end(), {"init_from=" + base_, "lora.rank=3", "reference=start"});
+    return small_plan(dir_, name, kGrpo, keys);
+  }
+  std::string weights() const {
+    return GetParam() ? "adapter_model.safetensors" : "model.safetensors";
+  }
+
+  TempDir dir_;
+  std::string base_;
+};
+INSTANTIATE_TEST_SUITE_P(OfWholeModels, FollowingReference, testing::Values(false));
+INSTANTIATE_TEST_SUITE_P(OfAdapters, FollowingReference, testing::Values(true));
+
+TEST_P(FollowingReference, IsMixedWithThePolicyEverySecondStep) {
+  const std::string run = train_new(plan("run", kFollow));
+  const auto file = [&](int64_t step, const std::string& name) {
+    return SafetensorsFile(checkpoint_path(run + "/checkpoints", step) + "/" + name);
+  };
+  for (int64_t step = 2; step <= 4; ++step) {
+    const SafetensorsFile before = file(step - 1, "training/reference.safetensors"),
+                          now = file(step, "training/reference.safetensors"),
+                          policy = file(step, weights());
+    ASSERT_EQ(now.names(), policy.names());
+    double moved = 0;
+    for (const std::string& name : now.names()) {
+      const auto old = before.read(name).to_vector<double>(),
+                 mixed = now.read(name).to_vector<double>(),
+                 towards = policy.read(name).to_vector<double>();
+      for (size_t i = 0; i < old.size(); ++i) {
+        const double expected = step % 2 == 0 ? 0.25 * towards[i] + 0.75 * old[i] : old[i];
+        ASSERT_NEAR(mixed[i], expected, 1e-15) << name << " in step " << step;
+        moved = std::max(moved, std::abs(mixed[i] - old[i]));
+      }
+    }
+    EXPECT_EQ(moved > 1e-4, step % 2 == 0) << step;
+  }
+}
+
+TEST_P(FollowingReference, IsThatOfAnUninterruptedRunAfterAResume) {
+  const std::string whole = train_new(plan("whole", kFollow));
+  for (const int64_t steps : {1, 2, 3}) {
+    const std::string run = train_interrupted(plan(str("cut-", steps), kFollow), steps);
+    train_rest(run);
+    for (const std::string& name : {weights(), std::string("training/reference.safetensors"),
+                                    std::string("training/optimizer.safetensors")})
+      EXPECT_TRUE(checkpoint_bytes(run, name) == checkpoint_bytes(whole, name))
+          << name << " after step " << steps;
+  }
+}
+
+// Once the reference is the policy itself, the next step finds no distance.
+TEST_P(FollowingReference, IsThePolicyWithAnAlphaOfOne) {
+  const std::string run =
+      train_new(plan("run", {"beta=0.1", "dtype=f64", "ref_sync_every=1", "ref_sync_alpha=1"}));
+  for (const Json& line : json_lines(run + "/metrics.jsonl"))
+    if (line.find("eval") == nullptr) {
+      EXPECT_EQ(metric(line, "kl"), 0);
+    }
+  const SafetensorsFile policy(find_checkpoint(run) + "/" + weights()),
+      reference(find_checkpoint(run) + "/training/reference.safetensors");
+  for (const std::string& name : policy.names())
+    EXPECT_TRUE(bit_equal(policy.read(name), reference.read(name))) << name;
+}
+
+TEST_P(FollowingReference, IsTheSameOnTwoRanks) {
+  std::vector<std::string> runs;
+  for (const char* ranks : {"ranks=1", "ranks=2"})
+    runs.push_back(train_new(plan(ranks, with(with(kFollow, ranks), "adam_eps=1e-3"))));
+  const auto file = [](const std::string& run) {
+    return SafetensorsFile(find_checkpoint(run) + "/training/reference.safetensors");
+  };
+  const SafetensorsFile one = file(runs[0]), two = file(runs[1]);
+  for (const std::string& name : one.names())
+    EXPECT_LT(relative_error(two.read(name), one.read(name)), 1e-12) << name;
+}
+
+TEST(MixWeights, MixesTensorsOfAnySize) {
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    const double tolerance = dtype == DType::kF32 ? 1e-7 : 1e-16;
+    std::vector<Tensor> reference, policy;
+    for (const Shape& shape : {Shape{3, 2}, Shape{1}, Shape{(1 << 22) + 3}}) {
+      reference.push_back(Tensor::full(shape, 0.5, dtype));
+      policy.push_back(Tensor::full(shape, -1, dtype));
+    }
+    mix_weights(reference, policy, 0.6);
+    for (const Tensor& t : reference)
+      for (const double value : t.to_vector<double>()) ASSERT_NEAR(value, -0.4, tolerance);
+    for (const Tensor& t : policy) EXPECT_EQ(t.to_vector<double>().back(), -1);
+  }
+  const std::vector<Tensor> one{Tensor::zeros({2}, DType::kF32)},
+      other{Tensor::zeros({3}, DType::kF32)};
+  EXPECT_THROW_WITH(mix_weights(one, other, 0.5), Error, "[mix_weights] tensor 0: ");
+  EXPECT_THROW_WITH(mix_weights(one, {}, 0.5), Error, "expected 1 tensors, got 0");
+}
+
+}  // namespace
+}  // namespace cohort::test
