@@ -142,6 +142,9 @@ void GrpoConfig::validate() const {
         str("importance_min, importance_max: expected bounds around 1, the weight of "
             "a token drawn from the policy itself, got ",
             desc.importance_min, " and ", desc.importance_max));
+  if (kl_target && beta == 0)
+    throw InputError(
+        "kl_target: adapts beta, which is 0; hint: beta=0.05, the value to start from");
   if (penalizes_rewards() && multi_objective_aggregation != RewardAggregation::kSumThenNormalize)
     throw InputError(
         "kl_in: the KL is subtracted from the sum of the rewards, which "
@@ -173,6 +176,9 @@ std::vector<std::string> GrpoConfig::warnings() const {
     out.push_back(
         "ref_sync_alpha: does nothing with ref_sync_every: 0; hint: ref_sync_every=512, or leave "
         "it out");
+  if (!kl_target && kl_horizon != GrpoConfig().kl_horizon)
+    out.push_back(
+        "kl_horizon: does nothing without kl_target; hint: kl_target=0.01, or leave it out");
   without_kl("kl_in", kl_in != KlPlace::kLoss);
   if (penalizes_rewards() && kl_estimator != KlEstimator::kK1)
     out.push_back(

@@ -209,7 +209,9 @@ struct GrpoConfig {
   std::optional<double> epsilon_high;      // none: epsilon
   std::optional<double> dual_clip, delta;  // none: no bound where A < 0
   double sapo_tau_pos = 1, sapo_tau_neg = 1.05;
-  double beta = 0;  // KL to the reference; 0: no reference is loaded
+  double beta = 0;                  // KL to the reference; 0: no reference is loaded
+  std::optional<double> kl_target;  // beta adapts to it, from its configured value on; none: fixed
+  int64_t kl_horizon = 10000;       // completions
   KlPlace kl_in = KlPlace::kLoss;
   kernels::KlEstimator kl_estimator = kernels::KlEstimator::kK3;
   bool kl_unbiased = false;
@@ -266,6 +268,12 @@ struct GrpoConfig {
             {.min = 0.01, .max = 100});
     v.field("beta", beta, "weight of the KL to the start model, with lora to `reference`; 0: none",
             {.min = 0});
+    v.field("kl_target", kl_target,
+            "the metric kl that beta, which changes after each step, is to lead to (Ziegler et al. "
+            "2019); none: beta is fixed",
+            {.min = 1e-9});
+    v.field("kl_horizon", kl_horizon,
+            "(kl_target) completions in which beta changes by at most about 20 %", {.min = 1});
     v.choice("kl_in", kl_in, kKlPlaces,
              "beta KL is a term of the loss, or subtracted from rewards, summed over the tokens");
     v.choice("kl_estimator", kl_estimator, kKlEstimators,

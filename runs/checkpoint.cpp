@@ -196,6 +196,12 @@ LoadedModel load_saved(const std::string& checkpoint, ModelDescription saved, DT
   return loaded;
 }
 
+double positive(const Json& json) {
+  const double value = json.as_double();
+  if (value > 0 && std::isfinite(value)) return value;
+  throw JsonError(str("expected a number above 0, got ", value), &json);
+}
+
 }  // namespace
 
 Json TrainState::to_json() const {
@@ -208,6 +214,7 @@ Json TrainState::to_json() const {
   json.set("curriculum", curriculum).set("set_fingerprints", set_fingerprints);
   json.set("planned_steps", Json::Array(planned_steps.begin(), planned_steps.end()));
   json.set("data_fingerprint", data_fingerprint).set("report", report);
+  if (beta > 0) json.set("beta", beta).set("start_beta", start_beta);
   if (!base.path.empty())
     json.set("base", Json().set("path", base.path).set("fingerprint", base.fingerprint));
   return json;
@@ -231,6 +238,10 @@ TrainState TrainState::from_json(const Json& json) {
   s.monitor = json.get_or_null("monitor");
   s.curriculum = json.get_or_null("curriculum");
   s.set_fingerprints = json.get_or_null("set_fingerprints");
+  if (json.find("beta") != nullptr) {
+    s.beta = positive(json.at("beta"));
+    s.start_beta = positive(json.at("start_beta"));
+  }
   s.report = json.at("report");
   // Read later, where an error could not name the file.
   for (const char* evaluation : {"first", "last"}) {

@@ -56,6 +56,8 @@ struct TrainState {
   int64_t unrewarded_steps = 0;  // (grpo) latest steps in a row without a reward
   Json monitor;                  // (grpo) GrpoMonitor::state()
   Json curriculum;               // (grpo) OnlineOrder::state()
+  double beta = 0;               // (grpo, kl_target) the present beta; 0: that of the configuration
+  double start_beta = 0;         // what the configuration said when `beta` began to change
   std::string data_fingerprint;  // checksum of the data file; empty: none, or not known
   Json set_fingerprints;         // the same of each set of eval.sets, by its name
   AdapterBase base;              // empty unless the model has adapters

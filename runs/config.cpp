@@ -307,6 +307,9 @@ void validate_grpo(const TrainConfig& config) {
           str("num_minibatches: ", config.grpo.num_minibatches, " updates need as many prompts, ",
               "prompts_per_step is ", config.batch.prompts_per_step));
   config.grpo.validate();
+  require(!config.grpo.kl_target || config.grpo.kl_horizon >= config.batch.completions_per_step(),
+          str("kl_horizon: expected at least the ", config.batch.completions_per_step(),
+              " completions of a step, got ", config.grpo.kl_horizon));
   require(config.grpo.ref_sync_every == 0 || config.model.lora.rank == 0 ||
               config.grpo.reference == ReferenceType::kStart,
           "ref_sync_every: with lora the reference is the model without adapters, which never "

@@ -62,6 +62,23 @@ void record_outcomes(Stage& stage, OnlineOrder& order, GrpoStepResult& result) {
   result.metrics.add("data/skipped", static_cast<double>(order.take_skipped()));
 }
 
+// Beta of the next step, where the stage left off unless the configured one has changed.
+double beta_of(Stage& stage) {
+  const GrpoConfig& grpo = stage.config().grpo;
+  TrainState& state = stage.state();
+  if (!grpo.kl_target || state.start_beta != grpo.beta) state.beta = 0;
+  return state.beta > 0 ? state.beta : grpo.beta;
+}
+
+// With kl_target, logs the beta of the step and records that of the next one.
+void adapt_beta(Stage& stage, GrpoConfig& present, Metrics& metrics) {
+  if (!present.kl_target) return;
+  metrics.add("beta", present.beta);
+  present.beta = next_beta(present, metrics.at("kl"), stage.config().batch.completions_per_step());
+  stage.state().beta = present.beta;
+  stage.state().start_beta = stage.config().grpo.beta;
+}
+
 // Throws InputError if the first step or the last kMaxUnrewardedSteps steps had no reward.
 void check_rewarded(Stage& stage, int64_t rewarded_count) {
   int64_t& unrewarded = stage.state().unrewarded_steps;
@@ -134,6 +151,8 @@ StageEnd train_grpo(Stage& stage) {
                                     [&] { return GrpoMonitor(config.grpo, saved); });
   if (stage.is_main() && !stage.finished()) warn_of_settings(stage);
 
+  GrpoConfig grpo = config.grpo;  // with the present beta
+  grpo.beta = beta_of(stage);
   std::string cache;
   while (stage.more()) {
     const std::vector<int64_t> indices = shard_prompts(stage.comm(), config, stage.step());
@@ -142,23 +161,25 @@ StageEnd train_grpo(Stage& stage) {
     const auto more = [&](int64_t count, std::span<const int64_t> positions) {
       return next_prompts(stage, order, count, positions);
     };
-    GrpoStepResult result = grpo_step({.comm = stage.comm(),
-                                       .config = config,
-                                       .sampler = sampler,
-                                       .rewards = rewards,
-                                       .learner = stage.learner(),
-                                       .reference = stage.reference(),
-                                       .prompts = prompts,
-                                       .indices = indices,
-                                       .more_prompts = more,
-                                       .step = stage.step(),
-                                       .learning_rate = stage.learning_rate()});
+    GrpoStepResult result = grpo_step(
+        {.comm = stage.comm(),
+         .config = {grpo, config.batch, config.sampling, static_cast<uint64_t>(config.seed)},
+         .sampler = sampler,
+         .rewards = rewards,
+         .learner = stage.learner(),
+         .reference = stage.reference(),
+         .prompts = prompts,
+         .indices = indices,
+         .more_prompts = more,
+         .step = stage.step(),
+         .learning_rate = stage.learning_rate()});
     if (const std::string now = stage.engine().cache_summary(); now != cache) {
       if (stage.is_main()) logging::info("rollouts: ", now);
       cache = now;
     }
     check_rewarded(stage, result.rewarded_count);
     record_outcomes(stage, order, result);
+    adapt_beta(stage, grpo, result.metrics);
     log_completions(stage, result.prompts, result.rollouts, rewards);
     const Json& last = stage.state().report.get_or_null("last");  // evaluation
     for (const std::string& warning :

@@ -426,6 +426,13 @@ std::vector<int64_t> shard_prompts(const Communicator& comm, const GrpoSections&
   return out;
 }
 
+double next_beta(const GrpoConfig& config, double kl, int64_t completions) {
+  if (std::isnan(kl)) return config.beta;
+  const double error = std::clamp(kl / *config.kl_target - 1, -0.2, 0.2);
+  const double share = static_cast<double>(completions) / static_cast<double>(config.kl_horizon);
+  return std::clamp(config.beta * (1 + error * share), 1e-30, 1e30);
+}
+
 void mix_weights(std::span<const Tensor> reference, std::span<const Tensor> policy, double alpha) {
   constexpr int64_t kPiece = 1 << 22;  // elements, which bounds the memory for sums
   COHORT_CHECK(reference.size() == policy.size(), "[mix_weights] expected ", reference.size(),

@@ -30,6 +30,12 @@ struct ReferencePolicy {
 // Throws Error for other shapes. Nothing has changed if it throws OutOfMemoryError.
 void mix_weights(std::span<const Tensor> reference, std::span<const Tensor> policy, double alpha);
 
+// beta after a step of so many completions, with the step's metric `kl` (NaN: not measured):
+// beta (1 + clip(kl / kl_target - 1, -0.2, 0.2) completions / kl_horizon), from 1e-30 to 1e30
+// (Ziegler et al. 2019, section 2.2; verl's AdaptiveKLController). `config` has the beta of the
+// step, and a kl_target; the KL is the mean over tokens of k3, not Ziegler's sum.
+double next_beta(const GrpoConfig& config, double kl, int64_t completions);
+
 struct GrpoStep {
   Communicator& comm;
   GrpoSections config;

@@ -170,6 +170,8 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "    beta: 0.04\n"
       "    kl_estimator: k2\n"
       "    reference: start\n"
+      "    kl_target: 0.125\n"
+      "    kl_horizon: 300\n"
       "    ref_sync_every: 3\n"
       "    ref_sync_alpha: 0.25\n"
       "    lora: {rank: 8, alpha: 12.5, targets: [q_proj, mlp.down_proj], rslora: yes}\n"
@@ -274,6 +276,7 @@ TEST_F(Plans, KeysWithoutEffectGiveWarnings) {
   for (const auto& [keys, start] :
        {std::pair{"steps: 9\nref_sync_every: 9\n", "ref_sync_every: does nothing with beta: 0"},
         {"steps: 9\nref_sync_every: 10\nbeta: 0.01\n", "ref_sync_every: 10 of 9 steps: the "},
+        {"kl_horizon: 500\nbeta: 0.01\n", "kl_horizon: does nothing without kl_target"},
         {"ref_sync_alpha: 0.5\nbeta: 0.01\n", "ref_sync_alpha: does nothing with ref_sync_"}}) {
     const auto moves = warnings(keys);
     ASSERT_EQ(moves.size(), 1u) << keys;
@@ -293,6 +296,18 @@ TEST_F(Plans, TheModelWithoutAdaptersIsNoReferenceThatMoves) {
                  "ref_sync_every: with lora the reference is the model without adapters");
   EXPECT_EQ(load(grpo + "lora: {rank: 4}\nreference: start\n").stages[0].grpo.ref_sync_every, 9);
   EXPECT_EQ(load(grpo).stages[0].grpo.ref_sync_alpha, 0.6);
+}
+
+TEST_F(Plans, AKlTargetNeedsABetaToStartFromAndAHorizonOfAStep) {
+  const std::string grpo =
+      "trainer: grpo\ndata: {task: addition}\nrewards: [{name: task}]\nkl_target: 0.1\n"
+      "prompts_per_step: 4\nnum_generations: 6\n";
+  expect_refused(grpo, "kl_target: adapts beta, which is 0; hint: beta=0.05");
+  expect_refused(grpo + "beta: 0.1\nkl_horizon: 23\n",
+                 "kl_horizon: expected at least the 24 completions of a step, got 23");
+  expect_refused("trainer: grpo\ndata: {task: addition}\nrewards: [{name: task}]\nkl_target: 0\n",
+                 "kl_target: expected a number");
+  EXPECT_EQ(load(grpo + "beta: 0.1\nkl_horizon: 24\n").stages[0].grpo.kl_target, 0.1);
 }
 
 TEST_F(Plans, ARewardSlowerThanTheWatchdogGivesAWarning) {
@@ -606,6 +621,9 @@ TEST_F(Plans, KeysOfOtherTrainersAreExplainedInTheirOwnFiles) {
   expect("rollout: {n: 8}", "'rollout.n'; it is 'num_generations' here");
   expect("trainer: {nnodes: 1}", "'trainer.nnodes'; cohort train --gpus N");
   expect("algorithm: {kl_ctrl: {kl_coef: 0}}", "it is 'beta' here");
+  expect("algorithm: {kl_ctrl: {type: fixed}}", "it is 'kl_target' here: adaptive: the KL");
+  expect("algorithm: {kl_ctrl: {horizon: 9}}", "it is 'kl_horizon' here");
+  expect("sync_ref_model: yes", "it is 'ref_sync_every' here: 0 is off");
   expect("optimizer: {learning_rate: 1}", "did you mean 'learning_rate' at top level?");
   expect("kk: 1", "unknown key 'kk'; hint: `cohort train --help` lists all keys");
   expect("optimizer.moments: bf16", "in a file it is optimizer: {moments: ...}");

@@ -1,4 +1,4 @@
-// The reference that follows the policy (ref_sync_every).
+// The reference that follows the policy (ref_sync_every), and beta that follows the KL (kl_target).
 #include "sys/files.h"
 #include "tests/runs/small_runs.h"
 #include "trainers/grpo_step.h"
@@ -119,6 +119,106 @@ TEST(MixWeights, MixesTensorsOfAnySize) {
       other{Tensor::zeros({3}, DType::kF32)};
   EXPECT_THROW_WITH(mix_weights(one, other, 0.5), Error, "[mix_weights] tensor 0: ");
   EXPECT_THROW_WITH(mix_weights(one, {}, 0.5), Error, "expected 1 tensors, got 0");
+}
+
+const std::vector<std::string> kAdapt{"beta=0.1", "dtype=f64", "kl_target=0.001", "kl_horizon=50"};
+
+// The values of a metric in the steps of a run.
+std::vector<double> values(const std::string& run, const std::string& name) {
+  std::vector<double> out;
+  for (const Json& line : json_lines(run + "/metrics.jsonl"))
+    if (line.find("eval") == nullptr) out.push_back(metric(line, name));
+  return out;
+}
+
+TEST(AdaptiveBeta, ChangesByAClippedShareOfTheError) {
+  GrpoConfig config{.beta = 0.2, .kl_target = 0.05, .kl_horizon = 1000};
+  EXPECT_DOUBLE_EQ(next_beta(config, 0.05, 100), 0.2);
+  EXPECT_DOUBLE_EQ(next_beta(config, 0.055, 100), 0.2 * (1 + 0.1 * 0.1));
+  EXPECT_DOUBLE_EQ(next_beta(config, 0.045, 100), 0.2 * (1 - 0.1 * 0.1));
+  EXPECT_DOUBLE_EQ(next_beta(config, 9, 100), 0.2 * (1 + 0.2 * 0.1));
+  EXPECT_DOUBLE_EQ(next_beta(config, 0, 1000), 0.2 * (1 - 0.2));
+  EXPECT_EQ(next_beta(config, std::nan(""), 100), 0.2);
+  config.beta = 1e-30;
+  EXPECT_EQ(next_beta(config, 0, 100), 1e-30) << "never 0, which would mean no reference";
+}
+
+TEST(AdaptiveBeta, FollowsTheKlOfEachStep) {
+  const TempDir dir;
+  for (const char* place : {"kl_in=loss", "kl_in=reward"}) {
+    std::vector<std::string> keys = with(with(kAdapt, place), "kl_estimator=k1");
+    if (place == std::string("kl_in=loss")) keys.back() = "kl_estimator=k3";
+    const std::string run = train_new(small_plan(dir, place, kGrpo, keys));
+    const std::vector<double> beta = values(run, "beta"), kl = values(run, "kl");
+    ASSERT_EQ(beta.size(), 4u);
+    EXPECT_EQ(beta[0], 0.1);
+    GrpoConfig config{.kl_target = 0.001, .kl_horizon = 50};
+    for (size_t step = 0; step < 4; ++step) {
+      config.beta = beta[step];
+      const double next = next_beta(config, kl[step], 24);
+      EXPECT_EQ(step < 3 ? beta[step + 1] : load_state(find_checkpoint(run)).beta, next) << step;
+    }
+    EXPECT_LT(beta[1], beta[0]);  // the policy is the reference
+    EXPECT_GT(beta[3], beta[2]);
+  }
+}
+
+// The update uses it: with a far target beta falls, and the weights are others.
+TEST(AdaptiveBeta, IsTheOneOfTheUpdate) {
+  const TempDir dir;
+  const std::vector<std::string> fixed{"beta=0.5", "dtype=f64"};
+  const std::string first = train_new(small_plan(dir, "fixed", kGrpo, fixed)),
+                    other = train_new(small_plan(
+                        dir, "adapted", kGrpo, with(with(fixed, "kl_target=9"), "kl_horizon=24")));
+  EXPECT_FALSE(checkpoint_bytes(first) == checkpoint_bytes(other));
+  EXPECT_EQ(json_lines(first + "/metrics.jsonl").at(1).find("beta"), nullptr);
+  EXPECT_EQ(parse_json(checkpoint_bytes(first, "training/state.json"), "").find("beta"), nullptr);
+}
+
+TEST(AdaptiveBeta, IsThatOfAnUninterruptedRunAfterAResume) {
+  const TempDir dir;
+  const std::string whole = train_new(small_plan(dir, "whole", kGrpo, kAdapt));
+  for (const int64_t steps : {1, 2, 3}) {
+    const std::string run =
+        train_interrupted(small_plan(dir, str("cut-", steps), kGrpo, kAdapt), steps);
+    train_rest(run);
+    EXPECT_TRUE(checkpoint_bytes(run) == checkpoint_bytes(whole)) << steps;
+    EXPECT_EQ(values(run, "beta"), values(whole, "beta")) << steps;
+  }
+  // Another configured value is a new start, and without kl_target the configured one is used.
+  const RunPlan plan = small_plan(dir, "changed", kGrpo, kAdapt);
+  const std::string changed = train_interrupted(plan, 2), fixed = train_interrupted(plan, 2);
+  train_rest(changed, {"beta=0.4"});
+  EXPECT_EQ(values(changed, "beta")[2], 0.4);
+  train_rest(fixed, {"kl_target=null", "kl_horizon=10000"});
+  EXPECT_EQ(load_state(find_checkpoint(fixed)).beta, 0);
+}
+
+TEST(AdaptiveBeta, IsTheSameOnTwoRanks) {
+  const TempDir dir;
+  std::vector<std::vector<double>> beta;
+  for (const char* ranks : {"ranks=1", "ranks=2"})
+    beta.push_back(
+        values(train_new(small_plan(dir, ranks, kGrpo, with(with(kAdapt, ranks), "adam_eps=1e-3"))),
+               "beta"));
+  ASSERT_EQ(beta[0].size(), beta[1].size());
+  for (size_t step = 0; step < beta[0].size(); ++step)
+    EXPECT_NEAR(beta[1][step], beta[0][step], 1e-11) << step;
+}
+
+TEST(AdaptiveBeta, IsAPositiveNumberInACheckpoint) {
+  Json good = TrainState{.beta = 0.25, .start_beta = 0.5, .report = Json(Json::Object{})}.to_json();
+  const auto read = [&](const Json& json) {
+    return with_places(json, "state.json", [&] { return TrainState::from_json(json); });
+  };
+  EXPECT_EQ(read(good).beta, 0.25);
+  EXPECT_EQ(read(good).start_beta, 0.5);
+  Json bad = good;
+  EXPECT_THROW_WITH(read(bad.set("start_beta", 0)), InputError,
+                    "state.json: start_beta: expected a number above 0, got 0");
+  EXPECT_THROW_WITH(read(bad.set("beta", -1.5)), InputError,
+                    "state.json: beta: expected a number above 0, got -1.5");
+  EXPECT_THROW_WITH(read(bad.set("beta", "x")), InputError, "state.json: beta: expected");
 }
 
 }  // namespace
