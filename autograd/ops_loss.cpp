@@ -230,20 +230,6 @@ Tensor run_head(HeadLoss& out, const Tensor& targets, const kernels::HeadDesc& d
   return rows.logprob;
 }
 
-// The log-probs of all targets, without gradients.
-Tensor head_log_probs(const Tensor& x, const Tensor& w, const Tensor& targets,
-                      const kernels::HeadDesc& desc) {
-  HeadRows rows(x);
-  head_logprob_forward({.logprob = rows.logprob,
-                        .entropy = rows.entropy,
-                        .lse = rows.lse,
-                        .x = x,
-                        .w = w,
-                        .targets = targets,
-                        .desc = desc});
-  return rows.logprob;
-}
-
 }  // namespace
 
 HeadLoss cross_entropy(const Variable& hidden, const Variable& head, const Tensor& targets,
@@ -267,11 +253,12 @@ HeadLoss policy_loss(const Variable& hidden, const Variable& head, const Tensor&
   Tensor terms = Tensor::empty({tokens, 1 + kernels::PolicyLossStats::kSize}, DType::kF64, device);
   Tensor means;
   if (loss_desc.needs_sequences()) {
+    NoGradGuard no_grad;
     means = Tensor::empty({tokens, 2}, DType::kF64, device);
     kernels::policy_sequence_means(
         {.means = means,
          .logprob = inputs.on_policy ? inputs.old_logprob
-                                     : head_log_probs(hidden.value(), head.value(), targets, desc),
+                                     : token_log_probs(hidden, head, targets, desc).logprob.value(),
          .old_logprob = inputs.old_logprob,
          .sampling_logprob = inputs.sampling_logprob,
          .weight = inputs.weight,

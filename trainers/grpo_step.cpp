@@ -450,7 +450,7 @@ void mix_weights(std::span<const Tensor> reference, std::span<const Tensor> poli
       Tensor sum = sums.narrow(0, 0, length), mixed = old.narrow(0, begin, length);
       kernels::scale({sum, mixed, 1 - alpha});
       kernels::scale({sum, now.narrow(0, begin, length), alpha, kernels::Grad::kAccumulate});
-      mixed.copy_(sum);
+      kernels::scale({mixed, sum, 1});  // rounds
     }
   }
 }

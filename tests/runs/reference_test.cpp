@@ -121,6 +121,23 @@ TEST(MixWeights, MixesTensorsOfAnySize) {
   EXPECT_THROW_WITH(mix_weights(one, {}, 0.5), Error, "expected 1 tensors, got 0");
 }
 
+TEST(CudaMixWeights, RoundsTheSumOnce) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const Tensor old = random_tensor({(1 << 22) + 5}, DType::kF32, 1, 1).to(dtype),
+                 now = random_tensor({(1 << 22) + 5}, DType::kF32, 2, 1).to(dtype);
+    const std::vector<Tensor> reference{old.to(device).clone()}, policy{now.to(device)};
+    mix_weights(reference, policy, 0.6);
+    const auto got = reference[0].to(Device{}).to_vector<double>(), a = old.to_vector<double>(),
+               b = now.to_vector<double>();
+    const double unit = dtype == DType::kBF16 ? 0x1p-8 : 0x1p-23;
+    for (size_t i = 0; i < got.size(); ++i) {
+      const double exact = 0.4 * a[i] + 0.6 * b[i];
+      ASSERT_NEAR(got[i], exact, 0.51 * unit * std::abs(exact) + 1e-7) << i;
+    }
+  }
+}
+
 const std::vector<std::string> kAdapt{"beta=0.1", "dtype=f64", "kl_target=0.001", "kl_horizon=50"};
 
 // The values of a metric in the steps of a run.
