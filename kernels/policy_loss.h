@@ -35,7 +35,7 @@ enum class RatioLevel : uint8_t { kToken, kSequence };
 // The weight of a token's surrogate for the difference between the policy and the distribution that
 // sampled the token, whose log-prob is lp_sampling. r = exp(lp_old - lp_sampling), since the
 // surrogate's ratio accounts for lp - lp_old; with kReinforce, which has none, r = exp(lp -
-// lp_sampling). All of it is constant in the gradient. A bound that is exceeded:
+// lp_sampling). The weight is constant in the gradient:
 //   kTruncate      clip(r, min, max) (Espeholt et al. 2018; Yao et al. 2025)
 //   kMask          r, and 0 where exp(lp - lp_sampling) is outside of [min, max] (IcePop, 2025)
 //   kSequenceMask  1, and 0 where the mean of lp - lp_sampling over the sequence is outside of
