@@ -319,14 +319,17 @@ Minibatch pack_policy(std::vector<PolicySequence> sequences, const PackPolicyDes
                                  desc.max_completion_length));
     }
     const auto column = [&](const std::vector<double>& values) {
-      return values.empty() ? Tensor() : Tensor::from(values).to(desc.dtype);
+      return Tensor::from(values).to(desc.dtype);
+    };
+    const auto optional = [&](const std::vector<double>& values) {
+      return values.empty() ? Tensor() : column(values);
     };
     out[b] = {pack(std::span(tokens).subspan(begin, end - begin)),
               column(old_logprob),
               column(advantage),
               column(weight),
-              column(ref_logprob),
-              column(sampling_logprob)};
+              optional(ref_logprob),
+              optional(sampling_logprob)};
   });
   return out;
 }
