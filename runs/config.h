@@ -13,6 +13,7 @@
 #include "config/visitor.h"
 #include "data/dataset.h"
 #include "nn/transformer.h"
+#include "rl/environment.h"
 #include "trainers/evaluate.h"
 #include "trainers/grpo_metrics.h"
 #include "trainers/optimizer.h"
@@ -60,6 +61,7 @@ struct TrainConfig {
   EngineConfig rollout;
   GrpoConfig grpo;
   std::vector<RewardConfig> rewards;
+  EnvironmentConfig environment;
   EvalConfig eval;
   CheckpointConfig checkpoint;
 
@@ -106,6 +108,7 @@ struct TrainConfig {
     grpo.visit(v);
     v.section("lora", model.lora, "low-rank adapters, trained in place of the model's parameters");
     v.list("rewards", rewards, "weighted rewards (grpo)");
+    v.section("environment", environment, "what follows a turn: tools, or a program");
     v.section("model", model, "the transformer (taken from init_from where that is given)");
     v.section("data", data, "what to train on: exactly one of task, jsonl, text");
     v.section("rollout", rollout, "the rollout engine");

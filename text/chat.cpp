@@ -82,6 +82,18 @@ ChatFormat::Conversation ChatFormat::conversation(const Json& messages, size_t f
   return out;
 }
 
+std::vector<ChatFormat::Piece> ChatFormat::continuation(const Json&, bool) const {
+  throw Error("not there yet");
+}
+
+bool ChatFormat::keeps_turns(std::string_view) const {
+  throw Error("not there yet");
+}
+
+std::vector<int32_t> encode_pieces(const Tokenizer&, std::span<const ChatFormat::Piece>) {
+  throw Error("not there yet");
+}
+
 ChatFormat::EndOfTurn ChatFormat::end_of_turn(const Tokenizer& tokenizer) const {
   const std::string content = "so it is said";  // not part of any template
   const std::string text =

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -32,6 +34,22 @@ class ChatFormat {
   // there is none or a turn changes the text before it.
   Conversation conversation(const Json& messages, size_t first = 0) const;
 
+  // A part of a rendered text: the template's own, in which special tokens are tokens, or text that
+  // comes from a message, in which they are plain text.
+  struct Piece {
+    std::string text;
+    bool is_content = false;
+  };
+  // What the template renders for `messages` (roles tool and user) that follow an assistant's turn,
+  // up to the end of the prompt for the next one. `with_end`: begins with the end of the
+  // assistant's turn, which the turn itself lacks. Depends on nothing else of the conversation, of
+  // which a stub is rendered. Throws InputError if the template rejects the messages, or if a
+  // content changes the template's own text.
+  std::vector<Piece> continuation(const Json& messages, bool with_end) const;
+  // Returns false if the template renders a turn of the assistant otherwise once a message of this
+  // role (tool or user) follows: without its thinking.
+  bool keeps_turns(std::string_view role) const;
+
   // End of the assistant's turns: the first special token after the content or, if there is none,
   // the text after it, which may be empty.
   struct EndOfTurn {
@@ -47,6 +65,11 @@ class ChatFormat {
   ChatTemplate template_;
   Json variables_;
 };
+
+// The tokens of the pieces as one text, without those that the tokenizer adds around a text. Throws
+// as Tokenizer::encode() does.
+std::vector<int32_t> encode_pieces(const Tokenizer& tokenizer,
+                                   std::span<const ChatFormat::Piece> pieces);
 
 // Template variables from the text of a JSON object; null for an empty text. Throws InputError
 // naming `where`.

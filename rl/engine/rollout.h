@@ -15,6 +15,7 @@
 #include "config/visitor.h"
 #include "data/example.h"
 #include "rl/engine/engine.h"
+#include "rl/engine/environment.h"
 #include "rl/engine/trajectory.h"
 #include "text/tokenizer.h"
 

@@ -4,9 +4,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
+
+#include "text/json.h"
 
 namespace cohort {
 
@@ -16,6 +20,8 @@ enum class StopReason {
   kLength,     // max_completion_length
   kContext,    // the model's context is full
   kCancelled,  // SampleCallbacks::on_token
+  kTurns,      // max_turns of the environment
+  kFailed,     // the environment has failed
 };
 
 // True if the completion did not end by itself.
@@ -25,7 +31,8 @@ constexpr bool is_truncated(StopReason reason) {
 
 // Its name in files and in requests to reward programs.
 constexpr const char* stop_reason_name(StopReason reason) {
-  constexpr const char* kNames[] = {"stop_token", "stop_string", "length", "context", "cancelled"};
+  constexpr const char* kNames[] = {"stop_token", "stop_string", "length", "context",
+                                    "cancelled",  "turns",       "failed"};
   return kNames[static_cast<size_t>(reason)];
 }
 
@@ -50,10 +57,31 @@ struct Trajectory {
   // Sum over the sampled tokens of the probability that truncation (top_k, top_p, min_p) excluded.
   double truncated_mass = 0;
   StopReason stop_reason = StopReason::kStopToken;
-  std::string text;  // the completion, decoded; special tokens (end of sequence) give no text
+  // The completion, decoded; special tokens (end of sequence) give no text. Of a dialogue, the last
+  // turn.
+  std::string text;
+  // Dialogues (rl/engine/environment.h): the sum of the turns' rewards, discounted (NaN: there is
+  // none), why the environment has failed (empty: it has not), and the messages after the prompt:
+  // turns and observations (null: no dialogue).
+  double environment_reward = std::numeric_limits<double>::quiet_NaN();
+  std::string environment_error;
+  Json transcript;
   bool truncated() const { return is_truncated(stop_reason); }
   // Number of sampled tokens.
   int64_t completion_length() const { return std::count(loss_mask.begin(), loss_mask.end(), 1); }
+  // Number of spans of sampled tokens.
+  int64_t num_turns() const {
+    int64_t count = 0;
+    for (size_t i = 0; i < loss_mask.size(); ++i)
+      count += loss_mask[i] == 1 && (i == 0 || loss_mask[i - 1] == 0);
+    return count;
+  }
+  // The tokens of the last turn, if the last token is sampled.
+  std::span<const int32_t> last_turn() const {
+    size_t begin = tokens.size();
+    while (begin > 0 && loss_mask[begin - 1] == 1) --begin;
+    return std::span(tokens).subspan(begin);
+  }
   double entropy() const { return std::accumulate(entropies.begin(), entropies.end(), 0.0); }
   void append_sampled(int32_t token, double logprob, double sampling_logprob, double entropy = 0) {
     tokens.push_back(token);
@@ -61,6 +89,10 @@ struct Trajectory {
     logprobs.push_back(logprob);
     sampling_logprobs.push_back(sampling_logprob);
     entropies.push_back(entropy);
+  }
+  void append_observed(int32_t token) {
+    append_sampled(token, 0, 0);
+    loss_mask.back() = 0;
   }
   void append_sampled(int32_t token, double logprob) { append_sampled(token, logprob, logprob); }
 };

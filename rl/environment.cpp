@@ -1,0 +1,141 @@
+#include "rl/environment.h"
+
+#include "core/text.h"
+#include "rl/environments/environments.h"
+#include "sys/files.h"
+#include "text/utf8.h"
+
+namespace cohort {
+namespace {
+
+constexpr int64_t kMaxSchemaBytes = 4 << 20;
+
+struct EnvironmentEntry {
+  const char* name;
+  const char* keys;  // that it takes besides kCommonKeys, separated by blanks
+};
+constexpr const char* kCommonKeys = "name max_turns max_sequence_length discount turns tool_format";
+constexpr EnvironmentEntry kEnvironments[] = {
+    {"tools", "tools corpus corpus_field search_results"},
+    {"command", "run directory tool_schemas workers memory timeout start_timeout"},
+};
+
+const EnvironmentEntry& find_environment(const std::string& name) {
+  std::vector<std::string> names;
+  for (const EnvironmentEntry& entry : kEnvironments) {
+    if (name == entry.name) return entry;
+    names.emplace_back(entry.name);
+  }
+  throw InputError(str("environment.name: unknown environment '", name,
+                       "'; known: ", join(names, ", "), did_you_mean(name, names)));
+}
+
+// The format of the tool calls; nullopt: the chat template has none, and none is given.
+std::optional<ToolFormat> format_of(const EnvironmentConfig& config,
+                                    const EnvironmentContext& context) {
+  if (config.tool_format != ToolFormat::kAuto) return config.tool_format;
+  if (!context.chat) return std::nullopt;
+  return tool_format_of(*context.chat);
+}
+
+}  // namespace
+
+void EnvironmentConfig::visit(ConfigVisitor& v) {
+  v.field("name", name,
+          "tools: built-in tools; command: a program; empty: completions have one turn");
+  v.field("max_turns", max_turns, "turns of the policy; a dialogue that needs more is truncated",
+          {.min = 1, .max = 1 << 16});
+  v.field("max_sequence_length", max_sequence_length,
+          "tokens of a prompt with all its turns and observations; 0: the model's context",
+          {.min = 0, .max = 1 << 24});
+  v.field("discount", discount, "the reward of turn t counts discount^(t - 1)",
+          {.min = 0, .max = 1});
+  v.choice("turns", turns, kPastTurns,
+           "earlier turns that the chat template would change: as_sampled: stay as they were "
+           "sampled; strict: such templates are an error");
+  v.choice("tool_format", tool_format, kToolFormats,
+           "how the policy writes tool calls; auto: as the chat template does; inline: "
+           "<<EXPRESSION>> is a call of the calculator");
+  v.field("tools", tools, "tools: names of built-in tools: calculator, search");
+  v.field("corpus", corpus, "search: JSON lines to look in");
+  v.field("corpus_field", corpus_field, "search: their field with the text");
+  v.field("search_results", search_results, "search: texts that a call returns",
+          {.min = 1, .max = 100});
+  v.field("run", run, "command: the program and its arguments; no shell is involved");
+  v.field("directory", directory, "command: working directory; empty: the folder of this file");
+  v.field("tool_schemas", tool_schemas,
+          "command: a JSON file with the list of tools that the chat template shows; empty: none");
+  v.field("workers", workers, "command: processes per rank", {.min = 1, .max = 1024});
+  v.field("timeout", timeout, "command: seconds for an answer", {.min = 1e-3, .max = 1e6});
+  v.field("start_timeout", start_timeout, "command: seconds for the first answer of a process",
+          {.min = 1e-3, .max = 1e6});
+  v.field("memory", memory, "command: MiB of address space of each process; 0: no limit",
+          {.min = 0, .max = 1 << 30});
+}
+
+void EnvironmentConfig::validate() const {
+  const EnvironmentConfig initial;
+  if (!is_set()) {
+    if (*this != initial)
+      throw InputError("environment: keys are given without a name; hint: name: tools");
+    return;
+  }
+  const std::string taken = str(" ", kCommonKeys, " ", find_environment(name).keys, " ");
+  const ConfigFields given = config_fields(*this), defaults = config_fields(initial);
+  for (size_t i = 0; i < given.size(); ++i)
+    if (given[i] != defaults[i] && taken.find(str(" ", given[i].first, " ")) == std::string::npos)
+      throw InputError(str("environment.", given[i].first, ": '", name,
+                           "' does not take it; hint: it takes", taken));
+  if (name == "command" && run.empty())
+    throw InputError("environment.run: needs a program; hint: run: \"python3 environment.py\"");
+  if (name == "tools") tools_environment_schemas(*this);
+}
+
+Json tool_schemas(const EnvironmentConfig& config) {
+  if (config.name == "tools") return tools_environment_schemas(config);
+  if (config.tool_schemas.empty()) return {};
+  Json schemas = parse_json(read_text_file(config.tool_schemas, kMaxSchemaBytes),
+                            "environment.tool_schemas: " + config.tool_schemas);
+  if (!schemas.is_array())
+    throw InputError(str("environment.tool_schemas: ", config.tool_schemas,
+                         ": expected a list of tools, as chat templates take it"));
+  return schemas;
+}
+
+std::unique_ptr<Environment> make_environment(const EnvironmentConfig& config,
+                                              EnvironmentContext context) {
+  if (!config.is_set()) return nullptr;
+  config.validate();
+  const std::optional<ToolFormat> format = format_of(config, context);
+  const bool has_tools = config.name == "tools" || !config.tool_schemas.empty();
+  if (has_tools && !format)
+    throw InputError(str("environment.tool_format: ",
+                         context.chat ? "the chat template writes tool calls in no known format"
+                                      : "prompts are plain text, whose tool calls have no format",
+                         "; hint: tool_format: hermes with the format in data.system, or inline"));
+  if (config.turns == PastTurns::kStrict && context.chat)
+    for (const char* role : {"tool", "user"})
+      if (!context.chat->keeps_turns(role))
+        throw InputError(
+            str("environment.turns: strict: the chat template renders a turn "
+                "otherwise once a message of the role ",
+                role, " follows; hint: turns: as_sampled keeps its tokens"));
+  if (config.name == "tools") return make_tools_environment(config, std::move(context), *format);
+  return make_command_environment(config, std::move(context), format);
+}
+
+std::vector<int32_t> observation_tokens(const EnvironmentContext& context,
+                                        const Trajectory& trajectory, const Json& messages) {
+  const Tokenizer& tokenizer = context.tokenizer;
+  std::vector<ChatFormat::Piece> pieces;
+  if (context.chat) {
+    const bool has_end = trajectory.stop_reason == StopReason::kStopToken;
+    pieces = context.chat->continuation(messages, !has_end);
+  } else {
+    for (const Json& message : messages.as_array())
+      pieces.push_back({message.at("content").as_string(), true});
+  }
+  return encode_pieces(tokenizer, pieces);
+}
+
+}  // namespace cohort

@@ -1,0 +1,76 @@
+// Environments of dialogues by name: `environment:` of a configuration (docs/environments.md).
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/visitor.h"
+#include "rl/engine/environment.h"
+#include "text/chat.h"
+#include "text/tool_calls.h"
+
+namespace cohort {
+
+// What becomes of earlier turns that the chat template would render otherwise, such as thinking
+// that it leaves out: they stay as they were sampled, or such templates are an error.
+enum class PastTurns : uint8_t { kAsSampled, kStrict };
+inline constexpr EnumName<PastTurns> kPastTurns[] = {{PastTurns::kAsSampled, "as_sampled"},
+                                                     {PastTurns::kStrict, "strict"}};
+
+// The keys of tool_format.
+inline constexpr EnumName<ToolFormat> kToolFormats[] = {{ToolFormat::kAuto, "auto"},
+                                                        {ToolFormat::kHermes, "hermes"},
+                                                        {ToolFormat::kLlama3, "llama3"},
+                                                        {ToolFormat::kMistral, "mistral"},
+                                                        {ToolFormat::kInline, "inline"}};
+
+struct EnvironmentConfig {
+  std::string name;  // of environment_table(); empty: none
+  int64_t max_turns = 8, max_sequence_length = 0;
+  double discount = 1;
+  PastTurns turns = PastTurns::kAsSampled;
+  ToolFormat tool_format = ToolFormat::kAuto;
+  // `tools`: names of built-in tools, the JSON lines that `search` looks in, their field of text,
+  // and how many of them it returns.
+  std::vector<std::string> tools;
+  std::string corpus, corpus_field = "text";
+  int64_t search_results = 3;
+  // `command` (rl/environments/command.cpp): the keys of the reward of that name, and a JSON file
+  // with the list of tools that the prompts show.
+  std::string run, directory, tool_schemas;
+  int64_t workers = 1, memory = 0;
+  double timeout = 10, start_timeout = 60;
+  bool operator==(const EnvironmentConfig&) const = default;
+  bool is_set() const { return !name.empty(); }
+  void visit(ConfigVisitor& v);
+  // Throws InputError naming the key, for a name or keys that do not fit together.
+  void validate() const;
+};
+
+// What an environment is made of.
+struct EnvironmentContext {
+  const Tokenizer& tokenizer;  // must outlive the environment
+  // The chat format of the prompts, with the tools in its variables; nullopt: prompts are plain
+  // text, and so are observations.
+  std::optional<ChatFormat> chat;
+};
+
+// The JSON schemas of the tools that the prompts show, a list as chat templates take it; null:
+// none. Reads `tool_schemas`. Throws InputError naming the key.
+Json tool_schemas(const EnvironmentConfig& config);
+
+// Throws InputError for a configuration that does not validate(), a corpus that cannot be read, a
+// chat template without a known format of tool calls or, with turns: strict, one that changes
+// earlier turns. nullptr if config has no name.
+std::unique_ptr<Environment> make_environment(const EnvironmentConfig& config,
+                                              EnvironmentContext context);
+
+// The tokens that follow a turn: `messages` under the chat template, without what the turn itself
+// has written, and the prompt of the next turn; or, without a chat format, their contents. Throws
+// InputError if the template rejects the messages.
+std::vector<int32_t> observation_tokens(const EnvironmentContext& context,
+                                        const Trajectory& trajectory, const Json& messages);
+
+}  // namespace cohort

@@ -1,0 +1,39 @@
+// Tool calls in the text of a model's turn.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "text/chat.h"
+#include "text/json.h"
+
+namespace cohort {
+
+enum class ToolFormat : uint8_t {
+  kAuto,     // the chat template's, found by tool_format_of()
+  kHermes,   // <tool_call>{"name": ..., "arguments": {...}}</tool_call>, repeated (Qwen, Hermes)
+  kLlama3,   // {"name": ..., "parameters": {...}}, perhaps after <|python_tag|>, separated by ;
+  kMistral,  // [TOOL_CALLS][{"name": ..., "arguments": {...}, "id": ...}, ...]
+  kInline,   // <<EXPRESSION>>: an argument of the calculator, whose result follows as text
+};
+
+struct ToolCall {
+  std::string name;
+  Json arguments = Json::Object{};
+  std::string id;     // as the model wrote it; empty: none
+  std::string error;  // what is wrong with the call, as an answer to the model; empty: nothing
+};
+
+// The calls of a turn, in order. `text` has the turn's special tokens, without the token that ended
+// it. Strict: text that begins a call but does not parse is a call with an `error`, so that the
+// model gets an answer. Never throws for any text. kInline: only a call that ends the text counts.
+std::vector<ToolCall> parse_tool_calls(ToolFormat format, std::string_view text);
+
+// The format in which a chat template writes the calls of an assistant's message; nullopt if it
+// writes none that is known.
+std::optional<ToolFormat> tool_format_of(const ChatFormat& chat);
+
+}  // namespace cohort
