@@ -13,7 +13,7 @@ constexpr int kDefaultPort = 29500;
 
 class Reader {
  public:
-  Reader(const Environment& environment, const char* source)
+  Reader(const EnvironmentVariables& environment, const char* source)
       : environment_(environment), source_(source) {}
 
   std::string text(const char* name) const {
@@ -46,7 +46,7 @@ class Reader {
   }
 
  private:
-  const Environment& environment_;
+  const EnvironmentVariables& environment_;
   const char* source_;
 };
 
@@ -102,7 +102,7 @@ constexpr Launcher kLaunchers[] = {
 
 }  // namespace
 
-RankInfo rank_info(const Environment& environment) {
+RankInfo rank_info(const EnvironmentVariables& environment) {
   for (const auto& [source, shown_by, rank, size, local_rank, locate] : kLaunchers) {
     if (environment(shown_by) == nullptr && environment(size) == nullptr) continue;
     const Reader in(environment, source);

@@ -18,13 +18,13 @@ struct RankInfo {
 };
 
 // Returns the value of a variable; nullptr if it is not set.
-using Environment = std::function<const char*(const char* name)>;
+using EnvironmentVariables = std::function<const char*(const char* name)>;
 
 // Reads the first pair that is set: RANK and WORLD_SIZE; OMPI_COMM_WORLD_RANK and _SIZE;
 // SLURM_PROCID and SLURM_STEP_NUM_TASKS, which only srun sets. Several processes also need a local
 // rank and the address of rank 0 (MASTER_ADDR, MASTER_PORT, else from Slurm's node list). Throws
 // InputError naming the variable that is missing or invalid.
-RankInfo rank_info(const Environment& environment = std::getenv);
+RankInfo rank_info(const EnvironmentVariables& environment = std::getenv);
 
 // The first host of a Slurm node list: "node[07-12,20],other" -> "node07".
 std::string first_host(const std::string& node_list);
