@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kPoll{50};
 
-// EnvironmentVariables of a rank: that of this process, except for variables set by another launcher.
+// Environment variables of a rank: that of this process, except for variables set by another launcher.
 std::vector<std::string> environment_of(int rank, int count, int port) {
   std::vector<std::string> out = {str("RANK=", rank),
                                   str("WORLD_SIZE=", count),
