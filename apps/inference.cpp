@@ -357,7 +357,10 @@ int evaluate(const EvalOptions& options) {
       if (!leak.empty()) logging::warn(leak);
     }
     Engine engine(*loaded.model, config.rollout);
-    const ProblemEvaluation problems{engine, data, correct, config};
+    const std::unique_ptr<Environment> environment =
+        environment_of(config.environment, config.data, *data.tokenizer);
+    ProblemEvaluation problems{engine, data, correct, config};
+    problems.dialogue = dialogue_options(config.environment, environment.get());
     const ProblemScores scores = evaluate_problems(problems, *alone);
     expect_verdicts(options, correct, scores);
     line.set("held_out", data.held_out_set->size());

@@ -23,8 +23,9 @@ std::vector<size_t> truncation_order(const Json::Array& messages) {
 }  // namespace
 
 ChatFormat chat_format(const DataConfig& data, const Tokenizer& tokenizer) {
-  return ChatFormat(tokenizer,
-                    parse_template_kwargs(data.chat_template_kwargs, "data.chat_template_kwargs"));
+  Json variables = parse_template_kwargs(data.chat_template_kwargs, "data.chat_template_kwargs");
+  if (!data.tools.is_null()) variables.set("tools", data.tools);
+  return ChatFormat(tokenizer, std::move(variables));
 }
 
 ChatRenderer::ChatRenderer(const DataConfig& data, const Tokenizer& tokenizer, Purpose purpose)

@@ -10,7 +10,7 @@
 
 namespace cohort {
 
-// The chat format of a model, with data.chat_template_kwargs.
+// The chat format of a model, with data.chat_template_kwargs and data.tools.
 ChatFormat chat_format(const DataConfig& data, const Tokenizer& tokenizer);
 
 class ChatRenderer {

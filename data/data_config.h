@@ -51,6 +51,7 @@ struct DataConfig {
   bool chat = false;                 // prompts and solutions become conversations
   std::string system;                // the first message of conversations that have none
   std::string chat_template_kwargs;  // a JSON object; empty: none
+  Json tools;  // the template's variable of that name; null: none. It is no key
   // True if problems are rendered by the model's chat template.
   bool is_chat() const { return chat || !jsonl.messages.empty(); }
   // True if the curriculum sorts the problems of the whole run.

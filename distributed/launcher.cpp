@@ -16,7 +16,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kPoll{50};
 
-// Environment variables of a rank: that of this process, except for variables set by another launcher.
+// The environment variables of a rank: those of this process, except for what another launcher has
+// set.
 std::vector<std::string> environment_of(int rank, int count, int port) {
   std::vector<std::string> out = {str("RANK=", rank),
                                   str("WORLD_SIZE=", count),

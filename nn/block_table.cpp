@@ -91,9 +91,20 @@ bool BlockTable::start_with(int32_t row, const Blocks& blocks, int64_t length) {
     --ref_counts_[static_cast<size_t>(from)];
     copies_.emplace_back(from, row_blocks.back());
   }
-  for (size_t i = 0; i < row_blocks.size(); ++i)
-    set_table(row, static_cast<int64_t>(i), row_blocks[i]);
+  set_row(row);
   return true;
+}
+
+void BlockTable::resume(int32_t row, Blocks blocks) {
+  COHORT_CHECK(row_blocks_[static_cast<size_t>(row)].empty(), "[kv_cache] expected an empty row");
+  row_blocks_[static_cast<size_t>(row)] = std::move(blocks);
+  set_row(row);
+}
+
+// Sets the elements of the table for the blocks of a row.
+void BlockTable::set_row(int32_t row) {
+  const Blocks& blocks = row_blocks_[static_cast<size_t>(row)];
+  for (size_t i = 0; i < blocks.size(); ++i) set_table(row, static_cast<int64_t>(i), blocks[i]);
 }
 
 BlockTable::Changes BlockTable::take_changes() {

@@ -51,6 +51,9 @@ class BlockTable {
   // the copy.
   [[nodiscard]] bool start_with(int32_t row, const Blocks& blocks, int64_t length);
 
+  // Gives an empty row held blocks, whose holder it becomes.
+  void resume(int32_t row, Blocks blocks);
+
   int64_t free_rows() const { return static_cast<int64_t>(free_rows_.size()); }
   int64_t free_blocks() const { return static_cast<int64_t>(free_blocks_.size()); }
   int64_t num_blocks() const { return static_cast<int64_t>(ref_counts_.size()); }
@@ -64,6 +67,7 @@ class BlockTable {
  private:
   int32_t allocate_block();
   void set_table(int32_t row, int64_t index, int32_t block);
+  void set_row(int32_t row);
 
   const KVCacheConfig config_;
   std::vector<Blocks> row_blocks_;

@@ -1,6 +1,7 @@
 #include "rl/environment.h"
 
 #include "core/text.h"
+#include "data/chat_examples.h"
 #include "rl/environments/environments.h"
 #include "sys/files.h"
 #include "text/utf8.h"
@@ -122,6 +123,21 @@ std::unique_ptr<Environment> make_environment(const EnvironmentConfig& config,
                 role, " follows; hint: turns: as_sampled keeps its tokens"));
   if (config.name == "tools") return make_tools_environment(config, std::move(context), *format);
   return make_command_environment(config, std::move(context), format);
+}
+
+std::unique_ptr<Environment> environment_of(const EnvironmentConfig& config, const DataConfig& data,
+                                            const Tokenizer& tokenizer) {
+  if (!config.is_set()) return nullptr;
+  EnvironmentContext context{tokenizer, {}};
+  if (data.is_chat()) context.chat = chat_format(data, tokenizer);
+  return make_environment(config, std::move(context));
+}
+
+DialogueOptions dialogue_options(const EnvironmentConfig& config, Environment* environment) {
+  return {.environment = environment,
+          .max_turns = config.max_turns,
+          .max_sequence_length = config.max_sequence_length,
+          .discount = config.discount};
 }
 
 std::vector<int32_t> observation_tokens(const EnvironmentContext& context,

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "config/visitor.h"
+#include "data/data_config.h"
 #include "rl/engine/environment.h"
 #include "text/chat.h"
 #include "text/tool_calls.h"
@@ -66,6 +67,12 @@ Json tool_schemas(const EnvironmentConfig& config);
 // earlier turns. nullptr if config has no name.
 std::unique_ptr<Environment> make_environment(const EnvironmentConfig& config,
                                               EnvironmentContext context);
+
+// make_environment() for problems that `data` renders.
+std::unique_ptr<Environment> environment_of(const EnvironmentConfig& config, const DataConfig& data,
+                                            const Tokenizer& tokenizer);
+// The options of the configuration with an environment that it has made; nullptr: none.
+DialogueOptions dialogue_options(const EnvironmentConfig& config, Environment* environment);
 
 // The tokens that follow a turn: `messages` under the chat template, without what the turn itself
 // has written, and the prompt of the next turn; or, without a chat format, their contents. Throws

@@ -66,6 +66,8 @@ RewardInput reward_input(const Example& example, const Trajectory& trajectory, i
   RewardInput in{example, trajectory.text, trajectory.index, step};
   in.max_tokens = trajectory.max_tokens;
   in.stop_reason = trajectory.stop_reason;
+  in.environment_reward = trajectory.environment_reward;
+  if (!trajectory.transcript.is_null()) in.transcript = &trajectory.transcript;
   if (trajectory.tokens.empty()) return in;
   std::vector<int32_t>& tokens = in.tokens.emplace();
   for (size_t i = 0; i < trajectory.tokens.size(); ++i)
@@ -168,6 +170,7 @@ void RewardSet::find_criteria(const std::vector<RewardConfig>& configs) {
 }
 
 void RewardSet::submit(const Example& example, const Trajectory& trajectory, int64_t step) const {
+  if (!trajectory.environment_error.empty()) return;
   for (const auto& command : commands_)
     if (command != nullptr) command->submit(reward_input(example, trajectory, step));
 }
@@ -193,6 +196,10 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
   }
   for (size_t s = 0; s < samples; ++s) {
     const std::string& text = trajectories[s].text;
+    if (!trajectories[s].environment_error.empty()) {
+      for (std::vector<double>& values : scores.each) values[s] = kNotApplicable;
+      continue;
+    }
     const auto require_finite = [&](double value, const std::string& name) {
       if (std::isinf(value))
         throw InputError(str("reward ", name, " is infinite for completion ", s, ", ",

@@ -60,6 +60,9 @@ struct RewardInput {
   int64_t max_tokens = 0;  // max_completion_length; 0: unknown
   StopReason stop_reason = StopReason::kStopToken;
   double correct = kNotApplicable;  // the reward that RewardConfig::correct names
+  // Trajectory::environment_reward and transcript; nullptr: no dialogue.
+  double environment_reward = kNotApplicable;
+  const Json* transcript = nullptr;
   bool truncated() const { return is_truncated(stop_reason); }
 };
 // The input for a completion. Its tokens are unknown if the trajectory has none.
@@ -100,7 +103,8 @@ class RewardSet {
   const std::vector<double>& weights() const { return weights_; }  // one per name
 
   struct Scores {
-    std::vector<std::vector<double>> each;  // [reward][sample], NaN where not applicable
+    // [reward][sample], NaN where not applicable: all of a dialogue whose environment has failed.
+    std::vector<std::vector<double>> each;
     std::vector<double> total;  // sum of weight * reward over applicable ones; NaN if none applies
     // [reward]: number of samples for which a command has failed (nullopt: not a command), and the
     // error of the first of them.

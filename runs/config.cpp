@@ -10,6 +10,7 @@
 
 #include "nn/model_folder.h"
 #include "runs/foreign_keys.h"
+#include "sys/files.h"
 
 namespace cohort {
 namespace {
@@ -18,10 +19,17 @@ namespace fs = std::filesystem;
 
 const std::vector<std::string> kStagesKey = {"stages"};
 
-constexpr std::string_view kPathKeys[] = {
-    "data.text",           "data.eval_text", "data.jsonl.path", "data.jsonl.eval_path",
-    "data.tokenizer_path", "data.cache_dir", "model.path",      "init_from",
-    "output_dir"};
+constexpr std::string_view kPathKeys[] = {"data.text",
+                                          "data.eval_text",
+                                          "data.jsonl.path",
+                                          "data.jsonl.eval_path",
+                                          "data.tokenizer_path",
+                                          "data.cache_dir",
+                                          "model.path",
+                                          "init_from",
+                                          "output_dir",
+                                          "environment.corpus",
+                                          "environment.tool_schemas"};
 
 std::vector<std::string> paths_at(const TrainConfig& config, std::string_view key) {
   if (key == "data.text") return config.data.text;
@@ -30,6 +38,8 @@ std::vector<std::string> paths_at(const TrainConfig& config, std::string_view ke
   if (key == "data.jsonl.eval_path") return config.data.jsonl.eval_path;
   if (key == "data.tokenizer_path") return {config.data.tokenizer_path};
   if (key == "model.path") return {config.model.path};
+  if (key == "environment.corpus") return {config.environment.corpus};
+  if (key == "environment.tool_schemas") return {config.environment.tool_schemas};
   return key == "init_from" ? std::vector{config.init_from} : std::vector<std::string>{};
 }
 
@@ -98,9 +108,8 @@ class RelativePaths {
   // Makes the paths of a map of keys absolute, and the working directories of reward programs.
   void resolve(ConfigNode& map) {
     if (ConfigNode* rewards = map.find("rewards"))
-      for (ConfigNode& reward : rewards->items)
-        if (const ConfigNode* run = reward.find("run"); run != nullptr && run->text() != "")
-          resolve_directory(reward);
+      for (ConfigNode& reward : rewards->items) resolve_directory(reward);
+    if (ConfigNode* environment = map.find("environment")) resolve_directory(*environment);
     if (ConfigNode* sets = node_at(map, "eval.sets"))
       for (ConfigNode& set : sets->items)
         if (ConfigNode* path = set.find("path")) resolve_path(*path);
@@ -150,13 +159,16 @@ class RelativePaths {
     return canonical_path(fs::current_path() / folder);
   }
 
-  void resolve_directory(ConfigNode& reward) const {
-    const ConfigNode* given = reward.find("directory");
+  // Makes the working directory of a program absolute: a section with the key `run`.
+  void resolve_directory(ConfigNode& program) const {
+    const ConfigNode* run = program.find("run");
+    if (run == nullptr || run->text() == "") return;
+    const ConfigNode* given = program.find("directory");
     const std::string folder = given == nullptr ? "" : given->text().value_or("");
-    ConfigNode absolute = *reward.find("run");
-    absolute.scalar = canonical_path(fs::path(base_of(reward)) / folder);
+    ConfigNode absolute = *run;
+    absolute.scalar = canonical_path(fs::path(base_of(program)) / folder);
     absolute.typed.reset();
-    if (given == nullptr || given->text()) reward.set("directory", std::move(absolute));
+    if (given == nullptr || given->text()) program.set("directory", std::move(absolute));
   }
 
   std::string file_;
@@ -344,6 +356,7 @@ void TrainConfig::validate() const {
           "min_learning_rate: expected at most learning_rate");
   validate_k(eval, "eval");
   validate_sets(eval);
+  environment.validate();
 }
 
 std::vector<std::string> TrainConfig::warnings() const {
@@ -449,6 +462,9 @@ RunPlan load_plan(const std::string& path, std::span<const std::string> override
         (stages.empty() || !gives_format(stages[i])))
       detect_format(config.data.jsonl);
     config.validate();
+    // A file that is missing is an error where the environment is made.
+    if (config.environment.tool_schemas.empty() || path_exists(config.environment.tool_schemas))
+      config.data.tools = tool_schemas(config.environment);
     for (const TrainConfig& other : plan.stages)
       if (!other.data.jsonl.path.empty() && !config.data.jsonl.path.empty() &&
           other.data.jsonl.split_by != config.data.jsonl.split_by)

@@ -133,6 +133,8 @@ void log_completions(Stage& stage, std::span<const Example> prompts, const Score
         .set("group", trajectory.group)
         .set("sample", sample)
         .set("group_reward", group.mean());
+    if (!trajectory.transcript.is_null()) line.set("transcript", trajectory.transcript);
+    if (!trajectory.environment_error.empty()) line.set("error", trajectory.environment_error);
     lines[index] = line.dump();
   }
   for (const std::string& line : gather_texts(stage.comm(), lines)) stage.log_completion(line);
@@ -144,7 +146,8 @@ StageEnd train_grpo(Stage& stage) {
   const TrainConfig& config = stage.config();
   const RewardSet rewards(config.rewards, stage.data().task, stage.correct().command);
   const Sampler sampler(stage.engine(), *stage.data().tokenizer,
-                        sampling_for(config.sampling, config.data, *stage.data().tokenizer));
+                        sampling_for(config.sampling, config.data, *stage.data().tokenizer),
+                        stage.dialogue());
   OnlineOrder order = order_of(stage);
   const Json& saved = stage.state().monitor;
   GrpoMonitor monitor = with_places(saved, "monitor of the checkpoint's state.json",

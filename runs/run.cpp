@@ -200,8 +200,10 @@ void check_stages(const RunPlan& plan) {
 }  // namespace
 
 bool prepare_programs(const RunPlan& plan) {
-  const bool any = std::any_of(plan.stages.begin(), plan.stages.end(),
-                               [](const auto& stage) { return has_command(stage.rewards); });
+  const bool any =
+      std::any_of(plan.stages.begin(), plan.stages.end(), [](const TrainConfig& stage) {
+        return has_command(stage.rewards) || !stage.environment.run.empty();
+      });
   if (any) worker_host();
   return any;
 }

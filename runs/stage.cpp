@@ -188,6 +188,8 @@ void Stage::build_model() {
   make_learner(std::move(loaded.model));
   engine_ = std::make_unique<Engine>(learner_->model(), config_.rollout);
   set_memory_callbacks();
+  if (config_.batch.trainer != TrainerType::kPretrain)
+    environment_ = environment_of(config_.environment, config_.data, *data_.tokenizer);
   if (!resumed.empty())
     learner_->optimizer().load(SafetensorsFile(training_folder(resumed) + "/optimizer.safetensors"),
                                state_.updates);
@@ -498,7 +500,8 @@ Evaluation Stage::evaluation() {
   } else {
     out.measure = correct_.measure();
     out.rule = correct_.rule();
-    const ProblemEvaluation problems{engine(), data_, correct_, config_, state_.step, stop};
+    ProblemEvaluation problems{engine(), data_, correct_, config_, state_.step, stop};
+    problems.dialogue = dialogue();
     if (!data_.held_out.empty()) {
       ProblemScores scores = evaluate_problems(problems, comm_);
       out.metrics = std::move(scores.metrics);

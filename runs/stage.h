@@ -95,6 +95,10 @@ class Stage : NonCopyable {
   Learner& learner() { return *learner_; }
   Transformer& model() { return learner_->model(); }
   Engine& engine() { return *engine_; }
+  // How completions are sampled in training and evaluation.
+  DialogueOptions dialogue() const {
+    return dialogue_options(config_.environment, environment_.get());
+  }
   // The policy that the KL term refers to; without a model unless this is grpo with beta > 0.
   ReferencePolicy reference();
   const Correctness& correct() const { return correct_; }
@@ -152,7 +156,8 @@ class Stage : NonCopyable {
   const Device device_ = setup_.device;
   Dataset data_;
   std::unique_ptr<Learner> learner_;
-  std::unique_ptr<Engine> engine_;          // samples from the learner's model
+  std::unique_ptr<Engine> engine_;  // samples from the learner's model
+  std::unique_ptr<Environment> environment_;
   std::unique_ptr<Transformer> reference_;  // unless the model has adapters
   std::vector<Tensor> start_adapters_;      // reference: start, moved by ref_sync_every
   Correctness correct_;

@@ -90,7 +90,8 @@ Judged sample_and_judge(const ProblemEvaluation& evaluation, Communicator& comm,
     return reward_input(problems[static_cast<size_t>(t.group)], t, evaluation.step);
   };
   const auto submit = [&](const Trajectory& t) {
-    if (evaluation.correct.command != nullptr) evaluation.correct.command->submit(input_of(t));
+    if (evaluation.correct.command != nullptr && t.environment_error.empty())
+      evaluation.correct.command->submit(input_of(t));
   };
   const auto unless_stopped = [&](const Trajectory&) {
     if (evaluation.stop != nullptr && *evaluation.stop) throw EvaluationStopped("stopped");
@@ -100,7 +101,8 @@ Judged sample_and_judge(const ProblemEvaluation& evaluation, Communicator& comm,
   bool stopped = false;
   try {
     out.trajectories =
-        Sampler(evaluation.engine, *evaluation.data.tokenizer, sampling_of(evaluation, temperature))
+        Sampler(evaluation.engine, *evaluation.data.tokenizer, sampling_of(evaluation, temperature),
+                evaluation.dialogue)
             .sample(std::span(problems).subspan(static_cast<size_t>(shard.begin),
                                                 address.prompt_indices.size()),
                     samples, address, {.on_finished = submit, .on_token = unless_stopped});
@@ -110,7 +112,9 @@ Judged sample_and_judge(const ProblemEvaluation& evaluation, Communicator& comm,
   check_stopped(comm, stopped);
   out.verdicts.assign(static_cast<size_t>(count * samples), 0);
   for (const Trajectory& t : out.trajectories)
-    if (evaluation.correct.command == nullptr)
+    if (!t.environment_error.empty())
+      out.verdicts[static_cast<size_t>(t.index)] = kNotApplicable;
+    else if (evaluation.correct.command == nullptr)
       out.verdicts[static_cast<size_t>(t.index)] = evaluation.correct.judge(input_of(t));
   if (evaluation.correct.command != nullptr) collect_verdicts(evaluation.correct, out.verdicts);
   // One rank has each verdict and the others 0, so the sums are exact; a NaN stays one.
@@ -390,7 +394,8 @@ ProblemScores evaluate_set(const EvalSet& set, const ProblemEvaluation& run, Com
                                        run.config.seed ^ checksum(set.name)},
                             .step = run.step,
                             .stop = run.stop,
-                            .problems = &set.problems},
+                            .problems = &set.problems,
+                            .dialogue = run.dialogue},
                            comm);
 }
 

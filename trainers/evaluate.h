@@ -163,6 +163,7 @@ struct ProblemEvaluation {
   // Becomes true to stop the evaluation; may be null.
   const std::atomic<bool>* stop = nullptr;
   const std::vector<Example>* problems = nullptr;  // null: the held-out ones of `data`
+  DialogueOptions dialogue = {};
 };
 // Thrown on every rank by an evaluation that was stopped on one of them.
 class EvaluationStopped : public Error {

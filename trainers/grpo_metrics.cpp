@@ -90,6 +90,21 @@ void UpdateSums::add(const Learner::Update& update, const kernels::PolicyLossSta
   kernels::add(policy, stats);
 }
 
+void add_dialogue_metrics(MetricSums& out, std::span<const Trajectory> dialogues) {
+  Moments turns, observed, seen, failed;
+  for (const Trajectory& t : dialogues) {
+    turns.add(static_cast<double>(t.num_turns()));
+    observed.add(
+        static_cast<double>(std::ssize(t.tokens) - t.prompt_length - t.completion_length()));
+    seen.add(t.stop_reason == StopReason::kTurns);
+    failed.add(!t.environment_error.empty());
+  }
+  out.add_mean("environment/turns", turns);
+  out.add_mean("environment/observed_tokens", observed);
+  out.add_mean("environment/turns_ratio", seen);
+  out.add_sum("environment/failed", failed.sum);
+}
+
 MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::string>& reward_names,
                         const UpdateSums& updates, const GrpoSections& config,
                         double learning_rate) {

@@ -63,6 +63,9 @@ struct UpdateSums {
 MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::string>& reward_names,
                         const UpdateSums& updates, const GrpoSections& config,
                         double learning_rate);
+// Adds the numbers of dialogues: their turns and observed tokens, the fraction that max_turns has
+// truncated, and how many an environment has failed.
+void add_dialogue_metrics(MetricSums& out, std::span<const Trajectory> dialogues);
 // Adds the engine's statistics since their last reset, `seconds` ago.
 void add_rollout_metrics(MetricSums& out, const Engine& engine, double seconds);
 

@@ -495,6 +495,7 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   const double update_time = clock.lap("update");
   MetricSums sums =
       grpo_metrics(out.rollouts, in.rewards.names(), updates, config, in.learning_rate);
+  if (in.sampler.dialogue().environment != nullptr) add_dialogue_metrics(sums, trajectories);
   add_rollout_metrics(sums, in.sampler.engine(), times.sampling);
   sums.add_local("time/sampling", times.sampling);
   sums.add_local("time/rewards", times.rewards);

@@ -89,9 +89,9 @@ void DecodeSlots::start(const Scheduler::Sequences& sequences) {
   for (const Scheduler::SequencePtr& s : sequences) {
     const EngineRequest& in = s->request->in;
     at.push_back(s->slot);
-    states.push_back(s->sampled.empty() ? in.prompt.back() : s->sampled.back());
-    states.push_back(static_cast<int32_t>(in.prompt.size() + s->sampled.size()) - 1);
-    states.push_back(static_cast<int32_t>(in.max_length));
+    states.push_back(s->output.empty() ? in.prompt.back() : s->output.back());
+    states.push_back(static_cast<int32_t>(in.prompt.size() + s->output.size()) - 1);
+    states.push_back(static_cast<int32_t>(s->max_length));
     stops.insert(stops.end(), in.stop_tokens.begin(), in.stop_tokens.end());
     stops.resize(at.size() * static_cast<size_t>(limits_.stop_tokens), -1);
     params.push_back(in.completions[static_cast<size_t>(s->completion)]);
@@ -129,7 +129,11 @@ void DecodeSlots::start_counts(const Scheduler::Sequence& s) {
   std::vector<int32_t> counts(static_cast<size_t>(vocab), 0);
   for (const int32_t token : s.request->in.prompt)
     counts[static_cast<size_t>(token)] = kernels::kInPrompt;
-  for (const int32_t token : s.sampled) ++counts[static_cast<size_t>(token)];
+  for (const int32_t token : s.output) ++counts[static_cast<size_t>(token)];
+  for (const int32_t token : s.observed) {  // count as part of the prompt
+    int32_t& count = counts[static_cast<size_t>(token)];
+    count = (count - 1) | kernels::kInPrompt;
+  }
   set_rows(sampling_.counts, Tensor::from(std::vector<int32_t>{s.slot}).to(device_),
            Tensor::from(counts, {1, vocab}));
 }

@@ -48,11 +48,11 @@ Engine::Engine(const Transformer& model, const EngineConfig& config)
 
 int64_t Engine::submit(EngineRequest in) {
   const auto prompt = static_cast<int64_t>(in.prompt.size());
-  COHORT_CHECK(prompt > 0 && prompt < in.max_length && in.max_length <= model_.config().context,
+  const int64_t longest = std::max(in.max_length, in.session_length);
+  COHORT_CHECK(prompt > 0 && prompt < in.max_length && longest <= model_.config().context,
                "[engine] expected a prompt of at least one token that is shorter than max_length, "
                "and max_length of at most ",
-               model_.config().context, ", got ", prompt, " tokens and a max_length of ",
-               in.max_length);
+               model_.config().context, ", got ", prompt, " tokens and a max_length of ", longest);
   for (const int32_t token : in.prompt)
     COHORT_CHECK(token >= 0 && token < model_.config().vocab_size, "[engine] token ", token,
                  " of a prompt is outside the vocabulary of ", model_.config().vocab_size);
@@ -68,6 +68,14 @@ int64_t Engine::submit(EngineRequest in) {
   return scheduler_.submit(std::move(in));
 }
 
+void Engine::extend(int64_t request, int64_t completion, std::span<const int32_t> tokens,
+                    int64_t max_length) {
+  for (const int32_t token : tokens)
+    COHORT_CHECK(token >= 0 && token < model_.config().vocab_size, "[engine] token ", token,
+                 " of an observation is outside the vocabulary of ", model_.config().vocab_size);
+  scheduler_.extend(request, completion, tokens, max_length);
+}
+
 void Engine::cancel_all() {
   pending_.clear();
   scheduler_.cancel_all();
@@ -76,7 +84,7 @@ void Engine::cancel_all() {
 bool Engine::step() {
   try {
     try {
-      if (!scheduler_.requests().empty()) run_step();
+      if (scheduler_.has_work()) run_step();
     } catch (const OutOfMemoryError& e) {
       shrink(e);
     }
@@ -84,7 +92,8 @@ bool Engine::step() {
     cancel_all();
     throw;
   }
-  if (!scheduler_.requests().empty()) return true;
+  if (scheduler_.has_work()) return true;
+  if (!scheduler_.requests().empty()) return false;
   prompts_.clear();
   if (cache_ != nullptr) cache_->release_to_pool();
   return false;
@@ -97,7 +106,7 @@ void Engine::run_step() {
   progress = decode() || progress;
   if (!progress && pending_.empty()) {
     // The cache is full of prompts whose completions wait.
-    scheduler_.evict_prompts();
+    scheduler_.evict_all();
     progress = admit();
   }
   COHORT_CHECK(progress || !pending_.empty(), "[engine] cannot make progress on ",
@@ -244,7 +253,7 @@ void Engine::prefill(const std::vector<Scheduler::Chunk>& chunks) {
 void Engine::sample_first_tokens(const Sequences& sequences) {
   std::map<int64_t, Sequences> by_forward;
   for (const Scheduler::SequencePtr& s : sequences)
-    if (s->sampled.empty()) by_forward[prompts_.at(s->request->id).forward].push_back(s);
+    if (s->output.empty()) by_forward[prompts_.at(s->request->id).forward].push_back(s);
   for (const auto& [forward, group] : by_forward) {
     std::vector<int32_t> rows;
     for (const Scheduler::SequencePtr& s : group) rows.push_back(prompts_.at(s->request->id).row);

@@ -25,6 +25,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -49,7 +50,18 @@ class Engine {
   // Ends a completion: poll() returns no further token of it.
   void cancel(int64_t request, int64_t completion) { scheduler_.cancel(request, completion); }
   void cancel_all();
-  // Runs one scheduling step. Returns false if no request is left; all tokens are then in poll().
+  // Sessions (EngineRequest::session_length), whose completions end by cancel() alone. A turn ends
+  // by a stop token or at its maximum length, or here: after the completion's first `length`
+  // tokens, the last of which poll() has returned in this turn. extend() continues a completion
+  // whose turn has ended: `tokens`, at least one, follow what it has, and the next turn is sampled
+  // up to `max_length` tokens in all. Both throw Error for a completion in another state.
+  void end_turn(int64_t request, int64_t completion, int64_t length) {
+    scheduler_.end_turn(request, completion, length);
+  }
+  void extend(int64_t request, int64_t completion, std::span<const int32_t> tokens,
+              int64_t max_length);
+  // Runs one scheduling step. Returns false if there is nothing left to do: no request, or only
+  // completions between two turns; all tokens are then in poll().
   // Throws NonFiniteError if logits are not finite, OutOfMemoryError if there is no memory for the
   // longest sequence alone. Any exception cancels all requests.
   bool step();

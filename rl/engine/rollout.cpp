@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "text/chat.h"
 #include "text/utf8.h"
 
 namespace cohort {
@@ -91,16 +92,18 @@ void check_sampling_tokens(const SamplingConfig& config, const Tokenizer& tokeni
   for (const std::string& text : config.stop_strings) check_stop_string(text, tokenizer);
 }
 
-// A completion that is being sampled.
-struct Sampler::OpenCompletion {
-  Trajectory* out = nullptr;  // null: it has ended
-  StreamDecoder decoder;
-};
-
-Sampler::Sampler(Engine& engine, const Tokenizer& tokenizer, const SamplingConfig& config)
-    : engine_(engine), tokenizer_(tokenizer), config_(config), stop_tokens_(tokenizer.stop_ids()) {
+Sampler::Sampler(Engine& engine, const Tokenizer& tokenizer, const SamplingConfig& config,
+                 const DialogueOptions& dialogue)
+    : engine_(engine),
+      tokenizer_(tokenizer),
+      config_(config),
+      dialogue_(dialogue),
+      stop_tokens_(tokenizer.stop_ids()) {
   check_sampling_tokens(config, tokenizer, engine.model().config().vocab_size);
-  for (const std::string& text : config.stop_strings)
+  if (dialogue_.environment != nullptr)
+    for (const std::string& text : dialogue_.environment->stop_strings())
+      config_.stop_strings.push_back(text);
+  for (const std::string& text : config_.stop_strings)
     longest_stop_string_ = std::max(longest_stop_string_, text.size());
   for (const int64_t id : config.stop_tokens) stop_tokens_.push_back(static_cast<int32_t>(id));
   for (const std::string& bias : config.logit_bias) logit_bias_.push_back(parse_bias(bias));
@@ -108,7 +111,7 @@ Sampler::Sampler(Engine& engine, const Tokenizer& tokenizer, const SamplingConfi
 
 std::vector<Trajectory> Sampler::start(std::span<const Example> prompts, int64_t num_generations,
                                        const SampleAddress& address) const {
-  const int64_t context = engine_.model().config().context;
+  const int64_t limit = max_length();
   std::vector<Trajectory> out;
   for (size_t i = 0; i < prompts.size(); ++i) {
     const int64_t index =
@@ -120,9 +123,12 @@ std::vector<Trajectory> Sampler::start(std::span<const Example> prompts, int64_t
     if (length == 0)
       throw InputError(
           str("prompt ", index, " is empty; a completion needs at least one token to follow"));
-    if (static_cast<int64_t>(length) >= context)
+    if (static_cast<int64_t>(length) >= limit)
       throw InputError(str("prompt ", index, " has ", length, " tokens, the model's context is ",
-                           context,
+                           engine_.model().config().context,
+                           limit < engine_.model().config().context
+                               ? str(" and max_sequence_length is ", limit)
+                               : "",
                            ", which leaves no token for a completion; hint: a larger model.context "
                            "or shorter prompts"));
     trajectory.loss_mask.assign(length, 0);
@@ -138,15 +144,23 @@ std::vector<Trajectory> Sampler::start(std::span<const Example> prompts, int64_t
   return out;
 }
 
+// Maximum length of a prompt with all that follows.
+int64_t Sampler::max_length() const {
+  const int64_t context = engine_.model().config().context;
+  const int64_t limit = dialogue_.max_sequence_length;
+  return dialogue_.environment != nullptr && limit > 0 ? std::min(limit, context) : context;
+}
+
 EngineRequest Sampler::request(std::span<const Trajectory> group,
                                const SampleAddress& address) const {
   const Trajectory& first = group[0];
-  EngineRequest out{
-      .prompt = first.tokens,
-      .max_length = config_.max_length(first.prompt_length, engine_.model().config().context),
-      .completions = {},
-      .stop_tokens = stop_tokens_,
-      .logit_bias = logit_bias_};
+  const int64_t limit = max_length();
+  EngineRequest out{.prompt = first.tokens,
+                    .max_length = config_.max_length(first.prompt_length, limit),
+                    .session_length = dialogue_.environment == nullptr ? 0 : limit,
+                    .completions = {},
+                    .stop_tokens = stop_tokens_,
+                    .logit_bias = logit_bias_};
   for (size_t g = 0; g < group.size(); ++g)
     out.completions.push_back(
         {.temperature = config_.temperature,
@@ -162,70 +176,173 @@ EngineRequest Sampler::request(std::span<const Trajectory> group,
   return out;
 }
 
+// A completion that is being sampled.
+struct Sampler::OpenCompletion {
+  Trajectory* out = nullptr;  // null: it has ended
+  const Example* example = nullptr;
+  int64_t request = 0, completion = 0;
+  StreamDecoder decoder;
+  int64_t turns = 0;   // that have ended
+  bool waits = false;  // for the environment
+};
+
+// One call of sample().
+class Sampler::Call {
+ public:
+  Call(const Sampler& sampler, const SampleAddress& address, const SampleCallbacks& callbacks)
+      : sampler_(sampler), step_(address.step), callbacks_(callbacks) {}
+  // An exception must not leave requests in the engine, nor replies in the environment.
+  ~Call() {
+    sampler_.engine_.cancel_all();
+    sampler_.engine_.poll();
+    if (outstanding_ > 0) environment().cancel_all();
+  }
+
+  void open(int64_t request, const Example& example, std::span<Trajectory> group) {
+    std::vector<OpenCompletion>& open = requests_[request];
+    for (size_t i = 0; i < group.size(); ++i)
+      open.push_back({.out = &group[i],
+                      .example = &example,
+                      .request = request,
+                      .completion = static_cast<int64_t>(i),
+                      .decoder = StreamDecoder(sampler_.tokenizer_, group[i].tokens)});
+    for (OpenCompletion& o : open) dialogues_[o.out->index] = &o;
+  }
+
+  void run() {
+    for (bool more = true; more || outstanding_ > 0;) {
+      more = sampler_.engine_.step();
+      for (const EngineToken& token : sampler_.engine_.poll()) {
+        OpenCompletion& open = requests_.at(token.request)[static_cast<size_t>(token.completion)];
+        // A token in flight when the completion or its turn ended is none of it.
+        if (open.out == nullptr || open.waits) continue;
+        if (append(open, token)) end_turn(open, token.end != EngineToken::End::kNone);
+      }
+      if (outstanding_ == 0) continue;
+      for (const EnvironmentReply& reply : environment().poll(!more)) more |= take(reply);
+    }
+  }
+
+ private:
+  Environment& environment() const { return *sampler_.dialogue_.environment; }
+
+  // Returns true if this token ends the turn.
+  bool append(OpenCompletion& open, const EngineToken& token) const {
+    Trajectory& out = *open.out;
+    out.append_sampled(token.token, token.logprob, token.sampling_logprob, token.entropy);
+    out.truncated_mass += token.truncated_mass;
+    const size_t decoded = out.text.size();
+    out.text += open.decoder.push(token.token);
+    bool has_stop_string = false;
+    if (const size_t longest = sampler_.longest_stop_string_; longest > 0) {
+      // A stop string may end in bytes that the decoder still holds back (peek()).
+      const std::string text =
+          out.text.substr(decoded - std::min(decoded, longest)) + open.decoder.peek();
+      for (const std::string& stop : sampler_.config_.stop_strings)
+        has_stop_string = has_stop_string || text.find(stop) != std::string::npos;
+    }
+    const bool wanted = !callbacks_.on_token || callbacks_.on_token(out);
+    if (token.end == EngineToken::End::kStopToken)
+      out.stop_reason = StopReason::kStopToken;
+    else if (has_stop_string)
+      out.stop_reason = StopReason::kStopString;
+    else if (token.end == EngineToken::End::kLength)
+      out.stop_reason = out.completion_length() >= sampler_.config_.max_completion_length
+                            ? StopReason::kLength
+                            : StopReason::kContext;
+    else if (!wanted)
+      out.stop_reason = StopReason::kCancelled;
+    else
+      return false;
+    return true;
+  }
+
+  // The completion has ended, or a turn of a dialogue, of which the environment says what follows.
+  void end_turn(OpenCompletion& open, bool engine_ended) {
+    Trajectory& t = *open.out;
+    t.text += open.decoder.peek();
+    if (sampler_.dialogue_.environment == nullptr) return finish(open);
+    ++open.turns;
+    std::span<const int32_t> turn = t.last_turn();
+    if (t.stop_reason == StopReason::kStopToken) turn = turn.first(turn.size() - 1);
+    t.transcript.push_back(
+        make_message("assistant", sampler_.tokenizer_.decode(turn, SpecialText::kShow)));
+    if (t.truncated()) return finish(open);
+    if (!engine_ended)
+      sampler_.engine_.end_turn(open.request, open.completion,
+                                static_cast<int64_t>(t.tokens.size()));
+    open.waits = true;
+    ++outstanding_;
+    environment().submit(*open.example, t, step_);
+  }
+
+  // Continues or ends a dialogue. Returns true if it continues.
+  bool take(const EnvironmentReply& reply) {
+    OpenCompletion& open = *dialogues_.at(reply.index);
+    COHORT_CHECK(open.waits, "[sampler] dialogue ", reply.index, " has no turn outstanding");
+    open.waits = false;
+    --outstanding_;
+    Trajectory& t = *open.out;
+    const DialogueOptions& options = sampler_.dialogue_;
+    if (!std::isnan(reply.reward)) {
+      const double before = std::isnan(t.environment_reward) ? 0 : t.environment_reward;
+      t.environment_reward =
+          before + std::pow(options.discount, static_cast<double>(open.turns - 1)) * reply.reward;
+    }
+    const auto length = static_cast<int64_t>(t.tokens.size() + reply.tokens.size());
+    const int64_t limit = sampler_.max_length(),
+                  left = sampler_.config_.max_completion_length - t.completion_length();
+    if (!reply.error.empty()) {
+      t.environment_error = reply.error;
+      t.stop_reason = StopReason::kFailed;
+    } else if (!reply.done) {
+      if (open.turns < options.max_turns && left > 0 && length < limit)
+        return extend(open, reply, std::min(length + left, limit));
+      t.stop_reason = open.turns >= options.max_turns ? StopReason::kTurns
+                      : left <= 0                     ? StopReason::kLength
+                                                      : StopReason::kContext;
+    }
+    finish(open);
+    return false;
+  }
+
+  bool extend(OpenCompletion& open, const EnvironmentReply& reply, int64_t max_length) {
+    Trajectory& t = *open.out;
+    sampler_.engine_.extend(open.request, open.completion, reply.tokens, max_length);
+    for (const int32_t token : reply.tokens) t.append_observed(token);
+    if (reply.messages.is_array())
+      for (const Json& message : reply.messages.as_array()) t.transcript.push_back(message);
+    t.text.clear();
+    open.decoder = StreamDecoder(sampler_.tokenizer_, t.tokens);
+    return true;
+  }
+
+  void finish(OpenCompletion& open) {
+    sampler_.engine_.cancel(open.request, open.completion);
+    const Trajectory& t = *std::exchange(open.out, nullptr);
+    if (callbacks_.on_finished) callbacks_.on_finished(t);
+  }
+
+  const Sampler& sampler_;
+  const int64_t step_;
+  const SampleCallbacks& callbacks_;
+  std::map<int64_t, std::vector<OpenCompletion>> requests_;
+  std::map<int64_t, OpenCompletion*> dialogues_;  // by Trajectory::index
+  int64_t outstanding_ = 0;                       // dialogues that wait for the environment
+};
+
 std::vector<Trajectory> Sampler::sample(std::span<const Example> prompts, int64_t num_generations,
                                         const SampleAddress& address,
                                         const SampleCallbacks& callbacks) const {
   std::vector<Trajectory> out = start(prompts, num_generations, address);
-  // An exception must not leave requests in the engine.
-  struct EngineCleanup {
-    Engine& engine;
-    ~EngineCleanup() {
-      engine.cancel_all();
-      engine.poll();
-    }
-  } cleanup{engine_};
-  std::map<int64_t, std::vector<OpenCompletion>> requests;
+  Call call(*this, address, callbacks);
   const auto group = static_cast<size_t>(num_generations);
-  for (size_t begin = 0; begin < out.size(); begin += group) {
-    const std::span<Trajectory> trajectories(out.data() + begin, group);
-    std::vector<OpenCompletion>& open = requests[engine_.submit(request(trajectories, address))];
-    for (Trajectory& t : trajectories) open.push_back({&t, StreamDecoder(tokenizer_, t.tokens)});
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const std::span<Trajectory> trajectories(out.data() + i * group, group);
+    call.open(engine_.submit(request(trajectories, address)), prompts[i], trajectories);
   }
-  for (bool more = true; more;) {
-    more = engine_.step();
-    for (const EngineToken& token : engine_.poll()) {
-      OpenCompletion& open = requests.at(token.request)[static_cast<size_t>(token.completion)];
-      if (open.out == nullptr) continue;  // a token in flight when the completion ended
-      if (!append(open, token, callbacks)) continue;
-      if (token.end == EngineToken::End::kNone) engine_.cancel(token.request, token.completion);
-      Trajectory& t = *std::exchange(open.out, nullptr);
-      t.text += open.decoder.peek();
-      if (callbacks.on_finished) callbacks.on_finished(t);
-    }
-  }
+  call.run();
   return out;
-}
-
-// Returns true if this token ends the completion.
-bool Sampler::append(OpenCompletion& open, const EngineToken& token,
-                     const SampleCallbacks& callbacks) const {
-  Trajectory& out = *open.out;
-  out.append_sampled(token.token, token.logprob, token.sampling_logprob, token.entropy);
-  out.truncated_mass += token.truncated_mass;
-  const size_t decoded = out.text.size();
-  out.text += open.decoder.push(token.token);
-  bool has_stop_string = false;
-  if (longest_stop_string_ > 0) {
-    // A stop string may end in bytes that the decoder still holds back (peek()).
-    const std::string text =
-        out.text.substr(decoded - std::min(decoded, longest_stop_string_)) + open.decoder.peek();
-    for (const std::string& stop : config_.stop_strings)
-      has_stop_string = has_stop_string || text.find(stop) != std::string::npos;
-  }
-  const bool wanted = !callbacks.on_token || callbacks.on_token(out);
-  if (token.end == EngineToken::End::kStopToken)
-    out.stop_reason = StopReason::kStopToken;
-  else if (has_stop_string)
-    out.stop_reason = StopReason::kStopString;
-  else if (token.end == EngineToken::End::kLength)
-    out.stop_reason = out.completion_length() >= config_.max_completion_length
-                          ? StopReason::kLength
-                          : StopReason::kContext;
-  else if (!wanted)
-    out.stop_reason = StopReason::kCancelled;
-  else
-    return false;
-  return true;
 }
 
 }  // namespace cohort

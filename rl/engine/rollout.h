@@ -2,7 +2,9 @@
 // engine's tokens into trajectories.
 //
 // The sampled tokens depend on (seed, step, prompt index, sample index, position) only: not on the
-// number of concurrent sequences, nor on the number of ranks.
+// number of concurrent sequences, nor on the number of ranks. Those of a dialogue
+// (rl/engine/environment.h) depend on the observations too, not on when they came. No token is
+// encoded twice: a turn stays as it was sampled.
 #pragma once
 
 #include <algorithm>
@@ -63,29 +65,33 @@ struct SampleCallbacks {
 
 class Sampler {
  public:
-  // Keeps references to engine and tokenizer. Throws InputError for a stop token or a bias outside
-  // the model's vocabulary.
-  Sampler(Engine& engine, const Tokenizer& tokenizer, const SamplingConfig& config);
+  // Keeps references to engine, tokenizer and environment. Throws InputError for a stop token or a
+  // bias outside the model's vocabulary.
+  Sampler(Engine& engine, const Tokenizer& tokenizer, const SamplingConfig& config,
+          const DialogueOptions& dialogue = {});
   // Samples `num_generations` completions of each prompt: completion (i, g) is element
-  // i * num_generations + g. Throws InputError naming the prompt if it is empty, cannot be
-  // tokenised, or fills the context, and what Engine::step() throws. The engine must have no other
-  // requests.
+  // i * num_generations + g. With an environment they are dialogues, in which max_completion_length
+  // is the limit of the sampled tokens of all turns. Throws InputError naming the prompt if it is
+  // empty, cannot be tokenised, or fills the context, and what Engine::step() and the environment
+  // throw. The engine must have no other requests.
   std::vector<Trajectory> sample(std::span<const Example> prompts, int64_t num_generations,
                                  const SampleAddress& address,
                                  const SampleCallbacks& callbacks = {}) const;
 
   Engine& engine() const { return engine_; }
+  const DialogueOptions& dialogue() const { return dialogue_; }
 
  private:
   struct OpenCompletion;
+  class Call;
   std::vector<Trajectory> start(std::span<const Example> prompts, int64_t num_generations,
                                 const SampleAddress& address) const;
+  int64_t max_length() const;
   EngineRequest request(std::span<const Trajectory> group, const SampleAddress& address) const;
-  bool append(OpenCompletion& open, const EngineToken& token,
-              const SampleCallbacks& callbacks) const;
   Engine& engine_;
   const Tokenizer& tokenizer_;
   SamplingConfig config_;
+  DialogueOptions dialogue_;
   std::vector<int32_t> stop_tokens_;
   size_t longest_stop_string_ = 0;  // bytes
   LogitBias logit_bias_;

@@ -23,6 +23,7 @@ int64_t Scheduler::submit(EngineRequest in) {
     request.completions.push_back(std::make_shared<Sequence>());
     request.completions.back()->request = &request;
     request.completions.back()->completion = i;
+    request.completions.back()->max_length = request.in.max_length;
   }
   waiting_.insert(waiting_.end(), request.completions.begin(), request.completions.end());
   return id;
@@ -32,9 +33,49 @@ void Scheduler::cancel(int64_t request, int64_t completion) {
   const auto it = requests_.find(request);
   if (it == requests_.end()) return;
   const SequencePtr sequence = it->second.completions.at(static_cast<size_t>(completion));
-  if (sequence->done) return;
+  if (sequence->closed) return;
   stop(*sequence);
-  end(sequence);
+  leave(sequence);
+  close(*sequence);
+}
+
+void Scheduler::end_turn(int64_t request, int64_t completion, int64_t length) {
+  const SequencePtr s = requests_.at(request).completions.at(static_cast<size_t>(completion));
+  const int64_t sampled = length - s->request->prompt_length();
+  COHORT_CHECK(s->request->is_session() && !s->closed && sampled > 0 &&
+                   sampled <= static_cast<int64_t>(s->output.size()),
+               "[engine] a turn cannot end after ", length, " tokens");
+  s->output.resize(static_cast<size_t>(sampled));
+  if (s->done) {  // later tokens have ended it
+    keep(*s, std::min(s->kept_length, length - 1));
+    return;
+  }
+  if (std::ranges::find(running_, s) != running_.end()) {
+    s->kept = table_->hold(s->slot, length - 1);
+    s->kept_length = length - 1;
+  }
+  stop(*s);
+  leave(s);
+}
+
+void Scheduler::extend(int64_t request, int64_t completion, std::span<const int32_t> tokens,
+                       int64_t max_length) {
+  SequencePtr& s = requests_.at(request).completions.at(static_cast<size_t>(completion));
+  COHORT_CHECK(s->done && !s->closed && !tokens.empty(),
+               "[engine] only a completion between two turns can be extended");
+  // Steps in flight refer to the sequence of the turn before, which is done.
+  const SequencePtr next = std::make_shared<Sequence>(std::move(*s));
+  s->done = true;
+  s = next;
+  next->done = false;
+  next->in_flight = next->prefilled = 0;
+  next->max_length = max_length;
+  for (std::vector<int32_t>* to : {&next->output, &next->observed})
+    to->insert(to->end(), tokens.begin(), tokens.end());
+  COHORT_CHECK(next->length() < max_length && max_length <= next->request->limit(),
+               "[engine] expected a maximum length over ", next->length(), " and up to ",
+               next->request->limit(), ", got ", max_length);
+  waiting_.push_front(next);
 }
 
 void Scheduler::cancel_all() {
@@ -70,11 +111,10 @@ Scheduler::Capacity Scheduler::wanted_capacity(int64_t allowed_blocks) const {
   // to the copies that its completions own.
   int64_t all = 0, longest = 0;
   for (const SequencePtr& s : waiting_) {
-    const int64_t length = ceil_div(s->request->in.max_length, KVCacheConfig::kBlockTokens);
-    const int64_t shared =
-        s->completion > 0 ? s->request->prompt_length() / KVCacheConfig::kBlockTokens : -1;
-    all += length - shared;
-    longest = std::max(longest, length + 1);
+    constexpr int64_t kBlock = KVCacheConfig::kBlockTokens;
+    const int64_t shared = s->completion > 0 ? s->request->prompt_length() / kBlock : -1;
+    all += ceil_div(s->max_length, kBlock) - shared;
+    longest = std::max(longest, ceil_div(s->request->limit(), kBlock) + 1);
     out.limits = out.limits.with(s->request->limits);
   }
   const auto count = static_cast<int64_t>(waiting_.size());
@@ -95,14 +135,14 @@ Scheduler::Capacity Scheduler::wanted_capacity(int64_t allowed_blocks) const {
 
 void Scheduler::set_capacity(BlockTable* table, const SlotLimits& limits) {
   COHORT_CHECK(is_idle(), "[scheduler] the table of running sequences cannot be replaced");
-  if (table != table_) evict_prompts();
+  if (table != table_) evict_all();
   table_ = table;
   limits_ = limits;
   stopped_slots_.clear();
 }
 
 void Scheduler::preempt_all() {
-  evict_prompts();
+  evict_all();
   for (Sequences* list : {&prefills_, &ready_, &running_}) list->clear();
   waiting_.clear();
   for (auto& [id, request] : requests_)
@@ -173,18 +213,37 @@ bool Scheduler::should_admit() {
   return true;
 }
 
-// Gives a sequence a row and blocks for its prefill, of which it shares the first tokens with its
-// prompt. Returns false and changes nothing if there are not enough free blocks.
-bool Scheduler::enter_cache(Sequence& s, int64_t shared) {
+// Gives a sequence a row and blocks for its prefill: those kept from its last turn, or else those
+// of its prompt, if it is computed. Returns false and changes nothing if there are not enough free
+// blocks.
+bool Scheduler::enter_cache(Sequence& s) {
+  if (!s.kept.empty() &&
+      table_->blocks_for(s.prefill_length()) - static_cast<int64_t>(s.kept.size()) >
+          table_->free_blocks())
+    return false;
   const int32_t row = table_->acquire();
-  if ((shared > 0 && !table_->start_with(row, s.request->blocks, shared)) ||
+  const Request& request = *s.request;
+  const bool shares = s.kept.empty() && request.is_computed();
+  if (!s.kept.empty()) table_->resume(row, std::exchange(s.kept, {}));
+  if ((shares && !table_->start_with(row, request.blocks, request.prompt_length())) ||
       !table_->reserve(row, s.prefill_length())) {
     table_->release(row);
     return false;
   }
   s.slot = row;
-  s.prefilled = shared;
+  s.prefilled = shares ? request.prompt_length() : std::exchange(s.kept_length, 0);
   return true;
+}
+
+// Calls enter_cache() if `spare` blocks are free besides the sequence's own or no sequence is in
+// the cache, and evicts blocks kept between turns for that.
+bool Scheduler::evict_for(Sequence& s, int64_t spare) {
+  const int64_t needed =
+      table_->blocks_for(s.prefill_length()) - static_cast<int64_t>(s.kept.size()) + spare;
+  do {
+    if ((is_idle() || spare == 0 || table_->free_blocks() >= needed) && enter_cache(s)) return true;
+  } while (evict_kept());
+  return false;
 }
 
 // Starts prefills of waiting sequences whose prompts are not computed, in order, within the limits
@@ -200,18 +259,17 @@ void Scheduler::choose_prefills() {
   std::erase_if(waiting_, [&](const SequencePtr& s) {
     const Request& request = *s->request;
     // A request over the capacity waits until no sequence is in the cache, which may then grow.
-    const bool fits = table_->blocks_for(request.in.max_length) < table_->num_blocks() &&
-                      limits_.cover(request.limits);
+    const bool fits =
+        table_->blocks_for(request.limit()) < table_->num_blocks() && limits_.cover(request.limits);
     full = full || rows-- <= 0 || tokens >= memory_limits_.prefill_tokens || !fits;
     // Further completions of a prompt wait until its prefill is done.
-    if (full || request.is_computed() || started.contains(&request)) return false;
+    const bool is_kept = !s->kept.empty();
+    if (full || (!is_kept && (request.is_computed() || started.contains(&request)))) return false;
     // One spare block per running sequence, so that growth does not preempt at once.
-    const int64_t length = s->prefill_length(),
-                  needed = table_->blocks_for(length) + static_cast<int64_t>(running_.size());
-    full = (!is_idle() && table_->free_blocks() < needed) || !enter_cache(*s, 0);
+    full = !evict_for(*s, static_cast<int64_t>(running_.size()));
     if (full) return false;
-    started.insert(&request);
-    tokens += length;
+    if (!is_kept) started.insert(&request);
+    tokens += s->prefill_length() - s->prefilled;
     prefills_.push_back(s);
     return true;
   });
@@ -223,7 +281,7 @@ void Scheduler::fork_completions() {
   std::erase_if(waiting_, [&](const SequencePtr& s) {
     full = full || table_->free_rows() == 0;
     if (full || !s->request->is_computed()) return false;
-    full = !enter_cache(*s, s->request->prompt_length());
+    full = !evict_for(*s, 0);
     if (full) return false;
     (s->prefilled < s->prefill_length() ? prefills_ : ready_).push_back(s);
     return true;
@@ -238,7 +296,7 @@ Scheduler::Sequences Scheduler::schedule_starts(const std::vector<Chunk>& comput
   }
   if (!computed.empty()) fork_completions();
   for (const SequencePtr& s : ready_) {
-    if (s->sampled.empty()) ++s->in_flight;
+    if (s->output.empty()) ++s->in_flight;
     running_.push_back(s);
   }
   if (!ready_.empty()) update_peaks();
@@ -274,6 +332,7 @@ Scheduler::Decode Scheduler::schedule_decode(size_t unread_steps) {
 // Frees blocks of a full cache. Returns false if the tokens of unread steps, which may end
 // sequences, come first.
 bool Scheduler::free_blocks_for_growth(size_t unread_steps) {
+  if (evict_kept()) return true;
   for (auto& [id, request] : requests_) {
     const bool used = std::any_of(request.completions.begin(), request.completions.end(),
                                   [](const SequencePtr& s) { return s->slot >= 0; });
@@ -282,6 +341,11 @@ bool Scheduler::free_blocks_for_growth(size_t unread_steps) {
     return true;
   }
   if (unread_steps > 0) return false;
+  for (const SequencePtr& s : waiting_) {
+    if (s->kept.empty()) continue;
+    keep(*s, 0);
+    return true;
+  }
   COHORT_CHECK(!prefills_.empty() || running_.size() > 1,
                "[engine] a single sequence has filled the cache of ", table_->num_blocks(),
                " blocks");
@@ -301,8 +365,34 @@ void Scheduler::stop(Sequence& sequence) {
   table_->release(std::exchange(sequence.slot, -1));
 }
 
-void Scheduler::evict_prompts() {
-  for (auto& [id, request] : requests_) evict_prompt(request);
+void Scheduler::evict_all() {
+  for (auto& [id, request] : requests_) {
+    evict_prompt(request);
+    for (const SequencePtr& s : request.completions) keep(*s, 0);
+  }
+}
+
+// Evicts the blocks of the youngest completion that waits between two turns. Returns false if none
+// has any.
+bool Scheduler::evict_kept() {
+  for (auto request = requests_.rbegin(); request != requests_.rend(); ++request) {
+    if (!request->second.is_session()) continue;
+    for (const SequencePtr& s : request->second.completions) {
+      if (!s->done || s->kept.empty()) continue;
+      keep(*s, 0);
+      return true;
+    }
+  }
+  return false;
+}
+
+// Keeps the blocks of the first `length` of the tokens whose blocks are kept, and frees the others.
+void Scheduler::keep(Sequence& s, int64_t length) {
+  if (s.kept.empty()) return;
+  const auto end = s.kept.begin() + static_cast<std::ptrdiff_t>(table_->blocks_for(length));
+  table_->release_blocks({end, s.kept.end()});
+  s.kept.erase(end, s.kept.end());
+  s.kept_length = length;
 }
 
 void Scheduler::evict_prompt(Request& request) {
@@ -312,22 +402,35 @@ void Scheduler::evict_prompt(Request& request) {
 EngineToken::End Scheduler::append(const SequencePtr& s, int32_t token) {
   using End = EngineToken::End;
   --s->in_flight;
-  s->sampled.push_back(token);
+  s->output.push_back(token);
   ++stats_.decoded_tokens;
   memory_limits_.is_last_try = false;
   const std::vector<int32_t>& stops = s->request->in.stop_tokens;
   const bool stopped = std::find(stops.begin(), stops.end(), token) != stops.end();
   if (!stopped && (!s->is_full() || s->in_flight > 0)) return End::kNone;
-  end(s);
+  if (s->request->is_session()) {
+    s->kept_length = s->length() - 1 - s->in_flight;
+    s->kept = table_->hold(s->slot, s->kept_length);
+    leave(s);
+  } else {
+    leave(s);
+    close(*s);
+  }
   return stopped ? End::kStopToken : End::kLength;
 }
 
-void Scheduler::end(const SequencePtr& sequence) {
+// Takes a sequence that is done out of all lists and out of the cache.
+void Scheduler::leave(const SequencePtr& sequence) {
   sequence->done = true;
   std::erase(waiting_, sequence);
   for (Sequences* list : {&prefills_, &ready_, &running_}) std::erase(*list, sequence);
   if (sequence->slot >= 0) table_->release(std::exchange(sequence->slot, -1));
-  Request& request = *sequence->request;
+}
+
+void Scheduler::close(Sequence& sequence) {
+  sequence.closed = true;
+  keep(sequence, 0);
+  Request& request = *sequence.request;
   if (--request.unfinished > 0) return;
   evict_prompt(request);
   requests_.erase(request.id);

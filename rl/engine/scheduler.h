@@ -8,6 +8,9 @@
 //   decode = schedule_decode(unread);    // if kReady: upload the table, decode running()
 //   end = append(sequence, token);       // for each sampled token, in the order of sampling
 //
+// The completions of a session have turns: one that ends keeps its blocks, and extend() continues
+// it after observed tokens. Blocks kept between turns are the first to be evicted.
+//
 // After a step that has run out of memory: preempt_all() and shrink(), then another table.
 //
 // The uploads are in this order because a fork copies a block that the chunks fill.
@@ -17,6 +20,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -55,6 +59,9 @@ using LogitBias = std::vector<std::pair<int32_t, float>>;
 struct EngineRequest {
   std::vector<int32_t> prompt;  // at least one token
   int64_t max_length = 0;       // prompt and completion together; longer than the prompt
+  // Above 0: a session. Its completions, which may have this length, stay until cancel(), and
+  // extend() continues one that has ended; max_length is the limit of their first turn.
+  int64_t session_length = 0;
   std::vector<kernels::SamplingParams> completions;
   std::vector<int32_t> stop_tokens;  // each ends a completion
   LogitBias logit_bias;
@@ -116,31 +123,41 @@ class Scheduler : NonCopyable {
     BlockTable::Blocks blocks;
     bool is_computed() const { return !blocks.empty(); }
     int64_t prompt_length() const { return static_cast<int64_t>(in.prompt.size()); }
+    bool is_session() const { return in.session_length > 0; }
+    // Maximum length of its completions.
+    int64_t limit() const { return std::max(in.max_length, in.session_length); }
   };
 
-  // A completion of a request. Only the scheduler writes it.
+  // A completion of a request, or one turn of it. Only the scheduler writes it.
   struct Sequence {
     Request* request = nullptr;  // valid until done
     int64_t completion = 0;
-    std::vector<int32_t> sampled;  // tokens that append() has got
-    int64_t in_flight = 0;         // tokens scheduled and not yet appended
-    int64_t prefilled = 0;         // tokens shared with the prompt or computed by prefills
-    int32_t slot = -1;             // row of the block table; -1: not in the cache
-    bool done = false;
+    int64_t max_length = 0;         // of the turn
+    std::vector<int32_t> output;    // tokens after the prompt, of append() and of extend()
+    std::vector<int32_t> observed;  // tokens of extend()
+    int64_t in_flight = 0;          // tokens scheduled and not yet appended
+    int64_t prefilled = 0;          // tokens shared with the prompt, kept, or computed by prefills
+    int32_t slot = -1;              // row of the block table; -1: not in the cache
+    bool done = false;              // the turn has ended
+    bool closed = false;            // the completion has ended
+    // Blocks of the first `kept_length` tokens, held from the end of a turn until the next one
+    // enters the cache, or until eviction.
+    BlockTable::Blocks kept;
+    int64_t kept_length = 0;
 
     int64_t length() const {
-      return request->prompt_length() + static_cast<int64_t>(sampled.size()) + in_flight;
+      return request->prompt_length() + static_cast<int64_t>(output.size()) + in_flight;
     }
-    bool is_full() const { return length() >= request->in.max_length; }
-    // Token at a position of prompt and sampled tokens.
+    bool is_full() const { return length() >= max_length; }
+    // Token at a position of prompt and output.
     int32_t token(int64_t position) const {
       const int64_t prompt = request->prompt_length();
       return position < prompt ? request->in.prompt[static_cast<size_t>(position)]
-                               : sampled[static_cast<size_t>(position - prompt)];
+                               : output[static_cast<size_t>(position - prompt)];
     }
     // Tokens that must be in the cache before the next one can be sampled, from the prompt's hidden
     // state or from a decode step of the last token.
-    int64_t prefill_length() const { return sampled.empty() ? length() : length() - 1; }
+    int64_t prefill_length() const { return output.empty() ? length() : length() - 1; }
   };
 
   // Tokens [begin, end) of a sequence, which one forward computes.
@@ -173,9 +190,17 @@ class Scheduler : NonCopyable {
   // Ends a completion; no effect if it has ended.
   void cancel(int64_t request, int64_t completion);
   void cancel_all();
+  // Ends the turn of a session's completion after its first `length` tokens, the last of which
+  // append() has got in this turn. Later ones are dropped.
+  void end_turn(int64_t request, int64_t completion, int64_t length);
+  // Continues a session's completion, whose turn has ended, after these tokens, up to `max_length`.
+  void extend(int64_t request, int64_t completion, std::span<const int32_t> tokens,
+              int64_t max_length);
   // Requests with unfinished completions, by number.
   const std::map<int64_t, Request>& requests() const { return requests_; }
 
+  // Returns false if every completion has ended, or waits between its turns.
+  bool has_work() const { return !waiting_.empty() || !is_idle() || !ready_.empty(); }
   // Returns true if no sequence is in the cache, which may then be replaced.
   bool is_idle() const { return prefills_.empty() && running_.empty(); }
   // The capacity that all waiting sequences can use, of at most `allowed_blocks` blocks, or as many
@@ -201,13 +226,15 @@ class Scheduler : NonCopyable {
   // hidden state.
   Sequences schedule_starts(const std::vector<Chunk>& computed);
   // Schedules one token for each sequence of running() that is not full. When the cache is full, it
-  // frees a prompt without running completions, then the sequences that unread tokens end, then the
-  // youngest sequence. `unread_steps`: number of sampling steps whose tokens are not appended yet.
+  // frees blocks kept between turns, then a prompt without running completions, then the sequences
+  // that unread tokens end, then the youngest sequence. `unread_steps`: number of sampling steps
+  // whose tokens are not appended yet.
   Decode schedule_decode(size_t unread_steps);
   // Sequences in the cache, the oldest first.
   const Sequences& running() const { return running_; }
-  // Frees the blocks of all computed prompts; for a step that can do nothing else.
-  void evict_prompts();
+  // Frees the blocks of all computed prompts, and those kept between turns; for a step that can do
+  // nothing else.
+  void evict_all();
   // Returns the slots that the device must stop before the next start or decode step.
   std::vector<int32_t> take_stopped_slots() { return std::exchange(stopped_slots_, {}); }
   // Appends the next token of a sequence that is not done, and returns whether that ends it. The
@@ -228,13 +255,17 @@ class Scheduler : NonCopyable {
 
   void update_peaks();
   bool should_admit();
-  bool enter_cache(Sequence& sequence, int64_t shared);
+  bool enter_cache(Sequence& sequence);
+  bool evict_for(Sequence& sequence, int64_t spare);
+  bool evict_kept();
   void choose_prefills();
   void fork_completions();
   bool free_blocks_for_growth(size_t unread_steps);
   void stop(Sequence& sequence);
   void evict_prompt(Request& request);
-  void end(const SequencePtr& sequence);
+  void keep(Sequence& sequence, int64_t length);
+  void leave(const SequencePtr& sequence);
+  void close(Sequence& sequence);
 
   const EngineConfig config_;
   Limits memory_limits_;

@@ -83,6 +83,7 @@ void CommandReward::submit(const RewardInput& in) {
         .set("max_length", in.max_tokens)
         .set("truncated", in.truncated())
         .set("stop_reason", stop_reason_name(in.stop_reason));
+  if (in.transcript != nullptr) request.set("transcript", *in.transcript);
   if (config_.batch) return unsent_.push_back(std::move(request));
   requested_.push_back({in.index});
   pool_->submit(request.dump());

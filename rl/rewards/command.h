@@ -5,6 +5,7 @@
 // directory.
 //   request  {"index": 3, "step": 0, "prompt": "...", "completion": "...", "answer": "...",
 //             "fields": {...}, "messages": [...],     (messages: conversations only)
+//             "transcript": [...],                    (dialogues only: all after the prompt)
 //             "length": 17, "max_length": 64, "truncated": false, "stop_reason": "stop_token"}
 //   answer   {"index": 3, "reward": 0.5}              null: the reward does not apply
 //        or  {"index": 3, "error": "why there is no reward"}

@@ -21,6 +21,7 @@ namespace cohort {
     "correct threshold right wrong max_length")                                                  \
   R(countdown, "an expression that reaches fields.target from fields.numbers", "pattern")        \
   R(distinct, "the fraction of distinct runs of four words", "pattern")                          \
+  R(environment, "the sum of the rewards that the environment gave to the turns; 0: none", "")   \
   R(exact_match, "the found text is the answer", "pattern")                                      \
   R(format, "the pattern matches the whole completion", "pattern")                               \
   R(length, "minus penalty times the length, as a fraction of max_length", "penalty max_length") \

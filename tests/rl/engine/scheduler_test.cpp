@@ -60,7 +60,7 @@ class FakeDevice {
   void start(const Scheduler::Sequence& s) {
     Slot& slot = slots_.at(static_cast<size_t>(s.slot));
     slot = {.tokens = s.request->in.prompt, .active = true};
-    slot.tokens.insert(slot.tokens.end(), s.sampled.begin(), s.sampled.end());
+    slot.tokens.insert(slot.tokens.end(), s.output.begin(), s.output.end());
   }
   void stop(int32_t slot) { slots_.at(static_cast<size_t>(slot)).active = false; }
 
@@ -161,7 +161,7 @@ class SchedulerRun {
     read(max_pending_);
     progress = decode() || progress;
     if (!progress && pending_.empty()) {
-      scheduler_.evict_prompts();
+      scheduler_.evict_all();
       std::tie(prefilled, progress) = admit();
     }
     EXPECT_TRUE(progress || !pending_.empty());
@@ -208,7 +208,7 @@ class SchedulerRun {
     Pending first;
     for (const Scheduler::SequencePtr& s : starts) {
       device_->start(*s);
-      if (!s->sampled.empty()) continue;
+      if (!s->output.empty()) continue;
       first.sequences.push_back(s);
       first.tokens.push_back(device_->sample(*s));
     }
