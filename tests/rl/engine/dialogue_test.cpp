@@ -7,6 +7,7 @@
 #include "core/rng.h"
 #include "rl/engine/rollout.h"
 #include "tests/rl/tiny_policy.h"
+#include "text/chat.h"
 
 namespace cohort {
 namespace {
@@ -104,8 +105,7 @@ TEST_F(DialogueTest, LogProbsAreThoseOfThePackedForward) {
     turns = std::max(turns, t.num_turns());
     const std::vector<double> trained = completion_logprobs(*model_, t);
     for (size_t i = 0; i < t.tokens.size(); ++i) {
-      if (t.loss_mask[i] == 0) EXPECT_EQ(t.logprobs[i], 0);
-      if (t.loss_mask[i] == 1) EXPECT_EQ(t.logprobs[i], trained[i]) << i;
+      EXPECT_EQ(t.logprobs[i], t.loss_mask[i] == 1 ? trained[i] : 0) << i;
       tokens += t.loss_mask[i];
     }
   }

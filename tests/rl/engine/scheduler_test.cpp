@@ -72,7 +72,7 @@ class FakeDevice {
     const auto position = static_cast<int64_t>(slot.tokens.size() - in.prompt.size());
     slot.tokens.push_back(sampled_token(s.request->id, s.completion, position));
     const bool stopped = !in.stop_tokens.empty() && slot.tokens.back() == kStop;
-    slot.active = !stopped && static_cast<int64_t>(slot.tokens.size()) < in.max_length;
+    slot.active = !stopped && static_cast<int64_t>(slot.tokens.size()) < s.max_length;
     return slot.tokens.back();
   }
 
@@ -129,8 +129,9 @@ class SchedulerRun {
   BlockTable& table() { return *table_; }
   std::map<std::pair<int64_t, int64_t>, Output>& outputs() { return outputs_; }
 
-  int64_t submit(int64_t prompt, int64_t max_length, size_t completions, bool stops) {
-    EngineRequest in{.max_length = max_length};
+  int64_t submit(int64_t prompt, int64_t max_length, size_t completions, bool stops,
+                 int64_t session_length = 0) {
+    EngineRequest in{.max_length = max_length, .session_length = session_length};
     for (int64_t i = 0; i < prompt; ++i) in.prompt.push_back(static_cast<int32_t>(100 + i));
     in.completions.resize(completions);
     if (stops) in.stop_tokens = {kStop};
@@ -156,7 +157,7 @@ class SchedulerRun {
 
   // Number of tokens that the step prefills.
   int64_t step() {
-    if (scheduler_.requests().empty()) return 0;
+    if (!scheduler_.has_work()) return 0;
     auto [prefilled, progress] = admit();
     read(max_pending_);
     progress = decode() || progress;
@@ -346,6 +347,73 @@ TEST(Scheduler, RandomWorkEndsInOrderAndLosesNoBlock) {
           KVCacheConfig{
               .num_sequences = 20, .max_length = 40, .num_blocks = 60, .block_tokens = 3}})
       expect_random_work_is_done(config, max_pending);
+}
+
+// Sessions: turns that end by themselves or by the host, observations of random length at random
+// times, steps that run out of memory, with a cache that is too small for all.
+void expect_random_sessions_are_continued(const KVCacheConfig& config, size_t max_pending) {
+  SCOPED_TRACE(str(config.num_blocks, " blocks, ", max_pending, " unread steps"));
+  SchedulerRun run(config, max_pending);
+  Scheduler& scheduler = run.scheduler();
+  Rng rng(static_cast<uint64_t>(config.num_blocks) + max_pending, rng_stream(kTestPurpose, 44));
+  std::map<std::pair<int64_t, int64_t>, std::set<int64_t>> observed;  // positions after the prompt
+  int64_t turns = 0, ended = 0;
+  const auto end = [&](const Scheduler::Sequence& s) {
+    const std::set<int64_t>& seen = observed[{s.request->id, s.completion}];
+    for (int64_t i = 0; i < std::ssize(s.output); ++i) {
+      const int32_t token = s.output[static_cast<size_t>(i)];
+      EXPECT_EQ(token, seen.contains(i) ? 77 : sampled_token(s.request->id, s.completion, i));
+    }
+    ++ended;
+    scheduler.cancel(s.request->id, s.completion);
+  };
+  for (int64_t i = 0; i < 4000 || !scheduler.requests().empty(); ++i) {
+    ASSERT_LT(i, 8000);
+    if (i < 4000 && scheduler.requests().size() < 6 && rng.below(3) == 0) {
+      const int64_t prompt = rng.between(1, 12);
+      run.submit(prompt, prompt + rng.between(1, 10), static_cast<size_t>(rng.between(1, 4)),
+                 rng.below(2) == 0, config.max_length);
+    }
+    std::vector<Scheduler::SequencePtr> all;
+    for (const auto& [id, request] : scheduler.requests())
+      all.insert(all.end(), request.completions.begin(), request.completions.end());
+    for (const Scheduler::SequencePtr& s : all) {
+      if (s->closed) continue;
+      const int64_t length = s->length() - s->in_flight, left = config.max_length - length;
+      if (!s->done) {  // the host ends some turns, perhaps before tokens that it has got
+        const auto own = std::min<int64_t>(2, std::ssize(s->output));
+        if (own == 2 && rng.below(40) == 0 &&
+            !observed[{s->request->id, s->completion}].contains(std::ssize(s->output) - 2))
+          scheduler.end_turn(s->request->id, s->completion, length - rng.below(2));
+      } else if (left < 8) {
+        end(*s);
+      } else if (rng.below(4) == 0) {
+        const std::vector<int32_t> tokens(static_cast<size_t>(rng.between(1, 5)), 77);
+        for (size_t t = 0; t < tokens.size(); ++t)
+          observed[{s->request->id, s->completion}].insert(std::ssize(s->output) +
+                                                           static_cast<int64_t>(t));
+        const int64_t now = length + std::ssize(tokens);
+        scheduler.extend(s->request->id, s->completion, tokens,
+                         std::min(config.max_length, now + rng.between(1, 10)));
+        ++turns;
+      }
+    }
+    run.step();
+    if (rng.below(200) == 0) run.run_out_of_memory(config);
+    if (testing::Test::HasFailure()) return;
+  }
+  run.expect_all_is_free();
+  EXPECT_GT(scheduler.stats().preemptions, 0);
+  EXPECT_GT(ended, 100);
+  EXPECT_GT(turns, 3 * ended / 2);
+}
+
+TEST(Scheduler, RandomSessionsContinueAndLoseNoBlock) {
+  for (const size_t max_pending : {0, 1, 2})
+    for (const int64_t blocks : {14, 40, 200})
+      expect_random_sessions_are_continued(
+          {.num_sequences = 8, .max_length = 48, .num_blocks = blocks, .block_tokens = 4},
+          max_pending);
 }
 
 KVCacheConfig large_cache() {
