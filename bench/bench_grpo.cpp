@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <iostream>
 
+#include "bench/dialogues.h"
 #include "bench/op_times.h"
 #include "bench/rollout_exactness.h"
 #include "bench/rollout_workloads.h"
@@ -259,6 +260,8 @@ int run(int argc, char** argv) {
     for (const Workload& load : bench::rollout_workloads())
       if (wanted(load.name)) add(run_workload(model, load));
     if (wanted("exactness")) add({"exactness", bench::compare_exactness(model, runs)});
+    if (wanted("turns")) add({"turns", bench::compare_exactness(model, runs, true)});
+    if (wanted("dialogues")) add({"dialogues", bench::time_dialogues(model, 0.05, 5)});
   }
   if (wanted("grpo")) add(run_grpo("grpo", model_config, config, grpo));
   for (const int64_t rows : {128, 256, 512}) {

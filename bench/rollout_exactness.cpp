@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdio>
+#include <functional>
 #include <map>
 #include <set>
 
@@ -17,6 +18,8 @@ namespace {
 struct Setup {
   EngineConfig engine;
   size_t stride = 1;  // serves every stride-th request
+  bool turns = false;
+  uint64_t delays = 0;  // seed of the steps between a turn and its observation
 };
 const Setup kSetups[] = {{.engine = {.max_concurrent = 96, .max_cache_tokens = 40000}},
                          {.engine = {.max_concurrent = 256}},
@@ -43,11 +46,57 @@ struct Rollout {
   EngineStats stats;
 };
 
+// A dialogue between two turns, whose observation comes before the next step if `delay` is 0.
+struct Pause {
+  int64_t request = 0, completion = 0, delay = 0;
+  std::vector<int32_t> observation;
+  int64_t max_length = 0;
+};
+
+// The turns of the dialogues: how they go on depends on the dialogue and its length alone.
+class Turns {
+ public:
+  Turns(Engine& engine, uint64_t delays)
+      : engine_(engine), delays_(delays, rng_stream(kBenchPurpose, 12)) {}
+
+  // A turn has ended, after the tokens of `t`.
+  void end(const EngineToken& token, const Trajectory& t, const EngineRequest& request) {
+    Rng rng(t.tokens.size(), rng_stream(kBenchPurpose, 13, request.completions[0].seed));
+    const int64_t observed = rng.below(20) == 0 ? 700 : rng.between(1, 40);
+    Pause pause{token.request, token.completion, delays_.below(30), {}, 0};
+    const auto length = static_cast<int64_t>(t.tokens.size()) + observed;
+    if (t.num_turns() == 8 || rng.below(6) == 0 || length + 2 > request.session_length)
+      return engine_.cancel(token.request, token.completion);
+    for (int64_t i = 0; i < observed; ++i)
+      pause.observation.push_back(
+          static_cast<int32_t>(rng.below(engine_.model().config().vocab_size)));
+    pause.max_length = std::min(request.session_length, length + rng.between(1, 300));
+    pauses_.push_back(std::move(pause));
+  }
+  // Continues the dialogues whose observations have come. Returns false if there were none.
+  bool go_on(const std::function<Trajectory&(const Pause&)>& trajectory_of) {
+    const bool any = !pauses_.empty();
+    std::erase_if(pauses_, [&](Pause& pause) {
+      if (pause.delay-- > 0) return false;
+      for (const int32_t token : pause.observation) trajectory_of(pause).append_observed(token);
+      engine_.extend(pause.request, pause.completion, pause.observation, pause.max_length);
+      return true;
+    });
+    return any;
+  }
+
+ private:
+  Engine& engine_;
+  Rng delays_;
+  std::vector<Pause> pauses_;
+};
+
 Rollout roll_out(const Transformer& model, const Setup& setup,
                  std::span<const EngineRequest> requests) {
   Engine engine(model, setup.engine);
   Rollout out;
   std::map<int64_t, size_t> index_of;
+  Turns turns(engine, setup.delays);
   for (size_t i = 0; i < requests.size(); i += setup.stride) {
     const EngineRequest& request = requests[i];
     Trajectory start{.tokens = request.prompt,
@@ -55,13 +104,22 @@ Rollout roll_out(const Transformer& model, const Setup& setup,
     start.loss_mask.assign(request.prompt.size(), 0);
     start.logprobs.assign(request.prompt.size(), 0);
     out.completions[i].assign(request.completions.size(), start);
-    index_of[engine.submit(request)] = i;
+    EngineRequest in = request;
+    if (setup.turns) in.session_length = std::min(model.config().context, in.max_length + 2000);
+    index_of[engine.submit(in)] = i;
   }
-  for (bool more = true; more;) {
+  const auto trajectory_of = [&](const auto& at) -> Trajectory& {
+    return out.completions.at(index_of.at(at.request))[static_cast<size_t>(at.completion)];
+  };
+  for (bool more = true, waits = false; more || waits;) {
     more = engine.step();
-    for (const EngineToken& t : engine.poll())
-      out.completions.at(index_of.at(t.request))[static_cast<size_t>(t.completion)].append_sampled(
-          t.token, t.logprob);
+    for (const EngineToken& t : engine.poll()) {
+      trajectory_of(t).append_sampled(t.token, t.logprob);
+      EngineRequest request = requests[index_of.at(t.request)];
+      request.session_length = std::min(model.config().context, request.max_length + 2000);
+      if (setup.turns && t.end != EngineToken::End::kNone) turns.end(t, trajectory_of(t), request);
+    }
+    waits = turns.go_on(trajectory_of);
   }
   out.stats = engine.stats();
   return out;
@@ -142,16 +200,27 @@ void compare_with_training(Metrics& out, const Transformer& model, const Rollout
 
 }  // namespace
 
-Metrics compare_exactness(const Transformer& model, int64_t runs) {
+Metrics compare_exactness(const Transformer& model, int64_t runs, bool turns) {
   const std::vector<EngineRequest> requests = odd_requests(model.config());
-  const Rollout first = roll_out(model, kSetups[0], requests);
+  const auto setup_of = [&](int64_t run) {
+    Setup setup = kSetups[static_cast<size_t>(run) % std::size(kSetups)];
+    setup.turns = turns;
+    setup.delays = static_cast<uint64_t>(run);
+    return setup;
+  };
+  const Rollout first = roll_out(model, setup_of(0), requests);
   Metrics out;
   compare_with_training(out, model, first);
+  if (turns) {
+    int64_t count = 0;
+    for (const auto& [index, completions] : first.completions)
+      for (const Trajectory& t : completions) count += t.num_turns();
+    out.add("turns", static_cast<double>(count));
+  }
   int64_t different = 0, preemptions = first.stats.preemptions,
           most_rows = first.stats.most_running;
   for (int64_t run = 1; run < runs; ++run) {
-    const Setup& setup = kSetups[static_cast<size_t>(run) % std::size(kSetups)];
-    const Rollout again = roll_out(model, setup, requests);
+    const Rollout again = roll_out(model, setup_of(run), requests);
     different += count_different(first, again);
     preemptions += again.stats.preemptions;
     most_rows = std::max(most_rows, again.stats.most_running);

@@ -11,6 +11,8 @@ namespace cohort::bench {
 // with caches that are too small for all requests. Counts bitwise differences:
 //   different       log-probs of the first run against those of packed training forwards
 //   runs_different  tokens and log-probs of the other runs against those of the first
-Metrics compare_exactness(const Transformer& model, int64_t runs);
+// With `turns`, completions are dialogues of 1 to 8 turns, with observations of 1 to 700 tokens
+// whose delays differ from run to run.
+Metrics compare_exactness(const Transformer& model, int64_t runs, bool turns = false);
 
 }  // namespace cohort::bench
