@@ -81,8 +81,8 @@ struct TaskConfig {
   void visit(ConfigVisitor& v) {
     v.field("min_size", min_size, "smallest problem; the task defines what size means", {.min = 1});
     v.field("max_size", max_size, "largest problem", {.min = 1});
-    v.field("worked_share", worked_share, "fraction of solutions with worked steps (parity)",
-            {.min = 0, .max = 1});
+    v.field("worked_share", worked_share,
+            "fraction of solutions with worked steps (parity, arithmetic)", {.min = 0, .max = 1});
   }
 };
 

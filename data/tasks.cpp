@@ -13,7 +13,7 @@ namespace cohort {
 namespace {
 
 const Task* const kTasks[] = {
-    &kAdditionTask, &kCountdownTask, &kParityTask, &kReverseTask, &kSortTask,
+    &kAdditionTask, &kArithmeticTask, &kCountdownTask, &kParityTask, &kReverseTask, &kSortTask,
 };
 
 // The purpose of rng_stream() for generated problems.

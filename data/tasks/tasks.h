@@ -8,7 +8,8 @@
 
 namespace cohort {
 
-extern const Task kAdditionTask, kCountdownTask, kParityTask, kReverseTask, kSortTask;
+extern const Task kAdditionTask, kArithmeticTask, kCountdownTask, kParityTask, kReverseTask,
+    kSortTask;
 
 // Checkers ignore spaces and line breaks around an answer.
 std::string_view trimmed(std::string_view text);

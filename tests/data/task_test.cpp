@@ -180,6 +180,36 @@ TEST(Parity, GradesOnlyWhatFollowsTheLastColon) {
   EXPECT_EQ(task.check(e, "110:"), 0);
 }
 
+// The last line is graded: after the result of the last call, a dialogue's turn has nothing else.
+TEST(Arithmetic, GradesOnlyTheLastLine) {
+  const Task& task = find_task("arithmetic");
+  const Example e{.prompt = "(37+58)*41=", .answer = "3895"};
+  EXPECT_EQ(task.check(e, "3895"), 1);
+  EXPECT_EQ(task.check(e, "\n3895"), 1);
+  EXPECT_EQ(task.check(e, "<<37+58>>95\n<<95*41>>3895\n3895"), 1);
+  EXPECT_EQ(task.check(e, "<<95*41>>3895"), 0);
+  EXPECT_EQ(task.check(e, "3895\n95"), 0);
+  EXPECT_EQ(task.check(e, "-3895"), 0);
+}
+
+TEST(Arithmetic, WorkedSolutionsHaveALinePerOperatorInTheirShare) {
+  const Task& task = find_task("arithmetic");
+  int worked = 0;
+  for (const int64_t size : {1, 2, 8}) {
+    Rng rng(1, static_cast<uint64_t>(size));
+    for (int i = 0; i < 300; ++i) {
+      const Example e = task.generate(rng, {size, size, 0.5});
+      const int64_t lines = std::count(e.solution.begin(), e.solution.end(), '\n');
+      ASSERT_TRUE(lines == 0 || lines == size) << e.solution;
+      worked += lines != 0;
+      EXPECT_EQ(std::count(e.prompt.begin(), e.prompt.end(), '('), size - 1) << e.prompt;
+      EXPECT_LT(std::abs(std::stoll(e.answer)), 1'000'000'000);
+      EXPECT_EQ(lines == 0, e.solution == e.answer);
+    }
+  }
+  EXPECT_NEAR(worked, 450, 75);  // binomial standard deviation 15, times 5
+}
+
 TEST(Tasks, ProblemsLookAsDocumented) {
   const TaskConfig two{.min_size = 2, .max_size = 2};
   Rng rng(1, 1);
