@@ -1,5 +1,5 @@
 # The installed package: the `cohort` command, headers under include/cohort, static libraries, the files of
-# find_package(cohort), and share/cohort/cohort_reward.py.
+# find_package(cohort), and the Python helpers in share/cohort.
 if(NOT PROJECT_IS_TOP_LEVEL)
   return()
 endif()
@@ -28,7 +28,7 @@ install(TARGETS cohort ${COHORT_TARGETS} EXPORT cohortTargets ARCHIVE DESTINATIO
 install(EXPORT cohortTargets NAMESPACE cohort:: DESTINATION ${COHORT_CMAKE_DIR})
 if(TARGET cohort_cli)
   install(TARGETS cohort_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-  install(PROGRAMS scripts/cohort_reward.py DESTINATION ${CMAKE_INSTALL_DATADIR}/cohort)
+  install(PROGRAMS scripts/cohort_reward.py scripts/cohort_environment.py DESTINATION ${CMAKE_INSTALL_DATADIR}/cohort)
 endif()
 
 configure_package_config_file(cmake/cohortConfig.cmake.in ${PROJECT_BINARY_DIR}/cohortConfig.cmake

@@ -1,4 +1,4 @@
-// One thread serves the pipes of all programs. Each program has one request at a time.
+// One thread serves the pipes of all programs.
 #include "rl/worker_pool.h"
 
 #include <signal.h>
@@ -7,11 +7,13 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <map>
 #include <mutex>
 #include <thread>
 
 #include "core/progress.h"
 #include "sys/polling.h"
+#include "text/utf8.h"
 
 namespace cohort {
 namespace {
@@ -22,19 +24,29 @@ constexpr int kMaxUnanswered = 3;
 // Time for a program that has closed a pipe to end by itself, with its own exit code.
 constexpr std::chrono::milliseconds kEndPatience{1000};
 constexpr const char* kFlushHint = "; does it flush its output after each line?";
-constexpr size_t kNone = static_cast<size_t>(-1);
+constexpr const char* kTooLong = "its answer is over 1 MB";
 
 Clock::duration seconds(double count) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(count));
 }
 
+struct Request {
+  int64_t number = 0;  // in the order of submission
+  WorkerPool::Key key;
+  std::string line;
+  int64_t answers_before = 0;  // Worker::answers when it was sent
+  Clock::time_point deadline;
+  bool given_up = false;  // it has failed or was cancelled; a late answer is ignored
+};
+
 struct Worker {
   WorkerHost::Started program;
-  bool has_answered = false;  // since it was started
-  size_t request = kNone;     // index of its current request
-  std::string text, answer;   // the request as sent, and the bytes received
-  size_t sent_bytes = 0;      // prefix of `text`
-  Clock::time_point deadline;
+  int64_t answers = 0;            // since it was started
+  std::vector<Request> requests;  // without an answer, in the order in which they were sent
+  std::string text, answer;       // the last request as sent, and the bytes received
+  size_t sent_bytes = 0;          // prefix of `text`
+  bool is_sending() const { return sent_bytes < text.size(); }
+  bool is_idle() const { return std::ranges::all_of(requests, &Request::given_up); }
 };
 
 }  // namespace
@@ -42,7 +54,10 @@ struct Worker {
 class WorkerPool::Loop {
  public:
   Loop(WorkerHost& host, WorkerPoolOptions options)
-      : host_(host), options_(std::move(options)), workers_(static_cast<size_t>(options_.workers)) {
+      : host_(host),
+        options_(std::move(options)),
+        workers_(static_cast<size_t>(options_.workers)),
+        queues_(options_.key_of ? workers_.size() : 1) {
     for (Worker& worker : workers_) worker.program = host_.start(options_.program);
     thread_ = std::thread([this] { run(); });
   }
@@ -61,22 +76,35 @@ class WorkerPool::Loop {
     }
   }
 
-  void submit(std::string request) {
+  void submit(std::string line, Key key) {
     {
       const std::lock_guard lock(mutex_);
-      requests_.push_back(std::move(request));
-      answers_.emplace_back();
+      queues_[static_cast<size_t>(key.index) % queues_.size()].push_back(
+          {.number = num_submitted_++, .key = key, .line = std::move(line)});
+      ++num_unanswered_;
     }
     wake_.signal();
   }
 
-  std::vector<Answer> collect() {
+  // Waits for all answers, or for one.
+  std::vector<Answer> take(bool wait_for_all, bool wait_for_one) {
     std::unique_lock lock(mutex_);
-    all_answered_.wait(lock, [&] { return answered_ == answers_.size() || failure_; });
+    answered_.wait(lock, [&] {
+      return num_unanswered_ == 0 || failure_ ||
+             (!wait_for_all && !(wait_for_one && answers_.empty()));
+    });
     if (failure_) std::rethrow_exception(failure_);
-    requests_.clear();
-    next_ = answered_ = 0;
-    return std::exchange(answers_, {});
+    std::vector<Answer> out;
+    for (auto& [number, answer] : std::exchange(answers_, {})) out.push_back(std::move(answer));
+    return out;
+  }
+
+  void cancel() {
+    const std::lock_guard lock(mutex_);
+    for (std::deque<Request>& queue : queues_) queue.clear();
+    answers_.clear();
+    num_unanswered_ = 0;
+    num_cancelled_ = num_submitted_;
   }
 
  private:
@@ -91,7 +119,7 @@ class WorkerPool::Loop {
     } catch (...) {
       const std::lock_guard lock(mutex_);
       failure_ = std::current_exception();
-      all_answered_.notify_all();
+      answered_.notify_all();
     }
   }
 
@@ -100,100 +128,158 @@ class WorkerPool::Loop {
     {
       const std::lock_guard lock(mutex_);
       if (ended_) return false;
-      for (Worker& worker : workers_)
-        while (worker.request == kNone && next_ < requests_.size()) assign(worker, next_++);
+      for (size_t i = 0; i < workers_.size(); ++i) assign(workers_[i], queues_[i % queues_.size()]);
     }
     std::vector<pollfd> fds{{wake_.fd(), POLLIN, 0}};
     Clock::time_point deadline = Clock::now() + seconds(3600);
     for (const Worker& worker : workers_) {
       fds.push_back({worker.program.output.get(), POLLIN, 0});
-      if (worker.sent_bytes < worker.text.size())
-        fds.push_back({worker.program.input.get(), POLLOUT, 0});
-      if (worker.request != kNone) deadline = std::min(deadline, worker.deadline);
+      if (worker.is_sending()) fds.push_back({worker.program.input.get(), POLLOUT, 0});
+      for (const Request& request : worker.requests)
+        if (!request.given_up) deadline = std::min(deadline, request.deadline);
     }
     poll_until(deadline, std::move(fds));
     wake_.clear();
     for (Worker& worker : workers_) {
       send(worker);
       receive(worker);
-      if (worker.request == kNone || Clock::now() < worker.deadline) continue;
-      num_unanswered_ += !worker.has_answered && !any_answered_;
-      fail(worker, worker.has_answered ? str("no answer in ", options_.timeout, " s")
-                                       : str("no answer in ", options_.start_timeout,
-                                             " s to its first request", kFlushHint));
+      check_deadlines(worker);
     }
     return true;
   }
 
-  // Requires mutex_.
-  void assign(Worker& worker, size_t request) {
-    if (num_unanswered_ >= kMaxUnanswered)
-      return set_answer(request, {"", str("no program has ever answered", kFlushHint)});
-    try {
-      if (worker.program.id < 0) worker.program = host_.start(options_.program);
-    } catch (const InputError& e) {  // possibly temporary, since others were started
-      return set_answer(request, {"", e.what()});
+  void check_deadlines(Worker& worker) {
+    for (Request& request : worker.requests) {
+      if (request.given_up || Clock::now() < request.deadline) continue;
+      const std::string error = str("no answer in ", options_.timeout, " s");
+      if (worker.answers == request.answers_before) {
+        num_timeouts_ += worker.answers == 0 && !any_answered_;
+        fail(worker, worker.answers > 0 ? error
+                                        : str("no answer in ", options_.start_timeout,
+                                              " s to its first request", kFlushHint));
+        return;
+      }
+      finish(request, {"", error});
     }
-    worker.request = request;
-    worker.text = requests_[request] + '\n';
-    worker.sent_bytes = 0;
-    worker.answer.clear();
-    worker.deadline =
-        Clock::now() + seconds(worker.has_answered ? options_.timeout : options_.start_timeout);
+  }
+
+  // Begins to send the next request of the queue, if there is one and the program may have it.
+  // Requires mutex_.
+  void assign(Worker& worker, std::deque<Request>& queue) {
+    for (Request& request : worker.requests) request.given_up |= request.number < num_cancelled_;
+    while (!queue.empty()) {
+      const auto& all = worker.requests;
+      if (worker.is_sending() || all.size() >= options_.concurrent ||
+          std::ranges::count(all, queue.front().key, &Request::key) > 0) {
+        if (!worker.is_idle()) return;
+        end(worker);  // the request would wait for answers that may never come
+        worker = Worker();
+      }
+      Request request = std::move(queue.front());
+      queue.pop_front();
+      if (num_timeouts_ >= kMaxUnanswered) {
+        set_answer(request, {"", str("no program has ever answered", kFlushHint)});
+        continue;
+      }
+      try {
+        if (worker.program.id < 0) worker.program = host_.start(options_.program);
+      } catch (const InputError& e) {  // possibly temporary, since others were started
+        set_answer(request, {"", e.what()});
+        continue;
+      }
+      worker.text = request.line + '\n';
+      worker.sent_bytes = 0;
+      request.answers_before = worker.answers;
+      request.deadline =
+          Clock::now() + seconds(worker.answers > 0 ? options_.timeout : options_.start_timeout);
+      worker.requests.push_back(std::move(request));
+    }
   }
 
   void send(Worker& worker) {
-    if (worker.sent_bytes == worker.text.size()) return;
+    if (!worker.is_sending()) return;
     const ssize_t n = ::write(worker.program.input.get(), worker.text.data() + worker.sent_bytes,
                               worker.text.size() - worker.sent_bytes);
     if (n > 0) worker.sent_bytes += static_cast<size_t>(n);
-    if (n < 0 && errno == EPIPE) fail(worker, "it has ended, or closed its input", kEndPatience);
-  }
-
-  void receive(Worker& worker) {
-    while (worker.program.output.is_open()) {
-      const size_t before = worker.answer.size();
-      const ssize_t n = read_available(worker.program.output.get(), worker.answer);
-      if (n == 0) return;
-      if (n < 0) return fail(worker, "it has ended, or closed its output", kEndPatience);
-      if (worker.answer.size() > kMaxAnswer + worker.text.size())
-        return fail(worker, "its answer is over 1 MB");
-      const size_t line = worker.answer.find('\n', before);
-      if (line == std::string::npos) continue;
-      if (line + 1 < worker.answer.size()) return fail(worker, "it wrote more than one line");
-      if (worker.request == kNone || worker.sent_bytes < worker.text.size())
-        return fail(worker, "it wrote a line without a request");
-      worker.answer.pop_back();
-      std::unique_lock lock(mutex_);
-      const std::string request = requests_[worker.request];
-      lock.unlock();
-      const std::string error = options_.validate(request, worker.answer);
-      if (!error.empty()) return fail(worker, error);
-      worker.has_answered = any_answered_ = true;
-      num_unanswered_ = 0;
-      finish_request(worker, {std::move(worker.answer), ""});
-      return;
+    if (n >= 0 || errno != EPIPE) return;
+    while (receive(worker)) {  // what it had answered before
     }
+    if (worker.is_sending()) fail(worker, "it has ended, or closed its input", kEndPatience);
   }
 
-  void finish_request(Worker& worker, Answer answer) {
+  // Returns true if it has read lines of the program, all of which are answers.
+  bool receive(Worker& worker) {
+    while (worker.program.output.is_open()) {
+      std::string& answer = worker.answer;
+      const size_t before = answer.size();
+      const ssize_t n = read_available(worker.program.output.get(), answer);
+      if (n == 0) return false;
+      if (n < 0) return fail(worker, "it has ended, or closed its output", kEndPatience);
+      size_t begin = 0;
+      for (size_t end = before; (end = answer.find('\n', end)) != std::string::npos;) {
+        const bool is_last = end + 1 == answer.size();
+        const std::string error = take_line(worker, answer.substr(begin, end - begin), is_last);
+        if (!error.empty()) return fail(worker, error);
+        begin = ++end;
+      }
+      answer.erase(0, begin);
+      size_t longest = 0;
+      for (const Request& request : worker.requests)
+        longest = std::max(longest, request.line.size());
+      if (answer.size() > kMaxAnswer + longest) return fail(worker, kTooLong);
+      if (begin > 0) return true;
+    }
+    return false;
+  }
+
+  // Returns what is wrong with a line of a program; empty: it answers one of its requests.
+  std::string take_line(Worker& worker, std::string line, bool is_last) {
+    std::vector<Request>& all = worker.requests;
+    auto request = all.begin();
+    if (!options_.key_of && !is_last) return "it wrote more than one line";
+    if (options_.key_of) {
+      try {
+        request = std::ranges::find(all, options_.key_of(line), &Request::key);
+      } catch (const InputError& e) {
+        return e.what();
+      }
+    }
+    if (request == all.end() || (&*request == &all.back() && worker.is_sending()))
+      return options_.key_of ? "it answers no request that it has: " + excerpt(line)
+                             : "it wrote a line without a request";
+    if (line.size() > kMaxAnswer + request->line.size()) return kTooLong;
+    if (!request->given_up && options_.validate)
+      if (std::string error = options_.validate(request->line, line); !error.empty()) return error;
+    ++worker.answers;
+    any_answered_ = true;
+    num_timeouts_ = 0;
+    finish(*request, {std::move(line), ""});
+    all.erase(request);
+    return "";
+  }
+
+  // Sets the answer of a request that has none.
+  void finish(Request& request, Answer answer) {
     const std::lock_guard lock(mutex_);
-    set_answer(std::exchange(worker.request, kNone), std::move(answer));
-    worker.answer.clear();
+    if (!std::exchange(request.given_up, true)) set_answer(request, std::move(answer));
   }
 
   // Requires mutex_.
-  void set_answer(size_t request, Answer answer) {
-    answers_[request] = std::move(answer);
+  void set_answer(const Request& request, Answer answer) {
+    if (request.number < num_cancelled_) return;
+    answer.key = request.key;
+    answers_[request.number] = std::move(answer);
     note_progress();
-    if (++answered_ == answers_.size()) all_answered_.notify_all();
+    --num_unanswered_;
+    answered_.notify_all();
   }
 
-  // Kills the program and fails its request. The next request starts a new program.
-  void fail(Worker& worker, const std::string& error, std::chrono::milliseconds patience = {}) {
+  // Kills the program and fails its requests; the next one starts a new program. Returns false.
+  bool fail(Worker& worker, const std::string& error, std::chrono::milliseconds patience = {}) {
     const std::string how = end(worker, patience);
-    if (worker.request != kNone) finish_request(worker, {"", str(error, " ", how)});
+    for (Request& request : worker.requests) finish(request, {"", str(error, " ", how)});
     worker = Worker();
+    return false;
   }
 
   std::string end(Worker& worker, std::chrono::milliseconds patience = {}) {
@@ -207,14 +293,15 @@ class WorkerPool::Loop {
   // Used by the thread only.
   std::vector<Worker> workers_;
   bool any_answered_ = false;
-  int num_unanswered_ = 0;  // timeouts of first answers while no program has answered
+  int num_timeouts_ = 0;  // first answers that timed out while no program has answered
   WakeEvent wake_;
 
   std::mutex mutex_;
-  std::condition_variable all_answered_;
-  std::deque<std::string> requests_;
-  std::vector<Answer> answers_;
-  size_t next_ = 0, answered_ = 0;
+  std::condition_variable answered_;
+  // Requests that were not sent: per program, or one queue for all of them.
+  std::vector<std::deque<Request>> queues_;
+  std::map<int64_t, Answer> answers_;  // Request::number -> its answer
+  int64_t num_submitted_ = 0, num_unanswered_ = 0, num_cancelled_ = 0;
   bool ended_ = false;
   std::exception_ptr failure_;
   std::thread thread_;
@@ -224,12 +311,20 @@ WorkerPool::WorkerPool(WorkerHost& host, WorkerPoolOptions options)
     : loop_(std::make_unique<Loop>(host, std::move(options))) {}
 WorkerPool::~WorkerPool() = default;
 
-void WorkerPool::submit(std::string request) {
-  loop_->submit(std::move(request));
+void WorkerPool::submit(std::string request, Key key) {
+  loop_->submit(std::move(request), key);
 }
 
 std::vector<WorkerPool::Answer> WorkerPool::collect() {
-  return loop_->collect();
+  return loop_->take(/*wait_for_all=*/true, /*wait_for_one=*/true);
+}
+
+std::vector<WorkerPool::Answer> WorkerPool::poll(bool wait) {
+  return loop_->take(/*wait_for_all=*/false, wait);
+}
+
+void WorkerPool::cancel() {
+  loop_->cancel();
 }
 
 }  // namespace cohort

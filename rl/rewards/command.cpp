@@ -111,7 +111,7 @@ std::map<int64_t, CommandReward::Result> CommandReward::collect() {
   std::map<int64_t, Result> out;
   const std::vector<WorkerPool::Answer> answers = pool_->collect();
   for (size_t i = 0; i < answers.size(); ++i) {
-    const auto& [line, error] = answers[i];
+    const auto& [line, error, key] = answers[i];
     const Json answer = error.empty() ? parse_json(line, "answer") : Json();
     for (size_t k = 0; k < requested_[i].size(); ++k)
       out[requested_[i][k]] = !error.empty()  ? Result{kNotApplicable, error}
