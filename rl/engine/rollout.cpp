@@ -92,6 +92,21 @@ void check_sampling_tokens(const SamplingConfig& config, const Tokenizer& tokeni
   for (const std::string& text : config.stop_strings) check_stop_string(text, tokenizer);
 }
 
+std::string turn_text(const Tokenizer& tokenizer, const Trajectory& trajectory) {
+  constexpr size_t kBefore = 4;  // tokens that a character or a space at its start may depend on
+  const std::span<const int32_t> turn = trajectory.last_turn();
+  const size_t end =
+      trajectory.tokens.size() - (trajectory.stop_reason == StopReason::kStopToken ? 1 : 0);
+  const size_t begin = trajectory.tokens.size() - turn.size();
+  const auto stream = tokenizer.decode_stream(SpecialText::kShow);
+  for (size_t i = begin - std::min(begin, kBefore); i < begin; ++i)
+    stream->push(trajectory.tokens[i]);
+  stream->discard();
+  std::string text;
+  for (size_t i = begin; i < end; ++i) text += stream->push(trajectory.tokens[i]);
+  return text + stream->peek();
+}
+
 Sampler::Sampler(Engine& engine, const Tokenizer& tokenizer, const SamplingConfig& config,
                  const DialogueOptions& dialogue)
     : engine_(engine),
@@ -263,10 +278,7 @@ class Sampler::Call {
     t.text += open.decoder.peek();
     if (sampler_.dialogue_.environment == nullptr) return finish(open);
     ++open.turns;
-    std::span<const int32_t> turn = t.last_turn();
-    if (t.stop_reason == StopReason::kStopToken) turn = turn.first(turn.size() - 1);
-    t.transcript.push_back(
-        make_message("assistant", sampler_.tokenizer_.decode(turn, SpecialText::kShow)));
+    t.transcript.push_back(make_message("assistant", turn_text(sampler_.tokenizer_, t)));
     if (t.truncated()) return finish(open);
     if (!engine_ended)
       sampler_.engine_.end_turn(open.request, open.completion,

@@ -63,6 +63,10 @@ struct SampleCallbacks {
   std::function<bool(const Trajectory&)> on_token;
 };
 
+// The text of a trajectory's last turn with its special tokens, without the stop token that ended
+// it.
+std::string turn_text(const Tokenizer& tokenizer, const Trajectory& trajectory);
+
 class Sampler {
  public:
   // Keeps references to engine, tokenizer and environment. Throws InputError for a stop token or a

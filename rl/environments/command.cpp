@@ -25,6 +25,7 @@
 #include <utility>
 
 #include "core/text.h"
+#include "rl/engine/rollout.h"
 #include "rl/environments/environments.h"
 #include "rl/rewards/command.h"
 #include "rl/worker_pool.h"
@@ -68,22 +69,6 @@ WorkerPoolOptions pool_options(const EnvironmentConfig& config) {
   } catch (const InputError& e) {
     throw InputError(str("environment.run: ", e.what()));
   }
-}
-
-// The text of the last turn with its special tokens, without the token that ended it.
-std::string turn_text(const Tokenizer& tokenizer, const Trajectory& trajectory) {
-  constexpr size_t kBefore = 4;  // tokens that a character or a space at its start may depend on
-  const std::span<const int32_t> turn = trajectory.last_turn();
-  const size_t end =
-      trajectory.tokens.size() - (trajectory.stop_reason == StopReason::kStopToken ? 1 : 0);
-  const size_t begin = trajectory.tokens.size() - turn.size();
-  const auto stream = tokenizer.decode_stream(SpecialText::kShow);
-  for (size_t i = begin - std::min(begin, kBefore); i < begin; ++i)
-    stream->push(trajectory.tokens[i]);
-  stream->discard();
-  std::string text;
-  for (size_t i = begin; i < end; ++i) text += stream->push(trajectory.tokens[i]);
-  return text + stream->peek();
 }
 
 Json as_json(const std::vector<ToolCall>& calls) {

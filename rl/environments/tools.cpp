@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/text.h"
+#include "rl/engine/rollout.h"
 #include "rl/environments/environments.h"
 #include "rl/environments/search.h"
 #include "rl/rewards/expression.h"
@@ -102,11 +103,8 @@ class ToolsEnvironment final : public Environment {
 
   void submit(const Example&, const Trajectory& trajectory, int64_t) override {
     EnvironmentReply reply{.index = trajectory.index};
-    auto turn = trajectory.last_turn();
-    if (trajectory.stop_reason == StopReason::kStopToken && !turn.empty())
-      turn = turn.first(turn.size() - 1);
-    const std::string text = context_.tokenizer.decode(turn, SpecialText::kShow);
-    const std::vector<ToolCall> calls = parse_tool_calls(format_, text);
+    const std::vector<ToolCall> calls =
+        parse_tool_calls(format_, turn_text(context_.tokenizer, trajectory));
     reply.done = calls.empty();
     if (!reply.done) answer(calls, trajectory, reply);
     replies_.push_back(std::move(reply));
