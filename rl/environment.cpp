@@ -146,7 +146,7 @@ std::vector<int32_t> observation_tokens(const EnvironmentContext& context,
   std::vector<ChatFormat::Piece> pieces;
   if (context.chat) {
     const bool has_end = trajectory.stop_reason == StopReason::kStopToken;
-    pieces = context.chat->continuation(messages, !has_end);
+    pieces = context.chat->continuation(tokenizer, messages, !has_end);
   } else {
     for (const Json& message : messages.as_array())
       pieces.push_back({message.at("content").as_string(), true});

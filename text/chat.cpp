@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "text/utf8.h"
+
 namespace cohort {
 namespace {
 
@@ -20,6 +22,119 @@ Json first_messages(const Json& messages, size_t end) {
   return Json::Array(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(end));
 }
 
+// Stubs of contents. They are alphanumeric, so that filters of templates leave them as they are.
+constexpr const char *kQuestionStub = "q7question7q", *kTurnStub = "q7turn7q";
+std::string content_stub(size_t i) {
+  return str("q7content", i, "q");
+}
+
+// Observed messages with stubs as contents. Each message of a tool has the id of a call.
+Json::Array observed_stubs(const Json& messages) {
+  return with_places(messages, "observation", [&] {
+    Json::Array stubs = messages.as_array();
+    for (size_t i = 0; i < stubs.size(); ++i) {
+      messages.as_array()[i].at("content").as_string();
+      stubs[i].set("content", content_stub(i));
+      const std::string* id = stubs[i].find_text("tool_call_id");
+      // Mistral's templates take ids of 9 characters.
+      if (has_role(stubs[i], "tool") && (id == nullptr || id->empty()))
+        stubs[i].set("tool_call_id", str("call", 10'000 + i));
+    }
+    return stubs;
+  });
+}
+
+// A turn of the assistant before the observed messages, in the forms that templates accept: with a
+// call for each message of a tool, whose arguments are an object or JSON text, then without calls.
+std::vector<Json> turn_stubs(const Json::Array& observed) {
+  std::vector<Json> turns;
+  const Json object = Json().set("argument", kTurnStub);
+  for (const Json& arguments : {object, Json(object.dump())}) {
+    Json::Array calls;
+    for (const Json& message : observed) {
+      if (!has_role(message, "tool")) continue;
+      const std::string* name = message.find_text("name");
+      calls.push_back(make_tool_call(message.at("tool_call_id").as_string(),
+                                     name == nullptr ? "tool" : *name, arguments));
+    }
+    if (!calls.empty())
+      turns.push_back(make_message("assistant", "").set("tool_calls", std::move(calls)));
+  }
+  turns.push_back(make_message("assistant", kTurnStub));
+  return turns;
+}
+
+Json stub_conversation(const Json& turn, const Json::Array& observed) {
+  Json::Array all{make_message("user", kQuestionStub), turn};
+  all.insert(all.end(), observed.begin(), observed.end());
+  return all;
+}
+
+// The result of attempt() for the first of the turns for which it throws no InputError.
+template <class Attempt>
+auto first_accepted(const std::vector<Json>& turns, const Attempt& attempt) {
+  for (size_t i = 0;; ++i) {
+    try {
+      return attempt(turns[i]);
+    } catch (const InputError&) {
+      if (i + 1 == turns.size()) throw;
+    }
+  }
+}
+
+// A rendered stub conversation, and the bytes where its parts begin.
+struct Layout {
+  Json message;  // the assistant's
+  std::string text;
+  size_t turn = 0;                // kTurnStub
+  size_t end = 0, after_end = 0;  // the end of the assistant's turn
+  std::vector<size_t> contents;   // the observed contents
+};
+
+// The texts that may end a turn.
+std::vector<std::string> turn_ends(const Tokenizer& tokenizer, const ChatFormat::EndOfTurn& end) {
+  std::vector<int32_t> ids = tokenizer.stop_ids();
+  std::vector<std::string> ends;
+  if (end.token)
+    ids.push_back(*end.token);
+  else
+    ends.push_back(end.text);
+  for (const int32_t id : ids) ends.push_back(tokenizer.decode({&id, 1}, SpecialText::kShow));
+  return ends;
+}
+
+// Throws InputError if the text does not show the turn, then each content once, or if a turn with
+// calls has no end.
+Layout find_layout(const Json& turn, std::string text, size_t num_observed,
+                   std::span<const std::string> ends) {
+  Layout out{.message = turn, .text = std::move(text)};
+  out.turn = out.text.find(kTurnStub);
+  if (out.turn == out.text.npos)
+    throw InputError("the chat template does not show the assistant's turn before an observation");
+  for (size_t i = 0, from = out.turn; i < num_observed; ++i) {
+    const size_t at = out.text.find(content_stub(i));
+    if (at == out.text.npos || at < from || out.text.rfind(content_stub(i)) != at)
+      throw InputError(str("observation, message ", i + 1,
+                           ": the chat template does not show its content once after a turn of "
+                           "the assistant; hint: another role, such as user"));
+    out.contents.push_back(from = at);
+  }
+  const size_t limit = num_observed > 0 ? out.contents[0] : out.text.size();
+  const size_t from = out.text.rfind(kTurnStub, limit) + std::string_view(kTurnStub).size();
+  const std::string_view gap = std::string_view(out.text).substr(from, limit - from);
+  size_t first = gap.npos, size = 0;
+  for (const std::string& end : ends)
+    if (const size_t at = end.empty() ? gap.npos : gap.find(end); at < first) {
+      first = at;
+      size = end.size();
+    }
+  if (first == gap.npos && turn.find("tool_calls") != nullptr)
+    throw InputError("the chat template writes no end of a turn with tool calls");
+  out.end = from + (first == gap.npos ? 0 : first);
+  out.after_end = out.end + size;
+  return out;
+}
+
 }  // namespace
 
 Json parse_template_kwargs(const std::string& text, const std::string& where) {
@@ -36,6 +151,13 @@ bool has_role(const Json& message, std::string_view role) {
 
 Json make_message(const std::string& role, const std::string& content) {
   return Json().set("role", role).set("content", content);
+}
+
+Json make_tool_call(const std::string& id, const std::string& name, Json arguments) {
+  return Json()
+      .set("id", id)
+      .set("type", "function")
+      .set("function", Json().set("name", name).set("arguments", std::move(arguments)));
 }
 
 ChatFormat::ChatFormat(const Tokenizer& tokenizer, Json kwargs)
@@ -82,16 +204,77 @@ ChatFormat::Conversation ChatFormat::conversation(const Json& messages, size_t f
   return out;
 }
 
-std::vector<ChatFormat::Piece> ChatFormat::continuation(const Json&, bool) const {
-  throw Error("not there yet");
+std::vector<ChatFormat::Piece> ChatFormat::continuation(const Tokenizer& tokenizer,
+                                                        const Json& messages, bool with_end) const {
+  Json::Array observed = observed_stubs(messages);
+  const std::vector<std::string> ends = turn_ends(tokenizer, end_of_turn(tokenizer));
+  const Layout layout = first_accepted(turn_stubs(observed), [&](const Json& turn) {
+    return find_layout(turn, prompt(stub_conversation(turn, observed)), observed.size(), ends);
+  });
+  std::vector<Piece> pieces;
+  const auto add = [&](std::string_view text, bool is_content) {
+    if (!text.empty()) pieces.push_back({std::string(text), is_content});
+  };
+  const std::string_view stub_text = layout.text;
+  size_t from = with_end ? layout.end : layout.after_end;
+  for (size_t i = 0; i < observed.size(); ++i) {
+    const size_t at = layout.contents[i];
+    add(stub_text.substr(from, at - from), false);
+    from = at + content_stub(i).size();
+    const std::string_view before = stub_text.substr(layout.turn, at - layout.turn);
+    const std::string_view after = stub_text.substr(from);
+    const std::string& content = messages.as_array()[i].at("content").as_string();
+    observed[i].set("content", content);
+    const std::string text = prompt(stub_conversation(layout.message, observed));
+    observed[i].set("content", content_stub(i));
+    const std::string_view rest =
+        std::string_view(text).substr(std::min(text.find(kTurnStub), text.size()));
+    if (rest.size() < before.size() + after.size() || !rest.starts_with(before) ||
+        !rest.ends_with(after))
+      throw InputError(str("observation, message ", i + 1,
+                           ": the chat template changes its own text for the content ",
+                           excerpt(content)));
+    add(rest.substr(before.size(), rest.size() - before.size() - after.size()), true);
+  }
+  add(stub_text.substr(from), false);
+  return pieces;
 }
 
-bool ChatFormat::keeps_turns(std::string_view) const {
-  throw Error("not there yet");
+bool ChatFormat::keeps_turns(std::string_view role) const {
+  const Json::Array observed =
+      observed_stubs(Json::Array{make_message(std::string(role), "").set("name", "tool")});
+  std::vector<Json> turns = turn_stubs(observed);
+  std::reverse(turns.begin(), turns.end());
+  for (const std::string thinking : {"q7thinking7q", ""}) {
+    const std::string content =
+        thinking.empty() ? kTurnStub : str("<think>\n", thinking, "\n</think>\n\n", kTurnStub);
+    try {
+      return first_accepted(turns, [&](Json turn) {
+        turn.set("content", content);
+        const std::string last = render(stub_conversation(turn, {}), Prompt::kNo).text;
+        const size_t begin = last.find(thinking.empty() ? kTurnStub : thinking);
+        const size_t end = last.find(kTurnStub, begin);
+        if (end == last.npos) return false;
+        const std::string turn_text = last.substr(begin, end - begin) + kTurnStub;
+        return prompt(stub_conversation(turn, observed)).find(turn_text) != turn_text.npos;
+      });
+    } catch (const InputError&) {
+      // The next attempt is a turn without thinking.
+    }
+  }
+  return false;
 }
 
-std::vector<int32_t> encode_pieces(const Tokenizer&, std::span<const ChatFormat::Piece>) {
-  throw Error("not there yet");
+std::vector<int32_t> encode_pieces(const Tokenizer& tokenizer,
+                                   std::span<const ChatFormat::Piece> pieces) {
+  std::string text;
+  ByteRanges plain;
+  for (const ChatFormat::Piece& piece : pieces) {
+    if (piece.is_content && !piece.text.empty())
+      plain.emplace_back(text.size(), text.size() + piece.text.size());
+    text += piece.text;
+  }
+  return tokenizer.encode_with_plain(text, plain);
 }
 
 ChatFormat::EndOfTurn ChatFormat::end_of_turn(const Tokenizer& tokenizer) const {

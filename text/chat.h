@@ -40,12 +40,14 @@ class ChatFormat {
     std::string text;
     bool is_content = false;
   };
-  // What the template renders for `messages` (roles tool and user) that follow an assistant's turn,
-  // up to the end of the prompt for the next one. `with_end`: begins with the end of the
-  // assistant's turn, which the turn itself lacks. Depends on nothing else of the conversation, of
-  // which a stub is rendered. Throws InputError if the template rejects the messages, or if a
-  // content changes the template's own text.
-  std::vector<Piece> continuation(const Json& messages, bool with_end) const;
+  // Text that the template renders for `messages` (roles tool and user) that follow an assistant's turn,
+  // up to the end of the prompt for the next one. The turn ends by the first of the tokenizer's
+  // stop tokens, of end_of_turn() or, if the template writes none of them, with its content.
+  // `with_end`: begins with that end, which the turn itself lacks. Depends on nothing else of the
+  // conversation, of which a stub is rendered. Throws InputError if the template rejects the
+  // messages or does not show one, or if a content changes the template's own text.
+  std::vector<Piece> continuation(const Tokenizer& tokenizer, const Json& messages,
+                                  bool with_end) const;
   // Returns false if the template renders a turn of the assistant otherwise once a message of this
   // role (tool or user) follows: without its thinking.
   bool keeps_turns(std::string_view role) const;
@@ -78,5 +80,7 @@ Json parse_template_kwargs(const std::string& text, const std::string& where);
 bool has_role(const Json& message, std::string_view role);
 // {role, content}
 Json make_message(const std::string& role, const std::string& content);
+// An entry of an assistant's `tool_calls`. `arguments`: an object, or its JSON text.
+Json make_tool_call(const std::string& id, const std::string& name, Json arguments);
 
 }  // namespace cohort

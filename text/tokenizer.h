@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "sys/input_file.h"
@@ -34,6 +35,9 @@ class DecodeStream {
   virtual void discard() = 0;
 };
 
+// Byte ranges [begin, end) of a text: ascending, disjoint, none of them empty.
+using ByteRanges = std::vector<std::pair<size_t, size_t>>;
+
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
@@ -41,6 +45,13 @@ class Tokenizer {
   // without a token and its byte offset, or the first byte that is not UTF-8.
   virtual std::vector<int32_t> encode(std::string_view text,
                                       SpecialTokens special = SpecialTokens::kNone) const = 0;
+  // As encode(text), but the special tokens and the tokens added to the vocabulary are found only
+  // outside the ranges `plain`; those of white space alone are found anywhere. Otherwise tokens
+  // merge across the ends of the ranges.
+  virtual std::vector<int32_t> encode_with_plain(std::string_view text,
+                                                 const ByteRanges& /*plain*/) const {
+    return encode(text);
+  }
   // Special tokens give no text by default; ids without a token never do.
   virtual std::string decode(std::span<const int32_t> ids,
                              SpecialText special = SpecialText::kHide) const = 0;

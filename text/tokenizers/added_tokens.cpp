@@ -40,6 +40,7 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Normalizer& norma
   std::vector<std::string> raw(tokens_.size()), normalized(tokens_.size());
   for (size_t i = 0; i < tokens_.size(); ++i) {
     AddedToken& token = tokens_[i];
+    token.is_space = strip_if(token.content, Side::kBoth, is_white_space).empty();
     if (token.normalized && normalizer) normalizer(token.content, work);
     (token.normalized ? normalized : raw)[i] = token.content;
     by_id_[token.id] = i;
@@ -54,9 +55,16 @@ const AddedToken* AddedTokens::find(int64_t id) const {
 }
 
 void AddedTokens::find_all(const LeftmostLongest& matcher, std::string_view text,
-                           const Sink& sink) const {
+                           const ByteRanges& plain, const Sink& sink) const {
+  LeftmostLongest::Filter is_allowed;
+  if (!plain.empty())
+    is_allowed = [&](const Match& match) {
+      const auto range = first_range(plain, match.begin);
+      return range == plain.end() || range->first >= match.end ||
+             tokens_[static_cast<size_t>(match.text)].is_space;
+    };
   size_t done = 0, space_checked = 0;  // rstrip has searched for white space up to space_checked
-  for (const Match& match : matcher.find_all(text)) {
+  for (const Match& match : matcher.find_all(text, is_allowed)) {
     const AddedToken& token = tokens_[static_cast<size_t>(match.text)];
     if (token.single_word && !is_whole_word(text, match)) continue;
     size_t begin = match.begin, end = match.end;

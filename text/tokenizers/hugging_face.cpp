@@ -84,23 +84,29 @@ class HuggingFaceTokenizer final : public Tokenizer {
   }
 
   std::vector<int32_t> encode(std::string_view text, SpecialTokens special) const override {
+    std::vector<int32_t> ids = encode_with_plain(text, {});
+    if (special == SpecialTokens::kNone) return ids;
+    ids.insert(ids.begin(), surrounding_.before.begin(), surrounding_.before.end());
+    ids.insert(ids.end(), surrounding_.after.begin(), surrounding_.after.end());
+    return ids;
+  }
+
+  std::vector<int32_t> encode_with_plain(std::string_view text,
+                                         const ByteRanges& plain) const override {
     if (const size_t valid = utf8_prefix(text); valid < text.size())
       throw InputError(
           str("byte ", valid, " is not part of UTF-8 text; hint: convert the text to UTF-8"));
     constexpr size_t kBytesPerToken = 4;  // in English; only sizes the reservation
     std::vector<int32_t> ids;
-    if (special == SpecialTokens::kAdd) ids = surrounding_.before;
-    ids.reserve(ids.size() + text.size() / kBytesPerToken + 16);
+    ids.reserve(text.size() / kBytesPerToken + 16);
     const WordCache::Pool::Lease cache(caches_);
-    EncodeCall call{ids, *cache, Work(text.size())};
-    added_.find_in_raw(text, [&](size_t begin, size_t end, const AddedToken* token) {
+    EncodeCall call{ids, *cache, Work(text.size()), plain};
+    added_.find_in_raw(text, plain, [&](size_t begin, size_t end, const AddedToken* token) {
       if (token != nullptr)
         ids.push_back(static_cast<int32_t>(token->id));
       else
-        encode_text(text.substr(begin, end - begin), begin == 0, call);
+        encode_text(text.substr(begin, end - begin), begin, call);
     });
-    if (special == SpecialTokens::kAdd)
-      ids.insert(ids.end(), surrounding_.after.begin(), surrounding_.after.end());
     return ids;
   }
 
@@ -165,6 +171,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
     std::vector<int32_t>& ids;
     WordCache& cache;
     Work work;
+    const ByteRanges& plain;  // in the whole text
   };
 
   void read(const Json& json) {
@@ -270,7 +277,27 @@ class HuggingFaceTokenizer final : public Tokenizer {
     }
   }
 
-  void encode_text(std::string_view text, bool starts_text, EncodeCall& call) const {
+  // The ranges of call.plain in the part of the text that begins at `offset`, once normalised: a
+  // boundary is where the text before it ends.
+  ByteRanges plain_ranges(std::string_view part, size_t offset, const EncodeCall& call) const {
+    ByteRanges out;
+    const auto local = [&](size_t at) {
+      at = std::min(std::max(at, offset) - offset, part.size());
+      if (!normalizer_) return at;
+      std::string before(part.substr(0, at));
+      Work work(at);
+      normalizer_(before, work);
+      return before.size();
+    };
+    for (auto range = first_range(call.plain, offset);
+         range != call.plain.end() && range->first < offset + part.size(); ++range)
+      if (const size_t begin = local(range->first), end = local(range->second); begin < end)
+        out.emplace_back(begin, end);
+    return out;
+  }
+
+  void encode_text(std::string_view text, size_t offset, EncodeCall& call) const {
+    const ByteRanges plain = plain_ranges(text, offset, call);
     std::string normal;
     if (normalizer_) {
       normal = text;
@@ -278,8 +305,8 @@ class HuggingFaceTokenizer final : public Tokenizer {
       text = normal;
     }
     const PieceSink sink = [&](Piece piece) { encode_word(piece.text, call); };
-    added_.find_in_normalized(text, [&](size_t begin, size_t end, const AddedToken* token) {
-      const Piece piece{text.substr(begin, end - begin), starts_text && begin == 0};
+    added_.find_in_normalized(text, plain, [&](size_t begin, size_t end, const AddedToken* token) {
+      const Piece piece{text.substr(begin, end - begin), offset == 0 && begin == 0};
       if (token != nullptr)
         call.ids.push_back(static_cast<int32_t>(token->id));
       else if (pre_tokenization_.split)

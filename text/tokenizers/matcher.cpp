@@ -54,7 +54,8 @@ LeftmostLongest::LeftmostLongest(const std::vector<std::string>& texts) {
   reversed_ = Matcher(std::vector<std::string_view>(reversed.begin(), reversed.end()));
 }
 
-std::vector<Match> LeftmostLongest::find_all(std::string_view text) const {
+std::vector<Match> LeftmostLongest::find_all(std::string_view text,
+                                             const Filter& is_allowed) const {
   // Scanning backwards, the longest match that ends at a byte is the longest that starts there.
   std::vector<Match> found;
   if (reversed_.empty()) return found;
@@ -63,9 +64,14 @@ std::vector<Match> LeftmostLongest::find_all(std::string_view text) const {
     const auto byte = static_cast<uint8_t>(text[at]);
     if (state == Matcher::kRoot && !reversed_.starts(byte)) continue;
     state = reversed_.next(state, byte);
-    const int32_t index = reversed_.text(reversed_.first(state));
-    if (index != Matcher::kNone)
-      found.push_back({at, at + sizes_[static_cast<size_t>(index)], index});
+    for (uint32_t s = reversed_.first(state); reversed_.text(s) != Matcher::kNone;
+         s = reversed_.shorter(s)) {
+      const int32_t index = reversed_.text(s);
+      const Match match{at, at + sizes_[static_cast<size_t>(index)], index};
+      if (is_allowed && !is_allowed(match)) continue;
+      found.push_back(match);
+      break;
+    }
   }
   std::reverse(found.begin(), found.end());
   size_t from = 0;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -42,12 +43,14 @@ struct Match {
   int32_t text = 0;  // index
 };
 
-// Non-overlapping matches: the leftmost, of these the longest, then from its end.
+// Non-overlapping matches of those that are allowed (null: all): the leftmost, of these the
+// longest, then from its end.
 class LeftmostLongest {
  public:
   LeftmostLongest() = default;
   explicit LeftmostLongest(const std::vector<std::string>& texts);
-  std::vector<Match> find_all(std::string_view text) const;
+  using Filter = std::function<bool(const Match&)>;
+  std::vector<Match> find_all(std::string_view text, const Filter& is_allowed = {}) const;
 
  private:
   Matcher reversed_;
