@@ -23,7 +23,8 @@ Json first_messages(const Json& messages, size_t end) {
 }
 
 // Stubs of contents. They are alphanumeric, so that filters of templates leave them as they are.
-constexpr const char *kQuestionStub = "q7question7q", *kTurnStub = "q7turn7q";
+constexpr const char *kQuestionStub = "q7question7q", *kTurnStub = "q7turn7q",
+                     *kThinkingStub = "q7thinking7q";
 std::string content_stub(size_t i) {
   return str("q7content", i, "q");
 }
@@ -50,15 +51,14 @@ std::vector<Json> turn_stubs(const Json::Array& observed) {
   std::vector<Json> turns;
   const Json object = Json().set("argument", kTurnStub);
   for (const Json& arguments : {object, Json(object.dump())}) {
-    Json::Array calls;
+    Json turn = make_message("assistant", "");
     for (const Json& message : observed) {
       if (!has_role(message, "tool")) continue;
-      const std::string* name = message.find_text("name");
-      calls.push_back(make_tool_call(message.at("tool_call_id").as_string(),
-                                     name == nullptr ? "tool" : *name, arguments));
+      const std::string *id = message.find_text("tool_call_id"), *name = message.find_text("name");
+      turn["tool_calls"].push_back(
+          make_tool_call(*id, name == nullptr ? "tool" : *name, arguments));
     }
-    if (!calls.empty())
-      turns.push_back(make_message("assistant", "").set("tool_calls", std::move(calls)));
+    if (turn.find("tool_calls") != nullptr) turns.push_back(std::move(turn));
   }
   turns.push_back(make_message("assistant", kTurnStub));
   return turns;
@@ -91,47 +91,36 @@ struct Layout {
   std::vector<size_t> contents;   // the observed contents
 };
 
-// The texts that may end a turn.
-std::vector<std::string> turn_ends(const Tokenizer& tokenizer, const ChatFormat::EndOfTurn& end) {
-  std::vector<int32_t> ids = tokenizer.stop_ids();
-  std::vector<std::string> ends;
-  if (end.token)
-    ids.push_back(*end.token);
-  else
-    ends.push_back(end.text);
-  for (const int32_t id : ids) ends.push_back(tokenizer.decode({&id, 1}, SpecialText::kShow));
-  return ends;
-}
-
-// Throws InputError if the text does not show the turn, then each content once, or if a turn with
-// calls has no end.
-Layout find_layout(const Json& turn, std::string text, size_t num_observed,
+// `ends`: texts that may end a turn. Throws InputError if the text does not show the turn, and then
+// each content once, or if a turn with calls has no end.
+Layout find_layout(const Json& turn, std::string rendered, size_t num_observed,
                    std::span<const std::string> ends) {
-  Layout out{.message = turn, .text = std::move(text)};
-  out.turn = out.text.find(kTurnStub);
-  if (out.turn == out.text.npos)
+  Layout out{.message = turn, .text = std::move(rendered)};
+  const std::string_view text = out.text;
+  out.turn = text.find(kTurnStub);
+  if (out.turn == text.npos)
     throw InputError("the chat template does not show the assistant's turn before an observation");
   for (size_t i = 0, from = out.turn; i < num_observed; ++i) {
-    const size_t at = out.text.find(content_stub(i));
-    if (at == out.text.npos || at < from || out.text.rfind(content_stub(i)) != at)
+    const size_t at = text.find(content_stub(i));
+    if (at == text.npos || at < from || text.rfind(content_stub(i)) != at)
       throw InputError(str("observation, message ", i + 1,
                            ": the chat template does not show its content once after a turn of "
                            "the assistant; hint: another role, such as user"));
     out.contents.push_back(from = at);
   }
-  const size_t limit = num_observed > 0 ? out.contents[0] : out.text.size();
-  const size_t from = out.text.rfind(kTurnStub, limit) + std::string_view(kTurnStub).size();
-  const std::string_view gap = std::string_view(out.text).substr(from, limit - from);
-  size_t first = gap.npos, size = 0;
+  const size_t limit = num_observed > 0 ? out.contents[0] : text.size();
+  out.end = out.after_end = text.rfind(kTurnStub, limit) + std::string_view(kTurnStub).size();
+  const std::string_view gap = text.substr(out.end, limit - out.end);
+  size_t first = gap.npos;
   for (const std::string& end : ends)
-    if (const size_t at = end.empty() ? gap.npos : gap.find(end); at < first) {
+    if (const size_t at = gap.find(end); !end.empty() && at < first) {
       first = at;
-      size = end.size();
+      out.after_end = out.end + at + end.size();
     }
-  if (first == gap.npos && turn.find("tool_calls") != nullptr)
+  if (first != gap.npos)
+    out.end += first;
+  else if (turn.find("tool_calls") != nullptr)
     throw InputError("the chat template writes no end of a turn with tool calls");
-  out.end = from + (first == gap.npos ? 0 : first);
-  out.after_end = out.end + size;
   return out;
 }
 
@@ -207,7 +196,11 @@ ChatFormat::Conversation ChatFormat::conversation(const Json& messages, size_t f
 std::vector<ChatFormat::Piece> ChatFormat::continuation(const Tokenizer& tokenizer,
                                                         const Json& messages, bool with_end) const {
   Json::Array observed = observed_stubs(messages);
-  const std::vector<std::string> ends = turn_ends(tokenizer, end_of_turn(tokenizer));
+  const EndOfTurn end_of_turn = this->end_of_turn(tokenizer);
+  std::vector<std::string> ends{end_of_turn.token ? "" : end_of_turn.text};
+  std::vector<int32_t> ids = tokenizer.stop_ids();
+  if (end_of_turn.token) ids.push_back(*end_of_turn.token);
+  for (const int32_t id : ids) ends.push_back(tokenizer.decode({&id, 1}, SpecialText::kShow));
   const Layout layout = first_accepted(turn_stubs(observed), [&](const Json& turn) {
     return find_layout(turn, prompt(stub_conversation(turn, observed)), observed.size(), ends);
   });
@@ -243,26 +236,24 @@ std::vector<ChatFormat::Piece> ChatFormat::continuation(const Tokenizer& tokeniz
 bool ChatFormat::keeps_turns(std::string_view role) const {
   const Json::Array observed =
       observed_stubs(Json::Array{make_message(std::string(role), "").set("name", "tool")});
-  std::vector<Json> turns = turn_stubs(observed);
+  const std::string thinking = str("<think>\n", kThinkingStub, "\n</think>\n\n", kTurnStub);
+  std::vector<Json> turns = turn_stubs(observed), attempts;
   std::reverse(turns.begin(), turns.end());
-  for (const std::string thinking : {"q7thinking7q", ""}) {
-    const std::string content =
-        thinking.empty() ? kTurnStub : str("<think>\n", thinking, "\n</think>\n\n", kTurnStub);
-    try {
-      return first_accepted(turns, [&](Json turn) {
-        turn.set("content", content);
-        const std::string last = render(stub_conversation(turn, {}), Prompt::kNo).text;
-        const size_t begin = last.find(thinking.empty() ? kTurnStub : thinking);
-        const size_t end = last.find(kTurnStub, begin);
-        if (end == last.npos) return false;
-        const std::string turn_text = last.substr(begin, end - begin) + kTurnStub;
-        return prompt(stub_conversation(turn, observed)).find(turn_text) != turn_text.npos;
-      });
-    } catch (const InputError&) {
-      // The next attempt is a turn without thinking.
-    }
+  for (const std::string& content : {thinking, std::string(kTurnStub)})
+    for (Json& turn : turns) attempts.push_back(turn.set("content", content));
+  try {
+    return first_accepted(attempts, [&](const Json& turn) {
+      const std::string last = render(stub_conversation(turn, {}), Prompt::kNo).text;
+      const bool thinks = turn.at("content").as_string() == thinking;
+      const size_t begin = last.find(thinks ? kThinkingStub : kTurnStub);
+      const size_t end = last.find(kTurnStub, begin);
+      const std::string after = prompt(stub_conversation(turn, observed));
+      return end != last.npos &&
+             after.find(last.substr(begin, end - begin) + kTurnStub) != after.npos;
+    });
+  } catch (const InputError&) {
+    return false;
   }
-  return false;
 }
 
 std::vector<int32_t> encode_pieces(const Tokenizer& tokenizer,

@@ -40,9 +40,9 @@ class ChatFormat {
     std::string text;
     bool is_content = false;
   };
-  // Text that the template renders for `messages` (roles tool and user) that follow an assistant's turn,
+  // Text that the template renders for `messages` (roles tool and user) after an assistant's turn,
   // up to the end of the prompt for the next one. The turn ends by the first of the tokenizer's
-  // stop tokens, of end_of_turn() or, if the template writes none of them, with its content.
+  // stop tokens and end_of_turn() or, if the template writes none of them, with its content.
   // `with_end`: begins with that end, which the turn itself lacks. Depends on nothing else of the
   // conversation, of which a stub is rendered. Throws InputError if the template rejects the
   // messages or does not show one, or if a content changes the template's own text.

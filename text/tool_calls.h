@@ -16,7 +16,8 @@ enum class ToolFormat : uint8_t {
   kAuto,     // the chat template's, found by tool_format_of()
   kHermes,   // <tool_call>{"name": ..., "arguments": {...}}</tool_call>, repeated (Qwen, Hermes)
   kLlama3,   // {"name": ..., "parameters": {...}}, perhaps after <|python_tag|>, separated by ;
-  kMistral,  // [TOOL_CALLS][{"name": ..., "arguments": {...}, "id": ...}, ...]
+  kMistral,  // [TOOL_CALLS][{"name": ..., "arguments": {...}, "id": ...}, ...], or, repeated,
+             // [TOOL_CALLS]NAME[ARGS]{...}, perhaps with [CALL_ID]ID after the name
   kInline,   // <<EXPRESSION>>: an argument of the calculator, whose result follows as text
 };
 
@@ -30,6 +31,7 @@ struct ToolCall {
 // The calls of a turn, in order. `text` has the turn's special tokens, without the token that ended
 // it. Strict: text that begins a call but does not parse is a call with an `error`, so that the
 // model gets an answer. Never throws for any text. kInline: only a call that ends the text counts.
+// kAuto: none.
 std::vector<ToolCall> parse_tool_calls(ToolFormat format, std::string_view text);
 
 // The format in which a chat template writes the calls of an assistant's message; nullopt if it

@@ -62,8 +62,9 @@ TEST(ToolCalls, Hermes) {
           {"<tool_call>{\"name\": \"f\", \"arguments\": [1]}</tool_call>", "! not an object"},
           {"<tool_call>{\"name\": \"f\", \"arguments\": \"1\"}</tool_call>", "! not an object"},
           {"<tool_call>{\"name\": \"f\", \"arguments\": \"{\"}</tool_call>", "! not valid JSON"},
-          {"<tool_call>{\"name\": \"f\", \"arguments\": {}, \"id\": \"1\"}</tool_call>",
-           "! unknown key 'id'; expected: name, arguments"},
+          {"<tool_call>{\"name\": \"f\", \"arguments\": {}, \"id\": \"1\"}</tool_call>", "f#1 {}"},
+          {"<tool_call>{\"name\": \"f\", \"arguments\": {}, \"x\": \"1\"}</tool_call>",
+           "! unknown key 'x'; expected: name, arguments"},
           {"<tool_call>[]</tool_call>", "! expected an object, got a list"},
       });
 }
@@ -85,7 +86,7 @@ TEST(ToolCalls, Llama3) {
           {"{\"name\": \"f\", \"arguments\": {}}", "! unknown key 'arguments'"},
           {"{\"name\": \"f\", \"parameters\": {}", "! tool call 1: not valid JSON"},
           {"{\"name\": \"f\", \"parameters\": {}} and more", "! expected ; before 'and more'"},
-          {"{\"name\": \"f\", \"parameters\": {}};", "! f {} | ! tool call 2: expected an object"},
+          {"{\"name\": \"f\", \"parameters\": {}};", "! f {} | ! tool call 2: not valid JSON"},
           {"{\"name\": \"f\", \"parameters\": 1};{\"name\": \"g\", \"parameters\": {}}",
            "! not an object | g {}"},
       });
@@ -110,7 +111,8 @@ TEST(ToolCalls, Mistral) {
           {"[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}] so", "! expected no text after"},
           {"[TOOL_CALLS]f{}", "! expected [TOOL_CALLS]NAME"},
           {"[TOOL_CALLS]f[TOOL_CALLS]g[ARGS]{}", "! expected [TOOL_CALLS]NAME"},
-          {"[TOOL_CALLS]f[ARGS][1]", "! expected [TOOL_CALLS]NAME"},
+          {"[TOOL_CALLS]f[ARGS][1]", "! the arguments are not an object"},
+          {"[TOOL_CALLS]f[ARGS]1", "! tool call 1: not valid JSON"},
           {"[TOOL_CALLS]f[ARGS]{\"a\": }[TOOL_CALLS]g[ARGS]{}", "! byte 7"},
       });
 }
