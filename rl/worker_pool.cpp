@@ -237,12 +237,10 @@ class WorkerPool::Loop {
     std::vector<Request>& all = worker.requests;
     auto request = all.begin();
     if (!options_.key_of && !is_last) return "it wrote more than one line";
-    if (options_.key_of) {
-      try {
-        request = std::ranges::find(all, options_.key_of(line), &Request::key);
-      } catch (const InputError& e) {
-        return e.what();
-      }
+    try {
+      if (options_.key_of) request = std::ranges::find(all, options_.key_of(line), &Request::key);
+    } catch (const InputError& e) {
+      return e.what();
     }
     if (request == all.end() || (&*request == &all.back() && worker.is_sending()))
       return options_.key_of ? "it answers no request that it has: " + excerpt(line)

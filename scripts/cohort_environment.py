@@ -18,7 +18,6 @@ loop. Output and tracebacks go to rewards.log in the run's directory. An install
 import argparse
 import asyncio
 import concurrent.futures
-import dataclasses
 import importlib.util
 import inspect
 import json
@@ -29,12 +28,10 @@ import traceback
 import typing
 
 TOOLS = {}  # name -> function
-TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", tuple: "array", dict: "object",
-         type(None): "null"}
+TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", tuple: "array", dict: "object"}
 
 
-@dataclasses.dataclass
-class Done:
+class Done(typing.NamedTuple):
     """Ends the dialogue, with a reward of the turn or None."""
     reward: typing.Optional[float] = None
 
@@ -55,11 +52,10 @@ def type_schema(hint):
         return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
     if hint is typing.Any:
         return {}
-    name = TYPES.get(origin or hint)
-    if name is None:
+    if (origin or hint) not in TYPES:
         raise TypeError(f"the type {hint} has no JSON schema")
-    items = [argument for argument in arguments if argument is not Ellipsis]
-    return {"type": name, "items": type_schema(items[0])} if name == "array" and items else {"type": name}
+    name = TYPES[origin or hint]
+    return {"type": name, "items": type_schema(arguments[0])} if name == "array" and arguments else {"type": name}
 
 
 def schema_of(function):
@@ -85,9 +81,10 @@ def load(path):
     spec = importlib.util.spec_from_file_location("user_environment", path)
     module = sys.modules["user_environment"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    if not hasattr(module, "Environment") and not TOOLS:
+    environment = getattr(module, "Environment", lambda: None)()
+    if environment is None and not TOOLS:
         sys.exit(f"{path}: defines neither a class Environment nor functions with the decorator tool")
-    return module.Environment() if hasattr(module, "Environment") else None
+    return environment
 
 
 def last_line(error):

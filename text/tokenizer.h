@@ -87,8 +87,9 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder);
 // a text, and a character may continue from the ids before.
 class StreamDecoder {
  public:
-  explicit StreamDecoder(const Tokenizer& tokenizer, std::span<const int32_t> before = {})
-      : stream_(tokenizer.decode_stream()) {
+  explicit StreamDecoder(const Tokenizer& tokenizer, std::span<const int32_t> before = {},
+                         SpecialText special = SpecialText::kHide)
+      : stream_(tokenizer.decode_stream(special)) {
     constexpr size_t kCharacter = 4;  // maximum UTF-8 bytes
     for (const int32_t id : before.last(std::min(before.size(), kCharacter))) stream_->push(id);
     if (!before.empty()) stream_->discard();

@@ -93,18 +93,14 @@ void check_sampling_tokens(const SamplingConfig& config, const Tokenizer& tokeni
 }
 
 std::string turn_text(const Tokenizer& tokenizer, const Trajectory& trajectory) {
-  constexpr size_t kBefore = 4;  // tokens that a character or a space at its start may depend on
-  const std::span<const int32_t> turn = trajectory.last_turn();
-  const size_t end =
-      trajectory.tokens.size() - (trajectory.stop_reason == StopReason::kStopToken ? 1 : 0);
-  const size_t begin = trajectory.tokens.size() - turn.size();
-  const auto stream = tokenizer.decode_stream(SpecialText::kShow);
-  for (size_t i = begin - std::min(begin, kBefore); i < begin; ++i)
-    stream->push(trajectory.tokens[i]);
-  stream->discard();
+  std::span<const int32_t> turn = trajectory.last_turn();
+  StreamDecoder decoder(tokenizer,
+                        std::span(trajectory.tokens).first(trajectory.tokens.size() - turn.size()),
+                        SpecialText::kShow);
+  if (trajectory.stop_reason == StopReason::kStopToken) turn = turn.first(turn.size() - 1);
   std::string text;
-  for (size_t i = begin; i < end; ++i) text += stream->push(trajectory.tokens[i]);
-  return text + stream->peek();
+  for (const int32_t id : turn) text += decoder.push(id);
+  return text + decoder.peek();
 }
 
 Sampler::Sampler(Engine& engine, const Tokenizer& tokenizer, const SamplingConfig& config,

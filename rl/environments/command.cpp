@@ -20,11 +20,9 @@
 // number. A program that breaks off, floods, answers a turn that it does not have, or answers
 // nothing in `timeout` seconds is restarted, and its dialogues fail; any other invalid answer fails
 // its own dialogue.
-#include <algorithm>
 #include <map>
 #include <utility>
 
-#include "core/text.h"
 #include "rl/engine/rollout.h"
 #include "rl/environments/environments.h"
 #include "rl/rewards/command.h"
@@ -43,32 +41,10 @@ struct OpenTurn {
 };
 
 WorkerPool::Key key_of(const std::string& line) {
-  Json answer;
-  try {
-    answer = parse_json(line, "answer");
-  } catch (const InputError&) {
-    throw InputError("its answer is not valid JSON: " + excerpt(line));
-  }
-  const Json &index = answer.get_or_null("index"), &turn = answer.get_or_null("turn");
-  if (!index.is_int() || !turn.is_int())
-    throw InputError("its answer has no 'index' and 'turn': " + excerpt(line));
-  return {index.as_int(), turn.as_int()};
-}
-
-WorkerPoolOptions pool_options(const EnvironmentConfig& config) {
-  try {
-    return {.program = {.command = split_command(config.run),
-                        .directory = config.directory,
-                        .memory = config.memory << 20},
-            .workers = static_cast<int>(config.workers),
-            .concurrent = kConcurrent,
-            .timeout = config.timeout,
-            .start_timeout = std::max(config.timeout, config.start_timeout),
-            .validate = nullptr,
-            .key_of = key_of};
-  } catch (const InputError& e) {
-    throw InputError(str("environment.run: ", e.what()));
-  }
+  const Json answer = parse_json(line, "its answer");
+  return with_places(answer, "its answer", [&]() -> WorkerPool::Key {
+    return {answer.at("index").as_int(), answer.at("turn").as_int()};
+  });
 }
 
 Json as_json(const std::vector<ToolCall>& calls) {
@@ -82,66 +58,70 @@ Json as_json(const std::vector<ToolCall>& calls) {
   return out;
 }
 
-// The answer to a call, or to all calls of a turn (nullptr).
-Json tool_message(const std::string& content, const ToolCall* call) {
-  Json message = make_message("tool", content);
-  if (call != nullptr && !call->name.empty()) message.set("name", call->name);
-  if (call != nullptr && !call->id.empty()) message.set("tool_call_id", call->id);
-  return message;
-}
-
-// The messages of an `observation`.
+// The messages of an `observation`, which is a text or a list of one text per call.
 Json observation_messages(const Json& observation, const std::vector<ToolCall>& calls) {
-  if (observation.is_string()) {
-    const std::string& text = observation.as_string();
-    if (calls.empty()) return Json::Array{make_message("user", text)};
-    return Json::Array{tool_message(text, calls.size() == 1 ? &calls[0] : nullptr)};
-  }
-  if (!observation.is_array() || calls.empty() || observation.as_array().size() != calls.size())
-    throw InputError(str("its 'observation' is neither a text nor a list of ", calls.size(),
-                         " texts, one per tool call"));
-  Json messages;
+  if (observation.is_string() && calls.size() != 1)
+    return Json::Array{make_message(calls.empty() ? "user" : "tool", observation.as_string())};
+  if (!observation.is_string() && (calls.empty() || observation.as_array().size() != calls.size()))
+    throw InputError(str("its observation has ", observation.as_array().size(), " texts for ",
+                         calls.size(), " tool calls"));
+  Json messages = Json::Array{};
   for (size_t i = 0; i < calls.size(); ++i) {
-    const Json& text = observation.as_array()[i];
-    if (!text.is_string()) throw InputError(str("its observation[", i, "] is not a text"));
-    messages.push_back(tool_message(text.as_string(), &calls[i]));
+    const Json& text = observation.is_string() ? observation : observation.as_array()[i];
+    Json message = make_message("tool", text.as_string());
+    if (!calls[i].name.empty()) message.set("name", calls[i].name);
+    if (!calls[i].id.empty()) message.set("tool_call_id", calls[i].id);
+    messages.push_back(std::move(message));
   }
   return messages;
 }
 
-void check_messages(const Json& messages) {
-  if (!messages.is_array() || messages.as_array().empty())
-    throw InputError("its 'messages' is not a list of messages");
-  for (const Json& message : messages.as_array())
-    if ((!has_role(message, "tool") && !has_role(message, "user")) ||
-        message.find_text("content") == nullptr)
+const Json& checked_messages(const Json& messages) {
+  if (messages.as_array().empty()) throw InputError("its answer has no messages");
+  for (const Json& message : messages.as_array()) {
+    message.at("content").as_string();
+    if (const std::string& role = message.at("role").as_string(); role != "tool" && role != "user")
       throw InputError(
-          "its 'messages' has one without a role (tool or user) and a content, which is a text: " +
-          excerpt(message.dump()));
+          str("its answer has a message of the role ", excerpt(role), "; hint: tool or user"));
+  }
+  return messages;
 }
 
-// Throws InputError unless the answer has one of the kinds, and known keys otherwise.
-void check_keys(const Json& answer) {
-  const std::vector<std::string> keys{"observation", "messages", "done", "error",
-                                      "reward",      "index",    "turn"};
-  std::vector<std::string> kinds;
+// Throws InputError for an invalid answer, or if it reports an error. Without tokens.
+EnvironmentReply parse_reply(const OpenTurn& turn, const Json& answer) {
+  EnvironmentReply reply;
+  int kinds = 0;
   for (const auto& [key, value] : answer.as_object()) {
-    const auto at = std::ranges::find(keys, key) - keys.begin();
-    if (at == std::ssize(keys))
-      throw InputError(
-          str("its answer has an unknown key ", excerpt(key), did_you_mean(key, keys)));
-    if (at < 4) kinds.push_back(str("'", key, "'"));
+    if (key == "reward") {
+      if (!value.is_null()) reply.reward = value.as_double();
+    } else if (key != "index" && key != "turn") {
+      ++kinds;
+      if (key == "observation")
+        reply.messages = observation_messages(value, turn.calls);
+      else if (key == "messages")
+        reply.messages = checked_messages(value);
+      else if (key == "done")
+        reply.done = value.as_bool();
+      else if (key == "error")
+        throw InputError("it reports: " + excerpt(value.as_string(), 160, 80));
+      else
+        throw InputError("its answer has an unknown key " + excerpt(key));
+    }
   }
-  if (kinds.empty())
-    throw InputError("its answer has none of 'observation', 'messages', 'done' and 'error'");
-  if (kinds.size() > 1) throw InputError("its answer has both " + join(kinds, " and "));
+  if (kinds != 1 || (reply.messages.is_null() && !reply.done))
+    throw InputError(
+        "its answer needs exactly one of 'observation', 'messages', 'done': true, and 'error'");
+  return reply;
 }
 
 class CommandEnvironment : public Environment {
  public:
   CommandEnvironment(const EnvironmentConfig& config, EnvironmentContext context,
                      std::optional<ToolFormat> format)
-      : context_(std::move(context)), format_(format), options_(pool_options(config)) {}
+      : context_(std::move(context)), format_(format), options_(worker_options(config)) {
+    options_.concurrent = kConcurrent;
+    options_.key_of = key_of;
+  }
 
   void submit(const Example& example, const Trajectory& trajectory, int64_t step) override {
     if (pool_ == nullptr) pool_ = std::make_unique<WorkerPool>(worker_host(), options_);
@@ -175,7 +155,7 @@ class CommandEnvironment : public Environment {
       EnvironmentReply& reply = replies.emplace_back();
       try {
         if (!answer.error.empty()) throw InputError(answer.error);
-        reply = reply_to(open.mapped(), parse_json(answer.line, "answer"));
+        reply = reply_to(open.mapped(), answer.line);
       } catch (const InputError& e) {
         reply.error = e.what();
       }
@@ -190,28 +170,11 @@ class CommandEnvironment : public Environment {
   }
 
  private:
-  // Throws InputError for an invalid answer, or if it reports an error.
-  EnvironmentReply reply_to(const OpenTurn& turn, const Json& answer) const {
-    check_keys(answer);
-    EnvironmentReply reply;
-    if (const Json& reward = answer.get_or_null("reward"); !reward.is_null()) {
-      if (!reward.is_number()) throw InputError("its 'reward' is not a number");
-      reply.reward = reward.as_double();  // finite: parse_json() accepts no other numbers
-    }
-    if (const Json* error = answer.find("error"))
-      throw InputError(error->is_string() ? "it reports: " + excerpt(error->as_string(), 160, 80)
-                                          : "its 'error' is not a text");
-    if (const Json* done = answer.find("done")) {
-      if (!done->is_bool() || !done->as_bool()) throw InputError("its 'done' is not true");
-      reply.done = true;
-      return reply;
-    }
-    if (const Json* observation = answer.find("observation")) {
-      reply.messages = observation_messages(*observation, turn.calls);
-    } else {
-      reply.messages = answer.at("messages");
-      check_messages(reply.messages);
-    }
+  EnvironmentReply reply_to(const OpenTurn& turn, const std::string& line) const {
+    const Json answer = parse_json(line, "its answer");
+    EnvironmentReply reply =
+        with_places(answer, "its answer", [&] { return parse_reply(turn, answer); });
+    if (reply.done) return reply;
     reply.tokens = observation_tokens(context_, turn.trajectory, reply.messages);
     if (reply.tokens.empty()) throw InputError("its observation has no tokens");
     return reply;
@@ -219,7 +182,7 @@ class CommandEnvironment : public Environment {
 
   const EnvironmentContext context_;
   const std::optional<ToolFormat> format_;
-  const WorkerPoolOptions options_;
+  WorkerPoolOptions options_;
   std::map<int64_t, OpenTurn> open_;  // Trajectory::index -> its turn
   std::unique_ptr<WorkerPool> pool_;
 };
@@ -229,7 +192,11 @@ class CommandEnvironment : public Environment {
 std::unique_ptr<Environment> make_command_environment(const EnvironmentConfig& config,
                                                       EnvironmentContext context,
                                                       std::optional<ToolFormat> format) {
-  return std::make_unique<CommandEnvironment>(config, std::move(context), format);
+  try {
+    return std::make_unique<CommandEnvironment>(config, std::move(context), format);
+  } catch (const InputError& e) {
+    throw InputError(str("environment: ", e.what()));
+  }
 }
 
 }  // namespace cohort

@@ -1,6 +1,5 @@
 #include "rl/rewards/command.h"
 
-#include <algorithm>
 #include <cmath>
 #include <map>
 #include <utility>
@@ -52,14 +51,9 @@ CommandReward::Result result_of(const Json& answer) {
 }  // namespace
 
 CommandReward::CommandReward(const RewardConfig& config)
-    : config_(config),
-      options_{.program = {.command = split_command(config.run),
-                           .directory = config.directory,
-                           .memory = config.memory << 20},
-               .workers = static_cast<int>(config.workers),
-               .timeout = config.timeout,
-               .start_timeout = std::max(config.timeout, config.start_timeout),
-               .validate = validate_answer} {}
+    : config_(config), options_(worker_options(config)) {
+  options_.validate = validate_answer;
+}
 
 bool CommandReward::runs(const RewardConfig& config) const {
   RewardConfig same = config;

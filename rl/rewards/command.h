@@ -18,6 +18,7 @@
 // whole list, an `error` only one completion.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <set>
@@ -51,7 +52,7 @@ class CommandReward {
   void flush();
 
   const RewardConfig config_;
-  const WorkerPoolOptions options_;
+  WorkerPoolOptions options_;
   std::unique_ptr<WorkerPool> pool_;
   Json::Array unsent_;                           // with `batch`: sent by collect()
   std::vector<std::vector<int64_t>> requested_;  // completions of each request
@@ -62,5 +63,17 @@ class CommandReward {
 // InputError for an unclosed quote or an empty command line. No shell is involved: $, *, | and >
 // are ordinary characters.
 std::vector<std::string> split_command(const std::string& text);
+
+// The options that a reward and an environment of programs have in common. Throws as
+// split_command() does.
+template <class Config>
+WorkerPoolOptions worker_options(const Config& config) {
+  return {.program = {.command = split_command(config.run),
+                      .directory = config.directory,
+                      .memory = config.memory << 20},
+          .workers = static_cast<int>(config.workers),
+          .timeout = config.timeout,
+          .start_timeout = std::max(config.timeout, config.start_timeout)};
+}
 
 }  // namespace cohort

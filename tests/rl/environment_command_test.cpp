@@ -11,6 +11,7 @@
 #include "rl/environment.h"
 #include "tests/support/chat_tokenizer.h"
 #include "tests/support/test_util.h"
+#include "text/utf8.h"
 
 namespace cohort::test {
 namespace {
@@ -227,23 +228,24 @@ TEST_F(CommandEnvironment, InvalidAnswersFailTheirDialogue) {
   start(config());
   const std::string pid = ask(kPid);
   const std::vector<std::pair<std::string, std::string>> answers = {
-      {"say()", "has none of 'observation', 'messages', 'done' and 'error'"},
-      {"say(done=True, observation='a')", "has both 'done' and 'observation'"},
-      {"say(done=True, rewrd=1)", "unknown key 'rewrd'; did you mean 'reward'?"},
-      {"say(done=False)", "its 'done' is not true"},
-      {"say(done=1)", "its 'done' is not true"},
-      {"say(error=1)", "its 'error' is not a text"},
+      {"say()", "needs exactly one of 'observation', 'messages', 'done': true, and 'error'"},
+      {"say(done=True, observation='a')", "needs exactly one of"},
+      {"say(done=False)", "needs exactly one of"},
+      {"say(done=True, rewrd=1)", "its answer has an unknown key 'rewrd'"},
+      {"say(done=1)", "its answer: done: expected true or false"},
+      {"say(error=1)", "its answer: error: expected text"},
       {"say(error='no\\nroom')", "it reports: 'no\\nroom'"},
-      {"say(observation=1)", "its 'observation' is neither a text"},
-      {"say(observation=['a'])", "nor a list of 0 texts"},
+      {"say(observation=1)", "its answer: observation: expected a list"},
+      {"say(observation=['a'])", "its observation has 1 texts for 0 tool calls"},
       {"say(observation='')", "its observation has no tokens"},
       {"say(observation='\\xe4')", "no token"},
-      {"say(messages=[])", "its 'messages' is not a list of messages"},
-      {"say(messages=[{'role': 'system', 'content': 'a'}])", "without a role (tool or user)"},
-      {"say(messages=[{'role': 'user', 'content': 1}])", "and a content, which is a text"},
-      {"say(done=True, reward='1')", "its 'reward' is not a number"},
+      {"say(messages=[])", "its answer has no messages"},
+      {"say(messages=[{'role': 'system', 'content': 'a'}])", "a message of the role 'system'"},
+      {"say(messages=[{'role': 'user', 'content': 1}])",
+       "its answer: messages[0].content: expected text"},
+      {"say(done=True, reward='1')", "its answer: reward: expected a number"},
       {"say(observation=[1]) # <tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>",
-       "its observation[0] is not a text"}};
+       "its answer: observation[0]: expected text"}};
   for (size_t i = 0; i < answers.size(); ++i) submit(static_cast<int64_t>(i), answers[i].first);
   submit(99, kPid);
   const auto all = replies(answers.size() + 1);
@@ -259,10 +261,10 @@ TEST_F(CommandEnvironment, OffencesEndTheProgram) {
   const std::vector<std::pair<std::string, std::string>> offences = {
       {"write('x' * (100 << 20))", "its answer is over 1 MB (ended by cohort)"},
       {"say(observation='y' * (2 << 20))", "its answer is over 1 MB"},
-      {"write('yes\\n')", "its answer is not valid JSON: 'yes'"},
-      {"write(line(r, done=True, reward=float('nan')))", "its answer is not valid JSON"},
-      {"write(line(r, done=True, reward=5).replace('5', '1e999'))", "its answer is not valid JSON"},
-      {"write('[]\\n')", "its answer has no 'index' and 'turn'"},
+      {"write('yes\\n')", "its answer: not valid JSON: "},
+      {"write(line(r, done=True, reward=float('nan')))", "its answer: not valid JSON: "},
+      {"write(line(r, done=True, reward=5).replace('5', '1e999'))", "its answer: not valid JSON: "},
+      {"write('[]\\n')", "its answer: expected an object"},
       {"say({'index': 2, 'turn': 1}, done=True)", "it answers no request that it has: '{"},
       {"say({'index': 1, 'turn': 2}, done=True)", "it answers no request that it has"},
       {"say(held[0], done=True), say(held[0], done=True)", "it answers no request that it has"},
@@ -405,7 +407,7 @@ TEST_F(CommandEnvironment, CancelledTurnsHaveNoReplies) {
 }
 
 TEST_F(CommandEnvironment, ProgramsThatCannotRunAreInputErrors) {
-  EXPECT_THROW_WITH(start(config("'a")), InputError, "environment.run: run: a quote ' is not");
+  EXPECT_THROW_WITH(start(config("'a")), InputError, "environment: run: a quote ' is not");
   start(config("no-such-program"));
   EXPECT_THROW_WITH(submit(0, ""), InputError, "cannot run 'no-such-program'");
 }
@@ -442,7 +444,7 @@ TEST_F(CommandEnvironment, TheHelperCallsTools) {
   EXPECT_EQ(text_of(all.at(40)), "1?Error: there is no tool nothing; there are: slow, fast, large");
   const std::string errors = text_of(all.at(41));
   EXPECT_TRUE(errors.starts_with("Error: TypeError: fast() got an unexpected keyword")) << errors;
-  EXPECT_NE(errors.find("must be a mapping, not list"), std::string::npos) << errors;
+  EXPECT_EQ(replaced(errors, "Error: ", "").size() + 3 * 7, errors.size()) << errors;
   EXPECT_TRUE(all.at(42).done);
   expect_error(all.at(43), "over 1 MB");
 }
@@ -477,17 +479,42 @@ TEST_F(CommandEnvironment, TheHelperPlaysDialogues) {
   }
 }
 
-TEST_F(CommandEnvironment, TheHelperPrintsTheSchemasOfTheExample) {
-  const fs::path example = kScripts.parent_path() / "examples/tools_python";
+TEST_F(CommandEnvironment, TheHelperPrintsSchemas) {
   const std::string out = dir_.path("tools.json");
-  ASSERT_EQ(std::system(str("python3 '", (kScripts / "cohort_environment.py").string(), "' '",
-                            (example / "tools.py").string(), "' --schemas > '", out, "'")
-                            .c_str()),
-            0);
-  EXPECT_EQ(read_file(out), read_file((example / "tools.json").string()));
+  const auto print = [&](const std::string& file) {
+    const std::string run = str("python3 '", (kScripts / "cohort_environment.py").string(), "' '",
+                                file, "' --schemas > '", out, "'");
+    EXPECT_EQ(std::system(run.c_str()), 0);
+    return read_file(out);
+  };
+  const fs::path example = kScripts.parent_path() / "examples/tools_python";
+  EXPECT_EQ(print((example / "tools.py").string()), read_file((example / "tools.json").string()));
   EnvironmentConfig with_schemas = config();
   with_schemas.tool_schemas = out;
   EXPECT_EQ(tool_schemas(with_schemas).as_array().size(), 2u);
+  write_file(dir_.path("file.py"), R"(
+from __future__ import annotations
+from typing import Any, Literal, Optional
+from cohort_environment import tool
+print("printed")
+@tool
+def f(a: list[int], b: Literal["x", "y"], c: Any, d, e: Optional[bool] = None):
+    """Does
+    things.
+
+    Args:
+        a (list): one
+          and two
+        e: three: four
+    """
+)");
+  EXPECT_EQ(parse_json(print(dir_.path("file.py")), "schemas").dump(),
+            R"([{"type":"function","function":{"name":"f","description":"Does things.",)"
+            R"("parameters":{"type":"object","properties":{)"
+            R"("a":{"type":"array","items":{"type":"integer"},"description":"one and two"},)"
+            R"("b":{"type":"string","enum":["x","y"]},"c":{},"d":{},)"
+            R"("e":{"type":"boolean","description":"three: four"}},)"
+            R"("required":["a","b","c","d"]}}}])");
 }
 
 }  // namespace
