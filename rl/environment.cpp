@@ -18,7 +18,7 @@ struct EnvironmentEntry {
 constexpr const char* kCommonKeys = "name max_turns max_sequence_length discount turns tool_format";
 constexpr EnvironmentEntry kEnvironments[] = {
     {"tools", "tools corpus corpus_field search_results"},
-    {"command", "run directory tool_schemas workers memory timeout start_timeout"},
+    {"command", "run directory tool_schemas workers concurrent memory timeout start_timeout"},
 };
 
 const EnvironmentEntry& find_environment(const std::string& name) {
@@ -67,7 +67,11 @@ void EnvironmentConfig::visit(ConfigVisitor& v) {
   v.field("tool_schemas", tool_schemas,
           "command: a JSON file with the list of tools that the chat template shows; empty: none");
   v.field("workers", workers, "command: processes per rank", {.min = 1, .max = 1024});
-  v.field("timeout", timeout, "command: seconds for an answer", {.min = 1e-3, .max = 1e6});
+  v.field("concurrent", concurrent,
+          "command: turns that a process has at a time; 1: it answers one after the other",
+          {.min = 1, .max = 1 << 16});
+  v.field("timeout", timeout, "command: seconds without an answer until a process is restarted",
+          {.min = 1e-3, .max = 1e6});
   v.field("start_timeout", start_timeout, "command: seconds for the first answer of a process",
           {.min = 1e-3, .max = 1e6});
   v.field("memory", memory, "command: MiB of address space of each process; 0: no limit",
@@ -140,18 +144,21 @@ DialogueOptions dialogue_options(const EnvironmentConfig& config, Environment* e
           .discount = config.discount};
 }
 
-std::vector<int32_t> observation_tokens(const EnvironmentContext& context,
-                                        const Trajectory& trajectory, const Json& messages) {
-  const Tokenizer& tokenizer = context.tokenizer;
+bool has_end_of_turn(const EnvironmentContext& context, const Trajectory& trajectory) {
+  if (trajectory.stop_reason == StopReason::kStopToken || !context.chat) return true;
+  const ChatFormat::EndOfTurn end = context.chat->end_of_turn(context.tokenizer);
+  return !end.token && trajectory.text.ends_with(end.text);
+}
+
+std::vector<int32_t> observation_tokens(const EnvironmentContext& context, const Json& messages,
+                                        bool has_end) {
   std::vector<ChatFormat::Piece> pieces;
-  if (context.chat) {
-    const bool has_end = trajectory.stop_reason == StopReason::kStopToken;
-    pieces = context.chat->continuation(tokenizer, messages, !has_end);
-  } else {
+  if (context.chat)
+    pieces = context.chat->continuation(context.tokenizer, messages, !has_end);
+  else
     for (const Json& message : messages.as_array())
       pieces.push_back({message.at("content").as_string(), true});
-  }
-  return encode_pieces(tokenizer, pieces);
+  return encode_pieces(context.tokenizer, pieces);
 }
 
 }  // namespace cohort

@@ -41,7 +41,7 @@ struct EnvironmentConfig {
   // `command` (rl/environments/command.cpp): the keys of the reward of that name, and a JSON file
   // with the list of tools that the prompts show.
   std::string run, directory, tool_schemas;
-  int64_t workers = 1, memory = 0;
+  int64_t workers = 1, concurrent = 256, memory = 0;
   double timeout = 10, start_timeout = 60;
   bool operator==(const EnvironmentConfig&) const = default;
   bool is_set() const { return !name.empty(); }
@@ -74,10 +74,12 @@ std::unique_ptr<Environment> environment_of(const EnvironmentConfig& config, con
 // The options of the configuration with an environment that it has made; nullptr: none.
 DialogueOptions dialogue_options(const EnvironmentConfig& config, Environment* environment);
 
-// The tokens that follow a turn: `messages` under the chat template, without what the turn itself
-// has written, and the prompt of the next turn; or, without a chat format, their contents. Throws
-// InputError if the template rejects the messages.
-std::vector<int32_t> observation_tokens(const EnvironmentContext& context,
-                                        const Trajectory& trajectory, const Json& messages);
+// The tokens that follow a turn: `messages` under the chat template, after the end of the turn
+// unless it has_end, and the prompt of the next turn; or, without a chat format, their contents.
+// Throws InputError if the template rejects the messages.
+std::vector<int32_t> observation_tokens(const EnvironmentContext& context, const Json& messages,
+                                        bool has_end);
+// Returns true if the last turn has the end of a turn as the chat template writes it.
+bool has_end_of_turn(const EnvironmentContext& context, const Trajectory& trajectory);
 
 }  // namespace cohort

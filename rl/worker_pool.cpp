@@ -34,9 +34,8 @@ struct Request {
   int64_t number = 0;  // in the order of submission
   WorkerPool::Key key;
   std::string line;
-  int64_t answers_before = 0;  // Worker::answers when it was sent
   Clock::time_point deadline;
-  bool given_up = false;  // it has failed or was cancelled; a late answer is ignored
+  bool given_up = false;  // it was cancelled; a late answer is ignored
 };
 
 struct Worker {
@@ -148,19 +147,16 @@ class WorkerPool::Loop {
     return true;
   }
 
+  // A program that has answered nothing for the time of an answer is not expected to.
   void check_deadlines(Worker& worker) {
-    for (Request& request : worker.requests) {
-      if (request.given_up || Clock::now() < request.deadline) continue;
-      const std::string error = str("no answer in ", options_.timeout, " s");
-      if (worker.answers == request.answers_before) {
-        num_timeouts_ += worker.answers == 0 && !any_answered_;
-        fail(worker, worker.answers > 0 ? error
-                                        : str("no answer in ", options_.start_timeout,
-                                              " s to its first request", kFlushHint));
-        return;
-      }
-      finish(request, {"", error});
-    }
+    const auto is_late = [](const Request& request) {
+      return !request.given_up && Clock::now() >= request.deadline;
+    };
+    if (std::ranges::none_of(worker.requests, is_late)) return;
+    num_timeouts_ += worker.answers == 0 && !any_answered_;
+    fail(worker, worker.answers > 0 ? str("no answer in ", options_.timeout, " s")
+                                    : str("no answer in ", options_.start_timeout,
+                                          " s to its first request", kFlushHint));
   }
 
   // Begins to send the next request of the queue, if there is one and the program may have it.
@@ -189,7 +185,6 @@ class WorkerPool::Loop {
       }
       worker.text = request.line + '\n';
       worker.sent_bytes = 0;
-      request.answers_before = worker.answers;
       request.deadline =
           Clock::now() + seconds(worker.answers > 0 ? options_.timeout : options_.start_timeout);
       worker.requests.push_back(std::move(request));
@@ -253,6 +248,7 @@ class WorkerPool::Loop {
     num_timeouts_ = 0;
     finish(*request, {std::move(line), ""});
     all.erase(request);
+    for (Request& other : all) other.deadline = Clock::now() + seconds(options_.timeout);
     return "";
   }
 

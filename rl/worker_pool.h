@@ -20,7 +20,7 @@ struct WorkerPoolOptions {
   WorkerHost::Program program;
   int workers = 1;
   size_t concurrent = 1;      // requests that a program has at a time
-  double timeout = 10;        // seconds for an answer
+  double timeout = 10;        // seconds for an answer, from the request or the answer before
   double start_timeout = 60;  // seconds for the first answer of a program
   // Returns what is wrong with an answer; empty: it is valid. Called from another thread, as
   // key_of() is.
@@ -39,7 +39,7 @@ class WorkerPool {
   ~WorkerPool();
 
   // `request` is one line, without its line break. It waits while its program has an unanswered
-  // request of the same key, be it one that has timed out or was cancelled.
+  // request of the same key, be it one that was cancelled.
   void submit(std::string request, Key key = {});
 
   struct Answer {
@@ -48,12 +48,11 @@ class WorkerPool {
     Key key = {};
   };
   // Waits for the answers to all requests since the last call, in the order of submission. A
-  // program is restarted if it has answered nothing in the time of a request, ends, writes 1 MB
-  // more than its request, answers no request, or gives an answer that validate() or key_of()
-  // rejects. All its requests then fail: a request is never sent twice. With other answers in its
-  // time, only the late request fails; its answer is ignored when it comes. If three first answers
-  // have timed out and no program has ever answered, all further requests fail at once. Throws
-  // Error if the host has ended.
+  // program is restarted if it has requests and answers none of them for the time of an answer,
+  // ends, writes 1 MB more than its request, answers no request, or gives an answer that validate()
+  // or key_of() rejects. All its requests then fail: a request is never sent twice. If three first
+  // answers have timed out and no program has ever answered, all further requests fail at once.
+  // Throws Error if the host has ended.
   std::vector<Answer> collect();
   // Returns the answers that have come. With `wait`, waits for one unless no request is unanswered.
   std::vector<Answer> poll(bool wait);

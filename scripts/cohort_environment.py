@@ -12,7 +12,7 @@ Or FILE.py has a class Environment with turn(self, messages, completion, ...), w
 `from cohort_environment import Done`, or a dict with keys of an answer, such as {"observation": "no", "reward": -0.1}. An
 exception fails the dialogue.
 
-Up to --concurrency (64) turns are answered at the same time: functions run in threads, coroutines (async def) in an event
+Up to --concurrency (256) turns are answered at the same time: functions run in threads, coroutines (async def) in an event
 loop. Output and tracebacks go to rewards.log in the run's directory. An installed Cohort has this file in share/cohort.
 """
 import argparse
@@ -160,7 +160,7 @@ def main():
     parser = argparse.ArgumentParser(usage="cohort_environment.py FILE.py [--schemas] [--concurrency N]")
     parser.add_argument("file")
     parser.add_argument("--schemas", action="store_true")
-    parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--concurrency", type=int, default=256)
     options = parser.parse_args()
     # Separate the protocol from standard input and output, which functions and their children may use.
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")

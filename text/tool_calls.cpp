@@ -180,7 +180,9 @@ std::vector<ToolCall> CallReader::inline_call() {
 
 }  // namespace
 
-std::vector<ToolCall> parse_tool_calls(ToolFormat format, std::string_view text) {
+namespace {
+
+std::vector<ToolCall> read_calls(ToolFormat format, std::string_view text) {
   switch (format) {
     case ToolFormat::kAuto:
       break;  // no format
@@ -194,6 +196,18 @@ std::vector<ToolCall> parse_tool_calls(ToolFormat format, std::string_view text)
       return CallReader(text).inline_call();
   }
   return {};
+}
+
+}  // namespace
+
+std::vector<ToolCall> parse_tool_calls(ToolFormat format, std::string_view text) {
+  constexpr size_t kMaxCalls = 32;
+  std::vector<ToolCall> calls = read_calls(format, text);
+  if (calls.size() > kMaxCalls) {
+    calls.resize(kMaxCalls);
+    calls.back().error = str("a turn may have ", kMaxCalls, " tool calls, this one has more");
+  }
+  return calls;
 }
 
 std::optional<ToolFormat> tool_format_of(const ChatFormat& chat) {

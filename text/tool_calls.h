@@ -29,8 +29,9 @@ struct ToolCall {
 };
 
 // The calls of a turn, in order. `text` has the turn's special tokens, without the token that ended
-// it. Strict: text that begins a call but does not parse is a call with an `error`, so that the
-// model gets an answer. Never throws for any text. kInline: only a call that ends the text counts.
+// it. There are 32 at most, the last of which says so if there are more. Strict: text that begins a
+// call but does not parse is a call with an `error`, so that the model gets an answer. Never throws
+// for any text. kInline: only a call that ends the text counts.
 // kAuto: none.
 std::vector<ToolCall> parse_tool_calls(ToolFormat format, std::string_view text);
 

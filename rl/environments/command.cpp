@@ -3,7 +3,7 @@
 // A program reads requests from its standard input, one line of JSON per ended turn, and answers
 // them on its standard output in any order, each with a line of JSON, which it must flush. Its
 // standard error is appended to rewards.log in the run's directory. All turns of a dialogue go to
-// the same program, which has up to 64 requests at a time.
+// the same program, which has up to `concurrent` requests at a time.
 //   request  {"index": 3, "step": 0, "turn": 1, "completion": "...", "messages": [...],
 //             "tool_calls": [{"name": "...", "arguments": {...}, "id": "...", "error": "..."}],
 //             "answer": "...", "fields": {...}, "prompt": "...", "length": 17}
@@ -32,11 +32,9 @@
 namespace cohort {
 namespace {
 
-constexpr size_t kConcurrent = 64;  // also the default of scripts/cohort_environment.py
-
 // A turn without its answer.
 struct OpenTurn {
-  Trajectory trajectory;  // only what observation_tokens() needs
+  bool has_end = true;  // of observation_tokens()
   std::vector<ToolCall> calls;
 };
 
@@ -119,7 +117,7 @@ class CommandEnvironment : public Environment {
   CommandEnvironment(const EnvironmentConfig& config, EnvironmentContext context,
                      std::optional<ToolFormat> format)
       : context_(std::move(context)), format_(format), options_(worker_options(config)) {
-    options_.concurrent = kConcurrent;
+    options_.concurrent = static_cast<size_t>(config.concurrent);
     options_.key_of = key_of;
   }
 
@@ -131,7 +129,7 @@ class CommandEnvironment : public Environment {
     if (!trajectory.transcript.is_null())
       for (const Json& message : trajectory.transcript.as_array()) messages.push_back(message);
     OpenTurn& open = open_[trajectory.index];
-    open.trajectory.stop_reason = trajectory.stop_reason;
+    open.has_end = has_end_of_turn(context_, trajectory);
     if (format_) open.calls = parse_tool_calls(*format_, text);
     Json request;
     request.set("index", trajectory.index)
@@ -175,7 +173,7 @@ class CommandEnvironment : public Environment {
     EnvironmentReply reply =
         with_places(answer, "its answer", [&] { return parse_reply(turn, answer); });
     if (reply.done) return reply;
-    reply.tokens = observation_tokens(context_, turn.trajectory, reply.messages);
+    reply.tokens = observation_tokens(context_, reply.messages, turn.has_end);
     if (reply.tokens.empty()) throw InputError("its observation has no tokens");
     return reply;
   }

@@ -90,8 +90,6 @@ class ToolsEnvironment final : public Environment {
  public:
   ToolsEnvironment(const EnvironmentConfig& config, EnvironmentContext context, ToolFormat format)
       : config_(config), context_(std::move(context)), format_(format) {
-    if (format == ToolFormat::kInline)
-      context_.tokenizer.encode("0123456789");  // it must have them
     if (!config.corpus.empty())
       search_ = std::make_unique<TextSearch>(config.corpus, config.corpus_field);
   }
@@ -123,10 +121,9 @@ class ToolsEnvironment final : public Environment {
         if (!call.id.empty()) message.set("tool_call_id", call.id);
         reply.messages.push_back(std::move(message));
       }
-      if (format_ == ToolFormat::kInline)
-        reply.tokens = encode_inline(reply.messages);
-      else
-        reply.tokens = observation_tokens(context_, trajectory, reply.messages);
+      const EnvironmentContext& context = format_ == ToolFormat::kInline ? plain_ : context_;
+      reply.tokens =
+          observation_tokens(context, reply.messages, has_end_of_turn(context, trajectory));
     } catch (const InputError& e) {
       // The characters of a task need not suffice for the text of an error: such a call is the end.
       if (format_ == ToolFormat::kInline)
@@ -134,12 +131,6 @@ class ToolsEnvironment final : public Environment {
       else
         reply.error = e.what();
     }
-  }
-
-  // The result continues the turn as plain text, whatever the chat format is.
-  std::vector<int32_t> encode_inline(const Json& messages) const {
-    const ChatFormat::Piece piece{messages.as_array().front().at("content").as_string(), true};
-    return encode_pieces(context_.tokenizer, {&piece, 1});
   }
 
   std::string result_of(const ToolCall& call) const {
@@ -158,6 +149,8 @@ class ToolsEnvironment final : public Environment {
 
   const EnvironmentConfig config_;
   const EnvironmentContext context_;
+  // Results of inline calls continue the turn as plain text, whatever the chat format is.
+  const EnvironmentContext plain_{context_.tokenizer, {}};
   const ToolFormat format_;
   std::unique_ptr<TextSearch> search_;
   std::vector<EnvironmentReply> replies_;
