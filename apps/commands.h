@@ -182,6 +182,16 @@ struct ReportOptions {
 // Writes an HTML page that shows and compares runs.
 int report(const ReportOptions& options);
 
+struct ReplayCommand {
+  std::string run;  // a directory of a run or of a stage
+  int64_t step = 0;
+  // With both: prints this completion, or its token at a position of the sequence alone.
+  std::optional<int64_t> prompt, completion, token;
+  bool raw = false;  // see print()
+};
+// Replays steps of a GRPO run (runs/replay.h). Returns kFailed for one that differs from its record.
+int replay(const ReplayCommand& options);
+
 // Checks the gradient of every op (or of those named `op`) and prints a table.
 int gradcheck(const std::string& op);
 

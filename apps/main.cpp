@@ -373,6 +373,27 @@ void add_report(CLI::App& app, int& code) {
                      "the page to write; default: report.html in the first run directory");
 }
 
+void add_replay(CLI::App& app, int& code) {
+  auto [command, options] =
+      add_command(app, code, replay, "replay",
+                  "repeat a step of a GRPO run from its journal, and compare it to the bit; writes "
+                  "nothing, and starts no program of a reward or an environment");
+  command.add_option("run", options.run, "directory of a run (its last GRPO stage) or of a stage")
+      ->required();
+  command.add_option("--step", options.step, "as in metrics.jsonl")->required();
+  CLI::Option* prompt = command.add_option("--prompt", options.prompt,
+                                           "print a completion of this prompt of the step, from 0");
+  CLI::Option* completion = command.add_option("--completion", options.completion,
+                                               "the completion among those of the prompt, from 0");
+  prompt->needs(completion);
+  completion->needs(prompt);
+  command
+      .add_option("--token", options.token,
+                  "only this token of its sequence, from 0, with the bits of its numbers")
+      ->needs(prompt);
+  add_raw(command, options.raw);
+}
+
 // "; did you mean '--max-tokens'?" for the first unknown option of the sub-command.
 std::string option_suggestion(const CLI::App& app) {
   const std::vector<std::string> unknown = app.remaining(true);
@@ -394,7 +415,7 @@ int run(int argc, char** argv) {
   int code = kOk;
   for (const auto add :
        {add_train, add_check, add_generate, add_chat, add_logprobs, add_eval, add_inspect,
-        add_export, add_report, add_tokenizer, add_template, add_gradcheck})
+        add_export, add_report, add_replay, add_tokenizer, add_template, add_gradcheck})
     add(app, code);
 
   std::vector<std::string> names;

@@ -49,6 +49,7 @@ struct TrainConfig {
   int64_t ranks = 1;        // data-parallel ranks, threads of this process
   int64_t log_every = 1;
   int64_t log_completions = 2;   // (grpo) of each step, in completions.jsonl
+  int64_t journal_mb = 1024;     // (grpo) MiB per stage and rank, for replays; 0: no journal
   double watchdog_minutes = 10;  // without progress until the run fails; 0: off
   // Position among the stages of the plan, which load_plan() sets: it is no key.
   int64_t stage = 0;
@@ -97,6 +98,10 @@ struct TrainConfig {
     v.field("log_every", log_every, "steps between lines of metrics.jsonl", {.min = 1});
     v.field("log_completions", log_completions,
             "completions of each step that go to completions.jsonl (grpo)", {.min = 0});
+    v.field("journal_mb", journal_mb,
+            "MiB of the journal of a stage for each rank, by which `cohort replay` repeats steps; "
+            "the oldest are removed; 0: none (grpo)",
+            {.min = 0, .max = 1 << 30});
     v.field("watchdog_minutes", watchdog_minutes,
             "minutes without progress after which the run ends and names the rank; 0: off",
             {.min = 0, .max = 1e6});

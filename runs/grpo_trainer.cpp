@@ -175,7 +175,8 @@ StageEnd train_grpo(Stage& stage) {
          .indices = indices,
          .more_prompts = more,
          .step = stage.step(),
-         .learning_rate = stage.learning_rate()});
+         .learning_rate = stage.learning_rate(),
+         .journal = stage.journal()});
     if (const std::string now = stage.engine().cache_summary(); now != cache) {
       if (stage.is_main()) logging::info("rollouts: ", now);
       cache = now;

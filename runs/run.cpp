@@ -75,6 +75,7 @@ bool changes_no_update(std::string_view key) {
                                         "num_threads",
                                         "ranks",
                                         "log_",
+                                        "journal_mb",
                                         "rollout.",
                                         "watchdog_minutes",
                                         "kl_check_every",
@@ -327,9 +328,9 @@ Run Run::resume_plan(RunPlan plan, const std::string& dir, const std::string& st
   return run;
 }
 
-std::string Run::stage_dir(size_t index) const {
-  if (plan_.stages.size() == 1) return dir_;
-  return str(dir_, "/", index + 1, "-", trainer_name(plan_.stages[index].batch.trainer));
+std::string stage_directory(const RunPlan& plan, const std::string& run_dir, size_t index) {
+  if (plan.stages.size() == 1) return run_dir;
+  return str(run_dir, "/", index + 1, "-", trainer_name(plan.stages[index].batch.trainer));
 }
 
 RunResult Run::execute(Reporter& reporter, const std::atomic<bool>& stop, int64_t profile_steps) {

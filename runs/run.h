@@ -35,6 +35,9 @@ struct RunResult {
 // while this process is small, before it has a model.
 bool prepare_programs(const RunPlan& plan);
 
+// The directory of a stage of the run in `run_dir`: that one itself if it is the only stage.
+std::string stage_directory(const RunPlan& plan, const std::string& run_dir, size_t index);
+
 // A plan ready to run, with a directory that this process has locked.
 //
 // With a `group`, which must outlive it, all its processes execute the run together and make the
@@ -77,7 +80,7 @@ class Run {
   StageEnd run_stage(size_t index, Reporter& reporter, const std::atomic<bool>& stop);
   StageEnd train_stage(size_t index, const std::string& before, Reporter& reporter,
                        const std::atomic<bool>& stop);
-  std::string stage_dir(size_t index) const;
+  std::string stage_dir(size_t index) const { return stage_directory(plan_, dir_, index); }
   std::string why_fixed(size_t index) const;
   void record_start();
   void record_micro_batch(size_t index, int64_t tokens);

@@ -89,6 +89,10 @@ Stage::Stage(const StageSetup& setup) : setup_(setup) {
   build_model();
   if (config_.batch.trainer != TrainerType::kPretrain) load_sets();
   check_equal_starts();
+  if (setup.replay != nullptr) return;
+  if (config_.batch.trainer == TrainerType::kGrpo && config_.journal_mb > 0 && !state_.finished)
+    journal_ =
+        std::make_unique<Journal>(dir_ + "/journal", config_.journal_mb << 20, comm_, state_.step);
   if (!is_main()) return;
   if (setup.profile_steps > 0) {
     Trace attempt(device_);  // throws now, not after two steps
@@ -376,6 +380,7 @@ void Stage::check_equal_starts() {
 }
 
 void Stage::log_metrics(const Json& line) {
+  if (!metrics_) return;
   metrics_->write(line.dump());
   events_->write(line);
 }
@@ -399,8 +404,8 @@ bool Stage::more() {
   double stop = setup_.stop.load(), due = is_main() && minutes > 0 && since.count() >= minutes;
   if (comm_.size() > 1) reduce_in_place(comm_, {&stop, &due}, Reduce::kMax);
   interrupted_ = interrupted_ || stop > 0;
-  const bool continues =
-      state_.step < config_.batch.steps && !interrupted_ && !reached_ && !state_.finished;
+  const int64_t last = setup_.replay != nullptr ? setup_.last_step : config_.batch.steps;
+  const bool continues = state_.step < last && !interrupted_ && !reached_ && !state_.finished;
   if (continues && due > 0 && saved_step_ != state_.step) save(false);
   if (continues && state_.step == trace_begin_) trace_.emplace(device_);
   if (continues && is_main() && (state_.step + 1) % kMeasuredSteps == 0)
@@ -607,6 +612,7 @@ void Stage::write_trace() {
 void Stage::save(bool finished) {
   Stopwatch clock;
   begin_activity("saving a checkpoint");
+  if (journal_) journal_->flush();
   learner_->check_weights();  // checkpoints hold finite numbers only
   if (is_main() && !path_exists(dir_))
     throw Error(str("the run directory ", dir_,
@@ -657,6 +663,7 @@ void Stage::warn(const std::string& warning) const {
 }
 
 StageEnd Stage::finish() {
+  if (setup_.replay != nullptr) return StageEnd::kFinished;
   if (trace_) write_trace();  // the stage ends before the steps that were to be traced
   bool interrupted =
       interrupted_ && state_.step < config_.batch.steps && !reached_ && !state_.finished;

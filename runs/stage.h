@@ -22,6 +22,7 @@
 #include "runs/checkpoint.h"
 #include "runs/config.h"
 #include "runs/event_file.h"
+#include "runs/journal.h"
 #include "runs/log_file.h"
 #include "runs/report.h"
 #include "trainers/grpo_step.h"
@@ -45,6 +46,9 @@ struct StageSetup {
   std::span<const TrainConfig> earlier = {};  // the stages before this one
   // Called by rank 0 when updates have run out of memory and use smaller micro batches from now on.
   std::function<void(int64_t micro_batch_tokens)> record_micro_batch = [](int64_t) {};
+  // Replays the steps up to `last_step` in place of training: nothing is evaluated or written.
+  StepJournal* replay = nullptr;
+  int64_t last_step = 0;
 };
 
 enum class StageEnd { kFinished, kInterrupted };
@@ -103,10 +107,12 @@ class Stage : NonCopyable {
   ReferencePolicy reference();
   const Correctness& correct() const { return correct_; }
   TrainState& state() { return state_; }
+  // What records or replays the steps of this rank (grpo); nullptr: nothing does.
+  StepJournal* journal() { return setup_.replay != nullptr ? setup_.replay : journal_.get(); }
   bool is_main() const { return comm_.rank() == 0; }
   // Appends one line, which is JSON, to completions.jsonl (rank 0).
   void log_completion(const std::string& line) {
-    if (is_main()) completions_->write(line);
+    if (completions_) completions_->write(line);
   }
   // Logs a warning, with the path of the best weights (rank 0).
   void warn(const std::string& warning) const;
@@ -163,7 +169,8 @@ class Stage : NonCopyable {
   Correctness correct_;
   std::vector<EvalSet> sets_;  // eval.sets
   TrainState state_;
-  std::optional<LogFile> metrics_, completions_;  // rank 0 only
+  std::unique_ptr<Journal> journal_;
+  std::optional<LogFile> metrics_, completions_;  // rank 0 only, of training
   std::optional<EventFile> events_;
   std::string resumed_from_;     // a checkpoint; empty: a new stage
   int64_t resumed_updates_ = 0;  // updates made before it

@@ -271,10 +271,12 @@ struct StepTimes {
 ScoredRollouts sample_and_score(const GrpoStep& in, std::span<const Example> prompts,
                                 std::span<const int64_t> indices, StepTimes& times) {
   const GrpoSections& config = in.config;
+  const bool has_scores = in.journal != nullptr && in.journal->has_scores();
   ScoredRollouts out;
   Stopwatch clock;
   begin_activity("sampling completions");
   const auto submit = [&](const Trajectory& trajectory) {
+    if (has_scores) return;
     const auto prompt = std::find(indices.begin(), indices.end(), trajectory.group);
     in.rewards.submit(prompts[static_cast<size_t>(prompt - indices.begin())], trajectory, in.step);
   };
@@ -286,8 +288,11 @@ ScoredRollouts sample_and_score(const GrpoStep& in, std::span<const Example> pro
   });
   times.sampling += clock.lap("sampling");
   begin_activity("waiting for rewards");
-  out.scores = in.rewards.score(prompts, out.trajectories, in.step);
-  check_failed(in.comm, in.rewards, out.scores, config);
+  if (!has_scores) {
+    out.scores = in.rewards.score(prompts, out.trajectories, in.step);
+    check_failed(in.comm, in.rewards, out.scores, config);
+  }
+  if (in.journal != nullptr) in.journal->add(out.trajectories, out.scores);
   times.rewards += clock.lap("rewards");
   return out;
 }
@@ -317,8 +322,9 @@ void append_outcomes(GrpoStepResult& out, const ScoredRollouts& scored, int64_t 
 }
 
 // Replaces a group by one of another round, which takes its place in the step.
-void replace_group(GrpoStepResult& out, size_t group, int64_t index, ScoredRollouts& from,
-                   size_t from_group, int64_t size) {
+void replace_group(const GrpoStep& in, GrpoStepResult& out, size_t group, ScoredRollouts& from,
+                   size_t from_group) {
+  const int64_t index = in.indices[group], size = in.config.batch.num_generations;
   ScoredRollouts& rollouts = out.rollouts;
   rollouts.refill.add_group(rollouts.scores.total, group, size);
   for (int64_t g = 0; g < size; ++g) {
@@ -326,6 +332,7 @@ void replace_group(GrpoStepResult& out, size_t group, int64_t index, ScoredRollo
                  source = from_group * static_cast<size_t>(size) + static_cast<size_t>(g);
     Trajectory& trajectory = rollouts.trajectories[at];
     trajectory = std::move(from.trajectories[source]);
+    if (in.journal != nullptr) in.journal->replace(index * size + g, trajectory.index);
     trajectory.group = index;
     trajectory.index = index * size + g;
     rollouts.scores.total[at] = from.scores.total[source];
@@ -366,7 +373,7 @@ void refill_groups(const GrpoStep& in, GrpoStepResult& out, StepTimes& times) {
     out.rollouts.refill.rounds = round;
     out.rollouts.refill.prompts += missing;
     for (size_t k = 0; k < groups.size(); ++k) {
-      replace_group(out, groups[k], in.indices[groups[k]], found, k, size);
+      replace_group(in, out, groups[k], found, k);
       out.prompts[groups[k]] = std::move(prompts[k]);
     }
     for (size_t k = 0; k < found.scores.failed.size(); ++k)
@@ -462,6 +469,7 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   StepTimes times;
   in.learner.check_weights();
   in.sampler.engine().reset_stats();
+  if (in.journal != nullptr) in.journal->begin(in);
   out.rollouts = sample_and_score(in, in.prompts, in.indices, times);
   append_outcomes(out, out.rollouts, config.batch.prompts_per_step, in.indices,
                   config.batch.num_generations);
@@ -493,6 +501,7 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
     updates = update_policy(in.comm, in.learner, minibatches, config, in.learning_rate, in.step);
   }
   const double update_time = clock.lap("update");
+  if (in.journal != nullptr) in.journal->end(in, out.rollouts);
   MetricSums sums =
       grpo_metrics(out.rollouts, in.rewards.names(), updates, config, in.learning_rate);
   if (in.sampler.dialogue().environment != nullptr) add_dialogue_metrics(sums, trajectories);

@@ -36,6 +36,31 @@ void mix_weights(std::span<const Tensor> reference, std::span<const Tensor> poli
 // step, and a kl_target; the KL is the mean over tokens of k3, not Ziegler's sum.
 double next_beta(const GrpoConfig& config, double kl, int64_t completions);
 
+struct GrpoStep;
+
+// What observes the steps of a rank: it records them (runs/journal.h), or compares them with what
+// was recorded and gives the recorded scores (runs/replay.h). Every rank makes the same calls.
+class StepJournal {
+ public:
+  virtual ~StepJournal() = default;
+  // The environment that training samples with in place of `inner`, which must outlive it; nullptr
+  // if there is none.
+  virtual Environment* wrap(Environment* inner) = 0;
+  // True if add() gives the scores: no reward is asked.
+  virtual bool has_scores() const { return false; }
+  // A step begins, before it samples.
+  virtual void begin(const GrpoStep& step) = 0;
+  // The completions of the step's prompts, and then those of each round of refill_groups(), with
+  // their scores. Their indices are unique within the step.
+  virtual void add(std::span<const Trajectory> completions, RewardSet::Scores& scores) = 0;
+  // The completion that was added as `index` replaces the one at `place` of the step.
+  virtual void replace(int64_t place, int64_t index) = 0;
+  // The step has ended, with its updates.
+  virtual void end(const GrpoStep& step, const ScoredRollouts& rollouts) = 0;
+  // Returns once all that was recorded is on disk, or reported as lost.
+  virtual void flush() {}
+};
+
 struct GrpoStep {
   Communicator& comm;
   GrpoSections config;
@@ -51,6 +76,7 @@ struct GrpoStep {
       more_prompts = {};
   int64_t step = 0;  // address of the random numbers
   double learning_rate = 0;
+  StepJournal* journal = nullptr;  // nullptr: none
 };
 struct GrpoStepResult {
   std::vector<Example> prompts;  // those of `rollouts`

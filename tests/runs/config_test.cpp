@@ -107,7 +107,7 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "output_dir: out\n"
       "init_from: start\n"
       "seed: 3\nsteps: 4\nbatch_size: 5\nnum_threads: 2\nranks: 2\nmicro_batch_tokens: "
-      "77\nlog_every: 3\nlog_completions: 5\nwatchdog_minutes: 2.5\ndtype: f64\n"
+      "77\nlog_every: 3\nlog_completions: 5\njournal_mb: 7\nwatchdog_minutes: 2.5\ndtype: f64\n"
       "learning_rate: 1e-7\nmin_learning_rate: 1e-9\nlr_schedule: linear\nwarmup_steps: 4\n"
       "weight_decay: 0.3\nadam_beta1: 0.8\nadam_beta2: 0.123456789012345678\nadam_eps: 1e-30\n"
       "max_grad_norm: 0\n"
