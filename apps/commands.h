@@ -189,7 +189,7 @@ struct ReplayCommand {
   std::optional<int64_t> prompt, completion, token;
   bool raw = false;  // see print()
 };
-// Replays steps of a GRPO run (runs/replay.h). Returns kFailed for one that differs from its record.
+// Replays steps of a GRPO run (runs/replay.h). Returns kFailed if one differs from its record.
 int replay(const ReplayCommand& options);
 
 // Checks the gradient of every op (or of those named `op`) and prints a table.

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "apps/commands.h"
+#include "core/log.h"
 #include "core/text.h"
 #include "runs/replay.h"
 #include "sys/files.h"
@@ -62,6 +63,7 @@ void print_completion(const ReplayedCompletion& c, bool raw) {
 }  // namespace
 
 int replay(const ReplayCommand& options) {
+  logging::set_console_level(logging::Level::kError);  // the run has had its warnings
   const ReplayResult result =
       replay_run({.run = options.run,
                   .step = options.step,

@@ -116,7 +116,7 @@ std::string header_of(size_t bytes, size_t compressed) {
 // Returns what is wrong with a file; empty: `record` is its content.
 std::string decode(std::string_view text, StepRecord& record) {
   constexpr size_t kDigits = 16;
-  constexpr size_t kMaxRatio = 1100;  // of zlib's sizes
+  constexpr size_t kMaxRatio = 1100;  // decompressed to compressed, of zlib
   const size_t line = std::min(text.find('\n'), text.size());
   if (line == text.size() || line < kDigits) return "it is no journal, or truncated";
   const std::string_view head = text.substr(0, line - kDigits), body = text.substr(line + 1);
@@ -323,7 +323,7 @@ void Journal::guard(const std::function<void()>& work) {
   } catch (const std::exception& e) {
     if (!std::exchange(failing_, true))
       logging::warn("journal: ", e.what(),
-                    "; the run goes on, and such steps cannot be replayed; hint: journal_mb=0 "
+                    "; the run continues, and such steps cannot be replayed; hint: journal_mb=0 "
                     "writes no journal");
   }
 }

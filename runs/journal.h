@@ -1,5 +1,5 @@
-// The journal of GRPO steps: what a step was given, and what it made of that. A replay (runs/replay.h)
-// needs no program of a reward or an environment.
+// The journal of GRPO steps: what a step was given, and what it made of that. With it a replay
+// (runs/replay.h) needs no program of a reward or an environment.
 //
 //   RUN/[STAGE/]journal/step-00000012          step 12, counted as metrics.jsonl does, of one rank;
 //                       step-00000012.rank-1   of rank 1 of several
@@ -33,8 +33,8 @@ struct RecordedCompletion {
   std::vector<int32_t> tokens;  // the members of Trajectory
   std::vector<uint8_t> loss_mask;
   std::vector<double> logprobs;
-  std::vector<RecordedReply> replies;  // of the environment, one per turn that it answered
-  std::vector<double> rewards;         // one per reward of the set
+  std::vector<RecordedReply> replies;  // one per turn that the environment answered
+  std::vector<double> rewards;         // one per reward
   double total = 0;
   double advantage = std::nan("");  // NaN: another round has replaced its group
 };
@@ -43,7 +43,7 @@ struct StepRecord {
   int64_t rank = 0, ranks = 1;
   double learning_rate = 0, beta = 0;
   uint64_t weights_before = 0, weights_after = 0;  // weights_hash()
-  std::vector<RecordedCompletion> completions;     // of the rank, by index
+  std::vector<RecordedCompletion> completions;     // the rank's, by index
   // nullptr if there is none.
   const RecordedCompletion* find(int64_t index) const;
 };
@@ -91,13 +91,13 @@ class ReplayedEnvironment final : public Environment {
  private:
   const Environment& inner_;
   const StepRecord& record_;
-  int64_t step_ = 0;                 // of record_ when `turns_` began
+  int64_t step_ = 0;                 // StepRecord::step to which `turns_` belongs
   std::map<int64_t, size_t> turns_;  // replies so far, by index
   std::vector<EnvironmentReply> ready_;
 };
 
 // Writes the files of one rank on a thread of its own, at most one at a time. A file that cannot be
-// written is a warning, and the run goes on.
+// written is a warning, and the run continues.
 class Journal final : public StepJournal, NonCopyable {
  public:
   // `step`: steps done; the files of later ones, which will be made again, are removed. The oldest
@@ -124,7 +124,7 @@ class Journal final : public StepJournal, NonCopyable {
   RecordingEnvironment::Replies replies_;
   std::optional<RecordingEnvironment> environment_;
   std::optional<uint64_t> weights_;   // hash after the last step
-  std::map<int64_t, int64_t> sizes_;  // bytes of the files by step
+  std::map<int64_t, int64_t> sizes_;  // bytes of each step's file
   bool failing_ = false;              // the last file could not be written
   std::future<void> pending_;
 };

@@ -94,8 +94,8 @@ class Replay final : public StepJournal {
       sampled_;        // index of the completion at a place of the step, if changed
   size_t count_ = 0;   // completions of the step so far
   double tokens_ = 0;  // sampled ones among them
-  int64_t prompts_ = 1, generations_ = 1;  // of the step
-  std::vector<std::string> names_;         // of the rewards
+  int64_t prompts_ = 1, generations_ = 1;  // prompts_per_step, num_generations
+  std::vector<std::string> names_;         // names of the rewards
   std::string found_;                      // the first difference
   int64_t found_at_ = -1;
   std::optional<ReplayedCompletion> completion_;
@@ -135,7 +135,8 @@ void Replay::begin(const GrpoStep& step) {
     note(-1,
          str("the hash of the weights before it: ", both_hashes(weights, record_.weights_before)));
   if (!same_bits(step.learning_rate, record_.learning_rate))
-    note(-1, "learning rate " + both(step.learning_rate, record_.learning_rate));
+    note(-1, str("learning rate ", both(step.learning_rate, record_.learning_rate),
+                 "; hint: the configuration may have changed since (RUN/starts)"));
   if (!same_bits(step.config.grpo.beta, record_.beta))
     note(-1, "beta " + both(step.config.grpo.beta, record_.beta));
   check();

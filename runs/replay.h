@@ -15,7 +15,7 @@ namespace cohort {
 
 struct ReplayOptions {
   std::string run;   // directory of a run, whose last GRPO stage is replayed, or of a stage
-  int64_t step = 0;  // from 1, as in metrics.jsonl
+  int64_t step = 0;  // counted as in metrics.jsonl
   // Position of a prompt in the step, and of a completion among those of the prompt, from 0, as
   // `group` and `sample` of completions.jsonl.
   std::optional<int64_t> prompt, completion;
@@ -25,12 +25,13 @@ struct ReplayOptions {
 
 struct ReplayedCompletion {
   Trajectory trajectory;
-  std::vector<std::pair<std::string, double>> rewards;  // by name, and the total; NaN: none
+  std::vector<std::pair<std::string, double>>
+      rewards;  // names and values, the total last; NaN: none
   double advantage = 0;
-  std::vector<std::string> texts;  // of each token, special tokens included
+  std::vector<std::string> texts;  // one per token, special tokens included
   // The text of each span of sampled or observed tokens, the prompt first, special tokens included.
   std::vector<std::string> spans;
-  std::vector<size_t> ends;  // of the spans, in tokens
+  std::vector<size_t> ends;  // where each span ends, in tokens
 };
 
 struct ReplayResult {

@@ -107,7 +107,7 @@ class Stage : NonCopyable {
   ReferencePolicy reference();
   const Correctness& correct() const { return correct_; }
   TrainState& state() { return state_; }
-  // What records or replays the steps of this rank (grpo); nullptr: nothing does.
+  // The journal or the replay of this rank's steps (grpo); nullptr: there is none.
   StepJournal* journal() { return setup_.replay != nullptr ? setup_.replay : journal_.get(); }
   bool is_main() const { return comm_.rank() == 0; }
   // Appends one line, which is JSON, to completions.jsonl (rank 0).

@@ -1,0 +1,341 @@
+// The journal of a run's steps, and their replay in this process.
+#include "runs/journal.h"
+
+#include <bit>
+#include <filesystem>
+
+#include "core/log.h"
+#include "runs/replay.h"
+#include "sys/files.h"
+#include "tests/runs/small_runs.h"
+
+namespace cohort::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+StepRecord some_record() {
+  StepRecord record{.step = 3, .rank = 1, .ranks = 2, .learning_rate = 0.1, .completions = {}};
+  record.weights_after = 0x8000000000000001u;
+  for (const int64_t index : {2, 5, 9}) {
+    RecordedCompletion& c = record.completions.emplace_back();
+    c.index = index;
+    c.prompt_length = 1;
+    c.tokens = {7, 8, static_cast<int32_t>(index)};
+    c.loss_mask = {0, 1, 0};
+    c.logprobs = {0, -0.25, 0};
+    c.rewards = {1, std::nan("")};
+    c.total = 1;
+  }
+  record.completions[1].logprobs[1] = -0.1;  // no f32
+  record.completions[1].replies = {
+      {.tokens = {9}, .done = 0, .reward = 0.5, .error = "", .messages = "[1]"},
+      {.tokens = {}, .done = 1, .reward = 0, .error = "lost", .messages = "null"}};
+  return record;
+}
+
+TEST(JournalFile, GivesBackEveryBit) {
+  const TempDir dir;
+  const StepRecord record = some_record();
+  write_file(dir.path("file"), encode_record(record));
+  const StepRecord read = read_record(dir.path("file"));
+  EXPECT_EQ(encode_record(read), encode_record(record));
+  EXPECT_EQ(read.weights_after, 0x8000000000000001u);
+  ASSERT_EQ(read.completions.size(), 3u);
+  const RecordedCompletion* c = read.find(5);
+  ASSERT_NE(c, nullptr);
+  EXPECT_EQ(read.find(6), nullptr);
+  EXPECT_EQ(c->tokens, (std::vector<int32_t>{7, 8, 5}));
+  EXPECT_EQ(c->logprobs[1], -0.1);
+  EXPECT_TRUE(std::isnan(c->rewards[1]) && std::isnan(c->advantage));
+  ASSERT_EQ(c->replies.size(), 2u);
+  EXPECT_EQ(c->replies[1].error, "lost");
+  EXPECT_EQ(c->replies[0].messages, "[1]");
+}
+
+TEST(JournalFile, EveryFlippedBitAndTruncationIsFound) {
+  const TempDir dir;
+  const std::string path = dir.path("file"), whole = encode_record(some_record());
+  const auto expect_damaged = [&](const std::string& text, const std::string& what) {
+    write_file(path, text);
+    try {
+      read_record(path);
+      ADD_FAILURE() << what << " is not found";
+    } catch (const InputError& e) {
+      EXPECT_NE(std::string(e.what()).find(path), std::string::npos) << e.what();
+    }
+  };
+  for (size_t i = 0; i < whole.size(); ++i)
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string text = whole;
+      text[i] = static_cast<char>(text[i] ^ 1 << bit);
+      expect_damaged(text, str("bit ", bit, " of byte ", i));
+    }
+  for (size_t size = 0; size < whole.size(); ++size)
+    expect_damaged(whole.substr(0, size), str("truncation to ", size));
+  expect_damaged(whole + "x", "a byte more");
+}
+
+// Answers turns in reverse order.
+class Echo final : public Environment {
+ public:
+  std::vector<std::string> stop_strings() const override { return {"!"}; }
+  void submit(const Example&, const Trajectory& t, int64_t) override {
+    ++asked;
+    replies_.insert(replies_.begin(), {.index = t.index,
+                                       .tokens = {100, t.tokens.back()},
+                                       .done = t.tokens.size() > 3,
+                                       .reward = 0.25,
+                                       .error = "",
+                                       .messages = Json(Json::Array{"said"})});
+  }
+  std::vector<EnvironmentReply> poll(bool) override { return std::exchange(replies_, {}); }
+  int asked = 0;
+
+ private:
+  std::vector<EnvironmentReply> replies_;
+};
+
+Trajectory turn(int64_t index, const std::vector<int32_t>& tokens) {
+  Trajectory t;
+  t.index = index;
+  t.tokens = tokens;
+  return t;
+}
+
+TEST(JournalEnvironments, RepliesAreRecordedAndReplayedInOrder) {
+  Echo echo;
+  RecordingEnvironment::Replies replies;
+  RecordingEnvironment recording(echo, replies);
+  EXPECT_EQ(recording.stop_strings(), echo.stop_strings());
+  recording.submit({}, turn(4, {1, 2}), 0);
+  recording.submit({}, turn(6, {1, 3}), 0);
+  EXPECT_EQ(recording.poll(true).size(), 2u);
+  recording.submit({}, turn(4, {1, 2, 100, 2, 5}), 0);
+  EXPECT_EQ(recording.poll(true).size(), 1u);
+  ASSERT_EQ(replies[4].size(), 2u);
+  ASSERT_EQ(replies[6].size(), 1u);
+
+  StepRecord record{.step = 1, .completions = {}};
+  for (const int64_t index : {4, 6}) {
+    record.completions.emplace_back().index = index;
+    record.completions.back().replies = replies[index];
+  }
+  record.completions[0].tokens = {1, 2, 100, 2, 5, 100, 5};
+  record.completions[1].tokens = {1, 3, 100, 3};
+  ReplayedEnvironment replayed(echo, record);
+  replayed.submit({}, turn(4, {1, 2}), 0);
+  const EnvironmentReply first = replayed.poll(true).at(0);
+  EXPECT_EQ(first.index, 4);
+  EXPECT_EQ(first.tokens, (std::vector<int32_t>{100, 2}));
+  EXPECT_FALSE(first.done);
+  EXPECT_EQ(first.reward, 0.25);
+  EXPECT_EQ(first.messages.dump(), "[\"said\"]");
+  replayed.submit({}, turn(6, {1, 9}), 0);  // another token than the recorded one
+  replayed.submit({}, turn(4, {1, 2, 100, 2, 5}), 0);
+  replayed.submit({}, turn(5, {1}), 0);  // not recorded
+  const std::vector<EnvironmentReply> rest = replayed.poll(true);
+  ASSERT_EQ(rest.size(), 3u);
+  EXPECT_TRUE(rest[0].done && !rest[0].error.empty());
+  EXPECT_TRUE(rest[1].done && rest[1].error.empty());
+  EXPECT_TRUE(rest[2].done && !rest[2].error.empty());
+  EXPECT_EQ(echo.asked, 3);
+}
+
+const std::string kRun = std::string(kSmallModel) + kSmallData + kSmallGrpo;
+
+// Every entry of a folder with its size and time.
+std::string listing(const std::string& dir) {
+  std::vector<std::string> lines;
+  for (const auto& entry : fs::recursive_directory_iterator(dir))
+    lines.push_back(str(entry.path().string(), " ",
+                        entry.is_regular_file() ? static_cast<int64_t>(entry.file_size()) : -1, " ",
+                        entry.last_write_time().time_since_epoch().count()));
+  std::sort(lines.begin(), lines.end());
+  std::string out;
+  for (const std::string& line : lines) out += line + "\n";
+  return out;
+}
+
+std::string replay_difference(const std::string& run, int64_t step) {
+  std::vector<std::string> lines;
+  const ReplayResult result =
+      replay_run({.run = run, .step = step, .on_step = [&](const std::string& line) {
+                    lines.push_back(line);
+                  }});
+  if (result.difference.empty()) {
+    EXPECT_TRUE(!lines.empty() && lines.back().starts_with(str("step ", step, ": equal: ")))
+        << step;
+    return result.difference;
+  }
+
+  void expect_refused(const std::string& run, int64_t step, const std::string& text) {
+    try {
+      replay_run({.run = run, .step = step});
+      ADD_FAILURE() << "step " << step << " is replayed";
+    } catch (const InputError& e) {
+      EXPECT_NE(std::string(e.what()).find(text), std::string::npos) << e.what();
+    }
+  }
+
+  TEST(Replays, EveryStepIsEqualAndTheRunIsUntouched) {
+    const TempDir dir;
+    const std::vector<std::vector<std::string>> variants = {
+        {"checkpoint.every=2"},
+        {"ranks=2", "num_minibatches=2", "refill_rounds=3", "num_iterations=2"},
+        {"beta=0.1", "kl_target=0.01", "kl_horizon=24", "ref_sync_every=2", "checkpoint.every=3"},
+        {"lora.rank=2", "beta=0.1", "reference=start"},
+        {"dtype=f64", "shuffle_advantages=true", "data.curriculum=online"},
+    };
+    for (size_t i = 0; i < variants.size(); ++i) {
+      std::vector<std::string> overrides = variants[i];
+      overrides.insert(overrides.end(), {"steps=6", "eval.every=2"});
+      const std::string run = train_new(small_plan(dir, str("run", i), kRun, overrides));
+      const std::string before = listing(run);
+      for (int64_t step = 1; step <= 6; ++step) EXPECT_EQ(replay_difference(run, step), "") << i;
+      EXPECT_EQ(listing(run), before);
+    }
+  }
+
+  TEST(Replays, TheLastGrpoStageIsFoundByItsRunAndByItself) {
+    const TempDir dir;
+    const std::string yaml = std::string(kSmallModel) + kSmallData +
+                             "stages:\n- {trainer: sft, steps: 2}\n" +
+                             "- {trainer: grpo, steps: 2, prompts_per_step: 2, num_generations: 3, "
+                             "rewards: [{name: format, pattern: '.*1.*'}]}\n";
+    const std::string run = train_new(small_plan(dir, "run", yaml));
+    EXPECT_EQ(replay_difference(run, 2), "");
+    EXPECT_EQ(replay_difference(run + "/2-grpo/", 1), "");
+    expect_refused(run + "/1-sft", 1, "no stage with trainer: grpo");
+    expect_refused(dir.path("none"), 1, "is no run");
+  }
+
+  // Changes the record of a step, and its checksum.
+  void change_record(const std::string& run, int64_t step,
+                     const std::function<void(StepRecord&)>& change) {
+    const std::string path = journal_path(run + "/journal", step, 0, 1);
+    StepRecord record = read_record(path);
+    change(record);
+    write_file(path, encode_record(record));
+  }
+
+  void flip_last_bit(double& x) {
+    x = std::bit_cast<double>(std::bit_cast<uint64_t>(x) ^ 1);
+  }
+
+  TEST(Replays, TheFirstDifferenceIsFound) {
+    const TempDir dir;
+    const std::string run =
+        train_new(small_plan(dir, "run", kRun, {"steps=4", "checkpoint.every=3"}));
+    const std::string journal = read_file(journal_path(run + "/journal", 2, 0, 1));
+    const std::pair<std::function<void(StepRecord&)>, std::string> cases[] = {
+        {[](StepRecord& r) { flip_last_bit(r.completions[8].logprobs.back()); },
+         "step 2: prompt 1, completion 2, token "},
+        {[](StepRecord& r) { r.completions[7].tokens.back() ^= 1; },
+         "step 2: prompt 1, completion 1, token "},
+        {[](StepRecord& r) { flip_last_bit(r.completions[0].advantage); },
+         "step 2: prompt 0, completion 0, advantage "},
+        {[](StepRecord& r) { r.completions[3].stop_reason ^= 1; },
+         "step 2: prompt 0, completion 3, it ends by "},
+        {[](StepRecord& r) { r.weights_before ^= 1; }, "step 2: the hash of the weights before it"},
+        {[](StepRecord& r) { r.weights_after ^= 1; }, "step 2: the hash of the weights after it"},
+        {[](StepRecord& r) { flip_last_bit(r.learning_rate); }, "step 2: learning rate 0.01 ("},
+        {[](StepRecord& r) { r.completions.pop_back(); }, "step 2: prompt 3, completion 5, "},
+        {[](StepRecord& r) { r.completions.push_back(r.completions.back()); },
+         "step 2: 24 completions, recorded 25"},
+    };
+    for (const auto& [change, text] : cases) {
+      change_record(run, 2, change);
+      for (const int64_t step : {2, 3}) {  // step 3 begins with step 1
+        const std::string found = replay_difference(run, step);
+        EXPECT_TRUE(found.starts_with(text)) << found << " for " << text;
+      }
+      EXPECT_EQ(replay_difference(run, 1), "");
+      EXPECT_EQ(replay_difference(run, 4), "");  // from the checkpoint of step 3
+      write_file(journal_path(run + "/journal", 2, 0, 1), journal);
+    }
+    EXPECT_EQ(replay_difference(run, 2), "");
+  }
+
+  TEST(Replays, RecordedRewardsDecide) {
+    const TempDir dir;
+    const std::string run = train_new(small_plan(dir, "run", kRun, {"steps=1"}));
+    change_record(run, 1, [](StepRecord& r) { r.completions[0].total += 1; });
+    const std::string found = replay_difference(run, 1);
+    EXPECT_TRUE(found.starts_with("step 1: prompt 0, completion 0, advantage ")) << found;
+  }
+
+  TEST(Replays, WhatCannotBeReplayedIsRefused) {
+    const TempDir dir;
+    const std::string run =
+        train_new(small_plan(dir, "run", kRun, {"steps=6", "checkpoint.every=4"}));
+    expect_refused(run, 0, "--step 0: steps count from 1; these can be replayed: 1 to 6");
+    expect_refused(run, 7, "does not have this step; these can be replayed: 1 to 6");
+    EXPECT_THROW(replay_run({.run = run, .step = 1, .prompt = 4, .completion = 0}), InputError);
+    fs::remove(run + "/journal/step-00000002");
+    expect_refused(run, 3,
+                   "has no step 2, which follows the last checkpoint before it, the start; "
+                   "these can be replayed: 1, 5 to 6");
+    EXPECT_EQ(replay_difference(run, 6), "");
+    fs::remove_all(run + "/checkpoints/step-00000004");
+    expect_refused(run, 6, "these can be replayed: 1");
+    write_file(run + "/journal/step-00000001", "damage");
+    expect_refused(run, 1, "step-00000001: the journal of this step is damaged");
+    const std::string without = train_new(small_plan(dir, "without", kRun, {"journal_mb=0"}));
+    expect_refused(without, 1, "no step can be replayed");
+    EXPECT_FALSE(fs::exists(without + "/journal"));
+  }
+
+  TEST(Journals, OfAResumedRunHaveTheSameBytes) {
+    const TempDir dir;
+    const auto plan = [&](const std::string& name) {
+      return small_plan(dir, name, kRun, {"steps=6", "checkpoint.every=2", "ranks=2"});
+    };
+    const std::string whole = train_new(plan("whole"));
+    const std::string resumed = train_interrupted(plan("resumed"), 3);
+    // The rest of a process that was killed in the fifth step.
+    write_file(journal_path(resumed + "/journal", 5, 1, 2), "damage");
+    write_file(journal_path(resumed + "/journal", 9, 0, 1), "another run's step");
+    train_rest(resumed);
+    for (int64_t step = 1; step <= 6; ++step)
+      for (const int64_t rank : {0, 1})
+        EXPECT_EQ(read_file(journal_path(resumed + "/journal", step, rank, 2)),
+                  read_file(journal_path(whole + "/journal", step, rank, 2)))
+            << step;
+    EXPECT_EQ(list_journal(resumed + "/journal"), list_journal(whole + "/journal"));
+  }
+
+  TEST(Journals, LoseTheirOldestSteps) {
+    const TempDir dir;
+    const std::string journal = dir.path("journal");
+    const auto comm = make_single_communicator();
+    fs::create_directory(journal);
+    for (int64_t step = 1; step <= 4; ++step)
+      write_file(journal_path(journal, step, 0, 1), std::string(300 << 10, 'x'));
+    const std::string run = train_interrupted(small_plan(dir, "run", kRun, {"steps=9"}), 4);
+    fs::remove_all(run + "/journal");
+    fs::rename(journal, run + "/journal");
+    train_rest(run, {"journal_mb=1"});
+    const std::map<int64_t, int64_t> left = list_journal(run + "/journal");
+    EXPECT_EQ(left.begin()->first, 2);  // 3 x 300 KiB, and the small files of steps 5 to 9
+    EXPECT_EQ(left.size(), 8u);
+  }
+
+  TEST(Journals, ThatCannotBeWrittenAreOneWarning) {
+    const TempDir dir;
+    std::vector<std::string> warnings;
+    logging::set_observer([&](logging::Level level, const std::string& message) {
+      if (level == logging::Level::kWarn && message.starts_with("journal: "))
+        warnings.push_back(message);
+    });
+    const std::string run = train_interrupted(small_plan(dir, "run", kRun), 1);
+    fs::remove_all(run + "/journal");
+    write_file(run + "/journal", "no folder");
+    train_rest(run);
+    logging::set_observer({});
+    ASSERT_EQ(warnings.size(), 1u);
+    EXPECT_NE(warnings[0].find(run + "/journal"), std::string::npos) << warnings[0];
+  }
+
+}  // namespace
+}  // namespace cohort::test
