@@ -648,7 +648,7 @@ std::string Stage::save_after_failure() {
 }
 
 void Stage::warn(const std::string& warning) const {
-  if (!is_main()) return;
+  if (!is_main() || setup_.replay != nullptr) return;
   std::string best;
   // A score of 0 makes no step better than another.
   if (state_.best_step >= 0 && state_.best != 0) {

@@ -163,179 +163,200 @@ std::string replay_difference(const std::string& run, int64_t step) {
       replay_run({.run = run, .step = step, .on_step = [&](const std::string& line) {
                     lines.push_back(line);
                   }});
-  if (result.difference.empty()) {
-    EXPECT_TRUE(!lines.empty() && lines.back().starts_with(str("step ", step, ": equal: ")))
-        << step;
-    return result.difference;
-  }
+  const bool told = !lines.empty() && lines.back().starts_with(str("step ", step, ": equal: "));
+  EXPECT_EQ(told, result.difference.empty()) << step;
+  return result.difference;
+}
 
-  void expect_refused(const std::string& run, int64_t step, const std::string& text) {
-    try {
-      replay_run({.run = run, .step = step});
-      ADD_FAILURE() << "step " << step << " is replayed";
-    } catch (const InputError& e) {
-      EXPECT_NE(std::string(e.what()).find(text), std::string::npos) << e.what();
+void expect_refused(const std::string& run, int64_t step, const std::string& text) {
+  try {
+    replay_run({.run = run, .step = step});
+    ADD_FAILURE() << "step " << step << " is replayed";
+  } catch (const InputError& e) {
+    EXPECT_NE(std::string(e.what()).find(text), std::string::npos) << e.what();
+  }
+}
+
+TEST(Replays, EveryStepIsEqualAndTheRunIsUntouched) {
+  const TempDir dir;
+  const ExpectLog monitor("step 5: ");  // the tasks are too small to be learned from
+  const std::vector<std::vector<std::string>> variants = {
+      {"checkpoint.every=2"},
+      {"ranks=2", "num_minibatches=2", "refill_rounds=3", "num_iterations=2"},
+      {"beta=0.1", "kl_target=0.01", "kl_horizon=24", "ref_sync_every=2", "checkpoint.every=3"},
+      {"init_from=" + dir.path("run0"), "lora.rank=2", "beta=0.1", "reference=start"},
+      {"dtype=f64", "shuffle_advantages=true", "num_minibatches=3"},
+  };
+  for (size_t i = 0; i < variants.size(); ++i) {
+    std::vector<std::string> overrides = variants[i];
+    overrides.insert(overrides.end(), {"steps=6", "eval.every=2"});
+    const std::string run = train_new(small_plan(dir, str("run", i), kRun, overrides));
+    logging::set_file({});  // a process of its own has no log.txt
+    const std::string before = listing(run);
+    for (int64_t step = 1; step <= 6; ++step) EXPECT_EQ(replay_difference(run, step), "") << i;
+    EXPECT_TRUE(listing(run) == before) << listing(run);
+  }
+}
+
+// Which problems come next depends on the recorded rewards of the steps before.
+TEST(Replays, AnOnlineCurriculumIsThatOfTheRun) {
+  const TempDir dir;
+  const ExpectLog random("starts from random weights"), monitor("step 5: ");
+  std::string lines;
+  for (int i = 0; i < 8; ++i)
+    lines += str("{\"prompt\": \"", i, "=\", \"answer\": \"", i < 4 ? "123456789" : "1", "\"}\n");
+  write_file(dir.path("data.jsonl"), lines);
+  const std::string run = train_new(small_plan(
+      dir, "run",
+      std::string(kSmallModel) + kSmallGrpo +
+          "data: {curriculum: online, jsonl: {path: data.jsonl, held_out_fraction: 0}}\n",
+      {"steps=6", "checkpoint.every=4", "refill_rounds=1", "ranks=2",
+       "rewards=[{name: format, pattern: '(?s).*'}, {name: contains}]",
+       "eval={at_start: false, correct: {reward: contains}}"}));
+  for (const int64_t step : {4, 6}) EXPECT_EQ(replay_difference(run, step), "");
+}
+
+TEST(Replays, TheLastGrpoStageIsFoundByItsRunAndByItself) {
+  const TempDir dir;
+  const std::string yaml = std::string(kSmallModel) + kSmallData +
+                           "stages:\n- {trainer: sft, steps: 2}\n" +
+                           "- {trainer: grpo, steps: 2, prompts_per_step: 2, num_generations: 3, "
+                           "rewards: [{name: format, pattern: '.*1.*'}]}\n";
+  const std::string run = train_new(small_plan(dir, "run", yaml));
+  EXPECT_EQ(replay_difference(run, 2), "");
+  EXPECT_EQ(replay_difference(run + "/2-grpo/", 1), "");
+  expect_refused(run + "/1-sft", 1, "no stage with trainer: grpo");
+  expect_refused(dir.path("none"), 1, "is no run");
+}
+
+// Changes the record of a step, and its checksum.
+void change_record(const std::string& run, int64_t step,
+                   const std::function<void(StepRecord&)>& change) {
+  const std::string path = journal_path(run + "/journal", step, 0, 1);
+  StepRecord record = read_record(path);
+  change(record);
+  write_file(path, encode_record(record));
+}
+
+void flip_last_bit(double& x) {
+  x = std::bit_cast<double>(std::bit_cast<uint64_t>(x) ^ 1);
+}
+
+TEST(Replays, TheFirstDifferenceIsFound) {
+  const TempDir dir;
+  const std::string run =
+      train_new(small_plan(dir, "run", kRun, {"steps=4", "checkpoint.every=3"}));
+  const std::string journal = read_file(journal_path(run + "/journal", 2, 0, 1));
+  const std::pair<std::function<void(StepRecord&)>, std::string> cases[] = {
+      {[](StepRecord& r) { flip_last_bit(r.completions[8].logprobs.back()); },
+       "step 2: prompt 1, completion 2, token "},
+      {[](StepRecord& r) { r.completions[7].tokens.back() ^= 1; },
+       "step 2: prompt 1, completion 1, token "},
+      {[](StepRecord& r) { flip_last_bit(r.completions[0].advantage); },
+       "step 2: prompt 0, completion 0, advantage "},
+      {[](StepRecord& r) { r.completions[3].stop_reason ^= 1; },
+       "step 2: prompt 0, completion 3, it ends by "},
+      {[](StepRecord& r) { r.weights_before ^= 1; }, "step 2: the hash of the weights before it"},
+      {[](StepRecord& r) { r.weights_after ^= 1; }, "step 2: the hash of the weights after it"},
+      {[](StepRecord& r) { flip_last_bit(r.learning_rate); }, "step 2: learning rate 0.01 ("},
+      {[](StepRecord& r) { r.completions.pop_back(); }, "step 2: prompt 3, completion 5, "},
+      {[](StepRecord& r) { r.completions.push_back(r.completions.back()); },
+       "step 2: 24 completions, recorded 25"},
+  };
+  for (const auto& [change, text] : cases) {
+    change_record(run, 2, change);
+    for (const int64_t step : {2, 3}) {  // step 3 begins with step 1
+      const std::string found = replay_difference(run, step);
+      EXPECT_TRUE(found.starts_with(text)) << found << " for " << text;
     }
+    EXPECT_EQ(replay_difference(run, 1), "");
+    EXPECT_EQ(replay_difference(run, 4), "");  // from the checkpoint of step 3
+    write_file(journal_path(run + "/journal", 2, 0, 1), journal);
   }
+  EXPECT_EQ(replay_difference(run, 2), "");
+}
 
-  TEST(Replays, EveryStepIsEqualAndTheRunIsUntouched) {
-    const TempDir dir;
-    const std::vector<std::vector<std::string>> variants = {
-        {"checkpoint.every=2"},
-        {"ranks=2", "num_minibatches=2", "refill_rounds=3", "num_iterations=2"},
-        {"beta=0.1", "kl_target=0.01", "kl_horizon=24", "ref_sync_every=2", "checkpoint.every=3"},
-        {"lora.rank=2", "beta=0.1", "reference=start"},
-        {"dtype=f64", "shuffle_advantages=true", "data.curriculum=online"},
-    };
-    for (size_t i = 0; i < variants.size(); ++i) {
-      std::vector<std::string> overrides = variants[i];
-      overrides.insert(overrides.end(), {"steps=6", "eval.every=2"});
-      const std::string run = train_new(small_plan(dir, str("run", i), kRun, overrides));
-      const std::string before = listing(run);
-      for (int64_t step = 1; step <= 6; ++step) EXPECT_EQ(replay_difference(run, step), "") << i;
-      EXPECT_EQ(listing(run), before);
-    }
-  }
+TEST(Replays, RecordedRewardsDecide) {
+  const TempDir dir;
+  const std::string run = train_new(small_plan(dir, "run", kRun, {"steps=1"}));
+  change_record(run, 1, [](StepRecord& r) { r.completions[0].total += 1; });
+  const std::string found = replay_difference(run, 1);
+  EXPECT_TRUE(found.starts_with("step 1: prompt 0, completion 0, advantage ")) << found;
+}
 
-  TEST(Replays, TheLastGrpoStageIsFoundByItsRunAndByItself) {
-    const TempDir dir;
-    const std::string yaml = std::string(kSmallModel) + kSmallData +
-                             "stages:\n- {trainer: sft, steps: 2}\n" +
-                             "- {trainer: grpo, steps: 2, prompts_per_step: 2, num_generations: 3, "
-                             "rewards: [{name: format, pattern: '.*1.*'}]}\n";
-    const std::string run = train_new(small_plan(dir, "run", yaml));
-    EXPECT_EQ(replay_difference(run, 2), "");
-    EXPECT_EQ(replay_difference(run + "/2-grpo/", 1), "");
-    expect_refused(run + "/1-sft", 1, "no stage with trainer: grpo");
-    expect_refused(dir.path("none"), 1, "is no run");
-  }
+TEST(Replays, WhatCannotBeReplayedIsRefused) {
+  const TempDir dir;
+  const ExpectLog monitor("step 5: ");
+  const std::string run =
+      train_new(small_plan(dir, "run", kRun, {"steps=6", "checkpoint.every=4"}));
+  expect_refused(run, 0, "--step 0: steps count from 1; these can be replayed: 1 to 6");
+  expect_refused(run, 7, "does not have this step; these can be replayed: 1 to 6");
+  EXPECT_THROW(replay_run({.run = run, .step = 1, .prompt = 4, .completion = 0}), InputError);
+  fs::remove(run + "/journal/step-00000002");
+  expect_refused(run, 3,
+                 "has no step 2, which follows the last checkpoint before it, the start; "
+                 "these can be replayed: 1, 5 to 6");
+  EXPECT_EQ(replay_difference(run, 6), "");
+  fs::remove_all(run + "/checkpoints/step-00000004");
+  expect_refused(run, 6, "these can be replayed: 1");
+  write_file(run + "/journal/step-00000001", "damage");
+  expect_refused(run, 1, "step-00000001: the journal of this step is damaged");
+  const std::string without = train_new(small_plan(dir, "without", kRun, {"journal_mb=0"}));
+  expect_refused(without, 1, "no step can be replayed");
+  EXPECT_FALSE(fs::exists(without + "/journal"));
+}
 
-  // Changes the record of a step, and its checksum.
-  void change_record(const std::string& run, int64_t step,
-                     const std::function<void(StepRecord&)>& change) {
-    const std::string path = journal_path(run + "/journal", step, 0, 1);
-    StepRecord record = read_record(path);
-    change(record);
-    write_file(path, encode_record(record));
-  }
+TEST(Journals, OfAResumedRunHaveTheSameBytes) {
+  const TempDir dir;
+  const ExpectLog monitor("step 5: ");
+  const auto plan = [&](const std::string& name) {
+    return small_plan(dir, name, kRun, {"steps=6", "checkpoint.every=2", "ranks=2"});
+  };
+  const std::string whole = train_new(plan("whole"));
+  const std::string resumed = train_interrupted(plan("resumed"), 3);
+  // The rest of a process that was killed in the fifth step.
+  write_file(journal_path(resumed + "/journal", 5, 1, 2), "damage");
+  write_file(journal_path(resumed + "/journal", 9, 0, 1), "another run's step");
+  train_rest(resumed);
+  for (int64_t step = 1; step <= 6; ++step)
+    for (const int64_t rank : {0, 1})
+      EXPECT_EQ(read_file(journal_path(resumed + "/journal", step, rank, 2)),
+                read_file(journal_path(whole + "/journal", step, rank, 2)))
+          << step;
+  EXPECT_EQ(list_journal(resumed + "/journal"), list_journal(whole + "/journal"));
+}
 
-  void flip_last_bit(double& x) {
-    x = std::bit_cast<double>(std::bit_cast<uint64_t>(x) ^ 1);
-  }
+TEST(Journals, LoseTheirOldestSteps) {
+  const TempDir dir;
+  const ExpectLog monitor("step 5: ");
+  const std::string journal = dir.path("journal");
+  fs::create_directory(journal);
+  for (int64_t step = 1; step <= 4; ++step)
+    write_file(journal_path(journal, step, 0, 1), std::string(300 << 10, 'x'));
+  const std::string run = train_interrupted(small_plan(dir, "run", kRun, {"steps=9"}), 4);
+  fs::remove_all(run + "/journal");
+  fs::rename(journal, run + "/journal");
+  train_rest(run, {"journal_mb=1"});
+  const std::map<int64_t, int64_t> left = list_journal(run + "/journal");
+  EXPECT_EQ(left.begin()->first, 2);  // 3 x 300 KiB, and the small files of steps 5 to 9
+  EXPECT_EQ(left.size(), 8u);
+}
 
-  TEST(Replays, TheFirstDifferenceIsFound) {
-    const TempDir dir;
-    const std::string run =
-        train_new(small_plan(dir, "run", kRun, {"steps=4", "checkpoint.every=3"}));
-    const std::string journal = read_file(journal_path(run + "/journal", 2, 0, 1));
-    const std::pair<std::function<void(StepRecord&)>, std::string> cases[] = {
-        {[](StepRecord& r) { flip_last_bit(r.completions[8].logprobs.back()); },
-         "step 2: prompt 1, completion 2, token "},
-        {[](StepRecord& r) { r.completions[7].tokens.back() ^= 1; },
-         "step 2: prompt 1, completion 1, token "},
-        {[](StepRecord& r) { flip_last_bit(r.completions[0].advantage); },
-         "step 2: prompt 0, completion 0, advantage "},
-        {[](StepRecord& r) { r.completions[3].stop_reason ^= 1; },
-         "step 2: prompt 0, completion 3, it ends by "},
-        {[](StepRecord& r) { r.weights_before ^= 1; }, "step 2: the hash of the weights before it"},
-        {[](StepRecord& r) { r.weights_after ^= 1; }, "step 2: the hash of the weights after it"},
-        {[](StepRecord& r) { flip_last_bit(r.learning_rate); }, "step 2: learning rate 0.01 ("},
-        {[](StepRecord& r) { r.completions.pop_back(); }, "step 2: prompt 3, completion 5, "},
-        {[](StepRecord& r) { r.completions.push_back(r.completions.back()); },
-         "step 2: 24 completions, recorded 25"},
-    };
-    for (const auto& [change, text] : cases) {
-      change_record(run, 2, change);
-      for (const int64_t step : {2, 3}) {  // step 3 begins with step 1
-        const std::string found = replay_difference(run, step);
-        EXPECT_TRUE(found.starts_with(text)) << found << " for " << text;
-      }
-      EXPECT_EQ(replay_difference(run, 1), "");
-      EXPECT_EQ(replay_difference(run, 4), "");  // from the checkpoint of step 3
-      write_file(journal_path(run + "/journal", 2, 0, 1), journal);
-    }
-    EXPECT_EQ(replay_difference(run, 2), "");
-  }
-
-  TEST(Replays, RecordedRewardsDecide) {
-    const TempDir dir;
-    const std::string run = train_new(small_plan(dir, "run", kRun, {"steps=1"}));
-    change_record(run, 1, [](StepRecord& r) { r.completions[0].total += 1; });
-    const std::string found = replay_difference(run, 1);
-    EXPECT_TRUE(found.starts_with("step 1: prompt 0, completion 0, advantage ")) << found;
-  }
-
-  TEST(Replays, WhatCannotBeReplayedIsRefused) {
-    const TempDir dir;
-    const std::string run =
-        train_new(small_plan(dir, "run", kRun, {"steps=6", "checkpoint.every=4"}));
-    expect_refused(run, 0, "--step 0: steps count from 1; these can be replayed: 1 to 6");
-    expect_refused(run, 7, "does not have this step; these can be replayed: 1 to 6");
-    EXPECT_THROW(replay_run({.run = run, .step = 1, .prompt = 4, .completion = 0}), InputError);
-    fs::remove(run + "/journal/step-00000002");
-    expect_refused(run, 3,
-                   "has no step 2, which follows the last checkpoint before it, the start; "
-                   "these can be replayed: 1, 5 to 6");
-    EXPECT_EQ(replay_difference(run, 6), "");
-    fs::remove_all(run + "/checkpoints/step-00000004");
-    expect_refused(run, 6, "these can be replayed: 1");
-    write_file(run + "/journal/step-00000001", "damage");
-    expect_refused(run, 1, "step-00000001: the journal of this step is damaged");
-    const std::string without = train_new(small_plan(dir, "without", kRun, {"journal_mb=0"}));
-    expect_refused(without, 1, "no step can be replayed");
-    EXPECT_FALSE(fs::exists(without + "/journal"));
-  }
-
-  TEST(Journals, OfAResumedRunHaveTheSameBytes) {
-    const TempDir dir;
-    const auto plan = [&](const std::string& name) {
-      return small_plan(dir, name, kRun, {"steps=6", "checkpoint.every=2", "ranks=2"});
-    };
-    const std::string whole = train_new(plan("whole"));
-    const std::string resumed = train_interrupted(plan("resumed"), 3);
-    // The rest of a process that was killed in the fifth step.
-    write_file(journal_path(resumed + "/journal", 5, 1, 2), "damage");
-    write_file(journal_path(resumed + "/journal", 9, 0, 1), "another run's step");
-    train_rest(resumed);
-    for (int64_t step = 1; step <= 6; ++step)
-      for (const int64_t rank : {0, 1})
-        EXPECT_EQ(read_file(journal_path(resumed + "/journal", step, rank, 2)),
-                  read_file(journal_path(whole + "/journal", step, rank, 2)))
-            << step;
-    EXPECT_EQ(list_journal(resumed + "/journal"), list_journal(whole + "/journal"));
-  }
-
-  TEST(Journals, LoseTheirOldestSteps) {
-    const TempDir dir;
-    const std::string journal = dir.path("journal");
-    const auto comm = make_single_communicator();
-    fs::create_directory(journal);
-    for (int64_t step = 1; step <= 4; ++step)
-      write_file(journal_path(journal, step, 0, 1), std::string(300 << 10, 'x'));
-    const std::string run = train_interrupted(small_plan(dir, "run", kRun, {"steps=9"}), 4);
-    fs::remove_all(run + "/journal");
-    fs::rename(journal, run + "/journal");
-    train_rest(run, {"journal_mb=1"});
-    const std::map<int64_t, int64_t> left = list_journal(run + "/journal");
-    EXPECT_EQ(left.begin()->first, 2);  // 3 x 300 KiB, and the small files of steps 5 to 9
-    EXPECT_EQ(left.size(), 8u);
-  }
-
-  TEST(Journals, ThatCannotBeWrittenAreOneWarning) {
-    const TempDir dir;
-    std::vector<std::string> warnings;
-    logging::set_observer([&](logging::Level level, const std::string& message) {
-      if (level == logging::Level::kWarn && message.starts_with("journal: "))
-        warnings.push_back(message);
-    });
-    const std::string run = train_interrupted(small_plan(dir, "run", kRun), 1);
-    fs::remove_all(run + "/journal");
-    write_file(run + "/journal", "no folder");
-    train_rest(run);
-    logging::set_observer({});
-    ASSERT_EQ(warnings.size(), 1u);
-    EXPECT_NE(warnings[0].find(run + "/journal"), std::string::npos) << warnings[0];
-  }
+TEST(Journals, ThatCannotBeWrittenAreOneWarning) {
+  const TempDir dir;
+  std::vector<std::string> warnings;
+  logging::set_observer([&](logging::Level level, const std::string& message) {
+    if (level == logging::Level::kWarn && message.starts_with("journal: "))
+      warnings.push_back(message);
+  });
+  const std::string run = train_interrupted(small_plan(dir, "run", kRun), 1);
+  fs::remove_all(run + "/journal");
+  write_file(run + "/journal", "no folder");
+  train_rest(run);
+  logging::set_observer({});
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find(run + "/journal"), std::string::npos) << warnings[0];
+}
 
 }  // namespace
 }  // namespace cohort::test
