@@ -83,8 +83,8 @@ void visit(Archive& archive, RecordedCompletion& c) {
 
 template <class Archive>
 void visit(Archive& archive, StepRecord& r) {
-  visit_all(archive, r.step, r.rank, r.ranks, r.learning_rate, r.beta, r.weights_before,
-            r.weights_after, r.completions);
+  visit_all(archive, r.step, r.rank, r.ranks, r.planned_steps, r.learning_rate, r.beta,
+            r.weights_before, r.weights_after, r.completions);
 }
 
 template <class Archive, class Field>
@@ -267,6 +267,7 @@ void Journal::begin(const GrpoStep& step) {
   record_ = {.step = step.step + 1,
              .rank = rank_,
              .ranks = ranks_,
+             .planned_steps = step.config.batch.steps,
              .learning_rate = step.learning_rate,
              .beta = step.config.grpo.beta,
              .weights_before = *weights_,

@@ -41,6 +41,7 @@ struct RecordedCompletion {
 struct StepRecord {
   int64_t step = 0;  // from 1
   int64_t rank = 0, ranks = 1;
+  int64_t planned_steps = 0;  // `steps` of the configuration
   double learning_rate = 0, beta = 0;
   uint64_t weights_before = 0, weights_after = 0;  // weights_hash()
   std::vector<RecordedCompletion> completions;     // the rank's, by index

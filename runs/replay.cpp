@@ -306,7 +306,10 @@ TrainConfig steps_alone(TrainConfig config) {
 ReplayResult replay_run(const ReplayOptions& options) {
   const Target target = find_target(options.run);
   const int64_t ranks = check_steps(target, options.step);
-  const TrainConfig config = steps_alone(target.plan.stages[target.stage]);
+  TrainConfig config = steps_alone(target.plan.stages[target.stage]);
+  // A run that is extended later has another schedule then.
+  config.batch.steps =
+      read_record(journal_path(target.dir + "/journal", options.step, 0, ranks)).planned_steps;
   const auto check_range = [](const char* name, std::optional<int64_t> value, int64_t count) {
     if (value && (*value < 0 || *value >= count))
       throw InputError(str(name, " ", *value, ": a step has 0 to ", count - 1));

@@ -10,6 +10,7 @@
 #include "core/progress.h"
 #include "core/sizes.h"
 #include "data/data_check.h"
+#include "runs/journal.h"
 #include "runs/preview.h"
 #include "runs/resources.h"
 #include "runs/trace_file.h"
@@ -197,6 +198,10 @@ void Stage::build_model() {
   if (!resumed.empty())
     learner_->optimizer().load(SafetensorsFile(training_folder(resumed) + "/optimizer.safetensors"),
                                state_.updates);
+}
+
+StepJournal* Stage::journal() {
+  return setup_.replay != nullptr ? setup_.replay : journal_.get();
 }
 
 void Stage::make_learner(std::unique_ptr<Transformer> model) {

@@ -22,7 +22,6 @@
 #include "runs/checkpoint.h"
 #include "runs/config.h"
 #include "runs/event_file.h"
-#include "runs/journal.h"
 #include "runs/log_file.h"
 #include "runs/report.h"
 #include "trainers/grpo_step.h"
@@ -51,6 +50,7 @@ struct StageSetup {
   int64_t last_step = 0;
 };
 
+class Journal;
 enum class StageEnd { kFinished, kInterrupted };
 
 // Progress of this process's run, for handlers of signals: a request to stop finds nothing that a
@@ -108,7 +108,7 @@ class Stage : NonCopyable {
   const Correctness& correct() const { return correct_; }
   TrainState& state() { return state_; }
   // The journal or the replay of this rank's steps (grpo); nullptr: there is none.
-  StepJournal* journal() { return setup_.replay != nullptr ? setup_.replay : journal_.get(); }
+  StepJournal* journal();
   bool is_main() const { return comm_.rank() == 0; }
   // Appends one line, which is JSON, to completions.jsonl (rank 0).
   void log_completion(const std::string& line) {

@@ -17,6 +17,7 @@ namespace fs = std::filesystem;
 StepRecord some_record() {
   StepRecord record{.step = 3, .rank = 1, .ranks = 2, .learning_rate = 0.1, .completions = {}};
   record.weights_after = 0x8000000000000001u;
+  record.planned_steps = 4;
   for (const int64_t index : {2, 5, 9}) {
     RecordedCompletion& c = record.completions.emplace_back();
     c.index = index;
@@ -274,6 +275,16 @@ TEST(Replays, TheFirstDifferenceIsFound) {
     write_file(journal_path(run + "/journal", 2, 0, 1), journal);
   }
   EXPECT_EQ(replay_difference(run, 2), "");
+}
+
+// The learning rate of the first steps is that of their own schedule.
+TEST(Replays, AnExtendedRunHasItsEarlierSteps) {
+  const TempDir dir;
+  const ExpectLog monitor("step 5: ");
+  const std::string run =
+      train_new(small_plan(dir, "run", kRun, {"steps=4", "lr_schedule=linear"}));
+  train_rest(run, {"steps=6"});
+  for (const int64_t step : {3, 6}) EXPECT_EQ(replay_difference(run, step), "");
 }
 
 TEST(Replays, RecordedRewardsDecide) {
