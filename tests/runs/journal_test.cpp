@@ -164,8 +164,8 @@ std::string replay_difference(const std::string& run, int64_t step) {
       replay_run({.run = run, .step = step, .on_step = [&](const std::string& line) {
                     lines.push_back(line);
                   }});
-  const bool told = !lines.empty() && lines.back().starts_with(str("step ", step, ": equal: "));
-  EXPECT_EQ(told, result.difference.empty()) << step;
+  const bool reported = !lines.empty() && lines.back().starts_with(str("step ", step, ": equal: "));
+  EXPECT_EQ(reported, result.difference.empty()) << step;
   return result.difference;
 }
 
@@ -199,7 +199,7 @@ TEST(Replays, EveryStepIsEqualAndTheRunIsUntouched) {
   }
 }
 
-// Which problems come next depends on the recorded rewards of the steps before.
+// The order of the problems depends on the recorded rewards of the steps before.
 TEST(Replays, AnOnlineCurriculumIsThatOfTheRun) {
   const TempDir dir;
   const ExpectLog random("starts from random weights"), monitor("step 5: ");
