@@ -16,7 +16,7 @@ constexpr int64_t kPrompts = 64, kCompletions = 8, kPrompt = 128, kSampled = 256
 enum class Turns { kOne, kRandom, kEqual };
 
 struct Dialogue {
-  std::vector<int64_t> lengths;  // of the turns
+  std::vector<int64_t> lengths;  // sampled tokens of each turn
   size_t turn = 0;
   int64_t tokens = kPrompt;
 };

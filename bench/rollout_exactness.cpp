@@ -53,7 +53,7 @@ struct Pause {
   int64_t max_length = 0;
 };
 
-// The turns of the dialogues: how they go on depends on the dialogue and its length alone.
+// The turns of the dialogues: what follows a turn depends on the dialogue and its length alone.
 class Turns {
  public:
   Turns(Engine& engine, uint64_t delays)
@@ -74,7 +74,7 @@ class Turns {
     pauses_.push_back(std::move(pause));
   }
   // Continues the dialogues whose observations have come. Returns false if there were none.
-  bool go_on(const std::function<Trajectory&(const Pause&)>& trajectory_of) {
+  bool resume(const std::function<Trajectory&(const Pause&)>& trajectory_of) {
     const bool any = !pauses_.empty();
     std::erase_if(pauses_, [&](Pause& pause) {
       if (pause.delay-- > 0) return false;
@@ -119,7 +119,7 @@ Rollout roll_out(const Transformer& model, const Setup& setup,
       request.session_length = std::min(model.config().context, request.max_length + 2000);
       if (setup.turns && t.end != EngineToken::End::kNone) turns.end(t, trajectory_of(t), request);
     }
-    waits = turns.go_on(trajectory_of);
+    waits = turns.resume(trajectory_of);
   }
   out.stats = engine.stats();
   return out;

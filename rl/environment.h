@@ -14,8 +14,8 @@
 
 namespace cohort {
 
-// What becomes of earlier turns that the chat template would render otherwise, such as thinking
-// that it leaves out: they stay as they were sampled, or such templates are an error.
+// Earlier turns that the chat template would render otherwise, such as thinking that it leaves out,
+// stay as they were sampled, or such templates are an error.
 enum class PastTurns : uint8_t { kAsSampled, kStrict };
 inline constexpr EnumName<PastTurns> kPastTurns[] = {{PastTurns::kAsSampled, "as_sampled"},
                                                      {PastTurns::kStrict, "strict"}};
@@ -28,7 +28,7 @@ inline constexpr EnumName<ToolFormat> kToolFormats[] = {{ToolFormat::kAuto, "aut
                                                         {ToolFormat::kInline, "inline"}};
 
 struct EnvironmentConfig {
-  std::string name;  // of environment_table(); empty: none
+  std::string name;  // a known environment; empty: none
   int64_t max_turns = 8, max_sequence_length = 0;
   double discount = 1;
   PastTurns turns = PastTurns::kAsSampled;
@@ -50,7 +50,7 @@ struct EnvironmentConfig {
   void validate() const;
 };
 
-// What an environment is made of.
+// The parts of a run that an environment needs.
 struct EnvironmentContext {
   const Tokenizer& tokenizer;  // must outlive the environment
   // The chat format of the prompts, with the tools in its variables; nullopt: prompts are plain

@@ -145,9 +145,12 @@ void log_completions(Stage& stage, std::span<const Example> prompts, const Score
 StageEnd train_grpo(Stage& stage) {
   const TrainConfig& config = stage.config();
   const RewardSet rewards(config.rewards, stage.data().task, stage.correct().command);
+  DialogueOptions dialogue = stage.dialogue();
+  if (stage.journal() != nullptr)
+    dialogue.environment = stage.journal()->wrap(dialogue.environment);
   const Sampler sampler(stage.engine(), *stage.data().tokenizer,
                         sampling_for(config.sampling, config.data, *stage.data().tokenizer),
-                        stage.dialogue());
+                        dialogue);
   OnlineOrder order = order_of(stage);
   const Json& saved = stage.state().monitor;
   GrpoMonitor monitor = with_places(saved, "monitor of the checkpoint's state.json",

@@ -88,7 +88,7 @@ Stage::Stage(const StageSetup& setup) : setup_(setup) {
   set_watchdog(config_);
   begin_activity("loading data and model");
   build_model();
-  if (config_.batch.trainer != TrainerType::kPretrain) load_sets();
+  if (config_.batch.trainer != TrainerType::kPretrain) load_problems();
   check_equal_starts();
   if (setup.replay != nullptr) return;
   if (config_.batch.trainer == TrainerType::kGrpo && config_.journal_mb > 0 && !state_.finished)
@@ -119,9 +119,10 @@ Stage::Stage(const StageSetup& setup) : setup_(setup) {
   reporter_.begin_stage(trainer_name(config_.batch.trainer), state_.step, config_.batch.steps);
 }
 
-// Sets the criterion of correctness, and loads eval.sets, whose files must be those of the stage's
-// start.
-void Stage::load_sets() {
+// Sets the environment and the criterion of correctness, and loads eval.sets, whose files must be
+// those of the stage's start.
+void Stage::load_problems() {
+  environment_ = environment_of(config_.environment, config_.data, *data_.tokenizer);
   EvalConfig eval = config_.eval;
   for (EvalSetConfig& set : eval.sets)
     if (const std::string* sum = state_.set_fingerprints.find_text(set.name);
@@ -193,8 +194,6 @@ void Stage::build_model() {
   make_learner(std::move(loaded.model));
   engine_ = std::make_unique<Engine>(learner_->model(), config_.rollout);
   set_memory_callbacks();
-  if (config_.batch.trainer != TrainerType::kPretrain)
-    environment_ = environment_of(config_.environment, config_.data, *data_.tokenizer);
   if (!resumed.empty())
     learner_->optimizer().load(SafetensorsFile(training_folder(resumed) + "/optimizer.safetensors"),
                                state_.updates);

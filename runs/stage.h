@@ -99,7 +99,7 @@ class Stage : NonCopyable {
   Learner& learner() { return *learner_; }
   Transformer& model() { return learner_->model(); }
   Engine& engine() { return *engine_; }
-  // How completions are sampled in training and evaluation.
+  // The options of dialogues in training and evaluation.
   DialogueOptions dialogue() const {
     return dialogue_options(config_.environment, environment_.get());
   }
@@ -142,7 +142,7 @@ class Stage : NonCopyable {
   // True if neither a step nor an evaluation has been made.
   bool is_new() const { return state_.step == 0 && state_.evaluated_step < 0; }
   Evaluation evaluation();
-  void load_sets();
+  void load_problems();
   void warn_of_collapse(const Evaluation& evaluation);
   void load_reference(const LoadedModel& loaded);
   void load_reference_adapters(const Transformer& model);

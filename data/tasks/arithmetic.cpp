@@ -1,6 +1,6 @@
-// Arithmetic in steps: "((37+58)*41)-960=" wants "2935". A worked solution calls the calculator for
+// Arithmetic in steps: "((37+58)*41)-96=" wants "3799". A worked solution calls the calculator for
 // each step, as the environment `tools` answers calls of the format inline, and then repeats the
-// last result: "<<37+58>>95\n<<95*41>>3895\n<<3895-960>>2935\n2935". Only the last line is
+// last result: "<<37+58>>95\n<<95*41>>3895\n<<3895-96>>3799\n3799". Only the last line is
 // graded. A small model can learn to copy numbers but not to multiply them: with a worked_share
 // below 1, it has to discover that calling the calculator pays.
 #include "data/tasks/tasks.h"
@@ -8,6 +8,7 @@
 namespace cohort {
 namespace {
 
+constexpr int64_t kLeast = 2, kMost = 99;     // operands
 constexpr int64_t kMaxValue = 1'000'000'000;  // exclusive, of the size of every result
 
 int64_t apply(char op, int64_t a, int64_t b) {
@@ -17,11 +18,11 @@ int64_t apply(char op, int64_t a, int64_t b) {
 Example generate(Rng& rng, const TaskConfig& config) {
   constexpr std::string_view kOperators = "+-*";
   const int64_t size = rng.between(config.min_size, config.max_size);
-  int64_t value = rng.between(10, 999);
+  int64_t value = rng.between(kLeast, kMost);
   std::string prompt(static_cast<size_t>(size - 1), '('), steps;
   prompt += std::to_string(value);
   for (int64_t i = 0; i < size; ++i) {
-    const int64_t operand = rng.between(10, 999), before = value;
+    const int64_t operand = rng.between(kLeast, kMost), before = value;
     char op = 0;
     do {
       op = kOperators[static_cast<size_t>(rng.below(std::ssize(kOperators)))];

@@ -1,7 +1,7 @@
 // Dialogues: what follows a turn of the policy. An environment gives the tokens that the policy
 // observes before its next turn, or ends the dialogue.
 //
-// The sampler asks after each turn and goes on with other sequences meanwhile. Replies may come
+// The sampler asks after each turn and samples other sequences meanwhile. Replies may come
 // late and in any order: a trajectory depends on their contents alone. Implementations are in
 // rl/environments.
 #pragma once
@@ -21,7 +21,7 @@ struct EnvironmentReply {
   int64_t index = 0;            // Trajectory::index
   std::vector<int32_t> tokens;  // the observation: at least one token, unless the dialogue ends
   bool done = false;            // the dialogue ends with the turn
-  double reward = std::numeric_limits<double>::quiet_NaN();  // of the turn; NaN: none
+  double reward = std::numeric_limits<double>::quiet_NaN();  // for the turn; NaN: none
   // The environment has failed: the dialogue ends and has no reward. Empty: it has not.
   std::string error;
   Json messages;  // the observation as a list of messages, for logs and rewards; null: none
@@ -36,16 +36,16 @@ class Environment {
   // unique among the dialogues of one Sampler::sample(), and each has one turn outstanding at most.
   virtual void submit(const Example& example, const Trajectory& trajectory, int64_t step) = 0;
   // The replies since the last call, one per submit(), in any order. With `wait`, returns at least
-  // one if any is outstanding. Throws Error if the environment cannot go on at all.
+  // one if any is outstanding. Throws Error if the environment cannot continue at all.
   virtual std::vector<EnvironmentReply> poll(bool wait) = 0;
   // Gives up all outstanding replies, after an exception.
   virtual void cancel_all() {}
 };
 
-// How Sampler::sample() holds dialogues.
+// Options of the dialogues of Sampler::sample().
 struct DialogueOptions {
   Environment* environment = nullptr;  // nullptr: completions have one turn
-  int64_t max_turns = 8;               // of the policy
+  int64_t max_turns = 8;               // turns of the policy at most
   int64_t max_sequence_length = 0;     // prompt, turns and observations in tokens; 0: the context
   double discount = 1;                 // the reward of turn t counts discount^(t - 1), t from 1
 };

@@ -132,7 +132,7 @@ class Scheduler : NonCopyable {
   struct Sequence {
     Request* request = nullptr;  // valid until done
     int64_t completion = 0;
-    int64_t max_length = 0;         // of the turn
+    int64_t max_length = 0;         // at which the turn ends
     std::vector<int32_t> output;    // tokens after the prompt, of append() and of extend()
     std::vector<int32_t> observed;  // tokens of extend()
     int64_t in_flight = 0;          // tokens scheduled and not yet appended

@@ -34,7 +34,7 @@ namespace {
 
 // A turn without its answer.
 struct OpenTurn {
-  bool has_end = true;  // of observation_tokens()
+  bool has_end = true;  // as observation_tokens() takes it
   std::vector<ToolCall> calls;
 };
 

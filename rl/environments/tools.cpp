@@ -90,6 +90,7 @@ class ToolsEnvironment final : public Environment {
  public:
   ToolsEnvironment(const EnvironmentConfig& config, EnvironmentContext context, ToolFormat format)
       : config_(config), context_(std::move(context)), format_(format) {
+    if (format == ToolFormat::kInline) context_.tokenizer.encode("0123456789");  // must have them
     if (!config.corpus.empty())
       search_ = std::make_unique<TextSearch>(config.corpus, config.corpus_field);
   }

@@ -51,6 +51,9 @@ RewardInput input_of(const Example& example, const std::string& text) {
   RewardInput in{example, text};
   in.tokens.emplace(text.begin(), text.end());
   in.max_tokens = 30;
+  static const Json transcript = Json::Array{};
+  in.transcript = &transcript;
+  in.environment_reward = 0.5;
   return in;
 }
 
@@ -328,8 +331,8 @@ TEST(RewardSet, SaysWhatIsWrong) {
   EXPECT_THROW_WITH(set({}), InputError, "the list is empty");
   EXPECT_THROW_WITH(set({{.name = "numeric"}, {.name = "numerik"}}), InputError,
                     "rewards[1] 'numerik': unknown reward; known: command, contains, cosine, "
-                    "countdown, distinct, exact_match, format, length, math, numeric, overlong, "
-                    "repetition, task, think_format; did you mean 'numeric'?");
+                    "countdown, distinct, environment, exact_match, format, length, math, numeric, "
+                    "overlong, repetition, task, think_format; did you mean 'numeric'?");
   EXPECT_THROW_WITH(set({{.name = "format"}}), InputError, "rewards[0] 'format': needs a pattern");
   EXPECT_THROW_WITH(set({{.name = "format", .weight = 1, .pattern = "(a"}}), InputError,
                     "rewards[0] 'format': regular expression '(a'");

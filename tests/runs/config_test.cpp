@@ -199,9 +199,14 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "      - {name: repetition, n: 4}\n"
       "      - {name: cosine, correct: task, threshold: 0.75, right: [2, 1], wrong: [-2, -1]}\n"
       "  - {trainer: grpo, data: {task: parity}, rewards: [{name: task}], delta: 2.5,\n"
-      "     preset: gdpo, beta: 0.1, kl_unbiased: yes}\n"
+      "     preset: gdpo, beta: 0.1, kl_unbiased: yes,\n"
+      "     environment: {name: tools, tools: [search, calculator], corpus: c.jsonl,\n"
+      "       corpus_field: body, search_results: 5, max_turns: 3, max_sequence_length: 77,\n"
+      "       discount: 0.5, turns: strict, tool_format: hermes}}\n"
       "  - {trainer: grpo, data: {task: parity}, rewards: [{name: task}], surrogate: sapo,\n"
-      "     sapo_tau_pos: 1.5, sapo_tau_neg: 2.5}\n");
+      "     sapo_tau_pos: 1.5, sapo_tau_neg: 2.5, environment: {name: command,\n"
+      "       run: python3 e.py, directory: sub, tool_schemas: t.json, workers: 2,\n"
+      "       concurrent: 3, memory: 100, timeout: 4, start_timeout: 50}}\n");
   const std::string dumped = dump_plan(plan);
   // From another directory: every path in it must be absolute by now.
   const TempDir elsewhere;
@@ -221,6 +226,9 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
   EXPECT_EQ(again.stages[1].data.jsonl.answer, "{b}\n");
   EXPECT_EQ(again.stages[2].rewards[0].pattern, "(?s)\\d+: \"x\" # y");
   EXPECT_EQ(again.stages[2].grpo.epsilon_high, 0.28);
+  EXPECT_EQ(again.stages[4].environment.directory, plan.stages[4].environment.directory);
+  EXPECT_TRUE(plan.stages[4].environment.directory.starts_with("/"));
+  EXPECT_TRUE(plan.stages[3].environment.corpus.starts_with("/"));
   EXPECT_EQ(again.stages[2].sampling.stop_tokens, (std::vector<int64_t>{1, 2}));
   // No key has its default value in every stage, or the test would not see it.
   std::istringstream defaults(dump_config(TrainConfig{}));

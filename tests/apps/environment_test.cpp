@@ -1,0 +1,145 @@
+// Runs whose completions are dialogues with a program: equal weights whatever the delays, after a
+// kill, and in a replay; programs that fail.
+#include <signal.h>
+
+#include <filesystem>
+
+#include "tests/apps/process.h"
+#include "tests/runs/small_configs.h"
+
+namespace cohort::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Answers out of order and after random delays: the observation depends on the turn alone, and the
+// third turn, or one with a 9, is the last. `special` is executed first, for each request.
+constexpr const char* kProgram = R"(
+import json, os, random, sys, threading, time
+lock = threading.Lock()
+def say(r, **answer):
+    with lock:
+        print(json.dumps({"index": r["index"], "turn": r["turn"], **answer}), flush=True)
+def play(r):
+    time.sleep(random.random() * DELAY)
+    text = r["completion"]
+    if r["turn"] == 3 or "9" in text:
+        say(r, done=True, reward=text.count("1"))
+    else:
+        say(r, observation="=%d+" % (sum(map(ord, text)) % 1000), reward=0.25 * len(text))
+for line in sys.stdin:
+    r = json.loads(line)
+    SPECIAL
+    threading.Thread(target=play, args=(r,)).start()
+)";
+
+class EnvironmentRuns : public testing::Test {
+ protected:
+  // The arguments of `train` for a run with the program.
+  std::vector<std::string> run(const std::string& name, double delay, const std::string& special,
+                               std::vector<std::string> more = {}) const {
+    std::string program = kProgram;
+    program.replace(program.find("DELAY"), 5, str(delay));
+    program.replace(program.find("SPECIAL"), 7, special);
+    write_file(dir_.path(name + ".py"), program);
+    write_file(dir_.path(name + ".yaml"),
+               str("model: {num_layers: 1, d_model: 16, num_heads: 2, context: 40, init_std: 0.1}\n"
+                   "num_threads: 1\n",
+                   kSmallData,
+                   "trainer: grpo\nsteps: 6\nprompts_per_step: 4\nnum_generations: 6\n"
+                   "learning_rate: 1e-2\nlr_schedule: constant\nmax_completion_length: 8\n"
+                   "stop_tokens: [2, 5, 8]\nratio_check_every: 1\nnum_minibatches: 2\n"
+                   "checkpoint: {every: 2, keep_last: 10}\neval: {every: 3, size: 8}\n"
+                   "environment: {name: command, run: python3 ",
+                   name,
+                   ".py, workers: 2, discount: 0.5}\nrewards: [{name: environment}]\n"
+                   "output_dir: ",
+                   name, "\n"));
+    more.insert(more.begin(), {"train", dir_.path(name + ".yaml")});
+    return more;
+  }
+  std::string weights(const std::string& name) const {
+    return read_file(dir_.path(name + "/checkpoints/step-00000006/model.safetensors"));
+  }
+  // The sum of a metric over the steps of a run.
+  double sum(const std::string& name, const std::string& key) const {
+    double out = 0;
+    for (const Json& line : json_lines(dir_.path(name + "/metrics.jsonl")))
+      if (line.find("eval") == nullptr) out += metric(line, key);
+    return out;
+  }
+  TempDir dir_;
+};
+
+TEST_F(EnvironmentRuns, HaveTheSameWeightsWhateverTheDelays) {
+  for (const char* ranks : {"ranks=1", "ranks=2"}) {
+    const std::string a = str("a", ranks[6]), b = str("b", ranks[6]);
+    for (const auto& [name, delay] : {std::pair(a, 0.03), std::pair(b, 0.001)}) {
+      const Output output = run_cohort(run(name, delay, "", {ranks}));
+      ASSERT_EQ(output.code, 0) << output.err;
+      EXPECT_EQ(sum(name, "ratio_deviation"), 0);
+      EXPECT_EQ(sum(name, "environment/failed"), 0);
+      EXPECT_GT(sum(name, "environment/turns"), 6 * 1.3);
+      EXPECT_GT(sum(name, "environment/observed_tokens"), 6);
+      EXPECT_GT(sum(name, "num_updates"), 8);
+    }
+    EXPECT_GT(weights(a).size(), 1000u);
+    EXPECT_EQ(weights(a), weights(b));
+    // The program is not there for the replays, which ask nobody.
+    fs::remove(dir_.path(a + ".py"));
+    for (const char* step : {"1", "4", "6"}) {
+      const Output replay = run_cohort({"replay", dir_.path(a), "--step", step});
+      EXPECT_EQ(replay.code, 0) << replay.out << replay.err;
+      EXPECT_NE(replay.out.find(str("step ", step, ": equal: 24 rollouts")), replay.out.npos);
+    }
+  }
+  const Output shown =
+      run_cohort({"replay", dir_.path("a1"), "--step", "2", "--prompt", "1", "--completion", "2"});
+  EXPECT_EQ(shown.code, 0) << shown.err;
+  for (const char* text : {"turn 1:", "observed", "sampled", "advantage: "})
+    EXPECT_NE(shown.out.find(text), shown.out.npos) << text << shown.out;
+}
+
+TEST_F(EnvironmentRuns, KilledInATurnResumeToTheSameWeights) {
+  const Output whole = run_cohort(run("whole", 0.01, ""));
+  ASSERT_EQ(whole.code, 0) << whole.err;
+  // The program marks the second turns of step 4.
+  Process process(
+      run("killed", 0.02, "if r['step'] == 4 and r['turn'] == 2: open('reached', 'w').close()"));
+  ASSERT_TRUE(wait_for_path(dir_.path("reached"), process)) << process.err();
+  process.signal(SIGKILL);
+  EXPECT_EQ(process.wait().code, 128 + SIGKILL);
+  const Output resumed = run_cohort({"train", "--resume", dir_.path("killed")});
+  EXPECT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_EQ(weights("killed"), weights("whole"));
+  for (int step = 1; step <= 6; ++step) {
+    const std::string name = str("/journal/step-0000000", step);
+    EXPECT_EQ(read_file(dir_.path("killed" + name)), read_file(dir_.path("whole" + name))) << name;
+  }
+}
+
+// Dialogues fail, are counted, and have no part in the update; the run continues.
+TEST_F(EnvironmentRuns, ContinueWhenProgramsFail) {
+  const std::pair<const char*, std::string> attacks[] = {
+      {"dies", "if r['index'] == 3: os._exit(3)"},
+      {"lies", "if r['index'] % 7 == 3: say(r, reward=float('nan'), done=True); continue"},
+      {"twice", "if r['index'] == 3: say(r, done=True); say(r, done=True); continue"},
+      {"for others", "if r['index'] == 3: say({'index': 999, 'turn': 1}, done=True); continue"},
+      {"floods", "if r['index'] == 3: print('x' * 30000000, flush=True); continue"},
+      {"hangs", "if r['index'] == 3 and r['step'] == 2: time.sleep(100)"},
+      {"huge", "if r['index'] == 3: say(r, observation='1' * 10000000); continue"},
+      {"controls", "if r['index'] == 3: say(r, observation='\\x00\\x1b[2J'); continue"},
+      {"special", "if r['index'] == 3: say(r, observation='<|endoftext|>'); continue"}};
+  for (const auto& [name, special] : attacks) {
+    SCOPED_TRACE(name);
+    const Output output = run_cohort(run("run", 0.001, special, {"environment.timeout=1"}));
+    EXPECT_EQ(output.code, 0) << output.err;
+    EXPECT_GT(sum("run", "environment/failed"), 0);
+    EXPECT_EQ(sum("run", "ratio_deviation"), 0);
+    EXPECT_GT(sum("run", "num_updates"), 0);
+    fs::remove_all(dir_.path("run"));
+  }
+}
+
+}  // namespace
+}  // namespace cohort::test
