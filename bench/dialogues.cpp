@@ -13,7 +13,7 @@ using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 constexpr int64_t kPrompts = 64, kCompletions = 8, kPrompt = 128, kSampled = 256, kObserved = 20;
 
-enum class Turns { kOne, kRandom, kEqual };
+enum class Turns { kOne, kOneOfAll, kRandom, kEqual };
 
 struct Dialogue {
   std::vector<int64_t> lengths;  // sampled tokens of each turn
@@ -23,6 +23,7 @@ struct Dialogue {
 
 std::vector<int64_t> turn_lengths(Turns turns, Rng& rng) {
   if (turns == Turns::kOne) return {kSampled};
+  if (turns == Turns::kOneOfAll) return {kSampled + 2 * kObserved};
   const int64_t first = turns == Turns::kEqual ? 85 : rng.between(43, 127),
                 second = turns == Turns::kEqual ? 85 : rng.between(43, 127);
   return {first, second, kSampled - first - second};
@@ -37,7 +38,7 @@ void roll_out(Engine& engine, Turns turns, double tool_seconds, uint64_t seed) {
     const std::vector<int64_t> lengths = turn_lengths(turns, rng);
     EngineRequest request{
         .max_length = kPrompt + lengths[0],
-        .session_length = turns == Turns::kOne ? 0 : kPrompt + kSampled + 2 * kObserved};
+        .session_length = lengths.size() == 1 ? 0 : kPrompt + kSampled + 2 * kObserved};
     for (int64_t i = 0; i < kPrompt; ++i)
       request.prompt.push_back(static_cast<int32_t>(rng.below(vocab)));
     for (int64_t i = 0; i < kCompletions; ++i)
@@ -77,8 +78,10 @@ void roll_out(Engine& engine, Turns turns, double tool_seconds, uint64_t seed) {
 
 Metrics time_dialogues(const Transformer& model, double tool_seconds, int64_t repeats) {
   Engine engine(model, {});
-  const std::pair<const char*, Turns> kinds[] = {
-      {"one_turn", Turns::kOne}, {"random_turns", Turns::kRandom}, {"equal_turns", Turns::kEqual}};
+  const std::pair<const char*, Turns> kinds[] = {{"one_turn", Turns::kOne},
+                                                 {"one_turn_all_tokens", Turns::kOneOfAll},
+                                                 {"random_turns", Turns::kRandom},
+                                                 {"equal_turns", Turns::kEqual}};
   std::vector<std::vector<double>> seconds(std::size(kinds));
   for (int64_t round = 0; round <= repeats; ++round)
     for (size_t k = 0; k < std::size(kinds); ++k) {
@@ -88,8 +91,11 @@ Metrics time_dialogues(const Transformer& model, double tool_seconds, int64_t re
     }
   Metrics out;
   for (size_t k = 0; k < std::size(kinds); ++k) out.add(kinds[k].first, median(seconds[k]));
-  out.add("random_ratio", out.at("random_turns") / out.at("one_turn"));
-  out.add("equal_ratio", out.at("equal_turns") / out.at("one_turn"));
+  for (const char* kind : {"random", "equal"}) {
+    const double time = out.at(str(kind, "_turns"));
+    out.add(str(kind, "_ratio"), time / out.at("one_turn"));
+    out.add(str(kind, "_ratio_all_tokens"), time / out.at("one_turn_all_tokens"));
+  }
   out.add("preemptions", static_cast<double>(engine.stats().preemptions));
   return out;
 }

@@ -108,12 +108,14 @@ Scheduler::Capacity Scheduler::wanted_capacity(int64_t allowed_blocks) const {
   Capacity out;
   // Blocks of all waiting sequences together, and of the longest alone. The first completion of a
   // prompt counts the prompt's blocks; the partial last block of a prompt may be held in addition
-  // to the copies that its completions own.
-  int64_t all = 0, longest = 0;
+  // to the copies that its completions own. Of sessions, which may have many times the length of
+  // their first turn, `expected` counts that alone.
+  int64_t all = 0, expected = 0, longest = 0;
   for (const SequencePtr& s : waiting_) {
     constexpr int64_t kBlock = KVCacheConfig::kBlockTokens;
     const int64_t shared = s->completion > 0 ? s->request->prompt_length() / kBlock : -1;
-    all += ceil_div(s->max_length, kBlock) - shared;
+    all += ceil_div(s->request->limit(), kBlock) - shared;
+    expected += ceil_div(s->max_length, kBlock) - shared;
     longest = std::max(longest, ceil_div(s->request->limit(), kBlock) + 1);
     out.limits = out.limits.with(s->request->limits);
   }
@@ -128,8 +130,8 @@ Scheduler::Capacity Scheduler::wanted_capacity(int64_t allowed_blocks) const {
   // Fewer sequences avoid preemptions: each is expected to reach half of its maximum length.
   out.num_sequences = concurrent;
   if (config_.max_concurrent == 0)
-    out.num_sequences =
-        std::clamp<int64_t>(2 * out.num_blocks * count / std::max<int64_t>(1, all), 1, concurrent);
+    out.num_sequences = std::clamp<int64_t>(
+        2 * out.num_blocks * count / std::max<int64_t>(1, expected), 1, concurrent);
   return out;
 }
 
@@ -205,7 +207,9 @@ bool Scheduler::should_admit() {
   for (size_t i = 0; i < std::min(rows, waiting_.size()) && tokens < kMinPrefillTokens; ++i) {
     const Sequence& s = *waiting_[i];
     const bool shares_prompt = s.request->is_computed() || s.request == last;
-    tokens += shares_prompt ? kForkTokens : s.prefill_length();
+    tokens += !s.kept.empty() ? s.prefill_length() - s.kept_length
+              : shares_prompt ? kForkTokens
+                              : s.prefill_length();
     last = s.request;
   }
   if (tokens < kMinPrefillTokens && ++postponed_steps_ < kMaxPostponedSteps) return false;

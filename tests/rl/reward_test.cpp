@@ -53,7 +53,7 @@ RewardInput input_of(const Example& example, const std::string& text) {
   in.max_tokens = 30;
   static const Json transcript = Json::Array{};
   in.transcript = &transcript;
-  in.environment_reward = 0.5;
+  in.environment_reward = 0;
   return in;
 }
 
