@@ -118,13 +118,10 @@ std::unique_ptr<Environment> make_environment(const EnvironmentConfig& config,
                          context.chat ? "the chat template writes tool calls in no known format"
                                       : "prompts are plain text, whose tool calls have no format",
                          "; hint: tool_format: hermes with the format in data.system, or inline"));
-  if (config.turns == PastTurns::kStrict && context.chat)
-    for (const char* role : {"tool", "user"})
-      if (!context.chat->keeps_turns(role))
-        throw InputError(
-            str("environment.turns: strict: the chat template renders a turn "
-                "otherwise once a message of the role ",
-                role, " follows; hint: turns: as_sampled keeps its tokens"));
+  if (const std::string changed = changed_turns(context);
+      config.turns == PastTurns::kStrict && !changed.empty())
+    throw InputError(str("environment.turns: strict: ", changed,
+                         "; hint: turns: as_sampled keeps their tokens"));
   if (config.name == "tools") return make_tools_environment(config, std::move(context), *format);
   return make_command_environment(config, std::move(context), format);
 }
@@ -132,9 +129,23 @@ std::unique_ptr<Environment> make_environment(const EnvironmentConfig& config,
 std::unique_ptr<Environment> environment_of(const EnvironmentConfig& config, const DataConfig& data,
                                             const Tokenizer& tokenizer) {
   if (!config.is_set()) return nullptr;
+  return make_environment(config, environment_context(data, tokenizer));
+}
+
+EnvironmentContext environment_context(const DataConfig& data, const Tokenizer& tokenizer) {
   EnvironmentContext context{tokenizer, {}};
   if (data.is_chat()) context.chat = chat_format(data, tokenizer);
-  return make_environment(config, std::move(context));
+  return context;
+}
+
+std::string changed_turns(const EnvironmentContext& context) {
+  std::string roles;
+  for (const char* role : {"tool", "user"})
+    if (context.chat && !context.chat->keeps_turns(role))
+      roles += str(roles.empty() ? "" : " or ", role);
+  if (roles.empty()) return "";
+  return str("the chat template renders a turn otherwise once a message of the role ", roles,
+             " follows");
 }
 
 DialogueOptions dialogue_options(const EnvironmentConfig& config, Environment* environment) {

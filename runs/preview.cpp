@@ -169,6 +169,7 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
     const Correctness correct = correctness_of(config.eval.correct, config.rewards, data.task);
     load_eval_sets({config.eval, config, config.rewards, correct}, data, start.config.context);
     scores |= correct.command != nullptr;
+    environment_of(config.environment, config.data, *data.tokenizer);
   }
   if (scores) RewardSet(config.rewards, data.task);
   StagePreview out{.model = start.config,

@@ -60,6 +60,7 @@ RULES = [
     (r"build/cpu/cohort train configs/pretrain.yaml ", "run", "steps=2 eval.tokens=1000"),
     (r"build/cpu/cohort train configs/shakespeare_char.yaml ", "run", "steps=2 eval.tokens=1000"),
     (r"build/cpu/cohort train configs/raw_text.yaml ", "run", "steps=2 batch_size=2 eval.tokens=2000 model.context=64"),
+    (r"build/cpu/cohort train configs/tools_grpo.yaml$", "run", STAGES),
     (r"build/cpu/cohort check ", "run", ""),
     (r"build/cpu/cohort eval runs/gsm8k_sft ", "run", "max_completion_length=2 data.jsonl.path=train.jsonl"),
     (r"build/cpu/cohort eval DIR --rewards ", "run", "data.jsonl.path=train.jsonl eval.size=2 max_completion_length=2"),

@@ -85,7 +85,7 @@ TEST_F(EnvironmentRuns, HaveTheSameWeightsWhateverTheDelays) {
     }
     EXPECT_GT(weights(a).size(), 1000u);
     EXPECT_EQ(weights(a), weights(b));
-    // The program is not there for the replays, which ask nobody.
+    // The program is not there for the replays, which ask no one.
     fs::remove(dir_.path(a + ".py"));
     for (const char* step : {"1", "4", "6"}) {
       const Output replay = run_cohort({"replay", dir_.path(a), "--step", step});
@@ -139,6 +139,37 @@ TEST_F(EnvironmentRuns, ContinueWhenProgramsFail) {
     EXPECT_GT(sum("run", "num_updates"), 0);
     fs::remove_all(dir_.path("run"));
   }
+}
+
+// A program that answers nothing at all ends the run, with its last words.
+TEST_F(EnvironmentRuns, EndWhenNoTurnIsAnswered) {
+  std::vector<std::string> train = run("run", 0, "raise ValueError('oh')", {"eval.at_start=no"});
+  const Output output = run_cohort(train);
+  EXPECT_EQ(output.code, 2) << output.err;
+  for (const char* text : {"step 1: the environment has failed ", "it has answered no turn",
+                           "ValueError: oh", "rewards.log"})
+    EXPECT_NE(output.err.find(text), output.err.npos) << text << "\n" << output.err;
+}
+
+// configs/tools_grpo.yaml in its own words: from below 0.3 to above 0.9 on held-out problems, and
+// near 0 without the tool.
+TEST(EnvironmentRunsSlow, ASmallModelLearnsToCallTheCalculator) {
+  const TempDir dir;
+  const fs::path root = fs::path(__FILE__).parent_path().parent_path().parent_path();
+  const std::string run = dir.path("tools");
+  const Output output =
+      run_cohort({"train", (root / "configs/tools_grpo.yaml").string(), "output_dir=" + run});
+  ASSERT_EQ(output.code, 0) << output.err;
+  std::vector<double> scores;
+  for (const Json& line : json_lines(run + "/2-grpo/metrics.jsonl")) {
+    if (line.find("eval") != nullptr)
+      scores.push_back(metric(line, "pass@1"));
+    else
+      EXPECT_EQ(metric(line, "ratio_deviation"), 0);
+  }
+  ASSERT_GE(scores.size(), 2u);
+  EXPECT_LT(scores.front(), 0.3);
+  EXPECT_GT(scores.back(), 0.9);
 }
 
 }  // namespace
