@@ -12,6 +12,7 @@
 #include "core/dtype.h"
 #include "runs/checkpoint.h"
 #include "runs/preview.h"
+#include "runs/replay.h"
 #include "runs/report.h"
 #include "text/tokenizer.h"
 
@@ -182,14 +183,12 @@ struct ReportOptions {
 // Writes an HTML page that shows and compares runs.
 int report(const ReportOptions& options);
 
-struct ReplayCommand {
-  std::string run;  // a directory of a run or of a stage
-  int64_t step = 0;
-  // With both: prints this completion, or its token at a position of the sequence alone.
-  std::optional<int64_t> prompt, completion, token;
-  bool raw = false;  // see print()
+struct ReplayCommand : ReplayOptions {
+  std::optional<int64_t> token;  // prints the token at this position of the completion alone
+  bool raw = false;              // see print()
 };
-// Replays steps of a GRPO run (runs/replay.h). Returns kFailed if one differs from its record.
+// Replays steps of a GRPO run, and prints the completion that is asked for. Returns kFailed if a
+// step differs from its record.
 int replay(const ReplayCommand& options);
 
 // Checks the gradient of every op (or of those named `op`) and prints a table.

@@ -172,8 +172,7 @@ StageEnd train_grpo(Stage& stage) {
   const TrainConfig& config = stage.config();
   const RewardSet rewards(config.rewards, stage.data().task, stage.correct().command);
   DialogueOptions dialogue = stage.dialogue();
-  if (stage.journal() != nullptr)
-    dialogue.environment = stage.journal()->wrap(dialogue.environment);
+  if (stage.journal() != nullptr) stage.journal()->attach(dialogue);
   const Sampler sampler(stage.engine(), *stage.data().tokenizer,
                         sampling_for(config.sampling, config.data, *stage.data().tokenizer),
                         dialogue);

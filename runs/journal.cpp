@@ -3,9 +3,7 @@
 #include <zlib.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 
 #include "core/log.h"
@@ -15,142 +13,106 @@
 namespace cohort {
 namespace {
 
-constexpr int kVersion = 1;
-
-// ---- The format: one function for each struct, which writes it or reads it
-
-class Writer {
+// Appends the members of a record to a text, or sets them to those that a text begins with. Throws
+// InputError if the text ends too soon.
+class Archive {
  public:
-  void bytes(const void* data, size_t size) {
-    if (size > 0) out.append(static_cast<const char*>(data), size);
-  }
-  size_t count(uint64_t n, size_t) {
-    bytes(&n, sizeof n);
-    return n;
-  }
-  std::string out;
-};
-
-class Reader {
- public:
-  explicit Reader(std::string_view in) : in_(in) {}
-  void bytes(void* data, size_t size) {
-    if (size > in_.size()) throw InputError("a number of elements is too large");
-    if (size > 0) std::memcpy(data, in_.data(), size);
-    in_.remove_prefix(size);
-  }
-  size_t count(uint64_t, size_t element_size) {
-    uint64_t n = 0;
-    bytes(&n, sizeof n);
-    if (n > in_.size() / element_size) throw InputError("a number of elements is too large");
-    return n;
-  }
+  explicit Archive(std::string& out) : out_(&out) {}
+  explicit Archive(std::string_view in) : in_(in) {}
   bool at_end() const { return in_.empty(); }
 
+  void visit(StepRecord& r) {
+    visit_all(r.step, r.planned_steps, r.learning_rate, r.beta, r.weights_before, r.weights_after,
+              r.completions, r.advantages);
+  }
+  void visit(RecordedCompletion& c) {
+    visit_all(c.index, c.prompt_length, c.stop_reason, c.tokens, c.loss_mask, c.logprobs, c.replies,
+              c.rewards, c.total);
+  }
+  void visit(EnvironmentReply& r) {
+    uint8_t done = r.done;
+    std::string messages = r.messages.dump();
+    visit_all(r.tokens, done, r.reward, r.error, messages);
+    r.done = done != 0;
+    if (out_ == nullptr) r.messages = parse_json(messages, "messages");
+  }
+  template <class Number>
+  requires std::is_arithmetic_v<Number>
+  void visit(Number& number) { visit_bytes(&number, sizeof number); }
+  template <class List>
+  requires requires(List list) { list.resize(0); }
+  void visit(List& list) {
+    using Element = typename List::value_type;
+    constexpr bool kPlain = std::is_arithmetic_v<Element>;
+    uint64_t size = list.size();
+    visit(size);
+    if (out_ == nullptr && size > in_.size() / (kPlain ? sizeof(Element) : 1))
+      throw InputError("a number of elements is too large");
+    list.resize(size);
+    if constexpr (kPlain)
+      visit_bytes(list.data(), size * sizeof(Element));
+    else
+      for (Element& element : list) visit(element);
+  }
+
  private:
+  template <class... Members>
+  void visit_all(Members&... members) {
+    (visit(members), ...);
+  }
+  void visit_bytes(void* data, size_t size) {
+    char* const bytes = static_cast<char*>(data);
+    if (out_ != nullptr) {
+      out_->append(bytes, size);
+      return;
+    }
+    if (size > in_.size()) throw InputError("it ends too soon");
+    std::copy_n(in_.data(), size, bytes);
+    in_.remove_prefix(size);
+  }
+
+  std::string* out_ = nullptr;  // nullptr: reads
   std::string_view in_;
 };
 
-template <class Archive, class... Fields>
-void visit_all(Archive& archive, Fields&... fields);
-
-template <class Archive>
-void visit(Archive& archive, RecordedReply& r) {
-  visit_all(archive, r.tokens, r.done, r.reward, r.error, r.messages);
+// The first line of a file.
+std::string header_of(uint64_t bytes, std::string_view compressed) {
+  const std::string start = str("cohort-journal 1 ", bytes, " ");
+  return str(start, hex(checksum(compressed, checksum(start))), "\n");
 }
 
-// Log-probs are f32 where that keeps every bit.
-template <class Archive>
-void visit_logprobs(Archive& archive, std::vector<double>& values) {
-  std::vector<float> narrow;
-  uint8_t is_narrow = 1;
-  for (const double x : values) {
-    narrow.push_back(static_cast<float>(x));
-    is_narrow &= std::bit_cast<uint64_t>(double{narrow.back()}) == std::bit_cast<uint64_t>(x);
-  }
-  visit_all(archive, is_narrow);
-  if (is_narrow == 0) return visit_all(archive, values);
-  visit_all(archive, narrow);
-  values.assign(narrow.begin(), narrow.end());
-}
-
-template <class Archive>
-void visit(Archive& archive, RecordedCompletion& c) {
-  visit_all(archive, c.index, c.prompt_length, c.stop_reason, c.tokens, c.loss_mask);
-  visit_logprobs(archive, c.logprobs);
-  visit_all(archive, c.replies, c.rewards, c.total, c.advantage);
-}
-
-template <class Archive>
-void visit(Archive& archive, StepRecord& r) {
-  visit_all(archive, r.step, r.rank, r.ranks, r.planned_steps, r.learning_rate, r.beta,
-            r.weights_before, r.weights_after, r.completions);
-}
-
-template <class Archive, class Field>
-void visit_field(Archive& archive, Field& field) {
-  if constexpr (std::is_arithmetic_v<Field>) {
-    archive.bytes(&field, sizeof field);
-  } else if constexpr (requires { field.resize(0); }) {
-    using Element = typename Field::value_type;
-    constexpr bool kPlain = std::is_arithmetic_v<Element>;
-    field.resize(archive.count(field.size(), kPlain ? sizeof(Element) : 1));
-    if constexpr (kPlain)
-      archive.bytes(field.data(), field.size() * sizeof(Element));
-    else
-      for (Element& each : field) visit(archive, each);
-  } else {
-    visit(archive, field);
-  }
-}
-
-template <class Archive, class... Fields>
-void visit_all(Archive& archive, Fields&... fields) {
-  (visit_field(archive, fields), ...);
-}
-
-std::string header_of(size_t bytes, size_t compressed) {
-  return str("cohort-journal ", kVersion, " ", bytes, " ", compressed, " ");
-}
-
-// Returns what is wrong with a file; empty: `record` is its content.
-std::string decode(std::string_view text, StepRecord& record) {
-  constexpr size_t kDigits = 16;
+// Throws InputError saying what is wrong with the text of a file.
+StepRecord decode(const std::string& text) {
   constexpr size_t kMaxRatio = 1100;  // decompressed to compressed, of zlib
-  const size_t line = std::min(text.find('\n'), text.size());
-  if (line == text.size() || line < kDigits) return "it is no journal, or truncated";
-  const std::string_view head = text.substr(0, line - kDigits), body = text.substr(line + 1);
-  if (text.substr(line - kDigits, kDigits) != hex(checksum(body, checksum(head))))
-    return "its checksum does not match";
-  int version = 0;
-  unsigned long bytes = 0, compressed = 0;
-  std::sscanf(std::string(head).c_str(), "cohort-journal %d %lu %lu", &version, &bytes,
-              &compressed);
-  if (version != kVersion) return str("it has version ", version, ", expected ", kVersion);
-  if (head != header_of(bytes, compressed) || compressed != body.size() ||
-      bytes / kMaxRatio > compressed)
-    return "its sizes are wrong";
+  unsigned long bytes = 0;
+  std::sscanf(text.c_str(), "cohort-journal 1 %lu", &bytes);
+  const std::string body = text.substr(std::min(text.find('\n'), text.size() - 1) + 1);
+  if (text != header_of(bytes, body) + body || bytes / kMaxRatio > body.size())
+    throw InputError("its checksum does not match, or it has another version");
   std::string raw(bytes, '\0');
   if (uncompress(reinterpret_cast<Bytef*>(raw.data()), &bytes,
-                 reinterpret_cast<const Bytef*>(body.data()), compressed) != Z_OK ||
+                 reinterpret_cast<const Bytef*>(body.data()), body.size()) != Z_OK ||
       bytes != raw.size())
-    return "zlib cannot decompress it";
-  Reader reader(raw);
-  try {
-    visit(reader, record);
-  } catch (const InputError& e) {
-    return e.what();
-  }
-  return reader.at_end() ? "" : "it has more than a step";
+    throw InputError("zlib cannot decompress it");
+  StepRecord record;
+  Archive archive{std::string_view(raw)};
+  archive.visit(record);
+  if (!archive.at_end()) throw InputError("it has more than a step");
+  for (const RecordedCompletion& c : record.completions)
+    if (c.loss_mask.size() != c.tokens.size() || c.logprobs.size() != c.tokens.size())
+      throw InputError(str("completion ", c.index, " has lists of different lengths"));
+  return record;
 }
 
-// The step and the rank of a file name (-1: the only rank); false for any other name.
-bool parse_name(const std::string& name, int64_t& step, int64_t& rank) {
-  long long number = 0, suffix = -1;
-  if (std::sscanf(name.c_str(), "step-%lld.rank-%lld", &number, &suffix) < 1) return false;
-  step = number;
-  rank = suffix;
-  return "/" + name == journal_path("", step, std::max<int64_t>(rank, 0), rank < 0 ? 1 : 2);
+struct FileName {
+  int64_t step, rank, ranks;
+};
+// nullopt for a name that is no file's of a journal.
+std::optional<FileName> parse_name(const std::string& name) {
+  long long step = -1, rank = -1, ranks = -1;
+  std::sscanf(name.c_str(), "step-%lld.rank-%lld-of-%lld", &step, &rank, &ranks);
+  if ("/" + name != journal_path("", step, rank, ranks)) return std::nullopt;
+  return FileName{step, rank, ranks};
 }
 
 }  // namespace
@@ -170,72 +132,55 @@ uint64_t weights_hash(const Transformer& model) {
 }
 
 std::string journal_path(const std::string& dir, int64_t step, int64_t rank, int64_t ranks) {
-  char name[64];
-  std::snprintf(name, sizeof name, "/step-%08lld", static_cast<long long>(step));
-  return ranks == 1 ? dir + name : str(dir, name, ".rank-", rank);
+  char number[24];
+  std::snprintf(number, sizeof number, "%08lld", static_cast<long long>(step));
+  return str(dir, "/step-", number, ".rank-", rank, "-of-", ranks);
 }
 
 std::map<int64_t, int64_t> list_journal(const std::string& dir) {
-  std::map<int64_t, std::pair<int64_t, int64_t>> found;  // files, and the largest rank plus one
-  for (const std::string& name : list_directory(dir)) {
-    int64_t step = 0, rank = 0;
-    if (!parse_name(name, step, rank)) continue;
-    auto& [files, ranks] = found[step];
-    ++files;
-    ranks = std::max({ranks, rank + 1, int64_t{1}});
-  }
+  std::map<std::pair<int64_t, int64_t>, int64_t> files;  // of a step and a number of ranks
+  for (const std::string& name : list_directory(dir))
+    if (const auto file = parse_name(name)) ++files[{file->step, file->ranks}];
   std::map<int64_t, int64_t> out;
-  for (const auto& [step, counts] : found)
-    if (counts.first == counts.second) out[step] = counts.second;
+  for (const auto& [key, count] : files)
+    if (count == key.second) out.insert(key);
   return out;
 }
 
 std::string encode_record(StepRecord record) {
-  Writer writer;
-  visit(writer, record);
-  uLongf size = compressBound(writer.out.size());
+  std::string raw;
+  Archive(raw).visit(record);
+  uLongf size = compressBound(raw.size());
   std::string body(size, '\0');
-  const int code =
-      compress2(reinterpret_cast<Bytef*>(body.data()), &size,
-                reinterpret_cast<const Bytef*>(writer.out.data()), writer.out.size(), 1);
+  const int code = compress2(reinterpret_cast<Bytef*>(body.data()), &size,
+                             reinterpret_cast<const Bytef*>(raw.data()), raw.size(), 1);
   COHORT_CHECK(code == Z_OK, "[journal] zlib failed with code ", code);
   body.resize(size);
-  const std::string header = header_of(writer.out.size(), body.size());
-  return header + hex(checksum(body, checksum(header))) + "\n" + body;
+  return header_of(raw.size(), body) + body;
 }
 
 StepRecord read_record(const std::string& path) {
-  StepRecord record;
-  if (const std::string why = decode(read_text_file(path), record); !why.empty())
-    throw InputError(str(path, ": the journal of this step is damaged: ", why));
-  return record;
-}
-
-std::vector<EnvironmentReply> RecordingEnvironment::poll(bool wait) {
-  std::vector<EnvironmentReply> out = inner_.poll(wait);
-  for (const EnvironmentReply& r : out)
-    replies_[r.index].push_back({r.tokens, r.done, r.reward, r.error, r.messages.dump()});
-  return out;
+  const std::string text = read_text_file(path);
+  try {
+    return decode(text);
+  } catch (const InputError& e) {
+    throw InputError(str(path, ": the journal of this step is damaged: ", e.what()));
+  }
 }
 
 void ReplayedEnvironment::submit(const Example&, const Trajectory& trajectory, int64_t) {
-  if (std::exchange(step_, record_.step) != record_.step) turns_.clear();
   EnvironmentReply& reply = ready_.emplace_back();
-  reply.index = trajectory.index;
   const RecordedCompletion* recorded = record_.find(trajectory.index);
-  const size_t turn = turns_[trajectory.index]++, length = trajectory.tokens.size();
-  if (recorded == nullptr || turn >= recorded->replies.size() || length > recorded->tokens.size() ||
-      !std::equal(trajectory.tokens.begin(), trajectory.tokens.end(), recorded->tokens.begin())) {
+  const auto turn = static_cast<size_t>(trajectory.num_turns());
+  if (recorded != nullptr && turn > 0 && turn <= recorded->replies.size() &&
+      trajectory.tokens.size() <= recorded->tokens.size() &&
+      std::equal(trajectory.tokens.begin(), trajectory.tokens.end(), recorded->tokens.begin())) {
+    reply = recorded->replies[turn - 1];
+  } else {
     reply.done = true;
-    reply.error = str("turn ", turn + 1, " is not the recorded one");
-    return;
+    reply.error = str("turn ", turn, " is not the recorded one");
   }
-  const RecordedReply& r = recorded->replies[turn];
-  reply.tokens = r.tokens;
-  reply.done = r.done != 0;
-  reply.reward = r.reward;
-  reply.error = r.error;
-  reply.messages = parse_json(r.messages, "messages of the journal");
+  reply.index = trajectory.index;
 }
 
 std::vector<EnvironmentReply> ReplayedEnvironment::poll(bool) {
@@ -247,65 +192,57 @@ Journal::Journal(std::string dir, int64_t bytes, const Communicator& comm, int64
   guard([&] {
     make_directory(dir_);
     for (const std::string& name : list_directory(dir_)) {
-      int64_t of = 0, rank = 0;
-      if (!parse_name(name, of, rank)) continue;
+      const auto file = parse_name(name);
       const std::string path = dir_ + "/" + name;
-      if (of > step && rank_ == 0)
+      if (file && file->step > step && rank_ == 0)
         std::filesystem::remove(path);
-      else if (of <= step && std::max<int64_t>(rank, 0) == rank_)
-        sizes_[of] = std::max<int64_t>(0, readable_size(path));
+      else if (file && file->step <= step && file->rank == rank_)
+        sizes_[path] = std::max<int64_t>(0, readable_size(path));
     }
   });
 }
 
-Environment* Journal::wrap(Environment* inner) {
-  return inner == nullptr ? nullptr : &environment_.emplace(*inner, replies_);
+void Journal::attach(DialogueOptions& dialogue) {
+  dialogue.on_reply = [this](const EnvironmentReply& r) { replies_[r.index].push_back(r); };
 }
 
 void Journal::begin(const GrpoStep& step) {
   if (!weights_) weights_ = weights_hash(step.learner.model());
   record_ = {.step = step.step + 1,
-             .rank = rank_,
-             .ranks = ranks_,
              .planned_steps = step.config.batch.steps,
              .learning_rate = step.learning_rate,
              .beta = step.config.grpo.beta,
              .weights_before = *weights_,
-             .completions = {}};
-  sampled_.clear();
+             .completions = {},
+             .advantages = {}};
 }
 
 void Journal::add(std::span<const Trajectory> completions, RewardSet::Scores& scores) {
   for (size_t i = 0; i < completions.size(); ++i) {
     const Trajectory& t = completions[i];
-    RecordedCompletion& c = record_.completions.emplace_back();
-    c = {.index = t.index,
-         .prompt_length = t.prompt_length,
-         .stop_reason = static_cast<uint8_t>(t.stop_reason),
-         .tokens = t.tokens,
-         .loss_mask = t.loss_mask,
-         .logprobs = t.logprobs,
-         .replies = std::move(replies_[t.index]),
-         .rewards = {},
-         .total = scores.total[i]};
-    for (const std::vector<double>& each : scores.each) c.rewards.push_back(each[i]);
+    record_.completions.push_back({.index = t.index,
+                                   .prompt_length = t.prompt_length,
+                                   .stop_reason = stop_reason_name(t.stop_reason),
+                                   .tokens = t.tokens,
+                                   .loss_mask = t.loss_mask,
+                                   .logprobs = t.logprobs,
+                                   .replies = std::move(replies_[t.index]),
+                                   .rewards = {},
+                                   .total = scores.total[i]});
+    for (const std::vector<double>& each : scores.each)
+      record_.completions.back().rewards.push_back(each[i]);
   }
   replies_.clear();
 }
 
 void Journal::end(const GrpoStep& step, const ScoredRollouts& rollouts) {
-  for (size_t i = 0; i < rollouts.trajectories.size(); ++i) {
-    const int64_t place = rollouts.trajectories[i].index;
-    const auto sampled = sampled_.find(place);
-    const auto* found = record_.find(sampled == sampled_.end() ? place : sampled->second);
-    record_.completions[static_cast<size_t>(found - record_.completions.data())].advantage =
-        rollouts.advantages[i];
-  }
+  record_.advantages = rollouts.advantages;
   weights_ = record_.weights_after = weights_hash(step.learner.model());
   flush();
   guard([&] {
-    pending_ =
-        std::async(std::launch::async, [this, record = std::move(record_)]() { write(record); });
+    pending_ = std::async(std::launch::async, [this, record = std::move(record_)]() mutable {
+      write(std::move(record));
+    });
   });
 }
 
@@ -329,18 +266,16 @@ void Journal::guard(const std::function<void()>& work) {
   }
 }
 
-void Journal::write(const StepRecord& record) {
-  const std::string text = encode_record(record);
-  replace_file(journal_path(dir_, record.step, rank_, ranks_), text);
-  sizes_[record.step] = static_cast<int64_t>(text.size());
+void Journal::write(StepRecord record) {
+  const std::string path = journal_path(dir_, record.step, rank_, ranks_),
+                    text = encode_record(std::move(record));
+  replace_file(path, text);
+  sizes_[path] = static_cast<int64_t>(text.size());
   int64_t total = 0;
-  for (const auto& [step, size] : sizes_) total += size;
-  while (total > bytes_ && sizes_.size() > 1) {
-    const auto [step, size] = *sizes_.begin();
-    for (const int64_t ranks : {int64_t{1}, int64_t{2}})  // both names
-      std::filesystem::remove(journal_path(dir_, step, rank_, ranks));
-    total -= size;
-    sizes_.erase(sizes_.begin());
+  for (const auto& [file, size] : sizes_) total += size;
+  for (; total > bytes_ && sizes_.size() > 1; sizes_.erase(sizes_.begin())) {
+    std::filesystem::remove(sizes_.begin()->first);
+    total -= sizes_.begin()->second;
   }
 }
 

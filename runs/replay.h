@@ -5,11 +5,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "core/check.h"
 #include "rl/engine/trajectory.h"
+#include "text/tokenizer.h"
 
 namespace cohort {
 
@@ -19,30 +22,30 @@ struct ReplayOptions {
   // Position of a prompt in the step, and of a completion among those of the prompt, from 0, as
   // `group` and `sample` of completions.jsonl.
   std::optional<int64_t> prompt, completion;
-  // Called after each step that equals its record, on the thread of rank 0.
-  std::function<void(const std::string& line)> on_step = [](const std::string&) {};
 };
 
 struct ReplayedCompletion {
   Trajectory trajectory;
-  std::vector<std::pair<std::string, double>>
-      rewards;  // names and values, the total last; NaN: none
+  std::vector<std::pair<std::string, double>> rewards;  // the total last; NaN: none
   double advantage = 0;
-  std::vector<std::string> texts;  // one per token, special tokens included
-  // The text of each span of sampled or observed tokens, the prompt first, special tokens included.
-  std::vector<std::string> spans;
-  std::vector<size_t> ends;  // where each span ends, in tokens
+  std::unique_ptr<Tokenizer> tokenizer;
 };
 
-struct ReplayResult {
-  std::string difference;  // the first one; empty: all steps equal their records
-  // The completion that was asked for, if there is no difference.
-  std::optional<ReplayedCompletion> completion;
+// A step differs from its record.
+class ReplayDifference : public Error {
+ public:
+  using Error::Error;
 };
 
-// Replays the steps from the last checkpoint before options.step up to it. Throws InputError, which
+// Replays the steps from the last checkpoint before options.step up to it. `on_step` is called
+// after each step that equals its record, on the thread of rank 0. Returns the completion that was
+// asked for; nullopt: none was. Throws ReplayDifference saying the first one, and InputError, which
 // says which steps can be replayed, if that is not possible: files of the journal are missing or
 // damaged, or there is no such step or completion.
-ReplayResult replay_run(const ReplayOptions& options);
+std::optional<ReplayedCompletion> replay_run(
+    const ReplayOptions& options, const std::function<void(const std::string& line)>& on_step);
+
+// "0.5 (3fe0000000000000)": all digits, and the bits.
+std::string with_bits(double x);
 
 }  // namespace cohort

@@ -413,8 +413,8 @@ bool Stage::more() {
   double stop = setup_.stop.load(), due = is_main() && minutes > 0 && since.count() >= minutes;
   if (comm_.size() > 1) reduce_in_place(comm_, {&stop, &due}, Reduce::kMax);
   interrupted_ = interrupted_ || stop > 0;
-  const int64_t last = setup_.replay != nullptr ? setup_.last_step : config_.batch.steps;
-  const bool continues = state_.step < last && !interrupted_ && !reached_ && !state_.finished;
+  const bool continues =
+      state_.step < config_.batch.steps && !interrupted_ && !reached_ && !state_.finished;
   if (continues && due > 0 && saved_step_ != state_.step) save(false);
   if (continues && state_.step == trace_begin_) trace_.emplace(device_);
   if (continues && is_main() && (state_.step + 1) % kMeasuredSteps == 0)
@@ -536,6 +536,7 @@ Evaluation Stage::evaluation() {
 
 // Every rank takes part and has the score; rank 0 writes. Returns false if it was stopped.
 bool Stage::evaluate() {
+  if (setup_.replay != nullptr) return true;
   begin_activity("evaluating");
   learner_->check_weights();
   change_progress(RunProgress::kStep, RunProgress::kEvaluation);
@@ -619,6 +620,7 @@ void Stage::write_trace() {
 }
 
 void Stage::save(bool finished) {
+  if (setup_.replay != nullptr) return;
   Stopwatch clock;
   begin_activity("saving a checkpoint");
   if (journal_) journal_->flush();

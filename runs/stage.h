@@ -45,9 +45,8 @@ struct StageSetup {
   std::span<const TrainConfig> earlier = {};  // the stages before this one
   // Called by rank 0 when updates have run out of memory and use smaller micro batches from now on.
   std::function<void(int64_t micro_batch_tokens)> record_micro_batch = [](int64_t) {};
-  // Replays the steps up to `last_step` in place of training: nothing is evaluated or written.
+  // Replays steps in place of training: nothing is evaluated or written.
   StepJournal* replay = nullptr;
-  int64_t last_step = 0;
 };
 
 class Journal;

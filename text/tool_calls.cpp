@@ -14,10 +14,11 @@ constexpr std::string_view kSpace = " \t\r\n";
 class CallReader {
  public:
   explicit CallReader(std::string_view text) : rest_(text) { remove(0); }
-  std::vector<ToolCall> hermes();
-  std::vector<ToolCall> llama3();
-  std::vector<ToolCall> mistral();
-  std::vector<ToolCall> inline_call();
+  void hermes();
+  void llama3();
+  void mistral();
+  void inline_call();
+  std::vector<ToolCall>& calls() { return calls_; }
 
  private:
   void remove(size_t size) {
@@ -103,14 +104,13 @@ void CallReader::read_object(ToolCall& call, const Json& json, const std::string
   });
 }
 
-std::vector<ToolCall> CallReader::hermes() {
+void CallReader::hermes() {
   while (take_until("<tool_call>"))
     add([&](ToolCall& call) {
       const auto text = take_until("</tool_call>");
       if (!text) fail("<tool_call> is not closed by </tool_call>");
       read_object(call, parse(*text), "arguments");
     });
-  return std::move(calls_);
 }
 
 // An object without a name is no call.
@@ -122,7 +122,7 @@ bool may_have_name(std::string_view object) {
   }
 }
 
-std::vector<ToolCall> CallReader::llama3() {
+void CallReader::llama3() {
   take("<|python_tag|>");
   bool more = rest_.starts_with('{') && may_have_name(CallReader(rest_).take_json());
   while (more)
@@ -132,10 +132,9 @@ std::vector<ToolCall> CallReader::llama3() {
       if (!more && !rest_.empty()) fail(str("expected ; before ", excerpt(rest_)));
       read_object(call, parse(object), "parameters");
     });
-  return std::move(calls_);
 }
 
-std::vector<ToolCall> CallReader::mistral() {
+void CallReader::mistral() {
   constexpr std::string_view kCalls = "[TOOL_CALLS]", kId = "[CALL_ID]";
   for (bool more = take_until(kCalls).has_value(); more; more = take(kCalls)) {
     Json::Array list;
@@ -162,11 +161,10 @@ std::vector<ToolCall> CallReader::mistral() {
   }
   if (!rest_.empty())
     add([&](ToolCall&) { fail("expected no text after calls: " + excerpt(rest_)); });
-  return std::move(calls_);
 }
 
-std::vector<ToolCall> CallReader::inline_call() {
-  if (!rest_.ends_with(">>")) return {};
+void CallReader::inline_call() {
+  if (!rest_.ends_with(">>")) return;
   add([&](ToolCall& call) {
     call.name = "calculator";
     const std::string_view text = rest_.substr(0, rest_.size() - 2);
@@ -175,39 +173,23 @@ std::vector<ToolCall> CallReader::inline_call() {
       fail(">> without <<; expected <<EXPRESSION>>");
     call.arguments = Json().set("expression", std::string(text.substr(at + 2)));
   });
-  return std::move(calls_);
-}
-
-}  // namespace
-
-namespace {
-
-std::vector<ToolCall> read_calls(ToolFormat format, std::string_view text) {
-  switch (format) {
-    case ToolFormat::kAuto:
-      break;  // no format
-    case ToolFormat::kHermes:
-      return CallReader(text).hermes();
-    case ToolFormat::kLlama3:
-      return CallReader(text).llama3();
-    case ToolFormat::kMistral:
-      return CallReader(text).mistral();
-    case ToolFormat::kInline:
-      return CallReader(text).inline_call();
-  }
-  return {};
 }
 
 }  // namespace
 
 std::vector<ToolCall> parse_tool_calls(ToolFormat format, std::string_view text) {
   constexpr size_t kMaxCalls = 32;
-  std::vector<ToolCall> calls = read_calls(format, text);
+  CallReader reader(text);
+  if (format == ToolFormat::kHermes) reader.hermes();
+  if (format == ToolFormat::kLlama3) reader.llama3();
+  if (format == ToolFormat::kMistral) reader.mistral();
+  if (format == ToolFormat::kInline) reader.inline_call();
+  std::vector<ToolCall>& calls = reader.calls();
   if (calls.size() > kMaxCalls) {
     calls.resize(kMaxCalls);
     calls.back().error = str("a turn may have ", kMaxCalls, " tool calls, this one has more");
   }
-  return calls;
+  return std::move(calls);
 }
 
 std::optional<ToolFormat> tool_format_of(const ChatFormat& chat) {

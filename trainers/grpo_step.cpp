@@ -322,9 +322,8 @@ void append_outcomes(GrpoStepResult& out, const ScoredRollouts& scored, int64_t 
 }
 
 // Replaces a group by one of another round, which takes its place in the step.
-void replace_group(const GrpoStep& in, GrpoStepResult& out, size_t group, ScoredRollouts& from,
-                   size_t from_group) {
-  const int64_t index = in.indices[group], size = in.config.batch.num_generations;
+void replace_group(GrpoStepResult& out, size_t group, int64_t index, ScoredRollouts& from,
+                   size_t from_group, int64_t size) {
   ScoredRollouts& rollouts = out.rollouts;
   rollouts.refill.add_group(rollouts.scores.total, group, size);
   for (int64_t g = 0; g < size; ++g) {
@@ -332,7 +331,6 @@ void replace_group(const GrpoStep& in, GrpoStepResult& out, size_t group, Scored
                  source = from_group * static_cast<size_t>(size) + static_cast<size_t>(g);
     Trajectory& trajectory = rollouts.trajectories[at];
     trajectory = std::move(from.trajectories[source]);
-    if (in.journal != nullptr) in.journal->replace(index * size + g, trajectory.index);
     trajectory.group = index;
     trajectory.index = index * size + g;
     rollouts.scores.total[at] = from.scores.total[source];
@@ -373,7 +371,7 @@ void refill_groups(const GrpoStep& in, GrpoStepResult& out, StepTimes& times) {
     out.rollouts.refill.rounds = round;
     out.rollouts.refill.prompts += missing;
     for (size_t k = 0; k < groups.size(); ++k) {
-      replace_group(in, out, groups[k], found, k);
+      replace_group(out, groups[k], in.indices[groups[k]], found, k, size);
       out.prompts[groups[k]] = std::move(prompts[k]);
     }
     for (size_t k = 0; k < found.scores.failed.size(); ++k)

@@ -43,9 +43,8 @@ struct GrpoStep;
 class StepJournal {
  public:
   virtual ~StepJournal() = default;
-  // The environment that training samples with in place of `inner`, which must outlive it; nullptr
-  // if there is none.
-  virtual Environment* wrap(Environment* inner) = 0;
+  // Called once, with the dialogues of training. Their environment must outlive the journal.
+  virtual void attach(DialogueOptions& dialogue) = 0;
   // True if add() gives the scores: no reward is asked.
   virtual bool has_scores() const { return false; }
   // A step begins, before it samples.
@@ -53,12 +52,8 @@ class StepJournal {
   // The completions of the step's prompts, and then those of each round of refill_groups(), with
   // their scores. Their indices are unique within the step.
   virtual void add(std::span<const Trajectory> completions, RewardSet::Scores& scores) = 0;
-  // The completion that was added as `index` replaces the one at `place` of the step.
-  virtual void replace(int64_t place, int64_t index) = 0;
   // The step has ended, with its updates.
   virtual void end(const GrpoStep& step, const ScoredRollouts& rollouts) = 0;
-  // Returns once all that was recorded is on disk, or reported as lost.
-  virtual void flush() {}
 };
 
 struct GrpoStep {

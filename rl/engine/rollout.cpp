@@ -292,6 +292,7 @@ class Sampler::Call {
     --outstanding_;
     Trajectory& t = *open.out;
     const DialogueOptions& options = sampler_.dialogue_;
+    options.on_reply(reply);
     if (!std::isnan(reply.reward)) {
       const double before = std::isnan(t.environment_reward) ? 0 : t.environment_reward;
       t.environment_reward =

@@ -78,7 +78,6 @@ std::string numbered(const std::vector<std::string>& texts) {
 std::string argument_error(const Tool& tool, const Json& arguments) {
   const std::string error = str("error: ", tool.name, ": ");
   const std::string hint = str("; it takes {\"", tool.argument, "\": text}");
-  if (!arguments.is_object()) return str(error, "the arguments are no object", hint);
   for (const auto& [name, value] : arguments.as_object())
     if (name != tool.argument) return str(error, "unknown argument ", excerpt(name), hint);
   const Json* argument = arguments.find(tool.argument);
@@ -176,14 +175,11 @@ Json tools_environment_schemas(const EnvironmentConfig& config) {
     if (has(seen, name)) throw InputError(str("environment.tools: '", name, "' is there twice"));
     seen.push_back(name);
     const Json argument = Json().set("type", "string").set("description", tool->meaning);
-    const Json parameters = Json()
-                                .set("type", "object")
-                                .set("properties", Json().set(tool->argument, argument))
-                                .set("required", Json::Array{tool->argument});
-    const Json function = Json()
-                              .set("name", name)
-                              .set("description", tool->description)
-                              .set("parameters", parameters);
+    Json parameters, function;
+    parameters.set("type", "object").set("properties", Json().set(tool->argument, argument));
+    parameters.set("required", Json::Array{tool->argument});
+    function.set("name", name).set("description", tool->description);
+    function.set("parameters", std::move(parameters));
     schemas.push_back(Json().set("type", "function").set("function", function));
   }
   if (has(seen, "search") != !config.corpus.empty())

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "runs/journal.h"
 #include "tests/apps/process.h"
 #include "tests/runs/small_configs.h"
 
@@ -113,7 +114,7 @@ TEST_F(EnvironmentRuns, KilledInATurnResumeToTheSameWeights) {
   EXPECT_EQ(resumed.code, 0) << resumed.err;
   EXPECT_EQ(weights("killed"), weights("whole"));
   for (int step = 1; step <= 6; ++step) {
-    const std::string name = str("/journal/step-0000000", step);
+    const std::string name = journal_path("/journal", step, 0, 1);
     EXPECT_EQ(read_file(dir_.path("killed" + name)), read_file(dir_.path("whole" + name))) << name;
   }
 }

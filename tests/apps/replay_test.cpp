@@ -59,7 +59,7 @@ TEST_F(ReplayCommand, PrintsACompletionAndAToken) {
   for (const std::string& text :
        {std::string("prompt:\n"), std::string("turn 1:\n"),
         str("reward command: ", c.rewards[0], "\n"), str("reward total: ", c.total, "\n"),
-        str("advantage: ", format_double(c.advantage), "\n")})
+        str("advantage: ", format_double(record.advantages.back()), "\n")})
     EXPECT_NE(all.out.find(text), std::string::npos) << text << " in " << all.out;
   const size_t last = c.tokens.size() - 1;
   const Output one = replay(
@@ -96,9 +96,10 @@ TEST_F(ReplayCommand, RefusesWhatIsNotThere) {
   expect_bad_input(replay({"--step", "7"}), {"--step 7", "these can be replayed: 1 to 6"});
   expect_bad_input(replay({"--step", "1", "--prompt", "4", "--completion", "0"}),
                    {"--prompt 4: a step has 0 to 3"});
-  std::string text = read_file(run_ + "/journal/step-00000001");
+  const std::string path = journal_path(run_ + "/journal", 1, 0, 1);
+  std::string text = read_file(path);
   text[text.size() / 2] ^= 1;
-  write_file(run_ + "/journal/step-00000001", text);
+  write_file(path, text);
   expect_bad_input(replay({"--step", "2"}), {"step-00000001", "damaged"});
   expect_bad_input(run_cohort({"replay", dir_.path("other"), "--step", "1"}), {"is no run"});
 }

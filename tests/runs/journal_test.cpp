@@ -15,7 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 
 StepRecord some_record() {
-  StepRecord record{.step = 3, .rank = 1, .ranks = 2, .learning_rate = 0.1, .completions = {}};
+  StepRecord record{.step = 3, .learning_rate = 0.1};
   record.weights_after = 0x8000000000000001u;
   record.planned_steps = 4;
   for (const int64_t index : {2, 5, 9}) {
@@ -30,8 +30,9 @@ StepRecord some_record() {
   }
   record.completions[1].logprobs[1] = -0.1;  // no f32
   record.completions[1].replies = {
-      {.tokens = {9}, .done = 0, .reward = 0.5, .error = "", .messages = "[1]"},
-      {.tokens = {}, .done = 1, .reward = 0, .error = "lost", .messages = "null"}};
+      {.tokens = {9}, .reward = 0.5, .error = "", .messages = Json(Json::Array{1})},
+      {.tokens = {}, .done = true, .reward = 0, .error = "lost", .messages = {}}};
+  record.advantages = {-0.5, std::nan(""), 0.5};
   return record;
 }
 
@@ -48,10 +49,14 @@ TEST(JournalFile, GivesBackEveryBit) {
   EXPECT_EQ(read.find(6), nullptr);
   EXPECT_EQ(c->tokens, (std::vector<int32_t>{7, 8, 5}));
   EXPECT_EQ(c->logprobs[1], -0.1);
-  EXPECT_TRUE(std::isnan(c->rewards[1]) && std::isnan(c->advantage));
+  EXPECT_TRUE(std::isnan(c->rewards[1]));
+  ASSERT_EQ(read.advantages.size(), 3u);
+  EXPECT_EQ(read.advantages[2], 0.5);
   ASSERT_EQ(c->replies.size(), 2u);
   EXPECT_EQ(c->replies[1].error, "lost");
-  EXPECT_EQ(c->replies[0].messages, "[1]");
+  EXPECT_TRUE(c->replies[1].done && !c->replies[0].done);
+  EXPECT_EQ(c->replies[0].messages.dump(), "[1]");
+  EXPECT_TRUE(c->replies[1].messages.is_null());
 }
 
 TEST(JournalFile, EveryFlippedBitAndTruncationIsFound) {
@@ -77,70 +82,49 @@ TEST(JournalFile, EveryFlippedBitAndTruncationIsFound) {
   expect_damaged(whole + "x", "a byte more");
 }
 
-// Answers turns in reverse order.
-class Echo final : public Environment {
+// Must not be asked.
+class Original final : public Environment {
  public:
   std::vector<std::string> stop_strings() const override { return {"!"}; }
-  void submit(const Example&, const Trajectory& t, int64_t) override {
-    ++asked;
-    replies_.insert(replies_.begin(), {.index = t.index,
-                                       .tokens = {100, t.tokens.back()},
-                                       .done = t.tokens.size() > 3,
-                                       .reward = 0.25,
-                                       .error = "",
-                                       .messages = Json(Json::Array{"said"})});
-  }
-  std::vector<EnvironmentReply> poll(bool) override { return std::exchange(replies_, {}); }
-  int asked = 0;
-
- private:
-  std::vector<EnvironmentReply> replies_;
+  void submit(const Example&, const Trajectory&, int64_t) override { ADD_FAILURE(); }
+  std::vector<EnvironmentReply> poll(bool) override { return {}; }
 };
 
-Trajectory turn(int64_t index, const std::vector<int32_t>& tokens) {
-  Trajectory t;
-  t.index = index;
-  t.tokens = tokens;
-  return t;
+// The loss mask has 1 for the turns' tokens.
+Trajectory turn(int64_t index, std::vector<int32_t> tokens, std::vector<uint8_t> loss_mask) {
+  return {.tokens = std::move(tokens), .loss_mask = std::move(loss_mask), .index = index};
 }
 
-TEST(JournalEnvironments, RepliesAreRecordedAndReplayedInOrder) {
-  Echo echo;
-  RecordingEnvironment::Replies replies;
-  RecordingEnvironment recording(echo, replies);
-  EXPECT_EQ(recording.stop_strings(), echo.stop_strings());
-  recording.submit({}, turn(4, {1, 2}), 0);
-  recording.submit({}, turn(6, {1, 3}), 0);
-  EXPECT_EQ(recording.poll(true).size(), 2u);
-  recording.submit({}, turn(4, {1, 2, 100, 2, 5}), 0);
-  EXPECT_EQ(recording.poll(true).size(), 1u);
-  ASSERT_EQ(replies[4].size(), 2u);
-  ASSERT_EQ(replies[6].size(), 1u);
-
-  StepRecord record{.step = 1, .completions = {}};
-  for (const int64_t index : {4, 6}) {
-    record.completions.emplace_back().index = index;
-    record.completions.back().replies = replies[index];
-  }
-  record.completions[0].tokens = {1, 2, 100, 2, 5, 100, 5};
-  record.completions[1].tokens = {1, 3, 100, 3};
-  ReplayedEnvironment replayed(echo, record);
-  replayed.submit({}, turn(4, {1, 2}), 0);
+TEST(JournalEnvironments, RecordedRepliesAreGivenInOrder) {
+  const Original original;
+  StepRecord record{.step = 1};
+  record.completions.push_back(
+      {.index = 4,
+       .stop_reason = "stop_string",
+       .tokens = {1, 2, 100, 2, 5},
+       .replies = {{.tokens = {100, 2}, .reward = 0.25, .error = "", .messages = Json("said")},
+                   {.tokens = {}, .done = true, .error = "", .messages = {}}}});
+  record.completions.push_back({.index = 6,
+                                .stop_reason = "stop_string",
+                                .tokens = {1, 3, 100, 3},
+                                .replies = record.completions[0].replies});
+  ReplayedEnvironment replayed(original, record);
+  EXPECT_EQ(replayed.stop_strings(), original.stop_strings());
+  replayed.submit({}, turn(4, {1, 2}, {0, 1}), 0);
   const EnvironmentReply first = replayed.poll(true).at(0);
   EXPECT_EQ(first.index, 4);
   EXPECT_EQ(first.tokens, (std::vector<int32_t>{100, 2}));
   EXPECT_FALSE(first.done);
   EXPECT_EQ(first.reward, 0.25);
-  EXPECT_EQ(first.messages.dump(), "[\"said\"]");
-  replayed.submit({}, turn(6, {1, 9}), 0);  // another token than the recorded one
-  replayed.submit({}, turn(4, {1, 2, 100, 2, 5}), 0);
-  replayed.submit({}, turn(5, {1}), 0);  // not recorded
+  EXPECT_EQ(first.messages.as_string(), "said");
+  replayed.submit({}, turn(6, {1, 9}, {0, 1}), 0);  // another token than the recorded one
+  replayed.submit({}, turn(4, {1, 2, 100, 2, 5}, {0, 1, 0, 0, 1}), 0);
+  replayed.submit({}, turn(5, {1}, {1}), 0);  // not recorded
   const std::vector<EnvironmentReply> rest = replayed.poll(true);
   ASSERT_EQ(rest.size(), 3u);
   EXPECT_TRUE(rest[0].done && !rest[0].error.empty());
   EXPECT_TRUE(rest[1].done && rest[1].error.empty());
   EXPECT_TRUE(rest[2].done && !rest[2].error.empty());
-  EXPECT_EQ(echo.asked, 3);
 }
 
 const std::string kRun = std::string(kSmallModel) + kSmallData + kSmallGrpo;
@@ -160,18 +144,20 @@ std::string listing(const std::string& dir) {
 
 std::string replay_difference(const std::string& run, int64_t step) {
   std::vector<std::string> lines;
-  const ReplayResult result =
-      replay_run({.run = run, .step = step, .on_step = [&](const std::string& line) {
-                    lines.push_back(line);
-                  }});
+  std::string difference;
+  try {
+    replay_run({.run = run, .step = step}, [&](const std::string& line) { lines.push_back(line); });
+  } catch (const ReplayDifference& e) {
+    difference = e.what();
+  }
   const bool reported = !lines.empty() && lines.back().starts_with(str("step ", step, ": equal: "));
-  EXPECT_EQ(reported, result.difference.empty()) << step;
-  return result.difference;
+  EXPECT_EQ(reported, difference.empty()) << step;
+  return difference;
 }
 
 void expect_refused(const std::string& run, int64_t step, const std::string& text) {
   try {
-    replay_run({.run = run, .step = step});
+    replay_run({.run = run, .step = step}, [](const std::string&) {});
     ADD_FAILURE() << "step " << step << " is replayed";
   } catch (const InputError& e) {
     EXPECT_NE(std::string(e.what()).find(text), std::string::npos) << e.what();
@@ -253,16 +239,16 @@ TEST(Replays, TheFirstDifferenceIsFound) {
        "step 2: prompt 1, completion 2, token "},
       {[](StepRecord& r) { r.completions[7].tokens.back() ^= 1; },
        "step 2: prompt 1, completion 1, token "},
-      {[](StepRecord& r) { flip_last_bit(r.completions[0].advantage); },
+      {[](StepRecord& r) { flip_last_bit(r.advantages[0]); },
        "step 2: prompt 0, completion 0, advantage "},
-      {[](StepRecord& r) { r.completions[3].stop_reason ^= 1; },
+      {[](StepRecord& r) { r.completions[3].stop_reason = "turns"; },
        "step 2: prompt 0, completion 3, it ends by "},
       {[](StepRecord& r) { r.weights_before ^= 1; }, "step 2: the hash of the weights before it"},
       {[](StepRecord& r) { r.weights_after ^= 1; }, "step 2: the hash of the weights after it"},
       {[](StepRecord& r) { flip_last_bit(r.learning_rate); }, "step 2: learning rate 0.01 ("},
       {[](StepRecord& r) { r.completions.pop_back(); }, "step 2: prompt 3, completion 5, "},
       {[](StepRecord& r) { r.completions.push_back(r.completions.back()); },
-       "step 2: 24 completions, recorded 25"},
+       "step 2: number of completions 24, recorded 25"},
   };
   for (const auto& [change, text] : cases) {
     change_record(run, 2, change);
@@ -300,18 +286,19 @@ TEST(Replays, WhatCannotBeReplayedIsRefused) {
   const ExpectLog monitor("step 5: ");
   const std::string run =
       train_new(small_plan(dir, "run", kRun, {"steps=6", "checkpoint.every=4"}));
-  expect_refused(run, 0, "--step 0: steps count from 1; these can be replayed: 1 to 6");
-  expect_refused(run, 7, "does not have this step; these can be replayed: 1 to 6");
-  EXPECT_THROW(replay_run({.run = run, .step = 1, .prompt = 4, .completion = 0}), InputError);
-  fs::remove(run + "/journal/step-00000002");
-  expect_refused(run, 3,
-                 "has no step 2, which follows the last checkpoint before it, the start; "
-                 "these can be replayed: 1, 5 to 6");
+  expect_refused(run, 0, "these can be replayed: 1 to 6");
+  expect_refused(run, 7,
+                 "does not have this step and all before it from a checkpoint on; "
+                 "these can be replayed: 1 to 6");
+  EXPECT_THROW(replay_run({.run = run, .step = 1, .prompt = 4, .completion = 0}, [](auto&) {}),
+               InputError);
+  fs::remove(journal_path(run + "/journal", 2, 0, 1));
+  expect_refused(run, 3, "from a checkpoint on; these can be replayed: 1, 5 to 6");
   EXPECT_EQ(replay_difference(run, 6), "");
   fs::remove_all(run + "/checkpoints/step-00000004");
   expect_refused(run, 6, "these can be replayed: 1");
-  write_file(run + "/journal/step-00000001", "damage");
-  expect_refused(run, 1, "step-00000001: the journal of this step is damaged");
+  write_file(journal_path(run + "/journal", 1, 0, 1), "damage");
+  expect_refused(run, 1, "step-00000001.rank-0-of-1: the journal of this step is damaged");
   const std::string without = train_new(small_plan(dir, "without", kRun, {"journal_mb=0"}));
   expect_refused(without, 1, "no step can be replayed");
   EXPECT_FALSE(fs::exists(without + "/journal"));
