@@ -138,7 +138,7 @@ std::string journal_path(const std::string& dir, int64_t step, int64_t rank, int
 }
 
 std::map<int64_t, int64_t> list_journal(const std::string& dir) {
-  std::map<std::pair<int64_t, int64_t>, int64_t> files;  // of a step and a number of ranks
+  std::map<std::pair<int64_t, int64_t>, int64_t> files;  // by step and number of ranks
   for (const std::string& name : list_directory(dir))
     if (const auto file = parse_name(name)) ++files[{file->step, file->ranks}];
   std::map<int64_t, int64_t> out;

@@ -35,7 +35,7 @@ struct StepRecord {
   double learning_rate = 0, beta = 0;
   uint64_t weights_before = 0, weights_after = 0;  // weights_hash()
   std::vector<RecordedCompletion> completions;     // the rank's, by index
-  std::vector<double> advantages;  // of the completions that the update takes, in their order
+  std::vector<double> advantages;  // one per completion that the update takes, in order
   // nullptr if there is none.
   const RecordedCompletion* find(int64_t index) const;
 };

@@ -49,7 +49,7 @@ struct DialogueOptions {
   int64_t max_turns = 8;               // turns of the policy at most
   int64_t max_sequence_length = 0;     // prompt, turns and observations in tokens; 0: the context
   double discount = 1;                 // the reward of turn t counts discount^(t - 1), t from 1
-  // Called for each reply, before the dialogue goes on.
+  // Called for each reply, before the dialogue continues.
   std::function<void(const EnvironmentReply&)> on_reply = [](const EnvironmentReply&) {};
 };
 

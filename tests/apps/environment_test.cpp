@@ -86,7 +86,7 @@ TEST_F(EnvironmentRuns, HaveTheSameWeightsWhateverTheDelays) {
     }
     EXPECT_GT(weights(a).size(), 1000u);
     EXPECT_EQ(weights(a), weights(b));
-    // The program is not there for the replays, which ask no one.
+    // The program is removed: the replays do without it.
     fs::remove(dir_.path(a + ".py"));
     for (const char* step : {"1", "4", "6"}) {
       const Output replay = run_cohort({"replay", dir_.path(a), "--step", step});

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "core/rng.h"
 #include "rl/engine/rollout.h"
@@ -173,6 +174,25 @@ TEST_F(DialogueTest, LimitsTruncate) {
   EXPECT_GT(count(StopReason::kContext, {.max_turns = 50, .max_sequence_length = 32}), 15);
   sampling_.max_completion_length = 12;
   EXPECT_GT(count(StopReason::kLength, {.max_turns = 50}), 15);
+}
+
+TEST_F(DialogueTest, RepliesAreReportedInTheOrderOfTurns) {
+  ScriptedEnvironment environment(1);
+  std::map<int64_t, std::vector<int32_t>> reported;
+  DialogueOptions options;
+  options.on_reply = [&](const EnvironmentReply& r) {
+    reported[r.index].insert(reported[r.index].end(), r.tokens.begin(), r.tokens.end());
+  };
+  size_t count = 0;
+  for (const Trajectory& t : sample(&environment, {}, options)) {
+    std::vector<int32_t> observed, &all = reported[t.index];
+    for (size_t i = static_cast<size_t>(t.prompt_length); i < t.tokens.size(); ++i)
+      if (t.loss_mask[i] == 0) observed.push_back(t.tokens[i]);
+    ASSERT_LE(observed.size(), all.size());  // the last reply need not fit
+    EXPECT_TRUE(std::equal(observed.begin(), observed.end(), all.begin())) << t.index;
+    count += observed.size();
+  }
+  EXPECT_GT(count, 0u);
 }
 
 TEST_F(DialogueTest, RewardsAreDiscountedByTurn) {
