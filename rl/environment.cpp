@@ -39,6 +39,22 @@ std::optional<ToolFormat> format_of(const EnvironmentConfig& config,
   return tool_format_of(*context.chat);
 }
 
+EnvironmentContext context_of(const DataConfig& data, const Tokenizer& tokenizer) {
+  EnvironmentContext context{tokenizer, {}};
+  if (data.is_chat()) context.chat = chat_format(data, tokenizer);
+  return context;
+}
+
+std::string changed_turns(const EnvironmentContext& context) {
+  std::string roles;
+  for (const char* role : {"tool", "user"})
+    if (context.chat && !context.chat->keeps_turns(role))
+      roles += str(roles.empty() ? "" : " or ", role);
+  if (roles.empty()) return "";
+  return str("the chat template renders a turn otherwise once a message of the role ", roles,
+             " follows");
+}
+
 }  // namespace
 
 void EnvironmentConfig::visit(ConfigVisitor& v) {
@@ -128,24 +144,12 @@ std::unique_ptr<Environment> make_environment(const EnvironmentConfig& config,
 
 std::unique_ptr<Environment> environment_of(const EnvironmentConfig& config, const DataConfig& data,
                                             const Tokenizer& tokenizer) {
-  if (!config.is_set()) return nullptr;
-  return make_environment(config, environment_context(data, tokenizer));
+  return config.is_set() ? make_environment(config, context_of(data, tokenizer)) : nullptr;
 }
 
-EnvironmentContext environment_context(const DataConfig& data, const Tokenizer& tokenizer) {
-  EnvironmentContext context{tokenizer, {}};
-  if (data.is_chat()) context.chat = chat_format(data, tokenizer);
-  return context;
-}
-
-std::string changed_turns(const EnvironmentContext& context) {
-  std::string roles;
-  for (const char* role : {"tool", "user"})
-    if (context.chat && !context.chat->keeps_turns(role))
-      roles += str(roles.empty() ? "" : " or ", role);
-  if (roles.empty()) return "";
-  return str("the chat template renders a turn otherwise once a message of the role ", roles,
-             " follows");
+std::string changed_turns(const EnvironmentConfig& config, const DataConfig& data,
+                          const Tokenizer& tokenizer) {
+  return config.is_set() ? changed_turns(context_of(data, tokenizer)) : "";
 }
 
 DialogueOptions dialogue_options(const EnvironmentConfig& config, Environment* environment) {

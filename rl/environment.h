@@ -68,14 +68,13 @@ Json tool_schemas(const EnvironmentConfig& config);
 std::unique_ptr<Environment> make_environment(const EnvironmentConfig& config,
                                               EnvironmentContext context);
 
-// The context of problems that `data` renders.
-EnvironmentContext environment_context(const DataConfig& data, const Tokenizer& tokenizer);
-// make_environment() for them.
+// make_environment() for problems that `data` renders.
 std::unique_ptr<Environment> environment_of(const EnvironmentConfig& config, const DataConfig& data,
                                             const Tokenizer& tokenizer);
 // Text that says which turns the chat template would change, all of which stay as they were sampled
-// (turns: as_sampled); empty: none.
-std::string changed_turns(const EnvironmentContext& context);
+// (turns: as_sampled); empty: none, or there is no environment.
+std::string changed_turns(const EnvironmentConfig& config, const DataConfig& data,
+                          const Tokenizer& tokenizer);
 // The options of the configuration with an environment that it has made; nullptr: none.
 DialogueOptions dialogue_options(const EnvironmentConfig& config, Environment* environment);
 

@@ -123,11 +123,9 @@ Stage::Stage(const StageSetup& setup) : setup_(setup) {
 // those of the stage's start.
 void Stage::load_problems() {
   environment_ = environment_of(config_.environment, config_.data, *data_.tokenizer);
-  if (environment_ != nullptr && is_main())
-    if (const std::string changed =
-            changed_turns(environment_context(config_.data, *data_.tokenizer));
-        !changed.empty())
-      logging::info("environment: ", changed, "; such turns stay as they were sampled");
+  const std::string changed = changed_turns(config_.environment, config_.data, *data_.tokenizer);
+  if (is_main() && !changed.empty())
+    logging::info("environment: ", changed, "; such turns stay as they were sampled");
   EvalConfig eval = config_.eval;
   for (EvalSetConfig& set : eval.sets)
     if (const std::string* sum = state_.set_fingerprints.find_text(set.name);
