@@ -134,10 +134,10 @@ std::unique_ptr<Environment> make_environment(const EnvironmentConfig& config,
                          context.chat ? "the chat template writes tool calls in no known format"
                                       : "prompts are plain text, whose tool calls have no format",
                          "; hint: tool_format: hermes with the format in data.system, or inline"));
-  if (const std::string changed = changed_turns(context);
-      config.turns == PastTurns::kStrict && !changed.empty())
-    throw InputError(str("environment.turns: strict: ", changed,
-                         "; hint: turns: as_sampled keeps their tokens"));
+  if (config.turns == PastTurns::kStrict)
+    if (const std::string changed = changed_turns(context); !changed.empty())
+      throw InputError(str("environment.turns: strict: ", changed,
+                           "; hint: turns: as_sampled keeps their tokens"));
   if (config.name == "tools") return make_tools_environment(config, std::move(context), *format);
   return make_command_environment(config, std::move(context), format);
 }

@@ -96,8 +96,8 @@ void check_rewarded(Stage& stage, int64_t rewarded_count) {
 }
 
 // Logs how many dialogues the environment has failed in the step, and the first error. Throws
-// InputError if it has answered no turn of the first step, or of kMaxUnrewardedSteps in a row;
-// `unanswered` counts them, and is -1 before the first.
+// InputError if it has answered no turn of the first step, or of kMaxUnrewardedSteps in a row,
+// which `unanswered` counts.
 void check_environment(Stage& stage, const GrpoStepResult& result, int64_t& unanswered) {
   if (stage.dialogue().environment == nullptr) return;
   std::string first;
@@ -108,14 +108,13 @@ void check_environment(Stage& stage, const GrpoStepResult& result, int64_t& unan
   }
   first = first_text(stage.comm(), first);
   reduce_in_place(stage.comm(), {&answered});
-  const bool is_first = unanswered < 0;
-  unanswered = first.empty() || answered > 0 ? 0 : std::max<int64_t>(0, unanswered) + 1;
+  unanswered = first.empty() || answered > 0 ? 0 : unanswered + 1;
   if (first.empty()) return;
   const std::string message = str(
       "step ", stage.step() + 1, ": the environment has failed ",
       result.metrics.at("environment/failed"), " of ", stage.config().batch.completions_per_step(),
       " dialogues, which take no part in the update; the first: ", first);
-  if (unanswered >= (is_first ? 1 : kMaxUnrewardedSteps))
+  if (unanswered >= (stage.step() == 0 ? 1 : kMaxUnrewardedSteps))
     throw InputError(str(message, "; it has answered no turn",
                          "; hint: a program's own messages are in rewards.log of the run"));
   stage.warn(message);
@@ -185,7 +184,7 @@ StageEnd train_grpo(Stage& stage) {
   GrpoConfig grpo = config.grpo;  // with the present beta
   grpo.beta = beta_of(stage);
   std::string cache;
-  int64_t unanswered = -1;
+  int64_t unanswered = 0;
   while (stage.more()) {
     const std::vector<int64_t> indices = shard_prompts(stage.comm(), config, stage.step());
     const std::vector<Example> prompts =

@@ -91,17 +91,17 @@ void UpdateSums::add(const Learner::Update& update, const kernels::PolicyLossSta
 }
 
 void add_dialogue_metrics(MetricSums& out, std::span<const Trajectory> dialogues) {
-  Moments turns, observed, seen, failed;
+  Moments turns, observed, truncated, failed;
   for (const Trajectory& t : dialogues) {
     turns.add(static_cast<double>(t.num_turns()));
     observed.add(
         static_cast<double>(std::ssize(t.tokens) - t.prompt_length - t.completion_length()));
-    seen.add(t.stop_reason == StopReason::kTurns);
+    truncated.add(t.stop_reason == StopReason::kTurns);
     failed.add(!t.environment_error.empty());
   }
   out.add_mean("environment/turns", turns);
   out.add_mean("environment/observed_tokens", observed);
-  out.add_mean("environment/turns_ratio", seen);
+  out.add_mean("environment/turns_ratio", truncated);
   out.add_sum("environment/failed", failed.sum);
 }
 
