@@ -9,7 +9,7 @@ namespace {
 using namespace test;
 
 TEST(CudaWeightHash, IsThatOfTheCpu) {
-  const Device device = Device::cuda(0);
+  COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)
     for (const Start start : kStarts) {
       std::vector<Guarded> placed;
