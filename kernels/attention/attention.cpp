@@ -2,17 +2,55 @@
 
 #include <array>
 
+#include "core/sizes.h"
 #include "core/with_cuda.h"
 #include "kernels/attention/sizes.h"
 
 namespace cohort::kernels {
 namespace {
 
-void check_desc(const AttentionDesc& desc, const char* op) {
+// Checks the masks and modifications of a call with this many heads and sequences; `device` and
+// `dtype`: of the tensors.
+void check_desc(const AttentionDesc& desc, int64_t heads, int64_t sequences, DType dtype,
+                Device device, const char* op) {
+  const bool causal = desc.mask == Mask::kCausal;
   COHORT_CHECK(desc.scale >= 0 && std::isfinite(desc.scale), "[", op,
                "] expected a scale of at least 0, got ", desc.scale);
-  COHORT_CHECK(desc.window >= 0 && (desc.window == 0 || desc.mask == Mask::kCausal), "[", op,
-               "] expected a window of at least 1 with a causal mask, or 0, got ", desc.window);
+  COHORT_CHECK(desc.window >= 0, "[", op, "] expected a window of at least 1, or 0, got ",
+               desc.window);
+  COHORT_CHECK(desc.window_right >= -1 && (desc.window_right == -1 || !causal), "[", op,
+               "] expected a right window of at least 0 with a full mask, or -1, got ",
+               desc.window_right);
+  COHORT_CHECK(desc.soft_cap >= 0 && std::isfinite(desc.soft_cap), "[", op,
+               "] expected a soft cap above 0, or 0, got ", desc.soft_cap);
+  const auto [floor, rate] = desc.distance;
+  COHORT_CHECK(floor >= 0 && floor <= 1 && rate >= 0 && std::isfinite(rate), "[", op,
+               "] expected a distance factor with a floor in [0, 1] and a rate of at least 0, got ",
+               floor, " and ", rate);
+  const DType statistics = accumulate_dtype(dtype);
+  const auto check = [&](const Tensor& t, const Shape& shape, DType type, const char* name) {
+    if (t.defined()) check_tensor(t, shape, type, op, name, device);
+  };
+  check(desc.slopes, {heads}, statistics, "slopes");
+  check(desc.sinks, {heads}, statistics, "sinks");
+  if (desc.bias.defined()) {
+    COHORT_CHECK(desc.bias.rank() == 2 && desc.bias.dim(1) % 2 == 1, "[", op,
+                 "] expected a relative bias [H, 2 R + 1], got ", desc.bias.str());
+    check(desc.bias, {heads, desc.bias.dim(1)}, statistics, "bias");
+  }
+  if (desc.prefix_lm.defined()) {
+    check(desc.prefix_lm, {sequences}, DType::kI32, "prefix_lm");
+    COHORT_CHECK(
+        causal && desc.window == 0 && !desc.prefixes.defined() && !desc.tiles.by_query.defined(),
+        "[", op, "] expected a causal mask, no window, shared prefixes or tiles with prefix_lm");
+  }
+  if (const auto& [by_query, by_key] = desc.tiles; by_query.defined()) {
+    COHORT_CHECK(by_query.rank() == 2 && by_query.dim(1) == ceil_div(by_query.dim(0), 32), "[", op,
+                 "] expected the masks of make_tile_mask(), got ", by_query.str());
+    check(by_query, by_query.shape(), DType::kI32, "tiles");
+    check_tensor(by_key, by_query.shape(), DType::kI32, op, "tiles", device);
+    COHORT_CHECK(!desc.prefixes.defined(), "[", op, "] expected no shared prefixes with tiles");
+  }
 }
 
 void check_head_dim(const Tensor& t, const char* op) {
@@ -62,7 +100,7 @@ PackedSizes check_packed(const Args& args, const char* op) {
   COHORT_CHECK(sizes.sequences >= 0, "[", op, "] expected cu_seqlens [S + 1], got ",
                cu_seqlens.str());
   check_tensor(cu_seqlens, {sizes.sequences + 1}, DType::kI32, op, "cu_seqlens", device);
-  check_desc(args.desc, op);
+  check_desc(args.desc, sizes.heads, sizes.sequences, q.dtype(), device, op);
   check_dropout(args.desc.dropout, sizes.tokens, device, op);
   if (args.desc.prefixes.defined()) {
     check_tensor(args.desc.prefixes, {sizes.sequences, 2}, DType::kI32, op, "prefixes", device);
@@ -112,8 +150,9 @@ void check_write(const RopeKvWrite& args, const char* op) {
 void check_paged(const AttentionPaged& args, const char* op) {
   const CacheSizes sizes = check_cache(args.cache, op);
   const Tensor& q = args.q;
-  COHORT_CHECK(args.desc.mask == Mask::kCausal && args.desc.dropout.p == 0, "[", op,
-               "] expected a causal mask and no dropout");
+  COHORT_CHECK(
+      args.desc.mask == Mask::kCausal && args.desc.dropout.p == 0 && !args.desc.prefix_lm.defined(),
+      "[", op, "] expected a causal mask, no prefix_lm and no dropout");
   COHORT_CHECK(q.rank() == 3 && q.dim(1) >= 1 && q.dim(1) % sizes.kv_heads == 0, "[", op,
                "] expected q [T, H, D] with H a multiple of ", sizes.kv_heads, ", got ", q.str());
   const int64_t tokens = q.dim(0);
@@ -122,10 +161,29 @@ void check_paged(const AttentionPaged& args, const char* op) {
   check_rows(args.o, q.shape(), q.dtype(), op, "o", device);
   check_tensor(args.sequences, {tokens}, DType::kI32, op, "sequences", device);
   check_tensor(args.positions, {tokens}, DType::kI32, op, "positions", device);
-  check_desc(args.desc, op);
+  check_desc(args.desc, q.dim(1), sizes.sequences, q.dtype(), device, op);
 }
 
 }  // namespace
+
+TileMask make_tile_mask(std::span<const std::pair<int64_t, int64_t>> visible, int64_t tiles,
+                        Device device) {
+  const int64_t words = ceil_div(tiles, 32);
+  TileMask mask{Tensor::zeros({tiles, words}, DType::kI32),
+                Tensor::zeros({tiles, words}, DType::kI32)};
+  const auto set = [&](Tensor& t, int64_t row, int64_t column) {
+    int32_t& word = t.data<int32_t>()[row * words + column / 32];
+    word = static_cast<int32_t>(static_cast<uint32_t>(word) | 1u << column % 32);
+  };
+  for (const auto& [query, key] : visible) {
+    COHORT_CHECK(query >= 0 && query < tiles && key >= 0 && key < tiles,
+                 "[make_tile_mask] expected tiles from 0 to ", tiles - 1, ", got ", query, " and ",
+                 key);
+    set(mask.by_query, query, key);
+    set(mask.by_key, key, query);
+  }
+  return {mask.by_query.to(device), mask.by_key.to(device)};
+}
 
 void attention_forward(const AttentionForward& args) {
   check_packed(args, "attention_forward");
@@ -140,6 +198,14 @@ void attention_backward(const AttentionBackward& args) {
   check_rows(args.dq.tensor, q.shape(), q.dtype(), kOp, "dq", device);
   check_keys(args.dk.tensor, args.dv.tensor, k.shape(), q.dtype(), kOp, {"dk", "dv"}, device);
   check_tensor(args.dout, q.shape(), q.dtype(), kOp, "dout", device);
+  const auto check_term = [&](const std::optional<GradOut>& grad, const Tensor& term,
+                              const char* name) {
+    if (!grad) return;
+    COHORT_CHECK(term.defined(), "[", kOp, "] expected no ", name, " of a call without the term");
+    check_tensor(grad->tensor, term.shape(), term.dtype(), kOp, name, device);
+  };
+  check_term(args.dbias, args.desc.bias, "dbias");
+  check_term(args.dsinks, args.desc.sinks, "dsinks");
   on_device<cpu::attention_backward, cuda::attention_backward>(device, args);
 }
 

@@ -5,6 +5,17 @@
 //
 //   S = scale Q K^T (masked),  lse = log sum exp S,  P = exp(S - lse),  O = dropout(P) V
 //
+// A call may modify the score z of the query at position i and the key at position j of head h.
+// The parts of this formula that are in use apply in this order, in f32, to the product of query
+// and key before the scale (so that cap, slope and bias are divided by it):
+//
+//   z = cap tanh(z / cap)                                     soft cap
+//   z = z (floor + (1 - floor) exp(-rate |i - j|))            distance factor
+//   z = z - slope[h] |i - j|                                  linear bias
+//   z = z + bias[h, min(max(j - i, -R), R) + R]               relative bias
+//
+// A sink adds exp(sink[h]) to the sum of a row's exponentials, as a key with a value of zero does.
+//
 // Canonical order (bit-identical in training forward, prefill and decode): keys in chunks of 4,096
 // and in tiles of 128 (64 for head dims over 128), both counted from key 0, ascending; one running
 // (m, l, O) per query row and chunk; P = exp2(fma(S, c, -m c)), c = scale log2(e), with the running
@@ -17,13 +28,18 @@
 //   r = max(rT, rC),  a = exp2(rT - r),  b = exp2(rC - r)
 //   l = fma(lC, b, lT a),  O = fma(OC, b, OT a),  lT a and OT a rounded
 //
-// At the end O (1 / l); lse = fma(r, ln 2, log l). S is accumulated over head dims and O over keys,
-// ascending: one element at a time, in bf16 on CUDA in steps of 16, each accumulated as
-// mma.m16n8k16 does. The bits of a row depend on its own query and keys only. Chunks may be
-// computed in parallel, as decoding of few rows with long contexts does.
+// At the end O (1 / l); lse = fma(r, ln 2, log l). A sink of t = sink[h] log2(e) first makes that
+// r' = max(r, t), a = exp2(r - r'), l' = fma(l, a, exp2(t - r')), and the result O (a (1 / l')).
+// A row that sees no key has O = 0 and an lse of -infinity (with a sink: sink[h]). S is accumulated
+// over head dims and O over keys, ascending: one element at a time, in bf16 on CUDA in steps of 16,
+// each accumulated as mma.m16n8k16 does. The bits of a row depend on its own query and keys only.
+// Chunks may be computed in parallel, as decoding of few rows with long contexts does.
 #pragma once
 
 #include <cmath>
+#include <optional>
+#include <span>
+#include <utility>
 
 #include "kernels/dropout.h"
 
@@ -31,12 +47,34 @@ namespace cohort::kernels {
 
 enum class Mask { kCausal, kFull };
 
+// Block-sparse masks (BigBird, Zaheer et al. 2020; strided, Child et al. 2019): a query sees a key
+// only if their tile, of kMaskTile queries by kMaskTile keys of a sequence, is visible, and the
+// rest of the mask shows the key. Invisible tiles cost nothing. Positions beyond the last tile see,
+// and are seen by, nothing.
+inline constexpr int64_t kMaskTile = 128;
+struct TileMask {
+  // [tiles, words] i32: bit c % 32 of word c / 32 of row r is set if the tile of queries r and keys
+  // c is visible; and the transpose. Undefined: all tiles are visible.
+  Tensor by_query, by_key;
+};
+// The mask whose visible tiles are the pairs (tile of queries, tile of keys), each from 0 to
+// `tiles` - 1, in any order; the same for all sequences and heads. Throws for a pair out of range.
+TileMask make_tile_mask(std::span<const std::pair<int64_t, int64_t>> visible, int64_t tiles,
+                        Device device = {});
+
+// Multiplies a score by floor + (1 - floor) exp(-rate |i - j|), with floor in [0, 1] and rate >= 0.
+struct DistanceFactor {
+  double floor = 1, rate = 0;
+};
+
 struct AttentionDesc {
   double scale = 0;  // 0: 1 / sqrt(D)
   Mask mask = Mask::kCausal;
-  // Sliding window (Beltagy et al. 2020): a causal query sees this many keys, the last one its own;
-  // 0: all keys up to its own. Key tiles that no query of a block sees are skipped.
+  // Sliding window (Beltagy et al. 2020): a query sees this many keys up to its own, which counts;
+  // 0: all of them. Key tiles that no query of a block sees are skipped.
   int64_t window = 0;
+  // Keys after its own that a query sees under a full mask; -1: all of them.
+  int64_t window_right = -1;
   // Applied to the probabilities; element = head * 2^32 + key position in its sequence.
   DropoutSpec dropout;
   // Shared prefixes, [S, 2] i32: first token and length of the prefix of each packed sequence. The
@@ -44,6 +82,17 @@ struct AttentionDesc {
   // is at position `length`. A prefix is the whole of the closest preceding sequence without a
   // prefix (length 0). Undefined: no sequence has a prefix. Requires a causal mask and no dropout.
   Tensor prefixes;
+  // Prefix-LM (Raffel et al. 2020), [S] i32: all queries of a sequence see its first so many keys,
+  // and those of a causal mask. Requires a causal mask, no window, shared prefixes or tiles.
+  Tensor prefix_lm;
+  TileMask tiles;  // requires no shared prefixes
+  // Modifications of scores; see above. 0, or an undefined tensor: none. The tensors have the dtype
+  // of the statistics.
+  double soft_cap = 0;           // Gemma 2 (Riviere et al. 2024)
+  DistanceFactor distance = {};  // ExpoSB's
+  Tensor slopes;                 // [H]: ALiBi (Press et al. 2022)
+  Tensor bias;                   // [H, 2 R + 1]: T5's, by distance
+  Tensor sinks;                  // [H] (Xiao et al. 2024; gpt-oss)
 };
 
 // Effective softmax scale.
@@ -68,8 +117,8 @@ inline constexpr int64_t kAttentionChunk = 4096;
 //
 // Sequence s is tokens [cu_seqlens[s], cu_seqlens[s + 1]) of the packed tensors; empty sequences
 // are allowed. H is a multiple of Hkv (grouped-query attention). Any D >= 1 (up to kMaxCudaHeadDim
-// on CUDA). Query i sees keys j <= i of its own sequence (causal; with a window only those with j >
-// i - window) or all of them (full). On CUDA cu_seqlens is not checked: invalid offsets cause
+// on CUDA). Query i sees keys j <= i of its own sequence (causal) or all of them (full), less what
+// AttentionDesc hides. On CUDA cu_seqlens is not checked: invalid offsets cause
 // out-of-bounds accesses. On CUDA an infinite or NaN value can also reach rows of its own sequence
 // and tile that do not see it, as 0 times it, but no other sequence.
 struct AttentionForward {
@@ -91,6 +140,8 @@ struct AttentionBackward {
   const Tensor& dout;                              // [T, H, D]
   const Tensor &q, &k, &v, &o, &lse, &cu_seqlens;  // as in the forward
   AttentionDesc desc = {};
+  // Gradients of desc.bias and desc.sinks, summed over tokens in a fixed order.
+  std::optional<GradOut> dbias = {}, dsinks = {};
 };
 COHORT_KERNEL(void attention_backward(const AttentionBackward& args));
 
@@ -116,9 +167,9 @@ struct RopeKvWrite {
 COHORT_KERNEL(void rope_kv_write(const RopeKvWrite& args));
 
 // Prefill and decode: query token t of sequence sequences[t] at positions[t] attends to cached keys
-// 0..positions[t], or the last `window` of them. Bit-identical to attention_forward() (causal, no
-// dropout; any other desc throws) for the same row. Adjacent tokens of a sequence share the reads
-// of its keys. An idle token, whose sequence or position is negative, gets zeros. CUDA checks
+// 0..positions[t], less what desc hides. Bit-identical to attention_forward() (causal, no dropout,
+// no prefix-LM; any other desc throws) for the same row. Adjacent tokens of a sequence share the
+// reads of its keys. An idle token, whose sequence or position is negative, gets zeros. CUDA checks
 // nothing: a token whose sequence is not in the table gets zeros too, a position beyond the table
 // counts as its last one, and keys without a block count as zeros.
 struct AttentionPaged {

@@ -1,6 +1,7 @@
 // The rule of attention says which keys a query sees, and what becomes of its scores: the one place
 // that all kernels ask. It gives the keys of a block of rows and the rows of a block of keys, from
-// which loops over tiles are made, the mask of a single score, the score itself and its derivative.
+// which loops over tiles are made, the mask of a single score, its modifications and their
+// derivative.
 // A kernel is compiled for each type of rule that it is launched with (with_rule()), so that an
 // option that a call does not use costs nothing.
 //
@@ -11,6 +12,7 @@
 
 #include "core/host_device.h"
 #include "kernels/attention/attention.h"
+#include "kernels/vector_math.h"
 
 namespace cohort::kernels {
 
@@ -99,14 +101,36 @@ struct KeyMask {
   COHORT_HD bool hides(int row) const { return static_cast<uint32_t>(distance + row) >= limit; }
 };
 
-// The rule of a call without dropout. T: type of the arithmetic.
+// Distance from a query to a key, j - i, as an integer and as a number.
+template <class T>
+struct KeyDistance {
+  int whole;
+  T value;
+
+  COHORT_HD explicit KeyDistance(int distance) : whole(distance), value(static_cast<T>(distance)) {}
+  COHORT_HD KeyDistance(int distance, T number) : whole(distance), value(number) {}
+  // A step by a compile-time constant needs no conversion.
+  COHORT_HD KeyDistance operator+(int step) const {
+    return {whole + step, value + static_cast<T>(step)};
+  }
+};
+
+// True if a call modifies scores, or masks more than a causal window does.
+inline bool needs_general_rule(const AttentionDesc& desc) {
+  return desc.soft_cap > 0 || desc.distance.floor < 1 || desc.slopes.defined() ||
+         desc.bias.defined() || desc.sinks.defined() || desc.prefix_lm.defined() ||
+         desc.tiles.by_query.defined() ||
+         (desc.mask == Mask::kFull && (desc.window > 0 || desc.window_right >= 0));
+}
+
+// The rule of a call without dropout, and without what GeneralRule adds. T: type of the arithmetic.
 template <class T>
 struct ScoreRule {
   using Value = T;
-  static constexpr bool kDrops = false;     // see AnyRule
-  static constexpr bool kModifies = false;  // apply() is not the identity
-  static constexpr bool kPlain = false;     // see PlainRule
-  static constexpr int kAllKeys = 1 << 30;
+  static constexpr bool kDrops = false;    // see AnyRule
+  static constexpr bool kGeneral = false;  // see GeneralRule
+  static constexpr bool kPlain = false;    // see PlainRule
+  static constexpr int kAllKeys = 1 << 29;
 
   T scale;     // softmax scale
   T exponent;  // c of the canonical order: base-2 exponent per unit of score
@@ -119,11 +143,15 @@ struct ScoreRule {
         window(desc.window > 0 ? static_cast<int>(std::min<int64_t>(desc.window, kAllKeys))
                                : kAllKeys),
         causal(desc.mask == Mask::kCausal) {}
+  // True if this rule does for calls on so many tokens.
+  static bool applies(const AttentionDesc& desc, int64_t /*tokens*/) {
+    return desc.dropout.p == 0 && !needs_general_rule(desc);
+  }
 
-  // The score that the softmax sees, from the product of a query and a key; both without the scale.
-  COHORT_HD T apply(T score) const { return score; }
-  // Derivative of apply(), from its result.
-  COHORT_HD T derivative(T) const { return 1; }
+  // The rule for the rows of a sequence, which has `keys` keys, in a head.
+  COHORT_HD const ScoreRule& bind(int /*sequence*/, int /*head*/, int /*keys*/) const {
+    return *this;
+  }
 
   // A row sees keys [first_key(end), end) of its sequence, with end = end_key(), and not those
   // outside; first_key() may be negative.
@@ -164,14 +192,223 @@ struct ScoreRule {
   }
 };
 
-// The rule of any call: probabilities may be dropped.
+// The rule of any call without dropout: scores may be modified, and masks may have two-sided
+// windows, prefix-LM and tiles. Masks and modifications are those of the sequence and head to which
+// bind() binds the rule. The `end` of a row is that of its window, which may lie behind the last
+// key; visible_end() is not.
 template <class T>
-struct AnyRule : ScoreRule<T> {
+struct GeneralRule : ScoreRule<T> {
+  static constexpr bool kGeneral = true;
+  using ScoreRule<T>::kAllKeys;
+  using ScoreRule<T>::window;
+
+  // Members that all sequences and heads share.
+  T cap, inverse_cap;  // without the scale; 0: none
+  T floor, rate_log2;  // distance factor; a floor of 1: none
+  T inverse_scale;
+  int right;                                      // keys after its own that a row sees at most
+  int radius;                                     // R
+  const T *slopes, *biases, *all_sinks;           // or null
+  const int32_t* prefix_lm;                       // or null
+  const uint32_t *tiles_by_query, *tiles_by_key;  // or null
+  int tiles, words;                               // rows of the tile mask, and words per row
+  // Set by bind().
+  int keys = kAllKeys, prefix = 0;
+  T slope = 0;
+  const T* bias = nullptr;  // points to distance 0
+
+  GeneralRule(const AttentionDesc& desc, int64_t head_dim)
+      : ScoreRule<T>(desc, head_dim),
+        cap(static_cast<T>(desc.soft_cap / softmax_scale(desc, head_dim))),
+        inverse_cap(cap > 0 ? 1 / cap : 0),
+        floor(static_cast<T>(desc.distance.floor)),
+        rate_log2(static_cast<T>(-desc.distance.rate * kLog2e)),
+        inverse_scale(static_cast<T>(1 / softmax_scale(desc, head_dim))),
+        right(this->causal ? 0
+                           : static_cast<int>(std::min<int64_t>(
+                                 desc.window_right < 0 ? kAllKeys : desc.window_right, kAllKeys))),
+        radius(desc.bias.defined() ? static_cast<int>(desc.bias.dim(1) / 2) : 0),
+        slopes(data_of(desc.slopes)),
+        biases(data_of(desc.bias)),
+        all_sinks(data_of(desc.sinks)),
+        prefix_lm(desc.prefix_lm.defined() ? static_cast<const int32_t*>(desc.prefix_lm.raw())
+                                           : nullptr),
+        tiles_by_query(words_of(desc.tiles.by_query)),
+        tiles_by_key(words_of(desc.tiles.by_key)),
+        tiles(tiles_by_query == nullptr ? 0 : static_cast<int>(desc.tiles.by_query.dim(0))),
+        words(tiles_by_query == nullptr ? 0 : static_cast<int>(desc.tiles.by_query.dim(1))) {}
+
+  static bool applies(const AttentionDesc& desc, int64_t /*tokens*/) { return desc.dropout.p == 0; }
+
+  COHORT_HD GeneralRule bind(int sequence, int head, int all_keys) const {
+    GeneralRule bound = *this;
+    bound.keys = all_keys;
+    if (prefix_lm != nullptr) bound.prefix = std::min(prefix_lm[sequence], all_keys);
+    if (slopes != nullptr) bound.slope = slopes[head];
+    if (biases != nullptr) bound.bias = biases + int64_t{head} * (2 * radius + 1) + radius;
+    return bound;
+  }
+  // -infinity without one; in base 2.
+  COHORT_HD T sink_log2(int head) const {
+    return all_sinks == nullptr ? -static_cast<T>(INFINITY)
+                                : all_sinks[head] * static_cast<T>(kLog2e);
+  }
+
+  // Calls fn(stage) for each modification in use, in order; stage(score, distance) gives the
+  // modified score. Both are without the scale.
+  template <class F>
+  COHORT_HD void modify(F&& fn) const {
+    using D = KeyDistance<T>;
+    if (cap > 0) fn([this](T s, const D&) { return cap * tanh_of(s * inverse_cap); });
+    if (floor < 1) fn([this](T s, const D& d) { return s * factor(d); });
+    if (slopes != nullptr)
+      fn([by = -slope * inverse_scale](T s, const D& d) { return fma_of(by, abs_of(d.value), s); });
+    if (bias != nullptr) fn([this](T s, const D& d) { return s + bias_of(d); });
+  }
+  // Calls fn(derivative) if the derivative of the modified score is not 1 everywhere:
+  // derivative(p, lse_log2, distance), recomputed from the probability that the score gave.
+  template <class F>
+  COHORT_HD void differentiate(F&& fn) const {
+    using D = KeyDistance<T>;
+    if (cap > 0)
+      fn([this](T p, T lse_log2, const D& d) {
+        if (!(p > 0)) return T{0};
+        T s = (log2_of(p) + lse_log2) / this->exponent;
+        if (bias != nullptr) s -= bias_of(d);
+        s += slope * inverse_scale * abs_of(d.value);
+        const T by = floor < 1 ? factor(d) : 1, t = s * inverse_cap / by;
+        return by * (1 - t * t);
+      });
+    else if (floor < 1)
+      fn([this](T, T, const D& d) { return factor(d); });
+  }
+
+  template <class Int>
+  COHORT_HD Int end_key(Int position, Int /*keys*/) const {
+    return std::max<Int>(position + right + 1, prefix);
+  }
+  template <class Int>
+  COHORT_HD Int first_key(Int end) const {
+    return end - right - window;
+  }
+  // The keys that the rows with these ends see end here.
+  COHORT_HD int visible_end(int end) const { return std::min(end, keys); }
+  COHORT_HD bool outside(int key, int end) const {
+    return key >= visible_end(end) || key < first_key(end) || !sees_tile(end - right - 1, key);
+  }
+  template <class Int>
+  COHORT_HD IndexRange<Int> keys_of(const IndexRange<Int>& positions, Int all_keys) const {
+    return {std::max<Int>(0, positions.first + 1 - window),
+            std::min<Int>(all_keys, std::max<Int>(positions.end + right, prefix))};
+  }
+  template <class Int>
+  COHORT_HD IndexRange<Int> positions_of(const IndexRange<Int>& of, Int count) const {
+    return {of.first < prefix ? 0 : std::max<Int>(0, of.first - right),
+            std::min<Int>(count, of.end - 1 + std::min<Int>(window, count))};
+  }
+  COHORT_HD bool is_later(int position, int key) const {
+    return key >= std::max(position + right + 1, prefix);
+  }
+  COHORT_HD bool masked(int position, int key) const {
+    return is_later(position, key) || key <= position - window;
+  }
+  COHORT_HD KeyMask key_mask(int first, int key, bool exists) const {
+    if (key < prefix) return {0, static_cast<uint32_t>(exists ? kAllKeys : 0)};
+    return {first + right - key, static_cast<uint32_t>(exists ? window + right : 0)};
+  }
+  COHORT_HD bool sees_all(const IndexRange<int>& positions, const IndexRange<int>& of) const {
+    return !is_later(positions.first, of.end - 1) && positions.end - 1 - of.first < window;
+  }
+
+  // True if the tile of a query and a key is visible.
+  COHORT_HD bool sees_tile(int position, int key) const {
+    return tiles_by_query == nullptr || bit(tiles_by_query, position / kTile, key / kTile);
+  }
+  // The first key from `key` on, in a tile that some row at these positions sees, the start of the
+  // tile or `key` itself; `end` if there is none before it.
+  COHORT_HD int next_key(const IndexRange<int>& positions, int key, int end) const {
+    return next(tiles_by_query, positions, key, end);
+  }
+  // As next_key(), of queries that see some of the keys.
+  COHORT_HD int next_query(const IndexRange<int>& of, int query, int end) const {
+    return next(tiles_by_key, of, query, end);
+  }
+
+ private:
+  static constexpr int kTile = static_cast<int>(kMaskTile);
+
+  static const T* data_of(const Tensor& t) {
+    return t.defined() ? static_cast<const T*>(t.raw()) : nullptr;
+  }
+  static const uint32_t* words_of(const Tensor& t) {
+    return t.defined() ? static_cast<const uint32_t*>(t.raw()) : nullptr;
+  }
+  // The CUDA versions are of f32 and a few instructions; that of tanh errs by 2^-23.
+  COHORT_HD static T abs_of(T x) { return x < 0 ? -x : x; }
+  COHORT_HD static T fma_of(T a, T b, T c) {
+#ifdef __CUDA_ARCH__
+    return __fmaf_rn(a, b, c);
+#else
+    return std::fma(a, b, c);
+#endif
+  }
+  COHORT_HD static T exp2_of(T x) {
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return vexp2(x);
+#endif
+  }
+  COHORT_HD static T log2_of(T x) {
+#ifdef __CUDA_ARCH__
+    return __log2f(x);
+#else
+    return std::log2(x);
+#endif
+  }
+  COHORT_HD static T tanh_of(T x) {
+#ifdef __CUDA_ARCH__
+    return 1 - __fdividef(2, 1 + exp2_of(static_cast<T>(2 * kLog2e) * x));
+#else
+    return std::tanh(x);
+#endif
+  }
+  COHORT_HD T factor(const KeyDistance<T>& d) const {
+    return fma_of(1 - floor, exp2_of(rate_log2 * abs_of(d.value)), floor);
+  }
+  COHORT_HD T bias_of(const KeyDistance<T>& d) const {
+    return bias[std::min(std::max(d.whole, -radius), radius)] * inverse_scale;
+  }
+  COHORT_HD bool bit(const uint32_t* mask, int row, int column) const {
+    return row < tiles && column < tiles &&
+           (mask[row * words + column / 32] >> column % 32 & 1) != 0;
+  }
+  COHORT_HD int next(const uint32_t* mask, const IndexRange<int>& rows, int at, int end) const {
+    if (mask == nullptr) return at;
+    const IndexRange<int> of = rows.tiles(kTile);
+    for (; at < end; at = (at / kTile + 1) * kTile)
+      for (int row = of.first; row < of.end; ++row)
+        if (bit(mask, row, at / kTile)) return at;
+    return end;
+  }
+};
+
+// The rule of any call: probabilities may be dropped, too.
+template <class T>
+struct AnyRule : GeneralRule<T> {
   static constexpr bool kDrops = true;
   DropoutMask<T> drop;
 
   AnyRule(const AttentionDesc& desc, int64_t head_dim)
-      : ScoreRule<T>(desc, head_dim), drop(desc.dropout) {}
+      : GeneralRule<T>(desc, head_dim), drop(desc.dropout) {}
+  static bool applies(const AttentionDesc&, int64_t /*tokens*/) { return true; }
+  COHORT_HD AnyRule bind(int sequence, int head, int all_keys) const {
+    AnyRule bound = *this;
+    static_cast<GeneralRule<T>&>(bound) = GeneralRule<T>::bind(sequence, head, all_keys);
+    return bound;
+  }
   COHORT_HD bool drops() const { return drop.first_kept > 0; }
   // factors[j] = 0 or 1 / (1 - p) for the query `token` and key first + j, j < count. `first` is a
   // multiple of 4; writes up to the next multiple of 4.
@@ -191,7 +428,7 @@ struct PlainRule : ScoreRule<T> {
   static constexpr bool kPlain = true;
   using ScoreRule<T>::ScoreRule;
   static bool applies(const AttentionDesc& desc, int64_t tokens) {
-    return desc.dropout.p == 0 && !desc.prefixes.defined() &&
+    return ScoreRule<T>::applies(desc, tokens) && !desc.prefixes.defined() &&
            (desc.window == 0 || desc.window >= tokens);
   }
   COHORT_HD bool masked(int position, int key) const { return this->is_later(position, key); }
@@ -206,11 +443,12 @@ struct WithRule : Args {
   Rule rule;
 };
 
-// Calls fn with `args` and the rule of the call, which is a `Rule` or, if the call modifies scores,
-// derived from it.
-template <class Rule, class Args, class F>
-void with_rule(const Args& args, const AttentionDesc& desc, int64_t head_dim, F&& fn) {
-  fn(WithRule<Args, Rule>{args, Rule(desc, head_dim)});
+// Calls fn with `args` and the first of these rules that does for the call, on so many tokens.
+template <class Rule, class... Others, class Args, class F>
+void with_rule(const Args& args, const AttentionDesc& desc, int64_t head_dim, int64_t tokens,
+               F&& fn) {
+  if (Rule::applies(desc, tokens)) return fn(WithRule<Args, Rule>{args, Rule(desc, head_dim)});
+  if constexpr (sizeof...(Others) > 0) with_rule<Others...>(args, desc, head_dim, tokens, fn);
 }
 
 }  // namespace cohort::kernels

@@ -85,7 +85,6 @@ inline AttentionOutput run_forward(const AttentionCase& c) {
 }
 
 inline AttentionGrads run_backward(const AttentionCase& c, const AttentionOutput& out) {
-  using kernels::Grad;
   const Device device = c.q.device();
   AttentionGrads g{Tensor::full(c.q.shape(), NAN, c.q.dtype(), device),
                    Tensor::full(c.k.shape(), NAN, c.q.dtype(), device),

@@ -10,7 +10,52 @@ namespace cohort::test {
 struct EagerAttention {
   AttentionOutput out;  // O, and the log-sum-exp of the rounded scores, not rounded itself
   AttentionGrads grads;
+  Tensor dbias, dsinks;  // undefined without the terms
 };
+
+// The definition of the masks of AttentionDesc: whether query i of sequence s, of n tokens, sees
+// key j.
+inline bool sees(const kernels::AttentionDesc& desc, int64_t s, int64_t i, int64_t j, int64_t n) {
+  if (desc.tiles.by_query.defined()) {
+    const int64_t row = i / kernels::kMaskTile, column = j / kernels::kMaskTile;
+    const Tensor words = desc.tiles.by_query.to(Device{});
+    if (row >= words.dim(0) || column >= words.dim(0)) return false;
+    const auto word =
+        static_cast<uint32_t>(words.data<int32_t>()[row * words.dim(1) + column / 32]);
+    if ((word >> column % 32 & 1) == 0) return false;
+  }
+  if (desc.prefix_lm.defined() && j < desc.prefix_lm.to(Device{}).data<int32_t>()[s]) return j < n;
+  if (desc.window > 0 && j <= i - desc.window) return false;
+  if (desc.mask == kernels::Mask::kCausal) return j <= i;
+  return j < n && (desc.window_right < 0 || j <= i + desc.window_right);
+}
+// The value of an entry of a small tensor.
+inline double entry(const Tensor& t, int64_t i) {
+  return t.to(Device{}).to(DType::kF64).data<double>()[i];
+}
+// The modified score of a scaled score z, and its derivative.
+struct ModifiedScore {
+  double value, derivative;
+};
+inline int64_t bias_column(const kernels::AttentionDesc& desc, int64_t i, int64_t j) {
+  const int64_t radius = desc.bias.dim(1) / 2;
+  return std::clamp(j - i, -radius, radius) + radius;
+}
+inline ModifiedScore modified(const kernels::AttentionDesc& desc, const std::vector<double>& bias,
+                              double slope, int64_t i, int64_t j, double z) {
+  double derivative = 1;
+  if (desc.soft_cap > 0) {
+    const double t = std::tanh(z / desc.soft_cap);
+    z = desc.soft_cap * t;
+    derivative = 1 - t * t;
+  }
+  const double distance = std::fabs(static_cast<double>(i - j));
+  const double factor =
+      desc.distance.floor + (1 - desc.distance.floor) * std::exp(-desc.distance.rate * distance);
+  z = z * factor - slope * distance;
+  if (!bias.empty()) z += bias[static_cast<size_t>(bias_column(desc, i, j))];
+  return {z, derivative * factor};
+}
 
 // Row-major matrix; matmuls accumulate in f64.
 struct EagerMatrix {
@@ -52,6 +97,9 @@ inline EagerAttention eager_attention(const AttentionCase& c, DType storage) {
   EagerAttention e{
       .out = {zeros(c.q.shape()), zeros({heads, c.tokens()})},
       .grads = {.dq = zeros(c.q.shape()), .dk = zeros(c.k.shape()), .dv = zeros(c.k.shape())}};
+  const kernels::AttentionDesc& desc = c.desc;
+  if (desc.bias.defined()) e.dbias = zeros(desc.bias.shape());
+  if (desc.sinks.defined()) e.dsinks = zeros(desc.sinks.shape());
   for (size_t s = 0; s < c.sequences.size(); ++s) {
     const int64_t start = c.start(s), n = c.sequences[s].length;
     const auto head = [&](const Tensor& t, int64_t h) {
@@ -71,17 +119,29 @@ inline EagerAttention eager_attention(const AttentionCase& c, DType storage) {
       EagerMatrix p = eager_matmul(q, k.transposed(), storage);
       for (double& x : p.values) x *= scale;
       p.round_to(storage);
-      for (int64_t i = 0; i < n; ++i) {  // softmax of each row over its visible keys
-        const int64_t end = c.desc.mask == kernels::Mask::kCausal ? i + 1 : n;
-        const int64_t first = c.desc.window > 0 ? std::max<int64_t>(0, end - c.desc.window) : 0;
-        double* const row = p.row(i);
-        const double largest = *std::max_element(row + first, row + end);
-        double sum = 0;
+      std::vector<double> bias;
+      if (desc.bias.defined())
+        bias = desc.bias.narrow(0, h, 1).to(Device{}).to(DType::kF64).to_vector<double>();
+      const double slope = desc.slopes.defined() ? entry(desc.slopes, h) : 0;
+      const double sink = desc.sinks.defined() ? entry(desc.sinks, h) : -INFINITY;
+      EagerMatrix derivatives(n, n);
+      for (int64_t i = 0; i < n; ++i)
         for (int64_t j = 0; j < n; ++j) {
-          row[j] = j >= first && j < end ? std::exp(row[j] - largest) : 0;
-          sum += row[j];
+          const ModifiedScore z = modified(desc, bias, slope, i, j, p.row(i)[j]);
+          p.row(i)[j] = sees(desc, static_cast<int64_t>(s), i, j, n) ? z.value : -INFINITY;
+          derivatives.row(i)[j] = z.derivative;
         }
-        for (int64_t j = 0; j < n; ++j) row[j] /= sum;
+      p.round_to(storage);
+      std::vector<double> sink_p(static_cast<size_t>(n));
+      for (int64_t i = 0; i < n; ++i) {  // softmax of each row over its visible keys
+        double* const row = p.row(i);
+        const double largest = std::max(sink, *std::max_element(row, row + n));
+        const bool none = largest == -INFINITY;
+        double sum = none ? 0 : std::exp(sink - largest);
+        sink_p[static_cast<size_t>(i)] = sum;
+        for (int64_t j = 0; j < n; ++j) sum += row[j] = none ? 0 : std::exp(row[j] - largest);
+        for (int64_t j = 0; j < n; ++j) row[j] = none ? 0 : row[j] / sum;
+        if (!none) sink_p[static_cast<size_t>(i)] /= sum;
         e.out.lse.data<double>()[h * c.tokens() + start + i] = largest + std::log(sum);
       }
       p.round_to(storage);
@@ -92,7 +152,16 @@ inline EagerAttention eager_attention(const AttentionCase& c, DType storage) {
         double delta = 0;
         for (int64_t j = 0; j < n; ++j) delta += p.row(i)[j] * ds.row(i)[j];
         for (int64_t j = 0; j < n; ++j) ds.row(i)[j] = p.row(i)[j] * (ds.row(i)[j] - delta);
+        if (desc.sinks.defined())
+          e.dsinks.data<double>()[h] -= sink_p[static_cast<size_t>(i)] * delta;
       }
+      ds.round_to(storage);
+      for (int64_t i = 0; i < n; ++i)
+        for (int64_t j = 0; j < n; ++j) {
+          if (desc.bias.defined())
+            e.dbias.data<double>()[h * desc.bias.dim(1) + bias_column(desc, i, j)] += ds.row(i)[j];
+          ds.row(i)[j] *= derivatives.row(i)[j];
+        }
       ds.round_to(storage);
       for (double& x : ds.values) x *= scale;
       ds.round_to(storage);

@@ -206,7 +206,7 @@ TEST(AttentionPaged, SaysWhatIsWrong) {
   write(1, 4);  // needs that one block only
   EXPECT_THROW_WITH(
       kernels::attention_paged({o, x, cache, one(0), one(0), {.mask = kernels::Mask::kFull}}),
-      Error, "expected a causal mask and no dropout");
+      Error, "expected a causal mask, no prefix_lm and no dropout");
 }
 
 }  // namespace

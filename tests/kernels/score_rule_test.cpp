@@ -99,12 +99,10 @@ TEST(ScoreRule, SequencesFollowTheirPrefix) {
   EXPECT_EQ(rows.end, 2);
 }
 
-TEST(ScoreRule, ScalesAndKeepsScores) {
+TEST(ScoreRule, HasTheScale) {
   const ScoreRule<double> rule({}, 16), scaled({.scale = 0.5}, 16);
   EXPECT_EQ(rule.scale, 0.25);
   EXPECT_EQ(scaled.exponent, 0.5 * kLog2e);
-  EXPECT_EQ(rule.apply(3.5), 3.5);
-  EXPECT_EQ(rule.derivative(3.5), 1);
 }
 
 TEST(ScoreRule, DropsTheAddressedElements) {

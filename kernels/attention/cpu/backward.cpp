@@ -36,20 +36,28 @@ class Backward {
     factors_ = Tensor::empty({stride}, dtype_of<T>);
   }
 
-  void run(const PackedSequence& sequence, int64_t kv_head) {
+  // dbias: of all heads, to be added to; null if not wanted.
+  void run(const PackedSequence& sequence, int index, int64_t kv_head, T* dbias) {
     const int64_t tile = attention_tile(sizes_.head_dim), group = sizes_.group();
     sequence_ = sequence;
+    index_ = index;
     kv_head_ = kv_head;
+    dbias_ = dbias;
+    bound_ = rule_.bind(index, static_cast<int>(kv_head * group), sequence.keys());
     const int64_t all = sequence.length > 0 ? sequence.keys() : 0;
     for (int64_t key0 = 0; key0 < all; key0 += tile) {
       const int64_t count = std::min(tile, all - key0);
       const T *const k = args_.k.data<T>(), *const v = args_.v.data<T>();
       keys_.load(count, [&](int64_t j) { return k + key_offset(args_.k, key0 + j); });
       values_.load(count, [&](int64_t j) { return v + key_offset(args_.v, key0 + j); });
-      const auto queries = sequence.rows(rule_.positions_of({key0, key0 + count}, all));
+      const auto queries = sequence.rows(bound_.positions_of({key0, key0 + count}, all));
+      const IndexRange<int> keys{static_cast<int>(key0), static_cast<int>(key0 + count)};
       for (int64_t row0 = queries.first * group / kBlockRows * kBlockRows;
-           row0 < queries.end * group; row0 += kBlockRows)
-        block_step(row0, key0);
+           row0 < queries.end * group; row0 += kBlockRows) {
+        const auto first = static_cast<int>(sequence.position(row0 / group)),
+                   end = static_cast<int>(sequence.position((row0 + kBlockRows - 1) / group + 1));
+        if (rule_.next_query(keys, first, end) < end) block_step(row0, key0);
+      }
     }
   }
 
@@ -73,9 +81,11 @@ class Backward {
       delta_[r] = lane_sum<T>(dim, [&](int64_t d) { return dout[offset + d] * o_row[d]; });
       lse_log2_[r] = lse[head_[r] * sizes_.tokens + token_[r]] * static_cast<T>(kLog2e);
       const int64_t position = sequence_.position(query);
-      const auto visible = rule_.keys_of({position, position + 1}, int64_t{sequence_.keys()});
+      const auto visible = bound_.keys_of({position, position + 1}, int64_t{sequence_.keys()});
+      const bool sees = rule_.sees_tile(static_cast<int>(position), static_cast<int>(key0));
       first_[r] = std::clamp<int64_t>(visible.first - key0, 0, keys_.count);
-      last_[r] = std::clamp<int64_t>(visible.end - key0, 0, keys_.count);
+      last_[r] = sees ? std::clamp<int64_t>(visible.end - key0, first_[r], keys_.count) : first_[r];
+      distance_[r] = static_cast<int>(key0 - position);
     }
     q_.load(count_, [&](int64_t r) { return q + token_[r] * q_stride + head_[r] * dim; });
     dout_.load(count_, [&](int64_t r) { return dout + offsets[r]; });
@@ -107,26 +117,41 @@ class Backward {
   // Turns S in p_ into P, dropped, and dO V^T in ds_ into dS.
   void probabilities(int64_t row, int64_t key0) {
     T *const p = p_.data<T>() + row * p_.dim(1), *const ds = ds_.data<T>() + row * p_.dim(1);
-    const T c = rule_.exponent, scale = rule_.scale;
-    const T minus = -lse_log2_[row], delta = delta_[row];
-    if (!rule_.drops()) {
-      const int64_t end = round_up(last_[row], kKeyRun);
-#pragma omp simd simdlen(kVectorLanes <T>)
-      for (int64_t j = 0; j < end; ++j) {
-        const T score = rule_.apply(p[j]);
-        p[j] = vexp2(std::fma(score, c, minus));
-        ds[j] = p[j] * (ds[j] - delta) * scale * rule_.derivative(score);
-      }
+    const int64_t first = first_[row], last = last_[row], end = round_up(last, kKeyRun);
+    const T c = rule_.exponent, minus = -lse_log2_[row], delta = delta_[row];
+    if (first == last) {  // the row is in an invisible tile, or sees no key of this one
+      std::fill_n(p, keys_.count, T{0});
+      std::fill_n(ds, keys_.count, T{0});
       return;
     }
+    const Rule bound = rule_.bind(index_, static_cast<int>(head_[row]), sequence_.keys());
+    const auto distance = [&](int64_t j) {
+      return KeyDistance<T>(distance_[row] + static_cast<int>(j));
+    };
+    bound.modify([&](auto&& stage) {
+      for (int64_t j = first; j < last; ++j) p[j] = stage(p[j], distance(j));
+    });
     T* const factors = factors_.data<T>();
-    rule_.fill_factors(factors, token_[row], head_[row], key0, last_[row]);
+    if (rule_.drops()) rule_.fill_factors(factors, token_[row], head_[row], key0, last);
 #pragma omp simd simdlen(kVectorLanes <T>)
-    for (int64_t j = first_[row]; j < last_[row]; ++j) {
-      const T score = rule_.apply(p[j]), undropped = vexp2(std::fma(score, c, minus));
-      ds[j] = undropped * (ds[j] * factors[j] - delta) * scale * rule_.derivative(score);
-      p[j] = undropped * factors[j];
+    for (int64_t j = 0; j < end; ++j) p[j] = vexp2(std::fma(p[j], c, minus));
+    if (rule_.drops())
+      for (int64_t j = first; j < last; ++j) ds[j] *= factors[j];
+#pragma omp simd simdlen(kVectorLanes <T>)
+    for (int64_t j = 0; j < end; ++j) ds[j] = p[j] * (ds[j] - delta);
+    if (dbias_ != nullptr) {
+      const int radius = rule_.radius;
+      T* const sums = dbias_ + head_[row] * (2 * radius + 1) + radius;
+      for (int64_t j = first; j < last; ++j)
+        sums[std::clamp(distance(j).whole, -radius, radius)] += ds[j];
     }
+    bound.differentiate([&](auto&& derivative) {
+      for (int64_t j = first; j < last; ++j) ds[j] *= derivative(p[j], lse_log2_[row], distance(j));
+    });
+#pragma omp simd simdlen(kVectorLanes <T>)
+    for (int64_t j = 0; j < end; ++j) ds[j] *= rule_.scale;
+    if (rule_.drops())
+      for (int64_t j = first; j < last; ++j) p[j] *= factors[j];
   }
 
   // grad[key j] += sum over the rows that see it of weights[row][j] rows[row]: dV from P and dO, dK
@@ -140,7 +165,7 @@ class Backward {
     for (int64_t j = 0; j < keys_.count; ++j) {
       const int64_t key = key0 + j;
       const auto queries =
-          sequence_.rows(rule_.positions_of({key, key + 1}, int64_t{sequence_.keys()}));
+          sequence_.rows(bound_.positions_of({key, key + 1}, int64_t{sequence_.keys()}));
       matmul_rows[j] = {columns + j, grads + key_offset(grad, key),
                         std::clamp<int64_t>(queries.first * group - row0, 0, count_),
                         std::clamp<int64_t>(queries.end * group - row0, 0, count_),
@@ -162,7 +187,10 @@ class Backward {
   Tensor p_, ds_;   // [kBlockRows, score_stride]
   Tensor factors_;  // [score_stride]
   PackedSequence sequence_;
+  int index_ = 0;  // number of the sequence
   int64_t kv_head_ = 0;
+  T* dbias_ = nullptr;
+  Rule bound_ = rule_;  // to the sequence
   // The query block. Rows are (token, head of the group); row r sees keys [first, last) of the
   // tile.
   int64_t count_ = 0;
@@ -170,7 +198,39 @@ class Backward {
   T* dq_[kBlockRows];
   T delta_[kBlockRows], lse_log2_[kBlockRows];
   int64_t token_[kBlockRows], head_[kBlockRows], first_[kBlockRows], last_[kBlockRows];
+  int distance_[kBlockRows];  // from the query to the first key of the tile
 };
+
+// out (+)= the sum over dimension 0 of `parts`, ascending.
+template <class T>
+void add_parts(const GradOut& out, const Tensor& parts) {
+  T* const to = out.tensor.data<T>();
+  const int64_t width = out.tensor.numel(), count = parts.dim(0);
+  if (out.mode == Grad::kOverwrite) std::fill_n(to, width, T{0});
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t j = 0; j < width; ++j) to[j] += parts.data<T>()[i * width + j];
+}
+
+// The gradient of a sink: its probability in a row times its dS, 0 - delta, over all rows.
+template <class Rule>
+void sink_gradients(const AttentionBackward& args, const PackedSizes& sizes, const Rule& rule) {
+  using T = typename Rule::Value;
+  const int64_t tokens = sizes.tokens, dim = sizes.head_dim;
+  Tensor sums = Tensor::zeros({1, sizes.heads}, dtype_of<T>);
+  parallel_items(
+      static_cast<size_t>(sizes.heads), tokens * sizes.heads * dim,
+      [&](int64_t begin, int64_t end) {
+        for (int64_t h = begin; h < end; ++h)
+          for (int64_t t = 0; t < tokens; ++t) {
+            const T* const dout = args.dout.data<T>() + (t * sizes.heads + h) * dim;
+            const T* const o = args.o.data<T>() + t * args.o.strides()[0] + h * dim;
+            const T delta = lane_sum<T>(dim, [&](int64_t d) { return dout[d] * o[d]; });
+            const T lse_log2 = args.lse.data<T>()[h * tokens + t] * static_cast<T>(kLog2e);
+            sums.data<T>()[h] -= vexp2(rule.sink_log2(static_cast<int>(h)) - lse_log2) * delta;
+          }
+      });
+  add_parts<T>(*args.dsinks, sums);
+}
 
 template <class Rule>
 void backward(const AttentionBackward& args, const PackedSizes& sizes, const Rule& rule) {
@@ -192,14 +252,23 @@ void backward(const AttentionBackward& args, const PackedSizes& sizes, const Rul
       std::fill_n(t.data<T>() + i * t.strides()[0], t.dim(1) * t.dim(2), T{0});
   }
 
+  Tensor dbias;  // one per prefix group
+  if (args.dbias)
+    dbias = Tensor::zeros(
+        {static_cast<int64_t>(prefix_groups.size()) - 1, sizes.heads, args.desc.bias.dim(1)},
+        dtype_of<T>);
   parallel_items(items, cost, [&](int64_t first, int64_t last) {
     Backward<Rule> backward(args, rule);
     for (int64_t i = first; i < last; ++i) {
-      const auto prefix_group = static_cast<size_t>(i / sizes.kv_heads);
-      for (int64_t s = prefix_groups[prefix_group]; s < prefix_groups[prefix_group + 1]; ++s)
-        backward.run(sequences[s], i % sizes.kv_heads);
+      const int64_t group = i / sizes.kv_heads;
+      T* const bias = args.dbias ? dbias.data<T>() + group * args.dbias->tensor.numel() : nullptr;
+      for (int64_t s = prefix_groups[static_cast<size_t>(group)];
+           s < prefix_groups[static_cast<size_t>(group) + 1]; ++s)
+        backward.run(sequences[s], static_cast<int>(s), i % sizes.kv_heads, bias);
     }
   });
+  if (args.dbias) add_parts<T>(*args.dbias, dbias);
+  if (args.dsinks) sink_gradients(args, sizes, rule);
 }
 
 }  // namespace
@@ -208,10 +277,8 @@ void attention_backward(const AttentionBackward& args) {
   constexpr const char* kOp = "attention_backward";
   const PackedSizes sizes = packed_sizes(args.q, args.k, args.cu_seqlens);
   check_sequences(args.cu_seqlens, args.desc, sizes.tokens, kOp);
-  dispatch_float(args.q.dtype(), kOp, [&]<class T>() {
-    with_rule<AnyRule<T>>(args, args.desc, sizes.head_dim,
-                          [&](const auto& call) { backward(args, sizes, call.rule); });
-  });
+  dispatch_float(args.q.dtype(), kOp,
+                 [&]<class T>() { backward(args, sizes, AnyRule<T>(args.desc, sizes.head_dim)); });
 }
 
 }  // namespace cohort::kernels::cpu

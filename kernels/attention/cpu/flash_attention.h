@@ -17,8 +17,9 @@ struct QueryRow {
   const T* q;
   T* o;
   T* lse;                       // null: not stored
-  IndexRange<int64_t> visible;  // the keys that it sees, at least one
-  int64_t token, head;
+  IndexRange<int64_t> visible;  // the keys that it sees, less those of invisible tiles
+  int64_t token, position, head;
+  int sequence;
 };
 
 // Keys or values of one head: row j starts at data + slot(j) * stride.
@@ -82,21 +83,14 @@ class FlashAttention {
         T* const o = combined[r].any
                          ? chunk_o_.template data<T>() + static_cast<int64_t>(r) * head_dim_
                          : rows[r].o;
-        states[r] = {o, -std::numeric_limits<T>::infinity(), {}};
+        states[r] = {o, -std::numeric_limits<T>::infinity(), {}, false};
         std::fill_n(o, head_dim_, T{0});
       }
       chunk(rows, states, keys, values, range);
       for (size_t r = 0; r < count; ++r)
-        if (rows[r].visible.first < range.end && rows[r].visible.end > range.first)
-          combine(rows[r], states[r], combined[r]);
+        if (states[r].any_key) combine(rows[r], states[r], combined[r]);
     }
-    for (size_t r = 0; r < count; ++r) {
-      const auto& [any, row_max_log2, l] = combined[r];
-      const T inverse = 1 / l;
-      for (int64_t d = 0; d < head_dim_; ++d) rows[r].o[d] *= inverse;
-      if (rows[r].lse != nullptr)
-        *rows[r].lse = std::fma(row_max_log2, static_cast<T>(kLn2), std::log(l));
-    }
+    for (size_t r = 0; r < count; ++r) finish(rows[r], combined[r]);
   }
 
  private:
@@ -105,17 +99,33 @@ class FlashAttention {
     T* o;            // chunk output: the row's o in its first chunk, scratch in later ones
     T row_max_log2;  // m c, subtracted from exponents
     T partial[4];    // partial sums of l, by (key mod 8) / 2
+    bool any_key;
   };
   // State of the chunks combined so far, whose O is in the row's o.
   struct Combined {
     bool any = false;
-    T row_max_log2 = 0, l = 0;
+    T row_max_log2 = -std::numeric_limits<T>::infinity(), l = 0;
   };
+  // Divides O by l, which includes the sink.
+  void finish(const QueryRow<T>& row, const Combined& combined) const {
+    T factor = combined.any ? 1 / combined.l : 0, row_max_log2 = combined.row_max_log2,
+      l = combined.l;
+    if (const T sink = rule_.sink_log2(static_cast<int>(row.head)); std::isfinite(sink)) {
+      row_max_log2 = std::max(combined.row_max_log2, sink);
+      const T a = vexp2(combined.row_max_log2 - row_max_log2);
+      l = std::fma(l, a, vexp2(sink - row_max_log2));
+      factor = a * (1 / l);
+    }
+    for (int64_t d = 0; d < head_dim_; ++d) row.o[d] *= factor;
+    if (row.lse != nullptr) *row.lse = std::fma(row_max_log2, static_cast<T>(kLn2), std::log(l));
+  }
   // Processes the tiles of keys [range.first, range.end), which are in one chunk.
   void chunk(std::span<const QueryRow<T>> rows, RowState* states, const KeyRows<T>& keys,
              const KeyRows<T>& values, const IndexRange<int64_t>& range) {
     const auto tile = attention_tile(head_dim_), count = static_cast<int64_t>(rows.size());
     for (int64_t key0 = range.first / tile * tile; key0 < range.end; key0 += tile) {
+      const auto sees = [&](const QueryRow<T>& row) { return sees_tile(row, key0); };
+      if (std::none_of(rows.begin(), rows.end(), sees)) continue;
       const int64_t n = std::min(tile, range.end - key0);
       keys_.load(n, [&](int64_t j) { return keys.row(key0 + j); });
       values_.load(n, [&](int64_t j) { return values.row(key0 + j); });
@@ -141,6 +151,9 @@ class FlashAttention {
     for (int64_t d = 0; d < head_dim_; ++d) row.o[d] = std::fma(chunk.o[d], b, row.o[d] * a);
   }
 
+  bool sees_tile(const QueryRow<T>& row, int64_t key0) const {
+    return rule_.sees_tile(static_cast<int>(row.position), static_cast<int>(key0));
+  }
   // Processes up to kPassRows rows against the tile in scratch. O accumulates each row's products
   // over exactly the keys it sees: a product with a masked key would turn -0 into +0, and an
   // infinite value into NaN.
@@ -151,7 +164,9 @@ class FlashAttention {
     for (size_t r = 0; r < rows.size(); ++r, s += stride) {
       const auto [first, last] = rows[r].visible;
       const int64_t begin = std::clamp<int64_t>(first - key0, 0, keys_.count),
-                    end = std::clamp<int64_t>(last - key0, 0, keys_.count);
+                    end = sees_tile(rows[r], key0)
+                              ? std::clamp<int64_t>(last - key0, begin, keys_.count)
+                              : begin;
       scores[r] = {rows[r].q, s, 0, head_dim_, begin < end ? round_up(end, kKeyRun) : 0};
       values[r] = {s, states[r].o, begin, end, head_dim_};
     }
@@ -160,6 +175,13 @@ class FlashAttention {
       const int64_t begin = values[r].begin, end = values[r].end;
       if (begin == end) continue;
       T* const p = scores[r].c;
+      states[r].any_key = true;
+      const int distance = static_cast<int>(key0 - rows[r].position);
+      rule_.bind(rows[r].sequence, static_cast<int>(rows[r].head), Rule::kAllKeys)
+          .modify([&](auto&& stage) {
+            for (int64_t j = 0; j < end; ++j)
+              p[j] = stage(p[j], KeyDistance<T>(distance + static_cast<int>(j)));
+          });
       softmax(states[r], p, begin, end);
       if (!rule_.drops()) continue;
       T* const factors = factors_.template data<T>();
@@ -175,8 +197,6 @@ class FlashAttention {
   void softmax(RowState& state, T* s, int64_t first, int64_t last) const {
     const int64_t end = round_up(last, kKeyRun);
     const T c = rule_.exponent;
-    if constexpr (Rule::kModifies)
-      for (int64_t j = 0; j < end; ++j) s[j] = rule_.apply(s[j]);
     // Masked scores get a visible score: -inf would also work, but its exponential is slow.
     fill_masked(s, first, last, s[first]);
     T largest = s[first];

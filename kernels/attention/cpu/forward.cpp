@@ -41,12 +41,17 @@ void forward(const AttentionForward& args, const PackedSizes& sizes, const Rule&
       for (int64_t r = 0; r < count; ++r) {
         const int64_t query = (row0 + r) / group, head = kv_head * group + (row0 + r) % group;
         const int64_t token = sequence.begin + query, position = sequence.position(query);
-        rows[r] = {.q = q + token * q_stride + head * dim,
-                   .o = o + token * o_stride + head * dim,
-                   .lse = lse + head * sizes.tokens + token,
-                   .visible = rule.keys_of({position, position + 1}, int64_t{sequence.keys()}),
-                   .token = token,
-                   .head = head};
+        rows[r] = {
+            .q = q + token * q_stride + head * dim,
+            .o = o + token * o_stride + head * dim,
+            .lse = lse + head * sizes.tokens + token,
+            .visible =
+                rule.bind(static_cast<int>(s), static_cast<int>(head), sequence.keys())
+                    .keys_of(IndexRange<int64_t>{position, position + 1}, int64_t{sequence.keys()}),
+            .token = token,
+            .position = position,
+            .head = head,
+            .sequence = static_cast<int>(s)};
       }
       KeyRows<T> keys{
           .data = args.k.data<T>() + kv_head * dim, .stride = kv_stride, .packed = sequence};
@@ -63,10 +68,8 @@ void attention_forward(const AttentionForward& args) {
   constexpr const char* kOp = "attention_forward";
   const PackedSizes sizes = packed_sizes(args.q, args.k, args.cu_seqlens);
   check_sequences(args.cu_seqlens, args.desc, sizes.tokens, kOp);
-  dispatch_float(args.q.dtype(), kOp, [&]<class T>() {
-    with_rule<AnyRule<T>>(args, args.desc, sizes.head_dim,
-                          [&](const auto& call) { forward(args, sizes, call.rule); });
-  });
+  dispatch_float(args.q.dtype(), kOp,
+                 [&]<class T>() { forward(args, sizes, AnyRule<T>(args.desc, sizes.head_dim)); });
 }
 
 }  // namespace cohort::kernels::cpu

@@ -85,7 +85,9 @@ void paged(const AttentionPaged& args, const CacheSizes& sizes, const Rule& rule
                           .lse = nullptr,
                           .visible = rule.keys_of({position, position + 1}, position + 1),
                           .token = t,
-                          .head = head});
+                          .position = position,
+                          .head = head,
+                          .sequence = sequences[t]});
         }
       }
       const std::span<const QueryRow<T>> all = rows;
@@ -166,10 +168,8 @@ void attention_paged(const AttentionPaged& args) {
       check_block(sizes, sequence[t], checked, table[sequence[t] * sizes.max_blocks + checked],
                   kOp);
   }
-  dispatch_float(args.q.dtype(), kOp, [&]<class T>() {
-    with_rule<AnyRule<T>>(args, args.desc, sizes.head_dim,
-                          [&](const auto& call) { paged(args, sizes, call.rule); });
-  });
+  dispatch_float(args.q.dtype(), kOp,
+                 [&]<class T>() { paged(args, sizes, AnyRule<T>(args.desc, sizes.head_dim)); });
 }
 
 }  // namespace cohort::kernels::cpu
