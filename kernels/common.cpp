@@ -30,6 +30,13 @@ void check_rows(const Tensor& t, const Shape& shape, DType dtype, const char* op
   check_layout(t, shape, strides, dtype, op, name, device);
 }
 
+void check_columns(const Tensor& t, const Shape& shape, DType dtype, const char* op,
+                   const char* name, Device device) {
+  Shape strides = t.strides();
+  if (t.rank() > 0) strides[-1] = 1;
+  check_layout(t, shape, strides, dtype, op, name, device);
+}
+
 void check_grad(const GradOut& grad, const Shape& shape, DType dtype, const char* op,
                 const char* name, Device device) {
   if (grad.wanted()) check_tensor(grad.tensor, shape, dtype, op, name, device);

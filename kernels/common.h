@@ -58,6 +58,9 @@ void check_tensor(const Tensor& t, const Shape& shape, DType dtype, const char* 
 // is contiguous.
 void check_rows(const Tensor& t, const Shape& shape, DType dtype, const char* op, const char* name,
                 Device device = {});
+// Variant for a tensor of which only the last dimension is contiguous.
+void check_columns(const Tensor& t, const Shape& shape, DType dtype, const char* op,
+                   const char* name, Device device = {});
 // Offsets of rows, in elements, in a tensor that check_rows() accepts.
 struct RowOffsets {
   int64_t inner = 1;  // rows per t[i]

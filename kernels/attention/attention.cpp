@@ -1,7 +1,5 @@
 #include "kernels/attention/attention.h"
 
-#include <array>
-
 #include "core/sizes.h"
 #include "core/with_cuda.h"
 #include "kernels/attention/sizes.h"
@@ -69,16 +67,6 @@ void check_dropout(const DropoutSpec& dropout, int64_t tokens, Device device, co
   check_tensor(dropout.positions, {tokens}, DType::kI32, op, "dropout.positions", device);
 }
 
-// Checks keys and values, or their gradients.
-void check_keys(const Tensor& k, const Tensor& v, const Shape& shape, DType dtype, const char* op,
-                std::array<const char*, 2> names, Device device) {
-  check_rows(k, shape, dtype, op, names[0], device);
-  check_rows(v, shape, dtype, op, names[1], device);
-  COHORT_CHECK(k.strides()[0] == v.strides()[0], "[", op, "] expected equal token strides of ",
-               names[0], " and ", names[1], ", got ", k.strides()[0], " and ", v.strides()[0],
-               " elements");
-}
-
 // Checks common to the forward and the backward on packed sequences.
 template <class Args>
 PackedSizes check_packed(const Args& args, const char* op) {
@@ -92,9 +80,10 @@ PackedSizes check_packed(const Args& args, const char* op) {
                " and ", sizes.kv_heads);
   const Device device = q.device();
   const Shape keys = {sizes.tokens, sizes.kv_heads, sizes.head_dim};
-  check_rows(q, q.shape(), q.dtype(), op, "q", device);
-  check_keys(k, args.v, keys, q.dtype(), op, {"k", "v"}, device);
-  check_rows(args.o, q.shape(), q.dtype(), op, "o", device);
+  check_columns(q, q.shape(), q.dtype(), op, "q", device);
+  check_columns(k, keys, q.dtype(), op, "k", device);
+  check_columns(args.v, keys, q.dtype(), op, "v", device);
+  check_columns(args.o, q.shape(), q.dtype(), op, "o", device);
   check_tensor(args.lse, {sizes.heads, sizes.tokens}, accumulate_dtype(q.dtype()), op, "lse",
                device);
   COHORT_CHECK(sizes.sequences >= 0, "[", op, "] expected cu_seqlens [S + 1], got ",
@@ -187,7 +176,13 @@ TileMask make_tile_mask(std::span<const std::pair<int64_t, int64_t>> visible, in
 
 void attention_forward(const AttentionForward& args) {
   check_packed(args, "attention_forward");
-  on_device<cpu::attention_forward, cuda::attention_forward>(args.q.device(), args);
+  const Device device = args.q.device();
+  if (device.is_cuda() && args.k.strides()[0] != args.v.strides()[0]) {
+    // The CUDA kernels use one token stride for keys and values.
+    const Tensor k = args.k.contiguous(), v = args.v.contiguous();
+    return attention_forward({args.o, args.lse, args.q, k, v, args.cu_seqlens, args.desc});
+  }
+  on_device<cpu::attention_forward, cuda::attention_forward>(device, args);
 }
 
 void attention_backward(const AttentionBackward& args) {
@@ -195,9 +190,10 @@ void attention_backward(const AttentionBackward& args) {
   check_packed(args, kOp);
   const Tensor &q = args.q, &k = args.k;
   const Device device = q.device();
-  check_rows(args.dq.tensor, q.shape(), q.dtype(), kOp, "dq", device);
-  check_keys(args.dk.tensor, args.dv.tensor, k.shape(), q.dtype(), kOp, {"dk", "dv"}, device);
-  check_tensor(args.dout, q.shape(), q.dtype(), kOp, "dout", device);
+  check_columns(args.dq.tensor, q.shape(), q.dtype(), kOp, "dq", device);
+  check_columns(args.dk.tensor, k.shape(), q.dtype(), kOp, "dk", device);
+  check_columns(args.dv.tensor, k.shape(), q.dtype(), kOp, "dv", device);
+  check_columns(args.dout, q.shape(), q.dtype(), kOp, "dout", device);
   const auto check_term = [&](const std::optional<GradOut>& grad, const Tensor& term,
                               const char* name) {
     if (!grad) return;

@@ -111,9 +111,9 @@ constexpr int64_t attention_tile(int64_t head_dim) {
 // Keys per chunk in the canonical order, a multiple of every tile.
 inline constexpr int64_t kAttentionChunk = 4096;
 
-// Queries, keys and values, their gradients, and the output may be columns of wider tensors, such
-// as the heads of [T, H + 2 Hkv, D]: each has its own token stride, except that keys and values
-// share one.
+// Queries, keys and values, their gradients, and the output may be views of wider tensors, such as
+// the heads of [T, H + 2 Hkv, D], or of [T, 3, H, D] and [T, H, 3, D]: each has its own strides, of
+// which the last is 1. On CUDA the forward copies keys and values that differ in token stride.
 //
 // Sequence s is tokens [cu_seqlens[s], cu_seqlens[s + 1]) of the packed tensors; empty sequences
 // are allowed. H is a multiple of Hkv (grouped-query attention). Any D >= 1 (up to kMaxCudaHeadDim
@@ -122,7 +122,7 @@ inline constexpr int64_t kAttentionChunk = 4096;
 // out-of-bounds accesses. On CUDA an infinite or NaN value can also reach rows of its own sequence
 // and tile that do not see it, as 0 times it, but no other sequence.
 struct AttentionForward {
-  Tensor& o;                 // [T, H, D], any token stride
+  Tensor& o;                 // [T, H, D]
   Tensor& lse;               // [H, T] natural log, accumulate_dtype(q), kept for the backward
   const Tensor& q;           // [T, H, D]
   const Tensor &k, &v;       // [T, Hkv, D]

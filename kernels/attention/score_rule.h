@@ -149,9 +149,8 @@ struct ScoreRule {
   }
 
   // The rule for the rows of a sequence, which has `keys` keys, in a head.
-  COHORT_HD const ScoreRule& bind(int /*sequence*/, int /*head*/, int /*keys*/) const {
-    return *this;
-  }
+  using Bound = const ScoreRule&;
+  COHORT_HD Bound bind(int /*sequence*/, int /*head*/, int /*keys*/) const { return *this; }
 
   // A row sees keys [first_key(end), end) of its sequence, with end = end_key(), and not those
   // outside; first_key() may be negative.
@@ -164,6 +163,8 @@ struct ScoreRule {
     return end - window;
   }
   COHORT_HD bool outside(int key, int end) const { return key >= end || key < first_key(end); }
+  // The keys that a row sees end here.
+  COHORT_HD int visible_end(int end) const { return end; }
   // The keys, of a sequence of `keys` keys, that some row at positions [first, end) sees.
   template <class Int>
   COHORT_HD IndexRange<Int> keys_of(const IndexRange<Int>& positions, Int keys) const {
@@ -205,7 +206,7 @@ struct GeneralRule : ScoreRule<T> {
   // Members that all sequences and heads share.
   T cap, inverse_cap;  // without the scale; 0: none
   T floor, rate_log2;  // distance factor; a floor of 1: none
-  T inverse_scale;
+  T inverse_scale, inverse_exponent;
   int right;                                      // keys after its own that a row sees at most
   int radius;                                     // R
   const T *slopes, *biases, *all_sinks;           // or null
@@ -224,6 +225,7 @@ struct GeneralRule : ScoreRule<T> {
         floor(static_cast<T>(desc.distance.floor)),
         rate_log2(static_cast<T>(-desc.distance.rate * kLog2e)),
         inverse_scale(static_cast<T>(1 / softmax_scale(desc, head_dim))),
+        inverse_exponent(static_cast<T>(kLn2 / softmax_scale(desc, head_dim))),
         right(this->causal ? 0
                            : static_cast<int>(std::min<int64_t>(
                                  desc.window_right < 0 ? kAllKeys : desc.window_right, kAllKeys))),
@@ -240,7 +242,8 @@ struct GeneralRule : ScoreRule<T> {
 
   static bool applies(const AttentionDesc& desc, int64_t /*tokens*/) { return desc.dropout.p == 0; }
 
-  COHORT_HD GeneralRule bind(int sequence, int head, int all_keys) const {
+  using Bound = GeneralRule;
+  COHORT_HD Bound bind(int sequence, int head, int all_keys) const {
     GeneralRule bound = *this;
     bound.keys = all_keys;
     if (prefix_lm != nullptr) bound.prefix = std::min(prefix_lm[sequence], all_keys);
@@ -273,10 +276,10 @@ struct GeneralRule : ScoreRule<T> {
     if (cap > 0)
       fn([this](T p, T lse_log2, const D& d) {
         if (!(p > 0)) return T{0};
-        T s = (log2_of(p) + lse_log2) / this->exponent;
+        T s = (log2_of(p) + lse_log2) * inverse_exponent;
         if (bias != nullptr) s -= bias_of(d);
         s += slope * inverse_scale * abs_of(d.value);
-        const T by = floor < 1 ? factor(d) : 1, t = s * inverse_cap / by;
+        const T by = floor < 1 ? factor(d) : 1, t = quotient(s * inverse_cap, by);
         return by * (1 - t * t);
       });
     else if (floor < 1)
@@ -291,10 +294,9 @@ struct GeneralRule : ScoreRule<T> {
   COHORT_HD Int first_key(Int end) const {
     return end - right - window;
   }
-  // The keys that the rows with these ends see end here.
   COHORT_HD int visible_end(int end) const { return std::min(end, keys); }
   COHORT_HD bool outside(int key, int end) const {
-    return key >= visible_end(end) || key < first_key(end) || !sees_tile(end - right - 1, key);
+    return key >= visible_end(end) || key < first_key(end);
   }
   template <class Int>
   COHORT_HD IndexRange<Int> keys_of(const IndexRange<Int>& positions, Int all_keys) const {
@@ -324,6 +326,18 @@ struct GeneralRule : ScoreRule<T> {
   COHORT_HD bool sees_tile(int position, int key) const {
     return tiles_by_query == nullptr || bit(tiles_by_query, position / kTile, key / kTile);
   }
+  // Number of visible tiles of the query at `position`, of the tiles [first, end) of keys.
+  COHORT_HD int count_tiles(int position, int first, int end) const {
+    if (tiles_by_query == nullptr || first >= end) return std::max(0, end - first);
+    int count = 0;
+    for (int word = first / 32; word <= (end - 1) / 32; ++word) {
+      uint32_t bits = tiles_by_query[position / kTile * words + word];
+      if (word == first / 32) bits &= ~0u << first % 32;
+      if (word == (end - 1) / 32) bits &= ~0u >> (31 - (end - 1) % 32);
+      for (; bits != 0; bits &= bits - 1) ++count;
+    }
+    return count;
+  }
   // The first key from `key` on, in a tile that some row at these positions sees, the start of the
   // tile or `key` itself; `end` if there is none before it.
   COHORT_HD int next_key(const IndexRange<int>& positions, int key, int end) const {
@@ -352,6 +366,13 @@ struct GeneralRule : ScoreRule<T> {
     return std::fma(a, b, c);
 #endif
   }
+  COHORT_HD static T quotient(T a, T b) {
+#ifdef __CUDA_ARCH__
+    return __fdividef(a, b);
+#else
+    return a / b;
+#endif
+  }
   COHORT_HD static T exp2_of(T x) {
 #ifdef __CUDA_ARCH__
     float y;
@@ -370,7 +391,7 @@ struct GeneralRule : ScoreRule<T> {
   }
   COHORT_HD static T tanh_of(T x) {
 #ifdef __CUDA_ARCH__
-    return 1 - __fdividef(2, 1 + exp2_of(static_cast<T>(2 * kLog2e) * x));
+    return 1 - quotient(2, 1 + exp2_of(static_cast<T>(2 * kLog2e) * x));
 #else
     return std::tanh(x);
 #endif
@@ -404,7 +425,8 @@ struct AnyRule : GeneralRule<T> {
   AnyRule(const AttentionDesc& desc, int64_t head_dim)
       : GeneralRule<T>(desc, head_dim), drop(desc.dropout) {}
   static bool applies(const AttentionDesc&, int64_t /*tokens*/) { return true; }
-  COHORT_HD AnyRule bind(int sequence, int head, int all_keys) const {
+  using Bound = AnyRule;
+  COHORT_HD Bound bind(int sequence, int head, int all_keys) const {
     AnyRule bound = *this;
     static_cast<GeneralRule<T>&>(bound) = GeneralRule<T>::bind(sequence, head, all_keys);
     return bound;
@@ -427,6 +449,8 @@ template <class T>
 struct PlainRule : ScoreRule<T> {
   static constexpr bool kPlain = true;
   using ScoreRule<T>::ScoreRule;
+  using Bound = const PlainRule&;
+  COHORT_HD Bound bind(int /*sequence*/, int /*head*/, int /*keys*/) const { return *this; }
   static bool applies(const AttentionDesc& desc, int64_t tokens) {
     return ScoreRule<T>::applies(desc, tokens) && !desc.prefixes.defined() &&
            (desc.window == 0 || desc.window >= tokens);

@@ -66,8 +66,6 @@ class Backward {
     const int64_t group = sizes_.group(), dim = sizes_.head_dim;
     const T *const q = args_.q.data<T>(), *const dout = args_.dout.data<T>();
     const T *const o = args_.o.data<T>(), *const lse = args_.lse.data<T>();
-    const int64_t q_stride = args_.q.strides()[0], dq_stride = args_.dq.tensor.strides()[0];
-    const int64_t o_stride = args_.o.strides()[0];
     T* const dq = args_.dq.tensor.data<T>();
     int64_t offsets[kBlockRows];  // into dout
     count_ = std::min(kBlockRows, sequence_.length * group - row0);
@@ -75,9 +73,9 @@ class Backward {
       const int64_t query = (row0 + r) / group, in_group = (row0 + r) % group;
       token_[r] = sequence_.begin + query;
       head_[r] = kv_head_ * group + in_group;
-      const int64_t offset = offsets[r] = (token_[r] * sizes_.heads + head_[r]) * dim;
-      dq_[r] = dq + token_[r] * dq_stride + head_[r] * dim;
-      const T* const o_row = o + token_[r] * o_stride + head_[r] * dim;
+      const int64_t offset = offsets[r] = row_offset(args_.dout, r);
+      dq_[r] = dq + row_offset(args_.dq.tensor, r);
+      const T* const o_row = o + row_offset(args_.o, r);
       delta_[r] = lane_sum<T>(dim, [&](int64_t d) { return dout[offset + d] * o_row[d]; });
       lse_log2_[r] = lse[head_[r] * sizes_.tokens + token_[r]] * static_cast<T>(kLog2e);
       const int64_t position = sequence_.position(query);
@@ -87,7 +85,7 @@ class Backward {
       last_[r] = sees ? std::clamp<int64_t>(visible.end - key0, first_[r], keys_.count) : first_[r];
       distance_[r] = static_cast<int>(key0 - position);
     }
-    q_.load(count_, [&](int64_t r) { return q + token_[r] * q_stride + head_[r] * dim; });
+    q_.load(count_, [&](int64_t r) { return q + row_offset(args_.q, r); });
     dout_.load(count_, [&](int64_t r) { return dout + offsets[r]; });
   }
 
@@ -177,7 +175,11 @@ class Backward {
 
   // Offset of key `key` of the sequence in k, v or one of their gradients.
   int64_t key_offset(const Tensor& t, int64_t key) const {
-    return sequence_.token(key) * t.strides()[0] + kv_head_ * sizes_.head_dim;
+    return sequence_.token(key) * t.strides()[0] + kv_head_ * t.strides()[1];
+  }
+  // The same for row r of the query block.
+  int64_t row_offset(const Tensor& t, int64_t r) const {
+    return token_[r] * t.strides()[0] + head_[r] * t.strides()[1];
   }
 
   const AttentionBackward& args_;
@@ -222,8 +224,10 @@ void sink_gradients(const AttentionBackward& args, const PackedSizes& sizes, con
       [&](int64_t begin, int64_t end) {
         for (int64_t h = begin; h < end; ++h)
           for (int64_t t = 0; t < tokens; ++t) {
-            const T* const dout = args.dout.data<T>() + (t * sizes.heads + h) * dim;
-            const T* const o = args.o.data<T>() + t * args.o.strides()[0] + h * dim;
+            const auto row = [&](const Tensor& of) {
+              return of.data<T>() + t * of.strides()[0] + h * of.strides()[1];
+            };
+            const T *const dout = row(args.dout), *const o = row(args.o);
             const T delta = lane_sum<T>(dim, [&](int64_t d) { return dout[d] * o[d]; });
             const T lse_log2 = args.lse.data<T>()[h * tokens + t] * static_cast<T>(kLog2e);
             sums.data<T>()[h] -= vexp2(rule.sink_log2(static_cast<int>(h)) - lse_log2) * delta;
@@ -249,7 +253,8 @@ void backward(const AttentionBackward& args, const PackedSizes& sizes, const Rul
     if (grad->mode == Grad::kAccumulate) continue;
     Tensor& t = grad->tensor;
     for (int64_t i = 0; i < sizes.tokens; ++i)
-      std::fill_n(t.data<T>() + i * t.strides()[0], t.dim(1) * t.dim(2), T{0});
+      for (int64_t h = 0; h < t.dim(1); ++h)
+        std::fill_n(t.data<T>() + i * t.strides()[0] + h * t.strides()[1], t.dim(2), T{0});
   }
 
   Tensor dbias;  // one per prefix group

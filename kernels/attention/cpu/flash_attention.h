@@ -110,7 +110,8 @@ class FlashAttention {
   void finish(const QueryRow<T>& row, const Combined& combined) const {
     T factor = combined.any ? 1 / combined.l : 0, row_max_log2 = combined.row_max_log2,
       l = combined.l;
-    if (const T sink = rule_.sink_log2(static_cast<int>(row.head)); std::isfinite(sink)) {
+    if (const T sink = rule_.sink_log2(static_cast<int>(row.head));
+        sink > -std::numeric_limits<T>::infinity()) {
       row_max_log2 = std::max(combined.row_max_log2, sink);
       const T a = vexp2(combined.row_max_log2 - row_max_log2);
       l = std::fma(l, a, vexp2(sink - row_max_log2));

@@ -17,8 +17,7 @@ template <class Rule>
 void forward(const AttentionForward& args, const PackedSizes& sizes, const Rule& rule) {
   using T = typename Rule::Value;
   const int64_t heads = sizes.heads, group = sizes.group(), dim = sizes.head_dim;
-  const int64_t q_stride = args.q.strides()[0], kv_stride = args.k.strides()[0];
-  const int64_t o_stride = args.o.strides()[0];
+  const Shape &q_strides = args.q.strides(), &o_strides = args.o.strides();
   const T* const q = args.q.data<T>();
   T *const o = args.o.data<T>(), *const lse = args.lse.data<T>();
   const PackedSequences sequences(args.cu_seqlens, args.desc);
@@ -42,8 +41,8 @@ void forward(const AttentionForward& args, const PackedSizes& sizes, const Rule&
         const int64_t query = (row0 + r) / group, head = kv_head * group + (row0 + r) % group;
         const int64_t token = sequence.begin + query, position = sequence.position(query);
         rows[r] = {
-            .q = q + token * q_stride + head * dim,
-            .o = o + token * o_stride + head * dim,
+            .q = q + token * q_strides[0] + head * q_strides[1],
+            .o = o + token * o_strides[0] + head * o_strides[1],
             .lse = lse + head * sizes.tokens + token,
             .visible =
                 rule.bind(static_cast<int>(s), static_cast<int>(head), sequence.keys())
@@ -53,11 +52,12 @@ void forward(const AttentionForward& args, const PackedSizes& sizes, const Rule&
             .head = head,
             .sequence = static_cast<int>(s)};
       }
-      KeyRows<T> keys{
-          .data = args.k.data<T>() + kv_head * dim, .stride = kv_stride, .packed = sequence};
-      KeyRows<T> values = keys;
-      values.data = args.v.data<T>() + kv_head * dim;
-      flash.run({rows, static_cast<size_t>(count)}, keys, values);
+      const auto rows_of = [&](const Tensor& t) {
+        return KeyRows<T>{.data = t.data<T>() + kv_head * t.strides()[1],
+                          .stride = t.strides()[0],
+                          .packed = sequence};
+      };
+      flash.run({rows, static_cast<size_t>(count)}, rows_of(args.k), rows_of(args.v));
     }
   });
 }

@@ -104,22 +104,48 @@ __device__ __forceinline__ SequenceTile find_tile(const PackedSequences& sequenc
   return {sequence, first, slot - sequence.begin / per_tile - first};
 }
 
-// Scores become those that the softmax sees.
+// The scores of row r of the thread's two become those that the softmax sees. `rule` is bound to
+// the row; distance: from its query to the key of s[0][2 r].
 template <class Rule, int kN>
-__device__ __forceinline__ void apply_rule(float (&s)[kN][4], const Rule& rule) {
+__device__ __forceinline__ void modify_scores(float (&s)[kN][4], const Rule& rule, int r,
+                                              int distance) {
+  if constexpr (Rule::kGeneral)
+    rule.modify([&, first = KeyDistance<float>(distance)](auto&& stage) {
 #pragma unroll
-  for (int n = 0; n < kN; ++n)
+      for (int n = 0; n < kN; ++n)
 #pragma unroll
-    for (int e = 0; e < 4; ++e) s[n][e] = rule.apply(s[n][e]);
+        for (int e = 0; e < 2; ++e) s[n][2 * r + e] = stage(s[n][2 * r + e], first + (8 * n + e));
+    });
 }
-// A probability times the derivative of the rule at its score, which is recomputed: registers are
-// scarce in the backward.
-template <class Rule>
-__device__ __forceinline__ float times_slope(const Rule& rule, float p, float lse_log2) {
-  if constexpr (Rule::kModifies)
-    return p > 0 ? p * rule.derivative(__fdividef(__log2f(p) + lse_log2, rule.exponent)) : 0.0f;
+
+// The first tile of keys from `tile` on that some of the block's rows see by the tile mask.
+template <int kKeys, class Rule, class Rows>
+__device__ __forceinline__ int next_tile(const Rule& rule, const Rows& rows, int tile, int end) {
+  if constexpr (Rule::kGeneral)
+    return min(end, rule.next_key(rows.positions_range(), tile * kKeys, end * kKeys) / kKeys);
   else
-    return p;
+    return tile;
+}
+
+// The end of a row: the factor of its O, and its log-sum-exp.
+struct RowEnd {
+  float factor, lse;
+};
+template <class Rule>
+__device__ __forceinline__ RowEnd finish_row(const Rule& rule, int head, float row_max_log2,
+                                             float l) {
+  if constexpr (!Rule::kGeneral) {
+    return {1.0f / l, __fmaf_rn(row_max_log2, kLn2, logf(l))};
+  } else {
+    float factor = l == 0 ? 0.0f : 1.0f / l;
+    if (const float sink = rule.sink_log2(head); sink > -INFINITY) {
+      const float both = fmaxf(row_max_log2, sink), a = fast_exp2(row_max_log2 - both);
+      l = __fmaf_rn(l, a, fast_exp2(sink - both));
+      row_max_log2 = both;
+      factor = a * (1.0f / l);
+    }
+    return {factor, __fmaf_rn(row_max_log2, kLn2, logf(l))};
+  }
 }
 
 // m c and l of a row over a chunk or over combined chunks; m c is -infinity if it saw no key.
@@ -181,7 +207,7 @@ __device__ __forceinline__ void load_chunk(uint32_t tile, int row, int chunk, co
 template <class T, class... Tensors>
 bool vectorized_heads(const Tensors&... heads) {
   return ((heads.dim(-1) % kPackSize<T> == 0 && heads.strides()[0] % kPackSize<T> == 0 &&
-           aligned(pointer<T>(heads))) &&
+           heads.strides()[1] % kPackSize<T> == 0 && aligned(pointer<T>(heads))) &&
           ...);
 }
 

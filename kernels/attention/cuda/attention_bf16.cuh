@@ -116,6 +116,20 @@ __device__ __forceinline__ void score_step(float (&s)[2 * kGroups][4], uint32_t 
   }
 }
 
+// Masks the scores of row r of the thread's two that it does not see, of the tile from key0 on.
+// `rule` is bound to the row, and `end` its end_key().
+template <int kN, class Rule>
+__device__ __forceinline__ void mask_row(float (&s)[kN][4], const Rule& rule, int r, int position,
+                                         int end, int key0) {
+  const int column = key0 + static_cast<int>(threadIdx.x % 4) * 2;
+  const bool sees_tile = rule.sees_tile(position, key0);
+#pragma unroll
+  for (int n = 0; n < kN; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      if (!sees_tile || rule.outside(column + 8 * n + e, end)) s[n][2 * r + e] = -INFINITY;
+}
+
 // Masks scores of keys that a row does not see. ends[r]: end of the keys that row r sees, relative
 // to the tile; no row of the warp sees groups from `groups` on. `hides_first`: some rows of the
 // warp do not see the first keys of the tile.
@@ -355,8 +369,9 @@ __device__ __forceinline__ void store_combined(float (&o)[Shape::kDim / 8][4], R
 
 // Stores O (1 / l) and the log-sum-exp of a warp's rows, whose l is reduced. O is staged in the
 // shared memory of the queries, so that rows are written in 16-byte chunks.
-template <class Shape, class Rows>
-__device__ __forceinline__ void store_rows(const Rows& rows, const RowFormat& format,
+template <class Shape, class Rule, class Rows>
+__device__ __forceinline__ void store_rows(const Rows& rows, const Rule& rule,
+                                           const RowFormat& format,
                                            const float (&o)[Shape::kDim / 8][4],
                                            const RowState& state, uint32_t queries, int row) {
   constexpr int kChunks = Shape::kDim / 8;
@@ -364,14 +379,12 @@ __device__ __forceinline__ void store_rows(const Rows& rows, const RowFormat& fo
   __syncwarp();  // the warp has finished reading its queries
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float l = state.l[r], inverse = 1.0f / l;
     const int at = row + group + 8 * r;
-    if (quad == 0 && at < rows.count)
-      rows.store_lse(at, __fmaf_rn(state.row_max_log2[r], kLn2, logf(l)));
+    const auto [factor, lse] = finish_row(rule, rows.head(at), state.row_max_log2[r], state.l[r]);
+    if (quad == 0 && at < rows.count) rows.store_lse(at, lse);
 #pragma unroll
     for (int n = 0; n < kChunks; ++n) {
-      const uint32_t pair =
-          pack_bf16(o[n][2 * r] * inverse + 0.0f, o[n][2 * r + 1] * inverse + 0.0f);
+      const uint32_t pair = pack_bf16(o[n][2 * r] * factor + 0.0f, o[n][2 * r + 1] * factor + 0.0f);
       asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(
                        queries + chunk_offset<Shape::kColumns>(at, n) + 4 * quad),
                    "r"(pair)
@@ -404,7 +417,7 @@ __device__ __forceinline__ void store_rows(const Rows& rows, const RowFormat& fo
 struct WarpRows {
   int row, thread_row;
   int ends[2];           // end_key() per row of the thread; see Rows below
-  int min_end, max_end;  // over the rows of the warp
+  int min_end, max_end;  // visible_end() over the rows of the warp
   int first_common;      // keys before it are hidden from some of the rows
   uint64_t streams[2];   // Philox stream per row of the thread
 };
@@ -420,16 +433,19 @@ __device__ __forceinline__ WarpRows make_warp_rows(const Rows& rows, const Rule&
     const int row = warp_rows.thread_row + 8 * r;
     warp_rows.ends[r] = rows.end_key(rule, row);
     if constexpr (Rule::kDrops)
-      if (row < rows.count) warp_rows.streams[r] = rule.drop.row(rows.token(row));
+      if (rule.drops() && row < rows.count) warp_rows.streams[r] = rule.drop.row(rows.token(row));
   }
-  warp_rows.min_end = __reduce_min_sync(0xffffffffu, min(warp_rows.ends[0], warp_rows.ends[1]));
-  warp_rows.max_end = __reduce_max_sync(0xffffffffu, max(warp_rows.ends[0], warp_rows.ends[1]));
-  warp_rows.first_common = rule.first_key(warp_rows.max_end);
+  const auto& bound = rows.bind(rule, 0);
+  const int min_end = __reduce_min_sync(0xffffffffu, min(warp_rows.ends[0], warp_rows.ends[1]));
+  const int max_end = __reduce_max_sync(0xffffffffu, max(warp_rows.ends[0], warp_rows.ends[1]));
+  warp_rows.min_end = bound.visible_end(min_end);
+  warp_rows.max_end = bound.visible_end(max_end);
+  warp_rows.first_common = rule.first_key(max_end);
   return warp_rows;
 }
 
 // The stages of keys and values in shared memory, from address `keys` on, and the queries after
-// them.
+// them. The i-th tile of the block is in stage i modulo their number.
 template <class Shape, class Rows>
 struct BlockStages {
   const Rows& rows;
@@ -437,11 +453,11 @@ struct BlockStages {
   uint32_t keys;
   int end_tile;
 
-  __device__ TileLoad keys_of(int tile) const {
-    return {rows.k, keys + tile % Shape::kKeyStages * uint32_t{Shape::kTileBytes}};
+  __device__ TileLoad keys_of(int i) const {
+    return {rows.k, keys + i % Shape::kKeyStages * uint32_t{Shape::kTileBytes}};
   }
-  __device__ TileLoad values_of(int tile) const {
-    const int stage = Shape::kKeyStages + tile % Shape::kValueStages;
+  __device__ TileLoad values_of(int i) const {
+    const int stage = Shape::kKeyStages + i % Shape::kValueStages;
     return {rows.v, keys + stage * uint32_t{Shape::kTileBytes}};
   }
   __device__ uint32_t queries() const {
@@ -449,33 +465,33 @@ struct BlockStages {
   }
   // Starts loading the keys of a tile, unless it is past the last one, and its values too unless
   // their single stage is still in use.
-  __device__ __forceinline__ void load(int tile) const {
+  __device__ __forceinline__ void load(int tile, int i) const {
     if (tile < end_tile) {
       if constexpr (Shape::kValueStages == 1)
-        load_tile<Shape>(rows, tile, format, keys_of(tile));
+        load_tile<Shape>(rows, tile, format, keys_of(i));
       else
-        load_tile<Shape>(rows, tile, format, keys_of(tile), values_of(tile));
+        load_tile<Shape>(rows, tile, format, keys_of(i), values_of(i));
     }
     copy_async_commit();
   }
-  __device__ __forceinline__ void load_values(int tile) const {
-    load_tile<Shape>(rows, tile, format, values_of(tile));
+  __device__ __forceinline__ void load_values(int tile, int i) const {
+    load_tile<Shape>(rows, tile, format, values_of(i));
     copy_async_commit();
   }
 };
 
-// Adds a tile of keys and values to O and to the state of its chunk.
+// Adds the i-th tile of keys and values to O and to the state of its chunk; `next`: the one after.
 template <class Shape, class Rule, class Rows>
 __device__ __forceinline__ void attention_step(float (&o)[Shape::kDim / 8][4], RowState& state,
                                                const BlockStages<Shape, Rows>& stages,
                                                const WarpRows& warp_rows, const Rule& rule,
-                                               int tile) {
+                                               int tile, int next, int i) {
   constexpr int kKeys = Shape::kKeys, kGroups = Shape::kGroups;
   constexpr int kKeyStages = Shape::kKeyStages, kValueStages = Shape::kValueStages;
   copy_async_wait<0>();
   __syncthreads();
-  if constexpr (kKeyStages == 2) stages.load(tile + 1);
-  if constexpr (kValueStages == 1) stages.load_values(tile);
+  if constexpr (kKeyStages == 2) stages.load(next, i + 1);
+  if constexpr (kValueStages == 1) stages.load_values(tile, i);
   const int key0 = tile * kKeys,
             groups = min(kGroups, max(0, (warp_rows.max_end - key0 + 15) / 16));
   const int ends[2] = {warp_rows.ends[0] - key0, warp_rows.ends[1] - key0};
@@ -483,23 +499,33 @@ __device__ __forceinline__ void attention_step(float (&o)[Shape::kDim / 8][4], R
   float s[2 * kGroups][4], alpha[2];
   const auto scores = [&]<bool kMasked>() {
     score_step<Shape::kDim, kGroups, kMasked>(s, stages.queries(), warp_rows.row,
-                                              stages.keys_of(tile).to, groups);
+                                              stages.keys_of(i).to, groups);
   };
   const auto softmax_and_values = [&]<bool kMasked>() {
-    apply_rule(s, rule);
-    if (kMasked) mask_scores<kGroups>(s, ends, rule, groups, hides_first);
+    if constexpr (Rule::kGeneral) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = warp_rows.thread_row + 8 * r, position = stages.rows.position(row);
+        const auto& bound = stages.rows.bind(rule, row);
+        modify_scores(s, bound, r, key0 + static_cast<int>(threadIdx.x % 4) * 2 - position);
+        if (kMasked) mask_row(s, bound, r, position, warp_rows.ends[r], key0);
+      }
+    } else {
+      if (kMasked) mask_scores<kGroups>(s, ends, rule, groups, hides_first);
+    }
     softmax_step<kGroups, kMasked>(s, state, alpha, rule.exponent, groups);
     if constexpr (Rule::kDrops)
-      drop_step<kGroups>(s, rule.drop, warp_rows.streams, stages.rows.head(), key0);
-    value_step<Shape::kDim, kGroups, kMasked>(o, s, alpha, stages.values_of(tile).to, groups);
+      if (rule.drops())
+        drop_step<kGroups>(s, rule.drop, warp_rows.streams, stages.rows.head(0), key0);
+    value_step<Shape::kDim, kGroups, kMasked>(o, s, alpha, stages.values_of(i).to, groups);
   };
   const bool unmasked =
-      Shape::kUnmasked && !Rule::kDrops && warp_rows.min_end >= key0 + kKeys && !hides_first;
+      Shape::kUnmasked && !Rule::kGeneral && warp_rows.min_end >= key0 + kKeys && !hides_first;
   if constexpr (kKeyStages == 1) {
     unmasked ? scores.template operator()<false>() : scores.template operator()<true>();
     if constexpr (kValueStages == 1) copy_async_wait<0>();
     __syncthreads();
-    stages.load(tile + 1);
+    stages.load(next, i + 1);
     if (unmasked)
       softmax_and_values.template operator()<false>();
     else if (groups > 0)
@@ -519,7 +545,9 @@ __device__ __forceinline__ void attention_step(float (&o)[Shape::kDim / 8][4], R
 //   k, v, key_offset(j)    offset of key j from k and v; negative from keys.end on
 //   query(r), output(r)    start of row r; the query is null from `count` on
 //   end_key(rule, r)       end of the keys that row r sees; 1 from `count` on
-//   store_lse(r, value), head(), token(r)
+//   bind(rule, r)          the rule of row r
+//   positions_range()      that of the rows
+//   store_lse(r, value), head(r), position(r), token(r)
 //   combined_row(r)        index of row r in `combined`
 template <class Shape, class Rule, class Rows>
 __device__ __forceinline__ void attention_bf16(const Rows& rows, const Rule& rule,
@@ -532,19 +560,23 @@ __device__ __forceinline__ void attention_bf16(const Rows& rows, const Rule& rul
   RowState state;
   float o[Shape::kDim / 8][4] = {};
   load_queries<Shape>(rows, stages.queries(), format);
-  stages.load(tiles.first);
-  const int first_end = (tiles.first / kChunkTiles + 1) * kChunkTiles;
+  int tile = next_tile<Shape::kKeys>(rule, rows, tiles.first, tiles.end), i = tile;
+  stages.load(tile, i);
+  const int first_end = (tile / kChunkTiles + 1) * kChunkTiles;
 #pragma unroll 1
-  for (int tile = tiles.first, end = min(first_end, tiles.end);;) {  // chunks, [tile, end)
+  for (int end = min(first_end, tiles.end);;) {  // chunks, [tile, end)
 #pragma unroll 1
-    for (; tile < end; ++tile) attention_step(o, state, stages, warp_rows, rule, tile);
+    for (int next; tile < end; tile = next, ++i) {
+      next = next_tile<Shape::kKeys>(rule, rows, tile + 1, tiles.end);
+      attention_step(o, state, stages, warp_rows, rule, tile, next, i);
+    }
     reduce_l(state);
     if (end > first_end) combine_chunk<Shape>(o, state, rows, combined, warp_rows.thread_row);
     if (end == tiles.end) break;
     store_combined<Shape>(o, state, rows, combined, warp_rows.thread_row);
     end = min(end + kChunkTiles, tiles.end);
   }
-  store_rows<Shape>(rows, format, o, state, stages.queries(), warp_rows.row);
+  store_rows<Shape>(rows, rule, format, o, state, stages.queries(), warp_rows.row);
 }
 
 }  // namespace cohort::kernels::cuda

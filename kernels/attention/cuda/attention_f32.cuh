@@ -102,28 +102,35 @@ __device__ __forceinline__ void float_scores(float (&s)[4][FloatShape<kDim>::kKe
   }
 }
 
-// S becomes P for the four rows of the thread; row_max_log2: their m c. ends: end of the keys that
-// each row sees, relative to the tile.
-template <int kKeysPerThread, class Rule>
+// S of the tile from key0 on becomes P for the four rows of the thread.
+template <int kKeysPerThread, class Rule, class Rows>
 __device__ __forceinline__ void float_softmax(float (&s)[4][kKeysPerThread],
-                                              float (&row_max_log2)[4], float (&alpha)[4],
-                                              const Rule& rule, const int (&ends)[4], int x) {
+                                              FloatThreadState& state, float (&alpha)[4],
+                                              const Rule& rule, const Rows& rows, int key0) {
   const float c = rule.exponent;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     float largest = -INFINITY;
+    const int position = rows.position(state.y4 + i), first = key0 + state.x;
+    const auto& bound = rows.bind(rule, state.y4 + i);
+    bound.modify([&, distance = KeyDistance<float>(first - position)](auto&& stage) {
+#pragma unroll
+      for (int j = 0; j < kKeysPerThread; ++j) s[i][j] = stage(s[i][j], distance + 16 * j);
+    });
+    const bool sees_tile = bound.sees_tile(position, key0);
 #pragma unroll
     for (int j = 0; j < kKeysPerThread; ++j) {
-      s[i][j] = rule.outside(x + 16 * j, ends[i]) ? -INFINITY : rule.apply(s[i][j]);
+      if (!sees_tile || bound.outside(first + 16 * j, state.ends[i])) s[i][j] = -INFINITY;
       largest = fmaxf(largest, s[i][j]);
     }
 #pragma unroll
     for (int offset = 8; offset > 0; offset /= 2)  // the 16 threads of the row
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
-    const float new_max = fmaxf(row_max_log2[i], largest * c);
+    float& row_max_log2 = state.row_max_log2[i];
+    const float new_max = fmaxf(row_max_log2, largest * c);
     const float safe_row_max = new_max == -INFINITY ? 0.0f : new_max;  // as in update_row_max()
-    alpha[i] = fast_exp2(row_max_log2[i] - safe_row_max);
-    row_max_log2[i] = new_max;
+    alpha[i] = fast_exp2(row_max_log2 - safe_row_max);
+    row_max_log2 = new_max;
 #pragma unroll
     for (int j = 0; j < kKeysPerThread; ++j)
       s[i][j] = fast_exp2(__fmaf_rn(s[i][j], c, -safe_row_max));
@@ -191,9 +198,7 @@ __device__ __forceinline__ void float_probabilities(float (&s)[4][FloatShape<kDi
                                                     FloatThreadState& state, float (&alpha)[4],
                                                     const Rows& rows, const Rule& rule, int key0) {
   using Shape = FloatShape<kDim>;
-  const int ends[4] = {state.ends[0] - key0, state.ends[1] - key0, state.ends[2] - key0,
-                       state.ends[3] - key0};
-  float_softmax(s, state.row_max_log2, alpha, rule, ends, state.x);
+  float_softmax(s, state, alpha, rule, rows, key0);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (state.x == 0) state.row_factor[state.y4 + i] = alpha[i];
@@ -202,7 +207,7 @@ __device__ __forceinline__ void float_probabilities(float (&s)[4][FloatShape<kDi
       state.p[(state.y4 + i) * Shape::kScoreStride + state.x + 16 * j] = s[i][j];
   }
   __syncwarp();
-  float_add_to_l<kDim>(state, rule, rows.head(), key0);
+  float_add_to_l<kDim>(state, rule, rows.head(0), key0);
 }
 
 // Reduces l of the rows of the thread at the end of a chunk.
@@ -267,23 +272,23 @@ __device__ __forceinline__ void float_store_combined(
 }
 
 // Stores O (1 / l) and the log-sum-exp of the thread's rows.
-template <int kDim, class Rows>
+template <int kDim, class Rule, class Rows>
 __device__ __forceinline__ void float_store(
     const float (&o)[4][FloatShape<kDim>::kPacksPerThread][4], const float (&l)[4],
-    const FloatThreadState& state, const Rows& rows, const RowFormat& format) {
+    const FloatThreadState& state, const Rows& rows, const Rule& rule, const RowFormat& format) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int row = state.y4 + i;
     if (row >= rows.count) continue;
-    const float inverse = 1.0f / l[i];
-    if (state.x == 0) rows.store_lse(row, __fmaf_rn(state.row_max_log2[i], kLn2, logf(l[i])));
+    const auto [factor, lse] = finish_row(rule, rows.head(row), state.row_max_log2[i], l[i]);
+    if (state.x == 0) rows.store_lse(row, lse);
     float* const to = rows.output(row);
 #pragma unroll
     for (int n = 0; n < FloatShape<kDim>::kPacksPerThread; ++n) {
       const int column = 4 * (state.x + 16 * n);
       Float4 out;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) out.v[e] = o[i][n][e] * inverse + 0.0f;
+      for (int e = 0; e < 4; ++e) out.v[e] = o[i][n][e] * factor + 0.0f;
       if (format.vectorized && column < format.head_dim) store_pack(to + column, out);
       if (!format.vectorized)
 #pragma unroll
@@ -353,7 +358,7 @@ __device__ __forceinline__ void attention_f32(const Rows& rows, const Rule& rule
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     state.ends[i] = rows.end_key(rule, state.y4 + i);
-    state.max_end = max(state.max_end, state.ends[i]);
+    state.max_end = max(state.max_end, rows.bind(rule, 0).visible_end(state.ends[i]));
   }
   state.max_end = __reduce_max_sync(0xffffffffu, state.max_end);
   if constexpr (Rule::kDrops)
@@ -366,18 +371,20 @@ __device__ __forceinline__ void attention_f32(const Rows& rows, const Rule& rule
                      rows.query(i / (kDim / 4)), format.head_dim, format.vectorized);
   const IndexRange<int> tiles = rows.keys.tiles(Shape::kKeys);
   float l[4];
-  const int first_end = (tiles.first / kChunkTiles + 1) * kChunkTiles;
+  int tile = next_tile<Shape::kKeys>(rule, rows, tiles.first, tiles.end);
+  const int first_end = (tile / kChunkTiles + 1) * kChunkTiles;
 #pragma unroll 1
-  for (int tile = tiles.first, end = min(first_end, tiles.end);;) {  // chunks, [tile, end)
+  for (int end = min(first_end, tiles.end);;) {  // chunks, [tile, end)
 #pragma unroll 1
-    for (; tile < end; ++tile) float_step<kDim>(o, state, rows, rule, format, tile);
+    for (; tile < end; tile = next_tile<Shape::kKeys>(rule, rows, tile + 1, tiles.end))
+      float_step<kDim>(o, state, rows, rule, format, tile);
     float_reduce_l(l, state);
     if (end > first_end) float_combine<kDim>(o, l, state, rows, combined);
     if (end == tiles.end) break;
     float_store_combined<kDim>(o, l, state, rows, combined);
     end = min(end + kChunkTiles, tiles.end);
   }
-  float_store<kDim>(o, l, state, rows, format);
+  float_store<kDim>(o, l, state, rows, rule, format);
 }
 
 // Computes the rows of a block in the precision of the shape.

@@ -49,10 +49,13 @@ __global__ void __launch_bounds__(kDeltaThreads)
   const int lane = static_cast<int>(thread % lanes);
   const int live = row < rows ? args.head_dim - lane * kLaneElements : 0;
   const int64_t token = row < rows ? row / args.heads : 0, head = row < rows ? row % args.heads : 0;
-  const int64_t start = head * args.head_dim + lane * kLaneElements;
+  const int64_t start = lane * kLaneElements;
   float a[kLaneElements], b[kLaneElements], sum = 0;
-  load_elements(a, args.dout.data + token * args.dout.stride + start, live, args.vectorized);
-  load_elements(b, args.o.data + token * args.o.stride + start, live, args.vectorized);
+  const auto row_of = [&](const Heads<const T>& t) {
+    return t.data + token * t.stride + head * t.head_stride + start;
+  };
+  load_elements(a, row_of(args.dout), live, args.vectorized);
+  load_elements(b, row_of(args.o), live, args.vectorized);
 #pragma unroll
   for (int e = 0; e < kLaneElements; ++e) sum = __fmaf_rn(a[e], b[e], sum);
   for (int offset = lanes / 2; offset > 0; offset /= 2)
@@ -81,7 +84,9 @@ __global__ void __launch_bounds__(kDeltaThreads) add_slices_kernel(const Backwar
 #pragma unroll
     for (int i = 0; i < kN; ++i) sum.v[i] += more.v[i];
   }
-  bf16* const to = out.data + at / width * out.stride + at % width;
+  const int64_t in_token = at % width;
+  bf16* const to = out.data + at / width * out.stride + in_token / args.head_dim * out.head_stride +
+                   in_token % args.head_dim;
 #pragma unroll
   for (int i = 0; i < kN; ++i)
     to[i] = from_float<bf16>(accumulate ? sum.v[i] + to_float(to[i]) : sum.v[i]);
@@ -104,7 +109,8 @@ int head_slices_of(int64_t heads, int64_t kv_heads) {
 
 template <class T, class AnyTensor>
 auto heads_of(AnyTensor& t) {
-  return Heads<std::remove_pointer_t<decltype(pointer<T>(t))>>{pointer<T>(t), t.strides()[0]};
+  return Heads<std::remove_pointer_t<decltype(pointer<T>(t))>>{pointer<T>(t), t.strides()[0],
+                                                               t.strides()[1]};
 }
 
 // Returns the memory of lse_log2 and delta, which it computes.
@@ -184,6 +190,7 @@ void attention_backward(const AttentionBackward& args) {
       }
       if (problem.head_slices > 1) add_slices(problem, device);
     }
+    if (args.dbias || args.dsinks) run_term_gradients(problem, args);
   });
 }
 

@@ -21,19 +21,19 @@ struct HeadRows {
   __device__ T* row(int r) const { return data + offset(r); }
 };
 
-// A tensor [T, heads, head_dim] with a token stride of `stride` elements.
+// A tensor [T, heads, head_dim] with these strides of tokens and heads, in elements.
 template <class T>
 struct Heads {
   T* data = nullptr;
-  int64_t stride = 0;
+  int64_t stride = 0, head_stride = 0;
 
   // Rows of a head, from token `begin` on.
-  __device__ HeadRows<T> rows(int begin, int head, int head_dim) const {
-    return {data + begin * stride + static_cast<int64_t>(head) * head_dim, {stride}};
+  __device__ HeadRows<T> rows(int begin, int head) const {
+    return {data + begin * stride + head * head_stride, {stride}};
   }
   // The keys of a sequence.
-  __device__ HeadRows<T> keys(const PackedSequence& sequence, int head, int head_dim) const {
-    HeadRows<T> of_head = rows(sequence.first_token(), head, head_dim);
+  __device__ HeadRows<T> keys(const PackedSequence& sequence, int head) const {
+    HeadRows<T> of_head = rows(sequence.first_token(), head);
     of_head.offset = sequence.offsets(stride);
     return of_head;
   }
@@ -70,12 +70,29 @@ template <int kDim>
 void run_backward_sm90(const BackwardArgs<bf16>& args, const AttentionBackward& in);
 template <int kDim>
 void run_backward_wide(const BackwardArgs<bf16>& args, const AttentionBackward& in);
+// Computes the gradients of the bias and the sinks that `in` wants.
+template <class T>
+void run_term_gradients(const BackwardArgs<T>& args, const AttentionBackward& in);
+
+// The first step from `step` on with streamed rows that see own keys, or that own queries see, by
+// the tile mask.
+template <Pass kPass, class Rule>
+__device__ __forceinline__ int next_step(const Rule& rule, const IndexRange<int>& own, int step,
+                                         int end, int per_step) {
+  if constexpr (!Rule::kGeneral) return step;
+  const int row = step * per_step, end_row = end * per_step;
+  if constexpr (Rule::kGeneral)
+    step = (kPass == Pass::kKeys ? rule.next_query(own, row, end_row)
+                                 : rule.next_key(own, row, end_row)) /
+           per_step;
+  return min(step, end);
+}
 
 // Streamed rows of a sequence: its queries, or its keys.
 struct BackwardStream {
   int begin, length;      // the queries' tokens [begin, begin + length), or `length` keys
   int position;           // position of the first query, where own key 0 is at 0
-  IndexRange<int> steps;  // tiles of rows that see own keys, or that own queries see
+  IndexRange<int> steps;  // tiles of rows that see own keys, or that own queries see; maybe none
 };
 
 // Work of a block.
@@ -123,18 +140,21 @@ __device__ __forceinline__ BackwardSlice find_slice(const Args& args, int block,
                       .stream = {.begin = sequence.begin, .position = 0}};
   BackwardStream& stream = slice.stream;
   const IndexRange<int> own{slice.own, slice.own + per_tile};
+  const auto& rule = args.rule.bind(slice.index, 0, sequence.keys());
   if (kPass == Pass::kKeys) {
     slice.head_slice = slice.head % args.head_slices;
     slice.head /= args.head_slices;
     stream.length = sequence.length;
-    stream.steps = args.rule.positions_of(own, stream.length).tiles(per_step);
+    stream.steps = rule.positions_of(own, stream.length).tiles(per_step);
   } else {
     stream.length = sequence.keys();
-    IndexRange<int> keys = args.rule.keys_of(
-        {sequence.position(own.first), sequence.position(own.end)}, stream.length);
+    IndexRange<int> keys =
+        rule.keys_of({sequence.position(own.first), sequence.position(own.end)}, stream.length);
     keys.end = min(keys.end, stream.length);
     stream.steps = keys.tiles(per_step);
   }
+  stream.steps.first =
+      next_step<kPass>(args.rule, own, stream.steps.first, stream.steps.end, per_step);
   return slice;
 }
 

@@ -159,6 +159,7 @@ class BackwardBlock {
         quad_(static_cast<int>(threadIdx.x) % 4),
         own_row_(static_cast<int>(threadIdx.x) / 32 % (L::kWarps / L::kSplit) * 16 * kRows),
         row0_(slice.own + own_row_),
+        keys_(slice.sequence.keys()),
         column_(static_cast<int>(threadIdx.x) / 32 / (L::kWarps / L::kSplit) * L::kWidth) {}
   // Loops over steps, for kKeys over the heads of the slice, and over the sequences whose queries
   // see the own keys.
@@ -169,13 +170,14 @@ class BackwardBlock {
         kKeys ? slice_.head * args_.group() + begin : slice_.head / args_.group();
     BackwardStream stream = slice_.stream;
     int head = first_head, step = stream.steps.first, sequence = slice_.index;
+    if (Rule::kGeneral && step >= stream.steps.end) return;
     load_own();
     load_stage(0, stream, head, step);
     copy_async_commit();
     if constexpr (!kKeys) load_own_statistics();
     for (int stage = 0; head < first_head + heads; stage ^= 1) {
       BackwardStream next = stream;
-      int next_head = head, next_step = step + 1;
+      int next_head = head, next_step = following(step, stream);
       if (next_step == stream.steps.end) {
         next_step = stream.steps.first;
         ++next_head;
@@ -193,7 +195,8 @@ class BackwardBlock {
       }
 #pragma unroll 1
       for (int offset = 0; offset < kStep; offset += kColumns)
-        process_step(stage, stream, kKeys ? head : slice_.head, step * kStep + offset, offset);
+        process_step(stage, stream, args_.rule.bind(sequence, kKeys ? head : slice_.head, keys_),
+                     kKeys ? head : slice_.head, step * kStep + offset, offset);
       stream = next;
       head = next_head;
       step = next_step;
@@ -223,7 +226,7 @@ class BackwardBlock {
 
   __device__ void load_own() const {
     const auto load = [&](uint32_t tile, const Heads<const bf16>& tensor) {
-      const auto rows = tensor.rows(slice_.sequence.begin, slice_.head, args_.head_dim);
+      const auto rows = tensor.rows(slice_.sequence.begin, slice_.head);
       load_rows<kDim, L::kOwn, L::kThreads>(tile, rows, slice_.own, slice_.sequence.length,
                                             args_.head_dim, args_.vectorized);
     };
@@ -235,8 +238,8 @@ class BackwardBlock {
     const int row0 = step * kStep;
     const uint32_t tile = base_ + L::kStreamed + stage * (2 * L::kStepBytes);
     const auto load = [&](uint32_t to, const Heads<const bf16>& tensor) {
-      const auto rows = kKeys ? tensor.rows(stream.begin, head, args_.head_dim)
-                              : tensor.keys(slice_.sequence, head, args_.head_dim);
+      const auto rows =
+          kKeys ? tensor.rows(stream.begin, head) : tensor.keys(slice_.sequence, head);
       load_rows<kDim, kStep, L::kThreads>(to, rows, row0, stream.length, args_.head_dim,
                                           args_.vectorized);
     };
@@ -274,13 +277,20 @@ class BackwardBlock {
     }
   }
 
+  // The step after `step`.
+  __device__ int following(int step, const BackwardStream& stream) const {
+    return next_step<kPass>(args_.rule, {slice_.own, slice_.own + L::kOwn}, step + 1,
+                            stream.steps.end, kStep);
+  }
+
   // Processes streamed rows [column0, column0 + kColumns), which begin at row `offset` of the
-  // stage. `head`: head of the queries.
-  __device__ __forceinline__ void process_step(int stage, const BackwardStream& stream, int head,
-                                               int column0, int offset) {
+  // stage. `head`: head of the queries, to which `rule` is bound.
+  __device__ __forceinline__ void process_step(int stage, const BackwardStream& stream,
+                                               const Rule& rule, int head, int column0,
+                                               int offset) {
     if (row0_ >= slice_.sequence.length || column0 >= stream.length) return;
     const int last_query = kKeys ? column0 + kColumns - 1 : row0_ + 16 * kRows - 1;
-    if (args_.rule.is_later(position(stream, last_query), kKeys ? row0_ : column0)) return;
+    if (rule.is_later(position(stream, last_query), kKeys ? row0_ : column0)) return;
     const uint32_t own = base_ + own_row_ * L::kRowBytes;
     const uint32_t streamed =
         base_ + L::kStreamed + stage * (2 * L::kStepBytes) + offset * L::kRowBytes;
@@ -297,7 +307,7 @@ class BackwardBlock {
             a[r][n / 2][n % 2 * 2 + i / 2] = pack_bf16(value(r, n, i), value(r, n, i + 1));
     };
     scores<kDim, kRows, kColumns>(s, reader_, own, streamed);
-    probabilities(s, stage, stream, column0, offset);
+    probabilities(s, rule, stage, stream, column0, offset);
     uint32_t keep = ~0u;
     if constexpr (Rule::kDrops)
       if (args_.rule.drops()) keep = keep_bits(stage, head, column0, offset);
@@ -313,46 +323,75 @@ class BackwardBlock {
                                                           streamed + L::kStepBytes + columns);
     }
     scores<kDim, kRows, kColumns>(dp, reader_, own + L::kOwnBytes, streamed + L::kStepBytes);
-    round([&](int r, int n, int i) {
-      const float delta = kKeys ? query_pair(deltas(stage, offset), n).v[i % 2] : delta_[r][i / 2];
-      const float lse_log2 = query_lse(stage, offset, r, n, i);
-      return times_slope(args_.rule, s[r][n][i], lse_log2) *
-             (dropped(dp[r][n][i], r, n, i) - delta);
-    });
+    const auto delta = [&](int r, int n, int i) {
+      return kKeys ? query_pair(deltas(stage, offset), n).v[i % 2] : delta_[r][i / 2];
+    };
+    if constexpr (Rule::kGeneral) {
+      for_elements([&](int r, int n, int i) {
+        dp[r][n][i] = dropped(dp[r][n][i], r, n, i) - delta(r, n, i);
+      });
+      rule.differentiate([&](auto&& derivative) {
+        for_elements([&](int r, int n, int i) {
+          dp[r][n][i] *= derivative(s[r][n][i], query_lse(stage, offset, r, n, i),
+                                    distance(stream, column0, r, n, i));
+        });
+      });
+      round([&](int r, int n, int i) { return s[r][n][i] * dp[r][n][i]; });
+    } else {
+      round([&](int r, int n, int i) { return s[r][n][i] * (dp[r][n][i] - delta(r, n, i)); });
+    }
     accumulate_matmul<kDim, L::kWidth, kRows, kColumns>(dk_dq_, a, reader_, streamed + columns);
+  }
+
+  // Calls fn(r, n, i) for the elements of the accumulators.
+  template <class F>
+  __device__ __forceinline__ static void for_elements(F&& fn) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) fn(r, n, i);
+  }
+  // From the query to the key of an element.
+  __device__ __forceinline__ KeyDistance<float> distance(const BackwardStream& stream, int column0,
+                                                         int r, int n, int i) const {
+    const int column = column0 + column_of(0, 0), row = row_of(r, i);
+    if constexpr (kKeys)
+      return KeyDistance<float>(row - position(stream, column)) + -(8 * n + i % 2);
+    else
+      return KeyDistance<float>(column - position(stream, row)) + (8 * n + i % 2);
   }
 
   // S becomes P, zero where masked and beyond the last key. Most
   // tiles are fully visible and return before the loop that checks each element. Own keys beyond
   // the last one may hold anything: their gradients are not stored.
-  __device__ __forceinline__ void probabilities(Scores& s, int stage, const BackwardStream& stream,
-                                                int column0, int offset) const {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r)
-#pragma unroll
-      for (int n = 0; n < kColumns / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          s[r][n][i] = fast_exp2(__fmaf_rn(args_.rule.apply(s[r][n][i]), args_.rule.exponent,
-                                           -query_lse(stage, offset, r, n, i)));
+  __device__ __forceinline__ void probabilities(Scores& s, const Rule& rule, int stage,
+                                                const BackwardStream& stream, int column0,
+                                                int offset) const {
+    if constexpr (Rule::kGeneral)
+      rule.modify([&](auto&& stage_of_rule) {
+        for_elements([&](int r, int n, int i) {
+          s[r][n][i] = stage_of_rule(s[r][n][i], distance(stream, column0, r, n, i));
+        });
+      });
+    for_elements([&](int r, int n, int i) {
+      s[r][n][i] =
+          fast_exp2(__fmaf_rn(s[r][n][i], rule.exponent, -query_lse(stage, offset, r, n, i)));
+    });
     const IndexRange<int> own{row0_, row0_ + 16 * kRows}, streamed{column0, column0 + kColumns};
     const IndexRange<int>&queries = kKeys ? streamed : own, &keys = kKeys ? own : streamed;
     const int all_keys = kKeys ? slice_.sequence.length : stream.length;
     const bool crosses_end = !kKeys && keys.end > all_keys;
     if (!crosses_end &&
-        args_.rule.sees_all({position(stream, queries.first), position(stream, queries.end)}, keys))
+        rule.sees_all({position(stream, queries.first), position(stream, queries.end)}, keys))
       return;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r)
-#pragma unroll
-      for (int n = 0; n < kColumns / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int row = row_of(r, i), column = column0 + column_of(n, i);
-          const int key = kKeys ? row : column, query = kKeys ? column : row;
-          const bool hidden = args_.rule.masked(position(stream, query), key);
-          s[r][n][i] = hidden || key >= all_keys ? 0 : s[r][n][i];
-        }
+    for_elements([&](int r, int n, int i) {
+      const int row = row_of(r, i), column = column0 + column_of(n, i);
+      const int key = kKeys ? row : column, query = kKeys ? column : row;
+      const bool hidden = rule.masked(position(stream, query), key);
+      s[r][n][i] = hidden || key >= all_keys ? 0 : s[r][n][i];
+    });
   }
 
   // Position of a query row.
@@ -399,7 +438,7 @@ class BackwardBlock {
 
   __device__ void store(const Accumulators<kRows, L::kWidth>& grad, const Heads<bf16>& tensor,
                         float scale, bool accumulate) const {
-    const auto rows = tensor.rows(slice_.sequence.begin, slice_.head, args_.head_dim);
+    const auto rows = tensor.rows(slice_.sequence.begin, slice_.head);
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
 #pragma unroll
@@ -486,6 +525,7 @@ class BackwardBlock {
   const int group_, quad_;
   const int own_row_;  // first own row of the warp, within the tile
   const int row0_;     // the same row, within the sequence
+  const int keys_;     // number of keys of the sequence
   const int column_;   // first gradient column of the warp
   const TileReader<kDim> reader_;
   float lse_log2_[kRows][2], delta_[kRows][2];  // own queries, rows group and group + 8
@@ -536,10 +576,7 @@ void run_backward_bf16(const BackwardArgs<bf16>& args, const AttentionDesc& desc
     launch_pass<kDim, Pass::kKeys>("attention_backward_keys", call, device);
     launch_pass<kDim, Pass::kQueries>("attention_backward_queries", call, device);
   };
-  if (PlainRule<float>::applies(desc, args.tokens))
-    with_rule<PlainRule<float>>(args, desc, args.head_dim, run);
-  else
-    with_rule<AnyRule<float>>(args, desc, args.head_dim, run);
+  with_rule<PlainRule<float>, AnyRule<float>>(args, desc, args.head_dim, args.tokens, run);
 }
 
 }  // namespace cohort::kernels::cuda

@@ -47,15 +47,17 @@ class BackwardBlock {
     load_own();
     BackwardStream stream = slice_.stream;
     int sequence = slice_.index;
+    const IndexRange<int> own{slice_.own, slice_.own + kRows};
     do {
       for (int head = first_head; head < first_head + heads; ++head)
-        for (int step = stream.steps.first; step < stream.steps.end; ++step) {
+        for (int step = stream.steps.first; step < stream.steps.end;
+             step = next_step<kPass>(args_.rule, own, step + 1, stream.steps.end, kRows)) {
           __syncthreads();  // every thread has finished the last step
           load_streamed(stream, head, step * kRows);
           copy_async_commit();
           copy_async_wait<0>();  // the first time also for the own rows
           __syncthreads();
-          scores(stream, kKeys ? head : slice_.head, step * kRows);
+          scores(stream, sequence, kKeys ? head : slice_.head, step * kRows);
           __syncthreads();
           accumulate_gradients();
         }
@@ -83,8 +85,7 @@ class BackwardBlock {
   __device__ void load_own() {
     for (int i = 0; i < 2; ++i) {
       const auto& tensor = kKeys ? (i == 0 ? args_.k : args_.v) : (i == 0 ? args_.q : args_.dout);
-      load_rows<kDim>(shared_.own[i],
-                      tensor.rows(slice_.sequence.begin, slice_.head, args_.head_dim), slice_.own,
+      load_rows<kDim>(shared_.own[i], tensor.rows(slice_.sequence.begin, slice_.head), slice_.own,
                       slice_.sequence.length, args_.head_dim, args_.vectorized);
     }
   }
@@ -92,16 +93,16 @@ class BackwardBlock {
   __device__ void load_streamed(const BackwardStream& stream, int head, int row0) {
     for (int i = 0; i < 2; ++i) {
       const auto& tensor = kKeys ? (i == 0 ? args_.q : args_.dout) : (i == 0 ? args_.k : args_.v);
-      const auto rows = kKeys ? tensor.rows(stream.begin, head, args_.head_dim)
-                              : tensor.keys(slice_.sequence, head, args_.head_dim);
+      const auto rows =
+          kKeys ? tensor.rows(stream.begin, head) : tensor.keys(slice_.sequence, head);
       load_rows<kDim>(shared_.streamed[i], rows, row0, stream.length, args_.head_dim,
                       args_.vectorized);
     }
   }
 
-  // S and dP for own rows y, y + 16, ... and streamed rows x, x + 16, ... `head`: that of the
-  // queries.
-  __device__ void scores(const BackwardStream& stream, int head, int row0) {
+  // S and dP for own rows y, y + 16, ... and streamed rows x, x + 16, ... `sequence` and `head`:
+  // those of the queries.
+  __device__ void scores(const BackwardStream& stream, int sequence, int head, int row0) {
     const int y = static_cast<int>(threadIdx.x) / 16, x = static_cast<int>(threadIdx.x) % 16;
     float acc[2][kScores][kScores] = {};  // [S or dP][own][streamed]
 #pragma unroll 4
@@ -122,27 +123,30 @@ class BackwardBlock {
             for (int e = 0; e < 4; ++e)
               acc[matmul][i][j] = __fmaf_rn(a[i].v[e], b[j].v[e], acc[matmul][i][j]);
       }
+    const auto rule = args_.rule.bind(sequence, head, slice_.sequence.keys());
 #pragma unroll
     for (int i = 0; i < kScores; ++i)
 #pragma unroll
       for (int j = 0; j < kScores; ++j)
-        score(acc[0][i][j], acc[1][i][j], stream, head, y + 16 * i, x + 16 * j, row0);
+        score(acc[0][i][j], acc[1][i][j], stream, rule, head, y + 16 * i, x + 16 * j, row0);
   }
 
   // Turns S and dP of an own and a streamed row, both relative to their tiles, into P, dropped,
   // and dS, zero where masked and for rows beyond the sequence.
-  __device__ void score(float s, float dp, const BackwardStream& stream, int head, int own,
-                        int streamed, int row0) {
+  template <class Rule>
+  __device__ void score(float s, float dp, const BackwardStream& stream, const Rule& rule, int head,
+                        int own, int streamed, int row0) {
     const int own_row = slice_.own + own, streamed_row = row0 + streamed;
     const int key = kKeys ? own_row : streamed_row, query_row = kKeys ? streamed_row : own_row;
     const int position = kKeys ? stream.position + query_row : slice_.sequence.position(query_row);
     float p = 0, ds = 0;
     if (own_row < slice_.sequence.length && streamed_row < stream.length &&
-        !args_.rule.masked(position, key)) {
+        !rule.masked(position, key)) {
       const int64_t token = (kKeys ? stream.begin : slice_.sequence.begin) + query_row,
                     at = head * args_.tokens + token;
-      const float score = args_.rule.apply(s);
-      p = fast_exp2(__fmaf_rn(score, args_.rule.exponent, -args_.lse_log2[at]));
+      const KeyDistance<float> distance(key - position);
+      rule.modify([&](auto&& stage) { s = stage(s, distance); });
+      p = fast_exp2(__fmaf_rn(s, rule.exponent, -args_.lse_log2[at]));
       const float undropped = p;
       if (args_.rule.drops()) {
         const uint32_t four = args_.rule.drop.keep_four(args_.streams[token], head, key & ~3);
@@ -150,7 +154,9 @@ class BackwardBlock {
         p *= factor;
         dp *= factor;
       }
-      ds = undropped * args_.rule.derivative(score) * (dp - args_.delta[at]);
+      ds = undropped * (dp - args_.delta[at]);
+      rule.differentiate(
+          [&](auto&& derivative) { ds *= derivative(undropped, args_.lse_log2[at], distance); });
     }
     shared_.p[streamed][own] = p;
     shared_.ds[streamed][own] = ds;
@@ -181,7 +187,7 @@ class BackwardBlock {
 
   __device__ void store(const Gradient& grad, const Heads<float>& tensor, float scale,
                         bool accumulate) const {
-    const auto rows = tensor.rows(slice_.sequence.begin, slice_.head, args_.head_dim);
+    const auto rows = tensor.rows(slice_.sequence.begin, slice_.head);
     const int first = slice_.own + static_cast<int>(threadIdx.x) / 32 * kThreadRows;
 #pragma unroll
     for (int r = 0; r < kThreadRows; ++r) {
@@ -235,7 +241,7 @@ void launch_pass(const char* name, const Args& args, Device device) {
 }  // namespace
 
 void run_backward_f32(const BackwardArgs<float>& args, const AttentionDesc& desc, Device device) {
-  with_rule<AnyRule<float>>(args, desc, args.head_dim, [&](const auto& call) {
+  with_rule<AnyRule<float>>(args, desc, args.head_dim, args.tokens, [&](const auto& call) {
     dispatch_head_dim(args.head_dim, [&]<int kDim>() {
       launch_pass<kDim, Pass::kKeys>("attention_backward_keys", call, device);
       launch_pass<kDim, Pass::kQueries>("attention_backward_queries", call, device);

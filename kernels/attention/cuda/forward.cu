@@ -6,10 +6,12 @@
 namespace cohort::kernels::cuda {
 namespace {
 
-template <class T, int kDim, Tiles kTiles>
+template <class T, int kDim, Tiles kTiles, class Rule>
 struct ForwardShape : RowsShape<T, kDim, forward_tiles(kDim, kTiles), true> {
   // At least so many on a multiprocessor; 0: no minimum.
-  static constexpr int kBlocks = std::is_same_v<T, float> ? 0 : kDim == 64 ? 2 : 1;
+  static constexpr int kBlocks = std::is_same_v<T, float>        ? 0
+                                 : kDim == 64 && !Rule::kGeneral ? 2
+                                                                 : 1;
 };
 
 // bf16: a block has up to 128 query rows (64 for head dims over 128) of one head of one sequence,
@@ -20,11 +22,11 @@ struct ForwardShape : RowsShape<T, kDim, forward_tiles(kDim, kTiles), true> {
 // stage: the values are loaded during the scores, the next keys after them. f32: 64 rows, one
 // stage, which holds some keys or values of a tile at a time.
 template <class T, int kDim, Tiles kTiles, class Problem>
-__global__ void __launch_bounds__(ForwardShape<T, kDim, kTiles>::kThreads,
-                                  ForwardShape<T, kDim, kTiles>::kBlocks)
+__global__ void __launch_bounds__(ForwardShape<T, kDim, kTiles, decltype(Problem::rule)>::kThreads,
+                                  ForwardShape<T, kDim, kTiles, decltype(Problem::rule)>::kBlocks)
     attention_forward_kernel(const __grid_constant__ Problem problem) {
   extern __shared__ __align__(128) char shared[];
-  using Shape = ForwardShape<T, kDim, kTiles>;
+  using Shape = ForwardShape<T, kDim, kTiles, decltype(Problem::rule)>;
   PackedRows<T> rows;
   if (!problem.find(problem.rule, static_cast<int>(blockIdx.x), Shape::kRows, rows)) return;
   attention_rows<Shape>(rows, problem.rule, problem.format, shared,
@@ -47,6 +49,8 @@ ForwardProblem<T> make_problem(const AttentionForward& args) {
           .q_stride = args.q.strides()[0],
           .kv_stride = args.k.strides()[0],
           .o_stride = args.o.strides()[0],
+          .head_strides = {args.q.strides()[1], args.k.strides()[1], args.v.strides()[1],
+                           args.o.strides()[1]},
           .heads = static_cast<int>(heads),
           .kv_heads = static_cast<int>(kv_heads),
           .heads_at_once = heads_in_l2(key_bytes, kv_heads) * static_cast<int>(heads / kv_heads),
@@ -62,7 +66,7 @@ void run_generic(Problem problem, Device device) {
     scratch = combined_scratch(problem.combined, problem.tokens * problem.heads, kDim, device);
   constexpr auto kSharedBytes = rows_shared_bytes<T, kDim, forward_tiles>;
   dispatch_tiles<kSharedBytes>(device, [&]<Tiles kTiles>() {
-    using Shape = ForwardShape<T, kDim, kTiles>;
+    using Shape = ForwardShape<T, kDim, kTiles, decltype(Problem::rule)>;
     const int64_t slots = tile_slots(problem.tokens, problem.sequences.count, Shape::kRows);
     problem.slots = static_cast<int>(slots);
     launch("attention_forward", attention_forward_kernel<T, kDim, kTiles, Problem>,
@@ -84,10 +88,10 @@ void attention_forward(const AttentionForward& args) {
     if constexpr (!std::is_same_v<T, float>) {
       if (supports_sm90("attention_forward", args.desc, dim, problem.format.vectorized, device))
         return dispatch_sm90_dim(dim, [&]<int kDim>() { run_forward_sm90<kDim>(problem, args); });
-      if (args.desc.dropout.p == 0)
-        return with_rule<ScoreRule<float>>(problem, args.desc, dim, run);
+      return with_rule<ScoreRule<float>, AnyRule<float>>(problem, args.desc, dim, problem.tokens,
+                                                         run);
     }
-    with_rule<AnyRule<float>>(problem, args.desc, dim, run);
+    with_rule<AnyRule<float>>(problem, args.desc, dim, problem.tokens, run);
   });
 }
 

@@ -15,7 +15,7 @@ struct PackedRows {
   int64_t o_stride, q_stride;  // token strides in elements
   KeyOffsets key_offsets;
   PackedSequence sequence;
-  int head_index, kv_head;
+  int sequence_index, head_index, kv_head;
   int first, count;      // the rows are those from `first` on of the sequence
   IndexRange<int> keys;  // each row sees some of these keys
 
@@ -25,15 +25,28 @@ struct PackedRows {
   __device__ T* output(int r) const { return o + (first + r) * o_stride; }
   template <class Rule>
   __device__ int end_key(const Rule& rule, int r) const {
-    return r >= count ? 1 : rule.end_key(sequence.position(first + r), keys.end);
+    return r >= count ? 1 : bind(rule, r).end_key(sequence.position(first + r), keys.end);
+  }
+  template <class Rule>
+  __device__ typename Rule::Bound bind(const Rule& rule, int) const {
+    return rule.bind(sequence_index, head_index, sequence.keys());
+  }
+  __device__ int position(int r) const { return sequence.position(first + min(r, count - 1)); }
+  __device__ IndexRange<int> positions_range() const {
+    return {sequence.position(first), sequence.position(first + count)};
   }
   __device__ int64_t key_offset(int j) const { return j < keys.end ? key_offsets(j) : -1; }
-  __device__ int head() const { return head_index; }
+  __device__ int head(int) const { return head_index; }
   __device__ int64_t token(int r) const { return sequence.begin + first + r; }
   __device__ void store_lse(int r, float value) const { lse[first + r] = value; }
   __device__ int64_t combined_row(int r) const { return r; }
   // Index of the first row over all heads.
   __device__ int64_t row0(int64_t tokens) const { return head_index * tokens + token(0); }
+};
+
+// Strides from a head to the next, in elements.
+struct HeadStrides {
+  int64_t q, k, v, o;
 };
 
 template <class T>
@@ -43,8 +56,10 @@ struct ForwardProblem {
   float* lse;
   PackedSequences sequences;
   int64_t tokens, q_stride, kv_stride, o_stride;  // token strides in elements
+  HeadStrides head_strides;
   int heads, kv_heads;
-  int slots;          // tile slots; see find_tile()
+  int slots;  // tile slots of rows_per_block rows; see find_tile()
+  int rows_per_block;
   int heads_at_once;  // see find()
   RowFormat format;
   CombinedChunks combined;  // for all heads and tokens, or null
@@ -69,24 +84,25 @@ struct ForwardProblem {
     const int missing = per_block % 128 == 0 ? 0 : (tiles * per_block - sequence.length) / 64 * 64;
     const int first = max(0, at.tile * per_block - missing);
     const int end = min(sequence.length, (at.tile + 1) * per_block - missing);
-    const int64_t dim = format.head_dim;
     const int kv_head = head / (heads / kv_heads);
-    const int64_t kv_start = sequence.first_token() * kv_stride + kv_head * dim;
+    const int64_t kv_start = sequence.first_token() * kv_stride;
     rows = {
-        .q = q + sequence.begin * q_stride + head * dim,
-        .k = k + kv_start,
-        .v = v + kv_start,
-        .o = o + sequence.begin * o_stride + head * dim,
+        .q = q + sequence.begin * q_stride + head * head_strides.q,
+        .k = k + kv_start + kv_head * head_strides.k,
+        .v = v + kv_start + kv_head * head_strides.v,
+        .o = o + sequence.begin * o_stride + head * head_strides.o,
         .lse = lse + head * tokens + sequence.begin,
         .o_stride = o_stride,
         .q_stride = q_stride,
         .key_offsets = sequence.offsets(kv_stride),
         .sequence = sequence,
+        .sequence_index = at.index,
         .head_index = head,
         .kv_head = kv_head,
         .first = first,
         .count = end - first,
-        .keys = rule.keys_of({sequence.position(first), sequence.position(end)}, sequence.keys())};
+        .keys = rule.bind(at.index, head, sequence.keys())
+                    .keys_of({sequence.position(first), sequence.position(end)}, sequence.keys())};
     return true;
   }
 };

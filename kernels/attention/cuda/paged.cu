@@ -73,9 +73,10 @@ struct PagedRows {
   PageTable table;
   int64_t row0;                           // index of the first row, token * all_heads + head
   int64_t q_stride, kv_stride, o_stride;  // token strides of q and o, and slot stride, in elements
-  int all_heads, heads;                   // heads of a token, and heads in this block
+  int all_heads, heads, first_head;       // heads of a token, and heads in this block
   int head_dim, count;
   IndexRange<int> keys;  // each row sees some of these keys
+  int first_position;    // the lowest of the rows
 
   __device__ const T* query(int r) const {
     return r < count ? q + r / heads * q_stride + static_cast<int64_t>(r % heads) * head_dim
@@ -94,9 +95,16 @@ struct PagedRows {
     const int64_t slot = table.slot(blocks, j);
     return slot < 0 ? -1 : slot * kv_stride;
   }
-  // Required by Rows, but only used with an AnyRule that drops.
-  __device__ int head() const { return 0; }
-  __device__ int64_t token(int) const { return 0; }
+  template <class Rule>
+  __device__ typename Rule::Bound bind(const Rule& rule, int r) const {
+    return rule.bind(0, head(r), Rule::kAllKeys);
+  }
+  __device__ int head(int r) const { return first_head + r % heads; }
+  __device__ int position(int r) const {
+    return r >= count ? 0 : table.keys_of(positions[r / heads]) - 1;
+  }
+  __device__ IndexRange<int> positions_range() const { return {first_position, keys.end}; }
+  __device__ int64_t token(int) const { return 0; }  // for dropout, which no call has
   __device__ void store_lse(int, float) const {}
 };
 
@@ -143,9 +151,11 @@ struct PagedProblem {
             .o_stride = o_stride,
             .all_heads = heads,
             .heads = width,
+            .first_head = static_cast<int>(head),
             .head_dim = format.head_dim,
             .count = 0,
-            .keys = {0, 0}};
+            .keys = {0, 0},
+            .first_position = 0};
     // The block ends before the first token of another sequence.
     const int limit =
         static_cast<int>(min(static_cast<int64_t>(per_block - in_block), tokens - first));
@@ -163,6 +173,7 @@ struct PagedProblem {
       min_keys = min(min_keys, __reduce_min_sync(0xffffffffu, keys));
     }
     rows.keys.first = max(0, rule.first_key(min_keys));
+    rows.first_position = min_keys - 1;
     rows.count = count * width;
     if (rows.blocks != nullptr) return true;
     for (int r = 0; r < rows.count; ++r)
@@ -173,23 +184,23 @@ struct PagedProblem {
   }
 };
 
-template <class T, int kDim, Tiles kTiles>
+template <class T, int kDim, Tiles kTiles, class Rule>
 struct PagedShape : RowsShape<T, kDim, paged_tiles(kDim, kTiles), false> {
   // As in forward.cu.
-  static constexpr int kBlocks = std::is_same_v<T, float> ? 0
-                                 : kDim == 64             ? 3
-                                 : kDim == 128            ? 2
-                                                          : 1;
+  static constexpr int kBlocks = std::is_same_v<T, float>       ? 0
+                                 : Rule::kGeneral || kDim > 128 ? 1
+                                 : kDim == 64                   ? 3
+                                                                : 2;
 };
 
 // A block has the rows of PagedProblem::find(), in bf16 16 per warp. The next tile is loaded during
 // the softmax.
 template <class T, int kDim, Tiles kTiles, class Problem>
-__global__ void __launch_bounds__(PagedShape<T, kDim, kTiles>::kThreads,
-                                  PagedShape<T, kDim, kTiles>::kBlocks)
+__global__ void __launch_bounds__(PagedShape<T, kDim, kTiles, decltype(Problem::rule)>::kThreads,
+                                  PagedShape<T, kDim, kTiles, decltype(Problem::rule)>::kBlocks)
     attention_paged_kernel(const __grid_constant__ Problem problem) {
   extern __shared__ __align__(128) char shared[];
-  using Shape = PagedShape<T, kDim, kTiles>;
+  using Shape = PagedShape<T, kDim, kTiles, decltype(Problem::rule)>;
   static_assert(Shape::kRows == kPagedRows);
   if constexpr (std::is_same_v<T, bf16>) launch_dependents_and_wait();
   PagedRows<T> rows;
@@ -209,7 +220,7 @@ void run_paged(Problem problem, Device device) {
   dispatch_tiles<kSharedBytes>(device, [&]<Tiles kTiles>() {
     launch("attention_paged", attention_paged_kernel<T, kDim, kTiles, Problem>,
            {.grid = grid,
-            .block = PagedShape<T, kDim, kTiles>::kThreads,
+            .block = PagedShape<T, kDim, kTiles, decltype(Problem::rule)>::kThreads,
             .shared_bytes = kSharedBytes(kTiles),
             .start = std::is_same_v<T, float> ? Start::kAfterPrevious : Start::kProgrammatic},
            device, problem);
@@ -264,11 +275,14 @@ void attention_paged(const AttentionPaged& args) {
         .parts = static_cast<int>((heads / kv_heads + kPagedRows - 1) / kPagedRows),
         .format = {.head_dim = static_cast<int>(dim),
                    .vectorized = vectorized_heads<T>(args.q, args.cache.k, args.cache.v, args.o)}};
-    // As in the forward, f32 kernels are compiled for any call.
-    using Rule = std::conditional_t<std::is_same_v<T, float>, AnyRule<float>, ScoreRule<float>>;
-    with_rule<Rule>(problem, args.desc, dim, [&](const auto& call) {
+    const auto run = [&](const auto& call) {
       dispatch_head_dim(dim, [&]<int kDim>() { run_paged<T, kDim>(call, args.q.device()); });
-    });
+    };
+    // As in the forward, f32 kernels are compiled for any call.
+    if constexpr (std::is_same_v<T, float>)
+      with_rule<AnyRule<float>>(problem, args.desc, dim, tokens, run);
+    else
+      with_rule<ScoreRule<float>, GeneralRule<float>>(problem, args.desc, dim, tokens, run);
   });
 }
 

@@ -43,13 +43,14 @@ struct BackwardPipelines {
   Pipeline<kDqBuffers, kConsumers> dq{scores.end()};  // each consumer has half of a tile
 };
 
-template <int kDim_>
+template <int kDim_, bool kGeneral = false>
 struct BackwardShape {
   static constexpr int kDim = kDim_, kColumns = kPanelColumns<kDim>;
   static constexpr int kOwnKeys = 128, kStep = kDim == 64 ? 128 : 64;
   static constexpr int kThreads = kWarpgroup * (1 + kConsumers);
-  static constexpr int kProducerRegisters = kDim == 64 ? 24 : 40;
-  static constexpr int kConsumerRegisters = kDim == 64 ? 240 : 232;
+  // The producer of a general rule looks for visible tiles.
+  static constexpr int kProducerRegisters = kDim == 64 && !kGeneral ? 24 : 40;
+  static constexpr int kConsumerRegisters = kDim == 64 && !kGeneral ? 240 : 232;
   static constexpr int kOwnBytes = 2 * kOwnKeys * kColumns, kStepBytes = 2 * kStep * kColumns;
   static constexpr int kScoreBytes = 2 * kOwnKeys * kStep;
   // Half of a tile of dQ, 64 x 64 in f32: one per warpgroup.
@@ -63,7 +64,7 @@ struct BackwardShape {
   static constexpr int kDelta = kLse + kStages * kStep * 4;
   static constexpr int kBarriers = kDelta + kStages * kStep * 4;
   static constexpr int kSteps = kBarriers + BackwardPipelines::kBytes;  // [kStages], see Step
-  static constexpr int kSlice = kSteps + kStages * 8;
+  static constexpr int kSlice = kSteps + kStages * 16;
   static constexpr int kSharedBytes = kSlice + static_cast<int>(sizeof(BackwardSlice));
 };
 
@@ -71,6 +72,7 @@ struct BackwardShape {
 struct Step {
   int first_position;  // position of the first query of the stage
   int is_end;          // 1: end marker, there are no more steps
+  int sequence, head;  // the queries'
 };
 
 // Tensor maps of make_head_map(), for tiles of keys and of queries.
@@ -95,10 +97,14 @@ class StepIterator {
         stream_(slice.stream),
         sequence_(slice.index),
         head_(first_head(slice.head_slice)),
-        step_(stream_.steps.first) {}
+        step_(stream_.steps.first) {
+    if constexpr (decltype(args.rule)::kGeneral) done_ = step_ >= stream_.steps.end;
+  }
   __device__ bool done() const { return done_; }
   __device__ void next() {
-    if (++step_ < stream_.steps.end) return;
+    step_ = next_step<Pass::kKeys>(args_.rule, {slice_.own, slice_.own + Shape::kOwnKeys},
+                                   step_ + 1, stream_.steps.end, Shape::kStep);
+    if (step_ < stream_.steps.end) return;
     if (++head_ == first_head(slice_.head_slice + 1)) {
       done_ = !next_stream(args_, slice_, sequence_, stream_, Shape::kOwnKeys, Shape::kStep);
       head_ = first_head(slice_.head_slice);
@@ -128,7 +134,7 @@ class StepIterator {
 };
 
 // Number of blocks that add to a tile of dQ before this one: those with later keys of the same
-// sequence, then those with later keys of its prefix.
+// sequence that the queries see, then those with later keys of its prefix.
 template <class Shape, class Args>
 __device__ __forceinline__ int dq_order(const Args& args, const BackwardSlice& slice,
                                         const StepIterator<Shape, Args>& it) {
@@ -136,8 +142,12 @@ __device__ __forceinline__ int dq_order(const Args& args, const BackwardSlice& s
   const BackwardStream& stream = it.stream();
   const int query0 = it.query0(), end = min(query0 + kStep, stream.length);
   // Tiles of keys of the queries' own sequence that they see.
-  const IndexRange<int> tiles = args.rule.keys_of({query0, end}, stream.length).tiles(kOwnKeys);
+  const IndexRange<int> tiles = args.rule.bind(it.sequence(), it.head(), stream.length)
+                                    .keys_of({query0, end}, stream.length)
+                                    .tiles(kOwnKeys);
   const int tile = slice.own / kOwnKeys;
+  if constexpr (decltype(args.rule)::kGeneral)
+    if (it.sequence() == slice.index) return args.rule.count_tiles(query0, tile + 1, tiles.end);
   if (it.sequence() == slice.index) return tiles.end - 1 - tile;
   return tiles.end - tiles.first + (slice.sequence.length - 1) / kOwnKeys - tile;
 }
@@ -220,7 +230,7 @@ __device__ __forceinline__ void load_streams(const Args& args, const BackwardSli
     if (first) {
       load(queries, maps.q, pipelines.queries.full(s), shared + S::kLse + s * kStep * 4,
            tiles.lse_log2);
-      steps[s] = {it.stream().position + it.query0(), 0};
+      steps[s] = {it.stream().position + it.query0(), 0, it.sequence(), it.head()};
       if (it.rows() >= kStep) pipelines.queries.producer_commit(state);
     }
     pipelines.dout.producer_acquire(state);
@@ -289,27 +299,58 @@ __device__ __forceinline__ void store_dq(const Args& args, const BackwardSlice& 
 
 // Loads lse or delta of the thread's queries of columns [8 kFirst, 8 kEnd) from shared address
 // `from`.
+__device__ __forceinline__ void load_statistics(float (&values)[2], uint32_t from, int n) {
+  // The assembly is volatile to keep the loads at this point.
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];\n"
+               : "=f"(values[0]), "=f"(values[1])
+               : "r"(from + threadIdx.x % 4 * 8 + 32 * n)
+               : "memory");
+}
 template <int kFirst, int kEnd, int kN>
 __device__ __forceinline__ void load_statistics(float (&values)[kN][2], uint32_t from) {
-  const uint32_t first = from + threadIdx.x % 4 * 8;
 #pragma unroll
-  for (int n = kFirst; n < kEnd; ++n)  // volatile: keeps the loads at this point
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];\n"
-                 : "=f"(values[n][0]), "=f"(values[n][1])
-                 : "r"(first + 32 * n)
-                 : "memory");
+  for (int n = kFirst; n < kEnd; ++n) load_statistics(values[n], from, n);
+}
+
+// Distance from the query to the key of element 2 h + i of accumulator n, in matmuls with 16 keys
+// from key0 on as rows and queries from position `first` on as columns.
+__device__ __forceinline__ KeyDistance<float> key_distance(int key0, int first, int n, int h,
+                                                           int i) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  return KeyDistance<float>(key0 + lane / 4 + 8 * h - first - 2 * (lane % 4)) + -(8 * n + i);
+}
+
+template <int kN, class Rule>
+__device__ __forceinline__ void modify_columns(float (&s)[kN][4], const Rule& rule, int key0,
+                                               int first) {
+  if constexpr (Rule::kGeneral)
+    rule.modify([&](auto&& stage) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+#pragma unroll
+        for (int n = 0; n < kN; ++n)
+#pragma unroll
+          for (int i = 0; i < 2; ++i)
+            s[n][2 * h + i] = stage(s[n][2 * h + i], key_distance(key0, first, n, h, i));
+    });
 }
 
 // S^T of 16 keys from key0 on and 8 kN queries, the first at position `first`, becomes P^T: zero
-// where masked and beyond the last key.
-template <int kN, class Rule>
-__device__ __forceinline__ void probabilities(float (&s)[kN][4], const float (&lse_log2)[kN][2],
-                                              const Rule& rule, int length, int key0, int first) {
+// where masked and beyond the last key. The statistics are in shared memory at `lse_address`;
+// kLoaded of them are in lse_log2.
+template <int kLoaded, int kN, class Rule>
+__device__ __forceinline__ void probabilities(float (&s)[kN][4], float (&lse_log2)[kN][2],
+                                              uint32_t lse_address, const Rule& rule, int length,
+                                              int key0, int first) {
+  modify_columns(s, rule, key0, first);
+  if constexpr (!Rule::kGeneral) load_statistics<kLoaded, kN>(lse_log2, lse_address);
 #pragma unroll
-  for (int n = 0; n < kN; ++n)
+  for (int n = 0; n < kN; ++n) {
+    if constexpr (Rule::kGeneral) load_statistics(lse_log2[n], lse_address, n);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      s[n][i] = fast_exp2(__fmaf_rn(rule.apply(s[n][i]), rule.exponent, -lse_log2[n][i % 2]));
+      s[n][i] = fast_exp2(__fmaf_rn(s[n][i], rule.exponent, -lse_log2[n][i % 2]));
+  }
   if (rule.sees_all({first, first + 8 * kN}, {key0, key0 + 16}) && key0 + 16 <= length) return;
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
@@ -363,8 +404,8 @@ __device__ __forceinline__ void store_keys(const float (&grad)[kN][4],
                                            const BackwardSlice& slice, const Heads<bf16>& out,
                                            float* slices, float scale, bool accumulate, int row0) {
   if (args.head_slices == 1) {
-    store_rows(grad, out.rows(slice.sequence.begin, slice.head, args.head_dim), scale, accumulate,
-               row0, slice.sequence.length, args.head_dim);
+    store_rows(grad, out.rows(slice.sequence.begin, slice.head), scale, accumulate, row0,
+               slice.sequence.length, args.head_dim);
     return;
   }
   for_pairs(grad, scale, row0, slice.sequence.length, args.head_dim,
@@ -403,19 +444,10 @@ class BackwardConsumer {
       pipelines_.queries.consumer_wait(state);
       const Step step = reinterpret_cast<const Step*>(memory_ + S::kSteps)[state.index];
       if (step.is_end != 0) break;
-      process_step(i, step.first_position);
+      process_step(i, step);
     }
-    // dQ of the last step; a block has at least one step.
-    if (i > 1) commit_dq(i - 2);
-    const PipelineState<kStages> last(i - 1);
-    float dq[8][4];
-    pipelines_.scores.consumer_wait(last);
-    issue_dq(dq, last.index);
-    wgmma_commit();
-    wgmma_wait<0>();
-    wgmma_fence_operand(dq);
-    stage_dq(dq, i - 1);
-    commit_dq(i - 1);
+    // Only with a tile mask may a block have no step.
+    if (!Rule::kGeneral || i > 0) finish_dq(i - 1);
     const int key0 = slice_.own + warp_row_;
     store_keys(dk_, args_, slice_, args_.dk, args_.dk_slices, args_.rule.scale, args_.accumulate_k,
                key0);
@@ -423,16 +455,31 @@ class BackwardConsumer {
   }
 
  private:
-  using S = BackwardShape<kDim>;
+  using Rule = decltype(Args::rule);
+  using S = BackwardShape<kDim, Rule::kGeneral>;
   static constexpr int kOwnKeys = S::kOwnKeys, kStep = S::kStep;
 
-  // Processes step i of the block; `first`: position of its first query.
-  __device__ __forceinline__ void process_step(int i, int first) {
+  // Computes and commits dQ of step i, the last one, and commits that of the step before.
+  __device__ __forceinline__ void finish_dq(int i) const {
+    if (i > 0) commit_dq(i - 1);
+    const PipelineState<kStages> last(i);
+    float dq[8][4];
+    pipelines_.scores.consumer_wait(last);
+    issue_dq(dq, last.index);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_fence_operand(dq);
+    stage_dq(dq, i);
+    commit_dq(i);
+  }
+
+  // Processes step i of the block.
+  __device__ __forceinline__ void process_step(int i, const Step& step) {
     const PipelineState<kStages> state(i);
     const uint32_t queries = shared_ + S::kQueries + state.index * S::kStepBytes;
     const uint32_t dout = shared_ + S::kDout + state.index * S::kStepBytes;
     uint32_t p[kStep / 16][4], ds[kStep / 16][4];
-    compute_scores(p, ds, i, first, queries, dout);
+    compute_scores(p, ds, i, step, queries, dout);
     issue_gradient(dv_, p, dout);
     store_scores(ds, state);
     if (i == 0) {
@@ -460,51 +507,60 @@ class BackwardConsumer {
     pipelines_.queries.consumer_release_warp(state);
   }
 
-  // Computes P^T and dS^T of step i, rounded. `first`: position of its first query; `queries` and
-  // `dout`: shared addresses.
+  // Computes P^T and dS^T of step i, rounded. `queries` and `dout`: shared addresses.
   __device__ __forceinline__ void compute_scores(uint32_t (&p)[kStep / 16][4],
-                                                 uint32_t (&ds)[kStep / 16][4], int i, int first,
-                                                 uint32_t queries, uint32_t dout) const {
+                                                 uint32_t (&ds)[kStep / 16][4], int i,
+                                                 const Step& step, uint32_t queries,
+                                                 uint32_t dout) const {
     const PipelineState<kStages> state(i);
     float s[kStep / 8][4], dp[kStep / 8][4];
     // As many values of lse and delta as registers allow are loaded before the matmuls.
     float lse_log2[kStep / 8][2], delta[kStep / 8][2];
     const uint32_t lse_address = shared_ + S::kLse + state.index * (4 * kStep);
     const uint32_t delta_address = shared_ + S::kDelta + state.index * (4 * kStep);
-    load_statistics<0, 8>(lse_log2, lse_address);
+    if constexpr (!Rule::kGeneral) load_statistics<0, 8>(lse_log2, lse_address);
     matmul(s, shared_ + S::kKeys, queries);
     wgmma_commit();
     pipelines_.dout.consumer_wait(state);
     matmul(dp, shared_ + S::kValues, dout);
     wgmma_commit();
     if (i > 1) commit_dq(i - 2);
-    load_statistics<0, 2>(delta, delta_address);
+    if constexpr (!Rule::kGeneral) load_statistics<0, 2>(delta, delta_address);
     wgmma_wait<1>();
     wgmma_fence_operand(s);
-    load_statistics<8, kStep / 8>(lse_log2, lse_address);
-    probabilities(s, lse_log2, args_.rule, slice_.sequence.length, slice_.own + warp_row_, first);
+    const int key0 = slice_.own + warp_row_, first = step.first_position;
+    probabilities<8>(s, lse_log2, lse_address, bound_rule(step), slice_.sequence.length, key0,
+                     first);
     if (group_ == 0 && i == 0) named_arrive(1, kConsumers * kWarpgroup);
     wgmma_wait<0>();
     wgmma_fence_operand(dp);
-    // Rules that modify scores read statistics where they use them, for the sake of registers.
-    constexpr bool kModifies = decltype(Args::rule)::kModifies;
-    if constexpr (!kModifies) load_statistics<2, kStep / 8>(delta, delta_address);
-    const auto& rule = args_.rule;
-    const auto* const lse =
-        reinterpret_cast<const float*>(memory_ + (lse_address - shared_)) + lane_ % 4 * 2;
-    const auto* const deltas = lse + (S::kDelta - S::kLse) / 4;
+    // Other rules load statistics where they use them, for the sake of registers.
+    if constexpr (!Rule::kGeneral) load_statistics<2, kStep / 8>(delta, delta_address);
+    const typename Rule::Bound rule = bound_rule(step);
 #pragma unroll
-    for (int n = 0; n < kStep / 8; ++n)
+    for (int n = 0; n < kStep / 8; ++n) {
+      if constexpr (Rule::kGeneral) load_statistics(delta[n], delta_address, n);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) dp[n][e] -= delta[n][e % 2];
+      if constexpr (Rule::kGeneral)
+        rule.differentiate([&](auto&& derivative) {
+          float lse[2];
+          load_statistics(lse, lse_address, n);
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            dp[n][e] *= derivative(s[n][e], lse[e % 2], key_distance(key0, first, n, e / 2, e % 2));
+        });
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float low = s[n][2 * h], high = s[n][2 * h + 1];
-        const float low_delta = kModifies ? deltas[8 * n] : delta[n][0];
-        const float high_delta = kModifies ? deltas[8 * n + 1] : delta[n][1];
         p[n / 2][n % 2 * 2 + h] = pack_bf16(low, high);
-        ds[n / 2][n % 2 * 2 + h] =
-            pack_bf16(times_slope(rule, low, lse[8 * n]) * (dp[n][2 * h] - low_delta),
-                      times_slope(rule, high, lse[8 * n + 1]) * (dp[n][2 * h + 1] - high_delta));
+        ds[n / 2][n % 2 * 2 + h] = pack_bf16(low * dp[n][2 * h], high * dp[n][2 * h + 1]);
       }
+    }
+  }
+  // Computed where it is used, for the sake of registers.
+  __device__ __forceinline__ typename Rule::Bound bound_rule(const Step& step) const {
+    return args_.rule.bind(step.sequence, step.head, slice_.sequence.length);
   }
 
   // Writes dS^T as rows of keys, for both warpgroups. Advancing by two chunks flips another address
@@ -592,7 +648,7 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
                          const __grid_constant__ BackwardMaps maps,
                          const __grid_constant__ QueryTiles tiles) {
   launch_dependents_and_wait();
-  using S = BackwardShape<kDim>;
+  using S = BackwardShape<kDim, decltype(args.rule)::kGeneral>;
   extern __shared__ __align__(1024) char memory[];
   const BackwardPipelines pipelines{shared_address(memory) + S::kBarriers};
   auto& slice = *reinterpret_cast<BackwardSlice*>(memory + S::kSlice);
@@ -627,7 +683,8 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
   }
 }
 
-// dq (+)= scale times its accumulator. A thread has 4 columns at a time.
+// dq (+)= scale times its accumulator, to which no block has added if its queries see no key. A
+// thread has 4 columns at a time.
 template <int kDim>
 __global__ void __launch_bounds__(kTileThreads)
     round_dq_kernel(const __grid_constant__ BackwardArgs<bf16> args,
@@ -640,7 +697,8 @@ __global__ void __launch_bounds__(kTileThreads)
   const SequenceTile tile = find_tile(args.sequences, slot, kStep);
   const auto* const accum = reinterpret_cast<const char*>(
       in.dq_accum + (static_cast<int64_t>(head) * in.slots + slot) * (kStep * kColumns));
-  const auto rows = args.dq.rows(tile.sequence.begin, head, args.head_dim);
+  const auto rows = args.dq.rows(tile.sequence.begin, head);
+  const bool any_key = in.dq_semaphores[static_cast<int64_t>(head) * in.slots + slot] > 0;
   for (int i = static_cast<int>(threadIdx.x); i < kStep * kPacks; i += kTileThreads) {
     const int row = i / kPacks, pack = i % kPacks, query = tile.tile * kStep + row;
     if (query >= tile.sequence.length) return;
@@ -653,7 +711,7 @@ __global__ void __launch_bounds__(kTileThreads)
     float x[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      x[e] = dq.v[e] * scale;
+      x[e] = any_key ? dq.v[e] * scale : 0.0f;
       if (args.accumulate_q) x[e] += to_float(out[e]);
     }
     store_pack(reinterpret_cast<uint32_t*>(out),
@@ -679,7 +737,7 @@ void run_backward_sm90(const BackwardArgs<bf16>& args, const AttentionBackward& 
   const int64_t head_bytes = args.tokens / args.sequences.count * args.group() / args.head_slices *
                              kDim * int64_t{sizeof(float) + 2 * sizeof(bf16)};
   tiles.heads_at_once = heads_in_l2(head_bytes, tile_blocks<Pass::kKeys>(args));
-  with_rule<ScoreRule<float>>(args, in.desc, args.head_dim, [&]<class Call>(const Call& call) {
+  const auto run = [&]<class Call>(const Call& call) {
     launch("attention_backward", backward_sm90_kernel<kDim, Call>,
            {backward_blocks<Pass::kKeys>(args, S::kOwnKeys), S::kThreads, S::kSharedBytes,
             Start::kProgrammatic},
@@ -687,7 +745,8 @@ void run_backward_sm90(const BackwardArgs<bf16>& args, const AttentionBackward& 
     launch("attention_backward_queries", round_dq_kernel<kDim>,
            {blocks_for(slots * args.heads, 1), kTileThreads, 0, Start::kProgrammatic}, device, args,
            tiles, call.rule.scale);
-  });
+  };
+  with_rule<ScoreRule<float>, GeneralRule<float>>(args, in.desc, args.head_dim, args.tokens, run);
 }
 
 }  // namespace cohort::kernels::cuda

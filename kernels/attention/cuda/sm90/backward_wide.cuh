@@ -79,7 +79,7 @@ struct WideKeysShape {
   static constexpr int kDelta = kLse + kStages * kStep * 4;
   static constexpr int kBarriers = kDelta + kStages * kStep * 4;
   static constexpr int kSteps = kBarriers + BackwardPipelines::kBytes;  // [kStages], see Step
-  static constexpr int kSlice = kSteps + kStages * 8;
+  static constexpr int kSlice = kSteps + kStages * 16;
   static constexpr int kSharedBytes = kSlice + static_cast<int>(sizeof(BackwardSlice));
 };
 
@@ -103,10 +103,12 @@ class WideKeysConsumer {
   // First warpgroup.
   __device__ __forceinline__ void accumulate_dv() {
     Step step = wait_step(0);
+    if (Rule::kGeneral && step.is_end != 0)  // no query sees the keys
+      return store(args_.dv, args_.dv_slices, 1.0f, args_.accumulate_v);
     wide_scores<kDim, kWideTile>(s_, shared_ + S::kKeys, streamed(S::kQueries, 0));
     wgmma_wait<0>();
     wgmma_fence_operand(s_);
-    make_probabilities(0, step.first_position);
+    make_probabilities(0, step);
 #pragma unroll 1
     for (int i = 0;; ++i) {
       round_scores(operand_, s_);
@@ -120,17 +122,18 @@ class WideKeysConsumer {
       wide_accumulate(acc_, operand_, streamed(S::kDout, i));
       wgmma_wait<1>();
       wgmma_fence_operand(s_);
-      make_probabilities(i + 1, step.first_position);
+      make_probabilities(i + 1, step);
       wgmma_wait<0>();
       wgmma_fence_operand(acc_);
       pipelines_.dout.consumer_release_warp(i);
     }
-    store_keys(acc_, args_, slice_, args_.dv, args_.dv_slices, 1.0f, args_.accumulate_v, key0_);
+    store(args_.dv, args_.dv_slices, 1.0f, args_.accumulate_v);
   }
 
   // Second warpgroup.
   __device__ __forceinline__ void accumulate_dk() {
-    wait_step(0);
+    if (const Step step = wait_step(0); Rule::kGeneral && step.is_end != 0)
+      return store(args_.dk, args_.dk_slices, 1.0f, args_.accumulate_k);
     pipelines_.dout.consumer_wait(0);
     wide_scores<kDim, kWideTile>(s_, shared_ + S::kValues, streamed(S::kDout, 0));
     wgmma_wait<0>();
@@ -153,12 +156,17 @@ class WideKeysConsumer {
       wgmma_fence_operand(acc_);
       pipelines_.queries.consumer_release_warp(i);
     }
-    store_keys(acc_, args_, slice_, args_.dk, args_.dk_slices, args_.rule.scale, args_.accumulate_k,
-               key0_);
+    store(args_.dk, args_.dk_slices, args_.rule.scale, args_.accumulate_k);
   }
 
  private:
   using S = WideKeysShape<kDim>;
+  using Rule = decltype(Args::rule);
+
+  __device__ __forceinline__ void store(const Heads<bf16>& out, float* slices, float scale,
+                                        bool accumulate) const {
+    store_keys(acc_, args_, slice_, out, slices, scale, accumulate, key0_);
+  }
 
   __device__ __forceinline__ Step wait_step(int i) {
     const PipelineState<kStages> state(i);
@@ -181,20 +189,28 @@ class WideKeysConsumer {
 
   // S^T of step i becomes P^T, and is stored for the other warpgroup, times the derivative of the
   // rule.
-  __device__ __forceinline__ void make_probabilities(int i, int first) {
+  __device__ __forceinline__ void make_probabilities(int i, const Step& step) {
     const PipelineState<kStages> state(i);
+    const int first = step.first_position;
+    const typename Rule::Bound rule =
+        args_.rule.bind(step.sequence, step.head, slice_.sequence.length);
     float lse_log2[kWideTile / 8][2];
-    load_statistics<0, kWideTile / 8>(lse_log2, shared_ + S::kLse + state.index * (4 * S::kStep));
-    probabilities(s_, lse_log2, args_.rule, slice_.sequence.length, key0_, first);
+    const uint32_t lse_address = shared_ + S::kLse + state.index * (4 * S::kStep);
+    probabilities<0>(s_, lse_log2, lse_address, rule, slice_.sequence.length, key0_, first);
     pipelines_.queries.consumer_release_warp(state);
     pipelines_.scores.producer_acquire(state);
 #pragma unroll
-    for (int n = 0; n < kWideTile / 8; ++n)
-      store_pack(exchange_slot(state.index, n),
-                 Pack<float, 4>{times_slope(args_.rule, s_[n][0], lse_log2[n][0]),
-                                times_slope(args_.rule, s_[n][1], lse_log2[n][1]),
-                                times_slope(args_.rule, s_[n][2], lse_log2[n][0]),
-                                times_slope(args_.rule, s_[n][3], lse_log2[n][1])});
+    for (int n = 0; n < kWideTile / 8; ++n) {
+      Pack<float, 4> p{s_[n][0], s_[n][1], s_[n][2], s_[n][3]};
+      if constexpr (Rule::kGeneral)
+        rule.differentiate([&](auto&& derivative) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            p.v[e] *= derivative(s_[n][e], lse_log2[n][e % 2],
+                                 key_distance(key0_, first, n, e / 2, e % 2));
+        });
+      store_pack(exchange_slot(state.index, n), p);
+    }
     pipelines_.scores.producer_commit(state);
   }
 
@@ -282,11 +298,18 @@ struct WideQueriesShape {
   static constexpr int kSharedBytes = kSlice + static_cast<int>(sizeof(BackwardSlice));
 };
 
+// The step after `step`.
+template <class Rule>
+__device__ __forceinline__ int next_wide_step(const Rule& rule, const BackwardSlice& slice,
+                                              int step) {
+  return next_step<Pass::kQueries>(rule, {slice.own, slice.own + 64 * kConsumers}, step + 1,
+                                   slice.stream.steps.end, kWideTile);
+}
+
 // Producer warp.
-template <int kDim>
-__device__ __forceinline__ void load_wide_keys(const BackwardArgs<bf16>& args,
-                                               const BackwardSlice& slice, const BackwardMaps& maps,
-                                               uint32_t shared,
+template <int kDim, class Args>
+__device__ __forceinline__ void load_wide_keys(const Args& args, const BackwardSlice& slice,
+                                               const BackwardMaps& maps, uint32_t shared,
                                                const WideQueriesPipelines& pipelines) {
   using S = WideQueriesShape<kDim>;
   // Loads rows [row0, row0 + kRows) of `rows`, zeros from row `end` on. Contiguous rows, from
@@ -306,9 +329,8 @@ __device__ __forceinline__ void load_wide_keys(const BackwardArgs<bf16>& args,
     arrive_once_per_warp(barrier);
   };
   const auto load_own = [&](uint32_t to, const Heads<const bf16>& tensor, const CUtensorMap& map) {
-    load.template operator()<S::kRows>(to,
-                                       tensor.rows(slice.sequence.begin, slice.head, args.head_dim),
-                                       slice.own, slice.sequence.length, map, pipelines.own_full,
+    load.template operator()<S::kRows>(to, tensor.rows(slice.sequence.begin, slice.head), slice.own,
+                                       slice.sequence.length, map, pipelines.own_full,
                                        slice.sequence.begin + slice.own, slice.head);
   };
   load_own(shared + S::kQueries, args.q, maps.q);
@@ -316,13 +338,14 @@ __device__ __forceinline__ void load_wide_keys(const BackwardArgs<bf16>& args,
   const int head = slice.head / args.group();
   const auto load_keys = [&](uint32_t to, const Heads<const bf16>& tensor, const CUtensorMap& map,
                              uint32_t barrier, int key0) {
-    load.template operator()<kWideTile>(to, tensor.keys(slice.sequence, head, args.head_dim), key0,
+    load.template operator()<kWideTile>(to, tensor.keys(slice.sequence, head), key0,
                                         slice.stream.length, map, barrier,
                                         slice.sequence.token(key0), head);
   };
   int i = 0;
 #pragma unroll 1
-  for (int step = slice.stream.steps.first; step < slice.stream.steps.end; ++step, ++i) {
+  for (int step = slice.stream.steps.first; step < slice.stream.steps.end;
+       step = next_wide_step(args.rule, slice, step), ++i) {
     const PipelineState<kStages> state(i);
     pipelines.keys.producer_acquire(state);
     load_keys(shared + S::kKeys + state.index * S::kTileBytes, args.k, maps.k,
@@ -361,7 +384,8 @@ class WideQueriesConsumer {
     barrier_wait(pipelines_.own_full, 0);
     int i = 0;
 #pragma unroll 1
-    for (int step = slice_.stream.steps.first; step < slice_.stream.steps.end; ++step, ++i) {
+    for (int step = slice_.stream.steps.first; step < slice_.stream.steps.end;
+         step = next_wide_step(args_.rule, slice_, step), ++i) {
       const PipelineState<kStages> state(i);
       const uint32_t keys = shared_ + S::kKeys + state.index * S::kTileBytes;
       const uint32_t own = group_ * (64 * 128);
@@ -381,28 +405,52 @@ class WideQueriesConsumer {
 #pragma unroll
       for (int n = 0; n < kWideTile / 8; ++n)
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-          s[n][e] = times_slope(args_.rule, s[n][e], lse_log2_[e / 2]) * (dp[n][e] - delta_[e / 2]);
+        for (int e = 0; e < 4; ++e) dp[n][e] -= delta_[e / 2];
+      if constexpr (Rule::kGeneral)
+        rule().differentiate([&](auto&& derivative) {
+#pragma unroll
+          for (int n = 0; n < kWideTile / 8; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+              dp[n][e] *= derivative(s[n][e], lse_log2_[e / 2],
+                                     distance(step * kWideTile, e / 2) + (8 * n + e % 2));
+        });
+#pragma unroll
+      for (int n = 0; n < kWideTile / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[n][e] *= dp[n][e];
       round_scores(operand_, s);
       wide_accumulate(acc_, operand_, keys);
     }
     wgmma_wait<0>();
     wgmma_fence_operand(acc_);
-    store_rows(acc_, args_.dq.rows(slice_.sequence.begin, slice_.head, args_.head_dim),
-               args_.rule.scale, args_.accumulate_q, row0_, slice_.sequence.length, args_.head_dim);
+    store_rows(acc_, args_.dq.rows(slice_.sequence.begin, slice_.head), args_.rule.scale,
+               args_.accumulate_q, row0_, slice_.sequence.length, args_.head_dim);
   }
 
  private:
   using S = WideQueriesShape<kDim>;
+  using Rule = decltype(Args::rule);
+
+  __device__ __forceinline__ typename Rule::Bound rule() const {
+    return args_.rule.bind(slice_.index, slice_.head, slice_.stream.length);
+  }
+  // Distance from row h of the thread's two to its first key of a tile.
+  __device__ __forceinline__ KeyDistance<float> distance(int key0, int h) const {
+    return KeyDistance<float>(key0 + 2 * (lane_ % 4) - slice_.sequence.position(row0_) - lane_ / 4 -
+                              8 * h);
+  }
 
   // S becomes P, zero where masked and beyond the last key.
   __device__ __forceinline__ void make_probabilities(float (&s)[kWideTile / 8][4], int key0) const {
-    const auto& rule = args_.rule;
+    const typename Rule::Bound rule = this->rule();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) modify_scores(s, rule, r, distance(key0, r).whole);
 #pragma unroll
     for (int n = 0; n < kWideTile / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        s[n][e] = fast_exp2(__fmaf_rn(rule.apply(s[n][e]), rule.exponent, -lse_log2_[e / 2]));
+        s[n][e] = fast_exp2(__fmaf_rn(s[n][e], rule.exponent, -lse_log2_[e / 2]));
     const int first = slice_.sequence.position(row0_), keys = slice_.stream.length;
     if (rule.sees_all({first, first + 16}, {key0, key0 + kWideTile}) && key0 + kWideTile <= keys)
       return;
@@ -467,7 +515,7 @@ void run_backward_wide(const BackwardArgs<bf16>& args, const AttentionBackward& 
   const int64_t head_bytes = args.tokens / args.sequences.count * kDim * int64_t{2 * sizeof(bf16)};
   Tensor statistics;
   QueryTiles tiles = make_query_tiles<kDim, kWideTile>(args, statistics, nullptr, device);
-  with_rule<ScoreRule<float>>(args, in.desc, args.head_dim, [&]<class Call>(const Call& call) {
+  const auto run = [&]<class Call>(const Call& call) {
     tiles.heads_at_once =
         heads_in_l2(head_bytes * (args.group() / args.head_slices), tile_blocks<Pass::kKeys>(args));
     launch("attention_backward", backward_wide_keys_kernel<kDim, Call>,
@@ -480,7 +528,8 @@ void run_backward_wide(const BackwardArgs<bf16>& args, const AttentionBackward& 
            {backward_blocks<Pass::kQueries>(args, QueriesShape::kRows), kWideThreads,
             QueriesShape::kSharedBytes},
            device, call, make_backward_maps(in, kWideTile, QueriesShape::kRows), tiles);
-  });
+  };
+  with_rule<ScoreRule<float>, GeneralRule<float>>(args, in.desc, args.head_dim, args.tokens, run);
 }
 
 }  // namespace cohort::kernels::cuda

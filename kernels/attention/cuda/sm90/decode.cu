@@ -148,7 +148,11 @@ struct DecodeWarp {
         mma_bf16(s[2 * g], q[d], k[g][d][0], k[g][d][1]);
         mma_bf16(s[2 * g + 1], q[d], k[g][d][2], k[g][d][3]);
       }
-    apply_rule(s, rule);
+    if constexpr (Rule::kGeneral)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        modify_scores(s, rule.bind(0, rows.head(group + 8 * r), rows.end_key), r,
+                      key0 + first + 2 * quad - rows.end_key + 1);
     if (end < Shape::kKeys || rule.first_key(end) > 0) {  // some keys of the tile are masked
 #pragma unroll
       for (int n = 0; n < 2 * Shape::kGroupsPerWarp; ++n)
@@ -303,16 +307,18 @@ struct CombinedSlice {
     }
   }
 
-  __device__ void store(const DecodeRows& rows, int head_dim, int blocks) const {
+  template <class Rule>
+  __device__ void store(const DecodeRows& rows, const Rule& rule, int head_dim, int blocks) const {
 #pragma unroll
     for (int i = 0; i < Shape::kPacks; ++i) {
       const int pack = pack_of(i, blocks), row = pack / (Shape::kDim / 4);
       const int column = 4 * (pack % (Shape::kDim / 4)), at = row * head_dim + column;
       if (row >= rows.count || column >= head_dim) continue;
-      const float inverse = 1.0f / states[i].l;
+      const float factor =
+          finish_row(rule, rows.head(row), states[i].row_max_log2, states[i].l).factor;
       Pack<bf16, 4> out;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) out.v[e] = from_float<bf16>(o[i].v[e] * inverse + 0.0f);
+      for (int e = 0; e < 4; ++e) out.v[e] = from_float<bf16>(o[i].v[e] * factor + 0.0f);
       store_pack(rows.o + at, out);
     }
   }
@@ -395,7 +401,7 @@ __device__ __forceinline__ void decode(const DecodeStages<Shape>& stages, char* 
     // Shared memory may be reused or freed only after all blocks have read it.
     blocks > 1 ? cluster_sync() : sync_computing<Shape>();
   }
-  slice.store(rows, problem.head_dim, blocks);
+  slice.store(rows, problem.rule, problem.head_dim, blocks);
 }
 
 template <class Shape, class Problem>
@@ -475,12 +481,13 @@ bool run(const AttentionDecode& args, const Problem& problem, int cluster) {
 }
 
 // True if the kernel supports the call: bf16, half heads of a multiple of 16 bytes, cache blocks of
-// 8, 16, 32, ... tokens (8 rows are the period of the swizzle).
+// 8, 16, 32, ... tokens (8 rows are the period of the swizzle), no tile mask.
 bool supports(const AttentionDecode& args) {
   const Tensor& cache = args.cache.k;
   const auto block = static_cast<uint64_t>(cache.dim(1));
   return args.qkv.dtype() == DType::kBF16 && cache.numel() > 0 && cache.dim(3) % 16 == 0 &&
-         block >= 8 && std::has_single_bit(block) && vectorized_heads<bf16>(args.o) &&
+         block >= 8 && std::has_single_bit(block) && !args.desc.tiles.by_query.defined() &&
+         vectorized_heads<bf16>(args.o) &&
          aligned(pointer<bf16>(args.qkv), pointer<bf16>(cache), pointer<bf16>(args.cache.v),
                  pointer<float>(args.table));
 }
@@ -517,14 +524,15 @@ bool attention_decode(const AttentionDecode& args) {
     cluster *= 2;
   // With few blocks, more stages per block; with many, more blocks per multiprocessor.
   bool ran = false;
-  with_rule<ScoreRule<float>>(problem, args.desc, dim, [&](const auto& call) {
+  const auto run_with = [&](const auto& call) {
     if (dim <= 64 && blocks * cluster > multiprocessors)
       ran = run<DecodeShape<64, 2>>(args, call, cluster);
     else
       dispatch_head_dim(dim, [&]<int kDim>() {
         ran = run<DecodeShape<kDim, kDim == 64 ? 4 : 3>>(args, call, cluster);
       });
-  });
+  };
+  with_rule<ScoreRule<float>, GeneralRule<float>>(problem, args.desc, dim, tokens, run_with);
   return ran;
 }
 

@@ -72,7 +72,7 @@ struct DecodeRows {
   const bf16 *q, *k, *v;  // rows of this token
   bf16* o;
   const int32_t* blocks;  // block table row of the sequence; null: the token is idle
-  int position, kv_head;
+  int position, kv_head, first_head;
   bool is_first_part;
   int count;     // rows
   int64_t slot;  // cache slot of the token; negative if it has none
@@ -87,6 +87,7 @@ struct DecodeRows {
     const int group = p.heads / p.kv_heads;
     const int in_group = column % p.parts * 16;
     kv_head = column / p.parts;
+    first_head = kv_head * group + in_group;
     is_first_part = column % p.parts == 0;
     const int64_t head = kv_head * group + in_group;
     // Prefetching reads must bypass L1, which may hold outdated data.
@@ -102,6 +103,7 @@ struct DecodeRows {
     end_key = p.table.keys_of(position);
     tiles = IndexRange<int>{max(0, p.rule.first_key(end_key)), end_key}.tiles(keys_per_tile);
   }
+  __device__ int head(int row) const { return first_head + min(row, count - 1); }
 };
 
 // Stages of a tile of keys, filled by producer 0, and one of values, by producer 1.

@@ -64,7 +64,9 @@ template <int kDim_>
 struct Sm90Shape {
   static constexpr int kDim = kDim_, kColumns = kPanelColumns<kDim>;
   static constexpr int kConsumers = kDim == 64 ? 3 : 2;
-  static constexpr int kRows = 64 * kConsumers, kThreads = kWarpgroup * (kConsumers + 1);
+  // Blocks with a tile mask have the rows of one of its tiles.
+  static constexpr int kRows = 64 * kConsumers, kMaskedRows = std::min(kRows, 128);
+  static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
   static constexpr int kProducerRegisters = kDim == 64    ? 32
                                             : kDim <= 128 ? 56
                                             : kDim <= 192 ? 40
@@ -122,12 +124,17 @@ class ForwardProducer {
       const WorkTile& work = next_work_tile(n);
       if (work.is_end) break;
       const IndexRange<int> tiles = work.rows.keys.tiles(Shape::kKeys);
-      load_keys(work.rows, tiles.first, iteration);
+      const auto tile_from = [&](int tile) {
+        return next_tile<Shape::kKeys>(problem_.rule, work.rows, tile, tiles.end);
+      };
+      int tile = tile_from(tiles.first);
+      if (tile < tiles.end) load_keys(work.rows, tile, iteration);
       load_queries(n, work.rows);
       // The keys of a tile are used before the values of the previous tile.
 #pragma unroll 1
-      for (int tile = tiles.first; tile < tiles.end; ++tile, ++iteration) {
-        if (tile + 1 < tiles.end) load_keys(work.rows, tile + 1, iteration + 1);
+      for (int next; tile < tiles.end; tile = next, ++iteration) {
+        next = tile_from(tile + 1);
+        if (next < tiles.end) load_keys(work.rows, next, iteration + 1);
         load_values(work.rows, tile, iteration);
       }
     }
@@ -149,7 +156,8 @@ class ForwardProducer {
       do {  // all threads of the warp write the same rows
         if (threadIdx.x == 0) block = atomicAdd(&scheduler_->next_tile, 1);
         block = uniform(block);
-      } while (block < blocks && !problem_.find(problem_.rule, block, Shape::kRows, work.rows));
+      } while (block < blocks &&
+               !problem_.find(problem_.rule, block, problem_.rows_per_block, work.rows));
       work.is_end = block >= blocks;
       pipelines_.work.producer_commit(state);
     }
@@ -222,14 +230,14 @@ class ForwardProducer {
 template <class Shape, class Problem>
 class Consumer {
  public:
-  // iteration: pipeline iteration of the first key tile; n: index of the work tile.
+  // n: index of the work tile.
   __device__ Consumer(const PackedRows<bf16>& rows, const Problem& problem, char* memory,
-                      const ForwardPipelines<Shape>& pipelines, int iteration, int n)
+                      const ForwardPipelines<Shape>& pipelines, int n)
       : rows_(rows),
         problem_(problem),
+        rule_(rows.bind(problem.rule, 0)),
         shared_(shared_address(memory)),
         pipelines_(pipelines),
-        first_iteration_(iteration),
         query_state_(n) {
     auto* const combined = reinterpret_cast<float*>(memory + Shape::kCombined);
     if constexpr (Shape::kCombinesInShared)
@@ -239,33 +247,37 @@ class Consumer {
     group_ = uniform(static_cast<int>(threadIdx.x) / kWarpgroup - 1);
     const int ends[2] = {rows.end_key(problem.rule, thread_row()),
                          rows.end_key(problem.rule, thread_row() + 8)};
-    min_end_ = __reduce_min_sync(0xffffffffu, min(ends[0], ends[1]));
-    first_common_ = problem.rule.first_key(__reduce_max_sync(0xffffffffu, max(ends[0], ends[1])));
+    min_end_ = rule_.visible_end(__reduce_min_sync(0xffffffffu, min(ends[0], ends[1])));
+    first_common_ = rule_.first_key(__reduce_max_sync(0xffffffffu, max(ends[0], ends[1])));
   }
 
-  // Processes `tiles` of the block; the rows of this warpgroup see only tiles [first, end).
-  __device__ __forceinline__ void run(const IndexRange<int>& tiles) {
-    const int first_tile = tiles.first;
+  // Processes `tiles` of the block, the first of them in pipeline iteration `i`; the rows of this
+  // warpgroup see only tiles [first, end). Returns the iteration after the last tile.
+  __device__ __forceinline__ int run(const IndexRange<int>& tiles, int i) {
     const int last_row = min(rows_.count, 64 * group_ + 64) - 1;
     const bool has_rows = 64 * group_ < rows_.count;
     const IndexRange<int> keys{
-        has_rows ? problem_.rule.first_key(rows_.end_key(problem_.rule, 64 * group_)) : 0,
-        has_rows ? rows_.end_key(problem_.rule, last_row) : 0};
+        has_rows ? rule_.first_key(rows_.end_key(problem_.rule, 64 * group_)) : 0,
+        has_rows ? rule_.visible_end(rows_.end_key(problem_.rule, last_row)) : 0};
     const int end = uniform(keys.tiles(kKeys).end);
-    const int first = uniform(has_rows ? max(first_tile, keys.tiles(kKeys).first) : first_tile);
+    const int first = uniform(has_rows ? max(tiles.first, keys.tiles(kKeys).first) : tiles.first);
+    int tile = tile_from(tiles.first, tiles.end);
 #pragma unroll 1
-    for (int tile = first_tile; tile < first; ++tile) skip_tile(tile - first_tile);
+    for (; tile < first; tile = tile_from(tile + 1, tiles.end)) skip_tile(i++);
     if (has_rows) {
-      compute(first_tile, first, end);
+      i = compute(tile, end, i);
+      tile = tile_from(end, tiles.end);
     } else {
       pipelines_.queries.consumer_wait(query_state_);
       pipelines_.queries.consumer_release_warp(query_state_);
     }
 #pragma unroll 1
-    for (int tile = has_rows ? end : first; tile < tiles.end; ++tile) skip_tile(tile - first_tile);
+    for (; tile < tiles.end; tile = tile_from(tile + 1, tiles.end)) skip_tile(i++);
+    return i;
   }
 
  private:
+  using Rule = decltype(Problem::rule);
   static constexpr int kDim = Shape::kDim, kColumns = Shape::kColumns;
   static constexpr int kKeys = Shape::kKeys, kGroups = kKeys / 16;
   static constexpr int kChunkTiles = static_cast<int>(kAttentionChunk) / kKeys;
@@ -291,11 +303,15 @@ class Consumer {
       named_arrive(2 + (group_ + 1) % Shape::kConsumers, 2 * kWarpgroup);
   }
 
+  __device__ __forceinline__ int tile_from(int tile, int end) const {
+    return next_tile<kKeys>(problem_.rule, rows_, tile, end);
+  }
+
   // Skips a tile.
   __device__ __forceinline__ void skip_tile(int i) {
     ping_pong_wait();
     ping_pong_arrive();
-    const PipelineState<kStages> state(first_iteration_ + i);
+    const PipelineState<kStages> state(i);
     for (const auto* pipeline : {&pipelines_.keys, &pipelines_.values}) {
       pipeline->consumer_wait(state);
       pipeline->consumer_release_warp(state);
@@ -304,7 +320,7 @@ class Consumer {
 
   // Issues S = Q K^T.
   __device__ __forceinline__ void issue_scores(int i) {
-    const PipelineState<kStages> state(first_iteration_ + i);
+    const PipelineState<kStages> state(i);
     pipelines_.keys.consumer_wait(state);
     const MatrixDescriptor queries = matrix_descriptor(shared_).plus(
         (query_state_.index * Shape::kConsumers + group_) * Shape::kQueryBytes);
@@ -319,7 +335,7 @@ class Consumer {
   }
   // Issues O += P V.
   __device__ __forceinline__ void issue_values(int i) {
-    const PipelineState<kStages> state(first_iteration_ + i);
+    const PipelineState<kStages> state(i);
     pipelines_.values.consumer_wait(state);
     const MatrixDescriptor values = matrix_descriptor(shared_, kKeys * 128)
                                         .plus(Shape::kValueTiles)
@@ -360,13 +376,21 @@ class Consumer {
   }
   __device__ __forceinline__ float begin_softmax(int tile, float (&alpha)[2]) {
     const auto& rule = problem_.rule;
-    apply_rule(s_, rule);
-    const int key0 = tile * kKeys;
+    const int key0 = tile * kKeys, row = thread_row();
+    if constexpr (Rule::kGeneral)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        modify_scores(s_, rule_, r,
+                      key0 + static_cast<int>(threadIdx.x % 4) * 2 - rows_.position(row + 8 * r));
     const bool hides_first = first_common_ > key0;
     if (min_end_ >= key0 + kKeys && !hides_first) return begin_softmax<false>(alpha);
-    const int row = thread_row();
-    mask_scores<kGroups>(s_, {rows_.end_key(rule, row) - key0, rows_.end_key(rule, row + 8) - key0},
-                         rule, kGroups, hides_first);
+    const int ends[2] = {rows_.end_key(rule, row), rows_.end_key(rule, row + 8)};
+    if constexpr (Rule::kGeneral)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        mask_row(s_, rule_, r, rows_.position(row + 8 * r), ends[r], key0);
+    else
+      mask_scores<kGroups>(s_, {ends[0] - key0, ends[1] - key0}, rule, kGroups, hides_first);
     return begin_softmax<true>(alpha);
   }
   // Computes the second row's half, and rounds P.
@@ -379,38 +403,46 @@ class Consumer {
         p_[k][i] = pack_bf16(s_[2 * k + i / 2][i % 2 * 2], s_[2 * k + i / 2][i % 2 * 2 + 1]);
   }
 
-  __device__ __forceinline__ void compute(int first_tile, int first, int end) {
+  // Processes the tiles of the block from `tile` to `end`, and stores the rows. Returns the
+  // pipeline iteration after the last one.
+  __device__ __forceinline__ int compute(int tile, int end, int i) {
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) o_[n][i] = 0;
-    const int first_chunk = first / kChunkTiles;
+    const int first_chunk = tile / kChunkTiles;
     float alpha[2];
     pipelines_.queries.consumer_wait(query_state_);
+    if (Rule::kGeneral && tile >= end) {  // the rows see no key
+      if (!kStageInQueries) pipelines_.queries.consumer_release_warp(query_state_);
+      store();
+      return i;
+    }
     ping_pong_wait();
-    issue_scores(first - first_tile);
+    issue_scores(i);
     ping_pong_arrive();
-    complete_scores<0>(first_iteration_ + first - first_tile);
-    end_softmax(begin_softmax(first, alpha));
+    complete_scores<0>(i);
+    end_softmax(begin_softmax(tile, alpha));
 #pragma unroll 1
-    for (int tile = first;; ++tile) {
-      const int i = tile - first_tile;
-      if (tile + 1 == end) {
+    for (int next;; tile = next, ++i) {
+      next = tile_from(tile + 1, end);
+      if (next >= end) {
         if (!kStageInQueries) pipelines_.queries.consumer_release_warp(query_state_);
         issue_values(i);
-        complete_values(first_iteration_ + i);
+        complete_values(i);
         break;
       }
       ping_pong_wait();
       issue_scores(i + 1);
       issue_values(i);
       ping_pong_arrive();
-      complete_scores<1>(first_iteration_ + i + 1);
-      if ((tile + 1) % kChunkTiles == 0) end_chunk(tile / kChunkTiles, first_chunk);
-      const float safe_row_max = begin_softmax(tile + 1, alpha);
+      complete_scores<1>(i + 1);
+      if (Rule::kGeneral ? next / kChunkTiles > tile / kChunkTiles : next % kChunkTiles == 0)
+        end_chunk(tile / kChunkTiles, first_chunk);
+      const float safe_row_max = begin_softmax(next, alpha);
       // Most tiles do not change the maxima.
       const bool rescales = __any_sync(0xffffffffu, alpha[0] != 1.0f || alpha[1] != 1.0f);
-      complete_values(first_iteration_ + i);
+      complete_values(i);
       if (rescales) {
 #pragma unroll
         for (int n = 0; n < kDim / 8; ++n)
@@ -420,9 +452,10 @@ class Consumer {
       end_softmax(safe_row_max);
     }
     reduce_l(state_);
-    if ((end - 1) / kChunkTiles > first_chunk)
+    if (tile / kChunkTiles > first_chunk)
       combine_chunk<Shape>(o_, state_, rows_, combined_, thread_row());
     store();
+    return i + 1;
   }
 
   // Ends a chunk that is not the last one.
@@ -439,22 +472,22 @@ class Consumer {
     if constexpr (kStageInQueries) {
       static_assert(Shape::kQueryStages == 1);
       named_barrier(4 + group_, kWarpgroup);  // the warpgroup has read its queries
-      store_rows<Shape>(rows_, problem_.format, o_, state_, shared_, row());
+      store_rows<Shape>(rows_, rule_, problem_.format, o_, state_, shared_, row());
       fence_proxy_async();
       pipelines_.queries.consumer_release_warp(query_state_);
     } else {
       // O is staged in the combined-chunk memory of the warp's rows.
       constexpr int kWaiting = 4 * kColumns, kRow = 2 * kColumns;
-      store_rows<Shape>(rows_, problem_.format, o_, state_,
+      store_rows<Shape>(rows_, rule_, problem_.format, o_, state_,
                         shared_ + Shape::kCombined + row() * (kWaiting - kRow), row());
     }
   }
 
   const PackedRows<bf16>& rows_;
   const Problem& problem_;
+  typename Rule::Bound rule_;
   const uint32_t shared_;
   const ForwardPipelines<Shape> pipelines_;
-  const int first_iteration_;
   const PipelineState<Shape::kQueryStages> query_state_;
   CombinedChunks combined_;
   int group_;
@@ -501,8 +534,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     if (work.is_end) return;
     const IndexRange<int> range = work.rows.keys.tiles(Shape::kKeys);
     const IndexRange<int> tiles{uniform(range.first), uniform(range.end)};
-    Consumer<Shape, Problem>(work.rows, problem, memory, pipelines, iteration, n).run(tiles);
-    iteration += tiles.end - tiles.first;
+    iteration =
+        Consumer<Shape, Problem>(work.rows, problem, memory, pipelines, n).run(tiles, iteration);
     pipelines.work.consumer_release(state);
   }
 }
@@ -530,7 +563,8 @@ template <int kDim>
 void run_forward_sm90(ForwardProblem<bf16> problem, const AttentionForward& in) {
   using Shape = Sm90Shape<kDim>;
   const Device device = in.q.device();
-  const int64_t slots = tile_slots(problem.tokens, problem.sequences.count, Shape::kRows);
+  problem.rows_per_block = in.desc.tiles.by_query.defined() ? Shape::kMaskedRows : Shape::kRows;
+  const int64_t slots = tile_slots(problem.tokens, problem.sequences.count, problem.rows_per_block);
   problem.slots = static_cast<int>(slots);
   if (problem.tokens == 0) return;
   const int64_t blocks = std::min<int64_t>(slots * problem.heads,
@@ -538,7 +572,7 @@ void run_forward_sm90(ForwardProblem<bf16> problem, const AttentionForward& in) 
   Tensor scheduler = scheduler_state(device), scratch;
   if (!Shape::kCombinesInShared && problem.tokens > kAttentionChunk)
     scratch = combined_scratch(problem.combined, blocks * Shape::kRows, Shape::kColumns, device);
-  with_rule<ScoreRule<float>>(problem, in.desc, in.q.dim(2), [&]<class Call>(const Call& call) {
+  const auto run = [&]<class Call>(const Call& call) {
     launch("attention_forward", forward_sm90_kernel<Shape, Call>,
            {.grid = blocks_for(blocks, 1),
             .block = Shape::kThreads,
@@ -549,7 +583,9 @@ void run_forward_sm90(ForwardProblem<bf16> problem, const AttentionForward& in) 
                        .k = make_head_map(in.k, Shape::kKeys),
                        .v = make_head_map(in.v, Shape::kKeys)},
            reinterpret_cast<SchedulerState*>(pointer<int32_t>(scheduler)));
-  });
+  };
+  with_rule<ScoreRule<float>, GeneralRule<float>>(problem, in.desc, in.q.dim(2), problem.tokens,
+                                                  run);
 }
 
 }  // namespace cohort::kernels::cuda

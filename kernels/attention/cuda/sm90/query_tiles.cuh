@@ -60,8 +60,8 @@ __global__ void __launch_bounds__(kTileThreads)
     const int token = tile.sequence.begin + query;
     float sum = 0;
     if (live && 8 * lane < args.head_dim) {
-      const auto dout = load_pack<8>(args.dout.rows(token, head, args.head_dim).data + 8 * lane);
-      const auto o = load_pack<8>(args.o.rows(token, head, args.head_dim).data + 8 * lane);
+      const auto dout = load_pack<8>(args.dout.rows(token, head).data + 8 * lane);
+      const auto o = load_pack<8>(args.o.rows(token, head).data + 8 * lane);
 #pragma unroll
       for (int e = 0; e < 8; ++e) sum = __fmaf_rn(to_float(dout.v[e]), to_float(o.v[e]), sum);
     }

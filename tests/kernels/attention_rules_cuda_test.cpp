@@ -1,0 +1,169 @@
+// Masks and modifications of scores on CUDA: against the definition, the bits of the generic
+// kernels and of the paged cache.
+#include "tests/kernels/attention_paged_cases.h"
+#include "tests/kernels/attention_rules.h"
+#include "tests/kernels/cuda_test.h"
+
+namespace cohort::test {
+namespace {
+
+using kernels::Mask;
+
+const std::vector<SequenceSpec> kMixed = {{0, 0}, {1, 1}, {2, 140}, {3, 17}, {4, 400}};
+
+double largest_error(const Tensor& got, const Tensor& exact) {
+  const auto a = got.to(DType::kF64).to_vector<double>(), b = exact.to_vector<double>();
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i)
+    if (a[i] != b[i]) largest = std::fmax(largest, std::fabs(a[i] - b[i]));
+  return largest;
+}
+
+// Calls fn(name, result, expected, rounded) for each result of a call.
+template <class F>
+void for_results(const AttentionOutput& out, const RuleGrads& g, const EagerAttention& exact,
+                 const EagerAttention& rounded, F&& fn) {
+  const auto host = [](const Tensor& t) { return t.to(Device{}); };
+  fn("O", host(out.o), exact.out.o, rounded.out.o);
+  fn("log-sum-exp", host(out.lse), exact.out.lse, rounded.out.lse);
+  fn("dQ", host(g.grads.dq), exact.grads.dq, rounded.grads.dq);
+  fn("dK", host(g.grads.dk), exact.grads.dk, rounded.grads.dk);
+  fn("dV", host(g.grads.dv), exact.grads.dv, rounded.grads.dv);
+  if (g.dbias.defined()) fn("dbias", host(g.dbias), exact.dbias, rounded.dbias);
+  if (g.dsinks.defined()) fn("dsinks", host(g.dsinks), exact.dsinks, rounded.dsinks);
+}
+
+TEST(CudaAttentionRules, F32FollowsTheDefinition) {
+  COHORT_REQUIRE_GPU(device);
+  for (const int64_t dim : {20, 64, 128, 200})
+    for (const RuleCase& rule : rule_cases({.heads = 4, .kv_heads = 2, .dim = dim}, kMixed)) {
+      SCOPED_TRACE(str(rule.name, ", D ", dim));
+      const AttentionCase c = in_dtype(in_f32(rule.attention), DType::kF64);
+      const EagerAttention exact = eager_attention(c, DType::kF64);
+      const AttentionCase on = rule_case_in(c, DType::kF32, device);
+      const AttentionOutput out = run_forward(on);
+      for_results(out, run_rule_backward(on, out), exact, exact,
+                  [](const char* name, const Tensor& got, const Tensor& expected, const Tensor&) {
+                    double largest = 1e-3;
+                    for (const double x : expected.to_vector<double>())
+                      if (std::isfinite(x)) largest = std::fmax(largest, std::fabs(x));
+                    EXPECT_LT(largest_error(got, expected), 3e-5 * largest) << name;
+                  });
+    }
+}
+
+// The maximum error in bf16 is at most twice that of rounding after each operation.
+TEST(CudaAttentionRules, Bf16ErrorsAreThoseOfEagerComputationOrSmaller) {
+  COHORT_REQUIRE_GPU(device);
+  for (const int64_t dim : {40, 64, 96, 128, 192, 256})
+    for (const RuleCase& rule : rule_cases({.heads = 4, .kv_heads = 2, .dim = dim}, kMixed)) {
+      SCOPED_TRACE(str(rule.name, ", D ", dim));
+      const AttentionCase c = in_dtype(in_dtype(rule.attention, DType::kBF16), DType::kF64);
+      const EagerAttention exact = eager_attention(c, DType::kF64);
+      const EagerAttention eager = eager_attention(c, DType::kBF16);
+      const AttentionCase on = rule_case_in(c, DType::kBF16, device);
+      const AttentionOutput out = run_forward(on);
+      for_results(
+          out, run_rule_backward(on, out), exact, eager,
+          [](const char* name, const Tensor& got, const Tensor& expected, const Tensor& rounded) {
+            EXPECT_LE(largest_error(got, expected), 2 * largest_error(rounded, expected) + 2e-5)
+                << name;
+          });
+    }
+}
+
+TEST(CudaAttentionRules, HoldUnderDropout) {
+  COHORT_REQUIRE_GPU(device);
+  for (const int64_t dim : {64, 128})
+    for (const RuleCase& rule :
+         rule_cases({.heads = 4, .kv_heads = 2, .dim = dim, .p = 0.3}, kMixed)) {
+      SCOPED_TRACE(str(rule.name, ", D ", dim));
+      AttentionCase c = in_dtype(in_dtype(rule.attention, DType::kBF16), DType::kF64);
+      c.desc.dropout = make_case(c.shape, c.sequences).desc.dropout;
+      const AttentionOutput expected = run_forward(c);
+      const RuleGrads e = run_rule_backward(c, expected);
+      const AttentionCase on = rule_case_in(c, DType::kBF16, device);
+      const AttentionOutput out = run_forward(on);
+      const RuleGrads g = run_rule_backward(on, out);
+      const auto expect = [](const char* name, const Tensor& got, const Tensor& want) {
+        EXPECT_LT(relative_error(got.to(Device{}).to(DType::kF64), want), 0.02) << name;
+      };
+      expect("O", out.o, expected.o);
+      expect("dQ", g.grads.dq, e.grads.dq);
+      expect("dK", g.grads.dk, e.grads.dk);
+      expect("dV", g.grads.dv, e.grads.dv);
+      if (g.dbias.defined()) expect("dbias", g.dbias, e.dbias);
+    }
+}
+
+// A copy that starts one element after a multiple of 16 bytes, which only the generic kernels take.
+Tensor at_odd_address(const Tensor& t) {
+  Tensor buffer = Tensor::empty({t.numel() + 8}, t.dtype(), t.device());
+  Tensor out = buffer.narrow(0, 1, t.numel()).reshape(t.shape());
+  out.copy_(t);
+  return out;
+}
+
+// The long sequence crosses a chunk of keys.
+TEST(CudaAttentionRules, AllForwardsHaveTheSameBits) {
+  COHORT_REQUIRE_GPU(device);
+  Rng rng(5, rng_stream(kTestPurpose, 9));
+  for (const int64_t dim : {64, 96, 128, 256})
+    for (const RuleCase& rule : rule_cases({.heads = 8, .kv_heads = 2, .dim = dim},
+                                           {{0, 0}, {1, 4500}, {2, 129}, {3, 64}})) {
+      SCOPED_TRACE(str(rule.name, ", D ", dim));
+      const AttentionCase on = rule_case_in(rule.attention, DType::kBF16, device);
+      AttentionCase odd = on;
+      for (Tensor* t : {&odd.q, &odd.k, &odd.v}) *t = at_odd_address(*t);
+      const AttentionOutput out = run_forward(on), generic = run_forward(odd);
+      EXPECT_TRUE(bit_equal(out.o.to(Device{}), generic.o.to(Device{})));
+      EXPECT_TRUE(bit_equal(out.lse.to(Device{}), generic.lse.to(Device{})));
+      if (on.desc.mask != Mask::kCausal || on.desc.prefix_lm.defined()) continue;
+      AttentionCase paged = rule_case_in(rule.attention, DType::kBF16);
+      paged.desc = on.desc;
+      kernels::PagedKV cache = make_cache(paged, 16, rng, device);
+      Tensor all = Tensor::full(paged.q.shape(), NAN, DType::kBF16);
+      // Prefill in two pieces, then a decode step of each sequence.
+      run_step(cache, paged, {{1, 0, 4000}, {2, 0, 100}}, all);
+      run_step(cache, paged, {{1, 4000, 4499}, {2, 100, 128}, {3, 0, 63}}, all);
+      run_step(cache, paged, {{1, 4499, 4500}, {2, 128, 129}, {3, 63, 64}}, all);
+      EXPECT_TRUE(bit_equal(all, out.o.to(Device{})));
+    }
+}
+
+TEST(CudaAttentionRules, PagedBitsAreThoseOfTheForward) {
+  COHORT_REQUIRE_GPU(device);
+  Rng rng(3, rng_stream(kTestPurpose, 9));
+  for (const DType dtype : kernels::test::kCudaTypes)
+    for (const int64_t dim : {20, 64, 128})
+      for (const RuleCase& rule : rule_cases({.heads = 6, .kv_heads = 2, .dim = dim}, kMixed)) {
+        const AttentionCase on = rule_case_in(rule.attention, dtype, device);
+        if (on.desc.mask != Mask::kCausal || on.desc.prefix_lm.defined()) continue;
+        SCOPED_TRACE(str(dtype_name(dtype), ", ", rule.name, ", D ", dim));
+        AttentionCase paged = rule_case_in(rule.attention, dtype);
+        paged.desc = on.desc;
+        EXPECT_TRUE(
+            bit_equal(run_in_random_steps(paged, 16, rng, device), run_forward(on).o.to(Device{})));
+      }
+}
+
+TEST(CudaAttentionRules, BackwardsHaveTheSameBitsEachTime) {
+  COHORT_REQUIRE_GPU(device);
+  for (const int64_t dim : {64, 128, 256})
+    for (const RuleCase& rule :
+         rule_cases({.heads = 8, .kv_heads = 2, .dim = dim}, {{1, 1500}, {2, 700}})) {
+      SCOPED_TRACE(str(rule.name, ", D ", dim));
+      const AttentionCase on = rule_case_in(rule.attention, DType::kBF16, device);
+      const AttentionOutput out = run_forward(on);
+      kernels::test::expect_reproducible([&] {
+        const RuleGrads g = run_rule_backward(on, out);
+        std::vector<Tensor> all = {g.grads.dq, g.grads.dk, g.grads.dv};
+        if (g.dbias.defined()) all.push_back(g.dbias);
+        if (g.dsinks.defined()) all.push_back(g.dsinks);
+        return all;
+      });
+    }
+}
+
+}  // namespace
+}  // namespace cohort::test
