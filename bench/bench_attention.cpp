@@ -5,7 +5,8 @@
 // its matmuls.
 //
 //  cohort_bench_attention                 a table
-//  bench/attention                        interleaved with cuDNN, burst by burst
+//  cohort_bench_attention --rules         of masks and modified scores
+//  bench/attention                        interleaved with cuDNN (--rules: PyTorch), burst by burst
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -28,6 +29,7 @@ struct Case {
   int64_t heads, kv_heads, dim;
   bool causal;
   std::vector<int64_t> lengths;
+  std::string rule = {};  // of kRules
 
   int64_t tokens() const {
     int64_t sum = 0;
@@ -78,6 +80,73 @@ std::vector<Case> make_cases() {
   cases.push_back(packed);
   cases.push_back(equal);
   return cases;
+}
+
+// Masks and modifications of scores, beside the plain causal mask; bench/attention has the same.
+constexpr const char* kRules[] = {"causal",    "full",  "alibi",      "distance",
+                                  "soft_cap",  "bias",  "sinks",      "windows",
+                                  "prefix_lm", "tiles", "tiles_full", "dropout"};
+
+std::vector<Case> make_rule_cases() {
+  std::vector<Case> cases;
+  for (const int64_t dim : {64, 128})
+    for (const int64_t length : {4096, 16384})
+      for (const std::string rule : kRules) {
+        const bool full = rule == "full" || rule == "windows" || rule == "tiles_full";
+        cases.push_back({str(rule, " d", dim, " ", length / 1024, "k"), 2048 / dim, 2048 / dim, dim,
+                         !full, std::vector<int64_t>(static_cast<size_t>(16384 / length), length),
+                         rule});
+      }
+  return cases;
+}
+
+// A quarter of all tiles, and the diagonal: tile (q, k) is visible if (5 q + 3 k) mod 4 is 0.
+TileMask quarter_of_tiles(int64_t length, Device device) {
+  std::vector<std::pair<int64_t, int64_t>> visible;
+  const int64_t tiles = (length + kMaskTile - 1) / kMaskTile;
+  for (int64_t q = 0; q < tiles; ++q)
+    for (int64_t k = 0; k < tiles; ++k)
+      if ((5 * q + 3 * k) % 4 == 0) visible.emplace_back(q, k);
+  return make_tile_mask(visible, tiles, device);
+}
+
+void set_rule(AttentionDesc& desc, const Case& c, Device device) {
+  const int64_t length = c.lengths[0];
+  const auto table = [&](int64_t columns) {
+    Tensor t = Tensor::empty({c.heads, columns}, DType::kF32);
+    for (int64_t i = 0; i < t.numel(); ++i)
+      t.data<float>()[i] =
+          std::exp2(-8.0f * static_cast<float>(i % c.heads + 1) / static_cast<float>(c.heads));
+    return (columns == 1 ? t.reshape({c.heads}) : t).to(device);
+  };
+  if (c.rule == "alibi") desc.slopes = table(1);
+  if (c.rule == "distance") desc.distance = {0.7, 0.005};
+  if (c.rule == "soft_cap") desc.soft_cap = 30;
+  if (c.rule == "bias") desc.bias = table(2 * 128 + 1);
+  if (c.rule == "sinks") desc.sinks = table(1);
+  if (c.rule == "windows") {
+    desc.window = 513;
+    desc.window_right = 512;
+  }
+  if (c.rule == "prefix_lm")
+    desc.prefix_lm =
+        Tensor::from(std::vector<int32_t>(c.lengths.size(), static_cast<int32_t>(length / 2)))
+            .to(device);
+  if (c.rule == "tiles" || c.rule == "tiles_full") desc.tiles = quarter_of_tiles(length, device);
+  if (c.rule == "dropout") {
+    std::vector<int64_t> sequences;
+    std::vector<int32_t> positions;
+    for (size_t s = 0; s < c.lengths.size(); ++s)
+      for (int64_t t = 0; t < length; ++t) {
+        sequences.push_back(static_cast<int64_t>(s));
+        positions.push_back(static_cast<int32_t>(t));
+      }
+    desc.dropout = {.p = 0.1,
+                    .seed = 1,
+                    .stream = 2,
+                    .sequences = Tensor::from(sequences).to(device),
+                    .positions = Tensor::from(positions).to(device)};
+  }
 }
 
 // Normal random numbers: generated once, and repeated in larger tensors.
@@ -137,6 +206,9 @@ class Attention {
       starts.push_back(starts.back() + static_cast<int32_t>(length));
     cu_ = Tensor::from(starts).to(device);
     desc_.mask = c.causal ? Mask::kCausal : Mask::kFull;
+    set_rule(desc_, c, device);
+    if (desc_.bias.defined()) dbias_ = Tensor::empty_like(desc_.bias);
+    if (desc_.sinks.defined()) dsinks_ = Tensor::empty_like(desc_.sinks);
     forward();
   }
   void forward() {
@@ -154,7 +226,9 @@ class Attention {
                         .o = o_,
                         .lse = lse_,
                         .cu_seqlens = cu_,
-                        .desc = desc_});
+                        .desc = desc_,
+                        .dbias = wanted(dbias_),
+                        .dsinks = wanted(dsinks_)});
   }
   // Seconds per launch in a burst of `launches`.
   double burst(bool backwards, int launches) {
@@ -168,9 +242,13 @@ class Attention {
   double flops(bool backwards) const { return case_.matmul_flops() * (backwards ? 5 : 2); }
 
  private:
+  static std::optional<GradOut> wanted(Tensor& t) {
+    return t.defined() ? std::optional(GradOut{t}) : std::nullopt;
+  }
+
   Case case_;
   AttentionDesc desc_;
-  Tensor q_, k_, v_, dout_, o_, lse_, dq_, dk_, dv_, cu_;
+  Tensor q_, k_, v_, dout_, o_, lse_, dq_, dk_, dv_, cu_, dbias_, dsinks_;
 };
 
 constexpr int kLaunches = 20, kBursts = 7;
@@ -214,14 +292,15 @@ void serve_bursts(const std::vector<Case>& cases, Normals& normals, Device devic
 int run(int argc, char** argv) {
   CLI::App app{"attention benchmark"};
   std::string filter, device_name = "cuda";
-  bool list = false, serves_bursts = false;
+  bool list = false, serves_bursts = false, rules = false;
   app.add_option("--filter", filter, "only cases whose name contains this text");
   app.add_option("--device", device_name, "cuda or cuda:N")->capture_default_str();
+  app.add_flag("--rules", rules, "masks and modified scores instead of shapes");
   app.add_flag("--list", list, "print the cases as tab-separated fields");
   app.add_flag("--obey", serves_bursts,
                "time the bursts requested on standard input; see bench/attention");
   CLI11_PARSE(app, argc, argv);
-  const std::vector<Case> cases = make_cases();
+  const std::vector<Case> cases = rules ? make_rule_cases() : make_cases();
   if (list) {
     for (const Case& c : cases) print_fields(c);
     return 0;

@@ -36,9 +36,7 @@ __device__ __forceinline__ void copy_rows(uint32_t to, int head_dim, RowOf&& row
 // columns of one head. Columns beyond the head dim read as zeros.
 inline CUtensorMap make_head_map(const Tensor& t, int box_tokens) {
   const auto size = [&](int i) { return static_cast<cuuint64_t>(t.dim(i)); };
-  const auto stride = [&](int i) {
-    return static_cast<cuuint64_t>(t.strides()[i]) * sizeof(bf16);
-  };
+  const auto stride = [&](int i) { return static_cast<cuuint64_t>(t.strides()[i]) * sizeof(bf16); };
   return make_tensor_map({.t = t,
                           .sizes = {size(2), size(1), size(0), 1},
                           .strides = {stride(1), stride(0), stride(0) * size(0)},
