@@ -193,14 +193,22 @@ Variable rope(Variable qkv, const Tensor& positions, const Tensor& table, int64_
   });
 }
 
+namespace {
+
+// Memory of the output of attention with these queries: [T, H D], `padding` columns behind a row.
+Tensor empty_output(const Tensor& q, int64_t padding) {
+  const int64_t width = q.dim(1) * q.dim(2);
+  return Tensor::empty({q.dim(0), width + padding}, q.dtype(), q.device()).hide_padding(1, width);
+}
+
+}  // namespace
+
 Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqlens,
                    const kernels::AttentionDesc& desc, int64_t padding) {
   const Tensor x = qkv.value();
   const QkvViews in(x, kv_heads);
   const Shape shape = in.q.shape();
-  const Tensor rows =
-      Tensor::empty({shape[0], shape[1] * shape[2] + padding}, x.dtype(), x.device())
-          .hide_padding(1, shape[1] * shape[2]);
+  const Tensor rows = empty_output(in.q, padding);
   Tensor o = rows.reshape(shape);
   Tensor lse = Tensor::empty({shape[1], shape[0]}, accumulate_dtype(x.dtype()), x.device());
   kernels::attention_forward({.o = o,
@@ -226,6 +234,31 @@ Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqle
                                                   .lse = lse,
                                                   .cu_seqlens = cu_seqlens,
                                                   .desc = desc});
+                   });
+}
+
+Variable stick_breaking_attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqlens,
+                                  const kernels::StickBreakingDesc& desc, int64_t padding) {
+  const Tensor x = qkv.value();
+  const QkvViews in(x, kv_heads);
+  const Tensor rows = empty_output(in.q, padding);
+  Tensor o = rows.reshape(in.q.shape());
+  kernels::stick_breaking_forward(
+      {.o = o, .q = in.q, .k = in.k, .v = in.v, .cu_seqlens = cu_seqlens, .desc = desc});
+  return make_node("stick_breaking_attention", rows, {qkv},
+                   [x, kv_heads, cu_seqlens, desc](const Tensor& dy, Gradients& g) {
+                     const GradSlot dx = g.slot(0);
+                     const QkvViews in(x, kv_heads);
+                     QkvViews grad(dx.tensor, kv_heads);
+                     kernels::stick_breaking_backward({.dq = {grad.q, dx.mode},
+                                                       .dk = {grad.k, dx.mode},
+                                                       .dv = {grad.v, dx.mode},
+                                                       .dout = dy.reshape(in.q.shape()),
+                                                       .q = in.q,
+                                                       .k = in.k,
+                                                       .v = in.v,
+                                                       .cu_seqlens = cu_seqlens,
+                                                       .desc = desc});
                    });
 }
 

@@ -2,7 +2,7 @@
 
 #include "core/sizes.h"
 #include "core/with_cuda.h"
-#include "kernels/attention/sizes.h"
+#include "kernels/attention/checks.h"
 
 namespace cohort::kernels {
 namespace {
@@ -69,26 +69,13 @@ void check_dropout(const DropoutSpec& dropout, int64_t tokens, Device device, co
 
 // Checks common to the forward and the backward on packed sequences.
 template <class Args>
-PackedSizes check_packed(const Args& args, const char* op) {
-  const Tensor &q = args.q, &k = args.k, &cu_seqlens = args.cu_seqlens;
-  COHORT_CHECK(q.rank() == 3 && k.rank() == 3, "[", op,
-               "] expected q [T, H, D] and k [T, Hkv, D], got ", q.str(), " and ", k.str());
-  const PackedSizes sizes = packed_sizes(q, k, cu_seqlens);
-  check_head_dim(q, op);
-  COHORT_CHECK(sizes.kv_heads >= 1 && sizes.heads >= 1 && sizes.heads % sizes.kv_heads == 0, "[",
-               op, "] expected query heads to be a multiple of key heads, got ", sizes.heads,
-               " and ", sizes.kv_heads);
+void check_packed(const Args& args, const char* op) {
+  const Tensor& q = args.q;
+  const PackedSizes sizes = check_qkv(q, args.k, args.v, args.cu_seqlens, op);
   const Device device = q.device();
-  const Shape keys = {sizes.tokens, sizes.kv_heads, sizes.head_dim};
-  check_columns(q, q.shape(), q.dtype(), op, "q", device);
-  check_columns(k, keys, q.dtype(), op, "k", device);
-  check_columns(args.v, keys, q.dtype(), op, "v", device);
   check_columns(args.o, q.shape(), q.dtype(), op, "o", device);
   check_tensor(args.lse, {sizes.heads, sizes.tokens}, accumulate_dtype(q.dtype()), op, "lse",
                device);
-  COHORT_CHECK(sizes.sequences >= 0, "[", op, "] expected cu_seqlens [S + 1], got ",
-               cu_seqlens.str());
-  check_tensor(cu_seqlens, {sizes.sequences + 1}, DType::kI32, op, "cu_seqlens", device);
   check_desc(args.desc, sizes.heads, sizes.sequences, q.dtype(), device, op);
   check_dropout(args.desc.dropout, sizes.tokens, device, op);
   if (args.desc.prefixes.defined()) {
@@ -96,7 +83,6 @@ PackedSizes check_packed(const Args& args, const char* op) {
     COHORT_CHECK(args.desc.mask == Mask::kCausal && args.desc.dropout.p == 0, "[", op,
                  "] expected a causal mask and no dropout with prefixes");
   }
-  return sizes;
 }
 
 CacheSizes check_cache(const PagedKV& cache, const char* op) {
@@ -137,11 +123,44 @@ void check_write(const RopeKvWrite& args, const char* op) {
 }
 
 void check_paged(const AttentionPaged& args, const char* op) {
-  const CacheSizes sizes = check_cache(args.cache, op);
-  const Tensor& q = args.q;
   COHORT_CHECK(
       args.desc.mask == Mask::kCausal && args.desc.dropout.p == 0 && !args.desc.prefix_lm.defined(),
       "[", op, "] expected a causal mask, no prefix_lm and no dropout");
+  check_paged_tensors(args, op);
+  check_desc(args.desc, args.q.dim(1), args.cache.block_table.dim(0), args.q.dtype(),
+             args.q.device(), op);
+}
+
+}  // namespace
+
+PackedSizes check_qkv(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
+                      const char* op) {
+  COHORT_CHECK(q.rank() == 3 && k.rank() == 3, "[", op,
+               "] expected q [T, H, D] and k [T, Hkv, D], got ", q.str(), " and ", k.str());
+  const PackedSizes sizes = packed_sizes(q, k, cu_seqlens);
+  check_head_dim(q, op);
+  COHORT_CHECK(sizes.kv_heads >= 1 && sizes.heads >= 1 && sizes.heads % sizes.kv_heads == 0, "[",
+               op, "] expected query heads to be a multiple of key heads, got ", sizes.heads,
+               " and ", sizes.kv_heads);
+  const Device device = q.device();
+  const Shape keys = {sizes.tokens, sizes.kv_heads, sizes.head_dim};
+  check_columns(q, q.shape(), q.dtype(), op, "q", device);
+  check_columns(k, keys, q.dtype(), op, "k", device);
+  check_columns(v, keys, q.dtype(), op, "v", device);
+  COHORT_CHECK(sizes.sequences >= 0, "[", op, "] expected cu_seqlens [S + 1], got ",
+               cu_seqlens.str());
+  check_tensor(cu_seqlens, {sizes.sequences + 1}, DType::kI32, op, "cu_seqlens", device);
+  return sizes;
+}
+
+void check_key_grads(const Tensor& dk, const Tensor& dv, const Tensor& k, const char* op) {
+  check_columns(dk, k.shape(), k.dtype(), op, "dk", k.device());
+  check_columns(dv, k.shape(), k.dtype(), op, "dv", k.device());
+}
+
+void check_paged_tensors(const AttentionPaged& args, const char* op) {
+  const CacheSizes sizes = check_cache(args.cache, op);
+  const Tensor& q = args.q;
   COHORT_CHECK(q.rank() == 3 && q.dim(1) >= 1 && q.dim(1) % sizes.kv_heads == 0, "[", op,
                "] expected q [T, H, D] with H a multiple of ", sizes.kv_heads, ", got ", q.str());
   const int64_t tokens = q.dim(0);
@@ -150,10 +169,7 @@ void check_paged(const AttentionPaged& args, const char* op) {
   check_rows(args.o, q.shape(), q.dtype(), op, "o", device);
   check_tensor(args.sequences, {tokens}, DType::kI32, op, "sequences", device);
   check_tensor(args.positions, {tokens}, DType::kI32, op, "positions", device);
-  check_desc(args.desc, q.dim(1), sizes.sequences, q.dtype(), device, op);
 }
-
-}  // namespace
 
 TileMask make_tile_mask(std::span<const std::pair<int64_t, int64_t>> visible, int64_t tiles,
                         Device device) {
@@ -188,11 +204,10 @@ void attention_forward(const AttentionForward& args) {
 void attention_backward(const AttentionBackward& args) {
   constexpr const char* kOp = "attention_backward";
   check_packed(args, kOp);
-  const Tensor &q = args.q, &k = args.k;
+  const Tensor& q = args.q;
   const Device device = q.device();
   check_columns(args.dq.tensor, q.shape(), q.dtype(), kOp, "dq", device);
-  check_columns(args.dk.tensor, k.shape(), q.dtype(), kOp, "dk", device);
-  check_columns(args.dv.tensor, k.shape(), q.dtype(), kOp, "dv", device);
+  check_key_grads(args.dk.tensor, args.dv.tensor, args.k, kOp);
   check_columns(args.dout, q.shape(), q.dtype(), kOp, "dout", device);
   const auto check_term = [&](const std::optional<GradOut>& grad, const Tensor& term,
                               const char* name) {

@@ -75,7 +75,8 @@ struct PackedSequences {
   const int32_t *cu, *prefixes;  // prefixes: null, or [count, 2]
   int count;
 
-  explicit PackedSequences(const Tensor& cu_seqlens, const AttentionDesc& desc)
+  template <class Desc>
+  PackedSequences(const Tensor& cu_seqlens, const Desc& desc)
       : cu(static_cast<const int32_t*>(cu_seqlens.raw())),
         prefixes(desc.prefixes.defined() ? static_cast<const int32_t*>(desc.prefixes.raw())
                                          : nullptr),

@@ -1,5 +1,4 @@
-// Rows are grouped like the ops in autograd/ops_*.cpp. Sizes are small, odd or 1 on purpose: they
-// reach the tails of every kernel, and a central difference takes hundreds of forwards.
+// Rows are grouped like the ops in autograd/ops_*.cpp. Sizes are small, odd or 1, for every tail.
 #include "tests/support/op_cases.h"
 
 #include <algorithm>
@@ -31,8 +30,7 @@ struct InputSpec {
   Domain domain = Domain::kReal;
 };
 
-// Standard normal values; at least 0.25 away from zero if the domain excludes it, which is far
-// enough for the steps of a central difference.
+// Standard normal values; at least 0.25 away from zero if the domain excludes it.
 Tensor random_input(const InputSpec& spec, uint64_t seed, uint64_t stream) {
   Rng rng(seed, rng_stream(kGradcheckPurpose, 3, stream));
   std::vector<double> values(static_cast<size_t>(spec.shape.numel()));
@@ -405,8 +403,7 @@ void add_attention(Table& table) {
       {"full with dropout", 2, 2, 3, {0, 4, 8}, full, 0.5},
   };
   for (const Row& row : rows) {
-    const int64_t tokens = row.starts.back();
-    const Shape qkv{tokens, row.heads + 2 * row.kv_heads, row.dim};
+    const Shape qkv{row.starts.back(), row.heads + 2 * row.kv_heads, row.dim};
     table.push_back({"attention", row.variant, inputs({{qkv}}), [row](Inputs in) {
                        kernels::AttentionDesc desc = row.desc;
                        if (row.dropout > 0)
@@ -418,6 +415,9 @@ void add_attention(Table& table) {
   table.push_back({"attention", "its input used outside too", inputs({{{6, 4, 3}}}), [](Inputs in) {
                      const Variable x = scale(in[0], 1.5);
                      return add(sum(attention(x, 1, ids({0, 2, 6}, x), {})), sum(square(x)));
+                   }});
+  table.push_back({"stick_breaking_attention", "66 tokens", inputs({{{70, 4, 2}}}), [](Inputs x) {
+                     return stick_breaking_attention(x[0], 1, ids({0, 1, 4, 70}, x[0]), {});
                    }});
   for (const Shape& shape : {Shape{1, 1}, Shape{9, 7}, Shape{6, 33}})
     table.push_back({"dropout", shape.str(), inputs({{shape}}), [shape](Inputs in) {
