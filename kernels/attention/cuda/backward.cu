@@ -107,12 +107,6 @@ int head_slices_of(int64_t heads, int64_t kv_heads) {
   return static_cast<int>(std::clamp<int64_t>(kBlocksPerTile / kv_heads, 1, heads / kv_heads));
 }
 
-template <class T, class AnyTensor>
-auto heads_of(AnyTensor& t) {
-  return Heads<std::remove_pointer_t<decltype(pointer<T>(t))>>{pointer<T>(t), t.strides()[0],
-                                                               t.strides()[1]};
-}
-
 // Returns the memory of lse_log2 and delta, which it computes.
 template <class T>
 Tensor make_deltas(BackwardArgs<T>& args, const AttentionDesc& desc, Device device) {

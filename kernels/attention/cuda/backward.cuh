@@ -39,6 +39,12 @@ struct Heads {
   }
 };
 
+template <class T, class AnyTensor>
+auto heads_of(AnyTensor& t) {
+  return Heads<std::remove_pointer_t<decltype(pointer<T>(t))>>{pointer<T>(t), t.strides()[0],
+                                                               t.strides()[1]};
+}
+
 // q, dout, o, dq: [T, heads, head_dim]; k, v, dk, dv: [T, kv_heads, head_dim].
 template <class T>
 struct BackwardArgs {

@@ -33,31 +33,6 @@ __global__ void __launch_bounds__(ForwardShape<T, kDim, kTiles, decltype(Problem
                         problem.combined.from(rows.row0(problem.tokens), kDim));
 }
 
-// `slots` and `combined` depend on the kernel and are still to be set.
-template <class T>
-ForwardProblem<T> make_problem(const AttentionForward& args) {
-  const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = args.q.dim(2),
-                kv_heads = args.k.dim(1);
-  const int64_t key_bytes = 2 * tokens * dim * static_cast<int64_t>(sizeof(T));  // and values
-  return {.q = pointer<T>(args.q),
-          .k = pointer<T>(args.k),
-          .v = pointer<T>(args.v),
-          .o = pointer<T>(args.o),
-          .lse = pointer<float>(args.lse),
-          .sequences = PackedSequences(args.cu_seqlens, args.desc),
-          .tokens = tokens,
-          .q_stride = args.q.strides()[0],
-          .kv_stride = args.k.strides()[0],
-          .o_stride = args.o.strides()[0],
-          .head_strides = {args.q.strides()[1], args.k.strides()[1], args.v.strides()[1],
-                           args.o.strides()[1]},
-          .heads = static_cast<int>(heads),
-          .kv_heads = static_cast<int>(kv_heads),
-          .heads_at_once = heads_in_l2(key_bytes, kv_heads) * static_cast<int>(heads / kv_heads),
-          .format = {.head_dim = static_cast<int>(dim),
-                     .vectorized = vectorized_heads<T>(args.q, args.k, args.v, args.o)}};
-}
-
 // Launches the generic kernel for a padded head dim.
 template <class T, int kDim, class Problem>
 void run_generic(Problem problem, Device device) {
@@ -81,7 +56,7 @@ void attention_forward(const AttentionForward& args) {
   const int64_t dim = args.q.dim(2);
   const Device device = args.q.device();
   dispatch_device(args.q.dtype(), "attention_forward", [&]<class T>() {
-    const auto problem = make_problem<T>(args);
+    const auto problem = forward_problem<T>(args);
     const auto run = [&](const auto& call) {
       dispatch_head_dim(dim, [&]<int kDim>() { run_generic<T, kDim>(call, device); });
     };

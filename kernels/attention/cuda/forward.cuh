@@ -107,6 +107,33 @@ struct ForwardProblem {
   }
 };
 
+// `slots` and `combined` depend on the kernel and are still to be set.
+template <class T, class Args>
+ForwardProblem<T> forward_problem(const Args& args) {
+  const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = args.q.dim(2),
+                kv_heads = args.k.dim(1);
+  float* lse = nullptr;
+  if constexpr (requires { args.lse; }) lse = pointer<float>(args.lse);
+  const int64_t key_bytes = 2 * tokens * dim * static_cast<int64_t>(sizeof(T));  // and values
+  return {.q = pointer<T>(args.q),
+          .k = pointer<T>(args.k),
+          .v = pointer<T>(args.v),
+          .o = pointer<T>(args.o),
+          .lse = lse,
+          .sequences = PackedSequences(args.cu_seqlens, args.desc),
+          .tokens = tokens,
+          .q_stride = args.q.strides()[0],
+          .kv_stride = args.k.strides()[0],
+          .o_stride = args.o.strides()[0],
+          .head_strides = {args.q.strides()[1], args.k.strides()[1], args.v.strides()[1],
+                           args.o.strides()[1]},
+          .heads = static_cast<int>(heads),
+          .kv_heads = static_cast<int>(kv_heads),
+          .heads_at_once = heads_in_l2(key_bytes, kv_heads) * static_cast<int>(heads / kv_heads),
+          .format = {.head_dim = static_cast<int>(dim),
+                     .vectorized = vectorized_heads<T>(args.q, args.k, args.v, args.o)}};
+}
+
 // bf16 on sm_90 (supports_sm90()), for head dims padded to kDim. One translation unit per kDim.
 template <int kDim>
 void run_forward_sm90(ForwardProblem<bf16> problem, const AttentionForward& in);
