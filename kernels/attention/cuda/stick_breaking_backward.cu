@@ -191,6 +191,24 @@ __device__ __forceinline__ void stick_step(const StickProblem<T>& problem,
   }
 }
 
+// Stores dK, or dV, of the sequence's own keys in a tile that begins at key0.
+template <class T, int kDim>
+__device__ __forceinline__ void store_keys(const StickProblem<T>& problem,
+                                           const typename KeyLayout<T, kDim>::Warp& warp,
+                                           const typename KeyLayout<T, kDim>::Warp::Columns& sums,
+                                           bool values, const PackedSequence& own, int key0,
+                                           int kv_head) {
+  using L = KeyLayout<T, kDim>;
+  const HeadRows<T> out =
+      (values ? problem.dv : problem.dk).rows(own.begin, kv_head, problem.format.head_dim);
+  const int index = static_cast<int>(threadIdx.x / 32), row0 = key0 + index % 4 * 16 - own.prefix;
+  const auto row_of = [&](int i) {
+    return row0 + i >= 0 && row0 + i < own.length ? out.row(row0 + i) : nullptr;
+  };
+  warp.store(sums, row_of, index / 4 * L::kWidth, values ? 1.0f : problem.rule.scale,
+             values ? problem.accumulate_v : problem.accumulate_k);
+}
+
 template <class T, int kDim>
 __global__ void __launch_bounds__(KeyLayout<T, kDim>::kThreads)
     stick_breaking_keys_kernel(const __grid_constant__ StickProblem<T> problem) {
@@ -242,17 +260,8 @@ __global__ void __launch_bounds__(KeyLayout<T, kDim>::kThreads)
       }
   } while (own.prefix == 0 && ++sequence < problem.sequences.count &&
            problem.sequences.has_prefix(sequence) && (stream = problem.sequences[sequence], true));
-  const auto store = [&](const typename L::Warp::Columns& sums, const Heads<T>& to, float scale,
-                         bool accumulate) {
-    const HeadRows<T> out = to.rows(own.begin, kv_head, dim);
-    const auto row_of = [&](int i) {
-      const int r = key0 + keys + i - own.prefix;
-      return r >= 0 && r < own.length ? out.row(r) : nullptr;
-    };
-    warp.store(sums, row_of, column, scale, accumulate);
-  };
-  store(dk, problem.dk, problem.rule.scale, problem.accumulate_k);
-  store(dv, problem.dv, 1.0f, problem.accumulate_v);
+  store_keys<T, kDim>(problem, warp, dk, false, own, key0, kv_head);
+  store_keys<T, kDim>(problem, warp, dv, true, own, key0, kv_head);
 }
 
 // Both passes for the key heads [first, first + count).
