@@ -42,7 +42,12 @@ COHORT_HD inline float log2_one_plus(float t) {
   q = std::fma(q, t, 4.80692953e-1f);
   q = std::fma(q, t, -7.21340179e-1f);
   q = std::fma(q, t, 1.44269502f);
+#ifdef __CUDA_ARCH__
+  return __fmul_rn(q,
+                   t);  // never fused with what it is added to, so that all kernels have its bits
+#else
   return q * t;
+#endif
 }
 inline double log2_one_plus(double t) {
   return std::log1p(t) * kLog2e;
