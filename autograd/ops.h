@@ -83,9 +83,20 @@ Variable qk_norm(Variable qkv, const QkNormWeights& w, int64_t kv_heads, double 
 // qkv with its queries and keys rotated to `positions` by a table of kernels::rope_table(). It is
 // in place if the argument is the only owner of its memory.
 Variable rope(Variable qkv, const Tensor& positions, const Tensor& table, int64_t kv_heads);
-// -> [T, H D] with `padding` columns behind each row; see kernels/attention/attention.h.
+// [H, N] in accumulate_dtype(): out[h, n] = table[rows[n], h], of a table [R, H]; the gradient of a
+// row is summed in a fixed order. For AttentionTerms::bias.
+Variable relative_bias(const Variable& table, const Tensor& rows);
+// Differentiable terms of scores, each of which may be undefined: AttentionDesc::bias and sinks.
+struct AttentionTerms {
+  Variable bias, sinks;  // sinks may have the dtype of qkv
+  // The call with the values of the terms.
+  kernels::AttentionDesc added_to(kernels::AttentionDesc desc) const;
+};
+// -> [T, H D] with `padding` columns behind each row; see kernels/attention/attention.h. Adds the
+// terms to `desc`.
 Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqlens,
-                   const kernels::AttentionDesc& desc, int64_t padding = 0);
+                   const kernels::AttentionDesc& desc, int64_t padding = 0,
+                   const AttentionTerms& terms = {});
 // Variant for stick-breaking attention; see kernels/attention/stick_breaking.h.
 Variable stick_breaking_attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqlens,
                                   const kernels::StickBreakingDesc& desc, int64_t padding = 0);

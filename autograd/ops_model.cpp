@@ -1,5 +1,6 @@
 // Norms, attention, rotary embedding and dropout: forward and backward side by side.
 #include "autograd/ops.h"
+#include "kernels/embedding.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
 
@@ -193,6 +194,23 @@ Variable rope(Variable qkv, const Tensor& positions, const Tensor& table, int64_
   });
 }
 
+Variable relative_bias(const Variable& table, const Tensor& rows) {
+  const Tensor& w = table.value();
+  Tensor y = Tensor::empty({rows.numel(), w.dim(1)}, w.dtype(), w.device());
+  kernels::embedding_forward({.y = y, .table = w, .ids = rows});
+  const Tensor bias = y.to(accumulate_dtype(w.dtype())).transpose(0, 1).contiguous();
+  return make_node("relative_bias", bias, {table}, [rows](const Tensor& dy, Gradients& g) {
+    kernels::embedding_backward(
+        {.dtable = g.weight_slot(0), .dy = dy.transpose(0, 1).contiguous(), .ids = rows});
+  });
+}
+
+kernels::AttentionDesc AttentionTerms::added_to(kernels::AttentionDesc desc) const {
+  if (bias.defined()) desc.bias = bias.value();
+  if (sinks.defined()) desc.sinks = sinks.value().to(accumulate_dtype(sinks.value().dtype()));
+  return desc;
+}
+
 namespace {
 
 // Memory of the output of attention with these queries: [T, H D], `padding` columns behind a row.
@@ -204,7 +222,9 @@ Tensor empty_output(const Tensor& q, int64_t padding) {
 }  // namespace
 
 Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqlens,
-                   const kernels::AttentionDesc& desc, int64_t padding) {
+                   const kernels::AttentionDesc& rules, int64_t padding,
+                   const AttentionTerms& terms) {
+  const kernels::AttentionDesc desc = terms.added_to(rules);
   const Tensor x = qkv.value();
   const QkvViews in(x, kv_heads);
   const Shape shape = in.q.shape();
@@ -218,11 +238,19 @@ Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqle
                               .v = in.v,
                               .cu_seqlens = cu_seqlens,
                               .desc = desc});
-  return make_node("attention", rows, {qkv},
+  return make_node("attention", rows, {qkv, terms.bias, terms.sinks},
                    [x, kv_heads, o, lse, cu_seqlens, desc](const Tensor& dy, Gradients& g) {
-                     const GradSlot dx = g.slot(0);
+                     GradSlot dx = g.slot(0);
+                     if (!dx.tensor.defined()) dx.tensor = Tensor::empty_like(x);
                      const QkvViews in(x, kv_heads);
                      QkvViews grad(dx.tensor, kv_heads);
+                     // Layers share the bias. A tensor of its own for each makes the sum over
+                     // layers the same with and without recomputation.
+                     Tensor dbias = g.needed(1) ? Tensor::empty_like(desc.bias) : Tensor();
+                     GradSlot dsinks = g.weight_slot(2);
+                     const auto wanted = [](Tensor& t, kernels::Grad mode) {
+                       return t.defined() ? std::optional(kernels::GradOut{t, mode}) : std::nullopt;
+                     };
                      kernels::attention_backward({.dq = {grad.q, dx.mode},
                                                   .dk = {grad.k, dx.mode},
                                                   .dv = {grad.v, dx.mode},
@@ -233,7 +261,10 @@ Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqle
                                                   .o = o,
                                                   .lse = lse,
                                                   .cu_seqlens = cu_seqlens,
-                                                  .desc = desc});
+                                                  .desc = desc,
+                                                  .dbias = wanted(dbias, kernels::Grad::kOverwrite),
+                                                  .dsinks = wanted(dsinks.tensor, dsinks.mode)});
+                     if (dbias.defined()) g.pass(1, dbias);
                    });
 }
 

@@ -1,9 +1,13 @@
 // Rotary position embedding (Su et al. 2021), rotate-half layout of Hugging Face's Llama:
 //   y[i]         = x[i] cos - x[i + D/2] sin
 //   y[i + D/2]   = x[i + D/2] cos + x[i] sin,        angle = position theta^(-2i / D), i < D/2
+//
+// A wide table has cosines and sines of their own for y[i] and for y[i + D/2], for rotations whose
+// result is scaled by channel.
 #pragma once
 
 #include <cmath>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -23,9 +27,15 @@ inline std::vector<double> rope_frequencies(int64_t head_dim, double theta) {
 }
 // The table that training, prefill and decode share: [positions, 2 x frequencies], the cosines of
 // position x frequency in the first half of the columns and the sines in the second, all times
-// `scale`, computed in f64 and rounded once. The result is on the CPU.
-Tensor rope_table(int64_t positions, std::span<const double> frequencies, double scale,
-                  DType dtype);
+// `scale`, computed in f64 and rounded once. With a gain(position, channel) of rotated channels
+// the table is wide: [positions, 4 x frequencies], cosines and sines times the gains of the first
+// half of the channels, then those of the second half. The result is on the CPU.
+using RopeGain = std::function<double(int64_t position, int64_t channel)>;
+Tensor rope_table(int64_t positions, std::span<const double> frequencies, double scale, DType dtype,
+                  const RopeGain& gain = {});
+// Throws Error unless `table` is such a table for heads of an even size, dim.
+void check_rope_table(const Tensor& table, int64_t dim, DType dtype, const char* op,
+                      Device device = {});
 
 // kInverse applies the transpose of the rotation: the backward of kForward.
 enum class RopeDirection { kForward, kInverse };
@@ -36,7 +46,7 @@ struct Rope {
   Tensor& y;                // [T, H, D]; may be x when overwriting
   const Tensor& x;          // [T, H, D]
   const Tensor& positions;  // [T] i32
-  const Tensor& table;      // rope_table() [rows, D], accumulate_dtype(x)
+  const Tensor& table;      // rope_table() [rows, D] or [rows, 2 D], accumulate_dtype(x)
   RopeDirection direction = RopeDirection::kForward;
   Grad mode = Grad::kOverwrite;
   int64_t plain_heads = 0;  // last heads of H that are not rotated, such as the values of qkv

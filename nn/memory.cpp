@@ -30,7 +30,9 @@ void check_countable(const ModelConfig& c, const MemoryShape& shape) {
 // A model, its gradients and a batch whose tensors have no storage.
 struct DryModel {
   DryModel(const ModelConfig& config, DType dtype, int64_t tokens, Device device)
-      : run(device), model(config, dtype, std::nullopt, device) {
+      : run(device),
+        model(config, dtype, std::nullopt, device),
+        model_bytes(run.stats().live_bytes) {
     for (Tensor* t : {&batch.tokens, &batch.positions, &batch.target_positions, &batch.targets})
       *t = Tensor::empty({tokens}, DType::kI32, device);
     batch.sequences = Tensor::empty({tokens}, DType::kI64, device);
@@ -42,6 +44,7 @@ struct DryModel {
 
   DryRun run;
   Transformer model;
+  int64_t model_bytes;  // parameters, and the tables of positions
   PackedBatch batch;
   int64_t before = 0;
 };
@@ -51,10 +54,7 @@ void measure_update(const ModelConfig& config, DType dtype, const MemoryShape& s
                     MemoryEstimate& out) {
   const int64_t tokens = shape.micro_batch_tokens;
   DryModel dry(config, dtype, tokens, shape.device);
-  for (const NamedParameter& p : dry.model.parameters())
-    if (p.first_row == 0)
-      out.parameters += static_cast<int64_t>(allocation_size(
-          static_cast<size_t>(p.leaf.value().with_padding().nbytes()), shape.device));
+  out.parameters = dry.model_bytes;
   const std::vector<UnitGradients> gradients = dry.model.parameters().allocate_gradients();
   out.gradients = dry.live();
   dry.before += out.gradients;

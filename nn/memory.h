@@ -9,7 +9,8 @@
 namespace cohort {
 
 struct MemoryEstimate {
-  int64_t parameters = 0, optimizer = 0, reference = 0;
+  int64_t parameters = 0;  // with the model's constant tables
+  int64_t optimizer = 0, reference = 0;
   int64_t gradients = 0;            // during an update only
   int64_t activations = 0;          // kept for the backward of one micro batch
   int64_t workspace = 0;            // additional peak of that backward

@@ -31,6 +31,40 @@ E value_of(const EnumName<E> (&names)[N], const Json& json, const char* key) {
   throw InputError(str(key, ": unknown value '", text, "'"));
 }
 
+ConfigFields attention_fields(ModelConfig c) {
+  return config_fields_with([&](ConfigVisitor& v) { c.visit_attention(v); });
+}
+
+// Adds the keys of attention that are not the defaults; those of a section are an object.
+void write_attention(Json& json, const ModelConfig& config) {
+  const ConfigFields own = attention_fields(config), defaults = attention_fields({});
+  for (size_t i = 0; i < own.size(); ++i) {
+    const auto& [key, value] = own[i];
+    if (value == defaults[i].second) continue;
+    const size_t dot = key.find('.');
+    const Json number = parse_json(value, key);
+    if (dot == std::string::npos) {
+      json.set(key, number);
+      continue;
+    }
+    const std::string section = key.substr(0, dot);
+    const Json* const found = json.find(section);
+    Json object = found == nullptr ? Json() : *found;
+    json.set(section, object.set(key.substr(dot + 1), number));
+  }
+}
+
+void read_attention(const Json& json, ModelConfig& config) {
+  Json found = Json::Object();
+  for (const auto& [key, value] : attention_fields({})) {
+    const std::string top = key.substr(0, key.find('.'));
+    if (const Json* const set = json.find(top)) found.set(top, *set);
+  }
+  ConfigNode keys = parse_yaml(found.dump(), "model");
+  for (auto& [key, value] : keys.entries) value.line = 0;  // errors name no line
+  read_config_with([&](ConfigVisitor& v) { config.visit_attention(v); }, keys, "");
+}
+
 // Values from config.json must be within the limits of the configuration's keys.
 void check_ranges(const ModelConfig& config) {
   ConfigNode keys = parse_yaml(dump_config(config), "model");
@@ -45,6 +79,13 @@ void check_ranges(const ModelConfig& config) {
 }
 
 }  // namespace
+
+double ExposbConfig::gain(int64_t position, int64_t channel, int64_t head_dim) const {
+  const auto dim = static_cast<double>(head_dim);
+  const double offset = (static_cast<double>(channel) / dim - channel_center) / channel_width;
+  return (1 + position_gain * std::exp(-static_cast<double>(position) / position_decay)) *
+         (channel_base + channel_gain * std::exp(-offset * offset / 2));
+}
 
 void ModelConfig::resolve() {
   const auto require = [](bool ok, const std::string& message) {
@@ -63,8 +104,16 @@ void ModelConfig::resolve() {
               kMaxWidth));
   require(num_heads % num_kv_heads == 0,
           str("num_kv_heads: ", num_kv_heads, " does not divide num_heads ", num_heads));
-  require(position != PositionType::kRope || head_dim % 2 == 0,
+  require(!is_rotated() || head_dim % 2 == 0,
           str("head_dim: rotary positions need an even number, got ", head_dim));
+  require(position != PositionType::kExposb || (rope_frequencies.empty() && rope_scale == 1),
+          "position: exposb has the frequencies of rope_theta, and the model has its own");
+  if (position != PositionType::kT5) return;
+  require(position_buckets % 2 == 0,
+          str("position_buckets: expected an even number, got ", position_buckets));
+  require(position_max_distance > position_buckets / 2,
+          str("position_max_distance: expected more than half of position_buckets, ",
+              position_buckets / 2, ", got ", position_max_distance));
 }
 
 void ModelConfig::check_device(Device device) const {
@@ -92,6 +141,7 @@ Json ModelConfig::to_json() const {
       .set("attention_bias", bias)
       .set("tie_word_embeddings", tie_embeddings);
   json.set("qk_norm", qk_norm).set("dropout", dropout).set("initializer_range", init_std);
+  write_attention(json, *this);
   return json;
 }
 
@@ -117,6 +167,7 @@ ModelConfig read_cohort(const Json& json) {
   c.qk_norm = json.at("qk_norm").as_bool();
   c.dropout = json.at("dropout").as_double();
   c.init_std = json.at("initializer_range").as_double();
+  read_attention(json, c);
   return c;
 }
 

@@ -14,13 +14,20 @@
 namespace cohort {
 
 enum class NormType { kRms, kLayer };
-enum class PositionType { kRope, kLearned };
+// Schemes of positions (nn/positions.h).
+enum class PositionType { kRope, kLearned, kSinusoidal, kAlibi, kT5, kExposb, kNone };
 using MlpType = kernels::Activation;
 enum class Recompute { kNone, kCheap, kBlock };
 inline constexpr EnumName<NormType> kNormNames[] = {{NormType::kRms, "rms_norm"},
                                                     {NormType::kLayer, "layer_norm"}};
-inline constexpr EnumName<PositionType> kPositionNames[] = {{PositionType::kRope, "rope"},
-                                                            {PositionType::kLearned, "learned"}};
+inline constexpr EnumName<PositionType> kPositionNames[] = {
+    {PositionType::kRope, "rope"},
+    {PositionType::kLearned, "learned"},
+    {PositionType::kSinusoidal, "sinusoidal"},
+    {PositionType::kAlibi, "alibi"},
+    {PositionType::kT5, "t5"},
+    {PositionType::kExposb, "exposb"},
+    {PositionType::kNone, "none"}};
 inline constexpr EnumName<MlpType> kMlpNames[] = {{MlpType::kSwiGlu, "swiglu"},
                                                   {MlpType::kGelu, "gelu"},
                                                   {MlpType::kGeluTanh, "gelu_tanh"},
@@ -55,6 +62,34 @@ struct LoraConfig {
   }
 };
 
+// Constants of ExpoSB: rotary positions with gains, and scores that fade with the distance.
+struct ExposbConfig {
+  double position_gain = 0.2, position_decay = 1000;
+  double channel_base = 0.8, channel_gain = 0.4, channel_center = 0.25, channel_width = 0.125;
+  double distance_floor = 0.7, distance_rate = 0.005;
+
+  // Factor of a channel of rotated queries and keys. Channels count as in interleaved pairs, of
+  // which the i-th is (2i, 2i + 1).
+  double gain(int64_t position, int64_t channel, int64_t head_dim) const;
+  void visit(ConfigVisitor& v) {
+    v.field("position_gain", position_gain,
+            "queries and keys at position t are scaled by 1 + position_gain exp(-t / "
+            "position_decay)",
+            {.min = 0, .max = 100});
+    v.field("position_decay", position_decay, "in tokens", {.min = 1e-6});
+    v.field("channel_base", channel_base,
+            "channel d of D by channel_base + channel_gain exp(-(d - center)^2 / (2 width^2))",
+            {.min = 0, .max = 100});
+    v.field("channel_gain", channel_gain, "see channel_base", {.min = 0, .max = 100});
+    v.field("channel_center", channel_center, "center / D", {.min = 0, .max = 1});
+    v.field("channel_width", channel_width, "width / D", {.min = 1e-6, .max = 100});
+    v.field("distance_floor", distance_floor,
+            "scores at distance n are scaled by floor + (1 - floor) exp(-distance_rate n)",
+            {.min = 0, .max = 1});
+    v.field("distance_rate", distance_rate, "per token", {.min = 0, .max = 100});
+  }
+};
+
 struct ModelConfig {
   std::string path;  // model to start from; empty: a new one
   int64_t num_layers = 4, d_model = 128, num_heads = 4;
@@ -68,6 +103,12 @@ struct ModelConfig {
   bool bias = false, tie_embeddings = false, qk_norm = false;
   double dropout = 0, norm_eps = 1e-5, rope_theta = 10000, init_std = 0.02;
   Recompute recompute = Recompute::kNone;
+  // Attention of all layers; see visit_attention(). Families may have a window in some layers.
+  int64_t window = 0;
+  double soft_cap = 0;
+  bool attention_sinks = false;
+  int64_t position_buckets = 32, position_max_distance = 128;
+  ExposbConfig exposb;
   int64_t vocab_size = 0;  // set from the tokenizer
   // Rows of the table of learned positions if a run uses only the first `context` of them; 0: all.
   int64_t position_rows = 0;
@@ -79,7 +120,6 @@ struct ModelConfig {
   bool norm_after = false;     // norms after the sub-layers, before the residual sums (OLMo 2)
   double norm_offset = 0;      // added to the weights of RMS norms
   double embedding_scale = 1;  // factor of the embedding's output
-  int64_t window = 0;          // keys that a query sees; 0: unlimited
   // Per layer; empty: all layers have the window and rotary positions.
   std::vector<bool> windowed, rotary;
   std::vector<double> rope_frequencies;  // empty: those of rope_theta
@@ -94,8 +134,15 @@ struct ModelConfig {
     return windowed.empty() || windowed[static_cast<size_t>(layer)] ? window : 0;
   }
   bool is_rotary(int layer) const {
-    return position == PositionType::kRope &&
-           (rotary.empty() || rotary[static_cast<size_t>(layer)]);
+    return is_rotated() && (rotary.empty() || rotary[static_cast<size_t>(layer)]);
+  }
+  bool is_rotated() const {
+    return position == PositionType::kRope || position == PositionType::kExposb;
+  }
+  // True if a trained model may run with a larger context: no table of positions ends there, and
+  // no rotary frequencies were trained for it.
+  bool may_extend() const {
+    return position != PositionType::kRope && position != PositionType::kLearned;
   }
 
   void visit(ConfigVisitor& v) {
@@ -123,11 +170,27 @@ struct ModelConfig {
             {.min = 0, .max = 0.99});
     v.field("norm_eps", norm_eps, "added to the variance", {.min = 0, .max = 1});
     v.field("rope_theta", rope_theta, "base of the rotary frequencies", {.min = 1});
+    visit_attention(v);
     v.field("init_std", init_std, "standard deviation of initial weights", {.min = 0, .max = 10});
     v.choice(
         "recompute", recompute, kRecomputeNames,
         "what backward computes again instead of storing it: nothing, the outputs of norms and "
         "activations (cheap), or whole blocks");
+  }
+  // The keys of attention, which config.json of Cohort's own models has where they are not the
+  // defaults.
+  void visit_attention(ConfigVisitor& v) {
+    v.field("window", window, "keys that a query sees, its own included; 0: all before it",
+            {.min = 0, .max = 1 << 30});
+    v.field("soft_cap", soft_cap, "bounds scores: cap tanh(score / cap); 0: none", {.min = 0});
+    v.field("attention_sinks", attention_sinks,
+            "a learned logit per head, without a value, in each softmax of attention");
+    v.field("position_buckets", position_buckets,
+            "position t5: distances that have a bias of their own; an even number",
+            {.min = 2, .max = 1 << 16});
+    v.field("position_max_distance", position_max_distance,
+            "position t5: greater distances share the last bias", {.min = 1, .max = 1 << 20});
+    v.section("exposb", exposb, "constants of position exposb");
   }
   // Fills in sizes that are 0 and checks consistency. Throws InputError naming the key.
   void resolve();

@@ -92,6 +92,7 @@ SelfAttention::SelfAttention(ParameterSet& set, const std::string& name, const M
     q_norm_ = weight(".q_norm.weight", c.qk_norm ? c.head_dim : q);
     k_norm_ = weight(".k_norm.weight", c.qk_norm ? c.head_dim : kv);
   }
+  if (c.attention_sinks) sinks_ = set.add({name + ".sinks", {c.num_heads}});
 }
 
 Variable SelfAttention::operator()(const Variable& x, const Pass& pass) const {
@@ -100,8 +101,13 @@ Variable SelfAttention::operator()(const Variable& x, const Pass& pass) const {
   AttentionCall call{
       .layer = layer_, .num_kv_heads = c.num_kv_heads, .padding = layers_[kOut].input_padding()};
   call.desc.window = c.window_of(layer_);
+  call.desc.soft_cap = c.soft_cap;
+  if (c.position == PositionType::kExposb)
+    call.desc.distance = {c.exposb.distance_floor, c.exposb.distance_rate};
+  call.desc.slopes = pass.position_terms.slopes;
+  call.terms = {pass.position_terms.bias, sinks_};
   call.desc.dropout = dropout_spec(c.dropout, pass, layer_, DropoutSite::kAttention);
-  if (c.is_rotary(layer_)) call.rope_table = pass.rope_table;
+  if (c.is_rotary(layer_)) call.rope_table = pass.position_terms.rope_table;
   call.qkv = reshape(layers_[kQkv](x, pass.options.adapters),
                      {tokens, c.num_heads + 2 * c.num_kv_heads, c.head_dim});
   if (q_norm_.defined())

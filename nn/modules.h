@@ -32,9 +32,16 @@ struct AttentionCall {
   int layer = 0;
   int64_t num_kv_heads = 0;
   kernels::AttentionDesc desc;
+  AttentionTerms terms;
   Tensor rope_table;    // undefined: queries and keys are not rotated
   Variable qkv;         // [T, H + 2 Hkv, D]: a token's queries, keys and values; may be overwritten
   int64_t padding = 0;  // columns behind each row of the output
+};
+
+// What a scheme of positions gives to attention; each may be undefined.
+struct PositionTerms {
+  Tensor rope_table, slopes;
+  Variable bias;
 };
 
 // Inputs shared by the blocks of one forward.
@@ -44,7 +51,7 @@ struct Pass {
   Tensor tokens, positions, sequences;
   ForwardOptions options;
   Attention attention;
-  Tensor rope_table;  // undefined: no rotary positions
+  PositionTerms position_terms;
 };
 
 // The only way in which a module uses the weight of a matmul.
@@ -100,7 +107,7 @@ class SelfAttention {
   int layer_ = 0;
   enum { kQkv, kOut };
   std::array<Linear, 2> layers_;
-  Variable q_norm_, k_norm_;  // undefined: none
+  Variable q_norm_, k_norm_, sinks_;  // undefined: none
 };
 
 // RNG stream of one dropout of the model; layer 0 is the embedding, layer i + 1 is block i.

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "kernels/head.h"
-#include "kernels/rope.h"
+#include "nn/positions.h"
 
 namespace cohort {
 
@@ -18,14 +18,25 @@ Transformer::Transformer(const ModelConfig& config, DType dtype, std::optional<u
     : config_(config), parameters_(dtype, device, seed, adapter_seed(config)) {
   config.check_device(device);
   build();
-  if (config.position != PositionType::kRope) return;
-  const std::vector<double> frequencies =
-      config.rope_frequencies.empty()
-          ? kernels::rope_frequencies(config.head_dim, config.rope_theta)
-          : config.rope_frequencies;
-  rope_table_ =
-      kernels::rope_table(config.context, frequencies, config.rope_scale, accumulate_dtype(dtype))
-          .to(device);
+  build_positions();
+}
+
+void Transformer::build_positions() {
+  const ModelConfig& c = config_;
+  const DType statistics = accumulate_dtype(dtype());
+  if (c.is_rotated()) rope_table_ = rotary_table(c, statistics).to(device());
+  if (c.position == PositionType::kSinusoidal)
+    position_embedding_ = Variable(sinusoidal_table(c.context, c.d_model).to(dtype()).to(device()));
+  if (c.position == PositionType::kAlibi)
+    slopes_ = alibi_slopes(c.num_heads).to(statistics).to(device());
+  if (c.position == PositionType::kT5)
+    buckets_ = t5_buckets(c.position_buckets, c.position_max_distance).to(device());
+}
+
+PositionTerms Transformer::position_terms() const {
+  PositionTerms terms{.rope_table = rope_table_, .slopes = slopes_};
+  if (bias_table_.defined()) terms.bias = relative_bias(bias_table_, buckets_);
+  return terms;
 }
 
 void Transformer::build() {
@@ -49,6 +60,11 @@ void Transformer::build() {
   if (c.position == PositionType::kLearned)
     position_embedding_ =
         table("model.embed_positions.weight", std::max(c.context, c.position_rows), Use::kLookup);
+  if (c.position == PositionType::kT5)
+    bias_table_ = set.add({.name = "model.relative_attention_bias.weight",
+                           .shape = {c.position_buckets, c.num_heads},
+                           .use = Use::kLookup,
+                           .init = c.init_std});
   for (int i = 0; i < c.num_layers; ++i) {
     const std::string prefix = str("model.layers.", i, ".");
     // Each norm precedes or follows its sub-layer; the names are Hugging Face's.
@@ -101,10 +117,10 @@ Variable Transformer::forward(const PackedBatch& batch, const ForwardOptions& op
     call.desc.prefixes = prefixes;
     if (call.rope_table.defined())
       qkv = rope(std::move(qkv), positions, call.rope_table, call.num_kv_heads);
-    return attention(qkv, call.num_kv_heads, cu_seqlens, call.desc, call.padding);
+    return attention(qkv, call.num_kv_heads, cu_seqlens, call.desc, call.padding, call.terms);
   };
-  return run(
-      {batch.tokens, batch.positions, batch.sequences, options, packed_attention, rope_table_});
+  return run({batch.tokens, batch.positions, batch.sequences, options, packed_attention,
+              position_terms()});
 }
 
 Variable Transformer::hidden_at_targets(const PackedBatch& batch,
@@ -126,6 +142,7 @@ Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences
   const StreamGuard guard(stream);
   const auto cached_attention = [&](AttentionCall call) {
     kernels::PagedKV& pages = cache.layer(call.layer);
+    const kernels::AttentionDesc desc = call.terms.added_to(call.desc);
     Tensor& qkv = call.qkv.value();
     const Tensor q = qkv.narrow(1, 0, qkv.dim(1) - 2 * call.num_kv_heads);
     const Tensor rows = empty_rows(q.select(1, 0), q.dim(1) * q.dim(2), call.padding);
@@ -137,7 +154,7 @@ Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences
                                  .sequences = sequences,
                                  .positions = positions,
                                  .table = call.rope_table,
-                                 .desc = call.desc});
+                                 .desc = desc});
       return Variable(rows);
     }
     kernels::rope_kv_write({.cache = pages,
@@ -150,10 +167,10 @@ Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences
                               .cache = pages,
                               .sequences = sequences,
                               .positions = positions,
-                              .desc = call.desc});
+                              .desc = desc});
     return Variable(rows);
   };
-  return run({tokens, positions, {}, {}, cached_attention, rope_table_}).value();
+  return run({tokens, positions, {}, {}, cached_attention, position_terms()}).value();
 }
 
 Variable Transformer::apply_dropout(const Variable& x, const Pass& pass, int index,
@@ -210,12 +227,15 @@ Variable Transformer::recomputed_block(int index, const Variable& x, const Pass&
   const ParameterUnit& unit = parameters_.units()[static_cast<size_t>(index) + 1];
   // The closure outlives this call: it copies the pass, whose `attention` must not refer to this
   // stack.
+  const Variable inputs[] = {x, pass.position_terms.bias};
   return checkpoint(
       [this, index, pass](std::span<const Variable> in) {
-        const Residual end = block(index, in[0], first_norm(index, in[0]), pass);
+        Pass inner = pass;
+        inner.position_terms.bias = in[1];
+        const Residual end = block(index, in[0], first_norm(index, in[0]), inner);
         return add(end.x, end.branch);
       },
-      {&x, 1},
+      inputs,
       std::span(parameters_.trained()).subspan(unit.first_leaf, unit.end_leaf - unit.first_leaf));
 }
 

@@ -73,6 +73,9 @@ class Transformer : NonCopyable {
   };
   // Creates the parameters and modules in order: the tables are unit 0, block i is unit i + 1.
   void build();
+  // Creates the constants of the scheme of positions; after build().
+  void build_positions();
+  PositionTerms position_terms() const;
   Variable run(const Pass& pass) const;
   // The residual stream after a block: x + branch, not yet added.
   struct Residual {
@@ -87,12 +90,14 @@ class Transformer : NonCopyable {
 
   ModelConfig config_;
   ParameterSet parameters_;
+  // The table of positions is a constant if they are sinusoidal.
   Variable embedding_, position_embedding_, head_;
+  Variable bias_table_;  // T5's, [position_buckets, H]; undefined: none
   Norm final_norm_;
   std::vector<Block> blocks_;
   std::vector<const Linear*> adapted_;  // the layers with adapters, in blocks_
   Tensor lora_workspace_;  // for write_lora_columns(), which must not run out of memory
-  Tensor rope_table_;
+  Tensor rope_table_, slopes_, buckets_;
 };
 
 }  // namespace cohort

@@ -537,13 +537,14 @@ void check_compatible(const ModelConfig& wanted, const DataConfig& data, const M
                       const Tokenizer& tokenizer, const std::string& source) {
   const ConfigFields asked = config_fields(wanted), found = config_fields(model),
                      defaults = config_fields(ModelConfig{});
-  // A run may use the first positions of a model's table, which its files keep.
-  const bool may_be_shorter = wanted.context < model.context;
+  // A run may use the first positions of a model's table, which its files keep, and more of them
+  // where no table ends.
+  const bool may_differ = wanted.context < model.context || model.may_extend();
   for (size_t i = 0; i < asked.size(); ++i) {
     const auto& [key, value] = asked[i];
     // Training options, initialization of new models, and the model's location.
     if (key == "dropout" || key == "recompute" || key == "init_std" || key == "path") continue;
-    if (key == "context" && may_be_shorter) continue;
+    if (key == "context" && may_differ) continue;
     if (value != defaults[i].second && value != found[i].second)
       throw InputError(str("model.", key, ": ", value, " was asked for, but the model of ", source,
                            " has ", key, ": ", found[i].second,

@@ -143,10 +143,10 @@ struct LoadedModel {
 // InputError where find_base() and verify_base() do.
 LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device = {},
                        const std::string& base = "");
-// For training: dropout, recompute and a shorter context are those of `wanted`, everything else is
-// the checkpoint's. With wanted.lora the model has adapters: new ones if the checkpoint is a whole
-// model, which is then their base. Throws InputError where check_compatible() and apply_adapters()
-// do.
+// For training: dropout, recompute and a context that the model allows are those of `wanted`,
+// everything else is the checkpoint's. With wanted.lora the model has adapters: new ones if the
+// checkpoint is a whole model, which is then their base. Throws InputError where
+// check_compatible() and apply_adapters() do.
 LoadedModel load_model(const std::string& checkpoint, const ModelConfig& wanted,
                        const DataConfig& data, DType dtype, Device device = {});
 // Configuration and tokenizer of such a model, without its weights.
@@ -162,7 +162,7 @@ ModelDescription describe_model(const std::string& checkpoint, const std::string
 ModelDescription describe_model(const std::string& checkpoint, const ModelConfig& wanted,
                                 const DataConfig& data);
 // Applies the options that a run may change of a model that passes check_compatible(): dropout,
-// recompute, and a shorter context.
+// recompute, and a context that is shorter, or longer where ModelConfig::may_extend().
 void apply_run_options(const ModelConfig& wanted, ModelConfig& model);
 // Throws InputError if `wanted` or data.tokenizer differs from `model` or `tokenizer`; keys with
 // their default value are not compared. `source` names their origin in the message.

@@ -3,6 +3,7 @@
 #include "core/sizes.h"
 #include "core/with_cuda.h"
 #include "kernels/attention/checks.h"
+#include "kernels/rope.h"
 
 namespace cohort::kernels {
 namespace {
@@ -115,11 +116,7 @@ void check_write(const RopeKvWrite& args, const char* op) {
   check_tensor(qkv, {tokens, qkv.dim(1), dim}, dtype, op, "qkv", device);
   check_tensor(args.sequences, {tokens}, DType::kI32, op, "sequences", device);
   check_tensor(args.positions, {tokens}, DType::kI32, op, "positions", device);
-  if (table.defined()) {
-    COHORT_CHECK(dim % 2 == 0 && table.rank() == 2, "[", op,
-                 "] expected an even head size and a table, got ", qkv.str(), " and ", table.str());
-    check_tensor(table, {table.dim(0), dim}, accumulate_dtype(dtype), op, "table", device);
-  }
+  if (table.defined()) check_rope_table(table, dim, accumulate_dtype(dtype), op, device);
 }
 
 void check_paged(const AttentionPaged& args, const char* op) {

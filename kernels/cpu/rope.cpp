@@ -15,11 +15,10 @@ void rope(const Rope& args) {
     for (int64_t t = 0; t < tokens; ++t)
       COHORT_CHECK(position[t] >= 0 && position[t] < rows, "[rope] position ", position[t],
                    " of token ", t, " is outside the table of ", rows, " positions");
-    const T *in = args.x.data<T>(), *angles = args.table.data<T>();
+    const T* in = args.x.data<T>();
     T* out = args.y.data<T>();
-    const T sign = args.direction == RopeDirection::kForward ? T(1) : T(-1);
     for_rows(tokens, heads * dim, [&](int64_t t) {
-      const Rotation<T> rotation{.row = angles + position[t] * dim, .half = dim / 2, .sign = sign};
+      const Rotation<T> rotation(args.table, position[t], dim / 2, args.direction);
       const T* x = in + t * heads * dim;
       T* y = out + t * heads * dim;
       for (int64_t h = 0; h < rotated; ++h, x += dim, y += dim) rotate(y, x, rotation, args.mode);

@@ -2,37 +2,51 @@
 // one (no fma), so that all implementations of the formula give the same bits.
 #pragma once
 
-#include "kernels/common.h"
+#include "kernels/rope.h"
 #include "kernels/vector_math.h"
 
 namespace cohort::kernels::cpu {
 
-// A row of the rotary table: `half` cosines, then the sines, which `sign` multiplies.
+// The rotation to a position: cosines and sines of the pairs, for the first and the second half of
+// the result. `sign` multiplies the sines.
 template <class T>
 struct Rotation {
-  const T* row;
   int64_t half;
-  T sign = 1;
+  const T *cos[2], *sin[2];
+  T sign;
+
+  // From a row of rope_table(), of width D = 2 half or 2 D.
+  Rotation(const Tensor& table, int64_t row, int64_t pairs,
+           RopeDirection direction = RopeDirection::kForward)
+      : half(pairs), sign(direction == RopeDirection::kForward ? T(1) : T(-1)) {
+    const T* const first = table.data<T>() + row * table.dim(1);
+    const T* const second = table.dim(1) == 4 * half ? first + 2 * half : first;
+    cos[0] = first, cos[1] = second;
+    // The transpose exchanges the sines.
+    const bool inverse = direction == RopeDirection::kInverse;
+    sin[0] = (inverse ? second : first) + half, sin[1] = (inverse ? first : second) + half;
+  }
 };
 
 // y (+)= x rotated; both have 2 half elements. y may be x when overwriting.
 template <class T>
 void rotate(T* y, const T* x, const Rotation<T>& by, Grad mode = Grad::kOverwrite) {
   const int64_t half = by.half;
-  const T *const cos = by.row, *const sin = cos + half, sign = by.sign;
+  const T *const cos = by.cos[0], *const sin = by.sin[0], sign = by.sign;
+  const T *const cos2 = by.cos[1], *const sin2 = by.sin[1];
   if (mode == Grad::kOverwrite) {
     COHORT_VECTORIZE
     for (int64_t i = 0; i < half; ++i) {
-      const T a = x[i], b = x[i + half], s = sign * sin[i];
-      y[i] = a * cos[i] - b * s;
-      y[i + half] = b * cos[i] + a * s;
+      const T a = x[i], b = x[i + half];
+      y[i] = a * cos[i] - b * (sign * sin[i]);
+      y[i + half] = b * cos2[i] + a * (sign * sin2[i]);
     }
   } else {
     COHORT_VECTORIZE
     for (int64_t i = 0; i < half; ++i) {
-      const T a = x[i], b = x[i + half], s = sign * sin[i];
-      y[i] += a * cos[i] - b * s;
-      y[i + half] += b * cos[i] + a * s;
+      const T a = x[i], b = x[i + half];
+      y[i] += a * cos[i] - b * (sign * sin[i]);
+      y[i + half] += b * cos2[i] + a * (sign * sin2[i]);
     }
   }
 }

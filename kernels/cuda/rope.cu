@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const Rotation<T> p) {
   for (unsigned k = threadIdx.x; k < count; k += blockDim.x) {
     const unsigned head = k / packs, pair = (k - head * packs) * N;
     const int64_t at = start + int64_t{head} * 2 * half + pair;
-    rotate<N>(p.y + at, p.x + at, half, Angles<N>(p.table, position, pair), p.sign, p.accumulate);
+    rotate<N>(p.y + at, p.x + at, p.table, position, pair, p.sign, p.accumulate);
   }
   if (p.y == p.x && !p.accumulate) return;
   const int64_t first = start + int64_t{p.rotated} * 2 * half;
@@ -74,7 +74,7 @@ void rope(const Rope& args) {
   dispatch_device(args.x.dtype(), "rope", [&]<class T>() {
     const Rotation<T> p{.y = pointer<T>(args.y),
                         .x = pointer<T>(args.x),
-                        .table = RopeTable(args.table),
+                        .table = RopeTable(args.table, 2 * half),
                         .positions = pointer<int32_t>(args.positions),
                         .tokens = args.x.dim(0),
                         .rotated = static_cast<int>(heads - args.plain_heads),

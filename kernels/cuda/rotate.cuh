@@ -7,61 +7,75 @@
 
 namespace cohort::kernels::cuda {
 
-// Rotary table [rows, 2 half]: the cosines of all pairs, then the sines.
+// rope_table() for heads of D = 2 half: rows of D elements, the cosines of all pairs and then the
+// sines, or wide ones of 2 D, with those of the first and of the second half of the result.
 struct RopeTable {
   const float* data = nullptr;  // null: no rotation
   int64_t rows = 0;
   int half = 0;
+  bool wide = false;
 
   RopeTable() = default;
-  // From rope_table(); `table` may be undefined.
-  explicit RopeTable(const Tensor& table) {
+  // `table` may be undefined.
+  RopeTable(const Tensor& table, int64_t head_dim) : half(static_cast<int>(head_dim / 2)) {
     if (!table.defined()) return;
     data = pointer<float>(table);
     rows = table.dim(0);
-    half = static_cast<int>(table.dim(1) / 2);
+    wide = table.dim(1) == 2 * head_dim;
   }
 };
 
-// Cosines and sines of pairs [pair, pair + N) at a position. A position outside the table gives
-// NaN, because a wrong row would go unnoticed.
+// Cosines and sines of pairs [pair, pair + N) at a position, of these parts of a wide row. A
+// position outside the table gives NaN, because a wrong row would go unnoticed.
 template <int N>
 struct Angles {
   float cos[N], sin[N];
 
-  __device__ __forceinline__ Angles(const RopeTable& table, int position, int pair) {
+  __device__ __forceinline__ Angles(const RopeTable& table, int position, int pair,
+                                    int cos_part = 0, int sin_part = 0) {
 #pragma unroll
     for (int n = 0; n < N; ++n) cos[n] = sin[n] = NAN;
     if (position < 0 || position >= table.rows) return;
-    const float* row = table.data + int64_t{position} * 2 * table.half + pair;
-    load_floats(row, cos);
-    load_floats(row + table.half, sin);
+    const int dim = 2 * table.half, width = table.wide ? 2 * dim : dim;
+    const float* row = table.data + int64_t{position} * width + pair;
+    load_floats(row + cos_part * dim, cos);
+    load_floats(row + sin_part * dim + table.half, sin);
   }
 };
 
-// y (+)= x rotated by the angles, with sines times `sign`, at offsets 0 and half. y may be x.
+// y (+)= x rotated to a position at pairs [pair, pair + N) of a head, at offsets 0 and half. y may
+// be x. sign: 1, or -1 for the transpose, in which the parts of a wide table exchange their sines.
 template <int N, class T>
-__device__ __forceinline__ void rotate(T* y, const T* x, int half, const Angles<N>& angles,
-                                       float sign, bool accumulate) {
+__device__ __forceinline__ void rotate(T* y, const T* x, const RopeTable& table, int position,
+                                       int pair, float sign = 1, bool accumulate = false) {
+  const int half = table.half;
   // Both halves are loaded before either is written, because y may be x.
   const auto first = load_raw<N>(x), second = load_raw<N>(x + half);
-  float out[2][N];
+  const auto write = [&](int part, const Angles<N>& angles) {
+    float out[N];
 #pragma unroll
-  for (int n = 0; n < N; ++n) {
-    const float a = element(first, n), b = element(second, n), s = sign * angles.sin[n];
-    out[0][n] = a * angles.cos[n] - b * s;
-    out[1][n] = b * angles.cos[n] + a * s;
-  }
-#pragma unroll
-  for (int part = 0; part < 2; ++part) {
-    T* to = y + part * half;
+    for (int n = 0; n < N; ++n) {
+      const float a = element(first, n), b = element(second, n), s = sign * angles.sin[n];
+      out[n] = part == 0 ? a * angles.cos[n] - b * s : b * angles.cos[n] + a * s;
+    }
+    T* const to = y + part * half;
     if (accumulate) {
       const auto old = load_raw<N>(to);
 #pragma unroll
-      for (int n = 0; n < N; ++n) out[part][n] += element(old, n);
+      for (int n = 0; n < N; ++n) out[n] += element(old, n);
     }
-    store_raw(to, to_raw<T>(out[part]));
+    store_raw(to, to_raw<T>(out));
+  };
+  if (!table.wide) {
+    const Angles<N> angles(table, position, pair);
+    write(0, angles);
+    write(1, angles);
+    return;
   }
+  // One part at a time, so that a wide table needs no more registers.
+#pragma unroll 1
+  for (int part = 0; part < 2; ++part)
+    write(part, Angles<N>(table, position, pair, part, sign > 0 ? part : 1 - part));
 }
 
 }  // namespace cohort::kernels::cuda

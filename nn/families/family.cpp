@@ -60,8 +60,8 @@ bool is_equal(const ModelConfig& a, ModelConfig b) {
   b.recompute = a.recompute;
   const auto others = [](const ModelConfig& c) {
     return std::tie(c.vocab_size, c.qkv_bias, c.o_bias, c.mlp_bias, c.qk_norm_whole, c.norm_after,
-                    c.norm_offset, c.embedding_scale, c.window, c.windowed, c.rotary,
-                    c.rope_frequencies, c.rope_scale);
+                    c.norm_offset, c.embedding_scale, c.windowed, c.rotary, c.rope_frequencies,
+                    c.rope_scale);
   };
   return config_fields(a) == config_fields(b) && others(a) == others(b);
 }

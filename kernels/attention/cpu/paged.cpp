@@ -138,11 +138,10 @@ void rope_and_write(const RopeKvWrite& args, const CacheSizes& sizes) {
   const int32_t *const sequence = args.sequences.data<int32_t>(),
                        *const position = args.positions.data<int32_t>(),
                        *const blocks = args.cache.block_table.data<int32_t>();
-  const T* const angles = args.table.defined() ? args.table.data<T>() : nullptr;
   T *const qkv = args.qkv.data<T>(), *const keys = args.cache.k.data<T>(),
            *const values = args.cache.v.data<T>();
   const auto rotate_head = [&](T* to, const T* from, int64_t at) {
-    rotate(to, from, Rotation<T>{.row = angles + at * dim, .half = dim / 2});
+    rotate(to, from, Rotation<T>(args.table, at, dim / 2));
   };
   for_rows(args.qkv.dim(0), all_heads * dim, [&](int64_t t) {
     if (is_idle(sequence[t], position[t])) return;
@@ -150,7 +149,7 @@ void rope_and_write(const RopeKvWrite& args, const CacheSizes& sizes) {
     const int64_t slot = block * sizes.block_tokens + position[t] % sizes.block_tokens;
     T *const q = qkv + t * all_heads * dim, *const k = q + heads * dim,
              *const v = k + kv_heads * dim, *const to = keys + slot * kv_heads * dim;
-    if (angles != nullptr) {
+    if (args.table.defined()) {
       for (int64_t h = 0; h < heads; ++h) rotate_head(q + h * dim, q + h * dim, position[t]);
       for (int64_t h = 0; h < kv_heads; ++h) rotate_head(to + h * dim, k + h * dim, position[t]);
     } else {

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kWriteThreads)
       T* const x = q + head * dim + pair;
       if (head >= p.heads && slot < 0) continue;
       T* const y = head < p.heads ? x : keys + (head - p.heads) * dim + pair;
-      rotate<N>(y, x, dim / 2, Angles<N>(p.rope, position, pair), 1.0f, false);
+      rotate<N>(y, x, p.rope, position, pair);
     } else if (slot >= 0) {
       // Offset from the first key of the token.
       const int at = (rotates ? width : 0) + (i - rotated) * N;
@@ -111,7 +111,7 @@ void rope_kv_write(const RopeKvWrite& args) {
                             .sequences = pointer<int32_t>(args.sequences),
                             .positions = pointer<int32_t>(args.positions),
                             .table = page_table(args.cache),
-                            .rope = RopeTable(args.table),
+                            .rope = RopeTable(args.table, dim),
                             .heads = static_cast<int>(qkv.dim(1) - 2 * kv_heads),
                             .kv_heads = static_cast<int>(kv_heads),
                             .head_dim = static_cast<int>(dim)};

@@ -75,7 +75,7 @@ struct DecodeWarp {
       if (!live || p.rope.data == nullptr)
         store_raw(y, live ? load_raw<8>(x) : Raw<bf16, 8>{});
       else if (column < half)
-        rotate<8>(y, x, half, Angles<8>(p.rope, position, column), 1.0f, false);
+        rotate<8>(y, x, p.rope, position, column);
     }
   }
 
@@ -505,7 +505,7 @@ bool attention_decode(const AttentionDecode& args) {
                         .sequences = pointer<int32_t>(args.sequences),
                         .positions = pointer<int32_t>(args.positions),
                         .table = page_table(args.cache),
-                        .rope = RopeTable(args.table),
+                        .rope = RopeTable(args.table, dim),
                         .o_stride = args.o.strides()[0],
                         .heads = static_cast<int>(heads),
                         .kv_heads = static_cast<int>(kv_heads),

@@ -1,0 +1,68 @@
+#include "nn/positions.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "core/dry_run.h"
+#include "kernels/rope.h"
+
+namespace cohort {
+
+Tensor rotary_table(const ModelConfig& c, DType dtype) {
+  const std::vector<double> frequencies = c.rope_frequencies.empty()
+                                              ? kernels::rope_frequencies(c.head_dim, c.rope_theta)
+                                              : c.rope_frequencies;
+  kernels::RopeGain gain;
+  // ExpoSB is defined with interleaved pairs (2i, 2i + 1); ours are (i, i + D/2). They differ by
+  // the order in which the weights' rows are stored: channel i here has the gain of channel 2i, and
+  // channel i + D/2 that of 2i + 1.
+  if (c.position == PositionType::kExposb)
+    gain = [&c, half = c.head_dim / 2](int64_t position, int64_t channel) {
+      const int64_t interleaved = channel < half ? 2 * channel : 2 * (channel - half) + 1;
+      return c.exposb.gain(position, interleaved, c.head_dim);
+    };
+  return kernels::rope_table(c.context, frequencies, c.rope_scale, dtype, gain);
+}
+
+// A tensor of values(i) of each index; without elements in a dry run.
+template <class T, class F>
+static Tensor tensor_of(const Shape& shape, DType dtype, const F& value) {
+  Tensor t = Tensor::empty(shape, dtype);
+  for (int64_t i = 0; !is_dry_run() && i < t.numel(); ++i) t.data<T>()[i] = value(i);
+  return t;
+}
+
+Tensor sinusoidal_table(int64_t positions, int64_t channels) {
+  return tensor_of<double>({positions, channels}, DType::kF64, [=](int64_t i) {
+    const int64_t channel = i % channels, pair = channel / 2;
+    const double angle =
+        static_cast<double>(i / channels) *
+        std::pow(10000.0, -2.0 * static_cast<double>(pair) / static_cast<double>(channels));
+    return channel % 2 == 0 ? std::sin(angle) : std::cos(angle);
+  });
+}
+
+Tensor alibi_slopes(int64_t heads) {
+  const auto power = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(heads)));
+  return tensor_of<double>({heads}, DType::kF64, [=](int64_t i) {
+    const double index =
+        i < power ? static_cast<double>(i + 1) : static_cast<double>(i - power) + 0.5;
+    return std::exp2(-8 * index / static_cast<double>(power));
+  });
+}
+
+Tensor t5_buckets(int64_t buckets, int64_t max_distance) {
+  return tensor_of<int32_t>({2 * max_distance + 1}, DType::kI32, [=](int64_t i) {
+    const int64_t distance = std::max<int64_t>(max_distance - i, 0), exact = buckets / 2;
+    if (distance < exact) return static_cast<int32_t>(distance);
+    const auto first = static_cast<double>(exact);
+    const double log = std::log(static_cast<double>(distance) / first) /
+                       std::log(static_cast<double>(max_distance) / first);
+    // A logarithm that is a whole number must not be rounded below it.
+    const auto range = static_cast<int64_t>(log * first + 1e-9);
+    return static_cast<int32_t>(std::min(exact + range, buckets - 1));
+  });
+}
+
+}  // namespace cohort

@@ -1,0 +1,25 @@
+// Constants of the schemes of positions (ModelConfig::position). All of them are on the CPU.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "nn/model_config.h"
+
+namespace cohort {
+
+// The table of rope and exposb for the positions of the context: see kernels::rope_table().
+Tensor rotary_table(const ModelConfig& config, DType dtype);
+// [positions, channels] f64 (Vaswani et al. 2017): the sine of position 10,000^(-2i / channels) in
+// channel 2i, and its cosine in channel 2i + 1.
+Tensor sinusoidal_table(int64_t positions, int64_t channels);
+// Slopes of ALiBi (Press et al. 2022), [heads] f64: 2^(-8 i / heads), i from 1, for a power of two.
+// Of other numbers the heads beyond the next lower power of two get, from the first on, every other
+// slope of twice as many.
+Tensor alibi_slopes(int64_t heads);
+// [2 max_distance + 1] i32: T5's causal bucket (Raffel et al. 2020) of a key j for the query i, at
+// index j - i + max_distance. Later keys have bucket 0. Half of the buckets are of one distance
+// each, the others of logarithmic ranges up to max_distance.
+Tensor t5_buckets(int64_t buckets, int64_t max_distance);
+
+}  // namespace cohort
