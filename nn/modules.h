@@ -38,7 +38,7 @@ struct AttentionCall {
   int64_t padding = 0;  // columns behind each row of the output
 };
 
-// What a scheme of positions gives to attention; each may be undefined.
+// A scheme of positions in attention; each member may be undefined.
 struct PositionTerms {
   Tensor rope_table, slopes;
   Variable bias;

@@ -116,6 +116,61 @@ TEST(Rope, RowsDependOnTheirPositionOnly) {
   });
 }
 
+// A wide table is that of a narrow one with gains, and the inverse is its transpose.
+TEST(Rope, GainsScaleTheRotatedChannels) {
+  const auto gain = [](int64_t position, int64_t channel) {
+    return 1 + 0.1 * static_cast<double>(position) + 0.3 * static_cast<double>(channel);
+  };
+  for (const int64_t dim : {2, 10, 34}) {
+    const auto frequencies = rope_frequencies(dim, kTheta);
+    const Tensor x = random_tensor({5, 3, dim}, DType::kF64, 1), positions = ids({0, 7, 2, 7, 49}),
+                 narrow = rope_table(50, frequencies, 1, DType::kF64),
+                 wide = rope_table(50, frequencies, 1, DType::kF64, gain),
+                 ones = rope_table(50, frequencies, 1, DType::kF64,
+                                   [](int64_t, int64_t) { return 1.0; });
+    ASSERT_EQ(wide.shape(), (Shape{50, 2 * dim}));
+    Tensor plain = Tensor::empty_like(x), y = plain.clone(), same = x.clone(), sum = x.clone(),
+           unit = y.clone();
+    rope({.y = plain, .x = x, .positions = positions, .table = narrow, .plain_heads = 1});
+    for (Tensor* out : {&y, &same})
+      rope({.y = *out,
+            .x = out == &y ? x : same,
+            .positions = positions,
+            .table = wide,
+            .plain_heads = 1});
+    rope({.y = sum,
+          .x = x,
+          .positions = positions,
+          .table = wide,
+          .mode = Grad::kAccumulate,
+          .plain_heads = 1});
+    rope({.y = unit, .x = x, .positions = positions, .table = ones, .plain_heads = 1});
+    EXPECT_TRUE(bit_equal(unit, plain));
+    EXPECT_TRUE(bit_equal(same, y));
+    for (int64_t i = 0; i < x.numel(); ++i) {
+      const bool rotated = i / dim % 3 < 2;
+      const double by = rotated ? gain(positions.data<int32_t>()[i / (3 * dim)], i % dim) : 1;
+      EXPECT_NEAR(y.data<double>()[i], by * plain.data<double>()[i], 1e-13) << i;
+      EXPECT_EQ(sum.data<double>()[i], x.data<double>()[i] + y.data<double>()[i]) << i;
+    }
+    // <dy, rope(x)> = <inverse(dy), x>
+    const Tensor dy = random_tensor(x.shape(), DType::kF64, 2);
+    Tensor dx = Tensor::empty_like(x);
+    rope({.y = dx,
+          .x = dy,
+          .positions = positions,
+          .table = wide,
+          .direction = RopeDirection::kInverse,
+          .plain_heads = 1});
+    double left = 0, right = 0;
+    for (int64_t i = 0; i < x.numel(); ++i) {
+      left += dy.data<double>()[i] * y.data<double>()[i];
+      right += dx.data<double>()[i] * x.data<double>()[i];
+    }
+    EXPECT_NEAR(left, right, 1e-11 * std::fabs(left) + 1e-12);
+  }
+}
+
 TEST(Rope, TablesOfDifferentLengthAgree) {
   EXPECT_TRUE(bit_equal(
       rope_table(10, rope_frequencies(8, kTheta), 1, DType::kF32),

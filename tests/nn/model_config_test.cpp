@@ -67,11 +67,32 @@ TEST(ModelConfig, ResolveErrorsNameTheKey) {
             "model.num_kv_heads: 8 does not divide num_heads 4");
   EXPECT_EQ(resolve_error([](ModelConfig& c) { c.head_dim = 31; }),
             "model.head_dim: rotary positions need an even number, got 31");
+  for (const PositionType position : {PositionType::kLearned, PositionType::kAlibi}) {
+    ModelConfig c;
+    c.head_dim = 31;
+    c.position = position;
+    EXPECT_NO_THROW(c.resolve());
+  }
   EXPECT_EQ(resolve_error([](ModelConfig& c) {
               c.head_dim = 31;
-              c.position = PositionType::kLearned;
+              c.position = PositionType::kExposb;
             }),
-            "no error");
+            "model.head_dim: rotary positions need an even number, got 31");
+  EXPECT_EQ(resolve_error([](ModelConfig& c) {
+              c.position = PositionType::kExposb;
+              c.rope_frequencies = {1, 0.5};
+            }),
+            "model.position: exposb has the frequencies of rope_theta, and the model has its own");
+  EXPECT_EQ(resolve_error([](ModelConfig& c) {
+              c.position = PositionType::kT5;
+              c.position_buckets = 7;
+            }),
+            "model.position_buckets: expected an even number, got 7");
+  EXPECT_EQ(resolve_error([](ModelConfig& c) {
+              c.position = PositionType::kT5;
+              c.position_max_distance = 16;
+            }),
+            "model.position_max_distance: expected more than half of position_buckets, 16, got 16");
 }
 
 TEST(ModelConfig, WideHeadsAreForTheCpu) {
@@ -142,6 +163,22 @@ TEST(ModelConfig, ModelsOfAFamilysShapeAreSavedAsThatFamily) {
   EXPECT_EQ(saved("gpt2", [](ModelConfig& c) { c.num_kv_heads = 1; }), "cohort");
   EXPECT_EQ(saved("gpt2", [](ModelConfig& c) { c.head_dim = 6; }), "cohort");
   EXPECT_EQ(saved("layer_norm_without_bias"), "cohort");
+  for (const auto& [name, config] : test::rule_cases()) EXPECT_EQ(saved(name.c_str()), "cohort");
+}
+
+TEST(ModelConfig, KeysOfAttentionAreSavedWhereTheyAreNotTheDefaults) {
+  const Json json = test::model_config("exposb").to_json();
+  EXPECT_EQ(json.at("exposb").dump(), R"({"position_decay":20,"distance_rate":0.1})");
+  EXPECT_EQ(json.find("window"), nullptr);
+  EXPECT_EQ(test::model_config("all_rules").to_json().at("attention_sinks").as_bool(), true);
+  for (const auto& [key, value, message] :
+       {std::tuple<const char*, Json, const char*>{"window", int64_t{-1},
+                                                   "window: expected a number from 0"},
+        {"attention_sinks", "many", "attention_sinks: expected"},
+        {"exposb", Json().set("channel_width", 0.0), "exposb.channel_width: expected a number"}}) {
+    Json bad = json;
+    EXPECT_THROW_WITH(ModelConfig::from_json(bad.set(key, value)), InputError, message);
+  }
 }
 
 TEST(ModelConfig, JsonThatCannotBeUsedNamesTheKey) {
@@ -206,7 +243,7 @@ TEST(ModelSize, EqualsTheSumOfTheParameters) {
       for (const NamedParameter& p : model.parameters()) {
         const int64_t n = p.value.numel();
         all += n;
-        const bool table = p.name.find("embed") != std::string::npos;
+        const bool table = p.name.find("embed") != p.name.npos || p.name.ends_with("bias.weight");
         if (p.value.rank() == 2 && !table) matmul += n;
         EXPECT_EQ(p.use != ParameterUse::kVector, p.value.rank() == 2) << p.name;
       }

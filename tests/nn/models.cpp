@@ -26,46 +26,84 @@ ModelCase make(const char* name, void (*change)(ModelConfig&)) {
 
 }  // namespace
 
-std::vector<ModelCase> model_cases() {
-  return {make("llama", [](ModelConfig& c) { c.num_kv_heads = 2; }),
-          make("qwen",
+std::vector<ModelCase> rule_cases() {
+  return {make("sinusoidal", [](ModelConfig& c) { c.position = PositionType::kSinusoidal; }),
+          make("alibi",
                [](ModelConfig& c) {
-                 c.num_kv_heads = 1;
-                 c.qk_norm = true;
-                 c.head_dim = 10;
-                 c.tie_embeddings = true;
+                 c.d_model = 18;
+                 c.num_heads = 3;
+                 c.position = PositionType::kAlibi;
                }),
-          make("gpt2",
+          make("t5",
                [](ModelConfig& c) {
-                 c.d_model = 21;
-                 c.num_heads = 3;  // head dim 7
-                 c.norm = NormType::kLayer;
-                 c.position = PositionType::kLearned;
-                 c.mlp = MlpType::kGeluTanh;
-                 c.bias = true;
-                 c.tie_embeddings = true;
+                 c.num_kv_heads = 2;
+                 c.position = PositionType::kT5;
+                 c.position_buckets = 8;
+                 c.position_max_distance = 20;
                }),
-          make("layer_norm_without_bias",
+          make("exposb",
                [](ModelConfig& c) {
-                 c.norm = NormType::kLayer;
-                 c.mlp = MlpType::kGelu;
-                 c.head_dim = 2;
+                 c.num_kv_heads = 2;
+                 c.position = PositionType::kExposb;
+                 c.exposb.position_decay = 20;
+                 c.exposb.distance_rate = 0.1;
                }),
-          make("learned_one_wide_head",
-               [](ModelConfig& c) {
-                 c.d_model = 16;
-                 c.num_heads = 1;
-                 c.head_dim = 131;  // tiles of 64 keys
-                 c.position = PositionType::kLearned;
-                 c.bias = true;
-               }),
-          make("tiny", [](ModelConfig& c) {
-            c.d_model = 1;
-            c.num_heads = 1;
-            c.head_dim = 2;
-            c.d_ff = 1;
-            c.qk_norm = true;
+          make("none", [](ModelConfig& c) { c.position = PositionType::kNone; }),
+          make("window", [](ModelConfig& c) { c.window = 3; }),
+          make("soft_cap", [](ModelConfig& c) { c.soft_cap = 0.75; }),
+          make("sinks", [](ModelConfig& c) { c.attention_sinks = true; }),
+          make("all_rules", [](ModelConfig& c) {
+            c.num_kv_heads = 1;
+            c.position = PositionType::kT5;
+            c.window = 40;
+            c.soft_cap = 2;
+            c.attention_sinks = true;
           })};
+}
+
+std::vector<ModelCase> model_cases() {
+  std::vector<ModelCase> cases = rule_cases();
+  const std::vector<ModelCase> plain = {make("llama", [](ModelConfig& c) { c.num_kv_heads = 2; }),
+                                        make("qwen",
+                                             [](ModelConfig& c) {
+                                               c.num_kv_heads = 1;
+                                               c.qk_norm = true;
+                                               c.head_dim = 10;
+                                               c.tie_embeddings = true;
+                                             }),
+                                        make("gpt2",
+                                             [](ModelConfig& c) {
+                                               c.d_model = 21;
+                                               c.num_heads = 3;  // head dim 7
+                                               c.norm = NormType::kLayer;
+                                               c.position = PositionType::kLearned;
+                                               c.mlp = MlpType::kGeluTanh;
+                                               c.bias = true;
+                                               c.tie_embeddings = true;
+                                             }),
+                                        make("layer_norm_without_bias",
+                                             [](ModelConfig& c) {
+                                               c.norm = NormType::kLayer;
+                                               c.mlp = MlpType::kGelu;
+                                               c.head_dim = 2;
+                                             }),
+                                        make("learned_one_wide_head",
+                                             [](ModelConfig& c) {
+                                               c.d_model = 16;
+                                               c.num_heads = 1;
+                                               c.head_dim = 131;  // tiles of 64 keys
+                                               c.position = PositionType::kLearned;
+                                               c.bias = true;
+                                             }),
+                                        make("tiny", [](ModelConfig& c) {
+                                          c.d_model = 1;
+                                          c.num_heads = 1;
+                                          c.head_dim = 2;
+                                          c.d_ff = 1;
+                                          c.qk_norm = true;
+                                        })};
+  cases.insert(cases.begin(), plain.begin(), plain.end());
+  return cases;
 }
 
 ModelConfig model_config(const std::string& name) {

@@ -13,7 +13,9 @@ struct ModelCase {
   std::string name;
   ModelConfig config;  // resolved, two layers, vocabulary of 31
 };
-// All norms, positions, activations, head groupings, tied and untied, odd head dims.
+// The schemes of positions besides rope and learned tables, and the rules of attention.
+std::vector<ModelCase> rule_cases();
+// All norms, positions, activations, head groupings, tied and untied, odd head dims, rules.
 std::vector<ModelCase> model_cases();
 // The case called `name`.
 ModelConfig model_config(const std::string& name);

@@ -45,7 +45,8 @@ TEST(ParameterSet, UnitsOfAModelAreItsTablesItsBlocksAndItsEnd) {
     const ParameterSet& set = model.parameters();
     ASSERT_EQ(set.units().size(), static_cast<size_t>(config.num_layers) + 2);
     for (const NamedParameter& p : set) {
-      size_t unit = p.name.starts_with("model.embed") ? 0 : set.units().size() - 1;
+      const bool table = p.name.starts_with("model.embed") || p.name.starts_with("model.relative");
+      size_t unit = table ? 0 : set.units().size() - 1;
       if (const std::string layers = "model.layers."; p.name.starts_with(layers))
         unit = std::stoul(p.name.substr(layers.size())) + 1;
       EXPECT_EQ(p.unit, unit) << p.name;

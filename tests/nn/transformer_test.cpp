@@ -74,6 +74,14 @@ TEST(TransformerGradients, Gpt2LikeMatchesDifferences) {
   check_all_gradients(test::model_config("gpt2"), 0);
 }
 
+TEST(TransformerGradients, EverySchemeAndRuleMatchesDifferences) {
+  for (const auto& [name, config] : test::rule_cases()) {
+    SCOPED_TRACE(name);
+    check_all_gradients(config, 0, {.step = 1e-3});
+  }
+  check_all_gradients(test::model_config("all_rules"), 0.2, {.elements = 8});
+}
+
 TEST(TransformerGradients, DropoutMatchesDifferences) {
   check_all_gradients(test::model_config("gpt2"), 0.2, {.elements = 8});
 }
@@ -360,9 +368,11 @@ std::vector<int64_t> expect_same_bits(const char* name, DType dtype, Device devi
   return peaks;
 }
 
+const char* const kRecomputed[] = {"llama", "qwen", "gpt2", "t5", "exposb", "all_rules"};
+
 TEST(TransformerRecompute, BlockGivesTheSameBitsWithLessMemory) {
   const test::Threads one(1);
-  for (const char* name : {"llama", "qwen", "gpt2"})
+  for (const char* name : kRecomputed)
     for (const DType dtype : {DType::kF32, DType::kF64}) {
       const auto peaks = expect_same_bits(name, dtype, {});
       EXPECT_LT(peaks[1], peaks[0] * 9 / 10) << name;
@@ -373,12 +383,12 @@ TEST(TransformerRecompute, BlockGivesTheSameBitsWithLessMemory) {
 // In bf16 a gradient held temporarily in f32 would round differently.
 TEST(CudaTransformerRecompute, GivesTheSameBits) {
   COHORT_REQUIRE_GPU(device);
-  for (const char* name : {"llama", "qwen", "gpt2"})
+  for (const char* name : kRecomputed)
     for (const DType dtype : {DType::kF32, DType::kBF16}) expect_same_bits(name, dtype, device);
 }
 
 TEST(TransformerRecompute, HooksFireOncePerParameter) {
-  for (const char* name : {"llama", "qwen", "gpt2"}) {
+  for (const char* name : kRecomputed) {
     ModelConfig config = test::model_config(name);
     config.recompute = Recompute::kBlock;
     const Transformer model(config, DType::kF32, 1);
@@ -399,20 +409,22 @@ TEST(TransformerRecompute, HooksFireOncePerParameter) {
 }
 
 TEST(Transformer, LossAndGradientsDoNotDependOnThreads) {
-  const ModelConfig config = test::model_config("qwen");
-  const PackedBatch batch = pack(test::random_sequences({40, 3, 150}, config.vocab_size, 2));
-  std::vector<std::vector<Tensor>> results;
-  for (const int threads : {1, 2, 3}) {
-    const test::Threads guard(threads);
-    const Transformer model(config, DType::kF32, 1);
-    const Variable loss = test::mean_loss(model, batch);
-    backward(loss);
-    results.push_back(gradients(model));
-    results.back().push_back(loss.value());
+  for (const char* name : {"qwen", "exposb", "all_rules"}) {
+    const ModelConfig config = test::model_config(name);
+    const PackedBatch batch = pack(test::random_sequences({40, 3, 150}, config.vocab_size, 2));
+    std::vector<std::vector<Tensor>> results;
+    for (const int threads : {1, 2, 3}) {
+      const test::Threads guard(threads);
+      const Transformer model(config, DType::kF32, 1);
+      const Variable loss = test::mean_loss(model, batch);
+      backward(loss);
+      results.push_back(gradients(model));
+      results.back().push_back(loss.value());
+    }
+    for (size_t k = 1; k < results.size(); ++k)
+      for (size_t i = 0; i < results[0].size(); ++i)
+        EXPECT_TRUE(bit_equal(results[0][i], results[k][i])) << name << " " << i;
   }
-  for (size_t k = 1; k < results.size(); ++k)
-    for (size_t i = 0; i < results[0].size(); ++i)
-      EXPECT_TRUE(bit_equal(results[0][i], results[k][i])) << i;
 }
 
 // `message`: expected error text after the bad id.

@@ -563,6 +563,20 @@ TEST_F(Checkpoints, AShorterContextOfARunLeavesThatOfTheFiles) {
     EXPECT_THROW_WITH(load_model(path(20), wanted, DataConfig{}, DType::kF32), InputError,
                       "model.context: 13 was asked for");
   }
+  for (const PositionType position :
+       {PositionType::kSinusoidal, PositionType::kAlibi, PositionType::kT5, PositionType::kExposb,
+        PositionType::kNone}) {
+    ModelConfig config = learned, wanted;
+    config.position = position;
+    model_ = std::make_unique<Transformer>(config, DType::kF32, 1);
+    optimizer_ = make_optimizer(model_->parameters(), {});
+    wanted.context = 13;
+    model_ = load_model(save(30), wanted, DataConfig{}, DType::kF32).model;
+    EXPECT_EQ(model_->config().context, 13);
+    optimizer_ = make_optimizer(model_->parameters(), {});
+    EXPECT_EQ(load_config(save(40)).context, 13);
+    EXPECT_EQ(load_config(path(40)).position, position);
+  }
 }
 
 TEST_F(Checkpoints, AConfigurationThatCannotBeUsedIsNamedWithItsPath) {

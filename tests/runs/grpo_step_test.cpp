@@ -166,6 +166,36 @@ TEST_F(GrpoStep, IsAFunctionOfItsInputs) {
   expect_same_weights(weights[0], weights[1]);
 }
 
+// The ratios of the first minibatch are 1 to the bit: the sampler's cached attention and the
+// trainer's packed one agree under every scheme of positions and every rule.
+TEST_F(GrpoStep, RatiosAreExactUnderEverySchemeAndRule) {
+  const RewardSet rewards({{.name = "format", .pattern = ".*1.*"}, {.name = "task"}}, data_.task);
+  const ModelConfig plain = config_.model;
+  for (const char* keys :
+       {"position: sinusoidal", "position: alibi", "position: t5", "position: exposb",
+        "position: none", "window: 5", "soft_cap: 0.5", "attention_sinks: true",
+        "{position: t5, window: 9, soft_cap: 3, attention_sinks: true, recompute: block}"})
+    for (const DType dtype : {DType::kF32, DType::kF64}) {
+      SCOPED_TRACE(keys);
+      config_.model = plain;
+      config_.dtype = dtype;
+      read_config(config_.model, parse_yaml(keys, "model"));
+      config_.model.resolve();
+      const auto comm = make_single_communicator();
+      const auto learner = make_learner(*comm);
+      Engine engine(learner->model(), {});
+      const Sampler sampler(engine, *data_.tokenizer, config_.sampling);
+      for (int64_t step = 0; step < 2; ++step) {
+        const std::vector<int64_t> shard = shard_prompts(*comm, config_, step);
+        const std::vector<Example> problems = prompts(shard);
+        const GrpoStepResult result = grpo_step(
+            {*comm, config_, sampler, rewards, *learner, {}, problems, shard, {}, step, 1e-2});
+        EXPECT_EQ(result.metrics.at("ratio_deviation"), 0);
+        EXPECT_GT(result.metrics.at("grad_norm"), 0);
+      }
+    }
+}
+
 TEST_F(GrpoStep, RewardsByLengthScoreTheSampledTokens) {
   const int64_t limit = config_.sampling.max_completion_length;
   const RewardSet rewards({{.name = "task", .weight = 0},
