@@ -86,10 +86,11 @@ Variable rope(Variable qkv, const Tensor& positions, const Tensor& table, int64_
 // [H, N] in accumulate_dtype(): out[h, n] = table[rows[n], h], of a table [R, H]; the gradient of a
 // row is summed in a fixed order. For AttentionTerms::bias.
 Variable relative_bias(const Variable& table, const Tensor& rows);
-// Differentiable terms of scores, each of which may be undefined: AttentionDesc::bias and sinks.
+// Differentiable terms of scores, in any dtype, each of which may be undefined:
+// AttentionDesc::bias and sinks.
 struct AttentionTerms {
-  Variable bias, sinks;  // sinks may have the dtype of qkv
-  // The call with the values of the terms.
+  Variable bias, sinks;
+  // The call with the values of the terms, as statistics.
   kernels::AttentionDesc added_to(kernels::AttentionDesc desc) const;
 };
 // -> [T, H D] with `padding` columns behind each row; see kernels/attention/attention.h. Adds the

@@ -206,8 +206,9 @@ Variable relative_bias(const Variable& table, const Tensor& rows) {
 }
 
 kernels::AttentionDesc AttentionTerms::added_to(kernels::AttentionDesc desc) const {
-  if (bias.defined()) desc.bias = bias.value();
-  if (sinks.defined()) desc.sinks = sinks.value().to(accumulate_dtype(sinks.value().dtype()));
+  const auto statistic = [](const Tensor& t) { return t.to(accumulate_dtype(t.dtype())); };
+  if (bias.defined()) desc.bias = statistic(bias.value());
+  if (sinks.defined()) desc.sinks = statistic(sinks.value());
   return desc;
 }
 

@@ -95,4 +95,9 @@ inline void expect_thread_invariant(const std::function<std::vector<Tensor>()>& 
 // rounding, which holds for the sums of some thousand terms used here.
 inline constexpr double kF32Tolerance = 1e-5;
 
+// Gains of a wide rotary table.
+inline double rope_gain(int64_t position, int64_t channel) {
+  return 0.5 + 0.01 * static_cast<double>(position) + 0.02 * static_cast<double>(channel);
+}
+
 }  // namespace cohort::kernels::test

@@ -15,6 +15,20 @@ constexpr RopeDirection kDirections[] = {RopeDirection::kForward, RopeDirection:
 const Shape kShapes[] = {{0, 2, 4},  {1, 1, 2},   {3, 2, 6},   {3, 5, 66},
                          {3, 1, 16}, {3, 40, 64}, {37, 3, 128}};
 
+// Alignments of tensors, and widths of the table.
+struct Variant {
+  Start start;
+  bool wide;
+};
+constexpr Variant kVariants[] = {
+    {Start::kAligned, false}, {Start::kAligned, true}, {Start::kOdd, false}, {Start::kOdd, true}};
+
+// The table of a head size; wide: with gains.
+Tensor table_for(int64_t dim, bool wide) {
+  return rope_table(100, rope_frequencies(dim, kTheta), 1, DType::kF32,
+                    wide ? rope_gain : RopeGain());
+}
+
 Tensor positions_for(int64_t tokens) {
   std::vector<int32_t> values(static_cast<size_t>(tokens));
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<int32_t>(i * 41 % 100);
@@ -25,10 +39,10 @@ TEST(CudaRope, F32HasTheBitsOfTheCpu) {
   COHORT_REQUIRE_GPU(device);
   for (const Shape& shape : kShapes)
     for (const RopeDirection direction : kDirections)
-      for (const Start start : kStarts) {
+      for (const auto& [start, wide] : kVariants) {
         const Tensor x = rounded_random(shape, DType::kF32, 1);
         const Tensor old = rounded_random(shape, DType::kF32, 2);
-        const Tensor table = rope_table(100, rope_frequencies(shape[2], kTheta), 1, DType::kF32);
+        const Tensor table = table_for(shape[2], wide);
         const Tensor positions = positions_for(shape[0]);
         Tensor expected = Tensor::empty(shape, DType::kF32), sum = old.to(DType::kF32);
         rope({expected, x.to(DType::kF32), positions, table, direction});
@@ -50,10 +64,10 @@ TEST(CudaRope, Bf16IsRoundedOnce) {
   COHORT_REQUIRE_GPU(device);
   for (const Shape& shape : kShapes)
     for (const RopeDirection direction : kDirections)
-      for (const Start start : kStarts) {
+      for (const auto& [start, wide] : kVariants) {
         const Tensor x = rounded_random(shape, DType::kBF16, 1);
         const Tensor old = rounded_random(shape, DType::kBF16, 2);
-        const Tensor table = rope_table(100, rope_frequencies(shape[2], kTheta), 1, DType::kF32);
+        const Tensor table = table_for(shape[2], wide);
         const Tensor positions = positions_for(shape[0]);
         Tensor expected = Tensor::empty(shape, DType::kF64), sum = old.clone();
         rope({expected, x, positions, table.to(DType::kF64), direction});
@@ -72,14 +86,14 @@ TEST(CudaRope, Bf16IsRoundedOnce) {
 TEST(CudaRope, PlainHeadsAreUnchanged) {
   COHORT_REQUIRE_GPU(device);
   for (const Shape& shape : kShapes)
-    for (const Start start : kStarts) {
-      Shape wide = shape;
-      wide[1] += 3;
-      const Tensor x = rounded_random(wide, DType::kF32, 1).to(DType::kF32);
-      const Tensor table = rope_table(100, rope_frequencies(shape[2], kTheta), 1, DType::kF32);
+    for (const auto& [start, wide] : kVariants) {
+      Shape all = shape;
+      all[1] += 3;
+      const Tensor x = rounded_random(all, DType::kF32, 1).to(DType::kF32);
+      const Tensor table = table_for(shape[2], wide);
       const Tensor positions = positions_for(shape[0]), at = positions.to(device),
                    angles = table.to(device);
-      Tensor expected = Tensor::empty(wide, DType::kF32), sum = Tensor::full(wide, 1, DType::kF32);
+      Tensor expected = Tensor::empty(all, DType::kF32), sum = Tensor::full(all, 1, DType::kF32);
       const auto run = [](Tensor& y, const Tensor& in, const Tensor& where, const Tensor& angles,
                           Grad mode) {
         rope(
@@ -87,14 +101,14 @@ TEST(CudaRope, PlainHeadsAreUnchanged) {
       };
       run(expected, x, positions, table, Grad::kOverwrite);
       run(sum, x, positions, table, Grad::kAccumulate);
-      Guarded in(x, DType::kF32, device, start), y(wide, DType::kF32, device, start);
-      Guarded added(Tensor::full(wide, 1, DType::kF64), DType::kF32, device, start);
+      Guarded in(x, DType::kF32, device, start), y(all, DType::kF32, device, start);
+      Guarded added(Tensor::full(all, 1, DType::kF64), DType::kF32, device, start);
       run(y.tensor(), in.tensor(), at, angles, Grad::kOverwrite);
       run(added.tensor(), in.tensor(), at, angles, Grad::kAccumulate);
       run(in.tensor(), in.tensor(), at, angles, Grad::kOverwrite);
-      EXPECT_TRUE(bit_equal(y.tensor().to(Device{}), expected)) << wide.str();
-      EXPECT_TRUE(bit_equal(added.tensor().to(Device{}), sum)) << wide.str();
-      EXPECT_TRUE(bit_equal(in.tensor().to(Device{}), expected)) << wide.str();
+      EXPECT_TRUE(bit_equal(y.tensor().to(Device{}), expected)) << all.str();
+      EXPECT_TRUE(bit_equal(added.tensor().to(Device{}), sum)) << all.str();
+      EXPECT_TRUE(bit_equal(in.tensor().to(Device{}), expected)) << all.str();
       EXPECT_TRUE(y.intact() && added.intact() && in.intact());
     }
 }

@@ -118,14 +118,11 @@ TEST(Rope, RowsDependOnTheirPositionOnly) {
 
 // A wide table is that of a narrow one with gains, and the inverse is its transpose.
 TEST(Rope, GainsScaleTheRotatedChannels) {
-  const auto gain = [](int64_t position, int64_t channel) {
-    return 1 + 0.1 * static_cast<double>(position) + 0.3 * static_cast<double>(channel);
-  };
   for (const int64_t dim : {2, 10, 34}) {
     const auto frequencies = rope_frequencies(dim, kTheta);
     const Tensor x = random_tensor({5, 3, dim}, DType::kF64, 1), positions = ids({0, 7, 2, 7, 49}),
                  narrow = rope_table(50, frequencies, 1, DType::kF64),
-                 wide = rope_table(50, frequencies, 1, DType::kF64, gain),
+                 wide = rope_table(50, frequencies, 1, DType::kF64, rope_gain),
                  ones = rope_table(50, frequencies, 1, DType::kF64,
                                    [](int64_t, int64_t) { return 1.0; });
     ASSERT_EQ(wide.shape(), (Shape{50, 2 * dim}));
@@ -149,7 +146,7 @@ TEST(Rope, GainsScaleTheRotatedChannels) {
     EXPECT_TRUE(bit_equal(same, y));
     for (int64_t i = 0; i < x.numel(); ++i) {
       const bool rotated = i / dim % 3 < 2;
-      const double by = rotated ? gain(positions.data<int32_t>()[i / (3 * dim)], i % dim) : 1;
+      const double by = rotated ? rope_gain(positions.data<int32_t>()[i / (3 * dim)], i % dim) : 1;
       EXPECT_NEAR(y.data<double>()[i], by * plain.data<double>()[i], 1e-13) << i;
       EXPECT_EQ(sum.data<double>()[i], x.data<double>()[i] + y.data<double>()[i]) << i;
     }
