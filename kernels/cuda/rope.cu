@@ -23,7 +23,7 @@ struct Rotation {
 // A block has blockDim.y tokens. The threads of a token stride over the packs of all rotated heads:
 // pack k is head k / packs, pairs [(k mod packs) N, (k mod packs) N + N). The table's row is cached
 // after the first head. The plain heads are copied or accumulated; if y is x there is no copy.
-template <class T, int N>
+template <class T, int N, bool kWide>
 __global__ void __launch_bounds__(kThreads) rope_kernel(const Rotation<T> p) {
   launch_dependents_and_wait();
   const int64_t token = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const Rotation<T> p) {
   for (unsigned k = threadIdx.x; k < count; k += blockDim.x) {
     const unsigned head = k / packs, pair = (k - head * packs) * N;
     const int64_t at = start + int64_t{head} * 2 * half + pair;
-    rotate<N>(p.y + at, p.x + at, p.table, position, pair, p.sign, p.accumulate);
+    rotate<N, kWide>(p.y + at, p.x + at, p.table, position, pair, p.sign, p.accumulate);
   }
   if (p.y == p.x && !p.accumulate) return;
   const int64_t first = start + int64_t{p.rotated} * 2 * half;
@@ -60,7 +60,7 @@ void run(const Rotation<T>& p, Device device) {
   while (across < kThreads && across < packs) across *= 2;
   const unsigned down = kThreads / across;
   launch(
-      "rope", rope_kernel<T, N>,
+      "rope", p.table.wide ? rope_kernel<T, N, true> : rope_kernel<T, N, false>,
       {.grid = blocks_for(p.tokens, down), .block = {across, down}, .start = Start::kProgrammatic},
       device, p);
 }

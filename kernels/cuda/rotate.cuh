@@ -27,7 +27,7 @@ struct RopeTable {
 
 // Cosines and sines of pairs [pair, pair + N) at a position, of these parts of a wide row. A
 // position outside the table gives NaN, because a wrong row would go unnoticed.
-template <int N>
+template <int N, bool kWide = false>
 struct Angles {
   float cos[N], sin[N];
 
@@ -36,28 +36,22 @@ struct Angles {
 #pragma unroll
     for (int n = 0; n < N; ++n) cos[n] = sin[n] = NAN;
     if (position < 0 || position >= table.rows) return;
-    const int dim = 2 * table.half, width = table.wide ? 2 * dim : dim;
-    const float* row = table.data + int64_t{position} * width + pair;
-    load_floats(row + cos_part * dim, cos);
-    load_floats(row + sin_part * dim + table.half, sin);
+    const int dim = 2 * table.half;
+    const float* row = table.data + int64_t{position} * (kWide ? 2 : 1) * dim + pair;
+    load_floats(row + (kWide ? cos_part * dim : 0), cos);
+    load_floats(row + (kWide ? sin_part * dim : 0) + table.half, sin);
   }
 };
 
 // y (+)= x rotated to a position at pairs [pair, pair + N) of a head, at offsets 0 and half. y may
 // be x. sign: 1, or -1 for the transpose, in which the parts of a wide table exchange their sines.
-template <int N, class T>
+template <int N, bool kWide, class T>
 __device__ __forceinline__ void rotate(T* y, const T* x, const RopeTable& table, int position,
-                                       int pair, float sign = 1, bool accumulate = false) {
+                                       int pair, float sign, bool accumulate) {
   const int half = table.half;
   // Both halves are loaded before either is written, because y may be x.
   const auto first = load_raw<N>(x), second = load_raw<N>(x + half);
-  const auto write = [&](int part, const Angles<N>& angles) {
-    float out[N];
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-      const float a = element(first, n), b = element(second, n), s = sign * angles.sin[n];
-      out[n] = part == 0 ? a * angles.cos[n] - b * s : b * angles.cos[n] + a * s;
-    }
+  const auto write = [&](int part, float(&out)[N]) {
     T* const to = y + part * half;
     if (accumulate) {
       const auto old = load_raw<N>(to);
@@ -66,16 +60,39 @@ __device__ __forceinline__ void rotate(T* y, const T* x, const RopeTable& table,
     }
     store_raw(to, to_raw<T>(out));
   };
-  if (!table.wide) {
-    const Angles<N> angles(table, position, pair);
-    write(0, angles);
-    write(1, angles);
-    return;
-  }
-  // One part at a time, so that a wide table needs no more registers.
+  float out[2][N];
+  if constexpr (kWide) {
+    // One part at a time, for fewer registers.
 #pragma unroll 1
-  for (int part = 0; part < 2; ++part)
-    write(part, Angles<N>(table, position, pair, part, sign > 0 ? part : 1 - part));
+    for (int part = 0; part < 2; ++part) {
+      const Angles<N, true> angles(table, position, pair, part, sign > 0 ? part : 1 - part);
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const float a = element(first, n), b = element(second, n), s = sign * angles.sin[n];
+        out[0][n] = part == 0 ? a * angles.cos[n] - b * s : b * angles.cos[n] + a * s;
+      }
+      write(part, out[0]);
+    }
+  } else {
+    const Angles<N> angles(table, position, pair);
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      const float a = element(first, n), b = element(second, n), s = sign * angles.sin[n];
+      out[0][n] = a * angles.cos[n] - b * s;
+      out[1][n] = b * angles.cos[n] + a * s;
+    }
+#pragma unroll
+    for (int part = 0; part < 2; ++part) write(part, out[part]);
+  }
+}
+// The same without the transpose, for a table of either width.
+template <int N, class T>
+__device__ __forceinline__ void rotate(T* y, const T* x, const RopeTable& table, int position,
+                                       int pair) {
+  if (table.wide)
+    rotate<N, true>(y, x, table, position, pair, 1.0f, false);
+  else
+    rotate<N, false>(y, x, table, position, pair, 1.0f, false);
 }
 
 }  // namespace cohort::kernels::cuda
