@@ -108,6 +108,9 @@ void ModelConfig::resolve() {
           str("head_dim: rotary positions need an even number, got ", head_dim));
   require(position != PositionType::kExposb || (rope_frequencies.empty() && rope_scale == 1),
           "position: exposb has the frequencies of rope_theta, and the model has its own");
+  require(position != PositionType::kStickBreaking ||
+              (window == 0 && soft_cap == 0 && !attention_sinks && dropout == 0),
+          "position: stick_breaking has no window, soft_cap, attention_sinks or dropout");
   if (position != PositionType::kT5) return;
   require(position_buckets % 2 == 0,
           str("position_buckets: expected an even number, got ", position_buckets));

@@ -15,7 +15,16 @@ namespace cohort {
 
 enum class NormType { kRms, kLayer };
 // Schemes of positions (nn/positions.h).
-enum class PositionType { kRope, kLearned, kSinusoidal, kAlibi, kT5, kExposb, kNone };
+enum class PositionType {
+  kRope,
+  kLearned,
+  kSinusoidal,
+  kAlibi,
+  kT5,
+  kExposb,
+  kStickBreaking,
+  kNone
+};
 using MlpType = kernels::Activation;
 enum class Recompute { kNone, kCheap, kBlock };
 inline constexpr EnumName<NormType> kNormNames[] = {{NormType::kRms, "rms_norm"},
@@ -27,6 +36,7 @@ inline constexpr EnumName<PositionType> kPositionNames[] = {
     {PositionType::kAlibi, "alibi"},
     {PositionType::kT5, "t5"},
     {PositionType::kExposb, "exposb"},
+    {PositionType::kStickBreaking, "stick_breaking"},
     {PositionType::kNone, "none"}};
 inline constexpr EnumName<MlpType> kMlpNames[] = {{MlpType::kSwiGlu, "swiglu"},
                                                   {MlpType::kGelu, "gelu"},
@@ -139,11 +149,8 @@ struct ModelConfig {
   bool is_rotated() const {
     return position == PositionType::kRope || position == PositionType::kExposb;
   }
-  // True if a trained model may run with a larger context: no table of positions ends there, and
-  // no rotary frequencies were trained for it.
-  bool may_extend() const {
-    return position != PositionType::kRope && position != PositionType::kLearned;
-  }
+  // True if a trained model may run with a larger context: no table of positions ends there.
+  bool may_extend() const { return position != PositionType::kLearned; }
 
   void visit(ConfigVisitor& v) {
     v.field("path", path,

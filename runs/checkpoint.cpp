@@ -540,6 +540,9 @@ void check_compatible(const ModelConfig& wanted, const DataConfig& data, const M
   // A run may use the first positions of a model's table, which its files keep, and more of them
   // where no table ends.
   const bool may_differ = wanted.context < model.context || model.may_extend();
+  if (model.position == PositionType::kRope && wanted.context > model.context)
+    logging::warn("model.context: ", wanted.context, " is more than the ", model.context,
+                  " positions for which the model of ", source, " was made");
   for (size_t i = 0; i < asked.size(); ++i) {
     const auto& [key, value] = asked[i];
     // Training options, initialization of new models, and the model's location.

@@ -564,8 +564,8 @@ TEST_F(Checkpoints, AShorterContextOfARunLeavesThatOfTheFiles) {
                       "model.context: 13 was asked for");
   }
   for (const PositionType position :
-       {PositionType::kSinusoidal, PositionType::kAlibi, PositionType::kT5, PositionType::kExposb,
-        PositionType::kNone}) {
+       {PositionType::kRope, PositionType::kSinusoidal, PositionType::kAlibi, PositionType::kT5,
+        PositionType::kExposb, PositionType::kStickBreaking, PositionType::kNone}) {
     ModelConfig config = learned, wanted;
     config.position = position;
     model_ = std::make_unique<Transformer>(config, DType::kF32, 1);
