@@ -111,10 +111,10 @@ void ModelConfig::resolve() {
   require(position != PositionType::kStickBreaking ||
               (window == 0 && soft_cap == 0 && !attention_sinks && dropout == 0),
           "position: stick_breaking has no window, soft_cap, attention_sinks or dropout");
-  if (position != PositionType::kT5) return;
-  require(position_buckets % 2 == 0,
+  const bool t5 = position == PositionType::kT5;
+  require(!t5 || position_buckets % 2 == 0,
           str("position_buckets: expected an even number, got ", position_buckets));
-  require(position_max_distance > position_buckets / 2,
+  require(!t5 || position_max_distance > position_buckets / 2,
           str("position_max_distance: expected more than half of position_buckets, ",
               position_buckets / 2, ", got ", position_max_distance));
 }

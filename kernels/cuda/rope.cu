@@ -34,7 +34,8 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const Rotation<T> p) {
   for (unsigned k = threadIdx.x; k < count; k += blockDim.x) {
     const unsigned head = k / packs, pair = (k - head * packs) * N;
     const int64_t at = start + int64_t{head} * 2 * half + pair;
-    rotate<N, kWide>(p.y + at, p.x + at, p.table, position, pair, p.sign, p.accumulate);
+    rotate<N, kWide>(p.y + at, p.x + at, {p.table, position, static_cast<int>(pair)}, p.sign,
+                     p.accumulate);
   }
   if (p.y == p.x && !p.accumulate) return;
   const int64_t first = start + int64_t{p.rotated} * 2 * half;

@@ -43,11 +43,18 @@ struct Angles {
   }
 };
 
-// y (+)= x rotated to a position at pairs [pair, pair + N) of a head, at offsets 0 and half. y may
-// be x. sign: 1, or -1 for the transpose, in which the parts of a wide table exchange their sines.
+// The rotation of pairs from `pair` on to a position.
+struct RopeAt {
+  const RopeTable& table;
+  int position, pair;
+};
+
+// y (+)= x rotated, N pairs at offsets 0 and half. y may be x. sign: 1, or -1 for the transpose, in
+// which the parts of a wide table exchange their sines.
 template <int N, bool kWide, class T>
-__device__ __forceinline__ void rotate(T* y, const T* x, const RopeTable& table, int position,
-                                       int pair, float sign, bool accumulate) {
+__device__ __forceinline__ void rotate(T* y, const T* x, const RopeAt& at, float sign,
+                                       bool accumulate) {
+  const auto& [table, position, pair] = at;
   const int half = table.half;
   // Both halves are loaded before either is written, because y may be x.
   const auto first = load_raw<N>(x), second = load_raw<N>(x + half);
@@ -85,14 +92,13 @@ __device__ __forceinline__ void rotate(T* y, const T* x, const RopeTable& table,
     for (int part = 0; part < 2; ++part) write(part, out[part]);
   }
 }
-// The same without the transpose, for a table of either width.
+// Variant for tables of either width, without the transpose.
 template <int N, class T>
-__device__ __forceinline__ void rotate(T* y, const T* x, const RopeTable& table, int position,
-                                       int pair) {
-  if (table.wide)
-    rotate<N, true>(y, x, table, position, pair, 1.0f, false);
+__device__ __forceinline__ void rotate(T* y, const T* x, const RopeAt& at) {
+  if (at.table.wide)
+    rotate<N, true>(y, x, at, 1.0f, false);
   else
-    rotate<N, false>(y, x, table, position, pair, 1.0f, false);
+    rotate<N, false>(y, x, at, 1.0f, false);
 }
 
 }  // namespace cohort::kernels::cuda

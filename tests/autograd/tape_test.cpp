@@ -42,6 +42,26 @@ TEST(Tape, QkNormIsInPlaceIfNoBackwardNeedsItsInput) {
   EXPECT_TRUE(test::bit_equal(y.value(), taped.value()));
 }
 
+// The gradient of a term of attention does not depend on whether those of queries, keys and values
+// are wanted.
+TEST(Tape, TermsOfAttentionMayBeAllThatIsDifferentiated) {
+  const Tensor x = test::random_tensor({7, 6, 3}, DType::kF64, 1),
+               starts = Tensor::from(std::vector<int32_t>{0, 2, 7});
+  std::vector<Tensor> bias_gradients, sink_gradients;
+  for (const bool all : {false, true}) {
+    const Variable qkv = all ? Variable::parameter(x) : Variable(x);
+    const AttentionTerms terms{Variable::parameter(test::random_tensor({4, 5}, DType::kF64, 2)),
+                               Variable::parameter(test::random_tensor({4}, DType::kF64, 3))};
+    backward(sum(square(attention(qkv, 1, starts, {}, 0, terms))));
+    bias_gradients.push_back(terms.bias.grad());
+    sink_gradients.push_back(terms.sinks.grad());
+  }
+  for (const auto& gradients : {bias_gradients, sink_gradients}) {
+    EXPECT_TRUE(test::bit_equal(gradients[0], gradients[1]));
+    EXPECT_NE(gradients[0].to_vector<double>()[1], 0);
+  }
+}
+
 // In place only if its argument has no other owner: values that others hold do not change.
 TEST(Tape, RopeIsInPlaceIfItIsTheOnlyOwner) {
   const Tensor positions = Tensor::from(std::vector<int32_t>{3, 1});

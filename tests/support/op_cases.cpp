@@ -412,21 +412,11 @@ void add_attention(Table& table) {
                        return attention(in[0], row.kv_heads, ids(row.starts, in[0]), desc);
                      }});
   }
-  for (const bool windowed : {false, true})
-    table.push_back({"attention",
-                     windowed ? "bias and sinks in a window, capped" : "bias and sinks",
-                     inputs({{{9, 6, 3}}, {{4, 7}}, {{4}}}), [windowed](Inputs in) {
-                       kernels::AttentionDesc desc;
-                       if (windowed) desc = {.window = 4, .soft_cap = 2, .distance = {0.5, 0.25}};
-                       return attention(in[0], 1, ids({0, 2, 9}, in[0]), desc, 0, {in[1], in[2]});
-                     }});
   table.push_back(
-      {"attention", "constant queries, keys and values", inputs({{{2, 5}}}), [](Inputs in) {
-         std::vector<double> values;
-         for (int i = 0; i < 4 * 4 * 3; ++i) values.push_back(std::sin(3 * i));
-         const Tensor& like = in[0].value();
-         const Tensor x = Tensor::from(values, {4, 4, 3}).to(like.dtype()).to(like.device());
-         return attention(Variable(x), 1, ids({0, 4}, in[0]), {}, 0, {in[0], {}});
+      {"attention", "bias and sinks, in a window", inputs({{{9, 6, 3}}, {{4, 7}}, {{4}}}),
+       [](Inputs in) {
+         const AttentionTerms terms{in[1], in[2]};
+         return attention(in[0], 1, ids({0, 2, 9}, in[0]), {.window = 4, .soft_cap = 2}, 0, terms);
        }});
   table.push_back({"relative_bias", "5 rows for 7 distances", inputs({{{5, 3}}}), [](Inputs in) {
                      return relative_bias(in[0], ids({4, 4, 1, 0, 0, 2, 0}, in[0]));

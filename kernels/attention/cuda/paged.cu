@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kWriteThreads)
       T* const x = q + head * dim + pair;
       if (head >= p.heads && slot < 0) continue;
       T* const y = head < p.heads ? x : keys + (head - p.heads) * dim + pair;
-      rotate<N>(y, x, p.rope, position, pair);
+      rotate<N>(y, x, {p.rope, position, pair});
     } else if (slot >= 0) {
       // Offset from the first key of the token.
       const int at = (rotates ? width : 0) + (i - rotated) * N;

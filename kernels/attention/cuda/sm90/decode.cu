@@ -75,7 +75,7 @@ struct DecodeWarp {
       if (!live || p.rope.data == nullptr)
         store_raw(y, live ? load_raw<8>(x) : Raw<bf16, 8>{});
       else if (column < half)
-        rotate<8>(y, x, p.rope, position, column);
+        rotate<8>(y, x, {p.rope, position, column});
     }
   }
 
