@@ -109,8 +109,8 @@ void ModelConfig::resolve() {
   require(position != PositionType::kExposb || (rope_frequencies.empty() && rope_scale == 1),
           "position: exposb has the frequencies of rope_theta, and the model has its own");
   require(position != PositionType::kStickBreaking ||
-              (window == 0 && soft_cap == 0 && !attention_sinks && dropout == 0),
-          "position: stick_breaking has no window, soft_cap, attention_sinks or dropout");
+              (window == 0 && soft_cap == 0 && !attention_sinks),
+          "position: stick_breaking has no window, soft_cap or attention_sinks");
   const bool t5 = position == PositionType::kT5;
   require(!t5 || position_buckets % 2 == 0,
           str("position_buckets: expected an even number, got ", position_buckets));

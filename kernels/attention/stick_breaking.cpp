@@ -15,6 +15,11 @@ void check_scale(const StickBreakingDesc& desc, const char* op) {
 template <class Args>
 void check_packed(const Args& args, const char* op) {
   const PackedSizes sizes = check_qkv(args.q, args.k, args.v, args.cu_seqlens, op);
+  for (const auto& [t, name] : {std::pair(&args.q, "q"), {&args.k, "k"}, {&args.v, "v"}})
+    check_rows(*t, t->shape(), t->dtype(), op, name, t->device());
+  COHORT_CHECK(args.k.strides()[0] == args.v.strides()[0], "[", op,
+               "] expected equal token strides of k and v, got ", args.k.strides()[0], " and ",
+               args.v.strides()[0], " elements");
   check_scale(args.desc, op);
   if (args.desc.prefixes.defined())
     check_tensor(args.desc.prefixes, {sizes.sequences, 2}, DType::kI32, op, "prefixes",

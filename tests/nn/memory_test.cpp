@@ -49,6 +49,22 @@ TEST(MemoryEstimate, CountsThePaddingOfTheHead) {
   EXPECT_EQ(model_size(padded).parameters - model_size(config).parameters, 63 * config.d_model);
 }
 
+TEST(MemoryEstimate, CountsConstantTablesOfPositions) {
+  ModelConfig config = kModel;
+  config.context = 4096;
+  const auto parameters = [&](PositionType position, Device device) {
+    config.position = position;
+    return estimate_memory(config, DType::kF32, {.device = device}).parameters;
+  };
+  for (const Device device : {Device{}, Device::cuda()}) {
+    const int64_t none = parameters(PositionType::kNone, device);
+    EXPECT_NEAR(parameters(PositionType::kSinusoidal, device) - none, 4096 * config.d_model * 4,
+                512);
+    EXPECT_NEAR(parameters(PositionType::kExposb, device) - none, 4096 * 2 * config.head_dim * 4,
+                512);
+  }
+}
+
 TEST(MemoryEstimate, RoundsAsTheDevicesAllocatorDoes) {
   EXPECT_EQ(activations(DType::kF32, 1, Device::cuda()) % 512, 0);
   EXPECT_NE(activations(DType::kF32, 1, {}) % 512, 0);

@@ -12,64 +12,23 @@
 #include "nn/feed_forward.h"
 #include "nn/lora.h"
 #include "tests/support/loss_node.h"
+#include "tests/support/op_case_inputs.h"
 
 namespace cohort {
 namespace {
 
 using kernels::KlEstimator, kernels::Surrogate;
+using test::constant;
 using test::cross_entropy_node;
+using test::Domain;
+using test::f32_constant;
+using test::ids;
+using test::Inputs;
+using test::inputs;
+using test::InputSpec;
 using test::policy_loss_node;
 using test::policy_loss_of_log_probs;
-
-using Inputs = std::span<const Variable>;
 using Fn = std::function<Variable(Inputs)>;
-
-enum class Domain { kReal, kPositive, kNonZero };
-struct InputSpec {
-  Shape shape;
-  Domain domain = Domain::kReal;
-};
-
-// Standard normal values; at least 0.25 away from zero if the domain excludes it.
-Tensor random_input(const InputSpec& spec, uint64_t seed, uint64_t stream) {
-  Rng rng(seed, rng_stream(kGradcheckPurpose, 3, stream));
-  std::vector<double> values(static_cast<size_t>(spec.shape.numel()));
-  for (double& v : values) {
-    v = rng.normal();
-    if (spec.domain == Domain::kReal) continue;
-    const double size = 0.25 + std::abs(v);
-    v = spec.domain == Domain::kPositive ? size : std::copysign(size, v);
-  }
-  return Tensor::from(values, spec.shape);
-}
-
-std::function<std::vector<Tensor>(uint64_t)> inputs(std::vector<InputSpec> specs) {
-  return [specs = std::move(specs)](uint64_t seed) {
-    std::vector<Tensor> out;
-    for (size_t i = 0; i < specs.size(); ++i) out.push_back(random_input(specs[i], seed, i));
-    return out;
-  };
-}
-
-// A constant of an op, in the dtype of `like` and on its device: the same value in every dtype.
-Tensor constant(const InputSpec& spec, const Variable& like) {
-  const Tensor values = random_input(spec, 99, 99).to(DType::kBF16);
-  return values.to(like.value().dtype()).to(like.value().device());
-}
-Tensor constant(const std::vector<double>& values, const Variable& like) {
-  return Tensor::from(values).to(like.value().dtype()).to(like.value().device());
-}
-// A constant in accumulate_dtype(), which stays f32 with bf16 inputs.
-template <class Values>
-Tensor f32_constant(const Values& values, const Variable& like) {
-  return constant(values, Variable(Tensor::empty({}, accumulate_dtype(like.value().dtype()),
-                                                 like.value().device())));
-}
-
-Tensor ids(const std::vector<int32_t>& values, const Variable& like) {
-  return Tensor::from(values).to(like.value().device());
-}
-
 using Table = std::vector<OpCase>;
 
 // Ops that are not listed are smooth everywhere.

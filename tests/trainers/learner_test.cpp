@@ -488,6 +488,11 @@ INSTANTIATE_TEST_SUITE_P(Pretraining, MemoryEstimateTest,
                                                       c.context = 128;
                                                     }),
                                                     8},
+                                         MemoryCase{"t5", memory_model([](ModelConfig& c) {
+                                                      c.position = PositionType::kT5;
+                                                      c.attention_sinks = true;
+                                                    }),
+                                                    16},
                                          MemoryCase{"recompute", memory_model([](ModelConfig& c) {
                                                       c.num_layers = 6;
                                                       c.recompute = Recompute::kBlock;

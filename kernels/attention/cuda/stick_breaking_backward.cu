@@ -54,7 +54,7 @@ class QueryBlock {
   __device__ QueryBlock(const StickProblem<T>& problem, const PackedRows<T>& rows,
                         unsigned char* shared)
       : problem_(problem), rows_(rows), warp_{shared, problem.format} {
-    const auto dout = problem.dout.rows(rows.sequence.begin, rows.head(), problem.format.head_dim);
+    const auto dout = problem.dout.rows(rows.sequence.begin, rows.head(0));
     warp_.load(0, L::kRows, [&](int r) { return rows.query(r); });
     warp_.load(L::kDout, L::kRows,
                [&](int r) { return r < rows.count ? dout.row(rows.first + r) : nullptr; });
@@ -120,7 +120,7 @@ class QueryBlock {
     return max_end_ > tile * kStickKeys;
   }
   __device__ int64_t sum_at(int tile, int r) const {
-    return problem_.at(rows_.head(), tile, rows_.token(row_ + warp_.group + 8 * r));
+    return problem_.at(rows_.head(0), tile, rows_.token(row_ + warp_.group + 8 * r));
   }
   __device__ void store_sum(float* sums, int tile, int r, float value) const {
     if (warp_.quad == 0 && column_ == 0 && ends_[r] > tile * kStickKeys)
@@ -199,8 +199,7 @@ __device__ __forceinline__ void store_keys(const StickProblem<T>& problem,
                                            bool values, const PackedSequence& own, int key0,
                                            int kv_head) {
   using L = KeyLayout<T, kDim>;
-  const HeadRows<T> out =
-      (values ? problem.dv : problem.dk).rows(own.begin, kv_head, problem.format.head_dim);
+  const HeadRows<T> out = (values ? problem.dv : problem.dk).rows(own.begin, kv_head);
   const int index = static_cast<int>(threadIdx.x / 32), row0 = key0 + index % 4 * 16 - own.prefix;
   const auto row_of = [&](int i) {
     return row0 + i >= 0 && row0 + i < own.length ? out.row(row0 + i) : nullptr;
@@ -244,7 +243,7 @@ __global__ void __launch_bounds__(KeyLayout<T, kDim>::kThreads)
         for (const bool douts : {false, true}) {
           const Heads<const T> from =
               douts ? problem.dout : Heads<const T>{problem.q, problem.q_stride};
-          const HeadRows<const T> of_head = from.rows(stream.begin, head, dim);
+          const HeadRows<const T> of_head = from.rows(stream.begin, head);
           warp.load(douts ? L::kDout : L::kQueries, L::kStep, [&](int r) {
             return row0 + r < stream.length ? of_head.row(row0 + r) : nullptr;
           });
