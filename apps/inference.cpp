@@ -330,8 +330,11 @@ int evaluate(const EvalOptions& options) {
                          "data.jsonl.eval_path=[] data.jsonl.path=FILE "
                          "data.jsonl.held_out_fraction=1 for problems to train on, or --force"));
   prepare_programs(plan);
-  LoadedModel loaded =
-      load_model(checkpoint, config.dtype, parse_device(config.device, "device"), options.base);
+  const bool asks_context =
+      std::any_of(options.overrides.begin(), options.overrides.end(),
+                  [](const std::string& text) { return text.starts_with("model.context="); });
+  LoadedModel loaded = load_model(checkpoint, config.dtype, parse_device(config.device, "device"),
+                                  options.base, asks_context ? config.model.context : 0);
   Dataset data = load_dataset(config, std::move(loaded.tokenizer), DataParts::kHeldOut);
   const auto alone = make_single_communicator();
   Json line;

@@ -497,8 +497,14 @@ std::string find_checkpoint(const std::string& path) {
 }
 
 LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device,
-                       const std::string& base) {
+                       const std::string& base, int64_t context) {
   ModelDescription saved = saved_model(checkpoint, base);
+  ModelConfig wanted;
+  wanted.context = context;
+  wanted.dropout = saved.config.dropout;
+  wanted.recompute = saved.config.recompute;
+  check_compatible(wanted, {}, saved.config, *saved.tokenizer, checkpoint);
+  apply_run_options(wanted, saved.config);
   if (!saved.base.fingerprint.empty()) verify_base(saved.base, checkpoint);
   return load_saved(checkpoint, std::move(saved), dtype, device);
 }

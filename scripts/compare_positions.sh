@@ -76,26 +76,27 @@ for scheme in $schemes; do
       if [ $times = 1 ] || [ "$scheme" != learned ]; then
         "$program" eval "$run" "model.context=$((times * context))" "$@" >"$out/eval.log" 2>&1 ||
           { tail -n 5 "$out/eval.log" >&2; exit 1; }
-        loss=$(sed -n 's/.*validation loss \([0-9.]*\).*/\1/p' "$out/eval.log" | tail -n 1)
+        loss=$(last val_loss "$out/eval.log")
       fi
       losses+=$'\t'$loss
     done
     metrics=$(find "$run" -name metrics.jsonl | head -n 1)
-    printf '%s\t%s%s\t%s\t%s\n' "$scheme" "$seed" "$losses" "$(last tokens_per_second "$metrics")" \
-      "$(last memory_gb "$metrics")" | tee -a "$results"
+    memory=$("$program" check configs/positions/shakespeare.yaml "data.text=$text" "model.position=$scheme" "$@" 2>&1 |
+      sed -n 's/.*peak per rank *\([0-9.]*\) MiB.*/\1/p')
+    printf '%s\t%s%s\t%s\t%s\n' "$scheme" "$seed" "$losses" "$(last tokens_per_second "$metrics")" "$memory" | tee -a "$results"
   done
 done
 
 # Means over the seeds, in the order of the schemes.
 awk -F '\t' '
-  BEGIN { print "scheme\tloss\tloss at 2x\tloss at 4x\ttokens/s\tGB" }
+  BEGIN { print "scheme\tloss\tloss at 2x\tloss at 4x\ttokens/s\tMiB" }
   !($1 in runs) { order[++count] = $1 }
   { ++runs[$1]; for (i = 3; i <= NF; ++i) if ($i == "-" || $i == "") none[$1, i] = 1; else sum[$1, i] += $i }
   END {
     for (n = 1; n <= count; ++n) {
       line = order[n]
       for (i = 3; i <= 7; ++i)
-        line = line "\t" (none[order[n], i] ? "-" : sprintf(i == 6 ? "%.0f" : i == 7 ? "%.2f" : "%.4f", sum[order[n], i] / runs[order[n]]))
+        line = line "\t" (none[order[n], i] ? "-" : sprintf(i > 5 ? "%.0f" : "%.4f", sum[order[n], i] / runs[order[n]]))
       print line
     }
   }' "$results" >"$out/table.tsv"

@@ -9,7 +9,7 @@ namespace {
 
 using kernels::Mask;
 
-const std::vector<SequenceSpec> kMixed = {{0, 0}, {1, 1}, {2, 140}, {3, 17}, {4, 400}};
+const std::vector<SequenceSpec> kMixed = {{0, 0}, {1, 1}, {2, 140}, {3, 17}, {4, 290}};
 
 double largest_error(const Tensor& got, const Tensor& exact) {
   const auto a = got.to(DType::kF64).to_vector<double>(), b = exact.to_vector<double>();
@@ -36,7 +36,7 @@ void for_results(const AttentionOutput& out, const RuleGrads& g, const EagerAtte
 TEST(CudaAttentionRules, F32FollowsTheDefinition) {
   COHORT_REQUIRE_GPU(device);
   for (const int64_t dim : {20, 64, 128, 200})
-    for (const RuleCase& rule : rule_cases({.heads = 4, .kv_heads = 2, .dim = dim}, kMixed)) {
+    for (const RuleCase& rule : rule_cases({.heads = 2, .kv_heads = 1, .dim = dim}, kMixed)) {
       SCOPED_TRACE(str(rule.name, ", D ", dim));
       const AttentionCase c = in_dtype(in_f32(rule.attention), DType::kF64);
       const EagerAttention exact = eager_attention(c, DType::kF64);
@@ -56,7 +56,7 @@ TEST(CudaAttentionRules, F32FollowsTheDefinition) {
 TEST(CudaAttentionRules, Bf16ErrorsAreThoseOfEagerComputationOrSmaller) {
   COHORT_REQUIRE_GPU(device);
   for (const int64_t dim : {40, 64, 96, 128, 192, 256})
-    for (const RuleCase& rule : rule_cases({.heads = 4, .kv_heads = 2, .dim = dim}, kMixed)) {
+    for (const RuleCase& rule : rule_cases({.heads = 2, .kv_heads = 1, .dim = dim}, kMixed)) {
       SCOPED_TRACE(str(rule.name, ", D ", dim));
       const AttentionCase c = in_dtype(in_dtype(rule.attention, DType::kBF16), DType::kF64);
       const EagerAttention exact = eager_attention(c, DType::kF64);
@@ -109,7 +109,7 @@ TEST(CudaAttentionRules, AllForwardsHaveTheSameBits) {
   COHORT_REQUIRE_GPU(device);
   Rng rng(5, rng_stream(kTestPurpose, 9));
   for (const int64_t dim : {64, 96, 128, 256})
-    for (const RuleCase& rule : rule_cases({.heads = 8, .kv_heads = 2, .dim = dim},
+    for (const RuleCase& rule : rule_cases({.heads = 2, .kv_heads = 1, .dim = dim},
                                            {{0, 0}, {1, 4500}, {2, 129}, {3, 64}})) {
       SCOPED_TRACE(str(rule.name, ", D ", dim));
       const AttentionCase on = rule_case_in(rule.attention, DType::kBF16, device);
@@ -151,7 +151,7 @@ TEST(CudaAttentionRules, BackwardsHaveTheSameBitsEachTime) {
   COHORT_REQUIRE_GPU(device);
   for (const int64_t dim : {64, 128, 256})
     for (const RuleCase& rule :
-         rule_cases({.heads = 8, .kv_heads = 2, .dim = dim}, {{1, 1500}, {2, 700}})) {
+         rule_cases({.heads = 4, .kv_heads = 2, .dim = dim}, {{1, 700}, {2, 300}})) {
       SCOPED_TRACE(str(rule.name, ", D ", dim));
       const AttentionCase on = rule_case_in(rule.attention, DType::kBF16, device);
       const AttentionOutput out = run_forward(on);

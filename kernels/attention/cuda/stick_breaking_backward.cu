@@ -242,7 +242,8 @@ __global__ void __launch_bounds__(KeyLayout<T, kDim>::kThreads)
         __syncthreads();  // every warp has finished with the last step
         for (const bool douts : {false, true}) {
           const Heads<const T> from =
-              douts ? problem.dout : Heads<const T>{problem.q, problem.q_stride};
+              douts ? problem.dout
+                    : Heads<const T>{problem.q, problem.q_stride, problem.head_strides.q};
           const HeadRows<const T> of_head = from.rows(stream.begin, head);
           warp.load(douts ? L::kDout : L::kQueries, L::kStep, [&](int r) {
             return row0 + r < stream.length ? of_head.row(row0 + r) : nullptr;
