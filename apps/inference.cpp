@@ -316,6 +316,16 @@ int logprobs(const LogprobsOptions& options) {
   return kOk;
 }
 
+// The model, with the context that the overrides ask for.
+static LoadedModel load_evaluated(const std::string& checkpoint, const TrainConfig& config,
+                                  const EvalOptions& options) {
+  const bool asks_context =
+      std::any_of(options.overrides.begin(), options.overrides.end(),
+                  [](const std::string& text) { return text.starts_with("model.context="); });
+  return load_model(checkpoint, config.dtype, parse_device(config.device, "device"), options.base,
+                    asks_context ? config.model.context : 0);
+}
+
 int evaluate(const EvalOptions& options) {
   const std::string checkpoint = find_checkpoint(options.model);
   const std::string path =
@@ -330,11 +340,7 @@ int evaluate(const EvalOptions& options) {
                          "data.jsonl.eval_path=[] data.jsonl.path=FILE "
                          "data.jsonl.held_out_fraction=1 for problems to train on, or --force"));
   prepare_programs(plan);
-  const bool asks_context =
-      std::any_of(options.overrides.begin(), options.overrides.end(),
-                  [](const std::string& text) { return text.starts_with("model.context="); });
-  LoadedModel loaded = load_model(checkpoint, config.dtype, parse_device(config.device, "device"),
-                                  options.base, asks_context ? config.model.context : 0);
+  LoadedModel loaded = load_evaluated(checkpoint, config, options);
   Dataset data = load_dataset(config, std::move(loaded.tokenizer), DataParts::kHeldOut);
   const auto alone = make_single_communicator();
   Json line;

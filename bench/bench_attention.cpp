@@ -29,7 +29,7 @@ struct Case {
   int64_t heads, kv_heads, dim;
   bool causal;
   std::vector<int64_t> lengths;
-  std::string rule = {};  // of kRules
+  std::string rule = {};  // one of kRules, or empty
 
   int64_t tokens() const {
     int64_t sum = 0;

@@ -177,7 +177,7 @@ class Backward {
   int64_t key_offset(const Tensor& t, int64_t key) const {
     return sequence_.token(key) * t.strides()[0] + kv_head_ * t.strides()[1];
   }
-  // The same for row r of the query block.
+  // Offset of row r of the query block.
   int64_t row_offset(const Tensor& t, int64_t r) const {
     return token_[r] * t.strides()[0] + head_[r] * t.strides()[1];
   }

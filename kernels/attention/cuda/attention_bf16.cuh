@@ -369,11 +369,17 @@ __device__ __forceinline__ void store_combined(float (&o)[Shape::kDim / 8][4], R
 
 // Stores O (1 / l) and the log-sum-exp of a warp's rows, whose l is reduced. O is staged in the
 // shared memory of the queries, so that rows are written in 16-byte chunks.
+struct StagedRows {
+  uint32_t queries;  // shared address
+  int row;           // first row of the warp
+};
 template <class Shape, class Rule, class Rows>
 __device__ __forceinline__ void store_rows(const Rows& rows, const Rule& rule,
                                            const RowFormat& format,
                                            const float (&o)[Shape::kDim / 8][4],
-                                           const RowState& state, uint32_t queries, int row) {
+                                           const RowState& state, const StagedRows& staged) {
+  const uint32_t queries = staged.queries;
+  const int row = staged.row;
   constexpr int kChunks = Shape::kDim / 8;
   const int lane = static_cast<int>(threadIdx.x % 32), group = lane / 4, quad = lane % 4;
   __syncwarp();  // the warp has finished reading its queries
@@ -480,12 +486,18 @@ struct BlockStages {
   }
 };
 
-// Adds the i-th tile of keys and values to O and to the state of its chunk; `next`: the one after.
+// A tile of keys, the next one, and the number of tiles before it, up to a constant.
+struct TileStep {
+  int tile, next, index;
+};
+
+// Adds a tile of keys and values to O and to the state of its chunk.
 template <class Shape, class Rule, class Rows>
 __device__ __forceinline__ void attention_step(float (&o)[Shape::kDim / 8][4], RowState& state,
                                                const BlockStages<Shape, Rows>& stages,
                                                const WarpRows& warp_rows, const Rule& rule,
-                                               int tile, int next, int i) {
+                                               const TileStep& step) {
+  const int tile = step.tile, next = step.next, i = step.index;
   constexpr int kKeys = Shape::kKeys, kGroups = Shape::kGroups;
   constexpr int kKeyStages = Shape::kKeyStages, kValueStages = Shape::kValueStages;
   copy_async_wait<0>();
@@ -568,7 +580,7 @@ __device__ __forceinline__ void attention_bf16(const Rows& rows, const Rule& rul
 #pragma unroll 1
     for (int next; tile < end; tile = next, ++i) {
       next = next_tile<Shape::kKeys>(rule, rows, tile + 1, tiles.end);
-      attention_step(o, state, stages, warp_rows, rule, tile, next, i);
+      attention_step(o, state, stages, warp_rows, rule, {tile, next, i});
     }
     reduce_l(state);
     if (end > first_end) combine_chunk<Shape>(o, state, rows, combined, warp_rows.thread_row);
@@ -576,7 +588,7 @@ __device__ __forceinline__ void attention_bf16(const Rows& rows, const Rule& rul
     store_combined<Shape>(o, state, rows, combined, warp_rows.thread_row);
     end = min(end + kChunkTiles, tiles.end);
   }
-  store_rows<Shape>(rows, rule, format, o, state, stages.queries(), warp_rows.row);
+  store_rows<Shape>(rows, rule, format, o, state, {stages.queries(), warp_rows.row});
 }
 
 }  // namespace cohort::kernels::cuda

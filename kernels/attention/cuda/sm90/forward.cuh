@@ -472,14 +472,14 @@ class Consumer {
     if constexpr (kStageInQueries) {
       static_assert(Shape::kQueryStages == 1);
       named_barrier(4 + group_, kWarpgroup);  // the warpgroup has read its queries
-      store_rows<Shape>(rows_, rule_, problem_.format, o_, state_, shared_, row());
+      store_rows<Shape>(rows_, rule_, problem_.format, o_, state_, {shared_, row()});
       fence_proxy_async();
       pipelines_.queries.consumer_release_warp(query_state_);
     } else {
       // O is staged in the combined-chunk memory of the warp's rows.
       constexpr int kWaiting = 4 * kColumns, kRow = 2 * kColumns;
       store_rows<Shape>(rows_, rule_, problem_.format, o_, state_,
-                        shared_ + Shape::kCombined + row() * (kWaiting - kRow), row());
+                        {shared_ + Shape::kCombined + row() * (kWaiting - kRow), row()});
     }
   }
 
