@@ -149,8 +149,11 @@ struct ModelConfig {
   bool is_rotated() const {
     return position == PositionType::kRope || position == PositionType::kExposb;
   }
-  // True if a trained model may run with a larger context: no table of positions ends there.
-  bool may_extend() const { return position != PositionType::kLearned; }
+  // True if a trained model may run with a larger context: no table of positions ends there, and
+  // no rotary frequencies were trained for it.
+  bool may_extend() const {
+    return position != PositionType::kRope && position != PositionType::kLearned;
+  }
 
   void visit(ConfigVisitor& v) {
     v.field("path", path,

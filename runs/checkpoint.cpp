@@ -503,7 +503,11 @@ LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device
   wanted.context = context;
   wanted.dropout = saved.config.dropout;
   wanted.recompute = saved.config.recompute;
-  check_compatible(wanted, {}, saved.config, *saved.tokenizer, checkpoint);
+  if (saved.config.position == PositionType::kRope && context > saved.config.context)
+    logging::warn("model.context: ", context, " is more than the ", saved.config.context,
+                  " positions for which the model of ", checkpoint, " was made");
+  else
+    check_compatible(wanted, {}, saved.config, *saved.tokenizer, checkpoint);
   apply_run_options(wanted, saved.config);
   if (!saved.base.fingerprint.empty()) verify_base(saved.base, checkpoint);
   return load_saved(checkpoint, std::move(saved), dtype, device);
@@ -546,9 +550,6 @@ void check_compatible(const ModelConfig& wanted, const DataConfig& data, const M
   // A run may use the first positions of a model's table, which its files keep, and more of them
   // where no table ends.
   const bool may_differ = wanted.context < model.context || model.may_extend();
-  if (model.position == PositionType::kRope && wanted.context > model.context)
-    logging::warn("model.context: ", wanted.context, " is more than the ", model.context,
-                  " positions for which the model of ", source, " was made");
   for (size_t i = 0; i < asked.size(); ++i) {
     const auto& [key, value] = asked[i];
     // Training options, initialization of new models, and the model's location.

@@ -141,7 +141,8 @@ struct LoadedModel {
 // The folder may be an adapter's: `base` is then the folder of its base model, and empty for the
 // one that find_base() finds. Its tokenizer is the adapter's if it has one, else the base's. Throws
 // InputError where find_base() and verify_base() do. `context`: of the model in this process, as
-// apply_run_options() says; 0: its own.
+// apply_run_options() says, or more than a model with rotary positions was made for, with a
+// warning; 0: its own.
 LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device = {},
                        const std::string& base = "", int64_t context = 0);
 // For training: dropout, recompute and a context that the model allows are those of `wanted`,
