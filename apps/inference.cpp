@@ -1,5 +1,6 @@
 // `cohort generate`, `logprobs` and `eval`: inference with a trained model.
 #include <unistd.h>
+#include <algorithm>
 
 #include <cerrno>
 #include <cmath>

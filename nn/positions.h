@@ -14,8 +14,8 @@ Tensor rotary_table(const ModelConfig& config, DType dtype);
 // channel 2i, and its cosine in channel 2i + 1.
 Tensor sinusoidal_table(int64_t positions, int64_t channels);
 // Slopes of ALiBi (Press et al. 2022), [heads] f64: 2^(-8 i / heads), i from 1, for a power of two.
-// Of other numbers the heads beyond the next lower power of two get, from the first on, every other
-// slope of twice as many.
+// Beyond the next lower power of two, the heads of other numbers get every other slope of twice as
+// many, from the first on.
 Tensor alibi_slopes(int64_t heads);
 // [2 max_distance + 1] i32: T5's causal bucket (Raffel et al. 2020) of a key j for the query i, at
 // index j - i + max_distance. Later keys have bucket 0. Half of the buckets are of one distance

@@ -150,11 +150,6 @@ PackedSizes check_qkv(const Tensor& q, const Tensor& k, const Tensor& v, const T
   return sizes;
 }
 
-void check_key_grads(const Tensor& dk, const Tensor& dv, const Tensor& k, const char* op) {
-  check_columns(dk, k.shape(), k.dtype(), op, "dk", k.device());
-  check_columns(dv, k.shape(), k.dtype(), op, "dv", k.device());
-}
-
 void check_paged_tensors(const AttentionPaged& args, const char* op) {
   const CacheSizes sizes = check_cache(args.cache, op);
   const Tensor& q = args.q;
@@ -204,7 +199,8 @@ void attention_backward(const AttentionBackward& args) {
   const Tensor& q = args.q;
   const Device device = q.device();
   check_columns(args.dq.tensor, q.shape(), q.dtype(), kOp, "dq", device);
-  check_key_grads(args.dk.tensor, args.dv.tensor, args.k, kOp);
+  check_columns(args.dk.tensor, args.k.shape(), q.dtype(), kOp, "dk", device);
+  check_columns(args.dv.tensor, args.k.shape(), q.dtype(), kOp, "dv", device);
   check_columns(args.dout, q.shape(), q.dtype(), kOp, "dout", device);
   const auto check_term = [&](const std::optional<GradOut>& grad, const Tensor& term,
                               const char* name) {

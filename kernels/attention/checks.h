@@ -8,8 +8,6 @@ namespace cohort::kernels {
 // Queries, keys and values of packed sequences.
 PackedSizes check_qkv(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
                       const char* op);
-// Gradients of keys `k` and of the values.
-void check_key_grads(const Tensor& dk, const Tensor& dv, const Tensor& k, const char* op);
 // The tensors of attention over a paged cache.
 void check_paged_tensors(const AttentionPaged& args, const char* op);
 

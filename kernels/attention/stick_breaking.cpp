@@ -42,7 +42,8 @@ void stick_breaking_backward(const StickBreakingBackward& args) {
   const Device device = q.device();
   check_packed(args, kOp);
   check_rows(args.dq.tensor, q.shape(), q.dtype(), kOp, "dq", device);
-  check_key_grads(args.dk.tensor, args.dv.tensor, args.k, kOp);
+  check_rows(args.dk.tensor, args.k.shape(), q.dtype(), kOp, "dk", device);
+  check_rows(args.dv.tensor, args.k.shape(), q.dtype(), kOp, "dv", device);
   check_tensor(args.dout, q.shape(), q.dtype(), kOp, "dout", device);
   on_device<cpu::stick_breaking_backward, cuda::stick_breaking_backward>(device, args);
 }

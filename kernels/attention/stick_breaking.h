@@ -32,7 +32,8 @@ struct StickBreakingDesc {
   Tensor prefixes;   // [S, 2] i32, shared prefixes as in AttentionDesc; undefined: none
 };
 
-// Layouts, strides, sequences and head dims are those of AttentionForward.
+// Sequences and head dims are those of AttentionForward. Every tensor may have a token stride of
+// its own, except that keys and values share one; the heads of a token are contiguous.
 struct StickBreakingForward {
   Tensor& o;                 // [T, H, D], any token stride
   const Tensor& q;           // [T, H, D]
