@@ -103,4 +103,4 @@ awk -F '\t' '
 # shellcheck disable=SC2086
 "$program" report $(for scheme in $schemes; do echo "$out/$scheme-${seeds%% *}"; done) --output "$out/report.html" >/dev/null
 echo
-column -t -s $'\t' "$out/table.tsv"
+awk -F '\t' '{ printf "%-16s", $1; for (i = 2; i <= NF; ++i) printf "%12s", $i; print "" }' "$out/table.tsv"

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 
 #include "core/host_device.h"
 #include "kernels/attention/attention.h"
@@ -116,21 +117,26 @@ struct KeyDistance {
   }
 };
 
-// True if a call modifies scores, or masks more than a causal window does.
-inline bool needs_general_rule(const AttentionDesc& desc) {
+// True if a call modifies scores.
+inline bool modifies_scores(const AttentionDesc& desc) {
   return desc.soft_cap > 0 || desc.distance.floor < 1 || desc.slopes.defined() ||
-         desc.bias.defined() || desc.sinks.defined() || desc.prefix_lm.defined() ||
-         desc.tiles.by_query.defined() ||
+         desc.bias.defined();
+}
+// True if a call masks more than a causal window does, or has sinks.
+inline bool needs_mask_rule(const AttentionDesc& desc) {
+  return desc.sinks.defined() || desc.prefix_lm.defined() || desc.tiles.by_query.defined() ||
          (desc.mask == Mask::kFull && (desc.window > 0 || desc.window_right >= 0));
 }
 
-// The rule of a call without dropout, and without what GeneralRule adds. T: type of the arithmetic.
+// The rule of a call without dropout, and without what MaskRule and GeneralRule add. T: type of the
+// arithmetic.
 template <class T>
 struct ScoreRule {
   using Value = T;
-  static constexpr bool kDrops = false;    // see AnyRule
-  static constexpr bool kGeneral = false;  // see GeneralRule
-  static constexpr bool kPlain = false;    // see PlainRule
+  static constexpr bool kDrops = false;     // see AnyRule
+  static constexpr bool kMasks = false;     // see MaskRule
+  static constexpr bool kModifies = false;  // see GeneralRule
+  static constexpr bool kPlain = false;     // see PlainRule
   static constexpr int kAllKeys = 1 << 29;
 
   T scale;     // softmax scale
@@ -146,7 +152,7 @@ struct ScoreRule {
         causal(desc.mask == Mask::kCausal) {}
   // True if this rule does for calls on so many tokens.
   static bool applies(const AttentionDesc& desc, int64_t /*tokens*/) {
-    return desc.dropout.p == 0 && !needs_general_rule(desc);
+    return desc.dropout.p == 0 && !modifies_scores(desc) && !needs_mask_rule(desc);
   }
 
   // The rule for the rows of a sequence, which has `keys` keys, in a head.
@@ -194,97 +200,52 @@ struct ScoreRule {
   }
 };
 
-// The rule of any call without dropout: scores may be modified, and masks may have two-sided
-// windows, prefix-LM and tiles. Masks and modifications are those of the sequence and head to which
+// The rule of a call whose scores are not modified, and without dropout: masks may have two-sided
+// windows, prefix-LM and tiles, and rows a sink. Masks are those of the sequence and head to which
 // bind() binds the rule. The `end` of a row is that of its window, which may lie behind the last
 // key; visible_end() is not.
 template <class T>
-struct GeneralRule : ScoreRule<T> {
-  static constexpr bool kGeneral = true;
+struct MaskRule : ScoreRule<T> {
+  static constexpr bool kMasks = true;
   using ScoreRule<T>::kAllKeys;
   using ScoreRule<T>::window;
 
   // Members that all sequences and heads share.
-  T cap, inverse_cap;  // without the scale; 0: none
-  T floor, rate_log2;  // distance factor; a floor of 1: none
-  T inverse_scale, inverse_exponent;
   int right;                                      // keys after its own that a row sees at most
-  int radius;                                     // R
-  const T *slopes, *biases, *all_sinks;           // or null
+  const T* all_sinks;                             // or null
   const int32_t* prefix_lm;                       // or null
   const uint32_t *tiles_by_query, *tiles_by_key;  // or null
   int tiles, words;                               // rows of the tile mask, and words per row
   // Set by bind().
   int keys = kAllKeys, prefix = 0;
-  T slope = 0;
-  const T* bias = nullptr;  // points to distance 0
 
-  GeneralRule(const AttentionDesc& desc, int64_t head_dim)
+  MaskRule(const AttentionDesc& desc, int64_t head_dim)
       : ScoreRule<T>(desc, head_dim),
-        cap(static_cast<T>(desc.soft_cap / softmax_scale(desc, head_dim))),
-        inverse_cap(cap > 0 ? 1 / cap : 0),
-        floor(static_cast<T>(desc.distance.floor)),
-        rate_log2(static_cast<T>(-desc.distance.rate * kLog2e)),
-        inverse_scale(static_cast<T>(1 / softmax_scale(desc, head_dim))),
-        inverse_exponent(static_cast<T>(kLn2 / softmax_scale(desc, head_dim))),
         right(this->causal ? 0
                            : static_cast<int>(std::min<int64_t>(
                                  desc.window_right < 0 ? kAllKeys : desc.window_right, kAllKeys))),
-        radius(desc.bias.defined() ? static_cast<int>(desc.bias.dim(1) / 2) : 0),
-        slopes(data_of(desc.slopes)),
-        biases(data_of(desc.bias)),
-        all_sinks(data_of(desc.sinks)),
-        prefix_lm(desc.prefix_lm.defined() ? static_cast<const int32_t*>(desc.prefix_lm.raw())
-                                           : nullptr),
-        tiles_by_query(words_of(desc.tiles.by_query)),
-        tiles_by_key(words_of(desc.tiles.by_key)),
+        all_sinks(data_of<T>(desc.sinks)),
+        prefix_lm(data_of<int32_t>(desc.prefix_lm)),
+        tiles_by_query(data_of<uint32_t>(desc.tiles.by_query)),
+        tiles_by_key(data_of<uint32_t>(desc.tiles.by_key)),
         tiles(tiles_by_query == nullptr ? 0 : static_cast<int>(desc.tiles.by_query.dim(0))),
         words(tiles_by_query == nullptr ? 0 : static_cast<int>(desc.tiles.by_query.dim(1))) {}
 
-  static bool applies(const AttentionDesc& desc, int64_t /*tokens*/) { return desc.dropout.p == 0; }
+  static bool applies(const AttentionDesc& desc, int64_t /*tokens*/) {
+    return desc.dropout.p == 0 && !modifies_scores(desc);
+  }
 
-  using Bound = GeneralRule;
-  COHORT_HD Bound bind(int sequence, int head, int all_keys) const {
-    GeneralRule bound = *this;
+  using Bound = MaskRule;
+  COHORT_HD Bound bind(int sequence, int /*head*/, int all_keys) const {
+    MaskRule bound = *this;
     bound.keys = all_keys;
-    if (prefix_lm != nullptr) bound.prefix = std::min(prefix_lm[sequence], all_keys);
-    if (slopes != nullptr) bound.slope = slopes[head];
-    if (biases != nullptr) bound.bias = biases + int64_t{head} * (2 * radius + 1) + radius;
+    bound.prefix = prefix_of(sequence, all_keys);
     return bound;
   }
   // -infinity without one; in base 2.
   COHORT_HD T sink_log2(int head) const {
     return all_sinks == nullptr ? -static_cast<T>(INFINITY)
                                 : all_sinks[head] * static_cast<T>(kLog2e);
-  }
-
-  // Calls fn(stage) for each modification in use, in order; stage(score, distance) gives the
-  // modified score. Both are without the scale.
-  template <class F>
-  COHORT_HD void modify(F&& fn) const {
-    using D = KeyDistance<T>;
-    if (cap > 0) fn([this](T s, const D&) { return cap * tanh_of(s * inverse_cap); });
-    if (floor < 1) fn([this](T s, const D& d) { return s * factor(d); });
-    if (slopes != nullptr)
-      fn([by = -slope * inverse_scale](T s, const D& d) { return fma_of(by, abs_of(d.value), s); });
-    if (bias != nullptr) fn([this](T s, const D& d) { return s + bias_of(d); });
-  }
-  // Calls fn(derivative) if the derivative of the modified score is not 1 everywhere:
-  // derivative(p, lse_log2, distance), recomputed from the probability that the score gave.
-  template <class F>
-  COHORT_HD void differentiate(F&& fn) const {
-    using D = KeyDistance<T>;
-    if (cap > 0)
-      fn([this](T p, T lse_log2, const D& d) {
-        if (!(p > 0)) return T{0};
-        T s = (log2_of(p) + lse_log2) * inverse_exponent;
-        if (bias != nullptr) s -= bias_of(d);
-        s += slope * inverse_scale * abs_of(d.value);
-        const T by = floor < 1 ? factor(d) : 1, t = quotient(s * inverse_cap, by);
-        return by * (1 - t * t);
-      });
-    else if (floor < 1)
-      fn([this](T, T, const D& d) { return factor(d); });
   }
 
   template <class Int>
@@ -349,15 +310,118 @@ struct GeneralRule : ScoreRule<T> {
     return next(tiles_by_key, of, query, end);
   }
 
+ protected:
+  template <class Element>
+  static const Element* data_of(const Tensor& t) {
+    return t.defined() ? static_cast<const Element*>(t.raw()) : nullptr;
+  }
+  COHORT_HD int prefix_of(int sequence, int all_keys) const {
+    return prefix_lm == nullptr ? 0 : std::min(prefix_lm[sequence], all_keys);
+  }
+
  private:
   static constexpr int kTile = static_cast<int>(kMaskTile);
 
-  static const T* data_of(const Tensor& t) {
-    return t.defined() ? static_cast<const T*>(t.raw()) : nullptr;
+  COHORT_HD bool bit(const uint32_t* mask, int row, int column) const {
+    return row < tiles && column < tiles &&
+           (mask[row * words + column / 32] >> column % 32 & 1) != 0;
   }
-  static const uint32_t* words_of(const Tensor& t) {
-    return t.defined() ? static_cast<const uint32_t*>(t.raw()) : nullptr;
+  COHORT_HD int next(const uint32_t* mask, const IndexRange<int>& rows, int at, int end) const {
+    if (mask == nullptr) return at;
+    const IndexRange<int> of = rows.tiles(kTile);
+    const int column = at / kTile;
+    for (int word = column / 32; word < words && word * 32 * kTile < end; ++word) {
+      uint32_t bits = 0;
+      for (int row = of.first; row < std::min(of.end, tiles); ++row)
+        bits |= mask[row * words + word];
+      if (word == column / 32) bits &= ~0u << column % 32;
+      if (bits != 0) return std::min(end, std::max(at, (word * 32 + lowest_bit(bits)) * kTile));
+    }
+    return end;
   }
+  COHORT_HD static int lowest_bit(uint32_t bits) {
+#ifdef __CUDA_ARCH__
+    return __ffs(static_cast<int>(bits)) - 1;
+#else
+    return std::countr_zero(bits);
+#endif
+  }
+};
+
+// The rule of any call without dropout: scores may be modified, too, as in the head to which bind()
+// binds the rule.
+template <class T>
+struct GeneralRule : MaskRule<T> {
+  static constexpr bool kModifies = true;
+
+  // Members that all heads share.
+  T cap, inverse_cap;  // without the scale; 0: none
+  T floor, rate_log2;  // distance factor; a floor of 1: none
+  T inverse_scale, inverse_exponent;
+  int radius;                // R
+  const T *slopes, *biases;  // or null
+  // Set by bind().
+  T slope = 0;
+  const T* bias = nullptr;  // points to distance 0
+
+  GeneralRule(const AttentionDesc& desc, int64_t head_dim)
+      : MaskRule<T>(desc, head_dim),
+        cap(static_cast<T>(desc.soft_cap / softmax_scale(desc, head_dim))),
+        inverse_cap(cap > 0 ? 1 / cap : 0),
+        floor(static_cast<T>(desc.distance.floor)),
+        rate_log2(static_cast<T>(-desc.distance.rate * kLog2e)),
+        inverse_scale(static_cast<T>(1 / softmax_scale(desc, head_dim))),
+        inverse_exponent(static_cast<T>(kLn2 / softmax_scale(desc, head_dim))),
+        radius(desc.bias.defined() ? static_cast<int>(desc.bias.dim(1) / 2) : 0),
+        slopes(this->template data_of<T>(desc.slopes)),
+        biases(this->template data_of<T>(desc.bias)) {}
+
+  static bool applies(const AttentionDesc& desc, int64_t /*tokens*/) { return desc.dropout.p == 0; }
+
+  using Bound = GeneralRule;
+  COHORT_HD Bound bind(int sequence, int head, int all_keys) const {
+    GeneralRule bound = *this;
+    bound.keys = all_keys;
+    bound.prefix = this->prefix_of(sequence, all_keys);
+    if (slopes != nullptr) bound.slope = slopes[head];
+    if (biases != nullptr) bound.bias = biases + int64_t{head} * (2 * radius + 1) + radius;
+    return bound;
+  }
+
+  // Calls fn(stage) for each modification in use, in order; stage(score, distance) gives the
+  // modified score. Both are without the scale.
+  template <class F>
+  COHORT_HD void modify(F&& fn) const {
+    using D = KeyDistance<T>;
+    if (cap > 0) fn([this](T s, const D&) { return cap * tanh_of(s * inverse_cap); });
+    if (floor < 1) fn([this](T s, const D& d) { return s * factor(d); });
+    if (slopes != nullptr)
+      fn([by = -slope * inverse_scale](T s, const D& d) { return fma_of(by, abs_of(d.value), s); });
+    if (bias != nullptr) fn([this](T s, const D& d) { return s + bias_of(d); });
+  }
+  // Calls fn(derivative) if the derivative of the modified score is not 1 everywhere:
+  // derivative(p, lse_log2, distance), recomputed from the probability that the score gave.
+  template <class F>
+  COHORT_HD void differentiate(F&& fn) const {
+    using D = KeyDistance<T>;
+    if (cap > 0 && (floor < 1 || slopes != nullptr || bias != nullptr))
+      fn([this](T p, T lse_log2, const D& d) {
+        T s = (log2_of(p) + lse_log2) * inverse_exponent;
+        if (bias != nullptr) s -= bias_of(d);
+        s += slope * inverse_scale * abs_of(d.value);
+        const T by = floor < 1 ? factor(d) : 1, t = quotient(s * inverse_cap, by);
+        return p > 0 ? by * (1 - t * t) : 0;
+      });
+    else if (cap > 0)
+      fn([by = inverse_exponent * inverse_cap](T p, T lse_log2, const D&) {
+        const T t = (log2_of(p) + lse_log2) * by;
+        return p > 0 ? 1 - t * t : 0;
+      });
+    else if (floor < 1)
+      fn([this](T, T, const D& d) { return factor(d); });
+  }
+
+ private:
   // The CUDA versions are of f32 and a few instructions; that of tanh errs by 2^-23.
   COHORT_HD static T abs_of(T x) { return x < 0 ? -x : x; }
   COHORT_HD static T fma_of(T a, T b, T c) {
@@ -385,7 +449,9 @@ struct GeneralRule : ScoreRule<T> {
   }
   COHORT_HD static T log2_of(T x) {
 #ifdef __CUDA_ARCH__
-    return __log2f(x);
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 #else
     return std::log2(x);
 #endif
@@ -402,18 +468,6 @@ struct GeneralRule : ScoreRule<T> {
   }
   COHORT_HD T bias_of(const KeyDistance<T>& d) const {
     return bias[std::min(std::max(d.whole, -radius), radius)] * inverse_scale;
-  }
-  COHORT_HD bool bit(const uint32_t* mask, int row, int column) const {
-    return row < tiles && column < tiles &&
-           (mask[row * words + column / 32] >> column % 32 & 1) != 0;
-  }
-  COHORT_HD int next(const uint32_t* mask, const IndexRange<int>& rows, int at, int end) const {
-    if (mask == nullptr) return at;
-    const IndexRange<int> of = rows.tiles(kTile);
-    for (; at < end; at = (at / kTile + 1) * kTile)
-      for (int row = of.first; row < of.end; ++row)
-        if (bit(mask, row, at / kTile)) return at;
-    return end;
   }
 };
 

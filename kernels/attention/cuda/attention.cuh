@@ -111,7 +111,7 @@ __device__ __forceinline__ SequenceTile find_tile(const PackedSequences& sequenc
 template <class Rule, int kN>
 __device__ __forceinline__ void modify_scores(float (&s)[kN][4], const Rule& rule, int r,
                                               int distance) {
-  if constexpr (Rule::kGeneral)
+  if constexpr (Rule::kModifies)
     rule.modify([&, first = KeyDistance<float>(distance)](auto&& stage) {
 #pragma unroll
       for (int n = 0; n < kN; ++n)
@@ -123,7 +123,7 @@ __device__ __forceinline__ void modify_scores(float (&s)[kN][4], const Rule& rul
 // The first tile of keys from `tile` on that some of the block's rows see by the tile mask.
 template <int kKeys, class Rule, class Rows>
 __device__ __forceinline__ int next_tile(const Rule& rule, const Rows& rows, int tile, int end) {
-  if constexpr (Rule::kGeneral)
+  if constexpr (Rule::kMasks)
     return min(end, rule.next_key(rows.positions_range(), tile * kKeys, end * kKeys) / kKeys);
   else
     return tile;
@@ -136,7 +136,7 @@ struct RowEnd {
 template <class Rule>
 __device__ __forceinline__ RowEnd finish_row(const Rule& rule, int head, float row_max_log2,
                                              float l) {
-  if constexpr (!Rule::kGeneral) {
+  if constexpr (!Rule::kMasks) {
     return {1.0f / l, __fmaf_rn(row_max_log2, kLn2, logf(l))};
   } else {
     float factor = l == 0 ? 0.0f : 1.0f / l;

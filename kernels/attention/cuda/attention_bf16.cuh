@@ -117,26 +117,28 @@ __device__ __forceinline__ void score_step(float (&s)[2 * kGroups][4], uint32_t 
 }
 
 // Masks the scores of row r of the thread's two that it does not see, of the tile from key0 on.
-// `rule` is bound to the row, and `end` its end_key().
+// `rule` is bound to the row, and `end` its end_key(); sees_tile: by the tile mask.
 template <int kN, class Rule>
-__device__ __forceinline__ void mask_row(float (&s)[kN][4], const Rule& rule, int r, int position,
-                                         int end, int key0) {
+__device__ __forceinline__ void mask_row(float (&s)[kN][4], const Rule& rule, int r, int end,
+                                         int key0, bool sees_tile = true) {
   const int column = key0 + static_cast<int>(threadIdx.x % 4) * 2;
-  const bool sees_tile = rule.sees_tile(position, key0);
+  const int first = rule.first_key(end) - column;
+  const uint32_t count = sees_tile ? max(0, rule.visible_end(end) - column - first) : 0;
 #pragma unroll
   for (int n = 0; n < kN; ++n)
 #pragma unroll
     for (int e = 0; e < 2; ++e)
-      if (!sees_tile || rule.outside(column + 8 * n + e, end)) s[n][2 * r + e] = -INFINITY;
+      if (static_cast<uint32_t>(8 * n + e - first) >= count) s[n][2 * r + e] = -INFINITY;
 }
 
-// Masks scores of keys that a row does not see. ends[r]: end of the keys that row r sees, relative
-// to the tile; no row of the warp sees groups from `groups` on. `hides_first`: some rows of the
-// warp do not see the first keys of the tile.
+// Masks scores of keys that a row does not see, of the tile from key0 on. ends[r]: end_key() of row
+// r; no row of the warp sees groups from `groups` on. `hides_first`: some rows of the warp do not
+// see the first keys of the tile.
 template <int kGroups, class Rule>
 __device__ __forceinline__ void mask_scores(float (&s)[2 * kGroups][4], const int (&ends)[2],
-                                            const Rule& rule, int groups, bool hides_first) {
-  const int column = static_cast<int>(threadIdx.x % 4) * 2;
+                                            int key0, const Rule& rule, int groups,
+                                            bool hides_first) {
+  const int column = key0 + static_cast<int>(threadIdx.x % 4) * 2;
   if (hides_first)
 #pragma unroll
     for (int n = 0; n < 2 * kGroups; ++n)
@@ -148,7 +150,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[2 * kGroups][4], const in
     if (n >= 2 * groups) break;
 #pragma unroll
     for (int e = 0; e < 4; ++e)
-      if (8 * n + column + e % 2 >= ends[e / 2]) s[n][e] = -INFINITY;
+      if (8 * n + column + e % 2 >= rule.visible_end(ends[e / 2])) s[n][e] = -INFINITY;
   }
 }
 
@@ -506,7 +508,6 @@ __device__ __forceinline__ void attention_step(float (&o)[Shape::kDim / 8][4], R
   if constexpr (kValueStages == 1) stages.load_values(tile, i);
   const int key0 = tile * kKeys,
             groups = min(kGroups, max(0, (warp_rows.max_end - key0 + 15) / 16));
-  const int ends[2] = {warp_rows.ends[0] - key0, warp_rows.ends[1] - key0};
   const bool hides_first = warp_rows.first_common > key0;
   float s[2 * kGroups][4], alpha[2];
   const auto scores = [&]<bool kMasked>() {
@@ -514,16 +515,17 @@ __device__ __forceinline__ void attention_step(float (&o)[Shape::kDim / 8][4], R
                                               stages.keys_of(i).to, groups);
   };
   const auto softmax_and_values = [&]<bool kMasked>() {
-    if constexpr (Rule::kGeneral) {
+    if constexpr (Rule::kMasks) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = warp_rows.thread_row + 8 * r, position = stages.rows.position(row);
         const auto& bound = stages.rows.bind(rule, row);
         modify_scores(s, bound, r, key0 + static_cast<int>(threadIdx.x % 4) * 2 - position);
-        if (kMasked) mask_row(s, bound, r, position, warp_rows.ends[r], key0);
+        if (kMasked)
+          mask_row(s, bound, r, warp_rows.ends[r], key0, bound.sees_tile(position, key0));
       }
     } else {
-      if (kMasked) mask_scores<kGroups>(s, ends, rule, groups, hides_first);
+      if (kMasked) mask_scores<kGroups>(s, warp_rows.ends, key0, rule, groups, hides_first);
     }
     softmax_step<kGroups, kMasked>(s, state, alpha, rule.exponent, groups);
     if constexpr (Rule::kDrops)
@@ -532,7 +534,7 @@ __device__ __forceinline__ void attention_step(float (&o)[Shape::kDim / 8][4], R
     value_step<Shape::kDim, kGroups, kMasked>(o, s, alpha, stages.values_of(i).to, groups);
   };
   const bool unmasked =
-      Shape::kUnmasked && !Rule::kGeneral && warp_rows.min_end >= key0 + kKeys && !hides_first;
+      Shape::kUnmasked && !Rule::kMasks && warp_rows.min_end >= key0 + kKeys && !hides_first;
   if constexpr (kKeyStages == 1) {
     unmasked ? scores.template operator()<false>() : scores.template operator()<true>();
     if constexpr (kValueStages == 1) copy_async_wait<0>();
@@ -587,6 +589,10 @@ __device__ __forceinline__ void attention_bf16(const Rows& rows, const Rule& rul
     if (end == tiles.end) break;
     store_combined<Shape>(o, state, rows, combined, warp_rows.thread_row);
     end = min(end + kChunkTiles, tiles.end);
+  }
+  if constexpr (Rule::kMasks) {  // the queries are loaded, even if their rows see no key
+    copy_async_wait<0>();
+    __syncthreads();
   }
   store_rows<Shape>(rows, rule, format, o, state, {stages.queries(), warp_rows.row});
 }

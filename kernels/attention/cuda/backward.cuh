@@ -85,9 +85,9 @@ void run_term_gradients(const BackwardArgs<T>& args, const AttentionBackward& in
 template <Pass kPass, class Rule>
 __device__ __forceinline__ int next_step(const Rule& rule, const IndexRange<int>& own, int step,
                                          int end, int per_step) {
-  if constexpr (!Rule::kGeneral) return step;
+  if constexpr (!Rule::kMasks) return step;
   const int row = step * per_step, end_row = end * per_step;
-  if constexpr (Rule::kGeneral)
+  if constexpr (Rule::kMasks)
     step = (kPass == Pass::kKeys ? rule.next_query(own, row, end_row)
                                  : rule.next_key(own, row, end_row)) /
            per_step;

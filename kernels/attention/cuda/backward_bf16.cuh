@@ -170,7 +170,7 @@ class BackwardBlock {
         kKeys ? slice_.head * args_.group() + begin : slice_.head / args_.group();
     BackwardStream stream = slice_.stream;
     int head = first_head, step = stream.steps.first, sequence = slice_.index;
-    if (Rule::kGeneral && step >= stream.steps.end) return;
+    if (Rule::kMasks && step >= stream.steps.end) return;
     load_own();
     load_stage(0, stream, head, step);
     copy_async_commit();
@@ -326,7 +326,7 @@ class BackwardBlock {
     const auto delta = [&](int r, int n, int i) {
       return kKeys ? query_pair(deltas(stage, offset), n).v[i % 2] : delta_[r][i / 2];
     };
-    if constexpr (Rule::kGeneral) {
+    if constexpr (Rule::kModifies) {
       for_elements([&](int r, int n, int i) {
         dp[r][n][i] = dropped(dp[r][n][i], r, n, i) - delta(r, n, i);
       });
@@ -369,7 +369,7 @@ class BackwardBlock {
   __device__ __forceinline__ void probabilities(Scores& s, const Rule& rule, int stage,
                                                 const BackwardStream& stream, int column0,
                                                 int offset) const {
-    if constexpr (Rule::kGeneral)
+    if constexpr (Rule::kModifies)
       rule.modify([&](auto&& stage_of_rule) {
         for_elements([&](int r, int n, int i) {
           s[r][n][i] = stage_of_rule(s[r][n][i], distance(stream, column0, r, n, i));

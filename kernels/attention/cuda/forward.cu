@@ -9,9 +9,7 @@ namespace {
 template <class T, int kDim, Tiles kTiles, class Rule>
 struct ForwardShape : RowsShape<T, kDim, forward_tiles(kDim, kTiles), true> {
   // At least so many on a multiprocessor; 0: no minimum.
-  static constexpr int kBlocks = std::is_same_v<T, float>        ? 0
-                                 : kDim == 64 && !Rule::kGeneral ? 2
-                                                                 : 1;
+  static constexpr int kBlocks = std::is_same_v<T, float> ? 0 : kDim == 64 && !Rule::kMasks ? 2 : 1;
 };
 
 // bf16: a block has up to 128 query rows (64 for head dims over 128) of one head of one sequence,

@@ -58,8 +58,7 @@ struct ForwardProblem {
   int64_t tokens, q_stride, kv_stride, o_stride;  // token strides in elements
   HeadStrides head_strides;
   int heads, kv_heads;
-  int slots;  // tile slots of rows_per_block rows; see find_tile()
-  int rows_per_block;
+  int slots;          // tile slots; see find_tile()
   int heads_at_once;  // see find()
   RowFormat format;
   CombinedChunks combined;  // for all heads and tokens, or null

@@ -57,10 +57,10 @@ __global__ void __launch_bounds__(kWriteThreads)
 template <class T, int kDim, Tiles kTiles, class Rule>
 struct PagedShape : RowsShape<T, kDim, paged_tiles(kDim, kTiles), false> {
   // As in forward.cu.
-  static constexpr int kBlocks = std::is_same_v<T, float>       ? 0
-                                 : Rule::kGeneral || kDim > 128 ? 1
-                                 : kDim == 64                   ? 3
-                                                                : 2;
+  static constexpr int kBlocks = std::is_same_v<T, float>     ? 0
+                                 : Rule::kMasks || kDim > 128 ? 1
+                                 : kDim == 64                 ? 3
+                                                              : 2;
 };
 
 // A block has the rows of PagedProblem::find(), in bf16 16 per warp. The next tile is loaded during

@@ -1,5 +1,7 @@
 // Gradients of the terms of attention's scores: sums of dS = P (dP - delta), which is recomputed.
-// For the relative bias they are over diagonals of dS, for a sink over its own P (0 - delta).
+// For a sink they are over its own P (0 - delta), for the relative bias over diagonals of dS. A row
+// of dS and its sink add up to zero, from which follows the sum of the keys that are further than R
+// before a query, where most keys are.
 // Blocks write partial sums, each in a fixed order, and a final kernel adds these in order.
 #include "kernels/attention/cuda/backward_bf16.cuh"
 
@@ -94,6 +96,13 @@ class BiasGradient {
       const SequenceTile at = find_tile(args_.sequences, slot, S::kRows);
       if (at.tile * S::kRows < at.sequence.length) add_rows(at);
     }
+    __syncthreads();
+    float* const added = &shared_.ds[0][0];
+    added[threadIdx.x] = added_;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (int i = 0; i < S::kThreads; ++i) row_sums_ -= added[i];
+    sums_[0] += row_sums_;
   }
 
  private:
@@ -114,17 +123,23 @@ class BiasGradient {
       shared_.lse_log2[r] = args_.lse[head_ * args_.tokens + token] * kLog2e;
     }
     const IndexRange<int> positions{sequence.position(row0), sequence.position(end)};
-    const IndexRange<int> keys = rule.keys_of(positions, sequence.keys());
-    for (int key0 = first_tile(rule, positions, keys.first / S::kKeys * S::kKeys, keys.end);
-         key0 < keys.end; key0 = first_tile(rule, positions, key0 + S::kKeys, keys.end)) {
+    IndexRange<int> keys = rule.keys_of(positions, sequence.keys());
+    // The sum over distant keys is a difference if they are more than two thirds of all.
+    const int near = positions.first - radius_ + 1;
+    const bool skips = near - keys.first > 2 * radius_;
+    if (const float sink = rule.sink_log2(head_); skips && sink > -INFINITY) {
+      __syncthreads();
+      if (threadIdx.x == 0)
+        for (int r = 0; row0 + r < end; ++r)
+          row_sums_ = __fmaf_rn(fast_exp2(sink - shared_.lse_log2[r]), shared_.delta[r], row_sums_);
+    }
+    keys.first = (skips ? near : keys.first) / S::kKeys * S::kKeys;
+    for (int key0 = rule.next_key(positions, keys.first, keys.end); key0 < keys.end;
+         key0 = rule.next_key(positions, key0 + S::kKeys, keys.end)) {
       make_scores(at, rule, row0, key0);
       __syncthreads();
-      add_diagonals(key0 - positions.first);
+      add_diagonals(key0 - positions.first, skips);
     }
-  }
-  __device__ static int first_tile(const AnyRule<float>& rule, const IndexRange<int>& positions,
-                                   int key0, int end) {
-    return rule.next_key(positions, key0, end);
   }
 
   // dS of all rows and the keys from key0 on.
@@ -194,8 +209,9 @@ class BiasGradient {
     shared_.ds[row][column] = ds;
   }
 
-  // Adds the diagonals of dS to the sums; `distance`: from the first query to the first key.
-  __device__ void add_diagonals(int distance) {
+  // Adds the diagonals of dS to the sums, less those of -R and beyond with `skips`; `distance`: from
+  // the first query to the first key.
+  __device__ void add_diagonals(int distance, bool skips) {
     const int thread = static_cast<int>(threadIdx.x), lowest = distance - (S::kRows - 1);
     for (int d = thread; d < S::kDiagonals; d += S::kThreads) {
       float sum = 0;
@@ -203,13 +219,15 @@ class BiasGradient {
         sum += shared_.ds[r][r + d - (S::kRows - 1)];
       shared_.diagonals[d] = sum;
       if (abs(lowest + d) < radius_) sums_[lowest + d + radius_] += sum;
+      if (skips && lowest + d > -radius_) added_ += sum;
     }
+    if ((skips || lowest > -radius_) && lowest + S::kDiagonals <= max(radius_, 1)) return;
+    // One thread adds the others to the first and last sum.
     __syncthreads();
-    // One thread adds those that count as the lowest distance, another those of the highest.
-    if (thread > (radius_ > 0 ? 1 : 0)) return;
+    if (thread > 0) return;
     for (int d = 0; d < S::kDiagonals; ++d)
-      if (thread == 0 ? lowest + d <= -radius_ || radius_ == 0 : lowest + d >= max(radius_, 1))
-        sums_[thread * 2 * radius_] += shared_.diagonals[d];
+      if (lowest + d <= -radius_ ? !skips : lowest + d >= radius_)
+        sums_[lowest + d <= -radius_ ? 0 : 2 * radius_] += shared_.diagonals[d];
   }
 
   template <int kCount>
@@ -222,6 +240,9 @@ class BiasGradient {
   const Args& args_;
   BiasTile<T, kDim>& shared_;
   float* const sums_;  // [2 R + 1]
+  // Of the rows whose distant keys are skipped: sums of dS, of the first thread, and what this one
+  // has added.
+  float row_sums_ = 0, added_ = 0;
   const int head_, radius_;
 };
 

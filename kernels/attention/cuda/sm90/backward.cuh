@@ -52,7 +52,7 @@ __device__ __forceinline__ KeyDistance<float> key_distance(int key0, int first, 
 template <int kN, class Rule>
 __device__ __forceinline__ void modify_columns(float (&s)[kN][4], const Rule& rule, int key0,
                                                int first) {
-  if constexpr (Rule::kGeneral)
+  if constexpr (Rule::kModifies)
     rule.modify([&](auto&& stage) {
 #pragma unroll
       for (int h = 0; h < 2; ++h)
@@ -67,15 +67,15 @@ __device__ __forceinline__ void modify_columns(float (&s)[kN][4], const Rule& ru
 // S^T of 16 keys from key0 on and 8 kN queries, the first at position `first`, becomes P^T: zero
 // where masked and beyond the last key. The statistics are in shared memory at `lse_address`;
 // kLoaded of them are in lse_log2.
-template <int kLoaded, int kN, class Rule>
+template <int kLoaded, bool kLoadsAtOnce, int kN, class Rule>
 __device__ __forceinline__ void probabilities(float (&s)[kN][4], float (&lse_log2)[kN][2],
                                               uint32_t lse_address, const Rule& rule, int length,
                                               int key0, int first) {
   modify_columns(s, rule, key0, first);
-  if constexpr (!Rule::kGeneral) load_statistics<kLoaded, kN>(lse_log2, lse_address);
+  if constexpr (kLoadsAtOnce) load_statistics<kLoaded, kN>(lse_log2, lse_address);
 #pragma unroll
   for (int n = 0; n < kN; ++n) {
-    if constexpr (Rule::kGeneral) load_statistics(lse_log2[n], lse_address, n);
+    if constexpr (!kLoadsAtOnce) load_statistics(lse_log2[n], lse_address, n);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       s[n][i] = fast_exp2(__fmaf_rn(s[n][i], rule.exponent, -lse_log2[n][i % 2]));
@@ -175,8 +175,10 @@ class BackwardConsumer {
       if (step.is_end != 0) break;
       process_step(i, step);
     }
-    // Only with a tile mask may a block have no step.
-    if (!Rule::kGeneral || i > 0) finish_dq(i - 1);
+    if (!Rule::kMasks || i > 0)
+      finish_dq(i - 1);
+    else if (group_ == 0)  // no query sees the keys, by a tile mask
+      named_arrive(1, kConsumers * kWarpgroup);
     const int key0 = slice_.own + warp_row_;
     store_keys(dk_, args_, slice_, args_.dk, args_.dk_slices, args_.rule.scale, args_.accumulate_k,
                key0);
@@ -185,8 +187,10 @@ class BackwardConsumer {
 
  private:
   using Rule = decltype(Args::rule);
-  using S = BackwardShape<kDim, Rule::kGeneral>;
+  using S = BackwardShape<kDim, Rule::kMasks>;
   static constexpr int kOwnKeys = S::kOwnKeys, kStep = S::kStep;
+  // Without registers to spare, statistics are loaded where they are used.
+  static constexpr bool kLoadsAtOnce = !Rule::kModifies && (kDim == 64 || !Rule::kMasks);
 
   // Computes and commits dQ of step i, the last one, and commits that of the step before.
   __device__ __forceinline__ void finish_dq(int i) const {
@@ -247,31 +251,30 @@ class BackwardConsumer {
     float lse_log2[kStep / 8][2], delta[kStep / 8][2];
     const uint32_t lse_address = shared_ + S::kLse + state.index * (4 * kStep);
     const uint32_t delta_address = shared_ + S::kDelta + state.index * (4 * kStep);
-    if constexpr (!Rule::kGeneral) load_statistics<0, 8>(lse_log2, lse_address);
+    if constexpr (kLoadsAtOnce) load_statistics<0, 8>(lse_log2, lse_address);
     matmul(s, shared_ + S::kKeys, queries);
     wgmma_commit();
     pipelines_.dout.consumer_wait(state);
     matmul(dp, shared_ + S::kValues, dout);
     wgmma_commit();
     if (i > 1) commit_dq(i - 2);
-    if constexpr (!Rule::kGeneral) load_statistics<0, 2>(delta, delta_address);
+    if constexpr (kLoadsAtOnce) load_statistics<0, 2>(delta, delta_address);
     wgmma_wait<1>();
     wgmma_fence_operand(s);
     const int key0 = slice_.own + warp_row_, first = step.first_position;
-    probabilities<8>(s, lse_log2, lse_address, bound_rule(step), slice_.sequence.length, key0,
-                     first);
+    probabilities<8, kLoadsAtOnce>(s, lse_log2, lse_address, bound_rule(step),
+                                   slice_.sequence.length, key0, first);
     if (group_ == 0 && i == 0) named_arrive(1, kConsumers * kWarpgroup);
     wgmma_wait<0>();
     wgmma_fence_operand(dp);
-    // Other rules load statistics where they use them, for the sake of registers.
-    if constexpr (!Rule::kGeneral) load_statistics<2, kStep / 8>(delta, delta_address);
+    if constexpr (kLoadsAtOnce) load_statistics<2, kStep / 8>(delta, delta_address);
     const typename Rule::Bound rule = bound_rule(step);
 #pragma unroll
     for (int n = 0; n < kStep / 8; ++n) {
-      if constexpr (Rule::kGeneral) load_statistics(delta[n], delta_address, n);
+      if constexpr (!kLoadsAtOnce) load_statistics(delta[n], delta_address, n);
 #pragma unroll
       for (int e = 0; e < 4; ++e) dp[n][e] -= delta[n][e % 2];
-      if constexpr (Rule::kGeneral)
+      if constexpr (Rule::kModifies)
         rule.differentiate([&](auto&& derivative) {
           float lse[2];
           load_statistics(lse, lse_address, n);
@@ -377,7 +380,7 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
                          const __grid_constant__ BackwardMaps maps,
                          const __grid_constant__ QueryTiles tiles) {
   launch_dependents_and_wait();
-  using S = BackwardShape<kDim, decltype(args.rule)::kGeneral>;
+  using S = BackwardShape<kDim, decltype(args.rule)::kMasks>;
   extern __shared__ __align__(1024) char memory[];
   const BackwardPipelines pipelines{shared_address(memory) + S::kBarriers};
   auto& slice = *reinterpret_cast<BackwardSlice*>(memory + S::kSlice);
@@ -475,7 +478,8 @@ void run_backward_sm90(const BackwardArgs<bf16>& args, const AttentionBackward& 
            {blocks_for(slots * args.heads, 1), kTileThreads, 0, Start::kProgrammatic}, device, args,
            tiles, call.rule.scale);
   };
-  with_rule<ScoreRule<float>, GeneralRule<float>>(args, in.desc, args.head_dim, args.tokens, run);
+  with_rule<ScoreRule<float>, MaskRuleFor<kDim>, GeneralRule<float>>(args, in.desc, args.head_dim,
+                                                                     args.tokens, run);
 }
 
 }  // namespace cohort::kernels::cuda

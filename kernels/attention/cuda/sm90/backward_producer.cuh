@@ -24,14 +24,14 @@ struct BackwardPipelines {
   Pipeline<kDqBuffers, kConsumers> dq{scores.end()};  // each consumer has half of a tile
 };
 
-template <int kDim_, bool kGeneral = false>
+template <int kDim_, bool kMasks = false>
 struct BackwardShape {
   static constexpr int kDim = kDim_, kColumns = kPanelColumns<kDim>;
   static constexpr int kOwnKeys = 128, kStep = kDim == 64 ? 128 : 64;
   static constexpr int kThreads = kWarpgroup * (1 + kConsumers);
-  // The producer of a general rule looks for visible tiles.
-  static constexpr int kProducerRegisters = kDim == 64 && !kGeneral ? 24 : 40;
-  static constexpr int kConsumerRegisters = kDim == 64 && !kGeneral ? 240 : 232;
+  // The producer of a tile mask looks for visible tiles.
+  static constexpr int kProducerRegisters = kDim == 64 && !kMasks ? 24 : 40;
+  static constexpr int kConsumerRegisters = kDim == 64 && !kMasks ? 240 : 232;
   static constexpr int kOwnBytes = 2 * kOwnKeys * kColumns, kStepBytes = 2 * kStep * kColumns;
   static constexpr int kScoreBytes = 2 * kOwnKeys * kStep;
   // Half of a tile of dQ, 64 x 64 in f32: one per warpgroup.
@@ -79,7 +79,7 @@ class StepIterator {
         sequence_(slice.index),
         head_(first_head(slice.head_slice)),
         step_(stream_.steps.first) {
-    if constexpr (decltype(args.rule)::kGeneral) done_ = step_ >= stream_.steps.end;
+    if constexpr (decltype(args.rule)::kMasks) done_ = step_ >= stream_.steps.end;
   }
   __device__ bool done() const { return done_; }
   __device__ void next() {
@@ -127,7 +127,7 @@ __device__ __forceinline__ int dq_order(const Args& args, const BackwardSlice& s
                                     .keys_of({query0, end}, stream.length)
                                     .tiles(kOwnKeys);
   const int tile = slice.own / kOwnKeys;
-  if constexpr (decltype(args.rule)::kGeneral)
+  if constexpr (decltype(args.rule)::kMasks)
     if (it.sequence() == slice.index) return args.rule.count_tiles(query0, tile + 1, tiles.end);
   if (it.sequence() == slice.index) return tiles.end - 1 - tile;
   return tiles.end - tiles.first + (slice.sequence.length - 1) / kOwnKeys - tile;

@@ -57,14 +57,6 @@ __device__ __forceinline__ void round_scores(uint32_t (&operand)[kWideTile / 16]
       operand[n / 2][n % 2 * 2 + h] = pack_bf16(s[n][2 * h], s[n][2 * h + 1]);
 }
 
-template <int kN>
-__device__ __forceinline__ void set_zero(float (&acc)[kN][4]) {
-#pragma unroll
-  for (int n = 0; n < kN; ++n)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) acc[n][i] = 0;
-}
-
 // ---- dK and dV
 
 template <int kDim>
@@ -103,7 +95,7 @@ class WideKeysConsumer {
   // First warpgroup.
   __device__ __forceinline__ void accumulate_dv() {
     Step step = wait_step(0);
-    if (Rule::kGeneral && step.is_end != 0)  // no query sees the keys
+    if (Rule::kMasks && step.is_end != 0)  // no query sees the keys
       return store(args_.dv, args_.dv_slices, 1.0f, args_.accumulate_v);
     wide_scores<kDim, kWideTile>(s_, shared_ + S::kKeys, streamed(S::kQueries, 0));
     wgmma_wait<0>();
@@ -132,7 +124,7 @@ class WideKeysConsumer {
 
   // Second warpgroup.
   __device__ __forceinline__ void accumulate_dk() {
-    if (const Step step = wait_step(0); Rule::kGeneral && step.is_end != 0)
+    if (const Step step = wait_step(0); Rule::kMasks && step.is_end != 0)
       return store(args_.dk, args_.dk_slices, 1.0f, args_.accumulate_k);
     pipelines_.dout.consumer_wait(0);
     wide_scores<kDim, kWideTile>(s_, shared_ + S::kValues, streamed(S::kDout, 0));
@@ -196,13 +188,14 @@ class WideKeysConsumer {
         args_.rule.bind(step.sequence, step.head, slice_.sequence.length);
     float lse_log2[kWideTile / 8][2];
     const uint32_t lse_address = shared_ + S::kLse + state.index * (4 * S::kStep);
-    probabilities<0>(s_, lse_log2, lse_address, rule, slice_.sequence.length, key0_, first);
+    probabilities<0, !Rule::kModifies>(s_, lse_log2, lse_address, rule, slice_.sequence.length,
+                                       key0_, first);
     pipelines_.queries.consumer_release_warp(state);
     pipelines_.scores.producer_acquire(state);
 #pragma unroll
     for (int n = 0; n < kWideTile / 8; ++n) {
       Pack<float, 4> p{s_[n][0], s_[n][1], s_[n][2], s_[n][3]};
-      if constexpr (Rule::kGeneral)
+      if constexpr (Rule::kModifies)
         rule.differentiate([&](auto&& derivative) {
 #pragma unroll
           for (int e = 0; e < 4; ++e)
@@ -406,7 +399,7 @@ class WideQueriesConsumer {
       for (int n = 0; n < kWideTile / 8; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) dp[n][e] -= delta_[e / 2];
-      if constexpr (Rule::kGeneral)
+      if constexpr (Rule::kModifies)
         rule().differentiate([&](auto&& derivative) {
 #pragma unroll
           for (int n = 0; n < kWideTile / 8; ++n)

@@ -148,7 +148,7 @@ struct DecodeWarp {
         mma_bf16(s[2 * g], q[d], k[g][d][0], k[g][d][1]);
         mma_bf16(s[2 * g + 1], q[d], k[g][d][2], k[g][d][3]);
       }
-    if constexpr (Rule::kGeneral)
+    if constexpr (Rule::kModifies)
 #pragma unroll
       for (int r = 0; r < 2; ++r)
         modify_scores(s, rule.bind(0, rows.head(group + 8 * r), rows.end_key), r,

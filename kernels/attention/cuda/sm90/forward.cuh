@@ -60,23 +60,24 @@ struct WorkTile {
 // number; the producer releases some of its own to the consumers. The total is limited to the
 // initial one: 168 for each of 384 threads, 128 for each of 512. Work tile n has its queries in
 // stage n % kQueryStages.
-template <int kDim_>
+template <int kDim_, int kConsumers_ = kDim_ == 64 ? 3 : 2>  // two with a tile mask
 struct Sm90Shape {
   static constexpr int kDim = kDim_, kColumns = kPanelColumns<kDim>;
-  static constexpr int kConsumers = kDim == 64 ? 3 : 2;
-  // Blocks with a tile mask have the rows of one of its tiles.
-  static constexpr int kRows = 64 * kConsumers, kMaskedRows = std::min(kRows, 128);
+  static constexpr int kConsumers = kConsumers_;
+  static constexpr int kRows = 64 * kConsumers;
+  // With a tile mask, the rows of a block see the same tiles.
+  static constexpr bool kTileMasks = kMaskTile % kRows == 0;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
-  static constexpr int kProducerRegisters = kDim == 64    ? 32
-                                            : kDim <= 128 ? 56
-                                            : kDim <= 192 ? 40
-                                                          : 24;
-  static constexpr int kConsumerRegisters = kDim == 64    ? 160
-                                            : kDim <= 128 ? 224
-                                            : kDim <= 192 ? 232
-                                                          : 240;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32
+                                            : kDim <= 128   ? 56
+                                            : kDim <= 192   ? 40
+                                                            : 24;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160
+                                            : kDim <= 128   ? 224
+                                            : kDim <= 192   ? 232
+                                                            : 240;
   static constexpr int kQueryStages = kDim == 64 ? 2 : 1;
-  static constexpr bool kPingPong = kDim > 64 && kDim <= 128;
+  static constexpr bool kPingPong = kConsumers == 2 && kDim <= 128;
   static constexpr bool kCombinesInShared = kDim <= 128;
   static constexpr int kKeys = kTileKeys<kDim>;
   static constexpr int kTileBytes = 2 * kKeys * kColumns, kQueryBytes = 2 * 64 * kColumns;
@@ -104,6 +105,16 @@ struct ForwardMaps {
   CUtensorMap q, k, v;
 };
 
+// The first tile of keys from `tile` on that the rows of a block see by the tile mask.
+template <class Shape, class Rule>
+__device__ __forceinline__ int visible_tile(const Rule& rule, const PackedRows<bf16>& rows,
+                                            int tile, int end) {
+  if constexpr (Shape::kTileMasks)
+    return next_tile<Shape::kKeys>(rule, rows, tile, end);
+  else
+    return tile;
+}
+
 template <class Shape, class Problem>
 class ForwardProducer {
  public:
@@ -125,7 +136,7 @@ class ForwardProducer {
       if (work.is_end) break;
       const IndexRange<int> tiles = work.rows.keys.tiles(Shape::kKeys);
       const auto tile_from = [&](int tile) {
-        return next_tile<Shape::kKeys>(problem_.rule, work.rows, tile, tiles.end);
+        return visible_tile<Shape>(problem_.rule, work.rows, tile, tiles.end);
       };
       int tile = tile_from(tiles.first);
       if (tile < tiles.end) load_keys(work.rows, tile, iteration);
@@ -156,8 +167,7 @@ class ForwardProducer {
       do {  // all threads of the warp write the same rows
         if (threadIdx.x == 0) block = atomicAdd(&scheduler_->next_tile, 1);
         block = uniform(block);
-      } while (block < blocks &&
-               !problem_.find(problem_.rule, block, problem_.rows_per_block, work.rows));
+      } while (block < blocks && !problem_.find(problem_.rule, block, Shape::kRows, work.rows));
       work.is_end = block >= blocks;
       pipelines_.work.producer_commit(state);
     }
@@ -264,12 +274,13 @@ class Consumer {
     int tile = tile_from(tiles.first, tiles.end);
 #pragma unroll 1
     for (; tile < first; tile = tile_from(tile + 1, tiles.end)) skip_tile(i++);
-    if (has_rows) {
+    if (has_rows && (!kTileMasks || tile < end)) {
       i = compute(tile, end, i);
       tile = tile_from(end, tiles.end);
     } else {
       pipelines_.queries.consumer_wait(query_state_);
-      pipelines_.queries.consumer_release_warp(query_state_);
+      if (!has_rows || !kStageInQueries) pipelines_.queries.consumer_release_warp(query_state_);
+      if (has_rows) store_without_keys();
     }
 #pragma unroll 1
     for (; tile < tiles.end; tile = tile_from(tile + 1, tiles.end)) skip_tile(i++);
@@ -281,6 +292,8 @@ class Consumer {
   static constexpr int kDim = Shape::kDim, kColumns = Shape::kColumns;
   static constexpr int kKeys = Shape::kKeys, kGroups = kKeys / 16;
   static constexpr int kChunkTiles = static_cast<int>(kAttentionChunk) / kKeys;
+  // Rows may see no key at all, and tiles are skipped.
+  static constexpr bool kTileMasks = Rule::kMasks && Shape::kTileMasks;
 
   // First row of the warp, and of the thread; computed on use.
   __device__ __forceinline__ int row() const {
@@ -304,7 +317,7 @@ class Consumer {
   }
 
   __device__ __forceinline__ int tile_from(int tile, int end) const {
-    return next_tile<kKeys>(problem_.rule, rows_, tile, end);
+    return visible_tile<Shape>(problem_.rule, rows_, tile, end);
   }
 
   // Skips a tile.
@@ -377,20 +390,18 @@ class Consumer {
   __device__ __forceinline__ float begin_softmax(int tile, float (&alpha)[2]) {
     const auto& rule = problem_.rule;
     const int key0 = tile * kKeys, row = thread_row();
-    if constexpr (Rule::kGeneral)
 #pragma unroll
-      for (int r = 0; r < 2; ++r)
-        modify_scores(s_, rule_, r,
-                      key0 + static_cast<int>(threadIdx.x % 4) * 2 - rows_.position(row + 8 * r));
+    for (int r = 0; r < 2; ++r)
+      modify_scores(s_, rule_, r,
+                    key0 + static_cast<int>(threadIdx.x % 4) * 2 - rows_.position(row + 8 * r));
     const bool hides_first = first_common_ > key0;
     if (min_end_ >= key0 + kKeys && !hides_first) return begin_softmax<false>(alpha);
     const int ends[2] = {rows_.end_key(rule, row), rows_.end_key(rule, row + 8)};
-    if constexpr (Rule::kGeneral)
+    if constexpr (Rule::kMasks)
 #pragma unroll
-      for (int r = 0; r < 2; ++r)
-        mask_row(s_, rule_, r, rows_.position(row + 8 * r), ends[r], key0);
+      for (int r = 0; r < 2; ++r) mask_row(s_, rule_, r, ends[r], key0);
     else
-      mask_scores<kGroups>(s_, {ends[0] - key0, ends[1] - key0}, rule, kGroups, hides_first);
+      mask_scores<kGroups>(s_, ends, key0, rule_, kGroups, hides_first);
     return begin_softmax<true>(alpha);
   }
   // Computes the second row's half, and rounds P.
@@ -406,18 +417,10 @@ class Consumer {
   // Processes the tiles of the block from `tile` to `end`, and stores the rows. Returns the
   // pipeline iteration after the last one.
   __device__ __forceinline__ int compute(int tile, int end, int i) {
-#pragma unroll
-    for (int n = 0; n < kDim / 8; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) o_[n][i] = 0;
+    set_zero(o_);
     const int first_chunk = tile / kChunkTiles;
     float alpha[2];
     pipelines_.queries.consumer_wait(query_state_);
-    if (Rule::kGeneral && tile >= end) {  // the rows see no key
-      if (!kStageInQueries) pipelines_.queries.consumer_release_warp(query_state_);
-      store();
-      return i;
-    }
     ping_pong_wait();
     issue_scores(i);
     ping_pong_arrive();
@@ -437,7 +440,7 @@ class Consumer {
       issue_values(i);
       ping_pong_arrive();
       complete_scores<1>(i + 1);
-      if (Rule::kGeneral ? next / kChunkTiles > tile / kChunkTiles : next % kChunkTiles == 0)
+      if (kTileMasks ? next / kChunkTiles > tile / kChunkTiles : next % kChunkTiles == 0)
         end_chunk(tile / kChunkTiles, first_chunk);
       const float safe_row_max = begin_softmax(next, alpha);
       // Most tiles do not change the maxima.
@@ -466,6 +469,13 @@ class Consumer {
     reduce_l(state_);
     if (chunk > first_chunk) combine_chunk<Shape>(o_, state_, rows_, combined_, row);
     store_combined<Shape>(o_, state_, rows_, combined_, row);
+  }
+
+  __device__ __forceinline__ void store_without_keys() {
+    if constexpr (kTileMasks) {
+      set_zero(o_);
+      store();
+    }
   }
 
   __device__ __forceinline__ void store() {
@@ -557,14 +567,10 @@ inline Tensor scheduler_state(Device device) {
   return state;
 }
 
-}  // namespace
-
-template <int kDim>
-void run_forward_sm90(ForwardProblem<bf16> problem, const AttentionForward& in) {
-  using Shape = Sm90Shape<kDim>;
+template <class Shape, class... Rules>
+void run_forward_shape(ForwardProblem<bf16> problem, const AttentionForward& in) {
   const Device device = in.q.device();
-  problem.rows_per_block = in.desc.tiles.by_query.defined() ? Shape::kMaskedRows : Shape::kRows;
-  const int64_t slots = tile_slots(problem.tokens, problem.sequences.count, problem.rows_per_block);
+  const int64_t slots = tile_slots(problem.tokens, problem.sequences.count, Shape::kRows);
   problem.slots = static_cast<int>(slots);
   if (problem.tokens == 0) return;
   const int64_t blocks = std::min<int64_t>(slots * problem.heads,
@@ -584,8 +590,19 @@ void run_forward_sm90(ForwardProblem<bf16> problem, const AttentionForward& in) 
                        .v = make_head_map(in.v, Shape::kKeys)},
            reinterpret_cast<SchedulerState*>(pointer<int32_t>(scheduler)));
   };
-  with_rule<ScoreRule<float>, GeneralRule<float>>(problem, in.desc, in.q.dim(2), problem.tokens,
-                                                  run);
+  with_rule<Rules...>(problem, in.desc, in.q.dim(2), problem.tokens, run);
+}
+
+}  // namespace
+
+template <int kDim>
+void run_forward_sm90(ForwardProblem<bf16> problem, const AttentionForward& in) {
+  if constexpr (!Sm90Shape<kDim>::kTileMasks)
+    if (in.desc.tiles.by_query.defined())
+      return run_forward_shape<Sm90Shape<kDim, 2>, MaskRuleFor<kDim>, GeneralRule<float>>(problem,
+                                                                                          in);
+  run_forward_shape<Sm90Shape<kDim>, ScoreRule<float>, MaskRuleFor<kDim>, GeneralRule<float>>(
+      problem, in);
 }
 
 }  // namespace cohort::kernels::cuda

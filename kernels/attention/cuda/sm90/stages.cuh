@@ -1,6 +1,7 @@
 // Shared by the kernels for sm_90: tiles that a producer loads in stages and consumers process.
 #pragma once
 
+#include "kernels/attention/score_rule.h"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/sm90/pipeline.cuh"
 #include "kernels/cuda/sm90/wgmma.cuh"
@@ -9,6 +10,11 @@ namespace cohort::kernels::cuda {
 namespace {
 
 constexpr int kStages = 2;
+
+// Masks without modified scores have kernels of their own for heads of 64 and 128 columns.
+template <int kDim>
+using MaskRuleFor =
+    std::conditional_t<kDim == 64 || kDim == 128, MaskRule<float>, GeneralRule<float>>;
 
 // Columns of shared memory per head of kDim: whole panels.
 template <int kDim>
@@ -41,6 +47,14 @@ inline CUtensorMap make_head_map(const Tensor& t, int box_tokens) {
                           .sizes = {size(2), size(1), size(0), 1},
                           .strides = {stride(1), stride(0), stride(0) * size(0)},
                           .box = {64, 1, static_cast<cuuint32_t>(box_tokens), 1}});
+}
+
+template <int kN>
+__device__ __forceinline__ void set_zero(float (&acc)[kN][4]) {
+#pragma unroll
+  for (int n = 0; n < kN; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc[n][i] = 0;
 }
 
 // Identity that the compiler cannot see through: values derived from it are computed at the point
