@@ -58,7 +58,7 @@ TEST(CudaAttentionRules, F32FollowsTheDefinition) {
 // which have few elements, it is the root mean square over all cases.
 TEST(CudaAttentionRules, Bf16ErrorsAreThoseOfEagerComputationOrSmaller) {
   COHORT_REQUIRE_GPU(device);
-  std::map<std::string, std::pair<double, double>> squares;  // of our and the eager errors
+  std::map<std::string, std::pair<double, double>> squares;  // (ours, eager)
   for (const int64_t dim : {40, 64, 96, 128, 192, 256})
     for (const RuleCase& rule : rule_cases({.heads = 2, .kv_heads = 1, .dim = dim}, kMixed)) {
       SCOPED_TRACE(str(rule.name, ", D ", dim));

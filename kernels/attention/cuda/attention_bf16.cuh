@@ -131,14 +131,13 @@ __device__ __forceinline__ void mask_row(float (&s)[kN][4], const Rule& rule, in
       if (static_cast<uint32_t>(8 * n + e - first) >= count) s[n][2 * r + e] = -INFINITY;
 }
 
-// Masks scores of keys that a row does not see, of the tile from key0 on. ends[r]: end_key() of row
-// r; no row of the warp sees groups from `groups` on. `hides_first`: some rows of the warp do not
-// see the first keys of the tile.
+// Masks scores of keys that a row does not see. ends[r]: end of the keys that row r sees, relative
+// to the tile; no row of the warp sees groups from `groups` on. `hides_first`: some rows of the
+// warp do not see the first keys of the tile.
 template <int kGroups, class Rule>
 __device__ __forceinline__ void mask_scores(float (&s)[2 * kGroups][4], const int (&ends)[2],
-                                            int key0, const Rule& rule, int groups,
-                                            bool hides_first) {
-  const int column = key0 + static_cast<int>(threadIdx.x % 4) * 2;
+                                            const Rule& rule, int groups, bool hides_first) {
+  const int column = static_cast<int>(threadIdx.x % 4) * 2;
   if (hides_first)
 #pragma unroll
     for (int n = 0; n < 2 * kGroups; ++n)
@@ -150,7 +149,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[2 * kGroups][4], const in
     if (n >= 2 * groups) break;
 #pragma unroll
     for (int e = 0; e < 4; ++e)
-      if (8 * n + column + e % 2 >= rule.visible_end(ends[e / 2])) s[n][e] = -INFINITY;
+      if (8 * n + column + e % 2 >= ends[e / 2]) s[n][e] = -INFINITY;
   }
 }
 
@@ -508,6 +507,7 @@ __device__ __forceinline__ void attention_step(float (&o)[Shape::kDim / 8][4], R
   if constexpr (kValueStages == 1) stages.load_values(tile, i);
   const int key0 = tile * kKeys,
             groups = min(kGroups, max(0, (warp_rows.max_end - key0 + 15) / 16));
+  const int ends[2] = {warp_rows.ends[0] - key0, warp_rows.ends[1] - key0};
   const bool hides_first = warp_rows.first_common > key0;
   float s[2 * kGroups][4], alpha[2];
   const auto scores = [&]<bool kMasked>() {
@@ -525,7 +525,7 @@ __device__ __forceinline__ void attention_step(float (&o)[Shape::kDim / 8][4], R
           mask_row(s, bound, r, warp_rows.ends[r], key0, bound.sees_tile(position, key0));
       }
     } else {
-      if (kMasked) mask_scores<kGroups>(s, warp_rows.ends, key0, rule, groups, hides_first);
+      if (kMasked) mask_scores<kGroups>(s, ends, rule, groups, hides_first);
     }
     softmax_step<kGroups, kMasked>(s, state, alpha, rule.exponent, groups);
     if constexpr (Rule::kDrops)

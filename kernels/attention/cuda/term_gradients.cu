@@ -209,8 +209,8 @@ class BiasGradient {
     shared_.ds[row][column] = ds;
   }
 
-  // Adds the diagonals of dS to the sums, less those of -R and beyond with `skips`; `distance`: from
-  // the first query to the first key.
+  // Adds the diagonals of dS to the sums, with `skips` less those of -R and beyond; `distance`:
+  // from the first query to the first key.
   __device__ void add_diagonals(int distance, bool skips) {
     const int thread = static_cast<int>(threadIdx.x), lowest = distance - (S::kRows - 1);
     for (int d = thread; d < S::kDiagonals; d += S::kThreads) {
@@ -240,8 +240,8 @@ class BiasGradient {
   const Args& args_;
   BiasTile<T, kDim>& shared_;
   float* const sums_;  // [2 R + 1]
-  // Of the rows whose distant keys are skipped: sums of dS, of the first thread, and what this one
-  // has added.
+  // Sums of rows of dS whose distant keys are skipped, in the first thread; added_: what this
+  // thread has added of them.
   float row_sums_ = 0, added_ = 0;
   const int head_, radius_;
 };

@@ -401,7 +401,7 @@ class Consumer {
 #pragma unroll
       for (int r = 0; r < 2; ++r) mask_row(s_, rule_, r, ends[r], key0);
     else
-      mask_scores<kGroups>(s_, ends, key0, rule_, kGroups, hides_first);
+      mask_scores<kGroups>(s_, {ends[0] - key0, ends[1] - key0}, rule, kGroups, hides_first);
     return begin_softmax<true>(alpha);
   }
   // Computes the second row's half, and rounds P.
