@@ -110,20 +110,6 @@ void print_examples(const StagePreview& stage, bool full) {
   }
 }
 
-using Rows = std::vector<std::pair<std::string, std::string>>;
-
-Rows memory_rows(const MemoryEstimate& memory) {
-  Rows rows = {{"parameters", mib(memory.parameters)},
-               {"gradients", mib(memory.gradients)},
-               {"optimizer", mib(memory.optimizer)}};
-  if (memory.reference > 0) rows.emplace_back("reference", mib(memory.reference));
-  rows.emplace_back("activations", mib(memory.activations));
-  rows.emplace_back("workspace", mib(memory.workspace));
-  if (memory.rollout > 0) rows.emplace_back("rollouts", mib(memory.cache + memory.rollout));
-  rows.emplace_back("peak per rank", mib(memory.peak()));
-  return rows;
-}
-
 // The overrides with the device and the dtype that --gpu implies: cuda, and bf16 unless a dtype is
 // given. Adds those to `assumed`.
 std::vector<std::string> gpu_overrides(const CheckOptions& options, std::string& assumed) {
@@ -273,19 +259,6 @@ std::string check_stage(const TrainConfig& given, StagePreview& stage, const Che
 }
 
 }  // namespace
-
-std::string memory_plan(const RunPlan& plan, const std::vector<StagePreview>& stages,
-                        int64_t processes) {
-  std::string text;
-  for (size_t i = 0; i < stages.size(); ++i) {
-    const TrainConfig& config = plan.stages[i];
-    const StepSize size = step_size(config, stages[i], std::max(config.ranks, processes));
-    text += str("\nmemory plan of ", trainer_name(config.batch.trainer), ":");
-    const MemoryEstimate memory = estimate_memory(stages[i].model, config.dtype, size.memory);
-    for (const auto& [name, value] : memory_rows(memory)) text += str(" ", name, " ", value, ";");
-  }
-  return text;
-}
 
 int check(const CheckOptions& options) {
   std::optional<GpuProperties> gpu;

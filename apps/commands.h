@@ -14,6 +14,7 @@
 #include "runs/preview.h"
 #include "runs/replay.h"
 #include "runs/report.h"
+#include "runs/training.h"
 #include "text/tokenizer.h"
 
 namespace cohort::apps {
@@ -22,13 +23,9 @@ namespace cohort::apps {
 inline constexpr int kOk = 0, kFailed = 1, kBadInput = 2, kPeerFailed = 3, kHung = 4,
                      kInterrupted = 130;
 
-struct TrainOptions {
-  std::string config;                  // empty when resuming
-  std::string resume;                  // a run directory
-  bool continues = false;              // resumes the run in output_dir, if there is one
-  std::vector<std::string> overrides;  // key=value
-  int gpus = 0;                        // > 0: one process for each of N GPUs of this machine
-  int64_t profile = 0;                 // number of steps to trace
+// When resuming, `config` is the first of the overrides.
+struct TrainOptions : TrainRequest {
+  int gpus = 0;  // > 0: one process for each of N GPUs of this machine
 };
 // Installs the signal handlers of apps/signals.h.
 int train(const TrainOptions& options);
@@ -68,10 +65,6 @@ void print_row(const std::string& name, const std::string& value);
 // written to the log file.
 std::unique_ptr<Reporter> make_console();
 
-// Memory plan of each stage for each of `processes` processes: one line per stage, each preceded by
-// a line break.
-std::string memory_plan(const RunPlan& plan, const std::vector<StagePreview>& stages,
-                        int64_t processes);
 // Throws InputError if the device of a stage is not `cuda`, which --gpus needs.
 void expect_cuda(const RunPlan& plan);
 

@@ -2,7 +2,6 @@
 // (--gpus).
 #include <unistd.h>
 
-#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <future>
@@ -12,10 +11,8 @@
 
 #include "apps/commands.h"
 #include "apps/signals.h"
-#include "core/allocator.h"
 #include "core/log.h"
 #include "core/parallel.h"
-#include "core/text.h"
 #include "distributed/launcher.h"
 #include "runs/run.h"
 
@@ -32,67 +29,14 @@ std::vector<std::string> overrides_of(const TrainOptions& options) {
   return out;
 }
 
-RunResult execute(Run& run, Reporter& reporter, const TrainOptions& options,
-                  const std::atomic<bool>& stop, ProcessGroup* group) {
-  try {
-    return run.execute(reporter, stop, options.profile);
-  } catch (const std::exception& e) {
-    if (group != nullptr) group->fail(e.what());  // before this rank cleans up
-    reporter.end_stage();
-    std::string message = e.what();
-    const bool out_of_memory = dynamic_cast<const OutOfMemoryError*>(&e) != nullptr;
-    if (out_of_memory)
-      message +=
-          "; hint: micro_batch_tokens=auto, model.recompute=block or, on a GPU, "
-          "optimizer.place=host; or a smaller model" +
-          memory_plan(run.plan(), run.preview(), group == nullptr ? 1 : group->size());
-    logging::record("failed: " + omit_middle(message));
-    if (group != nullptr && dynamic_cast<const PeerError*>(&e) != nullptr)
-      logging::record(group->history());
-    if (out_of_memory) throw OutOfMemoryError(message);
-    throw;
-  }
-}
-
-// "pass@1 (countdown) 0.05 -> 0.07".
-std::string summary(const RunResult& result) {
-  const bool text = result.last_trainer == TrainerType::kPretrain;
-  if (result.measure.empty() || (text && std::isnan(result.before) && std::isnan(result.after)))
-    return str("done, with no held-out ", text ? "text" : "problems", " to score,");
-  const double sign = text ? -1 : 1;
-  const auto change = [](const std::string& measure, double before, double after, int digits) {
-    return std::isnan(before) && std::isnan(after)
-               ? measure + " not measured"
-               : str(measure, " ", score_text(before, digits), " -> ", score_text(after, digits));
-  };
-  std::string out = change(result.measure, sign * result.before, sign * result.after, text ? 4 : 2);
-  if (!text && !std::isnan(result.loss_after))
-    out += change(", validation loss", result.loss_before, result.loss_after, 4);
-  return out;
-}
-
 int train_rank(const TrainOptions& options, const std::atomic<bool>& stop, ProcessGroup* group) {
-  const auto start = std::chrono::steady_clock::now();
-  const std::vector<std::string> overrides = overrides_of(options);
-  const auto begin = options.continues ? Run::continue_or_create : Run::create;
-  Run run = options.resume.empty() ? begin(load_plan(options.config, overrides), group)
-                                   : Run::resume(options.resume, overrides, group);
-  const bool is_main = group == nullptr || group->rank() == 0;
-  const auto console = is_main ? make_console() : std::make_unique<Reporter>();
-  console->message("run directory: " + run.dir());
-  const RunResult result = execute(run, *console, options, stop, group);
-  if (result.end == StageEnd::kInterrupted) {
-    console->message(str("interrupted; saved. Resume with: cohort train --resume ", run.dir()));
-    run.finish_log();
-    return kInterrupted;
-  }
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  console->message("run directory: " + run.dir());
-  console->message(
-      str(run.plan().name, ": ", summary(result), " in ", score_text(seconds, 0), " s"));
-  run.finish_log();
-  return kOk;
+  TrainRequest request = options;
+  request.overrides = overrides_of(options);
+  const auto console =
+      group == nullptr || group->rank() == 0 ? make_console() : std::make_unique<Reporter>();
+  const RunResult result =
+      run_training(request, {.reporter = *console, .stop = stop, .group = group});
+  return result.end == StageEnd::kInterrupted ? kInterrupted : kOk;
 }
 
 // Prints and logs why this process ends, on another thread for at most some seconds: a terminal or

@@ -25,11 +25,13 @@ std::vector<std::string> reward_names() {
   return names;
 }
 
-const RewardEntry& find_reward(const std::string& name) {
+const RewardEntry& find_reward(const RewardConfig& config) {
+  static const RewardEntry function{"", "a function of the host program", "", make_command};
+  if (config.function != nullptr) return function;
   for (const RewardEntry& entry : reward_table())
-    if (name == entry.name) return entry;
+    if (config.name == entry.name) return entry;
   throw InputError(str("unknown reward; known: ", join(reward_names(), ", "),
-                       did_you_mean(name, reward_names())));
+                       did_you_mean(config.name, reward_names())));
 }
 
 bool takes(const RewardEntry& entry, const std::string& key) {
@@ -38,7 +40,7 @@ bool takes(const RewardEntry& entry, const std::string& key) {
 }
 
 RewardFn make_entry(const RewardConfig& config, const Task* task) {
-  const RewardEntry& entry = find_reward(config.name);
+  const RewardEntry& entry = find_reward(config);
   const ConfigFields given = config_fields(config), defaults = config_fields(RewardConfig{});
   for (size_t i = 0; i < given.size(); ++i)
     if (given[i] != defaults[i] && !takes(entry, given[i].first))
@@ -51,14 +53,14 @@ RewardFn make_entry(const RewardConfig& config, const Task* task) {
 
 RewardFn make_reward(const RewardConfig& config, const Task* task) {
   RewardFn reward = make_entry(config, task);
-  if (takes(find_reward(config.name), "correct"))
+  if (takes(find_reward(config), "correct"))
     throw InputError(str(config.name, " is computed from another reward of the list; hint: use ",
                          "that one, ", config.correct));
   return reward;
 }
 
 bool scores_tokens(const RewardConfig& config) {
-  const RewardEntry& entry = find_reward(config.name);
+  const RewardEntry& entry = find_reward(config);
   return takes(entry, "penalty") || takes(entry, "correct");
 }
 
@@ -127,7 +129,7 @@ RewardSet::RewardSet(const std::vector<RewardConfig>& configs, const Task* task,
   std::vector<std::shared_ptr<CommandReward>> programs;
   if (running != nullptr) programs.push_back(running);
   const auto programs_of = [&](const RewardConfig& config) -> std::shared_ptr<CommandReward> {
-    if (config.name != "command") return nullptr;
+    if (!is_external(config)) return nullptr;
     for (const auto& known : programs)
       if (known->runs(config)) return known;
     return programs.emplace_back(std::make_shared<CommandReward>(config));

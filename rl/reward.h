@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -16,8 +17,16 @@
 
 namespace cohort {
 
+// A reward that a function of the host program computes. A request is that of a `command` reward
+// (rl/rewards/command.h). One call has all completions that a rank has to score, by their index,
+// and returns as many finite values; nullopt: the reward does not apply. Ranks that are threads
+// call the function concurrently. Its exceptions end the run.
+using HostReward =
+    std::function<std::vector<std::optional<double>>(std::span<const Json> requests)>;
+using HostRewards = std::map<std::string, HostReward>;  // by name
+
 struct RewardConfig {
-  std::string name;  // RewardEntry::name
+  std::string name;  // RewardEntry::name, or that of a function
   double weight = 1;
   // `format`: pattern that the whole completion must match. Other rewards: pattern that finds the
   // answer (group 1 of the last match, or the whole match of a pattern without groups); empty: the
@@ -38,6 +47,7 @@ struct RewardConfig {
   std::string correct;
   double threshold = 1;
   std::vector<double> right = {1, 0.5}, wrong = {-1, -0.5};
+  std::shared_ptr<const HostReward> function = nullptr;  // no key: bind_rewards() sets it
   bool operator==(const RewardConfig&) const = default;
   void visit(ConfigVisitor& v);
 };
@@ -45,6 +55,10 @@ struct RewardConfig {
 // True if one of the rewards is a program.
 inline bool has_command(std::span<const RewardConfig> rewards) {
   return std::ranges::any_of(rewards, [](const auto& reward) { return reward.name == "command"; });
+}
+// True if a CommandReward computes it: a program or a function of the host program.
+inline bool is_external(const RewardConfig& reward) {
+  return reward.function != nullptr || reward.name == "command";
 }
 
 // The value of a reward that does not apply to an example.
@@ -80,8 +94,8 @@ struct RewardEntry {
 // One entry per line of COHORT_REWARDS in rl/rewards/rewards.h.
 const std::vector<RewardEntry>& reward_table();
 
-// Null for `command`. Throws InputError for an unknown name (the message lists the known ones), for
-// keys or values that the reward rejects, and for `cosine`, which only a RewardSet can compute.
+// Null if is_external(). Throws InputError for an unknown name (the message lists the known ones),
+// for keys or values that the reward rejects, and for `cosine`, which only a RewardSet can compute.
 RewardFn make_reward(const RewardConfig& config, const Task* task);
 
 // True if the reward depends on the sampled tokens, not only on whether the answer is right.

@@ -415,8 +415,9 @@ TrainConfig default_config(TrainerType trainer, int64_t steps, bool adapters) {
   return config;
 }
 
-RunPlan load_plan(const std::string& path, std::span<const std::string> overrides) {
-  ConfigNode root = parse_yaml_file(path);
+namespace {
+
+RunPlan plan_of(ConfigNode root, const std::string& path, std::span<const std::string> overrides) {
   RelativePaths paths(path);
   apply_to_root(root, overrides);
 
@@ -476,6 +477,42 @@ RunPlan load_plan(const std::string& path, std::span<const std::string> override
   plan.name = plan.stages[0].name;
   plan.output_dir = plan.stages[0].output_dir;
   return plan;
+}
+
+}  // namespace
+
+RunPlan load_plan(const std::string& path, std::span<const std::string> overrides) {
+  return plan_of(parse_yaml_file(path), path, overrides);
+}
+
+RunPlan parse_plan(const std::string& yaml, const std::string& name,
+                   std::span<const std::string> overrides) {
+  return plan_of(parse_yaml(yaml, name), name, overrides);
+}
+
+void bind_rewards(RunPlan& plan, const HostRewards& functions) {
+  if (functions.empty()) return;
+  std::vector<std::string> known;
+  for (const RewardEntry& entry : reward_table()) known.emplace_back(entry.name);
+  std::map<std::string, std::shared_ptr<const HostReward>> bound;
+  for (const auto& [name, function] : functions) {
+    require(std::ranges::find(known, name) == known.end(),
+            str("rewards: the function '", name, "' has the name of a built-in reward"));
+    bound[name] = std::make_shared<const HostReward>(function);
+  }
+  for (const auto& [name, function] : bound) known.push_back(name);
+  for (TrainConfig& stage : plan.stages)
+    for (size_t i = 0; i < stage.rewards.size(); ++i) {
+      RewardConfig& reward = stage.rewards[i];
+      require(std::ranges::find(known, reward.name) != known.end(),
+              str("rewards[", i, "] '", reward.name, "': unknown reward; known: ",
+                  join(known, ", "), did_you_mean(reward.name, known)));
+      if (bound.contains(reward.name)) reward.function = bound[reward.name];
+    }
+  for (const auto& [name, function] : bound)
+    require(function.use_count() > 1,
+            str("rewards: the function '", name,
+                "' is in the list of no stage; hint: {name: ", name, "}"));
 }
 
 std::string dump_plan(const RunPlan& plan) {

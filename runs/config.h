@@ -148,6 +148,13 @@ struct RunPlan {
 // the file's directory, those in overrides from the current one. Throws InputError if the file is
 // invalid.
 RunPlan load_plan(const std::string& path, std::span<const std::string> overrides);
+// load_plan() of a file `name` in the current directory that has the text `yaml`.
+RunPlan parse_plan(const std::string& yaml, const std::string& name,
+                   std::span<const std::string> overrides);
+// Sets RewardConfig::function of the rewards that are named after a function. Throws InputError
+// naming the reward for one without a function or a built-in reward, and for a function that has
+// the name of a built-in reward or that no stage uses.
+void bind_rewards(RunPlan& plan, const HostRewards& functions);
 // YAML from which load_plan() gives the same plan.
 std::string dump_plan(const RunPlan& plan);
 

@@ -47,11 +47,12 @@ Trajectory as_completion(const std::string& text, const Dataset& data, int64_t m
 }
 
 // Scores the solutions of training problems, or the answers where there is none, as if the model
-// had written them. Programs score only the examples of the preview.
+// had written them. Programs and functions score only the examples of the preview.
 void score_solutions(const TrainConfig& config, const Dataset& data, StagePreview& out) {
   const bool has_program = has_command(config.rewards);
-  const int64_t count = has_program ? static_cast<int64_t>(out.examples.size())
-                                    : std::min<int64_t>(1000, data.train->size());
+  const int64_t count = std::ranges::any_of(config.rewards, is_external)
+                            ? static_cast<int64_t>(out.examples.size())
+                            : std::min<int64_t>(1000, data.train->size());
   std::optional<ErrorCapture> errors;
   if (has_program) errors.emplace(worker_host());
   const RewardSet rewards(config.rewards, data.task);

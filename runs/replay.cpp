@@ -243,6 +243,9 @@ std::optional<ReplayedCompletion> replay_run(const ReplayOptions& options, const
   config.batch.steps =
       read_record(journal_path(dir + "/journal", options.step, 0, ranks)).planned_steps;
   config.eval.sets.clear();
+  for (RewardConfig& reward : config.rewards)  // functions of the run's host, which are not called
+    if (std::ranges::none_of(reward_table(), [&](const auto& r) { return reward.name == r.name; }))
+      reward.function = std::make_shared<const HostReward>();
   check_range("--prompt", options.prompt, config.batch.prompts_per_step);
   check_range("--completion", options.completion, config.batch.num_generations);
   const Device device = parse_device(config.device, "device");

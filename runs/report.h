@@ -20,6 +20,8 @@ class Reporter {
   virtual void begin_stage(const std::string& /*name*/, int64_t /*step*/, int64_t /*steps*/) {}
   // Called after each step with its metrics.
   virtual void step(int64_t /*step*/, const Metrics& /*metrics*/) {}
+  // Called with each line of completions.jsonl: those of a step before step(), and of evaluations.
+  virtual void completion(const std::string& /*json*/) {}
   // A line of its own: an evaluation, a checkpoint, a report.
   virtual void message(const std::string& /*text*/) {}
   virtual void end_stage() {}

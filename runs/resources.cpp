@@ -79,6 +79,31 @@ std::string memory_shortage(const TrainConfig& config, const StagePreview& stage
       "model");
 }
 
+std::vector<std::pair<std::string, std::string>> memory_rows(const MemoryEstimate& memory) {
+  std::vector<std::pair<std::string, std::string>> rows = {{"parameters", mib(memory.parameters)},
+                                                           {"gradients", mib(memory.gradients)},
+                                                           {"optimizer", mib(memory.optimizer)}};
+  if (memory.reference > 0) rows.emplace_back("reference", mib(memory.reference));
+  rows.emplace_back("activations", mib(memory.activations));
+  rows.emplace_back("workspace", mib(memory.workspace));
+  if (memory.rollout > 0) rows.emplace_back("rollouts", mib(memory.cache + memory.rollout));
+  rows.emplace_back("peak per rank", mib(memory.peak()));
+  return rows;
+}
+
+std::string memory_plan(const RunPlan& plan, const std::vector<StagePreview>& stages,
+                        int64_t processes) {
+  std::string text;
+  for (size_t i = 0; i < stages.size(); ++i) {
+    const TrainConfig& config = plan.stages[i];
+    const StepSize size = step_size(config, stages[i], std::max(config.ranks, processes));
+    text += str("\nmemory plan of ", trainer_name(config.batch.trainer), ":");
+    const MemoryEstimate memory = estimate_memory(stages[i].model, config.dtype, size.memory);
+    for (const auto& [name, value] : memory_rows(memory)) text += str(" ", name, " ", value, ";");
+  }
+  return text;
+}
+
 int64_t checkpoint_bytes(const TrainConfig& config, const ModelConfig& model) {
   const ModelSize size = model_size(model);
   const bool reference = config.batch.trainer == TrainerType::kGrpo && config.grpo.beta > 0 &&

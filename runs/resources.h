@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runs/preview.h"
@@ -15,6 +16,13 @@ int64_t free_memory(Device device);
 // has, with a hint; empty if they fit, or if the device is not on this machine. The cache of the
 // rollouts counts with its smallest size.
 std::string memory_shortage(const TrainConfig& config, const StagePreview& stage, int64_t ranks);
+
+// An estimate as names and human-readable sizes, the peak last.
+std::vector<std::pair<std::string, std::string>> memory_rows(const MemoryEstimate& memory);
+// Memory plan of each stage for each of `processes` processes: one line per stage, each preceded by
+// a line break.
+std::string memory_plan(const RunPlan& plan, const std::vector<StagePreview>& stages,
+                        int64_t processes);
 
 // Bytes of the tensors in a checkpoint.
 int64_t checkpoint_bytes(const TrainConfig& config, const ModelConfig& model);

@@ -298,7 +298,7 @@ Run Run::continue_or_create(RunPlan plan, ProcessGroup* group) {
 }
 
 Run Run::resume(const std::string& run_dir, std::span<const std::string> overrides,
-                ProcessGroup* group) {
+                ProcessGroup* group, const HostRewards& functions) {
   const std::string config = run_dir + "/config.yaml";
   if (!path_exists(config))
     throw InputError(
@@ -306,8 +306,10 @@ Run Run::resume(const std::string& run_dir, std::span<const std::string> overrid
             " does not exist; hint: give the run directory that `cohort train` printed"));
   std::string start = "resumed";
   for (const std::string& o : overrides) start += " " + o;
-  return resume_plan(load_plan(config, overrides),
-                     fs::absolute(run_dir).lexically_normal().string(), start, group);
+  RunPlan plan = load_plan(config, overrides);
+  bind_rewards(plan, functions);
+  return resume_plan(std::move(plan), fs::absolute(run_dir).lexically_normal().string(), start,
+                     group);
 }
 
 Run Run::resume_plan(RunPlan plan, const std::string& dir, const std::string& start,

@@ -53,9 +53,10 @@ class Run {
   // update, the number of steps among them, may differ; `auto` keeps the recorded micro batches.
   static Run continue_or_create(RunPlan plan, ProcessGroup* group = nullptr);
   // Resumes RUN_DIR with its configuration and key=value overrides, which become part of it as soon
-  // as something is trained with them. Throws InputError if it is not a run directory.
+  // as something is trained with them. Throws InputError if it is not a run directory. `functions`:
+  // for bind_rewards().
   static Run resume(const std::string& run_dir, std::span<const std::string> overrides,
-                    ProcessGroup* group = nullptr);
+                    ProcessGroup* group = nullptr, const HostRewards& functions = {});
 
   const std::string& dir() const { return dir_; }
   const RunPlan& plan() const { return plan_; }

@@ -33,7 +33,7 @@ struct StageSetup {
   const TrainConfig& config;
   std::string dir;  // metrics.jsonl, completions.jsonl, event files, checkpoints/, trace.json
   Communicator& comm;
-  Reporter& reporter;             // used by rank 0 only
+  Reporter& reporter;             // used by rank 0 only; its exceptions end the stage
   const std::atomic<bool>& stop;  // set by SIGINT and SIGTERM
   Device device = {};             // this rank's device
   // Resume from a checkpoint before this one; empty: from the newest.
@@ -111,7 +111,9 @@ class Stage : NonCopyable {
   bool is_main() const { return comm_.rank() == 0; }
   // Appends one line, which is JSON, to completions.jsonl (rank 0).
   void log_completion(const std::string& line) {
-    if (completions_) completions_->write(line);
+    if (!completions_) return;
+    completions_->write(line);
+    reporter_.completion(line);
   }
   // Logs a warning, with the path of the best weights (rank 0).
   void warn(const std::string& warning) const;

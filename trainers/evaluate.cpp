@@ -332,7 +332,7 @@ Correctness correctness_of(const CorrectConfig& config, const std::vector<Reward
     name = names[index];
   }
   return {name, config.threshold, make_reward(chosen, task),
-          chosen.name == "command" ? std::make_shared<CommandReward>(chosen) : nullptr,
+          is_external(chosen) ? std::make_shared<CommandReward>(chosen) : nullptr,
           make_answer(chosen)};
 }
 

@@ -108,8 +108,8 @@ struct Correctness {
   std::string name;  // the reward's name
   double threshold = 1;
   RewardFn reward;
-  // The program, if the reward is one: judges completions while others are sampled. Else null. One
-  // of the two is null.
+  // If the reward is_external(): a program judges completions while others are sampled. Else null.
+  // One of the two is null.
   std::shared_ptr<CommandReward> command = nullptr;
   AnswerFn answer = {};  // the answers of maj@k; null: whole completions
 

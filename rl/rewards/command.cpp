@@ -50,8 +50,8 @@ CommandReward::Result result_of(const Json& answer) {
 
 }  // namespace
 
-CommandReward::CommandReward(const RewardConfig& config)
-    : config_(config), options_(worker_options(config)) {
+CommandReward::CommandReward(const RewardConfig& config) : config_(config) {
+  if (config.function == nullptr) options_ = worker_options(config);
   options_.validate = validate_answer;
 }
 
@@ -62,7 +62,8 @@ bool CommandReward::runs(const RewardConfig& config) const {
 }
 
 void CommandReward::submit(const RewardInput& in) {
-  if (pool_ == nullptr) pool_ = std::make_unique<WorkerPool>(worker_host(), options_);
+  if (pool_ == nullptr && config_.function == nullptr)
+    pool_ = std::make_unique<WorkerPool>(worker_host(), options_);
   if (!submitted_.insert(in.index).second) return;
   Json request;
   request.set("index", in.index)
@@ -78,7 +79,9 @@ void CommandReward::submit(const RewardInput& in) {
         .set("truncated", in.truncated())
         .set("stop_reason", stop_reason_name(in.stop_reason));
   if (in.transcript != nullptr) request.set("transcript", *in.transcript);
-  if (config_.batch) return unsent_.push_back(std::move(request));
+  if (config_.function != nullptr)  // as a program reads it: text that is not UTF-8 is replaced
+    request = parse_json(request.dump(), "request");
+  if (config_.batch || config_.function != nullptr) return unsent_.push_back(std::move(request));
   requested_.push_back({in.index});
   pool_->submit(request.dump());
 }
@@ -99,7 +102,30 @@ void CommandReward::flush() {
   unsent_.clear();
 }
 
+// Completions are submitted as they end, so they are sorted.
+std::map<int64_t, CommandReward::Result> CommandReward::call_function() {
+  submitted_.clear();
+  Json::Array requests = std::exchange(unsent_, {});
+  if (requests.empty()) return {};
+  std::ranges::sort(requests, {}, [](const Json& r) { return r.at("index").as_int(); });
+  const std::vector<std::optional<double>> values = (*config_.function)(requests);
+  if (values.size() != requests.size())
+    throw InputError(str("reward ", config_.name, ": its function returned ", values.size(),
+                         " values for ", requests.size(), " completions; hint: one for each"));
+  std::map<int64_t, Result> out;
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i] && !std::isfinite(*values[i]))
+      throw InputError(str("reward ", config_.name, ": its function returned ", *values[i],
+                           " for completion ", i, ", ",
+                           excerpt(requests[i].at("completion").as_string()),
+                           "; hint: a finite number, or none where it does not apply"));
+    out[requests[i].at("index").as_int()] = {values[i].value_or(kNotApplicable), ""};
+  }
+  return out;
+}
+
 std::map<int64_t, CommandReward::Result> CommandReward::collect() {
+  if (config_.function != nullptr) return call_function();
   if (pool_ == nullptr) return {};
   flush();
   std::map<int64_t, Result> out;

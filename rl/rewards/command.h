@@ -1,4 +1,5 @@
-// command: a reward that an external program computes.
+// command: a reward that an external program computes, or in its place a function of the host
+// program (HostReward).
 //
 // The program reads requests from its standard input and answers each on its standard output with a
 // line of JSON, which it must flush. Its standard error is appended to rewards.log in the run's
@@ -32,12 +33,13 @@ namespace cohort {
 
 class CommandReward {
  public:
-  // Throws InputError for a command line that cannot be split.
+  // Throws InputError for a command line that cannot be split. `config` is_external().
   explicit CommandReward(const RewardConfig& config);
-  // True if `config` asks for these programs: it is equal but for the weight.
+  // True if `config` asks for these programs or this function: it is equal but for the weight.
   bool runs(const RewardConfig& config) const;
 
-  // The first call starts the programs, and throws InputError if that fails. A completion whose
+  // The first call starts the programs, and throws InputError if that fails. A function is called
+  // by collect(). A completion whose
   // index was already submitted since the last collect() is ignored.
   void submit(const RewardInput& input);
 
@@ -45,16 +47,18 @@ class CommandReward {
     double value = 0;   // NaN: not applicable, or failed
     std::string error;  // empty: no failure
   };
-  // Waits for all completions submitted since the last call. Keys are RewardInput::index.
+  // Waits for all completions submitted since the last call. Keys are RewardInput::index. Throws
+  // InputError naming the reward for values of a function that are not finite, or too few or many.
   std::map<int64_t, Result> collect();
 
  private:
   void flush();
+  std::map<int64_t, Result> call_function();
 
   const RewardConfig config_;
   WorkerPoolOptions options_;
   std::unique_ptr<WorkerPool> pool_;
-  Json::Array unsent_;                           // with `batch`: sent by collect()
+  Json::Array unsent_;                           // sent by collect(): `batch`, functions
   std::vector<std::vector<int64_t>> requested_;  // completions of each request
   std::set<int64_t> submitted_;
 };

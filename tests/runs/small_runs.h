@@ -18,7 +18,9 @@ class Recorder final : public Reporter {
  public:
   void step(int64_t step, const Metrics& metrics) override;
   void message(const std::string& text) override { messages.push_back(text); }
+  void completion(const std::string&) override { ++completions; }
   std::vector<std::string> messages;
+  size_t completions = 0;
   std::vector<int64_t> steps;
   // Called after each step, on the thread of rank 0.
   std::function<void(int64_t)> on_step;
