@@ -1,5 +1,7 @@
 #include "rl/environment.h"
 
+#include <algorithm>
+
 #include "core/text.h"
 #include "data/chat_examples.h"
 #include "rl/environments/environments.h"
@@ -21,14 +23,17 @@ constexpr EnvironmentEntry kEnvironments[] = {
     {"command", "run directory tool_schemas workers concurrent memory timeout start_timeout"},
 };
 
-const EnvironmentEntry& find_environment(const std::string& name) {
-  std::vector<std::string> names;
-  for (const EnvironmentEntry& entry : kEnvironments) {
-    if (name == entry.name) return entry;
-    names.emplace_back(entry.name);
-  }
-  throw InputError(str("environment.name: unknown environment '", name,
-                       "'; known: ", join(names, ", "), did_you_mean(name, names)));
+const char* keys_of(const std::string& name) {
+  for (const EnvironmentEntry& entry : kEnvironments)
+    if (name == entry.name) return entry.keys;
+  return "tool_schemas";  // a function
+}
+
+void check_known(const EnvironmentConfig& config) {
+  const std::vector<std::string> names = environment_names();
+  if (config.function == nullptr && std::ranges::find(names, config.name) == names.end())
+    throw InputError(str("environment.name: unknown environment '", config.name,
+                         "'; known: ", join(names, ", "), did_you_mean(config.name, names)));
 }
 
 // The format of the tool calls; nullopt: the chat template has none, and none is given.
@@ -56,6 +61,12 @@ std::string changed_turns(const EnvironmentContext& context) {
 }
 
 }  // namespace
+
+std::vector<std::string> environment_names() {
+  std::vector<std::string> names;
+  for (const EnvironmentEntry& entry : kEnvironments) names.emplace_back(entry.name);
+  return names;
+}
 
 void EnvironmentConfig::visit(ConfigVisitor& v) {
   v.field("name", name,
@@ -101,12 +112,14 @@ void EnvironmentConfig::validate() const {
       throw InputError("environment: keys are given without a name; hint: name: tools");
     return;
   }
-  const std::string taken = str(" ", kCommonKeys, " ", find_environment(name).keys, " ");
+  const std::string taken = str(" ", kCommonKeys, " ", keys_of(name), " ");
   const ConfigFields given = config_fields(*this), defaults = config_fields(initial);
   for (size_t i = 0; i < given.size(); ++i)
-    if (given[i] != defaults[i] && taken.find(str(" ", given[i].first, " ")) == std::string::npos)
+    if (given[i] != defaults[i] && taken.find(str(" ", given[i].first, " ")) == std::string::npos) {
+      check_known(*this);
       throw InputError(str("environment.", given[i].first, ": '", name,
                            "' does not take it; hint: it takes", taken));
+    }
   if (name == "command" && run.empty())
     throw InputError("environment.run: needs a program; hint: run: \"python3 environment.py\"");
   if (name == "tools") tools_environment_schemas(*this);
@@ -126,6 +139,7 @@ Json tool_schemas(const EnvironmentConfig& config) {
 std::unique_ptr<Environment> make_environment(const EnvironmentConfig& config,
                                               EnvironmentContext context) {
   if (!config.is_set()) return nullptr;
+  check_known(config);
   config.validate();
   const std::optional<ToolFormat> format = format_of(config, context);
   const bool has_tools = config.name == "tools" || !config.tool_schemas.empty();

@@ -1,8 +1,10 @@
 // Environments of dialogues by name: `environment:` of a configuration (docs/environments.md).
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,8 +29,14 @@ inline constexpr EnumName<ToolFormat> kToolFormats[] = {{ToolFormat::kAuto, "aut
                                                         {ToolFormat::kMistral, "mistral"},
                                                         {ToolFormat::kInline, "inline"}};
 
+// An environment that a function of the host program plays. It is called with the turns that have
+// ended since the last call, and returns an answer to each: both are those of `command`
+// (rl/environments/command.cpp), but an answer needs no `index` and `turn`. Sampling waits for it.
+// Ranks that are threads call it concurrently. Its exceptions end the run.
+using HostEnvironment = std::function<std::vector<Json>(std::span<const Json> requests)>;
+
 struct EnvironmentConfig {
-  std::string name;  // a known environment; empty: none
+  std::string name;  // one of environment_names(), or that of a function; empty: none
   int64_t max_turns = 8, max_sequence_length = 0;
   double discount = 1;
   PastTurns turns = PastTurns::kAsSampled;
@@ -43,12 +51,16 @@ struct EnvironmentConfig {
   std::string run, directory, tool_schemas;
   int64_t workers = 1, concurrent = 256, memory = 0;
   double timeout = 10, start_timeout = 60;
+  std::shared_ptr<const HostEnvironment> function = nullptr;  // no key: bind_functions() sets it
   bool operator==(const EnvironmentConfig&) const = default;
   bool is_set() const { return !name.empty(); }
   void visit(ConfigVisitor& v);
-  // Throws InputError naming the key, for a name or keys that do not fit together.
+  // Throws InputError naming the key, for keys that do not fit together. Other names than built-in
+  // ones are those of functions.
   void validate() const;
 };
+
+std::vector<std::string> environment_names();  // built in
 
 // The parts of a run that an environment needs.
 struct EnvironmentContext {
@@ -62,9 +74,9 @@ struct EnvironmentContext {
 // none. Reads `tool_schemas`. Throws InputError naming the key.
 Json tool_schemas(const EnvironmentConfig& config);
 
-// Throws InputError for a configuration that does not validate(), a corpus that cannot be read, a
-// chat template without a known format of tool calls or, with turns: strict, one that changes
-// earlier turns. nullptr if config has no name.
+// Throws InputError for a configuration that does not validate(), an unknown name, a corpus that
+// cannot be read, a chat template without a known format of tool calls or, with turns: strict, one
+// that changes earlier turns. nullptr if config has no name.
 std::unique_ptr<Environment> make_environment(const EnvironmentConfig& config,
                                               EnvironmentContext context);
 

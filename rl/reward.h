@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -23,7 +22,6 @@ namespace cohort {
 // call the function concurrently. Its exceptions end the run.
 using HostReward =
     std::function<std::vector<std::optional<double>>(std::span<const Json> requests)>;
-using HostRewards = std::map<std::string, HostReward>;  // by name
 
 struct RewardConfig {
   std::string name;  // RewardEntry::name, or that of a function
@@ -47,7 +45,7 @@ struct RewardConfig {
   std::string correct;
   double threshold = 1;
   std::vector<double> right = {1, 0.5}, wrong = {-1, -0.5};
-  std::shared_ptr<const HostReward> function = nullptr;  // no key: bind_rewards() sets it
+  std::shared_ptr<const HostReward> function = nullptr;  // no key: bind_functions() sets it
   bool operator==(const RewardConfig&) const = default;
   void visit(ConfigVisitor& v);
 };

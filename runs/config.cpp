@@ -479,6 +479,41 @@ RunPlan plan_of(ConfigNode root, const std::string& path, std::span<const std::s
   return plan;
 }
 
+// The functions of one kind, and the names that a configuration may have with them.
+template <class Function>
+class NamedFunctions {
+ public:
+  NamedFunctions(const char* key, const std::map<std::string, Function>& functions,
+                 std::vector<std::string> built_in)
+      : key_(key), known_(std::move(built_in)) {
+    for (const auto& [name, function] : functions) {
+      require(!knows(name), str(key, ": the function '", name, "' has the name of a built-in one"));
+      known_.push_back(name);
+      functions_[name] = std::make_shared<const Function>(function);
+    }
+  }
+  // Sets the function that a reward or an environment is named after, if any.
+  template <class Config>
+  void bind(const std::string& error, Config& config) const {
+    require(knows(config.name),
+            str(error, "; known: ", join(known_, ", "), did_you_mean(config.name, known_)));
+    if (functions_.contains(config.name)) config.function = functions_.at(config.name);
+  }
+  void check_used() const {
+    for (const auto& [name, function] : functions_)
+      require(function.use_count() > 1,
+              str(key_, ": no stage names the function '", name, "'; hint: {name: ", name, "}"));
+  }
+
+ private:
+  bool knows(const std::string& name) const {
+    return std::ranges::find(known_, name) != known_.end();
+  }
+  const char* key_;
+  std::vector<std::string> known_;
+  std::map<std::string, std::shared_ptr<const Function>> functions_;
+};
+
 }  // namespace
 
 RunPlan load_plan(const std::string& path, std::span<const std::string> overrides) {
@@ -490,29 +525,23 @@ RunPlan parse_plan(const std::string& yaml, const std::string& name,
   return plan_of(parse_yaml(yaml, name), name, overrides);
 }
 
-void bind_rewards(RunPlan& plan, const HostRewards& functions) {
-  if (functions.empty()) return;
-  std::vector<std::string> known;
-  for (const RewardEntry& entry : reward_table()) known.emplace_back(entry.name);
-  std::map<std::string, std::shared_ptr<const HostReward>> bound;
-  for (const auto& [name, function] : functions) {
-    require(std::ranges::find(known, name) == known.end(),
-            str("rewards: the function '", name, "' has the name of a built-in reward"));
-    bound[name] = std::make_shared<const HostReward>(function);
+void bind_functions(RunPlan& plan, const HostFunctions& functions) {
+  if (functions.rewards.empty() && functions.environments.empty()) return;
+  std::vector<std::string> names;
+  for (const RewardEntry& entry : reward_table()) names.emplace_back(entry.name);
+  const NamedFunctions rewards("rewards", functions.rewards, names);
+  const NamedFunctions environments("environment.name", functions.environments,
+                                    environment_names());
+  for (TrainConfig& stage : plan.stages) {
+    for (size_t i = 0; i < stage.rewards.size(); ++i)
+      rewards.bind(str("rewards[", i, "] '", stage.rewards[i].name, "': unknown reward"),
+                   stage.rewards[i]);
+    if (stage.environment.is_set())
+      environments.bind(str("environment.name: unknown environment '", stage.environment.name, "'"),
+                        stage.environment);
   }
-  for (const auto& [name, function] : bound) known.push_back(name);
-  for (TrainConfig& stage : plan.stages)
-    for (size_t i = 0; i < stage.rewards.size(); ++i) {
-      RewardConfig& reward = stage.rewards[i];
-      require(std::ranges::find(known, reward.name) != known.end(),
-              str("rewards[", i, "] '", reward.name, "': unknown reward; known: ",
-                  join(known, ", "), did_you_mean(reward.name, known)));
-      if (bound.contains(reward.name)) reward.function = bound[reward.name];
-    }
-  for (const auto& [name, function] : bound)
-    require(function.use_count() > 1,
-            str("rewards: the function '", name,
-                "' is in the list of no stage; hint: {name: ", name, "}"));
+  rewards.check_used();
+  environments.check_used();
 }
 
 std::string dump_plan(const RunPlan& plan) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -151,10 +152,15 @@ RunPlan load_plan(const std::string& path, std::span<const std::string> override
 // load_plan() of a file `name` in the current directory that has the text `yaml`.
 RunPlan parse_plan(const std::string& yaml, const std::string& name,
                    std::span<const std::string> overrides);
-// Sets RewardConfig::function of the rewards that are named after a function. Throws InputError
-// naming the reward for one without a function or a built-in reward, and for a function that has
-// the name of a built-in reward or that no stage uses.
-void bind_rewards(RunPlan& plan, const HostRewards& functions);
+// Functions of the program that trains, by name.
+struct HostFunctions {
+  std::map<std::string, HostReward> rewards;
+  std::map<std::string, HostEnvironment> environments;
+};
+// Sets the functions of the rewards and environments that are named after one. Throws InputError
+// naming the reward for one that is neither a function nor built in, and for a function that has
+// the name of a built-in one or that no stage uses.
+void bind_functions(RunPlan& plan, const HostFunctions& functions);
 // YAML from which load_plan() gives the same plan.
 std::string dump_plan(const RunPlan& plan);
 

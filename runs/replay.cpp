@@ -246,6 +246,8 @@ std::optional<ReplayedCompletion> replay_run(const ReplayOptions& options, const
   for (RewardConfig& reward : config.rewards)  // functions of the run's host, which are not called
     if (std::ranges::none_of(reward_table(), [&](const auto& r) { return reward.name == r.name; }))
       reward.function = std::make_shared<const HostReward>();
+  if (config.environment.is_set())
+    config.environment.function = std::make_shared<const HostEnvironment>();
   check_range("--prompt", options.prompt, config.batch.prompts_per_step);
   check_range("--completion", options.completion, config.batch.num_generations);
   const Device device = parse_device(config.device, "device");

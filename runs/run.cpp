@@ -298,7 +298,7 @@ Run Run::continue_or_create(RunPlan plan, ProcessGroup* group) {
 }
 
 Run Run::resume(const std::string& run_dir, std::span<const std::string> overrides,
-                ProcessGroup* group, const HostRewards& functions) {
+                ProcessGroup* group, const HostFunctions& functions) {
   const std::string config = run_dir + "/config.yaml";
   if (!path_exists(config))
     throw InputError(
@@ -307,7 +307,7 @@ Run Run::resume(const std::string& run_dir, std::span<const std::string> overrid
   std::string start = "resumed";
   for (const std::string& o : overrides) start += " " + o;
   RunPlan plan = load_plan(config, overrides);
-  bind_rewards(plan, functions);
+  bind_functions(plan, functions);
   return resume_plan(std::move(plan), fs::absolute(run_dir).lexically_normal().string(), start,
                      group);
 }

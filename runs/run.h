@@ -54,9 +54,9 @@ class Run {
   static Run continue_or_create(RunPlan plan, ProcessGroup* group = nullptr);
   // Resumes RUN_DIR with its configuration and key=value overrides, which become part of it as soon
   // as something is trained with them. Throws InputError if it is not a run directory. `functions`:
-  // for bind_rewards().
+  // for bind_functions().
   static Run resume(const std::string& run_dir, std::span<const std::string> overrides,
-                    ProcessGroup* group = nullptr, const HostRewards& functions = {});
+                    ProcessGroup* group = nullptr, const HostFunctions& functions = {});
 
   const std::string& dir() const { return dir_; }
   const RunPlan& plan() const { return plan_; }

@@ -21,8 +21,8 @@ struct RunHost {
   // Set to true, from a signal handler, another thread or a reporter, to end the evaluation or the
   // step in progress, save and end.
   const std::atomic<bool>& stop;
-  HostRewards rewards = {};       // that `rewards` of the configuration names
-  ProcessGroup* group = nullptr;  // of the processes that make this call together
+  HostFunctions functions = {};   // that the configuration names
+  ProcessGroup* group = nullptr;  // the processes that make this call together
 };
 
 // Starts or resumes a run, trains and reports what came of it. Throws InputError for a bad request;

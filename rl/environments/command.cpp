@@ -1,4 +1,5 @@
-// command: an environment that external programs play.
+// command: an environment that external programs play, or in their place a function of the host
+// program (HostEnvironment).
 //
 // A program reads requests from its standard input, one line of JSON per ended turn, and answers
 // them on its standard output in any order, each with a line of JSON, which it must flush. Its
@@ -116,13 +117,16 @@ class CommandEnvironment : public Environment {
  public:
   CommandEnvironment(const EnvironmentConfig& config, EnvironmentContext context,
                      std::optional<ToolFormat> format)
-      : context_(std::move(context)), format_(format), options_(worker_options(config)) {
+      : context_(std::move(context)), format_(format), function_(config.function) {
+    if (function_ != nullptr) return;
+    options_ = worker_options(config);
     options_.concurrent = static_cast<size_t>(config.concurrent);
     options_.key_of = key_of;
   }
 
   void submit(const Example& example, const Trajectory& trajectory, int64_t step) override {
-    if (pool_ == nullptr) pool_ = std::make_unique<WorkerPool>(worker_host(), options_);
+    if (pool_ == nullptr && function_ == nullptr)
+      pool_ = std::make_unique<WorkerPool>(worker_host(), options_);
     const std::string text = turn_text(context_.tokenizer, trajectory);
     Json messages = example.conversation;
     if (messages.is_null()) messages.push_back(make_message("user", example.prompt));
@@ -142,13 +146,14 @@ class CommandEnvironment : public Environment {
         .set("fields", example.fields)
         .set("prompt", example.prompt)
         .set("length", trajectory.completion_length());
+    if (function_ != nullptr)  // as a program reads it
+      return unsent_.push_back(parse_json(request.dump(), "request"));
     pool_->submit(request.dump(), {trajectory.index, trajectory.num_turns()});
   }
 
   std::vector<EnvironmentReply> poll(bool wait) override {
     std::vector<EnvironmentReply> replies;
-    if (pool_ == nullptr) return replies;
-    for (const WorkerPool::Answer& answer : pool_->poll(wait)) {
+    for (const WorkerPool::Answer& answer : answers(wait)) {
       const auto open = open_.extract(answer.key.index);
       EnvironmentReply& reply = replies.emplace_back();
       try {
@@ -164,10 +169,26 @@ class CommandEnvironment : public Environment {
 
   void cancel_all() override {
     if (pool_ != nullptr) pool_->cancel();
+    unsent_.clear();
     open_.clear();
   }
 
  private:
+  std::vector<WorkerPool::Answer> answers(bool wait) {
+    if (function_ == nullptr)
+      return pool_ == nullptr ? std::vector<WorkerPool::Answer>{} : pool_->poll(wait);
+    std::vector<WorkerPool::Answer> out;
+    const Json::Array requests = std::exchange(unsent_, {});
+    if (requests.empty()) return out;
+    const std::vector<Json> answers = (*function_)(requests);
+    if (answers.size() != requests.size())
+      throw InputError(str("environment: its function returned ", answers.size(), " answers to ",
+                           requests.size(), " turns; hint: one to each"));
+    for (size_t i = 0; i < answers.size(); ++i)
+      out.push_back({.line = answers[i].dump(),
+                     .key = {requests[i].at("index").as_int(), requests[i].at("turn").as_int()}});
+    return out;
+  }
   EnvironmentReply reply_to(const OpenTurn& turn, const std::string& line) const {
     const Json answer = parse_json(line, "its answer");
     EnvironmentReply reply =
@@ -180,6 +201,8 @@ class CommandEnvironment : public Environment {
 
   const EnvironmentContext context_;
   const std::optional<ToolFormat> format_;
+  const std::shared_ptr<const HostEnvironment> function_;
+  Json::Array unsent_;  // turns that the function has not seen
   WorkerPoolOptions options_;
   std::map<int64_t, OpenTurn> open_;  // Trajectory::index -> its turn
   std::unique_ptr<WorkerPool> pool_;

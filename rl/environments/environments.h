@@ -8,7 +8,8 @@ namespace cohort {
 // Tools that the policy calls in the format of its chat template. `format` is not kAuto.
 std::unique_ptr<Environment> make_tools_environment(const EnvironmentConfig& config,
                                                     EnvironmentContext context, ToolFormat format);
-// A program that answers turns. `format`: of the tool calls that are parsed for it; nullopt: none.
+// A program or a function that answers turns. `format`: of the tool calls that are parsed for it;
+// nullopt: none.
 std::unique_ptr<Environment> make_command_environment(const EnvironmentConfig& config,
                                                       EnvironmentContext context,
                                                       std::optional<ToolFormat> format);

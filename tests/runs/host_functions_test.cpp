@@ -1,4 +1,5 @@
-// Rewards that are functions of the program that trains, in its one call: run_training().
+// Rewards and environments that are functions of the program that trains, in its one call:
+// run_training().
 #include <filesystem>
 #include <mutex>
 
@@ -55,8 +56,9 @@ class HostRewards : public testing::Test {
   }
   TrainRequest resumed(const std::string& name) const { return {.resume = dir_.path(name)}; }
   RunResult train(const TrainRequest& request, const HostReward& mine = values_of) {
-    return run_training(request,
-                        {.reporter = recorder_, .stop = stop_, .rewards = {{"mine", mine}}});
+    return run_training(
+        request,
+        {.reporter = recorder_, .stop = stop_, .functions = {.rewards = {{"mine", mine}}}});
   }
   // The step of the newest checkpoint.
   int64_t saved_step(const std::string& name) const {
@@ -174,19 +176,20 @@ TEST_F(HostRewards, SayWhatIsWrong) {
                     "rewards[0] 'mime': unknown reward; known: command, ");
   EXPECT_THROW_WITH(mine("{name: mime, weight: 2}", values_of), InputError, "did you mean 'mine'");
   EXPECT_THROW_WITH(mine("{name: math, weight: 2}", values_of), InputError,
-                    "rewards: the function 'mine' is in the list of no stage");
+                    "rewards: no stage names the function 'mine'; hint: {name: mine}");
   EXPECT_THROW_WITH(mine("{name: mine, batch: true}", values_of), InputError,
                     "batch: this reward does not take it");
-  EXPECT_THROW_WITH(run_training(request("wrong", kMine),
-                                 {.reporter = recorder_,
-                                  .stop = stop_,
-                                  .rewards = {{"mine", values_of}, {"math", values_of}}}),
-                    InputError, "the function 'math' has the name of a built-in reward");
+  EXPECT_THROW_WITH(
+      run_training(request("wrong", kMine),
+                   {.reporter = recorder_,
+                    .stop = stop_,
+                    .functions = {.rewards = {{"mine", values_of}, {"math", values_of}}}}),
+      InputError, "the function 'math' has the name of a built-in one");
   EXPECT_FALSE(std::filesystem::exists(dir_.path("wrong")));
 }
 
 TEST_F(HostRewards, AreAskedOnceUnderSeveralWeights) {
-  std::map<int64_t, int> calls;  // of the steps, with 24 completions each
+  std::map<int64_t, int> calls;  // calls with all completions: a step -> their number
   TrainRequest twice = request("twice", kMine);
   twice.yaml += "  - {name: mine, weight: -1}\n";
   train(twice, [&](std::span<const Json> requests) {
@@ -194,6 +197,105 @@ TEST_F(HostRewards, AreAskedOnceUnderSeveralWeights) {
     return values_of(requests);
   });
   EXPECT_EQ(calls, (std::map<int64_t, int>{{0, 1}, {1, 1}, {2, 1}, {3, 1}}));
+}
+
+// Ends the dialogue with the third turn, or one with a 9.
+constexpr const char* kEnvironment = R"(
+import json, sys
+for line in sys.stdin:
+    r = json.loads(line)
+    text, answer = r["completion"], {"index": r["index"], "turn": r["turn"]}
+    if r["turn"] == 3 or "9" in text:
+        answer |= {"done": True, "reward": text.count("1")}
+    else:
+        answer |= {"observation": "=%d+" % (sum(map(ord, text)) % 1000), "reward": 0.25 * len(text)}
+    print(json.dumps(answer), flush=True)
+)";
+
+Json answer_to(const Json& request) {
+  const std::string& text = request.at("completion").as_string();
+  if (request.at("turn").as_int() == 3 || text.find('9') != text.npos)
+    return Json().set("done", true).set("reward", std::ranges::count(text, '1'));
+  int sum = 0;
+  for (const char c : text) sum += c;
+  return Json()
+      .set("observation", str("=", sum % 1000, "+"))
+      .set("reward", 0.25 * static_cast<double>(text.size()));
+}
+
+class HostEnvironments : public testing::Test {
+ protected:
+  // Trains in DIR/NAME with an environment.
+  void train(const std::string& name, const std::string& environment, const std::string& ranks,
+             const std::map<std::string, HostEnvironment>& functions) {
+    const std::string yaml =
+        str("model: {num_layers: 1, d_model: 16, num_heads: 2, context: 40, init_std: 0.1}\n"
+            "num_threads: 1\ntrainer: grpo\nsteps: 3\nprompts_per_step: 4\nnum_generations: 6\n"
+            "learning_rate: 1e-2\nmax_completion_length: 8\nstop_tokens: [2, 5, 8]\n"
+            "eval: {every: 2, size: 8}\nrewards: [{name: environment}]\n",
+            kSmallData, "output_dir: ", dir_.path(name), "\nenvironment: ", environment, "\n");
+    run_training({.config = name, .yaml = yaml, .overrides = {"ranks=" + ranks}},
+                 {.reporter = recorder_, .stop = stop_, .functions = {.environments = functions}});
+  }
+  TempDir dir_;
+  Recorder recorder_;
+  const std::atomic<bool> stop_{false};
+};
+
+TEST_F(HostEnvironments, GiveTheBitsOfTheSameProgram) {
+  write_file(dir_.path("environment.py"), kEnvironment);
+  for (const std::string ranks : {"1", "2"}) {
+    SCOPED_TRACE(ranks);
+    std::atomic<size_t> turns{0}, calls{0};
+    train("function" + ranks, "{name: mine, discount: 0.5}", ranks,
+          {{"mine", [&](std::span<const Json> requests) {
+              turns += requests.size();
+              ++calls;
+              std::vector<Json> out;
+              for (const Json& request : requests) out.push_back(answer_to(request));
+              return out;
+            }}});
+    EXPECT_GT(calls, 3u);
+    EXPECT_GT(turns, 2 * calls);  // in batches
+    train("program" + ranks,
+          str("{name: command, run: python3 environment.py, discount: 0.5, directory: ",
+              dir_.path(""), "}"),
+          ranks, {});
+    for (const char* file : {"model.safetensors", "training/optimizer.safetensors"})
+      EXPECT_TRUE(checkpoint_bytes(dir_.path("function" + ranks), file) ==
+                  checkpoint_bytes(dir_.path("program" + ranks), file))
+          << file;
+    EXPECT_EQ(read_file(dir_.path("function" + ranks) + "/completions.jsonl"),
+              read_file(dir_.path("program" + ranks) + "/completions.jsonl"));
+    std::string last;
+    replay_run({.run = dir_.path("function" + ranks), .step = 3},
+               [&](const std::string& line) { last = line; });
+    EXPECT_NE(last.find("equal: 24 rollouts"), std::string::npos) << last;
+  }
+}
+
+TEST_F(HostEnvironments, SayWhatIsWrong) {
+  const auto none = [](std::span<const Json>) { return std::vector<Json>{}; };
+  const auto mistake = [](std::span<const Json>) -> std::vector<Json> {
+    throw std::runtime_error("my mistake");
+  };
+  EXPECT_THROW_WITH(train("a", "{name: mine}", "1", {{"mine", none}}), InputError,
+                    "environment: its function returned 0 answers to ");
+  EXPECT_THROW_WITH(train("b", "{name: mine}", "2", {{"mine", mistake}}), std::runtime_error,
+                    "my mistake");
+  EXPECT_THROW_WITH(train("c", "{name: mime}", "1", {{"mine", none}}), InputError,
+                    "environment.name: unknown environment 'mime'; known: tools, command, mine; "
+                    "did you mean 'mine'?");
+  EXPECT_THROW_WITH(train("c", "{name: mine, run: a}", "1", {{"mine", none}}), InputError,
+                    "environment.");
+  EXPECT_THROW_WITH(train("c", "{name: comand}", "1", {}), InputError,
+                    "unknown environment 'comand'; known: tools, command; did you mean 'command'?");
+  EXPECT_THROW_WITH(train("c", "{name: comand, run: a}", "1", {}), InputError,
+                    "unknown environment 'comand'; known: tools, command; did you mean 'command'?");
+  EXPECT_THROW_WITH(
+      train("c", "{name: tools, tools: [calculator], tool_format: inline}", "1", {{"tools", none}}),
+      InputError, "the function 'tools' has the name of a built-in one");
+  EXPECT_FALSE(std::filesystem::exists(dir_.path("c")));
 }
 
 // As Python's dictionaries are given.
