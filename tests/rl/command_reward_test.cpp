@@ -212,6 +212,20 @@ TEST_F(CommandReward, InvalidAnswersAreFailures) {
     EXPECT_NE(error(answer).find(expected), std::string::npos) << answer << ": " << error(answer);
 }
 
+TEST_F(CommandReward, FunctionsSeeTheTextThatProgramsSee) {
+  std::string seen;
+  RewardConfig own{.name = "mine", .weight = 3};
+  own.function = std::make_shared<const HostReward>([&](std::span<const Json> requests) {
+    seen = requests[1].at("completion").as_string();
+    return std::vector<std::optional<double>>{0.5, std::nullopt};
+  });
+  const RewardSet::Scores scores = score(RewardSet({own}, nullptr), {"x", "\xff"});
+  EXPECT_EQ(seen, "\xef\xbf\xbd");
+  EXPECT_EQ(scores.total[0], 1.5);
+  EXPECT_TRUE(std::isnan(scores.total[1]));
+  EXPECT_EQ(scores.failed[0], 0);
+}
+
 TEST_F(CommandReward, ProgramsThatCannotRunAreNamed) {
   EXPECT_THROW_WITH(RewardSet({program("")}, nullptr), InputError,
                     "rewards[0] 'command': needs a program to run");
