@@ -6,6 +6,7 @@ set(COHORT_SANITIZE "" CACHE STRING "Sanitizers: address,undefined or thread; em
 option(COHORT_FUZZ "Build only the fuzz targets of tests/fuzz (clang)" OFF)
 option(COHORT_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(COHORT_BUILD_BENCH "Build the benchmarks" ${PROJECT_IS_TOP_LEVEL})
+option(COHORT_PYTHON "Build the Python package's extension module; needs nanobind in the Python that is found" OFF)
 
 option(COHORT_STATIC_LIBRARIES "Link third-party libraries statically where possible, for a portable binary" OFF)
 

@@ -20,6 +20,7 @@ std::string no_device_reason();
 double memory_bandwidth(Device device);
 Stream default_stream(Device device);
 void synchronize(Stream stream);
+void order_streams(Stream earlier, Stream later);
 
 Allocator& device_allocator(Device device);
 // Free and total bytes, as reported by the driver.

@@ -62,6 +62,10 @@ void synchronize(Device device) {
   on_device<[](Stream) {}, cuda::synchronize>(device, current_stream(device));
 }
 
+void order_streams(Stream earlier, Stream later) {
+  on_device<[](Stream, Stream) {}, cuda::order_streams>(earlier.device, earlier, later);
+}
+
 StreamGuard::StreamGuard(Stream stream) : stream_(stream), outer_(t_innermost) {
   t_innermost = this;
 }

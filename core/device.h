@@ -55,6 +55,10 @@ Stream current_stream(Device device);
 // Blocks until all work in this thread's current stream has completed. A no-op on the CPU.
 void synchronize(Device device);
 
+// Work enqueued on `later` from now on starts after what is in `earlier` now, of the same device. A
+// no-op on the CPU.
+void order_streams(Stream earlier, Stream later);
+
 // Makes `stream` current in this thread for the lifetime of the guard.
 class StreamGuard : NonCopyable {
  public:

@@ -259,6 +259,13 @@ void synchronize(Stream stream) {
   COHORT_CUDA_CHECK(cudaStreamSynchronize(static_cast<cudaStream_t>(stream.handle)));
 }
 
+void order_streams(Stream earlier, Stream later) {
+  if (earlier.handle == later.handle) return;
+  Event event(earlier.device);
+  event.record(earlier);
+  event.wait(later);
+}
+
 OwnedStream::OwnedStream(Device device, Priority priority) : stream_{device, nullptr} {
   activate(device);
   cudaStream_t handle = nullptr;

@@ -10,12 +10,20 @@ namespace cohort {
 
 struct Tensor::Storage : NonCopyable {
   Storage(size_t bytes, Device device, Allocator& memory)
-      : memory(memory), device(device), bytes(bytes), pointer(memory.allocate(bytes)) {}
-  ~Storage() { memory.deallocate(pointer, bytes); }
-  Allocator& memory;
+      : memory(&memory), device(device), bytes(bytes), pointer(memory.allocate(bytes)) {}
+  Storage(void* pointer, Device device, std::function<void()> release)
+      : device(device), pointer(pointer), release(std::move(release)) {}
+  ~Storage() {
+    if (memory != nullptr)
+      memory->deallocate(pointer, bytes);
+    else if (release)
+      release();
+  }
+  Allocator* memory = nullptr;  // null: borrowed
   Device device;
-  size_t bytes;
+  size_t bytes = 0;
   void* pointer;
+  std::function<void()> release;
 };
 
 namespace {
@@ -109,6 +117,32 @@ Tensor Tensor::allocate(const Shape& shape, DType dtype, Device device, Allocato
   t.strides_ = contiguous_strides(shape);
   t.dtype_ = dtype;
   return t;
+}
+
+Tensor Tensor::borrow(void* pointer, std::function<void()> release, const Shape& shape,
+                      const Shape& strides, DType dtype, Device device) {
+  COHORT_CHECK(strides.rank() == shape.rank(), "[borrow] ", strides.rank(), " strides for shape ",
+               shape.str());
+  for (int i = 0; i < shape.rank(); ++i)
+    COHORT_CHECK(shape[i] >= 0 && (strides[i] >= 0 || shape[i] < 2),
+                 "[borrow] negative size or stride: shape ", shape.str(), ", strides ",
+                 strides.str());
+  COHORT_CHECK(reinterpret_cast<uintptr_t>(pointer) % dtype_size(dtype) == 0,
+               "[borrow] the memory is not aligned to elements of type ", dtype_name(dtype));
+  COHORT_CHECK(pointer != nullptr || shape.numel() == 0, "[borrow] no memory for ", shape.str());
+  Tensor t;
+  t.shape_ = shape;
+  t.strides_ = shape.numel() == 0 ? contiguous_strides(shape) : strides;
+  // The stride of a single element means nothing: the canonical one lets is_contiguous() hold.
+  for (int i = shape.rank() - 1; i >= 0; --i)
+    if (shape[i] == 1) t.strides_[i] = i + 1 < shape.rank() ? t.strides_[i + 1] * shape[i + 1] : 1;
+  t.dtype_ = dtype;
+  t.storage_ = std::make_shared<Storage>(pointer, device, std::move(release));
+  return t;
+}
+
+bool Tensor::sole_owner() const {
+  return storage_.use_count() == 1 && storage_->memory != nullptr;
 }
 
 Device Tensor::device() const {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -53,6 +54,13 @@ class Tensor {
   static Tensor from(const std::vector<T>& values) {
     return from(std::span<const T>(values), {static_cast<int64_t>(values.size())});
   }
+
+  // A view of memory that others own: elements from `pointer` on, which is aligned to the dtype, at
+  // strides in elements, none of them negative. `release` is called when the last tensor that
+  // shares the view's storage goes, in the thread where it goes, and must not throw. On a device,
+  // work that uses the memory may then still be queued. If a check throws, it is not called.
+  static Tensor borrow(void* pointer, std::function<void()> release, const Shape& shape,
+                       const Shape& strides, DType dtype, Device device = {});
 
   bool defined() const { return storage_ != nullptr; }
   const Shape& shape() const { return shape_; }
@@ -138,8 +146,8 @@ class Tensor {
   }
   // "f32[2, 3] on cpu".
   std::string str() const;
-  // True if no other Tensor shares this one's storage.
-  bool sole_owner() const { return storage_.use_count() == 1; }
+  // True if no other Tensor shares this one's storage, and it is not borrowed.
+  bool sole_owner() const;
 
  private:
   struct Storage;

@@ -28,7 +28,7 @@ LAYERS = {
     "runs": ["core", "sys", "config", "kernels", "text", "data", "autograd", "distributed", "nn", "rl/engine", "rl",
              "trainers"],
 }
-TOPS = ["apps", "tests", "bench", "examples"]
+TOPS = ["apps", "tests", "bench", "examples", "python"]
 
 # What starts the name of a third-party header -> the files that may include it ("x/" is a folder).
 LIBRARIES = {
@@ -43,6 +43,7 @@ LIBRARIES = {
     "zlib.h": ["runs/journal.cpp"],
     "CLI/": ["apps/", "bench/"],
     "gtest/": ["tests/"],
+    "nanobind/": ["python/"],
     "nccl.h": ["distributed/nccl_comm_cuda.cpp"],
     "cublasLt.h": ["kernels/cuda/matmul.cpp"],
     "cupti.h": ["core/trace_cuda.cpp"],

@@ -256,4 +256,44 @@ TEST(Dispatch, ComputeTypesAreTheTwoFloats) {
                     "[op] expected f64 or f32, got bf16");
 }
 
+TEST(Tensor, BorrowedMemoryIsReleasedWithTheLastView) {
+  std::vector<float> memory = {0, 1, 2, 3, 4, 5, 6, 7};
+  int released = 0;
+  {
+    Tensor view;
+    {
+      const Tensor t = Tensor::borrow(
+          memory.data() + 1, [&] { ++released; }, {2, 1, 3}, {4, 9, 1}, DType::kF32);
+      EXPECT_EQ(t.raw(), memory.data() + 1);
+      EXPECT_FALSE(t.is_contiguous());
+      EXPECT_FALSE(t.sole_owner());  // nothing may overwrite it in place
+      EXPECT_EQ(t.strides(), (Shape{4, 3, 1}));
+      view = t.select(0, 1);
+    }
+    EXPECT_EQ(released, 0);
+    EXPECT_TRUE(view.is_contiguous());
+    EXPECT_EQ(view.to_vector<double>(), (std::vector<double>{5, 6, 7}));
+    view.fill_(9);
+    EXPECT_EQ(memory, (std::vector<float>{0, 1, 2, 3, 4, 9, 9, 9}));
+  }
+  EXPECT_EQ(released, 1);
+}
+
+TEST(Tensor, BorrowRefusesMemoryThatItCannotView) {
+  std::vector<float> memory(4);
+  bool released = false;
+  const auto borrow = [&](void* pointer, const Shape& shape, const Shape& strides) {
+    return Tensor::borrow(
+        pointer, [&] { released = true; }, shape, strides, DType::kF32);
+  };
+  EXPECT_THROW_WITH(borrow(memory.data(), {2}, {}), Error, "0 strides for shape [2]");
+  EXPECT_THROW_WITH(borrow(memory.data(), {2}, {-1}), Error, "negative size or stride");
+  EXPECT_THROW_WITH(borrow(reinterpret_cast<char*>(memory.data()) + 2, {1}, {1}), Error,
+                    "not aligned");
+  EXPECT_THROW_WITH(borrow(nullptr, {1}, {1}), Error, "no memory");
+  EXPECT_FALSE(released);
+  EXPECT_TRUE(borrow(nullptr, {0, 3}, {0, 0}).is_contiguous());
+  EXPECT_TRUE(released);
+}
+
 }  // namespace cohort

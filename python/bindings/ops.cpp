@@ -1,0 +1,270 @@
+// cohort.ops: the differentiable ops. Unary, binary and gated ones come from their lists.
+#include "autograd/ops.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <array>
+#include <map>
+#include <tuple>
+
+#include "python/bindings/attention.h"
+#include "python/bindings/bindings.h"
+
+namespace cohort::python {
+
+using kernels::AttentionDesc;
+using MaybeArray = std::optional<Array>;
+
+Tensor packed(const Tensor& t) {
+  if (t.rank() != 3 && t.rank() != 4) return t;  // the kernel's check names the shape
+  const bool is_batch = t.rank() == 4;
+  const Shape& steps = t.strides();
+  const auto fits = [&](int64_t stride) {
+    return t.device().is_cpu() || stride * static_cast<int64_t>(dtype_size(t.dtype())) % 16 == 0;
+  };
+  const bool is_view = steps[-1] == 1 && fits(steps[-2]) && fits(steps[-3]) &&
+                       (t.device().is_cpu() || reinterpret_cast<uintptr_t>(t.raw()) % 16 == 0) &&
+                       (!is_batch || t.dim(0) < 2 || steps[0] == steps[1] * t.dim(1));
+  if (!is_batch) return is_view ? t : t.clone();
+  const Shape shape{t.dim(0) * t.dim(1), t.dim(2), t.dim(3)};
+  if (!is_view || t.is_contiguous()) return (is_view ? t : t.clone()).reshape(shape);
+  return Tensor::borrow(
+      const_cast<void*>(t.raw()), [t] {}, shape, {steps[1], steps[2], 1}, t.dtype(), t.device());
+}
+
+Tensor sequence_offsets(const Tensor& cu_seqlens, const Tensor& q) {
+  if (cu_seqlens.defined()) return cu_seqlens;
+  const bool is_batch = q.rank() == 4;
+  const int64_t count = is_batch ? q.dim(0) : 1,
+                length = q.rank() == 0 ? 0 : q.dim(is_batch ? 1 : 0);
+  if (count * length > INT32_MAX)
+    throw InputError(str("flash_attention: ", q.str(), " has more than 2^31 - 1 tokens"));
+  std::vector<int32_t> offsets;
+  for (int64_t i = 0; i <= count; ++i) offsets.push_back(static_cast<int32_t>(i * length));
+  return Tensor::from(offsets).to(q.device());
+}
+
+namespace {
+
+// A tensor of indices in i32.
+Tensor indices(const Array& x) {
+  return x.variable().value().to(DType::kI32);
+}
+
+Variable optional(const MaybeArray& x) {
+  return x ? x->variable() : Variable();
+}
+
+Variable flash_attention(const std::array<Variable, 3>& qkv, const Tensor& offsets,
+                         const AttentionDesc& rules, const AttentionTerms& terms) {
+  const Tensor q = packed(qkv[0].value()), k = packed(qkv[1].value()), v = packed(qkv[2].value());
+  const AttentionDesc desc = terms.added_to(rules);
+  const Tensor cu = sequence_offsets(offsets, qkv[0].value());
+  COHORT_CHECK(q.rank() == 3, "[flash_attention] expected q [T, H, D] or [B, T, H, D], got ",
+               qkv[0].value().str());
+  COHORT_CHECK(qkv[0].shape().rank() == qkv[1].shape().rank() &&
+                   (q.dim(0) == 0 || qkv[0].shape()[0] == qkv[1].shape()[0]),
+               "[flash_attention] expected one form of q and k, got ", qkv[0].value().str(),
+               " and ", qkv[1].value().str());
+  Tensor o = Tensor::empty_like(q),
+         lse = Tensor::empty({q.dim(1), q.dim(0)}, accumulate_dtype(q.dtype()), q.device());
+  kernels::attention_forward(
+      {.o = o, .lse = lse, .q = q, .k = k, .v = v, .cu_seqlens = cu, .desc = desc});
+  return make_node(
+      "flash_attention", o.reshape(qkv[0].shape()),
+      {qkv[0], qkv[1], qkv[2], terms.bias, terms.sinks}, [=](const Tensor& dy, Gradients& g) {
+        std::array<GradSlot, 3> slots;
+        std::array<Tensor, 3> grads;
+        for (int i = 0; i < 3; ++i) {
+          const auto n = static_cast<size_t>(i);
+          slots[n] = g.slot(i);
+          const Tensor& to = slots[n].tensor;
+          grads[n] = to.defined() ? packed(to) : Tensor::empty_like(i == 0 ? q : k);
+        }
+        GradSlot dbias = g.weight_slot(3), dsinks = g.weight_slot(4);
+        const auto term = [](GradSlot& slot) {
+          return slot.tensor.defined() ? std::optional<kernels::GradOut>(slot) : std::nullopt;
+        };
+        kernels::attention_backward({.dq = {grads[0], slots[0].mode},
+                                     .dk = {grads[1], slots[1].mode},
+                                     .dv = {grads[2], slots[2].mode},
+                                     .dout = dy.reshape(o.shape()),
+                                     .q = q,
+                                     .k = k,
+                                     .v = v,
+                                     .o = o,
+                                     .lse = lse,
+                                     .cu_seqlens = cu,
+                                     .desc = desc,
+                                     .dbias = term(dbias),
+                                     .dsinks = term(dsinks)});
+      });
+}
+
+void bind_attention(nb::module_& m) {
+  m.def(
+      "flash_attention",
+      [](const Array& q, const Array& k, const Array& v, bool causal, int64_t window,
+         int64_t window_right, double soft_cap, double scale, const MaybeArray& slopes,
+         const MaybeArray& bias, const MaybeArray& sinks, const MaybeArray& prefix_lm,
+         const MaybeArray& cu_seqlens) {
+        const std::array<Variable, 3> qkv{import_array(q, Access::kRead),
+                                          import_array(k, Access::kRead),
+                                          import_array(v, Access::kRead)};
+        AttentionDesc desc{.scale = scale,
+                           .mask = causal ? kernels::Mask::kCausal : kernels::Mask::kFull,
+                           .window = window,
+                           .window_right = window_right,
+                           .soft_cap = soft_cap,
+                           .slopes = optional(slopes).value()};
+        if (prefix_lm) desc.prefix_lm = indices(*prefix_lm);
+        const Tensor cu = cu_seqlens ? indices(*cu_seqlens) : Tensor();
+        const AttentionTerms terms{optional(bias), optional(sinks)};
+        return without_gil([&] { return flash_attention(qkv, cu, desc, terms); });
+      },
+      nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::kw_only(), nb::arg("causal") = true,
+      nb::arg("window") = 0, nb::arg("window_right") = -1, nb::arg("soft_cap") = 0.0,
+      nb::arg("scale") = 0.0, nb::arg("slopes") = nb::none(), nb::arg("bias") = nb::none(),
+      nb::arg("sinks") = nb::none(), nb::arg("prefix_lm") = nb::none(),
+      nb::arg("cu_seqlens") = nb::none(),
+      R"(softmax(scale q k^T) v, without the matrix of scores in memory; the backward is deterministic.
+
+q: [T, H, D] with sequences packed one after the other, or a batch [B, T, H, D]; float32 and, on the
+CPU, float64 or, on CUDA, bfloat16, with any strides. k, v: the same with Hkv heads, of which H is a multiple.
+cu_seqlens: [S + 1] ascending from 0 to T, the offsets of the sequences; by default one sequence, or
+one for each entry of a batch. On CUDA its values are not checked. -> the shape of q.
+
+causal: a query sees no later key. window: the keys up to its own that it sees, 0: all. window_right:
+the later keys that it sees if not causal, -1: all. scale: 0 for 1 / sqrt(D). soft_cap: scores become
+cap tanh(score / cap). slopes: [H], ALiBi. bias: [H, 2 R + 1], by distance, differentiable. sinks: [H],
+logits of keys without values, differentiable. prefix_lm: [S], the length of the prefix that all queries of
+a sequence see. Error for other shapes, dtypes and combinations.)");
+}
+
+using UnaryFn = Variable (*)(const Variable&);
+using BinaryFn = Variable (*)(const Variable&, const Variable&);
+
+void bind_elementwise(nb::module_& m) {
+  constexpr std::tuple<const char*, UnaryFn, bool> kUnary[] = {
+#define COHORT_ROW(Op, name) {#name, &cohort::name, false},
+      COHORT_UNARY_OPS(COHORT_ROW)
+#undef COHORT_ROW
+#define COHORT_ROW(Op, name) {#name, &cohort::name, true},
+          COHORT_GATED_OPS(COHORT_ROW)
+#undef COHORT_ROW
+  };
+  for (const auto& [name, op, is_gated] : kUnary)
+    m.def(
+        name,
+        [op = op](const Array& x) {
+          const Variable in = x.variable();
+          return without_gil([&] { return op(in); });
+        },
+        nb::arg("x"),
+        is_gated ? "f(gate) * up of [..., 2 F], gate | up side by side -> [..., F]; a float type."
+                 : "The function of each element of x, of a float type -> the shape of x.");
+  constexpr std::pair<const char*, BinaryFn> kBinary[] = {
+#define COHORT_ROW(Op, name) {#name, &cohort::name},
+      COHORT_BINARY_OPS(COHORT_ROW)
+#undef COHORT_ROW
+  };
+  for (const auto& [name, op] : kBinary)
+    m.def(
+        name,
+        [op = op](const Array& a, const Array& b) {
+          const Variable x = a.variable(), y = b.variable();
+          return without_gil([&] { return op(x, y); });
+        },
+        nb::arg("a"), nb::arg("b"),
+        "The function of the elements of a and b, of one shape and float type. Error otherwise.");
+}
+
+void bind_layers(nb::module_& m) {
+  m.def(
+      "rms_norm",
+      [](const Array& x, const Array& w, double eps, double weight_offset) {
+        const Variable in = x.variable(), weight = w.variable();
+        return without_gil(
+            [&] { return rms_norm(in, weight, {.eps = eps, .weight_offset = weight_offset}); });
+      },
+      nb::arg("x"), nb::arg("w"), nb::arg("eps") = 1e-5, nb::arg("weight_offset") = 0.0,
+      "x / sqrt(mean(x^2) + eps) * (w + weight_offset) over the last dimension. x: [..., C], w: "
+      "[C].");
+  m.def(
+      "layer_norm",
+      [](const Array& x, const Array& w, const MaybeArray& bias, double eps) {
+        const Variable in = x.variable(), weight = w.variable(), b = optional(bias);
+        return without_gil([&] { return layer_norm(in, weight, b, {.eps = eps}); });
+      },
+      nb::arg("x"), nb::arg("w"), nb::arg("bias") = nb::none(), nb::arg("eps") = 1e-5,
+      "(x - mean) / sqrt(variance + eps) * w + bias over the last dimension. x: [..., C]; w, bias: "
+      "[C].");
+  m.def(
+      "linear",
+      [](const Array& x, const Array& w, const MaybeArray& bias) {
+        const Variable in = x.variable(), weight = w.variable(), b = optional(bias);
+        return without_gil([&] { return linear(in, weight, b); });
+      },
+      nb::arg("x"), nb::arg("w"), nb::arg("bias") = nb::none(),
+      "x w^T + bias. x: [..., K], w: [N, K], bias: [N] -> [..., N].");
+  m.def(
+      "embedding",
+      [](const Array& table, const Array& ids) {
+        const Variable rows = table.variable();
+        const Tensor index = indices(ids);
+        return without_gil([&] { return embedding(rows, index); });
+      },
+      nb::arg("table"), nb::arg("ids"),
+      "Rows of table [V, C] -> [T, C]. ids: [T], from 0 to V - 1; Error for others on the CPU.");
+  m.def(
+      "token_log_probs",
+      [](const Array& x, const Array& w, const Array& targets, double temperature) {
+        const Variable in = x.variable(), head = w.variable();
+        const Tensor index = indices(targets);
+        return without_gil([&] {
+          TokenLogProbs out = token_log_probs(in, head, index, {.temperature = temperature});
+          return std::pair(out.logprob, out.entropy);
+        });
+      },
+      nb::arg("x"), nb::arg("w"), nb::arg("targets"), nb::arg("temperature") = 1.0,
+      "Log-probs of `targets` [T] and entropies under softmax(x w^T / temperature), both [T], "
+      "whose "
+      "logits are never in memory as a whole. x: [T, C], w: [V, C].");
+  m.def(
+      "sum",
+      [](const Array& x) {
+        const Variable in = x.variable();
+        return without_gil([&] { return sum(in); });
+      },
+      nb::arg("x"), "[1]: the sum of all elements, float32 for bfloat16.");
+  m.def(
+      "scale",
+      [](const Array& x, double factor) {
+        const Variable in = x.variable();
+        return without_gil([&] { return scale(in, factor); });
+      },
+      nb::arg("x"), nb::arg("factor"), "factor * x.");
+  m.def(
+      "reshape",
+      [](const Array& x, const std::vector<int64_t>& shape) {
+        Shape sizes;
+        for (const int64_t size : shape) sizes.push_back(size);
+        const Variable in = x.variable();
+        return without_gil([&] { return reshape(in, sizes); });
+      },
+      nb::arg("x"), nb::arg("shape"), "A view in another shape, of which one size may be -1.");
+}
+
+}  // namespace
+
+void bind_ops(nb::module_& m) {
+  nb::module_ ops = m.def_submodule("ops", "Differentiable ops; arguments are Tensors or arrays.");
+  bind_attention(ops);
+  bind_elementwise(ops);
+  bind_layers(ops);
+}
+
+}  // namespace cohort::python

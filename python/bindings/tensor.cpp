@@ -1,0 +1,290 @@
+// cohort.Tensor: a Variable, and its exchange with other libraries by DLPack, without copies.
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+
+#include "python/bindings/bindings.h"
+
+namespace cohort::python {
+namespace {
+
+using nb::dlpack::dltensor;
+
+// The structs of DLPack 1.1 that nanobind keeps to itself.
+struct Managed {
+  dltensor tensor;
+  void* context;
+  void (*deleter)(Managed*);
+  static constexpr const char *kName = "dltensor", *kUsed = "used_dltensor";
+  bool read_only() const { return false; }
+};
+struct ManagedVersioned {
+  struct {
+    uint32_t major = 1, minor = 1;
+  } version;
+  void* context;
+  void (*deleter)(ManagedVersioned*);
+  uint64_t flags = 0;
+  dltensor tensor;
+  static constexpr const char *kName = "dltensor_versioned", *kUsed = "used_dltensor_versioned";
+  bool read_only() const { return (flags & 1) != 0; }
+};
+
+constexpr int kCpu = 1, kCuda = 2, kCudaHost = 3, kCudaManaged = 13;
+
+struct Element {
+  DType dtype;
+  const char* name;
+  nb::dlpack::dtype code;
+};
+constexpr Element kElements[] = {
+    {DType::kF64, "float64", {2, 64, 1}},   {DType::kF32, "float32", {2, 32, 1}},
+    {DType::kBF16, "bfloat16", {4, 16, 1}}, {DType::kI32, "int32", {0, 32, 1}},
+    {DType::kI64, "int64", {0, 64, 1}},     {DType::kU8, "uint8", {1, 8, 1}}};
+
+const Element& element_of(DType dtype) {
+  return kElements[static_cast<int>(dtype)];
+}
+
+DType dtype_of_code(const nb::dlpack::dtype& code) {
+  for (const Element& e : kElements)
+    if (e.code == code) return e.dtype;
+  constexpr const char* kKinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
+  throw InputError(str("from_dlpack: elements of type ",
+                       code.code < 7 ? kKinds[code.code] : "code ", static_cast<int>(code.bits),
+                       code.lanes == 1 ? "" : " in vectors",
+                       " are not supported; hint: convert them to float64, float32, bfloat16, "
+                       "int32, int64 or uint8"));
+}
+
+Device device_of(const std::pair<int, int>& dl_device) {
+  const auto [type, index] = dl_device;
+  if (type == kCpu || type == kCudaHost) return {};
+  if (type != kCuda && type != kCudaManaged)
+    throw InputError(str("from_dlpack: devices of DLPack's type ", type,
+                         " are not supported; hint: copy the array to the CPU or a CUDA device"));
+  return parse_device(Device::cuda(index).str(), "from_dlpack: device");
+}
+
+// A view of the capsule's memory, which it then owns no longer.
+template <class M>
+Tensor adopt(PyObject* capsule, Access access, bool is_ordered) {
+  M* m = static_cast<M*>(PyCapsule_GetPointer(capsule, M::kName));
+  if (m->read_only() && access == Access::kWrite)
+    throw InputError("from_dlpack: the array is read-only; hint: from_dlpack(x, copy=True)");
+  const dltensor& t = m->tensor;
+  const DType dtype = dtype_of_code(t.dtype);
+  const Device device = device_of({t.device.device_type, t.device.device_id});
+  Shape shape, strides;
+  for (int i = 0; i < t.ndim; ++i) {
+    shape.push_back(t.shape[i]);
+    strides.push_back(t.strides == nullptr ? 0 : t.strides[i]);
+    if (strides[i] < 0 && shape[i] > 1)
+      throw InputError("from_dlpack: negative strides are not supported; hint: copy the array");
+  }
+  if (t.strides == nullptr) strides = contiguous_strides(shape);
+  // The producer may reuse the memory at once, so work of ours that is still queued must end first.
+  const auto release = [m, device, is_ordered] {
+    if (!is_ordered) synchronize(device);
+    if (m->deleter != nullptr) m->deleter(m);
+  };
+  Tensor view = Tensor::borrow(static_cast<char*>(t.data) + t.byte_offset, release, shape, strides,
+                               dtype, device);
+  PyCapsule_SetName(capsule, M::kUsed);
+  return view;
+}
+
+Tensor adopt(nb::handle capsule, Access access, bool is_ordered) {
+  if (PyCapsule_IsValid(capsule.ptr(), ManagedVersioned::kName) != 0)
+    return adopt<ManagedVersioned>(capsule.ptr(), access, is_ordered);
+  if (PyCapsule_IsValid(capsule.ptr(), Managed::kName) != 0)
+    return adopt<Managed>(capsule.ptr(), access, is_ordered);
+  throw InputError("from_dlpack: expected a DLPack capsule that has not been used");
+}
+
+// A capsule that shares the tensor's memory and calls `release` with it.
+template <class M>
+nb::object export_as(const Tensor& t, std::function<void()> release, bool is_copied) {
+  struct Shared {
+    Tensor tensor;
+    Shape shape, strides;
+    std::function<void()> release;
+    M managed;
+  };
+  const auto shared = new Shared{t, t.shape(), t.strides(), std::move(release), {}};
+  M& m = shared->managed;
+  m.context = shared;
+  m.deleter = [](M* managed) {
+    const auto owner = static_cast<Shared*>(managed->context);
+    if (owner->release) owner->release();
+    delete owner;
+  };
+  if constexpr (requires { m.flags; }) m.flags = is_copied ? 2 : 0;
+  const Device device = t.device();
+  m.tensor = {.data = shared->tensor.raw(),
+              .device = {device.is_cpu() ? kCpu : kCuda, device.index},
+              .ndim = t.rank(),
+              .dtype = element_of(t.dtype()).code,
+              .shape = const_cast<int64_t*>(shared->shape.begin()),
+              .strides = const_cast<int64_t*>(shared->strides.begin())};
+  PyObject* capsule = PyCapsule_New(&m, M::kName, [](PyObject* self) {
+    if (PyCapsule_IsValid(self, M::kName) == 0) return;
+    M* managed = static_cast<M*>(PyCapsule_GetPointer(self, M::kName));
+    managed->deleter(managed);
+  });
+  return nb::steal(capsule);
+}
+
+using Pair = std::optional<std::pair<int, int>>;
+
+// Tensor.__dlpack__(), by the array API's protocol.
+nb::object export_tensor(const Variable& v, std::optional<int64_t> stream, const Pair& max_version,
+                         const Pair& dl_device, std::optional<bool> copy) {
+  check_process();
+  Tensor t = v.value();
+  const std::pair<int, int> own{t.device().is_cpu() ? kCpu : kCuda, t.device().index};
+  const bool to_cpu = dl_device && *dl_device != own && dl_device->first == kCpu;
+  if ((dl_device && *dl_device != own && !to_cpu) || (to_cpu && copy == false))
+    throw nb::buffer_error(
+        "__dlpack__: a tensor is exported to its own device, or copied to the CPU");
+  const bool is_copied = to_cpu || copy == true;
+  if (is_copied) t = to_cpu ? t.to(Device{}) : t.clone();
+  std::function<void()> release;
+  if (const Device device = t.device(); device.is_cuda() && stream != -1) {
+    if (stream == 0) throw InputError("__dlpack__: stream 0 is ambiguous; hint: 1 or 2");
+    // The values 1 and 2 are handles of the legacy and the per-thread default stream in CUDA too.
+    const Stream consumer{device, reinterpret_cast<void*>(stream.value_or(1))};
+    const Stream ours = current_stream(device);
+    order_streams(ours, consumer);
+    release = [ours, consumer] { order_streams(consumer, ours); };
+  }
+  const bool is_versioned = max_version && max_version->first >= 1;
+  return is_versioned ? export_as<ManagedVersioned>(t, std::move(release), is_copied)
+                      : export_as<Managed>(t, std::move(release), is_copied);
+}
+
+nb::object to_numpy(const Variable& v) {
+  Tensor t = v.value();
+  if (t.dtype() == DType::kBF16) t = t.to(DType::kF32);
+  return nb::module_::import_("numpy").attr("from_dlpack")(Variable(t.to(Device{})));
+}
+
+Variable converted(const Variable& v, const std::string& to) {
+  for (const Element& e : kElements)
+    if (e.name == to) return without_gil([&] { return Variable(v.value().to(e.dtype)); });
+  const Device device = parse_device(to, "device");
+  return without_gil([&] { return Variable(v.value().to(device)); });
+}
+
+void set_requires_grad(Variable& v, bool wanted) {
+  if (wanted != v.requires_grad()) v = wanted ? Variable::parameter(v.value()) : v.detach();
+}
+
+nb::tuple tuple_of(const Shape& shape) {
+  return nb::tuple(nb::cast(std::vector<int64_t>(shape.begin(), shape.end())));
+}
+
+}  // namespace
+
+Variable import_array(nb::handle array, Access access) {
+  check_process();
+  if (nb::isinstance<Variable>(array)) return nb::cast<Variable>(array);
+  if (PyCapsule_CheckExact(array.ptr())) return Variable(adopt(array, access, true));
+  const Device device = device_of(nb::cast<std::pair<int, int>>(array.attr("__dlpack_device__")()));
+  nb::dict options;
+  if (device.is_cuda()) {
+    const auto handle = reinterpret_cast<intptr_t>(current_stream(device).handle);
+    options["stream"] = handle == 0 ? 1 : handle;
+  }
+  const nb::object method = array.attr("__dlpack__");
+  try {
+    nb::dict versioned(options);
+    versioned["max_version"] = nb::make_tuple(1, 1);
+    return Variable(adopt(method(**versioned), access, device.is_cpu()));
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_TypeError)) throw;
+  }
+  return Variable(adopt(method(**options), access, device.is_cpu()));  // before DLPack 1.0
+}
+
+void bind_tensor(nb::module_& m) {
+  nb::class_<Variable>(
+      m, "Tensor",
+      "A tensor of float64, float32, bfloat16, int32, int64 or uint8 with at most 6 "
+      "dimensions on a device. It may take part in differentiation.")
+      .def_prop_ro("shape", [](const Variable& v) { return tuple_of(v.shape()); })
+      .def_prop_ro(
+          "strides", [](const Variable& v) { return tuple_of(v.value().strides()); },
+          "Strides in elements.")
+      .def_prop_ro("dtype", [](const Variable& v) { return element_of(v.value().dtype()).name; })
+      .def_prop_ro(
+          "device", [](const Variable& v) { return v.value().device().str(); },
+          "\"cpu\" or \"cuda:N\".")
+      .def_prop_ro(
+          "data_ptr",
+          [](const Variable& v) { return reinterpret_cast<uintptr_t>(v.value().raw()); },
+          "Address of the first element.")
+      .def_prop_rw(
+          "requires_grad", &Variable::requires_grad, &set_requires_grad,
+          "Set it to True to make a leaf, whose gradient backward() computes (Error unless "
+          "the dtype is a float type), and to False to make a constant.")
+      .def_prop_ro(
+          "grad",
+          [](const Variable& v) -> std::optional<Variable> {
+            if (!v.requires_grad()) return std::nullopt;
+            return without_gil([&] { return Variable(v.grad()); });
+          },
+          "The gradient of a leaf, float32 for bfloat16, which accumulates over backwards; None "
+          "for "
+          "a constant. Error for the result of an op.")
+      .def("zero_grad", [](const Variable& v) { without_gil([&] { v.zero_grad(); }); })
+      .def(
+          "backward",
+          [](const Variable& v, const std::optional<Array>& grad) {
+            const Tensor seed = grad ? grad->variable().value() : Tensor();
+            without_gil([&] { backward(v, seed.defined() ? seed.clone() : seed); });
+          },
+          nb::arg("grad") = nb::none(),
+          "Accumulates the gradients of sum(self * grad) into the leaves. `grad`: shape and dtype "
+          "of "
+          "this tensor; None: 1, for one element. Frees the graph: Error for a second backward.")
+      .def("detach", &Variable::detach, "A constant that shares the memory.")
+      .def("to", &converted, nb::arg("to"),
+           "A constant of another dtype (\"bfloat16\") or on another device (\"cuda:0\"); shares "
+           "the "
+           "memory if nothing changes. InputError for an unknown one.")
+      .def("numpy", &to_numpy,
+           "A numpy array that shares the memory of a CPU tensor; a copy of tensors on other "
+           "devices "
+           "and, as float32, of bfloat16.")
+      .def("__dlpack_device__",
+           [](const Variable& v) {
+             const Device device = v.value().device();
+             return std::pair(device.is_cpu() ? kCpu : kCuda, device.index);
+           })
+      .def("__dlpack__", &export_tensor, nb::kw_only(), nb::arg("stream") = nb::none(),
+           nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(),
+           nb::arg("copy") = nb::none(),
+           "The array API's protocol: on CUDA `stream` waits for the work that is enqueued, and "
+           "must "
+           "exist as long as the capsule's memory is used.")
+      .def("__repr__",
+           [](const Variable& v) { return str("cohort.Tensor(", v.value().str(), ")"); });
+  m.def(
+      "from_dlpack",
+      [](const Array& x, bool copy) {
+        const Variable v = import_array(x, copy ? Access::kRead : Access::kWrite);
+        return copy ? without_gil([&] { return Variable(v.value().clone()); }) : v;
+      },
+      nb::arg("x"), nb::kw_only(), nb::arg("copy") = false,
+      "A Tensor that shares the memory of an array of numpy, torch, CuPy, JAX or another library "
+      "with "
+      "DLPack, or a copy. InputError for other dtypes than a Tensor's, negative strides, and "
+      "read-only memory unless it is copied.");
+}
+
+}  // namespace cohort::python
