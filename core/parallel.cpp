@@ -124,6 +124,12 @@ struct Threads {
 };
 thread_local Threads t_threads;
 
+// A forked child has none of the workers: it must neither use nor join them.
+void forget_pool_in_children() {
+  [[maybe_unused]] static const int registered =
+      pthread_atfork(nullptr, nullptr, [] { (void)t_threads.pool.release(); });
+}
+
 }  // namespace
 
 int num_threads() {
@@ -177,6 +183,7 @@ void detail::parallel_blocks(int64_t n, int64_t grain, BlockFn fn, void* context
   auto& [count, pool] = t_threads;
   if (pool == nullptr || pool->workers() != count - 1) {
     pool.reset();
+    forget_pool_in_children();
     pool = std::make_unique<Pool>(count - 1);
     count = pool->workers() + 1;
   }

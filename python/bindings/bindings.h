@@ -1,4 +1,4 @@
-// What the parts of the extension module share. One file binds each area; docstrings say shapes,
+// Declarations that the parts of the extension module share. One file binds each area; docstrings say shapes,
 // dtypes and errors.
 #pragma once
 

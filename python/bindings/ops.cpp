@@ -22,12 +22,12 @@ Tensor packed(const Tensor& t) {
   if (t.rank() != 3 && t.rank() != 4) return t;  // the kernel's check names the shape
   const bool is_batch = t.rank() == 4;
   const Shape& steps = t.strides();
-  const auto fits = [&](int64_t stride) {
-    return t.device().is_cpu() || stride * static_cast<int64_t>(dtype_size(t.dtype())) % 16 == 0;
-  };
-  const bool is_view = steps[-1] == 1 && fits(steps[-2]) && fits(steps[-3]) &&
-                       (t.device().is_cpu() || reinterpret_cast<uintptr_t>(t.raw()) % 16 == 0) &&
-                       (!is_batch || t.dim(0) < 2 || steps[0] == steps[1] * t.dim(1));
+  const auto fits = [&](int64_t bytes) { return t.device().is_cpu() || bytes % 16 == 0; };
+  const auto size = static_cast<int64_t>(dtype_size(t.dtype()));
+  const bool is_strided = steps[-1] == 1 && fits(steps[-2] * size) && fits(steps[-3] * size) &&
+                          (!is_batch || t.dim(0) < 2 || steps[0] == steps[1] * t.dim(1));
+  const bool is_view =
+      fits(reinterpret_cast<intptr_t>(t.raw())) && (t.is_contiguous() || is_strided);
   if (!is_batch) return is_view ? t : t.clone();
   const Shape shape{t.dim(0) * t.dim(1), t.dim(2), t.dim(3)};
   if (!is_view || t.is_contiguous()) return (is_view ? t : t.clone()).reshape(shape);
@@ -261,10 +261,9 @@ void bind_layers(nb::module_& m) {
 }  // namespace
 
 void bind_ops(nb::module_& m) {
-  nb::module_ ops = m.def_submodule("ops", "Differentiable ops; arguments are Tensors or arrays.");
-  bind_attention(ops);
-  bind_elementwise(ops);
-  bind_layers(ops);
+  bind_attention(m);
+  bind_elementwise(m);
+  bind_layers(m);
 }
 
 }  // namespace cohort::python
