@@ -1,0 +1,147 @@
+"""cohort.ops beside the same formulas in numpy, and their gradients beside differences."""
+import cohort
+import numpy as np
+import pytest
+from cohort import ops
+
+RNG = np.random.default_rng(7)
+
+
+def softmax(z):
+    e = np.exp(z - z.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def attention(q, k, v, visible, slopes=None, cap=0.0, sinks=None):
+    """[T, H, D] of one sequence; visible(i, j)."""
+    heads, group = q.shape[1], q.shape[1] // k.shape[1]
+    i, j = np.indices((q.shape[0], k.shape[0]))
+    out = np.empty_like(q)
+    for h in range(heads):
+        z = q[:, h] @ k[:, h // group].T / np.sqrt(q.shape[2])
+        if cap:
+            z = cap * np.tanh(z / cap)
+        if slopes is not None:
+            z = z - slopes[h] * np.abs(i - j)
+        z = np.where(visible(i, j), z, -np.inf)
+        if sinks is not None:
+            z = np.concatenate([z, np.full((len(z), 1), sinks[h])], 1)
+        out[:, h] = softmax(z)[:, :k.shape[0]] @ v[:, h // group]
+    return out
+
+
+def qkv(*lead, heads=4, kv_heads=2, dim=8):
+    return tuple(RNG.standard_normal((*lead, n, dim)) for n in (heads, kv_heads, kv_heads))
+
+
+RULES = {
+    "causal": ({}, lambda i, j: j <= i, {}),
+    "full": ({"causal": False}, lambda i, j: j < 99, {}),
+    "window": ({"window": 3}, lambda i, j: (j <= i) & (j > i - 3), {}),
+    "both sides": ({"causal": False, "window": 2, "window_right": 1}, lambda i, j: (j <= i + 1) & (j > i - 2), {}),
+    "soft cap": ({"soft_cap": 1.5}, lambda i, j: j <= i, {"cap": 1.5}),
+    "slopes": ({"slopes": np.arange(4) / 4}, lambda i, j: j <= i, {"slopes": np.arange(4) / 4}),
+    "sinks": ({"sinks": np.arange(4) / 2}, lambda i, j: j <= i, {"sinks": np.arange(4) / 2}),
+    "prefix": ({"prefix_lm": np.array([4], np.int32)}, lambda i, j: (j <= i) | (j < 4), {}),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_attention_rules(rule):
+    arguments, visible, changes = RULES[rule]
+    q, k, v = qkv(9)
+    np.testing.assert_allclose(ops.flash_attention(q, k, v, **arguments).numpy(), attention(q, k, v, visible, **changes),
+                               rtol=1e-10, atol=1e-12)
+
+
+def test_attention_forms_agree():
+    q, k, v = qkv(3, 5)
+    batch = ops.flash_attention(q, k, v).numpy()
+    flat = [x.reshape(15, -1, 8) for x in (q, k, v)]
+    packed = ops.flash_attention(*flat, cu_seqlens=np.array([0, 5, 10, 15]))
+    assert np.array_equal(batch.reshape(15, 4, 8), packed.numpy())
+    # Views: columns of [B, T, 3, H, D], a transposed [B, H, T, D], and tokens with a stride.
+    wide = np.zeros((3, 5, 3, 4, 8))
+    wide[:, :, 0] = q
+    heads_first = np.ascontiguousarray(k.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
+    strided = np.repeat(v, 2, 1)[:, ::2]
+    assert np.array_equal(batch, ops.flash_attention(wide[:, :, 0], heads_first, strided).numpy())
+
+
+def test_attention_refuses_what_does_not_fit():
+    q, k, v = qkv(2, 4)
+    for bad in [(q[0], k, v), (q, k[:1], v[:1]), (q[..., :4], k, v), (q[0, 0], k, v), (q, k, v[..., :4]),
+                (q.astype(np.float32), k, v), (q.reshape(1, 8, 4, 8), k, v)]:
+        with pytest.raises(cohort.Error):
+            ops.flash_attention(*bad)
+    with pytest.raises(cohort.Error):
+        ops.flash_attention(q[0], k[0], v[0], cu_seqlens=np.array([0, 9]))
+
+
+def leaf(array):
+    t = cohort.from_dlpack(np.array(array, dtype=np.float64))
+    t.requires_grad = True
+    return t
+
+
+def check_gradients(fn, *arrays):
+    """The gradients of sum(fn(...) * weights) beside central differences, at up to 20 elements each."""
+    leaves = [leaf(x) for x in arrays]
+    y = fn(*leaves)
+    weights = RNG.standard_normal(y.shape)
+    y.backward(weights)
+    for n, array in enumerate(arrays):
+        grad = leaves[n].grad.numpy()
+        for at in RNG.choice(array.size, min(20, array.size), replace=False):
+            values = []
+            for step in (1e-5, -1e-5):
+                moved = [np.array(x) for x in arrays]
+                moved[n].flat[at] += step
+                values.append((fn(*moved).numpy() * weights).sum())
+            assert grad.flat[at] == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-5, abs=1e-7), (n, at)
+
+
+def test_gradients_of_attention():
+    check_gradients(ops.flash_attention, *qkv(2, 5))
+    bias, sinks = RNG.standard_normal((4, 5)), RNG.standard_normal(4)
+    check_gradients(lambda q, k, v, b, s: ops.flash_attention(q, k, v, bias=b, sinks=s, cu_seqlens=np.array([0, 3, 8])),
+                    *qkv(8), bias, sinks)
+    x = RNG.standard_normal((6, 2, 4))
+    check_gradients(lambda x: ops.flash_attention(x, x, x, causal=False), x)
+
+
+X, W = RNG.standard_normal((5, 6)), RNG.standard_normal((7, 6))
+POSITIVE = np.abs(X) + 0.5
+TARGETS = np.array([0, 6, 3, 3, 1])
+
+
+@pytest.mark.parametrize("fn, arrays, expected", [
+    (ops.rms_norm, (X, W[0]), lambda x, w: x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * w),
+    (ops.layer_norm, (X, W[0], W[1]),
+     lambda x, w, b: (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * w + b),
+    (ops.linear, (X, W, W[:, 0]), lambda x, w, b: x @ w.T + b),
+    (ops.linear, (X, W), lambda x, w: x @ w.T),
+    (lambda table: ops.embedding(table, TARGETS), (W,), lambda table: table[TARGETS]),
+    (lambda x, w: ops.token_log_probs(x, w, TARGETS, 0.7)[0], (X, W),
+     lambda x, w: np.log(softmax(x @ w.T / 0.7))[np.arange(5), TARGETS]),
+    (lambda x, w: ops.token_log_probs(x, w, TARGETS)[1], (X, W),
+     lambda x, w: -(softmax(x @ w.T) * np.log(softmax(x @ w.T))).sum(-1)),
+    (ops.swiglu, (X,), lambda x: x[:, :3] / (1 + np.exp(-x[:, :3])) * x[:, 3:]),
+    (ops.silu, (X,), lambda x: x / (1 + np.exp(-x))),
+    (ops.log, (POSITIVE,), np.log),
+    (ops.sqrt, (POSITIVE,), np.sqrt),
+    (ops.tanh, (X,), np.tanh),
+    (ops.div, (X, POSITIVE), np.divide),
+    (ops.sub, (X, POSITIVE), np.subtract),
+    (ops.sum, (X,), lambda x: x.sum().reshape(1)),
+    (lambda x: ops.scale(x, -2.5), (X,), lambda x: -2.5 * x),
+    (lambda x: ops.reshape(x, [3, -1]), (X,), lambda x: x.reshape(3, -1)),
+])
+def test_values_and_gradients(fn, arrays, expected):
+    np.testing.assert_allclose(fn(*arrays).numpy(), expected(*arrays), rtol=1e-10, atol=1e-12)
+    check_gradients(fn, *arrays)
+
+
+def test_attention_does_not_depend_on_threads():
+    q, k, v = qkv(2, 300)
+    assert np.array_equal(ops.flash_attention(q, k, v).numpy(), ops.flash_attention(q, k, v).numpy())
