@@ -1,5 +1,5 @@
-// Declarations that the parts of the extension module share. One file binds each area; docstrings say shapes,
-// dtypes and errors.
+// Declarations that the parts of the extension module share. One file binds each area; docstrings
+// say shapes, dtypes and errors.
 #pragma once
 
 #include <nanobind/nanobind.h>

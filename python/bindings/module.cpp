@@ -1,4 +1,5 @@
 // The extension module cohort._cohort: errors, the fork check, and the parts in order.
+#include <nanobind/stl/string.h>
 #include <pthread.h>
 
 #include "core/device.h"
@@ -20,7 +21,7 @@ void check_process() {
 }
 
 NB_MODULE(_cohort, m) {
-  m.attr("__version__") = COHORT_VERSION;
+  m.attr("version") = COHORT_VERSION;
   pthread_atfork(nullptr, nullptr, [] { g_is_forked = true; });
   const nb::exception<Error> error(m, "Error", PyExc_RuntimeError);
   nb::exception<InputError>(m, "InputError", nb::make_tuple(error, nb::handle(PyExc_ValueError)));

@@ -160,3 +160,12 @@ def test_a_forked_child_gets_an_error_and_ends(leaves_by):
         os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
     assert ops.linear(x, x).shape == (256, 256)  # the parent's threads still work
+
+
+def test_devices():
+    cohort.synchronize("cpu")
+    if cohort.cuda_device_count() == 0:
+        with pytest.raises(cohort.InputError, match="cuda:3"):
+            cohort.synchronize("cuda:3")
+    with pytest.raises(cohort.InputError, match="expected 'cpu', 'cuda' or 'cuda:N', got 'gpu'"):
+        cohort.synchronize("gpu")
