@@ -3,7 +3,11 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 
+#include <optional>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "autograd/variable.h"
@@ -43,6 +47,55 @@ auto without_gil(F&& fn) {
   check_process();
   const nb::gil_scoped_release release;
   return fn();
+}
+
+// Parameters of functions for define(): a Variable is contiguous if no gradient is wanted, a
+// Strided one and a Tensor are as they were passed, the others are undefined for None.
+struct Strided : Variable {};
+struct MaybeVariable : Variable {};
+struct MaybeTensor : Tensor {};
+
+template <class T>
+struct Argument {
+  using Type = T;
+  static T of(const T& value) { return value; }
+};
+template <>
+struct Argument<Variable> {
+  using Type = Array;
+  static Variable of(const Type& x) { return x.variable(); }
+};
+template <>
+struct Argument<Strided> {
+  using Type = Array;
+  static Strided of(const Type& x) { return {import_array(x, Access::kRead)}; }
+};
+template <>
+struct Argument<Tensor> {
+  using Type = Array;
+  static Tensor of(const Type& x) { return import_array(x, Access::kRead).value(); }
+};
+template <>
+struct Argument<MaybeVariable> {
+  using Type = std::optional<Array>;
+  static MaybeVariable of(const Type& x) { return {x ? x->variable() : Variable()}; }
+};
+template <>
+struct Argument<MaybeTensor> {
+  using Type = std::optional<Array>;
+  static MaybeTensor of(const Type& x) { return {x ? x->variable().value() : Tensor()}; }
+};
+
+// Binds fn as a function of arrays that runs while other Python threads run.
+template <class R, class... T, class... Extra>
+void define(nb::module_& m, const char* name, R (*fn)(T...), const Extra&... extra) {
+  m.def(
+      name,
+      [fn](typename Argument<std::decay_t<T>>::Type... arguments) {
+        std::tuple<std::decay_t<T>...> values{Argument<std::decay_t<T>>::of(arguments)...};
+        return without_gil([&] { return std::apply(fn, values); });
+      },
+      extra...);
 }
 
 void bind_tensor(nb::module_& m);

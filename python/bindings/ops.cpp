@@ -16,7 +16,6 @@
 namespace cohort::python {
 
 using kernels::AttentionDesc;
-using MaybeArray = std::optional<Array>;
 
 Tensor packed(const Tensor& t) {
   if (t.rank() != 3 && t.rank() != 4) return t;  // the kernel's check names the shape
@@ -50,12 +49,8 @@ Tensor sequence_offsets(const Tensor& cu_seqlens, const Tensor& q) {
 namespace {
 
 // A tensor of indices in i32.
-Tensor indices(const Array& x) {
-  return x.variable().value().to(DType::kI32);
-}
-
-Variable optional(const MaybeArray& x) {
-  return x ? x->variable() : Variable();
+Tensor indices(const Tensor& x) {
+  return x.defined() ? x.contiguous().to(DType::kI32) : x;
 }
 
 Variable flash_attention(const std::array<Variable, 3>& qkv, const Tensor& offsets,
@@ -105,25 +100,20 @@ Variable flash_attention(const std::array<Variable, 3>& qkv, const Tensor& offse
 }
 
 void bind_attention(nb::module_& m) {
-  m.def(
-      "flash_attention",
-      [](const Array& q, const Array& k, const Array& v, bool causal, int64_t window,
-         int64_t window_right, double soft_cap, double scale, const MaybeArray& slopes,
-         const MaybeArray& bias, const MaybeArray& sinks, const MaybeArray& prefix_lm,
-         const MaybeArray& cu_seqlens) {
-        const std::array<Variable, 3> qkv{import_array(q, Access::kRead),
-                                          import_array(k, Access::kRead),
-                                          import_array(v, Access::kRead)};
-        AttentionDesc desc{.scale = scale,
-                           .mask = causal ? kernels::Mask::kCausal : kernels::Mask::kFull,
-                           .window = window,
-                           .window_right = window_right,
-                           .soft_cap = soft_cap,
-                           .slopes = optional(slopes).value()};
-        if (prefix_lm) desc.prefix_lm = indices(*prefix_lm);
-        const Tensor cu = cu_seqlens ? indices(*cu_seqlens) : Tensor();
-        const AttentionTerms terms{optional(bias), optional(sinks)};
-        return without_gil([&] { return flash_attention(qkv, cu, desc, terms); });
+  define(
+      m, "flash_attention",
+      +[](const Strided& q, const Strided& k, const Strided& v, bool causal, int64_t window,
+          int64_t window_right, double soft_cap, double scale, const MaybeVariable& slopes,
+          const MaybeVariable& bias, const MaybeVariable& sinks, const MaybeTensor& prefix_lm,
+          const MaybeTensor& cu_seqlens) {
+        const AttentionDesc desc{.scale = scale,
+                                 .mask = causal ? kernels::Mask::kCausal : kernels::Mask::kFull,
+                                 .window = window,
+                                 .window_right = window_right,
+                                 .prefix_lm = indices(prefix_lm),
+                                 .soft_cap = soft_cap,
+                                 .slopes = slopes.value()};
+        return flash_attention({q, k, v}, indices(cu_seqlens), desc, {bias, sinks});
       },
       nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::kw_only(), nb::arg("causal") = true,
       nb::arg("window") = 0, nb::arg("window_right") = -1, nb::arg("soft_cap") = 0.0,
@@ -144,118 +134,74 @@ logits of keys without values, differentiable. prefix_lm: [S], the length of the
 a sequence see. Error for other shapes, dtypes and combinations.)");
 }
 
-using UnaryFn = Variable (*)(const Variable&);
-using BinaryFn = Variable (*)(const Variable&, const Variable&);
-
 void bind_elementwise(nb::module_& m) {
-  constexpr std::tuple<const char*, UnaryFn, bool> kUnary[] = {
-#define COHORT_ROW(Op, name) {#name, &cohort::name, false},
-      COHORT_UNARY_OPS(COHORT_ROW)
-#undef COHORT_ROW
-#define COHORT_ROW(Op, name) {#name, &cohort::name, true},
-          COHORT_GATED_OPS(COHORT_ROW)
-#undef COHORT_ROW
-  };
-  for (const auto& [name, op, is_gated] : kUnary)
-    m.def(
-        name,
-        [op = op](const Array& x) {
-          const Variable in = x.variable();
-          return without_gil([&] { return op(in); });
-        },
-        nb::arg("x"),
-        is_gated ? "f(gate) * up of [..., 2 F], gate | up side by side -> [..., F]; a float type."
-                 : "The function of each element of x, of a float type -> the shape of x.");
-  constexpr std::pair<const char*, BinaryFn> kBinary[] = {
-#define COHORT_ROW(Op, name) {#name, &cohort::name},
-      COHORT_BINARY_OPS(COHORT_ROW)
-#undef COHORT_ROW
-  };
-  for (const auto& [name, op] : kBinary)
-    m.def(
-        name,
-        [op = op](const Array& a, const Array& b) {
-          const Variable x = a.variable(), y = b.variable();
-          return without_gil([&] { return op(x, y); });
-        },
-        nb::arg("a"), nb::arg("b"),
-        "The function of the elements of a and b, of one shape and float type. Error otherwise.");
+#define COHORT_DEFINE(Op, name) \
+  define(m, #name, &cohort::name, nb::arg("x"), "The function of each element of a float type.");
+  COHORT_UNARY_OPS(COHORT_DEFINE)
+#undef COHORT_DEFINE
+#define COHORT_DEFINE(Op, name)                 \
+  define(m, #name, &cohort::name, nb::arg("x"), \
+         "f(gate) * up of [..., 2 F], gate | up side by side -> [..., F]; a float type.");
+  COHORT_GATED_OPS(COHORT_DEFINE)
+#undef COHORT_DEFINE
+#define COHORT_DEFINE(Op, name)                               \
+  define(m, #name, &cohort::name, nb::arg("a"), nb::arg("b"), \
+         "The function of the elements of a and b, of one shape and float type.");
+  COHORT_BINARY_OPS(COHORT_DEFINE)
+#undef COHORT_DEFINE
 }
 
 void bind_layers(nb::module_& m) {
-  m.def(
-      "rms_norm",
-      [](const Array& x, const Array& w, double eps, double weight_offset) {
-        const Variable in = x.variable(), weight = w.variable();
-        return without_gil(
-            [&] { return rms_norm(in, weight, {.eps = eps, .weight_offset = weight_offset}); });
+  const auto x = nb::arg("x"), w = nb::arg("w");
+  const auto no_bias = nb::arg("bias") = nb::none();
+  const auto eps = nb::arg("eps") = 1e-5;
+  define(
+      m, "rms_norm",
+      +[](const Variable& x, const Variable& w, double eps, double offset) {
+        return rms_norm(x, w, {.eps = eps, .weight_offset = offset});
       },
-      nb::arg("x"), nb::arg("w"), nb::arg("eps") = 1e-5, nb::arg("weight_offset") = 0.0,
-      "x / sqrt(mean(x^2) + eps) * (w + weight_offset) over the last dimension. x: [..., C], w: "
-      "[C].");
-  m.def(
-      "layer_norm",
-      [](const Array& x, const Array& w, const MaybeArray& bias, double eps) {
-        const Variable in = x.variable(), weight = w.variable(), b = optional(bias);
-        return without_gil([&] { return layer_norm(in, weight, b, {.eps = eps}); });
+      x, w, eps, nb::arg("weight_offset") = 0.0,
+      "x / sqrt(mean(x^2) + eps) * (w + weight_offset) over rows. x: [..., C], w: [C].");
+  define(
+      m, "layer_norm",
+      +[](const Variable& x, const Variable& w, const MaybeVariable& bias, double eps) {
+        return layer_norm(x, w, bias, {.eps = eps});
       },
-      nb::arg("x"), nb::arg("w"), nb::arg("bias") = nb::none(), nb::arg("eps") = 1e-5,
-      "(x - mean) / sqrt(variance + eps) * w + bias over the last dimension. x: [..., C]; w, bias: "
-      "[C].");
-  m.def(
-      "linear",
-      [](const Array& x, const Array& w, const MaybeArray& bias) {
-        const Variable in = x.variable(), weight = w.variable(), b = optional(bias);
-        return without_gil([&] { return linear(in, weight, b); });
+      x, w, no_bias, eps,
+      "(x - mean) / sqrt(variance + eps) * w + bias over rows. x: [..., C]; w, bias: [C].");
+  define(
+      m, "linear",
+      +[](const Variable& x, const Variable& w, const MaybeVariable& bias) {
+        return linear(x, w, bias);
       },
-      nb::arg("x"), nb::arg("w"), nb::arg("bias") = nb::none(),
-      "x w^T + bias. x: [..., K], w: [N, K], bias: [N] -> [..., N].");
-  m.def(
-      "embedding",
-      [](const Array& table, const Array& ids) {
-        const Variable rows = table.variable();
-        const Tensor index = indices(ids);
-        return without_gil([&] { return embedding(rows, index); });
-      },
+      x, w, no_bias, "x w^T + bias. x: [..., K], w: [N, K], bias: [N] -> [..., N].");
+  define(
+      m, "embedding",
+      +[](const Variable& table, const Tensor& ids) { return embedding(table, indices(ids)); },
       nb::arg("table"), nb::arg("ids"),
       "Rows of table [V, C] -> [T, C]. ids: [T], from 0 to V - 1; Error for others on the CPU.");
-  m.def(
-      "token_log_probs",
-      [](const Array& x, const Array& w, const Array& targets, double temperature) {
-        const Variable in = x.variable(), head = w.variable();
-        const Tensor index = indices(targets);
-        return without_gil([&] {
-          TokenLogProbs out = token_log_probs(in, head, index, {.temperature = temperature});
-          return std::pair(out.logprob, out.entropy);
-        });
+  define(
+      m, "token_log_probs",
+      +[](const Variable& x, const Variable& w, const Tensor& targets, double temperature) {
+        TokenLogProbs out = token_log_probs(x, w, indices(targets), {.temperature = temperature});
+        return std::pair(out.logprob, out.entropy);
       },
-      nb::arg("x"), nb::arg("w"), nb::arg("targets"), nb::arg("temperature") = 1.0,
+      x, w, nb::arg("targets"), nb::arg("temperature") = 1.0,
       "Log-probs of `targets` [T] and entropies under softmax(x w^T / temperature), both [T], "
       "whose "
       "logits are never in memory as a whole. x: [T, C], w: [V, C].");
-  m.def(
-      "sum",
-      [](const Array& x) {
-        const Variable in = x.variable();
-        return without_gil([&] { return sum(in); });
-      },
-      nb::arg("x"), "[1]: the sum of all elements, float32 for bfloat16.");
-  m.def(
-      "scale",
-      [](const Array& x, double factor) {
-        const Variable in = x.variable();
-        return without_gil([&] { return scale(in, factor); });
-      },
-      nb::arg("x"), nb::arg("factor"), "factor * x.");
-  m.def(
-      "reshape",
-      [](const Array& x, const std::vector<int64_t>& shape) {
+  define(m, "sum", static_cast<Variable (*)(const Variable&)>(&sum), x,
+         "[1]: the sum, float32 for bfloat16.");
+  define(m, "scale", static_cast<Variable (*)(const Variable&, double)>(&scale), x,
+         nb::arg("factor"), "factor * x.");
+  define(
+      m, "reshape",
+      +[](const Variable& x, const std::vector<int64_t>& shape) {
         Shape sizes;
         for (const int64_t size : shape) sizes.push_back(size);
-        const Variable in = x.variable();
-        return without_gil([&] { return reshape(in, sizes); });
+        return reshape(x, sizes);
       },
-      nb::arg("x"), nb::arg("shape"), "A view in another shape, of which one size may be -1.");
+      x, nb::arg("shape"), "A view in another shape, of which one size may be -1.");
 }
 
 }  // namespace
