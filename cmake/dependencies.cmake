@@ -27,12 +27,14 @@ if(COHORT_STATIC_LIBRARIES)
   target_compile_definitions(cohort_spdlog INTERFACE SPDLOG_HEADER_ONLY SPDLOG_FMT_EXTERNAL FMT_HEADER_ONLY)
   set(COHORT_SPDLOG $<BUILD_INTERFACE:cohort_spdlog>)
   # As paths, which an installed package can also refer to.
-  find_library(YAML_CPP_ARCHIVE libyaml-cpp.a REQUIRED)
   find_library(PCRE2_ARCHIVE libpcre2-8.a REQUIRED)
-  set(COHORT_YAML_CPP ${YAML_CPP_ARCHIVE})
   set(COHORT_PCRE2 ${PCRE2_ARCHIVE})
-  find_library(ZLIB_ARCHIVE libz.a REQUIRED)
-  set(COHORT_ZLIB ${ZLIB_ARCHIVE})
+  if(NOT COHORT_PYTHON)  # Debian's archives of these are not position-independent
+    find_library(YAML_CPP_ARCHIVE libyaml-cpp.a REQUIRED)
+    set(COHORT_YAML_CPP ${YAML_CPP_ARCHIVE})
+    find_library(ZLIB_ARCHIVE libz.a REQUIRED)
+    set(COHORT_ZLIB ${ZLIB_ARCHIVE})
+  endif()
 endif()
 
 if(COHORT_CUDA)

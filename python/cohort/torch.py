@@ -15,7 +15,7 @@ __all__ = ["flash_attention", "rms_norm", "swiglu"]
 def _call(kernel, *arguments):
     device = arguments[0].device
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    kernel(stream, *[to_dlpack(a.detach()) if isinstance(a, Tensor) else a for a in arguments])
+    kernel(stream, *[to_dlpack(a) if isinstance(a, Tensor) else a for a in arguments])
 
 
 def _like(x):
@@ -73,8 +73,14 @@ def _define(name, schema, outputs, gradients, first_saved=1, result="(Tensor, Te
                                           schema=f"(Tensor dy, Tensor[] kept, {schema}) -> Tensor[]")
     op_backward.register_fake(fake_backward)
     op.register_autograd(differentiate(op_backward), setup_context=keep)
+
+    def forward_with_context(ctx, *arguments):  # a setup_context() would cost more per call
+        out = forward(*arguments)
+        keep(ctx, arguments, out)
+        return out
+
     function = type(name, (torch.autograd.Function,), {
-        "forward": staticmethod(forward), "setup_context": staticmethod(keep),
+        "forward": staticmethod(forward_with_context),
         "backward": staticmethod(torch.autograd.function.once_differentiable(differentiate(backward)))})
 
     def call(*arguments):
