@@ -70,6 +70,15 @@ Device device_of(const std::pair<int, int>& dl_device) {
   return parse_device(Device::cuda(index).str(), "from_dlpack: device");
 }
 
+// fn() in a destructor. After a fatal error of a device the next op reports it again.
+template <class F>
+void without_errors(F&& fn) {
+  try {
+    fn();
+  } catch (const Error&) {
+  }
+}
+
 // A view of the capsule's memory, which it then owns no longer.
 template <class M>
 Tensor adopt(PyObject* capsule, Access access, bool is_ordered) {
@@ -89,7 +98,7 @@ Tensor adopt(PyObject* capsule, Access access, bool is_ordered) {
   if (t.strides == nullptr) strides = contiguous_strides(shape);
   // The producer may reuse the memory at once, so work of ours that is still queued must end first.
   const auto release = [m, device, is_ordered] {
-    if (!is_ordered) synchronize(device);
+    if (!is_ordered) without_errors([&] { synchronize(device); });
     if (m->deleter != nullptr) m->deleter(m);
   };
   Tensor view = Tensor::borrow(static_cast<char*>(t.data) + t.byte_offset, release, shape, strides,
@@ -160,7 +169,7 @@ nb::object export_tensor(const Variable& v, std::optional<int64_t> stream, const
     const Stream consumer{device, reinterpret_cast<void*>(stream.value_or(1))};
     const Stream ours = current_stream(device);
     order_streams(ours, consumer);
-    release = [ours, consumer] { order_streams(consumer, ours); };
+    release = [ours, consumer] { without_errors([&] { order_streams(consumer, ours); }); };
   }
   const bool is_versioned = max_version && max_version->first >= 1;
   return is_versioned ? export_as<ManagedVersioned>(t, std::move(release), is_copied)
