@@ -4,7 +4,7 @@ Work is enqueued on torch's current stream, and torch allocates the outputs. An 
 torch.compile traces the custom ops `torch.ops.cohort.*`. There are no second derivatives. Needs torch 2.4 or newer.
 """
 import torch
-from torch import Tensor
+from torch import Tensor, library
 from torch.utils.dlpack import to_dlpack
 
 from . import _cohort
@@ -67,9 +67,9 @@ def _define(name, schema, outputs, gradients, first_saved=1, result="(Tensor, Te
             return (*grads, *[None] * (len(kinds) - len(grads)))
         return of_result
 
-    op = torch.library.custom_op(f"cohort::{name}", forward, mutates_args=(), schema=f"({schema}) -> {result}")
+    op = library.custom_op(f"cohort::{name}", forward, mutates_args=(), schema=f"({schema}) -> {result}")
     op.register_fake(fake)
-    op_backward = torch.library.custom_op(f"cohort::{name}_backward", backward, mutates_args=(),
+    op_backward = library.custom_op(f"cohort::{name}_backward", backward, mutates_args=(),
                                           schema=f"(Tensor dy, Tensor[] kept, {schema}) -> Tensor[]")
     op_backward.register_fake(fake_backward)
     op.register_autograd(differentiate(op_backward), setup_context=keep)

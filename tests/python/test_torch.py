@@ -3,6 +3,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from torch import library  # noqa: E402
+
 import cohort.torch as ct  # noqa: E402
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() and __import__("cohort").cuda_device_count() else [])
@@ -60,10 +62,10 @@ def test_only_some_gradients_are_wanted():
 def test_opcheck():
     _, (q, k, v) = qkv()
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    torch.library.opcheck(torch.ops.cohort.attention, (q, k, v, None, True, 0, -1, 0.0, 0.0))
+    library.opcheck(torch.ops.cohort.attention, (q, k, v, None, True, 0, -1, 0.0, 0.0))
     x, w = (torch.randn(s, requires_grad=True) for s in ((3, 6), (6,)))
-    torch.library.opcheck(torch.ops.cohort.rms_norm, (x, w, 1e-5))
-    torch.library.opcheck(torch.ops.cohort.swiglu, (x,))
+    library.opcheck(torch.ops.cohort.rms_norm, (x, w, 1e-5))
+    library.opcheck(torch.ops.cohort.swiglu, (x,))
 
 
 def test_compile_traces_over_the_ops():
