@@ -42,7 +42,8 @@ def accepts(function, name):
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def score(function, batch):
+def arguments_of(function, batch):
+    """The keyword arguments of function() for a list of requests."""
     names = {name for sample in batch for name in sample["fields"]}
     fields = {name: [sample["fields"].get(name) for sample in batch] for name in names}
     for name in ("prompt", "completion", "answer"):
@@ -51,8 +52,12 @@ def score(function, batch):
     for name, key in ROLLOUT.items():
         if accepts(function, name):
             fields.setdefault(name, [sample.get(key) for sample in batch])
+    return fields
+
+
+def score(function, batch):
     try:
-        values = [None if value is None else float(value) for value in function(**fields)]
+        values = [None if value is None else float(value) for value in function(**arguments_of(function, batch))]
         if len(values) != len(batch):
             raise ValueError(f"{len(values)} rewards of {len(batch)} completions")
         errors = [None if value is None or math.isfinite(value) else f"the reward is {value}" for value in values]

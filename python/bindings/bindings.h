@@ -6,11 +6,13 @@
 #include <nanobind/stl/optional.h>
 
 #include <optional>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 
 #include "autograd/variable.h"
+#include "text/json.h"
 
 namespace cohort::python {
 
@@ -98,8 +100,18 @@ void define(nb::module_& m, const char* name, R (*fn)(T...), const Extra&... ext
       extra...);
 }
 
+// The dtype of a name such as "bfloat16". Throws InputError listing the names.
+DType dtype_named(const std::string& name);
+
+// json.dumps(value), which is YAML too. TypeError for values that JSON does not have.
+std::string json_text(nb::handle value);
+Json from_python(nb::handle value, const std::string& where);  // `where` names it in errors
+nb::object to_python(const Json& value);
+
 void bind_tensor(nb::module_& m);
 void bind_ops(nb::module_& m);
 void bind_raw(nb::module_& m);  // the kernels that cohort.torch calls
+void bind_model(nb::module_& m);
+void bind_train(nb::module_& m);
 
 }  // namespace cohort::python

@@ -28,6 +28,8 @@ NB_MODULE(_cohort, m) {
   bind_tensor(m);
   bind_ops(m);
   bind_raw(m);
+  bind_model(m);
+  bind_train(m);
   m.def("cuda_device_count", &cuda_device_count,
         "Number of CUDA devices that this build can use; 0 for a CPU build.");
   m.def(

@@ -199,6 +199,15 @@ nb::tuple tuple_of(const Shape& shape) {
 
 }  // namespace
 
+DType dtype_named(const std::string& name) {
+  std::string known;
+  for (const Element& e : kElements) {
+    if (e.name == name) return e.dtype;
+    known += str(known.empty() ? "" : ", ", e.name);
+  }
+  throw InputError(str("dtype: expected one of ", known, ", got \"", name, "\""));
+}
+
 Variable import_array(nb::handle array, Access access) {
   check_process();
   if (nb::isinstance<Variable>(array)) return nb::cast<Variable>(array);

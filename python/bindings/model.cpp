@@ -1,0 +1,307 @@
+// cohort.Model and Engine: models from folders, their log-probs, and sampling.
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "autograd/ops.h"
+#include "config/node.h"
+#include "core/device.h"
+#include "data/packing.h"
+#include "python/bindings/bindings.h"
+#include "rl/engine/rollout.h"
+#include "runs/checkpoint.h"
+#include "text/chat_template.h"
+#include "trainers/sampling.h"
+
+namespace cohort::python {
+namespace {
+
+// Engines share the model with the object of Python that has loaded it.
+struct Handle : std::shared_ptr<const LoadedModel> {};
+
+// Keys of a section of the configuration.
+template <class Section>
+Section section_of(const nb::kwargs& keys, const char* name) {
+  Section section;
+  read_config(section, parse_yaml(json_text(keys), name));
+  return section;
+}
+
+std::vector<int32_t> tokens_of(const LoadedModel& loaded, const std::string& text) {
+  return loaded.tokenizer->encode(text, SpecialTokens::kAdd);
+}
+
+Tensor logprobs(const LoadedModel& loaded, std::vector<int32_t> tokens, double temperature) {
+  const auto n = static_cast<int64_t>(tokens.size()),
+             context = static_cast<int64_t>(loaded.model->config().context);
+  if (n < 2 || n > context + 1)
+    throw InputError(str("logprobs: expected 2 to ", context + 1, " tokens, got ", n));
+  TokenSequence sequence{.tokens = std::move(tokens)};
+  sequence.loss_mask.assign(sequence.tokens.size(), 1);
+  const NoGradGuard no_grad;
+  const PackedBatch batch = loaded.model->to_device(pack({&sequence, 1}));
+  return token_log_probs(loaded.model->hidden_at_targets(batch), loaded.model->head(),
+                         batch.targets, {.temperature = temperature})
+      .logprob.value();
+}
+
+// A prompt is a text, or a conversation that the chat template renders.
+using Prompt = std::variant<std::string, nb::list>;
+
+// Calls on_text(completion, text) with each piece of text, and lets Python handle signals.
+class Progress {
+ public:
+  using OnText = std::function<bool(int64_t, const std::string&)>;
+  Progress(const Tokenizer& tokenizer, const OnText& on_text)
+      : tokenizer_(tokenizer), on_text_(on_text) {}
+
+  // False ends the completion.
+  bool add(const Trajectory& t) {
+    if (on_text_ && !has_failed()) {
+      const auto prompt = std::span(t.tokens).first(static_cast<size_t>(t.prompt_length));
+      auto& stream = streams_.try_emplace(t.index, tokenizer_, prompt).first->second;
+      const std::string text = stream.push(t.tokens.back());
+      return text.empty() || with_gil([&] { return on_text_(t.index, text); });
+    }
+    const auto now = Clock::now();
+    if (has_failed() || now < next_check_) return !has_failed();
+    next_check_ = now + std::chrono::milliseconds(50);
+    return with_gil([] {
+      if (PyErr_CheckSignals() != 0) nb::raise_python_error();
+      return true;
+    });
+  }
+  void finish(const Trajectory& t) {
+    const auto stream = streams_.find(t.index);
+    if (stream == streams_.end() || has_failed()) return;
+    if (const std::string rest = stream->second.peek(); !rest.empty())
+      with_gil([&] { return on_text_(t.index, rest); });
+  }
+  void rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  bool has_failed() const { return error_ != nullptr; }
+  template <class F>
+  bool with_gil(const F& fn) {
+    const nb::gil_scoped_acquire gil;
+    try {
+      return fn();
+    } catch (...) {  // ends all completions first
+      error_ = std::current_exception();
+      return false;
+    }
+  }
+
+  const Tokenizer& tokenizer_;
+  const OnText& on_text_;
+  std::map<int64_t, StreamDecoder> streams_;
+  Clock::time_point next_check_ = Clock::now();
+  std::exception_ptr error_;
+};
+
+// [N, length of the longest] with `fill` after each row.
+template <class T, class Row>
+Variable rows_of(const std::vector<Trajectory>& all, T fill, const Row& row) {
+  size_t length = 0;
+  for (const Trajectory& t : all) length = std::max(length, t.tokens.size());
+  std::vector<T> values;
+  for (const Trajectory& t : all) {
+    const auto& cells = row(t);
+    values.insert(values.end(), cells.begin(), cells.end());
+    values.resize(values.size() + length - cells.size(), fill);
+  }
+  return Variable(Tensor::from(values).reshape(
+      {static_cast<int64_t>(all.size()), static_cast<int64_t>(length)}));
+}
+
+template <class Value>
+auto each_of(const std::vector<Trajectory>& all, const Value& value) {
+  std::vector<decltype(value(all[0]))> out;
+  for (const Trajectory& t : all) out.push_back(value(t));
+  return out;
+}
+
+nb::dict arrays_of(const std::vector<Trajectory>& all, int32_t padding) {
+  nb::dict out;
+  out["tokens"] = rows_of(
+      all, padding, [](const auto& t) -> auto& { return t.tokens; });
+  out["loss_mask"] = rows_of(
+      all, uint8_t{0}, [](const auto& t) -> auto& { return t.loss_mask; });
+  out["logprobs"] = rows_of(
+      all, 0.0, [](const auto& t) -> auto& { return t.logprobs; });
+  out["sampling_logprobs"] = rows_of(
+      all, 0.0, [](const auto& t) -> auto& { return t.sampling_logprobs; });
+  out["entropies"] = rows_of(
+      all, 0.0, [](const auto& t) -> auto& { return t.entropies; });
+  out["lengths"] = Variable(Tensor::from(
+      each_of(all, [](const auto& t) { return static_cast<int64_t>(t.tokens.size()); })));
+  out["prompt_lengths"] =
+      Variable(Tensor::from(each_of(all, [](const auto& t) { return t.prompt_length; })));
+  out["texts"] = each_of(all, [](const auto& t) { return t.text; });
+  out["stop_reasons"] =
+      each_of(all, [](const auto& t) { return std::string(stop_reason_name(t.stop_reason)); });
+  return out;
+}
+
+// The rollout engine of a model. One call runs at a time; others wait.
+class PythonEngine {
+ public:
+  PythonEngine(const Handle& model, int64_t max_concurrent, const nb::kwargs& limits)
+      : loaded_(model), engine_(*model->model, [&] {
+          auto config = section_of<EngineConfig>(limits, "Engine");
+          config.max_concurrent = max_concurrent;
+          return config;
+        }()) {}
+
+  nb::dict rollouts(const std::vector<Prompt>& prompts, int64_t num_generations,
+                    const SampleAddress& address, const Progress::OnText& on_text,
+                    const nb::kwargs& sampling) {
+    auto config = section_of<SamplingConfig>(sampling, "rollouts");
+    const std::vector<Example> examples = examples_of(prompts, config);
+    if (num_generations < 1)
+      throw InputError(str("rollouts: num_generations: expected 1 or more, got ", num_generations));
+    const auto all = without_gil([&] {
+      const std::lock_guard lock(mutex_);
+      const Sampler sampler(engine_, *loaded_->tokenizer, config);
+      Progress progress(*loaded_->tokenizer, on_text);
+      auto trajectories =
+          sampler.sample(examples, num_generations, address,
+                         {.on_finished = [&](const Trajectory& t) { progress.finish(t); },
+                          .on_token = [&](const Trajectory& t) { return progress.add(t); }});
+      progress.rethrow();
+      return trajectories;
+    });
+    return arrays_of(all, loaded_->tokenizer->eos_id());
+  }
+  void release_cache() {
+    without_gil([&] {
+      const std::lock_guard lock(mutex_);
+      engine_.release_cache();
+    });
+  }
+
+ private:
+  std::vector<Example> examples_of(const std::vector<Prompt>& prompts, SamplingConfig& config) {
+    std::vector<Example> out;
+    std::optional<ChatFormat> format;
+    for (const Prompt& prompt : prompts) {
+      if (const auto* text = std::get_if<std::string>(&prompt)) {
+        out.push_back({.prompt = *text});
+        continue;
+      }
+      if (!format) {
+        format.emplace(*loaded_->tokenizer, Json());
+        add_end_of_turn(config, format->end_of_turn(*loaded_->tokenizer));
+      }
+      out.push_back({.prompt = format->prompt(from_python(std::get<nb::list>(prompt), "prompt")),
+                     .special = SpecialTokens::kNone});
+    }
+    return out;
+  }
+
+  const Handle loaded_;
+  Engine engine_;
+  std::mutex mutex_;
+};
+
+void bind_engine(nb::module_& m) {
+  nb::class_<PythonEngine>(m, "Engine",
+                           "Samples completions by continuous batching over a paged cache of keys "
+                           "and values, which is kept between calls. Calls from several threads "
+                           "run one after the other.")
+      .def(nb::init<const Handle&, int64_t, const nb::kwargs&>(), nb::arg("model"), nb::kw_only(),
+           nb::arg("max_concurrent") = 0, nb::arg("limits"),
+           "max_concurrent: sequences that are computed at a time, 0: as many as fit; "
+           "memory_fraction: upper limit of the cache, relative to the free memory (0.5); "
+           "max_cache_tokens: its limit in tokens, 0: none. InputError for other values.")
+      .def(
+          "rollout_arrays",
+          [](PythonEngine& self, const std::vector<Prompt>& prompts, int64_t num_generations,
+             uint64_t seed, int64_t step, const Progress::OnText& on_text,
+             const nb::kwargs& sampling) {
+            return self.rollouts(prompts, num_generations, {.seed = seed, .step = step}, on_text,
+                                 sampling);
+          },
+          nb::arg("prompts"), nb::arg("num_generations"), nb::arg("seed"), nb::arg("step"),
+          nb::arg("on_text").none(), nb::arg("sampling"), "The fields of Rollouts.")
+      .def("release_cache", &PythonEngine::release_cache,
+           "Frees the cache and returns unused memory to the system; the next call makes it anew.");
+}
+
+}  // namespace
+
+void bind_model(nb::module_& m) {
+  nb::class_<Handle>(m, "LoadedModel", "A model, its tokenizer and its folder.")
+      .def(
+          "__init__",
+          [](Handle* self, const std::string& path, const std::string& device,
+             const std::string& dtype, const std::string& base, int64_t context) {
+            new (self) Handle{std::make_shared<LoadedModel>(without_gil([&] {
+              return load_found(path, [&](const std::string& checkpoint) {
+                return load_model(checkpoint, dtype_named(dtype), parse_device(device, "device"),
+                                  base, context);
+              });
+            }))};
+          },
+          nb::arg("path"), nb::arg("device"), nb::arg("dtype"), nb::arg("base"), nb::arg("context"))
+      .def_prop_ro(
+          "folder", [](const Handle& self) { return self->checkpoint; },
+          "The folder that the model was read from.")
+      .def_prop_ro(
+          "config", [](const Handle& self) { return to_python(self->model->config().to_json()); },
+          nb::sig("def config(self) -> dict[str, typing.Any]"), "The content of config.json.")
+      .def(
+          "encode",
+          [](const Handle& self, const std::string& text) { return tokens_of(*self, text); },
+          nb::arg("text"), "Token ids of a text, as the model expects one to begin.")
+      .def(
+          "decode",
+          [](const Handle& self, const std::vector<int32_t>& ids) {
+            return self->tokenizer->decode(ids);
+          },
+          nb::arg("ids"), "The text of token ids; special tokens give none.")
+      .def(
+          "chat_prompt",
+          [](const Handle& self, const nb::list& messages) {
+            return ChatFormat(*self->tokenizer, Json()).prompt(from_python(messages, "messages"));
+          },
+          nb::arg("messages"),
+          "The text of a conversation, a list of {\"role\", \"content\"}, up to the assistant's "
+          "next turn. InputError without a chat template, or if it rejects the messages.")
+      .def(
+          "parameters",
+          [](const Handle& self) {
+            nb::dict out;
+            for (const auto& parameter : self->model->parameters())
+              out[nb::str(parameter.name.c_str())] = Variable(parameter.value);
+            return out;
+          },
+          nb::sig("def parameters(self) -> dict[str, Tensor]"),
+          "The weights by name, as tensors that share their memory.")
+      .def(
+          "logprobs",
+          [](const Handle& self, const std::variant<std::string, std::vector<int32_t>>& text,
+             double temperature) {
+            return without_gil([&] {
+              const auto* ids = std::get_if<std::vector<int32_t>>(&text);
+              return Variable(logprobs(
+                  *self, ids != nullptr ? *ids : tokens_of(*self, std::get<std::string>(text)),
+                  temperature));
+            });
+          },
+          nb::arg("text"), nb::kw_only(), nb::arg("temperature") = 1.0,
+          "[T - 1]: log-probs of the tokens of a text, or of T token ids, each given those before "
+          "it. InputError for fewer than 2 or more than the context holds.");
+  bind_engine(m);
+}
+
+}  // namespace cohort::python

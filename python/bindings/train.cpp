@@ -1,0 +1,117 @@
+// cohort.train(): run_training() with functions of Python as rewards, environments and reporter.
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <atomic>
+
+#include "core/log.h"
+#include "python/bindings/bindings.h"
+#include "runs/training.h"
+
+namespace cohort::python {
+namespace {
+
+using Functions = std::map<std::string, nb::callable>;
+
+nb::object answers_of(const nb::callable& function, std::span<const Json> requests) {
+  return function(to_python(Json(Json::Array(requests.begin(), requests.end()))));
+}
+
+HostFunctions host_functions(const Functions& rewards, const Functions& environments) {
+  HostFunctions out;
+  for (const auto& [name, function] : rewards)
+    out.rewards[name] = [function = &function](std::span<const Json> requests) {
+      const nb::gil_scoped_acquire gil;
+      std::vector<std::optional<double>> values;
+      for (const nb::handle value : answers_of(*function, requests))
+        values.push_back(value.is_none() ? std::nullopt
+                                         : std::optional(nb::cast<double>(nb::float_(value))));
+      return values;
+    };
+  for (const auto& [name, function] : environments)
+    out.environments[name] = [function = &function, name = name](std::span<const Json> requests) {
+      const nb::gil_scoped_acquire gil;
+      return from_python(answers_of(*function, requests), name).as_array();
+    };
+  return out;
+}
+
+// Calls the methods of a Python object (cohort.Callback).
+class PythonReporter final : public Reporter {
+ public:
+  explicit PythonReporter(nb::object object) : object_(std::move(object)) {}
+  void begin_stage(const std::string& name, int64_t step, int64_t steps) override {
+    call("on_stage", [&](const auto& method) { method(name, step, steps); });
+  }
+  void step(int64_t step, const Metrics& metrics) override {
+    call("on_step", [&](const auto& method) {
+      nb::dict values;
+      values["step"] = step;
+      for (const auto& [name, value] : metrics) values[nb::str(name.c_str())] = value;
+      method(values);
+    });
+  }
+  void completion(const std::string& json) override {
+    call("on_completion", [&](const auto& method) { method(json); });
+  }
+  void message(const std::string& text) override {
+    logging::record(text);
+    call("on_message", [&](const auto& method) { method(text); });
+  }
+
+ private:
+  template <class F>
+  void call(const char* name, const F& fn) {
+    const nb::gil_scoped_acquire gil;
+    fn(object_.attr(name));
+  }
+  nb::object object_;
+};
+
+struct Training {
+  TrainRequest request;
+  Functions rewards, environments;
+  std::atomic<bool> stop{false};
+
+  nb::dict run(const nb::object& callback) {
+    PythonReporter reporter(callback);
+    const RunResult result = without_gil([&] {
+      return run_training(
+          request,
+          {.reporter = reporter, .stop = stop, .functions = host_functions(rewards, environments)});
+    });
+    nb::dict out;
+    out["dir"] = result.run_dir;
+    out["finished"] = result.end == StageEnd::kFinished;
+    out["measure"] = result.measure;
+    out["before"] = result.before;
+    out["after"] = result.after;
+    return out;
+  }
+};
+
+}  // namespace
+
+void bind_train(nb::module_& m) {
+  nb::class_<Training>(m, "Training", "One call of run_training().")
+      .def(
+          "__init__",
+          [](Training* self, std::string config, std::string yaml, std::string resume,
+             bool continues, std::vector<std::string> overrides, Functions rewards,
+             Functions environments) {
+            new (self) Training{{.config = std::move(config),
+                                 .yaml = std::move(yaml),
+                                 .resume = std::move(resume),
+                                 .continues = continues,
+                                 .overrides = std::move(overrides)},
+                                std::move(rewards),
+                                std::move(environments)};
+          },
+          nb::kw_only(), nb::arg("config"), nb::arg("yaml"), nb::arg("resume"),
+          nb::arg("continues"), nb::arg("overrides"), nb::arg("rewards"), nb::arg("environments"))
+      .def("run", &Training::run, nb::arg("callback"))
+      .def("stop", [](Training& self) { self.stop = true; });
+}
+
+}  // namespace cohort::python

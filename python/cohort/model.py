@@ -1,0 +1,76 @@
+"""Trained models: `Model` loads one and generates texts, `Engine` samples rollouts as arrays."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Union
+
+from . import _cohort
+from ._background import in_background
+from ._cohort import Tensor
+
+__all__ = ["Engine", "Model", "Prompt", "Rollouts"]
+
+Prompt = Union[str, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """N = prompts x num_generations sampled completions, those of a prompt one after the other. L: the longest, with its
+    prompt."""
+    tokens: Tensor  # [N, L] int32: prompt and completion, then the end of sequence
+    loss_mask: Tensor  # [N, L] uint8: 1 for sampled tokens
+    logprobs: Tensor  # [N, L] float64: of the sampled tokens under the model, at the temperature
+    sampling_logprobs: Tensor  # [N, L] float64: under the distribution that they were drawn from
+    entropies: Tensor  # [N, L] float64, in nats
+    lengths: Tensor  # [N] int64: tokens of prompt and completion
+    prompt_lengths: Tensor  # [N] int64
+    texts: list[str]  # the completions
+    stop_reasons: list[str]  # "stop_token", "stop_string", "length" or "context"
+
+
+class Engine(_cohort.Engine):
+    def rollouts(self, prompts: Sequence[Prompt], num_generations: int = 1, *, seed: int = 0, step: int = 0,
+                 **sampling: Any) -> Rollouts:
+        """Samples `num_generations` completions of each prompt: a text, or a conversation, a list of {"role", "content"},
+        that the chat template renders. The tokens depend on (seed, step), the prompt, its position and the weights only.
+
+        sampling: temperature (1; 0: greedy), top_k, top_p, min_p, max_completion_length (64), repetition_penalty,
+        presence_penalty, frequency_penalty, logit_bias, stop_tokens, stop_strings. InputError names a wrong key or value, or
+        the prompt that does not fit into the context.
+        """
+        return Rollouts(**self.rollout_arrays(list(prompts), num_generations, seed, step, None, **sampling))
+
+
+class Model(_cohort.LoadedModel):
+    """A model from a folder in Hugging Face's format, a run, or one of its checkpoints.
+
+    device: "cpu" or "cuda:N"; default: a GPU if there is one. dtype: "float32" (default on CPUs), "bfloat16" (default on
+    GPUs) or "float64". base: the folder of an adapter's base model. context: at least this many tokens, where the model may
+    be extended. InputError if there is no usable model.
+    """
+
+    def __init__(self, path: str, *, device: str | None = None, dtype: str | None = None, base: str = "",
+                 context: int = 0) -> None:
+        device = device or ("cuda:0" if _cohort.cuda_device_count() > 0 else "cpu")
+        super().__init__(str(path), device, dtype or ("float32" if device == "cpu" else "bfloat16"), base, context)
+
+    @cached_property
+    def _engine(self) -> Engine:
+        return Engine(self)
+
+    def generate(self, prompt: Prompt, **sampling: Any) -> str:
+        """The completion of a text or a conversation; `sampling` (and seed, step) as in Engine.rollouts()."""
+        return self._engine.rollouts([prompt], **sampling).texts[0]
+
+    def stream(self, prompt: Prompt, *, seed: int = 0, step: int = 0, **sampling: Any) -> Iterator[str]:
+        """The same completion in pieces, as its tokens are sampled. Closing the iterator ends it."""
+        is_open = [True]
+
+        def run(put: Any) -> None:
+            def on_text(_: int, piece: str) -> bool:
+                put(piece)
+                return bool(is_open)
+            self._engine.rollout_arrays([prompt], 1, seed, step, on_text, **sampling)
+        return in_background(run, stop=is_open.clear)

@@ -1,0 +1,172 @@
+"""`train()` runs a configuration, with Python functions as rewards and environments; `train_steps()` is its iterator."""
+from __future__ import annotations
+
+import html
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+from . import _cohort
+from ._background import in_background
+from .cohort_reward import arguments_of
+
+__all__ = ["Callback", "Progress", "TrainResult", "train", "train_steps"]
+
+Config = Union[str, "os.PathLike[str]", Mapping[str, Any]]
+
+
+class Callback:
+    """What train() calls while it runs, on the thread that trains, which waits for it. An exception ends the run."""
+
+    def on_stage(self, name: str, step: int, steps: int) -> None:
+        """A stage begins at `step` of `steps`."""
+
+    def on_step(self, metrics: dict[str, Any]) -> bool | None:
+        """The metrics of a step, and its number "step". True stops the run, with a checkpoint."""
+
+    def on_completion(self, record: dict[str, Any]) -> None:
+        """A line of completions.jsonl: of a step, before on_step(), or of an evaluation ("eval")."""
+
+    def on_message(self, text: str) -> None:
+        """An evaluation, a checkpoint, or the report at the end."""
+
+
+class Progress(Callback):
+    """A bar of tqdm where it is installed, else a line every five seconds; in a notebook also a table of the latest
+    completions."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._next = 0.0
+        self._completions: deque[dict[str, Any]] = deque(maxlen=8)
+        self._table: Any = None
+        self._in_notebook = type(getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()).__name__ == \
+            "ZMQInteractiveShell"
+
+    def on_stage(self, name: str, step: int, steps: int) -> None:
+        self._stage, self._steps = name, steps
+        try:
+            from tqdm.auto import tqdm
+        except ImportError:
+            return
+        if self._bar is not None:
+            self._bar.close()
+        self._bar = tqdm(desc=name, initial=step, total=steps, unit="step")
+
+    def on_step(self, metrics: dict[str, Any]) -> None:
+        shown = {name: f"{metrics[name]:.4g}" for name in ("loss", "reward", "tokens_per_second") if name in metrics}
+        if self._bar is not None:
+            self._bar.set_postfix(shown, refresh=False)
+            self._bar.update(metrics["step"] - self._bar.n)
+        if time.monotonic() < self._next and metrics["step"] < self._steps:
+            return
+        self._next = time.monotonic() + 5
+        if self._bar is None:
+            print(f"{self._stage} {metrics['step']}/{self._steps}", *(f"{k} {v}" for k, v in shown.items()), flush=True)
+        if self._in_notebook and self._completions:
+            self._show_table()
+
+    def on_completion(self, record: dict[str, Any]) -> None:
+        self._completions.append(record)
+
+    def on_message(self, text: str) -> None:
+        (print if self._bar is None else self._bar.write)(text)
+
+    def _show_table(self) -> None:
+        from IPython.display import HTML, display
+        columns = [name for name in ("step", "prompt", "completion", "reward", "correct")
+                   if any(name in record for record in self._completions)]
+        rows = "".join("<tr>" + "".join(f"<td><pre>{html.escape(str(record.get(name, '')))}</pre></td>" for name in columns) +
+                       "</tr>" for record in self._completions)
+        table = HTML(f"<table><tr>{''.join(f'<th>{name}</th>' for name in columns)}</tr>{rows}</table>")
+        if self._table is None:
+            self._table = display(table, display_id=True)
+        else:
+            self._table.update(table)
+
+
+class _Callbacks(Callback):
+    def __init__(self, callbacks: list[Callback], put: Callable[[dict[str, Any]], None], stop: Callable[[], None]) -> None:
+        self._all, self._put, self._stop = callbacks, put, stop
+        self._readers = [c for c in callbacks if type(c).on_completion is not Callback.on_completion]
+
+    def on_stage(self, name: str, step: int, steps: int) -> None:
+        for callback in self._all:
+            callback.on_stage(name, step, steps)
+
+    def on_step(self, metrics: dict[str, Any]) -> None:
+        if any([callback.on_step(metrics) for callback in self._all]):
+            self._stop()
+        self._put(metrics)
+
+    def on_completion(self, record: Any) -> None:
+        if self._readers:
+            record = json.loads(record)
+        for callback in self._readers:
+            callback.on_completion(record)
+
+    def on_message(self, text: str) -> None:
+        for callback in self._all:
+            callback.on_message(text)
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """The end of a run."""
+    dir: str  # of the run: Model(dir) loads what it has learned
+    finished: bool  # False: stopped before its last step; train(resume=dir) continues
+    measure: str  # the held-out score, such as "pass@1 (countdown)"; "": nothing is held out
+    before: float  # that score (minus the loss for texts) before the first step of the last stage and after its last; nan: not
+    after: float  # measured
+    metrics: list[dict[str, Any]] = field(repr=False)  # of each step
+
+
+def train_steps(config: Config | None = None, *, rewards: Mapping[str, Callable[..., Iterable[float | None]]] | None = None,
+                environments: Mapping[str, Callable[..., Iterable[dict[str, Any]]]] | None = None,
+                callbacks: Iterable[Callback] = (), resume: str | os.PathLike[str] | None = None, continues: bool = False,
+                overrides: Mapping[str, Any] | None = None) -> Generator[dict[str, Any], None, TrainResult]:
+    """train() as an iterator: yields the metrics of each step, without a progress bar. Closing it, or an interrupt, stops the
+    run with a checkpoint."""
+    is_file = isinstance(config, (str, os.PathLike))
+    training = _cohort.Training(
+        config=os.fspath(config) if is_file else "config",  # type: ignore[arg-type]
+        yaml="" if is_file or config is None else json.dumps(config, ensure_ascii=False),
+        resume="" if resume is None else os.fspath(resume), continues=continues,
+        overrides=[f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in (overrides or {}).items()],
+        rewards={name: _reward(function) for name, function in (rewards or {}).items()}, environments=dict(environments or {}))
+    if (config is None) == (resume is None):
+        raise _cohort.InputError("train: expected a configuration (a file or a dictionary) or resume=RUN_DIR")
+    return in_background(lambda put: training.run(_Callbacks(list(callbacks), put, training.stop)), training.stop)
+
+
+def _reward(function: Callable[..., Iterable[float | None]]) -> Callable[[list[dict[str, Any]]], Iterable[float | None]]:
+    return lambda requests: function(**arguments_of(function, requests))
+
+
+def train(config: Config | None = None, *, progress: bool = True, callbacks: Iterable[Callback] = (),
+          **options: Any) -> TrainResult:
+    """Trains as `cohort train` does and returns when the run has ended.
+
+    config: a YAML file, or a dictionary with its keys, whose paths count from the current directory.
+    rewards: {name: function}, for rewards of these names in the configuration: function(completions, **fields) gets lists of equal
+    length, as a TRL reward does (`prompts`, `answers`, `messages` and every field of the data), and returns as many numbers; None
+    where it does not apply. environments: {name: function(requests)}, for `environment: {name: ...}`, in the protocol of
+    docs/environments.md. Both are called in batches, on threads of the run.
+    resume: the directory of a run, to continue it, with the same functions. continues: resumes the run in output_dir, if there is
+    one. overrides: {"stages.1.steps": 5}. callbacks: see Callback. progress: a bar and the run's messages (Progress).
+
+    InputError for what is wrong with the configuration, Error for a run that fails, and what a function raises. KeyboardInterrupt
+    is raised after a checkpoint has been saved: train(resume=...) continues from there.
+    """
+    steps = train_steps(config, callbacks=[*callbacks, *([Progress()] if progress else [])], **options)
+    metrics = []
+    while True:
+        try:
+            metrics.append(next(steps))
+        except StopIteration as end:
+            return TrainResult(**end.value, metrics=metrics)

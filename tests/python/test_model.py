@@ -1,0 +1,148 @@
+"""cohort.Model and Engine: texts, streams, log-probs and rollouts agree with each other."""
+import gc
+import os
+import signal
+import threading
+import time
+import weakref
+
+import cohort
+import numpy as np
+import pytest
+
+PROMPTS = ["1+1=", "12+7=", "9+9=", "3+40="]
+
+
+def test_generate_is_the_text_of_a_rollout_and_of_the_stream(model):
+    for seed in range(3):
+        text = model.generate("12+7=", seed=seed, max_completion_length=8)
+        assert text == cohort.Engine(model).rollouts(["12+7="], seed=seed, max_completion_length=8).texts[0]
+        pieces = list(model.stream("12+7=", seed=seed, max_completion_length=8))
+        assert "".join(pieces) == text
+        assert len(pieces) <= 8
+    assert len({model.generate("1+1=", seed=seed, max_completion_length=8, temperature=2.0) for seed in range(20)}) > 3
+
+
+def test_greedy_completions_do_not_depend_on_seed_or_companions(model):
+    alone = [model.generate(p, temperature=0, seed=i) for i, p in enumerate(PROMPTS)]
+    assert cohort.Engine(model).rollouts(PROMPTS, temperature=0).texts == alone
+    assert cohort.Engine(model, max_concurrent=1).rollouts(PROMPTS, temperature=0).texts == alone
+
+
+def test_rollouts_are_arrays_whose_logprobs_are_those_of_the_model(model):
+    r = cohort.Engine(model).rollouts(PROMPTS, 3, seed=5, max_completion_length=6)
+    tokens, mask, logprobs = np.from_dlpack(r.tokens), r.loss_mask.numpy(), r.logprobs.numpy()
+    assert tokens.dtype == np.int32 and tokens.shape == mask.shape == logprobs.shape and len(tokens) == 12
+    assert len(r.texts) == len(r.stop_reasons) == 12
+    for i in range(12):
+        length, prompt = int(r.lengths.numpy()[i]), int(r.prompt_lengths.numpy()[i])
+        ids = tokens[i, :length].tolist()
+        assert ids[:prompt] == model.encode(PROMPTS[i // 3])
+        assert not mask[i, :prompt].any() and mask[i, prompt:length].all() and not mask[i, length:].any()
+        assert model.decode(ids[prompt:]) == r.texts[i]
+        expected = model.logprobs(ids).numpy()[prompt - 1:]
+        # The same bits: the sampler computes on the weights as training does.
+        np.testing.assert_array_equal(logprobs[i, prompt:length].astype(np.float32), expected)
+        assert (r.entropies.numpy()[i, prompt:length] >= 0).all()
+        if r.stop_reasons[i] == "stop_token":
+            assert model.decode(ids[-1:]) == ""
+        else:
+            assert r.stop_reasons[i] == "length" and length - prompt == 6
+
+
+def test_restricted_sampling_reports_the_distribution_that_was_sampled(model):
+    r = cohort.Engine(model).rollouts(PROMPTS, 4, top_k=1, max_completion_length=4)
+    mask = r.loss_mask.numpy() == 1
+    np.testing.assert_allclose(r.sampling_logprobs.numpy()[mask], 0, atol=1e-6)
+    assert (r.logprobs.numpy()[mask] < 0).all()
+
+
+def test_logprobs_of_a_text_sum_to_one_over_the_next_token(model):
+    ids = model.encode("1+1=")
+    vocab = model.config["vocab_size"]
+    total = sum(np.exp(float(model.logprobs([*ids, token]).numpy()[-1])) for token in range(vocab))
+    assert abs(total - 1) < 1e-5
+    np.testing.assert_array_equal(model.logprobs("1+1=").numpy(), model.logprobs(ids).numpy())
+    halved = model.logprobs("1+1=", temperature=2.0).numpy()
+    assert not np.array_equal(halved, model.logprobs("1+1=").numpy())
+
+
+def test_parameters_share_the_memory_of_the_model(tmp_path, small):
+    config = small("sft", batch_size=4, steps=1)
+    model = cohort.Model(cohort.train(config, progress=False).dir, device="cpu")
+    before = model.logprobs("1+1=").numpy().copy()
+    for tensor in model.parameters().values():
+        np.from_dlpack(tensor)[...] *= 0
+    after = model.logprobs("1+1=").numpy()
+    assert not np.array_equal(before, after)
+    assert np.ptp(after) < 1e-6  # all tokens are equally likely
+
+
+def test_wrong_arguments_are_named(model, tmp_path):
+    with pytest.raises(cohort.InputError, match="no_model"):
+        cohort.Model(tmp_path / "no_model", device="cpu")
+    with pytest.raises(cohort.InputError, match="float16"):
+        cohort.Model(model.folder, device="cpu", dtype="float16")
+    with pytest.raises(cohort.InputError, match="tpu"):
+        cohort.Model(model.folder, device="tpu")
+    with pytest.raises(cohort.InputError, match="temprature"):
+        model.generate("1+1=", temprature=1)
+    with pytest.raises(cohort.InputError, match="top_p"):
+        model.generate("1+1=", top_p=-1)
+    with pytest.raises(cohort.InputError, match="prompt"):
+        model.generate("1+1=" * 50)
+    with pytest.raises(cohort.InputError, match="chat template"):
+        model.generate([{"role": "user", "content": "1+1="}])
+    with pytest.raises(cohort.InputError, match="tokens"):
+        model.logprobs([1])
+    with pytest.raises(cohort.Error):
+        model.logprobs([1, 10**6])
+    with pytest.raises(cohort.InputError, match="memory_fraction"):
+        cohort.Engine(model, memory_fraction=7)
+    with pytest.raises(TypeError):
+        model.generate(["not", "one prompt"])
+    assert model.generate("1+1=")
+
+
+def test_a_stream_can_be_closed_and_its_error_is_raised(model):
+    stream = model.stream("1+1=", temperature=2.0, max_completion_length=8)
+    next(stream)
+    stream.close()
+    with pytest.raises(cohort.InputError, match="top_k"):
+        next(model.stream("1+1=", top_k=-1))
+    assert model.generate("1+1=")
+
+
+def test_threads_share_an_engine(model):
+    alone = [model.generate(p, seed=3) for p in PROMPTS]
+    results = {}
+    threads = [threading.Thread(target=lambda p=p: results.update({p: model.generate(p, seed=3)})) for p in PROMPTS * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [results[p] for p in PROMPTS] == alone
+
+
+def test_an_interrupt_ends_sampling(model):
+    def interrupt():
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+    thread = threading.Thread(target=interrupt)
+    start = time.monotonic()
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        for seed in range(10**6):
+            cohort.Engine(model).rollouts(PROMPTS * 64, 32, seed=seed)
+            assert time.monotonic() < start + 60
+    thread.join()
+    assert model.generate("1+1=")
+
+
+def test_models_are_freed(model):
+    other = cohort.Model(model.folder, device="cpu")
+    other.generate("1+1=")
+    reference = weakref.ref(other)
+    del other
+    gc.collect()
+    assert reference() is None

@@ -1,0 +1,191 @@
+"""cohort.train(): the runs of the command line tool, with functions of Python."""
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import cohort
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+REWARD = '''
+def reward(completions, answers, **fields):
+    return [0.3 * c.count("1") + 0.1 * len(c) if "7" not in c else None for c, a in zip(completions, answers)]
+'''
+exec(REWARD)
+
+
+def weights(run):
+    return [path.read_bytes() for name in ("model.safetensors", "training/optimizer.safetensors")
+            for path in sorted(pathlib.Path(run).glob(f"checkpoints/step-*/{name}"))[-1:]]
+
+
+def mine(**more):
+    return [{"name": "mine", "weight": 2, **more}, {"name": "format", "pattern": ".*1.*", "weight": 0.5}]
+
+
+def test_a_function_gives_the_weights_of_the_same_program(small, tmp_path):
+    (tmp_path / "reward.py").write_text(REWARD)
+    ours = cohort.train(small("grpo", rewards=mine(), output_dir=str(tmp_path / "function")), rewards={"mine": reward},  # noqa: F821
+                        progress=False)
+    program = {"name": "command", "weight": 2, "directory": str(tmp_path),
+               "run": f"{sys.executable} {ROOT / 'scripts' / 'cohort_reward.py'} reward.py"}
+    theirs = cohort.train(small("grpo", rewards=[program, mine()[1]], output_dir=str(tmp_path / "program")), progress=False)
+    assert ours.finished and len(ours.metrics) == 4
+    assert weights(ours.dir) == weights(theirs.dir) and len(weights(ours.dir)) == 2
+    assert [m["step"] for m in ours.metrics] == [1, 2, 3, 4]
+    assert all("rewards/mine/mean" in m for m in ours.metrics)
+    assert cohort.Model(ours.dir, device="cpu").generate("1+1=", temperature=0) is not None
+
+
+def test_a_file_is_as_good_as_a_dictionary(small, tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps(small("sft", batch_size=4, output_dir=str(tmp_path / "file"))))
+    from_file = cohort.train(path, progress=False, overrides={"steps": 3})
+    from_dict = cohort.train(small("sft", batch_size=4, steps=3, output_dir=str(tmp_path / "dict")), progress=False)
+    assert weights(from_file.dir) == weights(from_dict.dir) and weights(from_file.dir)
+
+
+class Recorder(cohort.Callback):
+    def __init__(self, stop_at=None):
+        self.events, self.stop_at = [], stop_at
+
+    def on_stage(self, name, step, steps):
+        self.events.append(("stage", step, steps))
+
+    def on_step(self, metrics):
+        self.events.append(("step", metrics["step"]))
+        return metrics["step"] == self.stop_at
+
+    def on_completion(self, record):
+        self.events.append(("completion", record["completion"]))
+
+    def on_message(self, text):
+        self.events.append(("message", text))
+
+
+def test_callbacks_stop_and_a_resume_gives_the_same_weights(small, tmp_path):
+    config = small("grpo", rewards=mine())
+    whole = cohort.train(config | {"output_dir": str(tmp_path / "whole")}, rewards={"mine": reward}, progress=False)  # noqa: F821
+    recorder = Recorder(stop_at=2)
+    parts = cohort.train(config | {"output_dir": str(tmp_path / "parts")}, rewards={"mine": reward},  # noqa: F821
+                         callbacks=[recorder], progress=False)
+    assert not parts.finished and [m["step"] for m in parts.metrics] == [1, 2]
+    kinds = [event[0] for event in recorder.events]
+    assert kinds.index("stage") < kinds.index("completion") < kinds.index("step")
+    assert any("Resume with" in event[1] for event in recorder.events if event[0] == "message")
+    with pytest.raises(cohort.InputError, match="mine"):
+        cohort.train(resume=parts.dir, progress=False)
+    resumed = cohort.train(resume=parts.dir, rewards={"mine": reward}, progress=False)  # noqa: F821
+    assert resumed.finished and [m["step"] for m in resumed.metrics] == [3, 4]
+    assert weights(resumed.dir) == weights(whole.dir)
+
+
+def test_steps_are_yielded_during_the_run(small):
+    steps = cohort.train_steps(small("sft", batch_size=4, steps=10**6))
+    assert [next(steps)["step"] for _ in range(3)] == [1, 2, 3]
+    steps.close()  # stops the run and saves
+    (run,) = [path for path in [pathlib.Path(small("sft")["output_dir"])] if path.is_dir()]
+    resumed = cohort.train(resume=run, overrides={"steps": 4}, progress=False)
+    assert resumed.finished
+
+
+def test_exceptions_of_functions_are_raised_and_keep_the_checkpoint(small):
+    calls = []
+
+    def failing(completions, **fields):
+        calls.append(len(completions))
+        if len(calls) > 2:
+            raise ZeroDivisionError("from the reward")
+        return [float(i) for i in range(len(completions))]
+
+    config = small("grpo", rewards=mine(), checkpoint={"every": 1})
+    with pytest.raises(ZeroDivisionError, match="from the reward"):
+        cohort.train(config, rewards={"mine": failing}, progress=False)
+    resumed = cohort.train(resume=config["output_dir"], rewards={"mine": reward}, progress=False)  # noqa: F821
+    assert resumed.metrics[0]["step"] == 3
+
+    class Failing(cohort.Callback):
+        def on_step(self, metrics):
+            raise LookupError("from the callback")
+    with pytest.raises(LookupError, match="from the callback"):
+        cohort.train(small("sft", batch_size=4, output_dir=config["output_dir"] + "2"), callbacks=[Failing()], progress=False)
+
+
+@pytest.mark.parametrize("values, error", [
+    (lambda n: [1.0] * (n - 1), cohort.InputError), (lambda n: [float("nan")] * n, cohort.InputError),
+    (lambda n: ["x"] * n, ValueError), (lambda n: 7, TypeError), (lambda n: None, TypeError)])
+def test_wrong_rewards_end_the_run(small, values, error):
+    with pytest.raises(error):
+        cohort.train(small("grpo", rewards=mine()), rewards={"mine": lambda completions, **_: values(len(completions))},
+                     progress=False)
+
+
+def test_wrong_requests_are_named(small, tmp_path):
+    for config, text in [(small("sft", stepz=1), "stepz"), ({"trainer": "nothing"}, "trainer"), (str(tmp_path / "none.yaml"), "none"),
+                         (small("grpo", rewards=mine()), "mine"), (None, "configuration")]:
+        with pytest.raises(cohort.InputError, match=text):
+            cohort.train(config, progress=False)
+    with pytest.raises(cohort.InputError, match="task"):  # the name of a reward of cohort's own
+        cohort.train(small("grpo", rewards=mine()), rewards={"mine": reward, "task": reward}, progress=False)  # noqa: F821
+    with pytest.raises(TypeError):
+        cohort.train({"steps": object()}, progress=False)
+    with pytest.raises(TypeError):
+        cohort.train(small("sft"), rewards={"mine": 3}, progress=False)
+
+
+def test_an_environment_is_a_function(small):
+    turns = []
+
+    def play(requests):
+        turns.extend(requests)
+        return [{"reward": 1.0, "done": True} for _ in requests]
+
+    result = cohort.train(small("grpo", rewards=[{"name": "environment"}], environment={"name": "game", "max_turns": 2}, steps=1),
+                          environments={"game": play}, progress=False)
+    assert result.finished and len(turns) >= 24
+
+
+def test_an_interrupt_saves_and_is_raised(small):
+    config = small("sft", batch_size=4, steps=10**6)
+    thread = threading.Thread(target=lambda: (time.sleep(0.5), os.kill(os.getpid(), signal.SIGINT)))
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        cohort.train(config, progress=False)
+    thread.join()
+    assert weights(config["output_dir"])
+
+
+def test_the_process_ends_cleanly_with_a_run_open(small, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(f"import cohort, json\nsteps = cohort.train_steps(json.loads({json.dumps(json.dumps(small('sft', batch_size=4, steps=10**6)))}))\n"
+                      "print(next(steps)['step'])\n")
+    done = subprocess.run([sys.executable, "-P", str(script)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.split()[-1] == "1", done.stderr
+    assert weights(small("sft")["output_dir"])
+
+
+def test_progress_prints_the_run(small, capsys):
+    cohort.train(small("sft", batch_size=4))
+    out = capsys.readouterr()
+    assert "run directory" in out.out
+
+
+def test_stories_learn_by_a_function(shared_data, tmp_path, capsys):
+    """Ten lines of Python give the weights of the YAML run with the same reward as a program."""
+    (tmp_path / "reward.py").write_text("def reward(completions, **fields):\n"
+                                        "    return [('dog' in c) + 0.5 * (c[-1:] in '.!?') for c in completions]\n")
+    scope: dict = {}
+    exec((tmp_path / "reward.py").read_text(), scope)
+    config = str(ROOT / "configs" / "stories_grpo.yaml")
+    options = {"model.path": str(shared_data / "models" / "stories260K"), "steps": 3, "max_completion_length": 40}
+    ours = cohort.train(config, rewards={"mine": scope["reward"]}, progress=False,
+                        overrides=options | {"rewards": [{"name": "mine"}], "eval.correct.reward": "mine", "output_dir": str(tmp_path / "a")})
+    program = {"name": "command", "run": f"{sys.executable} {ROOT / 'scripts' / 'cohort_reward.py'} {tmp_path / 'reward.py'}"}
+    theirs = cohort.train(config, progress=False, overrides=options | {
+        "rewards": [program], "eval.correct.reward": "command", "output_dir": str(tmp_path / "b")})
+    assert weights(ours.dir) == weights(theirs.dir) and len(weights(ours.dir)) == 2
