@@ -52,10 +52,15 @@ auto without_gil(F&& fn) {
 }
 
 // Parameters of functions for define(): a Variable is contiguous if no gradient is wanted, a
-// Strided one and a Tensor are as they were passed, the others are undefined for None.
+// Strided one is as it was passed, a MaybeVariable is undefined for None. A Tensor and a
+// MaybeTensor are torch tensors, without a stream's order.
 struct Strided : Variable {};
 struct MaybeVariable : Variable {};
 struct MaybeTensor : Tensor {};
+// A view of a torch tensor, valid while the caller holds it. Throws InputError for other objects.
+Tensor borrow_from_torch(nb::handle tensor);
+// The stream on which torch enqueues work of the device now.
+Stream torch_stream(nb::handle tensor, Device device);
 
 template <class T>
 struct Argument {
@@ -73,19 +78,19 @@ struct Argument<Strided> {
   static Strided of(const Type& x) { return {import_array(x, Access::kRead)}; }
 };
 template <>
-struct Argument<Tensor> {
-  using Type = Array;
-  static Tensor of(const Type& x) { return import_array(x, Access::kRead).value(); }
-};
-template <>
 struct Argument<MaybeVariable> {
   using Type = std::optional<Array>;
   static MaybeVariable of(const Type& x) { return {x ? x->variable() : Variable()}; }
 };
 template <>
+struct Argument<Tensor> {
+  using Type = nb::handle;
+  static Tensor of(Type x) { return borrow_from_torch(x); }
+};
+template <>
 struct Argument<MaybeTensor> {
-  using Type = std::optional<Array>;
-  static MaybeTensor of(const Type& x) { return {x ? x->variable().value() : Tensor()}; }
+  using Type = std::optional<nb::handle>;
+  static MaybeTensor of(Type x) { return {x ? borrow_from_torch(*x) : Tensor()}; }
 };
 
 // Binds fn as a function of arrays that runs while other Python threads run.

@@ -8,8 +8,11 @@
 
 #include <array>
 #include <map>
-#include <tuple>
+#include <mutex>
+#include <numeric>
 
+#include "core/rng.h"
+#include "kernels/sampling.h"
 #include "python/bindings/attention.h"
 #include "python/bindings/bindings.h"
 
@@ -41,12 +44,34 @@ Tensor sequence_offsets(const Tensor& cu_seqlens, const Tensor& q) {
                 length = q.rank() == 0 ? 0 : q.dim(is_batch ? 1 : 0);
   if (count * length > INT32_MAX)
     throw InputError(str("flash_attention: ", q.str(), " has more than 2^31 - 1 tokens"));
+  // An upload costs more than a small kernel. Entries stay, because any stream may be using them.
+  constexpr size_t kMaxEntries = 256;
+  static std::mutex mutex;
+  static auto& cache = *new std::map<std::tuple<int, int64_t, int64_t>, Tensor>;
+  const std::lock_guard lock(mutex);
+  const std::tuple key{q.device().is_cpu() ? -1 : q.device().index, count, length};
+  if (const auto it = cache.find(key); it != cache.end()) return it->second;
   std::vector<int32_t> offsets;
   for (int64_t i = 0; i <= count; ++i) offsets.push_back(static_cast<int32_t>(i * length));
-  return Tensor::from(offsets).to(q.device());
+  const Tensor out = Tensor::from(offsets).to(q.device());
+  if (cache.size() < kMaxEntries) {
+    synchronize(q.device());  // other streams do not wait for this one
+    cache[key] = out;
+  }
+  return out;
+}
+
+kernels::TileMask tile_mask(const Tensor& tiles) {
+  if (!tiles.defined()) return {};
+  COHORT_CHECK(tiles.rank() == 3 && tiles.dim(0) == 2,
+               "[flash_attention] expected tiles from ops.tile_mask(), got ", tiles.str());
+  const Shape shape{tiles.dim(1), tiles.dim(2)};
+  return {tiles.narrow(0, 0, 1).reshape(shape), tiles.narrow(0, 1, 1).reshape(shape)};
 }
 
 namespace {
+
+constexpr uint64_t kPythonSamplePurpose = 10;  // of rng_stream()
 
 // A tensor of indices in i32.
 Tensor indices(const Tensor& x) {
@@ -104,22 +129,23 @@ void bind_attention(nb::module_& m) {
       m, "flash_attention",
       +[](const Strided& q, const Strided& k, const Strided& v, bool causal, int64_t window,
           int64_t window_right, double soft_cap, double scale, const MaybeVariable& slopes,
-          const MaybeVariable& bias, const MaybeVariable& sinks, const MaybeTensor& prefix_lm,
-          const MaybeTensor& cu_seqlens) {
+          const MaybeVariable& bias, const MaybeVariable& sinks, const MaybeVariable& prefix_lm,
+          const MaybeVariable& tiles, const MaybeVariable& cu_seqlens) {
         const AttentionDesc desc{.scale = scale,
                                  .mask = causal ? kernels::Mask::kCausal : kernels::Mask::kFull,
                                  .window = window,
                                  .window_right = window_right,
-                                 .prefix_lm = indices(prefix_lm),
+                                 .prefix_lm = indices(prefix_lm.value()),
+                                 .tiles = tile_mask(tiles.value()),
                                  .soft_cap = soft_cap,
                                  .slopes = slopes.value()};
-        return flash_attention({q, k, v}, indices(cu_seqlens), desc, {bias, sinks});
+        return flash_attention({q, k, v}, indices(cu_seqlens.value()), desc, {bias, sinks});
       },
       nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::kw_only(), nb::arg("causal") = true,
       nb::arg("window") = 0, nb::arg("window_right") = -1, nb::arg("soft_cap") = 0.0,
       nb::arg("scale") = 0.0, nb::arg("slopes") = nb::none(), nb::arg("bias") = nb::none(),
       nb::arg("sinks") = nb::none(), nb::arg("prefix_lm") = nb::none(),
-      nb::arg("cu_seqlens") = nb::none(),
+      nb::arg("tiles") = nb::none(), nb::arg("cu_seqlens") = nb::none(),
       R"(softmax(scale q k^T) v, without the matrix of scores in memory; the backward is deterministic.
 
 q: [T, H, D] with sequences packed one after the other, or a batch [B, T, H, D]; float32 and, on the
@@ -131,7 +157,28 @@ causal: a query sees no later key. window: the keys up to its own that it sees, 
 the later keys that it sees if not causal, -1: all. scale: 0 for 1 / sqrt(D). soft_cap: scores become
 cap tanh(score / cap). slopes: [H], ALiBi. bias: [H, 2 R + 1], by distance, differentiable. sinks: [H],
 logits of keys without values, differentiable. prefix_lm: [S], the length of the prefix that all queries of
-a sequence see. Error for other shapes, dtypes and combinations.)");
+a sequence see. tiles: of tile_mask(). Error for other shapes, dtypes and combinations.)");
+  define(
+      m, "tile_mask",
+      +[](const Variable& visible) {
+        COHORT_CHECK(visible.shape().rank() == 2 && visible.shape()[0] == visible.shape()[1],
+                     "[tile_mask] expected visible [N, N], got ", visible.value().str());
+        const int64_t n = visible.shape()[0];
+        const Tensor flags = visible.value().to(Device{}).to(DType::kU8);
+        std::vector<std::pair<int64_t, int64_t>> pairs;
+        for (int64_t i = 0; i < n * n; ++i)
+          if (flags.data<uint8_t>()[i] != 0) pairs.emplace_back(i / n, i % n);
+        const kernels::TileMask masks = kernels::make_tile_mask(pairs, n);
+        const int64_t words = masks.by_query.dim(1);
+        Tensor out = Tensor::empty({2, n, words}, DType::kI32);
+        out.narrow(0, 0, 1).copy_(masks.by_query.reshape({1, n, words}));
+        out.narrow(0, 1, 1).copy_(masks.by_key.reshape({1, n, words}));
+        return Variable(out.to(visible.value().device()));
+      },
+      nb::arg("visible"),
+      "Block-sparse masks for flash_attention: visible [N, N] uint8 is not 0 where the queries "
+      "128 i to 128 i + 127 of a sequence see the keys 128 j to 128 j + 127. -> int32 [2, N, "
+      "ceil(N / 32)], on the same device.");
 }
 
 void bind_elementwise(nb::module_& m) {
@@ -177,19 +224,54 @@ void bind_layers(nb::module_& m) {
       x, w, no_bias, "x w^T + bias. x: [..., K], w: [N, K], bias: [N] -> [..., N].");
   define(
       m, "embedding",
-      +[](const Variable& table, const Tensor& ids) { return embedding(table, indices(ids)); },
+      +[](const Variable& table, const Strided& ids) {
+        return embedding(table, indices(ids.value()));
+      },
       nb::arg("table"), nb::arg("ids"),
       "Rows of table [V, C] -> [T, C]. ids: [T], from 0 to V - 1; Error for others on the CPU.");
   define(
       m, "token_log_probs",
-      +[](const Variable& x, const Variable& w, const Tensor& targets, double temperature) {
-        TokenLogProbs out = token_log_probs(x, w, indices(targets), {.temperature = temperature});
+      +[](const Variable& x, const Variable& w, const Strided& targets, double temperature) {
+        TokenLogProbs out =
+            token_log_probs(x, w, indices(targets.value()), {.temperature = temperature});
         return std::pair(out.logprob, out.entropy);
       },
       x, w, nb::arg("targets"), nb::arg("temperature") = 1.0,
       "Log-probs of `targets` [T] and entropies under softmax(x w^T / temperature), both [T], "
       "whose "
       "logits are never in memory as a whole. x: [T, C], w: [V, C].");
+  define(
+      m, "sample",
+      +[](const Strided& logits, double temperature, int64_t top_k, double top_p, double min_p,
+          uint64_t seed) {
+        const Tensor& z = logits.value();
+        const int64_t n = z.rank() == 2 ? z.dim(0) : 0;  // the kernel's check names the shape
+        const kernels::SamplingParams params{.temperature = temperature,
+                                             .top_k = top_k,
+                                             .top_p = top_p,
+                                             .min_p = min_p,
+                                             .seed = seed,
+                                             .stream = rng_stream(kPythonSamplePurpose)};
+        kernels::SamplingState state{.params = kernels::pack_params({&params, 1}).to(z.device())};
+        std::vector<int64_t> rows(static_cast<size_t>(n));
+        std::iota(rows.begin(), rows.end(), 0);
+        const DType statistics = accumulate_dtype(z.dtype());
+        const auto row = [&](DType dtype) { return Tensor::empty({n}, dtype, z.device()); };
+        kernels::Samples out{row(DType::kI32), row(statistics), row(statistics), row(statistics),
+                             row(statistics)};
+        kernels::sample_logits({.out = out,
+                                .state = state,
+                                .logits = z,
+                                .slots = Tensor::zeros({n}, DType::kI32, z.device()),
+                                .rng_index = Tensor::from(rows).to(z.device())});
+        return std::pair(Variable(out.tokens), Variable(out.logprob));
+      },
+      nb::arg("logits"), nb::kw_only(), nb::arg("temperature") = 1.0, nb::arg("top_k") = 0,
+      nb::arg("top_p") = 1.0, nb::arg("min_p") = 0.0, nb::arg("seed") = 0,
+      R"(Samples a token for each row of logits [N, V], float32 or, on the CPU, float64 -> tokens [N] int32 and
+their log-probs [N] at the temperature before truncation. temperature: 0 for the largest logit. top_k: 0
+for all tokens, top_p: 1, min_p: 0. Equal seeds give equal tokens, so each step needs its own seed. Error for
+parameters out of range; NaN or infinite logits: Error on the CPU, token -1 on CUDA.)");
   define(m, "sum", static_cast<Variable (*)(const Variable&)>(&sum), x,
          "[1]: the sum, float32 for bfloat16.");
   define(m, "scale", static_cast<Variable (*)(const Variable&, double)>(&scale), x,

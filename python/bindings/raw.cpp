@@ -1,5 +1,5 @@
-// Kernels as cohort.torch calls them: outputs are arguments, and the work goes to a given stream.
-// Tensors are DLPack capsules, or arrays.
+// Kernels as cohort.torch calls them, on torch tensors: outputs are arguments, and the work goes to
+// torch's current stream.
 #include "core/device.h"
 #include "kernels/elementwise.h"
 #include "kernels/norm.h"
@@ -9,89 +9,99 @@
 namespace cohort::python {
 namespace {
 
-// The stream that kernels of the tensor's device use while this lives; none on the CPU.
-class Current {
- public:
-  Current(int64_t stream, const Tensor& t) {
-    if (t.device().is_cuda())
-      guard_.emplace(Stream{.device = t.device(), .handle = reinterpret_cast<void*>(stream)});
-  }
+// Binds fn, whose first parameter is a Tensor.
+template <class... T>
+void define_raw(nb::module_& m, const char* name, void (*fn)(T...)) {
+  m.def(name, [fn](typename Argument<std::decay_t<T>>::Type... arguments) {
+    std::tuple<std::decay_t<T>...> values{Argument<std::decay_t<T>>::of(arguments)...};
+    const Device device = std::get<0>(values).device();
+    std::optional<StreamGuard> guard;
+    if (device.is_cuda()) guard.emplace(torch_stream(std::get<0>(std::tie(arguments...)), device));
+    without_gil([&] { std::apply(fn, values); });
+  });
+}
 
- private:
-  std::optional<StreamGuard> guard_;
-};
-
-kernels::AttentionDesc desc_of(bool causal, int64_t window, int64_t window_right, double soft_cap,
+kernels::AttentionDesc desc_of(const Tensor& bias, const Tensor& sinks, const Tensor& slopes,
+                               const Tensor& prefix_lm, const Tensor& tiles, bool causal,
+                               int64_t window, int64_t window_right, double soft_cap,
                                double scale) {
   return {.scale = scale,
           .mask = causal ? kernels::Mask::kCausal : kernels::Mask::kFull,
           .window = window,
           .window_right = window_right,
-          .soft_cap = soft_cap};
+          .prefix_lm = prefix_lm,
+          .tiles = tile_mask(tiles),
+          .soft_cap = soft_cap,
+          .slopes = slopes,
+          .bias = bias,
+          .sinks = sinks};
 }
 
-void attention_forward(int64_t stream, const Tensor& o, Tensor lse, const Tensor& q,
-                       const Tensor& k, const Tensor& v, const MaybeTensor& cu_seqlens, bool causal,
-                       int64_t window, int64_t window_right, double soft_cap, double scale) {
-  const Current current(stream, o);
-  Tensor rows = packed(o);
-  kernels::attention_forward({.o = rows,
-                              .lse = lse,
-                              .q = packed(q),
-                              .k = packed(k),
-                              .v = packed(v),
-                              .cu_seqlens = sequence_offsets(cu_seqlens, q),
-                              .desc = desc_of(causal, window, window_right, soft_cap, scale)});
-}
+// Rules: the other parameters of desc_of().
+template <class... Rules>
+struct Attention {
+  static void forward(const Tensor& o, Tensor lse, const Tensor& q, const Tensor& k,
+                      const Tensor& v, const MaybeTensor& bias, const MaybeTensor& sinks,
+                      const MaybeTensor& cu_seqlens, Rules... rules) {
+    Tensor rows = packed(o);
+    kernels::attention_forward({.o = rows,
+                                .lse = lse,
+                                .q = packed(q),
+                                .k = packed(k),
+                                .v = packed(v),
+                                .cu_seqlens = sequence_offsets(cu_seqlens, q),
+                                .desc = desc_of(bias, sinks, rules...)});
+  }
+  static void backward(const Tensor& dq, const Tensor& dk, const Tensor& dv,
+                       const MaybeTensor& dbias, const MaybeTensor& dsinks, const Tensor& dout,
+                       const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
+                       const Tensor& v, const MaybeTensor& bias, const MaybeTensor& sinks,
+                       const MaybeTensor& cu_seqlens, Rules... rules) {
+    Tensor grads[] = {packed(dq), packed(dk), packed(dv), dbias, dsinks};
+    const auto term = [](Tensor& grad) {
+      return grad.defined() ? std::optional(kernels::GradOut{grad}) : std::nullopt;
+    };
+    kernels::attention_backward({.dq = {grads[0]},
+                                 .dk = {grads[1]},
+                                 .dv = {grads[2]},
+                                 .dout = packed(dout),
+                                 .q = packed(q),
+                                 .k = packed(k),
+                                 .v = packed(v),
+                                 .o = packed(o),
+                                 .lse = lse,
+                                 .cu_seqlens = sequence_offsets(cu_seqlens, q),
+                                 .desc = desc_of(bias, sinks, rules...),
+                                 .dbias = term(grads[3]),
+                                 .dsinks = term(grads[4])});
+  }
+};
+using AttentionCalls =
+    Attention<MaybeTensor, MaybeTensor, MaybeTensor, bool, int64_t, int64_t, double, double>;
 
-void attention_backward(int64_t stream, const Tensor& dq, const Tensor& dk, const Tensor& dv,
-                        const Tensor& dout, const Tensor& o, const Tensor& lse, const Tensor& q,
-                        const Tensor& k, const Tensor& v, const MaybeTensor& cu_seqlens,
-                        bool causal, int64_t window, int64_t window_right, double soft_cap,
-                        double scale) {
-  const Current current(stream, q);
-  Tensor grads[] = {packed(dq), packed(dk), packed(dv)};
-  kernels::attention_backward({.dq = {grads[0]},
-                               .dk = {grads[1]},
-                               .dv = {grads[2]},
-                               .dout = packed(dout),
-                               .q = packed(q),
-                               .k = packed(k),
-                               .v = packed(v),
-                               .o = packed(o),
-                               .lse = lse,
-                               .cu_seqlens = sequence_offsets(cu_seqlens, q),
-                               .desc = desc_of(causal, window, window_right, soft_cap, scale)});
-}
-
-void rms_norm_forward(int64_t stream, Tensor y, Tensor rstd, const Tensor& x, const Tensor& w,
-                      double eps) {
-  const Current current(stream, x);
+void rms_norm_forward(Tensor y, Tensor rstd, const Tensor& x, const Tensor& w, double eps) {
   kernels::rms_norm_forward({.y = y, .rstd = rstd, .x = x, .w = w, .eps = eps});
 }
-void rms_norm_backward(int64_t stream, Tensor dx, Tensor dw, const Tensor& dy, const Tensor& rstd,
-                       const Tensor& x, const Tensor& w, double /*eps*/) {
-  const Current current(stream, x);
+void rms_norm_backward(Tensor dx, Tensor dw, const Tensor& dy, const Tensor& rstd, const Tensor& x,
+                       const Tensor& w, double /*eps*/) {
   kernels::rms_norm_backward({.dx = {dx}, .dw = {dw}, .dy = dy, .x = x, .w = w, .rstd = rstd});
 }
-void swiglu_forward(int64_t stream, Tensor y, const Tensor& x) {
-  const Current current(stream, x);
+void swiglu_forward(Tensor y, const Tensor& x) {
   kernels::swiglu_forward({.y = y, .x = x});
 }
-void swiglu_backward(int64_t stream, Tensor dx, const Tensor& dy, const Tensor& x) {
-  const Current current(stream, x);
+void swiglu_backward(Tensor dx, const Tensor& dy, const Tensor& x) {
   kernels::swiglu_backward({.dx = {dx}, .dy = dy, .x = x});
 }
 
 }  // namespace
 
 void bind_raw(nb::module_& m) {
-  define(m, "raw_attention_forward", &attention_forward);
-  define(m, "raw_attention_backward", &attention_backward);
-  define(m, "raw_rms_norm_forward", &rms_norm_forward);
-  define(m, "raw_rms_norm_backward", &rms_norm_backward);
-  define(m, "raw_swiglu_forward", &swiglu_forward);
-  define(m, "raw_swiglu_backward", &swiglu_backward);
+  define_raw(m, "raw_attention_forward", &AttentionCalls::forward);
+  define_raw(m, "raw_attention_backward", &AttentionCalls::backward);
+  define_raw(m, "raw_rms_norm_forward", &rms_norm_forward);
+  define_raw(m, "raw_rms_norm_backward", &rms_norm_backward);
+  define_raw(m, "raw_swiglu_forward", &swiglu_forward);
+  define_raw(m, "raw_swiglu_backward", &swiglu_backward);
 }
 
 }  // namespace cohort::python

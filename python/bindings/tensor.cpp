@@ -34,6 +34,21 @@ struct ManagedVersioned {
   bool read_only() const { return (flags & 1) != 0; }
 };
 
+// DLPack 1.3's functions for calls without capsules, as torch has them.
+struct ExchangeApi {
+  uint32_t major, minor;
+  void *previous, *allocate, *export_owned, *import_owned;
+  int (*describe)(void* object, dltensor* out);
+  int (*current_stream)(int device_type, int32_t device_index, void** out);
+};
+const ExchangeApi& exchange_api(nb::handle tensor) {
+  const nb::object capsule = nb::getattr(tensor.type(), "__dlpack_c_exchange_api__", nb::none());
+  if (PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api") == 0)
+    throw InputError(str("expected a torch tensor, got ", nb::type_name(tensor.type()).c_str()));
+  return *static_cast<const ExchangeApi*>(
+      PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+}
+
 constexpr int kCpu = 1, kCuda = 2, kCudaHost = 3, kCudaManaged = 13;
 
 struct Element {
@@ -79,15 +94,9 @@ void without_errors(F&& fn) {
   }
 }
 
-// A view of the capsule's memory, which it then owns no longer.
-template <class M>
-Tensor adopt(PyObject* capsule, Access access, bool is_ordered) {
-  M* m = static_cast<M*>(PyCapsule_GetPointer(capsule, M::kName));
-  if (m->read_only() && access == Access::kWrite)
-    throw InputError("from_dlpack: the array is read-only; hint: from_dlpack(x, copy=True)");
-  const dltensor& t = m->tensor;
+// A view of the memory that `t` describes; `release` as for Tensor::borrow().
+Tensor view_of(const dltensor& t, std::function<void()> release) {
   const DType dtype = dtype_of_code(t.dtype);
-  const Device device = device_of({t.device.device_type, t.device.device_id});
   Shape shape, strides;
   for (int i = 0; i < t.ndim; ++i) {
     shape.push_back(t.shape[i]);
@@ -96,13 +105,22 @@ Tensor adopt(PyObject* capsule, Access access, bool is_ordered) {
       throw InputError("from_dlpack: negative strides are not supported; hint: copy the array");
   }
   if (t.strides == nullptr) strides = contiguous_strides(shape);
+  return Tensor::borrow(static_cast<char*>(t.data) + t.byte_offset, std::move(release), shape,
+                        strides, dtype, device_of({t.device.device_type, t.device.device_id}));
+}
+
+// A view of the capsule's memory, which it then owns no longer.
+template <class M>
+Tensor adopt(PyObject* capsule, Access access, bool is_ordered) {
+  M* m = static_cast<M*>(PyCapsule_GetPointer(capsule, M::kName));
+  if (m->read_only() && access == Access::kWrite)
+    throw InputError("from_dlpack: the array is read-only; hint: from_dlpack(x, copy=True)");
+  const Device device = device_of({m->tensor.device.device_type, m->tensor.device.device_id});
   // The producer may reuse the memory at once, so work of ours that is still queued must end first.
-  const auto release = [m, device, is_ordered] {
+  Tensor view = view_of(m->tensor, [m, device, is_ordered] {
     if (!is_ordered) without_errors([&] { synchronize(device); });
     if (m->deleter != nullptr) m->deleter(m);
-  };
-  Tensor view = Tensor::borrow(static_cast<char*>(t.data) + t.byte_offset, release, shape, strides,
-                               dtype, device);
+  });
   PyCapsule_SetName(capsule, M::kUsed);
   return view;
 }
@@ -227,6 +245,19 @@ Variable import_array(nb::handle array, Access access) {
     if (!error.matches(PyExc_TypeError)) throw;
   }
   return Variable(adopt(method(**options), access, device.is_cpu()));  // before DLPack 1.0
+}
+
+Tensor borrow_from_torch(nb::handle tensor) {
+  dltensor t;
+  if (exchange_api(tensor).describe(tensor.ptr(), &t) != 0) nb::raise_python_error();
+  return view_of(t, [] {});
+}
+
+Stream torch_stream(nb::handle tensor, Device device) {
+  Stream out{.device = device};
+  if (exchange_api(tensor).current_stream(kCuda, device.index, &out.handle) != 0)
+    nb::raise_python_error();
+  return out;
 }
 
 void bind_tensor(nb::module_& m) {

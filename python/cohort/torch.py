@@ -1,109 +1,114 @@
 """Kernels as functions of torch tensors, with gradients: `flash_attention`, `rms_norm`, `swiglu`.
 
 Work is enqueued on torch's current stream, and torch allocates the outputs. An eager call is a torch.autograd.Function;
-torch.compile traces the custom ops `torch.ops.cohort.*`. There are no second derivatives. Needs torch 2.4 or newer.
+torch.compile traces the custom ops `torch.ops.cohort.*`. There are no second derivatives. Needs torch 2.10 or newer.
 """
 import torch
 from torch import Tensor, library
-from torch.utils.dlpack import to_dlpack
 
 from . import _cohort
+
+if not hasattr(Tensor, "__dlpack_c_exchange_api__"):
+    raise ImportError(f"cohort.torch needs torch 2.10 or newer, this is {torch.__version__}; hint: upgrade torch")
 
 __all__ = ["flash_attention", "rms_norm", "swiglu"]
 
 
-def _call(kernel, *arguments):
-    device = arguments[0].device
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    kernel(stream, *[to_dlpack(a) if isinstance(a, Tensor) else a for a in arguments])
-
-
 def _like(x):
-    return x.new_empty(x.shape)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _statistic(x, shape):
-    return x.new_empty(shape, dtype=torch.float32 if x.dtype == torch.bfloat16 else x.dtype)
+def _statistics(x):
+    return torch.float32 if x.dtype == torch.bfloat16 else x.dtype
 
 
 def _define(name, schema, outputs, gradients, first_saved=1, result="(Tensor, Tensor)"):
     """A function of arguments with this schema, tensors first. outputs(*arguments): memory for the result and for what
-    else the kernel writes; those from first_saved on are kept. gradients(*arguments): memory for the gradients of the
-    first arguments. The kernels take (stream, *outputs, *arguments) and (stream, *gradients, dy, *kept, *arguments)."""
+    else the kernel writes; those from first_saved on are kept. gradients: functions that make the memory of the gradients
+    of the first arguments, each of its argument. The kernels take (*outputs, *arguments) and (*gradients, dy, *kept,
+    *arguments), with None for absent tensors."""
     run, run_backward = getattr(_cohort, f"raw_{name}_forward"), getattr(_cohort, f"raw_{name}_backward")
     kinds = [kind.split()[0] for kind in schema.split(", ")]
-    tensors = sum(kind.startswith("Tensor") for kind in kinds)
+    tensors, count = sum(kind.startswith("Tensor") for kind in kinds), len(gradients)
 
-    def fake(*arguments):
+    def compute(*arguments):
         out = outputs(*arguments)
-        return out if len(out) > 1 else out[0]
-
-    def forward(*arguments):
-        out = fake(*arguments)
-        _call(run, *(out if isinstance(out, tuple) else (out,)), *arguments)
+        run(*out, *arguments)
         return out
 
-    def fake_backward(dy, kept, *arguments):
-        return [_like(x) for x in arguments[:len(gradients(*arguments))]]
+    def compute_backward(dy, kept, *arguments):
+        grads = [x if x is None else make(x) for make, x in zip(gradients, arguments)]
+        run_backward(*grads, dy.contiguous(), *kept, *arguments)
+        return [g if g is None else g.to(x.dtype) for g, x in zip(grads, arguments)]
 
-    def backward(dy, kept, *arguments):
-        grads = gradients(*arguments)
-        _call(run_backward, *grads, dy.contiguous(), *kept, *arguments)
-        return [g.to(x.dtype) for g, x in zip(grads, arguments)]
+    def one_or_all(out):
+        return out if len(out) > 1 else out[0]
+
+    op = library.custom_op(f"cohort::{name}", lambda *arguments: one_or_all(compute(*arguments)), mutates_args=(),
+                           schema=f"({schema}) -> {result}")
+    op.register_fake(lambda *arguments: one_or_all(outputs(*arguments)))
+    op_backward = library.custom_op(
+        f"cohort::{name}_backward", lambda *arguments: [g for g in compute_backward(*arguments) if g is not None],
+        mutates_args=(), schema=f"(Tensor dy, Tensor[] kept, {schema}) -> Tensor[]")
+    op_backward.register_fake(
+        lambda dy, kept, *arguments: [_like(x) for x in arguments[:count] if x is not None])
 
     def keep(ctx, inputs, output):
         out = output if isinstance(output, tuple) else (output,)
         ctx.mark_non_differentiable(*out[1:])
-        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs[:tensors], *out[first_saved:])
         ctx.rules = inputs[tensors:]
 
-    def differentiate(step):
-        def of_result(ctx, dy, *_):
-            if dy is None:
-                return (None,) * len(kinds)
-            saved = ctx.saved_tensors
-            grads = step(dy, list(saved[tensors:]), *saved[:tensors], *ctx.rules)
-            return (*grads, *[None] * (len(kinds) - len(grads)))
-        return of_result
+    def op_gradients(ctx, dy, *_):
+        saved = ctx.saved_tensors
+        grads = iter(op_backward(dy, list(saved[tensors:]), *saved[:tensors], *ctx.rules))
+        return (*[x if x is None else next(grads) for x in saved[:count]], *[None] * (len(kinds) - count))
+    op.register_autograd(op_gradients, setup_context=keep)
 
-    op = library.custom_op(f"cohort::{name}", forward, mutates_args=(), schema=f"({schema}) -> {result}")
-    op.register_fake(fake)
-    op_backward = library.custom_op(f"cohort::{name}_backward", backward, mutates_args=(),
-                                          schema=f"(Tensor dy, Tensor[] kept, {schema}) -> Tensor[]")
-    op_backward.register_fake(fake_backward)
-    op.register_autograd(differentiate(op_backward), setup_context=keep)
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, rest, *inputs):  # each argument, a second output and a setup_context() cost time per call
+            out = compute(*inputs, *rest)
+            ctx.save_for_backward(*inputs, *out[first_saved:])
+            ctx.rest = rest
+            return out[0]
 
-    def forward_with_context(ctx, *arguments):  # a setup_context() would cost more per call
-        out = forward(*arguments)
-        keep(ctx, arguments, out)
-        return out
-
-    function = type(name, (torch.autograd.Function,), {
-        "forward": staticmethod(forward_with_context),
-        "backward": staticmethod(torch.autograd.function.once_differentiable(differentiate(backward)))})
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, dy):
+            inputs, kept = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+            return None, *compute_backward(dy, kept, *inputs, *ctx.rest)
 
     def call(*arguments):
-        out = (op if torch.compiler.is_compiling() else function.apply)(*arguments)
-        return out[0] if isinstance(out, tuple) else out
+        if torch.compiler.is_compiling():
+            out = op(*arguments)
+            return out[0] if isinstance(out, tuple) else out
+        return Function.apply(arguments[count:], *arguments[:count])
     return call
 
 
 _attention = _define(
-    "attention", "Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, bool causal, int window, int window_right, "
-    "float soft_cap, float scale", lambda q, *_: (_like(q), _statistic(q, (q.shape[-2], q.shape[:-2].numel()))),
-    lambda q, k, v, *_: (_like(q), _like(k), _like(v)), first_saved=0)
+    "attention", "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? sinks, Tensor? cu_seqlens, Tensor? slopes, "
+    "Tensor? prefix_lm, Tensor? tiles, bool causal, int window, int window_right, float soft_cap, float scale",
+    lambda q, *_: (_like(q), q.new_empty((q.shape[-2], q.shape[:-2].numel()), dtype=_statistics(q))), [_like] * 5,
+    first_saved=0)
 _rms_norm = _define("rms_norm", "Tensor x, Tensor w, float eps",
-                    lambda x, *_: (_like(x), _statistic(x, (x.shape[:-1].numel(),))),
-                    lambda x, w, _: (_like(x), _statistic(w, w.shape)))
-_swiglu = _define("swiglu", "Tensor x", lambda x: (x.new_empty((*x.shape[:-1], x.shape[-1] // 2)),),
-                  lambda x: (_like(x),), result="Tensor")
+                    lambda x, *_: (_like(x), x.new_empty((x.shape[:-1].numel(),), dtype=_statistics(x))),
+                    [_like, lambda w: w.new_empty(w.shape, dtype=_statistics(w))])
+_swiglu = _define("swiglu", "Tensor x", lambda x: (x.new_empty((*x.shape[:-1], x.shape[-1] // 2)),), [_like],
+                  result="Tensor")
 
 
-def flash_attention(q, k, v, *, causal=True, window=0, window_right=-1, soft_cap=0.0, scale=0.0, cu_seqlens=None):
-    """Attention as `cohort.ops.flash_attention` defines it. q: [B, T, H, D], or packed [T, H, D] with cu_seqlens [S + 1]
-    int32; k, v: with Hkv heads, of which H is a multiple; any strides -> the shape of q."""
-    return _attention(q, k, v, cu_seqlens, causal, window, window_right, float(soft_cap), float(scale))
+def flash_attention(q, k, v, *, causal=True, window=0, window_right=-1, soft_cap=0.0, scale=0.0, bias=None, sinks=None,
+                    slopes=None, prefix_lm=None, tiles=None, cu_seqlens=None):
+    """Attention as `cohort.ops.flash_attention` defines it. q: [B, T, H, D], or packed [T, H, D] with cu_seqlens [S + 1];
+    k, v: with Hkv heads, of which H is a multiple; any strides -> the shape of q. bias [H, 2 R + 1] and sinks [H] are
+    differentiable, slopes [H] is not; tiles: of `cohort.ops.tile_mask`."""
+    def cast(x, dtype):
+        return x if x is None else x.to(dtype).contiguous()
+    f, i = _statistics(q), torch.int32
+    return _attention(q, k, v, cast(bias, f), cast(sinks, f), cast(cu_seqlens, i), cast(slopes, f), cast(prefix_lm, i),
+                      cast(tiles, i), causal, window, window_right, float(soft_cap), float(scale))
 
 
 def rms_norm(x, w, eps=1e-5):

@@ -62,7 +62,7 @@ def test_only_some_gradients_are_wanted():
 def test_opcheck():
     _, (q, k, v) = qkv()
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    library.opcheck(torch.ops.cohort.attention, (q, k, v, None, True, 0, -1, 0.0, 0.0))
+    library.opcheck(torch.ops.cohort.attention, (q, k, v, None, None, None, None, None, None, True, 0, -1, 0.0, 0.0))
     x, w = (torch.randn(s, requires_grad=True) for s in ((3, 6), (6,)))
     library.opcheck(torch.ops.cohort.rms_norm, (x, w, 1e-5))
     library.opcheck(torch.ops.cohort.swiglu, (x,))
