@@ -54,6 +54,40 @@ def test_attention_rules(rule):
                                rtol=1e-10, atol=1e-12)
 
 
+def test_tiles_hide_the_other_tiles():
+    q, k, v = qkv(300)
+    tiles = np.array([[1, 0, 0], [0, 1, 0], [1, 0, 1]], np.uint8)
+    mask = ops.tile_mask(tiles)
+    assert mask.shape == (2, 3, 1) and mask.dtype == "int32"
+    expected = attention(q, k, v, lambda i, j: (j <= i) & (tiles[i // 128, j // 128] == 1))
+    np.testing.assert_allclose(ops.flash_attention(q, k, v, tiles=mask).numpy(), expected, rtol=1e-10, atol=1e-12)
+    for bad in (tiles[:2], tiles[0], tiles[None]):
+        with pytest.raises(cohort.Error, match="tile_mask"):
+            ops.tile_mask(bad)
+        with pytest.raises(cohort.Error, match="tiles"):
+            ops.flash_attention(q, k, v, tiles=bad)
+
+
+def test_samples_follow_the_distribution():
+    p = np.array([0.4, 0.3, 0.2, 0.1])
+    logits = np.tile(np.log(p), (20_000, 1))
+    tokens, log_probs = (t.numpy() for t in ops.sample(logits, seed=3))
+    # Four standard deviations of a count.
+    assert np.all(np.abs(np.bincount(tokens, minlength=4) / 20_000 - p) < 4 * np.sqrt(p * (1 - p) / 20_000))
+    np.testing.assert_allclose(log_probs, np.log(p)[tokens], rtol=1e-12)
+    assert np.array_equal(tokens, ops.sample(logits, seed=3)[0].numpy())
+    assert not np.array_equal(tokens, ops.sample(logits, seed=4)[0].numpy())
+    assert set(ops.sample(logits, top_k=2)[0].numpy()) == {0, 1}
+    assert set(ops.sample(logits, top_p=0.8)[0].numpy()) == {0, 1, 2}
+    assert set(ops.sample(logits, min_p=0.6)[0].numpy()) == {0, 1}
+    assert set(ops.sample(logits, temperature=0)[0].numpy()) == {0}
+    for bad in ({"temperature": -1}, {"top_k": -1}, {"top_p": 0}, {"min_p": 2}):
+        with pytest.raises(cohort.Error, match=next(iter(bad))):
+            ops.sample(logits, **bad)
+    with pytest.raises(cohort.Error):
+        ops.sample(logits[0])
+
+
 def test_attention_forms_agree():
     q, k, v = qkv(3, 5)
     batch = ops.flash_attention(q, k, v).numpy()

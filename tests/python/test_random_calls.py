@@ -6,6 +6,12 @@ import cohort
 import numpy as np
 from cohort import ops
 
+try:
+    import cohort.torch as cohort_torch
+    import torch
+except ImportError:
+    torch = None
+
 CALLS = 10_000
 
 
@@ -28,7 +34,10 @@ def arrays(rng):
 def make_argument(rng):
     kind = rng.randrange(12)
     if kind < 5:
-        return arrays(rng)
+        x = arrays(rng)
+        if torch and rng.random() < 0.5 and all(step >= 0 for step in x.strides) and x.flags.writeable:
+            return torch.from_numpy(x).requires_grad_(x.dtype.kind == "f" and rng.random() < 0.5)
+        return x
     if kind < 8:
         try:
             t = cohort.from_dlpack(arrays(rng), copy=rng.random() < 0.5)
@@ -43,12 +52,14 @@ def make_argument(rng):
 
 def functions():
     names = [(ops, n) for n in ops.__all__] + [(cohort, n) for n in cohort.__all__]
+    names += [(cohort_torch, n) for n in cohort_torch.__all__] if torch else []
     return [getattr(m, n) for m, n in names if callable(getattr(m, n)) and not inspect.isclass(getattr(m, n))]
 
 
 MEMBERS = [n for n in dir(cohort.Tensor) if n in ("__dlpack__", "__dlpack_device__", "__repr__") or not n.startswith("_")]
 KEYWORDS = ["causal", "window", "window_right", "soft_cap", "scale", "slopes", "bias", "sinks", "prefix_lm", "cu_seqlens",
-            "eps", "weight_offset", "copy", "stream", "max_version", "dl_device", "temperature", "nonsense"]
+            "eps", "weight_offset", "copy", "stream", "max_version", "dl_device", "temperature", "top_k",
+            "top_p", "min_p", "seed", "tiles", "nonsense"]
 
 
 def use(rng, result):
@@ -60,13 +71,15 @@ def use(rng, result):
 
 def test_calls_with_random_arguments():
     rng, targets = random.Random(20), functions()
-    succeeded = {f.__name__: 0 for f in targets}
+    succeeded = {f"{f.__module__}.{f.__name__}": 0 for f in targets}
     for call in range(CALLS):
         arguments = [make_argument(rng) for _ in range(rng.randint(0, 4))]
         keywords = {k: make_argument(rng) for k in rng.sample(KEYWORDS, rng.choice([0, 0, 0, 1, 2]))}
         if rng.random() < 0.3:  # attention and norms need shapes that agree
             shape = [rng.choice([1, 2, 4]) for _ in range(rng.randint(1, 4))]
             x = np.ones(shape, rng.choice([np.float32, np.float64]))
+            if torch and rng.random() < 0.5:
+                x = torch.from_numpy(x)
             arguments = rng.choice([[x, x, x], [x, x], [x, x[0]], [x]])
         try:
             if call % 5 == 0:
@@ -80,9 +93,9 @@ def test_calls_with_random_arguments():
             else:
                 f = rng.choice(targets)
                 result = f(*arguments, **keywords)
-                succeeded[f.__name__] += 1
+                succeeded[f"{f.__module__}.{f.__name__}"] += 1
                 use(rng, result)
-        except (cohort.Error, TypeError, ValueError, AttributeError, BufferError, OverflowError):
+        except (cohort.Error, TypeError, ValueError, AttributeError, BufferError, OverflowError, IndexError, RuntimeError):
             pass
     # The test is about arguments that reach the code, too.
     reached = [name for name, count in succeeded.items() if count > 0]

@@ -44,10 +44,30 @@ def test_packed_sequences_do_not_see_each_other():
     assert torch.equal(y.view(q.shape), ct.flash_attention(q, k, v))
 
 
+def test_rules_are_those_of_ops():
+    from cohort import ops
+
+    _, (q, k, v) = qkv(shape=(2, 300, 4, 8))
+    q, k, v = (x.detach() for x in (q, k, v))
+    tiles = torch.from_dlpack(ops.tile_mask(torch.tensor([[1, 0, 0], [0, 1, 0], [1, 0, 1]], dtype=torch.uint8)))
+    rules = [{"slopes": torch.rand(4)}, {"bias": torch.rand(4, 7)}, {"sinks": torch.rand(4)}, {"tiles": tiles},
+             {"prefix_lm": torch.tensor([3, 200])}, {"soft_cap": 0.5}, {"causal": False, "window": 9, "window_right": 4},
+             {"scale": 2.0}]
+    results = [ct.flash_attention(q, k, v, **rule) for rule in [{}, *rules]]
+    for rule, y in zip(rules, results[1:]):
+        doubles = {name: x.double() if name in ("slopes", "bias", "sinks") else x for name, x in rule.items()}
+        assert torch.equal(y, torch.from_dlpack(ops.flash_attention(q, k, v, **doubles))), rule
+        assert not torch.equal(y, results[0]), rule
+
+
 def test_gradcheck():
     _, inputs = qkv(shape=(1, 5, 2, 3), kv_heads=1)
     inputs = [x.detach().requires_grad_() for x in inputs]
     assert torch.autograd.gradcheck(lambda *x: ct.flash_attention(*x, window=3, soft_cap=2.0), inputs)
+    bias, sinks = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((2, 5), (2,)))
+    options = {"slopes": torch.tensor([0.5, 0.25]), "prefix_lm": torch.tensor([2])}
+    assert torch.autograd.gradcheck(lambda q, k, v, b, s: ct.flash_attention(q, k, v, bias=b, sinks=s, **options),
+                                    [*inputs, bias, sinks])
     x, w = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((3, 4, 6), (6,)))
     assert torch.autograd.gradcheck(ct.rms_norm, (x, w))
     assert torch.autograd.gradcheck(ct.swiglu, (x,))
@@ -63,6 +83,9 @@ def test_opcheck():
     _, (q, k, v) = qkv()
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     library.opcheck(torch.ops.cohort.attention, (q, k, v, None, None, None, None, None, None, True, 0, -1, 0.0, 0.0))
+    bias, sinks = (torch.randn(s, dtype=q.dtype, requires_grad=True) for s in ((4, 3), (4,)))
+    library.opcheck(torch.ops.cohort.attention, (q, k, v, None, sinks, None, None, None, None, True, 0, -1, 0.0, 0.0))
+    library.opcheck(torch.ops.cohort.attention, (q, k, v, bias, sinks, None, None, None, None, True, 0, -1, 0.0, 0.0))
     x, w = (torch.randn(s, requires_grad=True) for s in ((3, 6), (6,)))
     library.opcheck(torch.ops.cohort.rms_norm, (x, w, 1e-5))
     library.opcheck(torch.ops.cohort.swiglu, (x,))
