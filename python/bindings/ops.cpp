@@ -71,7 +71,8 @@ kernels::TileMask tile_mask(const Tensor& tiles) {
 
 namespace {
 
-constexpr uint64_t kPythonSamplePurpose = 10;  // of rng_stream()
+// The purpose of rng_stream() for tokens of sample().
+constexpr uint64_t kPythonSamplePurpose = 10;
 
 // A tensor of indices in i32.
 Tensor indices(const Tensor& x) {
