@@ -23,9 +23,8 @@ namespace nb = nanobind;
 void check_process();
 
 enum class Access { kRead, kWrite };
-// A view of an array's memory: a Tensor, an object with __dlpack__, or a DLPack capsule whose
-// memory this thread's current stream may use already. Throws InputError for what a Tensor cannot
-// view, and for read-only memory unless only read access is wanted.
+// A view of the memory of a Tensor or an object with __dlpack__. Throws InputError for what a
+// Tensor cannot view, and for read-only memory unless only read access is wanted.
 Variable import_array(nb::handle array, Access access);
 
 // An argument that import_array() accepts.
@@ -33,8 +32,7 @@ class Array : public nb::object {
  public:
   NB_OBJECT_DEFAULT(Array, nb::object, "typing.Any", is_array)
   static bool is_array(nb::handle h) {
-    return nb::isinstance<Variable>(h) || PyCapsule_CheckExact(h.ptr()) != 0 ||
-           nb::hasattr(h, "__dlpack__");
+    return nb::isinstance<Variable>(h) || nb::hasattr(h, "__dlpack__");
   }
   // Contiguous if no gradient is wanted.
   Variable variable() const {

@@ -12,6 +12,7 @@
 #include <numeric>
 
 #include "core/rng.h"
+#include "core/sizes.h"
 #include "kernels/sampling.h"
 #include "python/bindings/attention.h"
 #include "python/bindings/bindings.h"
@@ -166,14 +167,16 @@ a sequence see. tiles: of tile_mask(). Error for other shapes, dtypes and combin
                      "[tile_mask] expected visible [N, N], got ", visible.value().str());
         const int64_t n = visible.shape()[0];
         const Tensor flags = visible.value().to(Device{}).to(DType::kU8);
-        std::vector<std::pair<int64_t, int64_t>> pairs;
-        for (int64_t i = 0; i < n * n; ++i)
-          if (flags.data<uint8_t>()[i] != 0) pairs.emplace_back(i / n, i % n);
-        const kernels::TileMask masks = kernels::make_tile_mask(pairs, n);
-        const int64_t words = masks.by_query.dim(1);
-        Tensor out = Tensor::empty({2, n, words}, DType::kI32);
-        out.narrow(0, 0, 1).copy_(masks.by_query.reshape({1, n, words}));
-        out.narrow(0, 1, 1).copy_(masks.by_key.reshape({1, n, words}));
+        const int64_t words = ceil_div(n, 32);
+        Tensor out = Tensor::zeros({2, n, words}, DType::kI32);
+        const auto set = [&](int64_t row, int64_t column) {  // rows of both masks
+          out.data<int32_t>()[row * words + column / 32] |= static_cast<int32_t>(1u << column % 32);
+        };
+        for (int64_t i = 0; i < n * n; ++i) {
+          if (flags.data<uint8_t>()[i] == 0) continue;
+          set(i / n, i % n);
+          set(n + i % n, i / n);
+        }
         return Variable(out.to(visible.value().device()));
       },
       nb::arg("visible"),
@@ -247,24 +250,17 @@ void bind_layers(nb::module_& m) {
           uint64_t seed) {
         const Tensor& z = logits.value();
         const int64_t n = z.rank() == 2 ? z.dim(0) : 0;  // the kernel's check names the shape
-        const kernels::SamplingParams params{.temperature = temperature,
-                                             .top_k = top_k,
-                                             .top_p = top_p,
-                                             .min_p = min_p,
-                                             .seed = seed,
-                                             .stream = rng_stream(kPythonSamplePurpose)};
-        kernels::SamplingState state{.params = kernels::pack_params({&params, 1}).to(z.device())};
+        kernels::SamplingParams params{temperature, top_k, top_p, min_p};
+        params.seed = seed;
+        params.stream = rng_stream(kPythonSamplePurpose);
+        kernels::SamplingState state{kernels::pack_params({&params, 1}).to(z.device())};
         std::vector<int64_t> rows(static_cast<size_t>(n));
         std::iota(rows.begin(), rows.end(), 0);
-        const DType statistics = accumulate_dtype(z.dtype());
-        const auto row = [&](DType dtype) { return Tensor::empty({n}, dtype, z.device()); };
-        kernels::Samples out{row(DType::kI32), row(statistics), row(statistics), row(statistics),
-                             row(statistics)};
-        kernels::sample_logits({.out = out,
-                                .state = state,
-                                .logits = z,
-                                .slots = Tensor::zeros({n}, DType::kI32, z.device()),
-                                .rng_index = Tensor::from(rows).to(z.device())});
+        const auto row = [&](DType dtype) { return Tensor::zeros({n}, dtype, z.device()); };
+        const auto statistic = [&] { return row(accumulate_dtype(z.dtype())); };
+        kernels::Samples out{row(DType::kI32), statistic(), statistic(), statistic(), statistic()};
+        kernels::sample_logits(
+            {out, state, z, row(DType::kI32), Tensor::from(rows).to(z.device())});
         return std::pair(Variable(out.tokens), Variable(out.logprob));
       },
       nb::arg("logits"), nb::kw_only(), nb::arg("temperature") = 1.0, nb::arg("top_k") = 0,

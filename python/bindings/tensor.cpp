@@ -229,7 +229,6 @@ DType dtype_named(const std::string& name) {
 Variable import_array(nb::handle array, Access access) {
   check_process();
   if (nb::isinstance<Variable>(array)) return nb::cast<Variable>(array);
-  if (PyCapsule_CheckExact(array.ptr())) return Variable(adopt(array, access, true));
   const Device device = device_of(nb::cast<std::pair<int, int>>(array.attr("__dlpack_device__")()));
   nb::dict options;
   if (device.is_cuda()) {

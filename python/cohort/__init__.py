@@ -4,7 +4,10 @@
 functions of torch, imported separately. `Model` and `Engine` sample from trained models, `train` trains. CUDA work of cohort
 is enqueued on a stream of its own.
 """
-from . import ops
+try:
+    from . import ops
+except ImportError as error:
+    raise ImportError(f"{error}; hint: a CUDA build needs the packages nvidia-cublas and nvidia-nccl-cu13") from None
 from ._cohort import Error, InputError, Tensor, cuda_device_count, from_dlpack, synchronize
 from ._cohort import version as __version__
 from .model import Engine, Model, Rollouts

@@ -4,6 +4,7 @@ import random
 
 import cohort
 import numpy as np
+import pytest
 from cohort import ops
 
 try:
@@ -69,6 +70,7 @@ def use(rng, result):
             t.backward(np.ones(t.shape, t.dtype) if t.dtype != "bfloat16" else None)
 
 
+@pytest.mark.filterwarnings("ignore:Converting a tensor")
 def test_calls_with_random_arguments():
     rng, targets = random.Random(20), functions()
     succeeded = {f"{f.__module__}.{f.__name__}": 0 for f in targets}
