@@ -93,8 +93,7 @@ Variable flash_attention(const std::array<Variable, 3>& qkv, const Tensor& offse
                " and ", qkv[1].value().str());
   Tensor o = Tensor::empty_like(q),
          lse = Tensor::empty({q.dim(1), q.dim(0)}, accumulate_dtype(q.dtype()), q.device());
-  kernels::attention_forward(
-      {.o = o, .lse = lse, .q = q, .k = k, .v = v, .cu_seqlens = cu, .desc = desc});
+  kernels::attention_forward({o, lse, q, k, v, cu, desc});
   return make_node(
       "flash_attention", o.reshape(qkv[0].shape()),
       {qkv[0], qkv[1], qkv[2], terms.bias, terms.sinks}, [=](const Tensor& dy, Gradients& g) {
@@ -180,9 +179,9 @@ a sequence see. tiles: of tile_mask(). Error for other shapes, dtypes and combin
         return Variable(out.to(visible.value().device()));
       },
       nb::arg("visible"),
-      "Block-sparse masks for flash_attention: visible [N, N] uint8 is not 0 where the queries "
-      "128 i to 128 i + 127 of a sequence see the keys 128 j to 128 j + 127. -> int32 [2, N, "
-      "ceil(N / 32)], on the same device.");
+      R"(Block-sparse masks for flash_attention: visible [N, N] uint8 is not 0 where the queries 128 i to
+128 i + 127 of a sequence see the keys 128 j to 128 j + 127. -> int32 [2, N, ceil(N / 32)], on the same
+device.)");
 }
 
 void bind_elementwise(nb::module_& m) {
@@ -241,9 +240,8 @@ void bind_layers(nb::module_& m) {
         return std::pair(out.logprob, out.entropy);
       },
       x, w, nb::arg("targets"), nb::arg("temperature") = 1.0,
-      "Log-probs of `targets` [T] and entropies under softmax(x w^T / temperature), both [T], "
-      "whose "
-      "logits are never in memory as a whole. x: [T, C], w: [V, C].");
+      R"(Log-probs of `targets` [T] and entropies under softmax(x w^T / temperature), both [T], whose
+logits are never in memory as a whole. x: [T, C], w: [V, C].)");
   define(
       m, "sample",
       +[](const Strided& logits, double temperature, int64_t top_k, double top_p, double min_p,

@@ -25,16 +25,15 @@ kernels::AttentionDesc desc_of(const Tensor& bias, const Tensor& sinks, const Te
                                const Tensor& prefix_lm, const Tensor& tiles, bool causal,
                                int64_t window, int64_t window_right, double soft_cap,
                                double scale) {
-  return {.scale = scale,
-          .mask = causal ? kernels::Mask::kCausal : kernels::Mask::kFull,
-          .window = window,
-          .window_right = window_right,
-          .prefix_lm = prefix_lm,
-          .tiles = tile_mask(tiles),
-          .soft_cap = soft_cap,
-          .slopes = slopes,
-          .bias = bias,
-          .sinks = sinks};
+  kernels::AttentionDesc desc{.scale = scale, .window = window, .window_right = window_right};
+  if (!causal) desc.mask = kernels::Mask::kFull;
+  desc.prefix_lm = prefix_lm;
+  desc.tiles = tile_mask(tiles);
+  desc.soft_cap = soft_cap;
+  desc.slopes = slopes;
+  desc.bias = bias;
+  desc.sinks = sinks;
+  return desc;
 }
 
 // Rules: the other parameters of desc_of().
@@ -44,13 +43,8 @@ struct Attention {
                       const Tensor& v, const MaybeTensor& bias, const MaybeTensor& sinks,
                       const MaybeTensor& cu_seqlens, Rules... rules) {
     Tensor rows = packed(o);
-    kernels::attention_forward({.o = rows,
-                                .lse = lse,
-                                .q = packed(q),
-                                .k = packed(k),
-                                .v = packed(v),
-                                .cu_seqlens = sequence_offsets(cu_seqlens, q),
-                                .desc = desc_of(bias, sinks, rules...)});
+    kernels::attention_forward({rows, lse, packed(q), packed(k), packed(v),
+                                sequence_offsets(cu_seqlens, q), desc_of(bias, sinks, rules...)});
   }
   static void backward(const Tensor& dq, const Tensor& dk, const Tensor& dv,
                        const MaybeTensor& dbias, const MaybeTensor& dsinks, const Tensor& dout,

@@ -111,25 +111,25 @@ Tensor view_of(const dltensor& t, std::function<void()> release) {
 
 // A view of the capsule's memory, which it then owns no longer.
 template <class M>
-Tensor adopt(PyObject* capsule, Access access, bool is_ordered) {
+Tensor adopt(PyObject* capsule, Access access) {
   M* m = static_cast<M*>(PyCapsule_GetPointer(capsule, M::kName));
   if (m->read_only() && access == Access::kWrite)
     throw InputError("from_dlpack: the array is read-only; hint: from_dlpack(x, copy=True)");
   const Device device = device_of({m->tensor.device.device_type, m->tensor.device.device_id});
   // The producer may reuse the memory at once, so work of ours that is still queued must end first.
-  Tensor view = view_of(m->tensor, [m, device, is_ordered] {
-    if (!is_ordered) without_errors([&] { synchronize(device); });
+  Tensor view = view_of(m->tensor, [m, device] {
+    without_errors([&] { synchronize(device); });
     if (m->deleter != nullptr) m->deleter(m);
   });
   PyCapsule_SetName(capsule, M::kUsed);
   return view;
 }
 
-Tensor adopt(nb::handle capsule, Access access, bool is_ordered) {
+Tensor adopt(nb::handle capsule, Access access) {
   if (PyCapsule_IsValid(capsule.ptr(), ManagedVersioned::kName) != 0)
-    return adopt<ManagedVersioned>(capsule.ptr(), access, is_ordered);
+    return adopt<ManagedVersioned>(capsule.ptr(), access);
   if (PyCapsule_IsValid(capsule.ptr(), Managed::kName) != 0)
-    return adopt<Managed>(capsule.ptr(), access, is_ordered);
+    return adopt<Managed>(capsule.ptr(), access);
   throw InputError("from_dlpack: expected a DLPack capsule that has not been used");
 }
 
@@ -239,11 +239,11 @@ Variable import_array(nb::handle array, Access access) {
   try {
     nb::dict versioned(options);
     versioned["max_version"] = nb::make_tuple(1, 1);
-    return Variable(adopt(method(**versioned), access, device.is_cpu()));
+    return Variable(adopt(method(**versioned), access));
   } catch (nb::python_error& error) {
     if (!error.matches(PyExc_TypeError)) throw;
   }
-  return Variable(adopt(method(**options), access, device.is_cpu()));  // before DLPack 1.0
+  return Variable(adopt(method(**options), access));  // before DLPack 1.0
 }
 
 Tensor borrow_from_torch(nb::handle tensor) {
@@ -262,8 +262,8 @@ Stream torch_stream(nb::handle tensor, Device device) {
 void bind_tensor(nb::module_& m) {
   nb::class_<Variable>(
       m, "Tensor",
-      "A tensor of float64, float32, bfloat16, int32, int64 or uint8 with at most 6 "
-      "dimensions on a device. It may take part in differentiation.")
+      R"(A tensor of float64, float32, bfloat16, int32, int64 or uint8 with at most 6 dimensions on a
+device. It may take part in differentiation.)")
       .def_prop_ro("shape", [](const Variable& v) { return tuple_of(v.shape()); })
       .def_prop_ro(
           "strides", [](const Variable& v) { return tuple_of(v.value().strides()); },
@@ -278,17 +278,16 @@ void bind_tensor(nb::module_& m) {
           "Address of the first element.")
       .def_prop_rw(
           "requires_grad", &Variable::requires_grad, &set_requires_grad,
-          "Set it to True to make a leaf, whose gradient backward() computes (Error unless "
-          "the dtype is a float type), and to False to make a constant.")
+          R"(Set it to True to make a leaf, whose gradient backward() computes (Error unless the dtype is a
+float type), and to False to make a constant.)")
       .def_prop_ro(
           "grad",
           [](const Variable& v) -> std::optional<Variable> {
             if (!v.requires_grad()) return std::nullopt;
             return without_gil([&] { return Variable(v.grad()); });
           },
-          "The gradient of a leaf, float32 for bfloat16, which accumulates over backwards; None "
-          "for "
-          "a constant. Error for the result of an op.")
+          R"(The gradient of a leaf, float32 for bfloat16, which accumulates over backwards; None for a
+constant. Error for the result of an op.)")
       .def("zero_grad", [](const Variable& v) { without_gil([&] { v.zero_grad(); }); })
       .def(
           "backward",
@@ -297,29 +296,28 @@ void bind_tensor(nb::module_& m) {
             without_gil([&] { backward(v, seed.defined() ? seed.clone() : seed); });
           },
           nb::arg("grad") = nb::none(),
-          "Accumulates the gradients of sum(self * grad) into the leaves. `grad`: shape and dtype "
-          "of "
-          "this tensor; None: 1, for one element. Frees the graph: Error for a second backward.")
+          R"(Accumulates the gradients of sum(self * grad) into the leaves. `grad`: shape and dtype of this
+tensor; None: 1, for one element. Frees the graph: Error for a second backward.)")
       .def("detach", &Variable::detach, "A constant that shares the memory.")
-      .def("to", &converted, nb::arg("to"),
-           "A constant of another dtype (\"bfloat16\") or on another device (\"cuda:0\"); shares "
-           "the "
-           "memory if nothing changes. InputError for an unknown one.")
-      .def("numpy", &to_numpy,
-           "A numpy array that shares the memory of a CPU tensor; a copy of tensors on other "
-           "devices "
-           "and, as float32, of bfloat16.")
+      .def(
+          "to", &converted, nb::arg("to"),
+          R"(A constant of another dtype ("bfloat16") or on another device ("cuda:0"); shares the memory if
+nothing changes. InputError for an unknown one.)")
+      .def(
+          "numpy", &to_numpy,
+          R"(A numpy array that shares the memory of a CPU tensor; a copy of tensors on other devices and, as
+float32, of bfloat16.)")
       .def("__dlpack_device__",
            [](const Variable& v) {
              const Device device = v.value().device();
              return std::pair(device.is_cpu() ? kCpu : kCuda, device.index);
            })
-      .def("__dlpack__", &export_tensor, nb::kw_only(), nb::arg("stream") = nb::none(),
-           nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(),
-           nb::arg("copy") = nb::none(),
-           "The array API's protocol: on CUDA `stream` waits for the work that is enqueued, and "
-           "must "
-           "exist as long as the capsule's memory is used.")
+      .def(
+          "__dlpack__", &export_tensor, nb::kw_only(), nb::arg("stream") = nb::none(),
+          nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(),
+          nb::arg("copy") = nb::none(),
+          R"(The array API's protocol: on CUDA `stream` waits for the work that is enqueued, and must exist
+as long as the capsule's memory is used.)")
       .def("__repr__",
            [](const Variable& v) { return str("cohort.Tensor(", v.value().str(), ")"); });
   m.def(
@@ -329,10 +327,9 @@ void bind_tensor(nb::module_& m) {
         return copy ? without_gil([&] { return Variable(v.value().clone()); }) : v;
       },
       nb::arg("x"), nb::kw_only(), nb::arg("copy") = false,
-      "A Tensor that shares the memory of an array of numpy, torch, CuPy, JAX or another library "
-      "with "
-      "DLPack, or a copy. InputError for other dtypes than a Tensor's, negative strides, and "
-      "read-only memory unless it is copied.");
+      R"(A Tensor that shares the memory of an array of numpy, torch, CuPy, JAX or another library with
+DLPack, or a copy. InputError for other dtypes than a Tensor's, negative strides, and read-only memory unless
+it is copied.)");
 }
 
 }  // namespace cohort::python

@@ -76,7 +76,7 @@ def test_a_capsule_is_used_once():
     with pytest.raises(cohort.InputError, match="not been used"):
         cohort.from_dlpack(Exporter(None))
     with pytest.raises(TypeError):
-        cohort.from_dlpack(array.capsule)  # nobody says which stream writes its memory
+        cohort.from_dlpack(array.capsule)  # it does not say which stream writes its memory
 
 
 @pytest.mark.parametrize("array, text", [
