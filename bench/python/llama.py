@@ -21,7 +21,8 @@ def cohort_attention(module, query, key, value, attention_mask, scaling=None, dr
     """An attention of transformers: query [B, H, T, D], key and value [B, Hkv, T, D] -> [B, T, H, D], and no weights."""
     if attention_mask is not None or dropout:
         raise ValueError("cohort_attention: expected a causal mask without padding, and no dropout")
-    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    # Under autocast the rotation returns queries and keys in f32.
+    q, k, v = (x.transpose(1, 2).to(value.dtype) for x in (query, key, value))
     return ct.flash_attention(q, k, v, scale=scaling or 0.0), None
 
 

@@ -178,8 +178,8 @@ def test_compiled_functions_equal_eager_ones():
     inputs, dout = qkv(2, 200, 4, 2, 64), normal(2, 200, 4, 64)
     eager = with_gradients(block, inputs, dout)
     for a, b in zip(with_gradients(torch.compile(block, fullgraph=True), inputs, dout), eager):
-        # The compiled square rounds once where the eager one rounds each step.
-        torch.testing.assert_close(a, b, rtol=2**-6, atol=2**-6)
+        # The compiled square rounds once to bf16, where the eager one rounds each step.
+        assert (a.float() - b.float()).norm() <= 2**-6 * b.float().norm()
 
 
 def test_a_cuda_graph_replays_attention():
