@@ -43,10 +43,13 @@ struct ExchangeApi {
 };
 const ExchangeApi& exchange_api(nb::handle tensor) {
   const nb::object capsule = nb::getattr(tensor.type(), "__dlpack_c_exchange_api__", nb::none());
-  if (PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api") == 0)
+  const auto api = static_cast<const ExchangeApi*>(
+      PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api") != 0
+          ? PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api")
+          : nullptr);
+  if (api == nullptr || api->major != 1 || api->describe == nullptr)
     throw InputError(str("expected a torch tensor, got ", nb::type_name(tensor.type()).c_str()));
-  return *static_cast<const ExchangeApi*>(
-      PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  return *api;
 }
 
 constexpr int kCpu = 1, kCuda = 2, kCudaHost = 3, kCudaManaged = 13;
