@@ -2,6 +2,7 @@
 #include "nn/model_config.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/sizes.h"
 #include "kernels/attention/attention.h"
@@ -111,6 +112,9 @@ void ModelConfig::resolve() {
   require(position != PositionType::kStickBreaking ||
               (window == 0 && soft_cap == 0 && !attention_sinks),
           "position: stick_breaking has no window, soft_cap or attention_sinks");
+  // Vaswani et al. 2017, section 3.4: sines have amplitude 1, embeddings init_std.
+  if (position == PositionType::kSinusoidal)
+    embedding_scale = std::sqrt(static_cast<double>(d_model));
   const bool t5 = position == PositionType::kT5;
   require(!t5 || position_buckets % 2 == 0,
           str("position_buckets: expected an even number, got ", position_buckets));

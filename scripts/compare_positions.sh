@@ -7,8 +7,9 @@ usage() {
   cat <<'TEXT'
 usage: scripts/compare_positions.sh TEXT [options] [-- key=value...]
 
-Trains configs/positions/shakespeare.yaml on the file TEXT with each scheme and seed, evaluates the models at 1, 2 and 4 times
-the trained length, writes OUT/table.tsv and OUT/report.html (cohort report), and prints the table: means over the seeds.
+Trains configs/positions/shakespeare.yaml on the file TEXT with each scheme and seed, evaluates each model where its held-out loss
+was lowest, at 1, 2 and 4 times the trained length, writes OUT/table.tsv and OUT/report.html (cohort report), and prints the
+table: means over the seeds.
 
   --program FILE    the cohort command (default: build/cuda/cohort, else build/cpu/cohort)
   --schemes LIST    of model.position (default: all)
@@ -69,12 +70,13 @@ for scheme in $schemes; do
         { tail -n 5 "$out/$scheme-$seed.log" >&2; exit 1; }
       touch "$run/done"
     fi
+    best=$(readlink -f "$(find "$run" -name best)")
     losses=
     for times in 1 2 4; do
       # A table of learned positions ends at the trained length.
       loss=-
       if [ $times = 1 ] || [ "$scheme" != learned ]; then
-        "$program" eval "$run" "model.context=$((times * context))" "$@" >"$out/eval.log" 2>&1 ||
+        "$program" eval "$best" "model.context=$((times * context))" "$@" >"$out/eval.log" 2>&1 ||
           { tail -n 5 "$out/eval.log" >&2; exit 1; }
         loss=$(last val_loss "$out/eval.log")
       fi
@@ -83,20 +85,20 @@ for scheme in $schemes; do
     metrics=$(find "$run" -name metrics.jsonl | head -n 1)
     memory=$("$program" check configs/positions/shakespeare.yaml "data.text=$text" "model.position=$scheme" "$@" 2>&1 |
       sed -n 's/.*peak per rank *\([0-9.]*\) MiB.*/\1/p')
-    printf '%s\t%s%s\t%s\t%s\n' "$scheme" "$seed" "$losses" "$(last tokens_per_second "$metrics")" "$memory" | tee -a "$results"
+    printf '%s\t%s\t%s%s\t%s\t%s\n' "$scheme" "$seed" "$((10#${best##*-}))" "$losses" "$(last tokens_per_second "$metrics")" "$memory" | tee -a "$results"
   done
 done
 
 # Means over the seeds, in the order of the schemes.
 awk -F '\t' '
-  BEGIN { print "scheme\tloss\tloss at 2x\tloss at 4x\ttokens/s\tMiB" }
+  BEGIN { print "scheme\tstep\tloss\tloss at 2x\tloss at 4x\ttokens/s\tMiB" }
   !($1 in runs) { order[++count] = $1 }
   { ++runs[$1]; for (i = 3; i <= NF; ++i) if ($i == "-" || $i == "") none[$1, i] = 1; else sum[$1, i] += $i }
   END {
     for (n = 1; n <= count; ++n) {
       line = order[n]
-      for (i = 3; i <= 7; ++i)
-        line = line "\t" (none[order[n], i] ? "-" : sprintf(i > 5 ? "%.0f" : "%.4f", sum[order[n], i] / runs[order[n]]))
+      for (i = 3; i <= 8; ++i)
+        line = line "\t" (none[order[n], i] ? "-" : sprintf(i == 3 || i > 6 ? "%.0f" : "%.4f", sum[order[n], i] / runs[order[n]]))
       print line
     }
   }' "$results" >"$out/table.tsv"

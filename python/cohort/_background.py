@@ -4,11 +4,11 @@ from __future__ import annotations
 import atexit
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 
-def in_background(run: Callable[[Callable[[Any], None]], Any], stop: Callable[[], None]) -> Iterator[Any]:
+def in_background(run: Callable[[Callable[[Any], None]], Any], stop: Callable[[], None]) -> Generator[Any, None, Any]:
     """Yields what run(put) puts, and returns what it returns; its exception is raised here. If the caller ends early, by an
     interrupt too, stop() is called, which makes run() return soon, and is waited for."""
     items: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()

@@ -77,7 +77,7 @@ struct Sm90Shape {
                                             : kDim <= 192   ? 232
                                                             : 240;
   static constexpr int kQueryStages = kDim == 64 ? 2 : 1;
-  static constexpr bool kPingPong = kConsumers == 2 && kDim <= 128;
+  static constexpr bool kPingPong = kConsumers == 2 && kDim > 64 && kDim <= 128;
   static constexpr bool kCombinesInShared = kDim <= 128;
   static constexpr int kKeys = kTileKeys<kDim>;
   static constexpr int kTileBytes = 2 * kKeys * kColumns, kQueryBytes = 2 * 64 * kColumns;
@@ -426,9 +426,9 @@ class Consumer {
     ping_pong_arrive();
     complete_scores<0>(i);
     end_softmax(begin_softmax(tile, alpha));
+    int next = tile_from(tile + 1, end);
 #pragma unroll 1
-    for (int next;; tile = next, ++i) {
-      next = tile_from(tile + 1, end);
+    for (int following;; tile = next, next = following, ++i) {
       if (next >= end) {
         if (!kStageInQueries) pipelines_.queries.consumer_release_warp(query_state_);
         issue_values(i);
@@ -439,6 +439,7 @@ class Consumer {
       issue_scores(i + 1);
       issue_values(i);
       ping_pong_arrive();
+      following = tile_from(next + 1, end);  // its load overlaps with the matmuls
       complete_scores<1>(i + 1);
       if (kTileMasks ? next / kChunkTiles > tile / kChunkTiles : next % kChunkTiles == 0)
         end_chunk(tile / kChunkTiles, first_chunk);
