@@ -20,6 +20,7 @@ std::string no_device_reason();
 double memory_bandwidth(Device device);
 Stream default_stream(Device device);
 void synchronize(Stream stream);
+void synchronize_all_streams(Device device);
 void order_streams(Stream earlier, Stream later);
 
 Allocator& device_allocator(Device device);

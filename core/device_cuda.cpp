@@ -259,6 +259,11 @@ void synchronize(Stream stream) {
   COHORT_CUDA_CHECK(cudaStreamSynchronize(static_cast<cudaStream_t>(stream.handle)));
 }
 
+void synchronize_all_streams(Device device) {
+  activate(device);
+  COHORT_CUDA_CHECK(cudaDeviceSynchronize());
+}
+
 void order_streams(Stream earlier, Stream later) {
   if (earlier.handle == later.handle) return;
   Event event(earlier.device);

@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/cuda_backend.h"
 #include "core/text.h"
+#include "core/with_cuda.h"
 
 namespace cohort {
 namespace {
@@ -122,6 +124,10 @@ GpuProperties gpu_named(const std::string& text) {
   }
   throw InputError(str("--gpu: no GPU is known as '", text, "'", did_you_mean(name, names),
                        "; hint: one of ", join(names, ", "), ", or GiB=24,sm=89"));
+}
+
+void synchronize_all_streams(Device device) {
+  on_device<[](Device) {}, cuda::synchronize_all_streams>(device, device);
 }
 
 }  // namespace cohort

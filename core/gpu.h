@@ -1,9 +1,12 @@
-// Properties of CUDA GPUs that kernels and plans depend on, known without a GPU too.
+// Properties of CUDA GPUs that kernels and plans depend on, known without a GPU too; waiting for all
+// work on one.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <string>
+
+#include "core/device.h"
 
 namespace cohort {
 
@@ -37,5 +40,9 @@ std::span<const GpuProperties> known_gpus();
 // InputError for another name, with the nearest one, and for a GPU that is not supported: compute
 // capabilities below 8.0, and the GPUs of aarch64 machines.
 GpuProperties gpu_named(const std::string& text);
+
+// Blocks until all work on the device has completed, that of other libraries on their own streams
+// too. A no-op on the CPU.
+void synchronize_all_streams(Device device);
 
 }  // namespace cohort

@@ -4,6 +4,7 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -158,6 +159,9 @@ class PythonEngine {
   PythonEngine(const Handle& model, int64_t max_concurrent, const nb::kwargs& limits)
       : loaded_(model), engine_(*model->model, [&] {
           auto config = section_of<EngineConfig>(limits, "Engine");
+          if (max_concurrent < 0)
+            throw InputError(
+                str("Engine: max_concurrent: expected 0 or more, got ", max_concurrent));
           config.max_concurrent = max_concurrent;
           return config;
         }()) {}
@@ -167,8 +171,12 @@ class PythonEngine {
                     const nb::kwargs& sampling) {
     auto config = section_of<SamplingConfig>(sampling, "rollouts");
     const std::vector<Example> examples = examples_of(prompts, config);
-    if (num_generations < 1)
-      throw InputError(str("rollouts: num_generations: expected 1 or more, got ", num_generations));
+    constexpr int64_t kMaxCompletions = 10'000'000;  // kept in memory
+    const auto count = static_cast<int64_t>(prompts.size());
+    if (num_generations < 1 || (count > 0 && num_generations > kMaxCompletions / count))
+      throw InputError(str("rollouts: num_generations: expected 1 to ",
+                           kMaxCompletions / std::max<int64_t>(1, count), ", got ",
+                           num_generations));
     const auto all = without_gil([&] {
       const std::lock_guard lock(mutex_);
       const Sampler sampler(engine_, *loaded_->tokenizer, config);
@@ -198,12 +206,17 @@ class PythonEngine {
         out.push_back({.prompt = *text});
         continue;
       }
+      const Json messages = from_python(std::get<nb::list>(prompt), "prompt");
+      if (!std::ranges::all_of(messages.as_array(), &Json::is_object))
+        throw InputError(
+            "prompt: expected a text, or a conversation as a list of {\"role\", \"content\"}; "
+            "hint: "
+            "Engine.rollouts() takes several prompts");
       if (!format) {
         format.emplace(*loaded_->tokenizer, Json());
         add_end_of_turn(config, format->end_of_turn(*loaded_->tokenizer));
       }
-      out.push_back({.prompt = format->prompt(from_python(std::get<nb::list>(prompt), "prompt")),
-                     .special = SpecialTokens::kNone});
+      out.push_back({.prompt = format->prompt(messages), .special = SpecialTokens::kNone});
     }
     return out;
   }

@@ -7,6 +7,7 @@
 
 #include <optional>
 
+#include "core/gpu.h"
 #include "python/bindings/bindings.h"
 
 namespace cohort::python {
@@ -190,7 +191,16 @@ nb::object export_tensor(const Variable& v, std::optional<int64_t> stream, const
     const Stream consumer{device, reinterpret_cast<void*>(stream.value_or(1))};
     const Stream ours = current_stream(device);
     order_streams(ours, consumer);
-    release = [ours, consumer] { without_errors([&] { order_streams(consumer, ours); }); };
+    // The consumer's own stream may no longer exist then.
+    const bool is_permanent = stream.value_or(1) <= 2;
+    release = [ours, consumer, is_permanent] {
+      without_errors([&] {
+        if (is_permanent)
+          order_streams(consumer, ours);
+        else
+          synchronize_all_streams(ours.device);
+      });
+    };
   }
   const bool is_versioned = max_version && max_version->first >= 1;
   return is_versioned ? export_as<ManagedVersioned>(t, std::move(release), is_copied)
@@ -315,12 +325,10 @@ float32, of bfloat16.)")
              const Device device = v.value().device();
              return std::pair(device.is_cpu() ? kCpu : kCuda, device.index);
            })
-      .def(
-          "__dlpack__", &export_tensor, nb::kw_only(), nb::arg("stream") = nb::none(),
-          nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(),
-          nb::arg("copy") = nb::none(),
-          R"(The array API's protocol: on CUDA `stream` waits for the work that is enqueued, and must exist
-as long as the capsule's memory is used.)")
+      .def("__dlpack__", &export_tensor, nb::kw_only(), nb::arg("stream") = nb::none(),
+           nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(),
+           nb::arg("copy") = nb::none(),
+           "The array API's protocol: on CUDA `stream` waits for the work that is enqueued.")
       .def("__repr__",
            [](const Variable& v) { return str("cohort.Tensor(", v.value().str(), ")"); });
   m.def(

@@ -138,13 +138,16 @@ def train_steps(config: Config | None = None, *, rewards: Mapping[str, Callable[
         yaml="" if is_file or config is None else json.dumps(config, ensure_ascii=False),
         resume="" if resume is None else os.fspath(resume), continues=continues,
         overrides=[f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in (overrides or {}).items()],
-        rewards={name: _reward(function) for name, function in (rewards or {}).items()}, environments=dict(environments or {}))
+        rewards={name: _reward(name, function) for name, function in (rewards or {}).items()}, environments=dict(environments or {}))
     if (config is None) == (resume is None):
         raise _cohort.InputError("train: expected a configuration (a file or a dictionary) or resume=RUN_DIR")
     return in_background(lambda put: training.run(_Callbacks(list(callbacks), put, training.stop)), training.stop)
 
 
-def _reward(function: Callable[..., Iterable[float | None]]) -> Callable[[list[dict[str, Any]]], Iterable[float | None]]:
+def _reward(name: str, function: Callable[..., Iterable[float | None]]) -> Callable[[list[dict[str, Any]]],
+                                                                                   Iterable[float | None]]:
+    if not callable(function):
+        raise TypeError(f"rewards: {name}: expected a function, got {function!r}")
     return lambda requests: function(**arguments_of(function, requests))
 
 

@@ -99,7 +99,7 @@ def test_wrong_arguments_are_named(model, tmp_path):
         model.logprobs([1, 10**6])
     with pytest.raises(cohort.InputError, match="memory_fraction"):
         cohort.Engine(model, memory_fraction=7)
-    with pytest.raises(TypeError):
+    with pytest.raises(cohort.InputError, match="rollouts"):
         model.generate(["not", "one prompt"])
     assert model.generate("1+1=")
 

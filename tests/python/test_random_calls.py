@@ -51,6 +51,12 @@ def make_argument(rng):
                        object, len, cohort.Tensor, lambda *a, **k: 0])
 
 
+def methods(model):
+    return [model.generate, model.logprobs, model.encode, model.decode, model.chat_prompt, model.parameters,
+            lambda *a, **k: list(model.stream(*a, **k)), cohort.Engine(model).rollouts, lambda *a, **k: cohort.Engine(model, *a, **k),
+            cohort.Engine(model).release_cache]
+
+
 def functions():
     names = [(ops, n) for n in ops.__all__] + [(cohort, n) for n in cohort.__all__]
     names += [(cohort_torch, n) for n in cohort_torch.__all__] if torch else []
@@ -60,7 +66,8 @@ def functions():
 MEMBERS = [n for n in dir(cohort.Tensor) if n in ("__dlpack__", "__dlpack_device__", "__repr__") or not n.startswith("_")]
 KEYWORDS = ["causal", "window", "window_right", "soft_cap", "scale", "slopes", "bias", "sinks", "prefix_lm", "cu_seqlens",
             "eps", "weight_offset", "copy", "stream", "max_version", "dl_device", "temperature", "top_k",
-            "top_p", "min_p", "seed", "tiles", "nonsense"]
+            "top_p", "min_p", "seed", "tiles", "max_completion_length", "num_generations", "max_concurrent",
+            "max_cache_tokens", "nonsense"]
 
 
 def use(rng, result):
@@ -71,9 +78,10 @@ def use(rng, result):
 
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor")
-def test_calls_with_random_arguments():
-    rng, targets = random.Random(20), functions()
-    succeeded = {f"{f.__module__}.{f.__name__}": 0 for f in targets}
+def test_calls_with_random_arguments(model):
+    rng = random.Random(20)
+    targets = {f"{f.__module__}.{f.__name__}": f for f in functions()} | {f"method {i}": f for i, f in enumerate(methods(model))}
+    succeeded = dict.fromkeys(targets, 0)
     for call in range(CALLS):
         arguments = [make_argument(rng) for _ in range(rng.randint(0, 4))]
         keywords = {k: make_argument(rng) for k in rng.sample(KEYWORDS, rng.choice([0, 0, 0, 1, 2]))}
@@ -82,7 +90,7 @@ def test_calls_with_random_arguments():
             x = np.ones(shape, rng.choice([np.float32, np.float64]))
             if torch and rng.random() < 0.5:
                 x = torch.from_numpy(x)
-            arguments = rng.choice([[x, x, x], [x, x], [x, x[0]], [x]])
+            arguments = rng.choice([[x, x, x], [x, x], [x, x[0]], [x], ["1+1="], [["1+1=", "2"]], [[5, 6]], []])
         try:
             if call % 5 == 0:
                 t = cohort.from_dlpack(arrays(rng), copy=True)
@@ -93,9 +101,9 @@ def test_calls_with_random_arguments():
                 else:
                     setattr(t, name, make_argument(rng))
             else:
-                f = rng.choice(targets)
-                result = f(*arguments, **keywords)
-                succeeded[f"{f.__module__}.{f.__name__}"] += 1
+                name = rng.choice(list(targets))
+                result = targets[name](*arguments, **keywords)
+                succeeded[name] += 1
                 use(rng, result)
         except (cohort.Error, TypeError, ValueError, AttributeError, BufferError, OverflowError, IndexError, RuntimeError):
             pass
