@@ -1,5 +1,4 @@
-// Properties of CUDA GPUs that kernels and plans depend on, known without a GPU too; waiting for all
-// work on one.
+// Properties of CUDA GPUs that kernels and plans depend on, known without a GPU too.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the Python package's wheel for this machine, installs it into an empty virtual environment, and runs mypy over its
-# stubs and tests/python there.
+# stubs, tests/python and the notebooks there.
 #
 #   scripts/python_test.sh [ARGUMENT...]   arguments for pytest; WHEEL="--cuda --python PYTHON": those of scripts/wheel.sh;
 #                                          PACKAGES="torch cupy-cuda13x": packages whose tests are skipped otherwise
@@ -21,6 +21,6 @@ wheel=("$work"/wheel/cohort-*.whl)
 rm -rf "$work/venv"
 "$work"/tools/bin/python -m venv "$work/venv"
 # shellcheck disable=SC2086
-"$work/venv/bin/pip" install --quiet --disable-pip-version-check "${wheel[0]}" numpy pytest mypy ${PACKAGES-}
+"$work/venv/bin/pip" install --quiet --disable-pip-version-check "${wheel[0]}" numpy pytest mypy nbclient ipykernel ${PACKAGES-}
 "$work/venv/bin/python" -P -m mypy --no-error-summary -p cohort
 exec "$work/venv/bin/python" -P -m pytest --quiet -p no:cacheprovider "$@" tests/python
