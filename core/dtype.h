@@ -4,14 +4,16 @@
 #pragma once
 
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "core/check.h"
 
 namespace cohort {
 
-enum class DType : uint8_t { kF64, kF32, kBF16, kI32, kI64, kU8 };
+enum class DType : uint8_t { kF64, kF32, kBF16, kI32, kI64, kU8, kF16 };
 
 // Upper half of an IEEE f32. A storage type: arithmetic is done in f32. Rounds to nearest even;
 // NaN stays NaN.
@@ -30,6 +32,37 @@ struct bf16 {
   explicit operator double() const { return static_cast<float>(*this); }
 };
 
+// IEEE half precision, for exchange and conversion only: no op computes in it. Rounds to nearest
+// even, beyond 65504 to infinity; NaN stays NaN.
+struct f16 {
+  uint16_t bits = 0;
+  f16() = default;
+  explicit f16(double value) {
+    const double magnitude = std::abs(value);
+    uint64_t u = 0x7c00;  // infinity
+    if (std::isnan(value)) {
+      u = 0x7e00;
+    } else if (magnitude <
+               0x1p-14) {  // the last bit of the sum counts 2^-24, the step of subnormals
+      u = std::bit_cast<uint64_t>(magnitude + 0x1p28);
+    } else if (magnitude < 65520) {
+      u = std::bit_cast<uint64_t>(magnitude) - (uint64_t{1023 - 15} << 52);
+      u = (u + (uint64_t{1} << 41) - 1 + (u >> 42 & 1)) >> 42;
+    }
+    bits = static_cast<uint16_t>((u & 0x7fff) | (std::signbit(value) ? 0x8000 : 0));
+  }
+  explicit operator float() const {
+    const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, magnitude = bits & 0x7fff;
+    if (magnitude >= 0x7c00)  // infinity, NaN
+      return std::bit_cast<float>(sign | 0x7f800000 | magnitude << 13);
+    // Multiplication by 2^112 is exact and normalises subnormals.
+    return std::bit_cast<float>(sign | magnitude << 13) * 0x1p112f;
+  }
+};
+// A float type of 16 bits, whose arithmetic is that of f32.
+template <class T>
+inline constexpr bool is_half = std::is_same_v<T, bf16> || std::is_same_v<T, f16>;
+
 template <class T>
 inline constexpr auto dtype_of = nullptr;  // undefined for other types
 template <>
@@ -44,17 +77,20 @@ template <>
 inline constexpr DType dtype_of<int64_t> = DType::kI64;
 template <>
 inline constexpr DType dtype_of<uint8_t> = DType::kU8;
+template <>
+inline constexpr DType dtype_of<f16> = DType::kF16;
 
 constexpr size_t dtype_size(DType dtype) {
-  constexpr size_t kSizes[] = {8, 4, 2, 4, 8, 1};
+  constexpr size_t kSizes[] = {8, 4, 2, 4, 8, 1, 2};
   return kSizes[static_cast<int>(dtype)];
 }
 
 constexpr const char* dtype_name(DType dtype) {
-  constexpr const char* kNames[] = {"f64", "f32", "bf16", "i32", "i64", "u8"};
+  constexpr const char* kNames[] = {"f64", "f32", "bf16", "i32", "i64", "u8", "f16"};
   return kNames[static_cast<int>(dtype)];
 }
 
+// A type that ops compute in: not f16.
 constexpr bool is_float(DType dtype) {
   return dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kBF16;
 }
@@ -81,6 +117,7 @@ decltype(auto) dispatch_all(DType dtype, F&& fn) {
   if (dtype == DType::kBF16) return fn.template operator()<bf16>();
   if (dtype == DType::kI32) return fn.template operator()<int32_t>();
   if (dtype == DType::kI64) return fn.template operator()<int64_t>();
+  if (dtype == DType::kF16) return fn.template operator()<f16>();
   return fn.template operator()<uint8_t>();
 }
 

@@ -1,5 +1,6 @@
 // Copies, conversions and fills of device tensors.
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include "core/cuda_backend.h"
 #include "core/launch.cuh"
@@ -14,9 +15,15 @@ __device__ To convert(From value) {
   if constexpr (std::is_same_v<From, To>)
     return value;
   else if constexpr (std::is_same_v<From, __nv_bfloat16>)
-    return static_cast<To>(__bfloat162float(value));
+    return convert<To>(__bfloat162float(value));
+  else if constexpr (std::is_same_v<From, __half>)
+    return convert<To>(__half2float(value));
   else if constexpr (std::is_same_v<To, __nv_bfloat16>)
     return __float2bfloat16_rn(static_cast<float>(value));
+  else if constexpr (std::is_same_v<To, __half> && std::is_same_v<From, double>)
+    return __double2half(value);
+  else if constexpr (std::is_same_v<To, __half>)
+    return __float2half_rn(value);
   else
     return static_cast<To>(value);
 }
@@ -80,10 +87,11 @@ void dispatch_bits(DType dtype, F&& fn) {
 
 template <class F>
 void dispatch_floats(DType dtype, F&& fn) {
-  COHORT_CHECK(is_float(dtype), "[copy_] ", dtype_name(dtype),
+  COHORT_CHECK(is_float(dtype) || dtype == DType::kF16, "[copy_] ", dtype_name(dtype),
                " is converted on the CPU only; hint: to(Device{}) first");
   if (dtype == DType::kF64) return fn.template operator()<double>();
   if (dtype == DType::kF32) return fn.template operator()<float>();
+  if (dtype == DType::kF16) return fn.template operator()<__half>();
   return fn.template operator()<__nv_bfloat16>();
 }
 

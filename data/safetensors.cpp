@@ -23,51 +23,27 @@ static_assert(std::endian::native == std::endian::little, "tensors are stored li
 constexpr uint64_t kMaxHeader = 100'000'000;
 constexpr const char* kMetadata = "__metadata__";
 
-constexpr const char* kNames[] = {"F64", "F32", "BF16", "I32", "I64", "U8"};  // by DType
-constexpr const char* kHalf = "F16";
+constexpr const char* kNames[] = {"F64", "F32", "BF16", "I32", "I64", "U8", "F16"};  // by DType
+constexpr const char* kHalf = kNames[static_cast<int>(DType::kF16)];
 
-// The DType of a type that can be written; nullopt for F16.
-std::optional<DType> dtype_of_type(const std::string& type) {
+// The DType of a type that can be written.
+DType dtype_of_type(const std::string& type) {
   const auto* name = std::find(std::begin(kNames), std::end(kNames), type);
-  if (name != std::end(kNames)) return static_cast<DType>(name - kNames);
-  COHORT_CHECK(type == kHalf, "[safetensors] cannot write the type ", type);
-  return std::nullopt;
+  COHORT_CHECK(name != std::end(kNames), "[safetensors] cannot write the type ", type);
+  return static_cast<DType>(name - kNames);
 }
 
 int64_t bytes_of(const TensorSource& source) {
-  const auto dtype = dtype_of_type(source.type);
-  return source.shape.numel() * (dtype ? static_cast<int64_t>(dtype_size(*dtype)) : 2);
+  return source.shape.numel() * static_cast<int64_t>(dtype_size(dtype_of_type(source.type)));
 }
 
-// Exact conversion from IEEE half precision.
-float half_to_float(uint16_t half) {
-  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, magnitude = half & 0x7fff;
-  if (magnitude >= 0x7c00)  // infinity, NaN
-    return std::bit_cast<float>(sign | 0x7f800000 | magnitude << 13);
-  // Multiplication by 2^112 is exact and normalises subnormals.
-  return std::bit_cast<float>(sign | magnitude << 13) * 0x1p112f;
-}
-
-// IEEE half precision of a number of at most 65504, or NaN, rounded to nearest even.
-uint16_t to_half(double value) {
-  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
-  const double magnitude = std::abs(value);
-  if (std::isnan(value)) return sign | 0x7e00;
-  // The last bit of the sum counts 2^-24, the step of subnormals.
-  if (magnitude < 0x1p-14)
-    return sign | static_cast<uint16_t>(std::bit_cast<uint64_t>(magnitude + 0x1p28));
-  const uint64_t rebiased = std::bit_cast<uint64_t>(magnitude) - (uint64_t{1023 - 15} << 52);
-  return sign |
-         static_cast<uint16_t>((rebiased + (uint64_t{1} << 41) - 1 + (rebiased >> 42 & 1)) >> 42);
-}
-
-// The bits of halves as [numel, 2] bytes.
+// The tensor in f16. Throws InputError for a number that f16 does not hold.
 Tensor to_halves(const Tensor& tensor, const std::string& name) {
   constexpr int64_t kBlock = 64 << 10;
   constexpr double kLargest = 65504;
   const Tensor exact = tensor.dtype() == DType::kBF16 ? tensor.to(DType::kF32) : tensor;
-  Tensor halves = Tensor::empty({tensor.numel(), 2}, DType::kU8);
-  auto* out = static_cast<uint16_t*>(halves.raw());
+  Tensor halves = Tensor::empty(tensor.shape(), DType::kF16);
+  f16* out = halves.data<f16>();
   dispatch_float(exact.dtype(), "safetensors", [&]<class T>() {
     const T* values = exact.data<T>();
     parallel_try(ceil_div(exact.numel(), kBlock), 1, [&](int64_t block) {
@@ -76,7 +52,7 @@ Tensor to_halves(const Tensor& tensor, const std::string& name) {
           throw InputError(
               str("the tensor '", name, "' holds ", values[i],
                   ", beyond 65504, the largest number of f16; hint: --dtype bf16 or f32"));
-        out[i] = to_half(values[i]);
+        out[i] = f16(static_cast<double>(values[i]));
       }
     });
   });
@@ -88,8 +64,8 @@ Tensor make_stored(const TensorSource& source) {
   const Tensor tensor = source.make().to(Device{}).contiguous();
   COHORT_CHECK(tensor.shape() == source.shape, "[safetensors] ", source.name, ": expected ",
                source.shape.str(), ", got ", tensor.shape().str());
-  const auto dtype = dtype_of_type(source.type);
-  return dtype ? tensor.to(*dtype) : to_halves(tensor, source.name);
+  const DType dtype = dtype_of_type(source.type);
+  return dtype == DType::kF16 ? to_halves(tensor, source.name) : tensor.to(dtype);
 }
 
 // The JSON header, padded with spaces so that the data starts at a multiple of 8 bytes.
@@ -143,12 +119,7 @@ const char* stored_name(DType dtype) {
 }
 
 Tensor stored_values(const Tensor& tensor, const std::string& type, const std::string& name) {
-  const Tensor stored = make_stored({name, tensor.shape(), type, [&] { return tensor; }});
-  if (type != kHalf) return stored.to(tensor.dtype());
-  Tensor values = Tensor::empty(tensor.shape(), DType::kF32);
-  const auto* halves = static_cast<const uint16_t*>(stored.raw());
-  std::transform(halves, halves + tensor.numel(), values.data<float>(), half_to_float);
-  return values.to(tensor.dtype());
+  return make_stored({name, tensor.shape(), type, [&] { return tensor; }}).to(tensor.dtype());
 }
 
 void write_sources(const std::string& path, const std::vector<TensorSource>& tensors) {
@@ -343,9 +314,10 @@ void SafetensorsFile::read_elements(const Entry& entry, int64_t first, Tensor& o
                       n * size);
         return;
       }
-      std::vector<uint16_t> values(static_cast<size_t>(n));
+      std::vector<f16> values(static_cast<size_t>(n));
       file_.read_to(values.data(), source + from * size, n * size);
-      std::transform(values.begin(), values.end(), chunk.data<float>() + from, half_to_float);
+      std::transform(values.begin(), values.end(), chunk.data<float>() + from,
+                     [](f16 v) { return static_cast<float>(v); });
     });
     source += count * size;
     if (count == kChunk) file_.will_read(source, source + kChunk * size);

@@ -258,10 +258,16 @@ void bind_model(nb::module_& m) {
           "__init__",
           [](Handle* self, const std::string& path, const std::string& device,
              const std::string& dtype, const std::string& base, int64_t context) {
+            const DType type = dtype_named(dtype);
+            const Device on = parse_device(device, "device");
+            if (!is_float(type) || (on.is_cpu() && type == DType::kBF16))
+              throw InputError(
+                  str("dtype: expected ",
+                      on.is_cpu() ? "float32 or float64 on a CPU" : "float32 or bfloat16 on a GPU",
+                      ", got ", dtype));
             new (self) Handle{std::make_shared<LoadedModel>(without_gil([&] {
               return load_found(path, [&](const std::string& checkpoint) {
-                return load_model(checkpoint, dtype_named(dtype), parse_device(device, "device"),
-                                  base, context);
+                return load_model(checkpoint, type, on, base, context);
               });
             }))};
           },

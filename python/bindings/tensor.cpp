@@ -63,7 +63,8 @@ struct Element {
 constexpr Element kElements[] = {
     {DType::kF64, "float64", {2, 64, 1}},   {DType::kF32, "float32", {2, 32, 1}},
     {DType::kBF16, "bfloat16", {4, 16, 1}}, {DType::kI32, "int32", {0, 32, 1}},
-    {DType::kI64, "int64", {0, 64, 1}},     {DType::kU8, "uint8", {1, 8, 1}}};
+    {DType::kI64, "int64", {0, 64, 1}},     {DType::kU8, "uint8", {1, 8, 1}},
+    {DType::kF16, "float16", {2, 16, 1}}};
 
 const Element& element_of(DType dtype) {
   return kElements[static_cast<int>(dtype)];
@@ -76,8 +77,8 @@ DType dtype_of_code(const nb::dlpack::dtype& code) {
   throw InputError(str("from_dlpack: elements of type ",
                        code.code < 7 ? kKinds[code.code] : "code ", static_cast<int>(code.bits),
                        code.lanes == 1 ? "" : " in vectors",
-                       " are not supported; hint: convert them to float64, float32, bfloat16, "
-                       "int32, int64 or uint8"));
+                       " are not supported; hint: convert them to float64, float32, float16, "
+                       "bfloat16, int32, int64 or uint8"));
 }
 
 Device device_of(const std::pair<int, int>& dl_device) {
@@ -275,8 +276,8 @@ Stream torch_stream(nb::handle tensor, Device device) {
 void bind_tensor(nb::module_& m) {
   nb::class_<Variable>(
       m, "Tensor",
-      R"(A tensor of float64, float32, bfloat16, int32, int64 or uint8 with at most 6 dimensions on a
-device. It may take part in differentiation.)")
+      R"(A tensor of float64, float32, bfloat16, float16, int32, int64 or uint8 with at most 6 dimensions on
+a device. It may take part in differentiation; ops do not take float16, which to() converts.)")
       .def_prop_ro("shape", [](const Variable& v) { return tuple_of(v.shape()); })
       .def_prop_ro(
           "strides", [](const Variable& v) { return tuple_of(v.value().strides()); },

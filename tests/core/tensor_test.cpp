@@ -130,8 +130,8 @@ TEST(Tensor, CopyWritesThroughStridesAndConverts) {
 }
 
 TEST(Tensor, ConversionsBetweenAllTypes) {
-  const std::vector<DType> all = {DType::kF64, DType::kF32, DType::kBF16,
-                                  DType::kI32, DType::kI64, DType::kU8};
+  const std::vector<DType> all = {DType::kF64, DType::kF32, DType::kBF16, DType::kI32,
+                                  DType::kI64, DType::kU8,  DType::kF16};
   for (const DType from : all)
     for (const DType to : all) {
       const Tensor t = counting({5}, from).to(to);
@@ -154,6 +154,39 @@ TEST(Tensor, FreesItsStorage) {
     EXPECT_EQ(allocator(Device{}).stats().live_bytes - before, 8192);
   }
   EXPECT_EQ(allocator(Device{}).stats().live_bytes, before);
+}
+
+TEST(F16, ConvertsEveryNumberBack) {
+  for (uint32_t bits = 0; bits < 1 << 16; ++bits) {
+    f16 half;
+    half.bits = static_cast<uint16_t>(bits);
+    const auto value = static_cast<float>(half);
+    if (std::isnan(value)) {
+      EXPECT_EQ(f16(value).bits & 0x7fff, 0x7e00) << bits;
+    } else {
+      EXPECT_EQ(f16(value).bits, bits);
+    }
+  }
+}
+
+TEST(F16, RoundsToNearestEven) {
+  const auto bits = [](double value) { return f16(value).bits; };
+  EXPECT_EQ(bits(1), 0x3c00);
+  EXPECT_EQ(bits(-2), 0xc000);
+  EXPECT_EQ(bits(-0.0), 0x8000);
+  // Midpoints of neighbours, below and above them, and once where rounding to f32 first is wrong.
+  EXPECT_EQ(bits(1 + 0x1p-11), 0x3c00);
+  EXPECT_EQ(bits(1 + 0x1.8p-10), 0x3c02);
+  EXPECT_EQ(bits(1 + 0x1.000001p-11), 0x3c01);
+  EXPECT_EQ(bits(1 + 0x1p-11 + 0x1p-40), 0x3c01);
+  // The largest number, infinity, and subnormals.
+  EXPECT_EQ(bits(65519.99), 0x7bff);
+  EXPECT_EQ(bits(65520), 0x7c00);
+  EXPECT_EQ(bits(-1e300), 0xfc00);
+  EXPECT_EQ(bits(0x1p-24), 0x0001);
+  EXPECT_EQ(bits(0x1p-25), 0x0000);
+  EXPECT_EQ(bits(0x1.8p-24), 0x0002);
+  EXPECT_EQ(bits(0x1.ffep-15), 0x0400);
 }
 
 TEST(Bf16, RoundsToNearestEven) {

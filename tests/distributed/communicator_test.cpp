@@ -56,7 +56,7 @@ Tensor sum_in_rank_order(const std::vector<Tensor>& parts) {
   for (size_t r = 1; r < parts.size(); ++r) {
     const Tensor part = parts[r].to(total.dtype());
     dispatch_all(total.dtype(), [&]<class T>() {
-      if constexpr (!std::is_same_v<T, bf16>)
+      if constexpr (!is_half<T>)
         for (int64_t i = 0; i < total.numel(); ++i)
           total.data<T>()[i] = static_cast<T>(total.data<T>()[i] + part.data<T>()[i]);
     });

@@ -28,7 +28,7 @@ def seed():
     torch.manual_seed(5)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int32", "int64", "uint8"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "int64", "uint8"])
 def test_cupy_shares_memory(dtype):
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
     x = cupy.arange(24, dtype=dtype).reshape(4, 6)[1:, ::2]
@@ -49,7 +49,7 @@ def test_cupy_streams_are_ordered():
         assert float(y.min()) == 400
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64])
 def test_torch_shares_memory(dtype):
     x = normal(4, 6, dtype=torch.float32).mul(9).to(dtype)[:, ::2]
     t = cohort.from_dlpack(x)
@@ -58,11 +58,17 @@ def test_torch_shares_memory(dtype):
     assert torch.equal(x, y)
 
 
-def test_float16_is_refused_by_name():
-    x = torch.zeros(3, 8, device="cuda", dtype=torch.float16)
-    for call in (cohort.from_dlpack, ct.swiglu, ops.silu):
-        with pytest.raises(cohort.InputError, match="float16 are not supported; hint: convert them to float64, float32, bfloat16"):
-            call(x)
+def test_float16_is_shared_and_converted_but_refused_by_ops():
+    x = normal(3, 8, dtype=torch.float32).mul(1000)
+    half = x.half()
+    t = cohort.from_dlpack(half)
+    assert t.data_ptr == half.data_ptr() == torch.from_dlpack(t).data_ptr() and t.dtype == "float16"
+    assert torch.equal(torch.from_dlpack(cohort.from_dlpack(x).to("float16")), half)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        assert torch.equal(torch.from_dlpack(t.to(str(dtype)[6:])), half.to(dtype))
+    for call in (ct.swiglu, ops.silu):
+        with pytest.raises(cohort.Error, match="f16"):
+            call(half)
 
 
 def slowly_filled(value, shape):

@@ -81,8 +81,9 @@ def test_parameters_share_the_memory_of_the_model(tmp_path, small):
 def test_wrong_arguments_are_named(model, tmp_path):
     with pytest.raises(cohort.InputError, match="no_model"):
         cohort.Model(tmp_path / "no_model", device="cpu")
-    with pytest.raises(cohort.InputError, match="float16"):
-        cohort.Model(model.folder, device="cpu", dtype="float16")
+    for dtype in ("float16", "bfloat16", "int32", "half"):
+        with pytest.raises(cohort.InputError, match=f"dtype: expected .*{dtype}"):
+            cohort.Model(model.folder, device="cpu", dtype=dtype)
     with pytest.raises(cohort.InputError, match="tpu"):
         cohort.Model(model.folder, device="tpu")
     with pytest.raises(cohort.InputError, match="temprature"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from cohort import ops
 
-DTYPES = ["float64", "float32", "int32", "int64", "uint8"]
+DTYPES = ["float64", "float32", "float16", "int32", "int64", "uint8"]
 
 
 class Exporter:
@@ -34,6 +34,21 @@ def test_round_trips_share_memory_and_strides(dtype):
     assert t.strides == (6, 2) and y.strides == x.strides
     x[0, 0] = 77
     assert y[0, 0] == t.numpy()[0, 0] == 77
+
+
+def test_float16_is_converted_as_numpy_does_and_refused_by_ops():
+    x = np.concatenate([np.random.default_rng(3).standard_normal(5000) * 10.0 ** np.arange(-4, 1).repeat(1000),
+                        [0.0, -0.0, 65504, 65519.9, 65520, -np.inf, np.nan, 2.0**-24, 2.0**-25, 2.0**-14]])
+    for dtype in (np.float64, np.float32):
+        y = cohort.from_dlpack(x.astype(dtype)).to("float16")
+        with np.errstate(over="ignore"):
+            expected = x.astype(dtype).astype(np.float16)
+        np.testing.assert_array_equal(y.numpy(), expected)
+        np.testing.assert_array_equal(y.to("float32").numpy(), expected.astype(np.float32))
+    with pytest.raises(cohort.Error, match="f16"):
+        ops.silu(y)
+    with pytest.raises(cohort.Error, match="f16"):
+        y.requires_grad = True
 
 
 def test_memory_lives_as_long_as_its_last_view():
