@@ -95,7 +95,7 @@ def test_a_capsule_is_used_once():
 
 
 @pytest.mark.parametrize("array, text", [
-    (np.zeros(3, np.float16), "float16 are not supported; hint: convert them to float64, float32, bfloat16, int32"),
+    (np.zeros(3, np.uint16), "uint16 are not supported; hint: convert them to float64, float32, float16, bfloat16, int32"),
     (np.zeros(3, bool), "bool8"),
     (np.zeros(3, complex), "complex128"),
     (np.zeros(3)[::-1], "negative strides"),
