@@ -42,8 +42,8 @@ struct f16 {
     uint64_t u = 0x7c00;  // infinity
     if (std::isnan(value)) {
       u = 0x7e00;
-    } else if (magnitude <
-               0x1p-14) {  // the last bit of the sum counts 2^-24, the step of subnormals
+    } else if (magnitude < 0x1p-14) {
+      // The last bit of the sum counts 2^-24, the step of subnormals.
       u = std::bit_cast<uint64_t>(magnitude + 0x1p28);
     } else if (magnitude < 65520) {
       u = std::bit_cast<uint64_t>(magnitude) - (uint64_t{1023 - 15} << 52);
