@@ -96,7 +96,8 @@ void add_file(const std::string& path, BpeTrainer& trainer) {
   add(held.size());
 }
 
-std::string describe(DurableFile::Step, const std::string& path, const std::string& reason) {
+std::string describe_write_error(DurableFile::Step, const std::string& path,
+                                 const std::string& reason) {
   return str(path, ": cannot be written: ", reason);
 }
 
@@ -112,7 +113,7 @@ void write_files(const std::filesystem::path& folder, const NamedFiles& files) {
     if (error) throw InputError(str(folder.string(), ": cannot be created: ", error.message()));
     std::list<DurableFile> writers;
     for (const auto& [name, content] : files)
-      writers.emplace_back(folder / name, describe).write(content);
+      writers.emplace_back(folder / name, describe_write_error).write(content);
     for (DurableFile& writer : writers) writer.finish();
   } catch (const Error&) {
     for (const fs::path& path : made) fs::remove(path, error);

@@ -33,6 +33,9 @@ function(cohort_layer folder)
   target_include_directories(cohort_${name} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:include/cohort>)
   target_link_libraries(cohort_${name} PUBLIC ${LAYER_DEPENDS} PRIVATE $<BUILD_INTERFACE:cohort_options>)
+  if(folder MATCHES "^(core|kernels)$")  # see cmake/options.cmake
+    set_target_properties(cohort_${name} PROPERTIES UNITY_BUILD OFF)
+  endif()
   if(COHORT_CUDA)
     target_link_libraries(cohort_${name} PRIVATE $<BUILD_INTERFACE:cohort_cuda_options>)
   endif()

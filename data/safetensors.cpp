@@ -106,7 +106,7 @@ std::string_view bytes_of(const void* data, size_t size) {
   return {static_cast<const char*>(data), size};
 }
 
-std::string describe(DurableFile::Step step, const std::string& path, const std::string& reason) {
+std::string file_error(DurableFile::Step step, const std::string& path, const std::string& reason) {
   constexpr const char* kProblems[] = {"opened for writing", "written", "flushed to disk",
                                        "closed"};
   return str(path, ": cannot be ", kProblems[static_cast<int>(step)], ": ", reason);
@@ -126,7 +126,7 @@ void write_sources(const std::string& path, const std::vector<TensorSource>& ten
   const std::string header = make_header(tensors);
   COHORT_CHECK(header.size() <= kMaxHeader, "[safetensors] ", path, ": a header of ", header.size(),
                " bytes exceeds the format's ", kMaxHeader);
-  DurableFile file(path, describe);
+  DurableFile file(path, file_error);
   const uint64_t length = header.size();
   file.write(bytes_of(&length, sizeof length));
   file.write(header);
@@ -368,7 +368,7 @@ std::vector<std::string> write_sharded(const std::string& dir, const std::string
   }
   Json index;
   index.set("metadata", Json().set("total_size", total)).set("weight_map", std::move(weight_map));
-  DurableFile file(dir + "/" + index_name(stem), describe);
+  DurableFile file(dir + "/" + index_name(stem), file_error);
   file.write(index.dump(2) + "\n");
   file.finish();
   names.push_back(index_name(stem));

@@ -14,7 +14,7 @@
 namespace cohort {
 namespace {
 
-constexpr std::chrono::milliseconds kPoll{50};
+constexpr std::chrono::milliseconds kPollInterval{50};
 
 // The environment variables of a rank: those of this process, except for what another launcher has
 // set.
@@ -109,7 +109,7 @@ class Launcher {
   void wait_for_output() {
     std::vector<pollfd> fds;
     for (const Rank& rank : ranks_) fds.push_back({rank.output.get(), POLLIN, 0});
-    poll_until(Clock::now() + kPoll, std::move(fds));
+    poll_until(Clock::now() + kPollInterval, std::move(fds));
     for (Rank& rank : ranks_) read_output(rank);
   }
 

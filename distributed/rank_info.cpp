@@ -51,7 +51,7 @@ class Reader {
 };
 
 // Variables of a launcher, and how it tells a rank of several where the others are.
-struct Launcher {
+struct LauncherVariables {
   const char *source, *shown_by, *rank, *size, *local_rank;
   void (*locate)(const Reader& in, RankInfo& info);
 };
@@ -93,7 +93,7 @@ void locate_by_open_mpi(const Reader& in, RankInfo& info) {
 
 // Open MPI comes before Slurm, because srun may start the daemons of mpirun. Only srun sets the
 // step size: a batch script also has a rank and tasks, but is one process.
-constexpr Launcher kLaunchers[] = {
+constexpr LauncherVariables kLaunchers[] = {
     {"torchrun", "RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK", locate_by_torchrun},
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
      "OMPI_COMM_WORLD_LOCAL_RANK", locate_by_open_mpi},

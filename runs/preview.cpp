@@ -236,10 +236,11 @@ std::string slow_streaming(double streaming_seconds, double other_seconds) {
 
 namespace {
 
-constexpr double kUsable = 0.9;  // fraction of free memory; kernels and libraries allocate the rest
+constexpr double kUsableFraction =
+    0.9;  // fraction of free memory; kernels and libraries allocate the rest
 
 int64_t usable(int64_t available) {
-  return static_cast<int64_t>(kUsable * static_cast<double>(available));
+  return static_cast<int64_t>(kUsableFraction * static_cast<double>(available));
 }
 
 }  // namespace

@@ -20,16 +20,16 @@ Number number_of(const std::optional<Rational>& exact, double approx) {
   return {exact, exact ? to_double(*exact) : approx};
 }
 
-template <class Exact, class Approx>
-Number combine(const Number& a, const Number& b, Exact exact, Approx approx) {
-  return number_of(a.exact && b.exact ? exact(*a.exact, *b.exact) : std::nullopt,
-                   approx(a.approx, b.approx));
-}
-
 std::optional<Rational> whole_power(const Rational& base, const Rational& exponent) {
   if (exponent.den != 1 || exponent.num > kMaxExponent) return {};
   const auto size = static_cast<int64_t>(exponent.num);
   return power(base, exponent.negative ? -size : size);
+}
+
+template <class Approx>
+Number combine(const Number& a, const Number& b, decltype(whole_power)* exact, Approx approx) {
+  return number_of(a.exact && b.exact ? exact(*a.exact, *b.exact) : std::nullopt,
+                   approx(a.approx, b.approx));
 }
 
 // sum := product (('+' | '-') product)*

@@ -25,7 +25,7 @@ class CheckGpu : public testing::Test {
   TempDir dir_;
 };
 
-void expect(const std::string& text, const std::string& part) {
+void expect_part(const std::string& text, const std::string& part) {
   EXPECT_NE(text.find(part), text.npos) << part << "\n" << text;
 }
 
@@ -33,24 +33,25 @@ TEST_F(CheckGpu, SaysThatATinyModelRuns) {
   for (const char* gpu : {"rtx3060", "rtx4090", "l4", "h200", "GiB=24,sm=89"}) {
     const Output output = check(gpu);
     EXPECT_EQ(output.code, 0) << output.err;
-    expect(output.out, "assumed                      device: cuda, dtype: bf16\n");
-    expect(output.out, str("runs on ", gpu));
-    expect(output.out, " yes: micro_batch_tokens: 8192, model.recompute: none, moments: f32; ");
-    expect(output.out, str("inference on ", gpu));
-    expect(output.out, "memory: host ");
-    expect(output.out, "disk: checkpoints of the run ");
-    expect(output.out, ": ok; a run would go to ");
+    expect_part(output.out, "assumed                      device: cuda, dtype: bf16\n");
+    expect_part(output.out, str("runs on ", gpu));
+    expect_part(output.out,
+                " yes: micro_batch_tokens: 8192, model.recompute: none, moments: f32; ");
+    expect_part(output.out, str("inference on ", gpu));
+    expect_part(output.out, "memory: host ");
+    expect_part(output.out, "disk: checkpoints of the run ");
+    expect_part(output.out, ": ok; a run would go to ");
   }
 }
 
 TEST_F(CheckGpu, TakesTheDtypeThatIsGiven) {
   const Output output = check("h100", {"dtype=f32"});
   EXPECT_EQ(output.code, 0) << output.err;
-  expect(output.out, "assumed                      device: cuda\n");
+  expect_part(output.out, "assumed                      device: cuda\n");
   expect_bad_input(check("h100", {"dtype=f64"}), {"dtype: f64 is for device: cpu"});
   write_file(dir_.path("run.yaml"),
              read_file(dir_.path("run.yaml")) + "stages: [{trainer: sft, dtype: f32}]\n");
-  expect(check("h100").out, "assumed                      device: cuda\n");
+  expect_part(check("h100").out, "assumed                      device: cuda\n");
 }
 
 TEST_F(CheckGpu, NamesTheKeysWithWhichAModelFits) {
@@ -60,29 +61,29 @@ TEST_F(CheckGpu, NamesTheKeysWithWhichAModelFits) {
   // By default what does not fit is on the host.
   const Output on_host = check("rtx3060", big());
   EXPECT_EQ(on_host.code, 0) << on_host.err;
-  expect(on_host.out, ", place: host; ");
-  expect(on_host.out, "optimizer.place: host");
-  expect(on_host.out, " MiB of page-locked memory, locked in about ");
+  expect_part(on_host.out, ", place: host; ");
+  expect_part(on_host.out, "optimizer.place: host");
+  expect_part(on_host.out, " MiB of page-locked memory, locked in about ");
   const Output output = check("rtx3060", given);
   EXPECT_EQ(output.code, 2);
-  expect(output.out, " not as configured; with micro_batch_tokens=");
-  expect(output.err, "cohort: memory: sft needs ");
-  expect(output.err, " as configured, and rtx3060 has ");
+  expect_part(output.out, " not as configured; with micro_batch_tokens=");
+  expect_part(output.err, "cohort: memory: sft needs ");
+  expect_part(output.err, " as configured, and rtx3060 has ");
   const size_t hint = output.err.find("; hint: ") + 8;
   std::vector<std::string> changed = big({"optimizer.place=device"});
   std::istringstream words(output.err.substr(hint));
   for (std::string word; words >> word;) changed.push_back(word);
   const Output again = check("rtx3060", changed);
   EXPECT_EQ(again.code, 0) << again.err;
-  expect(again.out, " yes: micro_batch_tokens: ");
+  expect_part(again.out, " yes: micro_batch_tokens: ");
 }
 
 TEST_F(CheckGpu, SuggestsAdaptersWhereTheWholeModelDoesNotFit) {
   const std::vector<std::string> given = big({"model.d_model=4800", "model.num_heads=75"});
   const Output output = check("rtx4090", given);
   EXPECT_EQ(output.code, 2);
-  expect(output.out, "not as configured; with lora.rank=16");
-  expect(output.err, "; hint: lora.rank=16");
+  expect_part(output.out, "not as configured; with lora.rank=16");
+  expect_part(output.err, "; hint: lora.rank=16");
   std::vector<std::string> adapters = given;
   adapters.emplace_back("lora.rank=16");
   const Output again = check("rtx4090", adapters);
@@ -92,18 +93,18 @@ TEST_F(CheckGpu, SuggestsAdaptersWhereTheWholeModelDoesNotFit) {
     const size_t begin = text.find("inference on rtx4090");
     return text.substr(begin, text.find('\n', begin) - begin);
   };
-  expect(inference(output.out), "yes: weights ");
+  expect_part(inference(output.out), "yes: weights ");
   EXPECT_NE(inference(output.out), inference(again.out));
 }
 
 TEST_F(CheckGpu, SaysThatABigModelDoesNotFit) {
   const Output output = check("rtx4090", big({"model.d_model=6400", "model.num_heads=50"}));
   EXPECT_EQ(output.code, 2);
-  expect(output.out, "runs on rtx4090              no\n");
-  expect(output.out, "inference on rtx4090         no: the weights take ");
-  expect(output.err, "cohort: memory: sft needs at least ");
-  expect(output.err, " too much: the weights, gradients and AdamW's state alone take ");
-  expect(output.err, "; hint: a smaller model, or a GPU with more memory");
+  expect_part(output.out, "runs on rtx4090              no\n");
+  expect_part(output.out, "inference on rtx4090         no: the weights take ");
+  expect_part(output.err, "cohort: memory: sft needs at least ");
+  expect_part(output.err, " too much: the weights, gradients and AdamW's state alone take ");
+  expect_part(output.err, "; hint: a smaller model, or a GPU with more memory");
   EXPECT_EQ(output.err.find("this machine"), std::string::npos) << output.err;
 }
 
@@ -119,8 +120,8 @@ TEST_F(CheckGpu, NeitherThisMachinesMemoryNorItsDiskCount) {
 TEST_F(CheckGpu, WarnsOfSizesThatAreSlow) {
   const Output output = check("l4", {"model.d_ff=2730"});
   EXPECT_EQ(output.code, 0);
-  expect(output.err, "model.d_ff: 2730 is no multiple of 8");
-  expect(output.out, "vocabulary: rows are padded to 64 in memory");
+  expect_part(output.err, "model.d_ff: 2730 is no multiple of 8");
+  expect_part(output.out, "vocabulary: rows are padded to 64 in memory");
   EXPECT_EQ(run_cohort({"check", dir_.path("run.yaml"), "model.d_ff=2730"}).err.find("multiple"),
             std::string::npos);
 }

@@ -14,7 +14,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path kFamilies = fs::path(__FILE__).parent_path().parent_path() / "reference/families";
+const fs::path kFamilyFolders =
+    fs::path(__FILE__).parent_path().parent_path() / "reference/families";
 
 std::set<std::string> names_in(const std::string& folder) {
   std::set<std::string> out;
@@ -29,7 +30,7 @@ class Export : public testing::Test {
     fs::remove_all(model_);
     fs::create_directory(model_);
     for (const char* file : {"config.json", "generation_config.json", "model.safetensors"})
-      fs::copy(kFamilies / family / file, model_ + "/" + file);
+      fs::copy(kFamilyFolders / family / file, model_ + "/" + file);
     write_file(model_ + "/tokenizer.json", kTokenizer);
     write_file(model_ + "/tokenizer_config.json", R"({"eos_token": "</s>"})");
     write_file(model_ + "/chat_template.jinja", "{{ messages[0].content }}");

@@ -14,7 +14,7 @@ namespace {
 using test::bit_equal;
 using test::random_tensor;
 
-constexpr int kRankCounts[] = {1, 2, 3, 5};
+constexpr int kGroupSizes[] = {1, 2, 3, 5};
 
 // Concatenated gradients of a rank.
 struct Gradients {
@@ -63,7 +63,7 @@ std::vector<int64_t> shuffled(int64_t n, uint64_t seed) {
 
 TEST(GradReducer, SumsEqualRankOrderSumsForEveryReadinessOrderAndBucketSize) {
   for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16})
-    for (const int ranks : kRankCounts) {
+    for (const int ranks : kGroupSizes) {
       const Tensor expected = expected_sum(ranks, 0, dtype);
       for (const int64_t bytes : {int64_t{1}, int64_t{64}, int64_t{500}, int64_t{25} << 20})
         for (uint64_t trial = 0; trial < 4; ++trial)

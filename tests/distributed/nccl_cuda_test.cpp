@@ -23,7 +23,7 @@ using test::expect_no_errors;
 using test::random_tensor;
 using test::run_process_ranks;
 
-constexpr int64_t kSizes[] = {0, 1, 7, 2049, 1 << 20};
+constexpr int64_t kMessageSizes[] = {0, 1, 7, 2049, 1 << 20};
 constexpr DType kDTypes[] = {DType::kF32, DType::kF64, DType::kBF16, DType::kI32, DType::kI64};
 constexpr double kUntouched = 77;
 
@@ -91,7 +91,7 @@ Tensor sum_of_numbers(int64_t n, DType dtype, int ranks) {
 TEST(CudaMultiGpuNccl, AllReduceComputesSumsAndMaxima) {
   COHORT_REQUIRE_GPUS(2);
   expect_no_errors(run_gpu_ranks([](ProcessGroup&, Communicator& comm, Device device) {
-    for (const int64_t n : kSizes)
+    for (const int64_t n : kMessageSizes)
       for (const DType dtype : kDTypes) {
         Guarded sum(n, dtype, device), max(n, dtype, device);
         sum.part.copy_(numbers(n, dtype, comm.rank()).to(device));

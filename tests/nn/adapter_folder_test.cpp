@@ -17,11 +17,11 @@ namespace {
 using namespace test;
 namespace fs = std::filesystem;
 
-const std::string kFamilies =
+const std::string kFamilyFolders =
     (fs::path(__FILE__).parent_path().parent_path() / "reference/families").string() + "/";
 
 ModelConfig family(const std::string& name, const LoraConfig& lora = {}) {
-  ModelConfig config = load_config(kFamilies + name);
+  ModelConfig config = load_config(kFamilyFolders + name);
   config.lora = lora;
   return config;
 }
@@ -30,7 +30,7 @@ ModelConfig family(const std::string& name, const LoraConfig& lora = {}) {
 std::unique_ptr<Transformer> adapted_model(const std::string& name, const LoraConfig& lora,
                                            DType dtype = DType::kF32) {
   auto model = std::make_unique<Transformer>(family(name, lora), dtype, std::nullopt);
-  load_weights(*model, kFamilies + name);
+  load_weights(*model, kFamilyFolders + name);
   uint64_t seed = 1;
   std::vector<Tensor> values = model->adapters();
   for (Tensor& value : values) value = random_tensor(value.shape(), DType::kF64, seed++).to(dtype);
@@ -49,12 +49,12 @@ TEST(ModelFolders, OfModelsWithAdaptersHoldTheBase) {
   for (const char* name : {"llama", "qwen2", "phi3", "gpt2"}) {
     const auto model = adapted_model(name, {.rank = 3});
     Transformer base(family(name), DType::kF32, std::nullopt);
-    load_weights(base, kFamilies + name);
+    load_weights(base, kFamilyFolders + name);
     EXPECT_TRUE(bit_equal(hidden(*model, Adapters::kOff), hidden(base))) << name;
     EXPECT_FALSE(bit_equal(hidden(*model), hidden(base))) << name;
     const TempDir folder;
     save_weights(*model, folder.path());
-    const SafetensorsFile before(kFamilies + name + "/model.safetensors"),
+    const SafetensorsFile before(kFamilyFolders + name + "/model.safetensors"),
         after(folder.path("model.safetensors"));
     EXPECT_EQ(after.names().size(), before.names().size());
     for (const std::string& tensor : before.names())
@@ -82,7 +82,7 @@ TEST(AdapterFolders, RoundTrip) {
       EXPECT_EQ(config.lora.rslora, rslora);
       EXPECT_TRUE(config.lora.targets.empty());
       Transformer loaded(config, DType::kF32, std::nullopt);
-      load_weights(loaded, kFamilies + name);
+      load_weights(loaded, kFamilyFolders + name);
       load_adapter(loaded, folder.path());
       EXPECT_TRUE(bit_equal(hidden(loaded), hidden(*model))) << name;
     }
@@ -95,13 +95,13 @@ TEST(CudaAdapterFolders, AreReadAndWrittenOnTheDevice) {
     const TempDir adapter, weights;
     save_adapter(*host, adapter.path(), "");
     Transformer model(host->config(), DType::kF32, std::nullopt, device);
-    load_weights(model, kFamilies + name);
+    load_weights(model, kFamilyFolders + name);
     load_adapter(model, adapter.path());
     const std::vector<Tensor> expected = host->adapters(), found = model.adapters();
     for (size_t i = 0; i < expected.size(); ++i)
       EXPECT_TRUE(bit_equal(found[i].to(Device{}), expected[i])) << name;
     save_weights(model, weights.path());
-    const SafetensorsFile before(kFamilies + name + "/model.safetensors"),
+    const SafetensorsFile before(kFamilyFolders + name + "/model.safetensors"),
         after(weights.path("model.safetensors"));
     for (const std::string& tensor : before.names())
       EXPECT_TRUE(bit_equal(before.read(tensor), after.read(tensor))) << tensor;
@@ -329,7 +329,7 @@ TEST_F(BadAdapters, OfAnotherBaseAreRefused) {
 
 TEST(QuantizedModels, AreRefusedByTheirMethod) {
   const TempDir folder;
-  Json json = parse_json(read_file(kFamilies + "llama/config.json"), "");
+  Json json = parse_json(read_file(kFamilyFolders + "llama/config.json"), "");
   const auto refused = [&](const char* field, const char* value, const char* part) {
     Json changed = json;
     write_file(folder.path("config.json"), changed.set(field, parse_json(value, "")).dump());

@@ -13,7 +13,7 @@
 namespace cohort {
 namespace {
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kNoReward = std::numeric_limits<double>::quiet_NaN();
 
 std::vector<double> random_rewards(uint64_t seed, size_t n) {
   Rng rng(seed, rng_stream(kTestPurpose));
@@ -31,7 +31,7 @@ TEST(Advantage, SumsToZeroInEveryGroup) {
   const int64_t size = 8, groups = 50;
   for (const auto& [scale, name, factor] : kAdvantageScales) {
     auto rewards = random_rewards(1, static_cast<size_t>(size * groups));
-    for (size_t i = 0; i < rewards.size(); i += 5) rewards[i] = kNaN;
+    for (size_t i = 0; i < rewards.size(); i += 5) rewards[i] = kNoReward;
     const auto advantages = group_advantages(rewards, size, scale, reward_std(rewards));
     for (size_t g = 0; g < static_cast<size_t>(groups); ++g) {
       double sum = 0;
@@ -91,7 +91,7 @@ TEST(Advantage, PermutingAGroupPermutesTheResultExactly) {
   Rng rng(2, rng_stream(kTestPurpose));
   for (const auto& [scale, name, factor] : kAdvantageScales) {
     auto rewards = random_rewards(3, 9);
-    rewards[4] = kNaN;
+    rewards[4] = kNoReward;
     const auto advantages = of(rewards, scale);
     for (int trial = 0; trial < 20; ++trial) {
       std::vector<size_t> order(rewards.size());
@@ -122,10 +122,10 @@ TEST(Advantage, GroupsAreIndependent) {
 
 TEST(Advantage, NaNIsLeftOutOfTheStatisticsAndGetsZero) {
   for (const auto& [scale, name, factor] : kAdvantageScales) {
-    const auto with = of({1, kNaN, 2, 5, kNaN}, scale), without = of({1, 2, 5}, scale);
+    const auto with = of({1, kNoReward, 2, 5, kNoReward}, scale), without = of({1, 2, 5}, scale);
     EXPECT_EQ(with, (std::vector<double>{without[0], 0, without[1], without[2], 0}));
-    EXPECT_EQ(of({kNaN, kNaN}, scale), (std::vector<double>{0, 0}));
-    EXPECT_EQ(of({kNaN, 3}, scale), (std::vector<double>{0, 0}));  // nothing to compare with
+    EXPECT_EQ(of({kNoReward, kNoReward}, scale), (std::vector<double>{0, 0}));
+    EXPECT_EQ(of({kNoReward, 3}, scale), (std::vector<double>{0, 0}));  // nothing to compare with
   }
 }
 
@@ -165,19 +165,19 @@ TEST(Advantage, RejectsAGroupSizeThatDoesNotDivide) {
 // Two groups of two: means 1 and 4, and squares 1 + 1 + 4 + 4 about them, but the std is that of
 // all four rewards 0, 2, 2, 6 about 2.5: sqrt((6.25 + 0.25 + 0.25 + 12.25) / 3).
 TEST(Advantage, BatchDividesByTheDeviationOfAllRewards) {
-  const std::vector<double> rewards = {0, 2, kNaN, 2, 6, kNaN};
+  const std::vector<double> rewards = {0, 2, kNoReward, 2, 6, kNoReward};
   EXPECT_DOUBLE_EQ(reward_std(rewards), std::sqrt(19.0 / 3));
   const auto advantages = group_advantages(rewards, 3, AdvantageScale::kBatch, reward_std(rewards));
   const double unit = 1 / (std::sqrt(19.0 / 3) + 1e-4);
   const double expected[] = {-unit, unit, 0, -2 * unit, 2 * unit, 0};
   for (size_t i = 0; i < rewards.size(); ++i) EXPECT_NEAR(advantages[i], expected[i], 1e-15) << i;
   EXPECT_EQ(reward_std(std::vector<double>{3}), 0);
-  EXPECT_EQ(reward_std(std::vector<double>{kNaN, kNaN}), 0);
+  EXPECT_EQ(reward_std(std::vector<double>{kNoReward, kNoReward}), 0);
 }
 
 // Means 0.5 and -2: (r - mean) / |mean|.
 TEST(Advantage, MaxRlDividesByTheSizeOfTheMean) {
-  const std::vector<double> rewards = {1, 0, 0, 1, -1, -3, kNaN, -2, -1, 1, 0, 0};
+  const std::vector<double> rewards = {1, 0, 0, 1, -1, -3, kNoReward, -2, -1, 1, 0, 0};
   const auto advantages = group_advantages(rewards, 4, AdvantageScale::kMaxRl);
   const double expected[] = {1, -1, -1, 1, 0.5, -0.5, 0, 0, 0, 0, 0, 0};
   for (size_t i = 0; i < rewards.size(); ++i) EXPECT_NEAR(advantages[i], expected[i], 1e-15) << i;

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 // Executes the text of each turn: r is the request, say() and later() answer it, `held` keeps
 // requests.
-constexpr const char* kProgram = R"(
+constexpr const char* kEnvironmentProgram = R"(
 import json, os, signal, sys, threading, time
 lock, held, state = threading.Lock(), [], {}
 def write(text):
@@ -39,7 +39,7 @@ for text in sys.stdin:
 
 class CommandEnvironment : public testing::Test {
  protected:
-  CommandEnvironment() { write_file(dir_.path("program.py"), kProgram); }
+  CommandEnvironment() { write_file(dir_.path("program.py"), kEnvironmentProgram); }
 
   EnvironmentConfig config(const std::string& run = "python3 -S program.py") const {
     EnvironmentConfig out;

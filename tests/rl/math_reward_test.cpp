@@ -14,17 +14,13 @@
 namespace cohort {
 namespace {
 
-Example with_answer(const std::string& answer) {
+Example math_example(const std::string& answer) {
   return {.prompt = "?", .answer = answer, .solution = answer, .fields = Json::Object{}};
 }
 
-RewardFn make(const RewardConfig& config) {
-  return make_reward(config, nullptr);
-}
-
 double math_reward(const std::string& answer, const std::string& completion) {
-  static const RewardFn reward = make({.name = "math"});
-  return reward({with_answer(answer), completion});
+  static const RewardFn reward = make_reward({.name = "math"}, nullptr);
+  return reward({math_example(answer), completion});
 }
 
 Json load(const std::string& path) {
@@ -220,10 +216,11 @@ TEST(SameAnswer, AsTextOrAsANumber) {
 }
 
 TEST(MathReward, SearchesThePartThatThePatternSelects) {
-  const RewardFn after = make({.name = "math", .weight = 1, .pattern = "(?s)</think>(.*)"});
-  EXPECT_EQ(after({with_answer("42"), "<think>\\boxed{41}</think> 42"}), 1);
-  EXPECT_EQ(after({with_answer("42"), "<think>\\boxed{42}</think> Some other text."}), 0);
-  EXPECT_EQ(after({with_answer("42"), "<think>\\boxed{42}"}), 0);
+  const RewardFn after =
+      make_reward({.name = "math", .weight = 1, .pattern = "(?s)</think>(.*)"}, nullptr);
+  EXPECT_EQ(after({math_example("42"), "<think>\\boxed{41}</think> 42"}), 1);
+  EXPECT_EQ(after({math_example("42"), "<think>\\boxed{42}</think> Some other text."}), 0);
+  EXPECT_EQ(after({math_example("42"), "<think>\\boxed{42}"}), 0);
 }
 
 TEST(MathReward, IsNotApplicableWithoutARightAnswer) {
@@ -252,19 +249,19 @@ TEST(PublishedMathCases, NormalisationIsThePublishedOne) {
 
 TEST(PublishedMathCases, ThinkFormatIsThatOfTrl) {
   COHORT_REQUIRE_DATA(dir);
-  const RewardFn reward = make({.name = "think_format"});
+  const RewardFn reward = make_reward({.name = "think_format"}, nullptr);
   const Json cases = load(dir + "/math_verify/reward_cases.json");
   for (const Json& row : cases.at("think_format_cases").as_array())
-    EXPECT_EQ(reward({with_answer(""), text_of(row, "completion")}), row.at("reward").as_double())
+    EXPECT_EQ(reward({math_example(""), text_of(row, "completion")}), row.at("reward").as_double())
         << row.dump();
 }
 
 TEST(PublishedMathCases, CountdownJudgesAlike) {
   COHORT_REQUIRE_DATA(dir);
-  const RewardFn reward = make({.name = "countdown"});
+  const RewardFn reward = make_reward({.name = "countdown"}, nullptr);
   const Json cases = load(dir + "/math_verify/reward_cases.json");
   for (const Json& row : cases.at("countdown_cases").as_array()) {
-    Example example = with_answer("");
+    Example example = math_example("");
     example.fields = row;
     EXPECT_EQ(reward({example, text_of(row, "answer")}), row.at("correct").as_bool() ? 1 : 0)
         << row.dump();
@@ -302,9 +299,9 @@ TEST(PublishedMathCases, RewardsAgreeWithTheImplementedRules) {
   for (const Json& row : cases.at("reward_cases").as_array()) {
     const std::string rule = text_of(row, "rule");
     const bool after = rule.ends_with("only after </think>");
-    const RewardFn reward =
-        make({.name = "math", .weight = 1, .pattern = after ? "(?s)</think>(.*)" : ""});
-    const double value = reward({with_answer(text_of(row, "gold")), text_of(row, "completion")});
+    const RewardFn reward = make_reward(
+        {.name = "math", .weight = 1, .pattern = after ? "(?s)</think>(.*)" : ""}, nullptr);
+    const double value = reward({math_example(text_of(row, "gold")), text_of(row, "completion")});
     const bool agrees = value == row.at("reward").as_double();
     found[rule].rows += 1;
     found[rule].agreements += agrees;
@@ -374,7 +371,7 @@ TEST(MathReward, EveryRealGsm8kSolutionIsRightAndNoOtherIs) {
       load_jsonl(
           {.path = {dir + "/gsm8k/test.jsonl"}, .prompt = "{question}", .held_out_fraction = 0})
           .train;
-  const RewardFn reward = make({.name = "math"});
+  const RewardFn reward = make_reward({.name = "math"}, nullptr);
   ASSERT_EQ(set->size(), 1319);
   for (int64_t i = 0; i < set->size(); ++i) {
     const Example example = set->get(i);

@@ -15,7 +15,7 @@
 namespace cohort::test {
 namespace {
 
-Example example(const std::string& prompt, const std::string& solution) {
+Example solved_example(const std::string& prompt, const std::string& solution) {
   return {.prompt = prompt, .answer = solution, .solution = solution, .fields = Json::Object{}};
 }
 
@@ -73,14 +73,15 @@ class Datasets : public testing::Test {
 
 TEST_F(Datasets, SupervisedSequenceHasLossOnSolutionAndEnd) {
   const auto tokenizer = make_char_tokenizer("+0123456789=");
-  const TokenSequence s = supervised_sequence(example("1+2=", "3"), *tokenizer, 5);
+  const TokenSequence s = supervised_sequence(solved_example("1+2=", "3"), *tokenizer, 5);
   EXPECT_EQ(tokenizer->decode(s.tokens), "1+2=3");
   EXPECT_EQ(s.tokens.back(), tokenizer->eos_id());
   EXPECT_EQ(s.loss_mask, (std::vector<uint8_t>{0, 0, 0, 0, 1, 1}));
   // 6 tokens are 5 inputs: they fit into a context of 5, and not of 4.
-  EXPECT_THROW_WITH(supervised_sequence(example("1+2=", "3"), *tokenizer, 4), InputError,
+  EXPECT_THROW_WITH(supervised_sequence(solved_example("1+2=", "3"), *tokenizer, 4), InputError,
                     "have 6 tokens, the model's context is 4");
-  EXPECT_THROW_WITH(supervised_sequence(example("", "3"), *tokenizer, 4), InputError, "empty");
+  EXPECT_THROW_WITH(supervised_sequence(solved_example("", "3"), *tokenizer, 4), InputError,
+                    "empty");
 }
 
 TEST_F(Datasets, LengthsAreThoseOfTheLongestExample) {

@@ -7,8 +7,6 @@
 namespace cohort::test {
 namespace {
 
-const std::string kCommon = std::string(kSmallModel) + kSmallData;
-
 int64_t peak_of(const TrainConfig& config, StagePreview stage, int64_t ranks) {
   stage.model.recompute = config.model.recompute;
   return estimate_memory(stage.model, config.dtype, step_size(config, stage, ranks).memory).peak();
@@ -16,8 +14,8 @@ int64_t peak_of(const TrainConfig& config, StagePreview stage, int64_t ranks) {
 
 TEST(MicroBatches, AreAsLargeAsTheMemoryAllows) {
   const TempDir dir;
-  const RunPlan plan =
-      small_plan(dir, "run", kCommon + kSmallSft, {"micro_batch_tokens=auto", "batch_size=100000"});
+  const RunPlan plan = small_plan(dir, "run", kSmallCommon + kSmallSft,
+                                  {"micro_batch_tokens=auto", "batch_size=100000"});
   const TrainConfig& asked = plan.stages[0];
   ASSERT_FALSE(asked.batch.micro_batch_tokens.has_value());
   const StagePreview stage = preview_plan(plan)[0];
@@ -65,7 +63,8 @@ TEST(MicroBatches, AreAsLargeAsTheMemoryAllows) {
 
 TEST(MicroBatches, NeverHaveMoreThanARanksTokens) {
   const TempDir dir;
-  const RunPlan plan = small_plan(dir, "run", kCommon + kSmallGrpo + "micro_batch_tokens: auto\n");
+  const RunPlan plan =
+      small_plan(dir, "run", kSmallCommon + kSmallGrpo + "micro_batch_tokens: auto\n");
   const StagePreview stage = preview_plan(plan)[0];
   for (const int64_t ranks : {1, 2, 4}) {
     TrainConfig config = plan.stages[0];
@@ -80,7 +79,7 @@ TEST(MicroBatches, NeverHaveMoreThanARanksTokens) {
 TEST(MicroBatches, DoNotDependOnTheSequencesOfARolloutOnCuda) {
   const TempDir dir;
   const auto chosen = [&](const char* name, const char* concurrent) {
-    const RunPlan plan = small_plan(dir, name, kCommon + kSmallGrpo,
+    const RunPlan plan = small_plan(dir, name, kSmallCommon + kSmallGrpo,
                                     {"micro_batch_tokens=auto", "device=cuda", "dtype=bf16",
                                      "num_generations=4096", concurrent});
     TrainConfig config = plan.stages[0];
@@ -94,7 +93,8 @@ TEST(MicroBatches, DoNotDependOnTheSequencesOfARolloutOnCuda) {
 
 TEST(MicroBatches, GivenAsNumbersAreUnchanged) {
   const TempDir dir;
-  const RunPlan plan = small_plan(dir, "run", kCommon + kSmallSft + "micro_batch_tokens: 40\n");
+  const RunPlan plan =
+      small_plan(dir, "run", kSmallCommon + kSmallSft + "micro_batch_tokens: 40\n");
   TrainConfig config = plan.stages[0];
   EXPECT_EQ(choose_micro_batch(config, preview_plan(plan)[0], 1, 1), "");
   EXPECT_EQ(config.batch.micro_batch_tokens, 40);
@@ -104,7 +104,7 @@ TEST(MicroBatches, GivenAsNumbersAreUnchanged) {
 // The choice at the start is stored in the run's configuration and used by a resumed run.
 TEST(MicroBatches, AreChosenOnce) {
   const TempDir dir;
-  const std::string yaml = kCommon + kSmallSft;
+  const std::string yaml = kSmallCommon + kSmallSft;
   const std::string run =
       train_interrupted(small_plan(dir, "auto", yaml, {"micro_batch_tokens=auto", "ranks=2"}), 3);
   const RunPlan recorded = load_plan(run + "/config.yaml", {});

@@ -6,7 +6,7 @@
 namespace cohort::test {
 namespace {
 
-const std::string kGrpo = std::string(kSmallModel) + kSmallData + kSmallGrpo;
+const std::string kReferenceGrpo = kSmallCommon + kSmallGrpo;
 const std::vector<std::string> kFollow{"beta=0.1", "dtype=f64", "ref_sync_every=2",
                                        "ref_sync_alpha=0.25"};
 
@@ -27,7 +27,7 @@ class FollowingReference : public testing::TestWithParam<bool> {
     keys.insert(keys.end(), {"checkpoint.every=1", "checkpoint.keep_last=9"});
     if (GetParam())
       keys.insert(keys.end(), {"init_from=" + base_, "lora.rank=3", "reference=start"});
-    return small_plan(dir_, name, kGrpo, keys);
+    return small_plan(dir_, name, kReferenceGrpo, keys);
   }
   std::string weights() const {
     return GetParam() ? "adapter_model.safetensors" : "model.safetensors";
@@ -168,7 +168,7 @@ TEST(AdaptiveBeta, FollowsTheKlOfEachStep) {
   for (const char* place : {"kl_in=loss", "kl_in=reward"}) {
     std::vector<std::string> keys = with(with(kAdapt, place), "kl_estimator=k1");
     if (place == std::string("kl_in=loss")) keys.back() = "kl_estimator=k3";
-    const std::string run = train_new(small_plan(dir, place, kGrpo, keys));
+    const std::string run = train_new(small_plan(dir, place, kReferenceGrpo, keys));
     const std::vector<double> beta = values(run, "beta"), kl = values(run, "kl");
     ASSERT_EQ(beta.size(), 4u);
     EXPECT_EQ(beta[0], 0.1);
@@ -187,9 +187,10 @@ TEST(AdaptiveBeta, FollowsTheKlOfEachStep) {
 TEST(AdaptiveBeta, IsTheOneOfTheUpdate) {
   const TempDir dir;
   const std::vector<std::string> fixed{"beta=0.5", "dtype=f64"};
-  const std::string first = train_new(small_plan(dir, "fixed", kGrpo, fixed)),
-                    other = train_new(small_plan(
-                        dir, "adapted", kGrpo, with(with(fixed, "kl_target=9"), "kl_horizon=24")));
+  const std::string first = train_new(small_plan(dir, "fixed", kReferenceGrpo, fixed)),
+                    other =
+                        train_new(small_plan(dir, "adapted", kReferenceGrpo,
+                                             with(with(fixed, "kl_target=9"), "kl_horizon=24")));
   EXPECT_FALSE(checkpoint_bytes(first) == checkpoint_bytes(other));
   EXPECT_EQ(json_lines(first + "/metrics.jsonl").at(1).find("beta"), nullptr);
   EXPECT_EQ(parse_json(checkpoint_bytes(first, "training/state.json"), "").find("beta"), nullptr);
@@ -197,16 +198,16 @@ TEST(AdaptiveBeta, IsTheOneOfTheUpdate) {
 
 TEST(AdaptiveBeta, IsThatOfAnUninterruptedRunAfterAResume) {
   const TempDir dir;
-  const std::string whole = train_new(small_plan(dir, "whole", kGrpo, kAdapt));
+  const std::string whole = train_new(small_plan(dir, "whole", kReferenceGrpo, kAdapt));
   for (const int64_t steps : {1, 2, 3}) {
     const std::string run =
-        train_interrupted(small_plan(dir, str("cut-", steps), kGrpo, kAdapt), steps);
+        train_interrupted(small_plan(dir, str("cut-", steps), kReferenceGrpo, kAdapt), steps);
     train_rest(run);
     EXPECT_TRUE(checkpoint_bytes(run) == checkpoint_bytes(whole)) << steps;
     EXPECT_EQ(values(run, "beta"), values(whole, "beta")) << steps;
   }
   // Another configured value is a new start, and without kl_target the configured one is used.
-  const RunPlan plan = small_plan(dir, "changed", kGrpo, kAdapt);
+  const RunPlan plan = small_plan(dir, "changed", kReferenceGrpo, kAdapt);
   const std::string changed = train_interrupted(plan, 2), fixed = train_interrupted(plan, 2);
   train_rest(changed, {"beta=0.4"});
   EXPECT_EQ(values(changed, "beta")[2], 0.4);
@@ -218,9 +219,9 @@ TEST(AdaptiveBeta, IsTheSameOnTwoRanks) {
   const TempDir dir;
   std::vector<std::vector<double>> beta;
   for (const char* ranks : {"ranks=1", "ranks=2"})
-    beta.push_back(
-        values(train_new(small_plan(dir, ranks, kGrpo, with(with(kAdapt, ranks), "adam_eps=1e-3"))),
-               "beta"));
+    beta.push_back(values(train_new(small_plan(dir, ranks, kReferenceGrpo,
+                                               with(with(kAdapt, ranks), "adam_eps=1e-3"))),
+                          "beta"));
   ASSERT_EQ(beta[0].size(), beta[1].size());
   for (size_t step = 0; step < beta[0].size(); ++step)
     EXPECT_NEAR(beta[1][step], beta[0][step], 1e-11) << step;

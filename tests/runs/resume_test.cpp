@@ -11,7 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kSft = std::string(kSmallModel) + kSmallData + kSmallSft;
+const std::string kResumedSft = kSmallCommon + kSmallSft;
 
 TrainState state_of(const std::string& run) {
   return load_state(find_checkpoint(run));
@@ -34,8 +34,8 @@ TEST(ResumeExtends, AFinishedRunToTheWeightsOfALongerOne) {
   const std::vector<std::string> constant{"lr_schedule=constant"};
   std::vector<std::string> longer = constant;
   longer.push_back("steps=9");
-  const std::string whole = train_new(small_plan(dir, "whole", kSft, longer));
-  const std::string run = train_new(small_plan(dir, "run", kSft, constant));
+  const std::string whole = train_new(small_plan(dir, "whole", kResumedSft, longer));
+  const std::string run = train_new(small_plan(dir, "run", kResumedSft, constant));
   EXPECT_TRUE(state_of(run).finished);
   EXPECT_EQ(state_of(run).steps, 6);
   train_rest(run, {"steps=9"});
@@ -49,9 +49,10 @@ TEST(ResumeExtends, AFinishedRunToTheWeightsOfALongerOne) {
 
 TEST(ResumeExtends, ByTheScheduleOfTheNewSteps) {
   const TempDir dir;
-  const std::string run = train_new(small_plan(dir, "run", kSft, {"lr_schedule=linear"}));
+  const std::string run = train_new(small_plan(dir, "run", kResumedSft, {"lr_schedule=linear"}));
   train_rest(run, {"steps=12"});
-  const TrainConfig config = small_plan(dir, "other", kSft, {"lr_schedule=linear"}).stages[0];
+  const TrainConfig config =
+      small_plan(dir, "other", kResumedSft, {"lr_schedule=linear"}).stages[0];
   for (const Json& line : json_lines(run + "/metrics.jsonl"))
     if (line.find("eval") == nullptr) {
       const int64_t step = line.at("step").as_int();
@@ -63,9 +64,10 @@ TEST(ResumeExtends, ByTheScheduleOfTheNewSteps) {
 
 TEST(ResumeExtends, AlsoIfItWasStoppedBeforeTheFirstNewStep) {
   const TempDir dir;
-  const std::string whole = train_new(small_plan(dir, "whole", kSft, {"lr_schedule=constant"}));
+  const std::string whole =
+      train_new(small_plan(dir, "whole", kResumedSft, {"lr_schedule=constant"}));
   train_rest(whole, {"steps=8"});
-  const std::string run = train_new(small_plan(dir, "run", kSft, {"lr_schedule=constant"}));
+  const std::string run = train_new(small_plan(dir, "run", kResumedSft, {"lr_schedule=constant"}));
   Recorder recorder;
   const std::atomic<bool> stop{true};
   const std::vector<std::string> more{"steps=8"};
@@ -80,7 +82,7 @@ TEST(ResumeExtends, AlsoIfItWasStoppedBeforeTheFirstNewStep) {
 TEST(ResumeExtends, AGoalThatWasReachedByAHigherOne) {
   const TempDir dir;
   const std::string run =
-      train_new(small_plan(dir, "run", kSft,
+      train_new(small_plan(dir, "run", kResumedSft,
                            {"steps=20", "eval.every=2", "rewards=[{name: format, pattern: '.*'}]",
                             "eval.correct.reward=format", "eval.stop_at=0.5"}));
   EXPECT_EQ(state_of(run).step, 0);
@@ -127,8 +129,8 @@ TEST(ResumeExtends, OnlyTheLastStageThatHasStarted) {
 // Checkpoints without the fields of later versions.
 TEST(ResumeExtends, RunsOfEarlierVersions) {
   const TempDir dir;
-  const std::string whole = train_new(small_plan(dir, "whole", kSft)),
-                    run = train_interrupted(small_plan(dir, "run", kSft), 3);
+  const std::string whole = train_new(small_plan(dir, "whole", kResumedSft)),
+                    run = train_interrupted(small_plan(dir, "run", kResumedSft), 3);
   const std::string state = find_checkpoint(run) + "/training/state.json";
   const std::string manifest = find_checkpoint(run) + "/manifest.json";
   const Json now = parse_json(read_file(state), "state");
@@ -167,7 +169,7 @@ TEST(ResumeExtends, CheckpointsOfFormat1ToTheSameBitsInFormat2) {
 
 TEST(ResumeRecords, TheConfigurationOfEachStartThatWorked) {
   const TempDir dir;
-  const std::string run = train_interrupted(small_plan(dir, "run", kSft), 2);
+  const std::string run = train_interrupted(small_plan(dir, "run", kResumedSft), 2);
   const auto start = [&](int n) { return run + "/starts/" + std::to_string(n) + ".yaml"; };
   EXPECT_NE(read_file(start(1)).find("Z: new run\n"), std::string::npos);
   EXPECT_FALSE(fs::exists(start(2)));
@@ -345,26 +347,26 @@ class ResumeRanks : public testing::Test {
     });
   }
   std::string trained(const std::string& name, const std::vector<std::string>& overrides) {
-    return train_interrupted(small_plan(dir_, name, kSft, overrides), 2);
+    return train_interrupted(small_plan(dir_, name, kResumedSft, overrides), 2);
   }
   TempDir dir_;
 };
 
 TEST_F(ResumeRanks, WithOtherWeightsAreRefused) {
-  const RunPlan plan = small_plan(dir_, "plan", kSft);
+  const RunPlan plan = small_plan(dir_, "plan", kResumedSft);
   const std::string one = trained("one", {}), other = trained("other", {"seed=2"});
   start(plan, one, plan, one);
   EXPECT_THROW_WITH(start(plan, one, plan, other), InputError,
                     "the ranks do not start alike: rank 1 has other weights than rank 0");
   // Also where no checkpoint is involved.
   fs::create_directories(dir_.path("fresh"));
-  EXPECT_THROW_WITH(start(plan, dir_.path("fresh"), small_plan(dir_, "plan", kSft, {"seed=2"}),
-                          dir_.path("fresh")),
+  EXPECT_THROW_WITH(start(plan, dir_.path("fresh"),
+                          small_plan(dir_, "plan", kResumedSft, {"seed=2"}), dir_.path("fresh")),
                     InputError, "rank 1 has other weights");
 }
 
 TEST_F(ResumeRanks, WithAnotherOptimizerStateAreRefused) {
-  const RunPlan plan = small_plan(dir_, "plan", kSft);
+  const RunPlan plan = small_plan(dir_, "plan", kResumedSft);
   // At a rate of 0 the weights are the same, and the moments are not.
   const std::string one = trained("one", {"learning_rate=0"}),
                     other = trained("other", {"learning_rate=0", "batch_size=3"});
@@ -390,8 +392,8 @@ TEST(ResumeBadStart, FallsBackACheckpointAndEndsLikeAnUninterruptedRun) {
     const TempDir dir;
     const std::vector<std::string> keys{ranks, "checkpoint.every=1", "checkpoint.keep_last=9",
                                         "eval.every=2"};
-    const std::string whole = train_new(small_plan(dir, "whole", kSft, keys));
-    const std::string run = train_interrupted(small_plan(dir, "run", kSft, keys), 4);
+    const std::string whole = train_new(small_plan(dir, "whole", kResumedSft, keys));
+    const std::string run = train_interrupted(small_plan(dir, "run", kResumedSft, keys), 4);
     const std::string at = run + "/checkpoints/step-0000000";
     poison(run, at + "4");
     poison(run, at + "3");
@@ -409,7 +411,7 @@ TEST(ResumeBadStart, FallsBackACheckpointAndEndsLikeAnUninterruptedRun) {
 
 TEST(ResumeBadStart, WithoutAnEarlierCheckpointIsAnError) {
   const TempDir dir;
-  const std::string run = train_interrupted(small_plan(dir, "run", kSft), 3);
+  const std::string run = train_interrupted(small_plan(dir, "run", kResumedSft), 3);
   const std::string weights = checkpoint_bytes(run);
   fs::remove_all(checkpoint_path(run + "/checkpoints", 0));
   poison(run, find_checkpoint(run));
@@ -421,7 +423,7 @@ TEST(ResumeBadStart, WithoutAnEarlierCheckpointIsAnError) {
 TEST(ResumeBadStart, IsOnlyTheFirstUpdate) {
   const TempDir dir;
   const std::string run =
-      train_interrupted(small_plan(dir, "run", kSft, {"checkpoint.every=1", "steps=9"}), 3);
+      train_interrupted(small_plan(dir, "run", kResumedSft, {"checkpoint.every=1", "steps=9"}), 3);
   // Adam moves every weight by about the rate: after one such step the loss is not finite.
   EXPECT_THROW_WITH(
       train_rest(run, {"learning_rate=1e3", "warmup_steps=0", "dtype=f32", "max_grad_norm=0",

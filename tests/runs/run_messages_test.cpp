@@ -9,14 +9,13 @@
 namespace cohort::test {
 namespace {
 
-const std::string kCommon = std::string(kSmallModel) + kSmallData;
-
 TEST(RunMessages, ReportTheRewardsOfGoldAnswersAndTheNumberOfTargetTokens) {
   const TempDir dir;
-  const std::string grpo = train_new(small_plan(dir, "grpo", kCommon + kSmallGrpo, {"steps=1"}));
+  const std::string grpo =
+      train_new(small_plan(dir, "grpo", kSmallCommon + kSmallGrpo, {"steps=1"}));
   EXPECT_NE(read_file(grpo + "/log.txt").find(" gold answers get less than the rewards can give"),
             std::string::npos);
-  const std::string sft = train_new(small_plan(dir, "sft", kCommon + kSmallSft, {"steps=2"}));
+  const std::string sft = train_new(small_plan(dir, "sft", kSmallCommon + kSmallSft, {"steps=2"}));
   for (const Json& line : json_lines(sft + "/metrics.jsonl")) {
     if (line.find("eval") != nullptr) continue;
     // One to three digits and the end of sequence of each of 8.
@@ -33,12 +32,12 @@ TEST(RunMessages, UpdatesThatHardlyChangeTheWeightsAreReported) {
     const ExpectLog warning("the last 50 steps have each changed the weights by less than 1e-6");
     std::vector<std::string> tiny = keys;
     tiny.push_back("learning_rate=1e-9");
-    const std::string run = train_new(small_plan(dir, "run", kCommon + kSmallSft, tiny));
+    const std::string run = train_new(small_plan(dir, "run", kSmallCommon + kSmallSft, tiny));
     const std::string log = read_file(run + "/log.txt");
     const size_t first = log.find("by less than 1e-6");
     EXPECT_EQ(log.find("by less than 1e-6", first + 1), log.npos);
   }
-  train_new(small_plan(dir, "usual", kCommon + kSmallSft, keys));
+  train_new(small_plan(dir, "usual", kSmallCommon + kSmallSft, keys));
 }
 
 // All weights of so small a model are sampled. The size is measured every 10 steps.
@@ -48,7 +47,7 @@ TEST(RunMessages, TheSizeOfAnUpdateIsLogged) {
   for (const char* trainer : {kSmallSft, kSmallGrpo}) {
     const auto weights = [&](int64_t steps) {
       const RunPlan plan =
-          small_plan(dir, str("run", steps), kCommon + trainer, {"steps=11", "eval.every=0"});
+          small_plan(dir, str("run", steps), kSmallCommon + trainer, {"steps=11", "eval.every=0"});
       const std::string run = train_interrupted(plan, steps);
       return std::pair(run, final_weights(run).to_vector<double>());
     };
@@ -107,8 +106,8 @@ TEST(RunMessages, GrpoLogsTheRequestedNumberOfCompletions) {
   const TempDir dir;
   std::string single_rank;
   for (const char* ranks : {"ranks=1", "ranks=2", "ranks=3"}) {
-    const std::string run = train_new(
-        small_plan(dir, "run", kCommon + kSmallGrpo, {"log_completions=13", "steps=1", ranks}));
+    const std::string run = train_new(small_plan(dir, "run", kSmallCommon + kSmallGrpo,
+                                                 {"log_completions=13", "steps=1", ranks}));
     std::string logged;
     std::set<std::string> prompts;
     int64_t count = 0;
@@ -139,8 +138,8 @@ TEST(RunMessages, GrpoLogsTheRequestedNumberOfCompletions) {
     if (single_rank.empty()) single_rank = logged;
     EXPECT_EQ(logged, single_rank) << ranks;
   }
-  const std::string none =
-      train_new(small_plan(dir, "run", kCommon + kSmallGrpo, {"log_completions=0", "steps=1"}));
+  const std::string none = train_new(
+      small_plan(dir, "run", kSmallCommon + kSmallGrpo, {"log_completions=0", "steps=1"}));
   for (const Json& line : json_lines(none + "/completions.jsonl")) {
     EXPECT_TRUE(line.find("eval") != nullptr);
   }
@@ -151,7 +150,7 @@ TEST(RunMessages, WarningsNameNoBestStepOfScoreZero) {
   const TempDir dir;
   std::string warnings;
   logging::set_observer([&](logging::Level, const std::string& text) { warnings += text + "\n"; });
-  train_new(small_plan(dir, "run", kCommon + kSmallGrpo,
+  train_new(small_plan(dir, "run", kSmallCommon + kSmallGrpo,
                        {"steps=8", "eval={every: 2, size: 8, correct: {reward: format_2}}",
                         "rewards=[{name: format, pattern: '[0-9]+'}, {name: format, pattern: no}]",
                         "max_completion_length=1"}));
@@ -164,22 +163,23 @@ TEST(RunMessages, WarningsNameNoBestStepOfScoreZero) {
 TEST(RunMessages, AResumeWithBetaUsesTheInitialModelAsReference) {
   const TempDir dir;
   const ExpectLog truncated("end at the length limit");
-  const std::string start = train_new(small_plan(dir, "start", kCommon + kSmallSft));
+  const std::string start = train_new(small_plan(dir, "start", kSmallCommon + kSmallSft));
   const auto reference_of = [](const std::string& run) {
     return checkpoint_bytes(run, "training/reference.safetensors");
   };
   const RunPlan plan =
-      small_plan(dir, "run", kCommon + kSmallGrpo, {"init_from=" + start, "steps=8"});
+      small_plan(dir, "run", kSmallCommon + kSmallGrpo, {"init_from=" + start, "steps=8"});
   const std::string run = train_interrupted(plan, 3), lost = train_interrupted(plan, 3);
   train_rest(run, {"beta=0.1"});
   EXPECT_EQ(reference_of(run), checkpoint_bytes(start));
   EXPECT_GT(metric(json_lines(run + "/metrics.jsonl").back(), "pass@1") + 1, 0);
   // A new model also serves as the reference.
-  const RunPlan fresh = small_plan(dir, "fresh", kCommon + kSmallGrpo, {"steps=8"});
+  const RunPlan fresh = small_plan(dir, "fresh", kSmallCommon + kSmallGrpo, {"steps=8"});
   const std::string new_run = train_interrupted(fresh, 3);
   train_rest(new_run, {"beta=0.1"});
-  EXPECT_EQ(reference_of(new_run),
-            reference_of(train_new(small_plan(dir, "whole", kCommon + kSmallGrpo, {"beta=0.1"}))));
+  EXPECT_EQ(
+      reference_of(new_run),
+      reference_of(train_new(small_plan(dir, "whole", kSmallCommon + kSmallGrpo, {"beta=0.1"}))));
   std::filesystem::remove_all(start);
   EXPECT_THROW_WITH(train_rest(lost, {"beta=0.1"}), InputError,
                     "has no reference, as the stage had beta 0 when it began");

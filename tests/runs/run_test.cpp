@@ -14,8 +14,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kCommon = std::string(kSmallModel) + kSmallData;
-
 // The steps of metrics.jsonl with the number of lines of each: of training, of evaluation.
 struct LoggedSteps {
   std::map<int64_t, int> trained, evaluated;
@@ -61,22 +59,22 @@ TEST(Resume, GivesTheWeightsOfAnUninterruptedPretraining) {
 }
 
 TEST(Resume, GivesTheWeightsOfAnUninterruptedSft) {
-  expect_same_after_resume(kCommon + kSmallSft, {"model.recompute=block", "eval.every=3"});
-  expect_same_after_resume(kCommon + kSmallSft, {"optimizer.moments=bf16"});
+  expect_same_after_resume(kSmallCommon + kSmallSft, {"model.recompute=block", "eval.every=3"});
+  expect_same_after_resume(kSmallCommon + kSmallSft, {"optimizer.moments=bf16"});
 }
 
 TEST(Resume, GivesTheWeightsOfAnUninterruptedGrpo) {
-  expect_same_after_resume(kCommon + kSmallGrpo, {"beta=0.1", "num_iterations=2",
-                                                  "num_minibatches=2", "checkpoint.every=1"});
+  expect_same_after_resume(kSmallCommon + kSmallGrpo, {"beta=0.1", "num_iterations=2",
+                                                       "num_minibatches=2", "checkpoint.every=1"});
 }
 
 TEST(Resume, GivesTheLogOfAStageThatWasNotEvaluatedAtItsStart) {
-  expect_same_after_resume(kCommon + kSmallSft, {"eval.at_start=false"});
+  expect_same_after_resume(kSmallCommon + kSmallSft, {"eval.at_start=false"});
 }
 
 TEST(Runs, NeedNotEvaluateBeforeTheFirstStep) {
   const TempDir dir;
-  const std::string yaml = kCommon + kSmallSft;
+  const std::string yaml = kSmallCommon + kSmallSft;
   const std::string with = train_new(small_plan(dir, "with", yaml));
   const std::string without = train_new(small_plan(dir, "without", yaml, {"eval.at_start=false"}));
   EXPECT_TRUE(checkpoint_bytes(with) == checkpoint_bytes(without));
@@ -87,12 +85,12 @@ TEST(Runs, NeedNotEvaluateBeforeTheFirstStep) {
 
 TEST(Resume, WorksBeforeTheFirstStep) {
   const TempDir dir;
-  const std::string whole = train_new(small_plan(dir, "whole", kCommon + kSmallSft));
+  const std::string whole = train_new(small_plan(dir, "whole", kSmallCommon + kSmallSft));
   Recorder recorder;
   const std::atomic<bool> stop{true};
   std::string run_dir;
   {
-    cohort::Run run = cohort::Run::create(small_plan(dir, "run", kCommon + kSmallSft));
+    cohort::Run run = cohort::Run::create(small_plan(dir, "run", kSmallCommon + kSmallSft));
     run_dir = run.dir();
     EXPECT_EQ(run.execute(recorder, stop).end, StageEnd::kInterrupted);
   }
@@ -104,7 +102,7 @@ TEST(Resume, WorksBeforeTheFirstStep) {
 
 // Interrupted in the first stage, and again in the second.
 TEST(Resume, CoversAllStages) {
-  const std::string yaml = kCommon +
+  const std::string yaml = kSmallCommon +
                            "stages:\n"
                            "  - {trainer: sft, steps: 5, batch_size: 8}\n"
                            "  - trainer: grpo\n"
@@ -145,7 +143,7 @@ TEST(Resume, CoversAllStages) {
 
 TEST(Resume, OfAFinishedRunChangesNothing) {
   const TempDir dir;
-  const std::string run = train_new(small_plan(dir, "run", kCommon + kSmallSft));
+  const std::string run = train_new(small_plan(dir, "run", kSmallCommon + kSmallSft));
   const std::string weights = checkpoint_bytes(run), metrics = read_file(run + "/metrics.jsonl");
   train_rest(run);
   EXPECT_TRUE(checkpoint_bytes(run) == weights);
@@ -155,7 +153,7 @@ TEST(Resume, OfAFinishedRunChangesNothing) {
 // A last line that is incomplete after a kill.
 TEST(Resume, DropsAHalfWrittenLine) {
   const TempDir dir;
-  const std::string yaml = kCommon + kSmallSft;
+  const std::string yaml = kSmallCommon + kSmallSft;
   const std::string run = train_interrupted(small_plan(dir, "run", yaml), 3);
   const std::string before = read_file(run + "/metrics.jsonl");
   write_file(run + "/metrics.jsonl", before + "{\"step\":4,\"loss\":1}\n{\"step\":5,\"lo");
@@ -169,7 +167,7 @@ TEST(Resume, DropsAHalfWrittenLine) {
 // A line damaged otherwise, of a step that is not trained again.
 TEST(Resume, KeepsTheLinesAfterADamagedOne) {
   const TempDir dir;
-  const std::string yaml = kCommon + kSmallSft;
+  const std::string yaml = kSmallCommon + kSmallSft;
   const std::string run = train_interrupted(small_plan(dir, "run", yaml), 3),
                     log = run + "/metrics.jsonl";
   std::string text = read_file(log);
@@ -191,7 +189,7 @@ TEST(Resume, KeepsTheLinesAfterADamagedOne) {
 
 TEST(Resume, WithoutACheckpointRestartsTheStage) {
   const TempDir dir;
-  const std::string yaml = kCommon + kSmallSft;
+  const std::string yaml = kSmallCommon + kSmallSft;
   const std::string whole = train_new(small_plan(dir, "whole", yaml));
   const std::string run = train_interrupted(small_plan(dir, "run", yaml), 3);
   fs::remove_all(run + "/checkpoints");  // as if killed before the first checkpoint
@@ -203,7 +201,7 @@ TEST(Resume, WithoutACheckpointRestartsTheStage) {
 
 TEST(Resume, NeverRestartsIfEveryCheckpointIsDamaged) {
   const TempDir dir;
-  const std::string run = train_interrupted(small_plan(dir, "run", kCommon + kSmallSft), 3);
+  const std::string run = train_interrupted(small_plan(dir, "run", kSmallCommon + kSmallSft), 3);
   fs::remove_all(checkpoint_path(run + "/checkpoints", 0));
   write_file(find_checkpoint(run) + "/training/optimizer.safetensors", "");
   EXPECT_THROW_WITH(train_rest(run), InputError, "hint: restore one from a copy");
@@ -212,7 +210,7 @@ TEST(Resume, NeverRestartsIfEveryCheckpointIsDamaged) {
 // Simulates hosts with different run directories.
 TEST(Resume, RankZeroNamesTheCheckpointForAll) {
   const TempDir dir;
-  const RunPlan plan = small_plan(dir, "run", kCommon + kSmallSft);
+  const RunPlan plan = small_plan(dir, "run", kSmallCommon + kSmallSft);
   const std::string one = train_interrupted(plan, 1), three = train_interrupted(plan, 3);
   const std::atomic<bool> stop{false};
   Reporter reporter;
@@ -239,7 +237,7 @@ TEST(Resume, RankZeroNamesTheCheckpointForAll) {
 
 TEST(Resume, TakesOverridesAndRefusesAnotherModel) {
   const TempDir dir;
-  const std::string run = train_interrupted(small_plan(dir, "run", kCommon + kSmallSft), 3);
+  const std::string run = train_interrupted(small_plan(dir, "run", kSmallCommon + kSmallSft), 3);
   EXPECT_THROW_WITH(train_rest(run, {"model.d_model=32"}), InputError, "model.d_model: 32");
   EXPECT_THROW_WITH(train_rest(run, {"device=cuda:99"}), InputError, "'cuda:99' was asked for");
   train_rest(run, {"steps=4"});
@@ -250,7 +248,7 @@ TEST(Resume, WithoutARunOrOfOneInUseIsRefused) {
   const TempDir dir;
   EXPECT_THROW_WITH(cohort::Run::resume(dir.path(), {}), InputError, "nothing to resume");
   EXPECT_THROW_WITH(cohort::Run::resume(dir.path("none"), {}), InputError, "nothing to resume");
-  const cohort::Run run = cohort::Run::create(small_plan(dir, "run", kCommon + kSmallSft));
+  const cohort::Run run = cohort::Run::create(small_plan(dir, "run", kSmallCommon + kSmallSft));
   EXPECT_THROW_WITH(cohort::Run::resume(run.dir(), {}), InputError, "another process is using");
 }
 
@@ -273,7 +271,7 @@ TEST(Runs, EndWithAnErrorIfTheirDirectoryIsRemoved) {
   const TempDir dir;
   Recorder recorder;
   const std::atomic<bool> stop{false};
-  cohort::Run run = cohort::Run::create(small_plan(dir, "run", kCommon + kSmallSft));
+  cohort::Run run = cohort::Run::create(small_plan(dir, "run", kSmallCommon + kSmallSft));
   recorder.on_step = [&](int64_t step) {
     if (step == 2) fs::remove_all(run.dir());
   };
@@ -284,7 +282,7 @@ TEST(Runs, EndWithAnErrorIfTheirDirectoryIsRemoved) {
 
 TEST(Runs, NeverShareADirectory) {
   const TempDir dir;
-  const RunPlan plan = small_plan(dir, "run", kCommon + kSmallSft);
+  const RunPlan plan = small_plan(dir, "run", kSmallCommon + kSmallSft);
   const std::string first = train_new(plan), weights = checkpoint_bytes(first);
   const std::string second = train_new(plan);
   EXPECT_EQ(first, dir.path("run"));
@@ -295,20 +293,21 @@ TEST(Runs, NeverShareADirectory) {
 
 TEST(Runs, BadInputLeavesNoDirectory) {
   const TempDir dir;
-  RunPlan plan = small_plan(dir, "run", kCommon + kSmallSft);
+  RunPlan plan = small_plan(dir, "run", kSmallCommon + kSmallSft);
   plan.stages[0].data.task = "nothing";
   EXPECT_THROW_WITH(cohort::Run::create(plan), InputError, "unknown task");
-  plan = small_plan(dir, "run", kCommon + kSmallSft, {"init_from=" + dir.path("none")});
+  plan = small_plan(dir, "run", kSmallCommon + kSmallSft, {"init_from=" + dir.path("none")});
   EXPECT_THROW_WITH(cohort::Run::create(plan), InputError, "does not exist");
   EXPECT_FALSE(fs::exists(dir.path("run")));
 }
 
 TEST(Runs, StartFromTheWeightsOfAnother) {
   const TempDir dir;
-  const std::string first = train_new(small_plan(dir, "first", kCommon + kSmallSft));
+  const std::string first = train_new(small_plan(dir, "first", kSmallCommon + kSmallSft));
   // One step at a learning rate of 0 leaves the weights as they are.
-  const std::string second = train_new(small_plan(
-      dir, "second", kCommon + kSmallGrpo, {"init_from=" + first, "steps=1", "learning_rate=0"}));
+  const std::string second =
+      train_new(small_plan(dir, "second", kSmallCommon + kSmallGrpo,
+                           {"init_from=" + first, "steps=1", "learning_rate=0"}));
   EXPECT_TRUE(bit_equal(final_weights(second), final_weights(first)));
 }
 
@@ -319,7 +318,7 @@ TEST(Runs, NeverSaveWeightsThatAreNotFinite) {
        {std::vector<std::string>{"steps=1"}, {"checkpoint.every=1"}, {"eval.every=1"}}) {
     SCOPED_TRACE(overrides[0]);
     const TempDir dir;
-    RunPlan plan = small_plan(dir, "run", kCommon + kSmallSft, overrides);
+    RunPlan plan = small_plan(dir, "run", kSmallCommon + kSmallSft, overrides);
     plan.stages[0].optimizer.learning_rate = 1e38;
     plan.stages[0].optimizer.lr_schedule = Schedule::kConstant;
     plan.stages[0].optimizer.warmup_steps = 0;
@@ -349,7 +348,8 @@ TEST(Runs, EndWhenTheGoalIsReached) {
 
 TEST(Runs, LogEveryFewStepsAndTheLast) {
   const TempDir dir;
-  const std::string run = train_new(small_plan(dir, "run", kCommon + kSmallSft, {"log_every=4"}));
+  const std::string run =
+      train_new(small_plan(dir, "run", kSmallCommon + kSmallSft, {"log_every=4"}));
   EXPECT_EQ(logged_steps(run).trained, (std::map<int64_t, int>{{4, 1}, {6, 1}}));
   EXPECT_EQ(logged_steps(run).evaluated, (std::map<int64_t, int>{{0, 1}, {6, 1}}));
 }
@@ -410,14 +410,14 @@ TEST(Runs, SaveTheBestByDefault) {
       saved_steps(train_new(small_plan(dir, "better", yaml, {keys[0], keys[1], "eval.every=5"}))),
       "6");
   // No completion is correct: of equal scores the one with the lower loss is better.
-  EXPECT_EQ(saved_steps(train_new(small_plan(dir, "sft", kCommon + kSmallSft, keys))), "6");
+  EXPECT_EQ(saved_steps(train_new(small_plan(dir, "sft", kSmallCommon + kSmallSft, keys))), "6");
 }
 
 TEST(Runs, ReportsOfGrpoShowTheCurveAndCompletionsBeforeAndAfter) {
   const TempDir dir;
   Recorder recorder;
   const std::atomic<bool> stop{false};
-  cohort::Run run = cohort::Run::create(small_plan(dir, "run", kCommon + kSmallGrpo));
+  cohort::Run run = cohort::Run::create(small_plan(dir, "run", kSmallCommon + kSmallGrpo));
   const RunResult result = run.execute(recorder, stop);
   EXPECT_EQ(recorder.steps, (std::vector<int64_t>{1, 2, 3, 4}));
   const std::string& report = recorder.messages.back();
@@ -432,7 +432,7 @@ TEST(Runs, ReportsOfGrpoShowTheCurveAndCompletionsBeforeAndAfter) {
 TEST(Runs, GrpoMetricsDescribeItsSamples) {
   const TempDir dir;
   const std::string run = train_new(small_plan(
-      dir, "run", kCommon + kSmallGrpo, {"eval.num_samples=4", "eval.k=[1, 4]", "beta=0.1"}));
+      dir, "run", kSmallCommon + kSmallGrpo, {"eval.num_samples=4", "eval.k=[1, 4]", "beta=0.1"}));
   for (const Json& line : json_lines(run + "/metrics.jsonl")) {
     if (line.find("eval") != nullptr) {
       EXPECT_LE(metric(line, "sampled_pass@1"), metric(line, "sampled_pass@4"));
@@ -466,7 +466,7 @@ TEST(Runs, GrpoMetricsDescribeItsSamples) {
 TEST(Runs, LinesOfMetricsHaveATimeStamp) {
   const TempDir dir;
   for (const char* stage : {kSmallSft, kSmallGrpo}) {
-    const std::string run = train_new(small_plan(dir, "run", kCommon + stage));
+    const std::string run = train_new(small_plan(dir, "run", kSmallCommon + stage));
     std::string last;
     for (const Json& line : json_lines(run + "/metrics.jsonl")) {
       const std::string time = line.at("time").as_string();
@@ -483,7 +483,7 @@ TEST(Runs, StepsWithAnEmptyLossMaskAreNoUpdates) {
   const ExpectLog warning("of the completions end at the length limit"),
       idle("no update has been made for 10 steps: all completions are truncated");
   const std::string run = train_new(
-      small_plan(dir, "run", kCommon + kSmallGrpo,
+      small_plan(dir, "run", kSmallCommon + kSmallGrpo,
                  {"max_completion_length=1", "mask_truncated_completions=true", "steps=30",
                   "prompts_per_step=1", "num_generations=2", "loss_type=grpo"}));
   int64_t updates = 0, skipped = 0;
@@ -506,7 +506,7 @@ TEST(Runs, GrpoOnASmallSettingImproves) {
       solved("the problems are solved, train on harder ones");
   // One sampled digit, right if it is a 1: from one in 13 to nearly always.
   const std::string run = train_new(
-      small_plan(dir, "run", kCommon + kSmallGrpo,
+      small_plan(dir, "run", kSmallCommon + kSmallGrpo,
                  {"rewards=[{name: format, pattern: '1'}]", "max_completion_length=1", "steps=40",
                   "num_generations=8", "prompts_per_step=8", "learning_rate=0.02"}));
   const auto lines = json_lines(run + "/metrics.jsonl");
@@ -519,7 +519,7 @@ TEST(Runs, GrpoWithShuffledAdvantagesDoesNotImprove) {
   const TempDir dir;
   const ExpectLog truncated("of the completions end at the length limit");
   const std::string run =
-      train_new(small_plan(dir, "run", kCommon + kSmallGrpo,
+      train_new(small_plan(dir, "run", kSmallCommon + kSmallGrpo,
                            {"rewards=[{name: format, pattern: '1'}]", "max_completion_length=1",
                             "steps=40", "num_generations=8", "prompts_per_step=8",
                             "learning_rate=0.02", "shuffle_advantages=true"}));
@@ -532,7 +532,7 @@ TEST(Runs, ShufflingChangesNoMetricOfTheGroups) {
   const TempDir dir;
   const auto first_step = [&](const std::string& shuffle) {
     const std::string run = train_new(
-        small_plan(dir, "run", kCommon + kSmallGrpo,
+        small_plan(dir, "run", kSmallCommon + kSmallGrpo,
                    {"steps=1", "rewards=[{name: format, pattern: '.*1.*'}]", "prompts_per_step=8",
                     "num_generations=3", "shuffle_advantages=" + shuffle}));
     return json_lines(run + "/metrics.jsonl").at(1);
@@ -547,12 +547,12 @@ TEST(Runs, ShufflingChangesNoMetricOfTheGroups) {
 TEST(Runs, CollapseOfThePassRateIsReported) {
   const TempDir dir;
   const std::string start =
-      train_new(small_plan(dir, "start", kCommon + kSmallSft, {"steps=120", "eval.size=64"}));
+      train_new(small_plan(dir, "start", kSmallCommon + kSmallSft, {"steps=120", "eval.size=64"}));
   const ExpectLog truncated("end at the length limit"), solved("the problems are solved"),
       collapse(
           "pass@1 (format) has collapsed to 0.0000; hint: a lower learning_rate; best so far: ");
   train_new(small_plan(
-      dir, "run", kCommon + kSmallGrpo,
+      dir, "run", kSmallCommon + kSmallGrpo,
       {"init_from=" + start, "steps=60", "eval={every: 5, size: 64, correct: {reward: format}}",
        "rewards=[{name: format, pattern: '[0-9]+', weight: -1}]", "max_completion_length=3"}));
 }

@@ -25,6 +25,7 @@ inline constexpr const char* kSmallModel =
     "eval: {size: 8}\n"
     "max_completion_length: 4\n";
 inline constexpr const char* kSmallData = "data: {task: addition, task_sizes: {max_size: 2}}\n";
+inline const std::string kSmallCommon = std::string(kSmallModel) + kSmallData;
 inline constexpr const char* kSmallSft = "trainer: sft\nsteps: 6\nbatch_size: 8\nwarmup_steps: 2\n";
 // Rewards that most groups disagree about from the first step on.
 inline constexpr const char* kSmallGrpo =

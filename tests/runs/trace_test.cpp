@@ -7,8 +7,6 @@
 namespace cohort::test {
 namespace {
 
-const std::string kCommon = std::string(kSmallModel) + kSmallData;
-
 TEST(TraceOfARun, HasTheRequestedSteps) {
   const TempDir dir;
   const struct {
@@ -21,7 +19,8 @@ TEST(TraceOfARun, HasTheRequestedSteps) {
   };
   for (const auto& c : cases) {
     SCOPED_TRACE(c.name);
-    cohort::Run run = cohort::Run::create(small_plan(dir, c.name, kCommon + c.yaml, {"ranks=2"}));
+    cohort::Run run =
+        cohort::Run::create(small_plan(dir, c.name, kSmallCommon + c.yaml, {"ranks=2"}));
     Recorder recorder;
     const std::atomic<bool> stop = false;
     run.execute(recorder, stop, c.steps);
@@ -49,7 +48,7 @@ TEST(TraceOfARun, HasTheRequestedSteps) {
 
 TEST(TraceOfARun, ThatEndsEarlyHasTheStepsDone) {
   const TempDir dir;
-  cohort::Run run = cohort::Run::create(small_plan(dir, "run", kCommon + kSmallSft, {}));
+  cohort::Run run = cohort::Run::create(small_plan(dir, "run", kSmallCommon + kSmallSft, {}));
   Recorder recorder;
   std::atomic<bool> stop = false;
   recorder.on_step = [&](int64_t step) { stop = step == 3; };

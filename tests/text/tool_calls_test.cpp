@@ -22,11 +22,11 @@ std::string calls_of(ToolFormat format, std::string_view text) {
   return out;
 }
 
-struct Case {
+struct ToolCallCase {
   const char *text, *calls;  // a part of the expected calls if it begins with an error
 };
-void expect_calls(ToolFormat format, std::initializer_list<Case> cases) {
-  for (const Case& c : cases) {
+void expect_calls(ToolFormat format, std::initializer_list<ToolCallCase> cases) {
+  for (const ToolCallCase& c : cases) {
     const std::string calls = calls_of(format, c.text);
     if (std::string_view(c.calls).starts_with("!"))
       EXPECT_NE(calls.find(c.calls + 2), calls.npos) << c.text << "\n" << calls;

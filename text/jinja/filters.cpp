@@ -115,7 +115,7 @@ Value sum(Call& c) {
   return total;
 }
 
-Value join(Call& c) {
+Value join_filter(Call& c) {
   const std::string_view separator = c.str(1);
   std::string out;
   bool first = true;
@@ -211,7 +211,7 @@ Value indent(Call& c) {
   }
 }
 
-Value replace(Call& c) {
+Value replace_filter(Call& c) {
   for (const size_t i : {0, 1, 2}) c.args[i] = c.str(i);
   const Native& method = *find_native(methods_of(c.self()), "replace");
   return method.apply(c);
@@ -312,7 +312,7 @@ constexpr Native kFilters[] = {
     {"indent", "?width ?first ?blank", indent},
     {"int", "?default ?base", to_int},
     {"items", "", items},
-    {"join", "?d ?attribute", join},
+    {"join", "?d ?attribute", join_filter},
     {"last", "", last},
     {"list", "", [](Call& c) { return c.in.list(c.items(0)); }},
     {"lower", "", of_text<lower>},
@@ -321,7 +321,7 @@ constexpr Native kFilters[] = {
     {"min", "?case_sensitive ?attribute", extreme<Order::kUp>},
     {"reject", "...", select<false, false>},
     {"rejectattr", "...", select<false, true>},
-    {"replace", "old new ?count", replace},
+    {"replace", "old new ?count", replace_filter},
     {"reverse", "", reverse},
     {"round", "?precision ?method", round},
     {"select", "...", select<true, false>},

@@ -15,9 +15,9 @@ namespace {
 constexpr size_t kMaxTokens = 200'000;
 
 // Longer ones first.
-constexpr std::string_view kOperators[] = {"//", "==", "!=", ">=", "<=", "+", "-", "/",
-                                           "*",  "%",  "~",  "[",  "]",  "(", ")", "{",
-                                           "}",  ">",  "<",  "=",  ".",  ":", "|", ","};
+constexpr std::string_view kOperatorTokens[] = {"//", "==", "!=", ">=", "<=", "+", "-", "/",
+                                                "*",  "%",  "~",  "[",  "]",  "(", ")", "{",
+                                                "}",  ">",  "<",  "=",  ".",  ":", "|", ","};
 // Escapes of string literals: pairs of the letter and its character.
 constexpr std::string_view kEscapes = "\\\\''\"\"a\ab\bf\fn\nr\rt\tv\v";
 
@@ -156,9 +156,9 @@ class Lexer {
   }
 
   void take_operator() {
-    const auto* op = std::find_if(std::begin(kOperators), std::end(kOperators),
+    const auto* op = std::find_if(std::begin(kOperatorTokens), std::end(kOperatorTokens),
                                   [&](std::string_view o) { return starts(at_, o); });
-    if (op == std::end(kOperators))
+    if (op == std::end(kOperatorTokens))
       throw TemplateError(
           "unexpected character " + describe_character(decode_utf8(source_, at_).code), at_);
     push(Tok::kOperator, op->size());
