@@ -133,7 +133,7 @@ TEST_F(EnvironmentRuns, ContinueWhenProgramsFail) {
       {"special", "if r['index'] == 3: say(r, observation='<|endoftext|>'); continue"}};
   for (const auto& [name, special] : attacks) {
     SCOPED_TRACE(name);
-    const Output output = run_cohort(run("run", 0.001, special, {"environment.timeout=1"}));
+    const Output output = run_cohort(run("run", 0.001, special, {"environment.timeout=3"}));
     EXPECT_EQ(output.code, 0) << output.err;
     EXPECT_GT(sum("run", "environment/failed"), 0);
     EXPECT_EQ(sum("run", "ratio_deviation"), 0);
