@@ -96,8 +96,7 @@ void add_file(const std::string& path, BpeTrainer& trainer) {
   add(held.size());
 }
 
-std::string describe_write_error(DurableFile::Step, const std::string& path,
-                                 const std::string& reason) {
+std::string write_error(DurableFile::Step, const std::string& path, const std::string& reason) {
   return str(path, ": cannot be written: ", reason);
 }
 
@@ -113,7 +112,7 @@ void write_files(const std::filesystem::path& folder, const NamedFiles& files) {
     if (error) throw InputError(str(folder.string(), ": cannot be created: ", error.message()));
     std::list<DurableFile> writers;
     for (const auto& [name, content] : files)
-      writers.emplace_back(folder / name, describe_write_error).write(content);
+      writers.emplace_back(folder / name, write_error).write(content);
     for (DurableFile& writer : writers) writer.finish();
   } catch (const Error&) {
     for (const fs::path& path : made) fs::remove(path, error);

@@ -22,10 +22,10 @@
 namespace cohort {
 namespace {
 
-// A request is one packet: a Request, then null-terminated strings. A start passes three file
+// A request is one packet: a HostRequest, then null-terminated strings. A start passes three file
 // descriptors: the program's standard input, output and error.
 enum class Command : int32_t { kStart, kEnd };
-struct Request {
+struct HostRequest {
   Command command = Command::kStart;
   pid_t id = -1;
   int64_t memory = 0;
@@ -105,7 +105,7 @@ class Host {
     Message message(packet.data(), packet.size());
     const ssize_t size = ::recvmsg(socket_, &message.header, MSG_CMSG_CLOEXEC);
     if (size < 0 && errno == EINTR) return true;
-    Request request;
+    HostRequest request;
     if (size < static_cast<ssize_t>(sizeof request)) return false;
     std::memcpy(&request, packet.data(), sizeof request);
     Reply reply{-1, EMFILE};
@@ -119,7 +119,7 @@ class Host {
   }
 
   // `texts`: the strings of the request; `streams`: the bytes of its descriptors.
-  Reply start_program(const Request& request, std::string_view texts, const void* streams) {
+  Reply start_program(const HostRequest& request, std::string_view texts, const void* streams) {
     SpawnOptions program{.memory = request.memory};
     std::memcpy(program.streams.data(), streams, sizeof program.streams);
     Descriptor owned[kStreams];
@@ -255,7 +255,7 @@ std::string last_line(const std::string& log, int64_t size) {
              excerpt(text, 160, 80));
 }
 
-std::string as_packet(const Request& request) {
+std::string as_packet(const HostRequest& request) {
   return {reinterpret_cast<const char*>(&request), sizeof request};
 }
 

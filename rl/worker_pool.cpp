@@ -30,7 +30,7 @@ Clock::duration seconds(double count) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(count));
 }
 
-struct Pending {
+struct Request {
   int64_t number = 0;  // in the order of submission
   WorkerPool::Key key;
   std::string line;
@@ -41,11 +41,11 @@ struct Pending {
 struct Worker {
   WorkerHost::Started program;
   int64_t answers = 0;            // since it was started
-  std::vector<Pending> requests;  // without an answer, in the order in which they were sent
+  std::vector<Request> requests;  // without an answer, in the order in which they were sent
   std::string text, answer;       // the last request as sent, and the bytes received
   size_t sent_bytes = 0;          // prefix of `text`
   bool is_sending() const { return sent_bytes < text.size(); }
-  bool is_idle() const { return std::ranges::all_of(requests, &Pending::given_up); }
+  bool is_idle() const { return std::ranges::all_of(requests, &Request::given_up); }
 };
 
 }  // namespace
@@ -100,7 +100,7 @@ class WorkerPool::Loop {
 
   void cancel() {
     const std::lock_guard lock(mutex_);
-    for (std::deque<Pending>& queue : queues_) queue.clear();
+    for (std::deque<Request>& queue : queues_) queue.clear();
     answers_.clear();
     num_unanswered_ = 0;
     num_cancelled_ = num_submitted_;
@@ -134,7 +134,7 @@ class WorkerPool::Loop {
     for (const Worker& worker : workers_) {
       fds.push_back({worker.program.output.get(), POLLIN, 0});
       if (worker.is_sending()) fds.push_back({worker.program.input.get(), POLLOUT, 0});
-      for (const Pending& request : worker.requests)
+      for (const Request& request : worker.requests)
         if (!request.given_up) deadline = std::min(deadline, request.deadline);
     }
     poll_until(deadline, std::move(fds));
@@ -149,7 +149,7 @@ class WorkerPool::Loop {
 
   // A program that has answered nothing for the time of an answer is not expected to.
   void check_deadlines(Worker& worker) {
-    const auto is_late = [](const Pending& request) {
+    const auto is_late = [](const Request& request) {
       return !request.given_up && Clock::now() >= request.deadline;
     };
     if (std::ranges::none_of(worker.requests, is_late)) return;
@@ -161,17 +161,17 @@ class WorkerPool::Loop {
 
   // Begins to send the next request of the queue, if there is one and the program may have it.
   // Requires mutex_.
-  void assign(Worker& worker, std::deque<Pending>& queue) {
-    for (Pending& request : worker.requests) request.given_up |= request.number < num_cancelled_;
+  void assign(Worker& worker, std::deque<Request>& queue) {
+    for (Request& request : worker.requests) request.given_up |= request.number < num_cancelled_;
     while (!queue.empty()) {
       const auto& all = worker.requests;
       if (worker.is_sending() || all.size() >= options_.concurrent ||
-          std::ranges::count(all, queue.front().key, &Pending::key) > 0) {
+          std::ranges::count(all, queue.front().key, &Request::key) > 0) {
         if (!worker.is_idle()) return;
         end(worker);  // the request would wait for answers that may never come
         worker = Worker();
       }
-      Pending request = std::move(queue.front());
+      Request request = std::move(queue.front());
       queue.pop_front();
       if (num_timeouts_ >= kMaxUnanswered) {
         set_answer(request, {"", str("no program has ever answered", kFlushHint)});
@@ -219,7 +219,7 @@ class WorkerPool::Loop {
       }
       answer.erase(0, begin);
       size_t longest = 0;
-      for (const Pending& request : worker.requests)
+      for (const Request& request : worker.requests)
         longest = std::max(longest, request.line.size());
       if (answer.size() > kMaxAnswerBytes + longest) return fail(worker, kTooLong);
       if (begin > 0) return true;
@@ -229,11 +229,11 @@ class WorkerPool::Loop {
 
   // Returns what is wrong with a line of a program; empty: it answers one of its requests.
   std::string take_line(Worker& worker, std::string line, bool is_last) {
-    std::vector<Pending>& all = worker.requests;
+    std::vector<Request>& all = worker.requests;
     auto request = all.begin();
     if (!options_.key_of && !is_last) return "it wrote more than one line";
     try {
-      if (options_.key_of) request = std::ranges::find(all, options_.key_of(line), &Pending::key);
+      if (options_.key_of) request = std::ranges::find(all, options_.key_of(line), &Request::key);
     } catch (const InputError& e) {
       return e.what();
     }
@@ -248,18 +248,18 @@ class WorkerPool::Loop {
     num_timeouts_ = 0;
     finish(*request, {std::move(line), ""});
     all.erase(request);
-    for (Pending& other : all) other.deadline = Clock::now() + seconds(options_.timeout);
+    for (Request& other : all) other.deadline = Clock::now() + seconds(options_.timeout);
     return "";
   }
 
   // Sets the answer of a request that has none.
-  void finish(Pending& request, Answer answer) {
+  void finish(Request& request, Answer answer) {
     const std::lock_guard lock(mutex_);
     if (!std::exchange(request.given_up, true)) set_answer(request, std::move(answer));
   }
 
   // Requires mutex_.
-  void set_answer(const Pending& request, Answer answer) {
+  void set_answer(const Request& request, Answer answer) {
     if (request.number < num_cancelled_) return;
     answer.key = request.key;
     answers_[request.number] = std::move(answer);
@@ -271,7 +271,7 @@ class WorkerPool::Loop {
   // Kills the program and fails its requests; the next one starts a new program. Returns false.
   bool fail(Worker& worker, const std::string& error, std::chrono::milliseconds patience = {}) {
     const std::string how = end(worker, patience);
-    for (Pending& request : worker.requests) finish(request, {"", str(error, " ", how)});
+    for (Request& request : worker.requests) finish(request, {"", str(error, " ", how)});
     worker = Worker();
     return false;
   }
@@ -293,8 +293,8 @@ class WorkerPool::Loop {
   std::mutex mutex_;
   std::condition_variable answered_;
   // Requests that were not sent: per program, or one queue for all of them.
-  std::vector<std::deque<Pending>> queues_;
-  std::map<int64_t, Answer> answers_;  // Pending::number -> its answer
+  std::vector<std::deque<Request>> queues_;
+  std::map<int64_t, Answer> answers_;  // Request::number -> its answer
   int64_t num_submitted_ = 0, num_unanswered_ = 0, num_cancelled_ = 0;
   bool ended_ = false;
   std::exception_ptr failure_;

@@ -236,8 +236,8 @@ std::string slow_streaming(double streaming_seconds, double other_seconds) {
 
 namespace {
 
-constexpr double kUsableFraction =
-    0.9;  // fraction of free memory; kernels and libraries allocate the rest
+// The fraction of free memory that a plan may take; kernels and libraries allocate the rest.
+constexpr double kUsableFraction = 0.9;
 
 int64_t usable(int64_t available) {
   return static_cast<int64_t>(kUsableFraction * static_cast<double>(available));

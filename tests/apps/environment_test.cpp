@@ -123,7 +123,10 @@ TEST_F(EnvironmentRuns, KilledInATurnResumeToTheSameWeights) {
 TEST_F(EnvironmentRuns, ContinueWhenProgramsFail) {
   const std::pair<const char*, std::string> attacks[] = {
       {"dies", "if r['index'] == 3: os._exit(3)"},
-      {"lies", "if r['index'] % 7 == 3: say(r, reward=float('nan'), done=True); continue"},
+      // Not in step 1: a lie fails all turns that its program has, and a run ends if those are all.
+      {"lies",
+       "if r['step'] > 1 and r['index'] % 7 == 3: say(r, reward=float('nan'), done=True); "
+       "continue"},
       {"twice", "if r['index'] == 3: say(r, done=True); say(r, done=True); continue"},
       {"for others", "if r['index'] == 3: say({'index': 999, 'turn': 1}, done=True); continue"},
       {"floods", "if r['index'] == 3: print('x' * 30000000, flush=True); continue"},
@@ -133,7 +136,7 @@ TEST_F(EnvironmentRuns, ContinueWhenProgramsFail) {
       {"special", "if r['index'] == 3: say(r, observation='<|endoftext|>'); continue"}};
   for (const auto& [name, special] : attacks) {
     SCOPED_TRACE(name);
-    const Output output = run_cohort(run("run", 0.001, special, {"environment.timeout=3"}));
+    const Output output = run_cohort(run("run", 0.001, special, {"environment.timeout=1"}));
     EXPECT_EQ(output.code, 0) << output.err;
     EXPECT_GT(sum("run", "environment/failed"), 0);
     EXPECT_EQ(sum("run", "ratio_deviation"), 0);
