@@ -251,7 +251,7 @@ bool stores_transposed(const ModelConfig& config) {
 // Ends of the names of the modules with adapters, which no other module shares. PEFT adapts all
 // modules whose name ends with one of them.
 Json target_modules(const ModelConfig& config) {
-  const std::vector<LoraModule> chosen = lora_modules(config);
+  const std::vector<LoraModule> chosen = LoraModules(config).modules;
   std::map<std::string, size_t> ends, chosen_ends;
   const auto last = [](const LoraModule& module) {
     return module.name.substr(module.name.rfind('.') + 1);

@@ -93,14 +93,16 @@ Variable mlp(const Variable& x, const Linear& up, const Linear& down, const MlpD
                                .op = desc.activation});
 }
 
-Mlp::Mlp(ParameterSet& set, const std::string& name, const ModelConfig& c)
+Mlp::Mlp(ParameterSet& set, const std::string& name, const ModelConfig& c,
+         const LoraModules& adapters)
     : desc_{.activation = c.mlp, .recompute = c.recompute == Recompute::kCheap} {
-  const auto bias = c.bias || c.mlp_bias ? Linear::Bias::kYes : Linear::Bias::kNo;
+  const Linear::Bias bias{c.bias || c.mlp_bias};
   const Linear::Part gate{name + ".gate_proj", c.d_ff}, up{name + ".up_proj", c.d_ff};
-  layers_[kUp] = is_gated(c.mlp) ? Linear::make(set, {gate, up}, c.d_model, c.init_std, bias, c)
-                                 : Linear::make(set, {up}, c.d_model, c.init_std, bias, c);
-  layers_[kDown] =
-      Linear::make(set, {{name + ".down_proj", c.d_model}}, c.d_ff, output_init_std(c), bias, c);
+  layers_[kUp] = is_gated(c.mlp)
+                     ? Linear::make(set, {gate, up}, c.d_model, c.init_std, bias, adapters)
+                     : Linear::make(set, {up}, c.d_model, c.init_std, bias, adapters);
+  layers_[kDown] = Linear::make(set, {{name + ".down_proj", c.d_model}}, c.d_ff, output_init_std(c),
+                                bias, adapters);
 }
 
 Variable Mlp::operator()(const Variable& x, const Pass& pass) const {

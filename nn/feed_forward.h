@@ -21,7 +21,8 @@ Variable mlp(const Variable& x, const Linear& up, const Linear& down, const MlpD
 class Mlp {
  public:
   Mlp() = default;
-  Mlp(ParameterSet& set, const std::string& name, const ModelConfig& config);
+  Mlp(ParameterSet& set, const std::string& name, const ModelConfig& config,
+      const LoraModules& adapters);
   // [T, d_model] -> [T, d_model]
   Variable operator()(const Variable& x, const Pass& pass) const;
   std::span<const Linear> layers() const { return layers_; }

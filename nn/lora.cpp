@@ -12,22 +12,16 @@ namespace {
 constexpr int64_t kColumnAlignment = 64;
 constexpr std::string_view kWeight = ".weight";
 
-std::string without_weight(const std::string& name) {
-  return name.substr(0, name.size() - kWeight.size());
-}
-
 bool is_target(const std::string& name, const std::string& target) {
   return name == target || name.ends_with("." + target);
 }
 
 // Cohort's names of the linear layers of a block.
 std::vector<std::string> linear_layers(const ModelConfig& config) {
-  const std::string layer = "model.layers.*.";
-  std::vector<std::string> out;
-  for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"})
-    out.push_back(layer + "self_attn." + name);
-  if (is_gated(config.mlp)) out.push_back(layer + "mlp.gate_proj");
-  for (const char* name : {"up_proj", "down_proj"}) out.push_back(layer + "mlp." + name);
+  std::vector<std::string> out{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+                               "self_attn.o_proj", "mlp.up_proj",      "mlp.down_proj"};
+  if (is_gated(config.mlp)) out.insert(out.end() - 2, "mlp.gate_proj");
+  for (std::string& name : out) name.insert(0, "model.layers.*.");
   return out;
 }
 
@@ -36,14 +30,12 @@ struct LayerModule {
   std::string name;
   Lora::Module rows;
 };
-std::vector<LayerModule> layer_modules(const ModelConfig& config, std::span<const LoraPart> parts) {
+std::vector<LayerModule> layer_modules(const LoraModules& lora, std::span<const LoraPart> parts) {
   std::vector<LayerModule> out;
-  if (config.lora.rank == 0) return out;
-  const std::vector<LoraModule> modules = lora_modules(config);
   int64_t row = 0;
   for (const LoraPart& part : parts) {
     const auto [pattern, layer] = split_layer_name(part.name);
-    for (const LoraModule& module : modules) {
+    for (const LoraModule& module : lora.modules) {
       if (std::find(module.parts.begin(), module.parts.end(), pattern) == module.parts.end())
         continue;
       const std::string name = layer_name(module.name, layer);
@@ -78,48 +70,46 @@ std::vector<LoraModule> linear_modules(const ModelConfig& config) {
   std::vector<LoraModule> out;
   const std::vector<TensorRule>& rules = tensor_rules(config);
   for (const std::string& layer : linear_layers(config)) {
+    const std::string weight = str(layer, kWeight);
     const auto rule = std::find_if(rules.begin(), rules.end(), [&](const TensorRule& r) {
-      return std::find(r.parameters.begin(), r.parameters.end(), str(layer, kWeight)) !=
-             r.parameters.end();
+      return std::ranges::find(r.parameters, weight) != r.parameters.end();
     });
-    const std::string name = rule == rules.end() ? layer : without_weight(rule->stored);
+    std::string name = rule == rules.end() ? weight : rule->stored;
+    name.resize(name.size() - kWeight.size());
     if (out.empty() || out.back().name != name) out.push_back({name, {}});
     out.back().parts.push_back(layer);
   }
   return out;
 }
 
-std::vector<LoraModule> lora_modules(const ModelConfig& config) {
-  std::vector<LoraModule> modules = linear_modules(config);
-  const std::vector<std::string>& targets = config.lora.targets;
+LoraModules::LoraModules(const ModelConfig& model) : config(model.lora) {
+  if (config.rank == 0) return;
+  modules = linear_modules(model);
   std::string known;
   for (const LoraModule& module : modules)
     known += str(known.empty() ? "" : ", ", module.name.substr(module.name.rfind('.') + 1));
-  for (const std::string& target : targets)
-    if (std::none_of(modules.begin(), modules.end(),
-                     [&](const LoraModule& module) { return is_target(module.name, target); }))
+  for (const std::string& target : config.targets)
+    if (std::ranges::none_of(modules, [&](const auto& m) { return is_target(m.name, target); }))
       throw InputError(str("lora.targets: '", target,
                            "' is no linear layer of this model's blocks; known: ", known,
                            "; hint: without lora.targets all have adapters"));
-  if (!targets.empty())
-    std::erase_if(modules, [&](const LoraModule& module) {
-      return std::none_of(targets.begin(), targets.end(), [&](const std::string& target) {
-        return is_target(module.name, target);
-      });
-    });
-  return modules;
+  if (config.targets.empty()) return;
+  std::erase_if(modules, [&](const LoraModule& m) {
+    return std::ranges::none_of(config.targets,
+                                [&](const auto& t) { return is_target(m.name, t); });
+  });
 }
 
-int64_t lora_columns(const ModelConfig& config, std::span<const LoraPart> parts) {
-  const auto modules = static_cast<int64_t>(layer_modules(config, parts).size());
-  return round_up(modules * config.lora.rank, kColumnAlignment);
+int64_t lora_columns(const LoraModules& adapters, std::span<const LoraPart> parts) {
+  const auto modules = static_cast<int64_t>(layer_modules(adapters, parts).size());
+  return round_up(modules * adapters.config.rank, kColumnAlignment);
 }
 
-Lora add_lora(ParameterSet& set, const ModelConfig& config, std::span<const LoraPart> parts,
+Lora add_lora(ParameterSet& set, const LoraModules& adapters, std::span<const LoraPart> parts,
               int64_t in) {
-  const std::vector<LayerModule> modules = layer_modules(config, parts);
+  const std::vector<LayerModule> modules = layer_modules(adapters, parts);
   if (modules.empty()) return {};
-  const int64_t rank = config.lora.rank;
+  const int64_t rank = adapters.config.rank;
   int64_t rows = 0;
   for (const LayerModule& module : modules) rows += module.rows.rows;
   const auto count = static_cast<int64_t>(modules.size());
@@ -133,7 +123,7 @@ Lora add_lora(ParameterSet& set, const ModelConfig& config, std::span<const Lora
                                         .shape = {rows, rank},
                                         .use = ParameterUse::kMatmul,
                                         .role = ParameterRole::kAdapter});
-  Lora lora{.a = a.variable, .b = b.variable, .modules = {}, .scale = config.lora.scale()};
+  Lora lora{.a = a.variable, .b = b.variable, .modules = {}, .scale = adapters.config.scale()};
   int64_t row = 0;
   for (const auto& [name, module] : modules) {
     const auto first = static_cast<int64_t>(lora.modules.size()) * rank;

@@ -20,9 +20,13 @@ struct LoraModule {
 };
 // All linear layers of the blocks, in order. The configuration must be resolved.
 std::vector<LoraModule> linear_modules(const ModelConfig& config);
-// The linear layers with an adapter: the name is one of lora.targets, or ends with a dot and one.
-// Throws InputError for a target that names none.
-std::vector<LoraModule> lora_modules(const ModelConfig& config);
+// The linear layers with an adapter: the name is one of lora.targets, or ends with a dot and one;
+// none if the rank is 0. The constructor throws InputError for a target that names none.
+struct LoraModules {
+  explicit LoraModules(const ModelConfig& model);
+  LoraConfig config;
+  std::vector<LoraModule> modules;
+};
 
 // The part of a linear layer that a LoraModule names: its rows of the layer's weight.
 struct LoraPart {
@@ -31,11 +35,11 @@ struct LoraPart {
 };
 // Columns of s B, and of h: the ranks of the adapters of a layer of these parts side by side,
 // padded to a multiple of 64, which keeps matmuls aligned; 0 if it has none.
-int64_t lora_columns(const ModelConfig& config, std::span<const LoraPart> parts);
+int64_t lora_columns(const LoraModules& adapters, std::span<const LoraPart> parts);
 // Adds the adapters of such a layer with `in` inputs as NAME.lora_A.weight [rank, in], uniform in
 // +-1 / sqrt(in) (PEFT's initial values), and NAME.lora_B.weight [out, rank], zeros. Undefined if
 // it has none.
-Lora add_lora(ParameterSet& set, const ModelConfig& config, std::span<const LoraPart> parts,
+Lora add_lora(ParameterSet& set, const LoraModules& adapters, std::span<const LoraPart> parts,
               int64_t in);
 // Writes s B behind the rows of a weight. To be called whenever B has changed. The workspace has at
 // least as many elements as B, in its dtype, so that nothing is allocated.

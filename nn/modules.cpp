@@ -20,7 +20,7 @@ kernels::DropoutSpec dropout_spec(double p, const Pass& pass, int layer, Dropout
 }
 
 Linear Linear::make(ParameterSet& set, std::initializer_list<Part> parts, int64_t in, double std,
-                    Bias has_bias, const ModelConfig& config) {
+                    Bias has_bias, const LoraModules& adapters) {
   const bool biased = has_bias == Bias::kYes;
   const std::string& name = parts.begin()->name;
   const std::span<const Part> all(parts.begin(), parts.size());
@@ -30,14 +30,14 @@ Linear Linear::make(ParameterSet& set, std::initializer_list<Part> parts, int64_
                                              .shape = {rows, in},
                                              .use = ParameterUse::kMatmul,
                                              .init = std,
-                                             .padding = lora_columns(config, all)});
+                                             .padding = lora_columns(adapters, all)});
   const ParameterLeaf bias = biased ? set.add_leaf({name + ".bias", {rows}}) : ParameterLeaf();
   for (const Part& part : parts) {
     set.add_rows(weight, part.name + ".weight", first, part.rows);
     if (biased) set.add_rows(bias, part.name + ".bias", first, part.rows);
     first += part.rows;
   }
-  return {weight.variable, bias.variable, add_lora(set, config, all, in)};
+  return {weight.variable, bias.variable, add_lora(set, adapters, all, in)};
 }
 
 Variable Linear::operator()(const Variable& x, Adapters adapters) const {
@@ -77,14 +77,14 @@ AddNorm Norm::add(const Variable& a, const Variable& b) const {
 }
 
 SelfAttention::SelfAttention(ParameterSet& set, const std::string& name, const ModelConfig& c,
-                             int layer)
+                             const LoraModules& adapters, int layer)
     : config_(&c), layer_(layer) {
   const int64_t q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
-  layers_[kQkv] = Linear::make(
-      set, {{name + ".q_proj", q}, {name + ".k_proj", kv}, {name + ".v_proj", kv}}, c.d_model,
-      c.init_std, c.bias || c.qkv_bias ? Linear::Bias::kYes : Linear::Bias::kNo, c);
+  layers_[kQkv] =
+      Linear::make(set, {{name + ".q_proj", q}, {name + ".k_proj", kv}, {name + ".v_proj", kv}},
+                   c.d_model, c.init_std, Linear::Bias{c.bias || c.qkv_bias}, adapters);
   layers_[kOut] = Linear::make(set, {{name + ".o_proj", c.d_model}}, q, output_init_std(c),
-                               c.bias || c.o_bias ? Linear::Bias::kYes : Linear::Bias::kNo, c);
+                               Linear::Bias{c.bias || c.o_bias}, adapters);
   if (c.qk_norm || c.qk_norm_whole) {
     const auto weight = [&](const char* norm, int64_t size) {
       return set.add({name + norm, {size}, ParameterUse::kVector, 1});

@@ -57,16 +57,16 @@ struct Pass {
 
 // The only way in which a module uses the weight of a matmul.
 struct Linear {
-  enum class Bias { kNo, kYes };
+  enum class Bias : bool { kNo, kYes };
   // One of the layers that share an input: weight [out, in], bias [out].
   using Part = LoraPart;
   Variable weight, bias;  // bias may be undefined
   Lora lora;              // undefined: none
 
   // Weights start from N(0, std). The weights of all parts are rows of one leaf, and so are the
-  // biases: one matmul gives the parts' outputs side by side. config.lora says which have adapters.
+  // biases: one matmul gives the parts' outputs side by side.
   static Linear make(ParameterSet& set, std::initializer_list<Part> parts, int64_t in, double std,
-                     Bias has_bias, const ModelConfig& config);
+                     Bias has_bias, const LoraModules& adapters);
   Variable operator()(const Variable& x, Adapters adapters = Adapters::kOn) const;
   // Columns that the rows of an input should have behind them as padding.
   int64_t input_padding() const { return lora.columns(); }
@@ -98,7 +98,8 @@ class SelfAttention {
  public:
   SelfAttention() = default;
   // Refers to `config`, the model's.
-  SelfAttention(ParameterSet& set, const std::string& name, const ModelConfig& config, int layer);
+  SelfAttention(ParameterSet& set, const std::string& name, const ModelConfig& config,
+                const LoraModules& adapters, int layer);
   // [T, d_model] -> [T, d_model]
   Variable operator()(const Variable& x, const Pass& pass) const;
   std::span<const Linear> layers() const { return layers_; }

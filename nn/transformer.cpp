@@ -65,16 +65,17 @@ void Transformer::build() {
                            .shape = {c.position_buckets, c.num_heads},
                            .use = Use::kLookup,
                            .init = c.init_std});
+  const LoraModules adapters(c);
   for (int i = 0; i < c.num_layers; ++i) {
     const std::string prefix = str("model.layers.", i, ".");
     // Each norm precedes or follows its sub-layer; the names are Hugging Face's.
     Block& block = blocks_.emplace_back();
     set.begin_unit();
     if (!c.norm_after) block.attention_norm = Norm(set, prefix + "input_layernorm", c);
-    block.attention = SelfAttention(set, prefix + "self_attn", c, i);
+    block.attention = SelfAttention(set, prefix + "self_attn", c, adapters, i);
     if (c.norm_after) block.attention_norm = Norm(set, prefix + "post_attention_layernorm", c);
     if (!c.norm_after) block.mlp_norm = Norm(set, prefix + "post_attention_layernorm", c);
-    block.mlp = Mlp(set, prefix + "mlp", c);
+    block.mlp = Mlp(set, prefix + "mlp", c, adapters);
     if (c.norm_after) block.mlp_norm = Norm(set, prefix + "post_feedforward_layernorm", c);
     if (c.norm_after) continue;
     block.attention_norm.set_padding(block.attention.layers()[0].input_padding());
