@@ -138,8 +138,7 @@ struct Older {
 }  // namespace
 
 Variable Variable::parameter(Tensor value, std::string name) {
-  COHORT_CHECK(is_float(value.dtype()), "[parameter] ", name, " has no gradient: its dtype is ",
-               dtype_name(value.dtype()));
+  COHORT_CHECK(is_float(value.dtype()), "[parameter] no gradient of ", value.str(), " ", name);
   Variable v(std::move(value));
   v.node_ = new_node(name.c_str(), v.value_);
   v.node_->kind = Kind::kParameter;

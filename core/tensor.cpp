@@ -163,20 +163,20 @@ Tensor Tensor::reshape(const Shape& shape) const {
   Shape target = shape;
   int64_t known = 1;
   int unknown = -1;
+  const auto check = [&](bool fits) {
+    COHORT_CHECK(fits, "[reshape] cannot turn ", str(), " into ", shape.str());
+  };
   for (int i = 0; i < shape.rank(); ++i) {
-    if (shape[i] == -1) {
-      COHORT_CHECK(unknown < 0, "[reshape] more than one -1 in ", shape.str());
+    COHORT_CHECK(shape[i] != -1 || unknown < 0, "[reshape] more than one -1 in ", shape.str());
+    // Larger products than the number of elements could overflow.
+    check(shape[i] >= -1 && (numel() == 0 || known <= numel() / std::max<int64_t>(1, shape[i])));
+    if (shape[i] == -1)
       unknown = i;
-    } else {
+    else
       known *= shape[i];
-    }
   }
-  if (unknown >= 0) {
-    COHORT_CHECK(known > 0 && numel() % known == 0, "[reshape] cannot turn ", str(), " into ",
-                 shape.str());
-    target[unknown] = numel() / known;
-  }
-  COHORT_CHECK(target.numel() == numel(), "[reshape] cannot turn ", str(), " into ", shape.str());
+  if (unknown >= 0) target[unknown] = numel() / std::max<int64_t>(1, known);
+  check(target.numel() == numel());
   Shape strides = contiguous_strides(target), rows = contiguous_strides(shape_);
   if (!is_contiguous() && target.rank() > 0 && target[0] == dim(0))
     rows[0] = strides[0] = strides_[0];

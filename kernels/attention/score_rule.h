@@ -292,7 +292,7 @@ struct MaskRule : ScoreRule<T> {
   COHORT_HD int count_tiles(int position, int first, int end) const {
     if (tiles_by_query == nullptr || first >= end) return std::max(0, end - first);
     int count = 0;
-    for (int word = first / 32; word <= (end - 1) / 32; ++word) {
+    for (int word = first / 32; word < words && word <= (end - 1) / 32; ++word) {
       uint32_t bits = tiles_by_query[position / kTile * words + word];
       if (word == first / 32) bits &= ~0u << first % 32;
       if (word == (end - 1) / 32) bits &= ~0u >> (31 - (end - 1) % 32);

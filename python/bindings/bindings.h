@@ -106,7 +106,7 @@ void define(nb::module_& m, const char* name, R (*fn)(T...), const Extra&... ext
 // The dtype of a name such as "bfloat16". Throws InputError listing the names.
 DType dtype_named(const std::string& name);
 
-// json.dumps(value), which is YAML too. TypeError for values that JSON does not have.
+// cohort._json.dumps(value), which is YAML too.
 std::string json_text(nb::handle value);
 Json from_python(nb::handle value, const std::string& where);  // `where` names it in errors
 nb::object to_python(const Json& value);

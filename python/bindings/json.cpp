@@ -8,8 +8,7 @@
 namespace cohort::python {
 
 std::string json_text(nb::handle value) {
-  const nb::object dumps = nb::module_::import_("json").attr("dumps");
-  return nb::cast<std::string>(dumps(value, nb::arg("ensure_ascii") = false));
+  return nb::cast<std::string>(nb::module_::import_("cohort._json").attr("dumps")(value));
 }
 
 nb::object to_python(const Json& value) {

@@ -75,9 +75,14 @@ namespace {
 // The purpose of rng_stream() for tokens of sample().
 constexpr uint64_t kPythonSamplePurpose = 10;
 
-// A tensor of indices in i32.
+// A tensor of indices in i32. On CUDA the values are not checked.
 Tensor indices(const Tensor& x) {
-  return x.defined() ? x.contiguous().to(DType::kI32) : x;
+  if (!x.defined()) return x;
+  COHORT_CHECK(!is_float(x.dtype()), "[indices] expected an integer type, got ", x.str());
+  if (x.dtype() == DType::kI64 && x.device().is_cpu())
+    for (const int64_t value : x.to_vector<int64_t>())
+      COHORT_CHECK(std::in_range<int32_t>(value), "[indices] ", value, " is out of range");
+  return x.contiguous().to(DType::kI32);
 }
 
 Variable flash_attention(const std::array<Variable, 3>& qkv, const Tensor& offsets,
@@ -165,17 +170,15 @@ a sequence see. tiles: of tile_mask(). Error for other shapes, dtypes and combin
         COHORT_CHECK(visible.shape().rank() == 2 && visible.shape()[0] == visible.shape()[1],
                      "[tile_mask] expected visible [N, N], got ", visible.value().str());
         const int64_t n = visible.shape()[0];
-        const Tensor flags = visible.value().to(Device{}).to(DType::kU8);
+        const Tensor flags = visible.value().to(Device{}).to(DType::kF64);
+        std::vector<std::pair<int64_t, int64_t>> pairs;
+        for (int64_t i = 0; i < n * n; ++i)
+          if (flags.data<double>()[i] != 0) pairs.emplace_back(i / n, i % n);
+        const kernels::TileMask mask = kernels::make_tile_mask(pairs, n);
         const int64_t words = ceil_div(n, 32);
-        Tensor out = Tensor::zeros({2, n, words}, DType::kI32);
-        const auto set = [&](int64_t row, int64_t column) {  // rows of both masks
-          out.data<int32_t>()[row * words + column / 32] |= static_cast<int32_t>(1u << column % 32);
-        };
-        for (int64_t i = 0; i < n * n; ++i) {
-          if (flags.data<uint8_t>()[i] == 0) continue;
-          set(i / n, i % n);
-          set(n + i % n, i / n);
-        }
+        Tensor out = Tensor::empty({2, n, words}, DType::kI32);
+        out.narrow(0, 0, 1).copy_(mask.by_query.reshape({1, n, words}));
+        out.narrow(0, 1, 1).copy_(mask.by_key.reshape({1, n, words}));
         return Variable(out.to(visible.value().device()));
       },
       nb::arg("visible"),

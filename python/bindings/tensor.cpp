@@ -243,7 +243,11 @@ DType dtype_named(const std::string& name) {
 Variable import_array(nb::handle array, Access access) {
   check_process();
   if (nb::isinstance<Variable>(array)) return nb::cast<Variable>(array);
-  const Device device = device_of(nb::cast<std::pair<int, int>>(array.attr("__dlpack_device__")()));
+  std::pair<int, int> dl_device;
+  if (!nb::try_cast(array.attr("__dlpack_device__")(), dl_device))
+    throw InputError(
+        "from_dlpack: expected a device as a pair of numbers from __dlpack_device__()");
+  const Device device = device_of(dl_device);
   nb::dict options;
   if (device.is_cuda()) {
     const auto handle = reinterpret_cast<intptr_t>(current_stream(device).handle);

@@ -24,15 +24,21 @@ HostFunctions host_functions(const Functions& rewards, const Functions& environm
     out.rewards[name] = [function = &function](std::span<const Json> requests) {
       const nb::gil_scoped_acquire gil;
       std::vector<std::optional<double>> values;
-      for (const nb::handle value : answers_of(*function, requests))
+      for (const nb::handle value : answers_of(*function, requests)) {
+        if (values.size() > requests.size()) break;  // too many, and perhaps without an end
         values.push_back(value.is_none() ? std::nullopt
                                          : std::optional(nb::cast<double>(nb::float_(value))));
+      }
       return values;
     };
   for (const auto& [name, function] : environments)
     out.environments[name] = [function = &function, name = name](std::span<const Json> requests) {
       const nb::gil_scoped_acquire gil;
-      return from_python(answers_of(*function, requests), name).as_array();
+      const Json answers = from_python(answers_of(*function, requests), "environment " + name);
+      if (!answers.is_array())
+        throw InputError(str("environment ", name, ": its function returned ", answers.dump(),
+                             "; hint: a list of answers, one to each request"));
+      return answers.as_array();
     };
   return out;
 }

@@ -13,6 +13,7 @@ from typing import Any, Union
 
 from . import _cohort
 from ._background import in_background
+from ._json import dumps
 from .cohort_reward import arguments_of
 
 __all__ = ["Callback", "Progress", "TrainResult", "train", "train_steps"]
@@ -135,19 +136,24 @@ def train_steps(config: Config | None = None, *, rewards: Mapping[str, Callable[
     is_file = isinstance(config, (str, os.PathLike))
     training = _cohort.Training(
         config=os.fspath(config) if is_file else "config",  # type: ignore[arg-type]
-        yaml="" if is_file or config is None else json.dumps(config, ensure_ascii=False),
+        yaml="" if is_file or config is None else dumps(config),
         resume="" if resume is None else os.fspath(resume), continues=continues,
-        overrides=[f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in (overrides or {}).items()],
-        rewards={name: _reward(name, function) for name, function in (rewards or {}).items()}, environments=dict(environments or {}))
+        overrides=[f"{key}={value if isinstance(value, str) else dumps(value)}" for key, value in (overrides or {}).items()],
+        rewards={name: _reward(function) for name, function in _named("rewards", rewards)},
+        environments=dict(_named("environments", environments)))
     if (config is None) == (resume is None):
         raise _cohort.InputError("train: expected a configuration (a file or a dictionary) or resume=RUN_DIR")
     return in_background(lambda put: training.run(_Callbacks(list(callbacks), put, training.stop)), training.stop)
 
 
-def _reward(name: str, function: Callable[..., Iterable[float | None]]) -> Callable[[list[dict[str, Any]]],
-                                                                                   Iterable[float | None]]:
-    if not callable(function):
-        raise TypeError(f"rewards: {name}: expected a function, got {function!r}")
+def _named(kind: str, functions: Mapping[str, Callable[..., Any]] | None) -> Iterable[tuple[str, Callable[..., Any]]]:
+    for name, function in dict(functions or {}).items():
+        if not isinstance(name, str) or not callable(function):
+            raise TypeError(f"{kind}: expected functions by name, got {name!r}: {function!r}")
+        yield name, function
+
+
+def _reward(function: Callable[..., Iterable[float | None]]) -> Callable[[list[dict[str, Any]]], Iterable[float | None]]:
     return lambda requests: function(**arguments_of(function, requests))
 
 
@@ -155,7 +161,8 @@ def train(config: Config | None = None, *, progress: bool = True, callbacks: Ite
           **options: Any) -> TrainResult:
     """Trains as `cohort train` does and returns when the run has ended.
 
-    config: a YAML file, or a dictionary with its keys, whose paths count from the current directory.
+    config: a YAML file, or a dictionary with its keys, which may hold paths and numbers of numpy; paths count from the current
+    directory.
     rewards: {name: function}, for rewards of these names in the configuration: function(completions, **fields) gets lists of equal
     length, as a TRL reward does (`prompts`, `answers`, `messages` and every field of the data), and returns as many numbers; None
     where it does not apply. environments: {name: function(requests)}, for `environment: {name: ...}`, in the protocol of

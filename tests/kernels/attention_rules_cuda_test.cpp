@@ -109,6 +109,27 @@ TEST(CudaAttentionRules, HoldUnderDropout) {
     }
 }
 
+// The order in which blocks add to dQ counts the visible tiles of the mask alone.
+TEST(CudaAttentionRules, SequencesMayBeLongerThanTheTileMask) {
+  COHORT_REQUIRE_GPU(device);
+  for (const int64_t dim : {64, 128}) {
+    AttentionCase c = make_case({.heads = 2, .kv_heads = 1, .dim = dim, .mask = Mask::kFull},
+                                {{0, 4500}, {1, 100}});
+    c.desc.tiles = sparse_tiles(20, true);
+    c = in_dtype(in_dtype(c, DType::kBF16), DType::kF64);
+    const AttentionOutput expected = run_forward(c);
+    const RuleGrads e = run_rule_backward(c, expected);
+    const AttentionCase on = rule_case_in(c, DType::kBF16, device);
+    const RuleGrads g = run_rule_backward(on, run_forward(on));
+    const auto expect = [](const Tensor& got, const Tensor& want) {
+      EXPECT_LT(relative_error(got.to(Device{}).to(DType::kF64), want), 0.02);
+    };
+    expect(g.grads.dq, e.grads.dq);
+    expect(g.grads.dk, e.grads.dk);
+    expect(g.grads.dv, e.grads.dv);
+  }
+}
+
 // A copy that starts one element after a multiple of 16 bytes, which only the generic kernels take.
 Tensor at_odd_address(const Tensor& t) {
   Tensor buffer = Tensor::empty({t.numel() + 8}, t.dtype(), t.device());

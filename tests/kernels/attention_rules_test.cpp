@@ -2,6 +2,7 @@
 // differences in f64, and the invariances of bits.
 #include "tests/kernels/attention_rules.h"
 #include "core/parallel.h"
+#include "kernels/attention/score_rule.h"
 #include "tests/kernels/attention_paged_cases.h"
 
 namespace cohort::test {
@@ -221,6 +222,17 @@ TEST(AttentionRules, RulesWithoutEffectChangeNoBit) {
           << rule;
     }
   }
+}
+
+// The bits of the next row of the mask, and what follows it, do not count.
+TEST(AttentionRules, SequencesMayBeLongerThanTheTileMask) {
+  std::vector<std::pair<int64_t, int64_t>> all;
+  for (int64_t i = 0; i < 20 * 20; ++i) all.emplace_back(i / 20, i % 20);
+  const kernels::TileMask tiles = kernels::make_tile_mask(all, 20);
+  const kernels::MaskRule<double> rule({.mask = Mask::kFull, .tiles = tiles}, 16);
+  EXPECT_EQ(rule.count_tiles(0, 1, 40), 19);
+  EXPECT_EQ(rule.count_tiles(19 * kernels::kMaskTile, 0, 400), 20);
+  EXPECT_EQ(rule.count_tiles(0, 32, 40), 0);
 }
 
 TEST(AttentionRules, TermsAccumulate) {

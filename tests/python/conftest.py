@@ -2,10 +2,14 @@
 import copy
 import os
 import pathlib
+import signal
 
 import pytest
 
 import cohort
+
+# A shell that starts a command in the background may let it ignore interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SMALL = {
     "name": "small",

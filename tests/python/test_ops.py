@@ -112,6 +112,18 @@ def test_attention_refuses_what_does_not_fit():
         ops.flash_attention(q[0], k[0], v[0], cu_seqlens=np.array([0, 9]))
 
 
+def test_indices_are_checked():
+    table = np.zeros((4, 2))
+    for bad in (np.array([2**32]), np.array([-2**31 - 1]), np.array([1.0]), np.array([4])):
+        with pytest.raises(cohort.Error, match="indices|embedding"):
+            ops.embedding(table, bad)
+    assert ops.embedding(table, np.array([3, 0])).shape == (2, 2)
+    for shape in ([-2, -4], [-1, -1], [3, -1], [2**62, 8], [5, 7]):
+        with pytest.raises(cohort.Error, match="reshape"):
+            ops.reshape(table, shape)
+    assert ops.reshape(table, [2, -1, 2]).shape == (2, 2, 2)
+
+
 def leaf(array):
     t = cohort.from_dlpack(np.array(array, dtype=np.float64))
     t.requires_grad = True

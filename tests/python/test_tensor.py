@@ -90,6 +90,10 @@ def test_a_capsule_is_used_once():
         cohort.from_dlpack(array)
     with pytest.raises(cohort.InputError, match="not been used"):
         cohort.from_dlpack(Exporter(None))
+    for device in (5, (2**70, 0), ("cpu", 0)):
+        array.__dlpack_device__ = lambda device=device: device
+        with pytest.raises(cohort.InputError, match="__dlpack_device__"):
+            cohort.from_dlpack(array)
     with pytest.raises(TypeError):
         cohort.from_dlpack(array.capsule)  # it does not say which stream writes its memory
 

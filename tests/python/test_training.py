@@ -1,4 +1,5 @@
 """cohort.train(): the runs of the command line tool, with functions of Python."""
+import itertools
 import json
 import os
 import pathlib
@@ -9,6 +10,7 @@ import threading
 import time
 
 import cohort
+import numpy as np
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -117,7 +119,7 @@ def test_exceptions_of_functions_are_raised_and_keep_the_checkpoint(small):
 
 @pytest.mark.parametrize("values, error", [
     (lambda n: [1.0] * (n - 1), cohort.InputError), (lambda n: [float("nan")] * n, cohort.InputError),
-    (lambda n: ["x"] * n, ValueError), (lambda n: 7, TypeError), (lambda n: None, TypeError)])
+    (lambda n: itertools.repeat(1.0), cohort.InputError), (lambda n: ["x"] * n, ValueError), (lambda n: 7, TypeError), (lambda n: None, TypeError)])
 def test_wrong_rewards_end_the_run(small, values, error):
     with pytest.raises(error):
         cohort.train(small("grpo", rewards=mine()), rewards={"mine": lambda completions, **_: values(len(completions))},
@@ -135,6 +137,16 @@ def test_wrong_requests_are_named(small, tmp_path):
         cohort.train({"steps": object()}, progress=False)
     with pytest.raises(TypeError):
         cohort.train(small("sft"), rewards={"mine": 3}, progress=False)
+    with pytest.raises(TypeError, match="environments"):
+        cohort.train(small("sft"), environments={3: print}, progress=False)
+    with pytest.raises(UnicodeEncodeError):
+        cohort.train(small("sft", name="\ud800"), progress=False)
+
+
+def test_a_dictionary_may_hold_paths_and_numbers_of_numpy(small, tmp_path):
+    config = small("sft", batch_size=np.int64(4), learning_rate=np.float32(0.5), output_dir=tmp_path / "other")
+    result = cohort.train(config, overrides={"steps": np.int32(2)}, progress=False)
+    assert result.finished and len(result.metrics) == 2 and pathlib.Path(result.dir) == tmp_path / "other"
 
 
 def test_an_environment_is_a_function(small):
@@ -148,6 +160,10 @@ def test_an_environment_is_a_function(small):
                           environments={"game": play}, progress=False)
     assert result.finished and turns and all(turn["turn"] == 1 for turn in turns)
     assert 0 < result.metrics[0]["reward"] <= 1
+    for answers, error in [(None, "its function returned null"), ([], "0 answers"), (7, "its function returned 7")]:
+        with pytest.raises(cohort.InputError, match=error):
+            cohort.train(small("grpo", rewards=[{"name": "environment"}], environment={"name": "game"}, steps=1,
+                               output_dir=result.dir + "2"), environments={"game": lambda _: answers}, progress=False)
 
 
 def test_an_interrupt_saves_and_is_raised(small):
