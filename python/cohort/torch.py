@@ -86,8 +86,8 @@ def _define(name, schema, outputs, gradients, first_saved=1, result="(Tensor, Te
         @staticmethod
         @torch.autograd.function.once_differentiable
         def backward(ctx, dy):
-            inputs, kept = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
-            return None, *compute_backward(dy, kept, *inputs, *ctx.rest)
+            saved = ctx.saved_tensors  # once: torch.utils.checkpoint recomputes them at the first access
+            return None, *compute_backward(dy, saved[count:], *saved[:count], *ctx.rest)
 
     def call(*arguments):
         if torch.compiler.is_compiling():

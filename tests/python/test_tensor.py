@@ -36,6 +36,15 @@ def test_round_trips_share_memory_and_strides(dtype):
     assert y[0, 0] == t.numpy()[0, 0] == 77
 
 
+def test_jax_shares_memory():
+    jnp = pytest.importorskip("jax.numpy", reason="JAX is not installed")
+    t = ops.exp(jnp.arange(6, dtype=jnp.float32).reshape(2, 3))
+    x = jnp.from_dlpack(t)
+    assert x.unsafe_buffer_pointer() == t.data_ptr and x.shape == (2, 3)
+    np.testing.assert_allclose(np.asarray(x), np.exp(np.arange(6)).reshape(2, 3), rtol=1e-6)
+    assert cohort.from_dlpack(jnp.ones(3, jnp.bfloat16), copy=True).dtype == "bfloat16"
+
+
 def test_float16_is_converted_as_numpy_does_and_refused_by_ops():
     x = np.concatenate([np.random.default_rng(3).standard_normal(5000) * 10.0 ** np.arange(-4, 1).repeat(1000),
                         [0.0, -0.0, 65504, 65519.9, 65520, -np.inf, np.nan, 2.0**-24, 2.0**-25, 2.0**-14]])

@@ -73,6 +73,19 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(ct.swiglu, (x,))
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_calls_have_the_same_gradient(reentrant):
+    from torch.utils.checkpoint import checkpoint
+
+    packed, _ = qkv()
+
+    def attend(x):
+        return ct.swiglu(ct.rms_norm(ct.flash_attention(*x.split([4, 2, 2], dim=2)), torch.ones(8, dtype=x.dtype)))
+    (expected,) = torch.autograd.grad(attend(packed).square().sum(), packed)
+    checkpoint(attend, packed, use_reentrant=reentrant).square().sum().backward()
+    assert torch.equal(packed.grad, expected)
+
+
 def test_only_some_gradients_are_wanted():
     x, w = torch.randn(3, 6), torch.ones(6, requires_grad=True)
     ct.rms_norm(x, w).sum().backward()
