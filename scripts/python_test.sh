@@ -22,5 +22,5 @@ rm -rf "$work/venv"
 "$work"/tools/bin/python -m venv "$work/venv"
 # shellcheck disable=SC2086
 "$work/venv/bin/pip" install --quiet --disable-pip-version-check "${wheel[0]}" numpy pytest mypy nbclient ipykernel ${PACKAGES-}
-"$work/venv/bin/python" -P -m mypy --no-error-summary -p cohort
-exec "$work/venv/bin/python" -P -m pytest --quiet -p no:cacheprovider "$@" tests/python
+"$work/venv/bin/python" -I -m mypy --no-error-summary -p cohort
+exec "$work/venv/bin/python" -I -m pytest --quiet -p no:cacheprovider "$@" tests/python

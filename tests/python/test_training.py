@@ -180,7 +180,7 @@ def test_the_process_ends_cleanly_with_a_run_open(small, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(f"import cohort, json\nsteps = cohort.train_steps(json.loads({json.dumps(json.dumps(small('sft', batch_size=4, steps=10**6)))}))\n"
                       "print(next(steps)['step'])\n")
-    done = subprocess.run([sys.executable, "-P", str(script)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-I", str(script)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stdout.split()[-1] == "1", done.stderr
     assert weights(small("sft")["output_dir"])
 
