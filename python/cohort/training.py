@@ -93,6 +93,9 @@ class Progress(Callback):
 
 class _Callbacks(Callback):
     def __init__(self, callbacks: list[Callback], put: Callable[[dict[str, Any]], None], stop: Callable[[], None]) -> None:
+        for callback in callbacks:
+            if not isinstance(callback, Callback):
+                raise TypeError(f"callbacks: expected objects of classes derived from cohort.Callback, got {callback!r}")
         self._all, self._put, self._stop = callbacks, put, stop
         self._readers = [c for c in callbacks if type(c).on_completion is not Callback.on_completion]
 

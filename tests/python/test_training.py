@@ -139,6 +139,8 @@ def test_wrong_requests_are_named(small, tmp_path):
         cohort.train(small("sft"), rewards={"mine": 3}, progress=False)
     with pytest.raises(TypeError, match="environments"):
         cohort.train(small("sft"), environments={3: print}, progress=False)
+    with pytest.raises(TypeError, match="callbacks"):
+        cohort.train(small("sft"), callbacks=[object()], progress=False)
     with pytest.raises(UnicodeEncodeError):
         cohort.train(small("sft", name="\ud800"), progress=False)
 
