@@ -176,7 +176,7 @@ Tensor Tensor::reshape(const Shape& shape) const {
       known *= shape[i];
   }
   if (unknown >= 0) target[unknown] = numel() / std::max<int64_t>(1, known);
-  check(target.numel() == numel());
+  check(target.numel() == numel() && (unknown < 0 || known > 0));
   Shape strides = contiguous_strides(target), rows = contiguous_strides(shape_);
   if (!is_contiguous() && target.rank() > 0 && target[0] == dim(0))
     rows[0] = strides[0] = strides_[0];

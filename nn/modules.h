@@ -64,7 +64,7 @@ struct Linear {
   Lora lora;              // undefined: none
 
   // Weights start from N(0, std). The weights of all parts are rows of one leaf, and so are the
-  // biases: one matmul gives the parts' outputs side by side.
+  // biases: one matmul gives the parts' outputs side by side. `adapters`: the whole model's.
   static Linear make(ParameterSet& set, std::initializer_list<Part> parts, int64_t in, double std,
                      Bias has_bias, const LoraModules& adapters);
   Variable operator()(const Variable& x, Adapters adapters = Adapters::kOn) const;

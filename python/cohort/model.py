@@ -34,13 +34,15 @@ class Engine(_cohort.Engine):
     def rollouts(self, prompts: str | Sequence[Prompt], num_generations: int = 1, *, seed: int = 0, step: int = 0,
                  **sampling: Any) -> Rollouts:
         """Samples `num_generations` completions of a text, or of each prompt of a list: a text, or a conversation, a list of
-        {"role", "content"}, that the chat template renders. The tokens depend on (seed, step), the prompt, its position and the weights only.
+        {"role", "content"}, that the chat template renders. The tokens depend on (seed, step), the prompt, its position and the
+        weights only.
 
         sampling: temperature (1; 0: greedy), top_k, top_p, min_p, max_completion_length (64), repetition_penalty,
-        presence_penalty, frequency_penalty, logit_bias (["ID:BIAS"]), stop_tokens, stop_strings. InputError names a wrong key or value, or
-        the prompt that does not fit into the context.
+        presence_penalty, frequency_penalty, logit_bias (["ID:BIAS"]), stop_tokens, stop_strings. InputError names a wrong key
+        or value, or the prompt that does not fit into the context.
         """
-        return Rollouts(**self.rollout_arrays([prompts] if isinstance(prompts, str) else list(prompts), num_generations, seed, step, None, **sampling))
+        every = [prompts] if isinstance(prompts, str) else list(prompts)
+        return Rollouts(**self.rollout_arrays(every, num_generations, seed, step, None, **sampling))
 
 
 class Model(_cohort.LoadedModel):

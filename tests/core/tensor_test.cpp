@@ -71,6 +71,7 @@ TEST(Tensor, ReshapeSharesStorageAndInfersOneSize) {
   EXPECT_EQ(v.to_vector<int64_t>().back(), 99);
   EXPECT_THROW_WITH(t.reshape({5, -1}), Error, "[reshape] cannot turn");
   EXPECT_THROW_WITH(t.reshape({}), Error, "[reshape] cannot turn");
+  EXPECT_THROW_WITH(t.narrow(0, 0, 0).reshape({0, -1}), Error, "[reshape] cannot turn");
   EXPECT_THROW_WITH(t.reshape({-3, -4}), Error, "[reshape] cannot turn");
   // Their product is 12 modulo 2^64.
   EXPECT_THROW_WITH(t.reshape({7, 2635249153387078804}), Error, "[reshape] cannot turn");

@@ -114,7 +114,7 @@ def test_attention_refuses_what_does_not_fit():
 
 def test_indices_are_checked():
     table = np.zeros((4, 2))
-    for bad in (np.array([2**32]), np.array([-2**31 - 1]), np.array([1.0]), np.array([4])):
+    for bad in (np.array([2**32]), np.array([-2**31 - 1]), np.array([1.0]), np.array([1], np.float16), np.array([4])):
         with pytest.raises(cohort.Error, match="indices|embedding"):
             ops.embedding(table, bad)
     assert ops.embedding(table, np.array([3, 0])).shape == (2, 2)

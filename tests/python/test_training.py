@@ -119,7 +119,8 @@ def test_exceptions_of_functions_are_raised_and_keep_the_checkpoint(small):
 
 @pytest.mark.parametrize("values, error", [
     (lambda n: [1.0] * (n - 1), cohort.InputError), (lambda n: [float("nan")] * n, cohort.InputError),
-    (lambda n: itertools.repeat(1.0), cohort.InputError), (lambda n: ["x"] * n, ValueError), (lambda n: 7, TypeError), (lambda n: None, TypeError)])
+    (lambda n: itertools.repeat(1.0), cohort.InputError), (lambda n: ["x"] * n, ValueError), (lambda n: 7, TypeError),
+    (lambda n: None, TypeError)])
 def test_wrong_rewards_end_the_run(small, values, error):
     with pytest.raises(error):
         cohort.train(small("grpo", rewards=mine()), rewards={"mine": lambda completions, **_: values(len(completions))},
