@@ -102,7 +102,7 @@ std::vector<Case> make_rule_cases() {
 }
 
 // A quarter of all tiles, and the diagonal: tile (q, k) is visible if (5 q + 3 k) mod 4 is 0.
-TileMask quarter_of_tiles(int64_t length, Device device) {
+Tensor quarter_of_tiles(int64_t length, Device device) {
   std::vector<std::pair<int64_t, int64_t>> visible;
   const int64_t tiles = (length + kMaskTile - 1) / kMaskTile;
   for (int64_t q = 0; q < tiles; ++q)

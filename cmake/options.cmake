@@ -8,6 +8,7 @@ option(COHORT_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(COHORT_BUILD_BENCH "Build the benchmarks" ${PROJECT_IS_TOP_LEVEL})
 option(COHORT_PYTHON "Build the Python package's extension module; needs nanobind in the Python that is found" OFF)
 
+option(COHORT_SPIN_LIMIT "Debug CUDA kernels that hang: one that waits at a barrier for 2 s traps and is named" OFF)
 option(COHORT_STATIC_LIBRARIES "Link third-party libraries statically where possible, for a portable binary" OFF)
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
@@ -95,6 +96,7 @@ if(COHORT_CUDA)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   set(CMAKE_CUDA_EXTENSIONS OFF)
   add_library(cohort_cuda_options INTERFACE)
+  target_compile_definitions(cohort_cuda_options INTERFACE $<$<BOOL:${COHORT_SPIN_LIMIT}>:COHORT_SPIN_LIMIT>)
   target_compile_options(cohort_cuda_options INTERFACE
     $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false --expt-relaxed-constexpr -lineinfo --compress-mode=size
       $<$<BOOL:${COHORT_WERROR}>:-Werror=all-warnings> -Xcompiler=-Wall,-Wextra,-Wno-missing-field-initializers,-ffp-contract=off>)

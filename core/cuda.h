@@ -50,14 +50,18 @@ void activate(Device device);
 // Current stream of `device` in this thread. Also makes the device current.
 cudaStream_t stream(Device device);
 
-// Properties of a device, as the driver reports them. The environment variable
-// COHORT_COMPUTE_CAPABILITY ("8.6") limits compute capability and shared memory to those of an
-// older GPU, so that tests can run what it would run.
+// Properties of a device, as the driver reports them. Two environment variables limit them for
+// tests: COHORT_COMPUTE_CAPABILITY ("8.6") compute capability and shared memory to those of an
+// older GPU, and COHORT_MULTIPROCESSORS ("4") the multiprocessors, so that a block of a persistent
+// kernel processes several tiles.
 const GpuProperties& gpu_properties(Device device);
-// Limits gpu_properties(device) to a compute capability while it lives. For tests.
+// Limits gpu_properties(device) while it lives. For tests.
 class GpuLimit : NonCopyable {
  public:
-  GpuLimit(Device device, int compute_capability);
+  struct Limits {
+    int compute_capability = 0, multiprocessors = 0;  // 0: no limit
+  };
+  GpuLimit(Device device, const Limits& limits);
   ~GpuLimit();
 
  private:
@@ -69,13 +73,24 @@ class GpuLimit : NonCopyable {
 // was compiled for that compute capability, rather than translated from PTX for an older one.
 bool fits(const void* kernel, const KernelNeeds& needs, Device device);
 // Number of clusters of `blocks` blocks that the device can run at a time, as its multiprocessors
-// are grouped; 0: none fits.
+// are grouped, and in proportion if these are limited; 0: none fits, as on one multiprocessor.
 int active_clusters(const void* kernel, int blocks, int block_threads, size_t shared_bytes,
                     Device device);
+// Number of blocks that the device can run at a time, whatever limits gpu_properties().
+int64_t resident_blocks(const void* kernel, int block_threads, size_t shared_bytes, Device device);
 // Raises the kernel's limit of dynamic shared memory to the maximum of the device. Throws Error
 // naming `name` if that is less than `bytes`.
 void allow_shared_memory(const char* name, const void* kernel, size_t bytes, Device device);
 void check_shared_memory(const char* name, int64_t bytes, int64_t limit);
+
+// When dependent grids of a kernel with Start::kProgrammatic may start (launch.cuh).
+enum class Trigger {
+  kEarly,  // perhaps while grids before this one are running
+  kLate    // when these have completed: the kernel waits for them before it triggers
+};
+// Records the trigger of the last work on a stream: kLate but for programmatic launches.
+void record_trigger(cudaStream_t stream, Trigger trigger);
+Trigger last_trigger(cudaStream_t stream);
 
 // Owns a stream, for work concurrent with the device's main stream.
 class OwnedStream : NonCopyable {

@@ -1,6 +1,7 @@
 // Devices, streams, events and errors of the CUDA runtime.
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -73,10 +74,13 @@ int attribute(cudaDeviceAttr which, Device device) {
   return value;
 }
 
-// Compute capability and shared memory become at most those of a GPU of `compute_capability`.
-void limit(GpuProperties& gpu, int compute_capability) {
-  gpu.compute_capability = std::min(gpu.compute_capability, compute_capability);
-  gpu.shared_memory = std::min(gpu.shared_memory, shared_memory_of(compute_capability));
+void limit(GpuProperties& gpu, const GpuLimit::Limits& limits) {
+  if (const int capability = limits.compute_capability; capability > 0) {
+    gpu.compute_capability = std::min(gpu.compute_capability, capability);
+    gpu.shared_memory = std::min(gpu.shared_memory, shared_memory_of(capability));
+  }
+  if (limits.multiprocessors > 0)
+    gpu.multiprocessors = std::min(gpu.multiprocessors, limits.multiprocessors);
 }
 
 // "8.6" as 86.
@@ -91,6 +95,15 @@ int parse_compute_capability(const std::string& text) {
   return out;
 }
 
+int parse_multiprocessors(const std::string& text) {
+  int out = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
+  if (error != std::errc() || end != text.data() + text.size() || out < 1)
+    throw InputError(
+        str("COHORT_MULTIPROCESSORS: expected a number from 1 on, such as 4, got '", text, "'"));
+  return out;
+}
+
 GpuProperties read_properties(Device device) {
   cudaDeviceProp p;
   COHORT_CUDA_CHECK(cudaGetDeviceProperties(&p, device.index));
@@ -99,8 +112,12 @@ GpuProperties read_properties(Device device) {
                     .multiprocessors = p.multiProcessorCount,
                     .shared_memory = static_cast<int64_t>(p.sharedMemPerBlockOptin),
                     .memory = static_cast<int64_t>(p.totalGlobalMem)};
+  GpuLimit::Limits limits;
   if (const char* const text = std::getenv("COHORT_COMPUTE_CAPABILITY"); text != nullptr)
-    limit(out, parse_compute_capability(text));
+    limits.compute_capability = parse_compute_capability(text);
+  if (const char* const text = std::getenv("COHORT_MULTIPROCESSORS"); text != nullptr)
+    limits.multiprocessors = parse_multiprocessors(text);
+  limit(out, limits);
   return out;
 }
 
@@ -185,9 +202,9 @@ void activate(Device device) {
 const GpuProperties& gpu_properties(Device device) {
   return properties_of(device);
 }
-GpuLimit::GpuLimit(Device device, int compute_capability)
+GpuLimit::GpuLimit(Device device, const Limits& limits)
     : device_(device), before_(gpu_properties(device)) {
-  limit(properties_of(device), compute_capability);
+  limit(properties_of(device), limits);
 }
 GpuLimit::~GpuLimit() {
   properties_of(device_) = before_;
@@ -200,8 +217,10 @@ bool fits(const void* kernel, const KernelNeeds& needs, Device device) {
   return code.compute_capability >= needs.compute_capability && fits(all, gpu_properties(device));
 }
 
-int active_clusters(const void* kernel, int blocks, int block_threads, size_t shared_bytes,
-                    Device device) {
+namespace {
+
+int all_active_clusters(const void* kernel, int blocks, int block_threads, size_t shared_bytes,
+                        Device device) {
   static std::map<std::tuple<const void*, int, int, size_t, int>, int> cache;
   static std::mutex mutex;
   code_of(kernel, device);  // allows the shared memory
@@ -226,6 +245,27 @@ int active_clusters(const void* kernel, int blocks, int block_threads, size_t sh
   return cache[key] = code == cudaSuccess ? count : 0;
 }
 
+}  // namespace
+
+int active_clusters(const void* kernel, int blocks, int block_threads, size_t shared_bytes,
+                    Device device) {
+  const int all = all_active_clusters(kernel, blocks, block_threads, shared_bytes, device),
+            multiprocessors = gpu_properties(device).multiprocessors;
+  if (all == 0 || multiprocessors == 1) return 0;
+  return std::max(1, all * multiprocessors / attribute(cudaDevAttrMultiProcessorCount, device));
+}
+
+int64_t resident_blocks(const void* kernel, int block_threads, size_t shared_bytes, Device device) {
+  code_of(kernel, device);  // allows the shared memory
+  activate(device);
+  int per_multiprocessor = 0;
+  COHORT_CUDA_CHECK(with_memory([&] {
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, block_threads,
+                                                         shared_bytes);
+  }));
+  return int64_t{per_multiprocessor} * attribute(cudaDevAttrMultiProcessorCount, device);
+}
+
 void allow_shared_memory(const char* name, const void* kernel, size_t bytes, Device device) {
   const KernelCode& code = code_of(kernel, device);
   check_shared_memory(name, static_cast<int64_t>(bytes),
@@ -235,6 +275,23 @@ void allow_shared_memory(const char* name, const void* kernel, size_t bytes, Dev
 void check_shared_memory(const char* name, int64_t bytes, int64_t limit) {
   COHORT_CHECK(bytes <= limit, "[", name, "] needs ", bytes >> 10,
                " KiB of shared memory per block, this GPU has ", limit >> 10);
+}
+
+namespace {
+std::mutex trigger_mutex;
+std::map<cudaStream_t, Trigger>& triggers() {
+  static auto& all = *new std::map<cudaStream_t, Trigger>;  // never destroyed
+  return all;
+}
+}  // namespace
+
+void record_trigger(cudaStream_t stream, Trigger trigger) {
+  const std::lock_guard lock(trigger_mutex);
+  triggers()[stream] = trigger;
+}
+Trigger last_trigger(cudaStream_t stream) {
+  const std::lock_guard lock(trigger_mutex);
+  return triggers().contains(stream) ? triggers()[stream] : Trigger::kLate;
 }
 
 Stream default_stream(Device device) {
@@ -256,7 +313,9 @@ cudaStream_t stream(Device device) {
 
 void synchronize(Stream stream) {
   activate(stream.device);
-  COHORT_CUDA_CHECK(cudaStreamSynchronize(static_cast<cudaStream_t>(stream.handle)));
+  const auto queue = static_cast<cudaStream_t>(stream.handle);
+  COHORT_CUDA_CHECK(cudaStreamSynchronize(queue));
+  record_trigger(queue, Trigger::kLate);
 }
 
 void synchronize_all_streams(Device device) {

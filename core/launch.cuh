@@ -23,7 +23,8 @@ struct LaunchShape {
   dim3 grid, block;
   size_t shared_bytes = 0;  // dynamic shared memory; above 48 KiB it is opted in
   Start start = Start::kAfterPrevious;
-  dim3 cluster = 1;  // thread block cluster dimensions (sm_90)
+  Trigger trigger = Trigger::kEarly;  // kLate is a promise of the kernel
+  dim3 cluster = 1;                   // thread block cluster dimensions (sm_90)
 };
 
 // Waits until all preceding grids have completed and their writes are visible.
@@ -46,7 +47,9 @@ __device__ __forceinline__ void launch_dependents_and_wait() {
   wait_on_dependent_grids();
 }
 
-// Enqueues `kernel` on the device's current stream. An empty grid launches nothing. Throws Error
+// Enqueues `kernel` on the device's current stream. An empty grid launches nothing. With
+// COHORT_SPIN_LIMIT it also waits for the kernel, unless a graph is being captured, so that an
+// error names the kernel that failed. Throws Error
 // naming `name` if the GPU has too little shared memory, OutOfMemoryError if there is no memory for
 // the kernel's code, CudaError if the launch fails otherwise. Execution errors surface at the next
 // synchronisation.
@@ -78,10 +81,13 @@ void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shap
     cluster.val.clusterDim = {c.x, c.y, c.z};
   }
   nvtxRangePushA(name);
-  const cudaError_t code =
-      with_memory([&] { return cudaLaunchKernelEx(&config, kernel, args...); });
+  cudaError_t code = with_memory([&] { return cudaLaunchKernelEx(&config, kernel, args...); });
   nvtxRangePop();
+#ifdef COHORT_SPIN_LIMIT
+  if (code == cudaSuccess && !is_capturing(device)) code = cudaStreamSynchronize(queue);
+#endif
   if (code != cudaSuccess) throw_error(code, name, __FILE__, __LINE__);
+  record_trigger(queue, shape.start == Start::kProgrammatic ? shape.trigger : Trigger::kLate);
 }
 
 // Grid dimension for `n` items at `per_block` per block. Throws Error above the grid limit.

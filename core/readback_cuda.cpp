@@ -48,6 +48,7 @@ void copy_async(Tensor& to, const Tensor& from) {
   const Device device = to.device().is_cuda() ? to.device() : from.device();
   COHORT_CUDA_CHECK(cudaMemcpyAsync(to.raw(), from.raw(), static_cast<size_t>(to.nbytes()),
                                     cudaMemcpyDefault, stream(device)));
+  record_trigger(stream(device), Trigger::kLate);
 }
 
 }  // namespace cohort::cuda

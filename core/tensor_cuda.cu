@@ -123,6 +123,7 @@ void copy_bytes(Tensor& to, const Tensor& from) {
   if (from.device().is_cpu()) return upload(to.raw(), from.raw(), bytes, to.device());
   const cudaStream_t queue = stream(from.device());
   COHORT_CUDA_CHECK(cudaMemcpyAsync(to.raw(), from.raw(), bytes, cudaMemcpyDefault, queue));
+  record_trigger(queue, Trigger::kLate);
   if (to.device().is_cpu()) COHORT_CUDA_CHECK(cudaStreamSynchronize(queue));
 }
 
@@ -198,8 +199,9 @@ void fill(Tensor& t, double value) {
 }
 
 void zero(Tensor& t) {
-  COHORT_CUDA_CHECK(
-      cudaMemsetAsync(t.raw(), 0, static_cast<size_t>(t.nbytes()), stream(t.device())));
+  const cudaStream_t queue = stream(t.device());
+  COHORT_CUDA_CHECK(cudaMemsetAsync(t.raw(), 0, static_cast<size_t>(t.nbytes()), queue));
+  record_trigger(queue, Trigger::kLate);
 }
 
 }  // namespace cohort::cuda

@@ -72,6 +72,7 @@ void upload(void* to, const void* from, size_t bytes, Device device) {
   std::call_once(initialised[i], [&] { rings[i] = new UploadRing(device); });
   rings[i]->upload(static_cast<char*>(to), static_cast<const char*>(from), bytes,
                    current_stream(device));
+  record_trigger(stream(device), Trigger::kLate);
 }
 
 }  // namespace cohort::cuda

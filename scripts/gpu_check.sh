@@ -7,8 +7,9 @@ usage() {
   cat <<'TEXT'
 usage: scripts/gpu_check.sh PHASE...
 
-  tests       ctest -L cuda, nothing skipped
+  tests       ctest -L cuda, nothing skipped; FILTER (a regular expression) restricts it
   tests86     the same with the kernels that a GPU with 99 KB of shared memory runs
+  tests4      the same with persistent kernels of four blocks, so that each block processes several tiles
   multi       ctest -L multi-gpu, nothing skipped
   scale       one GPU and two GPUs: the loss curve, and tokens/s of the 0.5B step
   memcheck    compute-sanitizer memcheck over the CUDA tests
@@ -53,14 +54,13 @@ failed=0
 # show_tail LOG: prints its last lines.
 show_tail() { tail -n "${2:-25}" "$1"; }
 
-run_tests() {
-  COHORT_REQUIRE=gpu,data ctest --test-dir build/cuda -L '^cuda$' -j "${JOBS:-$(nproc)}" --output-on-failure >"$OUT/ctest.log" 2>&1 || failed=1
-  grep -c Skipped "$OUT/ctest.log" | sed 's/^/skipped lines: /'
-  show_tail "$OUT/ctest.log" "${LINES_SHOWN:-60}"
-}
-run_tests86() {
-  COHORT_COMPUTE_CAPABILITY=8.6 COHORT_REQUIRE=gpu,data ctest --test-dir build/cuda -L '^cuda$' -j "${JOBS:-$(nproc)}" --output-on-failure >"$OUT/ctest86.log" 2>&1 || failed=1
-  show_tail "$OUT/ctest86.log" "${LINES_SHOWN:-60}"
+run_tests() {  # LOG VARIABLE=VALUE...
+  local log=$OUT/$1
+  shift
+  env "$@" COHORT_REQUIRE=gpu,data ctest --test-dir build/cuda -L '^cuda$' ${FILTER:+-R "$FILTER"} -j "${JOBS:-$(nproc)}" \
+    --output-on-failure >"$log" 2>&1 || failed=1
+  grep -c Skipped "$log" | sed 's/^/skipped lines: /'
+  show_tail "$log" "${LINES_SHOWN:-60}"
 }
 run_multi() {
   COHORT_REQUIRE=gpu,multi-gpu,data ctest --test-dir build/cuda -L '^multi-gpu$' --output-on-failure >"$OUT/multi.log" 2>&1 || failed=1
@@ -275,8 +275,9 @@ for phase in "$@"; do
   start=$SECONDS
   echo "==== $phase"
   case $phase in
-    tests) run_tests ;;
-    tests86) run_tests86 ;;
+    tests) run_tests ctest.log ;;
+    tests86) run_tests ctest86.log COHORT_COMPUTE_CAPABILITY=8.6 ;;
+    tests4) run_tests ctest4.log COHORT_MULTIPROCESSORS=4 ;;
     multi) run_multi ;;
     scale) run_scale ;;
     memcheck) sanitize memcheck 6 "${FILTER:-$cuda_tests}" ${PROGRAMS:-trainers_test core_test kernels_test autograd_test nn_test rl_test} ;;

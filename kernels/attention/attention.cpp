@@ -8,6 +8,11 @@
 namespace cohort::kernels {
 namespace {
 
+void check_tile_mask(const Tensor& tiles, const char* op) {
+  COHORT_CHECK(tiles.rank() == 2 && tiles.dim(1) == ceil_div(tiles.dim(0), 32), "[", op,
+               "] expected the mask of make_tile_mask(), got ", tiles.str());
+}
+
 // Checks the masks and modifications of a call with this many heads and sequences; `device` and
 // `dtype`: of the tensors.
 void check_desc(const AttentionDesc& desc, int64_t heads, int64_t sequences, DType dtype,
@@ -39,15 +44,13 @@ void check_desc(const AttentionDesc& desc, int64_t heads, int64_t sequences, DTy
   }
   if (desc.prefix_lm.defined()) {
     check(desc.prefix_lm, {sequences}, DType::kI32, "prefix_lm");
-    COHORT_CHECK(
-        causal && desc.window == 0 && !desc.prefixes.defined() && !desc.tiles.by_query.defined(),
-        "[", op, "] expected a causal mask, no window, shared prefixes or tiles with prefix_lm");
+    COHORT_CHECK(causal && desc.window == 0 && !desc.prefixes.defined() && !desc.tiles.defined(),
+                 "[", op,
+                 "] expected a causal mask, no window, shared prefixes or tiles with prefix_lm");
   }
-  if (const auto& [by_query, by_key] = desc.tiles; by_query.defined()) {
-    COHORT_CHECK(by_query.rank() == 2 && by_query.dim(1) == ceil_div(by_query.dim(0), 32), "[", op,
-                 "] expected the masks of make_tile_mask(), got ", by_query.str());
-    check(by_query, by_query.shape(), DType::kI32, "tiles");
-    check_tensor(by_key, by_query.shape(), DType::kI32, op, "tiles", device);
+  if (const Tensor& tiles = desc.tiles; tiles.defined()) {
+    check_tile_mask(tiles, op);
+    check(tiles, tiles.shape(), DType::kI32, "tiles");
     COHORT_CHECK(!desc.prefixes.defined(), "[", op, "] expected no shared prefixes with tiles");
   }
 }
@@ -144,7 +147,8 @@ PackedSizes check_qkv(const Tensor& q, const Tensor& k, const Tensor& v, const T
   check_columns(q, q.shape(), q.dtype(), op, "q", device);
   check_columns(k, keys, q.dtype(), op, "k", device);
   check_columns(v, keys, q.dtype(), op, "v", device);
-  COHORT_CHECK(sizes.sequences >= 0, "[", op, "] expected cu_seqlens [S + 1], got ",
+  COHORT_CHECK(sizes.sequences >= (sizes.tokens > 0 ? 1 : 0), "[", op,
+               "] expected cu_seqlens [S + 1] with a sequence for ", sizes.tokens, " tokens, got ",
                cu_seqlens.str());
   check_tensor(cu_seqlens, {sizes.sequences + 1}, DType::kI32, op, "cu_seqlens", device);
   return sizes;
@@ -163,23 +167,26 @@ void check_paged_tensors(const AttentionPaged& args, const char* op) {
   check_tensor(args.positions, {tokens}, DType::kI32, op, "positions", device);
 }
 
-TileMask make_tile_mask(std::span<const std::pair<int64_t, int64_t>> visible, int64_t tiles,
-                        Device device) {
+Tensor make_tile_mask(std::span<const std::pair<int64_t, int64_t>> visible, int64_t tiles,
+                      Device device) {
   const int64_t words = ceil_div(tiles, 32);
-  TileMask mask{Tensor::zeros({tiles, words}, DType::kI32),
-                Tensor::zeros({tiles, words}, DType::kI32)};
-  const auto set = [&](Tensor& t, int64_t row, int64_t column) {
-    int32_t& word = t.data<int32_t>()[row * words + column / 32];
-    word = static_cast<int32_t>(static_cast<uint32_t>(word) | 1u << column % 32);
-  };
+  Tensor mask = Tensor::zeros({tiles, words}, DType::kI32);
   for (const auto& [query, key] : visible) {
     COHORT_CHECK(query >= 0 && query < tiles && key >= 0 && key < tiles,
                  "[make_tile_mask] expected tiles from 0 to ", tiles - 1, ", got ", query, " and ",
                  key);
-    set(mask.by_query, query, key);
-    set(mask.by_key, key, query);
+    int32_t& word = mask.data<int32_t>()[query * words + key / 32];
+    word = static_cast<int32_t>(static_cast<uint32_t>(word) | 1u << key % 32);
   }
-  return {mask.by_query.to(device), mask.by_key.to(device)};
+  return mask.to(device);
+}
+
+void transpose_tile_mask(const TileMaskTranspose& args) {
+  constexpr const char* kOp = "transpose_tile_mask";
+  check_tile_mask(args.from, kOp);
+  for (const Tensor* t : {&args.from, static_cast<const Tensor*>(&args.to)})
+    check_tensor(*t, args.from.shape(), DType::kI32, kOp, "mask", args.from.device());
+  on_device<cpu::transpose_tile_mask, cuda::transpose_tile_mask>(args.from.device(), args);
 }
 
 void attention_forward(const AttentionForward& args) {
@@ -210,7 +217,12 @@ void attention_backward(const AttentionBackward& args) {
   };
   check_term(args.dbias, args.desc.bias, "dbias");
   check_term(args.dsinks, args.desc.sinks, "dsinks");
-  on_device<cpu::attention_backward, cuda::attention_backward>(device, args);
+  AttentionBackward call = args;
+  if (const Tensor& tiles = args.desc.tiles; tiles.defined()) {
+    call.desc.tiles_by_key = Tensor::empty_like(tiles);
+    transpose_tile_mask({.to = call.desc.tiles_by_key, .from = tiles});
+  }
+  on_device<cpu::attention_backward, cuda::attention_backward>(device, call);
 }
 
 void rope_kv_write(const RopeKvWrite& args) {

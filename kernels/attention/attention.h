@@ -52,15 +52,18 @@ enum class Mask { kCausal, kFull };
 // rest of the mask shows the key. Invisible tiles cost nothing. Positions beyond the last tile see,
 // and are seen by, nothing.
 inline constexpr int64_t kMaskTile = 128;
-struct TileMask {
-  // [tiles, words] i32: bit c % 32 of word c / 32 of row r is set if the tile of queries r and keys
-  // c is visible; and the transpose. Undefined: all tiles are visible.
-  Tensor by_query, by_key;
-};
 // The mask whose visible tiles are the pairs (tile of queries, tile of keys), each from 0 to
-// `tiles` - 1, in any order; the same for all sequences and heads. Throws for a pair out of range.
-TileMask make_tile_mask(std::span<const std::pair<int64_t, int64_t>> visible, int64_t tiles,
-                        Device device = {});
+// `tiles` - 1, in any order; the same for all sequences and heads: [tiles, ceil(tiles / 32)] i32,
+// where bit c % 32 of word c / 32 of row r is set if the tile of queries r and keys c is visible.
+// Throws for a pair out of range.
+Tensor make_tile_mask(std::span<const std::pair<int64_t, int64_t>> visible, int64_t tiles,
+                      Device device = {});
+// The mask with queries and keys exchanged.
+struct TileMaskTranspose {
+  Tensor& to;          // [tiles, words] i32
+  const Tensor& from;  // as `to`
+};
+COHORT_KERNEL(void transpose_tile_mask(const TileMaskTranspose& args));
 
 // Multiplies a score by floor + (1 - floor) exp(-rate |i - j|), with floor in [0, 1] and rate >= 0.
 struct DistanceFactor {
@@ -85,7 +88,9 @@ struct AttentionDesc {
   // Prefix-LM (Raffel et al. 2020), [S] i32: all queries of a sequence see its first so many keys,
   // and those of a causal mask. Requires a causal mask, no window, shared prefixes or tiles.
   Tensor prefix_lm;
-  TileMask tiles;  // requires no shared prefixes
+  // Visible tiles, of make_tile_mask(); undefined: all. Requires no shared prefixes.
+  Tensor tiles;
+  Tensor tiles_by_key;  // the transpose, made by attention_backward()
   // Modifications of scores; see above. 0, or an undefined tensor: none. The tensors have the dtype
   // of the statistics.
   double soft_cap = 0;           // Gemma 2 (Riviere et al. 2024)

@@ -124,7 +124,7 @@ inline bool modifies_scores(const AttentionDesc& desc) {
 }
 // True if a call masks more than a causal window does, or has sinks.
 inline bool needs_mask_rule(const AttentionDesc& desc) {
-  return desc.sinks.defined() || desc.prefix_lm.defined() || desc.tiles.by_query.defined() ||
+  return desc.sinks.defined() || desc.prefix_lm.defined() || desc.tiles.defined() ||
          (desc.mask == Mask::kFull && (desc.window > 0 || desc.window_right >= 0));
 }
 
@@ -200,6 +200,15 @@ struct ScoreRule {
   }
 };
 
+// Word `word` of row `row` of the transpose of a tile mask.
+COHORT_HD inline uint32_t transposed_word(const uint32_t* mask, int tiles, int row, int word) {
+  const int words = (tiles + 31) / 32;
+  uint32_t out = 0;
+  for (int bit = 0; bit < 32 && 32 * word + bit < tiles; ++bit)
+    out |= (mask[(32 * word + bit) * words + row / 32] >> row % 32 & 1) << bit;
+  return out;
+}
+
 // The rule of a call whose scores are not modified, and without dropout: masks may have two-sided
 // windows, prefix-LM and tiles, and rows a sink. Masks are those of the sequence and head to which
 // bind() binds the rule. The `end` of a row is that of its window, which may lie behind the last
@@ -226,10 +235,10 @@ struct MaskRule : ScoreRule<T> {
                                  desc.window_right < 0 ? kAllKeys : desc.window_right, kAllKeys))),
         all_sinks(data_of<T>(desc.sinks)),
         prefix_lm(data_of<int32_t>(desc.prefix_lm)),
-        tiles_by_query(data_of<uint32_t>(desc.tiles.by_query)),
-        tiles_by_key(data_of<uint32_t>(desc.tiles.by_key)),
-        tiles(tiles_by_query == nullptr ? 0 : static_cast<int>(desc.tiles.by_query.dim(0))),
-        words(tiles_by_query == nullptr ? 0 : static_cast<int>(desc.tiles.by_query.dim(1))) {}
+        tiles_by_query(data_of<uint32_t>(desc.tiles)),
+        tiles_by_key(data_of<uint32_t>(desc.tiles_by_key)),
+        tiles(tiles_by_query == nullptr ? 0 : static_cast<int>(desc.tiles.dim(0))),
+        words(tiles_by_query == nullptr ? 0 : static_cast<int>(desc.tiles.dim(1))) {}
 
   static bool applies(const AttentionDesc& desc, int64_t /*tokens*/) {
     return desc.dropout.p == 0 && !modifies_scores(desc);

@@ -23,6 +23,11 @@ void count_out_of_order(const AccumulationOrderCheck& args);
 // that another kernel with this order may replace it.
 bool linear_accumulates_in_order(const Tensor& x, const Tensor& w, const Tensor& bias);
 
+// Throws Error unless the last work on the current stream is a kernel with Trigger::kLate, a copy
+// or a call of cuBLAS, as linear_forward() requires of what wrote the tail of x. No-op without a
+// tail.
+void check_tail(int64_t tail, Device device);
+
 // rng_stream() purpose of the matrices of the comparison.
 inline constexpr uint64_t kComparisonPurpose = 8;
 // Fills a bf16 matrix with values from [-1, 1) that depend on the seed.

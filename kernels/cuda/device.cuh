@@ -18,7 +18,27 @@ using ::cohort::cuda::launch_dependent_grids;
 using ::cohort::cuda::launch_dependents_and_wait;
 using ::cohort::cuda::LaunchShape;
 using ::cohort::cuda::Start;
+using ::cohort::cuda::Trigger;
 using ::cohort::cuda::wait_on_dependent_grids;
+
+// Limits a wait of a debug build (COHORT_SPIN_LIMIT): the kernel traps when it has waited for about
+// two seconds. Other builds wait without a limit.
+class SpinLimit {
+ public:
+  // Called in each iteration of a wait.
+  __device__ __forceinline__ void check() {
+#ifdef COHORT_SPIN_LIMIT
+    constexpr uint64_t kNanoseconds = 2'000'000'000;
+    uint64_t now;
+    asm volatile("mov.u64 %0, %%globaltimer;\n" : "=l"(now));
+    if (begin_ == 0) begin_ = now;
+    if (now - begin_ > kNanoseconds) __trap();
+#endif
+  }
+
+ private:
+  [[maybe_unused]] uint64_t begin_ = 0;
+};
 
 // Calls fn.operator()<T>() with the device's element type: float or bf16. Throws Error
 // naming `op` for any other dtype.

@@ -280,7 +280,7 @@ __device__ __forceinline__ void multiply_stages(float (&sums)[2][2][4][4],
         multiply(sums[n], x, a);
       }
     }
-    loads.pipeline.consumer_release_warp(state);
+    loads.pipeline.consumer_release_loaded(state);
     if (is_loader) loads.load_after(i);
     __syncwarp();
   }
@@ -485,7 +485,8 @@ void run_split(const Problem& problem, Device device) {
          {.grid = dim3(blocks_for(problem.p, SplitTile::kTileColumns),
                        blocks_for(problem.rows, SplitTile::kRows)),
           .block = SplitTile::kThreads,
-          .start = Start::kProgrammatic},
+          .start = Start::kProgrammatic,
+          .trigger = Trigger::kLate},
          device, problem);
 }
 // Boxes of `rows` rows and 64 columns of x or A.
@@ -498,13 +499,16 @@ CUtensorMap operand_map(const Tensor& t, int rows) {
                           .strides = {row_bytes, row_bytes * count, row_bytes * count},
                           .box = {Tile::kBox, static_cast<cuuint32_t>(rows), 1, 1}});
 }
-// True if the device runs all clusters of a grid at the same time.
+// Number of clusters that the device runs at the same time, and whether that is a whole grid.
+template <class Tile>
+int clusters_at_once(Device device) {
+  return ::cohort::cuda::active_clusters(reinterpret_cast<const void*>(staged_kernel<Tile>),
+                                         Tile::kBlocks, Tile::kThreads, Tile::kShared, device);
+}
 template <class Tile>
 bool fits_at_once(const Problem& problem, Device device) {
-  const int clusters =
-      ::cohort::cuda::active_clusters(reinterpret_cast<const void*>(staged_kernel<Tile>),
-                                      Tile::kBlocks, Tile::kThreads, Tile::kShared, device);
-  return problem.rows * (problem.p / kColumns) <= int64_t{clusters} * Tile::kRows;
+  return problem.rows * (problem.p / kColumns) <=
+         int64_t{clusters_at_once<Tile>(device)} * Tile::kRows;
 }
 template <class Tile>
 void run_staged(const LoraInput& args, const Problem& problem, Device device) {
@@ -514,6 +518,7 @@ void run_staged(const LoraInput& args, const Problem& problem, Device device) {
           .block = Tile::kThreads,
           .shared_bytes = Tile::kShared,
           .start = Start::kProgrammatic,
+          .trigger = Trigger::kLate,
           .cluster = Tile::kBlocks},
          device, problem, operand_map<Tile>(args.x, Tile::kRows),
          operand_map<Tile>(args.a, kColumns));
@@ -525,7 +530,8 @@ void run_tiled(const Problem& problem, Device device) {
          {.grid = blocks_for(problem.rows, Shape::kRows) * blocks_for(problem.p, kColumns),
           .block = Shape::kThreads,
           .shared_bytes = Shape::kShared,
-          .start = Start::kProgrammatic},
+          .start = Start::kProgrammatic,
+          .trigger = Trigger::kLate},
          device, problem);
 }
 
@@ -582,7 +588,8 @@ void lora_input(const LoraInput& args) {
   if ((rows <= kFewRows || problem.k > kFewColumns) &&
       ::cohort::cuda::fits(reinterpret_cast<const void*>(staged_kernel<Staged128>),
                            {.shared_memory = Staged128::kShared, .compute_capability = 90},
-                           device)) {
+                           device) &&
+      clusters_at_once<Staged128>(device) > 0) {
     if (fits_at_once<Staged32>(problem, device)) return run_staged<Staged32>(args, problem, device);
     if (fits_at_once<Staged64>(problem, device)) return run_staged<Staged64>(args, problem, device);
     if (fits_at_once<Staged96>(problem, device)) return run_staged<Staged96>(args, problem, device);

@@ -200,13 +200,6 @@ struct Strip {
     }
   }
 
-  // The warp has read a stage, which TMA may overwrite.
-  template <class Ring>
-  __device__ __forceinline__ void release(const Ring& ring,
-                                          const typename Ring::State& state) const {
-    fence_proxy_async();
-    ring.consumer_release_warp(state);
-  }
   // Adds the boxes of a tile, the first of which is box i.
   __device__ __forceinline__ void add_tile(typename Tile::Sums (&db)[kMaxBoxes / 2], int tile,
                                            int i) const {
@@ -220,7 +213,7 @@ struct Strip {
     if constexpr (!Tile::kIsWide) {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) load_h_operand(h[step], tile, step);
-      release(h_pipeline, tile);
+      h_pipeline.consumer_release_loaded(tile);
     }
 #pragma unroll
     for (int c = 0; c < kMaxBoxes; ++c, ++i) {
@@ -234,11 +227,11 @@ struct Strip {
           if constexpr (Tile::kIsWide) load_h_operand(h[0], tile, step);
           multiply(h[Tile::kIsWide ? 0 : step]);
         });
-      release(pipeline, state);
+      pipeline.consumer_release_loaded(state);
       if (threadIdx.x == 0) load_after(i);
       __syncwarp();
     }
-    if constexpr (Tile::kIsWide) release(h_pipeline, tile);
+    if constexpr (Tile::kIsWide) h_pipeline.consumer_release_loaded(tile);
     const int row = (first_tile + tile) * kTileRows + 16 * warp, rank = problem.rank;
     Tile::store(dh, problem.dh + (int64_t{blockIdx.x} * problem.rows + row) * rank,
                 problem.rows - row, rank);

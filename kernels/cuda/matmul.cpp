@@ -267,6 +267,7 @@ cublasStatus_t run(const Choice& choice, const Key& key, const Operands& operand
     workspace = Tensor::empty({static_cast<int64_t>(choice.workspace)}, DType::kU8, device);
   void* const scratch = workspace.defined() ? workspace.raw() : nullptr;
   const cublasLtHandle_t library = handle(device);
+  ::cohort::cuda::record_trigger(queue, ::cohort::cuda::Trigger::kLate);
   return with_memory("cublasLtMatmul", [&] {
     return cublasLtMatmul(library, problem.operation, &scale, b.raw(), problem.b, a.raw(),
                           problem.a, &beta, c.raw(), problem.c, c.raw(), problem.c,
@@ -511,6 +512,14 @@ void gemm(const Operands& operands, const MatmulDesc& desc, int64_t tail = 0) {
 
 }  // namespace
 
+void check_tail(int64_t tail, Device device) {
+  using ::cohort::cuda::Trigger;
+  COHORT_CHECK(
+      tail == 0 || ::cohort::cuda::last_trigger(::cohort::cuda::stream(device)) == Trigger::kLate,
+      "[linear] expected the tail of x to be written right before, by lora_input() or a copy; the "
+      "last kernel lets others start before the columns ahead of the tail are complete");
+}
+
 void matmul(const Matmul& args) {
   const auto& [c, a, b, desc] = args;
   gemm({.c = c, .a = a, .b = b, .bias = {}, .scale = static_cast<float>(desc.scale)}, desc);
@@ -520,6 +529,7 @@ void matmul(const Matmul& args) {
 // the algorithm of the layer without a tail.
 void linear_forward(const LinearForward& args) {
   const auto& [y, x, w, bias, tail] = args;
+  check_tail(tail, x.device());
   const MatmulDesc desc{.b = Transpose::kYes};
   const int64_t body = w.dim(1) - tail;
   if (tail == 0 || body == 0 || y.numel() == 0 || linear_accumulates_in_order(x, w, bias))

@@ -12,8 +12,4 @@ Tensor packed(const Tensor& t);
 // `cu_seqlens`, or if it is undefined the offsets of a batch of equal sequences of `q`.
 Tensor sequence_offsets(const Tensor& cu_seqlens, const Tensor& q);
 
-// The masks in a tensor [2, N, ceil(N / 32)] i32 of cohort.ops.tile_mask(); none if it is
-// undefined. Throws Error for another rank or first size.
-kernels::TileMask tile_mask(const Tensor& tiles);
-
 }  // namespace cohort::python

@@ -63,14 +63,6 @@ Tensor sequence_offsets(const Tensor& cu_seqlens, const Tensor& q) {
   return out;
 }
 
-kernels::TileMask tile_mask(const Tensor& tiles) {
-  if (!tiles.defined()) return {};
-  COHORT_CHECK(tiles.rank() == 3 && tiles.dim(0) == 2,
-               "[flash_attention] expected tiles from ops.tile_mask(), got ", tiles.str());
-  const Shape shape{tiles.dim(1), tiles.dim(2)};
-  return {tiles.narrow(0, 0, 1).reshape(shape), tiles.narrow(0, 1, 1).reshape(shape)};
-}
-
 namespace {
 
 // The purpose of rng_stream() for tokens of sample().
@@ -144,7 +136,7 @@ void bind_attention(nb::module_& m) {
                                  .window = window,
                                  .window_right = window_right,
                                  .prefix_lm = indices(prefix_lm.value()),
-                                 .tiles = tile_mask(tiles.value()),
+                                 .tiles = tiles.value(),
                                  .soft_cap = soft_cap,
                                  .slopes = slopes.value()};
         return flash_attention({q, k, v}, indices(cu_seqlens.value()), desc, {bias, sinks});
@@ -176,16 +168,11 @@ a sequence see. tiles: of tile_mask(). Error for other shapes, dtypes and combin
         std::vector<std::pair<int64_t, int64_t>> pairs;
         for (int64_t i = 0; i < n * n; ++i)
           if (flags.data<double>()[i] != 0) pairs.emplace_back(i / n, i % n);
-        const kernels::TileMask mask = kernels::make_tile_mask(pairs, n);
-        const int64_t words = ceil_div(n, 32);
-        Tensor out = Tensor::empty({2, n, words}, DType::kI32);
-        out.narrow(0, 0, 1).copy_(mask.by_query.reshape({1, n, words}));
-        out.narrow(0, 1, 1).copy_(mask.by_key.reshape({1, n, words}));
-        return Variable(out.to(visible.value().device()));
+        return Variable(kernels::make_tile_mask(pairs, n, visible.value().device()));
       },
       nb::arg("visible"),
       R"(Block-sparse masks for flash_attention: visible [N, N] uint8 is not 0 where the queries 128 i to
-128 i + 127 of a sequence see the keys 128 j to 128 j + 127. -> int32 [2, N, ceil(N / 32)], on the same
+128 i + 127 of a sequence see the keys 128 j to 128 j + 127. -> int32 [N, ceil(N / 32)], on the same
 device.)");
 }
 

@@ -28,7 +28,7 @@ kernels::AttentionDesc desc_of(const Tensor& bias, const Tensor& sinks, const Te
   kernels::AttentionDesc desc{.scale = scale, .window = window, .window_right = window_right};
   if (!causal) desc.mask = kernels::Mask::kFull;
   desc.prefix_lm = prefix_lm;
-  desc.tiles = tile_mask(tiles);
+  desc.tiles = tiles;
   desc.soft_cap = soft_cap;
   desc.slopes = slopes;
   desc.bias = bias;

@@ -16,9 +16,9 @@ struct EagerAttention {
 // The definition of the masks of AttentionDesc: whether query i of sequence s, of n tokens, sees
 // key j.
 inline bool sees(const kernels::AttentionDesc& desc, int64_t s, int64_t i, int64_t j, int64_t n) {
-  if (desc.tiles.by_query.defined()) {
+  if (desc.tiles.defined()) {
     const int64_t row = i / kernels::kMaskTile, column = j / kernels::kMaskTile;
-    const Tensor words = desc.tiles.by_query.to(Device{});
+    const Tensor words = desc.tiles.to(Device{});
     if (row >= words.dim(0) || column >= words.dim(0)) return false;
     const auto word =
         static_cast<uint32_t>(words.data<int32_t>()[row * words.dim(1) + column / 32]);

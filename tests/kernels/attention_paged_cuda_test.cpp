@@ -3,6 +3,7 @@
 // that were never written hold NaN in these tests.
 #include <algorithm>
 
+#include "core/allocator.h"
 #include "kernels/rope.h"
 #include "tests/kernels/attention_paged_cases.h"
 #include "tests/kernels/cuda_test.h"
@@ -380,6 +381,34 @@ TEST(CudaAttentionPaged, NothingToDoForNoTokens) {
   kernels::rope_kv_write({cache, qkv, none, none, {}});
   kernels::attention_paged({o, x, cache, none, none, {}});
   synchronize(device);
+}
+
+// The scratch memory of combined chunks is that of the blocks that run at a time, not of all
+// tokens.
+TEST(CudaAttentionPaged, LongPrefillsTakeLittleScratchMemory) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes)
+    for (const int64_t dim : {64, 128}) {
+      SCOPED_TRACE(str(dtype_name(dtype), ", D ", dim));
+      const int64_t length = 9000, heads = 16, blocks = length / 16 + 1;
+      PagedKV cache{Tensor::zeros({blocks, 16, 2, dim}, dtype, device),
+                    Tensor::zeros({blocks, 16, 2, dim}, dtype, device),
+                    {}};
+      std::vector<int32_t> table, positions;
+      for (int64_t b = 0; b < blocks; ++b) table.push_back(static_cast<int32_t>(b));
+      for (int64_t t = 0; t < length; ++t) positions.push_back(static_cast<int32_t>(t));
+      cache.block_table = Tensor::from(table, {1, blocks}).to(device);
+      const Tensor sequences = Tensor::zeros({length}, DType::kI32, device),
+                   at = Tensor::from(positions).to(device),
+                   q = Tensor::zeros({length, heads, dim}, dtype, device);
+      Tensor o = Tensor::empty_like(q);
+      allocator(device).reset_peak();
+      const int64_t before = allocator(device).stats().live_bytes;
+      kernels::attention_paged({o, q, cache, sequences, at});
+      // All tokens and heads would take 74 MB and more.
+      EXPECT_LT(allocator(device).stats().peak_bytes - before, int64_t{32} << 20);
+      EXPECT_EQ(allocator(device).stats().live_bytes, before);
+    }
 }
 
 }  // namespace

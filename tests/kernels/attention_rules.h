@@ -46,14 +46,14 @@ inline AttentionCase rule_case_in(const AttentionCase& c, DType dtype, Device de
   AttentionCase f = on_device(in_dtype(c, dtype), device);
   for (Tensor* t : {&f.desc.slopes, &f.desc.bias, &f.desc.sinks})
     if (t->defined()) *t = t->to(accumulate_dtype(dtype)).to(device);
-  for (Tensor* t : {&f.desc.prefix_lm, &f.desc.tiles.by_query, &f.desc.tiles.by_key})
+  for (Tensor* t : {&f.desc.prefix_lm, &f.desc.tiles})
     if (t->defined()) *t = t->to(device);
   return f;
 }
 
 // About a quarter of the tiles and the diagonal; the last tile of keys is seen by nothing, and the
 // second tile of queries sees nothing.
-inline kernels::TileMask sparse_tiles(int64_t tiles, bool with_diagonal = false) {
+inline Tensor sparse_tiles(int64_t tiles, bool with_diagonal = false) {
   std::vector<std::pair<int64_t, int64_t>> visible;
   for (int64_t q = 0; q < tiles; ++q)
     for (int64_t k = 0; k < tiles; ++k)
@@ -80,7 +80,7 @@ inline std::vector<RuleCase> rule_cases(AttentionShape shape,
                                           : s.id % 3 == 0 ? 0
                                                           : 2 * s.length / 3));
   const Tensor prefix_lm = Tensor::from(prefix);
-  const kernels::TileMask tiles = sparse_tiles((longest + 127) / 128);
+  const Tensor tiles = sparse_tiles((longest + 127) / 128);
   const std::vector<std::pair<std::string, AttentionDesc>> descs = {
       {"soft cap", {.soft_cap = 1.5}},
       {"distance factor", {.distance = {0.7, 0.005}}},

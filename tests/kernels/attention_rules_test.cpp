@@ -123,7 +123,7 @@ TEST(AttentionRules, SharedPrefixesHaveTheBitsOfSeparateSequences) {
   for (const RuleCase& rule : rule_cases({.heads = 4, .kv_heads = 2, .dim = 10}, {{7, 210}})) {
     const AttentionCase& whole = rule.attention;
     if (whole.desc.mask != Mask::kCausal || whole.desc.prefix_lm.defined() ||
-        whole.desc.tiles.by_query.defined())
+        whole.desc.tiles.defined())
       continue;
     SCOPED_TRACE(rule.name);
     AttentionCase split = whole;
@@ -168,7 +168,7 @@ TEST(AttentionRules, InvisibleTilesChangeNoBit) {
   c.desc.tiles = sparse_tiles(kTiles);
   const AttentionOutput out = run_forward(c);
   const AttentionGrads grads = run_backward(c, out);
-  const Tensor words = c.desc.tiles.by_query;
+  const Tensor words = c.desc.tiles;
   for (int64_t row = 0; row < kTiles; ++row) {
     std::vector<int64_t> tiles;
     for (int64_t t = 0; t < kTiles; ++t)
@@ -228,11 +228,38 @@ TEST(AttentionRules, RulesWithoutEffectChangeNoBit) {
 TEST(AttentionRules, SequencesMayBeLongerThanTheTileMask) {
   std::vector<std::pair<int64_t, int64_t>> all;
   for (int64_t i = 0; i < 20 * 20; ++i) all.emplace_back(i / 20, i % 20);
-  const kernels::TileMask tiles = kernels::make_tile_mask(all, 20);
+  const Tensor tiles = kernels::make_tile_mask(all, 20);
   const kernels::MaskRule<double> rule({.mask = Mask::kFull, .tiles = tiles}, 16);
   EXPECT_EQ(rule.count_tiles(0, 1, 40), 19);
   EXPECT_EQ(rule.count_tiles(19 * kernels::kMaskTile, 0, 400), 20);
   EXPECT_EQ(rule.count_tiles(0, 32, 40), 0);
+}
+
+TEST(AttentionRules, TransposedTileMasksExchangeQueriesAndKeys) {
+  Rng rng(4, rng_stream(kTestPurpose, 12));
+  for (const int64_t tiles : {0, 1, 5, 31, 32, 33, 64, 70}) {
+    std::vector<std::pair<int64_t, int64_t>> visible, exchanged;
+    for (int64_t i = 0; i < tiles * tiles; ++i)
+      if (rng.uniform() < 0.3) {
+        visible.emplace_back(i / tiles, i % tiles);
+        exchanged.emplace_back(i % tiles, i / tiles);
+      }
+    const Tensor mask = kernels::make_tile_mask(visible, tiles);
+    Tensor transposed = Tensor::empty_like(mask);
+    kernels::transpose_tile_mask({.to = transposed, .from = mask});
+    EXPECT_TRUE(bit_equal(transposed, kernels::make_tile_mask(exchanged, tiles))) << tiles;
+  }
+}
+
+TEST(AttentionRules, TokensNeedASequence) {
+  AttentionCase c = make_case({.heads = 2, .kv_heads = 1, .dim = 4}, {{1, 5}});
+  const AttentionOutput out = run_forward(c);
+  c.cu = Tensor::from(std::vector<int32_t>{0});
+  EXPECT_THROW_WITH(run_forward(c), Error,
+                    "expected cu_seqlens [S + 1] with a sequence for 5 tokens");
+  EXPECT_THROW_WITH(run_backward(c, out), Error, "with a sequence for 5 tokens");
+  AttentionCase none = make_case({.heads = 2, .kv_heads = 1, .dim = 4}, {});
+  EXPECT_EQ(run_forward(none).o.numel(), 0);
 }
 
 TEST(AttentionRules, TermsAccumulate) {
@@ -276,8 +303,8 @@ TEST(AttentionRules, SaysWhatIsWrong) {
   expect({.sinks = Tensor::zeros({2}, DType::kF32)}, "sinks");
   expect({.mask = Mask::kFull, .prefix_lm = Tensor::from(std::vector<int32_t>{2})},
          "expected a causal mask, no window");
-  expect({.tiles = {Tensor::zeros({3, 2}, DType::kI32), Tensor::zeros({3, 2}, DType::kI32)}},
-         "expected the masks of make_tile_mask()");
+  expect({.tiles = Tensor::zeros({3, 2}, DType::kI32)}, "expected the mask of make_tile_mask()");
+  expect({.tiles = Tensor::zeros({3, 1}, DType::kI64)}, "tiles");
   const std::pair<int64_t, int64_t> outside[] = {{0, 4}};
   EXPECT_THROW_WITH(kernels::make_tile_mask(outside, 4), Error, "expected tiles from 0 to 3");
 }

@@ -19,7 +19,7 @@ struct Results {
 };
 
 Results run(const AttentionCase& c, Device device, int compute_capability) {
-  const cuda::GpuLimit limit(device, compute_capability);
+  const cuda::GpuLimit limit(device, {.compute_capability = compute_capability});
   const AttentionCase on = on_device(c, device);
   Results r{.out = run_forward(on)};
   r.grads = run_backward(on, r.out);
@@ -81,10 +81,10 @@ TEST(CudaAttentionTiles, ALimitLowersWhatTheDriverReports) {
   COHORT_REQUIRE_GPU(device);
   const int64_t before = cuda::gpu_properties(device).shared_memory;
   {
-    const cuda::GpuLimit limit(device, 86);
+    const cuda::GpuLimit limit(device, {.compute_capability = 86});
     EXPECT_EQ(cuda::gpu_properties(device).shared_memory, 99 << 10);
     EXPECT_LE(cuda::gpu_properties(device).compute_capability, 86);
-    const cuda::GpuLimit more(device, 100);
+    const cuda::GpuLimit more(device, {.compute_capability = 100});
     EXPECT_EQ(cuda::gpu_properties(device).shared_memory, 99 << 10);
   }
   EXPECT_EQ(cuda::gpu_properties(device).shared_memory, before);

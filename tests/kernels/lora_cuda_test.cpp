@@ -110,12 +110,16 @@ TEST(CudaLoraInput, ARowHasTheSameBitsAmongAnyNumberOfRows) {
         ASSERT_TRUE(in.intact());
       }
       if (!cuda::has_lora_kernel({.h = all, .x = x, .a = a})) continue;
-      const ::cohort::cuda::GpuLimit limit(device, 80);
-      for (const int64_t rows : {int64_t{5000}, max_rows}) {
-        Tensor h = Tensor::empty({rows, p}, dtype, device);
-        lora_input({.h = h, .x = x.narrow(0, 0, rows), .a = a});
-        ASSERT_TRUE(bit_equal(h, all.narrow(0, 0, rows)))
-            << rows << " x " << k << " to " << p << " in " << dtype_name(dtype) << ", sm_80";
+      // Older GPUs have no clusters; on a single multiprocessor none fits.
+      using Limits = ::cohort::cuda::GpuLimit::Limits;
+      for (const Limits& limits : {Limits{.compute_capability = 80}, {.multiprocessors = 1}}) {
+        const ::cohort::cuda::GpuLimit limit(device, limits);
+        for (const int64_t rows : {int64_t{300}, int64_t{5000}, max_rows}) {
+          Tensor h = Tensor::empty({rows, p}, dtype, device);
+          lora_input({.h = h, .x = x.narrow(0, 0, rows), .a = a});
+          ASSERT_TRUE(bit_equal(h, all.narrow(0, 0, rows)))
+              << rows << " x " << k << " to " << p << " in " << dtype_name(dtype) << ", limited";
+        }
       }
     }
 }
@@ -178,6 +182,30 @@ TEST(CudaLoraInput, TheLayerBehindItSeesAllColumns) {
       work.run();
       ASSERT_TRUE(bit_equal(got, expected)) << rows << " rows, run " << i;
     }
+  }
+}
+
+// The layer begins to read x while the kernel that writes the tail runs, so the other columns must
+// be complete by then. rms_norm_forward() lets the next kernel start before it has begun to write.
+TEST(CudaLoraInput, ATailWrittenTooEarlyIsRefused) {
+  COHORT_REQUIRE_GPU(device);
+  const auto random = [&, device = device](const Shape& shape, uint64_t seed) {
+    return random_tensor(shape, DType::kF32, seed).to(DType::kBF16).to(device);
+  };
+  for (const int64_t rows : {1, 40, 300}) {
+    SCOPED_TRACE(rows);
+    const Tensor xh = random({rows, 512 + 64}, 1), w = random({128, 512 + 64}, 2),
+                 a = random({64, 512}, 3), gain = random({512}, 4), in = random({rows, 512}, 5);
+    Tensor x = xh.narrow(1, 0, 512), h = xh.narrow(1, 512, 64), y = random({rows, 128}, 6),
+           normed = Tensor::empty_like(in), rstd = Tensor::empty({rows}, DType::kF32, device);
+    rms_norm_forward({.y = normed, .rstd = rstd, .x = in, .w = gain, .eps = 1e-6});
+    EXPECT_THROW_WITH(linear_forward({y, xh, w, {}, 64}), Error, "the tail of x");
+    lora_input({.h = h, .x = x, .a = a});
+    linear_forward({y, xh, w, {}, 64});
+    rms_norm_forward({.y = normed, .rstd = rstd, .x = in, .w = gain, .eps = 1e-6});
+    h.zero_();
+    linear_forward({y, xh, w, {}, 64});
+    synchronize(device);
   }
 }
 

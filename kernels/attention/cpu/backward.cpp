@@ -278,6 +278,13 @@ void backward(const AttentionBackward& args, const PackedSizes& sizes, const Rul
 
 }  // namespace
 
+void transpose_tile_mask(const TileMaskTranspose& args) {
+  const auto tiles = static_cast<int>(args.from.dim(0)), words = static_cast<int>(args.from.dim(1));
+  const auto* const from = static_cast<const uint32_t*>(args.from.raw());
+  for (int i = 0; i < tiles * words; ++i)
+    static_cast<uint32_t*>(args.to.raw())[i] = transposed_word(from, tiles, i / words, i % words);
+}
+
 void attention_backward(const AttentionBackward& args) {
   constexpr const char* kOp = "attention_backward";
   const PackedSizes sizes = packed_sizes(args.q, args.k, args.cu_seqlens);

@@ -24,6 +24,8 @@
 // in memory; each thread reads back only what it has written.
 #pragma once
 
+#include <array>
+
 #include "kernels/attention/cuda/attention.cuh"
 
 namespace cohort::kernels::cuda {
@@ -66,12 +68,50 @@ inline constexpr size_t combined_bytes(int rows, int dim) {
   return sizeof(float) * static_cast<size_t>(rows) * static_cast<size_t>(dim + 2);
 }
 
-// Allocates scratch for `rows` rows of kernels compiled for `dim`, and points `combined` to it.
-inline Tensor combined_scratch(CombinedChunks& combined, int64_t rows, int dim, Device device) {
-  Tensor scratch = Tensor::empty({rows * (dim + 2)}, DType::kF32, device);
+// The combined chunks of all blocks that run at a time, in global memory: a block with keys of
+// several chunks holds a slot while it runs.
+struct CombinedScratch : CombinedChunks {
+  int32_t* held;  // [slots]: 1 if a block holds the slot
+  int slots;      // 0: no block needs one
+
+  // Returns a slot; there are as many as blocks that can run. All threads of the block call both
+  // functions; `shared` is memory that they do not use yet.
+  __device__ int acquire(int* shared) const {
+    if (threadIdx.x == 0) {
+      int slot = static_cast<int>(blockIdx.x * gridDim.y + blockIdx.y) % slots;
+      for (SpinLimit limit; atomicCAS(held + slot, 0, 1) != 0; limit.check())
+        slot = slot + 1 == slots ? 0 : slot + 1;
+      __threadfence();
+      *shared = slot;
+    }
+    __syncthreads();
+    const int slot = *shared;
+    __syncthreads();
+    return slot;
+  }
+  __device__ void release(int slot) const {
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    __threadfence();
+    atomicExch(held + slot, 0);
+  }
+};
+
+// Allocates slots of `rows` rows for a launch of a kernel that is compiled for `dim`, and points
+// `combined` to them.
+template <class Kernel>
+std::array<Tensor, 2> combined_scratch(CombinedScratch& combined, Kernel kernel,
+                                       const LaunchShape& shape, int rows, int dim, Device device) {
+  const int64_t slots = std::min(
+      int64_t{shape.grid.x} * shape.grid.y,
+      ::cohort::cuda::resident_blocks(reinterpret_cast<const void*>(kernel),
+                                      static_cast<int>(shape.block.x), shape.shared_bytes, device));
+  Tensor held = Tensor::zeros({slots}, DType::kI32, device);
+  Tensor scratch = Tensor::empty({slots * rows * (dim + 2)}, DType::kF32, device);
   auto* const o = pointer<float>(scratch);
-  combined = {.o = o, .states = o + rows * dim};
-  return scratch;
+  combined = {
+      {.o = o, .states = o + slots * rows * dim}, pointer<int32_t>(held), static_cast<int>(slots)};
+  return {held, scratch};
 }
 
 // Rows of queries, keys, values and outputs in memory.
@@ -327,7 +367,7 @@ __device__ __forceinline__ void combine_chunk(float (&o)[Shape::kDim / 8][4], Ro
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     if (thread_row + 8 * r >= rows.count) continue;
-    const int64_t at = rows.combined_row(thread_row + 8 * r);
+    const int64_t at = thread_row + 8 * r;
     const ChunkState before = combined.load_state(at);
     if (before.row_max_log2 == -INFINITY) continue;
     // A chunk without visible keys, whose O is 0, leaves the others unchanged.
@@ -354,7 +394,7 @@ __device__ __forceinline__ void store_combined(float (&o)[Shape::kDim / 8][4], R
   __syncwarp();  // the previous combined state has been read
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int64_t at = rows.combined_row(thread_row + 8 * r);
+    const int64_t at = thread_row + 8 * r;
     const bool live = thread_row + 8 * r < rows.count;
     if (live) combined.store_state(at, {state.row_max_log2[r], state.l[r]});
 #pragma unroll
@@ -562,7 +602,6 @@ __device__ __forceinline__ void attention_step(float (&o)[Shape::kDim / 8][4], R
 //   bind(rule, r)          the rule of row r
 //   positions_range()      that of the rows
 //   store_lse(r, value), head(r), position(r), token(r)
-//   combined_row(r)        index of row r in `combined`
 template <class Shape, class Rule, class Rows>
 __device__ __forceinline__ void attention_bf16(const Rows& rows, const Rule& rule,
                                                const RowFormat& format, char* shared,

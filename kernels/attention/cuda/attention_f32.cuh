@@ -230,7 +230,7 @@ __device__ __forceinline__ void float_combine(float (&o)[4][FloatShape<kDim>::kP
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (state.y4 + i >= rows.count) continue;
-    const int64_t row = rows.combined_row(state.y4 + i);
+    const int64_t row = state.y4 + i;
     const ChunkState before = combined.load_state(row), chunk{state.row_max_log2[i], l[i]};
     if (before.row_max_log2 == -INFINITY) continue;
     const bool any_key = chunk.row_max_log2 != -INFINITY;
@@ -256,7 +256,7 @@ __device__ __forceinline__ void float_store_combined(
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const bool live = state.y4 + i < rows.count;
-    const int64_t row = rows.combined_row(state.y4 + i);
+    const int64_t row = state.y4 + i;
     if (live && state.x == 0) combined.store_state(row, {state.row_max_log2[i], l[i]});
     state.row_max_log2[i] = -INFINITY;
 #pragma unroll
@@ -391,11 +391,15 @@ __device__ __forceinline__ void attention_f32(const Rows& rows, const Rule& rule
 template <class Shape, class Rule, class Rows>
 __device__ __forceinline__ void attention_rows(const Rows& rows, const Rule& rule,
                                                const RowFormat& format, char* shared,
-                                               const CombinedChunks& combined) {
+                                               const CombinedScratch& scratch) {
+  const bool combines = rows.keys.end > kAttentionChunk;
+  const int slot = combines ? scratch.acquire(reinterpret_cast<int*>(shared)) : 0;
+  const CombinedChunks combined = scratch.from(int64_t{slot} * Shape::kRows, Shape::kDim);
   if constexpr (std::is_base_of_v<FloatShape<Shape::kDim>, Shape>)
     attention_f32<Shape::kDim>(rows, rule, format, reinterpret_cast<float*>(shared), combined);
   else
     attention_bf16<Shape>(rows, rule, format, shared, combined);
+  if (combines) scratch.release(slot);
 }
 
 }  // namespace cohort::kernels::cuda

@@ -149,7 +149,22 @@ BackwardArgs<T> make_problem(const AttentionBackward& args, Tensor& streams) {
                                             args.dout, args.q, args.k, args.v, args.o)};
 }
 
+// A thread has a word of the transpose.
+__global__ void transpose_tile_mask_kernel(uint32_t* to, const uint32_t* from, int tiles,
+                                           int words) {
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i < tiles * words) to[i] = transposed_word(from, tiles, i / words, i % words);
+}
+
 }  // namespace
+
+void transpose_tile_mask(const TileMaskTranspose& args) {
+  constexpr int kThreads = 256;
+  launch("transpose_tile_mask", transpose_tile_mask_kernel,
+         {blocks_for(args.from.numel(), kThreads), kThreads}, args.from.device(),
+         static_cast<uint32_t*>(args.to.raw()), static_cast<const uint32_t*>(args.from.raw()),
+         static_cast<int>(args.from.dim(0)), static_cast<int>(args.from.dim(1)));
+}
 
 void attention_backward(const AttentionBackward& args) {
   const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = args.q.dim(2);

@@ -27,24 +27,24 @@ __global__ void __launch_bounds__(ForwardShape<T, kDim, kTiles, decltype(Problem
   using Shape = ForwardShape<T, kDim, kTiles, decltype(Problem::rule)>;
   PackedRows<T> rows;
   if (!problem.find(problem.rule, static_cast<int>(blockIdx.x), Shape::kRows, rows)) return;
-  attention_rows<Shape>(rows, problem.rule, problem.format, shared,
-                        problem.combined.from(rows.row0(problem.tokens), kDim));
+  attention_rows<Shape>(rows, problem.rule, problem.format, shared, problem.combined);
 }
 
 // Launches the generic kernel for a padded head dim.
 template <class T, int kDim, class Problem>
 void run_generic(Problem problem, Device device) {
-  Tensor scratch;
-  if (problem.tokens > kAttentionChunk)
-    scratch = combined_scratch(problem.combined, problem.tokens * problem.heads, kDim, device);
   constexpr auto kSharedBytes = rows_shared_bytes<T, kDim, forward_tiles>;
   dispatch_tiles<kSharedBytes>(device, [&]<Tiles kTiles>() {
     using Shape = ForwardShape<T, kDim, kTiles, decltype(Problem::rule)>;
     const int64_t slots = tile_slots(problem.tokens, problem.sequences.count, Shape::kRows);
     problem.slots = static_cast<int>(slots);
-    launch("attention_forward", attention_forward_kernel<T, kDim, kTiles, Problem>,
-           {blocks_for(slots * problem.heads, 1), Shape::kThreads, kSharedBytes(kTiles)}, device,
-           problem);
+    const auto kernel = attention_forward_kernel<T, kDim, kTiles, Problem>;
+    const LaunchShape shape{blocks_for(slots * problem.heads, 1), Shape::kThreads,
+                            kSharedBytes(kTiles)};
+    std::array<Tensor, 2> scratch;
+    if (problem.tokens > kAttentionChunk)
+      scratch = combined_scratch(problem.combined, kernel, shape, Shape::kRows, kDim, device);
+    launch("attention_forward", kernel, shape, device, problem);
   });
 }
 

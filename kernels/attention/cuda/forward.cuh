@@ -39,9 +39,6 @@ struct PackedRows {
   __device__ int head(int) const { return head_index; }
   __device__ int64_t token(int r) const { return sequence.begin + first + r; }
   __device__ void store_lse(int r, float value) const { lse[first + r] = value; }
-  __device__ int64_t combined_row(int r) const { return r; }
-  // Index of the first row over all heads.
-  __device__ int64_t row0(int64_t tokens) const { return head_index * tokens + token(0); }
 };
 
 // Strides from a head to the next, in elements.
@@ -61,7 +58,7 @@ struct ForwardProblem {
   int slots;          // tile slots; see find_tile()
   int heads_at_once;  // see find()
   RowFormat format;
-  CombinedChunks combined;  // for all heads and tokens, or null
+  CombinedScratch combined;
 
   // Finds the rows of block `block`, at most `per_block`. All blocks of `heads_at_once` heads come
   // before those of the next, so that blocks with the same keys run close in time; within them, the

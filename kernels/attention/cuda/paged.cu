@@ -83,17 +83,18 @@ template <class T, int kDim, class Problem>
 void run_paged(Problem problem, Device device) {
   const dim3 grid(blocks_for(problem.tokens, 1),
                   static_cast<unsigned>(problem.kv_heads * problem.parts));
-  Tensor scratch;
-  if (problem.table.capacity() > kAttentionChunk)
-    scratch = combined_scratch(problem.combined, problem.tokens * problem.heads, kDim, device);
   constexpr auto kSharedBytes = rows_shared_bytes<T, kDim, paged_tiles>;
   dispatch_tiles<kSharedBytes>(device, [&]<Tiles kTiles>() {
-    launch("attention_paged", attention_paged_kernel<T, kDim, kTiles, Problem>,
-           {.grid = grid,
-            .block = PagedShape<T, kDim, kTiles, decltype(Problem::rule)>::kThreads,
-            .shared_bytes = kSharedBytes(kTiles),
-            .start = std::is_same_v<T, float> ? Start::kAfterPrevious : Start::kProgrammatic},
-           device, problem);
+    const auto kernel = attention_paged_kernel<T, kDim, kTiles, Problem>;
+    const LaunchShape shape{
+        .grid = grid,
+        .block = PagedShape<T, kDim, kTiles, decltype(Problem::rule)>::kThreads,
+        .shared_bytes = kSharedBytes(kTiles),
+        .start = std::is_same_v<T, float> ? Start::kAfterPrevious : Start::kProgrammatic};
+    std::array<Tensor, 2> scratch;
+    if (problem.table.capacity() > kAttentionChunk)
+      scratch = combined_scratch(problem.combined, kernel, shape, kPagedRows, kDim, device);
+    launch("attention_paged", kernel, shape, device, problem);
   });
 }
 

@@ -60,9 +60,8 @@ struct PagedRows {
   const int32_t* positions;  // from the token of the first row on
   const int32_t* blocks;     // block table row of the sequence
   PageTable table;
-  int64_t row0;                           // index of the first row, token * all_heads + head
   int64_t q_stride, kv_stride, o_stride;  // token strides of q and o, and slot stride, in elements
-  int all_heads, heads, first_head;       // heads of a token, and heads in this block
+  int heads, first_head;                  // heads in this block
   int head_dim, count;
   IndexRange<int> keys;  // each row sees some of these keys
   int first_position;    // the lowest of the rows
@@ -70,9 +69,6 @@ struct PagedRows {
   __device__ const T* query(int r) const {
     return r < count ? q + r / heads * q_stride + static_cast<int64_t>(r % heads) * head_dim
                      : nullptr;
-  }
-  __device__ int64_t combined_row(int r) const {
-    return row0 + static_cast<int64_t>(r / heads) * all_heads + r % heads;
   }
   __device__ T* output(int r) const { return o + r / heads * o_stride + r % heads * head_dim; }
   template <class Rule>
@@ -110,7 +106,7 @@ struct PagedProblem {
   int heads, kv_heads;
   int parts;  // blocks per group of heads
   RowFormat format;
-  CombinedChunks combined;  // for all tokens and heads, or null
+  CombinedScratch combined;
 
   // Sequence of a token; -1 if idle.
   __device__ int sequence_of(int64_t token) const {
@@ -135,11 +131,9 @@ struct PagedProblem {
             .positions = positions + first,
             .blocks = table.has(sequence) ? table.row(sequence) : nullptr,
             .table = table,
-            .row0 = first * heads + head,
             .q_stride = q_stride,
             .kv_stride = kv_heads * dim,
             .o_stride = o_stride,
-            .all_heads = heads,
             .heads = width,
             .first_head = static_cast<int>(head),
             .head_dim = format.head_dim,

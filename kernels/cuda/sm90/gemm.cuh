@@ -237,8 +237,7 @@ __device__ __forceinline__ void consume_tiles(const GemmArguments<Epilogue>& arg
       memory.pipeline.consumer_wait(state);
       args.epilogue.compute(i, accumulators, memory.buffer(state.index),
                             column + kSubtileColumns * i);
-      fence_proxy_async();
-      memory.pipeline.consumer_release_warp(state);
+      memory.pipeline.consumer_release_loaded(state);
     }
   };
 #pragma unroll 1

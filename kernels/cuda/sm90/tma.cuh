@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "core/cuda.h"
+#include "kernels/cuda/device.cuh"
 
 namespace cohort::kernels::cuda {
 
@@ -45,21 +45,27 @@ __device__ __forceinline__ bool barrier_is_done(uint32_t barrier, uint32_t phase
   return done != 0;
 }
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t phase) {
+#ifdef COHORT_SPIN_LIMIT
+  for (SpinLimit limit; !barrier_is_done(barrier, phase);) limit.check();
+#else
   asm volatile(
       "{\n.reg .pred p;\n"
       "again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n"
       "@!p bra again;\n}\n" ::"r"(barrier),
       "r"(phase)
       : "memory");
+#endif
 }
 // Arrives and waits for the phase to complete.
 __device__ __forceinline__ void barrier_arrive_and_wait(uint32_t barrier) {
-  asm volatile(
-      "{\n.reg .pred p;\n.reg .b64 s;\n"
-      "mbarrier.arrive.shared.b64 s, [%0];\n"
-      "again: mbarrier.try_wait.shared.b64 p, [%0], s;\n"
-      "@!p bra again;\n}\n" ::"r"(barrier)
-      : "memory");
+  uint64_t state;
+  asm volatile("mbarrier.arrive.shared.b64 %0, [%1];\n" : "=l"(state) : "r"(barrier) : "memory");
+  SpinLimit limit;
+  for (uint32_t done = 0; done == 0; limit.check())
+    asm volatile("{.reg .pred p; mbarrier.try_wait.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}\n"
+                 : "=r"(done)
+                 : "r"(barrier), "l"(state)
+                 : "memory");
 }
 
 // Arrives with one thread after all threads of the warp have reached this point.
@@ -129,9 +135,9 @@ __device__ __forceinline__ void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory");
 }
 
-// Orders this thread's generic-proxy accesses to shared memory before TMA accesses issued after the
-// next barrier arrival. Without it, a load in flight at the arrival may observe data written by
-// TMA.
+// Orders this thread's generic-proxy accesses to shared memory, loads and stores, before accesses
+// of the async proxy (TMA, wgmma) by those that wait for its next barrier arrival: the arrival
+// alone orders only accesses of the generic proxy (PTX ISA, "Async proxy").
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }

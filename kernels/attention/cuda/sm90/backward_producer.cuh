@@ -256,7 +256,8 @@ __device__ __forceinline__ void store_dq(const Args& args, const BackwardSlice& 
     float* const to = out.dq_accum + tile * (S::kStep * S::kColumns);
     int32_t* const semaphore = out.dq_semaphores + tile;
     const int order = dq_order(args, slice, it);
-    for (int now = -1; now != order;)
+    SpinLimit limit;
+    for (int now = -1; now != order; limit.check())
       asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n" : "=r"(now) : "l"(semaphore) : "memory");
     // Orders the bulk additions of other blocks before this one.
     asm volatile("fence.proxy.async.global;\n" ::: "memory");

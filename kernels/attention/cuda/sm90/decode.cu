@@ -371,8 +371,7 @@ __device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp,
     if (new_row >= 0) warp.insert(keys + Shape::kTileBytes, new_row, Shape::kNewValue);
     sync_computing<Shape>();
     warp.accumulate(keys, value_tile);
-    fence_proxy_async();
-    stages.pipeline.consumer_release_warp(state);
+    stages.pipeline.consumer_release_loaded(state);
     state.advance();
   }
   return tile;
@@ -486,7 +485,7 @@ bool supports(const AttentionDecode& args) {
   const Tensor& cache = args.cache.k;
   const auto block = static_cast<uint64_t>(cache.dim(1));
   return args.qkv.dtype() == DType::kBF16 && cache.numel() > 0 && cache.dim(3) % 16 == 0 &&
-         block >= 8 && std::has_single_bit(block) && !args.desc.tiles.by_query.defined() &&
+         block >= 8 && std::has_single_bit(block) && !args.desc.tiles.defined() &&
          vectorized_heads<bf16>(args.o) &&
          aligned(pointer<bf16>(args.qkv), pointer<bf16>(cache), pointer<bf16>(args.cache.v),
                  pointer<float>(args.table));

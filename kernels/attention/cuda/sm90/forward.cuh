@@ -139,7 +139,13 @@ class ForwardProducer {
         return visible_tile<Shape>(problem_.rule, work.rows, tile, tiles.end);
       };
       int tile = tile_from(tiles.first);
-      if (tile < tiles.end) load_keys(work.rows, tile, iteration);
+      // Without tiles nothing below commits the values of the previous row tile, which are pending
+      // in all warps: the consumers would wait for them while the first warp waits in
+      // next_work_tile() for the consumers, and the other warps for the first.
+      if (tile < tiles.end)
+        load_keys(work.rows, tile, iteration);
+      else
+        producer_.finish();
       load_queries(n, work.rows);
       // The keys of a tile are used before the values of the previous tile.
 #pragma unroll 1
@@ -577,8 +583,12 @@ void run_forward_shape(ForwardProblem<bf16> problem, const AttentionForward& in)
   const int64_t blocks = std::min<int64_t>(slots * problem.heads,
                                            ::cohort::cuda::gpu_properties(device).multiprocessors);
   Tensor scheduler = scheduler_state(device), scratch;
-  if (!Shape::kCombinesInShared && problem.tokens > kAttentionChunk)
-    scratch = combined_scratch(problem.combined, blocks * Shape::kRows, Shape::kColumns, device);
+  if (!Shape::kCombinesInShared && problem.tokens > kAttentionChunk) {
+    const int64_t rows = blocks * Shape::kRows;
+    scratch = Tensor::empty({rows * (Shape::kColumns + 2)}, DType::kF32, device);
+    problem.combined.o = pointer<float>(scratch);
+    problem.combined.states = problem.combined.o + rows * Shape::kColumns;
+  }
   const auto run = [&]<class Call>(const Call& call) {
     launch("attention_forward", forward_sm90_kernel<Shape, Call>,
            {.grid = blocks_for(blocks, 1),
@@ -599,7 +609,7 @@ void run_forward_shape(ForwardProblem<bf16> problem, const AttentionForward& in)
 template <int kDim>
 void run_forward_sm90(ForwardProblem<bf16> problem, const AttentionForward& in) {
   if constexpr (!Sm90Shape<kDim>::kTileMasks)
-    if (in.desc.tiles.by_query.defined())
+    if (in.desc.tiles.defined())
       return run_forward_shape<Sm90Shape<kDim, 2>, MaskRuleFor<kDim>, GeneralRule<float>>(problem,
                                                                                           in);
   run_forward_shape<Sm90Shape<kDim>, ScoreRule<float>, MaskRuleFor<kDim>, GeneralRule<float>>(
