@@ -68,6 +68,14 @@ inline constexpr size_t combined_bytes(int rows, int dim) {
   return sizeof(float) * static_cast<size_t>(rows) * static_cast<size_t>(dim + 2);
 }
 
+// Allocates memory for `rows` rows of kernels compiled for `dim`, and points `combined` to it.
+inline Tensor combined_memory(CombinedChunks& combined, int64_t rows, int dim, Device device) {
+  Tensor memory = Tensor::empty({rows * (dim + 2)}, DType::kF32, device);
+  auto* const o = pointer<float>(memory);
+  combined = {.o = o, .states = o + rows * dim};
+  return memory;
+}
+
 // The combined chunks of all blocks that run at a time, in global memory: a block with keys of
 // several chunks holds a slot while it runs.
 struct CombinedScratch : CombinedChunks {
@@ -107,11 +115,9 @@ std::array<Tensor, 2> combined_scratch(CombinedScratch& combined, Kernel kernel,
       ::cohort::cuda::resident_blocks(reinterpret_cast<const void*>(kernel),
                                       static_cast<int>(shape.block.x), shape.shared_bytes, device));
   Tensor held = Tensor::zeros({slots}, DType::kI32, device);
-  Tensor scratch = Tensor::empty({slots * rows * (dim + 2)}, DType::kF32, device);
-  auto* const o = pointer<float>(scratch);
-  combined = {
-      {.o = o, .states = o + slots * rows * dim}, pointer<int32_t>(held), static_cast<int>(slots)};
-  return {held, scratch};
+  combined.held = pointer<int32_t>(held);
+  combined.slots = static_cast<int>(slots);
+  return {held, combined_memory(combined, slots * rows, dim, device)};
 }
 
 // Rows of queries, keys, values and outputs in memory.

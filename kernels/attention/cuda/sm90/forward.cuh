@@ -583,12 +583,8 @@ void run_forward_shape(ForwardProblem<bf16> problem, const AttentionForward& in)
   const int64_t blocks = std::min<int64_t>(slots * problem.heads,
                                            ::cohort::cuda::gpu_properties(device).multiprocessors);
   Tensor scheduler = scheduler_state(device), scratch;
-  if (!Shape::kCombinesInShared && problem.tokens > kAttentionChunk) {
-    const int64_t rows = blocks * Shape::kRows;
-    scratch = Tensor::empty({rows * (Shape::kColumns + 2)}, DType::kF32, device);
-    problem.combined.o = pointer<float>(scratch);
-    problem.combined.states = problem.combined.o + rows * Shape::kColumns;
-  }
+  if (!Shape::kCombinesInShared && problem.tokens > kAttentionChunk)
+    scratch = combined_memory(problem.combined, blocks * Shape::kRows, Shape::kColumns, device);
   const auto run = [&]<class Call>(const Call& call) {
     launch("attention_forward", forward_sm90_kernel<Shape, Call>,
            {.grid = blocks_for(blocks, 1),
