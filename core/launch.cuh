@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "core/cuda.h"
+#include "core/graph.h"
 
 namespace cohort::cuda {
 
@@ -84,7 +85,7 @@ void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shap
   cudaError_t code = with_memory([&] { return cudaLaunchKernelEx(&config, kernel, args...); });
   nvtxRangePop();
 #ifdef COHORT_SPIN_LIMIT
-  if (code == cudaSuccess && !is_capturing(device)) code = cudaStreamSynchronize(queue);
+  if (code == cudaSuccess && !::cohort::is_capturing(device)) code = cudaStreamSynchronize(queue);
 #endif
   if (code != cudaSuccess) throw_error(code, name, __FILE__, __LINE__);
   record_trigger(queue, shape.start == Start::kProgrammatic ? shape.trigger : Trigger::kLate);
