@@ -48,9 +48,10 @@ std::optional<Rational> parse_number(std::string_view text) {
 // A number that may have an exponent, as those of JSON do: "1e5".
 std::optional<Rational> parse_json_number(std::string_view text) {
   double value = 0;
-  const char* end = text.data() + text.size();
   char digits[512];
-  if (text.find_first_of("eE") == text.npos || std::from_chars(text.data(), end, value).ptr != end)
+  const char* end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(text.data(), end, value);
+  if (text.find_first_of("eE") == text.npos || at != end || error != std::errc())
     return parse_number(text);
   return parse_number(
       {digits, std::to_chars(digits, std::end(digits), value, std::chars_format::fixed).ptr});
