@@ -128,7 +128,7 @@ TEST_F(Jsonl, EachItemOfAListIsARightAnswer) {
   EXPECT_EQ(answers(R"([null, "4", null, "b, c"])"), "4|b, c");
   EXPECT_EQ(answers(R"([[1, 2], [3]])"), "1, 2|3");
   EXPECT_EQ(answers(R"(["4", "5"])", "#### {answer}"), "#### 4|#### 5");
-  // Of several fields a list is a part of the text.
+  // Beside other fields a list is a part of the text.
   EXPECT_EQ(answers(R"([4, 5])", "{answer} {prompt}"), "4, 5 p|");
 }
 

@@ -192,7 +192,7 @@ TEST_F(ChatData, ToolsAndVariablesOfALineThatDoNotFitAreErrors) {
   refuse(R"("tools": [])", "tools: they differ from those of the run", with_tools);
   refuse(R"("tools": [{"name": "f"}])", "tools: they differ from those of the run",
          [](DataConfig& data) { data.chat_template_kwargs = R"({"tools": []})"; });
-  // The same tools are no conflict, and texts without a chat template have fields of any meaning.
+  // Equal tools are no conflict, and texts without a chat template have fields of any meaning.
   TrainConfig c = config(TrainerType::kSft,
                          R"({"prompt": "p", "answer": "a", "tools": "[{\"name\": \"g\"}]"})");
   c.data.chat = true;
