@@ -64,6 +64,7 @@ void ChatRenderer::render(Example& example) const {
   example.conversation = std::move(messages);
   example.special = SpecialTokens::kNone;
   try {
+    example.template_variables = template_variables(example.fields);
     render_conversation(example);
   } catch (const InputError& e) {
     throw InputError(str(example.where, example.where.empty() ? "" : ": ", e.what()));
@@ -71,12 +72,13 @@ void ChatRenderer::render(Example& example) const {
 }
 
 void ChatRenderer::render_conversation(Example& example) const {
+  const ChatFormat format = format_.with(example.template_variables);
   if (purpose_ == Purpose::kAsk) {
-    example.prompt = format_.prompt(example.conversation);
+    example.prompt = format.prompt(example.conversation);
     return;
   }
   ChatFormat::Conversation all =
-      format_.conversation(example.conversation, example.completion_begin);
+      format.conversation(example.conversation, example.completion_begin);
   const size_t last = all.assistant.back().first;
   example.prompt = all.text.substr(0, last);
   example.solution = all.text.substr(last);

@@ -143,6 +143,7 @@ Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> toke
     need_tokenizer([&] { return std::string(out.task->alphabet); });
   } else {
     JsonlConfig jsonl = data.jsonl;
+    jsonl.teaches = config.batch.trainer == TrainerType::kSft;
     if (parts == DataParts::kHeldOut && !jsonl.eval_path.empty()) jsonl.path.clear();
     JsonlSplits splits = load_jsonl(jsonl);
     out.train = std::move(splits.train);
@@ -203,6 +204,7 @@ MixedOrder make_order(const DataSections& config, const Dataset& data,
 Example prompt_of(const DataConfig& config, const Tokenizer& tokenizer, const Json& fields,
                   const std::string& where) {
   Example example = read_prompt(config.jsonl, fields, where);
+  example.fields = fields;
   if (config.is_chat())
     ChatRenderer(config, tokenizer, ChatRenderer::Purpose::kAsk).render(example);
   return example;

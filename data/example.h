@@ -19,7 +19,7 @@ namespace cohort {
 
 struct Example {
   std::string prompt;
-  std::string answer;    // ground truth for rewards
+  std::string answer;    // ground truth for rewards; empty: none
   std::string solution;  // target completion of supervised training; `answer` if none is given
   Json fields = Json::Object{};  // all fields of the source
   Json messages;  // a conversation to be rendered; null: prompt and solution are complete
@@ -40,6 +40,8 @@ struct Example {
   // message.
   Json conversation;
   std::string question;
+  Json template_variables;  // those of this problem alone, such as `tools`; null: none
+  std::vector<std::string> other_answers;  // as right as `answer`
   const std::string& key() const { return split_key.empty() ? prompt : split_key; }
 };
 
@@ -124,6 +126,8 @@ struct JsonlConfig {
   std::string completion;
   // Description of the keys that detect_format() has set; empty: none. It is no key.
   std::string detected;
+  // A solution that is null is an error, as one must be taught. It is no key.
+  bool teaches = false;
   // Fields whose hash decides the split (data.split_by); empty: the prompt, or the messages before
   // the assistant's last. The order inside lists is ignored: permuted problems are the same.
   std::vector<std::string> split_by;
@@ -167,7 +171,8 @@ struct JsonlSplits {
 };
 // The problems stay in the files: get() reads one again and throws InputError if it has changed. A
 // fraction of 0 or 1 gives one empty split. Throws InputError naming file and line: unreadable,
-// malformed JSON, not an object, a missing field; and for any other fraction if a split is empty.
+// malformed JSON, not an object, a missing field, a prompt or solution that is null; and for any
+// other fraction if a split is empty.
 JsonlSplits load_jsonl(const JsonlConfig& config);
 // Prompt or messages of one object. A conversation may also be its field `prompt`. Throws
 // InputError naming `where` for a missing field.

@@ -14,6 +14,14 @@
 namespace cohort {
 namespace {
 
+// The first item of a list that is not null, or any other value itself.
+const Json& first_item(const Json& value) {
+  static const Json null;
+  if (!value.is_array()) return value;
+  const auto item = std::ranges::find_if_not(value.as_array(), &Json::is_null);
+  return item == value.as_array().end() ? null : *item;
+}
+
 // True for a list of {role, content}.
 bool is_conversation(const Json* value) {
   return value != nullptr && value->is_array() && !value->as_array().empty() &&
@@ -57,6 +65,37 @@ class Template {
     }
     return text;
   }
+  // render() of a text that there must be. Throws InputError for a field that is null or a list of
+  // messages.
+  std::string text(const Json& fields, const std::string& where) const {
+    refuse_conversations(fields, where);
+    const std::string null = null_field(fields, where);
+    if (null.empty()) return render(fields, where);
+    throw InputError(str(where, ": the field '", null, "' of the ", key_,
+                         " template is null; hint: complete or remove the line"));
+  }
+  // The right answers: one for each item of a list that is the only field; none where a field is
+  // null. Throws InputError for a field that is a list of messages.
+  std::vector<std::string> answers(const Json& fields, const std::string& where) const {
+    refuse_conversations(fields, where);
+    if (!null_field(fields, where).empty()) return {};
+    const Json* only = pieces_.size() == 2 ? &value_of(pieces_[0].field, fields, where) : nullptr;
+    if (only == nullptr || !only->is_array()) return {render(fields, where)};
+    std::vector<std::string> texts;
+    for (const Json& item : only->as_array())
+      if (!item.is_null())
+        texts.push_back(render(fields, where, [&](const Json&) { return item.to_text(); }));
+    return texts;
+  }
+
+ private:
+  // A field that is null; empty: none.
+  std::string null_field(const Json& fields, const std::string& where) const {
+    for (const Piece& piece : pieces_)
+      if (!piece.field.empty() && value_of(piece.field, fields, where).is_null())
+        return piece.field;
+    return "";
+  }
   // Throws InputError for a field that is a list of messages: no text shows its roles.
   void refuse_conversations(const Json& fields, const std::string& where) const {
     for (const Piece& piece : pieces_)
@@ -68,20 +107,22 @@ class Template {
                              " in place of data.jsonl.", key_));
   }
 
- private:
   struct Piece {
     std::string literal, field;  // the field follows the literal; "": no field
   };
 
-  // Value of the first of the names in "question|problem" that the line has.
+  // Value of the first of the names in "question|problem" that the line has, and not as null unless
+  // all of them are.
   const Json& value_of(const std::string& names, const Json& fields,
                        const std::string& where) const {
-    for (size_t begin = 0; begin <= names.size();) {
+    const Json* found = nullptr;
+    for (size_t begin = 0; begin <= names.size() && (found == nullptr || found->is_null());) {
       const size_t end = std::min(names.find('|', begin), names.size());
-      if (const Json* value = fields.find(names.substr(begin, end - begin))) return *value;
+      if (const Json* value = fields.find(names.substr(begin, end - begin))) found = value;
       begin = end + 1;
     }
-    fail_missing(names, fields, where);
+    if (found == nullptr) fail_missing(names, fields, where);
+    return *found;
   }
   [[noreturn]] void fail(const std::string& text, const char* error) const {
     throw InputError(str(key_, ": ", error, " in '", text,
@@ -99,9 +140,9 @@ class Template {
   std::vector<Piece> pieces_;
 };
 
-// The list of messages, each an object with the text `role`. Throws InputError naming the location.
-const Json& messages_of(const Json& fields, const std::string& name, const std::string& where,
-                        const char* key = "data.jsonl.messages") {
+// The normalized_messages() of a field. Throws InputError naming the location.
+Json messages_of(const Json& fields, const std::string& name, const std::string& where,
+                 const char* key = "data.jsonl.messages") {
   const Json* found = fields.find(name);
   if (found == nullptr) throw InputError(str(where, ": no field '", name, "' (", key, ")"));
   if (!found->is_array() || found->as_array().empty())
@@ -110,7 +151,7 @@ const Json& messages_of(const Json& fields, const std::string& name, const std::
     if (message.find_text("role") == nullptr)
       throw InputError(str(where, ": ", name, ": expected messages like {\"role\": \"user\", ",
                            "\"content\": \"...\"}"));
-  return *found;
+  return normalized_messages(*found, str(where, ": ", name));
 }
 
 // Messages before the assistant's last: the same problem with another answer is not a new one.
@@ -154,9 +195,11 @@ Json::Array completion_of(const Json& fields, const std::string& name, const std
   const Json* found = fields.find(name);
   if (found == nullptr || is_conversation(found))
     return messages_of(fields, name, where, "data.jsonl.completion").as_array();
-  if (found->is_null() || found->is_object())
-    throw InputError(str(where, ": ", name, ": expected a text or a list of {role, content}"));
-  return {make_message("assistant", found->to_text())};
+  const Json& value = first_item(*found);
+  if (value.is_null() || value.is_object())
+    throw InputError(str(where, ": ", name, ": expected a text or a list of {role, content}",
+                         value.is_null() ? ", got null" : ""));
+  return {make_message("assistant", value.to_text())};
 }
 
 // Parses lines into problems by the keys of data.jsonl.
@@ -176,13 +219,13 @@ class LineReader {
       throw InputError(str(where, ": expected an object like {\"prompt\": ..., \"answer\": ...}"));
     Example example{.where = where};
     if (config_.messages.empty()) {
-      for (const Template* part : {&prompt_, &answer_, &solution_})
-        part->refuse_conversations(fields, where);
-      example.prompt = prompt_.render(fields, where);
+      example.prompt = prompt_.text(fields, where);
       example.whole_text = config_.prompt.empty();
-      example.answer = answer_.render(fields, where);
-      example.solution =
-          config_.solution.empty() ? example.answer : solution_.render(fields, where);
+      const bool has_answer = read_answers(fields, where, example);
+      const bool is_answer = config_.solution.empty() || config_.solution == config_.answer;
+      if (is_answer && !has_answer && must_complete(config_.solution))
+        throw InputError(where + ": the answer, which is taught, is null; hint: remove the line");
+      example.solution = is_answer ? example.answer : solution_.text(fields, where);
       example.split_key =
           example.whole_text ? example.solution : prompt_.render(fields, where, split_text);
     } else {
@@ -194,6 +237,18 @@ class LineReader {
   }
 
  private:
+  // True if a completion, by its template or field, must not be null: unless only rewards need it.
+  bool must_complete(const std::string& name) const {
+    return config_.teaches || name == "{completion}" || name == "completion";
+  }
+  // Returns false if there is no answer.
+  bool read_answers(const Json& fields, const std::string& where, Example& example) const {
+    example.other_answers = answer_.answers(fields, where);
+    if (example.other_answers.empty()) return false;
+    example.answer = std::move(example.other_answers.front());
+    example.other_answers.erase(example.other_answers.begin());
+    return true;
+  }
   void read_messages(const Json& fields, const std::string& where, Example& example) const {
     example.messages = messages_of(fields, config_.messages, where);
     example.split_key = split_text(example.messages);
@@ -205,16 +260,18 @@ class LineReader {
                              "' cannot continue; hint: end it with the user's message"));
       example.completion_begin = all.size();
       example.split_key = example.messages.dump();
-      for (Json& message : completion_of(fields, config_.completion, where))
-        all.push_back(std::move(message));
+      const Json* completion = fields.find(config_.completion);
+      if (completion == nullptr || !first_item(*completion).is_null() ||
+          must_complete(config_.completion))
+        for (Json& message : completion_of(fields, config_.completion, where))
+          all.push_back(std::move(message));
       example.messages = std::move(all);
     }
     example.prompt = example.messages.dump();
     example.solution = last_assistant_text(example.messages);
     // Some rewards need no answer.
     if (config_.answer != JsonlConfig{}.answer || fields.find("answer") != nullptr) {
-      answer_.refuse_conversations(fields, where);
-      example.answer = answer_.render(fields, where);
+      read_answers(fields, where, example);
     } else if (!config_.completion.empty()) {
       example.answer = example.solution;
     }
@@ -348,18 +405,25 @@ void add_files(const LineReader& reader, const std::vector<std::string>& files, 
 }
 
 // Sets the keys that read lines with these fields, the formats of TRL among them. Returns false,
-// and changes nothing, if the defaults fit or the format is not known.
+// and changes nothing, if the defaults fit or the format is not known. A field that is null counts
+// only where no other one of the same use is there.
 bool set_format(const Json& line, JsonlConfig& config) {
-  const auto has = [&](const char* name) { return line.find(name) != nullptr; };
-  const bool solved = has("answer") || has("solution"), chat = is_conversation(line.find("prompt"));
-  if (has("prompt") && !chat && has("answer")) return false;
-  const char* completion = has("completion") ? "completion"
-                           : has("solution") ? "solution"
-                           : has("answer")   ? "answer"
-                                             : "";
+  const auto given = [&](const char* name) { return line.find(name) != nullptr; };
+  const auto has = [&](const char* name) { return !line.get_or_null(name).is_null(); };
+  const bool chat = is_conversation(line.find("prompt")),
+             solved = given("answer") || given("solution");
+  const char* completion = "";
+  for (const bool null : {true, false})
+    for (const char* name : {"answer", "solution", "completion"})
+      if (given(name) && has(name) != null) completion = name;
+  if (has("prompt") && !chat && (has("answer") || completion == std::string_view("answer")))
+    return false;
   if (has("prompt") && !chat && *completion != '\0') {
     config.solution = str("{", completion, "}");
-    config.answer = solved ? "{solution}" : config.solution;
+    if (solved)
+      config.answer = given("answer") ? "{answer|solution}" : "{solution}";
+    else
+      config.answer = config.solution;
   } else if (chat && (*completion != '\0' || !has("messages"))) {
     config.messages = "prompt";
     config.completion = completion;
@@ -367,7 +431,7 @@ bool set_format(const Json& line, JsonlConfig& config) {
   } else if (is_conversation(line.find("messages"))) {
     config.messages = "messages";
     if (solved) config.answer = "{answer|solution}";
-  } else if (has("text") && !has("prompt") && *completion == '\0') {
+  } else if (given("text") && !has("prompt") && !has(completion)) {
     config.prompt = config.answer = "";
     config.solution = "{text}";
   } else {
@@ -415,8 +479,7 @@ Example read_prompt(const JsonlConfig& config, const Json& fields, const std::st
     return {.messages = messages_of(fields, is_prompt ? "prompt" : config.messages, where)};
   }
   const Template prompt("prompt", config.prompt);
-  prompt.refuse_conversations(fields, where);
-  return {.prompt = prompt.render(fields, where), .whole_text = config.prompt.empty()};
+  return {.prompt = prompt.text(fields, where), .whole_text = config.prompt.empty()};
 }
 
 JsonlSplits load_jsonl(const JsonlConfig& config) {

@@ -4,6 +4,7 @@
 
 #include "core/text.h"
 #include "data/chat_examples.h"
+#include "rl/engine/rollout.h"
 #include "rl/environments/environments.h"
 #include "sys/files.h"
 #include "text/utf8.h"
@@ -179,11 +180,24 @@ bool has_end_of_turn(const EnvironmentContext& context, const Trajectory& trajec
   return !end.token && trajectory.text.ends_with(end.text);
 }
 
+std::vector<ToolCall> calls_of_turn(ToolFormat format, const Tokenizer& tokenizer,
+                                    const Example& example, const Trajectory& trajectory,
+                                    const Json& tools) {
+  constexpr size_t kTail = 16;  // tokens, at least those of a tag and white space
+  std::span<const int32_t> before = trajectory.tokens;
+  before = before.first(before.size() - trajectory.last_turn().size());
+  before = before.last(std::min(before.size(), kTail));
+  const std::string end = tokenizer.decode(before, SpecialText::kShow);
+  const Json* own = example.template_variables.find("tools");
+  return parse_tool_calls(format, str(opened_thinking(end), turn_text(tokenizer, trajectory)),
+                          own == nullptr ? tools : *own);
+}
+
 std::vector<int32_t> observation_tokens(const EnvironmentContext& context, const Json& messages,
-                                        bool has_end) {
+                                        bool has_end, const Json& variables) {
   std::vector<ChatFormat::Piece> pieces;
   if (context.chat)
-    pieces = context.chat->continuation(context.tokenizer, messages, !has_end);
+    pieces = context.chat->with(variables).continuation(context.tokenizer, messages, !has_end);
   else
     for (const Json& message : messages.as_array())
       pieces.push_back({message.at("content").as_string(), true});

@@ -90,11 +90,17 @@ std::string changed_turns(const EnvironmentConfig& config, const DataConfig& dat
 // The options of the configuration with an environment that it has made; nullptr: none.
 DialogueOptions dialogue_options(const EnvironmentConfig& config, Environment* environment);
 
+// The tool calls of the last turn. `tools`: those of the configuration, in whose place the example
+// may have its own; null: unknown.
+std::vector<ToolCall> calls_of_turn(ToolFormat format, const Tokenizer& tokenizer,
+                                    const Example& example, const Trajectory& trajectory,
+                                    const Json& tools);
 // The tokens that follow a turn: `messages` under the chat template, after the end of the turn
 // unless it has_end, and the prompt of the next turn; or, without a chat format, their contents.
+// `variables`: Example::template_variables.
 // Throws InputError if the template rejects the messages.
 std::vector<int32_t> observation_tokens(const EnvironmentContext& context, const Json& messages,
-                                        bool has_end);
+                                        bool has_end, const Json& variables = {});
 // Returns true if the last turn has the end of a turn as the chat template writes it.
 bool has_end_of_turn(const EnvironmentContext& context, const Trajectory& trajectory);
 

@@ -39,6 +39,20 @@ bool takes(const RewardEntry& entry, const std::string& key) {
          str(" ", entry.keys, " ").find(str(" ", key, " ")) != std::string::npos;
 }
 
+// The best value over the answers of an example, any of which is right.
+RewardFn any_answer(RewardFn reward) {
+  if (reward == nullptr) return reward;
+  return [reward = std::move(reward)](const RewardInput& in) {
+    double best = reward(in);
+    RewardInput other = in;
+    for (const std::string& answer : in.example.other_answers) {
+      other.other_answer = &answer;
+      best = std::fmax(best, reward(other));  // the number where one of them is NaN
+    }
+    return best;
+  };
+}
+
 RewardFn make_entry(const RewardConfig& config, const Task* task) {
   const RewardEntry& entry = find_reward(config);
   const ConfigFields given = config_fields(config), defaults = config_fields(RewardConfig{});
@@ -46,7 +60,7 @@ RewardFn make_entry(const RewardConfig& config, const Task* task) {
     if (given[i] != defaults[i] && !takes(entry, given[i].first))
       throw InputError(str(given[i].first, ": this reward does not take it; hint: it takes name, ",
                            "weight and ", *entry.keys == 0 ? "no other key" : entry.keys));
-  return entry.make(config, task);
+  return any_answer(entry.make(config, task));
 }
 
 }  // namespace

@@ -75,6 +75,8 @@ struct RewardInput {
   // Trajectory::environment_reward and transcript; nullptr: no dialogue.
   double environment_reward = kNotApplicable;
   const Json* transcript = nullptr;
+  const std::string* other_answer = nullptr;  // one of Example::other_answers, to be compared with
+  const std::string& answer() const { return other_answer ? *other_answer : example.answer; }
   bool truncated() const { return is_truncated(stop_reason); }
 };
 // The input for a completion. Its tokens are unknown if the trajectory has none.

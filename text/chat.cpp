@@ -124,6 +124,22 @@ Layout find_layout(const Json& turn, std::string rendered, size_t num_observed,
   return out;
 }
 
+// The content of a message of this role as templates take it.
+Json normalized_content(const Json& content, const std::string& role) {
+  const bool may_be_result = role != "system" && role != "user" && role != "assistant";
+  const bool has_parts = content.is_array() && !content.as_array().empty() &&
+                         content.as_array()[0].find("type") != nullptr;
+  if (content.is_string() || (may_be_result && !has_parts)) return content;
+  if (content.is_number()) return content.to_text();
+  std::string text;
+  for (const Json& part : content.as_array()) {
+    if (part.at("type").as_string() != "text")
+      throw JsonError("expected a part of the type text; others cannot be read", &part);
+    text += part.at("text").as_string();
+  }
+  return text;
+}
+
 }  // namespace
 
 Json parse_template_kwargs(const std::string& text, const std::string& where) {
@@ -131,6 +147,44 @@ Json parse_template_kwargs(const std::string& text, const std::string& where) {
   Json kwargs = parse_json(text, where);
   if (!kwargs.is_object()) throw InputError(where + ": expected an object like '{\"a\": true}'");
   return kwargs;
+}
+
+Json template_variables(const Json& fields) {
+  const auto text_of = [&](const char* name) {
+    const Json& value = fields.get_or_null(name);
+    const std::string text = value.is_string() ? value.as_string() : value.dump();
+    return text == "null" ? "" : text;
+  };
+  Json variables = parse_template_kwargs(text_of("chat_template_kwargs"), "chat_template_kwargs");
+  for (const char* name : {"messages", "add_generation_prompt", "tools"})
+    if (variables.find(name) != nullptr)
+      throw InputError(
+          str("chat_template_kwargs: '", name, "' has its own place; hint: remove it"));
+  const std::string tools = text_of("tools");
+  if (tools.empty()) return variables;
+  variables.set("tools", parse_json(tools, "tools"));
+  if (const Json& list = variables.at("tools");
+      !list.is_array() || !std::ranges::all_of(list.as_array(), &Json::is_object))
+    throw InputError("tools: expected a list of JSON schemas, or its text");
+  return variables;
+}
+
+Json normalized_messages(const Json& messages, const std::string& where) {
+  return with_places(messages, where, [&] {
+    Json out = Json::Array{};
+    for (const Json& message : messages.as_array()) {
+      Json kept;
+      for (const auto& [key, value] : message.as_object())
+        if (!value.is_null())
+          kept.set(key, key == "content" ? normalized_content(value, message.at("role").as_string())
+                                         : value);
+      if (message.find("content") != nullptr && kept.find("content") == nullptr &&
+          (kept.as_object().size() == 1 || has_role(kept, "user")))
+        throw JsonError("expected a text, got null", message.find("content"));
+      out.push_back(std::move(kept));
+    }
+    return out;
+  });
 }
 
 bool has_role(const Json& message, std::string_view role) {
@@ -151,8 +205,19 @@ Json make_tool_call(const std::string& id, const std::string& name, Json argumen
 
 ChatFormat::ChatFormat(const Tokenizer& tokenizer, Json kwargs)
     : template_(template_of(tokenizer)), variables_(special_token_variables(tokenizer.files())) {
-  if (kwargs.is_null()) return;
-  for (const auto& [name, value] : kwargs.as_object()) variables_.set(name, value);
+  *this = with(kwargs);
+}
+
+ChatFormat ChatFormat::with(const Json& variables) const {
+  ChatFormat out = *this;
+  if (variables.is_null()) return out;
+  const Json &ours = variables_.get_or_null("tools"), &theirs = variables.get_or_null("tools");
+  if (!ours.is_null() && !theirs.is_null() && ours.dump() != theirs.dump())
+    throw InputError(
+        "tools: they differ from those of the run (its environment or data.chat_template_kwargs); "
+        "hint: give them in one place");
+  for (const auto& [name, value] : variables.as_object()) out.variables_.set(name, value);
+  return out;
 }
 
 ChatTemplate::Rendered ChatFormat::render(const Json& messages, Prompt prompt) const {

@@ -18,6 +18,9 @@ class ChatFormat {
   // The template among the tokenizer's files. `kwargs`: variables for it besides the messages, an
   // object or null. Throws InputError if there is no template.
   ChatFormat(const Tokenizer& tokenizer, Json kwargs);
+  // The format with further variables, an object or null, of which those here take precedence.
+  // Throws InputError if both have `tools`, and they differ.
+  ChatFormat with(const Json& variables) const;
 
   // Prompt text for the assistant's next turn. `messages`: a list of {role, content, ...}. This and
   // conversation() throw InputError if the template rejects the messages.
@@ -76,7 +79,15 @@ std::vector<int32_t> encode_pieces(const Tokenizer& tokenizer,
 // Template variables from the text of a JSON object; null for an empty text. Throws InputError
 // naming `where`.
 Json parse_template_kwargs(const std::string& text, const std::string& where);
+// The template variables in the fields of a problem: `tools`, a list of JSON schemas, and those in
+// the object `chat_template_kwargs`. Each may be JSON text. Null: there are none. Throws InputError
+// naming the field.
+Json template_variables(const Json& fields);
 
+// Messages as templates take them: without keys that are null, and with contents that are lists of
+// parts {"type": "text", "text": ...} joined to a text. Throws InputError naming `where` and the
+// place for other contents (but results of tools are of any type) and for messages of a role alone.
+Json normalized_messages(const Json& messages, const std::string& where);
 bool has_role(const Json& message, std::string_view role);
 // {role, content}
 Json make_message(const std::string& role, const std::string& content);

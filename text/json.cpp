@@ -18,6 +18,8 @@ using nlohmann::ordered_json;
 // could overflow the stack.
 constexpr size_t kMaxDepth = 256;
 constexpr size_t kMaxReason = 200;
+// An indentation of Json::write(): compact, numbers as they were read.
+constexpr int kAsRead = -2;
 
 }  // namespace
 
@@ -40,7 +42,7 @@ class Json::Builder {
   // Called for whole numbers that do not fit into 64 bits, too.
   bool number_float(double v, const std::string& digits) {
     const bool is_whole = digits.find_first_of(".eE") == digits.npos;
-    return add(is_whole ? Json(BigInteger{digits}) : Json(v));
+    return add(is_whole ? Json(BigInteger{digits}) : Json(Decimal{v, digits}));
   }
   bool string(std::string& v) { return add(std::move(v)); }
   bool binary(ordered_json::binary_t&) { return false; }
@@ -118,7 +120,12 @@ void Json::write(std::string& out, int indent, size_t level) const {
   if (is_bool()) out += as_bool() ? "true" : "false";
   if (is_int()) out += std::to_string(as_int());
   if (is_big()) out += digits();
-  if (std::holds_alternative<double>(value_)) append(as_double());
+  if (const auto* number = std::get_if<Decimal>(&value_)) {
+    if (indent == kAsRead && !number->spelling.empty())
+      out += number->spelling;
+    else
+      append(number->value);
+  }
   if (is_string()) append(as_string());
   if (is_array())
     all('[', ']', as_array(), [&](const Json& item) { item.write(out, indent, level + 1); });
@@ -132,7 +139,7 @@ void Json::write(std::string& out, int indent, size_t level) const {
 
 double Json::as_double() const {
   if (is_int()) return static_cast<double>(as_int());
-  return is_big() ? std::strtod(digits().c_str(), nullptr) : get<double>("a number");
+  return is_big() ? std::strtod(digits().c_str(), nullptr) : get<Decimal>("a number").value;
 }
 
 std::string Json::type_name() const {
@@ -192,9 +199,15 @@ std::string Json::dump(int indent) const {
   return out;
 }
 
+std::string Json::dump_as_read() const {
+  std::string out;
+  write(out, kAsRead, 0);
+  return out;
+}
+
 std::string Json::to_text() const {
   if (is_string()) return as_string();
-  if (!is_array()) return dump();
+  if (!is_array()) return dump_as_read();
   std::string text;
   const char* separator = "";
   for (const Json& item : as_array()) {

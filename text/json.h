@@ -28,6 +28,11 @@ class Json {
   struct BigInteger {
     std::string digits;
   };
+  // Any other number that is no int64_t. `spelling`: as it was read; empty: it was not.
+  struct Decimal {
+    double value;
+    std::string spelling;
+  };
   using Array = std::vector<Json>;
   using Object = std::vector<std::pair<std::string, Json>>;
 
@@ -35,10 +40,11 @@ class Json {
   Json(bool v) : value_(v) {}
   Json(int v) : value_(int64_t{v}) {}
   Json(int64_t v) : value_(v) {}
-  Json(double v) : value_(v) {}
+  Json(double v) : value_(Decimal{v, {}}) {}
   Json(const char* v) : value_(std::string(v)) {}
   Json(std::string v) : value_(std::move(v)) {}
   Json(BigInteger v) : value_(std::move(v)) {}
+  Json(Decimal v) : value_(std::move(v)) {}
   Json(Array v) : value_(std::move(v)) {}
   Json(Object v) : value_(std::move(v)) {}
 
@@ -46,7 +52,7 @@ class Json {
   bool is_bool() const { return std::holds_alternative<bool>(value_); }
   bool is_int() const { return std::holds_alternative<int64_t>(value_); }
   bool is_big() const { return std::holds_alternative<BigInteger>(value_); }
-  bool is_number() const { return is_int() || is_big() || std::holds_alternative<double>(value_); }
+  bool is_number() const { return is_int() || is_big() || std::holds_alternative<Decimal>(value_); }
   bool is_string() const { return std::holds_alternative<std::string>(value_); }
   bool is_array() const { return std::holds_alternative<Array>(value_); }
   bool is_object() const { return std::holds_alternative<Object>(value_); }
@@ -81,7 +87,10 @@ class Json {
   std::string dump(int indent = -1) const;
   // "a.b[2]: " for a value inside this one, and "" for any other one.
   std::string place_of(const Json* value) const;
-  // Text form for prompt templates: text unquoted, a list as its items separated by ", ".
+  // Compact text in which numbers are spelled as they were read: 1e5, 0.10.
+  std::string dump_as_read() const;
+  // Text form for prompt templates: text unquoted, a list as its items separated by ", ", anything
+  // else as it was read.
   std::string to_text() const;
 
  private:
@@ -97,7 +106,7 @@ class Json {
   class Builder;
   friend Json parse_json(std::string_view text, const std::string& where);
 
-  std::variant<std::monostate, bool, int64_t, double, std::string, Array, Object, BigInteger>
+  std::variant<std::monostate, bool, int64_t, Decimal, std::string, Array, Object, BigInteger>
       value_;
 };
 

@@ -1,6 +1,7 @@
 #include "text/tool_calls.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/text.h"
 #include "text/utf8.h"
@@ -9,11 +10,15 @@ namespace cohort {
 namespace {
 
 constexpr std::string_view kSpace = " \t\r\n";
+constexpr size_t kMaxCalls = 32;
+// Opening and closing tags of thinking.
+constexpr std::pair<std::string_view, std::string_view> kThinking[] = {{"<think>", "</think>"},
+                                                                       {"[THINK]", "[/THINK]"}};
 
 // Reads calls from the start of a text. What is read is removed, with the white space after it.
 class CallReader {
  public:
-  explicit CallReader(std::string_view text) : rest_(text) { remove(0); }
+  CallReader(std::string_view text, const Json& tools) : rest_(text), tools_(tools) { remove(0); }
   void hermes();
   void llama3();
   void mistral();
@@ -31,14 +36,27 @@ class CallReader {
     if (found) remove(prefix.size());
     return found;
   }
-  // The text before the first `end`, which is removed too; nullopt, and no text is left, without.
+  // Removes what comes before the next `tag` outside of thinking, and the tag; for an empty tag,
+  // all up to the end of the next thinking. False without one. Removes the calls in thinking that
+  // the prompt has opened.
+  bool next(std::string_view tag);
+  // Size of the text up to the end of thinking that the prompt may have opened, else of all of it.
+  size_t size_of_draft() const;
+  // The text before the first `end`, which is removed too; nullopt without, and what can belong to
+  // the call is removed.
   std::optional<std::string_view> take_until(std::string_view end);
-  // The object or list at the start, or the whole text if its brackets do not close; else empty.
+  // The object or list at the start, or what can belong to it if its brackets do not close; else
+  // empty.
   std::string_view take_json();
+  // True for a call of a known tool, perhaps a broken one.
+  bool is_llama3(std::string_view object) const;
+  void read_mistral();
 
-  // Adds a call that read(call) reads. An InputError becomes the call's error.
+  // Adds a call that read(call) reads, unless there are too many. An InputError becomes the call's
+  // error.
   template <class Read>
   void add(const Read& read) {
+    if (calls_.size() > kMaxCalls) return;
     ToolCall& call = calls_.emplace_back();
     try {
       read(call);
@@ -56,11 +74,44 @@ class CallReader {
   void read_object(ToolCall& call, const Json& json, const std::string& arguments) const;
 
   std::string_view rest_;
+  const Json& tools_;
+  bool has_thought_ = false;   // a tag of thinking has been read
+  bool is_tag_first_ = false;  // nothing but thinking came before the tag that next() has read
   std::vector<ToolCall> calls_;
 };
 
+bool CallReader::next(std::string_view tag) {
+  for (size_t at = 0; (at = rest_.find_first_of("<[", at)) != rest_.npos; ++at) {
+    const std::string_view text = rest_.substr(at);
+    if (!tag.empty() && text.starts_with(tag)) {
+      is_tag_first_ = at == 0 && calls_.empty();
+      remove(at + tag.size());
+      return true;
+    }
+    for (const auto& [open, close] : kThinking) {
+      const bool opens = text.starts_with(open);
+      if (!opens && (has_thought_ || !text.starts_with(close))) continue;
+      if (!opens) calls_.clear();
+      has_thought_ = true;
+      const size_t size = text.find(close);
+      remove(size == text.npos ? rest_.size() : at + size + close.size());
+      if (size == text.npos || tag.empty()) return size != text.npos;
+      at = rest_.npos;  // from the start
+      break;
+    }
+  }
+  return false;
+}
+
+size_t CallReader::size_of_draft() const {
+  size_t size = rest_.size();
+  if (!has_thought_)
+    for (const auto& [open, close] : kThinking) size = std::min(size, rest_.find(close));
+  return size;
+}
+
 std::optional<std::string_view> CallReader::take_until(std::string_view end) {
-  const std::string_view text = rest_;
+  const std::string_view text = rest_.substr(0, size_of_draft());
   const size_t at = text.find(end);
   remove(at == text.npos ? text.size() : at + end.size());
   return at == text.npos ? std::nullopt : std::optional(text.substr(0, at));
@@ -80,7 +131,7 @@ std::string_view CallReader::take_json() {
     else if (!is_quoted && (c == '}' || c == ']') && --depth == 0)
       break;
   }
-  const std::string_view json = rest_.substr(0, at + 1);
+  const std::string_view json = rest_.substr(0, at < rest_.size() ? at + 1 : size_of_draft());
   remove(json.size());
   return json;
 }
@@ -92,75 +143,132 @@ void CallReader::read_arguments(ToolCall& call, const Json& arguments) const {
   call.arguments = std::move(object);
 }
 
+// Name and arguments of a call or schema, which may be in {"type": "function", "function": {...}}.
+const Json& unwrapped(const Json& json) {
+  const Json* function = json.find("function");
+  return function != nullptr && function->is_object() ? *function : json;
+}
+
+// The name of a call: also {"type": "function", "function": NAME, ...}.
+const std::string* name_of(const Json& call) {
+  const std::string* name = unwrapped(call).find_text("name");
+  return name == nullptr ? call.find_text("function") : name;
+}
+
 void CallReader::read_object(ToolCall& call, const Json& json, const std::string& arguments) const {
   with_places(json, where(), [&] {
-    for (const auto& [key, value] : json.as_object())
-      if (key != "name" && key != arguments && key != "id")
-        fail(str("unknown key ", excerpt(key), "; expected: name, ", arguments));
-    call.name = json.at("name").as_string();
+    const Json& inner = unwrapped(json);
+    for (const Json* object : {&json, &inner})
+      for (const auto& [key, value] : object->as_object())
+        if (key != "name" && key != arguments && key != "id" && key != "type" && key != "function")
+          fail(str("unknown key ", excerpt(key), "; expected: name, ", arguments));
+    const std::string* name = name_of(json);
+    call.name = name == nullptr ? inner.at("name").as_string() : *name;
     if (call.name.empty()) fail("the name is empty");
     if (json.find("id") != nullptr) call.id = json.at("id").as_string();
-    read_arguments(call, json.at(arguments));
+    read_arguments(call, inner.at(arguments));
   });
 }
 
 void CallReader::hermes() {
-  while (take_until("<tool_call>"))
+  constexpr std::string_view kEnd = "</tool_call>";
+  while (next("<tool_call>")) {
+    const std::string_view all = rest_;
+    const bool is_turn = is_tag_first_ && (all.empty() || all.ends_with(kEnd));
+    if (!all.starts_with('{') && !all.starts_with('[') && !is_turn) continue;  // a mere mention
     add([&](ToolCall& call) {
-      const auto text = take_until("</tool_call>");
-      if (!text) fail("<tool_call> is not closed by </tool_call>");
-      read_object(call, parse(*text), "arguments");
+      Json json;
+      bool is_closed = false;
+      try {  // texts in the JSON may have the tag of the end
+        json = parse(take_json());
+        is_closed = take(kEnd);
+      } catch (const InputError&) {
+      }
+      if (!is_closed) {
+        rest_ = all;
+        const auto text = take_until(kEnd);
+        if (!text) fail("<tool_call> is not closed by </tool_call>");
+        json = parse(*text);
+      }
+      read_object(call, json, "arguments");
     });
+  }
 }
 
-// An object without a name is no call.
-bool may_have_name(std::string_view object) {
+bool CallReader::is_llama3(std::string_view object) const {
+  const auto any_tool = [&](const auto& is_name) {
+    return !tools_.is_array() || std::ranges::any_of(tools_.as_array(), [&](const Json& tool) {
+      const std::string* name = name_of(tool);
+      return name != nullptr && is_name(*name);
+    });
+  };
+  const auto has = [&](const std::string& text) {
+    return object.find(str('"', text, '"')) != object.npos;
+  };
   try {
-    return parse_json(object, "").find("name") != nullptr;
+    const Json call = parse_json(object, ""), inner = unwrapped(call);
+    const std::string* called = name_of(call);
+    return called != nullptr && any_tool([&](const auto& name) { return name == *called; }) &&
+           (inner.find("parameters") != nullptr || inner.find("arguments") != nullptr);
   } catch (const InputError&) {
-    return object.find("\"name\"") != object.npos;
+    return (has("name") || has("function")) && any_tool(has);
   }
 }
 
 void CallReader::llama3() {
-  take("<|python_tag|>");
-  bool more = rest_.starts_with('{') && may_have_name(CallReader(rest_).take_json());
-  while (more)
-    add([&](ToolCall& call) {
-      const std::string_view object = take_json();
-      more = take(";") && !object.empty();
-      if (!more && !rest_.empty()) fail(str("expected ; before ", excerpt(rest_)));
-      read_object(call, parse(object), "parameters");
-    });
+  constexpr int kMaxTexts = 16;  // before, between and after thinking; each may be read to its end
+  for (int i = 0; i == 0 || (i < kMaxTexts && next("")); ++i) {
+    take("<|python_tag|>");
+    const std::string_view all = rest_;
+    bool more = rest_.starts_with('{') && is_llama3(take_json());
+    rest_ = all;
+    while (std::exchange(more, false))
+      add([&](ToolCall& call) {
+        const std::string_view object = take_json();
+        more = take(";") && !object.empty();
+        if (!more && !rest_.empty()) fail(str("expected ; before ", excerpt(rest_)));
+        const Json json = parse(object);
+        read_object(call, json, unwrapped(json).find("arguments") ? "arguments" : "parameters");
+      });
+  }
+}
+
+void CallReader::read_mistral() {
+  constexpr std::string_view kId = "[CALL_ID]";
+  Json::Array list;
+  const bool is_list = rest_.starts_with('[');
+  add([&](ToolCall& call) {
+    if (is_list) {
+      list = parse(take_json()).as_array();
+      if (list.empty()) fail("the list is empty");
+    } else {  // NAME[ARGS]{...} or NAME[CALL_ID]ID[ARGS]{...}
+      std::string_view name = take_until("[ARGS]").value_or("");
+      if (const size_t at = name.find(kId); at != name.npos) {
+        call.id = name.substr(at + kId.size());
+        name = name.substr(0, at);
+      }
+      if (name.empty() || name.find_first_of("[{ \n") != name.npos)
+        fail("expected [TOOL_CALLS]NAME[ARGS]{...}");
+      call.name = name;
+      read_arguments(call, parse(take_json()));
+    }
+  });
+  if (!list.empty()) calls_.pop_back();
+  for (const Json& item : list) add([&](ToolCall& call) { read_object(call, item, "arguments"); });
 }
 
 void CallReader::mistral() {
-  constexpr std::string_view kCalls = "[TOOL_CALLS]", kId = "[CALL_ID]";
-  for (bool more = take_until(kCalls).has_value(); more; more = take(kCalls)) {
-    Json::Array list;
-    const bool is_list = rest_.starts_with('[');
-    add([&](ToolCall& call) {
-      if (is_list) {
-        list = parse(take_json()).as_array();
-        if (list.empty()) fail("the list is empty");
-      } else {  // NAME[ARGS]{...} or NAME[CALL_ID]ID[ARGS]{...}
-        std::string_view name = take_until("[ARGS]").value_or("");
-        if (const size_t at = name.find(kId); at != name.npos) {
-          call.id = name.substr(at + kId.size());
-          name = name.substr(0, at);
-        }
-        if (name.empty() || name.find_first_of("[{ \n") != name.npos)
-          fail("expected [TOOL_CALLS]NAME[ARGS]{...}");
-        call.name = name;
-        read_arguments(call, parse(take_json()));
-      }
-    });
-    if (!list.empty()) calls_.pop_back();
-    for (const Json& item : list)
-      add([&](ToolCall& call) { read_object(call, item, "arguments"); });
+  constexpr std::string_view kCalls = "[TOOL_CALLS]";
+  while (next(kCalls)) {
+    std::string_view word = rest_.substr(0, 200);  // longer ones are no names
+    word = word.substr(0, word.find_first_of(kSpace));
+    const bool is_turn = is_tag_first_ && word.size() == rest_.size();
+    if (word.find_first_of("[{") == word.npos && !is_turn) continue;  // a mere mention
+    do read_mistral();
+    while (take(kCalls));
+    if (next("") || rest_.empty()) continue;
+    return add([&](ToolCall&) { fail("expected no text after calls: " + excerpt(rest_)); });
   }
-  if (!rest_.empty())
-    add([&](ToolCall&) { fail("expected no text after calls: " + excerpt(rest_)); });
 }
 
 void CallReader::inline_call() {
@@ -177,9 +285,16 @@ void CallReader::inline_call() {
 
 }  // namespace
 
-std::vector<ToolCall> parse_tool_calls(ToolFormat format, std::string_view text) {
-  constexpr size_t kMaxCalls = 32;
-  CallReader reader(text);
+std::string_view opened_thinking(std::string_view prompt) {
+  prompt = prompt.substr(0, prompt.find_last_not_of(kSpace) + 1);
+  for (const auto& [open, close] : kThinking)
+    if (prompt.ends_with(open)) return open;
+  return {};
+}
+
+std::vector<ToolCall> parse_tool_calls(ToolFormat format, std::string_view text,
+                                       const Json& tools) {
+  CallReader reader(text, tools);
   if (format == ToolFormat::kHermes) reader.hermes();
   if (format == ToolFormat::kLlama3) reader.llama3();
   if (format == ToolFormat::kMistral) reader.mistral();

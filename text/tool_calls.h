@@ -29,11 +29,20 @@ struct ToolCall {
 };
 
 // The calls of a turn, in order. `text` has the turn's special tokens, without the token that ended
-// it. There are 32 at most, the last of which says so if there are more. Strict: text that begins a
-// call but does not parse is a call with an `error`, so that the model gets an answer. Never throws
-// for any text. kInline: only a call that ends the text counts.
-// kAuto: none.
-std::vector<ToolCall> parse_tool_calls(ToolFormat format, std::string_view text);
+// it. Calls in thinking, between <think> and </think> or [THINK] and [/THINK], are text; so is all
+// after an opening tag that is not closed, and before a closing one that no opening one precedes.
+// There are 32 calls at most, the last of which says so if there are more. Text that begins a call
+// but does not parse is a call with an `error`, so that the model gets an answer; the mere tag of
+// calls begins none. Never throws for any text.
+// kLlama3: an object is a call if it has the name of one of `tools` and arguments. `tools`: a list
+// of JSON schemas; null: unknown, and any name will do.
+// kInline: only a call that ends the text counts, also in thinking. kAuto: none.
+std::vector<ToolCall> parse_tool_calls(ToolFormat format, std::string_view text,
+                                       const Json& tools = {});
+
+// The opening tag of thinking that ends a prompt, behind which a turn begins in thinking; else
+// empty.
+std::string_view opened_thinking(std::string_view prompt);
 
 // The format in which a chat template writes the calls of an assistant's message; nullopt if it
 // writes none that is known.

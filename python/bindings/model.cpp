@@ -291,7 +291,8 @@ void bind_model(nb::module_& m) {
       .def(
           "chat_prompt",
           [](const Handle& self, const nb::list& messages) {
-            return ChatFormat(*self->tokenizer, Json()).prompt(from_python(messages, "messages"));
+            return ChatFormat(*self->tokenizer, Json())
+                .prompt(normalized_messages(from_python(messages, "messages"), "messages"));
           },
           nb::arg("messages"),
           "The text of a conversation, a list of {\"role\", \"content\"}, up to the assistant's "

@@ -37,6 +37,7 @@ namespace {
 struct OpenTurn {
   bool has_end = true;  // as observation_tokens() takes it
   std::vector<ToolCall> calls;
+  Json template_variables;
 };
 
 WorkerPool::Key key_of(const std::string& line) {
@@ -117,7 +118,10 @@ class CommandEnvironment : public Environment {
  public:
   CommandEnvironment(const EnvironmentConfig& config, EnvironmentContext context,
                      std::optional<ToolFormat> format)
-      : context_(std::move(context)), format_(format), function_(config.function) {
+      : context_(std::move(context)),
+        format_(format),
+        tools_(tool_schemas(config)),
+        function_(config.function) {
     if (function_ != nullptr) return;
     options_ = worker_options(config);
     options_.concurrent = static_cast<size_t>(config.concurrent);
@@ -134,7 +138,9 @@ class CommandEnvironment : public Environment {
       for (const Json& message : trajectory.transcript.as_array()) messages.push_back(message);
     OpenTurn& open = open_[trajectory.index];
     open.has_end = has_end_of_turn(context_, trajectory);
-    if (format_) open.calls = parse_tool_calls(*format_, text);
+    open.template_variables = example.template_variables;
+    if (format_)
+      open.calls = calls_of_turn(*format_, context_.tokenizer, example, trajectory, tools_);
     Json request;
     request.set("index", trajectory.index)
         .set("step", step)
@@ -194,13 +200,15 @@ class CommandEnvironment : public Environment {
     EnvironmentReply reply =
         with_places(answer, "its answer", [&] { return parse_reply(turn, answer); });
     if (reply.done) return reply;
-    reply.tokens = observation_tokens(context_, reply.messages, turn.has_end);
+    reply.tokens =
+        observation_tokens(context_, reply.messages, turn.has_end, turn.template_variables);
     if (reply.tokens.empty()) throw InputError("its observation has no tokens");
     return reply;
   }
 
   const EnvironmentContext context_;
   const std::optional<ToolFormat> format_;
+  const Json tools_;  // as calls_of_turn() takes them
   const std::shared_ptr<const HostEnvironment> function_;
   Json::Array unsent_;  // turns that the function has not seen
   WorkerPoolOptions options_;

@@ -38,7 +38,7 @@ std::map<std::string, uint32_t> count_words(std::string_view text) {
 }  // namespace
 
 TextSearch::TextSearch(const std::string& path, const std::string& field) {
-  JsonlConfig config{.path = {path}, .prompt = "", .answer = "{" + field + "}"};
+  JsonlConfig config{.path = {path}, .prompt = "", .answer = "", .solution = "{" + field + "}"};
   config.held_out_fraction = 0;
   try {
     documents_ = load_jsonl(config).train;
@@ -50,7 +50,7 @@ TextSearch::TextSearch(const std::string& path, const std::string& field) {
   }
   for (int64_t i = 0; i < documents_->size(); ++i) {
     lengths_.push_back(0);
-    for (const auto& [word, count] : count_words(documents_->get(i).answer)) {
+    for (const auto& [word, count] : count_words(documents_->get(i).solution)) {
       postings_[word].push_back({static_cast<uint32_t>(i), count});
       lengths_.back() += count;
     }
@@ -78,7 +78,7 @@ std::vector<std::string> TextSearch::find(std::string_view query, int64_t count)
   std::partial_sort(ranked.begin(), end, ranked.end());
   std::vector<std::string> texts;
   for (auto it = ranked.begin(); it != end; ++it)
-    texts.push_back(documents_->get(it->second).answer);
+    texts.push_back(documents_->get(it->second).solution);
   return texts;
 }
 

@@ -88,7 +88,10 @@ std::string argument_error(const Tool& tool, const Json& arguments) {
 class ToolsEnvironment final : public Environment {
  public:
   ToolsEnvironment(const EnvironmentConfig& config, EnvironmentContext context, ToolFormat format)
-      : config_(config), context_(std::move(context)), format_(format) {
+      : config_(config),
+        context_(std::move(context)),
+        format_(format),
+        tools_(tools_environment_schemas(config)) {
     if (format == ToolFormat::kInline) context_.tokenizer.encode("0123456789");  // must have them
     if (!config.corpus.empty())
       search_ = std::make_unique<TextSearch>(config.corpus, config.corpus_field);
@@ -99,12 +102,12 @@ class ToolsEnvironment final : public Environment {
                                           : std::vector<std::string>{};
   }
 
-  void submit(const Example&, const Trajectory& trajectory, int64_t) override {
+  void submit(const Example& example, const Trajectory& trajectory, int64_t) override {
     EnvironmentReply reply{.index = trajectory.index};
     const std::vector<ToolCall> calls =
-        parse_tool_calls(format_, turn_text(context_.tokenizer, trajectory));
+        calls_of_turn(format_, context_.tokenizer, example, trajectory, tools_);
     reply.done = calls.empty();
-    if (!reply.done) answer(calls, trajectory, reply);
+    if (!reply.done) answer(calls, example, trajectory, reply);
     replies_.push_back(std::move(reply));
   }
 
@@ -112,8 +115,8 @@ class ToolsEnvironment final : public Environment {
   void cancel_all() override { replies_.clear(); }
 
  private:
-  void answer(const std::vector<ToolCall>& calls, const Trajectory& trajectory,
-              EnvironmentReply& reply) const {
+  void answer(const std::vector<ToolCall>& calls, const Example& example,
+              const Trajectory& trajectory, EnvironmentReply& reply) const {
     try {
       for (const ToolCall& call : calls) {
         Json message = make_message("tool", result_of(call));
@@ -123,7 +126,8 @@ class ToolsEnvironment final : public Environment {
       }
       const EnvironmentContext& context = format_ == ToolFormat::kInline ? plain_ : context_;
       reply.tokens =
-          observation_tokens(context, reply.messages, has_end_of_turn(context, trajectory));
+          observation_tokens(context, reply.messages, has_end_of_turn(context, trajectory),
+                             example.template_variables);
     } catch (const InputError& e) {
       // The characters of a task need not suffice for the text of an error: such a call is the end.
       if (format_ == ToolFormat::kInline)
@@ -152,6 +156,7 @@ class ToolsEnvironment final : public Environment {
   // Results of inline calls continue the turn as plain text, whatever the chat format is.
   const EnvironmentContext plain_{context_.tokenizer, {}};
   const ToolFormat format_;
+  const Json tools_;
   std::unique_ptr<TextSearch> search_;
   std::vector<EnvironmentReply> replies_;
 };

@@ -8,7 +8,7 @@ namespace cohort {
 RewardFn make_contains(const RewardConfig& config, const Task*) {
   return [finder = AnswerFinder(config.pattern)](const RewardInput& in) {
     const auto found = finder.find(in.completion);
-    const std::string_view answer = trimmed(in.example.answer);
+    const std::string_view answer = trimmed(in.answer());
     return found && !answer.empty() && found->find(answer) != found->npos ? 1.0 : 0.0;
   };
 }

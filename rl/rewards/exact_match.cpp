@@ -8,9 +8,9 @@ namespace cohort {
 
 RewardFn make_exact_match(const RewardConfig& config, const Task*) {
   return [finder = AnswerFinder(config.pattern)](const RewardInput& in) {
-    if (trimmed(in.example.answer).empty()) return kNotApplicable;
+    if (trimmed(in.answer()).empty()) return kNotApplicable;
     const auto found = finder.find(in.completion);
-    return found && trimmed(*found) == trimmed(in.example.answer) ? 1.0 : 0.0;
+    return found && trimmed(*found) == trimmed(in.answer()) ? 1.0 : 0.0;
   };
 }
 

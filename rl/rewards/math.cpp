@@ -10,7 +10,7 @@ namespace cohort {
 
 RewardFn make_math(const RewardConfig& config, const Task*) {
   return [finder = AnswerFinder(config.pattern)](const RewardInput& in) {
-    const auto wanted = final_answer(in.example.answer);
+    const auto wanted = final_answer(in.answer());
     if (!wanted) return kNotApplicable;
     const auto text = finder.find(in.completion);
     const auto found = text ? final_answer(*text) : std::nullopt;

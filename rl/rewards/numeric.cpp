@@ -2,6 +2,8 @@
 // fractions. Accepts numbers such as "1,234", "-0.50", "3/4", "$18.", "50 %". The signs $ and % are
 // ignored, not interpreted: "50%" equals "50".
 
+#include <charconv>
+
 #include "data/tasks/tasks.h"
 #include "rl/rewards/rational.h"
 #include "rl/rewards/rewards.h"
@@ -43,16 +45,29 @@ std::optional<Rational> parse_number(std::string_view text) {
   return negative ? negated(*value) : *value;
 }
 
+// A number that may have an exponent, as those of JSON do: "1e5".
+std::optional<Rational> parse_json_number(std::string_view text) {
+  double value = 0;
+  char digits[512];
+  const char* end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(text.data(), end, value);
+  if (text.find_first_of("eE") == text.npos || at != end || error != std::errc())
+    return parse_number(text);
+  return parse_number(
+      {digits, std::to_chars(digits, std::end(digits), value, std::chars_format::fixed).ptr});
+}
+
 }  // namespace
 
 RewardFn make_numeric(const RewardConfig& config, const Task*) {
   return [finder = AnswerFinder(config.pattern)](const RewardInput& in) {
     // The answer may be a worked solution, in which the pattern finds the number.
-    auto wanted = parse_number(in.example.answer);
-    if (!wanted) wanted = parse_number(finder.find(in.example.answer).value_or(""));
+    auto wanted = parse_json_number(in.answer());
+    if (!wanted) wanted = parse_number(finder.find(in.answer()).value_or(""));
     if (!wanted) return kNotApplicable;
     const auto found = finder.find(in.completion);
-    return found && parse_number(*found) == wanted ? 1.0 : 0.0;
+    const bool is_same = found && trimmed(*found) == trimmed(in.answer());
+    return is_same || (found && parse_number(*found) == wanted) ? 1.0 : 0.0;
   };
 }
 

@@ -2,6 +2,7 @@
 #include <filesystem>
 
 #include "tests/apps/process.h"
+#include "tests/runs/small_configs.h"
 #include "tests/support/chat_tokenizer.h"
 
 namespace cohort::test {
@@ -67,6 +68,49 @@ TEST_F(TrlCommands, TrainEvaluateAndGenerate) {
     }
     std::filesystem::remove_all(dir_.path("run"));
   }
+}
+
+TEST_F(TrlCommands, ALinesOwnToolsAndVariablesReachEveryCommand) {
+  const std::string shows =
+      "{% if tools is defined %}{{ tools | tojson }}{% endif %}({{ mood }})" + std::string(kTurns);
+  for (const auto& [name, text] : chat_files(shows.c_str()))
+    write_file(dir_.path("tokenizer/" + name), text);
+  const std::string tail =
+      R"(, "answer": "a", "tools": [{"name": "f"}], "chat_template_kwargs": "{\"mood\": \"x\"}")";
+  const std::string path = config("grpo", "{name: exact_match}", lines(kPrompt, kPromptEnd + tail));
+  const std::string shown = R"([{"name": "f"}](x)<|start|>user)";
+  const Output check = run_cohort({"check", path, "--full"});
+  EXPECT_EQ(check.code, 0) << check.err;
+  EXPECT_NE(check.out.find(shown), std::string::npos) << check.out;
+  const Output run = run_cohort({"train", path});
+  ASSERT_EQ(run.code, 0) << run.err;
+  for (const Json& line : json_lines(dir_.path("run/completions.jsonl")))
+    EXPECT_TRUE(line.at("prompt").as_string().starts_with(shown)) << line.dump();
+  EXPECT_EQ(run_cohort({"eval", dir_.path("run")}).code, 0);
+  const Output output = run_cohort({"generate", dir_.path("run"), "--template", "--json"},
+                                   "{" + kPrompt + kPromptEnd + tail + "}\n");
+  EXPECT_EQ(output.code, 0) << output.err;
+  EXPECT_TRUE(parse_json(output.out, "").at("prompt").as_string().starts_with(shown)) << output.out;
+  for (const char* command : {"check", "train"})
+    expect_bad_input(
+        run_cohort(
+            {command, path, "environment={name: tools, tools: [calculator], tool_format: hermes}"}),
+        {"lines.jsonl:", "tools: they differ from those of the run", "hint: "});
+}
+
+TEST_F(TrlCommands, AnyAnswerOfAListIsRightAndNullIsNone) {
+  std::string text;
+  for (int i = 0; i < 12; ++i)
+    text += str("{", kPrompt, i, kPromptEnd, ", \"answer\": ", i == 0 ? "null" : R"(["4.0", 1e5])",
+                "}\n");
+  const Output check = run_cohort({"check", config("grpo", "{name: exact_match}", text),
+                                   "data.jsonl.held_out_fraction=0", "eval.every=0"});
+  EXPECT_EQ(check.code, 0) << check.err;
+  EXPECT_NE(check.out.find("no gold answer; an empty completion: exact_match not applicable"),
+            std::string::npos)
+      << check.out;
+  EXPECT_NE(check.out.find("exact_match 1; total 1"), std::string::npos) << check.out;
+  EXPECT_EQ(check.err.find("gold answers get less"), std::string::npos) << check.err;
 }
 
 // Conversations without an answer of the assistant have their gold answer in a field, or none.

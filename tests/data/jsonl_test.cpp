@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "config/visitor.h"
+#include "core/text.h"
 #include "data/example.h"
 #include "tests/support/test_util.h"
 
@@ -69,6 +70,117 @@ TEST_F(Jsonl, ErrorsNameFileAndLine) {
                     "set.jsonl:1: no field 'answer', which the answer template needs; "
                     "fields here: prompt, gold, x");
   EXPECT_THROW_WITH(load(good + "{\"prompt\": \"\xff\"}"), InputError, "set.jsonl:2: ");
+}
+
+TEST_F(Jsonl, ANullAnswerIsNone) {
+  const auto read = [&](const std::string& line) { return load(line)->get(0); };
+  for (const char* none : {"null", "[]", "[null]", "[null, null]"}) {
+    const Example e = read(str("{\"prompt\": \"p\", \"answer\": ", none, "}"));
+    EXPECT_EQ(e.prompt, "p");
+    EXPECT_EQ(e.answer, "") << none;
+    EXPECT_TRUE(e.solution.empty() && e.other_answers.empty()) << none;
+  }
+  JsonlConfig c = config(R"({"prompt": "p", "answer": null, "gold": null, "unit": "m"})");
+  c.answer = "{gold} {unit}.";
+  EXPECT_EQ(load_jsonl(c).train->get(0).answer, "");
+  // The first field that the line has, and has not as null.
+  c = config(R"({"prompt": "p", "answer": null, "gold": 7})");
+  c.answer = "<{answer|gold}>";
+  EXPECT_EQ(load_jsonl(c).train->get(0).answer, "<7>");
+  c.answer = "<{gold|answer}>";
+  EXPECT_EQ(load_jsonl(c).train->get(0).answer, "<7>");
+}
+
+TEST_F(Jsonl, TextsThatAreNullAreErrorsWithFileAndLine) {
+  const std::string good = "{\"prompt\": \"1\", \"answer\": \"a\", \"more\": \"m\"}\n";
+  EXPECT_THROW_WITH(load(good + R"({"prompt": null, "answer": "a"})"), InputError,
+                    "set.jsonl:2: the field 'prompt' of the prompt template is null; hint: ");
+  JsonlConfig c = config(good + R"({"prompt": "p", "answer": "a", "more": null})");
+  c.prompt = "{prompt} {more}";
+  EXPECT_THROW_WITH(load_jsonl(c), InputError, "set.jsonl:2: the field 'more' of the prompt");
+  c.prompt = "{prompt}";
+  c.solution = "{more} {answer}";
+  EXPECT_THROW_WITH(load_jsonl(c), InputError, "set.jsonl:2: the field 'more' of the solution");
+  // Answers are taught where there is no solution.
+  for (const char* none : {"null", "[]", "[null]"}) {
+    c = config(good + str("{\"prompt\": \"p\", \"answer\": ", none, "}"));
+    EXPECT_EQ(load_jsonl(c).train->size(), 2);
+    c.teaches = true;
+    EXPECT_THROW_WITH(load_jsonl(c), InputError,
+                      "set.jsonl:2: the answer, which is taught, is null");
+  }
+  // Without an answer that is empty there is no error: it is a text.
+  c = config(R"({"prompt": "p", "answer": ""})");
+  c.teaches = true;
+  EXPECT_EQ(load_jsonl(c).train->size(), 1);
+}
+
+TEST_F(Jsonl, EachItemOfAListIsARightAnswer) {
+  const auto answers = [&](const std::string& value, const std::string& answer = "{answer}") {
+    JsonlConfig c = config("{\"prompt\": \"p\", \"answer\": " + value + "}");
+    c.answer = answer;
+    const Example e = load_jsonl(c).train->get(0);
+    EXPECT_EQ(e.solution, e.answer);
+    return e.answer + "|" + join(e.other_answers, "|");
+  };
+  EXPECT_EQ(answers(R"(["4", "four", 4.0])"), "4|four|4.0");
+  EXPECT_EQ(answers(R"(["4"])"), "4|");
+  EXPECT_EQ(answers(R"([null, "4", null, "b, c"])"), "4|b, c");
+  EXPECT_EQ(answers(R"([[1, 2], [3]])"), "1, 2|3");
+  EXPECT_EQ(answers(R"(["4", "5"])", "#### {answer}"), "#### 4|#### 5");
+  // Beside other fields a list is a part of the text.
+  EXPECT_EQ(answers(R"([4, 5])", "{answer} {prompt}"), "4, 5 p|");
+}
+
+TEST_F(Jsonl, NumbersOfFieldsKeepTheirSpelling) {
+  JsonlConfig c = config(
+      R"({"q": [1.0, 1e5, {"x": 0.10}], "answer": 123456789012345678901234567890, "s": 2.50})");
+  c.prompt = "{q}?";
+  c.solution = "{s}";
+  const Example e = load_jsonl(c).train->get(0);
+  EXPECT_EQ(e.prompt, R"(1.0, 1e5, {"x":0.10}?)");
+  EXPECT_EQ(e.answer, "123456789012345678901234567890");
+  EXPECT_EQ(e.solution, "2.50");
+  EXPECT_EQ(load(R"({"prompt": 1.0, "answer": [1e5, 1.50]})")->get(0).other_answers[0], "1.50");
+}
+
+TEST_F(Jsonl, MessagesLoseNullsAndTheirTextPartsAreJoined) {
+  const auto read = [&](const std::string& messages) {
+    JsonlConfig c = config("{\"messages\": " + messages + "}");
+    c.messages = "messages";
+    return load_jsonl(c).train->get(0).messages.dump();
+  };
+  const std::string part = R"({"type": "text", "text": "b"})";
+  EXPECT_EQ(read(R"([{"role": "user", "content": [{"type": "text", "text": "a "}, )" + part +
+                 R"(], "name": null}, {"role": "assistant", "content": "c", "tool_calls": null}])"),
+            R"([{"role":"user","content":"a b"},{"role":"assistant","content":"c"}])");
+  // Nulls inside of calls are arguments.
+  const std::string calls = R"("tool_calls":[{"function":{"name":"f","arguments":{"x":null}}}])";
+  EXPECT_EQ(read(R"([{"role": "assistant", "content": null, )" + calls + "}]"),
+            R"([{"role":"assistant",)" + calls + "}]");
+  EXPECT_EQ(read(R"([{"role": "user", "content": 1.50}])"),
+            R"([{"role":"user","content":"1.50"}])");
+  for (const char* result : {R"({"a":1})", "[1,2]", "[]", R"([{"a":1}])", "true"})
+    EXPECT_EQ(read(str(R"([{"role":"tool","content":)", result, "}]")),
+              str(R"([{"role":"tool","content":)", result, "}]"));
+  EXPECT_EQ(read(R"([{"role": "tool", "content": [)" + part + "]}]"),
+            R"([{"role":"tool","content":"b"}])");
+  const auto refuse = [&](const std::string& message, const char* error) {
+    EXPECT_THROW_WITH(read(R"([{"role": "user", "content": "q"}, )" + message + "]"), InputError,
+                      str("set.jsonl:1: messages: [1]", error));
+  };
+  refuse(
+      R"({"role": "user", "content": [)" + part + R"(, {"type": "image_url", "image_url": "u"}]})",
+      ".content[1]: expected a part of the type text");
+  refuse(R"({"role": "user", "content": [{"type": "text"}]})", ".content[0]: missing key 'text'");
+  refuse(R"({"role": "user", "content": [{"type": "text", "text": null}]})",
+         ".content[0].text: exp");
+  refuse(R"({"role": "assistant", "content": ["x"]})", ".content[0]: expected an object");
+  refuse(R"({"role": "user", "content": {"a": 1}})", ".content: expected a list");
+  refuse(R"({"role": "tool", "content": [{"type": "image"}]})", ".content[0]: expected a part");
+  refuse(R"({"role": "user", "content": null})", ".content: expected a text, got null");
+  refuse(R"({"role": "user", "content": null, "id": 3})", ".content: expected a text, got null");
+  refuse(R"({"role": "assistant", "content": null, "tool_calls": null})", ".content: expected a");
 }
 
 TEST_F(Jsonl, ErrorsOfFilesHaveANextStep) {

@@ -151,6 +151,46 @@ TEST_F(CommandEnvironment, ConversationsAreMessages) {
             "[{'role': 'system', 'content': 's'}, {'role': 'user', 'content': 'u'}]");
 }
 
+TEST_F(CommandEnvironment, ALinesOwnToolsAndVariablesHoldForItsDialogue) {
+  const auto tokenizer = chat_tokenizer(
+      "{% for m in messages %}{% if m.role == 'user' and loop.last and tools %}{{ tools | tojson }}"
+      "{% endif %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
+      "{% if add_generation_prompt %}<|start|>assistant\n{{ mood }}{% endif %}");
+  EnvironmentConfig llama = config();
+  llama.tool_format = ToolFormat::kLlama3;
+  environment_ = make_environment(llama, {*tokenizer, ChatFormat(*tokenizer, Json())});
+  // The text is an answer, or a call of the line's tool that does not end.
+  const auto observed = [&](const Json& variables) {
+    Example example = example_;
+    example.template_variables = variables;
+    environment_->submit(
+        example,
+        trajectory(
+            0, "{'x': 1}\nsay(messages=[{'role': 'user', 'content': str(len(r['tool_calls']))}])"),
+        0);
+    const EnvironmentReply reply = replies(1).at(0);
+    return reply.error + tokenizer->decode(reply.tokens, SpecialText::kShow);
+  };
+  const std::string user = "<|start|>user\n0<|end|>\n<|start|>assistant\n";
+  EXPECT_EQ(observed({}), "\n" + user);
+  const Json add = parse_json(R"([{"name": "add"}])", "tools");
+  EXPECT_EQ(observed(Json().set("mood", "calm").set("tools", add)),
+            "\n" + std::string(R"([{"name": "add"}])") + user + "calm");
+  const auto num_calls = [&](const Json& variables) {
+    Example example = example_;
+    example.template_variables = variables;
+    environment_->submit(example,
+                         trajectory(0,
+                                    "{\"name\": \"add\", \"parameters\": {}}\n"
+                                    "say(observation=str(len(r['tool_calls'])))"),
+                         0);
+    return replies(1).at(0).messages.as_array().at(0).at("content").as_string();
+  };
+  EXPECT_EQ(num_calls({}), "1");  // unknown tools: of any name
+  EXPECT_EQ(num_calls(Json().set("tools", add)), "1");
+  EXPECT_EQ(num_calls(Json().set("tools", parse_json(R"([{"name": "sub"}])", ""))), "0");
+}
+
 TEST_F(CommandEnvironment, AnswersComeInAnyOrder) {
   EnvironmentConfig three = config();
   three.workers = 3;

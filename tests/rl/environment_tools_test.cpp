@@ -27,15 +27,16 @@ class Dialogue {
   Environment& environment() { return *environment_; }
 
   // The reply to a turn that ends by itself or, in the format inline, by ">>".
-  EnvironmentReply reply(const std::string& turn, int64_t index = 0) {
-    submit(turn, index);
+  EnvironmentReply reply(const std::string& turn, int64_t index = 0,
+                         const std::string& prompt = "7=") {
+    submit(turn, index, prompt);
     std::vector<EnvironmentReply> replies = environment_->poll(true);
     EXPECT_EQ(replies.size(), 1u);
     return replies.at(0);
   }
-  void submit(const std::string& turn, int64_t index) {
+  void submit(const std::string& turn, int64_t index, const std::string& prompt = "7=") {
     Trajectory trajectory{.index = index};
-    for (const int32_t token : tokenizer_->encode("7=")) trajectory.append_observed(token);
+    for (const int32_t token : tokenizer_->encode(prompt)) trajectory.append_observed(token);
     for (const int32_t token : tokenizer_->encode(turn)) trajectory.append_sampled(token, -1);
     trajectory.stop_reason =
         turn.ends_with(">>") ? StopReason::kStopString : StopReason::kStopToken;
@@ -81,6 +82,35 @@ TEST(ToolsEnvironment, EachCallIsAnsweredByAMessage) {
             "{\"role\":\"tool\",\"content\":\"error: '1/0' is no expression with a value\","
             "\"name\":\"calculator\"}]");
   EXPECT_EQ(dialogue.text(reply), "95error: '1/0' is no expression with a value");
+}
+
+// Thinking is opened by the turn, or by the end of the prompt.
+TEST(ToolsEnvironment, CallsInThinkingAreNotAnswered) {
+  Dialogue dialogue({.tools = {"calculator"}});
+  const std::string draft = call_text("calculator", Json().set("expression", "1+1")),
+                    call = call_text("calculator", Json().set("expression", "2+2"));
+  EXPECT_TRUE(dialogue.reply("<think>" + draft + "</think>It is 2.").done);
+  EXPECT_EQ(dialogue.text(dialogue.reply("<think>" + draft + "</think>" + call)), "4");
+  for (const char* prompt : {"1+1?<think>", "1+1?\n<think>\n", "1+1?\n[THINK] \n\n"}) {
+    const std::string close =
+        std::string(prompt).find("[") == std::string::npos ? "</think>" : "[/THINK]";
+    EXPECT_TRUE(dialogue.reply(draft, 0, prompt).done);  // is not closed
+    EXPECT_TRUE(dialogue.reply("so " + draft + close + " It is 2.", 0, prompt).done);
+    EXPECT_EQ(dialogue.text(dialogue.reply(draft + close + call, 0, prompt)), "4");
+  }
+  for (const char* prompt : {"<think>\n\n</think>\n\n", "<think> is a tag"})
+    EXPECT_EQ(dialogue.text(dialogue.reply(call, 0, prompt)), "4") << prompt;
+  EXPECT_TRUE(dialogue.reply("No <tool_call> is needed: 2.").done);
+}
+
+TEST(ToolsEnvironment, InLlama3OnlyObjectsThatNameAToolAreCalls) {
+  Dialogue dialogue({.tools = {"calculator"}}, ToolFormat::kLlama3);
+  EXPECT_EQ(
+      dialogue.text(dialogue.reply(
+          R"({"type": "function", "name": "calculator", "parameters": {"expression": "2+2"}})")),
+      "4");
+  EXPECT_TRUE(dialogue.reply(R"({"name": "Ada", "parameters": {"born": 1815}})").done);
+  EXPECT_TRUE(dialogue.reply(R"({"name": "calculator"})").done);
 }
 
 TEST(ToolsEnvironment, RepliesAreReadyInOrderUntilTheyAreTakenOrCancelled) {

@@ -164,6 +164,39 @@ TEST(Contains, FindsTheAnswerAnywhereInTheFoundText) {
   EXPECT_EQ(tagged({with_answer("7"), "7"}), 0);
 }
 
+TEST(Rewards, AnyOfSeveralAnswersIsRight) {
+  const auto value = [](const char* name, const char* completion) {
+    Example example = with_answer("x = 3");
+    example.other_answers = {"7", "Paris"};
+    return make({.name = name})({example, completion});
+  };
+  for (const char* name : {"exact_match", "contains", "math"}) {
+    EXPECT_EQ(value(name, "x = 3"), 1) << name;
+    EXPECT_EQ(value(name, "7"), 1) << name;
+    EXPECT_EQ(value(name, "Paris"), 1) << name;
+    EXPECT_EQ(value(name, "8"), 0) << name;
+  }
+  EXPECT_EQ(value("numeric", "7.0"), 1);  // the others are no numbers
+  EXPECT_EQ(value("numeric", "8"), 0);
+  EXPECT_EQ(value("distinct", "a a a a a a"), 1.0 / 3);  // needs no answer
+  // In sets, too.
+  Example example = with_answer("a");
+  example.other_answers = {"b"};
+  const auto scores =
+      score(RewardSet({{.name = "exact_match"}}, nullptr), {example}, {"a", "b", "c"});
+  EXPECT_EQ(scores.total, (std::vector<double>{1, 1, 0}));
+}
+
+TEST(Numeric, AnswersMayHaveAnExponentAsInJson) {
+  const RewardFn reward = make({.name = "numeric"});
+  EXPECT_EQ(reward({with_answer("1e5"), "100,000"}), 1);
+  EXPECT_EQ(reward({with_answer("-1.5E-3"), "-0.0015"}), 1);
+  EXPECT_EQ(reward({with_answer("1e5"), "1e5"}), 1);
+  EXPECT_EQ(reward({with_answer("1e5"), "10e4"}), 0);  // completions are decimals
+  EXPECT_TRUE(std::isnan(reward({with_answer("1e400"), "1"})));
+  EXPECT_TRUE(std::isnan(reward({with_answer("e"), "1"})));
+}
+
 TEST(Format, MatchesTheWholeCompletion) {
   const RewardFn reward = make({.name = "format", .weight = 1, .pattern = "<t>[^<]*</t>\\d+"});
   EXPECT_EQ(reward({with_answer(""), "<t>hm</t>42"}), 1);

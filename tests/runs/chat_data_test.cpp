@@ -114,6 +114,111 @@ TEST_F(ChatData, BadConversationsAreNamed) {
   EXPECT_THROW_WITH(load_dataset(c, chat_tokenizer(kTurns)), InputError, "no field 'turns'");
 }
 
+// Shows the variables `tools` and `mood`.
+constexpr const char* kShowsVariables =
+    "{% if tools is defined %}{{ tools | tojson }}{% endif %}"
+    "{% if mood is defined %}({{ mood }}){% endif %}"
+    "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}"
+    "{% if m.tool_calls is defined %}{{ m.tool_calls | tojson }}{% endif %}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}";
+
+TEST_F(ChatData, ALinesOwnToolsAndVariablesAreItsTemplates) {
+  const struct {
+    const char *fields, *shown;
+  } cases[] = {
+      {R"("tools": [{"name": "f"}])", R"([{"name": "f"}])"},
+      {R"("tools": "[{\"name\": \"f\"}]")", R"([{"name": "f"}])"},
+      {R"("tools": [])", "[]"},
+      {R"("tools": null)", ""},
+      {R"("tools": "null")", ""},
+      {R"("tools": "")", ""},
+      {R"("chat_template_kwargs": {"mood": 1.0})", "(1.0)"},
+      {R"("chat_template_kwargs": "{\"mood\": false}")", "(False)"},
+      {R"("chat_template_kwargs": {"mood": null})", "(None)"},
+      {R"("chat_template_kwargs": null)", "(calm)"},
+      {R"("chat_template_kwargs": {}, "tools": [{"name": "g"}])", R"([{"name": "g"}](calm))"},
+      {R"("chat_template_kwargs": {"mood": "x"}, "tools": [{"name": "g"}])",
+       R"([{"name": "g"}](x))"},
+  };
+  const std::string turns = "<|start|>user\n1+1<|end|>\n<|start|>assistant\n";
+  for (const auto& [fields, shown] : cases)
+    for (
+        const char* problem :
+        {R"("messages": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}])",
+         R"("prompt": "1+1", "answer": "2")"}) {
+      const std::string line = str("{", problem, ", ", fields, "}");
+      TrainConfig c = config(TrainerType::kGrpo, line + "\n");
+      if (line.find("messages") != line.npos) c.data.jsonl.messages = "messages";
+      c.data.chat = true;
+      if (std::string_view(shown).find('(') != std::string_view::npos)
+        c.data.chat_template_kwargs = R"({"mood": "calm"})";
+      const auto tokenizer = chat_tokenizer(kShowsVariables);
+      EXPECT_EQ(prompt_of(c.data, *tokenizer, parse_json(line, ""), "line").prompt, shown + turns);
+      EXPECT_EQ(load_dataset(c, chat_tokenizer(kShowsVariables)).train->get(0).prompt,
+                shown + turns)
+          << line;
+      c.batch.trainer = TrainerType::kSft;
+      Dataset data = load_dataset(c, chat_tokenizer(kShowsVariables));
+      EXPECT_EQ(text(data), shown + turns + "2<|end|>\n") << line;
+      EXPECT_TRUE(targets(data).ends_with("_2<|end|>\n")) << line;
+      // They count in the lengths that are checked.
+      const auto length = static_cast<int64_t>(data.tokenizer->encode(text(data)).size());
+      EXPECT_EQ(check_data(c, data, 1000).longest_sequence, length);
+    }
+}
+
+TEST_F(ChatData, ToolsAndVariablesOfALineThatDoNotFitAreErrors) {
+  const auto refuse = [&](const std::string& fields, const char* message,
+                          const std::function<void(DataConfig&)>& change = nullptr) {
+    TrainConfig c =
+        config(TrainerType::kSft, str(R"({"prompt": "p", "answer": "a", )", fields, "}"));
+    c.data.chat = true;
+    if (change) change(c.data);
+    EXPECT_THROW_WITH(load_dataset(c, chat_tokenizer(kShowsVariables)).train->get(0), InputError,
+                      str("lines.jsonl:1: ", message));
+  };
+  refuse(R"("tools": "[{")", "tools: not valid JSON");
+  refuse(R"("tools": {"name": "f"})", "tools: expected a list of JSON schemas");
+  refuse(R"("tools": ["f"])", "tools: expected a list of JSON schemas");
+  refuse(R"("chat_template_kwargs": [1])", "chat_template_kwargs: expected an object");
+  refuse(R"("chat_template_kwargs": "x")", "chat_template_kwargs: not valid JSON");
+  for (const char* name : {"messages", "add_generation_prompt", "tools"})
+    refuse(str(R"("chat_template_kwargs": {")", name, R"(": []})"),
+           str("chat_template_kwargs: '", name, "'").c_str());
+  const auto with_tools = [](DataConfig& data) {
+    data.tools = parse_json(R"([{"name":"g"}])", "");
+  };
+  refuse(R"("tools": [{"name": "f"}])", "tools: they differ from those of the run", with_tools);
+  refuse(R"("tools": [])", "tools: they differ from those of the run", with_tools);
+  refuse(R"("tools": [{"name": "f"}])", "tools: they differ from those of the run",
+         [](DataConfig& data) { data.chat_template_kwargs = R"({"tools": []})"; });
+  // Equal tools are no conflict, and texts without a chat template have fields of any meaning.
+  TrainConfig c = config(TrainerType::kSft,
+                         R"({"prompt": "p", "answer": "a", "tools": "[{\"name\": \"g\"}]"})");
+  c.data.chat = true;
+  with_tools(c.data);
+  EXPECT_TRUE(load_dataset(c, chat_tokenizer(kShowsVariables))
+                  .train->get(0)
+                  .prompt.starts_with(R"([{"name": "g"}]<|start|>user)"));
+  c = config(TrainerType::kSft, R"({"prompt": "p", "answer": "a", "tools": "hammer"})");
+  EXPECT_EQ(load_dataset(c, chat_tokenizer(kTurns)).train->get(0).prompt, "p");
+}
+
+// Keys that are null are not there, and no text is "None".
+TEST_F(ChatData, NullsOfMessagesDoNotReachTheTemplate) {
+  const std::string calls = R"([{"function": {"name": "f", "arguments": {"x": null}}}])";
+  TrainConfig c = config(
+      TrainerType::kSft,
+      R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "1"}, {"type": "text", "text": "+1"}], "tool_calls": null}, )"
+      R"({"role": "assistant", "content": null, "tool_calls": )" +
+          calls +
+          R"(}, {"role": "tool", "content": "2", "name": null}, {"role": "assistant", "content": "2", "tool_calls": null}]})");
+  c.data.jsonl.messages = "messages";
+  EXPECT_EQ(text(load_dataset(c, chat_tokenizer(kShowsVariables))),
+            "<|start|>user\n1+1<|end|>\n<|start|>assistant\n" + calls +
+                "<|end|>\n<|start|>tool\n2<|end|>\n<|start|>assistant\n2<|end|>\n");
+}
+
 // Lines of conversations; each pair is a role and its content.
 std::string conversation_of(const std::vector<std::pair<std::string, std::string>>& turns) {
   Json messages = Json::Array{};
@@ -168,6 +273,18 @@ TEST_F(LongConversations, LoseTheStartOfTheirEarliestMessages) {
     EXPECT_EQ(targets.find("It is 2.<|end|>"), 0u);
     EXPECT_LE(targets.size(), 16u);
   }
+}
+
+// The template of a truncated conversation has the line's tools.
+TEST_F(LongConversations, KeepTheirTools) {
+  const std::string line =
+      R"({"tools": [{"name": "f"}], "messages": [{"role": "user", "content": ")" +
+      std::string(90, 'x') + R"("}, {"role": "assistant", "content": "2"}]})";
+  const auto [data, lengths] = fitted(long_config(TrainerType::kSft, line), 96, kShowsVariables);
+  EXPECT_FALSE(lengths.too_long.empty());
+  const auto [text, targets] = text_and_targets(data, 0, 96);
+  EXPECT_TRUE(text.starts_with(R"([{"name": "f"}]<|start|>user)")) << text;
+  EXPECT_EQ(targets, "2<|end|>\n");
 }
 
 // The earliest of several turns are truncated, and a truncated answer has no loss.

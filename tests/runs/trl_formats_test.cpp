@@ -169,6 +169,53 @@ TEST_F(TrlFormats, SplitsAreThoseOfTheMessagesBeforeTheAnswer) {
     EXPECT_EQ(split(prompt + rest), expected) << rest;
 }
 
+// Tables that join formats have nulls where a row has no such column.
+TEST_F(TrlFormats, FieldsThatAreNullDecideOnlyWhereNoOtherIsThere) {
+  const std::string question = "[" + kQuestion + "]";
+  const Example text = problem(plan("grpo", R"({"prompt": "p", "answer": null, "solution": "s"})"));
+  EXPECT_EQ(text.prompt + "|" + text.answer + "|" + text.solution, "p|s|s");
+  EXPECT_EQ(taught(plan("sft", R"({"prompt": "p", "completion": null, "answer": "a"})")),
+            "p[a<|end|>]");
+  EXPECT_EQ(taught(plan("sft", R"({"prompt": null, "text": "abc", "completion": null})")),
+            "<|end|>[abc<|end|>]");
+  EXPECT_EQ(taught(plan("sft", R"({"prompt": null, "completion": null, "messages": [)" + kQuestion +
+                                   ", " + kAnswer + "]}")),
+            kAsked + "[2<|end|>\n]");
+  // A null answer is none; later lines may have one.
+  for (const char* gold : {"answer", "solution"}) {
+    const std::string lines = str(R"({"prompt": )", question, ", \"", gold, R"(": null})", "\n",
+                                  R"({"prompt": )", question, ", \"", gold, R"(": ["2", "two"]})");
+    const Dataset data = load_dataset(plan("grpo", lines), chat_tokenizer(kTurns));
+    EXPECT_EQ(data.train->get(0).prompt, kAsked);
+    EXPECT_EQ(data.train->get(0).answer, "");
+    EXPECT_EQ(data.train->get(1).prompt, kAsked);
+    EXPECT_EQ(data.train->get(1).answer, "2");
+  }
+  for (const char* gold : {"answer", "solution"})
+    EXPECT_EQ(problem(plan("grpo", str(R"({"prompt": "p", ")", gold, R"(": null})"))).answer, "");
+}
+
+TEST_F(TrlFormats, NullCompletionsPromptsAndTextsAreErrors) {
+  const auto refused = [&](const char* trainer, const std::string& line) {
+    EXPECT_THROW_WITH(load_dataset(plan(trainer, line), chat_tokenizer(kTurns)).train->get(0),
+                      InputError, "lines.jsonl:1: ");
+  };
+  const std::string question = R"({"prompt": [)" + kQuestion + "], ";
+  for (const char* trainer : {"sft", "grpo"}) {
+    refused(trainer, R"({"prompt": "p", "completion": null})");
+    refused(trainer, R"({"prompt": null, "completion": "c"})");
+    refused(trainer, R"({"prompt": null, "answer": "a"})");
+    refused(trainer, question + R"("completion": null})");
+    refused(trainer, R"({"prompt": [{"role": "user", "content": null}], "answer": "a"})");
+    refused(trainer, R"({"messages": [{"role": "user", "content": null}], "answer": "a"})");
+  }
+  refused("sft", R"({"text": null})");
+  refused("sft", R"({"prompt": "p", "answer": null})");
+  refused("sft", R"({"prompt": "p", "solution": null})");
+  refused("sft", question + R"("answer": null})");
+  refused("sft", question + R"("solution": [null]})");
+}
+
 TEST_F(TrlFormats, WhatIsDetectedIsSaidOnceAndKept) {
   const std::string line = R"({"prompt": [)" + kQuestion + R"(], "solution": "2"})";
   const TrainConfig config = plan("grpo", "\n" + line + "\n");

@@ -58,6 +58,21 @@ TEST(Json, IntegersKeepAll64BitsAndLargerOnesTheirDigits) {
   EXPECT_EQ(parse("9223372036854775808.0").dump(), "9.223372036854776e+18");
 }
 
+TEST(Json, NumbersInTextsKeepTheirSpelling) {
+  for (const char* text : {"1.0", "1e5", "1E+5", "-0.50", "0.10", "3.14159265358979323846", "1e-7",
+                           "12345678901234567890", "-123456789012345678901234567890",
+                           "9007199254740993", "0", "1.50e3", "100000.0"}) {
+    EXPECT_EQ(parse(text).to_text(), text);
+    EXPECT_EQ(parse(str("[", text, ", [", text, "]]")).to_text(), str(text, ", ", text));
+    const std::string object = str("{\"a\":[", text, ",{\"b\":", text, "}]}");
+    EXPECT_EQ(parse(object).to_text(), object);
+    EXPECT_EQ(parse(object).dump_as_read(), object);
+    EXPECT_EQ(parse(text).as_double(), std::strtod(text, nullptr));
+  }
+  EXPECT_EQ(Json(0.1).to_text(), "0.1");  // it was not read
+  EXPECT_EQ(Json(100000.0).dump_as_read(), "100000.0");
+}
+
 TEST(Json, AZeroByteEndsNothing) {
   using namespace std::string_view_literals;
   EXPECT_THROW_WITH(parse("{\"a\": 1}\0 {\"a\": 2}"sv), InputError,

@@ -10,9 +10,9 @@ namespace cohort {
 namespace {
 
 // "NAME#ID ARGUMENTS" of each call, or "! ERROR"; separated by " | ".
-std::string calls_of(ToolFormat format, std::string_view text) {
+std::string calls_of(ToolFormat format, std::string_view text, const Json& tools = {}) {
   std::string out;
-  for (const ToolCall& call : parse_tool_calls(format, text)) {
+  for (const ToolCall& call : parse_tool_calls(format, text, tools)) {
     if (!out.empty()) out += " | ";
     if (call.error.empty())
       out += str(call.name, call.id.empty() ? "" : "#" + call.id, " ", call.arguments.dump());
@@ -25,9 +25,10 @@ std::string calls_of(ToolFormat format, std::string_view text) {
 struct ToolCallCase {
   const char *text, *calls;  // a part of the expected calls if it begins with an error
 };
-void expect_calls(ToolFormat format, std::initializer_list<ToolCallCase> cases) {
+void expect_calls(ToolFormat format, std::initializer_list<ToolCallCase> cases,
+                  const Json& tools = {}) {
   for (const ToolCallCase& c : cases) {
-    const std::string calls = calls_of(format, c.text);
+    const std::string calls = calls_of(format, c.text, tools);
     if (std::string_view(c.calls).starts_with("!"))
       EXPECT_NE(calls.find(c.calls + 2), calls.npos) << c.text << "\n" << calls;
     else
@@ -83,7 +84,9 @@ TEST(ToolCalls, Llama3) {
           {"<|python_tag|> {\"name\": \"f\", \"parameters\": {}}; {\"name\": \"g\", "
            "\"parameters\": {\"x\": {}}}",
            "f {} | g {\"x\":{}}"},
-          {"{\"name\": \"f\", \"arguments\": {}}", "! unknown key 'arguments'"},
+          {"{\"name\": \"f\", \"arguments\": {}}", "f {}"},
+          {"{\"name\": \"f\", \"arguments\": {}, \"parameters\": {}}",
+           "! unknown key 'parameters'"},
           {"{\"name\": \"f\", \"parameters\": {}", "! tool call 1: not valid JSON"},
           {"{\"name\": \"f\", \"parameters\": {}} and more", "! expected ; before 'and more'"},
           {"{\"name\": \"f\", \"parameters\": {}};", "! f {} | ! tool call 2: not valid JSON"},
@@ -131,12 +134,162 @@ TEST(ToolCalls, Inline) {
                });
 }
 
+TEST(ToolCalls, Llama3CallsNameAKnownTool) {
+  const Json tools = parse_json(
+      R"([{"type": "function", "function": {"name": "add"}}, {"name": "now", "parameters": {}}])",
+      "tools");
+  const std::initializer_list<ToolCallCase> cases = {
+      {R"({"name": "add", "parameters": {"a": 1}})", R"(add {"a":1})"},
+      {R"({"name": "now", "parameters": {}})", "now {}"},
+      // Answers in JSON.
+      {R"({"name": "Ada", "parameters": {"born": 1815}})", ""},
+      {R"({"name": "Ada", "arguments": ["x"]})", ""},
+      {R"({"name": "Ada"})", ""},
+      {R"({"name": "add"})", ""},
+      {R"({"name": ["add"], "parameters": {}})", ""},
+      {R"({"parameters": {"name": "add"}})", ""},
+      {R"({"name": "Ada", "born": })", ""},
+      {R"({"type": "function", "f": "x"})", ""},
+      {R"({"type": "function", "function": {"name": "Ada", "parameters": {}}})", ""},
+      {R"(<|python_tag|>{"name": "Ada", "parameters": {}})", ""},
+      // Broken calls.
+      {R"({"name": "add", "parameters": {"a": })", "! tool call 1: not valid JSON"},
+      {R"({"name": "add", "param)", "! tool call 1: not valid JSON"},
+      {R"({"name": "add", "parameters": [1]})", "! the arguments are not an object"},
+      // Forms of the same call.
+      {R"({"type": "function", "name": "add", "parameters": {"a": 1}})", R"(add {"a":1})"},
+      {R"({"type": "function", "function": "add", "parameters": {"a": 1}})", R"(add {"a":1})"},
+      {R"({"type": "function", "function": {"name": "add", "parameters": {"a": 1}}})",
+       R"(add {"a":1})"},
+      {R"({"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{\"a\": 1}"}})",
+       R"(add#c1 {"a":1})"},
+      {R"(<|python_tag|>{"type": "function", "name": "add", "parameters": {}}; {"name": "now", "parameters": {}})",
+       "add {} | now {}"},
+  };
+  expect_calls(ToolFormat::kLlama3, cases, tools);
+  EXPECT_EQ(calls_of(ToolFormat::kLlama3, R"({"name": "add", "parameters": {}})", Json::Array{}),
+            "");
+}
+
+constexpr const char* kHermesCall =
+    R"(<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>)";
+constexpr const char* kMistralCall = R"([TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}])";
+constexpr const char* kLlama3Call = R"({"name": "f", "parameters": {"a": 1}})";
+
+TEST(ToolCalls, DraftsInThinkingAreText) {
+  const std::string called = R"(f {"a":1})";
+  for (const auto& [format, call] : {std::pair(ToolFormat::kHermes, std::string(kHermesCall)),
+                                     {ToolFormat::kMistral, std::string(kMistralCall)},
+                                     {ToolFormat::kLlama3, std::string(kLlama3Call)}})
+    for (const auto& [open, close] :
+         {std::pair<std::string, std::string>{"<think>", "</think>"}, {"[THINK]", "[/THINK]"}}) {
+      const auto calls = [&, f = format](const std::string& text) { return calls_of(f, text); };
+      EXPECT_EQ(calls(open + call + close), "");
+      EXPECT_EQ(calls(open + "\n" + call + "\n" + close + "\n\nIt is 4."), "");
+      EXPECT_EQ(calls("\n" + open + " a " + call + close + "\n" + call + "\n"), called);
+      EXPECT_EQ(calls(open + call + close + open + call + close + call), called);
+      // Not closed: all of the rest.
+      EXPECT_EQ(calls(open + " so " + call), "");
+      EXPECT_EQ(calls(open + close + open + call + call), "");
+      // Opened by the prompt.
+      EXPECT_EQ(calls(call + close), "");
+      EXPECT_EQ(calls(call + "\nhm " + close + "\n4"), "");
+      EXPECT_EQ(calls(call + close + "\n" + call), called);
+      EXPECT_EQ(calls("no call " + close + call), called);
+      // A draft that does not end.
+      EXPECT_EQ(calls(call.substr(0, call.find("1}")) + " hm " + close + "4"), "") << call;
+      EXPECT_EQ(calls(call.substr(0, call.find("1}")) + close + call), called);
+      EXPECT_EQ(calls(open + call.substr(0, 20) + close + call), called);
+    }
+  EXPECT_EQ(calls_of(ToolFormat::kHermes, str("<think>", kHermesCall, "[/THINK]", kHermesCall)),
+            "");
+  // A closing tag after thinking that the text has opened is text.
+  EXPECT_EQ(calls_of(ToolFormat::kHermes, str("<think></think>", kHermesCall, "</think>")), called);
+  // Many drafts.
+  std::string drafts;
+  for (int i = 0; i < 40; ++i) drafts += kHermesCall;
+  EXPECT_EQ(calls_of(ToolFormat::kHermes, drafts + "</think>" + kHermesCall), called);
+}
+
+TEST(ToolCalls, TextsOfArgumentsMayHaveTags) {
+  for (const char* tag : {"</tool_call>", "<tool_call>", "<think>", "</think>", "[THINK]",
+                          "[/THINK]", "[TOOL_CALLS]", "\\\"}", "]", "<|python_tag|>", ";"}) {
+    const std::string object = str("{\"a\": \"x", tag, "y\"}");
+    const std::string call = "f " + parse_json(object, "").dump();
+    EXPECT_EQ(calls_of(ToolFormat::kHermes, str("<tool_call>\n{\"name\": \"f\", \"arguments\": ",
+                                                object, "}\n</tool_call>\n", kHermesCall)),
+              call + R"( | f {"a":1})");
+    EXPECT_EQ(calls_of(ToolFormat::kMistral,
+                       str("[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": ", object, "}]")),
+              call);
+    EXPECT_EQ(calls_of(ToolFormat::kMistral, str("[TOOL_CALLS]f[ARGS]", object, kMistralCall)),
+              call + R"( | f {"a":1})");
+    EXPECT_EQ(calls_of(ToolFormat::kLlama3,
+                       str("{\"name\": \"f\", \"parameters\": ", object, "};", kLlama3Call)),
+              call + R"( | f {"a":1})");
+  }
+  // Broken calls end at the first tag, and the next one is read.
+  for (const char* broken :
+       {R"({"name": "f", "arguments": {"x": "say "hi}"}})", "{'name': 'f'}",
+        R"({"name": "f", "arguments": {}}})", R"({"name": "f", "arguments": {)",
+        R"({"name": "f", "arguments": {"x": "a"b"}})"}) {
+    const std::string calls =
+        calls_of(ToolFormat::kHermes, str("<tool_call>", broken, "</tool_call>", kHermesCall));
+    EXPECT_TRUE(calls.starts_with("! tool call 1: not valid JSON: ")) << broken << calls;
+    EXPECT_TRUE(calls.ends_with(R"( | f {"a":1})")) << broken << calls;
+  }
+}
+
+TEST(ToolCalls, AMentionOfTheirTagIsText) {
+  for (const char* text :
+       {"I do not need the <tool_call> tag: 4.", "There is no <tool_call>", "`<tool_call>`",
+        "Calls are between <tool_call> and </tool_call>.", "the <tool_call></tool_call> tags",
+        "<tool_call> is a tag.", "Use <tool_call>...</tool_call>, and then wait"})
+    EXPECT_EQ(calls_of(ToolFormat::kHermes, text), "") << text;
+  EXPECT_EQ(calls_of(ToolFormat::kHermes, str("With <tool_call>, I call: ", kHermesCall)),
+            R"(f {"a":1})");
+  EXPECT_EQ(calls_of(ToolFormat::kHermes, str("<think>x</think>\n<tool_call>f(1)</tool_call>"))
+                .substr(0, 29),
+            "! tool call 1: not valid JSON");
+  for (const char* text : {"I do not need [TOOL_CALLS] here.", "`[TOOL_CALLS]`", "no [TOOL_CALLS]",
+                           "[TOOL_CALLS] is a token", "([TOOL_CALLS]) 4"})
+    EXPECT_EQ(calls_of(ToolFormat::kMistral, text), "") << text;
+  EXPECT_EQ(calls_of(ToolFormat::kMistral, str("With [TOOL_CALLS] I call: ", kMistralCall)),
+            R"(f {"a":1})");
+}
+
+TEST(ToolCalls, PromptsMayOpenThinking) {
+  EXPECT_EQ(opened_thinking("<|assistant|>\n<think>\n"), "<think>");
+  EXPECT_EQ(opened_thinking("[THINK]"), "[THINK]");
+  for (const char* prompt : {"", "<think>\n\n</think>\n\n", "<think> so", "think>"})
+    EXPECT_EQ(opened_thinking(prompt), "") << prompt;
+}
+
 TEST(ToolCalls, HostileTextsTakeLinearTimeAndGiveTextForErrors) {
   constexpr size_t kBytes = 1 << 18;
-  for (const char* unit :
-       {"<tool_call>", "<tool_call></tool_call>", "[TOOL_CALLS]", "[TOOL_CALLS]f[ARGS]{}", "{", ";",
-        "[TOOL_CALLS][", "<<", ">>", "{\"name\": {", "\"", "\\",
-        "{\"name\":\"f\",\"parameters\":{}};", "\xff", "<tool_call>{\"\xff\"}</tool_call>"})
+  for (const char* unit : {"<tool_call>",
+                           "<tool_call></tool_call>",
+                           "[TOOL_CALLS]",
+                           "[TOOL_CALLS]f[ARGS]{}",
+                           "{",
+                           ";",
+                           "[TOOL_CALLS][",
+                           "<tool_call>{",
+                           "<tool_call>{\"",
+                           "<think></think>",
+                           "<think></think>{",
+                           "</think>{",
+                           "<think>",
+                           "[THINK][/THINK][TOOL_CALLS]",
+                           "<",
+                           "<<",
+                           ">>",
+                           "{\"name\": {",
+                           "\"",
+                           "\\",
+                           "{\"name\":\"f\",\"parameters\":{}};",
+                           "\xff",
+                           "<tool_call>{\"\xff\"}</tool_call>"})
     for (const ToolFormat format : {ToolFormat::kAuto, ToolFormat::kHermes, ToolFormat::kLlama3,
                                     ToolFormat::kMistral, ToolFormat::kInline})
       for (const char* before : {"", "{\"name\"", "[TOOL_CALLS]", "[TOOL_CALLS][", "<tool_call>"}) {
