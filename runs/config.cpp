@@ -338,21 +338,21 @@ void validate_grpo(const TrainConfig& config) {
                 "' is more than max_completion_length, ", limit));
 }
 
-// Keys that docs/grpo.md advises against together.
+// Combinations that docs/grpo.md advises against.
 void add_advice(const GrpoConfig& grpo, std::vector<std::string>& out) {
-  const bool by_deviation = grpo.scale_rewards == AdvantageScale::kGroup;
+  using enum AdvantageScale;
+  const AdvantageScale scale = grpo.scale_rewards;
   if (grpo.surrogate == kernels::Surrogate::kReinforce && grpo.updates_per_step() > 1 &&
       grpo.importance_weights == kernels::Importance::kNone)
     out.push_back(
         "surrogate: reinforce ignores the ratio, so that the later updates of a step are biased; "
         "hint: importance_weights=truncate, or num_minibatches=1 and num_iterations=1");
-  if (grpo.whiten_advantages &&
-      (by_deviation || grpo.scale_rewards == AdvantageScale::kBatch ||
-       grpo.multi_objective_aggregation == RewardAggregation::kNormalizeThenSum))
+  const bool sums = grpo.multi_objective_aggregation == RewardAggregation::kSumThenNormalize;
+  if (grpo.whiten_advantages && (!sums || scale == kGroup || scale == kBatch))
     out.push_back(
         "whiten_advantages: scales advantages that are scaled by a deviation already; hint: "
         "scale_rewards=none and multi_objective_aggregation=sum_then_normalize, or leave it out");
-  if (grpo.penalizes_rewards() && (by_deviation || grpo.scale_rewards == AdvantageScale::kMaxRl))
+  if (grpo.penalizes_rewards() && (scale == kGroup || scale == kMaxRl))
     out.push_back(
         "kl_in: reward: groups with equal rewards differ in their KL only, which scale_rewards "
         "brings to full scale; hint: scale_rewards=none or leave_one_out");

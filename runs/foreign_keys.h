@@ -13,8 +13,8 @@ struct ForeignKey {
   // with one of its values; "=ppo", a value of any key.
   std::string theirs;
   std::string ours;  // a key; empty: there is none
-  // What to give instead, or how the values differ; may be empty. Where `theirs` has a value: that
-  // of `ours`, up to a comma.
+  // A hint what to give instead, or how the values differ; may be empty. Where `theirs` has a
+  // value: that of `ours`, up to a comma.
   std::string remark;
 };
 const std::vector<ForeignKey>& foreign_keys();

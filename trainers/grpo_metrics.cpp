@@ -41,7 +41,8 @@ SampleSums count_samples(const ScoredRollouts& scored, const GrpoSections& confi
       sums.entropy += c.entropy();
       sums.truncated_mass += c.truncated_mass;
     }
-    sums.groups.add_outcome(group_outcome(scored.scores, begin / group, config));
+    sums.groups.add_outcome(group_outcome(scored.scores, begin / group,
+                                          config.batch.num_generations, config.criterion));
     if (std::ranges::all_of(rewards, [](double r) { return std::isnan(r); })) continue;
     sums.deviation.add(reward_std(rewards));
     sums.zero_variance.add(!has_signal(scored, begin / group, config));
@@ -62,13 +63,12 @@ int64_t count_loss_tokens(const Trajectory& completion, double reward, const Grp
   return completion.completion_length();
 }
 
-std::optional<int> group_outcome(const RewardSet::Scores& scores, size_t group,
-                                 const GrpoSections& config) {
-  const auto& [reward, threshold] = config.criterion;
-  const auto size = static_cast<size_t>(config.batch.num_generations);
+std::optional<int> group_outcome(const RewardSet::Scores& scores, size_t group, int64_t size,
+                                 const OutcomeCriterion& criterion) {
+  const auto& [reward, threshold] = criterion;
   const auto& all = reward < 0 ? scores.total : scores.each[static_cast<size_t>(reward)];
-  std::vector<double> values(all.begin() + static_cast<ptrdiff_t>(group * size),
-                             all.begin() + static_cast<ptrdiff_t>((group + 1) * size));
+  const auto begin = all.begin() + static_cast<int64_t>(group) * size;
+  std::vector<double> values(begin, begin + size);
   double highest = -HUGE_VAL;
   for (double& v : values) {
     if (reward >= 0 && !std::isnan(v)) v = v >= threshold ? 1 : -1;
@@ -76,8 +76,7 @@ std::optional<int> group_outcome(const RewardSet::Scores& scores, size_t group,
   }
   if (highest == -HUGE_VAL) return std::nullopt;
   // Rewards are equal if their advantages are.
-  const std::vector<double> differences =
-      group_advantages(values, config.batch.num_generations, AdvantageScale::kNone);
+  const std::vector<double> differences = group_advantages(values, size, AdvantageScale::kNone);
   if (std::ranges::any_of(differences, [](double d) { return d != 0; })) return 0;
   return highest > 0 ? 1 : -1;
 }

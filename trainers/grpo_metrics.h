@@ -35,16 +35,16 @@ struct GrpoSections {
 // mask_truncated_completions leaves it out.
 int64_t count_loss_tokens(const Trajectory& completion, double reward, const GrpoConfig& config);
 
-// 1 if a group of completions is solved (all that can be judged are correct), -1 if it has failed
-// (all are wrong), else 0. Without a criterion: its rewards are equal and above 0, equal and at
-// most 0, or they differ. nullopt: no completion can be judged.
-std::optional<int> group_outcome(const RewardSet::Scores& scores, size_t group,
-                                 const GrpoSections& config);
+// 1 if a group of `size` completions is solved (all that can be judged are correct), -1 if it has
+// failed (all are wrong), else 0. Without a criterion: its rewards are equal and above 0, equal and
+// at most 0, or they differ. nullopt: no completion can be judged.
+std::optional<int> group_outcome(const RewardSet::Scores& scores, size_t group, int64_t size,
+                                 const OutcomeCriterion& criterion = {});
 
 // The rounds of a step that replaced groups without a signal, and the groups that they replaced.
 struct Refill {
   int64_t rounds = 0, prompts = 0;  // over all ranks
-  // Of this rank: its groups that were solved or have failed, the tokens of their completions and
+  // This rank's groups that were solved or have failed, the tokens of their completions and
   // prompts, and the dialogues that the environment has failed, with the first error.
   Moments solved, failed;
   double tokens = 0, failed_dialogues = 0;
@@ -72,7 +72,7 @@ bool has_signal(const ScoredRollouts& rollouts, size_t group, const GrpoSections
 struct UpdateSums {
   kernels::PolicyLossStats policy;  // over this rank's tokens
   double made = 0;                  // updates whose gradient is not exactly 0
-  double loss = 0, grad_norm = 0;   // of those
+  double loss = 0, grad_norm = 0;   // sums over the updates made
   double clipped = 0;               // updates whose gradient exceeded max_grad_norm
   double ratio_deviation = 0;  // max |ratio - 1| before the first update, before it was corrected
   Moments step_kl;             // KL(old policy, new policy), over this rank's measured tokens

@@ -31,6 +31,13 @@ std::string short_number(double value) {
   return text;
 }
 
+// The mean of the last two of four values less that of the first two, in its standard errors.
+double rise_in_errors(const std::deque<double>& values, const std::deque<double>& errors) {
+  double squares = 0;
+  for (const double e : errors) squares += e * e;
+  return (values[2] + values[3] - values[0] - values[1]) / std::sqrt(squares);
+}
+
 }  // namespace
 
 void GrpoMonitor::Window::add(double value) {
@@ -256,19 +263,12 @@ void GrpoMonitor::check_evaluations(const EvaluationScore& score) {
   const auto steps = static_cast<double>(reward_.values.size());
   score_reward_errors_.add(steps < 2 ? 0 : reward_.deviation() / std::sqrt(steps));
   const auto& scores = scores_.values;
-  // `rises`: the second half of the window above the first half.
-  const auto error_of = [](const Window& errors) {
-    double squares = 0;
-    for (const double e : errors.values) squares += e * e;
-    return std::sqrt(squares) / 2;
-  };
-  const auto rise_of = [](const std::deque<double>& v) { return (v[2] + v[3] - v[0] - v[1]) / 2; };
-  const bool known = scores_.full() && score_errors_.full() && score_reward_errors_.full();
   set_diagnostic(
       "overfit",
-      known && std::ranges::adjacent_find(scores, std::less_equal<>()) == scores.end() &&
-          -rise_of(scores) > kSignificant * error_of(score_errors_) &&
-          rise_of(score_rewards_.values) > kSignificant * error_of(score_reward_errors_),
+      score_reward_errors_.full() &&
+          std::ranges::adjacent_find(scores, std::less_equal<>()) == scores.end() &&
+          rise_in_errors(scores, score_errors_.values) < -kSignificant &&
+          rise_in_errors(score_rewards_.values, score_reward_errors_.values) > kSignificant,
       str("the reward rises while three evaluations in a row were lower than the one before (",
           short_number(scores.front()), " to ", short_number(scores.back()),
           "): the policy learns the training problems or the reward's weaknesses; hint: keep the "

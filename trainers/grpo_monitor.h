@@ -101,8 +101,8 @@ class GrpoMonitor {
   Window scores_{4}, score_errors_{4}, score_rewards_{4}, score_reward_errors_{4};
   double best_reward_ = kUnknown, best_deviation_ = 0, first_entropy_ = kUnknown;
   double highest_ = kUnknown, lowest_ = kUnknown;        // rewards of single completions so far
-  double pass_at_1_ = kUnknown, score_step_ = kUnknown;  // of the last evaluation
-  double learning_rate_ = kUnknown;                      // of the last step
+  double pass_at_1_ = kUnknown, score_step_ = kUnknown;  // the last evaluation's
+  double learning_rate_ = kUnknown;                      // the last step's
   int64_t zero_signal_steps_ = 0;  // latest steps in a row in which most groups have zero variance
   std::set<std::string> active_diagnostics_;
   std::vector<std::string> warnings_;

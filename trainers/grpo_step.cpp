@@ -308,12 +308,12 @@ ScoredRollouts sample_and_score(const GrpoStep& in, std::span<const Example> pro
 
 // Appends the outcomes of `count` prompts: of this rank's, which are at `positions`; 0 for others.
 void append_outcomes(GrpoStepResult& out, const ScoredRollouts& scored, int64_t count,
-                     std::span<const int64_t> positions, const GrpoSections& config) {
+                     std::span<const int64_t> positions, int64_t size) {
   const size_t begin = out.outcomes.size();
   out.outcomes.resize(begin + static_cast<size_t>(count));
   for (size_t g = 0; g < positions.size(); ++g)
     out.outcomes[begin + static_cast<size_t>(positions[g])] =
-        group_outcome(scored.scores, g, config).value_or(0);
+        group_outcome(scored.scores, g, size).value_or(0);
 }
 
 // Replaces a group by one of another round, which takes its place in the step.
@@ -322,7 +322,7 @@ void replace_group(GrpoStepResult& out, size_t group, int64_t index, ScoredRollo
   ScoredRollouts& rollouts = out.rollouts;
   const int64_t size = config.batch.num_generations;
   Refill& refill = rollouts.refill;
-  refill.add_outcome(group_outcome(rollouts.scores, group, config));
+  refill.add_outcome(group_outcome(rollouts.scores, group, size, config.criterion));
   for (int64_t g = 0; g < size; ++g) {
     const size_t at = group * static_cast<size_t>(size) + static_cast<size_t>(g),
                  source = from_group * static_cast<size_t>(size) + static_cast<size_t>(g);
@@ -344,7 +344,7 @@ void replace_group(GrpoStepResult& out, size_t group, int64_t index, ScoredRollo
 // any number of ranks: the k-th of a round, in the order of the places, has the address
 // round * prompts_per_step + k.
 void refill_groups(const GrpoStep& in, GrpoStepResult& out, StepTimes& times) {
-  const int64_t count = in.config.batch.prompts_per_step;
+  const int64_t count = in.config.batch.prompts_per_step, size = in.config.batch.num_generations;
   for (int64_t round = 1; round <= in.config.grpo.refill_rounds; ++round) {
     out.rollouts.reward_advantages =
         relative_advantages(in, out.rollouts, out.rollouts.scores.total);
@@ -369,7 +369,7 @@ void refill_groups(const GrpoStep& in, GrpoStepResult& out, StepTimes& times) {
     if (missing == 0) return;
     std::vector<Example> prompts = in.more_prompts(missing, positions);
     ScoredRollouts found = sample_and_score(in, prompts, addresses, times);
-    append_outcomes(out, found, missing, positions, in.config);
+    append_outcomes(out, found, missing, positions, size);
     out.rollouts.refill.rounds = round;
     out.rollouts.refill.prompts += missing;
     for (size_t k = 0; k < groups.size(); ++k) {
@@ -471,7 +471,8 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   in.sampler.engine().reset_stats();
   if (in.journal != nullptr) in.journal->begin(in);
   out.rollouts = sample_and_score(in, in.prompts, in.indices, times);
-  append_outcomes(out, out.rollouts, config.batch.prompts_per_step, in.indices, config);
+  append_outcomes(out, out.rollouts, config.batch.prompts_per_step, in.indices,
+                  config.batch.num_generations);
   refill_groups(in, out, times);
   Stopwatch clock;
   reward_advantages = relative_advantages(in, out.rollouts, scores.total);
@@ -555,7 +556,7 @@ std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
       }
       if (config.grpo.mask_truncated_completions && trajectory.truncated())
         s.loss_mask.assign(s.tokens.size(), 0);
-      // What the sampler has recorded, also where the trainer's log-probs replace old_logprob.
+      // These stay what the sampler has recorded where the trainer replaces old_logprob.
       if (config.grpo.importance_weights != kernels::Importance::kNone)
         s.sampling_logprob = trajectory.sampling_logprobs.empty() ? trajectory.logprobs
                                                                   : trajectory.sampling_logprobs;

@@ -15,7 +15,7 @@ TEST(Text, SuggestionsCorrectTyposOnly) {
   EXPECT_EQ(did_you_mean("lerning_rates", names), "; did you mean 'learning_rate'?");
   EXPECT_EQ(did_you_mean("bta", names), "; did you mean 'beta'?");
   EXPECT_EQ(did_you_mean("temperature", names), "");
-  // Of a word of up to four letters one may differ.
+  // One letter may differ in a word of up to four.
   const std::vector<std::string> losses = {"grpo", "dapo", "dr_grpo"};
   EXPECT_EQ(did_you_mean("ppo", losses), "");
   EXPECT_EQ(did_you_mean("rloo", losses), "");

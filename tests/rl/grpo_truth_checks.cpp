@@ -299,7 +299,7 @@ void check_rollout_weights(const Json& truth) {
   if (const Json* keep = in.find("keep_range")) {
     desc.importance = kernels::Importance::kMask;
     desc.importance_min = values(*keep)[0], desc.importance_max = values(*keep)[1];
-    // What is kept does not depend on how far the policy has moved since.
+    // The tokens that are kept do not depend on how far the policy has moved since.
     const Values kept = values(truth.at("expected").at("kept"));
     for (const double moved : {-2, 0, 2})
       for (size_t i = 0; i < n; ++i) {
