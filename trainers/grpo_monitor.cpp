@@ -22,8 +22,8 @@ constexpr double kInitialEntropyFraction = 0.05, kEntropyFloor = 0.005;  // nats
 constexpr double kEntropyFactor = 2, kEntropyRise = 1;
 // Position between the lowest and the highest reward, or pass@1.
 constexpr double kSolvedFraction = 0.9;
-constexpr double kNoise = 3;        // minimum drop in standard deviations
-constexpr double kSignificant = 2;  // standard errors of a difference
+constexpr double kNoise = 3;                               // minimum drop in standard deviations
+constexpr double kFallOfScores = 2, kRiseOfRewards = 1.5;  // standard errors
 
 std::string short_number(double value) {
   char text[32];
@@ -255,20 +255,20 @@ void GrpoMonitor::check_evaluations(const EvaluationScore& score) {
   const bool is_new =
       scores_.values.empty() ||
       (std::isnan(score.step) ? scores_.values.back() != score.value : score_step_ != score.step);
-  if (std::isnan(score.value + score.error) || !is_new || reward_.values.empty()) return;
+  if (std::isnan(score.value + score.error) || !is_new || rewards_.values.empty()) return;
   score_step_ = score.step;
   scores_.add(score.value);
   score_errors_.add(score.error);
-  score_rewards_.add(reward_.mean());
-  const auto steps = static_cast<double>(reward_.values.size());
-  score_reward_errors_.add(steps < 2 ? 0 : reward_.deviation() / std::sqrt(steps));
+  score_rewards_.add(rewards_.mean());
+  const auto steps = static_cast<double>(rewards_.values.size());
+  score_reward_errors_.add(steps < 2 ? 0 : rewards_.deviation() / std::sqrt(steps));
   const auto& scores = scores_.values;
   set_diagnostic(
       "overfit",
       score_reward_errors_.full() &&
           std::ranges::adjacent_find(scores, std::less_equal<>()) == scores.end() &&
-          rise_in_errors(scores, score_errors_.values) < -kSignificant &&
-          rise_in_errors(score_rewards_.values, score_reward_errors_.values) > kSignificant,
+          rise_in_errors(scores, score_errors_.values) < -kFallOfScores &&
+          rise_in_errors(score_rewards_.values, score_reward_errors_.values) > kRiseOfRewards,
       str("the reward rises while three evaluations in a row were lower than the one before (",
           short_number(scores.front()), " to ", short_number(scores.back()),
           "): the policy learns the training problems or the reward's weaknesses; hint: keep the "
