@@ -556,10 +556,8 @@ std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
       }
       if (config.grpo.mask_truncated_completions && trajectory.truncated())
         s.loss_mask.assign(s.tokens.size(), 0);
-      // These stay what the sampler has recorded where the trainer replaces old_logprob.
       if (config.grpo.importance_weights != kernels::Importance::kNone)
-        s.sampling_logprob = trajectory.sampling_logprobs.empty() ? trajectory.logprobs
-                                                                  : trajectory.sampling_logprobs;
+        s.sampling_logprob = trajectory.sampling_logprobs;
       if (config.grpo.top_entropy_quantile < 1)
         for (const double entropy : trajectory.entropies)
           s.surrogate_mask.push_back(entropy >= least_entropy);

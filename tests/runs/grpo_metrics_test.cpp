@@ -80,9 +80,10 @@ TEST_F(GrpoMetrics, MetricsCountAllRoundsOfARefill) {
     EXPECT_DOUBLE_EQ(metrics.at("frac_groups_solved"), solved / groups);
     EXPECT_DOUBLE_EQ(metrics.at("frac_groups_failed"), failed / groups);
     // The tokens of the groups that are trained on, not those that were replaced.
-    if (ranks == 1)
+    if (ranks == 1) {
       EXPECT_NEAR(metrics.at("update/tokens_per_second") * metrics.at("time/update") / kept, 1,
                   1e-9);
+    }
   }
 }
 
@@ -225,7 +226,8 @@ TEST_F(GrpoMetrics, ImportanceWeightsCompareTheTrainerWithTheRecord) {
     for (const Trajectory& t : scored.trajectories)
       tokens += static_cast<double>(t.completion_length());
     Trajectory& t = scored.trajectories[0];
-    t.logprobs[static_cast<size_t>(t.prompt_length)] -= std::log(1.5);
+    for (std::vector<double>* recorded : {&t.logprobs, &t.sampling_logprobs})
+      (*recorded)[static_cast<size_t>(t.prompt_length)] -= std::log(1.5);
   };
   for (const auto& [mode, weight] :
        {std::pair{kernels::Importance::kTruncate, 1.5}, {kernels::Importance::kMask, 0.0}}) {
