@@ -170,7 +170,7 @@ struct PolicyLossInputs {
   bool on_policy = false;
 };
 // The surrogate, the KL penalty and the entropy bonus of kernels/policy_loss.h, and the sums for
-// metrics. With needs_sequences() the log-probs of all tokens are computed first.
+// metrics. With ratios of sequences the log-probs of all tokens are computed first.
 HeadLoss policy_loss(const Variable& hidden, const Variable& head, const Tensor& targets,
                      const PolicyLossInputs& inputs, const kernels::PolicyLossDesc& loss_desc,
                      const kernels::HeadDesc& desc = {});

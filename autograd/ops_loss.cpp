@@ -252,13 +252,15 @@ HeadLoss policy_loss(const Variable& hidden, const Variable& head, const Tensor&
   const int64_t tokens = hidden.value().rows();
   Tensor terms = Tensor::empty({tokens, 1 + kernels::PolicyLossStats::kSize}, DType::kF64, device);
   Tensor means;
+  const bool needs_logprobs =
+      loss_desc.level == kernels::RatioLevel::kSequence && !inputs.on_policy;
   if (loss_desc.needs_sequences()) {
     NoGradGuard no_grad;
     means = Tensor::empty({tokens, 2}, DType::kF64, device);
     kernels::policy_sequence_means(
         {.means = means,
-         .logprob = inputs.on_policy ? inputs.old_logprob
-                                     : token_log_probs(hidden, head, targets, desc).logprob.value(),
+         .logprob = needs_logprobs ? token_log_probs(hidden, head, targets, desc).logprob.value()
+                                   : inputs.old_logprob,
          .old_logprob = inputs.old_logprob,
          .sampling_logprob = inputs.sampling_logprob,
          .weight = inputs.weight,

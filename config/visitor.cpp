@@ -209,7 +209,7 @@ void add_unknown(const ConfigNode& node, const std::string& path,
   if (node.kind == Kind::kMap && !node.entries.empty() && path.size() < kLongest) {
     for (const auto& [key, value] : node.entries) add_unknown(value, str(path, ".", key), {}, out);
   } else if (out.count++ < kListed) {
-    out.first.push_back({path, node.where(), siblings});
+    out.first.push_back({path, node.where(), siblings, node.scalar});
   }
 }
 
@@ -259,14 +259,13 @@ void walk(const ConfigVisit& visit, Items items, const Use& use, const std::stri
 }  // namespace
 
 void expect_known(const UnknownKeys& unknown, std::span<const std::string> all_keys,
-                  const std::function<std::string(const std::string& path)>& explain,
-                  const std::string& hint) {
+                  const ExplainKey& explain, const std::string& hint) {
   if (unknown.count == 0) return;
   const bool single = unknown.count == 1;
   bool all_explained = true;
   std::string text = single ? "" : str(unknown.count, " unknown keys:");
   for (const UnknownKeys::Key& key : unknown.first) {
-    std::string reason = explain ? explain(key.path) : "";
+    std::string reason = explain ? explain(key.path, key.value) : "";
     if (reason.empty()) reason = suggestion(key, all_keys);
     all_explained = all_explained && !reason.empty();
     text += str(single ? "" : "\n  ", key.where, ": ", single ? "unknown key " : "", "'",
@@ -280,15 +279,23 @@ void expect_known(const UnknownKeys& unknown, std::span<const std::string> all_k
 void find_unknown_keys_with(const ConfigVisit& visit, const ConfigNode& root,
                             std::span<const std::string> ignored_keys, const std::string& path,
                             UnknownKeys& out) {
+  const auto key_of = [&](const std::string& name) {
+    return path.empty() ? name : str(path, ".", name);
+  };
   std::vector<std::string> known(ignored_keys.begin(), ignored_keys.end());
   std::vector<ConfigField> fields;
   ConfigVisitor v([&](const ConfigField& field) {
     known.emplace_back(field.key);
     fields.push_back(field);
+    const auto* choice = std::get_if<ConfigChoice*>(&field.value);
+    const ConfigNode* node = choice == nullptr ? nullptr : root.find(field.key);
+    if (node != nullptr && node->kind == Kind::kScalar &&
+        std::ranges::find((*choice)->names, node->scalar) == (*choice)->names.end())
+      out.choices.push_back({key_of(field.key), node->where(), (*choice)->names, node->scalar});
   });
   visit(v);
   for (const auto& [name, node] : root.entries) {
-    const std::string key = path.empty() ? name : str(path, ".", name);
+    const std::string key = key_of(name);
     const auto field = std::find_if(fields.begin(), fields.end(),
                                     [&name = name](const auto& f) { return f.key == name; });
     if (field == fields.end()) {

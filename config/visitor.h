@@ -113,15 +113,17 @@ struct UnknownKeys {
     std::string path;                   // "stages.1.rewards[0].nam"
     std::string where;                  // "run.yaml:4", "command line"
     std::vector<std::string> siblings;  // keys of its section; empty: the section is unknown too
+    std::string value = "";             // its scalar, if it has one
   };
   std::vector<Key> first;  // as many as a message lists
   size_t count = 0;
+  std::vector<Key> choices;  // known keys whose value is none of their names, which are `siblings`
 };
-// Throws InputError with all unknown keys and, for each, what explain(key) says or the nearest of
-// its siblings and of `all_keys`. `hint` is for keys that have none.
+// Throws InputError with all unknown keys and, for each, what explain(path, value) says or the
+// nearest of its siblings and of `all_keys`. `hint` is for keys that have none.
+using ExplainKey = std::function<std::string(const std::string& path, const std::string& value)>;
 void expect_known(const UnknownKeys& unknown, std::span<const std::string> all_keys,
-                  const std::function<std::string(const std::string& path)>& explain = {},
-                  const std::string& hint = "");
+                  const ExplainKey& explain = {}, const std::string& hint = "");
 
 // The type-erased engines behind the templates below.
 void read_config_with(const ConfigVisit& visit, const ConfigNode& root, const std::string& path);

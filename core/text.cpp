@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstdint>
 #include <cstdio>
+#include <numeric>
 #include <utility>
 
 #include "core/check.h"
@@ -11,16 +12,18 @@
 namespace cohort {
 namespace {
 
+// Insertions, deletions, substitutions and exchanges of neighbours.
 int64_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<int64_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int64_t>(j);
+  std::vector<int64_t> two_above, above, row(b.size() + 1);
+  std::iota(row.begin(), row.end(), 0);
   for (size_t i = 1; i <= a.size(); ++i) {
-    int64_t diagonal = row[0];
+    two_above = std::move(above);
+    above = row;
     row[0] = static_cast<int64_t>(i);
     for (size_t j = 1; j <= b.size(); ++j) {
-      const int64_t substituted = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+      row[j] = std::min({above[j] + 1, row[j - 1] + 1, above[j - 1] + (a[i - 1] != b[j - 1])});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        row[j] = std::min(row[j], two_above[j - 2] + 1);
     }
   }
   return row[b.size()];
@@ -95,7 +98,9 @@ const std::string* nearest(const std::string& word, std::span<const std::string>
   constexpr size_t kMaxWord = 100;  // bytes; the distance takes quadratic time
   const std::string* best = nullptr;
   if (word.size() > kMaxWord) return best;
-  int64_t best_distance = static_cast<int64_t>(std::max<size_t>(2, word.size() / 3)) + 1;
+  // A short word of which half is changed is another word.
+  const size_t most = word.size() < 5 ? 1 : std::max<size_t>(2, word.size() / 3);
+  int64_t best_distance = static_cast<int64_t>(most) + 1;
   for (const std::string& candidate : candidates) {
     const int64_t distance = edit_distance(word, candidate);
     if (distance < best_distance) {

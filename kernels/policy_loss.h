@@ -37,9 +37,10 @@ enum class RatioLevel : uint8_t { kToken, kSequence };
 // surrogate's ratio accounts for lp - lp_old; with kReinforce, which has none, r = exp(lp -
 // lp_sampling). The weight is constant in the gradient:
 //   kTruncate      clip(r, min, max) (Espeholt et al. 2018; Yao et al. 2025)
-//   kMask          r, and 0 where exp(lp - lp_sampling) is outside of [min, max] (IcePop, 2025)
-//   kSequenceMask  1, and 0 where the mean of lp - lp_sampling over the sequence is outside of
+//   kMask          r, and 0 where exp(lp_old - lp_sampling) is outside of [min, max] (IcePop, 2025)
+//   kSequenceMask  1, and 0 where the mean of lp_old - lp_sampling over the sequence is outside of
 //                  [log min, log max]
+// What a mask leaves out does not depend on lp, so it is the same in all updates of a step.
 enum class Importance : uint8_t { kNone, kTruncate, kMask, kSequenceMask };
 
 // Estimators of KL(policy || reference) at a sample of the policy (Schulman 2020): -x, x^2 / 2 and
@@ -89,7 +90,7 @@ struct PolicyLossStats {
 };
 
 // Means over the tokens of each sequence that have a weight above 0, at each of them: of lp -
-// lp_old and of lp - lp_sampling. The order of the sums depends on the sequence's length only.
+// lp_old and of lp_old - lp_sampling. The order of the sums depends on the sequence's length only.
 struct PolicySequenceMeans {
   Tensor& means;  // f64 [T, 2]
   const Tensor &logprob, &old_logprob;

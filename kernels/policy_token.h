@@ -141,13 +141,13 @@ COHORT_HD inline TokenLoss surrogate(const PolicyToken& t, const PolicyLossDesc&
   return clip_surrogate(t, desc, stats);
 }
 
-// The weight of a token's surrogate; `sequence_mean`: of lp - lp_sampling, for kSequenceMask.
+// The weight of a token's surrogate; `sequence_mean`: of lp_old - lp_sampling, for kSequenceMask.
 COHORT_HD inline double importance_weight(const PolicyToken& t, double sampling_logprob,
                                           double sequence_mean, const PolicyLossDesc& desc) {
   if (desc.importance == Importance::kNone) return 1;
-  const double drift = std::exp(t.logprob - sampling_logprob);
+  const double mismatch = std::exp(t.old_logprob - sampling_logprob);
   const double r =
-      desc.surrogate == Surrogate::kReinforce ? drift : std::exp(t.old_logprob - sampling_logprob);
+      desc.surrogate == Surrogate::kReinforce ? std::exp(t.logprob - sampling_logprob) : mismatch;
   const auto is_outside = [&](double x) {  // false for NaN, which is not to be masked
     return x < desc.importance_min || x > desc.importance_max;
   };
@@ -159,7 +159,7 @@ COHORT_HD inline double importance_weight(const PolicyToken& t, double sampling_
              : r > desc.importance_max ? desc.importance_max
                                        : r;
     case Importance::kMask:
-      return is_outside(drift) ? 0 : r;
+      return is_outside(mismatch) ? 0 : r;
     case Importance::kSequenceMask:
       return is_outside(std::exp(sequence_mean)) ? 0 : 1;
   }
@@ -196,7 +196,7 @@ T* data_or_null(Tensor tensor) {
   return tensor.defined() ? tensor.data<T>() : nullptr;
 }
 
-// Sums over the tokens of a sequence: of lp - lp_old and of lp - lp_sampling.
+// Sums over the tokens of a sequence: of lp - lp_old and of lp_old - lp_sampling.
 struct LogRatioSums {
   double tokens = 0, to_old = 0, to_sampling = 0;
 };
@@ -217,10 +217,10 @@ struct SequenceLogRatios {
 
   COHORT_HD void add(LogRatioSums& sums, int64_t t) const {
     if (!(weight[t] > 0)) return;
-    const auto lp = static_cast<double>(logprob[t]);
+    const auto old = static_cast<double>(old_logprob[t]);
     sums.tokens += 1;
-    sums.to_old += lp - static_cast<double>(old_logprob[t]);
-    sums.to_sampling += lp - static_cast<double>(sampling_logprob[t]);
+    sums.to_old += static_cast<double>(logprob[t]) - old;
+    sums.to_sampling += old - static_cast<double>(sampling_logprob[t]);
   }
   COHORT_HD void set(int64_t t, const LogRatioSums& sums) const {
     means[2 * t] = sums.to_old / sums.tokens;

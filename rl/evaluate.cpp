@@ -38,7 +38,9 @@ MeanScore mean_score(std::span<const double> values) {
   const double mean = count > 0 ? sum / count : kNaN;
   for (const double value : values)
     if (!std::isnan(value)) squares += (value - mean) * (value - mean);
-  return {mean, count > 1 ? std::sqrt(squares / (count * (count - 1))) : kNaN};
+  if (count < 2) return {mean, kNaN};
+  if (mean == 0 || mean == 1) return {mean, 1 / (2 * (count + 1))};
+  return {mean, std::sqrt(squares / (count * (count - 1)))};
 }
 
 std::vector<double> pass_at_k_of_prompts(std::span<const double> correct, int64_t num_generations,

@@ -16,8 +16,10 @@ struct RewardConfig;
 // 2021). Throws Error unless 1 <= k <= n and 0 <= c <= n.
 double pass_at_k(int64_t n, int64_t c, int64_t k);
 
-// Mean of the values that are not NaN, and its standard error sqrt(sum (x - mean)^2 / (n (n - 1))).
-// NaN without values, and without an error for a single one.
+// Mean of the values from 0 to 1 that are not NaN, and its standard error sqrt(sum (x - mean)^2 /
+// (n (n - 1))). Where all are 0 or all are 1, that would be 0: it is then half the width of the
+// Wilson interval of one standard deviation, 1 / (2 (n + 1)). NaN without values, and without an
+// error for a single one.
 struct MeanScore {
   double mean, error;
 };

@@ -164,12 +164,17 @@ std::vector<std::string> GrpoConfig::warnings() const {
     out.push_back(
         "preset: does nothing, as all keys that it sets are given; hint: leave them out; a run's "
         "config.yaml has them all");
+  GrpoConfig with_preset{.preset = preset};  // what it sets is no mistake
+  with_preset.apply_preset();
+  const auto given = [&](auto GrpoConfig::*key) {
+    return this->*key != GrpoConfig().*key && this->*key != with_preset.*key;
+  };
   const auto without_kl = [&](const char* key, bool given) {
     if (given && beta == 0)
       out.push_back(str(key, ": does nothing with beta: 0; hint: beta=0.01, or leave it out"));
   };
-  without_kl("reference", reference != ReferenceType::kBase);
-  without_kl("kl_estimator", kl_estimator != KlEstimator::kK3);
+  without_kl("reference", given(&GrpoConfig::reference));
+  without_kl("kl_estimator", given(&GrpoConfig::kl_estimator));
   without_kl("kl_unbiased", kl_unbiased);
   without_kl("ref_sync_every", ref_sync_every > 0);
   if (ref_sync_every == 0 && ref_sync_alpha != GrpoConfig().ref_sync_alpha)
@@ -179,7 +184,7 @@ std::vector<std::string> GrpoConfig::warnings() const {
   if (!kl_target && kl_horizon != GrpoConfig().kl_horizon)
     out.push_back(
         "kl_horizon: does nothing without kl_target; hint: kl_target=0.01, or leave it out");
-  without_kl("kl_in", kl_in != KlPlace::kLoss);
+  without_kl("kl_in", given(&GrpoConfig::kl_in));
   if (penalizes_rewards() && kl_estimator != KlEstimator::kK1)
     out.push_back(
         "kl_estimator: in the reward, only k1 has the gradient of the KL as its mean; hint: "
@@ -189,7 +194,7 @@ std::vector<std::string> GrpoConfig::warnings() const {
         "kl_estimator: the gradient of k1 in the loss has mean 0, so that beta adds noise only; "
         "hint: kl_unbiased=true, or kl_estimator=k2");
   const bool clips = surrogate == Surrogate::kClip || surrogate == Surrogate::kCispo;
-  if (epsilon_high && !clips)
+  if (given(&GrpoConfig::epsilon_high) && !clips)
     out.push_back(str("epsilon_high: does nothing with surrogate: ", surrogate_name(surrogate),
                       ", which clips no ratio; hint: leave it out"));
   const auto needs_updates = [&](const char* key, bool given) {
@@ -198,12 +203,11 @@ std::vector<std::string> GrpoConfig::warnings() const {
                         ": does nothing with one update a step, whose ratio is exactly 1; hint: "
                         "num_minibatches or num_iterations above 1, or leave it out"));
   };
-  needs_updates("epsilon_high", epsilon_high && clips);
+  needs_updates("epsilon_high", given(&GrpoConfig::epsilon_high) && clips);
   needs_updates("dual_clip", dual_clip.has_value());
   needs_updates("delta", delta.has_value());
-  needs_updates("surrogate", surrogate != Surrogate::kClip);
-  needs_updates("importance_sampling_level",
-                importance_sampling_level != kernels::RatioLevel::kToken);
+  needs_updates("surrogate", given(&GrpoConfig::surrogate));
+  needs_updates("importance_sampling_level", given(&GrpoConfig::importance_sampling_level));
   if (importance_weights == kernels::Importance::kNone && (importance_min || importance_max))
     out.push_back(
         "importance_min, importance_max: do nothing with importance_weights: none; hint: "

@@ -182,7 +182,8 @@ void require(bool ok, const std::string& message) {
   if (!ok) throw InputError(message);
 }
 
-// Refuses all keys at once that no section has. Overrides for all stages count at top level.
+// Refuses all keys at once that no section has, then a value of another trainer. Overrides for all
+// stages count at top level.
 void refuse_unknown_keys(const ConfigNode& root) {
   UnknownKeys unknown;
   find_unknown_keys<TrainConfig>(root, kStagesKey, "", unknown);
@@ -191,6 +192,10 @@ void refuse_unknown_keys(const ConfigNode& root) {
       find_unknown_keys<TrainConfig>(stages->items[i], {}, str("stages.", i), unknown);
   expect_known(unknown, config_keys<TrainConfig>(), foreign_key_text,
                "hint: `cohort train --help` lists all keys, docs/from_trl.md those of TRL");
+  for (const auto& [path, where, names, value] : unknown.choices)
+    if (const std::string text = foreign_value_text(path, value); !text.empty())
+      throw InputError(str(where, ": ", path, ": expected one of ", join(names, ", "), ", got '",
+                           value, "'", text));
 }
 
 // Checks what the run directory is named after.
@@ -333,6 +338,26 @@ void validate_grpo(const TrainConfig& config) {
                 "' is more than max_completion_length, ", limit));
 }
 
+// Combinations that docs/grpo.md advises against.
+void add_advice(const GrpoConfig& grpo, std::vector<std::string>& out) {
+  using enum AdvantageScale;
+  const AdvantageScale scale = grpo.scale_rewards;
+  if (grpo.surrogate == kernels::Surrogate::kReinforce && grpo.updates_per_step() > 1 &&
+      grpo.importance_weights == kernels::Importance::kNone)
+    out.push_back(
+        "surrogate: reinforce ignores the ratio, so that the later updates of a step are biased; "
+        "hint: importance_weights=truncate, or num_minibatches=1 and num_iterations=1");
+  const bool sums = grpo.multi_objective_aggregation == RewardAggregation::kSumThenNormalize;
+  if (grpo.whiten_advantages && (!sums || scale == kGroup || scale == kBatch))
+    out.push_back(
+        "whiten_advantages: scales advantages that are scaled by a deviation already; hint: "
+        "scale_rewards=none and multi_objective_aggregation=sum_then_normalize, or leave it out");
+  if (grpo.penalizes_rewards() && (scale == kGroup || scale == kMaxRl))
+    out.push_back(
+        "kl_in: reward: groups with equal rewards differ in their KL only, which scale_rewards "
+        "brings to full scale; hint: scale_rewards=none or leave_one_out");
+}
+
 }  // namespace
 
 void TrainConfig::validate() const {
@@ -385,6 +410,7 @@ std::vector<std::string> TrainConfig::warnings() const {
                         "the run; hint: watchdog_minutes=", std::ceil(minutes) + 10));
   if (batch.trainer != TrainerType::kGrpo) return out;
   for (const std::string& line : grpo.warnings()) out.push_back(line);
+  add_advice(grpo, out);
   if (grpo.ref_sync_every > batch.steps)
     out.push_back(str("ref_sync_every: ", grpo.ref_sync_every, " of ", batch.steps,
                       " steps: the reference never moves; hint: a smaller ref_sync_every"));

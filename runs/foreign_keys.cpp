@@ -1,6 +1,7 @@
 #include "runs/foreign_keys.h"
 
 #include <algorithm>
+#include <cctype>
 #include <sstream>
 #include <string_view>
 
@@ -29,9 +30,28 @@ std::vector<ForeignKey> parse_table() {
 
 // True if the dotted path is `name` or ends in it; for "vllm_": if its last key begins with it.
 bool fits(std::string_view path, std::string_view name) {
+  if (name.starts_with('=')) return path.ends_with(name);
   if (name.ends_with('_')) return path.substr(path.rfind('.') + 1).starts_with(name);
   return path.ends_with(name) &&
          (path.size() == name.size() || path[path.size() - name.size() - 1] == '.');
+}
+
+enum class Rows { kOfItsKey, kOfAnyKey };
+// The text of the first row of a value that fits: one of this key, or also one of any key.
+std::string value_text(const std::string& path, std::string value, Rows rows) {
+  for (char& c : value) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  const std::string assignment = str(path, "=", value);
+  for (const ForeignKey& key : foreign_keys()) {
+    const size_t equals = key.theirs.find('=');
+    if (equals == key.theirs.npos || (equals == 0 && rows == Rows::kOfItsKey) ||
+        !fits(assignment, key.theirs))
+      continue;
+    if (key.ours.empty()) return "; " + key.remark;
+    const size_t comma = std::min(key.remark.find(','), key.remark.size());
+    return str("; it is '", key.ours, ": ", key.remark.substr(0, comma), "' here",
+               key.remark.substr(comma));
+  }
+  return "";
 }
 
 }  // namespace
@@ -41,7 +61,12 @@ const std::vector<ForeignKey>& foreign_keys() {
   return keys;
 }
 
-std::string foreign_key_text(const std::string& path) {
+std::string foreign_value_text(const std::string& path, const std::string& value) {
+  return value_text(path, value, Rows::kOfAnyKey);
+}
+
+std::string foreign_key_text(const std::string& path, const std::string& value) {
+  if (std::string text = value_text(path, value, Rows::kOfItsKey); !text.empty()) return text;
   std::string_view rest = path;
   const std::vector<ForeignKey>& keys = foreign_keys();
   const auto find = [&](bool is_section) {

@@ -1,6 +1,7 @@
 // GRPO: sample completions, score them, compare each with its group, update. Sampler and trainer
 // share weights and kernels, so the recorded log-probs are the old policy's exactly and the first
 // minibatch's ratio is 1.
+#include <algorithm>
 #include <numeric>
 
 #include "core/log.h"
@@ -100,7 +101,7 @@ void check_rewarded(Stage& stage, int64_t rewarded_count) {
 // which `unanswered` counts.
 void check_environment(Stage& stage, const GrpoStepResult& result, int64_t& unanswered) {
   if (stage.dialogue().environment == nullptr) return;
-  std::string first;
+  std::string first = result.rollouts.refill.first_error;
   double answered = 0;
   for (const Trajectory& t : result.rollouts.trajectories) {
     answered += t.num_turns() > 1 || !t.truncated();
@@ -110,14 +111,27 @@ void check_environment(Stage& stage, const GrpoStepResult& result, int64_t& unan
   reduce_in_place(stage.comm(), {&answered});
   unanswered = first.empty() || answered > 0 ? 0 : unanswered + 1;
   if (first.empty()) return;
-  const std::string message = str(
-      "step ", stage.step() + 1, ": the environment has failed ",
-      result.metrics.at("environment/failed"), " of ", stage.config().batch.completions_per_step(),
-      " dialogues, which take no part in the update; the first: ", first);
+  const BatchConfig& batch = stage.config().batch;
+  const double prompts =
+      result.metrics.find("rollout/prompts").value_or(static_cast<double>(batch.prompts_per_step));
+  const std::string message =
+      str("step ", stage.step() + 1, ": the environment has failed ",
+          result.metrics.at("environment/failed"), " of ",
+          prompts * static_cast<double>(batch.num_generations),
+          " dialogues, which take no part in the update; the first: ", first);
   if (unanswered >= (stage.step() == 0 ? 1 : kMaxUnrewardedSteps))
     throw InputError(str(message, "; it has answered no turn",
                          "; hint: a program's own messages are in rewards.log of the run"));
   stage.warn(message);
+}
+
+// The criterion of solved problems: eval.correct, where it is given or several rewards need it.
+OutcomeCriterion criterion_of(Stage& stage, const std::vector<std::string>& rewards) {
+  const CorrectConfig& config = stage.config().eval.correct;
+  const auto found = std::ranges::find(rewards, stage.correct().name);
+  const bool given = !config.reward.empty() || config.threshold != CorrectConfig().threshold;
+  if (found == rewards.end() || (!given && rewards.size() == 1)) return {};
+  return {found - rewards.begin(), stage.correct().threshold};
 }
 
 // Logs completions of the step over all ranks: the first of each prompt, in the order of the
@@ -194,7 +208,8 @@ StageEnd train_grpo(Stage& stage) {
     };
     GrpoStepResult result = grpo_step(
         {.comm = stage.comm(),
-         .config = {grpo, config.batch, config.sampling, static_cast<uint64_t>(config.seed)},
+         .config = {grpo, config.batch, config.sampling, static_cast<uint64_t>(config.seed),
+                    criterion_of(stage, rewards.names())},
          .sampler = sampler,
          .rewards = rewards,
          .learner = stage.learner(),
@@ -215,8 +230,10 @@ StageEnd train_grpo(Stage& stage) {
     adapt_beta(stage, grpo, result.metrics);
     log_completions(stage, result.prompts, result.rollouts, rewards);
     const Json& last = stage.state().report.get_or_null("last");  // evaluation
-    for (const std::string& warning :
-         monitor.observe(result.metrics, number_or_nan(last.get_or_null("score"))))
+    const EvaluationScore score(number_or_nan(last.get_or_null("score")),
+                                number_or_nan(last.get_or_null("stderr")),
+                                number_or_nan(last.get_or_null("step")));
+    for (const std::string& warning : monitor.observe(result.metrics, score))
       stage.warn(str("step ", stage.step() + 1, ": ", warning));
     stage.state().monitor = monitor.state();
     stage.end_step(result.metrics);

@@ -138,7 +138,9 @@ Json score_json(const Evaluation& evaluation) {
                        .set("correct", verdict(problem)));
   }
   Json out;
-  out.set("score", evaluation.score).set("measure", evaluation.measure);
+  out.set("step", evaluation.step).set("score", evaluation.score);
+  if (const auto error = evaluation.metrics.find("pass@1_stderr")) out.set("stderr", *error);
+  out.set("measure", evaluation.measure);
   if (evaluation.best_set >= 0) out.set("best_measure", evaluation.best_measure());
   Json sets = Json(Json::Object{});
   for (const SetScores& set : evaluation.sets) sets.set(set.measure, set.metrics.front().second);

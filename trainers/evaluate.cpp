@@ -187,14 +187,7 @@ void add_sampled(const ProblemEvaluation& evaluation, const Judged& sampled, Com
 
 // Adds the standard error of pass@1 and the lengths of the greedy completions.
 void add_statistics(const Judged& greedy, Communicator& comm, Metrics& out) {
-  double judged = 0, right = 0;
-  for (const double verdict : greedy.verdicts) {
-    judged += !std::isnan(verdict);
-    right += verdict == 1;
-  }
-  const double pass_rate = right / judged;
-  out.add("pass@1_stderr",
-          judged > 1 ? std::sqrt(pass_rate * (1 - pass_rate) / (judged - 1)) : kNaN);
+  out.add("pass@1_stderr", mean_score(greedy.verdicts).error);
   out.add("problems", static_cast<double>(greedy.verdicts.size()));
   add_lengths(greedy, comm, "eval/", out);
 }

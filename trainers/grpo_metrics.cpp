@@ -19,14 +19,13 @@ struct SampleSums {
   Refill groups;
 };
 
-// A group has zero variance if none of its tokens in the loss mask has a nonzero advantage.
 SampleSums count_samples(const ScoredRollouts& scored, const GrpoSections& config) {
   SampleSums sums;
   sums.groups = scored.refill;
+  sums.tokens = scored.refill.tokens;
   const auto group = static_cast<size_t>(config.batch.num_generations);
   for (size_t begin = 0; begin < scored.trajectories.size(); begin += group) {
-    Moments rewards;
-    bool zero_variance = true;
+    const std::span<const double> rewards = std::span(scored.scores.total).subspan(begin, group);
     for (size_t i = begin; i < begin + group; ++i) {
       const Trajectory& c = scored.trajectories[i];
       const auto length = static_cast<double>(c.completion_length());
@@ -36,18 +35,17 @@ SampleSums count_samples(const ScoredRollouts& scored, const GrpoSections& confi
       sums.at_length.add(c.stop_reason == StopReason::kLength);
       sums.at_context.add(c.stop_reason == StopReason::kContext);
       sums.tokens += static_cast<double>(c.tokens.size());
-      rewards.add(scored.scores.total[i]);
       const int64_t loss_tokens = count_loss_tokens(c, scored.scores.total[i], config.grpo);
       if (loss_tokens == 0) continue;
-      zero_variance &= scored.advantages[i] == 0;
       sums.mask_tokens += static_cast<double>(loss_tokens);
       sums.entropy += c.entropy();
       sums.truncated_mass += c.truncated_mass;
     }
-    if (rewards.count == 0) continue;
-    sums.deviation.add(rewards.deviation());
-    sums.zero_variance.add(zero_variance);
-    sums.groups.add_group(scored.scores.total, begin / group, config.batch.num_generations);
+    sums.groups.add_outcome(group_outcome(scored.scores, begin / group,
+                                          config.batch.num_generations, config.criterion));
+    if (std::ranges::all_of(rewards, [](double r) { return std::isnan(r); })) continue;
+    sums.deviation.add(reward_std(rewards));
+    sums.zero_variance.add(!has_signal(scored, begin / group, config));
   }
   return sums;
 }
@@ -65,34 +63,53 @@ int64_t count_loss_tokens(const Trajectory& completion, double reward, const Grp
   return completion.completion_length();
 }
 
-std::optional<int> group_outcome(std::span<const double> rewards, size_t group, int64_t size) {
-  double lowest = HUGE_VAL, highest = -HUGE_VAL;
-  for (const double r :
-       rewards.subspan(group * static_cast<size_t>(size), static_cast<size_t>(size)))
-    lowest = std::fmin(lowest, r), highest = std::fmax(highest, r);
-  if (lowest > highest) return std::nullopt;
-  return lowest < highest ? 0 : highest > 0 ? 1 : -1;
+std::optional<int> group_outcome(const RewardSet::Scores& scores, size_t group, int64_t size,
+                                 const OutcomeCriterion& criterion) {
+  const auto& [reward, threshold] = criterion;
+  const auto& all = reward < 0 ? scores.total : scores.each[static_cast<size_t>(reward)];
+  const auto begin = all.begin() + static_cast<int64_t>(group) * size;
+  std::vector<double> values(begin, begin + size);
+  double highest = -HUGE_VAL;
+  for (double& v : values) {
+    if (reward >= 0 && !std::isnan(v)) v = v >= threshold ? 1 : -1;
+    highest = std::fmax(highest, v);
+  }
+  if (highest == -HUGE_VAL) return std::nullopt;
+  // Rewards are equal if their advantages are.
+  const std::vector<double> differences = group_advantages(values, size, AdvantageScale::kNone);
+  if (std::ranges::any_of(differences, [](double d) { return d != 0; })) return 0;
+  return highest > 0 ? 1 : -1;
 }
 
-void Refill::add_group(std::span<const double> rewards, size_t group, int64_t size) {
-  const std::optional<int> outcome = group_outcome(rewards, group, size);
+bool has_signal(const ScoredRollouts& rollouts, size_t group, const GrpoSections& config) {
+  const auto size = static_cast<size_t>(config.batch.num_generations);
+  const std::vector<double>& advantages =
+      rollouts.reward_advantages.empty() ? rollouts.advantages : rollouts.reward_advantages;
+  for (size_t i = group * size; i < (group + 1) * size; ++i)
+    if (advantages[i] != 0 &&
+        count_loss_tokens(rollouts.trajectories[i], rollouts.scores.total[i], config.grpo) > 0)
+      return true;
+  return false;
+}
+
+void Refill::add_outcome(std::optional<int> outcome) {
   if (!outcome) return;
   solved.add(*outcome > 0);
   failed.add(*outcome < 0);
 }
 
 void UpdateSums::add(const Learner::Update& update, const kernels::PolicyLossStats& stats) {
-  updates += 1;
-  made += update.made;
+  kernels::add(policy, stats);
+  if (!update.made) return;
+  made += 1;
   clipped += update.clipped;
   loss += update.loss;
   grad_norm += update.grad_norm;
-  kernels::add(policy, stats);
 }
 
-void add_dialogue_metrics(MetricSums& out, std::span<const Trajectory> dialogues) {
-  Moments turns, observed, truncated, failed;
-  for (const Trajectory& t : dialogues) {
+void add_dialogue_metrics(MetricSums& out, const ScoredRollouts& dialogues) {
+  Moments turns, observed, truncated, failed{.sum = dialogues.refill.failed_dialogues};
+  for (const Trajectory& t : dialogues.trajectories) {
     turns.add(static_cast<double>(t.num_turns()));
     observed.add(
         static_cast<double>(std::ssize(t.tokens) - t.prompt_length - t.completion_length()));
@@ -111,8 +128,7 @@ MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::str
   const SampleSums samples = count_samples(scored, config);
   const double passes = static_cast<double>(config.grpo.num_iterations) * samples.mask_tokens;
   const kernels::PolicyLossStats& policy = updates.policy;
-  const Moments loss{.sum = updates.loss, .count = updates.updates};
-  const Moments norm{.sum = updates.grad_norm, .count = updates.updates};
+  const auto over_updates = [&](double sum) { return Moments{sum, updates.made}.mean(); };
 
   MetricSums out;
   out.add_mean("reward", moments_of(scored.scores.total));
@@ -148,9 +164,9 @@ MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::str
   out.add_mean("completions/clipped_ratio", samples.at_length);
   out.add_mean("completions/context_ratio", samples.at_context);
   out.add_local("num_updates", updates.made);
-  out.add_local("loss", loss.mean());
-  out.add_local("grad_norm", norm.mean());
-  out.add_local("grad_clipped", Moments{.sum = updates.clipped, .count = updates.made}.mean());
+  out.add_local("loss", over_updates(updates.loss));
+  out.add_local("grad_norm", over_updates(updates.grad_norm));
+  out.add_local("grad_clipped", over_updates(updates.clipped));
   out.add_mean("update/kl", updates.step_kl);
   out.add_local("learning_rate", learning_rate);
   out.add_sum("num_tokens", samples.tokens);

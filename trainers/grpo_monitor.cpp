@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -15,17 +16,26 @@ constexpr double kSpike = 10;                            // times the running me
 constexpr size_t kFewValues = 10;                        // a median needs as many
 constexpr double kLengthFactor = 2, kLengthChange = 16;  // tokens at least
 constexpr double kLowEntropy = 0.05, kFlatFraction = 0.01;
-constexpr double kClippedTokenFraction = 0.05;
+constexpr double kClippedTokenFraction = 0.05, kOldKl = 0.05;  // nats per token
 constexpr double kTruncatedFraction = 0.2, kAllTruncated = 0.999;
 constexpr double kInitialEntropyFraction = 0.05, kEntropyFloor = 0.005;  // nats per token
+constexpr double kEntropyFactor = 2, kEntropyRise = 1;
 // Position between the lowest and the highest reward, or pass@1.
 constexpr double kSolvedFraction = 0.9;
-constexpr double kNoise = 3;  // minimum drop in standard deviations
+constexpr double kNoise = 3;                               // minimum drop in standard deviations
+constexpr double kFallOfScores = 2, kRiseOfRewards = 1.5;  // standard errors
 
 std::string short_number(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%.3g", value);
   return text;
+}
+
+// The mean of the last two of four values less that of the first two, in its standard errors.
+double rise_in_errors(const std::deque<double>& values, const std::deque<double>& errors) {
+  double squares = 0;
+  for (const double e : errors) squares += e * e;
+  return (values[2] + values[3] - values[0] - values[1]) / std::sqrt(squares);
 }
 
 }  // namespace
@@ -85,24 +95,29 @@ Json GrpoMonitor::state() const {
   return out.set("faults", list(active_diagnostics_));
 }
 
-std::vector<std::string> GrpoMonitor::observe(const Metrics& metrics, double pass_at_1) {
+std::vector<std::string> GrpoMonitor::observe(const Metrics& metrics,
+                                              const EvaluationScore& score) {
   warnings_.clear();
   const auto value = [&](const char* name) { return metrics.find(name).value_or(kUnknown); };
   reward_.add(metrics.at("reward"));
   entropy_.add(metrics.at("entropy"));
   clipped_.add(metrics.at("clip_ratio/low") + metrics.at("clip_ratio/high"));
+  kl_old_.add(value("kl_old"));
   truncated_.add(metrics.at("completions/clipped_ratio"));
   context_.add(value("completions/context_ratio"));
   rewards_.add(metrics.at("reward"));
   lengths_.add(value("completions/mean_length"));
   highest_ = std::fmax(highest_, value("reward_max"));
   lowest_ = std::fmin(lowest_, value("reward_min"));
-  check_evaluations(pass_at_1);
+  check_evaluations(score);
   check_reward();
   check_entropy();
   check_lengths_and_clips();
   check_length_change();
-  check_spike("kl", kl_, value("kl"));
+  // During warm-up the policy leaves the reference faster and faster.
+  const double rate = value("learning_rate");
+  if (!(rate > learning_rate_)) check_spike("kl", kl_, value("kl"));
+  learning_rate_ = rate;
   check_spike("grad_norm", grad_norms_, value("grad_norm"));
   check_signal(metrics.at("frac_reward_zero_std"));
   return warnings_;
@@ -144,6 +159,13 @@ void GrpoMonitor::check_entropy() {
   if (!entropy_.full()) return;
   const double mean = entropy_.mean();
   if (std::isnan(first_entropy_)) first_entropy_ = mean;
+  set_diagnostic(
+      "entropy_explosion",
+      mean >= std::max(kEntropyFactor * first_entropy_, first_entropy_ + kEntropyRise),
+      str("the entropy has exploded to ", short_number(mean), " nats per token (at first ",
+          short_number(first_entropy_), "): completions become random; hint: a lower learning_rate",
+          config_.entropy_coef > 0 ? ", a smaller entropy_coef" : "", " or ",
+          config_.beta > 0 ? "a larger beta" : "beta above 0"));
   // Clipping affects only ratios other than 1.
   const bool clips = config_.updates_per_step() > 1 && config_.epsilon_high.value_or(0) < 0.28 &&
                      config_.surrogate == kernels::Surrogate::kClip;
@@ -169,12 +191,19 @@ void GrpoMonitor::check_entropy() {
 
 void GrpoMonitor::check_lengths_and_clips() {
   const auto percent = [](double fraction) { return str(short_number(100 * fraction), " %"); };
-  if (clipped_.full())
+  // Bounds for ratios of sequences are so narrow that clipping is normal; other losses have none.
+  const bool by_clip = config_.importance_sampling_level == kernels::RatioLevel::kToken &&
+                       (config_.surrogate == kernels::Surrogate::kClip ||
+                        config_.surrogate == kernels::Surrogate::kCispo);
+  const Window& moved = by_clip ? clipped_ : kl_old_;
+  if (moved.full())
     set_diagnostic(
-        "clipped", clipped_.mean() > kClippedTokenFraction,
-        str("the ratios of ", percent(clipped_.mean()),
-            " of the tokens are clipped: the policy moves far within one step; hint: a lower "
-            "learning_rate, or fewer num_iterations and num_minibatches"));
+        "clipped", moved.mean() > (by_clip ? kClippedTokenFraction : kOldKl),
+        str(by_clip ? str("the ratios of ", percent(moved.mean()), " of the tokens are clipped")
+                    : str("the KL of the policy to the one that sampled is ",
+                          short_number(moved.mean()), " nats per token"),
+            ": the policy moves far within one step; hint: a lower learning_rate, or fewer "
+            "num_iterations and num_minibatches"));
   const char* mask =
       config_.mask_truncated_completions ? "" : ", or mask_truncated_completions: true";
   if (truncated_.full())
@@ -220,17 +249,26 @@ void GrpoMonitor::check_spike(const char* metric, Window& earlier, double value)
   earlier.add(value);
 }
 
-// Remembers an evaluation when the score changes.
-void GrpoMonitor::check_evaluations(double pass_at_1) {
-  pass_at_1_ = pass_at_1;
-  const bool is_new = scores_.values.empty() || scores_.values.back() != pass_at_1;
-  if (std::isnan(pass_at_1) || !is_new || reward_.values.empty()) return;
-  scores_.add(pass_at_1);
-  score_rewards_.add(reward_.mean());
+// Remembers an evaluation that is new. A fall and a rise are more than noise.
+void GrpoMonitor::check_evaluations(const EvaluationScore& score) {
+  pass_at_1_ = score.value;
+  const bool is_new =
+      scores_.values.empty() ||
+      (std::isnan(score.step) ? scores_.values.back() != score.value : score_step_ != score.step);
+  if (std::isnan(score.value + score.error) || !is_new || rewards_.values.empty()) return;
+  score_step_ = score.step;
+  scores_.add(score.value);
+  score_errors_.add(score.error);
+  score_rewards_.add(rewards_.mean());
+  const auto steps = static_cast<double>(rewards_.values.size());
+  score_reward_errors_.add(steps < 2 ? 0 : rewards_.deviation() / std::sqrt(steps));
   const auto& scores = scores_.values;
-  const bool falls = scores_.full() && std::is_sorted(scores.rbegin(), scores.rend());
   set_diagnostic(
-      "overfit", falls && score_rewards_.values.back() > score_rewards_.values.front(),
+      "overfit",
+      score_reward_errors_.full() &&
+          std::ranges::adjacent_find(scores, std::less_equal<>()) == scores.end() &&
+          rise_in_errors(scores, score_errors_.values) < -kFallOfScores &&
+          rise_in_errors(score_rewards_.values, score_reward_errors_.values) > kRiseOfRewards,
       str("the reward rises while three evaluations in a row were lower than the one before (",
           short_number(scores.front()), " to ", short_number(scores.back()),
           "): the policy learns the training problems or the reward's weaknesses; hint: keep the "

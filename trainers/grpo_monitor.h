@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <deque>
 #include <limits>
 #include <set>
@@ -16,6 +17,15 @@
 
 namespace cohort {
 
+// The score of an evaluation from 0 to 1 (NaN: there is none) with its standard error (NaN: not
+// known) and its step (NaN: not known; another score is then another evaluation).
+struct EvaluationScore {
+  EvaluationScore(double score = std::nan(""), double standard_error = 0,
+                  double at_step = std::nan(""))
+      : value(score), error(standard_error), step(at_step) {}
+  double value, error, step;
+};
+
 class GrpoMonitor {
   static constexpr size_t kWindow = 5;       // steps
   static constexpr size_t kLongWindow = 25;  // its first and its last kWindow are compared
@@ -25,10 +35,10 @@ class GrpoMonitor {
  public:
   // `saved`: the state() before an interruption, or null.
   GrpoMonitor(const GrpoConfig& config, const Json& saved);
-  // Adds the metrics of one step, and the score of the last evaluation, from 0 to 1 (NaN: none).
-  // Returns a warning, with reason and hint, for each diagnostic that becomes active with the step;
-  // one that stays active is reported once.
-  std::vector<std::string> observe(const Metrics& metrics, double pass_at_1 = kUnknown);
+  // Adds the metrics of one step, and the score of the last evaluation. Returns a warning, with
+  // reason and hint, for each diagnostic that becomes active with the step; one that stays active
+  // is reported once.
+  std::vector<std::string> observe(const Metrics& metrics, const EvaluationScore& score = {});
   Json state() const;
 
  private:
@@ -51,13 +61,17 @@ class GrpoMonitor {
     return std::array{std::pair("best_reward", &self.best_reward_),
                       std::pair("best_deviation", &self.best_deviation_),
                       std::pair("first_entropy", &self.first_entropy_),
-                      std::pair("highest", &self.highest_), std::pair("lowest", &self.lowest_)};
+                      std::pair("highest", &self.highest_),
+                      std::pair("lowest", &self.lowest_),
+                      std::pair("learning_rate", &self.learning_rate_),
+                      std::pair("score_step", &self.score_step_)};
   }
   template <class Self>
   static auto windows_of(Self& self) {
     return std::array{std::pair("reward", &self.reward_),
                       std::pair("entropy", &self.entropy_),
                       std::pair("clipped", &self.clipped_),
+                      std::pair("kl_old", &self.kl_old_),
                       std::pair("truncated", &self.truncated_),
                       std::pair("context", &self.context_),
                       std::pair("rewards", &self.rewards_),
@@ -65,26 +79,30 @@ class GrpoMonitor {
                       std::pair("kl", &self.kl_),
                       std::pair("grad_norms", &self.grad_norms_),
                       std::pair("scores", &self.scores_),
-                      std::pair("score_rewards", &self.score_rewards_)};
+                      std::pair("score_errors", &self.score_errors_),
+                      std::pair("score_rewards", &self.score_rewards_),
+                      std::pair("score_reward_errors", &self.score_reward_errors_)};
   }
   void check_reward();
   void check_entropy();
   void check_lengths_and_clips();
   void check_length_change();
   void check_spike(const char* metric, Window& earlier, double value);
-  void check_evaluations(double pass_at_1);
+  void check_evaluations(const EvaluationScore& score);
   void check_signal(double zero_signal_fraction);
   bool is_solved() const;
   void set_diagnostic(const char* name, bool active, const std::string& warning);
 
   GrpoConfig config_;
-  Window reward_, entropy_, clipped_, truncated_, context_;
+  Window reward_, entropy_, clipped_, kl_old_, truncated_, context_;
   Window rewards_{kLongWindow}, lengths_{kLongWindow}, kl_{kMedianWindow},
       grad_norms_{kMedianWindow};
-  Window scores_{4}, score_rewards_{4};  // evaluations, and the mean rewards at their steps
+  // Evaluations, and the mean rewards at their steps, with their standard errors.
+  Window scores_{4}, score_errors_{4}, score_rewards_{4}, score_reward_errors_{4};
   double best_reward_ = kUnknown, best_deviation_ = 0, first_entropy_ = kUnknown;
-  double highest_ = kUnknown, lowest_ = kUnknown;  // rewards of single completions so far
-  double pass_at_1_ = kUnknown;                    // score of the last evaluation
+  double highest_ = kUnknown, lowest_ = kUnknown;        // rewards of single completions so far
+  double pass_at_1_ = kUnknown, score_step_ = kUnknown;  // the last evaluation's
+  double learning_rate_ = kUnknown;                      // the last step's
   int64_t zero_signal_steps_ = 0;  // latest steps in a row in which most groups have zero variance
   std::set<std::string> active_diagnostics_;
   std::vector<std::string> warnings_;

@@ -176,36 +176,45 @@ double entropy_threshold(Communicator& comm, const ScoredRollouts& rollouts,
   return quantile(reduce_over_ranks(comm, entropies), 1 - config.grpo.top_entropy_quantile);
 }
 
-// The advantages of a rank's completions, with statistics over those of all ranks in the order of
-// the prompts.
+// The advantages of a rank's completions relative to their groups.
+std::vector<double> relative_advantages(const GrpoStep& in, const ScoredRollouts& rollouts,
+                                        std::span<const double> rewards) {
+  const GrpoConfig& grpo = in.config.grpo;
+  const auto advantages_of = [&](std::span<const double> values) {
+    const bool by_batch = grpo.scale_rewards == AdvantageScale::kBatch;
+    const auto all = [&] {
+      return gather_values(in.comm, rollouts.trajectories, values, in.config);
+    };
+    return group_advantages(values, in.config.batch.num_generations, grpo.scale_rewards,
+                            by_batch ? reward_std(all()) : 0);
+  };
+  if (grpo.multi_objective_aggregation == RewardAggregation::kSumThenNormalize)
+    return advantages_of(rewards);
+  std::vector<double> out(rewards.size(), 0);
+  for (size_t k = 0; k < rollouts.scores.each.size(); ++k) {
+    const std::vector<double> each = advantages_of(rollouts.scores.each[k]);
+    for (size_t i = 0; i < out.size(); ++i) out[i] += in.rewards.weights()[k] * each[i];
+  }
+  return out;
+}
+
+// The advantages of a rank's completions from the relative ones, with statistics over those of all
+// ranks in the order of the prompts.
 std::vector<double> step_advantages(const GrpoStep& in, const ScoredRollouts& rollouts,
-                                    std::span<const double> rewards) {
+                                    std::vector<double> out) {
   const GrpoSections& config = in.config;
   const GrpoConfig& grpo = config.grpo;
   const std::span<const Trajectory> completions = rollouts.trajectories;
   const auto gather = [&](std::span<const double> values) {
     return gather_values(in.comm, completions, values, config);
   };
-  const auto advantages_of = [&](std::span<const double> values) {
-    const bool by_batch = grpo.scale_rewards == AdvantageScale::kBatch;
-    return group_advantages(values, config.batch.num_generations, grpo.scale_rewards,
-                            by_batch ? reward_std(gather(values)) : 0);
-  };
   const auto over_step = [&](std::vector<double>& own, const auto& change) {
     std::vector<double> all = gather(own);
     change(all);
     for (size_t i = 0; i < own.size(); ++i) own[i] = all[static_cast<size_t>(completions[i].index)];
   };
-  std::vector<double> out;
-  if (grpo.multi_objective_aggregation == RewardAggregation::kSumThenNormalize) {
-    out = advantages_of(rewards);
-  } else {
-    out.assign(rewards.size(), 0);
-    for (size_t k = 0; k < rollouts.scores.each.size(); ++k) {
-      const std::vector<double> each = advantages_of(rollouts.scores.each[k]);
-      for (size_t i = 0; i < out.size(); ++i) out[i] += in.rewards.weights()[k] * each[i];
-    }
-    const std::vector<double> totals = gather(rewards);
+  if (grpo.multi_objective_aggregation == RewardAggregation::kNormalizeThenSum) {
+    const std::vector<double> totals = gather(rollouts.scores.total);
     std::vector<bool> rewarded;
     for (const double total : totals) rewarded.push_back(!std::isnan(total));
     over_step(out, [&](std::vector<double>& all) { standardize(all, rewarded); });
@@ -297,20 +306,6 @@ ScoredRollouts sample_and_score(const GrpoStep& in, std::span<const Example> pro
   return out;
 }
 
-// True if a group's rewards differ among completions that have tokens in the loss mask.
-bool has_signal(const ScoredRollouts& rollouts, size_t group, const GrpoSections& config) {
-  const auto size = static_cast<size_t>(config.batch.num_generations);
-  const std::span<const double> rewards =
-      std::span(rollouts.scores.total).subspan(group * size, size);
-  const std::vector<double> advantages =
-      group_advantages(rewards, config.batch.num_generations, AdvantageScale::kNone);
-  for (size_t i = 0; i < size; ++i)
-    if (advantages[i] != 0 &&
-        count_loss_tokens(rollouts.trajectories[group * size + i], rewards[i], config.grpo) > 0)
-      return true;
-  return false;
-}
-
 // Appends the outcomes of `count` prompts: of this rank's, which are at `positions`; 0 for others.
 void append_outcomes(GrpoStepResult& out, const ScoredRollouts& scored, int64_t count,
                      std::span<const int64_t> positions, int64_t size) {
@@ -318,18 +313,23 @@ void append_outcomes(GrpoStepResult& out, const ScoredRollouts& scored, int64_t 
   out.outcomes.resize(begin + static_cast<size_t>(count));
   for (size_t g = 0; g < positions.size(); ++g)
     out.outcomes[begin + static_cast<size_t>(positions[g])] =
-        group_outcome(scored.scores.total, g, size).value_or(0);
+        group_outcome(scored.scores, g, size).value_or(0);
 }
 
 // Replaces a group by one of another round, which takes its place in the step.
 void replace_group(GrpoStepResult& out, size_t group, int64_t index, ScoredRollouts& from,
-                   size_t from_group, int64_t size) {
+                   size_t from_group, const GrpoSections& config) {
   ScoredRollouts& rollouts = out.rollouts;
-  rollouts.refill.add_group(rollouts.scores.total, group, size);
+  const int64_t size = config.batch.num_generations;
+  Refill& refill = rollouts.refill;
+  refill.add_outcome(group_outcome(rollouts.scores, group, size, config.criterion));
   for (int64_t g = 0; g < size; ++g) {
     const size_t at = group * static_cast<size_t>(size) + static_cast<size_t>(g),
                  source = from_group * static_cast<size_t>(size) + static_cast<size_t>(g);
     Trajectory& trajectory = rollouts.trajectories[at];
+    refill.tokens += static_cast<double>(trajectory.tokens.size());
+    refill.failed_dialogues += !trajectory.environment_error.empty();
+    if (refill.first_error.empty()) refill.first_error = trajectory.environment_error;
     trajectory = std::move(from.trajectories[source]);
     trajectory.group = index;
     trajectory.index = index * size + g;
@@ -346,6 +346,8 @@ void replace_group(GrpoStepResult& out, size_t group, int64_t index, ScoredRollo
 void refill_groups(const GrpoStep& in, GrpoStepResult& out, StepTimes& times) {
   const int64_t count = in.config.batch.prompts_per_step, size = in.config.batch.num_generations;
   for (int64_t round = 1; round <= in.config.grpo.refill_rounds; ++round) {
+    out.rollouts.reward_advantages =
+        relative_advantages(in, out.rollouts, out.rollouts.scores.total);
     std::vector<double> silent(static_cast<size_t>(count), 0.0);
     for (size_t g = 0; g < in.indices.size(); ++g)
       silent[static_cast<size_t>(in.indices[g])] = !has_signal(out.rollouts, g, in.config);
@@ -371,7 +373,7 @@ void refill_groups(const GrpoStep& in, GrpoStepResult& out, StepTimes& times) {
     out.rollouts.refill.rounds = round;
     out.rollouts.refill.prompts += missing;
     for (size_t k = 0; k < groups.size(); ++k) {
-      replace_group(out, groups[k], in.indices[groups[k]], found, k, size);
+      replace_group(out, groups[k], in.indices[groups[k]], found, k, in.config);
       out.prompts[groups[k]] = std::move(prompts[k]);
     }
     for (size_t k = 0; k < found.scores.failed.size(); ++k)
@@ -463,7 +465,7 @@ void mix_weights(std::span<const Tensor> reference, std::span<const Tensor> poli
 GrpoStepResult grpo_step(const GrpoStep& in) {
   const GrpoSections& config = in.config;
   GrpoStepResult out{.prompts = {in.prompts.begin(), in.prompts.end()}};
-  auto& [trajectories, scores, advantages, refill] = out.rollouts;
+  auto& [trajectories, scores, advantages, refill, reward_advantages] = out.rollouts;
   StepTimes times;
   in.learner.check_weights();
   in.sampler.engine().reset_stats();
@@ -473,7 +475,8 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
                   config.batch.num_generations);
   refill_groups(in, out, times);
   Stopwatch clock;
-  advantages = step_advantages(in, out.rollouts, scores.total);
+  reward_advantages = relative_advantages(in, out.rollouts, scores.total);
+  advantages = step_advantages(in, out.rollouts, reward_advantages);
   out.rewarded_count = count_rewarded(in.comm, scores);
   times.rewards += clock.lap("rewards");
   begin_activity("updating the weights");
@@ -492,8 +495,9 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
       set_log_probs(in.comm, in.learner, minibatches, config, &PolicyBatch::ref_logprob,
                     in.reference);
     if (config.grpo.penalizes_rewards()) {
-      advantages = step_advantages(in, out.rollouts,
-                                   penalized_rewards(out.rollouts, minibatches, config.grpo));
+      const auto penalized = penalized_rewards(out.rollouts, minibatches, config.grpo);
+      advantages =
+          step_advantages(in, out.rollouts, relative_advantages(in, out.rollouts, penalized));
       set_advantages(minibatches, out.rollouts.trajectories, used_advantages());
     }
     updates = update_policy(in.comm, in.learner, minibatches, config, in.learning_rate, in.step);
@@ -502,14 +506,16 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   if (in.journal != nullptr) in.journal->end(in, out.rollouts);
   MetricSums sums =
       grpo_metrics(out.rollouts, in.rewards.names(), updates, config, in.learning_rate);
-  if (in.sampler.dialogue().environment != nullptr) add_dialogue_metrics(sums, trajectories);
+  if (in.sampler.dialogue().environment != nullptr) add_dialogue_metrics(sums, out.rollouts);
   add_rollout_metrics(sums, in.sampler.engine(), times.sampling);
   sums.add_local("time/sampling", times.sampling);
   sums.add_local("time/rewards", times.rewards);
   sums.add_local("time/packing", packing_time);
   sums.add_local("time/update", update_time);
+  double tokens = 0;
+  for (const Trajectory& t : trajectories) tokens += static_cast<double>(t.tokens.size());
+  sums.add_sum("update/tokens_per_second", updates.made > 0 ? tokens / update_time : std::nan(""));
   out.metrics = sums.reduce(in.comm);
-  out.metrics.add("update/tokens_per_second", out.metrics.at("num_tokens") / update_time);
   return out;
 }
 

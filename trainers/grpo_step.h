@@ -78,8 +78,8 @@ struct GrpoStepResult {
   Metrics metrics = {};          // over all ranks, under the names of docs/grpo.md, section 9
   ScoredRollouts rollouts = {};  // this rank's
   int64_t rewarded_count = 0;    // completions of all ranks to which a reward applies; 0: no update
-  // group_outcome() of the prompts of the step and then of more_prompts(); 0 for those of other
-  // ranks and those without a reward.
+  // group_outcome(), by the rewards, of the prompts of the step and then of more_prompts(); 0 for
+  // those of other ranks and those without a reward.
   std::vector<double> outcomes = {};
 };
 // Throws NonFiniteError on all ranks if one of them meets a non-finite number.

@@ -15,6 +15,13 @@ TEST(Text, SuggestionsCorrectTyposOnly) {
   EXPECT_EQ(did_you_mean("lerning_rates", names), "; did you mean 'learning_rate'?");
   EXPECT_EQ(did_you_mean("bta", names), "; did you mean 'beta'?");
   EXPECT_EQ(did_you_mean("temperature", names), "");
+  // One letter may differ in a word of up to four.
+  const std::vector<std::string> losses = {"grpo", "dapo", "dr_grpo"};
+  EXPECT_EQ(did_you_mean("ppo", losses), "");
+  EXPECT_EQ(did_you_mean("rloo", losses), "");
+  EXPECT_EQ(did_you_mean("gpro", losses), "; did you mean 'grpo'?");
+  EXPECT_EQ(did_you_mean("steps_", names), "; did you mean 'steps'?");
+  EXPECT_EQ(did_you_mean("grp", losses), "; did you mean 'grpo'?");
   EXPECT_EQ(did_you_mean("temperature", names, "; no"), "; no");
   EXPECT_EQ(join(names, ", "), "learning_rate, steps, beta");
   EXPECT_EQ(join({}, ", "), "");

@@ -445,7 +445,7 @@ TEST(PolicyLoss, ImportanceWeightsCompareWithTheDistributionSampledFrom) {
 }
 
 // In a later update the surrogate's ratio accounts for the policy's change; REINFORCE has none, so
-// that its weight does. Masks judge the whole difference.
+// that its weight does.
 TEST(PolicyLoss, ImportanceWeightsOfLaterUpdates) {
   const Tokens t = {{-0.5}, {-1}, {}, {1}, {1}};
   const PolicyLossDesc wide{
@@ -457,10 +457,38 @@ TEST(PolicyLoss, ImportanceWeightsOfLaterUpdates) {
   EXPECT_EQ(run_segments(t, {0}, reinforce, {-1.25}).gradient[0], -2);
   EXPECT_NEAR(run_segments(t, {0}, reinforce, {-0.75}).gradient[0], -std::exp(0.25), 1e-15);
   EXPECT_NEAR(run_segments(t, {0}, reinforce).gradient[0], -std::exp(0.5), 1e-15);
-  const PolicyLossDesc mask{
-      .epsilon_high = 9, .importance = Importance::kMask, .importance_max = 2};
-  EXPECT_EQ(run_segments(t, {0}, mask, {-1.25}).gradient[0], 0);
-  EXPECT_NEAR(run_segments(t, {0}, mask, {-1}).gradient[0], -std::exp(0.5), 1e-15);
+}
+
+// Masks compare the old policy with the distribution that was sampled from: they are the same in
+// all updates of a step, however far the policy has moved.
+TEST(PolicyLoss, MasksAreThoseOfTheFirstUpdate) {
+  const std::vector<double> sampling = {-1.25, -1.75, -0.5, -1, -1.2, -0.6};
+  const std::vector<int32_t> segments = {0, 0, 1, 1, 2, 2};
+  const auto kept = [&](const PolicyLossDesc& desc, double moved) {
+    Tokens t{{}, std::vector(6, -1.0), {}, std::vector(6, 1.0), std::vector(6, 1.0)};
+    for (const double sign : {1, -1, 1, 1, -1, -1}) t.logprob.push_back(-1 + sign * moved);
+    const Result result = run_segments(t, segments, desc, sampling);
+    std::vector<bool> out;
+    for (const double g : result.gradient) out.push_back(g != 0);
+    return out;
+  };
+  for (const Surrogate surrogate : {Surrogate::kClip, Surrogate::kReinforce})
+    for (const double moved : {0.0, 0.1, 0.7, -0.7}) {
+      SCOPED_TRACE(moved);
+      // exp(lp_old - lp_sampling) is 1.28, 2.12, 0.61, 1, 1.22, 0.67; its geometric means over the
+      // sequences are 1.65, 0.78, 0.90. No ratio is clipped.
+      PolicyLossDesc desc{.epsilon_low = 1,
+                          .epsilon_high = 9,
+                          .surrogate = surrogate,
+                          .importance = Importance::kMask,
+                          .importance_min = 0.65,
+                          .importance_max = 2};
+      EXPECT_EQ(kept(desc, moved), (std::vector{true, false, false, true, true, true}));
+      desc.importance = Importance::kSequenceMask;
+      desc.importance_min = 0.85;
+      desc.importance_max = 1.5;
+      EXPECT_EQ(kept(desc, moved), (std::vector{false, false, false, false, true, true}));
+    }
 }
 
 TEST(PolicyLoss, EntropyIsSubtractedWithTheWeightOfTheToken) {

@@ -75,6 +75,17 @@ TEST(MeanScores, HaveTheStandardErrorOfTheMean) {
   // For verdicts it is sqrt(p (1 - p) / (n - 1)).
   EXPECT_DOUBLE_EQ(mean_score(std::vector<double>{1, 0, 0, 0, 0}).error, std::sqrt(0.2 * 0.8 / 4));
   EXPECT_TRUE(std::isnan(mean_score({}).mean));
+  // Half the width of the Wilson interval at z = 1, where the formula gives 0.
+  for (const double p : {0.0, 1.0})
+    for (const double n : {2.0, 8.0, 500.0}) {
+      const double z = 1,
+                   wilson = z / (1 + z * z / n) * std::sqrt(p * (1 - p) / n + z * z / (4 * n * n));
+      std::vector<double> values(static_cast<size_t>(n), p);
+      EXPECT_DOUBLE_EQ(mean_score(values).error, wilson);
+      values.push_back(nan);
+      EXPECT_DOUBLE_EQ(mean_score(values).error, wilson);
+    }
+  EXPECT_EQ(mean_score(std::vector<double>{0.5, 0.5}).error, 0);
   EXPECT_EQ(mean_score(std::vector<double>{1}).mean, 1);
   EXPECT_TRUE(std::isnan(mean_score(std::vector<double>{1}).error));
 }

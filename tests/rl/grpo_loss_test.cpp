@@ -177,20 +177,23 @@ TEST_F(GrpoUpdate, FirstUpdateIsTheSameUnderEverySurrogate) {
         }
 }
 
-// The first update with ratios of sequences needs no second pass over the logits.
-TEST_F(GrpoUpdate, OnPolicyTheLogProbsAreNotComputedTwice) {
-  const GrpoConfig config{.importance_sampling_level = kernels::RatioLevel::kSequence};
+// The first update with ratios of sequences needs no second pass over the logits; a mask of
+// sequences never does.
+TEST_F(GrpoUpdate, LogProbsAreComputedTwiceForRatiosOfSequencesOnly) {
+  const GrpoConfig ratios{.importance_sampling_level = kernels::RatioLevel::kSequence},
+      mask{.importance_weights = kernels::Importance::kSequenceMask};
   const PolicyBatch batch = minibatch(LossType::kGrpo, Truncated::kKeep, 1000).at(0);
   const Variable hidden = model_.hidden_at_targets(batch);
-  for (const bool on_policy : {false, true}) {
+  const auto passes = [&](const GrpoConfig& config, bool on_policy) {
     Trace trace(Device{});
     grpo_loss(hidden, model_.head(), batch, config, 1, on_policy);
     const std::vector<TraceEvent> events = trace.finish();
-    const auto passes = std::count_if(events.begin(), events.end(), [](const TraceEvent& e) {
-      return e.name == "head_logprob_forward";
-    });
-    EXPECT_EQ(passes, on_policy ? 1 : 2);
-  }
+    return std::count_if(events.begin(), events.end(),
+                         [](const TraceEvent& e) { return e.name == "head_logprob_forward"; });
+  };
+  EXPECT_EQ(passes(ratios, false), 2);
+  EXPECT_EQ(passes(ratios, true), 1);
+  EXPECT_EQ(passes(mask, false), 1);
 }
 
 TEST_F(GrpoUpdate, RatioIsExactlyOneOnTheSamplersOwnLogProbs) {

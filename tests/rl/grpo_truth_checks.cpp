@@ -299,6 +299,14 @@ void check_rollout_weights(const Json& truth) {
   if (const Json* keep = in.find("keep_range")) {
     desc.importance = kernels::Importance::kMask;
     desc.importance_min = values(*keep)[0], desc.importance_max = values(*keep)[1];
+    // The tokens that are kept do not depend on how far the policy has moved since.
+    const Values kept = values(truth.at("expected").at("kept"));
+    for (const double moved : {-2, 0, 2})
+      for (size_t i = 0; i < n; ++i) {
+        Tokens token = token_of(tokens, i);
+        token.logprob[0] += moved;
+        EXPECT_EQ(policy_loss_of(token, desc).stats.importance != 0, kept[i] != 0) << i;
+      }
   }
   if (truth.at("expected").find("weights") && !in.find("keep_range")) {
     Values weights;

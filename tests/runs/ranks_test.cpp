@@ -149,7 +149,8 @@ TEST_F(Splits, EveryChoiceOfTheLossIsThatOfOneRankAndOneMicroBatch) {
            {"importance_sampling_level=sequence", "loss_type=grpo", "epsilon=0.01"},
            {"importance_sampling_level=sequence", "entropy_coef=0.05", "top_k=4",
             "importance_weights=sequence_mask", "importance_min=0.6"},
-           {"beta=0.1", "kl_in=reward", "kl_estimator=k1", "top_entropy_quantile=0.3"},
+           {"beta=0.1", "kl_in=reward", "kl_estimator=k1", "scale_rewards=none",
+            "top_entropy_quantile=0.3"},
            {"surrogate=reinforce", "top_p=0.8", "importance_weights=truncate",
             "multi_objective_aggregation=normalize_then_sum"}}) {
     SCOPED_TRACE(choice[0]);

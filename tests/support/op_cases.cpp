@@ -513,10 +513,10 @@ void add_sequence_losses(Table& table) {
         Row{"truncated importance weights",
             {.importance = Importance::kTruncate, .importance_max = 1.3}},
         Row{"importance mask",
-            {.importance = Importance::kMask, .importance_min = 0.5, .importance_max = 1.7}},
+            {.importance = Importance::kMask, .importance_min = 0.9, .importance_max = 1.35}},
         Row{"importance mask of sequences",
             {.importance = Importance::kSequenceMask,
-            .importance_min = 0.9,
+            .importance_min = 0.95,
             .importance_max = 1.4}}}) {
     const std::vector<int32_t> segments = {0, 0, 0, 1, 1, 3, 3, 3, 4};
     PolicyTokens t;

@@ -2,9 +2,11 @@
 // learns.
 #include "trainers/grpo_monitor.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "core/rng.h"
 #include "tests/support/test_util.h"
 
 namespace cohort::test {
@@ -14,6 +16,8 @@ struct Numbers {
   double reward = 0.5, zero_variance = 0.2, entropy = 1, clip_low = 0, clip_high = 0, truncated = 0;
   double highest = 1.1, lowest = 0, context = 0;
   double length = 100, kl = 0.01, grad_norm = 1, score = std::numeric_limits<double>::quiet_NaN();
+  double score_error = 0, score_step = std::numeric_limits<double>::quiet_NaN();
+  double kl_old = 0, learning_rate = 1e-6;
 };
 
 class Monitor : public testing::Test {
@@ -31,8 +35,10 @@ class Monitor : public testing::Test {
                             {"completions/clipped_ratio", n.truncated},
                             {"completions/mean_length", n.length},
                             {"kl", n.kl},
+                            {"kl_old", n.kl_old},
+                            {"learning_rate", n.learning_rate},
                             {"grad_norm", n.grad_norm}},
-                           n.score);
+                           {n.score, n.score_error, n.score_step});
   }
   // Pairs of a step from 0 and a warning.
   using Warnings = std::vector<std::pair<int, std::string>>;
@@ -161,6 +167,127 @@ TEST_F(Monitor, RewardsThatRiseWhileEvaluationsFall) {
   EXPECT_EQ(warnings[0].first, 40);
   EXPECT_TRUE(observe_all(run(-0.001, falling), 60).empty());
   EXPECT_TRUE(observe_all(run(0.005, {0.5, 0.6, 0.55, 0.56, 0.5}), 60).empty());
+}
+
+// 500 steps of 64 completions, with an evaluation on `problems` problems every tenth step. `chance`
+// and `reward` are the means at a step.
+std::vector<Numbers> drawn_run(uint64_t seed, int problems,
+                               const std::function<double(int)>& chance,
+                               const std::function<double(int)>& reward) {
+  Rng rng(seed, rng_stream(kTestPurpose, 7));
+  const auto fraction = [&](int n, double p) {
+    int hits = 0;
+    for (int i = 0; i < n; ++i) hits += rng.uniform() < p;
+    return static_cast<double>(hits) / n;
+  };
+  std::vector<Numbers> out;
+  Numbers n;
+  for (int i = 0; i < 500; ++i) {
+    n.reward = fraction(64, reward(i));
+    if (i % 10 == 0) {
+      n.score = fraction(problems, chance(i));
+      n.score_error = std::sqrt(n.score * (1 - n.score) / (problems - 1));
+      n.score_step = i;
+    }
+    out.push_back(n);
+  }
+  return out;
+}
+
+// In runs that neither learn nor forget, three evaluations in a row fall again and again.
+using MonitorSlow = Monitor;
+TEST_F(MonitorSlow, NoiseIsNoOverfitting) {
+  const auto warned = [&](int problems, const std::function<double(int)>& chance,
+                          const std::function<double(int)>& reward) {
+    int runs = 0;
+    for (uint64_t seed = 0; seed < 200; ++seed) {
+      const std::vector<Numbers> run = drawn_run(seed, problems, chance, reward);
+      const Warnings warnings =
+          observe_all([&](int i) { return run[static_cast<size_t>(i)]; }, 500);
+      for (const auto& [step, text] : warnings)
+        EXPECT_NE(text.find("three evaluations in a row"), std::string::npos) << text;
+      runs += !warnings.empty();
+    }
+    return runs;
+  };
+  const auto flat = [](int) { return 0.5; };
+  const auto rising = [](int i) { return 0.2 + 0.001 * i; };
+  const auto overfits = [](int i) { return std::clamp(0.5 - 0.004 * (i - 150), 0.1, 0.5); };
+  // Each of the 47 windows of a run is judged, so a few runs in a hundred meet all conditions.
+  EXPECT_LE(warned(100, flat, flat), 12);
+  EXPECT_LE(warned(100, flat, rising), 40);
+  EXPECT_GE(warned(512, overfits, rising), 180);
+}
+
+// The mean of the last two evaluations must be two standard errors below that of the two before:
+// 0.065 against 2 x 0.5 x sqrt(4 x error^2).
+TEST_F(Monitor, AFallOfLessThanTwoStandardErrorsIsNoOverfitting) {
+  const auto run = [](double error, std::vector<double> scores) {
+    return [=](int i) {
+      const size_t evaluation = std::min(static_cast<size_t>(i / 10), scores.size() - 1);
+      return Numbers{.reward = 0.3 + 0.005 * i,
+                     .score = scores[evaluation],
+                     .score_error = error,
+                     .score_step = static_cast<double>(evaluation)};
+    };
+  };
+  const std::vector<double> falling = {0.5, 0.6, 0.55, 0.52, 0.5};
+  expect_one(observe_all(run(0.032, falling), 60), "three evaluations in a row");
+  EXPECT_TRUE(observe_all(run(0.033, falling), 60).empty());
+  // An equal score in between is an evaluation, too; one of unknown error says nothing.
+  EXPECT_TRUE(observe_all(run(0, {0.5, 0.6, 0.55, 0.55, 0.52, 0.52, 0.5}), 80).empty());
+  EXPECT_TRUE(observe_all(run(std::nan(""), falling), 60).empty());
+}
+
+// The KL to the reference grows with the fourth power of the steps of a warm-up.
+TEST_F(Monitor, AKlThatGrowsInWarmUpIsNoSpike) {
+  const auto numbers = [](int warmup) {
+    return [=](int i) {
+      const double moved = i < warmup ? i * i / 2.0 : warmup * (i - warmup / 2.0);
+      return Numbers{.kl = 1e-7 * moved * moved,
+                     .learning_rate = 1e-6 * std::min(1.0, (i + 1.0) / warmup)};
+    };
+  };
+  for (const int warmup : {1, 10, 20, 50}) {
+    const auto warnings = observe_all(numbers(warmup), 150);
+    EXPECT_TRUE(warnings.empty()) << warmup << " " << warnings[0].second;
+  }
+  const auto spike = observe_all(
+      [&](int i) {
+        Numbers n = numbers(20)(i);
+        if (i == 60) n.kl *= 100;
+        return n;
+      },
+      150);
+  expect_one(spike, "kl is ");
+  EXPECT_EQ(spike[0].first, 60);
+}
+
+TEST_F(Monitor, EntropyThatExplodes) {
+  const auto rising = [](double first, double last) {
+    return [=](int i) { return Numbers{.entropy = i < 6 ? first : last}; };
+  };
+  expect_one(observe_all(rising(0.5, 4), 30), "the entropy has exploded to");
+  EXPECT_TRUE(observe_all(rising(0.5, 1.2), 30).empty());  // exploration
+  EXPECT_TRUE(observe_all(rising(3, 4.5), 30).empty());
+  config_.entropy_coef = 0.01;
+  expect_one(observe_all(rising(0.5, 4), 30), "a smaller entropy_coef");
+}
+
+// Bounds of sequences clip many tokens of a healthy run, and some losses have no bounds.
+TEST_F(Monitor, LossesWithoutBoundsOfTokensAreJudgedByTheKl) {
+  const auto numbers = [](double clipped, double kl_old) {
+    return [=](int) { return Numbers{.clip_high = clipped, .kl_old = kl_old}; };
+  };
+  EXPECT_TRUE(observe_all(numbers(0, 0.2), 20).empty());  // the clip bounds it
+  config_.importance_sampling_level = kernels::RatioLevel::kSequence;
+  EXPECT_TRUE(observe_all(numbers(0.4, 0.001), 20).empty());
+  expect_one(observe_all(numbers(0.4, 0.2), 20), "the KL of the policy to the one that sampled is");
+  config_.importance_sampling_level = kernels::RatioLevel::kToken;
+  for (const auto surrogate : {kernels::Surrogate::kSapo, kernels::Surrogate::kReinforce}) {
+    config_.surrogate = surrogate;
+    expect_one(observe_all(numbers(0, 0.2), 20), "is 0.2 nats per token");
+  }
 }
 
 TEST_F(Monitor, ClippedRatiosAndLengthsAtTheLimit) {
