@@ -227,11 +227,10 @@ Target find_target(const std::string& run) {
 // of ranks.
 std::map<int64_t, int64_t> replayable_steps(const std::string& dir) {
   std::map<int64_t, int64_t> out;
-  for (const auto& [step, ranks] : list_journal(dir + "/journal")) {
+  for (const auto& [step, ranks] : list_journal(dir + "/journal"))
     if (step == 1 || path_exists(checkpoint_path(dir + "/checkpoints", step - 1)) ||
         out.contains(step - 1))
       out[step] = ranks;
-  }
   return out;
 }
 
@@ -313,8 +312,8 @@ std::optional<ReplayedCompletion> replay_run(const ReplayOptions& options, const
   const TrainConfig& last = parts.back().config;
   check_range("--prompt", options.prompt, last.batch.prompts_per_step);
   check_range("--completion", options.completion, last.batch.num_generations);
-  // Has the state between two parts, as their checkpoint may have been removed.
-  NewFolder scratch((fs::temp_directory_path() / "cohort-replay").string());
+  // Has the state between two parts, whose checkpoint may have been removed.
+  std::optional<NewFolder> scratch;
   std::string dir = target.dir, next_dir;
   std::optional<ReplayedCompletion> completion;
   for (const Part& part : parts) {
@@ -335,13 +334,13 @@ std::optional<ReplayedCompletion> replay_run(const ReplayOptions& options, const
                    .reporter = silent,
                    .stop = stop,
                    .device = device,
-                   .before = is_first ? checkpoint_path(dir + "/checkpoints", options.step) : "",
-                   .replay = &replay,
-                   .end_dir = is_last ? "" : scratch->path()});
+                   .before = checkpoint_path(dir + "/checkpoints", options.step),
+                   .replay = &replay});
       train_grpo(stage);
       COHORT_CHECK(stage.step() == part.last, "[replay] it has ended after step ", stage.step());
       if (part.last < options.step && comm.rank() == 0) {
-        if (next_dir.empty()) next_dir = scratch.create();
+        if (!scratch)
+          next_dir = scratch.emplace(fs::temp_directory_path() / "cohort-replay").create();
         stage.write_files(next_dir);
       }
       if (!replay.completion()) return;  // another rank has it, or none is asked for

@@ -413,7 +413,7 @@ StageEnd Run::train_stage(size_t index, const std::string& before, Reporter& rep
     Stage stage({config, stage_dir(index), comm, reporter, stop, device, before, why_fixed(index),
                  plan_.stages.size() == 1 ? "steps" : str("stages.", index, ".steps"),
                  profile_steps_, std::span(plan_.stages).first(index),
-                 [&](int64_t tokens) { record_micro_batch(index, tokens); }, nullptr, "",
+                 [&](int64_t tokens) { record_micro_batch(index, tokens); }, nullptr,
                  &journal_plan_});
     if (comm.rank() == 0 && !stage.finished()) record_start();
     try {
