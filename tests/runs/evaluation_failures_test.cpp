@@ -56,10 +56,10 @@ TEST_F(RunsWithFailures, ChooseNoBestAndDoNotStopByThem) {
     EXPECT_EQ(state().best, 1);
     const std::string run = dir_.path("run");
     EXPECT_EQ(std::filesystem::read_symlink(run + "/checkpoints/best"), "step-00000002");
-    EXPECT_NE(recorder_.messages.back().find("after GRPO (held-out pass@1 (environment) 1.000, "
-                                             "completions failed):"),
-              std::string::npos)
-        << recorder_.messages.back();
+    EXPECT_TRUE(std::ranges::any_of(recorder_.messages, [](const std::string& text) {
+      return text.find("after GRPO (held-out pass@1 (environment) 1.000, completions failed):") !=
+             text.npos;
+    }));
     const Json last = json_lines(run + "/metrics.jsonl").back();
     EXPECT_EQ(last.at("problems").dump() + last.at("eval/failed").dump(), "31");
     // A finished stage whose last score had failures has not reached stop_at.
@@ -75,8 +75,8 @@ TEST_F(RunsWithFailures, ChooseNoBestAndDoNotStopByThem) {
 }
 
 TEST_F(RunsWithFailures, CountStepsWithoutAnAnswerAcrossAResume) {
-  const ExpectLog failed("step 2: the environment has failed 4 of 4 dialogues"),
-      none("rewards: none applies to any of the 4 completions of step 2; the step is skipped");
+  const ExpectLog failed(": the environment has failed 4 of 4 dialogues"),
+      none("rewards: none applies to any of the 4 completions of step ");
   fails_ = [](int64_t step, int64_t) { return step < -1; };  // training, but for its first step
   recorder_.on_step = [&](int64_t step) { stop_ = step == 6; };
   train({"steps=30", "eval.every=0"});

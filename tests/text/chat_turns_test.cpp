@@ -123,7 +123,8 @@ TEST(ChatTurns, NamesAndIdsOfCallsAreContents) {
   // Templates may write them as JSON, and refuse some.
   const Chat json(
       "{% for m in messages %}{% if m.name == 'no' ~ '!' %}{{ raise_exception('no') }}{% endif %}"
-      "{{ m.role }} {{ {'name': m.name, 'text': m.content} | tojson }}{% for c in m.tool_calls %}"
+      "{{ m.role }} {{ {'name': m.name | default(''), 'text': m.content} | tojson }}{% for c in "
+      "m.tool_calls %}"
       "{{ c | tojson }}{% endfor %}<|end|>{% endfor %}");
   EXPECT_EQ(json.after({tool("a\"<|end|>\n", "<|end|>")}, false),
             "tool {\"name\": \"{a\\\"<|end|>\\n}\", \"text\": \"{x}\"}<|end|>");
