@@ -150,15 +150,21 @@ TEST_F(EnvironmentRuns, ContinueWhenProgramsFail) {
   }
 }
 
+void expect_refused(const Output& output, const std::vector<std::string>& texts) {
+  EXPECT_EQ(output.code, 2);
+  for (const std::string& text : texts)
+    EXPECT_NE(output.err.find(text), output.err.npos) << text << "\n" << output.err;
+}
+
 // A program that answers nothing at all is found before there is a run, as that of a reward is.
 TEST_F(EnvironmentRuns, OfProgramsThatAnswerNothingAreRefusedByCheck) {
   std::vector<std::string> train = run("run", 0, "raise ValueError('oh')");
   for (const char* command : {"check", "train"}) {
     train[0] = command;
-    expect_bad_input(run_cohort(train),
-                     {"environment 'python3 run.py' fails for 3 of 3 examples: ",
-                      "hint: mend the program, and try it with cohort check; it printed last:",
-                      "ValueError: oh"});
+    expect_refused(run_cohort(train),
+                   {"cohort: environment 'python3 run.py' fails for 3 of 3 examples: ",
+                    "hint: mend the program, and try it with cohort check; it printed last:",
+                    "ValueError: oh"});
     EXPECT_FALSE(fs::exists(dir_.path("run")));
   }
   train = run("run", 0, "say(r, error='no ' + r['messages'][-1]['role']); continue");
@@ -187,8 +193,8 @@ TEST_F(EnvironmentRuns, EndWhenEveryDialogueOfTheFirstStepFails) {
                      "say(r, **({'error': 'no more'} if r['turn'] == 2 else {'observation': '+'}));"
                      " continue",
                      {"eval.at_start=no", kShortTurns}));
-  expect_bad_input(output, {"step 1: the environment has failed 24 of 24 dialogues",
-                            "the first: it reports: 'no more'; hint: "});
+  expect_refused(output, {"cohort: step 1: the environment has failed 24 of 24 dialogues",
+                          "the first: it reports: 'no more'; hint: "});
 }
 
 TEST_F(EnvironmentRuns, AreEvaluatedByWhatWasJudged) {
@@ -224,7 +230,9 @@ TEST_F(EnvironmentRuns, AreEvaluatedByWhatWasJudged) {
   EXPECT_TRUE(json_lines_of(set.out).at(0).at("one/pass@1").is_null());
   EXPECT_NE(set.err.find("evaluation of one: 1 of 1 completions could not be judged"),
             set.err.npos);
-  EXPECT_NE(set.err.find("eval.sets: no problem of one has a value"), set.err.npos) << set.err;
+  EXPECT_NE(set.err.find("cohort: eval.sets: one/problems: 0: no problem of the set has a value"),
+            set.err.npos)
+      << set.err;
 }
 
 // A program that stops to answer ends the run, with its last words.
