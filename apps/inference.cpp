@@ -383,8 +383,7 @@ int evaluate(const EvalOptions& options) {
   print_line(line.dump());
   for (const auto& [name, value] : line.as_object())
     if (name.ends_with("/problems") && value.as_int() == 0)
-      throw Error(str("eval.sets: ", name,
-                      ": 0: no problem of the set has a value, so that there is no score"));
+      throw Error(str("eval.sets: ", name, ": 0: no problem was judged"));
   return kOk;
 }
 
