@@ -342,10 +342,10 @@ TEST_F(EvaluateProblems, DialoguesThatTheEnvironmentFailsAreNoResults) {
   const Metrics whole = evaluate_with("", short_or_long, *alone).metrics;
   EXPECT_DOUBLE_EQ(whole.at("pass@1"), 3.0 / 7);
   EXPECT_EQ(failed_count(whole), 0);
-  const ExpectLog warning(
-      "evaluation: 3 of 7 completions could not be judged, and count in no score; the first: "
-      "environment: lost 00; hint: "),
-      others("completions could not be judged");
+  const ExpectLog others("completions could not be judged"),
+      warning(
+          "evaluation: 3 of 7 completions could not be judged, and count in no score; the first: "
+          "environment: lost 00; hint: ");
   const ProblemScores scores = evaluate_with(" 00 01 11 ", short_or_long, *alone);
   EXPECT_DOUBLE_EQ(scores.metrics.at("pass@1"), 3.0 / 4);
   EXPECT_EQ(scores.metrics.at("problems"), 4) << "those that were judged";
