@@ -227,13 +227,12 @@ void write_pass_rates(const std::string& path, const std::vector<Example>& probl
   replace_file(path, lines);
 }
 
-// Throws Error if a reward program has judged no problem, or --pass-rates would write nulls only.
+// Throws Error if no problem was judged, or --pass-rates would write nulls only.
 void expect_verdicts(const EvalOptions& options, const Correctness& correct,
                      const ProblemScores& scores) {
-  const bool judged = std::any_of(scores.pass_rates.begin(), scores.pass_rates.end(),
-                                  [](double rate) { return !std::isnan(rate); }) &&
-                      !std::isnan(scores.metrics.at("pass@1"));
-  if (judged || (correct.command == nullptr && options.pass_rates.empty())) return;
+  const bool has_rates = std::any_of(scores.pass_rates.begin(), scores.pass_rates.end(),
+                                     [](double rate) { return !std::isnan(rate); });
+  if (scores.metrics.at("problems") > 0 && (has_rates || options.pass_rates.empty())) return;
   throw Error(str("reward ", correct.name, ": no value for any problem, so that there is no score",
                   options.pass_rates.empty() ? "" : "; --pass-rates: ", options.pass_rates,
                   options.pass_rates.empty() ? "" : " is unchanged"));
@@ -339,13 +338,12 @@ int evaluate(const EvalOptions& options) {
                          config.data.jsonl.eval_path[0],
                          ") are test data, and a curriculum would train on them; hint: "
                          "data.jsonl.eval_path=[] data.jsonl.path=FILE "
-                         "data.jsonl.held_out_fraction=1 for problems to train on, or --force"));
+                         "data.held_out_fraction=1 for problems to train on, or --force"));
   prepare_programs(plan);
   LoadedModel loaded = load_evaluated(checkpoint, config, options);
   Dataset data = load_dataset(config, std::move(loaded.tokenizer), DataParts::kHeldOut);
   const auto alone = make_single_communicator();
-  Json line;
-  line.set("checkpoint", checkpoint).set("config", path);
+  Json line = Json().set("checkpoint", checkpoint).set("config", path);
   if (config.batch.trainer == TrainerType::kPretrain) {
     if (!options.pass_rates.empty())
       throw InputError("--pass-rates: text has no problems; hint: omit it");
@@ -359,7 +357,7 @@ int evaluate(const EvalOptions& options) {
     if (data.held_out_set->size() == 0)
       throw InputError(
           "nothing is held out to evaluate on; hint: data.jsonl.eval_path=FILE, or "
-          "data.jsonl.held_out_fraction=1 for all of data.jsonl.path");
+          "data.held_out_fraction=1 for all of data.jsonl.path");
     log_data_usage(config, data, check_held_out(config, data, loaded.model->config().context));
     if (config.data.jsonl.eval_path.empty()) {  // other files are compared by check and train
       const std::string leak =
@@ -383,6 +381,9 @@ int evaluate(const EvalOptions& options) {
       write_pass_rates(options.pass_rates, data.held_out, scores.pass_rates);
   }
   print_line(line.dump());
+  for (const auto& [name, value] : line.as_object())
+    if (name.ends_with("/problems") && value.as_int() == 0)
+      throw Error(str("eval.sets: ", name, ": 0: no problem was judged"));
   return kOk;
 }
 

@@ -301,10 +301,10 @@ void keep_held_out(const DataSections& config, Dataset& data, ContextCheck& chec
   }
 }
 
-[[noreturn]] void fail_nothing_to_train(const char* key) {
-  throw InputError(str(key,
-                       ": 1 holds everything out and leaves nothing to train on; hint: a "
-                       "smaller fraction; cohort eval takes 1"));
+[[noreturn]] void fail_nothing_to_train() {
+  throw InputError(
+      "data.held_out_fraction: 1 holds everything out and leaves nothing to train on; hint: a "
+      "smaller fraction; cohort eval takes 1");
 }
 
 // Counts the kept problems of each entry of data.jsonl.path.
@@ -327,7 +327,7 @@ void count_sources(const DataSections& config, Dataset& data, const std::vector<
 DataLengths check_data(const DataSections& config, Dataset& data, int64_t context) {
   constexpr int64_t kCheckedOfEndless = 1000;
   if (config.batch.trainer == TrainerType::kPretrain) {
-    if (config.data.held_out_fraction == 1) fail_nothing_to_train("data.held_out_fraction");
+    if (config.data.eval_text.empty() && config.data.jsonl.held_out() == 1) fail_nothing_to_train();
     for (size_t i = 0; i < data.train_text.size(); ++i)
       if (const int64_t tokens = data.train_text[i].size(); tokens <= context)
         throw InputError(str(config.data.text[i], ": the training part has ", tokens,
@@ -335,7 +335,7 @@ DataLengths check_data(const DataSections& config, Dataset& data, int64_t contex
                              "; hint: more text or a smaller model.context"));
     return {.longest_sequence = context + 1, .mean_sequence = static_cast<double>(context + 1)};
   }
-  if (data.train->size() == 0) fail_nothing_to_train("data.jsonl.held_out_fraction");
+  if (data.train->size() == 0) fail_nothing_to_train();
   const int64_t all = data.train->size();
   const int64_t n = data.task != nullptr ? std::min(kCheckedOfEndless, all) : all;
   ContextCheck check(config, data, context);
@@ -367,7 +367,7 @@ void log_data_usage(const DataSections& config, const Dataset& data, const DataL
   for (const std::string& note : lengths.notes) logging::info(note);
   const auto n = static_cast<int64_t>(data.held_out.size());
   if (config.data.holds_nothing_out()) {
-    logging::info("held_out_fraction: 0; nothing of the data is held out for evaluations");
+    logging::info("data.held_out_fraction: 0; nothing of the data is held out for evaluations");
   } else if (config.batch.trainer == TrainerType::kPretrain) {
     const int64_t tokens = data.held_out_text.size();
     if (config.eval_tokens > 0 && tokens > config.eval_tokens)

@@ -38,7 +38,6 @@ struct DataConfig {
   // Plain text for pretraining: files, folders and patterns.
   std::vector<std::string> text;
   std::vector<std::string> eval_text;  // held-out text, likewise; empty: a part of `text`
-  double held_out_fraction = 0.1;      // fraction of the text, from its end
   std::vector<double> weights;         // one per entry of `text` or `jsonl.path`; empty: none
   std::string cache_dir;               // cache of the tokens of text, see load_tokens()
   Curriculum curriculum = Curriculum::kNone;
@@ -60,8 +59,8 @@ struct DataConfig {
   }
   // True if the configured fractions leave nothing to evaluate on.
   bool holds_nothing_out() const {
-    if (!text.empty()) return eval_text.empty() && held_out_fraction == 0;
-    return task.empty() && jsonl.eval_path.empty() && jsonl.held_out() == 0;
+    const std::vector<std::string>& separate = text.empty() ? jsonl.eval_path : eval_text;
+    return task.empty() && separate.empty() && jsonl.held_out() == 0;
   }
   void visit(ConfigVisitor& v) {
     v.field("task", task, "generated problems: see `cohort train --help`");
@@ -76,8 +75,9 @@ struct DataConfig {
             "a pattern such as books/*.txt; of .jsonl files the field text of each line. Where "
             "there are several documents, each ends with the end of sequence");
     v.field("eval_text", eval_text, "held-out text, as text; empty: a part of text");
-    v.field("held_out_fraction", held_out_fraction,
-            "fraction of the text, from its end, for validation, if there is no eval_text",
+    v.field("held_out_fraction", jsonl.held_out_fraction,
+            "fraction of text, from its end, or of jsonl.path's problems, by the hash of split_by, "
+            "that is held out; none: 0.1, or 0 with eval_text or jsonl.eval_path",
             {.min = 0, .max = 1});
     v.field("weights", weights,
             "sampling weights of the entries of text or jsonl.path, such as [3, 1]; empty: "

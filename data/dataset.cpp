@@ -89,7 +89,7 @@ void load_text(const DataConfig& data, const Fingerprint& fingerprint, Dataset& 
   std::vector<TextCorpus> sources;
   std::vector<TextSpan> all;
   for (const auto& files : fingerprint.files)
-    sources.emplace_back(files, data.eval_text.empty() ? data.held_out_fraction : 0);
+    sources.emplace_back(files, data.eval_text.empty() ? data.jsonl.held_out() : 0);
   if (!data.eval_text.empty()) sources.emplace_back(fingerprint.eval_files, 0);
   for (const TextCorpus& source : sources)
     for (const auto* part : {&source.train(), &source.held_out()})

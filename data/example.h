@@ -131,8 +131,8 @@ struct JsonlConfig {
   // Fields whose hash decides the split (data.split_by); empty: the prompt, or the messages before
   // the assistant's last. The order inside lists is ignored: permuted problems are the same.
   std::vector<std::string> split_by;
-  // Fraction of `path` that is held out, selected by that hash: stable under reordering. Default:
-  // 0.1, or 0 with `eval_path`.
+  // Fraction of `path` that is held out (data.held_out_fraction), selected by that hash: stable
+  // under reordering. Default: 0.1, or 0 with `eval_path`.
   std::optional<double> held_out_fraction;
   int64_t limit = 0;  // use the first examples of each entry of `path` only; 0: all
   double held_out() const { return held_out_fraction.value_or(eval_path.empty() ? 0.1 : 0); }
@@ -151,10 +151,6 @@ struct JsonlConfig {
     v.field("completion", completion,
             "field with the completion of messages, a text or a list of messages: only it is "
             "learned; empty: every message of the assistant is");
-    v.field("held_out_fraction", held_out_fraction,
-            "fraction of path's problems that is held out, by the hash of data.split_by; none: "
-            "0.1, or 0 with eval_path",
-            {.min = 0, .max = 1});
     v.field("limit", limit, "use the first examples of each entry of path only; 0: all",
             {.min = 0});
   }

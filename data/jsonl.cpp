@@ -498,8 +498,8 @@ JsonlSplits load_jsonl(const JsonlConfig& config) {
   const bool lacks_train = !config.path.empty() && train->size() == 0 && fraction != 1;
   if (lacks_train || (held_out->size() == 0 && fraction != 0))
     throw InputError(str(config.path.at(0), ": no example in the ",
-                         lacks_train ? "training" : "held-out", " split at held_out_fraction ",
-                         fraction, "; hint: change held_out_fraction, or give more examples"));
+                         lacks_train ? "training" : "held-out", " split at data.held_out_fraction ",
+                         fraction, "; hint: change it, or give more examples"));
   out.train = std::move(train);
   out.held_out = std::move(held_out);
   return out;

@@ -191,6 +191,13 @@ void RewardSet::submit(const Example& example, const Trajectory& trajectory, int
     if (command != nullptr) command->submit(reward_input(example, trajectory, step));
 }
 
+double RewardSet::total(std::span<const double> values) const {
+  double sum = kNotApplicable;
+  for (const size_t k : order_)
+    if (!std::isnan(values[k])) sum = (std::isnan(sum) ? 0 : sum) + weights_[k] * values[k];
+  return sum;
+}
+
 RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
                                    std::span<const Trajectory> trajectories, int64_t step) const {
   const size_t samples = trajectories.size(), group = samples / std::max<size_t>(1, prompts.size());
@@ -234,9 +241,10 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
           scores.first_error[k] = result.error;
       }
       require_finite(value, names_[k]);
-      if (std::isnan(value)) continue;
-      scores.total[s] = (std::isnan(scores.total[s]) ? 0 : scores.total[s]) + weights_[k] * value;
     }
+    std::vector<double> values;
+    for (const std::vector<double>& each : scores.each) values.push_back(each[s]);
+    scores.total[s] = total(values);
     require_finite(scores.total[s], "total");
   }
   return scores;

@@ -115,6 +115,8 @@ class RewardSet {
   // The configured name, with "_2", "_3", ... for repetitions.
   const std::vector<std::string>& names() const { return names_; }
   const std::vector<double>& weights() const { return weights_; }  // one per name
+  // The sum of weight * value over the values, one per name, that are not NaN; NaN: all are.
+  double total(std::span<const double> values) const;
 
   struct Scores {
     // [reward][sample], NaN where not applicable: all of a dialogue whose environment has failed.

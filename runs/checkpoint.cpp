@@ -210,7 +210,8 @@ Json TrainState::to_json() const {
   json.set("data_position", data_position).set("evaluated_step", evaluated_step);
   json.set("best_step", best_step).set("best", best).set("best_loss", best_loss);
   json.set("seconds", seconds).set("finished", finished).set("total_tokens", total_tokens);
-  json.set("unrewarded_steps", unrewarded_steps).set("monitor", monitor);
+  json.set("unrewarded_steps", unrewarded_steps).set("unanswered_steps", unanswered_steps);
+  json.set("monitor", monitor);
   json.set("curriculum", curriculum).set("set_fingerprints", set_fingerprints);
   json.set("planned_steps", Json::Array(planned_steps.begin(), planned_steps.end()));
   json.set("data_fingerprint", data_fingerprint).set("report", report);
@@ -235,6 +236,7 @@ TrainState TrainState::from_json(const Json& json) {
     return found == nullptr ? otherwise : found->as_int();
   };
   s.unrewarded_steps = int_or("unrewarded_steps", 0);
+  s.unanswered_steps = int_or("unanswered_steps", 0);
   s.monitor = json.get_or_null("monitor");
   s.curriculum = json.get_or_null("curriculum");
   s.set_fingerprints = json.get_or_null("set_fingerprints");

@@ -54,6 +54,7 @@ struct TrainState {
   double total_tokens = 0;      // sum of num_tokens so far; NaN: not known
   bool finished = false;
   int64_t unrewarded_steps = 0;  // (grpo) latest steps in a row without a reward
+  int64_t unanswered_steps = 0;  // (grpo) the same of steps that the environment has failed
   Json monitor;                  // (grpo) GrpoMonitor::state()
   Json curriculum;               // (grpo) OnlineOrder::state()
   double beta = 0;               // (grpo, kl_target) the present beta; 0: that of the configuration

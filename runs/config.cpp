@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <string_view>
@@ -91,6 +93,31 @@ void apply_to_root(ConfigNode& root, std::span<const std::string> overrides) {
   }
 }
 
+// Moves data.jsonl.held_out_fraction, an earlier name, to data.held_out_fraction, in stages too. Of
+// two values the one of the command line counts; the config.yaml of an earlier version has both, of
+// which one had no effect on its data. Throws InputError for other values that differ.
+void rename_held_out(ConfigNode& map) {
+  if (ConfigNode* stages = map.find("stages"))
+    for (ConfigNode& stage : stages->items) rename_held_out(stage);
+  const auto at = [&](const char* key) { return node_at(map, key); };
+  const ConfigNode *old = at("data.jsonl.held_out_fraction"), *now = at("data.held_out_fraction");
+  if (old == nullptr) return;
+  const ConfigNode moved = *old, *text = at("data.text");
+  const auto number = [](const ConfigNode& n) { return std::strtod(n.scalar.c_str(), nullptr); };
+  bool counts = now == nullptr || now->is_null();
+  if (now != nullptr && (old->line == 0) != (now->line == 0))
+    counts = old->line == 0;
+  else if (now != nullptr && at("data.fingerprint") != nullptr && at("data.jsonl.limit") != nullptr)
+    counts = text == nullptr || (text->items.empty() && text->scalar.empty());
+  else if (!counts && !old->is_null() && number(*old) != number(*now))
+    throw InputError(str(now->where(), ": data.held_out_fraction: ", now->scalar,
+                         " contradicts data.jsonl.held_out_fraction: ", old->scalar,
+                         ", its earlier name; hint: give one of them"));
+  if (counts) at("data")->set("held_out_fraction", moved);
+  std::erase_if(at("data.jsonl")->entries,
+                [](const auto& entry) { return entry.key == "held_out_fraction"; });
+}
+
 // True if a map of keys has one that says how the lines of data.jsonl are read.
 bool gives_format(ConfigNode& map) {
   constexpr std::string_view kKeys[] = {"prompt", "answer", "solution", "messages", "completion"};
@@ -106,7 +133,9 @@ class RelativePaths {
   explicit RelativePaths(const std::string& file) : file_(file) {}
 
   // Makes the paths of a map of keys absolute, and the working directories of reward programs.
+  // Before, keys of earlier versions get their new names.
   void resolve(ConfigNode& map) {
+    rename_held_out(map);
     if (ConfigNode* rewards = map.find("rewards"))
       for (ConfigNode& reward : rewards->items) resolve_directory(reward);
     if (ConfigNode* environment = map.find("environment")) resolve_directory(*environment);
@@ -242,17 +271,17 @@ void validate_held_out(const DataConfig& data, const EvalConfig& eval) {
   require(jsonl.eval_path.empty() || !jsonl.path.empty(),
           "data.jsonl.eval_path: holds problems out beside those of data.jsonl.path, which is not "
           "given; hint: to evaluate on one file alone, data.jsonl.path=FILE "
-          "data.jsonl.held_out_fraction=1");
+          "data.held_out_fraction=1");
   require(jsonl.eval_path.empty() || jsonl.held_out() == 0,
-          str("data.jsonl.held_out_fraction: ", jsonl.held_out(),
+          str("data.held_out_fraction: ", jsonl.held_out(),
               " of data.jsonl.path cannot be held out beside data.jsonl.eval_path; hint: "
-              "data.jsonl.held_out_fraction=0, or leave one of them out"));
+              "data.held_out_fraction=0, or leave one of them out"));
   const char* needs_held_out = eval.every > 0     ? "eval.every"
                                : eval.stop_at > 0 ? "eval.stop_at"
                                                   : nullptr;
   require(needs_held_out == nullptr || !data.holds_nothing_out() ||
               (needs_held_out == std::string_view("eval.every") && !eval.sets.empty()),
-          str(needs_held_out, ": nothing is held out at held_out_fraction 0; hint: ",
+          str(needs_held_out, ": nothing is held out at data.held_out_fraction 0; hint: ",
               needs_held_out, "=0, another fraction, or data.jsonl.eval_path"));
 }
 
@@ -287,6 +316,53 @@ void validate_sets(const EvalConfig& eval) {
           str("eval.best: no set is called '", eval.best, "'; ",
               names.empty() ? "there are none" : str("the sets are ", join(names, ", ")),
               did_you_mean(eval.best, names)));
+}
+
+// Keys of `data` that are given, as "KEY: VALUE", each with what alone would read it, or nullptr if
+// something does.
+std::map<std::string, const char*> readers_of_data(const TrainConfig& config) {
+  const DataConfig& data = config.data;
+  const bool has_jsonl = !data.jsonl.path.empty(), has_text = !data.text.empty(),
+             has_lines = has_jsonl || !config.eval.sets.empty();
+  const struct {
+    const char* keys;  // separated by blanks
+    bool is_read;
+    const char* reader;
+  } rows[] = {
+      {" task_sizes.min_size task_sizes.max_size task_sizes.worked_share ", !data.task.empty(),
+       "data.task"},
+      {" jsonl.prompt jsonl.solution ", has_lines && data.jsonl.messages.empty(),
+       "lines of data.jsonl without messages"},
+      {" jsonl.answer ", has_lines, "lines of data.jsonl"},
+      {" jsonl.limit ", has_jsonl, "data.jsonl.path"},
+      {" eval_text cache_dir ", has_text, "data.text"},
+      {" held_out_fraction ", has_jsonl || (has_text && data.eval_text.empty()),
+       "data.jsonl.path and data.text without eval_text"},
+      {" curriculum_patience ", data.curriculum == Curriculum::kOnline, "data.curriculum: online"},
+      {" fingerprint ", data.task.empty(), "files"},
+      {" tokenizer_path ", config.stage == 0 && config.init_from.empty(), "a new model"},
+      {" tokenizer ", data.tokenizer_path.empty(), "a new model without data.tokenizer_path"},
+      {" system chat_template_kwargs ", data.is_chat(), "data.chat and data.jsonl.messages"}};
+  std::map<std::string, const char*> out;
+  const ConfigFields given = config_fields(data), defaults = config_fields(DataConfig{});
+  for (size_t i = 0; i < given.size(); ++i)
+    for (const auto& [keys, is_read, reader] : rows)
+      if (given[i] != defaults[i] && std::strstr(keys, str(" ", given[i].first, " ").c_str()))
+        out[str("data.", given[i].first, ": ", given[i].second)] = is_read ? nullptr : reader;
+  return out;
+}
+
+// Sets TrainConfig::unread. Keys beside `stages` need not be for all of them.
+RunPlan with_unread_keys(RunPlan plan) {
+  std::map<std::string, const char*> all;
+  for (const TrainConfig& config : plan.stages)
+    for (const auto& [key, reader] : readers_of_data(config))
+      if (!all.emplace(key, reader).second && reader == nullptr) all[key] = nullptr;
+  for (const auto& [key, reader] : all)
+    if (reader != nullptr)
+      plan.stages[0].unread.push_back(
+          str(key, " does nothing here: it is for ", reader, "; hint: leave it out"));
+  return plan;
 }
 
 // Checks the keys about the choice and the order of training problems.
@@ -385,7 +461,7 @@ void TrainConfig::validate() const {
 }
 
 std::vector<std::string> TrainConfig::warnings() const {
-  std::vector<std::string> out;
+  std::vector<std::string> out = unread;
   if (optimizer.warmup_steps > batch.steps)
     out.push_back(str("warmup_steps: ", optimizer.warmup_steps, " of ", batch.steps,
                       " steps: the learning rate never reaches its peak; hint: warmup_steps=",
@@ -543,12 +619,12 @@ class NamedFunctions {
 }  // namespace
 
 RunPlan load_plan(const std::string& path, std::span<const std::string> overrides) {
-  return plan_of(parse_yaml_file(path), path, overrides);
+  return with_unread_keys(plan_of(parse_yaml_file(path), path, overrides));
 }
 
 RunPlan parse_plan(const std::string& yaml, const std::string& name,
                    std::span<const std::string> overrides) {
-  return plan_of(parse_yaml(yaml, name), name, overrides);
+  return with_unread_keys(plan_of(parse_yaml(yaml, name), name, overrides));
 }
 
 void bind_functions(RunPlan& plan, const HostFunctions& functions) {

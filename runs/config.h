@@ -54,6 +54,8 @@ struct TrainConfig {
   double watchdog_minutes = 10;  // without progress until the run fails; 0: off
   // Position among the stages of the plan, which load_plan() sets: it is no key.
   int64_t stage = 0;
+  // (first stage) Warnings of load_plan() about keys of `data` that no stage reads. It is no key.
+  std::vector<std::string> unread;
 
   BatchConfig batch;
   ModelConfig model;

@@ -97,19 +97,21 @@ void check_rewarded(Stage& stage, int64_t rewarded_count) {
 }
 
 // Logs how many dialogues the environment has failed in the step, and the first error. Throws
-// InputError if it has answered no turn of the first step, or of kMaxUnrewardedSteps in a row,
-// which `unanswered` counts.
-void check_environment(Stage& stage, const GrpoStepResult& result, int64_t& unanswered) {
+// InputError if it has failed all of the first step or of kMaxUnrewardedSteps in a row, or answered
+// no turn of them.
+void check_environment(Stage& stage, const GrpoStepResult& result) {
   if (stage.dialogue().environment == nullptr) return;
   std::string first = result.rollouts.refill.first_error;
-  double answered = 0;
+  double answered = 0, ended = 0;
   for (const Trajectory& t : result.rollouts.trajectories) {
-    answered += t.num_turns() > 1 || !t.truncated();
+    ended += t.environment_error.empty();
+    answered += t.num_turns() > 1 || !t.truncated() || t.stop_reason == StopReason::kTurns;
     if (first.empty()) first = t.environment_error;
   }
   first = first_text(stage.comm(), first);
-  reduce_in_place(stage.comm(), {&answered});
-  unanswered = first.empty() || answered > 0 ? 0 : unanswered + 1;
+  reduce_in_place(stage.comm(), {&answered, &ended});
+  int64_t& unanswered = stage.state().unanswered_steps;
+  unanswered = first.empty() || (answered > 0 && ended > 0) ? 0 : unanswered + 1;
   if (first.empty()) return;
   const BatchConfig& batch = stage.config().batch;
   const double prompts =
@@ -120,8 +122,10 @@ void check_environment(Stage& stage, const GrpoStepResult& result, int64_t& unan
           prompts * static_cast<double>(batch.num_generations),
           " dialogues, which take no part in the update; the first: ", first);
   if (unanswered >= (stage.step() == 0 ? 1 : kMaxUnrewardedSteps))
-    throw InputError(str(message, "; it has answered no turn",
-                         "; hint: a program's own messages are in rewards.log of the run"));
+    throw InputError(
+        str(message, answered > 0 ? "" : "; it has answered no turn",
+            unanswered > 1 ? str("; so it was in ", unanswered, " steps in a row") : "",
+            "; hint: a program's own messages are in rewards.log of the run"));
   stage.warn(message);
 }
 
@@ -198,7 +202,6 @@ StageEnd train_grpo(Stage& stage) {
   GrpoConfig grpo = config.grpo;  // with the present beta
   grpo.beta = beta_of(stage);
   std::string cache;
-  int64_t unanswered = 0;
   while (stage.more()) {
     const std::vector<int64_t> indices = shard_prompts(stage.comm(), config, stage.step());
     const std::vector<Example> prompts =
@@ -224,13 +227,13 @@ StageEnd train_grpo(Stage& stage) {
       if (stage.is_main()) logging::info("rollouts: ", now);
       cache = now;
     }
-    check_environment(stage, result, unanswered);
+    check_environment(stage, result);
     check_rewarded(stage, result.rewarded_count);
     record_outcomes(stage, order, result);
     adapt_beta(stage, grpo, result.metrics);
     log_completions(stage, result.prompts, result.rollouts, rewards);
     const Json& last = stage.state().report.get_or_null("last");  // evaluation
-    const EvaluationScore score(number_or_nan(last.get_or_null("score")),
+    const EvaluationScore score(last_score(stage.state().report),
                                 number_or_nan(last.get_or_null("stderr")),
                                 number_or_nan(last.get_or_null("step")));
     for (const std::string& warning : monitor.observe(result.metrics, score))

@@ -22,8 +22,8 @@ class Archive {
   bool at_end() const { return in_.empty(); }
 
   void visit(StepRecord& r) {
-    visit_all(r.step, r.planned_steps, r.learning_rate, r.beta, r.weights_before, r.weights_after,
-              r.completions, r.advantages);
+    visit_all(r.step, r.planned_steps, r.plan, r.reward_names, r.learning_rate, r.beta,
+              r.weights_before, r.weights_after, r.completions, r.advantages);
   }
   void visit(RecordedCompletion& c) {
     visit_all(c.index, c.prompt_length, c.stop_reason, c.tokens, c.loss_mask, c.logprobs, c.replies,
@@ -48,11 +48,12 @@ class Archive {
     visit(size);
     if (out_ == nullptr && size > in_.size() / (kPlain ? sizeof(Element) : 1))
       throw InputError("a number of elements is too large");
-    list.resize(size);
-    if constexpr (kPlain)
+    if constexpr (kPlain) {
+      list.resize(size);
       visit_bytes(list.data(), size * sizeof(Element));
-    else
-      for (Element& element : list) visit(element);
+    } else {  // grows by what has been read, as elements take more memory than bytes of the text
+      for (uint64_t i = 0; i < size; ++i) visit(i < list.size() ? list[i] : list.emplace_back());
+    }
   }
 
  private:
@@ -77,7 +78,7 @@ class Archive {
 
 // The first line of a file.
 std::string header_of(uint64_t bytes, std::string_view compressed) {
-  const std::string start = str("cohort-journal 1 ", bytes, " ");
+  const std::string start = str("cohort-journal 2 ", bytes, " ");
   return str(start, hex(checksum(compressed, checksum(start))), "\n");
 }
 
@@ -85,7 +86,7 @@ std::string header_of(uint64_t bytes, std::string_view compressed) {
 StepRecord decode(const std::string& text) {
   constexpr size_t kMaxRatio = 1100;  // decompressed to compressed, of zlib
   unsigned long bytes = 0;
-  std::sscanf(text.c_str(), "cohort-journal 1 %lu", &bytes);
+  std::sscanf(text.c_str(), "cohort-journal 2 %lu", &bytes);
   const std::string body = text.substr(std::min(text.find('\n'), text.size() - 1) + 1);
   if (text != header_of(bytes, body) + body || bytes / kMaxRatio > body.size())
     throw InputError("its checksum does not match, or it has another version");
@@ -98,9 +99,17 @@ StepRecord decode(const std::string& text) {
   Archive archive{std::string_view(raw)};
   archive.visit(record);
   if (!archive.at_end()) throw InputError("it has more than a step");
-  for (const RecordedCompletion& c : record.completions)
-    if (c.loss_mask.size() != c.tokens.size() || c.logprobs.size() != c.tokens.size())
-      throw InputError(str("completion ", c.index, " has lists of different lengths"));
+  if (!std::ranges::is_sorted(record.completions, {}, &RecordedCompletion::index))
+    throw InputError("its completions are not in order");
+  for (const RecordedCompletion& c : record.completions) {
+    const auto require = [&](bool ok, const char* what) {
+      if (!ok) throw InputError(str("completion ", c.index, " has ", what));
+    };
+    require(c.loss_mask.size() == c.tokens.size() && c.logprobs.size() == c.tokens.size(),
+            "lists of different lengths");
+    for (const EnvironmentReply& r : c.replies)
+      require(r.done || !r.error.empty() || !r.tokens.empty(), "a reply without tokens");
+  }
   return record;
 }
 
@@ -137,6 +146,21 @@ std::string journal_path(const std::string& dir, int64_t step, int64_t rank, int
   return str(dir, "/step-", number, ".rank-", rank, "-of-", ranks);
 }
 
+void remove_abandoned_steps(const std::string& dir, int64_t step) {
+  try {
+    for (const std::string& name : list_directory(dir))
+      if (const auto file = parse_name(name); file && file->step > step)
+        std::filesystem::remove(dir + "/" + name);
+  } catch (const std::exception& e) {
+    logging::warn("journal: files of abandoned steps are left: ", e.what());
+  }
+}
+
+std::string journal_plan(RunPlan plan) {
+  for (TrainConfig& config : plan.stages) config.name = config.output_dir = "";
+  return dump_plan(plan);
+}
+
 std::map<int64_t, int64_t> list_journal(const std::string& dir) {
   std::map<std::pair<int64_t, int64_t>, int64_t> files;  // by step and number of ranks
   for (const std::string& name : list_directory(dir))
@@ -159,10 +183,13 @@ std::string encode_record(StepRecord record) {
   return header_of(raw.size(), body) + body;
 }
 
-StepRecord read_record(const std::string& path) {
+StepRecord read_record(const std::string& path,
+                       const std::function<void(const StepRecord&)>& check) {
   const std::string text = read_text_file(path);
   try {
-    return decode(text);
+    StepRecord record = decode(text);
+    check(record);
+    return record;
   } catch (const InputError& e) {
     throw InputError(str(path, ": the journal of this step is damaged: ", e.what()));
   }
@@ -187,17 +214,18 @@ std::vector<EnvironmentReply> ReplayedEnvironment::poll(bool) {
   return std::exchange(ready_, {});
 }
 
-Journal::Journal(std::string dir, int64_t bytes, const Communicator& comm, int64_t step)
-    : dir_(std::move(dir)), bytes_(bytes), rank_(comm.rank()), ranks_(comm.size()) {
+Journal::Journal(std::string dir, int64_t mib, const Communicator& comm, const std::string* plan)
+    : dir_(std::move(dir)),
+      bytes_(mib << 20),
+      rank_(comm.rank()),
+      ranks_(comm.size()),
+      plan_(plan) {
   guard([&] {
     make_directory(dir_);
     for (const std::string& name : list_directory(dir_)) {
       const auto file = parse_name(name);
       const std::string path = dir_ + "/" + name;
-      if (file && file->step > step && rank_ == 0)
-        std::filesystem::remove(path);
-      else if (file && file->step <= step && file->rank == rank_)
-        sizes_[path] = std::max<int64_t>(0, readable_size(path));
+      if (file && file->rank == rank_) sizes_[path] = std::max<int64_t>(0, readable_size(path));
     }
   });
 }
@@ -210,6 +238,8 @@ void Journal::begin(const GrpoStep& step) {
   if (!weights_) weights_ = weights_hash(step.learner.model());
   record_ = {.step = step.step + 1,
              .planned_steps = step.config.batch.steps,
+             .plan = "",
+             .reward_names = step.rewards.names(),
              .learning_rate = step.learning_rate,
              .beta = step.config.grpo.beta,
              .weights_before = *weights_,
@@ -237,6 +267,7 @@ void Journal::add(std::span<const Trajectory> completions, RewardSet::Scores& sc
 
 void Journal::end(const GrpoStep& step, const ScoredRollouts& rollouts) {
   record_.advantages = rollouts.advantages;
+  if (rank_ == 0 && plan_ != nullptr) record_.plan = *plan_;
   weights_ = record_.weights_after = weights_hash(step.learner.model());
   flush();
   guard([&] {

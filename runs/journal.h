@@ -3,7 +3,7 @@
 //
 //   RUN/[STAGE/]journal/step-00000012.rank-0-of-2    step 12, counted as metrics.jsonl does
 //
-// A file begins with a line "cohort-journal 1 BYTES CHECKSUM". A StepRecord of BYTES bytes follows,
+// A file begins with a line "cohort-journal 2 BYTES CHECKSUM". A StepRecord of BYTES bytes follows,
 // which zlib has compressed. The checksum is 16 hex digits of XXH3-64, of the line before it and of
 // all that follows the line.
 #pragma once
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/non_copyable.h"
+#include "runs/config.h"
 #include "trainers/grpo_step.h"
 
 namespace cohort {
@@ -26,12 +27,14 @@ struct RecordedCompletion {
   std::vector<uint8_t> loss_mask;
   std::vector<double> logprobs;
   std::vector<EnvironmentReply> replies;  // one per turn that the environment answered
-  std::vector<double> rewards;            // one per reward
+  std::vector<double> rewards;            // one per name
   double total = 0;
 };
 struct StepRecord {
   int64_t step = 0;           // from 1
   int64_t planned_steps = 0;  // `steps` of the configuration
+  std::string plan;           // journal_plan() of the run (rank 0); empty: not known
+  std::vector<std::string> reward_names;
   double learning_rate = 0, beta = 0;
   uint64_t weights_before = 0, weights_after = 0;  // weights_hash()
   std::vector<RecordedCompletion> completions;     // the rank's, by index
@@ -44,13 +47,21 @@ struct StepRecord {
 // device.
 uint64_t weights_hash(const Transformer& model);
 
+// The configuration that a journal records, as YAML: without name and output_dir, which make no
+// difference to any step.
+std::string journal_plan(RunPlan plan);
+
 std::string journal_path(const std::string& dir, int64_t step, int64_t rank, int64_t ranks);
 // The steps of which a journal has all ranks, with their numbers of ranks.
 std::map<int64_t, int64_t> list_journal(const std::string& dir);
+// Removes the files of steps after `step`, which a resumed run makes again. A failure is a warning.
+void remove_abandoned_steps(const std::string& dir, int64_t step);
 // The bytes of a file, and the inverse, which throws InputError naming a file that is missing,
-// damaged or of another version.
+// damaged or of another version. `check` may throw InputError saying what else is wrong with it.
 std::string encode_record(StepRecord record);
-StepRecord read_record(const std::string& path);
+StepRecord read_record(
+    const std::string& path,
+    const std::function<void(const StepRecord&)>& check = [](const StepRecord&) {});
 
 // Replies as a record has them. A trajectory whose tokens differ from the recorded ones ends with
 // an error. `inner` is asked for its stop strings alone.
@@ -73,9 +84,9 @@ class ReplayedEnvironment final : public Environment {
 // written is a warning, and the run continues.
 class Journal final : public StepJournal, NonCopyable {
  public:
-  // `step`: steps done; the files of later ones, which will be made again, are removed. The oldest
-  // files are removed when those of this rank exceed `bytes`.
-  Journal(std::string dir, int64_t bytes, const Communicator& comm, int64_t step);
+  // The oldest files are removed when those of this rank exceed `mib` MiB. `plan`: journal_plan()
+  // of the run, which rank 0 records after each step; nullptr: not known.
+  Journal(std::string dir, int64_t mib, const Communicator& comm, const std::string* plan);
   ~Journal() override { flush(); }
   void attach(DialogueOptions& dialogue) override;
   void begin(const GrpoStep& step) override;
@@ -91,6 +102,7 @@ class Journal final : public StepJournal, NonCopyable {
   const std::string dir_;
   const int64_t bytes_;
   const int rank_, ranks_;
+  const std::string* const plan_;
   StepRecord record_;
   std::map<int64_t, std::vector<EnvironmentReply>> replies_;  // by index, in order
   std::optional<uint64_t> weights_;                           // hash after the last step

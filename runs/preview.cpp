@@ -15,20 +15,26 @@
 namespace cohort {
 namespace {
 
-// Throws InputError for a reward program that has failed for all of `count` problems. Returns the
-// failures of the others, for a warning. `printed`: the last lines of the programs.
+// Throws InputError for a program that has failed for all of `count` examples, `first` being the
+// first error. Returns the failures of another, for a warning.
+std::string failures_of(const std::string& program, int64_t failed, int64_t count,
+                        const std::string& first, const std::string& printed) {
+  if (failed == 0) return "";
+  std::string what = str(program, " fails for ", failed, " of ", count, " examples: ", first);
+  if (failed < count) return what;
+  throw InputError(str(what, "; hint: mend the program, and try it with cohort check; it ",
+                       printed.empty() ? "printed no error" : "printed last:", printed));
+}
+
+// failures_of() all reward programs. `printed`: the last lines of the programs.
 std::string check_programs(const TrainConfig& config, const RewardSet::Scores& scores,
                            int64_t count, const std::string& printed) {
   std::string some;
   for (size_t k = 0; k < config.rewards.size(); ++k) {
-    const int64_t failed = scores.failed[k].value_or(0);
-    if (failed == 0) continue;
-    const std::string what = str("rewards[", k, "] '", config.rewards[k].run, "' fails for ",
-                                 failed, " of ", count, " examples: ", scores.first_error[k]);
-    if (failed == count)
-      throw InputError(str(what, "; hint: mend the program, and try it with cohort check; it ",
-                           printed.empty() ? "printed no error" : "printed last:", printed));
-    some += "; " + what;
+    const std::string what =
+        failures_of(str("rewards[", k, "] '", config.rewards[k].run, "'"),
+                    scores.failed[k].value_or(0), count, scores.first_error[k], printed);
+    if (!what.empty()) some += "; " + what;
   }
   if (!printed.empty()) logging::info("rewards: the last lines that programs printed:", printed);
   return some;
@@ -95,6 +101,35 @@ void score_solutions(const TrainConfig& config, const Dataset& data, StagePrevie
             " gold answers get less than the rewards can give", out.reward_warning, failures,
             "; hint: the gold answer is the solution, or the answer where there is none; "
             "do the patterns of the rewards fit it?");
+}
+
+// Asks an environment that is no built-in one what follows the solutions of the examples, or the
+// answers, as first turns. Throws InputError if it fails for all of them.
+void try_environment(const EnvironmentConfig& config, Environment& environment, const Dataset& data,
+                     std::span<const Example> examples) {
+  std::optional<ErrorCapture> errors;
+  if (!config.run.empty()) errors.emplace(worker_host());
+  const std::vector<int32_t> stops = data.tokenizer->stop_ids();
+  for (const Example& example : examples) {
+    const std::string& text = example.solution.empty() ? example.answer : example.solution;
+    Trajectory turn{.index = &example - examples.data(), .text = text};
+    for (const int32_t id : encode_prompt(example, *data.tokenizer)) turn.append_observed(id);
+    for (const int32_t id : as_completion(text, data, 0).tokens) turn.append_sampled(id, 0);
+    turn.append_sampled(stops.empty() ? 0 : stops[0], 0);  // which is no part of the turn's text
+    turn.transcript.push_back(make_message("assistant", turn_text(*data.tokenizer, turn)));
+    environment.submit(example, turn, 0);
+  }
+  int64_t failed = 0;
+  std::string first;
+  for (size_t replies = 0; replies < examples.size();)
+    for (const EnvironmentReply& reply : environment.poll(true)) {
+      ++replies;
+      if (!reply.error.empty() && failed++ == 0) first = reply.error;
+    }
+  const std::string failures =
+      failures_of(str("environment '", config.run.empty() ? config.name : config.run, "'"), failed,
+                  std::ssize(examples), first, errors ? errors->last_lines() : "");
+  if (!failures.empty()) logging::warn(failures);
 }
 
 // True if training from nothing is clearly meant: supervised, of a model that is described, or on
@@ -166,11 +201,12 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
   }
   start.config.check_device(device_named(config.device, "device"));
   bool scores = config.batch.trainer == TrainerType::kGrpo;
+  std::unique_ptr<Environment> environment;
   if (config.batch.trainer != TrainerType::kPretrain) {
     const Correctness correct = correctness_of(config.eval.correct, config.rewards, data.task);
     load_eval_sets({config.eval, config, config.rewards, correct}, data, start.config.context);
     scores |= correct.command != nullptr;
-    environment_of(config.environment, config.data, *data.tokenizer);
+    environment = environment_of(config.environment, config.data, *data.tokenizer);
   }
   if (scores) RewardSet(config.rewards, data.task);
   StagePreview out{.model = start.config,
@@ -186,6 +222,8 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
     for (int64_t i = 0; i < std::min<int64_t>(3, data.train->size()); ++i)
       out.examples.push_back(data.train->get(i));
   if (scores) score_solutions(config, data, out);
+  if (environment != nullptr && config.environment.name != "tools")
+    try_environment(config.environment, *environment, data, out.examples);
   out.leak = held_out_leak(data, earlier);
   start.tokenizer = make_tokenizer(data.tokenizer->files(), "the stage before");
   return out;

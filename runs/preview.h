@@ -89,7 +89,8 @@ std::string held_out_leak(const Dataset& data, std::span<const TrainConfig> earl
 // Loads the inputs of every stage and checks that they fit together: data, the initial model,
 // rewards; each stage against the model and tokenizer of the one before. Throws InputError for
 // errors that would otherwise stop the run at the start of a stage, and with the last lines that it
-// printed for a reward program that fails for every printed example. The devices need not exist.
+// printed for a program of a reward or an environment that fails for every printed example. The
+// devices need not exist.
 std::vector<StagePreview> preview_plan(const RunPlan& plan);
 
 }  // namespace cohort

@@ -19,16 +19,23 @@ using OnStep = std::function<void(const std::string& line)>;
 
 // The stage that is replayed.
 struct Target {
+  TrainConfig config;  // the newest
+  std::string dir;     // its own
+};
+
+// Steps in a row that one configuration made.
+struct Part {
   TrainConfig config;
-  std::string dir;  // its own
+  std::string plan;  // its text
+  int64_t ranks, last;
 };
 
 // Compares the steps of a rank with a journal, and stops the stage after the last one.
 class Replay final : public StepJournal {
  public:
-  Replay(const ReplayOptions& options, const Target& target, const OnStep& on_step,
-         Communicator& comm, std::atomic<bool>& stop)
-      : options_(options), target_(target), on_step_(on_step), comm_(comm), stop_(stop) {}
+  Replay(const ReplayOptions& options, const std::string& dir, const Part& part,
+         const OnStep& on_step, Communicator& comm, std::atomic<bool>& stop)
+      : options_(options), dir_(dir), part_(part), on_step_(on_step), comm_(comm), stop_(stop) {}
   void attach(DialogueOptions& dialogue) override {
     if (dialogue.environment != nullptr)
       dialogue.environment = &environment_.emplace(*dialogue.environment, record_);
@@ -55,8 +62,9 @@ class Replay final : public StepJournal {
   std::string where(int64_t index) const;
 
   const ReplayOptions& options_;
-  const Target& target_;
-  const BatchConfig& batch_ = target_.config.batch;
+  const std::string& dir_;
+  const Part& part_;
+  const BatchConfig& batch_ = part_.config.batch;
   const OnStep& on_step_;
   Communicator& comm_;
   std::atomic<bool>& stop_;
@@ -89,7 +97,34 @@ void Replay::compare(const Trajectory& now, const RecordedCompletion& then) {
   compare(now.index, now.prompt_length, then.prompt_length, "length of the prompt");
   compare(now.index, std::string(stop_reason_name(now.stop_reason)), then.stop_reason,
           "it ends by");
-  compare(now.index, target_.config.rewards.size(), then.rewards.size(), "number of rewards");
+}
+
+// Throws InputError saying what in a record cannot be of this step.
+void check_record(const StepRecord& record, const GrpoStep& step) {
+  const auto require = [](bool ok, const auto&... what) {
+    if (!ok) throw InputError(str(what...));
+  };
+  const std::vector<std::string>& names = step.rewards.names();
+  require(record.step == step.step + 1, "it is of step ", record.step);
+  require(record.reward_names == names, "its rewards are ", join(record.reward_names, ", "),
+          ", the step's ", join(names, ", "));
+  const int64_t vocabulary = step.learner.model().config().vocab_size;
+  for (const RecordedCompletion& c : record.completions) {
+    const std::string which = str("completion ", c.index, " has ");
+    const auto check_ids = [&](const std::vector<int32_t>& tokens) {
+      for (const int32_t id : tokens)
+        require(id >= 0 && id < vocabulary, which, "the token ", id, " in a vocabulary of ",
+                vocabulary);
+    };
+    check_ids(c.tokens);
+    for (const EnvironmentReply& reply : c.replies) check_ids(reply.tokens);
+    require(c.rewards.size() == names.size(), which, c.rewards.size(), " rewards of ",
+            names.size());
+    const double total = step.rewards.total(c.rewards);
+    require(std::isnan(total) ? std::isnan(c.total) : std::isfinite(total) && total == c.total,
+            which, "the total ", with_bits(c.total), ", and its weighted rewards have ",
+            with_bits(total));
+  }
 }
 
 std::string Replay::where(int64_t index) const {
@@ -111,8 +146,8 @@ void Replay::check() {
 }
 
 void Replay::begin(const GrpoStep& step) {
-  record_ = read_record(
-      journal_path(target_.dir + "/journal", step.step + 1, comm_.rank(), comm_.size()));
+  record_ = read_record(journal_path(dir_ + "/journal", step.step + 1, comm_.rank(), comm_.size()),
+                        [&](const StepRecord& record) { check_record(record, step); });
   count_ = 0;
   tokens_ = 0;
   compare(-1, hex(weights_hash(step.learner.model())), hex(record_.weights_before),
@@ -123,7 +158,7 @@ void Replay::begin(const GrpoStep& step) {
 }
 
 void Replay::add(std::span<const Trajectory> completions, RewardSet::Scores& scores) {
-  const size_t rewards = target_.config.rewards.size();
+  const size_t rewards = record_.reward_names.size();
   scores.each.resize(rewards);
   scores.failed.resize(rewards);
   scores.first_error.resize(rewards);
@@ -143,13 +178,13 @@ void Replay::add(std::span<const Trajectory> completions, RewardSet::Scores& sco
 }
 
 void Replay::end(const GrpoStep& step, const ScoredRollouts& rollouts) {
-  const bool is_last = record_.step == options_.step;
+  const bool is_target = record_.step == options_.step;
   const std::vector<std::string>& names = step.rewards.names();
   compare(-1, rollouts.advantages.size(), record_.advantages.size(), "number of advantages");
   for (size_t i = 0; found_.empty() && i < rollouts.trajectories.size(); ++i) {
     const Trajectory& t = rollouts.trajectories[i];
     compare(t.index, rollouts.advantages[i], record_.advantages[i], "advantage");
-    if (!is_last || t.index / batch_.num_generations != options_.prompt ||
+    if (!is_target || t.index / batch_.num_generations != options_.prompt ||
         t.index % batch_.num_generations != options_.completion)
       continue;
     completion_ = {t, {}, rollouts.advantages[i], nullptr};
@@ -166,7 +201,7 @@ void Replay::end(const GrpoStep& step, const ScoredRollouts& rollouts) {
   if (comm_.rank() == 0)
     on_step_(str("step ", record_.step, ": equal: ", sums[0], " rollouts, ", sums[1],
                  " tokens, log-probs, advantages, update"));
-  if (is_last) stop_ = true;
+  if (record_.step == part_.last) stop_ = true;
 }
 
 Target find_target(const std::string& run) {
@@ -192,12 +227,10 @@ Target find_target(const std::string& run) {
 // of ranks.
 std::map<int64_t, int64_t> replayable_steps(const std::string& dir) {
   std::map<int64_t, int64_t> out;
-  for (const auto& [step, ranks] : list_journal(dir + "/journal")) {
-    const auto before = out.find(step - 1);
+  for (const auto& [step, ranks] : list_journal(dir + "/journal"))
     if (step == 1 || path_exists(checkpoint_path(dir + "/checkpoints", step - 1)) ||
-        (before != out.end() && before->second == ranks))
+        out.contains(step - 1))
       out[step] = ranks;
-  }
   return out;
 }
 
@@ -213,14 +246,53 @@ std::string text_of(const std::map<int64_t, int64_t>& steps) {
   return join(ranges, ", ");
 }
 
-// The number of ranks of a step. Throws InputError unless it can be replayed.
-int64_t check_step(const std::string& dir, int64_t step) {
-  const std::map<int64_t, int64_t> steps = replayable_steps(dir);
-  if (const auto found = steps.find(step); found != steps.end()) return found->second;
-  throw InputError(str("--step ", step, ": ", dir,
-                       "/journal does not have this step and all before it from a checkpoint on; ",
-                       steps.empty() ? "no step can be replayed; hint: journal_mb above 0"
-                                     : "these can be replayed: " + text_of(steps)));
+// The configuration that made a step of the target, and its ranks.
+Part part_of(const Target& target, int64_t step, int64_t ranks) {
+  const std::string path = journal_path(target.dir + "/journal", step, 0, ranks);
+  const StepRecord record = read_record(path, [&](const StepRecord& r) {
+    if (r.step != step || r.planned_steps < step)
+      throw InputError(str("it is of step ", r.step, " of ", r.planned_steps));
+  });
+  Part out{target.config, str(record.planned_steps, " ", record.plan), ranks, step};
+  TrainConfig& config = out.config;
+  if (!record.plan.empty()) {
+    const RunPlan plan = parse_plan(record.plan, path, {});
+    const auto stage = static_cast<size_t>(config.stage);
+    if (stage >= plan.stages.size() || plan.stages[stage].batch.trainer != TrainerType::kGrpo)
+      throw InputError(path + ": its configuration has no such stage");
+    config = plan.stages[stage];
+    if (stage > 0) config.init_from = target.config.init_from;
+  }
+  config.batch.steps = record.planned_steps;
+  config.eval.sets.clear();
+  for (RewardConfig& reward : config.rewards)  // functions of the run's host, which are not called
+    if (std::ranges::none_of(reward_table(), [&](const auto& r) { return reward.name == r.name; }))
+      reward.function = std::make_shared<const HostReward>();
+  if (config.environment.is_set())
+    config.environment.function = std::make_shared<const HostEnvironment>();
+  return out;
+}
+
+// The parts of the steps from the newest checkpoint before `step` up to it. Throws InputError
+// unless the journal has them.
+std::vector<Part> find_parts(const Target& target, int64_t step) {
+  const std::map<int64_t, int64_t> steps = replayable_steps(target.dir);
+  const std::string checkpoints = target.dir + "/checkpoints";
+  const auto from = newest_checkpoint(checkpoints, checkpoint_path(checkpoints, step));
+  std::vector<Part> parts;
+  for (int64_t s = from ? load_state(*from).step + 1 : 1; s <= std::max<int64_t>(step, 1); ++s) {
+    if (step < 1 || !steps.contains(step) || !steps.contains(s))
+      throw InputError(
+          str("--step ", step, ": ", target.dir,
+              "/journal does not have this step and all before it from a checkpoint on; ",
+              steps.empty() ? "no step can be replayed; hint: journal_mb above 0"
+                            : "these can be replayed: " + text_of(steps)));
+    Part part = part_of(target, s, steps.at(s));
+    if (parts.empty() || parts.back().plan != part.plan || parts.back().ranks != part.ranks)
+      parts.push_back(std::move(part));
+    parts.back().last = s;
+  }
+  return parts;
 }
 
 void check_range(const char* name, std::optional<int64_t> value, int64_t count) {
@@ -235,46 +307,48 @@ std::string with_bits(double x) {
 }
 
 std::optional<ReplayedCompletion> replay_run(const ReplayOptions& options, const OnStep& on_step) {
-  Target target = find_target(options.run);
-  TrainConfig& config = target.config;
-  const std::string& dir = target.dir;
-  const int64_t ranks = check_step(dir, options.step);
-  // A run that is extended later has another schedule then.
-  config.batch.steps =
-      read_record(journal_path(dir + "/journal", options.step, 0, ranks)).planned_steps;
-  config.eval.sets.clear();
-  for (RewardConfig& reward : config.rewards)  // functions of the run's host, which are not called
-    if (std::ranges::none_of(reward_table(), [&](const auto& r) { return reward.name == r.name; }))
-      reward.function = std::make_shared<const HostReward>();
-  if (config.environment.is_set())
-    config.environment.function = std::make_shared<const HostEnvironment>();
-  check_range("--prompt", options.prompt, config.batch.prompts_per_step);
-  check_range("--completion", options.completion, config.batch.num_generations);
-  const Device device = parse_device(config.device, "device");
-  if (device.is_cuda() && ranks > 1)
-    throw InputError(str("--step ", options.step, ": the journal is of ", ranks,
-                         " ranks with a GPU each, and a replay has one; hint: steps of runs on "
-                         "one GPU can be replayed"));
-  if (config.num_threads > 0) set_num_threads(static_cast<int>(config.num_threads));
-  Reporter silent;
-  std::atomic<bool> stop{false};
+  const Target target = find_target(options.run);
+  const std::vector<Part> parts = find_parts(target, options.step);
+  const TrainConfig& last = parts.back().config;
+  check_range("--prompt", options.prompt, last.batch.prompts_per_step);
+  check_range("--completion", options.completion, last.batch.num_generations);
+  // Has the state between two parts, whose checkpoint may have been removed.
+  std::optional<NewFolder> scratch;
+  std::string dir = target.dir, next_dir;
   std::optional<ReplayedCompletion> completion;
-  run_local_ranks(static_cast<int>(ranks), [&](Communicator& comm) {
-    Replay replay(options, target, on_step, comm, stop);
-    Stage stage({.config = config,
-                 .dir = dir,
-                 .comm = comm,
-                 .reporter = silent,
-                 .stop = stop,
-                 .device = device,
-                 .before = checkpoint_path(dir + "/checkpoints", options.step),
-                 .replay = &replay});
-    train_grpo(stage);
-    COHORT_CHECK(stage.step() == options.step, "[replay] it has ended after step ", stage.step());
-    if (!replay.completion()) return;  // another rank has it, or none is asked for
-    completion = std::move(replay.completion());
-    completion->tokenizer = std::move(stage.data().tokenizer);
-  });
+  for (const Part& part : parts) {
+    const TrainConfig& config = part.config;
+    const Device device = parse_device(config.device, "device");
+    if (device.is_cuda() && part.ranks > 1)
+      throw InputError(str("--step ", options.step, ": the journal is of ", part.ranks,
+                           " ranks with a GPU each, and a replay has one; hint: steps of runs on "
+                           "one GPU can be replayed"));
+    if (config.num_threads > 0) set_num_threads(static_cast<int>(config.num_threads));
+    Reporter silent;
+    std::atomic<bool> stop{false};
+    run_local_ranks(static_cast<int>(part.ranks), [&](Communicator& comm) {
+      Replay replay(options, target.dir, part, on_step, comm, stop);
+      Stage stage({.config = config,
+                   .dir = dir,
+                   .comm = comm,
+                   .reporter = silent,
+                   .stop = stop,
+                   .device = device,
+                   .before = checkpoint_path(dir + "/checkpoints", options.step),
+                   .replay = &replay});
+      train_grpo(stage);
+      COHORT_CHECK(stage.step() == part.last, "[replay] it has ended after step ", stage.step());
+      if (part.last < options.step && comm.rank() == 0) {
+        if (!scratch)
+          next_dir = scratch.emplace(fs::temp_directory_path() / "cohort-replay").create();
+        stage.write_files(next_dir);
+      }
+      if (!replay.completion()) return;  // another rank has it, or none is asked for
+      completion = std::move(replay.completion());
+      completion->tokenizer = std::move(stage.data().tokenizer);
+    });
+    dir = next_dir;
+  }
   return completion;
 }
 

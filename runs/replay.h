@@ -1,6 +1,7 @@
 // Replays steps of a GRPO run from its journal (runs/journal.h): the steps are made again from a
-// checkpoint, with the recorded replies of the environment and the recorded rewards, and compared
-// with their records to the bit. No file is written, and no program is started.
+// checkpoint, by the configuration of the start that made them, with the recorded replies of the
+// environment and the recorded rewards, and compared with their records to the bit. No file of the
+// run is written, and no program is started.
 #pragma once
 
 #include <cstdint>

@@ -58,7 +58,9 @@ std::string scores_text(int64_t step, const std::string& measure, const Metrics&
   const auto number = [&](const char* name) { return metrics.at(name); };
   if (const double error = number("pass@1_stderr"); !std::isnan(error))
     text += ", standard error " + score_text(error, 4);
-  text += str(" (", score_text(*problems, 0), " problems, mean length ",
+  const double failed = failed_count(metrics);
+  text += str(" (", score_text(*problems, 0), " problems, ",
+              failed > 0 ? score_text(failed, 0) + " completions failed, " : "", "mean length ",
               score_text(number("eval/mean_length"), 1), ", ",
               score_text(100 * number("eval/clipped_ratio"), 0), " % truncated");
   if (const double full = number("eval/context_ratio"); full > 0)
@@ -97,8 +99,9 @@ std::string set_text(const Evaluation& evaluation, const SetScores& set) {
 }
 
 Json metric_json(const std::string& name, double value) {
-  return name == "problems" || name.ends_with("/problems") ? Json(static_cast<int64_t>(value))
-                                                           : Json(value);
+  return name == "problems" || name.ends_with("/problems") || name.ends_with("failed")
+             ? Json(static_cast<int64_t>(value))
+             : Json(value);
 }
 
 Json evaluation_json(const Evaluation& evaluation) {
@@ -141,12 +144,18 @@ Json score_json(const Evaluation& evaluation) {
   out.set("step", evaluation.step).set("score", evaluation.score);
   if (const auto error = evaluation.metrics.find("pass@1_stderr")) out.set("stderr", *error);
   out.set("measure", evaluation.measure);
+  if (const double failed = evaluation.failed(); failed > 0) out.set("failed", failed);
   if (evaluation.best_set >= 0) out.set("best_measure", evaluation.best_measure());
   Json sets = Json(Json::Object{});
   for (const SetScores& set : evaluation.sets) sets.set(set.measure, set.metrics.front().second);
   if (!evaluation.sets.empty()) out.set("sets", std::move(sets));
   if (const auto loss = evaluation.metrics.find("val_loss")) out.set("val_loss", *loss);
   return out.set("completions", std::move(list));
+}
+
+double last_score(const Json& report) {
+  const Json& last = report.get_or_null("last");
+  return last.find("failed") != nullptr ? std::nan("") : number_or_nan(last.get_or_null("score"));
 }
 
 std::string text_curve(const std::vector<double>& values, int width, int height) {
@@ -189,7 +198,8 @@ std::string final_report(const Json& report) {
     if (const Json* part = report.find(key)) {
       const Json* measure = part->find("measure");
       text += str(title, " GRPO (held-out ", measure != nullptr ? measure->as_string() : "pass@1",
-                  " ", score_text(number_or_nan(part->at("score")), 3), "):\n",
+                  " ", score_text(number_or_nan(part->at("score")), 3),
+                  part->find("failed") != nullptr ? ", completions failed" : "", "):\n",
                   completions_text(part->at("completions")));
       if (const Json* sets = part->find("sets"))
         for (const auto& [name, score] : sets->as_object())

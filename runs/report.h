@@ -51,6 +51,12 @@ struct Evaluation {
   // Metrics with "problems", of which the best score is a mean; empty: there is none.
   const Metrics& best_metrics() const { return best_set < 0 ? metrics : set_of_best().metrics; }
   bool empty() const { return metrics.empty() && sets.empty(); }
+  // failed_count() of all parts: with any, the scores are those of a part of the problems.
+  double failed() const {
+    double sum = failed_count(metrics);
+    for (const SetScores& set : sets) sum += failed_count(set.metrics);
+    return sum;
+  }
   const SetScores& set_of_best() const { return sets[static_cast<size_t>(best_set)]; }
 };
 
@@ -67,6 +73,9 @@ Json evaluation_json(const Evaluation& evaluation);
 std::vector<Json> sample_lines(const Evaluation& evaluation);
 // The part of it that the final report needs.
 Json score_json(const Evaluation& evaluation);
+
+// The last score of TrainState::report; NaN: not measured, or by an evaluation with failures.
+double last_score(const Json& report);
 
 // The reward curve, scores and completions before and after, from TrainState::report.
 std::string final_report(const Json& report);

@@ -9,6 +9,7 @@
 #include "core/parallel.h"
 #include "core/progress.h"
 #include "rl/worker_host.h"
+#include "runs/journal.h"
 #include "runs/resources.h"
 #include "trainers/across_ranks.h"
 
@@ -213,6 +214,7 @@ Run::Run(RunPlan plan, std::string dir, ProcessGroup* group)
     : plan_(std::move(plan)),
       recorded_plan_(plan_),
       config_(dump_plan(plan_)),
+      journal_plan_(journal_plan(plan_)),
       dir_(std::move(dir)),
       group_(group) {
   if (!path_exists(dir_))
@@ -397,6 +399,7 @@ void Run::record_start() {
 void Run::record_micro_batch(size_t index, int64_t tokens) {
   recorded_plan_.stages[index].batch.micro_batch_tokens = tokens;
   config_ = dump_plan(recorded_plan_);
+  journal_plan_ = journal_plan(recorded_plan_);
   replace_file(dir_ + "/config.yaml", config_);
 }
 
@@ -410,7 +413,8 @@ StageEnd Run::train_stage(size_t index, const std::string& before, Reporter& rep
     Stage stage({config, stage_dir(index), comm, reporter, stop, device, before, why_fixed(index),
                  plan_.stages.size() == 1 ? "steps" : str("stages.", index, ".steps"),
                  profile_steps_, std::span(plan_.stages).first(index),
-                 [&](int64_t tokens) { record_micro_batch(index, tokens); }});
+                 [&](int64_t tokens) { record_micro_batch(index, tokens); }, nullptr,
+                 &journal_plan_});
     if (comm.rank() == 0 && !stage.finished()) record_start();
     try {
       const StageEnd how =

@@ -34,7 +34,7 @@ std::string why_finished(const TrainConfig& config, const TrainState& state) {
   if (state.step >= config.batch.steps)
     return str("step ", state.step, " of ", config.batch.steps, " is done");
   if (config.eval.stop_at <= 0 || config.batch.trainer == TrainerType::kPretrain) return "";
-  const double score = number_or_nan(state.report.get_or_null("last").get_or_null("score"));
+  const double score = last_score(state.report);
   if (!(score >= config.eval.stop_at)) return "";
   return str("its last score, ", score, ", reached eval.stop_at: ", config.eval.stop_at);
 }
@@ -91,9 +91,9 @@ Stage::Stage(const StageSetup& setup) : setup_(setup) {
   if (config_.batch.trainer != TrainerType::kPretrain) load_problems();
   check_equal_starts();
   if (setup.replay != nullptr) return;
+  if (is_main()) remove_abandoned_steps(dir_ + "/journal", state_.step);
   if (config_.batch.trainer == TrainerType::kGrpo && config_.journal_mb > 0 && !state_.finished)
-    journal_ =
-        std::make_unique<Journal>(dir_ + "/journal", config_.journal_mb << 20, comm_, state_.step);
+    journal_ = std::make_unique<Journal>(dir_ + "/journal", config_.journal_mb, comm_, setup.plan);
   if (!is_main()) return;
   if (setup.profile_steps > 0) {
     Trace attempt(device_);  // throws now, not after two steps
@@ -119,8 +119,7 @@ Stage::Stage(const StageSetup& setup) : setup_(setup) {
   reporter_.begin_stage(trainer_name(config_.batch.trainer), state_.step, config_.batch.steps);
 }
 
-// Sets the environment and the criterion of correctness, and loads eval.sets, whose files must be
-// those of the stage's start.
+// Sets the environment and the criterion, and loads eval.sets, of the files of the stage's start.
 void Stage::load_problems() {
   environment_ = environment_of(config_.environment, config_.data, *data_.tokenizer);
   const std::string changed = changed_turns(config_.environment, config_.data, *data_.tokenizer);
@@ -353,8 +352,7 @@ void Stage::resume_from(const std::string& checkpoint) {
   logging::info("resuming ", name, " at step ", state_.step, " from ", checkpoint);
 }
 
-// Throws InputError on every rank, naming a rank and the first part in which it differs from rank
-// 0.
+// Throws InputError on every rank, naming the first rank and part that differ from those of rank 0.
 void Stage::check_equal_starts() {
   if (comm_.size() == 1) return;
   // Frozen weights have a fingerprint.
@@ -557,7 +555,8 @@ void Stage::report_score(const Evaluation& result) {
   for (const Json& line : sample_lines(result)) log_completion(line.dump());
   if (!result.metrics.empty()) reporter_.message(evaluation_text(result));
   for (const SetScores& set : result.sets) reporter_.message(set_text(result, set));
-  if (!std::isnan(result.score) || result.metrics.empty() || result.rule.empty() || warned_) return;
+  if (warned_ || !std::isnan(result.score) || result.metrics.empty() || result.rule.empty()) return;
+  if (result.failed() > 0) return;
   warned_ = true;
   logging::warn(result.measure, " is not measured: ", correct_.name, " applies to none of the ",
                 data_.held_out.size(), " held-out problems; hint: another eval.correct.reward");
@@ -595,16 +594,17 @@ void Stage::record_score(const Evaluation& evaluation) {
           last.get_or_null(last.find("best_measure") != nullptr ? "best_measure" : "measure");
       !measure.is_null() && measure.as_string() != evaluation.best_measure())
     state_.best_step = -1;
-  warn_of_collapse(evaluation);
+  const bool is_whole = evaluation.failed() == 0;
+  if (is_whole) warn_of_collapse(evaluation);
   const double score = evaluation.best_score();
   const double loss = evaluation.metrics.find("val_loss").value_or(std::nan(""));
-  if (is_best(score, loss)) {
+  if (is_whole && is_best(score, loss)) {
     state_.best = score;
     state_.best_loss = loss;
     state_.best_step = state_.step;
   }
-  reached_ = config_.eval.stop_at > 0 && config_.batch.trainer != TrainerType::kPretrain &&
-             evaluation.score >= config_.eval.stop_at;
+  reached_ = is_whole && config_.eval.stop_at > 0 && evaluation.score >= config_.eval.stop_at &&
+             config_.batch.trainer != TrainerType::kPretrain;
   if (state_.report.find("first") == nullptr) state_.report.set("first", score_json(evaluation));
   state_.report.set("last", score_json(evaluation));
 }
@@ -628,16 +628,16 @@ void Stage::save(bool finished) {
                     " is gone: it was removed or renamed during training, and nothing can be "
                     "saved; hint: start again"));
   state_.finished = finished;
-  write_files();
+  write_files(dir_);
   saved_at_ = std::chrono::steady_clock::now();
   comm_.barrier();
   clock.lap("checkpoint");
 }
 
-void Stage::write_files() {
+void Stage::write_files(const std::string& dir) {
   saved_step_ = state_.step;
   if (is_main())
-    save_checkpoint(dir_ + "/checkpoints",
+    save_checkpoint(dir + "/checkpoints",
                     {learner_->model(), reference_.get(), *data_.tokenizer, learner_->optimizer(),
                      state_, start_adapters_.empty() ? nullptr : &start_adapters_},
                     config_.checkpoint.keep_last);
@@ -649,7 +649,7 @@ std::string Stage::save_after_failure() {
     return str("; the updates that step ", state_.step + 1, " has made are lost");
   try {
     learner_->check_weights();
-    write_files();
+    write_files(dir_);
   } catch (const Error& e) {
     return str("; step ", state_.step, " could not be saved: ", e.what());
   }

@@ -47,6 +47,7 @@ struct StageSetup {
   std::function<void(int64_t micro_batch_tokens)> record_micro_batch = [](int64_t) {};
   // Replays steps in place of training: nothing is evaluated or written.
   StepJournal* replay = nullptr;
+  const std::string* plan = nullptr;  // for the journal of rank 0, see Journal
 };
 
 class Journal;
@@ -108,6 +109,8 @@ class Stage : NonCopyable {
   TrainState& state() { return state_; }
   // The journal or the replay of this rank's steps (grpo); nullptr: there is none.
   StepJournal* journal();
+  // Writes DIR/checkpoints/step-N (rank 0).
+  void write_files(const std::string& dir);
   bool is_main() const { return comm_.rank() == 0; }
   // Appends one line, which is JSON, to completions.jsonl (rank 0).
   void log_completion(const std::string& line) {
@@ -137,7 +140,6 @@ class Stage : NonCopyable {
            state_.step % config_.eval.every == 0;
   }
   void save(bool finished);
-  void write_files();
   void write_trace();
   void log_metrics(const Json& line);
   // True if neither a step nor an evaluation has been made.

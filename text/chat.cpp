@@ -1,6 +1,7 @@
 #include "text/chat.h"
 
 #include <algorithm>
+#include <cctype>
 
 #include "text/utf8.h"
 
@@ -43,6 +44,52 @@ Json::Array observed_stubs(const Json& messages) {
     }
     return stubs;
   });
+}
+
+// A name or an id of observed messages, which a model may have written, with its stub.
+struct NamedStub {
+  std::string stub, value;
+  std::string shown = {};  // as the template writes it
+};
+
+// True if a name or an id cannot be taken for a part of the template, a special token or a stub.
+bool is_ordinary(const Tokenizer& tokenizer, const std::string& name) {
+  const auto is_plain = [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '_' || c == '-' || c == '.';
+  };
+  if (!std::ranges::all_of(name, is_plain)) return false;
+  if (name.find("q7") != name.npos || name.starts_with("call2")) return false;  // as stubs
+  try {
+    return tokenizer.encode(name) == tokenizer.encode_with_plain(name, {{0, name.size()}});
+  } catch (const InputError&) {  // a character without a token, which need not be shown
+    return false;
+  }
+}
+
+// Replaces the other names and ids of messages by stubs. Those of ids have 9 characters.
+std::vector<NamedStub> take_names(const Tokenizer& tokenizer, Json::Array& observed) {
+  std::vector<NamedStub> out;
+  for (size_t i = 0; i < observed.size(); ++i)
+    for (const auto& [key, stub] : {std::pair("name", str("q7name", i, "q")),
+                                    std::pair("tool_call_id", str("call", 20'000 + i))})
+      if (const std::string* value = observed[i].find_text(key);
+          value != nullptr && !is_ordinary(tokenizer, *value)) {
+        out.push_back({stub, *value});
+        observed[i].set(key, stub);
+      }
+  return out;
+}
+
+// Appends text of the template, in which stubs of names become content.
+void append_text(std::vector<ChatFormat::Piece>& pieces, std::string_view text,
+                 std::span<const NamedStub> names) {
+  for (const NamedStub& name : names)
+    if (const size_t at = text.find(name.stub); at != text.npos) {
+      append_text(pieces, text.substr(0, at), names);
+      pieces.push_back({name.shown, true});
+      return append_text(pieces, text.substr(at + name.stub.size()), names);
+    }
+  if (!text.empty()) pieces.push_back({std::string(text)});
 }
 
 // A turn of the assistant before the observed messages, in the forms that templates accept: with a
@@ -261,6 +308,7 @@ ChatFormat::Conversation ChatFormat::conversation(const Json& messages, size_t f
 std::vector<ChatFormat::Piece> ChatFormat::continuation(const Tokenizer& tokenizer,
                                                         const Json& messages, bool with_end) const {
   Json::Array observed = observed_stubs(messages);
+  std::vector<NamedStub> names = take_names(tokenizer, observed);
   const EndOfTurn end_of_turn = this->end_of_turn(tokenizer);
   std::vector<std::string> ends{end_of_turn.token ? "" : end_of_turn.text};
   std::vector<int32_t> ids = tokenizer.stop_ids();
@@ -269,15 +317,26 @@ std::vector<ChatFormat::Piece> ChatFormat::continuation(const Tokenizer& tokeniz
   const Layout layout = first_accepted(turn_stubs(observed), [&](const Json& turn) {
     return find_layout(turn, prompt(stub_conversation(turn, observed)), observed.size(), ends);
   });
-  std::vector<Piece> pieces;
-  const auto add = [&](std::string_view text, bool is_content) {
-    if (!text.empty()) pieces.push_back({std::string(text), is_content});
-  };
   const std::string_view stub_text = layout.text;
+  const Json stubs = stub_conversation(layout.message, observed);
+  for (NamedStub& name : names) {
+    const auto quoted = [](const std::string& text) { return Json(text).dump(); };
+    const std::string with_name = prompt(parse_json(
+                          replaced(stubs.dump(), quoted(name.stub), quoted(name.value)), "stubs")),
+                      escaped = quoted(name.value), after_turn = layout.text.substr(layout.end);
+    name.shown = name.value;
+    if (!with_name.ends_with(replaced(after_turn, name.stub, name.shown)))
+      name.shown = escaped.substr(1, escaped.size() - 2);
+    if (!with_name.ends_with(replaced(after_turn, name.stub, name.shown)))
+      throw InputError(
+          str("observation: the chat template changes its own text for the name or id ",
+              excerpt(name.value)));
+  }
+  std::vector<Piece> pieces;
   size_t from = with_end ? layout.end : layout.after_end;
   for (size_t i = 0; i < observed.size(); ++i) {
     const size_t at = layout.contents[i];
-    add(stub_text.substr(from, at - from), false);
+    append_text(pieces, stub_text.substr(from, at - from), names);
     from = at + content_stub(i).size();
     const std::string_view before = stub_text.substr(layout.turn, at - layout.turn);
     const std::string_view after = stub_text.substr(from);
@@ -292,9 +351,10 @@ std::vector<ChatFormat::Piece> ChatFormat::continuation(const Tokenizer& tokeniz
       throw InputError(str("observation, message ", i + 1,
                            ": the chat template changes its own text for the content ",
                            excerpt(content)));
-    add(rest.substr(before.size(), rest.size() - before.size() - after.size()), true);
+    const size_t size = rest.size() - before.size() - after.size();
+    if (size > 0) pieces.push_back({std::string(rest.substr(before.size(), size)), true});
   }
-  add(stub_text.substr(from), false);
+  append_text(pieces, stub_text.substr(from), names);
   return pieces;
 }
 

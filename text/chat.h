@@ -38,7 +38,7 @@ class ChatFormat {
   Conversation conversation(const Json& messages, size_t first = 0) const;
 
   // A part of a rendered text: the template's own, in which special tokens are tokens, or text that
-  // comes from a message, in which they are plain text.
+  // comes from a message (its content, name or id of a call), in which they are plain text.
   struct Piece {
     std::string text;
     bool is_content = false;

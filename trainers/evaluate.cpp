@@ -41,19 +41,31 @@ size_t chosen_reward(const CorrectConfig& config, const std::vector<std::string>
 struct Judged {
   std::vector<Trajectory> trajectories;
   std::vector<double> verdicts;  // for all problems' samples, on every rank
+  // Completions of all ranks that the environment or the reward has failed, and the first error.
+  double failed = 0;
+  std::string first_error;
+  void add_failure(const std::string& source, const std::string& error) {
+    if (failed++ == 0) first_error = str(source, ": ", error);
+  }
 };
 
 // Collects a program's verdicts on the submitted completions.
-void collect_verdicts(const Correctness& correct, std::vector<double>& verdicts) {
-  int64_t failed = 0;
-  std::string first;
+void collect_verdicts(const Correctness& correct, Judged& out) {
   for (const auto& [index, result] : correct.command->collect()) {
-    verdicts[static_cast<size_t>(index)] = correct.verdict(result.value);
-    if (!result.error.empty() && failed++ == 0) first = result.error;
+    out.verdicts[static_cast<size_t>(index)] = correct.verdict(result.value);
+    if (!result.error.empty()) out.add_failure("reward " + correct.name, result.error);
   }
-  if (failed > 0)
-    logging::warn("evaluation: reward ", correct.name, ": no value for ", failed,
-                  " completions, which are left out; the first: ", first);
+}
+
+// Shares out the failures of all ranks, and warns of them.
+void report_failures(const ProblemEvaluation& evaluation, Communicator& comm, Judged& judged) {
+  judged.first_error = first_text(comm, judged.first_error);
+  reduce_in_place(comm, {&judged.failed});
+  if (judged.failed == 0 || comm.rank() != 0) return;
+  logging::warn("evaluation", evaluation.set.empty() ? "" : " of " + evaluation.set, ": ",
+                judged.failed, " of ", judged.verdicts.size(),
+                " completions could not be judged, and count in no score; the first: ",
+                judged.first_error, "; hint: rewards.log of a run has what its programs printed");
 }
 
 // Throws EvaluationStopped if a rank was stopped.
@@ -112,11 +124,14 @@ Judged sample_and_judge(const ProblemEvaluation& evaluation, Communicator& comm,
   check_stopped(comm, stopped);
   out.verdicts.assign(static_cast<size_t>(count * samples), 0);
   for (const Trajectory& t : out.trajectories)
-    if (!t.environment_error.empty())
+    if (!t.environment_error.empty()) {
       out.verdicts[static_cast<size_t>(t.index)] = kNotApplicable;
-    else if (evaluation.correct.command == nullptr)
+      out.add_failure("environment", t.environment_error);
+    } else if (evaluation.correct.command == nullptr) {
       out.verdicts[static_cast<size_t>(t.index)] = evaluation.correct.judge(input_of(t));
-  if (evaluation.correct.command != nullptr) collect_verdicts(evaluation.correct, out.verdicts);
+    }
+  if (evaluation.correct.command != nullptr) collect_verdicts(evaluation.correct, out);
+  report_failures(evaluation, comm, out);
   // One rank has each verdict and the others 0, so the sums are exact; a NaN stays one.
   out.verdicts = reduce_over_ranks(comm, out.verdicts);
   return out;
@@ -138,7 +153,8 @@ std::vector<ProblemResult> reported_samples(const ProblemEvaluation& evaluation,
   return out;
 }
 
-// Adds the mean length of completions and the fractions that are truncated. `prefix`: of the names.
+// Adds the mean length of completions, the fractions that are truncated, and how many have failed.
+// `prefix`: of the names.
 void add_lengths(const Judged& judged, Communicator& comm, const std::string& prefix,
                  Metrics& out) {
   double tokens = 0, at_length = 0, at_context = 0;
@@ -152,6 +168,7 @@ void add_lengths(const Judged& judged, Communicator& comm, const std::string& pr
   out.add(prefix + "mean_length", tokens / count);
   out.add(prefix + "clipped_ratio", at_length / count);
   out.add(prefix + "context_ratio", at_context / count);
+  out.add(prefix + "failed", judged.failed);
 }
 
 // maj@k of every problem, on every rank.
@@ -188,7 +205,8 @@ void add_sampled(const ProblemEvaluation& evaluation, const Judged& sampled, Com
 // Adds the standard error of pass@1 and the lengths of the greedy completions.
 void add_statistics(const Judged& greedy, Communicator& comm, Metrics& out) {
   out.add("pass@1_stderr", mean_score(greedy.verdicts).error);
-  out.add("problems", static_cast<double>(greedy.verdicts.size()));
+  out.add("problems", static_cast<double>(std::ranges::count_if(
+                          greedy.verdicts, [](double verdict) { return !std::isnan(verdict); })));
   add_lengths(greedy, comm, "eval/", out);
 }
 
@@ -364,6 +382,10 @@ ProblemScores evaluate_problems(const ProblemEvaluation& evaluation, Communicato
   return scores;
 }
 
+double failed_count(const Metrics& metrics) {
+  return metrics.find("eval/failed").value_or(0) + metrics.find("eval/sampled_failed").value_or(0);
+}
+
 std::vector<EvalSet> load_eval_sets(const EvalSetSource& source, Dataset& data, int64_t context) {
   std::vector<EvalSet> out;
   for (const EvalSetConfig& set : source.eval.sets) {
@@ -388,7 +410,8 @@ ProblemScores evaluate_set(const EvalSet& set, const ProblemEvaluation& run, Com
                             .step = run.step,
                             .stop = run.stop,
                             .problems = &set.problems,
-                            .dialogue = run.dialogue},
+                            .dialogue = run.dialogue,
+                            .set = set.name},
                            comm);
 }
 

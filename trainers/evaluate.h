@@ -138,8 +138,9 @@ inline constexpr int64_t kReportedSamples = 8;
 
 struct ProblemScores {
   // "pass@1" (greedy) first, then of the samples "sampled_pass@k" and "maj@k", (sft) "val_loss", of
-  // the greedy completions the standard error of pass@1, their number and their lengths, and those
-  // errors and lengths of the samples; NaN: not measured.
+  // the greedy completions the standard error of pass@1, how many were judged ("problems"), their
+  // lengths and how many have failed, and those errors, lengths and failures of the samples; NaN:
+  // not measured.
   Metrics metrics;
   std::vector<ProblemResult> samples;
   // Per problem: the fraction of its samples, or of its greedy completion, that is correct; NaN if
@@ -164,14 +165,18 @@ struct ProblemEvaluation {
   const std::atomic<bool>* stop = nullptr;
   const std::vector<Example>* problems = nullptr;  // null: the held-out ones of `data`
   DialogueOptions dialogue = {};
+  std::string set = {};  // its name in EvalConfig::sets, for warnings; empty: the held-out part
 };
+// The completions of an evaluation that the environment or the reward has failed, greedy ones and
+// samples: they are in no score.
+double failed_count(const Metrics& metrics);
 // Thrown on every rank by an evaluation that was stopped on one of them.
 class EvaluationStopped : public Error {
   using Error::Error;
 };
 // Greedy completions of every held-out problem, and config.eval.num_samples samples of each for
 // pass@k, addressed by (seed, step); for sft also the mean loss over all tokens of the held-out
-// solutions, as in training.
+// solutions, as in training. Failures are a warning of rank 0.
 ProblemScores evaluate_problems(const ProblemEvaluation& evaluation, Communicator& comm);
 
 // A set of EvalConfig::sets with its problems, rendered and fitted to the context.

@@ -57,9 +57,14 @@ std::string number_text(const Number& number) {
 }
 
 std::string calculate(const std::string& expression) {
-  const auto value = expression_value(expression);
-  return value ? number_text(*value)
-               : str("error: ", excerpt(expression), " is no expression with a value");
+  bool too_large = false;
+  const auto value = expression_value(expression, &too_large);
+  const bool is_equation = expression.find('=') != expression.npos;
+  if (value && !too_large && !is_equation) return number_text(*value);
+  return str("error: ", excerpt(expression),
+             is_equation ? " is an equation, not an expression"
+             : too_large ? " is too large for exact arithmetic"
+                         : " is no expression with a value");
 }
 
 std::string numbered(const std::vector<std::string>& texts) {

@@ -47,6 +47,7 @@ class Parser {
     if (failed_ || !rest_.empty()) return {};
     return value;
   }
+  bool too_large() const { return too_large_; }
 
  private:
   Number sum() {
@@ -76,7 +77,7 @@ class Parser {
   }
 
   Number factor() {
-    if (++depth_ > kMaxDepth) return fail();
+    if (++depth_ > kMaxDepth) return fail_too_large();
     Number value;
     if (take("-")) {
       value = minus(factor());
@@ -85,9 +86,7 @@ class Parser {
     } else {
       value = atom();
       while (!failed_ && take("!")) value = factorial(value);
-      if (take("^"))
-        value = checked(combine(value, factor(), whole_power,
-                                [](double a, double b) { return std::pow(a, b); }));
+      if (take("^")) value = raised(value, factor());
     }
     --depth_;
     return value;
@@ -139,7 +138,7 @@ class Parser {
   Number literal() {
     const std::string_view before = rest_;
     const auto decimal = take_decimal(rest_);
-    if (!decimal) return fail();
+    if (!decimal) return rest_.size() < before.size() ? fail_too_large() : fail();
     const Number value = number_of(decimal, 0);
     const bool whole = before.substr(0, before.size() - rest_.size()).find('.') == before.npos;
     if (!whole || !take("\\frac")) return value;
@@ -149,26 +148,46 @@ class Parser {
   }
 
   Number factorial(const Number& n) {
-    if (!n.exact || n.exact->negative || n.exact->den != 1 || n.exact->num > kMaxFactorial)
-      return fail();
+    if (!n.exact || n.exact->negative || n.exact->den != 1) return fail();
+    if (n.exact->num > kMaxFactorial) return fail_too_large();
     Number result{Rational{1, 1}, 1};
     for (unsigned i = 2; i <= n.exact->num; ++i)
       result = times(result, {Rational{i, 1}, static_cast<double>(i)});
     return result;
   }
 
-  Number plus(const Number& a, const Number& b) { return checked(combine(a, b, add, std::plus())); }
+  // The result of an operation that is exact for exact numbers of any size.
+  Number exact(const Number& a, const Number& b, const Number& value) {
+    too_large_ = too_large_ || (a.exact && b.exact && !value.exact);
+    return checked(value);
+  }
+  Number plus(const Number& a, const Number& b) {
+    return exact(a, b, combine(a, b, add, std::plus()));
+  }
   Number times(const Number& a, const Number& b) {
-    return checked(combine(a, b, multiply, std::multiplies()));
+    return exact(a, b, combine(a, b, multiply, std::multiplies()));
   }
   Number over(const Number& a, const Number& b) {
-    return checked(combine(a, b, divide, std::divides()));
+    return b.approx == 0 ? fail() : exact(a, b, combine(a, b, divide, std::divides()));
+  }
+  Number raised(const Number& a, const Number& b) {
+    if (a.approx == 0 && b.approx < 0) return fail();
+    const Number value =
+        combine(a, b, whole_power, [](double x, double y) { return std::pow(x, y); });
+    return b.exact && b.exact->den == 1 ? exact(a, b, value) : checked(value);
   }
   static Number minus(const Number& a) {
     return number_of(a.exact ? std::optional(negated(*a.exact)) : std::nullopt, -a.approx);
   }
 
-  Number checked(const Number& value) { return std::isfinite(value.approx) ? value : fail(); }
+  Number checked(const Number& value) {
+    if (std::isinf(value.approx)) return fail_too_large();
+    return std::isnan(value.approx) ? fail() : value;
+  }
+  Number fail_too_large() {
+    too_large_ = true;
+    return fail();
+  }
   Number fail() {
     failed_ = true;
     return {};
@@ -194,14 +213,17 @@ class Parser {
 
   std::string_view rest_;
   int depth_ = 0;
-  bool failed_ = false;
+  bool failed_ = false, too_large_ = false;
 };
 
 }  // namespace
 
-std::optional<Number> expression_value(std::string_view text) {
-  if (text.size() > kMaxLength) return {};
-  return Parser(text).parse();
+std::optional<Number> expression_value(std::string_view text, bool* too_large) {
+  Parser parser(text);
+  const bool too_long = text.size() > kMaxLength;
+  const std::optional<Number> value = too_long ? std::nullopt : parser.parse();
+  if (too_large != nullptr) *too_large = too_long || parser.too_large();
+  return value;
 }
 
 bool same_number(const Number& a, const Number& b) {

@@ -216,11 +216,10 @@ TEST_F(BadJsonl, PromptLongerThanTheContext) {
 }
 
 TEST_F(BadJsonl, NothingToTrainOn) {
-  expect_refused(
-      sft_ + with_line(""),
-      {"data.jsonl.held_out_fraction: 1 holds everything out", "hint: a smaller fraction"},
-      {"data.jsonl.held_out_fraction=1"});
-  expect_refused(sft_ + with_line(""), {"data.jsonl.held_out_fraction: 0.3 of data.jsonl.path"},
+  expect_refused(sft_ + with_line(""),
+                 {"data.held_out_fraction: 1 holds everything out", "hint: a smaller fraction"},
+                 {"data.jsonl.held_out_fraction=1"});
+  expect_refused(sft_ + with_line(""), {"data.held_out_fraction: 0.3 of data.jsonl.path"},
                  {"data.jsonl.eval_path=" + path("data.jsonl")});
 }
 

@@ -114,8 +114,13 @@ TEST_F(EnvironmentRuns, KilledInATurnResumeToTheSameWeights) {
   EXPECT_EQ(resumed.code, 0) << resumed.err;
   EXPECT_EQ(weights("killed"), weights("whole"));
   for (int step = 1; step <= 6; ++step) {
-    const std::string name = journal_path("/journal", step, 0, 1);
-    EXPECT_EQ(read_file(dir_.path("killed" + name)), read_file(dir_.path("whole" + name))) << name;
+    const auto bytes = [&](const std::string& run) {
+      StepRecord record = read_record(journal_path(dir_.path(run + "/journal"), step, 0, 1));
+      EXPECT_NE(record.plan.find("python3 " + run + ".py"), std::string::npos);
+      record.plan = "";  // names the program
+      return encode_record(record);
+    };
+    EXPECT_EQ(bytes("killed"), bytes("whole")) << step;
   }
 }
 
@@ -145,9 +150,94 @@ TEST_F(EnvironmentRuns, ContinueWhenProgramsFail) {
   }
 }
 
-// A program that answers nothing at all ends the run, with its last words.
+void expect_refused(const Output& output, const std::vector<std::string>& texts) {
+  EXPECT_EQ(output.code, 2);
+  for (const std::string& text : texts)
+    EXPECT_NE(output.err.find(text), output.err.npos) << text << "\n" << output.err;
+}
+
+// A program that answers nothing at all is found before there is a run, as that of a reward is.
+TEST_F(EnvironmentRuns, OfProgramsThatAnswerNothingAreRefusedByCheck) {
+  std::vector<std::string> train = run("run", 0, "raise ValueError('oh')");
+  for (const char* command : {"check", "train"}) {
+    train[0] = command;
+    expect_refused(run_cohort(train),
+                   {"cohort: environment 'python3 run.py' fails for 3 of 3 examples: ",
+                    "hint: mend the program, and try it with cohort check; it printed last:",
+                    "ValueError: oh"});
+    EXPECT_FALSE(fs::exists(dir_.path("run")));
+  }
+  train = run("run", 0, "say(r, error='no ' + r['messages'][-1]['role']); continue");
+  train[0] = "check";
+  expect_bad_input(run_cohort(train), {"it reports: 'no assistant'"});
+  // One that fails for some examples is a warning, with its requests as in a dialogue.
+  train = run("run", 0,
+              "assert r['turn'] == 1 and r['completion'] == r['answer'], r\n"
+              "    if r['index'] == 1: say(r, error='lost'); continue");
+  train[0] = "check";
+  const Output some = run_cohort(train);
+  EXPECT_EQ(some.code, 0) << some.err;
+  EXPECT_NE(some.err.find("environment 'python3 run.py' fails for 1 of 3 examples: it reports: "
+                          "'lost'"),
+            some.err.npos)
+      << some.err;
+}
+
+// All turns are one character long, so that every dialogue asks.
+const std::string kShortTurns =
+    "stop_strings=['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', '+', '=']";
+
+TEST_F(EnvironmentRuns, EndWhenEveryDialogueOfTheFirstStepFails) {
+  const Output output =
+      run_cohort(run("run", 0,
+                     "say(r, **({'error': 'no more'} if r['turn'] == 2 else {'observation': '+'}));"
+                     " continue",
+                     {"eval.at_start=no", kShortTurns}));
+  expect_refused(output, {"cohort: step 1: the environment has failed 24 of 24 dialogues",
+                          "the first: it reports: 'no more'; hint: "});
+}
+
+TEST_F(EnvironmentRuns, AreEvaluatedByWhatWasJudged) {
+  write_file(dir_.path("one.jsonl"), "{\"prompt\": \"5+5=\", \"answer\": \"10\"}\n");
+  const std::string fails =
+      "if r['step'] < 0 and r['index'] in (2, 3): say(r, error='lost'); continue\n";
+  const Output output = run_cohort(run("run", 0, fails, {kShortTurns, "steps=2", "ranks=2"}));
+  ASSERT_EQ(output.code, 0) << output.err;
+  const std::string warning =
+      "evaluation: 2 of 8 completions could not be judged, and count in no score; the first: "
+      "environment: it reports: 'lost'";
+  EXPECT_NE(output.err.find(warning), output.err.npos) << output.err;
+  EXPECT_NE(output.out.find(" (6 problems, 2 completions failed, mean length "), output.out.npos)
+      << output.out;
+  EXPECT_FALSE(fs::exists(dir_.path("run/checkpoints/best")));
+  const Output some = run_cohort({"eval", dir_.path("run")});
+  EXPECT_EQ(some.code, 0) << some.err;
+  EXPECT_NE(some.err.find(warning), some.err.npos) << some.err;
+  const Json scores = json_lines_of(some.out).at(0);
+  EXPECT_EQ(scores.at("problems").dump() + scores.at("eval/failed").dump(), "62");
+  const auto eval = [&](const std::string& special) {
+    run("run", 0, special);
+    return run_cohort({"eval", dir_.path("run"), "--rewards", dir_.path("run/config.yaml"),
+                       "eval.sets=[{name: one, path: " + dir_.path("one.jsonl") + "}]"});
+  };
+  const Output none = eval("if r['step'] < 0: say(r, error='lost'); continue");
+  EXPECT_EQ(none.code, 1);
+  EXPECT_EQ(none.out, "");
+  EXPECT_NE(none.err.find("no value for any problem"), none.err.npos) << none.err;
+  const Output set = eval("if r['prompt'] == '5+5=': say(r, error='lost'); continue");
+  EXPECT_EQ(set.code, 1);
+  EXPECT_EQ(json_lines_of(set.out).at(0).at("problems").dump(), "8");
+  EXPECT_TRUE(json_lines_of(set.out).at(0).at("one/pass@1").is_null());
+  EXPECT_NE(set.err.find("evaluation of one: 1 of 1 completions could not be judged"),
+            set.err.npos);
+  EXPECT_NE(set.err.find("cohort: eval.sets: one/problems: 0: no problem was judged"), set.err.npos)
+      << set.err;
+}
+
+// A program that stops to answer ends the run, with its last words.
 TEST_F(EnvironmentRuns, EndWhenNoTurnIsAnswered) {
-  std::vector<std::string> train = run("run", 0, "raise ValueError('oh')", {"eval.at_start=no"});
+  std::vector<std::string> train = run(
+      "run", 0, "if os.path.exists('run/log.txt'): raise ValueError('oh')", {"eval.at_start=no"});
   const Output output = run_cohort(train);
   EXPECT_EQ(output.code, 2) << output.err;
   for (const char* text : {"step 1: the environment has failed ", "it has answered no turn",

@@ -191,7 +191,7 @@ TEST_F(Jsonl, ErrorsOfFilesHaveANextStep) {
   JsonlConfig c = config("{\"prompt\": \"1\", \"answer\": \"a\"}");
   c.held_out_fraction = 1e-9;
   EXPECT_THROW_WITH(load_jsonl(c), InputError,
-                    "no example in the held-out split at held_out_fraction 1e-09; hint: ");
+                    "no example in the held-out split at data.held_out_fraction 1e-09; hint: ");
   c.held_out_fraction = 1 - 1e-9;
   EXPECT_THROW_WITH(load_jsonl(c), InputError, "no example in the training split");
 }
@@ -370,8 +370,8 @@ TEST(JsonlConfig, ReadsItsKeys) {
   EXPECT_EQ(config.prompt, "{q}");
   EXPECT_EQ(config.limit, 3);
   EXPECT_EQ(config.answer, "{answer}");
-  EXPECT_THROW_WITH(read_config(config, parse_yaml("held_out_fraction: 1.5", "c.yaml")), InputError,
-                    "c.yaml:1: held_out_fraction");
+  EXPECT_THROW_WITH(read_config(config, parse_yaml("limit: -1", "c.yaml")), InputError,
+                    "c.yaml:1: limit");
   TaskConfig task;
   EXPECT_THROW_WITH(read_config(task, parse_yaml("min_size: 0", "c.yaml")), InputError, "min_size");
 }

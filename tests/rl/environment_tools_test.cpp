@@ -203,6 +203,53 @@ TEST(Calculator, ResultsAreExactDecimalsOrTenDigits) {
   EXPECT_TRUE(dialogue.calculated("1" + std::string(2000, '+')).starts_with("error: "));
 }
 
+TEST(Calculator, SaysWhereExactArithmeticEnds) {
+  Dialogue dialogue({.tools = {"calculator"}}, ToolFormat::kInline);
+  const std::string most = "340282366920938463463374607431768211455";  // 2^128 - 1
+  EXPECT_EQ(dialogue.calculated("2^127*2-1-(2^127*1)+2^127"),
+            "error: '2^127*2-1-(2^127*1)+2^127' "
+            "is too large for exact arithmetic");
+  EXPECT_EQ(dialogue.calculated("2^127+(2^127-1)"), most);
+  EXPECT_EQ(dialogue.calculated("34!"), "295232799039604140847618609643520000000");
+  EXPECT_EQ(dialogue.calculated("2^127/2^127"), "1");
+  EXPECT_EQ(dialogue.calculated("2^-3"), "0.125");
+  EXPECT_EQ(dialogue.calculated("4^0.5"), "2");  // a root
+  std::string product = "2";
+  for (int i = 0; i < 200; ++i) product += "*2";
+  for (const std::string& expression :
+       std::vector<std::string>{"2^128",
+                                "2^127+2^127",
+                                "10^39",
+                                "10^400",
+                                "10^4000000000",
+                                "2^200/2^199",
+                                "2^-200",
+                                "35!",
+                                "171!",
+                                "1000000!",
+                                "9^9^9",
+                                "3!!!!",
+                                product,
+                                product + "*0",
+                                "1/3^81",
+                                "1/3^80+1/7^40",
+                                "123456789012345678901234567890123456789*1",
+                                "0." + std::string(39, '0') + "1",
+                                "sqrt(2)^9999",
+                                "2*(1+2^128)",
+                                "-2^128",
+                                "1" + std::string(1100, '0'),
+                                "1" + std::string(600, '+') + "1",
+                                std::string(70, '(') + "1" + std::string(70, ')')})
+    EXPECT_TRUE(dialogue.calculated(expression).ends_with(" is too large for exact arithmetic"))
+        << expression << ": " << dialogue.calculated(expression);
+  for (const char* expression : {"2+2=4", "x=1", "2+2=", "=4", "1=1=1", "1==1", "2^200=1", " = "})
+    EXPECT_EQ(dialogue.calculated(expression),
+              str("error: '", expression, "' is an equation, not an expression"));
+  for (const char* expression : {"0^-1", "1/0", "1/(1-1)", "(-1)!", "0.5!", "2^128+x", "1/0+2^128"})
+    EXPECT_TRUE(dialogue.calculated(expression).starts_with("error: ")) << expression;
+}
+
 // The results in worked solutions are those of the calculator.
 TEST(Calculator, AgreesWithTheSolutionsOfTheTaskArithmetic) {
   Dialogue dialogue({.tools = {"calculator"}}, ToolFormat::kInline,

@@ -571,8 +571,8 @@ TEST_F(Plans, HeldOutKeysAreConsistent) {
   EXPECT_EQ(held_out(", eval_path: b.jsonl, held_out_fraction: 0"), 0);
   const std::string both = ", eval_path: b.jsonl, held_out_fraction: 0.1";
   expect_refused(sft + both + end,
-                 "data.jsonl.held_out_fraction: 0.1 of data.jsonl.path cannot be held out beside "
-                 "data.jsonl.eval_path; hint: data.jsonl.held_out_fraction=0");
+                 "data.held_out_fraction: 0.1 of data.jsonl.path cannot be held out beside "
+                 "data.jsonl.eval_path; hint: data.held_out_fraction=0");
   expect_refused("trainer: sft\ndata: {task: addition, jsonl: {eval_path: b.jsonl}}\n",
                  "data.jsonl.eval_path: ");
   // A dump remembers that no fraction was given.
@@ -583,8 +583,7 @@ TEST_F(Plans, HeldOutKeysAreConsistent) {
             0);
   const std::string none = sft + ", held_out_fraction: 0" + end;
   EXPECT_TRUE(load(none).stages[0].data.holds_nothing_out());
-  expect_refused(none + "eval: {every: 3}\n",
-                 "eval.every: nothing is held out at held_out_fraction 0; hint: eval.every=0, ");
+  expect_refused(none + "eval: {every: 3}\n", "eval.every: nothing is held out at data.held_out");
   expect_refused(none + "eval: {stop_at: 0.5}\n", "eval.stop_at: nothing is held out");
   expect_refused("data: {text: a.txt, held_out_fraction: 0}\neval: {every: 3}\n", "eval.every: ");
   load(sft + ", eval_path: b.jsonl" + end + "eval: {every: 3, size: 0}\n");

@@ -131,7 +131,7 @@ TEST_F(Datasets, TextShorterThanAWindowIsFoundBeforeTraining) {
   TrainConfig config;
   config.data.text = {dir_.path("text.txt")};
   write_file(config.data.text[0], "0123456789");
-  config.data.held_out_fraction = 0.1;
+  config.data.jsonl.held_out_fraction = 0.1;
   Dataset data = load_dataset(config, nullptr);
   EXPECT_THROW_WITH(check_data(config, data, 9), InputError,
                     "the training part has 9 tokens, a window needs 10");
@@ -217,7 +217,7 @@ TEST_F(Datasets, HoldingEverythingOutIsAnErrorInTraining) {
   TrainConfig config = jsonl(TrainerType::kSft, sums());
   config.data.jsonl.held_out_fraction = 1;
   config.eval.size = 0;
-  EXPECT_THROW_WITH(check(config), InputError, "data.jsonl.held_out_fraction: 1 holds everything");
+  EXPECT_THROW_WITH(check(config), InputError, "data.held_out_fraction: 1 holds everything");
   Dataset data = load_dataset(config, nullptr);
   EXPECT_EQ(check_held_out(config, data, 16).too_long, "");
   EXPECT_EQ(data.held_out.size(), 20u);
@@ -227,7 +227,7 @@ TEST_F(Datasets, HoldingEverythingOutIsAnErrorInTraining) {
   TrainConfig text;
   text.data.text = {dir_.path("text.txt")};
   write_file(text.data.text[0], "0123456789");
-  text.data.held_out_fraction = 1;
+  text.data.jsonl.held_out_fraction = 1;
   Dataset whole = load_dataset(text, nullptr);
   EXPECT_EQ(whole.held_out_text.size(), 10);
   EXPECT_THROW_WITH(check_data(text, whole, 4), InputError, "data.held_out_fraction: 1 holds");

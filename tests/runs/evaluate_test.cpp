@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "runs/report.h"
 #include "tests/runs/small_runs.h"
 
 namespace cohort::test {
@@ -130,15 +131,22 @@ bool same(const Metrics& a, const Metrics& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end());
 }
 
+Metrics without_failures(const Metrics& metrics) {
+  Metrics out;
+  for (const auto& [name, value] : metrics)
+    if (!name.ends_with("failed")) out.add(name, value);
+  return out;
+}
+
 TEST_F(EvaluateProblems, GradesGreedyAndSampledCompletions) {
   const ProblemScores scores = evaluate(has_one_);
-  EXPECT_EQ(
-      names_of(scores.metrics),
-      (std::vector<std::string>{
-          "pass@1", "sampled_pass@1", "sampled_pass@4", "maj@1", "maj@4", "pass@1_stderr",
-          "problems", "eval/mean_length", "eval/clipped_ratio", "eval/context_ratio",
-          "sampled_pass@1_stderr", "sampled_pass@4_stderr", "maj@1_stderr", "maj@4_stderr",
-          "eval/sampled_mean_length", "eval/sampled_clipped_ratio", "eval/sampled_context_ratio"}));
+  EXPECT_EQ(names_of(scores.metrics),
+            (std::vector<std::string>{
+                "pass@1", "sampled_pass@1", "sampled_pass@4", "maj@1", "maj@4", "pass@1_stderr",
+                "problems", "eval/mean_length", "eval/clipped_ratio", "eval/context_ratio",
+                "eval/failed", "sampled_pass@1_stderr", "sampled_pass@4_stderr", "maj@1_stderr",
+                "maj@4_stderr", "eval/sampled_mean_length", "eval/sampled_clipped_ratio",
+                "eval/sampled_context_ratio", "eval/sampled_failed"}));
   EXPECT_LE(scores.metrics.at("sampled_pass@1"), scores.metrics.at("sampled_pass@4"));
   ASSERT_EQ(scores.samples.size(), 7u);
   double right = 0;
@@ -175,10 +183,10 @@ TEST_F(EvaluateProblems, OfSftHaveTheMeanLossOverAllTokensOfTheSolutions) {
   }
   EXPECT_EQ(tokens, 2 + 5 + 1 + 8);
   const ProblemScores one = evaluate(has_one_);
-  EXPECT_EQ(
-      names_of(one.metrics),
-      (std::vector<std::string>{"pass@1", "val_loss", "pass@1_stderr", "problems",
-                                "eval/mean_length", "eval/clipped_ratio", "eval/context_ratio"}));
+  EXPECT_EQ(names_of(one.metrics),
+            (std::vector<std::string>{"pass@1", "val_loss", "pass@1_stderr", "problems",
+                                      "eval/mean_length", "eval/clipped_ratio",
+                                      "eval/context_ratio", "eval/failed"}));
   EXPECT_NEAR(one.metrics.at("val_loss"), loss / tokens,
               1e-13 * loss);  // the same f32 numbers, summed
   for (const int64_t budget : {1, 9, 1000})
@@ -281,13 +289,84 @@ TEST_F(EvaluateProblems, ProgramsJudgeAllCompletionsAtOnce) {
   };
   const ProblemScores one = evaluate(built_in);
   EXPECT_GT(one.metrics.at("sampled_pass@4"), 0);
-  const ExpectLog failures("left out; the first: it reports: 'no idea'");
-  EXPECT_TRUE(same(evaluate(own).metrics, one.metrics));
+  const ExpectLog failures(
+      "evaluation: 1 of 7 completions could not be judged, and count in no score; the first: "
+      "reward command: it reports: 'no idea'; hint: rewards.log of a run"),
+      samples("evaluation: 4 of 28 completions could not be judged");
+  const Metrics failed = evaluate(own).metrics;
+  EXPECT_TRUE(same(without_failures(failed), without_failures(one.metrics)));
+  EXPECT_EQ(failed.at("eval/failed"), 1);
+  EXPECT_EQ(failed.at("eval/sampled_failed"), 4);
+  EXPECT_EQ(failed_count(failed), 5);
+  EXPECT_EQ(failed_count(one.metrics), 0) << "a reward that does not apply is no failure";
   run_local_ranks(2, [&](Communicator& comm) {
     EXPECT_TRUE(
         same(evaluate(correctness_of(config_.eval.correct, config_.rewards, nullptr), comm).metrics,
-             one.metrics));
+             failed));
   });
+}
+
+// Turns end at once. Answers in reverse order, and fails the dialogues of some prompts.
+class FailsSome final : public Environment {
+ public:
+  explicit FailsSome(std::string prompts) : prompts_(std::move(prompts)) {}
+  void submit(const Example& example, const Trajectory& trajectory, int64_t) override {
+    const bool fails = prompts_.find(" " + example.prompt + " ") != prompts_.npos;
+    replies_.insert(replies_.begin(), {.index = trajectory.index,
+                                       .done = true,
+                                       .error = fails ? "lost " + example.prompt : "",
+                                       .messages = {}});
+  }
+  std::vector<EnvironmentReply> poll(bool) override { return std::exchange(replies_, {}); }
+
+ private:
+  const std::string prompts_;
+  std::vector<EnvironmentReply> replies_;
+};
+
+TEST_F(EvaluateProblems, DialoguesThatTheEnvironmentFailsAreNoResults) {
+  config_.sampling.stop_strings = {"0", "1"};
+  const auto evaluate_with = [&](const std::string& failing, const Correctness& correct,
+                                 Communicator& comm) {
+    Engine engine(*model_, config_.rollout);
+    FailsSome environment(failing);
+    ProblemEvaluation evaluation{engine, data_, correct, config_, 3};
+    evaluation.dialogue.environment = &environment;
+    return evaluate_problems(evaluation, comm);
+  };
+  const auto alone = make_single_communicator();
+  const Correctness short_or_long{
+      .name = "wrong", .threshold = 1, .reward = [](const RewardInput& in) {
+        return in.example.prompt.size() == 2 ? 0.0 : 1.0;
+      }};
+  const Metrics whole = evaluate_with("", short_or_long, *alone).metrics;
+  EXPECT_DOUBLE_EQ(whole.at("pass@1"), 3.0 / 7);
+  EXPECT_EQ(failed_count(whole), 0);
+  const ExpectLog others("completions could not be judged"),
+      warning(
+          "evaluation: 3 of 7 completions could not be judged, and count in no score; the first: "
+          "environment: lost 00; hint: ");
+  const ProblemScores scores = evaluate_with(" 00 01 11 ", short_or_long, *alone);
+  EXPECT_DOUBLE_EQ(scores.metrics.at("pass@1"), 3.0 / 4);
+  EXPECT_EQ(scores.metrics.at("problems"), 4) << "those that were judged";
+  EXPECT_EQ(scores.metrics.at("eval/failed"), 3);
+  EXPECT_EQ(scores.metrics.at("eval/sampled_failed"), 12);
+  EXPECT_DOUBLE_EQ(scores.metrics.at("maj@4"), 3.0 / 4);
+  EXPECT_FALSE(scores.samples[2].correct.has_value());
+  EXPECT_TRUE(std::isnan(scores.pass_rates[2]) && scores.pass_rates[4] == 0);
+  const Evaluation reported{
+      .step = 3, .measure = "pass@1 (wrong)", .metrics = scores.metrics, .samples = {}, .sets = {}};
+  EXPECT_NE(evaluation_text(reported).find(" (4 problems, 15 completions failed, mean length "),
+            std::string::npos)
+      << evaluation_text(reported);
+  EXPECT_EQ(evaluation_json(reported).at("eval/failed").dump(), "3");
+  for (const int ranks : {2, 3, 9})
+    run_local_ranks(ranks, [&](Communicator& comm) {
+      EXPECT_TRUE(same(evaluate_with(" 00 01 11 ", short_or_long, comm).metrics, scores.metrics));
+    });
+  const Metrics none = evaluate_with(" 0 1 00 01 10 11 000 ", short_or_long, *alone).metrics;
+  EXPECT_TRUE(std::isnan(none.at("pass@1")) && none.at("problems") == 0);
+  EXPECT_EQ(none.at("eval/failed"), 7);
 }
 
 TEST_F(EvaluateProblems, SkipProblemsToWhichTheRewardDoesNotApply) {
@@ -300,7 +379,8 @@ TEST_F(EvaluateProblems, SkipProblemsToWhichTheRewardDoesNotApply) {
     EXPECT_EQ(scores.metrics.at(name), 1.0 / 5) << name;
   // One of the five that can be judged: sqrt(p (1 - p) / (n - 1)).
   EXPECT_DOUBLE_EQ(scores.metrics.at("pass@1_stderr"), std::sqrt(0.2 * 0.8 / 4));
-  EXPECT_EQ(scores.metrics.at("problems"), 7);
+  EXPECT_EQ(scores.metrics.at("problems"), 5) << "those that were judged";
+  EXPECT_EQ(failed_count(scores.metrics), 0);
   const Correctness none{
       .name = "none", .threshold = 1, .reward = [&](const RewardInput&) { return nan; }};
   const Metrics unmeasured = evaluate(none).metrics;
@@ -453,7 +533,7 @@ TEST(EvaluationOfRuns, WithoutAScoreWarnOnceAndResume) {
   EXPECT_TRUE(std::isnan(result.before) && std::isnan(result.after));
   EXPECT_EQ(load_state(find_checkpoint(run)).step, 6);
   EXPECT_EQ(recorder.messages.back().find("step 6: pass@1 (numeric) not measured, val_loss "), 0u);
-  EXPECT_NE(recorder.messages.back().find(" (8 problems, mean length "), std::string::npos);
+  EXPECT_NE(recorder.messages.back().find(" (0 problems, mean length "), std::string::npos);
   const auto metrics = json_lines(run + "/metrics.jsonl");
   EXPECT_TRUE(metrics.front().at("pass@1").is_null());
   EXPECT_TRUE(json_lines(run + "/completions.jsonl").front().at("correct").is_null());

@@ -1,6 +1,8 @@
 // The journal of a run's steps, and their replay in this process.
 #include "runs/journal.h"
 
+#include <sys/resource.h>
+
 #include <bit>
 #include <filesystem>
 
@@ -18,6 +20,8 @@ StepRecord some_record() {
   StepRecord record{.step = 3, .learning_rate = 0.1};
   record.weights_after = 0x8000000000000001u;
   record.planned_steps = 4;
+  record.plan = "stages:\n";
+  record.reward_names = {"task", "format"};
   for (const int64_t index : {2, 5, 9}) {
     RecordedCompletion& c = record.completions.emplace_back();
     c.index = index;
@@ -43,6 +47,8 @@ TEST(JournalFile, GivesBackEveryBit) {
   const StepRecord read = read_record(dir.path("file"));
   EXPECT_EQ(encode_record(read), encode_record(record));
   EXPECT_EQ(read.weights_after, 0x8000000000000001u);
+  EXPECT_EQ(read.plan, record.plan);
+  EXPECT_EQ(read.reward_names, record.reward_names);
   ASSERT_EQ(read.completions.size(), 3u);
   const RecordedCompletion* c = read.find(5);
   ASSERT_NE(c, nullptr);
@@ -80,6 +86,73 @@ TEST(JournalFile, EveryFlippedBitAndTruncationIsFound) {
   for (size_t size = 0; size < whole.size(); ++size)
     expect_damaged(whole.substr(0, size), str("truncation to ", size));
   expect_damaged(whole + "x", "a byte more");
+}
+
+// A file with the bytes of a record: in stored blocks of deflate (RFC 1950, RFC 1951).
+std::string file_of(const std::string& raw) {
+  std::string body = "\x78\x01";
+  const auto append = [&](uint32_t value, int bytes) {
+    for (int i = 0; i < bytes; ++i) body += static_cast<char>(value >> 8 * i);
+  };
+  uint32_t a = 1, b = 0;
+  for (const char c : raw) {
+    a = (a + static_cast<uint8_t>(c)) % 65521;
+    b = (b + a) % 65521;
+  }
+  for (size_t at = 0; at < raw.size(); at += 65535) {
+    const std::string block = raw.substr(at, 65535);
+    append(at + 65535 >= raw.size(), 1);
+    append(static_cast<uint32_t>(block.size()), 2);
+    append(~static_cast<uint32_t>(block.size()), 2);
+    body += block;
+  }
+  for (const uint32_t byte : {b >> 8, b, a >> 8, a}) append(byte, 1);
+  const std::string start = str("cohort-journal 2 ", raw.size(), " ");
+  return str(start, hex(checksum(body, checksum(start))), "\n", body);
+}
+
+// A number of elements is believed as far as there are bytes for them.
+TEST(JournalFile, WrongCountsTakeNoMemory) {
+  const TempDir dir;
+  const auto kib = [] {
+    rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_maxrss;
+  };
+  // 64 bytes of numbers, texts and lists that are empty or 0, and the number of completions.
+  constexpr uint64_t kCount = 4 << 20;
+  for (const uint64_t count : {kCount, kCount + 1, ~uint64_t{0}, uint64_t{1} << 63}) {
+    std::string raw(64, '\0');
+    raw.append(reinterpret_cast<const char*>(&count), sizeof count);
+    raw.append(kCount, '\0');
+    write_file(dir.path("file"), file_of(raw));
+    const long before = kib();
+    EXPECT_THROW_WITH(read_record(dir.path("file")), InputError,
+                      "file: the journal of this step is damaged: ");
+    EXPECT_LT(kib() - before, 100 << 10) << count << " of " << sizeof(RecordedCompletion);
+  }
+}
+
+TEST(JournalFile, RecordsThatNoStepCanHaveAreDamaged) {
+  const TempDir dir;
+  const std::pair<std::function<void(StepRecord&)>, std::string> cases[] = {
+      {[](StepRecord& r) { r.completions[1].loss_mask.pop_back(); },
+       "completion 5 has lists of different lengths"},
+      {[](StepRecord& r) { r.completions[1].index = 1; }, "its completions are not in order"},
+      {[](StepRecord& r) { r.completions[1].replies[0].tokens.clear(); },
+       "completion 5 has a reply without tokens"},
+  };
+  for (const auto& [change, text] : cases) {
+    StepRecord record = some_record();
+    change(record);
+    write_file(dir.path("file"), encode_record(record));
+    EXPECT_THROW_WITH(read_record(dir.path("file")), InputError,
+                      dir.path("file") + ": the journal of this step is damaged: " + text);
+  }
+  write_file(dir.path("file"), encode_record(some_record()));
+  EXPECT_THROW_WITH(
+      read_record(dir.path("file"), [](const StepRecord&) { throw InputError("it is odd"); }),
+      InputError, "file: the journal of this step is damaged: it is odd");
 }
 
 // Must not be asked.
@@ -271,12 +344,111 @@ TEST(Replays, AnExtendedRunHasItsEarlierSteps) {
       train_new(small_plan(dir, "run", kRun, {"steps=4", "lr_schedule=linear"}));
   train_rest(run, {"steps=6"});
   for (const int64_t step : {3, 6}) EXPECT_EQ(replay_difference(run, step), "");
+  fs::remove_all(run + "/checkpoints/step-00000004");
+  for (const int64_t step : {4, 5, 6}) EXPECT_EQ(replay_difference(run, step), "");
+}
+
+// Trains the last steps of a run with other keys, up to step `until`.
+void train_on(const std::string& run, const std::vector<std::string>& overrides, int64_t until) {
+  Recorder recorder;
+  std::atomic<bool> stop{false};
+  recorder.on_step = [&](int64_t step) { stop = step >= until; };
+  cohort::Run::resume(run, overrides).execute(recorder, stop);
+}
+
+// Each step is made again by the keys of its own start, also from the run's first one on.
+TEST(Replays, ARunThatWasResumedWithOtherKeysHasAllItsSteps) {
+  const TempDir dir;
+  const ExpectLog monitor("step 5: ");
+  const std::vector<std::string> changes[] = {
+      {"learning_rate=0.03", "temperature=0.7", "stop_tokens=[3]"},
+      {"num_generations=4", "num_minibatches=2", "rewards.0.weight=0.5", "beta=0.1", "seed=5"},
+      {"prompts_per_step=6", "ranks=2", "loss_type=grpo", "kl_target=0.1"},
+      {"rewards=[{name: contains}, {name: format, pattern: '.*2.*'}]", "epsilon=0.1",
+       "max_grad_norm=0.1", "num_iterations=2"},
+  };
+  const std::string run =
+      train_interrupted(small_plan(dir, "run", kRun, {"steps=9", "checkpoint.every=1"}), 2);
+  int64_t step = 2;
+  for (const auto& overrides : changes) train_on(run, overrides, step += 2);
+  ASSERT_EQ(load_state(find_checkpoint(run)).step, 9);
+  logging::set_file({});
+  const std::string before = listing(run);
+  for (int64_t s = 1; s <= 9; ++s) EXPECT_EQ(replay_difference(run, s), "");
+  EXPECT_TRUE(listing(run) == before);
+  for (const auto& entry : fs::directory_iterator(run + "/checkpoints"))
+    if (entry.path().filename() != "step-00000009") fs::remove_all(entry.path());
+  for (const int64_t s : {2, 3, 6, 8, 9}) EXPECT_EQ(replay_difference(run, s), "");
+  for (const auto& entry : fs::directory_iterator(fs::temp_directory_path()))
+    EXPECT_FALSE(entry.path().filename().string().starts_with("cohort-replay")) << entry.path();
+  // Nor is the newest configuration needed.
+  write_file(run + "/config.yaml", dump_plan(small_plan(dir, "run", kRun)));
+  EXPECT_EQ(replay_difference(run, 5), "");
+}
+
+TEST(Replays, StagesOfAResumedRunHaveTheKeysOfTheirStart) {
+  const TempDir dir;
+  const std::string yaml = std::string(kSmallModel) + kSmallData +
+                           "stages:\n- {trainer: sft, steps: 2}\n" +
+                           "- {trainer: grpo, steps: 4, prompts_per_step: 2, num_generations: 3, "
+                           "rewards: [{name: format, pattern: '.*1.*'}]}\n";
+  const std::string run = train_interrupted(small_plan(dir, "run", yaml), 2);
+  train_on(run, {"stages.1.learning_rate=0.03", "stages.1.prompts_per_step=3"}, 9);
+  for (int64_t step = 1; step <= 4; ++step) EXPECT_EQ(replay_difference(run, step), "") << step;
+}
+
+// Records that are whole, but of no step: an error that names the file and the place.
+TEST(Replays, OfDamagedRecordsAreRefused) {
+  const TempDir dir;
+  const std::string run = train_new(small_plan(dir, "run", kRun, {"steps=3"}));
+  const std::string path = journal_path(run + "/journal", 2, 0, 1), journal = read_file(path);
+  const std::pair<std::function<void(StepRecord&)>, std::string> cases[] = {
+      {[](StepRecord& r) { r.completions[3].tokens.back() = 1 << 20; },
+       "completion 3 has the token 1048576 in a vocabulary of "},
+      {[](StepRecord& r) { r.completions[3].tokens[0] = -1; }, "completion 3 has the token -1 in "},
+      {[](StepRecord& r) {
+         r.completions[4].replies.push_back({.tokens = {-7}, .error = "", .messages = {}});
+       },
+       "completion 4 has the token -7 in "},
+      {[](StepRecord& r) { r.completions[3].total += 1; }, "completion 3 has the total "},
+      {[](StepRecord& r) { r.completions[3].rewards[1] += 0.5; }, "completion 3 has the total "},
+      {[](StepRecord& r) { r.completions[3].total = std::nan(""); }, "completion 3 has the total "},
+      {[](StepRecord& r) { r.completions[3].rewards[0] = r.completions[3].total = HUGE_VAL; },
+       "completion 3 has the total "},
+      {[](StepRecord& r) { r.completions[3].rewards.pop_back(); },
+       "completion 3 has 1 rewards of 2"},
+      {[](StepRecord& r) { std::swap(r.reward_names[0], r.reward_names[1]); },
+       "its rewards are task, format, the step's format, task"},
+      {[](StepRecord& r) { r.reward_names.pop_back(); }, "its rewards are format, the step's "},
+      {[](StepRecord& r) { r.step = 3; }, "it is of step 3"},
+      {[](StepRecord& r) { r.planned_steps = 1; }, "it is of step 2 of 1"},
+  };
+  for (const auto& [change, text] : cases) {
+    change_record(run, 2, change);
+    for (const int64_t step : {2, 3})
+      expect_refused(run, step, path + ": the journal of this step is damaged: " + text);
+    EXPECT_EQ(replay_difference(run, 1), "");
+    write_file(path, journal);
+  }
+  for (const auto& [plan, text] :
+       {std::pair("no plan", "rank-0-of-1"),
+        {"stages: [{trainer: pretrain, data: {text: a.txt}}]", "configuration has no such stage"},
+        {"stages: [{trainer: grpo, rewards: [{nam: task}]}]", "'stages.0.rewards[0].nam'"}}) {
+    change_record(run, 2, [&, plan = plan](StepRecord& r) { r.plan = plan; });
+    expect_refused(run, 2, "step-00000002.rank-0-of-1");
+    expect_refused(run, 3, text);
+    write_file(path, journal);
+  }
+  EXPECT_EQ(replay_difference(run, 3), "");
 }
 
 TEST(Replays, RecordedRewardsDecide) {
   const TempDir dir;
   const std::string run = train_new(small_plan(dir, "run", kRun, {"steps=1"}));
-  change_record(run, 1, [](StepRecord& r) { r.completions[0].total += 1; });
+  change_record(run, 1, [](StepRecord& r) {
+    r.completions[0].rewards[0] += 1;
+    r.completions[0].total += 1;
+  });
   const std::string found = replay_difference(run, 1);
   EXPECT_TRUE(found.starts_with("step 1: prompt 0, completion 0, advantage ")) << found;
 }
@@ -322,6 +494,27 @@ TEST(Journals, OfAResumedRunHaveTheSameBytes) {
                 read_file(journal_path(whole + "/journal", step, rank, 2)))
           << step;
   EXPECT_EQ(list_journal(resumed + "/journal"), list_journal(whole + "/journal"));
+}
+
+// A step that was made and then abandoned is none of the run's, also if no journal is written now.
+TEST(Journals, LoseTheStepsThatWereAbandoned) {
+  const TempDir dir;
+  const ExpectLog monitor("step 5: ");
+  const std::string run =
+      train_interrupted(small_plan(dir, "run", kRun, {"steps=6", "checkpoint.every=1"}), 3);
+  const std::string step3 = read_file(journal_path(run + "/journal", 3, 0, 1));
+  write_file(journal_path(run + "/journal", 5, 0, 1), step3);
+  for (const int64_t rank : {0, 1}) write_file(journal_path(run + "/journal", 4, rank, 2), step3);
+  train_on(run, {"journal_mb=0"}, 5);
+  EXPECT_EQ(list_journal(run + "/journal"), (std::map<int64_t, int64_t>{{1, 1}, {2, 1}, {3, 1}}));
+  train_on(run, {"journal_mb=9"}, 9);
+  EXPECT_EQ(list_journal(run + "/journal"),
+            (std::map<int64_t, int64_t>{{1, 1}, {2, 1}, {3, 1}, {6, 1}}));
+  for (const int64_t step : {1, 2, 3, 6}) EXPECT_EQ(replay_difference(run, step), "");
+  // A finished run has no later step.
+  write_file(journal_path(run + "/journal", 7, 0, 1), step3);
+  train_on(run, {}, 9);
+  EXPECT_EQ(list_journal(run + "/journal").rbegin()->first, 6);
 }
 
 TEST(Journals, LoseTheirOldestSteps) {

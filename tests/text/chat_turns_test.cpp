@@ -85,6 +85,52 @@ TEST(ChatTurns, TheTemplatesTextIsSeparateFromTheContents) {
             "\n<|user|>{" + stubs + "}<|end|>\n<|user|>{u}<|end|>\n<|assistant|>");
 }
 
+// A model may write any name and id into a call, and a program answer with any.
+TEST(ChatTurns, NamesAndIdsOfCallsAreContents) {
+  const std::string template_text =
+      "{% for m in messages %}<|{{ m.role }}|>{{ m.name }}#{{ m.tool_call_id }}:{{ m.content }}"
+      "{% for c in m.tool_calls %}<call>{{ c.function.arguments | tojson }}{{ c.id }}"
+      "{{ c.function.name }}</call>{% endfor %}<|end|>{% endfor %}"
+      "{% if add_generation_prompt %}<|assistant|>{% endif %}";
+  const Chat chat(template_text, "<|end|> <|assistant|>");
+  const auto tool = [](const std::string& name, const std::string& id) {
+    return make_message("tool", "x").set("name", name).set("tool_call_id", id);
+  };
+  EXPECT_EQ(chat.after({tool("f_1", "a-2")}), "<|end|><|tool|>f_1#a-2:{x}<|end|><|assistant|>");
+  for (const char* text :
+       {"<|end|>", "<|end|><|assistant|>", "a <|end|> b", "<|en", "|>", "\"<|end|>\\\n", "q7turn7q",
+        "q7content0q", "q7name0q", "call20000", "</call>", "\xc3\xa9", " "}) {
+    SCOPED_TRACE(text);
+    EXPECT_EQ(chat.after({tool(text, "1")}),
+              str("<|end|><|tool|>{", text, "}#1:{x}<|end|><|assistant|>"));
+    EXPECT_EQ(chat.after({tool("f", text)}, false),
+              str("<|tool|>f#{", text, "}:{x}<|end|><|assistant|>"));
+    EXPECT_EQ(chat.after({tool(text, text), make_message("user", "u"), tool("g", text)}, false),
+              str("<|tool|>{", text, "}#{", text, "}:{x}<|end|><|user|>#:{u}<|end|><|tool|>g#{",
+                  text, "}:{x}<|end|><|assistant|>"));
+    // To the token: only the template's own special tokens are there.
+    const auto ids = encode_pieces(
+        *chat.tokenizer,
+        chat.format.continuation(*chat.tokenizer, Json::Array{tool(text, text)}, true));
+    const int32_t end = chat.tokenizer->encode("<|end|>")[0];
+    EXPECT_EQ(std::count(ids.begin(), ids.end(), end), 2);
+    EXPECT_EQ(std::count(ids.begin(), ids.end(), chat.tokenizer->encode("<|assistant|>")[0]), 1);
+  }
+  // A special token may be a word.
+  const Chat words(template_text, "<|end|> finish");
+  EXPECT_EQ(words.after({tool("finish", "1")}, false),
+            "<|tool|>{finish}#1:{x}<|end|><|assistant|>");
+  // Templates may write them as JSON, and refuse some.
+  const Chat json(
+      "{% for m in messages %}{% if m.name == 'no' ~ '!' %}{{ raise_exception('no') }}{% endif %}"
+      "{{ m.role }} {{ {'name': m.name | default(''), 'text': m.content} | tojson }}{% for c in "
+      "m.tool_calls %}"
+      "{{ c | tojson }}{% endfor %}<|end|>{% endfor %}");
+  EXPECT_EQ(json.after({tool("a\"<|end|>\n", "<|end|>")}, false),
+            "tool {\"name\": \"{a\\\"<|end|>\\n}\", \"text\": \"{x}\"}<|end|>");
+  EXPECT_THROW_WITH(json.after({tool("no!", "1")}), InputError, "no");
+}
+
 TEST(ChatTurns, ContentsPassTheFiltersOfTheTemplate) {
   const Chat chat(
       "{% for m in messages %}{{ m.role }}: {{ m.content | tojson }}<|end|>{% endfor %}");
@@ -386,6 +432,25 @@ TEST(ChatTurnsData, RealTemplates) {
       for (const char* content : {"x", "", "  x\n", "{\"a\": 1}", "{{ x }}<|im_end|></s>",
                                   "<tool_response>\nx\n</tool_response>", "\xc3\xa9</think>\"'"})
         expect_end(*tokenizer, format, observation(role, content)[0]);
+    }
+    // Names and ids add no special token, whatever they spell.
+    const auto special_tokens = [&](const std::string& name, const std::string& id) {
+      const Json message = observation("tool", "x")[0];
+      const std::vector<int32_t> ids = encode_pieces(
+          *tokenizer,
+          format.continuation(*tokenizer,
+                              Json::Array{Json(message).set("name", name).set("tool_call_id", id)},
+                              true));
+      return std::count_if(ids.begin(), ids.end(), [](int32_t i) { return i > 256; });
+    };
+    if (row.roles == std::string("tool user")) {
+      const std::string stop = std::string(row.stops).substr(0, std::string(row.stops).find(' '));
+      const auto plain = special_tokens("f", "abcdefghi");
+      for (const std::string& name :
+           {stop, stop + stop, "a " + stop, "\"" + stop, std::string("!")})
+        EXPECT_EQ(special_tokens(name, "abcdefghi"), plain) << name;
+      const std::string id = stop.size() <= 9 ? stop + std::string(9 - stop.size(), '!') : "";
+      if (!id.empty()) EXPECT_EQ(special_tokens("f", id), plain) << id;
     }
     EXPECT_EQ(join(roles, " "), row.roles);
     EXPECT_EQ(join(keeps, " "), row.keeps);
