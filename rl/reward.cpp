@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "rl/grpo.h"
 #include "rl/rewards/command.h"
 #include "rl/rewards/rewards.h"
 #include "text/utf8.h"
@@ -220,9 +221,8 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
           scores.first_error[k] = result.error;
       }
       require_finite(value, names_[k]);
-      if (std::isnan(value)) continue;
-      scores.total[s] = (std::isnan(scores.total[s]) ? 0 : scores.total[s]) + weights_[k] * value;
     }
+    scores.total[s] = weighted_sum(weights_, scores.each, s);
     require_finite(scores.total[s], "total");
   }
   return scores;

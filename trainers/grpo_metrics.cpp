@@ -71,7 +71,8 @@ std::optional<int> group_outcome(std::span<const double> rewards, size_t group, 
        rewards.subspan(group * static_cast<size_t>(size), static_cast<size_t>(size)))
     lowest = std::fmin(lowest, r), highest = std::fmax(highest, r);
   if (lowest > highest) return std::nullopt;
-  return lowest < highest ? 0 : highest > 0 ? 1 : -1;
+  if (!equal_rewards(lowest, highest)) return 0;
+  return highest > 0 && !equal_rewards(highest, 0) ? 1 : -1;
 }
 
 void Refill::add_group(std::span<const double> rewards, size_t group, int64_t size) {

@@ -200,11 +200,11 @@ std::vector<double> step_advantages(const GrpoStep& in, const ScoredRollouts& ro
   if (grpo.multi_objective_aggregation == RewardAggregation::kSumThenNormalize) {
     out = advantages_of(rewards);
   } else {
-    out.assign(rewards.size(), 0);
-    for (size_t k = 0; k < rollouts.scores.each.size(); ++k) {
-      const std::vector<double> each = advantages_of(rollouts.scores.each[k]);
-      for (size_t i = 0; i < out.size(); ++i) out[i] += in.rewards.weights()[k] * each[i];
-    }
+    std::vector<std::vector<double>> each;
+    for (const std::vector<double>& values : rollouts.scores.each)
+      each.push_back(advantages_of(values));
+    for (size_t i = 0; i < rewards.size(); ++i)
+      out.push_back(weighted_sum(in.rewards.weights(), each, i));
     const std::vector<double> totals = gather(rewards);
     std::vector<bool> rewarded;
     for (const double total : totals) rewarded.push_back(!std::isnan(total));
