@@ -101,7 +101,8 @@ class ToolsEnvironment final : public Environment {
 
   void submit(const Example&, const Trajectory& trajectory, int64_t) override {
     EnvironmentReply reply{.index = trajectory.index};
-    const std::vector<ToolCall> calls = parse_tool_calls(format_, trajectory.text);
+    const std::vector<ToolCall> calls =
+        parse_tool_calls(format_, turn_text(context_.tokenizer, trajectory));
     reply.done = calls.empty();
     if (!reply.done) answer(calls, trajectory, reply);
     replies_.push_back(std::move(reply));

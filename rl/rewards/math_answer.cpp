@@ -186,7 +186,7 @@ std::string without_units(std::string text, std::string& unit) {
       R"((?|\\(?:text[a-z]*|mbox|mathrm(?!\{.\}))\{([^{}]*+)\})"
       R"(|(?<= )((?:[A-Za-z]{3}|(?:[ckm]m|ft|in|mi|[km]g|lb|oz|ml|hr)\b)[A-Za-z ./]*+)))"
       R"((?:\^\{?[23]\}?)?[ .]*$)");
-  constexpr int kMaxUnits = 3;  // \text{ million} \text{ people}
+  constexpr int kMaxUnits = 3;  // \text{ million} \text{ users}
   for (int i = 0; i < kMaxUnits; ++i) {
     const auto match = kUnits.find_last(text);
     if (!match) break;
@@ -206,8 +206,8 @@ std::string without_units(std::string text, std::string& unit) {
   return text;
 }
 
-// True if the last word of one unit abbreviates that of the other, as "cm" does "square centimeters",
-// or is its plural; any unit is that of a number without one.
+// True if the last word of one unit abbreviates that of the other, as in "cm" and "square
+// centimeters", or is its plural; any unit is that of a number without one.
 bool same_unit(std::string_view a, std::string_view b) {
   for (std::string_view* unit : {&a, &b}) unit->remove_prefix(unit->rfind(' ') + 1);
   if (a.size() > b.size()) std::swap(a, b);
@@ -335,7 +335,7 @@ std::vector<std::string_view> list_of(std::string_view text) {
     return out;
   };
   const bool is_set = text.starts_with("\\{") && text.ends_with("\\}");
-  const size_t size = is_set ? 2 : 1;  // of a bracket
+  const size_t size = is_set ? 2 : 1;  // a bracket's
   if (text.size() > 2 * size && kOpen.find(text[size - 1]) != kOpen.npos &&
       kClose.find(text.back()) != kClose.npos)
     if (auto all =
@@ -474,7 +474,7 @@ size_t formula_size(std::string_view text) {
 }
 
 // Truncates at a line break, or at the first of ".!?" that precedes a blank or the end, outside of
-// formulas. A display formula below a line goes on with the line if it has no answer yet.
+// formulas. A display formula below a line continues it if it has no answer yet.
 std::string_view sentence(std::string_view text) {
   for (size_t i = 0; i < text.size(); ++i) {
     if (const size_t size = i < kMaxAnswer ? formula_size(text.substr(i)) : 0; size > 0) {
