@@ -131,8 +131,9 @@ TEST_F(SpecialTokensOfAnswers, AreSeenInSolutions) {
   EXPECT_EQ(score({.name = "think_format"}, {.prompt = "ab"}, gold), 1);
   EXPECT_EQ(written("xyz<|eot|>abc").text, "xyz");  // the end of a turn ends the completion
   EXPECT_EQ(written("x<|pad|>y<|bos|>z").text, "xyz");
-  EXPECT_EQ(written("x y").text, "x y");  // a blank has no token
-  EXPECT_TRUE(written("x y").tokens.empty());
+  const Trajectory unknown = as_sampled("x y", *make_char_tokenizer("xy"), sampling_);
+  EXPECT_EQ(unknown.text, "x y");  // a blank has no token
+  EXPECT_TRUE(unknown.tokens.empty());
   sampling_.stop_strings = {"</think>", "q"};
   EXPECT_EQ(written("<think>a</think>b").text, "<think>a</think>");
   EXPECT_EQ(written("xqy").tokens.size(), 2);
