@@ -106,17 +106,15 @@ class Conversation {
     messages.push_back(make_message("user", text));
     const Example prompt{.prompt = format_.prompt(messages), .special = SpecialTokens::kNone};
     interrupted_ = false;
-    std::optional<StreamDecoder> reply;
+    size_t printed = 0;  // bytes of the reply
     const auto on_token = [&](const Trajectory& t) {
-      if (!reply)
-        reply.emplace(*loaded_.tokenizer,
-                      std::span(t.tokens).first(static_cast<size_t>(t.prompt_length)));
-      print_now(reply->push(t.tokens.back()), raw_);
+      print_now(t.text.substr(printed), raw_);
+      printed = t.text.size();
       return !interrupted_;
     };
     const Trajectory t = sampler_.sample({&prompt, 1}, 1, {.seed = seed_, .step = replies_++},
                                          {.on_finished = nullptr, .on_token = on_token})[0];
-    print_now(reply->peek() + "\n", raw_);
+    print_now(t.text.substr(printed) + "\n", raw_);
     if (const char* notice = stop_notice(t.stop_reason)) std::cerr << notice << '\n';
     messages.push_back(make_message("assistant", t.text));
     messages_ = std::move(messages);

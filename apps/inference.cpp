@@ -135,10 +135,9 @@ class CompletionPrinter {
 
   void print_tokens(const Trajectory& t) {
     if (t.index != next_ || options_.json) return;
-    std::string text = stream_ ? "" : begin(t);
-    for (; num_printed_ < t.tokens.size(); ++num_printed_)
-      text += stream_->push(t.tokens[num_printed_]);
-    print_now(text, options_.raw);
+    print_now((begun_ ? "" : begin(t)) + t.text.substr(num_printed_), options_.raw);
+    begun_ = true;
+    num_printed_ = t.text.size();
   }
 
   void print_finished(const Trajectory& finished) {
@@ -149,13 +148,14 @@ class CompletionPrinter {
         print_json(prompts_[static_cast<size_t>(t.group)].prompt, t, options_.raw);
       } else {
         print_tokens(t);
-        print_line(stream_->peek(), options_.raw);
+        print_line("", options_.raw);
         if (t.stop_reason == StopReason::kContext)
           std::cerr << "cohort: " << name_of(t) << " ended (context full): the model's context is "
                     << model_.model->config().context << " tokens, prompt included\n";
       }
       if (t.stop_reason == StopReason::kStopToken && trimmed(t.text).empty()) ++num_empty_;
-      stream_.reset();
+      begun_ = false;
+      num_printed_ = 0;
       ++next_;
       finished_.erase(it);
     }
@@ -181,9 +181,7 @@ class CompletionPrinter {
     return str("prompt ", t.group + 1, ", sample ", t.index % options_.num + 1, " of ",
                options_.num);
   }
-  std::string begin(const Trajectory& t) {
-    num_printed_ = static_cast<size_t>(t.prompt_length);
-    stream_.emplace(*model_.tokenizer, std::span(t.tokens).first(num_printed_));
+  std::string begin(const Trajectory& t) const {
     return (options_.num > 1 ? "--- " + name_of(t) + "\n" : "") +
            prompts_[static_cast<size_t>(t.group)].prompt;
   }
@@ -193,8 +191,8 @@ class CompletionPrinter {
   const std::vector<Example>& prompts_;
   std::map<int64_t, Trajectory> finished_;  // by index
   int64_t next_ = 0, num_empty_ = 0;
-  std::optional<StreamDecoder> stream_;  // decodes completion next_
-  size_t num_printed_ = 0;               // tokens of completion next_
+  bool begun_ = false;      // completion next_
+  size_t num_printed_ = 0;  // bytes of its text
 };
 
 double mean_logprob(const Trajectory& t) {

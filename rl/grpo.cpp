@@ -19,13 +19,6 @@ double scale_factor(AdvantageScale scale, const GroupStatistics& group) {
   throw Error("[advantage] expected a scale of kAdvantageScales");
 }
 
-// True if two totals differ by no more than the rounding of their sums: 0.3 and 0.1 + 0.2 are
-// equal.
-bool equal_rewards(double a, double b) {
-  constexpr double kRelative = 1e-9;
-  return std::abs(a - b) <= kRelative * std::max(std::abs(a), std::abs(b));
-}
-
 // The rewards that are not NaN, sorted.
 std::vector<double> valid_rewards(std::span<const double> rewards) {
   std::vector<double> valid;
@@ -41,26 +34,33 @@ double mean_of(const std::vector<double>& values) {
   return mean;
 }
 
-double std_of(const std::vector<double>& values) {
-  const double mean = mean_of(values);
-  double squares = 0;
-  for (const double v : values) squares += (v - mean) * (v - mean);
-  return std::sqrt(squares / static_cast<double>(values.size() - 1));
-}
+// Statistics of sorted values without NaN. size: the largest of their absolute values.
+struct Statistics {
+  double size = 0, mean = 0, std = 0;
+  explicit Statistics(const std::vector<double>& values) {
+    if (values.empty()) return;
+    size = std::max(std::abs(values.front()), std::abs(values.back()));
+    mean = without_rounding(mean_of(values), size);
+    // The mean of equal values may differ from them by rounding, which a scale would amplify.
+    if (equal_rewards(values.front(), values.back())) return;
+    double squares = 0;
+    for (const double v : values) squares += (v - mean) * (v - mean);
+    std = std::sqrt(squares / static_cast<double>(values.size() - 1));
+  }
+  double centred(double value) const { return without_rounding(value - mean, size); }
+};
 
 void group_advantages(std::span<double> out, std::span<const double> rewards, AdvantageScale scale,
                       double batch_std) {
   const std::vector<double> valid = valid_rewards(rewards);
-  // The mean of equal values may differ from them by rounding, which the scale would amplify.
-  if (valid.empty() || equal_rewards(valid.front(), valid.back())) return;
-
-  const double mean = mean_of(valid);
+  const Statistics group(valid);
+  if (group.std == 0) return;
   const double factor = scale_factor(scale, {.n = static_cast<double>(valid.size()),
-                                             .mean = mean,
-                                             .std = std_of(valid),
+                                             .mean = group.mean,
+                                             .std = group.std,
                                              .batch_std = batch_std});
   for (size_t i = 0; i < rewards.size(); ++i)
-    if (!std::isnan(rewards[i])) out[i] = (rewards[i] - mean) * factor;
+    if (!std::isnan(rewards[i])) out[i] = group.centred(rewards[i]) * factor;
 }
 
 // The bounds of importance weights by default: TRL's and verl's cap, IcePop's, SkyRL's.
@@ -93,6 +93,29 @@ std::string surrogate_name(kernels::Surrogate surrogate) {
 }
 
 }  // namespace
+
+bool equal_rewards(double a, double b) {
+  constexpr double kRelative = 1e-9, kAbsolute = 0x1p-48;
+  return std::abs(a - b) <= std::max(kAbsolute, kRelative * std::max(std::abs(a), std::abs(b)));
+}
+
+double without_rounding(double sum, double size) {
+  constexpr double kRounding = 1e-12;
+  return std::abs(sum) < kRounding * size ? 0 : sum;
+}
+
+double weighted_sum(std::span<const double> weights, std::span<const double> values) {
+  double sum = 0, size = 0;
+  bool any = false;
+  for (size_t k = 0; k < weights.size(); ++k) {
+    if (std::isnan(values[k])) continue;
+    const double term = weights[k] * values[k];
+    sum += term;
+    size += std::abs(term);
+    any = true;
+  }
+  return any ? without_rounding(sum, size) : std::nan("");
+}
 
 void GrpoConfig::apply_preset() {
   for (const PresetEntry& entry : kPresets)
@@ -230,27 +253,33 @@ std::vector<double> group_advantages(std::span<const double> rewards, int64_t gr
 
 void whiten_advantages(std::span<double> advantages, std::span<const double> tokens) {
   double count = 0, mean = 0, squares = 0;
-  for (const double n : tokens) count += n;
-  if (count < 2) return;
+  std::vector<double> counted;
+  for (size_t i = 0; i < advantages.size(); ++i)
+    if (tokens[i] > 0) {
+      count += tokens[i];
+      counted.push_back(advantages[i]);
+    }
+  std::sort(counted.begin(), counted.end());
+  const Statistics samples(counted);
+  if (count < 2 || samples.std == 0) return;
   for (size_t i = 0; i < advantages.size(); ++i) mean += tokens[i] / count * advantages[i];
+  mean = without_rounding(mean, samples.size);
   for (size_t i = 0; i < advantages.size(); ++i)
     squares += tokens[i] * (advantages[i] - mean) * (advantages[i] - mean);
-  // Equal advantages, whose differences to their mean are rounding errors.
-  const double variance = squares / (count - 1);
-  if (variance <= 1e-18 * mean * mean) return;
   for (size_t i = 0; i < advantages.size(); ++i)
-    if (tokens[i] > 0) advantages[i] = (advantages[i] - mean) / std::sqrt(variance + 1e-8);
+    if (tokens[i] > 0)
+      advantages[i] = without_rounding(advantages[i] - mean, samples.size) /
+                      std::sqrt(squares / (count - 1) + 1e-8);
 }
 
 void standardize(std::span<double> advantages, const std::vector<bool>& has_reward) {
-  std::vector<double> valid;
-  for (size_t i = 0; i < advantages.size(); ++i)
-    if (has_reward[i]) valid.push_back(advantages[i]);
-  const double std = valid.size() < 2 ? 0 : std_of(valid);
-  const double mean = valid.empty() ? 0 : mean_of(valid);
+  std::vector<double> values(advantages.begin(), advantages.end());
+  for (size_t i = 0; i < values.size(); ++i)
+    if (!has_reward[i]) values[i] = std::nan("");
+  const Statistics step(valid_rewards(values));
   for (size_t i = 0; i < advantages.size(); ++i)
     advantages[i] =
-        has_reward[i] && std > 1e-9 * std::abs(mean) ? (advantages[i] - mean) / (std + 1e-4) : 0;
+        has_reward[i] && step.std > 0 ? step.centred(advantages[i]) / (step.std + 1e-4) : 0;
 }
 
 double quantile(std::vector<double> values, double q) {
@@ -265,8 +294,7 @@ double quantile(std::vector<double> values, double q) {
 }
 
 double reward_std(std::span<const double> rewards) {
-  const std::vector<double> valid = valid_rewards(rewards);
-  return valid.size() < 2 ? 0 : std_of(valid);
+  return Statistics(valid_rewards(rewards)).std;
 }
 
 PolicySequence policy_sequence(const Trajectory& t, double advantage) {

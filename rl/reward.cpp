@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "rl/grpo.h"
 #include "rl/rewards/command.h"
 #include "rl/rewards/rewards.h"
 #include "text/utf8.h"
@@ -192,10 +193,7 @@ void RewardSet::submit(const Example& example, const Trajectory& trajectory, int
 }
 
 double RewardSet::total(std::span<const double> values) const {
-  double sum = kNotApplicable;
-  for (const size_t k : order_)
-    if (!std::isnan(values[k])) sum = (std::isnan(sum) ? 0 : sum) + weights_[k] * values[k];
-  return sum;
+  return weighted_sum(weights_, values);
 }
 
 RewardSet::Scores RewardSet::score(std::span<const Example> prompts,

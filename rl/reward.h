@@ -115,7 +115,7 @@ class RewardSet {
   // The configured name, with "_2", "_3", ... for repetitions.
   const std::vector<std::string>& names() const { return names_; }
   const std::vector<double>& weights() const { return weights_; }  // one per name
-  // The sum of weight * value over the values, one per name, that are not NaN; NaN: all are.
+  // weighted_sum() of the values, one per name.
   double total(std::span<const double> values) const;
 
   struct Scores {

@@ -40,18 +40,6 @@ std::string check_programs(const TrainConfig& config, const RewardSet::Scores& s
   return some;
 }
 
-// The text as if a model had written all of its tokens. They stay unknown if the tokenizer cannot
-// encode it.
-Trajectory as_completion(const std::string& text, const Dataset& data, int64_t max_tokens) {
-  Trajectory out{.max_tokens = max_tokens, .text = text};
-  try {
-    out.tokens = data.tokenizer->encode(text);
-    out.loss_mask.assign(out.tokens.size(), 1);
-  } catch (const InputError&) {
-  }
-  return out;
-}
-
 // Scores the solutions of training problems, or the answers where there is none, as if the model
 // had written them. Programs and functions score only the examples of the preview.
 void score_solutions(const TrainConfig& config, const Dataset& data, StagePreview& out) {
@@ -62,13 +50,14 @@ void score_solutions(const TrainConfig& config, const Dataset& data, StagePrevie
   std::optional<ErrorCapture> errors;
   if (has_program) errors.emplace(worker_host());
   const RewardSet rewards(config.rewards, data.task);
+  const SamplingConfig sampling = sampling_for(config.sampling, config.data, *data.tokenizer);
   std::vector<Example> problems;
   std::vector<Trajectory> gold;
   for (int64_t i = 0; i < count; ++i) {
     problems.push_back(data.train->get(i));
     const Example& problem = problems.back();
-    gold.push_back(as_completion(problem.solution.empty() ? problem.answer : problem.solution, data,
-                                 config.sampling.max_completion_length));
+    gold.push_back(as_sampled(problem.solution.empty() ? problem.answer : problem.solution,
+                              *data.tokenizer, sampling));
     gold.back().index = i;
   }
   const RewardSet::Scores scores = rewards.score(problems, gold);

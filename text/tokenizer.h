@@ -19,8 +19,9 @@ namespace cohort {
 
 // kAdd: encode() adds the tokens that the tokenizer puts around a text (bos, eos).
 enum class SpecialTokens { kNone, kAdd };
-// kShow: special tokens are decoded to their text.
-enum class SpecialText { kHide, kShow };
+// kShow: special tokens are decoded to their text. kHideControl: those that may be a part of an
+// answer, as <think>, are; those that begin, end or pad texts, and the unknown token, give no text.
+enum class SpecialText { kHide, kShow, kHideControl };
 
 // Incremental decoder. Must not outlive its tokenizer.
 class DecodeStream {

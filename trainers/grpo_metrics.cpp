@@ -67,18 +67,15 @@ std::optional<int> group_outcome(const RewardSet::Scores& scores, size_t group, 
                                  const OutcomeCriterion& criterion) {
   const auto& [reward, threshold] = criterion;
   const auto& all = reward < 0 ? scores.total : scores.each[static_cast<size_t>(reward)];
-  const auto begin = all.begin() + static_cast<int64_t>(group) * size;
-  std::vector<double> values(begin, begin + size);
-  double highest = -HUGE_VAL;
-  for (double& v : values) {
+  double lowest = HUGE_VAL, highest = -HUGE_VAL;
+  for (double v :
+       std::span(all).subspan(group * static_cast<size_t>(size), static_cast<size_t>(size))) {
     if (reward >= 0 && !std::isnan(v)) v = v >= threshold ? 1 : -1;
-    highest = std::fmax(highest, v);
+    lowest = std::fmin(lowest, v), highest = std::fmax(highest, v);
   }
-  if (highest == -HUGE_VAL) return std::nullopt;
-  // Rewards are equal if their advantages are.
-  const std::vector<double> differences = group_advantages(values, size, AdvantageScale::kNone);
-  if (std::ranges::any_of(differences, [](double d) { return d != 0; })) return 0;
-  return highest > 0 ? 1 : -1;
+  if (lowest > highest) return std::nullopt;
+  if (!equal_rewards(lowest, highest)) return 0;
+  return highest > 0 && !equal_rewards(highest, 0) ? 1 : -1;
 }
 
 bool has_signal(const ScoredRollouts& rollouts, size_t group, const GrpoSections& config) {

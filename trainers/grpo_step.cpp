@@ -190,10 +190,13 @@ std::vector<double> relative_advantages(const GrpoStep& in, const ScoredRollouts
   };
   if (grpo.multi_objective_aggregation == RewardAggregation::kSumThenNormalize)
     return advantages_of(rewards);
-  std::vector<double> out(rewards.size(), 0);
-  for (size_t k = 0; k < rollouts.scores.each.size(); ++k) {
-    const std::vector<double> each = advantages_of(rollouts.scores.each[k]);
-    for (size_t i = 0; i < out.size(); ++i) out[i] += in.rewards.weights()[k] * each[i];
+  std::vector<std::vector<double>> each;
+  for (const std::vector<double>& values : rollouts.scores.each)
+    each.push_back(advantages_of(values));
+  std::vector<double> out, of_rewards(each.size());
+  for (size_t i = 0; i < rewards.size(); ++i) {
+    for (size_t k = 0; k < each.size(); ++k) of_rewards[k] = each[k][i];
+    out.push_back(weighted_sum(in.rewards.weights(), of_rewards));
   }
   return out;
 }

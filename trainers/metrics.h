@@ -46,7 +46,9 @@ struct Moments {
   double mean() const { return count > 0 ? sum / count : std::nan(""); }
   double deviation() const {
     if (count == 0) return std::nan("");
-    return count > 1 ? std::sqrt(std::max(0.0, (squares - sum * sum / count) / (count - 1))) : 0;
+    // The difference of equal values is rounding, whose root would be 1e-8 of them.
+    const double rest = squares - sum * sum / count;
+    return rest > 1e-13 * squares ? std::sqrt(rest / (count - 1)) : 0;
   }
 };
 

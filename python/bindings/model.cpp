@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "autograd/ops.h"
 #include "config/node.h"
@@ -59,15 +60,12 @@ using Prompt = std::variant<std::string, nb::list>;
 class Progress {
  public:
   using OnText = std::function<bool(int64_t, const std::string&)>;
-  Progress(const Tokenizer& tokenizer, const OnText& on_text)
-      : tokenizer_(tokenizer), on_text_(on_text) {}
+  explicit Progress(const OnText& on_text) : on_text_(on_text) {}
 
   // False ends the completion.
   bool add(const Trajectory& t) {
     if (on_text_ && !has_failed()) {
-      const auto prompt = std::span(t.tokens).first(static_cast<size_t>(t.prompt_length));
-      auto& stream = streams_.try_emplace(t.index, tokenizer_, prompt).first->second;
-      const std::string text = stream.push(t.tokens.back());
+      const std::string text = rest_of(t);
       return text.empty() || with_gil([&] { return on_text_(t.index, text); });
     }
     const auto now = Clock::now();
@@ -79,9 +77,8 @@ class Progress {
     });
   }
   void finish(const Trajectory& t) {
-    const auto stream = streams_.find(t.index);
-    if (stream == streams_.end() || has_failed()) return;
-    if (const std::string rest = stream->second.peek(); !rest.empty())
+    if (!on_text_ || has_failed()) return;
+    if (const std::string rest = rest_of(t); !rest.empty())
       with_gil([&] { return on_text_(t.index, rest); });
   }
   void rethrow() const {
@@ -91,6 +88,10 @@ class Progress {
  private:
   using Clock = std::chrono::steady_clock;
   bool has_failed() const { return error_ != nullptr; }
+  // The text that the callback has not got yet.
+  std::string rest_of(const Trajectory& t) {
+    return t.text.substr(std::exchange(given_[t.index], t.text.size()));
+  }
   template <class F>
   bool with_gil(const F& fn) {
     const nb::gil_scoped_acquire gil;
@@ -102,9 +103,8 @@ class Progress {
     }
   }
 
-  const Tokenizer& tokenizer_;
   const OnText& on_text_;
-  std::map<int64_t, StreamDecoder> streams_;
+  std::map<int64_t, size_t> given_;  // bytes, by Trajectory::index
   Clock::time_point next_check_ = Clock::now();
   std::exception_ptr error_;
 };
@@ -180,7 +180,7 @@ class PythonEngine {
     const auto all = without_gil([&] {
       const std::lock_guard lock(mutex_);
       const Sampler sampler(engine_, *loaded_->tokenizer, config);
-      Progress progress(*loaded_->tokenizer, on_text);
+      Progress progress(on_text);
       auto trajectories =
           sampler.sample(examples, num_generations, address,
                          {.on_finished = [&](const Trajectory& t) { progress.finish(t); },

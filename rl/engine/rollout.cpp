@@ -23,13 +23,37 @@ void check_stop_string(const std::string& text, const Tokenizer& tokenizer) {
     return;  // a character that this tokenizer never writes
   }
   for (const int32_t id : ids)
-    if (tokenizer.decode({&id, 1}).empty() &&
+    if (tokenizer.decode({&id, 1}, SpecialText::kHideControl).empty() &&
         !tokenizer.decode({&id, 1}, SpecialText::kShow).empty())
       throw InputError(str(
           "stop_strings: ", excerpt(text),
           " can never end a completion: ", excerpt(tokenizer.decode({&id, 1}, SpecialText::kShow)),
           " is a special token, which gives no text; hint: stop_tokens: [", id, "]"));
 }
+
+// Decodes a completion token by token.
+class CompletionDecoder {
+ public:
+  CompletionDecoder(const Tokenizer& tokenizer, std::span<const int32_t> before)
+      : stream_(tokenizer, before, SpecialText::kHideControl) {}
+  // Appends the text of a token that is no stop token. Returns true if one of the stop strings ends
+  // in it.
+  bool push(int32_t id, std::span<const std::string> stop_strings, std::string& text) {
+    const size_t decoded = text.size();
+    text += stream_.push(id);
+    if (stop_strings.empty()) return false;
+    size_t longest = 0;
+    for (const std::string& stop : stop_strings) longest = std::max(longest, stop.size());
+    // A stop string may end in bytes that the decoder still holds back.
+    const std::string end = text.substr(decoded - std::min(decoded, longest)) + stream_.peek();
+    return std::ranges::any_of(
+        stop_strings, [&](const std::string& stop) { return end.find(stop) != std::string::npos; });
+  }
+  std::string peek() const { return stream_.peek(); }
+
+ private:
+  StreamDecoder stream_;
+};
 
 // Parses "ID:BIAS".
 std::pair<int32_t, float> parse_bias(const std::string& text) {
@@ -94,13 +118,34 @@ void check_sampling_tokens(const SamplingConfig& config, const Tokenizer& tokeni
 
 std::string turn_text(const Tokenizer& tokenizer, const Trajectory& trajectory) {
   std::span<const int32_t> turn = trajectory.last_turn();
-  StreamDecoder decoder(tokenizer,
-                        std::span(trajectory.tokens).first(trajectory.tokens.size() - turn.size()),
-                        SpecialText::kShow);
+  CompletionDecoder decoder(
+      tokenizer, std::span(trajectory.tokens).first(trajectory.tokens.size() - turn.size()));
   if (trajectory.stop_reason == StopReason::kStopToken) turn = turn.first(turn.size() - 1);
   std::string text;
-  for (const int32_t id : turn) text += decoder.push(id);
+  for (const int32_t id : turn) decoder.push(id, {}, text);
   return text + decoder.peek();
+}
+
+Trajectory as_sampled(const std::string& text, const Tokenizer& tokenizer,
+                      const SamplingConfig& config) {
+  Trajectory out{.max_tokens = config.max_completion_length, .text = text};
+  std::vector<int32_t> ids, stops = tokenizer.stop_ids();
+  try {
+    ids = tokenizer.encode(text);
+  } catch (const InputError&) {
+    return out;
+  }
+  stops.insert(stops.end(), config.stop_tokens.begin(), config.stop_tokens.end());
+  CompletionDecoder decoder(tokenizer, {});
+  out.text.clear();
+  for (const int32_t id : ids) {
+    out.append_sampled(id, 0);
+    if (std::find(stops.begin(), stops.end(), id) != stops.end() ||
+        decoder.push(id, config.stop_strings, out.text))
+      break;
+  }
+  out.text += decoder.peek();
+  return out;
 }
 
 Sampler::Sampler(Engine& engine, const Tokenizer& tokenizer, const SamplingConfig& config,
@@ -114,8 +159,6 @@ Sampler::Sampler(Engine& engine, const Tokenizer& tokenizer, const SamplingConfi
   if (dialogue_.environment != nullptr)
     for (const std::string& text : dialogue_.environment->stop_strings())
       config_.stop_strings.push_back(text);
-  for (const std::string& text : config_.stop_strings)
-    longest_stop_string_ = std::max(longest_stop_string_, text.size());
   for (const int64_t id : config.stop_tokens) stop_tokens_.push_back(static_cast<int32_t>(id));
   for (const std::string& bias : config.logit_bias) logit_bias_.push_back(parse_bias(bias));
 }
@@ -192,7 +235,7 @@ struct Sampler::OpenCompletion {
   Trajectory* out = nullptr;  // null: it has ended
   const Example* example = nullptr;
   int64_t request = 0, completion = 0;
-  StreamDecoder decoder;
+  CompletionDecoder decoder;
   int64_t turns = 0;   // that have ended
   bool waits = false;  // for the environment
 };
@@ -216,7 +259,7 @@ class Sampler::Call {
                       .example = &example,
                       .request = request,
                       .completion = static_cast<int64_t>(i),
-                      .decoder = StreamDecoder(sampler_.tokenizer_, group[i].tokens)});
+                      .decoder = CompletionDecoder(sampler_.tokenizer_, group[i].tokens)});
     for (OpenCompletion& o : open) dialogues_[o.out->index] = &o;
   }
 
@@ -242,16 +285,9 @@ class Sampler::Call {
     Trajectory& out = *open.out;
     out.append_sampled(token.token, token.logprob, token.sampling_logprob, token.entropy);
     out.truncated_mass += token.truncated_mass;
-    const size_t decoded = out.text.size();
-    out.text += open.decoder.push(token.token);
-    bool has_stop_string = false;
-    if (const size_t longest = sampler_.longest_stop_string_; longest > 0) {
-      // A stop string may end in bytes that the decoder still holds back (peek()).
-      const std::string text =
-          out.text.substr(decoded - std::min(decoded, longest)) + open.decoder.peek();
-      for (const std::string& stop : sampler_.config_.stop_strings)
-        has_stop_string = has_stop_string || text.find(stop) != std::string::npos;
-    }
+    const bool has_stop_string =
+        token.end != EngineToken::End::kStopToken &&
+        open.decoder.push(token.token, sampler_.config_.stop_strings, out.text);
     const bool wanted = !callbacks_.on_token || callbacks_.on_token(out);
     if (token.end == EngineToken::End::kStopToken)
       out.stop_reason = StopReason::kStopToken;
@@ -274,7 +310,7 @@ class Sampler::Call {
     t.text += open.decoder.peek();
     if (sampler_.dialogue_.environment == nullptr) return finish(open);
     ++open.turns;
-    t.transcript.push_back(make_message("assistant", turn_text(sampler_.tokenizer_, t)));
+    t.transcript.push_back(make_message("assistant", t.text));
     if (t.truncated()) return finish(open);
     if (!engine_ended)
       sampler_.engine_.end_turn(open.request, open.completion,
@@ -322,7 +358,7 @@ class Sampler::Call {
     if (reply.messages.is_array())
       for (const Json& message : reply.messages.as_array()) t.transcript.push_back(message);
     t.text.clear();
-    open.decoder = StreamDecoder(sampler_.tokenizer_, t.tokens);
+    open.decoder = CompletionDecoder(sampler_.tokenizer_, t.tokens);
     return true;
   }
 

@@ -41,7 +41,7 @@ struct SamplingConfig {
 };
 
 // Throws InputError naming a stop token or a bias outside the vocabulary of `vocab_size` tokens, or
-// a stop string that no completion can contain: an empty one, or one with a special token, which
+// a stop string that no completion can contain: an empty one, or one with a control token, which
 // gives no text.
 void check_sampling_tokens(const SamplingConfig& config, const Tokenizer& tokenizer,
                            int64_t vocab_size);
@@ -63,9 +63,14 @@ struct SampleCallbacks {
   std::function<bool(const Trajectory&)> on_token;
 };
 
-// The text of a trajectory's last turn with its special tokens, without the stop token that ended
-// it.
+// The text of a trajectory's last turn as templates spell it, without the stop token that ended it.
 std::string turn_text(const Tokenizer& tokenizer, const Trajectory& trajectory);
+
+// The trajectory of a model that answers an empty prompt with the tokens of `text`: its text, and
+// where stop tokens and stop strings end it, are a sampled completion's. It has no tokens, and the
+// text as given, if the tokenizer cannot encode it.
+Trajectory as_sampled(const std::string& text, const Tokenizer& tokenizer,
+                      const SamplingConfig& config);
 
 class Sampler {
  public:
@@ -97,7 +102,6 @@ class Sampler {
   SamplingConfig config_;
   DialogueOptions dialogue_;
   std::vector<int32_t> stop_tokens_;
-  size_t longest_stop_string_ = 0;  // bytes
   LogitBias logit_bias_;
 };
 

@@ -2,6 +2,7 @@
 #include "rl/rewards/expression.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <functional>
 #include <numbers>
@@ -38,7 +39,7 @@ Number combine(const Number& a, const Number& b, decltype(whole_power)* exact, A
 // An error sets failed_, after which values are undefined. Every recursion passes through factor().
 class Parser {
  public:
-  explicit Parser(std::string_view text) : rest_(text) {}
+  explicit Parser(std::string_view text) : text_(text), rest_(text) {}
 
   std::optional<Number> parse() {
     Number value = sum();
@@ -139,12 +140,54 @@ class Parser {
     const std::string_view before = rest_;
     const auto decimal = take_decimal(rest_);
     if (!decimal) return rest_.size() < before.size() ? fail_too_large() : fail();
-    const Number value = number_of(decimal, 0);
-    const bool whole = before.substr(0, before.size() - rest_.size()).find('.') == before.npos;
-    if (!whole || !take("\\frac")) return value;
-    const Number part = fraction();
-    const bool proper = part.exact && part.exact->num < part.exact->den;
-    return proper ? plus(value, part) : times(value, part);
+    const std::string_view digits = before.substr(0, before.size() - rest_.size());
+    if (digits.find(',') != digits.npos && is_beside_bracket(digits)) return fail();
+    const Number value = with_exponent(number_of(decimal, 0));
+    if (digits.find('.') != digits.npos) return value;
+    const std::string_view after = rest_;
+    if (take("\\frac")) {
+      const Number part = fraction();
+      return is_proper(part) ? plus(value, part) : times(value, part);
+    }
+    // A mixed number, as in 3 1/2.
+    if (!after.starts_with(' ') || !at_digit()) return value;
+    const auto numerator = take_decimal(rest_);
+    const auto denominator = rest_.starts_with('/') ? take("/"), take_decimal(rest_) : std::nullopt;
+    if (!numerator || !denominator) return fail();
+    const Number part = over(number_of(numerator, 0), number_of(denominator, 0));
+    return is_proper(part) ? plus(value, part) : fail();
+  }
+
+  static bool is_proper(const Number& part) {
+    return part.exact && part.exact->num < part.exact->den;
+  }
+
+  // True if digits of the text are the first or the last in a bracket.
+  bool is_beside_bracket(std::string_view digits) const {
+    const auto begin = static_cast<size_t>(digits.data() - text_.data());
+    const size_t left = text_.substr(0, begin).find_last_not_of(' '),
+                 right = text_.find_first_not_of(' ', begin + digits.size());
+    return (left != text_.npos && (text_[left] == '(' || text_[left] == '[')) ||
+           (right != text_.npos && (text_[right] == ')' || text_[right] == ']'));
+  }
+
+  // The value times the power of ten that follows: "e5", "E-3".
+  Number with_exponent(const Number& value) {
+    if (rest_.empty() || (rest_[0] != 'e' && rest_[0] != 'E')) return value;
+    constexpr int64_t kMaxExponent10 = 400;
+    int64_t exponent = 0;
+    const size_t sign = rest_.substr(1).starts_with('+') ? 1 : 0;
+    const char* last = rest_.data() + rest_.size();
+    const auto [end, error] =
+        std::from_chars(std::min(rest_.data() + 1 + sign, last), last, exponent);
+    if (error == std::errc::invalid_argument) return fail();
+    if (error != std::errc() || std::abs(exponent) > kMaxExponent10) return fail_too_large();
+    rest_.remove_prefix(static_cast<size_t>(end - rest_.data()));
+    const auto size = static_cast<unsigned>(std::abs(exponent));
+    const Number power_of_ten = raised(
+        {Rational{10, 1}, 10}, {Rational{size, 1, exponent < 0}, static_cast<double>(exponent)});
+    const Number out = times(value, power_of_ten);
+    return out.approx == 0 && value.approx != 0 ? fail() : out;  // underflow is no 0
   }
 
   Number factorial(const Number& n) {
@@ -211,6 +254,7 @@ class Parser {
     return true;
   }
 
+  const std::string_view text_;
   std::string_view rest_;
   int depth_ = 0;
   bool failed_ = false, too_large_ = false;

@@ -29,7 +29,7 @@ void take_digits(std::string_view& text, std::string& digits) {
 
 bool starts_with_group(std::string_view text) {  // ",234"
   return text.size() >= 4 && text[0] == ',' && is_digit(text[1]) && is_digit(text[2]) &&
-         is_digit(text[3]);
+         is_digit(text[3]) && (text.size() == 4 || !is_digit(text[4]));
 }
 
 }  // namespace
@@ -81,7 +81,7 @@ double to_double(const Rational& a) {
 std::optional<Rational> take_decimal(std::string_view& text) {
   std::string digits, fraction;
   take_digits(text, digits);
-  if (digits.size() >= 1 && digits.size() <= 3) {
+  if (digits.size() >= 1 && digits.size() <= 3 && digits[0] != '0') {
     for (; starts_with_group(text); text.remove_prefix(4)) digits += text.substr(1, 3);
   }
   if (text.size() >= 2 && text[0] == '.' && is_digit(text[1])) {

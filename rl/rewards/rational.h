@@ -27,7 +27,8 @@ double to_double(const Rational& a);
 constexpr bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
-// Removes an unsigned decimal, such as "1,234.50" or ".5", from the front of `text`. Returns
+// Removes an unsigned decimal, such as "1,234.50" or ".5", from the front of `text`. Commas belong
+// to it between one to three digits, without a leading zero, and groups of exactly three. Returns
 // nullopt if there is none, or if it has more than 38 significant digits.
 std::optional<Rational> take_decimal(std::string_view& text);
 

@@ -22,7 +22,8 @@ void expect(bool condition, const char* failure) {
 void use(const Tokenizer& tokenizer, std::string_view text) {
   const auto ids = tokenizer.encode(text, SpecialTokens::kAdd);
   expect(ids == tokenizer.encode(text, SpecialTokens::kAdd), "two calls return different ids");
-  for (const SpecialText special : {SpecialText::kHide, SpecialText::kShow}) {
+  for (const SpecialText special :
+       {SpecialText::kHide, SpecialText::kShow, SpecialText::kHideControl}) {
     const auto stream = tokenizer.decode_stream(special);
     std::string streamed;
     for (const int32_t id : ids) streamed += stream->push(id);

@@ -63,6 +63,69 @@ TEST(Advantage, RewardsThatDifferByRoundingAreEqual) {
   }
 }
 
+// 0.1 k as sums of other terms in other orders: all are 0.1 k, up to some roundings of the largest
+// partial sum, which may be far larger than the total, as for k = 0.
+double tenths(int k, Rng& rng) {
+  std::vector<double> terms;
+  for (int i = 0; i < 6; ++i) {
+    const double term = 0.1 * static_cast<double>(rng.below(9));
+    terms.insert(terms.end(), {term, -term});
+  }
+  for (int i = 0; i < k; ++i) terms.push_back(0.1);
+  double sum = 0;
+  while (!terms.empty()) {
+    std::swap(terms[static_cast<size_t>(rng.below(static_cast<int64_t>(terms.size())))],
+              terms.back());
+    sum += terms.back();
+    terms.pop_back();
+  }
+  return sum;
+}
+
+TEST(Advantage, SumsInOtherOrdersAreEqualRewards) {
+  Rng rng(6, rng_stream(kTestPurpose));
+  for (int trial = 0; trial < 500; ++trial) {
+    std::vector<double> equal(8), values(8);
+    for (double& r : equal) r = tenths(trial % 6, rng);
+    for (double& r : values) r = tenths(static_cast<int>(rng.below(4)), rng);
+    values[0] = 0.7;
+    EXPECT_EQ(reward_std(equal), 0);
+    for (const auto& [scale, name, factor] : kAdvantageScales) {
+      EXPECT_EQ(of(equal, scale), std::vector<double>(8, 0.0)) << name;
+      auto advantages = group_advantages(equal, 8, scale, 1e-3);
+      const auto others = of(values, scale);
+      advantages.insert(advantages.end(), others.begin(), others.end());
+      // Through every later stage: advantages of exactly 0 stay so.
+      auto standardized = advantages, whitened = advantages;
+      standardize(standardized, std::vector<bool>(16, true));
+      whiten_advantages(whitened, std::vector<double>(16, 3.0));
+      for (size_t i = 0; i < 16; ++i) {
+        EXPECT_EQ(standardized[i] == 0, advantages[i] == 0) << name << advantages[i];
+        EXPECT_EQ(whitened[i] == 0, advantages[i] == 0) << name << advantages[i];
+      }
+      EXPECT_TRUE(std::all_of(standardized.begin(), standardized.begin() + 8,
+                              [](double a) { return a == 0; }));
+      EXPECT_NE(standardized[8], 0);
+    }
+  }
+}
+
+TEST(Advantage, ARewardThatIsTheMeanHasNone) {
+  for (const auto& [scale, name, factor] : kAdvantageScales) {
+    const auto advantages = of({0.1, 0.2, 0.3}, scale);  // the mean is 0.2 + 3e-17
+    EXPECT_EQ(advantages[1], 0) << name;
+    EXPECT_GT(advantages[2], 0.09) << name;
+  }
+}
+
+TEST(Advantage, WeightedSumsThatCancelAreZero) {
+  const std::vector<double> weights = {0.1, 0.2, -0.3, 1e6};
+  const auto sum = [&](const std::vector<double>& values) { return weighted_sum(weights, values); };
+  EXPECT_EQ(sum({1, 1, 1, kNoReward}), 0);
+  EXPECT_NEAR(sum({3, 1, 1, 0}), 0.2, 1e-15);
+  EXPECT_TRUE(std::isnan(sum({kNoReward, kNoReward, kNoReward, kNoReward})));
+}
+
 TEST(Advantage, StandardizingLeavesMeanZeroAndAUnitDeviation) {
   std::vector<double> a = {1, 2, 7, 5};
   standardize(a, {true, true, false, true});
@@ -181,6 +244,18 @@ TEST(Advantage, MaxRlDividesByTheSizeOfTheMean) {
   const auto advantages = group_advantages(rewards, 4, AdvantageScale::kMaxRl);
   const double expected[] = {1, -1, -1, 1, 0.5, -0.5, 0, 0, 0, 0, 0, 0};
   for (size_t i = 0; i < rewards.size(); ++i) EXPECT_NEAR(advantages[i], expected[i], 1e-15) << i;
+}
+
+// The means are 9e-18, 0 and -1e-17 in place of 0: (r - mean) / |mean| would be 1e16. A small mean
+// that is no rounding still divides.
+TEST(Advantage, MaxRlTakesAMeanOfRoundingAsZero) {
+  for (const std::vector<double>& rewards : {std::vector<double>{0.1, 0.2, -0.3},
+                                             {0.1, 0.7, -0.8, 0},
+                                             {-0.1, -0.2, 0.3},
+                                             {1e6 / 3, 2e6 / 3, -1e6},
+                                             {1e-8 / 3, 2e-8 / 3, -1e-8}})
+    EXPECT_EQ(of(rewards, AdvantageScale::kMaxRl), std::vector<double>(rewards.size(), 0.0));
+  EXPECT_NEAR(of({1, -1, 3e-6}, AdvantageScale::kMaxRl)[0], 1e6, 2);
 }
 
 // Values 2, -1, -1 of 1, 2 and 3 tokens: mean -0.5, squares 6.25 + 6 * 0.25 - 0.25 = 7.5 over 5.

@@ -342,6 +342,15 @@ TEST(RewardSet, SumsTheWeightedApplicableRewards) {
   EXPECT_EQ(scores.total, (std::vector<double>{2.5, 0.5, 0.25, 2, 0, 0}));
 }
 
+// 0.1 + 0.2 - 0.3 is 6e-17, which would be a reward above that of a wrong answer.
+TEST(RewardSet, WeightsThatCancelGiveExactlyZero) {
+  const RewardSet set({{.name = "exact_match", .weight = 0.1},
+                       {.name = "numeric", .weight = 0.2},
+                       {.name = "contains", .weight = -0.3}},
+                      nullptr);
+  EXPECT_EQ(score(set, {with_answer("7")}, {"7", "x"}).total, (std::vector<double>{0, 0}));
+}
+
 TEST(RewardSet, TotalIsNaNIfNoRewardApplies) {
   const RewardSet set({{.name = "numeric"}}, nullptr);
   const auto scores = score(set, {with_answer("x"), with_answer("3")}, {"1", "3"});

@@ -377,6 +377,45 @@ TEST_F(ChatData, TheTextAfterAnAnswerIsAStopStringWithoutASpecialToken) {
       "string instead");
 }
 
+// `cohort check` judges solutions as training judges completions of their tokens: special tokens of
+// the form are text, those that end a turn are not, and templates may open the form in the prompt.
+TEST_F(ChatData, SolutionsAreJudgedAsCompletionsOfTheirTokens) {
+  const auto judged = [&](const std::string& opening, const std::string& solution) {
+    NamedFiles files =
+        chat_files(str(kTurns, "{% if add_generation_prompt %}", opening, "{% endif %}"));
+    Json json = parse_json(files[0].second, "tokenizer.json");
+    Json::Array added = json.at("added_tokens").as_array();
+    for (const char* text : {"<think>", "</think>"})
+      added.push_back(Json()
+                          .set("id", added.back().at("id").as_int() + 1)
+                          .set("content", text)
+                          .set("special", true));
+    files[0].second = json.set("added_tokens", std::move(added)).dump();
+    std::filesystem::create_directories(dir_.path("tokens"));
+    for (const auto& [name, content] : files) write_file(dir_.path("tokens/" + name), content);
+    write_file(
+        dir_.path("lines.jsonl"),
+        Json().set("prompt", "1+1").set("answer", "2").set("solution", solution).dump() + "\n");
+    write_file(
+        dir_.path("plan.yaml"),
+        "trainer: grpo\nmodel: {d_model: 16, num_heads: 2, context: 96}\n"
+        "data: {tokenizer_path: tokens, chat: true, jsonl: {path: lines.jsonl, eval_path: "
+        "lines.jsonl, answer: '{answer}', solution: '{solution}'}}\neval: {correct: "
+        "{reward: numeric}}\nmax_completion_length: 16\nrewards: [{name: think_format}, "
+        "{name: format, pattern: '.*</think>2'}, {name: numeric, pattern: '</think>(.*)'}]\n");
+    return preview_plan(load_plan(dir_.path("plan.yaml"), {})).at(0).gold_rewards.at(0);
+  };
+  const std::string right = "think_format 1, format 1, numeric 1; total 3";
+  EXPECT_EQ(judged("", "<think>1+1</think>2"), right);
+  EXPECT_EQ(judged("", "<think>1+1</think>2<|end|>"), right);
+  EXPECT_EQ(judged("", "<think>1+1</think>2<|end|>\n<|start|>user"), right);
+  EXPECT_EQ(judged("<think>", "1+1</think>2"), right);
+  EXPECT_EQ(judged("<think>\n", "1+1</think>2<|end|>"), right);
+  EXPECT_EQ(judged("<think>", "<think>1+1</think>2"),
+            "think_format 0, format 1, numeric 1; total 2");
+  EXPECT_EQ(judged("", "1+1</think>2"), "think_format 0, format 1, numeric 1; total 2");
+}
+
 // A model that learns no stop token never ends an answer by itself.
 TEST_F(ChatData, ExamplesWithoutAStopTokenGiveAWarning) {
   const std::string one = str(kMessages), long_one = one.substr(0, one.find("yz")) +

@@ -101,6 +101,31 @@ TEST(TokenizerFiles, TheTextAfterBytesOfOtherTokenizersHasNothingOfThem) {
   EXPECT_EQ(text_after(*small, {96, 98}, {98, 99}), "é");
 }
 
+// Tokens that begin, end or pad texts, by any of the files that name them.
+TEST(TokenizerFiles, ControlTokensAreHiddenBesideOthers) {
+  Json json = small_json();
+  Json::Array added = json.at("added_tokens").as_array();
+  int64_t id = 102;
+  for (const char* text : {"<think>", "<s>", "<pad>", "<eot>", "<begin>", "<unk>"})
+    added.push_back(Json().set("id", id++).set("content", text).set("special", true));
+  json.set("added_tokens", std::move(added));
+  json.set("post_processor",
+           parse_json(R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id":
+             "<begin>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}], "pair": [],
+             "special_tokens": {"<begin>": {"id": "<begin>", "ids": [106], "tokens":
+             ["<begin>"]}}})",
+                      "post_processor"));
+  const auto tokenizer = make_small(
+      json, {{"tokenizer_config.json", R"({"eos_token": "<end>", "unk_token": "<unk>"})"},
+             {"special_tokens_map.json", R"({"bos_token": {"content": "<s>"}})"},
+             {"generation_config.json", R"({"eos_token_id": [100, 105], "pad_token_id": 104})"}});
+  const Ids ids = tokenizer->encode("<begin><s><think>hel<t><unk>l<pad><eot><end>");
+  EXPECT_EQ(tokenizer->decode(ids, SpecialText::kHideControl), "<think>hel<t>l");
+  EXPECT_EQ(tokenizer->decode(ids), "hel<t>l");
+  EXPECT_EQ(tokenizer->decode(ids, SpecialText::kShow),
+            "<begin><s><think>hel<t><unk>l<pad><eot><end>");
+}
+
 TEST(TokenizerFiles, FindsTheEndOfSequence) {
   EXPECT_THROW_WITH(make_small()->eos_id(), InputError, "tokenizer_config.json");
   const auto with = [](const char* name, const char* text) {

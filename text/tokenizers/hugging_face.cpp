@@ -81,6 +81,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
     });
     find_eos(folder);
     find_stops(folder);
+    find_control(folder);
   }
 
   std::vector<int32_t> encode(std::string_view text, SpecialTokens special) const override {
@@ -277,6 +278,22 @@ class HuggingFaceTokenizer final : public Tokenizer {
     }
   }
 
+  void find_control(const Folder& folder) {
+    control_ = stops_;
+    if (eos_) control_.push_back(*eos_);
+    control_.insert(control_.end(), surrounding_.before.begin(), surrounding_.before.end());
+    for (const char* name : {"tokenizer_config.json", "special_tokens_map.json",
+                             "generation_config.json", "config.json"}) {
+      const Json json = folder.json(name);
+      for (const std::string role : {"bos_token", "eos_token", "pad_token", "unk_token"}) {
+        if (const auto text = token_text(json.get_or_null(role)))
+          control_.push_back(vocabulary_.find(*text));
+        if (const Json& id = json.get_or_null(role + "_id"); id.is_int())
+          control_.push_back(static_cast<int32_t>(id.as_int()));
+      }
+    }
+  }
+
   // The ranges of call.plain in the part of the text that begins at `offset`, once normalised: a
   // boundary is where the text before it ends.
   ByteRanges plain_ranges(std::string_view part, size_t offset, const EncodeCall& call) const {
@@ -345,6 +362,9 @@ class HuggingFaceTokenizer final : public Tokenizer {
     const AddedToken* added = added_.find(id);
     if (added == nullptr) return vocabulary_.token(id);
     if (special == SpecialText::kHide && added->special) return {};
+    if (special == SpecialText::kHideControl && added->special &&
+        std::find(control_.begin(), control_.end(), id) != control_.end())
+      return {};
     return added->content;
   }
 
@@ -358,7 +378,8 @@ class HuggingFaceTokenizer final : public Tokenizer {
   SurroundingTokens surrounding_;
   std::optional<Decoder> decoder_;
   std::optional<int32_t> eos_;
-  std::vector<int32_t> stops_;  // eos_token_id of the model's files
+  std::vector<int32_t> stops_;    // eos_token_id of the model's files
+  std::vector<int32_t> control_;  // SpecialText::kHideControl
   std::string where_;
   mutable WordCache::Pool caches_;
 };

@@ -42,8 +42,8 @@ class RolloutTest : public testing::Test {
   std::vector<Example> prompts_;
 };
 
-// The text contains all tokens but special ones.
-TEST_F(RolloutTest, AStopTokenThatIsTextStaysInTheText) {
+// Tokens of text may be stop tokens.
+TEST_F(RolloutTest, AStopTokenIsNotPartOfTheText) {
   SamplingConfig config;
   config.stop_tokens = {7, 4};
   int by_text = 0, by_end = 0, truncated = 0;
@@ -59,8 +59,8 @@ TEST_F(RolloutTest, AStopTokenThatIsTextStaysInTheText) {
       EXPECT_EQ(c.text.size(), length - 1);
     } else {
       ++by_text;
-      ASSERT_EQ(c.text.size(), length);
-      EXPECT_EQ(c.text.back(), '0' + last);
+      EXPECT_TRUE(last == 7 || last == 4);
+      EXPECT_EQ(c.text.size(), length - 1);
     }
   }
   EXPECT_GT(by_text, 2);
