@@ -35,6 +35,15 @@ LoadedModel load(const std::string& path, const ComputeOptions& compute) {
   });
 }
 
+SamplingConfig sampling_of(const SamplingOptions& options, const LoadedModel& loaded) {
+  for (const std::string& folder : {loaded.checkpoint, loaded.base.path})
+    if (const std::string path = folder + "/generation_config.json";
+        !folder.empty() && path_exists(path))
+      return recommended_sampling(options.config, options.given, path, *loaded.tokenizer,
+                                  loaded.model->config().vocab_size);
+  return options.config;
+}
+
 namespace {
 
 std::vector<std::string> lines_or_stdin(std::vector<std::string> texts) {
@@ -135,10 +144,9 @@ class CompletionPrinter {
 
   void print_tokens(const Trajectory& t) {
     if (t.index != next_ || options_.json) return;
-    std::string text = stream_ ? "" : begin(t);
-    for (; num_printed_ < t.tokens.size(); ++num_printed_)
-      text += stream_->push(t.tokens[num_printed_]);
-    print_now(text, options_.raw);
+    const std::string start = num_printed_ ? "" : begin(t);
+    print_now(start + t.text.substr(num_printed_.value_or(0)), options_.raw);
+    num_printed_ = t.text.size();
   }
 
   void print_finished(const Trajectory& finished) {
@@ -149,13 +157,13 @@ class CompletionPrinter {
         print_json(prompts_[static_cast<size_t>(t.group)].prompt, t, options_.raw);
       } else {
         print_tokens(t);
-        print_line(stream_->peek(), options_.raw);
+        print_line("", options_.raw);
         if (t.stop_reason == StopReason::kContext)
           std::cerr << "cohort: " << name_of(t) << " ended (context full): the model's context is "
                     << model_.model->config().context << " tokens, prompt included\n";
       }
       if (t.stop_reason == StopReason::kStopToken && trimmed(t.text).empty()) ++num_empty_;
-      stream_.reset();
+      num_printed_.reset();
       ++next_;
       finished_.erase(it);
     }
@@ -182,8 +190,6 @@ class CompletionPrinter {
                options_.num);
   }
   std::string begin(const Trajectory& t) {
-    num_printed_ = static_cast<size_t>(t.prompt_length);
-    stream_.emplace(*model_.tokenizer, std::span(t.tokens).first(num_printed_));
     return (options_.num > 1 ? "--- " + name_of(t) + "\n" : "") +
            prompts_[static_cast<size_t>(t.group)].prompt;
   }
@@ -193,8 +199,7 @@ class CompletionPrinter {
   const std::vector<Example>& prompts_;
   std::map<int64_t, Trajectory> finished_;  // by index
   int64_t next_ = 0, num_empty_ = 0;
-  std::optional<StreamDecoder> stream_;  // decodes completion next_
-  size_t num_printed_ = 0;               // tokens of completion next_
+  std::optional<size_t> num_printed_;  // bytes of completion next_, once it has begun
 };
 
 double mean_logprob(const Trajectory& t) {
@@ -247,7 +252,7 @@ int generate(const GenerateOptions& options) {
         str("--best-of: expected at least --num ", options.num, ", got ", options.best_of));
   const LoadedModel loaded = load(options.model, options.compute);
   TrainConfig run;
-  SamplingConfig sampling = options.sampling;
+  SamplingConfig sampling = sampling_of(options.sampling, loaded);
   std::string config;
   if (options.input == GenerateOptions::Input::kFields) {
     config = config_of(options.config, loaded.checkpoint,
@@ -255,12 +260,12 @@ int generate(const GenerateOptions& options) {
                        "as text, without --template");
     run = problems_config(config);
     const SamplingConfig trained = sampling_for(run.sampling, run.data, *loaded.tokenizer);
-    sampling.temperature = trained.temperature;
-    sampling.stop_tokens = trained.stop_tokens;
+    if (!options.sampling.given.contains("temperature")) sampling.temperature = trained.temperature;
+    sampling.stop_tokens.insert(sampling.stop_tokens.end(), trained.stop_tokens.begin(),
+                                trained.stop_tokens.end());
     sampling.stop_strings.insert(sampling.stop_strings.end(), trained.stop_strings.begin(),
                                  trained.stop_strings.end());
   }
-  sampling.temperature = options.temperature.value_or(sampling.temperature);
   const std::vector<Example> prompts = prompts_of(options, run.data, *loaded.tokenizer);
   check_count(options, prompts.size());
   if (!config.empty()) logging::info("template and sampling of ", config);
@@ -306,7 +311,14 @@ int logprobs(const LogprobsOptions& options) {
       const Variable hidden = loaded.model->hidden_at_targets(batch);
       const auto result = token_log_probs(hidden, loaded.model->head(), batch.targets,
                                           {.temperature = options.temperature});
-      for (const double lp : result.logprob.value().to_vector<double>()) values.push_back(lp);
+      for (const double lp : result.logprob.value().to_vector<double>()) {
+        if (!std::isfinite(lp))
+          throw NonFiniteError(str("the log-prob of token ", values.as_array().size(), " is ", lp,
+                                   ": the weights of ", loaded.checkpoint,
+                                   " or what it computes with them are not finite; hint: use an "
+                                   "earlier checkpoint, or another --dtype"));
+        values.push_back(lp);
+      }
     }
     Json line;
     line.set("text", text)

@@ -186,9 +186,6 @@ LoadedModel load_saved(const std::string& checkpoint, ModelDescription saved, DT
                        Device device) {
   const bool is_adapter = is_adapter_folder(checkpoint);
   const std::string weights = is_adapter ? saved.base.path : checkpoint;
-  // A model of a checkpoint says itself where it came from.
-  if (saved.config.source_dtype.empty() && !path_exists(weights + "/manifest.json"))
-    saved.config.source_dtype = stored_dtype(weights);
   LoadedModel loaded{std::make_unique<Transformer>(saved.config, dtype, std::nullopt, device),
                      std::move(saved.tokenizer), checkpoint, std::move(saved.base)};
   if (is_adapter) load_adapter(*loaded.model, checkpoint);

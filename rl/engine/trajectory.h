@@ -57,8 +57,8 @@ struct Trajectory {
   // Sum over the sampled tokens of the probability that truncation (top_k, top_p, min_p) excluded.
   double truncated_mass = 0;
   StopReason stop_reason = StopReason::kStopToken;
-  // The completion, decoded; special tokens (end of sequence) give no text. Of a dialogue, the last
-  // turn.
+  // The completion, decoded; special tokens and the stop token give no text. Of a dialogue, the
+  // last turn.
   std::string text;
   // Dialogues (rl/engine/environment.h): the sum of the turns' rewards, discounted (NaN: there is
   // none), why the environment has failed (empty: it has not), and the messages after the prompt:
