@@ -29,8 +29,8 @@ const char* torch_name(const std::string& option) {
   return option == "f16" ? "float16" : "bfloat16";
 }
 
-// A checkpoint, the dtype of its weights by its name in config.json, with those of its base if it is
-// an adapter, and the one to export.
+// A checkpoint, the dtype of its weights by its name in config.json, with those of its base if it
+// is an adapter, and the one to export.
 struct Source {
   std::string checkpoint, dtype, exported;
 };

@@ -176,15 +176,10 @@ const char* torch_name(DType dtype) {
 
 // Sets config.json's eos_token_id, a number or a list, unless the tokenizer has none.
 void set_eos(Json& json, const Tokenizer& tokenizer) {
-  std::vector<int32_t> ids;
-  try {
-    ids = tokenizer.stop_ids();
-  } catch (const InputError&) {
-    return;
-  }
+  const std::vector<int32_t> ids = stop_ids_of(tokenizer);
   if (ids.size() == 1)
     json.set("eos_token_id", ids[0]);
-  else
+  else if (!ids.empty())
     json.set("eos_token_id", Json::Array(ids.begin(), ids.end()));
 }
 
@@ -356,6 +351,14 @@ Json saved_config(const Transformer& model, const Tokenizer* tokenizer) {
   if (model.config().file.is_null() && tokenizer != nullptr) set_eos(json, *tokenizer);
   set_dtype(json, torch_name(model.dtype()));
   return json;
+}
+
+std::vector<int32_t> stop_ids_of(const Tokenizer& tokenizer) {
+  try {
+    return tokenizer.stop_ids();
+  } catch (const InputError&) {
+    return {};
+  }
 }
 
 std::string stored_dtype(const std::string& dir, const std::string& stem) {

@@ -24,9 +24,9 @@ std::string explain_no_model(const std::string& path);
 // else "".
 std::string hub_hint(const std::string& name, const std::string& path);
 
-// DIR/config.json, resolved. A head that it ties to the embedding table, and that the weights in DIR
-// have with other values, is not tied, which is logged once. Throws InputError naming the file and
-// the field.
+// DIR/config.json, resolved. A head that it ties to the embedding table, and that the weights in
+// DIR have with other values, is not tied, which is logged once. Throws InputError naming the file
+// and the field.
 ModelConfig load_config(const std::string& dir);
 
 // Reads DIR/STEM.safetensors or its shards into the model's parameters, converted to its dtype, but
@@ -34,7 +34,8 @@ ModelConfig load_config(const std::string& dir);
 // Throws InputError for a tensor that is missing, unknown to the model, or of another shape.
 void load_weights(Transformer& model, const std::string& dir, const std::string& stem = "model");
 
-// The weights, without adapters, as tensors of `type` ("F32") under the names of the model's family.
+// The weights, without adapters, as tensors of `type` ("F32") under the names of the model's
+// family.
 std::vector<TensorSource> weight_sources(const Transformer& model, const std::string& type);
 // The file of a folder that holds such a tensor, and its name there, which may lack the prefix
 // "model." or "transformer."; nullptr: none does.
@@ -48,6 +49,9 @@ std::vector<std::string> save_weights(const Transformer& model, const std::strin
 // names the end of a text in the file of a model made here.
 Json saved_config(const Transformer& model, const Tokenizer* tokenizer = nullptr);
 
+// Tokenizer::stop_ids(); empty if the tokenizer has no end of sequence.
+std::vector<int32_t> stop_ids_of(const Tokenizer& tokenizer);
+
 // The floating point type of the folder's weights by its name in config.json ("float16"); the type
 // that holds all of them if they differ.
 std::string stored_dtype(const std::string& dir, const std::string& stem = "model");
@@ -58,8 +62,8 @@ const char* stored_type(const std::string& name);
 // DType that holds numbers of such a type exactly.
 DType dtype_holding(const std::string& name);
 // Writes the weights as `dtype` ("float16", "bfloat16", "float32" or "float64"), their config.json
-// and the tokenizer's files into DIR. Calls `before_tensor` before each tensor. Throws InputError as
-// stored_values() does, and for another name.
+// and the tokenizer's files into DIR. Calls `before_tensor` before each tensor. Throws InputError
+// as stored_values() does, and for another name.
 void export_model(const Transformer& model, const Tokenizer& tokenizer, const std::string& dir,
                   const std::string& dtype, const std::function<void()>& before_tensor);
 

@@ -25,8 +25,8 @@ constexpr std::pair<const char*, const char*> kRecommended[] = {
     {"stop_strings", "stop_strings"},
     {"suppress_tokens", "suppress_tokens"}};
 
-// True for a field that changes no token that is sampled: ids that the tokenizer reads, how programs
-// compute, and values that turn a method off.
+// True for a field that changes no token that is sampled: ids that the tokenizer reads, how
+// programs compute, and values that turn a method off.
 bool is_neutral(const std::string& field, const Json& value) {
   const auto contains = [&](const char* part) { return field.find(part) != field.npos; };
   constexpr const char *kPrograms[] = {"cache",       "output_",    "assistant", "compile",
