@@ -283,8 +283,8 @@ TEST_F(Export, ModelsTrainedOnConversationsNameTheEndOfATurn) {
       for (const std::string& folder : {saved("run"), out_}) {
         const Json json = json_of(folder + "/generation_config.json");
         // Without the file, the ids are those of config.json.
-        const std::string expected = std::string(base).starts_with("{\"eos_token_id\": [")
-                                         ? "[3,0]" : "[3,0,2]";
+        const std::string expected =
+            std::string(base).starts_with("{\"eos_token_id\": [") ? "[3,0]" : "[3,0,2]";
         EXPECT_EQ(json.find("top_k") != nullptr, std::strstr(base, "top_k") != nullptr);
         EXPECT_EQ(json.get_or_null("pad_token_id").is_int(), expected == "[3,0,2]");
         EXPECT_EQ(json.at("eos_token_id").dump(), expected);

@@ -7,6 +7,7 @@
 
 #include "data/safetensors.h"
 #include "tests/apps/process.h"
+#include "tests/apps/tiny_tokenizer.h"
 #include "text/json.h"
 
 namespace cohort::test {
@@ -79,6 +80,45 @@ TEST_F(ModelFolders, AreTrainedAndSavedAsFoldersAgain) {
   EXPECT_EQ(
       train({"init_from=" + copy, "model.path=" + copy, "output_dir=" + dir_.path("on")}).code, 0);
   EXPECT_EQ(run_cohort({"train", "--resume", dir_.path("run"), "steps=3"}).code, 0);
+}
+
+// config.json ties the head, the file has another one: it is used, trained and saved.
+TEST_F(ModelFolders, AHeadThatIsTiedByMistakeIsUsed) {
+  const std::vector<std::string> logprobs = {"logprobs", model_, "abcabc"};
+  const std::string untied = run_cohort(logprobs).out;
+  Json config = parse_json(read_file(model_ + "/config.json"), "");
+  write_file(model_ + "/config.json", config.set("tie_word_embeddings", true).dump());
+  const std::string notice = "lm_head.weight differs from it: the head is not tied";
+  const auto expect_notices = [&](const Output& output, size_t count) {
+    ASSERT_EQ(output.code, 0) << output.err;
+    size_t found = 0;
+    for (size_t at = 0; (at = output.err.find(notice, at)) != output.err.npos; ++at) ++found;
+    EXPECT_EQ(found, count) << output.err;
+  };
+  const Output tied = run_cohort(logprobs);
+  expect_notices(tied, 1);
+  EXPECT_EQ(tied.out, untied);
+  expect_notices(run_cohort({"check", dir_.path("run.yaml")}), 1);
+  expect_notices(train(), 1);
+  EXPECT_FALSE(json_of(saved_ + "/config.json").at("tie_word_embeddings").as_bool());
+  const SafetensorsFile before(model_ + "/model.safetensors"), after(saved_ + "/model.safetensors");
+  EXPECT_GT(relative_error(after.read("lm_head.weight"), before.read("lm_head.weight")), 0);
+  EXPECT_LT(relative_error(after.read("lm_head.weight"), before.read("lm_head.weight")), 0.5);
+  expect_notices(run_cohort({"train", "--resume", dir_.path("run"), "steps=3"}), 0);
+  const std::string out = dir_.path("out");
+  expect_notices(run_cohort({"export", dir_.path("run"), out}), 0);
+  EXPECT_FALSE(json_of(out + "/config.json").at("tie_word_embeddings").as_bool());
+  EXPECT_EQ(run_cohort({"logprobs", out, "abcabc"}).out,
+            run_cohort({"logprobs", dir_.path("run"), "abcabc"}).out);
+  // Adapters on it, with a reference.
+  const std::string adapted = dir_.path("adapted");
+  const std::vector<std::string> keys = {
+      "lora.rank=2",       "output_dir=" + adapted, "trainer=grpo",           "beta=0.1",
+      "num_generations=2", "reference=start",       "max_completion_length=3"};
+  expect_notices(train(keys), 1);
+  expect_notices(run_cohort({"generate", adapted, "ab", "--max-tokens=2"}), 1);
+  expect_notices(run_cohort({"export", adapted, dir_.path("merged"), "--merged"}), 1);
+  EXPECT_FALSE(json_of(dir_.path("merged/config.json")).at("tie_word_embeddings").as_bool());
 }
 
 TEST_F(ModelFolders, ContextsCanBeShortenedAndNotLengthened) {
