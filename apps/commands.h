@@ -72,7 +72,7 @@ void expect_cuda(const RunPlan& plan);
 // Options of sampling. A key that is not given has the value of the model's generation_config.json.
 struct SamplingOptions {
   SamplingConfig config;
-  std::set<std::string> given;  // keys of `config`
+  std::set<std::string> given;  // fields of generation_config.json
 };
 // Options for a model, with what its folder, or that of its base, recommends.
 SamplingConfig sampling_of(const SamplingOptions& options, const LoadedModel& loaded);

@@ -207,7 +207,7 @@ Source source_of(const ExportOptions& options, const std::string& checkpoint) {
 void write_whole(const ExportOptions& options, const std::string& checkpoint, NewFolder& output) {
   const Source source = source_of(options, checkpoint);
   const bool rounds = common_dtype(source.dtype, source.exported) != source.exported;
-  // What is compared is computed in f32 or f64.
+  // Comparisons are computed in f32 or f64.
   const DType dtype = dtype_holding(options.merged || rounds ? common_dtype(source.dtype, "float32")
                                                              : source.dtype);
   LoadedModel loaded = load_model(checkpoint, dtype, {}, options.base);

@@ -107,9 +107,11 @@ CLI::Option* add_number(CLI::App& command, const char* name, T& value, const cha
   return option;
 }
 
-// Adds `key` to `given` once the option is on the command line.
-void note_given(CLI::Option* option, std::set<std::string>& given, const std::string& key) {
-  option->each([&given, key](const std::string&) { given.insert(key); });
+// Adds `fields` to `given` once the option is on the command line.
+void note_given(CLI::Option* option, std::set<std::string>& given,
+                const std::set<std::string>& fields) {
+  option->each(
+      [&given, fields](const std::string&) { given.insert(fields.begin(), fields.end()); });
 }
 
 // Adds an option with the name and the range of a key of SamplingConfig.
@@ -126,7 +128,7 @@ void add_sampling_option(CLI::App& command, std::string key, T& value, std::set<
   CLI::Option* option = command.add_option(name, value, help)->check(kFinite);
   option->check(std::isinf(range.max) ? CLI::NonNegativeNumber : CLI::Range(range.min, range.max));
   option->capture_default_str();
-  note_given(option, given, key);
+  note_given(option, given, {key, key.ends_with("penalty") ? key : "do_sample"});
 }
 
 void add_sampling_options(CLI::App& command, SamplingOptions& options, int64_t max_tokens,
@@ -151,7 +153,7 @@ void add_sampling_options(CLI::App& command, SamplingOptions& options, int64_t m
   note_given(command.add_option("--stop", config.stop_strings, "texts that end a completion"),
              given, "stop_strings");
   note_given(add_number(command, "--max-tokens", config.max_completion_length, limited), given,
-             "max_completion_length");
+             {"max_new_tokens", "max_length"});
 }
 
 // Adds a flag that sets `value` to `on`.

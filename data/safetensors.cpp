@@ -119,21 +119,15 @@ const char* stored_name(DType dtype) {
 }
 
 Tensor stored_values(const Tensor& tensor, const std::string& type, const std::string& name) {
-  constexpr int64_t kBlock = 64 << 10;
   const Tensor stored = make_stored({name, tensor.shape(), type, [&] { return tensor; }});
   const Tensor values = stored.to(tensor.dtype() == DType::kF64 ? DType::kF64 : DType::kF32);
   dispatch_float(values.dtype(), "safetensors", [&]<class T>() {
-    const T* data = values.data<T>();
-    parallel_try(ceil_div(values.numel(), kBlock), 1, [&](int64_t block) {
-      const int64_t end = std::min(values.numel(), (block + 1) * kBlock);
-      const T* found = std::find_if(data + block * kBlock, data + end,
-                                    [](T value) { return !std::isfinite(value); });
-      if (found != data + end)
+    for (const T value : std::span(values.data<T>(), static_cast<size_t>(values.numel())))
+      if (!std::isfinite(value))
         throw InputError(
-            str("the tensor '", name, "' holds ", *found, " as ", type,
+            str("the tensor '", name, "' holds ", value, " as ", type,
                 "; hint: --dtype f32 if a number is too large for this dtype, else the "
                 "training that wrote it diverged: use an earlier checkpoint"));
-    });
   });
   return values.to(tensor.dtype());
 }

@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <tuple>
 
 #include "core/log.h"
 #include "nn/families/family.h"
@@ -68,46 +69,40 @@ std::vector<StoredTensor> stored_tensors(const Transformer& model,
   return all;
 }
 
-// True if the rows of two tensors [rows, columns] differ; NaN equals NaN.
+// True if two tensors [rows, columns] differ; NaN equals NaN.
 bool differ(const SafetensorsFile& a, const std::string& a_name, const SafetensorsFile& b,
             const std::string& b_name) {
-  constexpr int64_t kElements = 4 << 20;
+  constexpr int64_t kRows = 1024;
   const Shape shape = a.shape(a_name);
-  if (shape != b.shape(b_name) || shape.rank() != 2) return shape != b.shape(b_name);
-  const int64_t step = std::max<int64_t>(1, kElements / std::max<int64_t>(1, shape[1]));
-  for (int64_t row = 0; row < shape[0]; row += step) {
-    Tensor x = Tensor::empty({std::min(step, shape[0] - row), shape[1]}, DType::kF64),
+  if (shape != b.shape(b_name) || shape.rank() != 2) return true;
+  for (int64_t row = 0; row < shape[0]; row += kRows) {
+    Tensor x = Tensor::empty({std::min(kRows, shape[0] - row), shape[1]}, DType::kF64),
            y = Tensor::empty_like(x);
     a.read_rows(a_name, row, x);
     b.read_rows(b_name, row, y);
-    const double *first = x.data<double>(), *second = y.data<double>();
-    if (!std::equal(first, first + x.numel(), second,
-                    [](double v, double w) { return v == w || (v != v && w != w); }))
+    const auto equal = [](double v, double w) { return v == w || (v != v && w != w); };
+    if (!std::equal(x.data<double>(), x.data<double>() + x.numel(), y.data<double>(), equal))
       return true;
   }
   return false;
 }
 
-// True if the folder's weights have a head that differs from their embedding table.
+// True if the folder's weights have a head that differs from their embedding table, which is logged
+// once per folder.
 bool has_own_head(const std::string& dir) {
+  static std::mutex mutex;
+  static std::set<std::string> reported;
   if (!SafetensorsFolder::exists(dir, "model")) return false;
   const SafetensorsFolder folder(dir, "model");
   const SafetensorsFile* head = folder.find(kHead);
-  for (const char* table : {"model.embed_tokens.weight", "transformer.wte.weight"})
-    if (const auto [file, name] = find_weight(folder, table); file != nullptr && head != nullptr)
-      return differ(*head, kHead, *file, name);
-  return false;
-}
-
-// Logs once per folder that its head is not tied.
-void report_own_head(const std::string& dir) {
-  static std::mutex mutex;
-  static std::set<std::string> reported;
-  std::error_code ignored;
+  auto [table, name] = find_weight(folder, "model.embed_tokens.weight");
+  if (table == nullptr) std::tie(table, name) = find_weight(folder, "transformer.wte.weight");
+  if (head == nullptr || table == nullptr || !differ(*head, kHead, *table, name)) return false;
   const std::lock_guard lock(mutex);
-  if (reported.insert(std::filesystem::canonical(dir, ignored).string()).second)
+  if (reported.insert(std::filesystem::canonical(dir).string()).second)
     logging::info("config.json of ", dir, " ties the head to the embedding table, but ", kHead,
                   " differs from it: the head is not tied");
+  return true;
 }
 
 // True for tensors that follow from the configuration or from parameters: masks, tables, and the
@@ -286,7 +281,6 @@ ModelConfig load_config(const std::string& dir) {
     throw InputError(message.starts_with(path) ? message : str(path, ": ", message));
   }
   if (!config.tie_embeddings || !has_own_head(dir)) return config;
-  report_own_head(dir);
   config.tie_embeddings = false;
   if (!config.file.is_null()) config.file.set("tie_word_embeddings", false);
   return config;

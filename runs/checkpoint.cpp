@@ -11,6 +11,7 @@
 
 #include "core/log.h"
 #include "core/parallel.h"
+#include "data/chat_examples.h"
 #include "runs/resources.h"
 #include "sys/files.h"
 #include "text/chat_template.h"
@@ -25,6 +26,9 @@ constexpr const char* kPrefix = "step-";
 constexpr const char* kTemporary = ".tmp-";
 constexpr const char* kReplaced = ".old-";
 constexpr const char* kGeneration = "generation_config.json";
+bool is_generation_config(const std::pair<std::string, std::string>& file) {
+  return file.first == kGeneration;
+}
 // Files of every checkpoint besides the manifest, the weights and the tokenizer's files.
 constexpr const char* kMembers[] = {"training/optimizer.safetensors", "config.json",
                                     "training/state.json"};
@@ -289,22 +293,19 @@ std::vector<std::string> write_weights(const CheckpointView& view, const std::st
 // The tokenizer's files. Programs that serve the model stop at the eos_token_id of
 // generation_config.json, in which the end of a turn is first, unless the tokenizer takes its end
 // of sequence from there.
-NamedFiles served_files(const CheckpointView& view, const Json& config) {
+NamedFiles served_files(const CheckpointView& view) {
   NamedFiles files = view.tokenizer.files();
-  if (!view.end_of_turn) return files;
-  const std::string* text = find_file(files, kGeneration);
-  Json generation = text == nullptr ? Json() : parse_json(*text, kGeneration);
-  if (!generation.is_object()) {
-    generation = Json::Object{};
-    for (const char* key : {"bos_token_id", "pad_token_id"})
-      if (const Json& id = config.get_or_null(key); id.is_int()) generation.set(key, id);
-  }
-  std::vector<int32_t> ids = stop_ids_of(view.tokenizer);
-  std::erase(ids, *view.end_of_turn);
+  if (view.data == nullptr || !view.data->is_chat()) return files;
+  const auto end = chat_format(*view.data, view.tokenizer).end_of_turn(view.tokenizer).token;
+  if (!end) return files;
   const bool has_eos = special_token_variables(files).find("eos_token") != nullptr;
-  ids.insert(has_eos ? ids.begin() : ids.end(), *view.end_of_turn);
+  std::vector<int32_t> ids = stop_ids_of(view.tokenizer);
+  std::erase(ids, *end);
+  ids.insert(has_eos ? ids.begin() : ids.end(), *end);
+  const std::string* text = find_file(files, kGeneration);
+  Json generation = text == nullptr ? Json(Json::Object{}) : parse_json(*text, kGeneration);
   generation.set("eos_token_id", Json::Array(ids.begin(), ids.end()));
-  std::erase_if(files, [](const auto& file) { return file.first == kGeneration; });
+  std::erase_if(files, is_generation_config);
   files.emplace_back(kGeneration, generation.dump(2) + "\n");
   return files;
 }
@@ -328,9 +329,8 @@ void write_checkpoint(const std::string& dir, const CheckpointView& view, int64_
     files.push_back("training/reference.safetensors");
   }
   write_sources(training / "optimizer.safetensors", view.optimizer.state_sources());
-  const Json config = saved_config(view.model, &view.tokenizer);
-  write_json("config.json", config);
-  for (const auto& [file, content] : served_files(view, config)) {
+  write_json("config.json", saved_config(view.model, &view.tokenizer));
+  for (const auto& [file, content] : served_files(view)) {
     write_file_durable(temporary / file, content);
     files.push_back(file);
   }
@@ -585,10 +585,9 @@ void check_compatible(const ModelConfig& wanted, const DataConfig& data, const M
   }
   const auto require_tokenizer = [&](const char* key, const std::string& value,
                                      const Tokenizer& other) {
-    // What a run writes into generation_config.json is no part of a tokenizer.
+    // Runs write the end of a turn into generation_config.json.
     NamedFiles own = tokenizer.files(), given = other.files();
-    for (NamedFiles* files : {&own, &given})
-      std::erase_if(*files, [](const auto& file) { return file.first == kGeneration; });
+    for (NamedFiles* files : {&own, &given}) std::erase_if(*files, is_generation_config);
     if (own != given)
       throw InputError(str(key, ": ", value, " was asked for, but the model of ", source,
                            " has another tokenizer; hint: leave the key out"));

@@ -9,7 +9,6 @@
 #include "core/log.h"
 #include "core/progress.h"
 #include "core/sizes.h"
-#include "data/chat_examples.h"
 #include "data/data_check.h"
 #include "runs/journal.h"
 #include "runs/preview.h"
@@ -637,14 +636,11 @@ void Stage::save(bool finished) {
 
 void Stage::write_files() {
   saved_step_ = state_.step;
-  if (!is_main()) return;
-  CheckpointView view{learner_->model(),     reference_.get(), *data_.tokenizer,
-                      learner_->optimizer(), state_,           nullptr};
-  if (!start_adapters_.empty()) view.reference_adapters = &start_adapters_;
-  if (config_.data.is_chat())
-    view.end_of_turn =
-        chat_format(config_.data, *data_.tokenizer).end_of_turn(*data_.tokenizer).token;
-  save_checkpoint(dir_ + "/checkpoints", view, config_.checkpoint.keep_last);
+  if (is_main())
+    save_checkpoint(dir_ + "/checkpoints",
+                    {learner_->model(), reference_.get(), *data_.tokenizer, learner_->optimizer(),
+                     state_, start_adapters_.empty() ? nullptr : &start_adapters_, &config_.data},
+                    config_.checkpoint.keep_last);
 }
 
 std::string Stage::save_after_failure() {

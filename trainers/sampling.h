@@ -18,8 +18,8 @@ SamplingConfig sampling_for(SamplingConfig sampling, const DataConfig& data,
 // Makes sampling stop at the end of the assistant's turns.
 void add_end_of_turn(SamplingConfig& sampling, const ChatFormat::EndOfTurn& end);
 
-// `sampling` with what the model's generation_config.json at `path` says of all keys but those that
-// are `given`. Logs a warning that names what it does not follow. Throws
+// `sampling` with the values of the model's generation_config.json at `path`, but for the fields
+// that are `given`. Logs a warning that names the fields that it does not follow. Throws
 // InputError naming the file and the field for values that cannot be followed.
 SamplingConfig recommended_sampling(SamplingConfig sampling, const std::set<std::string>& given,
                                     const std::string& path, const Tokenizer& tokenizer,

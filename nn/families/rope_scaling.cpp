@@ -111,25 +111,6 @@ struct ScalingType {
   const char* name;
   void (*apply)(Scaling& in, ModelConfig& config);
 };
-std::string scaling_type(const Json& json) {
-  const std::string* type = json.find_text("rope_type");
-  if (type == nullptr) type = json.find_text("type");
-  return type == nullptr ? "default" : *type;
-}
-
-// The one of rope_parameters and rope_scaling, where they are given, that says how the frequencies
-// are scaled; nullptr: neither is given.
-const Json* chosen_rope(const ConfigFile& file, const Json* parameters, const Json* scaling) {
-  for (const auto& [field, value] :
-       {std::pair("rope_parameters", parameters), {"rope_scaling", scaling}})
-    if (value != nullptr && !value->is_object()) file.refuse(field, "expected an object");
-  if (parameters == nullptr || scaling == nullptr) return scaling == nullptr ? parameters : scaling;
-  const std::string type = scaling_type(*parameters), other = scaling_type(*scaling);
-  if (type == other || other == "default") return parameters;
-  if (type != "default") file.refuse("rope_scaling", str("rope_parameters has the type ", type));
-  return scaling;
-}
-
 constexpr ScalingType kTypes[] = {{"linear", scale_linear},     {"llama3", scale_llama3},
                                   {"yarn", scale_yarn},         {"dynamic", limit_dynamic},
                                   {"longrope", limit_longrope}, {"su", limit_longrope}};
@@ -140,12 +121,18 @@ void read_rope(ConfigFile& file, ModelConfig& c, double default_theta) {
   c.rope_theta = file.number("rope_theta", default_theta);
   file.expect("partial_rotary_factor", 1.0);
   const int64_t original = file.integer("original_max_position_embeddings", 0);
-  const Json *parameters = file.find("rope_parameters"), *scaling = file.find("rope_scaling");
-  const Json* found = chosen_rope(file, parameters, scaling);
-  if (found == nullptr) return;
-  Json json = *found;
-  if (found == scaling && parameters != nullptr && json.find("rope_theta") == nullptr)
-    json.set("rope_theta", parameters->get_or_null("rope_theta"));
+  Json json;  // rope_parameters, and rope_scaling where that scales
+  for (const char* field : {"rope_parameters", "rope_scaling"}) {
+    const Json* found = file.find(field);
+    if (found == nullptr) continue;
+    if (!found->is_object()) file.refuse(field, "expected an object");
+    const std::string* type = found->find_text(found->find("rope_type") ? "rope_type" : "type");
+    if (!json.is_null() && (type == nullptr || *type == "default")) continue;
+    const Json theta = json.get_or_null("rope_theta");
+    json = *found;
+    if (json.find("rope_theta") == nullptr) json.set("rope_theta", theta);
+  }
+  if (json.is_null()) return;
   if (original != 0 && json.find("original_max_position_embeddings") == nullptr)
     json.set("original_max_position_embeddings", original);
   Scaling in{.fields = ConfigFile(json), .theta = 0, .dim = c.head_dim, .max_positions = c.context};

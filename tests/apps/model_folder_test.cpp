@@ -385,7 +385,7 @@ TEST_F(Chat, FollowsGenerationConfigAndNamesWhatItDoesNot) {
             greedy);
   EXPECT_NE(generated(R"({"do_sample": false})", {"--top-k=9", "--max-tokens=12"}),
             generated(R"({"do_sample": false})", {"--max-tokens=12"}));
-  // What is not followed is named once, unless it changes nothing.
+  // A field that is not followed is named once, unless it changes nothing.
   for (const char* command : {"generate", "chat"}) {
     const std::string err =
         run(command,

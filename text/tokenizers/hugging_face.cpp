@@ -26,7 +26,10 @@ class Folder {
   // Null if the file does not exist.
   Json json(const std::string& name) const {
     const std::string* content = find(name);
-    return content == nullptr ? Json() : parse_json(*content, path(name));
+    if (content == nullptr) return {};
+    Json json = parse_json(*content, path(name));
+    if (!json.is_object()) throw InputError(path(name) + ": expected an object");
+    return json;
   }
 
  private:
@@ -126,7 +129,7 @@ class TokenList {
 
   Vocabulary& vocabulary_;
   std::vector<AddedToken> tokens_;
-  std::map<std::string, size_t> index_;  // of tokens_, by their texts
+  std::map<std::string, size_t> index_;  // positions in tokens_ by text
 };
 
 class HuggingFaceTokenizer final : public Tokenizer {
