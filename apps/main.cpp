@@ -151,7 +151,7 @@ void add_sampling_options(CLI::App& command, SamplingOptions& options, int64_t m
                       "for each occurrence in the completion; 0: off");
   command.add_option("--logit-bias", config.logit_bias, "added to tokens' logits: ID:BIAS");
   note_given(command.add_option("--stop", config.stop_strings, "texts that end a completion"),
-             given, "stop_strings");
+             given, {std::string("stop_strings")});
   note_given(add_number(command, "--max-tokens", config.max_completion_length, limited), given,
              {"max_new_tokens", "max_length"});
 }
