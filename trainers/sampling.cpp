@@ -35,11 +35,10 @@ SamplingConfig recommended_sampling(SamplingConfig sampling, const std::set<std:
   constexpr double kMaxTokens = 1e15;
   bool do_sample = true;
   std::vector<int64_t> suppressed;
-  SamplingConfig texts;
   const auto visit = [&](ConfigVisitor& v) {
     v.field("do_sample", do_sample, "");
-    v.field("suppress_tokens", suppressed, "", {.min = 0});
-    v.field("stop_strings", texts.stop_strings, "");
+    v.field("suppress_tokens", suppressed, "",
+            {.min = 0, .max = static_cast<double>(vocab_size - 1)});
     v.field("max_new_tokens", sampling.max_completion_length, "", {.min = 1, .max = kMaxTokens});
     v.field("max_length", sampling.max_total_length, "", {.min = 1, .max = kMaxTokens});
     sampling.visit(v);
@@ -57,28 +56,30 @@ SamplingConfig recommended_sampling(SamplingConfig sampling, const std::set<std:
   });
   if (!ignored.empty()) logging::warn(path, ": not followed: ", ignored);
   ConfigNode node = parse_yaml(followed.dump(), path);
-  for (auto& [key, value] : node.entries) value.line = 0;  // errors name no line
+  for (auto& [key, value] : node.entries) {  // errors name no line
+    value.line = 0;
+    for (ConfigNode& item : value.items) item.line = 0;
+  }
   read_config_with(visit, node, "");
   if (!do_sample) sampling.temperature = 0;
   if (followed.find("max_new_tokens") != nullptr)
     sampling.max_total_length = 0;
   else if (sampling.max_total_length > 0)
     sampling.max_completion_length = sampling.max_total_length;
+  for (const int64_t id : suppressed) sampling.logit_bias.push_back(str(id, ":-inf"));
+  if (followed.find("stop_strings") == nullptr) return sampling;
   try {
-    for (const int64_t id : suppressed) texts.logit_bias.push_back(str(id, ":-inf"));
     // A special token gives no text that could be a stop string.
-    std::erase_if(texts.stop_strings, [&](const std::string& text) {
+    std::erase_if(sampling.stop_strings, [&](const std::string& text) {
       const std::vector<int32_t> ids = tokenizer.encode(text);
       const bool is_token = ids.size() == 1 && tokenizer.decode(ids).empty();
       if (is_token) sampling.stop_tokens.push_back(ids[0]);
       return is_token;
     });
-    check_sampling_tokens(texts, tokenizer, vocab_size);
+    check_sampling_tokens({.stop_strings = sampling.stop_strings}, tokenizer, vocab_size);
   } catch (const InputError& e) {
     throw InputError(str(path, ": ", e.what()));
   }
-  for (const auto list : {&SamplingConfig::stop_strings, &SamplingConfig::logit_bias})
-    (sampling.*list).insert((sampling.*list).end(), (texts.*list).begin(), (texts.*list).end());
   return sampling;
 }
 

@@ -161,7 +161,7 @@ TEST_F(Export, TheDefaultIsTheDTypeThatWasTrained) {
         if (folder == out_) {
           const Output output = write(dir_.path(run));
           ASSERT_EQ(output.code, 0) << output.err;
-          EXPECT_EQ(output.out, str(out_, ": 3880 parameters in float32\n"));
+          EXPECT_EQ(output.out, str(out_, ": 5008 parameters in float32\n"));
           EXPECT_EQ(written_type(), "F32 float32");
         }
         const Json saved_config = json_of(folder + "/config.json");
@@ -222,7 +222,7 @@ TEST_F(Export, RoundingSaysWhatItKeepsOfTheChangesAndHowFarTheModelMoves) {
     EXPECT_NE(output.out.find("tokens of 1 training prompts of "), output.out.npos);
     // A checkpoint alone has no run to compare with; neither has a folder.
     const Output folder = write(model_, {std::string("--dtype=") + option});
-    EXPECT_EQ(folder.out, str(out_, ": 3880 parameters in ",
+    EXPECT_EQ(folder.out, str(out_, ": 5008 parameters in ",
                               option == std::string("f16") ? "float16" : "bfloat16", "\n"));
   }
   // The start of the run is gone: the model is written, and the reason is said.

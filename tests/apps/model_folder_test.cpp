@@ -447,7 +447,8 @@ TEST_F(Chat, RecommendationsOutsideTheirRangeAreNamed) {
   expect_bad_input(chat_with(R"({"repetition_penalty": -1})"), {file + "repetition_penalty: exp"});
   expect_bad_input(chat_with(R"({"stop_strings": [""]})"), {file + "stop_strings: an empty text"});
   expect_bad_input(chat_with(R"({"stop_strings": {"a": 1}})"), {file + "stop_strings: expected"});
-  expect_bad_input(chat_with(R"({"suppress_tokens": [32]})"), {file, "32 is outside the vocab"});
+  expect_bad_input(chat_with(R"({"suppress_tokens": [32]})"),
+                   {file + "suppress_tokens: expected a number from 0 to 31"});
   expect_bad_input(chat_with(R"({"suppress_tokens": [-1]})"), {file + "suppress_tokens: "});
   const auto generate_with = [&](const std::string& json) {
     write_file(model_ + "/generation_config.json", json);

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "core/text.h"
+#include "tests/support/chat_tokenizer.h"
 #include "tests/support/test_util.h"
 #include "text/chat.h"
 #include "text/tool_calls.h"
