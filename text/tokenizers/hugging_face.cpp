@@ -88,7 +88,10 @@ class TokenList {
   // Reads "added_tokens" of tokenizer.json; null: none.
   void read(const Json& list) {
     if (list.is_null()) return;
-    for (const Json& item : list.as_array()) add(read_added_token(item, item.at("id").as_int()));
+    for (const Json& item : list.as_array()) {
+      AddedToken token = read_added_token(item, item.at("id").as_int());
+      if (!contains(token.content)) add(std::move(token));
+    }
   }
 
   // Adds a token of another file, or replaces what is known of it but for its id. A new one whose
