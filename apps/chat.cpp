@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <iostream>
+#include <utility>
 
 #include "apps/commands.h"
 #include "apps/signals.h"
@@ -36,28 +37,9 @@ ChatSettings settings_of(const ChatOptions& options, const std::string& checkpoi
   return settings;
 }
 
-// Sampling parameters from the options, else from the model's generation_config.json.
-SamplingConfig sampling_of(const ChatOptions& options, const LoadedModel& loaded,
-                           const ChatFormat& format) {
-  constexpr const char* kFile = "generation_config.json";
-  const NamedFiles files = loaded.tokenizer->files();
-  const std::string *text = find_file(files, kFile), path = str(loaded.checkpoint, "/", kFile);
-  const Json json = text == nullptr ? Json() : parse_json(*text, path);
-  ConfigNode recommended;
-  const auto recommend = [&](const char* key, bool given) {
-    const Json& value = json.get_or_null(key);
-    if (given || value.is_null()) return;
-    recommended.set(key, {.kind = ConfigNode::Kind::kScalar, .scalar = value.dump(), .file = path});
-  };
-  recommend("temperature", options.temperature.has_value());
-  recommend("top_p", options.top_p.has_value());
-  recommend("top_k", options.top_k.has_value());
-  SamplingConfig sampling;
-  read_config(sampling, recommended);
-  sampling.temperature = options.temperature.value_or(sampling.temperature);
-  sampling.top_p = options.top_p.value_or(sampling.top_p);
-  sampling.top_k = options.top_k.value_or(sampling.top_k);
-  sampling.max_completion_length = options.max_tokens;
+SamplingConfig sampling_for(const ChatOptions& options, const LoadedModel& loaded,
+                            const ChatFormat& format) {
+  SamplingConfig sampling = sampling_of(options.sampling, loaded);
   add_end_of_turn(sampling, format.end_of_turn(*loaded.tokenizer));
   return sampling;
 }
@@ -90,7 +72,7 @@ class Conversation {
         settings_(settings_of(options, loaded_.checkpoint)),
         format_(format_of(loaded_, options, settings_.template_kwargs)),
         engine_(*loaded_.model, {}),
-        sampler_(engine_, *loaded_.tokenizer, sampling_of(options, loaded_, format_)) {
+        sampler_(engine_, *loaded_.tokenizer, sampling_for(options, loaded_, format_)) {
     begin();
   }
 
@@ -106,15 +88,14 @@ class Conversation {
     messages.push_back(make_message("user", text));
     const Example prompt{.prompt = format_.prompt(messages), .special = SpecialTokens::kNone};
     interrupted_ = false;
-    size_t printed = 0;  // bytes of the reply
+    size_t num_printed = 0;  // bytes
     const auto on_token = [&](const Trajectory& t) {
-      print_now(t.text.substr(printed), raw_);
-      printed = t.text.size();
+      print_now(t.text.substr(std::exchange(num_printed, t.text.size())), raw_);
       return !interrupted_;
     };
     const Trajectory t = sampler_.sample({&prompt, 1}, 1, {.seed = seed_, .step = replies_++},
                                          {.on_finished = nullptr, .on_token = on_token})[0];
-    print_now(t.text.substr(printed) + "\n", raw_);
+    print_now(t.text.substr(num_printed) + "\n", raw_);
     if (const char* notice = stop_notice(t.stop_reason)) std::cerr << notice << '\n';
     messages.push_back(make_message("assistant", t.text));
     messages_ = std::move(messages);

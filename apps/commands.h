@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -68,12 +69,19 @@ std::unique_ptr<Reporter> make_console();
 // Throws InputError if the device of a stage is not `cuda`, which --gpus needs.
 void expect_cuda(const RunPlan& plan);
 
+// Options of sampling. A key that is not given has the value of the model's generation_config.json.
+struct SamplingOptions {
+  SamplingConfig config;
+  std::set<std::string> given;  // fields of generation_config.json
+};
+// Options for a model, with what its folder, or that of its base, recommends.
+SamplingConfig sampling_of(const SamplingOptions& options, const LoadedModel& loaded);
+
 struct GenerateOptions {
   std::string model;  // a checkpoint or run directory
   ComputeOptions compute;
   std::vector<std::string> prompts;  // empty: the lines of standard input
-  SamplingConfig sampling;
-  std::optional<double> temperature;  // nullopt: 1, or `config`'s with Input::kFields
+  SamplingOptions sampling;
   // best_of completions per prompt are sampled (0: num), and the num with the largest mean token
   // log-prob are printed.
   int64_t num = 1, best_of = 0, seed = 1;
@@ -91,10 +99,8 @@ struct ChatOptions {
   ComputeOptions compute;
   std::string system;           // the system message; empty: the run's, if any
   std::string template_kwargs;  // template variables, a JSON object; empty: the run's
-  // nullopt: the value in the folder's generation_config.json, else the default of `generate`.
-  std::optional<double> temperature, top_p;
-  std::optional<int64_t> top_k;
-  int64_t max_tokens = 2048, seed = 1;
+  SamplingOptions sampling;
+  int64_t seed = 1;
   bool raw = false;  // see print()
 };
 // A conversation over standard input and output, until the end of the input.
@@ -120,7 +126,7 @@ int inspect(const InspectOptions& options);
 struct ExportOptions {
   std::string model;    // a folder, checkpoint or run directory
   std::string output;   // a new or empty folder
-  std::string dtype;    // "bf16", "f16" or "f32"; empty: the one in which the model came
+  std::string dtype;    // "bf16", "f16" or "f32"; empty: the one that was trained
   std::string base;     // as ComputeOptions::base
   bool merged = false;  // writes the model that an adapter and its base make together
 };

@@ -29,15 +29,19 @@ const char* torch_name(const std::string& option) {
   return option == "f16" ? "float16" : "bfloat16";
 }
 
-// The dtype of a folder's weights, by its name in config.json; `loaded` may say another in which
-// the model came.
-std::string dtype_of(const ExportOptions& options, const std::string& weights,
-                     const ModelConfig& config) {
-  if (!options.dtype.empty()) return torch_name(options.dtype);
-  return config.source_dtype.empty() ? stored_dtype(weights) : config.source_dtype;
+// A checkpoint, the dtype of its weights by its name in config.json, with those of its base if it
+// is an adapter, and the one to export.
+struct Source {
+  std::string checkpoint, dtype, exported;
+};
+
+// The dtype that holds numbers of both.
+std::string common_dtype(const std::string& a, const std::string& b) {
+  if (a == b) return a;
+  return a == "float64" || b == "float64" ? "float64" : "float32";
 }
 
-// Texts of the run of a checkpoint, on which a merged model is compared with the unmerged one.
+// Texts of the run of a checkpoint, on which the exported model is compared with the trained one.
 struct RunTexts {
   std::vector<TokenSequence> sequences;
   std::string origin;  // "held-out prompts of runs/a/config.yaml"
@@ -65,9 +69,14 @@ RunTexts texts_of(const TrainConfig& config, const Dataset& data, int64_t contex
   return out;
 }
 
+// A model before and after the changes of an export, for messages.
+struct ModelNames {
+  const char *before, *after;
+};
+
 // The texts of the run that wrote the checkpoint; none if there is no run, or they cannot be read,
 // which a line says.
-RunTexts run_texts(const LoadedModel& loaded) {
+RunTexts run_texts(const LoadedModel& loaded, const ModelNames& names) {
   const auto path = find_run_config(loaded.checkpoint);
   if (!path) return {};
   try {
@@ -78,7 +87,8 @@ RunTexts run_texts(const LoadedModel& loaded) {
     out.origin += " of " + *path;
     return out;
   } catch (const Error& e) {
-    print(stdout, str("the merged model is not compared with the unmerged one: ", e.what(), "\n"));
+    print(stdout, str("the ", names.after, " model is not compared with the ", names.before,
+                      " one: ", e.what(), "\n"));
     return {};
   }
 }
@@ -105,13 +115,13 @@ double log_sum_exp(const T* x, int64_t n) {
   return largest + std::log(sum);
 }
 
-// Sum over the tokens of KL(a || b) of their next-token distributions, of hidden states [T, d].
-double kl_sum(const Tensor& a, const Tensor& b, const Transformer& model) {
-  const Tensor& head = model.head().value();
-  const int64_t tokens = a.dim(0), vocab = head.dim(0);
+// Sum over the tokens of KL(a || b) of their next-token distributions, of hidden states [T, d] and
+// the heads [vocab, d].
+double kl_sum(const Tensor& a, const Tensor& a_head, const Tensor& b, const Tensor& b_head) {
+  const int64_t tokens = a.dim(0), vocab = a_head.dim(0);
   Tensor p = Tensor::empty({tokens, vocab}, a.dtype()), q = Tensor::empty_like(p);
-  kernels::linear_forward({.y = p, .x = a, .w = head, .bias = {}});
-  kernels::linear_forward({.y = q, .x = b, .w = head, .bias = {}});
+  kernels::linear_forward({.y = p, .x = a, .w = a_head, .bias = {}});
+  kernels::linear_forward({.y = q, .x = b, .w = b_head, .bias = {}});
   std::vector<double> kl(static_cast<size_t>(tokens));
   dispatch_float(a.dtype(), "export", [&]<class T>() {
     parallel_for(tokens, 1, [&](int64_t begin, int64_t end) {
@@ -129,54 +139,89 @@ double kl_sum(const Tensor& a, const Tensor& b, const Transformer& model) {
   return std::accumulate(kl.begin(), kl.end(), 0.0);
 }
 
-void print_change(const MergeChange& change) {
-  const double percent =
-      std::round(10000 * static_cast<double>(change.moved) / static_cast<double>(change.weights)) /
-      100;
-  print(stdout,
-        str("merged: ", change.moved, " of the ", change.weights, " weights with adapters moved (",
-            percent, " %), by ", change.mean, " on average\n"));
+double percent(int64_t part, int64_t all) {
+  return std::round(10000 * static_cast<double>(part) / static_cast<double>(all)) / 100;
 }
 
-// Merges the adapter into the loaded model, and says what that changes.
-void merge(LoadedModel& loaded, const std::string& dtype) {
-  const RunTexts texts = run_texts(loaded);
+void print_change(const MergeChange& change) {
+  print(stdout,
+        str("merged: ", change.moved, " of the ", change.weights, " weights with adapters moved (",
+            percent(change.moved, change.weights), " %), by ", change.mean, " on average\n"));
+}
+
+// The folder of the whole model with which the run of a checkpoint began; "" if there is none.
+std::string start_of(const std::string& checkpoint) {
+  const auto path = find_run_config(checkpoint);
+  if (!path) return "";
+  const std::string from = load_plan(*path, {}).stages.front().init_from;
+  return from.empty() ? "" : find_checkpoint(from);
+}
+
+// Rounds the weights to the exported dtype, and says what is left of their changes.
+void round_weights(Transformer& model, const Source& source) {
+  std::string start, reason;
+  try {
+    start = start_of(source.checkpoint);
+  } catch (const Error& e) {
+    reason = e.what();
+  }
+  const std::string type = stored_type(source.exported);
+  const KeptChange kept = round_to(model, type, is_model_folder(start) ? start : "");
+  if (!reason.empty())
+    print(stdout, str("the changes that rounding keeps are not counted: ", reason, "\n"));
+  if (kept.changed > 0)
+    print(stdout, str("rounded: ", kept.kept, " of the ", kept.changed,
+                      " weights that training has changed differ in ", source.exported,
+                      " from those of ", start, " (", percent(kept.kept, kept.changed),
+                      " %); without --dtype all are kept\n"));
+}
+
+// Changes the loaded model by change(), and says by how much its distribution moves.
+void change_model(const LoadedModel& loaded, const ModelNames& names,
+                  const std::function<void()>& change) {
+  const RunTexts texts = run_texts(loaded, names);
   const std::vector<Tensor> before = hidden_states(*loaded.model, texts);
-  print_change(merge_adapters(*loaded.model, stored_type(dtype)));
+  const Tensor head = loaded.model->head().value().clone();
+  change();
   if (before.empty()) return;
   const std::vector<Tensor> after = hidden_states(*loaded.model, texts);
   double kl = 0;
   int64_t tokens = 0;
   for (size_t i = 0; i < before.size(); ++i) {
     check_interrupt();
-    kl += kl_sum(before[i], after[i], *loaded.model);
+    kl += kl_sum(before[i], head, after[i], loaded.model->head().value());
     tokens += before[i].dim(0);
   }
-  print(stdout,
-        str("KL(unmerged || merged): ", kl / static_cast<double>(tokens), " per token, over the ",
-            tokens, " tokens of ", before.size(), " ", texts.origin, "\n"));
+  print(stdout, str("KL(", names.before, " || ", names.after,
+                    "): ", kl / static_cast<double>(tokens), " per token, over the ", tokens,
+                    " tokens of ", before.size(), " ", texts.origin, "\n"));
 }
 
-// A whole model, or one with an adapter that is to be merged, as wide as the adapter is.
-LoadedModel load_whole(const ExportOptions& options, const std::string& checkpoint,
-                       std::string& dtype) {
-  const ModelDescription found = describe_model(checkpoint, options.base);
-  const std::string& weights = options.merged ? found.base.path : checkpoint;
-  dtype = dtype_of(options, weights, found.config);
-  if (!options.merged) return load_model(checkpoint, dtype_holding(stored_dtype(checkpoint)));
-  const bool wide = dtype_holding(stored_dtype(weights)) == DType::kF64;
-  return load_model(checkpoint, wide ? DType::kF64 : DType::kF32, {}, options.base);
+Source source_of(const ExportOptions& options, const std::string& checkpoint) {
+  std::string dtype = stored_dtype(checkpoint, options.merged ? "adapter_model" : "model");
+  if (options.merged)
+    dtype = common_dtype(dtype, stored_dtype(describe_model(checkpoint, options.base).base.path));
+  return {checkpoint, dtype, options.dtype.empty() ? dtype : torch_name(options.dtype)};
 }
 
 void write_whole(const ExportOptions& options, const std::string& checkpoint, NewFolder& output) {
-  std::string dtype;
-  LoadedModel loaded = load_whole(options, checkpoint, dtype);
-  if (options.merged) merge(loaded, dtype);
+  const Source source = source_of(options, checkpoint);
+  const bool rounds = common_dtype(source.dtype, source.exported) != source.exported;
+  // Comparisons are computed in f32 or f64.
+  const DType dtype = dtype_holding(options.merged || rounds ? common_dtype(source.dtype, "float32")
+                                                             : source.dtype);
+  LoadedModel loaded = load_model(checkpoint, dtype, {}, options.base);
+  if (options.merged)
+    change_model(loaded, {"unmerged", "merged"}, [&] {
+      print_change(merge_adapters(*loaded.model, stored_type(source.exported)));
+    });
+  else if (rounds)
+    change_model(loaded, {"trained", "exported"}, [&] { round_weights(*loaded.model, source); });
   check_interrupt();
-  export_model(*loaded.model, *loaded.tokenizer, output.create(), dtype, check_interrupt);
+  export_model(*loaded.model, *loaded.tokenizer, output.create(), source.exported, check_interrupt);
   output.finish();
   print(stdout, str(options.output, ": ", model_size(loaded.model->config()).parameters,
-                    " parameters in ", dtype, "\n"));
+                    " parameters in ", source.exported, "\n"));
 }
 
 // The configuration of an adapter's model and the path or name of its base. A checkpoint has both;
@@ -200,9 +245,9 @@ void write_adapter_folder(const ExportOptions& options, const std::string& check
   std::vector<TensorSource> sources;
   for (const auto& [name, value] : read_adapter_tensors(checkpoint + "/adapter_model.safetensors",
                                                         config, dtype_holding(stored)))
-    sources.push_back({name, value.shape(), stored_type(dtype), [value = value] {
+    sources.push_back({name, value.shape(), stored_type(dtype), [&dtype, name, value] {
                          check_interrupt();
-                         return value;
+                         return stored_values(value, stored_type(dtype), name);
                        }});
   check_interrupt();
   const std::string dir = output.create();

@@ -35,6 +35,15 @@ LoadedModel load(const std::string& path, const ComputeOptions& compute) {
   });
 }
 
+SamplingConfig sampling_of(const SamplingOptions& options, const LoadedModel& loaded) {
+  for (const std::string& folder : {loaded.checkpoint, loaded.base.path})
+    if (const std::string path = folder + "/generation_config.json";
+        !folder.empty() && path_exists(path))
+      return recommended_sampling(options.config, options.given, path, *loaded.tokenizer,
+                                  loaded.model->config().vocab_size);
+  return options.config;
+}
+
 namespace {
 
 std::vector<std::string> lines_or_stdin(std::vector<std::string> texts) {
@@ -135,8 +144,8 @@ class CompletionPrinter {
 
   void print_tokens(const Trajectory& t) {
     if (t.index != next_ || options_.json) return;
-    print_now((begun_ ? "" : begin(t)) + t.text.substr(num_printed_), options_.raw);
-    begun_ = true;
+    const std::string start = num_printed_ ? "" : begin(t);
+    print_now(start + t.text.substr(num_printed_.value_or(0)), options_.raw);
     num_printed_ = t.text.size();
   }
 
@@ -154,8 +163,7 @@ class CompletionPrinter {
                     << model_.model->config().context << " tokens, prompt included\n";
       }
       if (t.stop_reason == StopReason::kStopToken && trimmed(t.text).empty()) ++num_empty_;
-      begun_ = false;
-      num_printed_ = 0;
+      num_printed_.reset();
       ++next_;
       finished_.erase(it);
     }
@@ -181,7 +189,7 @@ class CompletionPrinter {
     return str("prompt ", t.group + 1, ", sample ", t.index % options_.num + 1, " of ",
                options_.num);
   }
-  std::string begin(const Trajectory& t) const {
+  std::string begin(const Trajectory& t) {
     return (options_.num > 1 ? "--- " + name_of(t) + "\n" : "") +
            prompts_[static_cast<size_t>(t.group)].prompt;
   }
@@ -191,8 +199,7 @@ class CompletionPrinter {
   const std::vector<Example>& prompts_;
   std::map<int64_t, Trajectory> finished_;  // by index
   int64_t next_ = 0, num_empty_ = 0;
-  bool begun_ = false;      // completion next_
-  size_t num_printed_ = 0;  // bytes of its text
+  std::optional<size_t> num_printed_;  // bytes of completion next_, once it has begun
 };
 
 double mean_logprob(const Trajectory& t) {
@@ -244,7 +251,7 @@ int generate(const GenerateOptions& options) {
         str("--best-of: expected at least --num ", options.num, ", got ", options.best_of));
   const LoadedModel loaded = load(options.model, options.compute);
   TrainConfig run;
-  SamplingConfig sampling = options.sampling;
+  SamplingConfig sampling = sampling_of(options.sampling, loaded);
   std::string config;
   if (options.input == GenerateOptions::Input::kFields) {
     config = config_of(options.config, loaded.checkpoint,
@@ -252,12 +259,12 @@ int generate(const GenerateOptions& options) {
                        "as text, without --template");
     run = problems_config(config);
     const SamplingConfig trained = sampling_for(run.sampling, run.data, *loaded.tokenizer);
-    sampling.temperature = trained.temperature;
-    sampling.stop_tokens = trained.stop_tokens;
+    if (!options.sampling.given.contains("temperature")) sampling.temperature = trained.temperature;
+    sampling.stop_tokens.insert(sampling.stop_tokens.end(), trained.stop_tokens.begin(),
+                                trained.stop_tokens.end());
     sampling.stop_strings.insert(sampling.stop_strings.end(), trained.stop_strings.begin(),
                                  trained.stop_strings.end());
   }
-  sampling.temperature = options.temperature.value_or(sampling.temperature);
   const std::vector<Example> prompts = prompts_of(options, run.data, *loaded.tokenizer);
   check_count(options, prompts.size());
   if (!config.empty()) logging::info("template and sampling of ", config);
@@ -303,7 +310,14 @@ int logprobs(const LogprobsOptions& options) {
       const Variable hidden = loaded.model->hidden_at_targets(batch);
       const auto result = token_log_probs(hidden, loaded.model->head(), batch.targets,
                                           {.temperature = options.temperature});
-      for (const double lp : result.logprob.value().to_vector<double>()) values.push_back(lp);
+      for (const double lp : result.logprob.value().to_vector<double>()) {
+        if (!std::isfinite(lp))
+          throw NonFiniteError(str("the log-prob of token ", values.as_array().size(), " is ", lp,
+                                   ": the weights of ", loaded.checkpoint,
+                                   " or what it computes with them are not finite; hint: use an "
+                                   "earlier checkpoint, or another --dtype"));
+        values.push_back(lp);
+      }
     }
     Json line;
     line.set("text", text)

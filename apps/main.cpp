@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <memory>
 #include <new>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <system_error>
@@ -99,24 +100,60 @@ const CLI::Validator kFinite(
 
 // Adds an option for a positive number. The help shows the default, unless it is 0.
 template <class T>
-void add_number(CLI::App& command, const char* name, T& value, const char* help,
-                const CLI::Validator& check = CLI::PositiveNumber) {
+CLI::Option* add_number(CLI::App& command, const char* name, T& value, const char* help,
+                        const CLI::Validator& check = CLI::PositiveNumber) {
   CLI::Option* option = command.add_option(name, value, help)->check(kFinite)->check(check);
   if (value > 0) option->capture_default_str();
+  return option;
+}
+
+// Adds `fields` to `given` once the option is on the command line.
+void note_given(CLI::Option* option, std::set<std::string>& given,
+                const std::set<std::string>& fields) {
+  option->each(
+      [&given, fields](const std::string&) { given.insert(fields.begin(), fields.end()); });
 }
 
 // Adds an option with the name and the range of a key of SamplingConfig.
 template <class T>
-void add_sampling_option(CLI::App& command, std::string key, T& value, const char* help) {
+void add_sampling_option(CLI::App& command, std::string key, T& value, std::set<std::string>& given,
+                         const char* help) {
   Range range;
   ConfigVisitor find_range([&](const ConfigField& field) {
     if (field.key == key) range = field.range;
   });
   SamplingConfig().visit(find_range);
-  std::replace(key.begin(), key.end(), '_', '-');
-  CLI::Option* option = command.add_option("--" + key, value, help)->check(kFinite);
+  std::string name = "--" + key;
+  std::replace(name.begin(), name.end(), '_', '-');
+  CLI::Option* option = command.add_option(name, value, help)->check(kFinite);
   option->check(std::isinf(range.max) ? CLI::NonNegativeNumber : CLI::Range(range.min, range.max));
-  if constexpr (std::is_arithmetic_v<T>) option->capture_default_str();
+  option->capture_default_str();
+  note_given(option, given, {key, key.ends_with("penalty") ? key : "do_sample"});
+}
+
+void add_sampling_options(CLI::App& command, SamplingOptions& options, int64_t max_tokens,
+                          const char* limited) {
+  SamplingConfig& config = options.config;
+  std::set<std::string>& given = options.given;
+  config.max_completion_length = max_tokens;
+  add_sampling_option(command, "temperature", config.temperature, given,
+                      "0: greedy; this option and the next ones replace what the model's "
+                      "generation_config.json says");
+  add_sampling_option(command, "top_k", config.top_k, given, "0: off");
+  add_sampling_option(command, "top_p", config.top_p, given, "1: off");
+  add_sampling_option(command, "min_p", config.min_p, given,
+                      "fraction of the largest probability; 0: off");
+  add_sampling_option(command, "repetition_penalty", config.repetition_penalty, given,
+                      "for tokens of the prompt or the completion; 1: off");
+  add_sampling_option(command, "presence_penalty", config.presence_penalty, given,
+                      "for tokens of the completion; 0: off");
+  add_sampling_option(command, "frequency_penalty", config.frequency_penalty, given,
+                      "for each occurrence in the completion; 0: off");
+  command.add_option("--logit-bias", config.logit_bias, "added to tokens' logits: ID:BIAS");
+  note_given(command.add_option("--stop", config.stop_strings, "texts that end a completion"),
+             given, {std::string("stop_strings")});
+  note_given(add_number(command, "--max-tokens", config.max_completion_length, limited), given,
+             {"max_new_tokens", "max_length"});
 }
 
 // Adds a flag that sets `value` to `on`.
@@ -186,25 +223,9 @@ void add_check(CLI::App& app, int& code) {
 
 void add_generate(CLI::App& app, int& code) {
   auto [command, options] = add_command(app, code, generate, "generate", "sample completions");
-  SamplingConfig& sampling = options.sampling;
-  sampling.max_completion_length = 256;
   command.add_option("model", options.model, "folder, checkpoint or run directory")->required();
   command.add_option("prompts", options.prompts, "prompts; none: one per line of standard input");
-  add_sampling_option(command, "temperature", options.temperature,
-                      "0: greedy; default: 1, or the run's with --template");
-  add_sampling_option(command, "top_k", sampling.top_k, "0: off");
-  add_sampling_option(command, "top_p", sampling.top_p, "1: off");
-  add_sampling_option(command, "min_p", sampling.min_p,
-                      "fraction of the largest probability; 0: off");
-  add_sampling_option(command, "repetition_penalty", sampling.repetition_penalty,
-                      "for tokens of the prompt or the completion; 1: off");
-  add_sampling_option(command, "presence_penalty", sampling.presence_penalty,
-                      "for tokens of the completion; 0: off");
-  add_sampling_option(command, "frequency_penalty", sampling.frequency_penalty,
-                      "for each occurrence in the completion; 0: off");
-  command.add_option("--logit-bias", sampling.logit_bias, "added to tokens' logits: ID:BIAS");
-  command.add_option("--stop", sampling.stop_strings, "texts that end a completion");
-  add_number(command, "--max-tokens", sampling.max_completion_length, "per completion");
+  add_sampling_options(command, options.sampling, 256, "per completion");
   add_number(command, "--num", options.num, "completions per prompt");
   add_number(command, "--best-of", options.best_of,
              "sample N completions, print the --num with the largest mean token log-prob");
@@ -238,12 +259,7 @@ void add_chat(CLI::App& app, int& code) {
   command.add_option("--system", options.system, "the system message; default: the run's");
   command.add_option("--chat-template-kwargs", options.template_kwargs,
                      "template variables, a JSON object: '{\"enable_thinking\": false}'");
-  add_sampling_option(command, "temperature", options.temperature,
-                      "0: greedy; the defaults of this and the next two options are in the model's "
-                      "generation_config.json");
-  add_sampling_option(command, "top_k", options.top_k, "0: off");
-  add_sampling_option(command, "top_p", options.top_p, "1: off");
-  add_number(command, "--max-tokens", options.max_tokens, "per reply");
+  add_sampling_options(command, options.sampling, 2048, "per reply");
   add_raw(command, options.raw);
   add_number(command, "--seed", options.seed, "seed of the random numbers", CLI::NonNegativeNumber);
   add_compute_options(command, options.compute);
@@ -302,8 +318,7 @@ void add_export(CLI::App& app, int& code) {
   command.add_option("model", options.model, "folder, checkpoint or run directory")->required();
   command.add_option("dir", options.output, "a new or empty folder")->required();
   command
-      .add_option("--dtype", options.dtype,
-                  "bf16, f16 or f32; default: the one in which the model came")
+      .add_option("--dtype", options.dtype, "bf16, f16 or f32; default: the one that was trained")
       ->check(CLI::IsMember({"bf16", "f16", "f32"}));
   command.add_flag("--merged", options.merged,
                    "write the whole model that an adapter and its base make together");

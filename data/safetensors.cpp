@@ -119,7 +119,17 @@ const char* stored_name(DType dtype) {
 }
 
 Tensor stored_values(const Tensor& tensor, const std::string& type, const std::string& name) {
-  return make_stored({name, tensor.shape(), type, [&] { return tensor; }}).to(tensor.dtype());
+  const Tensor stored = make_stored({name, tensor.shape(), type, [&] { return tensor; }});
+  const Tensor values = stored.to(tensor.dtype() == DType::kF64 ? DType::kF64 : DType::kF32);
+  dispatch_float(values.dtype(), "safetensors", [&]<class T>() {
+    for (const T value : std::span(values.data<T>(), static_cast<size_t>(values.numel())))
+      if (!std::isfinite(value))
+        throw InputError(
+            str("the tensor '", name, "' holds ", value, " as ", type,
+                "; hint: --dtype f32 if a number is too large for this dtype, else the "
+                "training that wrote it diverged: use an earlier checkpoint"));
+  });
+  return values.to(tensor.dtype());
 }
 
 void write_sources(const std::string& path, const std::vector<TensorSource>& tensors) {
@@ -176,6 +186,7 @@ void SafetensorsFile::read_header() {
 }
 
 void SafetensorsFile::check_metadata(const Json& json) const {
+  if (json.is_null()) return;
   if (!json.is_object()) fail(str("malformed header: ", kMetadata, " is not an object"));
   for (const auto& [key, value] : json.as_object())
     if (!value.is_string()) fail(str("malformed header: ", kMetadata, " '", key, "' is not text"));

@@ -29,7 +29,8 @@ struct TensorSource {
 // The name of a dtype in such a file, "F32".
 const char* stored_name(DType dtype);
 // The values on the host, in the tensor's dtype, that it has after it was stored as `type`: rounded
-// to nearest even. `name` is for messages. Throws InputError as write_sharded() does.
+// to nearest even. `name` is for messages. Throws InputError as write_sharded() does, and for a
+// number that is not finite, or not as `type`.
 Tensor stored_values(const Tensor& tensor, const std::string& type, const std::string& name);
 // Writes in the given order and flushes to disk (fsync). Throws Error with the path and the
 // system's reason.

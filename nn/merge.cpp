@@ -2,11 +2,13 @@
 
 #include <cmath>
 #include <map>
+#include <optional>
 
 #include "data/safetensors.h"
 #include "kernels/elementwise.h"
 #include "kernels/matmul.h"
 #include "nn/lora.h"
+#include "nn/model_folder.h"
 
 namespace cohort {
 namespace {
@@ -60,6 +62,27 @@ MergeChange merge_adapters(Transformer& model, const std::string& type) {
   model.write_lora_columns();
   if (change.moved > 0) change.mean = sum / static_cast<double>(change.moved);
   return change;
+}
+
+KeptChange round_to(Transformer& model, const std::string& type, const std::string& start) {
+  MergeChange changed, kept;
+  double unused = 0;
+  if (!start.empty()) {
+    const SafetensorsFolder folder(start, "model");
+    for (const TensorSource& weight : weight_sources(model, type)) {
+      const auto [file, name] = find_weight(folder, weight.name);
+      if (file == nullptr || file->shape(name) != weight.shape) continue;
+      const Tensor after = weight.make(), before = file->read(name).to(after.dtype());
+      count_moved(before, after, changed, unused);
+      count_moved(stored_values(before, type, name), stored_values(after, type, name), kept,
+                  unused);
+    }
+  }
+  for (const NamedParameter& p : model.parameters()) {
+    Tensor value = p.value;
+    value.copy_(stored_values(value.contiguous(), type, p.name));
+  }
+  return {changed.moved, kept.moved};
 }
 
 }  // namespace cohort

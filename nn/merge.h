@@ -15,7 +15,16 @@ struct MergeChange {
 };
 // Replaces the weight W of each module by W + s B A: a sum in the model's dtype, f32 or f64, which
 // is rounded once, to `type` of safetensors ("BF16"). B becomes 0. For models on the host. Throws
-// InputError naming the weight that is beyond the largest number of F16.
+// InputError naming the weight as stored_values() does.
 MergeChange merge_adapters(Transformer& model, const std::string& type);
+
+// Counts of the weights that training has changed, and of those that differ after rounding.
+struct KeptChange {
+  int64_t changed = 0, kept = 0;
+};
+// Rounds all weights to `type`, and compares them with the model in the folder `start` (empty:
+// none) that training began with, before and after both are rounded. For models on the host.
+// Throws InputError naming the weight as stored_values() does.
+KeptChange round_to(Transformer& model, const std::string& type, const std::string& start);
 
 }  // namespace cohort

@@ -136,9 +136,6 @@ struct ModelConfig {
   double rope_scale = 1;                 // factor of cosines and sines
   Json file;                             // the family's config.json as it was read; null: none was
   LoraConfig lora;                       // not in config.json
-  // Dtype in which the model came from elsewhere ("float16"), kept by checkpoints in config.json
-  // where they have another; empty: made here.
-  std::string source_dtype;
 
   int64_t window_of(int layer) const {
     return windowed.empty() || windowed[static_cast<size_t>(layer)] ? window : 0;

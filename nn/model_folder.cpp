@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cctype>
+#include <filesystem>
 #include <map>
+#include <mutex>
 #include <set>
+#include <tuple>
 
 #include "core/log.h"
-#include "data/safetensors.h"
 #include "nn/families/family.h"
 #include "nn/lora.h"
 #include "sys/files.h"
@@ -14,6 +16,8 @@
 
 namespace cohort {
 namespace {
+
+constexpr const char* kHead = "lm_head.weight";
 
 // A tensor of a file and the parameters that form its rows.
 struct StoredTensor {
@@ -65,10 +69,40 @@ std::vector<StoredTensor> stored_tensors(const Transformer& model,
   return all;
 }
 
-// The name without the base model's prefix "model." or "transformer.", as in folders that were
-// saved without the head.
-std::string base_name(const std::string& name) {
-  return name.substr(name.find('.') + 1);
+// True if two tensors [rows, columns] differ; NaN equals NaN.
+bool differ(const SafetensorsFile& a, const std::string& a_name, const SafetensorsFile& b,
+            const std::string& b_name) {
+  constexpr int64_t kRows = 1024;
+  const Shape shape = a.shape(a_name);
+  if (shape != b.shape(b_name) || shape.rank() != 2) return true;
+  for (int64_t row = 0; row < shape[0]; row += kRows) {
+    Tensor x = Tensor::empty({std::min(kRows, shape[0] - row), shape[1]}, DType::kF64),
+           y = Tensor::empty_like(x);
+    a.read_rows(a_name, row, x);
+    b.read_rows(b_name, row, y);
+    const auto equal = [](double v, double w) { return v == w || (v != v && w != w); };
+    if (!std::equal(x.data<double>(), x.data<double>() + x.numel(), y.data<double>(), equal))
+      return true;
+  }
+  return false;
+}
+
+// True if the folder's weights have a head that differs from their embedding table, which is logged
+// once per folder.
+bool has_own_head(const std::string& dir) {
+  static std::mutex mutex;
+  static std::set<std::string> reported;
+  if (!SafetensorsFolder::exists(dir, "model")) return false;
+  const SafetensorsFolder folder(dir, "model");
+  const SafetensorsFile* head = folder.find(kHead);
+  auto [table, name] = find_weight(folder, "model.embed_tokens.weight");
+  if (table == nullptr) std::tie(table, name) = find_weight(folder, "transformer.wte.weight");
+  if (head == nullptr || table == nullptr || !differ(*head, kHead, *table, name)) return false;
+  const std::lock_guard lock(mutex);
+  if (reported.insert(std::filesystem::canonical(dir).string()).second)
+    logging::info("config.json of ", dir, " ties the head to the embedding table, but ", kHead,
+                  " differs from it: the head is not tied");
+  return true;
 }
 
 // True for tensors that follow from the configuration or from parameters: masks, tables, and the
@@ -76,7 +110,7 @@ std::string base_name(const std::string& name) {
 bool is_derived(const std::string& name, const ModelConfig& config) {
   for (const char* end : {".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq"})
     if (name.ends_with(end)) return true;
-  return config.tie_embeddings && name == "lm_head.weight";
+  return config.tie_embeddings && name == kHead;
 }
 
 void load(const StoredTensor& stored, const SafetensorsFile& file, const std::string& name) {
@@ -127,7 +161,7 @@ const FloatType& type_named(const std::string& torch) {
   for (const FloatType& type : kFloatTypes)
     if (torch == type.torch) return type;
   throw InputError(
-      str("source_dtype: '", torch, "' is not known; known: float64, float32, bfloat16, float16"));
+      str("dtype: '", torch, "' is not known; known: float64, float32, bfloat16, float16"));
 }
 
 const char* torch_name(DType dtype) {
@@ -137,35 +171,18 @@ const char* torch_name(DType dtype) {
 
 // Sets config.json's eos_token_id, a number or a list, unless the tokenizer has none.
 void set_eos(Json& json, const Tokenizer& tokenizer) {
-  std::vector<int32_t> ids;
-  try {
-    ids = tokenizer.stop_ids();
-  } catch (const InputError&) {
-    return;
-  }
+  const std::vector<int32_t> ids = stop_ids_of(tokenizer);
   if (ids.size() == 1)
     json.set("eos_token_id", ids[0]);
-  else
+  else if (!ids.empty())
     json.set("eos_token_id", Json::Array(ids.begin(), ids.end()));
 }
 
-const char* dtype_key(const Json& config) {
-  return config.find("dtype") != nullptr ? "dtype" : "torch_dtype";
-}
-
-std::vector<TensorSource> sources(
-    const Transformer& model, const std::string& type,
-    const std::function<void()>& before_tensor = [] {}) {
-  std::vector<TensorSource> out;
-  for (StoredTensor& stored : stored_tensors(model, tensor_rules(model.config()))) {
-    const std::string name = stored.name;
-    const Shape shape = stored.shape();
-    out.push_back({name, shape, type, [before_tensor, stored = std::move(stored)] {
-                     before_tensor();
-                     return assemble(stored);
-                   }});
-  }
-  return out;
+// Sets config.json's dtype under each of its two names that the file has.
+void set_dtype(Json& config, const std::string& dtype) {
+  const bool has_new_name = config.find("dtype") != nullptr;
+  if (has_new_name) config.set("dtype", dtype);
+  if (!has_new_name || config.find("torch_dtype") != nullptr) config.set("torch_dtype", dtype);
 }
 
 }  // namespace
@@ -254,16 +271,19 @@ std::string explain_no_model(const std::string& path) {
 
 ModelConfig load_config(const std::string& dir) {
   const std::string path = dir + "/config.json";
+  ModelConfig config;
   try {
     const Json json = parse_json(read_input_file(path), path);
-    ModelConfig config = with_places(json, path, [&] { return ModelConfig::from_json(json); });
+    config = with_places(json, path, [&] { return ModelConfig::from_json(json); });
     config.resolve();
-    if (!config.source_dtype.empty()) type_named(config.source_dtype);
-    return config;
   } catch (const InputError& e) {
     const std::string message = e.what();
     throw InputError(message.starts_with(path) ? message : str(path, ": ", message));
   }
+  if (!config.tie_embeddings || !has_own_head(dir)) return config;
+  config.tie_embeddings = false;
+  if (!config.file.is_null()) config.file.set("tie_word_embeddings", false);
+  return config;
 }
 
 void load_weights(Transformer& model, const std::string& dir, const std::string& stem) {
@@ -275,9 +295,7 @@ void load_weights(Transformer& model, const std::string& dir, const std::string&
   std::set<std::string> used;
   std::string rounded;
   for (const StoredTensor& stored : stored_tensors(model, rules)) {
-    const bool full = folder.find(stored.name) != nullptr;
-    const std::string name = full ? stored.name : base_name(stored.name);
-    const SafetensorsFile* file = folder.find(name);
+    const auto [file, name] = find_weight(folder, stored.name);
     if (file == nullptr)
       throw InputError(str(folder.path(), ": there is no tensor '", stored.name,
                            "'; hint: do config.json and the file belong together?"));
@@ -300,17 +318,41 @@ void load_weights(Transformer& model, const std::string& dir, const std::string&
                   dtype_name(model.dtype()));
 }
 
+std::vector<TensorSource> weight_sources(const Transformer& model, const std::string& type) {
+  std::vector<TensorSource> out;
+  for (StoredTensor& stored : stored_tensors(model, tensor_rules(model.config()))) {
+    const std::string name = stored.name;
+    const Shape shape = stored.shape();
+    out.push_back({name, shape, type, [stored = std::move(stored)] { return assemble(stored); }});
+  }
+  return out;
+}
+
+std::pair<const SafetensorsFile*, std::string> find_weight(const SafetensorsFolder& folder,
+                                                           const std::string& name) {
+  if (const SafetensorsFile* file = folder.find(name)) return {file, name};
+  const std::string base_name = name.substr(name.find('.') + 1);
+  return {folder.find(base_name), base_name};
+}
+
 std::vector<std::string> save_weights(const Transformer& model, const std::string& dir,
                                       const std::string& stem) {
-  return write_sharded(dir, stem, sources(model, type_named(torch_name(model.dtype())).stored));
+  return write_sharded(dir, stem, weight_sources(model, stored_name(model.dtype())));
 }
 
 Json saved_config(const Transformer& model, const Tokenizer* tokenizer) {
   Json json = model.config().to_json();
   if (model.config().file.is_null() && tokenizer != nullptr) set_eos(json, *tokenizer);
-  const std::string& source = model.config().source_dtype;
-  if (!source.empty() && source != torch_name(model.dtype())) json.set("source_dtype", source);
-  return json.set(dtype_key(json), torch_name(model.dtype()));
+  set_dtype(json, torch_name(model.dtype()));
+  return json;
+}
+
+std::vector<int32_t> stop_ids_of(const Tokenizer& tokenizer) {
+  try {
+    return tokenizer.stop_ids();
+  } catch (const InputError&) {
+    return {};
+  }
 }
 
 std::string stored_dtype(const std::string& dir, const std::string& stem) {
@@ -337,12 +379,15 @@ DType dtype_holding(const std::string& name) {
 
 void export_model(const Transformer& model, const Tokenizer& tokenizer, const std::string& dir,
                   const std::string& dtype, const std::function<void()>& before_tensor) {
-  write_sharded(dir, "model", sources(model, type_named(dtype).stored, before_tensor));
-  const Json saved = saved_config(model, &tokenizer);
-  Json config;
-  for (const auto& [key, value] : saved.as_object())
-    if (key != "source_dtype") config.set(key, value);
-  config.set(dtype_key(config), dtype);
+  std::vector<TensorSource> weights = weight_sources(model, type_named(dtype).stored);
+  for (TensorSource& weight : weights)
+    weight.make = [before_tensor, weight] {
+      before_tensor();
+      return stored_values(weight.make(), weight.type, weight.name);
+    };
+  write_sharded(dir, "model", weights);
+  Json config = saved_config(model, &tokenizer);
+  set_dtype(config, dtype);
   write_file_durable(dir + "/config.json", config.dump(2) + "\n");
   for (const auto& [file, content] : tokenizer.files())
     write_file_durable(dir + "/" + file, content);

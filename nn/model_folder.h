@@ -4,8 +4,10 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "data/safetensors.h"
 #include "nn/transformer.h"
 #include "text/tokenizer.h"
 
@@ -22,7 +24,9 @@ std::string explain_no_model(const std::string& path);
 // else "".
 std::string hub_hint(const std::string& name, const std::string& path);
 
-// DIR/config.json, resolved. Throws InputError naming the file and the field.
+// DIR/config.json, resolved. A head that it ties to the embedding table, and that the weights in
+// DIR have with other values, is not tied, which is logged once. Throws InputError naming the file
+// and the field.
 ModelConfig load_config(const std::string& dir);
 
 // Reads DIR/STEM.safetensors or its shards into the model's parameters, converted to its dtype, but
@@ -30,6 +34,13 @@ ModelConfig load_config(const std::string& dir);
 // Throws InputError for a tensor that is missing, unknown to the model, or of another shape.
 void load_weights(Transformer& model, const std::string& dir, const std::string& stem = "model");
 
+// The weights, without adapters, as tensors of `type` ("F32") under the names of the model's
+// family.
+std::vector<TensorSource> weight_sources(const Transformer& model, const std::string& type);
+// The file of a folder that holds such a tensor, and its name there, which may lack the prefix
+// "model." or "transformer."; nullptr: none does.
+std::pair<const SafetensorsFile*, std::string> find_weight(const SafetensorsFolder& folder,
+                                                           const std::string& name);
 // Writes the weights, without adapters, under the names of the model's family and flushes them to
 // disk. Returns the names of the files.
 std::vector<std::string> save_weights(const Transformer& model, const std::string& dir,
@@ -37,6 +48,9 @@ std::vector<std::string> save_weights(const Transformer& model, const std::strin
 // Content of config.json: to_json() with the dtype of the weights. `tokenizer` (nullptr: not known)
 // names the end of a text in the file of a model made here.
 Json saved_config(const Transformer& model, const Tokenizer* tokenizer = nullptr);
+
+// Tokenizer::stop_ids(); empty if the tokenizer has no end of sequence.
+std::vector<int32_t> stop_ids_of(const Tokenizer& tokenizer);
 
 // The floating point type of the folder's weights by its name in config.json ("float16"); the type
 // that holds all of them if they differ.
@@ -49,7 +63,7 @@ const char* stored_type(const std::string& name);
 DType dtype_holding(const std::string& name);
 // Writes the weights as `dtype` ("float16", "bfloat16", "float32" or "float64"), their config.json
 // and the tokenizer's files into DIR. Calls `before_tensor` before each tensor. Throws InputError
-// naming the tensor for a number beyond the largest of float16, and for another name.
+// as stored_values() does, and for another name.
 void export_model(const Transformer& model, const Tokenizer& tokenizer, const std::string& dir,
                   const std::string& dtype, const std::function<void()>& before_tensor);
 

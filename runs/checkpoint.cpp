@@ -11,8 +11,10 @@
 
 #include "core/log.h"
 #include "core/parallel.h"
+#include "data/chat_examples.h"
 #include "runs/resources.h"
 #include "sys/files.h"
+#include "text/chat_template.h"
 
 namespace cohort {
 namespace {
@@ -23,6 +25,10 @@ constexpr const char* kTraining = "training/";
 constexpr const char* kPrefix = "step-";
 constexpr const char* kTemporary = ".tmp-";
 constexpr const char* kReplaced = ".old-";
+constexpr const char* kGeneration = "generation_config.json";
+bool is_generation_config(const std::pair<std::string, std::string>& file) {
+  return file.first == kGeneration;
+}
 // Files of every checkpoint besides the manifest, the weights and the tokenizer's files.
 constexpr const char* kMembers[] = {"training/optimizer.safetensors", "config.json",
                                     "training/state.json"};
@@ -186,9 +192,6 @@ LoadedModel load_saved(const std::string& checkpoint, ModelDescription saved, DT
                        Device device) {
   const bool is_adapter = is_adapter_folder(checkpoint);
   const std::string weights = is_adapter ? saved.base.path : checkpoint;
-  // A model of a checkpoint says itself where it came from.
-  if (saved.config.source_dtype.empty() && !path_exists(weights + "/manifest.json"))
-    saved.config.source_dtype = stored_dtype(weights);
   LoadedModel loaded{std::make_unique<Transformer>(saved.config, dtype, std::nullopt, device),
                      std::move(saved.tokenizer), checkpoint, std::move(saved.base)};
   if (is_adapter) load_adapter(*loaded.model, checkpoint);
@@ -289,6 +292,26 @@ std::vector<std::string> write_weights(const CheckpointView& view, const std::st
   return save_adapter(view.model, dir, base);
 }
 
+// The tokenizer's files. Programs that serve the model stop at the eos_token_id of
+// generation_config.json, in which the end of a turn is first, unless the tokenizer takes its end
+// of sequence from there.
+NamedFiles served_files(const CheckpointView& view) {
+  NamedFiles files = view.tokenizer.files();
+  if (view.data == nullptr || !view.data->is_chat()) return files;
+  const auto end = chat_format(*view.data, view.tokenizer).end_of_turn(view.tokenizer).token;
+  if (!end) return files;
+  const bool has_eos = special_token_variables(files).find("eos_token") != nullptr;
+  std::vector<int32_t> ids = stop_ids_of(view.tokenizer);
+  std::erase(ids, *end);
+  ids.insert(has_eos ? ids.begin() : ids.end(), *end);
+  const std::string* text = find_file(files, kGeneration);
+  Json generation = text == nullptr ? Json(Json::Object{}) : parse_json(*text, kGeneration);
+  generation.set("eos_token_id", Json::Array(ids.begin(), ids.end()));
+  std::erase_if(files, is_generation_config);
+  files.emplace_back(kGeneration, generation.dump(2) + "\n");
+  return files;
+}
+
 void write_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last) {
   make_directory(dir);
   const std::string name = step_name(view.state.step);
@@ -309,7 +332,7 @@ void write_checkpoint(const std::string& dir, const CheckpointView& view, int64_
   }
   write_sources(training / "optimizer.safetensors", view.optimizer.state_sources());
   write_json("config.json", saved_config(view.model, &view.tokenizer));
-  for (const auto& [file, content] : view.tokenizer.files()) {
+  for (const auto& [file, content] : served_files(view)) {
     write_file_durable(temporary / file, content);
     files.push_back(file);
   }
@@ -564,7 +587,10 @@ void check_compatible(const ModelConfig& wanted, const DataConfig& data, const M
   }
   const auto require_tokenizer = [&](const char* key, const std::string& value,
                                      const Tokenizer& other) {
-    if (tokenizer.files() != other.files())
+    // Runs write the end of a turn into generation_config.json.
+    NamedFiles own = tokenizer.files(), given = other.files();
+    for (NamedFiles* files : {&own, &given}) std::erase_if(*files, is_generation_config);
+    if (own != given)
       throw InputError(str(key, ": ", value, " was asked for, but the model of ", source,
                            " has another tokenizer; hint: leave the key out"));
   };

@@ -76,6 +76,9 @@ struct CheckpointView {
   // Transformer::adapters() of the reference of a model with adapters, whose `reference` is
   // nullptr; nullptr: none.
   const std::vector<Tensor>* reference_adapters = nullptr;
+  // The data that was trained on. generation_config.json names the token that ends a turn of
+  // conversations beside the end of sequence. nullptr: not known.
+  const DataConfig* data = nullptr;
 };
 
 // Saves DIR/step-N, then removes all checkpoints but the last `keep_last` and the best, leftovers

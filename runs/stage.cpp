@@ -639,7 +639,7 @@ void Stage::write_files(const std::string& dir) {
   if (is_main())
     save_checkpoint(dir + "/checkpoints",
                     {learner_->model(), reference_.get(), *data_.tokenizer, learner_->optimizer(),
-                     state_, start_adapters_.empty() ? nullptr : &start_adapters_},
+                     state_, start_adapters_.empty() ? nullptr : &start_adapters_, &config_.data},
                     config_.checkpoint.keep_last);
 }
 

@@ -129,6 +129,16 @@ auto first_accepted(const std::vector<Json>& turns, const Attempt& attempt) {
   }
 }
 
+// True for special tokens and for added ones, which no plain text becomes.
+bool is_own_token(const Tokenizer& tokenizer, int32_t id) {
+  // Special tokens decode to no text.
+  if (tokenizer.decode({&id, 1}).empty()) return true;
+  const std::string text = tokenizer.decode({&id, 1}, SpecialText::kShow);
+  const ByteRanges all{std::pair<size_t, size_t>(0, text.size())};
+  return is_utf8(text) && tokenizer.encode(text) == std::vector{id} &&
+         tokenizer.encode_with_plain(text, all) != std::vector{id};
+}
+
 // A rendered stub conversation, and the bytes where its parts begin.
 struct Layout {
   Json message;  // the assistant's
@@ -403,8 +413,7 @@ ChatFormat::EndOfTurn ChatFormat::end_of_turn(const Tokenizer& tokenizer) const 
   if (at == text.npos) return {};
   EndOfTurn end{.text = text.substr(at + content.size())};
   for (const int32_t id : tokenizer.encode(end.text))
-    // Special tokens decode to no text.
-    if (tokenizer.decode({&id, 1}).empty()) return {.token = id};
+    if (is_own_token(tokenizer, id)) return {.token = id};
   return end;
 }
 

@@ -55,8 +55,8 @@ class ChatFormat {
   // role (tool or user) follows: without its thinking.
   bool keeps_turns(std::string_view role) const;
 
-  // End of the assistant's turns: the first special token after the content or, if there is none,
-  // the text after it, which may be empty.
+  // End of the assistant's turns: the first special or added token after the content or, if there
+  // is none, the text after it, which may be empty.
   struct EndOfTurn {
     std::optional<int32_t> token;
     std::string text;

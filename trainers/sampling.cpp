@@ -1,8 +1,87 @@
 #include "trainers/sampling.h"
 
+#include <algorithm>
+#include <cmath>
+
+#include "core/log.h"
 #include "data/chat_examples.h"
+#include "nn/families/family.h"
+#include "sys/input_file.h"
 
 namespace cohort {
+namespace {
+
+// True for a field that changes no token that is sampled: ids that the tokenizer reads, how
+// programs compute, and values that turn a method off.
+bool is_neutral(const std::string& field, const Json& value) {
+  const auto contains = [&](const char* part) { return field.find(part) != field.npos; };
+  constexpr const char *kPrograms[] = {"cache",   "output_",     "assistant",
+                                       "compile", "return_dict", "version",
+                                       "look",    "memory",      "renormalize"},
+                       *kOffByOne[] = {"num_",        "length_penalty", "typical_p",
+                                       "encoder_rep", "guidance_scale", "top_h"};
+  if (is_blank(value) || field.starts_with("_") || std::ranges::any_of(kPrograms, contains) ||
+      (field.ends_with("_token_id") && !field.starts_with("forced_")))
+    return true;
+  const double number = value.is_number() ? value.as_double() : NAN;
+  return number == 0 || (number == 1 && std::ranges::any_of(kOffByOne, contains));
+}
+
+}  // namespace
+
+SamplingConfig recommended_sampling(SamplingConfig sampling, const std::set<std::string>& given,
+                                    const std::string& path, const Tokenizer& tokenizer,
+                                    int64_t vocab_size) {
+  constexpr double kMaxTokens = 1e15;
+  bool do_sample = true;
+  std::vector<int64_t> suppressed;
+  const auto visit = [&](ConfigVisitor& v) {
+    v.field("do_sample", do_sample, "");
+    v.field("suppress_tokens", suppressed, "",
+            {.min = 0, .max = static_cast<double>(vocab_size - 1)});
+    v.field("max_new_tokens", sampling.max_completion_length, "", {.min = 1, .max = kMaxTokens});
+    v.field("max_length", sampling.max_total_length, "", {.min = 1, .max = kMaxTokens});
+    sampling.visit(v);
+  };
+  const std::vector<std::string> known = config_keys_with(visit);
+  const Json json = parse_json(read_input_file(path), path);
+  Json followed = Json::Object{};
+  std::string ignored;
+  with_places(json, path, [&] {
+    for (const auto& [field, value] : json.as_object())
+      if (std::ranges::find(known, field) == known.end())
+        ignored += is_neutral(field, value) ? "" : str(ignored.empty() ? "" : ", ", field);
+      else if (!value.is_null() && !given.contains(field))
+        followed.set(field, value);
+  });
+  if (!ignored.empty()) logging::warn(path, ": not followed: ", ignored);
+  ConfigNode node = parse_yaml(followed.dump(), path);
+  for (auto& [key, value] : node.entries) {  // errors name no line
+    value.line = 0;
+    for (ConfigNode& item : value.items) item.line = 0;
+  }
+  read_config_with(visit, node, "");
+  if (!do_sample) sampling.temperature = 0;
+  if (followed.find("max_new_tokens") != nullptr)
+    sampling.max_total_length = 0;
+  else if (sampling.max_total_length > 0)
+    sampling.max_completion_length = sampling.max_total_length;
+  for (const int64_t id : suppressed) sampling.logit_bias.push_back(str(id, ":-inf"));
+  if (followed.find("stop_strings") == nullptr) return sampling;
+  try {
+    // A special token gives no text that could be a stop string.
+    std::erase_if(sampling.stop_strings, [&](const std::string& text) {
+      const std::vector<int32_t> ids = tokenizer.encode(text);
+      const bool is_token = ids.size() == 1 && tokenizer.decode(ids).empty();
+      if (is_token) sampling.stop_tokens.push_back(ids[0]);
+      return is_token;
+    });
+    check_sampling_tokens({.stop_strings = sampling.stop_strings}, tokenizer, vocab_size);
+  } catch (const InputError& e) {
+    throw InputError(str(path, ": ", e.what()));
+  }
+  return sampling;
+}
 
 SamplingConfig sampling_for(SamplingConfig sampling, const DataConfig& data,
                             const Tokenizer& tokenizer) {

@@ -121,11 +121,18 @@ void read_rope(ConfigFile& file, ModelConfig& c, double default_theta) {
   c.rope_theta = file.number("rope_theta", default_theta);
   file.expect("partial_rotary_factor", 1.0);
   const int64_t original = file.integer("original_max_position_embeddings", 0);
-  const Json* parameters = file.find("rope_parameters");
-  const Json* found = parameters != nullptr ? parameters : file.find("rope_scaling");
-  if (found == nullptr) return;
-  if (!found->is_object()) file.refuse("rope_scaling", "expected an object");
-  Json json = *found;
+  Json json;  // rope_parameters, and rope_scaling where that scales
+  for (const char* field : {"rope_parameters", "rope_scaling"}) {
+    const Json* found = file.find(field);
+    if (found == nullptr) continue;
+    if (!found->is_object()) file.refuse(field, "expected an object");
+    const std::string* type = found->find_text(found->find("rope_type") ? "rope_type" : "type");
+    if (!json.is_null() && (type == nullptr || *type == "default")) continue;
+    const Json theta = json.get_or_null("rope_theta");
+    json = *found;
+    if (json.find("rope_theta") == nullptr) json.set("rope_theta", theta);
+  }
+  if (json.is_null()) return;
   if (original != 0 && json.find("original_max_position_embeddings") == nullptr)
     json.set("original_max_position_embeddings", original);
   Scaling in{.fields = ConfigFile(json), .theta = 0, .dim = c.head_dim, .max_positions = c.context};

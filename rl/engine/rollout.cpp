@@ -178,13 +178,15 @@ std::vector<Trajectory> Sampler::start(std::span<const Example> prompts, int64_t
       throw InputError(
           str("prompt ", index, " is empty; a completion needs at least one token to follow"));
     if (static_cast<int64_t>(length) >= limit)
-      throw InputError(str("prompt ", index, " has ", length, " tokens, the model's context is ",
-                           engine_.model().config().context,
-                           limit < engine_.model().config().context
-                               ? str(" and max_sequence_length is ", limit)
-                               : "",
-                           ", which leaves no token for a completion; hint: a larger model.context "
-                           "or shorter prompts"));
+      throw InputError(str(
+          "prompt ", index, " has ", length, " tokens, the model's context is ",
+          engine_.model().config().context,
+          limit < engine_.model().config().context
+              ? str(" and ", config_.max_total_length > 0 ? "max_length" : "max_sequence_length",
+                    " is ", limit)
+              : "",
+          ", which leaves no token for a completion; hint: a larger model.context "
+          "or shorter prompts"));
     trajectory.loss_mask.assign(length, 0);
     for (auto* values :
          {&trajectory.logprobs, &trajectory.sampling_logprobs, &trajectory.entropies})
@@ -200,9 +202,10 @@ std::vector<Trajectory> Sampler::start(std::span<const Example> prompts, int64_t
 
 // Maximum length of a prompt with all that follows.
 int64_t Sampler::max_length() const {
-  const int64_t context = engine_.model().config().context;
+  int64_t length = engine_.model().config().context;
+  if (config_.max_total_length > 0) length = std::min(length, config_.max_total_length);
   const int64_t limit = dialogue_.max_sequence_length;
-  return dialogue_.environment != nullptr && limit > 0 ? std::min(limit, context) : context;
+  return dialogue_.environment != nullptr && limit > 0 ? std::min(limit, length) : length;
 }
 
 EngineRequest Sampler::request(std::span<const Trajectory> group,
@@ -289,14 +292,16 @@ class Sampler::Call {
         token.end != EngineToken::End::kStopToken &&
         open.decoder.push(token.token, sampler_.config_.stop_strings, out.text);
     const bool wanted = !callbacks_.on_token || callbacks_.on_token(out);
-    if (token.end == EngineToken::End::kStopToken)
+    if (is_stop_token)
       out.stop_reason = StopReason::kStopToken;
     else if (has_stop_string)
       out.stop_reason = StopReason::kStopString;
     else if (token.end == EngineToken::End::kLength)
-      out.stop_reason = out.completion_length() >= sampler_.config_.max_completion_length
-                            ? StopReason::kLength
-                            : StopReason::kContext;
+      out.stop_reason =
+          out.completion_length() >= sampler_.config_.max_completion_length ||
+                  static_cast<int64_t>(out.tokens.size()) == sampler_.config_.max_total_length
+              ? StopReason::kLength
+              : StopReason::kContext;
     else if (!wanted)
       out.stop_reason = StopReason::kCancelled;
     else

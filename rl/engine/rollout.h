@@ -26,6 +26,7 @@ namespace cohort {
 struct SamplingConfig {
   double temperature = 1, top_p = 1, min_p = 0;
   int64_t top_k = 0, max_completion_length = 64;
+  int64_t max_total_length = 0;  // limits prompt and completion together; 0: the context; no key
   double repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
   std::vector<std::string> logit_bias;    // ID:BIAS
   std::vector<int64_t> stop_tokens;       // besides the tokenizer's end of sequence

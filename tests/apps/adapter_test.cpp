@@ -1,4 +1,5 @@
 // Commands with adapters: those that PEFT made (tests/reference/lora) and those of a run here.
+#include <cmath>
 #include <filesystem>
 
 #include "data/safetensors.h"
@@ -127,6 +128,55 @@ TEST_F(Adapters, AreExportedAloneOrMerged) {
       EXPECT_STREQ(file.stored_dtype(name), type == "f16" ? "F16" : "BF16");
   }
   EXPECT_FALSE(path_exists(dir_.path("again")));
+}
+
+TEST_F(Adapters, AreMergedInTheDTypeThatWasTrained) {
+  const std::string wide = dir_.path("wide");
+  fs::rename(base_, wide);
+  run({"export", wide, base_, "--dtype", "bf16"});
+  run({"export", adapter_, out_, "--merged"});
+  EXPECT_EQ(json_of(out_ + "/config.json").at("dtype").as_string(), "float32");
+  EXPECT_STREQ(SafetensorsFile(out_ + "/model.safetensors").stored_dtype("lm_head.weight"), "F32");
+  expect_near(log_probs(out_), log_probs(adapter_));
+  const std::string half = dir_.path("half");
+  run({"export", adapter_, half, "--dtype", "bf16"});
+  run({"export", half, dir_.path("merged"), "--merged"});
+  EXPECT_EQ(json_of(dir_.path("merged/config.json")).at("dtype").as_string(), "bfloat16");
+}
+
+TEST_F(Adapters, MergedNumbersThatAreNotFiniteAreRefused) {
+  const std::string path = adapter_ + "/adapter_model.safetensors";
+  NamedTensors tensors;
+  {
+    const SafetensorsFile file(path);
+    for (const std::string& name : file.names()) tensors.emplace_back(name, file.read(name));
+  }
+  const auto expect_refused = [&](double a, double b, const std::vector<std::string>& dtypes) {
+    for (auto& [name, value] : tensors) value.fill_(name.ends_with("lora_A.weight") ? a : b);
+    write_safetensors(path, tensors);
+    for (const std::string& dtype : dtypes) {
+      expect_bad_input(run_cohort({"export", adapter_, out_, "--merged", "--dtype", dtype}),
+                       {"the tensor 'model.layers.0."});
+      EXPECT_FALSE(path_exists(out_));
+    }
+  };
+  expect_refused(1e30, 1e30, {"f32", "bf16", "f16"});
+  expect_refused(1.82e19, 2.6687e18, {"bf16", "f16"});  // about 3.4e38, beyond the largest of bf16
+  expect_refused(1e3, 1e3, {"f16"});
+  // A base that is not finite itself, where no adapter is.
+  NamedTensors weights;
+  {
+    const SafetensorsFile file(base_ + "/model.safetensors");
+    for (const std::string& name : file.names()) weights.emplace_back(name, file.read(name));
+  }
+  for (auto& [name, value] : weights)
+    if (name == "model.norm.weight") value.fill_(NAN);
+  write_safetensors(base_ + "/model.safetensors", weights);
+  for (auto& [name, value] : tensors) value.fill_(0.5);
+  write_safetensors(path, tensors);
+  for (const char* dtype : {"f32", "bf16", "f16"})
+    expect_bad_input(run_cohort({"export", adapter_, out_, "--merged", "--dtype", dtype}),
+                     {"the tensor 'model.norm.weight' holds nan"});
 }
 
 TEST_F(Adapters, OfARunAreComparedWithTheMergedModelOnItsPrompts) {

@@ -1,6 +1,8 @@
 // `cohort export`: a model alone, as a folder that vLLM, SGLang and transformers load.
 #include <algorithm>
+#include <cmath>
 #include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <set>
 
@@ -139,31 +141,165 @@ TEST_F(Export, EachDTypeHoldsTheRoundedNumbers) {
   }
 }
 
-// The dtype of a model from elsewhere is kept over runs in another one.
-TEST_F(Export, TheDefaultIsTheDTypeInWhichTheModelCame) {
-  ASSERT_EQ(write(model_, {"--dtype=f16"}).code, 0);
-  const std::string half = dir_.path("half");
-  fs::rename(out_, half);
-  train("first", half);
-  train("second", dir_.path("first"));
-  for (const char* run : {"first", "second"}) {
-    const Json config = json_of(saved(run) + "/config.json");
-    EXPECT_EQ(config.at("source_dtype").as_string(), "float16");
-    EXPECT_EQ(config.at("dtype").as_string(), "float32");
-    ASSERT_EQ(write(dir_.path(run)).code, 0);
-    EXPECT_EQ(written_type(), "F16 float16");
-    ASSERT_EQ(write(dir_.path(run), {"--dtype=f32"}).code, 0);
-    EXPECT_EQ(read_file(out_ + "/model.safetensors"), read_file(saved(run) + "/model.safetensors"));
+// A run in f32 of a model that came in 16 bits is not rounded.
+TEST_F(Export, TheDefaultIsTheDTypeThatWasTrained) {
+  for (const auto& [option, type] : {std::pair("f16", "F16 float16"), {"bf16", "BF16 bfloat16"}}) {
+    SCOPED_TRACE(option);
+    make_model("qwen2");
+    for (const char* folder : {"came", "first", "second"}) fs::remove_all(dir_.path(folder));
+    ASSERT_EQ(write(model_, {std::string("--dtype=") + option}).code, 0);
+    const std::string came = dir_.path("came");
+    fs::rename(out_, came);
+    // Both names of the dtype, of which the older one is left in files.
+    Json config = json_of(came + "/config.json");
+    write_file(came + "/config.json",
+               config.set("torch_dtype", config.at("dtype")).set("source_dtype", "int8").dump());
+    train("first", came);
+    train("second", dir_.path("first"));
+    for (const char* run : {"first", "second"}) {
+      for (const std::string& folder : {saved(run), out_}) {
+        if (folder == out_) {
+          const Output output = write(dir_.path(run));
+          ASSERT_EQ(output.code, 0) << output.err;
+          EXPECT_EQ(output.out, str(out_, ": 5008 parameters in float32\n"));
+          EXPECT_EQ(written_type(), "F32 float32");
+        }
+        const Json saved_config = json_of(folder + "/config.json");
+        EXPECT_EQ(saved_config.at("dtype").as_string(), "float32");
+        EXPECT_EQ(saved_config.at("torch_dtype").as_string(), "float32");
+        EXPECT_EQ(saved_config.find("source_dtype"), nullptr);
+      }
+      EXPECT_EQ(read_file(out_ + "/model.safetensors"),
+                read_file(saved(run) + "/model.safetensors"));
+    }
+    ASSERT_EQ(write(came).code, 0);
+    EXPECT_EQ(written_type(), type);
+    EXPECT_EQ(read_file(out_ + "/model.safetensors"), read_file(came + "/model.safetensors"));
   }
-  ASSERT_EQ(write(half).code, 0);
-  EXPECT_EQ(written_type(), "F16 float16");
-  EXPECT_EQ(read_file(out_ + "/model.safetensors"), read_file(half + "/model.safetensors"));
-  // Exported in f32, it has come in f32.
-  train("third", model_);
-  EXPECT_EQ(json_of(saved("third") + "/config.json").find("source_dtype"), nullptr);
-  Json config = json_of(model_ + "/config.json");
-  write_file(model_ + "/config.json", config.set("source_dtype", "int8").dump());
-  expect_bad_input(write(model_), {"config.json: source_dtype: 'int8' is not known"});
+}
+
+// The number before `text` in an output.
+double number_before(const std::string& out, const std::string& text) {
+  const size_t end = out.find(text);
+  if (end == out.npos) return NAN;
+  const size_t begin = out.find_last_of(" (", end - 1) + 1;
+  return std::stod(out.substr(begin, end - begin));
+}
+
+TEST_F(Export, RoundingSaysWhatItKeepsOfTheChangesAndHowFarTheModelMoves) {
+  ASSERT_EQ(write(model_, {"--dtype=bf16"}).code, 0);
+  const std::string came = dir_.path("came");
+  fs::rename(out_, came);
+  const Output trained = run_cohort({"train", dir_.path("run.yaml"), "learning_rate=1e-5",
+                                     "output_dir=" + dir_.path("run"), "init_from=" + came});
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  const SafetensorsFile before(came + "/model.safetensors"),
+      after(saved("run") + "/model.safetensors");
+  for (const auto& [option, type] : {std::pair("bf16", DType::kBF16), {"f16", DType::kF16}}) {
+    SCOPED_TRACE(option);
+    int64_t changed = 0, kept = 0;
+    for (const std::string& name : after.names()) {
+      const auto values = [&](const Tensor& t) { return t.to(DType::kF32).to_vector<double>(); };
+      const Tensor a = before.read(name), b = after.read(name);
+      const auto x = values(a), y = values(b), rx = values(a.to(DType::kF32).to(type)),
+                 ry = values(b.to(type));
+      for (size_t i = 0; i < x.size(); ++i) {
+        changed += x[i] != y[i] ? 1 : 0;
+        kept += rx[i] != ry[i] ? 1 : 0;
+      }
+    }
+    const Output output = write(dir_.path("run"), {std::string("--dtype=") + option});
+    ASSERT_EQ(output.code, 0) << output.err;
+    EXPECT_LT(kept, changed / 2);
+    EXPECT_NE(output.out.find(str("rounded: ", kept, " of the ", changed,
+                                  " weights that training "
+                                  "has changed differ in ")),
+              output.out.npos)
+        << output.out;
+    EXPECT_NEAR(number_before(output.out, " %)") / 100,
+                static_cast<double>(kept) / static_cast<double>(changed), 1e-4);
+    EXPECT_NE(output.out.find("KL(trained || exported): "), output.out.npos) << output.out;
+    EXPECT_NE(output.out.find("tokens of 1 training prompts of "), output.out.npos);
+    // A checkpoint alone has no run to compare with; neither has a folder.
+    const Output folder = write(model_, {std::string("--dtype=") + option});
+    EXPECT_EQ(folder.out, str(out_, ": 5008 parameters in ",
+                              option == std::string("f16") ? "float16" : "bfloat16", "\n"));
+  }
+  // The start of the run is gone: the model is written, and the reason is said.
+  fs::remove_all(came);
+  const Output without = write(dir_.path("run"), {"--dtype=bf16"});
+  EXPECT_EQ(without.code, 0) << without.err;
+  EXPECT_NE(without.out.find("the changes that rounding keeps are not counted: "), without.out.npos)
+      << without.out;
+  EXPECT_NE(without.out.find(came), without.out.npos) << without.out;
+}
+
+TEST_F(Export, WeightsThatAreNotFiniteAreRefused) {
+  const auto fill = [&](double value) {
+    NamedTensors tensors;
+    {
+      const SafetensorsFile file(model_ + "/model.safetensors");
+      for (const std::string& name : file.names()) tensors.emplace_back(name, file.read(name));
+    }
+    tensors.back().second.fill_(value);
+    write_safetensors(model_ + "/model.safetensors", tensors);
+  };
+  const auto before = names_in(dir_.path(""));
+  for (const double value : {static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
+    fill(value);
+    for (const char* dtype : {"f32", "bf16", "f16"})
+      expect_bad_input(write(model_, {std::string("--dtype=") + dtype}), {"the tensor '"});
+    const Output output = run_cohort({"logprobs", model_, "abc"});
+    EXPECT_EQ(output.code, 1);
+    EXPECT_EQ(output.out, "");
+    EXPECT_NE(output.err.find("the log-prob of token 1 is "), output.err.npos) << output.err;
+  }
+  fill(3.4e38);
+  expect_bad_input(write(model_, {"--dtype=bf16"}), {"' holds inf as BF16; hint: --dtype f32"});
+  EXPECT_EQ(names_in(dir_.path("")), before);
+}
+
+// A server stops at the end of a turn, which the tokenizer's end of sequence is not.
+TEST_F(Export, ModelsTrainedOnConversationsNameTheEndOfATurn) {
+  for (const char* const base :
+       {R"({"eos_token_id": 2, "top_k": 7, "pad_token_id": 0})", R"({"eos_token_id": [0, 3]})", ""})
+    for (const char* trainer : {"sft", "grpo"}) {
+      SCOPED_TRACE(str(base, " ", trainer));
+      fs::remove_all(dir_.path("run"));
+      fs::remove(model_ + "/generation_config.json");
+      if (*base != 0) write_file(model_ + "/generation_config.json", base);
+      // c (3) ends a turn, as a token of its own.
+      Json tokenizer = parse_json(kTokenizer, "");
+      Json::Array added = tokenizer.at("added_tokens").as_array();
+      added.push_back(Json(added[0]).set("id", 3).set("content", "c"));
+      write_file(model_ + "/tokenizer.json", tokenizer.set("added_tokens", added).dump());
+      write_file(model_ + "/chat_template.jinja",
+                 "{% for m in messages %}{{ m.content }}c{% endfor %}");
+      const Output trained = run_cohort(
+          {"train", dir_.path("run.yaml"), std::string("trainer=") + trainer, "data.chat=true",
+           "num_generations=2", "output_dir=" + dir_.path("run"), "init_from=" + model_});
+      ASSERT_EQ(trained.code, 0) << trained.err;
+      ASSERT_EQ(write(dir_.path("run")).code, 0);
+      for (const std::string& folder : {saved("run"), out_}) {
+        const Json json = json_of(folder + "/generation_config.json");
+        // Without the file, the ids are those of config.json.
+        const std::string expected =
+            std::string(base).starts_with("{\"eos_token_id\": [") ? "[3,0]" : "[3,0,2]";
+        EXPECT_EQ(json.find("top_k") != nullptr, std::strstr(base, "top_k") != nullptr);
+        EXPECT_EQ(json.get_or_null("pad_token_id").is_int(), expected == "[3,0,2]");
+        EXPECT_EQ(json.at("eos_token_id").dump(), expected);
+        EXPECT_EQ(load_tokenizer(folder)->stop_ids().size(), expected.size() / 2);
+        EXPECT_EQ(load_tokenizer(folder)->eos_id(), 0);
+      }
+      // Runs resume, also with the tokenizer named, and other data leaves the file as it is.
+      for (const char* key : {"steps=3", "data.tokenizer_path="}) {
+        const Output resumed = run_cohort({"train", "--resume", dir_.path("run"), "steps=3",
+                                           key == std::string("steps=3") ? key : key + model_});
+        EXPECT_EQ(resumed.code, 0) << resumed.err;
+      }
+    }
+  train("plain", model_);
+  EXPECT_FALSE(fs::exists(saved("plain") + "/generation_config.json"));
 }
 
 TEST_F(Export, RefusesFoldersThatAreNotEmptyAndFiles) {

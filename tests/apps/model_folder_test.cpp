@@ -7,6 +7,7 @@
 
 #include "data/safetensors.h"
 #include "tests/apps/process.h"
+#include "tests/apps/tiny_tokenizer.h"
 #include "text/json.h"
 
 namespace cohort::test {
@@ -79,6 +80,45 @@ TEST_F(ModelFolders, AreTrainedAndSavedAsFoldersAgain) {
   EXPECT_EQ(
       train({"init_from=" + copy, "model.path=" + copy, "output_dir=" + dir_.path("on")}).code, 0);
   EXPECT_EQ(run_cohort({"train", "--resume", dir_.path("run"), "steps=3"}).code, 0);
+}
+
+// config.json ties the head, the file has another one: it is used, trained and saved.
+TEST_F(ModelFolders, AHeadThatIsTiedByMistakeIsUsed) {
+  const std::vector<std::string> logprobs = {"logprobs", model_, "abcabc"};
+  const std::string untied = run_cohort(logprobs).out;
+  Json config = parse_json(read_file(model_ + "/config.json"), "");
+  write_file(model_ + "/config.json", config.set("tie_word_embeddings", true).dump());
+  const std::string notice = "lm_head.weight differs from it: the head is not tied";
+  const auto expect_notices = [&](const Output& output, size_t count) {
+    ASSERT_EQ(output.code, 0) << output.err;
+    size_t found = 0;
+    for (size_t at = 0; (at = output.err.find(notice, at)) != output.err.npos; ++at) ++found;
+    EXPECT_EQ(found, count) << output.err;
+  };
+  const Output tied = run_cohort(logprobs);
+  expect_notices(tied, 1);
+  EXPECT_EQ(tied.out, untied);
+  expect_notices(run_cohort({"check", dir_.path("run.yaml")}), 1);
+  expect_notices(train(), 1);
+  EXPECT_FALSE(json_of(saved_ + "/config.json").at("tie_word_embeddings").as_bool());
+  const SafetensorsFile before(model_ + "/model.safetensors"), after(saved_ + "/model.safetensors");
+  EXPECT_GT(relative_error(after.read("lm_head.weight"), before.read("lm_head.weight")), 0);
+  EXPECT_LT(relative_error(after.read("lm_head.weight"), before.read("lm_head.weight")), 0.5);
+  expect_notices(run_cohort({"train", "--resume", dir_.path("run"), "steps=3"}), 0);
+  const std::string out = dir_.path("out");
+  expect_notices(run_cohort({"export", dir_.path("run"), out}), 0);
+  EXPECT_FALSE(json_of(out + "/config.json").at("tie_word_embeddings").as_bool());
+  EXPECT_EQ(run_cohort({"logprobs", out, "abcabc"}).out,
+            run_cohort({"logprobs", dir_.path("run"), "abcabc"}).out);
+  // Adapters on it, with a reference.
+  const std::string adapted = dir_.path("adapted");
+  const std::vector<std::string> keys = {
+      "lora.rank=2",       "output_dir=" + adapted, "trainer=grpo",           "beta=0.1",
+      "num_generations=2", "reference=start",       "max_completion_length=3"};
+  expect_notices(train(keys), 1);
+  expect_notices(run_cohort({"generate", adapted, "ab", "--max-tokens=2"}), 1);
+  expect_notices(run_cohort({"export", adapted, dir_.path("merged"), "--merged"}), 1);
+  EXPECT_FALSE(json_of(dir_.path("merged/config.json")).at("tie_word_embeddings").as_bool());
 }
 
 TEST_F(ModelFolders, ContextsCanBeShortenedAndNotLengthened) {
@@ -280,6 +320,96 @@ TEST_F(Chat, SamplesAsTheFolderRecommends) {
             completion("uab</s>a") + "\n");
 }
 
+TEST_F(Chat, FollowsGenerationConfigAndNamesWhatItDoesNot) {
+  const auto run = [&](const char* command, const std::string& json,
+                       std::vector<std::string> more = {}) {
+    write_file(model_ + "/generation_config.json", json);
+    more.insert(more.begin(), {command, model_});
+    if (command == std::string("generate")) more.insert(more.end(), {"uab</s>a", "--json"});
+    const Output output = run_cohort(more, "ab\n");
+    EXPECT_EQ(output.code, 0) << output.err;
+    return output;
+  };
+  const auto generated = [&](const std::string& json, const std::vector<std::string>& more = {}) {
+    return parse_json(run("generate", json, more).out, "").at("completion").as_string();
+  };
+  const auto replied = [&](const std::string& json, const std::vector<std::string>& more = {}) {
+    const std::string out = run("chat", json, more).out;
+    return out.substr(0, out.size() - 1);
+  };
+  const std::string greedy = generated("{}", {"--temperature=0", "--max-tokens=5"});
+  ASSERT_EQ(greedy.size(), 5u);
+  const std::string third(1, greedy[2]);
+  // Each key has the effect of its option.
+  struct Case {
+    std::string json;
+    std::vector<std::string> options;
+  };
+  for (const Case& c : std::vector<Case>{
+           {R"({"do_sample": false, "temperature": 9, "max_new_tokens": 5})",
+            {"--temperature=0", "--max-tokens=5"}},
+           {R"({"do_sample": true, "temperature": 3.0, "max_new_tokens": 6})",
+            {"--temperature=3", "--max-tokens=6"}},
+           {R"({"top_k": 2, "max_new_tokens": 7})", {"--top-k=2", "--max-tokens=7"}},
+           {R"({"top_p": 0.5, "max_new_tokens": 7})", {"--top-p=0.5", "--max-tokens=7"}},
+           {R"({"min_p": 0.4, "max_new_tokens": 7})", {"--min-p=0.4", "--max-tokens=7"}},
+           {R"({"repetition_penalty": 1.7, "do_sample": false, "max_new_tokens": 7})",
+            {"--repetition-penalty=1.7", "--temperature=0", "--max-tokens=7"}},
+           {R"({"presence_penalty": 2.5, "do_sample": false, "max_new_tokens": 7})",
+            {"--presence-penalty=2.5", "--temperature=0", "--max-tokens=7"}},
+           {R"({"frequency_penalty": 2.5, "do_sample": false, "max_new_tokens": 7})",
+            {"--frequency-penalty=2.5", "--temperature=0", "--max-tokens=7"}},
+           {R"({"suppress_tokens": [3, 5], "do_sample": false, "max_new_tokens": 7})",
+            {"--logit-bias", "3:-inf", "5:-inf", "--temperature=0", "--max-tokens=7"}},
+           {str(R"({"stop_strings": [")", third, R"("], "do_sample": false})"),
+            {"--stop", third, "--temperature=0"}},
+           {str(R"({"stop_strings": ")", third, R"(", "do_sample": false})"),
+            {"--stop", third, "--temperature=0"}},
+           // The prompt has 5 tokens.
+           {R"({"max_length": 8, "do_sample": false})", {"--temperature=0", "--max-tokens=3"}},
+           {R"({"max_length": 6, "max_new_tokens": 4, "do_sample": false})",
+            {"--temperature=0", "--max-tokens=4"}}}) {
+    SCOPED_TRACE(c.json);
+    EXPECT_EQ(generated(c.json), generated("{}", c.options));
+    EXPECT_EQ(replied(c.json), replied("{}", c.options));
+    EXPECT_EQ(run("chat", c.json).err.find("not followed"), std::string::npos);
+  }
+  EXPECT_EQ(generated(R"({"stop_strings": ["</s>"], "do_sample": false, "max_new_tokens": 5})"),
+            greedy);  // a special token is one in any case
+  // Options that are given win.
+  const std::string all =
+      R"({"do_sample": true, "temperature": 50, "max_new_tokens": 1, "stop_strings": [")" + third +
+      R"("], "min_p": 1, "repetition_penalty": 9.5})";
+  EXPECT_EQ(generated(all, {"--temperature=0", "--max-tokens=5", "--stop", "~", "--min-p=0",
+                            "--repetition-penalty=1"}),
+            greedy);
+  EXPECT_NE(generated(R"({"do_sample": false})", {"--top-k=9", "--max-tokens=12"}),
+            generated(R"({"do_sample": false})", {"--max-tokens=12"}));
+  // A field that is not followed is named once, unless it changes nothing.
+  for (const char* command : {"generate", "chat"}) {
+    const std::string err =
+        run(command,
+            R"({"num_beams": 4, "no_repeat_ngram_size": 1, "typical_p": 0.5, "mine": "x",
+                "max_new_tokens": 1, "bad_words_ids": [[1]], "forced_eos_token_id": 2})",
+            {"--max-tokens=2"})
+            .err;
+    const std::string line =
+        "not followed: num_beams, no_repeat_ngram_size, typical_p, mine, bad_words_ids, "
+        "forced_eos_token_id";
+    EXPECT_NE(err.find(line), std::string::npos) << err;
+    EXPECT_EQ(err.find(line), err.rfind(line)) << err;
+    EXPECT_EQ(run(command,
+                  R"({"num_beams": 1, "no_repeat_ngram_size": 0, "typical_p": 1.0, "mine": null,
+                      "bad_words_ids": null, "use_cache": true, "eos_token_id": [0, 31],
+                      "pad_token_id": 0, "transformers_version": "5.0", "length_penalty": 1.0,
+                      "early_stopping": false, "cache_implementation": "hybrid", "do_sample": true,
+                      "_from_model_config": true, "diversity_penalty": 0.0})",
+                  {"--max-tokens=2"})
+                  .err.find("not followed"),
+              std::string::npos);
+  }
+}
+
 // Another user's files in and above the model's folder.
 TEST_F(Chat, PlantedConfigurationsAreNotUsed) {
   const std::vector<std::string> chat = {"chat", model_, "--temperature=0", "--max-tokens=5"};
@@ -310,6 +440,24 @@ TEST_F(Chat, RecommendationsOutsideTheirRangeAreNamed) {
                    {file + "temperature: expected a number"});
   expect_bad_input(chat_with(R"({"temperature": 1e999})"), {file});
   expect_bad_input(chat_with(R"({"temperature": NaN})"), {file});
+  expect_bad_input(chat_with("[]"), {model_ + "/generation_config.json: "});
+  expect_bad_input(chat_with(R"({"min_p": 1.5})"), {file + "min_p: expected a number"});
+  expect_bad_input(chat_with(R"({"do_sample": "no"})"), {file + "do_sample: expected true or"});
+  expect_bad_input(chat_with(R"({"do_sample": 0})"), {file + "do_sample: expected true or"});
+  expect_bad_input(chat_with(R"({"repetition_penalty": -1})"), {file + "repetition_penalty: exp"});
+  expect_bad_input(chat_with(R"({"stop_strings": [""]})"), {file + "stop_strings: an empty text"});
+  expect_bad_input(chat_with(R"({"stop_strings": {"a": 1}})"), {file + "stop_strings: expected"});
+  expect_bad_input(chat_with(R"({"suppress_tokens": [32]})"),
+                   {file + "suppress_tokens: expected a number from 0 to 31"});
+  expect_bad_input(chat_with(R"({"suppress_tokens": [-1]})"), {file + "suppress_tokens: "});
+  const auto generate_with = [&](const std::string& json) {
+    write_file(model_ + "/generation_config.json", json);
+    return run_cohort({"generate", model_, "ab"});
+  };
+  for (const char* value : {"0", "-3", "1.5", "\"9\"", "true", "[2]", "1e400"})
+    for (const char* key : {"max_new_tokens", "max_length"})
+      expect_bad_input(generate_with(str("{\"", key, "\": ", value, "}")), {file});
+  expect_bad_input(generate_with(R"({"max_length": 2})"), {"has 2 tokens", "max_length is 2"});
   for (const Output& output : {chat_with(R"({"top_k": -1})", {"--top-k=0"}),
                                chat_with(R"({"top_k": null, "top_p": 1.0, "temperature": 1})")})
     EXPECT_EQ(output.code, 0) << output.err;

@@ -1,6 +1,7 @@
 // Round trips per dtype, a file written elsewhere, and damage of every kind.
 #include "data/safetensors.h"
 
+#include <cfloat>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -223,6 +224,31 @@ TEST_F(Safetensors, RefusesPathsThatAreNotFiles) {
   EXPECT_THROW_WITH(SafetensorsFile(dir_.path()), InputError, "is a folder");
   test::write_file(path(), "");
   EXPECT_THROW_WITH(SafetensorsFile{path()}, InputError, "is truncated");
+}
+
+TEST_F(Safetensors, MetadataMayBeNull) {
+  write(R"({"__metadata__":null,"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "1234");
+  EXPECT_EQ(SafetensorsFile(path()).names(), std::vector<std::string>{"a"});
+}
+
+TEST_F(Safetensors, StoredValuesAreFinite) {
+  for (const auto& [value, dtype, type] : {std::tuple{NAN, DType::kF32, "F32"},
+                                           {INFINITY, DType::kF32, "F32"},
+                                           {-INFINITY, DType::kF64, "F64"},
+                                           {NAN, DType::kBF16, "BF16"},
+                                           {NAN, DType::kF32, "F16"},
+                                           {NAN, DType::kF32, "BF16"},
+                                           {FLT_MAX, DType::kF32, "BF16"},
+                                           {-FLT_MAX, DType::kF32, "BF16"},
+                                           {FLT_MAX, DType::kF32, "F16"}}) {
+    Tensor tensor = Tensor::zeros({300, 300}, dtype);
+    EXPECT_NO_THROW(stored_values(tensor, type, "t"));
+    tensor.narrow(0, 299, 1).narrow(1, 299, 1).fill_(value);
+    EXPECT_THROW_WITH(stored_values(tensor, type, "t"), InputError, "the tensor 't' holds ");
+  }
+  Tensor wide = Tensor::full({2}, 1e300, DType::kF64);
+  EXPECT_THROW_WITH(stored_values(wide, "F32", "t"), InputError, "holds inf as F32; hint: ");
+  EXPECT_EQ(stored_values(wide, "F64", "t").to_vector<double>()[1], 1e300);
 }
 
 TEST_F(Safetensors, RefusesMalformedHeaders) {

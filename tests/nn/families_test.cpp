@@ -3,6 +3,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 
 #include "data/safetensors.h"
 #include "kernels/matmul.h"
@@ -103,6 +104,120 @@ TEST_P(Families, FoldersRoundTrip) {
   EXPECT_EQ(saved_config(model).dump(),
             parse_json(read_input_file(dir_ + "/config.json"), "").dump());
   EXPECT_EQ(ModelConfig::from_json(saved_config(model)).to_json().dump(), config.to_json().dump());
+}
+
+// Folders whose config.json ties the head to the embedding table, with a head of their own.
+class TiedHeads : public testing::Test {
+ protected:
+  using Change = std::function<void(NamedTensors&)>;
+  // A copy of a family's folder, with other tensors, and tie_word_embeddings as given (null: none).
+  std::string copy(const std::string& family, const Json& tied, const Change& change = {}) {
+    const std::string dir = dir_.path(str("model", ++copies_));
+    fs::copy(kFamilies + family, dir, fs::copy_options::recursive);
+    const Json before = parse_json(read_file(dir + "/config.json"), "");
+    Json config;
+    for (const auto& [field, value] : before.as_object())
+      if (field != "tie_word_embeddings") config.set(field, value);
+    if (!tied.is_null()) config.set("tie_word_embeddings", tied);
+    write_file(dir + "/config.json", config.dump());
+    NamedTensors tensors;
+    {
+      const SafetensorsFile file(dir + "/model.safetensors");
+      for (const std::string& name : file.names()) tensors.emplace_back(name, file.read(name));
+    }
+    if (change) change(tensors);
+    write_safetensors(dir + "/model.safetensors", tensors);
+    return dir;
+  }
+  // qwen3_bias, which is tied, with a head made of the table.
+  std::string with_head(const std::function<Tensor(const Tensor&)>& head, const Change& more = {}) {
+    return copy("qwen3_bias", true, [&](NamedTensors& tensors) {
+      for (const auto& [name, value] : tensors)
+        if (name == "model.embed_tokens.weight") {
+          tensors.emplace_back("lm_head.weight", head(value));
+          break;
+        }
+      if (more) more(tensors);
+    });
+  }
+  static bool is_tied(const std::string& dir) {
+    const ModelConfig config = load_config(dir);
+    Transformer model(config, DType::kF32, std::nullopt);
+    load_weights(model, dir);
+    EXPECT_EQ(saved_config(model).at("tie_word_embeddings").as_bool(), config.tie_embeddings);
+    return config.tie_embeddings;
+  }
+  static Tensor copy_of(const Tensor& table) { return table.clone(); }
+
+  TempDir dir_;
+  int copies_ = 0;
+};
+
+TEST_F(TiedHeads, ThatDifferAreNotTied) {
+  for (const auto& [family, tied] : {std::pair("llama", Json(true)),
+                                     {"gpt2_gelu", Json(true)},
+                                     {"gpt2_gelu", Json()},
+                                     {"phi3", Json(true)}}) {
+    SCOPED_TRACE(str(family, " ", tied.dump()));
+    const std::string dir = copy(family, tied);
+    expect_those_of_transformers(dir, DType::kF64, {});
+    // Saved, the folder says so itself.
+    Transformer model(load_config(dir), DType::kF32, std::nullopt);
+    load_weights(model, dir);
+    const std::string saved = dir_.path(str("saved", copies_));
+    fs::create_directory(saved);
+    save_weights(model, saved);
+    write_file(saved + "/config.json", saved_config(model).dump());
+    EXPECT_FALSE(saved_config(model).at("tie_word_embeddings").as_bool());
+    EXPECT_FALSE(load_config(saved).tie_embeddings);
+    EXPECT_TRUE(SafetensorsFile(saved + "/model.safetensors").contains("lm_head.weight"));
+  }
+}
+
+TEST_F(TiedHeads, AreComparedByTheirValues) {
+  EXPECT_TRUE(is_tied(with_head(copy_of)));
+  EXPECT_TRUE(is_tied(with_head([](const Tensor& t) { return t.to(DType::kF64); })));
+  // The last element alone; a head that is rounded.
+  const auto changed = [](double value) {
+    return [value](const Tensor& table) {
+      Tensor head = table.clone();
+      head.data<float>()[head.numel() - 1] = static_cast<float>(value);
+      return head;
+    };
+  };
+  EXPECT_FALSE(is_tied(with_head(changed(1.5))));
+  EXPECT_FALSE(is_tied(with_head(changed(NAN))));
+  EXPECT_FALSE(is_tied(with_head([](const Tensor& t) { return t.to(DType::kBF16); })));
+  const auto in_both = [&](NamedTensors& tensors) {
+    for (auto& [name, value] : tensors)
+      if (name == "model.embed_tokens.weight") value = changed(NAN)(value);
+  };
+  EXPECT_TRUE(is_tied(with_head(changed(NAN), in_both)));
+  // Names without the prefix, as of folders saved without their head.
+  EXPECT_FALSE(is_tied(with_head(changed(1.5), [](NamedTensors& tensors) {
+    for (auto& [name, value] : tensors)
+      if (name.starts_with("model.")) name = name.substr(6);
+  })));
+  EXPECT_THROW_WITH(is_tied(with_head([](const Tensor& t) { return t.narrow(0, 0, 5).clone(); })),
+                    InputError, "lm_head.weight: expected shape");
+}
+
+TEST_F(TiedHeads, MayLieInAnotherShard) {
+  const std::string dir = copy("llama", true);
+  std::vector<TensorSource> sources;
+  const SafetensorsFile file(dir + "/model.safetensors");
+  for (const std::string& name : file.names())
+    sources.push_back({name, file.shape(name), "F32", [&file, name] { return file.read(name); }});
+  const auto names = write_sharded(dir_.path(), "model", sources, 4000);
+  ASSERT_GT(names.size(), 3u);
+  for (const std::string& name : names) fs::rename(dir_.path(name), dir + "/" + name);
+  fs::remove(dir + "/model.safetensors");
+  EXPECT_FALSE(is_tied(dir));
+}
+
+TEST_F(TiedHeads, AHeadThatIsUntiedAndMissingIsAnError) {
+  EXPECT_THROW_WITH(is_tied(copy("qwen3_bias", false)), InputError,
+                    "there is no tensor 'lm_head.weight'; hint: do config.json and the file");
 }
 
 TEST(ModelsMadeHere, AreStoredAsTheirFamily) {

@@ -23,6 +23,34 @@ Json config_of(const char* model_type) {
 }
 
 // Fields missing from config.json have the defaults of transformers.
+TEST(FamilyDefaults, RopeParametersMayStandBesideRopeScaling) {
+  const auto config = [](const Json& parameters, const Json& scaling) {
+    return ModelConfig::from_json(
+        config_of("llama").set("rope_parameters", parameters).set("rope_scaling", scaling));
+  };
+  const Json theta = Json().set("rope_type", "default").set("rope_theta", 5e5),
+             linear = Json().set("rope_type", "linear").set("factor", 4.0),
+             both = Json(linear).set("rope_theta", 5e5);
+  for (const Json& none : {Json(), Json().set("rope_type", "default"),
+                           Json().set("type", "default"), Json(Json::Object{})}) {
+    EXPECT_EQ(config(theta, none).rope_theta, 5e5);
+    EXPECT_TRUE(config(theta, none).rope_frequencies.empty());
+    EXPECT_EQ(config(both, none).rope_frequencies, config(both, Json()).rope_frequencies);
+  }
+  // The scaling of either, with the base of rope_parameters.
+  const ModelConfig expected = config(both, Json());
+  EXPECT_FALSE(expected.rope_frequencies.empty());
+  for (const Json& parameters : {theta, both}) {
+    EXPECT_EQ(config(parameters, linear).rope_theta, 5e5);
+    EXPECT_EQ(config(parameters, linear).rope_frequencies, expected.rope_frequencies);
+  }
+  // Two scalings: that of rope_scaling, as in transformers.
+  const Json dynamic = Json().set("type", "dynamic").set("factor", 2.0);
+  EXPECT_NE(config(both, dynamic).rope_frequencies, expected.rope_frequencies);
+  EXPECT_THROW_WITH(config(theta, 3), InputError, "rope_scaling is 3: expected an object");
+  EXPECT_THROW_WITH(config(3, theta), InputError, "rope_parameters is 3: expected an object");
+}
+
 TEST(FamilyDefaults, WindowsAreThoseOfTransformers) {
   const auto window = [](const Json& json, int layer) {
     return ModelConfig::from_json(json).window_of(layer);

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "core/text.h"
+#include "tests/support/chat_tokenizer.h"
 #include "tests/support/test_util.h"
 #include "text/chat.h"
 #include "text/tool_calls.h"
@@ -164,6 +165,33 @@ TEST(ChatTurns, TheFirstStopTokenEndsATurn) {
   const Chat open("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}");
   EXPECT_EQ(open.after({make_message("user", "u")}), "[user]{u}");
   EXPECT_EQ(open.after({make_message("user", "u")}, false), "[user]{u}");
+}
+
+// An end that the tokenizer does not call special is a token still.
+TEST(ChatTurns, AnAddedTokenEndsATurn) {
+  for (const bool special : {true, false}) {
+    NamedFiles files = test::chat_files(test::kTurns);
+    Json json = parse_json(files[0].second, "");
+    Json::Array added = json.at("added_tokens").as_array();
+    const auto end = static_cast<int32_t>(added[1].at("id").as_int());
+    added[1].set("special", special);
+    files[0].second = json.set("added_tokens", added).dump();
+    // Only added_tokens.json or a name may say that it is a token.
+    Json::Object vocab = json.at("model").at("vocab").as_object();
+    vocab.emplace_back("<|end|>", end);
+    json["model"].set("vocab", vocab);
+    added.pop_back();
+    const NamedFiles by_name{{"tokenizer.json", json.set("added_tokens", added).dump()}, files[1]};
+    for (const NamedFiles& each : {files, by_name}) {
+      const auto tokenizer = make_tokenizer(each, "test");
+      EXPECT_EQ(ChatFormat(*tokenizer, Json()).end_of_turn(*tokenizer).token, end);
+    }
+    // Not the end of sequence either.
+    files[1].second =
+        Json().set("eos_token", "<|start|>").set("chat_template", test::kTurns).dump();
+    const auto tokenizer = make_tokenizer(files, "test");
+    EXPECT_EQ(ChatFormat(*tokenizer, Json()).end_of_turn(*tokenizer).token, end);
+  }
 }
 
 TEST(ChatTurns, RejectsWhatATemplateDoesNotShowOrChanges) {

@@ -141,6 +141,89 @@ TEST(TokenizerFiles, FindsTheEndOfSequence) {
   EXPECT_THROW_WITH(with("config.json", R"({"eos_token_id":900})"), InputError, "outside");
 }
 
+// small_json() with the tokens <stop> (102) and <new> (103) of the vocabulary, which it does not
+// split off, in other files. The ids and texts are those of AutoTokenizer (transformers 5.24).
+TEST(TokenizerFiles, TokensThatOtherFilesNameAreMatchedWhole) {
+  Json json = small_json();
+  Json vocab = json.at("model").at("vocab");
+  json["model"].set("vocab", vocab.set("<stop>", 102));
+  const auto ids = [&](NamedFiles files, const char* text = "he<stop>he") {
+    return make_small(json, std::move(files))->encode(text);
+  };
+  const auto shown = [&](NamedFiles files, const char* text = "he<stop>he") {
+    const auto tokenizer = make_small(json, std::move(files));
+    return tokenizer->decode(tokenizer->encode(text));
+  };
+  const Ids whole{95, 102, 95};
+  ASSERT_EQ(ids({}).size(), 8u);
+  for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"})
+    for (const char* fields :
+         {R"({"eos_token": "<stop>"})", R"({"pad_token": {"content": "<stop>"}})",
+          R"({"eos_token": {"content": "<stop>", "special": false}})",
+          R"({"image_token": "<stop>"})", R"({"additional_special_tokens": ["<stop>"]})",
+          R"({"additional_special_tokens": [{"content": "<stop>"}, "no"], "eos_token": null})",
+          R"({"extra_special_tokens": ["<stop>"]})",
+          R"({"extra_special_tokens": {"image_token": "<stop>"}})",
+          R"({"model_specific_special_tokens": {"image_token": "<stop>"}})"}) {
+      SCOPED_TRACE(str(name, " ", fields));
+      EXPECT_EQ(ids({{name, fields}}), whole);
+      EXPECT_EQ(shown({{name, fields}}), "hehe");
+    }
+  const auto decoder = [](const char* entry) {
+    return NamedFiles{{"tokenizer_config.json", str("{\"added_tokens_decoder\": {", entry, "}}")}};
+  };
+  const auto stop = decoder(R"("102": {"content": "<stop>", "special": true})"),
+             plain = decoder(R"("102": {"content": "<stop>", "special": false})");
+  EXPECT_EQ(ids(stop), whole);
+  EXPECT_EQ(shown(stop), "hehe");
+  EXPECT_EQ(ids(plain), whole);
+  EXPECT_EQ(shown(plain), "he<stop>he");
+  EXPECT_EQ(ids({{"added_tokens.json", R"({"<stop>": 102})"}}), whole);
+  EXPECT_EQ(shown({{"added_tokens.json", R"({"<stop>": 102})"}}), "he<stop>he");
+  EXPECT_EQ(shown({{"added_tokens.json", R"({"<stop>": 102})"},
+                   {"special_tokens_map.json", R"({"eos_token": "<stop>"})"}}),
+            "hehe");
+  // A new token; one whose id is taken gets the next.
+  for (const char* id : {"103", "99"}) {
+    const auto added =
+        decoder(str("\"", id, R"(": {"content": "<new>", "special": true})").c_str());
+    EXPECT_EQ(ids(added, "he<new>"), (Ids{95, 103}));
+    EXPECT_EQ(make_small(json, added)->vocab_size(), 104);
+  }
+  // The flags of tokenizer_config.json replace those of tokenizer.json; a name changes none.
+  const auto t = decoder(R"("101": {"content": "<t>", "special": true})");
+  EXPECT_EQ(ids(t, "he <t>he"), (Ids{95, 94, 101, 95}));
+  EXPECT_EQ(shown(t, "he <t>he"), "he he");
+  const NamedFiles named{{"tokenizer_config.json", R"({"eos_token": "<t>"})"}};
+  EXPECT_EQ(ids(named, "he <t>he"), (Ids{95, 101, 95}));
+  EXPECT_EQ(shown(named, "he <t>he"), "hehe");
+  // A token without a row of the model, as folders have whose embeddings were not resized, is none.
+  for (const auto& [rows, size] : {std::pair(103, 103), {104, 104}}) {
+    NamedFiles files = decoder(R"("103": {"content": "<pad>", "special": true})");
+    files.emplace_back("config.json", str("{\"vocab_size\": ", rows, "}"));
+    EXPECT_EQ(make_small(json, files)->vocab_size(), size);
+  }
+}
+
+TEST(TokenizerFiles, DamagedNamesOfTokensAreInputErrors) {
+  for (const auto& [name, content, text] :
+       {std::tuple{"tokenizer_config.json", "[]", "tokenizer_config.json: expected an object"},
+        {"tokenizer_config.json", R"({"added_tokens_decoder": {"x": {"content": "y"}}})", "folder"},
+        {"tokenizer_config.json", R"({"added_tokens_decoder": {"1.5": {"content": "y"}}})",
+         "folder/tokenizer_config.json: added_tokens_decoder: '1.5' is no id"},
+        {"tokenizer_config.json", R"({"added_tokens_decoder": {"7": {"content": 3}}})",
+         "folder/tokenizer_config.json: added_tokens_decoder.7.content: expected text"},
+        {"tokenizer_config.json", R"({"added_tokens_decoder": {"-7": {"content": "y!"}}})",
+         "has the id -7"},
+        {"added_tokens.json", R"({"<x>": "7"})", "folder/added_tokens.json: <x>: expected a whole"},
+        {"special_tokens_map.json", "3", "special_tokens_map.json: expected an object"}})
+    EXPECT_THROW_WITH(make_small(small_json(), {{name, content}}), InputError, text);
+  // Values of other types name no token.
+  for (const char* fields : {R"({"eos_token": 3, "pad_token": [], "bos_token": {"content": 1}})",
+                             R"({"additional_special_tokens": 3, "extra_special_tokens": [null]})"})
+    EXPECT_EQ(make_small(small_json(), {{"tokenizer_config.json", fields}})->vocab_size(), 102);
+}
+
 TEST(TokenizerFiles, ComeBackByteForByte) {
   const test::TempDir dir;
   const std::string json = small_json().dump(3) + "\n \n";

@@ -3,8 +3,8 @@
 #include "text/tokenizers/hugging_face.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
-#include <set>
 
 #include "text/tokenizers/added_tokens.h"
 #include "text/tokenizers/json_fields.h"
@@ -26,7 +26,10 @@ class Folder {
   // Null if the file does not exist.
   Json json(const std::string& name) const {
     const std::string* content = find(name);
-    return content == nullptr ? Json() : parse_json(*content, path(name));
+    if (content == nullptr) return {};
+    Json json = parse_json(*content, path(name));
+    if (!json.is_object()) throw InputError(path(name) + ": expected an object");
+    return json;
   }
 
  private:
@@ -65,6 +68,73 @@ std::optional<std::string> token_text(const Json& json) {
   return text.is_string() ? std::optional(text.as_string()) : std::nullopt;
 }
 
+// Calls use(key, value) for the fields of a file, if it exists, with errors that name it.
+template <class Use>
+void for_fields(const Folder& folder, const char* name, const Use& use) {
+  const Json json = folder.json(name);
+  if (json.is_null()) return;
+  with_places(json, folder.path(name), [&] {
+    with_context(folder.path(name), [&] {
+      for (const auto& [key, value] : json.as_object()) use(key, value);
+    });
+  });
+}
+
+// Tokens that are added to a vocabulary.
+class TokenList {
+ public:
+  explicit TokenList(Vocabulary& vocabulary) : vocabulary_(vocabulary) {}
+
+  // Reads "added_tokens" of tokenizer.json; null: none.
+  void read(const Json& list) {
+    if (list.is_null()) return;
+    for (const Json& item : list.as_array()) {
+      AddedToken token = read_added_token(item, item.at("id").as_int());
+      if (!contains(token.content)) add(std::move(token));
+    }
+  }
+
+  // Adds a token of another file, or replaces what is known of it but for its id. A new one whose
+  // id is taken gets the next one; without a row of the model it is none.
+  void add_known(AddedToken token, int64_t rows) {
+    const int32_t known = vocabulary_.find(token.content);
+    if (known >= 0)
+      token.id = known;
+    else if (token.id >= 0 && token.id < vocabulary_.size() &&
+             vocabulary_.token(static_cast<int32_t>(token.id)))
+      token.id = vocabulary_.size();
+    if (known >= 0 || token.id < rows) add(std::move(token));
+  }
+
+  // Makes the token special that a file names, as "TEXT" or {"content": "TEXT"}.
+  void make_special(const Json& named) {
+    const std::optional<std::string> text = token_text(named);
+    const int32_t id = text ? vocabulary_.find(*text) : -1;
+    if (id < 0) return;
+    if (!contains(*text)) {
+      Json token = named.is_object() ? named : Json().set("content", *text);
+      add(read_added_token(token.set("special", true), id));
+    }
+    tokens_[index_.at(*text)].special = true;
+  }
+
+  bool contains(const std::string& text) const { return index_.contains(text); }
+  std::vector<AddedToken> take() { return std::move(tokens_); }
+
+ private:
+  void add(AddedToken token) {
+    if (token.content.empty()) return;
+    vocabulary_.add(token.content, token.id);
+    const auto [found, is_new] = index_.emplace(token.content, tokens_.size());
+    if (is_new) tokens_.emplace_back();
+    tokens_[found->second] = std::move(token);
+  }
+
+  Vocabulary& vocabulary_;
+  std::vector<AddedToken> tokens_;
+  std::map<std::string, size_t> index_;  // positions in tokens_ by text
+};
+
 class HuggingFaceTokenizer final : public Tokenizer {
  public:
   HuggingFaceTokenizer(NamedFiles files, const std::string& where)
@@ -76,7 +146,10 @@ class HuggingFaceTokenizer final : public Tokenizer {
     with_places(json, folder.path(name), [&] {
       with_context(folder.path(name), [&] {
         read(json);
-        add_tokens(read_added_tokens(json, folder));
+        TokenList tokens(vocabulary_);
+        with_context("added_tokens", [&] { tokens.read(json.get_or_null("added_tokens")); });
+        read_more_tokens(folder, tokens);
+        added_ = AddedTokens(tokens.take(), normalizer_);
       });
     });
     find_eos(folder);
@@ -193,44 +266,37 @@ class HuggingFaceTokenizer final : public Tokenizer {
     splits_at_metaspace_ = model_->splits_before(kMetaspace);
   }
 
-  std::vector<AddedToken> read_added_tokens(const Json& json, const Folder& folder) const {
-    std::vector<AddedToken> tokens;
-    std::set<std::string> seen;
-    const auto add = [&](AddedToken token) {
-      if (!token.content.empty() && seen.insert(token.content).second)
-        tokens.push_back(std::move(token));
-    };
-    const Json& list = json.get_or_null("added_tokens");
-    if (!list.is_null())
-      for (const Json& item : list.as_array()) add(read_added_token(item, item.at("id").as_int()));
-    if (folder.find("tokenizer.json") != nullptr) return tokens;
-
-    const Json config = folder.json("tokenizer_config.json");
-    const Json& decoder = config.get_or_null("added_tokens_decoder");
-    if (!decoder.is_null())
-      with_places(config, "tokenizer_config.json", [&] {
-        for (const auto& [key, item] : decoder.as_object()) {
-          const Json id = parse_json(key, "added_tokens_decoder");
-          if (!id.is_int()) throw InputError(str("added_tokens_decoder: '", key, "' is no id"));
-          add(read_added_token(item, id.as_int()));
-        }
+  // Reads the tokens of the files beside tokenizer.json.
+  static void read_more_tokens(const Folder& folder, TokenList& tokens) {
+    std::vector<Json> special;
+    for (const char* file : {"tokenizer_config.json", "special_tokens_map.json"})
+      for_fields(folder, file, [&](const std::string& key, const Json& value) {
+        if (key.ends_with("_token")) special.push_back(value);
+        if (!key.ends_with("_special_tokens")) return;
+        if (value.is_array())
+          special.insert(special.end(), value.as_array().begin(), value.as_array().end());
+        if (value.is_object())
+          for (const auto& [name, token] : value.as_object()) special.push_back(token);
       });
-    const Json added = folder.json("added_tokens.json");
-    if (!added.is_null())
-      with_places(added, "added_tokens.json", [&] {
-        for (const auto& [content, id] : added.as_object())
-          add({.content = content, .id = id.as_int(), .normalized = true});
-      });
-    if (const int32_t id = vocabulary_.find(kEndOfText); id >= 0)
-      add({.content = kEndOfText, .id = id, .special = true});
-    return tokens;
-  }
-
-  void add_tokens(std::vector<AddedToken> tokens) {
-    with_context("added_tokens", [&] {
-      for (const AddedToken& token : tokens) vocabulary_.add(token.content, token.id);
-      added_ = AddedTokens(std::move(tokens), normalizer_);
+    if (folder.find("tokenizer.json") == nullptr) special.emplace_back(kEndOfText);
+    const Json config = folder.json("config.json"), &size = config.get_or_null("vocab_size");
+    const int64_t rows = size.is_int() ? size.as_int() : INT32_MAX;
+    for_fields(folder, "tokenizer_config.json", [&](const std::string& key, const Json& decoder) {
+      if (key != "added_tokens_decoder" || decoder.is_null()) return;
+      for (const auto& [number, item] : decoder.as_object()) {
+        const Json id = parse_json(number, key);
+        if (!id.is_int()) throw InputError(str(key, ": '", number, "' is no id"));
+        tokens.add_known(read_added_token(item, id.as_int()), rows);
+      }
     });
+    for_fields(folder, "added_tokens.json", [&](const std::string& content, const Json& id) {
+      const bool is_special = std::any_of(special.begin(), special.end(), [&](const Json& token) {
+        return token_text(token) == content;
+      });
+      if (!tokens.contains(content))
+        tokens.add_known({.content = content, .id = id.as_int(), .normalized = !is_special}, rows);
+    });
+    for (const Json& token : special) tokens.make_special(token);
   }
 
   void find_eos(const Folder& folder) {

@@ -6,10 +6,11 @@
 
 namespace cohort {
 
-// Reads tokenizer.json, else vocab.json and merges.txt as GPT-2's byte-level BPE; added
-// tokens also from tokenizer_config.json and added_tokens.json, and the end-of-sequence token from
-// the first of tokenizer_config.json, special_tokens_map.json, generation_config.json and
-// config.json that names one. `where` names the files' folder in errors. Throws InputError.
+// Reads tokenizer.json, else vocab.json and merges.txt as GPT-2's byte-level BPE; added tokens also
+// from tokenizer_config.json and added_tokens.json; special tokens also by their names in
+// tokenizer_config.json and special_tokens_map.json; and the end-of-sequence token from the first
+// of tokenizer_config.json, special_tokens_map.json, generation_config.json and config.json that
+// names one. `where` names the files' folder in errors. Throws InputError.
 std::unique_ptr<Tokenizer> make_hugging_face_tokenizer(NamedFiles files, const std::string& where);
 
 // The parts of a tokenizer.json that is made here; the first four are JSON texts.

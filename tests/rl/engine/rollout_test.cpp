@@ -43,7 +43,7 @@ class RolloutTest : public testing::Test {
 };
 
 // Tokens of text may be stop tokens.
-TEST_F(RolloutTest, AStopTokenIsNotPartOfTheText) {
+TEST_F(RolloutTest, AStopTokenIsNoPartOfTheText) {
   SamplingConfig config;
   config.stop_tokens = {7, 4};
   int by_text = 0, by_end = 0, truncated = 0;
@@ -61,6 +61,7 @@ TEST_F(RolloutTest, AStopTokenIsNotPartOfTheText) {
       ++by_text;
       EXPECT_TRUE(last == 7 || last == 4);
       EXPECT_EQ(c.text.size(), length - 1);
+      EXPECT_EQ(c.text.find_first_of("47"), c.text.npos);
     }
   }
   EXPECT_GT(by_text, 2);
