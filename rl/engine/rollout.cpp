@@ -288,9 +288,9 @@ class Sampler::Call {
     Trajectory& out = *open.out;
     out.append_sampled(token.token, token.logprob, token.sampling_logprob, token.entropy);
     out.truncated_mass += token.truncated_mass;
+    const bool is_stop_token = token.end == EngineToken::End::kStopToken;
     const bool has_stop_string =
-        token.end != EngineToken::End::kStopToken &&
-        open.decoder.push(token.token, sampler_.config_.stop_strings, out.text);
+        !is_stop_token && open.decoder.push(token.token, sampler_.config_.stop_strings, out.text);
     const bool wanted = !callbacks_.on_token || callbacks_.on_token(out);
     if (is_stop_token)
       out.stop_reason = StopReason::kStopToken;

@@ -22,7 +22,7 @@ constexpr int kBlockLimits[] = {2, 4, 0};
 
 struct MaskedCase {
   AttentionCase attention;
-  std::vector<int64_t> starts;  // of the sequences
+  std::vector<int64_t> starts;  // first tokens of the sequences
   std::vector<std::pair<int64_t, int64_t>> visible;
 
   bool sees(int64_t query_tile, int64_t key_tile) const {
