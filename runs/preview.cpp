@@ -103,7 +103,8 @@ void try_environment(const EnvironmentConfig& config, Environment& environment, 
     const std::string& text = example.solution.empty() ? example.answer : example.solution;
     Trajectory turn{.index = &example - examples.data(), .text = text};
     for (const int32_t id : encode_prompt(example, *data.tokenizer)) turn.append_observed(id);
-    for (const int32_t id : as_completion(text, data, 0).tokens) turn.append_sampled(id, 0);
+    for (const int32_t id : as_sampled(text, *data.tokenizer, {}).tokens)
+      turn.append_sampled(id, 0);
     turn.append_sampled(stops.empty() ? 0 : stops[0], 0);  // which is no part of the turn's text
     turn.transcript.push_back(make_message("assistant", turn_text(*data.tokenizer, turn)));
     environment.submit(example, turn, 0);
