@@ -6,6 +6,7 @@
 
 #include "core/cuda.h"
 #include "kernels/activation.h"
+#include "kernels/cuda/accumulation_order.h"
 #include "kernels/head.h"
 #include "kernels/matmul.h"
 #include "tests/kernels/attention_rules.h"
@@ -195,16 +196,15 @@ TEST(CudaFewBlocks, ARowTileWithoutKeysMayFollowARaggedOne) {
     for (const int64_t heads : {2, 32})
       for (const bool causal : {false, true}) {
         SCOPED_TRACE(str("D ", dim, ", heads ", heads, causal ? ", causal" : ", full"));
-        const std::vector<SequenceSpec> sequences =
-            causal ? std::vector<SequenceSpec>{{0, 9000}, {1, 100}}
-                   : std::vector<SequenceSpec>{{0, 0}, {1, 2000}};
-        AttentionCase c = make_case({.heads = heads,
-                                     .kv_heads = heads,
-                                     .dim = dim,
-                                     .dtype = DType::kF32,
-                                     .mask = causal ? Mask::kCausal : Mask::kFull},
-                                    sequences);
-        c = rule_case_in(c, DType::kBF16, device);
+        const std::vector<int32_t> offsets =
+            causal ? std::vector<int32_t>{0, 9000, 9100} : std::vector<int32_t>{0, 0, 2000};
+        AttentionCase c{.cu = Tensor::from(offsets).to(device),
+                        .desc = {.mask = causal ? Mask::kCausal : Mask::kFull}};
+        uint64_t seed = 0;
+        for (Tensor* t : {&c.q, &c.k, &c.v}) {
+          *t = Tensor::empty({offsets.back(), heads, dim}, DType::kBF16, device);
+          kernels::cuda::fill_for_comparison(*t, seed++);
+        }
         std::vector<std::pair<int64_t, int64_t>> visible;
         for (int64_t i = 0; i < 16 * 16; ++i)
           if (i / 16 != 3) visible.emplace_back(i / 16, i % 16);

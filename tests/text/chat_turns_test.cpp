@@ -478,7 +478,9 @@ TEST(ChatTurnsData, RealTemplates) {
            {stop, stop + stop, "a " + stop, "\"" + stop, std::string("!")})
         EXPECT_EQ(special_tokens(name, "abcdefghi"), plain) << name;
       const std::string id = stop.size() <= 9 ? stop + std::string(9 - stop.size(), '!') : "";
-      if (!id.empty()) EXPECT_EQ(special_tokens("f", id), plain) << id;
+      if (!id.empty()) {
+        EXPECT_EQ(special_tokens("f", id), plain) << id;
+      }
     }
     EXPECT_EQ(join(roles, " "), row.roles);
     EXPECT_EQ(join(keeps, " "), row.keeps);
