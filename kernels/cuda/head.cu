@@ -313,7 +313,6 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm<kPacks>)
   for (int t = first_token; t < tokens; t += clusters, phase ^= 1) {
     Pack<float, 4> z[kPacks];
     const PartialSoftmax partial = row.read(z, next, phase);
-    fence_proxy_async();  // orders these loads before the next bulk copy
     row.exchange_largest(partial.largest, phase);
     // All warps have sent their largest logit, so they have finished reading `next`.
     load_next(t + clusters);

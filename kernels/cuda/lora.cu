@@ -280,7 +280,7 @@ __device__ __forceinline__ void multiply_stages(float (&sums)[2][2][4][4],
         multiply(sums[n], x, a);
       }
     }
-    loads.pipeline.consumer_release_loaded(state);
+    loads.pipeline.consumer_release_warp(state);
     if (is_loader) loads.load_after(i);
     __syncwarp();
   }

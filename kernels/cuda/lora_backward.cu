@@ -213,7 +213,7 @@ struct Strip {
     if constexpr (!Tile::kIsWide) {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) load_h_operand(h[step], tile, step);
-      h_pipeline.consumer_release_loaded(tile);
+      h_pipeline.consumer_release_fenced(tile);
     }
 #pragma unroll
     for (int c = 0; c < kMaxBoxes; ++c, ++i) {
@@ -227,11 +227,11 @@ struct Strip {
           if constexpr (Tile::kIsWide) load_h_operand(h[0], tile, step);
           multiply(h[Tile::kIsWide ? 0 : step]);
         });
-      pipeline.consumer_release_loaded(state);
+      pipeline.consumer_release_fenced(state);
       if (threadIdx.x == 0) load_after(i);
       __syncwarp();
     }
-    if constexpr (Tile::kIsWide) h_pipeline.consumer_release_loaded(tile);
+    if constexpr (Tile::kIsWide) h_pipeline.consumer_release_fenced(tile);
     const int row = (first_tile + tile) * kTileRows + 16 * warp, rank = problem.rank;
     Tile::store(dh, problem.dh + (int64_t{blockIdx.x} * problem.rows + row) * rank,
                 problem.rows - row, rank);

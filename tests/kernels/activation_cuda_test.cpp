@@ -225,7 +225,9 @@ TEST(CudaActivation, FusedGemmsAcceptSupportedSizesOnly) {
   Tensor y = without_last_columns(all);
   EXPECT_TRUE(cuda::fused_linear_activation(
       {.y = y, .x = x, .w = w, .bias = none(), .op = Activation::kSwiGlu, .tail = 64}));
-  EXPECT_EQ(accepts(Activation::kSwiGlu, 64, 896, 1024), kNeither);
+  if (::cohort::cuda::gpu_properties(device).multiprocessors > 50) {  // 11 tiles are too few
+    EXPECT_EQ(accepts(Activation::kSwiGlu, 64, 896, 1024), kNeither);
+  }
   EXPECT_EQ(accepts(Activation::kSwiGlu, 0, 896, 4864), kNeither);
 }
 

@@ -237,7 +237,7 @@ __device__ __forceinline__ void consume_tiles(const GemmArguments<Epilogue>& arg
       memory.pipeline.consumer_wait(state);
       args.epilogue.compute(i, accumulators, memory.buffer(state.index),
                             column + kSubtileColumns * i);
-      memory.pipeline.consumer_release_loaded(state);
+      memory.pipeline.consumer_release_fenced(state);
     }
   };
 #pragma unroll 1

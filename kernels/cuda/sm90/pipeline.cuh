@@ -88,15 +88,15 @@ struct Pipeline {
   __device__ __forceinline__ void consumer_wait(const State& state, int producer = 0) const {
     barrier_wait(full(state.index, producer), state.phase);
   }
-  // The calling thread arrives on the empty barrier; _warp: as for the producer; _loaded: as _warp,
-  // of a stage that TMA fills and that the warp has read by loads, not by wgmma.
+  // The calling thread arrives on the empty barrier; _warp: as for the producer; _fenced: as _warp,
+  // of a stage that TMA fills, after stores to it or loads still in flight; see the fence.
   __device__ __forceinline__ void consumer_release(const State& state) const {
     barrier_arrive(empty(state.index));
   }
   __device__ __forceinline__ void consumer_release_warp(const State& state) const {
     arrive_once_per_warp(empty(state.index));
   }
-  __device__ __forceinline__ void consumer_release_loaded(const State& state) const {
+  __device__ __forceinline__ void consumer_release_fenced(const State& state) const {
     fence_proxy_async();
     consumer_release_warp(state);
   }

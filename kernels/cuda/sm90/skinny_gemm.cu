@@ -252,11 +252,6 @@ __device__ void multiply_tiles(const Epilogue<typename T::Out>& to, const Operan
     warp_tile.template multiply<1, 4>(even);
     warp_tile.template multiply<0, 1>(odd);
   };
-  // Operands are loaded for the next stage before a stage is released.
-  const auto release = [](uint32_t empty) {
-    fence_proxy_async();
-    arrive_once_per_warp(empty);
-  };
   for (int tile = blockIdx.x; tile < size.tiles; tile += gridDim.x) {
     uint32_t empty = pipeline.empty(state.index);
     load_even();
@@ -265,12 +260,12 @@ __device__ void multiply_tiles(const Epilogue<typename T::Out>& to, const Operan
       const uint32_t next = pipeline.empty(state.index);
       load_even();
       warp_tile.template multiply<1, 4>(odd);
-      release(empty);
+      arrive_once_per_warp(empty);
       empty = next;
       first_steps();
     }
     warp_tile.template multiply<1, 4>(odd);
-    release(empty);
+    arrive_once_per_warp(empty);
     warp_tile.finish(to, size, tile);
   }
 }

@@ -135,9 +135,9 @@ __device__ __forceinline__ void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory");
 }
 
-// Orders this thread's generic-proxy accesses to shared memory, loads and stores, before accesses
-// of the async proxy (TMA, wgmma) by those that wait for its next barrier arrival: the arrival
-// alone orders only accesses of the generic proxy (PTX ISA, "Async proxy").
+// Orders this thread's stores to shared memory, and loads still in flight, before accesses of the
+// async proxy (TMA, wgmma) by those that wait for its next barrier arrival. A load whose value has
+// been used before is complete: a stage that was only read so is released without a fence.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }

@@ -355,8 +355,7 @@ class BackwardConsumer {
                    Pack<float, 2>{dq[n][2 * h], dq[n][2 * h + 1]});
   }
   // Commit the writes of stage_dq() and of dS: called later than those, since a proxy fence waits
-  // until the writes have completed. The fence of commit_scores() also orders the loads of the
-  // step's statistics before the TMA loads that follow the release of its stage.
+  // until the writes have completed.
   __device__ __forceinline__ void commit_dq(int i) const {
     fence_proxy_async();
     pipelines_.dq.producer_commit_warp(i, group_);

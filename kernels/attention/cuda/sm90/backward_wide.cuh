@@ -190,7 +190,7 @@ class WideKeysConsumer {
     const uint32_t lse_address = shared_ + S::kLse + state.index * (4 * S::kStep);
     probabilities<0, !Rule::kModifies>(s_, lse_log2, lse_address, rule, slice_.sequence.length,
                                        key0_, first);
-    pipelines_.queries.consumer_release_loaded(state);
+    pipelines_.queries.consumer_release_warp(state);
     pipelines_.scores.producer_acquire(state);
 #pragma unroll
     for (int n = 0; n < kWideTile / 8; ++n) {
@@ -220,7 +220,7 @@ class WideKeysConsumer {
       for (int e = 0; e < 4; ++e) s_[n][e] = p.v[e] * (s_[n][e] - delta[n][e % 2]);
     }
     pipelines_.scores.consumer_release(state);
-    pipelines_.dout.consumer_release_loaded(state);
+    pipelines_.dout.consumer_release_warp(state);
   }
 
   const Args& args_;

@@ -371,7 +371,7 @@ __device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp,
     if (new_row >= 0) warp.insert(keys + Shape::kTileBytes, new_row, Shape::kNewValue);
     sync_computing<Shape>();
     warp.accumulate(keys, value_tile);
-    stages.pipeline.consumer_release_loaded(state);
+    stages.pipeline.consumer_release_fenced(state);
     state.advance();
   }
   return tile;
