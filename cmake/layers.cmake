@@ -24,7 +24,9 @@ function(cohort_layer folder)
     # ptxas warns of register spills. forward_256 spills, but only where chunks of keys are combined, once in 64 tiles;
     # the others at most 24 bytes, with a general rule.
     list(FILTER sm90 EXCLUDE REGEX "/(forward_64|forward_256|backward_64|backward_192|backward_256).cu$")
-    set_source_files_properties(${sm90} PROPERTIES COMPILE_OPTIONS "-Xptxas=--warn-on-spills")
+    if(NOT COHORT_SPIN_LIMIT)
+      set_source_files_properties(${sm90} PROPERTIES COMPILE_OPTIONS "-Xptxas=--warn-on-spills")
+    endif()
     target_include_directories(cohort_${name}_sm90 PRIVATE ${PROJECT_SOURCE_DIR})
     target_link_libraries(cohort_${name}_sm90 PRIVATE ${LAYER_DEPENDS} cohort_options cohort_cuda_options)
     list(APPEND sources $<TARGET_OBJECTS:cohort_${name}_sm90>)

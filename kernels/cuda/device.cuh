@@ -28,16 +28,16 @@ class SpinLimit {
   // Called in each iteration of a wait.
   __device__ __forceinline__ void check() {
 #ifdef COHORT_SPIN_LIMIT
-    constexpr uint64_t kNanoseconds = 2'000'000'000;
-    uint64_t now;
-    asm volatile("mov.u64 %0, %%globaltimer;\n" : "=l"(now));
+    constexpr uint32_t kNanoseconds = 2'000'000'000;
+    uint32_t now;
+    asm volatile("mov.u32 %0, %%globaltimer_lo;\n" : "=r"(now));
     if (begin_ == 0) begin_ = now;
     if (now - begin_ > kNanoseconds) __trap();
 #endif
   }
 
  private:
-  [[maybe_unused]] uint64_t begin_ = 0;
+  [[maybe_unused]] uint32_t begin_ = 0;
 };
 
 // Calls fn.operator()<T>() with the device's element type: float or bf16. Throws Error
