@@ -228,7 +228,7 @@ void write_pass_rates(const std::string& path, const std::vector<Example>& probl
                       const std::vector<double>& rates) {
   std::string lines;
   for (size_t i = 0; i < problems.size(); ++i)
-    lines += Json(problems[i].fields).set("pass_rate", rates[i]).dump_as_read() + "\n";
+    lines += Json(problems[i].fields).set("pass_rate", rates[i]).dump(Json::kAsRead) + "\n";
   replace_file(path, lines);
 }
 

@@ -14,14 +14,6 @@
 namespace cohort {
 namespace {
 
-// The first item of a list that is not null, or any other value itself.
-const Json& first_item(const Json& value) {
-  static const Json null;
-  if (!value.is_array()) return value;
-  const auto item = std::ranges::find_if_not(value.as_array(), &Json::is_null);
-  return item == value.as_array().end() ? null : *item;
-}
-
 // True for a list of {role, content}.
 bool is_conversation(const Json* value) {
   return value != nullptr && value->is_array() && !value->as_array().empty() &&
@@ -68,7 +60,6 @@ class Template {
   // render() of a text that there must be. Throws InputError for a field that is null or a list of
   // messages.
   std::string text(const Json& fields, const std::string& where) const {
-    refuse_conversations(fields, where);
     const std::string null = null_field(fields, where);
     if (null.empty()) return render(fields, where);
     throw InputError(str(where, ": the field '", null, "' of the ", key_,
@@ -77,7 +68,6 @@ class Template {
   // The right answers: one for each item of a list that is the only field; none where a field is
   // null. Throws InputError for a field that is a list of messages.
   std::vector<std::string> answers(const Json& fields, const std::string& where) const {
-    refuse_conversations(fields, where);
     if (!null_field(fields, where).empty()) return {};
     const Json* only = pieces_.size() == 2 ? &value_of(pieces_[0].field, fields, where) : nullptr;
     if (only == nullptr || !only->is_array()) return {render(fields, where)};
@@ -89,22 +79,22 @@ class Template {
   }
 
  private:
-  // A field that is null; empty: none.
+  // A field that is null; empty: none. Throws InputError for a field that is a list of messages: no
+  // text shows its roles.
   std::string null_field(const Json& fields, const std::string& where) const {
-    for (const Piece& piece : pieces_)
-      if (!piece.field.empty() && value_of(piece.field, fields, where).is_null())
-        return piece.field;
-    return "";
-  }
-  // Throws InputError for a field that is a list of messages: no text shows its roles.
-  void refuse_conversations(const Json& fields, const std::string& where) const {
-    for (const Piece& piece : pieces_)
-      if (!piece.field.empty() && is_conversation(&value_of(piece.field, fields, where)))
+    std::string null;
+    for (const Piece& piece : pieces_) {
+      if (piece.field.empty()) continue;
+      const Json& value = value_of(piece.field, fields, where);
+      if (value.is_null()) null = piece.field;
+      if (is_conversation(&value))
         throw InputError(str(where, ": data.jsonl.", key_, ": the field '", piece.field,
                              "' is a list of messages, which a text template cannot render; hint: "
                              "name the conversation by data.jsonl.messages: ",
                              key_ == std::string_view("prompt") ? piece.field : "FIELD",
                              " in place of data.jsonl.", key_));
+    }
+    return null;
   }
 
   struct Piece {
@@ -189,13 +179,17 @@ std::string last_assistant_text(const Json& messages) {
   return has_role(last, "assistant") && content != nullptr ? *content : "";
 }
 
-// The messages of a completion, a text or a list of messages. Throws InputError naming the
-// location.
-Json::Array completion_of(const Json& fields, const std::string& name, const std::string& where) {
+// The messages of a completion: a text, the first one of a list of texts, or a list of messages;
+// none if it is null and need not be there. Throws InputError naming the location.
+Json::Array completion_of(const Json& fields, const std::string& name, const std::string& where,
+                          bool may_be_null) {
   const Json* found = fields.find(name);
   if (found == nullptr || is_conversation(found))
     return messages_of(fields, name, where, "data.jsonl.completion").as_array();
-  const Json& value = first_item(*found);
+  const Json::Array items = found->is_array() ? found->as_array() : Json::Array{*found};
+  const auto first = std::ranges::find_if_not(items, &Json::is_null);
+  const Json value = first == items.end() ? Json() : *first;
+  if (value.is_null() && may_be_null) return {};
   if (value.is_null() || value.is_object())
     throw InputError(str(where, ": ", name, ": expected a text or a list of {role, content}",
                          value.is_null() ? ", got null" : ""));
@@ -260,11 +254,9 @@ class LineReader {
                              "' cannot continue; hint: end it with the user's message"));
       example.completion_begin = all.size();
       example.split_key = example.messages.dump();
-      const Json* completion = fields.find(config_.completion);
-      if (completion == nullptr || !first_item(*completion).is_null() ||
-          must_complete(config_.completion))
-        for (Json& message : completion_of(fields, config_.completion, where))
-          all.push_back(std::move(message));
+      for (Json& message :
+           completion_of(fields, config_.completion, where, !must_complete(config_.completion)))
+        all.push_back(std::move(message));
       example.messages = std::move(all);
     }
     example.prompt = example.messages.dump();
@@ -420,10 +412,9 @@ bool set_format(const Json& line, JsonlConfig& config) {
     return false;
   if (has("prompt") && !chat && *completion != '\0') {
     config.solution = str("{", completion, "}");
-    if (solved)
-      config.answer = given("answer") ? "{answer|solution}" : "{solution}";
-    else
-      config.answer = config.solution;
+    config.answer = given("answer")     ? "{answer|solution}"
+                    : given("solution") ? "{solution}"
+                                        : config.solution;
   } else if (chat && (*completion != '\0' || !has("messages"))) {
     config.messages = "prompt";
     config.completion = completion;

@@ -37,14 +37,6 @@ void check_known(const EnvironmentConfig& config) {
                          "'; known: ", join(names, ", "), did_you_mean(config.name, names)));
 }
 
-// The format of the tool calls; nullopt: the chat template has none, and none is given.
-std::optional<ToolFormat> format_of(const EnvironmentConfig& config,
-                                    const EnvironmentContext& context) {
-  if (config.tool_format != ToolFormat::kAuto) return config.tool_format;
-  if (!context.chat) return std::nullopt;
-  return tool_format_of(*context.chat);
-}
-
 EnvironmentContext context_of(const DataConfig& data, const Tokenizer& tokenizer) {
   EnvironmentContext context{tokenizer, {}};
   if (data.is_chat()) context.chat = chat_format(data, tokenizer);
@@ -142,7 +134,9 @@ std::unique_ptr<Environment> make_environment(const EnvironmentConfig& config,
   if (!config.is_set()) return nullptr;
   check_known(config);
   config.validate();
-  const std::optional<ToolFormat> format = format_of(config, context);
+  std::optional<ToolFormat> format = config.tool_format;
+  if (format == ToolFormat::kAuto)
+    format = context.chat ? tool_format_of(*context.chat) : std::nullopt;
   const bool has_tools = config.name == "tools" || !config.tool_schemas.empty();
   if (has_tools && !format)
     throw InputError(str("environment.tool_format: ",
@@ -183,13 +177,11 @@ bool has_end_of_turn(const EnvironmentContext& context, const Trajectory& trajec
 std::vector<ToolCall> calls_of_turn(ToolFormat format, const Tokenizer& tokenizer,
                                     const Example& example, const Trajectory& trajectory,
                                     const Json& tools) {
-  constexpr size_t kTail = 16;  // tokens, at least those of a tag and white space
-  std::span<const int32_t> before = trajectory.tokens;
-  before = before.first(before.size() - trajectory.last_turn().size());
-  before = before.last(std::min(before.size(), kTail));
-  const std::string end = tokenizer.decode(before, SpecialText::kShow);
+  const std::span<const int32_t> all = trajectory.tokens;
+  const std::string before =
+      tokenizer.decode(all.first(all.size() - trajectory.last_turn().size()), SpecialText::kShow);
   const Json* own = example.template_variables.find("tools");
-  return parse_tool_calls(format, str(opened_thinking(end), turn_text(tokenizer, trajectory)),
+  return parse_tool_calls(format, str(opened_thinking(before), turn_text(tokenizer, trajectory)),
                           own == nullptr ? tools : *own);
 }
 

@@ -30,35 +30,20 @@ std::string content_stub(size_t i) {
   return str("q7content", i, "q");
 }
 
-// Observed messages with stubs as contents. Each message of a tool has the id of a call.
-Json::Array observed_stubs(const Json& messages) {
-  return with_places(messages, "observation", [&] {
-    Json::Array stubs = messages.as_array();
-    for (size_t i = 0; i < stubs.size(); ++i) {
-      messages.as_array()[i].at("content").as_string();
-      stubs[i].set("content", content_stub(i));
-      const std::string* id = stubs[i].find_text("tool_call_id");
-      // Mistral's templates take ids of 9 characters.
-      if (has_role(stubs[i], "tool") && (id == nullptr || id->empty()))
-        stubs[i].set("tool_call_id", str("call", 10'000 + i));
-    }
-    return stubs;
-  });
-}
-
-// A name or an id of observed messages, which a model may have written, with its stub.
-struct NamedStub {
-  std::string stub, value;
-  std::string shown = {};  // as the template writes it
+// A text of an observed message, which a program or a model may have written, and its stub.
+struct Slot {
+  size_t message;
+  std::string key, stub, text;
+  std::string shown = {};  // the text as the template writes it
 };
 
-// True if a name or an id cannot be taken for a part of the template, a special token or a stub.
+// Returns true if a name or an id cannot be taken for a part of the template, a special token or a
+// stub.
 bool is_ordinary(const Tokenizer& tokenizer, const std::string& name) {
   const auto is_plain = [](unsigned char c) {
     return std::isalnum(c) != 0 || c == '_' || c == '-' || c == '.';
   };
-  if (!std::ranges::all_of(name, is_plain)) return false;
-  if (name.find("q7") != name.npos || name.starts_with("call2")) return false;  // as stubs
+  if (!std::ranges::all_of(name, is_plain) || name.find("q7") != name.npos) return false;
   try {
     return tokenizer.encode(name) == tokenizer.encode_with_plain(name, {{0, name.size()}});
   } catch (const InputError&) {  // a character without a token, which need not be shown
@@ -66,46 +51,56 @@ bool is_ordinary(const Tokenizer& tokenizer, const std::string& name) {
   }
 }
 
-// Replaces the other names and ids of messages by stubs. Those of ids have 9 characters.
-std::vector<NamedStub> take_names(const Tokenizer& tokenizer, Json::Array& observed) {
-  std::vector<NamedStub> out;
-  for (size_t i = 0; i < observed.size(); ++i)
-    for (const auto& [key, stub] : {std::pair("name", str("q7name", i, "q")),
-                                    std::pair("tool_call_id", str("call", 20'000 + i))})
-      if (const std::string* value = observed[i].find_text(key);
-          value != nullptr && !is_ordinary(tokenizer, *value)) {
-        out.push_back({stub, *value});
-        observed[i].set(key, stub);
-      }
-  return out;
+// Replaces the contents of observed messages by stubs, and the names and ids that are not ordinary.
+// Each message of a tool gets the id of a call. Mistral's templates take ids of 9 characters.
+std::vector<Slot> take_slots(const Tokenizer& tokenizer, Json::Array& observed) {
+  std::vector<Slot> slots;
+  for (size_t i = 0; i < observed.size(); ++i) {
+    Json& message = observed[i];
+    const std::string* id = message.find_text("tool_call_id");
+    if (has_role(message, "tool") && (id == nullptr || id->empty()))
+      message.set("tool_call_id", str("call", 10'000 + i));
+    for (const auto& [key, stub] :
+         {std::pair("content", content_stub(i)), std::pair("name", str("q7name", i, "q")),
+          std::pair("tool_call_id", str("q7id", 10'000 + i))}) {
+      const std::string* text = message.find_text(key);
+      if (text == nullptr || (stub != content_stub(i) && is_ordinary(tokenizer, *text))) continue;
+      slots.push_back({i, key, stub, *text});
+      message.set(key, stub);
+    }
+  }
+  return slots;
 }
 
-// Appends text of the template, in which stubs of names become content.
+// Appends text of the template, in which stubs become content.
 void append_text(std::vector<ChatFormat::Piece>& pieces, std::string_view text,
-                 std::span<const NamedStub> names) {
-  for (const NamedStub& name : names)
-    if (const size_t at = text.find(name.stub); at != text.npos) {
-      append_text(pieces, text.substr(0, at), names);
-      pieces.push_back({name.shown, true});
-      return append_text(pieces, text.substr(at + name.stub.size()), names);
+                 std::span<const Slot> slots) {
+  for (const Slot& slot : slots)
+    if (const size_t at = text.find(slot.stub); at != text.npos) {
+      append_text(pieces, text.substr(0, at), slots);
+      if (!slot.shown.empty()) pieces.push_back({slot.shown, true});
+      return append_text(pieces, text.substr(at + slot.stub.size()), slots);
     }
   if (!text.empty()) pieces.push_back({std::string(text)});
 }
 
 // A turn of the assistant before the observed messages, in the forms that templates accept: with a
 // call for each message of a tool, whose arguments are an object or JSON text, then without calls.
+// The last call has kTurnStub.
 std::vector<Json> turn_stubs(const Json::Array& observed) {
   std::vector<Json> turns;
-  const Json object = Json().set("argument", kTurnStub);
-  for (const Json& arguments : {object, Json(object.dump())}) {
+  for (const bool is_text : {false, true}) {
     Json turn = make_message("assistant", "");
-    for (const Json& message : observed) {
+    Json::Array calls;
+    for (size_t i = observed.size(); i-- > 0;) {
+      const Json& message = observed[i];
       if (!has_role(message, "tool")) continue;
       const std::string *id = message.find_text("tool_call_id"), *name = message.find_text("name");
-      turn["tool_calls"].push_back(
-          make_tool_call(*id, name == nullptr ? "tool" : *name, arguments));
+      const Json object = Json().set("argument", calls.empty() ? kTurnStub : "");
+      calls.insert(calls.begin(), make_tool_call(*id, name == nullptr ? "tool" : *name,
+                                                 is_text ? Json(object.dump()) : object));
     }
-    if (turn.find("tool_calls") != nullptr) turns.push_back(std::move(turn));
+    if (!calls.empty()) turns.push_back(turn.set("tool_calls", std::move(calls)));
   }
   turns.push_back(make_message("assistant", kTurnStub));
   return turns;
@@ -145,7 +140,6 @@ struct Layout {
   std::string text;
   size_t turn = 0;                // kTurnStub
   size_t end = 0, after_end = 0;  // the end of the assistant's turn
-  std::vector<size_t> contents;   // the observed contents
 };
 
 // `ends`: texts that may end a turn. Throws InputError if the text does not show the turn, and then
@@ -163,9 +157,9 @@ Layout find_layout(const Json& turn, std::string rendered, size_t num_observed,
       throw InputError(str("observation, message ", i + 1,
                            ": the chat template does not show its content once after a turn of "
                            "the assistant; hint: another role, such as user"));
-    out.contents.push_back(from = at);
+    from = at;
   }
-  const size_t limit = num_observed > 0 ? out.contents[0] : text.size();
+  const size_t limit = std::min(text.find(content_stub(0)), text.size());
   out.end = out.after_end = text.rfind(kTurnStub, limit) + std::string_view(kTurnStub).size();
   const std::string_view gap = text.substr(out.end, limit - out.end);
   size_t first = gap.npos;
@@ -186,8 +180,8 @@ Json normalized_content(const Json& content, const std::string& role) {
   const bool may_be_result = role != "system" && role != "user" && role != "assistant";
   const bool has_parts = content.is_array() && !content.as_array().empty() &&
                          content.as_array()[0].find("type") != nullptr;
-  if (content.is_string() || (may_be_result && !has_parts)) return content;
-  if (content.is_number()) return content.to_text();
+  if (may_be_result && !has_parts) return content;
+  if (content.is_string() || content.is_number()) return content.to_text();
   std::string text;
   for (const Json& part : content.as_array()) {
     if (part.at("type").as_string() != "text")
@@ -207,23 +201,22 @@ Json parse_template_kwargs(const std::string& text, const std::string& where) {
 }
 
 Json template_variables(const Json& fields) {
-  const auto text_of = [&](const char* name) {
-    const Json& value = fields.get_or_null(name);
-    const std::string text = value.is_string() ? value.as_string() : value.dump();
-    return text == "null" ? "" : text;
+  const auto value_of = [&](const char* name) {
+    const std::string* text = fields.find_text(name);
+    if (text == nullptr) return fields.get_or_null(name);
+    return text->empty() ? Json() : parse_json(*text, name);
   };
-  Json variables = parse_template_kwargs(text_of("chat_template_kwargs"), "chat_template_kwargs");
+  Json variables = value_of("chat_template_kwargs"), tools = value_of("tools");
+  if (!variables.is_null() && !variables.is_object())
+    throw InputError("chat_template_kwargs: expected an object, or its text");
   for (const char* name : {"messages", "add_generation_prompt", "tools"})
     if (variables.find(name) != nullptr)
       throw InputError(
           str("chat_template_kwargs: '", name, "' has its own place; hint: remove it"));
-  const std::string tools = text_of("tools");
-  if (tools.empty()) return variables;
-  variables.set("tools", parse_json(tools, "tools"));
-  if (const Json& list = variables.at("tools");
-      !list.is_array() || !std::ranges::all_of(list.as_array(), &Json::is_object))
+  if (tools.is_null()) return variables;
+  if (!tools.is_array() || !std::ranges::all_of(tools.as_array(), &Json::is_object))
     throw InputError("tools: expected a list of JSON schemas, or its text");
-  return variables;
+  return variables.set("tools", std::move(tools));
 }
 
 Json normalized_messages(const Json& messages, const std::string& where) {
@@ -235,8 +228,10 @@ Json normalized_messages(const Json& messages, const std::string& where) {
         if (!value.is_null())
           kept.set(key, key == "content" ? normalized_content(value, message.at("role").as_string())
                                          : value);
+      const Json& calls = kept.get_or_null("tool_calls");
+      const size_t empty = calls.is_array() && calls.as_array().empty() ? 2 : 1;  // keys
       if (message.find("content") != nullptr && kept.find("content") == nullptr &&
-          (kept.as_object().size() == 1 || has_role(kept, "user")))
+          (kept.as_object().size() == empty || has_role(kept, "user")))
         throw JsonError("expected a text, got null", message.find("content"));
       out.push_back(std::move(kept));
     }
@@ -317,8 +312,11 @@ ChatFormat::Conversation ChatFormat::conversation(const Json& messages, size_t f
 
 std::vector<ChatFormat::Piece> ChatFormat::continuation(const Tokenizer& tokenizer,
                                                         const Json& messages, bool with_end) const {
-  Json::Array observed = observed_stubs(messages);
-  std::vector<NamedStub> names = take_names(tokenizer, observed);
+  with_places(messages, "observation", [&] {
+    for (const Json& message : messages.as_array()) message.at("content").as_string();
+  });
+  Json::Array observed = messages.as_array();
+  std::vector<Slot> slots = take_slots(tokenizer, observed);
   const EndOfTurn end_of_turn = this->end_of_turn(tokenizer);
   std::vector<std::string> ends{end_of_turn.token ? "" : end_of_turn.text};
   std::vector<int32_t> ids = tokenizer.stop_ids();
@@ -327,50 +325,33 @@ std::vector<ChatFormat::Piece> ChatFormat::continuation(const Tokenizer& tokeniz
   const Layout layout = first_accepted(turn_stubs(observed), [&](const Json& turn) {
     return find_layout(turn, prompt(stub_conversation(turn, observed)), observed.size(), ends);
   });
-  const std::string_view stub_text = layout.text;
-  const Json stubs = stub_conversation(layout.message, observed);
-  for (NamedStub& name : names) {
+  const std::string stubs = stub_conversation(layout.message, observed).dump();
+  const std::string stub_text = layout.text.substr(layout.turn);
+  for (Slot& slot : slots) {
     const auto quoted = [](const std::string& text) { return Json(text).dump(); };
-    const std::string with_name = prompt(parse_json(
-                          replaced(stubs.dump(), quoted(name.stub), quoted(name.value)), "stubs")),
-                      escaped = quoted(name.value), after_turn = layout.text.substr(layout.end);
-    name.shown = name.value;
-    if (!with_name.ends_with(replaced(after_turn, name.stub, name.shown)))
-      name.shown = escaped.substr(1, escaped.size() - 2);
-    if (!with_name.ends_with(replaced(after_turn, name.stub, name.shown)))
-      throw InputError(
-          str("observation: the chat template changes its own text for the name or id ",
-              excerpt(name.value)));
+    const std::string text =
+        prompt(parse_json(replaced(stubs, quoted(slot.stub), quoted(slot.text)), "stubs"));
+    const std::string rest = text.substr(std::min(text.find(kTurnStub), text.size()));
+    const size_t own = replaced(stub_text, slot.stub, "").size();  // bytes of the template itself
+    const size_t count = (stub_text.size() - own) / slot.stub.size();
+    if (count > 0 && rest.size() > own)
+      slot.shown = rest.substr(stub_text.find(slot.stub), (rest.size() - own) / count);
+    if (rest != replaced(stub_text, slot.stub, slot.shown))
+      throw InputError(str("observation, message ", slot.message + 1,
+                           ": the chat template changes its own text for the ", slot.key, " ",
+                           excerpt(slot.text)));
   }
   std::vector<Piece> pieces;
-  size_t from = with_end ? layout.end : layout.after_end;
-  for (size_t i = 0; i < observed.size(); ++i) {
-    const size_t at = layout.contents[i];
-    append_text(pieces, stub_text.substr(from, at - from), names);
-    from = at + content_stub(i).size();
-    const std::string_view before = stub_text.substr(layout.turn, at - layout.turn);
-    const std::string_view after = stub_text.substr(from);
-    const std::string& content = messages.as_array()[i].at("content").as_string();
-    observed[i].set("content", content);
-    const std::string text = prompt(stub_conversation(layout.message, observed));
-    observed[i].set("content", content_stub(i));
-    const std::string_view rest =
-        std::string_view(text).substr(std::min(text.find(kTurnStub), text.size()));
-    if (rest.size() < before.size() + after.size() || !rest.starts_with(before) ||
-        !rest.ends_with(after))
-      throw InputError(str("observation, message ", i + 1,
-                           ": the chat template changes its own text for the content ",
-                           excerpt(content)));
-    const size_t size = rest.size() - before.size() - after.size();
-    if (size > 0) pieces.push_back({std::string(rest.substr(before.size(), size)), true});
-  }
-  append_text(pieces, stub_text.substr(from), names);
+  append_text(pieces,
+              std::string_view(layout.text).substr(with_end ? layout.end : layout.after_end),
+              slots);
   return pieces;
 }
 
 bool ChatFormat::keeps_turns(std::string_view role) const {
-  const Json::Array observed =
-      observed_stubs(Json::Array{make_message(std::string(role), "").set("name", "tool")});
+  const Json::Array observed{make_message(std::string(role), content_stub(0))
+                                 .set("name", "tool")
+                                 .set("tool_call_id", "call10000")};
   const std::string thinking = str("<think>\n", kThinkingStub, "\n</think>\n\n", kTurnStub);
   std::vector<Json> turns = turn_stubs(observed), attempts;
   std::reverse(turns.begin(), turns.end());

@@ -3,7 +3,6 @@
 #include "text/json.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "core/text.h"
@@ -18,8 +17,6 @@ using nlohmann::ordered_json;
 // could overflow the stack.
 constexpr size_t kMaxDepth = 256;
 constexpr size_t kMaxReason = 200;
-// An indentation of Json::write(): compact, numbers as they were read.
-constexpr int kAsRead = -2;
 
 }  // namespace
 
@@ -37,13 +34,11 @@ class Json::Builder {
   bool boolean(bool v) { return add(v); }
   bool number_integer(int64_t v) { return add(v); }
   bool number_unsigned(uint64_t v) {
-    return add(v > INT64_MAX ? Json(BigInteger{std::to_string(v)}) : Json(static_cast<int64_t>(v)));
+    if (v <= INT64_MAX) return add(static_cast<int64_t>(v));
+    return add(Number{static_cast<double>(v), std::to_string(v)});
   }
   // Called for whole numbers that do not fit into 64 bits, too.
-  bool number_float(double v, const std::string& digits) {
-    const bool is_whole = digits.find_first_of(".eE") == digits.npos;
-    return add(is_whole ? Json(BigInteger{digits}) : Json(Decimal{v, digits}));
-  }
+  bool number_float(double v, const std::string& digits) { return add(Number{v, digits}); }
   bool string(std::string& v) { return add(std::move(v)); }
   bool binary(ordered_json::binary_t&) { return false; }
   bool start_object(size_t) { return open(Object()); }
@@ -119,9 +114,8 @@ void Json::write(std::string& out, int indent, size_t level) const {
   if (is_null()) out += "null";
   if (is_bool()) out += as_bool() ? "true" : "false";
   if (is_int()) out += std::to_string(as_int());
-  if (is_big()) out += digits();
-  if (const auto* number = std::get_if<Decimal>(&value_)) {
-    if (indent == kAsRead && !number->spelling.empty())
+  if (const auto* number = std::get_if<Number>(&value_)) {
+    if (is_big() || (indent == kAsRead && !number->spelling.empty()))
       out += number->spelling;
     else
       append(number->value);
@@ -137,9 +131,14 @@ void Json::write(std::string& out, int indent, size_t level) const {
     });
 }
 
+bool Json::is_big() const {
+  const auto* number = std::get_if<Number>(&value_);
+  return number != nullptr && !number->spelling.empty() &&
+         number->spelling.find_first_of(".eE") == std::string::npos;
+}
+
 double Json::as_double() const {
-  if (is_int()) return static_cast<double>(as_int());
-  return is_big() ? std::strtod(digits().c_str(), nullptr) : get<Decimal>("a number").value;
+  return is_int() ? static_cast<double>(as_int()) : get<Number>("a number").value;
 }
 
 std::string Json::type_name() const {
@@ -199,15 +198,9 @@ std::string Json::dump(int indent) const {
   return out;
 }
 
-std::string Json::dump_as_read() const {
-  std::string out;
-  write(out, kAsRead, 0);
-  return out;
-}
-
 std::string Json::to_text() const {
   if (is_string()) return as_string();
-  if (!is_array()) return dump_as_read();
+  if (!is_array()) return dump(kAsRead);
   std::string text;
   const char* separator = "";
   for (const Json& item : as_array()) {

@@ -24,12 +24,8 @@ class JsonError : public InputError {
 // Objects preserve the order of their keys. Accessors throw JsonError naming the actual type.
 class Json {
  public:
-  // A whole number of more than 64 bits, which keeps its digits. It is a number, and no as_int().
-  struct BigInteger {
-    std::string digits;
-  };
-  // Any other number that is no int64_t. `spelling`: as it was read; empty: it was not.
-  struct Decimal {
+  // A number that is no int64_t. `spelling`: as it was read; empty: it was not.
+  struct Number {
     double value;
     std::string spelling;
   };
@@ -40,27 +36,26 @@ class Json {
   Json(bool v) : value_(v) {}
   Json(int v) : value_(int64_t{v}) {}
   Json(int64_t v) : value_(v) {}
-  Json(double v) : value_(Decimal{v, {}}) {}
+  Json(double v) : value_(Number{v, {}}) {}
   Json(const char* v) : value_(std::string(v)) {}
   Json(std::string v) : value_(std::move(v)) {}
-  Json(BigInteger v) : value_(std::move(v)) {}
-  Json(Decimal v) : value_(std::move(v)) {}
+  Json(Number v) : value_(std::move(v)) {}
   Json(Array v) : value_(std::move(v)) {}
   Json(Object v) : value_(std::move(v)) {}
 
   bool is_null() const { return std::holds_alternative<std::monostate>(value_); }
   bool is_bool() const { return std::holds_alternative<bool>(value_); }
   bool is_int() const { return std::holds_alternative<int64_t>(value_); }
-  bool is_big() const { return std::holds_alternative<BigInteger>(value_); }
-  bool is_number() const { return is_int() || is_big() || std::holds_alternative<Decimal>(value_); }
+  bool is_big() const;  // a whole number of more than 64 bits, which keeps its digits
+  bool is_number() const { return is_int() || std::holds_alternative<Number>(value_); }
   bool is_string() const { return std::holds_alternative<std::string>(value_); }
   bool is_array() const { return std::holds_alternative<Array>(value_); }
   bool is_object() const { return std::holds_alternative<Object>(value_); }
 
   bool as_bool() const { return get<bool>("true or false"); }
   int64_t as_int() const { return get<int64_t>("a whole number"); }
-  double as_double() const;  // any number
-  const std::string& digits() const { return get<BigInteger>("a big whole number").digits; }
+  double as_double() const;                                                       // any number
+  const std::string& digits() const { return get<Number>("a number").spelling; }  // if is_big()
   const std::string& as_string() const { return get<std::string>("text"); }
   const Array& as_array() const { return get<Array>("a list"); }
   const Object& as_object() const { return get<Object>("an object"); }
@@ -82,13 +77,12 @@ class Json {
   Json& operator[](std::string_view key);
   void push_back(Json value);  // null becomes an array
 
-  // Compact text, or indented by `indent` spaces. Doubles round-trip exactly; NaN and Inf print as
-  // null.
+  // Compact text, or indented by `indent` spaces. Doubles round-trip exactly, or with kAsRead are
+  // spelled as they were read: 1e5, 0.10. NaN and Inf print as null.
+  static constexpr int kAsRead = -2;
   std::string dump(int indent = -1) const;
   // "a.b[2]: " for a value inside this one, and "" for any other one.
   std::string place_of(const Json* value) const;
-  // Compact text in which numbers are spelled as they were read: 1e5, 0.10.
-  std::string dump_as_read() const;
   // Text form for prompt templates: text unquoted, a list as its items separated by ", ", anything
   // else as it was read.
   std::string to_text() const;
@@ -106,8 +100,7 @@ class Json {
   class Builder;
   friend Json parse_json(std::string_view text, const std::string& where);
 
-  std::variant<std::monostate, bool, int64_t, Decimal, std::string, Array, Object, BigInteger>
-      value_;
+  std::variant<std::monostate, bool, int64_t, Number, std::string, Array, Object> value_;
 };
 
 // Throws InputError("WHERE: not valid JSON: REASON, at byte N"), N from 1.

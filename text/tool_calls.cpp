@@ -178,13 +178,12 @@ void CallReader::hermes() {
     if (!all.starts_with('{') && !all.starts_with('[') && !is_turn) continue;  // a mere mention
     add([&](ToolCall& call) {
       Json json;
-      bool is_closed = false;
       try {  // texts in the JSON may have the tag of the end
         json = parse(take_json());
-        is_closed = take(kEnd);
+        if (!take(kEnd)) json = {};
       } catch (const InputError&) {
       }
-      if (!is_closed) {
+      if (json.is_null()) {
         rest_ = all;
         const auto text = take_until(kEnd);
         if (!text) fail("<tool_call> is not closed by </tool_call>");
@@ -196,32 +195,30 @@ void CallReader::hermes() {
 }
 
 bool CallReader::is_llama3(std::string_view object) const {
-  const auto any_tool = [&](const auto& is_name) {
-    return !tools_.is_array() || std::ranges::any_of(tools_.as_array(), [&](const Json& tool) {
-      const std::string* name = name_of(tool);
-      return name != nullptr && is_name(*name);
-    });
-  };
-  const auto has = [&](const std::string& text) {
-    return object.find(str('"', text, '"')) != object.npos;
-  };
+  Json call;  // null: broken
   try {
-    const Json call = parse_json(object, ""), inner = unwrapped(call);
-    const std::string* called = name_of(call);
-    return called != nullptr && any_tool([&](const auto& name) { return name == *called; }) &&
-           (inner.find("parameters") != nullptr || inner.find("arguments") != nullptr);
+    call = parse_json(object, "");
   } catch (const InputError&) {
-    return (has("name") || has("function")) && any_tool(has);
   }
+  const auto has = [&](const std::string& text) {
+    return call.is_null() ? object.find(str('"', text, '"')) != object.npos
+                          : unwrapped(call).find(text) != nullptr;
+  };
+  const std::string* called = name_of(call);
+  if (call.is_null() ? !has("name") && !has("function")
+                     : called == nullptr || (!has("parameters") && !has("arguments")))
+    return false;
+  return !tools_.is_array() || std::ranges::any_of(tools_.as_array(), [&](const Json& tool) {
+    const std::string* name = name_of(tool);
+    return name != nullptr && (called == nullptr ? has(*name) : *name == *called);
+  });
 }
 
 void CallReader::llama3() {
   constexpr int kMaxTexts = 16;  // before, between and after thinking; each may be read to its end
   for (int i = 0; i == 0 || (i < kMaxTexts && next("")); ++i) {
     take("<|python_tag|>");
-    const std::string_view all = rest_;
-    bool more = rest_.starts_with('{') && is_llama3(take_json());
-    rest_ = all;
+    bool more = rest_.starts_with('{') && is_llama3(CallReader(rest_, tools_).take_json());
     while (std::exchange(more, false))
       add([&](ToolCall& call) {
         const std::string_view object = take_json();

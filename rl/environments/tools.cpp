@@ -169,12 +169,12 @@ class ToolsEnvironment final : public Environment {
 }  // namespace
 
 Json tools_environment_schemas(const EnvironmentConfig& config) {
-  std::vector<std::string> known, seen;
+  std::vector<std::string> known;
   for (const Tool& tool : kTools) known.emplace_back(tool.name);
   if (config.tools.empty())
     throw InputError(str("environment.tools: is empty; hint: known: ", join(known, ", ")));
-  const auto has = [](const std::vector<std::string>& names, const std::string& name) {
-    return std::find(names.begin(), names.end(), name) != names.end();
+  const auto count = [&](const std::string& name) {
+    return std::ranges::count(config.tools, name);
   };
   Json schemas = Json::Array{};
   for (const std::string& name : config.tools) {
@@ -182,8 +182,7 @@ Json tools_environment_schemas(const EnvironmentConfig& config) {
     if (tool == nullptr)
       throw InputError(str("environment.tools: unknown tool '", name,
                            "'; known: ", join(known, ", "), did_you_mean(name, known)));
-    if (has(seen, name)) throw InputError(str("environment.tools: '", name, "' is there twice"));
-    seen.push_back(name);
+    if (count(name) > 1) throw InputError(str("environment.tools: '", name, "' is there twice"));
     const Json argument = Json().set("type", "string").set("description", tool->meaning);
     Json parameters, function;
     parameters.set("type", "object").set("properties", Json().set(tool->argument, argument));
@@ -192,11 +191,11 @@ Json tools_environment_schemas(const EnvironmentConfig& config) {
     function.set("parameters", std::move(parameters));
     schemas.push_back(Json().set("type", "function").set("function", function));
   }
-  if (has(seen, "search") != !config.corpus.empty())
+  if (count("search") != !config.corpus.empty())
     throw InputError(config.corpus.empty()
                          ? "environment.corpus: the tool search needs it; hint: corpus: FILE.jsonl"
                          : "environment.corpus: only the tool search takes it");
-  if (config.tool_format == ToolFormat::kInline && !has(seen, "calculator"))
+  if (config.tool_format == ToolFormat::kInline && count("calculator") == 0)
     throw InputError("environment.tools: tool_format: inline needs the calculator");
   return schemas;
 }

@@ -109,7 +109,11 @@ TEST_F(Jsonl, TextsThatAreNullAreErrorsWithFileAndLine) {
     EXPECT_THROW_WITH(load_jsonl(c), InputError,
                       "set.jsonl:2: the answer, which is taught, is null");
   }
-  // Without an answer that is empty there is no error: it is a text.
+  c = config(R"({"prompt": [{"role": "user", "content": "q"}], "completion": [null]})");
+  c.messages = "prompt";
+  c.completion = "completion";
+  EXPECT_THROW_WITH(load_jsonl(c), InputError, "set.jsonl:1: completion: expected a text or a ");
+  // An empty answer is no error: it is a text.
   c = config(R"({"prompt": "p", "answer": ""})");
   c.teaches = true;
   EXPECT_EQ(load_jsonl(c).train->size(), 1);
@@ -181,6 +185,7 @@ TEST_F(Jsonl, MessagesLoseNullsAndTheirTextPartsAreJoined) {
   refuse(R"({"role": "user", "content": null})", ".content: expected a text, got null");
   refuse(R"({"role": "user", "content": null, "id": 3})", ".content: expected a text, got null");
   refuse(R"({"role": "assistant", "content": null, "tool_calls": null})", ".content: expected a");
+  refuse(R"({"role": "assistant", "content": null, "tool_calls": []})", ".content: expected a");
 }
 
 TEST_F(Jsonl, ErrorsOfFilesHaveANextStep) {

@@ -99,8 +99,8 @@ TEST(ChatTurns, NamesAndIdsOfCallsAreContents) {
   };
   EXPECT_EQ(chat.after({tool("f_1", "a-2")}), "<|end|><|tool|>f_1#a-2:{x}<|end|><|assistant|>");
   for (const char* text :
-       {"<|end|>", "<|end|><|assistant|>", "a <|end|> b", "<|en", "|>", "\"<|end|>\\\n", "q7turn7q",
-        "q7content0q", "q7name0q", "call20000", "</call>", "\xc3\xa9", " "}) {
+       {"<|end|>", "<|end|><|assistant|>", "a <|end|> b", "<|en", "|>", "\"<|end|>\\\n", "q7turn",
+        "q7content0q", "q7name0q", "q7id10000", "</call>", "\xc3\xa9", " "}) {
     SCOPED_TRACE(text);
     EXPECT_EQ(chat.after({tool(text, "1")}),
               str("<|end|><|tool|>{", text, "}#1:{x}<|end|><|assistant|>"));
@@ -117,6 +117,9 @@ TEST(ChatTurns, NamesAndIdsOfCallsAreContents) {
     EXPECT_EQ(std::count(ids.begin(), ids.end(), end), 2);
     EXPECT_EQ(std::count(ids.begin(), ids.end(), chat.tokenizer->encode("<|assistant|>")[0]), 1);
   }
+  // A name that is the stub of the turn is refused.
+  EXPECT_THROW_WITH(chat.after({tool("f", "q7turn7q"), tool("f", "1")}), InputError,
+                    "observation, message 1: the chat template changes its own text for the tool");
   // A special token may be a word.
   const Chat words(template_text, "<|end|> finish");
   EXPECT_EQ(words.after({tool("finish", "1")}, false),

@@ -66,11 +66,11 @@ TEST(Json, NumbersInTextsKeepTheirSpelling) {
     EXPECT_EQ(parse(str("[", text, ", [", text, "]]")).to_text(), str(text, ", ", text));
     const std::string object = str("{\"a\":[", text, ",{\"b\":", text, "}]}");
     EXPECT_EQ(parse(object).to_text(), object);
-    EXPECT_EQ(parse(object).dump_as_read(), object);
+    EXPECT_EQ(parse(object).dump(Json::kAsRead), object);
     EXPECT_EQ(parse(text).as_double(), std::strtod(text, nullptr));
   }
   EXPECT_EQ(Json(0.1).to_text(), "0.1");  // it was not read
-  EXPECT_EQ(Json(100000.0).dump_as_read(), "100000.0");
+  EXPECT_EQ(Json(100000.0).dump(Json::kAsRead), "100000.0");
 }
 
 TEST(Json, AZeroByteEndsNothing) {
