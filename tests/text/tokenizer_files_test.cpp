@@ -116,9 +116,10 @@ TEST(TokenizerFiles, ControlTokensAreHiddenBesideOthers) {
              ["<begin>"]}}})",
                       "post_processor"));
   const auto tokenizer = make_small(
-      json, {{"tokenizer_config.json", R"({"eos_token": "<end>", "unk_token": "<unk>"})"},
-             {"special_tokens_map.json", R"({"bos_token": {"content": "<s>"}})"},
-             {"generation_config.json", R"({"eos_token_id": [100, 105], "pad_token_id": 104})"}});
+      json,
+      {{"tokenizer_config.json", R"({"eos_token": "<end>", "unk_token": "<unk>"})"},
+       {"special_tokens_map.json", R"({"bos_token": {"content": "<s>"}, "pad_token": "<pad>"})"},
+       {"generation_config.json", R"({"eos_token_id": [100, 105]})"}});
   const Ids ids = tokenizer->encode("<begin><s><think>hel<t><unk>l<pad><eot><end>");
   EXPECT_EQ(tokenizer->decode(ids, SpecialText::kHideControl), "<think>hel<t>l");
   EXPECT_EQ(tokenizer->decode(ids), "hel<t>l");
