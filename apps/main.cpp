@@ -107,20 +107,10 @@ CLI::Option* add_number(CLI::App& command, const char* name, T& value, const cha
   return option;
 }
 
-// Adds the options of sampling. Those on the command line add the fields of generation_config.json
-// that they replace to options.given.
+// Adds the options of sampling, with the ranges and the help of the configuration's keys. Those on
+// the command line add the fields of generation_config.json that they replace to options.given.
 void add_sampling_options(CLI::App& command, SamplingOptions& options, int64_t max_tokens,
                           const char* limited) {
-  constexpr std::pair<std::string_view, const char*> kHelp[] = {
-      {"temperature",
-       "0: greedy; this option and the next ones replace what the model's "
-       "generation_config.json says"},
-      {"top_k", "0: off"},
-      {"top_p", "1: off"},
-      {"min_p", "fraction of the largest probability; 0: off"},
-      {"repetition_penalty", "for tokens of the prompt or the completion; 1: off"},
-      {"presence_penalty", "for tokens of the completion; 0: off"},
-      {"frequency_penalty", "for each occurrence in the completion; 0: off"}};
   SamplingConfig& config = options.config;
   const auto replaces = [&given = options.given](CLI::Option* option,
                                                  const std::set<std::string>& fields) {
@@ -128,22 +118,20 @@ void add_sampling_options(CLI::App& command, SamplingOptions& options, int64_t m
         [&given, fields](const std::string&) { given.insert(fields.begin(), fields.end()); });
   };
   ConfigVisitor add([&](const ConfigField& field) {
-    const auto* help =
-        std::ranges::find(kHelp, field.key, &std::pair<std::string_view, const char*>::first);
-    if (help == std::end(kHelp)) return;
     std::string key = field.key, name = "--" + key;
     std::replace(name.begin(), name.end(), '_', '-');
-    double* const* number = std::get_if<double*>(&field.value);
-    CLI::Option* option =
-        number != nullptr
-            ? command.add_option(name, **number, help->second)
-            : command.add_option(name, *std::get<int64_t*>(field.value), help->second);
+    double* const* real = std::get_if<double*>(&field.value);
+    int64_t* const* whole = std::get_if<int64_t*>(&field.value);
+    if (real == nullptr && (whole == nullptr || *whole == &config.max_completion_length)) return;
+    CLI::Option* option = real != nullptr ? command.add_option(name, **real, field.help)
+                                          : command.add_option(name, **whole, field.help);
     const auto [min, max] = field.range;
     option->check(kFinite)->capture_default_str();
     option->check(std::isinf(max) ? CLI::NonNegativeNumber : CLI::Range(min, max));
     replaces(option, {key, key.ends_with("penalty") ? key : "do_sample"});
   });
   config.visit(add);
+  command.footer("Options replace what the model's generation_config.json says.");
   command.add_option("--logit-bias", config.logit_bias, "added to tokens' logits: ID:BIAS");
   replaces(command.add_option("--stop", config.stop_strings, "texts that end a completion"),
            {std::string("stop_strings")});

@@ -223,13 +223,17 @@ TEST_F(Export, RoundingSaysWhatItKeepsOfTheChangesAndHowFarTheModelMoves) {
     EXPECT_EQ(folder.out, str(out_, ": 5008 parameters in ",
                               option == std::string("f16") ? "float16" : "bfloat16", "\n"));
   }
-  // The start of the run is gone: the model is written, and the reason is said.
-  fs::remove_all(came);
-  const Output without = write(dir_.path("run"), {"--dtype=bf16"});
-  EXPECT_EQ(without.code, 0) << without.err;
-  EXPECT_NE(without.out.find("the changes that rounding keeps are not counted: "), without.out.npos)
-      << without.out;
-  EXPECT_NE(without.out.find(came), without.out.npos) << without.out;
+  // The start of the run is damaged, or gone: the model is written, and the reason is said.
+  write_file(came + "/model.safetensors", "damaged");
+  for (int i = 0; i < 2; ++i) {
+    const Output without = write(dir_.path("run"), {"--dtype=bf16"});
+    EXPECT_EQ(without.code, 0) << without.err;
+    EXPECT_NE(without.out.find("the changes that rounding keeps are not counted: "),
+              without.out.npos)
+        << without.out;
+    EXPECT_NE(without.out.find(came), without.out.npos) << without.out;
+    fs::remove_all(came);
+  }
 }
 
 TEST_F(Export, WeightsThatAreNotFiniteAreRefused) {

@@ -390,12 +390,13 @@ TEST_F(Chat, FollowsGenerationConfigAndNamesWhatItDoesNot) {
     const std::string err =
         run(command,
             R"({"num_beams": 4, "no_repeat_ngram_size": 1, "typical_p": 0.5, "mine": "x",
-                "max_new_tokens": 1, "bad_words_ids": [[1]], "forced_eos_token_id": 2})",
+                "max_new_tokens": 1, "bad_words_ids": [[1]], "forced_eos_token_id": 2,
+                "forced_bos_token_id": 0})",
             {"--max-tokens=2"})
             .err;
     const std::string line =
         "not followed: num_beams, no_repeat_ngram_size, typical_p, mine, bad_words_ids, "
-        "forced_eos_token_id";
+        "forced_eos_token_id, forced_bos_token_id";
     EXPECT_NE(err.find(line), std::string::npos) << err;
     EXPECT_EQ(err.find(line), err.rfind(line)) << err;
     EXPECT_EQ(run(command,

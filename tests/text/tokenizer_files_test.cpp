@@ -216,6 +216,7 @@ TEST(TokenizerFiles, DamagedNamesOfTokensAreInputErrors) {
          "folder/tokenizer_config.json: added_tokens_decoder.7.content: expected text"},
         {"tokenizer_config.json", R"({"added_tokens_decoder": {"-7": {"content": "y!"}}})",
          "has the id -7"},
+        {"added_tokens.json", R"({"<x>": 9000000000000})", "has the id 9000000000000"},
         {"added_tokens.json", R"({"<x>": "7"})", "folder/added_tokens.json: <x>: expected a whole"},
         {"special_tokens_map.json", "3", "special_tokens_map.json: expected an object"}})
     EXPECT_THROW_WITH(make_small(small_json(), {{name, content}}), InputError, text);

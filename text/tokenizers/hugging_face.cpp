@@ -261,7 +261,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
   void read_other_files(const Folder& folder, TokensById& tokens) {
     const std::vector<Json> special = special_names(folder);
     const Json config = folder.json("config.json"), &size = config.get_or_null("vocab_size");
-    const int64_t rows = size.is_int() ? size.as_int() : INT32_MAX;
+    const int64_t rows = size.is_int() ? size.as_int() : INT64_MAX;
     for_fields(folder, "tokenizer_config.json", [&](const std::string& key, const Json& decoder) {
       if (key != "added_tokens_decoder" || decoder.is_null()) return;
       for (const auto& [number, item] : decoder.as_object()) {
