@@ -411,6 +411,28 @@ TEST_F(Chat, FollowsGenerationConfigAndNamesWhatItDoesNot) {
   }
 }
 
+// A stop token that is not special ends a completion, and is no part of its text.
+TEST_F(Chat, StopTokensAreNoPartOfTheText) {
+  const auto line = [&] {
+    return parse_json(
+        run_cohort({"generate", model_, "uab</s>a", "--json", "--temperature=0", "--max-tokens=9"})
+            .out,
+        "");
+  };
+  const Json whole = line();
+  const Json::Array ids = whole.at("ids").as_array();
+  const auto begin = static_cast<size_t>(whole.at("prompt_length").as_int());
+  const int64_t stop = ids.at(begin + 2).as_int();
+  size_t length = 0;
+  while (ids[begin + length].as_int() != stop) ++length;
+  write_file(model_ + "/generation_config.json", str("{\"eos_token_id\": [0, ", stop, "]}"));
+  const Json ended = line();
+  EXPECT_EQ(ended.at("completion").as_string(),
+            whole.at("completion").as_string().substr(0, length));
+  EXPECT_EQ(ended.at("ids").as_array().size(), begin + length + 1);
+  EXPECT_EQ(ended.at("stopped").as_string(), "eos");
+}
+
 // Another user's files in and above the model's folder.
 TEST_F(Chat, PlantedConfigurationsAreNotUsed) {
   const std::vector<std::string> chat = {"chat", model_, "--temperature=0", "--max-tokens=5"};
