@@ -29,12 +29,6 @@ const char* torch_name(const std::string& option) {
   return option == "f16" ? "float16" : "bfloat16";
 }
 
-// A checkpoint, the dtype of its weights by its name in config.json, with those of its base if it
-// is an adapter, and the one to export.
-struct Source {
-  std::string checkpoint, dtype, exported;
-};
-
 // The dtype that holds numbers of both.
 std::string common_dtype(const std::string& a, const std::string& b) {
   if (a == b) return a;
@@ -149,31 +143,22 @@ void print_change(const MergeChange& change) {
             percent(change.moved, change.weights), " %), by ", change.mean, " on average\n"));
 }
 
-// The folder of the whole model with which the run of a checkpoint began; "" if there is none.
-std::string start_of(const std::string& checkpoint) {
-  const auto path = find_run_config(checkpoint);
-  if (!path) return "";
-  const std::string from = load_plan(*path, {}).stages.front().init_from;
-  return from.empty() ? "" : find_checkpoint(from);
-}
-
-// Rounds the weights to the exported dtype, and says what is left of their changes.
-void round_weights(Transformer& model, const Source& source) {
-  std::string start, reason;
+// Says what rounding to `dtype` keeps of the changes since the start of the checkpoint's run.
+void print_kept(const LoadedModel& loaded, const std::string& dtype) {
   try {
-    start = start_of(source.checkpoint);
+    const auto path = find_run_config(loaded.checkpoint);
+    std::string start = path ? load_plan(*path, {}).stages.front().init_from : "";
+    if (!start.empty()) start = find_checkpoint(start);
+    if (!is_model_folder(start)) return;
+    const KeptChange kept = kept_change(*loaded.model, stored_type(dtype), start);
+    if (kept.changed > 0)
+      print(stdout,
+            str("rounded: ", kept.kept, " of the ", kept.changed,
+                " weights that training has changed differ in ", dtype, " from those of ", start,
+                " (", percent(kept.kept, kept.changed), " %); without --dtype all are kept\n"));
   } catch (const Error& e) {
-    reason = e.what();
+    print(stdout, str("the changes that rounding keeps are not counted: ", e.what(), "\n"));
   }
-  const std::string type = stored_type(source.exported);
-  const KeptChange kept = round_to(model, type, is_model_folder(start) ? start : "");
-  if (!reason.empty())
-    print(stdout, str("the changes that rounding keeps are not counted: ", reason, "\n"));
-  if (kept.changed > 0)
-    print(stdout, str("rounded: ", kept.kept, " of the ", kept.changed,
-                      " weights that training has changed differ in ", source.exported,
-                      " from those of ", start, " (", percent(kept.kept, kept.changed),
-                      " %); without --dtype all are kept\n"));
 }
 
 // Changes the loaded model by change(), and says by how much its distribution moves.
@@ -197,31 +182,28 @@ void change_model(const LoadedModel& loaded, const ModelNames& names,
                     " tokens of ", before.size(), " ", texts.origin, "\n"));
 }
 
-Source source_of(const ExportOptions& options, const std::string& checkpoint) {
-  std::string dtype = stored_dtype(checkpoint, options.merged ? "adapter_model" : "model");
-  if (options.merged)
-    dtype = common_dtype(dtype, stored_dtype(describe_model(checkpoint, options.base).base.path));
-  return {checkpoint, dtype, options.dtype.empty() ? dtype : torch_name(options.dtype)};
-}
-
 void write_whole(const ExportOptions& options, const std::string& checkpoint, NewFolder& output) {
-  const Source source = source_of(options, checkpoint);
-  const bool rounds = common_dtype(source.dtype, source.exported) != source.exported;
-  // Comparisons are computed in f32 or f64.
-  const DType dtype = dtype_holding(options.merged || rounds ? common_dtype(source.dtype, "float32")
-                                                             : source.dtype);
-  LoadedModel loaded = load_model(checkpoint, dtype, {}, options.base);
+  std::string stored = stored_dtype(checkpoint, options.merged ? "adapter_model" : "model");
   if (options.merged)
-    change_model(loaded, {"unmerged", "merged"}, [&] {
-      print_change(merge_adapters(*loaded.model, stored_type(source.exported)));
-    });
+    stored = common_dtype(stored, stored_dtype(describe_model(checkpoint, options.base).base.path));
+  const std::string dtype = options.dtype.empty() ? stored : torch_name(options.dtype);
+  const bool rounds = common_dtype(stored, dtype) != dtype;
+  // Comparisons are computed in f32 or f64.
+  const std::string computed = options.merged || rounds ? common_dtype(stored, "float32") : stored;
+  LoadedModel loaded = load_model(checkpoint, dtype_holding(computed), {}, options.base);
+  if (options.merged)
+    change_model(loaded, {"unmerged", "merged"},
+                 [&] { print_change(merge_adapters(*loaded.model, stored_type(dtype))); });
   else if (rounds)
-    change_model(loaded, {"trained", "exported"}, [&] { round_weights(*loaded.model, source); });
+    change_model(loaded, {"trained", "exported"}, [&] {
+      print_kept(loaded, dtype);
+      round_weights(*loaded.model, stored_type(dtype));
+    });
   check_interrupt();
-  export_model(*loaded.model, *loaded.tokenizer, output.create(), source.exported, check_interrupt);
+  export_model(*loaded.model, *loaded.tokenizer, output.create(), dtype, check_interrupt);
   output.finish();
   print(stdout, str(options.output, ": ", model_size(loaded.model->config()).parameters,
-                    " parameters in ", source.exported, "\n"));
+                    " parameters in ", dtype, "\n"));
 }
 
 // The configuration of an adapter's model and the path or name of its base. A checkpoint has both;

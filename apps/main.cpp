@@ -107,53 +107,37 @@ CLI::Option* add_number(CLI::App& command, const char* name, T& value, const cha
   return option;
 }
 
-// Adds `fields` to `given` once the option is on the command line.
-void note_given(CLI::Option* option, std::set<std::string>& given,
-                const std::set<std::string>& fields) {
-  option->each(
-      [&given, fields](const std::string&) { given.insert(fields.begin(), fields.end()); });
-}
-
-// Adds an option with the name and the range of a key of SamplingConfig.
-template <class T>
-void add_sampling_option(CLI::App& command, std::string key, T& value, std::set<std::string>& given,
-                         const char* help) {
-  Range range;
-  ConfigVisitor find_range([&](const ConfigField& field) {
-    if (field.key == key) range = field.range;
-  });
-  SamplingConfig().visit(find_range);
-  std::string name = "--" + key;
-  std::replace(name.begin(), name.end(), '_', '-');
-  CLI::Option* option = command.add_option(name, value, help)->check(kFinite);
-  option->check(std::isinf(range.max) ? CLI::NonNegativeNumber : CLI::Range(range.min, range.max));
-  option->capture_default_str();
-  note_given(option, given, {key, key.ends_with("penalty") ? key : "do_sample"});
-}
-
+// Adds the options of sampling, with the ranges and the help of the configuration's keys. Those on
+// the command line add the fields of generation_config.json that they replace to options.given.
 void add_sampling_options(CLI::App& command, SamplingOptions& options, int64_t max_tokens,
                           const char* limited) {
   SamplingConfig& config = options.config;
-  std::set<std::string>& given = options.given;
-  config.max_completion_length = max_tokens;
-  add_sampling_option(command, "temperature", config.temperature, given,
-                      "0: greedy; this option and the next ones replace what the model's "
-                      "generation_config.json says");
-  add_sampling_option(command, "top_k", config.top_k, given, "0: off");
-  add_sampling_option(command, "top_p", config.top_p, given, "1: off");
-  add_sampling_option(command, "min_p", config.min_p, given,
-                      "fraction of the largest probability; 0: off");
-  add_sampling_option(command, "repetition_penalty", config.repetition_penalty, given,
-                      "for tokens of the prompt or the completion; 1: off");
-  add_sampling_option(command, "presence_penalty", config.presence_penalty, given,
-                      "for tokens of the completion; 0: off");
-  add_sampling_option(command, "frequency_penalty", config.frequency_penalty, given,
-                      "for each occurrence in the completion; 0: off");
+  const auto replaces = [&given = options.given](CLI::Option* option,
+                                                 const std::set<std::string>& fields) {
+    option->each(
+        [&given, fields](const std::string&) { given.insert(fields.begin(), fields.end()); });
+  };
+  ConfigVisitor add([&](const ConfigField& field) {
+    std::string key = field.key, name = "--" + key;
+    std::replace(name.begin(), name.end(), '_', '-');
+    double* const* real = std::get_if<double*>(&field.value);
+    int64_t* const* whole = std::get_if<int64_t*>(&field.value);
+    if (real == nullptr && (whole == nullptr || *whole == &config.max_completion_length)) return;
+    CLI::Option* option = real != nullptr ? command.add_option(name, **real, field.help)
+                                          : command.add_option(name, **whole, field.help);
+    const auto [min, max] = field.range;
+    option->check(kFinite)->capture_default_str();
+    option->check(std::isinf(max) ? CLI::NonNegativeNumber : CLI::Range(min, max));
+    replaces(option, {key, key.ends_with("penalty") ? key : "do_sample"});
+  });
+  config.visit(add);
+  command.footer("Options replace what the model's generation_config.json says.");
   command.add_option("--logit-bias", config.logit_bias, "added to tokens' logits: ID:BIAS");
-  note_given(command.add_option("--stop", config.stop_strings, "texts that end a completion"),
-             given, {std::string("stop_strings")});
-  note_given(add_number(command, "--max-tokens", config.max_completion_length, limited), given,
-             {"max_new_tokens", "max_length"});
+  replaces(command.add_option("--stop", config.stop_strings, "texts that end a completion"),
+           {std::string("stop_strings")});
+  config.max_completion_length = max_tokens;
+  replaces(add_number(command, "--max-tokens", config.max_completion_length, limited),
+           {"max_new_tokens", "max_length"});
 }
 
 // Adds a flag that sets `value` to `on`.

@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <map>
-#include <optional>
 
 #include "data/safetensors.h"
 #include "kernels/elementwise.h"
@@ -13,18 +12,18 @@
 namespace cohort {
 namespace {
 
-// Adds the weights of one matrix that differ.
-void count_moved(const Tensor& before, const Tensor& after, MergeChange& change, double& sum) {
+// The number of elements that differ, and the sum of their differences' magnitudes.
+std::pair<int64_t, double> difference(const Tensor& before, const Tensor& after) {
+  int64_t moved = 0;
+  double sum = 0;
   dispatch_float(before.dtype(), "merge", [&]<class T>() {
     const T *a = before.data<T>(), *b = after.data<T>();
     for (int64_t i = 0; i < before.numel(); ++i) {
-      const double difference = static_cast<double>(b[i]) - static_cast<double>(a[i]);
-      if (difference == 0) continue;
-      ++change.moved;
-      sum += std::abs(difference);
+      moved += a[i] != b[i] ? 1 : 0;
+      sum += std::abs(static_cast<double>(b[i]) - static_cast<double>(a[i]));
     }
   });
-  change.weights += before.numel();
+  return {moved, sum};
 }
 
 }  // namespace
@@ -54,7 +53,10 @@ MergeChange merge_adapters(Transformer& model, const std::string& type) {
         kernels::linear_forward({.y = merged, .x = rows, .w = a, .bias = {}});
         kernels::scale({.y = merged, .x = old, .factor = 1, .mode = kernels::Grad::kAccumulate});
         merged = stored_values(merged, type, weight);
-        count_moved(stored_values(old, type, weight), merged, change, sum);
+        const auto [moved, size] = difference(stored_values(old, type, weight), merged);
+        change.weights += merged.numel();
+        change.moved += moved;
+        sum += size;
         w.copy_(merged);
       }
       b.zero_();
@@ -64,25 +66,26 @@ MergeChange merge_adapters(Transformer& model, const std::string& type) {
   return change;
 }
 
-KeptChange round_to(Transformer& model, const std::string& type, const std::string& start) {
-  MergeChange changed, kept;
-  double unused = 0;
-  if (!start.empty()) {
-    const SafetensorsFolder folder(start, "model");
-    for (const TensorSource& weight : weight_sources(model, type)) {
-      const auto [file, name] = find_weight(folder, weight.name);
-      if (file == nullptr || file->shape(name) != weight.shape) continue;
-      const Tensor after = weight.make(), before = file->read(name).to(after.dtype());
-      count_moved(before, after, changed, unused);
-      count_moved(stored_values(before, type, name), stored_values(after, type, name), kept,
-                  unused);
-    }
+KeptChange kept_change(const Transformer& model, const std::string& type,
+                       const std::string& start) {
+  KeptChange out;
+  const SafetensorsFolder folder(start, "model");
+  for (const TensorSource& weight : weight_sources(model, type)) {
+    const auto [file, name] = find_weight(folder, weight.name);
+    if (file == nullptr || file->shape(name) != weight.shape) continue;
+    const Tensor after = weight.make(), before = file->read(name).to(after.dtype());
+    out.changed += difference(before, after).first;
+    out.kept +=
+        difference(stored_values(before, type, name), stored_values(after, type, name)).first;
   }
+  return out;
+}
+
+void round_weights(const Transformer& model, const std::string& type) {
   for (const NamedParameter& p : model.parameters()) {
     Tensor value = p.value;
     value.copy_(stored_values(value.contiguous(), type, p.name));
   }
-  return {changed.moved, kept.moved};
 }
 
 }  // namespace cohort

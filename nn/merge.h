@@ -18,13 +18,14 @@ struct MergeChange {
 // InputError naming the weight as stored_values() does.
 MergeChange merge_adapters(Transformer& model, const std::string& type);
 
-// Counts of the weights that training has changed, and of those that differ after rounding.
+// Counts of the weights that training has changed, and of those that still differ once rounded.
 struct KeptChange {
   int64_t changed = 0, kept = 0;
 };
-// Rounds all weights to `type`, and compares them with the model in the folder `start` (empty:
-// none) that training began with, before and after both are rounded. For models on the host.
-// Throws InputError naming the weight as stored_values() does.
-KeptChange round_to(Transformer& model, const std::string& type, const std::string& start);
+// Compares the model with that in the folder `start`, with which training began, before and after
+// both are rounded to `type`. For models on the host. Throws InputError as stored_values() does.
+KeptChange kept_change(const Transformer& model, const std::string& type, const std::string& start);
+// Rounds all weights to `type`. Throws InputError naming the weight as stored_values() does.
+void round_weights(const Transformer& model, const std::string& type);
 
 }  // namespace cohort

@@ -184,11 +184,6 @@ ModelConfig ModelConfig::from_json(const Json& json) {
   const std::string& model_type = json.at("model_type").as_string();
   ModelConfig c = model_type == kCohortType ? read_cohort(json) : read_family(json);
   check_ranges(c);
-  if (!c.file.is_null() && json.find("source_dtype") != nullptr) {  // written by earlier versions
-    c.file = Json();
-    for (const auto& [key, value] : json.as_object())
-      if (key != "source_dtype") c.file.set(key, value);
-  }
   return c;
 }
 

@@ -14,7 +14,6 @@
 #include "data/chat_examples.h"
 #include "runs/resources.h"
 #include "sys/files.h"
-#include "text/chat_template.h"
 
 namespace cohort {
 namespace {
@@ -26,8 +25,11 @@ constexpr const char* kPrefix = "step-";
 constexpr const char* kTemporary = ".tmp-";
 constexpr const char* kReplaced = ".old-";
 constexpr const char* kGeneration = "generation_config.json";
-bool is_generation_config(const std::pair<std::string, std::string>& file) {
-  return file.first == kGeneration;
+// The tokenizer's files without generation_config.json, into which runs write the end of a turn.
+NamedFiles text_files(const Tokenizer& tokenizer) {
+  NamedFiles files = tokenizer.files();
+  std::erase_if(files, [](const auto& file) { return file.first == kGeneration; });
+  return files;
 }
 // Files of every checkpoint besides the manifest, the weights and the tokenizer's files.
 constexpr const char* kMembers[] = {"training/optimizer.safetensors", "config.json",
@@ -292,22 +294,20 @@ std::vector<std::string> write_weights(const CheckpointView& view, const std::st
   return save_adapter(view.model, dir, base);
 }
 
-// The tokenizer's files. Programs that serve the model stop at the eos_token_id of
-// generation_config.json, in which the end of a turn is first, unless the tokenizer takes its end
-// of sequence from there.
+// The tokenizer's files, in which generation_config.json lists the end of a turn after the
+// tokenizer's end of sequence if conversations were trained on: programs that serve the model stop
+// at both.
 NamedFiles served_files(const CheckpointView& view) {
-  NamedFiles files = view.tokenizer.files();
-  if (view.data == nullptr || !view.data->is_chat()) return files;
+  const NamedFiles as_read = view.tokenizer.files();
+  if (view.data == nullptr || !view.data->is_chat()) return as_read;
   const auto end = chat_format(*view.data, view.tokenizer).end_of_turn(view.tokenizer).token;
-  if (!end) return files;
-  const bool has_eos = special_token_variables(files).find("eos_token") != nullptr;
+  if (!end) return as_read;
   std::vector<int32_t> ids = stop_ids_of(view.tokenizer);
-  std::erase(ids, *end);
-  ids.insert(has_eos ? ids.begin() : ids.end(), *end);
-  const std::string* text = find_file(files, kGeneration);
+  if (std::ranges::find(ids, *end) == ids.end()) ids.push_back(*end);
+  const std::string* text = find_file(as_read, kGeneration);
   Json generation = text == nullptr ? Json(Json::Object{}) : parse_json(*text, kGeneration);
   generation.set("eos_token_id", Json::Array(ids.begin(), ids.end()));
-  std::erase_if(files, is_generation_config);
+  NamedFiles files = text_files(view.tokenizer);
   files.emplace_back(kGeneration, generation.dump(2) + "\n");
   return files;
 }
@@ -587,10 +587,7 @@ void check_compatible(const ModelConfig& wanted, const DataConfig& data, const M
   }
   const auto require_tokenizer = [&](const char* key, const std::string& value,
                                      const Tokenizer& other) {
-    // Runs write the end of a turn into generation_config.json.
-    NamedFiles own = tokenizer.files(), given = other.files();
-    for (NamedFiles* files : {&own, &given}) std::erase_if(*files, is_generation_config);
-    if (own != given)
+    if (text_files(tokenizer) != text_files(other))
       throw InputError(str(key, ": ", value, " was asked for, but the model of ", source,
                            " has another tokenizer; hint: leave the key out"));
   };

@@ -14,17 +14,19 @@ namespace {
 // True for a field that changes no token that is sampled: ids that the tokenizer reads, how
 // programs compute, and values that turn a method off.
 bool is_neutral(const std::string& field, const Json& value) {
-  const auto contains = [&](const char* part) { return field.find(part) != field.npos; };
-  constexpr const char *kPrograms[] = {"cache",   "output_",     "assistant",
-                                       "compile", "return_dict", "version",
-                                       "look",    "memory",      "renormalize"},
-                       *kOffByOne[] = {"num_",        "length_penalty", "typical_p",
-                                       "encoder_rep", "guidance_scale", "top_h"};
-  if (is_blank(value) || field.starts_with("_") || std::ranges::any_of(kPrograms, contains) ||
-      (field.ends_with("_token_id") && !field.starts_with("forced_")))
+  const auto begins_with = [&](std::initializer_list<const char*> names) {
+    return std::ranges::any_of(names, [&](const char* name) { return field.starts_with(name); });
+  };
+  if (is_blank(value) ||
+      begins_with({"_", "bos_token", "eos_token", "pad_token", "decoder_start", "transformers_",
+                   "use_cache", "cache_", "output_", "return_dict", "assistant_", "num_assistant",
+                   "prompt_lookup"}))
     return true;
-  const double number = value.is_number() ? value.as_double() : NAN;
-  return number == 0 || (number == 1 && std::ranges::any_of(kOffByOne, contains));
+  const double number =
+      value.is_number() && !field.ends_with("_token_id") ? value.as_double() : NAN;
+  return number == 0 ||
+         (number == 1 && begins_with({"num_", "length_penalty", "typical_p", "guidance_scale",
+                                      "encoder_repetition_penalty"}));
 }
 
 }  // namespace
@@ -32,15 +34,14 @@ bool is_neutral(const std::string& field, const Json& value) {
 SamplingConfig recommended_sampling(SamplingConfig sampling, const std::set<std::string>& given,
                                     const std::string& path, const Tokenizer& tokenizer,
                                     int64_t vocab_size) {
-  constexpr double kMaxTokens = 1e15;
   bool do_sample = true;
   std::vector<int64_t> suppressed;
   const auto visit = [&](ConfigVisitor& v) {
     v.field("do_sample", do_sample, "");
     v.field("suppress_tokens", suppressed, "",
             {.min = 0, .max = static_cast<double>(vocab_size - 1)});
-    v.field("max_new_tokens", sampling.max_completion_length, "", {.min = 1, .max = kMaxTokens});
-    v.field("max_length", sampling.max_total_length, "", {.min = 1, .max = kMaxTokens});
+    v.field("max_new_tokens", sampling.max_completion_length, "", {.min = 1, .max = 1e15});
+    v.field("max_length", sampling.max_total_length, "", {.min = 1, .max = 1e15});
     sampling.visit(v);
   };
   const std::vector<std::string> known = config_keys_with(visit);

@@ -390,12 +390,13 @@ TEST_F(Chat, FollowsGenerationConfigAndNamesWhatItDoesNot) {
     const std::string err =
         run(command,
             R"({"num_beams": 4, "no_repeat_ngram_size": 1, "typical_p": 0.5, "mine": "x",
-                "max_new_tokens": 1, "bad_words_ids": [[1]], "forced_eos_token_id": 2})",
+                "max_new_tokens": 1, "bad_words_ids": [[1]], "forced_eos_token_id": 2,
+                "forced_bos_token_id": 0})",
             {"--max-tokens=2"})
             .err;
     const std::string line =
         "not followed: num_beams, no_repeat_ngram_size, typical_p, mine, bad_words_ids, "
-        "forced_eos_token_id";
+        "forced_eos_token_id, forced_bos_token_id";
     EXPECT_NE(err.find(line), std::string::npos) << err;
     EXPECT_EQ(err.find(line), err.rfind(line)) << err;
     EXPECT_EQ(run(command,
@@ -408,6 +409,28 @@ TEST_F(Chat, FollowsGenerationConfigAndNamesWhatItDoesNot) {
                   .err.find("not followed"),
               std::string::npos);
   }
+}
+
+// A stop token that is not special ends a completion, and is no part of its text.
+TEST_F(Chat, StopTokensAreNoPartOfTheText) {
+  const auto line = [&] {
+    return parse_json(
+        run_cohort({"generate", model_, "uab</s>a", "--json", "--temperature=0", "--max-tokens=9"})
+            .out,
+        "");
+  };
+  const Json whole = line();
+  const Json::Array ids = whole.at("ids").as_array();
+  const auto begin = static_cast<size_t>(whole.at("prompt_length").as_int());
+  const int64_t stop = ids.at(begin + 2).as_int();
+  size_t length = 0;
+  while (ids[begin + length].as_int() != stop) ++length;
+  write_file(model_ + "/generation_config.json", str("{\"eos_token_id\": [0, ", stop, "]}"));
+  const Json ended = line();
+  EXPECT_EQ(ended.at("completion").as_string(),
+            whole.at("completion").as_string().substr(0, length));
+  EXPECT_EQ(ended.at("ids").as_array().size(), begin + length + 1);
+  EXPECT_EQ(ended.at("stopped").as_string(), "eos");
 }
 
 // Another user's files in and above the model's folder.
@@ -442,8 +465,8 @@ TEST_F(Chat, RecommendationsOutsideTheirRangeAreNamed) {
   expect_bad_input(chat_with(R"({"temperature": NaN})"), {file});
   expect_bad_input(chat_with("[]"), {model_ + "/generation_config.json: "});
   expect_bad_input(chat_with(R"({"min_p": 1.5})"), {file + "min_p: expected a number"});
-  expect_bad_input(chat_with(R"({"do_sample": "no"})"), {file + "do_sample: expected true or"});
-  expect_bad_input(chat_with(R"({"do_sample": 0})"), {file + "do_sample: expected true or"});
+  expect_bad_input(chat_with(R"({"do_sample": "no"})"), {file + "do_sample: expected true"});
+  expect_bad_input(chat_with(R"({"do_sample": 0})"), {file + "do_sample: expected true"});
   expect_bad_input(chat_with(R"({"repetition_penalty": -1})"), {file + "repetition_penalty: exp"});
   expect_bad_input(chat_with(R"({"stop_strings": [""]})"), {file + "stop_strings: an empty text"});
   expect_bad_input(chat_with(R"({"stop_strings": {"a": 1}})"), {file + "stop_strings: expected"});

@@ -116,9 +116,10 @@ TEST(TokenizerFiles, ControlTokensAreHiddenBesideOthers) {
              ["<begin>"]}}})",
                       "post_processor"));
   const auto tokenizer = make_small(
-      json, {{"tokenizer_config.json", R"({"eos_token": "<end>", "unk_token": "<unk>"})"},
-             {"special_tokens_map.json", R"({"bos_token": {"content": "<s>"}})"},
-             {"generation_config.json", R"({"eos_token_id": [100, 105], "pad_token_id": 104})"}});
+      json,
+      {{"tokenizer_config.json", R"({"eos_token": "<end>", "unk_token": "<unk>"})"},
+       {"special_tokens_map.json", R"({"bos_token": {"content": "<s>"}, "pad_token": "<pad>"})"},
+       {"generation_config.json", R"({"eos_token_id": [100, 105]})"}});
   const Ids ids = tokenizer->encode("<begin><s><think>hel<t><unk>l<pad><eot><end>");
   EXPECT_EQ(tokenizer->decode(ids, SpecialText::kHideControl), "<think>hel<t>l");
   EXPECT_EQ(tokenizer->decode(ids), "hel<t>l");
@@ -215,6 +216,7 @@ TEST(TokenizerFiles, DamagedNamesOfTokensAreInputErrors) {
          "folder/tokenizer_config.json: added_tokens_decoder.7.content: expected text"},
         {"tokenizer_config.json", R"({"added_tokens_decoder": {"-7": {"content": "y!"}}})",
          "has the id -7"},
+        {"added_tokens.json", R"({"<x>": 9000000000000})", "has the id 9000000000000"},
         {"added_tokens.json", R"({"<x>": "7"})", "folder/added_tokens.json: <x>: expected a whole"},
         {"special_tokens_map.json", "3", "special_tokens_map.json: expected an object"}})
     EXPECT_THROW_WITH(make_small(small_json(), {{name, content}}), InputError, text);

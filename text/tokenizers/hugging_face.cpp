@@ -80,60 +80,7 @@ void for_fields(const Folder& folder, const char* name, const Use& use) {
   });
 }
 
-// Tokens that are added to a vocabulary.
-class TokenList {
- public:
-  explicit TokenList(Vocabulary& vocabulary) : vocabulary_(vocabulary) {}
-
-  // Reads "added_tokens" of tokenizer.json; null: none.
-  void read(const Json& list) {
-    if (list.is_null()) return;
-    for (const Json& item : list.as_array()) {
-      AddedToken token = read_added_token(item, item.at("id").as_int());
-      if (!contains(token.content)) add(std::move(token));
-    }
-  }
-
-  // Adds a token of another file, or replaces what is known of it but for its id. A new one whose
-  // id is taken gets the next one; without a row of the model it is none.
-  void add_known(AddedToken token, int64_t rows) {
-    const int32_t known = vocabulary_.find(token.content);
-    if (known >= 0)
-      token.id = known;
-    else if (token.id >= 0 && token.id < vocabulary_.size() &&
-             vocabulary_.token(static_cast<int32_t>(token.id)))
-      token.id = vocabulary_.size();
-    if (known >= 0 || token.id < rows) add(std::move(token));
-  }
-
-  // Makes the token special that a file names, as "TEXT" or {"content": "TEXT"}.
-  void make_special(const Json& named) {
-    const std::optional<std::string> text = token_text(named);
-    const int32_t id = text ? vocabulary_.find(*text) : -1;
-    if (id < 0) return;
-    if (!contains(*text)) {
-      Json token = named.is_object() ? named : Json().set("content", *text);
-      add(read_added_token(token.set("special", true), id));
-    }
-    tokens_[index_.at(*text)].special = true;
-  }
-
-  bool contains(const std::string& text) const { return index_.contains(text); }
-  std::vector<AddedToken> take() { return std::move(tokens_); }
-
- private:
-  void add(AddedToken token) {
-    if (token.content.empty()) return;
-    vocabulary_.add(token.content, token.id);
-    const auto [found, is_new] = index_.emplace(token.content, tokens_.size());
-    if (is_new) tokens_.emplace_back();
-    tokens_[found->second] = std::move(token);
-  }
-
-  Vocabulary& vocabulary_;
-  std::vector<AddedToken> tokens_;
-  std::map<std::string, size_t> index_;  // positions in tokens_ by text
-};
+using TokensById = std::map<int64_t, AddedToken>;
 
 class HuggingFaceTokenizer final : public Tokenizer {
  public:
@@ -143,15 +90,18 @@ class HuggingFaceTokenizer final : public Tokenizer {
     const bool has_json = folder.find("tokenizer.json") != nullptr;
     const std::string name = has_json ? "tokenizer.json" : "vocab.json";
     const Json json = has_json ? folder.json(name) : gpt2_json(folder);
+    TokensById tokens;
     with_places(json, folder.path(name), [&] {
       with_context(folder.path(name), [&] {
         read(json);
-        TokenList tokens(vocabulary_);
-        with_context("added_tokens", [&] { tokens.read(json.get_or_null("added_tokens")); });
-        read_more_tokens(folder, tokens);
-        added_ = AddedTokens(tokens.take(), normalizer_);
+        if (const Json& list = json.get_or_null("added_tokens"); !list.is_null())
+          with_context("added_tokens", [&] { read_added_tokens(list, tokens); });
       });
     });
+    read_other_files(folder, tokens);
+    std::vector<AddedToken> all;
+    for (auto& [id, token] : tokens) all.push_back(std::move(token));
+    added_ = AddedTokens(std::move(all), normalizer_);
     find_eos(folder);
     find_stops(folder);
     find_control(folder);
@@ -266,37 +216,75 @@ class HuggingFaceTokenizer final : public Tokenizer {
     splits_at_metaspace_ = model_->splits_before(kMetaspace);
   }
 
-  // Reads the tokens of the files beside tokenizer.json.
-  static void read_more_tokens(const Folder& folder, TokenList& tokens) {
-    std::vector<Json> special;
+  void add(AddedToken token, TokensById& tokens) {
+    if (token.content.empty()) return;
+    vocabulary_.add(token.content, token.id);
+    tokens[token.id] = std::move(token);
+  }
+
+  void read_added_tokens(const Json& list, TokensById& tokens) {
+    for (const Json& item : list.as_array()) {
+      AddedToken token = read_added_token(item, item.at("id").as_int());
+      if (!tokens.contains(vocabulary_.find(token.content))) add(std::move(token), tokens);
+    }
+  }
+
+  // Adds a token of a file beside tokenizer.json, or replaces what is known of it but for its id. A
+  // new one whose id is taken gets the next one; without a row of the model it is none.
+  void add_other(AddedToken token, int64_t rows, TokensById& tokens) {
+    const int32_t known = vocabulary_.find(token.content);
+    if (known >= 0)
+      token.id = known;
+    else if (token.id >= 0 && token.id < vocabulary_.size() &&
+             vocabulary_.token(static_cast<int32_t>(token.id)))
+      token.id = vocabulary_.size();
+    if (known >= 0 || token.id < rows) add(std::move(token), tokens);
+  }
+
+  // Values that name special tokens, as "TEXT" or {"content": "TEXT"}.
+  static std::vector<Json> special_names(const Folder& folder) {
+    std::vector<Json> names;
     for (const char* file : {"tokenizer_config.json", "special_tokens_map.json"})
       for_fields(folder, file, [&](const std::string& key, const Json& value) {
-        if (key.ends_with("_token")) special.push_back(value);
+        if (key.ends_with("_token")) names.push_back(value);
         if (!key.ends_with("_special_tokens")) return;
         if (value.is_array())
-          special.insert(special.end(), value.as_array().begin(), value.as_array().end());
+          names.insert(names.end(), value.as_array().begin(), value.as_array().end());
         if (value.is_object())
-          for (const auto& [name, token] : value.as_object()) special.push_back(token);
+          for (const auto& [name, token] : value.as_object()) names.push_back(token);
       });
-    if (folder.find("tokenizer.json") == nullptr) special.emplace_back(kEndOfText);
+    if (folder.find("tokenizer.json") == nullptr) names.emplace_back(kEndOfText);
+    return names;
+  }
+
+  // Reads the tokens of the files beside tokenizer.json.
+  void read_other_files(const Folder& folder, TokensById& tokens) {
+    const std::vector<Json> special = special_names(folder);
     const Json config = folder.json("config.json"), &size = config.get_or_null("vocab_size");
-    const int64_t rows = size.is_int() ? size.as_int() : INT32_MAX;
+    const int64_t rows = size.is_int() ? size.as_int() : INT64_MAX;
     for_fields(folder, "tokenizer_config.json", [&](const std::string& key, const Json& decoder) {
       if (key != "added_tokens_decoder" || decoder.is_null()) return;
       for (const auto& [number, item] : decoder.as_object()) {
         const Json id = parse_json(number, key);
         if (!id.is_int()) throw InputError(str(key, ": '", number, "' is no id"));
-        tokens.add_known(read_added_token(item, id.as_int()), rows);
+        add_other(read_added_token(item, id.as_int()), rows, tokens);
       }
     });
     for_fields(folder, "added_tokens.json", [&](const std::string& content, const Json& id) {
       const bool is_special = std::any_of(special.begin(), special.end(), [&](const Json& token) {
         return token_text(token) == content;
       });
-      if (!tokens.contains(content))
-        tokens.add_known({.content = content, .id = id.as_int(), .normalized = !is_special}, rows);
+      if (!tokens.contains(vocabulary_.find(content)))
+        add_other({.content = content, .id = id.as_int(), .normalized = !is_special}, rows, tokens);
     });
-    for (const Json& token : special) tokens.make_special(token);
+    for (const Json& token : special) {
+      const std::string text = token_text(token).value_or("");
+      const int32_t id = vocabulary_.find(text);
+      if (text.empty() || id < 0) continue;
+      Json named = token.is_object() ? token : Json().set("content", text);
+      if (!tokens.contains(id)) add(read_added_token(named.set("special", true), id), tokens);
+      tokens[id].special = true;
+    }
   }
 
   void find_eos(const Folder& folder) {
@@ -311,25 +299,10 @@ class HuggingFaceTokenizer final : public Tokenizer {
       eos_ = id;
       return;
     }
-    for (const char* name : {"generation_config.json", "config.json"}) {
-      const Json json = folder.json(name);
-      const Json* id = json.find("eos_token_id");
-      if (id != nullptr && id->is_array() && !id->as_array().empty()) id = &id->as_array()[0];
-      if (id == nullptr || !id->is_int()) continue;
-      if (id->as_int() < 0 || id->as_int() >= vocab_size())
-        throw InputError(str(folder.path(name), ": the eos_token_id ", id->as_int(),
-                             " is outside the vocabulary"));
-      eos_ = static_cast<int32_t>(id->as_int());
-      return;
-    }
-    for (const char* name : {kEndOfText, "</s>", "<|im_end|>"})
-      if (const int32_t id = vocabulary_.find(name); id >= 0) {
-        eos_ = id;
-        return;
-      }
   }
 
-  // Ids beyond the tokenizer's vocabulary are padding rows of the model, and ignored.
+  // Ids beyond the tokenizer's vocabulary are padding rows of the model, and ignored. The first one
+  // is the end of sequence if the tokenizer's files name none.
   void find_stops(const Folder& folder) {
     for (const char* name : {"generation_config.json", "config.json"}) {
       const Json json = folder.json(name);
@@ -339,25 +312,26 @@ class HuggingFaceTokenizer final : public Tokenizer {
         for (const Json& id : ids->is_array() ? std::span(ids->as_array()) : std::span(ids, 1))
           if (id.as_int() >= 0 && id.as_int() < vocab_size())
             stops_.push_back(static_cast<int32_t>(id.as_int()));
+          else if (!eos_ && stops_.empty())
+            throw InputError(str(folder.path(name), ": the eos_token_id ", id.as_int(),
+                                 " is outside the vocabulary"));
       });
-      return;
+      break;
     }
+    if (!eos_ && !stops_.empty()) eos_ = stops_[0];
+    for (const char* name : {kEndOfText, "</s>", "<|im_end|>"})
+      if (const int32_t id = vocabulary_.find(name); id >= 0 && !eos_) eos_ = id;
   }
 
   void find_control(const Folder& folder) {
     control_ = stops_;
     if (eos_) control_.push_back(*eos_);
     control_.insert(control_.end(), surrounding_.before.begin(), surrounding_.before.end());
-    for (const char* name : {"tokenizer_config.json", "special_tokens_map.json",
-                             "generation_config.json", "config.json"}) {
-      const Json json = folder.json(name);
-      for (const std::string role : {"bos_token", "eos_token", "pad_token", "unk_token"}) {
-        if (const auto text = token_text(json.get_or_null(role)))
-          control_.push_back(vocabulary_.find(*text));
-        if (const Json& id = json.get_or_null(role + "_id"); id.is_int())
-          control_.push_back(static_cast<int32_t>(id.as_int()));
-      }
-    }
+    for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"})
+      for_fields(folder, name, [&](const std::string& key, const Json& value) {
+        if (key == "bos_token" || key == "pad_token" || key == "unk_token")
+          control_.push_back(vocabulary_.find(token_text(value).value_or("")));
+      });
   }
 
   // The ranges of call.plain in the part of the text that begins at `offset`, once normalised: a
