@@ -40,8 +40,14 @@ std::string check_programs(const TrainConfig& config, const RewardSet::Scores& s
   return some;
 }
 
-// Scores the solutions of training problems, or the answers where there is none, as if the model
-// had written them. Programs and functions score only the examples of the preview.
+// The solution of an example, or the answer where there is none, as if the model had written it.
+Trajectory gold_completion(const Example& example, const Tokenizer& tokenizer,
+                           const SamplingConfig& sampling) {
+  return as_sampled(example.solution.empty() ? example.answer : example.solution, tokenizer,
+                    sampling);
+}
+
+// Scores the gold completions of training problems. Programs and functions score only the examples of the preview.
 void score_solutions(const TrainConfig& config, const Dataset& data, StagePreview& out) {
   const bool has_program = has_command(config.rewards);
   const int64_t count = std::ranges::any_of(config.rewards, is_external)
@@ -55,9 +61,7 @@ void score_solutions(const TrainConfig& config, const Dataset& data, StagePrevie
   std::vector<Trajectory> gold;
   for (int64_t i = 0; i < count; ++i) {
     problems.push_back(data.train->get(i));
-    const Example& problem = problems.back();
-    gold.push_back(as_sampled(problem.solution.empty() ? problem.answer : problem.solution,
-                              *data.tokenizer, sampling));
+    gold.push_back(gold_completion(problems.back(), *data.tokenizer, sampling));
     gold.back().index = i;
   }
   const RewardSet::Scores scores = rewards.score(problems, gold);
@@ -213,7 +217,8 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
       out.examples.push_back(data.train->get(i));
   if (scores) score_solutions(config, data, out);
   if (environment != nullptr && config.environment.name != "tools")
-    try_environment(config.environment, *environment, data, out.examples);
+    try_environment(config.environment, *environment, data,
+                    sampling_for(config.sampling, config.data, *data.tokenizer), out.examples);
   out.leak = held_out_leak(data, earlier);
   start.tokenizer = make_tokenizer(data.tokenizer->files(), "the stage before");
   return out;
