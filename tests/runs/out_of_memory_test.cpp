@@ -77,8 +77,9 @@ class OutOfMemory {
       finished_ += 1;
       shrunk_ += !changes.empty();
       EXPECT_EQ(checkpoint_bytes(run.dir), checkpoint_bytes(reference(changes)));
-      if (plan_.stages[0].batch.trainer == TrainerType::kGrpo)  // each step in its micro batches
+      if (plan_.stages[0].batch.trainer == TrainerType::kGrpo) {  // each step in its micro batches
         EXPECT_NO_THROW(replay_run({.run = run.dir, .step = 4}, [](const std::string&) {}));
+      }
     } else {
       failed_ += 1;
       EXPECT_NE(run.error.find("out of memory"), run.error.npos) << run.error;
