@@ -47,7 +47,8 @@ Trajectory gold_completion(const Example& example, const Tokenizer& tokenizer,
                     sampling);
 }
 
-// Scores the gold completions of training problems. Programs and functions score only the examples of the preview.
+// Scores the gold completions of training problems. Programs and functions score only the examples
+// of the preview.
 void score_solutions(const TrainConfig& config, const Dataset& data, StagePreview& out) {
   const bool has_program = has_command(config.rewards);
   const int64_t count = std::ranges::any_of(config.rewards, is_external)
@@ -110,7 +111,7 @@ void try_environment(const EnvironmentConfig& config, Environment& environment, 
     for (const int32_t id : as_sampled(text, *data.tokenizer, {}).tokens)
       turn.append_sampled(id, 0);
     turn.append_sampled(stops.empty() ? 0 : stops[0], 0);  // which is no part of the turn's text
-    turn.transcript.push_back(make_message("assistant", turn_text(*data.tokenizer, turn)));
+    turn.transcript.push_back(make_message("assistant", gold.text));
     environment.submit(example, turn, 0);
   }
   int64_t failed = 0;
