@@ -111,7 +111,7 @@ void try_environment(const EnvironmentConfig& config, Environment& environment, 
     for (const int32_t id : as_sampled(text, *data.tokenizer, {}).tokens)
       turn.append_sampled(id, 0);
     turn.append_sampled(stops.empty() ? 0 : stops[0], 0);  // which is no part of the turn's text
-    turn.transcript.push_back(make_message("assistant", gold.text));
+    turn.transcript.push_back(make_message("assistant", turn_text(*data.tokenizer, turn)));
     environment.submit(example, turn, 0);
   }
   int64_t failed = 0;
