@@ -189,7 +189,7 @@ std::vector<ToolCall> calls_of_turn(ToolFormat format, const Tokenizer& tokenize
   before = before.last(std::min(before.size(), kTail));
   const std::string end = tokenizer.decode(before, SpecialText::kShow);
   const Json* own = example.template_variables.find("tools");
-  return parse_tool_calls(format, str(opened_thinking(end), trajectory.text),
+  return parse_tool_calls(format, str(opened_thinking(end), turn_text(tokenizer, trajectory)),
                           own == nullptr ? tools : *own);
 }
 

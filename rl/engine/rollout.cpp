@@ -116,6 +116,16 @@ void check_sampling_tokens(const SamplingConfig& config, const Tokenizer& tokeni
   for (const std::string& text : config.stop_strings) check_stop_string(text, tokenizer);
 }
 
+std::string turn_text(const Tokenizer& tokenizer, const Trajectory& trajectory) {
+  std::span<const int32_t> turn = trajectory.last_turn();
+  CompletionDecoder decoder(
+      tokenizer, std::span(trajectory.tokens).first(trajectory.tokens.size() - turn.size()));
+  if (trajectory.stop_reason == StopReason::kStopToken) turn = turn.first(turn.size() - 1);
+  std::string text;
+  for (const int32_t id : turn) decoder.push(id, {}, text);
+  return text + decoder.peek();
+}
+
 Trajectory as_sampled(const std::string& text, const Tokenizer& tokenizer,
                       const SamplingConfig& config) {
   Trajectory out{.max_tokens = config.max_completion_length, .text = text};

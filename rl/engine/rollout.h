@@ -64,6 +64,9 @@ struct SampleCallbacks {
   std::function<bool(const Trajectory&)> on_token;
 };
 
+// The text of a trajectory's last turn as templates spell it, without the stop token that ended it.
+std::string turn_text(const Tokenizer& tokenizer, const Trajectory& trajectory);
+
 // The trajectory of a model that answers an empty prompt with the tokens of `text`: its text, and
 // where stop tokens and stop strings end it, are a sampled completion's. It has no tokens, and the
 // text as given, if the tokenizer cannot encode it.

@@ -131,6 +131,7 @@ class CommandEnvironment : public Environment {
   void submit(const Example& example, const Trajectory& trajectory, int64_t step) override {
     if (pool_ == nullptr && function_ == nullptr)
       pool_ = std::make_unique<WorkerPool>(worker_host(), options_);
+    const std::string text = turn_text(context_.tokenizer, trajectory);
     Json messages = example.conversation;
     if (messages.is_null()) messages.push_back(make_message("user", example.prompt));
     if (!trajectory.transcript.is_null())
@@ -144,7 +145,7 @@ class CommandEnvironment : public Environment {
     request.set("index", trajectory.index)
         .set("step", step)
         .set("turn", trajectory.num_turns())
-        .set("completion", trajectory.text)
+        .set("completion", text)
         .set("messages", std::move(messages));
     if (format_) request.set("tool_calls", as_json(open.calls));
     request.set("answer", example.answer)
