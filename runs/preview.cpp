@@ -97,20 +97,22 @@ void score_solutions(const TrainConfig& config, const Dataset& data, StagePrevie
             "do the patterns of the rewards fit it?");
 }
 
-// Asks an environment that is no built-in one what follows the solutions of the examples, or the
-// answers, as first turns. Throws InputError if it fails for all of them.
+// Asks an environment that is no built-in one what follows the gold completions of the examples as
+// first turns. Throws InputError if it fails for all of them.
 void try_environment(const EnvironmentConfig& config, Environment& environment, const Dataset& data,
-                     std::span<const Example> examples) {
+                     const SamplingConfig& sampling, std::span<const Example> examples) {
   std::optional<ErrorCapture> errors;
   if (!config.run.empty()) errors.emplace(worker_host());
-  const std::vector<int32_t> stops = data.tokenizer->stop_ids();
+  std::vector<int32_t> stops = data.tokenizer->stop_ids();
+  stops.insert(stops.end(), sampling.stop_tokens.begin(), sampling.stop_tokens.end());
   for (const Example& example : examples) {
-    const std::string& text = example.solution.empty() ? example.answer : example.solution;
-    Trajectory turn{.index = &example - examples.data(), .text = text};
+    const Trajectory gold = gold_completion(example, *data.tokenizer, sampling);
+    Trajectory turn{.index = &example - examples.data(), .text = gold.text};
     for (const int32_t id : encode_prompt(example, *data.tokenizer)) turn.append_observed(id);
-    for (const int32_t id : as_sampled(text, *data.tokenizer, {}).tokens)
-      turn.append_sampled(id, 0);
-    turn.append_sampled(stops.empty() ? 0 : stops[0], 0);  // which is no part of the turn's text
+    for (const int32_t id : gold.tokens) turn.append_sampled(id, 0);
+    // The stop token, which is no part of the turn's text.
+    if (gold.tokens.empty() || std::ranges::find(stops, gold.tokens.back()) == stops.end())
+      turn.append_sampled(stops.empty() ? 0 : stops[0], 0);
     turn.transcript.push_back(make_message("assistant", turn_text(*data.tokenizer, turn)));
     environment.submit(example, turn, 0);
   }
