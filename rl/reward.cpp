@@ -192,10 +192,6 @@ void RewardSet::submit(const Example& example, const Trajectory& trajectory, int
     if (command != nullptr) command->submit(reward_input(example, trajectory, step));
 }
 
-double RewardSet::total(std::span<const double> values) const {
-  return weighted_sum(weights_, values);
-}
-
 RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
                                    std::span<const Trajectory> trajectories, int64_t step) const {
   const size_t samples = trajectories.size(), group = samples / std::max<size_t>(1, prompts.size());
@@ -242,7 +238,7 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
     }
     std::vector<double> values;
     for (const std::vector<double>& each : scores.each) values.push_back(each[s]);
-    scores.total[s] = total(values);
+    scores.total[s] = weighted_sum(weights_, values);
     require_finite(scores.total[s], "total");
   }
   return scores;

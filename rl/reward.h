@@ -115,8 +115,6 @@ class RewardSet {
   // The configured name, with "_2", "_3", ... for repetitions.
   const std::vector<std::string>& names() const { return names_; }
   const std::vector<double>& weights() const { return weights_; }  // one per name
-  // weighted_sum() of the values, one per name.
-  double total(std::span<const double> values) const;
 
   struct Scores {
     // [reward][sample], NaN where not applicable: all of a dialogue whose environment has failed.

@@ -40,8 +40,15 @@ std::string check_programs(const TrainConfig& config, const RewardSet::Scores& s
   return some;
 }
 
-// Scores the solutions of training problems, or the answers where there is none, as if the model
-// had written them. Programs and functions score only the examples of the preview.
+// The solution of an example, or the answer where there is none, as if the model had written it.
+Trajectory gold_completion(const Example& example, const Tokenizer& tokenizer,
+                           const SamplingConfig& sampling) {
+  return as_sampled(example.solution.empty() ? example.answer : example.solution, tokenizer,
+                    sampling);
+}
+
+// Scores the gold completions of training problems. Programs and functions score only the examples
+// of the preview.
 void score_solutions(const TrainConfig& config, const Dataset& data, StagePreview& out) {
   const bool has_program = has_command(config.rewards);
   const int64_t count = std::ranges::any_of(config.rewards, is_external)
@@ -55,9 +62,7 @@ void score_solutions(const TrainConfig& config, const Dataset& data, StagePrevie
   std::vector<Trajectory> gold;
   for (int64_t i = 0; i < count; ++i) {
     problems.push_back(data.train->get(i));
-    const Example& problem = problems.back();
-    gold.push_back(as_sampled(problem.solution.empty() ? problem.answer : problem.solution,
-                              *data.tokenizer, sampling));
+    gold.push_back(gold_completion(problems.back(), *data.tokenizer, sampling));
     gold.back().index = i;
   }
   const RewardSet::Scores scores = rewards.score(problems, gold);
@@ -92,20 +97,22 @@ void score_solutions(const TrainConfig& config, const Dataset& data, StagePrevie
             "do the patterns of the rewards fit it?");
 }
 
-// Asks an environment that is no built-in one what follows the solutions of the examples, or the
-// answers, as first turns. Throws InputError if it fails for all of them.
+// Asks an environment that is no built-in one what follows the gold completions of the examples as
+// first turns. Throws InputError if it fails for all of them.
 void try_environment(const EnvironmentConfig& config, Environment& environment, const Dataset& data,
-                     std::span<const Example> examples) {
+                     const SamplingConfig& sampling, std::span<const Example> examples) {
   std::optional<ErrorCapture> errors;
   if (!config.run.empty()) errors.emplace(worker_host());
-  const std::vector<int32_t> stops = data.tokenizer->stop_ids();
+  std::vector<int32_t> stops = data.tokenizer->stop_ids();
+  stops.insert(stops.end(), sampling.stop_tokens.begin(), sampling.stop_tokens.end());
   for (const Example& example : examples) {
-    const std::string& text = example.solution.empty() ? example.answer : example.solution;
-    Trajectory turn{.index = &example - examples.data(), .text = text};
+    const Trajectory gold = gold_completion(example, *data.tokenizer, sampling);
+    Trajectory turn{.index = &example - examples.data(), .text = gold.text};
     for (const int32_t id : encode_prompt(example, *data.tokenizer)) turn.append_observed(id);
-    for (const int32_t id : as_sampled(text, *data.tokenizer, {}).tokens)
-      turn.append_sampled(id, 0);
-    turn.append_sampled(stops.empty() ? 0 : stops[0], 0);  // which is no part of the turn's text
+    for (const int32_t id : gold.tokens) turn.append_sampled(id, 0);
+    // The stop token, which is no part of the turn's text.
+    if (gold.tokens.empty() || std::ranges::find(stops, gold.tokens.back()) == stops.end())
+      turn.append_sampled(stops.empty() ? 0 : stops[0], 0);
     turn.transcript.push_back(make_message("assistant", turn_text(*data.tokenizer, turn)));
     environment.submit(example, turn, 0);
   }
@@ -213,7 +220,8 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
       out.examples.push_back(data.train->get(i));
   if (scores) score_solutions(config, data, out);
   if (environment != nullptr && config.environment.name != "tools")
-    try_environment(config.environment, *environment, data, out.examples);
+    try_environment(config.environment, *environment, data,
+                    sampling_for(config.sampling, config.data, *data.tokenizer), out.examples);
   out.leak = held_out_leak(data, earlier);
   start.tokenizer = make_tokenizer(data.tokenizer->files(), "the stage before");
   return out;

@@ -6,6 +6,7 @@
 
 #include "core/parallel.h"
 #include "core/text.h"
+#include "rl/grpo.h"
 #include "runs/journal.h"
 #include "runs/run.h"
 #include "sys/files.h"
@@ -120,7 +121,7 @@ void check_record(const StepRecord& record, const GrpoStep& step) {
     for (const EnvironmentReply& reply : c.replies) check_ids(reply.tokens);
     require(c.rewards.size() == names.size(), which, c.rewards.size(), " rewards of ",
             names.size());
-    const double total = step.rewards.total(c.rewards);
+    const double total = weighted_sum(step.rewards.weights(), c.rewards);
     require(std::isnan(total) ? std::isnan(c.total) : std::isfinite(total) && total == c.total,
             which, "the total ", with_bits(c.total), ", and its weighted rewards have ",
             with_bits(total));

@@ -2,7 +2,6 @@
 #include "rl/rewards/expression.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <functional>
 #include <numbers>
@@ -174,19 +173,15 @@ class Parser {
   // The value times the power of ten that follows: "e5", "E-3".
   Number with_exponent(const Number& value) {
     if (rest_.empty() || (rest_[0] != 'e' && rest_[0] != 'E')) return value;
-    constexpr int64_t kMaxExponent10 = 400;
-    int64_t exponent = 0;
-    const size_t sign = rest_.substr(1).starts_with('+') ? 1 : 0;
-    const char* last = rest_.data() + rest_.size();
-    const auto [end, error] =
-        std::from_chars(std::min(rest_.data() + 1 + sign, last), last, exponent);
-    if (error == std::errc::invalid_argument) return fail();
-    if (error != std::errc() || std::abs(exponent) > kMaxExponent10) return fail_too_large();
-    rest_.remove_prefix(static_cast<size_t>(end - rest_.data()));
-    const auto size = static_cast<unsigned>(std::abs(exponent));
-    const Number power_of_ten = raised(
-        {Rational{10, 1}, 10}, {Rational{size, 1, exponent < 0}, static_cast<double>(exponent)});
-    const Number out = times(value, power_of_ten);
+    rest_.remove_prefix(1);
+    const bool negative = rest_.starts_with('-');
+    if (negative || rest_.starts_with('+')) rest_.remove_prefix(1);
+    const bool has_digits = rest_.find_first_of("0123456789") == 0;
+    const auto size = take_decimal(rest_);
+    if (has_digits && !size) return fail_too_large();
+    if (!size || size->den != 1) return fail();
+    const Rational exponent{size->num, 1, negative};
+    const Number out = times(value, raised({Rational{10, 1}, 10}, {exponent, to_double(exponent)}));
     return out.approx == 0 && value.approx != 0 ? fail() : out;  // underflow is no 0
   }
 

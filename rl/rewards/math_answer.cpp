@@ -2,6 +2,7 @@
 #include "rl/rewards/math_answer.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -13,61 +14,46 @@ namespace cohort {
 namespace {
 
 constexpr size_t kMaxAnswer = 1024;
-constexpr std::string_view kBlank = " \t\r\n", kDigits = "0123456789";
+constexpr std::string_view kBlank = " \t\r\n", kDigits = "0123456789", kOpen = "([{",
+                           kClose = ")]}";
 
 bool is_letter(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-// Characters and their spelling in ASCII or LaTeX.
-constexpr std::pair<std::string_view, std::string_view> kCharacters[] = {
-    {"−", "-"},
-    {"–", "-"},
-    {"—", " "},
-    {"•", " "},
-    {"“", "\""},
-    {"”", "\""},
-    {"’", "'"},
-    {"。", ". "},
-    {"、", ", "},
-    {"\u3000", " "},
-    {"\u00a0", " "},
-    {"\u2009", " "},
-    {"\u202f", " "},
-    {"⁄", "/"},
-    {"≤", "\\le "},
-    {"≥", "\\ge "},
-    {"≠", "\\ne "},
-    {"∞", "\\infty "},
-    {"∪", "\\cup "},
-    {"²", "^2"},
-    {"³", "^3"},
-    {"½", "\\frac12"},
-    {"⅓", "\\frac13"},
-    {"⅔", "\\frac23"},
-    {"¼", "\\frac14"},
-    {"¾", "\\frac34"},
-    {"⅕", "\\frac15"},
-    {"⅖", "\\frac25"},
-    {"⅗", "\\frac35"},
-    {"⅘", "\\frac45"},
-    {"⅙", "\\frac16"},
-    {"⅚", "\\frac56"},
-    {"⅛", "\\frac18"},
-    {"⅜", "\\frac38"},
-    {"⅝", "\\frac58"},
-    {"⅞", "\\frac78"},
-    // Bold text, as in "**5** dollars", and powers.
-    {" ** ", "^"},
-    {" **", " "},
-    {"** ", " "},
+using Replacement = std::pair<std::string_view, std::string_view>;
+// Applies replacements in their order, each to all occurrences.
+std::string spelled(std::string text, std::span<const Replacement> table) {
+  for (const auto& [from, to] : table) text = replaced(text, from, to);
+  return text;
+}
+
+// Characters and their spelling in ASCII or LaTeX. "**" is that of Markdown's bold text, as in
+// "**5** dollars", or a power.
+constexpr Replacement kCharacters[] = {
+    {"−", "-"},        {"–", "-"},         {"‐", "-"},        {"‑", "-"},        {"﹣", "-"},
+    {"—", " "},        {"•", " "},         {"“", "\""},       {"”", "\""},       {"„", "\""},
+    {"«", "\""},       {"»", "\""},        {"‘", "'"},        {"’", "'"},        {"。", ". "},
+    {"、", ", "},      {"⁄", "/"},         {"\u3000", " "},   {"\u00a0", " "},   {"\u2009", " "},
+    {"\u202f", " "},   {"≤", "\\le "},     {"≥", "\\ge "},    {"≠", "\\ne "},    {"∞", "\\infty "},
+    {"∪", "\\cup "},   {"∈", "\\in "},     {"±", "\\pm "},    {"½", "\\frac12"}, {"⅓", "\\frac13"},
+    {"⅔", "\\frac23"}, {"¼", "\\frac14"},  {"¾", "\\frac34"}, {"⅕", "\\frac15"}, {"⅖", "\\frac25"},
+    {"⅗", "\\frac35"}, {"⅘", "\\frac45"},  {"⅙", "\\frac16"}, {"⅚", "\\frac56"}, {"⅛", "\\frac18"},
+    {"⅜", "\\frac38"}, {"⅝", "\\frac58"},  {"⅞", "\\frac78"}, {" ** ", "^"},     {" **", " "},
+    {"** ", " "},      {"negative ", "-"}, {"minus ", "-"},
 };
 
-// Spells kCharacters and the fullwidth forms of ASCII.
+constexpr std::string_view kSuperscripts[] = {"⁰", "¹", "²", "³", "⁴", "⁵",
+                                              "⁶", "⁷", "⁸", "⁹", "⁻"};
+
+// Spells kCharacters, kSuperscripts, of which neighbours are one exponent, and the fullwidth forms
+// of ASCII.
 std::string plain(std::string_view given) {
   constexpr char32_t kFullwidth = 0xff01 - '!';
-  std::string text(given);
-  for (const auto& [from, to] : kCharacters) text = replaced(text, from, to);
+  std::string text = spelled(std::string(given), kCharacters);
+  for (size_t i = 0; i < std::size(kSuperscripts); ++i)
+    text = replaced(text, kSuperscripts[i], std::string{'\1', "0123456789-"[i], '\2'});
+  text = replaced(replaced(replaced(text, "\2\1", ""), "\1", "^{"), "\2", "}");
   if (text.find('\xef') != text.npos)
     for (char c = '!'; c <= '~'; ++c)
       text = replaced(text, encode_utf8(kFullwidth + static_cast<char32_t>(c)), {&c, 1});
@@ -80,7 +66,16 @@ std::string_view without(std::string_view text, std::string_view front, std::str
 }
 // Strips the blanks, the emphasis of Markdown and the punctuation around an answer in a sentence.
 std::string_view bare(std::string_view text) {
-  return without(text, " \t\r\n*`\":", " \t\r\n*`\":.,;");
+  text = without(text, " \t\r\n*`\":", " \t\r\n*`\":.,;");
+  for (const char quote : {'\'', '_'})  // which may be part of an answer: f'
+    if (text.starts_with(quote) && text.ends_with(quote))
+      text = without(text, {&quote, 1}, {&quote, 1});
+  return text;
+}
+
+// Returns the characters that are whole within the first `size` bytes.
+std::string_view head(std::string_view text, size_t size) {
+  return text.substr(0, utf8_prefix(text.substr(0, size)));
 }
 
 // Returns the command at the start of `text`: a backslash with its letters, or with the one
@@ -94,64 +89,24 @@ std::string_view command_of(std::string_view text) {
 // ---- Normalisation -----------------------------------------------------------------------------
 
 // The replacements of _strip_string(), and further notations of spaces, signs and relations.
-// Applied in this order, to all occurrences.
-constexpr std::pair<std::string_view, std::string_view> kReplacements[] = {
-    {"°", ""},
-    {"·", "*"},
-    {"×", "*"},
-    {"÷", "/"},
-    {"π", "\\pi "},
-    {"√", "sqrt"},
-    {"\\ ", " "},
-    {"\n", " "},
-    {"\t", " "},
-    {"\\!", ""},
-    {"\\\\", "\\"},
-    {"\\left", ""},
-    {"\\right", ""},
-    {"tfrac", "frac"},
-    {"dfrac", "frac"},
-    {"\\,", ""},
-    {"\\;", " "},
-    {"\\:", " "},
-    {"\\qquad", " "},
-    {"\\quad", " "},
-    {"~", " "},
-    {"^{\\circ}", ""},
-    {"^\\circ", ""},
-    {"\\$", ""},
-    {"$", ""},
-    {"\\%", ""},
-    {"%", ""},
-    {"€", ""},
-    {"£", ""},
-    {"{,}", ","},
-    {"\\cdot", "*"},
-    {"\\times", "*"},
-    {"\\div", "/"},
-    {"**", "^"},
-    {"\\leqslant", "\\le"},
-    {"\\leq", "\\le"},
-    {"<=", "\\le "},
-    {"\\lt", "<"},
-    {"\\geqslant", "\\ge"},
-    {"\\geq", "\\ge"},
-    {">=", "\\ge "},
-    {"\\gt", ">"},
-    {"\\neq", "\\ne"},
-    {" !=", "\\ne "},
-    {"per cent", "percent"},
-    {"\\(", ""},
-    {"\\)", ""},
-    {"\\[", ""},
-    {"\\]", ""},
+constexpr Replacement kReplacements[] = {
+    {"°C", ""},       {"°F", ""},        {"°", ""},         {"˚", ""},         {"·", "*"},
+    {"×", "*"},       {"÷", "/"},        {"π", "\\pi "},    {"√", "sqrt"},     {"\\ ", " "},
+    {"\n", " "},      {"\t", " "},       {"\\!", ""},       {"\\\\", "\\"},    {"\\left", ""},
+    {"\\right", ""},  {"tfrac", "frac"}, {"dfrac", "frac"}, {"\\,", ""},       {"\\;", " "},
+    {"\\:", " "},     {"\\qquad", " "},  {"\\quad", " "},   {"~", " "},        {"^{\\circ}", ""},
+    {"^\\circ", ""},  {"\\$", ""},       {"$", ""},         {"\\%", ""},       {"%", ""},
+    {"€", ""},        {"£", ""},         {"{,}", ","},      {"\\cdot", "*"},   {"\\times", "*"},
+    {"\\div", "/"},   {"**", "^"},       {"qslant", "q"},   {"\\leq", "\\le"}, {"<=", "\\le "},
+    {"\\lt", "<"},    {"\\geq", "\\ge"}, {">=", "\\ge "},   {"\\gt", ">"},     {"\\neq", "\\ne"},
+    {" !=", "\\ne "}, {"\\(", ""},       {"\\)", ""},       {"\\[", ""},       {"\\]", ""},
 };
 
 // Words that change the value of the number before them.
 constexpr std::pair<std::string_view, std::string_view> kScales[] = {
     {"dozen", "*12"},        {"hundred", "*100"},        {"thousand", "*1000"},
     {"million", "*1000000"}, {"billion", "*1000000000"}, {"trillion", "*1000000000000"},
-    {"percent", "*1/100"},   {"pct", "*1/100"},          {"percentage", "*1/100"},
+    {"percent", "*1/100"},
 };
 std::string_view scale_of(std::string word) {
   if (word.ends_with('s')) word.pop_back();
@@ -163,11 +118,10 @@ std::string_view scale_of(std::string word) {
 // between two answers, fractions.
 bool is_no_unit(const std::string& word) {
   static const Regex kWords(
-      "sqrt|sin|cos|tan|log|mod|base|pi|root|squared|cubed|factorial|plus|minus|over|divided|"
-      "multiplied|am|pm|noon|by|and|or|to|than|not|below|negative|remainder|choose|if|unless|"
-      "except|"
-      "hal(?:f|ves)|(?:third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|"
-      "thousandth|millionth)s?");
+      "sqrt|sin|cos|tan|log|mod(?:ulo)?|base|pi|root|squared|cubed|factorial|plus|minus|over|"
+      "divided|multiplied|am|pm|noon|by|and|or|to|than|not|below|negative|remainder|choose|if|"
+      "unless|except|[nxyz]|hal(?:f|ves)|(?:third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|"
+      "tenth|hundredth|thousandth|millionth)s?");
   return kWords.full_match(word);
 }
 
@@ -182,9 +136,9 @@ std::string lowercase(std::string_view text) {
 // Words that scale become factors: "5 million users" is "5*1000000".
 std::string without_units(std::string text, std::string& unit) {
   static const Regex kUnits(
-      R"(^(.*[0-9})\]])(?:\\? )*)"
+      R"(^(.*(?:[0-9})\]]|\\pi))(?:\\? )*)"
       R"((?|\\(?:text[a-z]*|mbox|mathrm(?!\{.\}))\{([^{}]*+)\})"
-      R"(|(?<= )((?:[A-Za-z]{3}|(?:[ckm]m|ft|in|mi|[km]g|lb|oz|ml|hr)\b)[A-Za-z ./]*+)))"
+      R"(|(?<= )((?:[A-Za-z]{3}|(?:[ckm]m|ft|in|mi|yd|[km]?g|lb|oz|ml|hr|yr|[mLs])\b)[A-Za-z ./]*+)))"
       R"((?:\^\{?[23]\}?)?[ .]*$)");
   constexpr int kMaxUnits = 3;  // \text{ million} \text{ users}
   for (int i = 0; i < kMaxUnits; ++i) {
@@ -206,44 +160,23 @@ std::string without_units(std::string text, std::string& unit) {
   return text;
 }
 
-// True if the last word of one unit abbreviates that of the other, as in "cm" and "square
-// centimeters", or is its plural; any unit is that of a number without one.
+// True if one unit is missing, or if the last word of one is that of the other, its plural or its
+// abbreviation, as in "cm" and "square centimeters".
 bool same_unit(std::string_view a, std::string_view b) {
+  constexpr size_t kLongestAbbreviation = 4, kShortestWord = 4;
   for (std::string_view* unit : {&a, &b}) unit->remove_prefix(unit->rfind(' ') + 1);
   if (a.size() > b.size()) std::swap(a, b);
-  const bool same_start = a.empty() || a[0] == b[0];
+  if (a.empty() || a == b || b == std::string(a) + "s") return true;
+  if (a.size() > kLongestAbbreviation || b.size() < kShortestWord || a[0] != b[0]) return false;
   for (const char c : b)
     if (a.starts_with(c)) a.remove_prefix(1);
-  return same_start && (a.empty() || a == "s");
+  return a.empty();
 }
 
 // Commands whose argument is ordinary text or the answer itself.
-constexpr std::string_view kWrappers[] = {"\\boxed",  "\\fbox", "\\mbox",   "\\textbf", "\\textrm",
-                                          "\\textit", "\\text", "\\mathrm", "\\mathbf"};
-
-// Input of expression_value(): spaces are kept, which distinguish "1 2" from "12". Sets `unit` to
-// the words of its unit.
-std::string cleaned(std::string_view answer, std::string& unit) {
-  std::string text = plain(answer);
-  for (const auto& [from, to] : kReplacements) text = replaced(text, from, to);
-  text = without_units(std::move(text), unit);
-  for (const std::string_view wrapper : kWrappers) text = replaced(text, wrapper, "");
-  const size_t equals = text.find('=');
-  if (equals != text.npos && text.find('=', equals + 1) == text.npos) {
-    const std::string_view left = without(std::string_view(text).substr(0, equals), " ", " ");
-    if (left.size() <= 2 && std::all_of(left.begin(), left.end(), is_letter))
-      text.erase(0, equals + 1);
-  }
-  for (size_t i = 0; i + 1 < text.size(); ++i)  // .5
-    if (text[i] == '.' && is_digit(text[i + 1]) &&
-        (i == 0 || !(is_digit(text[i - 1]) || text[i - 1] == '}')))
-      text.insert(i++, 1, '0');
-  return std::string(bare(text));
-}
-std::string cleaned(std::string_view answer) {
-  std::string unit;
-  return cleaned(answer, unit);
-}
+constexpr std::string_view kWrappers[] = {"\\boxed",  "\\fbox",        "\\mbox", "\\textbf",
+                                          "\\textrm", "\\textit",      "\\text", "\\mathrm",
+                                          "\\mathbf", "\\displaystyle"};
 
 // Adds the missing braces around arguments of \frac and \sqrt and around exponents. Removes those
 // around groups that are not arguments, and all spaces except between digits: "3 1/2" is not
@@ -264,8 +197,9 @@ std::string with_braces(std::string_view text) {
       if (apart && is_digit(text[i + 1])) out += ' ';
       continue;
     }
-    const bool argument = missing > 0 || after_command ||
-                          std::string_view("^_]}").find(last) != std::string_view::npos;
+    const bool argument = missing > 0 || after_command || last == ']' || last == '}';
+    const bool is_power = last == '^' || last == '_';
+    const bool is_minus = is_power && c == '-' && i + 1 < text.size() && is_digit(text[i + 1]);
     after_command = false;
     if (c == '\\') {
       const std::string_view command = command_of(text.substr(i));
@@ -282,21 +216,47 @@ std::string with_braces(std::string_view text) {
     } else if (c == '}' && levels.size() > 1) {
       if (levels.back().kept) out += c;
       levels.pop_back();
-    } else if ((last == '^' || last == '_') &&
-               (is_letter(c) || is_digit(c) ||
-                (c == '-' && is_digit(text[i + 1 < text.size() ? i + 1 : i])))) {
-      const size_t end = is_letter(c) ? i + 1 : text.find_first_not_of(kDigits, i + 1);
-      const std::string_view exponent = text.substr(i, end - i);
-      out.append("{").append(exponent).append("}");
-      i += exponent.size() - 1;
-    } else if (missing > 0 && (is_digit(c) || is_letter(c))) {
+    } else if (missing > 0 && (is_digit(c) || is_letter(c) || is_minus)) {
+      // An argument has one character, an exponent all digits.
+      const size_t end = is_power && !is_letter(c) ? text.find_first_not_of(kDigits, i + 1) : i + 1;
+      const std::string_view part = text.substr(i, end - i);
       --missing;
-      out.append("{").append(1, c).append("}");
+      out.append("{").append(part).append("}");
+      i += part.size() - 1;
     } else {
-      missing = 0;
+      missing = c == '^' || c == '_' ? 1 : 0;
       out += c;
     }
   }
+  return out;
+}
+
+// An answer "Area = 72 cm" in parts. The value is an input of expression_value(): spaces are kept,
+// which distinguish "1 2" from "12". A name of one or two letters is left out.
+struct Answer {
+  std::string name, value, unit;
+};
+
+Answer answer_of(std::string_view given) {
+  // Products, as "abc = 72", and other equations have no name.
+  static const Regex kName(
+      R"(^\s*((?:\{[A-Za-z ]*\}|[A-Z][A-Za-z]{2,}(?: [A-Za-z]+)*|m?\\(?!sqrt)[a-z]+ *\{?[A-Z]*\}?)"
+      R"(|[A-Za-z]{1,2}|\|[A-Z]+\|)(?:_(?:\w|\{[^{}]*\})|'|\^\{-1\})*(?:\((?:[^()]|\([^()]*\))*\)|\[[^\[\]]*\])?)"
+      R"()\s*(?:=|\\in(?![a-z]))(.*)$)");
+  Answer out;
+  std::string text = replaced(spelled(plain(given), kReplacements), "per cent", "percent");
+  text = without_units(std::move(text), out.unit);
+  for (const std::string_view wrapper : kWrappers) text = replaced(text, wrapper, "");
+  if (const auto match = kName.find_last(text)) {
+    out.name = with_braces((*match)[1]);
+    if (out.name.size() <= 2) out.name.clear();
+    text = (*match)[2];
+  }
+  for (size_t i = 0; i + 1 < text.size(); ++i)  // .5
+    if (text[i] == '.' && is_digit(text[i + 1]) &&
+        (i == 0 || !(is_digit(text[i - 1]) || text[i - 1] == '}')))
+      text.insert(i++, 1, '0');
+  out.value = bare(text);
   return out;
 }
 
@@ -316,39 +276,38 @@ std::string normalised(std::string text) {
   return is_integer(over) && is_integer(under) ? "\\frac{" + over + "}{" + under + "}" : text;
 }
 
-// The elements of a list, "1, 2", "(1,234)", "[0, 1)" or "\{1\}", after its brackets; or nothing.
-std::vector<std::string_view> list_of(std::string_view text) {
-  constexpr std::string_view kOpen = "([{", kClose = ")]}";
-  text = without(text, " ", " ");
-  const auto split = [&](std::string_view part, std::string_view brackets) {
-    std::vector<std::string_view> out{brackets};
-    size_t begin = 0;
-    int depth = 0;
-    for (size_t i = 0; i <= part.size() && depth >= 0; ++i) {
-      const char c = i < part.size() ? part[i] : ',';
-      depth += (kOpen.find(c) != kOpen.npos) - (kClose.find(c) != kClose.npos);
-      if (c != ',' || depth != 0) continue;
-      out.push_back(part.substr(begin, i - begin));
-      begin = i + 1;
-    }
-    if (depth != 0) out.clear();
-    return out;
-  };
-  const bool is_set = text.starts_with("\\{") && text.ends_with("\\}");
-  const size_t size = is_set ? 2 : 1;  // a bracket's
-  if (text.size() > 2 * size && kOpen.find(text[size - 1]) != kOpen.npos &&
-      kClose.find(text.back()) != kClose.npos)
-    if (auto all =
-            split(text.substr(size, text.size() - 2 * size), is_set ? "{" : text.substr(0, 1));
-        all.size() > (is_set ? 1 : 2)) {
-      all.push_back(text.substr(text.size() - 1));
-      return all;
-    }
-  auto all = split(text, "");
-  return all.size() > 2 && !expression_value(text) ? all : std::vector<std::string_view>();
+// The parts of a text between the commas that are in no bracket; none if a bracket is open.
+std::vector<std::string_view> split(std::string_view text) {
+  std::vector<std::string_view> out;
+  size_t begin = 0;
+  int depth = 0;
+  for (size_t i = 0; i <= text.size() && depth >= 0; ++i) {
+    const char c = i < text.size() ? text[i] : ',';
+    depth += (kOpen.find(c) != kOpen.npos) - (kClose.find(c) != kClose.npos);
+    if (c != ',' || depth != 0) continue;
+    out.push_back(text.substr(begin, i - begin));
+    begin = i + 1;
+  }
+  return depth == 0 ? out : std::vector<std::string_view>();
 }
 
-// Compares what cleaned() returns: as text, as lists, of which sets have no order, or as numbers.
+// The brackets and the elements of a list, "1, 2", "(1,234)", "[0, 1)" or "\{1\}"; or nothing.
+std::vector<std::string_view> list_of(std::string_view text) {
+  text = without(text, " ", " ");
+  const bool is_set = text.starts_with("\\{") && text.ends_with("\\}");
+  const size_t size = is_set ? 2 : 1;  // a bracket's
+  auto out = split(text);
+  if (out.size() == 1 && text.size() > 2 * size && kOpen.find(text[size - 1]) != kOpen.npos &&
+      kClose.find(text.back()) != kClose.npos) {
+    out = split(text.substr(size, text.size() - 2 * size));
+    out.insert(out.begin(), text.substr(size - 1, 1));
+    out.push_back(text.substr(text.size() - 1));
+    return out.size() > (is_set ? 2 : 3) ? out : std::vector<std::string_view>();
+  }
+  return out.size() > 1 && !expression_value(text) ? out : std::vector<std::string_view>();
+}
+
+// Compares values: as text, as lists, of which sets have no order, or as numbers.
 bool same_text(std::string_view a, std::string_view b, int depth = 0) {
   constexpr int kMaxDepth = 3;
   constexpr size_t kMaxSet = 32;  // elements, each of which is compared with each
@@ -356,42 +315,20 @@ bool same_text(std::string_view a, std::string_view b, int depth = 0) {
   if (!text.empty() && text == normalised(std::string(b))) return true;
   const auto left = list_of(a), right = list_of(b);
   if (!left.empty() || !right.empty()) {
-    const auto same = [&](auto x, auto y) { return same_text(x, y, depth + 1); };
-    const auto contains = [&](const auto& all, const auto& some) {
-      return std::ranges::all_of(some, [&](auto x) {
-        return std::ranges::any_of(all, [&](auto y) { return x == y || same(x, y); });
-      });
-    };
-    if (left.empty() || right.empty() || left[0] != right[0] || depth == kMaxDepth) return false;
-    if (left[0] == "{" && std::max(left.size(), right.size()) <= kMaxSet)
-      return contains(left, right) && contains(right, left);
-    return std::ranges::equal(left, right, [&](auto x, auto y) { return x == y || same(x, y); });
+    const auto same = [&](auto x, auto y) { return x == y || same_text(x, y, depth + 1); };
+    if (left.size() != right.size() || depth == kMaxDepth) return false;
+    return left[0] == "{" && left.size() <= kMaxSet ? std::ranges::is_permutation(left, right, same)
+                                                    : std::ranges::equal(left, right, same);
   }
   const auto value = expression_value(a);
   const auto other = value ? expression_value(b) : std::nullopt;
   return other && same_number(*value, *other);
 }
 
-// Splits "f(2) = 72", "Area = 72" or "x \in [0, 1)" into a name and its value; without a name, all
-// is the value. Products, as "abc = 72", and other equations have none.
-std::pair<std::string, std::string> split_name(const std::string& text) {
-  static const Regex kName(
-      R"(^((?:\{[A-Za-z ]*\}|[A-Z][A-Za-z]{2,}(?: [A-Za-z]+)*|m?\\angle *[A-Z]+|[A-Za-z]{1,2})"
-      R"(|\\[a-z]+))"
-      R"((?:_(?:\w|\{[^{}]*\})|'|\^\{-1\})*(?:\([^()=]*\))?)\s*(?:=|\\in(?![a-z]))(.*)$)");
-  const auto match = kName.find_last(text);
-  if (!match) return {"", text};
-  return {normalised((*match)[1]), std::string(bare((*match)[2]))};
-}
-
 bool same_plain(std::string_view a, std::string_view b) {
-  std::string unit_a, unit_b;
-  const std::string left = cleaned(a, unit_a), right = cleaned(b, unit_b);
-  if (!same_unit(unit_a, unit_b)) return false;
-  if (same_text(left, right)) return true;
-  const auto [name, value] = split_name(left);
-  const auto [other_name, other] = split_name(right);
-  return (name.empty() || other_name.empty() || name == other_name) && same_text(value, other);
+  const Answer left = answer_of(a), right = answer_of(b);
+  const bool same_name = left.name.empty() || right.name.empty() || left.name == right.name;
+  return same_name && same_unit(left.unit, right.unit) && same_text(left.value, right.value);
 }
 
 // ---- Extraction --------------------------------------------------------------------------------
@@ -435,12 +372,10 @@ bool in_word(char c) {
 
 // Removes the dash of an item of a list: "- 5" is 5, unlike "-5" and "- x + 5".
 std::string_view without_dash(std::string_view text) {
+  static const Regex kItem(R"(^-\s+((?:\pL\pL|-?\d)[^+^=*\\]*)$)");
   text = bare(text);
-  if (text.size() < 2 || text[0] != '-' || kBlank.find(text[1]) == kBlank.npos) return text;
-  const std::string_view item = bare(text.substr(1));
-  const bool is_word = item.size() > 1 && in_word(item[0]) && in_word(item[1]);
-  const bool is_number = item.find_first_of(kDigits) <= (item.starts_with('-') ? 1 : 0);
-  return (is_word || is_number) && item.find_first_of("+^=\\*") == item.npos ? item : text;
+  const auto item = kItem.find_last(text);
+  return item ? text.substr(text.size() - (*item)[1].size()) : text;
 }
 
 Found whole_line(std::string_view text) {
@@ -461,37 +396,23 @@ Found whole_line(std::string_view text) {
 
 // Delimiters of formulas, without those of one dollar.
 constexpr std::pair<std::string_view, std::string_view> kDelimiters[] = {
-    {"$$", "$$"}, {"\\(", "\\)"}, {"\\[", "\\]"}, {"\\begin{align", "\\end{align"}};
-
-// Returns the size of the display formula, or \(...\), that opens at the start of `text`; 0: none.
-size_t formula_size(std::string_view text) {
-  for (const auto& [open, close] : kDelimiters) {
-    if (!text.starts_with(open)) continue;
-    const size_t at = text.substr(0, kMaxAnswer).find(close, open.size());
-    return at == text.npos ? 0 : at + close.size();
-  }
-  return 0;
-}
+    {"$$", "$$"},
+    {"\\(", "\\)"},
+    {"\\[", "\\]"},
+    {"\\begin{align", "\\end{align"},
+    {"\\begin{equation", "\\end{equation"}};
 
 // Truncates at a line break, or at the first of ".!?" that precedes a blank or the end, outside of
-// formulas. A display formula below a line continues it if it has no answer yet.
+// formulas. What is below the line continues it if that has no answer yet: a display formula, and
+// any text after a colon.
 std::string_view sentence(std::string_view text) {
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (const size_t size = i < kMaxAnswer ? formula_size(text.substr(i)) : 0; size > 0) {
-      i += size - 1;
-      continue;
-    }
-    const bool ends = i + 1 == text.size() || kBlank.find(text[i + 1]) != kBlank.npos;
-    const bool mark = text[i] == '.' || text[i] == '!' || text[i] == '?';
-    if (mark && ends) return text.substr(0, i);
-    if (text[i] != '\n') continue;
-    const size_t next = text.find_first_not_of(" \t\r\n*\"", i);
-    if (next == text.npos || formula_size(text.substr(next)) == 0 ||
-        text.substr(0, i).find_first_of("0123456789$\\") != text.npos)
-      return text.substr(0, i);
-    i = next - 1;
-  }
-  return text;
+  static const Regex kSentence(
+      R"((?s)^(?:[^.!?\n0-9$\\]|[.!?](?!\s|$))*+(?:\n[\s*"]*(?=(?&formula))|(?<=:)\n\s*)?)"
+      R"((?:(?&formula)|[^.!?\n]|[.!?](?!\s|$))*+)"
+      R"((?(DEFINE)(?<formula>\$\$.*?\$\$|\\\(.*?\\\)|\\\[.*?\\\]|)"
+      R"(\\begin\{(?:align|equation).*?\\end\{(?:align|equation))))");
+  const auto match = kSentence.find_last(head(text, 2 * kMaxAnswer));
+  return text.substr(0, match ? (*match)[0].size() : text.find('\n'));
 }
 
 Found after_hashes(std::string_view text) {
@@ -533,14 +454,14 @@ size_t last_dollar(std::string_view text, size_t end) {
   return text.npos;
 }
 
-// Returns the number at [begin, end) with the words after it that change its value.
-std::string_view with_scale(std::string_view text, size_t begin, size_t end) {
+// Returns the part of `text` with the words after it that change its value.
+std::string_view with_scale(std::string_view text, std::string_view part) {
   static const Regex kWords(
-      R"((?i)^(?: *(?:\\?%|(?:dozen|hundred|thousand|million|billion|trillion|percent(?:age)?|pct))"
-      R"(s?\b))+)");
+      R"((?i)^(?: *(?:\\?%|(?:dozen|hundred|thousand|million|billion|trillion|percent)s?\b))+)");
   constexpr size_t kLongest = 64;
-  const auto words = kWords.find_last(text.substr(end, kLongest));
-  return text.substr(begin, end - begin + (words ? (*words)[0].size() : 0));
+  const auto end = static_cast<size_t>(part.data() + part.size() - text.data());
+  const auto words = kWords.find_last(head(text.substr(end), kLongest));
+  return {part.data(), part.size() + (words ? (*words)[0].size() : 0)};
 }
 
 Found last_math(std::string_view text) {
@@ -560,32 +481,22 @@ Found last_math(std::string_view text) {
   if (end == 0) return {};
   size_t size = text[begin] == '$' && text[begin + 1] != '$' ? 1 : 2;
   if (text.substr(begin).starts_with("\\begin")) size = text.find('}', begin) + 1 - begin;
-  std::string_view math = right_hand_side(text.substr(begin + size, end - begin - size));
-  const size_t after = std::min(end + size, text.size());  // "$5$ million"
-  const std::string_view scaled =
-      with_scale(text, static_cast<size_t>(math.data() - text.data()), after);
-  if (scaled.data() + scaled.size() > text.data() + after) return scaled;
-  math = math.substr(0, math.find("\\end{align"));
-  return without(math, "& \t\r\n", "\\ \t\r\n");
+  const std::string_view math = right_hand_side(text.substr(begin + size, end - begin - size));
+  const std::string_view formula(math.data(), math.size() + std::min(size, text.size() - end));
+  const std::string_view scaled = with_scale(text, formula);  // "5$ million"
+  if (scaled.size() > formula.size()) return scaled;
+  return without(math.substr(0, math.find("\\end{align")), "& \t\r\n", "\\ \t\r\n");
 }
 
 // The sentence after "answer is".
 Found answer_sentence(std::string_view text) {
-  constexpr std::string_view kAnswer = "answer";
-  const std::string lower = lowercase(text);
-  for (size_t at = lower.rfind(kAnswer); at != lower.npos; at = lower.rfind(kAnswer, at - 1)) {
-    const size_t end = lower.find_first_not_of(" *", at + kAnswer.size());
-    const std::string_view rest = std::string_view(lower).substr(std::min(end, lower.size()));
-    const size_t size = rest.starts_with("is") ? 2 : rest.starts_with(':') ? 1 : 0;
-    if (size == 1 || (size == 2 && rest.size() > 2 && !in_word(rest[2]) && rest[2] != '\'')) {
-      const std::string_view after = text.substr(end + size), answer = bare(after);
-      const auto skipped = static_cast<size_t>(answer.data() - after.data());
-      const bool new_line = after.substr(0, skipped).find('\n') != after.npos;
-      return sentence(new_line ? without_dash(answer) : answer);
-    }
-    if (at == 0) break;
-  }
-  return {};
+  static const Regex kTail(R"((?si)^.*answer[ *]*(?::|is(?![\pL']))(.+)$)");
+  const auto tail = kTail.find_last(text);
+  if (!tail) return {};
+  const std::string_view after = text.substr(text.size() - (*tail)[1].size()), answer = bare(after);
+  const auto skipped = static_cast<size_t>(answer.data() - after.data());
+  const bool new_line = after.substr(0, skipped).find('\n') != after.npos;
+  return sentence(new_line ? without_dash(answer) : answer);
 }
 
 // The list in brackets, as (1,234), or the mixed number, as 1 1/2, whose last digit is at `last`.
@@ -594,36 +505,37 @@ Found last_group(std::string_view text, size_t last) {
       R"((?:(?<![A-Za-z])((?:\\\{|[(\[{])[0-9.,+/ -]*,[0-9.,+/ -]*(?:\\\}|[)\]}])))"
       R"(|(?:^|(?<=\s))(-?[0-9]+ [0-9]+/[0-9]+))[^0-9]*$)");
   constexpr size_t kAfter = 3;  // " \}"
-  const size_t begin = last - std::min(last, kMaxAnswer);
-  const std::string_view window = text.substr(begin, last - begin + 1 + kAfter);
-  const auto match = kGroup.find_last(window.substr(0, utf8_prefix(window)));
+  const size_t begin = next_utf8_boundary(text, last - std::min(last, kMaxAnswer));
+  const std::string_view window = head(text.substr(begin), last - begin + 1 + kAfter);
+  const auto match = kGroup.find_last(window);
   if (!match) return {};
-  const std::string& group = (*match)[1].empty() ? (*match)[2] : (*match)[1];
-  return with_scale(text, begin + window.rfind(group), begin + window.rfind(group) + group.size());
+  const std::string& group = (*match)[(*match)[1].empty() ? 2 : 1];
+  return with_scale(text, window.substr(window.rfind(group), group.size()));
 }
 
 Found last_expression(std::string_view text) {
   size_t last = text.find_last_of(kDigits);
-  // The exponent of a unit, as in "12 cm^2" or "12\\text{ cm}^2", is not part of the number.
-  const auto is_letter_at = [&](size_t i) { return i < text.size() && is_letter(text[i]); };
-  while (last != text.npos && last >= 2 && text[last - 1] == '^' &&
-         (is_letter_at(last - 2) || (text[last - 2] == '}' && is_letter_at(last - 3))))
+  // The exponent of a unit, as in "12 cm^2" or "12\\text{ cm}^{2}", is not part of the number.
+  while (last != text.npos && last > 0) {
+    const size_t unit = text.find_last_not_of("^{}", last - 1);
+    if (unit == text.npos || !is_letter(text[unit])) break;
+    if (text.substr(unit, last - unit).find('^') == text.npos) break;
     last = text.find_last_of(kDigits, last - 1);
+  }
   if (last == text.npos) return {};
   if (const Found group = last_group(text, last)) return group;
   const size_t begin = text.find_last_of(kBlank, last) + 1;
   const std::string_view token = bare(text.substr(begin, text.find_first_of(kBlank, last) - begin));
-  const auto token_begin = static_cast<size_t>(token.data() - text.data());
-  if (token.size() <= kMaxAnswer && expression_value(cleaned(token)))
-    return with_scale(text, token_begin, token_begin + token.size());
+  if (token.size() <= kMaxAnswer && expression_value(answer_of(token).value))
+    return with_scale(text, token);
 
   const std::string_view front = text.substr(0, last + 1);
-  const size_t before = front.find_last_not_of("0123456789.,/") + 1;
-  const std::string_view number = without(front.substr(before), ".,/", "");
+  const std::string_view number =
+      without(front.substr(front.find_last_not_of("0123456789.,/") + 1), ".,/", "");
   const size_t start = front.size() - number.size();
   const bool negative = start > 0 && text[start - 1] == '-' &&
                         (start == 1 || !(is_letter(text[start - 2]) || is_digit(text[start - 2])));
-  return with_scale(text, start - (negative ? 1 : 0), front.size());
+  return with_scale(text, front.substr(start - (negative ? 1 : 0)));
 }
 
 Found after_answer(std::string_view text) {
@@ -637,7 +549,7 @@ Found after_answer(std::string_view text) {
 }  // namespace
 
 std::optional<std::string> final_answer(std::string_view given) {
-  const std::string text = plain(given);
+  const std::string text = plain(repair_utf8(given));
   for (const auto rule :
        {last_boxed, after_hashes, after_answer, last_math, whole_line, last_expression}) {
     const Found answer = rule(rule == whole_line ? without_dash(text) : std::string_view(text));
@@ -651,7 +563,7 @@ std::optional<std::string> final_answer(std::string_view given) {
 }
 
 std::string normalised_answer(std::string_view answer) {
-  return normalised(cleaned(answer));
+  return normalised(answer_of(answer).value);
 }
 
 bool same_answer(std::string_view a, std::string_view b) {

@@ -5,7 +5,7 @@
 #include <charconv>
 
 #include "data/tasks/tasks.h"
-#include "rl/rewards/rational.h"
+#include "rl/rewards/expression.h"
 #include "rl/rewards/rewards.h"
 
 namespace cohort {
@@ -48,13 +48,11 @@ std::optional<Rational> parse_number(std::string_view text) {
 // A number that may have an exponent, as those of JSON do: "1e5".
 std::optional<Rational> parse_json_number(std::string_view text) {
   double value = 0;
-  char digits[512];
   const char* end = text.data() + text.size();
   const auto [at, error] = std::from_chars(text.data(), end, value);
-  if (text.find_first_of("eE") == text.npos || at != end || error != std::errc())
-    return parse_number(text);
-  return parse_number(
-      {digits, std::to_chars(digits, std::end(digits), value, std::chars_format::fixed).ptr});
+  const bool is_json = at == end && error == std::errc();
+  const auto number = is_json ? expression_value(text) : std::nullopt;
+  return number && number->exact ? number->exact : parse_number(text);
 }
 
 }  // namespace

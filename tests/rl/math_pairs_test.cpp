@@ -9,9 +9,14 @@ namespace cohort {
 namespace {
 
 struct Pair {
-  const char* completion;
-  const char* gold;
+  std::string completion, gold;
 };
+
+std::string repeated_text(const char* text, int count) {
+  std::string out;
+  for (int i = 0; i < count; ++i) out += text;
+  return out;
+}
 
 bool is_right(const Pair& pair) {
   const auto wanted = final_answer(pair.gold), found = final_answer(pair.completion);
@@ -62,6 +67,12 @@ TEST(MathPairs, FormulasAfterTheAnswerIs) {
       {"答：The answer is：12。", "12"},
       {"The answer is 12。So there are 7 left。", "12"},
       {"The answer is $12$。", "12"},
+      {"The answer is '12'.", "12"},
+      {"The answer is ‘12’.", "12"},
+      {"The answer is «12».", "12"},
+      {"The answer is __12__.", "12"},
+      {"The answer is as follows:\n12", "12"},
+      {"The answer is:\n\\begin{equation*}\nx = 12\n\\end{equation*}", "12"},
   });
   expect_wrong({
       {"The answer is\n\n$$x = 5$$", "6"},
@@ -97,6 +108,10 @@ TEST(MathPairs, DashesOfListsAndSigns) {
       {"so it is about −5 or so many", "-5"},
       {"The temperature in total was –5", "-5"},
       {"The answer is －５", "-5"},
+      {"The answer is ‐5", "-5"},
+      {"The answer is ‑5", "-5"},
+      {"The answer is negative 5.", "-5"},
+      {"so it was minus 5 in all of it", "-5"},
   });
   expect_wrong({
       {"- 5", "-5"},
@@ -107,6 +122,7 @@ TEST(MathPairs, DashesOfListsAndSigns) {
       {"\\boxed{–5}", "5"},
       {"\\boxed{- 5}", "5"},
       {"- x + 5", "x+5"},
+      {"The answer is negative 5.", "5"},
   });
 }
 
@@ -131,6 +147,8 @@ TEST(MathPairs, CommasOfNumbersPairsIntervalsAndSets) {
       {"\\boxed{1, 234}", "1,\\ 234"},
       {"\\boxed{x^2, 1,000}", "x^2, 1,000"},
       {"we conclude that gcd(12, 18) = 6", "6"},
+      {repeated_text("é", 508) + " so they meet in (1,234)", "(1,234)"},
+      {repeated_text("é", 509) + "x so they meet in (1,234)", "(1,234)"},
   });
   expect_wrong({
       {"\\boxed{(1,234)}", "1234"},
@@ -181,6 +199,8 @@ TEST(MathPairs, WordsThatScale) {
       {"1 1/2 million", "1,500,000"},
       {"5 MILLION", "5 million"},
       {"50 percent", "0.5"},
+      {"There are 5 million of them " + repeated_text("é", 40), "5000000"},
+      {"There are 5 million of these " + repeated_text("é", 40), "5000000"},
       {"50 percent", "50%"},
       {"50 percent", "\\frac{1}{2}"},
       {"That is 50 percent of all the eggs that were there", "50%"},
@@ -225,6 +245,13 @@ TEST(MathPairs, UnitsAndOtherWords) {
       {"1 egg", "1 eggs"},
       {"15 kilometers", "15 km"},
       {"15 square centimeters", "15\\mbox{ cm}^2"},
+      {"\\boxed{12\\pi \\text{ cm}^2}", "12\\pi"},
+      {"5 m", "5 meters"},
+      {"5 m/s", "5"},
+      {"5 meters per second", "5 m/s"},
+      {"20°C", "20 degrees"},
+      {"an area of 12 cm^{2} in all of that", "12"},
+      {"an area of 12 cm² in all of that", "12"},
       {"5 hours", "5 hrs"},
       {"5 miles per hour", "5"},
       {"3 squared", "3 squared"},
@@ -256,6 +283,11 @@ TEST(MathPairs, UnitsAndOtherWords) {
       {"2**3", "23"},
       {"2 sin x", "2"},
       {"5 to one", "5"},
+      {"5 cents", "5 centimeters"},
+      {"5 mi", "5 min"},
+      {"5 m", "5 mm"},
+      {"5 times x", "5"},
+      {"5 modulo seven", "5"},
       {"Evelyn", "5"},
   });
 }
@@ -279,6 +311,11 @@ TEST(MathPairs, CharactersOutsideOfAscii) {
       {"12。", "12"},
       {"\\boxed{12}。", "12"},
       {"(−∞, 3]", "(-\\infty, 3]"},
+      {"2¹⁰", "1024"},
+      {"10⁻³", "0.001"},
+      {"x⁴", "x^{4}"},
+      {"±5", "\\pm 5"},
+      {"x ∈ [0,1)", "x \\in [0, 1)"},
   });
   expect_wrong({
       {"１２", "13"},
@@ -286,6 +323,8 @@ TEST(MathPairs, CharactersOutsideOfAscii) {
       {"1½", "11/2"},
       {"2¼", "21/4"},
       {"x² + 1", "x2+1"},
+      {"2¹⁰", "2"},
+      {"2¹⁰", "210"},
       {"x²", "2x"},
       {"x ≤ 5", "x ≥ 5"},
   });
@@ -361,6 +400,12 @@ TEST(MathPairs, NamesOfValues) {
       {"\\boxed{P(A) = \\frac12}", "0.5"},
       {"\\boxed{f'(2) = 72}", "72"},
       {"\\boxed{f^{-1}(2) = 72}", "72"},
+      {"\\boxed{g(f(2)) = 72}", "72"},
+      {"\\boxed{P(X = 2) = \\frac12}", "0.5"},
+      {"\\boxed{E[X] = 72}", "72"},
+      {"\\boxed{|AB| = 72}", "72"},
+      {"\\boxed{\\overline{AB} = 72}", "72"},
+      {"\\boxed{\\displaystyle 72}", "72"},
       {"\\boxed{f(x) = 2x + 1}", "2x+1"},
       {"72", "f(2) = 72"},
       {"\\boxed{72}", "\\text{Area}=72\\text{ cm}^2"},
@@ -377,6 +422,8 @@ TEST(MathPairs, NamesOfValues) {
       {"\\boxed{2x = 72}", "72"},
       {"\\boxed{x^2 = 72}", "72"},
       {"\\boxed{x + y = 72}", "72"},
+      {"\\boxed{f(2) > 3 and g(x) = 72}", "72"},
+      {"\\boxed{\\sqrt{A} = 72}", "72"},
       {"\\boxed{abc = 72}", "72"},
       {"\\boxed{\\frac{x}{2} = 72}", "72"},
       {"\\boxed{x \\le 72}", "72"},
