@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "autograd/variable.h"
-#include "kernels/attention/stick_breaking.h"
+#include "kernels/attention/attention.h"
 #include "kernels/elementwise.h"
 #include "kernels/head.h"
 #include "kernels/policy_loss.h"
@@ -98,9 +98,6 @@ struct AttentionTerms {
 Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqlens,
                    const kernels::AttentionDesc& desc, int64_t padding = 0,
                    const AttentionTerms& terms = {});
-// Variant for stick-breaking attention; see kernels/attention/stick_breaking.h.
-Variable stick_breaking_attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqlens,
-                                  const kernels::StickBreakingDesc& desc, int64_t padding = 0);
 Variable dropout(const Variable& x, const kernels::DropoutSpec& spec);
 
 // The head over chunks of tokens, on values: log-probs of `targets` and entropies under

@@ -212,16 +212,6 @@ kernels::AttentionDesc AttentionTerms::added_to(kernels::AttentionDesc desc) con
   return desc;
 }
 
-namespace {
-
-// Memory of the output of attention with these queries: [T, H D], `padding` columns behind a row.
-Tensor empty_output(const Tensor& q, int64_t padding) {
-  const int64_t width = q.dim(1) * q.dim(2);
-  return Tensor::empty({q.dim(0), width + padding}, q.dtype(), q.device()).hide_padding(1, width);
-}
-
-}  // namespace
-
 Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqlens,
                    const kernels::AttentionDesc& rules, int64_t padding,
                    const AttentionTerms& terms) {
@@ -229,7 +219,9 @@ Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqle
   const Tensor x = qkv.value();
   const QkvViews in(x, kv_heads);
   const Shape shape = in.q.shape();
-  const Tensor rows = empty_output(in.q, padding);
+  const int64_t width = shape[1] * shape[2];
+  const Tensor rows =
+      Tensor::empty({shape[0], width + padding}, x.dtype(), x.device()).hide_padding(1, width);
   Tensor o = rows.reshape(shape);
   Tensor lse = Tensor::empty({shape[1], shape[0]}, accumulate_dtype(x.dtype()), x.device());
   kernels::attention_forward({.o = o,
@@ -266,31 +258,6 @@ Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqle
                                                   .dbias = wanted(dbias, kernels::Grad::kOverwrite),
                                                   .dsinks = wanted(dsinks.tensor, dsinks.mode)});
                      if (dbias.defined()) g.pass(1, dbias);
-                   });
-}
-
-Variable stick_breaking_attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqlens,
-                                  const kernels::StickBreakingDesc& desc, int64_t padding) {
-  const Tensor x = qkv.value();
-  const QkvViews in(x, kv_heads);
-  const Tensor rows = empty_output(in.q, padding);
-  Tensor o = rows.reshape(in.q.shape());
-  kernels::stick_breaking_forward(
-      {.o = o, .q = in.q, .k = in.k, .v = in.v, .cu_seqlens = cu_seqlens, .desc = desc});
-  return make_node("stick_breaking_attention", rows, {qkv},
-                   [x, kv_heads, cu_seqlens, desc](const Tensor& dy, Gradients& g) {
-                     const GradSlot dx = g.slot(0);
-                     const QkvViews in(x, kv_heads);
-                     QkvViews grad(dx.tensor, kv_heads);
-                     kernels::stick_breaking_backward({.dq = {grad.q, dx.mode},
-                                                       .dk = {grad.k, dx.mode},
-                                                       .dv = {grad.v, dx.mode},
-                                                       .dout = dy.reshape(in.q.shape()),
-                                                       .q = in.q,
-                                                       .k = in.k,
-                                                       .v = in.v,
-                                                       .cu_seqlens = cu_seqlens,
-                                                       .desc = desc});
                    });
 }
 

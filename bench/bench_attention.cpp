@@ -18,7 +18,6 @@
 #include "bench/timing.h"
 #include "core/rng.h"
 #include "kernels/attention/attention.h"
-#include "kernels/attention/stick_breaking.h"
 
 namespace {
 
@@ -84,9 +83,9 @@ std::vector<Case> make_cases() {
 }
 
 // Masks and modifications of scores, beside the plain causal mask; bench/attention has the same.
-constexpr const char* kRules[] = {"causal",     "full",    "alibi",         "distance",  "soft_cap",
-                                  "bias",       "sinks",   "windows",       "prefix_lm", "tiles",
-                                  "tiles_full", "dropout", "stick_breaking"};
+constexpr const char* kRules[] = {"causal",    "full",  "alibi",      "distance",
+                                  "soft_cap",  "bias",  "sinks",      "windows",
+                                  "prefix_lm", "tiles", "tiles_full", "dropout"};
 
 std::vector<Case> make_rule_cases() {
   std::vector<Case> cases;
@@ -213,21 +212,10 @@ class Attention {
     forward();
   }
   void forward() {
-    if (case_.rule == "stick_breaking")
-      return stick_breaking_forward({.o = o_, .q = q_, .k = k_, .v = v_, .cu_seqlens = cu_});
     attention_forward(
         {.o = o_, .lse = lse_, .q = q_, .k = k_, .v = v_, .cu_seqlens = cu_, .desc = desc_});
   }
   void backward() {
-    if (case_.rule == "stick_breaking")
-      return stick_breaking_backward({.dq = {dq_},
-                                      .dk = {dk_},
-                                      .dv = {dv_},
-                                      .dout = dout_,
-                                      .q = q_,
-                                      .k = k_,
-                                      .v = v_,
-                                      .cu_seqlens = cu_});
     attention_backward({.dq = {dq_},
                         .dk = {dk_},
                         .dv = {dv_},

@@ -79,7 +79,10 @@ struct Reader {
     const std::vector<std::string>& names = choice->names;
     const auto it = std::find(names.begin(), names.end(), node.scalar);
     if (node.kind != Kind::kScalar || it == names.end())
-      fail("one of " + join(names, ", "), did_you_mean(node.scalar, names));
+      fail("one of " + join(names, ", "),
+           choice->removed != nullptr && node.scalar == choice->removed
+               ? ", which was removed"
+               : did_you_mean(node.scalar, names));
     choice->index = static_cast<size_t>(it - names.begin());
   }
   void operator()(const ConfigVisit& section) const {

@@ -43,6 +43,7 @@ using ConfigVisit = std::function<void(ConfigVisitor&)>;
 struct ConfigChoice {
   std::vector<std::string> names;
   size_t index = 0;
+  const char* removed = nullptr;  // a former name, which the error says was removed
 };
 // A list of sections.
 struct ConfigList {
@@ -78,8 +79,9 @@ class ConfigVisitor {
 
   // `names`: entries with `value` and `name`, as in EnumName.
   template <class E, class Entry, size_t N>
-  void choice(const char* key, E& value, const Entry (&names)[N], const char* help) {
-    ConfigChoice choice;
+  void choice(const char* key, E& value, const Entry (&names)[N], const char* help,
+              const char* removed = nullptr) {
+    ConfigChoice choice{.removed = removed};
     for (size_t i = 0; i < N; ++i) {
       choice.names.emplace_back(names[i].name);
       if (names[i].value == value) choice.index = i;

@@ -25,11 +25,17 @@ const char* name_of(const EnumName<E> (&names)[N], E value) {
 }
 
 template <class E, size_t N>
-E value_of(const EnumName<E> (&names)[N], const Json& json, const char* key) {
+E value_of(const EnumName<E> (&names)[N], const Json& json, const char* key,
+           const char* removed = nullptr) {
   const std::string& text = json.at(key).as_string();
-  for (const auto& entry : names)
+  std::vector<std::string> known;
+  for (const auto& entry : names) {
     if (text == entry.name) return entry.value;
-  throw InputError(str(key, ": unknown value '", text, "'"));
+    known.emplace_back(entry.name);
+  }
+  throw InputError(str(key, ": unknown value '", text, "'",
+                       removed != nullptr && text == removed ? ", which was removed" : "",
+                       "; expected one of ", join(known, ", ")));
 }
 
 ConfigFields attention_fields(ModelConfig c) {
@@ -109,9 +115,6 @@ void ModelConfig::resolve() {
           str("head_dim: rotary positions need an even number, got ", head_dim));
   require(position != PositionType::kExposb || (rope_frequencies.empty() && rope_scale == 1),
           "position: exposb has the frequencies of rope_theta, and the model has its own");
-  require(position != PositionType::kStickBreaking ||
-              (window == 0 && soft_cap == 0 && !attention_sinks),
-          "position: stick_breaking has no window, soft_cap or attention_sinks");
   // Vaswani et al. 2017, section 3.4: sines have amplitude 1, embeddings init_std.
   if (position == PositionType::kSinusoidal)
     embedding_scale = std::sqrt(static_cast<double>(d_model));
@@ -166,7 +169,7 @@ ModelConfig read_cohort(const Json& json) {
   c.vocab_size = json.at("vocab_size").as_int();
   c.norm = value_of(kNormNames, json, "norm_type");
   c.norm_eps = json.at("rms_norm_eps").as_double();
-  c.position = value_of(kPositionNames, json, "position_type");
+  c.position = value_of(kPositionNames, json, "position_type", kRemovedPosition);
   c.rope_theta = json.at("rope_theta").as_double();
   c.mlp = value_of(kMlpNames, json, "hidden_act");
   c.bias = json.at("attention_bias").as_bool();

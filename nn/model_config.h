@@ -15,16 +15,7 @@ namespace cohort {
 
 enum class NormType { kRms, kLayer };
 // Schemes of positions (nn/positions.h).
-enum class PositionType {
-  kRope,
-  kLearned,
-  kSinusoidal,
-  kAlibi,
-  kT5,
-  kExposb,
-  kStickBreaking,
-  kNone
-};
+enum class PositionType { kRope, kLearned, kSinusoidal, kAlibi, kT5, kExposb, kNone };
 using MlpType = kernels::Activation;
 enum class Recompute { kNone, kCheap, kBlock };
 inline constexpr EnumName<NormType> kNormNames[] = {{NormType::kRms, "rms_norm"},
@@ -36,8 +27,8 @@ inline constexpr EnumName<PositionType> kPositionNames[] = {
     {PositionType::kAlibi, "alibi"},
     {PositionType::kT5, "t5"},
     {PositionType::kExposb, "exposb"},
-    {PositionType::kStickBreaking, "stick_breaking"},
     {PositionType::kNone, "none"}};
+inline constexpr const char* kRemovedPosition = "stick_breaking";
 inline constexpr EnumName<MlpType> kMlpNames[] = {{MlpType::kSwiGlu, "swiglu"},
                                                   {MlpType::kGelu, "gelu"},
                                                   {MlpType::kGeluTanh, "gelu_tanh"},
@@ -168,7 +159,7 @@ struct ModelConfig {
             "longest sequence in tokens; 0: that of the model to start from, or 256",
             {.min = 0, .max = 1 << 24});
     v.choice("norm", norm, kNormNames, "normalisation before each sub-layer");
-    v.choice("position", position, kPositionNames, "how positions enter");
+    v.choice("position", position, kPositionNames, "how positions enter", kRemovedPosition);
     v.choice("mlp", mlp, kMlpNames, "activation of the MLP");
     v.field("bias", bias, "biases in linear layers and layer norms");
     v.field("tie_embeddings", tie_embeddings, "the head shares the embedding table");

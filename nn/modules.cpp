@@ -100,7 +100,6 @@ Variable SelfAttention::operator()(const Variable& x, const Pass& pass) const {
   const int64_t tokens = x.value().rows();
   AttentionCall call{
       .layer = layer_, .num_kv_heads = c.num_kv_heads, .padding = layers_[kOut].input_padding()};
-  call.breaks_stick = c.position == PositionType::kStickBreaking;
   call.desc.window = c.window_of(layer_);
   call.desc.soft_cap = c.soft_cap;
   if (c.position == PositionType::kExposb)

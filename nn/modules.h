@@ -33,8 +33,7 @@ struct AttentionCall {
   int64_t num_kv_heads = 0;
   kernels::AttentionDesc desc;
   AttentionTerms terms;
-  bool breaks_stick = false;  // stick-breaking attention, without desc, terms and rotation
-  Tensor rope_table;          // undefined: queries and keys are not rotated
+  Tensor rope_table;    // undefined: queries and keys are not rotated
   Variable qkv;         // [T, H + 2 Hkv, D]: a token's queries, keys and values; may be overwritten
   int64_t padding = 0;  // columns behind each row of the output
 };

@@ -115,9 +115,6 @@ Variable Transformer::forward(const PackedBatch& batch, const ForwardOptions& op
   const auto packed_attention = [cu_seqlens = batch.cu_seqlens, prefixes = batch.prefixes,
                                  positions = batch.positions](AttentionCall call) {
     Variable& qkv = call.qkv;
-    if (call.breaks_stick)
-      return stick_breaking_attention(qkv, call.num_kv_heads, cu_seqlens, {.prefixes = prefixes},
-                                      call.padding);
     call.desc.prefixes = prefixes;
     if (call.rope_table.defined())
       qkv = rope(std::move(qkv), positions, call.rope_table, call.num_kv_heads);
@@ -151,7 +148,7 @@ Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences
     const Tensor q = qkv.narrow(1, 0, qkv.dim(1) - 2 * call.num_kv_heads);
     const Tensor rows = empty_rows(q.select(1, 0), q.dim(1) * q.dim(2), call.padding);
     Tensor o = rows.reshape(q.shape());
-    if (step == CachedStep::kDecode && !call.breaks_stick) {
+    if (step == CachedStep::kDecode) {
       kernels::attention_decode({.o = o,
                                  .cache = pages,
                                  .qkv = qkv,
@@ -166,11 +163,6 @@ Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences
                             .sequences = sequences,
                             .positions = positions,
                             .table = call.rope_table});
-    if (call.breaks_stick) {
-      kernels::stick_breaking_paged(
-          {.o = o, .q = q, .cache = pages, .sequences = sequences, .positions = positions});
-      return Variable(rows);
-    }
     kernels::attention_paged({.o = o,
                               .q = q,
                               .cache = pages,

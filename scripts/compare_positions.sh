@@ -27,7 +27,7 @@ bad_usage() {
 }
 
 text= program= out=runs/positions seeds="0 1 2"
-schemes="learned sinusoidal rope alibi t5 exposb none stick_breaking"
+schemes="learned sinusoidal rope alibi t5 exposb none"
 while [ $# -gt 0 ]; do
   case "$1" in
     --program | --schemes | --seeds | --out)

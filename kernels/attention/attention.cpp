@@ -2,7 +2,7 @@
 
 #include "core/sizes.h"
 #include "core/with_cuda.h"
-#include "kernels/attention/checks.h"
+#include "kernels/attention/sizes.h"
 #include "kernels/rope.h"
 
 namespace cohort::kernels {
@@ -71,6 +71,28 @@ void check_dropout(const DropoutSpec& dropout, int64_t tokens, Device device, co
   check_tensor(dropout.positions, {tokens}, DType::kI32, op, "dropout.positions", device);
 }
 
+// Checks queries, keys and values of packed sequences.
+PackedSizes check_qkv(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
+                      const char* op) {
+  COHORT_CHECK(q.rank() == 3 && k.rank() == 3, "[", op,
+               "] expected q [T, H, D] and k [T, Hkv, D], got ", q.str(), " and ", k.str());
+  const PackedSizes sizes = packed_sizes(q, k, cu_seqlens);
+  check_head_dim(q, op);
+  COHORT_CHECK(sizes.kv_heads >= 1 && sizes.heads >= 1 && sizes.heads % sizes.kv_heads == 0, "[",
+               op, "] expected query heads to be a multiple of key heads, got ", sizes.heads,
+               " and ", sizes.kv_heads);
+  const Device device = q.device();
+  const Shape keys = {sizes.tokens, sizes.kv_heads, sizes.head_dim};
+  check_columns(q, q.shape(), q.dtype(), op, "q", device);
+  check_columns(k, keys, q.dtype(), op, "k", device);
+  check_columns(v, keys, q.dtype(), op, "v", device);
+  COHORT_CHECK(sizes.sequences >= (sizes.tokens > 0 ? 1 : 0), "[", op,
+               "] expected cu_seqlens [S + 1] with a sequence for ", sizes.tokens, " tokens, got ",
+               cu_seqlens.str());
+  check_tensor(cu_seqlens, {sizes.sequences + 1}, DType::kI32, op, "cu_seqlens", device);
+  return sizes;
+}
+
 // Checks common to the forward and the backward on packed sequences.
 template <class Args>
 void check_packed(const Args& args, const char* op) {
@@ -126,35 +148,6 @@ void check_paged(const AttentionPaged& args, const char* op) {
   COHORT_CHECK(
       args.desc.mask == Mask::kCausal && args.desc.dropout.p == 0 && !args.desc.prefix_lm.defined(),
       "[", op, "] expected a causal mask, no prefix_lm and no dropout");
-  check_paged_tensors(args, op);
-  check_desc(args.desc, args.q.dim(1), args.cache.block_table.dim(0), args.q.dtype(),
-             args.q.device(), op);
-}
-
-}  // namespace
-
-PackedSizes check_qkv(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
-                      const char* op) {
-  COHORT_CHECK(q.rank() == 3 && k.rank() == 3, "[", op,
-               "] expected q [T, H, D] and k [T, Hkv, D], got ", q.str(), " and ", k.str());
-  const PackedSizes sizes = packed_sizes(q, k, cu_seqlens);
-  check_head_dim(q, op);
-  COHORT_CHECK(sizes.kv_heads >= 1 && sizes.heads >= 1 && sizes.heads % sizes.kv_heads == 0, "[",
-               op, "] expected query heads to be a multiple of key heads, got ", sizes.heads,
-               " and ", sizes.kv_heads);
-  const Device device = q.device();
-  const Shape keys = {sizes.tokens, sizes.kv_heads, sizes.head_dim};
-  check_columns(q, q.shape(), q.dtype(), op, "q", device);
-  check_columns(k, keys, q.dtype(), op, "k", device);
-  check_columns(v, keys, q.dtype(), op, "v", device);
-  COHORT_CHECK(sizes.sequences >= (sizes.tokens > 0 ? 1 : 0), "[", op,
-               "] expected cu_seqlens [S + 1] with a sequence for ", sizes.tokens, " tokens, got ",
-               cu_seqlens.str());
-  check_tensor(cu_seqlens, {sizes.sequences + 1}, DType::kI32, op, "cu_seqlens", device);
-  return sizes;
-}
-
-void check_paged_tensors(const AttentionPaged& args, const char* op) {
   const CacheSizes sizes = check_cache(args.cache, op);
   const Tensor& q = args.q;
   COHORT_CHECK(q.rank() == 3 && q.dim(1) >= 1 && q.dim(1) % sizes.kv_heads == 0, "[", op,
@@ -165,7 +158,10 @@ void check_paged_tensors(const AttentionPaged& args, const char* op) {
   check_rows(args.o, q.shape(), q.dtype(), op, "o", device);
   check_tensor(args.sequences, {tokens}, DType::kI32, op, "sequences", device);
   check_tensor(args.positions, {tokens}, DType::kI32, op, "positions", device);
+  check_desc(args.desc, q.dim(1), sizes.sequences, q.dtype(), device, op);
 }
+
+}  // namespace
 
 Tensor make_tile_mask(std::span<const std::pair<int64_t, int64_t>> visible, int64_t tiles,
                       Device device) {

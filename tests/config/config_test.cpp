@@ -43,7 +43,7 @@ struct Everything {
     v.field("name", name, "name of the run");
     v.field("words", words, "some words");
     v.field("sizes", sizes, "some sizes", {.min = 0});
-    v.choice("color", color, kColors, "which color");
+    v.choice("color", color, kColors, "which color", "mauve");
     v.section("inner", inner, "a section");
     v.list("parts", parts, "sections in a list");
   }
@@ -171,6 +171,14 @@ TEST(Config, UnknownChoiceListsAllAndNamesTheNearest) {
   EXPECT_EQ(read_error("color: blue\n"),
             "run.yaml:1: color: expected one of red, green, got 'blue'");
   EXPECT_EQ(read_error("color:\n"), "run.yaml:1: color: expected one of red, green, got nothing");
+}
+
+TEST(Config, ARemovedChoiceIsCalledSo) {
+  EXPECT_EQ(read_error("color: mauve\n"),
+            "run.yaml:1: color: expected one of red, green, got 'mauve', which was removed");
+  EXPECT_EQ(read_error("color: ''\n"), "run.yaml:1: color: expected one of red, green, got ''");
+  EXPECT_EQ(read_error("parts: [mauve]\n"),
+            "run.yaml:1: parts: expected a list of maps, got 'mauve'");
 }
 
 TEST(Config, ValuesOutOfRangeNameTheRange) {

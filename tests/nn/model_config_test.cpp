@@ -1,4 +1,5 @@
 // Derived sizes, their errors, parameter counts and the round trip through config.json.
+#include "nn/model_folder.h"
 #include "tests/nn/models.h"
 
 namespace cohort {
@@ -221,6 +222,22 @@ TEST(ModelConfig, JsonThatCannotBeUsedNamesTheKey) {
   Json bad = good;
   bad.set("hidden_act", "relu6");
   EXPECT_THROW_WITH(ModelConfig::from_json(bad), InputError, "hidden_act: unknown value 'relu6'");
+  bad = good;
+  bad.set("position_type", "");
+  EXPECT_THROW_WITH(ModelConfig::from_json(bad), InputError,
+                    "position_type: unknown value ''; expected one of rope, learned");
+}
+
+TEST(ModelConfig, AFolderWithARemovedSchemeOfPositionsIsRefusedWithItsPath) {
+  const test::TempDir dir;
+  const std::string file = dir.path("config.json");
+  Json json = test::model_config("alibi").to_json();
+  ASSERT_EQ(json.at("position_type").as_string(), "alibi");
+  test::write_file(file, json.set("position_type", "stick_breaking").dump());
+  EXPECT_THROW_WITH(load_config(dir.path()), InputError,
+                    file +
+                        ": position_type: unknown value 'stick_breaking', which was removed; "
+                        "expected one of rope, learned, sinusoidal, alibi, t5, exposb, none");
 }
 
 TEST(ModelConfig, JsonNumbersHaveTheLimitsOfTheKeys) {

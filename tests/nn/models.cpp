@@ -48,11 +48,6 @@ std::vector<ModelCase> rule_cases() {
                  c.exposb.position_decay = 20;
                  c.exposb.distance_rate = 0.1;
                }),
-          make("stick_breaking",
-               [](ModelConfig& c) {
-                 c.num_kv_heads = 2;
-                 c.position = PositionType::kStickBreaking;
-               }),
           make("none", [](ModelConfig& c) { c.position = PositionType::kNone; }),
           make("window", [](ModelConfig& c) { c.window = 3; }),
           make("soft_cap", [](ModelConfig& c) { c.soft_cap = 0.75; }),

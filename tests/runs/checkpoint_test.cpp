@@ -567,7 +567,7 @@ TEST_F(Checkpoints, AShorterContextOfARunLeavesThatOfTheFiles) {
     EXPECT_EQ(load_model(path(20), DType::kF32, {}, "", 13).model->config().context, 13);
   }
   using enum PositionType;
-  for (const PositionType position : {kSinusoidal, kAlibi, kT5, kExposb, kStickBreaking, kNone}) {
+  for (const PositionType position : {kSinusoidal, kAlibi, kT5, kExposb, kNone}) {
     ModelConfig config = learned, wanted;
     config.position = position;
     model_ = std::make_unique<Transformer>(config, DType::kF32, 1);

@@ -1,5 +1,5 @@
-// Configurations of those who come from other trainers: values that they spell otherwise, presets,
-// and keys that do not go together.
+// Configurations of those who come from other trainers or earlier versions: values that they spell
+// otherwise or that were removed, presets, and keys that do not go together.
 #include <string>
 
 #include "runs/config.h"
@@ -135,6 +135,18 @@ TEST_F(ForeignPlans, ValuesOfOtherTrainersNameOurKey) {
                  "stages.1.loss_type: expected one of");
   EXPECT_THROW_WITH(load(grpo, {"loss_type=cispo"}), InputError,
                     "command line: loss_type: expected one of");
+}
+
+TEST_F(ForeignPlans, ARemovedSchemeOfPositionsIsRefusedWithThoseThatThereAre) {
+  const std::string file = dir_.path("plan.yaml");
+  const std::string text =
+      "model.position: expected one of rope, learned, sinusoidal, alibi, t5, exposb, none, got "
+      "'stick_breaking', which was removed";
+  expect_refused("data: {text: a.txt}\nmodel: {position: stick_breaking}\n", file + ":2: " + text);
+  expect_refused("data: {text: a.txt}\nstages:\n  - {}\n  - model: {position: 'stick_breaking'}\n",
+                 file + ":4: stages.1." + text);
+  EXPECT_THROW_WITH(load("data: {text: a.txt}\n", {"model.position=stick_breaking"}), InputError,
+                    "command line: " + text);
 }
 
 // No value that is a name elsewhere is taken for a typing error, and what a hint says is accepted.

@@ -109,8 +109,7 @@ TEST_F(GrpoStep, RatiosAreExactUnderEverySchemeAndRule) {
   const ModelConfig plain = config_.model;
   for (const char* keys :
        {"position: sinusoidal", "position: alibi", "position: t5", "position: exposb",
-        "position: stick_breaking", "position: none", "window: 5", "soft_cap: 0.5",
-        "attention_sinks: true",
+        "position: none", "window: 5", "soft_cap: 0.5", "attention_sinks: true",
         "{position: t5, window: 9, soft_cap: 3, attention_sinks: true, recompute: block}"})
     for (const DType dtype : {DType::kF32, DType::kF64}) {
       SCOPED_TRACE(keys);

@@ -384,9 +384,6 @@ void add_attention(Table& table) {
                      const Variable x = scale(in[0], 1.5);
                      return add(sum(attention(x, 1, ids({0, 2, 6}, x), {})), sum(square(x)));
                    }});
-  table.push_back({"stick_breaking_attention", "66 tokens", inputs({{{70, 4, 2}}}), [](Inputs x) {
-                     return stick_breaking_attention(x[0], 1, ids({0, 1, 4, 70}, x[0]), {});
-                   }});
   for (const Shape& shape : {Shape{1, 1}, Shape{9, 7}, Shape{6, 33}})
     table.push_back({"dropout", shape.str(), inputs({{shape}}), [shape](Inputs in) {
                        return dropout(in[0], dropout_spec(shape[0], 0.4, 1 << 8 | 3, in[0]));

@@ -1,6 +1,5 @@
-// attention_forward and stick_breaking_forward on the CPU: (sequence, key head, up to kQueryRows
-// rows) per work item.
-#include "kernels/attention/cpu/stick_breaking.h"
+// attention_forward on the CPU: (sequence, key head, up to kQueryRows rows) per work item.
+#include "kernels/attention/cpu/flash_attention.h"
 
 namespace cohort::kernels::cpu {
 
@@ -14,14 +13,13 @@ struct ForwardItem {
   int64_t sequence, kv_head, row0;
 };
 
-template <class Attention, class Args, class Rule>
-void forward(const Args& args, const PackedSizes& sizes, const Rule& rule) {
-  using T = typename Rule::Value;
+template <class T>
+void forward(const AttentionForward& args, const PackedSizes& sizes) {
+  const AnyRule<T> rule(args.desc, sizes.head_dim);
   const int64_t heads = sizes.heads, group = sizes.group(), dim = sizes.head_dim;
   const Shape &q_strides = args.q.strides(), &o_strides = args.o.strides();
-  const T* const q = args.q.template data<T>();
-  T *const o = args.o.template data<T>(), *lse = nullptr;
-  if constexpr (requires { args.lse; }) lse = args.lse.template data<T>();
+  const T* const q = args.q.data<T>();
+  T *const o = args.o.data<T>(), *const lse = args.lse.data<T>();
   const PackedSequences sequences(args.cu_seqlens, args.desc);
   std::vector<ForwardItem> items;
   int64_t cost = 0;
@@ -33,7 +31,7 @@ void forward(const Args& args, const PackedSizes& sizes, const Rule& rule) {
         items.push_back({s, h, row0});
   }
   parallel_items(items.size(), cost, [&](int64_t first, int64_t last) {
-    Attention attention(dim, rule);
+    FlashAttention<AnyRule<T>> attention(dim, rule);
     QueryRow<T> rows[kQueryRows];
     for (int64_t i = first; i < last; ++i) {
       const auto [s, kv_head, row0] = items[static_cast<size_t>(i)];
@@ -45,7 +43,7 @@ void forward(const Args& args, const PackedSizes& sizes, const Rule& rule) {
         rows[r] = {
             .q = q + token * q_strides[0] + head * q_strides[1],
             .o = o + token * o_strides[0] + head * o_strides[1],
-            .lse = lse == nullptr ? nullptr : lse + head * sizes.tokens + token,
+            .lse = lse + head * sizes.tokens + token,
             .visible =
                 rule.bind(static_cast<int>(s), static_cast<int>(head), sequence.keys())
                     .keys_of(IndexRange<int64_t>{position, position + 1}, int64_t{sequence.keys()}),
@@ -70,18 +68,7 @@ void attention_forward(const AttentionForward& args) {
   constexpr const char* kOp = "attention_forward";
   const PackedSizes sizes = packed_sizes(args.q, args.k, args.cu_seqlens);
   check_sequences(args.cu_seqlens, args.desc, sizes.tokens, kOp);
-  dispatch_float(args.q.dtype(), kOp, [&]<class T>() {
-    forward<FlashAttention<AnyRule<T>>>(args, sizes, AnyRule<T>(args.desc, sizes.head_dim));
-  });
-}
-
-void stick_breaking_forward(const StickBreakingForward& args) {
-  constexpr const char* kOp = "stick_breaking_forward";
-  const PackedSizes sizes = packed_sizes(args.q, args.k, args.cu_seqlens);
-  check_sequences(args.cu_seqlens, {.prefixes = args.desc.prefixes}, sizes.tokens, kOp);
-  dispatch_float(args.q.dtype(), kOp, [&]<class T>() {
-    forward<StickBreaking<T>>(args, sizes, StickRule<T>(args.desc, sizes.head_dim));
-  });
+  dispatch_float(args.q.dtype(), kOp, [&]<class T>() { forward<T>(args, sizes); });
 }
 
 }  // namespace cohort::kernels::cpu

@@ -1,6 +1,6 @@
 // Paged key/value cache on the CPU: writes, and attention over it. Work items are runs of tokens of
 // one sequence, per key head; each row runs through the same routine as in training.
-#include "kernels/attention/cpu/stick_breaking.h"
+#include "kernels/attention/cpu/flash_attention.h"
 #include "kernels/cpu/reduce.h"
 #include "kernels/cpu/rotate.h"
 
@@ -33,11 +33,10 @@ void check_block(const CacheSizes& sizes, int64_t sequence, int64_t index, int32
 }
 
 // Throws if a query token or one of its keys is not in the block table.
-template <class Args>
-void check_reads(const Args& args, const CacheSizes& sizes, const char* op) {
-  const auto* const sequence = args.sequences.template data<int32_t>();
-  const auto* const position = args.positions.template data<int32_t>();
-  const auto* const table = args.cache.block_table.template data<int32_t>();
+void check_reads(const AttentionPaged& args, const CacheSizes& sizes, const char* op) {
+  const auto* const sequence = args.sequences.data<int32_t>();
+  const auto* const position = args.positions.data<int32_t>();
+  const auto* const table = args.cache.block_table.data<int32_t>();
   // Block table entries of the sequence below this index have been checked.
   int64_t checked = 0;
   for (int64_t t = 0; t < args.q.dim(0); ++t) {
@@ -55,18 +54,18 @@ struct PagedItem {
   int64_t begin, end, kv_head;
 };
 
-template <class Attention, class Args, class Rule>
-void paged(const Args& args, const CacheSizes& sizes, const Rule& rule) {
-  using T = typename Rule::Value;
+template <class T>
+void paged(const AttentionPaged& args, const CacheSizes& sizes) {
+  const AnyRule<T> rule(args.desc, sizes.head_dim);
   const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = sizes.head_dim;
   const int64_t q_stride = args.q.strides()[0], o_stride = args.o.strides()[0];
   const int64_t group = heads / sizes.kv_heads,
                 max_tokens = std::max<int64_t>(kQueryRows / group, 1);
-  const int32_t *const sequences = args.sequences.template data<int32_t>(),
-                       *const positions = args.positions.template data<int32_t>(),
-                       *const table = args.cache.block_table.template data<int32_t>();
-  const T* const q = args.q.template data<T>();
-  T* const o = args.o.template data<T>();
+  const int32_t *const sequences = args.sequences.data<int32_t>(),
+                       *const positions = args.positions.data<int32_t>(),
+                       *const table = args.cache.block_table.data<int32_t>();
+  const T* const q = args.q.data<T>();
+  T* const o = args.o.data<T>();
   std::vector<PagedItem> items;
   int64_t cost = 0;
   for (int64_t begin = 0, end = 0; begin < tokens; begin = end) {
@@ -83,16 +82,16 @@ void paged(const Args& args, const CacheSizes& sizes, const Rule& rule) {
     for (int64_t h = 0; h < sizes.kv_heads; ++h) items.push_back({begin, end, h});
   }
   parallel_items(items.size(), cost, [&](int64_t first, int64_t last) {
-    Attention attention(dim, rule);
+    FlashAttention<AnyRule<T>> attention(dim, rule);
     std::vector<QueryRow<T>> rows;
     for (int64_t i = first; i < last; ++i) {
       const auto [begin, end, kv_head] = items[static_cast<size_t>(i)];
-      KeyRows<T> keys{.data = args.cache.k.template data<T>() + kv_head * dim,
+      KeyRows<T> keys{.data = args.cache.k.data<T>() + kv_head * dim,
                       .stride = sizes.kv_heads * dim,
                       .blocks = table + sequences[begin] * sizes.max_blocks,
                       .block_tokens = sizes.block_tokens};
       KeyRows<T> values = keys;
-      values.data = args.cache.v.template data<T>() + kv_head * dim;
+      values.data = args.cache.v.data<T>() + kv_head * dim;
       rows.clear();
       for (int64_t t = begin; t < end; ++t) {
         const int64_t position = positions[t];
@@ -172,18 +171,7 @@ void attention_paged(const AttentionPaged& args) {
   constexpr const char* kOp = "attention_paged";
   const CacheSizes sizes = cache_sizes(args.cache);
   check_reads(args, sizes, kOp);
-  dispatch_float(args.q.dtype(), kOp, [&]<class T>() {
-    paged<FlashAttention<AnyRule<T>>>(args, sizes, AnyRule<T>(args.desc, sizes.head_dim));
-  });
-}
-
-void stick_breaking_paged(const StickBreakingPaged& args) {
-  constexpr const char* kOp = "stick_breaking_paged";
-  const CacheSizes sizes = cache_sizes(args.cache);
-  check_reads(args, sizes, kOp);
-  dispatch_float(args.q.dtype(), kOp, [&]<class T>() {
-    paged<StickBreaking<T>>(args, sizes, StickRule<T>(args.desc, sizes.head_dim));
-  });
+  dispatch_float(args.q.dtype(), kOp, [&]<class T>() { paged<T>(args, sizes); });
 }
 
 }  // namespace cohort::kernels::cpu
