@@ -233,10 +233,9 @@ StageEnd train_grpo(Stage& stage) {
     adapt_beta(stage, grpo, result.metrics);
     log_completions(stage, result.prompts, result.rollouts, rewards);
     const Json& last = stage.state().report.get_or_null("last");  // evaluation
-    const EvaluationScore score(last_score(stage.state().report),
-                                number_or_nan(last.get_or_null("stderr")),
-                                number_or_nan(last.get_or_null("step")));
-    for (const std::string& warning : monitor.observe(result.metrics, score))
+    const auto number = [&](const char* key) { return number_or_nan(last.get_or_null(key)); };
+    for (const std::string& warning : monitor.observe(
+             result.metrics, {last_score(stage.state().report), number("stderr"), number("step")}))
       stage.warn(str("step ", stage.step() + 1, ": ", warning));
     stage.state().monitor = monitor.state();
     stage.end_step(result.metrics);

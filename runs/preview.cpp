@@ -40,8 +40,14 @@ std::string check_programs(const TrainConfig& config, const RewardSet::Scores& s
   return some;
 }
 
-// Scores the solutions of training problems, or the answers where there is none, as if the model
-// had written them. Programs and functions score only the examples of the preview.
+// The solution of a problem, or the answer where there is none, as if the model had written it.
+Trajectory gold_of(const Example& problem, const Dataset& data, const SamplingConfig& sampling) {
+  return as_sampled(problem.solution.empty() ? problem.answer : problem.solution, *data.tokenizer,
+                    sampling);
+}
+
+// Scores the gold answers of training problems. Programs and functions score only the examples of
+// the preview.
 void score_solutions(const TrainConfig& config, const Dataset& data, StagePreview& out) {
   const bool has_program = has_command(config.rewards);
   const int64_t count = std::ranges::any_of(config.rewards, is_external)
@@ -55,9 +61,7 @@ void score_solutions(const TrainConfig& config, const Dataset& data, StagePrevie
   std::vector<Trajectory> gold;
   for (int64_t i = 0; i < count; ++i) {
     problems.push_back(data.train->get(i));
-    const Example& problem = problems.back();
-    gold.push_back(as_sampled(problem.solution.empty() ? problem.answer : problem.solution,
-                              *data.tokenizer, sampling));
+    gold.push_back(gold_of(problems.back(), data, sampling));
     gold.back().index = i;
   }
   const RewardSet::Scores scores = rewards.score(problems, gold);
@@ -92,21 +96,22 @@ void score_solutions(const TrainConfig& config, const Dataset& data, StagePrevie
             "do the patterns of the rewards fit it?");
 }
 
-// Asks an environment that is no built-in one what follows the solutions of the examples, or the
-// answers, as first turns. Throws InputError if it fails for all of them.
-void try_environment(const EnvironmentConfig& config, Environment& environment, const Dataset& data,
+// Asks an environment that is no built-in one what follows the gold answers of the examples as
+// first turns. Throws InputError if it fails for all of them.
+void try_environment(const TrainConfig& config, Environment& environment, const Dataset& data,
                      std::span<const Example> examples) {
   std::optional<ErrorCapture> errors;
-  if (!config.run.empty()) errors.emplace(worker_host());
+  const std::string& program = config.environment.run;
+  if (!program.empty()) errors.emplace(worker_host());
+  const SamplingConfig sampling = sampling_for(config.sampling, config.data, *data.tokenizer);
   const std::vector<int32_t> stops = data.tokenizer->stop_ids();
   for (const Example& example : examples) {
-    const std::string& text = example.solution.empty() ? example.answer : example.solution;
-    Trajectory turn{.index = &example - examples.data(), .text = text};
+    const Trajectory gold = gold_of(example, data, sampling);
+    Trajectory turn{.index = &example - examples.data(), .text = gold.text};
     for (const int32_t id : encode_prompt(example, *data.tokenizer)) turn.append_observed(id);
-    for (const int32_t id : as_sampled(text, *data.tokenizer, {}).tokens)
-      turn.append_sampled(id, 0);
+    for (const int32_t id : gold.tokens) turn.append_sampled(id, 0);
     turn.append_sampled(stops.empty() ? 0 : stops[0], 0);  // which is no part of the turn's text
-    turn.transcript.push_back(make_message("assistant", turn_text(*data.tokenizer, turn)));
+    turn.transcript.push_back(make_message("assistant", gold.text));
     environment.submit(example, turn, 0);
   }
   int64_t failed = 0;
@@ -117,8 +122,8 @@ void try_environment(const EnvironmentConfig& config, Environment& environment, 
       if (!reply.error.empty() && failed++ == 0) first = reply.error;
     }
   const std::string failures =
-      failures_of(str("environment '", config.run.empty() ? config.name : config.run, "'"), failed,
-                  std::ssize(examples), first, errors ? errors->last_lines() : "");
+      failures_of(str("environment '", program.empty() ? config.environment.name : program, "'"),
+                  failed, std::ssize(examples), first, errors ? errors->last_lines() : "");
   if (!failures.empty()) logging::warn(failures);
 }
 
@@ -213,7 +218,7 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
       out.examples.push_back(data.train->get(i));
   if (scores) score_solutions(config, data, out);
   if (environment != nullptr && config.environment.name != "tools")
-    try_environment(config.environment, *environment, data, out.examples);
+    try_environment(config, *environment, data, out.examples);
   out.leak = held_out_leak(data, earlier);
   start.tokenizer = make_tokenizer(data.tokenizer->files(), "the stage before");
   return out;
