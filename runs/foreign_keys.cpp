@@ -47,7 +47,7 @@ std::string assignment(std::string text, const std::string& value) {
   return text;
 }
 
-// What the first row says that fits and is wanted; "" if there is none.
+// The text of the first row that fits and is wanted; "" if there is none.
 template <class Wanted>
 std::string row_text(std::string_view text, const Wanted& wanted) {
   for (const ForeignKey& key : foreign_keys()) {

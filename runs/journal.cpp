@@ -145,13 +145,11 @@ std::string journal_path(const std::string& dir, int64_t step, int64_t rank, int
 }
 
 void remove_abandoned_steps(const std::string& dir, int64_t step) {
-  try {
-    for (const std::string& name : list_directory(dir))
-      if (const auto file = parse_name(name); file && file->step > step)
-        std::filesystem::remove(dir + "/" + name);
-  } catch (const std::exception& e) {
-    logging::warn("journal: files of abandoned steps are left: ", e.what());
-  }
+  std::error_code error;
+  for (const std::string& name : list_directory(dir))
+    if (const auto file = parse_name(name); file && file->step > step)
+      if (!std::filesystem::remove(dir + "/" + name, error))
+        logging::warn("journal: the abandoned ", name, " is left: ", error.message());
 }
 
 std::string journal_plan(RunPlan plan) {

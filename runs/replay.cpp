@@ -303,6 +303,7 @@ std::optional<ReplayedCompletion> replay_run(const ReplayOptions& options, const
   check_range("--completion", options.completion, last.batch.num_generations);
   // Has the state between two parts, whose checkpoint may have been removed.
   std::optional<NewFolder> scratch;
+  const std::string name = "cohort-replay-" + hex(checksum(target.dir));
   std::string dir = target.dir, next_dir;
   std::optional<ReplayedCompletion> completion;
   for (const Part& part : parts) {
@@ -328,8 +329,7 @@ std::optional<ReplayedCompletion> replay_run(const ReplayOptions& options, const
       train_grpo(stage);
       COHORT_CHECK(stage.step() == part.last, "[replay] it has ended after step ", stage.step());
       if (part.last < options.step && comm.rank() == 0) {
-        if (!scratch)
-          next_dir = scratch.emplace(fs::temp_directory_path() / "cohort-replay").create();
+        if (!scratch) next_dir = scratch.emplace(fs::temp_directory_path() / name).create();
         stage.write_files(next_dir);
       }
       if (!replay.completion()) return;  // another rank has it, or none is asked for
