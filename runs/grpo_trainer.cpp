@@ -113,13 +113,10 @@ void check_environment(Stage& stage, const GrpoStepResult& result) {
   int64_t& unanswered = stage.state().unanswered_steps;
   unanswered = first.empty() || (answered > 0 && ended > 0) ? 0 : unanswered + 1;
   if (first.empty()) return;
-  const BatchConfig& batch = stage.config().batch;
-  const double prompts =
-      result.metrics.find("rollout/prompts").value_or(static_cast<double>(batch.prompts_per_step));
   const std::string message =
       str("step ", stage.step() + 1, ": the environment has failed ",
           result.metrics.at("environment/failed"), " of ",
-          prompts * static_cast<double>(batch.num_generations),
+          std::ssize(result.outcomes) * stage.config().batch.num_generations,
           " dialogues, which take no part in the update; the first: ", first);
   if (unanswered >= (stage.step() == 0 ? 1 : kMaxUnrewardedSteps))
     throw InputError(

@@ -98,20 +98,18 @@ void score_solutions(const TrainConfig& config, const Dataset& data, StagePrevie
 
 // Asks an environment that is no built-in one what follows the gold answers of the examples as
 // first turns. Throws InputError if it fails for all of them.
-void try_environment(const TrainConfig& config, Environment& environment, const Dataset& data,
+void try_environment(const EnvironmentConfig& config, Environment& environment, const Dataset& data,
                      std::span<const Example> examples) {
   std::optional<ErrorCapture> errors;
-  const std::string& program = config.environment.run;
-  if (!program.empty()) errors.emplace(worker_host());
-  const SamplingConfig sampling = sampling_for(config.sampling, config.data, *data.tokenizer);
+  if (!config.run.empty()) errors.emplace(worker_host());
   const std::vector<int32_t> stops = data.tokenizer->stop_ids();
   for (const Example& example : examples) {
-    const Trajectory gold = gold_of(example, data, sampling);
+    const Trajectory gold = gold_of(example, data, {});
     Trajectory turn{.index = &example - examples.data(), .text = gold.text};
     for (const int32_t id : encode_prompt(example, *data.tokenizer)) turn.append_observed(id);
     for (const int32_t id : gold.tokens) turn.append_sampled(id, 0);
     turn.append_sampled(stops.empty() ? 0 : stops[0], 0);  // which is no part of the turn's text
-    turn.transcript.push_back(make_message("assistant", gold.text));
+    turn.transcript.push_back(make_message("assistant", turn_text(*data.tokenizer, turn)));
     environment.submit(example, turn, 0);
   }
   int64_t failed = 0;
@@ -122,8 +120,8 @@ void try_environment(const TrainConfig& config, Environment& environment, const 
       if (!reply.error.empty() && failed++ == 0) first = reply.error;
     }
   const std::string failures =
-      failures_of(str("environment '", program.empty() ? config.environment.name : program, "'"),
-                  failed, std::ssize(examples), first, errors ? errors->last_lines() : "");
+      failures_of(str("environment '", config.run.empty() ? config.name : config.run, "'"), failed,
+                  std::ssize(examples), first, errors ? errors->last_lines() : "");
   if (!failures.empty()) logging::warn(failures);
 }
 
@@ -218,7 +216,7 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
       out.examples.push_back(data.train->get(i));
   if (scores) score_solutions(config, data, out);
   if (environment != nullptr && config.environment.name != "tools")
-    try_environment(config, *environment, data, out.examples);
+    try_environment(config.environment, *environment, data, out.examples);
   out.leak = held_out_leak(data, earlier);
   start.tokenizer = make_tokenizer(data.tokenizer->files(), "the stage before");
   return out;

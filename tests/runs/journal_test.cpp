@@ -377,7 +377,7 @@ TEST(Replays, ARunThatWasResumedWithOtherKeysHasAllItsSteps) {
   EXPECT_TRUE(listing(run) == before);
   for (const auto& entry : fs::directory_iterator(run + "/checkpoints"))
     if (entry.path().filename() != "step-00000009") fs::remove_all(entry.path());
-  // A folder of somebody else among the temporary ones is no obstacle.
+  // Another program's folder among the temporary ones is no obstacle.
   const fs::path planted = fs::temp_directory_path() / "cohort-replay";
   fs::create_directories(planted / "file");
   for (const int64_t s : {2, 3, 6, 8, 9}) EXPECT_EQ(replay_difference(run, s), "");
