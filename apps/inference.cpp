@@ -232,12 +232,16 @@ void write_pass_rates(const std::string& path, const std::vector<Example>& probl
   replace_file(path, lines);
 }
 
-// Throws Error if no problem was judged, or --pass-rates would write nulls only.
+// Throws Error if nothing was judged, neither problems nor (sft) the loss of solutions, or
+// --pass-rates would write nulls only.
 void expect_verdicts(const EvalOptions& options, const Correctness& correct,
                      const ProblemScores& scores) {
   const bool has_rates = std::any_of(scores.pass_rates.begin(), scores.pass_rates.end(),
                                      [](double rate) { return !std::isnan(rate); });
-  if (scores.metrics.at("problems") > 0 && (has_rates || options.pass_rates.empty())) return;
+  const bool has_loss = std::isfinite(scores.metrics.find("val_loss").value_or(std::nan("")));
+  const bool judged = scores.metrics.at("problems") > 0 ||
+                      (has_loss && correct.command == nullptr && failed_count(scores.metrics) == 0);
+  if (judged && (has_rates || options.pass_rates.empty())) return;
   throw Error(str("reward ", correct.name, ": no value for any problem, so that there is no score",
                   options.pass_rates.empty() ? "" : "; --pass-rates: ", options.pass_rates,
                   options.pass_rates.empty() ? "" : " is unchanged"));

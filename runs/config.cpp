@@ -318,47 +318,44 @@ void validate_sets(const EvalConfig& eval) {
               did_you_mean(eval.best, names)));
 }
 
-// Keys of `data` that are given, as "KEY: VALUE", each with what alone would read it, or nullptr if
-// something does.
-std::map<std::string, const char*> readers_of_data(const TrainConfig& config) {
-  const DataConfig& data = config.data;
-  const bool has_jsonl = !data.jsonl.path.empty(), has_text = !data.text.empty(),
-             has_lines = has_jsonl || !config.eval.sets.empty();
-  const struct {
-    const char* keys;  // separated by blanks
-    bool is_read;
-    const char* reader;
-  } rows[] = {
-      {" task_sizes.min_size task_sizes.max_size task_sizes.worked_share ", !data.task.empty(),
-       "data.task"},
-      {" jsonl.prompt jsonl.solution ", has_lines && data.jsonl.messages.empty(),
-       "lines of data.jsonl without messages"},
-      {" jsonl.answer ", has_lines, "lines of data.jsonl"},
-      {" jsonl.limit ", has_jsonl, "data.jsonl.path"},
-      {" eval_text cache_dir ", has_text, "data.text"},
-      {" held_out_fraction ", has_jsonl || (has_text && data.eval_text.empty()),
-       "data.jsonl.path and data.text without eval_text"},
-      {" curriculum_patience ", data.curriculum == Curriculum::kOnline, "data.curriculum: online"},
-      {" fingerprint ", data.task.empty(), "files"},
-      {" tokenizer_path ", config.stage == 0 && config.init_from.empty(), "a new model"},
-      {" tokenizer ", data.tokenizer_path.empty(), "a new model without data.tokenizer_path"},
-      {" system chat_template_kwargs ", data.is_chat(), "data.chat and data.jsonl.messages"}};
-  std::map<std::string, const char*> out;
-  const ConfigFields given = config_fields(data), defaults = config_fields(DataConfig{});
-  for (size_t i = 0; i < given.size(); ++i)
-    for (const auto& [keys, is_read, reader] : rows)
-      if (given[i] != defaults[i] && std::strstr(keys, str(" ", given[i].first, " ").c_str()))
-        out[str("data.", given[i].first, ": ", given[i].second)] = is_read ? nullptr : reader;
-  return out;
-}
-
 // Sets TrainConfig::unread. Keys beside `stages` need not be for all of them.
 RunPlan with_unread_keys(RunPlan plan) {
-  std::map<std::string, const char*> all;
-  for (const TrainConfig& config : plan.stages)
-    for (const auto& [key, reader] : readers_of_data(config))
-      if (!all.emplace(key, reader).second && reader == nullptr) all[key] = nullptr;
-  for (const auto& [key, reader] : all)
+  // By "KEY: VALUE", what alone would read the key; nullptr: a stage reads it.
+  std::map<std::string, const char*> readers;
+  for (const TrainConfig& config : plan.stages) {
+    const DataConfig& data = config.data;
+    const bool has_jsonl = !data.jsonl.path.empty(), has_text = !data.text.empty(),
+               has_lines = has_jsonl || !config.eval.sets.empty();
+    const struct {
+      const char* keys;  // separated by blanks
+      bool is_read;
+      const char* reader;
+    } rows[] = {
+        {" task_sizes.min_size task_sizes.max_size task_sizes.worked_share ", !data.task.empty(),
+         "data.task"},
+        {" jsonl.prompt jsonl.solution ", has_lines && data.jsonl.messages.empty(),
+         "lines of data.jsonl without messages"},
+        {" jsonl.answer ", has_lines, "lines of data.jsonl"},
+        {" jsonl.limit ", has_jsonl, "data.jsonl.path"},
+        {" eval_text cache_dir ", has_text, "data.text"},
+        {" held_out_fraction ", has_jsonl || (has_text && data.eval_text.empty()),
+         "data.jsonl.path and data.text without eval_text"},
+        {" curriculum_patience ", data.curriculum == Curriculum::kOnline,
+         "data.curriculum: online"},
+        {" fingerprint ", data.task.empty(), "files"},
+        {" tokenizer_path ", config.stage == 0 && config.init_from.empty(), "a new model"},
+        {" tokenizer ", data.tokenizer_path.empty(), "a new model without data.tokenizer_path"},
+        {" system chat_template_kwargs ", data.is_chat(), "data.chat and data.jsonl.messages"}};
+    const ConfigFields given = config_fields(data), defaults = config_fields(DataConfig{});
+    for (size_t i = 0; i < given.size(); ++i)
+      for (const auto& [keys, is_read, reader] : rows) {
+        const auto& [key, value] = given[i];
+        if (value == defaults[i].second || !std::strstr(keys, str(" ", key, " ").c_str())) continue;
+        const auto at = readers.emplace(str("data.", key, ": ", value), reader).first;
+        if (is_read) at->second = nullptr;
+      }
+  }
+  for (const auto& [key, reader] : readers)
     if (reader != nullptr)
       plan.stages[0].unread.push_back(
           str(key, " does nothing here: it is for ", reader, "; hint: leave it out"));

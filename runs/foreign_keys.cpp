@@ -36,20 +36,24 @@ bool fits(std::string_view path, std::string_view name) {
          (path.size() == name.size() || path[path.size() - name.size() - 1] == '.');
 }
 
-enum class Rows { kOfItsKey, kOfAnyKey };
-// The text of the first row of a value that fits: one of this key, or also one of any key.
-std::string value_text(const std::string& path, std::string value, Rows rows) {
-  for (char& c : value) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  const std::string assignment = str(path, "=", value);
+bool has_value(const ForeignKey& key) {
+  return key.theirs.find('=') != key.theirs.npos;
+}
+
+// "loss_type=cispo", in lower case.
+std::string assignment(std::string text, const std::string& value) {
+  text += "=" + value;
+  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return text;
+}
+
+// The text of the first row that fits and is wanted; "" if there is none.
+template <class Wanted>
+std::string row_text(std::string_view text, const Wanted& wanted) {
   for (const ForeignKey& key : foreign_keys()) {
-    const size_t equals = key.theirs.find('=');
-    if (equals == key.theirs.npos || (equals == 0 && rows == Rows::kOfItsKey) ||
-        !fits(assignment, key.theirs))
-      continue;
+    if (!wanted(key) || !fits(text, key.theirs)) continue;
     if (key.ours.empty()) return "; " + key.remark;
-    const size_t comma = std::min(key.remark.find(','), key.remark.size());
-    return str("; it is '", key.ours, ": ", key.remark.substr(0, comma), "' here",
-               key.remark.substr(comma));
+    return str("; it is '", key.ours, "' here", key.remark.empty() ? "" : ": ", key.remark);
   }
   return "";
 }
@@ -62,27 +66,21 @@ const std::vector<ForeignKey>& foreign_keys() {
 }
 
 std::string foreign_value_text(const std::string& path, const std::string& value) {
-  return value_text(path, value, Rows::kOfAnyKey);
+  return row_text(assignment(path, value), has_value);
 }
 
 std::string foreign_key_text(const std::string& path, const std::string& value) {
-  if (std::string text = value_text(path, value, Rows::kOfItsKey); !text.empty()) return text;
-  std::string_view rest = path;
-  const std::vector<ForeignKey>& keys = foreign_keys();
-  const auto find = [&](bool is_section) {
-    return std::find_if(keys.begin(), keys.end(), [&](const ForeignKey& key) {
-      return (!is_section || key.ours.empty()) && fits(rest, key.theirs);
-    });
-  };
-  auto found = find(false);
+  std::string text = row_text(assignment(path, value), [](const ForeignKey& key) {
+    return has_value(key) && !key.theirs.starts_with('=');
+  });
+  if (text.empty()) text = row_text(path, [](const ForeignKey&) { return true; });
   // A section without an equivalent explains its keys: peft_config.r.
-  while (found == keys.end() && rest.rfind('.') != rest.npos) {
+  std::string_view rest = path;
+  while (text.empty() && rest.rfind('.') != rest.npos) {
     rest = rest.substr(0, rest.rfind('.'));
-    found = find(true);
+    text = row_text(rest, [](const ForeignKey& key) { return key.ours.empty(); });
   }
-  if (found == keys.end()) return "";
-  if (found->ours.empty()) return "; " + found->remark;
-  return str("; it is '", found->ours, "' here", found->remark.empty() ? "" : ": ", found->remark);
+  return text;
 }
 
 }  // namespace cohort

@@ -12,10 +12,8 @@ struct ForeignKey {
   // "lr"; "rollout.n", with its section; "vllm_", all that begin with it; "loss_type=cispo", a key
   // with one of its values; "=ppo", a value of any key.
   std::string theirs;
-  std::string ours;  // a key; empty: there is none
-  // A hint what to give instead, or how the values differ; may be empty. Where `theirs` has a
-  // value: that of `ours`, up to a comma.
-  std::string remark;
+  std::string ours;    // a key, or "surrogate: cispo"; empty: there is none
+  std::string remark;  // what to give instead, or how the values differ; may be empty
 };
 const std::vector<ForeignKey>& foreign_keys();
 

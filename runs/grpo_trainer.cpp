@@ -113,13 +113,10 @@ void check_environment(Stage& stage, const GrpoStepResult& result) {
   int64_t& unanswered = stage.state().unanswered_steps;
   unanswered = first.empty() || (answered > 0 && ended > 0) ? 0 : unanswered + 1;
   if (first.empty()) return;
-  const BatchConfig& batch = stage.config().batch;
-  const double prompts =
-      result.metrics.find("rollout/prompts").value_or(static_cast<double>(batch.prompts_per_step));
   const std::string message =
       str("step ", stage.step() + 1, ": the environment has failed ",
           result.metrics.at("environment/failed"), " of ",
-          prompts * static_cast<double>(batch.num_generations),
+          std::ssize(result.outcomes) * stage.config().batch.num_generations,
           " dialogues, which take no part in the update; the first: ", first);
   if (unanswered >= (stage.step() == 0 ? 1 : kMaxUnrewardedSteps))
     throw InputError(
@@ -233,10 +230,9 @@ StageEnd train_grpo(Stage& stage) {
     adapt_beta(stage, grpo, result.metrics);
     log_completions(stage, result.prompts, result.rollouts, rewards);
     const Json& last = stage.state().report.get_or_null("last");  // evaluation
-    const EvaluationScore score(last_score(stage.state().report),
-                                number_or_nan(last.get_or_null("stderr")),
-                                number_or_nan(last.get_or_null("step")));
-    for (const std::string& warning : monitor.observe(result.metrics, score))
+    const auto number = [&](const char* key) { return number_or_nan(last.get_or_null(key)); };
+    for (const std::string& warning : monitor.observe(
+             result.metrics, {last_score(stage.state().report), number("stderr"), number("step")}))
       stage.warn(str("step ", stage.step() + 1, ": ", warning));
     stage.state().monitor = monitor.state();
     stage.end_step(result.metrics);

@@ -22,8 +22,8 @@ class Archive {
   bool at_end() const { return in_.empty(); }
 
   void visit(StepRecord& r) {
-    visit_all(r.step, r.planned_steps, r.plan, r.reward_names, r.learning_rate, r.beta,
-              r.weights_before, r.weights_after, r.completions, r.advantages);
+    visit_all(r.step, r.plan, r.reward_names, r.learning_rate, r.beta, r.weights_before,
+              r.weights_after, r.completions, r.advantages);
   }
   void visit(RecordedCompletion& c) {
     visit_all(c.index, c.prompt_length, c.stop_reason, c.tokens, c.loss_mask, c.logprobs, c.replies,
@@ -102,13 +102,11 @@ StepRecord decode(const std::string& text) {
   if (!std::ranges::is_sorted(record.completions, {}, &RecordedCompletion::index))
     throw InputError("its completions are not in order");
   for (const RecordedCompletion& c : record.completions) {
-    const auto require = [&](bool ok, const char* what) {
-      if (!ok) throw InputError(str("completion ", c.index, " has ", what));
-    };
-    require(c.loss_mask.size() == c.tokens.size() && c.logprobs.size() == c.tokens.size(),
-            "lists of different lengths");
+    if (c.loss_mask.size() != c.tokens.size() || c.logprobs.size() != c.tokens.size())
+      throw InputError(str("completion ", c.index, " has lists of different lengths"));
     for (const EnvironmentReply& r : c.replies)
-      require(r.done || !r.error.empty() || !r.tokens.empty(), "a reply without tokens");
+      if (!r.done && r.error.empty() && r.tokens.empty())
+        throw InputError(str("completion ", c.index, " has a reply without tokens"));
   }
   return record;
 }
@@ -147,13 +145,11 @@ std::string journal_path(const std::string& dir, int64_t step, int64_t rank, int
 }
 
 void remove_abandoned_steps(const std::string& dir, int64_t step) {
-  try {
-    for (const std::string& name : list_directory(dir))
-      if (const auto file = parse_name(name); file && file->step > step)
-        std::filesystem::remove(dir + "/" + name);
-  } catch (const std::exception& e) {
-    logging::warn("journal: files of abandoned steps are left: ", e.what());
-  }
+  std::error_code error;
+  for (const std::string& name : list_directory(dir))
+    if (const auto file = parse_name(name); file && file->step > step)
+      if (!std::filesystem::remove(dir + "/" + name, error))
+        logging::warn("journal: the abandoned ", name, " is left: ", error.message());
 }
 
 std::string journal_plan(RunPlan plan) {
@@ -188,6 +184,8 @@ StepRecord read_record(const std::string& path,
   const std::string text = read_text_file(path);
   try {
     StepRecord record = decode(text);
+    const auto name = parse_name(std::filesystem::path(path).filename());
+    if (name && name->step != record.step) throw InputError(str("it is of step ", record.step));
     check(record);
     return record;
   } catch (const InputError& e) {
@@ -237,7 +235,6 @@ void Journal::attach(DialogueOptions& dialogue) {
 void Journal::begin(const GrpoStep& step) {
   if (!weights_) weights_ = weights_hash(step.learner.model());
   record_ = {.step = step.step + 1,
-             .planned_steps = step.config.batch.steps,
              .plan = "",
              .reward_names = step.rewards.names(),
              .learning_rate = step.learning_rate,

@@ -31,9 +31,8 @@ struct RecordedCompletion {
   double total = 0;
 };
 struct StepRecord {
-  int64_t step = 0;           // from 1
-  int64_t planned_steps = 0;  // `steps` of the configuration
-  std::string plan;           // journal_plan() of the run (rank 0); empty: not known
+  int64_t step = 0;  // from 1
+  std::string plan;  // journal_plan() of the run (rank 0)
   std::vector<std::string> reward_names;
   double learning_rate = 0, beta = 0;
   uint64_t weights_before = 0, weights_after = 0;  // weights_hash()

@@ -102,29 +102,24 @@ void Replay::compare(const Trajectory& now, const RecordedCompletion& then) {
 
 // Throws InputError saying what in a record cannot be of this step.
 void check_record(const StepRecord& record, const GrpoStep& step) {
-  const auto require = [](bool ok, const auto&... what) {
-    if (!ok) throw InputError(str(what...));
-  };
   const std::vector<std::string>& names = step.rewards.names();
-  require(record.step == step.step + 1, "it is of step ", record.step);
-  require(record.reward_names == names, "its rewards are ", join(record.reward_names, ", "),
-          ", the step's ", join(names, ", "));
+  if (record.reward_names != names)
+    throw InputError(str("its rewards are ", join(record.reward_names, ", "), ", the step's ",
+                         join(names, ", ")));
   const int64_t vocabulary = step.learner.model().config().vocab_size;
   for (const RecordedCompletion& c : record.completions) {
-    const std::string which = str("completion ", c.index, " has ");
-    const auto check_ids = [&](const std::vector<int32_t>& tokens) {
-      for (const int32_t id : tokens)
-        require(id >= 0 && id < vocabulary, which, "the token ", id, " in a vocabulary of ",
-                vocabulary);
-    };
-    check_ids(c.tokens);
-    for (const EnvironmentReply& reply : c.replies) check_ids(reply.tokens);
-    require(c.rewards.size() == names.size(), which, c.rewards.size(), " rewards of ",
-            names.size());
-    const double total = weighted_sum(step.rewards.weights(), c.rewards);
-    require(std::isnan(total) ? std::isnan(c.total) : std::isfinite(total) && total == c.total,
-            which, "the total ", with_bits(c.total), ", and its weighted rewards have ",
-            with_bits(total));
+    std::vector<int32_t> ids = c.tokens;
+    for (const EnvironmentReply& r : c.replies)
+      ids.insert(ids.end(), r.tokens.begin(), r.tokens.end());
+    for (const int32_t id : ids)
+      if (id < 0 || id >= vocabulary)
+        throw InputError(
+            str("completion ", c.index, " has the token ", id, " in a vocabulary of ", vocabulary));
+    const bool has_all = c.rewards.size() == names.size();
+    const double total = has_all ? weighted_sum(step.rewards.weights(), c.rewards) : HUGE_VAL;
+    if (std::isnan(total) ? !std::isnan(c.total) : std::isinf(total) || total != c.total)
+      throw InputError(str("completion ", c.index, " has the total ", with_bits(c.total), " and ",
+                           has_all ? "weighted rewards of " + with_bits(total) : "other rewards"));
   }
 }
 
@@ -250,21 +245,15 @@ std::string text_of(const std::map<int64_t, int64_t>& steps) {
 // The configuration that made a step of the target, and its ranks.
 Part part_of(const Target& target, int64_t step, int64_t ranks) {
   const std::string path = journal_path(target.dir + "/journal", step, 0, ranks);
-  const StepRecord record = read_record(path, [&](const StepRecord& r) {
-    if (r.step != step || r.planned_steps < step)
-      throw InputError(str("it is of step ", r.step, " of ", r.planned_steps));
-  });
-  Part out{target.config, str(record.planned_steps, " ", record.plan), ranks, step};
+  const std::string text = read_record(path).plan;
+  const RunPlan plan = parse_plan(text, path, {});
+  const auto stage = static_cast<size_t>(target.config.stage);
+  if (stage >= plan.stages.size() || plan.stages[stage].batch.trainer != TrainerType::kGrpo ||
+      plan.stages[stage].batch.steps < step)
+    throw InputError(path + ": its configuration has no such step");
+  Part out{plan.stages[stage], text, ranks, step};
   TrainConfig& config = out.config;
-  if (!record.plan.empty()) {
-    const RunPlan plan = parse_plan(record.plan, path, {});
-    const auto stage = static_cast<size_t>(config.stage);
-    if (stage >= plan.stages.size() || plan.stages[stage].batch.trainer != TrainerType::kGrpo)
-      throw InputError(path + ": its configuration has no such stage");
-    config = plan.stages[stage];
-    if (stage > 0) config.init_from = target.config.init_from;
-  }
-  config.batch.steps = record.planned_steps;
+  if (stage > 0) config.init_from = target.config.init_from;
   config.eval.sets.clear();
   for (RewardConfig& reward : config.rewards)  // functions of the run's host, which are not called
     if (std::ranges::none_of(reward_table(), [&](const auto& r) { return reward.name == r.name; }))
@@ -315,6 +304,7 @@ std::optional<ReplayedCompletion> replay_run(const ReplayOptions& options, const
   check_range("--completion", options.completion, last.batch.num_generations);
   // Has the state between two parts, whose checkpoint may have been removed.
   std::optional<NewFolder> scratch;
+  const std::string name = "cohort-replay-" + hex(checksum(target.dir));
   std::string dir = target.dir, next_dir;
   std::optional<ReplayedCompletion> completion;
   for (const Part& part : parts) {
@@ -340,8 +330,7 @@ std::optional<ReplayedCompletion> replay_run(const ReplayOptions& options, const
       train_grpo(stage);
       COHORT_CHECK(stage.step() == part.last, "[replay] it has ended after step ", stage.step());
       if (part.last < options.step && comm.rank() == 0) {
-        if (!scratch)
-          next_dir = scratch.emplace(fs::temp_directory_path() / "cohort-replay").create();
+        if (!scratch) next_dir = scratch.emplace(fs::temp_directory_path() / name).create();
         stage.write_files(next_dir);
       }
       if (!replay.completion()) return;  // another rank has it, or none is asked for

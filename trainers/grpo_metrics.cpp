@@ -10,7 +10,7 @@ namespace {
 
 // Sums over the completions of one rank.
 struct SampleSums {
-  double tokens = 0, longest = 0;
+  double longest = 0;
   // Sums over completions in the loss mask.
   double mask_tokens = 0, entropy = 0, truncated_mass = 0;
   Moments length, terminated_length, at_length, at_context;
@@ -22,7 +22,6 @@ struct SampleSums {
 SampleSums count_samples(const ScoredRollouts& scored, const GrpoSections& config) {
   SampleSums sums;
   sums.groups = scored.refill;
-  sums.tokens = scored.refill.tokens;
   const auto group = static_cast<size_t>(config.batch.num_generations);
   for (size_t begin = 0; begin < scored.trajectories.size(); begin += group) {
     const std::span<const double> rewards = std::span(scored.scores.total).subspan(begin, group);
@@ -34,7 +33,7 @@ SampleSums count_samples(const ScoredRollouts& scored, const GrpoSections& confi
       sums.longest = std::max(sums.longest, length);
       sums.at_length.add(c.stop_reason == StopReason::kLength);
       sums.at_context.add(c.stop_reason == StopReason::kContext);
-      sums.tokens += static_cast<double>(c.tokens.size());
+      sums.groups.tokens += static_cast<double>(c.tokens.size());
       const int64_t loss_tokens = count_loss_tokens(c, scored.scores.total[i], config.grpo);
       if (loss_tokens == 0) continue;
       sums.mask_tokens += static_cast<double>(loss_tokens);
@@ -166,7 +165,7 @@ MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::str
   out.add_local("grad_clipped", over_updates(updates.clipped));
   out.add_mean("update/kl", updates.step_kl);
   out.add_local("learning_rate", learning_rate);
-  out.add_sum("num_tokens", samples.tokens);
+  out.add_sum("num_tokens", samples.groups.tokens);
   if (config.grpo.refill_rounds > 0) {
     out.add_local("rollout/rounds", static_cast<double>(1 + scored.refill.rounds));
     out.add_local("rollout/prompts",

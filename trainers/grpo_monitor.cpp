@@ -252,16 +252,13 @@ void GrpoMonitor::check_spike(const char* metric, Window& earlier, double value)
 // Remembers an evaluation that is new. A fall and a rise are more than noise.
 void GrpoMonitor::check_evaluations(const EvaluationScore& score) {
   pass_at_1_ = score.value;
-  const bool is_new =
-      scores_.values.empty() ||
-      (std::isnan(score.step) ? scores_.values.back() != score.value : score_step_ != score.step);
-  if (std::isnan(score.value + score.error) || !is_new || rewards_.values.empty()) return;
+  const size_t steps = rewards_.values.size();
+  if (std::isnan(score.value + score.error) || score.step == score_step_ || steps < 2) return;
   score_step_ = score.step;
   scores_.add(score.value);
   score_errors_.add(score.error);
   score_rewards_.add(rewards_.mean());
-  const auto steps = static_cast<double>(rewards_.values.size());
-  score_reward_errors_.add(steps < 2 ? 0 : rewards_.deviation() / std::sqrt(steps));
+  score_reward_errors_.add(rewards_.deviation() / std::sqrt(static_cast<double>(steps)));
   const auto& scores = scores_.values;
   set_diagnostic(
       "overfit",

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <cmath>
 #include <deque>
 #include <limits>
 #include <set>
@@ -17,20 +16,18 @@
 
 namespace cohort {
 
-// The score of an evaluation from 0 to 1 (NaN: there is none) with its standard error (NaN: not
-// known) and its step (NaN: not known; another score is then another evaluation).
+// The score of an evaluation from 0 to 1 (NaN: there is none), its standard error (NaN: not known)
+// and its step.
 struct EvaluationScore {
-  EvaluationScore(double score = std::nan(""), double standard_error = 0,
-                  double at_step = std::nan(""))
-      : value(score), error(standard_error), step(at_step) {}
-  double value, error, step;
+  static constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+  double value = kUnknown, error = kUnknown, step = kUnknown;
 };
 
 class GrpoMonitor {
   static constexpr size_t kWindow = 5;       // steps
   static constexpr size_t kLongWindow = 25;  // its first and its last kWindow are compared
   static constexpr size_t kMedianWindow = 50;
-  static constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+  static constexpr double kUnknown = EvaluationScore::kUnknown;
 
  public:
   // `saved`: the state() before an interruption, or null.

@@ -181,12 +181,10 @@ std::vector<double> relative_advantages(const GrpoStep& in, const ScoredRollouts
                                         std::span<const double> rewards) {
   const GrpoConfig& grpo = in.config.grpo;
   const auto advantages_of = [&](std::span<const double> values) {
-    const bool by_batch = grpo.scale_rewards == AdvantageScale::kBatch;
-    const auto all = [&] {
-      return gather_values(in.comm, rollouts.trajectories, values, in.config);
-    };
-    return group_advantages(values, in.config.batch.num_generations, grpo.scale_rewards,
-                            by_batch ? reward_std(all()) : 0);
+    double batch_std = 0;
+    if (grpo.scale_rewards == AdvantageScale::kBatch)
+      batch_std = reward_std(gather_values(in.comm, rollouts.trajectories, values, in.config));
+    return group_advantages(values, in.config.batch.num_generations, grpo.scale_rewards, batch_std);
   };
   if (grpo.multi_objective_aggregation == RewardAggregation::kSumThenNormalize)
     return advantages_of(rewards);

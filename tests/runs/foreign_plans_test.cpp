@@ -89,9 +89,9 @@ TEST_F(ForeignPlans, ValuesOfOtherTrainersNameOurKey) {
   expect_refused(grpo + "loss_type: cispo\n",
                  file +
                      ":4: loss_type: expected one of grpo, dapo, dr_grpo, bnpo, sequence_sum, got "
-                     "'cispo'; it is 'surrogate: cispo' here, with any loss_type");
+                     "'cispo'; it is 'surrogate: cispo' here: with any loss_type");
   for (const auto& [keys, text] :
-       {std::pair{"loss_type: sapo", "; it is 'surrogate: sapo' here, with any loss_type"},
+       {std::pair{"loss_type: sapo", "; it is 'surrogate: sapo' here: with any loss_type"},
         {"loss_type: SAPO", "; it is 'surrogate: sapo' here"},
         {"loss_type: luspo", "; it is 'preset: luspo' here"},
         {"loss_type: gspo", "; it is 'preset: gspo' here"},
@@ -110,13 +110,13 @@ TEST_F(ForeignPlans, ValuesOfOtherTrainersNameOurKey) {
         {"kl_estimator: low_var_kl", "; it is 'kl_estimator: k3' here"},
         {"importance_weights: icepop", "; it is 'importance_weights: mask' here"},
         {"importance_weights: token_truncate", "; it is 'importance_weights: truncate' here"},
-        {"lr_schedule: constant_with_warmup", "; it is 'lr_schedule: constant' here, with warmup"},
-        {"dtype: bfloat16", "; it is 'dtype: bf16' here, with device: cuda"},
+        {"lr_schedule: constant_with_warmup", "; it is 'lr_schedule: constant' here: with warmup"},
+        {"dtype: bfloat16", "; it is 'dtype: bf16' here: with device: cuda"},
         {"model: {recompute: true}", "; it is 'model.recompute: block' here"},
         {"model: {position: nope}", "; it is 'model.position: none' here"},
         // Values of keys that are unknown here.
         {"loss_mode: gspo", "'loss_mode'; it is 'preset: gspo' here"},
-        {"loss_mode: vanilla", "'loss_mode'; it is 'surrogate: clip' here, the default"},
+        {"loss_mode: vanilla", "'loss_mode'; it is 'surrogate: clip' here: the default"},
         {"loss_mode: other", "'loss_mode'; it is 'surrogate' here: vanilla: clip"},
         {"algorithm: {adv_estimator: rloo}", "; it is 'scale_rewards: leave_one_out' here"},
         {"adv_estimator: gae", "'adv_estimator'; not offered: 'scale_rewards' is group"},
@@ -124,12 +124,12 @@ TEST_F(ForeignPlans, ValuesOfOtherTrainersNameOurKey) {
         {"loss_fn: {truncated_importance_sampling_type: icepop}",
          "; it is 'importance_weights: mask' here"},
         {"vllm_importance_sampling_mode: sequence_mask",
-         "; it is 'importance_weights: sequence_mask' here, by the geometric mean"},
+         "; it is 'importance_weights: sequence_mask' here: by the geometric mean"},
         {"vllm_importance_sampling_clip_max: 3.0", "; it is 'importance_max' here"},
         // A name of a run is no value of a key.
         {"run_name: grpo", "'run_name'; it is 'name' here"}})
     expect_refused(str(grpo, keys, "\n"), text);
-  expect_refused("trainer: rloo\n", "; it is 'preset: rloo' here, with trainer: grpo");
+  expect_refused("trainer: rloo\n", "; it is 'preset: rloo' here: with trainer: grpo");
   expect_refused("trainer: ppo\n", "; that algorithm is not offered");
   expect_refused("data: {task: addition}\nstages:\n  - {trainer: sft}\n  - {loss_type: cispo}\n",
                  "stages.1.loss_type: expected one of");
@@ -168,11 +168,11 @@ TEST_F(ForeignPlans, NoHintLeadsToAnotherAlgorithm) {
             << key << ": " << name << ": " << e.what();
       }
   for (const ForeignKey& key : foreign_keys()) {
-    const size_t equals = key.theirs.find('=');
-    if (equals == key.theirs.npos || key.ours.empty() || key.ours == "trainer") continue;
-    const std::string value = key.remark.substr(0, key.remark.find(','));
-    std::vector<std::string> overrides{str(key.ours, "=", value)};
-    if (value == "bf16") overrides.emplace_back("device=cuda");
+    const size_t colon = key.ours.find(": ");
+    if (colon == key.ours.npos || key.ours.starts_with("trainer: ")) continue;
+    std::vector<std::string> overrides{
+        str(key.ours.substr(0, colon), "=", key.ours.substr(colon + 2))};
+    if (key.ours == "dtype: bf16") overrides.emplace_back("device=cuda");
     EXPECT_NO_THROW(load(grpo, overrides)) << key.theirs << " -> " << overrides[0];
   }
 }

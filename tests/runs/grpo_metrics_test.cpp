@@ -257,7 +257,7 @@ TEST_F(GrpoMetrics, SolvedAndFailedGroupsAreThoseOfTheCriterion) {
   EXPECT_EQ(outcomes({.reward = 1, .threshold = 0.75}), (Outcomes{-1, 0, 0, 1}));
   EXPECT_EQ(outcomes({.reward = 0, .threshold = -1}), (Outcomes{1, 1, 1, std::nullopt}));
   // Sums that differ by rounding are equal, as for the advantages.
-  scored.scores.total = {0.3, 0.1 + 0.2, 0.3, -0.3, -0.1 - 0.2, -0.3, 0, 0, 0, 1e-300, 0, 0};
+  scored.scores.total = {0.3, 0.1 + 0.2, 0.3, -0.3, -0.1 - 0.2, -0.3, 1e-300, 0, 0, 1e-12, 0, 0};
   EXPECT_EQ(outcomes({}), (Outcomes{1, -1, -1, 0}));
 }
 

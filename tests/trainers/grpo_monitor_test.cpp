@@ -158,7 +158,8 @@ TEST_F(Monitor, RewardsThatRiseWhileEvaluationsFall) {
   const auto run = [](double reward_slope, std::vector<double> scores) {
     return [=](int i) {
       return Numbers{.reward = 0.3 + reward_slope * i,
-                     .score = scores[std::min(static_cast<size_t>(i / 10), scores.size() - 1)]};
+                     .score = scores[std::min(static_cast<size_t>(i / 10), scores.size() - 1)],
+                     .score_step = i / 10.0 < 5 ? i / 10 : 4.0};
     };
   };
   const std::vector<double> falling = {0.5, 0.6, 0.55, 0.52, 0.5};
@@ -354,7 +355,7 @@ TEST_F(Monitor, TheBestRewardIsTheLargestObserved) {
                                                  {"clip_ratio/high", 0},
                                                  {"entropy", 1},
                                                  {"completions/clipped_ratio", 0}},
-                                                0.95))
+                                                {.value = 0.95}))
       all.push_back(std::move(warning));
   ASSERT_EQ(all.size(), 1u);
   EXPECT_NE(all[0].find("train on harder ones"), std::string::npos) << all[0];
@@ -381,7 +382,8 @@ TEST_F(Monitor, ResumesFromItsStateAsIfNotInterrupted) {
                    .truncated = 0.5,
                    .length = i < 10 ? 100.0 : 250.0,
                    .grad_norm = i == 30 ? 20.0 : 1.0,
-                   .score = 0.5 - i / 10 * 0.01};
+                   .score = 0.5 - i / 10 * 0.01,
+                   .score_step = i / 10 * 1.0};
   };
   std::vector<std::string> whole, resumed;
   GrpoMonitor uninterrupted(config_, {});
