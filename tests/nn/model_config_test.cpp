@@ -230,11 +230,11 @@ TEST(ModelConfig, JsonThatCannotBeUsedNamesTheKey) {
 
 TEST(ModelConfig, AFolderWithARemovedSchemeOfPositionsIsRefusedWithItsPath) {
   const test::TempDir dir;
-  const std::string file = dir.path("config.json");
+  const std::string folder = dir.path(), file = folder + "/config.json";
   Json json = test::model_config("alibi").to_json();
   ASSERT_EQ(json.at("position_type").as_string(), "alibi");
   test::write_file(file, json.set("position_type", "stick_breaking").dump());
-  EXPECT_THROW_WITH(load_config(dir.path()), InputError,
+  EXPECT_THROW_WITH(load_config(folder), InputError,
                     file +
                         ": position_type: unknown value 'stick_breaking', which was removed; "
                         "expected one of rope, learned, sinusoidal, alibi, t5, exposb, none");
