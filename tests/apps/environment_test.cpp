@@ -173,7 +173,8 @@ TEST_F(EnvironmentRuns, OfProgramsThatAnswerNothingAreRefusedByCheck) {
   // One that fails for some examples is a warning, with its requests as in a dialogue.
   train = run("run", 0,
               "assert r['turn'] == 1 and r['completion'] == r['answer'], r\n"
-              "    if r['index'] == 1: say(r, error='lost'); continue");
+              "    if r['index'] == 1: say(r, error='lost'); continue",
+              {"stop_tokens=[]"});
   train[0] = "check";
   const Output some = run_cohort(train);
   EXPECT_EQ(some.code, 0) << some.err;
