@@ -10,7 +10,7 @@ namespace {
 
 void check_tile_mask(const Tensor& tiles, const char* op) {
   COHORT_CHECK(tiles.rank() == 2 && tiles.dim(1) == ceil_div(tiles.dim(0), 32), "[", op,
-               "] expected the mask of make_tile_mask(), got ", tiles.str());
+               "] expected tiles of make_tile_mask(), got ", tiles.str());
 }
 
 // Checks the masks and modifications of a call with this many heads and sequences; `device` and

@@ -303,7 +303,7 @@ TEST(AttentionRules, SaysWhatIsWrong) {
   expect({.sinks = Tensor::zeros({2}, DType::kF32)}, "sinks");
   expect({.mask = Mask::kFull, .prefix_lm = Tensor::from(std::vector<int32_t>{2})},
          "expected a causal mask, no window");
-  expect({.tiles = Tensor::zeros({3, 2}, DType::kI32)}, "expected the mask of make_tile_mask()");
+  expect({.tiles = Tensor::zeros({3, 2}, DType::kI32)}, "expected tiles of make_tile_mask()");
   expect({.tiles = Tensor::zeros({3, 1}, DType::kI64)}, "tiles");
   const std::pair<int64_t, int64_t> outside[] = {{0, 4}};
   EXPECT_THROW_WITH(kernels::make_tile_mask(outside, 4), Error, "expected tiles from 0 to 3");
