@@ -40,7 +40,7 @@ enum class RatioLevel : uint8_t { kToken, kSequence };
 //   kMask          r, and 0 where exp(lp_old - lp_sampling) is outside of [min, max] (IcePop, 2025)
 //   kSequenceMask  1, and 0 where the mean of lp_old - lp_sampling over the sequence is outside of
 //                  [log min, log max]
-// A mask leaves out tokens by values that do not depend on lp, so it is the same in all updates of a step.
+// A mask does not depend on lp, so it leaves out the same tokens in all updates of a step.
 enum class Importance : uint8_t { kNone, kTruncate, kMask, kSequenceMask };
 
 // Estimators of KL(policy || reference) at a sample of the policy (Schulman 2020): -x, x^2 / 2 and
