@@ -7,9 +7,9 @@
 #include "core/log.h"
 #include "core/sizes.h"
 #include "data/tasks/tasks.h"
-#include "runs/gpu_plan.h"
-#include "runs/resources.h"
-#include "runs/run_directory.h"
+#include "job/gpu_plan.h"
+#include "job/resources.h"
+#include "job/run_directory.h"
 #include "sys/files.h"
 #include "text/utf8.h"
 

@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "runs/checkpoint.h"
-#include "runs/preview.h"
-#include "runs/replay.h"
-#include "runs/report.h"
-#include "runs/training.h"
+#include "job/checkpoint.h"
+#include "job/preview.h"
+#include "job/replay.h"
+#include "job/report.h"
+#include "job/training.h"
 #include "text/tokenizer.h"
 
 namespace cohort::apps {

@@ -7,10 +7,10 @@
 #include "apps/commands.h"
 #include "apps/signals.h"
 #include "core/parallel.h"
+#include "job/run.h"
+#include "job/run_directory.h"
 #include "kernels/matmul.h"
 #include "nn/merge.h"
-#include "runs/run.h"
-#include "runs/run_directory.h"
 #include "sys/files.h"
 
 namespace cohort::apps {

@@ -7,7 +7,7 @@
 #include "core/dry_run.h"
 #include "core/sizes.h"
 #include "data/safetensors.h"
-#include "runs/checkpoint.h"
+#include "job/checkpoint.h"
 #include "text/chat.h"
 #include "text/utf8.h"
 

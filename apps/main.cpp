@@ -26,8 +26,8 @@
 #include "core/with_cuda.h"
 #include "data/example.h"
 #include "distributed/communicator.h"
+#include "job/config.h"
 #include "rl/reward.h"
-#include "runs/config.h"
 
 namespace {
 

@@ -1,12 +1,12 @@
-// `cohort report`: a self-contained HTML page of runs. runs/run_report collects the lines of their
+// `cohort report`: a self-contained HTML page of runs. job/run_report collects the lines of their
 // logs, and the script of apps/report/page.html derives and draws what they say.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
 
 #include "apps/commands.h"
-#include "runs/report.h"
-#include "runs/run_report.h"
+#include "job/report.h"
+#include "job/run_report.h"
 #include "sys/files.h"
 
 extern const char* const kReportPage;

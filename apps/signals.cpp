@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "apps/commands.h"
-#include "runs/stage.h"
+#include "job/stage.h"
 
 namespace cohort::apps {
 namespace {

@@ -14,7 +14,7 @@
 #include "core/log.h"
 #include "core/parallel.h"
 #include "distributed/launcher.h"
-#include "runs/run.h"
+#include "job/run.h"
 
 namespace cohort::apps {
 namespace {

@@ -20,7 +20,7 @@
 #include "bench/timing.h"
 #include "core/allocator.h"
 #include "core/parallel.h"
-#include "runs/config.h"
+#include "job/config.h"
 #include "sys/files.h"
 #include "text/json.h"
 #include "text/tokenizer.h"

@@ -20,8 +20,8 @@
 #include "core/parallel.h"
 #include "distributed/communicator.h"
 #include "distributed/process_group.h"
+#include "job/config.h"
 #include "nn/memory.h"
-#include "runs/config.h"
 #include "trainers/learner.h"
 
 namespace {

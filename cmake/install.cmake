@@ -7,19 +7,16 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(COHORT_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/cohort)
 
-set(COHORT_LAYERS core sys config kernels text data autograd distributed nn rl_engine rl trainers runs)
+set(COHORT_LAYERS core sys config kernels text data autograd distributed nn rl_engine rl trainers job)
 set(COHORT_TARGETS ${COHORT_LAYERS})
 list(TRANSFORM COHORT_TARGETS PREPEND cohort_)
 foreach(layer IN LISTS COHORT_LAYERS)
   set_target_properties(cohort_${layer} PROPERTIES EXPORT_NAME ${layer})
-  if(NOT layer MATCHES "^(rl_engine|runs)$")
+  if(NOT layer STREQUAL rl_engine)
     install(DIRECTORY ${layer} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cohort
       FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
   endif()
 endforeach()
-# Run directories lie in runs/ too, and are not part of the package.
-file(GLOB COHORT_RUNS_HEADERS CONFIGURE_DEPENDS runs/*.h)
-install(FILES ${COHORT_RUNS_HEADERS} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cohort/runs)
 target_compile_features(cohort INTERFACE cxx_std_20)
 # Headers contain inline maths, of which the linker keeps one copy: users must compile it with the same flag.
 target_compile_options(cohort INTERFACE -ffp-contract=off)

@@ -25,8 +25,8 @@ LAYERS = {
     "rl/engine": ["core", "sys", "config", "kernels", "text", "data", "autograd", "nn"],
     "rl": ["core", "sys", "config", "kernels", "text", "data", "autograd", "nn", "rl/engine"],
     "trainers": ["core", "sys", "config", "kernels", "text", "data", "autograd", "distributed", "nn", "rl/engine", "rl"],
-    "runs": ["core", "sys", "config", "kernels", "text", "data", "autograd", "distributed", "nn", "rl/engine", "rl",
-             "trainers"],
+    "job": ["core", "sys", "config", "kernels", "text", "data", "autograd", "distributed", "nn", "rl/engine", "rl",
+            "trainers"],
 }
 TOPS = ["apps", "tests", "bench", "examples", "python"]
 
@@ -40,7 +40,7 @@ LIBRARIES = {
     "pcre2.h": ["text/regex.cpp"],
     "utf8proc.h": ["text/unicode.cpp"],
     "xxhash.h": ["sys/files.cpp"],
-    "zlib.h": ["runs/journal.cpp"],
+    "zlib.h": ["job/journal.cpp"],
     "CLI/": ["apps/", "bench/"],
     "gtest/": ["tests/"],
     "nanobind/": ["python/"],
@@ -165,7 +165,7 @@ SELF_TEST = [
     ("text/up.cpp", '#include "config/a.h"\n', "text includes config"),
     ("sys/up.cpp", '#include "text/a.h"\n', "sys includes text"),
     ("config/up.cpp", '#include "sys/a.h"\n', "config includes sys"),
-    ("trainers/up2.cpp", '#include "runs/a.h"\n', "trainers includes runs"),
+    ("trainers/up2.cpp", '#include "job/a.h"\n', "trainers includes job"),
     ("trainers/up.cpp", '#include "apps/a.h"\n', "trainers includes apps"),
     ("nn/up2.cpp", '#include "tests/support/a.h"\n', "nn includes tests"),
     ("nn/up3.cpp", '#include "bench/a.h"\n', "nn includes bench"),
@@ -183,7 +183,7 @@ SELF_TEST = [
     ("sys/xxhash.cpp", "#include <xxhash.h>\n", "is known to sys/files.cpp only"),
     ("nn/gtest.cpp", "#include <gtest/gtest.h>\n", "is known to tests/ only"),
     ("trainers/nccl.cpp", "#include <nccl.h>\n", "is known to distributed/nccl_comm_cuda.cpp only"),
-    ("core/zlib.cpp", "#include <zlib.h>\n", "is known to runs/journal.cpp only"),
+    ("core/zlib.cpp", "#include <zlib.h>\n", "is known to job/journal.cpp only"),
     ("core/zstd.cpp", "#include <zstd.h>\n", "has no place"),
     ("rl/kernel.cu", "__global__ void f() {}\n", "only kernels/ holds __global__"),
     ("bench/ladder/a.cu", "__global__ void f() {}\n", ""),

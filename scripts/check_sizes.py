@@ -17,7 +17,7 @@ import tree_check
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 6
 ROOMS = ["core", "sys", "config", "kernels", "text", "data", "autograd", "nn", "rl/engine", "distributed", "rl",
-         "trainers", "runs", "apps"]
+         "trainers", "job", "apps"]
 HEADERS = {".h", ".cuh"}
 SOURCES = HEADERS | {".cpp", ".cu"}
 
@@ -196,9 +196,7 @@ class Scanner:
 def files_of(root, room):
     folder = root / room
     inner = [root / other for other in ROOMS if other.startswith(room + "/")]
-    # Run directories lie in runs/ too, a folder each.
-    found = folder.glob("*") if room == "runs" else folder.rglob("*")
-    return sorted(f for f in found if f.suffix in SOURCES and f.is_file()
+    return sorted(f for f in folder.rglob("*") if f.suffix in SOURCES and f.is_file()
                   and not any(f.is_relative_to(other) for other in inner))
 
 

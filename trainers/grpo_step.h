@@ -38,8 +38,8 @@ double next_beta(const GrpoConfig& config, double kl, int64_t completions);
 
 struct GrpoStep;
 
-// Observes the steps of a rank: records them (runs/journal.h), or compares them with a record and
-// gives its scores (runs/replay.h). Every rank makes the same calls.
+// Observes the steps of a rank: records them (job/journal.h), or compares them with a record and
+// gives its scores (job/replay.h). Every rank makes the same calls.
 class StepJournal {
  public:
   virtual ~StepJournal() = default;

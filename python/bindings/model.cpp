@@ -15,9 +15,9 @@
 #include "config/node.h"
 #include "core/device.h"
 #include "data/packing.h"
+#include "job/checkpoint.h"
 #include "python/bindings/bindings.h"
 #include "rl/engine/rollout.h"
-#include "runs/checkpoint.h"
 #include "text/chat_template.h"
 #include "trainers/sampling.h"
 

@@ -6,8 +6,8 @@
 #include <atomic>
 
 #include "core/log.h"
+#include "job/training.h"
 #include "python/bindings/bindings.h"
-#include "runs/training.h"
 
 namespace cohort::python {
 namespace {

@@ -3,10 +3,10 @@
 #include <filesystem>
 
 #include "data/safetensors.h"
-#include "runs/checkpoint.h"
+#include "job/checkpoint.h"
 #include "tests/apps/process.h"
 #include "tests/apps/tiny_tokenizer.h"
-#include "tests/runs/small_configs.h"
+#include "tests/job/small_configs.h"
 
 namespace cohort::test {
 namespace {

@@ -1,6 +1,6 @@
 // `cohort check --gpu` on a machine without the GPU.
 #include "tests/apps/process.h"
-#include "tests/runs/small_configs.h"
+#include "tests/job/small_configs.h"
 
 namespace cohort::test {
 namespace {

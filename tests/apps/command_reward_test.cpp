@@ -8,7 +8,7 @@
 #include <sstream>
 
 #include "tests/apps/process.h"
-#include "tests/runs/small_configs.h"
+#include "tests/job/small_configs.h"
 
 namespace cohort::test {
 namespace {

@@ -3,12 +3,12 @@
 #include <filesystem>
 #include <sstream>
 
+#include "job/config.h"
+#include "job/foreign_keys.h"
 #include "nn/model_folder.h"
 #include "nn/transformer.h"
-#include "runs/config.h"
-#include "runs/foreign_keys.h"
 #include "tests/apps/process.h"
-#include "tests/runs/small_configs.h"
+#include "tests/job/small_configs.h"
 
 namespace cohort::test {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <filesystem>
 
-#include "runs/journal.h"
+#include "job/journal.h"
 #include "tests/apps/process.h"
-#include "tests/runs/small_configs.h"
+#include "tests/job/small_configs.h"
 
 namespace cohort::test {
 namespace {

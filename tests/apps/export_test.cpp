@@ -9,7 +9,7 @@
 #include "data/safetensors.h"
 #include "tests/apps/process.h"
 #include "tests/apps/tiny_tokenizer.h"
-#include "tests/runs/small_configs.h"
+#include "tests/job/small_configs.h"
 
 namespace cohort::test {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "sys/descriptor.h"
 #include "tests/apps/process.h"
-#include "tests/runs/small_configs.h"
+#include "tests/job/small_configs.h"
 
 namespace cohort::test {
 namespace {

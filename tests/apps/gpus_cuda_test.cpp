@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "tests/apps/process.h"
-#include "tests/runs/small_configs.h"
+#include "tests/job/small_configs.h"
 
 namespace cohort::test {
 namespace {
@@ -76,7 +76,7 @@ void PrintTo(const Training& training, std::ostream* out) {
 
 // Two GPUs add the f32 gradients of a step in another order than one: errors of a few units of
 // 2^-24 = 6e-8 of the largest summands, which AdamW may amplify where summands cancel. adam_eps is
-// raised to 1e-3 so that such elements stay small (see tests/runs/ranks_test.cpp, where the
+// raised to 1e-3 so that such elements stay small (see tests/job/ranks_test.cpp, where the
 // CPU's tolerance is 1e-6). The order of blocks on a GPU differs too, so the tolerance is ten times
 // that.
 //

@@ -9,10 +9,10 @@
 #include <memory>
 #include <thread>
 
-#include "runs/config.h"
+#include "job/config.h"
 #include "sys/sockets.h"
 #include "tests/apps/process.h"
-#include "tests/runs/small_configs.h"
+#include "tests/job/small_configs.h"
 
 namespace cohort::test {
 namespace {

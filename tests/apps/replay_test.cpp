@@ -3,10 +3,10 @@
 #include <filesystem>
 
 #include "core/text.h"
-#include "runs/journal.h"
+#include "job/journal.h"
 #include "sys/files.h"
 #include "tests/apps/process.h"
-#include "tests/runs/small_configs.h"
+#include "tests/job/small_configs.h"
 
 namespace cohort::test {
 namespace {

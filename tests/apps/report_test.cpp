@@ -8,7 +8,7 @@
 #include <map>
 
 #include "tests/apps/process.h"
-#include "tests/runs/small_configs.h"
+#include "tests/job/small_configs.h"
 #include "text/utf8.h"
 
 namespace cohort::test {

@@ -3,7 +3,7 @@
 #include <filesystem>
 
 #include "tests/apps/process.h"
-#include "tests/runs/small_configs.h"
+#include "tests/job/small_configs.h"
 
 namespace cohort::test {
 namespace {

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "tests/apps/process.h"
-#include "tests/runs/small_configs.h"
+#include "tests/job/small_configs.h"
 
 namespace cohort::test {
 namespace {

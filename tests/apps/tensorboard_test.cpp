@@ -4,8 +4,8 @@
 #include <cstdlib>
 
 #include "tests/apps/process.h"
-#include "tests/runs/event_reader.h"
-#include "tests/runs/small_configs.h"
+#include "tests/job/event_reader.h"
+#include "tests/job/small_configs.h"
 
 namespace cohort::test {
 namespace {

@@ -18,7 +18,7 @@
 #include "nn/model_folder.h"
 #include "nn/transformer.h"
 #include "tests/apps/process.h"
-#include "tests/runs/small_configs.h"
+#include "tests/job/small_configs.h"
 
 namespace cohort::test {
 namespace {

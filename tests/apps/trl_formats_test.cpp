@@ -2,7 +2,7 @@
 #include <filesystem>
 
 #include "tests/apps/process.h"
-#include "tests/runs/small_configs.h"
+#include "tests/job/small_configs.h"
 #include "tests/support/chat_tokenizer.h"
 
 namespace cohort::test {

@@ -1,0 +1,650 @@
+#include "job/config.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <string_view>
+#include <utility>
+
+#include "job/foreign_keys.h"
+#include "nn/model_folder.h"
+#include "sys/files.h"
+
+namespace cohort {
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::vector<std::string> kStagesKey = {"stages"};
+
+constexpr std::string_view kPathKeys[] = {"data.text",
+                                          "data.eval_text",
+                                          "data.jsonl.path",
+                                          "data.jsonl.eval_path",
+                                          "data.tokenizer_path",
+                                          "data.cache_dir",
+                                          "model.path",
+                                          "init_from",
+                                          "output_dir",
+                                          "environment.corpus",
+                                          "environment.tool_schemas"};
+
+std::vector<std::string> paths_at(const TrainConfig& config, std::string_view key) {
+  if (key == "data.text") return config.data.text;
+  if (key == "data.eval_text") return config.data.eval_text;
+  if (key == "data.jsonl.path") return config.data.jsonl.path;
+  if (key == "data.jsonl.eval_path") return config.data.jsonl.eval_path;
+  if (key == "data.tokenizer_path") return {config.data.tokenizer_path};
+  if (key == "model.path") return {config.model.path};
+  if (key == "environment.corpus") return {config.environment.corpus};
+  if (key == "environment.tool_schemas") return {config.environment.tool_schemas};
+  return key == "init_from" ? std::vector{config.init_from} : std::vector<std::string>{};
+}
+
+// True for keys that take several files, folders and patterns.
+bool is_list(std::string_view key) {
+  return key.ends_with("text") || key.starts_with("data.jsonl.");
+}
+
+// The path without links, "." and ".."; it need not exist. One that cannot be resolved is returned
+// unchanged: opening it reports the reason.
+std::string canonical_path(const fs::path& path) {
+  std::error_code error;
+  const std::string out = fs::weakly_canonical(path, error).string();
+  return error ? path.lexically_normal().string() : out;
+}
+
+// A directory's path without "/" or "." at its end, which a suffix would follow.
+std::string without_end(fs::path path) {
+  while (path.has_relative_path() && (path.filename().empty() || path.filename() == "."))
+    path = path.parent_path();
+  return path.filename() == ".." ? canonical_path(path) : path.string();
+}
+
+// The value of a dotted key; nullptr where the map has none.
+ConfigNode* node_at(ConfigNode& map, std::string_view key) {
+  const size_t dot = key.find('.');
+  ConfigNode* node = map.find(std::string(key.substr(0, dot)));
+  return node == nullptr || dot == key.npos ? node : node_at(*node, key.substr(dot + 1));
+}
+
+// True if an override such as rewards.0.weight=2 names an item of a list that the map has not.
+bool lacks_list(ConfigNode& map, std::string_view assignment) {
+  const std::string_view key = assignment.substr(0, assignment.find('='));
+  for (size_t i = 2; i < key.size(); ++i)
+    if (key[i - 1] == '.' && key[i] >= '0' && key[i] <= '9') {
+      const ConfigNode* list = node_at(map, key.substr(0, i - 1));
+      return list == nullptr || list->kind != ConfigNode::Kind::kList;
+    }
+  return false;
+}
+
+// Applies the overrides beside the stages, but one that names an item of a list of a stage alone.
+void apply_to_root(ConfigNode& root, std::span<const std::string> overrides) {
+  for (const std::string& o : overrides) {
+    ConfigNode* stages = root.find("stages");
+    if (!lacks_list(root, o) || stages == nullptr ||
+        std::ranges::all_of(stages->items, [&](ConfigNode& stage) { return lacks_list(stage, o); }))
+      apply_override(root, o);
+  }
+}
+
+// Moves data.jsonl.held_out_fraction, an earlier name, to data.held_out_fraction, in stages too. Of
+// two values the one of the command line counts; the config.yaml of an earlier version has both, of
+// which one had no effect on its data. Throws InputError for other values that differ.
+void rename_held_out(ConfigNode& map) {
+  if (ConfigNode* stages = map.find("stages"))
+    for (ConfigNode& stage : stages->items) rename_held_out(stage);
+  const auto at = [&](const char* key) { return node_at(map, key); };
+  const ConfigNode *old = at("data.jsonl.held_out_fraction"), *now = at("data.held_out_fraction");
+  if (old == nullptr) return;
+  const ConfigNode moved = *old, *text = at("data.text");
+  const auto number = [](const ConfigNode& n) { return std::strtod(n.scalar.c_str(), nullptr); };
+  bool counts = now == nullptr || now->is_null();
+  if (now != nullptr && (old->line == 0) != (now->line == 0))
+    counts = old->line == 0;
+  else if (now != nullptr && at("data.fingerprint") != nullptr && at("data.jsonl.limit") != nullptr)
+    counts = text == nullptr || (text->items.empty() && text->scalar.empty());
+  else if (!counts && !old->is_null() && number(*old) != number(*now))
+    throw InputError(str(now->where(), ": data.held_out_fraction: ", now->scalar,
+                         " contradicts data.jsonl.held_out_fraction: ", old->scalar,
+                         ", its earlier name; hint: give one of them"));
+  if (counts) at("data")->set("held_out_fraction", moved);
+  std::erase_if(at("data.jsonl")->entries,
+                [](const auto& entry) { return entry.key == "held_out_fraction"; });
+}
+
+// True if a map of keys has one that says how the lines of data.jsonl are read.
+bool gives_format(ConfigNode& map) {
+  constexpr std::string_view kKeys[] = {"prompt", "answer", "solution", "messages", "completion"};
+  return std::any_of(std::begin(kKeys), std::end(kKeys), [&](std::string_view key) {
+    return node_at(map, str("data.jsonl.", key)) != nullptr;
+  });
+}
+
+// Resolves relative paths: against the folder of the file, or against the current folder if they
+// were given on the command line.
+class RelativePaths {
+ public:
+  explicit RelativePaths(const std::string& file) : file_(file) {}
+
+  // Makes the paths of a map of keys absolute, and the working directories of reward programs.
+  // Before, keys of earlier versions get their new names.
+  void resolve(ConfigNode& map) {
+    rename_held_out(map);
+    if (ConfigNode* rewards = map.find("rewards"))
+      for (ConfigNode& reward : rewards->items) resolve_directory(reward);
+    if (ConfigNode* environment = map.find("environment")) resolve_directory(*environment);
+    if (ConfigNode* sets = node_at(map, "eval.sets"))
+      for (ConfigNode& set : sets->items)
+        if (ConfigNode* path = set.find("path")) resolve_path(*path);
+    for (const std::string_view key : kPathKeys) {
+      ConfigNode* node = node_at(map, key);
+      if (node == nullptr) continue;
+      if (node->kind == ConfigNode::Kind::kList && is_list(key))
+        for (ConfigNode& item : node->items) resolve_path(item);
+      else
+        resolve_path(*node);
+    }
+  }
+  // Reports each input that was given as a relative path and does not exist.
+  void find_missing(const TrainConfig& config, std::vector<std::string>& missing) const {
+    for (const std::string_view key : kPathKeys)
+      for (const std::string& path : paths_at(config, key)) {
+        const auto origin = origins_.find(path);
+        std::error_code error;
+        const bool pattern = is_list(key) && path.find_first_of("*?[") != path.npos;
+        if (origin == origins_.end() || fs::exists(path, error) || error || pattern) continue;
+        const auto& [given, base] = origin->second;
+        const bool names_model = key == "model.path" || key == "data.tokenizer_path";
+        const std::string hint = names_model ? hub_hint(given, path) : "";
+        missing.push_back(str(key, ": ", path, ": No such file or directory; the relative path '",
+                              given, "' was counted from ", base,
+                              hint.empty() ? "; hint: check the path" : hint));
+      }
+  }
+
+ private:
+  void resolve_path(ConfigNode& node) {
+    const auto given = node.text();
+    if (!given || given->empty() || fs::path(*given).is_absolute()) return;
+    const bool typed = node.line == 0;
+    const std::string base = base_of(node);
+    const std::string path = canonical_path(fs::path(base) / *given);
+    origins_[path] = {*given,
+                      str(base, ", ", typed ? "the current folder" : "the folder of " + file_)};
+    node.kind = ConfigNode::Kind::kScalar;
+    node.scalar = path;
+    node.typed.reset();
+  }
+
+  // The folder that a relative path counts from.
+  std::string base_of(const ConfigNode& node) const {
+    const fs::path folder = node.line == 0 ? fs::path() : fs::path(file_).parent_path();
+    return canonical_path(fs::current_path() / folder);
+  }
+
+  // Makes the working directory of a program absolute: a section with the key `run`.
+  void resolve_directory(ConfigNode& program) const {
+    const ConfigNode* run = program.find("run");
+    if (run == nullptr || run->text() == "") return;
+    const ConfigNode* given = program.find("directory");
+    const std::string folder = given == nullptr ? "" : given->text().value_or("");
+    ConfigNode absolute = *run;
+    absolute.scalar = canonical_path(fs::path(base_of(program)) / folder);
+    absolute.typed.reset();
+    if (given == nullptr || given->text()) program.set("directory", std::move(absolute));
+  }
+
+  std::string file_;
+  // The path as given and the folder it counts from, by absolute path.
+  std::map<std::string, std::pair<std::string, std::string>> origins_;
+};
+
+// Checks that throw InputError naming the keys.
+
+void require(bool ok, const std::string& message) {
+  if (!ok) throw InputError(message);
+}
+
+// Refuses all keys at once that no section has, then a value of another trainer. Overrides for all
+// stages count at top level.
+void refuse_unknown_keys(const ConfigNode& root) {
+  UnknownKeys unknown;
+  find_unknown_keys<TrainConfig>(root, kStagesKey, "", unknown);
+  if (const ConfigNode* stages = root.find("stages"))
+    for (size_t i = 0; i < stages->items.size(); ++i)
+      find_unknown_keys<TrainConfig>(stages->items[i], {}, str("stages.", i), unknown);
+  expect_known(unknown, config_keys<TrainConfig>(), foreign_key_text,
+               "hint: `cohort train --help` lists all keys, docs/from_trl.md those of TRL");
+  for (const auto& [path, where, names, value] : unknown.choices)
+    if (const std::string text = foreign_value_text(path, value); !text.empty())
+      throw InputError(str(where, ": ", path, ": expected one of ", join(names, ", "), ", got '",
+                           value, "'", text));
+}
+
+// Checks what the run directory is named after.
+void validate_directory(const std::string& name, const std::string& output_dir) {
+  const auto require_no_controls = [](const char* key, const std::string& value) {
+    require(
+        std::none_of(value.begin(), value.end(), [](unsigned char c) { return std::iscntrl(c); }),
+        str(key, ": expected no line breaks or other control characters, got '", value, "'"));
+  };
+  require_no_controls("name", name);
+  require_no_controls("output_dir", output_dir);
+  const fs::path path = name;
+  const bool leads_out = std::any_of(
+      path.begin(), path.end(), [](const fs::path& part) { return part == ".." || part == "."; });
+  require(path.is_relative() && !leads_out,
+          str("name: expected a name for a folder in runs, got '", name,
+              "'; hint: output_dir=DIR for a folder at another place"));
+  require(output_dir.empty() || fs::path(output_dir).has_filename(),
+          str("output_dir: '", output_dir, "' cannot be a run directory"));
+}
+
+void validate_source(const DataConfig& data, TrainerType trainer) {
+  if (trainer == TrainerType::kPretrain)
+    require(!data.text.empty(), "data.text: trainer pretrain needs a text file");
+  else
+    require(data.text.empty(), str("data.text: trainer ", trainer_name(trainer),
+                                   " needs problems: data.task or data.jsonl"));
+  require(data.text.empty() || !data.is_chat(),
+          "data.chat: data.text is plain text; hint: conversations are for sft and grpo");
+  require(data.jsonl.messages.empty() || !data.jsonl.path.empty(),
+          "data.jsonl.messages: is a field of data.jsonl.path, which is not given");
+  require(data.jsonl.completion.empty() || !data.jsonl.messages.empty(),
+          "data.jsonl.completion: follows the conversation of data.jsonl.messages, which is not "
+          "given; hint: data.jsonl.solution is for texts");
+  require(data.jsonl.detected.empty() || !data.jsonl.prompt.empty() ||
+              (trainer == TrainerType::kSft && !data.chat),
+          str(data.jsonl.detected, ": ", data.chat ? "data.chat" : "trainer grpo",
+              " needs a prompt, and the lines have only a text; hint: data.jsonl.prompt: "
+              "'{text}' data.jsonl.answer: '' to complete the texts"));
+}
+
+void validate_held_out(const DataConfig& data, const EvalConfig& eval) {
+  const JsonlConfig& jsonl = data.jsonl;
+  require(jsonl.eval_path.empty() || !jsonl.path.empty(),
+          "data.jsonl.eval_path: holds problems out beside those of data.jsonl.path, which is not "
+          "given; hint: to evaluate on one file alone, data.jsonl.path=FILE "
+          "data.held_out_fraction=1");
+  require(jsonl.eval_path.empty() || jsonl.held_out() == 0,
+          str("data.held_out_fraction: ", jsonl.held_out(),
+              " of data.jsonl.path cannot be held out beside data.jsonl.eval_path; hint: "
+              "data.held_out_fraction=0, or leave one of them out"));
+  const char* needs_held_out = eval.every > 0     ? "eval.every"
+                               : eval.stop_at > 0 ? "eval.stop_at"
+                                                  : nullptr;
+  require(needs_held_out == nullptr || !data.holds_nothing_out() ||
+              (needs_held_out == std::string_view("eval.every") && !eval.sets.empty()),
+          str(needs_held_out, ": nothing is held out at data.held_out_fraction 0; hint: ",
+              needs_held_out, "=0, another fraction, or data.jsonl.eval_path"));
+}
+
+void validate_k(const EvalConfig& eval, const std::string& section) {
+  for (const int64_t k : eval.k)
+    require(k <= eval.num_samples,
+            str(section, ".k: pass@", k, " needs ", section, ".num_samples of at least ", k));
+}
+
+// Checks the names of the sets, which are prefixes of metrics, and their options.
+void validate_sets(const EvalConfig& eval) {
+  constexpr std::string_view kPrefixes[] = {"clip_ratio", "completions", "data", "eval",
+                                            "rewards",    "rollout",     "time", "update"};
+  std::vector<std::string> names;
+  for (const EvalSetConfig& set : eval.sets) {
+    const std::string section = str("eval.sets[", names.size(), "]"), name = section + ".name: ";
+    const auto wrong = [](unsigned char c) { return c == '/' || c <= ' ' || c == 127; };
+    require(!set.name.empty() && std::ranges::none_of(set.name, wrong),
+            str(name, "expected a name without / and spaces, got '", set.name, "'"));
+    require(std::ranges::find(kPrefixes, set.name) == std::end(kPrefixes),
+            str(name, "metrics of training begin with '", set.name, "/'; hint: another name"));
+    require(std::ranges::find(names, set.name) == names.end(),
+            str(name, "another set is called '", set.name, "'; hint: another name"));
+    names.push_back(set.name);
+    require(!set.path.empty(), str(section, ".path: expected a file of problems"));
+    require(!set.correct.reward.empty() || set.correct.threshold == CorrectConfig().threshold,
+            str(section, ".correct.threshold: is that of a reward, which is not given; hint: ",
+                section, ".correct.reward"));
+    validate_k(eval.options_of(set), section);
+  }
+  require(eval.best.empty() || std::ranges::find(names, eval.best) != names.end(),
+          str("eval.best: no set is called '", eval.best, "'; ",
+              names.empty() ? "there are none" : str("the sets are ", join(names, ", ")),
+              did_you_mean(eval.best, names)));
+}
+
+// Sets TrainConfig::unread. Keys beside `stages` need not be for all of them.
+RunPlan with_unread_keys(RunPlan plan) {
+  // By "KEY: VALUE", what alone would read the key; nullptr: a stage reads it.
+  std::map<std::string, const char*> readers;
+  for (const TrainConfig& config : plan.stages) {
+    const DataConfig& data = config.data;
+    const bool has_jsonl = !data.jsonl.path.empty(), has_text = !data.text.empty(),
+               has_lines = has_jsonl || !config.eval.sets.empty();
+    const struct {
+      const char* keys;  // separated by blanks
+      bool is_read;
+      const char* reader;
+    } rows[] = {
+        {" task_sizes.min_size task_sizes.max_size task_sizes.worked_share ", !data.task.empty(),
+         "data.task"},
+        {" jsonl.prompt jsonl.solution ", has_lines && data.jsonl.messages.empty(),
+         "lines of data.jsonl without messages"},
+        {" jsonl.answer ", has_lines, "lines of data.jsonl"},
+        {" jsonl.limit ", has_jsonl, "data.jsonl.path"},
+        {" eval_text cache_dir ", has_text, "data.text"},
+        {" held_out_fraction ", has_jsonl || (has_text && data.eval_text.empty()),
+         "data.jsonl.path and data.text without eval_text"},
+        {" curriculum_patience ", data.curriculum == Curriculum::kOnline,
+         "data.curriculum: online"},
+        {" fingerprint ", data.task.empty(), "files"},
+        {" tokenizer_path ", config.stage == 0 && config.init_from.empty(), "a new model"},
+        {" tokenizer ", data.tokenizer_path.empty(), "a new model without data.tokenizer_path"},
+        {" system chat_template_kwargs ", data.is_chat(), "data.chat and data.jsonl.messages"}};
+    const ConfigFields given = config_fields(data), defaults = config_fields(DataConfig{});
+    for (size_t i = 0; i < given.size(); ++i)
+      for (const auto& [keys, is_read, reader] : rows) {
+        const auto& [key, value] = given[i];
+        if (value == defaults[i].second || !std::strstr(keys, str(" ", key, " ").c_str())) continue;
+        const auto at = readers.emplace(str("data.", key, ": ", value), reader).first;
+        if (is_read) at->second = nullptr;
+      }
+  }
+  for (const auto& [key, reader] : readers)
+    if (reader != nullptr)
+      plan.stages[0].unread.push_back(
+          str(key, " does nothing here: it is for ", reader, "; hint: leave it out"));
+  return plan;
+}
+
+// Checks the keys about the choice and the order of training problems.
+void validate_selection(const DataConfig& data, const BatchConfig& batch) {
+  const JsonlConfig& jsonl = data.jsonl;
+  const size_t entries = data.text.empty() ? jsonl.path.size() : data.text.size();
+  require(data.weights.empty() || data.weights.size() == entries,
+          str("data.weights: expected one for each of the ", entries, " entries of ",
+              data.text.empty() ? "data.jsonl.path" : "data.text", ", got ", data.weights.size()));
+  require(jsonl.split_by.empty() || !jsonl.path.empty(),
+          "data.split_by: names fields of data.jsonl.path, which is not given");
+  constexpr int64_t kMostPicks = int64_t{1} << 27;
+  require(!data.is_sorted() || batch.steps <= kMostPicks / batch.examples_per_step(),
+          str("data.curriculum: sorts all problems of the run, ", batch.steps, " steps of ",
+              batch.examples_per_step(), "; hint: fewer steps, at most ", kMostPicks, " problems"));
+  require(data.curriculum == Curriculum::kNone || !jsonl.path.empty(),
+          "data.curriculum: only problems of data.jsonl have an order; hint: leave it out");
+  require(
+      data.curriculum != Curriculum::kOnline || batch.trainer == TrainerType::kGrpo,
+      "data.curriculum: online needs the outcomes of trainer grpo; hint: data.curriculum=length, "
+      "or leave it out");
+  require(
+      data.too_long == TooLong::kError || !jsonl.path.empty(),
+      "data.too_long: only problems of data.jsonl can be truncated or skipped; hint: leave it out");
+}
+
+void validate_grpo(const TrainConfig& config) {
+  if (config.batch.trainer != TrainerType::kGrpo) return;
+  require(!config.rewards.empty(),
+          "rewards: trainer grpo needs at least one reward; hint: rewards: [{name: NAME}]; "
+          "`cohort train --keys` lists them");
+  require(config.sampling.temperature > 0,
+          "temperature: grpo needs samples that differ; greedy (0) gives equal ones");
+  require(config.grpo.num_minibatches <= config.batch.prompts_per_step,
+          str("num_minibatches: ", config.grpo.num_minibatches, " updates need as many prompts, ",
+              "prompts_per_step is ", config.batch.prompts_per_step));
+  config.grpo.validate();
+  require(!config.grpo.kl_target || config.grpo.kl_horizon >= config.batch.completions_per_step(),
+          str("kl_horizon: expected at least the ", config.batch.completions_per_step(),
+              " completions of a step, got ", config.grpo.kl_horizon));
+  require(config.grpo.ref_sync_every == 0 || config.model.lora.rank == 0 ||
+              config.grpo.reference == ReferenceType::kStart,
+          "ref_sync_every: with lora the reference is the model without adapters, which never "
+          "changes; hint: reference=start, or leave ref_sync_every out");
+  const int64_t limit = config.sampling.max_completion_length;
+  for (const RewardConfig& reward : config.rewards)
+    require(reward.max_length > 0 || reward.buffer <= limit,
+            str("rewards.buffer: ", reward.buffer, " of '", reward.name,
+                "' is more than max_completion_length, ", limit));
+}
+
+// Combinations that docs/grpo.md advises against.
+void add_advice(const GrpoConfig& grpo, std::vector<std::string>& out) {
+  using enum AdvantageScale;
+  const AdvantageScale scale = grpo.scale_rewards;
+  if (grpo.surrogate == kernels::Surrogate::kReinforce && grpo.updates_per_step() > 1 &&
+      grpo.importance_weights == kernels::Importance::kNone)
+    out.push_back(
+        "surrogate: reinforce ignores the ratio, so that the later updates of a step are biased; "
+        "hint: importance_weights=truncate, or num_minibatches=1 and num_iterations=1");
+  const bool sums = grpo.multi_objective_aggregation == RewardAggregation::kSumThenNormalize;
+  if (grpo.whiten_advantages && (!sums || scale == kGroup || scale == kBatch))
+    out.push_back(
+        "whiten_advantages: scales advantages that are scaled by a deviation already; hint: "
+        "scale_rewards=none and multi_objective_aggregation=sum_then_normalize, or leave it out");
+  if (grpo.penalizes_rewards() && (scale == kGroup || scale == kMaxRl))
+    out.push_back(
+        "kl_in: reward: groups with equal rewards differ in their KL only, which scale_rewards "
+        "brings to full scale; hint: scale_rewards=none or leave_one_out");
+}
+
+}  // namespace
+
+void TrainConfig::validate() const {
+  const int sources = !data.task.empty() + !data.jsonl.path.empty() + !data.text.empty();
+  validate_directory(name, output_dir);
+  require(sources == 1,
+          str("data: expected exactly one of task, jsonl.path and text, got ", sources));
+  require(optimizer.storage.moments == MomentKind::kF32 || dtype != DType::kF64,
+          "optimizer.moments: bf16 is not supported with dtype f64; hint: leave one of them out");
+  validate_source(data, batch.trainer);
+  validate_held_out(data, eval);
+  validate_selection(data, batch);
+  require(eval.size > 0 || data.task.empty(),
+          "eval.size: 0 means all, and generated problems have no end; hint: eval.size=512");
+  validate_grpo(*this);
+  const bool on_cpu = device == "cpu";
+  require(dtype != DType::kBF16 || !on_cpu,
+          "dtype: bf16 is for CUDA devices; hint: device: cuda, or dtype: f32");
+  require(dtype != DType::kF64 || on_cpu, "dtype: f64 is for device: cpu; hint: f32 or bf16");
+  require(optimizer.min_learning_rate <= optimizer.learning_rate,
+          "min_learning_rate: expected at most learning_rate");
+  validate_k(eval, "eval");
+  validate_sets(eval);
+  environment.validate();
+}
+
+std::vector<std::string> TrainConfig::warnings() const {
+  std::vector<std::string> out = unread;
+  if (optimizer.warmup_steps > batch.steps)
+    out.push_back(str("warmup_steps: ", optimizer.warmup_steps, " of ", batch.steps,
+                      " steps: the learning rate never reaches its peak; hint: warmup_steps=",
+                      (3 * batch.steps + 99) / 100));
+  if (optimizer.storage.master == MasterKind::kF32)
+    out.push_back(
+        "optimizer.master: does nothing; masters are always stored as 16 bits beside the weight; "
+        "hint: leave it out");
+  if (const LoraConfig& lora = model.lora;
+      lora.rank == 0 && (lora.alpha != LoraConfig().alpha || lora.rslora || !lora.targets.empty()))
+    out.push_back(
+        "lora.rank: 0 means no adapters, so that the other keys of lora do nothing; hint: "
+        "lora.rank=16");
+  const OptimizerStorage& storage = optimizer.storage;
+  if (storage.place == StatePlace::kHost && device == "cpu")
+    out.push_back("optimizer.place: host does nothing but copies with device: cpu");
+  for (const RewardConfig& reward : rewards)
+    if (const double minutes = std::max(reward.timeout, reward.start_timeout) / 60;
+        reward.name == "command" && watchdog_minutes > 0 && minutes >= watchdog_minutes)
+      out.push_back(str("watchdog_minutes: ", watchdog_minutes, " is not longer than the ", minutes,
+                        " minutes that '", reward.run, "' may take for an answer, which would end ",
+                        "the run; hint: watchdog_minutes=", std::ceil(minutes) + 10));
+  if (batch.trainer != TrainerType::kGrpo) return out;
+  for (const std::string& line : grpo.warnings()) out.push_back(line);
+  add_advice(grpo, out);
+  if (grpo.ref_sync_every > batch.steps)
+    out.push_back(str("ref_sync_every: ", grpo.ref_sync_every, " of ", batch.steps,
+                      " steps: the reference never moves; hint: a smaller ref_sync_every"));
+  return out;
+}
+
+TrainConfig default_config(TrainerType trainer, int64_t steps, bool adapters) {
+  // Adapters start from zero and are scaled (Schulman et al. 2025, "LoRA Without Regret").
+  constexpr double kAdapterRate = 10;
+  TrainConfig config;
+  config.batch.trainer = trainer;
+  config.batch.steps = steps;
+  OptimizerConfig& optimizer = config.optimizer;
+  const double factor = adapters ? kAdapterRate : 1;
+  if (trainer == TrainerType::kPretrain) {
+    optimizer.learning_rate *= factor;
+    return config;
+  }
+  optimizer.weight_decay = 0;
+  optimizer.adam_beta2 = 0.999;
+  if (trainer == TrainerType::kSft) {
+    optimizer.learning_rate = factor * 2e-5;
+    optimizer.warmup_steps = (3 * steps + 99) / 100;
+  } else {
+    optimizer.learning_rate = factor * 1e-6;
+    optimizer.lr_schedule = Schedule::kLinear;
+  }
+  return config;
+}
+
+namespace {
+
+RunPlan plan_of(ConfigNode root, const std::string& path, std::span<const std::string> overrides) {
+  RelativePaths paths(path);
+  apply_to_root(root, overrides);
+
+  std::vector<ConfigNode> stages;
+  if (const ConfigNode* list = root.find("stages")) {
+    if (list->kind != ConfigNode::Kind::kList || list->items.empty())
+      throw InputError(str(list->where(), ": stages: expected a list with at least one stage"));
+    stages = list->items;
+    for (ConfigNode& stage : stages) {
+      if (stage.kind != ConfigNode::Kind::kMap)
+        throw InputError(str(stage.where(), ": stages: expected a map of keys for each stage"));
+      for (const std::string& o : overrides)
+        if (o.rfind("stages.", 0) != 0 && !lacks_list(stage, o)) apply_override(stage, o);
+      paths.resolve(stage);
+    }
+  }
+  paths.resolve(root);
+  refuse_unknown_keys(root);
+  RunPlan plan;
+  for (size_t i = 0; i < std::max<size_t>(1, stages.size()); ++i) {
+    const auto read = [&](TrainConfig config) {
+      read_config(config, root, kStagesKey);
+      if (!stages.empty()) read_config(config, stages[i], {}, str("stages.", i));
+      return config;
+    };
+    const TrainConfig first = read({});  // for the trainer, which selects the defaults
+    TrainConfig& config = plan.stages.emplace_back(
+        read(default_config(first.batch.trainer, first.batch.steps, first.model.lora.rank > 0)));
+    config.stage = static_cast<int64_t>(i);
+    config.model.lora.seed = static_cast<uint64_t>(config.seed);
+    if (config.name.empty()) config.name = fs::path(path).stem().string();
+    if (config.output_dir.empty())
+      config.output_dir = (fs::current_path() / "runs" / config.name).string();
+    config.output_dir = without_end(config.output_dir);
+    paths.find_missing(config, plan.missing);
+    if (!config.model.path.empty()) {
+      if (!config.init_from.empty() && config.init_from != config.model.path)
+        throw InputError(str("init_from: ", config.init_from, " contradicts model.path: ",
+                             config.model.path, "; hint: give one of them"));
+      config.init_from = config.model.path;
+    }
+    if (!config.data.jsonl.path.empty() && !gives_format(root) &&
+        (stages.empty() || !gives_format(stages[i])))
+      detect_format(config.data.jsonl);
+    config.validate();
+    // A file that is missing is an error where the environment is made.
+    if (config.environment.tool_schemas.empty() || path_exists(config.environment.tool_schemas))
+      config.data.tools = tool_schemas(config.environment);
+    for (const TrainConfig& other : plan.stages)
+      if (!other.data.jsonl.path.empty() && !config.data.jsonl.path.empty() &&
+          other.data.jsonl.split_by != config.data.jsonl.split_by)
+        throw InputError(
+            str("stages.", i,
+                ".data.split_by: differs from that of an earlier stage, so that they "
+                "would hold out different problems; hint: give it once, beside stages"));
+  }
+  plan.name = plan.stages[0].name;
+  plan.output_dir = plan.stages[0].output_dir;
+  return plan;
+}
+
+// The functions of one kind, and the names that a configuration may have with them.
+template <class Function>
+class NamedFunctions {
+ public:
+  NamedFunctions(const char* key, const std::map<std::string, Function>& functions,
+                 std::vector<std::string> built_in)
+      : key_(key), known_(std::move(built_in)) {
+    for (const auto& [name, function] : functions) {
+      require(!knows(name), str(key, ": the function '", name, "' has the name of a built-in one"));
+      known_.push_back(name);
+      functions_[name] = std::make_shared<const Function>(function);
+    }
+  }
+  // Sets the function that a reward or an environment is named after, if any.
+  template <class Config>
+  void bind(const std::string& error, Config& config) const {
+    require(knows(config.name),
+            str(error, "; known: ", join(known_, ", "), did_you_mean(config.name, known_)));
+    if (functions_.contains(config.name)) config.function = functions_.at(config.name);
+  }
+  void check_used() const {
+    for (const auto& [name, function] : functions_)
+      require(function.use_count() > 1,
+              str(key_, ": no stage names the function '", name, "'; hint: {name: ", name, "}"));
+  }
+
+ private:
+  bool knows(const std::string& name) const {
+    return std::ranges::find(known_, name) != known_.end();
+  }
+  const char* key_;
+  std::vector<std::string> known_;
+  std::map<std::string, std::shared_ptr<const Function>> functions_;
+};
+
+}  // namespace
+
+RunPlan load_plan(const std::string& path, std::span<const std::string> overrides) {
+  return with_unread_keys(plan_of(parse_yaml_file(path), path, overrides));
+}
+
+RunPlan parse_plan(const std::string& yaml, const std::string& name,
+                   std::span<const std::string> overrides) {
+  return with_unread_keys(plan_of(parse_yaml(yaml, name), name, overrides));
+}
+
+void bind_functions(RunPlan& plan, const HostFunctions& functions) {
+  if (functions.rewards.empty() && functions.environments.empty()) return;
+  std::vector<std::string> names;
+  for (const RewardEntry& entry : reward_table()) names.emplace_back(entry.name);
+  const NamedFunctions rewards("rewards", functions.rewards, names);
+  const NamedFunctions environments("environment.name", functions.environments,
+                                    environment_names());
+  for (TrainConfig& stage : plan.stages) {
+    for (size_t i = 0; i < stage.rewards.size(); ++i)
+      rewards.bind(str("rewards[", i, "] '", stage.rewards[i].name, "': unknown reward"),
+                   stage.rewards[i]);
+    if (stage.environment.is_set())
+      environments.bind(str("environment.name: unknown environment '", stage.environment.name, "'"),
+                        stage.environment);
+  }
+  rewards.check_used();
+  environments.check_used();
+}
+
+std::string dump_plan(const RunPlan& plan) {
+  return dump_config(plan);
+}
+
+}  // namespace cohort

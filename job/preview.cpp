@@ -1,0 +1,447 @@
+#include "job/preview.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "core/log.h"
+#include "core/sizes.h"
+#include "job/checkpoint.h"
+#include "rl/worker_host.h"
+#include "text/utf8.h"
+#include "trainers/evaluate.h"
+#include "trainers/sampling.h"
+
+namespace cohort {
+namespace {
+
+// Throws InputError for a program that has failed for all of `count` examples, `first` being the
+// first error. Returns the failures of another, for a warning.
+std::string failures_of(const std::string& program, int64_t failed, int64_t count,
+                        const std::string& first, const std::string& printed) {
+  if (failed == 0) return "";
+  std::string what = str(program, " fails for ", failed, " of ", count, " examples: ", first);
+  if (failed < count) return what;
+  throw InputError(str(what, "; hint: mend the program, and try it with cohort check; it ",
+                       printed.empty() ? "printed no error" : "printed last:", printed));
+}
+
+// failures_of() all reward programs. `printed`: the last lines of the programs.
+std::string check_programs(const TrainConfig& config, const RewardSet::Scores& scores,
+                           int64_t count, const std::string& printed) {
+  std::string some;
+  for (size_t k = 0; k < config.rewards.size(); ++k) {
+    const std::string what =
+        failures_of(str("rewards[", k, "] '", config.rewards[k].run, "'"),
+                    scores.failed[k].value_or(0), count, scores.first_error[k], printed);
+    if (!what.empty()) some += "; " + what;
+  }
+  if (!printed.empty()) logging::info("rewards: the last lines that programs printed:", printed);
+  return some;
+}
+
+// The solution of an example, or the answer where there is none, as if the model had written it.
+Trajectory gold_completion(const Example& example, const Tokenizer& tokenizer,
+                           const SamplingConfig& sampling) {
+  return as_sampled(example.solution.empty() ? example.answer : example.solution, tokenizer,
+                    sampling);
+}
+
+// Scores the gold completions of training problems. Programs and functions score only the examples
+// of the preview.
+void score_solutions(const TrainConfig& config, const Dataset& data, StagePreview& out) {
+  const bool has_program = has_command(config.rewards);
+  const int64_t count = std::ranges::any_of(config.rewards, is_external)
+                            ? static_cast<int64_t>(out.examples.size())
+                            : std::min<int64_t>(1000, data.train->size());
+  std::optional<ErrorCapture> errors;
+  if (has_program) errors.emplace(worker_host());
+  const RewardSet rewards(config.rewards, data.task);
+  const SamplingConfig sampling = sampling_for(config.sampling, config.data, *data.tokenizer);
+  std::vector<Example> problems;
+  std::vector<Trajectory> gold;
+  for (int64_t i = 0; i < count; ++i) {
+    problems.push_back(data.train->get(i));
+    gold.push_back(gold_completion(problems.back(), *data.tokenizer, sampling));
+    gold.back().index = i;
+  }
+  const RewardSet::Scores scores = rewards.score(problems, gold);
+  const std::string failures =
+      has_program ? check_programs(config, scores, count, errors->last_lines()) : "";
+  const auto shown = [](double value) { return std::isnan(value) ? "not applicable" : str(value); };
+  int64_t below_maximum = 0, tried = 0;
+  for (size_t i = 0; i < problems.size(); ++i) {
+    std::string each;
+    const bool has_gold = !gold[i].text.empty();
+    tried += has_gold;
+    bool less = std::isnan(scores.total[i]);
+    for (size_t k = 0; k < config.rewards.size(); ++k) {
+      const double value = scores.each[k][i], weight = config.rewards[k].weight;
+      each += str(k == 0 ? "" : ", ", rewards.names()[k], " ", shown(value));
+      if (scores_tokens(config.rewards[k])) continue;  // a right answer may have any value
+      less = less || (weight > 0 && value < 1) || (weight < 0 && value > 0);
+    }
+    each += str("; total ", shown(scores.total[i]));
+    if (i < out.examples.size())
+      out.gold_rewards.push_back((has_gold ? "" : "no gold answer; an empty completion: ") + each);
+    if (has_gold && less && ++below_maximum == 1)
+      out.reward_warning = str("; the first: ", excerpt(gold[i].text), " after ",
+                               excerpt(problems[i].prompt), " gets ", each);
+  }
+  if (below_maximum == 0 && !failures.empty()) out.reward_warning = failures.substr(2);
+  if (below_maximum > 0)
+    out.reward_warning =
+        str("rewards: ", below_maximum, " of ", tried,
+            " gold answers get less than the rewards can give", out.reward_warning, failures,
+            "; hint: the gold answer is the solution, or the answer where there is none; "
+            "do the patterns of the rewards fit it?");
+}
+
+// Asks an environment that is no built-in one what follows the gold completions of the examples as
+// first turns. Throws InputError if it fails for all of them.
+void try_environment(const EnvironmentConfig& config, Environment& environment, const Dataset& data,
+                     const SamplingConfig& sampling, std::span<const Example> examples) {
+  std::optional<ErrorCapture> errors;
+  if (!config.run.empty()) errors.emplace(worker_host());
+  std::vector<int32_t> stops = data.tokenizer->stop_ids();
+  stops.insert(stops.end(), sampling.stop_tokens.begin(), sampling.stop_tokens.end());
+  for (const Example& example : examples) {
+    const Trajectory gold = gold_completion(example, *data.tokenizer, sampling);
+    Trajectory turn{.index = &example - examples.data(), .text = gold.text};
+    for (const int32_t id : encode_prompt(example, *data.tokenizer)) turn.append_observed(id);
+    for (const int32_t id : gold.tokens) turn.append_sampled(id, 0);
+    // The stop token, which is no part of the turn's text.
+    if (gold.tokens.empty() || std::ranges::find(stops, gold.tokens.back()) == stops.end())
+      turn.append_sampled(stops.empty() ? 0 : stops[0], 0);
+    turn.transcript.push_back(make_message("assistant", turn_text(*data.tokenizer, turn)));
+    environment.submit(example, turn, 0);
+  }
+  int64_t failed = 0;
+  std::string first;
+  for (size_t replies = 0; replies < examples.size();)
+    for (const EnvironmentReply& reply : environment.poll(true)) {
+      ++replies;
+      if (!reply.error.empty() && failed++ == 0) first = reply.error;
+    }
+  const std::string failures =
+      failures_of(str("environment '", config.run.empty() ? config.name : config.run, "'"), failed,
+                  std::ssize(examples), first, errors ? errors->last_lines() : "");
+  if (!failures.empty()) logging::warn(failures);
+}
+
+// True if training from nothing is clearly meant: supervised, of a model that is described, or on
+// generated problems.
+bool describes_model(const TrainConfig& config) {
+  if (!config.data.task.empty()) return true;
+  if (config.batch.trainer == TrainerType::kGrpo) return false;
+  const ConfigFields given = config_fields(config.model), defaults = config_fields(ModelConfig{});
+  bool described = !config.data.tokenizer_path.empty();
+  for (size_t i = 0; i < given.size(); ++i) {
+    const std::string& key = given[i].first;
+    described = described || (key != "context" && key != "dropout" && key != "recompute" &&
+                              given[i].second != defaults[i].second);
+  }
+  return described;
+}
+
+// Sets StagePreview::random_start and is_new_model_meant.
+void check_start(const TrainConfig& config, StagePreview& out) {
+  if (config.stage > 0 || !config.init_from.empty() ||
+      config.batch.trainer == TrainerType::kPretrain)
+    return;
+  out.is_new_model_meant = describes_model(config);
+  out.random_start = str("model: ", trainer_name(config.batch.trainer),
+                         " starts from random weights, as no model is given");
+  if (!out.is_new_model_meant)
+    out.random_start +=
+        str("; hint: model.path=DIR, or ", config.batch.trainer == TrainerType::kGrpo
+                                               ? "a stage of sft before it"
+                                               : "sizes such as model.num_layers of a new one");
+}
+
+// Sets StagePreview::stop_warning. A stop token or string counts anywhere among the targets:
+// templates may put a line end after it. All examples but rendered conversations end with the end
+// of sequence.
+void check_stops(const TrainConfig& config, const Dataset& data, StagePreview& out) {
+  constexpr int64_t kExamined = 100, kAnyLength = 1 << 30;
+  if (config.batch.trainer != TrainerType::kSft || data.chat == nullptr) return;
+  const SamplingConfig sampling = sampling_for(config.sampling, config.data, *data.tokenizer);
+  std::set<int64_t> stops(sampling.stop_tokens.begin(), sampling.stop_tokens.end());
+  for (const int32_t id : data.tokenizer->stop_ids()) stops.insert(id);
+  const int64_t count = std::min(kExamined, data.train->size());
+  int64_t endless = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const TokenSequence s = supervised_sequence(data.train->get(i), *data.tokenizer, kAnyLength);
+    std::vector<int32_t> targets;
+    for (size_t k = 0; k < s.tokens.size(); ++k)
+      if (s.loss_mask[k] != 0) targets.push_back(s.tokens[k]);
+    const std::string text = data.tokenizer->decode(targets, SpecialText::kShow);
+    const auto ends_it = [&](const std::string& stop) { return text.find(stop) != text.npos; };
+    endless += std::none_of(targets.begin(), targets.end(),
+                            [&](int32_t id) { return stops.contains(id); }) &&
+               std::none_of(sampling.stop_strings.begin(), sampling.stop_strings.end(), ends_it);
+  }
+  if (2 * endless > count)
+    out.stop_warning =
+        str("data: ", endless, " of the first ", count,
+            " examples have no stop token that is learned, so the model does not learn to end its "
+            "answers; hint: a chat template that ends the assistant's turns with a special token, "
+            "inside its {% generation %} blocks if it has them, or that token in stop_tokens");
+}
+
+StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
+                           std::span<const TrainConfig> earlier) {
+  Dataset data = load_dataset(config, std::move(start.tokenizer));
+  if (start.config.vocab_size == 0) {  // a new model
+    start.config.vocab_size = data.tokenizer->vocab_size();
+    start.config.resolve();
+  }
+  start.config.check_device(device_named(config.device, "device"));
+  bool scores = config.batch.trainer == TrainerType::kGrpo;
+  std::unique_ptr<Environment> environment;
+  if (config.batch.trainer != TrainerType::kPretrain) {
+    const Correctness correct = correctness_of(config.eval.correct, config.rewards, data.task);
+    load_eval_sets({config.eval, config, config.rewards, correct}, data, start.config.context);
+    scores |= correct.command != nullptr;
+    environment = environment_of(config.environment, config.data, *data.tokenizer);
+  }
+  if (scores) RewardSet(config.rewards, data.task);
+  StagePreview out{.model = start.config,
+                   .lengths = check_data(config, data, start.config.context)};
+  check_start(config, out);
+  check_stops(config, data, out);
+  check_sampling(config.sampling, config.batch.trainer, *data.tokenizer,
+                 out.lengths.shortest_prompt, start.config.context);
+  const bool is_text = config.batch.trainer == TrainerType::kPretrain;
+  out.held_out_size = is_text ? 0 : data.held_out_set->size();
+  out.held_out = is_text ? data.held_out_text.size() : static_cast<int64_t>(data.held_out.size());
+  if (config.batch.trainer != TrainerType::kPretrain)
+    for (int64_t i = 0; i < std::min<int64_t>(3, data.train->size()); ++i)
+      out.examples.push_back(data.train->get(i));
+  if (scores) score_solutions(config, data, out);
+  if (environment != nullptr && config.environment.name != "tools")
+    try_environment(config.environment, *environment, data,
+                    sampling_for(config.sampling, config.data, *data.tokenizer), out.examples);
+  out.leak = held_out_leak(data, earlier);
+  start.tokenizer = make_tokenizer(data.tokenizer->files(), "the stage before");
+  return out;
+}
+
+}  // namespace
+
+StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t ranks) {
+  StepSize out{.longest_sequence = stage.lengths.longest_sequence - 1};
+  MemoryShape& memory = out.memory;
+  memory.device = device_named(config.device, "device");
+  if (config.batch.trainer == TrainerType::kGrpo) {
+    const int64_t of_rank =
+        ceil_div(config.batch.prompts_per_step, ranks) * config.batch.num_generations;
+    memory.rollout_length =
+        config.sampling.max_length(stage.lengths.longest_prompt, stage.model.context);
+    out.longest_sequence = memory.rollout_length - 1;
+    out.tokens = config.batch.completions_per_step() * out.longest_sequence;
+    memory.rollout_sequences = config.rollout.concurrent(of_rank);
+    memory.rollout_prefill_tokens =
+        std::min(kPrefillTokens, memory.rollout_sequences * stage.lengths.longest_prompt);
+    memory.max_cache_tokens = config.rollout.max_cache_tokens;
+    if (config.grpo.beta > 0 && config.model.lora.rank == 0)
+      memory.reference = MemoryShape::Reference::kHeld;
+  } else {
+    out.tokens = static_cast<int64_t>(static_cast<double>(config.batch.batch_size) *
+                                      (stage.lengths.mean_sequence - 1));
+  }
+  const OptimizerBytes optimizer =
+      optimizer_bytes(config.optimizer, stage.model, config.dtype, memory.device);
+  memory.optimizer = optimizer.memory;
+  memory.optimizer_workspace = optimizer.workspace;
+  memory.micro_batch_tokens = std::min(std::max(config.batch.micro_batch(), out.longest_sequence),
+                                       ceil_div(out.tokens, ranks));
+  return out;
+}
+
+int64_t updates_per_step(const TrainConfig& config) {
+  return config.batch.trainer == TrainerType::kGrpo ? config.grpo.updates_per_step() : 1;
+}
+
+std::string slow_streaming(double streaming_seconds, double other_seconds) {
+  if (streaming_seconds <= 0.5 * other_seconds) return "";
+  const auto text = [](double seconds) { return std::round(100 * seconds) / 100; };
+  return str("optimizer state on the host: ", text(streaming_seconds), " s beside ",
+             text(other_seconds), " s of an update; hint: more tokens an update");
+}
+
+namespace {
+
+// The fraction of free memory that a plan may take; kernels and libraries allocate the rest.
+constexpr double kUsableFraction = 0.9;
+
+int64_t usable(int64_t available) {
+  return static_cast<int64_t>(kUsableFraction * static_cast<double>(available));
+}
+
+}  // namespace
+
+std::string choose_micro_batch(TrainConfig& config, const StagePreview& stage, int64_t ranks,
+                               int64_t available) {
+  if (config.batch.micro_batch_tokens) return "";
+  constexpr int64_t kUnit = 1024, kMost = 32768;
+  const int64_t budget = usable(available);
+  ModelConfig model = stage.model;
+  // Returns true if micro batches of `tokens` tokens fit. Sets config to the tokens clamped to at
+  // least a sequence and at most a rank's part of the step, and `peak` to their memory.
+  int64_t peak = 0;
+  const auto fits = [&](int64_t tokens) {
+    config.batch.micro_batch_tokens = tokens;
+    MemoryShape shape = step_size(config, stage, ranks).memory;
+    config.batch.micro_batch_tokens = shape.micro_batch_tokens;
+    // On CUDA an update uses the memory of the cache, which adapts to what is free.
+    if (shape.device.is_cuda()) shape.max_cache_tokens = shape.rollout_length;
+    peak = estimate_memory(model, config.dtype, shape).peak();
+    return peak <= budget;
+  };
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kCheap, Recompute::kBlock}) {
+    if (recompute < stage.model.recompute) continue;
+    model.recompute = recompute;
+    if (recompute != Recompute::kBlock && !fits(kMicroBatchTokens)) continue;
+    // Bisection: `good` units fit, or it is 0; `bad` do not.
+    int64_t good = 0, bad = kMost / kUnit + 1;
+    while (bad - good > 1) {
+      const int64_t middle = (good + bad) / 2;
+      (fits(middle * kUnit) ? good : bad) = middle;
+    }
+    const bool any = fits(std::max<int64_t>(1, good * kUnit));
+    config.model.recompute = recompute;
+    return str(*config.batch.micro_batch_tokens,
+               " tokens, model.recompute: ", kRecomputeNames[static_cast<size_t>(recompute)].name,
+               "; estimated ", mib(peak), " of ", mib(available), " free",
+               any ? "" : ", which is too little");
+  }
+  return "";
+}
+
+std::string choose_place(TrainConfig& config, const StagePreview& stage, int64_t ranks,
+                         const FreeMemory& free) {
+  OptimizerStorage& storage = config.optimizer.storage;
+  if (storage.place != StatePlace::kAuto) return "";
+  storage.place = StatePlace::kDevice;
+  storage.host_units = 0;
+  const Device device = device_named(config.device, "device");
+  if (!device.is_cuda()) return "";
+  // For one sequence, or for the whole rollout.
+  enum class Cache { kSequence, kRollout };
+  const auto fits = [&](const TrainConfig& tried, Cache cache) {
+    ModelConfig model = stage.model;
+    model.recompute = tried.model.recompute;
+    MemoryShape shape = step_size(tried, stage, ranks).memory;
+    if (cache == Cache::kSequence) shape.max_cache_tokens = shape.rollout_length;
+    return estimate_memory(model, tried.dtype, shape).peak() <= usable(free.device);
+  };
+  // The configuration with micro batches and recomputation for a place.
+  const auto with_place = [&](StatePlace place) {
+    TrainConfig tried = config;
+    tried.model.recompute = stage.model.recompute;
+    tried.optimizer.storage.place = place;
+    choose_micro_batch(tried, stage, ranks, free.device);
+    return tried;
+  };
+  const TrainConfig on_device = with_place(StatePlace::kDevice);
+  const bool recomputes_blocks =
+      on_device.model.recompute == Recompute::kBlock && stage.model.recompute != Recompute::kBlock;
+  if (fits(on_device, Cache::kSequence) && !recomputes_blocks) return "";
+  TrainConfig on_host = with_place(StatePlace::kHost);
+  // The state of adapters is so small that its place may change nothing.
+  if (fits(on_device, Cache::kSequence) && on_host.model.recompute == on_device.model.recompute &&
+      on_host.batch.micro_batch_tokens == on_device.batch.micro_batch_tokens)
+    return "";
+  int64_t& units = on_host.optimizer.storage.host_units;
+  const auto pinned = [&] {
+    return optimizer_bytes(on_host.optimizer, stage.model, config.dtype, device).pinned;
+  };
+  if (!fits(on_host, Cache::kSequence) || pinned() > usable(free.host)) return "";
+  const int64_t all = num_units(stage.model);
+  // Bisection: with the state of `good` units on the host all fits, or all are there.
+  int64_t bad = 0, good = all;
+  while (good - bad > 1) {
+    units = (good + bad) / 2;
+    (fits(on_host, Cache::kRollout) ? good : bad) = units;
+  }
+  units = good == all ? 0 : good;
+  storage = on_host.optimizer.storage;
+  return str("host, for ", good, " of the model's ", all, " units: ", mib(pinned()),
+             " of page-locked memory, which an update streams in about ",
+             std::round(10 * streaming_seconds(pinned())) / 10, " s");
+}
+
+std::string held_out_leak(const Dataset& data, std::span<const TrainConfig> earlier) {
+  if (data.task != nullptr || data.held_out_set == nullptr || data.held_out_set->size() == 0)
+    return "";
+  const ExampleSet& held_out = *data.held_out_set;
+  std::vector<std::pair<uint64_t, int64_t>> known;  // hashes, sorted, with their problems
+  for (int64_t i = 0; i < held_out.size(); ++i) {
+    const ExampleId id = held_out.id(i);
+    known.emplace_back(id.split, i);
+    if (id.content != 0) known.emplace_back(id.content, i);
+  }
+  std::sort(known.begin(), known.end());
+  // "data: 12 of the 40 held-out problems are WHERE, the first: FILE:3"; empty: there are none.
+  const auto leak = [&](const ExampleSet& trained, const std::string& where) -> std::string {
+    std::set<int64_t> leaked;
+    for (int64_t i = 0; i < trained.size(); ++i) {
+      const ExampleId id = trained.id(i);
+      for (const uint64_t hash : {id.split, id.content})
+        for (auto it = std::lower_bound(known.begin(), known.end(), std::pair(hash, int64_t{0}));
+             it != known.end() && it->first == hash; ++it)
+          leaked.insert(it->second);
+    }
+    if (leaked.empty()) return "";
+    return str("data: ", leaked.size(), " of the ", held_out.size(), " held-out problems are ",
+               where, ", the first: ", held_out.get(*leaked.begin()).where);
+  };
+  if (const std::string text = leak(*data.train, "also trained on"); !text.empty())
+    return text + "; hint: problems of data.jsonl.eval_path that data.jsonl.path does not have";
+  for (size_t i = 0; i < earlier.size(); ++i) {
+    if (earlier[i].data.jsonl.path.empty()) continue;
+    std::unique_ptr<ExampleSet> trained;
+    try {
+      trained = load_jsonl(earlier[i].data.jsonl).train;
+    } catch (const InputError&) {
+      continue;
+    }
+    const std::string text = leak(*trained, str("trained on by stage ", i + 1, " (",
+                                                trainer_name(earlier[i].batch.trainer), ")"));
+    if (!text.empty())
+      return text + "; hint: one data.split_by and one held_out_fraction for all stages";
+  }
+  return "";
+}
+
+void check_adapters_have_model(const RunPlan& plan) {
+  const TrainConfig& first = plan.stages[0];
+  if (first.model.lora.rank > 0 && first.init_from.empty())
+    throw InputError("lora.rank: adapters need a trained model; hint: model.path=DIR");
+}
+
+std::vector<StagePreview> preview_plan(const RunPlan& plan) {
+  if (!plan.missing.empty()) throw InputError(plan.missing[0]);
+  // The model and tokenizer a stage starts from; without a tokenizer both are derived from it.
+  const TrainConfig& first = plan.stages[0];
+  ModelDescription start{.config = first.model, .tokenizer = nullptr};
+  if (!first.init_from.empty())
+    start = load_found(first.init_from, [&](const std::string& from) {
+      return describe_model(from, first.model, first.data);
+    });
+  std::vector<StagePreview> out;
+  for (const TrainConfig& config : plan.stages) {
+    if (!out.empty()) {
+      check_compatible(config.model, config.data, start.config, *start.tokenizer,
+                       "the stage before");
+      apply_run_options(config.model, start.config);
+      apply_adapters(config.model.lora, start.config, start.config.lora.rank > 0,
+                     "the stage before");
+    }
+    out.push_back(preview_stage(config, start, std::span(plan.stages).first(out.size())));
+  }
+  return out;
+}
+
+}  // namespace cohort

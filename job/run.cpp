@@ -1,0 +1,466 @@
+#include "job/run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "core/allocator.h"
+#include "core/log.h"
+#include "core/parallel.h"
+#include "core/progress.h"
+#include "job/journal.h"
+#include "job/resources.h"
+#include "rl/worker_host.h"
+#include "trainers/across_ranks.h"
+
+namespace cohort {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// The device of this process.
+Device device_of(const TrainConfig& config, const ProcessGroup* group) {
+  if (group == nullptr || config.device == "cpu") return parse_device(config.device, "device");
+  const RankInfo& info = group->info();
+  parse_device("cuda", "device");  // throws if there is none at all
+  const int count = cuda_device_count();
+  // A launcher may have hidden the other ranks' GPUs from this one.
+  const int index = count == 1 ? 0 : info.local_rank;
+  if (index >= count)
+    throw InputError(str("rank ", info.rank, " is number ", index, " of its host, which has ",
+                         count, " usable CUDA devices; hint: one rank per GPU"));
+  return Device::cuda(index);
+}
+
+// All keys with their values, as overrides name them.
+Json fields_of(const RunPlan& plan) {
+  Json out;
+  for (const auto& [key, value] :
+       plan.stages.size() == 1 ? config_fields(plan.stages[0]) : config_fields(plan))
+    out.set(key, value);
+  return out;
+}
+
+// "'steps: 4'" and "'steps: 5'" for the first key in which they differ.
+std::optional<std::pair<std::string, std::string>> find_difference(
+    const Json& a, const Json& b, bool (*ignores)(std::string_view key) = nullptr) {
+  const auto shown = [](const Json& fields, const std::string& key) {
+    const Json* value = fields.find(key);
+    return value == nullptr ? "no " + key : str("'", key, ": ", value->as_string(), "'");
+  };
+  for (const Json* fields : {&a, &b})
+    for (const auto& [key, value] : fields->as_object())
+      if (auto in_a = shown(a, key), in_b = shown(b, key);
+          in_a != in_b && (ignores == nullptr || !ignores(key)))
+        return std::pair(std::move(in_a), std::move(in_b));
+  return std::nullopt;
+}
+
+// Ranks with different keys would diverge, or silently train a mixture.
+void check_equal_plans(const RunPlan& plan, ProcessGroup& group) {
+  const std::vector<std::string> plans = group.exchange("configuration", fields_of(plan).dump());
+  const Json first = parse_json(plans[0], "configuration");
+  for (size_t rank = 1; rank < plans.size(); ++rank)
+    if (const auto keys = find_difference(first, parse_json(plans[rank], "configuration")))
+      throw InputError(str("the ranks have different configurations: rank 0 has ", keys->first,
+                           ", rank ", rank, " has ", keys->second));
+}
+
+// True for a key that may differ between the starts of one run with --continue, of any stage.
+bool changes_no_update(std::string_view key) {
+  constexpr std::string_view kKeys[] = {"name",
+                                        "output_dir",
+                                        "steps",
+                                        "device",
+                                        "num_threads",
+                                        "ranks",
+                                        "log_",
+                                        "journal_mb",
+                                        "rollout.",
+                                        "watchdog_minutes",
+                                        "kl_check_every",
+                                        "max_concurrent",
+                                        "checkpoint.",
+                                        "eval.",
+                                        "data.cache_dir",
+                                        "data.fingerprint",
+                                        "micro_batch_tokens",
+                                        "model.recompute",
+                                        "optimizer.place",
+                                        "optimizer.host_units"};
+  if (key.starts_with("stages.")) key.remove_prefix(key.find('.', 7) + 1);
+  return std::any_of(std::begin(kKeys), std::end(kKeys),
+                     [&](std::string_view known) { return key.starts_with(known); });
+}
+
+// True if there is a run in `dir`; false if there is nothing, or what is left of a run that ended
+// before it had a configuration. Throws InputError if there is anything else.
+bool holds_run(const std::string& dir) {
+  if (path_exists(dir + "/config.yaml")) return true;
+  for (const std::string& name : list_directory(dir))
+    if (name != ".lock" && name != "log.txt" && name != "rewards.log" &&
+        !name.starts_with("config.yaml.tmp-"))
+      throw InputError(str("output_dir: ", dir, " holds no run, but ", name,
+                           "; hint: set it to a folder of its own"));
+  return false;
+}
+
+void check_for_group(const RunPlan& plan, ProcessGroup* group) {
+  if (group == nullptr) return;
+  for (const TrainConfig& config : plan.stages) {
+    if (config.ranks != 1)
+      throw InputError(str("ranks: ", config.ranks, " threads were asked for, in a run of ",
+                           group->size(), " processes; hint: ranks: 1"));
+    if (config.device != "cpu" && config.device != "cuda")
+      throw InputError(
+          str("device: expected cuda (every process takes the GPU of its local rank) "
+              "or cpu, got '",
+              config.device, "' in a run of ", group->size(), " processes"));
+  }
+  check_equal_plans(plan, *group);
+}
+
+// True if memory decides about a stage: micro_batch_tokens: auto, or optimizer.place: auto on a
+// GPU.
+bool has_auto(const RunPlan& plan) {
+  return std::any_of(plan.stages.begin(), plan.stages.end(), [](const TrainConfig& config) {
+    return !config.batch.micro_batch_tokens ||
+           (config.device != "cpu" && config.optimizer.storage.place == StatePlace::kAuto);
+  });
+}
+
+// Chooses what is `auto` for the rank with the least memory. Rank 0, which has a preview, decides;
+// every rank calls it. Returns the choices, human-readable.
+std::string choose_by_memory(RunPlan& plan, const std::vector<StagePreview>& preview,
+                             ProcessGroup* group) {
+  for (TrainConfig& config : plan.stages)
+    if (config.device == "cpu" && config.optimizer.storage.place == StatePlace::kAuto)
+      config.optimizer.storage.place = StatePlace::kDevice;
+  if (!has_auto(plan)) return "";
+  const auto comm =
+      group == nullptr ? make_single_communicator() : make_communicator(*group, Device{});
+  const double host_ranks = group == nullptr ? 1 : group->info().local_size;
+  std::vector<double> used;  // minus the free bytes of the device and of the host for each stage
+  for (const TrainConfig& config : plan.stages) {
+    const auto ranks = static_cast<double>(config.ranks);
+    used.push_back(-static_cast<double>(free_memory(device_of(config, group))) / ranks);
+    used.push_back(-static_cast<double>(free_memory(Device{})) / ranks / host_ranks);
+  }
+  used = reduce_over_ranks(*comm, used, Reduce::kMax);
+  std::string chosen;
+  constexpr size_t kNumbers = 4;  // for each stage; 0 on other ranks
+  std::vector<double> numbers(kNumbers * plan.stages.size());
+  for (size_t i = 0; i < preview.size(); ++i) {
+    TrainConfig& config = plan.stages[i];
+    const int64_t ranks = std::max<int64_t>(config.ranks, comm->size());
+    const FreeMemory free{.device = static_cast<int64_t>(-used[2 * i]),
+                          .host = static_cast<int64_t>(-used[2 * i + 1])};
+    const std::pair<const char*, std::string> lines[] = {
+        {"optimizer.place", choose_place(config, preview[i], ranks, free)},
+        {"micro_batch_tokens", choose_micro_batch(config, preview[i], ranks, free.device)}};
+    for (const auto& [key, line] : lines)
+      if (!line.empty())
+        chosen += str(chosen.empty() ? "" : "\n", trainer_name(config.batch.trainer), ": ", key,
+                      ": auto: ", line);
+    double* const out = &numbers[kNumbers * i];
+    out[0] = static_cast<double>(config.batch.micro_batch());
+    out[1] = static_cast<double>(config.model.recompute);
+    out[2] = static_cast<double>(config.optimizer.storage.place);
+    out[3] = static_cast<double>(config.optimizer.storage.host_units);
+  }
+  numbers = reduce_over_ranks(*comm, numbers);
+  for (size_t i = 0; i < plan.stages.size(); ++i) {
+    const double* const in = &numbers[kNumbers * i];
+    TrainConfig& config = plan.stages[i];
+    config.batch.micro_batch_tokens = static_cast<int64_t>(in[0]);
+    config.model.recompute = static_cast<Recompute>(static_cast<int>(in[1]));
+    config.optimizer.storage.place = static_cast<StatePlace>(static_cast<int>(in[2]));
+    config.optimizer.storage.host_units = static_cast<int64_t>(in[3]);
+  }
+  return chosen;
+}
+
+// The first update after a resume is not finite: the checkpoint may be bad even if undamaged.
+class BadStart : public NonFiniteError {
+ public:
+  BadStart(const std::string& message, std::string path)
+      : NonFiniteError(message), checkpoint(std::move(path)) {}
+  const std::string checkpoint;
+};
+
+// Throws for errors that would stop a stage at its start and need no loaded data or model.
+void check_stages(const RunPlan& plan) {
+  for (const TrainConfig& stage : plan.stages) {
+    parse_device(stage.device, "device");
+    if (stage.batch.trainer != TrainerType::kPretrain)
+      correctness_of(stage.eval.correct, stage.rewards,
+                     stage.data.task.empty() ? nullptr : &find_task(stage.data.task));
+  }
+}
+
+}  // namespace
+
+bool prepare_programs(const RunPlan& plan) {
+  const bool any =
+      std::any_of(plan.stages.begin(), plan.stages.end(), [](const TrainConfig& stage) {
+        return has_command(stage.rewards) || !stage.environment.run.empty();
+      });
+  if (any) worker_host();
+  return any;
+}
+
+Run::Run(RunPlan plan, std::string dir, ProcessGroup* group)
+    : plan_(std::move(plan)),
+      recorded_plan_(plan_),
+      config_(dump_plan(plan_)),
+      journal_plan_(journal_plan(plan_)),
+      dir_(std::move(dir)),
+      group_(group) {
+  if (!path_exists(dir_))
+    throw InputError(str("the run directory ", dir_,
+                         " is not visible from this host; hint: set output_dir to a file system "
+                         "that all hosts share"));
+  if (prepare_programs(plan_)) worker_host().set_log(dir_ + "/rewards.log");
+  if (!is_main()) return;
+  lock_ = lock_run_directory(dir_);
+  const std::string path = dir_ + "/log.txt";
+  log_ = std::make_shared<KeptLines>(path);
+  if (const std::string why = log_->open(); !why.empty())
+    throw InputError(str("cannot write the log file ", path, ": ", why));
+  logging::set_file([log = log_](const std::string& line) {
+    if (const std::string warning = log->write(line); !warning.empty()) throw Error(warning);
+  });
+}
+
+Run Run::create(RunPlan plan, ProcessGroup* group) {
+  return start(std::move(plan), group, create_run_directory);
+}
+
+Run Run::start(RunPlan plan, ProcessGroup* group,
+               std::string (*make_directory)(const std::string& wanted)) {
+  set_watchdog(plan.stages[0]);
+  begin_activity("preparing the run");
+  prepare_programs(plan);
+  check_for_group(plan, group);
+  if (group != nullptr && group->rank() != 0) {
+    choose_by_memory(plan, {}, group);
+    return Run(plan, group->broadcast("run directory", {}), group);
+  }
+  // Bad input is an error before the directory is created.
+  check_adapters_have_model(plan);
+  for (const TrainConfig& stage : plan.stages) parse_device(stage.device, "device");
+  std::vector<StagePreview> preview = preview_plan(plan);
+  const std::string chosen = choose_by_memory(plan, preview, group);
+  Run run(plan, make_directory(plan.output_dir), group);
+  if (!chosen.empty()) logging::info(chosen);
+  for (const StagePreview& stage : preview)
+    if (!stage.random_start.empty())
+      logging::write(stage.is_new_model_meant ? logging::Level::kInfo : logging::Level::kWarn,
+                     stage.random_start);
+  for (const StagePreview& stage : preview) {
+    if (!stage.stop_warning.empty()) logging::warn(stage.stop_warning);
+    if (!stage.reward_warning.empty()) logging::info(stage.reward_warning);
+  }
+  run.preview_ = std::move(preview);
+  replace_file(run.dir_ + "/config.yaml", run.config_);
+  if (group != nullptr) group->broadcast("run directory", run.dir_);
+  return run;
+}
+
+Run Run::continue_or_create(RunPlan plan, ProcessGroup* group) {
+  const std::string dir = plan.output_dir;
+  // Rank 0 decides: the others may not see yet what an earlier start has written.
+  std::string found;
+  if (group == nullptr || group->rank() == 0) {
+    wait_for_run_directory(dir, std::chrono::seconds(30));
+    found = holds_run(dir) ? "resume" : "start";
+  }
+  if (group != nullptr) found = group->broadcast("resume or start", found);
+  if (found == "start") return start(std::move(plan), group, make_run_directory);
+  const RunPlan recorded = load_plan(dir + "/config.yaml", {});
+  if (const auto keys = find_difference(fields_of(recorded), fields_of(plan), changes_no_update))
+    throw InputError(str("--continue: ", dir, " holds a run of another configuration: it has ",
+                         keys->first, ", this one ", keys->second,
+                         "; hint: another output_dir, or --resume with the key"));
+  for (size_t i = 0; i < plan.stages.size(); ++i) {
+    TrainConfig& config = plan.stages[i];
+    const TrainConfig& before = recorded.stages[i];
+    if (config.data.fingerprint.empty()) config.data.fingerprint = before.data.fingerprint;
+    OptimizerStorage& storage = config.optimizer.storage;
+    if (storage.place == StatePlace::kAuto) {
+      storage.place = before.optimizer.storage.place;
+      storage.host_units = before.optimizer.storage.host_units;
+    }
+    if (config.batch.micro_batch_tokens) continue;
+    config.batch.micro_batch_tokens = before.batch.micro_batch_tokens;
+    config.model.recompute = before.model.recompute;
+  }
+  return resume_plan(std::move(plan), dir, "continued", group);
+}
+
+Run Run::resume(const std::string& run_dir, std::span<const std::string> overrides,
+                ProcessGroup* group, const HostFunctions& functions) {
+  const std::string config = run_dir + "/config.yaml";
+  if (!path_exists(config))
+    throw InputError(
+        str("nothing to resume: ", config,
+            " does not exist; hint: give the run directory that `cohort train` printed"));
+  std::string start = "resumed";
+  for (const std::string& o : overrides) start += " " + o;
+  RunPlan plan = load_plan(config, overrides);
+  bind_functions(plan, functions);
+  return resume_plan(std::move(plan), fs::absolute(run_dir).lexically_normal().string(), start,
+                     group);
+}
+
+Run Run::resume_plan(RunPlan plan, const std::string& dir, const std::string& start,
+                     ProcessGroup* group) {
+  set_watchdog(plan.stages[0]);
+  begin_activity("preparing the run");
+  prepare_programs(plan);
+  check_for_group(plan, group);
+  check_stages(plan);
+  // The configuration of a run has numbers; an override may set them to auto again.
+  std::vector<StagePreview> preview;
+  if (has_auto(plan) && (group == nullptr || group->rank() == 0)) preview = preview_plan(plan);
+  const std::string chosen = choose_by_memory(plan, preview, group);
+  Run run(plan, dir, group);
+  if (!chosen.empty()) logging::info(chosen);
+  run.start_ = start;
+  if (group != nullptr) group->broadcast("run directory", run.dir_);  // rank 0 has the lock
+  return run;
+}
+
+std::string stage_directory(const RunPlan& plan, const std::string& run_dir, size_t index) {
+  if (plan.stages.size() == 1) return run_dir;
+  return str(run_dir, "/", index + 1, "-", trainer_name(plan.stages[index].batch.trainer));
+}
+
+RunResult Run::execute(Reporter& reporter, const std::atomic<bool>& stop, int64_t profile_steps) {
+  profile_steps_ = profile_steps;
+  RunResult result{.run_dir = dir_};
+  for (size_t i = 0; i < plan_.stages.size() && result.end == StageEnd::kFinished; ++i) {
+    if (i > 0) plan_.stages[i].init_from = stage_dir(i - 1);
+    if (is_main()) make_directory(stage_dir(i));
+    result.end = run_stage(i, reporter, stop);
+    result.last_trainer = plan_.stages[i].batch.trainer;
+  }
+  if (result.end == StageEnd::kFinished && is_main()) {
+    const Json &first = report_.get_or_null("first"), &last = report_.get_or_null("last");
+    result.before = number_or_nan(first.get_or_null("score"));
+    result.after = number_or_nan(last.get_or_null("score"));
+    result.loss_before = number_or_nan(first.get_or_null("val_loss"));
+    result.loss_after = number_or_nan(last.get_or_null("val_loss"));
+    if (const Json* measure = last.find("measure"))
+      result.measure = measure->as_string();
+    else if (!last.is_null())
+      result.measure = result.last_trainer == TrainerType::kPretrain ? "validation loss" : "pass@1";
+  }
+  return result;
+}
+
+Communicator& Run::communicator(Device device) {
+  if (comm_ == nullptr || comm_device_ != device) {
+    comm_.reset();
+    comm_ = make_communicator(*group_, device);
+    comm_device_ = device;
+  }
+  return *comm_;
+}
+
+// The next stage has started from the final weights of this one, which must not change.
+std::string Run::why_fixed(size_t index) const {
+  if (index + 1 == plan_.stages.size() || !has_checkpoint(stage_dir(index + 1) + "/checkpoints"))
+    return "";
+  const size_t last = plan_.stages.size() - 1;
+  return str(fs::path(stage_dir(index + 1)).filename().string(),
+             " has started from its weights; hint: a key such as steps reaches every stage; "
+             "stages.",
+             last, ".steps=", plan_.stages[last].batch.steps,
+             " is for the last one alone; or start a new run with init_from");
+}
+
+// Stores the configuration, which is known to work, as that of the run.
+void Run::record_start() {
+  if (recorded_) return;
+  recorded_ = true;
+  std::string note = start_;
+  std::replace(note.begin(), note.end(), '\n', ' ');
+  make_directory(dir_ + "/starts");
+  int number = 1;
+  const auto path = [&] { return str(dir_, "/starts/", number, ".yaml"); };
+  while (path_exists(path())) ++number;
+  replace_file(path(), str("# ", utc_now(), ": ", note, "\n", config_));
+  replace_file(dir_ + "/config.yaml", config_);
+}
+
+// Ranks that are threads read plan_ meanwhile.
+void Run::record_micro_batch(size_t index, int64_t tokens) {
+  recorded_plan_.stages[index].batch.micro_batch_tokens = tokens;
+  config_ = dump_plan(recorded_plan_);
+  journal_plan_ = journal_plan(recorded_plan_);
+  replace_file(dir_ + "/config.yaml", config_);
+}
+
+StageEnd Run::train_stage(size_t index, const std::string& before, Reporter& reporter,
+                          const std::atomic<bool>& stop) {
+  const TrainConfig& config = plan_.stages[index];
+  const Device device = device_of(config, group_);
+  if (config.num_threads > 0) set_num_threads(static_cast<int>(config.num_threads));
+  StageEnd end = StageEnd::kFinished;
+  const auto train = [&](Communicator& comm) {
+    Stage stage({config, stage_dir(index), comm, reporter, stop, device, before, why_fixed(index),
+                 plan_.stages.size() == 1 ? "steps" : str("stages.", index, ".steps"),
+                 profile_steps_, std::span(plan_.stages).first(index),
+                 [&](int64_t tokens) { record_micro_batch(index, tokens); }, nullptr,
+                 &journal_plan_});
+    if (comm.rank() == 0 && !stage.finished()) record_start();
+    try {
+      const StageEnd how =
+          config.batch.trainer == TrainerType::kGrpo ? train_grpo(stage) : train_supervised(stage);
+      if (comm.rank() == 0) report_ = stage.state().report;
+      // A request while the stage was ending does not start the next one.
+      if (index + 1 < plan_.stages.size() && stage.stop_requested()) return StageEnd::kInterrupted;
+      return how;
+    } catch (const NonFiniteError& e) {
+      const std::string checkpoint = stage.untried_checkpoint();
+      if (checkpoint.empty()) throw;
+      throw BadStart(e.what(), checkpoint);
+    } catch (const OutOfMemoryError& e) {
+      throw OutOfMemoryError(e.what() + stage.save_after_failure());
+    }
+  };
+  if (group_ != nullptr) return train(communicator(device));
+  run_local_ranks(static_cast<int>(config.ranks), [&](Communicator& comm) {
+    const StageEnd result = train(comm);
+    if (comm.rank() == 0) end = result;
+  });
+  return end;
+}
+
+StageEnd Run::run_stage(size_t index, Reporter& reporter, const std::atomic<bool>& stop) {
+  const std::string checkpoints = stage_dir(index) + "/checkpoints";
+  for (std::string before;;) {
+    try {
+      return train_stage(index, before, reporter, stop);
+    } catch (const BadStart& e) {
+      const auto older = newest_checkpoint(checkpoints, e.checkpoint);
+      if (!older)
+        throw NonFiniteError(str(e.what(), "; this was the first update after resuming from ",
+                                 e.checkpoint,
+                                 ", and there is no checkpoint before it; hint: start a new run"));
+      // Processes fall back together or not at all: a rank that does not get here makes another
+      // call, which ends the run.
+      if (group_ != nullptr) group_->exchange("back to " + *older, {});
+      if (is_main()) {
+        reporter.end_stage();
+        logging::warn("the first update after resuming from ", e.checkpoint, " failed (", e.what(),
+                      "); going back to ", *older);
+      }
+      before = e.checkpoint;
+    }
+  }
+}
+
+}  // namespace cohort
