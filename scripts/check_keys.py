@@ -27,12 +27,12 @@ def cell(text):
 
 
 def type_text(text):
-    """`choice, a | b` -> `a`, `b`; `int, from 0 to 9` -> int in [0, 9]."""
+    """`choice, a | b` -> `a`, `b`; `int, from 0 to 9` -> int 0..9."""
     kind, _, limits = text.partition(", ")
     if kind == "choice":
         return ", ".join(f"`{name}`" for name in limits.split(" | "))
-    limits = re.sub(r"^from (\S+) to (\S+)$", r"[\1, \2]", limits)
-    return f"{kind} {re.sub(r'^at least ', '≥ ', limits)}".strip()
+    limits = re.sub(r"^from (\S+) to (\S+)$", r"\1..\2", limits)
+    return " ".join([kind, re.sub(r"^at least (\S+)$", r"\1..", limits)]).strip()
 
 
 def page(text):
@@ -56,7 +56,7 @@ def page(text):
         out += [f"## {name}", "", meaning[:1].upper() + meaning[1:] + ".", ""]
         out += [*columns, *rows, ""] if rows else []
     tasks, _, rewards = lists.partition("Rewards (rewards[].name):\n")
-    for title, body in (("Tasks", tasks), ("Rewards", rewards)):
+    for title, body in (("Built-in tasks", tasks), ("Built-in rewards", rewards)):
         out += [f"## {title}", ""]
         out += [re.sub(r"^  (\w+): (.*)$", r"* `\1`: \2", line) for line in body.splitlines() if line] + [""]
     return "\n".join(out).rstrip() + "\n"
