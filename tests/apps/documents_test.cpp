@@ -116,14 +116,6 @@ TEST(Documents, NamesOfOtherTrainersAreKnown) {
   EXPECT_GT(names, 60);
 }
 
-TEST(Documents, PageShowsTheOpOfTheExample) {
-  const std::string example = read_file(source("examples/custom_op/main.cpp"));
-  const size_t begin = example.find("Variable soft_cap("), end = example.find("\n}\n", begin);
-  ASSERT_NE(end, std::string::npos);
-  EXPECT_NE(read_file(source("docs/custom_op.md")).find(example.substr(begin, end - begin)),
-            std::string::npos);
-}
-
 // An op of the table is a function of the Python package too, which imports its functions by name.
 TEST(Documents, PythonNamesEveryElementwiseOp) {
   const std::string ops = read_file(source("python/cohort/ops.py"));
