@@ -373,10 +373,10 @@ void add_report(CLI::App& app, int& code) {
 }
 
 void add_replay(CLI::App& app, int& code) {
-  auto [command, options] =
-      add_command(app, code, replay, "replay",
-                  "replay a step of a GRPO run from its journal and check that it is bit-identical; "
-                  "writes nothing, and starts no program of a reward or an environment");
+  auto [command, options] = add_command(
+      app, code, replay, "replay",
+      "replay a step of a GRPO run from its journal and check that it is bit-identical; writes "
+      "nothing, and starts no program of a reward or an environment");
   command.add_option("run", options.run, "directory of a run (its last GRPO stage) or of a stage")
       ->required();
   command.add_option("--step", options.step, "as in metrics.jsonl")->required();
