@@ -41,8 +41,8 @@ class GrpoMonitor {
    public:
     void add(double value);  // but not NaN
     const std::deque<double>& values() const { return values_; }
-    // Of the last `steps` values, for mean() of those before the last `skipped` ones; NaN if there
-    // are fewer.
+    // Statistics of the last `steps` values, for mean() of those before the last `skipped` ones;
+    // NaN if there are fewer.
     double mean(size_t steps, size_t skipped = 0) const;
     double deviation(size_t steps) const;
 
@@ -68,7 +68,7 @@ class GrpoMonitor {
   std::string zero_signal() const;
 
   const History& history(const char* metric) const { return histories_.at(metric); }
-  // Of the last few steps, or of as many as there are; 0 without any.
+  // The mean over the last few steps, or over as many as there are; 0 without any.
   double recent_mean(const char* metric) const;
   void add_evaluation(const EvaluationScore& score);
   void update_extremes(const Metrics& metrics);
