@@ -262,18 +262,6 @@ TEST(AttentionRules, PaddingBitsOfATileMaskAreNoTiles) {
   }
 }
 
-// A mask without tiles hides all keys, as one whose tiles are invisible.
-TEST(AttentionRules, AMaskWithoutTilesHidesAllKeys) {
-  AttentionCase c = in_f32(make_case({.heads = 2, .kv_heads = 1, .dim = 4}, {{1, 5}}));
-  for (const int64_t tiles : {0, 1}) {
-    c.desc.tiles = kernels::make_tile_mask({}, tiles);
-    const AttentionOutput out = run_forward(c);
-    EXPECT_TRUE(bit_equal(out.o, Tensor::zeros(out.o.shape(), DType::kF32))) << tiles;
-    const AttentionGrads grads = run_backward(c, out);
-    EXPECT_TRUE(bit_equal(grads.dk, Tensor::zeros(grads.dk.shape(), DType::kF32))) << tiles;
-  }
-}
-
 TEST(AttentionRules, TransposedTileMasksExchangeQueriesAndKeys) {
   Rng rng(4, rng_stream(kTestPurpose, 12));
   for (const int64_t tiles : {0, 1, 5, 31, 32, 33, 64, 70}) {
