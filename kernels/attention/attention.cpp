@@ -8,9 +8,10 @@
 namespace cohort::kernels {
 namespace {
 
-void check_tile_mask(const Tensor& tiles, const char* op) {
+void check_tile_mask(const Tensor& tiles, const char* op, Device device) {
   COHORT_CHECK(tiles.rank() == 2 && tiles.dim(1) == ceil_div(tiles.dim(0), 32), "[", op,
                "] expected tiles of make_tile_mask(), got ", tiles.str());
+  check_tensor(tiles, tiles.shape(), DType::kI32, op, "tiles", device);
 }
 
 // Checks the masks and modifications of a call with this many heads and sequences; `device` and
@@ -48,9 +49,8 @@ void check_desc(const AttentionDesc& desc, int64_t heads, int64_t sequences, DTy
                  "[", op,
                  "] expected a causal mask, no window, shared prefixes or tiles with prefix_lm");
   }
-  if (const Tensor& tiles = desc.tiles; tiles.defined()) {
-    check_tile_mask(tiles, op);
-    check(tiles, tiles.shape(), DType::kI32, "tiles");
+  if (desc.tiles.defined()) {
+    check_tile_mask(desc.tiles, op, device);
     COHORT_CHECK(!desc.prefixes.defined(), "[", op, "] expected no shared prefixes with tiles");
   }
 }
@@ -179,10 +179,10 @@ Tensor make_tile_mask(std::span<const std::pair<int64_t, int64_t>> visible, int6
 
 void transpose_tile_mask(const TileMaskTranspose& args) {
   constexpr const char* kOp = "transpose_tile_mask";
-  check_tile_mask(args.from, kOp);
-  for (const Tensor* t : {&args.from, static_cast<const Tensor*>(&args.to)})
-    check_tensor(*t, args.from.shape(), DType::kI32, kOp, "mask", args.from.device());
-  on_device<cpu::transpose_tile_mask, cuda::transpose_tile_mask>(args.from.device(), args);
+  const Device device = args.from.device();
+  check_tile_mask(args.from, kOp, device);
+  check_tensor(args.to, args.from.shape(), DType::kI32, kOp, "to", device);
+  on_device<cpu::transpose_tile_mask, cuda::transpose_tile_mask>(device, args);
 }
 
 void attention_forward(const AttentionForward& args) {
