@@ -1,6 +1,7 @@
 // Differentiable ops. Each is a kernel (kernels/, which has the formulas) plus a backward closure.
 #pragma once
 
+#include <array>
 #include <functional>
 
 #include "autograd/variable.h"
@@ -93,8 +94,17 @@ struct AttentionTerms {
   // The call with the values of the terms, as statistics.
   kernels::AttentionDesc added_to(kernels::AttentionDesc desc) const;
 };
-// -> [T, H D] with `padding` columns behind each row; see kernels/attention/attention.h. Adds the
-// terms to `desc`.
+// Attention with the terms added to `desc` (kernels/attention/attention.h), whose queries, keys and
+// values are views of the inputs: views(tensors) returns them, and their gradients if `tensors` are
+// those of the inputs. Writes the result to y, which has the elements of the queries in any shape.
+using QkvViews = std::function<std::array<Tensor, 3>(std::span<const Tensor> tensors)>;
+struct AttentionInputs {
+  std::vector<Variable> variables;  // one, or queries, keys and values
+  QkvViews views;
+};
+Variable attention(const AttentionInputs& in, Tensor y, const Tensor& cu_seqlens,
+                   const kernels::AttentionDesc& desc, const AttentionTerms& terms = {});
+// For qkv side by side -> [T, H D] with `padding` columns behind each row.
 Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqlens,
                    const kernels::AttentionDesc& desc, int64_t padding = 0,
                    const AttentionTerms& terms = {});
