@@ -94,16 +94,13 @@ struct AttentionTerms {
   // The call with the values of the terms, as statistics.
   kernels::AttentionDesc added_to(kernels::AttentionDesc desc) const;
 };
-// Attention with the terms added to `desc` (kernels/attention/attention.h), whose queries, keys and
-// values are views of the inputs: views(tensors) returns them, and their gradients if `tensors` are
-// those of the inputs. Writes the result to y, which has the elements of the queries in any shape.
+// Attention, with the terms added to `desc` (kernels/attention/attention.h). views(tensors) has the
+// queries, keys and values as views of the inputs, of which there are one or three; from gradients
+// of the inputs it makes theirs. The result is y, as large as the queries, in any shape.
 using QkvViews = std::function<std::array<Tensor, 3>(std::span<const Tensor> tensors)>;
-struct AttentionInputs {
-  std::vector<Variable> variables;  // one, or queries, keys and values
-  QkvViews views;
-};
-Variable attention(const AttentionInputs& in, Tensor y, const Tensor& cu_seqlens,
-                   const kernels::AttentionDesc& desc, const AttentionTerms& terms = {});
+Variable attention(std::span<const Variable> inputs, const QkvViews& views, Tensor y,
+                   const Tensor& cu_seqlens, const kernels::AttentionDesc& desc,
+                   const AttentionTerms& terms = {});
 // For qkv side by side -> [T, H D] with `padding` columns behind each row.
 Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqlens,
                    const kernels::AttentionDesc& desc, int64_t padding = 0,

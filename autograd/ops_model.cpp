@@ -210,21 +210,22 @@ kernels::AttentionDesc AttentionTerms::added_to(kernels::AttentionDesc desc) con
   return desc;
 }
 
-Variable attention(const AttentionInputs& in, Tensor y, const Tensor& cu_seqlens,
-                   const kernels::AttentionDesc& rules, const AttentionTerms& terms) {
+Variable attention(std::span<const Variable> inputs, const QkvViews& views, Tensor y,
+                   const Tensor& cu_seqlens, const kernels::AttentionDesc& rules,
+                   const AttentionTerms& terms) {
   const kernels::AttentionDesc desc = terms.added_to(rules);
   std::vector<Tensor> values;
-  for (const Variable& input : in.variables) values.push_back(input.value());
-  const std::array<Tensor, 3> qkv = in.views(values);
+  for (const Variable& input : inputs) values.push_back(input.value());
+  const std::array<Tensor, 3> qkv = views(values);
   const auto& [q, k, v] = qkv;
   Tensor o = y.reshape(q.shape());
   Tensor lse = Tensor::empty({q.dim(1), q.dim(0)}, accumulate_dtype(q.dtype()), q.device());
   kernels::attention_forward({o, lse, q, k, v, cu_seqlens, desc});
-  std::vector<Variable> inputs = in.variables;
-  inputs.insert(inputs.end(), {terms.bias, terms.sinks});
+  std::vector<Variable> all(inputs.begin(), inputs.end());
+  all.insert(all.end(), {terms.bias, terms.sinks});
   return make_node(
-      "attention", std::move(y), std::span<const Variable>(inputs),
-      [values, views = in.views, qkv, o, lse, cu_seqlens, desc](const Tensor& dy, Gradients& g) {
+      "attention", std::move(y), std::span<const Variable>(all),
+      [values, views, qkv, o, lse, cu_seqlens, desc](const Tensor& dy, Gradients& g) {
         const int count = static_cast<int>(values.size());
         std::vector<Tensor> grads;
         std::vector<Grad> modes;
@@ -270,7 +271,7 @@ Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqle
   const Shape shape = split_heads(x, kv_heads)[0].shape();
   const int64_t width = shape[1] * shape[2];
   const Tensor rows = Tensor::empty({shape[0], width + padding}, x.dtype(), x.device());
-  return attention({{qkv}, views}, rows.hide_padding(1, width), cu_seqlens, desc, terms);
+  return attention(std::array{qkv}, views, rows.hide_padding(1, width), cu_seqlens, desc, terms);
 }
 
 Variable dropout(const Variable& x, const kernels::DropoutSpec& spec) {

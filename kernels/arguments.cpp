@@ -19,16 +19,16 @@ Shape wanted_strides(const ArgumentSpec& spec, const Tensor& t) {
 }  // namespace
 
 int64_t ArgumentCheck::operator[](std::string_view name) const {
-  for (size_t i = 0; i < count_; ++i)
+  for (size_t i = 0; i < num_values_; ++i)
     if (values_[i].name == name) return values_[i].value;
   return -1;
 }
 
 Shape ArgumentCheck::sizes(const ArgumentSpec& spec, const Tensor& t) {
   const Shape own = spec.is_matrix && t.defined() ? Shape{t.rows(), t.cols()} : t.shape();
-  const int others = static_cast<int>(spec.count) - 1;
+  const int others = static_cast<int>(spec.num_sizes) - 1;
   Shape out;
-  for (const auto& [multiple, name, factor, offset] : std::span(spec.sizes).first(spec.count)) {
+  for (const auto& [multiple, name, factor, offset] : std::span(spec.sizes).first(spec.num_sizes)) {
     const int i = out.rank();
     if (name == "...") {
       if (!rest_) {
@@ -43,7 +43,7 @@ Shape ArgumentCheck::sizes(const ArgumentSpec& spec, const Tensor& t) {
     int64_t value = name.empty() ? 0 : (*this)[name];
     if (value < 0 && i < own.rank() && own[i] >= offset) {
       value = (own[i] - offset) / times;
-      values_.at(count_++) = {name, value, spec.name};
+      values_.at(num_values_++) = {name, value, spec.name};
     }
     out.push_back(value < 0 ? -1 : times * value + offset);
   }
@@ -53,7 +53,7 @@ Shape ArgumentCheck::sizes(const ArgumentSpec& spec, const Tensor& t) {
 std::string ArgumentCheck::origins(const ArgumentSpec& spec) const {
   std::string out;
   for (const SizeSpec& size : spec.sizes)
-    for (const auto& [name, value, argument] : std::span(values_).first(count_))
+    for (const auto& [name, value, argument] : std::span(values_).first(num_values_))
       if ((name == size.name || name == size.multiple) && argument != spec.name)
         out += str(out.empty() ? ", where " : ", ", name, " = ", value,
                    argument.empty() ? "" : " as in ", argument);

@@ -39,7 +39,7 @@ struct SizeSpec {
 struct ArgumentSpec {
   std::string_view name, dtype, layout, text;  // an empty dtype or layout is the default
   std::array<SizeSpec, 4> sizes;
-  size_t count = 0;  // of sizes
+  size_t num_sizes = 0;
   bool is_matrix = false, is_optional = false;
 };
 
@@ -81,7 +81,7 @@ struct SpecReader {
     const std::string_view begin = text;
     out.is_matrix = skip("(");
     if (!out.is_matrix && !skip("[")) throw "expected sizes";
-    do out.sizes[out.count++] = size();
+    do out.sizes[out.num_sizes++] = size();
     while (skip(","));
     if (!skip(out.is_matrix ? ")" : "]")) throw "expected the end of the sizes";
     out.text = begin.substr(0, begin.size() - text.size());
@@ -115,7 +115,7 @@ class ArgumentCheck {
       : op_(op), device_(device) {}
 
   ArgumentCheck& bind(std::string_view name, int64_t value) {
-    values_.at(count_++) = {name, value, ""};
+    values_.at(num_values_++) = {name, value, ""};
     return *this;
   }
   template <class... Tensors>  // Tensor or GradOut
@@ -160,7 +160,7 @@ class ArgumentCheck {
   std::optional<DType> dtype_;
   std::optional<Shape> rest_;  // the sizes of "..."
   std::array<Value, 12> values_;
-  size_t count_ = 0;  // of values_
+  size_t num_values_ = 0;
 };
 
 }  // namespace cohort::kernels

@@ -22,14 +22,12 @@ void decode_advance(const DecodeAdvance& args) {
 }
 
 void set_elements(const SetElements& args) {
-  ArgumentCheck check("set_elements");
-  check("i32 [...] t; i32 [n] at, values", args.t, args.at, args.values);
+  ArgumentCheck("set_elements")("i32 [...] t; i32 [n] at, values", args.t, args.at, args.values);
   on_device<cpu::set_elements, cuda::set_elements>(args.t.device(), args);
 }
 
 void set_rows(const SetRows& args) {
-  ArgumentCheck check("set_rows");
-  check("[S, ...] t; i32 [n] at; [n, ...] rows", args.t, args.at, args.rows);
+  ArgumentCheck("set_rows")("[S, ...] t; i32 [n] at; [n, ...] rows", args.t, args.at, args.rows);
   on_device<cpu::set_rows, cuda::set_rows>(args.t.device(), args);
 }
 

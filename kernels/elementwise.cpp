@@ -61,14 +61,12 @@ void scale_by(const ScaleBy& args) {
 }
 
 void sum(const Sum& args) {
-  ArgumentCheck check("sum");
-  check("[...] x; accumulate (1, 1) y", args.x, args.y);
+  ArgumentCheck("sum")("[...] x; accumulate (1, 1) y", args.x, args.y);
   on_device<cpu::sum, cuda::sum>(args.x.device(), args);
 }
 
 void broadcast_scalar(const BroadcastScalar& args) {
-  ArgumentCheck check("broadcast_scalar");
-  check("[...] x; accumulate (1, 1) value", args.x, args.value);
+  ArgumentCheck("broadcast_scalar")("[...] x; accumulate (1, 1) value", args.x, args.value);
   on_device<cpu::broadcast_scalar, cuda::broadcast_scalar>(args.x.device(), args);
 }
 

@@ -6,8 +6,7 @@
 namespace cohort::kernels {
 
 void embedding_forward(const EmbeddingForward& args) {
-  ArgumentCheck check("embedding");
-  check("[V, C] table; i32 [T] ids; [T, C] y", args.table, args.ids, args.y);
+  ArgumentCheck("embedding")("[V, C] table; i32 [T] ids; [T, C] y", args.table, args.ids, args.y);
   on_device<cpu::embedding_forward, cuda::embedding_forward>(args.table.device(), args);
 }
 

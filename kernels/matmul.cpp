@@ -33,8 +33,7 @@ void linear_forward(const LinearForward& args) {
 }
 
 void bias_backward(const BiasBackward& args) {
-  ArgumentCheck check("bias_backward");
-  check("(M, N) dy; accumulate [N] dbias", args.dy, args.dbias);
+  ArgumentCheck("bias_backward")("(M, N) dy; accumulate [N] dbias", args.dy, args.dbias);
   on_device<cpu::bias_backward, cuda::bias_backward>(args.dy.device(), args);
 }
 

@@ -76,8 +76,7 @@ struct PackedSequences {
   const int32_t *cu, *prefixes;  // prefixes: null, or [count, 2]
   int count;
 
-  template <class Desc>
-  PackedSequences(const Tensor& cu_seqlens, const Desc& desc)
+  PackedSequences(const Tensor& cu_seqlens, const AttentionDesc& desc)
       : cu(static_cast<const int32_t*>(cu_seqlens.raw())),
         prefixes(desc.prefixes.defined() ? static_cast<const int32_t*>(desc.prefixes.raw())
                                          : nullptr),

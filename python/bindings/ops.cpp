@@ -91,7 +91,7 @@ Variable flash_attention(const Variable& q, const Variable& k, const Variable& v
   const auto views = [](std::span<const Tensor> tensors) {
     return std::array{packed(tensors[0]), packed(tensors[1]), packed(tensors[2])};
   };
-  return attention({{q, k, v}, views}, Tensor::empty_like(queries),
+  return attention(std::array{q, k, v}, views, Tensor::empty_like(queries),
                    sequence_offsets(offsets, queries), rules, terms);
 }
 
