@@ -326,7 +326,7 @@ TEST(AttentionRules, SaysWhatIsWrong) {
   expect({.distance = {1.5, 0}}, "expected a distance factor");
   expect({.distance = {0.5, -1}}, "expected a distance factor");
   expect({.slopes = Tensor::zeros({3}, DType::kF64)}, "slopes");
-  expect({.bias = Tensor::zeros({2, 4}, DType::kF64)}, "expected a relative bias [H, 2 R + 1]");
+  expect({.bias = Tensor::zeros({2, 4}, DType::kF64)}, "expected bias f64[2, 3] = [H, 2 R + 1]");
   expect({.sinks = Tensor::zeros({2}, DType::kF32)}, "sinks");
   expect({.mask = Mask::kFull, .prefix_lm = Tensor::from(std::vector<int32_t>{2})},
          "expected a causal mask, no window");
