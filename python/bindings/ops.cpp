@@ -162,9 +162,12 @@ void bind_elementwise(nb::module_& m) {
          "The function of the elements of a and b, of one shape and float type.");
   COHORT_BINARY_OPS(COHORT_DEFINE)
 #undef COHORT_DEFINE
+  define(m, "sum", static_cast<Variable (*)(const Variable&)>(&sum), nb::arg("x"),
+         "[1]: the sum, float32 for bfloat16.");
 }
 
-std::pair<Variable, Variable> sample(const Strided& logits, double temperature, int64_t top_k, double top_p, double min_p, uint64_t seed) {
+std::pair<Variable, Variable> sample(const Strided& logits, double temperature, int64_t top_k,
+                                     double top_p, double min_p, uint64_t seed) {
   const Tensor& z = logits.value();
   const int64_t n = z.rank() == 2 ? z.dim(0) : 0;  // the kernel's check names the shape
   kernels::SamplingParams params{temperature, top_k, top_p, min_p};
@@ -176,8 +179,7 @@ std::pair<Variable, Variable> sample(const Strided& logits, double temperature, 
   const auto row = [&](DType dtype) { return Tensor::zeros({n}, dtype, z.device()); };
   const auto statistic = [&] { return row(accumulate_dtype(z.dtype())); };
   kernels::Samples out{row(DType::kI32), statistic(), statistic(), statistic(), statistic()};
-  kernels::sample_logits(
-      {out, state, z, row(DType::kI32), Tensor::from(rows).to(z.device())});
+  kernels::sample_logits({out, state, z, row(DType::kI32), Tensor::from(rows).to(z.device())});
   return std::pair(Variable(out.tokens), Variable(out.logprob));
 }
 
@@ -223,15 +225,12 @@ void bind_layers(nb::module_& m) {
       R"(Log-probs of `targets` [T] and entropies under softmax(x w^T / temperature), both [T], whose
 logits are never in memory as a whole. x: [T, C], w: [V, C].)");
   define(
-      m, "sample", &sample,
-      nb::arg("logits"), nb::kw_only(), nb::arg("temperature") = 1.0, nb::arg("top_k") = 0,
-      nb::arg("top_p") = 1.0, nb::arg("min_p") = 0.0, nb::arg("seed") = 0,
+      m, "sample", &sample, nb::arg("logits"), nb::kw_only(), nb::arg("temperature") = 1.0,
+      nb::arg("top_k") = 0, nb::arg("top_p") = 1.0, nb::arg("min_p") = 0.0, nb::arg("seed") = 0,
       R"(Samples a token for each row of logits [N, V], float32 or, on the CPU, float64 -> tokens [N] int32 and
 their log-probs [N] at the temperature before truncation. temperature: 0 for the largest logit. top_k: 0
 for all tokens, top_p: 1, min_p: 0. Equal seeds give equal tokens, so each step needs its own seed. Error for
 parameters out of range; NaN or infinite logits: Error on the CPU, token -1 on CUDA.)");
-  define(m, "sum", static_cast<Variable (*)(const Variable&)>(&sum), x,
-         "[1]: the sum, float32 for bfloat16.");
   define(m, "scale", static_cast<Variable (*)(const Variable&, double)>(&scale), x,
          nb::arg("factor"), "factor * x.");
   define(
