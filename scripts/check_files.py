@@ -46,13 +46,13 @@ def first_sentence(text, ending):
 
 def sources(root):
     """Room -> name without ending -> its files, the one that describes the others first."""
-    rooms = {}
-    for room in ROOMS:
-        names = {}
-        for file in sorted((root / room).rglob("*")):
-            if file.suffix in ENDINGS and file.is_file() and "__pycache__" not in file.parts:
-                names.setdefault(str(file.relative_to(root / room).with_suffix("")), []).append(file)
-        rooms[room] = {name: sorted(files, key=lambda f: ENDINGS.index(f.suffix)) for name, files in names.items()}
+    rooms = {room: {} for room in ROOMS}
+    for path in tree_check.tracked_files(root):
+        if path.parts[0] in rooms and path.suffix in ENDINGS:
+            rooms[path.parts[0]].setdefault(str(Path(*path.parts[1:]).with_suffix("")), []).append(root / path)
+    for names in rooms.values():
+        for files in names.values():
+            files.sort(key=lambda file: ENDINGS.index(file.suffix))
     return rooms
 
 
