@@ -19,8 +19,8 @@ Shape wanted_strides(const ArgumentSpec& spec, const Tensor& t) {
 }  // namespace
 
 int64_t ArgumentCheck::operator[](std::string_view name) const {
-  for (size_t i = 0; i < num_values_; ++i)
-    if (values_[i].name == name) return values_[i].value;
+  for (const Value& value : std::span(values_).first(num_values_))
+    if (value.name == name) return value.value;
   return -1;
 }
 
@@ -68,18 +68,17 @@ void ArgumentCheck::check(const ArgumentSpec& spec, const Tensor& t) {
   if (!t.defined() && spec.is_optional) return;
   if (!device_ && t.defined()) device_ = t.device();
   if (!dtype_ && t.defined() && spec.dtype.empty()) dtype_ = t.dtype();
-  std::string_view dtype = spec.dtype;  // none: any
-  if (dtype == "any")
-    dtype = "";
-  else if (dtype_ && dtype.empty())
-    dtype = dtype_name(*dtype_);
-  else if (dtype_ && dtype == "accumulate")
-    dtype = dtype_name(accumulate_dtype(*dtype_));
+  std::string_view dtype = spec.dtype;
+  if (dtype.empty() || dtype == "accumulate") {
+    const DType base = dtype_.value_or(t.dtype());
+    dtype = dtype_name(dtype.empty() ? base : accumulate_dtype(base));
+  }
+  const bool fits = dtype == "any" || dtype == dtype_name(t.dtype());
   const Shape wanted = sizes(spec, t), own = spec.is_matrix ? Shape{t.rows(), t.cols()} : t.shape();
-  if (!t.defined() || own != wanted || (!dtype.empty() && dtype != dtype_name(t.dtype()))) {
+  if (!t.defined() || own != wanted || !fits) {
     const bool known = std::find(wanted.begin(), wanted.end(), -1) == wanted.end();
-    fail(str("expected ", spec.name, " ", dtype, known ? wanted.str() + " = " : "", spec.text,
-             origins(spec), ", got ", text_of(t)));
+    fail(str("expected ", spec.name, " ", dtype == "any" ? "" : dtype,
+             known ? wanted.str() + " = " : "", spec.text, origins(spec), ", got ", text_of(t)));
   }
   if (t.strides() != wanted_strides(spec, t))
     fail(str("expected contiguous ", spec.name, ", got ", t.str(), " with strides ",
