@@ -18,7 +18,8 @@ using kernels::GradOut;
 // Checks the arguments that both passes share; returns the rows of logits that are held at a time.
 int64_t check_head(const Tensor& x, const Tensor& w, const Tensor& targets,
                    const kernels::HeadDesc& desc, const char* op) {
-  kernels::ArgumentCheck(op)("[T, C] x; [V, C] w; i32 [T] targets", x, w, targets);
+  kernels::ArgumentCheck check(op);
+  check("[T, C] x; [V, C] w; i32 [T] targets", x, w, targets);
   COHORT_CHECK(desc.temperature > 0 && std::isfinite(desc.temperature), "[", op,
                "] expected a temperature above 0, got ", desc.temperature);
   COHORT_CHECK(desc.chunk_tokens >= 0, "[", op, "] expected chunk_tokens of 0 or more, got ",

@@ -19,11 +19,8 @@ Shape wanted_strides(const ArgumentSpec& spec, const Tensor& t) {
 }  // namespace
 
 int64_t ArgumentCheck::operator[](std::string_view name) const {
-  // Most names have one letter, for which a call of memcmp() takes longest.
-  const bool is_letter = name.size() == 1;
   for (const Value& value : std::span(values_).first(num_values_))
-    if (is_letter ? value.name.size() == 1 && value.name[0] == name[0] : value.name == name)
-      return value.value;
+    if (value.name == name) return value.value;
   return -1;
 }
 

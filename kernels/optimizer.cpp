@@ -49,7 +49,7 @@ void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc) {
 void grad_norm(Tensor& norm, std::span<const Tensor> tensors) {
   constexpr const char* kOp = "grad_norm";
   const Device device = norm.device();
-  ArgumentCheck(kOp)("f64 [1] norm", norm);
+  ArgumentCheck("grad_norm")("f64 [1] norm", norm);
   for (const Tensor& t : tensors) {
     if (device.is_cpu()) {
       ArgumentCheck(kOp, device)("[...] tensor", t);

@@ -132,12 +132,11 @@ void attention_forward(const AttentionForward& args) {
 }
 
 void attention_backward(const AttentionBackward& args) {
-  constexpr const char* kOp = "attention_backward";
   ArgumentCheck check = check_packed(ArgumentCheck("attention_backward"), args);
   check("view [T, H, D] dq, dout; view [T, Hkv, D] dk, dv", args.dq, args.dout, args.dk, args.dv);
-  COHORT_CHECK(
-      (!args.dbias || args.desc.bias.defined()) && (!args.dsinks || args.desc.sinks.defined()), "[",
-      kOp, "] expected no dbias or dsinks of a call without the term");
+  check.require(
+      (!args.dbias || args.desc.bias.defined()) && (!args.dsinks || args.desc.sinks.defined()),
+      "expected no dbias or dsinks of a call without the term");
   if (args.dbias) check("accumulate [H, 2 R + 1] dbias", *args.dbias);
   if (args.dsinks) check("accumulate [H] dsinks", *args.dsinks);
   AttentionBackward call = args;
