@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "rl/grpo_loss.h"
 #include "tests/job/grpo_step_fixture.h"
 
 namespace cohort::test {

@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "kernels/policy_token.h"
-#include "rl/advantage.h"
+#include "rl/policy_batch.h"
 #include "tests/support/test_util.h"
 
 namespace cohort {
