@@ -283,13 +283,14 @@ int generate(const GenerateOptions& options) {
     printer.print_empty_notice();
     return kOk;
   }
-  sampler.sample(prompts, options.num, address,
-                 {.on_finished = [&](const Trajectory& t) { printer.print_finished(t); },
-                  .on_token =
-                      [&](const Trajectory& t) {
-                        printer.print_tokens(t);
-                        return true;
-                      }});
+  sampler.sample(
+      prompts, options.num, address,
+      {.on_finished = [&](const Example&, const Trajectory& t) { printer.print_finished(t); },
+       .on_token =
+           [&](const Trajectory& t) {
+             printer.print_tokens(t);
+             return true;
+           }});
   printer.print_empty_notice();
   return kOk;
 }

@@ -163,17 +163,18 @@ Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config,
   allocator(device).reset_peak();
   const auto make_step = [&] {
     Stopwatch clock;
-    ScoredRollouts rollouts;
-    rollouts.trajectories =
-        sampler.sample(prompts, config.batch.num_generations, {.seed = 1, .step = step});
+    std::vector<Group> groups = group_completions(
+        prompts, sampler.sample(prompts, config.batch.num_generations, {.seed = 1, .step = step}));
     rollout.push_back(clock.lap());
-    for (const Trajectory& t : rollouts.trajectories) {
-      rollouts.scores.total.push_back(0);
-      rollouts.advantages.push_back(static_cast<double>(rng.below(1000)) / 500 - 1);
-      if (step == 0) tokens += static_cast<double>(t.tokens.size());
-    }
+    std::vector<double> advantages;
+    for (Group& group : groups)
+      for (ScoredCompletion& c : group.completions) {
+        c.reward = 0;
+        advantages.push_back(static_cast<double>(rng.below(1000)) / 500 - 1);
+        if (step == 0) tokens += static_cast<double>(c.tokens.size());
+      }
     std::vector<PolicyUpdate> minibatches =
-        pack_minibatches(*comm, learner, rollouts, rollouts.advantages, config);
+        pack_minibatches(*comm, learner, groups, advantages, config);
     take_peak(rollout_peak);
     packing.push_back(clock.lap());
     update_policy(*comm, learner, minibatches, config, 1e-6);

@@ -9,7 +9,7 @@
 
 #include "bench/timing.h"
 #include "rl/engine/engine.h"
-#include "rl/grpo.h"
+#include "rl/grpo_loss.h"
 #include "trainers/grpo_step.h"
 
 namespace cohort::bench {

@@ -58,7 +58,7 @@ OnlineOrder order_of(Stage& stage) {
 void record_outcomes(Stage& stage, OnlineOrder& order, GrpoStepResult& result) {
   stage.state().data_position = order.position();
   if (stage.config().data.curriculum != Curriculum::kOnline) return;
-  order.record(reduce_over_ranks(stage.comm(), result.outcomes));
+  order.record(result.outcomes);
   stage.state().curriculum = order.state();
   result.metrics.add("data/skipped", static_cast<double>(order.take_skipped()));
 }
@@ -101,14 +101,13 @@ void check_rewarded(Stage& stage, int64_t rewarded_count) {
 // no turn of them.
 void check_environment(Stage& stage, const GrpoStepResult& result) {
   if (stage.dialogue().environment == nullptr) return;
-  std::string first = result.rollouts.refill.first_error;
   double answered = 0, ended = 0;
-  for (const Trajectory& t : result.rollouts.trajectories) {
-    ended += t.environment_error.empty();
-    answered += t.num_turns() > 1 || !t.truncated() || t.stop_reason == StopReason::kTurns;
-    if (first.empty()) first = t.environment_error;
-  }
-  first = first_text(stage.comm(), first);
+  for (const Group& group : result.rollouts.groups)
+    for (const ScoredCompletion& c : group.completions) {
+      ended += c.environment_error.empty();
+      answered += c.num_turns() > 1 || !c.truncated() || c.stop_reason == StopReason::kTurns;
+    }
+  const std::string first = first_text(stage.comm(), result.rollouts.count().first_error);
   reduce_in_place(stage.comm(), {&answered, &ended});
   int64_t& unanswered = stage.state().unanswered_steps;
   unanswered = first.empty() || (answered > 0 && ended > 0) ? 0 : unanswered + 1;
@@ -135,48 +134,45 @@ OutcomeCriterion criterion_of(Stage& stage, const std::vector<std::string>& rewa
   return {found - rewards.begin(), stage.correct().threshold};
 }
 
+// The line of completions.jsonl for a completion. `sample`: its position in the group.
+Json completion_line(int64_t step, const Group& group, size_t sample,
+                     const std::vector<std::string>& rewards) {
+  const ScoredCompletion& c = group.completions[sample];
+  Moments group_reward;
+  for (const ScoredCompletion& each : group.completions) group_reward.add(each.reward);
+  const double logprob = std::accumulate(c.logprobs.begin(), c.logprobs.end(), 0.0);
+  Json each = Json(Json::Object{}), line;
+  for (size_t k = 0; k < rewards.size(); ++k) each.set(rewards[k], c.rewards[k]);
+  line.set("step", step)
+      .set("prompt", group.example.prompt)
+      .set("completion", c.text)
+      .set("answer", group.example.answer)
+      .set("reward", c.reward)
+      .set("rewards", std::move(each))
+      .set("advantage", c.advantage)
+      .set("truncated", c.truncated())
+      .set("stop_reason", stop_reason_name(c.stop_reason))
+      .set("length", c.completion_length())
+      .set("mean_logprob", logprob / static_cast<double>(c.completion_length()))
+      .set("group", group.index)
+      .set("sample", static_cast<int64_t>(sample))
+      .set("group_reward", group_reward.mean());
+  if (!c.transcript.is_null()) line.set("transcript", c.transcript);
+  if (!c.environment_error.empty()) line.set("error", c.environment_error);
+  return line;
+}
+
 // Logs completions of the step over all ranks: the first of each prompt, in the order of the
 // prompts, then the second of each, and so on.
-void log_completions(Stage& stage, std::span<const Example> prompts, const ScoredRollouts& rollouts,
-                     const RewardSet& rewards) {
+void log_completions(Stage& stage, std::span<const Group> groups, const RewardSet& rewards) {
   const TrainConfig& config = stage.config();
   std::vector<std::string> lines(
       static_cast<size_t>(std::min(config.log_completions, config.batch.completions_per_step())));
-  for (size_t i = 0; i < rollouts.trajectories.size(); ++i) {
-    const Trajectory& trajectory = rollouts.trajectories[i];
-    const int64_t sample = trajectory.index % config.batch.num_generations;
-    const auto index =
-        static_cast<size_t>(sample * config.batch.prompts_per_step + trajectory.group);
-    if (index >= lines.size()) continue;
-    const auto size = static_cast<size_t>(config.batch.num_generations);
-    const Example& example = prompts[i / size];
-    Moments group;
-    for (const double reward : std::span(rollouts.scores.total).subspan(i - i % size, size))
-      group.add(reward);
-    const auto length = static_cast<double>(trajectory.completion_length()),
-               logprob =
-                   std::accumulate(trajectory.logprobs.begin(), trajectory.logprobs.end(), 0.0);
-    Json each = Json(Json::Object{}), line;
-    for (size_t k = 0; k < rewards.names().size(); ++k)
-      each.set(rewards.names()[k], rollouts.scores.each[k][i]);
-    line.set("step", stage.step() + 1)
-        .set("prompt", example.prompt)
-        .set("completion", trajectory.text)
-        .set("answer", example.answer)
-        .set("reward", rollouts.scores.total[i])
-        .set("rewards", std::move(each))
-        .set("advantage", rollouts.advantages[i])
-        .set("truncated", trajectory.truncated())
-        .set("stop_reason", stop_reason_name(trajectory.stop_reason))
-        .set("length", trajectory.completion_length())
-        .set("mean_logprob", logprob / length)
-        .set("group", trajectory.group)
-        .set("sample", sample)
-        .set("group_reward", group.mean());
-    if (!trajectory.transcript.is_null()) line.set("transcript", trajectory.transcript);
-    if (!trajectory.environment_error.empty()) line.set("error", trajectory.environment_error);
-    lines[index] = line.dump();
-  }
+  const auto prompts = static_cast<size_t>(config.batch.prompts_per_step);
+  for (const Group& group : groups)
+    for (size_t sample = 0; sample < group.completions.size(); ++sample)
+      if (const size_t at = sample * prompts + static_cast<size_t>(group.index); at < lines.size())
+        lines[at] = completion_line(stage.step() + 1, group, sample, rewards.names()).dump();
   for (const std::string& line : gather_texts(stage.comm(), lines)) stage.log_completion(line);
 }
 
@@ -200,12 +196,6 @@ StageEnd train_grpo(Stage& stage) {
   grpo.beta = beta_of(stage);
   std::string cache;
   while (stage.more()) {
-    const std::vector<int64_t> indices = shard_prompts(stage.comm(), config, stage.step());
-    const std::vector<Example> prompts =
-        next_prompts(stage, order, config.batch.prompts_per_step, indices);
-    const auto more = [&](int64_t count, std::span<const int64_t> positions) {
-      return next_prompts(stage, order, count, positions);
-    };
     GrpoStepResult result = grpo_step(
         {.comm = stage.comm(),
          .config = {grpo, config.batch, config.sampling, static_cast<uint64_t>(config.seed),
@@ -214,9 +204,10 @@ StageEnd train_grpo(Stage& stage) {
          .rewards = rewards,
          .learner = stage.learner(),
          .reference = stage.reference(),
-         .prompts = prompts,
-         .indices = indices,
-         .more_prompts = more,
+         .next_prompts =
+             [&](int64_t count, std::span<const int64_t> positions) {
+               return next_prompts(stage, order, count, positions);
+             },
          .step = stage.step(),
          .learning_rate = stage.learning_rate(),
          .journal = stage.journal()});
@@ -228,7 +219,7 @@ StageEnd train_grpo(Stage& stage) {
     check_rewarded(stage, result.rewarded_count);
     record_outcomes(stage, order, result);
     adapt_beta(stage, grpo, result.metrics);
-    log_completions(stage, result.prompts, result.rollouts, rewards);
+    log_completions(stage, result.rollouts.groups, rewards);
     const Json& last = stage.state().report.get_or_null("last");  // evaluation
     const auto number = [&](const char* key) { return number_or_nan(last.get_or_null(key)); };
     for (const std::string& warning : monitor.observe(

@@ -244,26 +244,24 @@ void Journal::begin(const GrpoStep& step) {
              .advantages = {}};
 }
 
-void Journal::add(std::span<const Trajectory> completions, RewardSet::Scores& scores) {
-  for (size_t i = 0; i < completions.size(); ++i) {
-    const Trajectory& t = completions[i];
-    record_.completions.push_back({.index = t.index,
-                                   .prompt_length = t.prompt_length,
-                                   .stop_reason = stop_reason_name(t.stop_reason),
-                                   .tokens = t.tokens,
-                                   .loss_mask = t.loss_mask,
-                                   .logprobs = t.logprobs,
-                                   .replies = std::move(replies_[t.index]),
-                                   .rewards = {},
-                                   .total = scores.total[i]});
-    for (const std::vector<double>& each : scores.each)
-      record_.completions.back().rewards.push_back(each[i]);
-  }
+void Journal::add(std::span<Group> groups) {
+  for (const Group& group : groups)
+    for (const ScoredCompletion& c : group.completions)
+      record_.completions.push_back({.index = c.index,
+                                     .prompt_length = c.prompt_length,
+                                     .stop_reason = stop_reason_name(c.stop_reason),
+                                     .tokens = c.tokens,
+                                     .loss_mask = c.loss_mask,
+                                     .logprobs = c.logprobs,
+                                     .replies = std::move(replies_[c.index]),
+                                     .rewards = c.rewards,
+                                     .total = c.reward});
   replies_.clear();
 }
 
-void Journal::end(const GrpoStep& step, const ScoredRollouts& rollouts) {
-  record_.advantages = rollouts.advantages;
+void Journal::end(const GrpoStep& step, std::span<const Group> groups) {
+  for (const Group& group : groups)
+    for (const ScoredCompletion& c : group.completions) record_.advantages.push_back(c.advantage);
   if (rank_ == 0 && plan_ != nullptr) record_.plan = *plan_;
   weights_ = record_.weights_after = weights_hash(step.learner.model());
   flush();

@@ -89,8 +89,8 @@ class Journal final : public StepJournal, NonCopyable {
   ~Journal() override { flush(); }
   void attach(DialogueOptions& dialogue) override;
   void begin(const GrpoStep& step) override;
-  void add(std::span<const Trajectory> completions, RewardSet::Scores& scores) override;
-  void end(const GrpoStep& step, const ScoredRollouts& rollouts) override;
+  void add(std::span<Group> groups) override;
+  void end(const GrpoStep& step, std::span<const Group> groups) override;
   // Returns once all that was recorded is on disk, or reported as lost.
   void flush();
 

@@ -8,7 +8,6 @@
 #include "core/text.h"
 #include "job/journal.h"
 #include "job/run.h"
-#include "rl/grpo.h"
 #include "sys/files.h"
 #include "trainers/across_ranks.h"
 
@@ -43,8 +42,8 @@ class Replay final : public StepJournal {
   }
   bool has_scores() const override { return true; }
   void begin(const GrpoStep& step) override;
-  void add(std::span<const Trajectory> completions, RewardSet::Scores& scores) override;
-  void end(const GrpoStep& step, const ScoredRollouts& rollouts) override;
+  void add(std::span<Group> groups) override;
+  void end(const GrpoStep& step, std::span<const Group> groups) override;
   // The completion that was asked for, on the rank that has it.
   std::optional<ReplayedCompletion>& completion() { return completion_; }
 
@@ -153,41 +152,42 @@ void Replay::begin(const GrpoStep& step) {
   check();
 }
 
-void Replay::add(std::span<const Trajectory> completions, RewardSet::Scores& scores) {
-  const size_t rewards = record_.reward_names.size();
-  scores.each.resize(rewards);
-  scores.failed.resize(rewards);
-  scores.first_error.resize(rewards);
-  for (const Trajectory& t : completions) {
-    const RecordedCompletion* recorded = record_.find(t.index);
-    if (recorded == nullptr)
-      note(t.index, "which the journal does not have");
-    else
-      compare(t, *recorded);
-    if (!found_.empty()) break;
-    for (size_t k = 0; k < rewards; ++k) scores.each[k].push_back(recorded->rewards[k]);
-    scores.total.push_back(recorded->total);
-    tokens_ += static_cast<double>(t.completion_length());
-  }
-  count_ += completions.size();
+void Replay::add(std::span<Group> groups) {
+  for (Group& group : groups)
+    for (ScoredCompletion& c : group.completions) {
+      ++count_;
+      if (!found_.empty()) continue;
+      const RecordedCompletion* recorded = record_.find(c.index);
+      if (recorded == nullptr) {
+        note(c.index, "which the journal does not have");
+        continue;
+      }
+      compare(c, *recorded);
+      c.rewards = recorded->rewards;
+      c.reward = recorded->total;
+      tokens_ += static_cast<double>(c.completion_length());
+    }
   check();
 }
 
-void Replay::end(const GrpoStep& step, const ScoredRollouts& rollouts) {
+void Replay::end(const GrpoStep& step, std::span<const Group> groups) {
   const bool is_target = record_.step == options_.step;
   const std::vector<std::string>& names = step.rewards.names();
-  compare(-1, rollouts.advantages.size(), record_.advantages.size(), "number of advantages");
-  for (size_t i = 0; found_.empty() && i < rollouts.trajectories.size(); ++i) {
-    const Trajectory& t = rollouts.trajectories[i];
-    compare(t.index, rollouts.advantages[i], record_.advantages[i], "advantage");
-    if (!is_target || t.index / batch_.num_generations != options_.prompt ||
-        t.index % batch_.num_generations != options_.completion)
-      continue;
-    completion_ = {t, {}, rollouts.advantages[i], nullptr};
-    for (size_t k = 0; k < names.size(); ++k)
-      completion_->rewards.emplace_back(names[k], rollouts.scores.each[k][i]);
-    completion_->rewards.emplace_back("total", rollouts.scores.total[i]);
-  }
+  compare(-1, std::ssize(groups) * batch_.num_generations, std::ssize(record_.advantages),
+          "number of advantages");
+  auto recorded = record_.advantages.begin();
+  for (const Group& group : groups)
+    for (const ScoredCompletion& c : group.completions) {
+      if (!found_.empty()) break;
+      compare(c.index, c.advantage, *recorded++, "advantage");
+      if (!is_target || group.index != options_.prompt ||
+          c.index % batch_.num_generations != options_.completion)
+        continue;
+      completion_ = {c, {}, c.advantage, nullptr};
+      for (size_t k = 0; k < names.size(); ++k)
+        completion_->rewards.emplace_back(names[k], c.rewards[k]);
+      completion_->rewards.emplace_back("total", c.reward);
+    }
   check();  // first: completions explain what follows
   compare(-1, count_, record_.completions.size(), "number of completions");
   compare(-1, hex(weights_hash(step.learner.model())), hex(record_.weights_after),

@@ -196,7 +196,13 @@ T* data_or_null(Tensor tensor) {
   return tensor.defined() ? tensor.data<T>() : nullptr;
 }
 
-// Sums over the tokens of a sequence: of lp - lp_old and of lp_old - lp_sampling.
+// A row of PolicySequenceMeans::means: the means of lp - lp_old and of lp_old - lp_sampling.
+struct SequenceMeans {
+  double to_old, to_sampling;
+};
+static_assert(sizeof(SequenceMeans) == 2 * sizeof(double));
+
+// Sums over the tokens of a sequence, for its means.
 struct LogRatioSums {
   double tokens = 0, to_old = 0, to_sampling = 0;
 };
@@ -205,7 +211,7 @@ struct LogRatioSums {
 template <class T>
 struct SequenceLogRatios {
   const T *logprob, *old_logprob, *sampling_logprob, *weight;
-  double* means;
+  SequenceMeans* means;
 
   explicit SequenceLogRatios(const PolicySequenceMeans& args)
       : logprob(args.logprob.data<T>()),
@@ -213,7 +219,7 @@ struct SequenceLogRatios {
         sampling_logprob(args.sampling_logprob.defined() ? args.sampling_logprob.data<T>()
                                                          : old_logprob),
         weight(args.weight.data<T>()),
-        means(args.means.data<double>()) {}
+        means(static_cast<SequenceMeans*>(args.means.raw())) {}
 
   COHORT_HD void add(LogRatioSums& sums, int64_t t) const {
     if (!(weight[t] > 0)) return;
@@ -223,8 +229,8 @@ struct SequenceLogRatios {
     sums.to_sampling += old - static_cast<double>(sampling_logprob[t]);
   }
   COHORT_HD void set(int64_t t, const LogRatioSums& sums) const {
-    means[2 * t] = sums.to_old / sums.tokens;
-    means[2 * t + 1] = sums.to_sampling / sums.tokens;
+    means[t].to_old = sums.to_old / sums.tokens;
+    means[t].to_sampling = sums.to_sampling / sums.tokens;
   }
 };
 
@@ -232,7 +238,7 @@ struct SequenceLogRatios {
 template <class T>
 struct PolicyTokens {
   const T *logprob, *old_logprob, *ref_logprob, *sampling_logprob, *advantage, *weight, *entropy;
-  const double* sequence_means;
+  const SequenceMeans* sequence_means;
   PolicyTerms* terms;
   T *dlogprob, *dentropy;
 
@@ -245,7 +251,9 @@ struct PolicyTokens {
         advantage(args.advantage.data<T>()),
         weight(args.weight.data<T>()),
         entropy(data_or_null<T>(args.entropy)),
-        sequence_means(data_or_null<double>(args.sequence_means)),
+        sequence_means(args.sequence_means.defined()
+                           ? static_cast<const SequenceMeans*>(args.sequence_means.raw())
+                           : nullptr),
         terms(static_cast<PolicyTerms*>(args.terms.raw())),
         dlogprob(args.dlogprob.data<T>()),
         dentropy(data_or_null<T>(args.dentropy)) {}
@@ -258,9 +266,9 @@ struct PolicyTokens {
         larger_deviation(std::fabs(token.ratio.value - 1), stats.max_ratio_deviation);
     stats.kl_to_old += k3(token.logprob - token.old_logprob).value;
     PolicyToken of_sequence = token;
-    if (desc.level == RatioLevel::kSequence) of_sequence.ratio = ratio_of(sequence_means[2 * t]);
+    if (desc.level == RatioLevel::kSequence) of_sequence.ratio = ratio_of(sequence_means[t].to_old);
     const TokenLoss loss = surrogate(of_sequence, desc, stats);
-    const double mean = sequence_means == nullptr ? 0 : sequence_means[2 * t + 1];
+    const double mean = sequence_means == nullptr ? 0 : sequence_means[t].to_sampling;
     const double importance =
         importance_weight(token, static_cast<double>(sampling_logprob[t]), mean, desc);
     stats.importance += importance;

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "rl/grpo.h"
+#include "rl/advantage.h"
 #include "rl/rewards/command.h"
 #include "rl/rewards/rewards.h"
 #include "text/utf8.h"

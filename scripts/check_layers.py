@@ -80,7 +80,7 @@ def within(path, place):
 
 
 def layer_of(path):
-    """The layer of a file, or its top folder: "rl/engine" for "rl/engine/engine.h", "rl" for "rl/grpo.h"."""
+    """The layer of a file, or its top folder: "rl/engine" for "rl/engine/engine.h", "rl" for "rl/reward.h"."""
     parts = Path(path).parts
     return "/".join(parts[:2]) if "/".join(parts[:2]) in LAYERS else parts[0]
 

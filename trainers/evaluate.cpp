@@ -101,9 +101,9 @@ Judged sample_and_judge(const ProblemEvaluation& evaluation, Communicator& comm,
   const auto input_of = [&](const Trajectory& t) {
     return reward_input(problems[static_cast<size_t>(t.group)], t, evaluation.step);
   };
-  const auto submit = [&](const Trajectory& t) {
+  const auto submit = [&](const Example& example, const Trajectory& t) {
     if (evaluation.correct.command != nullptr && t.environment_error.empty())
-      evaluation.correct.command->submit(input_of(t));
+      evaluation.correct.command->submit(reward_input(example, t, evaluation.step));
   };
   const auto unless_stopped = [&](const Trajectory&) {
     if (evaluation.stop != nullptr && *evaluation.stop) throw EvaluationStopped("stopped");

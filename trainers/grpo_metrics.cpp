@@ -10,92 +10,71 @@ namespace {
 
 // Sums over the completions of one rank.
 struct SampleSums {
-  double longest = 0;
+  Moments reward;
+  std::vector<Moments> rewards;  // by name
+  double lowest = HUGE_VAL, highest = -HUGE_VAL, longest = 0;
   // Sums over completions in the loss mask.
   double mask_tokens = 0, entropy = 0, truncated_mass = 0;
   Moments length, terminated_length, at_length, at_context;
   // Sums over the groups that have a reward.
   Moments deviation, zero_variance;
-  Refill groups;
 };
 
-SampleSums count_samples(const ScoredRollouts& scored, const GrpoSections& config) {
-  SampleSums sums;
-  sums.groups = scored.refill;
-  const auto group = static_cast<size_t>(config.batch.num_generations);
-  for (size_t begin = 0; begin < scored.trajectories.size(); begin += group) {
-    const std::span<const double> rewards = std::span(scored.scores.total).subspan(begin, group);
-    for (size_t i = begin; i < begin + group; ++i) {
-      const Trajectory& c = scored.trajectories[i];
-      const auto length = static_cast<double>(c.completion_length());
-      sums.length.add(length);
-      if (!c.truncated()) sums.terminated_length.add(length);
-      sums.longest = std::max(sums.longest, length);
-      sums.at_length.add(c.stop_reason == StopReason::kLength);
-      sums.at_context.add(c.stop_reason == StopReason::kContext);
-      sums.groups.tokens += static_cast<double>(c.tokens.size());
-      const int64_t loss_tokens = count_loss_tokens(c, scored.scores.total[i], config.grpo);
-      if (loss_tokens == 0) continue;
-      sums.mask_tokens += static_cast<double>(loss_tokens);
-      sums.entropy += c.entropy();
-      sums.truncated_mass += c.truncated_mass;
+void add_completion(SampleSums& sums, const ScoredCompletion& c, const GrpoConfig& config) {
+  sums.reward.add(c.reward);
+  for (size_t k = 0; k < sums.rewards.size(); ++k) sums.rewards[k].add(c.rewards[k]);
+  sums.lowest = std::fmin(sums.lowest, c.reward);
+  sums.highest = std::fmax(sums.highest, c.reward);
+  const auto length = static_cast<double>(c.completion_length());
+  sums.length.add(length);
+  if (!c.truncated()) sums.terminated_length.add(length);
+  sums.longest = std::max(sums.longest, length);
+  sums.at_length.add(c.stop_reason == StopReason::kLength);
+  sums.at_context.add(c.stop_reason == StopReason::kContext);
+  if (count_loss_tokens(c, config) == 0) return;
+  sums.mask_tokens += length;
+  sums.entropy += c.entropy();
+  sums.truncated_mass += c.truncated_mass;
+}
+
+SampleSums count_samples(const ScoredRollouts& scored, size_t num_rewards,
+                         const GrpoConfig& config) {
+  SampleSums sums{.rewards = std::vector<Moments>(num_rewards)};
+  for (const Group& group : scored.groups) {
+    std::vector<double> rewards;
+    for (const ScoredCompletion& c : group.completions) {
+      add_completion(sums, c, config);
+      rewards.push_back(c.reward);
     }
-    sums.groups.add_outcome(group_outcome(scored.scores, begin / group,
-                                          config.batch.num_generations, config.criterion));
     if (std::ranges::all_of(rewards, [](double r) { return std::isnan(r); })) continue;
     sums.deviation.add(reward_std(rewards));
-    sums.zero_variance.add(!has_signal(scored, begin / group, config));
+    sums.zero_variance.add(!has_signal(group, config));
   }
   return sums;
 }
 
-Moments moments_of(const std::vector<double>& values) {
-  Moments moments;
-  for (const double v : values) moments.add(v);
-  return moments;
-}
-
 }  // namespace
 
-int64_t count_loss_tokens(const Trajectory& completion, double reward, const GrpoConfig& config) {
-  if (std::isnan(reward) || (config.mask_truncated_completions && completion.truncated())) return 0;
-  return completion.completion_length();
-}
-
-std::optional<int> group_outcome(const RewardSet::Scores& scores, size_t group, int64_t size,
-                                 const OutcomeCriterion& criterion) {
-  const auto& [reward, threshold] = criterion;
-  const auto& all = reward < 0 ? scores.total : scores.each[static_cast<size_t>(reward)];
-  double lowest = HUGE_VAL, highest = -HUGE_VAL;
-  for (double v :
-       std::span(all).subspan(group * static_cast<size_t>(size), static_cast<size_t>(size))) {
-    if (reward >= 0 && !std::isnan(v)) v = v >= threshold ? 1 : -1;
-    lowest = std::fmin(lowest, v), highest = std::fmax(highest, v);
+void GroupCounts::add(const Group& group, const OutcomeCriterion& criterion) {
+  if (const auto outcome = group_outcome(group, criterion)) {
+    solved.add(*outcome > 0);
+    failed.add(*outcome < 0);
   }
-  if (lowest > highest) return std::nullopt;
-  if (!equal_rewards(lowest, highest)) return 0;
-  return highest > 0 && !equal_rewards(highest, 0) ? 1 : -1;
+  for (const ScoredCompletion& c : group.completions) {
+    tokens += static_cast<double>(c.tokens.size());
+    failed_dialogues += !c.environment_error.empty();
+    if (first_error.empty()) first_error = c.environment_error;
+  }
 }
 
-bool has_signal(const ScoredRollouts& rollouts, size_t group, const GrpoSections& config) {
-  const auto size = static_cast<size_t>(config.batch.num_generations);
-  const std::vector<double>& advantages =
-      rollouts.reward_advantages.empty() ? rollouts.advantages : rollouts.reward_advantages;
-  for (size_t i = group * size; i < (group + 1) * size; ++i)
-    if (advantages[i] != 0 &&
-        count_loss_tokens(rollouts.trajectories[i], rollouts.scores.total[i], config.grpo) > 0)
-      return true;
-  return false;
+GroupCounts ScoredRollouts::count(const OutcomeCriterion& criterion) const {
+  GroupCounts out = replaced;
+  for (const Group& group : groups) out.add(group, criterion);
+  return out;
 }
 
-void Refill::add_outcome(std::optional<int> outcome) {
-  if (!outcome) return;
-  solved.add(*outcome > 0);
-  failed.add(*outcome < 0);
-}
-
-void UpdateSums::add(const Learner::Update& update, const kernels::PolicyLossStats& stats) {
-  kernels::add(policy, stats);
+void UpdateSums::add(const Learner::Update& update) {
+  kernels::add(policy, update.stats);
   if (!update.made) return;
   made += 1;
   clipped += update.clipped;
@@ -104,46 +83,43 @@ void UpdateSums::add(const Learner::Update& update, const kernels::PolicyLossSta
 }
 
 void add_dialogue_metrics(MetricSums& out, const ScoredRollouts& dialogues) {
-  Moments turns, observed, truncated, failed{.sum = dialogues.refill.failed_dialogues};
-  for (const Trajectory& t : dialogues.trajectories) {
-    turns.add(static_cast<double>(t.num_turns()));
-    observed.add(
-        static_cast<double>(std::ssize(t.tokens) - t.prompt_length - t.completion_length()));
-    truncated.add(t.stop_reason == StopReason::kTurns);
-    failed.add(!t.environment_error.empty());
-  }
+  Moments turns, observed, truncated;
+  for (const Group& group : dialogues.groups)
+    for (const ScoredCompletion& c : group.completions) {
+      turns.add(static_cast<double>(c.num_turns()));
+      observed.add(
+          static_cast<double>(std::ssize(c.tokens) - c.prompt_length - c.completion_length()));
+      truncated.add(c.stop_reason == StopReason::kTurns);
+    }
   out.add_mean("environment/turns", turns);
   out.add_mean("environment/observed_tokens", observed);
   out.add_mean("environment/turns_ratio", truncated);
-  out.add_sum("environment/failed", failed.sum);
+  out.add_sum("environment/failed", dialogues.count().failed_dialogues);
 }
 
 MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::string>& reward_names,
                         const UpdateSums& updates, const GrpoSections& config,
                         double learning_rate) {
-  const SampleSums samples = count_samples(scored, config);
+  const SampleSums samples = count_samples(scored, reward_names.size(), config.grpo);
+  const GroupCounts groups = scored.count(config.criterion);
   const double passes = static_cast<double>(config.grpo.num_iterations) * samples.mask_tokens;
   const kernels::PolicyLossStats& policy = updates.policy;
   const auto over_updates = [&](double sum) { return Moments{sum, updates.made}.mean(); };
 
   MetricSums out;
-  out.add_mean("reward", moments_of(scored.scores.total));
+  out.add_mean("reward", samples.reward);
   out.add_mean("reward_std", samples.deviation);
-  double lowest = HUGE_VAL, highest = -HUGE_VAL;
-  for (const double reward : scored.scores.total)
-    if (!std::isnan(reward)) lowest = std::min(lowest, reward), highest = std::max(highest, reward);
-  out.add_max("reward_max", highest);
-  out.add_min("reward_min", lowest);
+  out.add_max("reward_max", samples.highest);
+  out.add_min("reward_min", samples.lowest);
   for (size_t k = 0; k < reward_names.size(); ++k) {
-    const Moments reward = moments_of(scored.scores.each[k]);
-    out.add_mean("rewards/" + reward_names[k] + "/mean", reward);
-    out.add_deviation("rewards/" + reward_names[k] + "/std", reward);
-    if (const auto failed = scored.scores.failed[k])
-      out.add_sum("rewards/" + reward_names[k] + "/failed", static_cast<double>(*failed));
+    const std::string name = "rewards/" + reward_names[k];
+    out.add_mean(name + "/mean", samples.rewards[k]);
+    out.add_deviation(name + "/std", samples.rewards[k]);
+    if (scored.failed[k]) out.add_sum(name + "/failed", static_cast<double>(*scored.failed[k]));
   }
   out.add_mean("frac_reward_zero_std", samples.zero_variance);
-  out.add_mean("frac_groups_solved", samples.groups.solved);
-  out.add_mean("frac_groups_failed", samples.groups.failed);
+  out.add_mean("frac_groups_solved", groups.solved);
+  out.add_mean("frac_groups_failed", groups.failed);
   out.add_local("ratio_deviation", updates.ratio_deviation);
   out.add_mean("clip_ratio/low", policy.clipped_low, passes);
   out.add_mean("clip_ratio/high", policy.clipped_high, passes);
@@ -165,11 +141,10 @@ MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::str
   out.add_local("grad_clipped", over_updates(updates.clipped));
   out.add_mean("update/kl", updates.step_kl);
   out.add_local("learning_rate", learning_rate);
-  out.add_sum("num_tokens", samples.groups.tokens);
+  out.add_sum("num_tokens", groups.tokens);
   if (config.grpo.refill_rounds > 0) {
-    out.add_local("rollout/rounds", static_cast<double>(1 + scored.refill.rounds));
-    out.add_local("rollout/prompts",
-                  static_cast<double>(config.batch.prompts_per_step + scored.refill.prompts));
+    out.add_local("rollout/rounds", static_cast<double>(1 + scored.refill_rounds));
+    out.add_local("rollout/prompts", static_cast<double>(scored.num_prompts));
   }
   return out;
 }

@@ -2,25 +2,16 @@
 #pragma once
 
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "data/data_config.h"
 #include "rl/engine/rollout.h"
-#include "rl/grpo.h"
-#include "rl/reward.h"
+#include "rl/group.h"
 #include "trainers/learner.h"
 #include "trainers/metrics.h"
 
 namespace cohort {
-
-// Criterion of correct completions, eval.correct: the reward at this position is at least
-// `threshold`. -1: none is given.
-struct OutcomeCriterion {
-  int64_t reward = -1;
-  double threshold = 0;
-};
 
 // The sections of a configuration that a GRPO step reads.
 struct GrpoSections {
@@ -31,42 +22,27 @@ struct GrpoSections {
   OutcomeCriterion criterion = {};
 };
 
-// Tokens of a completion that count in the loss: none without a reward, or if it is truncated and
-// mask_truncated_completions leaves it out.
-int64_t count_loss_tokens(const Trajectory& completion, double reward, const GrpoConfig& config);
-
-// 1 if a group of `size` completions is solved (all that can be judged are correct), -1 if it has
-// failed (all are wrong), else 0. Without a criterion: its rewards are equal and above 0, equal and
-// at most 0, or they differ. nullopt: no completion can be judged.
-std::optional<int> group_outcome(const RewardSet::Scores& scores, size_t group, int64_t size,
-                                 const OutcomeCriterion& criterion = {});
-
-// The rounds of a step that replaced groups without a signal, and the groups that they replaced.
-struct Refill {
-  int64_t rounds = 0, prompts = 0;  // over all ranks
-  // This rank's groups that were solved or have failed, the tokens of their completions and
-  // prompts, and the dialogues that the environment has failed, with the first error.
-  Moments solved, failed;
-  double tokens = 0, failed_dialogues = 0;
+// Counts over groups of a rank.
+struct GroupCounts {
+  Moments solved, failed;  // by the criterion, of the groups that can be judged
+  double tokens = 0;       // in prompts and completions
+  // Dialogues that the environment has failed, and the first error.
+  double failed_dialogues = 0;
   std::string first_error;
-  // Counts a group that can be judged.
-  void add_outcome(std::optional<int> outcome);
+  void add(const Group& group, const OutcomeCriterion& criterion);
 };
 
-// Completions that one rank sampled in a step, with rewards and advantages.
+// The groups that one rank has sampled in a step.
 struct ScoredRollouts {
-  std::vector<Trajectory> trajectories;
-  RewardSet::Scores scores;
-  std::vector<double> advantages;  // one per completion
-  Refill refill = {};
-  // The advantages of the rewards alone, before a KL in the reward, GDPO's standardisation,
-  // whitening and clipping; empty: those above.
-  std::vector<double> reward_advantages = {};
+  std::vector<Group> groups;  // by index
+  // [reward]: RewardSet::Scores::failed, of all rounds.
+  std::vector<std::optional<int64_t>> failed = {};
+  // Rounds that replaced groups without a signal, and the prompts of all rounds, over all ranks.
+  int64_t refill_rounds = 0, num_prompts = 0;
+  GroupCounts replaced = {};  // the groups that they replaced
+  // Counts over the groups of all rounds.
+  GroupCounts count(const OutcomeCriterion& criterion = {}) const;
 };
-
-// True if a completion of the group that has tokens in the loss has a reward_advantages other than
-// 0.
-bool has_signal(const ScoredRollouts& rollouts, size_t group, const GrpoSections& config);
 
 // Sums over the updates of a step.
 struct UpdateSums {
@@ -76,7 +52,7 @@ struct UpdateSums {
   double clipped = 0;               // updates whose gradient exceeded max_grad_norm
   double ratio_deviation = 0;  // max |ratio - 1| before the first update, before it was corrected
   Moments step_kl;             // KL(old policy, new policy), over this rank's measured tokens
-  void add(const Learner::Update& update, const kernels::PolicyLossStats& stats);
+  void add(const Learner::Update& update);
 };
 
 // docs/grpo.md, section 9, documents the metrics. NaN: not measured.

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "rl/grpo.h"
+#include "rl/grpo_config.h"
 #include "text/json.h"
 #include "trainers/metrics.h"
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "rl/engine/rollout.h"
+#include "rl/policy_batch.h"
 #include "trainers/grpo_metrics.h"
 
 namespace cohort {
@@ -49,11 +50,11 @@ class StepJournal {
   virtual bool has_scores() const { return false; }
   // A step begins, before it samples.
   virtual void begin(const GrpoStep& step) = 0;
-  // The completions of the step's prompts, and then those of each round of refill_groups(), with
-  // their scores. Their indices are unique within the step.
-  virtual void add(std::span<const Trajectory> completions, RewardSet::Scores& scores) = 0;
+  // The groups of the step's prompts, and then those of each round of refills, with their scores
+  // unless has_scores(). The indices of their completions are unique within the step.
+  virtual void add(std::span<Group> groups) = 0;
   // The step has ended, with its updates.
-  virtual void end(const GrpoStep& step, const ScoredRollouts& rollouts) = 0;
+  virtual void end(const GrpoStep& step, std::span<const Group> groups) = 0;
 };
 
 struct GrpoStep {
@@ -63,23 +64,20 @@ struct GrpoStep {
   const RewardSet& rewards;
   Learner& learner;
   ReferencePolicy reference;
-  std::span<const Example> prompts;
-  std::span<const int64_t> indices;  // positions in the step, ascending
-  // (with refill_rounds) The next `count` prompts of the data, of which it returns those at
-  // `positions`. Every rank calls it with the same count.
+  // The next `count` prompts of the data, of which it returns those at `positions`: of the step,
+  // then of each round of refills. Every rank calls it with the same count.
   std::function<std::vector<Example>(int64_t count, std::span<const int64_t> positions)>
-      more_prompts = {};
+      next_prompts;
   int64_t step = 0;  // address of the random numbers
   double learning_rate = 0;
   StepJournal* journal = nullptr;  // nullptr: none
 };
 struct GrpoStepResult {
-  std::vector<Example> prompts;  // those of `rollouts`
   Metrics metrics = {};          // over all ranks, under the names of docs/grpo.md, section 9
   ScoredRollouts rollouts = {};  // this rank's
   int64_t rewarded_count = 0;    // completions of all ranks to which a reward applies; 0: no update
-  // group_outcome(), by the rewards, of the prompts of the step and then of more_prompts(); 0 for
-  // those of other ranks and those without a reward.
+  // group_outcome(), by the rewards, of all prompts that the ranks have taken, in their order; 0
+  // without a reward.
   std::vector<double> outcomes = {};
 };
 // Throws NonFiniteError on all ranks if one of them meets a non-finite number.
@@ -87,24 +85,26 @@ GrpoStepResult grpo_step(const GrpoStep& in);
 
 // ---- Its parts
 
-// The control experiment: the advantages of a step over all ranks, shuffled over its completions;
-// returns those of this rank.
-// The permutation depends on seed and step only.
-std::vector<double> shuffled_advantages(Communicator& comm, const ScoredRollouts& rollouts,
-                                        const GrpoSections& config, int64_t step);
+// The control experiment: shuffles the advantages of all completions of a step. The permutation
+// depends on seed and step only.
+void shuffle_advantages(std::span<double> advantages, uint64_t seed, int64_t step);
 
 // The sequences of an optimiser update, and the micro batches on the model's device that they are
 // packed into, with the denominators of the whole update over all ranks.
 struct PolicyUpdate {
   std::vector<PolicySequence> sequences;
-  PackPolicyDesc pack;  // how `batches` are packed
+  PackPolicyDesc desc;  // how `batches` are packed; no micro_batch_tokens: they are not
   Minibatch batches;
+  // Packs the sequences into micro batches of at most `tokens` tokens, unless they are already.
+  void pack(int64_t tokens, const Transformer& model);
+  // Takes the log-probs of the micro batches over into the sequences, which may then be changed.
+  void unpack();
 };
 
 // The optimiser updates of a step, packed. An update without a token in the loss mask of any rank
-// is left out. `advantages`: one per completion, those of `rollouts` or shuffled ones.
+// is left out. `advantages`: those of all completions of the step, by their index.
 std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
-                                           const ScoredRollouts& rollouts,
+                                           std::span<const Group> groups,
                                            std::span<const double> advantages,
                                            const GrpoSections& config);
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/with_cuda.h"
+#include "kernels/policy_token.h"
 #include "trainers/metrics.h"
 
 namespace cohort {
@@ -53,15 +54,15 @@ Learner::Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& conf
     });
 }
 
-// Sets `losses` to the losses of the micro batches.
 void Learner::backward_all(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
-                           Tensor& losses) {
+                           Tensor& losses, std::vector<Tensor>& stats) {
   losses = Tensor::empty({micro_batches}, accumulate_dtype(model_->dtype()), model_->device());
   Stopwatch clock;
   for (int64_t i = 0; i < micro_batches; ++i) {
     last_micro_batch_ = i + 1 == micro_batches;
     HeadLoss made = loss(i);
     losses.narrow(0, i, 1).copy_(made.loss);
+    if (made.stats.defined()) stats.push_back(made.stats);
     clock.lap("forward");
     backward(std::move(made.hidden), std::move(made.dhidden), made.head);
     clock.lap("backward");
@@ -71,7 +72,7 @@ void Learner::backward_all(int64_t micro_batches, const std::function<HeadLoss(i
 }
 
 Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
-                                double learning_rate, const std::function<bool()>& accept) {
+                                double learning_rate, const Accept& accept) {
   allocator(model_->device()).join_segments();
   const UpdateMemory memory(model_->parameters(), *optimizer_, reducer_);
   std::vector<GradientBuffer> buffers;
@@ -91,7 +92,8 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadL
     }
   };
   Tensor losses, norm = health_.narrow(0, 0, 1);
-  if_memory_lasts([&] { backward_all(micro_batches, loss, losses); });
+  std::vector<Tensor> stats;  // per micro batch
+  if_memory_lasts([&] { backward_all(micro_batches, loss, losses, stats); });
   last_micro_batch_ = false;
   reducer_->finish();
   Update out;
@@ -102,7 +104,8 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadL
     kernels::grad_norm(norm, model_->parameters().gradients());
     numbers = losses.to_vector<double>();
     for (const double number : numbers) out.loss += number;
-    refusals = accept && !accept() ? 1 : 0;
+    for (const Tensor& s : stats) add(out.stats, kernels::PolicyLossStats::from(s));
+    refusals = accept && !accept(out.stats) ? 1 : 0;
     health = health_.to_vector<double>();
     optimizer_->allocate_workspace();
   });

@@ -25,21 +25,24 @@ class Learner : NonCopyable {  // the parameters' hooks hold its address
   struct Update {
     double loss = 0;  // over all micro batches and ranks
     double grad_norm = 0;
-    bool clipped = false;  // the gradient exceeded max_grad_norm
-    bool made = true;      // false: refused, or the gradient is exactly 0 on all ranks
-    bool refused = false;  // `accept` returned false
+    bool clipped = false;            // the gradient exceeded max_grad_norm
+    bool made = true;                // false: refused, or the gradient is exactly 0 on all ranks
+    bool refused = false;            // `accept` returned false
+    kernels::PolicyLossStats stats;  // this rank's, over its micro batches; of policy losses only
   };
+  // Called when all losses are known, with Update::stats.
+  using Accept = std::function<bool(const kernels::PolicyLossStats& stats)>;
   // One optimiser update: the backward of loss(0) ... loss(micro_batches - 1), whose sum over micro
   // batches and ranks is the step's loss, then reduction, clipping and AdamW. Every rank
   // calls it, even without a micro batch. Synchronizes with the device once, before the update.
   // Gradients exist only during the call.
   // Throws the same NonFiniteError on every rank, without any update, if a loss, a gradient or a
   // number checked by check_weights() is not finite, and OutOfMemoryError on every rank, likewise,
-  // if one of them runs out of memory. `accept`, if given, is called when all losses
-  // are known; if it returns false on any rank, weights and optimiser state are unchanged. They are
+  // if one of them runs out of memory. If `accept` is given and returns
+  // false on any rank, weights and optimiser state are unchanged. They are
   // also unchanged if every gradient is 0: AdamW's momentum and decay would move the weights.
   Update update(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
-                double learning_rate, const std::function<bool()>& accept = nullptr);
+                double learning_rate, const Accept& accept = nullptr);
 
   // Runs `work` on micro batches of at most `tokens` tokens, or of fewer if less has to do. pack(n)
   // makes those of at most n tokens and returns the size of the largest; it makes no collective
@@ -70,7 +73,7 @@ class Learner : NonCopyable {  // the parameters' hooks hold its address
 
  private:
   void backward_all(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
-                    Tensor& losses);
+                    Tensor& losses, std::vector<Tensor>& stats);
   void check_losses(double total, const std::vector<double>& losses) const;
   void check_gradients(double norm) const;
 

@@ -181,10 +181,10 @@ class PythonEngine {
       const std::lock_guard lock(mutex_);
       const Sampler sampler(engine_, *loaded_->tokenizer, config);
       Progress progress(on_text);
-      auto trajectories =
-          sampler.sample(examples, num_generations, address,
-                         {.on_finished = [&](const Trajectory& t) { progress.finish(t); },
-                          .on_token = [&](const Trajectory& t) { return progress.add(t); }});
+      auto trajectories = sampler.sample(
+          examples, num_generations, address,
+          {.on_finished = [&](const Example&, const Trajectory& t) { progress.finish(t); },
+           .on_token = [&](const Trajectory& t) { return progress.add(t); }});
       progress.rethrow();
       return trajectories;
     });

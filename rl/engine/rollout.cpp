@@ -370,7 +370,7 @@ class Sampler::Call {
   void finish(OpenCompletion& open) {
     sampler_.engine_.cancel(open.request, open.completion);
     const Trajectory& t = *std::exchange(open.out, nullptr);
-    if (callbacks_.on_finished) callbacks_.on_finished(t);
+    if (callbacks_.on_finished) callbacks_.on_finished(*open.example, t);
   }
 
   const Sampler& sampler_;

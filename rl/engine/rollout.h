@@ -57,8 +57,8 @@ struct SampleAddress {
 
 // Progress callbacks of Sampler::sample().
 struct SampleCallbacks {
-  // Called for each completion as soon as it ends, in the order in which they end.
-  std::function<void(const Trajectory&)> on_finished;
+  // Called for each completion as soon as it ends, in the order in which they end, with its prompt.
+  std::function<void(const Example&, const Trajectory&)> on_finished;
   // Called for each sampled token, the last of trajectory.tokens. `text` of the trajectory has no
   // unfinished character yet. Returning false ends the completion.
   std::function<bool(const Trajectory&)> on_token;

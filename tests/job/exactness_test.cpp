@@ -2,7 +2,7 @@
 // and samples depend on their address alone.
 #include <algorithm>
 
-#include "rl/grpo.h"
+#include "rl/grpo_loss.h"
 #include "tests/job/small_runs.h"
 
 namespace cohort::test {

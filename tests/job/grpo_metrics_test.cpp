@@ -13,7 +13,18 @@ namespace {
 
 constexpr double kNoReward = std::numeric_limits<double>::quiet_NaN();
 
-using GrpoMetrics = GrpoStepTest;
+class GrpoMetrics : public GrpoStepTest {
+ protected:
+  // The first prompt of the data in place of each.
+  auto repeated_first() const {
+    return [this](int64_t, std::span<const int64_t> at) {
+      return std::vector<Example>(at.size(), data_.train->get(0));
+    };
+  }
+  static std::vector<double> advantages_of(const GrpoStepResult& result) {
+    return numbers_of(result.rollouts.groups, &ScoredCompletion::advantage);
+  }
+};
 
 // Everything about a step with refilled groups that its records tell, computed from them.
 TEST_F(GrpoMetrics, MetricsCountAllRoundsOfARefill) {
@@ -24,14 +35,14 @@ TEST_F(GrpoMetrics, MetricsCountAllRoundsOfARefill) {
    public:
     void attach(DialogueOptions&) override {}
     void begin(const cohort::GrpoStep&) override {}
-    void add(std::span<const Trajectory> completions, RewardSet::Scores& scores) override {
+    void add(std::span<Group> groups) override {
       const std::lock_guard lock(mutex);
-      for (size_t i = 0; i < completions.size(); ++i) {
-        tokens += static_cast<double>(completions[i].tokens.size());
-        rewards_of[completions[i].group].push_back(scores.total[i]);
+      for (const ScoredCompletion* c : completions_of(groups)) {
+        tokens += static_cast<double>(c->tokens.size());
+        rewards_of[c->group].push_back(c->reward);
       }
     }
-    void end(const cohort::GrpoStep&, const ScoredRollouts&) override {}
+    void end(const cohort::GrpoStep&, std::span<const Group>) override {}
     std::mutex mutex;
     double tokens = 0;
     std::map<int64_t, std::vector<double>> rewards_of;  // by the address of the prompt
@@ -43,27 +54,11 @@ TEST_F(GrpoMetrics, MetricsCountAllRoundsOfARefill) {
     double kept = 0;
     run_local_ranks(ranks, [&](Communicator& comm) {
       const auto learner = make_learner(comm);
-      Engine engine(learner->model(), {});
-      const Sampler sampler(engine, *data_.tokenizer, config_.sampling);
-      const std::vector<int64_t> shard = shard_prompts(comm, config_, 0);
-      const GrpoStepResult result = grpo_step({.comm = comm,
-                                               .config = config_,
-                                               .sampler = sampler,
-                                               .rewards = rewards,
-                                               .learner = *learner,
-                                               .reference = {},
-                                               .prompts = prompts(shard),
-                                               .indices = shard,
-                                               .more_prompts =
-                                                   [&](int64_t, std::span<const int64_t> at) {
-                                                     return prompts({at.begin(), at.end()});
-                                                   },
-                                               .step = 0,
-                                               .learning_rate = 1e-2,
-                                               .journal = &rounds});
+      const GrpoStepResult result =
+          make_step(comm, *learner, rewards, {.learning_rate = 1e-2, .journal = &rounds});
       const std::lock_guard lock(rounds.mutex);
-      for (const Trajectory& t : result.rollouts.trajectories)
-        kept += static_cast<double>(t.tokens.size());
+      for (const ScoredCompletion* c : completions_of(result.rollouts.groups))
+        kept += static_cast<double>(c->tokens.size());
       if (comm.rank() == 0) metrics = result.metrics;
     });
     double solved = 0, failed = 0;
@@ -89,28 +84,9 @@ TEST_F(GrpoMetrics, MetricsCountAllRoundsOfARefill) {
 
 // The groups that a refill leaves alone are those that the configured advantages tell apart.
 TEST_F(GrpoMetrics, ASignalIsAnAdvantageOtherThanZero) {
-  const auto comm = make_single_communicator();
-  const std::vector<int64_t> shard = shard_prompts(*comm, config_, 0);
-  const std::vector<Example> problems = prompts(shard);
   const auto run = [&](const RewardSet& rewards, int64_t rounds) {
-    const auto learner = make_learner(*comm);
-    Engine engine(learner->model(), {});
-    const Sampler sampler(engine, *data_.tokenizer, config_.sampling);
     config_.grpo.refill_rounds = rounds;
-    return grpo_step({.comm = *comm,
-                      .config = config_,
-                      .sampler = sampler,
-                      .rewards = rewards,
-                      .learner = *learner,
-                      .reference = {},
-                      .prompts = problems,
-                      .indices = shard,
-                      .more_prompts =
-                          [&](int64_t, std::span<const int64_t> at) {
-                            return std::vector<Example>(at.size(), problems[0]);
-                          },
-                      .step = 0,
-                      .learning_rate = 0});
+    return make_step(rewards, {.refill = repeated_first()});
   };
   // The rewards of a completion, 1 and 0 or 0 and 1, have the sum 1, and other weighted advantages.
   const RewardSet opposite({{.name = "format", .weight = 1, .pattern = ".*1.*"},
@@ -126,77 +102,54 @@ TEST_F(GrpoMetrics, ASignalIsAnAdvantageOtherThanZero) {
   config_.grpo.multi_objective_aggregation = RewardAggregation::kNormalizeThenSum;
   // Lengths and matches both give advantages, whatever they weigh in the sum of the rewards.
   const GrpoStepResult normalized = run(weighted, 0);
-  const auto size = static_cast<size_t>(config_.batch.num_generations);
-  double silent = 0;
-  for (size_t g = 0; g < problems.size(); ++g) {
+  double zero_signal = 0;
+  for (const Group& group : normalized.rollouts.groups) {
     bool differs = false;
-    for (size_t k = 0; k < 2; ++k)
-      for (size_t i = 1; i < size; ++i)
-        differs |= normalized.rollouts.scores.each[k][g * size + i] !=
-                   normalized.rollouts.scores.each[k][g * size];
-    silent += !differs;
+    for (const ScoredCompletion& c : group.completions)
+      differs |= c.rewards != group.completions[0].rewards;
+    zero_signal += !differs;
   }
-  EXPECT_EQ(normalized.metrics.at("frac_reward_zero_std"),
-            silent / static_cast<double>(problems.size()));
-  EXPECT_EQ(run(weighted, 1).metrics.at("rollout/prompts"),
-            static_cast<double>(problems.size()) + silent);
+  EXPECT_EQ(normalized.metrics.at("frac_reward_zero_std"), zero_signal / 4);
+  EXPECT_EQ(run(weighted, 1).metrics.at("rollout/prompts"), 4 + zero_signal);
 }
 
 // Whitening and a KL in the reward give groups of equal rewards an advantage, too. They have no
 // signal all the same: they are counted and replaced.
 TEST_F(GrpoMetrics, GroupsOfEqualRewardsHaveNoSignalUnderWhiteningOrAKl) {
-  const auto comm = make_single_communicator();
   const Transformer reference(config_.model, config_.dtype, 2);
-  const std::vector<int64_t> shard = shard_prompts(*comm, config_, 0);
-  const std::vector<Example> problems = prompts(shard);
   const RewardSet rewards({{.name = "format", .pattern = ".*1.*"}}, data_.task);
   config_.grpo.scale_rewards = AdvantageScale::kNone;
   const auto run = [&](int64_t rounds) {
-    const auto learner = make_learner(*comm);
-    Engine engine(learner->model(), {});
-    const Sampler sampler(engine, *data_.tokenizer, config_.sampling);
     config_.grpo.refill_rounds = rounds;
-    return grpo_step({.comm = *comm,
-                      .config = config_,
-                      .sampler = sampler,
-                      .rewards = rewards,
-                      .learner = *learner,
-                      .reference = {config_.grpo.beta > 0 ? &reference : nullptr},
-                      .prompts = problems,
-                      .indices = shard,
-                      .more_prompts =
-                          [&](int64_t, std::span<const int64_t> at) {
-                            return std::vector<Example>(at.size(), problems[0]);
-                          },
-                      .step = 0,
-                      .learning_rate = 0});
+    return make_step(rewards, {.reference = config_.grpo.beta > 0 ? &reference : nullptr,
+                               .refill = repeated_first()});
   };
   const GrpoStepResult plain = run(0);
-  const double silent = plain.metrics.at("frac_reward_zero_std");
-  ASSERT_GT(silent, 0);
-  ASSERT_LT(silent, 1);
-  const double drawn = 4 + 4 * silent;
+  const double zero_signal = plain.metrics.at("frac_reward_zero_std");
+  ASSERT_GT(zero_signal, 0);
+  ASSERT_LT(zero_signal, 1);
+  const double drawn = 4 + 4 * zero_signal;
   EXPECT_EQ(run(1).metrics.at("rollout/prompts"), drawn);
   config_.grpo.whiten_advantages = true;
   const GrpoStepResult whitened = run(0);
-  EXPECT_EQ(std::ranges::count(whitened.rollouts.advantages, 0.0), 0);
-  EXPECT_EQ(whitened.metrics.at("frac_reward_zero_std"), silent);
+  EXPECT_EQ(std::ranges::count(advantages_of(whitened), 0.0), 0);
+  EXPECT_EQ(whitened.metrics.at("frac_reward_zero_std"), zero_signal);
   EXPECT_EQ(run(1).metrics.at("rollout/prompts"), drawn);
   config_.grpo.whiten_advantages = false;
   config_.grpo.beta = 0.3;
   config_.grpo.kl_in = KlPlace::kReward;
   config_.grpo.kl_estimator = kernels::KlEstimator::kK1;
   const GrpoStepResult penalized = run(0);
-  EXPECT_EQ(std::ranges::count(penalized.rollouts.advantages, 0.0), 0);
-  EXPECT_EQ(penalized.metrics.at("frac_reward_zero_std"), silent);
+  EXPECT_EQ(std::ranges::count(advantages_of(penalized), 0.0), 0);
+  EXPECT_EQ(penalized.metrics.at("frac_reward_zero_std"), zero_signal);
   EXPECT_EQ(run(1).metrics.at("rollout/prompts"), drawn);
 }
 
 // An update whose gradient is exactly 0 is not made, and no part of the means.
 TEST_F(GrpoMetrics, LossAndGradNormAreMeansOverTheUpdatesMade) {
   const auto without = [](size_t begin, size_t end) {
-    return [=](ScoredRollouts& scored) {
-      for (size_t i = begin; i < end; ++i) scored.advantages[i] = 0;
+    return [=](std::vector<Group>& groups) {
+      for (size_t i = begin; i < end; ++i) set_advantage(*completions_of(groups)[i], 0);
     };
   };
   // The first of the two minibatches is made of the first two groups. The second update is that of
@@ -221,13 +174,13 @@ TEST_F(GrpoMetrics, ImportanceWeightsCompareTheTrainerWithTheRecord) {
   config_.grpo.num_minibatches = 1;
   config_.grpo.num_iterations = 2;
   double tokens = 0;
-  const auto damage = [&](ScoredRollouts& scored) {
+  const auto damage = [&](std::vector<Group>& groups) {
     tokens = 0;
-    for (const Trajectory& t : scored.trajectories)
-      tokens += static_cast<double>(t.completion_length());
-    Trajectory& t = scored.trajectories[0];
-    for (std::vector<double>* recorded : {&t.logprobs, &t.sampling_logprobs})
-      (*recorded)[static_cast<size_t>(t.prompt_length)] -= std::log(1.5);
+    for (const ScoredCompletion* c : completions_of(groups))
+      tokens += static_cast<double>(c->completion_length());
+    ScoredCompletion& first = groups[0].completions[0];
+    for (std::vector<double>* recorded : {&first.logprobs, &first.sampling_logprobs})
+      (*recorded)[static_cast<size_t>(first.prompt_length)] -= std::log(1.5);
   };
   for (const auto& [mode, weight] :
        {std::pair{kernels::Importance::kTruncate, 1.5}, {kernels::Importance::kMask, 0.0}}) {
@@ -242,13 +195,19 @@ TEST_F(GrpoMetrics, ImportanceWeightsCompareTheTrainerWithTheRecord) {
 
 // eval.correct tells solved from failed where rewards are equal, or differ by what does not count.
 TEST_F(GrpoMetrics, SolvedAndFailedGroupsAreThoseOfTheCriterion) {
-  ScoredRollouts scored;
-  scored.scores.total = {0.1, 0.1, 0.1, 1.1, 1, 1.1, 1, 0, 0, kNoReward, kNoReward, kNoReward};
-  scored.scores.each = {{0.1, 0.1, 0.1, 0.1, 0, 0.1, 0, 0, 0, kNoReward, kNoReward, kNoReward},
-                        {0, 0, 0.25, 1, 0.5, 1, 1, 0, kNoReward, 1, kNoReward, kNoReward}};
+  const double none = kNoReward;
+  const std::vector<std::vector<double>> each = {
+      {0.1, 0.1, 0.1, 0.1, 0, 0.1, 0, 0, 0, none, none, none},
+      {0, 0, 0.25, 1, 0.5, 1, 1, 0, none, 1, none, none}};
+  std::vector<double> total = {0.1, 0.1, 0.1, 1.1, 1, 1.1, 1, 0, 0, none, none, none};
   const auto outcomes = [&](const OutcomeCriterion& criterion) {
     std::vector<std::optional<int>> out;
-    for (size_t g = 0; g < 4; ++g) out.push_back(group_outcome(scored.scores, g, 3, criterion));
+    for (size_t g = 0; g < 12; g += 3) {
+      Group group;
+      for (size_t i = g; i < g + 3; ++i)
+        group.completions.push_back({{}, {each[0][i], each[1][i]}, total[i]});
+      out.push_back(group_outcome(group, criterion));
+    }
     return out;
   };
   using Outcomes = std::vector<std::optional<int>>;
@@ -257,7 +216,7 @@ TEST_F(GrpoMetrics, SolvedAndFailedGroupsAreThoseOfTheCriterion) {
   EXPECT_EQ(outcomes({.reward = 1, .threshold = 0.75}), (Outcomes{-1, 0, 0, 1}));
   EXPECT_EQ(outcomes({.reward = 0, .threshold = -1}), (Outcomes{1, 1, 1, std::nullopt}));
   // Sums that differ by rounding are equal, as for the advantages.
-  scored.scores.total = {0.3, 0.1 + 0.2, 0.3, -0.3, -0.1 - 0.2, -0.3, 1e-300, 0, 0, 1e-12, 0, 0};
+  total = {0.3, 0.1 + 0.2, 0.3, -0.3, -0.1 - 0.2, -0.3, 1e-300, 0, 0, 1e-12, 0, 0};
   EXPECT_EQ(outcomes({}), (Outcomes{1, -1, -1, 0}));
 }
 
@@ -285,8 +244,8 @@ TEST(GrpoRunMetrics, AreThoseOfTheLoggedCompletions) {
   for (const Json& line : json_lines(run + "/metrics.jsonl")) {
     if (line.find("eval") != nullptr) continue;
     SCOPED_TRACE(line.dump());
-    double reward = 0, deviation = 0, length = 0, longest = 0, silent = 0, solved = 0, failed = 0,
-           truncated = 0, right = 0, tokens = 0;
+    double reward = 0, deviation = 0, length = 0, longest = 0, zero_signal = 0, solved = 0,
+           failed = 0, truncated = 0, right = 0, tokens = 0;
     const auto& groups = groups_of.at(line.at("step").as_int());
     ASSERT_EQ(groups.size(), 6u);
     for (const auto& [index, group] : groups) {
@@ -304,7 +263,7 @@ TEST(GrpoRunMetrics, AreThoseOfTheLoggedCompletions) {
       }
       reward += sum, right += correct;
       deviation += std::sqrt(std::max(0.0, squares - sum * sum / 3) / 2);
-      silent += correct == 0 || correct == 3;
+      zero_signal += correct == 0 || correct == 3;
       solved += correct == 3;
       failed += correct == 0;
     }
@@ -314,7 +273,7 @@ TEST(GrpoRunMetrics, AreThoseOfTheLoggedCompletions) {
     EXPECT_NEAR(metric(line, "completions/mean_length"), length / 18, 1e-12);
     EXPECT_EQ(metric(line, "completions/max_length"), longest);
     EXPECT_NEAR(metric(line, "completions/clipped_ratio"), truncated / 18, 1e-12);
-    EXPECT_NEAR(metric(line, "frac_reward_zero_std"), silent / 6, 1e-12);
+    EXPECT_NEAR(metric(line, "frac_reward_zero_std"), zero_signal / 6, 1e-12);
     EXPECT_NEAR(metric(line, "frac_groups_solved"), solved / 6, 1e-12);
     EXPECT_NEAR(metric(line, "frac_groups_failed"), failed / 6, 1e-12);
     EXPECT_EQ(metric(line, "num_tokens"), tokens);

@@ -1,5 +1,5 @@
 // Advantages: properties of every scale, and closed forms for binary rewards.
-#include "rl/grpo.h"
+#include "rl/advantage.h"
 
 #include <gtest/gtest.h>
 
@@ -97,7 +97,7 @@ TEST(Advantage, SumsInOtherOrdersAreEqualRewards) {
       advantages.insert(advantages.end(), others.begin(), others.end());
       // Through every later stage: advantages of exactly 0 stay so.
       auto standardized = advantages, whitened = advantages;
-      standardize(standardized, std::vector<bool>(16, true));
+      standardize(standardized, std::vector<double>(16, 1.0));
       whiten_advantages(whitened, std::vector<double>(16, 3.0));
       for (size_t i = 0; i < 16; ++i) {
         EXPECT_EQ(standardized[i] == 0, advantages[i] == 0) << name << advantages[i];
@@ -128,16 +128,16 @@ TEST(Advantage, WeightedSumsThatCancelAreZero) {
 
 TEST(Advantage, StandardizingLeavesMeanZeroAndAUnitDeviation) {
   std::vector<double> a = {1, 2, 7, 5};
-  standardize(a, {true, true, false, true});
+  standardize(a, std::vector<double>{1, 2, kNoReward, 3});
   const double std = std::sqrt(13.0 / 3);
   EXPECT_NEAR(a[0], (1 - 8.0 / 3) / (std + 1e-4), 1e-15);
   EXPECT_NEAR(a[3], (5 - 8.0 / 3) / (std + 1e-4), 1e-15);
   EXPECT_EQ(a[2], 0);
   std::vector<double> equal = {0.3, 0.1 + 0.2, 0.3};
-  standardize(equal, {true, true, true});
+  standardize(equal, std::vector<double>{1, 2, 3});
   EXPECT_EQ(equal, std::vector<double>(3, 0));
   std::vector<double> one = {3};
-  standardize(one, {true});
+  standardize(one, std::vector<double>{1});
   EXPECT_EQ(one[0], 0);
 }
 

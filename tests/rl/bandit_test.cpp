@@ -10,7 +10,7 @@
 
 #include <cmath>
 
-#include "rl/grpo.h"
+#include "rl/grpo_loss.h"
 #include "tests/support/test_util.h"
 
 namespace cohort {

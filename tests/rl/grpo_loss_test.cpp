@@ -164,7 +164,7 @@ TEST_F(GrpoUpdate, FirstUpdateIsTheSameUnderEverySurrogate) {
   const UpdateResult clip = run_update(model_, batches, {});
   for (const auto& [surrogate, name] : kSurrogates)
     for (const auto& [level, level_name] : kRatioLevels)
-      for (const auto& [importance, importance_name] : kImportanceModes)
+      for (const auto& [importance, importance_name, lowest, largest] : kImportanceModes)
         for (const bool on_policy : {false, true}) {
           SCOPED_TRACE(str(name, ", ", level_name, ", ", importance_name, ", ", on_policy));
           const GrpoConfig config{.surrogate = surrogate,

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-#include "rl/grpo.h"
+#include "rl/grpo_loss.h"
 #include "rl/reward.h"
 #include "tests/rl/grpo_truth.h"
 #include "tests/support/policy_loss_call.h"

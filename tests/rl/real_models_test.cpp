@@ -7,7 +7,7 @@
 #include "kernels/matmul.h"
 #include "nn/model_folder.h"
 #include "rl/engine/rollout.h"
-#include "rl/grpo.h"
+#include "rl/grpo_loss.h"
 #include "sys/input_file.h"
 #include "tests/support/test_util.h"
 

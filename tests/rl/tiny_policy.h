@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/rng.h"
-#include "rl/grpo.h"
+#include "rl/grpo_loss.h"
 #include "tests/support/test_util.h"
 
 namespace cohort::test {

@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "kernels/policy_token.h"
-#include "rl/grpo.h"
+#include "rl/policy_batch.h"
 #include "tests/support/test_util.h"
 
 namespace cohort {

@@ -100,7 +100,7 @@ TEST_P(PeftAdapters, ThreeStepsOfTrainingAreThoseOfPeft) {
     };
     for (size_t step = 0; step < losses.size(); ++step) {
       std::vector<std::pair<const NamedParameter*, Tensor>> gradients;
-      const auto keep_gradients = [&] {
+      const auto keep_gradients = [&](const auto&) {
         for (const NamedParameter& p : model.parameters())
           if (p.trained()) gradients.emplace_back(&p, p.grad().clone());
         return true;

@@ -122,9 +122,9 @@ TEST_F(RolloutTest, ReportsEachCompletionWhenItEnds) {
   std::vector<Trajectory> finished;
   Engine engine(model_, {.max_concurrent = 5});
   const Sampler sampler(engine, *tokenizer_, config);
-  const auto all =
-      sampler.sample(prompts_, 6, {.seed = 2},
-                     {.on_finished = [&](const Trajectory& t) { finished.push_back(t); }});
+  const auto all = sampler.sample(
+      prompts_, 6, {.seed = 2},
+      {.on_finished = [&](const Example&, const Trajectory& t) { finished.push_back(t); }});
   ASSERT_EQ(finished.size(), all.size());
   std::vector<int64_t> order;
   for (const Trajectory& t : finished) {

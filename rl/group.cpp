@@ -1,0 +1,55 @@
+#include "rl/group.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace cohort {
+
+std::vector<Group> group_completions(std::span<const Example> prompts,
+                                     std::vector<Trajectory> completions,
+                                     const RewardSet::Scores& scores) {
+  std::vector<Group> out;
+  const size_t size = completions.size() / std::max<size_t>(1, prompts.size());
+  for (size_t i = 0; i < completions.size(); ++i) {
+    if (i % size == 0) out.push_back({.index = completions[i].group, .example = prompts[i / size]});
+    out.back().completions.push_back({std::move(completions[i])});
+    ScoredCompletion& c = out.back().completions.back();
+    if (scores.total.empty()) continue;
+    c.reward = scores.total[i];
+    for (const std::vector<double>& each : scores.each) c.rewards.push_back(each[i]);
+  }
+  return out;
+}
+
+std::optional<int> group_outcome(const Group& group, const OutcomeCriterion& criterion) {
+  std::vector<double> verdicts;
+  for (const ScoredCompletion& c : group.completions) {
+    verdicts.push_back(c.reward);
+    if (criterion.reward < 0) continue;
+    const double value = c.rewards[static_cast<size_t>(criterion.reward)];
+    verdicts.back() = std::isnan(value) ? value : value >= criterion.threshold ? 1 : -1;
+  }
+  return group_outcome(verdicts);
+}
+
+std::optional<int> group_outcome(std::span<const double> rewards) {
+  double lowest = HUGE_VAL, highest = -HUGE_VAL;
+  for (const double r : rewards) lowest = std::fmin(lowest, r), highest = std::fmax(highest, r);
+  if (lowest > highest) return std::nullopt;
+  if (!equal_rewards(lowest, highest)) return 0;
+  return highest > 0 && !equal_rewards(highest, 0) ? 1 : -1;
+}
+
+int64_t count_loss_tokens(const ScoredCompletion& completion, const GrpoConfig& config) {
+  if (std::isnan(completion.reward)) return 0;
+  if (config.mask_truncated_completions && completion.truncated()) return 0;
+  return completion.completion_length();
+}
+
+bool has_signal(const Group& group, const GrpoConfig& config) {
+  return std::ranges::any_of(group.completions, [&](const ScoredCompletion& c) {
+    return c.reward_advantage != 0 && count_loss_tokens(c, config) > 0;
+  });
+}
+
+}  // namespace cohort

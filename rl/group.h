@@ -1,0 +1,60 @@
+// The completions of a prompt with their scores and advantages, from the sampler to the packing of
+// an update.
+#pragma once
+
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "data/example.h"
+#include "rl/grpo_config.h"
+#include "rl/reward.h"
+
+namespace cohort {
+
+struct ScoredCompletion : Trajectory {
+  std::vector<double> rewards = {};  // one per RewardSet::names(); NaN: it does not apply
+  double reward = kNotApplicable;    // their weighted sum; NaN: none applies
+  double advantage = 0;
+  // The advantage by the rewards alone, before GDPO's standardisation, whitening, clipping and a KL
+  // in the reward.
+  double reward_advantage = 0;
+};
+
+// A prompt, and its position in the step over all ranks.
+struct Group {
+  int64_t index = 0;
+  Example example;
+  std::vector<ScoredCompletion> completions = {};
+};
+
+// Groups completions as Sampler::sample() returns them, with their scores. Those of `scores` may be
+// missing.
+std::vector<Group> group_completions(std::span<const Example> prompts,
+                                     std::vector<Trajectory> completions,
+                                     const RewardSet::Scores& scores = {});
+
+// Criterion of correct completions, eval.correct: the reward at this position is at least
+// `threshold`. -1: none is given.
+struct OutcomeCriterion {
+  int64_t reward = -1;
+  double threshold = 0;
+};
+
+// 1 if a group is solved (all completions that can be judged are correct), -1 if it has failed (all
+// are wrong), else 0. Without a criterion: its rewards are equal and above 0, equal and at most 0,
+// or they differ. nullopt: no completion can be judged.
+std::optional<int> group_outcome(const Group& group, const OutcomeCriterion& criterion);
+// That by the rewards of a group, without a criterion.
+std::optional<int> group_outcome(std::span<const double> rewards);
+
+// Tokens of a completion that count in the loss: none without a reward, or if it is truncated and
+// mask_truncated_completions leaves it out.
+int64_t count_loss_tokens(const ScoredCompletion& completion, const GrpoConfig& config);
+
+// True if a completion that has tokens in the loss has a reward_advantage other than 0.
+bool has_signal(const Group& group, const GrpoConfig& config);
+
+}  // namespace cohort

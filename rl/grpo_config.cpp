@@ -1,0 +1,245 @@
+#include "rl/grpo_config.h"
+
+namespace cohort {
+namespace {
+
+// True if a key has the value that the preset sets, and not its default.
+bool uses_preset(const GrpoConfig& config) {
+  GrpoConfig preset{.preset = config.preset};
+  preset.apply_preset();
+  const ConfigFields defaults = config_fields(GrpoConfig{.preset = config.preset}),
+                     with_preset = config_fields(preset), fields = config_fields(config);
+  for (size_t i = 0; i < fields.size(); ++i)
+    if (with_preset[i] != defaults[i] && fields[i] == with_preset[i]) return true;
+  return false;
+}
+
+}  // namespace
+
+void GrpoConfig::visit(ConfigVisitor& v) {
+  const Preset before = preset;
+  v.choice("preset", preset, kPresets,
+           "a published algorithm, as the defaults of other keys (docs/grpo.md)");
+  if (preset != before) apply_preset();
+  visit_loss(v);
+  visit_advantages(v);
+  visit_updates(v);
+}
+
+void GrpoConfig::visit_loss(ConfigVisitor& v) {
+  v.choice("surrogate", surrogate, kSurrogates,
+           "loss of a token: clip: PPO's; cispo: log-prob weighted by the clipped ratio; "
+           "reinforce: log-prob; sapo: a sigmoid of the ratio");
+  v.choice("importance_sampling_level", importance_sampling_level, kRatioLevels,
+           "the ratio is that of a token, or the geometric mean over its sequence (GSPO)");
+  v.field("epsilon", epsilon, "the ratio is clipped below 1 - epsilon", {.min = 0, .max = 1});
+  v.field("epsilon_high", epsilon_high,
+          "the ratio is clipped above 1 + epsilon_high; none: epsilon", {.min = 0});
+  v.field("dual_clip", dual_clip,
+          "(clip) the loss of a token with A < 0 is at most -A dual_clip; none: no bound",
+          {.min = 1});
+  v.field("delta", delta,
+          "(clip) the ratio of a token with A < 0 is bounded by delta, above 1 + epsilon_high; "
+          "none: no bound",
+          {.min = 1});
+  v.field("sapo_tau_pos", sapo_tau_pos, "(sapo) temperature where A > 0",
+          {.min = 0.01, .max = 100});
+  v.field("sapo_tau_neg", sapo_tau_neg, "(sapo) temperature where A < 0",
+          {.min = 0.01, .max = 100});
+  v.field("beta", beta, "weight of the KL to the start model, with lora to `reference`; 0: none",
+          {.min = 0});
+  v.field("kl_target", kl_target,
+          "value to which beta, adapted after each step, steers the metric kl (Ziegler et al. "
+          "2019); none: beta is fixed",
+          {.min = 1e-9});
+  v.field("kl_horizon", kl_horizon,
+          "(kl_target) completions in which beta changes by at most about 20 %", {.min = 1});
+  v.choice("kl_in", kl_in, kKlPlaces,
+           "beta KL is a term of the loss, or subtracted from rewards, summed over the tokens");
+  v.choice("kl_estimator", kl_estimator, kKlEstimators,
+           "estimate of the KL from x = lp_ref - lp: k1: -x; k2: x^2 / 2; k3: exp(x) - x - 1");
+  v.field("kl_unbiased", kl_unbiased,
+          "the KL's gradient is that of its mean under the policy, with the ratio as weight");
+  v.choice("reference", reference, kReferenceTypes,
+           "(with lora) what beta refers to: base: the model without adapters; start: with those "
+           "of the stage's start");
+  v.field("ref_sync_every", ref_sync_every,
+          "steps between moves of the reference towards the policy; 0: it never moves", {.min = 0});
+  v.field("ref_sync_alpha", ref_sync_alpha,
+          "weight of the policy in a move: alpha policy + (1 - alpha) reference",
+          {.min = 0, .max = 1});
+  v.choice("loss_type", loss_type, kLossTypes, "how token losses are averaged");
+}
+
+void GrpoConfig::visit_advantages(ConfigVisitor& v) {
+  v.choice("scale_rewards", scale_rewards, kAdvantageScales,
+           "advantage: group: (r - mean) / (std + 1e-4) of the group; batch: the same with the "
+           "std of all rewards of the step; none: r - mean; leave_one_out: r - mean of the "
+           "others; maxrl: (r - mean) / |mean|");
+  v.choice("multi_objective_aggregation", multi_objective_aggregation, kRewardAggregations,
+           "several rewards: sum_then_normalize: advantages of their sum; normalize_then_sum: the "
+           "sum of the advantages of each, standardised over the step (GDPO)");
+  v.field("refill_rounds", refill_rounds,
+          "times at most that groups without a signal are replaced by new prompts (dynamic "
+          "sampling, DAPO); 0: never",
+          {.min = 0, .max = 1000});
+  v.field("whiten_advantages", whiten_advantages,
+          "brings advantages to mean 0 and variance 1 over the tokens of the step (REINFORCE++)");
+  v.field("advantage_clip", advantage_clip,
+          "limits advantages, after whitening, to this absolute value; none: unlimited",
+          {.min = 1e-3});
+  v.field("entropy_coef", entropy_coef,
+          "weight of the entropy of each token's distribution, an addition to the objective",
+          {.min = 0});
+  v.field("top_entropy_quantile", top_entropy_quantile,
+          "only this fraction of the step's tokens, those of the highest entropy, has a "
+          "surrogate; 1: all",
+          {.min = 1e-6, .max = 1});
+  v.choice("importance_weights", importance_weights, kImportanceModes,
+           "weights for the difference to the distribution that was sampled from: truncate: "
+           "clipped to the bounds; mask: tokens outside of them have no surrogate; "
+           "sequence_mask: sequences whose geometric mean is outside have none");
+  v.field("importance_min", importance_min,
+          "lower bound; none: 0 for truncate, 0.5 for mask, 0.99 for sequence_mask", {.min = 0});
+  v.field("importance_max", importance_max,
+          "upper bound; none: 2 for truncate, 5 for mask, 1.01 for sequence_mask", {.min = 0});
+}
+
+void GrpoConfig::visit_updates(ConfigVisitor& v) {
+  v.field("num_iterations", num_iterations, "passes over each step's completions",
+          {.min = 1, .max = 1000});
+  v.field("num_minibatches", num_minibatches, "optimiser updates per pass",
+          {.min = 1, .max = 100000});
+  v.field("ratio_check_every", ratio_check_every,
+          "steps between checks on every minibatch, before the first update, that the ratio is "
+          "exactly 1 (a forward pass of all but the first); 0: only the first is ever checked",
+          {.min = 0});
+  v.field("kl_check_every", kl_check_every,
+          "steps between measurements of the KL between the policies before and after the step, "
+          "on a micro batch (a forward pass of it); 0: never",
+          {.min = 0});
+  v.field("mask_truncated_completions", mask_truncated_completions,
+          "completions truncated at the length limit have no loss");
+  v.field("shuffle_advantages", shuffle_advantages,
+          "control experiment: advantages of random other completions");
+}
+
+void GrpoConfig::apply_preset() {
+  const PresetEntry& entry = entry_of(kPresets, preset);
+  read_config(*this, parse_yaml(str("{", entry.keys, "}"), entry.name));
+}
+
+kernels::PolicyLossDesc GrpoConfig::loss_desc() const {
+  constexpr double kOff = kernels::PolicyLossDesc::kOff;
+  const ImportanceEntry& bounds = entry_of(kImportanceModes, importance_weights);
+  return {.epsilon_low = epsilon,
+          .epsilon_high = epsilon_high.value_or(epsilon),
+          .beta = kl_in == KlPlace::kLoss ? beta : 0,
+          .surrogate = surrogate,
+          .level = importance_sampling_level,
+          .importance = importance_weights,
+          .importance_min = importance_min.value_or(bounds.lowest),
+          .importance_max = importance_max.value_or(bounds.largest),
+          .dual_clip = dual_clip.value_or(kOff),
+          .delta = delta.value_or(kOff),
+          .tau_pos = sapo_tau_pos,
+          .tau_neg = sapo_tau_neg,
+          .kl = kl_estimator,
+          .kl_unbiased = kl_unbiased,
+          .entropy_coef = entropy_coef};
+}
+
+void GrpoConfig::validate() const {
+  using kernels::Surrogate;
+  const auto require_surrogate = [&](const char* key, bool given, Surrogate of) {
+    if (given && surrogate != of)
+      throw InputError(str(key, ": belongs to surrogate: ", entry_of(kSurrogates, of).name,
+                           ", not to ", entry_of(kSurrogates, surrogate).name, "; hint: leave ",
+                           key, " out"));
+  };
+  require_surrogate("dual_clip", dual_clip.has_value(), Surrogate::kClip);
+  require_surrogate("delta", delta.has_value(), Surrogate::kClip);
+  require_surrogate("sapo_tau_pos", sapo_tau_pos != GrpoConfig().sapo_tau_pos, Surrogate::kSapo);
+  require_surrogate("sapo_tau_neg", sapo_tau_neg != GrpoConfig().sapo_tau_neg, Surrogate::kSapo);
+  if (dual_clip && delta)
+    throw InputError(
+        "delta: bounds the ratio where A < 0, and so does dual_clip; hint: leave one of them out");
+  if (dual_clip && *dual_clip <= 1)
+    throw InputError(str("dual_clip: expected a number above 1, got ", *dual_clip));
+  const kernels::PolicyLossDesc desc = loss_desc();
+  if (desc.importance_min > 1 || desc.importance_max < 1)
+    throw InputError(
+        str("importance_min, importance_max: expected bounds around 1, the weight of "
+            "a token drawn from the policy itself, got ",
+            desc.importance_min, " and ", desc.importance_max));
+  if (kl_target && beta == 0)
+    throw InputError(
+        "kl_target: adapts beta, which is 0; hint: beta=0.05, the value to start from");
+  if (penalizes_rewards() && multi_objective_aggregation != RewardAggregation::kSumThenNormalize)
+    throw InputError(
+        "kl_in: the KL is subtracted from the sum of the rewards, which "
+        "multi_objective_aggregation: normalize_then_sum does not use; hint: kl_in=loss");
+  if (penalizes_rewards() && kl_unbiased)
+    throw InputError("kl_unbiased: the gradient of a KL in the loss; hint: kl_in=loss");
+  const double high = epsilon_high.value_or(epsilon);
+  if (delta && *delta <= 1 + high)
+    throw InputError(str("delta: expected a number above 1 + epsilon_high = ", 1 + high, ", got ",
+                         *delta, "; hint: a larger delta, or a smaller epsilon_high"));
+}
+
+std::vector<std::string> GrpoConfig::warnings() const {
+  using kernels::Surrogate, kernels::KlEstimator;
+  std::vector<std::string> out;
+  const auto warn_if = [&](bool applies, const std::string& warning) {
+    if (applies) out.push_back(warning);
+  };
+  warn_if(preset != Preset::kNone && !uses_preset(*this),
+          "preset: does nothing, as all keys that it sets are given; hint: leave them out; a run's "
+          "config.yaml has them all");
+  GrpoConfig with_preset{.preset = preset};  // what it sets is no mistake
+  with_preset.apply_preset();
+  const auto given = [&](auto GrpoConfig::*key) {
+    return this->*key != GrpoConfig().*key && this->*key != with_preset.*key;
+  };
+  const auto without_kl = [&](const char* key, bool given) {
+    warn_if(given && beta == 0,
+            str(key, ": does nothing with beta: 0; hint: beta=0.01, or leave it out"));
+  };
+  without_kl("reference", given(&GrpoConfig::reference));
+  without_kl("kl_estimator", given(&GrpoConfig::kl_estimator));
+  without_kl("kl_unbiased", kl_unbiased);
+  without_kl("ref_sync_every", ref_sync_every > 0);
+  warn_if(ref_sync_every == 0 && ref_sync_alpha != GrpoConfig().ref_sync_alpha,
+          "ref_sync_alpha: does nothing with ref_sync_every: 0; hint: ref_sync_every=512, or leave "
+          "it out");
+  warn_if(!kl_target && kl_horizon != GrpoConfig().kl_horizon,
+          "kl_horizon: does nothing without kl_target; hint: kl_target=0.01, or leave it out");
+  without_kl("kl_in", given(&GrpoConfig::kl_in));
+  warn_if(penalizes_rewards() && kl_estimator != KlEstimator::kK1,
+          "kl_estimator: in the reward, only k1 has the gradient of the KL as its mean; hint: "
+          "kl_estimator=k1");
+  warn_if(beta > 0 && kl_in == KlPlace::kLoss && kl_estimator == KlEstimator::kK1 && !kl_unbiased,
+          "kl_estimator: the gradient of k1 in the loss has mean 0, so that beta adds noise only; "
+          "hint: kl_unbiased=true, or kl_estimator=k2");
+  const bool clips = surrogate == Surrogate::kClip || surrogate == Surrogate::kCispo;
+  warn_if(given(&GrpoConfig::epsilon_high) && !clips,
+          str("epsilon_high: does nothing with surrogate: ", entry_of(kSurrogates, surrogate).name,
+              ", which clips no ratio; hint: leave it out"));
+  const auto needs_updates = [&](const char* key, bool given) {
+    warn_if(given && updates_per_step() == 1,
+            str(key,
+                ": does nothing with one update a step, whose ratio is exactly 1; hint: "
+                "num_minibatches or num_iterations above 1, or leave it out"));
+  };
+  needs_updates("epsilon_high", given(&GrpoConfig::epsilon_high) && clips);
+  needs_updates("dual_clip", dual_clip.has_value());
+  needs_updates("delta", delta.has_value());
+  needs_updates("surrogate", given(&GrpoConfig::surrogate));
+  needs_updates("importance_sampling_level", given(&GrpoConfig::importance_sampling_level));
+  warn_if(importance_weights == kernels::Importance::kNone && (importance_min || importance_max),
+          "importance_min, importance_max: do nothing with importance_weights: none; hint: "
+          "importance_weights=truncate, or leave them out");
+  return out;
+}
+
+}  // namespace cohort

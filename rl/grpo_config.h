@@ -1,0 +1,198 @@
+// The configuration of GRPO: the choices of its loss and its advantages, and its keys. Differences
+// from the papers:
+//   1. Every denominator (tokens, sequences) is that of the whole optimiser step, over all micro
+//      batches and ranks. Therefore `bnpo`, whose denominator is by definition that of a local
+//      batch, equals `dapo` here.
+//   2. The old policy is the sampler: its recorded log-probs are exact, no forward recomputes them.
+//   3. KL is an estimate added to the loss, by default k3; its gradient is that of the estimate
+//      itself (as TRL, DeepSeekMath) unless kl_unbiased.
+//   4. The log of the ratio is clamped to +-20, and the argument of the KL estimate to 20 from
+//      above.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/visitor.h"
+#include "kernels/policy_loss.h"
+#include "rl/advantage.h"
+
+namespace cohort {
+
+enum class LossType { kGrpo, kDapo, kDrGrpo, kBnpo, kSequenceSum };
+
+// Numbers that the denominator of a token's loss may use, all at least 1: the totals of the update,
+// the tokens of its sequence in the loss mask, and the longest completion that is allowed.
+struct LossSizes {
+  double sequences, tokens, length, max_completion_length;
+};
+
+// A new loss type is an enumerator and a line in kLossTypes: its name in a configuration, and the
+// denominator of a token's loss.
+//   grpo          mean over tokens, then over sequences (Shao et al. 2024)
+//   dapo          mean over all tokens of the update (Yu et al. 2025)
+//   dr_grpo       a constant number of tokens per sequence (Liu et al. 2025)
+//   bnpo          mean over the tokens of a batch; see 1. above
+//   sequence_sum  sum over tokens, mean over sequences: the log-prob of the whole completion
+//                 (REINFORCE, Williams 1992)
+struct LossTypeEntry {
+  LossType value;
+  const char* name;
+  double (*denominator)(const LossSizes& n);
+};
+inline constexpr LossTypeEntry kLossTypes[] = {
+    {LossType::kGrpo, "grpo", [](const LossSizes& n) { return n.sequences * n.length; }},
+    {LossType::kDapo, "dapo", [](const LossSizes& n) { return n.tokens; }},
+    {LossType::kDrGrpo, "dr_grpo",
+     [](const LossSizes& n) { return n.sequences * n.max_completion_length; }},
+    {LossType::kBnpo, "bnpo", [](const LossSizes& n) { return n.tokens; }},
+    {LossType::kSequenceSum, "sequence_sum", [](const LossSizes& n) { return n.sequences; }},
+};
+
+// The choices for a token's loss; formulas in kernels/policy_loss.h.
+inline constexpr EnumName<kernels::Surrogate> kSurrogates[] = {
+    {kernels::Surrogate::kClip, "clip"},
+    {kernels::Surrogate::kCispo, "cispo"},
+    {kernels::Surrogate::kReinforce, "reinforce"},
+    {kernels::Surrogate::kSapo, "sapo"},
+};
+inline constexpr EnumName<kernels::KlEstimator> kKlEstimators[] = {
+    {kernels::KlEstimator::kK1, "k1"},
+    {kernels::KlEstimator::kK2, "k2"},
+    {kernels::KlEstimator::kK3, "k3"},
+};
+
+inline constexpr EnumName<kernels::RatioLevel> kRatioLevels[] = {
+    {kernels::RatioLevel::kToken, "token"},
+    {kernels::RatioLevel::kSequence, "sequence"},
+};
+// With the default bounds of the weights: TRL's and verl's cap, IcePop's, SkyRL's.
+struct ImportanceEntry {
+  kernels::Importance value;
+  const char* name;
+  double lowest, largest;
+};
+inline constexpr ImportanceEntry kImportanceModes[] = {
+    {kernels::Importance::kNone, "none", 0, 2},
+    {kernels::Importance::kTruncate, "truncate", 0, 2},
+    {kernels::Importance::kMask, "mask", 0.5, 5},
+    {kernels::Importance::kSequenceMask, "sequence_mask", 0.99, 1.01},
+};
+// The penalty beta KL is a term of the loss, or subtracted from the rewards, summed over tokens.
+enum class KlPlace : uint8_t { kLoss, kReward };
+inline constexpr EnumName<KlPlace> kKlPlaces[] = {{KlPlace::kLoss, "loss"},
+                                                  {KlPlace::kReward, "reward"}};
+// Several rewards: advantages of their weighted sum, or the weighted sum of each one's advantages,
+// standardised over the step (GDPO, Liu et al. 2026).
+enum class RewardAggregation : uint8_t { kSumThenNormalize, kNormalizeThenSum };
+inline constexpr EnumName<RewardAggregation> kRewardAggregations[] = {
+    {RewardAggregation::kSumThenNormalize, "sum_then_normalize"},
+    {RewardAggregation::kNormalizeThenSum, "normalize_then_sum"},
+};
+
+// The reference policy of a model with adapters: the base without them, or those of the stage's
+// start.
+enum class ReferenceType : uint8_t { kBase, kStart };
+inline constexpr EnumName<ReferenceType> kReferenceTypes[] = {{ReferenceType::kBase, "base"},
+                                                              {ReferenceType::kStart, "start"}};
+
+// Published algorithms as defaults of other keys. A new preset is an enumerator and a line in
+// kPresets: its name in a configuration, and the keys that it sets, in YAML. docs/grpo.md has their
+// papers and what differs.
+enum class Preset : uint8_t {
+  kNone,
+  kGrpo,
+  kDapo,
+  kDrGrpo,
+  kGspo,
+  kCispo,
+  kRloo,
+  kReinforcePp,
+  kSapo,
+  kLuspo,
+  kGdpo,
+  kMaxRl
+};
+struct PresetEntry {
+  Preset value;
+  const char* name;
+  const char* keys;
+};
+inline constexpr PresetEntry kPresets[] = {
+    {Preset::kNone, "none", ""},
+    {Preset::kGrpo, "grpo", "loss_type: grpo, beta: 0.04"},
+    {Preset::kDapo, "dapo", "epsilon: 0.2, epsilon_high: 0.28, refill_rounds: 10"},
+    {Preset::kDrGrpo, "dr_grpo", "loss_type: dr_grpo, scale_rewards: none"},
+    {Preset::kGspo, "gspo",
+     "importance_sampling_level: sequence, loss_type: grpo, epsilon: 3e-4, epsilon_high: 4e-4"},
+    {Preset::kCispo, "cispo", "surrogate: cispo, epsilon: 1, epsilon_high: 4"},
+    {Preset::kRloo, "rloo",
+     "surrogate: reinforce, loss_type: sequence_sum, scale_rewards: leave_one_out, beta: 0.05, "
+     "kl_in: reward, kl_estimator: k1"},
+    {Preset::kReinforcePp, "reinforce_pp",
+     "scale_rewards: none, whiten_advantages: true, beta: 0.01, kl_estimator: k2"},
+    {Preset::kSapo, "sapo", "surrogate: sapo, loss_type: grpo"},
+    {Preset::kLuspo, "luspo",
+     "importance_sampling_level: sequence, loss_type: sequence_sum, epsilon: 2e-3, "
+     "epsilon_high: 2.5e-3"},
+    {Preset::kGdpo, "gdpo", "multi_objective_aggregation: normalize_then_sum"},
+    {Preset::kMaxRl, "maxrl", "scale_rewards: maxrl"},
+};
+
+struct GrpoConfig {
+  Preset preset = Preset::kNone;
+  kernels::Surrogate surrogate = kernels::Surrogate::kClip;
+  kernels::RatioLevel importance_sampling_level = kernels::RatioLevel::kToken;
+  double epsilon = 0.2;
+  std::optional<double> epsilon_high;      // none: epsilon
+  std::optional<double> dual_clip, delta;  // none: no bound where A < 0
+  double sapo_tau_pos = 1, sapo_tau_neg = 1.05;
+  double beta = 0;                  // KL to the reference; 0: no reference is loaded
+  std::optional<double> kl_target;  // beta adapts to it, from its configured value on; none: fixed
+  int64_t kl_horizon = 10000;       // completions
+  KlPlace kl_in = KlPlace::kLoss;
+  kernels::KlEstimator kl_estimator = kernels::KlEstimator::kK3;
+  bool kl_unbiased = false;
+  ReferenceType reference = ReferenceType::kBase;  // used with adapters
+  // After every ref_sync_every-th step, ref = ref_sync_alpha policy + (1 - ref_sync_alpha) ref.
+  int64_t ref_sync_every = 0;
+  double ref_sync_alpha = 0.6;
+  LossType loss_type = LossType::kDapo;
+  AdvantageScale scale_rewards = AdvantageScale::kGroup;
+  RewardAggregation multi_objective_aggregation = RewardAggregation::kSumThenNormalize;
+  int64_t refill_rounds = 0;  // at most so often, groups without a signal are replaced
+  bool whiten_advantages = false;
+  std::optional<double> advantage_clip;  // after scaling and whitening; none: unlimited
+  double entropy_coef = 0;
+  double top_entropy_quantile = 1;  // the fraction of tokens, by entropy, that have a surrogate
+  kernels::Importance importance_weights = kernels::Importance::kNone;
+  std::optional<double> importance_min, importance_max;  // none: as kImportanceModes
+  int64_t num_iterations = 1;                            // passes over each step's rollouts
+  int64_t num_minibatches = 1;                           // optimiser updates per pass
+  // Every ratio_check_every steps the ratios of all minibatches are checked before the first
+  // update. In the other steps, and in all of them with 0, only those of the first minibatch are.
+  int64_t ratio_check_every = 20;
+  int64_t kl_check_every = 20;  // steps between measurements of update/kl; 0: none
+  bool mask_truncated_completions = false;
+  bool shuffle_advantages = false;  // ablation: the control experiment of the tests
+  void visit(ConfigVisitor& v);
+  int64_t updates_per_step() const { return num_iterations * num_minibatches; }
+  bool penalizes_rewards() const { return beta > 0 && kl_in == KlPlace::kReward; }
+  // True if completions with an advantage of 0 change the update.
+  bool needs_all_completions() const { return beta > 0 || entropy_coef > 0; }
+  // Sets the keys of `preset`.
+  void apply_preset();
+  kernels::PolicyLossDesc loss_desc() const;
+  // Throws InputError naming the keys that contradict each other.
+  void validate() const;
+  // One line per key that has no effect, or not the one that its name suggests.
+  std::vector<std::string> warnings() const;
+
+ private:
+  void visit_loss(ConfigVisitor& v);
+  void visit_advantages(ConfigVisitor& v);
+  void visit_updates(ConfigVisitor& v);
+};
+
+}  // namespace cohort
