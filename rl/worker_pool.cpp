@@ -39,7 +39,7 @@ struct Request {
 };
 
 struct Worker {
-  WorkerHost::Started program;
+  ProcessSpawner::Started program;
   int64_t answers = 0;            // since it was started
   std::vector<Request> requests;  // without an answer, in the order in which they were sent
   std::string text, answer;       // the last request as sent, and the bytes received
@@ -52,12 +52,12 @@ struct Worker {
 
 class WorkerPool::Loop {
  public:
-  Loop(WorkerHost& host, WorkerPoolOptions options)
-      : host_(host),
+  Loop(ProcessSpawner& spawner, WorkerPoolOptions options)
+      : spawner_(spawner),
         options_(std::move(options)),
         workers_(static_cast<size_t>(options_.workers)),
         queues_(options_.key_of ? workers_.size() : 1) {
-    for (Worker& worker : workers_) worker.program = host_.start(options_.program);
+    for (Worker& worker : workers_) worker.program = spawner_.start(options_.program);
     thread_ = std::thread([this] { run(); });
   }
 
@@ -71,7 +71,7 @@ class WorkerPool::Loop {
     try {
       for (Worker& worker : workers_)
         if (worker.program.id > 0) end(worker);
-    } catch (const Error&) {  // the host has ended, and all programs with it
+    } catch (const Error&) {  // the spawner has ended, and all programs with it
     }
   }
 
@@ -178,7 +178,7 @@ class WorkerPool::Loop {
         continue;
       }
       try {
-        if (worker.program.id < 0) worker.program = host_.start(options_.program);
+        if (worker.program.id < 0) worker.program = spawner_.start(options_.program);
       } catch (const InputError& e) {  // possibly temporary, since others were started
         set_answer(request, {"", e.what()});
         continue;
@@ -279,10 +279,10 @@ class WorkerPool::Loop {
   std::string end(Worker& worker, std::chrono::milliseconds patience = {}) {
     worker.program.input.close();
     worker.program.output.close();
-    return host_.end(std::exchange(worker.program.id, -1), patience);
+    return spawner_.end(std::exchange(worker.program.id, -1), patience);
   }
 
-  WorkerHost& host_;
+  ProcessSpawner& spawner_;
   const WorkerPoolOptions options_;
   // Used by the thread only.
   std::vector<Worker> workers_;
@@ -301,8 +301,8 @@ class WorkerPool::Loop {
   std::thread thread_;
 };
 
-WorkerPool::WorkerPool(WorkerHost& host, WorkerPoolOptions options)
-    : loop_(std::make_unique<Loop>(host, std::move(options))) {}
+WorkerPool::WorkerPool(ProcessSpawner& spawner, WorkerPoolOptions options)
+    : loop_(std::make_unique<Loop>(spawner, std::move(options))) {}
 WorkerPool::~WorkerPool() = default;
 
 void WorkerPool::submit(std::string request, Key key) {

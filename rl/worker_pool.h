@@ -1,13 +1,14 @@
 // A pool of programs that answer requests, one line each, asynchronously.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "rl/worker_host.h"
+#include "rl/process_spawner.h"
 
 namespace cohort {
 
@@ -15,9 +16,9 @@ struct WorkerPoolOptions {
   // Identifies a request by its dialogue and turn.
   struct Key {
     int64_t index = 0, turn = 0;
-    bool operator==(const Key&) const = default;
+    auto operator<=>(const Key&) const = default;
   };
-  WorkerHost::Program program;
+  ProcessSpawner::Program program;
   int workers = 1;
   size_t concurrent = 1;      // requests that a program has at a time
   double timeout = 10;        // seconds for an answer, from the request or the answer before
@@ -35,7 +36,7 @@ class WorkerPool {
  public:
   using Key = WorkerPoolOptions::Key;
   // Starts the programs. Throws InputError if that fails.
-  WorkerPool(WorkerHost& host, WorkerPoolOptions options);
+  WorkerPool(ProcessSpawner& spawner, WorkerPoolOptions options);
   ~WorkerPool();
 
   // `request` is one line, without its line break. It waits while its program has an unanswered
@@ -52,7 +53,7 @@ class WorkerPool {
   // ends, writes 1 MB more than its request, answers no request, or gives an answer that validate()
   // or key_of() rejects. All its requests then fail: a request is never sent twice. If three first
   // answers have timed out and no program has ever answered, all further requests fail at once.
-  // Throws Error if the host has ended.
+  // Throws Error if the spawner has ended.
   std::vector<Answer> collect();
   // Returns the answers that have come. With `wait`, waits for one unless no request is unanswered.
   std::vector<Answer> poll(bool wait);

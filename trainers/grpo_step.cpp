@@ -137,7 +137,7 @@ void check_failed(Communicator& comm, const RewardSet& rewards, const RewardSet:
   if (failed <= kMaxFailedFraction * static_cast<double>(config.batch.completions_per_step()))
     return;
   throw Error(str(first_text(comm, error),
-                  "; hint: the programs' own messages are in rewards.log of the run"));
+                  "; hint: the programs' own messages are in workers.log of the run"));
 }
 
 // Gathers `values`, one per completion of a rank, from all ranks in the order of the prompts.

@@ -1,7 +1,6 @@
 #include "rl/rewards/command.h"
 
 #include <cmath>
-#include <map>
 #include <utility>
 
 #include "rl/rewards/rewards.h"
@@ -41,19 +40,12 @@ std::string validate_answer(const std::string& request_line, const std::string& 
   return "";
 }
 
-CommandReward::Result result_of(const Json& answer) {
-  if (const Json* error = answer.find("error"))
-    return {kNotApplicable, "it reports: " + excerpt(error->as_string())};
-  const Json& reward = answer.at("reward");
-  return {reward.is_null() ? kNotApplicable : reward.as_double(), ""};
-}
-
 }  // namespace
 
-CommandReward::CommandReward(const RewardConfig& config) : config_(config) {
-  if (config.function == nullptr) options_ = worker_options(config);
-  options_.validate = validate_answer;
-}
+CommandReward::CommandReward(const RewardConfig& config)
+    : config_(config),
+      caller_("reward " + config.name, config.program, {.validate = validate_answer},
+              config.batch ? Caller::Requests::kLists : Caller::Requests::kSingle) {}
 
 bool CommandReward::runs(const RewardConfig& config) const {
   RewardConfig same = config;
@@ -62,8 +54,6 @@ bool CommandReward::runs(const RewardConfig& config) const {
 }
 
 void CommandReward::submit(const RewardInput& in) {
-  if (pool_ == nullptr && config_.function == nullptr)
-    pool_ = std::make_unique<WorkerPool>(worker_host(), options_);
   if (!submitted_.insert(in.index).second) return;
   Json request;
   request.set("index", in.index)
@@ -79,94 +69,35 @@ void CommandReward::submit(const RewardInput& in) {
         .set("truncated", in.truncated())
         .set("stop_reason", stop_reason_name(in.stop_reason));
   if (in.transcript != nullptr) request.set("transcript", *in.transcript);
-  if (config_.function != nullptr)  // as a program reads it: text that is not UTF-8 is replaced
-    request = parse_json(request.dump(), "request");
-  if (config_.batch || config_.function != nullptr) return unsent_.push_back(std::move(request));
-  requested_.push_back({in.index});
-  pool_->submit(request.dump());
+  caller_.submit(std::move(request), {.index = in.index});
 }
 
-// Sends one list to each program.
-void CommandReward::flush() {
-  const auto lists = static_cast<size_t>(options_.workers);
-  for (size_t i = 0; i < lists; ++i) {
-    const auto boundary = [&](size_t index) {
-      return unsent_.begin() + static_cast<std::ptrdiff_t>(unsent_.size() * index / lists);
-    };
-    const Json::Array list(boundary(i), boundary(i + 1));
-    if (list.empty()) continue;
-    for (std::vector<int64_t>& indices = requested_.emplace_back(); const Json& request : list)
-      indices.push_back(request.at("index").as_int());
-    pool_->submit(Json(list).dump());
-  }
-  unsent_.clear();
-}
-
-// Completions are submitted as they end, so they are sorted.
-std::map<int64_t, CommandReward::Result> CommandReward::call_function() {
-  submitted_.clear();
-  Json::Array requests = std::exchange(unsent_, {});
-  if (requests.empty()) return {};
-  std::ranges::sort(requests, {}, [](const Json& r) { return r.at("index").as_int(); });
-  const std::vector<std::optional<double>> values = (*config_.function)(requests);
-  if (values.size() != requests.size())
-    throw InputError(str("reward ", config_.name, ": its function returned ", values.size(),
-                         " values for ", requests.size(), " completions; hint: one for each"));
-  std::map<int64_t, Result> out;
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (values[i] && !std::isfinite(*values[i]))
-      throw InputError(str("reward ", config_.name, ": its function returned ", *values[i],
-                           " for completion ", i, ", ",
-                           excerpt(requests[i].at("completion").as_string()),
-                           "; hint: a finite number, or none where it does not apply"));
-    out[requests[i].at("index").as_int()] = {values[i].value_or(kNotApplicable), ""};
-  }
-  return out;
+CommandReward::Result CommandReward::result_of(const Caller::Answer& answer) const {
+  if (!answer.error.empty()) return {kNotApplicable, answer.error};
+  if (const Json* error = answer.value.find("error"))
+    return {kNotApplicable, "it reports: " + excerpt(error->as_string())};
+  const bool is_callback = config_.program.callback != nullptr;
+  const Json& reward = is_callback ? answer.value : answer.value.at("reward");
+  if (reward.is_null()) return {kNotApplicable, ""};
+  const double value = reward.as_double();
+  if (!std::isfinite(value))
+    throw InputError(str("reward ", config_.name, ": its function returned ", value,
+                         " for completion ", answer.key.index, ", ",
+                         excerpt(answer.request.at("completion").as_string()),
+                         "; hint: a finite number, or none where it does not apply"));
+  return {value, ""};
 }
 
 std::map<int64_t, CommandReward::Result> CommandReward::collect() {
-  if (config_.function != nullptr) return call_function();
-  if (pool_ == nullptr) return {};
-  flush();
-  std::map<int64_t, Result> out;
-  const std::vector<WorkerPool::Answer> answers = pool_->collect();
-  for (size_t i = 0; i < answers.size(); ++i) {
-    const auto& [line, error, key] = answers[i];
-    const Json answer = error.empty() ? parse_json(line, "answer") : Json();
-    for (size_t k = 0; k < requested_[i].size(); ++k)
-      out[requested_[i][k]] = !error.empty()  ? Result{kNotApplicable, error}
-                              : config_.batch ? result_of(answer.as_array()[k])
-                                              : result_of(answer);
-  }
-  requested_.clear();
   submitted_.clear();
+  std::map<int64_t, Result> out;
+  for (const Caller::Answer& answer : caller_.collect()) out[answer.key.index] = result_of(answer);
   return out;
 }
 
 // A program is no function of one completion: RewardSet submits to it and collects from it.
 RewardFn make_command(const RewardConfig&, const Task*) {
   return nullptr;
-}
-
-std::vector<std::string> split_command(const std::string& text) {
-  std::vector<std::string> words;
-  bool in_word = false;
-  char quote = 0;
-  for (const char c : text) {
-    if (quote != 0 ? c == quote : c == '\'' || c == '"') {
-      quote = quote == 0 ? c : 0;
-      if (!std::exchange(in_word, true)) words.emplace_back();
-    } else if (quote == 0 && (c == ' ' || c == '\t' || c == '\n')) {
-      in_word = false;
-    } else {
-      if (!std::exchange(in_word, true)) words.emplace_back();
-      words.back() += c;
-    }
-  }
-  if (quote != 0)
-    throw InputError(str("run: a quote ", quote, " is not closed in ", excerpt(text)));
-  if (words.empty()) throw InputError("needs a program to run; hint: run: \"python3 reward.py\"");
-  return words;
 }
 
 }  // namespace cohort
