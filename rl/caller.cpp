@@ -19,92 +19,43 @@ void ProgramConfig::visit(ConfigVisitor& v) {
           {.min = 0, .max = 1 << 30});
 }
 
-Caller::Caller(std::string name, const ProgramConfig& config, WorkerPoolOptions options,
-               Requests requests)
-    : name_(std::move(name)),
-      callback_(config.callback),
-      requests_(requests),
-      options_(std::move(options)) {
+Caller::Caller(std::string name, const ProgramConfig& config, WorkerPoolOptions options)
+    : name_(std::move(name)), callback_(config.callback), options_(std::move(options)) {
   if (callback_ != nullptr) return;
-  options_.program = {.command = split_command(config.run),
-                      .directory = config.directory,
-                      .memory = config.memory << 20};
+  options_.program = {split_command(config.run), config.directory, config.memory << 20};
   options_.workers = static_cast<int>(config.workers);
   options_.timeout = config.timeout;
   options_.start_timeout = std::max(config.timeout, config.start_timeout);
 }
 
-void Caller::submit(Json request, Key key) {
-  if (callback_ != nullptr)  // as a program reads it: text that is not UTF-8 is replaced
-    request = parse_json(request.dump(), "request");
-  else if (pool_ == nullptr)
-    pool_ = std::make_unique<WorkerPool>(process_spawner(), options_);
-  if (callback_ != nullptr || requests_ == Requests::kLists)
-    unsent_[key] = std::move(request);
-  else
-    pool_->submit(request.dump(), key);
-}
-
-void Caller::send_lists() {
-  const auto count = static_cast<size_t>(options_.workers);
-  auto next = unsent_.begin();
-  for (size_t i = 0, sent = 0; i < count; ++i) {
-    Json::Array list;
-    std::vector<Key> keys;
-    for (; sent < unsent_.size() * (i + 1) / count; ++sent, ++next) {
-      keys.push_back(next->first);
-      list.push_back(std::move(next->second));
-    }
-    if (list.empty()) continue;
-    pool_->submit(Json(std::move(list)).dump(), {.index = std::ssize(lists_)});
-    lists_.push_back(std::move(keys));
+void Caller::submit(const Json& request, Key key) {
+  const std::string line = request.dump();
+  // A callback reads what a program would: text that is not UTF-8 is replaced.
+  if (callback_ != nullptr) {
+    unsent_[key] = parse_json(line, "request");
+    return;
   }
-  unsent_.clear();
+  if (pool_ == nullptr) pool_ = make_worker_pool(process_spawner(), options_);
+  pool_->submit(line, key);
 }
 
-std::vector<Caller::Answer> Caller::call() {
-  std::vector<Answer> answers;
+std::vector<Caller::Answer> Caller::take(WorkerPool::Wait wait) {
+  std::vector<Answer> out;
+  if (pool_ != nullptr)
+    for (const auto& [line, error, key] : pool_->take(wait))
+      out.push_back({error.empty() ? parse_json(line, "its answer") : Json(), error, key});
   Json::Array requests;
   for (auto& [key, request] : std::exchange(unsent_, {})) {
-    requests.push_back(request);
-    answers.push_back({.key = key, .request = request});
+    requests.push_back(std::move(request));
+    out.push_back({.key = key});
   }
-  if (requests.empty()) return answers;
+  if (requests.empty()) return out;
   std::vector<Json> values = (*callback_)(requests);
   if (values.size() != requests.size())
     throw InputError(str(name_, ": its function returned ", values.size(), " answers to ",
                          requests.size(), " requests; hint: one to each"));
-  for (size_t i = 0; i < values.size(); ++i) answers[i].value = std::move(values[i]);
-  return answers;
-}
-
-std::vector<Caller::Answer> Caller::parsed(const std::vector<WorkerPool::Answer>& answers) {
-  std::vector<Answer> out;
-  for (const auto& [line, error, key] : answers) {
-    Json value = error.empty() ? parse_json(line, "its answer") : Json();
-    if (requests_ == Requests::kSingle) {
-      out.push_back({std::move(value), error, key});
-      continue;
-    }
-    const std::vector<Key>& keys = lists_[static_cast<size_t>(key.index)];
-    for (size_t i = 0; i < keys.size(); ++i)
-      out.push_back({error.empty() ? value.as_array()[i] : Json(), error, keys[i]});
-  }
+  for (size_t i = 0; i < values.size(); ++i) out[i].value = std::move(values[i]);
   return out;
-}
-
-std::vector<Caller::Answer> Caller::collect() {
-  if (callback_ != nullptr) return call();
-  if (pool_ == nullptr) return {};
-  send_lists();
-  std::vector<Answer> answers = parsed(pool_->collect());
-  lists_.clear();
-  return answers;
-}
-
-std::vector<Caller::Answer> Caller::poll(bool wait) {
-  if (callback_ != nullptr) return call();
-  return pool_ == nullptr ? std::vector<Answer>() : parsed(pool_->poll(wait));
 }
 
 void Caller::cancel() {

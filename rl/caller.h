@@ -32,42 +32,32 @@ struct ProgramConfig {
   void visit(ConfigVisitor& v);
 };
 
+// Sends requests to programs, or to the callback. See WorkerPool.
 class Caller {
  public:
   using Key = WorkerPool::Key;
-  enum class Requests { kSingle, kLists };  // kLists: each program has one list of all requests
-  // `name`: of the callback, for errors. `options`: without what `config` has. Throws InputError for
-  // a command line that cannot be split.
-  Caller(std::string name, const ProgramConfig& config, WorkerPoolOptions options,
-         Requests requests = Requests::kSingle);
+  // `name`: of the callback, for errors. `options`: without what `config` has. Throws InputError
+  // for a command line that cannot be split.
+  Caller(std::string name, const ProgramConfig& config, WorkerPoolOptions options);
 
   // The first call starts the programs, and throws InputError if that fails.
-  void submit(Json request, Key key);
+  void submit(const Json& request, Key key);
 
   struct Answer {
     Json value;
     std::string error;  // empty: `value` is a valid answer
     Key key;
-    Json request = {};  // to a callback
   };
-  // WorkerPool::collect() and poll(). They call the callback, and throw InputError naming it unless
-  // it returns an answer to each request.
-  std::vector<Answer> collect();
-  std::vector<Answer> poll(bool wait);
+  // Calls the callback, and throws InputError naming it unless it answers each request.
+  std::vector<Answer> take(WorkerPool::Wait wait);
   void cancel();  // gives up all requests
 
  private:
-  void send_lists();
-  std::vector<Answer> call();
-  std::vector<Answer> parsed(const std::vector<WorkerPool::Answer>& answers);
-
   const std::string name_;
   const std::shared_ptr<const Callback> callback_;
-  const Requests requests_;
   WorkerPoolOptions options_;
   std::unique_ptr<WorkerPool> pool_;
-  std::map<Key, Json> unsent_;           // for the callback, or kLists
-  std::vector<std::vector<Key>> lists_;  // the requests of each list that was sent
+  std::map<Key, Json> unsent_;  // for the callback
 };
 
 // Splits a command line into words, separated by blanks outside of '...' and "...". Throws

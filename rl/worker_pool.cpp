@@ -48,9 +48,7 @@ struct Worker {
   bool is_idle() const { return std::ranges::all_of(requests, &Request::given_up); }
 };
 
-}  // namespace
-
-class WorkerPool::Loop {
+class Loop final : public WorkerPool {
  public:
   Loop(ProcessSpawner& spawner, WorkerPoolOptions options)
       : spawner_(spawner),
@@ -61,7 +59,7 @@ class WorkerPool::Loop {
     thread_ = std::thread([this] { run(); });
   }
 
-  ~Loop() {
+  ~Loop() override {
     {
       const std::lock_guard lock(mutex_);
       ended_ = true;
@@ -75,7 +73,7 @@ class WorkerPool::Loop {
     }
   }
 
-  void submit(std::string line, Key key) {
+  void submit(std::string line, Key key) override {
     {
       const std::lock_guard lock(mutex_);
       queues_[static_cast<size_t>(key.index) % queues_.size()].push_back(
@@ -85,12 +83,11 @@ class WorkerPool::Loop {
     wake_.signal();
   }
 
-  // Waits for all answers, or for one.
-  std::vector<Answer> take(bool wait_for_all, bool wait_for_one) {
+  std::vector<Answer> take(Wait wait) override {
     std::unique_lock lock(mutex_);
     answered_.wait(lock, [&] {
-      return num_unanswered_ == 0 || failure_ ||
-             (!wait_for_all && !(wait_for_one && answers_.empty()));
+      return num_unanswered_ == 0 || failure_ || wait == Wait::kNone ||
+             (wait == Wait::kOne && !answers_.empty());
     });
     if (failure_) std::rethrow_exception(failure_);
     std::vector<Answer> out;
@@ -98,7 +95,7 @@ class WorkerPool::Loop {
     return out;
   }
 
-  void cancel() {
+  void cancel() override {
     const std::lock_guard lock(mutex_);
     for (std::deque<Request>& queue : queues_) queue.clear();
     answers_.clear();
@@ -301,24 +298,10 @@ class WorkerPool::Loop {
   std::thread thread_;
 };
 
-WorkerPool::WorkerPool(ProcessSpawner& spawner, WorkerPoolOptions options)
-    : loop_(std::make_unique<Loop>(spawner, std::move(options))) {}
-WorkerPool::~WorkerPool() = default;
+}  // namespace
 
-void WorkerPool::submit(std::string request, Key key) {
-  loop_->submit(std::move(request), key);
-}
-
-std::vector<WorkerPool::Answer> WorkerPool::collect() {
-  return loop_->take(/*wait_for_all=*/true, /*wait_for_one=*/true);
-}
-
-std::vector<WorkerPool::Answer> WorkerPool::poll(bool wait) {
-  return loop_->take(/*wait_for_all=*/false, wait);
-}
-
-void WorkerPool::cancel() {
-  loop_->cancel();
+std::unique_ptr<WorkerPool> make_worker_pool(ProcessSpawner& spawner, WorkerPoolOptions options) {
+  return std::make_unique<Loop>(spawner, std::move(options));
 }
 
 }  // namespace cohort

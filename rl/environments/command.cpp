@@ -147,12 +147,13 @@ class CommandEnvironment : public Environment {
         .set("fields", example.fields)
         .set("prompt", example.prompt)
         .set("length", trajectory.completion_length());
-    caller_.submit(std::move(request), {trajectory.index, trajectory.num_turns()});
+    caller_.submit(request, {trajectory.index, trajectory.num_turns()});
   }
 
   std::vector<EnvironmentReply> poll(bool wait) override {
     std::vector<EnvironmentReply> replies;
-    for (const Caller::Answer& answer : caller_.poll(wait)) {
+    for (const Caller::Answer& answer :
+         caller_.take(wait ? WorkerPool::Wait::kOne : WorkerPool::Wait::kNone)) {
       const auto open = open_.extract(answer.key.index);
       EnvironmentReply& reply = replies.emplace_back();
       try {

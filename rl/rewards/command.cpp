@@ -44,8 +44,7 @@ std::string validate_answer(const std::string& request_line, const std::string& 
 
 CommandReward::CommandReward(const RewardConfig& config)
     : config_(config),
-      caller_("reward " + config.name, config.program, {.validate = validate_answer},
-              config.batch ? Caller::Requests::kLists : Caller::Requests::kSingle) {}
+      caller_("reward " + config.name, config.program, {.validate = validate_answer}) {}
 
 bool CommandReward::runs(const RewardConfig& config) const {
   RewardConfig same = config;
@@ -54,7 +53,7 @@ bool CommandReward::runs(const RewardConfig& config) const {
 }
 
 void CommandReward::submit(const RewardInput& in) {
-  if (!submitted_.insert(in.index).second) return;
+  if (!submitted_.emplace(in.index, excerpt(in.completion)).second) return;
   Json request;
   request.set("index", in.index)
       .set("step", in.step)
@@ -69,29 +68,48 @@ void CommandReward::submit(const RewardInput& in) {
         .set("truncated", in.truncated())
         .set("stop_reason", stop_reason_name(in.stop_reason));
   if (in.transcript != nullptr) request.set("transcript", *in.transcript);
-  caller_.submit(std::move(request), {.index = in.index});
+  if (config_.batch) return unsent_.push_back(std::move(request));
+  caller_.submit(request, {.index = in.index});
 }
 
-CommandReward::Result CommandReward::result_of(const Caller::Answer& answer) const {
-  if (!answer.error.empty()) return {kNotApplicable, answer.error};
-  if (const Json* error = answer.value.find("error"))
+// Sends one list to each program.
+void CommandReward::send_lists() {
+  const int64_t count = config_.program.workers, size = std::ssize(unsent_);
+  for (int64_t i = 0; i < count; ++i) {
+    const Json::Array list(unsent_.begin() + size * i / count,
+                           unsent_.begin() + size * (i + 1) / count);
+    if (!list.empty()) caller_.submit(list, {});
+  }
+  unsent_.clear();
+}
+
+CommandReward::Result CommandReward::result_of(const Json& answer, int64_t index) const {
+  if (const Json* error = answer.find("error"))
     return {kNotApplicable, "it reports: " + excerpt(error->as_string())};
-  const bool is_callback = config_.program.callback != nullptr;
-  const Json& reward = is_callback ? answer.value : answer.value.at("reward");
-  if (reward.is_null()) return {kNotApplicable, ""};
-  const double value = reward.as_double();
-  if (!std::isfinite(value))
+  const Json& reward = config_.program.callback != nullptr ? answer : answer.at("reward");
+  const double value = reward.is_null() ? kNotApplicable : reward.as_double();
+  if (!reward.is_null() && !std::isfinite(value))
     throw InputError(str("reward ", config_.name, ": its function returned ", value,
-                         " for completion ", answer.key.index, ", ",
-                         excerpt(answer.request.at("completion").as_string()),
+                         " for completion ", index, ", ", submitted_.at(index),
                          "; hint: a finite number, or none where it does not apply"));
   return {value, ""};
 }
 
 std::map<int64_t, CommandReward::Result> CommandReward::collect() {
-  submitted_.clear();
+  send_lists();
   std::map<int64_t, Result> out;
-  for (const Caller::Answer& answer : caller_.collect()) out[answer.key.index] = result_of(answer);
+  std::string list_error;  // fails the completions of its list
+  for (const auto& [answer, error, key] : caller_.take(WorkerPool::Wait::kAll)) {
+    if (!config_.batch)
+      out[key.index] = error.empty() ? result_of(answer, key.index) : Result{kNotApplicable, error};
+    else if (!error.empty())
+      list_error = error;
+    else
+      for (const Json& one : answer.as_array())
+        out[one.at("index").as_int()] = result_of(one, one.at("index").as_int());
+  }
+  for (const auto& [index, text] : std::exchange(submitted_, {}))
+    out.insert({index, {kNotApplicable, list_error}});
   return out;
 }
 

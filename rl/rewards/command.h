@@ -20,7 +20,6 @@
 #pragma once
 
 #include <map>
-#include <set>
 #include <string>
 
 #include "rl/caller.h"
@@ -48,11 +47,14 @@ class CommandReward {
   std::map<int64_t, Result> collect();
 
  private:
-  Result result_of(const Caller::Answer& answer) const;
+  void send_lists();
+  // The result for the completion `index`, whose answer is valid.
+  Result result_of(const Json& answer, int64_t index) const;
 
   const RewardConfig config_;
   Caller caller_;
-  std::set<int64_t> submitted_;
+  Json::Array unsent_;                        // `batch`
+  std::map<int64_t, std::string> submitted_;  // excerpts of completions by their index
 };
 
 }  // namespace cohort

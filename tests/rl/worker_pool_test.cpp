@@ -87,7 +87,7 @@ class Workers : public testing::Test {
   }
   static std::string ask(WorkerPool& pool, const std::string& request) {
     pool.submit(request);
-    const WorkerPool::Answer answer = pool.collect().at(0);
+    const WorkerPool::Answer answer = pool.take(WorkerPool::Wait::kAll).at(0);
     return answer.error.empty() ? answer.line : "! " + answer.error;
   }
   static size_t open_descriptors() {
@@ -108,15 +108,16 @@ bool is_gone(pid_t id) {
 
 TEST_F(Workers, AnswersComeInTheOrderOfTheRequests) {
   ProcessSpawner spawner;
-  WorkerPool pool(spawner, options());
+  const auto owner = make_worker_pool(spawner, options());
+  WorkerPool& pool = *owner;
   for (int round = 0; round < 3; ++round) {
     for (int i = 0; i < 100; ++i) pool.submit(str("say ", i));
-    const auto answers = pool.collect();
+    const auto answers = pool.take(WorkerPool::Wait::kAll);
     ASSERT_EQ(answers.size(), 100u);
     for (int i = 0; i < 100; ++i)
       EXPECT_EQ(answers[static_cast<size_t>(i)].line, std::to_string(i));
   }
-  EXPECT_TRUE(pool.collect().empty());
+  EXPECT_TRUE(pool.take(WorkerPool::Wait::kAll).empty());
   EXPECT_EQ(ask(pool, "say " + std::string(900'000, 'x')).size(), 900'000u);
   EXPECT_EQ(ask(pool, "slow"), "slowly");
 }
@@ -124,7 +125,8 @@ TEST_F(Workers, AnswersComeInTheOrderOfTheRequests) {
 // A list of many completions has an answer of similar length.
 TEST_F(Workers, AnswersMayBeAsLongAsTheirRequests) {
   ProcessSpawner spawner;
-  WorkerPool pool(spawner, options(1));
+  const auto owner = make_worker_pool(spawner, options(1));
+  WorkerPool& pool = *owner;
   EXPECT_EQ(ask(pool, "long 2000000 " + std::string(2'000'000, ' ')).size(), 2'000'000u);
   EXPECT_NE(ask(pool, "long 2000000").find("its answer is over 1 MB"), std::string::npos);
 }
@@ -134,7 +136,8 @@ TEST_F(Workers, AProgramThatClosesItsInputIsReplacedAtOnce) {
   ProcessSpawner spawner;
   WorkerPoolOptions patient = options(1);
   patient.timeout = 60;
-  WorkerPool pool(spawner, patient);
+  const auto owner = make_worker_pool(spawner, patient);
+  WorkerPool& pool = *owner;
   EXPECT_EQ(ask(pool, "deaf"), "deaf");
   usleep(300'000);  // it closes its input after it has answered
   EXPECT_NE(ask(pool, "say 1").find("closed its input (ended by cohort)"), std::string::npos);
@@ -143,7 +146,8 @@ TEST_F(Workers, AProgramThatClosesItsInputIsReplacedAtOnce) {
 
 TEST_F(Workers, UnsolicitedOutputFailsNoRequest) {
   ProcessSpawner spawner;
-  WorkerPool pool(spawner, options(1));
+  const auto owner = make_worker_pool(spawner, options(1));
+  WorkerPool& pool = *owner;
   EXPECT_EQ(ask(pool, "unasked"), "1");
   usleep(500'000);
   EXPECT_EQ(ask(pool, "say 3"), "3");
@@ -154,10 +158,11 @@ TEST_F(WorkersSlow, ProgramsThatNeverAnswerAreGivenUp) {
   ProcessSpawner spawner;
   WorkerPoolOptions short_timeout = options(2);
   short_timeout.start_timeout = 1;
-  WorkerPool pool(spawner, short_timeout);
+  const auto owner = make_worker_pool(spawner, short_timeout);
+  WorkerPool& pool = *owner;
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < 100; ++i) pool.submit("hang");
-  const auto answers = pool.collect();
+  const auto answers = pool.take(WorkerPool::Wait::kAll);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
   for (const size_t i : {0, 99})
     EXPECT_NE(answers[i].error.find("does it flush its output"), std::string::npos);
@@ -168,7 +173,8 @@ TEST_F(Workers, AProgramThatCannotBeRestartedFailsItsRequest) {
   WorkerPoolOptions moving = options(1);
   moving.program.directory = dir_.path("place");
   fs::create_directory(dir_.path("place"));
-  WorkerPool pool(spawner, moving);
+  const auto owner = make_worker_pool(spawner, moving);
+  WorkerPool& pool = *owner;
   EXPECT_EQ(ask(pool, "say 1"), "1");
   fs::remove(dir_.path("place"));
   EXPECT_NE(ask(pool, "die").find("(exit code 3)"), std::string::npos);
@@ -180,7 +186,8 @@ TEST_F(Workers, AProgramThatCannotBeRestartedFailsItsRequest) {
 
 TEST_F(Workers, ADeadHostIsAnError) {
   ProcessSpawner spawner;
-  WorkerPool pool(spawner, options(3));
+  const auto owner = make_worker_pool(spawner, options(3));
+  WorkerPool& pool = *owner;
   EXPECT_EQ(ask(pool, "say 1"), "1");
   EXPECT_THROW_WITH(ask(pool, "spawner"), Error, "the process that starts programs has ended");
   EXPECT_THROW_WITH(ask(pool, "say 2"), Error, "the process that starts programs has ended");
@@ -188,7 +195,7 @@ TEST_F(Workers, ADeadHostIsAnError) {
 
 TEST_F(Workers, AStoppedHostIsContinued) {
   auto spawner = std::make_unique<ProcessSpawner>();
-  auto pool = std::make_unique<WorkerPool>(*spawner, options(1));
+  auto pool = make_worker_pool(*spawner, options(1));
   const pid_t id = std::stoi(ask(*pool, "parent"));
   ::kill(id, SIGSTOP);
   {
@@ -212,9 +219,10 @@ TEST_F(Workers, TooFewDescriptorsAreAnInputError) {
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   const rlimit few{open_descriptors() + 20, before.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
-  EXPECT_THROW_WITH(WorkerPool(spawner, options(64)), InputError, "hint: fewer workers");
+  EXPECT_THROW_WITH(make_worker_pool(spawner, options(64)), InputError, "hint: fewer workers");
   {
-    WorkerPool pool(spawner, options(4));
+    const auto owner = make_worker_pool(spawner, options(4));
+    WorkerPool& pool = *owner;
     EXPECT_EQ(ask(pool, "die").substr(0, 1), "!");
     EXPECT_EQ(ask(pool, "say 1"), "1");
   }
@@ -226,7 +234,8 @@ TEST_F(Workers, HaveAnExitCodeIfTheRunIgnoresSigchld) {
   ::signal(SIGCHLD, SIG_IGN);
   {
     ProcessSpawner spawner;
-    WorkerPool pool(spawner, options(1));
+    const auto owner = make_worker_pool(spawner, options(1));
+    WorkerPool& pool = *owner;
     EXPECT_NE(ask(pool, "die").find("(exit code 3)"), std::string::npos);
   }
   ::signal(SIGCHLD, SIG_DFL);
@@ -235,7 +244,8 @@ TEST_F(Workers, HaveAnExitCodeIfTheRunIgnoresSigchld) {
 TEST_F(Workers, CannotFillTheDiskThroughTheirLog) {
   ProcessSpawner spawner;
   spawner.set_log(dir_.path("log"));
-  WorkerPool pool(spawner, options(1));
+  const auto owner = make_worker_pool(spawner, options(1));
+  WorkerPool& pool = *owner;
   EXPECT_EQ(ask(pool, "fill"), "full");
   for (int i = 0; i < 3000 && fs::file_size(dir_.path("log")) > 1000; ++i) usleep(1000);
   EXPECT_NE(read_file(dir_.path("log")).find("this log was longer than 256 MB"), std::string::npos);
@@ -245,7 +255,8 @@ TEST_F(WorkersSlow, AFailureFailsOneRequest) {
   const size_t before = open_descriptors();
   {
     ProcessSpawner spawner;
-    WorkerPool pool(spawner, options());
+    const auto owner = make_worker_pool(spawner, options());
+    WorkerPool& pool = *owner;
     const std::map<std::string, std::string> errors = {
         {"hang", "no answer in "},
         {"die", "it has ended, or closed its output (exit code 3)"},
@@ -265,7 +276,7 @@ TEST_F(WorkersSlow, AFailureFailsOneRequest) {
           sent.push_back(each);
           pool.submit(each);
         }
-    const auto answers = pool.collect();
+    const auto answers = pool.take(WorkerPool::Wait::kAll);
     for (size_t i = 0; i < sent.size(); ++i) {
       const auto error = errors.find(sent[i]);
       if (error == errors.end())
@@ -280,7 +291,8 @@ TEST_F(WorkersSlow, AFailureFailsOneRequest) {
 
 TEST_F(WorkersSlow, KilledProgramsAreRestarted) {
   ProcessSpawner spawner;
-  WorkerPool pool(spawner, options(2));
+  const auto owner = make_worker_pool(spawner, options(2));
+  WorkerPool& pool = *owner;
   const size_t before = open_descriptors();
   int killed = 0;
   for (int i = 0; i < 30; ++i) {
@@ -304,7 +316,8 @@ TEST_F(Workers, EndWithTheHostAndAllThatTheyHaveStarted) {
   std::vector<pid_t> all;
   const auto start = [&] {
     ProcessSpawner spawner;
-    WorkerPool pool(spawner, options(1));
+    const auto owner = make_worker_pool(spawner, options(1));
+    WorkerPool& pool = *owner;
     for (const char* request : {"pid", "fork", "detach"})
       all.push_back(std::stoi(ask(pool, request)));
     for (const pid_t id : all) EXPECT_FALSE(is_gone(id));
@@ -326,7 +339,8 @@ TEST_F(WorkersSlow, EndWithHundredsOfDescendants) {
   };
   const auto start = [&] {
     ProcessSpawner spawner;
-    WorkerPool pool(spawner, options(4));
+    const auto owner = make_worker_pool(spawner, options(4));
+    WorkerPool& pool = *owner;
     for (int i = 0; i < 8; ++i) EXPECT_GT(std::stoi(ask(pool, "crowd")), 0);
     EXPECT_GE(crowd(), 700);
     return std::chrono::steady_clock::now();
@@ -342,7 +356,8 @@ TEST_F(Workers, HaveTheirDirectoryAndMemoryLimit) {
   limited.timeout = 20;
   limited.program.directory = dir_.path("");
   limited.program.memory = 512 << 20;
-  WorkerPool pool(spawner, limited);
+  const auto owner = make_worker_pool(spawner, limited);
+  WorkerPool& pool = *owner;
   EXPECT_EQ(fs::canonical(ask(pool, "where")), fs::canonical(dir_.path("")));
   EXPECT_NE(ask(pool, "take").find("(exit code 1)"), std::string::npos);
   const std::string log = read_file(dir_.path("log"));
@@ -354,11 +369,11 @@ TEST_F(Workers, ProgramsThatCannotBeStartedAreInputErrors) {
   ProcessSpawner spawner;
   WorkerPoolOptions missing = options();
   missing.program.command = {"no-such-program", "x"};
-  EXPECT_THROW_WITH(WorkerPool(spawner, missing), InputError,
+  EXPECT_THROW_WITH(make_worker_pool(spawner, missing), InputError,
                     "cannot run 'no-such-program': No such file or directory");
   missing = options();
   missing.program.directory = dir_.path("nowhere");
-  EXPECT_THROW_WITH(WorkerPool(spawner, missing), InputError, "cannot run 'python3'");
+  EXPECT_THROW_WITH(make_worker_pool(spawner, missing), InputError, "cannot run 'python3'");
 }
 
 TEST(CommandLine, IsSplitAtBlanksOutsideOfQuotes) {
