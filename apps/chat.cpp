@@ -10,7 +10,6 @@
 #include "core/log.h"
 #include "job/run_directory.h"
 #include "rl/engine/rollout.h"
-#include "sys/descriptor.h"
 #include "text/chat.h"
 #include "trainers/sampling.h"
 
@@ -121,10 +120,7 @@ bool read_message(bool terminal, std::string& message) {
   message.clear();
   for (std::string line;;) {
     if (terminal) std::cerr << (message.empty() ? "> " : ". ") << std::flush;
-    if (!std::getline(std::cin, line)) {
-      if (std::ferror(stdin) != 0) throw_errno<InputError>("cannot read standard input");
-      return !message.empty();
-    }
+    if (!read_line(line)) return !message.empty();
     message += line;
     if (!message.ends_with('\\')) return true;
     message.back() = '\n';

@@ -54,6 +54,9 @@ LoadedModel load(const std::string& path, const ComputeOptions& compute);
 void print(std::FILE* stream, std::string_view text, bool raw = false);
 // Writes to stdout and flushes, so that a closed pipe is noticed. Throws Error if that fails.
 void print_now(std::string_view text, bool raw = false);
+// Reads a line of standard input, without its end. Returns false at the end of the input. Throws
+// InputError if it cannot be read.
+bool read_line(std::string& line);
 // Writes help to stdout, wrapped at the width of a terminal, which counts as at least 40 columns.
 // Other readers get whole lines.
 void print_help(const std::string& text);

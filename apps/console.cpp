@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <iostream>
 #include <sstream>
 
 #include "apps/commands.h"
@@ -173,6 +174,14 @@ void print_now(std::string_view text, bool raw) {
   print(stdout, text, raw);
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
     throw Error(str("cannot write to standard output: ", std::strerror(errno)));
+}
+
+bool read_line(std::string& line) {
+  if (std::getline(std::cin, line)) return true;
+  const int error = errno;
+  if (std::ferror(stdin) == 0 && !std::cin.bad()) return false;
+  throw InputError(str("cannot read standard input: ", std::strerror(error),
+                       "; hint: give lines through a pipe or a file"));
 }
 
 void print_help(const std::string& text) {

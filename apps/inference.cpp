@@ -2,10 +2,8 @@
 #include <unistd.h>
 #include <algorithm>
 
-#include <cerrno>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <iostream>
 #include <map>
 #include <numeric>
@@ -50,11 +48,7 @@ std::vector<std::string> lines_or_stdin(std::vector<std::string> texts) {
   if (!texts.empty()) return texts;
   if (isatty(STDIN_FILENO) == 1)
     std::cerr << "cohort: reading texts, one per line; Ctrl-D on an empty line ends them\n";
-  for (std::string line; std::getline(std::cin, line);) texts.push_back(line);
-  const int error = errno;
-  if (std::ferror(stdin) != 0 || std::cin.bad())
-    throw InputError(str("cannot read standard input: ", std::strerror(error),
-                         "; hint: give the text as an argument, or through a pipe or a file"));
+  for (std::string line; read_line(line);) texts.push_back(line);
   return texts;
 }
 

@@ -1,13 +1,10 @@
 // `cohort tokenizer`: encodes and decodes line by line, and trains tokenizers from text files.
-#include <cerrno>
 #include <charconv>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <functional>
 #include <list>
-#include <memory>
 
 #include "apps/commands.h"
 #include "data/loader.h"
@@ -23,15 +20,10 @@ namespace {
 // line if `convert` does.
 int for_each_line(const TokenizerOptions& options,
                   const std::function<std::string(const Json& line)>& convert) {
-  char* line = nullptr;
-  size_t capacity = 0;
-  const std::unique_ptr<char*, void (*)(char**)> owner(&line, [](char** p) { std::free(*p); });
   int64_t number = 0;
-  for (ssize_t size; (size = ::getline(&line, &capacity, stdin)) >= 0;) {
-    std::string_view text(line, static_cast<size_t>(size));
-    if (text.ends_with('\n')) text.remove_suffix(1);
+  for (std::string line; read_line(line);) {
     const std::string where = str("line ", ++number);
-    const Json json = parse_json(text, where);
+    const Json json = parse_json(line, where);
     std::string result;
     try {
       result = convert(json);
@@ -40,9 +32,6 @@ int for_each_line(const TokenizerOptions& options,
     }
     print_now(result + "\n", options.raw);
   }
-  if (std::ferror(stdin) != 0)
-    throw InputError(str("cannot read standard input: ", std::strerror(errno),
-                         "; hint: give lines through a pipe or a file"));
   return kOk;
 }
 

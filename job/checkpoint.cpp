@@ -160,6 +160,17 @@ bool is_member_name(std::string name, int64_t format) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == name.npos;
 }
 
+// The tokenizer of an adapter's folder, which may lack what generation_config.json and config.json
+// of its base say of the end of a text.
+std::unique_ptr<Tokenizer> with_ends(std::unique_ptr<Tokenizer> tokenizer, const std::string& base,
+                                     const std::string& where) {
+  constexpr const char* kEnds[] = {kGeneration, "config.json"};
+  NamedFiles files = tokenizer->files();
+  if (find_file(files, kGeneration) != nullptr) return tokenizer;
+  for (NamedFiles::value_type& file : read_files(base, kEnds)) files.push_back(std::move(file));
+  return make_tokenizer(std::move(files), where);
+}
+
 ModelDescription saved_model(const std::string& checkpoint, const std::string& base = "") {
   const bool is_adapter = is_adapter_folder(checkpoint);
   if (is_adapter && is_model_folder(checkpoint))
@@ -178,6 +189,7 @@ ModelDescription saved_model(const std::string& checkpoint, const std::string& b
   const std::string weights = is_adapter ? saved.base.path : checkpoint;
   saved.config = load_config(weights);
   saved.tokenizer = load_tokenizer(has_tokenizer(checkpoint) ? checkpoint : weights);
+  if (is_adapter) saved.tokenizer = with_ends(std::move(saved.tokenizer), weights, checkpoint);
   const int64_t rows = saved.config.vocab_size, ids = saved.tokenizer->vocab_size();
   // Models from elsewhere may have rows that no token uses, but not as the end of a text.
   const Json& eos = saved.config.file.get_or_null("eos_token_id");

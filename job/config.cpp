@@ -476,10 +476,11 @@ std::vector<std::string> TrainConfig::warnings() const {
   if (storage.place == StatePlace::kHost && device == "cpu")
     out.push_back("optimizer.place: host does nothing but copies with device: cpu");
   for (const RewardConfig& reward : rewards)
-    if (const double minutes = std::max(reward.timeout, reward.start_timeout) / 60;
+    if (const double minutes = std::max(reward.program.timeout, reward.program.start_timeout) / 60;
         reward.name == "command" && watchdog_minutes > 0 && minutes >= watchdog_minutes)
       out.push_back(str("watchdog_minutes: ", watchdog_minutes, " is not longer than the ", minutes,
-                        " minutes that '", reward.run, "' may take for an answer, which would end ",
+                        " minutes that '", reward.program.run,
+                        "' may take for an answer, which would end ",
                         "the run; hint: watchdog_minutes=", std::ceil(minutes) + 10));
   if (batch.trainer != TrainerType::kGrpo) return out;
   for (const std::string& line : grpo.warnings()) out.push_back(line);
@@ -578,29 +579,26 @@ RunPlan plan_of(ConfigNode root, const std::string& path, std::span<const std::s
   return plan;
 }
 
-// The functions of one kind, and the names that a configuration may have with them.
-template <class Function>
-class NamedFunctions {
+// The callbacks of one kind, and the names that a configuration may have with them.
+class NamedCallbacks {
  public:
-  NamedFunctions(const char* key, const std::map<std::string, Function>& functions,
+  NamedCallbacks(const char* key, const std::map<std::string, Callback>& callbacks,
                  std::vector<std::string> built_in)
       : key_(key), known_(std::move(built_in)) {
-    for (const auto& [name, function] : functions) {
+    for (const auto& [name, callback] : callbacks) {
       require(!knows(name), str(key, ": the function '", name, "' has the name of a built-in one"));
       known_.push_back(name);
-      functions_[name] = std::make_shared<const Function>(function);
+      callbacks_[name] = std::make_shared<const Callback>(callback);
     }
   }
-  // Sets the function that a reward or an environment is named after, if any.
-  template <class Config>
-  void bind(const std::string& error, Config& config) const {
-    require(knows(config.name),
-            str(error, "; known: ", join(known_, ", "), did_you_mean(config.name, known_)));
-    if (functions_.contains(config.name)) config.function = functions_.at(config.name);
+  // Sets the callback that a reward or an environment is named after, if any.
+  void bind(const std::string& error, const std::string& name, ProgramConfig& program) const {
+    require(knows(name), str(error, "; known: ", join(known_, ", "), did_you_mean(name, known_)));
+    if (callbacks_.contains(name)) program.callback = callbacks_.at(name);
   }
   void check_used() const {
-    for (const auto& [name, function] : functions_)
-      require(function.use_count() > 1,
+    for (const auto& [name, callback] : callbacks_)
+      require(callback.use_count() > 1,
               str(key_, ": no stage names the function '", name, "'; hint: {name: ", name, "}"));
   }
 
@@ -610,7 +608,7 @@ class NamedFunctions {
   }
   const char* key_;
   std::vector<std::string> known_;
-  std::map<std::string, std::shared_ptr<const Function>> functions_;
+  std::map<std::string, std::shared_ptr<const Callback>> callbacks_;
 };
 
 }  // namespace
@@ -624,20 +622,20 @@ RunPlan parse_plan(const std::string& yaml, const std::string& name,
   return with_unread_keys(plan_of(parse_yaml(yaml, name), name, overrides));
 }
 
-void bind_functions(RunPlan& plan, const HostFunctions& functions) {
-  if (functions.rewards.empty() && functions.environments.empty()) return;
+void bind_callbacks(RunPlan& plan, const Callbacks& callbacks) {
+  if (callbacks.rewards.empty() && callbacks.environments.empty()) return;
   std::vector<std::string> names;
   for (const RewardEntry& entry : reward_table()) names.emplace_back(entry.name);
-  const NamedFunctions rewards("rewards", functions.rewards, names);
-  const NamedFunctions environments("environment.name", functions.environments,
+  const NamedCallbacks rewards("rewards", callbacks.rewards, names);
+  const NamedCallbacks environments("environment.name", callbacks.environments,
                                     environment_names());
   for (TrainConfig& stage : plan.stages) {
     for (size_t i = 0; i < stage.rewards.size(); ++i)
       rewards.bind(str("rewards[", i, "] '", stage.rewards[i].name, "': unknown reward"),
-                   stage.rewards[i]);
+                   stage.rewards[i].name, stage.rewards[i].program);
     if (stage.environment.is_set())
       environments.bind(str("environment.name: unknown environment '", stage.environment.name, "'"),
-                        stage.environment);
+                        stage.environment.name, stage.environment.program);
   }
   rewards.check_used();
   environments.check_used();

@@ -154,15 +154,14 @@ RunPlan load_plan(const std::string& path, std::span<const std::string> override
 // load_plan() of a file `name` in the current directory that has the text `yaml`.
 RunPlan parse_plan(const std::string& yaml, const std::string& name,
                    std::span<const std::string> overrides);
-// Functions of the program that trains, by name.
-struct HostFunctions {
-  std::map<std::string, HostReward> rewards;
-  std::map<std::string, HostEnvironment> environments;
+// Callbacks by name.
+struct Callbacks {
+  std::map<std::string, Callback> rewards, environments;
 };
-// Sets the functions of the rewards and environments that are named after one. Throws InputError
-// naming the reward for one that is neither a function nor built in, and for a function that has
+// Sets the callbacks of the rewards and environments that are named after one. Throws InputError
+// naming the reward for one that is neither a callback nor built in, and for a callback that has
 // the name of a built-in one or that no stage uses.
-void bind_functions(RunPlan& plan, const HostFunctions& functions);
+void bind_callbacks(RunPlan& plan, const Callbacks& callbacks);
 // YAML from which load_plan() gives the same plan.
 std::string dump_plan(const RunPlan& plan);
 

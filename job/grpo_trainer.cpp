@@ -121,7 +121,7 @@ void check_environment(Stage& stage, const GrpoStepResult& result) {
     throw InputError(
         str(message, answered > 0 ? "" : "; it has answered no turn",
             unanswered > 1 ? str("; so it was in ", unanswered, " steps in a row") : "",
-            "; hint: a program's own messages are in rewards.log of the run"));
+            "; hint: a program's own messages are in workers.log of the run"));
   stage.warn(message);
 }
 

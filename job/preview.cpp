@@ -7,7 +7,7 @@
 #include "core/log.h"
 #include "core/sizes.h"
 #include "job/checkpoint.h"
-#include "rl/worker_host.h"
+#include "rl/process_spawner.h"
 #include "text/utf8.h"
 #include "trainers/evaluate.h"
 #include "trainers/sampling.h"
@@ -26,13 +26,13 @@ std::string failures_of(const std::string& program, int64_t failed, int64_t coun
                        printed.empty() ? "printed no error" : "printed last:", printed));
 }
 
-// failures_of() all reward programs. `printed`: the last lines of the programs.
+// failures_of() all programs of rewards. `printed`: the last lines of the programs.
 std::string check_programs(const TrainConfig& config, const RewardSet::Scores& scores,
                            int64_t count, const std::string& printed) {
   std::string some;
   for (size_t k = 0; k < config.rewards.size(); ++k) {
     const std::string what =
-        failures_of(str("rewards[", k, "] '", config.rewards[k].run, "'"),
+        failures_of(str("rewards[", k, "] '", config.rewards[k].program.run, "'"),
                     scores.failed[k].value_or(0), count, scores.first_error[k], printed);
     if (!what.empty()) some += "; " + what;
   }
@@ -55,7 +55,7 @@ void score_solutions(const TrainConfig& config, const Dataset& data, StagePrevie
                             ? static_cast<int64_t>(out.examples.size())
                             : std::min<int64_t>(1000, data.train->size());
   std::optional<ErrorCapture> errors;
-  if (has_program) errors.emplace(worker_host());
+  if (has_program) errors.emplace(process_spawner());
   const RewardSet rewards(config.rewards, data.task);
   const SamplingConfig sampling = sampling_for(config.sampling, config.data, *data.tokenizer);
   std::vector<Example> problems;
@@ -102,7 +102,7 @@ void score_solutions(const TrainConfig& config, const Dataset& data, StagePrevie
 void try_environment(const EnvironmentConfig& config, Environment& environment, const Dataset& data,
                      const SamplingConfig& sampling, std::span<const Example> examples) {
   std::optional<ErrorCapture> errors;
-  if (!config.run.empty()) errors.emplace(worker_host());
+  if (!config.program.run.empty()) errors.emplace(process_spawner());
   std::vector<int32_t> stops = data.tokenizer->stop_ids();
   stops.insert(stops.end(), sampling.stop_tokens.begin(), sampling.stop_tokens.end());
   for (const Example& example : examples) {
@@ -116,6 +116,7 @@ void try_environment(const EnvironmentConfig& config, Environment& environment, 
     turn.transcript.push_back(make_message("assistant", turn_text(*data.tokenizer, turn)));
     environment.submit(example, turn, 0);
   }
+  const std::string& run = config.program.run;
   int64_t failed = 0;
   std::string first;
   for (size_t replies = 0; replies < examples.size();)
@@ -124,7 +125,7 @@ void try_environment(const EnvironmentConfig& config, Environment& environment, 
       if (!reply.error.empty() && failed++ == 0) first = reply.error;
     }
   const std::string failures =
-      failures_of(str("environment '", config.run.empty() ? config.name : config.run, "'"), failed,
+      failures_of(str("environment '", run.empty() ? config.name : run, "'"), failed,
                   std::ssize(examples), first, errors ? errors->last_lines() : "");
   if (!failures.empty()) logging::warn(failures);
 }

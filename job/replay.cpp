@@ -255,11 +255,11 @@ Part part_of(const Target& target, int64_t step, int64_t ranks) {
   TrainConfig& config = out.config;
   if (stage > 0) config.init_from = target.config.init_from;
   config.eval.sets.clear();
-  for (RewardConfig& reward : config.rewards)  // functions of the run's host, which are not called
+  for (RewardConfig& reward : config.rewards)  // callbacks, which are not called
     if (std::ranges::none_of(reward_table(), [&](const auto& r) { return reward.name == r.name; }))
-      reward.function = std::make_shared<const HostReward>();
+      reward.program.callback = std::make_shared<const Callback>();
   if (config.environment.is_set())
-    config.environment.function = std::make_shared<const HostEnvironment>();
+    config.environment.program.callback = std::make_shared<const Callback>();
   return out;
 }
 

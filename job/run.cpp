@@ -10,7 +10,7 @@
 #include "core/progress.h"
 #include "job/journal.h"
 #include "job/resources.h"
-#include "rl/worker_host.h"
+#include "rl/process_spawner.h"
 #include "trainers/across_ranks.h"
 
 namespace cohort {
@@ -99,7 +99,7 @@ bool changes_no_update(std::string_view key) {
 bool holds_run(const std::string& dir) {
   if (path_exists(dir + "/config.yaml")) return true;
   for (const std::string& name : list_directory(dir))
-    if (name != ".lock" && name != "log.txt" && name != "rewards.log" &&
+    if (name != ".lock" && name != "log.txt" && name != "workers.log" &&
         !name.starts_with("config.yaml.tmp-"))
       throw InputError(str("output_dir: ", dir, " holds no run, but ", name,
                            "; hint: set it to a folder of its own"));
@@ -204,9 +204,9 @@ void check_stages(const RunPlan& plan) {
 bool prepare_programs(const RunPlan& plan) {
   const bool any =
       std::any_of(plan.stages.begin(), plan.stages.end(), [](const TrainConfig& stage) {
-        return has_command(stage.rewards) || !stage.environment.run.empty();
+        return has_command(stage.rewards) || !stage.environment.program.run.empty();
       });
-  if (any) worker_host();
+  if (any) process_spawner();
   return any;
 }
 
@@ -221,7 +221,7 @@ Run::Run(RunPlan plan, std::string dir, ProcessGroup* group)
     throw InputError(str("the run directory ", dir_,
                          " is not visible from this host; hint: set output_dir to a file system "
                          "that all hosts share"));
-  if (prepare_programs(plan_)) worker_host().set_log(dir_ + "/rewards.log");
+  if (prepare_programs(plan_)) process_spawner().set_log(dir_ + "/workers.log");
   if (!is_main()) return;
   lock_ = lock_run_directory(dir_);
   const std::string path = dir_ + "/log.txt";
@@ -300,7 +300,7 @@ Run Run::continue_or_create(RunPlan plan, ProcessGroup* group) {
 }
 
 Run Run::resume(const std::string& run_dir, std::span<const std::string> overrides,
-                ProcessGroup* group, const HostFunctions& functions) {
+                ProcessGroup* group, const Callbacks& callbacks) {
   const std::string config = run_dir + "/config.yaml";
   if (!path_exists(config))
     throw InputError(
@@ -309,7 +309,7 @@ Run Run::resume(const std::string& run_dir, std::span<const std::string> overrid
   std::string start = "resumed";
   for (const std::string& o : overrides) start += " " + o;
   RunPlan plan = load_plan(config, overrides);
-  bind_functions(plan, functions);
+  bind_callbacks(plan, callbacks);
   return resume_plan(std::move(plan), fs::absolute(run_dir).lexically_normal().string(), start,
                      group);
 }

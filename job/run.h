@@ -31,7 +31,7 @@ struct RunResult {
   TrainerType last_trainer = TrainerType::kPretrain;
 };
 
-// Starts the host of the plan's reward programs and returns true, if it has any. Must be called
+// Starts the spawner of the plan's programs and returns true, if it has any. Must be called
 // while this process is small, before it has a model.
 bool prepare_programs(const RunPlan& plan);
 
@@ -53,10 +53,10 @@ class Run {
   // update, the number of steps among them, may differ; `auto` keeps the recorded micro batches.
   static Run continue_or_create(RunPlan plan, ProcessGroup* group = nullptr);
   // Resumes RUN_DIR with its configuration and key=value overrides, which become part of it as soon
-  // as something is trained with them. Throws InputError if it is not a run directory. `functions`:
-  // for bind_functions().
+  // as something is trained with them. Throws InputError if it is not a run directory. `callbacks`:
+  // for bind_callbacks().
   static Run resume(const std::string& run_dir, std::span<const std::string> overrides,
-                    ProcessGroup* group = nullptr, const HostFunctions& functions = {});
+                    ProcessGroup* group = nullptr, const Callbacks& callbacks = {});
 
   const std::string& dir() const { return dir_; }
   const RunPlan& plan() const { return plan_; }

@@ -13,10 +13,10 @@ namespace {
 
 Run begin(const TrainRequest& request, const RunHost& host) {
   if (!request.resume.empty())
-    return Run::resume(request.resume, request.overrides, host.group, host.functions);
+    return Run::resume(request.resume, request.overrides, host.group, host.callbacks);
   RunPlan plan = request.yaml.empty() ? load_plan(request.config, request.overrides)
                                       : parse_plan(request.yaml, request.config, request.overrides);
-  bind_functions(plan, host.functions);
+  bind_callbacks(plan, host.callbacks);
   const auto start = request.continues ? Run::continue_or_create : Run::create;
   return start(std::move(plan), host.group);
 }

@@ -14,14 +14,14 @@ struct TrainRequest {
   int64_t profile = 0;                 // number of steps to trace
 };
 
-// The program that trains. Its functions and the reporter are called on the threads of the ranks;
+// The program that trains. Its callbacks and the reporter are called on the threads of the ranks;
 // an exception of theirs ends the run and is rethrown. The last checkpoint stays as it is.
 struct RunHost {
   Reporter& reporter;
   // Set to true, from a signal handler, another thread or a reporter, to end the evaluation or the
   // step in progress, save and end.
   const std::atomic<bool>& stop;
-  HostFunctions functions = {};   // that the configuration names
+  Callbacks callbacks = {};       // that the configuration names
   ProcessGroup* group = nullptr;  // the processes that make this call together
 };
 

@@ -32,7 +32,7 @@ const char* keys_of(const std::string& name) {
 
 void check_known(const EnvironmentConfig& config) {
   const std::vector<std::string> names = environment_names();
-  if (config.function == nullptr && std::ranges::find(names, config.name) == names.end())
+  if (config.program.callback == nullptr && std::ranges::find(names, config.name) == names.end())
     throw InputError(str("environment.name: unknown environment '", config.name,
                          "'; known: ", join(names, ", "), did_you_mean(config.name, names)));
 }
@@ -82,20 +82,12 @@ void EnvironmentConfig::visit(ConfigVisitor& v) {
   v.field("corpus_field", corpus_field, "search: their field with the text");
   v.field("search_results", search_results, "search: texts that a call returns",
           {.min = 1, .max = 100});
-  v.field("run", run, "command: the program and its arguments; no shell is involved");
-  v.field("directory", directory, "command: working directory; empty: the folder of this file");
+  program.visit(v);
   v.field("tool_schemas", tool_schemas,
           "command: a JSON file with the list of tools that the chat template shows; empty: none");
-  v.field("workers", workers, "command: processes per rank", {.min = 1, .max = 1024});
   v.field("concurrent", concurrent,
           "command: turns that a process has at a time; 1: it answers one after the other",
           {.min = 1, .max = 1 << 16});
-  v.field("timeout", timeout, "command: seconds without an answer until a process is restarted",
-          {.min = 1e-3, .max = 1e6});
-  v.field("start_timeout", start_timeout, "command: seconds for the first answer of a process",
-          {.min = 1e-3, .max = 1e6});
-  v.field("memory", memory, "command: MiB of address space of each process; 0: no limit",
-          {.min = 0, .max = 1 << 30});
 }
 
 void EnvironmentConfig::validate() const {
@@ -113,7 +105,7 @@ void EnvironmentConfig::validate() const {
       throw InputError(str("environment.", given[i].first, ": '", name,
                            "' does not take it; hint: it takes", taken));
     }
-  if (name == "command" && run.empty())
+  if (name == "command" && program.run.empty())
     throw InputError("environment.run: needs a program; hint: run: \"python3 environment.py\"");
   if (name == "tools") tools_environment_schemas(*this);
 }

@@ -10,6 +10,7 @@
 
 #include "config/visitor.h"
 #include "data/data_config.h"
+#include "rl/caller.h"
 #include "rl/engine/environment.h"
 #include "text/chat.h"
 #include "text/tool_calls.h"
@@ -29,14 +30,8 @@ inline constexpr EnumName<ToolFormat> kToolFormats[] = {{ToolFormat::kAuto, "aut
                                                         {ToolFormat::kMistral, "mistral"},
                                                         {ToolFormat::kInline, "inline"}};
 
-// An environment that a function of the host program plays. It is called with the turns that have
-// ended since the last call, and returns an answer to each: both are those of `command`
-// (rl/environments/command.cpp), but an answer needs no `index` and `turn`. Sampling waits for it.
-// Ranks that are threads call it concurrently. Its exceptions end the run.
-using HostEnvironment = std::function<std::vector<Json>(std::span<const Json> requests)>;
-
 struct EnvironmentConfig {
-  std::string name;  // one of environment_names(), or that of a function; empty: none
+  std::string name;  // one of environment_names(), or that of a callback; empty: none
   int64_t max_turns = 8, max_sequence_length = 0;
   double discount = 1;
   PastTurns turns = PastTurns::kAsSampled;
@@ -46,17 +41,16 @@ struct EnvironmentConfig {
   std::vector<std::string> tools;
   std::string corpus, corpus_field = "text";
   int64_t search_results = 3;
-  // `command` (rl/environments/command.cpp): the keys of the reward of that name, and a JSON file
-  // with the list of tools that the prompts show.
-  std::string run, directory, tool_schemas;
-  int64_t workers = 1, concurrent = 256, memory = 0;
-  double timeout = 10, start_timeout = 60;
-  std::shared_ptr<const HostEnvironment> function = nullptr;  // no key: bind_functions() sets it
+  // `command` (rl/environments/command.cpp): the programs, the turns that each has at a time, and a
+  // JSON file with the list of tools that the prompts show.
+  ProgramConfig program;
+  int64_t concurrent = 256;
+  std::string tool_schemas;
   bool operator==(const EnvironmentConfig&) const = default;
   bool is_set() const { return !name.empty(); }
   void visit(ConfigVisitor& v);
   // Throws InputError naming the key, for keys that do not fit together. Other names than built-in
-  // ones are those of functions.
+  // ones are those of callbacks.
   void validate() const;
 };
 

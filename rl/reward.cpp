@@ -27,8 +27,8 @@ std::vector<std::string> reward_names() {
 }
 
 const RewardEntry& find_reward(const RewardConfig& config) {
-  static const RewardEntry function{"", "a function of the host program", "", make_command};
-  if (config.function != nullptr) return function;
+  static const RewardEntry callback{"", "a callback", "", make_command};
+  if (config.program.callback != nullptr) return callback;
   for (const RewardEntry& entry : reward_table())
     if (config.name == entry.name) return entry;
   throw InputError(str("unknown reward; known: ", join(reward_names(), ", "),
@@ -99,14 +99,7 @@ void RewardConfig::visit(ConfigVisitor& v) {
   v.field("pattern", pattern,
           "regular expression: for format it must match the whole completion, for the others it "
           "finds the answer (group 1 of the last match; empty: the whole completion)");
-  v.field("run", run, "command: the program and its arguments; no shell is involved");
-  v.field("directory", directory, "command: working directory; empty: the folder of this file");
-  v.field("workers", workers, "command: concurrent processes per rank", {.min = 1, .max = 1024});
-  v.field("timeout", timeout, "command: seconds for an answer", {.min = 1e-3, .max = 1e6});
-  v.field("start_timeout", start_timeout, "command: seconds for the first answer of a process",
-          {.min = 1e-3, .max = 1e6});
-  v.field("memory", memory, "command: MiB of address space per process; 0: no limit",
-          {.min = 0, .max = 1 << 30});
+  program.visit(v);
   v.field("batch", batch, "command: a request is a list of completions");
   v.field("penalty", penalty,
           "overlong, length, repetition: what is subtracted at most, before the weight",

@@ -12,30 +12,19 @@
 
 #include "config/visitor.h"
 #include "data/example.h"
+#include "rl/caller.h"
 #include "rl/engine/trajectory.h"
 
 namespace cohort {
 
-// A reward that a function of the host program computes. A request is that of a `command` reward
-// (rl/rewards/command.h). One call has all completions that a rank has to score, by their index,
-// and returns as many finite values; nullopt: the reward does not apply. Ranks that are threads
-// call the function concurrently. Its exceptions end the run.
-using HostReward =
-    std::function<std::vector<std::optional<double>>(std::span<const Json> requests)>;
-
 struct RewardConfig {
-  std::string name;  // RewardEntry::name, or that of a function
+  std::string name;  // RewardEntry::name, or that of a callback
   double weight = 1;
   // `format`: pattern that the whole completion must match. Other rewards: pattern that finds the
   // answer (group 1 of the last match, or the whole match of a pattern without groups); empty: the
   // whole completion.
   std::string pattern;
-  // `command` (rl/rewards/command.h): the command line, its working directory, the number of
-  // processes, the timeouts in seconds of an answer and of a process's first answer, and the MiB of
-  // address space of each process (0: no limit).
-  std::string run, directory;
-  int64_t workers = 1, memory = 0;
-  double timeout = 10, start_timeout = 60;
+  ProgramConfig program;  // `command` (rl/rewards/command.h)
   bool batch = false;
   // Rewards by length (rl/rewards/length.cpp) and `repetition`.
   int64_t buffer = 0, max_length = 0, n = 3;
@@ -45,7 +34,6 @@ struct RewardConfig {
   std::string correct;
   double threshold = 1;
   std::vector<double> right = {1, 0.5}, wrong = {-1, -0.5};
-  std::shared_ptr<const HostReward> function = nullptr;  // no key: bind_functions() sets it
   bool operator==(const RewardConfig&) const = default;
   void visit(ConfigVisitor& v);
 };
@@ -54,9 +42,9 @@ struct RewardConfig {
 inline bool has_command(std::span<const RewardConfig> rewards) {
   return std::ranges::any_of(rewards, [](const auto& reward) { return reward.name == "command"; });
 }
-// True if a CommandReward computes it: a program or a function of the host program.
+// True if a CommandReward computes it: a program or a callback.
 inline bool is_external(const RewardConfig& reward) {
-  return reward.function != nullptr || reward.name == "command";
+  return reward.program.callback != nullptr || reward.name == "command";
 }
 
 // The value of a reward that does not apply to an example.

@@ -39,7 +39,7 @@ struct Request {
 };
 
 struct Worker {
-  WorkerHost::Started program;
+  ProcessSpawner::Started program;
   int64_t answers = 0;            // since it was started
   std::vector<Request> requests;  // without an answer, in the order in which they were sent
   std::string text, answer;       // the last request as sent, and the bytes received
@@ -48,20 +48,18 @@ struct Worker {
   bool is_idle() const { return std::ranges::all_of(requests, &Request::given_up); }
 };
 
-}  // namespace
-
-class WorkerPool::Loop {
+class Loop final : public WorkerPool {
  public:
-  Loop(WorkerHost& host, WorkerPoolOptions options)
-      : host_(host),
+  Loop(ProcessSpawner& spawner, WorkerPoolOptions options)
+      : spawner_(spawner),
         options_(std::move(options)),
         workers_(static_cast<size_t>(options_.workers)),
         queues_(options_.key_of ? workers_.size() : 1) {
-    for (Worker& worker : workers_) worker.program = host_.start(options_.program);
+    for (Worker& worker : workers_) worker.program = spawner_.start(options_.program);
     thread_ = std::thread([this] { run(); });
   }
 
-  ~Loop() {
+  ~Loop() override {
     {
       const std::lock_guard lock(mutex_);
       ended_ = true;
@@ -71,11 +69,11 @@ class WorkerPool::Loop {
     try {
       for (Worker& worker : workers_)
         if (worker.program.id > 0) end(worker);
-    } catch (const Error&) {  // the host has ended, and all programs with it
+    } catch (const Error&) {  // the spawner has ended, and all programs with it
     }
   }
 
-  void submit(std::string line, Key key) {
+  void submit(std::string line, Key key) override {
     {
       const std::lock_guard lock(mutex_);
       queues_[static_cast<size_t>(key.index) % queues_.size()].push_back(
@@ -85,12 +83,11 @@ class WorkerPool::Loop {
     wake_.signal();
   }
 
-  // Waits for all answers, or for one.
-  std::vector<Answer> take(bool wait_for_all, bool wait_for_one) {
+  std::vector<Answer> take(Wait wait) override {
     std::unique_lock lock(mutex_);
     answered_.wait(lock, [&] {
-      return num_unanswered_ == 0 || failure_ ||
-             (!wait_for_all && !(wait_for_one && answers_.empty()));
+      return num_unanswered_ == 0 || failure_ || wait == Wait::kNone ||
+             (wait == Wait::kOne && !answers_.empty());
     });
     if (failure_) std::rethrow_exception(failure_);
     std::vector<Answer> out;
@@ -98,7 +95,7 @@ class WorkerPool::Loop {
     return out;
   }
 
-  void cancel() {
+  void cancel() override {
     const std::lock_guard lock(mutex_);
     for (std::deque<Request>& queue : queues_) queue.clear();
     answers_.clear();
@@ -178,7 +175,7 @@ class WorkerPool::Loop {
         continue;
       }
       try {
-        if (worker.program.id < 0) worker.program = host_.start(options_.program);
+        if (worker.program.id < 0) worker.program = spawner_.start(options_.program);
       } catch (const InputError& e) {  // possibly temporary, since others were started
         set_answer(request, {"", e.what()});
         continue;
@@ -279,10 +276,10 @@ class WorkerPool::Loop {
   std::string end(Worker& worker, std::chrono::milliseconds patience = {}) {
     worker.program.input.close();
     worker.program.output.close();
-    return host_.end(std::exchange(worker.program.id, -1), patience);
+    return spawner_.end(std::exchange(worker.program.id, -1), patience);
   }
 
-  WorkerHost& host_;
+  ProcessSpawner& spawner_;
   const WorkerPoolOptions options_;
   // Used by the thread only.
   std::vector<Worker> workers_;
@@ -301,24 +298,10 @@ class WorkerPool::Loop {
   std::thread thread_;
 };
 
-WorkerPool::WorkerPool(WorkerHost& host, WorkerPoolOptions options)
-    : loop_(std::make_unique<Loop>(host, std::move(options))) {}
-WorkerPool::~WorkerPool() = default;
+}  // namespace
 
-void WorkerPool::submit(std::string request, Key key) {
-  loop_->submit(std::move(request), key);
-}
-
-std::vector<WorkerPool::Answer> WorkerPool::collect() {
-  return loop_->take(/*wait_for_all=*/true, /*wait_for_one=*/true);
-}
-
-std::vector<WorkerPool::Answer> WorkerPool::poll(bool wait) {
-  return loop_->take(/*wait_for_all=*/false, wait);
-}
-
-void WorkerPool::cancel() {
-  loop_->cancel();
+std::unique_ptr<WorkerPool> make_worker_pool(ProcessSpawner& spawner, WorkerPoolOptions options) {
+  return std::make_unique<Loop>(spawner, std::move(options));
 }
 
 }  // namespace cohort

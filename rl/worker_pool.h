@@ -1,13 +1,14 @@
 // A pool of programs that answer requests, one line each, asynchronously.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "rl/worker_host.h"
+#include "rl/process_spawner.h"
 
 namespace cohort {
 
@@ -15,9 +16,9 @@ struct WorkerPoolOptions {
   // Identifies a request by its dialogue and turn.
   struct Key {
     int64_t index = 0, turn = 0;
-    bool operator==(const Key&) const = default;
+    auto operator<=>(const Key&) const = default;
   };
-  WorkerHost::Program program;
+  ProcessSpawner::Program program;
   int workers = 1;
   size_t concurrent = 1;      // requests that a program has at a time
   double timeout = 10;        // seconds for an answer, from the request or the answer before
@@ -34,34 +35,31 @@ struct WorkerPoolOptions {
 class WorkerPool {
  public:
   using Key = WorkerPoolOptions::Key;
-  // Starts the programs. Throws InputError if that fails.
-  WorkerPool(WorkerHost& host, WorkerPoolOptions options);
-  ~WorkerPool();
+  virtual ~WorkerPool() = default;
 
   // `request` is one line, without its line break. It waits while its program has an unanswered
   // request of the same key, be it one that was cancelled.
-  void submit(std::string request, Key key = {});
+  virtual void submit(std::string request, Key key = {}) = 0;
 
   struct Answer {
     std::string line;
     std::string error;  // empty: `line` is a valid answer
     Key key = {};
   };
-  // Waits for the answers to all requests since the last call, in the order of submission. A
+  enum class Wait { kNone, kOne, kAll };
+  // Returns the answers that have come since the last call, in the order of submission, after
+  // waiting for one, or for all requests, unless no request is unanswered. A
   // program is restarted if it has requests and answers none of them for the time of an answer,
   // ends, writes 1 MB more than its request, answers no request, or gives an answer that validate()
   // or key_of() rejects. All its requests then fail: a request is never sent twice. If three first
   // answers have timed out and no program has ever answered, all further requests fail at once.
-  // Throws Error if the host has ended.
-  std::vector<Answer> collect();
-  // Returns the answers that have come. With `wait`, waits for one unless no request is unanswered.
-  std::vector<Answer> poll(bool wait);
+  // Throws Error if the spawner has ended.
+  virtual std::vector<Answer> take(Wait wait) = 0;
   // Gives up all requests; answers to them are ignored.
-  void cancel();
-
- private:
-  class Loop;
-  std::unique_ptr<Loop> loop_;
+  virtual void cancel() = 0;
 };
+
+// Starts the programs. Throws InputError if that fails.
+std::unique_ptr<WorkerPool> make_worker_pool(ProcessSpawner& spawner, WorkerPoolOptions options);
 
 }  // namespace cohort

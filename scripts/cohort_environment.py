@@ -14,7 +14,7 @@ Or FILE.py has a class Environment with turn(self, messages, completion, ...), w
 exception fails the dialogue.
 
 Up to --concurrency (256) turns are answered at the same time: functions run in threads, coroutines (async def) in an event
-loop. Output and tracebacks go to rewards.log in the run's directory. An installed Cohort has this file in share/cohort.
+loop. Output and tracebacks go to workers.log in the run's directory. An installed Cohort has this file in share/cohort.
 """
 import argparse
 import asyncio

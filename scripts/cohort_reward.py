@@ -5,7 +5,7 @@
 FILE.py defines reward(completions, **fields), as for TRL: lists of equal length, of texts and of every field of the
 data's lines in addition to `prompts`, `answers` and `messages`; if it accepts them and the data have no such fields,
 also `lengths` and `max_lengths` (in tokens), `truncated` and `stop_reasons`. It returns a list of numbers, with None where it does
-not apply. Its output and the tracebacks of its exceptions go to rewards.log in the run's directory. `cmake --install`
+not apply. Its output and the tracebacks of its exceptions go to workers.log in the run's directory. `cmake --install`
 installs this file in PREFIX/share/cohort.
 """
 import importlib.util

@@ -91,6 +91,10 @@ bool CallReader::next(std::string_view tag) {
     for (const auto& [open, close] : kThinking) {
       const bool opens = text.starts_with(open);
       if (!opens && (has_thought_ || !text.starts_with(close))) continue;
+      const size_t before = rest_.substr(0, at).find_last_not_of(" \t\r");
+      if (opens && before != rest_.npos && rest_[before] != '\n' &&
+          text.substr(0, text.find(open, 1)).find(close) == text.npos)
+        continue;  // a mere mention
       if (!opens) calls_.clear();
       has_thought_ = true;
       const size_t size = text.find(close);

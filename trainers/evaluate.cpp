@@ -65,7 +65,7 @@ void report_failures(const ProblemEvaluation& evaluation, Communicator& comm, Ju
   logging::warn("evaluation", evaluation.set.empty() ? "" : " of " + evaluation.set, ": ",
                 judged.failed, " of ", judged.verdicts.size(),
                 " completions could not be judged, and count in no score; the first: ",
-                judged.first_error, "; hint: rewards.log of a run has what its programs printed");
+                judged.first_error, "; hint: workers.log of a run has what its programs printed");
 }
 
 // Throws EvaluationStopped if a rank was stopped.

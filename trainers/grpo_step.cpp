@@ -116,7 +116,7 @@ void check_failed(Communicator& comm, const RewardSet& rewards, const RewardSet:
   if (failed <= kMaxFailedFraction * static_cast<double>(config.batch.completions_per_step()))
     return;
   throw Error(str(first_text(comm, error),
-                  "; hint: the programs' own messages are in rewards.log of the run"));
+                  "; hint: the programs' own messages are in workers.log of the run"));
 }
 
 // A number of each completion of the step, by its index, over all ranks.

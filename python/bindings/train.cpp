@@ -18,16 +18,15 @@ nb::object answers_of(const nb::callable& function, std::span<const Json> reques
   return function(to_python(Json(Json::Array(requests.begin(), requests.end()))));
 }
 
-HostFunctions host_functions(const Functions& rewards, const Functions& environments) {
-  HostFunctions out;
+Callbacks callbacks_of(const Functions& rewards, const Functions& environments) {
+  Callbacks out;
   for (const auto& [name, function] : rewards)
     out.rewards[name] = [function = &function](std::span<const Json> requests) {
       const nb::gil_scoped_acquire gil;
-      std::vector<std::optional<double>> values;
+      std::vector<Json> values;
       for (const nb::handle value : answers_of(*function, requests)) {
         if (values.size() > requests.size()) break;  // too many, and perhaps without an end
-        values.push_back(value.is_none() ? std::nullopt
-                                         : std::optional(nb::cast<double>(nb::float_(value))));
+        values.push_back(value.is_none() ? Json() : Json(nb::cast<double>(nb::float_(value))));
       }
       return values;
     };
@@ -85,7 +84,7 @@ struct Training {
     const RunResult result = without_gil([&] {
       return run_training(
           request,
-          {.reporter = reporter, .stop = stop, .functions = host_functions(rewards, environments)});
+          {.reporter = reporter, .stop = stop, .callbacks = callbacks_of(rewards, environments)});
     });
     nb::dict out;
     out["dir"] = result.run_dir;

@@ -1,9 +1,9 @@
-// command: an environment that external programs play, or in their place a function of the host
-// program (HostEnvironment).
+// command: an environment that external programs play, or a callback in their place, whose answers
+// need no `index` and `turn`.
 //
 // A program reads requests from its standard input, one line of JSON per ended turn, and answers
 // them on its standard output in any order, each with a line of JSON, which it must flush. Its
-// standard error is appended to rewards.log in the run's directory. All turns of a dialogue go to
+// standard error is appended to workers.log in the run's directory. All turns of a dialogue go to
 // the same program, which has up to `concurrent` requests at a time.
 //   request  {"index": 3, "step": 0, "turn": 1, "completion": "...", "messages": [...],
 //             "tool_calls": [{"name": "...", "arguments": {...}, "id": "...", "error": "..."}],
@@ -21,13 +21,13 @@
 // number. A program that breaks off, floods, answers a turn that it does not have, or answers
 // nothing in `timeout` seconds is restarted, and its dialogues fail; any other invalid answer fails
 // its own dialogue.
+#include <cmath>
 #include <map>
 #include <utility>
 
+#include "rl/caller.h"
 #include "rl/engine/rollout.h"
 #include "rl/environments/environments.h"
-#include "rl/rewards/command.h"
-#include "rl/worker_pool.h"
 #include "text/utf8.h"
 
 namespace cohort {
@@ -40,9 +40,9 @@ struct OpenTurn {
   Json template_variables;
 };
 
-WorkerPool::Key key_of(const std::string& line) {
+Caller::Key key_of(const std::string& line) {
   const Json answer = parse_json(line, "its answer");
-  return with_places(answer, "its answer", [&]() -> WorkerPool::Key {
+  return with_places(answer, "its answer", [&]() -> Caller::Key {
     return {answer.at("index").as_int(), answer.at("turn").as_int()};
   });
 }
@@ -93,7 +93,8 @@ EnvironmentReply parse_reply(const OpenTurn& turn, const Json& answer) {
   int kinds = 0;
   for (const auto& [key, value] : answer.as_object()) {
     if (key == "reward") {
-      if (!value.is_null()) reply.reward = value.as_double();
+      // A callback may return what JSON lacks.
+      if (!value.is_null() && std::isfinite(value.as_double())) reply.reward = value.as_double();
     } else if (key != "index" && key != "turn") {
       ++kinds;
       if (key == "observation")
@@ -121,16 +122,10 @@ class CommandEnvironment : public Environment {
       : context_(std::move(context)),
         format_(format),
         tools_(tool_schemas(config)),
-        function_(config.function) {
-    if (function_ != nullptr) return;
-    options_ = worker_options(config);
-    options_.concurrent = static_cast<size_t>(config.concurrent);
-    options_.key_of = key_of;
-  }
+        caller_("environment", config.program,
+                {.concurrent = static_cast<size_t>(config.concurrent), .key_of = key_of}) {}
 
   void submit(const Example& example, const Trajectory& trajectory, int64_t step) override {
-    if (pool_ == nullptr && function_ == nullptr)
-      pool_ = std::make_unique<WorkerPool>(worker_host(), options_);
     const std::string text = turn_text(context_.tokenizer, trajectory);
     Json messages = example.conversation;
     if (messages.is_null()) messages.push_back(make_message("user", example.prompt));
@@ -152,19 +147,18 @@ class CommandEnvironment : public Environment {
         .set("fields", example.fields)
         .set("prompt", example.prompt)
         .set("length", trajectory.completion_length());
-    if (function_ != nullptr)  // as a program reads it
-      return unsent_.push_back(parse_json(request.dump(), "request"));
-    pool_->submit(request.dump(), {trajectory.index, trajectory.num_turns()});
+    caller_.submit(request, {trajectory.index, trajectory.num_turns()});
   }
 
   std::vector<EnvironmentReply> poll(bool wait) override {
     std::vector<EnvironmentReply> replies;
-    for (const WorkerPool::Answer& answer : answers(wait)) {
+    for (const Caller::Answer& answer :
+         caller_.take(wait ? WorkerPool::Wait::kOne : WorkerPool::Wait::kNone)) {
       const auto open = open_.extract(answer.key.index);
       EnvironmentReply& reply = replies.emplace_back();
       try {
         if (!answer.error.empty()) throw InputError(answer.error);
-        reply = reply_to(open.mapped(), answer.line);
+        reply = reply_to(open.mapped(), answer.value);
       } catch (const InputError& e) {
         reply.error = e.what();
       }
@@ -174,29 +168,12 @@ class CommandEnvironment : public Environment {
   }
 
   void cancel_all() override {
-    if (pool_ != nullptr) pool_->cancel();
-    unsent_.clear();
+    caller_.cancel();
     open_.clear();
   }
 
  private:
-  std::vector<WorkerPool::Answer> answers(bool wait) {
-    if (function_ == nullptr)
-      return pool_ == nullptr ? std::vector<WorkerPool::Answer>{} : pool_->poll(wait);
-    std::vector<WorkerPool::Answer> out;
-    const Json::Array requests = std::exchange(unsent_, {});
-    if (requests.empty()) return out;
-    const std::vector<Json> answers = (*function_)(requests);
-    if (answers.size() != requests.size())
-      throw InputError(str("environment: its function returned ", answers.size(), " answers to ",
-                           requests.size(), " turns; hint: one to each"));
-    for (size_t i = 0; i < answers.size(); ++i)
-      out.push_back({.line = answers[i].dump(),
-                     .key = {requests[i].at("index").as_int(), requests[i].at("turn").as_int()}});
-    return out;
-  }
-  EnvironmentReply reply_to(const OpenTurn& turn, const std::string& line) const {
-    const Json answer = parse_json(line, "its answer");
+  EnvironmentReply reply_to(const OpenTurn& turn, const Json& answer) const {
     EnvironmentReply reply =
         with_places(answer, "its answer", [&] { return parse_reply(turn, answer); });
     if (reply.done) return reply;
@@ -209,11 +186,8 @@ class CommandEnvironment : public Environment {
   const EnvironmentContext context_;
   const std::optional<ToolFormat> format_;
   const Json tools_;  // as calls_of_turn() takes them
-  const std::shared_ptr<const HostEnvironment> function_;
-  Json::Array unsent_;  // turns that the function has not seen
-  WorkerPoolOptions options_;
+  Caller caller_;
   std::map<int64_t, OpenTurn> open_;  // Trajectory::index -> its turn
-  std::unique_ptr<WorkerPool> pool_;
 };
 
 }  // namespace

@@ -1,7 +1,6 @@
 #include "rl/rewards/command.h"
 
 #include <cmath>
-#include <map>
 #include <utility>
 
 #include "rl/rewards/rewards.h"
@@ -41,19 +40,11 @@ std::string validate_answer(const std::string& request_line, const std::string& 
   return "";
 }
 
-CommandReward::Result result_of(const Json& answer) {
-  if (const Json* error = answer.find("error"))
-    return {kNotApplicable, "it reports: " + excerpt(error->as_string())};
-  const Json& reward = answer.at("reward");
-  return {reward.is_null() ? kNotApplicable : reward.as_double(), ""};
-}
-
 }  // namespace
 
-CommandReward::CommandReward(const RewardConfig& config) : config_(config) {
-  if (config.function == nullptr) options_ = worker_options(config);
-  options_.validate = validate_answer;
-}
+CommandReward::CommandReward(const RewardConfig& config)
+    : config_(config),
+      caller_("reward " + config.name, config.program, {.validate = validate_answer}) {}
 
 bool CommandReward::runs(const RewardConfig& config) const {
   RewardConfig same = config;
@@ -62,9 +53,7 @@ bool CommandReward::runs(const RewardConfig& config) const {
 }
 
 void CommandReward::submit(const RewardInput& in) {
-  if (pool_ == nullptr && config_.function == nullptr)
-    pool_ = std::make_unique<WorkerPool>(worker_host(), options_);
-  if (!submitted_.insert(in.index).second) return;
+  if (!submitted_.emplace(in.index, excerpt(in.completion)).second) return;
   Json request;
   request.set("index", in.index)
       .set("step", in.step)
@@ -79,94 +68,54 @@ void CommandReward::submit(const RewardInput& in) {
         .set("truncated", in.truncated())
         .set("stop_reason", stop_reason_name(in.stop_reason));
   if (in.transcript != nullptr) request.set("transcript", *in.transcript);
-  if (config_.function != nullptr)  // as a program reads it: text that is not UTF-8 is replaced
-    request = parse_json(request.dump(), "request");
-  if (config_.batch || config_.function != nullptr) return unsent_.push_back(std::move(request));
-  requested_.push_back({in.index});
-  pool_->submit(request.dump());
+  if (config_.batch) return unsent_.push_back(std::move(request));
+  caller_.submit(request, {.index = in.index});
 }
 
 // Sends one list to each program.
-void CommandReward::flush() {
-  const auto lists = static_cast<size_t>(options_.workers);
-  for (size_t i = 0; i < lists; ++i) {
-    const auto boundary = [&](size_t index) {
-      return unsent_.begin() + static_cast<std::ptrdiff_t>(unsent_.size() * index / lists);
-    };
-    const Json::Array list(boundary(i), boundary(i + 1));
-    if (list.empty()) continue;
-    for (std::vector<int64_t>& indices = requested_.emplace_back(); const Json& request : list)
-      indices.push_back(request.at("index").as_int());
-    pool_->submit(Json(list).dump());
+void CommandReward::send_lists() {
+  const int64_t count = config_.program.workers, size = std::ssize(unsent_);
+  for (int64_t i = 0; i < count; ++i) {
+    const Json::Array list(unsent_.begin() + size * i / count,
+                           unsent_.begin() + size * (i + 1) / count);
+    if (!list.empty()) caller_.submit(list, {});
   }
   unsent_.clear();
 }
 
-// Completions are submitted as they end, so they are sorted.
-std::map<int64_t, CommandReward::Result> CommandReward::call_function() {
-  submitted_.clear();
-  Json::Array requests = std::exchange(unsent_, {});
-  if (requests.empty()) return {};
-  std::ranges::sort(requests, {}, [](const Json& r) { return r.at("index").as_int(); });
-  const std::vector<std::optional<double>> values = (*config_.function)(requests);
-  if (values.size() != requests.size())
-    throw InputError(str("reward ", config_.name, ": its function returned ", values.size(),
-                         " values for ", requests.size(), " completions; hint: one for each"));
-  std::map<int64_t, Result> out;
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (values[i] && !std::isfinite(*values[i]))
-      throw InputError(str("reward ", config_.name, ": its function returned ", *values[i],
-                           " for completion ", i, ", ",
-                           excerpt(requests[i].at("completion").as_string()),
-                           "; hint: a finite number, or none where it does not apply"));
-    out[requests[i].at("index").as_int()] = {values[i].value_or(kNotApplicable), ""};
-  }
-  return out;
+CommandReward::Result CommandReward::result_of(const Json& answer, int64_t index) const {
+  if (const Json* error = answer.find("error"))
+    return {kNotApplicable, "it reports: " + excerpt(error->as_string())};
+  const Json& reward = config_.program.callback != nullptr ? answer : answer.at("reward");
+  const double value = reward.is_null() ? kNotApplicable : reward.as_double();
+  if (!reward.is_null() && !std::isfinite(value))
+    throw InputError(str("reward ", config_.name, ": its function returned ", value,
+                         " for completion ", index, ", ", submitted_.at(index),
+                         "; hint: a finite number, or none where it does not apply"));
+  return {value, ""};
 }
 
 std::map<int64_t, CommandReward::Result> CommandReward::collect() {
-  if (config_.function != nullptr) return call_function();
-  if (pool_ == nullptr) return {};
-  flush();
+  send_lists();
   std::map<int64_t, Result> out;
-  const std::vector<WorkerPool::Answer> answers = pool_->collect();
-  for (size_t i = 0; i < answers.size(); ++i) {
-    const auto& [line, error, key] = answers[i];
-    const Json answer = error.empty() ? parse_json(line, "answer") : Json();
-    for (size_t k = 0; k < requested_[i].size(); ++k)
-      out[requested_[i][k]] = !error.empty()  ? Result{kNotApplicable, error}
-                              : config_.batch ? result_of(answer.as_array()[k])
-                                              : result_of(answer);
+  std::string list_error;  // fails the completions of its list
+  for (const auto& [answer, error, key] : caller_.take(WorkerPool::Wait::kAll)) {
+    if (!config_.batch)
+      out[key.index] = error.empty() ? result_of(answer, key.index) : Result{kNotApplicable, error};
+    else if (!error.empty())
+      list_error = error;
+    else
+      for (const Json& one : answer.as_array())
+        out[one.at("index").as_int()] = result_of(one, one.at("index").as_int());
   }
-  requested_.clear();
-  submitted_.clear();
+  for (const auto& [index, text] : std::exchange(submitted_, {}))
+    out.insert({index, {kNotApplicable, list_error}});
   return out;
 }
 
 // A program is no function of one completion: RewardSet submits to it and collects from it.
 RewardFn make_command(const RewardConfig&, const Task*) {
   return nullptr;
-}
-
-std::vector<std::string> split_command(const std::string& text) {
-  std::vector<std::string> words;
-  bool in_word = false;
-  char quote = 0;
-  for (const char c : text) {
-    if (quote != 0 ? c == quote : c == '\'' || c == '"') {
-      quote = quote == 0 ? c : 0;
-      if (!std::exchange(in_word, true)) words.emplace_back();
-    } else if (quote == 0 && (c == ' ' || c == '\t' || c == '\n')) {
-      in_word = false;
-    } else {
-      if (!std::exchange(in_word, true)) words.emplace_back();
-      words.back() += c;
-    }
-  }
-  if (quote != 0)
-    throw InputError(str("run: a quote ", quote, " is not closed in ", excerpt(text)));
-  if (words.empty()) throw InputError("needs a program to run; hint: run: \"python3 reward.py\"");
-  return words;
 }
 
 }  // namespace cohort

@@ -2,6 +2,7 @@
 #include "rl/rewards/math_answer.h"
 
 #include <algorithm>
+#include <cctype>
 #include <span>
 #include <utility>
 #include <vector>
@@ -125,21 +126,14 @@ bool is_no_unit(const std::string& word) {
   return kWords.full_match(word);
 }
 
-std::string lowercase(std::string_view text) {
-  std::string out(text);
-  for (char& c : out)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  return out;
-}
-
-// Strips the unit after a number, "42 square", "15\mbox{ cm}^2", and appends its words to `unit`.
+// Strips the unit after a number, "42 square", "15\mbox{ cm}^2", and prepends it to `unit`: "cm^2".
 // Words that scale become factors: "5 million users" is "5*1000000".
 std::string without_units(std::string text, std::string& unit) {
   static const Regex kUnits(
       R"(^(.*(?:[0-9})\]]|\\pi))(?:\\? )*)"
       R"((?|\\(?:text[a-z]*|mbox|mathrm(?!\{.\}))\{([^{}]*+)\})"
       R"(|(?<= )((?:[A-Za-z]{3}|(?:[ckm]m|ft|in|mi|yd|[km]?g|lb|oz|ml|hr|yr|[mLs])\b)[A-Za-z ./]*+)))"
-      R"((?:\^\{?[23]\}?)?[ .]*$)");
+      R"((?:\^\{?([23])\}?)?[ .]*$)");
   constexpr int kMaxUnits = 3;  // \text{ million} \text{ users}
   for (int i = 0; i < kMaxUnits; ++i) {
     const auto match = kUnits.find_last(text);
@@ -147,26 +141,45 @@ std::string without_units(std::string text, std::string& unit) {
     std::string factors, words;
     std::string_view rest = (*match)[2];
     while (!(rest = without(rest, " ./", "")).empty()) {
-      const std::string word = lowercase(rest.substr(0, rest.find_first_of(" ./")));
+      std::string word(rest.substr(0, rest.find_first_of(" ./")));
+      for (char& c : word) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
       rest.remove_prefix(word.size());
       const std::string_view scale = words.empty() ? scale_of(word) : "";
       if (is_no_unit(word)) return text;
       factors += scale;
       if (scale.empty()) words += (words.empty() ? "" : " ") + word;
     }
+    if (const std::string& power = (*match)[3]; !words.empty() && !power.empty())
+      words += "^" + power;
     text = (*match)[1] + factors;
     unit = words + (words.empty() || unit.empty() ? "" : " ") + unit;
   }
   return text;
 }
 
-// True if one unit is missing, or if the last word of one is that of the other, its plural or its
-// abbreviation, as in "cm" and "square centimeters".
+// Returns the exponent of a unit, and leaves its last word: 2 and "cm" of "square cm" and "cm^2".
+char take_power(std::string_view& unit) {
+  constexpr std::pair<std::string_view, char> kPowers[] = {
+      {"square ", '2'}, {"sq ", '2'}, {"cubic ", '3'}, {"cu ", '3'}};
+  char power = '1';
+  for (const auto& [word, number] : kPowers)
+    if (unit.starts_with(word)) power = number;
+  if (const size_t at = unit.find('^'); at != unit.npos) {
+    power = unit[at + 1];
+    unit = unit.substr(0, at);
+  }
+  unit.remove_prefix(unit.rfind(' ') + 1);
+  return power;
+}
+
+// True if one unit is missing, or if they have the same exponent and the last word of one is that
+// of the other, its plural or its abbreviation, as in "cm^2" and "square centimeters".
 bool same_unit(std::string_view a, std::string_view b) {
   constexpr size_t kLongestAbbreviation = 4, kShortestWord = 4;
-  for (std::string_view* unit : {&a, &b}) unit->remove_prefix(unit->rfind(' ') + 1);
+  if (a.empty() || b.empty()) return true;
+  if (take_power(a) != take_power(b)) return false;
   if (a.size() > b.size()) std::swap(a, b);
-  if (a.empty() || a == b || b == std::string(a) + "s") return true;
+  if (a == b || b == std::string(a) + "s") return true;
   if (a.size() > kLongestAbbreviation || b.size() < kShortestWord || a[0] != b[0]) return false;
   for (const char c : b)
     if (a.starts_with(c)) a.remove_prefix(1);

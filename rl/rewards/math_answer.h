@@ -34,8 +34,9 @@ std::optional<std::string> final_answer(std::string_view text);
 std::string normalised_answer(std::string_view answer);
 
 // True if the normalised answers are the same text, expressions of the same number (2^3 and 8), or
-// lists of such in the same brackets, sets in any order; and neither the units nor the names of
-// more than two letters differ where both have one. "50%" is 50 and 50 percent, which is 0.5.
+// lists of such in the same brackets, sets in any order; and neither the units (with exponents, so
+// that cm^2 is not cm^3) nor the names of more than two letters differ where both have one. "50%"
+// is 50 and 50 percent, which is 0.5.
 bool same_answer(std::string_view a, std::string_view b);
 
 }  // namespace cohort

@@ -7,42 +7,28 @@
 #include "data/tasks/tasks.h"
 #include "rl/rewards/expression.h"
 #include "rl/rewards/rewards.h"
+#include "text/regex.h"
 
 namespace cohort {
 namespace {
 
-bool take(std::string_view& text, char c) {
-  if (text.empty() || text.front() != c) return false;
-  text.remove_prefix(1);
-  return true;
-}
-
-bool take_end(std::string_view& text, char c) {
-  if (text.empty() || text.back() != c) return false;
-  text.remove_suffix(1);
-  text = trimmed(text);
-  return true;
-}
-
 // [$] [+-] [$] decimal [/ decimal] [% or $] [.], with spaces around "/" and before the end signs.
 std::optional<Rational> parse_number(std::string_view text) {
-  text = trimmed(text);
-  take_end(text, '.');
-  if (!take_end(text, '%')) take_end(text, '$');
-  const bool dollar = take(text, '$');
-  const bool negative = take(text, '-');
-  if (!negative) take(text, '+');
-  if (!dollar) take(text, '$');
-
-  std::optional<Rational> value = take_decimal(text);
-  text = trimmed(text);
-  if (value && take(text, '/')) {
-    text = trimmed(text);
-    const auto divisor = take_decimal(text);
+  static const Regex kNumber(
+      R"(^\s*(?:\$?([+-]?)|([+-])\$)([0-9,]*\.?[0-9]+)(?:\s*/\s*([0-9,]*\.?[0-9]+))?\s*[%$]?\s*\.?\s*$)");
+  const auto match = kNumber.find_last(text);
+  if (!match) return {};
+  const auto decimal = [](std::string_view digits) {
+    const auto value = take_decimal(digits);
+    return digits.empty() ? value : std::nullopt;
+  };
+  auto value = decimal((*match)[3]);
+  if (const std::string& under = (*match)[4]; value && !under.empty()) {
+    const auto divisor = decimal(under);
     value = divisor ? divide(*value, *divisor) : std::nullopt;
   }
-  if (!value || !text.empty()) return {};
-  return negative ? negated(*value) : *value;
+  const bool negative = (*match)[1] == "-" || (*match)[2] == "-";
+  return value && negative ? negated(*value) : value;
 }
 
 // A number that may have an exponent, as those of JSON do: "1e5".

@@ -84,7 +84,7 @@ TEST_F(RewardPrograms, GiveTheWeightsOfTheBuiltInReward) {
       dir_.path("reward.py"),
       "print('resumed')\ndef reward(completions, **fields): return [0] * len(completions)\n");
   EXPECT_EQ(run_cohort({"train", "--resume", dir_.path("custom"), "steps=5"}).code, 0);
-  EXPECT_NE(read_file(dir_.path("custom/rewards.log")).find("resumed"), std::string::npos);
+  EXPECT_NE(read_file(dir_.path("custom/workers.log")).find("resumed"), std::string::npos);
 }
 
 // Each is bad input for `check` and for the start of a run, which leaves no directory.
@@ -157,8 +157,8 @@ TEST_F(RewardPrograms, ThatFailTooOftenEndTheRun) {
   const Output output = run_cohort(run("often", often));
   EXPECT_EQ(output.code, 1);
   EXPECT_NE(output.err.find("it reports: 'ValueError: odd'"), std::string::npos) << output.err;
-  EXPECT_NE(output.err.find("rewards.log"), std::string::npos);
-  const std::string log = read_file(dir_.path("often/rewards.log"));
+  EXPECT_NE(output.err.find("workers.log"), std::string::npos);
+  const std::string log = read_file(dir_.path("often/workers.log"));
   for (const char* text : {"Traceback (most recent call last):\n", "\nValueError: odd\n"})
     EXPECT_NE(log.find(text), std::string::npos) << log;
   expect_bad_input(run_cohort(run("none", "{name: command, run: no-such-program}")),
@@ -196,7 +196,7 @@ TEST_F(RewardPrograms, ThatFailForAllProblemsEndEvalAndKeepPassRates) {
 TEST_F(RewardPrograms, ThatEndByThemselvesDifferFromKilledOnes) {
   for (const auto& [end, how] :
        {std::pair("sys.exit('out of luck')",
-                  "(exit code 1); the last line of rewards.log: 'out of luck'"),
+                  "(exit code 1); the last line of workers.log: 'out of luck'"),
         {"os.kill(os.getpid(), 9)", "(signal 9)"}}) {
     const Output output =
         run_cohort(run("run", python(str("import os, sys\n"

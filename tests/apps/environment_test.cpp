@@ -242,7 +242,7 @@ TEST_F(EnvironmentRuns, EndWhenNoTurnIsAnswered) {
   const Output output = run_cohort(train);
   EXPECT_EQ(output.code, 2) << output.err;
   for (const char* text : {"step 1: the environment has failed ", "it has answered no turn",
-                           "ValueError: oh", "rewards.log"})
+                           "ValueError: oh", "workers.log"})
     EXPECT_NE(output.err.find(text), output.err.npos) << text << "\n" << output.err;
 }
 

@@ -511,7 +511,9 @@ TEST_F(Chat, InterruptsStopAReply) {
 TEST_F(Chat, AnInputThatCannotBeReadIsAnError) {
   const std::string command = str(COHORT_BINARY, " chat ", model_, " < / 2> ", model_, "/err");
   EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 2);
-  EXPECT_EQ(read_file(model_ + "/err"), "cohort: cannot read standard input: Is a directory\n");
+  EXPECT_EQ(read_file(model_ + "/err"),
+            "cohort: cannot read standard input: Is a directory; hint: give lines through a pipe "
+            "or a file\n");
 }
 
 TEST_F(Chat, MismatchesAreNamed) {

@@ -41,14 +41,14 @@ class ReplayCommand : public testing::Test {
 };
 
 TEST_F(ReplayCommand, AsksNoProgramAndSaysThatStepsAreEqual) {
-  const std::string log = fs::exists(run_ + "/rewards.log") ? read_file(run_ + "/rewards.log") : "";
+  const std::string log = fs::exists(run_ + "/workers.log") ? read_file(run_ + "/workers.log") : "";
   const Output output = replay({"--step", "6"});
   EXPECT_EQ(output.code, 0) << output.err;
   EXPECT_EQ(output.out.find("step 5: equal: 24 rollouts, "), 0u) << output.out;
   EXPECT_NE(output.out.find("\nstep 6: equal: 24 rollouts, "), std::string::npos) << output.out;
   EXPECT_NE(output.out.find(" tokens, log-probs, advantages, update\n"), std::string::npos);
   EXPECT_EQ(output.err, "");
-  EXPECT_EQ(fs::exists(run_ + "/rewards.log") ? read_file(run_ + "/rewards.log") : "", log);
+  EXPECT_EQ(fs::exists(run_ + "/workers.log") ? read_file(run_ + "/workers.log") : "", log);
 }
 
 TEST_F(ReplayCommand, PrintsACompletionAndAToken) {

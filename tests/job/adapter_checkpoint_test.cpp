@@ -262,6 +262,27 @@ TEST_F(AdapterCheckpoints, MissingTokenizersAreNamed) {
   expect_equal(load_model(peft, DType::kF32));
 }
 
+// A folder of PEFT's has no generation_config.json, which says what ends a text.
+TEST_F(AdapterCheckpoints, TheEndsOfATextAreThoseOfTheBase) {
+  const std::string peft = peft_folder(save(10));
+  Json::Object vocab;
+  for (const char c : std::string("+0123456789=")) vocab.emplace_back(str(c), std::ssize(vocab));
+  const Json end = Json().set("id", 12).set("content", "<|end|>").set("special", true);
+  Json json = Json().set("added_tokens", Json::Array{end});
+  json.set("decoder", Json().set("type", "ByteLevel"));
+  json.set("model",
+           Json().set("type", "BPE").set("vocab", std::move(vocab)).set("merges", Json::Array{}));
+  for (const std::string& folder : {base_, peft}) {
+    write_file(folder + "/tokenizer.json", json.dump());
+    write_file(folder + "/tokenizer_config.json", R"({"eos_token": "<|end|>"})");
+  }
+  write_file(base_ + "/generation_config.json", R"({"eos_token_id": [12, 3]})");
+  EXPECT_EQ(load_model(base_, DType::kF32).tokenizer->stop_ids(), (std::vector<int32_t>{12, 3}));
+  EXPECT_EQ(load_model(peft, DType::kF32).tokenizer->stop_ids(), (std::vector<int32_t>{12, 3}));
+  write_file(peft + "/generation_config.json", R"({"eos_token_id": [12, 4]})");
+  EXPECT_EQ(load_model(peft, DType::kF32).tokenizer->stop_ids(), (std::vector<int32_t>{12, 4}));
+}
+
 TEST_F(AdapterCheckpoints, TrainingTakesTheAdapterThatItAskedFor) {
   const std::string at = save(10);
   const LoraConfig lora = wanted_.lora;

@@ -279,8 +279,9 @@ for line in sys.stdin:
 TEST_F(EvaluateProblems, ProgramsJudgeAllCompletionsAtOnce) {
   const TempDir dir;
   write_file(dir.path("judge.py"), kJudge);
-  config_.rewards = {
-      {.name = "command", .run = "python3 judge.py", .directory = dir.path(""), .batch = true}};
+  config_.rewards = {{.name = "command",
+                      .program = {.run = "python3 judge.py", .directory = dir.path("")},
+                      .batch = true}};
   const Correctness own = correctness_of(config_.eval.correct, config_.rewards, nullptr);
   Correctness built_in = has_one_;
   built_in.reward = [this](const RewardInput& in) {
@@ -291,7 +292,7 @@ TEST_F(EvaluateProblems, ProgramsJudgeAllCompletionsAtOnce) {
   EXPECT_GT(one.metrics.at("sampled_pass@4"), 0);
   const ExpectLog failures(
       "evaluation: 1 of 7 completions could not be judged, and count in no score; the first: "
-      "reward command: it reports: 'no idea'; hint: rewards.log of a run"),
+      "reward command: it reports: 'no idea'; hint: workers.log of a run"),
       samples("evaluation: 4 of 28 completions could not be judged");
   const Metrics failed = evaluate(own).metrics;
   EXPECT_TRUE(same(without_failures(failed), without_failures(one.metrics)));

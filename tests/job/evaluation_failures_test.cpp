@@ -21,7 +21,7 @@ class RunsWithFailures : public testing::Test {
             kSmallData, "environment: {name: mine}\noutput_dir: ", dir_.path("run"), "\n");
     TrainRequest request{.config = "run", .yaml = yaml, .overrides = overrides};
     if (!resume.empty()) request = {.resume = resume, .overrides = overrides};
-    const HostEnvironment mine = [&](std::span<const Json> requests) {
+    const Callback mine = [&](std::span<const Json> requests) {
       std::vector<Json> out;
       for (const Json& r : requests) {
         // Evaluations after step s have the step -1 - s.
@@ -35,7 +35,7 @@ class RunsWithFailures : public testing::Test {
     };
     return run_training(
         request,
-        {.reporter = recorder_, .stop = stop_, .functions = {.environments = {{"mine", mine}}}});
+        {.reporter = recorder_, .stop = stop_, .callbacks = {.environments = {{"mine", mine}}}});
   }
   TrainState state() const { return load_state(find_checkpoint(dir_.path("run"))); }
 

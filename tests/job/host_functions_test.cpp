@@ -1,4 +1,4 @@
-// Rewards and environments that are functions of the program that trains, in its one call:
+// Rewards and environments that are callbacks of the program that trains, in its one call:
 // run_training().
 #include <filesystem>
 #include <mutex>
@@ -22,20 +22,20 @@ constexpr const char* kProgram =
     "    value = None if '7' in c else 0.3 * c.count('1') + 0.1 * r['length']\n"
     "    print(json.dumps({'index': r['index'], 'reward': value}), flush=True)\n";
 
-std::optional<double> value_of(const Json& request) {
+Json value_of(const Json& request) {
   const std::string& completion = request.at("completion").as_string();
-  if (completion.find('7') != completion.npos) return std::nullopt;
+  if (completion.find('7') != completion.npos) return {};
   const auto ones = static_cast<double>(std::ranges::count(completion, '1'));
   return 0.3 * ones + 0.1 * static_cast<double>(request.at("length").as_int());
 }
 
-std::vector<std::optional<double>> values_of(std::span<const Json> requests) {
-  std::vector<std::optional<double>> out;
+std::vector<Json> values_of(std::span<const Json> requests) {
+  std::vector<Json> out;
   for (const Json& request : requests) out.push_back(value_of(request));
   return out;
 }
 
-class HostRewards : public testing::Test {
+class RewardCallbacks : public testing::Test {
  protected:
   // A run in DIR/NAME with `reward` beside another, which judges evaluations too.
   TrainRequest request(const std::string& name, const std::string& reward,
@@ -55,10 +55,10 @@ class HostRewards : public testing::Test {
     return out;
   }
   TrainRequest resumed(const std::string& name) const { return {.resume = dir_.path(name)}; }
-  RunResult train(const TrainRequest& request, const HostReward& mine = values_of) {
+  RunResult train(const TrainRequest& request, const Callback& mine = values_of) {
     return run_training(
         request,
-        {.reporter = recorder_, .stop = stop_, .functions = {.rewards = {{"mine", mine}}}});
+        {.reporter = recorder_, .stop = stop_, .callbacks = {.rewards = {{"mine", mine}}}});
   }
   // The step of the newest checkpoint.
   int64_t saved_step(const std::string& name) const {
@@ -76,7 +76,7 @@ class HostRewards : public testing::Test {
 
 constexpr const char* kMine = "{name: mine, weight: 2}";
 
-TEST_F(HostRewards, GiveTheBitsOfTheSameProgram) {
+TEST_F(RewardCallbacks, GiveTheBitsOfTheSameProgram) {
   write_file(dir_.path("reward.py"), kProgram);
   for (const std::string ranks : {"1", "2"}) {
     SCOPED_TRACE(ranks);
@@ -108,7 +108,7 @@ TEST_F(HostRewards, GiveTheBitsOfTheSameProgram) {
             std::string::npos);
 }
 
-TEST_F(HostRewards, StopOnRequestResumeAndReplay) {
+TEST_F(RewardCallbacks, StopOnRequestResumeAndReplay) {
   train(request("whole", kMine));
   EXPECT_EQ(recorder_.steps, (std::vector<int64_t>{1, 2, 3, 4}));
   EXPECT_EQ(recorder_.completions, json_lines(dir_.path("whole/completions.jsonl")).size());
@@ -130,7 +130,7 @@ TEST_F(HostRewards, StopOnRequestResumeAndReplay) {
   EXPECT_NE(lines.back().find("equal: 24 rollouts"), std::string::npos) << lines.back();
 }
 
-TEST_F(HostRewards, ExceptionsEndTheRunAndKeepItsCheckpoint) {
+TEST_F(RewardCallbacks, ExceptionsEndTheRunAndKeepItsCheckpoint) {
   struct HostError : std::runtime_error {
     using std::runtime_error::runtime_error;
   };
@@ -159,19 +159,16 @@ TEST_F(HostRewards, ExceptionsEndTheRunAndKeepItsCheckpoint) {
   }
 }
 
-TEST_F(HostRewards, SayWhatIsWrong) {
-  const auto mine = [&](const std::string& reward, const HostReward& function) {
+TEST_F(RewardCallbacks, SayWhatIsWrong) {
+  const auto mine = [&](const std::string& reward, const Callback& function) {
     train(request("wrong", reward), function);
   };
-  EXPECT_THROW_WITH(mine(kMine, [](auto) { return std::vector<std::optional<double>>{1.0}; }),
-                    InputError, "reward mine: its function returned 1 values for 3 completions");
+  EXPECT_THROW_WITH(mine(kMine, [](auto) { return std::vector<Json>{1.0}; }), InputError,
+                    "reward mine: its function returned 1 answers to 3 requests");
   for (const double value : {std::nan(""), HUGE_VAL})
-    EXPECT_THROW_WITH(mine(kMine,
-                           [&](auto requests) {
-                             return std::vector<std::optional<double>>(requests.size(), value);
-                           }),
-                      InputError,
-                      str("reward mine: its function returned ", value, " for completion 0, '"));
+    EXPECT_THROW_WITH(
+        mine(kMine, [&](auto requests) { return std::vector<Json>(requests.size(), value); }),
+        InputError, str("reward mine: its function returned ", value, " for completion 0, '"));
   EXPECT_THROW_WITH(mine("{name: mime, weight: 2}", values_of), InputError,
                     "rewards[0] 'mime': unknown reward; known: command, ");
   EXPECT_THROW_WITH(mine("{name: mime, weight: 2}", values_of), InputError, "did you mean 'mine'");
@@ -183,12 +180,12 @@ TEST_F(HostRewards, SayWhatIsWrong) {
       run_training(request("wrong", kMine),
                    {.reporter = recorder_,
                     .stop = stop_,
-                    .functions = {.rewards = {{"mine", values_of}, {"math", values_of}}}}),
+                    .callbacks = {.rewards = {{"mine", values_of}, {"math", values_of}}}}),
       InputError, "the function 'math' has the name of a built-in one");
   EXPECT_FALSE(std::filesystem::exists(dir_.path("wrong")));
 }
 
-TEST_F(HostRewards, AreAskedOnceUnderSeveralWeights) {
+TEST_F(RewardCallbacks, AreAskedOnceUnderSeveralWeights) {
   std::map<int64_t, int> calls;  // calls with all completions: a step -> their number
   TrainRequest twice = request("twice", kMine);
   twice.yaml += "  - {name: mine, weight: -1}\n";
@@ -223,11 +220,11 @@ Json answer_to(const Json& request) {
       .set("reward", 0.25 * static_cast<double>(text.size()));
 }
 
-class HostEnvironments : public testing::Test {
+class EnvironmentCallbacks : public testing::Test {
  protected:
   // Trains in DIR/NAME with an environment.
   void train(const std::string& name, const std::string& environment, const std::string& ranks,
-             const std::map<std::string, HostEnvironment>& functions) {
+             const std::map<std::string, Callback>& callbacks) {
     const std::string yaml =
         str("model: {num_layers: 1, d_model: 16, num_heads: 2, context: 40, init_std: 0.1}\n"
             "num_threads: 1\ntrainer: grpo\nsteps: 3\nprompts_per_step: 4\nnum_generations: 6\n"
@@ -235,14 +232,14 @@ class HostEnvironments : public testing::Test {
             "eval: {every: 2, size: 8}\nrewards: [{name: environment}]\n",
             kSmallData, "output_dir: ", dir_.path(name), "\nenvironment: ", environment, "\n");
     run_training({.config = name, .yaml = yaml, .overrides = {"ranks=" + ranks}},
-                 {.reporter = recorder_, .stop = stop_, .functions = {.environments = functions}});
+                 {.reporter = recorder_, .stop = stop_, .callbacks = {.environments = callbacks}});
   }
   TempDir dir_;
   Recorder recorder_;
   const std::atomic<bool> stop_{false};
 };
 
-TEST_F(HostEnvironments, GiveTheBitsOfTheSameProgram) {
+TEST_F(EnvironmentCallbacks, GiveTheBitsOfTheSameProgram) {
   write_file(dir_.path("environment.py"), kEnvironment);
   for (const std::string ranks : {"1", "2"}) {
     SCOPED_TRACE(ranks);
@@ -274,7 +271,7 @@ TEST_F(HostEnvironments, GiveTheBitsOfTheSameProgram) {
   }
 }
 
-TEST_F(HostEnvironments, SayWhatIsWrong) {
+TEST_F(EnvironmentCallbacks, SayWhatIsWrong) {
   const auto none = [](std::span<const Json>) { return std::vector<Json>{}; };
   const auto mistake = [](std::span<const Json>) -> std::vector<Json> {
     throw std::runtime_error("my mistake");

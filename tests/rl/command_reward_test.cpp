@@ -23,7 +23,7 @@ class CommandReward : public testing::Test {
     return program("python3 '" + kHelper + "' reward.py");
   }
   RewardConfig program(const std::string& run) const {
-    return {.name = "command", .run = run, .directory = dir_.path(""), .workers = 2};
+    return {.name = "command", .program = {.run = run, .directory = dir_.path(""), .workers = 2}};
   }
   // Scores completions of two prompts.
   RewardSet::Scores score(const RewardSet& rewards, const std::vector<std::string>& texts) const {
@@ -76,7 +76,7 @@ TEST_F(CommandReward, EqualConfigurationsShareProgramsThatRun) {
   RewardConfig own = python(
       "import os\n"
       "def reward(completions, **fields): return [os.getpid()] * len(completions)\n");
-  own.workers = 1;
+  own.program.workers = 1;
   const auto running = std::make_shared<cohort::CommandReward>(own);
   const auto process = [&](const RewardConfig& config) {
     return score(RewardSet({config}, nullptr, running), {"x", "y"}).each[0][0];
@@ -84,7 +84,7 @@ TEST_F(CommandReward, EqualConfigurationsShareProgramsThatRun) {
   const double first = process(own);
   own.weight = 2;
   EXPECT_EQ(process(own), first);
-  own.timeout = 9;
+  own.program.timeout = 9;
   EXPECT_NE(process(own), first);
 }
 
@@ -180,9 +180,9 @@ TEST_F(CommandReward, ThePythonHelperStaysAliveAndInStep) {
       "    known = {'nan': float('nan'), 'inf': float('inf'), '\u00e4': 7, 'two': 2}\n"
       "    if 'many' in completions: return [1] * 9\n"
       "    return [Value(known.get(c, len(beside.pids))).x for c in completions]\n");
-  own.workers = 1;
+  own.program.workers = 1;
   // With a locale that is not UTF-8.
-  own.run = "env PYTHONUTF8=0 PYTHONIOENCODING=latin-1 " + own.run;
+  own.program.run = "env PYTHONUTF8=0 PYTHONIOENCODING=latin-1 " + own.program.run;
   const RewardSet::Scores single =
       score(RewardSet({own}, nullptr), {"nan", "inf", "\xc3\xa4", "many"});
   EXPECT_EQ(single.failed[0], 3);
@@ -212,12 +212,12 @@ TEST_F(CommandReward, InvalidAnswersAreFailures) {
     EXPECT_NE(error(answer).find(expected), std::string::npos) << answer << ": " << error(answer);
 }
 
-TEST_F(CommandReward, FunctionsSeeTheTextThatProgramsSee) {
+TEST_F(CommandReward, CallbacksSeeTheTextThatProgramsSee) {
   std::string seen;
   RewardConfig own{.name = "mine", .weight = 3};
-  own.function = std::make_shared<const HostReward>([&](std::span<const Json> requests) {
+  own.program.callback = std::make_shared<const Callback>([&](std::span<const Json> requests) {
     seen = requests[1].at("completion").as_string();
-    return std::vector<std::optional<double>>{0.5, std::nullopt};
+    return std::vector<Json>{0.5, {}};
   });
   const RewardSet::Scores scores = score(RewardSet({own}, nullptr), {"x", "\xff"});
   EXPECT_EQ(seen, "\xef\xbf\xbd");

@@ -44,10 +44,10 @@ class CommandEnvironment : public testing::Test {
   EnvironmentConfig config(const std::string& run = "python3 -S program.py") const {
     EnvironmentConfig out;
     out.name = "command";
-    out.run = run;
-    out.directory = dir_.path("");
+    out.program.run = run;
+    out.program.directory = dir_.path("");
     out.tool_format = ToolFormat::kHermes;
-    out.timeout = 20;
+    out.program.timeout = 20;
     return out;
   }
   // `file`: an environment file of the helper.
@@ -193,7 +193,7 @@ TEST_F(CommandEnvironment, ALinesOwnToolsAndVariablesHoldForItsDialogue) {
 
 TEST_F(CommandEnvironment, AnswersComeInAnyOrder) {
   EnvironmentConfig three = config();
-  three.workers = 3;
+  three.program.workers = 3;
   start(three);
   // Each program answers its 20 requests in reverse order, once it has them all.
   for (int64_t i = 0; i < 60; ++i)
@@ -209,7 +209,7 @@ TEST_F(CommandEnvironment, AnswersComeInAnyOrder) {
 
 TEST_F(CommandEnvironment, TurnsOfADialogueGoToOneProgram) {
   EnvironmentConfig three = config();
-  three.workers = 3;
+  three.program.workers = 3;
   start(three);
   std::map<int64_t, std::string> pids;
   for (int64_t turn = 1; turn <= 3; ++turn) {
@@ -385,7 +385,7 @@ TEST_F(CommandEnvironment, ProgramsHaveSoManyRequestsAtATime) {
 
 TEST_F(CommandEnvironment, AProgramThatAnswersOthersIsNotLate) {
   EnvironmentConfig hasty = config();
-  hasty.timeout = 1;
+  hasty.program.timeout = 1;
   start(hasty);
   const std::string pid = ask(kPid);
   submit(0, "later(1.3, r, observation='a')");
@@ -398,7 +398,7 @@ TEST_F(CommandEnvironment, AProgramThatAnswersOthersIsNotLate) {
 
 TEST_F(CommandEnvironment, ATurnWithoutAnAnswerFailsOnceTheOthersHaveTheirs) {
   EnvironmentConfig hasty = config();
-  hasty.timeout = 1;
+  hasty.program.timeout = 1;
   start(hasty);
   const std::string pid = ask(kPid);
   submit(0, "held.append(r)");
@@ -411,7 +411,7 @@ TEST_F(CommandEnvironment, ATurnWithoutAnAnswerFailsOnceTheOthersHaveTheirs) {
 
 TEST_F(CommandEnvironment, AProgramThatHangsIsRestarted) {
   EnvironmentConfig hasty = config();
-  hasty.timeout = 0.5;
+  hasty.program.timeout = 0.5;
   start(hasty);
   const std::string pid = ask(kPid);
   submit(0, "time.sleep(1000)");
@@ -422,7 +422,7 @@ TEST_F(CommandEnvironment, AProgramThatHangsIsRestarted) {
 
 TEST_F(CommandEnvironment, CancelledTurnsHaveNoReplies) {
   EnvironmentConfig two = config();
-  two.workers = 2;
+  two.program.workers = 2;
   start(two);
   for (int round = 0; round < 3; ++round) {
     // Answered, answered late, never answered, with a request half sent, and not sent.

@@ -119,7 +119,7 @@ TEST(MajorityAtK, AnswersAreWhatTheRewardFinds) {
   EXPECT_EQ(answer({.name = "numeric", .pattern = "= (\\S+)"}, " no idea\n"), "no idea");
   EXPECT_EQ(answer({.name = "exact_match"}, " 5 apples\n"), "5 apples");
   EXPECT_EQ(answer({.name = "format", .pattern = "(5) .*"}, "5 apples"), "5 apples");
-  EXPECT_EQ(answer({.name = "command", .run = "judge"}, "5 "), "5");
+  EXPECT_EQ(answer({.name = "command", .program = {.run = "judge"}}, "5 "), "5");
 }
 
 }  // namespace

@@ -157,7 +157,7 @@ TEST(RewardConfig, KeysBelongToTheRewardsThatTakeThem) {
   refused({.name = "length", .n = 2}, "n: this reward does not take it");
   refused({.name = "repetition", .pattern = "(.*)"},
           "pattern: this reward does not take it; hint: it takes name, weight and n penalty");
-  refused({.name = "math", .workers = 2}, "workers: this reward does not take it");
+  refused({.name = "math", .program = {.workers = 2}}, "workers: this reward does not take it");
   refused({.name = "overlong", .buffer = 3, .right = {1, 0}}, "right: this reward does not");
   for (const char* text : {"penalty: -1", "n: 0", "n: 65", "buffer: -1", "max_length: -1"}) {
     RewardConfig config;

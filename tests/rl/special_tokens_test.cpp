@@ -109,14 +109,14 @@ TEST_F(SpecialTokensOfAnswers, AreSeenByRewards) {
   }
 }
 
-TEST_F(SpecialTokensOfAnswers, AreSeenByFunctions) {
+TEST_F(SpecialTokensOfAnswers, AreSeenByCallbacks) {
   std::string seen;
-  const HostReward function = [&](std::span<const Json> requests) {
+  const Callback callback = [&](std::span<const Json> requests) {
     seen = requests[0].at("completion").as_string();
-    return std::vector<std::optional<double>>(requests.size(), 1.0);
+    return std::vector<Json>(requests.size(), 1.0);
   };
   const RewardConfig config{.name = "mine",
-                            .function = std::make_shared<const HostReward>(function)};
+                            .program = {.callback = std::make_shared<const Callback>(callback)}};
   EXPECT_EQ(score(config, {.prompt = "ab"}, sample(kThink)), 1);
   EXPECT_EQ(seen, "<think><think><think>");
 }

@@ -13,7 +13,7 @@
 #include <map>
 #include <memory>
 
-#include "rl/rewards/command.h"
+#include "rl/caller.h"
 #include "sys/input_file.h"
 #include "tests/support/test_util.h"
 
@@ -59,7 +59,7 @@ for line in sys.stdin:
     elif what[0] == "leave": os.setpgid(0, os.getpgid(os.getppid())), time.sleep(1000)
     elif what[0] == "stop": os.kill(os.getpid(), signal.SIGSTOP)
     elif what[0] == "unasked": say("1"), time.sleep(0.1), say("2"), time.sleep(1000)
-    elif what[0] == "host": os.kill(os.getppid(), signal.SIGKILL), time.sleep(1000)
+    elif what[0] == "spawner": os.kill(os.getppid(), signal.SIGKILL), time.sleep(1000)
     elif what[0] == "fill": os.ftruncate(2, 300 << 20), say("full")
     elif what[0] == "crowd":
         for _ in range(50):
@@ -87,7 +87,7 @@ class Workers : public testing::Test {
   }
   static std::string ask(WorkerPool& pool, const std::string& request) {
     pool.submit(request);
-    const WorkerPool::Answer answer = pool.collect().at(0);
+    const WorkerPool::Answer answer = pool.take(WorkerPool::Wait::kAll).at(0);
     return answer.error.empty() ? answer.line : "! " + answer.error;
   }
   static size_t open_descriptors() {
@@ -107,34 +107,37 @@ bool is_gone(pid_t id) {
 }
 
 TEST_F(Workers, AnswersComeInTheOrderOfTheRequests) {
-  WorkerHost host;
-  WorkerPool pool(host, options());
+  ProcessSpawner spawner;
+  const auto owner = make_worker_pool(spawner, options());
+  WorkerPool& pool = *owner;
   for (int round = 0; round < 3; ++round) {
     for (int i = 0; i < 100; ++i) pool.submit(str("say ", i));
-    const auto answers = pool.collect();
+    const auto answers = pool.take(WorkerPool::Wait::kAll);
     ASSERT_EQ(answers.size(), 100u);
     for (int i = 0; i < 100; ++i)
       EXPECT_EQ(answers[static_cast<size_t>(i)].line, std::to_string(i));
   }
-  EXPECT_TRUE(pool.collect().empty());
+  EXPECT_TRUE(pool.take(WorkerPool::Wait::kAll).empty());
   EXPECT_EQ(ask(pool, "say " + std::string(900'000, 'x')).size(), 900'000u);
   EXPECT_EQ(ask(pool, "slow"), "slowly");
 }
 
 // A list of many completions has an answer of similar length.
 TEST_F(Workers, AnswersMayBeAsLongAsTheirRequests) {
-  WorkerHost host;
-  WorkerPool pool(host, options(1));
+  ProcessSpawner spawner;
+  const auto owner = make_worker_pool(spawner, options(1));
+  WorkerPool& pool = *owner;
   EXPECT_EQ(ask(pool, "long 2000000 " + std::string(2'000'000, ' ')).size(), 2'000'000u);
   EXPECT_NE(ask(pool, "long 2000000").find("its answer is over 1 MB"), std::string::npos);
 }
 
 // Without waiting for its timeout.
 TEST_F(Workers, AProgramThatClosesItsInputIsReplacedAtOnce) {
-  WorkerHost host;
+  ProcessSpawner spawner;
   WorkerPoolOptions patient = options(1);
   patient.timeout = 60;
-  WorkerPool pool(host, patient);
+  const auto owner = make_worker_pool(spawner, patient);
+  WorkerPool& pool = *owner;
   EXPECT_EQ(ask(pool, "deaf"), "deaf");
   usleep(300'000);  // it closes its input after it has answered
   EXPECT_NE(ask(pool, "say 1").find("closed its input (ended by cohort)"), std::string::npos);
@@ -142,8 +145,9 @@ TEST_F(Workers, AProgramThatClosesItsInputIsReplacedAtOnce) {
 }
 
 TEST_F(Workers, UnsolicitedOutputFailsNoRequest) {
-  WorkerHost host;
-  WorkerPool pool(host, options(1));
+  ProcessSpawner spawner;
+  const auto owner = make_worker_pool(spawner, options(1));
+  WorkerPool& pool = *owner;
   EXPECT_EQ(ask(pool, "unasked"), "1");
   usleep(500'000);
   EXPECT_EQ(ask(pool, "say 3"), "3");
@@ -151,24 +155,26 @@ TEST_F(Workers, UnsolicitedOutputFailsNoRequest) {
 
 // A program that does not flush its output, with a long timeout for loading a model.
 TEST_F(WorkersSlow, ProgramsThatNeverAnswerAreGivenUp) {
-  WorkerHost host;
+  ProcessSpawner spawner;
   WorkerPoolOptions short_timeout = options(2);
   short_timeout.start_timeout = 1;
-  WorkerPool pool(host, short_timeout);
+  const auto owner = make_worker_pool(spawner, short_timeout);
+  WorkerPool& pool = *owner;
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < 100; ++i) pool.submit("hang");
-  const auto answers = pool.collect();
+  const auto answers = pool.take(WorkerPool::Wait::kAll);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
   for (const size_t i : {0, 99})
     EXPECT_NE(answers[i].error.find("does it flush its output"), std::string::npos);
 }
 
 TEST_F(Workers, AProgramThatCannotBeRestartedFailsItsRequest) {
-  WorkerHost host;
+  ProcessSpawner spawner;
   WorkerPoolOptions moving = options(1);
   moving.program.directory = dir_.path("place");
   fs::create_directory(dir_.path("place"));
-  WorkerPool pool(host, moving);
+  const auto owner = make_worker_pool(spawner, moving);
+  WorkerPool& pool = *owner;
   EXPECT_EQ(ask(pool, "say 1"), "1");
   fs::remove(dir_.path("place"));
   EXPECT_NE(ask(pool, "die").find("(exit code 3)"), std::string::npos);
@@ -179,16 +185,17 @@ TEST_F(Workers, AProgramThatCannotBeRestartedFailsItsRequest) {
 }
 
 TEST_F(Workers, ADeadHostIsAnError) {
-  WorkerHost host;
-  WorkerPool pool(host, options(3));
+  ProcessSpawner spawner;
+  const auto owner = make_worker_pool(spawner, options(3));
+  WorkerPool& pool = *owner;
   EXPECT_EQ(ask(pool, "say 1"), "1");
-  EXPECT_THROW_WITH(ask(pool, "host"), Error, "the process that starts reward programs has ended");
-  EXPECT_THROW_WITH(ask(pool, "say 2"), Error, "the process that starts reward programs has ended");
+  EXPECT_THROW_WITH(ask(pool, "spawner"), Error, "the process that starts programs has ended");
+  EXPECT_THROW_WITH(ask(pool, "say 2"), Error, "the process that starts programs has ended");
 }
 
 TEST_F(Workers, AStoppedHostIsContinued) {
-  auto host = std::make_unique<WorkerHost>();
-  auto pool = std::make_unique<WorkerPool>(*host, options(1));
+  auto spawner = std::make_unique<ProcessSpawner>();
+  auto pool = make_worker_pool(*spawner, options(1));
   const pid_t id = std::stoi(ask(*pool, "parent"));
   ::kill(id, SIGSTOP);
   {
@@ -199,7 +206,7 @@ TEST_F(Workers, AStoppedHostIsContinued) {
   pool.reset();
   ::kill(id, SIGSTOP);
   const auto start = std::chrono::steady_clock::now();
-  host.reset();
+  spawner.reset();
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
 }
 
@@ -207,14 +214,15 @@ TEST_F(Workers, TooFewDescriptorsAreAnInputError) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "checks of the sanitizers need descriptors of their own";
 #endif
-  WorkerHost host;
+  ProcessSpawner spawner;
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   const rlimit few{open_descriptors() + 20, before.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
-  EXPECT_THROW_WITH(WorkerPool(host, options(64)), InputError, "hint: fewer workers");
+  EXPECT_THROW_WITH(make_worker_pool(spawner, options(64)), InputError, "hint: fewer workers");
   {
-    WorkerPool pool(host, options(4));
+    const auto owner = make_worker_pool(spawner, options(4));
+    WorkerPool& pool = *owner;
     EXPECT_EQ(ask(pool, "die").substr(0, 1), "!");
     EXPECT_EQ(ask(pool, "say 1"), "1");
   }
@@ -225,17 +233,19 @@ TEST_F(Workers, TooFewDescriptorsAreAnInputError) {
 TEST_F(Workers, HaveAnExitCodeIfTheRunIgnoresSigchld) {
   ::signal(SIGCHLD, SIG_IGN);
   {
-    WorkerHost host;
-    WorkerPool pool(host, options(1));
+    ProcessSpawner spawner;
+    const auto owner = make_worker_pool(spawner, options(1));
+    WorkerPool& pool = *owner;
     EXPECT_NE(ask(pool, "die").find("(exit code 3)"), std::string::npos);
   }
   ::signal(SIGCHLD, SIG_DFL);
 }
 
 TEST_F(Workers, CannotFillTheDiskThroughTheirLog) {
-  WorkerHost host;
-  host.set_log(dir_.path("log"));
-  WorkerPool pool(host, options(1));
+  ProcessSpawner spawner;
+  spawner.set_log(dir_.path("log"));
+  const auto owner = make_worker_pool(spawner, options(1));
+  WorkerPool& pool = *owner;
   EXPECT_EQ(ask(pool, "fill"), "full");
   for (int i = 0; i < 3000 && fs::file_size(dir_.path("log")) > 1000; ++i) usleep(1000);
   EXPECT_NE(read_file(dir_.path("log")).find("this log was longer than 256 MB"), std::string::npos);
@@ -244,8 +254,9 @@ TEST_F(Workers, CannotFillTheDiskThroughTheirLog) {
 TEST_F(WorkersSlow, AFailureFailsOneRequest) {
   const size_t before = open_descriptors();
   {
-    WorkerHost host;
-    WorkerPool pool(host, options());
+    ProcessSpawner spawner;
+    const auto owner = make_worker_pool(spawner, options());
+    WorkerPool& pool = *owner;
     const std::map<std::string, std::string> errors = {
         {"hang", "no answer in "},
         {"die", "it has ended, or closed its output (exit code 3)"},
@@ -265,7 +276,7 @@ TEST_F(WorkersSlow, AFailureFailsOneRequest) {
           sent.push_back(each);
           pool.submit(each);
         }
-    const auto answers = pool.collect();
+    const auto answers = pool.take(WorkerPool::Wait::kAll);
     for (size_t i = 0; i < sent.size(); ++i) {
       const auto error = errors.find(sent[i]);
       if (error == errors.end())
@@ -279,8 +290,9 @@ TEST_F(WorkersSlow, AFailureFailsOneRequest) {
 }
 
 TEST_F(WorkersSlow, KilledProgramsAreRestarted) {
-  WorkerHost host;
-  WorkerPool pool(host, options(2));
+  ProcessSpawner spawner;
+  const auto owner = make_worker_pool(spawner, options(2));
+  WorkerPool& pool = *owner;
   const size_t before = open_descriptors();
   int killed = 0;
   for (int i = 0; i < 30; ++i) {
@@ -303,8 +315,9 @@ TEST_F(WorkersSlow, KilledProgramsAreRestarted) {
 TEST_F(Workers, EndWithTheHostAndAllThatTheyHaveStarted) {
   std::vector<pid_t> all;
   const auto start = [&] {
-    WorkerHost host;
-    WorkerPool pool(host, options(1));
+    ProcessSpawner spawner;
+    const auto owner = make_worker_pool(spawner, options(1));
+    WorkerPool& pool = *owner;
     for (const char* request : {"pid", "fork", "detach"})
       all.push_back(std::stoi(ask(pool, request)));
     for (const pid_t id : all) EXPECT_FALSE(is_gone(id));
@@ -325,8 +338,9 @@ TEST_F(WorkersSlow, EndWithHundredsOfDescendants) {
     return count;
   };
   const auto start = [&] {
-    WorkerHost host;
-    WorkerPool pool(host, options(4));
+    ProcessSpawner spawner;
+    const auto owner = make_worker_pool(spawner, options(4));
+    WorkerPool& pool = *owner;
     for (int i = 0; i < 8; ++i) EXPECT_GT(std::stoi(ask(pool, "crowd")), 0);
     EXPECT_GE(crowd(), 700);
     return std::chrono::steady_clock::now();
@@ -336,13 +350,14 @@ TEST_F(WorkersSlow, EndWithHundredsOfDescendants) {
 }
 
 TEST_F(Workers, HaveTheirDirectoryAndMemoryLimit) {
-  WorkerHost host;
-  host.set_log(dir_.path("log"));
+  ProcessSpawner spawner;
+  spawner.set_log(dir_.path("log"));
   WorkerPoolOptions limited = options(1);
   limited.timeout = 20;
   limited.program.directory = dir_.path("");
   limited.program.memory = 512 << 20;
-  WorkerPool pool(host, limited);
+  const auto owner = make_worker_pool(spawner, limited);
+  WorkerPool& pool = *owner;
   EXPECT_EQ(fs::canonical(ask(pool, "where")), fs::canonical(dir_.path("")));
   EXPECT_NE(ask(pool, "take").find("(exit code 1)"), std::string::npos);
   const std::string log = read_file(dir_.path("log"));
@@ -351,14 +366,14 @@ TEST_F(Workers, HaveTheirDirectoryAndMemoryLimit) {
 }
 
 TEST_F(Workers, ProgramsThatCannotBeStartedAreInputErrors) {
-  WorkerHost host;
+  ProcessSpawner spawner;
   WorkerPoolOptions missing = options();
   missing.program.command = {"no-such-program", "x"};
-  EXPECT_THROW_WITH(WorkerPool(host, missing), InputError,
+  EXPECT_THROW_WITH(make_worker_pool(spawner, missing), InputError,
                     "cannot run 'no-such-program': No such file or directory");
   missing = options();
   missing.program.directory = dir_.path("nowhere");
-  EXPECT_THROW_WITH(WorkerPool(host, missing), InputError, "cannot run 'python3'");
+  EXPECT_THROW_WITH(make_worker_pool(spawner, missing), InputError, "cannot run 'python3'");
 }
 
 TEST(CommandLine, IsSplitAtBlanksOutsideOfQuotes) {

@@ -211,6 +211,26 @@ TEST(ToolCalls, DraftsInThinkingAreText) {
   EXPECT_EQ(calls_of(ToolFormat::kHermes, drafts + "</think>" + kHermesCall), called);
 }
 
+// Thinking that is not closed begins at the start of the text or of a line.
+TEST(ToolCalls, AMentionOfThinkingIsText) {
+  for (const auto& [format, call] : {std::pair(ToolFormat::kHermes, std::string(kHermesCall)),
+                                     {ToolFormat::kMistral, std::string(kMistralCall)}})
+    for (const auto& [open, close] :
+         {std::pair<std::string, std::string>{"<think>", "</think>"}, {"[THINK]", "[/THINK]"}}) {
+      const std::string called = R"(f {"a":1})";
+      const auto calls = [&, f = format](const std::string& text) { return calls_of(f, text); };
+      EXPECT_EQ(calls("I know no " + open + " tag.\n" + call), called);
+      EXPECT_EQ(calls("`" + open + "` " + call), called);
+      EXPECT_EQ(calls("Between " + open + " and " + close + " I think. " + call), called);
+      EXPECT_EQ(calls("I have no " + open + ", " + open + " or so. " + call), called);
+      EXPECT_EQ(calls("A " + open + " tag.\n" + open + call + close + call), called);
+      EXPECT_EQ(calls("So " + open + call + close + " 4"), "");
+      EXPECT_EQ(calls("So \n \t" + open + call), "");
+      EXPECT_EQ(calls(open + " the " + open + " tag " + call), "");
+      EXPECT_EQ(calls(open + close + " the " + open + " tag " + call), called);
+    }
+}
+
 TEST(ToolCalls, TextsOfArgumentsMayHaveTags) {
   for (const char* tag : {"</tool_call>", "<tool_call>", "<think>", "</think>", "[THINK]",
                           "[/THINK]", "[TOOL_CALLS]", "\\\"}", "]", "<|python_tag|>", ";"}) {
@@ -280,6 +300,8 @@ TEST(ToolCalls, HostileTextsTakeLinearTimeAndGiveTextForErrors) {
                            "<think></think>{",
                            "</think>{",
                            "<think>",
+                           "x<think>",
+                           "x<think>x[THINK]",
                            "[THINK][/THINK][TOOL_CALLS]",
                            "<",
                            "<<",

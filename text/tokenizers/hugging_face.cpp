@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <ranges>
 
 #include "text/tokenizers/added_tokens.h"
 #include "text/tokenizers/json_fields.h"
@@ -82,6 +83,29 @@ void for_fields(const Folder& folder, const char* name, const Use& use) {
 
 using TokensById = std::map<int64_t, AddedToken>;
 
+// A special token that `file` names under `key`, as "TEXT" or {"content": "TEXT"}.
+struct NamedToken {
+  std::string file, key, text;
+  Json json;
+};
+
+// The special tokens that files beside tokenizer.json name, in their order.
+std::vector<NamedToken> named_tokens(const Folder& folder) {
+  std::vector<NamedToken> out;
+  for (const char* file : {"tokenizer_config.json", "special_tokens_map.json"})
+    for_fields(folder, file, [&](const std::string& key, const Json& value) {
+      const auto add = [&](const Json& token) {
+        if (const auto text = token_text(token)) out.push_back({file, key, *text, token});
+      };
+      if (key.ends_with("_token")) add(value);
+      if (!key.ends_with("_special_tokens")) return;
+      if (value.is_array()) std::ranges::for_each(value.as_array(), add);
+      if (value.is_object()) std::ranges::for_each(value.as_object() | std::views::values, add);
+    });
+  if (folder.find("tokenizer.json") == nullptr) out.push_back({"", "", kEndOfText, kEndOfText});
+  return out;
+}
+
 class HuggingFaceTokenizer final : public Tokenizer {
  public:
   HuggingFaceTokenizer(NamedFiles files, const std::string& where)
@@ -94,17 +118,24 @@ class HuggingFaceTokenizer final : public Tokenizer {
     with_places(json, folder.path(name), [&] {
       with_context(folder.path(name), [&] {
         read(json);
-        if (const Json& list = json.get_or_null("added_tokens"); !list.is_null())
-          with_context("added_tokens", [&] { read_added_tokens(list, tokens); });
+        const Json& list = json.get_or_null("added_tokens");
+        if (list.is_null()) return;
+        with_context("added_tokens", [&] {
+          for (const Json& item : list.as_array()) {
+            AddedToken token = read_added_token(item, item.at("id").as_int());
+            if (!tokens.contains(vocabulary_.find(token.content))) add(std::move(token), tokens);
+          }
+        });
       });
     });
-    read_other_files(folder, tokens);
+    const std::vector<NamedToken> named = named_tokens(folder);
+    read_other_files(folder, named, tokens);
     std::vector<AddedToken> all;
     for (auto& [id, token] : tokens) all.push_back(std::move(token));
     added_ = AddedTokens(std::move(all), normalizer_);
-    find_eos(folder);
+    find_eos(folder, named);
     find_stops(folder);
-    find_control(folder);
+    find_control(named);
   }
 
   std::vector<int32_t> encode(std::string_view text, SpecialTokens special) const override {
@@ -222,13 +253,6 @@ class HuggingFaceTokenizer final : public Tokenizer {
     tokens[token.id] = std::move(token);
   }
 
-  void read_added_tokens(const Json& list, TokensById& tokens) {
-    for (const Json& item : list.as_array()) {
-      AddedToken token = read_added_token(item, item.at("id").as_int());
-      if (!tokens.contains(vocabulary_.find(token.content))) add(std::move(token), tokens);
-    }
-  }
-
   // Adds a token of a file beside tokenizer.json, or replaces what is known of it but for its id. A
   // new one whose id is taken gets the next one; without a row of the model it is none.
   void add_other(AddedToken token, int64_t rows, TokensById& tokens) {
@@ -241,25 +265,9 @@ class HuggingFaceTokenizer final : public Tokenizer {
     if (known >= 0 || token.id < rows) add(std::move(token), tokens);
   }
 
-  // Values that name special tokens, as "TEXT" or {"content": "TEXT"}.
-  static std::vector<Json> special_names(const Folder& folder) {
-    std::vector<Json> names;
-    for (const char* file : {"tokenizer_config.json", "special_tokens_map.json"})
-      for_fields(folder, file, [&](const std::string& key, const Json& value) {
-        if (key.ends_with("_token")) names.push_back(value);
-        if (!key.ends_with("_special_tokens")) return;
-        if (value.is_array())
-          names.insert(names.end(), value.as_array().begin(), value.as_array().end());
-        if (value.is_object())
-          for (const auto& [name, token] : value.as_object()) names.push_back(token);
-      });
-    if (folder.find("tokenizer.json") == nullptr) names.emplace_back(kEndOfText);
-    return names;
-  }
-
   // Reads the tokens of the files beside tokenizer.json.
-  void read_other_files(const Folder& folder, TokensById& tokens) {
-    const std::vector<Json> special = special_names(folder);
+  void read_other_files(const Folder& folder, std::span<const NamedToken> named,
+                        TokensById& tokens) {
     const Json config = folder.json("config.json"), &size = config.get_or_null("vocab_size");
     const int64_t rows = size.is_int() ? size.as_int() : INT64_MAX;
     for_fields(folder, "tokenizer_config.json", [&](const std::string& key, const Json& decoder) {
@@ -271,34 +279,26 @@ class HuggingFaceTokenizer final : public Tokenizer {
       }
     });
     for_fields(folder, "added_tokens.json", [&](const std::string& content, const Json& id) {
-      const bool is_special = std::any_of(special.begin(), special.end(), [&](const Json& token) {
-        return token_text(token) == content;
-      });
+      const bool is_special = std::ranges::count(named, content, &NamedToken::text) > 0;
       if (!tokens.contains(vocabulary_.find(content)))
         add_other({.content = content, .id = id.as_int(), .normalized = !is_special}, rows, tokens);
     });
-    for (const Json& token : special) {
-      const std::string text = token_text(token).value_or("");
-      const int32_t id = vocabulary_.find(text);
-      if (text.empty() || id < 0) continue;
-      Json named = token.is_object() ? token : Json().set("content", text);
-      if (!tokens.contains(id)) add(read_added_token(named.set("special", true), id), tokens);
+    for (const NamedToken& token : named) {
+      const int32_t id = vocabulary_.find(token.text);
+      if (token.text.empty() || id < 0) continue;
+      Json json = token.json.is_object() ? token.json : Json().set("content", token.text);
+      if (!tokens.contains(id)) add(read_added_token(json.set("special", true), id), tokens);
       tokens[id].special = true;
     }
   }
 
-  void find_eos(const Folder& folder) {
-    for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"}) {
-      const Json json = folder.json(name);
-      const std::optional<std::string> text = token_text(json.get_or_null("eos_token"));
-      if (!text) continue;
-      const int32_t id = vocabulary_.find(*text);
-      if (id < 0)
-        throw InputError(str(folder.path(name), ": the eos_token ", excerpt(*text),
-                             " is not in the vocabulary"));
-      eos_ = id;
-      return;
-    }
+  void find_eos(const Folder& folder, std::span<const NamedToken> named) {
+    const auto token = std::ranges::find(named, "eos_token", &NamedToken::key);
+    if (token == named.end()) return;
+    eos_ = vocabulary_.find(token->text);
+    if (*eos_ < 0)
+      throw InputError(str(folder.path(token->file), ": the eos_token ", excerpt(token->text),
+                           " is not in the vocabulary"));
   }
 
   // Ids beyond the tokenizer's vocabulary are padding rows of the model, and ignored. The first one
@@ -323,15 +323,13 @@ class HuggingFaceTokenizer final : public Tokenizer {
       if (const int32_t id = vocabulary_.find(name); id >= 0 && !eos_) eos_ = id;
   }
 
-  void find_control(const Folder& folder) {
+  void find_control(std::span<const NamedToken> named) {
     control_ = stops_;
     if (eos_) control_.push_back(*eos_);
     control_.insert(control_.end(), surrounding_.before.begin(), surrounding_.before.end());
-    for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"})
-      for_fields(folder, name, [&](const std::string& key, const Json& value) {
-        if (key == "bos_token" || key == "pad_token" || key == "unk_token")
-          control_.push_back(vocabulary_.find(token_text(value).value_or("")));
-      });
+    for (const NamedToken& token : named)
+      if (token.key == "bos_token" || token.key == "pad_token" || token.key == "unk_token")
+        control_.push_back(vocabulary_.find(token.text));
   }
 
   // The ranges of call.plain in the part of the text that begins at `offset`, once normalised: a
@@ -401,10 +399,9 @@ class HuggingFaceTokenizer final : public Tokenizer {
   std::optional<std::string_view> text_of(int32_t id, SpecialText special) const {
     const AddedToken* added = added_.find(id);
     if (added == nullptr) return vocabulary_.token(id);
-    if (special == SpecialText::kHide && added->special) return {};
-    if (special == SpecialText::kHideControl && added->special &&
-        std::find(control_.begin(), control_.end(), id) != control_.end())
-      return {};
+    const bool hidden = special == SpecialText::kHide || (special == SpecialText::kHideControl &&
+                                                          std::ranges::count(control_, id) > 0);
+    if (added->special && hidden) return {};
     return added->content;
   }
 

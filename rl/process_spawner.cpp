@@ -1,4 +1,4 @@
-#include "rl/worker_host.h"
+#include "rl/process_spawner.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -22,10 +22,10 @@
 namespace cohort {
 namespace {
 
-// A request is one packet: a HostRequest, then null-terminated strings. A start passes three file
+// A request is one packet: a SpawnRequest, then null-terminated strings. A start passes three file
 // descriptors: the program's standard input, output and error.
 enum class Command : int32_t { kStart, kEnd };
-struct HostRequest {
+struct SpawnRequest {
   Command command = Command::kStart;
   pid_t id = -1;
   int64_t memory = 0;
@@ -57,7 +57,7 @@ struct Message : NonCopyable {
   msghdr header{};
 };
 
-// ---- In the host
+// ---- In the spawner
 
 // The children of this process, including the orphans that it has adopted as subreaper.
 std::vector<pid_t> children() {
@@ -80,9 +80,9 @@ bool ends_within(pid_t id, std::chrono::milliseconds patience) {
   }
 }
 
-class Host {
+class Spawner {
  public:
-  explicit Host(int socket) : socket_(socket) {}
+  explicit Spawner(int socket) : socket_(socket) {}
 
   [[noreturn]] void serve() {
     std::vector<char> packet(kMaxPacket);
@@ -105,7 +105,7 @@ class Host {
     Message message(packet.data(), packet.size());
     const ssize_t size = ::recvmsg(socket_, &message.header, MSG_CMSG_CLOEXEC);
     if (size < 0 && errno == EINTR) return true;
-    HostRequest request;
+    SpawnRequest request;
     if (size < static_cast<ssize_t>(sizeof request)) return false;
     std::memcpy(&request, packet.data(), sizeof request);
     Reply reply{-1, EMFILE};
@@ -119,7 +119,7 @@ class Host {
   }
 
   // `texts`: the strings of the request; `streams`: the bytes of its descriptors.
-  Reply start_program(const HostRequest& request, std::string_view texts, const void* streams) {
+  Reply start_program(const SpawnRequest& request, std::string_view texts, const void* streams) {
     SpawnOptions program{.memory = request.memory};
     std::memcpy(program.streams.data(), streams, sizeof program.streams);
     Descriptor owned[kStreams];
@@ -166,10 +166,10 @@ class Host {
   Descriptor log_;
 };
 
-[[noreturn]] void become_host(int socket) {
+[[noreturn]] void become_spawner(int socket) {
   ::setpgid(0, 0);  // not interrupted by Ctrl-C in the terminal
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-  ::prctl(PR_SET_NAME, "reward-host");  // survives `killall -9 cohort`
+  ::prctl(PR_SET_NAME, "spawner");  // survives `killall -9 cohort`
   // They have no effect here, and their default effect in the programs: an exec resets handlers.
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGXFSZ}) ::signal(signal, [](int) {});
   ::signal(SIGCHLD, SIG_DFL);  // an inherited SIG_IGN would discard exit statuses
@@ -177,7 +177,7 @@ class Host {
   if (::close_range(kStreams + 1, ~0U, 0) != 0)  // before Linux 5.9
     for (long fd = ::sysconf(_SC_OPEN_MAX); fd > kStreams; --fd) ::close(static_cast<int>(fd));
   ::fcntl(kStreams, F_SETFD, FD_CLOEXEC);
-  Host(kStreams).serve();
+  Spawner(kStreams).serve();
 }
 
 // ---- In this process
@@ -186,30 +186,29 @@ class Host {
 Pipe make_stream(Descriptor Pipe::*ours) {
   Pipe pipe = make_pipe();
   if (!pipe.reading.is_open())
-    throw InputError(str("cannot make a pipe to a reward program: ", system_reason(),
+    throw InputError(str("cannot make a pipe to a program: ", system_reason(),
                          "; hint: fewer workers, or a higher limit (ulimit -n)"));
   set_non_blocking(pipe.*ours);
   return pipe;
 }
 
-// Waits until the host has replied or ended.
-void wait_for_reply(int socket, pid_t host) {
+// Waits until the spawner has replied or ended.
+void wait_for_reply(int socket, pid_t spawner) {
   constexpr int kMaxSeconds = 60;
   for (int i = 0; i < kMaxSeconds; ++i) {
     if (poll_until(Clock::now() + std::chrono::seconds(1), {{socket, POLLIN, 0}})) return;
     siginfo_t info{};
-    if (::waitid(P_PID, static_cast<id_t>(host), &info, WSTOPPED | WNOHANG) != 0 ||
-        info.si_pid != host)
+    if (::waitid(P_PID, static_cast<id_t>(spawner), &info, WSTOPPED | WNOHANG) != 0 ||
+        info.si_pid != spawner)
       continue;
-    logging::warn("the process that starts reward programs (", host,
-                  ") was stopped, and is continued");
-    ::kill(host, SIGCONT);
+    logging::warn("the process that starts programs (", spawner, ") was stopped, and is continued");
+    ::kill(spawner, SIGCONT);
   }
-  throw Error(str("the process that starts reward programs (", host, ") has not answered in ",
+  throw Error(str("the process that starts programs (", spawner, ") has not answered in ",
                   kMaxSeconds, " s; hint: kill it, and start again"));
 }
 
-Reply send_request(int socket, pid_t host, std::string packet, const int* streams) {
+Reply send_request(int socket, pid_t spawner, std::string packet, const int* streams) {
   Message message(packet.data(), packet.size());
   if (streams != nullptr) {
     cmsghdr* header = CMSG_FIRSTHDR(&message.header);
@@ -223,11 +222,11 @@ Reply send_request(int socket, pid_t host, std::string packet, const int* stream
   Reply reply;
   ssize_t received = -1;
   if (::sendmsg(socket, &message.header, MSG_NOSIGNAL) == static_cast<ssize_t>(packet.size())) {
-    wait_for_reply(socket, host);
+    wait_for_reply(socket, spawner);
     received = ::recv(socket, &reply, sizeof reply, 0);  // does not block
   }
   if (received != sizeof reply)
-    throw Error("the process that starts reward programs has ended; hint: was it killed?");
+    throw Error("the process that starts programs has ended; hint: was it killed?");
   return reply;
 }
 
@@ -255,27 +254,27 @@ std::string last_line(const std::string& log, int64_t size) {
              excerpt(text, 160, 80));
 }
 
-std::string as_packet(const HostRequest& request) {
+std::string as_packet(const SpawnRequest& request) {
   return {reinterpret_cast<const char*>(&request), sizeof request};
 }
 
 }  // namespace
 
-WorkerHost::WorkerHost() {
-  auto [ours, host_end] = socket_pair(SOCK_SEQPACKET, "cannot make a socket");
+ProcessSpawner::ProcessSpawner() {
+  auto [ours, spawner_end] = socket_pair(SOCK_SEQPACKET, "cannot make a socket");
   socket_ = std::move(ours);
-  host_ = ::fork();
-  if (host_ < 0) throw_errno("cannot start a process");
-  if (host_ == 0) become_host(host_end.get());
+  spawner_ = ::fork();
+  if (spawner_ < 0) throw_errno("cannot start a process");
+  if (spawner_ == 0) become_spawner(spawner_end.get());
 }
 
-WorkerHost::~WorkerHost() {
+ProcessSpawner::~ProcessSpawner() {
   socket_.close();
-  ::kill(host_, SIGCONT);  // it may be stopped
-  if (!wait_for_exit(host_, std::chrono::seconds(15))) ::kill(host_, SIGKILL);
+  ::kill(spawner_, SIGCONT);  // it may be stopped
+  if (!wait_for_exit(spawner_, std::chrono::seconds(15))) ::kill(spawner_, SIGKILL);
 }
 
-WorkerHost::Started WorkerHost::start(const Program& program) {
+ProcessSpawner::Started ProcessSpawner::start(const Program& program) {
   const std::lock_guard lock(mutex_);
   Pipe input = make_stream(&Pipe::writing), output = make_stream(&Pipe::reading);
   Descriptor log;
@@ -294,24 +293,24 @@ WorkerHost::Started WorkerHost::start(const Program& program) {
   if (packet.size() > kMaxPacket) throw InputError("the command is longer than 128 kB");
   const int streams[] = {input.reading.get(), output.writing.get(),
                          log.is_open() ? log.get() : STDERR_FILENO};
-  const Reply reply = send_request(socket_.get(), host_, packet, streams);
+  const Reply reply = send_request(socket_.get(), spawner_, packet, streams);
   if (reply.error != 0)
     throw InputError(str("cannot run '", program.command[0], "': ", system_reason(reply.error)));
   log_sizes_[reply.value] = log_size;
   return {reply.value, std::move(input.writing), std::move(output.reading)};
 }
 
-void WorkerHost::set_log(const std::string& path, bool quotes) {
+void ProcessSpawner::set_log(const std::string& path, bool quotes) {
   const std::lock_guard lock(mutex_);
   log_ = path;
   quotes_log_ = quotes;
 }
 
-std::string WorkerHost::end(pid_t id, std::chrono::milliseconds patience) {
+std::string ProcessSpawner::end(pid_t id, std::chrono::milliseconds patience) {
   const std::lock_guard lock(mutex_);
   const auto node = log_sizes_.extract(id);
   const auto [status, error, killed] = send_request(
-      socket_.get(), host_,
+      socket_.get(), spawner_,
       as_packet(
           {.command = Command::kEnd, .id = id, .patience = static_cast<int32_t>(patience.count())}),
       nullptr);
@@ -323,10 +322,10 @@ std::string WorkerHost::end(pid_t id, std::chrono::milliseconds patience) {
                            : str("(signal ", WTERMSIG(status), ")", line);
 }
 
-ErrorCapture::ErrorCapture(WorkerHost& host)
-    : host_(host), file_(::memfd_create("rewards", MFD_CLOEXEC)) {
-  if (!file_.is_open()) throw_errno("cannot keep the output of reward programs");
-  host_.set_log(str("/proc/self/fd/", file_.get()), /*quotes=*/false);
+ErrorCapture::ErrorCapture(ProcessSpawner& spawner)
+    : spawner_(spawner), file_(::memfd_create("workers", MFD_CLOEXEC)) {
+  if (!file_.is_open()) throw_errno("cannot keep the output of programs");
+  spawner_.set_log(str("/proc/self/fd/", file_.get()), /*quotes=*/false);
 }
 
 std::string ErrorCapture::last_lines() const {
@@ -340,9 +339,9 @@ std::string ErrorCapture::last_lines() const {
   return "\n    " + text;
 }
 
-WorkerHost& worker_host() {
-  static WorkerHost host;
-  return host;
+ProcessSpawner& process_spawner() {
+  static ProcessSpawner spawner;
+  return spawner;
 }
 
 }  // namespace cohort

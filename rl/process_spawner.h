@@ -1,7 +1,6 @@
 // A small helper process that starts programs on behalf of this process, and kills them and all of
 // their descendants when this process ends in any way. It is forked before there is a model, a
-// thread or CUDA: a child forked later would keep the
-// memory of a large process alive.
+// thread or CUDA: a child forked later would keep the memory of a large process alive.
 #pragma once
 
 #include <sys/types.h>
@@ -18,13 +17,13 @@
 
 namespace cohort {
 
-// All functions continue a host that someone has stopped (SIGSTOP), with a warning, and throw Error
-// if it has ended or does not answer.
-class WorkerHost : NonCopyable {
+// All functions continue a spawner that someone has stopped (SIGSTOP), with a warning, and throw
+// Error if it has ended or does not answer.
+class ProcessSpawner : NonCopyable {
  public:
-  WorkerHost();
+  ProcessSpawner();
   // Kills every program and waits until all have ended.
-  ~WorkerHost();
+  ~ProcessSpawner();
 
   struct Program {
     std::vector<std::string> command;  // looked up in PATH
@@ -45,7 +44,7 @@ class WorkerHost : NonCopyable {
   // Kills the program and its process group, after `patience` for it to end by itself. Returns how
   // it ended: "(exit code 1)", "(signal 9)" if that was sent by another process, or "(ended by
   // cohort)". Of a program that ended by itself, the last line of the log follows if the log has
-  // grown since the program was started: "(exit code 1); the last line of rewards.log: 'KeyError'".
+  // grown since the program was started: "(exit code 1); the last line of workers.log: 'KeyError'".
   std::string end(pid_t id, std::chrono::milliseconds patience = {});
 
  private:
@@ -54,25 +53,25 @@ class WorkerHost : NonCopyable {
   bool quotes_log_ = true;
   std::map<pid_t, int64_t> log_sizes_;  // bytes in the log when each program was started
   Descriptor socket_;
-  pid_t host_ = -1;
+  pid_t spawner_ = -1;
 };
 
-// Keeps in memory, during its life, the standard error of the programs that a host starts, as its
-// log. Throws Error if the system has no room.
+// Keeps in memory, during its life, the standard error of the programs that a spawner starts, as
+// its log. Throws Error if the system has no room.
 class ErrorCapture : NonCopyable {
  public:
-  explicit ErrorCapture(WorkerHost& host);
+  explicit ErrorCapture(ProcessSpawner& spawner);
   // Later programs have the standard error of this process.
-  ~ErrorCapture() { host_.set_log(""); }
+  ~ErrorCapture() { spawner_.set_log(""); }
   // The last 10 lines, of 4096 bytes at most, each after a line break and indented; empty: none.
   std::string last_lines() const;
 
  private:
-  WorkerHost& host_;
+  ProcessSpawner& spawner_;
   Descriptor file_;
 };
 
-// The host of this process, created by the first call.
-WorkerHost& worker_host();
+// The spawner of this process, created by the first call.
+ProcessSpawner& process_spawner();
 
 }  // namespace cohort

@@ -1,0 +1,86 @@
+#include "rl/caller.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "text/utf8.h"
+
+namespace cohort {
+
+void ProgramConfig::visit(ConfigVisitor& v) {
+  v.field("run", run, "command: the program and its arguments; no shell is involved");
+  v.field("directory", directory, "command: working directory; empty: the folder of this file");
+  v.field("workers", workers, "command: processes per rank", {.min = 1, .max = 1024});
+  v.field("timeout", timeout, "command: seconds without an answer until a process is restarted",
+          {.min = 1e-3, .max = 1e6});
+  v.field("start_timeout", start_timeout, "command: seconds for the first answer of a process",
+          {.min = 1e-3, .max = 1e6});
+  v.field("memory", memory, "command: MiB of address space of each process; 0: no limit",
+          {.min = 0, .max = 1 << 30});
+}
+
+Caller::Caller(std::string name, const ProgramConfig& config, WorkerPoolOptions options)
+    : name_(std::move(name)), callback_(config.callback), options_(std::move(options)) {
+  if (callback_ != nullptr) return;
+  options_.program = {split_command(config.run), config.directory, config.memory << 20};
+  options_.workers = static_cast<int>(config.workers);
+  options_.timeout = config.timeout;
+  options_.start_timeout = std::max(config.timeout, config.start_timeout);
+}
+
+void Caller::submit(const Json& request, Key key) {
+  const std::string line = request.dump();
+  // A callback reads what a program would: text that is not UTF-8 is replaced.
+  if (callback_ != nullptr) {
+    unsent_[key] = parse_json(line, "request");
+    return;
+  }
+  if (pool_ == nullptr) pool_ = make_worker_pool(process_spawner(), options_);
+  pool_->submit(line, key);
+}
+
+std::vector<Caller::Answer> Caller::take(WorkerPool::Wait wait) {
+  std::vector<Answer> out;
+  if (pool_ != nullptr)
+    for (const auto& [line, error, key] : pool_->take(wait))
+      out.push_back({error.empty() ? parse_json(line, "its answer") : Json(), error, key});
+  Json::Array requests;
+  for (auto& [key, request] : std::exchange(unsent_, {})) {
+    requests.push_back(std::move(request));
+    out.push_back({.key = key});
+  }
+  if (requests.empty()) return out;
+  std::vector<Json> values = (*callback_)(requests);
+  if (values.size() != requests.size())
+    throw InputError(str(name_, ": its function returned ", values.size(), " answers to ",
+                         requests.size(), " requests; hint: one to each"));
+  for (size_t i = 0; i < values.size(); ++i) out[i].value = std::move(values[i]);
+  return out;
+}
+
+void Caller::cancel() {
+  if (pool_ != nullptr) pool_->cancel();
+  unsent_.clear();
+}
+
+std::vector<std::string> split_command(const std::string& text) {
+  std::vector<std::string> words;
+  bool in_word = false;
+  char quote = 0;
+  for (const char c : text) {
+    const bool is_quote = quote != 0 ? c == quote : c == '\'' || c == '"';
+    const bool is_blank = quote == 0 && (c == ' ' || c == '\t' || c == '\n');
+    if (!is_blank && !in_word) words.emplace_back();
+    in_word = !is_blank;
+    if (is_quote)
+      quote = quote == 0 ? c : 0;
+    else if (!is_blank)
+      words.back() += c;
+  }
+  if (quote != 0)
+    throw InputError(str("run: a quote ", quote, " is not closed in ", excerpt(text)));
+  if (words.empty()) throw InputError("needs a program to run; hint: run: \"python3 reward.py\"");
+  return words;
+}
+
+}  // namespace cohort
