@@ -63,6 +63,8 @@ struct TrainState {
   Json set_fingerprints;         // the same of each set of eval.sets, by its name
   AdapterBase base;              // empty unless the model has adapters
   Json report;                   // history for the final report (an object)
+  // True if neither a step nor an evaluation has been made.
+  bool is_new() const { return step == 0 && evaluated_step < 0; }
   Json to_json() const;
   static TrainState from_json(const Json& json);
 };
