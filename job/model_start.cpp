@@ -5,7 +5,6 @@
 #include "core/log.h"
 #include "core/sizes.h"
 #include "data/data_check.h"
-#include "job/preview.h"
 #include "job/resources.h"
 #include "trainers/across_ranks.h"
 #include "trainers/sampling.h"
@@ -115,7 +114,9 @@ void load_data(const StageSetup& setup, ModelStart& start, LoadedModel& loaded) 
   if (!setup.is_main()) return;
   log_data_usage(config, start.data, lengths);
   if (start.state.finished) return;
-  if (const std::string leak = held_out_leak(start.data, setup.earlier); !leak.empty())
+  if (const std::string leak =
+          held_out_leak(start.data, {setup.earlier.begin(), setup.earlier.end()});
+      !leak.empty())
     logging::warn(leak);
   for (const std::string& warning : config.warnings()) logging::warn(warning);
 }
@@ -173,7 +174,7 @@ uint64_t checksum_of(const std::vector<TensorSource>& sources) {
   return sum;
 }
 
-// Of those that are trained: frozen weights have a fingerprint.
+// Checksum over the weights that are trained: frozen ones have a fingerprint.
 uint64_t checksum_of(const Transformer& model) {
   std::vector<TensorSource> out;
   for (const NamedParameter& p : model.parameters())

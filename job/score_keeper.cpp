@@ -22,7 +22,13 @@ void ScoreKeeper::evaluate() {
   const Evaluation evaluation = measure();
   record(evaluation);
   logs_.evaluation(evaluation);
-  warn_of_no_score(evaluation);
+  if (warned_ || !setup_.is_main() || !std::isnan(evaluation.score) || evaluation.metrics.empty() ||
+      evaluation.rule.empty() || evaluation.failed() > 0)
+    return;
+  warned_ = true;
+  logging::warn(evaluation.measure, " is not measured: ", start_.correct.name,
+                " applies to none of the ", start_.data.held_out.size(),
+                " held-out problems; hint: another eval.correct.reward");
 }
 
 Evaluation ScoreKeeper::measure() {
@@ -100,16 +106,6 @@ void ScoreKeeper::warn_of_collapse(const Evaluation& evaluation) {
     logs_.warn(str("step ", state_.step, ": ", evaluation.best_measure(), " has collapsed to ",
                    score_text(score, 4), "; hint: a lower learning_rate"));
   collapsed_ = collapsed;
-}
-
-void ScoreKeeper::warn_of_no_score(const Evaluation& evaluation) {
-  if (warned_ || !setup_.is_main() || !std::isnan(evaluation.score) || evaluation.metrics.empty() ||
-      evaluation.rule.empty() || evaluation.failed() > 0)
-    return;
-  warned_ = true;
-  logging::warn(evaluation.measure, " is not measured: ", start_.correct.name,
-                " applies to none of the ", start_.data.held_out.size(),
-                " held-out problems; hint: another eval.correct.reward");
 }
 
 }  // namespace cohort

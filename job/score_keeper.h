@@ -24,7 +24,6 @@ class ScoreKeeper : NonCopyable {
   Evaluation measure();
   void record(const Evaluation& evaluation);
   void warn_of_collapse(const Evaluation& evaluation);
-  void warn_of_no_score(const Evaluation& evaluation);
 
   const StageSetup& setup_;
   const TrainConfig& config_ = setup_.config;

@@ -5,7 +5,7 @@
 #include <filesystem>
 
 #include "core/log.h"
-#include "job/preview.h"
+#include "job/memory_plan.h"
 #include "job/trace_file.h"
 
 namespace cohort {
