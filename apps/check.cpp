@@ -7,7 +7,7 @@
 #include "core/log.h"
 #include "core/sizes.h"
 #include "data/tasks/tasks.h"
-#include "job/gpu_plan.h"
+#include "job/memory_plan.h"
 #include "job/resources.h"
 #include "job/run_directory.h"
 #include "sys/files.h"
@@ -62,7 +62,7 @@ void print_sizes(const TrainConfig& config, const StagePreview& stage, const Ste
 
 // The configuration with the micro batches that a run would choose on this machine. `chosen`
 // describes the choice.
-TrainConfig with_micro_batch(const TrainConfig& config, StagePreview& stage, int64_t ranks,
+TrainConfig with_micro_batch(const TrainConfig& config, const StagePreview& stage, int64_t ranks,
                              std::string& chosen) {
   TrainConfig out = config;
   const Device device = device_named(config.device, "device");
@@ -74,9 +74,7 @@ TrainConfig with_micro_batch(const TrainConfig& config, StagePreview& stage, int
   }
   const FreeMemory free{.device = free_memory(device) / config.ranks,
                         .host = free_memory(Device{}) / ranks};
-  choose_place(out, stage, ranks, free);
-  chosen = choose_micro_batch(out, stage, ranks, free.device);
-  stage.model.recompute = out.model.recompute;
+  chosen = choose_by_memory(out, stage, ranks, free).micro_batch;
   return out;
 }
 
@@ -248,7 +246,7 @@ std::string check_stage(const TrainConfig& given, StagePreview& stage, const Che
   if (!chosen.empty()) print_row("micro_batch_tokens: auto", chosen);
   print_row("device", gpu ? gpu_text(*gpu, options.gpus) : device_text(config, ranks));
   for (const auto& [name, value] :
-       memory_rows(gpu ? planned->memory : estimate_memory(stage.model, config.dtype, size.memory)))
+       memory_rows(gpu ? planned->memory : memory_of(config, stage, ranks)))
     print_row("memory: " + name, value);
   print_host_state(config, stage, ranks, gpu);
   if (gpu) error = print_gpu_plan(*planned, stage, model, ranks, *gpu);

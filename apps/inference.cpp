@@ -371,8 +371,7 @@ int evaluate(const EvalOptions& options) {
           "data.held_out_fraction=1 for all of data.jsonl.path");
     log_data_usage(config, data, check_held_out(config, data, loaded.model->config().context));
     if (config.data.jsonl.eval_path.empty()) {  // other files are compared by check and train
-      const std::string leak =
-          held_out_leak(data, std::span(plan.stages).first(plan.stages.size() - 1));
+      const std::string leak = held_out_leak(data, {plan.stages.begin(), plan.stages.end() - 1});
       if (!leak.empty()) logging::warn(leak);
     }
     Engine engine(*loaded.model, config.rollout);

@@ -8,6 +8,7 @@
 #include "core/sizes.h"
 #include "data/safetensors.h"
 #include "job/checkpoint.h"
+#include "nn/memory.h"
 #include "text/chat.h"
 #include "text/utf8.h"
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "core/log.h"
 #include "data/parallel_try.h"
@@ -360,6 +361,51 @@ DataLengths check_held_out(const DataSections& config, Dataset& data, int64_t co
   ContextCheck check(config, data, context);
   keep_held_out(config, data, check);
   return check.lengths();
+}
+
+std::string held_out_leak(const Dataset& data, const std::vector<DataSections>& earlier) {
+  if (data.task != nullptr || data.held_out_set == nullptr || data.held_out_set->size() == 0)
+    return "";
+  const ExampleSet& held_out = *data.held_out_set;
+  std::vector<std::pair<uint64_t, int64_t>> known;  // hashes, sorted, with their problems
+  for (int64_t i = 0; i < held_out.size(); ++i) {
+    const ExampleId id = held_out.id(i);
+    known.emplace_back(id.split, i);
+    if (id.content != 0) known.emplace_back(id.content, i);
+  }
+  std::sort(known.begin(), known.end());
+  // "data: 12 of the 40 held-out problems are WHERE, the first: FILE:3; hint: HINT"; empty: there
+  // are none.
+  const auto leak = [&](const ExampleSet& trained, const std::string& where,
+                        const char* hint) -> std::string {
+    std::set<int64_t> leaked;
+    for (int64_t i = 0; i < trained.size(); ++i) {
+      const ExampleId id = trained.id(i);
+      for (const uint64_t hash : {id.split, id.content})
+        for (auto it = std::lower_bound(known.begin(), known.end(), std::pair(hash, int64_t{0}));
+             it != known.end() && it->first == hash; ++it)
+          leaked.insert(it->second);
+    }
+    if (leaked.empty()) return "";
+    return str("data: ", leaked.size(), " of the ", held_out.size(), " held-out problems are ",
+               where, ", the first: ", held_out.get(*leaked.begin()).where, "; hint: ", hint);
+  };
+  std::string text = leak(*data.train, "also trained on",
+                          "problems of data.jsonl.eval_path that data.jsonl.path does not have");
+  for (size_t i = 0; i < earlier.size() && text.empty(); ++i) {
+    if (earlier[i].data.jsonl.path.empty()) continue;
+    std::unique_ptr<ExampleSet> trained;
+    try {
+      trained = load_jsonl(earlier[i].data.jsonl).train;
+    } catch (const InputError&) {
+      continue;
+    }
+    text =
+        leak(*trained,
+             str("trained on by stage ", i + 1, " (", trainer_name(earlier[i].batch.trainer), ")"),
+             "one data.split_by and one held_out_fraction for all stages");
+  }
+  return text;
 }
 
 void log_data_usage(const DataSections& config, const Dataset& data, const DataLengths& lengths) {

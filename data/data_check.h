@@ -28,6 +28,11 @@ DataLengths check_data(const DataSections& config, Dataset& data, int64_t contex
 // Checks only the held-out problems, for evaluation without training.
 DataLengths check_held_out(const DataSections& config, Dataset& data, int64_t context);
 
+// Counts the held-out problems of `data` that are trained on, by its stage or by an earlier one,
+// and names the first of them; empty: none. Problems are identified by their ExampleId. Earlier
+// stages whose files no longer exist are skipped.
+std::string held_out_leak(const Dataset& data, const std::vector<DataSections>& earlier);
+
 // Logs the number of problems used, if it is not all or not as many as requested, and the notes.
 void log_data_usage(const DataSections& config, const Dataset& data, const DataLengths& lengths);
 

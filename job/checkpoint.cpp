@@ -171,37 +171,6 @@ std::unique_ptr<Tokenizer> with_ends(std::unique_ptr<Tokenizer> tokenizer, const
   return make_tokenizer(std::move(files), where);
 }
 
-ModelDescription saved_model(const std::string& checkpoint, const std::string& base = "") {
-  const bool is_adapter = is_adapter_folder(checkpoint);
-  if (is_adapter && is_model_folder(checkpoint))
-    throw InputError(str(checkpoint,
-                         " has both a whole model and an adapter (adapter_config.json); hint: move "
-                         "one of them to a folder of its own"));
-  if (!is_adapter && !base.empty())
-    throw InputError(
-        str("--base: ", checkpoint, " is a whole model, which has no base; hint: omit it"));
-  ModelDescription saved;
-  AdapterConfig adapter;
-  if (is_adapter) {
-    adapter = load_adapter_config(checkpoint);
-    saved.base = find_base(checkpoint, adapter, base);
-  }
-  const std::string weights = is_adapter ? saved.base.path : checkpoint;
-  saved.config = load_config(weights);
-  saved.tokenizer = load_tokenizer(has_tokenizer(checkpoint) ? checkpoint : weights);
-  if (is_adapter) saved.tokenizer = with_ends(std::move(saved.tokenizer), weights, checkpoint);
-  const int64_t rows = saved.config.vocab_size, ids = saved.tokenizer->vocab_size();
-  // Models from elsewhere may have rows that no token uses, but not as the end of a text.
-  const Json& eos = saved.config.file.get_or_null("eos_token_id");
-  const bool all_used = saved.config.file.is_null() || (eos.is_int() && eos.as_int() == rows - 1);
-  if (all_used ? ids != rows : ids > rows)
-    throw InputError(str(checkpoint, ": config.json has a vocabulary of ", rows,
-                         ", tokenizer.json one of ", ids,
-                         "; hint: both must come from the same model"));
-  if (is_adapter) saved.config = with_adapter(std::move(saved.config), adapter, checkpoint);
-  return saved;
-}
-
 LoadedModel load_saved(const std::string& checkpoint, ModelDescription saved, DType dtype,
                        Device device) {
   const bool is_adapter = is_adapter_folder(checkpoint);
@@ -247,7 +216,7 @@ TrainState TrainState::from_json(const Json& json) {
   s.best = number_or_nan(json.at("best"));
   s.seconds = json.at("seconds").as_double();
   s.finished = json.at("finished").as_bool();
-  // Not in checkpoints of the first version.
+  // Not in checkpoints of version 0.1.0.
   const auto int_or = [&](const char* key, int64_t otherwise) {
     const Json* found = json.find(key);
     return found == nullptr ? otherwise : found->as_int();
@@ -276,7 +245,7 @@ TrainState TrainState::from_json(const Json& json) {
   s.best_loss = number_or_nan(json.get_or_null("best_loss"));
   if (const Json* base = json.find("base"))
     s.base = {base->at("path").as_string(), base->at("fingerprint").as_string()};
-  // Earlier versions wrote none of these, and had a best step from the first evaluation on.
+  // Version 0.1.0 wrote none of these, and had a best step from the first evaluation on.
   s.total_tokens = number_or_nan(json.get_or_null("total_tokens"));
   s.steps = int_or("steps", 0);
   s.evaluated_step = int_or("evaluated_step", s.best_step);
@@ -533,9 +502,40 @@ std::string find_checkpoint(const std::string& path) {
           reason.empty() ? "; hint: give a run directory, or a directory step-N in it" : ""));
 }
 
+ModelDescription describe_model(const std::string& checkpoint, const std::string& base) {
+  const bool is_adapter = is_adapter_folder(checkpoint);
+  if (is_adapter && is_model_folder(checkpoint))
+    throw InputError(str(checkpoint,
+                         " has both a whole model and an adapter (adapter_config.json); hint: move "
+                         "one of them to a folder of its own"));
+  if (!is_adapter && !base.empty())
+    throw InputError(
+        str("--base: ", checkpoint, " is a whole model, which has no base; hint: omit it"));
+  ModelDescription saved;
+  AdapterConfig adapter;
+  if (is_adapter) {
+    adapter = load_adapter_config(checkpoint);
+    saved.base = find_base(checkpoint, adapter, base);
+  }
+  const std::string weights = is_adapter ? saved.base.path : checkpoint;
+  saved.config = load_config(weights);
+  saved.tokenizer = load_tokenizer(has_tokenizer(checkpoint) ? checkpoint : weights);
+  if (is_adapter) saved.tokenizer = with_ends(std::move(saved.tokenizer), weights, checkpoint);
+  const int64_t rows = saved.config.vocab_size, ids = saved.tokenizer->vocab_size();
+  // Models from elsewhere may have rows that no token uses, but not as the end of a text.
+  const Json& eos = saved.config.file.get_or_null("eos_token_id");
+  const bool all_used = saved.config.file.is_null() || (eos.is_int() && eos.as_int() == rows - 1);
+  if (all_used ? ids != rows : ids > rows)
+    throw InputError(str(checkpoint, ": config.json has a vocabulary of ", rows,
+                         ", tokenizer.json one of ", ids,
+                         "; hint: both must come from the same model"));
+  if (is_adapter) saved.config = with_adapter(std::move(saved.config), adapter, checkpoint);
+  return saved;
+}
+
 LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device,
                        const std::string& base, int64_t context) {
-  ModelDescription saved = saved_model(checkpoint, base);
+  ModelDescription saved = describe_model(checkpoint, base);
   ModelConfig wanted;
   wanted.context = context;
   wanted.dropout = saved.config.dropout;
@@ -550,13 +550,9 @@ LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device
   return load_saved(checkpoint, std::move(saved), dtype, device);
 }
 
-ModelDescription describe_model(const std::string& checkpoint, const std::string& base) {
-  return saved_model(checkpoint, base);
-}
-
 ModelDescription describe_model(const std::string& checkpoint, const ModelConfig& wanted,
                                 const DataConfig& data) {
-  ModelDescription saved = saved_model(checkpoint);
+  ModelDescription saved = describe_model(checkpoint);
   check_compatible(wanted, data, saved.config, *saved.tokenizer, checkpoint);
   apply_run_options(wanted, saved.config);
   apply_adapters(wanted.lora, saved.config, !saved.base.path.empty(), checkpoint);

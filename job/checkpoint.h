@@ -13,10 +13,10 @@
 // place of model.safetensors; state.json says where its base model is, and its fingerprint.
 //
 // Without manifest.json and training/ it is a folder of Hugging Face's, and programs that read one
-// ignore both. In format 1 the files of training/ are beside the others. Other names are not
-// Cohort's, and are left alone. A directory is written under a temporary name, flushed, and appears
-// by rename: a crash at any moment leaves the previous checkpoints untouched and no half-written
-// one. `best` is a symbolic link to the best one.
+// ignore both. In format 1, that of version 0.1.0, the files of training/ are beside the others.
+// Other names are not Cohort's, and are left alone. A directory is written under a temporary name,
+// flushed, and appears by rename: a crash at any moment leaves the previous checkpoints untouched
+// and no half-written one. `best` is a symbolic link to the best one.
 //
 // All functions throw Error if a file cannot be read for any reason other than that it does not
 // exist: its state is unknown then.
@@ -63,6 +63,8 @@ struct TrainState {
   Json set_fingerprints;         // the same of each set of eval.sets, by its name
   AdapterBase base;              // empty unless the model has adapters
   Json report;                   // history for the final report (an object)
+  // True if neither a step nor an evaluation has been made.
+  bool is_new() const { return step == 0 && evaluated_step < 0; }
   Json to_json() const;
   static TrainState from_json(const Json& json);
 };

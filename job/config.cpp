@@ -463,10 +463,6 @@ std::vector<std::string> TrainConfig::warnings() const {
     out.push_back(str("warmup_steps: ", optimizer.warmup_steps, " of ", batch.steps,
                       " steps: the learning rate never reaches its peak; hint: warmup_steps=",
                       (3 * batch.steps + 99) / 100));
-  if (optimizer.storage.master == MasterKind::kF32)
-    out.push_back(
-        "optimizer.master: does nothing; masters are always stored as 16 bits beside the weight; "
-        "hint: leave it out");
   if (const LoraConfig& lora = model.lora;
       lora.rank == 0 && (lora.alpha != LoraConfig().alpha || lora.rslora || !lora.targets.empty()))
     out.push_back(

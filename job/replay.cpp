@@ -1,5 +1,7 @@
 #include "job/replay.h"
 
+#include <unistd.h>
+
 #include <bit>
 #include <cmath>
 #include <filesystem>
@@ -19,8 +21,8 @@ using OnStep = std::function<void(const std::string& line)>;
 
 // The stage that is replayed.
 struct Target {
-  TrainConfig config;  // the newest
-  std::string dir;     // its own
+  size_t stage;                // its position in the run
+  std::string dir, init_from;  // its own; that of the stage before it, empty for the first
 };
 
 // Steps in a row that one configuration made.
@@ -45,7 +47,7 @@ class Replay final : public StepJournal {
   void add(std::span<Group> groups) override;
   void end(const GrpoStep& step, std::span<const Group> groups) override;
   // The completion that was asked for, on the rank that has it.
-  std::optional<ReplayedCompletion>& completion() { return completion_; }
+  std::optional<ReplayedCompletion> completion;
 
  private:
   // Notes a difference of completion `index`, or of the step as a whole (-1), unless there is one.
@@ -74,7 +76,6 @@ class Replay final : public StepJournal {
   double tokens_ = 0;  // sampled ones among them
   std::string found_;  // the first difference
   int64_t found_at_ = -1;
-  std::optional<ReplayedCompletion> completion_;
 };
 
 template <class T, class... What>
@@ -183,10 +184,10 @@ void Replay::end(const GrpoStep& step, std::span<const Group> groups) {
       if (!is_target || group.index != options_.prompt ||
           c.index % batch_.num_generations != options_.completion)
         continue;
-      completion_ = {c, {}, c.advantage, nullptr};
+      completion = {c, {}, c.advantage, nullptr};
       for (size_t k = 0; k < names.size(); ++k)
-        completion_->rewards.emplace_back(names[k], c.rewards[k]);
-      completion_->rewards.emplace_back("total", c.reward);
+        completion->rewards.emplace_back(names[k], c.rewards[k]);
+      completion->rewards.emplace_back("total", c.reward);
     }
   check();  // first: completions explain what follows
   compare(-1, count_, record_.completions.size(), "number of completions");
@@ -210,12 +211,10 @@ Target find_target(const std::string& run) {
                          " is no run: it has no config.yaml; hint: give the directory that "
                          "`cohort train` printed"));
   const RunPlan plan = load_plan(top + "/config.yaml", {});
-  for (size_t i = plan.stages.size(); i-- > 0;) {
-    Target out{plan.stages[i], stage_directory(plan, top, i)};
-    if (out.config.batch.trainer != TrainerType::kGrpo || (!is_run && out.dir != dir)) continue;
-    if (i > 0) out.config.init_from = stage_directory(plan, top, i - 1);
-    return out;
-  }
+  for (size_t i = plan.stages.size(); i-- > 0;)
+    if (const std::string own = stage_directory(plan, top, i);
+        plan.stages[i].batch.trainer == TrainerType::kGrpo && (is_run || own == dir))
+      return {i, own, i > 0 ? stage_directory(plan, top, i - 1) : ""};
   throw InputError(str("replay: ", run, " has no stage with trainer: grpo"));
 }
 
@@ -247,13 +246,13 @@ Part part_of(const Target& target, int64_t step, int64_t ranks) {
   const std::string path = journal_path(target.dir + "/journal", step, 0, ranks);
   const std::string text = read_record(path).plan;
   const RunPlan plan = parse_plan(text, path, {});
-  const auto stage = static_cast<size_t>(target.config.stage);
-  if (stage >= plan.stages.size() || plan.stages[stage].batch.trainer != TrainerType::kGrpo ||
-      plan.stages[stage].batch.steps < step)
+  if (target.stage >= plan.stages.size() ||
+      plan.stages[target.stage].batch.trainer != TrainerType::kGrpo ||
+      plan.stages[target.stage].batch.steps < step)
     throw InputError(path + ": its configuration has no such step");
-  Part out{plan.stages[stage], text, ranks, step};
+  Part out{plan.stages[target.stage], text, ranks, step};
   TrainConfig& config = out.config;
-  if (stage > 0) config.init_from = target.config.init_from;
+  if (!target.init_from.empty()) config.init_from = target.init_from;
   config.eval.sets.clear();
   for (RewardConfig& reward : config.rewards)  // callbacks, which are not called
     if (std::ranges::none_of(reward_table(), [&](const auto& r) { return reward.name == r.name; }))
@@ -302,9 +301,10 @@ std::optional<ReplayedCompletion> replay_run(const ReplayOptions& options, const
   const TrainConfig& last = parts.back().config;
   check_range("--prompt", options.prompt, last.batch.prompts_per_step);
   check_range("--completion", options.completion, last.batch.num_generations);
-  // Has the state between two parts, whose checkpoint may have been removed.
+  // Has the state between two parts, whose checkpoint may have been removed. What a killed replay
+  // of any run of the same user has left is removed.
   std::optional<NewFolder> scratch;
-  const std::string name = "cohort-replay-" + hex(checksum(target.dir));
+  const std::string name = str("cohort-replay-", ::getuid());
   std::string dir = target.dir, next_dir;
   std::optional<ReplayedCompletion> completion;
   for (const Part& part : parts) {
@@ -333,8 +333,8 @@ std::optional<ReplayedCompletion> replay_run(const ReplayOptions& options, const
         if (!scratch) next_dir = scratch.emplace(fs::temp_directory_path() / name).create();
         stage.write_files(next_dir);
       }
-      if (!replay.completion()) return;  // another rank has it, or none is asked for
-      completion = std::move(replay.completion());
+      if (!replay.completion) return;  // another rank has it, or none is asked for
+      completion = std::move(replay.completion);
       completion->tokenizer = std::move(stage.data().tokenizer);
     });
     dir = next_dir;

@@ -65,9 +65,7 @@ int64_t free_memory(Device device) {
 std::string memory_shortage(const TrainConfig& config, const StagePreview& stage, int64_t ranks) {
   const Device device = device_named(config.device, "device");
   if (device.is_cuda() && device.index >= cuda_device_count()) return "";
-  MemoryShape shape = step_size(config, stage, ranks).memory;
-  shape.max_cache_tokens = shape.rollout_length;
-  const int64_t peak = estimate_memory(stage.model, config.dtype, shape).peak(),
+  const int64_t peak = memory_of(config, stage, ranks, CacheSize::kSequence).peak(),
                 usable = device.is_cuda() ? total_memory(device) : free_memory(device);
   if (peak <= usable / config.ranks) return "";
   return str(
@@ -96,9 +94,8 @@ std::string memory_plan(const RunPlan& plan, const std::vector<StagePreview>& st
   std::string text;
   for (size_t i = 0; i < stages.size(); ++i) {
     const TrainConfig& config = plan.stages[i];
-    const StepSize size = step_size(config, stages[i], std::max(config.ranks, processes));
     text += str("\nmemory plan of ", trainer_name(config.batch.trainer), ":");
-    const MemoryEstimate memory = estimate_memory(stages[i].model, config.dtype, size.memory);
+    const MemoryEstimate memory = memory_of(config, stages[i], std::max(config.ranks, processes));
     for (const auto& [name, value] : memory_rows(memory)) text += str(" ", name, " ", value, ";");
   }
   return text;

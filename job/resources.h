@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "job/preview.h"
+#include "job/memory_plan.h"
 
 namespace cohort {
 

@@ -132,7 +132,7 @@ bool has_auto(const RunPlan& plan) {
 
 // Chooses what is `auto` for the rank with the least memory. Rank 0, which has a preview, decides;
 // every rank calls it. Returns the choices, human-readable.
-std::string choose_by_memory(RunPlan& plan, const std::vector<StagePreview>& preview,
+std::string choose_for_ranks(RunPlan& plan, const std::vector<StagePreview>& preview,
                              ProcessGroup* group) {
   for (TrainConfig& config : plan.stages)
     if (config.device == "cpu" && config.optimizer.storage.place == StatePlace::kAuto)
@@ -141,42 +141,35 @@ std::string choose_by_memory(RunPlan& plan, const std::vector<StagePreview>& pre
   const auto comm =
       group == nullptr ? make_single_communicator() : make_communicator(*group, Device{});
   const double host_ranks = group == nullptr ? 1 : group->info().local_size;
-  std::vector<double> used;  // minus the free bytes of the device and of the host for each stage
-  for (const TrainConfig& config : plan.stages) {
-    const auto ranks = static_cast<double>(config.ranks);
-    used.push_back(-static_cast<double>(free_memory(device_of(config, group))) / ranks);
-    used.push_back(-static_cast<double>(free_memory(Device{})) / ranks / host_ranks);
-  }
-  used = reduce_over_ranks(*comm, used, Reduce::kMax);
   std::string chosen;
-  constexpr size_t kNumbers = 4;  // for each stage; 0 on other ranks
-  std::vector<double> numbers(kNumbers * plan.stages.size());
-  for (size_t i = 0; i < preview.size(); ++i) {
-    TrainConfig& config = plan.stages[i];
-    const int64_t ranks = std::max<int64_t>(config.ranks, comm->size());
-    const FreeMemory free{.device = static_cast<int64_t>(-used[2 * i]),
-                          .host = static_cast<int64_t>(-used[2 * i + 1])};
-    const std::pair<const char*, std::string> lines[] = {
-        {"optimizer.place", choose_place(config, preview[i], ranks, free)},
-        {"micro_batch_tokens", choose_micro_batch(config, preview[i], ranks, free.device)}};
-    for (const auto& [key, line] : lines)
-      if (!line.empty())
-        chosen += str(chosen.empty() ? "" : "\n", trainer_name(config.batch.trainer), ": ", key,
-                      ": auto: ", line);
-    double* const out = &numbers[kNumbers * i];
-    out[0] = static_cast<double>(config.batch.micro_batch());
-    out[1] = static_cast<double>(config.model.recompute);
-    out[2] = static_cast<double>(config.optimizer.storage.place);
-    out[3] = static_cast<double>(config.optimizer.storage.host_units);
-  }
-  numbers = reduce_over_ranks(*comm, numbers);
   for (size_t i = 0; i < plan.stages.size(); ++i) {
-    const double* const in = &numbers[kNumbers * i];
     TrainConfig& config = plan.stages[i];
-    config.batch.micro_batch_tokens = static_cast<int64_t>(in[0]);
-    config.model.recompute = static_cast<Recompute>(static_cast<int>(in[1]));
-    config.optimizer.storage.place = static_cast<StatePlace>(static_cast<int>(in[2]));
-    config.optimizer.storage.host_units = static_cast<int64_t>(in[3]);
+    const auto ranks = static_cast<double>(config.ranks);
+    // Minus the free bytes.
+    double device = -static_cast<double>(free_memory(device_of(config, group))) / ranks,
+           host = -static_cast<double>(free_memory(Device{})) / ranks / host_ranks;
+    reduce_in_place(*comm, {&device, &host}, Reduce::kMax);
+    OptimizerStorage& storage = config.optimizer.storage;
+    double tokens = 0, recompute = 0, place = 0, units = 0;
+    if (!preview.empty()) {
+      const MemoryChoice choice = choose_by_memory(
+          config, preview[i], std::max<int64_t>(config.ranks, comm->size()),
+          {.device = static_cast<int64_t>(-device), .host = static_cast<int64_t>(-host)});
+      for (const auto& [key, line] :
+           {std::pair("optimizer.place", choice.place), {"micro_batch_tokens", choice.micro_batch}})
+        if (!line.empty())
+          chosen += str(chosen.empty() ? "" : "\n", trainer_name(config.batch.trainer), ": ", key,
+                        ": auto: ", line);
+      tokens = static_cast<double>(config.batch.micro_batch());
+      recompute = static_cast<double>(config.model.recompute);
+      place = static_cast<double>(storage.place);
+      units = static_cast<double>(storage.host_units);
+    }
+    reduce_in_place(*comm, {&tokens, &recompute, &place, &units});
+    config.batch.micro_batch_tokens = static_cast<int64_t>(tokens);
+    config.model.recompute = static_cast<Recompute>(static_cast<int>(recompute));
+    storage.place = static_cast<StatePlace>(static_cast<int>(place));
+    storage.host_units = static_cast<int64_t>(units);
   }
   return chosen;
 }
@@ -244,14 +237,14 @@ Run Run::start(RunPlan plan, ProcessGroup* group,
   prepare_programs(plan);
   check_for_group(plan, group);
   if (group != nullptr && group->rank() != 0) {
-    choose_by_memory(plan, {}, group);
+    choose_for_ranks(plan, {}, group);
     return Run(plan, group->broadcast("run directory", {}), group);
   }
   // Bad input is an error before the directory is created.
   check_adapters_have_model(plan);
   for (const TrainConfig& stage : plan.stages) parse_device(stage.device, "device");
   std::vector<StagePreview> preview = preview_plan(plan);
-  const std::string chosen = choose_by_memory(plan, preview, group);
+  const std::string chosen = choose_for_ranks(plan, preview, group);
   Run run(plan, make_directory(plan.output_dir), group);
   if (!chosen.empty()) logging::info(chosen);
   for (const StagePreview& stage : preview)
@@ -324,7 +317,7 @@ Run Run::resume_plan(RunPlan plan, const std::string& dir, const std::string& st
   // The configuration of a run has numbers; an override may set them to auto again.
   std::vector<StagePreview> preview;
   if (has_auto(plan) && (group == nullptr || group->rank() == 0)) preview = preview_plan(plan);
-  const std::string chosen = choose_by_memory(plan, preview, group);
+  const std::string chosen = choose_for_ranks(plan, preview, group);
   Run run(plan, dir, group);
   if (!chosen.empty()) logging::info(chosen);
   run.start_ = start;

@@ -199,17 +199,6 @@ std::string weights_path(const std::string& dir) {
   return path;
 }
 
-// Calls read() and adds the path to its errors.
-template <class Read>
-auto with_path(const std::string& path, const Read& read) {
-  try {
-    return read();
-  } catch (const InputError& e) {
-    const std::string message = e.what();
-    throw InputError(message.starts_with(path) ? message : str(path, ": ", message));
-  }
-}
-
 // Names and shapes of the adapters of a model.
 std::vector<std::pair<std::string, Shape>> adapter_shapes(const ModelConfig& config) {
   std::vector<std::pair<std::string, Shape>> out;

@@ -272,14 +272,11 @@ std::string explain_no_model(const std::string& path) {
 ModelConfig load_config(const std::string& dir) {
   const std::string path = dir + "/config.json";
   ModelConfig config;
-  try {
+  with_path(path, [&] {
     const Json json = parse_json(read_input_file(path), path);
     config = with_places(json, path, [&] { return ModelConfig::from_json(json); });
     config.resolve();
-  } catch (const InputError& e) {
-    const std::string message = e.what();
-    throw InputError(message.starts_with(path) ? message : str(path, ": ", message));
-  }
+  });
   if (!config.tie_embeddings || !has_own_head(dir)) return config;
   config.tie_embeddings = false;
   if (!config.file.is_null()) config.file.set("tie_word_embeddings", false);
@@ -288,7 +285,7 @@ ModelConfig load_config(const std::string& dir) {
 
 void load_weights(Transformer& model, const std::string& dir, const std::string& stem) {
   const SafetensorsFolder folder(dir, stem);
-  // Earlier versions saved all models made here under the names of their parameters.
+  // Version 0.1.0 saved all models made here under the names of their parameters.
   const bool own_names =
       model.config().file.is_null() && folder.find(model.parameters()[0].name) != nullptr;
   const auto rules = own_names ? std::vector<TensorRule>() : tensor_rules(model.config());

@@ -16,11 +16,6 @@ enum class Schedule { kCosine, kLinear, kConstant };
 inline constexpr EnumName<Schedule> kScheduleNames[] = {{Schedule::kCosine, "cosine"},
                                                         {Schedule::kLinear, "linear"},
                                                         {Schedule::kConstant, "constant"}};
-// Storage of the f32 masters of bf16 weights. It has no effect any more: masters are always split
-// into the weight and the 16 bits that complete it. The key stays for existing configurations.
-enum class MasterKind { kSplit, kF32 };
-inline constexpr EnumName<MasterKind> kMasterKindNames[] = {{MasterKind::kSplit, "split"},
-                                                            {MasterKind::kF32, "f32"}};
 // The dtype of AdamW's moments: the accumulation dtype, or bf16, stochastically rounded.
 enum class MomentKind { kF32, kBF16 };
 inline constexpr EnumName<MomentKind> kMomentKindNames[] = {{MomentKind::kF32, "f32"},
@@ -32,7 +27,6 @@ enum class StatePlace { kDevice, kHost, kAuto };
 inline constexpr EnumName<StatePlace> kStatePlaceNames[] = {
     {StatePlace::kDevice, "device"}, {StatePlace::kHost, "host"}, {StatePlace::kAuto, "auto"}};
 struct OptimizerStorage {
-  MasterKind master = MasterKind::kSplit;
   MomentKind moments = MomentKind::kF32;
   StatePlace place = StatePlace::kAuto;
   int64_t host_units = 0;
@@ -42,9 +36,6 @@ struct OptimizerStorage {
            (host_units == 0 || static_cast<int64_t>(unit) < host_units);
   }
   void visit(ConfigVisitor& v) {
-    v.choice("master", master, kMasterKindNames,
-             "does nothing: f32 masters of bf16 weights are always stored as 16 bits beside the "
-             "weight");
     v.choice("moments", moments, kMomentKindNames,
              "AdamW's moments: f32 (f64 beside dtype f64), or bf16 with stochastic rounding, 4 "
              "bytes less a parameter");

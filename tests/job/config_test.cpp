@@ -148,8 +148,7 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "    max_completion_length: 6\n"
       "    max_concurrent: 2\n"
       "    stop_tokens: [1, 2]\n"
-      "    dtype: f32\n    optimizer: {master: f32, moments: bf16, place: host, "
-      "host_units: 3}\n"
+      "    dtype: f32\n    optimizer: {moments: bf16, place: host, host_units: 3}\n"
       "    epsilon: 0.1\n"
       "    epsilon_high: 0.28\n"
       "    dual_clip: 3.5\n"
@@ -276,10 +275,6 @@ TEST_F(Plans, KeysWithoutEffectGiveWarnings) {
     ASSERT_EQ(moves.size(), 1u) << keys;
     EXPECT_EQ(moves[0].find(start), 0u) << moves[0];
   }
-  EXPECT_TRUE(warnings("optimizer: {master: split}\n").empty());
-  const auto master = warnings("optimizer: {master: f32}\n");
-  ASSERT_EQ(master.size(), 1u);
-  EXPECT_EQ(master[0].find("optimizer.master: does nothing; "), 0u);
 }
 
 TEST_F(Plans, TheModelWithoutAdaptersIsNoReferenceThatMoves) {

@@ -410,7 +410,7 @@ TEST_F(Datasets, ALaterStageCountsProblemsThatEarlierOnesTrainedOn) {
   TrainConfig later = jsonl(TrainerType::kGrpo, sums()), earlier = later;
   later.data.jsonl.prompt = "{prompt}?";
   const auto leak = [&] {
-    return held_out_leak(load_dataset(later, make_char_tokenizer("0123456789+=?")), {&earlier, 1});
+    return held_out_leak(load_dataset(later, make_char_tokenizer("0123456789+=?")), {earlier});
   };
   // By their lines, although their prompts differ.
   std::string text = leak();

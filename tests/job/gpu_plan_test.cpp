@@ -1,6 +1,6 @@
 // Plans for GPUs that this machine does not have, and the estimate behind them beside measured
 // peaks of bench/results/h200.md.
-#include "job/gpu_plan.h"
+#include "job/memory_plan.h"
 
 #include "tests/job/small_runs.h"
 

@@ -1,15 +1,14 @@
 // micro_batch_tokens: auto.
 #include <filesystem>
 
-#include "job/preview.h"
+#include "job/memory_plan.h"
 #include "tests/job/small_runs.h"
 
 namespace cohort::test {
 namespace {
 
-int64_t peak_of(const TrainConfig& config, StagePreview stage, int64_t ranks) {
-  stage.model.recompute = config.model.recompute;
-  return estimate_memory(stage.model, config.dtype, step_size(config, stage, ranks).memory).peak();
+int64_t peak_of(const TrainConfig& config, const StagePreview& stage, int64_t ranks) {
+  return memory_of(config, stage, ranks).peak();
 }
 
 TEST(MicroBatches, AreAsLargeAsTheMemoryAllows) {
@@ -27,7 +26,8 @@ TEST(MicroBatches, AreAsLargeAsTheMemoryAllows) {
   for (double available = 1e9; available > 1e3; available /= 1.03) {
     TrainConfig config = asked;
     const auto bytes = static_cast<int64_t>(available);
-    const std::string chosen = choose_micro_batch(config, stage, kRanks, bytes);
+    const std::string chosen =
+        choose_by_memory(config, stage, kRanks, {.device = bytes}).micro_batch;
     const int64_t now = *config.batch.micro_batch_tokens;
     SCOPED_TRACE(chosen);
     EXPECT_TRUE(chosen.starts_with(str(now, " tokens, model.recompute: ")));
@@ -68,7 +68,7 @@ TEST(MicroBatches, NeverHaveMoreThanARanksTokens) {
   const StagePreview stage = preview_plan(plan)[0];
   for (const int64_t ranks : {1, 2, 4}) {
     TrainConfig config = plan.stages[0];
-    choose_micro_batch(config, stage, ranks, int64_t{1} << 40);
+    choose_by_memory(config, stage, ranks, {.device = int64_t{1} << 40});
     const int64_t all = step_size(config, stage, ranks).tokens;
     EXPECT_EQ(*config.batch.micro_batch_tokens, (all + ranks - 1) / ranks);
   }
@@ -83,7 +83,7 @@ TEST(MicroBatches, DoNotDependOnTheSequencesOfARolloutOnCuda) {
                                     {"micro_batch_tokens=auto", "device=cuda", "dtype=bf16",
                                      "num_generations=4096", concurrent});
     TrainConfig config = plan.stages[0];
-    choose_micro_batch(config, preview_plan(plan)[0], 1, 12'000'000);
+    choose_by_memory(config, preview_plan(plan)[0], 1, {.device = 12'000'000});
     return std::pair{*config.batch.micro_batch_tokens, config.model.recompute};
   };
   const auto few = chosen("few", "max_concurrent=1");
@@ -96,7 +96,7 @@ TEST(MicroBatches, GivenAsNumbersAreUnchanged) {
   const RunPlan plan =
       small_plan(dir, "run", kSmallCommon + kSmallSft + "micro_batch_tokens: 40\n");
   TrainConfig config = plan.stages[0];
-  EXPECT_EQ(choose_micro_batch(config, preview_plan(plan)[0], 1, 1), "");
+  EXPECT_EQ(choose_by_memory(config, preview_plan(plan)[0], 1, {.device = 1}).micro_batch, "");
   EXPECT_EQ(config.batch.micro_batch_tokens, 40);
   EXPECT_EQ(config.model.recompute, Recompute::kNone);
 }

@@ -1,5 +1,5 @@
 // optimizer.place: what `auto` chooses, and runs with the state on the host.
-#include "job/gpu_plan.h"
+#include "job/memory_plan.h"
 #include "tests/job/small_runs.h"
 
 namespace cohort::test {
@@ -35,7 +35,7 @@ TEST(Place, AutoKeepsOnTheDeviceWhatFits) {
     SCOPED_TRACE(gb);
     TrainConfig config = eight.config;
     const std::string chosen =
-        choose_place(config, eight.stage, 1, {.device = gb * kGb, .host = 100 * kGb});
+        choose_by_memory(config, eight.stage, 1, {.device = gb * kGb, .host = 100 * kGb}).place;
     const OptimizerStorage& storage = config.optimizer.storage;
     ASSERT_NE(storage.place, StatePlace::kAuto);
     EXPECT_EQ(chosen.empty(), storage.place == StatePlace::kDevice);
@@ -64,11 +64,13 @@ TEST(Place, AutoKeepsOnTheDeviceWhatFits) {
 TEST(Place, AutoKeepsTheStateOfAdaptersOnTheDevice) {
   EightBillion eight;
   eight.config.batch.micro_batch_tokens.reset();
-  eight.stage.model.recompute = Recompute::kNone;
-  eight.stage.model.lora.rank = 16;
+  eight.config.model.recompute = Recompute::kNone;
+  eight.config.model.lora.rank = 16;
   for (const int64_t gb : {40, 80}) {
     TrainConfig config = eight.config;
-    EXPECT_EQ(choose_place(config, eight.stage, 1, {.device = gb * kGb, .host = 100 * kGb}), "");
+    EXPECT_EQ(
+        choose_by_memory(config, eight.stage, 1, {.device = gb * kGb, .host = 100 * kGb}).place,
+        "");
     EXPECT_EQ(config.optimizer.storage.place, StatePlace::kDevice);
   }
 }
@@ -77,17 +79,18 @@ TEST(Place, AutoNeedsMemoryOfTheHost) {
   const EightBillion eight;
   for (const int64_t host : {20, 100}) {
     TrainConfig config = eight.config;
-    choose_place(config, eight.stage, 1, {.device = 76 * kGb, .host = host * kGb});
+    choose_by_memory(config, eight.stage, 1, {.device = 76 * kGb, .host = host * kGb});
     EXPECT_EQ(config.optimizer.storage.place, host == 20 ? StatePlace::kDevice : StatePlace::kHost);
   }
   // A place that is given stays; the CPU has one memory.
   TrainConfig given = eight.config;
   given.optimizer.storage.place = StatePlace::kDevice;
-  EXPECT_EQ(choose_place(given, eight.stage, 1, {.device = 76 * kGb, .host = 100 * kGb}), "");
+  EXPECT_EQ(choose_by_memory(given, eight.stage, 1, {.device = 76 * kGb, .host = 100 * kGb}).place,
+            "");
   EXPECT_EQ(given.optimizer.storage.place, StatePlace::kDevice);
   TrainConfig cpu = eight.config;
   cpu.device = "cpu";
-  EXPECT_EQ(choose_place(cpu, eight.stage, 1, {.device = kGb, .host = kGb}), "");
+  EXPECT_EQ(choose_by_memory(cpu, eight.stage, 1, {.device = kGb, .host = kGb}).place, "");
   EXPECT_EQ(cpu.optimizer.storage.place, StatePlace::kDevice);
 }
 

@@ -1,6 +1,7 @@
-#include "job/gpu_plan.h"
+#include "job/memory_plan.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "nn/kv_cache.h"
 
@@ -23,6 +24,16 @@ constexpr int64_t kUnknownHost = int64_t{1} << 60;
 constexpr int64_t kProcessBytes = 512 * kMiB;
 // The rank of adapters that a plan suggests.
 constexpr int64_t kSuggestedRank = 16;
+// Fraction of free memory that choices may take; kernels and libraries allocate the rest.
+constexpr double kChosenFraction = 0.9;
+
+// The model of the stage as `config` trains it.
+ModelConfig planned_model(const TrainConfig& config, const StagePreview& stage) {
+  ModelConfig model = stage.model;
+  model.recompute = config.model.recompute;
+  model.lora = config.model.lora;
+  return model;
+}
 
 int64_t free_bytes(const GpuProperties& gpu, int64_t ranks) {
   return gpu.memory - kCudaBytes - (ranks > 1 ? kNcclBytes : 0);
@@ -43,20 +54,94 @@ int64_t cache_tokens(const ModelConfig& model, int64_t bytes, DType dtype) {
 }
 
 // The memory of a rank with `free` bytes, of which the engine's cache takes its share.
-MemoryEstimate memory_with(const TrainConfig& config, const StagePreview& stage, int64_t ranks,
+MemoryEstimate memory_with(TrainConfig config, const StagePreview& stage, int64_t ranks,
                            int64_t free) {
-  ModelConfig model = stage.model;
-  model.recompute = config.model.recompute;
-  MemoryShape shape = step_size(config, stage, ranks).memory;
-  if (shape.rollout_sequences == 0) return estimate_memory(model, config.dtype, shape);
-  const int64_t limit = shape.max_cache_tokens;
-  shape.max_cache_tokens = shape.rollout_length;
-  const MemoryEstimate least = estimate_memory(model, config.dtype, shape);
-  const int64_t allowed = std::max<int64_t>(
-      1, cache_tokens(model, fraction_of(config.rollout.memory_fraction, free - least.persistent()),
-                      config.dtype));
-  shape.max_cache_tokens = limit > 0 ? limit : allowed;
-  return estimate_memory(model, config.dtype, shape);
+  const int64_t persistent = memory_of(config, stage, ranks, CacheSize::kSequence).persistent(),
+                share = fraction_of(config.rollout.memory_fraction, free - persistent);
+  if (config.rollout.max_cache_tokens == 0)
+    config.rollout.max_cache_tokens =
+        std::max<int64_t>(1, cache_tokens(stage.model, share, config.dtype));
+  return memory_of(config, stage, ranks);
+}
+
+// The number nearest to `bad` that is still good. `good` counts as good, `bad` as bad.
+template <class Good>
+int64_t bisect(int64_t good, int64_t bad, const Good& is_good) {
+  while (std::abs(bad - good) > 1) {
+    const int64_t middle = (good + bad) / 2;
+    (is_good(middle) ? good : bad) = middle;
+  }
+  return good;
+}
+
+std::string choose_micro_batch(TrainConfig& config, const StagePreview& stage, int64_t ranks,
+                               int64_t available) {
+  if (config.batch.micro_batch_tokens) return "";
+  constexpr int64_t kUnit = 1024, kMost = 32768;
+  // On CUDA an update uses the memory of the cache, which adapts to what is free.
+  const CacheSize cache =
+      device_named(config.device, "device").is_cuda() ? CacheSize::kSequence : CacheSize::kRollout;
+  // Returns true if micro batches of `tokens` tokens fit. Sets config to the tokens clamped to at
+  // least a sequence and at most a rank's part of the step, and `peak` to their memory.
+  int64_t peak = 0;
+  const auto fits = [&](int64_t tokens) {
+    config.batch.micro_batch_tokens = tokens;
+    config.batch.micro_batch_tokens = step_size(config, stage, ranks).memory.micro_batch_tokens;
+    peak = memory_of(config, stage, ranks, cache).peak();
+    return peak <= fraction_of(kChosenFraction, available);
+  };
+  Recompute& recompute = config.model.recompute;
+  while (recompute != Recompute::kBlock && !fits(kMicroBatchTokens))
+    recompute = static_cast<Recompute>(static_cast<int>(recompute) + 1);
+  const int64_t units =
+      bisect(0, kMost / kUnit + 1, [&](int64_t count) { return fits(count * kUnit); });
+  const bool any = fits(std::max<int64_t>(1, units * kUnit));
+  return str(*config.batch.micro_batch_tokens,
+             " tokens, model.recompute: ", kRecomputeNames[static_cast<size_t>(recompute)].name,
+             "; estimated ", mib(peak), " of ", mib(available), " free",
+             any ? "" : ", which is too little");
+}
+
+std::string choose_place(TrainConfig& config, const StagePreview& stage, int64_t ranks,
+                         const FreeMemory& free) {
+  OptimizerStorage& storage = config.optimizer.storage;
+  if (storage.place != StatePlace::kAuto) return "";
+  storage.place = StatePlace::kDevice;
+  storage.host_units = 0;
+  const Device device = device_named(config.device, "device");
+  if (!device.is_cuda()) return "";
+  const auto fits = [&](const TrainConfig& tried, CacheSize cache) {
+    return memory_of(tried, stage, ranks, cache).peak() <=
+           fraction_of(kChosenFraction, free.device);
+  };
+  TrainConfig on_device = config, on_host = config;
+  on_host.optimizer.storage.place = StatePlace::kHost;
+  for (TrainConfig* tried : {&on_device, &on_host})
+    choose_micro_batch(*tried, stage, ranks, free.device);
+  const bool recomputes_blocks =
+      on_device.model.recompute == Recompute::kBlock && config.model.recompute != Recompute::kBlock;
+  // The state of adapters is so small that its place may change nothing.
+  const bool host_changes_nothing =
+      on_host.model.recompute == on_device.model.recompute &&
+      on_host.batch.micro_batch_tokens == on_device.batch.micro_batch_tokens;
+  if (fits(on_device, CacheSize::kSequence) && (!recomputes_blocks || host_changes_nothing))
+    return "";
+  int64_t& units = on_host.optimizer.storage.host_units;
+  const auto pinned = [&] {
+    return optimizer_bytes(on_host.optimizer, stage.model, config.dtype, device).pinned;
+  };
+  if (!fits(on_host, CacheSize::kSequence) || pinned() > fraction_of(kChosenFraction, free.host))
+    return "";
+  // With the state of `good` units on the host all fits, or all are there.
+  const int64_t all = num_units(stage.model), good = bisect(all, 0, [&](int64_t count) {
+                                                units = count;
+                                                return fits(on_host, CacheSize::kRollout);
+                                              });
+  units = good == all ? 0 : good;
+  storage = on_host.optimizer.storage;
+  return str("host, for ", good, " of the model's ", all, " units: ", mib(pinned()),
+             " of page-locked memory, which an update streams in about ",
+             std::round(10 * streaming_seconds(pinned())) / 10, " s");
 }
 
 // The overrides that make `given` from the stage's configuration.
@@ -112,17 +197,68 @@ constexpr GemmSize kGemmSizes[] = {
 
 }  // namespace
 
+StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t ranks) {
+  StepSize out{.longest_sequence = stage.lengths.longest_sequence - 1};
+  MemoryShape& memory = out.memory;
+  memory.device = device_named(config.device, "device");
+  if (config.batch.trainer == TrainerType::kGrpo) {
+    const int64_t of_rank =
+        ceil_div(config.batch.prompts_per_step, ranks) * config.batch.num_generations;
+    memory.rollout_length =
+        config.sampling.max_length(stage.lengths.longest_prompt, stage.model.context);
+    out.longest_sequence = memory.rollout_length - 1;
+    out.tokens = config.batch.completions_per_step() * out.longest_sequence;
+    memory.rollout_sequences = config.rollout.concurrent(of_rank);
+    memory.rollout_prefill_tokens =
+        std::min(kPrefillTokens, memory.rollout_sequences * stage.lengths.longest_prompt);
+    memory.max_cache_tokens = config.rollout.max_cache_tokens;
+    if (config.grpo.beta > 0 && config.model.lora.rank == 0)
+      memory.reference = MemoryShape::Reference::kHeld;
+  } else {
+    out.tokens = static_cast<int64_t>(static_cast<double>(config.batch.batch_size) *
+                                      (stage.lengths.mean_sequence - 1));
+  }
+  const OptimizerBytes optimizer =
+      optimizer_bytes(config.optimizer, planned_model(config, stage), config.dtype, memory.device);
+  memory.optimizer = optimizer.memory;
+  memory.optimizer_workspace = optimizer.workspace;
+  memory.micro_batch_tokens = std::min(std::max(config.batch.micro_batch(), out.longest_sequence),
+                                       ceil_div(out.tokens, ranks));
+  return out;
+}
+
+MemoryEstimate memory_of(const TrainConfig& config, const StagePreview& stage, int64_t ranks,
+                         CacheSize cache) {
+  MemoryShape shape = step_size(config, stage, ranks).memory;
+  if (cache == CacheSize::kSequence) shape.max_cache_tokens = shape.rollout_length;
+  return estimate_memory(planned_model(config, stage), config.dtype, shape);
+}
+
+MemoryChoice choose_by_memory(TrainConfig& config, const StagePreview& stage, int64_t ranks,
+                              const FreeMemory& free) {
+  std::string place = choose_place(config, stage, ranks, free);
+  return {choose_micro_batch(config, stage, ranks, free.device), std::move(place)};
+}
+
+int64_t updates_per_step(const TrainConfig& config) {
+  return config.batch.trainer == TrainerType::kGrpo ? config.grpo.updates_per_step() : 1;
+}
+
+std::string slow_streaming(double streaming_seconds, double other_seconds) {
+  if (streaming_seconds <= 0.5 * other_seconds) return "";
+  const auto text = [](double seconds) { return std::round(100 * seconds) / 100; };
+  return str("optimizer state on the host: ", text(streaming_seconds), " s beside ",
+             text(other_seconds), " s of an update; hint: more tokens an update");
+}
+
 GpuPlan plan_for_gpu(const TrainConfig& config, const StagePreview& stage, int64_t ranks,
                      const GpuProperties& gpu) {
   const int64_t free = free_bytes(gpu, ranks) / config.ranks;
   GpuPlan plan{.usable = fraction_of(kUsable, free)};
   // True if `tried` fits, which becomes the plan's configuration.
   const auto fits = [&](TrainConfig tried) {
-    StagePreview with_adapters = stage;
-    with_adapters.model.lora = tried.model.lora;
-    choose_place(tried, with_adapters, ranks, {.device = free, .host = kUnknownHost});
-    choose_micro_batch(tried, with_adapters, ranks, free);
-    plan.memory = memory_with(tried, with_adapters, ranks, free);
+    choose_by_memory(tried, stage, ranks, {.device = free, .host = kUnknownHost});
+    plan.memory = memory_with(tried, stage, ranks, free);
     plan.config = std::move(tried);
     return plan.memory.peak() <= plan.usable;
   };

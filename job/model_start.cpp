@@ -1,0 +1,296 @@
+#include "job/model_start.h"
+
+#include <filesystem>
+
+#include "core/log.h"
+#include "core/sizes.h"
+#include "data/data_check.h"
+#include "job/resources.h"
+#include "trainers/across_ranks.h"
+#include "trainers/sampling.h"
+
+namespace cohort {
+namespace {
+
+// Path of the checkpoint to resume from; "" if there is none. Rank 0 names it for all: the other
+// hosts may see an older directory.
+std::string checkpoint_of(const StageSetup& setup) {
+  const std::string checkpoints = setup.dir + "/checkpoints";
+  std::string name;
+  if (setup.is_main())
+    name =
+        std::filesystem::path(newest_checkpoint(checkpoints, setup.before).value_or("")).filename();
+  name = first_text(setup.comm, name);
+  if (name.empty()) return "";
+  const std::string path = str(checkpoints, "/", name);
+  if (path_exists(path)) return path;
+  throw InputError(str(path, ", from which rank 0 resumes, is not visible to rank ",
+                       setup.comm.rank(),
+                       "; hint: the run directory must be on a file system that "
+                       "all hosts share"));
+}
+
+// Reason why a stage that was saved as finished has nothing left to do under `config`: its steps
+// are done, or its last score reached eval.stop_at. "" if it has steps left.
+std::string why_finished(const TrainConfig& config, const TrainState& state) {
+  if (!state.finished) return "";
+  if (state.step >= config.batch.steps)
+    return str("step ", state.step, " of ", config.batch.steps, " is done");
+  if (config.eval.stop_at <= 0 || config.batch.trainer == TrainerType::kPretrain) return "";
+  const double score = last_score(state.report);
+  if (!(score >= config.eval.stop_at)) return "";
+  return str("its last score, ", score, ", reached eval.stop_at: ", config.eval.stop_at);
+}
+
+// Determines if a saved stage has anything left to do.
+void resume(const StageSetup& setup, const std::string& checkpoint, TrainState& state) {
+  const TrainConfig& config = setup.config;
+  const char* name = trainer_name(config.batch.trainer);
+  const std::string done = why_finished(config, state);
+  if (!done.empty()) {
+    const std::string hint = str("; to train on, resume with ", setup.steps_key,
+                                 "=N or another eval.stop_at, or start a run with init_from");
+    if (setup.is_main())
+      logging::info(name, " is finished, at step ", state.step, ": ", done,
+                    setup.fixed.empty() ? hint : "");
+    return;
+  }
+  // The planned steps of the saved stage if they are known and differ from those now planned; else
+  // 0. Version 0.1.0 did not save them.
+  int64_t planned = state.steps == 0 && state.finished ? state.step : state.steps;
+  if (planned == config.batch.steps) planned = 0;
+  if (!setup.fixed.empty() && (state.finished || planned > 0))
+    throw InputError(
+        str(name, " has ended at step ", state.step, " and cannot train on: ", setup.fixed));
+  state.finished = false;
+  if (!setup.is_main()) return;
+  if (planned > 0)
+    logging::info("steps: ", planned, " -> ", config.batch.steps, "; from step ", state.step,
+                  " on the learning rate follows the schedule of ", config.batch.steps, " steps");
+  logging::info("resuming ", name, " at step ", state.step, " from ", checkpoint);
+}
+
+LoadedModel load(const StageSetup& setup, const std::string& checkpoint) {
+  const TrainConfig& config = setup.config;
+  return load_model(checkpoint, config.model, config.data, config.dtype, setup.device);
+}
+
+// The model of init_from; an empty one without it.
+LoadedModel load_start(const StageSetup& setup) {
+  if (setup.config.init_from.empty()) return {};
+  return load_found(setup.config.init_from,
+                    [&](const std::string& from) { return load(setup, from); });
+}
+
+std::unique_ptr<Transformer> new_model(const StageSetup& setup, const ModelConfig& config) {
+  return std::make_unique<Transformer>(config, setup.config.dtype,
+                                       static_cast<uint64_t>(setup.config.seed), setup.device);
+}
+
+// Says that the base of new adapters must stay, if it is a checkpoint.
+void note_base(const AdapterBase& base) {
+  if (base.path.empty() || !path_exists(base.path + "/manifest.json")) return;
+  logging::info("lora: the base model is the checkpoint ", base.path,
+                ", which must stay; a run that trains on removes its old ones");
+}
+
+// Loads the data, and makes the model if none is loaded.
+void load_data(const StageSetup& setup, ModelStart& start, LoadedModel& loaded) {
+  const TrainConfig& config = setup.config;
+  TrainConfig recorded = config;
+  if (recorded.data.fingerprint.empty()) recorded.data.fingerprint = start.state.data_fingerprint;
+  start.data = load_dataset(recorded, std::move(loaded.tokenizer));
+  start.state.data_fingerprint = start.data.fingerprint;
+  if (loaded.model == nullptr) {
+    ModelConfig model = config.model;
+    model.vocab_size = start.data.tokenizer->vocab_size();
+    model.resolve();
+    loaded.model = new_model(setup, model);
+  }
+  const int64_t context = loaded.model->config().context;
+  const DataLengths lengths = check_data(config, start.data, context);
+  check_sampling(config.sampling, config.batch.trainer, *start.data.tokenizer,
+                 lengths.shortest_prompt, context);
+  if (!setup.is_main()) return;
+  log_data_usage(config, start.data, lengths);
+  if (start.state.finished) return;
+  if (const std::string leak =
+          held_out_leak(start.data, {setup.earlier.begin(), setup.earlier.end()});
+      !leak.empty())
+    logging::warn(leak);
+  for (const std::string& warning : config.warnings()) logging::warn(warning);
+}
+
+void make_learner(const StageSetup& setup, ModelStart& start, std::unique_ptr<Transformer> model) {
+  const TrainConfig& config = setup.config;
+  if (setup.device.is_cuda())
+    start.pinned =
+        optimizer_bytes(config.optimizer, model->config(), config.dtype, setup.device).pinned;
+  if (const int64_t free = free_memory(Device{}); start.pinned > free)
+    throw InputError(str("optimizer.place: host needs ", mib(start.pinned),
+                         " of page-locked memory, and ", mib(free),
+                         " are free; hint: optimizer.place=device, optimizer.moments=bf16, or a "
+                         "smaller optimizer.host_units"));
+  Stopwatch clock;
+  start.learner = std::make_unique<Learner>(std::move(model), config.optimizer, setup.comm,
+                                            static_cast<uint64_t>(config.seed));
+  if (start.pinned > 0 && setup.is_main())
+    logging::info("optimizer.place: host: ", mib(start.pinned),
+                  " of page-locked memory, locked in ", score_text(clock.lap(), 1), " s");
+}
+
+// Sets the environment and the criterion, and loads eval.sets, of the files of the stage's start.
+void load_problems(const StageSetup& setup, ModelStart& start) {
+  const TrainConfig& config = setup.config;
+  Dataset& data = start.data;
+  start.environment = environment_of(config.environment, config.data, *data.tokenizer);
+  const std::string changed = changed_turns(config.environment, config.data, *data.tokenizer);
+  if (setup.is_main() && !changed.empty())
+    logging::info("environment: ", changed, "; such turns stay as they were sampled");
+  EvalConfig eval = config.eval;
+  for (EvalSetConfig& set : eval.sets)
+    if (const std::string* sum = start.state.set_fingerprints.find_text(set.name);
+        sum != nullptr && set.fingerprint.empty())
+      set.fingerprint = *sum;
+  start.correct = correctness_of(config.eval.correct, config.rewards, data.task);
+  start.sets = load_eval_sets({eval, config, config.rewards, start.correct}, data,
+                              start.learner->model().config().context);
+  start.state.set_fingerprints = {};
+  for (const EvalSet& set : start.sets) {
+    start.state.set_fingerprints.set(set.name, set.fingerprint);
+    if (setup.is_main() && !set.too_long.empty())
+      logging::info("data.too_long: eval.sets, ", set.name, ": ", set.too_long);
+  }
+}
+
+// Checksum over tensor names and contents.
+uint64_t checksum_of(const std::vector<TensorSource>& sources) {
+  uint64_t sum = 0;
+  for (const TensorSource& source : sources) {
+    const Tensor host = source.make().contiguous().to(Device{});  // one at a time
+    sum = checksum(source.name, sum);
+    sum = checksum({static_cast<const char*>(host.raw()), static_cast<size_t>(host.nbytes())}, sum);
+  }
+  return sum;
+}
+
+// Checksum over the weights that are trained: frozen ones have a fingerprint.
+uint64_t checksum_of(const Transformer& model) {
+  std::vector<TensorSource> out;
+  for (const NamedParameter& p : model.parameters())
+    if (p.trained()) out.push_back({.name = p.name, .make = [&p] { return p.value; }});
+  return checksum_of(out);
+}
+
+// Throws InputError on every rank, naming the first rank and part that differ from those of rank 0.
+void check_equal_starts(Communicator& comm, const ModelStart& start) {
+  if (comm.size() == 1) return;
+  std::string data = start.data.fingerprint;
+  for (const EvalSet& set : start.sets) data += set.fingerprint;
+  for (const auto& [name, content] : start.data.tokenizer->files()) data += name + content;
+  const Transformer &model = start.learner->model(), *reference = start.reference->policy().model;
+  const std::pair<const char*, uint64_t> parts[] = {
+      {"weights", checksum_of(model)},
+      {"optimizer state", checksum_of(start.learner->optimizer().state_sources())},
+      {"data", checksum(data)},
+      {"reference weights",
+       reference == nullptr || reference == &model ? 0 : checksum_of(*reference)}};
+  const auto ranks = static_cast<size_t>(comm.size()), count = std::size(parts);
+  std::vector<std::string> all(ranks * count);
+  for (size_t i = 0; i < count; ++i)
+    all[static_cast<size_t>(comm.rank()) * count + i] = str(parts[i].second);
+  all = gather_texts(comm, all);
+  for (size_t i = count; i < all.size(); ++i)
+    if (all[i] != all[i % count])
+      throw InputError(str("the ranks do not start alike: rank ", i / count, " has other ",
+                           parts[i % count].first,
+                           " than rank 0; hint: all hosts must see the same files and run the "
+                           "same build on the same kind of processor"));
+}
+
+}  // namespace
+
+Reference::Reference(const StageSetup& setup, const Transformer& model,
+                     const std::string& checkpoint)
+    : config_(setup.config), trained_(model) {
+  const bool has_adapters = model.config().lora.rank > 0;
+  if (policy().model == nullptr || (has_adapters && config_.grpo.reference == ReferenceType::kBase))
+    return;
+  const std::string training = checkpoint.empty() ? "" : training_folder(checkpoint);
+  if (has_adapters) {
+    const std::string saved = training + "/reference.safetensors";
+    adapters_ = checkpoint.empty()   ? model.adapters()
+                : path_exists(saved) ? load_adapter_tensors(model, saved)
+                                     : load_start(setup).model->adapters();
+    return;
+  }
+  if (checkpoint.empty() || SafetensorsFolder::exists(training, "reference")) {
+    model_ =
+        std::make_unique<Transformer>(model.config(), config_.dtype, std::nullopt, setup.device);
+    if (checkpoint.empty())
+      model_->copy_from(model);
+    else
+      load_weights(*model_, training, "reference");
+    return;
+  }
+  try {
+    model_ = load_start(setup).model;
+  } catch (const InputError& e) {
+    throw InputError(str("beta: ", checkpoint,
+                         " has no reference, as the stage had beta 0 when it began, and the "
+                         "weights it began with cannot be read (",
+                         e.what(), "); hint: resume with beta=0, or restore ", config_.init_from));
+  }
+  const bool is_new = model_ == nullptr;
+  if (is_new) model_ = new_model(setup, model.config());
+  if (setup.is_main())
+    logging::info("beta: ", checkpoint, " has no reference; it is ",
+                  is_new ? str("the new model of seed ", config_.seed)
+                         : str("read from ", config_.init_from, ", with which the stage began"));
+}
+
+ReferencePolicy Reference::policy() const {
+  if (config_.batch.trainer != TrainerType::kGrpo || config_.grpo.beta == 0) return {};
+  if (model_ != nullptr) return {model_.get()};
+  if (adapters_.empty()) return {&trained_, Adapters::kOff};
+  return {&trained_, Adapters::kOn, &adapters_};
+}
+
+void Reference::follow(int64_t step) {
+  const int64_t every = config_.grpo.ref_sync_every;
+  if (every == 0 || step % every != 0 || policy().model == nullptr) return;
+  const auto weights_of = [](const Transformer& model) {
+    std::vector<Tensor> out;
+    for (const NamedParameter& p : model.parameters()) out.push_back(p.value);
+    return out;
+  };
+  const double alpha = config_.grpo.ref_sync_alpha;
+  if (model_ != nullptr)
+    mix_weights(weights_of(*model_), weights_of(trained_), alpha);
+  else
+    mix_weights(adapters_, trained_.adapters(), alpha);
+}
+
+ModelStart::ModelStart(const StageSetup& setup) : checkpoint(checkpoint_of(setup)) {
+  const int64_t steps = setup.config.batch.steps;
+  if (!checkpoint.empty()) {
+    state = load_state(checkpoint);
+    resume(setup, checkpoint, state);
+  }
+  state.steps = steps;
+  if (state.planned_steps.empty() || state.planned_steps.back() < steps)
+    state.planned_steps.push_back(steps);
+  LoadedModel loaded = checkpoint.empty() ? load_start(setup) : load(setup, checkpoint);
+  state.base = loaded.base;
+  if (setup.is_main() && checkpoint.empty()) note_base(state.base);
+  load_data(setup, *this, loaded);
+  reference.emplace(setup, *loaded.model, checkpoint);
+  make_learner(setup, *this, std::move(loaded.model));
+  if (!checkpoint.empty())
+    learner->optimizer().load(
+        SafetensorsFile(training_folder(checkpoint) + "/optimizer.safetensors"), state.updates);
+  if (setup.config.batch.trainer != TrainerType::kPretrain) load_problems(setup, *this);
+  check_equal_starts(setup.comm, *this);
+}
+
+}  // namespace cohort

@@ -1,0 +1,80 @@
+// The inputs of a stage, and what it starts from: data, model, optimizer and state of the newest
+// checkpoint, of init_from, or new ones; and the reference policy of GRPO.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/non_copyable.h"
+#include "data/dataset.h"
+#include "job/checkpoint.h"
+#include "job/config.h"
+#include "job/report.h"
+#include "trainers/grpo_step.h"
+#include "trainers/learner.h"
+
+namespace cohort {
+
+struct StageSetup {
+  const TrainConfig& config;
+  std::string dir;  // metrics.jsonl, completions.jsonl, event files, checkpoints/, trace.json
+  Communicator& comm;
+  Reporter& reporter;             // used by rank 0 only; its exceptions end the stage
+  const std::atomic<bool>& stop;  // set by SIGINT and SIGTERM
+  Device device = {};             // this rank's device
+  // Resume from a checkpoint before this one; empty: from the newest.
+  std::string before = {};
+  // Reason why the finished stage cannot be extended; empty: it can.
+  std::string fixed = {};
+  std::string steps_key = "steps";            // the override that lengthens this stage alone
+  int64_t profile_steps = 0;                  // steps to trace, into trace.json
+  std::span<const TrainConfig> earlier = {};  // the stages before this one
+  // Called by rank 0 when updates have run out of memory and use smaller micro batches from now on.
+  std::function<void(int64_t micro_batch_tokens)> record_micro_batch = [](int64_t) {};
+  // Replays steps in place of training: nothing is evaluated or written.
+  StepJournal* replay = nullptr;
+  const std::string* plan = nullptr;  // for the journal of rank 0, see Journal
+  bool is_main() const { return comm.rank() == 0; }
+};
+
+// The policy that the KL term refers to: the model at the start of the stage, moved by
+// ref_sync_every, or the base of its adapters.
+class Reference : NonCopyable {
+ public:
+  // For the training of `model`, which has been loaded from `checkpoint`; empty: the stage is new,
+  // and begins with it. A checkpoint has the reference if beta was above 0 when it was saved.
+  Reference(const StageSetup& setup, const Transformer& model, const std::string& checkpoint);
+  // Without a model unless this is grpo with beta > 0.
+  ReferencePolicy policy() const;
+  // Moves it towards the model in training if that is due after step `step`.
+  void follow(int64_t step);
+
+ private:
+  const TrainConfig& config_;
+  const Transformer& trained_;
+  std::unique_ptr<Transformer> model_;  // unless the model has adapters
+  std::vector<Tensor> adapters_;        // those of the start
+};
+
+struct ModelStart : NonCopyable {
+  // Loads data and model: from the newest checkpoint in `dir` if there is one (resume), else from
+  // init_from, else fresh. Throws InputError on ranks that do not start alike.
+  explicit ModelStart(const StageSetup& setup);
+
+  std::string checkpoint;  // that the stage is resumed from; empty: a new stage
+  TrainState state;
+  Dataset data;
+  std::unique_ptr<Environment> environment;
+  Correctness correct;
+  std::vector<EvalSet> sets;  // eval.sets
+  std::unique_ptr<Learner> learner;
+  std::optional<Reference> reference;
+  int64_t pinned = 0;  // bytes of optimizer state in page-locked memory
+};
+
+}  // namespace cohort

@@ -1,0 +1,111 @@
+#include "job/score_keeper.h"
+
+#include <cmath>
+
+#include "core/log.h"
+
+namespace cohort {
+namespace {
+
+// Ties in the score are broken by the lower loss; an unmeasured score ranks below all others.
+bool is_best(double score, double loss, const TrainState& state) {
+  if (std::isnan(score) && std::isnan(loss)) return false;
+  if (state.best_step < 0) return true;
+  const auto rank = [](double value) { return std::isnan(value) ? -HUGE_VAL : value; };
+  if (rank(score) != rank(state.best)) return rank(score) > rank(state.best);
+  return !std::isnan(loss) && !(loss >= state.best_loss);
+}
+
+}  // namespace
+
+void ScoreKeeper::evaluate() {
+  const Evaluation evaluation = measure();
+  record(evaluation);
+  logs_.evaluation(evaluation);
+  if (warned_ || !setup_.is_main() || !std::isnan(evaluation.score) || evaluation.metrics.empty() ||
+      evaluation.rule.empty() || evaluation.failed() > 0)
+    return;
+  warned_ = true;
+  logging::warn(evaluation.measure, " is not measured: ", start_.correct.name,
+                " applies to none of the ", start_.data.held_out.size(),
+                " held-out problems; hint: another eval.correct.reward");
+}
+
+Evaluation ScoreKeeper::measure() {
+  Evaluation out{.step = state_.step, .score = std::nan("")};
+  Stopwatch clock;
+  const Dataset& data = start_.data;
+  // Before the first step a signal has nothing to save, and ends the process.
+  const std::atomic<bool>* stop = state_.is_new() ? nullptr : &setup_.stop;
+  if (config_.batch.trainer == TrainerType::kPretrain) {
+    out.measure = "validation loss";
+    if (data.held_out_text.size() < 2) return out;
+    const double loss = evaluate_text(
+        start_.learner->model(), data.held_out_text, config_.eval.tokens,
+        start_.learner->micro_batch_tokens(config_.batch.micro_batch()), setup_.comm, stop);
+    out.metrics = {{"val_loss", loss}};
+    out.score = -loss;
+  } else {
+    const Correctness& correct = start_.correct;
+    out.measure = correct.measure();
+    out.rule = correct.rule();
+    ProblemEvaluation problems{engine_, data, correct, config_, state_.step, stop};
+    problems.dialogue = dialogue();
+    if (!data.held_out.empty()) {
+      ProblemScores scores = evaluate_problems(problems, setup_.comm);
+      out.metrics = std::move(scores.metrics);
+      out.samples = std::move(scores.samples);
+      out.score = out.metrics.front().second;
+    }
+    for (const EvalSet& set : start_.sets) {
+      if (set.name == config_.eval.best) out.best_set = std::ssize(out.sets);
+      ProblemScores scores = evaluate_set(set, problems, setup_.comm);
+      out.sets.push_back({set.name, str(set.name, "/", set.correct.measure()),
+                          std::move(scores.metrics), std::move(scores.samples)});
+    }
+    if (out.empty()) return out;
+  }
+  out.seconds = clock.lap("evaluation");
+  return out;
+}
+
+void ScoreKeeper::record(const Evaluation& evaluation) {
+  state_.evaluated_step = state_.step;
+  if (evaluation.empty()) return;  // nothing is held out
+  // Scores of another measure are not comparable.
+  const Json& last = state_.report.get_or_null("last");
+  if (const Json& measure =
+          last.get_or_null(last.find("best_measure") != nullptr ? "best_measure" : "measure");
+      !measure.is_null() && measure.as_string() != evaluation.best_measure())
+    state_.best_step = -1;
+  if (evaluation.failed() == 0) {
+    warn_of_collapse(evaluation);
+    const double score = evaluation.best_score();
+    const double loss = evaluation.metrics.find("val_loss").value_or(std::nan(""));
+    if (is_best(score, loss, state_)) {
+      state_.best = score;
+      state_.best_loss = loss;
+      state_.best_step = state_.step;
+    }
+    reached_ = config_.eval.stop_at > 0 && evaluation.score >= config_.eval.stop_at &&
+               config_.batch.trainer != TrainerType::kPretrain;
+  }
+  if (state_.report.find("first") == nullptr) state_.report.set("first", score_json(evaluation));
+  state_.report.set("last", score_json(evaluation));
+}
+
+// Warns of a drop to less than half of the best score that is larger than sampling noise.
+void ScoreKeeper::warn_of_collapse(const Evaluation& evaluation) {
+  const double best = state_.best, score = evaluation.best_score();
+  if (evaluation.rule.empty() || state_.best_step < 0 || std::isnan(score) || std::isnan(best))
+    return;
+  const double problems = evaluation.best_metrics().at("problems");
+  const double error = std::sqrt((best * (1 - best) + score * (1 - score)) / problems);
+  const bool collapsed = score < best / 2 && best - score > 2 * error;
+  if (collapsed && !collapsed_)
+    logs_.warn(str("step ", state_.step, ": ", evaluation.best_measure(), " has collapsed to ",
+                   score_text(score, 4), "; hint: a lower learning_rate"));
+  collapsed_ = collapsed;
+}
+
+}  // namespace cohort
