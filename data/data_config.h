@@ -129,7 +129,7 @@ struct BatchConfig {
   // (grpo) A step has prompts_per_step * num_generations completions.
   int64_t prompts_per_step = 32;
   int64_t num_generations = 8;
-  // Tokens per forward and backward; no result depends on it. None: choose_micro_batch() decides.
+  // Tokens per forward and backward; no result depends on it. None: choose_by_memory() decides.
   std::optional<int64_t> micro_batch_tokens = kMicroBatchTokens;
 
   // The default if micro_batch_tokens is "auto" and not yet chosen.

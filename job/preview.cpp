@@ -5,7 +5,6 @@
 #include <set>
 
 #include "core/log.h"
-#include "core/sizes.h"
 #include "job/checkpoint.h"
 #include "rl/process_spawner.h"
 #include "text/utf8.h"

@@ -106,7 +106,11 @@ bool holds_run(const std::string& dir) {
   return false;
 }
 
-void check_for_group(const RunPlan& plan, ProcessGroup* group) {
+// Starts the watchdog and the programs of a plan. Throws InputError if `group` cannot run it.
+void prepare(const RunPlan& plan, ProcessGroup* group) {
+  set_watchdog(plan.stages[0]);
+  begin_activity("preparing the run");
+  prepare_programs(plan);
   if (group == nullptr) return;
   for (const TrainConfig& config : plan.stages) {
     if (config.ranks != 1)
@@ -232,10 +236,7 @@ Run Run::create(RunPlan plan, ProcessGroup* group) {
 
 Run Run::start(RunPlan plan, ProcessGroup* group,
                std::string (*make_directory)(const std::string& wanted)) {
-  set_watchdog(plan.stages[0]);
-  begin_activity("preparing the run");
-  prepare_programs(plan);
-  check_for_group(plan, group);
+  prepare(plan, group);
   if (group != nullptr && group->rank() != 0) {
     choose_for_ranks(plan, {}, group);
     return Run(plan, group->broadcast("run directory", {}), group);
@@ -309,10 +310,7 @@ Run Run::resume(const std::string& run_dir, std::span<const std::string> overrid
 
 Run Run::resume_plan(RunPlan plan, const std::string& dir, const std::string& start,
                      ProcessGroup* group) {
-  set_watchdog(plan.stages[0]);
-  begin_activity("preparing the run");
-  prepare_programs(plan);
-  check_for_group(plan, group);
+  prepare(plan, group);
   check_stages(plan);
   // The configuration of a run has numbers; an override may set them to auto again.
   std::vector<StagePreview> preview;

@@ -43,6 +43,7 @@ TEST_F(Plans, KeysOfOtherTrainersAreExplainedInTheirOwnFiles) {
   expect("sync_ref_model: yes", "it is 'ref_sync_every' here: 0 is off");
   expect("optimizer: {learning_rate: 1}", "did you mean 'learning_rate' at top level?");
   expect("kk: 1", "unknown key 'kk'; hint: `cohort train --help` lists all keys");
+  expect("optimizer: {master: f32}", "unknown key 'optimizer.master'; hint: `cohort train --help`");
   expect("optimizer.moments: bf16", "in a file it is optimizer: {moments: ...}");
   expect_refused("data: {path: a.jsonl, train_batch_size: 8}\n",
                  "'data.path'; did you mean 'data.jsonl.path'?");
