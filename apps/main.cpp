@@ -178,7 +178,7 @@ void add_train(CLI::App& app, int& code) {
   command
       .add_flag("--continue", options.continues,
                 "resume the run in output_dir if it is there, start it there if not: for launchers "
-                "that start a command again")
+                "that restart a command")
       ->excludes(resume);
   add_number(command, "--gpus", options.gpus,
              "train on the first N GPUs of this machine, one process each");
@@ -373,10 +373,10 @@ void add_report(CLI::App& app, int& code) {
 }
 
 void add_replay(CLI::App& app, int& code) {
-  auto [command, options] =
-      add_command(app, code, replay, "replay",
-                  "repeat a step of a GRPO run from its journal, and compare it to the bit; writes "
-                  "nothing, and starts no program of a reward or an environment");
+  auto [command, options] = add_command(
+      app, code, replay, "replay",
+      "replay a step of a GRPO run from its journal and check that it is bit-identical; writes "
+      "nothing, and starts no program of a reward or an environment");
   command.add_option("run", options.run, "directory of a run (its last GRPO stage) or of a stage")
       ->required();
   command.add_option("--step", options.step, "as in metrics.jsonl")->required();

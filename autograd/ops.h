@@ -1,6 +1,7 @@
 // Differentiable ops. Each is a kernel (kernels/, which has the formulas) plus a backward closure.
 #pragma once
 
+#include <array>
 #include <functional>
 
 #include "autograd/variable.h"
@@ -93,8 +94,14 @@ struct AttentionTerms {
   // The call with the values of the terms, as statistics.
   kernels::AttentionDesc added_to(kernels::AttentionDesc desc) const;
 };
-// -> [T, H D] with `padding` columns behind each row; see kernels/attention/attention.h. Adds the
-// terms to `desc`.
+// Attention, with the terms added to `desc` (kernels/attention/attention.h). views(tensors) has the
+// queries, keys and values as views of the inputs, of which there are one or three; from gradients
+// of the inputs it makes theirs. The result is y, as large as the queries, in any shape.
+using QkvViews = std::function<std::array<Tensor, 3>(std::span<const Tensor> tensors)>;
+Variable attention(std::span<const Variable> inputs, const QkvViews& views, Tensor y,
+                   const Tensor& cu_seqlens, const kernels::AttentionDesc& desc,
+                   const AttentionTerms& terms = {});
+// For qkv side by side -> [T, H D] with `padding` columns behind each row.
 Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqlens,
                    const kernels::AttentionDesc& desc, int64_t padding = 0,
                    const AttentionTerms& terms = {});

@@ -6,6 +6,7 @@
 
 #include "autograd/ops.h"
 #include "core/trace.h"
+#include "kernels/arguments.h"
 #include "kernels/matmul.h"
 
 namespace cohort {
@@ -17,15 +18,11 @@ using kernels::GradOut;
 // Checks the arguments that both passes share; returns the rows of logits that are held at a time.
 int64_t check_head(const Tensor& x, const Tensor& w, const Tensor& targets,
                    const kernels::HeadDesc& desc, const char* op) {
-  COHORT_CHECK(x.rank() == 2 && w.rank() == 2 && x.dim(1) == w.dim(1), "[", op,
-               "] expected x [T, C] and w [V, C], got ", x.str(), " and ", w.str());
+  kernels::ArgumentCheck(op)("[T, C] x; [V, C] w; i32 [T] targets", x, w, targets);
   COHORT_CHECK(desc.temperature > 0 && std::isfinite(desc.temperature), "[", op,
                "] expected a temperature above 0, got ", desc.temperature);
   COHORT_CHECK(desc.chunk_tokens >= 0, "[", op, "] expected chunk_tokens of 0 or more, got ",
                desc.chunk_tokens);
-  kernels::check_tensor(x, x.shape(), x.dtype(), op, "x", x.device());
-  kernels::check_tensor(w, w.shape(), x.dtype(), op, "w", x.device());
-  kernels::check_tensor(targets, {x.dim(0)}, DType::kI32, op, "targets", x.device());
   return kernels::head_chunk_tokens(w.dim(0), desc.chunk_tokens, x.device());
 }
 
@@ -36,8 +33,8 @@ class LogitGradients {
  public:
   LogitGradients(const Tensor& x, const Tensor& w, GradOut dx, GradOut dw, int64_t rows)
       : x_(x), w_(w), dx_(dx), dw_(dw) {
-    kernels::check_grad(dx, x.shape(), x.dtype(), "head", "dx", x.device());
-    kernels::check_grad(dw, w.shape(), accumulate_dtype(x.dtype()), "head", "dw", x.device());
+    kernels::ArgumentCheck check("head");
+    check("[T, C] x, dx?; [V, C] w; accumulate [V, C] dw?", x, dx, w, dw);
     if (x.dim(0) == 0 && dw.wanted() && dw.mode == Grad::kOverwrite)
       dw.tensor.with_padding().zero_();
     if (x.dtype() != DType::kBF16) return;

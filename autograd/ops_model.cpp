@@ -6,6 +6,8 @@
 
 namespace cohort {
 
+using kernels::Grad;
+
 namespace {
 
 // One statistic per row of x.
@@ -114,18 +116,14 @@ AddNorm add_layer_norm(const Variable& a, const Variable& b, const Variable& w,
 
 namespace {
 
-// Views of the queries, keys and values of qkv [T, H + 2 Hkv, D].
-struct QkvViews {
-  Tensor q, k, v;
-  QkvViews(const Tensor& qkv, int64_t kv_heads) {
-    COHORT_CHECK(qkv.rank() == 3 && kv_heads >= 1 && qkv.dim(1) > 2 * kv_heads,
-                 "[qkv] expected [T, H + 2 Hkv, D] with ", kv_heads, " key heads, got ", qkv.str());
-    const int64_t heads = qkv.dim(1) - 2 * kv_heads;
-    q = qkv.narrow(1, 0, heads);
-    k = qkv.narrow(1, heads, kv_heads);
-    v = qkv.narrow(1, heads + kv_heads, kv_heads);
-  }
-};
+// The queries, keys and values of qkv [T, H + 2 Hkv, D].
+std::array<Tensor, 3> split_heads(const Tensor& qkv, int64_t kv_heads) {
+  COHORT_CHECK(qkv.rank() == 3 && kv_heads >= 1 && qkv.dim(1) > 2 * kv_heads,
+               "[qkv] expected [T, H + 2 Hkv, D] with ", kv_heads, " key heads, got ", qkv.str());
+  const int64_t heads = qkv.dim(1) - 2 * kv_heads;
+  return {qkv.narrow(1, 0, heads), qkv.narrow(1, heads, kv_heads),
+          qkv.narrow(1, heads + kv_heads, kv_heads)};
+}
 
 // Heads [first, first + count) of qkv as rows of a norm with weight w: one row per head, or one per
 // token.
@@ -150,7 +148,7 @@ Variable qk_norm(Variable qkv, const QkNormWeights& w, int64_t kv_heads, double 
   };
   const Tensor q_rstd = normalise(0, heads, w.q.value());
   const Tensor k_rstd = normalise(heads, kv_heads, w.k.value());
-  if (!in_place) QkvViews(y, kv_heads).v.copy_(QkvViews(x, kv_heads).v);
+  if (!in_place) split_heads(y, kv_heads)[2].copy_(split_heads(x, kv_heads)[2]);
   return make_node("qk_norm", y, {qkv, w.q, w.k},
                    [x, wq = w.q.value(), wk = w.k.value(), q_rstd, k_rstd, heads, kv_heads](
                        const Tensor& dy, Gradients& g) {
@@ -168,7 +166,7 @@ Variable qk_norm(Variable qkv, const QkNormWeights& w, int64_t kv_heads, double 
                      backward(0, heads, wq, q_rstd, g.weight_slot(1));
                      backward(heads, kv_heads, wk, k_rstd, g.weight_slot(2));
                      if (!dx.defined()) return;
-                     QkvViews(dx, kv_heads).v.copy_(QkvViews(dy, kv_heads).v);
+                     split_heads(dx, kv_heads)[2].copy_(split_heads(dy, kv_heads)[2]);
                      g.pass(0, dx);
                    });
 }
@@ -212,53 +210,68 @@ kernels::AttentionDesc AttentionTerms::added_to(kernels::AttentionDesc desc) con
   return desc;
 }
 
-Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqlens,
-                   const kernels::AttentionDesc& rules, int64_t padding,
+Variable attention(std::span<const Variable> inputs, const QkvViews& views, Tensor y,
+                   const Tensor& cu_seqlens, const kernels::AttentionDesc& rules,
                    const AttentionTerms& terms) {
   const kernels::AttentionDesc desc = terms.added_to(rules);
-  const Tensor x = qkv.value();
-  const QkvViews in(x, kv_heads);
-  const Shape shape = in.q.shape();
+  std::vector<Tensor> values;
+  for (const Variable& input : inputs) values.push_back(input.value());
+  const std::array<Tensor, 3> qkv = views(values);
+  const auto& [q, k, v] = qkv;
+  Tensor o = y.reshape(q.shape());
+  Tensor lse = Tensor::empty({q.dim(1), q.dim(0)}, accumulate_dtype(q.dtype()), q.device());
+  kernels::attention_forward({o, lse, q, k, v, cu_seqlens, desc});
+  std::vector<Variable> all(inputs.begin(), inputs.end());
+  all.insert(all.end(), {terms.bias, terms.sinks});
+  return make_node(
+      "attention", std::move(y), std::span<const Variable>(all),
+      [values, views, qkv, o, lse, cu_seqlens, desc](const Tensor& dy, Gradients& g) {
+        const int count = static_cast<int>(values.size());
+        std::vector<Tensor> grads;
+        std::vector<Grad> modes;
+        for (int i = 0; i < count; ++i) {
+          const GradSlot slot = g.slot(i);
+          const Tensor& value = values[static_cast<size_t>(i)];
+          grads.push_back(slot.tensor.defined() ? slot.tensor : Tensor::empty_like(value));
+          modes.push_back(slot.mode);
+        }
+        modes.resize(3, modes[0]);
+        auto [dq, dk, dv] = views(grads);
+        // Layers share the bias. A tensor of its own for each makes the sum over layers the same
+        // with and without recomputation.
+        Tensor dbias = g.needed(count) ? Tensor::empty_like(desc.bias) : Tensor();
+        GradSlot dsinks = g.weight_slot(count + 1);
+        const auto wanted = [](Tensor& t, Grad mode) {
+          return t.defined() ? std::optional(kernels::GradOut{t, mode}) : std::nullopt;
+        };
+        kernels::attention_backward({.dq = {dq, modes[0]},
+                                     .dk = {dk, modes[1]},
+                                     .dv = {dv, modes[2]},
+                                     .dout = dy.reshape(o.shape()),
+                                     .q = qkv[0],
+                                     .k = qkv[1],
+                                     .v = qkv[2],
+                                     .o = o,
+                                     .lse = lse,
+                                     .cu_seqlens = cu_seqlens,
+                                     .desc = desc,
+                                     .dbias = wanted(dbias, Grad::kOverwrite),
+                                     .dsinks = wanted(dsinks.tensor, dsinks.mode)});
+        if (dbias.defined()) g.pass(count, dbias);
+      });
+}
+
+Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqlens,
+                   const kernels::AttentionDesc& desc, int64_t padding,
+                   const AttentionTerms& terms) {
+  const auto views = [kv_heads](std::span<const Tensor> tensors) {
+    return split_heads(tensors[0], kv_heads);
+  };
+  const Tensor& x = qkv.value();
+  const Shape shape = split_heads(x, kv_heads)[0].shape();
   const int64_t width = shape[1] * shape[2];
-  const Tensor rows =
-      Tensor::empty({shape[0], width + padding}, x.dtype(), x.device()).hide_padding(1, width);
-  Tensor o = rows.reshape(shape);
-  Tensor lse = Tensor::empty({shape[1], shape[0]}, accumulate_dtype(x.dtype()), x.device());
-  kernels::attention_forward({.o = o,
-                              .lse = lse,
-                              .q = in.q,
-                              .k = in.k,
-                              .v = in.v,
-                              .cu_seqlens = cu_seqlens,
-                              .desc = desc});
-  return make_node("attention", rows, {qkv, terms.bias, terms.sinks},
-                   [x, kv_heads, o, lse, cu_seqlens, desc](const Tensor& dy, Gradients& g) {
-                     GradSlot dx = g.slot(0);
-                     if (!dx.tensor.defined()) dx.tensor = Tensor::empty_like(x);
-                     const QkvViews in(x, kv_heads);
-                     QkvViews grad(dx.tensor, kv_heads);
-                     // Layers share the bias. A tensor of its own for each makes the sum over
-                     // layers the same with and without recomputation.
-                     Tensor dbias = g.needed(1) ? Tensor::empty_like(desc.bias) : Tensor();
-                     GradSlot dsinks = g.weight_slot(2);
-                     const auto wanted = [](Tensor& t, kernels::Grad mode) {
-                       return t.defined() ? std::optional(kernels::GradOut{t, mode}) : std::nullopt;
-                     };
-                     kernels::attention_backward({.dq = {grad.q, dx.mode},
-                                                  .dk = {grad.k, dx.mode},
-                                                  .dv = {grad.v, dx.mode},
-                                                  .dout = dy.reshape(o.shape()),
-                                                  .q = in.q,
-                                                  .k = in.k,
-                                                  .v = in.v,
-                                                  .o = o,
-                                                  .lse = lse,
-                                                  .cu_seqlens = cu_seqlens,
-                                                  .desc = desc,
-                                                  .dbias = wanted(dbias, kernels::Grad::kOverwrite),
-                                                  .dsinks = wanted(dsinks.tensor, dsinks.mode)});
-                     if (dbias.defined()) g.pass(1, dbias);
-                   });
+  const Tensor rows = Tensor::empty({shape[0], width + padding}, x.dtype(), x.device());
+  return attention(std::array{qkv}, views, rows.hide_padding(1, width), cu_seqlens, desc, terms);
 }
 
 Variable dropout(const Variable& x, const kernels::DropoutSpec& spec) {

@@ -1,3 +1,4 @@
+// Side streams of CUDA devices, ordered with the current stream by events.
 #include "distributed/side_stream.h"
 
 #include "core/cuda.h"

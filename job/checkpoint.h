@@ -1,4 +1,4 @@
-// Checkpoints: directories DIR/step-00000100 with
+// Checkpoints: one directory each, DIR/step-00000100, which is a Hugging Face folder, with:
 //
 //   model.safetensors      the model, under Hugging Face's names,
 //   config.json            its configuration

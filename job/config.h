@@ -85,14 +85,14 @@ struct TrainConfig {
   void visit(ConfigVisitor& v) {
     v.choice("trainer", batch.trainer, kTrainerNames,
              "what to do: next-token training, supervised fine-tuning, or GRPO");
-    v.field("name", name, "of the run; empty: the file's name");
+    v.field("name", name, "name of the run; empty: the file's name");
     v.field("output_dir", output_dir,
             "run directory: DIR, or DIR-2, ... if it exists; empty: runs/NAME");
     v.field("init_from", init_from, "checkpoint or run directory to start from");
-    v.field("seed", seed, "of initialisation, data order, sampling and dropout", {.min = 0});
+    v.field("seed", seed, "seed of initialisation, data order, sampling and dropout", {.min = 0});
     v.field("device", device, "cpu, cuda or cuda:N");
     v.choice("dtype", dtype, kDTypeNames,
-             "of weights and activations: f32; bf16 (CUDA only, with f32 masters); f64 (CPU only)");
+             "weights and activations: f32; bf16 (CUDA only, with f32 masters); f64 (CPU only)");
     v.field("num_threads", num_threads, "CPU threads; 0: all cores", {.min = 0, .max = 4096});
     v.field("ranks", ranks,
             "data-parallel ranks in this process; an update depends on it by rounding only",

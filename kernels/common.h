@@ -41,6 +41,8 @@
 
 namespace cohort::kernels {
 
+class ArgumentCheck;
+
 enum class Grad { kOverwrite, kAccumulate };
 
 // A gradient to write, and how. An undefined tensor means that this gradient is not needed.
@@ -51,17 +53,11 @@ struct GradOut {
   bool wanted() const { return tensor.defined(); }
 };
 
-// Throws Error unless `t` is contiguous, on `device`, and has this shape and dtype.
+// Throws Error unless `t` is contiguous, on `device`, and has this shape and dtype. Ops check their
+// arguments by kernels/arguments.h.
 void check_tensor(const Tensor& t, const Shape& shape, DType dtype, const char* op,
                   const char* name, Device device = {});
-// Variant for a strided tensor, such as columns of a wider one: t[i] starts at i * strides()[0] and
-// is contiguous.
-void check_rows(const Tensor& t, const Shape& shape, DType dtype, const char* op, const char* name,
-                Device device = {});
-// Variant for a tensor of which only the last dimension is contiguous.
-void check_columns(const Tensor& t, const Shape& shape, DType dtype, const char* op,
-                   const char* name, Device device = {});
-// Offsets of rows, in elements, in a tensor that check_rows() accepts.
+// Offsets of rows, in elements, in a tensor of layout "strided" (kernels/arguments.h).
 struct RowOffsets {
   int64_t inner = 1;  // rows per t[i]
   int64_t outer = 0;  // stride from t[i] to t[i + 1]
@@ -79,8 +75,5 @@ struct RowOffsets {
     return inner == 1 ? row * outer : row / inner * outer + row % inner * cols;
   }
 };
-// check_tensor() for a gradient, if it is wanted.
-void check_grad(const GradOut& grad, const Shape& shape, DType dtype, const char* op,
-                const char* name, Device device = {});
 
 }  // namespace cohort::kernels

@@ -1,78 +1,40 @@
 #include "kernels/decode.h"
 
 #include "core/with_cuda.h"
+#include "kernels/arguments.h"
 
 namespace cohort::kernels {
-namespace {
 
-void check_i32(const Tensor& t, int64_t n, const char* op, const char* name, Device device) {
-  check_tensor(t, {n}, DType::kI32, op, name, device);
-}
-
-void check_slots(const Tensor& slots, const char* op) {
-  COHORT_CHECK(slots.rank() == 2 && slots.dim(1) == kSlotColumns, "[", op, "] expected slots [S, ",
-               int{kSlotColumns}, "], got ", slots.str());
-  check_tensor(slots, slots.shape(), DType::kI32, op, "slots", slots.device());
-}
-
-}  // namespace
+static_assert(kSlotColumns == 3);  // the specs below
 
 void decode_inputs(const DecodeInputs& args) {
-  constexpr const char* kOp = "decode_inputs";
-  check_slots(args.slots, kOp);
-  const Device device = args.slots.device();
-  const int64_t n = args.rows.numel();
-  check_i32(args.rows, n, kOp, "rows", device);
-  check_i32(args.tokens, n, kOp, "tokens", device);
-  check_i32(args.positions, n, kOp, "positions", device);
-  check_i32(args.active, n, kOp, "active", device);
-  check_tensor(args.rng_index, {n}, DType::kI64, kOp, "rng_index", device);
-  on_device<cpu::decode_inputs, cuda::decode_inputs>(device, args);
+  ArgumentCheck check("decode_inputs");
+  check("i32 [S, 3] slots; i32 [n] rows, tokens, positions, active; i64 [n] rng_index", args.slots,
+        args.rows, args.tokens, args.positions, args.active, args.rng_index);
+  on_device<cpu::decode_inputs, cuda::decode_inputs>(args.slots.device(), args);
 }
 
 void decode_advance(const DecodeAdvance& args) {
-  constexpr const char* kOp = "decode_advance";
-  check_slots(args.slots, kOp);
-  const Device device = args.slots.device();
-  const int64_t n = args.active.numel();
-  check_i32(args.active, n, kOp, "active", device);
-  check_i32(args.tokens, n, kOp, "tokens", device);
-  COHORT_CHECK(args.stop_tokens.rank() == 2 && args.stop_tokens.dim(0) == args.slots.dim(0), "[",
-               kOp, "] expected stop_tokens [S, K], got ", args.stop_tokens.str());
-  check_tensor(args.stop_tokens, args.stop_tokens.shape(), DType::kI32, kOp, "stop_tokens", device);
-  on_device<cpu::decode_advance, cuda::decode_advance>(device, args);
+  ArgumentCheck check("decode_advance");
+  check("i32 [S, 3] slots; i32 [n] active, tokens; i32 [S, K] stop_tokens", args.slots, args.active,
+        args.tokens, args.stop_tokens);
+  on_device<cpu::decode_advance, cuda::decode_advance>(args.slots.device(), args);
 }
 
 void set_elements(const SetElements& args) {
-  constexpr const char* kOp = "set_elements";
-  const Device device = args.t.device();
-  check_tensor(args.t, args.t.shape(), DType::kI32, kOp, "t", device);
-  check_i32(args.at, args.at.numel(), kOp, "at", device);
-  check_i32(args.values, args.at.numel(), kOp, "values", device);
-  on_device<cpu::set_elements, cuda::set_elements>(device, args);
+  ArgumentCheck("set_elements")("i32 [...] t; i32 [n] at, values", args.t, args.at, args.values);
+  on_device<cpu::set_elements, cuda::set_elements>(args.t.device(), args);
 }
 
 void set_rows(const SetRows& args) {
-  constexpr const char* kOp = "set_rows";
-  const Device device = args.t.device();
-  COHORT_CHECK(args.t.rank() >= 1 && args.rows.rank() == args.t.rank(),
-               "[set_rows] expected rows like those of ", args.t.str(), ", got ", args.rows.str());
-  check_tensor(args.t, args.t.shape(), args.t.dtype(), kOp, "t", device);
-  Shape shape = args.t.shape();
-  shape[0] = args.at.numel();
-  check_tensor(args.rows, shape, args.t.dtype(), kOp, "rows", device);
-  check_i32(args.at, args.at.numel(), kOp, "at", device);
-  on_device<cpu::set_rows, cuda::set_rows>(device, args);
+  ArgumentCheck("set_rows")("[S, ...] t; i32 [n] at; [n, ...] rows", args.t, args.at, args.rows);
+  on_device<cpu::set_rows, cuda::set_rows>(args.t.device(), args);
 }
 
 void copy_blocks(const CopyBlocks& args) {
-  constexpr const char* kOp = "copy_blocks";
-  const Device device = args.pages.device();
-  COHORT_CHECK(args.pages.rank() >= 2, "[copy_blocks] expected pages [P, blocks, ...], got ",
-               args.pages.str());
-  check_tensor(args.pages, args.pages.shape(), args.pages.dtype(), kOp, "pages", device);
-  check_i32(args.from_to, args.from_to.numel() / 2 * 2, kOp, "from_to", device);
-  on_device<cpu::copy_blocks, cuda::copy_blocks>(device, args);
+  ArgumentCheck check("copy_blocks");
+  check("[P, blocks, ...] pages; i32 [2 n] from_to", args.pages, args.from_to);
+  on_device<cpu::copy_blocks, cuda::copy_blocks>(args.pages.device(), args);
 }
 
 }  // namespace cohort::kernels

@@ -1,25 +1,26 @@
 #include "kernels/dropout.h"
 
 #include "core/with_cuda.h"
+#include "kernels/arguments.h"
 #include "kernels/elementwise.h"
 
 namespace cohort::kernels {
 
-void dropout(const Dropout& args) {
-  constexpr const char* kOp = "dropout";
-  const auto& [y, x, spec, mode] = args;
+void check_dropout(ArgumentCheck& check, const DropoutSpec& spec) {
   // Random numbers are compared with p in f32, where a p just below 1 rounds to 1.
-  COHORT_CHECK(spec.p >= 0 && static_cast<float>(spec.p) < 1,
-               "[dropout] expected p in [0, 1), got ", spec.p);
-  COHORT_CHECK(x.rank() == 2, "[dropout] expected x [T, C], got ", x.str());
-  const Shape tokens = {x.dim(0)};
-  const Device device = x.device();
-  check_tensor(x, x.shape(), x.dtype(), kOp, "x", device);
-  check_tensor(y, x.shape(), x.dtype(), kOp, "y", device);
+  check.require(spec.p >= 0 && static_cast<float>(spec.p) < 1, "expected dropout p in [0, 1), got ",
+                spec.p);
+  if (spec.p == 0) return;
+  check("i64 [T] dropout.sequences; i32 [T] dropout.positions", spec.sequences, spec.positions);
+}
+
+void dropout(const Dropout& args) {
+  const auto& [y, x, spec, mode] = args;
+  ArgumentCheck check("dropout");
+  check("[T, C] x, y", x, y);
+  check_dropout(check, spec);
   if (spec.p == 0) return scale({.y = y, .x = x, .factor = 1, .mode = mode});
-  check_tensor(spec.sequences, tokens, DType::kI64, kOp, "sequences", device);
-  check_tensor(spec.positions, tokens, DType::kI32, kOp, "positions", device);
-  on_device<cpu::dropout, cuda::dropout>(device, args);
+  on_device<cpu::dropout, cuda::dropout>(x.device(), args);
 }
 
 }  // namespace cohort::kernels

@@ -75,6 +75,9 @@ struct DropoutMask {
   }
 };
 
+// Throws Error unless p is in [0, 1) and, if it is not 0, the spec is one of T tokens of the check.
+void check_dropout(ArgumentCheck& check, const DropoutSpec& spec);
+
 // y[t, c] (+)= keep ? x[t, c] s : 0, with s = 1 / (1 - p) rounded to the arithmetic of x. The
 // backward is the same op on dy. CPU and CUDA drop the same elements, and agree to the bit in f32.
 struct Dropout {

@@ -4,6 +4,7 @@
 
 #include "core/sizes.h"
 #include "core/with_cuda.h"
+#include "kernels/arguments.h"
 #include "kernels/matmul.h"
 
 namespace cohort::kernels {
@@ -13,30 +14,23 @@ namespace {
 // that no result depends on their size.
 constexpr int64_t kChunkUnit = 128;
 
-// Checks logits and statistics of all tokens; `statistics` are [T].
-void check_head(const Tensor& logits, const Tensor& targets, int64_t begin,
-                std::initializer_list<std::pair<const Tensor*, const char*>> statistics,
-                const char* op) {
-  COHORT_CHECK(logits.rank() == 2 && begin >= 0 && begin + logits.dim(0) <= targets.numel(), "[",
-               op, "] expected logits [n, V] of tokens from ", begin, " of ", targets.numel(),
-               ", got ", logits.str());
-  check_rows(logits, logits.shape(), logits.dtype(), op, "logits", logits.device());
-  check_tensor(targets, {targets.numel()}, DType::kI32, op, "targets", logits.device());
-  for (const auto& [t, name] : statistics)
-    check_tensor(*t, targets.shape(), logits.dtype(), op, name, logits.device());
+// Checks what both passes over logits have.
+ArgumentCheck check_head(const char* op, const Tensor& logits, const Tensor& targets,
+                         int64_t begin) {
+  ArgumentCheck check(op);
+  check("strided [n, V] logits; i32 [T] targets", logits, targets);
+  check.require(begin >= 0 && begin + check["n"] <= check["T"], "expected logits of tokens from ",
+                begin, " of ", check["T"], ", got ", logits);
+  return check;
 }
 
 }  // namespace
 
 void head_statistics(const HeadStatistics& args) {
-  constexpr const char* kOp = "head";
-  check_head(args.logits, args.targets, args.begin,
-             {{&args.logprob, "logprob"}, {&args.entropy, "entropy"}, {&args.lse, "lse"}}, kOp);
-  const Device device = args.logits.device();
-  if (args.unit_gradients.defined())
-    check_rows(args.unit_gradients, args.logits.shape(), DType::kBF16, kOp, "unit_gradients",
-               device);
-  on_device<cpu::head_statistics, cuda::head_statistics>(device, args);
+  check_head("head", args.logits, args.targets, args.begin)(
+      "[T] logprob, entropy, lse; strided bf16 [n, V] unit_gradients?", args.logprob, args.entropy,
+      args.lse, args.unit_gradients);
+  on_device<cpu::head_statistics, cuda::head_statistics>(args.logits.device(), args);
 }
 
 bool has_unit_gradients(const Tensor& w) {
@@ -46,24 +40,17 @@ bool has_unit_gradients(const Tensor& w) {
 }
 
 void head_logit_gradients(const HeadLogitGradients& args) {
-  constexpr const char* kOp = "head_backward";
-  check_head(args.logits, args.targets, args.begin,
-             {{&args.dlogprob, "dlogprob"}, {&args.lse, "lse"}, {&args.entropy, "entropy"}}, kOp);
-  const Device device = args.logits.device();
-  if (args.dentropy.defined())
-    check_tensor(args.dentropy, args.targets.shape(), args.logits.dtype(), kOp, "dentropy", device);
-  check_rows(args.dz, args.logits.shape(), args.dz.dtype(), kOp, "dz", device);
-  on_device<cpu::head_logit_gradients, cuda::head_logit_gradients>(device, args);
+  check_head("head_backward", args.logits, args.targets, args.begin)(
+      "[T] dlogprob, lse, entropy, dentropy?; strided any [n, V] dz", args.dlogprob, args.lse,
+      args.entropy, args.dentropy, args.dz);
+  on_device<cpu::head_logit_gradients, cuda::head_logit_gradients>(args.logits.device(), args);
 }
 
 void scale_rows(const ScaleRows& args) {
-  constexpr const char* kOp = "scale_rows";
-  const Device device = args.y.device();
-  check_tensor(args.y, args.y.shape(), DType::kBF16, kOp, "y", device);
-  check_tensor(args.x, args.y.shape(), args.x.dtype(), kOp, "x", device);
-  check_tensor(args.factor, {args.y.rows()}, DType::kF32, kOp, "factor", device);
+  ArgumentCheck check("scale_rows");
+  check("bf16 [...] y; any [...] x; f32 [rows] factor", args.y, args.x, args.factor);
   on_device<[](const ScaleRows&) { throw Error("[scale_rows] expected CUDA tensors"); },
-            cuda::scale_rows>(device, args);
+            cuda::scale_rows>(args.y.device(), args);
 }
 
 int64_t head_chunk_tokens(int64_t vocab, int64_t wanted, Device device) {

@@ -2,6 +2,7 @@
 
 #include "core/sizes.h"
 #include "core/with_cuda.h"
+#include "kernels/arguments.h"
 #include "kernels/matmul.h"
 
 namespace cohort::kernels {
@@ -19,29 +20,22 @@ void lora_input_by_gemm(const LoraInput& args) {
 }
 
 void check(const LoraOutputGradients& args) {
-  constexpr const char* kOp = "lora_output_gradients";
   const auto& [dh, db, dy, h, sb, modules, scale] = args;
-  const Device device = dy.device();
-  COHORT_CHECK(dy.rank() == 2 && sb.rank() == 2 && sb.dim(0) == dy.dim(1), "[", kOp,
-               "] expected a row of sb for every column of dy, got ", sb.str(), " and ", dy.str());
-  const Shape shape{dy.dim(0), sb.dim(1)};
-  check_tensor(dy, dy.shape(), dy.dtype(), kOp, "dy", device);
-  check_rows(sb, sb.shape(), dy.dtype(), kOp, "sb", device);
-  check_tensor(dh, shape, dy.dtype(), kOp, "dh", device);
+  ArgumentCheck check("lora_output_gradients");
+  check("[T, N] dy; strided [N, P] sb; [T, P] dh", dy, sb, dh);
   if (!db.wanted()) return;
-  check_tensor(h, shape, dy.dtype(), kOp, "h", device);
+  check("[T, P] h; accumulate [R, r] db", h, db);
   int64_t rows = 0;
-  COHORT_CHECK(!modules.empty(), "[", kOp, "] expected at least one module");
+  check.require(!modules.empty(), "expected at least one module");
   for (const LoraModule& module : modules) {
-    COHORT_CHECK(module.row >= 0 && module.rows > 0 && module.row + module.rows <= dy.dim(1), "[",
-                 kOp, "] expected modules among ", dy.dim(1), " rows, got rows ", module.row,
-                 " to ", module.row + module.rows - 1);
+    check.require(module.row >= 0 && module.rows > 0 && module.row + module.rows <= check["N"],
+                  "expected modules among ", check["N"], " rows, got rows ", module.row, " to ",
+                  module.row + module.rows - 1);
     rows += module.rows;
   }
-  const int64_t rank = db.tensor.cols(), columns = static_cast<int64_t>(modules.size()) * rank;
-  check_grad(db, {rows, rank}, accumulate_dtype(dy.dtype()), kOp, "db", device);
-  COHORT_CHECK(columns <= shape[1], "[", kOp, "] expected at most ", shape[1], " columns, got ",
-               columns);
+  const int64_t columns = static_cast<int64_t>(modules.size()) * check["r"];
+  check.require(rows == check["R"] && columns <= check["P"], "expected db [", rows, ", r] of ",
+                modules.size(), " modules with at most ", check["P"], " columns, got ", db.tensor);
 }
 
 void output_gradients_by_gemm(const LoraOutputGradients& args) {
@@ -106,16 +100,10 @@ void lora_output_gradients(const LoraOutputGradients& args) {
 }
 
 void lora_input(const LoraInput& args) {
-  constexpr const char* kOp = "lora_input";
   const auto& [h, x, a, copy] = args;
   const Device device = x.device();
-  COHORT_CHECK(x.rank() == 2 && a.rank() == 2 && x.dim(1) == a.dim(1), "[", kOp,
-               "] expected rows of x and a of one length, got ", x.str(), " and ", a.str());
-  const Shape shape{x.dim(0), a.dim(0)};
-  check_rows(x, x.shape(), x.dtype(), kOp, "x", device);
-  check_tensor(a, a.shape(), x.dtype(), kOp, "a", device);
-  check_rows(h, shape, x.dtype(), kOp, "h", device);
-  if (copy.defined()) check_tensor(copy, shape, x.dtype(), kOp, "copy", device);
+  ArgumentCheck check("lora_input");
+  check("strided [T, K] x; [P, K] a; strided [T, P] h; [T, P] copy?", x, a, h, copy);
   if constexpr (kWithCuda)
     if (device.is_cuda() && !is_dry_run() && cuda::has_lora_kernel(args))
       return on_device<cpu::lora_input, cuda::lora_input>(device, args);

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/with_cuda.h"
+#include "kernels/arguments.h"
 
 namespace cohort::kernels {
 
@@ -27,28 +28,22 @@ Tensor rope_table(int64_t positions, std::span<const double> frequencies, double
   return table;
 }
 
-void check_rope_table(const Tensor& table, int64_t dim, DType dtype, const char* op,
-                      Device device) {
-  COHORT_CHECK(dim % 2 == 0 && table.rank() == 2, "[", op,
-               "] expected an even head size and a table, got ", dim, " and ", table.str());
-  const bool wide = table.dim(1) == 2 * dim;
-  check_tensor(table, {table.dim(0), wide ? 2 * dim : dim}, dtype, op, "table", device);
+void check_rope_table(ArgumentCheck& check, const Tensor& table) {
+  const int64_t dim = check["D"];
+  check.require(dim % 2 == 0, "expected an even head size with a rotary table, got ", dim);
+  if (table.rank() == 2 && table.dim(1) == 2 * dim)
+    check("accumulate [P, 2 D] table", table);
+  else
+    check("accumulate [P, D] table", table);
 }
 
 void rope(const Rope& args) {
-  const Tensor &y = args.y, &x = args.x, &positions = args.positions, &table = args.table;
-  constexpr const char* kOp = "rope";
-  COHORT_CHECK(x.rank() == 3 && table.rank() == 2, "[rope] expected x [T, H, D] and a table, got ",
-               x.str(), " and ", table.str());
-  const int64_t tokens = x.dim(0), dim = x.dim(2);
-  COHORT_CHECK(args.plain_heads >= 0 && args.plain_heads <= x.dim(1),
-               "[rope] expected plain_heads from 0 to ", x.dim(1), ", got ", args.plain_heads);
-  const Device device = x.device();
-  check_tensor(x, x.shape(), x.dtype(), kOp, "x", device);
-  check_tensor(y, x.shape(), x.dtype(), kOp, "y", device);
-  check_rope_table(table, dim, accumulate_dtype(x.dtype()), kOp, device);
-  check_tensor(positions, {tokens}, DType::kI32, kOp, "positions", device);
-  on_device<cpu::rope, cuda::rope>(x.device(), args);
+  ArgumentCheck check("rope");
+  check("[T, H, D] x, y; i32 [T] positions", args.x, args.y, args.positions);
+  check_rope_table(check, args.table);
+  check.require(args.plain_heads >= 0 && args.plain_heads <= check["H"],
+                "expected plain_heads from 0 to ", check["H"], ", got ", args.plain_heads);
+  on_device<cpu::rope, cuda::rope>(args.x.device(), args);
 }
 
 }  // namespace cohort::kernels

@@ -33,9 +33,8 @@ inline std::vector<double> rope_frequencies(int64_t head_dim, double theta) {
 using RopeGain = std::function<double(int64_t position, int64_t channel)>;
 Tensor rope_table(int64_t positions, std::span<const double> frequencies, double scale, DType dtype,
                   const RopeGain& gain = {});
-// Throws Error unless `table` is such a table for heads of an even size, dim.
-void check_rope_table(const Tensor& table, int64_t dim, DType dtype, const char* op,
-                      Device device = {});
+// Throws Error unless `table` is such a table for heads of size D of the check, which is even.
+void check_rope_table(ArgumentCheck& check, const Tensor& table);
 
 // kInverse applies the transpose of the rotation: the backward of kForward.
 enum class RopeDirection { kForward, kInverse };

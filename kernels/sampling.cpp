@@ -3,39 +3,23 @@
 #include <cstring>
 
 #include "core/with_cuda.h"
+#include "kernels/arguments.h"
 
 namespace cohort::kernels {
 namespace {
 
-void check_state(const SamplingState& state, int64_t vocab, const Tensor& rows, const char* op) {
-  const Device device = rows.device();
-  const auto& [params, counts, bias_ids, bias_values] = state;
-  COHORT_CHECK(params.rank() == 2, "[", op, "] expected params [S, ", sizeof(SamplingParams),
-               "], got ", params.str());
-  const int64_t slots = params.dim(0);
-  check_tensor(params, {slots, sizeof(SamplingParams)}, DType::kU8, op, "params", device);
-  if (counts.defined()) check_tensor(counts, {slots, vocab}, DType::kI32, op, "counts", device);
-  if (!bias_ids.defined() && !bias_values.defined()) return;
-  COHORT_CHECK(bias_ids.rank() == 2, "[", op, "] expected bias_ids [S, B], got ", bias_ids.str());
-  const Shape biases{slots, bias_ids.dim(1)};
-  check_tensor(bias_ids, biases, DType::kI32, op, "bias_ids", device);
-  check_tensor(bias_values, biases, accumulate_dtype(rows.dtype()), op, "bias_values", device);
-}
-
-// `rows`: hidden states or logits [n, ...].
+// Checks all but the hidden states or logits [n, ...], which `check` has checked.
 template <class Args>
-void check_rows(const Args& args, const Tensor& rows, int64_t vocab, const char* op) {
-  const Shape shape{rows.dim(0)};
-  const Device device = rows.device();
-  const DType statistic = accumulate_dtype(rows.dtype());
-  check_tensor(args.out.tokens, shape, DType::kI32, op, "tokens", device);
-  check_tensor(args.out.logprob, shape, statistic, op, "logprob", device);
-  check_tensor(args.out.entropy, shape, statistic, op, "entropy", device);
-  check_tensor(args.out.truncated_mass, shape, statistic, op, "truncated_mass", device);
-  check_tensor(args.out.sampling_logprob, shape, statistic, op, "sampling_logprob", device);
-  check_tensor(args.slots, shape, DType::kI32, op, "slots", device);
-  check_tensor(args.rng_index, shape, DType::kI64, op, "rng_index", device);
-  check_state(args.state, vocab, rows, op);
+void check_sampling(ArgumentCheck& check, const Args& args) {
+  const auto& [tokens, logprob, entropy, truncated_mass, sampling_logprob] = args.out;
+  const auto& [params, counts, bias_ids, bias_values] = args.state;
+  static_assert(sizeof(SamplingParams) == 64);
+  check("i32 [n] tokens, slots; i64 [n] rng_index; u8 [S, 64] params; i32 [S, V] counts?", tokens,
+        args.slots, args.rng_index, params, counts);
+  check("accumulate [n] logprob, entropy, truncated_mass, sampling_logprob", logprob, entropy,
+        truncated_mass, sampling_logprob);
+  if (bias_ids.defined() || bias_values.defined())
+    check("i32 [S, B] bias_ids; accumulate [S, B] bias_values", bias_ids, bias_values);
 }
 
 }  // namespace
@@ -51,35 +35,27 @@ Tensor pack_params(std::span<const SamplingParams> params) {
 }
 
 void head_sample(const HeadSample& args) {
-  const Tensor &x = args.x, &w = args.w;
-  constexpr const char* kOp = "head_sample";
-  COHORT_CHECK(x.rank() == 2 && w.rank() == 2 && x.dim(1) == w.dim(1),
-               "[head_sample] expected x [n, C] and w [V, C], got ", x.str(), " and ", w.str());
-  COHORT_CHECK(args.chunk_tokens >= 0, "[head_sample] expected chunk_tokens of 0 or more, got ",
-               args.chunk_tokens);
-  check_tensor(x, x.shape(), x.dtype(), kOp, "x", x.device());
-  check_tensor(w, w.shape(), x.dtype(), kOp, "w", x.device());
-  check_rows(args, x, w.dim(0), kOp);
-  on_device<cpu::head_sample, cuda::head_sample>(x.device(), args);
+  ArgumentCheck check("head_sample");
+  check("[n, C] x; [V, C] w", args.x, args.w);
+  check.require(args.chunk_tokens >= 0, "expected chunk_tokens of 0 or more, got ",
+                args.chunk_tokens);
+  check_sampling(check, args);
+  on_device<cpu::head_sample, cuda::head_sample>(args.x.device(), args);
 }
 
 void sample_logits(const SampleLogits& args) {
-  const Tensor& logits = args.logits;
-  constexpr const char* kOp = "sample_logits";
-  COHORT_CHECK(logits.rank() == 2, "[sample_logits] expected logits [n, V], got ", logits.str());
-  check_rows(logits, logits.shape(), logits.dtype(), kOp, "logits", logits.device());
-  check_rows(args, logits, logits.dim(1), kOp);
-  on_device<cpu::sample_logits, cuda::sample_logits>(logits.device(), args);
+  ArgumentCheck check("sample_logits");
+  check("strided [n, V] logits", args.logits);
+  check_sampling(check, args);
+  on_device<cpu::sample_logits, cuda::sample_logits>(args.logits.device(), args);
 }
 
 void count_prompt(const CountPrompt& args) {
   const auto& [counts, tokens, slot] = args;
-  constexpr const char* kOp = "count_prompt";
-  COHORT_CHECK(counts.rank() == 2, "[count_prompt] expected counts [S, V], got ", counts.str());
-  check_tensor(counts, counts.shape(), DType::kI32, kOp, "counts", counts.device());
-  check_tensor(tokens, {tokens.numel()}, DType::kI32, kOp, "tokens", counts.device());
-  COHORT_CHECK(slot >= 0 && slot < counts.dim(0), "[count_prompt] expected a slot below ",
-               counts.dim(0), ", got ", slot);
+  ArgumentCheck check("count_prompt");
+  check("i32 [S, V] counts; i32 [T] tokens", counts, tokens);
+  check.require(slot >= 0 && slot < check["S"], "expected a slot below ", check["S"], ", got ",
+                slot);
   on_device<cpu::count_prompt, cuda::count_prompt>(counts.device(), args);
 }
 

@@ -281,7 +281,7 @@ struct GrpoConfig {
     v.field("beta", beta, "weight of the KL to the start model, with lora to `reference`; 0: none",
             {.min = 0});
     v.field("kl_target", kl_target,
-            "the metric kl that beta, which changes after each step, is to lead to (Ziegler et al. "
+            "value to which beta, adapted after each step, steers the metric kl (Ziegler et al. "
             "2019); none: beta is fixed",
             {.min = 1e-9});
     v.field("kl_horizon", kl_horizon,
@@ -299,7 +299,7 @@ struct GrpoConfig {
             "steps between moves of the reference towards the policy; 0: it never moves",
             {.min = 0});
     v.field("ref_sync_alpha", ref_sync_alpha,
-            "how far each goes: the reference becomes alpha policy + (1 - alpha) reference",
+            "weight of the policy in a move: alpha policy + (1 - alpha) reference",
             {.min = 0, .max = 1});
     v.choice("loss_type", loss_type, kLossTypes, "how token losses are averaged");
   }
@@ -317,9 +317,10 @@ struct GrpoConfig {
             "sampling, DAPO); 0: never",
             {.min = 0, .max = 1000});
     v.field("whiten_advantages", whiten_advantages,
-            "then to mean 0 and variance 1 over the tokens of the step (REINFORCE++)");
+            "brings advantages to mean 0 and variance 1 over the tokens of the step (REINFORCE++)");
     v.field("advantage_clip", advantage_clip,
-            "then to at most this, and at least minus this; none: unlimited", {.min = 1e-3});
+            "limits advantages, after whitening, to this absolute value; none: unlimited",
+            {.min = 1e-3});
     v.field("entropy_coef", entropy_coef,
             "weight of the entropy of each token's distribution, an addition to the objective",
             {.min = 0});
@@ -330,7 +331,7 @@ struct GrpoConfig {
     v.choice("importance_weights", importance_weights, kImportanceModes,
              "weights for the difference to the distribution that was sampled from: truncate: "
              "clipped to the bounds; mask: tokens outside of them have no surrogate; "
-             "sequence_mask: nor have sequences whose geometric mean is outside");
+             "sequence_mask: sequences whose geometric mean is outside have none");
     v.field("importance_min", importance_min,
             "lower bound; none: 0 for truncate, 0.5 for mask, 0.99 for sequence_mask", {.min = 0});
     v.field("importance_max", importance_max,

@@ -1,20 +1,27 @@
 #!/usr/bin/env bash
 # Configures preset $1 with the cache variables given as -DNAME=VALUE and builds the given targets
 # (default: all). CMake's output is shown only on failure. The other scripts call this one.
+# With --grouped a new build folder compiles sources in groups (CMAKE_UNITY_BUILD): a whole build takes two thirds of the
+# time, but a change of one file compiles its group again.
 set -euo pipefail
 
 if [ $# -eq 0 ] || [[ $1 == -* ]]; then
-  echo "usage: scripts/build.sh PRESET [-DNAME=VALUE...] [TARGET...]" >&2
+  echo "usage: scripts/build.sh PRESET [--grouped] [-DNAME=VALUE...] [TARGET...]" >&2
   [ "${1-}" = --help ] && exit 0 || exit 2
 fi
 preset=$1
 shift
-variables=()
+variables=() grouped=
+if [ "${1-}" = --grouped ]; then
+  grouped=-DCMAKE_UNITY_BUILD=ON
+  shift
+fi
 while [[ ${1-} == -D* ]]; do
   variables+=("$1")
   shift
 done
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+[ -z "$grouped" ] || [ -f "build/$preset/CMakeCache.txt" ] || variables+=("$grouped")
 # CMake looks for nvcc only on PATH.
 nvcc=/usr/local/cuda/bin/nvcc
 if [ -z "${CUDACXX-}" ] && ! command -v nvcc >/dev/null && [ -x $nvcc ]; then

@@ -7,7 +7,6 @@ has the glossary.
   scripts/check_words.py --self-test  breaks every rule in a temporary tree and expects a report
 """
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -88,14 +87,8 @@ PATTERN = re.compile(" (" + "|".join(sorted(map(re.escape, REFUSED), key=len, re
 
 
 def files_of(root):
-    """The files that git tracks or would track; in a tree without git, all."""
-    listing = subprocess.run(["git", "-c", "safe.directory=*", "-C", str(root), "ls-files", "-z", "--cached", "--others",
-                              "--exclude-standard"], capture_output=True, text=True)
-    names = listing.stdout.split("\0") if listing.returncode == 0 else [
-        str(f.relative_to(root)) for f in root.rglob("*")]
-    for name in sorted(filter(None, names)):
-        path = Path(name)
-        if path.suffix in TEXTS and not any(name.startswith(e) for e in EXEMPT) and (root / path).is_file():
+    for path in tree_check.tracked_files(root):
+        if path.suffix in TEXTS and not any(str(path).startswith(e) for e in EXEMPT):
             yield path
 
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Serves tools or dialogues in Python: environment: {name: command, run: "python3 cohort_environment.py FILE.py"}
+"""Serves tools or dialogues in Python to an environment of programs:
+    environment: {name: command, run: "python3 cohort_environment.py FILE.py"}
 
 FILE.py has functions with the decorator `tool`, of `from cohort_environment import tool`. Name, docstring (with an "Args:"
 section) and type hints are what the model is shown; print them into the file of environment.tool_schemas by

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Serves a Python function as a reward: rewards: [{name: command, run: "python3 cohort_reward.py FILE.py"}]
+"""Serves a Python function as a reward:
+    rewards: [{name: command, run: "python3 cohort_reward.py FILE.py"}]
 
 FILE.py defines reward(completions, **fields), as for TRL: lists of equal length, of texts and of every field of the
 data's lines in addition to `prompts`, `answers` and `messages`; if it accepts them and the data have no such fields,

@@ -35,5 +35,5 @@ done
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh $([ $preset != cuda ] || echo --cuda)
 echo "Building (the first time takes a few minutes)"
-scripts/build.sh $preset cohort_cli
+scripts/build.sh $preset --grouped cohort_cli
 exec build/$preset/cohort train configs/demo.yaml "seed=$seed" "device=$device"

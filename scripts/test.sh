@@ -38,7 +38,7 @@ done
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh $([ "$preset" != cuda ] || echo --cuda)
-scripts/build.sh "$preset"
+scripts/build.sh "$preset" --grouped
 if [ "$run_tests" = yes ]; then
-  exec ctest --test-dir "build/$preset" --output-on-failure -j2 "$@" </dev/null
+  exec ctest --test-dir "build/$preset" --output-on-failure -j3 "$@" </dev/null
 fi

@@ -1,7 +1,17 @@
 """The command line and the self-test of scripts that check the source tree (check_layers.py, check_words.py)."""
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+
+def tracked_files(root):
+    """The files that git tracks or would track; in a tree without git, all. Relative to `root`."""
+    listing = subprocess.run(["git", "-c", "safe.directory=*", "-C", str(root), "ls-files", "-z", "--cached", "--others",
+                              "--exclude-standard"], capture_output=True, text=True)
+    names = listing.stdout.split("\0") if listing.returncode == 0 else [
+        str(f.relative_to(root)) for f in root.rglob("*")]
+    return [Path(name) for name in sorted(filter(None, names)) if (root / name).is_file()]
 
 
 def self_test(name, check_tree, cases):

@@ -5,11 +5,14 @@
 #include <cstdio>
 #include <functional>
 #include <numeric>
-#include <utility>
 
 namespace cohort {
 namespace {
 
+constexpr size_t kWindow = 5;       // steps
+constexpr size_t kLongWindow = 25;  // its first and its last kWindow are compared
+constexpr size_t kMedianWindow = 50;
+constexpr size_t kEvaluations = 4;
 constexpr int64_t kIdleSteps = 10;  // steps in which most groups have zero variance
 constexpr double kIdleFraction = 0.9;
 constexpr double kSpike = 10;                            // times the running median
@@ -31,6 +34,10 @@ std::string short_number(double value) {
   return text;
 }
 
+std::string percent(double fraction) {
+  return str(short_number(100 * fraction), " %");
+}
+
 // The mean of the last two of four values less that of the first two, in its standard errors.
 double rise_in_errors(const std::deque<double>& values, const std::deque<double>& errors) {
   double squares = 0;
@@ -40,261 +47,296 @@ double rise_in_errors(const std::deque<double>& values, const std::deque<double>
 
 }  // namespace
 
-void GrpoMonitor::Window::add(double value) {
+void GrpoMonitor::History::add(double value) {
   if (std::isnan(value)) return;
-  values.push_back(value);
-  if (values.size() > size) values.pop_front();
+  values_.push_back(value);
+  if (values_.size() > kMedianWindow + 1) values_.pop_front();
 }
 
-double GrpoMonitor::Window::mean() const {
-  double sum = 0;
-  for (const double v : values) sum += v;
-  return sum / static_cast<double>(values.size());
+double GrpoMonitor::History::mean(size_t steps, size_t skipped) const {
+  if (values_.size() < steps + skipped) return kUnknown;
+  const auto end = values_.end() - static_cast<std::ptrdiff_t>(skipped);
+  const auto begin = end - static_cast<std::ptrdiff_t>(steps);
+  return std::accumulate(begin, end, 0.0) / static_cast<double>(steps);
 }
 
-double GrpoMonitor::Window::deviation() const {
+double GrpoMonitor::History::deviation(size_t steps) const {
+  const double center = mean(steps);
+  if (std::isnan(center)) return kUnknown;
   double squares = 0;
-  for (const double v : values) squares += (v - mean()) * (v - mean());
-  return std::sqrt(squares / static_cast<double>(values.size() - 1));
+  for (size_t i = values_.size() - steps; i < values_.size(); ++i)
+    squares += (values_[i] - center) * (values_[i] - center);
+  return std::sqrt(squares / static_cast<double>(steps - 1));
 }
 
-double GrpoMonitor::Window::median() const {
-  std::vector<double> sorted(values.begin(), values.end());
-  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
-  std::nth_element(sorted.begin(), middle, sorted.end());
-  return *middle;
-}
-
-double GrpoMonitor::Window::first_mean() const {
-  return std::accumulate(values.begin(), values.begin() + kWindow, 0.0) / kWindow;
-}
-
-double GrpoMonitor::Window::last_mean() const {
-  return std::accumulate(values.end() - kWindow, values.end(), 0.0) / kWindow;
+const std::vector<GrpoMonitor::Diagnostic>& GrpoMonitor::diagnostics() {
+  using M = GrpoMonitor;
+  static const std::vector<Diagnostic> kDiagnostics = {
+      {"overfit", &M::overfitting},
+      {"reward", &M::reward_collapse},
+      {"entropy_explosion", &M::entropy_explosion},
+      {"entropy", &M::entropy_collapse},
+      {"low_entropy", &M::low_entropy},
+      {"clipped", &M::large_updates},
+      {"truncated",
+       [](const M& m) {
+         return m.truncation("truncated", "end at the length limit, without a stop token",
+                             "a larger max_completion_length, stop_tokens that the model writes");
+       }},
+      {"context",
+       [](const M& m) {
+         return m.truncation("context", "end where the model's context is full",
+                             "shorter prompts, a model with a larger context");
+       }},
+      {"longer",
+       [](const M& m) {
+         return m.length_change(
+             kLengthFactor, "doubled",
+             "if they ramble, add a reward that limits the length, or check stop_tokens");
+       }},
+      {"shorter",
+       [](const M& m) {
+         return m.length_change(
+             1 / kLengthFactor, "halved",
+             "if they skip the reasoning, check what the rewards pay for, or lower learning_rate");
+       }},
+      {"kl", [](const M& m) { return m.spike("kl"); }},
+      {"grad_norm", [](const M& m) { return m.spike("grad_norm"); }},
+      {"zero_signal", &M::zero_signal}};
+  return kDiagnostics;
 }
 
 GrpoMonitor::GrpoMonitor(const GrpoConfig& config, const Json& saved) : config_(config) {
+  for (const char* name :
+       {"reward", "entropy", "clipped", "kl_old", "truncated", "context", "length", "kl",
+        "grad_norm", "score", "score_error", "score_reward", "score_reward_error"})
+    histories_[name];
+  for (const char* name : {"best_reward", "best_deviation", "first_entropy", "highest", "lowest",
+                           "learning_rate", "score_step", "zero_signal"})
+    numbers_[name] = kUnknown;
+  numbers_["zero_signal_steps"] = 0;  // latest steps in a row in which most groups have none
   if (!saved.is_object()) return;
   // Earlier versions did not write all of them.
-  for (const auto& [key, number] : numbers_of(*this))
-    if (const Json* found = saved.find(key)) *number = number_or_nan(*found);
-  if (const Json* steps = saved.find("zero_signal_steps")) zero_signal_steps_ = steps->as_int();
-  for (const auto& [key, window] : windows_of(*this))
-    if (const Json* values = saved.find(key))
-      for (const Json& v : values->as_array()) window->add(v.as_double());
-  for (const Json& name : saved.at("faults").as_array())
-    active_diagnostics_.insert(name.as_string());
+  for (auto& [name, number] : numbers_)
+    if (const Json* found = saved.find(name)) number = number_or_nan(*found);
+  if (const Json* histories = saved.find("histories"))
+    for (auto& [name, history] : histories_)
+      if (const Json* values = histories->find(name))
+        for (const Json& v : values->as_array()) history.add(v.as_double());
+  for (const Json& name : saved.at("faults").as_array()) active_.insert(name.as_string());
 }
 
 Json GrpoMonitor::state() const {
   const auto list = [](const auto& values) { return Json::Array(values.begin(), values.end()); };
-  Json out;
-  for (const auto& [key, number] : numbers_of(*this)) out.set(key, *number);
-  out.set("zero_signal_steps", zero_signal_steps_);
-  for (const auto& [key, window] : windows_of(*this)) out.set(key, list(window->values));
-  return out.set("faults", list(active_diagnostics_));
+  Json out, histories;
+  for (const auto& [name, number] : numbers_) out.set(name, number);
+  for (const auto& [name, history] : histories_) histories.set(name, list(history.values()));
+  return out.set("histories", std::move(histories)).set("faults", list(active_));
 }
 
 std::vector<std::string> GrpoMonitor::observe(const Metrics& metrics,
                                               const EvaluationScore& score) {
-  warnings_.clear();
   const auto value = [&](const char* name) { return metrics.find(name).value_or(kUnknown); };
-  reward_.add(metrics.at("reward"));
-  entropy_.add(metrics.at("entropy"));
-  clipped_.add(metrics.at("clip_ratio/low") + metrics.at("clip_ratio/high"));
-  kl_old_.add(value("kl_old"));
-  truncated_.add(metrics.at("completions/clipped_ratio"));
-  context_.add(value("completions/context_ratio"));
-  rewards_.add(metrics.at("reward"));
-  lengths_.add(value("completions/mean_length"));
-  highest_ = std::fmax(highest_, value("reward_max"));
-  lowest_ = std::fmin(lowest_, value("reward_min"));
-  check_evaluations(score);
-  check_reward();
-  check_entropy();
-  check_lengths_and_clips();
-  check_length_change();
+  histories_["reward"].add(metrics.at("reward"));
+  histories_["entropy"].add(metrics.at("entropy"));
+  histories_["clipped"].add(metrics.at("clip_ratio/low") + metrics.at("clip_ratio/high"));
+  histories_["kl_old"].add(value("kl_old"));
+  histories_["truncated"].add(metrics.at("completions/clipped_ratio"));
+  histories_["context"].add(value("completions/context_ratio"));
+  histories_["length"].add(value("completions/mean_length"));
+  histories_["grad_norm"].add(value("grad_norm"));
   // During warm-up the policy leaves the reference faster and faster.
-  const double rate = value("learning_rate");
-  if (!(rate > learning_rate_)) check_spike("kl", kl_, value("kl"));
-  learning_rate_ = rate;
-  check_spike("grad_norm", grad_norms_, value("grad_norm"));
-  check_signal(metrics.at("frac_reward_zero_std"));
-  return warnings_;
+  if (!(value("learning_rate") > numbers_["learning_rate"])) histories_["kl"].add(value("kl"));
+  update_extremes(metrics);
+  add_evaluation(score);
+  std::vector<std::string> out;
+  for (const Diagnostic& diagnostic : diagnostics()) {
+    std::string warning = diagnostic.warning(*this);
+    if (warning.empty())
+      active_.erase(diagnostic.name);
+    else if (active_.insert(diagnostic.name).second)
+      out.push_back(std::move(warning));
+  }
+  return out;
+}
+
+void GrpoMonitor::update_extremes(const Metrics& metrics) {
+  const auto value = [&](const char* name) { return metrics.find(name).value_or(kUnknown); };
+  numbers_["learning_rate"] = value("learning_rate");
+  numbers_["highest"] = std::fmax(numbers_["highest"], value("reward_max"));
+  numbers_["lowest"] = std::fmin(numbers_["lowest"], value("reward_min"));
+  const double reward = history("reward").mean(kWindow);
+  if (!std::isnan(reward) && !(reward <= numbers_["best_reward"])) {
+    numbers_["best_reward"] = reward;
+    numbers_["best_deviation"] = history("reward").deviation(kWindow);
+  }
+  if (std::isnan(numbers_["first_entropy"]))
+    numbers_["first_entropy"] = history("entropy").mean(kWindow);
+  const double zero_signal = metrics.at("frac_reward_zero_std");
+  if (std::isnan(zero_signal)) return;
+  double& steps = numbers_["zero_signal_steps"];
+  steps = zero_signal > kIdleFraction ? steps + 1 : 0;
+  numbers_["zero_signal"] = zero_signal;
+}
+
+// Remembers an evaluation that is new, and the mean reward at its step.
+void GrpoMonitor::add_evaluation(const EvaluationScore& score) {
+  pass_at_1_ = score.value;
+  const History& reward = history("reward");
+  const size_t steps = std::min(reward.values().size(), kLongWindow);
+  if (std::isnan(score.value + score.error) || score.step == numbers_["score_step"] || steps < 2)
+    return;
+  numbers_["score_step"] = score.step;
+  histories_["score"].add(score.value);
+  histories_["score_error"].add(score.error);
+  histories_["score_reward"].add(reward.mean(steps));
+  histories_["score_reward_error"].add(reward.deviation(steps) /
+                                       std::sqrt(static_cast<double>(steps)));
+}
+
+double GrpoMonitor::recent_mean(const char* metric) const {
+  const size_t steps = std::min(history(metric).values().size(), kWindow);
+  return steps == 0 ? 0 : history(metric).mean(steps);
 }
 
 // By the last evaluation, or relative to the lowest and highest reward so far if they differ.
 bool GrpoMonitor::is_solved() const {
   if (pass_at_1_ >= kSolvedFraction) return true;
-  return !reward_.values.empty() && highest_ > lowest_ &&
-         reward_.mean() - lowest_ >= kSolvedFraction * (highest_ - lowest_);
+  const double lowest = numbers_.at("lowest"), highest = numbers_.at("highest");
+  return !history("reward").values().empty() && highest > lowest &&
+         recent_mean("reward") - lowest >= kSolvedFraction * (highest - lowest);
 }
 
-void GrpoMonitor::set_diagnostic(const char* name, bool active, const std::string& warning) {
-  if (!active)
-    active_diagnostics_.erase(name);
-  else if (active_diagnostics_.insert(name).second)
-    warnings_.push_back(warning);
+std::string GrpoMonitor::larger_beta() const {
+  return config_.beta > 0 ? "a larger beta" : "beta above 0";
 }
 
-void GrpoMonitor::check_reward() {
-  if (!reward_.full()) return;
-  const double mean = reward_.mean(), deviation = reward_.deviation();
-  if (!(mean <= best_reward_)) {
-    best_reward_ = mean;
-    best_deviation_ = deviation;
-  }
-  const double fall = best_reward_ - mean;
-  set_diagnostic(
-      "reward",
-      fall > std::abs(best_reward_) / 2 && fall > kNoise * std::max(deviation, best_deviation_),
-      str("the reward has collapsed: ", short_number(mean), " over the last ", kWindow,
-          " steps, after ", short_number(best_reward_),
-          " at best; hint: a lower learning_rate, or ",
-          config_.beta > 0 ? "a larger beta" : "beta above 0", " to stay near the start"));
+std::string GrpoMonitor::reward_collapse() const {
+  const History& reward = history("reward");
+  const double mean = reward.mean(kWindow), best = numbers_.at("best_reward");
+  const double noise = std::max(reward.deviation(kWindow), numbers_.at("best_deviation"));
+  if (!(best - mean > std::abs(best) / 2 && best - mean > kNoise * noise)) return "";
+  return str("the reward has collapsed: ", short_number(mean), " over the last ", kWindow,
+             " steps, after ", short_number(best), " at best; hint: a lower learning_rate, or ",
+             larger_beta(), " to stay near the start");
+}
+
+std::string GrpoMonitor::entropy_explosion() const {
+  const double mean = history("entropy").mean(kWindow), first = numbers_.at("first_entropy");
+  if (!(mean >= std::max(kEntropyFactor * first, first + kEntropyRise))) return "";
+  return str("the entropy has exploded to ", short_number(mean), " nats per token (at first ",
+             short_number(first), "): completions become random; hint: a lower learning_rate",
+             config_.entropy_coef > 0 ? ", a smaller entropy_coef" : "", " or ", larger_beta());
 }
 
 // Low entropy is expected of a policy that solves its problems.
-void GrpoMonitor::check_entropy() {
-  if (!entropy_.full()) return;
-  const double mean = entropy_.mean();
-  if (std::isnan(first_entropy_)) first_entropy_ = mean;
-  set_diagnostic(
-      "entropy_explosion",
-      mean >= std::max(kEntropyFactor * first_entropy_, first_entropy_ + kEntropyRise),
-      str("the entropy has exploded to ", short_number(mean), " nats per token (at first ",
-          short_number(first_entropy_), "): completions become random; hint: a lower learning_rate",
-          config_.entropy_coef > 0 ? ", a smaller entropy_coef" : "", " or ",
-          config_.beta > 0 ? "a larger beta" : "beta above 0"));
+std::string GrpoMonitor::entropy_collapse() const {
+  const double mean = history("entropy").mean(kWindow), first = numbers_.at("first_entropy");
+  const bool low = mean < std::max(kInitialEntropyFraction * first, kEntropyFloor);
+  if (!low || is_solved()) return "";
   // Clipping affects only ratios other than 1.
   const bool clips = config_.updates_per_step() > 1 && config_.epsilon_high.value_or(0) < 0.28 &&
                      config_.surrogate == kernels::Surrogate::kClip;
-  set_diagnostic(
-      "entropy",
-      mean < std::max(kInitialEntropyFraction * first_entropy_, kEntropyFloor) && !is_solved(),
-      str("the entropy has collapsed to ", short_number(mean), " nats per token (at first ",
-          short_number(first_entropy_),
-          "): completions of a prompt hardly differ any more; hint: a lower learning_rate",
-          clips ? ", a higher temperature, or epsilon_high: 0.28" : " or a higher temperature"));
-  set_diagnostic(
-      "low_entropy",
-      rewards_.full() && mean < kLowEntropy && !is_solved() &&
-          !active_diagnostics_.contains("entropy") &&
-          std::abs(rewards_.last_mean() - rewards_.first_mean()) <=
-              kFlatFraction * (highest_ - lowest_),
-      str("the entropy is ", short_number(mean),
-          " nats per token, and the reward has not moved for ", kLongWindow - kWindow, " steps (",
-          short_number(rewards_.last_mean()),
-          "): samples hardly differ, so little is learned; hint: a higher temperature, an earlier "
-          "checkpoint with a lower learning_rate, or other problems"));
+  return str("the entropy has collapsed to ", short_number(mean), " nats per token (at first ",
+             short_number(first),
+             "): completions of a prompt hardly differ any more; hint: a lower learning_rate",
+             clips ? ", a higher temperature, or epsilon_high: 0.28" : " or a higher temperature");
 }
 
-void GrpoMonitor::check_lengths_and_clips() {
-  const auto percent = [](double fraction) { return str(short_number(100 * fraction), " %"); };
+std::string GrpoMonitor::low_entropy() const {
+  const History& reward = history("reward");
+  const double mean = history("entropy").mean(kWindow), now = reward.mean(kWindow);
+  const double change = std::abs(now - reward.mean(kWindow, kLongWindow - kWindow));
+  const bool flat = change <= kFlatFraction * (numbers_.at("highest") - numbers_.at("lowest"));
+  if (!(mean < kLowEntropy && flat) || is_solved() || active_.contains("entropy")) return "";
+  return str("the entropy is ", short_number(mean),
+             " nats per token, and the reward has not moved for ", kLongWindow - kWindow,
+             " steps (", short_number(now),
+             "): samples hardly differ, so little is learned; hint: a higher temperature, an "
+             "earlier checkpoint with a lower learning_rate, or other problems");
+}
+
+std::string GrpoMonitor::large_updates() const {
   // Bounds for ratios of sequences are so narrow that clipping is normal; other losses have none.
   const bool by_clip = config_.importance_sampling_level == kernels::RatioLevel::kToken &&
                        (config_.surrogate == kernels::Surrogate::kClip ||
                         config_.surrogate == kernels::Surrogate::kCispo);
-  const Window& moved = by_clip ? clipped_ : kl_old_;
-  if (moved.full())
-    set_diagnostic(
-        "clipped", moved.mean() > (by_clip ? kClippedTokenFraction : kOldKl),
-        str(by_clip ? str("the ratios of ", percent(moved.mean()), " of the tokens are clipped")
-                    : str("the KL of the policy to the one that sampled is ",
-                          short_number(moved.mean()), " nats per token"),
-            ": the policy moves far within one step; hint: a lower learning_rate, or fewer "
-            "num_iterations and num_minibatches"));
-  const char* mask =
-      config_.mask_truncated_completions ? "" : ", or mask_truncated_completions: true";
-  if (truncated_.full())
-    set_diagnostic("truncated", truncated_.mean() > kTruncatedFraction,
-                   str(percent(truncated_.mean()),
-                       " of the completions end at the length limit, without a stop token; hint: a "
-                       "larger max_completion_length, stop_tokens that the model writes",
-                       mask));
-  if (context_.full())
-    set_diagnostic("context", context_.mean() > kTruncatedFraction,
-                   str(percent(context_.mean()),
-                       " of the completions end where the model's context is full; hint: shorter "
-                       "prompts, a model with a larger context",
-                       mask));
+  const double mean = history(by_clip ? "clipped" : "kl_old").mean(kWindow);
+  if (!(mean > (by_clip ? kClippedTokenFraction : kOldKl))) return "";
+  return str(by_clip ? str("the ratios of ", percent(mean), " of the tokens are clipped")
+                     : str("the KL of the policy to the one that sampled is ", short_number(mean),
+                           " nats per token"),
+             ": the policy moves far within one step; hint: a lower learning_rate, or fewer "
+             "num_iterations and num_minibatches");
 }
 
-void GrpoMonitor::check_length_change() {
-  if (!lengths_.full()) return;
-  const double before = lengths_.first_mean(), now = lengths_.last_mean();
-  const auto set = [&](const char* name, bool active, const char* what, const char* hint) {
-    set_diagnostic(name, active && std::abs(now - before) >= kLengthChange,
-                   str("the completions' mean length has ", what, " within ", kLongWindow - kWindow,
-                       " steps, from ", short_number(before), " to ", short_number(now),
-                       " tokens; hint: look at completions.jsonl: ", hint));
+std::string GrpoMonitor::truncation(const char* metric, const char* end, const char* hint) const {
+  const double mean = history(metric).mean(kWindow);
+  if (!(mean > kTruncatedFraction)) return "";
+  return str(percent(mean), " of the completions ", end, "; hint: ", hint,
+             config_.mask_truncated_completions ? "" : ", or mask_truncated_completions: true");
+}
+
+std::string GrpoMonitor::length_change(double factor, const char* change, const char* hint) const {
+  const History& length = history("length");
+  const double before = length.mean(kWindow, kLongWindow - kWindow), now = length.mean(kWindow);
+  const bool changed = factor > 1 ? now >= factor * before : now <= factor * before;
+  if (!changed || std::abs(now - before) < kLengthChange) return "";
+  return str("the completions' mean length has ", change, " within ", kLongWindow - kWindow,
+             " steps, from ", short_number(before), " to ", short_number(now),
+             " tokens; hint: look at completions.jsonl: ", hint);
+}
+
+// Compares the last value with the median of the earlier ones.
+std::string GrpoMonitor::spike(const char* metric) const {
+  std::deque<double> earlier = history(metric).values();
+  if (earlier.size() <= kFewValues) return "";
+  const double value = earlier.back();
+  earlier.pop_back();
+  const auto middle = earlier.begin() + static_cast<std::ptrdiff_t>(earlier.size() / 2);
+  std::nth_element(earlier.begin(), middle, earlier.end());
+  if (!(*middle > 0 && value > kSpike * *middle)) return "";
+  return str(metric, " is ", short_number(value), ", over ", kSpike,
+             " times its median of the last ", earlier.size(), " steps (", short_number(*middle),
+             "): an update that may undo what was learned; hint: a lower learning_rate or a lower "
+             "max_grad_norm");
+}
+
+// A fall of the scores and a rise of the rewards that are more than noise.
+std::string GrpoMonitor::overfitting() const {
+  const auto latest = [&](const char* name) {
+    const std::deque<double>& values = history(name).values();
+    return std::deque<double>(values.end() - kEvaluations, values.end());
   };
-  set("longer", now >= kLengthFactor * before, "doubled",
-      "if they ramble, add a reward that limits the length, or check stop_tokens");
-  set("shorter", now * kLengthFactor <= before, "halved",
-      "if they skip the reasoning, check what the rewards pay for, or lower learning_rate");
+  if (history("score_reward_error").values().size() < kEvaluations) return "";
+  const std::deque<double> scores = latest("score");
+  if (std::ranges::adjacent_find(scores, std::less_equal<>()) != scores.end() ||
+      !(rise_in_errors(scores, latest("score_error")) < -kFallOfScores &&
+        rise_in_errors(latest("score_reward"), latest("score_reward_error")) > kRiseOfRewards))
+    return "";
+  return str("the reward rises while three evaluations in a row were lower than the one before (",
+             short_number(scores.front()), " to ", short_number(scores.back()),
+             "): the policy learns the training problems or the reward's weaknesses; hint: keep "
+             "the best checkpoint, more problems, or ",
+             larger_beta());
 }
 
-// Compares a value with the median of the earlier ones, which it then joins.
-void GrpoMonitor::check_spike(const char* metric, Window& earlier, double value) {
-  if (earlier.values.size() >= kFewValues) {
-    const double median = earlier.median();
-    set_diagnostic(metric, median > 0 && value > kSpike * median,
-                   str(metric, " is ", short_number(value), ", over ", kSpike,
-                       " times its median of the last ", earlier.values.size(), " steps (",
-                       short_number(median),
-                       "): an update that may undo what was learned; hint: a lower learning_rate "
-                       "or a lower max_grad_norm"));
-  }
-  earlier.add(value);
-}
-
-// Remembers an evaluation that is new. A fall and a rise are more than noise.
-void GrpoMonitor::check_evaluations(const EvaluationScore& score) {
-  pass_at_1_ = score.value;
-  const size_t steps = rewards_.values.size();
-  if (std::isnan(score.value + score.error) || score.step == score_step_ || steps < 2) return;
-  score_step_ = score.step;
-  scores_.add(score.value);
-  score_errors_.add(score.error);
-  score_rewards_.add(rewards_.mean());
-  score_reward_errors_.add(rewards_.deviation() / std::sqrt(static_cast<double>(steps)));
-  const auto& scores = scores_.values;
-  set_diagnostic(
-      "overfit",
-      score_reward_errors_.full() &&
-          std::ranges::adjacent_find(scores, std::less_equal<>()) == scores.end() &&
-          rise_in_errors(scores, score_errors_.values) < -kFallOfScores &&
-          rise_in_errors(score_rewards_.values, score_reward_errors_.values) > kRiseOfRewards,
-      str("the reward rises while three evaluations in a row were lower than the one before (",
-          short_number(scores.front()), " to ", short_number(scores.back()),
-          "): the policy learns the training problems or the reward's weaknesses; hint: keep the "
-          "best checkpoint, more problems, or ",
-          config_.beta > 0 ? "a larger beta" : "beta above 0"));
-}
-
-void GrpoMonitor::check_signal(double zero_signal_fraction) {
-  if (std::isnan(zero_signal_fraction)) return;
-  zero_signal_steps_ = zero_signal_fraction > kIdleFraction ? zero_signal_steps_ + 1 : 0;
-  const auto mean_of = [](const Window& window) {
-    return window.values.empty() ? 0 : window.mean();
-  };
-  const bool all_masked =
-      config_.mask_truncated_completions && mean_of(truncated_) + mean_of(context_) > kAllTruncated;
-  const std::string why =
-      all_masked
-          ? str("no update has been made for ", zero_signal_steps_,
-                " steps: all completions are truncated, and mask_truncated_completions leaves them "
-                "out; hint: a larger max_completion_length, stop_tokens or stop_strings that the "
-                "model writes, or supervised training first")
-          : str(zero_signal_fraction == 1 ? "no group has" : "fewer than 10 % of the groups have",
-                " a signal for ", zero_signal_steps_,
-                " steps: the completions of each prompt all get the same reward (",
-                short_number(mean_of(reward_)), " on average), ",
-                is_solved() ? "the best; hint: the problems are solved, train on harder ones"
-                            : "so nothing is learned; hint: easier problems, more num_generations, "
-                              "supervised training first, or a reward for partial progress");
-  set_diagnostic("silent", zero_signal_steps_ >= kIdleSteps, why);
+std::string GrpoMonitor::zero_signal() const {
+  const auto steps = static_cast<int64_t>(numbers_.at("zero_signal_steps"));
+  if (steps < kIdleSteps) return "";
+  if (config_.mask_truncated_completions &&
+      recent_mean("truncated") + recent_mean("context") > kAllTruncated)
+    return str("no update has been made for ", steps,
+               " steps: all completions are truncated, and mask_truncated_completions leaves them "
+               "out; hint: a larger max_completion_length, stop_tokens or stop_strings that the "
+               "model writes, or supervised training first");
+  return str(
+      numbers_.at("zero_signal") == 1 ? "no group has" : "fewer than 10 % of the groups have",
+      " a signal for ", steps, " steps: the completions of each prompt all get the same reward (",
+      short_number(recent_mean("reward")), " on average), ",
+      is_solved() ? "the best; hint: the problems are solved, train on harder ones"
+                  : "so nothing is learned; hint: easier problems, more num_generations, "
+                    "supervised training first, or a reward for partial progress");
 }
 
 }  // namespace cohort

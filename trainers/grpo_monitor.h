@@ -2,12 +2,12 @@
 // are heuristics, explained in docs/grpo.md, section 9.
 #pragma once
 
-#include <array>
 #include <deque>
+#include <functional>
 #include <limits>
+#include <map>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "rl/grpo.h"
@@ -24,11 +24,6 @@ struct EvaluationScore {
 };
 
 class GrpoMonitor {
-  static constexpr size_t kWindow = 5;       // steps
-  static constexpr size_t kLongWindow = 25;  // its first and its last kWindow are compared
-  static constexpr size_t kMedianWindow = 50;
-  static constexpr double kUnknown = EvaluationScore::kUnknown;
-
  public:
   // `saved`: the state() before an interruption, or null.
   GrpoMonitor(const GrpoConfig& config, const Json& saved);
@@ -39,70 +34,53 @@ class GrpoMonitor {
   Json state() const;
 
  private:
-  // The last few measured values of one metric.
-  struct Window {
-    size_t size = kWindow;
-    std::deque<double> values = {};
-    void add(double value);
-    bool full() const { return values.size() == size; }
-    double mean() const;
-    double deviation() const;
-    double median() const;
-    // Means of the first and the last kWindow values.
-    double first_mean() const;
-    double last_mean() const;
+  static constexpr double kUnknown = EvaluationScore::kUnknown;
+
+  // The latest measured values of a metric.
+  class History {
+   public:
+    void add(double value);  // but not NaN
+    const std::deque<double>& values() const { return values_; }
+    // Statistics of the last `steps` values, for mean() of those before the last `skipped` ones;
+    // NaN if there are fewer.
+    double mean(size_t steps, size_t skipped = 0) const;
+    double deviation(size_t steps) const;
+
+   private:
+    std::deque<double> values_;
   };
-  // The names in state() of the numbers and windows, with pointers to them.
-  template <class Self>
-  static auto numbers_of(Self& self) {
-    return std::array{std::pair("best_reward", &self.best_reward_),
-                      std::pair("best_deviation", &self.best_deviation_),
-                      std::pair("first_entropy", &self.first_entropy_),
-                      std::pair("highest", &self.highest_),
-                      std::pair("lowest", &self.lowest_),
-                      std::pair("learning_rate", &self.learning_rate_),
-                      std::pair("score_step", &self.score_step_)};
-  }
-  template <class Self>
-  static auto windows_of(Self& self) {
-    return std::array{std::pair("reward", &self.reward_),
-                      std::pair("entropy", &self.entropy_),
-                      std::pair("clipped", &self.clipped_),
-                      std::pair("kl_old", &self.kl_old_),
-                      std::pair("truncated", &self.truncated_),
-                      std::pair("context", &self.context_),
-                      std::pair("rewards", &self.rewards_),
-                      std::pair("lengths", &self.lengths_),
-                      std::pair("kl", &self.kl_),
-                      std::pair("grad_norms", &self.grad_norms_),
-                      std::pair("scores", &self.scores_),
-                      std::pair("score_errors", &self.score_errors_),
-                      std::pair("score_rewards", &self.score_rewards_),
-                      std::pair("score_reward_errors", &self.score_reward_errors_)};
-  }
-  void check_reward();
-  void check_entropy();
-  void check_lengths_and_clips();
-  void check_length_change();
-  void check_spike(const char* metric, Window& earlier, double value);
-  void check_evaluations(const EvaluationScore& score);
-  void check_signal(double zero_signal_fraction);
+  // A warning that observe() gives when it becomes active: its name in state(), and its text, which
+  // is empty while it is inactive.
+  struct Diagnostic {
+    const char* name;
+    std::function<std::string(const GrpoMonitor&)> warning;
+  };
+  static const std::vector<Diagnostic>& diagnostics();
+  std::string reward_collapse() const;
+  std::string entropy_explosion() const;
+  std::string entropy_collapse() const;
+  std::string low_entropy() const;
+  std::string large_updates() const;
+  std::string truncation(const char* metric, const char* end, const char* hint) const;
+  std::string length_change(double factor, const char* change, const char* hint) const;
+  std::string spike(const char* metric) const;
+  std::string overfitting() const;
+  std::string zero_signal() const;
+
+  const History& history(const char* metric) const { return histories_.at(metric); }
+  // The mean over the last few steps, or over as many as there are; 0 without any.
+  double recent_mean(const char* metric) const;
+  void add_evaluation(const EvaluationScore& score);
+  void update_extremes(const Metrics& metrics);
   bool is_solved() const;
-  void set_diagnostic(const char* name, bool active, const std::string& warning);
+  std::string larger_beta() const;  // the words of a hint
 
   GrpoConfig config_;
-  Window reward_, entropy_, clipped_, kl_old_, truncated_, context_;
-  Window rewards_{kLongWindow}, lengths_{kLongWindow}, kl_{kMedianWindow},
-      grad_norms_{kMedianWindow};
-  // Evaluations, and the mean rewards at their steps, with their standard errors.
-  Window scores_{4}, score_errors_{4}, score_rewards_{4}, score_reward_errors_{4};
-  double best_reward_ = kUnknown, best_deviation_ = 0, first_entropy_ = kUnknown;
-  double highest_ = kUnknown, lowest_ = kUnknown;        // rewards of single completions so far
-  double pass_at_1_ = kUnknown, score_step_ = kUnknown;  // the last evaluation's
-  double learning_rate_ = kUnknown;                      // the last step's
-  int64_t zero_signal_steps_ = 0;  // latest steps in a row in which most groups have zero variance
-  std::set<std::string> active_diagnostics_;
-  std::vector<std::string> warnings_;
+  std::map<std::string, History> histories_;
+  // Extremes so far and latest values, by their names in state().
+  std::map<std::string, double> numbers_;
+  double pass_at_1_ = kUnknown;  // the last evaluation's
+  std::set<std::string> active_;
 };
 
 }  // namespace cohort

@@ -1,3 +1,4 @@
+// Copies of optimizer state between the host and three device buffers, on two streams.
 #include <deque>
 
 #include "core/cuda.h"

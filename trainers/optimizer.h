@@ -69,7 +69,7 @@ struct OptimizerConfig {
     v.field("learning_rate", learning_rate,
             "peak learning rate; sft: 2e-5, grpo: 1e-6; with lora ten times as high",
             {.min = 0, .max = 1e3});
-    v.field("min_learning_rate", min_learning_rate, "where the schedule ends",
+    v.field("min_learning_rate", min_learning_rate, "learning rate at the end of the schedule",
             {.min = 0, .max = 1e3});
     v.choice("lr_schedule", lr_schedule, kScheduleNames,
              "from the peak to the minimum over the steps; grpo: linear");

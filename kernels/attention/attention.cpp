@@ -2,163 +2,99 @@
 
 #include "core/sizes.h"
 #include "core/with_cuda.h"
-#include "kernels/attention/sizes.h"
+#include "kernels/arguments.h"
 #include "kernels/rope.h"
 
 namespace cohort::kernels {
 namespace {
 
-void check_tile_mask(const Tensor& tiles, const char* op) {
-  COHORT_CHECK(tiles.rank() == 2 && tiles.dim(1) == ceil_div(tiles.dim(0), 32), "[", op,
-               "] expected tiles of make_tile_mask(), got ", tiles.str());
+void check_tile_mask(ArgumentCheck& check, const Tensor& tiles) {
+  check("i32 [tiles, words] tiles", tiles);
+  check.require(check["words"] == ceil_div(check["tiles"], 32),
+                "expected tiles of make_tile_mask(), got ", tiles);
 }
 
-// Checks the masks and modifications of a call with this many heads and sequences; `device` and
-// `dtype`: of the tensors.
-void check_desc(const AttentionDesc& desc, int64_t heads, int64_t sequences, DType dtype,
-                Device device, const char* op) {
+// Checks the masks and modifications of a call of H heads and S sequences.
+void check_desc(ArgumentCheck& check, const AttentionDesc& desc) {
   const bool causal = desc.mask == Mask::kCausal;
-  COHORT_CHECK(desc.scale >= 0 && std::isfinite(desc.scale), "[", op,
-               "] expected a scale of at least 0, got ", desc.scale);
-  COHORT_CHECK(desc.window >= 0, "[", op, "] expected a window of at least 1, or 0, got ",
-               desc.window);
-  COHORT_CHECK(desc.window_right >= -1 && (desc.window_right == -1 || !causal), "[", op,
-               "] expected a right window of at least 0 with a full mask, or -1, got ",
-               desc.window_right);
-  COHORT_CHECK(desc.soft_cap >= 0 && std::isfinite(desc.soft_cap), "[", op,
-               "] expected a soft cap above 0, or 0, got ", desc.soft_cap);
+  check.require(desc.scale >= 0 && std::isfinite(desc.scale),
+                "expected a scale of at least 0, got ", desc.scale);
+  check.require(desc.window >= 0, "expected a window of at least 1, or 0, got ", desc.window);
+  check.require(desc.window_right >= -1 && (desc.window_right == -1 || !causal),
+                "expected a right window of at least 0 with a full mask, or -1, got ",
+                desc.window_right);
+  check.require(desc.soft_cap >= 0 && std::isfinite(desc.soft_cap),
+                "expected a soft cap above 0, or 0, got ", desc.soft_cap);
   const auto [floor, rate] = desc.distance;
-  COHORT_CHECK(floor >= 0 && floor <= 1 && rate >= 0 && std::isfinite(rate), "[", op,
-               "] expected a distance factor with a floor in [0, 1] and a rate of at least 0, got ",
-               floor, " and ", rate);
-  const DType statistics = accumulate_dtype(dtype);
-  const auto check = [&](const Tensor& t, const Shape& shape, DType type, const char* name) {
-    if (t.defined()) check_tensor(t, shape, type, op, name, device);
-  };
-  check(desc.slopes, {heads}, statistics, "slopes");
-  check(desc.sinks, {heads}, statistics, "sinks");
-  if (desc.bias.defined()) {
-    COHORT_CHECK(desc.bias.rank() == 2 && desc.bias.dim(1) % 2 == 1, "[", op,
-                 "] expected a relative bias [H, 2 R + 1], got ", desc.bias.str());
-    check(desc.bias, {heads, desc.bias.dim(1)}, statistics, "bias");
-  }
-  if (desc.prefix_lm.defined()) {
-    check(desc.prefix_lm, {sequences}, DType::kI32, "prefix_lm");
-    COHORT_CHECK(causal && desc.window == 0 && !desc.prefixes.defined() && !desc.tiles.defined(),
-                 "[", op,
-                 "] expected a causal mask, no window, shared prefixes or tiles with prefix_lm");
-  }
+  check.require(floor >= 0 && floor <= 1 && rate >= 0 && std::isfinite(rate),
+                "expected a distance factor with a floor in [0, 1] and a rate of at least 0, got ",
+                floor, " and ", rate);
+  check("accumulate [H] slopes?, sinks?; accumulate [H, 2 R + 1] bias?; i32 [S] prefix_lm?",
+        desc.slopes, desc.sinks, desc.bias, desc.prefix_lm);
+  if (desc.prefix_lm.defined())
+    check.require(causal && desc.window == 0 && !desc.prefixes.defined() && !desc.tiles.defined(),
+                  "expected a causal mask, no window, shared prefixes or tiles with prefix_lm");
   if (const Tensor& tiles = desc.tiles; tiles.defined()) {
-    check_tile_mask(tiles, op);
-    check(tiles, tiles.shape(), DType::kI32, "tiles");
-    COHORT_CHECK(!desc.prefixes.defined(), "[", op, "] expected no shared prefixes with tiles");
+    check_tile_mask(check, tiles);
+    check.require(!desc.prefixes.defined(), "expected no shared prefixes with tiles");
   }
 }
 
-void check_head_dim(const Tensor& t, const char* op) {
-  COHORT_CHECK(t.dim(-1) >= 1, "[", op, "] expected a head dim of at least 1, got ", t.str());
-  COHORT_CHECK(t.device().is_cpu() || t.dim(-1) <= kMaxCudaHeadDim, "[", op,
-               "] expected a head dim of at most ", kMaxCudaHeadDim, " on a CUDA device, got ",
-               t.str());
-}
-
-void check_dropout(const DropoutSpec& dropout, int64_t tokens, Device device, const char* op) {
-  // Random numbers are compared in f32, where a p just below 1 would be 1.
-  COHORT_CHECK(dropout.p >= 0 && static_cast<float>(dropout.p) < 1, "[", op,
-               "] expected dropout p in [0, 1), got ", dropout.p);
-  if (dropout.p == 0) return;
-  check_tensor(dropout.sequences, {tokens}, DType::kI64, op, "dropout.sequences", device);
-  check_tensor(dropout.positions, {tokens}, DType::kI32, op, "dropout.positions", device);
-}
-
-// Checks queries, keys and values of packed sequences.
-PackedSizes check_qkv(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
-                      const char* op) {
-  COHORT_CHECK(q.rank() == 3 && k.rank() == 3, "[", op,
-               "] expected q [T, H, D] and k [T, Hkv, D], got ", q.str(), " and ", k.str());
-  const PackedSizes sizes = packed_sizes(q, k, cu_seqlens);
-  check_head_dim(q, op);
-  COHORT_CHECK(sizes.kv_heads >= 1 && sizes.heads >= 1 && sizes.heads % sizes.kv_heads == 0, "[",
-               op, "] expected query heads to be a multiple of key heads, got ", sizes.heads,
-               " and ", sizes.kv_heads);
-  const Device device = q.device();
-  const Shape keys = {sizes.tokens, sizes.kv_heads, sizes.head_dim};
-  check_columns(q, q.shape(), q.dtype(), op, "q", device);
-  check_columns(k, keys, q.dtype(), op, "k", device);
-  check_columns(v, keys, q.dtype(), op, "v", device);
-  COHORT_CHECK(sizes.sequences >= (sizes.tokens > 0 ? 1 : 0), "[", op,
-               "] expected cu_seqlens [S + 1] with a sequence for ", sizes.tokens, " tokens, got ",
-               cu_seqlens.str());
-  check_tensor(cu_seqlens, {sizes.sequences + 1}, DType::kI32, op, "cu_seqlens", device);
-  return sizes;
+void check_head_dim(const ArgumentCheck& check, const Tensor& t) {
+  check.require(t.dim(-1) >= 1, "expected a head dim of at least 1, got ", t);
+  check.require(t.device().is_cpu() || t.dim(-1) <= kMaxCudaHeadDim,
+                "expected a head dim of at most ", kMaxCudaHeadDim, " on a CUDA device, got ", t);
 }
 
 // Checks common to the forward and the backward on packed sequences.
 template <class Args>
-void check_packed(const Args& args, const char* op) {
-  const Tensor& q = args.q;
-  const PackedSizes sizes = check_qkv(q, args.k, args.v, args.cu_seqlens, op);
-  const Device device = q.device();
-  check_columns(args.o, q.shape(), q.dtype(), op, "o", device);
-  check_tensor(args.lse, {sizes.heads, sizes.tokens}, accumulate_dtype(q.dtype()), op, "lse",
-               device);
-  check_desc(args.desc, sizes.heads, sizes.sequences, q.dtype(), device, op);
-  check_dropout(args.desc.dropout, sizes.tokens, device, op);
-  if (args.desc.prefixes.defined()) {
-    check_tensor(args.desc.prefixes, {sizes.sequences, 2}, DType::kI32, op, "prefixes", device);
-    COHORT_CHECK(args.desc.mask == Mask::kCausal && args.desc.dropout.p == 0, "[", op,
-                 "] expected a causal mask and no dropout with prefixes");
-  }
+ArgumentCheck check_packed(ArgumentCheck check, const Args& args) {
+  check("view [T, H, D] q; view [T, Hkv, D] k, v; i32 [S + 1] cu_seqlens", args.q, args.k, args.v,
+        args.cu_seqlens);
+  check_head_dim(check, args.q);
+  check.require(check["Hkv"] >= 1 && check["H"] >= 1 && check["H"] % check["Hkv"] == 0,
+                "expected query heads to be a multiple of key heads, got ", check["H"], " and ",
+                check["Hkv"]);
+  check.require(check["S"] >= 1 || check["T"] == 0,
+                "expected cu_seqlens [S + 1] with a sequence for ", check["T"], " tokens, got ",
+                args.cu_seqlens);
+  check("view [T, H, D] o; accumulate [H, T] lse; i32 [S, 2] prefixes?", args.o, args.lse,
+        args.desc.prefixes);
+  check_desc(check, args.desc);
+  check_dropout(check, args.desc.dropout);
+  if (args.desc.prefixes.defined())
+    check.require(args.desc.mask == Mask::kCausal && args.desc.dropout.p == 0,
+                  "expected a causal mask and no dropout with prefixes");
+  return check;
 }
 
-CacheSizes check_cache(const PagedKV& cache, const char* op) {
-  COHORT_CHECK(cache.k.rank() == 4 && cache.block_table.rank() == 2, "[", op,
-               "] expected a cache [blocks, block_tokens, Hkv, D] and a block table [S, "
-               "max_blocks], got ",
-               cache.k.str(), " and ", cache.block_table.str());
-  const CacheSizes sizes = cache_sizes(cache);
-  COHORT_CHECK(sizes.block_tokens >= 1 && sizes.kv_heads >= 1, "[", op,
-               "] expected a cache with at least one token per block and head, got ",
-               cache.k.str());
-  check_head_dim(cache.k, op);
-  const Device device = cache.k.device();
-  check_tensor(cache.k, cache.k.shape(), cache.k.dtype(), op, "cache.k", device);
-  check_tensor(cache.v, cache.k.shape(), cache.k.dtype(), op, "cache.v", device);
-  check_tensor(cache.block_table, cache.block_table.shape(), DType::kI32, op, "cache.block_table",
-               device);
-  return sizes;
+void check_cache(ArgumentCheck& check, const PagedKV& cache) {
+  check("[blocks, block_tokens, Hkv, D] cache.k, cache.v; i32 [S, max_blocks] cache.block_table",
+        cache.k, cache.v, cache.block_table);
+  check.require(check["block_tokens"] >= 1 && check["Hkv"] >= 1,
+                "expected a cache with at least one token per block and head, got ", cache.k);
+  check_head_dim(check, cache.k);
 }
 
-void check_write(const RopeKvWrite& args, const char* op) {
-  const CacheSizes sizes = check_cache(args.cache, op);
-  const Tensor &qkv = args.qkv, &table = args.table;
-  const int64_t tokens = args.sequences.numel(), dim = sizes.head_dim;
-  COHORT_CHECK(qkv.rank() == 3 && qkv.dim(1) > 2 * sizes.kv_heads, "[", op,
-               "] expected qkv [T, H + 2 Hkv, D] with ", sizes.kv_heads, " key heads, got ",
-               qkv.str());
-  const DType dtype = args.cache.k.dtype();
-  const Device device = args.cache.k.device();
-  check_tensor(qkv, {tokens, qkv.dim(1), dim}, dtype, op, "qkv", device);
-  check_tensor(args.sequences, {tokens}, DType::kI32, op, "sequences", device);
-  check_tensor(args.positions, {tokens}, DType::kI32, op, "positions", device);
-  if (table.defined()) check_rope_table(table, dim, accumulate_dtype(dtype), op, device);
+void check_write(ArgumentCheck check, const RopeKvWrite& args) {
+  check_cache(check, args.cache);
+  check("i32 [T] sequences, positions; [T, heads, D] qkv", args.sequences, args.positions,
+        args.qkv);
+  check.require(check["heads"] > 2 * check["Hkv"], "expected qkv [T, H + 2 Hkv, D] with ",
+                check["Hkv"], " key heads, got ", args.qkv);
+  if (args.table.defined()) check_rope_table(check, args.table);
 }
 
-void check_paged(const AttentionPaged& args, const char* op) {
-  COHORT_CHECK(
+void check_paged(ArgumentCheck check, const AttentionPaged& args) {
+  check.require(
       args.desc.mask == Mask::kCausal && args.desc.dropout.p == 0 && !args.desc.prefix_lm.defined(),
-      "[", op, "] expected a causal mask, no prefix_lm and no dropout");
-  const CacheSizes sizes = check_cache(args.cache, op);
-  const Tensor& q = args.q;
-  COHORT_CHECK(q.rank() == 3 && q.dim(1) >= 1 && q.dim(1) % sizes.kv_heads == 0, "[", op,
-               "] expected q [T, H, D] with H a multiple of ", sizes.kv_heads, ", got ", q.str());
-  const int64_t tokens = q.dim(0);
-  const Device device = args.cache.k.device();
-  check_rows(q, {tokens, q.dim(1), sizes.head_dim}, args.cache.k.dtype(), op, "q", device);
-  check_rows(args.o, q.shape(), q.dtype(), op, "o", device);
-  check_tensor(args.sequences, {tokens}, DType::kI32, op, "sequences", device);
-  check_tensor(args.positions, {tokens}, DType::kI32, op, "positions", device);
-  check_desc(args.desc, q.dim(1), sizes.sequences, q.dtype(), device, op);
+      "expected a causal mask, no prefix_lm and no dropout");
+  check_cache(check, args.cache);
+  check("strided [T, H, D] q, o; i32 [T] sequences, positions", args.q, args.o, args.sequences,
+        args.positions);
+  check.require(check["H"] >= 1 && check["H"] % check["Hkv"] == 0,
+                "expected q [T, H, D] with H a multiple of ", check["Hkv"], ", got ", args.q);
+  check_desc(check, args.desc);
 }
 
 }  // namespace
@@ -178,15 +114,14 @@ Tensor make_tile_mask(std::span<const std::pair<int64_t, int64_t>> visible, int6
 }
 
 void transpose_tile_mask(const TileMaskTranspose& args) {
-  constexpr const char* kOp = "transpose_tile_mask";
-  check_tile_mask(args.from, kOp);
-  for (const Tensor* t : {&args.from, static_cast<const Tensor*>(&args.to)})
-    check_tensor(*t, args.from.shape(), DType::kI32, kOp, "mask", args.from.device());
+  ArgumentCheck check("transpose_tile_mask");
+  check_tile_mask(check, args.from);
+  check("i32 [tiles, words] to", args.to);
   on_device<cpu::transpose_tile_mask, cuda::transpose_tile_mask>(args.from.device(), args);
 }
 
 void attention_forward(const AttentionForward& args) {
-  check_packed(args, "attention_forward");
+  check_packed(ArgumentCheck("attention_forward"), args);
   const Device device = args.q.device();
   if (device.is_cuda() && args.k.strides()[0] != args.v.strides()[0]) {
     // The CUDA kernels use one token stride for keys and values.
@@ -198,36 +133,28 @@ void attention_forward(const AttentionForward& args) {
 
 void attention_backward(const AttentionBackward& args) {
   constexpr const char* kOp = "attention_backward";
-  check_packed(args, kOp);
-  const Tensor& q = args.q;
-  const Device device = q.device();
-  check_columns(args.dq.tensor, q.shape(), q.dtype(), kOp, "dq", device);
-  check_columns(args.dk.tensor, args.k.shape(), q.dtype(), kOp, "dk", device);
-  check_columns(args.dv.tensor, args.k.shape(), q.dtype(), kOp, "dv", device);
-  check_columns(args.dout, q.shape(), q.dtype(), kOp, "dout", device);
-  const auto check_term = [&](const std::optional<GradOut>& grad, const Tensor& term,
-                              const char* name) {
-    if (!grad) return;
-    COHORT_CHECK(term.defined(), "[", kOp, "] expected no ", name, " of a call without the term");
-    check_tensor(grad->tensor, term.shape(), term.dtype(), kOp, name, device);
-  };
-  check_term(args.dbias, args.desc.bias, "dbias");
-  check_term(args.dsinks, args.desc.sinks, "dsinks");
+  ArgumentCheck check = check_packed(ArgumentCheck("attention_backward"), args);
+  check("view [T, H, D] dq, dout; view [T, Hkv, D] dk, dv", args.dq, args.dout, args.dk, args.dv);
+  COHORT_CHECK(
+      (!args.dbias || args.desc.bias.defined()) && (!args.dsinks || args.desc.sinks.defined()), "[",
+      kOp, "] expected no dbias or dsinks of a call without the term");
+  if (args.dbias) check("accumulate [H, 2 R + 1] dbias", *args.dbias);
+  if (args.dsinks) check("accumulate [H] dsinks", *args.dsinks);
   AttentionBackward call = args;
   if (const Tensor& tiles = args.desc.tiles; tiles.defined()) {
     call.desc.tiles_by_key = Tensor::empty_like(tiles);
     transpose_tile_mask({.to = call.desc.tiles_by_key, .from = tiles});
   }
-  on_device<cpu::attention_backward, cuda::attention_backward>(device, call);
+  on_device<cpu::attention_backward, cuda::attention_backward>(args.q.device(), call);
 }
 
 void rope_kv_write(const RopeKvWrite& args) {
-  check_write(args, "rope_kv_write");
+  check_write(ArgumentCheck("rope_kv_write"), args);
   on_device<cpu::rope_kv_write, cuda::rope_kv_write>(args.cache.k.device(), args);
 }
 
 void attention_paged(const AttentionPaged& args) {
-  check_paged(args, "attention_paged");
+  check_paged(ArgumentCheck("attention_paged"), args);
   on_device<cpu::attention_paged, cuda::attention_paged>(args.cache.k.device(), args);
 }
 
@@ -239,7 +166,7 @@ void attention_decode(const AttentionDecode& args) {
                           .sequences = args.sequences,
                           .positions = args.positions,
                           .table = args.table};
-  check_write(write, kOp);
+  check_write(ArgumentCheck(kOp), write);
   const int64_t heads = args.qkv.dim(1) - 2 * args.cache.k.dim(2);
   const Tensor q = args.qkv.narrow(1, 0, heads);
   const AttentionPaged paged{.o = args.o,
@@ -248,7 +175,7 @@ void attention_decode(const AttentionDecode& args) {
                              .sequences = args.sequences,
                              .positions = args.positions,
                              .desc = args.desc};
-  check_paged(paged, kOp);
+  check_paged(ArgumentCheck(kOp), paged);
   if constexpr (kWithCuda)
     if (device.is_cuda() && !is_dry_run() && cuda::attention_decode(args)) return;
   on_device<cpu::rope_kv_write, cuda::rope_kv_write>(device, write);

@@ -76,8 +76,7 @@ struct PackedSequences {
   const int32_t *cu, *prefixes;  // prefixes: null, or [count, 2]
   int count;
 
-  template <class Desc>
-  PackedSequences(const Tensor& cu_seqlens, const Desc& desc)
+  PackedSequences(const Tensor& cu_seqlens, const AttentionDesc& desc)
       : cu(static_cast<const int32_t*>(cu_seqlens.raw())),
         prefixes(desc.prefixes.defined() ? static_cast<const int32_t*>(desc.prefixes.raw())
                                          : nullptr),
@@ -299,9 +298,10 @@ struct MaskRule : ScoreRule<T> {
   }
   // Number of visible tiles of the query at `position`, of the tiles [first, end) of keys.
   COHORT_HD int count_tiles(int position, int first, int end) const {
+    if (tiles_by_query != nullptr) end = std::min(end, tiles);
     if (tiles_by_query == nullptr || first >= end) return std::max(0, end - first);
     int count = 0;
-    for (int word = first / 32; word < words && word <= (end - 1) / 32; ++word) {
+    for (int word = first / 32; word <= (end - 1) / 32; ++word) {
       uint32_t bits = tiles_by_query[position / kTile * words + word];
       if (word == first / 32) bits &= ~0u << first % 32;
       if (word == (end - 1) / 32) bits &= ~0u >> (31 - (end - 1) % 32);
@@ -344,7 +344,9 @@ struct MaskRule : ScoreRule<T> {
       for (int row = of.first; row < std::min(of.end, tiles); ++row)
         bits |= mask[row * words + word];
       if (word == column / 32) bits &= ~0u << column % 32;
-      if (bits != 0) return std::min(end, std::max(at, (word * 32 + lowest_bit(bits)) * kTile));
+      if (bits == 0) continue;
+      const int found = word * 32 + lowest_bit(bits);
+      return found < tiles ? std::min(end, std::max(at, found * kTile)) : end;  // else padding
     }
     return end;
   }

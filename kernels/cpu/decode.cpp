@@ -1,3 +1,4 @@
+// State of decoded sequences on the CPU, and its step to the next token.
 #include "kernels/decode.h"
 
 #include <algorithm>

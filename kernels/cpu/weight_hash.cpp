@@ -1,3 +1,4 @@
+// The hash of weights on the CPU: blocks of elements in parallel, added in any order.
 #include "kernels/weight_hash.h"
 
 #include <algorithm>

@@ -25,8 +25,8 @@ bool linear_accumulates_in_order(const Tensor& x, const Tensor& w, const Tensor&
 
 // Throws Error unless the last work on the current stream is a kernel with Trigger::kLate, a copy
 // or a call of cuBLAS, as linear_forward() requires of what wrote the tail of x. No-op without a
-// tail.
-void check_tail(int64_t tail, Device device);
+// tail or rows: nothing has been written then.
+void check_tail(const Tensor& x, int64_t tail);
 
 // rng_stream() purpose of the matrices of the comparison.
 inline constexpr uint64_t kComparisonPurpose = 8;

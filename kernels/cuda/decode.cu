@@ -1,3 +1,4 @@
+// State of decoded sequences on CUDA: one thread per slot, row or token.
 #include "kernels/decode.h"
 
 #include "kernels/cuda/device.cuh"

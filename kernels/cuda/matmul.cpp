@@ -512,10 +512,11 @@ void gemm(const Operands& operands, const MatmulDesc& desc, int64_t tail = 0) {
 
 }  // namespace
 
-void check_tail(int64_t tail, Device device) {
-  using ::cohort::cuda::Trigger;
+void check_tail(const Tensor& x, int64_t tail) {
+  if (tail == 0 || x.numel() == 0) return;
   COHORT_CHECK(
-      tail == 0 || ::cohort::cuda::last_trigger(::cohort::cuda::stream(device)) == Trigger::kLate,
+      ::cohort::cuda::last_trigger(::cohort::cuda::stream(x.device())) ==
+          ::cohort::cuda::Trigger::kLate,
       "[linear] expected the tail of x to be written right before, by lora_input() or a copy; the "
       "last kernel lets others start before the columns ahead of the tail are complete");
 }
@@ -529,7 +530,7 @@ void matmul(const Matmul& args) {
 // the algorithm of the layer without a tail.
 void linear_forward(const LinearForward& args) {
   const auto& [y, x, w, bias, tail] = args;
-  check_tail(tail, x.device());
+  check_tail(x, tail);
   const MatmulDesc desc{.b = Transpose::kYes};
   const int64_t body = w.dim(1) - tail;
   if (tail == 0 || body == 0 || y.numel() == 0 || linear_accumulates_in_order(x, w, bias))

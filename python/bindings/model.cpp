@@ -250,6 +250,22 @@ void bind_engine(nb::module_& m) {
            "Frees the cache and returns unused memory to the system; the next call makes it anew.");
 }
 
+Handle load(const std::string& path, const std::string& device, const std::string& dtype,
+            const std::string& base, int64_t context) {
+  const DType type = dtype_named(dtype);
+  const Device on = parse_device(device, "device");
+  if (!is_float(type) || (on.is_cpu() && type == DType::kBF16))
+    throw InputError(
+        str("dtype: expected ",
+            on.is_cpu() ? "float32 or float64 on a CPU" : "float32 or bfloat16 on a GPU", ", got ",
+            dtype));
+  return {std::make_shared<LoadedModel>(without_gil([&] {
+    return load_found(path, [&](const std::string& checkpoint) {
+      return load_model(checkpoint, type, on, base, context);
+    });
+  }))};
+}
+
 }  // namespace
 
 void bind_model(nb::module_& m) {
@@ -257,20 +273,8 @@ void bind_model(nb::module_& m) {
       .def(
           "__init__",
           [](Handle* self, const std::string& path, const std::string& device,
-             const std::string& dtype, const std::string& base, int64_t context) {
-            const DType type = dtype_named(dtype);
-            const Device on = parse_device(device, "device");
-            if (!is_float(type) || (on.is_cpu() && type == DType::kBF16))
-              throw InputError(
-                  str("dtype: expected ",
-                      on.is_cpu() ? "float32 or float64 on a CPU" : "float32 or bfloat16 on a GPU",
-                      ", got ", dtype));
-            new (self) Handle{std::make_shared<LoadedModel>(without_gil([&] {
-              return load_found(path, [&](const std::string& checkpoint) {
-                return load_model(checkpoint, type, on, base, context);
-              });
-            }))};
-          },
+             const std::string& dtype, const std::string& base,
+             int64_t context) { new (self) Handle(load(path, device, dtype, base, context)); },
           nb::arg("path"), nb::arg("device"), nb::arg("dtype"), nb::arg("base"), nb::arg("context"))
       .def_prop_ro(
           "folder", [](const Handle& self) { return self->checkpoint; },

@@ -79,49 +79,20 @@ Tensor indices(const Tensor& x) {
   return x.contiguous().to(DType::kI32);
 }
 
-Variable flash_attention(const std::array<Variable, 3>& qkv, const Tensor& offsets,
-                         const AttentionDesc& rules, const AttentionTerms& terms) {
-  const Tensor q = packed(qkv[0].value()), k = packed(qkv[1].value()), v = packed(qkv[2].value());
-  const AttentionDesc desc = terms.added_to(rules);
-  const Tensor cu = sequence_offsets(offsets, qkv[0].value());
-  COHORT_CHECK(q.rank() == 3, "[flash_attention] expected q [T, H, D] or [B, T, H, D], got ",
-               qkv[0].value().str());
-  COHORT_CHECK(qkv[0].shape().rank() == qkv[1].shape().rank() &&
-                   (q.dim(0) == 0 || qkv[0].shape()[0] == qkv[1].shape()[0]),
-               "[flash_attention] expected one form of q and k, got ", qkv[0].value().str(),
-               " and ", qkv[1].value().str());
-  Tensor o = Tensor::empty_like(q),
-         lse = Tensor::empty({q.dim(1), q.dim(0)}, accumulate_dtype(q.dtype()), q.device());
-  kernels::attention_forward({o, lse, q, k, v, cu, desc});
-  return make_node(
-      "flash_attention", o.reshape(qkv[0].shape()),
-      {qkv[0], qkv[1], qkv[2], terms.bias, terms.sinks}, [=](const Tensor& dy, Gradients& g) {
-        std::array<GradSlot, 3> slots;
-        std::array<Tensor, 3> grads;
-        for (int i = 0; i < 3; ++i) {
-          const auto n = static_cast<size_t>(i);
-          slots[n] = g.slot(i);
-          const Tensor& to = slots[n].tensor;
-          grads[n] = to.defined() ? packed(to) : Tensor::empty_like(i == 0 ? q : k);
-        }
-        GradSlot dbias = g.weight_slot(3), dsinks = g.weight_slot(4);
-        const auto term = [](GradSlot& slot) {
-          return slot.tensor.defined() ? std::optional<kernels::GradOut>(slot) : std::nullopt;
-        };
-        kernels::attention_backward({.dq = {grads[0], slots[0].mode},
-                                     .dk = {grads[1], slots[1].mode},
-                                     .dv = {grads[2], slots[2].mode},
-                                     .dout = dy.reshape(o.shape()),
-                                     .q = q,
-                                     .k = k,
-                                     .v = v,
-                                     .o = o,
-                                     .lse = lse,
-                                     .cu_seqlens = cu,
-                                     .desc = desc,
-                                     .dbias = term(dbias),
-                                     .dsinks = term(dsinks)});
-      });
+Variable flash_attention(const Variable& q, const Variable& k, const Variable& v,
+                         const Tensor& offsets, const AttentionDesc& rules,
+                         const AttentionTerms& terms) {
+  const Tensor &queries = q.value(), &keys = k.value();
+  COHORT_CHECK(queries.rank() == 3 || queries.rank() == 4,
+               "[flash_attention] expected q [T, H, D] or [B, T, H, D], got ", queries.str());
+  COHORT_CHECK(
+      queries.rank() == keys.rank() && (queries.numel() == 0 || queries.dim(0) == keys.dim(0)),
+      "[flash_attention] expected one form of q and k, got ", queries.str(), " and ", keys.str());
+  const auto views = [](std::span<const Tensor> tensors) {
+    return std::array{packed(tensors[0]), packed(tensors[1]), packed(tensors[2])};
+  };
+  return attention(std::array{q, k, v}, views, Tensor::empty_like(queries),
+                   sequence_offsets(offsets, queries), rules, terms);
 }
 
 void bind_attention(nb::module_& m) {
@@ -139,7 +110,7 @@ void bind_attention(nb::module_& m) {
                                  .tiles = tiles.value(),
                                  .soft_cap = soft_cap,
                                  .slopes = slopes.value()};
-        return flash_attention({q, k, v}, indices(cu_seqlens.value()), desc, {bias, sinks});
+        return flash_attention(q, k, v, indices(cu_seqlens.value()), desc, {bias, sinks});
       },
       nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::kw_only(), nb::arg("causal") = true,
       nb::arg("window") = 0, nb::arg("window_right") = -1, nb::arg("soft_cap") = 0.0,
@@ -191,6 +162,25 @@ void bind_elementwise(nb::module_& m) {
          "The function of the elements of a and b, of one shape and float type.");
   COHORT_BINARY_OPS(COHORT_DEFINE)
 #undef COHORT_DEFINE
+  define(m, "sum", static_cast<Variable (*)(const Variable&)>(&sum), nb::arg("x"),
+         "[1]: the sum, float32 for bfloat16.");
+}
+
+std::pair<Variable, Variable> sample(const Strided& logits, double temperature, int64_t top_k,
+                                     double top_p, double min_p, uint64_t seed) {
+  const Tensor& z = logits.value();
+  const int64_t n = z.rank() == 2 ? z.dim(0) : 0;  // the kernel's check names the shape
+  kernels::SamplingParams params{temperature, top_k, top_p, min_p};
+  params.seed = seed;
+  params.stream = rng_stream(kPythonSamplePurpose);
+  kernels::SamplingState state{kernels::pack_params({&params, 1}).to(z.device())};
+  std::vector<int64_t> rows(static_cast<size_t>(n));
+  std::iota(rows.begin(), rows.end(), 0);
+  const auto row = [&](DType dtype) { return Tensor::zeros({n}, dtype, z.device()); };
+  const auto statistic = [&] { return row(accumulate_dtype(z.dtype())); };
+  kernels::Samples out{row(DType::kI32), statistic(), statistic(), statistic(), statistic()};
+  kernels::sample_logits({out, state, z, row(DType::kI32), Tensor::from(rows).to(z.device())});
+  return std::pair(Variable(out.tokens), Variable(out.logprob));
 }
 
 void bind_layers(nb::module_& m) {
@@ -235,32 +225,12 @@ void bind_layers(nb::module_& m) {
       R"(Log-probs of `targets` [T] and entropies under softmax(x w^T / temperature), both [T], whose
 logits are never in memory as a whole. x: [T, C], w: [V, C].)");
   define(
-      m, "sample",
-      +[](const Strided& logits, double temperature, int64_t top_k, double top_p, double min_p,
-          uint64_t seed) {
-        const Tensor& z = logits.value();
-        const int64_t n = z.rank() == 2 ? z.dim(0) : 0;  // the kernel's check names the shape
-        kernels::SamplingParams params{temperature, top_k, top_p, min_p};
-        params.seed = seed;
-        params.stream = rng_stream(kPythonSamplePurpose);
-        kernels::SamplingState state{kernels::pack_params({&params, 1}).to(z.device())};
-        std::vector<int64_t> rows(static_cast<size_t>(n));
-        std::iota(rows.begin(), rows.end(), 0);
-        const auto row = [&](DType dtype) { return Tensor::zeros({n}, dtype, z.device()); };
-        const auto statistic = [&] { return row(accumulate_dtype(z.dtype())); };
-        kernels::Samples out{row(DType::kI32), statistic(), statistic(), statistic(), statistic()};
-        kernels::sample_logits(
-            {out, state, z, row(DType::kI32), Tensor::from(rows).to(z.device())});
-        return std::pair(Variable(out.tokens), Variable(out.logprob));
-      },
-      nb::arg("logits"), nb::kw_only(), nb::arg("temperature") = 1.0, nb::arg("top_k") = 0,
-      nb::arg("top_p") = 1.0, nb::arg("min_p") = 0.0, nb::arg("seed") = 0,
+      m, "sample", &sample, nb::arg("logits"), nb::kw_only(), nb::arg("temperature") = 1.0,
+      nb::arg("top_k") = 0, nb::arg("top_p") = 1.0, nb::arg("min_p") = 0.0, nb::arg("seed") = 0,
       R"(Samples a token for each row of logits [N, V], float32 or, on the CPU, float64 -> tokens [N] int32 and
 their log-probs [N] at the temperature before truncation. temperature: 0 for the largest logit. top_k: 0
 for all tokens, top_p: 1, min_p: 0. Equal seeds give equal tokens, so each step needs its own seed. Error for
 parameters out of range; NaN or infinite logits: Error on the CPU, token -1 on CUDA.)");
-  define(m, "sum", static_cast<Variable (*)(const Variable&)>(&sum), x,
-         "[1]: the sum, float32 for bfloat16.");
   define(m, "scale", static_cast<Variable (*)(const Variable&, double)>(&scale), x,
          nb::arg("factor"), "factor * x.");
   define(

@@ -277,6 +277,25 @@ Stream torch_stream(nb::handle tensor, Device device) {
   return out;
 }
 
+namespace {
+
+void backward_of(const Variable& v, const std::optional<Array>& grad) {
+  const Tensor seed = grad ? grad->variable().value() : Tensor();
+  without_gil([&] { backward(v, seed.defined() ? seed.clone() : seed); });
+}
+
+Variable from_dlpack(const Array& x, bool copy) {
+  const Variable v = import_array(x, copy ? Access::kRead : Access::kWrite);
+  return copy ? without_gil([&] { return Variable(v.value().clone()); }) : v;
+}
+
+std::pair<int, int> dlpack_device(const Variable& v) {
+  const Device device = v.value().device();
+  return {device.is_cpu() ? kCpu : kCuda, device.index};
+}
+
+}  // namespace
+
 void bind_tensor(nb::module_& m) {
   nb::class_<Variable>(
       m, "Tensor",
@@ -308,12 +327,7 @@ float type), and to False to make a constant.)")
 constant. Error for the result of an op.)")
       .def("zero_grad", [](const Variable& v) { without_gil([&] { v.zero_grad(); }); })
       .def(
-          "backward",
-          [](const Variable& v, const std::optional<Array>& grad) {
-            const Tensor seed = grad ? grad->variable().value() : Tensor();
-            without_gil([&] { backward(v, seed.defined() ? seed.clone() : seed); });
-          },
-          nb::arg("grad") = nb::none(),
+          "backward", &backward_of, nb::arg("grad") = nb::none(),
           R"(Accumulates the gradients of sum(self * grad) into the leaves. `grad`: shape and dtype of this
 tensor; None: 1, for one element. Frees the graph: Error for a second backward.)")
       .def("detach", &Variable::detach, "A constant that shares the memory.")
@@ -325,11 +339,7 @@ nothing changes. InputError for an unknown one.)")
           "numpy", &to_numpy,
           R"(A numpy array that shares the memory of a CPU tensor; a copy of tensors on other devices and, as
 float32, of bfloat16.)")
-      .def("__dlpack_device__",
-           [](const Variable& v) {
-             const Device device = v.value().device();
-             return std::pair(device.is_cpu() ? kCpu : kCuda, device.index);
-           })
+      .def("__dlpack_device__", &dlpack_device)
       .def("__dlpack__", &export_tensor, nb::kw_only(), nb::arg("stream") = nb::none(),
            nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(),
            nb::arg("copy") = nb::none(),
@@ -337,12 +347,7 @@ float32, of bfloat16.)")
       .def("__repr__",
            [](const Variable& v) { return str("cohort.Tensor(", v.value().str(), ")"); });
   m.def(
-      "from_dlpack",
-      [](const Array& x, bool copy) {
-        const Variable v = import_array(x, copy ? Access::kRead : Access::kWrite);
-        return copy ? without_gil([&] { return Variable(v.value().clone()); }) : v;
-      },
-      nb::arg("x"), nb::kw_only(), nb::arg("copy") = false,
+      "from_dlpack", &from_dlpack, nb::arg("x"), nb::kw_only(), nb::arg("copy") = false,
       R"(A Tensor that shares the memory of an array of numpy, torch, CuPy, JAX or another library with
 DLPack, or a copy. InputError for other dtypes than a Tensor's, negative strides, and read-only memory unless
 it is copied.)");

@@ -17,13 +17,13 @@ Prompt = Union[str, list[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Rollouts:
-    """N = prompts x num_generations sampled completions, those of a prompt one after the other. L: the longest, with its
-    prompt."""
-    tokens: Tensor  # [N, L] int32: prompt and completion, then the end of sequence
-    loss_mask: Tensor  # [N, L] uint8: 1 for sampled tokens
-    logprobs: Tensor  # [N, L] float64: of the sampled tokens under the model, at the temperature
-    sampling_logprobs: Tensor  # [N, L] float64: under the distribution that they were drawn from
-    entropies: Tensor  # [N, L] float64, in nats
+    """N = prompts x num_generations sampled completions, those of a prompt one after the other. max_length: tokens of
+    the longest, with its prompt."""
+    tokens: Tensor  # [N, max_length] int32: prompt and completion, then the end of sequence
+    loss_mask: Tensor  # [N, max_length] uint8: 1 for sampled tokens
+    logprobs: Tensor  # [N, max_length] float64: of the sampled tokens under the model, at the temperature
+    sampling_logprobs: Tensor  # [N, max_length] float64: under the distribution that they were drawn from
+    entropies: Tensor  # [N, max_length] float64, in nats
     lengths: Tensor  # [N] int64: tokens of prompt and completion
     prompt_lengths: Tensor  # [N] int64
     texts: list[str]  # the completions

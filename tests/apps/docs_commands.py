@@ -104,7 +104,8 @@ def commands():
 
 def broken_links():
     """Links of the pages to files, and to headings of pages, that do not exist."""
-    for page in [TREE / "README.md", *sorted((TREE / "docs").glob("*.md"))]:
+    pages = [page for folder in (".", "docs", "bench/results", ".github") for page in sorted((TREE / folder).glob("*.md"))]
+    for page in pages:
         prose = re.sub(r"(?s)^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M)
         for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", prose):
             name, _, anchor = target.partition("#")

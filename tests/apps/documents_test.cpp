@@ -1,10 +1,12 @@
 // Claims of the documents: configurations train, and quoted code and numbers match the program.
 #include <algorithm>
 #include <filesystem>
+#include <regex>
 #include <sstream>
 
 #include "job/config.h"
 #include "job/foreign_keys.h"
+#include "kernels/elementwise.h"
 #include "nn/model_folder.h"
 #include "nn/transformer.h"
 #include "tests/apps/process.h"
@@ -114,21 +116,14 @@ TEST(Documents, NamesOfOtherTrainersAreKnown) {
   EXPECT_GT(names, 60);
 }
 
-TEST(Documents, PageShowsTheOpOfTheExample) {
-  const std::string example = read_file(source("examples/custom_op/main.cpp"));
-  const size_t begin = example.find("Variable soft_cap("), end = example.find("\n}\n", begin);
-  ASSERT_NE(end, std::string::npos);
-  EXPECT_NE(read_file(source("docs/custom_op.md")).find(example.substr(begin, end - begin)),
-            std::string::npos);
-}
-
-TEST(Documents, ResultsCountTheOpCasesThatGradcheckCounts) {
-  const std::string output = run_cohort({"gradcheck"}).out;
-  const size_t line = output.rfind('\n', output.size() - 2) + 1;
-  const std::string cases = output.substr(line, output.find(" cases", line) - line);
-  EXPECT_NE(read_file(source("docs/results.md")).find("gradients of " + cases + " op cases"),
-            std::string::npos)
-      << cases;
+// An op of the table is a function of the Python package too, which imports its functions by name.
+TEST(Documents, PythonNamesEveryElementwiseOp) {
+  const std::string ops = read_file(source("python/cohort/ops.py"));
+#define COHORT_EXPECT_NAMED(Op, name)                                \
+  EXPECT_TRUE(std::regex_search(ops, std::regex("\\b" #name "\\b"))) \
+      << "python/cohort/ops.py does not import " #name ", an op of kernels/elementwise.h";
+  COHORT_ELEMENTWISE_OPS(COHORT_EXPECT_NAMED)
+#undef COHORT_EXPECT_NAMED
 }
 
 }  // namespace

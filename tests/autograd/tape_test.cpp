@@ -62,6 +62,34 @@ TEST(Tape, TermsOfAttentionMayBeAllThatIsDifferentiated) {
   }
 }
 
+// One node computes both forms of attention.
+TEST(Tape, AttentionOfThreeInputsHasTheBitsOfAttentionOfOne) {
+  const Tensor x = test::random_tensor({7, 6, 3}, DType::kF64, 1),
+               weights = test::random_tensor({7, 12}, DType::kF64, 4),
+               starts = Tensor::from(std::vector<int32_t>{0, 2, 7});
+  const AttentionTerms terms{Variable::parameter(test::random_tensor({4, 5}, DType::kF64, 2)), {}};
+  const Variable qkv = Variable::parameter(x);
+  const Variable together = attention(qkv, 1, starts, {}, 0, terms);
+  backward(weighted_sum(together, weights));
+  const Tensor bias_gradient = terms.bias.grad().clone();
+  terms.bias.zero_grad();
+
+  const auto part = [](const Tensor& t, int64_t first, int64_t count) {
+    return t.narrow(1, first, count).contiguous();
+  };
+  // The keys are a constant, whose gradient is not wanted.
+  const Variable q = Variable::parameter(part(x, 0, 4)), k(part(x, 4, 1)),
+                 v = Variable::parameter(part(x, 5, 1));
+  const auto views = [](std::span<const Tensor> t) { return std::array{t[0], t[1], t[2]}; };
+  const Variable apart =
+      attention(std::array{q, k, v}, views, Tensor::empty({7, 12}, DType::kF64), starts, {}, terms);
+  EXPECT_TRUE(test::bit_equal(apart.value(), together.value()));
+  backward(weighted_sum(apart, weights));
+  EXPECT_TRUE(test::bit_equal(q.grad(), part(qkv.grad(), 0, 4)));
+  EXPECT_TRUE(test::bit_equal(v.grad(), part(qkv.grad(), 5, 1)));
+  EXPECT_TRUE(test::bit_equal(terms.bias.grad(), bias_gradient));
+}
+
 // In place only if its argument has no other owner: values that others hold do not change.
 TEST(Tape, RopeIsInPlaceIfItIsTheOnlyOwner) {
   const Tensor positions = Tensor::from(std::vector<int32_t>{3, 1});

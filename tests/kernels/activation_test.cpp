@@ -79,8 +79,10 @@ TEST(Activation, MismatchesOfFusedMatmulsNameTheTensor) {
     linear_activation({out, zeros({3, 5}), zeros(w), zeros(bias), Activation::kSwiGlu, kept});
   };
   forward({3, 2}, {3, 4}, {4, 5}, {4});
-  EXPECT_THROW_WITH(forward({3, 2}, {3, 4}, {3, 5}, {4}), Error, "w with rows of two halves");
-  EXPECT_THROW_WITH(forward({3, 2}, {3, 4}, {4, 6}, {4}), Error, "expected x with rows of 6");
+  EXPECT_THROW_WITH(forward({3, 2}, {3, 4}, {3, 5}, {4}), Error,
+                    "expected w f32[2, 5] = [G F, K], where G = 2");
+  EXPECT_THROW_WITH(forward({3, 2}, {3, 4}, {4, 6}, {4}), Error,
+                    "expected w f32[4, 5] = [G F, K], where G = 2, K = 5 as in x");
   EXPECT_THROW_WITH(forward({3, 2}, {3, 2}, {4, 5}, {4}), Error, "expected u f32[3, 4]");
   EXPECT_THROW_WITH(forward({3, 4}, {3, 4}, {4, 5}, {4}), Error, "expected y f32[3, 2]");
   EXPECT_THROW_WITH(forward({3, 2}, {3, 4}, {4, 5}, {2}), Error, "expected bias f32[4]");
@@ -95,7 +97,8 @@ TEST(Activation, MismatchesOfFusedMatmulsNameTheTensor) {
                                 .y = zeros(y)});
   };
   backward({3, 4}, {5, 2}, {3, 4}, {3, 2});
-  EXPECT_THROW_WITH(backward({3, 4}, {4, 2}, {3, 4}, {3, 2}), Error, "expected w with 5 rows");
+  EXPECT_THROW_WITH(backward({3, 4}, {4, 2}, {3, 4}, {3, 2}), Error,
+                    "expected w f32[5, 2] = [C, F], where C = 5 as in dy");
   EXPECT_THROW_WITH(backward({3, 2}, {5, 2}, {3, 4}, {3, 2}), Error, "expected du f32[3, 4]");
   EXPECT_THROW_WITH(backward({3, 4}, {5, 2}, {3, 2}, {3, 2}), Error, "expected u f32[3, 4]");
   EXPECT_THROW_WITH(backward({3, 4}, {5, 2}, {3, 4}, {3, 4}), Error, "expected y f32[3, 2]");

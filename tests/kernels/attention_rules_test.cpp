@@ -235,6 +235,33 @@ TEST(AttentionRules, SequencesMayBeLongerThanTheTileMask) {
   EXPECT_EQ(rule.count_tiles(0, 32, 40), 0);
 }
 
+// Bits behind the last tile of a row are padding: with a value in them the mask stays the one of
+// the tiles, in the loops over tiles and in the number of blocks that add to a tile of dQ.
+TEST(AttentionRules, PaddingBitsOfATileMaskAreNoTiles) {
+  constexpr int kTile = static_cast<int>(kernels::kMaskTile);
+  for (const int tiles : {1, 5, 32, 33}) {
+    SCOPED_TRACE(tiles);
+    std::vector<std::pair<int64_t, int64_t>> visible;
+    for (int i = 0; i < tiles; ++i) visible.emplace_back(i, 0);
+    const Tensor mask = kernels::make_tile_mask(visible, tiles);
+    Tensor padded = mask.clone();
+    if (tiles % 32 != 0)
+      for (int64_t i = padded.dim(1) - 1; i < padded.numel(); i += padded.dim(1))
+        padded.data<int32_t>()[i] |= static_cast<int32_t>(~0u << tiles % 32);
+    const int past = tiles * kTile, end = past + 40 * kTile;
+    for (const Tensor* t : {&mask, static_cast<const Tensor*>(&padded)}) {
+      const kernels::MaskRule<double> rule({.mask = Mask::kFull, .tiles = *t}, 16);
+      EXPECT_EQ(rule.next_key({0, kTile}, 5, end), 5);
+      for (const int key : {kTile, past - 1, past, past + 1, past + 35 * kTile})
+        EXPECT_EQ(rule.next_key({0, kTile}, std::max(key, kTile), end), end) << key;
+      EXPECT_EQ(rule.next_key({past, past + kTile}, 0, end), end);
+      EXPECT_EQ(rule.count_tiles(0, 0, tiles + 40), 1);
+      EXPECT_EQ(rule.count_tiles(0, 1, tiles + 40), 0);
+      EXPECT_EQ(rule.count_tiles(0, tiles + 1, tiles + 40), 0);
+    }
+  }
+}
+
 TEST(AttentionRules, TransposedTileMasksExchangeQueriesAndKeys) {
   Rng rng(4, rng_stream(kTestPurpose, 12));
   for (const int64_t tiles : {0, 1, 5, 31, 32, 33, 64, 70}) {
@@ -299,7 +326,7 @@ TEST(AttentionRules, SaysWhatIsWrong) {
   expect({.distance = {1.5, 0}}, "expected a distance factor");
   expect({.distance = {0.5, -1}}, "expected a distance factor");
   expect({.slopes = Tensor::zeros({3}, DType::kF64)}, "slopes");
-  expect({.bias = Tensor::zeros({2, 4}, DType::kF64)}, "expected a relative bias [H, 2 R + 1]");
+  expect({.bias = Tensor::zeros({2, 4}, DType::kF64)}, "expected bias f64[2, 3] = [H, 2 R + 1]");
   expect({.sinks = Tensor::zeros({2}, DType::kF32)}, "sinks");
   expect({.mask = Mask::kFull, .prefix_lm = Tensor::from(std::vector<int32_t>{2})},
          "expected a causal mask, no window");

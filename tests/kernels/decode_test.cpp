@@ -27,10 +27,10 @@ TEST(Decode, ArgumentsAreChecked) {
   Tensor slots = some_slots({}), t = Tensor::zeros({2, 2}, DType::kF32);
   const Tensor one = ids({0}, Device{}), two = ids({0, 1}, Device{});
   EXPECT_THROW_WITH(decode_advance({.slots = t, .active = one, .tokens = one, .stop_tokens = two}),
-                    Error, "[decode_advance] expected slots [S, 3]");
+                    Error, "[decode_advance] expected slots i32[2, 3] = [S, 3]");
   EXPECT_THROW_WITH(
       decode_advance({.slots = slots, .active = one, .tokens = one, .stop_tokens = two}), Error,
-      "[decode_advance] expected stop_tokens [S, K]");
+      "[decode_advance] expected stop_tokens i32[S, K]");
   EXPECT_THROW_WITH(set_elements({.t = slots, .at = one, .values = two}), Error, "[set_elements]");
   EXPECT_THROW_WITH(set_rows({.t = slots, .at = one, .rows = two}), Error, "[set_rows]");
 }

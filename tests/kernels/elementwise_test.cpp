@@ -327,7 +327,7 @@ TEST(Elementwise, ScaleByTakesItsFactorFromATensor) {
   EXPECT_EQ(y.to_vector<double>(), (std::vector<double>{13, 14}));
   scale_by({y, x, factor});
   EXPECT_EQ(y.to_vector<double>(), (std::vector<double>{3, -6}));
-  EXPECT_THROW_WITH(scale_by({y, x, x}), Error, "[scale_by] expected factor of one element");
+  EXPECT_THROW_WITH(scale_by({y, x, x}), Error, "[scale_by] expected factor f64[1, 1]");
 }
 
 TEST(Elementwise, SumIsBlockedAndAccurate) {

@@ -218,7 +218,7 @@ TEST(Head, SaysWhatIsWrong) {
   EXPECT_THROW_WITH(forward(c), Error, "chunk_tokens of 0 or more");
   c.desc = {};
   c.w = Tensor::zeros({9, 5}, DType::kF32);
-  EXPECT_THROW_WITH(forward(c), Error, "expected x [T, C] and w [V, C]");
+  EXPECT_THROW_WITH(forward(c), Error, "expected w f32[9, 4] = [V, C], where C = 4 as in x");
 }
 
 // Zero rows after a head's matrix change no result beyond the rounding of matmuls over other sizes,

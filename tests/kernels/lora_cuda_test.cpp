@@ -200,6 +200,8 @@ TEST(CudaLoraInput, ATailWrittenTooEarlyIsRefused) {
            normed = Tensor::empty_like(in), rstd = Tensor::empty({rows}, DType::kF32, device);
     rms_norm_forward({.y = normed, .rstd = rstd, .x = in, .w = gain, .eps = 1e-6});
     EXPECT_THROW_WITH(linear_forward({y, xh, w, {}, 64}), Error, "the tail of x");
+    Tensor none = y.narrow(0, 0, 0);  // without rows nothing has been written
+    linear_forward({none, xh.narrow(0, 0, 0), w, {}, 64});
     lora_input({.h = h, .x = x, .a = a});
     linear_forward({y, xh, w, {}, 64});
     rms_norm_forward({.y = normed, .rstd = rstd, .x = in, .w = gain, .eps = 1e-6});

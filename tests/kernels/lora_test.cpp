@@ -103,7 +103,8 @@ TEST(LoraInput, MismatchesNameTheTensor) {
                 .copy = Tensor::zeros(copy, DType::kF32)});
   };
   call({3, 2}, {3, 5}, {2, 5}, {3, 2});
-  EXPECT_THROW_WITH(call({3, 2}, {3, 5}, {2, 4}, {3, 2}), Error, "rows of x and a of one length");
+  EXPECT_THROW_WITH(call({3, 2}, {3, 5}, {2, 4}, {3, 2}), Error,
+                    "expected a f32[2, 5] = [P, K], where K = 5 as in x");
   EXPECT_THROW_WITH(call({3, 3}, {3, 5}, {2, 5}, {3, 2}), Error, "expected h f32[3, 2]");
   EXPECT_THROW_WITH(call({3, 2}, {3, 5}, {2, 5}, {2, 2}), Error, "expected copy f32[3, 2]");
 }

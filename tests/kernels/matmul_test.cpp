@@ -244,15 +244,16 @@ TEST(Matmul, BiasBackwardOverwritesOrAccumulates) {
 TEST(Matmul, MismatchesNameTheSizes) {
   const Tensor a = Tensor::zeros({2, 3}, DType::kF32), b = Tensor::zeros({4, 5}, DType::kF32);
   Tensor c = Tensor::zeros({2, 5}, DType::kF32);
-  EXPECT_THROW_WITH(matmul({c, a, b}), Error, "inner sizes differ: 2 x 3 times 4 x 5");
+  EXPECT_THROW_WITH(matmul({c, a, b}), Error, "expected b f32[3, 5] = (K, N), where K = 3 as in a");
   Tensor d = Tensor::zeros({2, 4}, DType::kF32);
-  EXPECT_THROW_WITH(matmul({d, a, Tensor::zeros({3, 5}, DType::kF32)}), Error, "expected c 2 x 5");
+  EXPECT_THROW_WITH(matmul({d, a, Tensor::zeros({3, 5}, DType::kF32)}), Error,
+                    "expected c f32[2, 5] = (M, N)");
   EXPECT_THROW_WITH(matmul({c, a, Tensor::zeros({3, 5}, DType::kF64)}), Error,
                     "expected b f32[3, 5]");
   EXPECT_THROW_WITH(matmul({c, Tensor::zeros({3, 2}, DType::kF32).transpose(0, 1),
                             Tensor::zeros({3, 5}, DType::kF32)}),
                     Error, "contiguous a");
-  EXPECT_THROW_WITH(matmul({c, a.to(DType::kBF16), b}), Error, "inner sizes");
+  EXPECT_THROW_WITH(matmul({c, a.to(DType::kBF16), b}), Error, "expected b bf16[3, 5]");
   EXPECT_THROW_WITH(
       linear_forward({c, a, Tensor::zeros({5, 3}, DType::kF32), Tensor::zeros({4}, DType::kF32)}),
       Error, "expected bias f32[5]");

@@ -93,7 +93,7 @@ TEST(SamplingOptions, SaysWhatIsWrongBeforeAnythingIsSampled) {
   });
   expect_error("expected bias_values f32[2, 2]",
                [](State& s, Tensor&) { s.bias_values = s.bias_values.to(DType::kF64); });
-  expect_error("expected params [S, 64]", [](State& s, Tensor&) { s.params = {}; });
+  expect_error("expected params u8[S, 64]", [](State& s, Tensor&) { s.params = {}; });
 }
 
 TEST(SamplingOptions, ParametersOutOfRangeAreRefused) {

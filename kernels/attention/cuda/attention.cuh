@@ -76,10 +76,9 @@ void dispatch_tiles(Device device, F&& fn) {
 
 // Packed sequences in tiles of `per_tile` tokens. The host does not know the sequence boundaries,
 // so sequence s owns the slots from cu[s] / per_tile + s to cu[s + 1] / per_tile + s + 1
-// (exclusive): enough for its tiles, some of them empty. With `spare` slots for each sequence
-// instead of one, there are enough for tiles that start in its prefix.
-inline int64_t tile_slots(int64_t tokens, int64_t sequences, int64_t per_tile, int64_t spare = 1) {
-  return sequences == 0 ? 0 : tokens / per_tile + spare * sequences;
+// (exclusive): enough for its tiles, some of them empty.
+inline int64_t tile_slots(int64_t tokens, int64_t sequences, int64_t per_tile) {
+  return sequences == 0 ? 0 : tokens / per_tile + sequences;
 }
 struct SequenceTile {
   PackedSequence sequence;
@@ -89,21 +88,20 @@ struct SequenceTile {
 // Finds the tile of a slot; all lanes of a warp must call it, which searches 32 sequences at a
 // time.
 __device__ __forceinline__ SequenceTile find_tile(const PackedSequences& sequences, int slot,
-                                                  int per_tile, int spare = 1) {
+                                                  int per_tile) {
   const int32_t* const cu = sequences.cu;
   const int lane = static_cast<int>(threadIdx.x % 32);
   int first = 0, count = sequences.count;  // the sequence is one of [first, first + count)
   while (count > 1) {
     const int step = (count + 31) / 32, offset = lane * step;
-    const bool begun =
-        offset < count && cu[first + offset] / per_tile + spare * (first + offset) <= slot;
+    const bool begun = offset < count && cu[first + offset] / per_tile + (first + offset) <= slot;
     // Lane 0 always has begun == true.
     const int skip = (__popc(__ballot_sync(0xffffffffu, begun)) - 1) * step;
     first += skip;
     count = min(step, count - skip);
   }
   const PackedSequence sequence = sequences[first];
-  return {sequence, first, slot - sequence.begin / per_tile - spare * first};
+  return {sequence, first, slot - sequence.begin / per_tile - first};
 }
 
 // The scores of row r of the thread's two become those that the softmax sees. `rule` is bound to

@@ -104,18 +104,16 @@ struct ForwardProblem {
 };
 
 // `slots` and `combined` depend on the kernel and are still to be set.
-template <class T, class Args>
-ForwardProblem<T> forward_problem(const Args& args) {
+template <class T>
+ForwardProblem<T> forward_problem(const AttentionForward& args) {
   const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = args.q.dim(2),
                 kv_heads = args.k.dim(1);
-  float* lse = nullptr;
-  if constexpr (requires { args.lse; }) lse = pointer<float>(args.lse);
   const int64_t key_bytes = 2 * tokens * dim * static_cast<int64_t>(sizeof(T));  // and values
   return {.q = pointer<T>(args.q),
           .k = pointer<T>(args.k),
           .v = pointer<T>(args.v),
           .o = pointer<T>(args.o),
-          .lse = lse,
+          .lse = pointer<float>(args.lse),
           .sequences = PackedSequences(args.cu_seqlens, args.desc),
           .tokens = tokens,
           .q_stride = args.q.strides()[0],

@@ -169,8 +169,8 @@ struct PagedProblem {
   }
 };
 
-template <class T, class Args>
-PagedProblem<T> paged_problem(const Args& args) {
+template <class T>
+PagedProblem<T> paged_problem(const AttentionPaged& args) {
   const int64_t heads = args.q.dim(1), kv_heads = args.cache.k.dim(2);
   return {
       .q = pointer<T>(args.q),
