@@ -84,11 +84,10 @@ TEST_F(Plans, ProgramsOfRewardsRunInTheFoldersOfTheirFiles) {
       "  - {name: command, run: a b}\n  - {name: command, run: a, directory: sub/folder}\n"
       "  - {name: command, run: a, directory: /}\n");
   const std::vector<RewardConfig>& rewards = plan.stages[0].rewards;
-  const auto folder = [&](size_t i) { return rewards[i].program.directory; };
-  EXPECT_EQ(folder(0), "");
-  EXPECT_EQ(folder(1) + "/sub/folder", folder(2));
-  EXPECT_TRUE(folder(1).starts_with("/") && !folder(1).ends_with("/"));
-  EXPECT_EQ(folder(3), "/");
+  const std::string& own = rewards[1].program.directory;
+  EXPECT_TRUE(rewards[0].program.directory.empty() && rewards[3].program.directory == "/");
+  EXPECT_EQ(own + "/sub/folder", rewards[2].program.directory);
+  EXPECT_TRUE(own.starts_with("/") && !own.ends_with("/"));
 }
 
 TEST_F(Plans, BuffersOfRewardsFitTheLengthOfCompletions) {
@@ -228,9 +227,8 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
   EXPECT_EQ(again.stages[1].data.jsonl.answer, "{b}\n");
   EXPECT_EQ(again.stages[2].rewards[0].pattern, "(?s)\\d+: \"x\" # y");
   EXPECT_EQ(again.stages[2].grpo.epsilon_high, 0.28);
-  const std::string& folder = plan.stages[4].environment.program.directory;
-  EXPECT_EQ(again.stages[4].environment.program.directory, folder);
-  EXPECT_TRUE(folder.starts_with("/"));
+  EXPECT_EQ(again.stages[4].environment, plan.stages[4].environment);
+  EXPECT_TRUE(plan.stages[4].environment.program.directory.starts_with("/"));
   EXPECT_TRUE(plan.stages[3].environment.corpus.starts_with("/"));
   EXPECT_EQ(again.stages[2].sampling.stop_tokens, (std::vector<int64_t>{1, 2}));
   // No key has its default value in every stage, or the test would not see it.
