@@ -227,7 +227,7 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
   EXPECT_EQ(again.stages[1].data.jsonl.answer, "{b}\n");
   EXPECT_EQ(again.stages[2].rewards[0].pattern, "(?s)\\d+: \"x\" # y");
   EXPECT_EQ(again.stages[2].grpo.epsilon_high, 0.28);
-  EXPECT_EQ(again.stages[4].environment, plan.stages[4].environment);
+  EXPECT_EQ(again.stages[4].environment.program, plan.stages[4].environment.program);
   EXPECT_TRUE(plan.stages[4].environment.program.directory.starts_with("/"));
   EXPECT_TRUE(plan.stages[3].environment.corpus.starts_with("/"));
   EXPECT_EQ(again.stages[2].sampling.stop_tokens, (std::vector<int64_t>{1, 2}));
