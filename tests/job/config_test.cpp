@@ -69,11 +69,10 @@ TEST_F(Plans, ProgramsOfRewardsRunInTheFoldersOfTheirFiles) {
       "  - {name: command, run: a b}\n  - {name: command, run: a, directory: sub/folder}\n"
       "  - {name: command, run: a, directory: /}\n");
   const std::vector<RewardConfig>& rewards = plan.stages[0].rewards;
-  EXPECT_EQ(rewards[0].program.directory, "");
-  EXPECT_EQ(rewards[1].program.directory + "/sub/folder", rewards[2].program.directory);
-  EXPECT_TRUE(rewards[1].program.directory.starts_with("/") &&
-              !rewards[1].program.directory.ends_with("/"));
-  EXPECT_EQ(rewards[3].program.directory, "/");
+  const std::string& own = rewards[1].program.directory;
+  EXPECT_TRUE(rewards[0].program.directory.empty() && rewards[3].program.directory == "/");
+  EXPECT_EQ(own + "/sub/folder", rewards[2].program.directory);
+  EXPECT_TRUE(own.starts_with("/") && !own.ends_with("/"));
 }
 
 TEST_F(Plans, BuffersOfRewardsFitTheLengthOfCompletions) {
@@ -212,8 +211,7 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
   EXPECT_EQ(again.stages[1].data.jsonl.answer, "{b}\n");
   EXPECT_EQ(again.stages[2].rewards[0].pattern, "(?s)\\d+: \"x\" # y");
   EXPECT_EQ(again.stages[2].grpo.epsilon_high, 0.28);
-  EXPECT_EQ(again.stages[4].environment.program.directory,
-            plan.stages[4].environment.program.directory);
+  EXPECT_EQ(again.stages[4].environment.program, plan.stages[4].environment.program);
   EXPECT_TRUE(plan.stages[4].environment.program.directory.starts_with("/"));
   EXPECT_TRUE(plan.stages[3].environment.corpus.starts_with("/"));
   EXPECT_EQ(again.stages[2].sampling.stop_tokens, (std::vector<int64_t>{1, 2}));
