@@ -40,7 +40,7 @@ function(cohort_layer folder)
   endif()
   # These layers have no loops over tensors: more optimisation would take a third of a cold build and save no time of a run.
   if(folder MATCHES "^(rl|trainers|job)$")
-    target_compile_options(cohort_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-O1>)
+    target_compile_options(cohort_${name} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>)
   endif()
   if(COHORT_CUDA)
     target_link_libraries(cohort_${name} PRIVATE $<BUILD_INTERFACE:cohort_cuda_options>)

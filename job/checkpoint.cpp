@@ -168,7 +168,7 @@ std::unique_ptr<Tokenizer> with_ends(std::unique_ptr<Tokenizer> tokenizer, const
   NamedFiles files = tokenizer->files();
   if (find_file(files, kGeneration) != nullptr) return tokenizer;
   for (NamedFiles::value_type& file : read_files(base, kEnds)) files.push_back(std::move(file));
-  return make_tokenizer(std::move(files), where);
+  return make_tokenizer(std::move(files), where + " with the stop tokens of " + base);
 }
 
 LoadedModel load_saved(const std::string& checkpoint, ModelDescription saved, DType dtype,

@@ -41,7 +41,7 @@ Shape ArgumentCheck::sizes(const ArgumentSpec& spec, const Tensor& t) {
     }
     const int64_t times = multiple.empty() ? factor : factor * (*this)[multiple];
     int64_t value = name.empty() ? 0 : (*this)[name];
-    if (value < 0 && i < own.rank() && own[i] >= offset) {
+    if (value < 0 && times > 0 && i < own.rank() && own[i] >= offset) {
       value = (own[i] - offset) / times;
       values_.at(num_values_++) = {name, value, spec.name};
     }

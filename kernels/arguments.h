@@ -65,10 +65,18 @@ struct SpecReader {
       n = 10 * n + text[0] - '0';
     return n;
   }
+  static constexpr bool is_dtype(std::string_view name) {
+    for (int i = 0; i <= static_cast<int>(DType::kF16); ++i)
+      if (name == dtype_name(static_cast<DType>(i))) return true;
+    return name == "any" || name == "accumulate";
+  }
   constexpr SizeSpec size() {
+    skip("");
+    const bool has_number = !text.empty() && text[0] >= '0' && text[0] <= '9';
     const int64_t n = number();
     SizeSpec out{.multiple = word(), .name = word()};
     if (out.name.empty()) std::swap(out.multiple, out.name);
+    if (out.name.empty() && !has_number) throw "expected a size";
     if (out.name.empty()) return {.offset = n};
     if (n != 0) out.factor = n;
     if (skip("+")) out.offset = number();
@@ -76,8 +84,11 @@ struct SpecReader {
   }
   constexpr ArgumentSpec declaration() {
     ArgumentSpec out;
-    for (auto next = word(); !next.empty(); next = word())
-      (next == "strided" || next == "view" ? out.layout : out.dtype) = next;
+    for (auto next = word(); !next.empty(); next = word()) {
+      const bool is_layout = next == "strided" || next == "view";
+      if (!is_layout && !is_dtype(next)) throw "expected a dtype or a layout";
+      (is_layout ? out.layout : out.dtype) = next;
+    }
     const std::string_view begin = text;
     out.is_matrix = skip("(");
     if (!out.is_matrix && !skip("[")) throw "expected sizes";
@@ -102,6 +113,7 @@ struct CallSpec {
       do {
         ArgumentSpec& spec = arguments[n++] = declared;
         spec.name = in.word();
+        if (spec.name.empty()) throw "expected a name";
         spec.is_optional = in.skip("?");
       } while (in.skip(","));
     } while (in.skip(";"));
@@ -159,7 +171,7 @@ class ArgumentCheck {
   std::optional<Device> device_;
   std::optional<DType> dtype_;
   std::optional<Shape> rest_;  // the sizes of "..."
-  std::array<Value, 12> values_;
+  std::array<Value, 16> values_;
   size_t num_values_ = 0;
 };
 

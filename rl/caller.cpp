@@ -28,6 +28,11 @@ Caller::Caller(std::string name, const ProgramConfig& config, WorkerPoolOptions 
   options_.start_timeout = std::max(config.timeout, config.start_timeout);
 }
 
+void Caller::start() {
+  if (callback_ == nullptr && pool_ == nullptr)
+    pool_ = make_worker_pool(process_spawner(), options_);
+}
+
 void Caller::submit(const Json& request, Key key) {
   const std::string line = request.dump();
   // A callback reads what a program would: text that is not UTF-8 is replaced.
@@ -35,7 +40,7 @@ void Caller::submit(const Json& request, Key key) {
     unsent_[key] = parse_json(line, "request");
     return;
   }
-  if (pool_ == nullptr) pool_ = make_worker_pool(process_spawner(), options_);
+  start();
   pool_->submit(line, key);
 }
 

@@ -1,5 +1,5 @@
-// Calls to code outside of this library, with requests and answers in JSON: external programs, or a
-// callback of the program that trains in their place.
+// Calls to code outside of this library, with requests and answers in JSON: external programs or, in
+// their place, a callback of the training program.
 #pragma once
 
 #include <cstdint>
@@ -40,8 +40,9 @@ class Caller {
   // for a command line that cannot be split.
   Caller(std::string name, const ProgramConfig& config, WorkerPoolOptions options);
 
-  // The first call starts the programs, and throws InputError if that fails.
-  void submit(const Json& request, Key key);
+  // Starts the programs, if they are not running. Throws InputError if that fails.
+  void start();
+  void submit(const Json& request, Key key);  // calls start()
 
   struct Answer {
     Json value;

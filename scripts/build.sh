@@ -21,7 +21,7 @@ while [[ ${1-} == -D* ]]; do
   shift
 done
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-[ -z "$grouped" ] || [ -f "build/$preset/CMakeCache.txt" ] || variables+=("$grouped")
+[ -z "$grouped" ] || [ -f "build/$preset/build.ninja" ] || variables+=("$grouped")
 # CMake looks for nvcc only on PATH.
 nvcc=/usr/local/cuda/bin/nvcc
 if [ -z "${CUDACXX-}" ] && ! command -v nvcc >/dev/null && [ -x $nvcc ]; then

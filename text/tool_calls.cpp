@@ -73,6 +73,12 @@ class CallReader {
   // An object of a name, the arguments under the key `arguments` and, perhaps, an id.
   void read_object(ToolCall& call, const Json& json, const std::string& arguments) const;
 
+  // True at the start of the rest or of one of its lines, where thinking can begin.
+  bool begins_line(size_t at) const {
+    const size_t before = rest_.substr(0, at).find_last_not_of(" \t\r");
+    return before == rest_.npos || rest_[before] == '\n';
+  }
+
   std::string_view rest_;
   const Json& tools_;
   bool has_thought_ = false;   // a tag of thinking has been read
@@ -91,10 +97,11 @@ bool CallReader::next(std::string_view tag) {
     for (const auto& [open, close] : kThinking) {
       const bool opens = text.starts_with(open);
       if (!opens && (has_thought_ || !text.starts_with(close))) continue;
-      const size_t before = rest_.substr(0, at).find_last_not_of(" \t\r");
-      if (opens && before != rest_.npos && rest_[before] != '\n' &&
-          text.substr(0, text.find(open, 1)).find(close) == text.npos)
-        continue;  // a mere mention
+      if (opens && !begins_line(at)) {
+        size_t next = rest_.find(open, at + 1);
+        while (next != rest_.npos && !begins_line(next)) next = rest_.find(open, next + 1);
+        if (rest_.substr(at, next - at).find(close) == rest_.npos) continue;  // a mere mention
+      }
       if (!opens) calls_.clear();
       has_thought_ = true;
       const size_t size = text.find(close);

@@ -53,6 +53,7 @@ bool CommandReward::runs(const RewardConfig& config) const {
 }
 
 void CommandReward::submit(const RewardInput& in) {
+  caller_.start();  // also for `batch`: programs start while others sample
   if (!submitted_.emplace(in.index, excerpt(in.completion)).second) return;
   Json request;
   request.set("index", in.index)

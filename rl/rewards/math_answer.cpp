@@ -157,18 +157,23 @@ std::string without_units(std::string text, std::string& unit) {
   return text;
 }
 
-// Returns the exponent of a unit, and leaves its last word: 2 and "cm" of "square cm" and "cm^2".
+// Returns the exponent of the last word of a unit, and leaves that word: 2 and "cm" of "square cm"
+// and "cm^2", 1 and "hour" of "m^3 per hour".
 char take_power(std::string_view& unit) {
   constexpr std::pair<std::string_view, char> kPowers[] = {
-      {"square ", '2'}, {"sq ", '2'}, {"cubic ", '3'}, {"cu ", '3'}};
+      {"square", '2'}, {"sq", '2'}, {"cubic", '3'}, {"cu", '3'}};
+  const size_t begin = unit.rfind(' ') + 1;
+  std::string_view before = unit.substr(0, begin == 0 ? 0 : begin - 1);
+  before.remove_prefix(before.rfind(' ') + 1);
+  unit.remove_prefix(begin);
   char power = '1';
   for (const auto& [word, number] : kPowers)
-    if (unit.starts_with(word)) power = number;
-  if (const size_t at = unit.find('^'); at != unit.npos) {
+    if (before == word) power = number;
+  const size_t at = unit.find('^');
+  if (at != unit.npos && at > 0 && at + 1 < unit.size()) {
     power = unit[at + 1];
     unit = unit.substr(0, at);
   }
-  unit.remove_prefix(unit.rfind(' ') + 1);
   return power;
 }
 

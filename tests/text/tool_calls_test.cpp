@@ -225,6 +225,7 @@ TEST(ToolCalls, AMentionOfThinkingIsText) {
       EXPECT_EQ(calls("I have no " + open + ", " + open + " or so. " + call), called);
       EXPECT_EQ(calls("A " + open + " tag.\n" + open + call + close + call), called);
       EXPECT_EQ(calls("So " + open + call + close + " 4"), "");
+      EXPECT_EQ(calls("So " + open + call + " or " + open + " again " + close + call), called);
       EXPECT_EQ(calls("So \n \t" + open + call), "");
       EXPECT_EQ(calls(open + " the " + open + " tag " + call), "");
       EXPECT_EQ(calls(open + close + " the " + open + " tag " + call), called);
