@@ -1,7 +1,5 @@
 #include "job/replay.h"
 
-#include <unistd.h>
-
 #include <bit>
 #include <cmath>
 #include <filesystem>
@@ -301,10 +299,10 @@ std::optional<ReplayedCompletion> replay_run(const ReplayOptions& options, const
   const TrainConfig& last = parts.back().config;
   check_range("--prompt", options.prompt, last.batch.prompts_per_step);
   check_range("--completion", options.completion, last.batch.num_generations);
-  // Has the state between two parts, whose checkpoint may have been removed. What a killed replay
-  // of any run of the same user has left is removed.
+  // Has the state between two parts, whose checkpoint may have been removed. A replay of the same
+  // run removes what a killed one has left.
   std::optional<NewFolder> scratch;
-  const std::string name = str("cohort-replay-", ::getuid());
+  const std::string name = "cohort-replay-" + hex(checksum(target.dir));
   std::string dir = target.dir, next_dir;
   std::optional<ReplayedCompletion> completion;
   for (const Part& part : parts) {

@@ -1,4 +1,4 @@
-// Calls to code outside of this library, with requests and answers in JSON: external programs or, in
+// Calls to code outside this library, with requests and answers in JSON: external programs or, in
 // their place, a callback of the training program.
 #pragma once
 

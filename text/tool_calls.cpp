@@ -1,6 +1,7 @@
 #include "text/tool_calls.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "core/text.h"
@@ -87,6 +88,11 @@ class CallReader {
 };
 
 bool CallReader::next(std::string_view tag) {
+  // The next closing tag, and the next opening one that begins a line, of each kind of thinking.
+  struct Tags {
+    size_t closing = 0, beginning = 0;
+  };
+  std::array<Tags, std::size(kThinking)> tags{};
   for (size_t at = 0; (at = rest_.find_first_of("<[", at)) != rest_.npos; ++at) {
     const std::string_view text = rest_.substr(at);
     if (!tag.empty() && text.starts_with(tag)) {
@@ -94,19 +100,23 @@ bool CallReader::next(std::string_view tag) {
       remove(at + tag.size());
       return true;
     }
-    for (const auto& [open, close] : kThinking) {
+    for (size_t kind = 0; kind < tags.size(); ++kind) {
+      const auto& [open, close] = kThinking[kind];
+      auto& [closing, beginning] = tags[kind];
       const bool opens = text.starts_with(open);
       if (!opens && (has_thought_ || !text.starts_with(close))) continue;
       if (opens && !begins_line(at)) {
-        size_t next = rest_.find(open, at + 1);
-        while (next != rest_.npos && !begins_line(next)) next = rest_.find(open, next + 1);
-        if (rest_.substr(at, next - at).find(close) == rest_.npos) continue;  // a mere mention
+        if (closing < at) closing = rest_.find(close, at);
+        while (beginning <= at || (beginning != rest_.npos && !begins_line(beginning)))
+          beginning = rest_.find(open, std::max(at, beginning) + 1);
+        if (closing == rest_.npos || closing > beginning) continue;  // a mere mention
       }
       if (!opens) calls_.clear();
       has_thought_ = true;
       const size_t size = text.find(close);
       remove(size == text.npos ? rest_.size() : at + size + close.size());
       if (size == text.npos || tag.empty()) return size != text.npos;
+      tags = {};
       at = rest_.npos;  // from the start
       break;
     }

@@ -13,8 +13,8 @@ constexpr size_t kWindow = 5;       // steps
 constexpr size_t kLongWindow = 25;  // its first and its last kWindow are compared
 constexpr size_t kMedianWindow = 50;
 constexpr size_t kEvaluations = 4;
-constexpr int64_t kIdleSteps = 10;  // steps in which most groups have zero variance
-constexpr double kIdleFraction = 0.9;
+constexpr int64_t kZeroSignalSteps = 10;  // steps in which most groups have zero variance
+constexpr double kZeroSignalFraction = 0.9;
 constexpr double kSpike = 10;                            // times the running median
 constexpr size_t kFewValues = 10;                        // a median needs as many
 constexpr double kLengthFactor = 2, kLengthChange = 16;  // tokens at least
@@ -48,7 +48,8 @@ double rise_in_errors(const std::deque<double>& values, const std::deque<double>
 }  // namespace
 
 void GrpoMonitor::History::add(double value) {
-  if (std::isnan(value)) return;
+  is_measured_ = !std::isnan(value);
+  if (!is_measured_) return;
   values_.push_back(value);
   if (values_.size() > kMedianWindow + 1) values_.pop_front();
 }
@@ -116,14 +117,20 @@ GrpoMonitor::GrpoMonitor(const GrpoConfig& config, const Json& saved) : config_(
     numbers_[name] = kUnknown;
   numbers_["zero_signal_steps"] = 0;  // latest steps in a row in which most groups have none
   if (!saved.is_object()) return;
-  // Earlier versions did not write all of them.
+  // Earlier versions did not write all of them, wrote histories beside the numbers, the longer one
+  // of two under a plural, and called zero_signal "silent".
   for (auto& [name, number] : numbers_)
     if (const Json* found = saved.find(name)) number = number_or_nan(*found);
-  if (const Json* histories = saved.find("histories"))
-    for (auto& [name, history] : histories_)
-      if (const Json* values = histories->find(name))
-        for (const Json& v : values->as_array()) history.add(v.as_double());
-  for (const Json& name : saved.at("faults").as_array()) active_.insert(name.as_string());
+  const Json* histories = saved.find("histories");
+  if (histories == nullptr) histories = &saved;
+  for (auto& [name, history] : histories_) {
+    const Json* values = histories->find(name + "s");
+    if (values == nullptr) values = histories->find(name);
+    if (values == nullptr) continue;
+    for (const Json& v : values->as_array()) history.add(v.as_double());
+  }
+  for (const Json& name : saved.at("faults").as_array())
+    active_.insert(name.as_string() == "silent" ? "zero_signal" : name.as_string());
 }
 
 Json GrpoMonitor::state() const {
@@ -175,7 +182,7 @@ void GrpoMonitor::update_extremes(const Metrics& metrics) {
   const double zero_signal = metrics.at("frac_reward_zero_std");
   if (std::isnan(zero_signal)) return;
   double& steps = numbers_["zero_signal_steps"];
-  steps = zero_signal > kIdleFraction ? steps + 1 : 0;
+  steps = zero_signal > kZeroSignalFraction ? steps + 1 : 0;
   numbers_["zero_signal"] = zero_signal;
 }
 
@@ -290,7 +297,7 @@ std::string GrpoMonitor::length_change(double factor, const char* change, const 
 // Compares the last value with the median of the earlier ones.
 std::string GrpoMonitor::spike(const char* metric) const {
   std::deque<double> earlier = history(metric).values();
-  if (earlier.size() <= kFewValues) return "";
+  if (earlier.size() <= kFewValues || !history(metric).is_measured()) return "";
   const double value = earlier.back();
   earlier.pop_back();
   const auto middle = earlier.begin() + static_cast<std::ptrdiff_t>(earlier.size() / 2);
@@ -323,7 +330,7 @@ std::string GrpoMonitor::overfitting() const {
 
 std::string GrpoMonitor::zero_signal() const {
   const auto steps = static_cast<int64_t>(numbers_.at("zero_signal_steps"));
-  if (steps < kIdleSteps) return "";
+  if (steps < kZeroSignalSteps) return "";
   if (config_.mask_truncated_completions &&
       recent_mean("truncated") + recent_mean("context") > kAllTruncated)
     return str("no update has been made for ", steps,

@@ -45,9 +45,11 @@ class GrpoMonitor {
     // NaN if there are fewer.
     double mean(size_t steps, size_t skipped = 0) const;
     double deviation(size_t steps) const;
+    bool is_measured() const { return is_measured_; }  // the value of the last add()
 
    private:
     std::deque<double> values_;
+    bool is_measured_ = false;
   };
   // A warning that observe() gives when it becomes active: its name in state(), and its text, which
   // is empty while it is inactive.

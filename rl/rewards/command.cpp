@@ -99,12 +99,12 @@ CommandReward::Result CommandReward::result_of(const Json& answer, int64_t index
 std::map<int64_t, CommandReward::Result> CommandReward::collect() {
   send_lists();
   std::map<int64_t, Result> out;
-  std::string list_error;  // fails the completions of its list
+  std::string list_error;  // the first; fails the completions of all lists without an answer
   for (const auto& [answer, error, key] : caller_.take(WorkerPool::Wait::kAll)) {
     if (!config_.batch)
       out[key.index] = error.empty() ? result_of(answer, key.index) : Result{kNotApplicable, error};
     else if (!error.empty())
-      list_error = error;
+      list_error = list_error.empty() ? error : list_error;
     else
       for (const Json& one : answer.as_array())
         out[one.at("index").as_int()] = result_of(one, one.at("index").as_int());

@@ -142,7 +142,8 @@ std::string without_units(std::string text, std::string& unit) {
     std::string_view rest = (*match)[2];
     while (!(rest = without(rest, " ./", "")).empty()) {
       std::string word(rest.substr(0, rest.find_first_of(" ./")));
-      for (char& c : word) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+      for (char& c : word)
+        if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
       rest.remove_prefix(word.size());
       const std::string_view scale = words.empty() ? scale_of(word) : "";
       if (is_no_unit(word)) return text;

@@ -398,5 +398,33 @@ TEST_F(Monitor, ResumesFromItsStateAsIfNotInterrupted) {
   EXPECT_EQ(resumed, whole);
 }
 
+// Version 0.1.0 and later ones wrote windows beside the numbers, with a short and a long one of the
+// reward, and called a diagnostic otherwise.
+TEST_F(Monitor, ResumesFromTheStateOfEarlierVersions) {
+  config_.num_generations = 4;
+  const auto values = [](int count, double value) {
+    return Json::Array(static_cast<size_t>(count), Json(value));
+  };
+  Json state;
+  state.set("best_reward", 0.9).set("best_deviation", 0.0).set("first_entropy", 1.0);
+  state.set("zero_signal_steps", 40).set("reward", values(5, 0.5)).set("rewards", values(25, 0.5));
+  state.set("truncated", values(5, 0.5)).set("lengths", values(25, 100));
+  state.set("grad_norms", values(50, 1)).set("faults", Json::Array{"silent", "truncated"});
+  GrpoMonitor monitor(config_, state);
+  const Numbers same{.zero_variance = 1, .truncated = 0.5};
+  EXPECT_TRUE(observe(monitor, same).empty());
+  Numbers spike = same;
+  spike.grad_norm = 20;
+  for (const double kl : {0.01, 0.02}) {  // the second follows a step without an update
+    spike.kl = kl;
+    const std::vector<std::string> warnings = observe(monitor, spike);
+    ASSERT_EQ(warnings.size(), 1u);
+    EXPECT_NE(warnings[0].find("grad_norm is 20, over 10 times"), std::string::npos);
+    Numbers none = same;
+    none.grad_norm = std::nan("");
+    EXPECT_TRUE(observe(monitor, none).empty());
+  }
+}
+
 }  // namespace
 }  // namespace cohort::test
