@@ -31,8 +31,8 @@ struct ToolCall {
 // The calls of a turn, in order. `text` has the turn's special tokens, without the token that ended
 // it. Calls in thinking, between <think> and </think> or [THINK] and [/THINK], are text; so is all
 // before a closing tag that no opening one precedes, and after an opening one that is not closed,
-// where thinking can begin: at the start of the text or of a line. An opening tag elsewhere is a mere
-// mention unless its closing one comes before thinking can begin again.
+// where thinking can begin: at the start of the text or of a line. An opening tag elsewhere is a
+// mere mention unless its closing one comes before thinking can begin again.
 // There are 32 calls at most, the last of which says so if there are more. Text that begins a call
 // but does not parse is a call with an `error`, so that the model gets an answer; the mere tag of
 // calls begins none. Never throws for any text.

@@ -261,7 +261,7 @@ TEST(MathPairs, UnitsAndOtherWords) {
       {"5 miles per hour", "5"},
       {"20 m^3 per second", "20 cubic meters per second"},
       {"50 pounds per square inch", "50 lb/in^2"},
-      {"30 people per square mile", "30 people per mi^2"},
+      {"30 houses per square mile", "30 houses per mi^2"},
       {"\\boxed{5\\text{cm^}}", "5"},
       {"3 squared", "3 squared"},
       {"5 or more", "5 or more"},

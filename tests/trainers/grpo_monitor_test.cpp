@@ -401,7 +401,6 @@ TEST_F(Monitor, ResumesFromItsStateAsIfNotInterrupted) {
 // Version 0.1.0 and later ones wrote windows beside the numbers, with a short and a long one of the
 // reward, and called a diagnostic otherwise.
 TEST_F(Monitor, ResumesFromTheStateOfEarlierVersions) {
-  config_.num_generations = 4;
   const auto values = [](int count, double value) {
     return Json::Array(static_cast<size_t>(count), Json(value));
   };
