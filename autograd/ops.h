@@ -101,7 +101,7 @@ using QkvViews = std::function<std::array<Tensor, 3>(std::span<const Tensor> ten
 Variable attention(std::span<const Variable> inputs, const QkvViews& views, Tensor y,
                    const Tensor& cu_seqlens, const kernels::AttentionDesc& desc,
                    const AttentionTerms& terms = {});
-// For qkv side by side -> [T, H D] with `padding` columns behind each row.
+// For qkv side by side -> [T, H D] with `padding` columns after each row.
 Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqlens,
                    const kernels::AttentionDesc& desc, int64_t padding = 0,
                    const AttentionTerms& terms = {});

@@ -63,11 +63,11 @@ int64_t updates_per_step(const TrainConfig& config);
 std::string slow_streaming(double streaming_seconds, double other_seconds);
 
 struct GpuPlan {
-  // The configuration that is planned: of those tried, the first that fits, else the last.
+  // The configuration that is planned: the first one tried that fits, or the last one.
   TrainConfig config;
   MemoryEstimate memory;  // per rank, with the cache that the engine would take
   int64_t usable = 0;     // bytes of the GPU for a rank's tensors
-  // It fits as it was given, where micro_batch_tokens: auto counts as whatever it chooses.
+  // It fits as it was given, where micro_batch_tokens: auto has the value that it chooses.
   bool runs = false;
   int64_t given = 0;     // bytes that it needs as it was given
   std::string changes;   // overrides with which it fits: "micro_batch_tokens=2048 ..."; empty: none

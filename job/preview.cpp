@@ -21,7 +21,7 @@ std::string failures_of(const std::string& program, int64_t failed, int64_t coun
   if (failed == 0) return "";
   std::string what = str(program, " fails for ", failed, " of ", count, " examples: ", first);
   if (failed < count) return what;
-  throw InputError(str(what, "; hint: mend the program, and try it with cohort check; it ",
+  throw InputError(str(what, "; hint: fix the program, and try it with cohort check; it ",
                        printed.empty() ? "printed no error" : "printed last:", printed));
 }
 

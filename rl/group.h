@@ -36,7 +36,7 @@ std::vector<Group> group_completions(std::span<const Example> prompts,
                                      std::vector<Trajectory> completions,
                                      const RewardSet::Scores& scores = {});
 
-// Criterion of correct completions, eval.correct: the reward at this position is at least
+// Criterion for a correct completion, eval.correct: the reward at this position is at least
 // `threshold`. -1: none is given.
 struct OutcomeCriterion {
   int64_t reward = -1;

@@ -17,7 +17,7 @@
 
 namespace cohort {
 
-// All functions continue a spawner that someone has stopped (SIGSTOP), with a warning, and throw
+// All functions resume a spawner that has been stopped (SIGSTOP), with a warning, and throw
 // Error if it has ended or does not answer.
 class ProcessSpawner : NonCopyable {
  public:

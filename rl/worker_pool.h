@@ -47,13 +47,13 @@ class WorkerPool {
     Key key = {};
   };
   enum class Wait { kNone, kOne, kAll };
-  // Returns the answers that have come since the last call, in the order of submission, after
-  // waiting for one, or for all requests, unless no request is unanswered. A
-  // program is restarted if it has requests and answers none of them for the time of an answer,
-  // ends, writes 1 MB more than its request, answers no request, or gives an answer that validate()
-  // or key_of() rejects. All its requests then fail: a request is never sent twice. If three first
-  // answers have timed out and no program has ever answered, all further requests fail at once.
-  // Throws Error if the spawner has ended.
+  // Returns the answers since the last call, in the order of submission. kOne waits for an answer,
+  // kAll for all; neither waits if no request is unanswered. A program is restarted if it has
+  // requests and answers none of them for the time of an answer, ends, writes 1 MB more than its
+  // request, answers no request, or gives an answer that validate() or key_of() rejects. All its
+  // requests then fail: a request is never sent twice. If three first answers have timed out and no
+  // program has ever answered, all further requests fail at once. Throws Error if the spawner has
+  // ended.
   virtual std::vector<Answer> take(Wait wait) = 0;
   // Gives up all requests; answers to them are ignored.
   virtual void cancel() = 0;

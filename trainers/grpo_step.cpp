@@ -20,7 +20,7 @@ namespace {
 
 // The purpose of rng_stream() for shuffled advantages.
 constexpr uint64_t kAblationPurpose = 7;
-// Maximum fraction of a step's completions for which commands may fail.
+// Maximum fraction of a step's completions for which reward programs may fail.
 constexpr double kMaxFailedFraction = 0.05;
 
 // Calls Learner::within_memory() for work on `updates`, which are packed as it asks.
@@ -98,7 +98,7 @@ std::vector<double> log_ratios(Communicator& comm, Learner& learner,
   return out;
 }
 
-// Throws Error on all ranks if commands have failed for too many completions.
+// Throws Error on all ranks if reward programs have failed for too many completions.
 void check_failed(Communicator& comm, const RewardSet& rewards, const RewardSet::Scores& scores,
                   const GrpoSections& config) {
   double failed = 0;
@@ -130,7 +130,7 @@ std::vector<double> gather(Communicator& comm, std::span<const Group> groups,
   return reduce_over_ranks(comm, all);
 }
 
-// The inverse, on each rank.
+// Sets a number of each of this rank's completions from such a list.
 void scatter(std::span<Group> groups, std::span<const double> all,
              double ScoredCompletion::*number) {
   for (Group& group : groups)
@@ -249,7 +249,7 @@ struct StepTimes {
 };
 
 // Samples and scores completions of this rank's prompts, whose indices address the random numbers.
-// Adds what its commands have failed to `failed`, [reward].
+// Adds to `failed`, [reward], the completions for which its program gave no value.
 std::vector<Group> sample_and_score(const GrpoStep& in, std::span<const Example> prompts,
                                     const std::vector<int64_t>& indices, StepTimes& times,
                                     std::vector<std::optional<int64_t>>& failed) {
@@ -303,7 +303,7 @@ std::vector<double> sample_groups(const GrpoStep& in, GrpoStepResult& out, StepT
   for (const int64_t index : shard_prompts(in.comm, in.config, in.step))
     rollouts.groups.push_back({.index = index});
   rollouts.failed.resize(in.rewards.names().size());
-  // The prompt of each group among those that the round draws; -1: it has none.
+  // Position of each group's new prompt among those of the round; -1: the group is kept.
   std::vector<int64_t> drawn(static_cast<size_t>(count));
   std::iota(drawn.begin(), drawn.end(), 0);
   for (int64_t num_drawn = count;; ++rollouts.refill_rounds) {

@@ -76,7 +76,7 @@ struct GrpoStepResult {
   Metrics metrics = {};          // over all ranks, under the names of docs/grpo.md, section 9
   ScoredRollouts rollouts = {};  // this rank's
   int64_t rewarded_count = 0;    // completions of all ranks to which a reward applies; 0: no update
-  // group_outcome(), by the rewards, of all prompts that the ranks have taken, in their order; 0
+  // group_outcome(), by the rewards, of all prompts drawn in the step, in their order; 0
   // without a reward.
   std::vector<double> outcomes = {};
 };
@@ -97,7 +97,7 @@ struct PolicyUpdate {
   Minibatch batches;
   // Packs the sequences into micro batches of at most `tokens` tokens, unless they are already.
   void pack(int64_t tokens, const Transformer& model);
-  // Takes the log-probs of the micro batches over into the sequences, which may then be changed.
+  // Copies the log-probs of the micro batches back into the sequences, which may then be changed.
   void unpack();
 };
 

@@ -55,7 +55,7 @@ inline constexpr int64_t kMaskTile = 128;
 // The mask whose visible tiles are the pairs (tile of queries, tile of keys), each from 0 to
 // `tiles` - 1, in any order; the same for all sequences and heads: [tiles, ceil(tiles / 32)] i32,
 // where bit c % 32 of word c / 32 of row r is set if the tile of queries r and keys c is visible.
-// Bits behind the last tile mean nothing. Throws for a pair out of range.
+// Bits beyond the last tile are ignored. Throws for a pair out of range.
 Tensor make_tile_mask(std::span<const std::pair<int64_t, int64_t>> visible, int64_t tiles,
                       Device device = {});
 // The mask with queries and keys exchanged.

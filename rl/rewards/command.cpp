@@ -114,7 +114,7 @@ std::map<int64_t, CommandReward::Result> CommandReward::collect() {
   return out;
 }
 
-// A program is no function of one completion: RewardSet submits to it and collects from it.
+// A program is not a function of one completion: RewardSet submits to it and collects from it.
 RewardFn make_command(const RewardConfig&, const Task*) {
   return nullptr;
 }

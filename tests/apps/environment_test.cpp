@@ -163,7 +163,7 @@ TEST_F(EnvironmentRuns, OfProgramsThatAnswerNothingAreRefusedByCheck) {
     train[0] = command;
     expect_refused(run_cohort(train),
                    {"cohort: environment 'python3 run.py' fails for 3 of 3 examples: ",
-                    "hint: mend the program, and try it with cohort check; it printed last:",
+                    "hint: fix the program, and try it with cohort check; it printed last:",
                     "ValueError: oh"});
     EXPECT_FALSE(fs::exists(dir_.path("run")));
   }
