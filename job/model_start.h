@@ -47,7 +47,8 @@ struct StageSetup {
 class Reference : NonCopyable {
  public:
   // For the training of `model`, which has been loaded from `checkpoint`; empty: the stage is new,
-  // and `model` is the reference. A checkpoint has the reference if beta was above 0 when it was saved.
+  // and `model` is the reference. A checkpoint has the reference if beta was above 0 when it was
+  // saved.
   Reference(const StageSetup& setup, const Transformer& model, const std::string& checkpoint);
   // Without a model unless this is grpo with beta > 0.
   ReferencePolicy policy() const;
