@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <map>
 #include <optional>
-#include <ranges>
 
 #include "text/tokenizers/added_tokens.h"
 #include "text/tokenizers/json_fields.h"
@@ -100,7 +99,8 @@ std::vector<NamedToken> named_tokens(const Folder& folder) {
       if (key.ends_with("_token")) add(value);
       if (!key.ends_with("_special_tokens")) return;
       if (value.is_array()) std::ranges::for_each(value.as_array(), add);
-      if (value.is_object()) std::ranges::for_each(value.as_object() | std::views::values, add);
+      if (value.is_object())
+        for (const auto& [name, token] : value.as_object()) add(token);
     });
   if (folder.find("tokenizer.json") == nullptr) out.push_back({"", "", kEndOfText, kEndOfText});
   return out;
