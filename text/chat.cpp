@@ -23,22 +23,23 @@ Json first_messages(const Json& messages, size_t end) {
   return Json::Array(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(end));
 }
 
-// Stubs of contents. They are alphanumeric, so that filters of templates leave them as they are.
-constexpr const char *kQuestionStub = "q7question7q", *kTurnStub = "q7turn7q",
-                     *kThinkingStub = "q7thinking7q";
-std::string content_stub(size_t i) {
+// Placeholders of contents. They are alphanumeric, so that filters of templates leave them as they
+// are.
+constexpr const char *kQuestionPlaceholder = "q7question7q", *kTurnPlaceholder = "q7turn7q",
+                     *kThinkingPlaceholder = "q7thinking7q";
+std::string content_placeholder(size_t i) {
   return str("q7content", i, "q");
 }
 
-// A text of an observed message, which a program or a model may have written, and its stub.
+// A text of an observed message, which a program or a model may have written, and its placeholder.
 struct Slot {
   size_t message;
-  std::string key, stub, text;
+  std::string key, placeholder, text;
   std::string shown = {};  // the text as the template writes it
 };
 
 // Returns true if a name or an id cannot be taken for a part of the template, a special token or a
-// stub.
+// placeholder.
 bool is_ordinary(const Tokenizer& tokenizer, const std::string& name) {
   const auto is_plain = [](unsigned char c) {
     return std::isalnum(c) != 0 || c == '_' || c == '-' || c == '.';
@@ -51,8 +52,9 @@ bool is_ordinary(const Tokenizer& tokenizer, const std::string& name) {
   }
 }
 
-// Replaces the contents of observed messages by stubs, and the names and ids that are not ordinary.
-// Each message of a tool gets the id of a call. Mistral's templates take ids of 9 characters.
+// Replaces the contents of observed messages by placeholders, and the names and ids that are not
+// ordinary. Each message of a tool gets the id of a call. Mistral's templates take ids of 9
+// characters.
 std::vector<Slot> take_slots(const Tokenizer& tokenizer, Json::Array& observed) {
   std::vector<Slot> slots;
   for (size_t i = 0; i < observed.size(); ++i) {
@@ -60,34 +62,36 @@ std::vector<Slot> take_slots(const Tokenizer& tokenizer, Json::Array& observed) 
     const std::string* id = message.find_text("tool_call_id");
     if (has_role(message, "tool") && (id == nullptr || id->empty()))
       message.set("tool_call_id", str("call", 10'000 + i));
-    for (const auto& [key, stub] :
-         {std::pair("content", content_stub(i)), std::pair("name", str("q7name", i, "q")),
+    for (const auto& [key, placeholder] :
+         {std::pair("content", content_placeholder(i)), std::pair("name", str("q7name", i, "q")),
           std::pair("tool_call_id", str("q7id", 10'000 + i))}) {
       const std::string* text = message.find_text(key);
-      if (text == nullptr || (stub != content_stub(i) && is_ordinary(tokenizer, *text))) continue;
-      slots.push_back({i, key, stub, *text});
-      message.set(key, stub);
+      if (text == nullptr ||
+          (placeholder != content_placeholder(i) && is_ordinary(tokenizer, *text)))
+        continue;
+      slots.push_back({i, key, placeholder, *text});
+      message.set(key, placeholder);
     }
   }
   return slots;
 }
 
-// Appends text of the template, in which stubs become content.
+// Appends text of the template, in which placeholders become content.
 void append_text(std::vector<ChatFormat::Piece>& pieces, std::string_view text,
                  std::span<const Slot> slots) {
   for (const Slot& slot : slots)
-    if (const size_t at = text.find(slot.stub); at != text.npos) {
+    if (const size_t at = text.find(slot.placeholder); at != text.npos) {
       append_text(pieces, text.substr(0, at), slots);
       if (!slot.shown.empty()) pieces.push_back({slot.shown, true});
-      return append_text(pieces, text.substr(at + slot.stub.size()), slots);
+      return append_text(pieces, text.substr(at + slot.placeholder.size()), slots);
     }
   if (!text.empty()) pieces.push_back({std::string(text)});
 }
 
 // A turn of the assistant before the observed messages, in the forms that templates accept: with a
 // call for each message of a tool, whose arguments are an object or JSON text, then without calls.
-// The last call has kTurnStub.
-std::vector<Json> turn_stubs(const Json::Array& observed) {
+// The last call has kTurnPlaceholder.
+std::vector<Json> turn_placeholders(const Json::Array& observed) {
   std::vector<Json> turns;
   for (const bool is_text : {false, true}) {
     Json turn = make_message("assistant", "");
@@ -96,18 +100,18 @@ std::vector<Json> turn_stubs(const Json::Array& observed) {
       const Json& message = observed[i];
       if (!has_role(message, "tool")) continue;
       const std::string *id = message.find_text("tool_call_id"), *name = message.find_text("name");
-      const Json object = Json().set("argument", calls.empty() ? kTurnStub : "");
+      const Json object = Json().set("argument", calls.empty() ? kTurnPlaceholder : "");
       calls.insert(calls.begin(), make_tool_call(*id, name == nullptr ? "tool" : *name,
                                                  is_text ? Json(object.dump()) : object));
     }
     if (!calls.empty()) turns.push_back(turn.set("tool_calls", std::move(calls)));
   }
-  turns.push_back(make_message("assistant", kTurnStub));
+  turns.push_back(make_message("assistant", kTurnPlaceholder));
   return turns;
 }
 
-Json stub_conversation(const Json& turn, const Json::Array& observed) {
-  Json::Array all{make_message("user", kQuestionStub), turn};
+Json placeholder_conversation(const Json& turn, const Json::Array& observed) {
+  Json::Array all{make_message("user", kQuestionPlaceholder), turn};
   all.insert(all.end(), observed.begin(), observed.end());
   return all;
 }
@@ -134,11 +138,11 @@ bool is_own_token(const Tokenizer& tokenizer, int32_t id) {
          tokenizer.encode_with_plain(text, all) != std::vector{id};
 }
 
-// A rendered stub conversation, and the bytes where its parts begin.
+// A rendered placeholder conversation, and the bytes where its parts begin.
 struct Layout {
   Json message;  // the assistant's
   std::string text;
-  size_t turn = 0;                // kTurnStub
+  size_t turn = 0;                // kTurnPlaceholder
   size_t end = 0, after_end = 0;  // the end of the assistant's turn
 };
 
@@ -148,19 +152,20 @@ Layout find_layout(const Json& turn, std::string rendered, size_t num_observed,
                    std::span<const std::string> ends) {
   Layout out{.message = turn, .text = std::move(rendered)};
   const std::string_view text = out.text;
-  out.turn = text.find(kTurnStub);
+  out.turn = text.find(kTurnPlaceholder);
   if (out.turn == text.npos)
     throw InputError("the chat template does not show the assistant's turn before an observation");
   for (size_t i = 0, from = out.turn; i < num_observed; ++i) {
-    const size_t at = text.find(content_stub(i));
-    if (at == text.npos || at < from || text.rfind(content_stub(i)) != at)
+    const size_t at = text.find(content_placeholder(i));
+    if (at == text.npos || at < from || text.rfind(content_placeholder(i)) != at)
       throw InputError(str("observation, message ", i + 1,
                            ": the chat template does not show its content once after a turn of "
                            "the assistant; hint: another role, such as user"));
     from = at;
   }
-  const size_t limit = std::min(text.find(content_stub(0)), text.size());
-  out.end = out.after_end = text.rfind(kTurnStub, limit) + std::string_view(kTurnStub).size();
+  const size_t limit = std::min(text.find(content_placeholder(0)), text.size());
+  out.end = out.after_end =
+      text.rfind(kTurnPlaceholder, limit) + std::string_view(kTurnPlaceholder).size();
   const std::string_view gap = text.substr(out.end, limit - out.end);
   size_t first = gap.npos;
   for (const std::string& end : ends)
@@ -322,21 +327,24 @@ std::vector<ChatFormat::Piece> ChatFormat::continuation(const Tokenizer& tokeniz
   std::vector<int32_t> ids = tokenizer.stop_ids();
   if (end_of_turn.token) ids.push_back(*end_of_turn.token);
   for (const int32_t id : ids) ends.push_back(tokenizer.decode({&id, 1}, SpecialText::kShow));
-  const Layout layout = first_accepted(turn_stubs(observed), [&](const Json& turn) {
-    return find_layout(turn, prompt(stub_conversation(turn, observed)), observed.size(), ends);
+  const Layout layout = first_accepted(turn_placeholders(observed), [&](const Json& turn) {
+    return find_layout(turn, prompt(placeholder_conversation(turn, observed)), observed.size(),
+                       ends);
   });
-  const std::string stubs = stub_conversation(layout.message, observed).dump();
-  const std::string stub_text = layout.text.substr(layout.turn);
+  const std::string placeholders = placeholder_conversation(layout.message, observed).dump();
+  const std::string placeholder_text = layout.text.substr(layout.turn);
   for (Slot& slot : slots) {
     const auto quoted = [](const std::string& text) { return Json(text).dump(); };
-    const std::string text =
-        prompt(parse_json(replaced(stubs, quoted(slot.stub), quoted(slot.text)), "stubs"));
-    const std::string rest = text.substr(std::min(text.find(kTurnStub), text.size()));
-    const size_t own = replaced(stub_text, slot.stub, "").size();  // bytes of the template itself
-    const size_t count = (stub_text.size() - own) / slot.stub.size();
+    const std::string text = prompt(parse_json(
+        replaced(placeholders, quoted(slot.placeholder), quoted(slot.text)), "placeholders"));
+    const std::string rest = text.substr(std::min(text.find(kTurnPlaceholder), text.size()));
+    const size_t own =
+        replaced(placeholder_text, slot.placeholder, "").size();  // bytes of the template itself
+    const size_t count = (placeholder_text.size() - own) / slot.placeholder.size();
     if (count > 0 && rest.size() > own)
-      slot.shown = rest.substr(stub_text.find(slot.stub), (rest.size() - own) / count);
-    if (rest != replaced(stub_text, slot.stub, slot.shown))
+      slot.shown =
+          rest.substr(placeholder_text.find(slot.placeholder), (rest.size() - own) / count);
+    if (rest != replaced(placeholder_text, slot.placeholder, slot.shown))
       throw InputError(str("observation, message ", slot.message + 1,
                            ": the chat template changes its own text for the ", slot.key, " ",
                            excerpt(slot.text)));
@@ -349,23 +357,24 @@ std::vector<ChatFormat::Piece> ChatFormat::continuation(const Tokenizer& tokeniz
 }
 
 bool ChatFormat::keeps_turns(std::string_view role) const {
-  const Json::Array observed{make_message(std::string(role), content_stub(0))
+  const Json::Array observed{make_message(std::string(role), content_placeholder(0))
                                  .set("name", "tool")
                                  .set("tool_call_id", "call10000")};
-  const std::string thinking = str("<think>\n", kThinkingStub, "\n</think>\n\n", kTurnStub);
-  std::vector<Json> turns = turn_stubs(observed), attempts;
+  const std::string thinking =
+      str("<think>\n", kThinkingPlaceholder, "\n</think>\n\n", kTurnPlaceholder);
+  std::vector<Json> turns = turn_placeholders(observed), attempts;
   std::reverse(turns.begin(), turns.end());
-  for (const std::string& content : {thinking, std::string(kTurnStub)})
+  for (const std::string& content : {thinking, std::string(kTurnPlaceholder)})
     for (Json& turn : turns) attempts.push_back(turn.set("content", content));
   try {
     return first_accepted(attempts, [&](const Json& turn) {
-      const std::string last = render(stub_conversation(turn, {}), Prompt::kNo).text;
+      const std::string last = render(placeholder_conversation(turn, {}), Prompt::kNo).text;
       const bool thinks = turn.at("content").as_string() == thinking;
-      const size_t begin = last.find(thinks ? kThinkingStub : kTurnStub);
-      const size_t end = last.find(kTurnStub, begin);
-      const std::string after = prompt(stub_conversation(turn, observed));
+      const size_t begin = last.find(thinks ? kThinkingPlaceholder : kTurnPlaceholder);
+      const size_t end = last.find(kTurnPlaceholder, begin);
+      const std::string after = prompt(placeholder_conversation(turn, observed));
       return end != last.npos &&
-             after.find(last.substr(begin, end - begin) + kTurnStub) != after.npos;
+             after.find(last.substr(begin, end - begin) + kTurnPlaceholder) != after.npos;
     });
   } catch (const InputError&) {
     return false;

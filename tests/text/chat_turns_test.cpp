@@ -80,7 +80,7 @@ TEST(ChatTurns, TheTemplatesTextIsSeparateFromTheContents) {
       "\n<|tool|>{{{ x }}<|end|>}<|end|>\n<|tool|>{{{ x }}<|end|>}<|end|>\n<|user|>{u}<|end|>\n"
       "<|assistant|>");
   EXPECT_EQ(chat.after({make_message("tool", " ")}, false), "\n<|tool|><|end|>\n<|assistant|>");
-  // Stubs are no special contents.
+  // Placeholders are no special contents.
   const std::string stubs = "q7turn7q q7content0q q7content1q";
   EXPECT_EQ(chat.after({make_message("user", stubs), user}, false),
             "\n<|user|>{" + stubs + "}<|end|>\n<|user|>{u}<|end|>\n<|assistant|>");
@@ -117,7 +117,7 @@ TEST(ChatTurns, NamesAndIdsOfCallsAreContents) {
     EXPECT_EQ(std::count(ids.begin(), ids.end(), end), 2);
     EXPECT_EQ(std::count(ids.begin(), ids.end(), chat.tokenizer->encode("<|assistant|>")[0]), 1);
   }
-  // A name that is the stub of the turn is refused.
+  // A name that is the placeholder of the turn is refused.
   EXPECT_THROW_WITH(chat.after({tool("f", "q7turn7q"), tool("f", "1")}), InputError,
                     "observation, message 1: the chat template changes its own text for the tool");
   // A special token may be a word.
