@@ -13,7 +13,7 @@ namespace cohort {
 // The adapter of a linear layer, or undefined. The layer may have several modules, such as queries
 // and keys: each has columns of h, and with them a block of s B, which is 0 elsewhere.
 struct Lora {
-  using Module = kernels::LoraModule;
+  using Module = kernels::AdapterSlice;
   Variable a;  // [modules rank, K], behind which P - modules rank rows of zeros are padding
   Variable b;  // [rows of all modules, rank]
   std::vector<Module> modules;

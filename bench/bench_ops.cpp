@@ -165,7 +165,7 @@ void add_lora(Rows& rows) {
         {3072, 4096, 1}, {3072, 6144, 1}, {3072, 28672, 2}, {16384, 896, 1}, {16384, 9728, 2}};
   for (const auto& [tokens, out, count] : outputs) {
     const int64_t rank = 16;
-    std::vector<LoraModule> modules;
+    std::vector<AdapterSlice> modules;
     for (int64_t m = 0; m < count; ++m) modules.push_back({m * (out / count), out / count});
     const Tensor dy = random({tokens, out}), h = random({tokens, kRank});
     const Tensor w = random({out, 512 + kRank}), sb = w.narrow(1, 512, kRank);

@@ -50,7 +50,7 @@ std::string keys_of(const LoraConfig& lora) {
 std::vector<std::string> module_names(ModelConfig config, const LoraConfig& lora) {
   config.lora = lora;
   std::vector<std::string> out;
-  for (const LoraModule& module : LoraModules(config).modules) out.push_back(module.name);
+  for (const AdapterTarget& module : AdapterTargets(config).modules) out.push_back(module.name);
   return out;
 }
 

@@ -440,7 +440,7 @@ std::string training_folder(const std::string& checkpoint) {
   const Json manifest = read_json(checkpoint, "manifest.json");
   const std::string path = (fs::path(checkpoint) / "manifest.json").string();
   const bool flat =
-      with_places(manifest, path, [&] { return manifest.at("format").as_int() == kFlatFormat; });
+      with_location(manifest, path, [&] { return manifest.at("format").as_int() == kFlatFormat; });
   return flat ? checkpoint : (fs::path(checkpoint) / "training").string();
 }
 
@@ -449,7 +449,7 @@ void verify_checkpoint(const std::string& checkpoint) {
   if (!path_exists(path))
     throw InputError(str(checkpoint, " is no complete checkpoint: manifest.json is missing"));
   const Json manifest = read_json(checkpoint, "manifest.json");
-  with_places(manifest, path, [&] { verify_files(manifest, path); });
+  with_location(manifest, path, [&] { verify_files(manifest, path); });
 }
 
 bool has_checkpoint(const std::string& dir) {
@@ -610,7 +610,7 @@ void check_compatible(const ModelConfig& wanted, const DataConfig& data, const M
 TrainState load_state(const std::string& checkpoint) {
   const std::string folder = training_folder(checkpoint), path = folder + "/state.json";
   const Json json = read_json(folder, "state.json");
-  return with_places(json, path, [&] { return TrainState::from_json(json); });
+  return with_location(json, path, [&] { return TrainState::from_json(json); });
 }
 
 }  // namespace cohort

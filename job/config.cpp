@@ -93,12 +93,15 @@ void apply_to_root(ConfigNode& root, std::span<const std::string> overrides) {
   }
 }
 
-// Moves data.jsonl.held_out_fraction, an earlier name, to data.held_out_fraction, in stages too. Of
-// two values the one of the command line counts; the config.yaml of an earlier version has both, of
-// which one had no effect on its data. Throws InputError for other values that differ.
+[[noreturn]] void refuse_both_names(const ConfigNode& now, const char* name, const ConfigNode& old,
+                                    const char* old_name) {
+  throw InputError(str(now.where(), ": ", name, ": ", now.scalar, " contradicts ", old_name, ": ",
+                       old.scalar, ", its earlier name; hint: give one of them"));
+}
+
+// Moves data.jsonl.held_out_fraction to data.held_out_fraction. The config.yaml of an earlier
+// version has both, of which one had no effect on its data.
 void rename_held_out(ConfigNode& map) {
-  if (ConfigNode* stages = map.find("stages"))
-    for (ConfigNode& stage : stages->items) rename_held_out(stage);
   const auto at = [&](const char* key) { return node_at(map, key); };
   const ConfigNode *old = at("data.jsonl.held_out_fraction"), *now = at("data.held_out_fraction");
   if (old == nullptr) return;
@@ -110,12 +113,31 @@ void rename_held_out(ConfigNode& map) {
   else if (now != nullptr && at("data.fingerprint") != nullptr && at("data.jsonl.limit") != nullptr)
     counts = text == nullptr || (text->items.empty() && text->scalar.empty());
   else if (!counts && !old->is_null() && number(*old) != number(*now))
-    throw InputError(str(now->where(), ": data.held_out_fraction: ", now->scalar,
-                         " contradicts data.jsonl.held_out_fraction: ", old->scalar,
-                         ", its earlier name; hint: give one of them"));
+    refuse_both_names(*now, "data.held_out_fraction", *old, "data.jsonl.held_out_fraction");
   if (counts) at("data")->set("held_out_fraction", moved);
   std::erase_if(at("data.jsonl")->entries,
                 [](const auto& entry) { return entry.key == "held_out_fraction"; });
+}
+
+// Renames refill_rounds to dynamic_sampling_rounds.
+void rename_refill_rounds(ConfigNode& map) {
+  constexpr const char *kOld = "refill_rounds", *kName = "dynamic_sampling_rounds";
+  const ConfigNode *old = map.find(kOld), *now = map.find(kName);
+  if (old == nullptr) return;
+  const bool is_typed = old->line == 0;
+  if (now != nullptr && (now->line == 0) == is_typed && now->scalar != old->scalar)
+    refuse_both_names(*now, kName, *old, kOld);
+  if (now == nullptr || is_typed) map.set(kName, ConfigNode(*old));
+  std::erase_if(map.entries, [](const auto& entry) { return entry.key == kOld; });
+}
+
+// Gives keys of earlier versions their names of today, in stages too. Of two values the one of the
+// command line counts. Throws InputError for other values that differ.
+void rename_keys(ConfigNode& map) {
+  if (ConfigNode* stages = map.find("stages"))
+    for (ConfigNode& stage : stages->items) rename_keys(stage);
+  rename_held_out(map);
+  rename_refill_rounds(map);
 }
 
 // True if a map of keys has one that says how the lines of data.jsonl are read.
@@ -135,7 +157,7 @@ class RelativePaths {
   // Makes the paths of a map of keys absolute, and the working directories of reward programs.
   // Before, keys of earlier versions get their new names.
   void resolve(ConfigNode& map) {
-    rename_held_out(map);
+    rename_keys(map);
     if (ConfigNode* rewards = map.find("rewards"))
       for (ConfigNode& reward : rewards->items) resolve_directory(reward);
     if (ConfigNode* environment = map.find("environment")) resolve_directory(*environment);

@@ -22,7 +22,7 @@ void warn_of_settings(Stage& stage) {
   if (config.sampling.restricts() && config.grpo.importance_weights == kernels::Importance::kNone)
     logging::warn(
         "top_k, top_p, min_p, penalties and logit_bias change sampling only: the update treats "
-        "samples as if they came from the policy itself; cut_probability in metrics.jsonl is the "
+        "samples as if they came from the policy itself; truncated_mass in metrics.jsonl is the "
         "mass that top_k, top_p and min_p leave out; hint: importance_weights=truncate");
   const int64_t smallest = config.batch.prompts_per_step / config.grpo.num_minibatches;
   if (smallest < stage.comm().size())
@@ -49,7 +49,7 @@ OnlineOrder order_of(Stage& stage) {
   MixedOrder order = make_order(stage.config(), stage.data(), state.planned_steps);
   order.seek(state.data_position);
   const int64_t patience = data.curriculum == Curriculum::kOnline ? data.curriculum_patience : 0;
-  return with_places(state.curriculum, "curriculum of the checkpoint's state.json", [&] {
+  return with_location(state.curriculum, "curriculum of the checkpoint's state.json", [&] {
     return OnlineOrder(std::move(order), stage.data().train->size(), patience, state.curriculum);
   });
 }
@@ -126,7 +126,7 @@ void check_environment(Stage& stage, const GrpoStepResult& result) {
 }
 
 // The criterion of solved problems: eval.correct, where it is given or several rewards need it.
-OutcomeCriterion criterion_of(Stage& stage, const std::vector<std::string>& rewards) {
+SuccessCriterion criterion_of(Stage& stage, const std::vector<std::string>& rewards) {
   const CorrectConfig& config = stage.config().eval.correct;
   const auto found = std::ranges::find(rewards, stage.correct().name);
   const bool given = !config.reward.empty() || config.threshold != CorrectConfig().threshold;
@@ -188,8 +188,8 @@ StageEnd train_grpo(Stage& stage) {
                         dialogue);
   OnlineOrder order = order_of(stage);
   const Json& saved = stage.state().monitor;
-  GrpoMonitor monitor = with_places(saved, "monitor of the checkpoint's state.json",
-                                    [&] { return GrpoMonitor(config.grpo, saved); });
+  GrpoMonitor monitor = with_location(saved, "monitor of the checkpoint's state.json",
+                                      [&] { return GrpoMonitor(config.grpo, saved); });
   if (stage.is_main() && !stage.finished()) warn_of_settings(stage);
 
   GrpoConfig grpo = config.grpo;  // with the present beta

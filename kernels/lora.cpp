@@ -27,7 +27,7 @@ void check(const LoraOutputGradients& args) {
   check("[T, P] h; accumulate [R, r] db", h, db);
   int64_t rows = 0;
   check.require(!modules.empty(), "expected at least one module");
-  for (const LoraModule& module : modules) {
+  for (const AdapterSlice& module : modules) {
     check.require(module.row >= 0 && module.rows > 0 && module.row + module.rows <= check["N"],
                   "expected modules among ", check["N"], " rows, got rows ", module.row, " to ",
                   module.row + module.rows - 1);
@@ -44,7 +44,7 @@ void output_gradients_by_gemm(const LoraOutputGradients& args) {
   if (!db.wanted()) return;
   const int64_t rank = db.tensor.cols();
   int64_t row = 0, column = 0;
-  for (const LoraModule& module : modules) {
+  for (const AdapterSlice& module : modules) {
     Tensor part = db.tensor.narrow(0, row, module.rows);
     matmul({.c = part,
             .a = dy.narrow(1, module.row, module.rows),
@@ -68,7 +68,7 @@ cuda::LoraBlocks blocks_of(const LoraOutputGradients& args) {
   Blocks best;
   for (int64_t boxes = 1, least = 0; boxes <= Blocks::kMaxBoxes; ++boxes) {
     int64_t strips = 0;
-    for (const LoraModule& module : args.modules)
+    for (const AdapterSlice& module : args.modules)
       strips += ceil_div(ceil_div(module.rows, Blocks::kBoxColumns), boxes);
     const int64_t tiles =
         std::max<int64_t>(ceil_div(all_tiles, std::max<int64_t>(kWave / strips, 1)), 1);

@@ -20,7 +20,7 @@ COHORT_KERNEL(void lora_input(const LoraInput& args));
 
 // A module of the layer, such as its queries: rows of w. Module m has columns m r to (m + 1) r - 1
 // of h and of s B, which is 0 outside of the modules' blocks.
-struct LoraModule {
+struct AdapterSlice {
   int64_t row = 0, rows = 0;
 };
 
@@ -32,7 +32,7 @@ struct LoraOutputGradients {
   const Tensor& dy;  // [T, N]
   const Tensor& h;   // [T, P]; not read if dB is not wanted
   const Tensor& sb;  // [N, P]; may be columns of a wider matrix
-  std::span<const LoraModule> modules;
+  std::span<const AdapterSlice> modules;
   double scale = 1;  // s
 };
 void lora_output_gradients(const LoraOutputGradients& args);

@@ -240,19 +240,19 @@ bool stores_transposed(const ModelConfig& config) {
 // Ends of the names of the modules with adapters, which no other module shares. PEFT adapts all
 // modules whose name ends with one of them.
 Json target_modules(const ModelConfig& config) {
-  const std::vector<LoraModule> chosen = LoraModules(config).modules;
+  const std::vector<AdapterTarget> chosen = AdapterTargets(config).modules;
   std::map<std::string, size_t> ends, chosen_ends;
-  const auto last = [](const LoraModule& module) {
+  const auto last = [](const AdapterTarget& module) {
     return module.name.substr(module.name.rfind('.') + 1);
   };
-  for (const LoraModule& module : linear_modules(config)) ++ends[last(module)];
-  for (const LoraModule& module : chosen) ++chosen_ends[last(module)];
+  for (const AdapterTarget& module : linear_modules(config)) ++ends[last(module)];
+  for (const AdapterTarget& module : chosen) ++chosen_ends[last(module)];
   std::vector<std::string> ambiguous;
   for (const auto& [name, count] : chosen_ends)
     if (ends[name] != count) ambiguous.push_back(name);
   Json out = Json::Array{};
   std::set<std::string> seen;
-  for (const LoraModule& module : chosen)
+  for (const AdapterTarget& module : chosen)
     if (const std::string target = target_of(module.name, ambiguous); seen.insert(target).second)
       out.push_back(target);
   return out;
@@ -280,7 +280,7 @@ AdapterConfig load_adapter_config(const std::string& dir) {
   const std::string path = dir + "/" + kConfig;
   with_path(path, [&] {
     const Json json = parse_json(read_input_file(path), path);
-    with_places(json, path, [&] {
+    with_location(json, path, [&] {
       adapter.lora = read_lora(json, dir);
       adapter.base = ConfigFile(json).text("base_model_name_or_path", "");
     });
@@ -294,14 +294,14 @@ AdapterConfig load_adapter_config(const std::string& dir) {
 
 ModelConfig with_adapter(ModelConfig base, const AdapterConfig& adapter, const std::string& dir) {
   const std::string path = dir + "/" + kWeights;
-  const std::vector<LoraModule> known = linear_modules(base);
+  const std::vector<AdapterTarget> known = linear_modules(base);
   const auto has = [&](const std::string& module) {
     return std::find(adapter.modules.begin(), adapter.modules.end(), module) !=
            adapter.modules.end();
   };
   for (const std::string& module : adapter.modules)
     if (std::none_of(known.begin(), known.end(),
-                     [&](const LoraModule& entry) { return entry.name == module; }))
+                     [&](const AdapterTarget& entry) { return entry.name == module; }))
       throw InputError(str(path, ": '", layer_name(module, 0),
                            "' is no linear layer of the base model's blocks, as '",
                            layer_name(known[0].name, 0),
@@ -312,7 +312,7 @@ ModelConfig with_adapter(ModelConfig base, const AdapterConfig& adapter, const s
                          "; hint: is it an adapter of this base model?"));
   base.lora = adapter.lora;
   base.lora.targets.clear();
-  for (const LoraModule& entry : known)
+  for (const AdapterTarget& entry : known)
     if (adapter.modules.size() < known.size() && has(entry.name))
       base.lora.targets.push_back(target_of(entry.name, {"c_proj"}));
   const SafetensorsFile file(path);

@@ -94,7 +94,7 @@ Variable mlp(const Variable& x, const Linear& up, const Linear& down, const MlpD
 }
 
 Mlp::Mlp(ParameterSet& set, const std::string& name, const ModelConfig& c,
-         const LoraModules& adapters)
+         const AdapterTargets& adapters)
     : desc_{.activation = c.mlp, .recompute = c.recompute == Recompute::kCheap} {
   const Linear::Bias bias{c.bias || c.mlp_bias};
   const Linear::Part gate{name + ".gate_proj", c.d_ff}, up{name + ".up_proj", c.d_ff};

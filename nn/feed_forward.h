@@ -22,7 +22,7 @@ class Mlp {
  public:
   Mlp() = default;
   Mlp(ParameterSet& set, const std::string& name, const ModelConfig& config,
-      const LoraModules& adapters);
+      const AdapterTargets& adapters);
   // [T, d_model] -> [T, d_model]
   Variable operator()(const Variable& x, const Pass& pass) const;
   std::span<const Linear> layers() const { return layers_; }

@@ -30,12 +30,13 @@ struct LayerModule {
   std::string name;
   Lora::Module rows;
 };
-std::vector<LayerModule> layer_modules(const LoraModules& lora, std::span<const LoraPart> parts) {
+std::vector<LayerModule> layer_modules(const AdapterTargets& lora,
+                                       std::span<const AdapterSlice> parts) {
   std::vector<LayerModule> out;
   int64_t row = 0;
-  for (const LoraPart& part : parts) {
+  for (const AdapterSlice& part : parts) {
     const auto [pattern, layer] = split_layer_name(part.name);
-    for (const LoraModule& module : lora.modules) {
+    for (const AdapterTarget& module : lora.modules) {
       if (std::find(module.parts.begin(), module.parts.end(), pattern) == module.parts.end())
         continue;
       const std::string name = layer_name(module.name, layer);
@@ -66,8 +67,8 @@ std::string layer_name(std::string pattern, int64_t layer) {
   return star == pattern.npos ? pattern : pattern.replace(star, 1, std::to_string(layer));
 }
 
-std::vector<LoraModule> linear_modules(const ModelConfig& config) {
-  std::vector<LoraModule> out;
+std::vector<AdapterTarget> linear_modules(const ModelConfig& config) {
+  std::vector<AdapterTarget> out;
   const std::vector<TensorRule>& rules = tensor_rules(config);
   for (const std::string& layer : linear_layers(config)) {
     const std::string weight = str(layer, kWeight);
@@ -82,11 +83,11 @@ std::vector<LoraModule> linear_modules(const ModelConfig& config) {
   return out;
 }
 
-LoraModules::LoraModules(const ModelConfig& model) : config(model.lora) {
+AdapterTargets::AdapterTargets(const ModelConfig& model) : config(model.lora) {
   if (config.rank == 0) return;
   modules = linear_modules(model);
   std::string known;
-  for (const LoraModule& module : modules)
+  for (const AdapterTarget& module : modules)
     known += str(known.empty() ? "" : ", ", module.name.substr(module.name.rfind('.') + 1));
   for (const std::string& target : config.targets)
     if (std::ranges::none_of(modules, [&](const auto& m) { return is_target(m.name, target); }))
@@ -94,19 +95,19 @@ LoraModules::LoraModules(const ModelConfig& model) : config(model.lora) {
                            "' is no linear layer of this model's blocks; known: ", known,
                            "; hint: without lora.targets all have adapters"));
   if (config.targets.empty()) return;
-  std::erase_if(modules, [&](const LoraModule& m) {
+  std::erase_if(modules, [&](const AdapterTarget& m) {
     return std::ranges::none_of(config.targets,
                                 [&](const auto& t) { return is_target(m.name, t); });
   });
 }
 
-int64_t lora_columns(const LoraModules& adapters, std::span<const LoraPart> parts) {
+int64_t lora_columns(const AdapterTargets& adapters, std::span<const AdapterSlice> parts) {
   const auto modules = static_cast<int64_t>(layer_modules(adapters, parts).size());
   return round_up(modules * adapters.config.rank, kColumnAlignment);
 }
 
-Lora add_lora(ParameterSet& set, const LoraModules& adapters, std::span<const LoraPart> parts,
-              int64_t in) {
+Lora add_lora(ParameterSet& set, const AdapterTargets& adapters,
+              std::span<const AdapterSlice> parts, int64_t in) {
   const std::vector<LayerModule> modules = layer_modules(adapters, parts);
   if (modules.empty()) return {};
   const int64_t rank = adapters.config.rank;

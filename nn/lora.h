@@ -14,33 +14,33 @@ namespace cohort {
 // A linear layer as the model's family stores it, which has one adapter: the rows of several of
 // Cohort's if the family stores those in one tensor (Phi-3, GPT-2). '*' stands for the block's
 // number.
-struct LoraModule {
+struct AdapterTarget {
   std::string name;                // "model.layers.*.self_attn.q_proj"
   std::vector<std::string> parts;  // Cohort's names, likewise
 };
 // All linear layers of the blocks, in order. The configuration must be resolved.
-std::vector<LoraModule> linear_modules(const ModelConfig& config);
+std::vector<AdapterTarget> linear_modules(const ModelConfig& config);
 // The linear layers with an adapter: the name is one of lora.targets, or ends with a dot and one;
 // none if the rank is 0. The constructor throws InputError for a target that names none.
-struct LoraModules {
-  explicit LoraModules(const ModelConfig& model);
+struct AdapterTargets {
+  explicit AdapterTargets(const ModelConfig& model);
   LoraConfig config;
-  std::vector<LoraModule> modules;
+  std::vector<AdapterTarget> modules;
 };
 
-// The part of a linear layer that a LoraModule names: its rows of the layer's weight.
-struct LoraPart {
+// The part of a linear layer that a AdapterTarget names: its rows of the layer's weight.
+struct AdapterSlice {
   std::string name;  // "model.layers.0.self_attn.q_proj"
   int64_t rows = 0;
 };
 // Columns of s B, and of h: the ranks of the adapters of a layer of these parts side by side,
 // padded to a multiple of 64, which keeps matmuls aligned; 0 if it has none.
-int64_t lora_columns(const LoraModules& adapters, std::span<const LoraPart> parts);
+int64_t lora_columns(const AdapterTargets& adapters, std::span<const AdapterSlice> parts);
 // Adds the adapters of such a layer with `in` inputs as NAME.lora_A.weight [rank, in], uniform in
 // +-1 / sqrt(in) (PEFT's initial values), and NAME.lora_B.weight [out, rank], zeros. Undefined if
 // it has none.
-Lora add_lora(ParameterSet& set, const LoraModules& adapters, std::span<const LoraPart> parts,
-              int64_t in);
+Lora add_lora(ParameterSet& set, const AdapterTargets& adapters,
+              std::span<const AdapterSlice> parts, int64_t in);
 // Writes s B behind the rows of a weight. To be called whenever B has changed. The workspace has at
 // least as many elements as B, in its dtype, so that nothing is allocated.
 void write_lora_columns(const Lora& lora, const Variable& weight, const Tensor& workspace);

@@ -36,7 +36,7 @@ MergeChange merge_adapters(Transformer& model, const std::string& type) {
   for (const NamedParameter& p : model.parameters()) values.emplace(p.name, p.value);
   MergeChange change;
   double sum = 0;
-  for (const LoraModule& module : LoraModules(config).modules)
+  for (const AdapterTarget& module : AdapterTargets(config).modules)
     for (int64_t layer = 0; layer < config.num_layers; ++layer) {
       const std::string name = layer_name(module.name, layer);
       const Tensor a = values.at(name + ".lora_A.weight").transpose(0, 1).contiguous();

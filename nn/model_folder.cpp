@@ -274,7 +274,7 @@ ModelConfig load_config(const std::string& dir) {
   ModelConfig config;
   with_path(path, [&] {
     const Json json = parse_json(read_input_file(path), path);
-    config = with_places(json, path, [&] { return ModelConfig::from_json(json); });
+    config = with_location(json, path, [&] { return ModelConfig::from_json(json); });
     config.resolve();
   });
   if (!config.tie_embeddings || !has_own_head(dir)) return config;

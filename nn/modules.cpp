@@ -20,7 +20,7 @@ kernels::DropoutSpec dropout_spec(double p, const Pass& pass, int layer, Dropout
 }
 
 Linear Linear::make(ParameterSet& set, std::initializer_list<Part> parts, int64_t in, double std,
-                    Bias has_bias, const LoraModules& adapters) {
+                    Bias has_bias, const AdapterTargets& adapters) {
   const bool biased = has_bias == Bias::kYes;
   const std::string& name = parts.begin()->name;
   const std::span<const Part> all(parts.begin(), parts.size());
@@ -77,7 +77,7 @@ AddNorm Norm::add(const Variable& a, const Variable& b) const {
 }
 
 SelfAttention::SelfAttention(ParameterSet& set, const std::string& name, const ModelConfig& c,
-                             const LoraModules& adapters, int layer)
+                             const AdapterTargets& adapters, int layer)
     : config_(&c), layer_(layer) {
   const int64_t q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
   layers_[kQkv] =

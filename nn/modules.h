@@ -58,14 +58,14 @@ struct Pass {
 struct Linear {
   enum class Bias : bool { kNo, kYes };
   // One of the layers that share an input: weight [out, in], bias [out].
-  using Part = LoraPart;
+  using Part = AdapterSlice;
   Variable weight, bias;  // bias may be undefined
   Lora lora;              // undefined: none
 
   // Weights start from N(0, std). The weights of all parts are rows of one leaf, and so are the
   // biases: one matmul gives the parts' outputs side by side. `adapters`: the whole model's.
   static Linear make(ParameterSet& set, std::initializer_list<Part> parts, int64_t in, double std,
-                     Bias has_bias, const LoraModules& adapters);
+                     Bias has_bias, const AdapterTargets& adapters);
   Variable operator()(const Variable& x, Adapters adapters = Adapters::kOn) const;
   // Columns that the rows of an input should have behind them as padding.
   int64_t input_padding() const { return lora.columns(); }
@@ -98,7 +98,7 @@ class SelfAttention {
   SelfAttention() = default;
   // Refers to `config`, the model's.
   SelfAttention(ParameterSet& set, const std::string& name, const ModelConfig& config,
-                const LoraModules& adapters, int layer);
+                const AdapterTargets& adapters, int layer);
   // [T, d_model] -> [T, d_model]
   Variable operator()(const Variable& x, const Pass& pass) const;
   std::span<const Linear> layers() const { return layers_; }

@@ -65,7 +65,7 @@ void Transformer::build() {
                            .shape = {c.position_buckets, c.num_heads},
                            .use = Use::kLookup,
                            .init = c.init_std});
-  const LoraModules adapters(c);
+  const AdapterTargets adapters(c);
   for (int i = 0; i < c.num_layers; ++i) {
     const std::string prefix = str("model.layers.", i, ".");
     // Each norm precedes or follows its sub-layer; the names are Hugging Face's.

@@ -112,13 +112,13 @@ void standardize(std::span<double> advantages, std::span<const double> rewards) 
 
 double quantile(std::vector<double> values, double q) {
   if (values.empty()) return -HUGE_VAL;
-  const double place = q * static_cast<double>(values.size() - 1);
-  const auto below = static_cast<ptrdiff_t>(place);
+  const double position = q * static_cast<double>(values.size() - 1);
+  const auto below = static_cast<ptrdiff_t>(position);
   std::nth_element(values.begin(), values.begin() + below, values.end());
   const double low = values[static_cast<size_t>(below)];
-  if (place == static_cast<double>(below)) return low;
+  if (position == static_cast<double>(below)) return low;
   const double high = *std::min_element(values.begin() + below + 1, values.end());
-  return low + (place - static_cast<double>(below)) * (high - low);
+  return low + (position - static_cast<double>(below)) * (high - low);
 }
 
 double reward_std(std::span<const double> rewards) {

@@ -21,7 +21,7 @@ std::vector<Group> group_completions(std::span<const Example> prompts,
   return out;
 }
 
-std::optional<int> group_outcome(const Group& group, const OutcomeCriterion& criterion) {
+std::optional<int> group_outcome(const Group& group, const SuccessCriterion& criterion) {
   std::vector<double> verdicts;
   for (const ScoredCompletion& c : group.completions) {
     verdicts.push_back(c.reward);

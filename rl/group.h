@@ -36,9 +36,9 @@ std::vector<Group> group_completions(std::span<const Example> prompts,
                                      std::vector<Trajectory> completions,
                                      const RewardSet::Scores& scores = {});
 
-// Criterion for a correct completion, eval.correct: the reward at this position is at least
+// Success criterion for a correct completion, eval.correct: the reward at this position is at least
 // `threshold`. -1: none is given.
-struct OutcomeCriterion {
+struct SuccessCriterion {
   int64_t reward = -1;
   double threshold = 0;
 };
@@ -46,7 +46,7 @@ struct OutcomeCriterion {
 // 1 if a group is solved (all completions that can be judged are correct), -1 if it has failed (all
 // are wrong), else 0. Without a criterion: its rewards are equal and above 0, equal and at most 0,
 // or they differ. nullopt: no completion can be judged.
-std::optional<int> group_outcome(const Group& group, const OutcomeCriterion& criterion);
+std::optional<int> group_outcome(const Group& group, const SuccessCriterion& criterion);
 // That by the rewards of a group, without a criterion.
 std::optional<int> group_outcome(std::span<const double> rewards);
 

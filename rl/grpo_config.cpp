@@ -79,7 +79,7 @@ void GrpoConfig::visit_advantages(ConfigVisitor& v) {
   v.choice("multi_objective_aggregation", multi_objective_aggregation, kRewardAggregations,
            "several rewards: sum_then_normalize: advantages of their sum; normalize_then_sum: the "
            "sum of the advantages of each, standardised over the step (GDPO)");
-  v.field("refill_rounds", refill_rounds,
+  v.field("dynamic_sampling_rounds", dynamic_sampling_rounds,
           "times at most that groups without a signal are replaced by new prompts (dynamic "
           "sampling, DAPO); 0: never",
           {.min = 0, .max = 1000});

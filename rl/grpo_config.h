@@ -122,7 +122,7 @@ struct PresetEntry {
 inline constexpr PresetEntry kPresets[] = {
     {Preset::kNone, "none", ""},
     {Preset::kGrpo, "grpo", "loss_type: grpo, beta: 0.04"},
-    {Preset::kDapo, "dapo", "epsilon: 0.2, epsilon_high: 0.28, refill_rounds: 10"},
+    {Preset::kDapo, "dapo", "epsilon: 0.2, epsilon_high: 0.28, dynamic_sampling_rounds: 10"},
     {Preset::kDrGrpo, "dr_grpo", "loss_type: dr_grpo, scale_rewards: none"},
     {Preset::kGspo, "gspo",
      "importance_sampling_level: sequence, loss_type: grpo, epsilon: 3e-4, epsilon_high: 4e-4"},
@@ -161,7 +161,7 @@ struct GrpoConfig {
   LossType loss_type = LossType::kDapo;
   AdvantageScale scale_rewards = AdvantageScale::kGroup;
   RewardAggregation multi_objective_aggregation = RewardAggregation::kSumThenNormalize;
-  int64_t refill_rounds = 0;  // at most so often, groups without a signal are replaced
+  int64_t dynamic_sampling_rounds = 0;  // at most so often, groups without a signal are replaced
   bool whiten_advantages = false;
   std::optional<double> advantage_clip;  // after scaling and whitening; none: unlimited
   double entropy_coef = 0;

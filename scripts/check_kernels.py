@@ -25,12 +25,12 @@ MAX_STATIC_SHARED = 48 << 10
 # match counts. Attention at its register limit spills: most for heads of 256, and on 10.0 and 12.0, which lose more registers
 # to addresses. The two kernels of sampling index small arrays.
 ALLOWED_STACK = [
-    (r"attention_forward_kernel<__nv_bfloat16, 256.*AnyRule", 416), (r"attention_forward_kernel<__nv_bfloat16, 256", 368),
-    (r"attention_forward_kernel<__nv_bfloat16, 128.*AnyRule", 96), (r"attention_forward_kernel<__nv_bfloat16, 64", 168),
-    (r"attention_forward_kernel<__nv_bfloat16, 128", 72), (r"attention_paged_kernel<float, 64.*AnyRule", 104),
+    (r"attention_forward_kernel<__nv_bfloat16, 256.*WithDropout", 416), (r"attention_forward_kernel<__nv_bfloat16, 256", 368),
+    (r"attention_forward_kernel<__nv_bfloat16, 128.*WithDropout", 96), (r"attention_forward_kernel<__nv_bfloat16, 64", 168),
+    (r"attention_forward_kernel<__nv_bfloat16, 128", 72), (r"attention_paged_kernel<float, 64.*WithDropout", 104),
     (r"attention_(forward|paged)_kernel<float", 88),
     (r"attention_paged_kernel<__nv_bfloat16, 128", 32),
-    (r"\bbackward_kernel<.*AnyRule", 144), (r"\bbackward_kernel<", 80),
+    (r"\bbackward_kernel<.*WithDropout", 144), (r"\bbackward_kernel<", 80),
     (r"forward_sm90_kernel<.*Sm90Shape<256, 2>", 192), (r"\b(sample|modify)_kernel", 136),
     ("", 24)]
 

@@ -225,7 +225,7 @@ Json template_variables(const Json& fields) {
 }
 
 Json normalized_messages(const Json& messages, const std::string& where) {
-  return with_places(messages, where, [&] {
+  return with_location(messages, where, [&] {
     Json out = Json::Array{};
     for (const Json& message : messages.as_array()) {
       Json kept;
@@ -317,7 +317,7 @@ ChatFormat::Conversation ChatFormat::conversation(const Json& messages, size_t f
 
 std::vector<ChatFormat::Piece> ChatFormat::continuation(const Tokenizer& tokenizer,
                                                         const Json& messages, bool with_end) const {
-  with_places(messages, "observation", [&] {
+  with_location(messages, "observation", [&] {
     for (const Json& message : messages.as_array()) message.at("content").as_string();
   });
   Json::Array observed = messages.as_array();

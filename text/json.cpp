@@ -70,14 +70,14 @@ class Json::Builder {
   }
 
  private:
-  // The place of the next value.
-  Json& place() {
+  // Where the next value is stored.
+  Json& next_value() {
     if (open_.empty()) return root;
     if (auto* array = std::get_if<Array>(&open_.back()->value_)) return array->emplace_back();
     return std::get<Object>(open_.back()->value_).back().second;
   }
   bool add(Json value) {
-    place() = std::move(value);
+    next_value() = std::move(value);
     return true;
   }
   bool open(Json container) {
@@ -85,7 +85,7 @@ class Json::Builder {
       reason = str("nested deeper than ", kMaxDepth, " levels");
       return false;
     }
-    open_.push_back(&(place() = std::move(container)));
+    open_.push_back(&(next_value() = std::move(container)));
     return true;
   }
 
@@ -227,19 +227,19 @@ Json parse_json(std::string_view text, const std::string& where) {
 
 namespace {
 
-// Puts the way from `root` to `value` in front of `place`. False if there is none.
-bool find_place(const Json& root, const Json* value, std::string& place) {
+// Puts the way from `root` to `value` in front of `location`. False if there is none.
+bool find_location(const Json& root, const Json* value, std::string& location) {
   if (&root == value) return true;
   if (root.is_array())
     for (const Json& item : root.as_array())
-      if (find_place(item, value, place)) {
-        place.insert(0, str("[", &item - root.as_array().data(), "]"));
+      if (find_location(item, value, location)) {
+        location.insert(0, str("[", &item - root.as_array().data(), "]"));
         return true;
       }
   if (root.is_object())
     for (const auto& [name, item] : root.as_object())
-      if (find_place(item, value, place)) {
-        place.insert(0, str(".", name.substr(0, kMaxReason)));
+      if (find_location(item, value, location)) {
+        location.insert(0, str(".", name.substr(0, kMaxReason)));
         return true;
       }
   return false;
@@ -247,10 +247,10 @@ bool find_place(const Json& root, const Json* value, std::string& place) {
 
 }  // namespace
 
-std::string Json::place_of(const Json* value) const {
-  std::string place;
-  if (!find_place(*this, value, place) || place.empty()) return "";
-  return place.substr(place[0] == '.' ? 1 : 0) + ": ";
+std::string Json::location_of(const Json* value) const {
+  std::string location;
+  if (!find_location(*this, value, location) || location.empty()) return "";
+  return location.substr(location[0] == '.' ? 1 : 0) + ": ";
 }
 
 double number_or_nan(const Json& json) {

@@ -14,7 +14,7 @@ namespace cohort {
 
 class Json;
 
-// An error of an accessor of `value`; with_places() adds where it is.
+// An error of an accessor of `value`; with_location() adds where it is.
 class JsonError : public InputError {
  public:
   JsonError(const std::string& message, const Json* value) : InputError(message), value(value) {}
@@ -82,7 +82,7 @@ class Json {
   static constexpr int kAsRead = -2;
   std::string dump(int indent = -1) const;
   // "a.b[2]: " for a value inside this one, and "" for any other one.
-  std::string place_of(const Json* value) const;
+  std::string location_of(const Json* value) const;
   // Text form for prompt templates: text unquoted, a list as its items separated by ", ", anything
   // else as it was read.
   std::string to_text() const;
@@ -109,11 +109,11 @@ Json parse_json(std::string_view text, const std::string& where);
 // Calls read(). The error of an accessor of a value inside `root` names the file and the field:
 // InputError("WHERE: a.b[2]: expected ...").
 template <class Read>
-auto with_places(const Json& root, const std::string& where, const Read& read) {
+auto with_location(const Json& root, const std::string& where, const Read& read) {
   try {
     return read();
   } catch (const JsonError& e) {
-    throw InputError(str(where, ": ", root.place_of(e.value), e.what()));
+    throw InputError(str(where, ": ", root.location_of(e.value), e.what()));
   }
 }
 

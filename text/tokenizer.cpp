@@ -213,7 +213,7 @@ std::unique_ptr<Tokenizer> make_tokenizer(NamedFiles files, const std::string& w
     const std::string path = where + "/tokenizer.json";
     const Json saved = parse_json(*json, path);
     try {
-      return with_places(saved, path, [&] { return read_old_tokenizer(saved); });
+      return with_location(saved, path, [&] { return read_old_tokenizer(saved); });
     } catch (const InputError& e) {
       const std::string message = e.what();
       throw InputError(message.starts_with(path) ? message : str(path, ": ", message));

@@ -177,7 +177,7 @@ const std::string* name_of(const Json& call) {
 }
 
 void CallReader::read_object(ToolCall& call, const Json& json, const std::string& arguments) const {
-  with_places(json, where(), [&] {
+  with_location(json, where(), [&] {
     const Json& inner = unwrapped(json);
     for (const Json* object : {&json, &inner})
       for (const auto& [key, value] : object->as_object())

@@ -21,7 +21,7 @@ namespace cohort {
 
 class Communicator;
 
-// Criterion by which completions are correct in pass@1 and pass@k.
+// Success criterion by which completions are correct in pass@1 and pass@k.
 struct CorrectConfig {
   std::string reward;    // one of the rewards, by the name RewardSet gives it; empty: the default
   double threshold = 1;  // correct: a reward of at least this
@@ -103,7 +103,7 @@ struct EvalConfig {
   }
 };
 
-// Criterion of a correct completion: a reward of at least a threshold.
+// Success criterion of a correct completion: a reward of at least a threshold.
 struct Correctness {
   std::string name;  // the reward's name
   double threshold = 1;

@@ -55,7 +55,7 @@ SampleSums count_samples(const ScoredRollouts& scored, size_t num_rewards,
 
 }  // namespace
 
-void GroupCounts::add(const Group& group, const OutcomeCriterion& criterion) {
+void GroupCounts::add(const Group& group, const SuccessCriterion& criterion) {
   if (const auto outcome = group_outcome(group, criterion)) {
     solved.add(*outcome > 0);
     failed.add(*outcome < 0);
@@ -67,7 +67,7 @@ void GroupCounts::add(const Group& group, const OutcomeCriterion& criterion) {
   }
 }
 
-GroupCounts ScoredRollouts::count(const OutcomeCriterion& criterion) const {
+GroupCounts ScoredRollouts::count(const SuccessCriterion& criterion) const {
   GroupCounts out = replaced;
   for (const Group& group : groups) out.add(group, criterion);
   return out;
@@ -129,7 +129,7 @@ MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::str
     out.add_mean("importance_weight", policy.importance, policy.tokens);
   out.add_mean("entropy", samples.entropy, samples.mask_tokens);
   if (config.sampling.restricts())
-    out.add_mean("cut_probability", samples.truncated_mass, samples.mask_tokens);
+    out.add_mean("truncated_mass", samples.truncated_mass, samples.mask_tokens);
   out.add_mean("completions/mean_length", samples.length);
   out.add_mean("completions/mean_terminated_length", samples.terminated_length);
   out.add_max("completions/max_length", samples.longest);
@@ -142,8 +142,8 @@ MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::str
   out.add_mean("update/kl", updates.step_kl);
   out.add_local("learning_rate", learning_rate);
   out.add_sum("num_tokens", groups.tokens);
-  if (config.grpo.refill_rounds > 0) {
-    out.add_local("rollout/rounds", static_cast<double>(1 + scored.refill_rounds));
+  if (config.grpo.dynamic_sampling_rounds > 0) {
+    out.add_local("rollout/rounds", static_cast<double>(1 + scored.dynamic_sampling_rounds));
     out.add_local("rollout/prompts", static_cast<double>(scored.num_prompts));
   }
   return out;

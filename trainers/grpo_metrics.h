@@ -19,7 +19,7 @@ struct GrpoSections {
   const BatchConfig& batch;
   const SamplingConfig& sampling;
   uint64_t seed = 0;
-  OutcomeCriterion criterion = {};
+  SuccessCriterion criterion = {};
 };
 
 // Counts over groups of a rank.
@@ -29,7 +29,7 @@ struct GroupCounts {
   // Dialogues that the environment has failed, and the first error.
   double failed_dialogues = 0;
   std::string first_error;
-  void add(const Group& group, const OutcomeCriterion& criterion);
+  void add(const Group& group, const SuccessCriterion& criterion);
 };
 
 // The groups that one rank has sampled in a step.
@@ -38,10 +38,10 @@ struct ScoredRollouts {
   // [reward]: RewardSet::Scores::failed, of all rounds.
   std::vector<std::optional<int64_t>> failed = {};
   // Rounds that replaced groups without a signal, and the prompts of all rounds, over all ranks.
-  int64_t refill_rounds = 0, num_prompts = 0;
+  int64_t dynamic_sampling_rounds = 0, num_prompts = 0;
   GroupCounts replaced = {};  // the groups that they replaced
   // Counts over the groups of all rounds.
-  GroupCounts count(const OutcomeCriterion& criterion = {}) const;
+  GroupCounts count(const SuccessCriterion& criterion = {}) const;
 };
 
 // Sums over the updates of a step.

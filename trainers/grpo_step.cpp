@@ -281,7 +281,7 @@ std::vector<Group> sample_and_score(const GrpoStep& in, std::span<const Example>
   return out;
 }
 
-// Gives a group the completions of another round, at its place in the step.
+// Gives a group the completions of another round, at its position in the step.
 void replace(Group& group, Group by) {
   by.index = group.index;
   int64_t index = by.index * std::ssize(by.completions);
@@ -292,10 +292,11 @@ void replace(Group& group, Group by) {
   group = std::move(by);
 }
 
-// Samples and scores the groups of a step. Then, up to refill_rounds times, replaces those without
-// a signal by groups of new prompts. Which they are is known to all ranks, so that the same prompts
-// come to the same places of the step on any number of ranks: the k-th of a round, in the order of
-// the places, has the address round * prompts_per_step + k. Returns the rewards of the step.
+// Samples and scores the groups of a step. Then, up to dynamic_sampling_rounds times, replaces
+// those without a signal by groups of new prompts. Which they are is known to all ranks, so that
+// the same prompts come to the same positions in the step on any number of ranks: the k-th of a
+// round, by position, has the address round * prompts_per_step + k. Returns the rewards of the
+// step.
 std::vector<double> sample_groups(const GrpoStep& in, GrpoStepResult& out, StepTimes& times) {
   const int64_t count = in.config.batch.prompts_per_step;
   const auto size = static_cast<size_t>(in.config.batch.num_generations);
@@ -306,8 +307,8 @@ std::vector<double> sample_groups(const GrpoStep& in, GrpoStepResult& out, StepT
   // Position of each group's new prompt among those of the round; -1: the group is kept.
   std::vector<int64_t> drawn(static_cast<size_t>(count));
   std::iota(drawn.begin(), drawn.end(), 0);
-  for (int64_t num_drawn = count;; ++rollouts.refill_rounds) {
-    // This rank's groups that get other completions, and the places of their prompts.
+  for (int64_t num_drawn = count;; ++rollouts.dynamic_sampling_rounds) {
+    // This rank's groups that get other completions, and the positions of their prompts.
     std::vector<Group*> replaced;
     std::vector<int64_t> positions, addresses;
     for (Group& group : rollouts.groups) {
@@ -315,7 +316,7 @@ std::vector<double> sample_groups(const GrpoStep& in, GrpoStepResult& out, StepT
       if (position < 0) continue;
       replaced.push_back(&group);
       positions.push_back(position);
-      addresses.push_back(rollouts.refill_rounds * count + position);
+      addresses.push_back(rollouts.dynamic_sampling_rounds * count + position);
     }
     rollouts.num_prompts += num_drawn;
     std::vector<Group> found = sample_and_score(in, in.next_prompts(num_drawn, positions),
@@ -334,7 +335,7 @@ std::vector<double> sample_groups(const GrpoStep& in, GrpoStepResult& out, StepT
         out.outcomes.push_back(
             group_outcome(std::span(rewards).subspan(i * size, size)).value_or(0));
     times.rewards += clock.lap("rewards");
-    if (rollouts.refill_rounds == in.config.grpo.refill_rounds) return rewards;
+    if (rollouts.dynamic_sampling_rounds == in.config.grpo.dynamic_sampling_rounds) return rewards;
     std::vector<double> signal(drawn.size());
     for (const Group& group : rollouts.groups)
       signal[static_cast<size_t>(group.index)] = has_signal(group, in.config.grpo);

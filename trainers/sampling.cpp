@@ -48,7 +48,7 @@ SamplingConfig recommended_sampling(SamplingConfig sampling, const std::set<std:
   const Json json = parse_json(read_input_file(path), path);
   Json followed = Json::Object{};
   std::string ignored;
-  with_places(json, path, [&] {
+  with_location(json, path, [&] {
     for (const auto& [field, value] : json.as_object())
       if (std::ranges::find(known, field) == known.end())
         ignored += is_neutral(field, value) ? "" : str(ignored.empty() ? "" : ", ", field);

@@ -116,47 +116,31 @@ struct KeyDistance {
   }
 };
 
-// True if a call modifies scores.
-inline bool modifies_scores(const AttentionDesc& desc) {
-  return desc.soft_cap > 0 || desc.distance.floor < 1 || desc.slopes.defined() ||
-         desc.bias.defined();
-}
-// True if a call masks more than a causal window does, or has sinks.
-inline bool needs_mask_rule(const AttentionDesc& desc) {
-  return desc.sinks.defined() || desc.prefix_lm.defined() || desc.tiles.defined() ||
-         (desc.mask == Mask::kFull && (desc.window > 0 || desc.window_right >= 0));
-}
+// A mask says which keys a row sees. kMasks: it may have tiles and sinks, and is bound to a
+// sequence; kPlain: sequences have no prefix.
 
-// The rule of a call without dropout, and without what MaskRule and GeneralRule add. T: type of the
-// arithmetic.
-template <class T>
-struct ScoreRule {
-  using Value = T;
-  static constexpr bool kDrops = false;     // see AnyRule
-  static constexpr bool kMasks = false;     // see MaskRule
-  static constexpr bool kModifies = false;  // see GeneralRule
-  static constexpr bool kPlain = false;     // see PlainRule
+// The mask of causal or full attention. kWindow: causal rows may see their last `window` keys
+// alone, and sequences may have shared prefixes. Kernels without both need fewer registers.
+template <bool kWindow>
+struct CausalMask {
+  static constexpr bool kMasks = false, kPlain = !kWindow;
   static constexpr int kAllKeys = 1 << 29;
 
-  T scale;     // softmax scale
-  T exponent;  // c of the canonical order: base-2 exponent per unit of score
   int window;  // number of keys that a causal row sees at most; kAllKeys without a limit
   bool causal;
 
-  ScoreRule(const AttentionDesc& desc, int64_t head_dim)
-      : scale(static_cast<T>(softmax_scale(desc, head_dim))),
-        exponent(static_cast<T>(softmax_scale(desc, head_dim) * kLog2e)),
-        window(desc.window > 0 ? static_cast<int>(std::min<int64_t>(desc.window, kAllKeys))
+  explicit CausalMask(const AttentionDesc& desc)
+      : window(desc.window > 0 ? static_cast<int>(std::min<int64_t>(desc.window, kAllKeys))
                                : kAllKeys),
         causal(desc.mask == Mask::kCausal) {}
-  // True if this rule does for calls on so many tokens.
-  static bool applies(const AttentionDesc& desc, int64_t /*tokens*/) {
-    return desc.dropout.p == 0 && !modifies_scores(desc) && !needs_mask_rule(desc);
+  // True if the mask serves calls on so many tokens.
+  static bool applies(const AttentionDesc& desc, int64_t tokens) {
+    const bool full_window =
+        desc.mask == Mask::kFull && (desc.window > 0 || desc.window_right >= 0);
+    if (full_window || desc.sinks.defined() || desc.prefix_lm.defined() || desc.tiles.defined())
+      return false;
+    return kWindow || (!desc.prefixes.defined() && (desc.window == 0 || desc.window >= tokens));
   }
-
-  // The rule for the rows of a sequence, which has `keys` keys, in a head.
-  using Bound = const ScoreRule&;
-  COHORT_HD Bound bind(int /*sequence*/, int /*head*/, int /*keys*/) const { return *this; }
 
   // A row sees keys [first_key(end), end) of its sequence, with end = end_key(), and not those
   // outside; first_key() may be negative.
@@ -187,6 +171,7 @@ struct ScoreRule {
   COHORT_HD bool is_later(int position, int key) const { return causal && key > position; }
   // True if the row at `position` does not see a key of its sequence.
   COHORT_HD bool masked(int position, int key) const {
+    if constexpr (!kWindow) return is_later(position, key);
     return causal && static_cast<uint32_t>(position - key) >= static_cast<uint32_t>(window);
   }
   // masked() for rows at positions from `first` on; hides all of them if the key does not exist.
@@ -195,7 +180,8 @@ struct ScoreRule {
   }
   // False if some row at positions [first, end) does not see all keys [first, end).
   COHORT_HD bool sees_all(const IndexRange<int>& positions, const IndexRange<int>& keys) const {
-    return !causal || (keys.end - 1 <= positions.first && positions.end - 1 - keys.first < window);
+    return !causal || (keys.end - 1 <= positions.first &&
+                       (!kWindow || positions.end - 1 - keys.first < window));
   }
 };
 
@@ -208,30 +194,35 @@ COHORT_HD inline uint32_t transposed_word(const uint32_t* mask, int tiles, int r
   return out;
 }
 
-// The rule of a call whose scores are not modified, and without dropout: masks may have two-sided
-// windows, prefix-LM and tiles, and rows a sink. Masks are those of the sequence and head to which
-// bind() binds the rule. The `end` of a row is that of its window, which may lie behind the last
-// key; visible_end() is not.
+// Null for an undefined tensor.
+template <class Element>
+const Element* data_of(const Tensor& t) {
+  return t.defined() ? static_cast<const Element*>(t.raw()) : nullptr;
+}
+
+// The mask of any call: causal or full, with two-sided windows, prefix-LM and tiles, and rows may
+// have a sink. The `end` of a row is that of its window, which may lie behind the last key;
+// visible_end() is not.
 template <class T>
-struct MaskRule : ScoreRule<T> {
-  static constexpr bool kMasks = true;
-  using ScoreRule<T>::kAllKeys;
-  using ScoreRule<T>::window;
+struct AnyMask {
+  static constexpr bool kMasks = true, kPlain = false;
+  static constexpr int kAllKeys = CausalMask<true>::kAllKeys;
 
   // Members that all sequences and heads share.
-  int right;                                      // keys after its own that a row sees at most
-  const T* all_sinks;                             // or null
-  const int32_t* prefix_lm;                       // or null
+  int window, right;         // keys up to its own, and after it, that a row sees at most
+  const T* all_sinks;        // or null
+  const int32_t* prefix_lm;  // or null
   const uint32_t *tiles_by_query, *tiles_by_key;  // or null
   int tiles, words;                               // rows of the tile mask, and words per row
   // Set by bind().
   int keys = kAllKeys, prefix = 0;
 
-  MaskRule(const AttentionDesc& desc, int64_t head_dim)
-      : ScoreRule<T>(desc, head_dim),
-        right(this->causal ? 0
-                           : static_cast<int>(std::min<int64_t>(
-                                 desc.window_right < 0 ? kAllKeys : desc.window_right, kAllKeys))),
+  explicit AnyMask(const AttentionDesc& desc)
+      : window(CausalMask<true>(desc).window),
+        right(desc.mask == Mask::kCausal
+                  ? 0
+                  : static_cast<int>(std::min<int64_t>(
+                        desc.window_right < 0 ? kAllKeys : desc.window_right, kAllKeys))),
         all_sinks(data_of<T>(desc.sinks)),
         prefix_lm(data_of<int32_t>(desc.prefix_lm)),
         tiles_by_query(data_of<uint32_t>(desc.tiles)),
@@ -239,16 +230,11 @@ struct MaskRule : ScoreRule<T> {
         tiles(tiles_by_query == nullptr ? 0 : static_cast<int>(desc.tiles.dim(0))),
         words(tiles_by_query == nullptr ? 0 : static_cast<int>(desc.tiles.dim(1))) {}
 
-  static bool applies(const AttentionDesc& desc, int64_t /*tokens*/) {
-    return desc.dropout.p == 0 && !modifies_scores(desc);
-  }
+  static bool applies(const AttentionDesc&, int64_t /*tokens*/) { return true; }
 
-  using Bound = MaskRule;
-  COHORT_HD Bound bind(int sequence, int /*head*/, int all_keys) const {
-    MaskRule bound = *this;
-    bound.keys = all_keys;
-    bound.prefix = prefix_of(sequence, all_keys);
-    return bound;
+  COHORT_HD void bind_sequence(int sequence, int all_keys) {
+    keys = all_keys;
+    if (prefix_lm != nullptr) prefix = std::min(prefix_lm[sequence], all_keys);
   }
   // -infinity without one; in base 2.
   COHORT_HD T sink_log2(int head) const {
@@ -319,15 +305,6 @@ struct MaskRule : ScoreRule<T> {
     return next(tiles_by_key, of, query, end);
   }
 
- protected:
-  template <class Element>
-  static const Element* data_of(const Tensor& t) {
-    return t.defined() ? static_cast<const Element*>(t.raw()) : nullptr;
-  }
-  COHORT_HD int prefix_of(int sequence, int all_keys) const {
-    return prefix_lm == nullptr ? 0 : std::min(prefix_lm[sequence], all_keys);
-  }
-
  private:
   static constexpr int kTile = static_cast<int>(kMaskTile);
 
@@ -359,10 +336,17 @@ struct MaskRule : ScoreRule<T> {
   }
 };
 
-// The rule of any call without dropout: scores may be modified, too, as in the head to which bind()
-// binds the rule.
+// Modifications of scores: none, or those of a call in the head to which bind() binds them.
+struct Unmodified {
+  static constexpr bool kModifies = false;
+  Unmodified(const AttentionDesc& /*desc*/, int64_t /*head_dim*/) {}
+  static bool applies(const AttentionDesc& desc) {
+    return desc.soft_cap <= 0 && desc.distance.floor >= 1 && !desc.slopes.defined() &&
+           !desc.bias.defined();
+  }
+};
 template <class T>
-struct GeneralRule : MaskRule<T> {
+struct Modified {
   static constexpr bool kModifies = true;
 
   // Members that all heads share.
@@ -375,28 +359,21 @@ struct GeneralRule : MaskRule<T> {
   T slope = 0;
   const T* bias = nullptr;  // points to distance 0
 
-  GeneralRule(const AttentionDesc& desc, int64_t head_dim)
-      : MaskRule<T>(desc, head_dim),
-        cap(static_cast<T>(desc.soft_cap / softmax_scale(desc, head_dim))),
+  Modified(const AttentionDesc& desc, int64_t head_dim)
+      : cap(static_cast<T>(desc.soft_cap / softmax_scale(desc, head_dim))),
         inverse_cap(cap > 0 ? 1 / cap : 0),
         floor(static_cast<T>(desc.distance.floor)),
         rate_log2(static_cast<T>(-desc.distance.rate * kLog2e)),
         inverse_scale(static_cast<T>(1 / softmax_scale(desc, head_dim))),
         inverse_exponent(static_cast<T>(kLn2 / softmax_scale(desc, head_dim))),
         radius(desc.bias.defined() ? static_cast<int>(desc.bias.dim(1) / 2) : 0),
-        slopes(this->template data_of<T>(desc.slopes)),
-        biases(this->template data_of<T>(desc.bias)) {}
+        slopes(data_of<T>(desc.slopes)),
+        biases(data_of<T>(desc.bias)) {}
+  static bool applies(const AttentionDesc&) { return true; }
 
-  static bool applies(const AttentionDesc& desc, int64_t /*tokens*/) { return desc.dropout.p == 0; }
-
-  using Bound = GeneralRule;
-  COHORT_HD Bound bind(int sequence, int head, int all_keys) const {
-    GeneralRule bound = *this;
-    bound.keys = all_keys;
-    bound.prefix = this->prefix_of(sequence, all_keys);
-    if (slopes != nullptr) bound.slope = slopes[head];
-    if (biases != nullptr) bound.bias = biases + int64_t{head} * (2 * radius + 1) + radius;
-    return bound;
+  COHORT_HD void bind_head(int head) {
+    if (slopes != nullptr) slope = slopes[head];
+    if (biases != nullptr) bias = biases + int64_t{head} * (2 * radius + 1) + radius;
   }
 
   // Calls fn(stage) for each modification in use, in order; stage(score, distance) gives the
@@ -482,21 +459,19 @@ struct GeneralRule : MaskRule<T> {
   }
 };
 
-// The rule of any call: probabilities may be dropped, too.
+// Dropout of probabilities: none, or that of a call.
+struct WithoutDropout {
+  static constexpr bool kDrops = false;
+  explicit WithoutDropout(const AttentionDesc& /*desc*/) {}
+  static bool applies(const AttentionDesc& desc) { return desc.dropout.p == 0; }
+};
 template <class T>
-struct AnyRule : GeneralRule<T> {
+struct WithDropout {
   static constexpr bool kDrops = true;
   DropoutMask<T> drop;
 
-  AnyRule(const AttentionDesc& desc, int64_t head_dim)
-      : GeneralRule<T>(desc, head_dim), drop(desc.dropout) {}
-  static bool applies(const AttentionDesc&, int64_t /*tokens*/) { return true; }
-  using Bound = AnyRule;
-  COHORT_HD Bound bind(int sequence, int head, int all_keys) const {
-    AnyRule bound = *this;
-    static_cast<GeneralRule<T>&>(bound) = GeneralRule<T>::bind(sequence, head, all_keys);
-    return bound;
-  }
+  explicit WithDropout(const AttentionDesc& desc) : drop(desc.dropout) {}
+  static bool applies(const AttentionDesc&) { return true; }
   COHORT_HD bool drops() const { return drop.first_kept > 0; }
   // factors[j] = 0 or 1 / (1 - p) for the query `token` and key first + j, j < count. `first` is a
   // multiple of 4; writes up to the next multiple of 4.
@@ -509,23 +484,50 @@ struct AnyRule : GeneralRule<T> {
   }
 };
 
-// The rule of calls without window, prefixes and dropout, for kernels that then need fewer
-// registers.
-template <class T>
-struct PlainRule : ScoreRule<T> {
-  static constexpr bool kPlain = true;
-  using ScoreRule<T>::ScoreRule;
-  using Bound = const PlainRule&;
-  COHORT_HD Bound bind(int /*sequence*/, int /*head*/, int /*keys*/) const { return *this; }
+// A rule: a mask, modifications and dropout, with the scale of the scores. T: type of the
+// arithmetic.
+template <class T, class KeyMasks, class Modifications = Unmodified, class Drops = WithoutDropout>
+struct ScoreRule : KeyMasks, Modifications, Drops {
+  using Value = T;
+  T scale;     // softmax scale
+  T exponent;  // c of the canonical order: base-2 exponent per unit of score
+
+  ScoreRule(const AttentionDesc& desc, int64_t head_dim)
+      : KeyMasks(desc),
+        Modifications(desc, head_dim),
+        Drops(desc),
+        scale(static_cast<T>(softmax_scale(desc, head_dim))),
+        exponent(static_cast<T>(softmax_scale(desc, head_dim) * kLog2e)) {}
+  // True if this rule does for calls on so many tokens.
   static bool applies(const AttentionDesc& desc, int64_t tokens) {
-    return ScoreRule<T>::applies(desc, tokens) && !desc.prefixes.defined() &&
-           (desc.window == 0 || desc.window >= tokens);
+    return KeyMasks::applies(desc, tokens) && Modifications::applies(desc) && Drops::applies(desc);
   }
-  COHORT_HD bool masked(int position, int key) const { return this->is_later(position, key); }
-  COHORT_HD bool sees_all(const IndexRange<int>& positions, const IndexRange<int>& keys) const {
-    return !this->causal || keys.end - 1 <= positions.first;
+
+  // The rule for the rows of a sequence, which has `keys` keys, in a head.
+  using Bound = std::conditional_t<KeyMasks::kMasks, ScoreRule, const ScoreRule&>;
+  COHORT_HD Bound bind(int sequence, int head, int keys) const {
+    if constexpr (!KeyMasks::kMasks) {
+      return *this;
+    } else {
+      ScoreRule bound = *this;
+      bound.bind_sequence(sequence, keys);
+      if constexpr (Modifications::kModifies) bound.bind_head(head);
+      return bound;
+    }
   }
 };
+
+// The rules for which kernels are compiled, each named by what it adds to the one before.
+template <class T>
+using PlainRule = ScoreRule<T, CausalMask<false>>;
+template <class T>
+using WindowRule = ScoreRule<T, CausalMask<true>>;
+template <class T>
+using MaskRule = ScoreRule<T, AnyMask<T>>;
+template <class T>
+using ModifyRule = ScoreRule<T, AnyMask<T>, Modified<T>>;
+template <class T>
+using DropoutRule = ScoreRule<T, AnyMask<T>, Modified<T>, WithDropout<T>>;
 
 // Arguments of a kernel with the rule of the call.
 template <class Args, class Rule>

@@ -335,7 +335,7 @@ void run(const LoraOutputGradients& args, const Problem& problem) {
   using RankTile = Tile<kColumns>;
   Maps maps{};
   for (int m = 0; m < kMaxModules; ++m) {
-    const LoraModule& module =
+    const AdapterSlice& module =
         args.modules[static_cast<size_t>(std::min(m, problem.module_count - 1))];
     maps.dy[m] = map_of(args.dy.narrow(1, module.row, module.rows), kBox);
   }
@@ -363,7 +363,7 @@ Problem problem_of(const LoraOutputGradients& args, const LoraBlocks& blocks) {
                   .tiles = static_cast<int>(blocks_for(args.dy.dim(0), kTileRows)),
                   .range_tiles = static_cast<int>(blocks.tiles)};
   int strip = 0, row = 0;
-  for (const LoraModule& from : args.modules) {
+  for (const AdapterSlice& from : args.modules) {
     Module& to = problem.modules[problem.module_count++];
     const auto boxes = static_cast<int>(blocks_for(from.rows, kBox));
     to = {.row = static_cast<int>(from.row),
@@ -389,7 +389,7 @@ bool has_lora_kernel(const LoraOutputGradients& args) {
   const auto has_aligned_rows = [](const Tensor& t) {
     return RowOffsets(t).outer % kPack == 0 && aligned(static_cast<const char*>(t.raw()));
   };
-  for (const LoraModule& module : modules)
+  for (const AdapterSlice& module : modules)
     if (module.row % kPack != 0) return false;
   return has_aligned_rows(dh) && has_aligned_rows(dy) && has_aligned_rows(h) &&
          has_aligned_rows(sb) && has_aligned_rows(db.tensor) && rank % 8 == 0 && rank > 0 &&

@@ -42,7 +42,7 @@ struct OpenTurn {
 
 Caller::Key key_of(const std::string& line) {
   const Json answer = parse_json(line, "its answer");
-  return with_places(answer, "its answer", [&]() -> Caller::Key {
+  return with_location(answer, "its answer", [&]() -> Caller::Key {
     return {answer.at("index").as_int(), answer.at("turn").as_int()};
   });
 }
@@ -175,7 +175,7 @@ class CommandEnvironment : public Environment {
  private:
   EnvironmentReply reply_to(const OpenTurn& turn, const Json& answer) const {
     EnvironmentReply reply =
-        with_places(answer, "its answer", [&] { return parse_reply(turn, answer); });
+        with_location(answer, "its answer", [&] { return parse_reply(turn, answer); });
     if (reply.done) return reply;
     reply.tokens =
         observation_tokens(context_, reply.messages, turn.has_end, turn.template_variables);

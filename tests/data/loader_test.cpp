@@ -151,7 +151,7 @@ TEST(OnlineOrder, ContinuesFromItsStateAndPosition) {
 TEST(OnlineOrder, RefusesAStateThatIsNotValid) {
   const auto refuse = [](const std::string& state, const std::string& message) {
     const Json json = parse_json(state, "state");
-    EXPECT_THROW_WITH(with_places(json, "state.json", [&] { OnlineOrder(mixed(2), 2, 1, json); }),
+    EXPECT_THROW_WITH(with_location(json, "state.json", [&] { OnlineOrder(mixed(2), 2, 1, json); }),
                       InputError, message);
   };
   const auto histories = [](const char* text) {

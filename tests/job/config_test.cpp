@@ -162,7 +162,7 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "    lora: {rank: 8, alpha: 12.5, targets: [q_proj, mlp.down_proj], rslora: yes}\n"
       "    loss_type: dr_grpo\n"
       "    scale_rewards: leave_one_out\n"
-      "    refill_rounds: 2\n"
+      "    dynamic_sampling_rounds: 2\n"
       "    whiten_advantages: true\n"
       "    advantage_clip: 2\n"
       "    num_iterations: 2\n"

@@ -59,6 +59,34 @@ TEST_F(DataKeys, OneKeyHoldsOutTextAndProblems) {
   EXPECT_EQ(help.find("held_out_fraction"), help.rfind("held_out_fraction"));
 }
 
+// refill_rounds is an earlier name of dynamic_sampling_rounds.
+TEST_F(DataKeys, DynamicSamplingRoundsAreReadByTheirEarlierName) {
+  const auto rounds = [&](const std::string& keys, const std::vector<std::string>& more = {}) {
+    const RunPlan plan =
+        load_text("trainer: grpo\ndata: {task: parity}\nrewards: [{name: task}]\n" + keys, more);
+    EXPECT_EQ(dump_plan(plan).find("refill_rounds"), std::string::npos);
+    return plan.stages.back().grpo.dynamic_sampling_rounds;
+  };
+  EXPECT_EQ(rounds("refill_rounds: 2\n"), 2);
+  EXPECT_EQ(rounds("refill_rounds: 2\n", {"dynamic_sampling_rounds=3"}), 3);
+  EXPECT_EQ(rounds("dynamic_sampling_rounds: 2\n", {"refill_rounds=3"}), 3);
+  EXPECT_EQ(
+      rounds("refill_rounds: 2\nstages: [{steps: 1}, {steps: 1, dynamic_sampling_rounds: 4}]\n"),
+      4);
+  EXPECT_EQ(
+      rounds("dynamic_sampling_rounds: 2\nstages: [{steps: 1}, {steps: 1, refill_rounds: 4}]\n"),
+      4);
+  EXPECT_EQ(rounds("dynamic_sampling_rounds: 2\nstages: [{dynamic_sampling_rounds: 4}]\n",
+                   {"refill_rounds=5"}),
+            5);
+  EXPECT_EQ(rounds("refill_rounds: 2\ndynamic_sampling_rounds: 2\n"), 2);
+  EXPECT_THROW_WITH(rounds("refill_rounds: 2\ndynamic_sampling_rounds: 3\n"), InputError,
+                    "dynamic_sampling_rounds: 3 contradicts refill_rounds: 2, its earlier name; "
+                    "hint: give one of them");
+  EXPECT_THROW_WITH(rounds("refill_rounds: -1\n"), InputError,
+                    "plan.yaml:4: dynamic_sampling_rounds: expected a number from 0 to 1000");
+}
+
 // The config.yaml of a run of an earlier version has both keys, of which one had no effect.
 TEST_F(DataKeys, HeldOutFractionsOfEarlierRunsStay) {
   const auto reread = [&](const std::string& data, const std::string& held_out,

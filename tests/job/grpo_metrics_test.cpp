@@ -29,7 +29,7 @@ class GrpoMetrics : public GrpoStepTest {
 // Everything about a step with refilled groups that its records tell, computed from them.
 TEST_F(GrpoMetrics, MetricsCountAllRoundsOfARefill) {
   const RewardSet rewards({{.name = "format", .pattern = ".*1.*"}}, data_.task);
-  config_.grpo.refill_rounds = 3;
+  config_.grpo.dynamic_sampling_rounds = 3;
   // Keeps what was sampled in each round.
   class Rounds final : public StepJournal {
    public:
@@ -85,7 +85,7 @@ TEST_F(GrpoMetrics, MetricsCountAllRoundsOfARefill) {
 // The groups that a refill leaves alone are those that the configured advantages tell apart.
 TEST_F(GrpoMetrics, ASignalIsAnAdvantageOtherThanZero) {
   const auto run = [&](const RewardSet& rewards, int64_t rounds) {
-    config_.grpo.refill_rounds = rounds;
+    config_.grpo.dynamic_sampling_rounds = rounds;
     return make_step(rewards, {.refill = repeated_first()});
   };
   // The rewards of a completion, 1 and 0 or 0 and 1, have the sum 1, and other weighted advantages.
@@ -120,7 +120,7 @@ TEST_F(GrpoMetrics, GroupsOfEqualRewardsHaveNoSignalUnderWhiteningOrAKl) {
   const RewardSet rewards({{.name = "format", .pattern = ".*1.*"}}, data_.task);
   config_.grpo.scale_rewards = AdvantageScale::kNone;
   const auto run = [&](int64_t rounds) {
-    config_.grpo.refill_rounds = rounds;
+    config_.grpo.dynamic_sampling_rounds = rounds;
     return make_step(rewards, {.reference = config_.grpo.beta > 0 ? &reference : nullptr,
                                .refill = repeated_first()});
   };
@@ -200,7 +200,7 @@ TEST_F(GrpoMetrics, SolvedAndFailedGroupsAreThoseOfTheCriterion) {
       {0.1, 0.1, 0.1, 0.1, 0, 0.1, 0, 0, 0, none, none, none},
       {0, 0, 0.25, 1, 0.5, 1, 1, 0, none, 1, none, none}};
   std::vector<double> total = {0.1, 0.1, 0.1, 1.1, 1, 1.1, 1, 0, 0, none, none, none};
-  const auto outcomes = [&](const OutcomeCriterion& criterion) {
+  const auto outcomes = [&](const SuccessCriterion& criterion) {
     std::vector<std::optional<int>> out;
     for (size_t g = 0; g < 12; g += 3) {
       Group group;

@@ -213,14 +213,14 @@ TEST_F(GrpoStep, SeveralRewardsMayBeNormalizedBeforeTheirSum) {
     EXPECT_NEAR(advantages[i], (sums[i] - mean) / (std + 1e-4), 1e-12) << i;
 }
 
-// Groups without a signal get the next prompts of the data, up to refill_rounds times; the others
-// and their places stay.
+// Groups without a signal get the next prompts of the data, up to dynamic_sampling_rounds times;
+// the others and their positions stay.
 TEST_F(GrpoStep, GroupsWithoutASignalAreReplaced) {
   const RewardSet rewards({{.name = "format", .pattern = ".*1.*"}}, data_.task);
   const Example other = data_.train->get(3);
   std::vector<int64_t> asked;
   const auto step_with = [&](int64_t rounds) {
-    config_.grpo.refill_rounds = rounds;
+    config_.grpo.dynamic_sampling_rounds = rounds;
     asked.clear();
     return make_step(rewards, {.refill = [&](int64_t count, std::span<const int64_t> positions) {
                        EXPECT_EQ(count, std::ssize(positions));

@@ -265,7 +265,7 @@ TEST_F(GrpoStep, MeansAreOverTheTokensOfTheLossMask) {
     }
   });
   EXPECT_NEAR(trained.metrics.at("entropy"), entropy / tokens, 1e-12);
-  EXPECT_NEAR(trained.metrics.at("cut_probability"), truncated_mass / tokens, 1e-12);
+  EXPECT_NEAR(trained.metrics.at("truncated_mass"), truncated_mass / tokens, 1e-12);
 }
 
 }  // namespace

@@ -242,7 +242,7 @@ TEST(Replays, EveryStepIsEqualAndTheRunIsUntouched) {
   const ExpectLog monitor("step 5: ");  // the tasks are too small to be learned from
   const std::vector<std::vector<std::string>> variants = {
       {"checkpoint.every=2"},
-      {"ranks=2", "num_minibatches=2", "refill_rounds=3", "num_iterations=2"},
+      {"ranks=2", "num_minibatches=2", "dynamic_sampling_rounds=3", "num_iterations=2"},
       {"beta=0.1", "kl_target=0.01", "kl_horizon=24", "ref_sync_every=2", "checkpoint.every=3"},
       {"init_from=" + dir.path("run0"), "lora.rank=2", "beta=0.1", "reference=start"},
       {"dtype=f64", "shuffle_advantages=true", "num_minibatches=3"},
@@ -270,7 +270,7 @@ TEST(Replays, AnOnlineCurriculumIsThatOfTheRun) {
       dir, "run",
       std::string(kSmallModel) + kSmallGrpo +
           "data: {curriculum: online, jsonl: {path: data.jsonl, held_out_fraction: 0}}\n",
-      {"steps=6", "checkpoint.every=4", "refill_rounds=1", "ranks=2",
+      {"steps=6", "checkpoint.every=4", "dynamic_sampling_rounds=1", "ranks=2",
        "rewards=[{name: format, pattern: '(?s).*'}, {name: contains}]",
        "eval={at_start: false, correct: {reward: contains}}"}));
   for (const int64_t step : {4, 6}) EXPECT_EQ(replay_difference(run, step), "");

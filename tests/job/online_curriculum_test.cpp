@@ -62,7 +62,7 @@ TEST_F(OnlineCurriculum, PassesOverSolvedProblemsWhichComeAgain) {
 }
 
 TEST_F(OnlineCurriculum, ContinuesAcrossAResume) {
-  for (const char* rounds : {"refill_rounds=0", "refill_rounds=2"}) {
+  for (const char* rounds : {"dynamic_sampling_rounds=0", "dynamic_sampling_rounds=2"}) {
     SCOPED_TRACE(rounds);
     const std::string whole = train_new(plan("whole", {rounds}));
     EXPECT_GT(total(whole, "data/skipped"), 0);
@@ -81,7 +81,7 @@ TEST_F(OnlineCurriculum, DrawsTheSameProblemsOnAnyNumberOfRanks) {
   const auto train = [&](const char* ranks, const char* rounds) {
     return train_new(plan("run", {"learning_rate=0", ranks, rounds}));
   };
-  for (const char* rounds : {"refill_rounds=0", "refill_rounds=2"}) {
+  for (const char* rounds : {"dynamic_sampling_rounds=0", "dynamic_sampling_rounds=2"}) {
     const std::string one = train("ranks=1", rounds);
     for (const char* ranks : {"ranks=2", "ranks=3"}) {
       SCOPED_TRACE(str(ranks, " ", rounds));

@@ -118,12 +118,13 @@ TEST_F(Splits, GrpoWithTheDeviationOfTheBatchIsThatOfOne) {
 
 // The groups that are replaced, and by which prompts, do not depend on the ranks.
 TEST_F(Splits, GrpoWithRefilledGroupsIsThatOfOne) {
-  expect_same_training(kSmallGrpo, {"refill_rounds=3"}, {"ranks=1", "ranks=2", "ranks=3"});
-  expect_same_training(kSmallGrpo, {"refill_rounds=3", "num_minibatches=2"},
+  expect_same_training(kSmallGrpo, {"dynamic_sampling_rounds=3"},
+                       {"ranks=1", "ranks=2", "ranks=3"});
+  expect_same_training(kSmallGrpo, {"dynamic_sampling_rounds=3", "num_minibatches=2"},
                        {"ranks=1", "ranks=2"});
   std::vector<Trained> trained;
   for (const char* ranks : {"ranks=1", "ranks=3"})
-    trained.push_back(train(kSmallGrpo, {"refill_rounds=3", ranks}));
+    trained.push_back(train(kSmallGrpo, {"dynamic_sampling_rounds=3", ranks}));
   // Later steps sample from weights that differ by rounding.
   const std::regex logprob("\"mean_logprob\":[^,]*,");
   EXPECT_EQ(std::regex_replace(trained[0].completions, logprob, ""),

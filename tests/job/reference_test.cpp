@@ -231,7 +231,7 @@ TEST(AdaptiveBeta, IsTheSameOnTwoRanks) {
 TEST(AdaptiveBeta, IsAPositiveNumberInACheckpoint) {
   Json good = TrainState{.beta = 0.25, .start_beta = 0.5, .report = Json(Json::Object{})}.to_json();
   const auto read = [&](const Json& json) {
-    return with_places(json, "state.json", [&] { return TrainState::from_json(json); });
+    return with_location(json, "state.json", [&] { return TrainState::from_json(json); });
   };
   EXPECT_EQ(read(good).beta, 0.25);
   EXPECT_EQ(read(good).start_beta, 0.5);

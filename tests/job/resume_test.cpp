@@ -302,7 +302,7 @@ TEST(ResumeData, OfACurriculumContinueWhereTheyWere) {
 TEST(ResumeData, OfRefilledStepsContinueWhereTheyWere) {
   const TempDir dir;
   const std::string yaml = std::string(kSmallModel) + kSmallData + kSmallGrpo;
-  const std::vector<std::string> keys = {"steps=4", "refill_rounds=2"};
+  const std::vector<std::string> keys = {"steps=4", "dynamic_sampling_rounds=2"};
   const std::string whole = train_new(small_plan(dir, "whole", yaml, keys));
   EXPECT_GT(state_of(whole).data_position,
             4 * small_plan(dir, "plan", yaml, keys).stages[0].batch.prompts_per_step);

@@ -27,7 +27,7 @@ TEST_F(ZeroVarianceGroups, AdvantagesThatCancelGiveNoUpdate) {
     config_.grpo = {.preset = preset.value};
     config_.grpo.apply_preset();
     config_.grpo.beta = 0;
-    config_.grpo.refill_rounds = 0;
+    config_.grpo.dynamic_sampling_rounds = 0;
     const GrpoStepResult result = step_with(cancel);
     for (const ScoredCompletion* c : completions_of(result.rollouts.groups))
       EXPECT_EQ(c->advantage, 0) << preset.name;

@@ -176,39 +176,43 @@ TEST(CudaAttentionRules, AllForwardsHaveTheSameBits) {
     }
 }
 
-TEST(CudaAttentionRules, PagedBitsAreThoseOfTheForward) {
+// Tests by head dim, which a sanitizer ends in time.
+class CudaAttentionRulesByDim : public testing::TestWithParam<int64_t> {};
+
+TEST_P(CudaAttentionRulesByDim, PagedBitsAreThoseOfTheForward) {
   COHORT_REQUIRE_GPU(device);
   Rng rng(3, rng_stream(kTestPurpose, 9));
   for (const DType dtype : kernels::test::kCudaTypes)
-    for (const int64_t dim : {20, 64, 128})
-      for (const RuleCase& rule : rule_cases({.heads = 6, .kv_heads = 2, .dim = dim}, kMixed)) {
-        const AttentionCase on = rule_case_in(rule.attention, dtype, device);
-        if (on.desc.mask != Mask::kCausal || on.desc.prefix_lm.defined()) continue;
-        SCOPED_TRACE(str(dtype_name(dtype), ", ", rule.name, ", D ", dim));
-        AttentionCase paged = rule_case_in(rule.attention, dtype);
-        paged.desc = on.desc;
-        EXPECT_TRUE(
-            bit_equal(run_in_random_steps(paged, 16, rng, device), run_forward(on).o.to(Device{})));
-      }
-}
-
-TEST(CudaAttentionRules, BackwardsHaveTheSameBitsEachTime) {
-  COHORT_REQUIRE_GPU(device);
-  for (const int64_t dim : {64, 128, 256})
     for (const RuleCase& rule :
-         rule_cases({.heads = 4, .kv_heads = 2, .dim = dim}, {{1, 700}, {2, 300}})) {
-      SCOPED_TRACE(str(rule.name, ", D ", dim));
-      const AttentionCase on = rule_case_in(rule.attention, DType::kBF16, device);
-      const AttentionOutput out = run_forward(on);
-      kernels::test::expect_reproducible([&] {
-        const RuleGrads g = run_rule_backward(on, out);
-        std::vector<Tensor> all = {g.grads.dq, g.grads.dk, g.grads.dv};
-        if (g.dbias.defined()) all.push_back(g.dbias);
-        if (g.dsinks.defined()) all.push_back(g.dsinks);
-        return all;
-      });
+         rule_cases({.heads = 6, .kv_heads = 2, .dim = GetParam()}, kMixed)) {
+      const AttentionCase on = rule_case_in(rule.attention, dtype, device);
+      if (on.desc.mask != Mask::kCausal || on.desc.prefix_lm.defined()) continue;
+      SCOPED_TRACE(str(dtype_name(dtype), ", ", rule.name));
+      AttentionCase paged = rule_case_in(rule.attention, dtype);
+      paged.desc = on.desc;
+      EXPECT_TRUE(
+          bit_equal(run_in_random_steps(paged, 16, rng, device), run_forward(on).o.to(Device{})));
     }
 }
+
+TEST_P(CudaAttentionRulesByDim, BackwardsHaveTheSameBitsEachTime) {
+  COHORT_REQUIRE_GPU(device);
+  for (const RuleCase& rule :
+       rule_cases({.heads = 4, .kv_heads = 2, .dim = GetParam()}, {{1, 700}, {2, 300}})) {
+    SCOPED_TRACE(rule.name);
+    const AttentionCase on = rule_case_in(rule.attention, DType::kBF16, device);
+    const AttentionOutput out = run_forward(on);
+    kernels::test::expect_reproducible([&] {
+      const RuleGrads g = run_rule_backward(on, out);
+      std::vector<Tensor> all = {g.grads.dq, g.grads.dk, g.grads.dv};
+      if (g.dbias.defined()) all.push_back(g.dbias);
+      if (g.dsinks.defined()) all.push_back(g.dsinks);
+      return all;
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(HeadDims, CudaAttentionRulesByDim, testing::Values(20, 64, 128, 256));
 
 }  // namespace
 }  // namespace cohort::test

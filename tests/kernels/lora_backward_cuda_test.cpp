@@ -25,7 +25,7 @@ struct Case {
   }
 };
 struct Values {
-  std::vector<LoraModule> modules;
+  std::vector<AdapterSlice> modules;
   Tensor dy, h, weight, db;  // weight: [w | s B]
   int64_t columns;           // P
 
@@ -51,7 +51,7 @@ Values values_of(const Case& c, DType dtype) {
   in.db = rounded_random({rows, c.rank}, DType::kF32, 3);
   in.weight = Tensor::zeros({n, kInputs + in.columns}, DType::kF64);
   int64_t column = kInputs;
-  for (const LoraModule& module : in.modules) {
+  for (const AdapterSlice& module : in.modules) {
     in.weight.narrow(0, module.row, module.rows)
         .narrow(1, column, c.rank)
         .copy_(rounded_random({module.rows, c.rank}, dtype, static_cast<uint64_t>(column)));

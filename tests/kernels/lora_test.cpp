@@ -48,7 +48,7 @@ TEST(LoraInput, RowsDoNotDependOnTheOtherRows) {
 // Two modules with rows of no module between them; s B is 0 outside of their blocks.
 TEST(LoraOutputGradients, AreTheProductsOfTheModules) {
   constexpr int64_t kTokens = 9, kRank = 3, kColumns = 8;
-  const std::vector<LoraModule> modules = {{0, 5}, {7, 4}};
+  const std::vector<AdapterSlice> modules = {{0, 5}, {7, 4}};
   for (const DType dtype : {DType::kF32, DType::kF64}) {
     const Tensor dy = random_tensor({kTokens, 11}, dtype, 1);
     const Tensor h = random_tensor({kTokens, kColumns}, dtype, 2);
@@ -58,7 +58,7 @@ TEST(LoraOutputGradients, AreTheProductsOfTheModules) {
            db = random_tensor({9, kRank}, dtype, 3), expected_db = db.clone();
     Tensor expected_dh = Tensor::zeros(dh.shape(), dtype);
     int64_t row = 0, column = 0;
-    for (const LoraModule& module : modules) {
+    for (const AdapterSlice& module : modules) {
       const Tensor b = random_tensor({module.rows, kRank}, dtype, 4 + static_cast<uint64_t>(row));
       const Tensor part = dy.narrow(1, module.row, module.rows).clone();
       sb.narrow(0, module.row, module.rows).narrow(1, column, kRank).copy_(b);
@@ -83,14 +83,14 @@ TEST(LoraOutputGradients, AreTheProductsOfTheModules) {
     EXPECT_LE(relative_error(dh, expected_dh), kF32Tolerance);
     EXPECT_LE(relative_error(db, expected_db), kF32Tolerance);
     Tensor alone = dh.clone();
-    const auto call = [&](Tensor& to, std::span<const LoraModule> of) {
+    const auto call = [&](Tensor& to, std::span<const AdapterSlice> of) {
       lora_output_gradients({.dh = alone, .db = {to}, .dy = dy, .h = h, .sb = sb, .modules = of});
     };
     call(none(), {});
     EXPECT_TRUE(bit_equal(alone, dh));
-    EXPECT_THROW_WITH(call(db, std::vector<LoraModule>{{0, 5}, {8, 4}}), Error,
+    EXPECT_THROW_WITH(call(db, std::vector<AdapterSlice>{{0, 5}, {8, 4}}), Error,
                       "modules among 11 rows");
-    EXPECT_THROW_WITH(call(db, std::vector<LoraModule>{{0, 5}}), Error, "expected db");
+    EXPECT_THROW_WITH(call(db, std::vector<AdapterSlice>{{0, 5}}), Error, "expected db");
   }
 }
 

@@ -27,7 +27,7 @@ std::vector<AttentionDesc> descs() {
 
 TEST(ScoreRule, MasksWhatARowDoesNotSee) {
   for (const AttentionDesc& desc : descs()) {
-    const ScoreRule<float> rule(desc, 16);
+    const WindowRule<float> rule(desc, 16);
     for (int position = 0; position < kKeys; ++position)
       for (int key = 0; key < kKeys; ++key) {
         const bool hidden = !sees(desc, position, key);
@@ -45,7 +45,7 @@ TEST(ScoreRule, MasksWhatARowDoesNotSee) {
 // Ranges of keys and of positions, from which loops over tiles are made, are as short as possible.
 TEST(ScoreRule, RangesHoldWhatIsSeenAndNoMore) {
   for (const AttentionDesc& desc : descs()) {
-    const ScoreRule<double> rule(desc, 16);
+    const WindowRule<double> rule(desc, 16);
     const PlainRule<double> plain(desc, 16);
     for (int first = 0; first < kKeys; ++first)
       for (int end = first + 1; end <= kKeys; ++end) {
@@ -100,7 +100,7 @@ TEST(ScoreRule, SequencesFollowTheirPrefix) {
 }
 
 TEST(ScoreRule, HasTheScale) {
-  const ScoreRule<double> rule({}, 16), scaled({.scale = 0.5}, 16);
+  const WindowRule<double> rule({}, 16), scaled({.scale = 0.5}, 16);
   EXPECT_EQ(rule.scale, 0.25);
   EXPECT_EQ(scaled.exponent, 0.5 * kLog2e);
 }
@@ -111,9 +111,9 @@ TEST(ScoreRule, DropsTheAddressedElements) {
                                        .stream = 5,
                                        .sequences = Tensor::from(std::vector<int64_t>{4, 9}),
                                        .positions = Tensor::from(std::vector<int32_t>{0, 3})}};
-  const AnyRule<double> rule(desc, 16);
+  const DropoutRule<double> rule(desc, 16);
   EXPECT_TRUE(rule.drops());
-  EXPECT_FALSE((AnyRule<double>({}, 16).drops()));
+  EXPECT_FALSE((DropoutRule<double>({}, 16).drops()));
   double factors[12];
   rule.fill_factors(factors, 1, 2, 8, 10);
   for (uint64_t j = 0; j < 12; ++j)

@@ -118,8 +118,8 @@ std::string written_targets(const char* family, const std::vector<std::string>& 
   save_adapter(*model, folder.path(), "");
   const ModelConfig config =
       with_adapter(model->config(), load_adapter_config(folder.path()), folder.path());
-  const std::vector<LoraModule> before = LoraModules(model->config()).modules,
-                                after = LoraModules(config).modules;
+  const std::vector<AdapterTarget> before = AdapterTargets(model->config()).modules,
+                                   after = AdapterTargets(config).modules;
   EXPECT_EQ(after.size(), before.size());
   for (size_t i = 0; i < std::min(before.size(), after.size()); ++i)
     EXPECT_EQ(after[i].name, before[i].name);

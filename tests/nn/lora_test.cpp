@@ -137,7 +137,8 @@ TEST(Lora, TargetsAreTheFamilysModules) {
   ModelConfig config = test::model_config("llama");
   const auto names = [&](std::vector<std::string> targets) {
     std::vector<std::string> out;
-    for (const LoraModule& module : LoraModules(with_lora(config, 1, std::move(targets))).modules)
+    for (const AdapterTarget& module :
+         AdapterTargets(with_lora(config, 1, std::move(targets))).modules)
       out.push_back(module.name.substr(module.name.rfind('.') + 1));
     return out;
   };

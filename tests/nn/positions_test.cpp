@@ -91,7 +91,7 @@ TEST(Exposb, AttentionIsThatOfItsDefinition) {
     if (!defaults) c.exposb = {0.7, 3, 0.5, 0.9, 0.4, 0.3, 0.2, 0.5};
     const int64_t tokens = 9, q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
     ParameterSet set(DType::kF64, {}, 1);
-    const SelfAttention attention_layer(set, "a", c, LoraModules(c), 0);
+    const SelfAttention attention_layer(set, "a", c, AdapterTargets(c), 0);
     const Tensor x = random_tensor({tokens, c.d_model}, DType::kF64, 3);
     const std::array<Tensor, 3> weights{random_tensor({q, c.d_model}, DType::kF64, 4),
                                         random_tensor({kv, c.d_model}, DType::kF64, 5),

@@ -85,7 +85,7 @@ TEST(Json, AZeroByteEndsNothing) {
 
 TEST(Json, ErrorsOfFieldsNameFileAndPlace) {
   const Json json = parse(R"({"a": {"b": [1, "x"]}})"), other("x");
-  const auto read = [&](const auto& get) { with_places(json, "f.json", get); };
+  const auto read = [&](const auto& get) { with_location(json, "f.json", get); };
   EXPECT_THROW_WITH(read([&] { json.at("a").at("b").as_array()[1].as_int(); }), InputError,
                     "f.json: a.b[1]: expected a whole number, got text");
   EXPECT_THROW_WITH(read([&] { json.at("a").at("c"); }), InputError, "f.json: a: missing key 'c'");

@@ -73,7 +73,7 @@ template <class Use>
 void for_fields(const Folder& folder, const char* name, const Use& use) {
   const Json json = folder.json(name);
   if (json.is_null()) return;
-  with_places(json, folder.path(name), [&] {
+  with_location(json, folder.path(name), [&] {
     with_context(folder.path(name), [&] {
       for (const auto& [key, value] : json.as_object()) use(key, value);
     });
@@ -115,7 +115,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
     const std::string name = has_json ? "tokenizer.json" : "vocab.json";
     const Json json = has_json ? folder.json(name) : gpt2_json(folder);
     TokensById tokens;
-    with_places(json, folder.path(name), [&] {
+    with_location(json, folder.path(name), [&] {
       with_context(folder.path(name), [&] {
         read(json);
         const Json& list = json.get_or_null("added_tokens");
@@ -308,7 +308,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
       const Json json = folder.json(name);
       const Json* ids = json.find("eos_token_id");
       if (ids == nullptr || ids->is_null()) continue;
-      with_places(json, folder.path(name), [&] {
+      with_location(json, folder.path(name), [&] {
         for (const Json& id : ids->is_array() ? std::span(ids->as_array()) : std::span(ids, 1))
           if (id.as_int() >= 0 && id.as_int() < vocab_size())
             stops_.push_back(static_cast<int32_t>(id.as_int()));

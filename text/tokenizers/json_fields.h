@@ -35,7 +35,7 @@ inline void check_steps(size_t steps) {
 }
 
 // Calls fn() and prefixes the message of an InputError with "CONTEXT: ", except for errors of
-// accessors, which get their place from with_places().
+// accessors, which get their location from with_location().
 template <class F>
 auto with_context(const std::string& context, const F& fn) {
   try {

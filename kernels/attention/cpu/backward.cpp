@@ -289,8 +289,9 @@ void attention_backward(const AttentionBackward& args) {
   constexpr const char* kOp = "attention_backward";
   const PackedSizes sizes = packed_sizes(args.q, args.k, args.cu_seqlens);
   check_sequences(args.cu_seqlens, args.desc, sizes.tokens, kOp);
-  dispatch_float(args.q.dtype(), kOp,
-                 [&]<class T>() { backward(args, sizes, AnyRule<T>(args.desc, sizes.head_dim)); });
+  dispatch_float(args.q.dtype(), kOp, [&]<class T>() {
+    backward(args, sizes, DropoutRule<T>(args.desc, sizes.head_dim));
+  });
 }
 
 }  // namespace cohort::kernels::cpu

@@ -53,7 +53,7 @@ inline void fill_masked(T* s, int64_t first, int64_t last, T value) {
 }
 
 // Owns scratch memory of the size of a tile; reusable for any number of calls with this rule, an
-// AnyRule, and head dim.
+// DropoutRule, and head dim.
 template <class Rule>
 class FlashAttention {
  public:

@@ -15,7 +15,7 @@ struct ForwardItem {
 
 template <class T>
 void forward(const AttentionForward& args, const PackedSizes& sizes) {
-  const AnyRule<T> rule(args.desc, sizes.head_dim);
+  const DropoutRule<T> rule(args.desc, sizes.head_dim);
   const int64_t heads = sizes.heads, group = sizes.group(), dim = sizes.head_dim;
   const Shape &q_strides = args.q.strides(), &o_strides = args.o.strides();
   const T* const q = args.q.data<T>();
@@ -31,7 +31,7 @@ void forward(const AttentionForward& args, const PackedSizes& sizes) {
         items.push_back({s, h, row0});
   }
   parallel_items(items.size(), cost, [&](int64_t first, int64_t last) {
-    FlashAttention<AnyRule<T>> attention(dim, rule);
+    FlashAttention<DropoutRule<T>> attention(dim, rule);
     QueryRow<T> rows[kQueryRows];
     for (int64_t i = first; i < last; ++i) {
       const auto [s, kv_head, row0] = items[static_cast<size_t>(i)];

@@ -56,7 +56,7 @@ struct PagedItem {
 
 template <class T>
 void paged(const AttentionPaged& args, const CacheSizes& sizes) {
-  const AnyRule<T> rule(args.desc, sizes.head_dim);
+  const DropoutRule<T> rule(args.desc, sizes.head_dim);
   const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = sizes.head_dim;
   const int64_t q_stride = args.q.strides()[0], o_stride = args.o.strides()[0];
   const int64_t group = heads / sizes.kv_heads,
@@ -82,7 +82,7 @@ void paged(const AttentionPaged& args, const CacheSizes& sizes) {
     for (int64_t h = 0; h < sizes.kv_heads; ++h) items.push_back({begin, end, h});
   }
   parallel_items(items.size(), cost, [&](int64_t first, int64_t last) {
-    FlashAttention<AnyRule<T>> attention(dim, rule);
+    FlashAttention<DropoutRule<T>> attention(dim, rule);
     std::vector<QueryRow<T>> rows;
     for (int64_t i = first; i < last; ++i) {
       const auto [begin, end, kv_head] = items[static_cast<size_t>(i)];

@@ -576,7 +576,7 @@ void run_backward_bf16(const BackwardArgs<bf16>& args, const AttentionDesc& desc
     launch_pass<kDim, Pass::kKeys>("attention_backward_keys", call, device);
     launch_pass<kDim, Pass::kQueries>("attention_backward_queries", call, device);
   };
-  with_rule<PlainRule<float>, AnyRule<float>>(args, desc, args.head_dim, args.tokens, run);
+  with_rule<PlainRule<float>, DropoutRule<float>>(args, desc, args.head_dim, args.tokens, run);
 }
 
 }  // namespace cohort::kernels::cuda

@@ -241,7 +241,7 @@ void launch_pass(const char* name, const Args& args, Device device) {
 }  // namespace
 
 void run_backward_f32(const BackwardArgs<float>& args, const AttentionDesc& desc, Device device) {
-  with_rule<AnyRule<float>>(args, desc, args.head_dim, args.tokens, [&](const auto& call) {
+  with_rule<DropoutRule<float>>(args, desc, args.head_dim, args.tokens, [&](const auto& call) {
     dispatch_head_dim(args.head_dim, [&]<int kDim>() {
       launch_pass<kDim, Pass::kKeys>("attention_backward_keys", call, device);
       launch_pass<kDim, Pass::kQueries>("attention_backward_queries", call, device);

@@ -61,10 +61,10 @@ void attention_forward(const AttentionForward& args) {
     if constexpr (!std::is_same_v<T, float>) {
       if (supports_sm90("attention_forward", args.desc, dim, problem.format.vectorized, device))
         return dispatch_sm90_dim(dim, [&]<int kDim>() { run_forward_sm90<kDim>(problem, args); });
-      return with_rule<ScoreRule<float>, AnyRule<float>>(problem, args.desc, dim, problem.tokens,
-                                                         run);
+      return with_rule<WindowRule<float>, DropoutRule<float>>(problem, args.desc, dim,
+                                                              problem.tokens, run);
     }
-    with_rule<AnyRule<float>>(problem, args.desc, dim, problem.tokens, run);
+    with_rule<DropoutRule<float>>(problem, args.desc, dim, problem.tokens, run);
   });
 }
 

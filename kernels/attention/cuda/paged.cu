@@ -135,9 +135,9 @@ void attention_paged(const AttentionPaged& args) {
     };
     // As in the forward, f32 kernels are compiled for any call.
     if constexpr (std::is_same_v<T, float>)
-      with_rule<AnyRule<float>>(problem, args.desc, dim, problem.tokens, run);
+      with_rule<DropoutRule<float>>(problem, args.desc, dim, problem.tokens, run);
     else
-      with_rule<ScoreRule<float>, GeneralRule<float>>(problem, args.desc, dim, problem.tokens, run);
+      with_rule<WindowRule<float>, ModifyRule<float>>(problem, args.desc, dim, problem.tokens, run);
   });
 }
 

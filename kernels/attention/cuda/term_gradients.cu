@@ -143,7 +143,7 @@ class BiasGradient {
   }
 
   // dS of all rows and the keys from key0 on.
-  __device__ void make_scores(const SequenceTile& at, const AnyRule<float>& rule, int row0,
+  __device__ void make_scores(const SequenceTile& at, const DropoutRule<float>& rule, int row0,
                               int key0) {
     const int kv_head = head_ / args_.group();
     const auto k = args_.k.keys(at.sequence, kv_head);
@@ -190,8 +190,8 @@ class BiasGradient {
     }
   }
   // Sets an element of dS from its S and dP.
-  __device__ __forceinline__ void set(const SequenceTile& at, const AnyRule<float>& rule, int row0,
-                                      int row, int key0, int column, float s, float dp) {
+  __device__ __forceinline__ void set(const SequenceTile& at, const DropoutRule<float>& rule,
+                                      int row0, int row, int key0, int column, float s, float dp) {
     const int key = key0 + column, position = at.sequence.position(row0 + row);
     float ds = 0;
     if (row0 + row < at.sequence.length && key < at.sequence.keys() &&
@@ -286,7 +286,7 @@ void run_term_gradients(const BackwardArgs<T>& args, const AttentionBackward& in
       add_parts(*in.dbias, sums);
     });
   };
-  with_rule<AnyRule<float>>(args, in.desc, args.head_dim, args.tokens, run);
+  with_rule<DropoutRule<float>>(args, in.desc, args.head_dim, args.tokens, run);
 }
 template void run_term_gradients(const BackwardArgs<bf16>&, const AttentionBackward&);
 template void run_term_gradients(const BackwardArgs<float>&, const AttentionBackward&);

@@ -478,7 +478,7 @@ void run_backward_sm90(const BackwardArgs<bf16>& args, const AttentionBackward& 
            {blocks_for(slots * args.heads, 1), kTileThreads, 0, Start::kProgrammatic}, device, args,
            tiles, call.rule.scale);
   };
-  with_rule<ScoreRule<float>, MaskRuleFor<kDim>, GeneralRule<float>>(args, in.desc, args.head_dim,
+  with_rule<WindowRule<float>, MaskRuleFor<kDim>, ModifyRule<float>>(args, in.desc, args.head_dim,
                                                                      args.tokens, run);
 }
 

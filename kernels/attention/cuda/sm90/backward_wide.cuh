@@ -522,7 +522,7 @@ void run_backward_wide(const BackwardArgs<bf16>& args, const AttentionBackward& 
             QueriesShape::kSharedBytes},
            device, call, make_backward_maps(in, kWideTile, QueriesShape::kRows), tiles);
   };
-  with_rule<ScoreRule<float>, GeneralRule<float>>(args, in.desc, args.head_dim, args.tokens, run);
+  with_rule<WindowRule<float>, ModifyRule<float>>(args, in.desc, args.head_dim, args.tokens, run);
 }
 
 }  // namespace cohort::kernels::cuda

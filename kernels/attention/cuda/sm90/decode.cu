@@ -531,7 +531,7 @@ bool attention_decode(const AttentionDecode& args) {
         ran = run<DecodeShape<kDim, kDim == 64 ? 4 : 3>>(args, call, cluster);
       });
   };
-  with_rule<ScoreRule<float>, GeneralRule<float>>(problem, args.desc, dim, tokens, run_with);
+  with_rule<WindowRule<float>, ModifyRule<float>>(problem, args.desc, dim, tokens, run_with);
   return ran;
 }
 

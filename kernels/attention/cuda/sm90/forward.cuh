@@ -606,9 +606,9 @@ template <int kDim>
 void run_forward_sm90(ForwardProblem<bf16> problem, const AttentionForward& in) {
   if constexpr (!Sm90Shape<kDim>::kTileMasks)
     if (in.desc.tiles.defined())
-      return run_forward_shape<Sm90Shape<kDim, 2>, MaskRuleFor<kDim>, GeneralRule<float>>(problem,
-                                                                                          in);
-  run_forward_shape<Sm90Shape<kDim>, ScoreRule<float>, MaskRuleFor<kDim>, GeneralRule<float>>(
+      return run_forward_shape<Sm90Shape<kDim, 2>, MaskRuleFor<kDim>, ModifyRule<float>>(problem,
+                                                                                         in);
+  run_forward_shape<Sm90Shape<kDim>, WindowRule<float>, MaskRuleFor<kDim>, ModifyRule<float>>(
       problem, in);
 }
 

@@ -14,7 +14,7 @@ constexpr int kStages = 2;
 // Masks without modified scores have kernels of their own for heads of 64 and 128 columns.
 template <int kDim>
 using MaskRuleFor =
-    std::conditional_t<kDim == 64 || kDim == 128, MaskRule<float>, GeneralRule<float>>;
+    std::conditional_t<kDim == 64 || kDim == 128, MaskRule<float>, ModifyRule<float>>;
 
 // Columns of shared memory per head of kDim: whole panels.
 template <int kDim>
