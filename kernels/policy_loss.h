@@ -25,6 +25,16 @@ namespace cohort::kernels {
 //   kSapo       -A (4 / tau) sigmoid(tau (ratio - 1)), where tau is tau_pos if A > 0, else tau_neg
 //               (Soft Adaptive Policy Optimization, Gao et al. 2025, arXiv 2511.20347)
 enum class Surrogate : uint8_t { kClip, kCispo, kReinforce, kSapo };
+struct SurrogateEntry {
+  Surrogate value;
+  const char* name;  // in configurations
+  bool clips;        // lo and hi bound its ratio
+};
+// All of them; tests and warnings go by this table.
+inline constexpr SurrogateEntry kSurrogates[] = {{Surrogate::kClip, "clip", true},
+                                                 {Surrogate::kCispo, "cispo", true},
+                                                 {Surrogate::kReinforce, "reinforce", false},
+                                                 {Surrogate::kSapo, "sapo", false}};
 
 // The log of the surrogate's ratio: lp - lp_old of the token, or its mean over the tokens of the
 // sequence (GSPO, Zheng et al. 2025, arXiv 2507.18071). The mean's gradient is that of GSPO-token:

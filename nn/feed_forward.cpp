@@ -96,7 +96,7 @@ Variable mlp(const Variable& x, const Linear& up, const Linear& down, const MlpD
 Mlp::Mlp(ParameterSet& set, const std::string& name, const ModelConfig& c,
          const AdapterTargets& adapters)
     : desc_{.activation = c.mlp, .recompute = c.recompute == Recompute::kCheap} {
-  const Linear::Bias bias{c.bias || c.mlp_bias};
+  const Linear::Bias bias{c.bias || c.family.mlp_bias};
   const Linear::Part gate{name + ".gate_proj", c.d_ff}, up{name + ".up_proj", c.d_ff};
   layers_[kUp] = is_gated(c.mlp)
                      ? Linear::make(set, {gate, up}, c.d_model, c.init_std, bias, adapters)

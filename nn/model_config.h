@@ -91,6 +91,21 @@ struct ExposbConfig {
   }
 };
 
+// Properties of a family of nn/families/, read from its config.json; no configuration keys.
+struct FamilyFields {
+  bool qkv_bias = false, o_bias = false, mlp_bias = false;  // ModelConfig::bias implies all of them
+  bool qk_norm_whole = false;  // RMSNorm on the queries and keys of all heads together
+  bool norm_after = false;     // norms after the sub-layers, before the residual sums (OLMo 2)
+  double norm_offset = 0;      // added to the weights of RMS norms
+  double embedding_scale = 1;  // factor of the embedding's output
+  // Per layer; empty: all layers have the window and rotary positions.
+  std::vector<bool> windowed, rotary;
+  std::vector<double> rope_frequencies;  // empty: those of rope_theta
+  double rope_scale = 1;                 // factor of cosines and sines
+
+  bool operator==(const FamilyFields&) const = default;
+};
+
 struct ModelConfig {
   std::string path;  // model to start from; empty: a new one
   int64_t num_layers = 4, d_model = 128, num_heads = 4;
@@ -114,25 +129,15 @@ struct ModelConfig {
   // Rows of the table of learned positions if a run uses only the first `context` of them; 0: all.
   int64_t position_rows = 0;
 
-  // Properties of the families in nn/families/, read from their config.json; not configuration
-  // keys.
-  bool qkv_bias = false, o_bias = false, mlp_bias = false;  // `bias` implies all of them
-  bool qk_norm_whole = false;  // RMSNorm on the queries and keys of all heads together
-  bool norm_after = false;     // norms after the sub-layers, before the residual sums (OLMo 2)
-  double norm_offset = 0;      // added to the weights of RMS norms
-  double embedding_scale = 1;  // factor of the embedding's output
-  // Per layer; empty: all layers have the window and rotary positions.
-  std::vector<bool> windowed, rotary;
-  std::vector<double> rope_frequencies;  // empty: those of rope_theta
-  double rope_scale = 1;                 // factor of cosines and sines
-  Json file;                             // the family's config.json as it was read; null: none was
-  LoraConfig lora;                       // not in config.json
+  FamilyFields family;
+  Json file;        // the family's config.json as it was read; null: none was
+  LoraConfig lora;  // not in config.json
 
   int64_t window_of(int layer) const {
-    return windowed.empty() || windowed[static_cast<size_t>(layer)] ? window : 0;
+    return family.windowed.empty() || family.windowed[static_cast<size_t>(layer)] ? window : 0;
   }
   bool is_rotary(int layer) const {
-    return is_rotated() && (rotary.empty() || rotary[static_cast<size_t>(layer)]);
+    return is_rotated() && (family.rotary.empty() || family.rotary[static_cast<size_t>(layer)]);
   }
   bool is_rotated() const {
     return position == PositionType::kRope || position == PositionType::kExposb;

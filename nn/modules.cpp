@@ -46,9 +46,13 @@ Variable Linear::operator()(const Variable& x, Adapters adapters) const {
 }
 
 Norm::Norm(ParameterSet& set, const std::string& name, const ModelConfig& c)
-    : type_(c.norm), recompute_(c.recompute), eps_(c.norm_eps), weight_offset_(c.norm_offset) {
+    : type_(c.norm),
+      recompute_(c.recompute),
+      eps_(c.norm_eps),
+      weight_offset_(c.family.norm_offset) {
   // The sum of weight and offset starts from 1.
-  weight_ = set.add({name + ".weight", {c.d_model}, ParameterUse::kVector, 1 - c.norm_offset});
+  weight_ =
+      set.add({name + ".weight", {c.d_model}, ParameterUse::kVector, 1 - c.family.norm_offset});
   if (c.norm == NormType::kLayer && c.bias) bias_ = set.add({name + ".bias", {c.d_model}});
 }
 
@@ -82,10 +86,10 @@ SelfAttention::SelfAttention(ParameterSet& set, const std::string& name, const M
   const int64_t q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
   layers_[kQkv] =
       Linear::make(set, {{name + ".q_proj", q}, {name + ".k_proj", kv}, {name + ".v_proj", kv}},
-                   c.d_model, c.init_std, Linear::Bias{c.bias || c.qkv_bias}, adapters);
+                   c.d_model, c.init_std, Linear::Bias{c.bias || c.family.qkv_bias}, adapters);
   layers_[kOut] = Linear::make(set, {{name + ".o_proj", c.d_model}}, q, output_init_std(c),
-                               Linear::Bias{c.bias || c.o_bias}, adapters);
-  if (c.qk_norm || c.qk_norm_whole) {
+                               Linear::Bias{c.bias || c.family.o_bias}, adapters);
+  if (c.qk_norm || c.family.qk_norm_whole) {
     const auto weight = [&](const char* norm, int64_t size) {
       return set.add({name + norm, {size}, ParameterUse::kVector, 1});
     };

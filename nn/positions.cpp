@@ -10,9 +10,9 @@
 namespace cohort {
 
 Tensor rotary_table(const ModelConfig& c, DType dtype) {
-  const std::vector<double> frequencies = c.rope_frequencies.empty()
+  const std::vector<double> frequencies = c.family.rope_frequencies.empty()
                                               ? kernels::rope_frequencies(c.head_dim, c.rope_theta)
-                                              : c.rope_frequencies;
+                                              : c.family.rope_frequencies;
   kernels::RopeGain gain;
   // ExpoSB is defined with interleaved pairs (2i, 2i + 1); ours are (i, i + D/2). They differ by
   // the order in which the weights' rows are stored: channel i here has the gain of channel 2i, and
@@ -22,7 +22,7 @@ Tensor rotary_table(const ModelConfig& c, DType dtype) {
       const int64_t interleaved = channel < half ? 2 * channel : 2 * (channel - half) + 1;
       return c.exposb.gain(position, interleaved, c.head_dim);
     };
-  return kernels::rope_table(c.context, frequencies, c.rope_scale, dtype, gain);
+  return kernels::rope_table(c.context, frequencies, c.family.rope_scale, dtype, gain);
 }
 
 // A tensor of values(i) of each index; without elements in a dry run.

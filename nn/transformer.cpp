@@ -71,13 +71,14 @@ void Transformer::build() {
     // Each norm precedes or follows its sub-layer; the names are Hugging Face's.
     Block& block = blocks_.emplace_back();
     set.begin_unit();
-    if (!c.norm_after) block.attention_norm = Norm(set, prefix + "input_layernorm", c);
+    if (!c.family.norm_after) block.attention_norm = Norm(set, prefix + "input_layernorm", c);
     block.attention = SelfAttention(set, prefix + "self_attn", c, adapters, i);
-    if (c.norm_after) block.attention_norm = Norm(set, prefix + "post_attention_layernorm", c);
-    if (!c.norm_after) block.mlp_norm = Norm(set, prefix + "post_attention_layernorm", c);
+    if (c.family.norm_after)
+      block.attention_norm = Norm(set, prefix + "post_attention_layernorm", c);
+    if (!c.family.norm_after) block.mlp_norm = Norm(set, prefix + "post_attention_layernorm", c);
     block.mlp = Mlp(set, prefix + "mlp", c, adapters);
-    if (c.norm_after) block.mlp_norm = Norm(set, prefix + "post_feedforward_layernorm", c);
-    if (c.norm_after) continue;
+    if (c.family.norm_after) block.mlp_norm = Norm(set, prefix + "post_feedforward_layernorm", c);
+    if (c.family.norm_after) continue;
     block.attention_norm.set_padding(block.attention.layers()[0].input_padding());
     block.mlp_norm.set_padding(block.mlp.layers()[0].input_padding());
   }
@@ -181,7 +182,7 @@ Variable Transformer::apply_dropout(const Variable& x, const Pass& pass, int ind
 
 Variable Transformer::run(const Pass& pass) const {
   Variable x = embedding(embedding_, pass.tokens);
-  if (config_.embedding_scale != 1) x = scale(x, config_.embedding_scale);
+  if (config_.family.embedding_scale != 1) x = scale(x, config_.family.embedding_scale);
   if (position_embedding_.defined()) x = add(x, embedding(position_embedding_, pass.positions));
   x = apply_dropout(x, pass, -1, DropoutSite::kEmbedding);
   const auto num_blocks = static_cast<int>(blocks_.size());
@@ -193,7 +194,7 @@ Variable Transformer::run(const Pass& pass) const {
   for (int i = 0; i < num_blocks; ++i) {
     const Residual end = block(i, x, normed, pass);
     const bool last = i + 1 == num_blocks;
-    if (!last && config_.norm_after) {
+    if (!last && config_.family.norm_after) {
       x = add(end.x, end.branch);
       continue;
     }
@@ -207,13 +208,14 @@ Variable Transformer::run(const Pass& pass) const {
 }
 
 Variable Transformer::first_norm(int index, const Variable& x) const {
-  return config_.norm_after ? Variable() : blocks_[static_cast<size_t>(index)].attention_norm(x);
+  return config_.family.norm_after ? Variable()
+                                   : blocks_[static_cast<size_t>(index)].attention_norm(x);
 }
 
 Transformer::Residual Transformer::block(int index, const Variable& x, const Variable& normed,
                                          const Pass& pass) const {
   const Block& b = blocks_[static_cast<size_t>(index)];
-  if (config_.norm_after) {
+  if (config_.family.norm_after) {
     const Variable y = add(x, apply_dropout(b.attention_norm(b.attention(x, pass)), pass, index,
                                             DropoutSite::kAttentionOut));
     return {y, apply_dropout(b.mlp_norm(b.mlp(y, pass)), pass, index, DropoutSite::kMlpOut)};

@@ -221,7 +221,7 @@ std::vector<std::string> GrpoConfig::warnings() const {
   warn_if(beta > 0 && kl_in == KlPlace::kLoss && kl_estimator == KlEstimator::kK1 && !kl_unbiased,
           "kl_estimator: the gradient of k1 in the loss has mean 0, so that beta adds noise only; "
           "hint: kl_unbiased=true, or kl_estimator=k2");
-  const bool clips = surrogate == Surrogate::kClip || surrogate == Surrogate::kCispo;
+  const bool clips = entry_of(kSurrogates, surrogate).clips;
   warn_if(given(&GrpoConfig::epsilon_high) && !clips,
           str("epsilon_high: does nothing with surrogate: ", entry_of(kSurrogates, surrogate).name,
               ", which clips no ratio; hint: leave it out"));

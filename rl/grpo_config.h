@@ -51,12 +51,7 @@ inline constexpr LossTypeEntry kLossTypes[] = {
 };
 
 // The choices for a token's loss; formulas in kernels/policy_loss.h.
-inline constexpr EnumName<kernels::Surrogate> kSurrogates[] = {
-    {kernels::Surrogate::kClip, "clip"},
-    {kernels::Surrogate::kCispo, "cispo"},
-    {kernels::Surrogate::kReinforce, "reinforce"},
-    {kernels::Surrogate::kSapo, "sapo"},
-};
+using kernels::kSurrogates;
 inline constexpr EnumName<kernels::KlEstimator> kKlEstimators[] = {
     {kernels::KlEstimator::kK1, "k1"},
     {kernels::KlEstimator::kK2, "k2"},

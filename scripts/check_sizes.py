@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Checks sizes: the budgets of the table "Budgets" in ARCHITECTURE.md (code lines and public names of each room,
+"""Checks sizes: the budgets of the table "Budgets" in ARCHITECTURE.md (code lines and public names of each folder,
 thread-local modes, words of Markdown), and that no function has more than 60 code lines and no public function more
 than 6 parameters. Code lines are lines that are neither blank nor comment alone. Public names are the distinct names
-of functions, types, constants and macros that a room's headers declare outside of classes. Words are counted in all
+of functions, types, constants and macros that a folder's headers declare outside of classes. Words are counted in all
 Markdown but CHANGELOG.md.
 
   scripts/check_sizes.py [ROOT]       checks the tree (default: the one this script lies in)
@@ -17,13 +17,13 @@ import tree_check
 
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 6
-ROOMS = ["core", "sys", "config", "kernels", "text", "data", "autograd", "nn", "rl/engine", "distributed", "rl",
+FOLDERS = ["core", "sys", "config", "kernels", "text", "data", "autograd", "nn", "rl/engine", "distributed", "rl",
          "trainers", "job", "apps", "python"]
 HEADERS = {".h", ".cuh"}
 SOURCES = HEADERS | {".cpp", ".cu", ".py"}
 ADVICE = "remove as many as you add; where the change's issue allows more, raise the row and say so in the change"
 
-# Cells of a row for several rooms.
+# Cells of a row for several folders.
 BUDGET = re.compile(r"\| ([\w/]+) \| ([\d,]+) \| ([\d,]+)(?= \|)")
 BUDGET_OF_TREE = re.compile(r"\| (thread-local modes|Markdown words) \| ([\d,]+)(?= \|)")
 
@@ -195,19 +195,19 @@ class Scanner:
         return end, begin
 
 
-def files_of(root, room):
-    folder = root / room
-    inner = [root / other for other in ROOMS if other.startswith(room + "/")]
+def files_of(root, folder):
+    folder = root / folder
+    inner = [root / other for other in FOLDERS if other.startswith(folder + "/")]
     return sorted(f for f in folder.rglob("*") if f.suffix in SOURCES and f.is_file()
                   and not any(f.is_relative_to(other) for other in inner))
 
 
 def measure(root):
-    """Per room (code lines, public names), the thread-local modes and the broken rules of functions."""
-    rooms, modes, problems = {}, [], []
-    for room in ROOMS:
+    """Per folder (code lines, public names), the thread-local modes and the broken rules of functions."""
+    folders, modes, problems = {}, [], []
+    for folder in FOLDERS:
         lines, names = 0, set()
-        for file in files_of(root, room):
+        for file in files_of(root, folder):
             path = file.relative_to(root)
             text = file.read_text(encoding="utf-8")
             code = [line.strip() for line in text.splitlines()]
@@ -227,8 +227,8 @@ def measure(root):
                 if public and parameters > MAX_PARAMETERS:
                     problems.append((path, line, f"{name}() has {parameters} parameters: at most {MAX_PARAMETERS}"))
         if lines:
-            rooms[room] = (lines, len(names))
-    return rooms, modes, problems
+            folders[folder] = (lines, len(names))
+    return folders, modes, problems
 
 
 def words_of_markdown(root):
@@ -239,20 +239,20 @@ def words_of_markdown(root):
 
 def check_tree(root):
     """All broken rules, as (file, line, rule)."""
-    rooms, modes, problems = measure(root)
+    folders, modes, problems = measure(root)
     page = Path("ARCHITECTURE.md")
     text = (root / page).read_text(encoding="utf-8")
     number = lambda digits: int(digits.replace(",", ""))
     budgets = {m[1]: (number(m[2]), number(m[3])) for m in BUDGET.finditer(text)}
     of_tree = {m[1]: number(m[2]) for m in BUDGET_OF_TREE.finditer(text)}
-    for room, (lines, names) in rooms.items():
-        if room not in budgets:
-            problems.append((page, 1, f"the table of budgets has no row for {room}"))
+    for folder, (lines, names) in folders.items():
+        if folder not in budgets:
+            problems.append((page, 1, f"the table of budgets has no row for {folder}"))
             continue
-        if lines > budgets[room][0]:
-            problems.append((Path(room), 1, f"{lines} code lines: the budget in {page} is {budgets[room][0]}; {ADVICE}"))
-        if names > budgets[room][1]:
-            problems.append((Path(room), 1, f"{names} public names: the budget in {page} is {budgets[room][1]}; {ADVICE}"))
+        if lines > budgets[folder][0]:
+            problems.append((Path(folder), 1, f"{lines} code lines: the budget in {page} is {budgets[folder][0]}; {ADVICE}"))
+        if names > budgets[folder][1]:
+            problems.append((Path(folder), 1, f"{names} public names: the budget in {page} is {budgets[folder][1]}; {ADVICE}"))
     if len(modes) > of_tree.get("thread-local modes", 0):
         rule = f"{len(modes)} thread-local modes: the budget in {page} is {of_tree.get('thread-local modes', 'missing')}"
         problems += [(*place, rule) for place in modes[-1:]]
@@ -264,12 +264,12 @@ def check_tree(root):
 
 
 def print_table(root):
-    rooms, modes, _ = measure(root)
-    for room, (lines, names) in rooms.items():
-        print(f"| {room} | {lines:,} | {names} |")
+    folders, modes, _ = measure(root)
+    for folder, (lines, names) in folders.items():
+        print(f"| {folder} | {lines:,} | {names} |")
     print(f"| thread-local modes | {len(modes)} |")
     print(f"| Markdown words | {sum(words_of_markdown(root).values()):,} |")
-    print(f"{sum(lines for lines, _ in rooms.values()):,} code lines")
+    print(f"{sum(lines for lines, _ in folders.values()):,} code lines")
 
 
 PAGE = ("| core | 70 | 4 | sys | 3 | 9 |\n| nn | 99 | 1 |\n| rl | 99 | 99 |\n| rl/engine | 99 | 99 |\n| data | 999 | 99 |\n"

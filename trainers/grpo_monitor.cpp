@@ -266,8 +266,7 @@ std::string GrpoMonitor::low_entropy() const {
 std::string GrpoMonitor::large_updates() const {
   // Bounds for ratios of sequences are so narrow that clipping is normal; other losses have none.
   const bool by_clip = config_.importance_sampling_level == kernels::RatioLevel::kToken &&
-                       (config_.surrogate == kernels::Surrogate::kClip ||
-                        config_.surrogate == kernels::Surrogate::kCispo);
+                       entry_of(kSurrogates, config_.surrogate).clips;
   const double mean = history(by_clip ? "clipped" : "kl_old").mean(kWindow);
   if (!(mean > (by_clip ? kClippedTokenFraction : kOldKl))) return "";
   return str(by_clip ? str("the ratios of ", percent(mean), " of the tokens are clipped")

@@ -1,7 +1,6 @@
 #include "nn/families/family.h"
 
 #include <algorithm>
-#include <tuple>
 #include <utility>
 
 namespace cohort {
@@ -24,12 +23,10 @@ const std::vector<Family>& families() {
 
 // Throws InputError naming the type and the known ones.
 const Family& find_family(const std::string& model_type) {
-  std::string known;
-  for (const Family& family : families()) {
+  for (const Family& family : families())
     if (model_type == family.model_type) return family;
-    known += str(known.empty() ? "" : ", ", family.model_type);
-  }
-  throw InputError(str("model_type: '", model_type, "' is not supported; known: ", known));
+  throw InputError(
+      str("model_type: '", model_type, "' is not supported; known: ", join(family_types(), ", ")));
 }
 
 // Activations of gates by their names in config.json; the first of several is written.
@@ -58,15 +55,17 @@ bool is_equal(const ModelConfig& a, ModelConfig b) {
   b.context = a.context;  // each is the number of positions, or fewer that a run uses
   b.dropout = a.dropout;
   b.recompute = a.recompute;
-  const auto others = [](const ModelConfig& c) {
-    return std::tie(c.vocab_size, c.qkv_bias, c.o_bias, c.mlp_bias, c.qk_norm_whole, c.norm_after,
-                    c.norm_offset, c.embedding_scale, c.windowed, c.rotary, c.rope_frequencies,
-                    c.rope_scale);
-  };
-  return config_fields(a) == config_fields(b) && others(a) == others(b);
+  return config_fields(a) == config_fields(b) && a.vocab_size == b.vocab_size &&
+         a.family == b.family;
 }
 
 }  // namespace
+
+std::vector<std::string> family_types() {
+  std::vector<std::string> out;
+  for (const Family& family : families()) out.emplace_back(family.model_type);
+  return out;
+}
 
 ModelConfig read_family(const Json& json) {
   refuse_quantized(json);
@@ -74,9 +73,9 @@ ModelConfig read_family(const Json& json) {
   ModelConfig c = find_family(json.at("model_type").as_string()).read(file);
   file.check_all_used();
   // The key `bias` of models made here means all of them; RMS norms have none.
-  if (c.norm == NormType::kRms && c.qkv_bias && c.o_bias && c.mlp_bias) {
+  if (c.norm == NormType::kRms && c.family.qkv_bias && c.family.o_bias && c.family.mlp_bias) {
     c.bias = true;
-    c.qkv_bias = c.o_bias = c.mlp_bias = false;
+    c.family.qkv_bias = c.family.o_bias = c.family.mlp_bias = false;
   }
   c.file = json;
   return c;
@@ -156,8 +155,8 @@ void read_window(ConfigFile& file, ModelConfig& c, const WindowDefaults& default
   if (!used || window == 0) return;
   c.window = window;
   for (int64_t i = 0; i < c.num_layers; ++i)
-    c.windowed.push_back(types.empty() ? i >= first
-                                       : types[static_cast<size_t>(i)] == "sliding_attention");
+    c.family.windowed.push_back(
+        types.empty() ? i >= first : types[static_cast<size_t>(i)] == "sliding_attention");
 }
 
 void read_optional_window(ConfigFile& file, ModelConfig& c, const WindowDefaults& defaults) {

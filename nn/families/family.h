@@ -74,6 +74,8 @@ struct Family {
   Json (*write)(const ModelConfig& config) = nullptr;
 };
 
+// The model_type of each family.
+std::vector<std::string> family_types();
 // Meaning of a family's config.json, kept in `file`. Throws InputError naming a field that is
 // missing or not supported, or the model_type and the known ones.
 ModelConfig read_family(const Json& json);

@@ -14,9 +14,9 @@ ModelConfig read_gemma(ConfigFile& file) {
   // hidden_activation.
   file.expect("hidden_activation", "gelu_pytorch_tanh");
   if (c.mlp == MlpType::kGeGlu) c.mlp = MlpType::kGeGluTanh;
-  c.qkv_bias = c.o_bias = file.flag("attention_bias", false);
-  c.norm_offset = 1;
-  c.embedding_scale = std::sqrt(static_cast<double>(c.d_model));
+  c.family.qkv_bias = c.family.o_bias = file.flag("attention_bias", false);
+  c.family.norm_offset = 1;
+  c.family.embedding_scale = std::sqrt(static_cast<double>(c.d_model));
   file.expect("use_bidirectional_attention", false);
   return c;
 }

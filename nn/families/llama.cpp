@@ -6,8 +6,8 @@ namespace cohort {
 
 ModelConfig read_llama(ConfigFile& file) {
   ModelConfig c = read_decoder(file, {});
-  c.qkv_bias = c.o_bias = file.flag("attention_bias", false);
-  c.mlp_bias = file.flag("mlp_bias", false);
+  c.family.qkv_bias = c.family.o_bias = file.flag("attention_bias", false);
+  c.family.mlp_bias = file.flag("mlp_bias", false);
   return c;
 }
 

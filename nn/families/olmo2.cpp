@@ -5,9 +5,9 @@ namespace cohort {
 
 ModelConfig read_olmo2(ConfigFile& file) {
   ModelConfig c = read_decoder(file, {.norm_eps = 1e-5});
-  c.qkv_bias = c.o_bias = file.flag("attention_bias", false);
-  c.norm_after = true;
-  c.qk_norm_whole = true;
+  c.family.qkv_bias = c.family.o_bias = file.flag("attention_bias", false);
+  c.family.norm_after = true;
+  c.family.qk_norm_whole = true;
   return c;
 }
 

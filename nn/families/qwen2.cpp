@@ -5,7 +5,7 @@ namespace cohort {
 
 ModelConfig read_qwen2(ConfigFile& file) {
   ModelConfig c = read_decoder(file, {.context = 32768});
-  c.qkv_bias = true;
+  c.family.qkv_bias = true;
   read_optional_window(file, c, {.window = 4096, .first_layer = 28});
   return c;
 }

@@ -6,7 +6,7 @@ namespace cohort {
 ModelConfig read_qwen3(ConfigFile& file) {
   ModelConfig c = read_decoder(file, {.context = 32768, .head_dim = 128});
   c.qk_norm = true;
-  c.qkv_bias = c.o_bias = file.flag("attention_bias", false);
+  c.family.qkv_bias = c.family.o_bias = file.flag("attention_bias", false);
   read_optional_window(file, c, {.window = 4096, .first_layer = 28});
   return c;
 }

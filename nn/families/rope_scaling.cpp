@@ -37,7 +37,7 @@ struct Scaling {
 
 void scale_linear(Scaling& in, ModelConfig& c) {
   const double factor = in.positive("factor");
-  for (double& f : c.rope_frequencies) f /= factor;
+  for (double& f : c.family.rope_frequencies) f /= factor;
 }
 
 void scale_llama3(Scaling& in, ModelConfig& c) {
@@ -45,7 +45,7 @@ void scale_llama3(Scaling& in, ModelConfig& c) {
                high = in.positive("high_freq_factor");
   const auto context = static_cast<double>(in.original_context(in.max_positions));
   if (!(low < high)) in.fields.refuse("high_freq_factor", "expected more than low_freq_factor");
-  for (double& f : c.rope_frequencies) {
+  for (double& f : c.family.rope_frequencies) {
     const double rotations = context * f / (2 * std::numbers::pi);
     const double ramp = std::clamp((rotations - low) / (high - low), 0.0, 1.0);
     f = (1 - ramp) * f / factor + ramp * f;
@@ -59,9 +59,9 @@ void scale_yarn(Scaling& in, ModelConfig& c) {
     return scale <= 1 ? 1.0 : 0.1 * mscale * std::log(scale) + 1;
   };
   const double mscale = in.fields.number("mscale", 0), all = in.fields.number("mscale_all_dim", 0);
-  c.rope_scale = in.positive("attention_factor", mscale != 0 && all != 0
-                                                     ? grow(factor, mscale) / grow(factor, all)
-                                                     : grow(factor, 1));
+  c.family.rope_scale = in.positive(
+      "attention_factor",
+      mscale != 0 && all != 0 ? grow(factor, mscale) / grow(factor, all) : grow(factor, 1));
   const auto dim = static_cast<double>(in.dim);
   // The dimension that completes this number of rotations within the context.
   const auto dimension = [&](double rotations) {
@@ -76,8 +76,8 @@ void scale_yarn(Scaling& in, ModelConfig& c) {
   low = std::max(low, 0.0);
   high = std::min(high, dim - 1);
   if (low == high) high += 0.001;
-  for (size_t i = 0; i < c.rope_frequencies.size(); ++i) {
-    double& f = c.rope_frequencies[i];
+  for (size_t i = 0; i < c.family.rope_frequencies.size(); ++i) {
+    double& f = c.family.rope_frequencies[i];
     const double ramp = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
     f = ramp * f / factor + (1 - ramp) * f;
   }
@@ -95,13 +95,14 @@ void limit_longrope(Scaling& in, ModelConfig& c) {
       in.positive("factor", static_cast<double>(in.max_positions) / static_cast<double>(context));
   const std::vector<double> divisors = in.fields.numbers("short_factor");
   in.fields.ignore({"long_factor"});
-  if (divisors.size() != c.rope_frequencies.size())
-    in.fields.refuse("short_factor", str("expected ", c.rope_frequencies.size(), " numbers"));
+  if (divisors.size() != c.family.rope_frequencies.size())
+    in.fields.refuse("short_factor",
+                     str("expected ", c.family.rope_frequencies.size(), " numbers"));
   for (size_t i = 0; i < divisors.size(); ++i) {
     if (!(divisors[i] > 0)) in.fields.refuse("short_factor", "expected positive numbers");
-    c.rope_frequencies[i] /= divisors[i];
+    c.family.rope_frequencies[i] /= divisors[i];
   }
-  c.rope_scale = in.positive(
+  c.family.rope_scale = in.positive(
       "attention_factor",
       factor <= 1 ? 1 : std::sqrt(1 + std::log(factor) / std::log(static_cast<double>(context))));
   c.context = std::min(c.context, context);
@@ -147,7 +148,7 @@ void read_rope(ConfigFile& file, ModelConfig& c, double default_theta) {
     in.fields.refuse("rope_type", "known: default, linear, dynamic, yarn, longrope, llama3");
   if (!(c.rope_theta > 1) || c.head_dim < 2 || c.head_dim % 2 != 0 || c.head_dim > 1 << 16)
     in.fields.refuse("rope_type", "it needs a rope_theta over 1 and an even head_dim up to 65536");
-  c.rope_frequencies = kernels::rope_frequencies(c.head_dim, c.rope_theta);
+  c.family.rope_frequencies = kernels::rope_frequencies(c.head_dim, c.rope_theta);
   known->apply(in, c);
 }
 

@@ -93,7 +93,6 @@ EnvironmentReply parse_reply(const OpenTurn& turn, const Json& answer) {
   int kinds = 0;
   for (const auto& [key, value] : answer.as_object()) {
     if (key == "reward") {
-      // A callback may return what JSON lacks.
       if (!value.is_null() && std::isfinite(value.as_double())) reply.reward = value.as_double();
     } else if (key != "index" && key != "turn") {
       ++kinds;
@@ -158,7 +157,8 @@ class CommandEnvironment : public Environment {
       EnvironmentReply& reply = replies.emplace_back();
       try {
         if (!answer.error.empty()) throw InputError(answer.error);
-        reply = reply_to(open.mapped(), answer.value);
+        // The answer of a callback is read as a program's, whose text is valid UTF-8.
+        reply = reply_to(open.mapped(), parse_json(answer.value.dump(), "its answer"));
       } catch (const InputError& e) {
         reply.error = e.what();
       }

@@ -1,7 +1,6 @@
 #include "rl/rewards/command.h"
 
 #include <cmath>
-#include <utility>
 
 #include "rl/rewards/rewards.h"
 #include "text/utf8.h"
@@ -73,13 +72,14 @@ void CommandReward::submit(const RewardInput& in) {
   caller_.submit(request, {.index = in.index});
 }
 
-// Sends one list to each program.
+// Sends one list to each program. Keys are the lists' numbers.
 void CommandReward::send_lists() {
   const int64_t count = config_.program.workers, size = std::ssize(unsent_);
   for (int64_t i = 0; i < count; ++i) {
     const Json::Array list(unsent_.begin() + size * i / count,
                            unsent_.begin() + size * (i + 1) / count);
-    if (!list.empty()) caller_.submit(list, {});
+    for (const Json& request : list) lists_[i].push_back(request.at("index").as_int());
+    if (!list.empty()) caller_.submit(list, {.index = i});
   }
   unsent_.clear();
 }
@@ -88,9 +88,10 @@ CommandReward::Result CommandReward::result_of(const Json& answer, int64_t index
   if (const Json* error = answer.find("error"))
     return {kNotApplicable, "it reports: " + excerpt(error->as_string())};
   const Json& reward = config_.program.callback != nullptr ? answer : answer.at("reward");
-  const double value = reward.is_null() ? kNotApplicable : reward.as_double();
+  const double value = reward.is_number() ? reward.as_double() : kNotApplicable;
   if (!reward.is_null() && !std::isfinite(value))
-    throw InputError(str("reward ", config_.name, ": its function returned ", value,
+    throw InputError(str("reward ", config_.name, ": its function returned ",
+                         reward.is_number() ? str(value) : excerpt(reward.dump()),
                          " for completion ", index, ", ", submitted_.at(index),
                          "; hint: a finite number, or none where it does not apply"));
   return {value, ""};
@@ -99,18 +100,17 @@ CommandReward::Result CommandReward::result_of(const Json& answer, int64_t index
 std::map<int64_t, CommandReward::Result> CommandReward::collect() {
   send_lists();
   std::map<int64_t, Result> out;
-  std::string list_error;  // the first; fails the completions of all lists without an answer
   for (const auto& [answer, error, key] : caller_.take(WorkerPool::Wait::kAll)) {
     if (!config_.batch)
       out[key.index] = error.empty() ? result_of(answer, key.index) : Result{kNotApplicable, error};
     else if (!error.empty())
-      list_error = list_error.empty() ? error : list_error;
+      for (const int64_t index : lists_.at(key.index)) out[index] = {kNotApplicable, error};
     else
       for (const Json& one : answer.as_array())
         out[one.at("index").as_int()] = result_of(one, one.at("index").as_int());
   }
-  for (const auto& [index, text] : std::exchange(submitted_, {}))
-    out.insert({index, {kNotApplicable, list_error}});
+  submitted_.clear();
+  lists_.clear();
   return out;
 }
 

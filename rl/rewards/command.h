@@ -53,8 +53,9 @@ class CommandReward {
 
   const RewardConfig config_;
   Caller caller_;
-  Json::Array unsent_;                        // `batch`
-  std::map<int64_t, std::string> submitted_;  // excerpts of completions by their index
+  Json::Array unsent_;                             // `batch`
+  std::map<int64_t, std::vector<int64_t>> lists_;  // indices of the completions of each list
+  std::map<int64_t, std::string> submitted_;       // excerpts of completions by their index
 };
 
 }  // namespace cohort

@@ -269,8 +269,12 @@ TEST_P(ExactnessOfRun, FirstMinibatchRatioIsExactlyOne) {
   }
   EXPECT_EQ(steps, 4);
 }
-INSTANTIATE_TEST_SUITE_P(Surrogates, ExactnessOfRun,
-                         testing::Values("clip", "cispo", "reinforce", "sapo"));
+std::vector<const char*> surrogate_names() {
+  std::vector<const char*> out;
+  for (const auto& entry : kSurrogates) out.push_back(entry.name);
+  return out;
+}
+INSTANTIATE_TEST_SUITE_P(Surrogates, ExactnessOfRun, testing::ValuesIn(surrogate_names()));
 
 }  // namespace
 }  // namespace cohort::test

@@ -103,7 +103,7 @@ TEST(CudaPolicyLoss, MatchesTheCpu) {
     }
 }
 
-constexpr PolicyLossDesc kSurrogates[] = {
+constexpr PolicyLossDesc kVariantsOnCuda[] = {
     {.dual_clip = 1.4},
     {.delta = 1.3},
     {.surrogate = Surrogate::kCispo},
@@ -114,8 +114,8 @@ constexpr PolicyLossDesc kSurrogates[] = {
 TEST(CudaPolicyLoss, EveryChoiceMatchesTheCpu) {
   COHORT_REQUIRE_GPU(device);
   const Tokens t = random_tokens(3000, Reference::kGiven);
-  for (const PolicyLossDesc& desc : kSurrogates) {
-    SCOPED_TRACE(&desc - kSurrogates);
+  for (const PolicyLossDesc& desc : kVariantsOnCuda) {
+    SCOPED_TRACE(&desc - kVariantsOnCuda);
     expect_equal_to_cpu(t, desc, device);
   }
   for (const KlEstimator kl : {KlEstimator::kK1, KlEstimator::kK2, KlEstimator::kK3})

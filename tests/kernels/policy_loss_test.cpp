@@ -227,10 +227,15 @@ TEST(PolicyLoss, GradientIsTheDerivative) {
           (8 * (moved(h) - moved(-h)) - (moved(2 * h) - moved(-2 * h))) / (12 * h);
       EXPECT_NEAR(r.gradient[i], numeric, 1e-6 * std::fabs(numeric) + 1e-9);
     }
-    const bool clips = desc.surrogate == Surrogate::kClip || desc.surrogate == Surrogate::kCispo;
+    const bool clips =
+        std::ranges::find(kSurrogates, desc.surrogate, &SurrogateEntry::value)->clips;
     EXPECT_EQ(r.stats.clipped_low + r.stats.clipped_high > 10, clips);
     EXPECT_EQ(r.stats.tokens, 200);
   }
+  for (const SurrogateEntry& entry : kSurrogates)
+    EXPECT_NE(std::ranges::find(kVariants, entry.value, &PolicyLossDesc::surrogate),
+              std::end(kVariants))
+        << "kVariants has no row for " << entry.name;
 }
 
 TEST(PolicyLoss, AtRatioOneEverySurrogateHasTheGradientOfReinforce) {

@@ -7,6 +7,7 @@
 
 #include "data/safetensors.h"
 #include "kernels/matmul.h"
+#include "nn/families/family.h"
 #include "nn/model_folder.h"
 #include "sys/input_file.h"
 #include "tests/nn/models.h"
@@ -35,6 +36,12 @@ PackedBatch batch_of(const SafetensorsFile& golden) {
   TokenSequence sequence{.tokens = golden.read("ids").to_vector<int32_t>()};
   sequence.loss_mask.assign(sequence.tokens.size(), 1);
   return pack({&sequence, 1});
+}
+
+TEST(FamilyTable, EveryFamilyHasAReferenceModel) {
+  for (const std::string& type : family_types())
+    EXPECT_TRUE(fs::exists(kFamilies + type + "/golden.safetensors"))
+        << "add a model of " << type << " to scripts/make_families.py and run it";
 }
 
 class Families : public testing::TestWithParam<std::string> {

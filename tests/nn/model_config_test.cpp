@@ -35,19 +35,20 @@ TEST(FamilyDefaults, RopeParametersMayStandBesideRopeScaling) {
   for (const Json& none : {Json(), Json().set("rope_type", "default"),
                            Json().set("type", "default"), Json(Json::Object{})}) {
     EXPECT_EQ(config(theta, none).rope_theta, 5e5);
-    EXPECT_TRUE(config(theta, none).rope_frequencies.empty());
-    EXPECT_EQ(config(both, none).rope_frequencies, config(both, Json()).rope_frequencies);
+    EXPECT_TRUE(config(theta, none).family.rope_frequencies.empty());
+    EXPECT_EQ(config(both, none).family.rope_frequencies,
+              config(both, Json()).family.rope_frequencies);
   }
   // The scaling of either, with the base of rope_parameters.
   const ModelConfig expected = config(both, Json());
-  EXPECT_FALSE(expected.rope_frequencies.empty());
+  EXPECT_FALSE(expected.family.rope_frequencies.empty());
   for (const Json& parameters : {theta, both}) {
     EXPECT_EQ(config(parameters, linear).rope_theta, 5e5);
-    EXPECT_EQ(config(parameters, linear).rope_frequencies, expected.rope_frequencies);
+    EXPECT_EQ(config(parameters, linear).family.rope_frequencies, expected.family.rope_frequencies);
   }
   // Two scalings: that of rope_scaling, as in transformers.
   const Json dynamic = Json().set("type", "dynamic").set("factor", 2.0);
-  EXPECT_NE(config(both, dynamic).rope_frequencies, expected.rope_frequencies);
+  EXPECT_NE(config(both, dynamic).family.rope_frequencies, expected.family.rope_frequencies);
   EXPECT_THROW_WITH(config(theta, 3), InputError, "rope_scaling is 3: expected an object");
   EXPECT_THROW_WITH(config(3, theta), InputError, "rope_parameters is 3: expected an object");
 }
@@ -109,7 +110,7 @@ TEST(ModelConfig, ResolveErrorsNameTheKey) {
             "model.head_dim: rotary positions need an even number, got 31");
   EXPECT_EQ(resolve_error([](ModelConfig& c) {
               c.position = PositionType::kExposb;
-              c.rope_frequencies = {1, 0.5};
+              c.family.rope_frequencies = {1, 0.5};
             }),
             "model.position: exposb has the frequencies of rope_theta, and the model has its own");
   EXPECT_EQ(resolve_error([](ModelConfig& c) {

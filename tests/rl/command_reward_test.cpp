@@ -195,6 +195,32 @@ TEST_F(CommandReward, ThePythonHelperStaysAliveAndInStep) {
   EXPECT_EQ(list.total[0] + list.total[2] + list.total[3], 10);
 }
 
+TEST_F(CommandReward, EachListFailsWithItsOwnError) {
+  RewardConfig own = python(
+      "def reward(completions, **fields):\n"
+      "    raise ValueError('no score for ' + completions[0])\n");
+  own.batch = true;
+  cohort::CommandReward reward(own);
+  for (int64_t i = 0; i < 4; ++i)
+    reward.submit({.example = prompts_[0],
+                   .completion = std::string_view("abcd").substr(static_cast<size_t>(i), 1),
+                   .index = i});
+  const auto results = reward.collect();
+  ASSERT_EQ(results.size(), 4);
+  for (const auto& [index, result] : results)
+    EXPECT_NE(result.error.find(index < 2 ? "no score for a" : "no score for c"), std::string::npos)
+        << index << ": " << result.error;
+}
+
+TEST_F(CommandReward, ACallbacksTextIsNoReward) {
+  RewardConfig own{.name = "mine"};
+  own.program.callback = std::make_shared<const Callback>([](std::span<const Json> requests) {
+    return std::vector<Json>(requests.size(), Json("good"));
+  });
+  EXPECT_THROW_WITH(score(RewardSet({own}, nullptr), {"x", "y"}), InputError,
+                    "reward mine: its function returned '\"good\"' for completion 101");
+}
+
 TEST_F(CommandReward, InvalidAnswersAreFailures) {
   const auto error = [&](const std::string& answer) {
     write_file(dir_.path("liar.sh"), "while read -r line; do echo '" + answer + "'; done");

@@ -263,6 +263,19 @@ TEST_F(CommandEnvironment, ObservationsArePlainText) {
   EXPECT_EQ(replies.at(0).tokens.size(), text.size());
 }
 
+TEST_F(CommandEnvironment, TheTextOfACallbackIsReadAsAPrograms) {
+  EnvironmentConfig own = config("");
+  own.program.callback = std::make_shared<const Callback>([](std::span<const Json> requests) {
+    return std::vector<Json>(requests.size(),
+                             Json().set("observation", "a\xff").set("reward", double{NAN}));
+  });
+  start(own);
+  submit(0, "x");
+  const EnvironmentReply reply = replies(1).at(0);
+  EXPECT_EQ(reply.messages.at(0).at("content").as_string(), "a\xef\xbf\xbd");
+  EXPECT_TRUE(std::isnan(reply.reward));
+}
+
 TEST_F(CommandEnvironment, InvalidAnswersFailTheirDialogue) {
   start(config());
   const std::string pid = ask(kPid);
