@@ -272,7 +272,7 @@ TEST_F(CommandEnvironment, TheTextOfACallbackIsReadAsAPrograms) {
   start(own);
   submit(0, "x");
   const EnvironmentReply reply = replies(1).at(0);
-  EXPECT_EQ(reply.messages.at(0).at("content").as_string(), "a\xef\xbf\xbd");
+  EXPECT_EQ(reply.messages.as_array().at(0).at("content").as_string(), "a\xef\xbf\xbd");
   EXPECT_TRUE(std::isnan(reply.reward));
 }
 
