@@ -91,7 +91,7 @@ void expect_consistent(const GpuPlan& plan, const GpuProperties& gpu) {
   EXPECT_EQ(plan.shortage.find("; hint: ") == std::string::npos, fits) << plan.shortage;
 }
 
-TEST(GpuPlans, WhatRunsOnAGpuRunsOnOneWithMoreMemory) {
+TEST(GpuPlansSlow, WhatRunsOnAGpuRunsOnOneWithMoreMemory) {
   for (const bool grpo : {false, true})
     for (const char* micro : {"micro_batch_tokens=auto", "micro_batch_tokens=8192"})
       for (const auto& [shape, vocab] : {std::pair{"gpt2_124m", 50257}, {"qwen2_1_5b", 151936}}) {

@@ -74,7 +74,7 @@ TEST(TransformerGradients, Gpt2LikeMatchesDifferences) {
   check_all_gradients(test::model_config("gpt2"), 0);
 }
 
-TEST(TransformerGradients, EverySchemeAndRuleMatchesDifferences) {
+TEST(TransformerGradientsSlow, EverySchemeAndRuleMatchesDifferences) {
   for (const auto& [name, config] : test::rule_cases()) {
     SCOPED_TRACE(name);
     check_all_gradients(config, 0, {.step = 1e-3});

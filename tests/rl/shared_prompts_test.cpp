@@ -96,7 +96,7 @@ void expect_same_gradients(DType dtype, Device device, double tolerance) {
   }
 }
 
-TEST(SharedPrompts, GiveTheSameGradients) {
+TEST(SharedPromptsSlow, GiveTheSameGradients) {
   expect_same_gradients(DType::kF64, {}, 1e-12);
   expect_same_gradients(DType::kF32, {}, 1e-6);
 }
