@@ -178,8 +178,8 @@ TEST(CudaPolicyLoss, OnPolicyItIsExact) {
   EXPECT_EQ(r.stats.max_ratio_deviation, 0);
   EXPECT_EQ(r.stats.kl_to_old, 0);
   EXPECT_EQ(r.stats.clipped_low + r.stats.clipped_high, 0);
-  for (const PolicyLossDesc& desc : kSurrogates)
-    EXPECT_TRUE(bit_equal(run(t, desc).gradient, r.gradient)) << &desc - kSurrogates;
+  for (const PolicyLossDesc& desc : kVariantsOnCuda)
+    EXPECT_TRUE(bit_equal(run(t, desc).gradient, r.gradient)) << &desc - kVariantsOnCuda;
 }
 
 TEST(CudaPolicyLoss, StatsAccumulateOverCalls) {
