@@ -155,7 +155,7 @@ TEST_F(ForeignPlans, NoHintLeadsToAnotherAlgorithm) {
   std::vector<std::string> names;
   for (const PresetEntry& preset : kPresets) names.emplace_back(preset.name);
   for (const auto& [value, name, denominator] : kLossTypes) names.emplace_back(name);
-  for (const auto& [value, name] : kSurrogates) names.emplace_back(name);
+  for (const auto& [value, name, clips] : kSurrogates) names.emplace_back(name);
   for (const ForeignKey& key : foreign_keys())
     if (key.theirs.starts_with('=') || key.theirs.starts_with("loss_type="))
       names.push_back(key.theirs.substr(key.theirs.find('=') + 1));

@@ -145,7 +145,7 @@ TEST_F(GrpoUpdate, EverySurrogateAndEstimateEqualsItsDefinition) {
     EXPECT_NEAR(run_update(model_, batches, config).loss, naive,
                 1e-12 * std::max(1.0, std::abs(naive)));
   };
-  for (const auto& [surrogate, surrogate_name] : kSurrogates)
+  for (const auto& [surrogate, surrogate_name, surrogate_clips] : kSurrogates)
     for (const auto& [level, level_name] : kRatioLevels)
       for (const auto& [estimator, estimator_name] : kKlEstimators) {
         SCOPED_TRACE(str(surrogate_name, " of a ", level_name, " with ", estimator_name));
@@ -162,7 +162,7 @@ TEST_F(GrpoUpdate, EverySurrogateAndEstimateEqualsItsDefinition) {
 TEST_F(GrpoUpdate, FirstUpdateIsTheSameUnderEverySurrogate) {
   const Minibatch batches = minibatch(LossType::kDapo, Truncated::kKeep, 40);
   const UpdateResult clip = run_update(model_, batches, {});
-  for (const auto& [surrogate, name] : kSurrogates)
+  for (const auto& [surrogate, name, clips] : kSurrogates)
     for (const auto& [level, level_name] : kRatioLevels)
       for (const auto& [importance, importance_name, lowest, largest] : kImportanceModes)
         for (const bool on_policy : {false, true}) {
