@@ -13,7 +13,7 @@ from pathlib import Path
 import tree_check
 
 FOLDERS = ["core", "sys", "config", "kernels", "text", "data", "autograd", "distributed", "nn", "rl", "trainers", "job", "apps",
-         "python", "bench", "scripts"]
+           "python", "bench", "scripts"]
 ENDINGS = [".h", ".cuh", ".cpp", ".cu", ".py", ".sh"]  # the sentence of the first one that exists describes all of a name
 LIST = Path("docs/files.txt")
 TITLE = """The files of each folder with the sentence that each opens with; a header describes its source too.

@@ -18,7 +18,7 @@ import tree_check
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 6
 FOLDERS = ["core", "sys", "config", "kernels", "text", "data", "autograd", "nn", "rl/engine", "distributed", "rl",
-         "trainers", "job", "apps", "python"]
+           "trainers", "job", "apps", "python"]
 HEADERS = {".h", ".cuh"}
 SOURCES = HEADERS | {".cpp", ".cu", ".py"}
 ADVICE = "remove as many as you add; where the change's issue allows more, raise the row and say so in the change"
@@ -195,9 +195,9 @@ class Scanner:
         return end, begin
 
 
-def files_of(root, folder):
-    folder = root / folder
-    inner = [root / other for other in FOLDERS if other.startswith(folder + "/")]
+def files_of(root, name):
+    folder = root / name
+    inner = [root / other for other in FOLDERS if other.startswith(name + "/")]
     return sorted(f for f in folder.rglob("*") if f.suffix in SOURCES and f.is_file()
                   and not any(f.is_relative_to(other) for other in inner))
 

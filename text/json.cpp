@@ -70,7 +70,7 @@ class Json::Builder {
   }
 
  private:
-  // Where the next value is stored.
+  // Storage of the next value.
   Json& next_value() {
     if (open_.empty()) return root;
     if (auto* array = std::get_if<Array>(&open_.back()->value_)) return array->emplace_back();
