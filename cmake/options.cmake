@@ -48,7 +48,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   target_compile_options(cohort_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-mmove-max=128 -mstore-max=128>)
 endif()
 # CMAKE_UNITY_BUILD compiles the sources of a target in groups, in two thirds of the time: for a build that is made
-# once, as in CI. Layers whose sources share names within anonymous namespaces set UNITY_BUILD to OFF.
+# once, as in CI.
 if(CMAKE_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   target_compile_options(cohort_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
 endif()

@@ -10,21 +10,6 @@ namespace {
 using kernels::Grad;
 using kernels::Mask;
 
-// d/dx of sum(dout * o) by central differences. The difference is taken per element of o, so that
-// outputs independent of x contribute exactly zero.
-double numeric_gradient(const AttentionCase& c, double* x) {
-  const double at = *x, h = 1e-4;
-  *x = at + h;
-  const Tensor up = run_forward(c).o;
-  *x = at - h;
-  const Tensor down = run_forward(c).o;
-  *x = at;
-  double sum = 0;
-  const double *a = up.data<double>(), *b = down.data<double>(), *w = c.dout.data<double>();
-  for (int64_t i = 0; i < up.numel(); ++i) sum += w[i] * (a[i] - b[i]);
-  return sum / (2 * h);
-}
-
 // Compares up to `samples` random elements of each gradient.
 void check_gradients(AttentionCase c, int64_t samples) {
   const AttentionGrads grads = run_backward(c, run_forward(c));
@@ -45,7 +30,7 @@ void check_gradients(AttentionCase c, int64_t samples) {
   check("dv", c.v, grads.dv);
 }
 
-const std::vector<SequenceSpec> kShort = {{0, 0}, {1, 1}, {2, 2}, {3, 3}, {4, 17}};
+const std::vector<SequenceSpec> kShortBackward = {{0, 0}, {1, 1}, {2, 2}, {3, 3}, {4, 17}};
 
 TEST(AttentionBackward, EqualsCentralDifferences) {
   const int64_t dims[] = {1, 3, 8, 16, 64, 80, 128, 130, 256}, groups[] = {1, 2, 3, 7};
@@ -55,7 +40,7 @@ TEST(AttentionBackward, EqualsCentralDifferences) {
       SCOPED_TRACE(str("D ", dims[i], ", group ", group, ", mask ", static_cast<int>(mask)));
       check_gradients(
           make_case({.heads = kv_heads * group, .kv_heads = kv_heads, .dim = dims[i], .mask = mask},
-                    kShort),
+                    kShortBackward),
           24);
     }
 }

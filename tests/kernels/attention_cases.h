@@ -223,4 +223,27 @@ inline AttentionCase on_device(const AttentionCase& c, Device device) {
   return f;
 }
 
+// d/dx of sum(dout * o) by central differences. The difference is taken per element of o, so that
+// outputs independent of x contribute exactly zero.
+inline double numeric_gradient(const AttentionCase& c, double* x) {
+  const double at = *x, h = 1e-4;
+  *x = at + h;
+  const Tensor up = run_forward(c).o;
+  *x = at - h;
+  const Tensor down = run_forward(c).o;
+  *x = at;
+  double sum = 0;
+  const double *a = up.data<double>(), *b = down.data<double>(), *w = c.dout.data<double>();
+  for (int64_t i = 0; i < up.numel(); ++i) sum += w[i] * (a[i] - b[i]);
+  return sum / (2 * h);
+}
+
+// A copy that starts one element after a multiple of 16 bytes, which only the generic kernels take.
+inline Tensor at_odd_address(const Tensor& t) {
+  Tensor buffer = Tensor::empty({t.numel() + 8}, t.dtype(), t.device());
+  Tensor out = buffer.narrow(0, 1, t.numel()).reshape(t.shape());
+  out.copy_(t);
+  return out;
+}
+
 }  // namespace cohort::test

@@ -7,7 +7,7 @@ namespace {
 
 using kernels::Mask;
 
-double largest_error(const Tensor& got, const Tensor& exact) {
+double largest_deviation(const Tensor& got, const Tensor& exact) {
   const auto a = got.to_vector<double>(), b = exact.to_vector<double>();
   double largest = 0;
   for (size_t i = 0; i < a.size(); ++i) largest = std::fmax(largest, std::fabs(a[i] - b[i]));
@@ -48,7 +48,8 @@ TEST(CudaAttentionErrors, AreThoseOfEagerComputationOrSmaller) {
     const AttentionGrads grads = run_backward(on, out);
     const auto expect = [](const char* name, const Tensor& got, const Tensor& rounded,
                            const Tensor& expected) {
-      EXPECT_LE(largest_error(got, expected), 2 * largest_error(rounded, expected) + 1e-5) << name;
+      EXPECT_LE(largest_deviation(got, expected), 2 * largest_deviation(rounded, expected) + 1e-5)
+          << name;
       EXPECT_LE(relative_error(got, expected), relative_error(rounded, expected) + 1e-5) << name;
     };
     expect("O", out.o, eager.out.o, exact.out.o);

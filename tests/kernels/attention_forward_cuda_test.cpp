@@ -15,11 +15,11 @@ using kernels::test::kRoundingSlack;
 using kernels::test::Start;
 
 constexpr Mask kMasks[] = {Mask::kCausal, Mask::kFull};
-const std::vector<SequenceSpec> kLengths = {{1, 0},   {2, 1},    {3, 7},    {4, 63},
-                                            {5, 64},  {6, 65},   {7, 0},    {8, 127},
-                                            {9, 128}, {10, 129}, {11, 300}, {12, 0}};
+const std::vector<SequenceSpec> kCudaLengths = {{1, 0},   {2, 1},    {3, 7},    {4, 63},
+                                                {5, 64},  {6, 65},   {7, 0},    {8, 127},
+                                                {9, 128}, {10, 129}, {11, 300}, {12, 0}};
 
-std::string describe(const AttentionShape& s) {
+std::string describe_on_cuda(const AttentionShape& s) {
   return str("D ", s.dim, ", heads ", s.heads, "/", s.kv_heads,
              s.mask == Mask::kCausal ? ", causal" : ", full", ", ", dtype_name(s.dtype), ", p ",
              s.p);
@@ -60,8 +60,8 @@ void expect_softmax(DType dtype, int64_t dim, int64_t group, Device device) {
     const int64_t kv_heads = group < 3 ? 2 : 1;
     const AttentionShape shape{
         .heads = kv_heads * group, .kv_heads = kv_heads, .dim = dim, .mask = mask};
-    SCOPED_TRACE(str(dtype_name(dtype), ", ", describe(shape)));
-    const AttentionCase c = rounded(make_case(shape, kLengths), dtype);
+    SCOPED_TRACE(str(dtype_name(dtype), ", ", describe_on_cuda(shape)));
+    const AttentionCase c = rounded(make_case(shape, kCudaLengths), dtype);
     expect_exact(run_guarded(c, dtype, device), c);
   }
 }
@@ -107,7 +107,7 @@ TEST(CudaAttentionForward, AWindowHidesEarlierKeys) {
                                                    .window = window},
                                                   {{1, 1}, {2, 65}, {3, 0}, {4, 700}, {5, 129}}),
                                         dtype);
-        SCOPED_TRACE(str(dtype_name(dtype), ", ", describe(c.shape), ", window ", window));
+        SCOPED_TRACE(str(dtype_name(dtype), ", ", describe_on_cuda(c.shape), ", window ", window));
         expect_exact(run_guarded(c, dtype, device), c);
       }
 }
@@ -130,7 +130,8 @@ TEST(CudaAttentionForward, ChunksAreCombined) {
               {.heads = 1, .kv_heads = 1, .dim = row.dim, .mask = row.mask, .window = row.window},
               {{1, row.length}, {2, 50}}),
           dtype);
-      SCOPED_TRACE(str(dtype_name(dtype), ", ", describe(c.shape), ", ", row.length, " tokens"));
+      SCOPED_TRACE(
+          str(dtype_name(dtype), ", ", describe_on_cuda(c.shape), ", ", row.length, " tokens"));
       const AttentionOutput out = run_guarded(c, dtype, device), exact = run_forward(c);
       EXPECT_LE(relative_error(out.o, exact.o), dtype == DType::kBF16 ? 0x1p-8 : 1e-5);
       EXPECT_LE(relative_error(out.lse, exact.lse), 1e-5);
@@ -195,7 +196,7 @@ TEST(CudaAttentionForward, DropsProbabilitiesByTheirIndex) {
             rounded(make_case({.heads = 4, .kv_heads = 2, .dim = dim, .mask = mask, .p = 0.3},
                               {{11, 140}, {12, 5}}),
                     dtype);
-        SCOPED_TRACE(str(dtype_name(dtype), ", ", describe(c.shape)));
+        SCOPED_TRACE(str(dtype_name(dtype), ", ", describe_on_cuda(c.shape)));
         expect_exact(run_guarded(c, dtype, device), c);
       }
 }
@@ -269,7 +270,7 @@ TEST(CudaAttentionForward, BitsDoNotDependOnOtherSequences) {
       for (const double p : {0.0, 0.3}) {
         const AttentionShape shape{
             .heads = 3, .kv_heads = 1, .dim = 40, .dtype = dtype, .mask = mask, .p = p};
-        SCOPED_TRACE(describe(shape));
+        SCOPED_TRACE(describe_on_cuda(shape));
         const AttentionCase packed =
             make_case(shape, {{1, 3}, {2, 131}, {3, 0}, {4, 1}, {5, 70}, {6, 260}});
         const AttentionOutput all = run_forward(on_device(packed, device));

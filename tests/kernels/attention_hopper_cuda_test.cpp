@@ -9,14 +9,6 @@ namespace {
 
 using kernels::Mask;
 
-// A copy that starts one element after a multiple of 16 bytes.
-Tensor at_odd_address(const Tensor& t) {
-  Tensor buffer = Tensor::empty({t.numel() + 8}, t.dtype(), t.device());
-  Tensor out = buffer.narrow(0, 1, t.numel()).reshape(t.shape());
-  out.copy_(t);
-  return out;
-}
-
 // bf16 on the device, from [-1, 1) times a factor; `uneven`: each multiplied by the cube of another
 // such number, so that sums cancel and magnitudes differ by orders.
 Tensor values(const Shape& shape, uint64_t seed, double factor, bool uneven, Device device) {

@@ -11,7 +11,7 @@ namespace {
 
 using kernels::Mask;
 
-const std::vector<SequenceSpec> kMixed = {{0, 0}, {1, 1}, {2, 140}, {3, 17}, {4, 290}};
+const std::vector<SequenceSpec> kMixedOnCuda = {{0, 0}, {1, 1}, {2, 140}, {3, 17}, {4, 290}};
 
 double largest_error(const Tensor& got, const Tensor& exact) {
   const auto a = got.to(DType::kF64).to_vector<double>(), b = exact.to_vector<double>();
@@ -38,7 +38,7 @@ void for_results(const AttentionOutput& out, const RuleGrads& g, const EagerAtte
 TEST(CudaAttentionRules, F32FollowsTheDefinition) {
   COHORT_REQUIRE_GPU(device);
   for (const int64_t dim : {20, 64, 128, 200})
-    for (const RuleCase& rule : rule_cases({.heads = 2, .kv_heads = 1, .dim = dim}, kMixed)) {
+    for (const RuleCase& rule : rule_cases({.heads = 2, .kv_heads = 1, .dim = dim}, kMixedOnCuda)) {
       SCOPED_TRACE(str(rule.name, ", D ", dim));
       const AttentionCase c = in_dtype(in_f32(rule.attention), DType::kF64);
       const EagerAttention exact = eager_attention(c, DType::kF64);
@@ -60,7 +60,7 @@ TEST(CudaAttentionRules, Bf16ErrorsAreThoseOfEagerComputationOrSmaller) {
   COHORT_REQUIRE_GPU(device);
   std::map<std::string, std::pair<double, double>> squares;  // (ours, eager)
   for (const int64_t dim : {40, 64, 96, 128, 192, 256})
-    for (const RuleCase& rule : rule_cases({.heads = 2, .kv_heads = 1, .dim = dim}, kMixed)) {
+    for (const RuleCase& rule : rule_cases({.heads = 2, .kv_heads = 1, .dim = dim}, kMixedOnCuda)) {
       SCOPED_TRACE(str(rule.name, ", D ", dim));
       const AttentionCase c = in_dtype(in_dtype(rule.attention, DType::kBF16), DType::kF64);
       const EagerAttention exact = eager_attention(c, DType::kF64);
@@ -89,7 +89,7 @@ TEST(CudaAttentionRules, HoldUnderDropout) {
   COHORT_REQUIRE_GPU(device);
   for (const int64_t dim : {64, 128})
     for (const RuleCase& rule :
-         rule_cases({.heads = 4, .kv_heads = 2, .dim = dim, .p = 0.3}, kMixed)) {
+         rule_cases({.heads = 4, .kv_heads = 2, .dim = dim, .p = 0.3}, kMixedOnCuda)) {
       SCOPED_TRACE(str(rule.name, ", D ", dim));
       AttentionCase c = in_dtype(in_dtype(rule.attention, DType::kBF16), DType::kF64);
       c.desc.dropout = make_case(c.shape, c.sequences).desc.dropout;
@@ -141,14 +141,6 @@ TEST(CudaAttentionRules, SequencesMayBeLongerThanTheTileMask) {
   }
 }
 
-// A copy that starts one element after a multiple of 16 bytes, which only the generic kernels take.
-Tensor at_odd_address(const Tensor& t) {
-  Tensor buffer = Tensor::empty({t.numel() + 8}, t.dtype(), t.device());
-  Tensor out = buffer.narrow(0, 1, t.numel()).reshape(t.shape());
-  out.copy_(t);
-  return out;
-}
-
 // The long sequence crosses a chunk of keys.
 TEST(CudaAttentionRules, AllForwardsHaveTheSameBits) {
   COHORT_REQUIRE_GPU(device);
@@ -184,7 +176,7 @@ TEST_P(CudaAttentionRulesByDim, PagedBitsAreThoseOfTheForward) {
   Rng rng(3, rng_stream(kTestPurpose, 9));
   for (const DType dtype : kernels::test::kCudaTypes)
     for (const RuleCase& rule :
-         rule_cases({.heads = 6, .kv_heads = 2, .dim = GetParam()}, kMixed)) {
+         rule_cases({.heads = 6, .kv_heads = 2, .dim = GetParam()}, kMixedOnCuda)) {
       const AttentionCase on = rule_case_in(rule.attention, dtype, device);
       if (on.desc.mask != Mask::kCausal || on.desc.prefix_lm.defined()) continue;
       SCOPED_TRACE(str(dtype_name(dtype), ", ", rule.name));

@@ -44,21 +44,6 @@ TEST(AttentionRules, ForwardAndBackwardFollowTheDefinition) {
     }
 }
 
-// d/dx of sum(dout * o) by central differences, element by element of o as in
-// attention_backward_test.cpp.
-double numeric_gradient(const AttentionCase& c, double* x) {
-  const double at = *x, h = 1e-4;
-  *x = at + h;
-  const Tensor up = run_forward(c).o;
-  *x = at - h;
-  const Tensor down = run_forward(c).o;
-  *x = at;
-  double sum = 0;
-  for (int64_t i = 0; i < up.numel(); ++i)
-    sum += c.dout.data<double>()[i] * (up.data<double>()[i] - down.data<double>()[i]);
-  return sum / (2 * h);
-}
-
 TEST(AttentionRules, GradientsAreCentralDifferences) {
   for (const RuleCase& rule :
        rule_cases({.heads = 2, .kv_heads = 1, .dim = 6}, {{1, 3}, {2, 0}, {4, 270}})) {

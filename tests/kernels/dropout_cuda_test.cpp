@@ -28,12 +28,12 @@ DropoutSpec on(DropoutSpec s, Device device) {
   return s;
 }
 
-const Shape kShapes[] = {{0, 4}, {1, 1}, {3, 3}, {7, 65}, {5, 128}, {3, 4104}, {2, 20000}};
+const Shape kDropoutShapes[] = {{0, 4}, {1, 1}, {3, 3}, {7, 65}, {5, 128}, {3, 4104}, {2, 20000}};
 
 TEST(CudaDropout, F32HasTheBitsOfTheCpu) {
   COHORT_REQUIRE_GPU(device);
   for (const double p : {0.0, 0.1, 0.75})
-    for (const Shape& shape : kShapes)
+    for (const Shape& shape : kDropoutShapes)
       for (const Start start : kStarts) {
         const DropoutSpec s = spec(p, shape[0]);
         const Tensor x = rounded_random(shape, DType::kF32, 1);
@@ -53,7 +53,7 @@ TEST(CudaDropout, F32HasTheBitsOfTheCpu) {
 
 TEST(CudaDropout, Bf16DropsTheSameElements) {
   COHORT_REQUIRE_GPU(device);
-  for (const Shape& shape : kShapes)
+  for (const Shape& shape : kDropoutShapes)
     for (const Start start : kStarts) {
       const DropoutSpec s = spec(0.3, shape[0]);
       const Tensor x = rounded_random(shape, DType::kBF16, 1);

@@ -7,32 +7,32 @@ namespace {
 
 using namespace test;
 
-struct Unary {
+struct CudaUnary {
   const char* name;
   void (*forward)(const UnaryForward&);
   void (*backward)(const UnaryBackward&);
 };
-struct Binary {
+struct CudaBinary {
   const char* name;
   void (*forward)(const BinaryForward&);
   void (*backward)(const BinaryBackward&);
 };
 #define ROW(Op, op) {#op, op##_forward, op##_backward},
-const Unary kUnary[] = {COHORT_UNARY_OPS(ROW)};
-const Binary kBinary[] = {COHORT_BINARY_OPS(ROW)};
-struct Gated {
+const CudaUnary kCudaUnary[] = {COHORT_UNARY_OPS(ROW)};
+const CudaBinary kCudaBinary[] = {COHORT_BINARY_OPS(ROW)};
+struct CudaGated {
   const char* name;
   void (*forward)(const GatedForward&);
   void (*backward)(const GatedBackward&);
 };
-const Gated kGated[] = {COHORT_GATED_OPS(ROW)};
+const CudaGated kCudaGated[] = {COHORT_GATED_OPS(ROW)};
 #undef ROW
 
 // The last size has several blocks of either element type, with a tail.
-const Shape kShapes[] = {{0}, {1}, {3, 3}, {17, 1}, {8197}};
+const Shape kCudaShapes[] = {{0}, {1}, {3, 3}, {17, 1}, {8197}};
 
 // Values representable in `dtype`, positive if the op requires it, and not near zero (relu).
-Tensor input(const char* name, const Shape& shape, DType dtype, uint64_t seed) {
+Tensor input_on_cuda(const char* name, const Shape& shape, DType dtype, uint64_t seed) {
   Tensor x = rounded_random(shape, dtype, seed);
   const std::string op = name;
   double* v = x.data<double>();
@@ -52,11 +52,11 @@ Tensor plus(const Tensor& a, const Tensor& b) {
 
 TEST(CudaElementwise, UnaryForwardFollowsTheCpu) {
   COHORT_REQUIRE_GPU(device);
-  for (const Unary& op : kUnary)
+  for (const CudaUnary& op : kCudaUnary)
     for (const DType dtype : kCudaTypes)
-      for (const Shape& shape : kShapes)
+      for (const Shape& shape : kCudaShapes)
         for (const Start start : kStarts) {
-          const Tensor x = input(op.name, shape, dtype, 1);
+          const Tensor x = input_on_cuda(op.name, shape, dtype, 1);
           Tensor expected = Tensor::empty_like(x);
           op.forward({expected, x});
           Guarded in(x, dtype, device, start), y(shape, dtype, device, start);
@@ -68,11 +68,12 @@ TEST(CudaElementwise, UnaryForwardFollowsTheCpu) {
 
 TEST(CudaElementwise, UnaryBackwardFollowsTheCpu) {
   COHORT_REQUIRE_GPU(device);
-  for (const Unary& op : kUnary)
+  for (const CudaUnary& op : kCudaUnary)
     for (const DType dtype : kCudaTypes)
-      for (const Shape& shape : kShapes)
+      for (const Shape& shape : kCudaShapes)
         for (const Start start : kStarts) {
-          const Tensor x = input(op.name, shape, dtype, 1), dy = rounded_random(shape, dtype, 2);
+          const Tensor x = input_on_cuda(op.name, shape, dtype, 1),
+                       dy = rounded_random(shape, dtype, 2);
           const Tensor old = rounded_random(shape, dtype, 3);
           Tensor y = Tensor::empty_like(x), expected = Tensor::empty_like(x);
           op.forward({y, x});
@@ -91,7 +92,7 @@ TEST(CudaElementwise, UnaryBackwardFollowsTheCpu) {
 
 TEST(CudaElementwise, GatedOpsFollowTheCpu) {
   COHORT_REQUIRE_GPU(device);
-  for (const Gated& op : kGated)
+  for (const CudaGated& op : kCudaGated)
     for (const DType dtype : kCudaTypes)
       for (const Shape& shape :
            {Shape{0, 4}, Shape{1}, Shape{3, 5}, Shape{17, 8}, Shape{2, 3, 72}, Shape{3, 4104}})
@@ -124,11 +125,12 @@ TEST(CudaElementwise, GatedOpsFollowTheCpu) {
 
 TEST(CudaElementwise, BinaryForwardFollowsTheCpu) {
   COHORT_REQUIRE_GPU(device);
-  for (const Binary& op : kBinary)
+  for (const CudaBinary& op : kCudaBinary)
     for (const DType dtype : kCudaTypes)
-      for (const Shape& shape : kShapes)
+      for (const Shape& shape : kCudaShapes)
         for (const Start start : kStarts) {
-          const Tensor a = input(op.name, shape, dtype, 1), b = input(op.name, shape, dtype, 2);
+          const Tensor a = input_on_cuda(op.name, shape, dtype, 1),
+                       b = input_on_cuda(op.name, shape, dtype, 2);
           Tensor expected = Tensor::empty_like(a);
           op.forward({expected, a, b});
           Guarded left(a, dtype, device), right(b, dtype, device, start);
@@ -141,11 +143,12 @@ TEST(CudaElementwise, BinaryForwardFollowsTheCpu) {
 
 TEST(CudaElementwise, BinaryBackwardFollowsTheCpu) {
   COHORT_REQUIRE_GPU(device);
-  for (const Binary& op : kBinary)
+  for (const CudaBinary& op : kCudaBinary)
     for (const DType dtype : kCudaTypes)
-      for (const Shape& shape : kShapes)
+      for (const Shape& shape : kCudaShapes)
         for (const Start start : kStarts) {
-          const Tensor a = input(op.name, shape, dtype, 1), b = input(op.name, shape, dtype, 2);
+          const Tensor a = input_on_cuda(op.name, shape, dtype, 1),
+                       b = input_on_cuda(op.name, shape, dtype, 2);
           const Tensor dy = rounded_random(shape, dtype, 3), old = rounded_random(shape, dtype, 4);
           Tensor da = Tensor::empty_like(a), db = Tensor::empty_like(a);
           op.backward({{da}, {db}, dy, a, b});
@@ -239,7 +242,7 @@ TEST(CudaElementwise, ScaleConvertsBetweenFloatTypes) {
   COHORT_REQUIRE_GPU(device);
   for (const DType from : kCudaTypes)
     for (const DType to : kCudaTypes)
-      for (const Shape& shape : kShapes)
+      for (const Shape& shape : kCudaShapes)
         for (const Start start : kStarts) {
           const Tensor x = rounded_random(shape, from, 1), old = rounded_random(shape, to, 2);
           const Tensor factor = Tensor::full({1}, 0.75, DType::kF32).to(device);
@@ -303,7 +306,7 @@ TEST(CudaElementwise, BroadcastScalarFillsOrAdds) {
   COHORT_REQUIRE_GPU(device);
   const Tensor value = Tensor::full({1}, 0.5, DType::kF32).to(device);
   for (const DType dtype : kCudaTypes)
-    for (const Shape& shape : kShapes)
+    for (const Shape& shape : kCudaShapes)
       for (const Start start : kStarts) {
         const Tensor old = rounded_random(shape, dtype, 1);
         Guarded x(shape, dtype, device, start), sum(old, dtype, device, start);

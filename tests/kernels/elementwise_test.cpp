@@ -40,7 +40,7 @@ struct Gated {
 const Gated kGated[] = {COHORT_GATED_OPS(ROW)};
 #undef ROW
 
-const Shape kShapes[] = {{0}, {1}, {3}, {17, 1}, {1, 65}, {3, 5, 7}, {40000}};
+const Shape kElementwiseShapes[] = {{0}, {1}, {3}, {17, 1}, {1, 65}, {3, 5, 7}, {40000}};
 
 // Positive if the op needs it (every op is tested there), of both signs otherwise, and away from
 // zero, where relu has a kink.
@@ -58,7 +58,7 @@ Tensor input(const char* name, const Shape& shape, DType dtype, uint64_t seed) {
 
 TEST(Elementwise, UnaryForwardIsTheFormula) {
   for (const Unary& op : kUnary)
-    for (const Shape& shape : kShapes) {
+    for (const Shape& shape : kElementwiseShapes) {
       const Tensor x = input(op.name, shape, DType::kF32, 1);
       Tensor expected = x.to(DType::kF64).clone();
       double* e = expected.data<double>();
@@ -98,7 +98,7 @@ TEST(Elementwise, UnaryBackwardIsTheDerivative) {
 
 TEST(Elementwise, BinaryForwardIsTheFormula) {
   for (const Binary& op : kBinary)
-    for (const Shape& shape : kShapes) {
+    for (const Shape& shape : kElementwiseShapes) {
       const Tensor a = input(op.name, shape, DType::kF32, 1),
                    b = input(op.name, shape, DType::kF32, 2);
       const auto va = a.to_vector<double>(), vb = b.to_vector<double>();

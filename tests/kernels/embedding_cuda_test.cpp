@@ -9,16 +9,16 @@ namespace {
 
 using namespace test;
 
-struct Case {
+struct EmbeddingCase {
   int64_t tokens, vocab, cols;
 };
 // Frequent and unused ids, a single id, odd row sizes, columns over several blocks; the last two
 // vocabularies need two and three passes of the sort.
-constexpr Case kCases[] = {{0, 3, 4},     {1, 1, 1},       {17, 5, 3},
-                           {900, 7, 64},  {2500, 1, 40},   {70, 3, 2056},
-                           {5000, 65, 8}, {300, 1000, 72}, {3000, 300000, 1}};
+constexpr EmbeddingCase kCases[] = {{0, 3, 4},     {1, 1, 1},       {17, 5, 3},
+                                    {900, 7, 64},  {2500, 1, 40},   {70, 3, 2056},
+                                    {5000, 65, 8}, {300, 1000, 72}, {3000, 300000, 1}};
 
-Tensor random_ids(int64_t n, int64_t vocab, uint64_t seed) {
+Tensor random_ids_on_cuda(int64_t n, int64_t vocab, uint64_t seed) {
   Rng rng(seed, rng_stream(kTestPurpose));
   std::vector<int32_t> values(static_cast<size_t>(n));
   for (int32_t& v : values) v = static_cast<int32_t>(rng.below(vocab));
@@ -27,11 +27,11 @@ Tensor random_ids(int64_t n, int64_t vocab, uint64_t seed) {
 
 TEST(CudaEmbedding, ForwardCopiesRows) {
   COHORT_REQUIRE_GPU(device);
-  for (const Case& c : kCases)
+  for (const EmbeddingCase& c : kCases)
     for (const DType dtype : kCudaTypes)
       for (const Start start : kStarts) {
         const Tensor table = rounded_random({c.vocab, c.cols}, dtype, 1);
-        const Tensor index = random_ids(c.tokens, c.vocab, 2);
+        const Tensor index = random_ids_on_cuda(c.tokens, c.vocab, 2);
         Tensor expected = Tensor::empty({c.tokens, c.cols}, DType::kF64);
         embedding_forward({expected, table, index});
         Guarded weights(table, dtype, device, start);
@@ -91,12 +91,12 @@ TEST(CudaEmbedding, ARejectedBackwardLeavesTheTableUnchanged) {
 
 TEST(CudaEmbedding, BackwardAddsTokens) {
   COHORT_REQUIRE_GPU(device);
-  for (const Case& c : kCases)
+  for (const EmbeddingCase& c : kCases)
     for (const DType dtype : kCudaTypes)
       for (const Start start : kStarts) {
         SCOPED_TRACE(std::to_string(c.tokens) + " tokens");
         const Shape shape{c.vocab, c.cols};
-        const Tensor index = random_ids(c.tokens, c.vocab, 3);
+        const Tensor index = random_ids_on_cuda(c.tokens, c.vocab, 3);
         const Tensor dy = rounded_random({c.tokens, c.cols}, dtype, 4);
         const Tensor old = rounded_random(shape, DType::kF32, 5);
         Tensor exact = Tensor::empty(shape, DType::kF64), exact_sum = old.clone();
@@ -142,7 +142,7 @@ TEST(CudaEmbedding, BackwardAddsInGroupsOf64) {
 TEST(CudaEmbedding, BackwardIsReproducible) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes) {
-    const Tensor index = random_ids(3000, 30, 3).to(device);
+    const Tensor index = random_ids_on_cuda(3000, 30, 3).to(device);
     const Tensor dy = random_tensor({3000, 136}, dtype, 4).to(device);
     expect_reproducible([&] {
       Tensor dtable = Tensor::empty({30, 136}, DType::kF32, device);

@@ -12,10 +12,10 @@ namespace {
 using namespace test;
 
 // Inputs representable in `dtype` (gradients of statistics: in f32), as f64 on the CPU.
-struct Case {
+struct CudaHeadCase {
   Tensor x, w, targets, dlogprob, dentropy;
   HeadDesc desc;
-  Case(int64_t tokens, int64_t channels, int64_t vocab, DType dtype, double temperature = 1)
+  CudaHeadCase(int64_t tokens, int64_t channels, int64_t vocab, DType dtype, double temperature = 1)
       : x(rounded_random({tokens, channels}, dtype, 1)),
         w(rounded_random({vocab, channels}, dtype, 2, 0.5)),
         targets(Tensor::empty({tokens}, DType::kI32)),
@@ -29,24 +29,24 @@ struct Case {
   int64_t tokens() const { return x.dim(0); }
   int64_t vocab() const { return w.dim(0); }
 
-  Case to(DType dtype, Device device) const {
-    Case c = *this;
+  CudaHeadCase to(DType dtype, Device device) const {
+    CudaHeadCase c = *this;
     for (Tensor* t : {&c.x, &c.w}) *t = t->to(dtype).to(device);
     for (Tensor* t : {&c.dlogprob, &c.dentropy}) *t = t->to(accumulate_dtype(dtype)).to(device);
     c.targets = targets.to(device);
     return c;
   }
-  Case narrow(int64_t first, int64_t count) const {
-    Case c = *this;
+  CudaHeadCase narrow(int64_t first, int64_t count) const {
+    CudaHeadCase c = *this;
     for (Tensor* t : {&c.x, &c.targets, &c.dlogprob, &c.dentropy}) *t = t->narrow(0, first, count);
     return c;
   }
 };
 
-struct Forward {
+struct CudaHeadForward {
   Tensor logprob, entropy, lse;
 };
-Forward forward(const Case& c, Start start = Start::kAligned) {
+CudaHeadForward forward(const CudaHeadCase& c, Start start = Start::kAligned) {
   const DType dtype = accumulate_dtype(c.x.dtype());
   const Shape shape{c.tokens()};
   Guarded logprob(shape, dtype, c.x.device(), start), entropy(shape, dtype, c.x.device(), start);
@@ -57,11 +57,11 @@ Forward forward(const Case& c, Start start = Start::kAligned) {
   return {logprob.tensor(), entropy.tensor(), lse.tensor()};
 }
 
-struct Backward {
+struct CudaHeadBackward {
   Tensor dx, dw;
 };
-Backward backward(const Case& c, const Tensor& dentropy) {
-  const Forward f = forward(c);
+CudaHeadBackward backward(const CudaHeadCase& c, const Tensor& dentropy) {
+  const CudaHeadForward f = forward(c);
   Guarded dx(c.x.shape(), c.x.dtype(), c.x.device());
   Guarded dw(c.w.shape(), accumulate_dtype(c.x.dtype()), c.x.device());
   head_logprob_backward({{dx.tensor()},
@@ -79,8 +79,8 @@ Backward backward(const Case& c, const Tensor& dentropy) {
 }
 
 // Gradients of an f64 case with dz rounded to bf16, as in the contract.
-Backward rounded_backward(const Case& c) {
-  const Forward f = forward(c);
+CudaHeadBackward rounded_backward(const CudaHeadCase& c) {
+  const CudaHeadForward f = forward(c);
   Tensor dz = Tensor::empty({c.tokens(), c.vocab()}, DType::kF64);
   matmul({dz, c.x, c.w, {.b = Transpose::kYes}});
   for (int64_t t = 0; t < c.tokens(); ++t) {
@@ -94,30 +94,31 @@ Backward rounded_backward(const Case& c) {
     }
   }
   dz = dz.to(DType::kBF16).to(DType::kF64);
-  Backward out{Tensor::empty_like(c.x), Tensor::empty_like(c.w)};
+  CudaHeadBackward out{Tensor::empty_like(c.x), Tensor::empty_like(c.w)};
   matmul({out.dx, dz, c.w});
   matmul({out.dw, dz, c.x, {.a = Transpose::kYes}});
   return out;
 }
 
-struct Size {
+struct CudaHeadSize {
   int64_t tokens, channels, vocab;
 };
 // Vocabularies of one token, less than a pack, odd, one tile of a block, and several tiles.
-const Size kSizes[] = {{0, 8, 5},    {1, 8, 1},     {3, 16, 2},    {300, 8, 65},
-                       {5, 40, 520}, {5, 40, 1031}, {9, 16, 4104}, {3, 16, 20001}};
+const CudaHeadSize kCudaHeadSizes[] = {{0, 8, 5},    {1, 8, 1},     {3, 16, 2},    {300, 8, 65},
+                                       {5, 40, 520}, {5, 40, 1031}, {9, 16, 4104}, {3, 16, 20001}};
 
 TEST(CudaHead, ForwardMatchesTheCpu) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)
-    for (const Size& s : kSizes)
+    for (const CudaHeadSize& s : kCudaHeadSizes)
       for (const double temperature : {1.0, 0.7})
         for (const Start start : kStarts) {
-          const Case c(s.tokens, s.channels, s.vocab, dtype, temperature);
-          const Forward expected = forward(c), got = forward(c.to(dtype, device), start);
+          const CudaHeadCase c(s.tokens, s.channels, s.vocab, dtype, temperature);
+          const CudaHeadForward expected = forward(c), got = forward(c.to(dtype, device), start);
           // A logprob is a difference of two values of the size of lse, hence the absolute
           // tolerance.
-          for (const auto field : {&Forward::logprob, &Forward::entropy, &Forward::lse}) {
+          for (const auto field :
+               {&CudaHeadForward::logprob, &CudaHeadForward::entropy, &CudaHeadForward::lse}) {
             const auto a = (got.*field).to_vector<double>();
             const auto b = (expected.*field).to_vector<double>();
             for (size_t t = 0; t < a.size(); ++t)
@@ -129,15 +130,15 @@ TEST(CudaHead, ForwardMatchesTheCpu) {
 TEST(CudaHead, BackwardMatchesTheCpu) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)
-    for (const Size& s : kSizes) {
+    for (const CudaHeadSize& s : kCudaHeadSizes) {
       if (s.tokens == 0) continue;
-      const Case c(s.tokens, s.channels, s.vocab, dtype, 0.8);
-      const Backward exact = backward(c, c.dentropy);
-      const Case there = c.to(dtype, device);
-      const Backward got = backward(there, there.dentropy);
+      const CudaHeadCase c(s.tokens, s.channels, s.vocab, dtype, 0.8);
+      const CudaHeadBackward exact = backward(c, c.dentropy);
+      const CudaHeadCase there = c.to(dtype, device);
+      const CudaHeadBackward got = backward(there, there.dentropy);
       double allowed_x = kF32Tolerance, allowed_w = kF32Tolerance;
       if (dtype == DType::kBF16) {
-        const Backward rounded = rounded_backward(c);
+        const CudaHeadBackward rounded = rounded_backward(c);
         allowed_x += kRoundingSlack * relative_error(rounded.dx.to(DType::kBF16), exact.dx);
         allowed_w += kRoundingSlack * relative_error(rounded.dw, exact.dw);
       }
@@ -151,17 +152,17 @@ TEST(CudaHead, FusedGradientsMatchTheBackward) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)
     for (const int64_t tokens : {0, 1, 300, 4096, 9000}) {
-      Case c = Case(tokens, 24, 130, dtype, 0.7).to(dtype, device);
+      CudaHeadCase c = CudaHeadCase(tokens, 24, 130, dtype, 0.7).to(dtype, device);
       c.desc.chunk_tokens = 1024;
-      const Backward a = backward(c, {});
+      const CudaHeadBackward a = backward(c, {});
       const HeadLossOutputs b = run_fused_head_loss(c.x, c.w, c.targets, c.dlogprob, c.desc);
-      const Forward f = forward(c);
+      const CudaHeadForward f = forward(c);
       EXPECT_TRUE(bit_equal(b.logprob.to(Device{}), f.logprob.to(Device{}))) << tokens;
       EXPECT_TRUE(bit_equal(b.lse.to(Device{}), f.lse.to(Device{}))) << tokens;
       EXPECT_TRUE(bit_equal(a.dx.to(Device{}), b.dx.to(Device{}))) << tokens;
       EXPECT_TRUE(bit_equal(a.dw.to(Device{}), b.dw.to(Device{}))) << tokens;
       if (tokens == 0) continue;
-      const Backward exact = backward(c.to(DType::kF32, Device{}), {});
+      const CudaHeadBackward exact = backward(c.to(DType::kF32, Device{}), {});
       EXPECT_LE(relative_error(b.dw, exact.dw), dtype == DType::kF32 ? 1e-5 : 5e-3) << tokens;
       EXPECT_LE(relative_error(b.dx, exact.dx), dtype == DType::kF32 ? 1e-5 : 1e-2) << tokens;
     }
@@ -175,13 +176,14 @@ TEST(CudaHead, ClusterRowsGiveTheSameLogProbs) {
     for (const double temperature : {1.0, 0.7}) {
       // Includes more tokens than concurrent clusters.
       const int64_t tokens = vocab < 100'000 ? 150 : 37;
-      const Case c = Case(tokens, 16, vocab, DType::kBF16, temperature).to(DType::kBF16, device);
-      const Forward f = forward(c);
+      const CudaHeadCase c =
+          CudaHeadCase(tokens, 16, vocab, DType::kBF16, temperature).to(DType::kBF16, device);
+      const CudaHeadForward f = forward(c);
       const HeadLossOutputs got = run_fused_head_loss(c.x, c.w, c.targets, c.dlogprob, c.desc);
       EXPECT_TRUE(bit_equal(got.logprob.to(Device{}), f.logprob.to(Device{}))) << vocab;
       EXPECT_TRUE(bit_equal(got.entropy.to(Device{}), f.entropy.to(Device{}))) << vocab;
       EXPECT_TRUE(bit_equal(got.lse.to(Device{}), f.lse.to(Device{}))) << vocab;
-      const Backward exact = backward(c.to(DType::kF32, Device{}), {});
+      const CudaHeadBackward exact = backward(c.to(DType::kF32, Device{}), {});
       EXPECT_LE(relative_error(got.dw, exact.dw), 5e-3) << vocab;
       EXPECT_LE(relative_error(got.dx, exact.dx), 1e-2) << vocab;
       // Accumulated.
@@ -211,13 +213,13 @@ TEST(CudaHead, PaddingOfTheMatrixTakesNoPart) {
   for (const DType dtype : kCudaTypes)
     for (const int64_t vocab : {1, 7, 61, 64, 65, 1000, 50257}) {
       const int64_t tokens = vocab < 50000 ? 300 : 37;
-      const Case c(tokens, 16, vocab, dtype, 0.7);
-      Case there = c.to(dtype, device);
+      const CudaHeadCase c(tokens, 16, vocab, dtype, 0.7);
+      CudaHeadCase there = c.to(dtype, device);
       there.w = padded(there.w, 0, head_rows(vocab, device), 0);
       EXPECT_EQ(has_unit_gradients(there.w),
                 dtype == DType::kBF16 && has_unit_gradients(Tensor::empty({64, 8}, dtype, device)));
-      const Forward expected = forward(c), plain = forward(there);
-      const Backward exact = backward(c, {});
+      const CudaHeadForward expected = forward(c), plain = forward(there);
+      const CudaHeadBackward exact = backward(c, {});
       const HeadLossOutputs got =
           run_fused_head_loss(there.x, there.w, there.targets, there.dlogprob, there.desc);
       EXPECT_TRUE(bit_equal(got.logprob.to(Device{}), plain.logprob.to(Device{}))) << vocab;
@@ -244,7 +246,8 @@ TEST(CudaHead, RowOpsDoNotUseThePaddingOfLogits) {
   constexpr int64_t kTokens = 150;
   for (const int64_t vocab : {1, 7, 61, 64, 65, 1000, 50257})
     for (const double poison : {double{NAN}, double{INFINITY}}) {
-      const Case c = Case(kTokens, 8, vocab, DType::kF32, 0.7).to(DType::kF32, device);
+      const CudaHeadCase c =
+          CudaHeadCase(kTokens, 8, vocab, DType::kF32, 0.7).to(DType::kF32, device);
       const Tensor logits = random_tensor({kTokens, vocab}, DType::kF32, 7, 3).to(device);
       const int64_t size = head_rows(vocab, device) + 64;
       const auto run = [&](Tensor z, Tensor dz, Tensor unit) {
@@ -296,11 +299,11 @@ TEST(CudaHead, NonFiniteLogitsGiveTheSameFusedStatistics) {
   COHORT_REQUIRE_GPU(device);
   constexpr double kInf = std::numeric_limits<double>::infinity();
   for (const double odd : {-kInf, kInf, std::numeric_limits<double>::quiet_NaN()}) {
-    Case c(5, 8, 4104, DType::kBF16);
+    CudaHeadCase c(5, 8, 4104, DType::kBF16);
     for (const int64_t v : {0, 7, 1000, 4103}) c.w.data<double>()[v * 8 + 3] = odd;
     c.targets = ids({3, 7, -1, 4104, 4103});
     c = c.to(DType::kBF16, device);
-    const Forward f = forward(c);
+    const CudaHeadForward f = forward(c);
     const HeadLossOutputs got = run_fused_head_loss(c.x, c.w, c.targets, c.dlogprob, c.desc);
     EXPECT_TRUE(bit_equal(got.logprob.to(Device{}), f.logprob.to(Device{}))) << odd;
     EXPECT_TRUE(bit_equal(got.entropy.to(Device{}), f.entropy.to(Device{}))) << odd;
@@ -311,10 +314,10 @@ TEST(CudaHead, NonFiniteLogitsGiveTheSameFusedStatistics) {
 TEST(CudaHead, BackwardAccumulatesAndSkips) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes) {
-    Case c = Case(300, 16, 130, dtype).to(dtype, device);
+    CudaHeadCase c = CudaHeadCase(300, 16, 130, dtype).to(dtype, device);
     c.desc.chunk_tokens = 128;
-    const Backward plain = backward(c, Tensor());
-    const Forward f = forward(c);
+    const CudaHeadBackward plain = backward(c, Tensor());
+    const CudaHeadForward f = forward(c);
     Tensor dx = Tensor::full(c.x.shape(), 2, dtype).to(device);
     Tensor dw = Tensor::full(c.w.shape(), 3, DType::kF32).to(device);
     head_logprob_backward({{dx, Grad::kAccumulate},
@@ -348,8 +351,8 @@ TEST(CudaHead, BackwardAccumulatesAndSkips) {
 
 TEST(CudaHead, NoTokensGiveNoGradient) {
   COHORT_REQUIRE_GPU(device);
-  const Case c = Case(0, 8, 5, DType::kBF16).to(DType::kBF16, device);
-  const Backward b = backward(c, c.dentropy);
+  const CudaHeadCase c = CudaHeadCase(0, 8, 5, DType::kBF16).to(DType::kBF16, device);
+  const CudaHeadBackward b = backward(c, c.dentropy);
   for (const double g : b.dw.to_vector<double>()) EXPECT_EQ(g, 0);
 }
 
@@ -358,15 +361,16 @@ TEST(CudaHead, LogProbsDependNeitherOnTheBatchNorOnTheChunks) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)
     for (const int64_t vocab : {136, 1031}) {  // rows aligned to 16 bytes, and not
-      const Case all = Case(300, 40, vocab, dtype).to(dtype, device);
-      const Forward f = forward(all);
-      const Backward b = backward(all, all.dentropy);
+      const CudaHeadCase all = CudaHeadCase(300, 40, vocab, dtype).to(dtype, device);
+      const CudaHeadForward f = forward(all);
+      const CudaHeadBackward b = backward(all, all.dentropy);
       for (const int64_t chunk : {0, 128, 256})
         for (const auto& [first, count] : {std::pair{0, 300}, {0, 1}, {17, 40}, {250, 50}}) {
-          Case part = all.narrow(first, count);
+          CudaHeadCase part = all.narrow(first, count);
           part.desc.chunk_tokens = chunk;
-          const Forward g = forward(part);
-          for (const auto field : {&Forward::logprob, &Forward::entropy, &Forward::lse})
+          const CudaHeadForward g = forward(part);
+          for (const auto field :
+               {&CudaHeadForward::logprob, &CudaHeadForward::entropy, &CudaHeadForward::lse})
             EXPECT_TRUE(
                 bit_equal((g.*field).to(Device{}), (f.*field).narrow(0, first, count).to(Device{})))
                 << vocab << " " << chunk << " " << first;
@@ -380,13 +384,13 @@ TEST(CudaHead, LogProbsDependNeitherOnTheBatchNorOnTheChunks) {
 TEST(CudaHead, IsReproducible) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes) {
-    const Case c = Case(300, 40, 1031, dtype).to(dtype, device);
+    const CudaHeadCase c = CudaHeadCase(300, 40, 1031, dtype).to(dtype, device);
     expect_reproducible([&] {
-      const Forward f = forward(c);
-      const Backward b = backward(c, c.dentropy);
+      const CudaHeadForward f = forward(c);
+      const CudaHeadBackward b = backward(c, c.dentropy);
       return std::vector{f.logprob, f.entropy, f.lse, b.dx, b.dw};
     });
-    const Case aligned = Case(300, 40, 50304, dtype).to(dtype, device);
+    const CudaHeadCase aligned = CudaHeadCase(300, 40, 50304, dtype).to(dtype, device);
     expect_reproducible([&] {
       const HeadLossOutputs b = run_fused_head_loss(aligned.x, aligned.w, aligned.targets,
                                                     aligned.dlogprob, aligned.desc);
@@ -397,10 +401,11 @@ TEST(CudaHead, IsReproducible) {
 
 TEST(CudaHead, AnInvalidTargetGivesNaNAndKeepsTheOthers) {
   COHORT_REQUIRE_GPU(device);
-  Case c(6, 8, 33, DType::kBF16);
+  CudaHeadCase c(6, 8, 33, DType::kBF16);
   c.targets = ids({3, 33, -1, 7, 32, 0});
-  const Forward f = forward(c.to(DType::kBF16, device));
-  for (const auto field : {&Forward::logprob, &Forward::entropy, &Forward::lse}) {
+  const CudaHeadForward f = forward(c.to(DType::kBF16, device));
+  for (const auto field :
+       {&CudaHeadForward::logprob, &CudaHeadForward::entropy, &CudaHeadForward::lse}) {
     const auto values = (f.*field).to_vector<double>();
     for (const size_t t : {1, 2}) EXPECT_TRUE(std::isnan(values[t]));
     for (const size_t t : {0, 3, 4, 5}) EXPECT_TRUE(std::isfinite(values[t]));
@@ -409,7 +414,7 @@ TEST(CudaHead, AnInvalidTargetGivesNaNAndKeepsTheOthers) {
 
 TEST(CudaHead, RejectsInvalidArguments) {
   COHORT_REQUIRE_GPU(device);
-  Case c = Case(3, 8, 9, DType::kBF16).to(DType::kBF16, device);
+  CudaHeadCase c = CudaHeadCase(3, 8, 9, DType::kBF16).to(DType::kBF16, device);
   Tensor f32 = Tensor::empty({3}, DType::kF32, device), bf16 = f32.to(DType::kBF16);
   EXPECT_THROW_WITH(head_logprob_forward({f32, bf16, f32, c.x, c.w, c.targets, {}}), Error,
                     "expected entropy f32[3]");

@@ -10,10 +10,10 @@ namespace {
 
 using namespace test;
 
-struct Case {
+struct HeadCase {
   Tensor x, w, targets, dlogprob, dentropy;
   HeadDesc desc;
-  Case(int64_t tokens, int64_t channels, int64_t vocab, DType dtype, double temperature = 1)
+  HeadCase(int64_t tokens, int64_t channels, int64_t vocab, DType dtype, double temperature = 1)
       : x(random_tensor({tokens, channels}, dtype, 1)),
         w(random_tensor({vocab, channels}, dtype, 2, 0.5)),
         targets(Tensor::empty({tokens}, DType::kI32)),
@@ -24,8 +24,8 @@ struct Case {
     for (int64_t t = 0; t < tokens; ++t)
       targets.data<int32_t>()[t] = static_cast<int32_t>(rng.below(vocab));
   }
-  Case to(DType dtype) const {
-    Case copy = *this;
+  HeadCase to(DType dtype) const {
+    HeadCase copy = *this;
     for (Tensor* t : {&copy.x, &copy.w, &copy.dlogprob, &copy.dentropy}) *t = t->to(dtype);
     return copy;
   }
@@ -34,7 +34,7 @@ struct Case {
 struct Forward {
   Tensor logprob, entropy, lse;
 };
-Forward forward(const Case& c) {
+Forward forward(const HeadCase& c) {
   const Tensor one = Tensor::full({c.x.dim(0)}, NAN, c.x.dtype());
   Forward out{one.clone(), one.clone(), one.clone()};
   head_logprob_forward({out.logprob, out.entropy, out.lse, c.x, c.w, c.targets, c.desc});
@@ -44,7 +44,7 @@ Forward forward(const Case& c) {
 struct Backward {
   Tensor dx, dw;
 };
-Backward backward(const Case& c, const Tensor& dentropy) {
+Backward backward(const HeadCase& c, const Tensor& dentropy) {
   const Forward f = forward(c);
   Backward out{Tensor::full(c.x.shape(), NAN, c.x.dtype()),
                Tensor::full(c.w.shape(), NAN, c.x.dtype())};
@@ -54,7 +54,7 @@ Backward backward(const Case& c, const Tensor& dentropy) {
 }
 
 // The definition in f64: {logprob, entropy, lse}.
-Forward naive(const Case& c) {
+Forward naive_head(const HeadCase& c) {
   const auto x = c.x.to_vector<double>(), w = c.w.to_vector<double>();
   const int64_t tokens = c.x.dim(0), channels = c.x.dim(1), vocab = c.w.dim(0);
   const Tensor zero = Tensor::zeros({tokens}, DType::kF64);
@@ -83,8 +83,8 @@ TEST(Head, ForwardIsTheDefinition) {
   for (const auto& [tokens, channels, vocab] :
        {std::tuple{0, 3, 5}, {1, 1, 1}, {3, 2, 17}, {300, 7, 65}, {5, 33, 1030}})
     for (const double temperature : {1.0, 0.7, 2.0}) {
-      const Case c(tokens, channels, vocab, DType::kF32, temperature);
-      const Forward expected = naive(c), f32 = forward(c), f64 = forward(c.to(DType::kF64));
+      const HeadCase c(tokens, channels, vocab, DType::kF32, temperature);
+      const Forward expected = naive_head(c), f32 = forward(c), f64 = forward(c.to(DType::kF64));
       // A logprob is a difference of two numbers of the size of lse, hence the absolute terms.
       for (const auto& [got, tolerance] : {std::pair{&f32, kF32Tolerance}, {&f64, 1e-13}})
         for (const auto& [a, b] : {std::pair{&got->logprob, &expected.logprob},
@@ -99,7 +99,7 @@ TEST(Head, ForwardIsTheDefinition) {
 
 TEST(Head, BackwardIsTheDerivative) {
   for (const double temperature : {1.0, 0.6}) {
-    Case c(5, 3, 7, DType::kF64, temperature);
+    HeadCase c(5, 3, 7, DType::kF64, temperature);
     const Backward grad = backward(c, c.dentropy);
     const auto loss = [&] {
       const Forward f = forward(c);
@@ -117,7 +117,7 @@ TEST(Head, BackwardIsTheDerivative) {
 
 TEST(Head, FusedLossGradientsEqualTheBackwards) {
   for (const int64_t tokens : {0, 1, 128, 300}) {
-    const Case c(tokens, 7, 65, DType::kF32, 0.7);
+    const HeadCase c(tokens, 7, 65, DType::kF32, 0.7);
     const Backward a = backward(c, {});
     const HeadLossOutputs b = run_fused_head_loss(c.x, c.w, c.targets, c.dlogprob, c.desc);
     const Forward f = forward(c);
@@ -129,7 +129,7 @@ TEST(Head, FusedLossGradientsEqualTheBackwards) {
 }
 
 TEST(Head, F32GradientsFollowF64) {
-  const Case c(200, 33, 130, DType::kF32);
+  const HeadCase c(200, 33, 130, DType::kF32);
   const Backward a = backward(c, c.dentropy),
                  b = backward(c.to(DType::kF64), c.dentropy.to(DType::kF64));
   EXPECT_LE(relative_error(a.dx, b.dx), kF32Tolerance);
@@ -137,7 +137,7 @@ TEST(Head, F32GradientsFollowF64) {
 }
 
 TEST(Head, BackwardAccumulatesAndSkips) {
-  const Case c(9, 4, 11, DType::kF64);
+  const HeadCase c(9, 4, 11, DType::kF64);
   const Backward grad = backward(c, c.dentropy);
   const Forward f = forward(c);
   Tensor dx = Tensor::full({9, 4}, 2, DType::kF64), dw = Tensor::full({11, 4}, 3, DType::kF64);
@@ -164,7 +164,7 @@ TEST(Head, BackwardAccumulatesAndSkips) {
 
 // A logit of -inf is an excluded token: probability 0, and no NaN in the entropy.
 TEST(Head, ExcludedTokensAddNothingToTheEntropy) {
-  Case c(1, 1, 3, DType::kF32);
+  HeadCase c(1, 1, 3, DType::kF32);
   c.x = Tensor::full({1, 1}, 1, DType::kF32);
   c.w = Tensor::from<float>({2, -INFINITY, 2}, {3, 1});
   c.targets = ids({2});
@@ -174,7 +174,7 @@ TEST(Head, ExcludedTokensAddNothingToTheEntropy) {
 }
 
 TEST(Head, ChunksAndThreadsDoNotChangeBits) {
-  Case c(700, 33, 130, DType::kF32, 0.8);
+  HeadCase c(700, 33, 130, DType::kF32, 0.8);
   const auto run = [&] {
     const Forward f = forward(c);
     const Backward b = backward(c, c.dentropy);
@@ -190,11 +190,11 @@ TEST(Head, ChunksAndThreadsDoNotChangeBits) {
 }
 
 TEST(Head, TokensDoNotDependOnTheBatch) {
-  const Case all(300, 33, 130, DType::kF32);
+  const HeadCase all(300, 33, 130, DType::kF32);
   const Forward f = forward(all);
   const Backward b = backward(all, all.dentropy);
   for (const auto& [first, count] : {std::pair{0, 1}, {17, 40}, {250, 50}}) {
-    Case part = all;
+    HeadCase part = all;
     for (Tensor* t : {&part.x, &part.targets, &part.dlogprob, &part.dentropy})
       *t = t->narrow(0, first, count);
     const Forward g = forward(part);
@@ -205,7 +205,7 @@ TEST(Head, TokensDoNotDependOnTheBatch) {
 }
 
 TEST(Head, SaysWhatIsWrong) {
-  Case c(3, 4, 9, DType::kF32);
+  HeadCase c(3, 4, 9, DType::kF32);
   c.targets = ids({0, -1, 3});
   EXPECT_THROW_WITH(forward(c), Error, "target -1 at position 1");
   c.targets = ids({0, 2, 9});
@@ -226,7 +226,7 @@ TEST(Head, SaysWhatIsWrong) {
 TEST(Head, PaddingOfTheMatrixTakesNoPart) {
   for (const DType dtype : {DType::kF32, DType::kF64})
     for (const int64_t vocab : {1, 7, 61, 64, 65}) {
-      Case c(300, 24, vocab, dtype, 0.7), wide = c;
+      HeadCase c(300, 24, vocab, dtype, 0.7), wide = c;
       c.desc.chunk_tokens = wide.desc.chunk_tokens = 128;
       wide.w = padded(c.w, 0, 128, 0);
       const HeadLossOutputs a = run_fused_head_loss(c.x, c.w, c.targets, c.dlogprob, c.desc),
@@ -246,7 +246,7 @@ TEST(Head, RowOpsDoNotTouchThePaddingOfLogits) {
   for (const DType dtype : {DType::kF32, DType::kF64})
     for (const int64_t vocab : {1, 7, 61, 64, 65, 1000})
       for (const double poison : {double{NAN}, double{INFINITY}}) {
-        const Case c(5, 3, vocab, dtype, 0.7);
+        const HeadCase c(5, 3, vocab, dtype, 0.7);
         const auto run = [&](Tensor logits) {
           Forward f{Tensor::empty({5}, dtype), Tensor::empty({5}, dtype),
                     Tensor::empty({5}, dtype)};

@@ -13,7 +13,7 @@ namespace {
 using namespace test;
 
 // Inputs as f64 on the CPU: modules of these widths, behind `gap` columns of no module each.
-struct Case {
+struct LoraCase {
   int64_t tokens, rank;
   std::vector<int64_t> widths;
   int64_t gap = 0;
@@ -34,7 +34,7 @@ struct Values {
   }
 };
 
-Values values_of(const Case& c, DType dtype) {
+Values values_of(const LoraCase& c, DType dtype) {
   constexpr int64_t kInputs = 8;
   Values in;
   int64_t n = 0, rows = 0;
@@ -81,33 +81,33 @@ Values on(const Values& in, DType dtype, Device device) {
   return {in.modules, move(in.dy), move(in.h), move(in.weight), in.db, in.columns};
 }
 
-const std::vector<Case>& cases() {
-  static const std::vector<Case> all = {{1, 8, {8}},
-                                        {15, 16, {24, 72}, 8},
-                                        {64, 24, {896}},
-                                        {129, 32, {200, 64, 72}, 16},
-                                        {129, 16, {896, 128, 128}},
-                                        {300, 64, {1000, 136}, 8},
-                                        {1000, 16, {4096, 1024, 1024}},
-                                        {1000, 32, {1536, 256}},
-                                        {1000, 64, {1024, 512}},
-                                        {3000, 8, {256, 24, 24, 8}, 8},
-                                        {3000, 16, {1024}},
-                                        {129, 16, {14336, 14336}},
-                                        {3000, 64, {512}},
-                                        {20000, 16, {128}},
-                                        // Without a kernel.
-                                        {65, 72, {128}},
-                                        {65, 12, {128, 64}},
-                                        {65, 16, {8, 8, 8, 8, 8}},
-                                        {65, 16, {20, 20}}};
+const std::vector<LoraCase>& cases() {
+  static const std::vector<LoraCase> all = {{1, 8, {8}},
+                                            {15, 16, {24, 72}, 8},
+                                            {64, 24, {896}},
+                                            {129, 32, {200, 64, 72}, 16},
+                                            {129, 16, {896, 128, 128}},
+                                            {300, 64, {1000, 136}, 8},
+                                            {1000, 16, {4096, 1024, 1024}},
+                                            {1000, 32, {1536, 256}},
+                                            {1000, 64, {1024, 512}},
+                                            {3000, 8, {256, 24, 24, 8}, 8},
+                                            {3000, 16, {1024}},
+                                            {129, 16, {14336, 14336}},
+                                            {3000, 64, {512}},
+                                            {20000, 16, {128}},
+                                            // Without a kernel.
+                                            {65, 72, {128}},
+                                            {65, 12, {128, 64}},
+                                            {65, 16, {8, 8, 8, 8, 8}},
+                                            {65, 16, {20, 20}}};
   return all;
 }
 
 TEST(CudaLoraBackward, FollowsTheCpu) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)
-    for (const Case& c : cases()) {
+    for (const LoraCase& c : cases()) {
       if (dtype == DType::kF32 && c.tokens > 1000) continue;
       const Values exact_in = values_of(c, dtype), in = on(exact_in, dtype, device);
       for (const Grad mode : {Grad::kOverwrite, Grad::kAccumulate}) {
@@ -144,7 +144,8 @@ TEST(CudaLoraBackward, FollowsTheCpu) {
 TEST(CudaLoraBackward, BlocksOfAllSizesFollowTheCpu) {
   COHORT_REQUIRE_GPU(device);
   constexpr DType kType = DType::kBF16;
-  for (const Case& c : {Case{3000, 16, {1024, 136}}, {3000, 24, {512}}, {3000, 64, {520, 64}, 8}}) {
+  for (const LoraCase& c :
+       {LoraCase{3000, 16, {1024, 136}}, {3000, 24, {512}}, {3000, 64, {520, 64}, 8}}) {
     const Values exact_in = values_of(c, kType), in = on(exact_in, kType, device);
     const Gradients exact = gradients(exact_in, exact_in, Grad::kAccumulate);
     const Tensor sb = in.sb(in.weight);
@@ -175,7 +176,7 @@ TEST(CudaLoraBackward, BlocksOfAllSizesFollowTheCpu) {
 
 TEST(CudaLoraBackward, HasTheSameBitsInEveryRun) {
   COHORT_REQUIRE_GPU(device);
-  for (const Case& c : cases()) {
+  for (const LoraCase& c : cases()) {
     const Values in = on(values_of(c, DType::kBF16), DType::kBF16, device);
     expect_reproducible([&]() -> std::vector<Tensor> {
       const Gradients got = gradients(in, in, Grad::kAccumulate);
@@ -188,7 +189,7 @@ TEST(CudaLoraBackward, HasTheSameBitsInEveryRun) {
 TEST(CudaLoraBackward, NonFiniteValuesStayInTheirRows) {
   COHORT_REQUIRE_GPU(device);
   for (const double value : {double{NAN}, std::numeric_limits<double>::infinity()}) {
-    const Case c{300, 16, {72, 200}};
+    const LoraCase c{300, 16, {72, 200}};
     Values in = values_of(c, DType::kBF16);
     constexpr int64_t kToken = 200, kColumn = 75;  // in the second module
     in.dy.narrow(0, kToken, 1).narrow(1, kColumn, 1).fill_(value);
@@ -215,7 +216,7 @@ TEST(CudaLoraBackward, NonFiniteValuesStayInTheirRows) {
 TEST(CudaLoraBackward, HasAKernelForAlignedBf16OfModerateRank) {
   COHORT_REQUIRE_GPU(device);
   if (::cohort::cuda::gpu_properties(device).compute_capability != 90) GTEST_SKIP();
-  for (const Case& c : cases()) {
+  for (const LoraCase& c : cases()) {
     const Values in = on(values_of(c, DType::kBF16), DType::kBF16, device);
     const Tensor sb = in.sb(in.weight);
     Tensor dh = Tensor::empty({c.tokens, in.columns}, DType::kBF16, device);

@@ -15,9 +15,9 @@ namespace {
 using namespace test;
 
 // [x | h], where h is to be written, among NaN.
-class Rows {
+class CudaRows {
  public:
-  Rows(const Tensor& x, int64_t p)
+  CudaRows(const Tensor& x, int64_t p)
       : all_(Shape{x.dim(0), x.dim(1) + p}, x.dtype(), x.device()), p_(p) {
     this->x().copy_(x);
   }
@@ -36,14 +36,14 @@ Tensor random_on(Device device, const Shape& shape, DType dtype, uint64_t seed) 
   return t.to(dtype);
 }
 
-struct Size {
+struct LoraSize {
   int64_t k, p;
 };
 
 TEST(CudaLoraInput, FollowsTheCpu) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)
-    for (const auto& [k, p] : {Size{8, 64},
+    for (const auto& [k, p] : {LoraSize{8, 64},
                                {64, 64},
                                {72, 128},
                                {100, 64},
@@ -62,7 +62,7 @@ TEST(CudaLoraInput, FollowsTheCpu) {
         Tensor exact = Tensor::empty({rows, p}, DType::kF64);
         lora_input({.h = exact, .x = values, .a = a});
         const Tensor x = values.to(dtype).to(device);
-        Rows in(x, p);
+        CudaRows in(x, p);
         Guarded copy(Shape{rows, p}, dtype, device),
             rows_of_a(a, dtype, device, Start::kAligned, NAN);
         Tensor h = in.h();
@@ -81,7 +81,7 @@ TEST(CudaLoraInput, FollowsTheCpu) {
 TEST(CudaLoraInput, ARowHasTheSameBitsAmongAnyNumberOfRows) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)
-    for (const auto& [k, p] : {Size{8, 64},
+    for (const auto& [k, p] : {LoraSize{8, 64},
                                {64, 64},
                                {72, 128},
                                {100, 64},
@@ -102,7 +102,7 @@ TEST(CudaLoraInput, ARowHasTheSameBitsAmongAnyNumberOfRows) {
             129, 300, 512, 1000, 1024, 1025, 2048, 2100, 3072, 3073, 4096, 4097, 5000, 17000}) {
         if (rows > max_rows) continue;
         const int64_t begin = (max_rows - rows) / 2;
-        Rows in(x.narrow(0, begin, rows), p);
+        CudaRows in(x.narrow(0, begin, rows), p);
         Tensor h = in.h();
         lora_input({.h = h, .x = in.x(), .a = a});
         ASSERT_TRUE(bit_equal(h.clone(), all.narrow(0, begin, rows)))

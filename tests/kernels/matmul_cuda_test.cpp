@@ -23,7 +23,7 @@ Shape stored(int64_t rows, int64_t cols, Transpose t) {
 struct Types {
   DType in, out;
 };
-constexpr Types kTypes[] = {
+constexpr Types kMatmulTypes[] = {
     {DType::kF32, DType::kF32}, {DType::kBF16, DType::kBF16}, {DType::kBF16, DType::kF32}};
 
 TEST(CudaMatmul, MatchesTheCpuForEveryTranspositionAndSize) {
@@ -31,7 +31,7 @@ TEST(CudaMatmul, MatchesTheCpuForEveryTranspositionAndSize) {
   struct Size {
     int64_t m, n, k;
   };
-  for (const Types& types : kTypes)
+  for (const Types& types : kMatmulTypes)
     for (const Transpose ta : {Transpose::kNo, Transpose::kYes})
       for (const Transpose tb : {Transpose::kNo, Transpose::kYes})
         for (const auto& [m, n, k] : {Size{1, 1, 1},
@@ -71,7 +71,7 @@ TEST(CudaMatmul, OperandsMayBeColumnsOfWiderMatrices) {
   struct Size {
     int64_t m, n, k;
   };
-  for (const Types& types : kTypes)
+  for (const Types& types : kMatmulTypes)
     for (const Transpose ta : {Transpose::kNo, Transpose::kYes})
       for (const Transpose tb : {Transpose::kNo, Transpose::kYes})
         for (const auto& [m, n, k] :
@@ -216,7 +216,7 @@ TEST(CudaMatmul, ARowHasTheSameBitsAmongAnyNumberOfRows) {
     int64_t n, k;
   };
   const int64_t max_rows = 2100;
-  for (const Types& types : kTypes)
+  for (const Types& types : kMatmulTypes)
     for (const auto& [n, k] : {Weight{64, 64},
                                {384, 384},
                                {66, 384},
@@ -568,7 +568,7 @@ TEST(CudaSkinnyGemm, WaitsForThePreviousKernel) {
 
 TEST(CudaMatmul, IsReproducibleAndWritesOnlyItsOutput) {
   COHORT_REQUIRE_GPU(device);
-  for (const Types& types : kTypes) {
+  for (const Types& types : kMatmulTypes) {
     const Tensor dy = random_tensor({3000, 96}, DType::kF64, 1).to(types.in).to(device);
     const Tensor x = random_tensor({3000, 200}, DType::kF64, 2).to(types.in).to(device);
     Tensor first;

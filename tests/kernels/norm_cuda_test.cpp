@@ -10,11 +10,12 @@ namespace {
 
 using namespace test;
 
-constexpr double kEps = 1e-5;
+constexpr double kCudaEps = 1e-5;
 // Rows of partial warps, warps and blocks; 9000 (f32) and 17000 (bf16) columns exceed the registers
 // of a block, and so do 4104 and 9000 in the backward.
-const Shape kShapes[] = {{0, 5},    {1, 1},    {3, 1},    {1, 17},   {2, 3, 65}, {130, 33},
-                         {37, 128}, {700, 64}, {9, 1000}, {3, 4104}, {2, 9000},  {2, 17000}};
+const Shape kCudaNormShapes[] = {{0, 5},     {1, 1},    {3, 1},    {1, 17},
+                                 {2, 3, 65}, {130, 33}, {37, 128}, {700, 64},
+                                 {9, 1000},  {3, 4104}, {2, 9000}, {2, 17000}};
 
 enum class Norm { kRms, kLayer };
 enum class Residual { kNo, kYes };
@@ -36,9 +37,9 @@ struct Outputs {
 void forward(Norm norm, Tensor& y, Tensor& mean, Tensor& rstd, const Tensor& x, const Tensor& w,
              const Tensor& b) {
   if (norm == Norm::kRms)
-    rms_norm_forward({y, rstd, x, w, kEps});
+    rms_norm_forward({y, rstd, x, w, kCudaEps});
   else
-    layer_norm_forward({y, mean, rstd, x, w, b, kEps});
+    layer_norm_forward({y, mean, rstd, x, w, b, kCudaEps});
 }
 void backward(Norm norm, Tensor& dx, Tensor& dw, Tensor& db, Grad mode, const Tensor& dy,
               const Tensor& x, const Tensor& w, const Tensor& mean, const Tensor& rstd) {
@@ -63,7 +64,7 @@ Outputs run(Norm norm, const Tensor& x, const Tensor& w, const Tensor& b, const 
   return out;
 }
 
-Tensor plus(const Tensor& a, const Tensor& b) {
+Tensor sum_of(const Tensor& a, const Tensor& b) {
   Tensor total = Tensor::empty_like(a);
   add_forward({total, a, b});
   return total;
@@ -98,7 +99,7 @@ TEST(CudaNorm, FollowsTheCpu) {
   COHORT_REQUIRE_GPU(device);
   for (const Norm norm : {Norm::kRms, Norm::kLayer})
     for (const DType dtype : kCudaTypes)
-      for (const Shape& shape : kShapes)
+      for (const Shape& shape : kCudaNormShapes)
         for (const Start start : kStarts) check_norm(norm, shape, dtype, device, start);
 }
 
@@ -129,9 +130,9 @@ TEST(CudaNorm, BackwardAccumulatesAndSkips) {
         add(dx.tensor(), skip, skip);
         add(skip, dw.tensor(), skip);
         if (norm == Norm::kLayer) add(skip, skip, db.tensor());
-        expect_close(dx.tensor(), plus(old, exact.dx), "dx");
-        expect_close(dw.tensor(), plus(old_w, exact.dw), "dw");
-        if (norm == Norm::kLayer) expect_close(db.tensor(), plus(old_w, exact.db), "db");
+        expect_close(dx.tensor(), sum_of(old, exact.dx), "dx");
+        expect_close(dw.tensor(), sum_of(old_w, exact.dw), "dw");
+        if (norm == Norm::kLayer) expect_close(db.tensor(), sum_of(old_w, exact.db), "db");
         EXPECT_TRUE(dx.intact() && dw.intact() && db.intact());
       }
 }
@@ -163,11 +164,11 @@ TEST(CudaNorm, LayerNormBiasMayBeMissing) {
   COHORT_REQUIRE_GPU(device);
   const Inputs in({5, 65}, DType::kF32);
   Tensor exact = Tensor::empty_like(in.x), mean = Tensor::empty({5}, DType::kF64), rstd = mean;
-  layer_norm_forward({exact, mean, rstd, in.x, in.w, none(), kEps});
+  layer_norm_forward({exact, mean, rstd, in.x, in.w, none(), kCudaEps});
   Tensor y = Tensor::empty({5, 65}, DType::kF32, device);
   Tensor m = Tensor::empty({5}, DType::kF32, device), s = m.clone();
-  layer_norm_forward(
-      {y, m, s, in.x.to(DType::kF32).to(device), in.w.to(DType::kF32).to(device), none(), kEps});
+  layer_norm_forward({y, m, s, in.x.to(DType::kF32).to(device), in.w.to(DType::kF32).to(device),
+                      none(), kCudaEps});
   expect_close(y, exact, "y");
 }
 
@@ -191,12 +192,12 @@ TEST(CudaNorm, RowsOfRmsNormsMayBeStrided) {
       Tensor rstd = Tensor::empty({x.rows()}, DType::kF32, device), rstd2 = rstd.clone();
       Tensor dw = Tensor::empty({shape[-1]}, DType::kF32, device), dw2 = dw.clone();
       Tensor dw3 = dw.clone(), dw4 = dw.clone();
-      rms_norm_forward({y, rstd, x, w, kEps});
+      rms_norm_forward({y, rstd, x, w, kCudaEps});
       rms_norm_backward({{dx}, {dw}, dy, x, w, rstd});
       rms_norm_backward({{sum, Grad::kAccumulate}, {dw3}, dy, x, w, rstd});
 
       Tensor y2 = Tensor::empty(shape, dtype, device), dx2 = y2.clone(), sum2 = old.clone();
-      rms_norm_forward({y2, rstd2, x.clone(), w, kEps});
+      rms_norm_forward({y2, rstd2, x.clone(), w, kCudaEps});
       rms_norm_backward({{dx2}, {dw2}, dy.clone(), x.clone(), w, rstd2});
       rms_norm_backward({{sum2, Grad::kAccumulate}, {dw4}, dy.clone(), x.clone(), w, rstd2});
       EXPECT_TRUE(bit_equal(y.clone(), y2) && bit_equal(rstd, rstd2)) << shape.str();
@@ -204,7 +205,7 @@ TEST(CudaNorm, RowsOfRmsNormsMayBeStrided) {
       EXPECT_TRUE(bit_equal(sum.clone(), sum2) && bit_equal(dw3, dw4)) << shape.str();
       Tensor same = old;  // a view: y may be x
       same.copy_(x);
-      rms_norm_forward({same, rstd2, same, w, kEps});
+      rms_norm_forward({same, rstd2, same, w, kCudaEps});
       EXPECT_TRUE(bit_equal(same.clone(), y2)) << shape.str();
       EXPECT_TRUE(y_all.intact() && dx_all.intact());
       // The other columns are unchanged (NaN).
@@ -233,16 +234,16 @@ TEST(CudaNorm, OutputsMayBeColumnsOfAWiderMatrix) {
         Tensor sum = Tensor::empty_like(x);
         const std::function<void(Tensor&)> forwards[] = {
             [&](Tensor& y) {
-              rms_norm_forward({y, rstd, x, w, kEps});
+              rms_norm_forward({y, rstd, x, w, kCudaEps});
             },
             [&](Tensor& y) {
-              layer_norm_forward({y, mean, rstd, x, w, b, kEps});
+              layer_norm_forward({y, mean, rstd, x, w, b, kCudaEps});
             },
             [&](Tensor& y) {
-              add_rms_norm_forward({sum, y, rstd, x, dy, w, kEps});
+              add_rms_norm_forward({sum, y, rstd, x, dy, w, kCudaEps});
             },
             [&](Tensor& y) {
-              add_layer_norm_forward({sum, y, mean, rstd, x, dy, w, b, kEps});
+              add_layer_norm_forward({sum, y, mean, rstd, x, dy, w, b, kCudaEps});
             }};
         for (const auto& forward : forwards) {
           Tensor expected = Tensor::empty(shape, dtype, device);
@@ -307,9 +308,9 @@ void check_residual(Norm norm, const Shape& shape, DType dtype, Device device) {
 
   const auto fused = [&](Tensor& sum, Tensor& out, Tensor& m, Tensor& s, const Tensor& left) {
     if (norm == Norm::kRms)
-      add_rms_norm_forward({sum, out, s, left, b, w, kEps});
+      add_rms_norm_forward({sum, out, s, left, b, w, kCudaEps});
     else
-      add_layer_norm_forward({sum, out, m, s, left, b, w, bias, kEps});
+      add_layer_norm_forward({sum, out, m, s, left, b, w, bias, kCudaEps});
   };
   Guarded sum({shape, dtype, device}), out(shape, dtype, device, Start::kOdd);
   Tensor m = Tensor::empty_like(mean), s = Tensor::empty_like(mean);
@@ -331,7 +332,7 @@ TEST(CudaNorm, FusedResidualEqualsTheTwoSteps) {
   COHORT_REQUIRE_GPU(device);
   for (const Norm norm : {Norm::kRms, Norm::kLayer})
     for (const DType dtype : kCudaTypes)
-      for (const Shape& shape : kShapes) check_residual(norm, shape, dtype, device);
+      for (const Shape& shape : kCudaNormShapes) check_residual(norm, shape, dtype, device);
 }
 
 // 17000 rows of 128 columns need three levels of f32 sums.
@@ -351,7 +352,7 @@ TEST(CudaBias, BackwardSumsColumns) {
         bias_backward({{db.tensor()}, grad.tensor()});
         bias_backward({{sum.tensor(), Grad::kAccumulate}, grad.tensor()});
         expect_close(db.tensor(), exact, "db");
-        expect_close(sum.tensor(), plus(old, exact), "db, accumulated");
+        expect_close(sum.tensor(), sum_of(old, exact), "db, accumulated");
         EXPECT_TRUE(db.intact() && sum.intact());
         expect_reproducible([&] {
           Tensor again = Tensor::empty({shape[-1]}, DType::kF32, device);

@@ -9,7 +9,7 @@ namespace {
 using namespace test;
 
 constexpr double kEps = 1e-5;
-const Shape kShapes[] = {{0, 5}, {1, 1}, {3, 1}, {1, 17}, {5, 16}, {2, 3, 65}, {130, 33}};
+const Shape kNormShapes[] = {{0, 5}, {1, 1}, {3, 1}, {1, 17}, {5, 16}, {2, 3, 65}, {130, 33}};
 
 struct NormInputs {
   Tensor x, w, b, dy;
@@ -71,7 +71,7 @@ Tensor naive_norm(const NormInputs& in, bool layer) {
 }
 
 TEST(RmsNorm, ForwardIsTheDefinition) {
-  for (const Shape& shape : kShapes) {
+  for (const Shape& shape : kNormShapes) {
     const NormInputs in(shape, DType::kF32);
     const Tensor expected = naive_norm(in, false);
     EXPECT_LE(relative_error(run_rms(in).y, expected), kF32Tolerance) << shape.str();
@@ -80,7 +80,7 @@ TEST(RmsNorm, ForwardIsTheDefinition) {
 }
 
 TEST(LayerNorm, ForwardIsTheDefinition) {
-  for (const Shape& shape : kShapes) {
+  for (const Shape& shape : kNormShapes) {
     if (shape[-1] == 1) continue;  // x - mean is 0: see OneColumn
     const NormInputs in(shape, DType::kF32);
     const Tensor expected = naive_norm(in, true);

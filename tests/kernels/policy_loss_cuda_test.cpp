@@ -11,21 +11,21 @@ namespace {
 
 using namespace test;
 
-struct Tokens {
+struct CudaTokens {
   Tensor logprob, old, ref, advantage, weight;
   Tensor sampling = {}, entropy = {}, segments = {};
 
-  Tokens each(const std::function<Tensor(const Tensor&)>& change) const {
-    Tokens out = *this;
+  CudaTokens each(const std::function<Tensor(const Tensor&)>& change) const {
+    CudaTokens out = *this;
     for (Tensor* t : {&out.logprob, &out.old, &out.ref, &out.advantage, &out.weight, &out.sampling,
                       &out.entropy, &out.segments})
       if (t->defined()) *t = change(*t);
     return out;
   }
-  Tokens to(Device device) const {
+  CudaTokens to(Device device) const {
     return each([&](const Tensor& t) { return t.to(device); });
   }
-  Tokens narrow(int64_t first, int64_t count) const {
+  CudaTokens narrow(int64_t first, int64_t count) const {
     return each([&](const Tensor& t) { return t.narrow(0, first, count); });
   }
 };
@@ -34,11 +34,11 @@ enum class Reference { kNone, kGiven };
 
 // About every fourth token has weight 0 and NaN in all other inputs. Some deviate strongly from the
 // reference in either direction.
-Tokens random_tokens(int64_t n, Reference reference) {
+CudaTokens random_tokens_on_cuda(int64_t n, Reference reference) {
   const auto random = [&](uint64_t seed, double scale) {
     return random_tensor({n}, DType::kF32, seed, scale);
   };
-  Tokens t{random(1, 0.3), random(2, 0.3), random(3, 0.3), random(4, 1), random(5, 1)};
+  CudaTokens t{random(1, 0.3), random(2, 0.3), random(3, 0.3), random(4, 1), random(5, 1)};
   for (int64_t i = 0; i < n; ++i) {
     if (i % 64 == 1) t.ref.data<float>()[i] -= 30;
     if (i % 64 == 33) t.ref.data<float>()[i] += 4;
@@ -51,7 +51,7 @@ Tokens random_tokens(int64_t n, Reference reference) {
   return t;
 }
 
-struct Result {
+struct CudaResult {
   double loss;
   Tensor gradient;  // on the CPU
   PolicyLossStats stats;
@@ -60,7 +60,7 @@ struct Result {
 
 constexpr PolicyLossDesc kDesc{.epsilon_low = 0.2, .epsilon_high = 0.28};
 
-Result run(const Tokens& t, const PolicyLossDesc& desc) {
+CudaResult run(const CudaTokens& t, const PolicyLossDesc& desc) {
   const Device device = t.logprob.device();
   Guarded loss(Shape{1}, DType::kF32, device), gradient(t.logprob.shape(), DType::kF32, device);
   Guarded stats(Tensor::zeros({PolicyLossStats::kSize}, DType::kF64), DType::kF64, device);
@@ -75,9 +75,9 @@ Result run(const Tokens& t, const PolicyLossDesc& desc) {
           with_entropy ? dentropy.tensor().to(Device{}).clone() : Tensor()};
 }
 
-void expect_equal_to_cpu(const Tokens& t, const PolicyLossDesc& desc, Device device) {
+void expect_equal_to_cpu(const CudaTokens& t, const PolicyLossDesc& desc, Device device) {
   const int64_t n = t.logprob.numel();
-  const Result got = run(t.to(device), desc), expected = run(t, desc);
+  const CudaResult got = run(t.to(device), desc), expected = run(t, desc);
   EXPECT_NEAR(got.loss, expected.loss, 1e-6 * std::fabs(expected.loss)) << n;
   EXPECT_LE(relative_error(got.gradient, expected.gradient), 1e-7) << n;
   for (int64_t i = 2; i < n; i += 4) {
@@ -99,7 +99,7 @@ TEST(CudaPolicyLoss, MatchesTheCpu) {
     for (const Reference reference : {Reference::kNone, Reference::kGiven}) {
       PolicyLossDesc desc = kDesc;
       if (reference == Reference::kGiven) desc.beta = 0.05;
-      expect_equal_to_cpu(random_tokens(n, reference), desc, device);
+      expect_equal_to_cpu(random_tokens_on_cuda(n, reference), desc, device);
     }
 }
 
@@ -113,7 +113,7 @@ constexpr PolicyLossDesc kVariantsOnCuda[] = {
 
 TEST(CudaPolicyLoss, EveryChoiceMatchesTheCpu) {
   COHORT_REQUIRE_GPU(device);
-  const Tokens t = random_tokens(3000, Reference::kGiven);
+  const CudaTokens t = random_tokens_on_cuda(3000, Reference::kGiven);
   for (const PolicyLossDesc& desc : kVariantsOnCuda) {
     SCOPED_TRACE(&desc - kVariantsOnCuda);
     expect_equal_to_cpu(t, desc, device);
@@ -123,9 +123,9 @@ TEST(CudaPolicyLoss, EveryChoiceMatchesTheCpu) {
       expect_equal_to_cpu(t, {.beta = 0.5, .kl = kl, .kl_unbiased = unbiased}, device);
 }
 
-// Tokens in sequences of 1 to 300 of them, drawn from another distribution than the old policy's.
-Tokens in_sequences(int64_t n) {
-  Tokens t = random_tokens(n, Reference::kGiven);
+// Tokens in sequences of 1 to 300, drawn from another distribution than the old policy's.
+CudaTokens in_sequences(int64_t n) {
+  CudaTokens t = random_tokens_on_cuda(n, Reference::kGiven);
   t.sampling = random_tensor({n}, DType::kF32, 6, 0.3);
   t.entropy = random_tensor({n}, DType::kF32, 7, 1);
   std::vector<int32_t> segments;
@@ -139,7 +139,7 @@ Tokens in_sequences(int64_t n) {
 TEST(CudaPolicyLoss, SequencesWeightsAndEntropiesMatchTheCpu) {
   COHORT_REQUIRE_GPU(device);
   for (const int64_t n : {1, 2, 33, 257, 5000, 70000}) {
-    const Tokens t = in_sequences(n);
+    const CudaTokens t = in_sequences(n);
     for (const PolicyLossDesc& desc :
          {PolicyLossDesc{.level = RatioLevel::kSequence, .entropy_coef = 0.1},
           {.epsilon_low = 0.02, .epsilon_high = 0.02, .level = RatioLevel::kSequence},
@@ -158,9 +158,9 @@ TEST(CudaPolicyLoss, SequencesWeightsAndEntropiesMatchTheCpu) {
 // The means of a sequence do not depend on where it lies in a batch.
 TEST(CudaPolicyLoss, MeansOfSequencesAreThoseOfTheSequenceAlone) {
   COHORT_REQUIRE_GPU(device);
-  const Tokens t = in_sequences(5000).to(device);
+  const CudaTokens t = in_sequences(5000).to(device);
   const PolicyLossDesc desc{.level = RatioLevel::kSequence};
-  const Result all = run(t, desc);
+  const CudaResult all = run(t, desc);
   const std::vector<int32_t> segments = t.segments.to(Device{}).to_vector<int32_t>();
   for (int64_t begin = 0, end = 0; begin < 5000; begin = end) {
     while (end < 5000 && segments[static_cast<size_t>(end)] == segments[static_cast<size_t>(begin)])
@@ -172,9 +172,9 @@ TEST(CudaPolicyLoss, MeansOfSequencesAreThoseOfTheSequenceAlone) {
 
 TEST(CudaPolicyLoss, OnPolicyItIsExact) {
   COHORT_REQUIRE_GPU(device);
-  Tokens t = random_tokens(1000, Reference::kNone).to(device);
+  CudaTokens t = random_tokens_on_cuda(1000, Reference::kNone).to(device);
   t.old = t.logprob;
-  const Result r = run(t, {});
+  const CudaResult r = run(t, {});
   EXPECT_EQ(r.stats.max_ratio_deviation, 0);
   EXPECT_EQ(r.stats.kl_to_old, 0);
   EXPECT_EQ(r.stats.clipped_low + r.stats.clipped_high, 0);
@@ -184,7 +184,7 @@ TEST(CudaPolicyLoss, OnPolicyItIsExact) {
 
 TEST(CudaPolicyLoss, StatsAccumulateOverCalls) {
   COHORT_REQUIRE_GPU(device);
-  const Tokens t = random_tokens(600, Reference::kGiven).to(device);
+  const CudaTokens t = random_tokens_on_cuda(600, Reference::kGiven).to(device);
   const PolicyLossStats once = run(t, kDesc).stats;
   Tensor sums = PolicyLossStats::zeros(device), loss = Tensor::empty({1}, DType::kF32, device);
   Tensor gradient = Tensor::empty({600}, DType::kF32, device);
@@ -202,10 +202,10 @@ TEST(CudaPolicyLoss, StatsAccumulateOverCalls) {
 TEST(CudaPolicyLoss, NaNInAWeightedTokenPropagates) {
   COHORT_REQUIRE_GPU(device);
   for (const int64_t at : {0, 1, 300, 599}) {
-    Tokens t = random_tokens(600, Reference::kNone);
+    CudaTokens t = random_tokens_on_cuda(600, Reference::kNone);
     t.weight.data<float>()[at] = 1;
     t.logprob.data<float>()[at] = NAN;
-    const Result r = run(t.to(device), kDesc);
+    const CudaResult r = run(t.to(device), kDesc);
     EXPECT_TRUE(std::isnan(r.loss)) << at;
     EXPECT_TRUE(std::isnan(r.gradient.data<float>()[at])) << at;
     EXPECT_TRUE(std::isnan(r.stats.max_ratio_deviation)) << at;
@@ -215,9 +215,9 @@ TEST(CudaPolicyLoss, NaNInAWeightedTokenPropagates) {
 TEST(CudaPolicyLoss, AnInvalidWeightGivesNaN) {
   COHORT_REQUIRE_GPU(device);
   for (const float weight : {-1.0f, NAN}) {
-    Tokens t = random_tokens(600, Reference::kNone);
+    CudaTokens t = random_tokens_on_cuda(600, Reference::kNone);
     t.weight.data<float>()[301] = weight;
-    const Result r = run(t.to(device), kDesc);
+    const CudaResult r = run(t.to(device), kDesc);
     EXPECT_TRUE(std::isnan(r.loss));
     EXPECT_TRUE(std::isnan(r.gradient.data<float>()[301]));
     EXPECT_FALSE(std::isnan(r.gradient.data<float>()[300]));
@@ -228,8 +228,8 @@ TEST(CudaPolicyLoss, IsReproducibleAndIndependentOfTheBatch) {
   COHORT_REQUIRE_GPU(device);
   PolicyLossDesc desc = kDesc;
   desc.beta = 0.05;
-  const Tokens t = random_tokens(3000, Reference::kGiven).to(device);
-  const Result all = run(t, desc);
+  const CudaTokens t = random_tokens_on_cuda(3000, Reference::kGiven).to(device);
+  const CudaResult all = run(t, desc);
   for (const auto& [first, count] : {std::pair{0, 1}, {255, 2}, {1001, 700}})
     EXPECT_TRUE(bit_equal(run(t.narrow(first, count), desc).gradient,
                           all.gradient.narrow(0, first, count)));
@@ -243,7 +243,7 @@ TEST(CudaPolicyLoss, IsReproducibleAndIndependentOfTheBatch) {
 
 TEST(CudaPolicyLoss, RejectsInvalidArguments) {
   COHORT_REQUIRE_GPU(device);
-  Tokens t = random_tokens(3, Reference::kNone).to(device);
+  CudaTokens t = random_tokens_on_cuda(3, Reference::kNone).to(device);
   EXPECT_THROW_WITH(run(t, {.beta = 0.1}), Error, "no reference log-probs");
   Tensor loss = Tensor::empty({1}, DType::kF32, device), gradient = Tensor::empty_like(t.old);
   Tensor here = PolicyLossStats::zeros();

@@ -559,7 +559,7 @@ TEST(PolicyLoss, NaNInAWeightedTokenShows) {
 }
 
 TEST(PolicyLoss, NoTokensGiveZero) {
-  const Result r = run({}, {});
+  const Result r = run(Tokens{}, {});
   EXPECT_EQ(r.loss, 0);
   EXPECT_EQ(r.stats.tokens, 0);
 }

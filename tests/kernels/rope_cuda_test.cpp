@@ -9,23 +9,23 @@ namespace {
 
 using namespace test;
 
-constexpr double kTheta = 10000;
+constexpr double kCudaTheta = 10000;
 constexpr RopeDirection kDirections[] = {RopeDirection::kForward, RopeDirection::kInverse};
 // Heads with several blocks of threads, less than a warp, and halves that are not whole packs.
-const Shape kShapes[] = {{0, 2, 4},  {1, 1, 2},   {3, 2, 6},   {3, 5, 66},
-                         {3, 1, 16}, {3, 40, 64}, {37, 3, 128}};
+const Shape kRopeShapes[] = {{0, 2, 4},  {1, 1, 2},   {3, 2, 6},   {3, 5, 66},
+                             {3, 1, 16}, {3, 40, 64}, {37, 3, 128}};
 
 // Alignments of tensors, and widths of the table.
 struct Variant {
   Start start;
   bool wide;
 };
-constexpr Variant kVariants[] = {
+constexpr Variant kRopeVariants[] = {
     {Start::kAligned, false}, {Start::kAligned, true}, {Start::kOdd, false}, {Start::kOdd, true}};
 
 // The table of a head size; wide: with gains.
 Tensor table_for(int64_t dim, bool wide) {
-  return rope_table(100, rope_frequencies(dim, kTheta), 1, DType::kF32,
+  return rope_table(100, rope_frequencies(dim, kCudaTheta), 1, DType::kF32,
                     wide ? rope_gain : RopeGain());
 }
 
@@ -37,9 +37,9 @@ Tensor positions_for(int64_t tokens) {
 
 TEST(CudaRope, F32HasTheBitsOfTheCpu) {
   COHORT_REQUIRE_GPU(device);
-  for (const Shape& shape : kShapes)
+  for (const Shape& shape : kRopeShapes)
     for (const RopeDirection direction : kDirections)
-      for (const auto& [start, wide] : kVariants) {
+      for (const auto& [start, wide] : kRopeVariants) {
         const Tensor x = rounded_random(shape, DType::kF32, 1);
         const Tensor old = rounded_random(shape, DType::kF32, 2);
         const Tensor table = table_for(shape[2], wide);
@@ -62,9 +62,9 @@ TEST(CudaRope, F32HasTheBitsOfTheCpu) {
 
 TEST(CudaRope, Bf16IsRoundedOnce) {
   COHORT_REQUIRE_GPU(device);
-  for (const Shape& shape : kShapes)
+  for (const Shape& shape : kRopeShapes)
     for (const RopeDirection direction : kDirections)
-      for (const auto& [start, wide] : kVariants) {
+      for (const auto& [start, wide] : kRopeVariants) {
         const Tensor x = rounded_random(shape, DType::kBF16, 1);
         const Tensor old = rounded_random(shape, DType::kBF16, 2);
         const Tensor table = table_for(shape[2], wide);
@@ -85,8 +85,8 @@ TEST(CudaRope, Bf16IsRoundedOnce) {
 
 TEST(CudaRope, PlainHeadsAreUnchanged) {
   COHORT_REQUIRE_GPU(device);
-  for (const Shape& shape : kShapes)
-    for (const auto& [start, wide] : kVariants) {
+  for (const Shape& shape : kRopeShapes)
+    for (const auto& [start, wide] : kRopeVariants) {
       Shape all = shape;
       all[1] += 3;
       const Tensor x = rounded_random(all, DType::kF32, 1).to(DType::kF32);
@@ -115,7 +115,7 @@ TEST(CudaRope, PlainHeadsAreUnchanged) {
 
 TEST(CudaRope, UnknownPositionsGiveNan) {
   COHORT_REQUIRE_GPU(device);
-  const Tensor table = rope_table(8, rope_frequencies(16, kTheta), 1, DType::kF32).to(device);
+  const Tensor table = rope_table(8, rope_frequencies(16, kCudaTheta), 1, DType::kF32).to(device);
   const Tensor positions = ids({7, 8, -1, 0}).to(device);
   for (const DType dtype : kCudaTypes) {
     const Tensor x = random_tensor({4, 2, 16}, dtype, 1).to(device);
@@ -129,7 +129,7 @@ TEST(CudaRope, UnknownPositionsGiveNan) {
 
 TEST(CudaRope, TokensDependOnThemselvesOnly) {
   COHORT_REQUIRE_GPU(device);
-  const Tensor table = rope_table(100, rope_frequencies(64, kTheta), 1, DType::kF32).to(device);
+  const Tensor table = rope_table(100, rope_frequencies(64, kCudaTheta), 1, DType::kF32).to(device);
   for (const DType dtype : kCudaTypes) {
     const Tensor x = random_tensor({50, 4, 64}, dtype, 1).to(device);
     const Tensor positions = positions_for(50).to(device);

@@ -19,8 +19,8 @@ double uniform(uint64_t seed, int64_t stream, int64_t index) {
 }
 
 // Samples from CPU logits [n, V], row i with the Philox address (i, 100 + i).
-HostSamples sample(const Tensor& logits, const SamplingParams& params, Device device,
-                   Start start = Start::kAligned) {
+HostSamples sample_of(const Tensor& logits, const SamplingParams& params, Device device,
+                      Start start = Start::kAligned) {
   const int64_t n = logits.dim(0);
   Guarded z(logits, DType::kF32, device, start), logprob(Shape{n}, DType::kF32, device, start);
   Guarded entropy(Shape{n}, DType::kF32, device, start),
@@ -100,7 +100,7 @@ TEST(CudaSampling, SamplesAreTheInverseOfTheCdf) {
       const int64_t n = 50;
       const Tensor logits = random_tensor({n, vocab}, DType::kF32, 1, 2);
       for (const Start start : kStarts) {
-        const HostSamples samples = sample(logits, params, device, start);
+        const HostSamples samples = sample_of(logits, params, device, start);
         for (int64_t i = 0; i < n; ++i) {
           const auto row = logits.select(0, i).to_vector<double>();
           const int32_t token = samples.tokens[static_cast<size_t>(i)];
@@ -127,7 +127,7 @@ TEST(CudaSampling, FrequenciesAreTheProbabilities) {
   COHORT_REQUIRE_GPU(device);
   const std::vector<float> logits = {0, 1, -1, 2, 0.5f, -INFINITY, 1.5f, -0.5f};
   const int64_t n = 20000;
-  const HostSamples samples = sample(repeat(logits, n), {.seed = 1}, device);
+  const HostSamples samples = sample_of(repeat(logits, n), {.seed = 1}, device);
   const auto p = distribution({logits.begin(), logits.end()}, {}).p;
   EXPECT_LE(chi_square(samples.tokens, p), chi_square_limit(7));
 }
@@ -135,18 +135,18 @@ TEST(CudaSampling, FrequenciesAreTheProbabilities) {
 TEST(CudaSampling, GreedyTakesTheLowestIdAmongEquals) {
   COHORT_REQUIRE_GPU(device);
   const SamplingParams params{.temperature = 0, .top_k = 2, .seed = 4};
-  const HostSamples samples = sample(repeat({1, 3, 0, 3, 2}, 2), params, device);
+  const HostSamples samples = sample_of(repeat({1, 3, 0, 3, 2}, 2), params, device);
   EXPECT_EQ(samples.tokens, (std::vector{1, 1}));
   EXPECT_EQ(samples.truncated_masses, (std::vector{0.0, 0.0}));
-  EXPECT_EQ(sample(repeat({-1, -0.0f, 0.0f}, 1), params, device).tokens, (std::vector{1}));
+  EXPECT_EQ(sample_of(repeat({-1, -0.0f, 0.0f}, 1), params, device).tokens, (std::vector{1}));
   std::vector<float> wide(5003, -1);
   wide[4100] = wide[3000] = wide[4999] = 7;
-  EXPECT_EQ(sample(repeat(wide, 1), params, device).tokens, (std::vector{3000}));
+  EXPECT_EQ(sample_of(repeat(wide, 1), params, device).tokens, (std::vector{3000}));
 }
 
 std::set<int32_t> support(const std::vector<float>& logits, const SamplingParams& params,
                           Device device) {
-  const HostSamples samples = sample(repeat(logits, 3000), params, device);
+  const HostSamples samples = sample_of(repeat(logits, 3000), params, device);
   return {samples.tokens.begin(), samples.tokens.end()};
 }
 
@@ -188,7 +188,7 @@ TEST(CudaSampling, ARowWithoutADistributionGivesNoToken) {
          {SamplingParams{}, {.temperature = 0}, {.top_k = 3}, {.top_p = 0.5}}) {
       Tensor logits = random_tensor({4, 1300}, DType::kF32, 1);
       logits.data<float>()[2 * 1300 + position] = bad;
-      const HostSamples samples = sample(logits, params, device);
+      const HostSamples samples = sample_of(logits, params, device);
       for (size_t i = 0; i < 4; ++i) {
         EXPECT_EQ(samples.tokens[i] == -1, i == 2) << i;
         for (const auto statistic :
@@ -197,9 +197,9 @@ TEST(CudaSampling, ARowWithoutADistributionGivesNoToken) {
           EXPECT_EQ(std::isnan((samples.*statistic)[i]), i == 2) << i;
       }
     }
-  EXPECT_EQ(sample(repeat({-INFINITY, -INFINITY}, 1), {}, device).tokens, (std::vector{-1}));
+  EXPECT_EQ(sample_of(repeat({-INFINITY, -INFINITY}, 1), {}, device).tokens, (std::vector{-1}));
   // A NaN among excluded tokens only, in one thread's ids and in a row.
-  EXPECT_EQ(sample(repeat({NAN, -INFINITY, -INFINITY, -INFINITY, 1}, 1), {}, device).tokens,
+  EXPECT_EQ(sample_of(repeat({NAN, -INFINITY, -INFINITY, -INFINITY, 1}, 1), {}, device).tokens,
             (std::vector{-1}));
 }
 
@@ -242,7 +242,7 @@ TEST(CudaSampling, LargeVocabulariesWork) {
   const Tensor logits = random_tensor({n, vocab}, DType::kF32, 1, 3);
   for (const SamplingParams& params :
        {SamplingParams{.seed = 1}, {.top_k = 5000, .seed = 1}, {.top_p = 0.9, .seed = 1}}) {
-    const HostSamples samples = sample(logits, params, device);
+    const HostSamples samples = sample_of(logits, params, device);
     for (int64_t i = 0; i < n; ++i)
       expect_inverse(distribution(logits.select(0, i).to_vector<double>(), params).p,
                      uniform(1, i, 100 + i), samples.tokens[static_cast<size_t>(i)]);
@@ -251,7 +251,7 @@ TEST(CudaSampling, LargeVocabulariesWork) {
 
 TEST(CudaSampling, EmptyBatchesWorkAndInvalidArgumentsAreRejected) {
   COHORT_REQUIRE_GPU(device);
-  EXPECT_TRUE(sample(Tensor::empty({0, 5}, DType::kF32), {}, device).tokens.empty());
+  EXPECT_TRUE(sample_of(Tensor::empty({0, 5}, DType::kF32), {}, device).tokens.empty());
   const Tensor logits = Tensor::zeros({1, 5}, DType::kF32, device);
   const Tensor here = addresses(1, 0), there = here.to(device), slots = own_slots(1).to(device);
   Samples out = empty_samples(1, DType::kF32, device);

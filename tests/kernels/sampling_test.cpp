@@ -14,7 +14,7 @@ int32_t token(const Samples& samples, int64_t i) {
   return samples.tokens.data<int32_t>()[i];
 }
 
-Samples sample(const Tensor& logits, const SamplingParams& params, int64_t first_stream = 0) {
+Samples samples_of(const Tensor& logits, const SamplingParams& params, int64_t first_stream = 0) {
   const int64_t n = logits.dim(0);
   Samples out = empty_samples(n, logits.dtype());
   SamplingState state = plain_state(params, n, first_stream);
@@ -100,7 +100,8 @@ TEST(Sampling, SamplesDoNotDependOnTheBatch) {
 TEST(Sampling, FrequenciesAreTheProbabilities) {
   const std::vector<float> logits = {0, 1, -1, 2, 0.5f, -INFINITY, 1.5f, -0.5f};
   for (const double temperature : {1.0, 0.5, 3.0}) {
-    const Samples samples = sample(repeat(logits, 20000), {.temperature = temperature, .seed = 1});
+    const Samples samples =
+        samples_of(repeat(logits, 20000), {.temperature = temperature, .seed = 1});
     EXPECT_LE(chi_square(samples.tokens.to_vector<int32_t>(), softmax(logits, temperature)),
               chi_square_limit(7));
   }
@@ -109,7 +110,7 @@ TEST(Sampling, FrequenciesAreTheProbabilities) {
 TEST(Sampling, FrequenciesAreRightAcrossBlocks) {
   std::vector<float> logits(1300, -3);
   for (const size_t v : {0, 511, 512, 1023, 1024, 1299}) logits[v] = 6;
-  const Samples samples = sample(repeat(logits, 4000), {.seed = 2});
+  const Samples samples = samples_of(repeat(logits, 4000), {.seed = 2});
   // Six heavy tokens, the others taken as one outcome.
   const double heavy = softmax(logits, 1)[0];
   std::vector<double> expected(7, heavy);
@@ -126,7 +127,7 @@ TEST(Sampling, FrequenciesAreRightAcrossBlocks) {
 
 TEST(Sampling, SampleIsTheInverseOfTheCdf) {
   const std::vector<float> logits = {0.3f, -0.2f, 1.1f, 0.9f, -2};
-  const Samples samples = sample(repeat(logits, 500), {.seed = 3}, 40);
+  const Samples samples = samples_of(repeat(logits, 500), {.seed = 3}, 40);
   const std::vector<double> p = softmax(logits, 1);
   for (int64_t i = 0; i < 500; ++i) {
     const auto words = philox(3, static_cast<uint64_t>(40 + i), static_cast<uint64_t>(100 + i));
@@ -156,7 +157,7 @@ TEST(Sampling, RoundingNeverYieldsAnImpossibleToken) {
 
 TEST(Sampling, GreedyTakesTheLowestIdAmongEquals) {
   const Samples samples =
-      sample(repeat({1, 3, 0, 3, 2}, 3), {.temperature = 0, .top_k = 2, .seed = 4});
+      samples_of(repeat({1, 3, 0, 3, 2}, 3), {.temperature = 0, .top_k = 2, .seed = 4});
   const double expected = std::log(softmax({1, 3, 0, 3, 2}, 1)[1]);
   for (int64_t i = 0; i < 3; ++i) {
     EXPECT_EQ(token(samples, i), 1);
@@ -165,7 +166,7 @@ TEST(Sampling, GreedyTakesTheLowestIdAmongEquals) {
 }
 
 std::set<int32_t> support(const std::vector<float>& logits, const SamplingParams& desc) {
-  const Samples samples = sample(repeat(logits, 3000), desc);
+  const Samples samples = samples_of(repeat(logits, 3000), desc);
   const auto tokens = samples.tokens.to_vector<int32_t>();
   return {tokens.begin(), tokens.end()};
 }
@@ -201,7 +202,7 @@ TEST(Sampling, TopPWorksBeyondTheFirstSortedPiece) {
 
 TEST(Sampling, RestrictedFrequenciesAreRenormalised) {
   const std::vector<float> logits = {0, 1, -1, 2, 0.5f};
-  const Samples samples = sample(repeat(logits, 20000), {.top_k = 3, .seed = 7});
+  const Samples samples = samples_of(repeat(logits, 20000), {.top_k = 3, .seed = 7});
   std::vector<double> p = softmax(logits, 1);
   p[0] = p[2] = 0;
   const double kept = p[1] + p[3] + p[4];
@@ -226,7 +227,7 @@ TEST(Sampling, EntropyIsThatOfTheFullDistribution) {
     double expected = 0;
     for (const double p : softmax(logits, desc.temperature == 0 ? 1 : desc.temperature))
       if (p > 0) expected -= p * std::log(p);
-    for (const double entropy : sample(repeat(logits, 5), desc).entropy.to_vector<double>())
+    for (const double entropy : samples_of(repeat(logits, 5), desc).entropy.to_vector<double>())
       EXPECT_NEAR(entropy, expected, 1e-6);
   }
 }
@@ -245,7 +246,7 @@ TEST(Sampling, TruncatedMassIsTheProbabilityLeftOut) {
                         {{.top_k = 2, .top_p = 0.6}, 0.5},
                         {{.temperature = 0.5, .top_k = 1}, 1 - 0.25 / 0.34375}})
     for (const double truncated_mass :
-         sample(repeat(logits, 5), c.desc).truncated_mass.to_vector<double>())
+         samples_of(repeat(logits, 5), c.desc).truncated_mass.to_vector<double>())
       EXPECT_NEAR(truncated_mass, c.truncated_mass, 1e-6) << c.desc.top_k << " " << c.desc.top_p;
   // Exactly 0 without truncation.
   for (const SamplingParams& desc : {SamplingParams{},
@@ -253,7 +254,7 @@ TEST(Sampling, TruncatedMassIsTheProbabilityLeftOut) {
                                      {.top_p = 0.999999},
                                      {.temperature = 0, .top_k = 1, .top_p = 0.1}})
     for (const double truncated_mass :
-         sample(repeat(logits, 5), desc).truncated_mass.to_vector<double>())
+         samples_of(repeat(logits, 5), desc).truncated_mass.to_vector<double>())
       EXPECT_EQ(truncated_mass, 0);
 }
 
@@ -264,9 +265,9 @@ TEST(Sampling, ARowWithoutADistributionIsAnErrorThatNamesIt) {
       Tensor logits = random_tensor({6, 1300}, DType::kF32, 1);
       logits.data<float>()[2 * 1300 + position] = static_cast<float>(bad);
       logits.data<float>()[4 * 1300 + position] = static_cast<float>(bad);
-      EXPECT_THROW_WITH(sample(logits, desc), NonFiniteError, "[sample_logits] row 2");
+      EXPECT_THROW_WITH(samples_of(logits, desc), NonFiniteError, "[sample_logits] row 2");
     }
-  EXPECT_THROW_WITH(sample(repeat({-INFINITY, -INFINITY}, 1), {}), NonFiniteError, "row 0");
+  EXPECT_THROW_WITH(samples_of(repeat({-INFINITY, -INFINITY}, 1), {}), NonFiniteError, "row 0");
   Tensor x = random_tensor({9, 4}, DType::kF32, 1);
   x.data<float>()[7 * 4] = NAN;
   Samples out = empty_samples(9, DType::kF32);
@@ -277,18 +278,18 @@ TEST(Sampling, ARowWithoutADistributionIsAnErrorThatNamesIt) {
 }
 
 TEST(Sampling, NoRowsAndOneTokenWork) {
-  EXPECT_EQ(sample(Tensor::empty({0, 5}, DType::kF32), {}).tokens.numel(), 0);
-  const Samples one = sample(repeat({3}, 2), {});
+  EXPECT_EQ(samples_of(Tensor::empty({0, 5}, DType::kF32), {}).tokens.numel(), 0);
+  const Samples one = samples_of(repeat({3}, 2), {});
   EXPECT_EQ(token(one, 1), 0);
   EXPECT_EQ(one.logprob.to_vector<double>()[1], 0);
 }
 
 TEST(Sampling, SaysWhatIsWrong) {
   const Tensor logits = Tensor::zeros({2, 5}, DType::kF32);
-  EXPECT_THROW_WITH(sample(logits, {.temperature = -1}), Error, "temperature of 0 or more");
-  EXPECT_THROW_WITH(sample(logits, {.top_k = -1}), Error, "top_k of 0 or more");
-  EXPECT_THROW_WITH(sample(logits, {.top_p = 0}), Error, "top_p in (0, 1]");
-  EXPECT_THROW_WITH(sample(logits, {.min_p = 1.5}), Error, "row 0: expected min_p in [0, 1]");
+  EXPECT_THROW_WITH(samples_of(logits, {.temperature = -1}), Error, "temperature of 0 or more");
+  EXPECT_THROW_WITH(samples_of(logits, {.top_k = -1}), Error, "top_k of 0 or more");
+  EXPECT_THROW_WITH(samples_of(logits, {.top_p = 0}), Error, "top_p in (0, 1]");
+  EXPECT_THROW_WITH(samples_of(logits, {.min_p = 1.5}), Error, "row 0: expected min_p in [0, 1]");
   SamplingState state = plain_state({}, 2, 0);
   const Tensor slots = own_slots(2), index = addresses(2, 0);
   Samples out = empty_samples(3, DType::kF32);
