@@ -35,7 +35,7 @@ function(cohort_layer folder)
   target_include_directories(cohort_${name} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:include/cohort>)
   target_link_libraries(cohort_${name} PUBLIC ${LAYER_DEPENDS} PRIVATE $<BUILD_INTERFACE:cohort_options>)
-  if(folder STREQUAL kernels)  # loops over tensors are compiled as in any other build
+  if(folder STREQUAL kernels)  # a file per unit, so that every build computes the same bits
     set_target_properties(cohort_${name} PROPERTIES UNITY_BUILD OFF)
   endif()
   # These layers have no loops over tensors: more optimisation would take a third of a cold build and save no time of a run.

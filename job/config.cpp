@@ -93,15 +93,19 @@ void apply_to_root(ConfigNode& root, std::span<const std::string> overrides) {
   }
 }
 
+// Throws InputError for a value given by a key's name of today and by its earlier one.
 [[noreturn]] void refuse_both_names(const ConfigNode& now, const char* name, const ConfigNode& old,
                                     const char* old_name) {
-  throw InputError(str(now.where(), ": ", name, ": ", now.scalar, " contradicts ", old_name, ": ",
-                       old.scalar, ", its earlier name; hint: give one of them"));
+  throw InputError(str(now.where(), ": ", name, ": ", now.describe(), " contradicts ", old_name,
+                       ": ", old.describe(), ", its earlier name; hint: give one of them"));
 }
 
-// Moves data.jsonl.held_out_fraction to data.held_out_fraction. The config.yaml of an earlier
-// version has both, of which one had no effect on its data.
+// Moves data.jsonl.held_out_fraction, an earlier name, to data.held_out_fraction, in stages too. Of
+// two values the one of the command line counts; the config.yaml of an earlier version has both, of
+// which one had no effect on its data. Throws InputError for other values that differ.
 void rename_held_out(ConfigNode& map) {
+  if (ConfigNode* stages = map.find("stages"))
+    for (ConfigNode& stage : stages->items) rename_held_out(stage);
   const auto at = [&](const char* key) { return node_at(map, key); };
   const ConfigNode *old = at("data.jsonl.held_out_fraction"), *now = at("data.held_out_fraction");
   if (old == nullptr) return;
@@ -119,25 +123,30 @@ void rename_held_out(ConfigNode& map) {
                 [](const auto& entry) { return entry.key == "held_out_fraction"; });
 }
 
-// Renames refill_rounds to dynamic_sampling_rounds.
-void rename_refill_rounds(ConfigNode& map) {
-  constexpr const char *kOld = "refill_rounds", *kName = "dynamic_sampling_rounds";
-  const ConfigNode *old = map.find(kOld), *now = map.find(kName);
-  if (old == nullptr) return;
-  const bool is_typed = old->line == 0;
-  if (now != nullptr && (now->line == 0) == is_typed && now->scalar != old->scalar)
-    refuse_both_names(*now, kName, *old, kOld);
-  if (now == nullptr || is_typed) map.set(kName, ConfigNode(*old));
-  std::erase_if(map.entries, [](const auto& entry) { return entry.key == kOld; });
-}
+constexpr std::string_view kRefillRounds = "refill_rounds";
+constexpr const char* kSamplingRounds = "dynamic_sampling_rounds";
 
-// Gives keys of earlier versions their names of today, in stages too. Of two values the one of the
-// command line counts. Throws InputError for other values that differ.
-void rename_keys(ConfigNode& map) {
+// Renames refill_rounds, an earlier name of dynamic_sampling_rounds, in a file and its stages.
+// Throws InputError for two values that differ.
+void rename_refill_rounds(ConfigNode& map) {
   if (ConfigNode* stages = map.find("stages"))
-    for (ConfigNode& stage : stages->items) rename_keys(stage);
-  rename_held_out(map);
-  rename_refill_rounds(map);
+    for (ConfigNode& stage : stages->items) rename_refill_rounds(stage);
+  const ConfigNode *old = map.find(std::string(kRefillRounds)), *now = map.find(kSamplingRounds);
+  if (old == nullptr) return;
+  if (now != nullptr && now->describe() != old->describe())
+    refuse_both_names(*now, kSamplingRounds, *old, kRefillRounds.data());
+  map.set(kSamplingRounds, ConfigNode(*old));
+  std::erase_if(map.entries, [](const auto& entry) { return entry.key == kRefillRounds; });
+}
+// Does so in an override.
+std::string renamed_override(const std::string& assignment) {
+  const size_t end = std::min(assignment.find('='), assignment.size());
+  const size_t begin =
+      assignment.rfind('.', end) == assignment.npos ? 0 : assignment.rfind('.', end) + 1;
+  const bool is_key = begin == 0 || assignment.starts_with("stages.");
+  if (!is_key || std::string_view(assignment).substr(begin, end - begin) != kRefillRounds)
+    return assignment;
+  return assignment.substr(0, begin) + kSamplingRounds + assignment.substr(end);
 }
 
 // True if a map of keys has one that says how the lines of data.jsonl are read.
@@ -155,9 +164,9 @@ class RelativePaths {
   explicit RelativePaths(const std::string& file) : file_(file) {}
 
   // Makes the paths of a map of keys absolute, and the working directories of reward programs.
-  // Before, keys of earlier versions get their new names.
+  // Before, a key of earlier versions gets its new name.
   void resolve(ConfigNode& map) {
-    rename_keys(map);
+    rename_held_out(map);
     if (ConfigNode* rewards = map.find("rewards"))
       for (ConfigNode& reward : rewards->items) resolve_directory(reward);
     if (ConfigNode* environment = map.find("environment")) resolve_directory(*environment);
@@ -629,15 +638,23 @@ class NamedCallbacks {
   std::map<std::string, std::shared_ptr<const Callback>> callbacks_;
 };
 
+RunPlan read_plan(ConfigNode root, const std::string& path,
+                  std::span<const std::string> assignments) {
+  rename_refill_rounds(root);
+  std::vector<std::string> overrides(assignments.size());
+  std::ranges::transform(assignments, overrides.begin(), renamed_override);
+  return with_unread_keys(plan_of(std::move(root), path, overrides));
+}
+
 }  // namespace
 
 RunPlan load_plan(const std::string& path, std::span<const std::string> overrides) {
-  return with_unread_keys(plan_of(parse_yaml_file(path), path, overrides));
+  return read_plan(parse_yaml_file(path), path, overrides);
 }
 
 RunPlan parse_plan(const std::string& yaml, const std::string& name,
                    std::span<const std::string> overrides) {
-  return with_unread_keys(plan_of(parse_yaml(yaml, name), name, overrides));
+  return read_plan(parse_yaml(yaml, name), name, overrides);
 }
 
 void bind_callbacks(RunPlan& plan, const Callbacks& callbacks) {

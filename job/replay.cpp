@@ -125,7 +125,7 @@ std::string Replay::where(int64_t index) const {
   if (index < 0) return "";
   const int64_t prompts = batch_.prompts_per_step, size = batch_.num_generations,
                 prompt = index / size, round = prompt / prompts;
-  return str("prompt ", prompt % prompts, round > 0 ? str(" of refill round ", round) : "",
+  return str("prompt ", prompt % prompts, round > 0 ? str(" of round ", round) : "",
              ", completion ", index % size, ", ");
 }
 

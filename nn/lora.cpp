@@ -31,10 +31,10 @@ struct LayerModule {
   Lora::Module rows;
 };
 std::vector<LayerModule> layer_modules(const AdapterTargets& lora,
-                                       std::span<const AdapterSlice> parts) {
+                                       std::span<const LinearPart> parts) {
   std::vector<LayerModule> out;
   int64_t row = 0;
-  for (const AdapterSlice& part : parts) {
+  for (const LinearPart& part : parts) {
     const auto [pattern, layer] = split_layer_name(part.name);
     for (const AdapterTarget& module : lora.modules) {
       if (std::find(module.parts.begin(), module.parts.end(), pattern) == module.parts.end())
@@ -101,13 +101,13 @@ AdapterTargets::AdapterTargets(const ModelConfig& model) : config(model.lora) {
   });
 }
 
-int64_t lora_columns(const AdapterTargets& adapters, std::span<const AdapterSlice> parts) {
+int64_t lora_columns(const AdapterTargets& adapters, std::span<const LinearPart> parts) {
   const auto modules = static_cast<int64_t>(layer_modules(adapters, parts).size());
   return round_up(modules * adapters.config.rank, kColumnAlignment);
 }
 
-Lora add_lora(ParameterSet& set, const AdapterTargets& adapters,
-              std::span<const AdapterSlice> parts, int64_t in) {
+Lora add_lora(ParameterSet& set, const AdapterTargets& adapters, std::span<const LinearPart> parts,
+              int64_t in) {
   const std::vector<LayerModule> modules = layer_modules(adapters, parts);
   if (modules.empty()) return {};
   const int64_t rank = adapters.config.rank;

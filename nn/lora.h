@@ -28,19 +28,19 @@ struct AdapterTargets {
   std::vector<AdapterTarget> modules;
 };
 
-// The part of a linear layer that a AdapterTarget names: its rows of the layer's weight.
-struct AdapterSlice {
+// A named part of a linear layer, such as its queries: rows of the layer's weight.
+struct LinearPart {
   std::string name;  // "model.layers.0.self_attn.q_proj"
   int64_t rows = 0;
 };
 // Columns of s B, and of h: the ranks of the adapters of a layer of these parts side by side,
 // padded to a multiple of 64, which keeps matmuls aligned; 0 if it has none.
-int64_t lora_columns(const AdapterTargets& adapters, std::span<const AdapterSlice> parts);
+int64_t lora_columns(const AdapterTargets& adapters, std::span<const LinearPart> parts);
 // Adds the adapters of such a layer with `in` inputs as NAME.lora_A.weight [rank, in], uniform in
 // +-1 / sqrt(in) (PEFT's initial values), and NAME.lora_B.weight [out, rank], zeros. Undefined if
 // it has none.
-Lora add_lora(ParameterSet& set, const AdapterTargets& adapters,
-              std::span<const AdapterSlice> parts, int64_t in);
+Lora add_lora(ParameterSet& set, const AdapterTargets& adapters, std::span<const LinearPart> parts,
+              int64_t in);
 // Writes s B behind the rows of a weight. To be called whenever B has changed. The workspace has at
 // least as many elements as B, in its dtype, so that nothing is allocated.
 void write_lora_columns(const Lora& lora, const Variable& weight, const Tensor& workspace);

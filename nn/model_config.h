@@ -91,7 +91,8 @@ struct ExposbConfig {
   }
 };
 
-// Properties of a family of nn/families/, read from its config.json; no configuration keys.
+// Properties of models that are no configuration keys: those of a family of nn/families/, from its
+// config.json, and what resolve() derives.
 struct FamilyFields {
   bool qkv_bias = false, o_bias = false, mlp_bias = false;  // ModelConfig::bias implies all of them
   bool qk_norm_whole = false;  // RMSNorm on the queries and keys of all heads together

@@ -58,7 +58,7 @@ struct Pass {
 struct Linear {
   enum class Bias : bool { kNo, kYes };
   // One of the layers that share an input: weight [out, in], bias [out].
-  using Part = AdapterSlice;
+  using Part = LinearPart;
   Variable weight, bias;  // bias may be undefined
   Lora lora;              // undefined: none
 

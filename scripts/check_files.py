@@ -45,7 +45,7 @@ def first_sentence(text, ending):
 
 
 def sources(root):
-    """Room -> name without ending -> its files, the one that describes the others first."""
+    """Folder -> name without ending -> its files, the one that describes the others first."""
     folders = {folder: {} for folder in FOLDERS}
     for path in tree_check.tracked_files(root):
         if path.parts[0] in folders and path.suffix in ENDINGS:

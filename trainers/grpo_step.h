@@ -50,7 +50,7 @@ class StepJournal {
   virtual bool has_scores() const { return false; }
   // A step begins, before it samples.
   virtual void begin(const GrpoStep& step) = 0;
-  // The groups of the step's prompts, and then those of each round of refills, with their scores
+  // The groups of the step's prompts, and then those of each further round, with their scores
   // unless has_scores(). The indices of their completions are unique within the step.
   virtual void add(std::span<Group> groups) = 0;
   // The step has ended, with its updates.
@@ -65,7 +65,7 @@ struct GrpoStep {
   Learner& learner;
   ReferencePolicy reference;
   // The next `count` prompts of the data, of which it returns those at `positions`: of the step,
-  // then of each round of refills. Every rank calls it with the same count.
+  // then of each further round. Every rank calls it with the same count.
   std::function<std::vector<Example>(int64_t count, std::span<const int64_t> positions)>
       next_prompts;
   int64_t step = 0;  // address of the random numbers

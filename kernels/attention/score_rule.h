@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <type_traits>
 
 #include "core/host_device.h"
 #include "kernels/attention/attention.h"
@@ -116,11 +117,11 @@ struct KeyDistance {
   }
 };
 
-// A mask says which keys a row sees. kMasks: it may have tiles and sinks, and is bound to a
-// sequence; kPlain: sequences have no prefix.
+// A mask says which keys a row sees. kMasks: beyond causal masks, it may have tiles and sinks, and
+// is bound to a sequence; kPlain: sequences have no prefix.
 
 // The mask of causal or full attention. kWindow: causal rows may see their last `window` keys
-// alone, and sequences may have shared prefixes. Kernels without both need fewer registers.
+// alone, and sequences may have shared prefixes. Kernels with neither need fewer registers.
 template <bool kWindow>
 struct CausalMask {
   static constexpr bool kMasks = false, kPlain = !kWindow;

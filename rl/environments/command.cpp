@@ -121,6 +121,7 @@ class CommandEnvironment : public Environment {
       : context_(std::move(context)),
         format_(format),
         tools_(tool_schemas(config)),
+        is_callback_(config.program.callback != nullptr),
         caller_("environment", config.program,
                 {.concurrent = static_cast<size_t>(config.concurrent), .key_of = key_of}) {}
 
@@ -157,8 +158,9 @@ class CommandEnvironment : public Environment {
       EnvironmentReply& reply = replies.emplace_back();
       try {
         if (!answer.error.empty()) throw InputError(answer.error);
-        // The answer of a callback is read as a program's, whose text is valid UTF-8.
-        reply = reply_to(open.mapped(), parse_json(answer.value.dump(), "its answer"));
+        // The text of a callback may not be valid UTF-8, as a program's is.
+        reply = reply_to(open.mapped(), is_callback_ ? parse_json(answer.value.dump(), "its answer")
+                                                     : answer.value);
       } catch (const InputError& e) {
         reply.error = e.what();
       }
@@ -186,6 +188,7 @@ class CommandEnvironment : public Environment {
   const EnvironmentContext context_;
   const std::optional<ToolFormat> format_;
   const Json tools_;  // as calls_of_turn() takes them
+  const bool is_callback_;
   Caller caller_;
   std::map<int64_t, OpenTurn> open_;  // Trajectory::index -> its turn
 };

@@ -91,7 +91,9 @@ CommandReward::Result CommandReward::result_of(const Json& answer, int64_t index
   const double value = reward.is_number() ? reward.as_double() : kNotApplicable;
   if (!reward.is_null() && !std::isfinite(value))
     throw InputError(str("reward ", config_.name, ": its function returned ",
-                         reward.is_number() ? str(value) : excerpt(reward.dump()),
+                         reward.is_number()   ? str(value)
+                         : reward.is_string() ? excerpt(reward.as_string())
+                                              : excerpt(reward.dump()),
                          " for completion ", index, ", ", submitted_.at(index),
                          "; hint: a finite number, or none where it does not apply"));
   return {value, ""};

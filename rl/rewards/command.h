@@ -43,7 +43,8 @@ class CommandReward {
     std::string error;  // empty: no failure
   };
   // Waits for all completions submitted since the last call. Keys are RewardInput::index. Throws
-  // InputError naming the reward for values of a callback that are not finite, or too few or many.
+  // InputError naming the reward for values of a callback that are no finite numbers, or too few or
+  // many.
   std::map<int64_t, Result> collect();
 
  private:

@@ -35,8 +35,8 @@ TEST_F(DataKeys, OneKeyHoldsOutTextAndProblems) {
   for (const char* data : {"jsonl: {path: a.jsonl, held_out_fraction: 0.3}, held_out_fraction: 0.1",
                            "text: a.txt, jsonl: {held_out_fraction: 0.3}, held_out_fraction: 0.1"})
     EXPECT_THROW_WITH(fraction(data), InputError,
-                      "plan.yaml:2: data.held_out_fraction: 0.1 contradicts "
-                      "data.jsonl.held_out_fraction: 0.3, its earlier name; hint: ");
+                      "plan.yaml:2: data.held_out_fraction: '0.1' contradicts "
+                      "data.jsonl.held_out_fraction: '0.3', its earlier name; hint: ");
   // On the command line either name replaces what the file says, by either name.
   for (const char* file : {"jsonl: {path: a.jsonl, held_out_fraction: 0.3}",
                            "jsonl: {path: a.jsonl}, held_out_fraction: 0.3"})
@@ -44,7 +44,7 @@ TEST_F(DataKeys, OneKeyHoldsOutTextAndProblems) {
       EXPECT_EQ(fraction(file, {str(key, "=0")}), 0) << file << key;
   EXPECT_THROW_WITH(fraction("jsonl: {path: a.jsonl}",
                              {"data.held_out_fraction=0.2", "data.jsonl.held_out_fraction=0.3"}),
-                    InputError, "command line: data.held_out_fraction: 0.2 contradicts ");
+                    InputError, "command line: data.held_out_fraction: '0.2' contradicts ");
   EXPECT_THROW_WITH(fraction("jsonl: {path: a.jsonl, held_out_fraction: 1.5}"), InputError,
                     "plan.yaml:2: data.held_out_fraction: expected a number from 0 to 1");
   // A stage replaces what stands beside the stages, by either name.
@@ -79,10 +79,16 @@ TEST_F(DataKeys, DynamicSamplingRoundsAreReadByTheirEarlierName) {
   EXPECT_EQ(rounds("dynamic_sampling_rounds: 2\nstages: [{dynamic_sampling_rounds: 4}]\n",
                    {"refill_rounds=5"}),
             5);
+  EXPECT_EQ(
+      rounds("stages: [{steps: 1}]\n", {"stages.0.dynamic_sampling_rounds=4", "refill_rounds=5"}),
+      rounds("stages: [{steps: 1}]\n",
+             {"stages.0.dynamic_sampling_rounds=4", "dynamic_sampling_rounds=5"}));
+  EXPECT_EQ(rounds("stages: [{steps: 1}, {steps: 2}]\n", {"stages.1.refill_rounds=6"}), 6);
   EXPECT_EQ(rounds("refill_rounds: 2\ndynamic_sampling_rounds: 2\n"), 2);
-  EXPECT_THROW_WITH(rounds("refill_rounds: 2\ndynamic_sampling_rounds: 3\n"), InputError,
-                    "dynamic_sampling_rounds: 3 contradicts refill_rounds: 2, its earlier name; "
-                    "hint: give one of them");
+  EXPECT_THROW_WITH(
+      rounds("refill_rounds: 2\ndynamic_sampling_rounds: 3\n"), InputError,
+      "dynamic_sampling_rounds: '3' contradicts refill_rounds: '2', its earlier name; "
+      "hint: give one of them");
   EXPECT_THROW_WITH(rounds("refill_rounds: -1\n"), InputError,
                     "plan.yaml:4: dynamic_sampling_rounds: expected a number from 0 to 1000");
 }

@@ -121,16 +121,41 @@ TEST(ScoreRule, DropsTheAddressedElements) {
               dropout_keep(11, 5, 9, 3, uint64_t{2} << 32 | (8 + j), 0.3f) ? 1 / 0.7 : 0);
 }
 
-TEST(ScoreRule, IsPlainWithoutOptions) {
-  const auto plain = [](const AttentionDesc& desc) {
-    return PlainRule<float>::applies(desc, kKeys);
+// Each call by the first of the rules that serves it; those behind it serve it too.
+TEST(ScoreRule, EachCallHasItsRules) {
+  const Tensor one = Tensor::zeros({1}, DType::kF32);
+  const auto first_rule = [](const AttentionDesc& desc) {
+    const bool serves[] = {
+        PlainRule<float>::applies(desc, kKeys), WindowRule<float>::applies(desc, kKeys),
+        MaskRule<float>::applies(desc, kKeys), ModifyRule<float>::applies(desc, kKeys),
+        DropoutRule<float>::applies(desc, kKeys)};
+    EXPECT_TRUE(std::is_sorted(std::begin(serves), std::end(serves)));
+    return std::find(std::begin(serves), std::end(serves), true) - std::begin(serves);
   };
-  EXPECT_TRUE(plain({}));
-  EXPECT_TRUE(plain({.mask = Mask::kFull}));
-  EXPECT_TRUE(plain({.window = kKeys}));
-  EXPECT_FALSE(plain({.window = kKeys - 1}));
-  EXPECT_FALSE(plain({.dropout = {.p = 0.1}}));
-  EXPECT_FALSE(plain({.prefixes = Tensor::from(std::vector<int32_t>{0, 0}, {1, 2})}));
+  EXPECT_EQ(first_rule({}), 0);
+  EXPECT_EQ(first_rule({.mask = Mask::kFull}), 0);
+  EXPECT_EQ(first_rule({.window = kKeys}), 0);
+  EXPECT_EQ(first_rule({.window = kKeys - 1}), 1);
+  EXPECT_EQ(first_rule({.prefixes = Tensor::from(std::vector<int32_t>{0, 0}, {1, 2})}), 1);
+  EXPECT_EQ(first_rule({.mask = Mask::kFull, .window = 3}), 2);
+  EXPECT_EQ(first_rule({.mask = Mask::kFull, .window_right = 0}), 2);
+  AttentionDesc desc;
+  for (Tensor AttentionDesc::*option :
+       {&AttentionDesc::sinks, &AttentionDesc::prefix_lm, &AttentionDesc::tiles}) {
+    desc = {};
+    desc.*option = one;
+    EXPECT_EQ(first_rule(desc), 2);
+  }
+  for (Tensor AttentionDesc::*option : {&AttentionDesc::slopes, &AttentionDesc::bias}) {
+    desc = {};
+    desc.*option = one;
+    EXPECT_EQ(first_rule(desc), 3);
+  }
+  EXPECT_EQ(first_rule({.soft_cap = 5}), 3);
+  EXPECT_EQ(first_rule({.distance = {.floor = 0.5}}), 3);
+  EXPECT_EQ(first_rule({.dropout = {.p = 0.1}}), 4);
+  desc.dropout.p = 0.1;
+  EXPECT_EQ(first_rule(desc), 4);
 }
 
 }  // namespace

@@ -218,7 +218,7 @@ TEST_F(CommandReward, ACallbacksTextIsNoReward) {
     return std::vector<Json>(requests.size(), Json("good"));
   });
   EXPECT_THROW_WITH(score(RewardSet({own}, nullptr), {"x", "y"}), InputError,
-                    "reward mine: its function returned '\"good\"' for completion 101");
+                    "reward mine: its function returned 'good' for completion 101");
 }
 
 TEST_F(CommandReward, InvalidAnswersAreFailures) {

@@ -52,7 +52,7 @@ inline void fill_masked(T* s, int64_t first, int64_t last, T value) {
   for (int64_t j = 0; j < kKeyRun; ++j) run[j] = j < keep ? run[j] : value;
 }
 
-// Owns scratch memory of the size of a tile; reusable for any number of calls with this rule, an
+// Owns scratch memory of the size of a tile; reusable for any number of calls with this rule, a
 // DropoutRule, and head dim.
 template <class Rule>
 class FlashAttention {
