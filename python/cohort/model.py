@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Union
 
 from . import _cohort
-from ._background import in_background
+from ._background import Background
 from ._cohort import Tensor
 
 __all__ = ["Engine", "Model", "Prompt", "Rollouts"]
@@ -75,4 +75,4 @@ class Model(_cohort.LoadedModel):
                 put(piece)
                 return bool(is_open)
             self._engine.rollout_arrays([prompt], 1, seed, step, on_text, **sampling)
-        return in_background(run, stop=is_open.clear)
+        return Background().begin(run, stop=is_open.clear)

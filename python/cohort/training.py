@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Union
 
 from . import _cohort
-from ._background import in_background
+from ._background import Background
 from ._json import dumps
 from .cohort_reward import arguments_of
 
@@ -92,31 +92,39 @@ class Progress(Callback):
 
 
 class _Callbacks(Callback):
-    def __init__(self, callbacks: list[Callback], put: Callable[[dict[str, Any]], None], stop: Callable[[], None]) -> None:
+    """`callbacks`, called one after the other, and put(metrics) for train_steps()."""
+    put: Callable[[dict[str, Any]], None]
+
+    def __init__(self, callbacks: Iterable[Callback], steps: Background, stop: Callable[[], None]) -> None:
+        self._stage, self._step, self._completion, self._message = ([], [], [], [])  # type: ignore[var-annotated]
+        self._stop = stop
         for callback in callbacks:
             if not isinstance(callback, Callback):
                 raise TypeError(f"callbacks: expected objects of classes derived from cohort.Callback, got {callback!r}")
-        self._all, self._put, self._stop = callbacks, put, stop
-        self._readers = [c for c in callbacks if type(c).on_completion is not Callback.on_completion]
+            self._stage.append(steps.called(callback.on_stage))
+            self._step.append(steps.called(callback.on_step))
+            self._message.append(steps.called(callback.on_message))
+            if type(callback).on_completion is not Callback.on_completion:
+                self._completion.append(steps.called(callback.on_completion))
 
     def on_stage(self, name: str, step: int, steps: int) -> None:
-        for callback in self._all:
-            callback.on_stage(name, step, steps)
+        for call in self._stage:
+            call(name, step, steps)
 
     def on_step(self, metrics: dict[str, Any]) -> None:
-        if any([callback.on_step(metrics) for callback in self._all]):
+        if any([call(metrics) for call in self._step]):
             self._stop()
-        self._put(metrics)
+        self.put(metrics)
 
     def on_completion(self, record: Any) -> None:
-        if self._readers:
+        if self._completion:
             record = json.loads(record)
-        for callback in self._readers:
-            callback.on_completion(record)
+        for call in self._completion:
+            call(record)
 
     def on_message(self, text: str) -> None:
-        for callback in self._all:
-            callback.on_message(text)
+        for call in self._message:
+            call(text)
 
 
 @dataclass(frozen=True)
@@ -134,19 +142,32 @@ def train_steps(config: Config | None = None, *, rewards: Mapping[str, Callable[
                 environments: Mapping[str, Callable[..., Iterable[dict[str, Any]]]] | None = None,
                 callbacks: Iterable[Callback] = (), resume: str | os.PathLike[str] | None = None, continues: bool = False,
                 overrides: Mapping[str, Any] | None = None) -> Generator[dict[str, Any], None, TrainResult]:
-    """train() as an iterator: yields the metrics of each step, without a progress bar. Closing it, or an interrupt, stops the
-    run with a checkpoint."""
+    """train() as an iterator: yields the metrics of each step, without a progress bar. The next step starts when it is asked
+    for. Closing it, also by leaving the loop, or an interrupt stops the run with a checkpoint of the step that was yielded last;
+    a function that the run calls may close it too."""
+    return _steps(Background(waits=True), config, rewards, environments, callbacks, resume, continues, overrides)
+
+
+def _steps(steps: Background, config: Config | None, rewards: Mapping[str, Callable[..., Any]] | None = None,
+           environments: Mapping[str, Callable[..., Any]] | None = None, callbacks: Iterable[Callback] = (),
+           resume: str | os.PathLike[str] | None = None, continues: bool = False,
+           overrides: Mapping[str, Any] | None = None) -> Background:
     is_file = isinstance(config, (str, os.PathLike))
     training = _cohort.Training(
         config=os.fspath(config) if is_file else "config",  # type: ignore[arg-type]
         yaml="" if is_file or config is None else dumps(config),
         resume="" if resume is None else os.fspath(resume), continues=continues,
         overrides=[f"{key}={value if isinstance(value, str) else dumps(value)}" for key, value in (overrides or {}).items()],
-        rewards={name: _reward(function) for name, function in _named("rewards", rewards)},
-        environments=dict(_named("environments", environments)))
+        rewards={name: steps.called(_reward(function)) for name, function in _named("rewards", rewards)},
+        environments={name: steps.called(function) for name, function in _named("environments", environments)})
     if (config is None) == (resume is None):
         raise _cohort.InputError("train: expected a configuration (a file or a dictionary) or resume=RUN_DIR")
-    return in_background(lambda put: training.run(_Callbacks(list(callbacks), put, training.stop)), training.stop)
+    reporter = _Callbacks(callbacks, steps, training.stop)
+
+    def run(put: Callable[[dict[str, Any]], None]) -> Any:  # does not refer to `steps`, which end the run when they are dropped
+        reporter.put = put
+        return training.run(reporter)
+    return steps.begin(run, training.stop)
 
 
 def _named(kind: str, functions: Mapping[str, Callable[..., Any]] | None) -> Iterable[tuple[str, Callable[..., Any]]]:
@@ -176,7 +197,7 @@ def train(config: Config | None = None, *, progress: bool = True, callbacks: Ite
     InputError for what is wrong with the configuration, Error for a run that fails, and what a function raises. KeyboardInterrupt
     is raised after a checkpoint has been saved: train(resume=...) continues from there.
     """
-    steps = train_steps(config, callbacks=[*callbacks, *([Progress()] if progress else [])], **options)
+    steps = _steps(Background(), config, callbacks=[*callbacks, *([Progress()] if progress else [])], **options)
     metrics = []
     while True:
         try:

@@ -96,6 +96,71 @@ def test_steps_are_yielded_during_the_run(small):
     assert resumed.finished
 
 
+def checkpoints(run):
+    return sorted(int(path.name[5:]) for path in pathlib.Path(run).glob("checkpoints/step-*"))
+
+
+def test_the_next_step_starts_when_it_is_asked_for(small):
+    config = small("sft", batch_size=4, steps=10**6)
+    recorder = Recorder()
+    for metrics in cohort.train_steps(config, callbacks=[recorder]):
+        time.sleep(0.05)
+        assert [event[1] for event in recorder.events if event[0] == "step"] == list(range(1, metrics["step"] + 1))
+        if metrics["step"] == 3:
+            break
+    del metrics
+    assert checkpoints(config["output_dir"]) == [3]
+
+
+@pytest.mark.parametrize("place", ["reward", "callback", "thread"])
+def test_functions_of_a_run_may_close_it(small, place):
+    """A reward or a callback closes the iterator that waits for its step; another thread, while its step is used."""
+    closed = []
+
+    def close():
+        closed.append(steps.close())
+
+    class Closing(cohort.Callback):
+        def on_step(self, metrics):
+            if place == "callback" and metrics["step"] == 2:
+                close()
+
+    def closing(completions, **fields):
+        if place == "reward" and len(seen) == 2:
+            close()
+        return [float(len(c)) for c in completions]
+
+    config, seen = small("grpo", rewards=mine(), steps=10**6, checkpoint={"every": 1}), []
+    steps = cohort.train_steps(config, rewards={"mine": closing}, callbacks=[Closing()])
+    for metrics in steps:
+        seen.append(metrics["step"])
+        if place == "thread" and len(seen) == 2:
+            thread = threading.Thread(target=close)
+            thread.start()
+            thread.join(30)
+            assert not thread.is_alive()
+    assert closed and 2 <= len(seen) <= 3
+    with pytest.raises(StopIteration):
+        next(steps)
+    assert checkpoints(config["output_dir"])[-1] in (2, 3)
+
+
+def test_a_function_of_a_run_cannot_ask_for_its_next_step(small):
+    def asking(completions, **fields):
+        next(steps)
+    steps = cohort.train_steps(small("grpo", rewards=mine()), rewards={"mine": asking})
+    with pytest.raises(RuntimeError, match="would wait forever"):
+        next(steps)
+
+
+def test_a_run_that_is_not_closed_ends_quietly_with_the_process(small, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(f"import cohort\nsteps = cohort.train_steps({small('sft', batch_size=4, steps=10**6)!r})\n"
+                      "print(next(steps)['step'])\n")
+    run = subprocess.run([sys.executable, "-I", str(script)], capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "1\n", "")
+
+
 def test_exceptions_of_functions_are_raised_and_keep_the_checkpoint(small):
     recorder = Recorder()
 
