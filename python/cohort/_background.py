@@ -75,7 +75,8 @@ class Background(Generator[Any, None, Any]):
         return self
 
     def called(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function` for the run, which may call it on any thread: within it, close() stops the run and does not wait."""
+        """`function` for the run, which may call it on any thread: within it, close() makes the run end
+        soon and does not wait."""
         work = self._work
         return lambda *arguments, **keywords: work.call(function, *arguments, **keywords)
 
@@ -106,7 +107,7 @@ class Background(Generator[Any, None, Any]):
         return super().throw(*error)
 
     def close(self) -> None:
-        self._is_over = True
+        self._is_over = self._is_over or not self._work.is_inside()
         self._work.end()
 
     def __del__(self) -> None:
