@@ -8,6 +8,8 @@
 #include "apps/commands.h"
 #include "apps/signals.h"
 #include "core/log.h"
+#include "data/chat_examples.h"
+#include "job/model_settings.h"
 #include "job/run_directory.h"
 #include "rl/engine/rollout.h"
 #include "text/chat.h"
@@ -16,29 +18,21 @@
 namespace cohort::apps {
 namespace {
 
-// System message and template variables: from the options, else those of the model's run.
-struct ChatSettings {
-  std::string system;
-  Json template_kwargs;
-};
-
-ChatSettings settings_of(const ChatOptions& options, const std::string& checkpoint) {
-  ChatSettings settings{options.system,
-                        parse_template_kwargs(options.template_kwargs, "--chat-template-kwargs")};
-  const auto config = find_run_config(checkpoint);
-  if (!config) return settings;
-  logging::info("system message and template variables of ", *config);
-  const DataConfig data = load_plan(*config, {}).stages.back().data;
-  if (settings.system.empty()) settings.system = data.system;
-  if (settings.template_kwargs.is_null())
-    settings.template_kwargs =
-        parse_template_kwargs(data.chat_template_kwargs, *config + ": data.chat_template_kwargs");
+// The settings of the model's run, but for what the options give.
+ModelSettings settings_of(const ChatOptions& options, const LoadedModel& loaded) {
+  const auto config = find_run_config(loaded.checkpoint);
+  if (config) logging::info("system message, template variables and sampling of ", *config);
+  ModelSettings settings =
+      model_settings(loaded, config, options.sampling.config, options.sampling.given);
+  if (!options.system.empty()) settings.data.system = options.system;
+  if (!parse_template_kwargs(options.template_kwargs, "--chat-template-kwargs").is_null())
+    settings.data.chat_template_kwargs = options.template_kwargs;
   return settings;
 }
 
-SamplingConfig sampling_for(const ChatOptions& options, const LoadedModel& loaded,
+SamplingConfig sampling_for(const ModelSettings& settings, const LoadedModel& loaded,
                             const ChatFormat& format) {
-  SamplingConfig sampling = sampling_of(options.sampling, loaded);
+  SamplingConfig sampling = settings.sampling;
   add_end_of_turn(sampling, format.end_of_turn(*loaded.tokenizer));
   return sampling;
 }
@@ -52,14 +46,15 @@ const char* stop_notice(StopReason reason) {
 }
 
 // Throws InputError for a model without a chat template, which `chat` is not for.
-ChatFormat format_of(const LoadedModel& loaded, const ChatOptions& options, const Json& kwargs) {
+ChatFormat format_of(const LoadedModel& loaded, const ChatOptions& options,
+                     const DataConfig& data) {
   if (!find_chat_template(loaded.tokenizer->files()))
     throw InputError(str(loaded.checkpoint,
                          " has no chat template (chat_template.jinja, or a field of "
                          "tokenizer_config.json), so that it is no chat model; hint: cohort "
                          "generate ",
                          options.model, " \"TEXT\" continues a text"));
-  return {*loaded.tokenizer, kwargs};
+  return chat_format(data, *loaded.tokenizer);
 }
 
 class Conversation {
@@ -68,17 +63,14 @@ class Conversation {
       : seed_(static_cast<uint64_t>(options.seed)),
         raw_(options.raw),
         loaded_(load(options.model, options.compute)),
-        settings_(settings_of(options, loaded_.checkpoint)),
-        format_(format_of(loaded_, options, settings_.template_kwargs)),
+        settings_(settings_of(options, loaded_)),
+        format_(format_of(loaded_, options, settings_.data)),
         engine_(*loaded_.model, {}),
-        sampler_(engine_, *loaded_.tokenizer, sampling_for(options, loaded_, format_)) {
+        sampler_(engine_, *loaded_.tokenizer, sampling_for(settings_, loaded_, format_)) {
     begin();
   }
 
-  void begin() {
-    messages_ = Json::Array{};
-    if (!settings_.system.empty()) messages_.push_back(make_message("system", settings_.system));
-  }
+  void begin() { messages_ = with_system(Json::Array{}, settings_.data.system); }
 
   // Streams the reply while it is sampled. Throws InputError, and leaves the conversation
   // unchanged, for a message that the template rejects or that does not fit into the context.
@@ -105,7 +97,7 @@ class Conversation {
   const bool raw_;
   int64_t replies_ = 0;
   const LoadedModel loaded_;
-  const ChatSettings settings_;
+  const ModelSettings settings_;
   const ChatFormat format_;
   Engine engine_;
   const Sampler sampler_;

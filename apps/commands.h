@@ -77,8 +77,6 @@ struct SamplingOptions {
   SamplingConfig config;
   std::set<std::string> given;  // fields of generation_config.json
 };
-// Options for a model, with what its folder, or that of its base, recommends.
-SamplingConfig sampling_of(const SamplingOptions& options, const LoadedModel& loaded);
 
 struct GenerateOptions {
   std::string model;  // a checkpoint or run directory

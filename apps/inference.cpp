@@ -14,6 +14,7 @@
 #include "data/tasks/tasks.h"
 #include "distributed/communicator.h"
 #include "job/checkpoint.h"
+#include "job/model_settings.h"
 #include "job/report.h"
 #include "job/run.h"
 #include "job/run_directory.h"
@@ -31,15 +32,6 @@ LoadedModel load(const std::string& path, const ComputeOptions& compute) {
     return load_model(checkpoint, compute.dtype, parse_device(compute.device, "device"),
                       compute.base);
   });
-}
-
-SamplingConfig sampling_of(const SamplingOptions& options, const LoadedModel& loaded) {
-  for (const std::string& folder : {loaded.checkpoint, loaded.base.path})
-    if (const std::string path = folder + "/generation_config.json";
-        !folder.empty() && path_exists(path))
-      return recommended_sampling(options.config, options.given, path, *loaded.tokenizer,
-                                  loaded.model->config().vocab_size);
-  return options.config;
 }
 
 namespace {
@@ -63,15 +55,6 @@ std::string config_of(const std::string& given, const std::string& checkpoint, c
   if (const auto found = find_run_config(checkpoint)) return *found;
   throw InputError(
       str(checkpoint, " belongs to no run, whose config.yaml would be used; hint: ", hint));
-}
-
-// A configuration that reads problems from files.
-TrainConfig problems_config(const std::string& path) {
-  TrainConfig config = load_plan(path, {}).stages.back();
-  if (config.data.jsonl.path.empty() && config.data.jsonl.eval_path.empty())
-    throw InputError(
-        str("--template: ", path, " has no data.jsonl; hint: give the prompts as text"));
-  return config;
 }
 
 // Reads the prompts. `run` is used with Input::kFields only.
@@ -248,24 +231,19 @@ int generate(const GenerateOptions& options) {
     throw InputError(
         str("--best-of: expected at least --num ", options.num, ", got ", options.best_of));
   const LoadedModel loaded = load(options.model, options.compute);
-  TrainConfig run;
-  SamplingConfig sampling = sampling_of(options.sampling, loaded);
-  std::string config;
-  if (options.input == GenerateOptions::Input::kFields) {
+  std::optional<std::string> config;
+  if (options.input == GenerateOptions::Input::kFields)
     config = config_of(options.config, loaded.checkpoint,
                        "name a file with the template: --config CONFIG.yaml, or give the prompts "
                        "as text, without --template");
-    run = problems_config(config);
-    const SamplingConfig trained = sampling_for(run.sampling, run.data, *loaded.tokenizer);
-    if (!options.sampling.given.contains("temperature")) sampling.temperature = trained.temperature;
-    sampling.stop_tokens.insert(sampling.stop_tokens.end(), trained.stop_tokens.begin(),
-                                trained.stop_tokens.end());
-    sampling.stop_strings.insert(sampling.stop_strings.end(), trained.stop_strings.begin(),
-                                 trained.stop_strings.end());
-  }
-  const std::vector<Example> prompts = prompts_of(options, run.data, *loaded.tokenizer);
+  const auto& [data, sampling] =
+      model_settings(loaded, config, options.sampling.config, options.sampling.given);
+  if (config && data.jsonl.path.empty() && data.jsonl.eval_path.empty())
+    throw InputError(
+        str("--template: ", *config, " has no data.jsonl; hint: give the prompts as text"));
+  const std::vector<Example> prompts = prompts_of(options, data, *loaded.tokenizer);
   check_count(options, prompts.size());
-  if (!config.empty()) logging::info("template and sampling of ", config);
+  if (config) logging::info("template and sampling of ", *config);
   CompletionPrinter printer(options, loaded, prompts);
   Engine engine(*loaded.model, {});
   const Sampler sampler(engine, *loaded.tokenizer, sampling);

@@ -47,6 +47,7 @@ class ChangedSet final : public ExampleSet {
 }  // namespace
 
 std::vector<int32_t> encode_prompt(const Example& example, const Tokenizer& tokenizer) {
+  if (!example.prompt_tokens.empty()) return example.prompt_tokens;
   std::vector<int32_t> ids = tokenizer.encode(example.prompt, example.special);
   // Some tokenizers append an end of sequence to every text.
   if (example.special == SpecialTokens::kAdd && !ids.empty() && ids.back() == tokenizer.eos_id() &&

@@ -42,6 +42,7 @@ struct Example {
   std::string question;
   Json template_variables;  // those of this problem alone, such as `tools`; null: none
   std::vector<std::string> other_answers;  // as right as `answer`
+  std::vector<int32_t> prompt_tokens;      // in place of the prompt's text; empty: not given
   const std::string& key() const { return split_key.empty() ? prompt : split_key; }
 };
 

@@ -14,8 +14,11 @@
 #include "autograd/ops.h"
 #include "config/node.h"
 #include "core/device.h"
+#include "data/chat_examples.h"
 #include "data/packing.h"
 #include "job/checkpoint.h"
+#include "job/model_settings.h"
+#include "job/run_directory.h"
 #include "python/bindings/bindings.h"
 #include "rl/engine/rollout.h"
 #include "text/chat_template.h"
@@ -24,13 +27,15 @@
 namespace cohort::python {
 namespace {
 
+struct SetModel : LoadedModel {
+  ModelSettings settings;
+};
 // Engines share the model with the object of Python that has loaded it.
-struct Handle : std::shared_ptr<const LoadedModel> {};
+struct Handle : std::shared_ptr<const SetModel> {};
 
 // Keys of a section of the configuration.
 template <class Section>
-Section section_of(const nb::kwargs& keys, const char* name) {
-  Section section;
+Section section_of(const nb::kwargs& keys, const char* name, Section section = {}) {
   read_config(section, parse_yaml(json_text(keys), name));
   return section;
 }
@@ -53,8 +58,37 @@ Tensor logprobs(const LoadedModel& loaded, std::vector<int32_t> tokens, double t
       .logprob.value();
 }
 
-// A prompt is a text, or a conversation that the chat template renders.
-using Prompt = std::variant<std::string, nb::list>;
+// A prompt is a text, token ids, a conversation that the chat template renders, or {"rendered":
+// text}, such a rendering.
+using Prompt = std::variant<std::string, std::vector<int32_t>, nb::list, nb::dict>;
+
+// The prompts of conversations, with the run's system message, template variables and tools, but
+// for the variables and tools that are given (or None).
+class ChatPrompts {
+ public:
+  ChatPrompts(const SetModel& loaded, nb::handle variables, nb::handle tools)
+      : data_([&] {
+          DataConfig data = loaded.settings.data;
+          if (!variables.is_none()) data.chat_template_kwargs = json_text(variables);
+          if (!tools.is_none()) data.tools = from_python(tools, "tools");
+          return data;
+        }()),
+        format_(chat_format(data_, *loaded.tokenizer)) {}
+
+  std::string render(nb::handle messages) const {
+    const Json list = from_python(messages, "prompt");
+    if (!list.is_array() || !std::ranges::all_of(list.as_array(), &Json::is_object))
+      throw InputError(
+          "prompt: expected a text, token ids, or a conversation as a list of {\"role\", "
+          "\"content\"}; hint: Engine.rollouts() takes several prompts");
+    return format_.prompt(with_system(normalized_messages(list, "prompt"), data_.system));
+  }
+  const ChatFormat& format() const { return format_; }
+
+ private:
+  const DataConfig data_;
+  const ChatFormat format_;
+};
 
 // Calls on_text(completion, text) with each piece of text, and lets Python handle signals.
 class Progress {
@@ -168,9 +202,11 @@ class PythonEngine {
 
   nb::dict rollouts(const std::vector<Prompt>& prompts, int64_t num_generations,
                     const SampleAddress& address, const Progress::OnText& on_text,
-                    const nb::kwargs& sampling) {
-    auto config = section_of<SamplingConfig>(sampling, "rollouts");
-    const std::vector<Example> examples = examples_of(prompts, config);
+                    nb::handle variables, nb::handle tools, const nb::kwargs& sampling) {
+    SamplingConfig config = loaded_->settings.sampling;
+    if (sampling.contains("max_completion_length")) config.max_total_length = 0;
+    config = section_of(sampling, "rollouts", std::move(config));
+    const std::vector<Example> examples = examples_of(prompts, variables, tools, config);
     constexpr int64_t kMaxCompletions = 10'000'000;  // kept in memory
     const auto count = static_cast<int64_t>(prompts.size());
     if (num_generations < 1 || (count > 0 && num_generations > kMaxCompletions / count))
@@ -198,27 +234,37 @@ class PythonEngine {
   }
 
  private:
-  std::vector<Example> examples_of(const std::vector<Prompt>& prompts, SamplingConfig& config) {
+  std::vector<Example> examples_of(const std::vector<Prompt>& prompts, nb::handle variables,
+                                   nb::handle tools, SamplingConfig& config) {
     std::vector<Example> out;
-    std::optional<ChatFormat> format;
+    std::optional<ChatPrompts> chat;
     for (const Prompt& prompt : prompts) {
       if (const auto* text = std::get_if<std::string>(&prompt)) {
         out.push_back({.prompt = *text});
         continue;
       }
-      const Json messages = from_python(std::get<nb::list>(prompt), "prompt");
-      if (!std::ranges::all_of(messages.as_array(), &Json::is_object))
-        throw InputError(
-            "prompt: expected a text, or a conversation as a list of {\"role\", \"content\"}; "
-            "hint: "
-            "Engine.rollouts() takes several prompts");
-      if (!format) {
-        format.emplace(*loaded_->tokenizer, Json());
-        add_end_of_turn(config, format->end_of_turn(*loaded_->tokenizer));
+      if (const auto* ids = std::get_if<std::vector<int32_t>>(&prompt)) {
+        check_ids(*ids);
+        out.push_back({.prompt_tokens = *ids});
+        continue;
       }
-      out.push_back({.prompt = format->prompt(messages), .special = SpecialTokens::kNone});
+      if (!chat) {
+        chat.emplace(*loaded_, variables, tools);
+        add_end_of_turn(config, chat->format().end_of_turn(*loaded_->tokenizer));
+      }
+      const auto* rendered = std::get_if<nb::dict>(&prompt);
+      out.push_back({.prompt = rendered != nullptr ? nb::cast<std::string>((*rendered)["rendered"])
+                                                   : chat->render(std::get<nb::list>(prompt)),
+                     .special = SpecialTokens::kNone});
     }
     return out;
+  }
+  void check_ids(const std::vector<int32_t>& ids) const {
+    const int64_t vocab = loaded_->model->config().vocab_size;
+    if (ids.empty()) throw InputError("prompt: expected token ids, got none");
+    for (const int32_t id : ids)
+      if (id < 0 || id >= vocab)
+        throw InputError(str("prompt: token id ", id, " is outside of the vocabulary of ", vocab));
   }
 
   const Handle loaded_;
@@ -239,13 +285,14 @@ void bind_engine(nb::module_& m) {
       .def(
           "rollout_arrays",
           [](PythonEngine& self, const std::vector<Prompt>& prompts, int64_t num_generations,
-             uint64_t seed, int64_t step, const Progress::OnText& on_text,
-             const nb::kwargs& sampling) {
+             uint64_t seed, int64_t step, const Progress::OnText& on_text, nb::object variables,
+             nb::object tools, const nb::kwargs& sampling) {
             return self.rollouts(prompts, num_generations, {.seed = seed, .step = step}, on_text,
-                                 sampling);
+                                 variables, tools, sampling);
           },
           nb::arg("prompts"), nb::arg("num_generations"), nb::arg("seed"), nb::arg("step"),
-          nb::arg("on_text").none(), nb::arg("sampling"), "The fields of Rollouts.")
+          nb::arg("on_text").none(), nb::arg("chat_template_kwargs").none(),
+          nb::arg("tools").none(), nb::arg("sampling"), "The fields of Rollouts.")
       .def("release_cache", &PythonEngine::release_cache,
            "Frees the cache and returns unused memory to the system; the next call makes it anew.");
 }
@@ -259,10 +306,12 @@ Handle load(const std::string& path, const std::string& device, const std::strin
         str("dtype: expected ",
             on.is_cpu() ? "float32 or float64 on a CPU" : "float32 or bfloat16 on a GPU", ", got ",
             dtype));
-  return {std::make_shared<LoadedModel>(without_gil([&] {
-    return load_found(path, [&](const std::string& checkpoint) {
+  return {std::make_shared<SetModel>(without_gil([&] {
+    SetModel out{load_found(path, [&](const std::string& checkpoint) {
       return load_model(checkpoint, type, on, base, context);
-    });
+    })};
+    out.settings = model_settings(out, find_run_config(out.checkpoint), {});
+    return out;
   }))};
 }
 
@@ -293,14 +342,12 @@ void bind_model(nb::module_& m) {
           },
           nb::arg("ids"), "The text of token ids; special tokens give none.")
       .def(
-          "chat_prompt",
-          [](const Handle& self, const nb::list& messages) {
-            return ChatFormat(*self->tokenizer, Json())
-                .prompt(normalized_messages(from_python(messages, "messages"), "messages"));
+          "chat_text",
+          [](const Handle& self, const nb::list& messages, nb::object variables, nb::object tools) {
+            return ChatPrompts(*self, variables, tools).render(messages);
           },
-          nb::arg("messages"),
-          "The text of a conversation, a list of {\"role\", \"content\"}, up to the assistant's "
-          "next turn. InputError without a chat template, or if it rejects the messages.")
+          nb::arg("messages"), nb::arg("chat_template_kwargs").none(), nb::arg("tools").none(),
+          "The text of Model.chat_prompt().")
       .def(
           "parameters",
           [](const Handle& self) {

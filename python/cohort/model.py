@@ -1,7 +1,7 @@
 """Trained models: `Model` loads one and generates texts, `Engine` samples rollouts as arrays."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Union
@@ -10,9 +10,13 @@ from . import _cohort
 from ._background import Background
 from ._cohort import Tensor
 
-__all__ = ["Engine", "Model", "Prompt", "Rollouts"]
+__all__ = ["ChatPrompt", "Engine", "Model", "Prompt", "Rollouts"]
 
-Prompt = Union[str, list[dict[str, Any]]]
+Prompt = Union[str, list[int], list[dict[str, Any]]]
+
+
+class ChatPrompt(str):
+    """A conversation that the chat template has rendered: a prompt to which no special tokens are added."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +36,22 @@ class Rollouts:
 
 class Engine(_cohort.Engine):
     def rollouts(self, prompts: str | Sequence[Prompt], num_generations: int = 1, *, seed: int = 0, step: int = 0,
+                 chat_template_kwargs: Mapping[str, Any] | None = None, tools: Sequence[Mapping[str, Any]] | None = None,
                  **sampling: Any) -> Rollouts:
-        """Samples `num_generations` completions of a text, or of each prompt of a list: a text, or a conversation, a list of
-        {"role", "content"}, that the chat template renders. The tokens depend on (seed, step), the prompt, its position and the
-        weights only.
+        """Samples `num_generations` completions of a text, or of each prompt of a list: a text, token ids, or a conversation, a
+        list of {"role", "content"}, that the chat template renders as Model.chat_prompt() does. The tokens depend on (seed,
+        step), the prompt, its position and the weights only.
 
-        sampling: temperature (1; 0: greedy), top_k, top_p, min_p, max_completion_length (64), repetition_penalty,
+        sampling: by default that of the model's run, else of its generation_config.json, else temperature (1; 0: greedy), top_k, top_p, min_p, max_completion_length (64), repetition_penalty,
         presence_penalty, frequency_penalty, logit_bias (["ID:BIAS"]), stop_tokens, stop_strings. InputError names a wrong key
         or value, or the prompt that does not fit into the context.
         """
-        every = [prompts] if isinstance(prompts, str) else list(prompts)
-        return Rollouts(**self.rollout_arrays(every, num_generations, seed, step, None, **sampling))
+        return Rollouts(**self._arrays([prompts] if isinstance(prompts, str) else prompts, num_generations, seed, step, None,
+                                       chat_template_kwargs, tools, **sampling))
+
+    def _arrays(self, prompts: Sequence[Prompt], *arguments: Any, **sampling: Any) -> dict[str, Any]:
+        every = [{"rendered": str(prompt)} if isinstance(prompt, ChatPrompt) else prompt for prompt in prompts]
+        return self.rollout_arrays(every, *arguments, **sampling)
 
 
 class Model(_cohort.LoadedModel):
@@ -62,11 +71,19 @@ class Model(_cohort.LoadedModel):
     def _engine(self) -> Engine:
         return Engine(self)
 
-    def generate(self, prompt: Prompt, **sampling: Any) -> str:
-        """The completion of a text or a conversation; `sampling` (and seed, step) as in Engine.rollouts()."""
-        return self._engine.rollouts([prompt], **sampling).texts[0]
+    def chat_prompt(self, messages: list[dict[str, Any]], *, chat_template_kwargs: Mapping[str, Any] | None = None,
+                    tools: Sequence[Mapping[str, Any]] | None = None) -> ChatPrompt:
+        """The text of a conversation, a list of {"role", "content"}, up to the assistant's next turn. The system message, the
+        template's variables and the tools are those of the model's run, unless they are given. InputError without a chat
+        template, or if it rejects the messages."""
+        return ChatPrompt(self.chat_text(messages, chat_template_kwargs, tools))
 
-    def stream(self, prompt: Prompt, *, seed: int = 0, step: int = 0, **sampling: Any) -> Iterator[str]:
+    def generate(self, prompt: Prompt, **options: Any) -> str:
+        """The completion of a text, token ids or a conversation; options as in Engine.rollouts()."""
+        return self._engine.rollouts([prompt], **options).texts[0]
+
+    def stream(self, prompt: Prompt, *, seed: int = 0, step: int = 0, chat_template_kwargs: Mapping[str, Any] | None = None,
+               tools: Sequence[Mapping[str, Any]] | None = None, **sampling: Any) -> Iterator[str]:
         """The same completion in pieces, as its tokens are sampled. Closing the iterator ends it."""
         is_open = [True]
 
@@ -74,5 +91,5 @@ class Model(_cohort.LoadedModel):
             def on_text(_: int, piece: str) -> bool:
                 put(piece)
                 return bool(is_open)
-            self._engine.rollout_arrays([prompt], 1, seed, step, on_text, **sampling)
+            self._engine._arrays([prompt], 1, seed, step, on_text, chat_template_kwargs, tools, **sampling)
         return Background().begin(run, stop=is_open.clear)

@@ -155,7 +155,7 @@ def _steps(steps: Background, config: Config | None, rewards: Mapping[str, Calla
     is_file = isinstance(config, (str, os.PathLike))
     training = _cohort.Training(
         config=os.fspath(config) if is_file else "config",  # type: ignore[arg-type]
-        yaml="" if is_file or config is None else dumps(config),
+        yaml="" if is_file or config is None else dumps(_with_json_texts(config)),  # type: ignore[arg-type]
         resume="" if resume is None else os.fspath(resume), continues=continues,
         overrides=[f"{key}={value if isinstance(value, str) else dumps(value)}" for key, value in (overrides or {}).items()],
         rewards={name: steps.called(_reward(function)) for name, function in _named("rewards", rewards)},
@@ -168,6 +168,17 @@ def _steps(steps: Background, config: Config | None, rewards: Mapping[str, Calla
         reporter.put = put
         return training.run(reporter)
     return steps.begin(run, training.stop)
+
+
+def _with_json_texts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """data.chat_template_kwargs, also of the stages, as the text that the key takes."""
+    out = dict(config)
+    data = out.get("data")
+    if isinstance(data, Mapping) and isinstance(data.get("chat_template_kwargs"), Mapping):
+        out["data"] = {**data, "chat_template_kwargs": dumps(data["chat_template_kwargs"])}
+    if isinstance(out.get("stages"), list):
+        out["stages"] = [_with_json_texts(stage) if isinstance(stage, Mapping) else stage for stage in out["stages"]]
+    return out
 
 
 def _named(kind: str, functions: Mapping[str, Callable[..., Any]] | None) -> Iterable[tuple[str, Callable[..., Any]]]:

@@ -1,5 +1,6 @@
 """Fixtures: a small configuration, a model that has learned it, and the folder of shared data."""
 import copy
+import json
 import os
 import pathlib
 import signal
@@ -46,3 +47,25 @@ def shared_data():
         assert "data" not in os.environ.get("COHORT_REQUIRE", ""), f"{folder} is missing"
         pytest.skip(f"no shared data in {folder}; hint: set COHORT_TEST_DATA to their folder")
     return folder
+
+
+CHAT_TEMPLATE = ("{% if tools %}tools {{ tools | length }}<|end|>{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}<|end|>"
+                 "{% endfor %}{{ tone }}{% if add_generation_prompt %}assistant: {% endif %}")
+
+
+@pytest.fixture(scope="session")
+def chat_run(tmp_path_factory):
+    """A run on conversations, with a system message, a variable of the template, and keys of sampling."""
+    folder = tmp_path_factory.mktemp("chat")
+    letters = [chr(c) for c in (*range(33, 127), *range(161, 173), *range(174, 256))]
+    vocab = letters + [chr(256 + i) for i in range(256 - len(letters))] + ["<|endoftext|>", "<|end|>"]
+    (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(vocab)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps(
+        {"eos_token": "<|endoftext|>", "additional_special_tokens": ["<|end|>"], "chat_template": CHAT_TEMPLATE}))
+    config = copy.deepcopy(SMALL) | {"trainer": "sft", "steps": 30, "batch_size": 8, "output_dir": str(folder / "run"),
+                                     "temperature": 0.5, "top_k": 7, "max_completion_length": 3}
+    config["model"]["context"] = 128
+    config["data"] |= {"tokenizer_path": str(folder), "chat": True, "system": "be brief",
+                       "chat_template_kwargs": {"tone": "kindly "}}
+    return cohort.train(config, progress=False).dir

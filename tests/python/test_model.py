@@ -157,3 +157,32 @@ def test_models_are_freed(model):
     del other
     gc.collect()
     assert reference() is None
+
+
+def test_a_model_of_a_run_is_asked_as_in_its_run(chat_run):
+    model, question = cohort.Model(chat_run, device="cpu"), [{"role": "user", "content": "1+1="}]
+    prompt = model.chat_prompt(question)
+    assert prompt == "system: be brief<|end|>user: 1+1=<|end|>kindly assistant: "
+    own = [{"role": "system", "content": "be long"}, *question]
+    assert model.chat_prompt(own, chat_template_kwargs={"tone": ""}, tools=[{"name": "f"}]) == \
+        "tools 1<|end|>system: be long<|end|>user: 1+1=<|end|>assistant: "
+    with pytest.raises(cohort.InputError, match="role"):
+        model.chat_prompt([{"content": "no role"}])
+    default = cohort.Engine(model).rollouts([question], 20)
+    explicit = cohort.Engine(model).rollouts([question], 20, temperature=0.5, top_k=7, max_completion_length=3)
+    assert default.texts == explicit.texts and len(set(default.texts)) > 1
+    assert all(default.lengths.numpy() - default.prompt_lengths.numpy() <= 3)
+    ids = default.tokens.numpy()[0, :default.prompt_lengths.numpy()[0]].tolist()
+    assert model.decode(ids) == prompt.replace("<|end|>", "")
+    for seed in range(5):
+        options = {"seed": seed, "max_completion_length": 30, "temperature": 1, "top_k": 0}
+        text = model.generate(question, **options)
+        assert text == model.generate(prompt, **options) == model.generate(ids, **options) == "".join(model.stream(ids, **options))
+    other = {"chat_template_kwargs": {"tone": "x "}, "tools": [{"name": "f"}]}
+    assert model.generate(question, **other) == model.generate(model.chat_prompt(question, **other))
+
+
+def test_wrong_token_ids_are_refused(model):
+    for ids, text in (([], "got none"), ([1, 10**6], "1000000 is outside"), ([-1], "-1 is outside")):
+        with pytest.raises(cohort.InputError, match=text):
+            model.generate(ids)

@@ -1,0 +1,61 @@
+#include "job/model_settings.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/log.h"
+#include "sys/files.h"
+#include "trainers/sampling.h"
+
+namespace cohort {
+namespace {
+
+// Takes the sampling of a run, but for the fields that are given.
+void follow_run(SamplingConfig& sampling, const SamplingConfig& run, const std::string& path,
+                const std::set<std::string>& given) {
+  const auto is_given = [&](const std::string& key) {
+    return given.contains(key == "max_completion_length" ? "max_new_tokens" : key);
+  };
+  const ConfigFields values = config_fields(run), defaults = config_fields(SamplingConfig());
+  std::string keys;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const auto& [key, value] = values[i];
+    const bool is_default = key != "temperature" && value == defaults[i].second;
+    if (key.starts_with("stop_") || is_given(key) || is_default) continue;
+    keys += str(key, ": ", value, "\n");
+    if (key == "max_completion_length") sampling.max_total_length = 0;
+  }
+  read_config(sampling, parse_yaml(keys, path));
+  for (const int64_t token : run.stop_tokens) sampling.stop_tokens.push_back(token);
+  for (const std::string& text : run.stop_strings) sampling.stop_strings.push_back(text);
+}
+
+}  // namespace
+
+ModelSettings model_settings(const LoadedModel& loaded, const std::optional<std::string>& config,
+                             SamplingConfig sampling, const std::set<std::string>& given) {
+  ModelSettings out{.data = {}, .sampling = std::move(sampling)};
+  for (const std::string& folder : {loaded.checkpoint, loaded.base.path})
+    if (const std::string path = folder + "/generation_config.json";
+        !folder.empty() && path_exists(path)) {
+      out.sampling = recommended_sampling(out.sampling, given, path, *loaded.tokenizer,
+                                          loaded.model->config().vocab_size);
+      break;
+    }
+  if (!config) return out;
+  const TrainConfig run = load_plan(*config, {}).stages.back();
+  out.data = run.data;
+  follow_run(out.sampling, sampling_for(run.sampling, run.data, *loaded.tokenizer), *config, given);
+  return out;
+}
+
+Json with_system(Json messages, const std::string& system) {
+  const Json::Array& all = messages.as_array();
+  const auto is_system = [](const Json& message) { return has_role(message, "system"); };
+  if (system.empty() || std::ranges::any_of(all, is_system)) return messages;
+  Json::Array out{make_message("system", system)};
+  out.insert(out.end(), all.begin(), all.end());
+  return out;
+}
+
+}  // namespace cohort

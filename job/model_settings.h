@@ -1,0 +1,30 @@
+// How a trained model is asked: with the prompts and the sampling of its run, and with what its
+// generation_config.json recommends.
+#pragma once
+
+#include <optional>
+#include <set>
+#include <string>
+
+#include "job/checkpoint.h"
+
+namespace cohort {
+
+struct ModelSettings {
+  DataConfig data;  // of the last stage of a run; else the defaults
+  SamplingConfig sampling;
+};
+
+// The settings for a model. `config`: the path of a run's configuration, if there is one. Of
+// `sampling` the fields `given`, by their names in generation_config.json, stay. Others are, in
+// this order: the temperature of the run, and its other keys of sampling that are not the defaults;
+// the values of generation_config.json in the model's folder or that of its base; those of
+// `sampling`. The run's stop tokens, stop strings and end of turn are added. Throws InputError
+// naming the file for values that cannot be followed.
+ModelSettings model_settings(const LoadedModel& loaded, const std::optional<std::string>& config,
+                             SamplingConfig sampling, const std::set<std::string>& given = {});
+
+// A conversation with a system message in front, unless it has one or `system` is empty.
+Json with_system(Json messages, const std::string& system);
+
+}  // namespace cohort
