@@ -421,6 +421,13 @@ StageEnd Run::train_stage(size_t index, const std::string& before, Reporter& rep
       throw BadStart(e.what(), checkpoint);
     } catch (const OutOfMemoryError& e) {
       throw OutOfMemoryError(e.what() + stage.save_after_failure());
+    } catch (const std::exception& e) {
+      // Another process has failed: its rank is gone, and so may be this run.
+      if (group_ != nullptr && dynamic_cast<const PeerError*>(&e) != nullptr) throw;
+      const std::string saved = stage.save_after_failure();
+      if (!saved.empty())
+        logging::info("the run has failed", saved, "; cohort train --resume ", dir_, " continues");
+      throw;
     }
   };
   if (group_ != nullptr) return train(communicator(device));

@@ -182,6 +182,29 @@ def test_exceptions_of_functions_are_raised_and_keep_the_checkpoint(small):
         cohort.train(small("sft", batch_size=4, output_dir=config["output_dir"] + "2"), callbacks=[Failing()], progress=False)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("place", ["reward", "callback"])
+def test_a_run_that_fails_in_a_function_saves_its_last_step(small, tmp_path, place, ranks):
+    config, seen = small("grpo", rewards=mine(), ranks=ranks), []
+
+    class Failing(cohort.Callback):
+        def on_step(self, metrics):
+            seen.append(metrics["step"])
+            if place == "callback" and metrics["step"] == 2:
+                raise LookupError("from the callback")
+
+    def failing(completions, **fields):
+        if place == "reward" and len(seen) == 2:
+            raise LookupError("from the reward")
+        return reward(completions, [""] * len(completions))  # noqa: F821
+    with pytest.raises(LookupError, match="from the"):
+        cohort.train(config, rewards={"mine": failing}, callbacks=[Failing()], progress=False)
+    assert checkpoints(config["output_dir"]) == [2]
+    resumed = cohort.train(resume=config["output_dir"], rewards={"mine": reward}, progress=False)  # noqa: F821
+    whole = cohort.train(config | {"output_dir": str(tmp_path / "whole")}, rewards={"mine": reward}, progress=False)  # noqa: F821
+    assert weights(resumed.dir) == weights(whole.dir) and weights(whole.dir)
+
+
 @pytest.mark.parametrize("values, error", [
     (lambda n: [1.0] * (n - 1), cohort.InputError), (lambda n: [float("nan")] * n, cohort.InputError),
     (lambda n: itertools.repeat(1.0), cohort.InputError), (lambda n: ["x"] * n, ValueError), (lambda n: 7, TypeError),
