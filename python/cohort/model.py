@@ -34,6 +34,23 @@ class Rollouts:
     stop_reasons: list[str]  # "stop_token", "stop_string", "length" or "context"
 
 
+# Names of transformers, TRL and vLLM.
+_NAMES = {"max_new_tokens": "max_completion_length", "max_tokens": "max_completion_length", "stop": "stop_strings",
+          "stop_token_ids": "stop_tokens", "n": "num_generations", "num_return_sequences": "num_generations"}
+
+
+def _translated(options: dict[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    if options.pop("do_sample", True) is False:
+        options = {"temperature": 0} | options
+    for name, value in options.items():
+        own = _NAMES.get(name, name)
+        if own in out and own != "num_generations":
+            raise _cohort.InputError(f"{name} is {own} here, which is given too; hint: leave one of them out")
+        out[own] = value
+    return out
+
+
 class Engine(_cohort.Engine):
     def rollouts(self, prompts: str | Sequence[Prompt], num_generations: int = 1, *, seed: int = 0, step: int = 0,
                  chat_template_kwargs: Mapping[str, Any] | None = None, tools: Sequence[Mapping[str, Any]] | None = None,
@@ -49,9 +66,10 @@ class Engine(_cohort.Engine):
         return Rollouts(**self._arrays([prompts] if isinstance(prompts, str) else prompts, num_generations, seed, step, None,
                                        chat_template_kwargs, tools, **sampling))
 
-    def _arrays(self, prompts: Sequence[Prompt], *arguments: Any, **sampling: Any) -> dict[str, Any]:
+    def _arrays(self, prompts: Sequence[Prompt], count: int, *arguments: Any, **sampling: Any) -> dict[str, Any]:
+        sampling = _translated({"num_generations": count} | sampling)
         every = [{"rendered": str(prompt)} if isinstance(prompt, ChatPrompt) else prompt for prompt in prompts]
-        return self.rollout_arrays(every, *arguments, **sampling)
+        return self.rollout_arrays(every, sampling.pop("num_generations"), *arguments, **sampling)
 
 
 class Model(_cohort.LoadedModel):

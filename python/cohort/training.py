@@ -1,7 +1,9 @@
 """`train()` runs a configuration, with Python functions as rewards and environments; `train_steps()` is its iterator."""
 from __future__ import annotations
 
+import asyncio
 import html
+import inspect
 import json
 import os
 import sys
@@ -9,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Union
 
 from . import _cohort
@@ -158,8 +161,8 @@ def _steps(steps: Background, config: Config | None, rewards: Mapping[str, Calla
         yaml="" if is_file or config is None else dumps(_with_json_texts(config)),  # type: ignore[arg-type]
         resume="" if resume is None else os.fspath(resume), continues=continues,
         overrides=[f"{key}={value if isinstance(value, str) else dumps(value)}" for key, value in (overrides or {}).items()],
-        rewards={name: steps.called(_reward(function)) for name, function in _named("rewards", rewards)},
-        environments={name: steps.called(function) for name, function in _named("environments", environments)})
+        rewards={name: steps.called(_reward(name, function)) for name, function in _named("rewards", rewards)},
+        environments={name: steps.called(_environment(function)) for name, function in _named("environments", environments)})
     if (config is None) == (resume is None):
         raise _cohort.InputError("train: expected a configuration (a file or a dictionary) or resume=RUN_DIR")
     reporter = _Callbacks(callbacks, steps, training.stop)
@@ -188,8 +191,31 @@ def _named(kind: str, functions: Mapping[str, Callable[..., Any]] | None) -> Ite
         yield name, function
 
 
-def _reward(function: Callable[..., Iterable[float | None]]) -> Callable[[list[dict[str, Any]]], Iterable[float | None]]:
-    return lambda requests: function(**arguments_of(function, requests))
+def _reward(name: str, function: Callable[..., Any]) -> Callable[[list[dict[str, Any]]], list[float | None]]:
+    def call(requests: list[dict[str, Any]]) -> list[float | None]:
+        values = _awaited(function(**arguments_of(function, requests)))
+        where = f"reward {name}: {getattr(function, '__qualname__', function)} returned"
+        hint = f"hint: a list of {len(requests)} numbers, one for each completion, None where it does not apply"
+        if getattr(values, "ndim", 1) != 1:
+            raise _cohort.InputError(f"{where} an array of shape {tuple(values.shape)}; {hint}")
+        if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+            raise _cohort.InputError(f"{where} {values!r}; {hint}")
+        out = list(islice(values, len(requests) + 1))  # too many, and perhaps without an end, are refused by the run
+        for i, value in enumerate(out):
+            try:
+                out[i] = None if value is None else float(value)
+            except (TypeError, ValueError):
+                raise _cohort.InputError(f"{where} {value!r} for completion {i}; {hint}") from None
+        return out
+    return call
+
+
+def _environment(function: Callable[..., Any]) -> Callable[[list[dict[str, Any]]], Any]:
+    return lambda requests: _awaited(function(requests))
+
+
+def _awaited(value: Any) -> Any:
+    return asyncio.run(value) if inspect.iscoroutine(value) else value
 
 
 def train(config: Config | None = None, *, progress: bool = True, callbacks: Iterable[Callback] = (),

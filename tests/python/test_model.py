@@ -186,3 +186,14 @@ def test_wrong_token_ids_are_refused(model):
     for ids, text in (([], "got none"), ([1, 10**6], "1000000 is outside"), ([-1], "-1 is outside")):
         with pytest.raises(cohort.InputError, match=text):
             model.generate(ids)
+
+
+def test_sampling_options_have_the_names_of_other_libraries(model):
+    engine = cohort.Engine(model)
+    ours = engine.rollouts(PROMPTS, 3, seed=2, max_completion_length=5, stop_strings=["3"]).texts
+    assert engine.rollouts(PROMPTS, n=3, seed=2, max_tokens=5, stop=["3"]).texts == ours
+    assert engine.rollouts(PROMPTS, num_return_sequences=3, seed=2, max_new_tokens=5, stop="3").texts == ours
+    assert model.generate("1+1=", do_sample=False) == model.generate("1+1=", temperature=0)
+    assert "".join(model.stream("1+1=", do_sample=False, max_tokens=4)) == model.generate("1+1=", temperature=0, max_tokens=4)
+    with pytest.raises(cohort.InputError, match="max_new_tokens is max_completion_length here, which is given too"):
+        model.generate("1+1=", max_completion_length=3, max_new_tokens=4)

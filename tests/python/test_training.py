@@ -206,13 +206,24 @@ def test_a_run_that_fails_in_a_function_saves_its_last_step(small, tmp_path, pla
 
 
 @pytest.mark.parametrize("values, error", [
-    (lambda n: [1.0] * (n - 1), cohort.InputError), (lambda n: [float("nan")] * n, cohort.InputError),
-    (lambda n: itertools.repeat(1.0), cohort.InputError), (lambda n: ["x"] * n, ValueError), (lambda n: 7, TypeError),
-    (lambda n: None, TypeError)])
+    (lambda n: [1.0] * (n - 1), "hint: one to each"), (lambda n: [float("nan")] * n, "reward mine: .* nan"),
+    (lambda n: itertools.repeat(1.0), "hint: one to each"), (lambda n: ["x"] * n, "reward mine: .*returned 'x' for completion 0"),
+    (lambda n: 7, "reward mine: .*returned 7; hint: a list of"), (lambda n: None, "reward mine: .*returned None; hint: a list"),
+    (lambda n: np.zeros((n, 1)), r"an array of shape \(24, 1\)"), (lambda n: np.float32(1), r"an array of shape \(\)"),
+    (lambda n: {"a": 1}, "returned {'a': 1}"), (lambda n: [[1.0]] * n, r"returned \[1.0\] for completion 0")])
 def test_wrong_rewards_end_the_run(small, values, error):
-    with pytest.raises(error):
+    with pytest.raises(cohort.InputError, match=error):
         cohort.train(small("grpo", rewards=mine()), rewards={"mine": lambda completions, **_: values(len(completions))},
                      progress=False)
+
+
+def test_functions_may_be_coroutines(small, tmp_path):
+    async def awaited(completions, **fields):
+        return reward(completions, [""] * len(completions))  # noqa: F821
+    ours = cohort.train(small("grpo", rewards=mine(), output_dir=str(tmp_path / "a")), rewards={"mine": awaited}, progress=False)
+    theirs = cohort.train(small("grpo", rewards=mine(), output_dir=str(tmp_path / "b")), rewards={"mine": reward},  # noqa: F821
+                          progress=False)
+    assert weights(ours.dir) == weights(theirs.dir)
 
 
 def test_wrong_requests_are_named(small, tmp_path):
