@@ -1,4 +1,4 @@
-// How a trained model is asked: with the prompts and the sampling of its run, and with what its
+// Settings for asking a trained model: the prompts and the sampling of its run, and what its
 // generation_config.json recommends.
 #pragma once
 
@@ -11,7 +11,7 @@
 namespace cohort {
 
 struct ModelSettings {
-  DataConfig data;  // of the last stage of a run; else the defaults
+  DataConfig data;  // the last stage of its run has it; else the defaults
   SamplingConfig sampling;
 };
 
