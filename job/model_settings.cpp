@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/log.h"
+#include "job/config.h"
 #include "sys/files.h"
 #include "trainers/sampling.h"
 

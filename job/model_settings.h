@@ -7,6 +7,7 @@
 #include <string>
 
 #include "job/checkpoint.h"
+#include "rl/engine/rollout.h"
 
 namespace cohort {
 
