@@ -77,6 +77,8 @@ void bind_operators(nb::class_<Variable>& tensor) {
                                "`is` tells if two names have the same tensor"));
         },
         nb::is_operator(), nb::arg("other"));
+  tensor.def("__hash__",
+             [](nb::handle self) { return reinterpret_cast<intptr_t>(self.ptr()) >> 4; });
 }
 
 // Sizes, strides and offset of a view, in elements.

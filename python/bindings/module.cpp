@@ -28,6 +28,7 @@ NB_MODULE(_cohort, m) {
   bind_tensor(m);
   nb::module_ ops = m.def_submodule("ops");
   bind_ops(ops);
+  nb::delattr(m, "ops");  // cohort.ops has its functions, and its own stub
   bind_raw(m);
   bind_model(m);
   bind_train(m);

@@ -1,5 +1,4 @@
 """Differentiable ops. An argument is a Tensor, or any array with `__dlpack__`, which is a constant."""
-from ._cohort import ops as _ops
-from ._cohort.ops import *  # noqa: F403
+from ._cohort.ops import *
 
-__all__ = [name for name in dir(_ops) if not name.startswith("_")]
+__all__ = [name for name in dir() if not name.startswith("_")]
