@@ -112,6 +112,7 @@ Json from_python(nb::handle value, const std::string& where);  // `where` names 
 nb::object to_python(const Json& value);
 
 void bind_tensor(nb::module_& m);
+void bind_elements(nb::class_<Variable>& tensor);  // a part of bind_tensor()
 void bind_ops(nb::module_& m);
 void bind_raw(nb::module_& m);  // the kernels that cohort.torch calls
 void bind_model(nb::module_& m);

@@ -26,7 +26,9 @@ NB_MODULE(_cohort, m) {
   const nb::exception<Error> error(m, "Error", PyExc_RuntimeError);
   nb::exception<InputError>(m, "InputError", nb::make_tuple(error, nb::handle(PyExc_ValueError)));
   bind_tensor(m);
-  bind_ops(m);
+  nb::module_ ops = m.def_submodule("ops");
+  bind_ops(ops);
+  nb::delattr(m, "ops");  // cohort.ops has its functions, and its own stub
   bind_raw(m);
   bind_model(m);
   bind_train(m);

@@ -214,6 +214,13 @@ nb::object to_numpy(const Variable& v) {
   return nb::module_::import_("numpy").attr("from_dlpack")(Variable(t.to(Device{})));
 }
 
+nb::object as_array(const Variable& v, nb::handle dtype, std::optional<bool> copy) {
+  if (copy == false && (v.value().dtype() == DType::kBF16 || !v.value().device().is_cpu()))
+    throw InputError(str("__array__: ", v.value().str(), " needs a copy; hint: numpy.asarray(t)"));
+  return nb::module_::import_("numpy").attr("array")(to_numpy(v), nb::arg("dtype") = dtype,
+                                                     nb::arg("copy") = copy);
+}
+
 Variable converted(const Variable& v, const std::string& to) {
   for (const Element& e : kElements)
     if (e.name == to) return without_gil([&] { return Variable(v.value().to(e.dtype)); });
@@ -294,17 +301,41 @@ std::pair<int, int> dlpack_device(const Variable& v) {
   return {device.is_cpu() ? kCpu : kCuda, device.index};
 }
 
+void bind_exchange(nb::class_<Variable>& tensor) {
+  tensor
+      .def(
+          "numpy", &to_numpy, nb::sig("def numpy(self) -> numpy.ndarray[]"),
+          R"(A numpy array that shares the memory of a CPU tensor; a copy of tensors on other devices and, as
+float32, of bfloat16.)")
+      .def("__array__", &as_array, nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none(),
+           nb::sig("def __array__(self, dtype: typing.Any = None, copy: bool | None = None) -> "
+                   "numpy.ndarray[]"),
+           "numpy.asarray(): the array of numpy().")
+      .def("__dlpack_device__", &dlpack_device)
+      .def(
+          "__dlpack__", &export_tensor, nb::kw_only(), nb::arg("stream") = nb::none(),
+          nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(),
+          nb::arg("copy") = nb::none(),
+          nb::sig("def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] "
+                  "| None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = "
+                  "None) -> typing.Any"),
+          "The array API's protocol: on CUDA `stream` waits for the work that is enqueued.");
+}
+
 }  // namespace
 
 void bind_tensor(nb::module_& m) {
-  nb::class_<Variable>(
+  nb::class_<Variable> tensor(
       m, "Tensor",
       R"(A tensor of float64, float32, bfloat16, float16, int32, int64 or uint8 with at most 6 dimensions on
-a device. It may take part in differentiation; ops do not take float16, which to() converts.)")
-      .def_prop_ro("shape", [](const Variable& v) { return tuple_of(v.shape()); })
+a device. It may take part in differentiation; ops do not take float16, which to() converts.)");
+  tensor
+      .def_prop_ro(
+          "shape", [](const Variable& v) { return tuple_of(v.shape()); },
+          nb::sig("def shape(self) -> tuple[int, ...]"))
       .def_prop_ro(
           "strides", [](const Variable& v) { return tuple_of(v.value().strides()); },
-          "Strides in elements.")
+          nb::sig("def strides(self) -> tuple[int, ...]"), "Strides in elements.")
       .def_prop_ro("dtype", [](const Variable& v) { return element_of(v.value().dtype()).name; })
       .def_prop_ro(
           "device", [](const Variable& v) { return v.value().device().str(); },
@@ -335,17 +366,10 @@ tensor; None: 1, for one element. Frees the graph: Error for a second backward.)
           "to", &converted, nb::arg("to"),
           R"(A constant of another dtype ("bfloat16") or on another device ("cuda:0"); shares the memory if
 nothing changes. InputError for an unknown one.)")
-      .def(
-          "numpy", &to_numpy,
-          R"(A numpy array that shares the memory of a CPU tensor; a copy of tensors on other devices and, as
-float32, of bfloat16.)")
-      .def("__dlpack_device__", &dlpack_device)
-      .def("__dlpack__", &export_tensor, nb::kw_only(), nb::arg("stream") = nb::none(),
-           nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(),
-           nb::arg("copy") = nb::none(),
-           "The array API's protocol: on CUDA `stream` waits for the work that is enqueued.")
       .def("__repr__",
            [](const Variable& v) { return str("cohort.Tensor(", v.value().str(), ")"); });
+  bind_exchange(tensor);
+  bind_elements(tensor);
   m.def(
       "from_dlpack", &from_dlpack, nb::arg("x"), nb::kw_only(), nb::arg("copy") = false,
       R"(A Tensor that shares the memory of an array of numpy, torch, CuPy, JAX or another library with

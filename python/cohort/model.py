@@ -52,6 +52,18 @@ def _translated(options: dict[str, Any]) -> dict[str, Any]:
 
 
 class Engine(_cohort.Engine):
+    """Samples completions by continuous batching over a paged cache of keys and values, which is kept between calls. Calls from
+    several threads run one after the other.
+
+    max_concurrent: sequences that are computed at a time, 0: as many as fit. memory_fraction: upper limit of the cache, relative
+    to the free memory. max_cache_tokens: its limit in tokens, 0: none. InputError for other values.
+    """
+
+    def __init__(self, model: _cohort.LoadedModel, *, max_concurrent: int = 0, memory_fraction: float = 0.5,
+                 max_cache_tokens: int = 0) -> None:
+        super().__init__(model, max_concurrent=max_concurrent, memory_fraction=memory_fraction,
+                         max_cache_tokens=max_cache_tokens)
+
     def rollouts(self, prompts: str | Sequence[Prompt], num_generations: int = 1, *, seed: int = 0, step: int = 0,
                  chat_template_kwargs: Mapping[str, Any] | None = None, tools: Sequence[Mapping[str, Any]] | None = None,
                  **sampling: Any) -> Rollouts:

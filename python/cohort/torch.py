@@ -107,8 +107,10 @@ _swiglu = _define("swiglu", "Tensor x", lambda x: (x.new_empty((*x.shape[:-1], x
                   result="Tensor")
 
 
-def flash_attention(q, k, v, *, causal=True, window=0, window_right=-1, soft_cap=0.0, scale=0.0, bias=None, sinks=None,
-                    slopes=None, prefix_lm=None, tiles=None, cu_seqlens=None):
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True, window: int = 0, window_right: int = -1,
+                    soft_cap: float = 0.0, scale: float = 0.0, bias: Tensor | None = None, sinks: Tensor | None = None,
+                    slopes: Tensor | None = None, prefix_lm: Tensor | None = None, tiles: Tensor | None = None,
+                    cu_seqlens: Tensor | None = None) -> Tensor:
     """Attention as `cohort.ops.flash_attention` defines it. q: [B, T, H, D], or packed [T, H, D] with cu_seqlens [S + 1];
     k, v: with Hkv heads, of which H is a multiple; any strides -> the shape of q. bias [H, 2 R + 1] and sinks [H] are
     differentiable, slopes [H] is not; tiles: of `cohort.ops.tile_mask`."""
@@ -117,11 +119,11 @@ def flash_attention(q, k, v, *, causal=True, window=0, window_right=-1, soft_cap
                       _cast(tiles, i), causal, window, window_right, float(soft_cap), float(scale))
 
 
-def rms_norm(x, w, eps=1e-5):
+def rms_norm(x: Tensor, w: Tensor, eps: float = 1e-5) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * w over the last dimension. x: [..., C], w: [C]."""
     return _rms_norm(x.contiguous(), w.contiguous(), float(eps))
 
 
-def swiglu(x):
+def swiglu(x: Tensor) -> Tensor:
     """silu(gate) * up -> [..., F]. x: [..., 2 F], gate | up side by side."""
     return _swiglu(x.contiguous())

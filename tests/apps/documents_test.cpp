@@ -1,12 +1,10 @@
 // Claims of the documents: configurations train, and quoted code and numbers match the program.
 #include <algorithm>
 #include <filesystem>
-#include <regex>
 #include <sstream>
 
 #include "job/config.h"
 #include "job/foreign_keys.h"
-#include "kernels/elementwise.h"
 #include "nn/model_folder.h"
 #include "nn/transformer.h"
 #include "tests/apps/process.h"
@@ -114,16 +112,6 @@ TEST(Documents, NamesOfOtherTrainersAreKnown) {
     }
   }
   EXPECT_GT(names, 60);
-}
-
-// An op of the table is a function of the Python package too, which imports its functions by name.
-TEST(Documents, PythonNamesEveryElementwiseOp) {
-  const std::string ops = read_file(source("python/cohort/ops.py"));
-#define COHORT_EXPECT_NAMED(Op, name)                                \
-  EXPECT_TRUE(std::regex_search(ops, std::regex("\\b" #name "\\b"))) \
-      << "python/cohort/ops.py does not import " #name ", an op of kernels/elementwise.h";
-  COHORT_ELEMENTWISE_OPS(COHORT_EXPECT_NAMED)
-#undef COHORT_EXPECT_NAMED
 }
 
 }  // namespace

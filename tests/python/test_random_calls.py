@@ -63,7 +63,9 @@ def functions():
     return [getattr(m, n) for m, n in names if callable(getattr(m, n)) and not inspect.isclass(getattr(m, n))]
 
 
-MEMBERS = [n for n in dir(cohort.Tensor) if n in ("__dlpack__", "__dlpack_device__", "__repr__") or not n.startswith("_")]
+MEMBERS = [n for n in dir(cohort.Tensor) if not n.startswith("_")] + [
+    "__dlpack__", "__dlpack_device__", "__repr__", "__array__", "__getitem__", "__len__", "__iter__", "__bool__", "__add__",
+    "__rtruediv__", "__neg__", "__eq__", "__lt__"]
 KEYWORDS = ["causal", "window", "window_right", "soft_cap", "scale", "slopes", "bias", "sinks", "prefix_lm", "cu_seqlens",
             "eps", "weight_offset", "copy", "stream", "max_version", "dl_device", "temperature", "top_k",
             "top_p", "min_p", "seed", "tiles", "max_completion_length", "num_generations", "max_concurrent",
