@@ -84,18 +84,22 @@ class Engine(_cohort.Engine):
         return self.rollout_arrays(every, sampling.pop("num_generations"), *arguments, **sampling)
 
 
+_DTYPES = {"f32": "float32", "f64": "float64", "bf16": "bfloat16"}  # the names in configurations
+
+
 class Model(_cohort.LoadedModel):
     """A model from a folder in Hugging Face's format, a run, or one of its checkpoints.
 
     device: "cpu" or "cuda:N"; default: a GPU if there is one. dtype: "float32" (default on CPUs), "bfloat16" (default on
-    GPUs) or "float64". base: the folder of an adapter's base model. context: at least this many tokens, where the model may
+    GPUs) or "float64"; also "f32", "bf16" and "f64". base: the folder of an adapter's base model. context: at least this many tokens, where the model may
     be extended. InputError if there is no usable model.
     """
 
     def __init__(self, path: str, *, device: str | None = None, dtype: str | None = None, base: str = "",
                  context: int = 0) -> None:
         device = device or ("cuda:0" if _cohort.cuda_device_count() > 0 else "cpu")
-        super().__init__(str(path), device, dtype or ("float32" if device == "cpu" else "bfloat16"), base, context)
+        dtype = _DTYPES.get(dtype, dtype) if dtype else "float32" if device == "cpu" else "bfloat16"
+        super().__init__(str(path), device, dtype, base, context)
 
     @cached_property
     def _engine(self) -> Engine:

@@ -197,3 +197,9 @@ def test_sampling_options_have_the_names_of_other_libraries(model):
     assert "".join(model.stream("1+1=", do_sample=False, max_tokens=4)) == model.generate("1+1=", temperature=0, max_tokens=4)
     with pytest.raises(cohort.InputError, match="max_new_tokens is max_completion_length here, which is given too"):
         model.generate("1+1=", max_completion_length=3, max_new_tokens=4)
+
+
+def test_dtypes_have_the_names_of_configurations_too(model):
+    assert cohort.Model(model.folder, device="cpu", dtype="f64").parameters()["lm_head.weight"].dtype == "float64"
+    with pytest.raises(cohort.InputError, match="float32 or float64 on a CPU"):
+        cohort.Model(model.folder, device="cpu", dtype="bf16")
