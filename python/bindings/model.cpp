@@ -62,6 +62,15 @@ Tensor logprobs(const LoadedModel& loaded, std::vector<int32_t> tokens, double t
 // text}, such a rendering.
 using Prompt = std::variant<std::string, std::vector<int32_t>, nb::list, nb::dict>;
 
+Json messages_of(const nb::list& prompt) {
+  Json messages = from_python(prompt, "prompt");
+  if (!std::ranges::all_of(messages.as_array(), &Json::is_object))
+    throw InputError(
+        "prompt: expected a text, token ids, or a conversation as a list of {\"role\", "
+        "\"content\"}; hint: Engine.rollouts() takes several prompts");
+  return messages;
+}
+
 // The prompts of conversations, with the run's system message, template variables and tools, but
 // for the variables and tools that are given (or None).
 class ChatPrompts {
@@ -75,13 +84,8 @@ class ChatPrompts {
         }()),
         format_(chat_format(data_, *loaded.tokenizer)) {}
 
-  std::string render(nb::handle messages) const {
-    const Json list = from_python(messages, "prompt");
-    if (!list.is_array() || !std::ranges::all_of(list.as_array(), &Json::is_object))
-      throw InputError(
-          "prompt: expected a text, token ids, or a conversation as a list of {\"role\", "
-          "\"content\"}; hint: Engine.rollouts() takes several prompts");
-    return format_.prompt(with_system(normalized_messages(list, "prompt"), data_.system));
+  std::string render(const Json& messages) const {
+    return format_.prompt(with_system(normalized_messages(messages, "prompt"), data_.system));
   }
   const ChatFormat& format() const { return format_; }
 
@@ -248,13 +252,15 @@ class PythonEngine {
         out.push_back({.prompt_tokens = *ids});
         continue;
       }
+      const auto* conversation = std::get_if<nb::list>(&prompt);
+      const Json messages = conversation != nullptr ? messages_of(*conversation) : Json();
       if (!chat) {
         chat.emplace(*loaded_, variables, tools);
         add_end_of_turn(config, chat->format().end_of_turn(*loaded_->tokenizer));
       }
-      const auto* rendered = std::get_if<nb::dict>(&prompt);
-      out.push_back({.prompt = rendered != nullptr ? nb::cast<std::string>((*rendered)["rendered"])
-                                                   : chat->render(std::get<nb::list>(prompt)),
+      out.push_back({.prompt = conversation != nullptr
+                                   ? chat->render(messages)
+                                   : nb::cast<std::string>(std::get<nb::dict>(prompt)["rendered"]),
                      .special = SpecialTokens::kNone});
     }
     return out;
@@ -344,7 +350,7 @@ void bind_model(nb::module_& m) {
       .def(
           "chat_text",
           [](const Handle& self, const nb::list& messages, nb::object variables, nb::object tools) {
-            return ChatPrompts(*self, variables, tools).render(messages);
+            return ChatPrompts(*self, variables, tools).render(messages_of(messages));
           },
           nb::arg("messages"), nb::arg("chat_template_kwargs").none(), nb::arg("tools").none(),
           "The text of Model.chat_prompt().")

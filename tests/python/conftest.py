@@ -49,8 +49,8 @@ def shared_data():
     return folder
 
 
-CHAT_TEMPLATE = ("{% if tools %}tools {{ tools | length }}<|end|>{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}<|end|>"
-                 "{% endfor %}{{ tone }}{% if add_generation_prompt %}assistant: {% endif %}")
+CHAT_TEMPLATE = ("{{ tone }}{% if tools %}tools {{ tools | length }}<|end|>{% endif %}{% for m in messages %}{{ m.role }}: "
+                 "{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}")
 
 
 @pytest.fixture(scope="session")

@@ -54,6 +54,7 @@ def models(path: str) -> list[str]:
     model = cohort.Model(path, device="cpu", dtype="float32", base="", context=16)
     conversation = [{"role": "user", "content": model.decode(model.encode(model.folder))}]
     text: str = model.generate(conversation, temperature=0.5) + model.chat_prompt(conversation)
+    text += model.chat_text(conversation, None, None)
     pieces: list[str] = list(model.stream(text, seed=1, step=2))
     engine = cohort.Engine(model, max_concurrent=2, memory_fraction=0.25, max_cache_tokens=1000)
     rollouts: cohort.Rollouts = engine.rollouts(pieces, num_generations=2, seed=1, step=3, top_k=2)

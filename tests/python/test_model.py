@@ -162,7 +162,7 @@ def test_models_are_freed(model):
 def test_a_model_of_a_run_is_asked_as_in_its_run(chat_run):
     model, question = cohort.Model(chat_run, device="cpu"), [{"role": "user", "content": "1+1="}]
     prompt = model.chat_prompt(question)
-    assert prompt == "system: be brief<|end|>user: 1+1=<|end|>kindly assistant: "
+    assert prompt == "kindly system: be brief<|end|>user: 1+1=<|end|>assistant: "
     own = [{"role": "system", "content": "be long"}, *question]
     assert model.chat_prompt(own, chat_template_kwargs={"tone": ""}, tools=[{"name": "f"}]) == \
         "tools 1<|end|>system: be long<|end|>user: 1+1=<|end|>assistant: "
