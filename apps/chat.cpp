@@ -1,6 +1,7 @@
 // `cohort chat`: a conversation with a model on the terminal.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <iostream>
 #include <utility>
@@ -10,37 +11,46 @@
 #include "core/log.h"
 #include "job/run_directory.h"
 #include "rl/engine/rollout.h"
+#include "sys/files.h"
+#include "sys/input_file.h"
 #include "text/chat.h"
 #include "trainers/sampling.h"
 
 namespace cohort::apps {
 namespace {
 
-// System message and template variables: from the options, else those of the model's run.
-struct ChatSettings {
-  std::string system;
-  Json template_kwargs;
-};
-
-ChatSettings settings_of(const ChatOptions& options, const std::string& checkpoint) {
-  ChatSettings settings{options.system,
-                        parse_template_kwargs(options.template_kwargs, "--chat-template-kwargs")};
-  const auto config = find_run_config(checkpoint);
-  if (!config) return settings;
-  logging::info("system message and template variables of ", *config);
-  const DataConfig data = load_plan(*config, {}).stages.back().data;
-  if (settings.system.empty()) settings.system = data.system;
-  if (settings.template_kwargs.is_null())
-    settings.template_kwargs =
-        parse_template_kwargs(data.chat_template_kwargs, *config + ": data.chat_template_kwargs");
-  return settings;
+// The sampling of the options and the model's folder, which is greedy where neither samples, as
+// with transformers.
+SamplingConfig sampling_for(const ChatOptions& options, const LoadedModel& loaded) {
+  SamplingConfig sampling = sampling_of(options.sampling, loaded);
+  Json recommended;
+  for (const std::string& folder : {loaded.base.path, loaded.checkpoint})
+    if (const std::string path = folder + "/generation_config.json";
+        !folder.empty() && path_exists(path))
+      recommended = parse_json(read_input_file(path), path);
+  for (const char* key : {"do_sample", "temperature", "top_k", "top_p", "min_p"})
+    if (options.sampling.given.contains(key) || !recommended.get_or_null(key).is_null())
+      return sampling;
+  sampling.temperature = 0;
+  return sampling;
 }
 
-SamplingConfig sampling_for(const ChatOptions& options, const LoadedModel& loaded,
-                            const ChatFormat& format) {
-  SamplingConfig sampling = sampling_of(options.sampling, loaded);
-  add_end_of_turn(sampling, format.end_of_turn(*loaded.tokenizer));
-  return sampling;
+std::string sampling_text(const SamplingConfig& sampling) {
+  std::string text =
+      sampling.temperature == 0 ? "greedy" : str("temperature ", sampling.temperature);
+  if (sampling.temperature > 0 && sampling.top_k > 0) text += str(", top-k ", sampling.top_k);
+  if (sampling.temperature > 0 && sampling.top_p < 1) text += str(", top-p ", sampling.top_p);
+  return str(text, ", at most ", sampling.max_completion_length, " tokens a reply");
+}
+
+constexpr const char* kCommands =
+    "/new begins another conversation, /help lists this, Ctrl-C stops a reply, Ctrl-D exits; a "
+    "line that ends with a backslash goes on";
+
+// True for "/name", unlike a path or a text.
+bool is_command(const std::string& message) {
+  return message.size() > 1 && message[0] == '/' &&
+         std::ranges::all_of(message.substr(1), [](char c) { return c >= 'a' && c <= 'z'; });
 }
 
 // Notice for a reply that the model did not end itself, else nullptr.
@@ -51,27 +61,18 @@ const char* stop_notice(StopReason reason) {
   return reason == StopReason::kCancelled ? "[stopped]" : nullptr;
 }
 
-// Throws InputError for a model without a chat template, which `chat` is not for.
-ChatFormat format_of(const LoadedModel& loaded, const ChatOptions& options, const Json& kwargs) {
-  if (!find_chat_template(loaded.tokenizer->files()))
-    throw InputError(str(loaded.checkpoint,
-                         " has no chat template (chat_template.jinja, or a field of "
-                         "tokenizer_config.json), so that it is no chat model; hint: cohort "
-                         "generate ",
-                         options.model, " \"TEXT\" continues a text"));
-  return {*loaded.tokenizer, kwargs};
-}
-
 class Conversation {
  public:
   explicit Conversation(const ChatOptions& options)
       : seed_(static_cast<uint64_t>(options.seed)),
         raw_(options.raw),
         loaded_(load(options.model, options.compute)),
-        settings_(settings_of(options, loaded_.checkpoint)),
-        format_(format_of(loaded_, options, settings_.template_kwargs)),
+        settings_(chat_settings(options, loaded_.checkpoint)),
+        sampling_(sampling_for(options, loaded_)),
+        format_(chat_format(loaded_, options.model, settings_.template_kwargs, sampling_)),
         engine_(*loaded_.model, {}),
-        sampler_(engine_, *loaded_.tokenizer, sampling_for(options, loaded_, format_)) {
+        sampler_(engine_, *loaded_.tokenizer, sampling_) {
+    std::cerr << "cohort: " << sampling_text(sampling_) << "; " << kCommands << '\n';
     begin();
   }
 
@@ -106,6 +107,7 @@ class Conversation {
   int64_t replies_ = 0;
   const LoadedModel loaded_;
   const ChatSettings settings_;
+  SamplingConfig sampling_;
   const ChatFormat format_;
   Engine engine_;
   const Sampler sampler_;
@@ -129,6 +131,33 @@ bool read_message(bool terminal, std::string& message) {
 
 }  // namespace
 
+ChatSettings chat_settings(const ChatOptions& options, const std::string& checkpoint) {
+  ChatSettings settings{options.system,
+                        parse_template_kwargs(options.template_kwargs, "--chat-template-kwargs")};
+  const auto config = find_run_config(checkpoint);
+  if (!config) return settings;
+  logging::info("system message and template variables of ", *config);
+  const DataConfig data = load_plan(*config, {}).stages.back().data;
+  if (settings.system.empty()) settings.system = data.system;
+  if (settings.template_kwargs.is_null())
+    settings.template_kwargs =
+        parse_template_kwargs(data.chat_template_kwargs, *config + ": data.chat_template_kwargs");
+  return settings;
+}
+
+ChatFormat chat_format(const LoadedModel& loaded, const std::string& model, const Json& kwargs,
+                       SamplingConfig& sampling) {
+  if (!find_chat_template(loaded.tokenizer->files()))
+    throw InputError(str(loaded.checkpoint,
+                         " has no chat template (chat_template.jinja, or a field of "
+                         "tokenizer_config.json), so that it is no chat model; hint: cohort "
+                         "generate ",
+                         model, " \"TEXT\" continues a text"));
+  ChatFormat format(*loaded.tokenizer, kwargs);
+  add_end_of_turn(sampling, format.end_of_turn(*loaded.tokenizer));
+  return format;
+}
+
 int chat(const ChatOptions& options) {
   const bool terminal = isatty(STDIN_FILENO) == 1;
   Conversation conversation(options);
@@ -138,7 +167,13 @@ int chat(const ChatOptions& options) {
       conversation.begin();
       continue;
     }
+    if (message == "/help") {
+      std::cerr << kCommands << '\n';
+      continue;
+    }
     try {
+      if (is_command(message))
+        throw InputError(str("unknown command '", message, "'; hint: /help lists the commands"));
       conversation.reply_to(message);
     } catch (const InputError& error) {
       if (!terminal) throw;

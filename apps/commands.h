@@ -16,6 +16,7 @@
 #include "job/replay.h"
 #include "job/report.h"
 #include "job/training.h"
+#include "text/chat.h"
 #include "text/tokenizer.h"
 
 namespace cohort::apps {
@@ -88,9 +89,9 @@ struct GenerateOptions {
   // best_of completions per prompt are sampled (0: num), and the num with the largest mean token
   // log-prob are printed.
   int64_t num = 1, best_of = 0, seed = 1;
-  // Form of a prompt: text, a JSON string, or a JSON object whose fields fill data.jsonl.prompt or
-  // data.jsonl.messages of `config`.
-  enum class Input { kText, kJson, kFields } input = Input::kText;
+  // Form of a prompt: text, a JSON string, a user's message as in chat(), or a JSON object whose
+  // fields fill data.jsonl.prompt or data.jsonl.messages of `config`.
+  enum class Input { kText, kJson, kMessage, kFields } input = Input::kText;
   std::string config;  // with Input::kFields: a configuration file; empty: that of the model's run
   bool json = false;   // prints completions as JSON lines
   bool raw = false;    // see print()
@@ -108,6 +109,17 @@ struct ChatOptions {
 };
 // A conversation over standard input and output, until the end of the input.
 int chat(const ChatOptions& options);
+
+// System message and template variables: from the options, else those of the model's run.
+struct ChatSettings {
+  std::string system;
+  Json template_kwargs;
+};
+ChatSettings chat_settings(const ChatOptions& options, const std::string& checkpoint);
+// The format of a model with a chat template, which ends its turns in `sampling`. Throws InputError
+// for another model, which `chat` is not for.
+ChatFormat chat_format(const LoadedModel& loaded, const std::string& model, const Json& kwargs,
+                       SamplingConfig& sampling);
 
 struct LogprobsOptions {
   std::string model;

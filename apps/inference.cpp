@@ -81,7 +81,7 @@ std::vector<Example> prompts_of(const GenerateOptions& options, const DataConfig
   std::vector<Example> prompts;
   for (std::string& text : lines_or_stdin(options.prompts)) {
     const std::string where = str("prompt ", prompts.size() + 1);
-    if (options.input == Input::kText) {
+    if (options.input == Input::kText || options.input == Input::kMessage) {
       prompts.push_back({.prompt = std::move(text)});
       continue;
     }
@@ -166,16 +166,11 @@ class CompletionPrinter {
   // A notice if completions are empty, as those of a chat model often are without its template.
   void print_empty_notice() const {
     if (num_empty_ == 0) return;
-    const bool misses_template = options_.input != GenerateOptions::Input::kFields &&
+    const bool misses_template = options_.input < GenerateOptions::Input::kMessage &&
                                  find_chat_template(model_.tokenizer->files());
     print_error(str(num_empty_, " of ", next_,
                     " completions are empty: the model ended the text at once",
-                    misses_template ? str("; hint: it has a chat template, which applies to no "
-                                          "plain text; use cohort chat ",
-                                          options_.model,
-                                          ", or --template with data.jsonl.messages in the "
-                                          "configuration (--config)")
-                                    : ""));
+                    misses_template ? "; hint: --chat applies the model's chat template" : ""));
   }
 
  private:
@@ -184,8 +179,9 @@ class CompletionPrinter {
                options_.num);
   }
   std::string begin(const Trajectory& t) {
+    const bool shows_prompt = options_.input != GenerateOptions::Input::kMessage;
     return (options_.num > 1 ? "--- " + name_of(t) + "\n" : "") +
-           prompts_[static_cast<size_t>(t.group)].prompt;
+           (shows_prompt ? prompts_[static_cast<size_t>(t.group)].prompt : "");
   }
 
   const GenerateOptions& options_;
@@ -243,6 +239,30 @@ void expect_verdicts(const EvalOptions& options, const Correctness& correct,
 
 }  // namespace
 
+namespace {
+
+// Makes prompts of --chat conversations of a user's message, as in chat(). Says of other texts that
+// the model's chat template does not apply.
+void apply_chat(const GenerateOptions& options, const LoadedModel& loaded,
+                std::vector<Example>& prompts, SamplingConfig& sampling) {
+  using Input = GenerateOptions::Input;
+  if (options.input == Input::kText && find_chat_template(loaded.tokenizer->files()))
+    print_error(
+        "the text is continued as it is, without the model's chat template; hint: --chat "
+        "makes it a message");
+  if (options.input != Input::kMessage) return;
+  const ChatSettings settings = chat_settings({}, loaded.checkpoint);
+  const ChatFormat format = chat_format(loaded, options.model, settings.template_kwargs, sampling);
+  for (Example& example : prompts) {
+    Json messages = Json::Array{};
+    if (!settings.system.empty()) messages.push_back(make_message("system", settings.system));
+    messages.push_back(make_message("user", example.prompt));
+    example = {.prompt = format.prompt(messages), .special = SpecialTokens::kNone};
+  }
+}
+
+}  // namespace
+
 int generate(const GenerateOptions& options) {
   if (options.best_of > 0 && options.best_of < options.num)
     throw InputError(
@@ -263,8 +283,9 @@ int generate(const GenerateOptions& options) {
     sampling.stop_strings.insert(sampling.stop_strings.end(), trained.stop_strings.begin(),
                                  trained.stop_strings.end());
   }
-  const std::vector<Example> prompts = prompts_of(options, run.data, *loaded.tokenizer);
+  std::vector<Example> prompts = prompts_of(options, run.data, *loaded.tokenizer);
   check_count(options, prompts.size());
+  apply_chat(options, loaded, prompts, sampling);
   if (!config.empty()) logging::info("template and sampling of ", config);
   CompletionPrinter printer(options, loaded, prompts);
   Engine engine(*loaded.model, {});
