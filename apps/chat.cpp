@@ -19,6 +19,41 @@
 namespace cohort::apps {
 namespace {
 
+// System message and template variables: from the options, else those of the model's run.
+struct ChatSettings {
+  std::string system;
+  Json template_kwargs;
+};
+
+ChatSettings chat_settings(const ChatOptions& options, const std::string& checkpoint) {
+  ChatSettings settings{options.system,
+                        parse_template_kwargs(options.template_kwargs, "--chat-template-kwargs")};
+  const auto config = find_run_config(checkpoint);
+  if (!config) return settings;
+  logging::info("system message and template variables of ", *config);
+  const DataConfig data = load_plan(*config, {}).stages.back().data;
+  if (settings.system.empty()) settings.system = data.system;
+  if (settings.template_kwargs.is_null())
+    settings.template_kwargs =
+        parse_template_kwargs(data.chat_template_kwargs, *config + ": data.chat_template_kwargs");
+  return settings;
+}
+
+// The format of a model, which ends its turns in `sampling`. Throws InputError without a
+// chat template, as such a model is none to chat with.
+ChatFormat chat_format(const LoadedModel& loaded, const std::string& model, const Json& kwargs,
+                       SamplingConfig& sampling) {
+  if (!find_chat_template(loaded.tokenizer->files()))
+    throw InputError(str(loaded.checkpoint,
+                         " has no chat template (chat_template.jinja, or a field of "
+                         "tokenizer_config.json), so that it is no chat model; hint: cohort "
+                         "generate ",
+                         model, " \"TEXT\" continues a text"));
+  ChatFormat format(*loaded.tokenizer, kwargs);
+  add_end_of_turn(sampling, format.end_of_turn(*loaded.tokenizer));
+  return format;
+}
+
 // The sampling of the options and the model's folder, which is greedy where neither samples, as
 // with transformers.
 SamplingConfig sampling_for(const ChatOptions& options, const LoadedModel& loaded) {
@@ -45,7 +80,7 @@ std::string sampling_text(const SamplingConfig& sampling) {
 
 constexpr const char* kCommands =
     "/new begins another conversation, /help lists this, Ctrl-C stops a reply, Ctrl-D exits; a "
-    "line that ends with a backslash goes on";
+    "line that ends with a backslash continues";
 
 // True for "/name", unlike a path or a text.
 bool is_command(const std::string& message) {
@@ -131,31 +166,16 @@ bool read_message(bool terminal, std::string& message) {
 
 }  // namespace
 
-ChatSettings chat_settings(const ChatOptions& options, const std::string& checkpoint) {
-  ChatSettings settings{options.system,
-                        parse_template_kwargs(options.template_kwargs, "--chat-template-kwargs")};
-  const auto config = find_run_config(checkpoint);
-  if (!config) return settings;
-  logging::info("system message and template variables of ", *config);
-  const DataConfig data = load_plan(*config, {}).stages.back().data;
-  if (settings.system.empty()) settings.system = data.system;
-  if (settings.template_kwargs.is_null())
-    settings.template_kwargs =
-        parse_template_kwargs(data.chat_template_kwargs, *config + ": data.chat_template_kwargs");
-  return settings;
-}
-
-ChatFormat chat_format(const LoadedModel& loaded, const std::string& model, const Json& kwargs,
-                       SamplingConfig& sampling) {
-  if (!find_chat_template(loaded.tokenizer->files()))
-    throw InputError(str(loaded.checkpoint,
-                         " has no chat template (chat_template.jinja, or a field of "
-                         "tokenizer_config.json), so that it is no chat model; hint: cohort "
-                         "generate ",
-                         model, " \"TEXT\" continues a text"));
-  ChatFormat format(*loaded.tokenizer, kwargs);
-  add_end_of_turn(sampling, format.end_of_turn(*loaded.tokenizer));
-  return format;
+void render_messages(const std::string& model, const LoadedModel& loaded,
+                     std::vector<Example>& prompts, SamplingConfig& sampling) {
+  const ChatSettings settings = chat_settings({}, loaded.checkpoint);
+  const ChatFormat format = chat_format(loaded, model, settings.template_kwargs, sampling);
+  for (Example& example : prompts) {
+    Json messages = Json::Array{};
+    if (!settings.system.empty()) messages.push_back(make_message("system", settings.system));
+    messages.push_back(make_message("user", example.prompt));
+    example = {.prompt = format.prompt(messages), .special = SpecialTokens::kNone};
+  }
 }
 
 int chat(const ChatOptions& options) {

@@ -16,7 +16,6 @@
 #include "job/replay.h"
 #include "job/report.h"
 #include "job/training.h"
-#include "text/chat.h"
 #include "text/tokenizer.h"
 
 namespace cohort::apps {
@@ -110,16 +109,9 @@ struct ChatOptions {
 // A conversation over standard input and output, until the end of the input.
 int chat(const ChatOptions& options);
 
-// System message and template variables: from the options, else those of the model's run.
-struct ChatSettings {
-  std::string system;
-  Json template_kwargs;
-};
-ChatSettings chat_settings(const ChatOptions& options, const std::string& checkpoint);
-// The format of a model with a chat template, which ends its turns in `sampling`. Throws InputError
-// for another model, which `chat` is not for.
-ChatFormat chat_format(const LoadedModel& loaded, const std::string& model, const Json& kwargs,
-                       SamplingConfig& sampling);
+// Makes prompts conversations of a user's message, as in chat(), whose turns end in `sampling`.
+void render_messages(const std::string& model, const LoadedModel& loaded,
+                     std::vector<Example>& prompts, SamplingConfig& sampling);
 
 struct LogprobsOptions {
   std::string model;

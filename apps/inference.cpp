@@ -239,30 +239,6 @@ void expect_verdicts(const EvalOptions& options, const Correctness& correct,
 
 }  // namespace
 
-namespace {
-
-// Makes prompts of --chat conversations of a user's message, as in chat(). Says of other texts that
-// the model's chat template does not apply.
-void apply_chat(const GenerateOptions& options, const LoadedModel& loaded,
-                std::vector<Example>& prompts, SamplingConfig& sampling) {
-  using Input = GenerateOptions::Input;
-  if (options.input == Input::kText && find_chat_template(loaded.tokenizer->files()))
-    print_error(
-        "the text is continued as it is, without the model's chat template; hint: --chat "
-        "makes it a message");
-  if (options.input != Input::kMessage) return;
-  const ChatSettings settings = chat_settings({}, loaded.checkpoint);
-  const ChatFormat format = chat_format(loaded, options.model, settings.template_kwargs, sampling);
-  for (Example& example : prompts) {
-    Json messages = Json::Array{};
-    if (!settings.system.empty()) messages.push_back(make_message("system", settings.system));
-    messages.push_back(make_message("user", example.prompt));
-    example = {.prompt = format.prompt(messages), .special = SpecialTokens::kNone};
-  }
-}
-
-}  // namespace
-
 int generate(const GenerateOptions& options) {
   if (options.best_of > 0 && options.best_of < options.num)
     throw InputError(
@@ -285,7 +261,13 @@ int generate(const GenerateOptions& options) {
   }
   std::vector<Example> prompts = prompts_of(options, run.data, *loaded.tokenizer);
   check_count(options, prompts.size());
-  apply_chat(options, loaded, prompts, sampling);
+  if (options.input == GenerateOptions::Input::kMessage)
+    render_messages(options.model, loaded, prompts, sampling);
+  else if (options.input == GenerateOptions::Input::kText &&
+           find_chat_template(loaded.tokenizer->files()))
+    print_error(
+        "the text is continued as it is, without the model's chat template; hint: --chat "
+        "makes it a message");
   if (!config.empty()) logging::info("template and sampling of ", config);
   CompletionPrinter printer(options, loaded, prompts);
   Engine engine(*loaded.model, {});

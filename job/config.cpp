@@ -242,20 +242,6 @@ void require(bool ok, const std::string& message) {
   if (!ok) throw InputError(message);
 }
 
-// Refuses rewards that are no maps, such as rewards: reward.py.
-void refuse_reward_texts(ConfigNode& map) {
-  ConfigNode* rewards = map.find("rewards");
-  if (rewards == nullptr || rewards->is_null()) return;
-  const std::span items =
-      rewards->kind == ConfigNode::Kind::kList ? std::span(rewards->items) : std::span(rewards, 1);
-  for (const ConfigNode& item : items)
-    if (const std::string& name = item.scalar; item.kind == ConfigNode::Kind::kScalar)
-      throw InputError(str(item.where(), ": rewards: expected a list of maps, got ",
-                           item.describe(), "; hint: rewards: [",
-                           name.ends_with(".py") ? function_reward(name) : "{name: " + name + "}",
-                           "]"));
-}
-
 // Refuses all keys at once that no section has, then a value of another trainer. Overrides for all
 // stages count at top level.
 void refuse_unknown_keys(const ConfigNode& root) {
@@ -591,7 +577,6 @@ RunPlan plan_of(ConfigNode root, const std::string& path, std::span<const std::s
   }
   paths.resolve(root);
   refuse_reward_texts(root);
-  for (ConfigNode& stage : stages) refuse_reward_texts(stage);
   refuse_unknown_keys(root);
   RunPlan plan;
   for (size_t i = 0; i < std::max<size_t>(1, stages.size()); ++i) {

@@ -360,7 +360,6 @@ double held_out_loss(const ProblemEvaluation& evaluation, Communicator& comm) {
 
 ProblemScores evaluate_problems(const ProblemEvaluation& evaluation, Communicator& comm) {
   const EvalConfig& eval = evaluation.config.eval;
-  const std::vector<Example>& problems = problems_of(evaluation);
   ProblemScores scores;
   Metrics sampled_errors;
   const Judged greedy = sample_and_judge(evaluation, comm, 0, 1);

@@ -89,7 +89,7 @@ TEST_F(CommandReward, EqualConfigurationsShareProgramsThatRun) {
 }
 
 // TRL gives lists of messages.
-TEST_F(CommandReward, AFunctionThatTakesACompletionForMessagesIsTold) {
+TEST_F(CommandReward, AFunctionThatTakesCompletionsForMessagesGetsAHint) {
   for (const char* content : {"c[0]['content']", "c['content']", "c.get('content')"})
     EXPECT_NE(score(RewardSet({python(str("def reward(completions, **fields): return [len(",
                                           content, ") for c in completions]"))},
