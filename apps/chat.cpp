@@ -107,9 +107,11 @@ class Conversation {
         format_(chat_format(loaded_, options.model, settings_.template_kwargs, sampling_)),
         engine_(*loaded_.model, {}),
         sampler_(engine_, *loaded_.tokenizer, sampling_) {
-    std::cerr << "cohort: " << sampling_text(sampling_) << "; " << kCommands << '\n';
     begin();
   }
+
+  // How replies are sampled, and the commands.
+  std::string help() const { return str(sampling_text(sampling_), "; ", kCommands, "\n"); }
 
   void begin() {
     messages_ = Json::Array{};
@@ -181,6 +183,7 @@ void render_messages(const std::string& model, const LoadedModel& loaded,
 int chat(const ChatOptions& options) {
   const bool terminal = isatty(STDIN_FILENO) == 1;
   Conversation conversation(options);
+  if (terminal) std::cerr << conversation.help();
   for (std::string message; read_message(terminal, message);) {
     if (message.empty()) continue;
     if (message == "/new") {
@@ -188,7 +191,7 @@ int chat(const ChatOptions& options) {
       continue;
     }
     if (message == "/help") {
-      std::cerr << kCommands << '\n';
+      std::cerr << conversation.help();
       continue;
     }
     try {

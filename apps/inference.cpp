@@ -163,11 +163,16 @@ class CompletionPrinter {
     }
   }
 
-  // A notice if completions are empty, as those of a chat model often are without its template.
-  void print_empty_notice() const {
-    if (num_empty_ == 0) return;
+  // A notice if no text had the chat template that there is, or if completions are empty, as those
+  // of a chat model then often are.
+  void print_notice() const {
     const bool misses_template = options_.input < GenerateOptions::Input::kMessage &&
                                  find_chat_template(model_.tokenizer->files());
+    if (num_empty_ == 0 && misses_template && options_.input == GenerateOptions::Input::kText)
+      print_error(
+          "the text was continued as it is, without the model's chat template; hint: --chat makes "
+          "it a message");
+    if (num_empty_ == 0) return;
     print_error(str(num_empty_, " of ", next_,
                     " completions are empty: the model ended the text at once",
                     misses_template ? "; hint: --chat applies the model's chat template" : ""));
@@ -263,11 +268,6 @@ int generate(const GenerateOptions& options) {
   check_count(options, prompts.size());
   if (options.input == GenerateOptions::Input::kMessage)
     render_messages(options.model, loaded, prompts, sampling);
-  else if (options.input == GenerateOptions::Input::kText &&
-           find_chat_template(loaded.tokenizer->files()))
-    print_error(
-        "the text is continued as it is, without the model's chat template; hint: --chat "
-        "makes it a message");
   if (!config.empty()) logging::info("template and sampling of ", config);
   CompletionPrinter printer(options, loaded, prompts);
   Engine engine(*loaded.model, {});
@@ -277,7 +277,7 @@ int generate(const GenerateOptions& options) {
     for (const Trajectory& t :
          best_of(sampler.sample(prompts, options.best_of, address), options.best_of, options.num))
       printer.print_finished(t);
-    printer.print_empty_notice();
+    printer.print_notice();
     return kOk;
   }
   sampler.sample(
@@ -288,7 +288,7 @@ int generate(const GenerateOptions& options) {
              printer.print_tokens(t);
              return true;
            }});
-  printer.print_empty_notice();
+  printer.print_notice();
   return kOk;
 }
 
