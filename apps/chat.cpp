@@ -110,7 +110,7 @@ class Conversation {
     begin();
   }
 
-  // How replies are sampled, and the commands.
+  // The sampling of replies, and the commands.
   std::string help() const { return str(sampling_text(sampling_), "; ", kCommands, "\n"); }
 
   void begin() {
