@@ -1,6 +1,7 @@
 // `cohort chat`: a conversation with a model on the terminal.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <iostream>
 #include <utility>
@@ -12,29 +13,75 @@
 #include "job/model_settings.h"
 #include "job/run_directory.h"
 #include "rl/engine/rollout.h"
+#include "sys/files.h"
+#include "sys/input_file.h"
 #include "text/chat.h"
 #include "trainers/sampling.h"
 
 namespace cohort::apps {
 namespace {
 
-// The settings of the model's run, but for what the options give.
-ModelSettings settings_of(const ChatOptions& options, const LoadedModel& loaded) {
+constexpr const char* kSamplingFields[] = {"do_sample", "temperature", "top_k", "top_p", "min_p"};
+
+// True if generation_config.json, of the model or its base, samples.
+bool recommends_sampling(const LoadedModel& loaded) {
+  Json recommended;
+  for (const std::string& folder : {loaded.base.path, loaded.checkpoint})
+    if (const std::string path = folder + "/generation_config.json";
+        !folder.empty() && path_exists(path))
+      recommended = parse_json(read_input_file(path), path);
+  for (const char* key : kSamplingFields)
+    if (!recommended.get_or_null(key).is_null()) return true;
+  return false;
+}
+
+// The settings of the model's run, but for what the options give. Replies are greedy where no
+// option, run or generation_config.json samples, as with transformers.
+ModelSettings chat_settings(const ChatOptions& options, const LoadedModel& loaded) {
   const auto config = find_run_config(loaded.checkpoint);
   if (config) logging::info("system message, template variables and sampling of ", *config);
-  ModelSettings settings =
-      model_settings(loaded, config, options.sampling.config, options.sampling.given);
+  const auto& given = options.sampling.given;
+  ModelSettings settings = model_settings(loaded, config, options.sampling.config, given);
+  const bool samples =
+      std::ranges::any_of(kSamplingFields, [&](const char* key) { return given.contains(key); });
+  if (!config && !samples && !recommends_sampling(loaded)) settings.sampling.temperature = 0;
   if (!options.system.empty()) settings.data.system = options.system;
   if (!parse_template_kwargs(options.template_kwargs, "--chat-template-kwargs").is_null())
     settings.data.chat_template_kwargs = options.template_kwargs;
   return settings;
 }
 
-SamplingConfig sampling_for(const ModelSettings& settings, const LoadedModel& loaded,
-                            const ChatFormat& format) {
-  SamplingConfig sampling = settings.sampling;
+// The format of a model, whose end of turn is added to `sampling`. Throws InputError without a
+// chat template, as such a model is none to chat with.
+ChatFormat format_of(const LoadedModel& loaded, const std::string& model, const DataConfig& data,
+                     SamplingConfig& sampling) {
+  if (!find_chat_template(loaded.tokenizer->files()))
+    throw InputError(str(loaded.checkpoint,
+                         " has no chat template (chat_template.jinja, or a field of "
+                         "tokenizer_config.json), so that it is no chat model; hint: cohort "
+                         "generate ",
+                         model, " \"TEXT\" continues a text"));
+  ChatFormat format = chat_format(data, *loaded.tokenizer);
   add_end_of_turn(sampling, format.end_of_turn(*loaded.tokenizer));
-  return sampling;
+  return format;
+}
+
+std::string sampling_text(const SamplingConfig& sampling) {
+  std::string text =
+      sampling.temperature == 0 ? "greedy" : str("temperature ", sampling.temperature);
+  if (sampling.temperature > 0 && sampling.top_k > 0) text += str(", top-k ", sampling.top_k);
+  if (sampling.temperature > 0 && sampling.top_p < 1) text += str(", top-p ", sampling.top_p);
+  return str(text, ", at most ", sampling.max_completion_length, " tokens a reply");
+}
+
+constexpr const char* kCommands =
+    "/new begins another conversation, /help lists this, Ctrl-C stops a reply, Ctrl-D exits; a "
+    "line that ends with a backslash continues";
+
+// True for "/name", unlike a path or a text.
+bool is_command(const std::string& message) {
+  return message.size() > 1 && message[0] == '/' &&
+         std::ranges::all_of(message.substr(1), [](char c) { return c >= 'a' && c <= 'z'; });
 }
 
 // Notice for a reply that the model did not end itself, else nullptr.
@@ -45,30 +92,21 @@ const char* stop_notice(StopReason reason) {
   return reason == StopReason::kCancelled ? "[stopped]" : nullptr;
 }
 
-// Throws InputError for a model without a chat template, which `chat` is not for.
-ChatFormat format_of(const LoadedModel& loaded, const ChatOptions& options,
-                     const DataConfig& data) {
-  if (!find_chat_template(loaded.tokenizer->files()))
-    throw InputError(str(loaded.checkpoint,
-                         " has no chat template (chat_template.jinja, or a field of "
-                         "tokenizer_config.json), so that it is no chat model; hint: cohort "
-                         "generate ",
-                         options.model, " \"TEXT\" continues a text"));
-  return chat_format(data, *loaded.tokenizer);
-}
-
 class Conversation {
  public:
   explicit Conversation(const ChatOptions& options)
       : seed_(static_cast<uint64_t>(options.seed)),
         raw_(options.raw),
         loaded_(load(options.model, options.compute)),
-        settings_(settings_of(options, loaded_)),
-        format_(format_of(loaded_, options, settings_.data)),
+        settings_(chat_settings(options, loaded_)),
+        format_(format_of(loaded_, options.model, settings_.data, settings_.sampling)),
         engine_(*loaded_.model, {}),
-        sampler_(engine_, *loaded_.tokenizer, sampling_for(settings_, loaded_, format_)) {
+        sampler_(engine_, *loaded_.tokenizer, settings_.sampling) {
     begin();
   }
+
+  // The sampling of replies, and the commands.
+  std::string help() const { return str(sampling_text(settings_.sampling), "; ", kCommands, "\n"); }
 
   void begin() { messages_ = with_system(Json::Array{}, settings_.data.system); }
 
@@ -97,7 +135,7 @@ class Conversation {
   const bool raw_;
   int64_t replies_ = 0;
   const LoadedModel loaded_;
-  const ModelSettings settings_;
+  ModelSettings settings_;
   const ChatFormat format_;
   Engine engine_;
   const Sampler sampler_;
@@ -121,16 +159,37 @@ bool read_message(bool terminal, std::string& message) {
 
 }  // namespace
 
+void render_messages(const GenerateOptions& options, const LoadedModel& loaded,
+                     std::vector<Example>& prompts, SamplingConfig& sampling) {
+  ChatOptions chat;
+  chat.sampling = options.sampling;
+  const ModelSettings settings = chat_settings(chat, loaded);
+  sampling = settings.sampling;
+  const ChatFormat format = format_of(loaded, options.model, settings.data, sampling);
+  for (Example& example : prompts) {
+    const Json message = Json::Array{make_message("user", example.prompt)};
+    example = {.prompt = format.prompt(with_system(message, settings.data.system)),
+               .special = SpecialTokens::kNone};
+  }
+}
+
 int chat(const ChatOptions& options) {
   const bool terminal = isatty(STDIN_FILENO) == 1;
   Conversation conversation(options);
+  if (terminal) std::cerr << conversation.help();
   for (std::string message; read_message(terminal, message);) {
     if (message.empty()) continue;
     if (message == "/new") {
       conversation.begin();
       continue;
     }
+    if (message == "/help") {
+      std::cerr << conversation.help();
+      continue;
+    }
     try {
+      if (is_command(message))
+        throw InputError(str("unknown command '", message, "'; hint: /help lists the commands"));
       conversation.reply_to(message);
     } catch (const InputError& error) {
       if (!terminal) throw;

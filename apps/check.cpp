@@ -104,6 +104,12 @@ void print_examples(const StagePreview& stage, bool full) {
     print_row("           answer", quoted(example.answer));
     if (example.solution != example.answer)
       print_row("           solution", quoted(example.solution));
+    // The last turn that is learned is the solution.
+    for (size_t k = 0; k + 1 < example.loss_spans.size(); ++k) {
+      const auto& [begin, end] = example.loss_spans[k];
+      print_row("           learned too",
+                quoted((example.prompt + example.solution).substr(begin, end - begin)));
+    }
     if (i < stage.gold_rewards.size()) print_row("           its rewards", stage.gold_rewards[i]);
   }
 }
@@ -224,6 +230,7 @@ void print_notes(const TrainConfig& config, const StagePreview& stage) {
     logging::warn(stage.random_start);
   if (!stage.leak.empty()) logging::warn(stage.leak);
   if (!stage.stop_warning.empty()) logging::warn(stage.stop_warning);
+  if (!stage.template_warning.empty()) logging::warn(stage.template_warning);
   if (!stage.reward_warning.empty()) logging::warn(stage.reward_warning);
   if (device_named(config.device, "device").is_cuda()) note_sizes(stage.model);
 }

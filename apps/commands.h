@@ -86,9 +86,9 @@ struct GenerateOptions {
   // best_of completions per prompt are sampled (0: num), and the num with the largest mean token
   // log-prob are printed.
   int64_t num = 1, best_of = 0, seed = 1;
-  // Form of a prompt: text, a JSON string, or a JSON object whose fields fill data.jsonl.prompt or
-  // data.jsonl.messages of `config`.
-  enum class Input { kText, kJson, kFields } input = Input::kText;
+  // Form of a prompt: text, a JSON string, a user's message as in chat(), or a JSON object whose
+  // fields fill data.jsonl.prompt or data.jsonl.messages of `config`.
+  enum class Input { kText, kJson, kMessage, kFields } input = Input::kText;
   std::string config;  // with Input::kFields: a configuration file; empty: that of the model's run
   bool json = false;   // prints completions as JSON lines
   bool raw = false;    // see print()
@@ -106,6 +106,10 @@ struct ChatOptions {
 };
 // A conversation over standard input and output, until the end of the input.
 int chat(const ChatOptions& options);
+
+// Makes prompts conversations of a user's message, and `sampling` that of chat().
+void render_messages(const GenerateOptions& options, const LoadedModel& loaded,
+                     std::vector<Example>& prompts, SamplingConfig& sampling);
 
 struct LogprobsOptions {
   std::string model;

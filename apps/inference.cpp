@@ -64,7 +64,7 @@ std::vector<Example> prompts_of(const GenerateOptions& options, const DataConfig
   std::vector<Example> prompts;
   for (std::string& text : lines_or_stdin(options.prompts)) {
     const std::string where = str("prompt ", prompts.size() + 1);
-    if (options.input == Input::kText) {
+    if (options.input == Input::kText || options.input == Input::kMessage) {
       prompts.push_back({.prompt = std::move(text)});
       continue;
     }
@@ -146,19 +146,19 @@ class CompletionPrinter {
     }
   }
 
-  // A notice if completions are empty, as those of a chat model often are without its template.
-  void print_empty_notice() const {
-    if (num_empty_ == 0) return;
-    const bool misses_template = options_.input != GenerateOptions::Input::kFields &&
+  // A notice if no text had the chat template that there is, or if completions are empty, as those
+  // of a chat model then often are.
+  void print_notice() const {
+    const bool misses_template = options_.input < GenerateOptions::Input::kMessage &&
                                  find_chat_template(model_.tokenizer->files());
+    if (num_empty_ == 0 && misses_template && options_.input == GenerateOptions::Input::kText)
+      print_error(
+          "the text was continued as it is, without the model's chat template; hint: --chat makes "
+          "it a message");
+    if (num_empty_ == 0) return;
     print_error(str(num_empty_, " of ", next_,
                     " completions are empty: the model ended the text at once",
-                    misses_template ? str("; hint: it has a chat template, which applies to no "
-                                          "plain text; use cohort chat ",
-                                          options_.model,
-                                          ", or --template with data.jsonl.messages in the "
-                                          "configuration (--config)")
-                                    : ""));
+                    misses_template ? "; hint: --chat applies the model's chat template" : ""));
   }
 
  private:
@@ -167,8 +167,9 @@ class CompletionPrinter {
                options_.num);
   }
   std::string begin(const Trajectory& t) {
+    const bool shows_prompt = options_.input != GenerateOptions::Input::kMessage;
     return (options_.num > 1 ? "--- " + name_of(t) + "\n" : "") +
-           prompts_[static_cast<size_t>(t.group)].prompt;
+           (shows_prompt ? prompts_[static_cast<size_t>(t.group)].prompt : "");
   }
 
   const GenerateOptions& options_;
@@ -236,13 +237,15 @@ int generate(const GenerateOptions& options) {
     config = config_of(options.config, loaded.checkpoint,
                        "name a file with the template: --config CONFIG.yaml, or give the prompts "
                        "as text, without --template");
-  const auto& [data, sampling] =
+  auto [data, sampling] =
       model_settings(loaded, config, options.sampling.config, options.sampling.given);
   if (config && data.jsonl.path.empty() && data.jsonl.eval_path.empty())
     throw InputError(
         str("--template: ", *config, " has no data.jsonl; hint: give the prompts as text"));
-  const std::vector<Example> prompts = prompts_of(options, data, *loaded.tokenizer);
+  std::vector<Example> prompts = prompts_of(options, data, *loaded.tokenizer);
   check_count(options, prompts.size());
+  if (options.input == GenerateOptions::Input::kMessage)
+    render_messages(options, loaded, prompts, sampling);
   if (config) logging::info("template and sampling of ", *config);
   CompletionPrinter printer(options, loaded, prompts);
   Engine engine(*loaded.model, {});
@@ -252,7 +255,7 @@ int generate(const GenerateOptions& options) {
     for (const Trajectory& t :
          best_of(sampler.sample(prompts, options.best_of, address), options.best_of, options.num))
       printer.print_finished(t);
-    printer.print_empty_notice();
+    printer.print_notice();
     return kOk;
   }
   sampler.sample(
@@ -263,7 +266,7 @@ int generate(const GenerateOptions& options) {
              printer.print_tokens(t);
              return true;
            }});
-  printer.print_empty_notice();
+  printer.print_notice();
   return kOk;
 }
 

@@ -228,6 +228,10 @@ void add_generate(CLI::App& app, int& code) {
                  "each prompt is a JSON object with the fields of the data of the model's run, "
                  "whose stop tokens, stop strings and temperature are used")
           ->excludes(strings);
+  add_switch(command, "--chat", options.input, GenerateOptions::Input::kMessage,
+             "each prompt is a message of a user, rendered by the model's chat template as in chat")
+      ->excludes(strings)
+      ->excludes(fields);
   command
       .add_option("--config", options.config,
                   "with --template: a configuration file whose data is used instead of the run's")
@@ -235,10 +239,11 @@ void add_generate(CLI::App& app, int& code) {
 }
 
 void add_chat(CLI::App& app, int& code) {
-  auto [command, options] =
-      add_command(app, code, chat, "chat",
-                  "chat with a model that has a chat template: a line is a message, Ctrl-C stops a "
-                  "reply, /new starts another conversation, Ctrl-D exits");
+  auto [command, options] = add_command(
+      app, code, chat, "chat",
+      "chat with a model that has a chat template: a line is a message, Ctrl-C stops a "
+      "reply, /new starts another conversation, /help lists the commands, Ctrl-D exits; "
+      "standard input may be a pipe");
   command.add_option("model", options.model, "folder, checkpoint or run directory")->required();
   command.add_option("--system", options.system, "the system message; default: the run's");
   command.add_option("--chat-template-kwargs", options.template_kwargs,

@@ -87,7 +87,7 @@ struct Reader {
   }
   void operator()(const ConfigVisit& section) const {
     if (node.is_null()) return;
-    if (node.kind != Kind::kMap) fail("a map of keys");
+    if (node.kind != Kind::kMap) fail("a map of keys", main_key(section));
     read_config_with(section, node, path);
   }
   void operator()(const ConfigList& list) const {
@@ -103,6 +103,13 @@ struct Reader {
  private:
   std::string plain_text() const {
     return node.kind == Kind::kScalar && !node.quoted ? node.scalar : "";
+  }
+  // The key of a section that its value alone most likely means, such as model.path; "": none.
+  std::string main_key(const ConfigVisit& section) const {
+    for (const std::string& key : config_keys_with(section))
+      if (key == "path" || key == "jsonl.path" || key == "name" || key == "rank")
+        return str("; hint: the key is ", path, ".", key);
+    return "";
   }
   Reader at(const ConfigNode& item) const { return {item, path, range}; }
   [[noreturn]] void fail(const std::string& expected, const std::string& hint = "") const {

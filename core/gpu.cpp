@@ -41,6 +41,31 @@ void expect_supported(double capability, const std::string& text) {
   reject(text, "has an unknown compute capability; known are sm=" + join(known, ", "));
 }
 
+// The end of a message on a GPU that known_gpus() lacks: its variants, why it cannot be used or its
+// description; "" if it is unknown.
+std::string other_gpu(const std::string& name) {
+  constexpr const char* kOld[] = {"t4",  "v100", "p100",  "p40",  "m40",
+                                  "k80", "gtx",  "titan", "rtx20"};
+  constexpr std::pair<const char*, const char*> kDescriptions[] = {
+      {"rtx3050", "8,sm=86"},   {"rtx3060ti", "8,sm=86"},  {"rtx3070", "8,sm=86"},
+      {"rtx3080", "10,sm=86"},  {"rtx3080ti", "12,sm=86"}, {"rtx3090ti", "24,sm=86"},
+      {"rtx4060", "8,sm=89"},   {"rtx4070", "12,sm=89"},   {"rtx4070ti", "12,sm=89"},
+      {"rtx4080", "16,sm=89"},  {"rtx5060", "8,sm=120"},   {"rtx5070", "12,sm=120"},
+      {"rtx5080", "16,sm=120"}, {"a30", "24,sm=80"},       {"a40", "45,sm=86"},
+      {"a4000", "16,sm=86"},    {"a5000", "24,sm=86"},     {"l40", "45,sm=89"}};
+  std::vector<std::string> variants;
+  for (const GpuProperties& gpu : known_gpus())
+    if (gpu.name.starts_with(name + "-")) variants.push_back(gpu.name);
+  if (!variants.empty()) return "; hint: " + join(variants, " or ");
+  for (const char* old : kOld)
+    if (name.starts_with(old))
+      return ": it is too old, as the kernels need compute capability 8.0 (sm=80) or newer; hint: "
+             "without --gpu the plan is for this machine";
+  for (const auto& [other, description] : kDescriptions)
+    if (name == other) return str("; hint: GiB=", description, " describes it");
+  return "";
+}
+
 // Parses "GiB=24,sm=89".
 GpuProperties described_gpu(const std::string& text) {
   constexpr double kMostGiB = 1024;
@@ -122,6 +147,8 @@ GpuProperties gpu_named(const std::string& text) {
     if (gpu.name == name) return gpu;
     names.push_back(gpu.name);
   }
+  if (const std::string other = other_gpu(name); !other.empty())
+    throw InputError(str("--gpu: no GPU is known as '", text, "'", other));
   throw InputError(str("--gpu: no GPU is known as '", text, "'", did_you_mean(name, names),
                        "; hint: one of ", join(names, ", "), ", or GiB=24,sm=89"));
 }

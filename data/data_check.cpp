@@ -63,9 +63,11 @@ struct ContextFit {
 // Checks problems against a model's context, and truncates or skips those that are too long.
 class ContextCheck {
  public:
-  ContextCheck(const DataSections& config, const Dataset& data, int64_t context)
+  ContextCheck(const DataSections& config, const Dataset& data, int64_t context,
+               ContextLimit limit = ContextLimit::kMayGrow)
       : config_(config),
         task_(data.task),
+        larger_(limit == ContextLimit::kMayGrow ? "a larger model.context or " : ""),
         fit_{config.batch.trainer, *data.tokenizer, data.chat, context,
              config.max_completion_length} {}
 
@@ -102,8 +104,8 @@ class ContextCheck {
     const bool error = config_.data.too_long == TooLong::kError;
     if (error || train_.kept < std::min<int64_t>(1, train_.seen) ||
         held_out_.kept < std::min<int64_t>(1, held_out_.seen))
-      throw InputError(str(longest_, "; ", counts, " are too long, this is the longest; hint: a ",
-                           "larger model.context or ",
+      throw InputError(str(longest_, "; ", counts,
+                           " are too long, this is the longest; hint: ", larger_,
                            !error             ? "shorter problems"
                            : task_ != nullptr ? "smaller data.task_sizes"
                                               : "data.too_long: skip or truncate"));
@@ -139,7 +141,7 @@ class ContextCheck {
                           counts_text(&Part::long_prompts, &Part::kept), " leave fewer than ",
                           length, " tokens in the context of ", fit_.context,
                           ", the longest leaves ", fit_.context - lengths_.longest_prompt,
-                          "; hint: a larger model.context or shorter prompts"));
+                          "; hint: ", larger_, "shorter prompts"));
     if (train_.long_solutions + held_out_.long_solutions > 0)
       notes.push_back(
           str("max_completion_length: the solutions of ",
@@ -184,8 +186,8 @@ class ContextCheck {
       measure_tokens(example, out);
       if (out.prompt >= fit_.context)
         throw InputError(str("the truncated prompt still has ", out.prompt,
-                             " tokens, the model's context is ", fit_.context,
-                             "; hint: a larger model.context, or data.too_long: skip"));
+                             " tokens, the model's context is ", fit_.context, "; hint: ", larger_,
+                             "data.too_long: skip"));
     } catch (const InputError& e) {
       throw InputError(str(location(example, index, part), ": ", e.what()));
     }
@@ -266,6 +268,7 @@ class ContextCheck {
 
   const DataSections& config_;
   const Task* task_;
+  const std::string larger_;  // advice on the context; empty: the model has no larger one
   const ContextFit fit_;
   Part train_{.kind = "training"}, held_out_{.kind = "held-out"};
   DataLengths lengths_;
@@ -325,7 +328,8 @@ void count_sources(const DataSections& config, Dataset& data, const std::vector<
 
 }  // namespace
 
-DataLengths check_data(const DataSections& config, Dataset& data, int64_t context) {
+DataLengths check_data(const DataSections& config, Dataset& data, int64_t context,
+                       ContextLimit limit) {
   constexpr int64_t kCheckedOfEndless = 1000;
   if (config.batch.trainer == TrainerType::kPretrain) {
     if (config.data.eval_text.empty() && config.data.jsonl.held_out() == 1) fail_nothing_to_train();
@@ -339,7 +343,7 @@ DataLengths check_data(const DataSections& config, Dataset& data, int64_t contex
   if (data.train->size() == 0) fail_nothing_to_train();
   const int64_t all = data.train->size();
   const int64_t n = data.task != nullptr ? std::min(kCheckedOfEndless, all) : all;
-  ContextCheck check(config, data, context);
+  ContextCheck check(config, data, context, limit);
   std::vector<int64_t> kept = check.keep(Split::kTrain, *data.train, first_indices(n), n);
   keep_held_out(config, data, check);
   DataLengths lengths = check.lengths();

@@ -24,7 +24,10 @@ struct DataLengths {
 // smallest hashes are kept. Throws InputError naming the first example that is empty, has a
 // character without a token or no target tokens; the longest that is too long; the text if it is
 // shorter than a window; or the key that holds everything out.
-DataLengths check_data(const DataSections& config, Dataset& data, int64_t context);
+// `limit`: what messages advise about the context.
+enum class ContextLimit { kMayGrow, kWholeModel };
+DataLengths check_data(const DataSections& config, Dataset& data, int64_t context,
+                       ContextLimit limit = ContextLimit::kMayGrow);
 // Checks only the held-out problems, for evaluation without training.
 DataLengths check_held_out(const DataSections& config, Dataset& data, int64_t context);
 

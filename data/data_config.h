@@ -147,7 +147,7 @@ struct BatchConfig {
     v.field("prompts_per_step", prompts_per_step, "prompts per step (grpo)",
             {.min = 1, .max = 1 << 20});
     v.field("num_generations", num_generations, "completions per prompt (grpo)",
-            {.min = 2, .max = 65536});
+            {.min = 1, .max = 65536});
     v.field("micro_batch_tokens", micro_batch_tokens,
             "tokens per forward and backward, at least a sequence; an update depends on it by "
             "rounding only; auto: as many as fit in memory when the run starts, with more of "

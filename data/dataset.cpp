@@ -119,6 +119,10 @@ void load_text(const DataConfig& data, const Fingerprint& fingerprint, Dataset& 
 Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> tokenizer,
                      DataParts parts) {
   const DataConfig& data = config.data;
+  if (tokenizer == nullptr && data.tokenizer_path.empty() && data.is_chat())
+    throw InputError(
+        "data: there is no chat template that renders the conversations, as no model is given; "
+        "hint: model.path=DIR, the folder of a chat model");
   Dataset out;
   out.tokenizer = std::move(tokenizer);
   const Fingerprint fingerprint = checked_fingerprint(config, parts);

@@ -20,6 +20,44 @@ bool is_conversation(const Json* value) {
          value->as_array().front().find("role") != nullptr;
 }
 
+// Data in the format of other tools: the rest of a message that says how they are read; "": none.
+std::string foreign_hint(const Json& line) {
+  const auto given = [&](const char* name) { return line.find(name) != nullptr; };
+  if (!line.is_object()) return "";
+  for (const auto& [name, value] : line.as_object())
+    if (value.is_array() && !value.as_array().empty() &&
+        value.as_array().front().find("from") != nullptr)
+      return str("; '", name,
+                 "' has the turns of ShareGPT; hint: write {\"messages\": [{\"role\": \"user\", "
+                 "\"content\": ...}, {\"role\": \"assistant\", \"content\": ...}]}: 'value' is "
+                 "the content, and 'from' the role: human is user, gpt is assistant");
+  if (given("instruction") && given("output"))
+    return str("; hint: the fields are Alpaca's: jsonl: {prompt: \"{instruction}",
+               given("input") ? "\\n{input}" : "", "\", answer: \"{output}\"}");
+  if (given("chosen") && given("rejected"))
+    return "; hint: learning from preferences is not offered: data.jsonl.answer='{chosen}' "
+           "teaches the chosen answers";
+  return "";
+}
+
+// Refuses files that are no JSONL, by their first line. Throws InputError with a way to convert.
+void refuse_other_formats(std::string_view line, const std::string& file) {
+  const auto refuse = [&](const char* what, const std::string& hint) {
+    throw InputError(str(file, ": is ", what, ", not one JSON object per line; hint: ", hint));
+  };
+  const auto pandas = [&](const char* reader) {
+    return str("python3 -c \"import pandas; pandas.", reader, "('", file,
+               "').to_json('data.jsonl', orient='records', lines=True)\"");
+  };
+  if (line.starts_with("PAR1")) refuse("a Parquet file", pandas("read_parquet"));
+  if (line.starts_with("ARROW1")) refuse("an Arrow file", pandas("read_feather"));
+  if (line.starts_with("\x1f\x8b")) refuse("compressed by gzip", "gunzip " + file);
+  if (line.starts_with('[')) refuse("a JSON array", "jq -c '.[]' " + file + " > data.jsonl");
+  if (line.starts_with('{') && line.find_first_not_of(" \t", 1) == line.npos)
+    refuse("JSON with a value on several lines", "jq -c . " + file + " > data.jsonl");
+  if (file.ends_with(".csv") && !line.starts_with('{')) refuse("a CSV file", pandas("read_csv"));
+}
+
 // "{numbers} = {target}\n" parsed into literal text and field names.
 class Template {
  public:
@@ -122,8 +160,9 @@ class Template {
                                  const std::string& where) const {
     std::vector<std::string> names;
     for (const auto& [name, value] : fields.as_object()) names.push_back(name);
+    const std::string foreign = foreign_hint(fields), list = "; fields here: " + join(names, ", ");
     throw InputError(str(where, ": no field '", field, "', which the ", key_, " template needs",
-                         did_you_mean(field, names, "; fields here: " + join(names, ", "))));
+                         foreign.empty() ? did_you_mean(field, names, list) : list + foreign));
   }
 
   const char* key_;
@@ -134,13 +173,15 @@ class Template {
 Json messages_of(const Json& fields, const std::string& name, const std::string& where,
                  const char* key = "data.jsonl.messages") {
   const Json* found = fields.find(name);
-  if (found == nullptr) throw InputError(str(where, ": no field '", name, "' (", key, ")"));
+  if (found == nullptr)
+    throw InputError(str(where, ": no field '", name, "' (", key, ")", foreign_hint(fields)));
   if (!found->is_array() || found->as_array().empty())
     throw InputError(str(where, ": ", name, ": expected a list of {role, content}"));
   for (const Json& message : found->as_array())
     if (message.find_text("role") == nullptr)
-      throw InputError(str(where, ": ", name, ": expected messages like {\"role\": \"user\", ",
-                           "\"content\": \"...\"}"));
+      throw InputError(str(where, ": ", name, ": message ", 1 + (&message - &found->as_array()[0]),
+                           ": expected messages like {\"role\": \"user\", \"content\": \"...\"}",
+                           foreign_hint(fields)));
   return normalized_messages(*found, str(where, ": ", name));
 }
 
@@ -208,6 +249,7 @@ class LineReader {
 
   Example read(std::string_view text, int64_t line, const std::string& file) const {
     const std::string where = str(file, ":", line);
+    if (line == 1) refuse_other_formats(text, file);
     Json fields = parse_json(text, where);
     if (!fields.is_object())
       throw InputError(str(where, ": expected an object like {\"prompt\": ..., \"answer\": ...}"));
@@ -490,7 +532,9 @@ JsonlSplits load_jsonl(const JsonlConfig& config) {
   if (lacks_train || (held_out->size() == 0 && fraction != 0))
     throw InputError(str(config.path.at(0), ": no example in the ",
                          lacks_train ? "training" : "held-out", " split at data.held_out_fraction ",
-                         fraction, "; hint: change it, or give more examples"));
+                         fraction, ", of ", train->size() + held_out->size(),
+                         "; hint: data.held_out_fraction=0 holds nothing out, data.jsonl.eval_path "
+                         "names held-out problems, and another fraction splits otherwise"));
   out.train = std::move(train);
   out.held_out = std::move(held_out);
   return out;

@@ -279,10 +279,13 @@ void validate_directory(const std::string& name, const std::string& output_dir) 
 
 void validate_source(const DataConfig& data, TrainerType trainer) {
   if (trainer == TrainerType::kPretrain)
-    require(!data.text.empty(), "data.text: trainer pretrain needs a text file");
+    require(!data.text.empty(),
+            "data.text: trainer pretrain needs a text file, and pretrain is the default; hint: "
+            "trainer: sft or trainer: grpo for problems");
   else
     require(data.text.empty(), str("data.text: trainer ", trainer_name(trainer),
-                                   " needs problems: data.task or data.jsonl"));
+                                   " needs problems: data.task or data.jsonl; hint: trainer: "
+                                   "pretrain for plain text"));
   require(data.text.empty() || !data.is_chat(),
           "data.chat: data.text is plain text; hint: conversations are for sft and grpo");
   require(data.jsonl.messages.empty() || !data.jsonl.path.empty(),
@@ -422,6 +425,9 @@ void validate_grpo(const TrainConfig& config) {
   require(!config.rewards.empty(),
           "rewards: trainer grpo needs at least one reward; hint: rewards: [{name: NAME}]; "
           "`cohort train --keys` lists them");
+  require(config.batch.num_generations > 1,
+          "num_generations: 1 leaves nothing to compare: the advantage of a completion is its "
+          "reward relative to the others of its prompt; hint: num_generations=8");
   require(config.sampling.temperature > 0,
           "temperature: grpo needs samples that differ; greedy (0) gives equal ones");
   require(config.grpo.num_minibatches <= config.batch.prompts_per_step,
@@ -494,6 +500,14 @@ std::vector<std::string> TrainConfig::warnings() const {
     out.push_back(str("warmup_steps: ", optimizer.warmup_steps, " of ", batch.steps,
                       " steps: the learning rate never reaches its peak; hint: warmup_steps=",
                       (3 * batch.steps + 99) / 100));
+  const OptimizerConfig usual =
+      default_config(batch.trainer, batch.steps, model.lora.rank > 0).optimizer;
+  constexpr double kMostTimes = 10.001;  // ten times is no warning, however it rounds
+  if (!model.path.empty() && optimizer.learning_rate > kMostTimes * usual.learning_rate)
+    out.push_back(str("learning_rate: ", optimizer.learning_rate, " is ",
+                      std::round(optimizer.learning_rate / usual.learning_rate),
+                      " times the default, which may ruin a trained model; hint: learning_rate=",
+                      usual.learning_rate));
   if (const LoraConfig& lora = model.lora;
       lora.rank == 0 && (lora.alpha != LoraConfig().alpha || lora.rslora || !lora.targets.empty()))
     out.push_back(
@@ -562,6 +576,7 @@ RunPlan plan_of(ConfigNode root, const std::string& path, std::span<const std::s
     }
   }
   paths.resolve(root);
+  refuse_reward_texts(root);
   refuse_unknown_keys(root);
   RunPlan plan;
   for (size_t i = 0; i < std::max<size_t>(1, stages.size()); ++i) {

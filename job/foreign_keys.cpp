@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cctype>
+#include <span>
 #include <sstream>
 #include <string_view>
 
 #include "core/check.h"
 #include "data/tasks/tasks.h"
+#include "rl/reward.h"
 
 extern const char* const kForeignKeyTable;  // job/foreign_keys.txt
 
@@ -81,6 +83,22 @@ std::string foreign_key_text(const std::string& path, const std::string& value) 
     text = row_text(rest, [](const ForeignKey& key) { return key.ours.empty(); });
   }
   return text;
+}
+
+void refuse_reward_texts(const ConfigNode& root) {
+  using Kind = ConfigNode::Kind;
+  if (const ConfigNode* stages = root.find("stages"))
+    for (const ConfigNode& stage : stages->items) refuse_reward_texts(stage);
+  const ConfigNode* rewards = root.find("rewards");
+  if (rewards == nullptr || rewards->is_null()) return;
+  const std::span items =
+      rewards->kind == Kind::kList ? std::span(rewards->items) : std::span(rewards, 1);
+  for (const ConfigNode& item : items)
+    if (const std::string& name = item.scalar; item.kind == Kind::kScalar)
+      throw InputError(
+          str(item.where(), ": rewards: expected a list of maps, got ", item.describe(),
+              "; hint: rewards: [",
+              name.ends_with(".py") ? function_reward(name) : str("{name: ", name, "}"), "]"));
 }
 
 }  // namespace cohort

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "config/node.h"
+
 namespace cohort {
 
 // A row of foreign_keys.txt, which explains them.
@@ -24,5 +26,8 @@ std::string foreign_key_text(const std::string& path, const std::string& value =
 // The end of a message about a value that a key does not have here: "; it is 'surrogate: cispo'
 // here"; "" if no other trainer has it.
 std::string foreign_value_text(const std::string& path, const std::string& value);
+
+// Throws InputError for rewards of a file, or of its stages, that are no maps: rewards: reward.py.
+void refuse_reward_texts(const ConfigNode& root);
 
 }  // namespace cohort

@@ -5,6 +5,7 @@
 #include "core/log.h"
 #include "core/sizes.h"
 #include "data/data_check.h"
+#include "job/preview.h"
 #include "job/resources.h"
 #include "trainers/across_ranks.h"
 #include "trainers/sampling.h"
@@ -108,7 +109,8 @@ void load_data(const StageSetup& setup, ModelStart& start, LoadedModel& loaded) 
     loaded.model = new_model(setup, model);
   }
   const int64_t context = loaded.model->config().context;
-  const DataLengths lengths = check_data(config, start.data, context);
+  const DataLengths lengths =
+      check_data(config, start.data, context, context_limit(config, loaded.model->config()));
   check_sampling(config.sampling, config.batch.trainer, *start.data.tokenizer,
                  lengths.shortest_prompt, context);
   if (!setup.is_main()) return;

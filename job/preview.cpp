@@ -189,6 +189,41 @@ void check_stops(const TrainConfig& config, const Dataset& data, StagePreview& o
             "inside its {% generation %} blocks if it has them, or that token in stop_tokens");
 }
 
+// The name in a tool's schema or in a call, which may be around a `function`; "": none.
+std::string function_name(const Json& tool) {
+  const Json* function = tool.find("function");
+  const std::string* name = (function == nullptr ? tool : *function).find_text("name");
+  return name == nullptr ? "" : *name;
+}
+
+// Sets StagePreview::template_warning.
+void check_template(const TrainConfig& config, const Dataset& data, StagePreview& out) {
+  constexpr int64_t kExamined = 100;
+  if (data.chat == nullptr) return;
+  const auto warn = [&](const std::string& where, const char* lost) {
+    out.template_warning =
+        str(where, ": the chat template shows nothing of ", lost, ", which the model does not ",
+            "see or learn; hint: a chat_template.jinja in the model's folder that renders it");
+  };
+  for (int64_t i = 0; i < std::min(kExamined, data.train->size()); ++i) {
+    const Example example = data.train->get(i);
+    const std::string text = example.prompt + example.solution;
+    const auto shows = [&](const Json& list) {
+      return !list.is_array() || std::ranges::all_of(list.as_array(), [&](const Json& tool) {
+        return text.find(function_name(tool)) != text.npos;
+      });
+    };
+    const Json& own = example.template_variables.get_or_null("tools");
+    for (const Json* tools : {&config.data.tools, &own})
+      if (!shows(*tools))
+        return warn(tools == &own ? example.where : "environment", "the schemas of the tools");
+    const Json::Array& messages = example.conversation.as_array();
+    for (size_t m = 0; m < messages.size(); ++m)
+      if (!shows(messages[m].get_or_null("tool_calls")))
+        return warn(str(example.where, ": message ", m + 1), "its tool_calls");
+  }
+}
+
 StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
                            std::span<const TrainConfig> earlier) {
   Dataset data = load_dataset(config, std::move(start.tokenizer));
@@ -207,9 +242,11 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
   }
   if (scores) RewardSet(config.rewards, data.task);
   StagePreview out{.model = start.config,
-                   .lengths = check_data(config, data, start.config.context)};
+                   .lengths = check_data(config, data, start.config.context,
+                                         context_limit(config, start.config))};
   check_start(config, out);
   check_stops(config, data, out);
+  check_template(config, data, out);
   check_sampling(config.sampling, config.batch.trainer, *data.tokenizer,
                  out.lengths.shortest_prompt, start.config.context);
   const bool is_text = config.batch.trainer == TrainerType::kPretrain;
@@ -228,6 +265,12 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
 }
 
 }  // namespace
+
+ContextLimit context_limit(const TrainConfig& config, const ModelConfig& model) {
+  return !config.init_from.empty() && !model.may_extend() && model.context >= model.position_rows
+             ? ContextLimit::kWholeModel
+             : ContextLimit::kMayGrow;
+}
 
 void check_adapters_have_model(const RunPlan& plan) {
   const TrainConfig& first = plan.stages[0];

@@ -9,6 +9,9 @@
 
 namespace cohort {
 
+// kWholeModel if the context of a stage's model is the largest that a trained model has.
+ContextLimit context_limit(const TrainConfig& config, const ModelConfig& model);
+
 struct StagePreview {
   ModelConfig model;          // resolved, with its vocabulary
   DataLengths lengths;        // training data
@@ -24,6 +27,8 @@ struct StagePreview {
   std::string reward_warning;
   // (sft) Warning if most examples teach no stop token, with a hint; empty: none.
   std::string stop_warning;
+  // Warning if the chat template does not show the tools, or the calls of a message; empty: none.
+  std::string template_warning;
   std::string leak;  // held_out_leak()
   // Says that sft or grpo starts from random weights, a warning unless a new model is meant, which
   // the configuration describes; empty: it does not.

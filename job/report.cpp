@@ -33,12 +33,14 @@ std::string completions_text(const Json& list) {
   std::string text;
   for (const Json& item : list.as_array()) {
     const Json& correct = item.at("correct");
-    text +=
-        str("  ",
-            correct.is_null()   ? "?      "
-            : correct.as_bool() ? "right  "
-                                : "wrong  ",
-            sample_text(item.at("prompt").as_string(), item.at("completion").as_string()), "\n");
+    text += str("  ",
+                correct.is_null()   ? "?      "
+                : correct.as_bool() ? "right  "
+                                    : "wrong  ",
+                sample_text(item.at("prompt").as_string(), item.at("completion").as_string()));
+    const std::string* answer = item.find_text("answer");
+    if (answer != nullptr && !answer->empty()) text += str("  (answer: ", *answer, ")");
+    text += '\n';
   }
   return text;
 }
@@ -135,10 +137,11 @@ Json score_json(const Evaluation& evaluation) {
   Json list = Json(Json::Array{});
   for (size_t i = 0; i < std::min(evaluation.samples.size(), kShownCompletions); ++i) {
     const ProblemResult& problem = evaluation.samples[i];
-    list.push_back(Json()
-                       .set("prompt", problem.prompt)
-                       .set("completion", problem.completion)
-                       .set("correct", verdict(problem)));
+    Json shown;
+    shown.set("prompt", problem.prompt).set("completion", problem.completion);
+    shown.set("correct", verdict(problem));
+    if (problem.correct == false) shown.set("answer", problem.answer);
+    list.push_back(std::move(shown));
   }
   Json out;
   out.set("step", evaluation.step).set("score", evaluation.score);
@@ -172,11 +175,12 @@ std::string text_curve(const std::vector<double>& values, int width, int height)
   }
   const auto [lo, hi] = std::minmax_element(means.begin(), means.end());
   const double range = std::max(*hi - *lo, 1e-12);
+  const bool is_flat = *hi - *lo < 5e-4;  // all labels would be equal
   std::string text;
   for (int row = height - 1; row >= 0; --row) {
     char label[32];
     std::snprintf(label, sizeof label, "%8.3f |", *lo + range * row / (height - 1));
-    text += label;
+    text += is_flat && row > 0 ? "         |" : label;
     for (const double m : means)
       text += std::lround((m - *lo) / range * (height - 1)) == row ? '*' : ' ';
     while (text.back() == ' ') text.pop_back();

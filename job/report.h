@@ -27,6 +27,8 @@ class Reporter {
   virtual void end_stage() {}
 };
 
+inline constexpr const char* kValidationLoss = "validation loss";
+
 // The scores on one set of eval.sets.
 struct SetScores {
   std::string name;

@@ -255,6 +255,7 @@ Run Run::start(RunPlan plan, ProcessGroup* group,
                      stage.random_start);
   for (const StagePreview& stage : preview) {
     if (!stage.stop_warning.empty()) logging::warn(stage.stop_warning);
+    if (!stage.template_warning.empty()) logging::warn(stage.template_warning);
     if (!stage.reward_warning.empty()) logging::info(stage.reward_warning);
   }
   run.preview_ = std::move(preview);

@@ -1,5 +1,6 @@
 #include "job/score_keeper.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/log.h"
@@ -14,6 +15,16 @@ bool is_best(double score, double loss, const TrainState& state) {
   const auto rank = [](double value) { return std::isnan(value) ? -HUGE_VAL : value; };
   if (rank(score) != rank(state.best)) return rank(score) > rank(state.best);
   return !std::isnan(loss) && !(loss >= state.best_loss);
+}
+
+// True if completions of held-out problems are sampled: unless they are to be compared with answers
+// that there are none of, as in conversations for sft.
+bool judges_completions(const TrainConfig& config, const Dataset& data) {
+  const EvalConfig& eval = config.eval;
+  return config.batch.trainer != TrainerType::kSft || data.task != nullptr ||
+         !config.rewards.empty() || !eval.correct.reward.empty() || eval.num_samples > 0 ||
+         eval.stop_at > 0 ||
+         std::ranges::any_of(data.held_out, [](const Example& e) { return !e.answer.empty(); });
 }
 
 }  // namespace
@@ -38,7 +49,7 @@ Evaluation ScoreKeeper::measure() {
   // Before the first step a signal has nothing to save, and ends the process.
   const std::atomic<bool>* stop = state_.is_new() ? nullptr : &setup_.stop;
   if (config_.batch.trainer == TrainerType::kPretrain) {
-    out.measure = "validation loss";
+    out.measure = kValidationLoss;
     if (data.held_out_text.size() < 2) return out;
     const double loss = evaluate_text(
         start_.learner->model(), data.held_out_text, config_.eval.tokens,
@@ -47,11 +58,16 @@ Evaluation ScoreKeeper::measure() {
     out.score = -loss;
   } else {
     const Correctness& correct = start_.correct;
-    out.measure = correct.measure();
-    out.rule = correct.rule();
+    const bool judges = judges_completions(config_, data);
+    out.measure = judges ? correct.measure() : kValidationLoss;
+    if (judges) out.rule = correct.rule();
     ProblemEvaluation problems{engine_, data, correct, config_, state_.step, stop};
     problems.dialogue = dialogue();
-    if (!data.held_out.empty()) {
+    if (!data.held_out.empty() && !judges) {
+      const double loss = held_out_loss(problems, setup_.comm);
+      out.metrics = {{"val_loss", loss}};
+      out.score = -loss;
+    } else if (!data.held_out.empty()) {
       ProblemScores scores = evaluate_problems(problems, setup_.comm);
       out.metrics = std::move(scores.metrics);
       out.samples = std::move(scores.samples);

@@ -6,6 +6,7 @@
 #include "core/allocator.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "job/report.h"
 #include "job/resources.h"
 
 namespace cohort {
@@ -48,14 +49,16 @@ std::string summary(const RunResult& result) {
   const bool text = result.last_trainer == TrainerType::kPretrain;
   if (result.measure.empty() || (text && std::isnan(result.before) && std::isnan(result.after)))
     return str("done, with no held-out ", text ? "text" : "problems", " to score,");
-  const double sign = text ? -1 : 1;
+  const bool is_loss = text || result.measure == kValidationLoss;
+  const double sign = is_loss ? -1 : 1;
   const auto change = [](const std::string& measure, double before, double after, int digits) {
     return std::isnan(before) && std::isnan(after)
                ? measure + " not measured"
                : str(measure, " ", score_text(before, digits), " -> ", score_text(after, digits));
   };
-  std::string out = change(result.measure, sign * result.before, sign * result.after, text ? 4 : 2);
-  if (!text && !std::isnan(result.loss_after))
+  std::string out =
+      change(result.measure, sign * result.before, sign * result.after, is_loss ? 4 : 2);
+  if (!is_loss && !std::isnan(result.loss_after))
     out += change(", validation loss", result.loss_before, result.loss_after, 4);
   return out;
 }

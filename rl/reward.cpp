@@ -31,8 +31,10 @@ const RewardEntry& find_reward(const RewardConfig& config) {
   if (config.program.callback != nullptr) return callback;
   for (const RewardEntry& entry : reward_table())
     if (config.name == entry.name) return entry;
-  throw InputError(str("unknown reward; known: ", join(reward_names(), ", "),
-                       did_you_mean(config.name, reward_names())));
+  throw InputError(str(
+      "unknown reward; known: ", join(reward_names(), ", "),
+      did_you_mean(config.name, reward_names(),
+                   config.name.ends_with(".py") ? "; hint: " + function_reward(config.name) : "")));
 }
 
 bool takes(const RewardEntry& entry, const std::string& key) {

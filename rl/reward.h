@@ -38,6 +38,10 @@ struct RewardConfig {
   void visit(ConfigVisitor& v);
 };
 
+// The reward by the function reward() of a Python file, as a configuration writes it.
+inline std::string function_reward(const std::string& file) {
+  return str("{name: command, run: python3 PATH/TO/cohort/scripts/cohort_reward.py ", file, "}");
+}
 // True if one of the rewards is a program.
 inline bool has_command(std::span<const RewardConfig> rewards) {
   return std::ranges::any_of(rewards, [](const auto& reward) { return reward.name == "command"; });

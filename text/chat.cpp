@@ -196,6 +196,22 @@ Json normalized_content(const Json& content, const std::string& role) {
   return text;
 }
 
+// A message without keys that are null.
+Json normalized_message(const Json& message) {
+  Json kept;
+  const std::string& role = message.at("role").as_string();
+  for (const auto& [key, value] : message.as_object())
+    if (!value.is_null()) kept.set(key, key == "content" ? normalized_content(value, role) : value);
+  const Json& calls = kept.get_or_null("tool_calls");
+  const size_t empty = calls.is_array() && calls.as_array().empty() ? 2 : 1;  // keys
+  const Json* content = message.find("content");
+  if (kept.find("content") == nullptr && (kept.as_object().size() == empty || role == "user"))
+    throw JsonError(str("expected a text, got ", content == nullptr ? "no content" : "null",
+                        "; hint: write it, or remove the message"),
+                    content);
+  return kept;
+}
+
 }  // namespace
 
 Json parse_template_kwargs(const std::string& text, const std::string& where) {
@@ -225,23 +241,14 @@ Json template_variables(const Json& fields) {
 }
 
 Json normalized_messages(const Json& messages, const std::string& where) {
-  return with_location(messages, where, [&] {
-    Json out = Json::Array{};
-    for (const Json& message : messages.as_array()) {
-      Json kept;
-      for (const auto& [key, value] : message.as_object())
-        if (!value.is_null())
-          kept.set(key, key == "content" ? normalized_content(value, message.at("role").as_string())
-                                         : value);
-      const Json& calls = kept.get_or_null("tool_calls");
-      const size_t empty = calls.is_array() && calls.as_array().empty() ? 2 : 1;  // keys
-      if (message.find("content") != nullptr && kept.find("content") == nullptr &&
-          (kept.as_object().size() == empty || has_role(kept, "user")))
-        throw JsonError("expected a text, got null", message.find("content"));
-      out.push_back(std::move(kept));
-    }
-    return out;
-  });
+  Json out = Json::Array{};
+  for (const Json& message : messages.as_array()) {
+    const std::string* role = message.find_text("role");
+    const std::string place = str(where, ": message ", out.as_array().size() + 1,
+                                  role == nullptr ? "" : str(" (", *role, ")"));
+    out.push_back(with_location(message, place, [&] { return normalized_message(message); }));
+  }
+  return out;
 }
 
 bool has_role(const Json& message, std::string_view role) {
@@ -310,8 +317,15 @@ ChatFormat::Conversation ChatFormat::conversation(const Json& messages, size_t f
                            "blocks, or conversations of one turn"));
     out.assistant.emplace_back(before.size(), after.size());
   }
-  if (out.assistant.empty())
-    throw InputError("no message has the role assistant: there is nothing to train on");
+  if (out.assistant.empty()) {
+    std::vector<std::string> roles;
+    for (const Json& message : all)
+      if (const std::string& role = message.at("role").as_string();
+          std::ranges::find(roles, role) == roles.end())
+        roles.push_back(role);
+    throw InputError(str("no message has the role assistant: there is nothing to train on; the ",
+                         "roles are ", join(roles, ", "), "; hint: user and assistant"));
+  }
   return out;
 }
 

@@ -347,9 +347,19 @@ Correctness correctness_of(const CorrectConfig& config, const std::vector<Reward
           make_answer(chosen)};
 }
 
+double held_out_loss(const ProblemEvaluation& evaluation, Communicator& comm) {
+  const std::vector<Example>& problems = problems_of(evaluation);
+  const auto sequence = [&](int64_t i) {
+    return supervised_sequence(problems[static_cast<size_t>(i)], *evaluation.data.tokenizer,
+                               evaluation.engine.model().config().context,
+                               evaluation.config.data.too_long);
+  };
+  return mean_loss(evaluation.engine.model(), std::ssize(problems), sequence,
+                   evaluation.config.batch.micro_batch(), comm, evaluation.stop);
+}
+
 ProblemScores evaluate_problems(const ProblemEvaluation& evaluation, Communicator& comm) {
   const EvalConfig& eval = evaluation.config.eval;
-  const std::vector<Example>& problems = problems_of(evaluation);
   ProblemScores scores;
   Metrics sampled_errors;
   const Judged greedy = sample_and_judge(evaluation, comm, 0, 1);
@@ -367,16 +377,8 @@ ProblemScores evaluate_problems(const ProblemEvaluation& evaluation, Communicato
                              static_cast<double>(eval.num_samples);
     }
   }
-  if (evaluation.config.batch.trainer == TrainerType::kSft) {
-    const auto sequence = [&](int64_t i) {
-      return supervised_sequence(problems[static_cast<size_t>(i)], *evaluation.data.tokenizer,
-                                 evaluation.engine.model().config().context,
-                                 evaluation.config.data.too_long);
-    };
-    scores.metrics.add("val_loss",
-                       mean_loss(evaluation.engine.model(), std::ssize(problems), sequence,
-                                 evaluation.config.batch.micro_batch(), comm, evaluation.stop));
-  }
+  if (evaluation.config.batch.trainer == TrainerType::kSft)
+    scores.metrics.add("val_loss", held_out_loss(evaluation, comm));
   add_statistics(greedy, comm, scores.metrics);
   for (const auto& [name, value] : sampled_errors) scores.metrics.add(name, value);
   return scores;

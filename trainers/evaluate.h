@@ -174,9 +174,11 @@ double failed_count(const Metrics& metrics);
 class EvaluationStopped : public Error {
   using Error::Error;
 };
+// (sft) The mean loss over all tokens of the held-out solutions, as in training.
+double held_out_loss(const ProblemEvaluation& evaluation, Communicator& comm);
 // Greedy completions of every held-out problem, and config.eval.num_samples samples of each for
-// pass@k, addressed by (seed, step); for sft also the mean loss over all tokens of the held-out
-// solutions, as in training. Failures are a warning of rank 0.
+// pass@k, addressed by (seed, step); for sft also held_out_loss(). Failures are a warning of rank
+// 0.
 ProblemScores evaluate_problems(const ProblemEvaluation& evaluation, Communicator& comm);
 
 // A set of EvalConfig::sets with its problems, rendered and fitted to the context.

@@ -279,20 +279,52 @@ TEST_F(Chat, RepliesToTheWholeConversation) {
 
 TEST_F(Chat, EmptyCompletionsNameTheWaysToTheTemplate) {
   std::vector<std::string> generate = {"generate", model_, "ab", "--max-tokens=5", "--num=2"};
-  EXPECT_EQ(run_cohort(generate).err, "");
+  EXPECT_EQ(run_cohort(generate).err,
+            "cohort: the text was continued as it is, without the model's chat template; hint: "
+            "--chat makes it a message\n");
   generate.push_back("--logit-bias=0:200");
   const auto expect_notice = [&](bool named) {
     const Output output = run_cohort(generate);
     EXPECT_EQ(output.code, 0);
     EXPECT_NE(output.err.find("2 of 2 completions are empty"), std::string::npos) << output.err;
-    for (const std::string& text : {"cohort chat " + model_ + ",", std::string("--template")})
-      EXPECT_EQ(output.err.find(text) != std::string::npos, named) << output.err;
+    EXPECT_EQ(output.err.find("hint: --chat applies the model's") != std::string::npos, named)
+        << output.err;
   };
   expect_notice(true);
   generate.push_back("--best-of=3");
   expect_notice(true);
   fs::remove(model_ + "/chat_template.jinja");
   expect_notice(false);
+}
+
+TEST_F(Chat, GenerateRendersAMessageByTheTemplate) {
+  const Output output =
+      run_cohort({"generate", model_, "ab", "b", "--chat", "--temperature=0", "--max-tokens=5"});
+  EXPECT_EQ(output.out, completion("uab</s>a") + "\n" + completion("ub</s>a") + "\n");
+  EXPECT_EQ(output.err, "");
+  EXPECT_EQ(parse_json(run_cohort({"generate", model_, "ab", "--chat", "--json"}).out, "")
+                .at("prompt")
+                .as_string(),
+            "uab</s>a");
+  expect_bad_input(run_cohort({"generate", model_, "ab", "--chat", "--template"}), {"--chat"});
+  fs::remove(model_ + "/chat_template.jinja");
+  expect_bad_input(run_cohort({"generate", model_, "ab", "--chat"}), {"has no chat template"});
+}
+
+TEST_F(Chat, SaysHowItSamplesAndKnowsItsCommands) {
+  fs::remove(model_ + "/generation_config.json");
+  const std::vector<std::string> chat = {"chat", model_, "--max-tokens=5"};
+  const Output greedy = run_cohort(chat, "ab\n/help\n");
+  EXPECT_EQ(greedy.out, completion("uab</s>a") + "\n");
+  EXPECT_EQ(greedy.err.find("greedy, at most 5 tokens a reply; /new begins another"),
+            greedy.err.find('\n') + 1)
+      << greedy.err;
+  expect_bad_input(run_cohort(chat, "/quit\n"), {"unknown command '/quit'; hint: /help"});
+  EXPECT_EQ(run_cohort(chat, "/a b\n").code, 0);
+  write_file(model_ + "/generation_config.json", R"({"temperature": 0.7, "top_k": 20})");
+  EXPECT_EQ(run_cohort(chat, "/help\n").err.find("temperature 0.7, top-k 20, at most 5"), 0u);
+  write_file(model_ + "/generation_config.json", R"({"do_sample": true})");
+  EXPECT_EQ(run_cohort(chat, "/help\n").err.find("temperature 1, at most 5"), 0u);
 }
 
 TEST_F(Chat, GenerateTakesTheTemplateOfAConfiguration) {

@@ -377,13 +377,15 @@ TEST_F(Escapes, OfRepliesDoNotReachTheTerminal) {
                  "intermediate_size": 24, "max_position_embeddings": 64,
                  "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": true})");
   save_weights(Transformer(load_config(model), DType::kF32, 1), model, "model");
-  const std::vector<std::string> chat = {"chat", model, "--max-tokens=20"};
+  const std::vector<std::string> chat = {"chat", model, "--max-tokens=20", "--temperature=1"};
   const std::string piped = run_cohort(chat, "ua\n").out, output = on_terminal(chat, "ua");
   EXPECT_NE(piped.find("\x1b["), piped.npos) << piped;
   EXPECT_NE(output.find(escape_controls(piped)), output.npos) << output;
   EXPECT_EQ(escape_controls(output), output);
-  EXPECT_NE(on_terminal({"chat", model, "--max-tokens=20", "--raw"}, "ua").find(piped),
-            output.npos);
+  EXPECT_NE(output.find("temperature 1, at most 20 tokens a reply; /new begins"), output.npos);
+  EXPECT_NE(
+      on_terminal({"chat", model, "--max-tokens=20", "--temperature=1", "--raw"}, "ua").find(piped),
+      output.npos);
   write_file(model + "/chat_template.jinja", kEvil);
   expect_escaped({"inspect", model}, kEvil, "chat template\n" + kEvilShown, false);
 }

@@ -40,6 +40,20 @@ TEST(Gpus, OtherNamesAreRefusedWithTheNearest) {
   EXPECT_THROW_WITH(gpu_named(std::string(1 << 20, 'x')), InputError, "no GPU is known as");
 }
 
+TEST(Gpus, OtherCardsAreNamedWithWhatToGive) {
+  for (const char* name : {"a100", "A100"})
+    EXPECT_THROW_WITH(gpu_named(name), InputError, str("'", name, "'; hint: a100-40 or a100-80"));
+  for (const char* name : {"t4", "T4", "v100", "rtx2080ti", "gtx1080"})
+    EXPECT_THROW_WITH(gpu_named(name), InputError,
+                      str("'", name,
+                          "': it is too old, as the kernels need compute capability 8.0 "
+                          "(sm=80) or newer; hint: "));
+  EXPECT_THROW_WITH(gpu_named("rtx3080"), InputError, "'; hint: GiB=10,sm=86 describes it");
+  EXPECT_THROW_WITH(gpu_named("RTX4070"), InputError, "'; hint: GiB=12,sm=89 describes it");
+  for (const char* description : {"GiB=10,sm=86", "GiB=16,sm=120", "GiB=24,sm=80"})
+    EXPECT_NO_THROW(gpu_named(description));
+}
+
 TEST(Gpus, BadDescriptionsAreRefused) {
   for (const char* text :
        {"=", "GiB=", "GiB=,sm=89", "GiB=24;sm=89", "GiB=24,sm=89,", ",GiB=24,sm=89", "gib=24,sm=89",

@@ -72,6 +72,46 @@ TEST_F(Jsonl, ErrorsNameFileAndLine) {
   EXPECT_THROW_WITH(load(good + "{\"prompt\": \"\xff\"}"), InputError, "set.jsonl:2: ");
 }
 
+TEST_F(Jsonl, FieldsOfOtherFormatsSayHowTheyAreRead) {
+  EXPECT_THROW_WITH(load(R"({"instruction": "i", "input": "x", "output": "o"})"), InputError,
+                    "fields here: instruction, input, output; hint: the fields are Alpaca's: "
+                    "jsonl: {prompt: \"{instruction}\\n{input}\", answer: \"{output}\"}");
+  EXPECT_THROW_WITH(load(R"({"instruction": "i", "output": "o"})"), InputError,
+                    "jsonl: {prompt: \"{instruction}\", answer: \"{output}\"}");
+  EXPECT_THROW_WITH(load(R"({"prompt": "p", "chosen": "a", "rejected": "b"})"), InputError,
+                    "data.jsonl.answer='{chosen}'");
+  const std::string turns =
+      R"({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]})";
+  const char* hint = "human is user, gpt is assistant";
+  EXPECT_THROW_WITH(load(turns), InputError, hint);
+  EXPECT_THROW_WITH(load(turns), InputError, "'conversations' has the turns of ShareGPT; hint: ");
+  JsonlConfig c = config(turns);
+  c.messages = "conversations";
+  EXPECT_THROW_WITH(load_jsonl(c), InputError, "conversations: message 1: expected messages like");
+  EXPECT_THROW_WITH(load_jsonl(c), InputError, hint);
+  c.messages = "messages";
+  EXPECT_THROW_WITH(load_jsonl(c), InputError, hint);
+}
+
+TEST_F(Jsonl, FilesOfOtherFormatsAreNamedWithAWayToConvert) {
+  const auto refused = [&](const std::string& text, const std::string& error) {
+    EXPECT_THROW_WITH(load(text), InputError, "set.jsonl: is " + error);
+    EXPECT_THROW_WITH(load(text), InputError, "; hint: ");
+  };
+  for (const char* array : {"[{\"prompt\": 1}]", "[\n{\"prompt\": 1}\n]", "\xEF\xBB\xBF[\n]"})
+    refused(array, "a JSON array, not one JSON object per line; hint: jq -c '.[]' ");
+  refused("{\n  \"prompt\": 1\n}\n", "JSON with a value on several lines");
+  refused(std::string("PAR1\x15\0", 6), "a Parquet file");
+  refused("\x1f\x8b\x08", "compressed by gzip");
+  refused("ARROW1", "an Arrow file");
+  JsonlConfig csv{.path = {dir_.path("set.csv")}, .held_out_fraction = 0};
+  test::write_file(csv.path[0], "prompt,answer\n1,2\n");
+  EXPECT_THROW_WITH(load_jsonl(csv), InputError, "set.csv: is a CSV file");
+  EXPECT_THROW_WITH(load_jsonl(csv), InputError, "pandas.read_csv('" + csv.path[0] + "')");
+  test::write_file(csv.path[0], R"({"prompt": "p", "answer": "a"})");
+  EXPECT_EQ(load_jsonl(csv).train->size(), 1);
+}
+
 TEST_F(Jsonl, ANullAnswerIsNone) {
   const auto read = [&](const std::string& line) { return load(line)->get(0); };
   for (const char* none : {"null", "[]", "[null]", "[null, null]"}) {
@@ -171,21 +211,30 @@ TEST_F(Jsonl, MessagesLoseNullsAndTheirTextPartsAreJoined) {
             R"([{"role":"tool","content":"b"}])");
   const auto refuse = [&](const std::string& message, const char* error) {
     EXPECT_THROW_WITH(read(R"([{"role": "user", "content": "q"}, )" + message + "]"), InputError,
-                      str("set.jsonl:1: messages: [1]", error));
+                      str("set.jsonl:1: messages: message 2 ", error));
   };
   refuse(
       R"({"role": "user", "content": [)" + part + R"(, {"type": "image_url", "image_url": "u"}]})",
-      ".content[1]: expected a part of the type text");
-  refuse(R"({"role": "user", "content": [{"type": "text"}]})", ".content[0]: missing key 'text'");
+      "(user): content[1]: expected a part of the type text");
+  refuse(R"({"role": "user", "content": [{"type": "text"}]})",
+         "(user): content[0]: missing key 'text'");
   refuse(R"({"role": "user", "content": [{"type": "text", "text": null}]})",
-         ".content[0].text: exp");
-  refuse(R"({"role": "assistant", "content": ["x"]})", ".content[0]: expected an object");
-  refuse(R"({"role": "user", "content": {"a": 1}})", ".content: expected a list");
-  refuse(R"({"role": "tool", "content": [{"type": "image"}]})", ".content[0]: expected a part");
-  refuse(R"({"role": "user", "content": null})", ".content: expected a text, got null");
-  refuse(R"({"role": "user", "content": null, "id": 3})", ".content: expected a text, got null");
-  refuse(R"({"role": "assistant", "content": null, "tool_calls": null})", ".content: expected a");
-  refuse(R"({"role": "assistant", "content": null, "tool_calls": []})", ".content: expected a");
+         "(user): content[0].text: exp");
+  refuse(R"({"role": "assistant", "content": ["x"]})",
+         "(assistant): content[0]: expected an object");
+  refuse(R"({"role": "user", "content": {"a": 1}})", "(user): content: expected a list");
+  refuse(R"({"role": "tool", "content": [{"type": "image"}]})",
+         "(tool): content[0]: expected a part");
+  refuse(R"({"role": "user", "content": null})",
+         "(user): content: expected a text, got null; hint: ");
+  refuse(R"({"role": "user", "content": null, "id": 3})",
+         "(user): content: expected a text, got null");
+  refuse(R"({"role": "assistant", "content": null, "tool_calls": null})",
+         "(assistant): content: expected a");
+  refuse(R"({"role": "assistant", "content": null, "tool_calls": []})",
+         "(assistant): content: expected a");
+  refuse(R"({"role": "user", "name": "x"})", "(user): expected a text, got no content");
+  refuse(R"({"role": "assistant"})", "(assistant): expected a text, got no content");
 }
 
 TEST_F(Jsonl, ErrorsOfFilesHaveANextStep) {
@@ -196,7 +245,8 @@ TEST_F(Jsonl, ErrorsOfFilesHaveANextStep) {
   JsonlConfig c = config("{\"prompt\": \"1\", \"answer\": \"a\"}");
   c.held_out_fraction = 1e-9;
   EXPECT_THROW_WITH(load_jsonl(c), InputError,
-                    "no example in the held-out split at data.held_out_fraction 1e-09; hint: ");
+                    "no example in the held-out split at data.held_out_fraction 1e-09, of 1; hint: "
+                    "data.held_out_fraction=0 holds nothing out");
   c.held_out_fraction = 1 - 1e-9;
   EXPECT_THROW_WITH(load_jsonl(c), InputError, "no example in the training split");
 }

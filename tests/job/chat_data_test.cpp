@@ -32,6 +32,18 @@ class ChatData : public testing::Test {
     write_file(config.data.jsonl.path[0], lines);
     return config;
   }
+  // The preview of supervised training on the lines.
+  StagePreview preview(const char* chat_template, const std::string& lines) const {
+    std::filesystem::create_directories(dir_.path("tokens"));
+    for (const auto& [name, content] : chat_files(chat_template))
+      write_file(dir_.path("tokens/" + name), content);
+    write_file(dir_.path("lines.jsonl"), lines);
+    write_file(dir_.path("plan.yaml"),
+               "trainer: sft\nmodel: {d_model: 16, num_heads: 2, context: 96}\n"
+               "data: {tokenizer_path: tokens, too_long: truncate, jsonl: {path: lines.jsonl, "
+               "held_out_fraction: 0}}\neval: {every: 0}\n");
+    return preview_plan(load_plan(dir_.path("plan.yaml"), {})).at(0);
+  }
   // The target tokens of example 0, with every other token as '_'.
   static std::string targets(const Dataset& data) {
     const TokenSequence s = supervised_sequence(data.train->get(0), *data.tokenizer, 1000);
@@ -89,6 +101,9 @@ TEST_F(ChatData, ATemplateThatChangesEarlierTurnsIsRefused) {
   EXPECT_THROW_WITH(targets(load_dataset(c, chat_tokenizer(kRewritesEarlierTurns))), InputError,
                     "changes the text before it");
   EXPECT_THROW_WITH(load_dataset(c, make_byte_tokenizer()), InputError, "no chat template");
+  EXPECT_THROW_WITH(load_dataset(c, nullptr), InputError,
+                    "there is no chat template that renders the conversations, as no model is "
+                    "given; hint: model.path=DIR");
 }
 
 TEST_F(ChatData, PromptsOfPoliciesEndBeforeTheAssistantsTurn) {
@@ -110,6 +125,11 @@ TEST_F(ChatData, BadConversationsAreNamed) {
   c.data.jsonl.messages = "messages";
   EXPECT_THROW_WITH(load_dataset(c, chat_tokenizer(kTurns)), InputError,
                     "lines.jsonl:1: messages:");
+  c = config(TrainerType::kSft, R"({"messages": [{"role": "human", "content": "q"}, )"
+                                R"({"role": "gpt", "content": "a"}]})");
+  c.data.jsonl.messages = "messages";
+  EXPECT_THROW_WITH(load_dataset(c, chat_tokenizer(kTurns)).train->get(0), InputError,
+                    "the roles are human, gpt; hint: user and assistant");
   c.data.jsonl.messages = "turns";
   EXPECT_THROW_WITH(load_dataset(c, chat_tokenizer(kTurns)), InputError, "no field 'turns'");
 }
@@ -421,18 +441,8 @@ TEST_F(ChatData, ExamplesWithoutAStopTokenGiveAWarning) {
   const std::string one = str(kMessages), long_one = one.substr(0, one.find("yz")) +
                                                      std::string(40, 'y') +
                                                      one.substr(one.find("yz"));
-  const auto warning = [&](const char* chat_template, const std::string& lines,
-                           const std::string& keys = "") {
-    std::filesystem::create_directories(dir_.path("tokens"));
-    for (const auto& [name, content] : chat_files(chat_template))
-      write_file(dir_.path("tokens/" + name), content);
-    write_file(dir_.path("lines.jsonl"), lines);
-    write_file(dir_.path("plan.yaml"),
-               "trainer: sft\nmodel: {d_model: 16, num_heads: 2, context: 96}\n"
-               "data: {tokenizer_path: tokens, too_long: truncate, jsonl: {path: lines.jsonl, "
-               "held_out_fraction: 0}}\neval: {every: 0}\n" +
-                   keys);
-    return preview_plan(load_plan(dir_.path("plan.yaml"), {})).at(0).stop_warning;
+  const auto warning = [&](const char* chat_template, const std::string& lines) {
+    return preview(chat_template, lines).stop_warning;
   };
   const char* open =
       "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}{% endfor %}"
@@ -453,6 +463,32 @@ TEST_F(ChatData, ExamplesWithoutAStopTokenGiveAWarning) {
   EXPECT_EQ(warning(kTurns, long_one + long_one), "");  // truncated, not without an end
   const std::string sums = "{\"prompt\": \"1+1\", \"answer\": \"2\"}\n";
   EXPECT_EQ(warning(kTurns, sums + sums), "");  // texts, which the end of sequence follows
+}
+
+// A template without tools would teach empty turns.
+TEST_F(ChatData, CallsAndToolsThatTheTemplateDoesNotShowGiveAWarning) {
+  const auto warning = [&](const char* chat_template, const std::string& lines) {
+    return preview(chat_template, lines).template_warning;
+  };
+  const std::string call =
+      R"({"messages": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "", )"
+      R"("tool_calls": [{"function": {"name": "sum", "arguments": {}}}]}]})"
+      "\n";
+  EXPECT_EQ(warning(kTurns, str(kMessages) + call)
+                .find(dir_.path("lines.jsonl") + ":2: message 2: the chat template shows nothing "
+                                                 "of its tool_calls"),
+            0u)
+      << warning(kTurns, str(kMessages) + call);
+  EXPECT_EQ(warning(kShowsVariables, str(kMessages) + call), "");
+  const std::string tools =
+      R"({"prompt": [{"role": "user", "content": "1+1"}], "completion": "2", )"
+      R"("tools": [{"type": "function", "function": {"name": "sum"}}]})"
+      "\n";
+  EXPECT_EQ(
+      warning(kTurns, tools)
+          .find(dir_.path("lines.jsonl") + ":1: the chat template shows nothing of the schemas"),
+      0u);
+  EXPECT_EQ(warning(kShowsVariables, tools), "");
 }
 
 // SentencePiece prepends a space to a text: encoding a solution alone would train on a space that

@@ -155,6 +155,28 @@ TEST_F(Datasets, ErrorOfTooLongProblemsCountsThemAndNamesTheLongest) {
           "leaves none for a completion; 3 of 23 training and 1 of 2 held-out problems");
 }
 
+TEST_F(Datasets, NoContextIsAdvisedThatTheModelDoesNotHave) {
+  TrainConfig config = too_long(TrainerType::kGrpo, TooLong::kError);
+  Dataset data = load_dataset(config, nullptr);
+  EXPECT_THROW_WITH(check_data(config, data, 8, ContextLimit::kWholeModel), InputError,
+                    "this is the longest; hint: data.too_long: skip or truncate");
+  config = jsonl(TrainerType::kGrpo, sums());
+  config.sampling.max_completion_length = 64;
+  data = load_dataset(config, nullptr);
+  const std::string note = check_data(config, data, 8, ContextLimit::kWholeModel).notes.at(0);
+  EXPECT_TRUE(note.ends_with("; hint: shorter prompts")) << note;
+  ModelConfig model{.context = 8};
+  model.position = PositionType::kRope;
+  EXPECT_EQ(context_limit(config, model), ContextLimit::kMayGrow);
+  config.init_from = "model";
+  EXPECT_EQ(context_limit(config, model), ContextLimit::kWholeModel);
+  model.position_rows = 16;  // the model's own context, of which model.context is a part
+  EXPECT_EQ(context_limit(config, model), ContextLimit::kMayGrow);
+  model.position_rows = 0;
+  model.position = PositionType::kAlibi;
+  EXPECT_EQ(context_limit(config, model), ContextLimit::kMayGrow);
+}
+
 TEST_F(Datasets, TooLongProblemsAreSkippedIfConfigured) {
   for (const TrainerType trainer : {TrainerType::kGrpo, TrainerType::kSft}) {
     const TrainConfig config = too_long(trainer, TooLong::kSkip);

@@ -541,6 +541,37 @@ TEST(EvaluationOfRuns, WithoutAScoreWarnOnceAndResume) {
   EXPECT_EQ(std::filesystem::read_symlink(run + "/checkpoints/best"), "step-00000006");
 }
 
+// Nothing is sampled to be compared with answers that there are none of, unless `eval` asks for it.
+TEST(EvaluationOfRuns, OfTextsWithoutAnswersAreTheirLoss) {
+  const TempDir dir;
+  std::string lines;
+  for (int i = 0; i < 40; ++i) lines += str("{\"text\": \"", i, "=x\"}\n");
+  write_file(dir.path("words.jsonl"), lines);
+  Recorder recorder;
+  const auto train = [&](const std::string& name, std::vector<std::string> keys) {
+    keys.insert(keys.end(), {"eval.every=2", "checkpoint.every=2"});
+    const RunPlan plan =
+        small_plan(dir, name,
+                   std::string(kSmallModel) + kSmallSft +
+                       "data: {jsonl: {path: words.jsonl}, held_out_fraction: 0.5}\n",
+                   keys);
+    const std::atomic<bool> stop{false};
+    recorder = {};
+    cohort::Run run = cohort::Run::create(plan);
+    return run.execute(recorder, stop);
+  };
+  const RunResult result = train("loss", {});
+  EXPECT_EQ(result.measure, "validation loss");
+  EXPECT_EQ(result.before, -result.loss_before);
+  EXPECT_GT(result.after, result.before);
+  EXPECT_EQ(recorder.messages.at(0).find("step 0: val_loss "), 0u) << recorder.messages[0];
+  const Json first = json_lines(result.run_dir + "/metrics.jsonl").front();
+  EXPECT_EQ(first.find("pass@1"), nullptr);
+  EXPECT_EQ(first.find("problems"), nullptr);
+  const ExpectLog warning("pass@1 (exact_match) is not measured");
+  EXPECT_EQ(train("asked", {"eval.num_samples=1", "eval.k=[1]"}).measure, "pass@1 (exact_match)");
+}
+
 TEST(EvaluationOfRuns, WithoutHeldOutTextAreSkipped) {
   const TempDir dir;
   const auto plan = [&](const std::string& name) {

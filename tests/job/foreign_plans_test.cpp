@@ -4,6 +4,7 @@
 
 #include "job/config.h"
 #include "job/foreign_keys.h"
+#include "rl/reward.h"
 #include "tests/support/test_util.h"
 
 namespace cohort::test {
@@ -131,10 +132,106 @@ TEST_F(ForeignPlans, ValuesOfOtherTrainersNameOurKey) {
     expect_refused(str(grpo, keys, "\n"), text);
   expect_refused("trainer: rloo\n", "; it is 'preset: rloo' here: with trainer: grpo");
   expect_refused("trainer: ppo\n", "; that algorithm is not offered");
+  for (const char* trainer : {"dpo", "KTO", "orpo", "reward"})
+    expect_refused(str("trainer: ", trainer, "\n"),
+                   "; learning from preferences is not offered; hint: trainer: sft on the chosen");
   expect_refused("data: {task: addition}\nstages:\n  - {trainer: sft}\n  - {loss_type: cispo}\n",
                  "stages.1.loss_type: expected one of");
   EXPECT_THROW_WITH(load(grpo, {"loss_type=cispo"}), InputError,
                     "command line: loss_type: expected one of");
+}
+
+// A section whose value is given in place of its keys.
+TEST_F(ForeignPlans, ASectionThatIsATextNamesTheKey) {
+  const std::string file = dir_.path("plan.yaml");
+  const std::string grpo = "trainer: grpo\ndata: {task: addition}\nrewards: [{name: task}]\n";
+  expect_refused(grpo + "model: SmolLM2\n",
+                 file +
+                     ":4: model: expected a map of keys, got 'SmolLM2'; hint: the key is "
+                     "model.path");
+  expect_refused("trainer: sft\ndata: a.jsonl\n", "; hint: the key is data.jsonl.path");
+  expect_refused("trainer: sft\ndata: [a.jsonl]\n", "; hint: the key is data.jsonl.path");
+  expect_refused("trainer: sft\ndata: {jsonl: a.jsonl}\n", "; hint: the key is data.jsonl.path");
+  expect_refused(grpo + "environment: tools\n", "; hint: the key is environment.name");
+  expect_refused(grpo + "lora: 16\n", "; hint: the key is lora.rank");
+  EXPECT_THROW_WITH(load(grpo, {"model=SmolLM2"}), InputError,
+                    "command line: model: expected a map of keys, got 'SmolLM2'; hint: the key is "
+                    "model.path");
+}
+
+TEST_F(ForeignPlans, TheTrainerThatFitsTheDataIsNamed) {
+  for (const char* data : {"{task: addition}", "{jsonl: {path: a.jsonl}}"})
+    expect_refused(str("data: ", data, "\n"),
+                   "and pretrain is the default; hint: trainer: sft or trainer: grpo");
+  expect_refused("trainer: sft\ndata: {text: a.txt}\n", "hint: trainer: pretrain for plain text");
+}
+
+TEST_F(ForeignPlans, AGroupOfOneIsRefusedWithTheReason) {
+  const std::string data = "data: {task: addition}\nrewards: [{name: task}]\nnum_generations: 1\n";
+  expect_refused("trainer: grpo\n" + data,
+                 "num_generations: 1 leaves nothing to compare: the advantage of a completion is "
+                 "its reward relative to the others of its prompt; hint: num_generations=8");
+  EXPECT_NO_THROW(load("trainer: sft\n" + data));
+  expect_refused("trainer: sft\ndata: {task: addition}\nnum_generations: 0\n",
+                 "num_generations: expected a number from 1 to");
+}
+
+TEST_F(ForeignPlans, AFunctionAsARewardIsACommand) {
+  const std::string grpo = "trainer: grpo\ndata: {task: addition}\n";
+  const std::string function =
+      "{name: command, run: python3 PATH/TO/cohort/scripts/cohort_reward.py my/reward.py}";
+  const std::string file = dir_.path("plan.yaml");
+  for (const char* rewards : {"my/reward.py", "[my/reward.py]", "[{name: task}, my/reward.py]"})
+    expect_refused(str(grpo, "rewards: ", rewards, "\n"),
+                   str(file,
+                       ":3: rewards: expected a list of maps, got 'my/reward.py'; hint: "
+                       "rewards: [",
+                       function, "]"));
+  expect_refused(grpo + "rewards: exact_match\n", "hint: rewards: [{name: exact_match}]");
+  expect_refused("data: {task: addition}\nstages: [{trainer: grpo, rewards: [task]}]\n",
+                 file + ":2: rewards: expected a list of maps, got 'task'");
+  EXPECT_THROW_WITH(load(grpo, {"rewards=my/reward.py"}), InputError,
+                    "command line: rewards: expected a list of maps");
+  EXPECT_THROW_WITH(RewardSet({{.name = "my/reward.py"}}, nullptr), InputError,
+                    "; hint: " + function);
+}
+
+TEST_F(ForeignPlans, ALearningRateThatRuinsATrainedModelGivesAWarning) {
+  const auto warnings = [&](const std::string& keys) {
+    return load("data: {task: addition}\nrewards: [{name: task}]\n" + keys).stages[0].warnings();
+  };
+  const std::string sft = "trainer: sft\nmodel: {path: m}\n",
+                    grpo = "trainer: grpo\nmodel: {path: m}\n";
+  EXPECT_EQ(warnings(sft + "learning_rate: 2e-4\n"), Warnings());
+  EXPECT_EQ(warnings(grpo + "learning_rate: 1e-5\n"), Warnings());
+  EXPECT_EQ(warnings(grpo + "lora: {rank: 4}\nlearning_rate: 1e-4\n"), Warnings());
+  EXPECT_EQ(warnings("trainer: grpo\nlearning_rate: 1e-2\n"), Warnings());  // a new model
+  ASSERT_EQ(warnings(grpo + "learning_rate: 2e-4\n").size(), 1u);
+  EXPECT_EQ(warnings(grpo + "learning_rate: 2e-4\n")[0],
+            "learning_rate: 0.0002 is 200 times the default, which may ruin a trained model; hint: "
+            "learning_rate=1e-06");
+  EXPECT_EQ(warnings(sft + "learning_rate: 1e-3\n").size(), 1u);
+}
+
+TEST_F(ForeignPlans, KeysOfUnslothNameOurs) {
+  for (const auto& [keys, text] :
+       {std::pair{"fast_inference: true", "leave it out: the sampler is built in"},
+        {"max_lora_rank: 32", "it is 'lora.rank' here"},
+        {"use_gradient_checkpointing: unsloth", "it is 'model.recompute' here: cheap or block"},
+        {"random_state: 3407", "it is 'seed' here"},
+        {"loftq_config: {}", "leave it out: adapters start from zero"},
+        {"full_finetuning: true", "it is 'lora.rank' here: without the section lora all"},
+        {"bias: none", "leave it out: only adapters are trained"},
+        {"load_in_4bit: true", "quantised training is not supported"},
+        {"max_seq_length: 2048", "it is 'model.context' here"},
+        {"finetune_mlp_modules: true", "it is 'lora.targets' here"},
+        {"embedding_learning_rate: 1e-5", "it is 'learning_rate' here"},
+        {"response_part: x", "leave it out: of conversations only the assistant's turns"},
+        {"chat_template: chatml", "leave it out: it is chat_template.jinja in the model's folder"},
+        {"dataset_num_proc: 2", "leave it out: all threads read the data"},
+        {"unsloth_num_chunks: 4", "leave it out: logits and activations are computed in parts"}})
+    expect_refused(
+        str("trainer: grpo\ndata: {task: addition}\nrewards: [{name: task}]\n", keys, "\n"), text);
 }
 
 TEST_F(ForeignPlans, ARemovedSchemeOfPositionsIsRefusedWithThoseThatThereAre) {

@@ -24,7 +24,7 @@ TEST(TextCurve, AveragesValuesThatDoNotFit) {
 
 TEST(TextCurve, TakesConstantEmptyAndImpossibleInput) {
   EXPECT_EQ(text_curve({0.5, 0.5}, 4, 2),
-            "   0.500 |\n"
+            "         |\n"
             "   0.500 |**\n"
             "         +--\n");
   EXPECT_EQ(text_curve({}, 4, 2), "");
@@ -38,6 +38,7 @@ TEST(FinalReport, ShowsPromptsAndCompletionsApart) {
       R"({"last": {"score": 0.5, "completions": [
             {"prompt": "1+1=", "completion": "2", "correct": true},
             {"prompt": "Q: 1+1\nA:", "completion": " 3\n4", "correct": false},
+            {"prompt": "2+2=", "completion": "5", "correct": false, "answer": "4"},
             {"prompt": "Say it\n", "completion": "", "correct": null}]}})",
       "report");
   EXPECT_EQ(final_report(report),
@@ -47,6 +48,7 @@ TEST(FinalReport, ShowsPromptsAndCompletionsApart) {
             "         A:\n"
             "         ->  3\n"
             "         4\n"
+            "  wrong  2+2= -> 5  (answer: 4)\n"
             "  ?      Say it -> \n");
 }
 

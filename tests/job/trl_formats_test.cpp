@@ -299,7 +299,7 @@ TEST_F(TrlFormats, LinesOfAnotherFormatAreNamed) {
   refused(first + R"({"prompt": [)" + kQuestion + R"(], "completion": null})",
           "lines.jsonl:2: completion: expected a text or a list");
   refused(first + R"({"prompt": [)" + kQuestion + R"(], "completion": [{"role": 1}]})",
-          "lines.jsonl:2: completion: expected messages");
+          "lines.jsonl:2: completion: message 1: expected messages");
   refused(first + R"({"prompt": [)" + kAnswer + R"(], "completion": "2"})",
           "lines.jsonl:2: prompt: ends with a message of the assistant");
   refused("{\"text\": \"a\"}\n{\"txt\": \"a\"}\n", "lines.jsonl:2: no field 'text'");
@@ -307,7 +307,9 @@ TEST_F(TrlFormats, LinesOfAnotherFormatAreNamed) {
           "no field 'answer'");
   EXPECT_THROW_WITH(taught(plan("sft", R"({"prompt": [)" + kQuestion + R"(], "completion": [)" +
                                            kQuestion + "]}")),
-                    InputError, "no message has the role assistant");
+                    InputError,
+                    "no message has the role assistant: there is nothing to train on; the roles "
+                    "are user; hint: user and assistant");
   EXPECT_THROW_WITH(load_dataset(plan("sft", first), make_byte_tokenizer()), InputError,
                     "no chat template");
   EXPECT_THROW_WITH(plan("sft", first, ", completion: completion"), InputError,

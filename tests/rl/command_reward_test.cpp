@@ -88,6 +88,24 @@ TEST_F(CommandReward, EqualConfigurationsShareProgramsThatRun) {
   EXPECT_NE(process(own), first);
 }
 
+// TRL gives lists of messages.
+TEST_F(CommandReward, AFunctionThatTakesCompletionsForMessagesGetsAHint) {
+  for (const char* content : {"c[0]['content']", "c['content']", "c.get('content')"})
+    EXPECT_NE(score(RewardSet({python(str("def reward(completions, **fields): return [len(",
+                                          content, ") for c in completions]"))},
+                              nullptr),
+                    {"x", "xx"})
+                  .first_error[0]
+                  .find("; hint: completions are texts here, not lists of messages: c in place of"),
+              std::string::npos)
+        << content;
+  EXPECT_EQ(
+      score(RewardSet({python("def reward(completions, **fields): return 1 / 0")}, nullptr), {"x"})
+          .first_error[0]
+          .find("hint"),
+      std::string::npos);
+}
+
 TEST_F(CommandReward, ReceivesAllFields) {
   const RewardSet rewards(
       {python("def reward(completions, prompts, unit=None, more=None, **rest):\n"
