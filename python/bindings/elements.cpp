@@ -203,7 +203,7 @@ void bind_elements(nb::class_<Variable>& tensor) {
   bind_operators(tensor);
   tensor
       .def(
-          "__getitem__", &part, nb::arg("key"),
+          "__getitem__", &part, nb::arg("key").none(),
           nb::sig("def __getitem__(self, key: typing.SupportsIndex | slice | types.EllipsisType | "
                   "tuple[typing.SupportsIndex | slice | types.EllipsisType, ...]) -> Tensor"),
           R"(The elements at integers, slices and `...`: a view of a constant; a tensor that takes part in
