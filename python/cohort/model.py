@@ -19,7 +19,7 @@ class ChatPrompt(str):
     """A conversation that the chat template has rendered: a prompt to which no special tokens are added."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rollouts:
     """N = prompts x num_generations sampled completions, those of a prompt one after the other. max_length: tokens of
     the longest, with its prompt."""
