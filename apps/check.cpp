@@ -230,7 +230,8 @@ void print_notes(const TrainConfig& config, const StagePreview& stage) {
     logging::warn(stage.random_start);
   if (!stage.leak.empty()) logging::warn(stage.leak);
   if (!stage.stop_warning.empty()) logging::warn(stage.stop_warning);
-  if (!stage.template_warning.empty()) logging::warn(stage.template_warning);
+  for (const std::string& warning : {stage.template_warning, stage.rate_warning})
+    if (!warning.empty()) logging::warn(warning);
   if (!stage.reward_warning.empty()) logging::warn(stage.reward_warning);
   if (device_named(config.device, "device").is_cuda()) note_sizes(stage.model);
 }

@@ -500,14 +500,6 @@ std::vector<std::string> TrainConfig::warnings() const {
     out.push_back(str("warmup_steps: ", optimizer.warmup_steps, " of ", batch.steps,
                       " steps: the learning rate never reaches its peak; hint: warmup_steps=",
                       (3 * batch.steps + 99) / 100));
-  const OptimizerConfig usual =
-      default_config(batch.trainer, batch.steps, model.lora.rank > 0).optimizer;
-  constexpr double kMostTimes = 10.001;  // ten times is no warning, however it rounds
-  if (!model.path.empty() && optimizer.learning_rate > kMostTimes * usual.learning_rate)
-    out.push_back(str("learning_rate: ", optimizer.learning_rate, " is ",
-                      std::round(optimizer.learning_rate / usual.learning_rate),
-                      " times the default, which may ruin a trained model; hint: learning_rate=",
-                      usual.learning_rate));
   if (const LoraConfig& lora = model.lora;
       lora.rank == 0 && (lora.alpha != LoraConfig().alpha || lora.rslora || !lora.targets.empty()))
     out.push_back(

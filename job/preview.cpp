@@ -247,6 +247,7 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
   check_start(config, out);
   check_stops(config, data, out);
   check_template(config, data, out);
+  out.rate_warning = rate_warning(config, start.config);
   check_sampling(config.sampling, config.batch.trainer, *data.tokenizer,
                  out.lengths.shortest_prompt, start.config.context);
   const bool is_text = config.batch.trainer == TrainerType::kPretrain;
@@ -270,6 +271,19 @@ ContextLimit context_limit(const TrainConfig& config, const ModelConfig& model) 
   return !config.init_from.empty() && !model.may_extend() && model.context >= model.position_rows
              ? ContextLimit::kWholeModel
              : ContextLimit::kMayGrow;
+}
+
+std::string rate_warning(const TrainConfig& config, const ModelConfig& model) {
+  constexpr int64_t kLarge = 50'000'000;
+  constexpr double kMostTimes = 10.001;  // ten times is no warning, however it rounds
+  const double rate = config.optimizer.learning_rate,
+               usual = default_config(config.batch.trainer, config.batch.steps,
+                                      config.model.lora.rank > 0)
+                           .optimizer.learning_rate;
+  const bool is_new = config.init_from.empty() && config.stage == 0;
+  if (is_new || rate <= kMostTimes * usual || model_size(model).parameters < kLarge) return "";
+  return str("learning_rate: ", rate, " is ", std::round(rate / usual),
+             " times the default, which may ruin a trained model; hint: learning_rate=", usual);
 }
 
 void check_adapters_have_model(const RunPlan& plan) {

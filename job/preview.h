@@ -12,6 +12,10 @@ namespace cohort {
 // kWholeModel if the context of a stage's model is the largest that a trained model has.
 ContextLimit context_limit(const TrainConfig& config, const ModelConfig& model);
 
+// Warning if the learning rate is more than ten times the default, and the model a trained one of
+// at least 50M parameters (small ones learn at higher rates); empty: none.
+std::string rate_warning(const TrainConfig& config, const ModelConfig& model);
+
 struct StagePreview {
   ModelConfig model;          // resolved, with its vocabulary
   DataLengths lengths;        // training data
@@ -29,6 +33,7 @@ struct StagePreview {
   std::string stop_warning;
   // Warning if the chat template does not show the tools, or the calls of a message; empty: none.
   std::string template_warning;
+  std::string rate_warning;
   std::string leak;  // held_out_leak()
   // Says that sft or grpo starts from random weights, a warning unless a new model is meant, which
   // the configuration describes; empty: it does not.

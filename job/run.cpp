@@ -255,7 +255,8 @@ Run Run::start(RunPlan plan, ProcessGroup* group,
                      stage.random_start);
   for (const StagePreview& stage : preview) {
     if (!stage.stop_warning.empty()) logging::warn(stage.stop_warning);
-    if (!stage.template_warning.empty()) logging::warn(stage.template_warning);
+    for (const std::string& warning : {stage.template_warning, stage.rate_warning})
+      if (!warning.empty()) logging::warn(warning);
     if (!stage.reward_warning.empty()) logging::info(stage.reward_warning);
   }
   run.preview_ = std::move(preview);

@@ -4,6 +4,7 @@
 
 #include "job/config.h"
 #include "job/foreign_keys.h"
+#include "job/preview.h"
 #include "rl/reward.h"
 #include "tests/support/test_util.h"
 
@@ -197,20 +198,26 @@ TEST_F(ForeignPlans, AFunctionAsARewardIsACommand) {
 }
 
 TEST_F(ForeignPlans, ALearningRateThatRuinsATrainedModelGivesAWarning) {
-  const auto warnings = [&](const std::string& keys) {
-    return load("data: {task: addition}\nrewards: [{name: task}]\n" + keys).stages[0].warnings();
+  ModelConfig large{.num_layers = 12, .d_model = 768}, small{.num_layers = 2, .d_model = 64};
+  for (ModelConfig* model : {&large, &small}) {
+    model->vocab_size = 50'000;
+    model->num_heads = 4;
+    model->resolve();
+  }
+  const auto warning = [&](const std::string& keys, const ModelConfig& model) {
+    return rate_warning(load("data: {task: addition}\nrewards: [{name: task}]\n" + keys).stages[0],
+                        model);
   };
-  const std::string sft = "trainer: sft\nmodel: {path: m}\n",
-                    grpo = "trainer: grpo\nmodel: {path: m}\n";
-  EXPECT_EQ(warnings(sft + "learning_rate: 2e-4\n"), Warnings());
-  EXPECT_EQ(warnings(grpo + "learning_rate: 1e-5\n"), Warnings());
-  EXPECT_EQ(warnings(grpo + "lora: {rank: 4}\nlearning_rate: 1e-4\n"), Warnings());
-  EXPECT_EQ(warnings("trainer: grpo\nlearning_rate: 1e-2\n"), Warnings());  // a new model
-  ASSERT_EQ(warnings(grpo + "learning_rate: 2e-4\n").size(), 1u);
-  EXPECT_EQ(warnings(grpo + "learning_rate: 2e-4\n")[0],
+  const std::string path = "model: {path: m}\n", sft = "trainer: sft\n", grpo = "trainer: grpo\n";
+  EXPECT_EQ(warning(path + grpo + "learning_rate: 2e-4\n", large),
             "learning_rate: 0.0002 is 200 times the default, which may ruin a trained model; hint: "
             "learning_rate=1e-06");
-  EXPECT_EQ(warnings(sft + "learning_rate: 1e-3\n").size(), 1u);
+  EXPECT_NE(warning(path + sft + "learning_rate: 1e-3\n", large), "");
+  EXPECT_EQ(warning(path + sft + "learning_rate: 2e-4\n", large), "");
+  EXPECT_EQ(warning(path + grpo + "learning_rate: 1e-5\n", large), "");
+  EXPECT_EQ(warning(path + grpo + "lora: {rank: 4}\nlearning_rate: 1e-4\n", large), "");
+  EXPECT_EQ(warning(path + grpo + "learning_rate: 2e-4\n", small), "");
+  EXPECT_EQ(warning(grpo + "learning_rate: 2e-4\n", large), "");  // a new model
 }
 
 TEST_F(ForeignPlans, KeysOfUnslothNameOurs) {
