@@ -264,7 +264,7 @@ TEST_F(CommandEnvironment, ObservationsArePlainText) {
 }
 
 TEST_F(CommandEnvironment, TheTextOfACallbackIsReadAsAPrograms) {
-  EnvironmentConfig own = config("");
+  EnvironmentConfig own;
   own.name = "mine";
   own.program.callback = std::make_shared<const Callback>([](std::span<const Json> requests) {
     return std::vector<Json>(requests.size(),
