@@ -86,7 +86,7 @@ void CommandReward::send_lists() {
 
 CommandReward::Result CommandReward::result_of(const Json& answer, int64_t index) const {
   if (const Json* error = answer.find("error"))
-    return {kNotApplicable, "it reports: " + excerpt(error->as_string())};
+    return {kNotApplicable, "it reports: " + excerpt(error->as_string(), 160, 80)};
   const Json& reward = config_.program.callback != nullptr ? answer : answer.at("reward");
   const double value = reward.is_number() ? reward.as_double() : kNotApplicable;
   if (!reward.is_null() && !std::isfinite(value))
