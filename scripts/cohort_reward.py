@@ -67,7 +67,7 @@ def score(function, batch):
         last_line = traceback.format_exception_only(type(error), error)[-1].strip()
         if isinstance(error, (TypeError, AttributeError)) and any(
                 text in last_line for text in ("string ind", "'str' object")):
-            last_line += "; hint: completions are texts here, not lists of messages: c in place of c[0][\"content\"]"
+            last_line = "completions are texts, not messages: " + last_line
         values, errors = batch, [last_line] * len(batch)
     return [{"index": sample["index"], **({"error": error_text} if error_text else {"reward": value})}
             for sample, value, error_text in zip(batch, values, errors)]

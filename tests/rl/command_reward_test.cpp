@@ -90,20 +90,16 @@ TEST_F(CommandReward, EqualConfigurationsShareProgramsThatRun) {
 
 // TRL gives lists of messages.
 TEST_F(CommandReward, AFunctionThatTakesCompletionsForMessagesGetsAHint) {
-  for (const char* content : {"c[0]['content']", "c['content']", "c.get('content')"})
-    EXPECT_NE(score(RewardSet({python(str("def reward(completions, **fields): return [len(",
-                                          content, ") for c in completions]"))},
-                              nullptr),
-                    {"x", "xx"})
-                  .first_error[0]
-                  .find("; hint: completions are texts here, not lists of messages: c in place of"),
-              std::string::npos)
-        << content;
-  EXPECT_EQ(
-      score(RewardSet({python("def reward(completions, **fields): return 1 / 0")}, nullptr), {"x"})
-          .first_error[0]
-          .find("hint"),
-      std::string::npos);
+  const auto error = [&](const std::string& each) {
+    const RewardSet rewards(
+        {python("def reward(completions, **fields): return [" + each + " for c in completions]")},
+        nullptr);
+    return score(rewards, {"x", "", "y", "z"}).first_error[0];
+  };
+  for (const char* content : {"len(c[0]['content'])", "len(c['content'])", "c.get('content')"})
+    EXPECT_NE(error(content).find("completions are texts, not messages: "), std::string::npos)
+        << error(content);
+  EXPECT_EQ(error("1 / 0").find("texts"), std::string::npos);
 }
 
 TEST_F(CommandReward, ReceivesAllFields) {
