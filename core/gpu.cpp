@@ -44,8 +44,9 @@ void expect_supported(double capability, const std::string& text) {
 // The end of a message on a GPU that known_gpus() lacks: its variants, why it cannot be used or its
 // description; "" if it is unknown.
 std::string other_gpu(const std::string& name) {
-  constexpr const char* kOld[] = {"t4",  "v100", "p100",  "p40",  "m40",
-                                  "k80", "gtx",  "titan", "rtx20"};
+  constexpr const char* kOld[] = {"t4",      "v100",    "p100",    "p40",     "m40",
+                                  "k80",     "rtx2060", "rtx2070", "rtx2080", "gtx1080",
+                                  "gtx1070", "gtx1060", "titanv",  "titanxp"};
   constexpr std::pair<const char*, const char*> kDescriptions[] = {
       {"rtx3050", "8,sm=86"},   {"rtx3060ti", "8,sm=86"},  {"rtx3070", "8,sm=86"},
       {"rtx3080", "10,sm=86"},  {"rtx3080ti", "12,sm=86"}, {"rtx3090ti", "24,sm=86"},
@@ -58,7 +59,7 @@ std::string other_gpu(const std::string& name) {
     if (gpu.name.starts_with(name + "-")) variants.push_back(gpu.name);
   if (!variants.empty()) return "; hint: " + join(variants, " or ");
   for (const char* old : kOld)
-    if (name.starts_with(old))
+    if (name == old || name == str(old, "ti"))
       return ": it is too old, as the kernels need compute capability 8.0 (sm=80) or newer; hint: "
              "without --gpu the plan is for this machine";
   for (const auto& [other, description] : kDescriptions)

@@ -26,7 +26,8 @@ std::string foreign_hint(const Json& line) {
   if (!line.is_object()) return "";
   for (const auto& [name, value] : line.as_object())
     if (value.is_array() && !value.as_array().empty() &&
-        value.as_array().front().find("from") != nullptr)
+        value.as_array().front().find("from") != nullptr &&
+        value.as_array().front().find("value") != nullptr)
       return str("; '", name,
                  "' has the turns of ShareGPT; hint: write {\"messages\": [{\"role\": \"user\", "
                  "\"content\": ...}, {\"role\": \"assistant\", \"content\": ...}]}: 'value' is "
@@ -49,6 +50,7 @@ void refuse_other_formats(std::string_view line, const std::string& file) {
     return str("python3 -c \"import pandas; pandas.", reader, "('", file,
                "').to_json('data.jsonl', orient='records', lines=True)\"");
   };
+  line.remove_prefix(std::min(line.find_first_not_of(" \t"), line.size()));
   if (line.starts_with("PAR1")) refuse("a Parquet file", pandas("read_parquet"));
   if (line.starts_with("ARROW1")) refuse("an Arrow file", pandas("read_feather"));
   if (line.starts_with("\x1f\x8b")) refuse("compressed by gzip", "gunzip " + file);

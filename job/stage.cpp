@@ -101,6 +101,7 @@ bool Stage::more() {
   interrupted_ = interrupted_ || stop > 0;
   const bool continues = !interrupted_ && !is_over();
   if (continues && due > 0 && saved_step_ != state_.step) save(false);
+  if (continues) remember_step();
   if (continues) logs_.begin_step();
   if (continues) g_progress = RunProgress::kStep;
   begin_activity(continues ? "training" : "ending the stage");
@@ -117,6 +118,7 @@ void Stage::end_step(const Metrics& metrics) {
   state_.step += 1;
   state_.updates = learner().optimizer().updates();
   if (const auto reward = metrics.find("reward")) state_.report["curve"].push_back(*reward);
+  remember_step();
   logs_.end_step(metrics, rate, seconds);
   if (state_.step == config_.batch.steps) return;  // finish() evaluates and saves
   if (evaluation_due()) evaluate();
@@ -168,10 +170,21 @@ void Stage::write_files(const std::string& dir) {
                   config_.checkpoint.keep_last);
 }
 
+void Stage::remember_step() {
+  Json report =
+      std::exchange(state_.report, Json());  // grows with the steps, and only at their end
+  complete_ = state_;
+  state_.report = std::move(report);
+}
+
 std::string Stage::save_after_failure() {
-  if (!is_main() || state_.is_new() || saved_step_ == state_.step) return "";
+  if (!is_main() || state_.is_new() || saved_step_ == state_.step || complete_.step != state_.step)
+    return "";
   if (learner().optimizer().updates() != state_.updates)
     return str("; the updates that step ", state_.step + 1, " has made are lost");
+  Json report = std::move(state_.report);
+  state_ = complete_;
+  state_.report = std::move(report);
   try {
     learner().check_weights();
     write_files(setup_.dir);

@@ -76,13 +76,14 @@ class Stage : NonCopyable {
   bool is_main() const { return setup_.is_main(); }
   void log_completion(const std::string& line) { logs_.completion(line); }
   void warn(const std::string& warning) const { logs_.warn(warning); }
-  // Called if a step has thrown OutOfMemoryError: saves the last completed step if the weights are
-  // still those, and returns a sentence about that for the error's message. Any rank may be alone
-  // in this: it makes no collective call.
+  // Called if a step has thrown OutOfMemoryError, or a function of the training program has
+  // thrown: saves the last completed step if the weights are still those, and returns a sentence
+  // about that for the error's message. Any rank may be alone in this: it makes no collective call.
   std::string save_after_failure();
 
  private:
   bool evaluate();
+  void remember_step();
   void save(bool finished);
   // True if a step has ended whose evaluation is due (eval.every).
   bool evaluation_due() const {
@@ -97,6 +98,7 @@ class Stage : NonCopyable {
   const TrainConfig& config_ = setup_.config;
   ModelStart start_{setup_};
   TrainState& state_ = start_.state;
+  TrainState complete_;  // of the last completed step, without its report
   Engine engine_{start_.learner->model(), config_.rollout};
   StageLogs logs_{setup_, start_};
   ScoreKeeper scores_{setup_, start_, engine_, logs_};

@@ -205,7 +205,11 @@ Json normalized_message(const Json& message) {
   const Json& calls = kept.get_or_null("tool_calls");
   const size_t empty = calls.is_array() && calls.as_array().empty() ? 2 : 1;  // keys
   const Json* content = message.find("content");
-  if (kept.find("content") == nullptr && (kept.as_object().size() == empty || role == "user"))
+  const bool is_bare = std::ranges::all_of(kept.as_object(), [](const auto& entry) {
+    return entry.first == "role" || entry.first == "name";
+  });
+  if (kept.find("content") == nullptr &&
+      (kept.as_object().size() == empty || (role == "user" && (is_bare || content != nullptr))))
     throw JsonError(str("expected a text, got ", content == nullptr ? "no content" : "null",
                         "; hint: write it, or remove the message"),
                     content);

@@ -27,8 +27,20 @@
 namespace cohort::python {
 namespace {
 
-struct SetModel : LoadedModel {
-  ModelSettings settings;
+class SetModel : public LoadedModel {
+ public:
+  explicit SetModel(LoadedModel loaded) : LoadedModel(std::move(loaded)) {}
+  // Read at the first use, as not all uses need a run's configuration that can be read.
+  const ModelSettings& settings() const {
+    std::call_once(is_read_, [&] {
+      settings_ = model_settings(*this, find_run_config(checkpoint), SamplingConfig());
+    });
+    return settings_;
+  }
+
+ private:
+  mutable std::once_flag is_read_;
+  mutable ModelSettings settings_;
 };
 // Engines share the model with the object of Python that has loaded it.
 struct Handle : std::shared_ptr<const SetModel> {};
@@ -77,7 +89,7 @@ class ChatPrompts {
  public:
   ChatPrompts(const SetModel& loaded, nb::handle variables, nb::handle tools)
       : data_([&] {
-          DataConfig data = loaded.settings.data;
+          DataConfig data = loaded.settings().data;
           if (!variables.is_none()) data.chat_template_kwargs = json_text(variables);
           if (!tools.is_none()) data.tools = from_python(tools, "tools");
           return data;
@@ -207,7 +219,7 @@ class PythonEngine {
   nb::dict rollouts(const std::vector<Prompt>& prompts, int64_t num_generations,
                     const SampleAddress& address, const Progress::OnText& on_text,
                     nb::handle variables, nb::handle tools, const nb::kwargs& sampling) {
-    SamplingConfig config = loaded_->settings.sampling;
+    SamplingConfig config = loaded_->settings().sampling;
     if (sampling.contains("max_completion_length")) config.max_total_length = 0;
     config = section_of(sampling, "rollouts", std::move(config));
     const std::vector<Example> examples = examples_of(prompts, variables, tools, config);
@@ -313,11 +325,9 @@ Handle load(const std::string& path, const std::string& device, const std::strin
             on.is_cpu() ? "float32 or float64 on a CPU" : "float32 or bfloat16 on a GPU", ", got ",
             dtype));
   return {std::make_shared<SetModel>(without_gil([&] {
-    SetModel out{load_found(path, [&](const std::string& checkpoint) {
+    return load_found(path, [&](const std::string& checkpoint) {
       return load_model(checkpoint, type, on, base, context);
-    })};
-    out.settings = model_settings(out, find_run_config(out.checkpoint), {});
-    return out;
+    });
   }))};
 }
 

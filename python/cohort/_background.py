@@ -1,7 +1,10 @@
 """Work on a thread of its own, as an iterator."""
 from __future__ import annotations
 
+import asyncio
 import atexit
+import functools
+import inspect
 import queue
 import threading
 from collections.abc import Callable, Generator
@@ -13,44 +16,76 @@ class _Work:
 
     def __init__(self, waits: bool) -> None:
         self.items: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self.consumer: int | None = None  # the thread that has asked for the latest item
         self._resume = threading.Semaphore(0) if waits else None
-        self._inside = threading.local()  # `active` on a thread that is in a function of called()
+        self._lock = threading.Lock()
+        self._inside = threading.local()  # `active` on a thread that is in a function of call()
+        self._num_active = 0  # functions that run
         self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # of coroutines, on a thread of its own
+        self._stop: Callable[[], None] = lambda: None
+        self._at_exit = functools.partial(self.end, waits=True)
         self._is_over = False
 
     def start(self, run: Callable[[Callable[[Any], None]], Any], stop: Callable[[], None]) -> None:
         def target() -> None:
             try:
-                self.items.put(("result", run(self._put)))
+                result = "result", run(self._put)
             except BaseException as error:
-                self.items.put(("error", error))
-        self._stop, self._thread = stop, threading.Thread(target=target, daemon=True)
-        self._thread.start()
-        atexit.register(self.end)  # before the interpreter is finalized, when no thread can call it any more
+                result = "error", error
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+            self.items.put(result)
+        with self._lock:
+            if self._is_over:
+                return self.items.put(("over", None))
+            self._stop, self._thread = stop, threading.Thread(target=target, daemon=True)
+            self._thread.start()
+        atexit.register(self._at_exit)  # before the interpreter is finalized, when no thread can call it any more
 
     def resume(self) -> None:
         if self._resume is not None:
             self._resume.release()
 
-    def end(self) -> None:
-        self._is_over = True
-        if self._thread is None:
+    def end(self, waits: bool | None = None) -> None:
+        """waits: for the thread; None: unless it may wait for the calling one, which a function of the run may wait for."""
+        with self._lock:
+            self._is_over = True
+            thread = self._thread
+        if thread is None:
             return
         self._stop()
         self.resume()
-        if not self.is_inside():
-            self._thread.join()
-            atexit.unregister(self.end)
+        if waits is None:
+            waits = threading.get_ident() == self.consumer or self._num_active == 0
+        if waits and thread is not threading.current_thread() and not self.is_inside():
+            thread.join()
+            atexit.unregister(self._at_exit)
+            self._stop = lambda: None  # which refers to what refers to this
 
     def is_inside(self) -> bool:
         return getattr(self._inside, "active", False)
 
     def call(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         before, self._inside.active = self.is_inside(), True
+        with self._lock:
+            self._num_active += 1
         try:
-            return function(*arguments, **keywords)
+            value = function(*arguments, **keywords)
+            return self._awaited(value) if inspect.isawaitable(value) else value
         finally:
             self._inside.active = before
+            with self._lock:
+                self._num_active -= 1
+
+    def _awaited(self, value: Any) -> Any:
+        async def result() -> Any:
+            return await value
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(result(), self._loop).result()
 
     def _put(self, item: Any) -> None:
         self.items.put(("item", item))
@@ -66,17 +101,17 @@ class Background(Generator[Any, None, Any]):
 
     def __init__(self, *, waits: bool = False) -> None:
         self._work = _Work(waits)
-        self._begin: Callable[[], None] | None = None
+        self._begin: tuple[Any, ...] = ()
         self._is_over = False
 
     def begin(self, run: Callable[[Callable[[Any], None]], Any], stop: Callable[[], None]) -> Background:
         """What is done on the thread, from the first next() on."""
-        self._begin = lambda: self._work.start(run, stop)
+        self._begin = (run, stop)
         return self
 
     def called(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function` for the run, which may call it on any thread: within it, close() makes the run end
-        soon and does not wait."""
+        """`function` for the run, which may call it on any thread; coroutines are awaited on one event loop. Within it, close()
+        makes the run end soon and does not wait."""
         work = self._work
         return lambda *arguments, **keywords: work.call(function, *arguments, **keywords)
 
@@ -85,18 +120,20 @@ class Background(Generator[Any, None, Any]):
             raise RuntimeError("a function that the run calls asks for its next step, for which it would wait forever")
         if self._is_over:
             raise StopIteration
-        if self._begin is not None:
-            begin, self._begin = self._begin, None
-            begin()
-        else:
-            self._work.resume()
+        self._work.consumer = threading.get_ident()
         try:
+            if self._begin:
+                begin, self._begin = self._begin, ()
+                self._work.start(*begin)
+            else:
+                self._work.resume()
             kind, item = self._work.items.get()
         except BaseException:  # an interrupt
             self.close()
             raise
         if kind == "item":
             return item
+        self._work.items.put(("over", None))  # for another thread that waits
         self.close()
         if kind == "error":
             raise item
@@ -108,6 +145,7 @@ class Background(Generator[Any, None, Any]):
 
     def close(self) -> None:
         self._is_over = self._is_over or not self._work.is_inside()
+        self._begin = ()
         self._work.end()
 
     def __del__(self) -> None:

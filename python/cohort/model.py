@@ -1,10 +1,11 @@
 """Trained models: `Model` loads one and generates texts, `Engine` samples rollouts as arrays."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Union
+from operator import index
+from typing import Any, SupportsIndex, Union
 
 from . import _cohort
 from ._background import Background
@@ -32,6 +33,23 @@ class Rollouts:
     prompt_lengths: Tensor  # [N] int64
     texts: list[str]  # the completions
     stop_reasons: list[str]  # "stop_token", "stop_string", "length" or "context"
+
+
+def _plain(prompt: Any) -> Any:
+    """A prompt as Engine.rollout_arrays() takes it."""
+    if isinstance(prompt, ChatPrompt):
+        return {"rendered": str(prompt)}
+    if isinstance(prompt, str):
+        return prompt
+    items = list(prompt.tolist() if hasattr(prompt, "tolist") else prompt) if isinstance(prompt, Iterable) else [None]
+    if not isinstance(prompt, Mapping):
+        if all(isinstance(item, SupportsIndex) for item in items):
+            return [index(item) for item in items]
+        if all(isinstance(item, Mapping) for item in items):
+            return [dict(item) for item in items]
+    raise _cohort.InputError(
+        "prompt: expected a text, token ids, or a conversation as a list of {\"role\", \"content\"}, got "
+        f"{str(prompt)[:60]}; hint: Engine.rollouts() takes several prompts: rollouts([conversation])")
 
 
 # Names of transformers, TRL and vLLM.
@@ -80,7 +98,7 @@ class Engine(_cohort.Engine):
 
     def _arrays(self, prompts: Sequence[Prompt], count: int, *arguments: Any, **sampling: Any) -> dict[str, Any]:
         sampling = _translated({"num_generations": count} | sampling)
-        every = [{"rendered": str(prompt)} if isinstance(prompt, ChatPrompt) else prompt for prompt in prompts]
+        every = [_plain(prompt) for prompt in prompts]
         return self.rollout_arrays(every, sampling.pop("num_generations"), *arguments, **sampling)
 
 

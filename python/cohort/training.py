@@ -1,9 +1,7 @@
 """`train()` runs a configuration, with Python functions as rewards and environments; `train_steps()` is its iterator."""
 from __future__ import annotations
 
-import asyncio
 import html
-import inspect
 import json
 import os
 import sys
@@ -141,8 +139,8 @@ class TrainResult:
     metrics: list[dict[str, Any]] = field(repr=False)  # of each step
 
 
-def train_steps(config: Config | None = None, *, rewards: Mapping[str, Callable[..., Iterable[float | None]]] | None = None,
-                environments: Mapping[str, Callable[..., Iterable[dict[str, Any]]]] | None = None,
+def train_steps(config: Config | None = None, *, rewards: Mapping[str, Callable[..., Any]] | None = None,
+                environments: Mapping[str, Callable[..., Any]] | None = None,
                 callbacks: Iterable[Callback] = (), resume: str | os.PathLike[str] | None = None, continues: bool = False,
                 overrides: Mapping[str, Any] | None = None) -> Generator[dict[str, Any], None, TrainResult]:
     """train() as an iterator: yields the metrics of each step, without a progress bar. The next step starts when it is asked
@@ -156,13 +154,14 @@ def _steps(steps: Background, config: Config | None, rewards: Mapping[str, Calla
            resume: str | os.PathLike[str] | None = None, continues: bool = False,
            overrides: Mapping[str, Any] | None = None) -> Background:
     is_file = isinstance(config, (str, os.PathLike))
+    run_function = steps.called(lambda function, *arguments, **keywords: function(*arguments, **keywords))
     training = _cohort.Training(
         config=os.fspath(config) if is_file else "config",  # type: ignore[arg-type]
         yaml="" if is_file or config is None else dumps(_with_json_texts(config)),  # type: ignore[arg-type]
         resume="" if resume is None else os.fspath(resume), continues=continues,
         overrides=[f"{key}={value if isinstance(value, str) else dumps(value)}" for key, value in (overrides or {}).items()],
-        rewards={name: steps.called(_reward(name, function)) for name, function in _named("rewards", rewards)},
-        environments={name: steps.called(_environment(function)) for name, function in _named("environments", environments)})
+        rewards={name: _reward(name, function, run_function) for name, function in _named("rewards", rewards)},
+        environments={name: steps.called(function) for name, function in _named("environments", environments)})
     if (config is None) == (resume is None):
         raise _cohort.InputError("train: expected a configuration (a file or a dictionary) or resume=RUN_DIR")
     reporter = _Callbacks(callbacks, steps, training.stop)
@@ -191,9 +190,10 @@ def _named(kind: str, functions: Mapping[str, Callable[..., Any]] | None) -> Ite
         yield name, function
 
 
-def _reward(name: str, function: Callable[..., Any]) -> Callable[[list[dict[str, Any]]], list[float | None]]:
+def _reward(name: str, function: Callable[..., Any], run: Callable[..., Any]) -> Callable[[list[dict[str, Any]]], Any]:
+    """`function` on requests, by run(function, ...)."""
     def call(requests: list[dict[str, Any]]) -> list[float | None]:
-        values = _awaited(function(**arguments_of(function, requests)))
+        values = run(function, **arguments_of(function, requests))
         where = f"reward {name}: {getattr(function, '__qualname__', function)} returned"
         hint = f"hint: a list of {len(requests)} numbers, one for each completion, None where it does not apply"
         if getattr(values, "ndim", 1) != 1:
@@ -210,16 +210,10 @@ def _reward(name: str, function: Callable[..., Any]) -> Callable[[list[dict[str,
     return call
 
 
-def _environment(function: Callable[..., Any]) -> Callable[[list[dict[str, Any]]], Any]:
-    return lambda requests: _awaited(function(requests))
-
-
-def _awaited(value: Any) -> Any:
-    return asyncio.run(value) if inspect.iscoroutine(value) else value
-
-
-def train(config: Config | None = None, *, progress: bool = True, callbacks: Iterable[Callback] = (),
-          **options: Any) -> TrainResult:
+def train(config: Config | None = None, *, progress: bool = True,
+          rewards: Mapping[str, Callable[..., Any]] | None = None, environments: Mapping[str, Callable[..., Any]] | None = None,
+          callbacks: Iterable[Callback] = (), resume: str | os.PathLike[str] | None = None, continues: bool = False,
+          overrides: Mapping[str, Any] | None = None) -> TrainResult:
     """Trains as `cohort train` does and returns when the run has ended.
 
     config: a YAML file, or a dictionary with its keys, which may hold paths and numbers of numpy; paths count from the current
@@ -234,10 +228,13 @@ def train(config: Config | None = None, *, progress: bool = True, callbacks: Ite
     InputError for what is wrong with the configuration, Error for a run that fails, and what a function raises. KeyboardInterrupt
     is raised after a checkpoint has been saved: train(resume=...) continues from there.
     """
-    steps = _steps(Background(), config, callbacks=[*callbacks, *([Progress()] if progress else [])], **options)
+    steps = _steps(Background(), config, rewards, environments, [*callbacks, *([Progress()] if progress else [])], resume,
+                   continues, overrides)
     metrics = []
-    while True:
-        try:
+    try:
+        while True:
             metrics.append(next(steps))
-        except StopIteration as end:
-            return TrainResult(**end.value, metrics=metrics)
+    except StopIteration as end:
+        return TrainResult(**end.value, metrics=metrics)
+    finally:
+        steps.close()

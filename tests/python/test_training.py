@@ -1,4 +1,5 @@
 """cohort.train(): the runs of the command line tool, with functions of Python."""
+import asyncio
 import itertools
 import json
 import os
@@ -112,7 +113,7 @@ def test_the_next_step_starts_when_it_is_asked_for(small):
     assert checkpoints(config["output_dir"]) == [0, 3]
 
 
-@pytest.mark.parametrize("place", ["reward", "callback", "thread"])
+@pytest.mark.parametrize("place", ["reward", "callback", "thread", "thread of a reward"])
 def test_functions_of_a_run_may_close_it(small, place):
     """A reward or a callback closes the iterator that waits for its step; another thread, while its step is used."""
     closed = []
@@ -128,6 +129,11 @@ def test_functions_of_a_run_may_close_it(small, place):
     def closing(completions, **fields):
         if place == "reward" and len(seen) == 2:
             close()
+        if place == "thread of a reward" and len(seen) == 2:
+            thread = threading.Thread(target=close)
+            thread.start()
+            thread.join(30)
+            assert not thread.is_alive()
         return [float(len(c)) for c in completions]
 
     config, seen = small("grpo", rewards=mine(), steps=10**6, checkpoint={"every": 1}), []
@@ -155,7 +161,11 @@ def test_a_function_of_a_run_cannot_ask_for_its_next_step(small):
 
 def test_a_run_that_is_not_closed_ends_quietly_with_the_process(small, tmp_path):
     script = tmp_path / "script.py"
-    script.write_text(f"import cohort\nsteps = cohort.train_steps({small('sft', batch_size=4, steps=10**6)!r})\n"
+    config = small("grpo", rewards=mine(), steps=10**6)
+    script.write_text("import cohort\n"
+                      f"def train(**keys): return cohort.train_steps({config!r} | keys, rewards={{'mine': lambda completions, **_: "
+                      "list(map(len, completions))})\n"
+                                      "other, steps = train(output_dir='never'), train()\n"
                       "print(next(steps)['step'])\n")
     run = subprocess.run([sys.executable, "-I", str(script)], capture_output=True, text=True, timeout=60)
     assert (run.returncode, run.stdout) == (0, "1\n") and "leak" not in run.stderr and "Error" not in run.stderr
@@ -183,7 +193,7 @@ def test_exceptions_of_functions_are_raised_and_keep_the_checkpoint(small):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("place", ["reward", "callback"])
+@pytest.mark.parametrize("place", ["reward", "callback", "completion"])
 def test_a_run_that_fails_in_a_function_saves_its_last_step(small, tmp_path, place, ranks):
     config, seen = small("grpo", rewards=mine(), ranks=ranks), []
 
@@ -193,16 +203,29 @@ def test_a_run_that_fails_in_a_function_saves_its_last_step(small, tmp_path, pla
             if place == "callback" and metrics["step"] == 2:
                 raise LookupError("from the callback")
 
+        def on_completion(self, record):
+            if place == "completion" and len(seen) == 2 and "eval" not in record:
+                raise LookupError("from the callback")
+
+    # Equal rewards give no update, so that the third step's state is that of the second.
+    def scores(completions, **fields):
+        return [1.0] * len(completions) if place == "completion" else reward(completions, [""] * len(completions))  # noqa: F821
+
     def failing(completions, **fields):
         if place == "reward" and len(seen) == 2:
             raise LookupError("from the reward")
-        return reward(completions, [""] * len(completions))  # noqa: F821
+        return scores(completions)
+    if place == "completion":
+        config["rewards"] = mine()[:1]
     with pytest.raises(LookupError, match="from the"):
         cohort.train(config, rewards={"mine": failing}, callbacks=[Failing()], progress=False)
     assert checkpoints(config["output_dir"]) == [0, 2]
-    resumed = cohort.train(resume=config["output_dir"], rewards={"mine": reward}, progress=False)  # noqa: F821
-    whole = cohort.train(config | {"output_dir": str(tmp_path / "whole")}, rewards={"mine": reward}, progress=False)  # noqa: F821
+    resumed = cohort.train(resume=config["output_dir"], rewards={"mine": scores}, progress=False)
+    whole = cohort.train(config | {"output_dir": str(tmp_path / "whole")}, rewards={"mine": scores}, progress=False)
     assert weights(resumed.dir) == weights(whole.dir) and weights(whole.dir)
+    states = [json.loads((pathlib.Path(run.dir) / "checkpoints/step-00000004/training/state.json").read_text())
+              for run in (resumed, whole)]
+    assert states[0]["data_position"] == states[1]["data_position"]
 
 
 @pytest.mark.parametrize("values, error", [
@@ -218,7 +241,12 @@ def test_wrong_rewards_end_the_run(small, values, error):
 
 
 def test_functions_may_be_coroutines(small, tmp_path):
+    shared = []
+
     async def awaited(completions, **fields):
+        shared[:] = shared or [asyncio.Semaphore(1)]  # belongs to the loop that has used it first
+        async with shared[0]:
+            await asyncio.sleep(0)
         return reward(completions, [""] * len(completions))  # noqa: F821
     ours = cohort.train(small("grpo", rewards=mine(), output_dir=str(tmp_path / "a")), rewards={"mine": awaited}, progress=False)
     theirs = cohort.train(small("grpo", rewards=mine(), output_dir=str(tmp_path / "b")), rewards={"mine": reward},  # noqa: F821
