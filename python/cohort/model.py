@@ -41,7 +41,7 @@ def _plain(prompt: Any) -> Any:
         return {"rendered": str(prompt)}
     if isinstance(prompt, str):
         return prompt
-    items = list(prompt.tolist() if hasattr(prompt, "tolist") else prompt) if isinstance(prompt, Iterable) else [None]
+    items: list[Any] = list(prompt.tolist() if hasattr(prompt, "tolist") else prompt) if isinstance(prompt, Iterable) else [None]
     if not isinstance(prompt, Mapping):
         if all(isinstance(item, SupportsIndex) for item in items):
             return [index(item) for item in items]
