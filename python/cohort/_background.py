@@ -7,6 +7,7 @@ import functools
 import inspect
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -107,6 +108,7 @@ class Background(Generator[Any, None, Any]):
     def begin(self, run: Callable[[Callable[[Any], None]], Any], stop: Callable[[], None]) -> Background:
         """What is done on the thread, from the first next() on."""
         self._begin = (run, stop)
+        _iterators.add(self)
         return self
 
     def called(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,3 +152,12 @@ class Background(Generator[Any, None, Any]):
 
     def __del__(self) -> None:
         self.close()
+
+
+_iterators: weakref.WeakSet[Background] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:  # also those that were never asked for an item, while their objects can be freed
+    for iterator in list(_iterators):
+        iterator.close()
