@@ -98,7 +98,7 @@ class Stage : NonCopyable {
   const TrainConfig& config_ = setup_.config;
   ModelStart start_{setup_};
   TrainState& state_ = start_.state;
-  TrainState complete_;  // of the last completed step, without its report
+  TrainState complete_;  // the last completed step, without its report
   Engine engine_{start_.learner->model(), config_.rollout};
   StageLogs logs_{setup_, start_};
   ScoreKeeper scores_{setup_, start_, engine_, logs_};
