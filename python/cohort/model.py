@@ -89,9 +89,10 @@ class Engine(_cohort.Engine):
         list of {"role", "content"}, that the chat template renders as Model.chat_prompt() does. The tokens depend on (seed,
         step), the prompt, its position and the weights only.
 
-        sampling: by default that of the model's run, else of its generation_config.json, else temperature (1; 0: greedy), top_k, top_p, min_p, max_completion_length (64), repetition_penalty,
-        presence_penalty, frequency_penalty, logit_bias (["ID:BIAS"]), stop_tokens, stop_strings. InputError names a wrong key
-        or value, or the prompt that does not fit into the context.
+        sampling: temperature (1; 0: greedy), top_k, top_p, min_p, max_completion_length (64), repetition_penalty,
+        presence_penalty, frequency_penalty, logit_bias (["ID:BIAS"]), stop_tokens, stop_strings; by default as in the model's
+        run, else in its generation_config.json. InputError names a wrong key or value, or the prompt that does not fit into
+        the context.
         """
         return Rollouts(**self._arrays([prompts] if isinstance(prompts, str) else prompts, num_generations, seed, step, None,
                                        chat_template_kwargs, tools, **sampling))
@@ -109,8 +110,8 @@ class Model(_cohort.LoadedModel):
     """A model from a folder in Hugging Face's format, a run, or one of its checkpoints.
 
     device: "cpu" or "cuda:N"; default: a GPU if there is one. dtype: "float32" (default on CPUs), "bfloat16" (default on
-    GPUs) or "float64"; also "f32", "bf16" and "f64". base: the folder of an adapter's base model. context: at least this many tokens, where the model may
-    be extended. InputError if there is no usable model.
+    GPUs) or "float64"; also "f32", "bf16" and "f64". base: the folder of an adapter's base model. context: at least this many
+    tokens, where the model may be extended. InputError if there is no usable model.
     """
 
     def __init__(self, path: str, *, device: str | None = None, dtype: str | None = None, base: str = "",
