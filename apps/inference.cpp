@@ -238,7 +238,9 @@ int generate(const GenerateOptions& options) {
                        "name a file with the template: --config CONFIG.yaml, or give the prompts "
                        "as text, without --template");
   auto [data, sampling] =
-      model_settings(loaded, config, options.sampling.config, options.sampling.given);
+      options.input == GenerateOptions::Input::kMessage  // see render_messages()
+          ? ModelSettings()
+          : model_settings(loaded, config, options.sampling.config, options.sampling.given);
   if (config && data.jsonl.path.empty() && data.jsonl.eval_path.empty())
     throw InputError(
         str("--template: ", *config, " has no data.jsonl; hint: give the prompts as text"));

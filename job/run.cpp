@@ -425,10 +425,10 @@ StageEnd Run::train_stage(size_t index, const std::string& before, Reporter& rep
       throw OutOfMemoryError(e.what() + stage.save_after_failure());
     } catch (const std::exception& e) {
       // Wrong answers and exceptions of functions, or another thread's: the last step is complete.
-      const bool is_own = dynamic_cast<const Error*>(&e) != nullptr &&
-                          dynamic_cast<const InputError*>(&e) == nullptr,
+      const bool is_internal = dynamic_cast<const Error*>(&e) != nullptr &&
+                               dynamic_cast<const InputError*>(&e) == nullptr,
                  is_peer = dynamic_cast<const PeerError*>(&e) != nullptr;
-      if (is_own && !(is_peer && group_ == nullptr)) throw;
+      if (is_internal && !(is_peer && group_ == nullptr)) throw;
       const std::string saved = stage.save_after_failure();
       if (!saved.empty())
         logging::info("the run has failed", saved, "; cohort train --resume ", dir_, " continues");
