@@ -47,22 +47,15 @@ void bind_operators(nb::class_<Variable>& tensor) {
   using BinaryOp = Variable (*)(const Variable&, const Variable&);
   constexpr std::pair<const char*, BinaryOp> kOps[] = {
       {"add__", &add}, {"sub__", &sub}, {"mul__", &mul}, {"truediv__", &div}};
-  for (const auto& [name, op] : kOps) {
-    tensor.def(
-        str("__", name).c_str(),
-        [op](const Array& self, const Operand& other) {
-          const Variable a = self.variable(), b = operand_of(a.value(), other);
-          return without_gil([&] { return op(a, b); });
-        },
-        nb::is_operator(), nb::arg("other"));
-    tensor.def(
-        str("__r", name).c_str(),
-        [op](const Array& self, const Operand& other) {
-          const Variable b = self.variable(), a = operand_of(b.value(), other);
-          return without_gil([&] { return op(a, b); });
-        },
-        nb::is_operator(), nb::arg("other"));
-  }
+  for (const auto& [name, op] : kOps)
+    for (const bool reflected : {false, true})
+      tensor.def(
+          str(reflected ? "__r" : "__", name).c_str(),
+          [op, reflected](const Array& self, const Operand& other) {
+            const Variable x = self.variable(), y = operand_of(x.value(), other);
+            return without_gil([&] { return reflected ? op(y, x) : op(x, y); });
+          },
+          nb::is_operator(), nb::arg("other"));
   tensor.def("__neg__", [](const Array& self) {
     const Variable x = self.variable();
     return without_gil([&] { return neg(x); });

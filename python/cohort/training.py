@@ -149,10 +149,9 @@ def train_steps(config: Config | None = None, *, rewards: Mapping[str, Callable[
     return _steps(Background(waits=True), config, rewards, environments, callbacks, resume, continues, overrides)
 
 
-def _steps(steps: Background, config: Config | None, rewards: Mapping[str, Callable[..., Any]] | None = None,
-           environments: Mapping[str, Callable[..., Any]] | None = None, callbacks: Iterable[Callback] = (),
-           resume: str | os.PathLike[str] | None = None, continues: bool = False,
-           overrides: Mapping[str, Any] | None = None) -> Background:
+def _steps(steps: Background, config: Config | None, rewards: Mapping[str, Callable[..., Any]] | None,
+           environments: Mapping[str, Callable[..., Any]] | None, callbacks: Iterable[Callback],
+           resume: str | os.PathLike[str] | None, continues: bool, overrides: Mapping[str, Any] | None) -> Background:
     is_file = isinstance(config, (str, os.PathLike))
     run_function = steps.called(lambda function, *arguments, **keywords: function(*arguments, **keywords))
     training = _cohort.Training(
