@@ -1,5 +1,4 @@
-// The sub-commands of `cohort`, called with parsed options. Each returns the exit code; main.cpp
-// maps InputError to 2.
+// The command line, and its sub-commands, called with parsed options. Each returns the exit code.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,9 +20,16 @@
 
 namespace cohort::apps {
 
-// kPeerFailed: this rank ended because another one failed. kHung: it made no progress.
+// kBadInput: InputError. kPeerFailed: this rank ended because another one failed. kHung: it made no
+// progress.
 inline constexpr int kOk = 0, kFailed = 1, kBadInput = 2, kPeerFailed = 3, kHung = 4,
                      kInterrupted = 130;
+
+// Runs `cohort ARGUMENT...` in this process, whose signal handlers it replaces, and returns the
+// exit code. `program`: a command that does so in another process, which `train --gpus` starts.
+int run_command(std::vector<std::string> program, std::span<const std::string> arguments);
+// That program.
+std::vector<std::string>& own_program();
 
 // When resuming, `config` is the first of the overrides.
 struct TrainOptions : TrainRequest {

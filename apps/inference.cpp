@@ -10,17 +10,14 @@
 
 #include "apps/commands.h"
 #include "core/log.h"
-#include "data/data_check.h"
 #include "data/tasks/tasks.h"
-#include "distributed/communicator.h"
 #include "job/checkpoint.h"
+#include "job/evaluation.h"
 #include "job/model_settings.h"
-#include "job/report.h"
 #include "job/run.h"
 #include "job/run_directory.h"
 #include "sys/files.h"
 #include "text/chat_template.h"
-#include "trainers/evaluate.h"
 #include "trainers/sampling.h"
 
 namespace cohort::apps {
@@ -201,28 +198,17 @@ std::vector<Trajectory> best_of(std::vector<Trajectory> all, int64_t num_sampled
   return out;
 }
 
-// Writes the problems as JSON lines, each with its pass rate.
-void write_pass_rates(const std::string& path, const std::vector<Example>& problems,
-                      const std::vector<double>& rates) {
+// Writes the problems as JSON lines, each with its pass rate. Throws Error if no rate is known.
+void write_pass_rates(const std::string& path, const ModelScores& scores) {
+  if (std::ranges::all_of(scores.pass_rates, [](double rate) { return std::isnan(rate); }))
+    throw Error(str("reward ", scores.measure, ": no value for any problem; --pass-rates: ", path,
+                    " is unchanged"));
   std::string lines;
-  for (size_t i = 0; i < problems.size(); ++i)
-    lines += Json(problems[i].fields).set("pass_rate", rates[i]).dump(Json::kAsRead) + "\n";
+  for (size_t i = 0; i < scores.problems.size(); ++i)
+    lines +=
+        Json(scores.problems[i].fields).set("pass_rate", scores.pass_rates[i]).dump(Json::kAsRead) +
+        "\n";
   replace_file(path, lines);
-}
-
-// Throws Error if nothing was judged, neither problems nor (sft) the loss of solutions, or
-// --pass-rates would write nulls only.
-void expect_verdicts(const EvalOptions& options, const Correctness& correct,
-                     const ProblemScores& scores) {
-  const bool has_rates = std::any_of(scores.pass_rates.begin(), scores.pass_rates.end(),
-                                     [](double rate) { return !std::isnan(rate); });
-  const bool has_loss = std::isfinite(scores.metrics.find("val_loss").value_or(std::nan("")));
-  const bool judged = scores.metrics.at("problems") > 0 ||
-                      (has_loss && correct.command == nullptr && failed_count(scores.metrics) == 0);
-  if (judged && (has_rates || options.pass_rates.empty())) return;
-  throw Error(str("reward ", correct.name, ": no value for any problem, so that there is no score",
-                  options.pass_rates.empty() ? "" : "; --pass-rates: ", options.pass_rates,
-                  options.pass_rates.empty() ? "" : " is unchanged"));
 }
 
 }  // namespace
@@ -275,24 +261,19 @@ int generate(const GenerateOptions& options) {
 int logprobs(const LogprobsOptions& options) {
   const LoadedModel loaded = load(options.model, options.compute);
   const int64_t context = loaded.model->config().context;
-  NoGradGuard no_grad;
   for (const std::string& text : lines_or_stdin(options.texts)) {
-    TokenSequence sequence{.tokens = loaded.tokenizer->encode(text, SpecialTokens::kAdd)};
-    if (options.eos) sequence.tokens.push_back(loaded.tokenizer->eos_id());
-    const auto n = static_cast<int64_t>(sequence.tokens.size());
+    std::vector<int32_t> ids = loaded.tokenizer->encode(text, SpecialTokens::kAdd);
+    if (options.eos) ids.push_back(loaded.tokenizer->eos_id());
+    const auto n = static_cast<int64_t>(ids.size());
     if (n > context + 1)
       throw InputError(
           str("a text of ", n, " tokens is longer than the model's context of ", context));
-    sequence.loss_mask.assign(sequence.tokens.size(), 1);
     // The first token has no log-prob.
     Json values = Json(Json::Array{});
     if (n > 0) values.push_back(Json());
-    if (n > 1) {
-      const PackedBatch batch = loaded.model->to_device(pack({&sequence, 1}));
-      const Variable hidden = loaded.model->hidden_at_targets(batch);
-      const auto result = token_log_probs(hidden, loaded.model->head(), batch.targets,
-                                          {.temperature = options.temperature});
-      for (const double lp : result.logprob.value().to_vector<double>()) {
+    if (n > 1)
+      for (const double lp :
+           token_logprobs(*loaded.model, {&ids, 1}, options.temperature)[0].to_vector<double>()) {
         if (!std::isfinite(lp))
           throw NonFiniteError(str("the log-prob of token ", values.as_array().size(), " is ", lp,
                                    ": the weights of ", loaded.checkpoint,
@@ -300,10 +281,9 @@ int logprobs(const LogprobsOptions& options) {
                                    "earlier checkpoint, or another --dtype"));
         values.push_back(lp);
       }
-    }
     Json line;
     line.set("text", text)
-        .set("ids", Json::Array(sequence.tokens.begin(), sequence.tokens.end()))
+        .set("ids", Json::Array(ids.begin(), ids.end()))
         .set("logprobs", std::move(values));
     print_line(line.dump());
   }
@@ -327,52 +307,21 @@ int evaluate(const EvalOptions& options) {
                 "name a file with the data and the rewards: --rewards CONFIG.yaml");
   const RunPlan plan = load_plan(path, options.overrides);
   const TrainConfig& config = plan.stages.back();
-  if (!options.pass_rates.empty() && !config.data.jsonl.eval_path.empty() && !options.force)
+  const bool wants_rates = !options.pass_rates.empty();
+  if (wants_rates && !config.data.jsonl.eval_path.empty() && !options.force)
     throw InputError(str("--pass-rates: the problems of data.jsonl.eval_path (",
                          config.data.jsonl.eval_path[0],
                          ") are test data, and a curriculum would train on them; hint: "
                          "data.jsonl.eval_path=[] data.jsonl.path=FILE "
                          "data.held_out_fraction=1 for problems to train on, or --force"));
+  if (wants_rates && config.batch.trainer == TrainerType::kPretrain)
+    throw InputError("--pass-rates: text has no problems; hint: omit it");
   prepare_programs(plan);
-  LoadedModel loaded = load_evaluated(checkpoint, config, options);
-  Dataset data = load_dataset(config, std::move(loaded.tokenizer), DataParts::kHeldOut);
-  const auto alone = make_single_communicator();
+  const LoadedModel loaded = load_evaluated(checkpoint, config, options);
+  const ModelScores scores = evaluate_model(plan, loaded);
+  if (wants_rates) write_pass_rates(options.pass_rates, scores);
   Json line = Json().set("checkpoint", checkpoint).set("config", path);
-  if (config.batch.trainer == TrainerType::kPretrain) {
-    if (!options.pass_rates.empty())
-      throw InputError("--pass-rates: text has no problems; hint: omit it");
-    log_data_usage(config, data, {});
-    line.set("val_loss", evaluate_text(*loaded.model, data.held_out_text, config.eval.tokens,
-                                       config.batch.micro_batch(), *alone));
-  } else {
-    const Correctness correct = correctness_of(config.eval.correct, config.rewards, data.task);
-    const std::vector<EvalSet> sets = load_eval_sets({config.eval, config, config.rewards, correct},
-                                                     data, loaded.model->config().context);
-    if (data.held_out_set->size() == 0)
-      throw InputError(
-          "nothing is held out to evaluate on; hint: data.jsonl.eval_path=FILE, or "
-          "data.held_out_fraction=1 for all of data.jsonl.path");
-    log_data_usage(config, data, check_held_out(config, data, loaded.model->config().context));
-    if (config.data.jsonl.eval_path.empty()) {  // other files are compared by check and train
-      const std::string leak = held_out_leak(data, {plan.stages.begin(), plan.stages.end() - 1});
-      if (!leak.empty()) logging::warn(leak);
-    }
-    Engine engine(*loaded.model, config.rollout);
-    const std::unique_ptr<Environment> environment =
-        environment_of(config.environment, config.data, *data.tokenizer);
-    ProblemEvaluation problems{engine, data, correct, config};
-    problems.dialogue = dialogue_options(config.environment, environment.get());
-    const ProblemScores scores = evaluate_problems(problems, *alone);
-    expect_verdicts(options, correct, scores);
-    line.set("held_out", data.held_out_set->size());
-    for (const auto& [name, value] : scores.metrics) line.set(name, metric_json(name, value));
-    line.set("correct", correct.rule());
-    for (const EvalSet& set : sets)
-      for (const auto& [name, value] : evaluate_set(set, problems, *alone).metrics)
-        line.set(set_metric_name(set.name, name), metric_json(name, value));
-    if (!options.pass_rates.empty())
-      write_pass_rates(options.pass_rates, data.held_out, scores.pass_rates);
-  }
+  for (const auto& [name, value] : scores.metrics.as_object()) line.set(name, value);
   print_line(line.dump());
   for (const auto& [name, value] : line.as_object())
     if (name.ends_with("/problems") && value.as_int() == 0)

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <filesystem>
 #include <future>
 #include <optional>
 #include <system_error>
@@ -102,7 +101,8 @@ void check_gpus(const TrainOptions& options, const RankInfo& info) {
 int launch(const TrainOptions& options, const std::atomic<bool>& stop) {
   LaunchOptions launch_options{.count = options.gpus, .exit_code_of_peer = kPeerFailed};
   std::vector<std::string>& command = launch_options.command;
-  command = {std::filesystem::read_symlink("/proc/self/exe").string(), "train"};
+  command = own_program();
+  command.emplace_back("train");
   if (!options.resume.empty()) command.insert(command.end(), {"--resume", options.resume});
   if (options.continues) command.emplace_back("--continue");
   if (options.profile > 0)
@@ -118,6 +118,11 @@ int launch(const TrainOptions& options, const std::atomic<bool>& stop) {
 }
 
 }  // namespace
+
+std::vector<std::string>& own_program() {
+  static std::vector<std::string> program;
+  return program;
+}
 
 void expect_cuda(const RunPlan& plan) {
   for (const TrainConfig& stage : plan.stages)

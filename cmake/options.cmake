@@ -8,6 +8,7 @@ option(COHORT_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(COHORT_BUILD_BENCH "Build the benchmarks" ${PROJECT_IS_TOP_LEVEL})
 option(COHORT_PYTHON "Build the Python package's extension module; needs nanobind in the Python that is found" OFF)
 
+set(COHORT_CUDA_ARCHITECTURES all CACHE STRING "GPUs to compile for: all, or native for those of this machine")
 option(COHORT_SPIN_LIMIT "Debug CUDA kernels that hang: one that waits at a barrier for 2 s traps and is named" OFF)
 option(COHORT_STATIC_LIBRARIES "Link third-party libraries statically where possible, for a portable binary" OFF)
 
@@ -49,6 +50,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
 endif()
 # CMAKE_UNITY_BUILD compiles the sources of a target in groups, in two thirds of the time: for a build that is made
 # once, as in CI.
+set(CMAKE_UNITY_BUILD_BATCH_SIZE 16)
 if(CMAKE_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   target_compile_options(cohort_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
 endif()
@@ -80,6 +82,13 @@ if(COHORT_CUDA STREQUAL "AUTO")
   message(STATUS "CUDA support: ${COHORT_CUDA} (it needs nvcc 13 and NCCL)")
 endif()
 if(COHORT_CUDA)
+  if(NOT CMAKE_CUDA_ARCHITECTURES AND COHORT_CUDA_ARCHITECTURES STREQUAL native)
+    execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader OUTPUT_VARIABLE capabilities ERROR_QUIET)
+    string(REGEX MATCHALL "[0-9]+\\.[0-9]+" capabilities "${capabilities}")
+    list(TRANSFORM capabilities REPLACE "\\.[0-9]+$" "0-real")
+    list(REMOVE_DUPLICATES capabilities)
+    set(CMAKE_CUDA_ARCHITECTURES ${capabilities})  # empty without a GPU: all
+  endif()
   if(NOT CMAKE_CUDA_ARCHITECTURES)
     # 8.6 and 8.9 run the code for 8.0; newer ones than 12.0 translate the PTX.
     set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 120-real 80-virtual)

@@ -61,7 +61,8 @@ Logger& instance() {
 }
 
 constexpr spdlog::level::level_enum kLevels[] = {spdlog::level::debug, spdlog::level::info,
-                                                 spdlog::level::warn, spdlog::level::err};
+                                                 spdlog::level::warn, spdlog::level::err,
+                                                 spdlog::level::off};
 
 // The text of a message in a log: escaped, and without further lines that look like messages of
 // their own, which begin with '['.
@@ -75,8 +76,11 @@ std::string log_text(std::string_view message) {
 
 void write(Level level, const std::string& message) {
   Logger& log = instance();
-  std::lock_guard lock(log.mutex);
-  if (log.observer) log.observer(level, message);
+  std::unique_lock lock(log.mutex);
+  const auto observer = log.observer;
+  lock.unlock();  // it may wait for a thread that logs
+  if (observer) observer(level, message);
+  lock.lock();
   log.logger->log(kLevels[static_cast<int>(level)], "{}", log_text(message));
 }
 

@@ -100,7 +100,8 @@ bool holds_run(const std::string& dir) {
   if (path_exists(dir + "/config.yaml")) return true;
   for (const std::string& name : list_directory(dir))
     if (name != ".lock" && name != "log.txt" && name != "workers.log" &&
-        name != "rewards.log" &&  // its name in earlier versions
+        name != "rewards.log" &&                         // its name in earlier versions
+        name != "data.jsonl" && name != "eval.jsonl" &&  // data in memory
         !name.starts_with("config.yaml.tmp-"))
       throw InputError(str("output_dir: ", dir, " holds no run, but ", name,
                            "; hint: set it to a folder of its own"));

@@ -15,8 +15,7 @@ namespace {
 Run begin(const TrainRequest& request, const RunHost& host) {
   if (!request.resume.empty())
     return Run::resume(request.resume, request.overrides, host.group, host.callbacks);
-  RunPlan plan = request.yaml.empty() ? load_plan(request.config, request.overrides)
-                                      : parse_plan(request.yaml, request.config, request.overrides);
+  RunPlan plan = plan_of(request);
   bind_callbacks(plan, host.callbacks);
   const auto start = request.continues ? Run::continue_or_create : Run::create;
   return start(std::move(plan), host.group);
@@ -64,6 +63,11 @@ std::string summary(const RunResult& result) {
 }
 
 }  // namespace
+
+RunPlan plan_of(const TrainRequest& request) {
+  return request.yaml.empty() ? load_plan(request.config, request.overrides)
+                              : parse_plan(request.yaml, request.config, request.overrides);
+}
 
 RunResult run_training(const TrainRequest& request, const RunHost& host) {
   const auto start = std::chrono::steady_clock::now();

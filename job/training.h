@@ -14,6 +14,9 @@ struct TrainRequest {
   int64_t profile = 0;                 // number of steps to trace
 };
 
+// load_plan() or parse_plan() of a request.
+RunPlan plan_of(const TrainRequest& request);
+
 // The program that trains. Its callbacks and the reporter are called on the threads of the ranks;
 // an exception of theirs ends the run and is rethrown. The last checkpoint stays as it is.
 struct RunHost {

@@ -28,7 +28,7 @@ import sys
 import traceback
 import typing
 
-TOOLS = {}  # name -> function
+TOOLS: typing.Dict[str, typing.Callable[..., typing.Any]] = {}  # by name
 TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", tuple: "array", dict: "object"}
 
 

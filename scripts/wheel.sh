@@ -24,6 +24,7 @@ if [ -z "${CUDACXX-}" ] && ! command -v nvcc >/dev/null && [ -x /usr/local/cuda/
   export CUDACXX=/usr/local/cuda/bin/nvcc # CMake looks for nvcc only on PATH
 fi
 export CXX=${CXX-c++} # as CMake itself chooses, so that ccache has what other builds compiled
+export COHORT_CUDA_ARCHITECTURES=${COHORT_CUDA_ARCHITECTURES-all}
 export CMAKE_ARGS="-DCOHORT_CUDA=$cuda -DCOHORT_ARCH=x86-64-v3 -DCOHORT_STATIC_LIBRARIES=ON ${CMAKE_ARGS-}"
 tag=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 work=build/python

@@ -11,39 +11,21 @@
 #include <mutex>
 #include <utility>
 
-#include "autograd/ops.h"
 #include "config/node.h"
 #include "core/device.h"
 #include "data/chat_examples.h"
-#include "data/packing.h"
-#include "job/checkpoint.h"
-#include "job/model_settings.h"
-#include "job/run_directory.h"
+#include "job/evaluation.h"
+#include "nn/adapter_folder.h"
+#include "nn/merge.h"
 #include "python/bindings/bindings.h"
+#include "python/bindings/models.h"
 #include "rl/engine/rollout.h"
+#include "sys/files.h"
 #include "text/chat_template.h"
 #include "trainers/sampling.h"
 
 namespace cohort::python {
 namespace {
-
-class SetModel : public LoadedModel {
- public:
-  explicit SetModel(LoadedModel loaded) : LoadedModel(std::move(loaded)) {}
-  // Read at the first use, as not all uses need a run's configuration that can be read.
-  const ModelSettings& settings() const {
-    std::call_once(is_read_, [&] {
-      settings_ = model_settings(*this, find_run_config(checkpoint), SamplingConfig());
-    });
-    return settings_;
-  }
-
- private:
-  mutable std::once_flag is_read_;
-  mutable ModelSettings settings_;
-};
-// Engines share the model with the object of Python that has loaded it.
-struct Handle : std::shared_ptr<const SetModel> {};
 
 // Keys of a section of the configuration.
 template <class Section>
@@ -52,27 +34,13 @@ Section section_of(const nb::kwargs& keys, const char* name, Section section = {
   return section;
 }
 
-std::vector<int32_t> tokens_of(const LoadedModel& loaded, const std::string& text) {
-  return loaded.tokenizer->encode(text, SpecialTokens::kAdd);
-}
-
-Tensor logprobs(const LoadedModel& loaded, std::vector<int32_t> tokens, double temperature) {
-  const auto n = static_cast<int64_t>(tokens.size()),
-             context = static_cast<int64_t>(loaded.model->config().context);
-  if (n < 2 || n > context + 1)
-    throw InputError(str("logprobs: expected 2 to ", context + 1, " tokens, got ", n));
-  TokenSequence sequence{.tokens = std::move(tokens)};
-  sequence.loss_mask.assign(sequence.tokens.size(), 1);
-  const NoGradGuard no_grad;
-  const PackedBatch batch = loaded.model->to_device(pack({&sequence, 1}));
-  return token_log_probs(loaded.model->hidden_at_targets(batch), loaded.model->head(),
-                         batch.targets, {.temperature = temperature})
-      .logprob.value();
-}
-
 // A prompt is a text, token ids, a conversation that the chat template renders, or {"rendered":
 // text}, such a rendering.
 using Prompt = std::variant<std::string, std::vector<int32_t>, nb::list, nb::dict>;
+
+std::string rendered_text(const nb::dict& prompt) {
+  return nb::cast<std::string>(prompt["rendered"]);
+}
 
 Json messages_of(const nb::list& prompt) {
   Json messages = from_python(prompt, "prompt");
@@ -99,12 +67,74 @@ class ChatPrompts {
   std::string render(const Json& messages) const {
     return format_.prompt(with_system(normalized_messages(messages, "prompt"), data_.system));
   }
+  // The whole conversation, as training has it.
+  std::string conversation(const Json& messages) const {
+    return format_.conversation(with_system(normalized_messages(messages, "text"), data_.system))
+        .text;
+  }
   const ChatFormat& format() const { return format_; }
 
  private:
   const DataConfig data_;
   const ChatFormat format_;
 };
+
+void check_ids(const LoadedModel& loaded, const std::vector<int32_t>& ids) {
+  const int64_t vocab = loaded.model->config().vocab_size;
+  if (ids.empty()) throw InputError("prompt: expected token ids, got none");
+  for (const int32_t id : ids)
+    if (id < 0 || id >= vocab)
+      throw InputError(str("prompt: token id ", id, " is outside of the vocabulary of ", vocab));
+}
+
+// The tokens of a text, token ids, a whole conversation, or a rendered one.
+std::vector<int32_t> tokens_of(const SetModel& loaded, const Prompt& prompt) {
+  if (const auto* ids = std::get_if<std::vector<int32_t>>(&prompt)) return *ids;
+  if (const auto* text = std::get_if<std::string>(&prompt))
+    return loaded.tokenizer->encode(*text, SpecialTokens::kAdd);
+  const auto* messages = std::get_if<nb::list>(&prompt);
+  return loaded.tokenizer->encode(
+      messages != nullptr
+          ? ChatPrompts(loaded, nb::none(), nb::none()).conversation(messages_of(*messages))
+          : rendered_text(std::get<nb::dict>(prompt)),
+      SpecialTokens::kNone);
+}
+
+std::vector<Variable> logprobs(const LoadedModel& loaded,
+                               const std::vector<std::vector<int32_t>>& texts, double temperature) {
+  const int64_t context = loaded.model->config().context;
+  for (const std::vector<int32_t>& ids : texts) {
+    check_ids(loaded, ids);
+    if (const auto n = static_cast<int64_t>(ids.size()); n < 2 || n > context + 1)
+      throw InputError(str("logprobs: expected 2 to ", context + 1, " tokens, got ", n));
+  }
+  const std::vector<Tensor> values = token_logprobs(*loaded.model, texts, temperature);
+  return {values.begin(), values.end()};
+}
+
+// Writes the weights in memory; `merged`: those of the base, from its folder, with the adapter.
+void export_folder(const LoadedModel& loaded, const std::string& dir, const std::string& dtype,
+                   bool merged) {
+  const bool is_adapted = !loaded.base.path.empty();
+  if (merged && !is_adapted)
+    throw InputError(str("merged: ", loaded.checkpoint, " has no adapter; hint: omit it"));
+  NewFolder output(dir);
+  const std::string folder = output.create();
+  if (merged) {
+    const DType sum = dtype == "float64" ? DType::kF64 : DType::kF32;
+    const LoadedModel whole = load_model(loaded.checkpoint, sum, {}, loaded.base.path);
+    whole.model->set_adapters(loaded.model->adapters());
+    merge_adapters(*whole.model, stored_type(dtype));
+    export_model(*whole.model, *whole.tokenizer, folder, dtype, [] {});
+  } else if (is_adapted) {
+    save_adapter(*loaded.model, folder, loaded.base.path);
+    for (const auto& [file, content] : loaded.tokenizer->files())
+      write_file_durable(folder + "/" + file, content);
+  } else {
+    export_model(*loaded.model, *loaded.tokenizer, folder, dtype, [] {});
+  }
+  output.finish();
+}
 
 // Calls on_text(completion, text) with each piece of text, and lets Python handle signals.
 class Progress {
@@ -260,7 +290,7 @@ class PythonEngine {
         continue;
       }
       if (const auto* ids = std::get_if<std::vector<int32_t>>(&prompt)) {
-        check_ids(*ids);
+        check_ids(*loaded_, *ids);
         out.push_back({.prompt_tokens = *ids});
         continue;
       }
@@ -270,19 +300,11 @@ class PythonEngine {
         chat.emplace(*loaded_, variables, tools);
         add_end_of_turn(config, chat->format().end_of_turn(*loaded_->tokenizer));
       }
-      out.push_back({.prompt = conversation != nullptr
-                                   ? chat->render(messages)
-                                   : nb::cast<std::string>(std::get<nb::dict>(prompt)["rendered"]),
+      out.push_back({.prompt = conversation != nullptr ? chat->render(messages)
+                                                       : rendered_text(std::get<nb::dict>(prompt)),
                      .special = SpecialTokens::kNone});
     }
     return out;
-  }
-  void check_ids(const std::vector<int32_t>& ids) const {
-    const int64_t vocab = loaded_->model->config().vocab_size;
-    if (ids.empty()) throw InputError("prompt: expected token ids, got none");
-    for (const int32_t id : ids)
-      if (id < 0 || id >= vocab)
-        throw InputError(str("prompt: token id ", id, " is outside of the vocabulary of ", vocab));
   }
 
   const Handle loaded_;
@@ -349,7 +371,9 @@ void bind_model(nb::module_& m) {
           nb::sig("def config(self) -> dict[str, typing.Any]"), "The content of config.json.")
       .def(
           "encode",
-          [](const Handle& self, const std::string& text) { return tokens_of(*self, text); },
+          [](const Handle& self, const std::string& text) {
+            return self->tokenizer->encode(text, SpecialTokens::kAdd);
+          },
           nb::arg("text"), "Token ids of a text, as the model expects one to begin.")
       .def(
           "decode",
@@ -375,19 +399,19 @@ void bind_model(nb::module_& m) {
           nb::sig("def parameters(self) -> dict[str, Tensor]"),
           "The weights by name, as tensors that share their memory.")
       .def(
-          "logprobs",
-          [](const Handle& self, const std::variant<std::string, std::vector<int32_t>>& text,
-             double temperature) {
-            return without_gil([&] {
-              const auto* ids = std::get_if<std::vector<int32_t>>(&text);
-              return Variable(logprobs(
-                  *self, ids != nullptr ? *ids : tokens_of(*self, std::get<std::string>(text)),
-                  temperature));
-            });
+          "each_logprobs",
+          [](const Handle& self, const std::vector<Prompt>& texts, double temperature) {
+            std::vector<std::vector<int32_t>> all;
+            for (const Prompt& text : texts) all.push_back(tokens_of(*self, text));
+            return without_gil([&] { return logprobs(*self, all, temperature); });
           },
-          nb::arg("text"), nb::kw_only(), nb::arg("temperature") = 1.0,
-          "[T - 1]: log-probs of the tokens of a text, or of T token ids, each given those before "
-          "it. InputError for fewer than 2 or more than the context holds.");
+          nb::arg("texts"), nb::arg("temperature"), "Model.logprobs() of several texts.")
+      .def(
+          "export_folder",
+          [](const Handle& self, const std::string& dir, const std::string& dtype, bool merged) {
+            without_gil([&] { export_folder(*self, dir, dtype, merged); });
+          },
+          nb::arg("dir"), nb::arg("dtype"), nb::arg("merged"), "Model.export().");
   bind_engine(m);
 }
 

@@ -1,8 +1,12 @@
 // The extension module cohort._cohort: errors, the fork check, and the parts in order.
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 #include <pthread.h>
 
+#include "apps/commands.h"
 #include "core/device.h"
+#include "core/log.h"
+#include "core/text.h"
 #include "python/bindings/bindings.h"
 
 namespace cohort::python {
@@ -32,6 +36,33 @@ NB_MODULE(_cohort, m) {
   bind_raw(m);
   bind_model(m);
   bind_train(m);
+  m.def(
+      "run_command",
+      [](const std::vector<std::string>& program, const std::vector<nb::bytes>& arguments) {
+        std::vector<std::string> texts;
+        for (const nb::bytes& argument : arguments)
+          texts.emplace_back(argument.c_str(), argument.size());
+        logging::set_observer({});
+        logging::set_console_level(logging::Level::kInfo);
+        return without_gil([&] { return apps::run_command(program, texts); });
+      },
+      nb::arg("program"), nb::arg("arguments"), "`cohort ARGUMENT...`; the exit code.");
+  // Messages go to Python's logging. `call` is kept until the process ends.
+  m.def(
+      "set_log_function",
+      [](nb::callable call) {
+        logging::set_console_level(logging::Level::kNone);
+        logging::set_observer([function = new nb::callable(std::move(call))](
+                                  logging::Level level, const std::string& text) {
+          const nb::gil_scoped_acquire gil;
+          try {
+            (*function)(static_cast<int>(level), escape_controls(text));
+          } catch (nb::python_error& error) {
+            error.discard_as_unraisable("cohort's log");
+          }
+        });
+      },
+      nb::arg("call"));
   m.def("cuda_device_count", &cuda_device_count,
         "Number of CUDA devices that this build can use; 0 for a CPU build.");
   m.def(

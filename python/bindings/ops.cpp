@@ -79,6 +79,27 @@ Tensor indices(const Tensor& x) {
   return x.contiguous().to(DType::kI32);
 }
 
+// A table of terms of the scores: a constant in f64, numpy's default, becomes f32 for q of less.
+Variable table(const Variable& x, const Variable& q) {
+  const bool is_wide = x.defined() && x.value().dtype() == DType::kF64 && !x.requires_grad() &&
+                       q.value().dtype() != DType::kF64;
+  return is_wide ? Variable(x.value().to(DType::kF32)) : x;
+}
+
+// Checks the tile mask and the prefixes of sequences of one length, `length`.
+void check_masks(const AttentionDesc& desc, int64_t length) {
+  const int64_t tiles = ceil_div(length, kernels::kMaskTile);
+  if (desc.tiles.defined() && desc.tiles.rank() == 2 && desc.tiles.dim(0) != tiles)
+    throw InputError(str("flash_attention: tiles: a mask of ", desc.tiles.dim(0), " x ",
+                         desc.tiles.dim(0), " tiles for sequences of ", length,
+                         " tokens; hint: tile_mask() of visible [", tiles, ", ", tiles, "]"));
+  if (!desc.prefix_lm.defined() || !desc.prefix_lm.device().is_cpu()) return;
+  for (const int32_t prefix : desc.prefix_lm.to_vector<int32_t>())
+    if (prefix < 0 || prefix > length)
+      throw InputError(
+          str("flash_attention: prefix_lm: expected lengths from 0 to ", length, ", got ", prefix));
+}
+
 Variable flash_attention(const Variable& q, const Variable& k, const Variable& v,
                          const Tensor& offsets, const AttentionDesc& rules,
                          const AttentionTerms& terms) {
@@ -88,6 +109,7 @@ Variable flash_attention(const Variable& q, const Variable& k, const Variable& v
   COHORT_CHECK(
       queries.rank() == keys.rank() && (queries.numel() == 0 || queries.dim(0) == keys.dim(0)),
       "[flash_attention] expected one form of q and k, got ", queries.str(), " and ", keys.str());
+  if (!offsets.defined()) check_masks(rules, queries.dim(-3));
   const auto views = [](std::span<const Tensor> tensors) {
     return std::array{packed(tensors[0]), packed(tensors[1]), packed(tensors[2])};
   };
@@ -109,8 +131,9 @@ void bind_attention(nb::module_& m) {
                                  .prefix_lm = indices(prefix_lm.value()),
                                  .tiles = tiles.value(),
                                  .soft_cap = soft_cap,
-                                 .slopes = slopes.value()};
-        return flash_attention(q, k, v, indices(cu_seqlens.value()), desc, {bias, sinks});
+                                 .slopes = table(slopes, q).value()};
+        return flash_attention(q, k, v, indices(cu_seqlens.value()), desc,
+                               {table(bias, q), table(sinks, q)});
       },
       nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::kw_only(), nb::arg("causal") = true,
       nb::arg("window") = 0, nb::arg("window_right") = -1, nb::arg("soft_cap") = 0.0,
@@ -128,7 +151,8 @@ causal: a query sees no later key. window: the keys up to its own that it sees, 
 the later keys that it sees if not causal, -1: all. scale: 0 for 1 / sqrt(D). soft_cap: scores become
 cap tanh(score / cap). slopes: [H], ALiBi. bias: [H, 2 R + 1], by distance, differentiable. sinks: [H],
 logits of keys without values, differentiable. prefix_lm: [S], the length of the prefix that all queries of
-a sequence see. tiles: of tile_mask(). Error for other shapes, dtypes and combinations.)");
+a sequence see. tiles: of tile_mask(). Constants may be float64. Error for other shapes, dtypes and
+combinations.)");
   define(
       m, "tile_mask",
       +[](const Variable& visible) {
@@ -142,7 +166,7 @@ a sequence see. tiles: of tile_mask(). Error for other shapes, dtypes and combin
         return Variable(kernels::make_tile_mask(pairs, n, visible.value().device()));
       },
       nb::arg("visible"),
-      R"(Block-sparse masks for flash_attention: visible [N, N] uint8 is not 0 where the queries 128 i to
+      R"(Block-sparse masks for flash_attention: visible [N, N] uint8 or bool is not 0 where the queries 128 i to
 128 i + 127 of a sequence see the keys 128 j to 128 j + 127. -> int32 [N, ceil(N / 32)], on the same
 device.)");
 }

@@ -71,6 +71,7 @@ const Element& element_of(DType dtype) {
 }
 
 DType dtype_of_code(const nb::dlpack::dtype& code) {
+  if (code == nb::dlpack::dtype{6, 8, 1}) return DType::kU8;  // bool
   for (const Element& e : kElements)
     if (e.code == code) return e.dtype;
   constexpr const char* kKinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
@@ -107,7 +108,9 @@ Tensor view_of(const dltensor& t, std::function<void()> release) {
     shape.push_back(t.shape[i]);
     strides.push_back(t.strides == nullptr ? 0 : t.strides[i]);
     if (strides[i] < 0 && shape[i] > 1)
-      throw InputError("from_dlpack: negative strides are not supported; hint: copy the array");
+      throw InputError(
+          "from_dlpack: negative strides are not supported; hint: from_dlpack(x, copy=True) "
+          "of a numpy array, or copy the array");
   }
   if (t.strides == nullptr) strides = contiguous_strides(shape);
   return Tensor::borrow(static_cast<char*>(t.data) + t.byte_offset, std::move(release), shape,
@@ -292,7 +295,10 @@ void backward_of(const Variable& v, const std::optional<Array>& grad) {
 }
 
 Variable from_dlpack(const Array& x, bool copy) {
-  const Variable v = import_array(x, copy ? Access::kRead : Access::kWrite);
+  nb::object array = x;
+  if (copy && nb::hasattr(x, "__array_interface__"))  // numpy also copies from negative strides
+    array = nb::module_::import_("numpy").attr("asarray")(x, nb::arg("order") = "C");
+  const Variable v = import_array(array, copy ? Access::kRead : Access::kWrite);
   return copy ? without_gil([&] { return Variable(v.value().clone()); }) : v;
 }
 
@@ -373,8 +379,8 @@ nothing changes. InputError for an unknown one.)")
   m.def(
       "from_dlpack", &from_dlpack, nb::arg("x"), nb::kw_only(), nb::arg("copy") = false,
       R"(A Tensor that shares the memory of an array of numpy, torch, CuPy, JAX or another library with
-DLPack, or a copy. InputError for other dtypes than a Tensor's, negative strides, and read-only memory unless
-it is copied.)");
+DLPack, or a copy; uint8 for bool. InputError for other dtypes than a Tensor's, and for negative strides and
+read-only memory unless they are copied.)");
 }
 
 }  // namespace cohort::python

@@ -6,8 +6,10 @@
 #include <atomic>
 
 #include "core/log.h"
+#include "job/evaluation.h"
 #include "job/training.h"
 #include "python/bindings/bindings.h"
+#include "python/bindings/models.h"
 
 namespace cohort::python {
 namespace {
@@ -94,6 +96,35 @@ struct Training {
     out["after"] = result.after;
     return out;
   }
+  // The metrics of evaluate_model(), by default with the configuration of the model's run.
+  nb::object evaluate(const Handle& model) {
+    if (request.config.empty()) request.config = find_run_config(model->checkpoint).value_or("");
+    if (request.config.empty())
+      throw InputError(str("evaluate: ", model->checkpoint,
+                           " belongs to no run; hint: give a configuration with the data and the "
+                           "rewards"));
+    const Callbacks callbacks = callbacks_of(rewards, environments);
+    return to_python(without_gil([&] {
+      RunPlan plan = plan_of(request);
+      bind_callbacks(plan, callbacks);
+      prepare_programs(plan);
+      return evaluate_model(plan, *model, &stop).metrics;
+    }));
+  }
+  // Makes the run's directory for files that the caller writes there: the values of their keys.
+  std::string make_directory(const std::map<std::string, std::string>& files) {
+    const auto set = [&](const std::string& key, Json value) {
+      request.overrides.push_back(key + "=" + value.dump());
+    };
+    for (const auto& [key, file] : files) set(key, Json(Json::Array{file}));
+    const std::string wanted = plan_of(request).output_dir;
+    const std::string dir =
+        request.continues ? make_run_directory(wanted) : create_run_directory(wanted);
+    for (const auto& [key, file] : files) set(key, Json(Json::Array{dir + "/" + file}));
+    set("output_dir", dir);
+    request.continues = true;
+    return dir;
+  }
 };
 
 }  // namespace
@@ -116,6 +147,8 @@ void bind_train(nb::module_& m) {
           nb::kw_only(), nb::arg("config"), nb::arg("yaml"), nb::arg("resume"),
           nb::arg("continues"), nb::arg("overrides"), nb::arg("rewards"), nb::arg("environments"))
       .def("run", &Training::run, nb::arg("callback"))
+      .def("evaluate", &Training::evaluate, nb::arg("model"))
+      .def("make_directory", &Training::make_directory, nb::arg("files"))
       .def("stop", [](Training& self) { self.stop = true; });
 }
 

@@ -1,15 +1,17 @@
 """Trained models: `Model` loads one and generates texts, `Engine` samples rollouts as arrays."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index
-from typing import Any, SupportsIndex, Union
+from typing import Any, SupportsIndex, Union, overload
 
 from . import _cohort
 from ._background import Background
 from ._cohort import Tensor
+from .training import Config, evaluate
 
 __all__ = ["ChatPrompt", "Engine", "Model", "Prompt", "Rollouts"]
 
@@ -35,6 +37,10 @@ class Rollouts:
     stop_reasons: list[str]  # "stop_token", "stop_string", "length" or "context"
 
 
+def _is_id(item: Any) -> bool:
+    return isinstance(item, SupportsIndex) and not isinstance(item, Iterable)
+
+
 def _plain(prompt: Any) -> Any:
     """A prompt as Engine.rollout_arrays() takes it."""
     if isinstance(prompt, ChatPrompt):
@@ -43,7 +49,7 @@ def _plain(prompt: Any) -> Any:
         return prompt
     items: list[Any] = list(prompt.tolist() if hasattr(prompt, "tolist") else prompt) if isinstance(prompt, Iterable) else [None]
     if not isinstance(prompt, Mapping):
-        if all(isinstance(item, SupportsIndex) for item in items):
+        if all(map(_is_id, items)):
             return [index(item) for item in items]
         if all(isinstance(item, Mapping) for item in items):
             return [dict(item) for item in items]
@@ -103,7 +109,7 @@ class Engine(_cohort.Engine):
         return self.rollout_arrays(every, sampling.pop("num_generations"), *arguments, **sampling)
 
 
-_DTYPES = {"f32": "float32", "f64": "float64", "bf16": "bfloat16"}  # the names in configurations
+_DTYPES = {"f32": "float32", "f64": "float64", "bf16": "bfloat16", "f16": "float16"}  # the names in configurations
 
 
 class Model(_cohort.LoadedModel):
@@ -146,3 +152,32 @@ class Model(_cohort.LoadedModel):
                 return bool(is_open)
             self._engine._arrays([prompt], 1, seed, step, on_text, chat_template_kwargs, tools, **sampling)
         return Background().begin(run, stop=is_open.clear)
+
+    @overload
+    def logprobs(self, text: Prompt, *, temperature: float = 1.0) -> Tensor: ...
+    @overload
+    def logprobs(self, text: list[str] | list[list[int]] | list[list[dict[str, Any]]] | list[Prompt], *,
+                 temperature: float = 1.0) -> list[Tensor]: ...
+
+    def logprobs(self, text: Any, *, temperature: float = 1.0) -> Tensor | list[Tensor]:
+        """[T - 1]: log-probs of the T tokens of a text, token ids or a whole conversation, each given those before it. A list of
+        these for a list of texts, which are computed together, to the same bits. InputError for fewer than 2 tokens or more than
+        the context holds."""
+        items = None if isinstance(text, (str, Mapping)) or not isinstance(text, Iterable) else list(text)
+        if items is not None and not any(isinstance(item, Mapping) or _is_id(item) for item in items):
+            return self.each_logprobs([_plain(item) for item in items], temperature)
+        return self.each_logprobs([_plain(text if items is None else items)], temperature)[0]
+
+    def evaluate(self, config: Config | None = None, *, rewards: Mapping[str, Callable[..., Any]] | None = None,
+                 environments: Mapping[str, Callable[..., Any]] | None = None,
+                 overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The scores of `cohort eval`: pass@1 and others on held-out problems and sets, or "val_loss" on text, by name; None for
+        what cannot be measured. config: the one with the data and the rewards, by default that of the model's run; functions and
+        overrides as in train(). InputError if nothing is held out."""
+        return evaluate(self, config, rewards, environments, overrides)
+
+    def export(self, folder: str | os.PathLike[str], *, dtype: str | None = None, merged: bool = False) -> None:
+        """Writes the model as it is in memory into a new folder in Hugging Face's format; an adapter alone in PEFT's, unless
+        `merged`, which writes the whole model. dtype: as in Model(), or "float16"; by default that of the model."""
+        dtype = dtype or next(iter(self.parameters().values())).dtype
+        self.export_folder(os.fspath(folder), _DTYPES.get(dtype, dtype), merged)

@@ -7,9 +7,11 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any, Union
 
 from . import _cohort
@@ -99,6 +101,7 @@ class _Callbacks(Callback):
     def __init__(self, callbacks: Iterable[Callback], steps: Background, stop: Callable[[], None]) -> None:
         self._stage, self._step, self._completion, self._message = ([], [], [], [])  # type: ignore[var-annotated]
         self._stop = stop
+        self.stages: list[int] = []  # the step at which each stage began
         for callback in callbacks:
             if not isinstance(callback, Callback):
                 raise TypeError(f"callbacks: expected objects of classes derived from cohort.Callback, got {callback!r}")
@@ -109,6 +112,7 @@ class _Callbacks(Callback):
                 self._completion.append(steps.called(callback.on_completion))
 
     def on_stage(self, name: str, step: int, steps: int) -> None:
+        self.stages.append(step)
         for call in self._stage:
             call(name, step, steps)
 
@@ -136,39 +140,123 @@ class TrainResult:
     measure: str  # the held-out score, such as "pass@1 (countdown)"; "": nothing is held out
     before: float  # that score (minus the loss for texts) before the first step of the last stage and after its last; nan: not
     after: float  # measured
-    metrics: list[dict[str, Any]] = field(repr=False)  # of each step
+    metrics: list[dict[str, Any]] = field(repr=False)  # of each step, also of those before it was resumed
 
 
-def train_steps(config: Config | None = None, *, rewards: Mapping[str, Callable[..., Any]] | None = None,
+Data = Iterable[Mapping[str, Any]]
+
+
+def train_steps(config: Config | None = None, *, data: Data | None = None, eval_data: Data | None = None,
+                rewards: Mapping[str, Callable[..., Any]] | None = None,
                 environments: Mapping[str, Callable[..., Any]] | None = None,
                 callbacks: Iterable[Callback] = (), resume: str | os.PathLike[str] | None = None, continues: bool = False,
                 overrides: Mapping[str, Any] | None = None) -> Generator[dict[str, Any], None, TrainResult]:
     """train() as an iterator: yields the metrics of each step, without a progress bar. The next step starts when it is asked
     for. Closing it, also by leaving the loop, or an interrupt stops the run with a checkpoint of the step that was yielded last;
     a function that the run calls may close it too."""
-    return _steps(Background(waits=True), config, rewards, environments, callbacks, resume, continues, overrides)
+    steps = Background(waits=True)
+    training = _training(steps, config, rewards, environments, resume, continues, overrides)
+    return _steps(steps, training, callbacks, _tables(data, eval_data, resume))
 
 
-def _steps(steps: Background, config: Config | None, rewards: Mapping[str, Callable[..., Any]] | None,
-           environments: Mapping[str, Callable[..., Any]] | None, callbacks: Iterable[Callback],
-           resume: str | os.PathLike[str] | None, continues: bool, overrides: Mapping[str, Any] | None) -> Background:
+def _steps(steps: Background, training: _cohort.Training, callbacks: Iterable[Callback],
+           tables: dict[str, list[str]]) -> Background:
+    reporter = _Callbacks(callbacks, steps, training.stop)
+
+    def run(put: Callable[[dict[str, Any]], None]) -> Any:  # does not refer to `steps`, which end the run when they are dropped
+        reporter.put = put
+        with _written(training, tables):
+            result = training.run(reporter)
+        return TrainResult(**result, metrics=_earlier_metrics(result["dir"], reporter.stages))
+    return steps.begin(run, training.stop)
+
+
+def _training(steps: Background, config: Config | None, rewards: Mapping[str, Callable[..., Any]] | None,
+              environments: Mapping[str, Callable[..., Any]] | None, resume: str | os.PathLike[str] | None = None,
+              continues: bool = False, overrides: Mapping[str, Any] | None = None, needs_config: bool = True) -> _cohort.Training:
+    """The configuration with its functions, which are called as a part of `steps`."""
     is_file = isinstance(config, (str, os.PathLike))
+    if needs_config and (config is None) == (resume is None):
+        raise _cohort.InputError("train: expected a configuration (a file or a dictionary) or resume=RUN_DIR")
     run_function = steps.called(lambda function, *arguments, **keywords: function(*arguments, **keywords))
-    training = _cohort.Training(
-        config=os.fspath(config) if is_file else "config",  # type: ignore[arg-type]
+    return _cohort.Training(
+        config=os.fspath(config) if is_file else "" if config is None else "config",  # type: ignore[arg-type]
         yaml="" if is_file or config is None else dumps(_with_json_texts(config)),  # type: ignore[arg-type]
         resume="" if resume is None else os.fspath(resume), continues=continues,
         overrides=[f"{key}={value if isinstance(value, str) else dumps(value)}" for key, value in (overrides or {}).items()],
         rewards={name: _reward(name, function, run_function) for name, function in _named("rewards", rewards)},
         environments={name: steps.called(function) for name, function in _named("environments", environments)})
-    if (config is None) == (resume is None):
-        raise _cohort.InputError("train: expected a configuration (a file or a dictionary) or resume=RUN_DIR")
-    reporter = _Callbacks(callbacks, steps, training.stop)
 
-    def run(put: Callable[[dict[str, Any]], None]) -> Any:  # does not refer to `steps`, which end the run when they are dropped
-        reporter.put = put
-        return training.run(reporter)
-    return steps.begin(run, training.stop)
+
+def evaluate(model: _cohort.LoadedModel, config: Config | None, rewards: Mapping[str, Callable[..., Any]] | None,
+             environments: Mapping[str, Callable[..., Any]] | None, overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Model.evaluate()."""
+    steps = Background()
+    training = _training(steps, config, rewards, environments, overrides=overrides, needs_config=False)
+    try:
+        next(steps.begin(lambda put: training.evaluate(model), training.stop))
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    raise AssertionError("an evaluation yields nothing")
+
+
+def _tables(data: Data | None, eval_data: Data | None, resume: object) -> dict[str, list[str]]:
+    """The lines of data in memory, by the key of their file."""
+    out: dict[str, list[str]] = {}
+    for key, name, rows in (("data.jsonl.path", "data", data), ("data.jsonl.eval_path", "eval_data", eval_data)):
+        if rows is None:
+            continue
+        if resume is not None:
+            raise _cohort.InputError(f"train: {name}: the run that is resumed has its data; hint: omit {name}")
+        hint = "hint: an iterable of dictionaries, such as a list, a datasets.Dataset or frame.to_dict('records')"
+        if isinstance(rows, (str, bytes, Mapping)) or not isinstance(rows, Iterable):
+            raise _cohort.InputError(f"train: {name}: got {type(rows).__name__}; {hint}, or {key} for a file")
+        out[key] = []
+        for i, row in enumerate(rows):
+            if not isinstance(row, Mapping):
+                raise _cohort.InputError(f"train: {name}: row {i} is {str(row)[:60]!r}; {hint}")
+            try:
+                out[key].append(dumps(dict(row)) + "\n")
+            except (TypeError, ValueError) as error:
+                raise _cohort.InputError(f"train: {name}: row {i}: {error}") from None
+    return out
+
+
+@contextmanager
+def _written(training: _cohort.Training, tables: dict[str, list[str]]) -> Iterator[None]:
+    """Data in memory are files of the run's directory, which does not stay if the run cannot start."""
+    if not tables:
+        return (yield)
+    names = {key: "data.jsonl" if key == "data.jsonl.path" else "eval.jsonl" for key in tables}
+    folder = Path(training.make_directory(names))
+    is_new = not (folder / "config.yaml").exists()
+    try:
+        for key, lines in tables.items():
+            path, text = folder / names[key], "".join(lines)
+            if is_new:
+                path.write_text(text, encoding="utf-8")
+            elif not path.exists() or path.read_text(encoding="utf-8") != text:
+                raise _cohort.InputError(f"train: the run in {folder} has other data than {names[key][:-6]}; hint: its own data, or "
+                                         "another output_dir")
+        yield
+    finally:
+        if is_new and not (folder / "config.yaml").exists():
+            for name in [*names.values(), ".lock"]:
+                (folder / name).unlink(missing_ok=True)
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def _earlier_metrics(folder: str, stages: list[int]) -> list[dict[str, Any]]:
+    """What metrics.jsonl has of the steps before those of a call that began the last stages of the run at these steps."""
+    files = sorted(Path(folder).glob("*-*/metrics.jsonl"), key=lambda path: int(path.parent.name.split("-")[0])) or \
+        [path for path in [Path(folder, "metrics.jsonl")] if path.exists()]
+    out = []
+    for i, path in enumerate(files, start=len(stages) - len(files)):
+        for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+            if "step_time" in line and (i < 0 or (i == 0 and line["step"] <= stages[0])):
+                out.append({name: value for name, value in line.items() if name != "time"})
+    return out
 
 
 def _with_json_texts(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,14 +297,15 @@ def _reward(name: str, function: Callable[..., Any], run: Callable[..., Any]) ->
     return call
 
 
-def train(config: Config | None = None, *, progress: bool = True,
+def train(config: Config | None = None, *, data: Data | None = None, eval_data: Data | None = None, progress: bool = True,
           rewards: Mapping[str, Callable[..., Any]] | None = None, environments: Mapping[str, Callable[..., Any]] | None = None,
           callbacks: Iterable[Callback] = (), resume: str | os.PathLike[str] | None = None, continues: bool = False,
           overrides: Mapping[str, Any] | None = None) -> TrainResult:
     """Trains as `cohort train` does and returns when the run has ended.
 
     config: a YAML file, or a dictionary with its keys, which may hold paths and numbers of numpy; paths count from the current
-    directory.
+    directory. data, eval_data: problems in memory, dictionaries of an iterable such as a list or a datasets.Dataset, in place of
+    the files of data.jsonl.path and eval_path; they are written into the run's directory.
     rewards: {name: function}, for rewards of these names in the configuration: function(completions, **fields) gets lists of equal
     length, as a TRL reward does (`prompts`, `answers`, `messages` and every field of the data), and returns as many numbers; None
     where it does not apply. environments: {name: function(requests)}, for `environment: {name: ...}`, in the protocol of
@@ -227,13 +316,15 @@ def train(config: Config | None = None, *, progress: bool = True,
     InputError for what is wrong with the configuration, Error for a run that fails, and what a function raises. KeyboardInterrupt
     is raised after a checkpoint has been saved: train(resume=...) continues from there.
     """
-    steps = _steps(Background(), config, rewards, environments, [*callbacks, *([Progress()] if progress else [])], resume,
-                   continues, overrides)
+    background = Background()
+    training = _training(background, config, rewards, environments, resume, continues, overrides)
+    steps = _steps(background, training, [*callbacks, *([Progress()] if progress else [])], _tables(data, eval_data, resume))
     metrics = []
     try:
         while True:
             metrics.append(next(steps))
     except StopIteration as end:
-        return TrainResult(**end.value, metrics=metrics)
+        end.value.metrics.extend(metrics)
+        return end.value  # type: ignore[no-any-return]
     finally:
         steps.close()

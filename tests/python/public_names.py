@@ -1,4 +1,5 @@
 """Every public name as typed code uses it. test_typing.py checks this file with mypy --strict; it is never executed."""
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,7 +63,12 @@ def models(path: str) -> list[str]:
     engine.release_cache()
     weights: dict[str, cohort.Tensor] = model.parameters()
     config: dict[str, Any] = model.config
-    print(weights, config, model.logprobs(text, temperature=0.5), rollouts.tokens, rollouts.loss_mask, rollouts.logprobs,
+    logprobs: cohort.Tensor = model.logprobs(text, temperature=0.5)
+    each: list[cohort.Tensor] = model.logprobs([text, text]) + model.logprobs([[1, 2]]) + model.logprobs([conversation])
+    scores: dict[str, Any] = model.evaluate({"steps": 1}, rewards={"length": length_reward}, environments={}, overrides={"eval.size": 5})
+    model.export(pathlib.Path("out"), dtype="bf16", merged=False)
+    cohort.set_log_level("warning")
+    print(weights, config, logprobs, each, scores, rollouts.tokens, rollouts.loss_mask, rollouts.logprobs,
           rollouts.sampling_logprobs, rollouts.entropies, rollouts.lengths, rollouts.prompt_lengths)
     return rollouts.texts + rollouts.stop_reasons
 
@@ -87,7 +93,8 @@ def length_reward(completions: list[str], **fields: Any) -> list[float | None]:
 
 def runs(config: dict[str, Any]) -> float:
     try:
-        result: cohort.TrainResult = cohort.train(config, rewards={"length": length_reward}, progress=False, callbacks=[Stops()])
+        result: cohort.TrainResult = cohort.train(config, data=[{"prompt": "a"}], rewards={"length": length_reward},
+                                                  progress=False, callbacks=[Stops()])
         for metrics in cohort.train_steps(resume=result.dir, callbacks=[cohort.Progress()], overrides={"steps": 5}):
             print(metrics["loss"], result.metrics[0], result.measure, result.finished)
     except cohort.InputError as error:

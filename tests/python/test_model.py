@@ -203,3 +203,74 @@ def test_dtypes_have_the_names_of_configurations_too(model):
     assert cohort.Model(model.folder, device="cpu", dtype="f64").parameters()["lm_head.weight"].dtype == "float64"
     with pytest.raises(cohort.InputError, match="float32 or float64 on a CPU"):
         cohort.Model(model.folder, device="cpu", dtype="bf16")
+
+
+def test_logprobs_of_many_texts_are_those_of_each(model, chat_run):
+    texts = ["1+1=2", model.encode("12+7=19"), "9+9=", np.array(model.encode("3+40=43"))]
+    alone = [model.logprobs(text, temperature=0.5) for text in texts]
+    assert [len(x) for x in alone] == [len(model.encode(text)) - 1 if isinstance(text, str) else len(text) - 1 for text in texts]
+    together = model.logprobs(texts, temperature=0.5)
+    assert all(a.numpy().tobytes() == b.numpy().tobytes() for a, b in zip(alone, together, strict=True))
+    assert model.logprobs([]) == []
+    for wrong in ([5], [[1, 10**6]], [["1+1="]], [None], None, {"role": "user"}):
+        with pytest.raises(cohort.InputError):
+            model.logprobs(wrong)
+    chat = cohort.Model(chat_run, device="cpu")
+    conversation = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+    whole = chat.chat_prompt(conversation[:1]) + "2<|end|>"
+    ids = [token for piece in whole.split("<|end|>")[:-1] for token in [*chat.encode(piece), 257]]
+    assert chat.logprobs(conversation).tolist() == chat.logprobs(ids).tolist()
+    assert chat.logprobs([conversation, ids])[0].tolist() == chat.logprobs(ids).tolist()
+
+
+def test_a_model_is_evaluated_in_memory(small, tmp_path):
+    config = small("sft", steps=40, batch_size=16, eval={"size": 40, "every": 0})
+    result = cohort.train(config, progress=False)
+    other = cohort.Model(result.dir, device="cpu")
+    scores = other.evaluate()
+    assert scores["pass@1"] == result.after and scores["held_out"] == 40 and scores["correct"] == "task >= 1"
+    assert 0 < scores["val_loss"] < 2 and other.evaluate(overrides={"eval.size": 10})["held_out"] == 10
+    judged = []
+
+    def mine(completions, answers, **fields):
+        judged.extend(completions)
+        return [1.0] * len(completions)
+    by_function = config | {"rewards": [{"name": "mine"}], "eval": {"size": 40, "correct": {"reward": "mine"}}}
+    assert other.evaluate(by_function, rewards={"mine": mine})["pass@1"] == 1 and len(judged) == 40
+    other.parameters()["lm_head.weight"].numpy()[:] = 0
+    # The weights in memory, not those in the folder.
+    assert other.evaluate()["val_loss"] == pytest.approx(np.log(other.config["vocab_size"]), rel=1e-6)
+    other.export(tmp_path / "exported")
+    with pytest.raises(cohort.InputError, match="belongs to no run; hint: give a configuration"):
+        cohort.Model(str(tmp_path / "exported"), device="cpu").evaluate()
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    with pytest.raises(cohort.InputError, match="nothing is held out"):
+        other.evaluate(config | {"data": {"jsonl": {"path": rows}, "held_out_fraction": 0}})
+
+
+def test_a_model_is_exported_as_it_is_in_memory(model, small, tmp_path):
+    other = cohort.Model(model.folder, device="cpu")
+    other.parameters()["lm_head.weight"].numpy()[0] = 7
+    other.export(tmp_path / "whole")
+    again = cohort.Model(str(tmp_path / "whole"), device="cpu")
+    for name, value in other.parameters().items():
+        np.testing.assert_array_equal(value.numpy(), again.parameters()[name].numpy())
+    options = {"temperature": 0, "max_completion_length": 6}
+    assert again.generate("1+1=", **options) == other.generate("1+1=", **options)
+    with pytest.raises(cohort.InputError, match="whole"):
+        other.export(tmp_path / "whole")
+    with pytest.raises(cohort.InputError, match="merged: .* has no adapter"):
+        other.export(tmp_path / "merged", merged=True)
+    other.export(tmp_path / "half", dtype="bf16")
+    assert (tmp_path / "half/model.safetensors").stat().st_size < 0.6 * (tmp_path / "whole/model.safetensors").stat().st_size
+    adapted = cohort.Model(cohort.train(small("sft", init_from=str(tmp_path / "whole"), lora={"rank": 2}, learning_rate=0.1),
+                                        progress=False).dir, device="cpu")
+    adapted.export(tmp_path / "adapter")
+    assert (tmp_path / "adapter/adapter_model.safetensors").exists()
+    adapted.export(tmp_path / "merged", merged=True)
+    expected = adapted.logprobs("12+7=19").numpy()
+    for folder, base in (("adapter", str(tmp_path / "whole")), ("merged", "")):
+        found = cohort.Model(str(tmp_path / folder), device="cpu", base=base)
+        np.testing.assert_allclose(found.logprobs("12+7=19").numpy(), expected, atol=1e-5)
+    assert np.abs(expected - again.logprobs("12+7=19").numpy()).max() > 1e-3

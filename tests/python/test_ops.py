@@ -102,6 +102,27 @@ def test_attention_forms_agree():
     assert np.array_equal(batch, ops.flash_attention(wide[:, :, 0], heads_first, strided).numpy())
 
 
+def test_tables_may_have_numpys_dtypes():
+    q, k, v = (x.astype(np.float32) for x in qkv(2, 200))
+    slopes, bias, sinks = np.full(4, 0.25), np.linspace(-1, 1, 4 * 9).reshape(4, 9), np.linspace(-1, 1, 4)
+    for name, table in (("slopes", slopes), ("bias", bias), ("sinks", sinks)):
+        expected = ops.flash_attention(q, k, v, **{name: table.astype(np.float32)})
+        np.testing.assert_array_equal(ops.flash_attention(q, k, v, **{name: table}).numpy(), expected.numpy())
+    tiles = np.array([[1, 0], [1, 1]])
+    as_bool, as_bytes = (ops.flash_attention(q, k, v, tiles=ops.tile_mask(tiles.astype(t))) for t in (bool, np.uint8))
+    np.testing.assert_array_equal(as_bool.numpy(), as_bytes.numpy())
+
+
+def test_masks_of_other_lengths_are_refused():
+    q, k, v = qkv(2, 200)
+    for n in (1, 3):
+        with pytest.raises(cohort.InputError, match=r"sequences of 200 tokens; hint: tile_mask\(\) of visible \[2, 2\]"):
+            ops.flash_attention(q, k, v, tiles=ops.tile_mask(np.ones((n, n), np.uint8)))
+    for prefix in ([0, 201], [-1, 5]):
+        with pytest.raises(cohort.InputError, match="prefix_lm: expected lengths from 0 to 200, got (201|-1)"):
+            ops.flash_attention(q, k, v, prefix_lm=np.array(prefix))
+
+
 def test_attention_refuses_what_does_not_fit():
     q, k, v = qkv(2, 4)
     for bad in [(q[0], k, v), (q, k[:1], v[:1]), (q[..., :4], k, v), (q[0, 0], k, v), (q, k, v[..., :4]),

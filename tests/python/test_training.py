@@ -1,7 +1,9 @@
 """cohort.train(): the runs of the command line tool, with functions of Python."""
 import asyncio
+import copy
 import itertools
 import json
+import logging
 import os
 import pathlib
 import signal
@@ -84,7 +86,10 @@ def test_callbacks_stop_and_a_resume_gives_the_same_weights(small, tmp_path):
     with pytest.raises(cohort.InputError, match="mine"):
         cohort.train(resume=parts.dir, progress=False)
     resumed = cohort.train(resume=parts.dir, rewards={"mine": reward}, progress=False)  # noqa: F821
-    assert resumed.finished and [m["step"] for m in resumed.metrics] == [3, 4]
+    assert resumed.finished and [m["step"] for m in resumed.metrics] == [1, 2, 3, 4]
+    assert resumed.metrics[1]["loss"] == parts.metrics[1]["loss"] and resumed.metrics[0].keys() == resumed.metrics[3].keys()
+    assert [m["step"] for m in cohort.train(resume=parts.dir, rewards={"mine": reward},  # noqa: F821
+                                            progress=False).metrics] == [1, 2, 3, 4]
     assert weights(resumed.dir) == weights(whole.dir)
 
 
@@ -183,7 +188,7 @@ def test_exceptions_of_functions_are_raised_and_keep_the_checkpoint(small):
     with pytest.raises(ZeroDivisionError, match="from the reward"):
         cohort.train(config, rewards={"mine": failing}, callbacks=[recorder], progress=False)
     resumed = cohort.train(resume=config["output_dir"], rewards={"mine": reward}, progress=False)  # noqa: F821
-    assert resumed.metrics[0]["step"] == 3
+    assert resumed.metrics[2]["step"] == 3
 
     class Failing(cohort.Callback):
         def on_step(self, metrics):
@@ -335,3 +340,71 @@ def test_stories_learn_by_a_function(shared_data, tmp_path, capsys):
     theirs = cohort.train(config, progress=False, overrides=options | {
         "rewards": [program], "eval.correct.reward": "command", "output_dir": str(tmp_path / "b")})
     assert weights(ours.dir) == weights(theirs.dir) and len(weights(ours.dir)) == 2
+
+
+ROWS = [{"question": f"{a}+{b}=", "answer": str(a + b)} for a in range(8) for b in range(8)]
+COLUMNS = {"data": {"jsonl": {"prompt": "{question}", "answer": "{answer}", "solution": "{answer}"}}}
+
+
+def test_data_in_memory_are_files_of_the_run(small, tmp_path):
+    config = small("sft", batch_size=8, **COLUMNS)
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    by_file = copy.deepcopy(config) | {"output_dir": str(tmp_path / "file")}
+    by_file["data"]["jsonl"]["path"] = str(file)
+    expected = cohort.train(by_file, progress=False)
+    result = cohort.train(config, data=iter(ROWS), progress=False, callbacks=[Recorder(stop_at=2)])
+    assert not result.finished and (pathlib.Path(result.dir) / "data.jsonl").read_text() == file.read_text()
+    with pytest.raises(cohort.InputError, match="has its data; hint: omit data"):
+        cohort.train(resume=result.dir, data=ROWS, progress=False)
+    with pytest.raises(cohort.InputError, match="has other data than data"):
+        cohort.train(config, data=ROWS[:-1], continues=True, progress=False)
+    resumed = cohort.train(config, data=ROWS, continues=True, progress=False)
+    assert resumed.dir == result.dir and resumed.finished and weights(resumed.dir) == weights(expected.dir)
+    other = list(cohort.train_steps(config, data=ROWS, eval_data=[np_row(row) for row in ROWS[:9]]))
+    assert len(other) == 4 and pathlib.Path(f"{result.dir}-2/eval.jsonl").read_text().count("\n") == 9
+
+
+def np_row(row):
+    return {name: np.str_(value) for name, value in row.items()} | {"level": np.int64(3)}
+
+
+def test_wrong_data_in_memory_leave_no_run(small, tmp_path):
+    config = small("sft", batch_size=8, **COLUMNS)
+    for rows, text in (("rows.jsonl", "data: got str; hint: an iterable of dictionaries"), (7, "got int"), ({"a": [1]}, "got dict"),
+                       (["a row"], "row 0 is 'a row'"), ([{"question": object()}], "row 0: expected a text, a number"),
+                       ([{"answer": "no question"}], "question"), ([{"question": "\ud800"}], "row 0: .*surrogates"), ([], "no ")):
+        with pytest.raises(cohort.InputError, match=text):
+            cohort.train(config, data=rows, progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_messages_go_to_pythons_logging(small, caplog, capfd):
+    with caplog.at_level(logging.INFO, logger="cohort"):
+        cohort.train(small("sft"), progress=False)
+    assert any(record.name == "cohort" and record.levelno == logging.INFO for record in caplog.records)
+    capfd.readouterr()
+    code = "import cohort, sys; cohort.set_log_level(sys.argv[1]); cohort.train(eval(sys.argv[2]), progress=False)"
+    for level, is_shown in (("info", True), ("error", False)):
+        subprocess.run([sys.executable, "-c", code, level, repr(small("sft"))], check=True)
+        out, err = capfd.readouterr()
+        assert out == "" and bool(err) == is_shown, err
+    for wrong in ("loud", None):
+        with pytest.raises(cohort.InputError, match="hint: debug, info, warning or error"):
+            cohort.set_log_level(wrong)
+
+
+def test_the_package_has_the_command_line(small, tmp_path):
+    import shutil
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps(small("sft")))
+    script = shutil.which("cohort", path=os.path.dirname(sys.executable))
+    for command in ([sys.executable, "-m", "cohort"], [script]):
+        def run(*arguments, command=command):
+            return subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=tmp_path)
+        assert run("--version").stdout.startswith(f"cohort {cohort.__version__} (with")
+        trained = run("train", "config.yaml", "steps=3")
+        assert trained.returncode == 0 and "run directory" in trained.stdout, trained.stderr
+        wrong = run("train", "missing.yaml")
+        assert wrong.returncode == 2 and "cohort: " in wrong.stderr and "missing.yaml" in wrong.stderr
+    assert sorted(path.name for path in tmp_path.glob("run*")) == ["run", "run-2"]
