@@ -154,7 +154,8 @@ void load_problems(const StageSetup& setup, ModelStart& start) {
     if (const std::string* sum = start.state.set_fingerprints.find_text(set.name);
         sum != nullptr && set.fingerprint.empty())
       set.fingerprint = *sum;
-  start.correct = correctness_of(config.eval.correct, config.rewards, data.task);
+  start.correct = correctness_of(config.eval.correct, config.rewards, data.task,
+                                 data.held_out_set->size() > 0 || !eval.sets.empty());
   start.sets = load_eval_sets({eval, config, config.rewards, start.correct}, data,
                               start.learner->model().config().context);
   start.state.set_fingerprints = {};

@@ -235,7 +235,9 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
   bool scores = config.batch.trainer == TrainerType::kGrpo;
   std::unique_ptr<Environment> environment;
   if (config.batch.trainer != TrainerType::kPretrain) {
-    const Correctness correct = correctness_of(config.eval.correct, config.rewards, data.task);
+    const Correctness correct =
+        correctness_of(config.eval.correct, config.rewards, data.task,
+                       data.held_out_set->size() > 0 || !config.eval.sets.empty());
     load_eval_sets({config.eval, config, config.rewards, correct}, data, start.config.context);
     scores |= correct.command != nullptr;
     environment = environment_of(config.environment, config.data, *data.tokenizer);

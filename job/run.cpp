@@ -194,7 +194,7 @@ void check_stages(const RunPlan& plan) {
     parse_device(stage.device, "device");
     if (stage.batch.trainer != TrainerType::kPretrain)
       correctness_of(stage.eval.correct, stage.rewards,
-                     stage.data.task.empty() ? nullptr : &find_task(stage.data.task));
+                     stage.data.task.empty() ? nullptr : &find_task(stage.data.task), false);
   }
 }
 

@@ -3,7 +3,7 @@
 # stubs, tests/python and the notebooks there.
 #
 #   scripts/python_test.sh [ARGUMENT...]   arguments for pytest; WHEEL="--cuda --python PYTHON": those of scripts/wheel.sh;
-#                                          PACKAGES="torch jax cupy-cuda13x": packages whose tests are skipped otherwise
+#                                          PACKAGES="torch jax cupy-cuda13x basedpyright": packages whose tests are skipped otherwise
 #
 # All files are in build/python*, so that the next build compiles only what has changed.
 set -euo pipefail

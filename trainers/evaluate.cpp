@@ -328,7 +328,8 @@ EvalConfig EvalConfig::options_of(const EvalSetConfig& set) const {
 }
 
 Correctness correctness_of(const CorrectConfig& config, const std::vector<RewardConfig>& rewards,
-                           const Task* task) {
+                           const Task* task, bool judges) {
+  if (!judges && config.reward.empty() && rewards.size() > 1) return {};
   RewardConfig chosen;
   std::string name;
   if (config.reward.empty() && task != nullptr) {

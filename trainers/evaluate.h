@@ -125,9 +125,10 @@ struct Correctness {
 };
 // The criterion of `config`; if it names no reward, the task's checker for generated problems, else
 // the only reward, else (without rewards) an exact match with the answer. Throws InputError if
-// there are several rewards and no name, or if no reward has the name.
+// there are several rewards and no name, or if no reward has the name. `judges`: false if nothing
+// is held out, where several rewards without a name give an empty criterion.
 Correctness correctness_of(const CorrectConfig& config, const std::vector<RewardConfig>& rewards,
-                           const Task* task);
+                           const Task* task, bool judges = true);
 
 struct ProblemResult {
   std::string prompt, answer, completion;

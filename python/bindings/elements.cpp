@@ -210,6 +210,8 @@ differentiation is copied unless they are contiguous.)")
           },
           nb::sig("def __iter__(self) -> collections.abc.Iterator[Tensor]"))
       .def("__bool__", [](const Variable& v) { return nb::cast<double>(item(v)) != 0; })
+      .def("__float__", [](const Variable& v) { return nb::cast<double>(item(v)); })
+      .def("__int__", [](const Variable& v) { return nb::int_(item(v)); })
       .def("item", &item, nb::sig("def item(self) -> typing.Any"),
            "The only element as a number. InputError for several.")
       .def(

@@ -387,6 +387,9 @@ void bind_model(nb::module_& m) {
             return ChatPrompts(*self, variables, tools).render(messages_of(messages));
           },
           nb::arg("messages"), nb::arg("chat_template_kwargs").none(), nb::arg("tools").none(),
+          nb::sig(
+              "def chat_text(self, messages: list[dict[str, typing.Any]], chat_template_kwargs: "
+              "typing.Any, tools: typing.Any) -> str"),
           "The text of Model.chat_prompt().")
       .def(
           "parameters",

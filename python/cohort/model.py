@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index
@@ -35,6 +36,17 @@ class Rollouts:
     prompt_lengths: Tensor  # [N] int64
     texts: list[str]  # the completions
     stop_reasons: list[str]  # "stop_token", "stop_string", "length" or "context"
+
+
+@contextmanager
+def _typed(message: str) -> Iterator[None]:
+    """InputError in place of the signatures that the extension module lists for arguments of other types."""
+    try:
+        yield
+    except TypeError as error:
+        if "incompatible function arguments" not in str(error):
+            raise
+        raise _cohort.InputError(f"{message}, got {str(error).rpartition('Invoked with types: ')[2]}") from None
 
 
 def _is_id(item: Any) -> bool:
@@ -85,8 +97,9 @@ class Engine(_cohort.Engine):
 
     def __init__(self, model: _cohort.LoadedModel, *, max_concurrent: int = 0, memory_fraction: float = 0.5,
                  max_cache_tokens: int = 0) -> None:
-        super().__init__(model, max_concurrent=max_concurrent, memory_fraction=memory_fraction,
-                         max_cache_tokens=max_cache_tokens)
+        with _typed("Engine: expected a cohort.Model and numbers"):
+            super().__init__(model, max_concurrent=max_concurrent, memory_fraction=memory_fraction,
+                             max_cache_tokens=max_cache_tokens)
 
     def rollouts(self, prompts: str | Sequence[Prompt], num_generations: int = 1, *, seed: int = 0, step: int = 0,
                  chat_template_kwargs: Mapping[str, Any] | None = None, tools: Sequence[Mapping[str, Any]] | None = None,
@@ -106,7 +119,8 @@ class Engine(_cohort.Engine):
     def _arrays(self, prompts: Sequence[Prompt], count: int, *arguments: Any, **sampling: Any) -> dict[str, Any]:
         sampling = _translated({"num_generations": count} | sampling)
         every = [_plain(prompt) for prompt in prompts]
-        return self.rollout_arrays(every, sampling.pop("num_generations"), *arguments, **sampling)
+        with _typed("rollouts: num_generations, seed and step are whole numbers from 0"):
+            return self.rollout_arrays(every, sampling.pop("num_generations"), *arguments, **sampling)
 
 
 _DTYPES = {"f32": "float32", "f64": "float64", "bf16": "bfloat16", "f16": "float16"}  # the names in configurations
@@ -165,8 +179,8 @@ class Model(_cohort.LoadedModel):
         the context holds."""
         items = None if isinstance(text, (str, Mapping)) or not isinstance(text, Iterable) else list(text)
         if items is not None and not any(isinstance(item, Mapping) or _is_id(item) for item in items):
-            return self.each_logprobs([_plain(item) for item in items], temperature)
-        return self.each_logprobs([_plain(text if items is None else items)], temperature)[0]
+            return self.each_logprobs([_plain(item) for item in items], float(temperature))
+        return self.each_logprobs([_plain(text if items is None else items)], float(temperature))[0]
 
     def evaluate(self, config: Config | None = None, *, rewards: Mapping[str, Callable[..., Any]] | None = None,
                  environments: Mapping[str, Callable[..., Any]] | None = None,

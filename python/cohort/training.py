@@ -182,7 +182,7 @@ def _training(steps: Background, config: Config | None, rewards: Mapping[str, Ca
     return _cohort.Training(
         config=os.fspath(config) if is_file else "" if config is None else "config",  # type: ignore[arg-type]
         yaml="" if is_file or config is None else dumps(_with_json_texts(config)),  # type: ignore[arg-type]
-        resume="" if resume is None else os.fspath(resume), continues=continues,
+        resume="" if resume is None else os.fspath(resume), continues=bool(continues),
         overrides=[f"{key}={value if isinstance(value, str) else dumps(value)}" for key, value in (overrides or {}).items()],
         rewards={name: _reward(name, function, run_function) for name, function in _named("rewards", rewards)},
         environments={name: steps.called(function) for name, function in _named("environments", environments)})

@@ -24,7 +24,7 @@ def tensors(x: Array, t: cohort.Tensor) -> Array:
     rows: list[cohort.Tensor] = list(t)
     sums: cohort.Tensor = -t + 1 - 2.5 * row / t * np.float32(3) / rows[len(t) - 1]
     reflected: cohort.Tensor = 1 / t
-    exported: Array = np.from_dlpack(t) + np.asarray(t) + np.exp(t.numpy())
+    exported: npt.NDArray[Any] = np.from_dlpack(t) + np.asarray(t) + np.exp(t.numpy())
     value: float = sums.item() + reflected.tolist()[0]
     cohort.synchronize("cpu")
     print(shared, shape, texts, grad, value, cohort.cuda_device_count(), cohort.__version__, bool(t[0]))

@@ -274,3 +274,16 @@ def test_a_model_is_exported_as_it_is_in_memory(model, small, tmp_path):
         found = cohort.Model(str(tmp_path / folder), device="cpu", base=base)
         np.testing.assert_allclose(found.logprobs("12+7=19").numpy(), expected, atol=1e-5)
     assert np.abs(expected - again.logprobs("12+7=19").numpy()).max() > 1e-3
+
+
+def test_arguments_of_other_types_are_named(model):
+    engine = cohort.Engine(model)
+    for call in (lambda: engine.rollouts(PROMPTS, seed=-1), lambda: engine.rollouts(PROMPTS, "2"),
+                 lambda: model.generate("1+1=", step=1.5)):
+        with pytest.raises(cohort.InputError, match="num_generations, seed and step are whole numbers from 0, got"):
+            call()
+    for call in (lambda: cohort.Engine("folder"), lambda: cohort.Engine(model, max_concurrent="2")):
+        with pytest.raises(cohort.InputError, match="Engine: expected a cohort.Model and numbers, got"):
+            call()
+    with pytest.raises(cohort.InputError, match="memory_fraction"):
+        cohort.Engine(model, memory_fraction="all")

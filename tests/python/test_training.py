@@ -369,6 +369,15 @@ def np_row(row):
     return {name: np.str_(value) for name, value in row.items()} | {"level": np.int64(3)}
 
 
+def test_the_first_rows_of_data_train_without_a_criterion(small):
+    config = small("grpo", rewards=[{"name": "mine"}, {"name": "size"}], **COLUMNS)
+    rewards = {"mine": reward, "size": lambda completions, **fields: [float(len(c)) for c in completions]}  # noqa: F821
+    result = cohort.train(config, data=ROWS[:20], rewards=rewards, progress=False)
+    assert result.finished and result.measure == ""
+    with pytest.raises(cohort.InputError, match=r"eval.correct.reward: there are 2 rewards \(mine, size\)"):
+        cohort.train(config, data=ROWS[:20], eval_data=ROWS[20:25], rewards=rewards, progress=False)
+
+
 def test_wrong_data_in_memory_leave_no_run(small, tmp_path):
     config = small("sft", batch_size=8, **COLUMNS)
     for rows, text in (("rows.jsonl", "data: got str; hint: an iterable of dictionaries"), (7, "got int"), ({"a": [1]}, "got dict"),

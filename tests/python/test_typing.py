@@ -1,8 +1,11 @@
 """What type checkers, editors and inspect see: stubs with every name, signatures, docstrings."""
 import ast
 import inspect
+import json
 import pathlib
 import re
+import subprocess
+import sys
 
 import cohort
 import pytest
@@ -20,6 +23,17 @@ def test_mypy_strict_passes_on_every_public_name(tmp_path):
     assert not unused
     output, errors, status = mypy.run(["--strict", "--no-error-summary", "--cache-dir", str(tmp_path), str(path)])
     assert status == 0, output + errors
+
+
+def test_pyright_passes_on_every_public_name(tmp_path):
+    pyright = pathlib.Path(sys.executable).with_name("basedpyright")
+    if not pyright.exists():
+        pytest.skip("basedpyright is not installed")
+    config = {"include": [str(pathlib.Path(__file__).with_name("public_names.py"))], "typeCheckingMode": "standard",
+              "pythonVersion": "3.10"}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(config))
+    done = subprocess.run([pyright, "-p", tmp_path, "--pythonpath", sys.executable], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_stub_of_ops_has_the_functions_of_the_module():
