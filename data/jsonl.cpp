@@ -530,6 +530,12 @@ JsonlSplits load_jsonl(const JsonlConfig& config) {
   }
   for (const std::string& path : config.eval_path)
     add_files(*reader, text_files(path), 0, 1, *train, *held_out);
+  constexpr int64_t kFew = 50;  // a tenth of fewer measures nothing
+  if (fraction > 0 && !config.held_out_fraction && train->size() + held_out->size() < kFew) {
+    JsonlConfig all = config;
+    all.held_out_fraction = 0;
+    return load_jsonl(all);
+  }
   const bool lacks_train = !config.path.empty() && train->size() == 0 && fraction != 1;
   if (lacks_train || (held_out->size() == 0 && fraction != 0))
     throw InputError(str(config.path.at(0), ": no example in the ",

@@ -307,15 +307,16 @@ std::pair<int, int> dlpack_device(const Variable& v) {
   return {device.is_cpu() ? kCpu : kCuda, device.index};
 }
 
+// nanobind writes numpy.ndarray[] as NDArray into the stub.
 void bind_exchange(nb::class_<Variable>& tensor) {
   tensor
       .def(
-          "numpy", &to_numpy, nb::sig("def numpy(self) -> numpy.typing.NDArray[typing.Any]"),
+          "numpy", &to_numpy, nb::sig("def numpy(self) -> numpy.ndarray[][typing.Any]"),
           R"(A numpy array that shares the memory of a CPU tensor; a copy of tensors on other devices and, as
 float32, of bfloat16.)")
       .def("__array__", &as_array, nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none(),
            nb::sig("def __array__(self, dtype: typing.Any = None, copy: bool | None = None) -> "
-                   "numpy.typing.NDArray[typing.Any]"),
+                   "numpy.ndarray[][typing.Any]"),
            "numpy.asarray(): the array of numpy().")
       .def("__dlpack_device__", &dlpack_device)
       .def(

@@ -266,18 +266,24 @@ TEST_F(Jsonl, FractionsOf0And1PutEverythingIntoOneSplit) {
 
 TEST_F(Jsonl, AFileOfItsOwnIsHeldOutAsAWholeAndTheOtherIsForTraining) {
   std::string text;
-  for (int i = 0; i < 40; ++i) text += str("{\"prompt\": \"", i, "\", \"answer\": \"a\"}\n");
+  for (int i = 0; i < 49; ++i) text += str("{\"prompt\": \"", i, "\", \"answer\": \"a\"}\n");
   JsonlConfig c = config(text);
   c.held_out_fraction.reset();
-  EXPECT_LT(load_jsonl(c).train->size(), 40);
+  EXPECT_EQ(load_jsonl(c).train->size(), 49);
+  EXPECT_EQ(load_jsonl(c).held_out->size(), 0);
+  c.held_out_fraction = 0.1;
+  EXPECT_LT(load_jsonl(c).train->size(), 49);
+  c.held_out_fraction.reset();
+  test::write_file(c.path[0], text + "{\"prompt\": \"49\", \"answer\": \"a\"}\n");
+  EXPECT_LT(load_jsonl(c).train->size(), 50);
   c.eval_path = {dir_.path("test.jsonl")};
   c.prompt = "{prompt}?";
   c.limit = 30;
   test::write_file(c.eval_path[0], text + "{\"prompt\": \"x\", \"answer\": \"y\"}\n");
   EXPECT_EQ(load_jsonl(c).train->size(), 30);
   const auto held_out = load_jsonl(c).held_out;
-  ASSERT_EQ(held_out->size(), 41);
-  EXPECT_EQ(held_out->get(40).prompt, "x?");
+  ASSERT_EQ(held_out->size(), 50);
+  EXPECT_EQ(held_out->get(49).prompt, "x?");
   test::write_file(c.eval_path[0], "{\"promt\": \"x\"}\n");
   EXPECT_THROW_WITH(load_jsonl(c), InputError, "test.jsonl:1: no field 'prompt'");
 }
