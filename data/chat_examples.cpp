@@ -28,6 +28,15 @@ ChatFormat chat_format(const DataConfig& data, const Tokenizer& tokenizer) {
   return ChatFormat(tokenizer, std::move(variables));
 }
 
+Json with_system(Json messages, const std::string& system) {
+  const Json::Array& all = messages.as_array();
+  const auto is_system = [](const Json& message) { return has_role(message, "system"); };
+  if (system.empty() || std::ranges::any_of(all, is_system)) return messages;
+  Json::Array out{make_message("system", system)};
+  out.insert(out.end(), all.begin(), all.end());
+  return out;
+}
+
 ChatRenderer::ChatRenderer(const DataConfig& data, const Tokenizer& tokenizer, Purpose purpose)
     : tokenizer_(tokenizer),
       format_(chat_format(data, tokenizer)),
@@ -35,23 +44,14 @@ ChatRenderer::ChatRenderer(const DataConfig& data, const Tokenizer& tokenizer, P
       purpose_(purpose) {}
 
 void ChatRenderer::render(Example& example) const {
-  Json::Array messages;
-  if (example.messages.is_null()) {
-    messages.push_back(make_message("user", example.prompt));
-    messages.push_back(make_message("assistant", example.solution));
-  } else {
-    messages = example.messages.as_array();
-  }
-  if (!system_.empty()) {
-    const bool has_system = std::any_of(messages.begin(), messages.end(), [](const Json& message) {
-      return has_role(message, "system");
-    });
-    if (has_system)
-      has_own_system_ = true;
-    else
-      messages.insert(messages.begin(), make_message("system", system_));
-    if (!has_system && example.completion_begin > 0) ++example.completion_begin;
-  }
+  const Json given = example.messages.is_null()
+                         ? Json::Array{make_message("user", example.prompt),
+                                       make_message("assistant", example.solution)}
+                         : example.messages;
+  Json::Array messages = with_system(given, system_).as_array();
+  const bool has_more = messages.size() > given.as_array().size();
+  if (!has_more && !system_.empty()) has_own_system_ = true;
+  if (has_more && example.completion_begin > 0) ++example.completion_begin;
   // The model is to generate the completion, or the final message of the assistant.
   if (purpose_ == Purpose::kAsk && example.completion_begin > 0)
     messages.resize(example.completion_begin);

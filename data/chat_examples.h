@@ -13,6 +13,9 @@ namespace cohort {
 // The chat format of a model, with data.chat_template_kwargs and data.tools.
 ChatFormat chat_format(const DataConfig& data, const Tokenizer& tokenizer);
 
+// A conversation with a system message in front, unless it has one or `system` is empty.
+Json with_system(Json messages, const std::string& system);
+
 class ChatRenderer {
  public:
   // kTeach: whole conversations. kAsk: without the completion or a final message of the assistant.

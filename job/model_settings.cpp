@@ -49,13 +49,4 @@ ModelSettings model_settings(const LoadedModel& loaded, const std::optional<std:
   return out;
 }
 
-Json with_system(Json messages, const std::string& system) {
-  const Json::Array& all = messages.as_array();
-  const auto is_system = [](const Json& message) { return has_role(message, "system"); };
-  if (system.empty() || std::ranges::any_of(all, is_system)) return messages;
-  Json::Array out{make_message("system", system)};
-  out.insert(out.end(), all.begin(), all.end());
-  return out;
-}
-
 }  // namespace cohort

@@ -25,7 +25,4 @@ struct ModelSettings {
 ModelSettings model_settings(const LoadedModel& loaded, const std::optional<std::string>& config,
                              SamplingConfig sampling, const std::set<std::string>& given = {});
 
-// A conversation with a system message in front, unless it has one or `system` is empty.
-Json with_system(Json messages, const std::string& system);
-
 }  // namespace cohort
