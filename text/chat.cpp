@@ -23,6 +23,17 @@ Json first_messages(const Json& messages, size_t end) {
   return Json::Array(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(end));
 }
 
+// Throws InputError with the roles of messages that lack one: `missing`, and why it is needed.
+[[noreturn]] void fail_roles(const Json& messages, const char* missing) {
+  std::vector<std::string> roles;
+  for (const Json& message : messages.as_array())
+    if (const std::string* role = message.find_text("role");
+        role != nullptr && std::ranges::find(roles, *role) == roles.end())
+      roles.push_back(*role);
+  throw InputError(str("no message has the role ", missing, "; the roles are ", join(roles, ", "),
+                       "; hint: user and assistant"));
+}
+
 // Placeholders of contents. They are alphanumeric, so that filters of templates leave them as they
 // are.
 constexpr const char *kQuestionPlaceholder = "q7question7q", *kTurnPlaceholder = "q7turn7q",
@@ -295,6 +306,15 @@ ChatTemplate::Rendered ChatFormat::render(const Json& messages, Prompt prompt) c
 }
 
 std::string ChatFormat::prompt(const Json& messages) const {
+  const Json::Array& all = messages.as_array();
+  const auto is_unknown = [](const Json& message) {
+    constexpr const char* kRoles[] = {"system", "developer", "user", "assistant", "tool"};
+    return std::ranges::none_of(kRoles, [&](auto* role) { return has_role(message, role); });
+  };
+  // Many templates write any role, which the model may not know.
+  if (std::ranges::any_of(all, is_unknown) &&
+      std::ranges::none_of(all, [](const Json& m) { return has_role(m, "user"); }))
+    fail_roles(messages, "user");
   return render(messages, Prompt::kYes).text;
 }
 
@@ -321,15 +341,7 @@ ChatFormat::Conversation ChatFormat::conversation(const Json& messages, size_t f
                            "blocks, or conversations of one turn"));
     out.assistant.emplace_back(before.size(), after.size());
   }
-  if (out.assistant.empty()) {
-    std::vector<std::string> roles;
-    for (const Json& message : all)
-      if (const std::string& role = message.at("role").as_string();
-          std::ranges::find(roles, role) == roles.end())
-        roles.push_back(role);
-    throw InputError(str("no message has the role assistant: there is nothing to train on; the ",
-                         "roles are ", join(roles, ", "), "; hint: user and assistant"));
-  }
+  if (out.assistant.empty()) fail_roles(messages, "assistant: there is nothing to train on");
   return out;
 }
 

@@ -125,13 +125,30 @@ TEST_F(ChatData, BadConversationsAreNamed) {
   c.data.jsonl.messages = "messages";
   EXPECT_THROW_WITH(load_dataset(c, chat_tokenizer(kTurns)), InputError,
                     "lines.jsonl:1: messages:");
-  c = config(TrainerType::kSft, R"({"messages": [{"role": "human", "content": "q"}, )"
-                                R"({"role": "gpt", "content": "a"}]})");
-  c.data.jsonl.messages = "messages";
-  EXPECT_THROW_WITH(load_dataset(c, chat_tokenizer(kTurns)).train->get(0), InputError,
-                    "the roles are human, gpt; hint: user and assistant");
+  for (const TrainerType trainer : {TrainerType::kSft, TrainerType::kGrpo}) {
+    c = config(trainer, R"({"messages": [{"role": "human", "content": "q"}, )"
+                        R"({"role": "gpt", "content": "a"}]})");
+    c.data.jsonl.messages = "messages";
+    EXPECT_THROW_WITH(load_dataset(c, chat_tokenizer(kTurns)).train->get(0), InputError,
+                      "the roles are human, gpt; hint: user and assistant");
+  }
   c.data.jsonl.messages = "turns";
   EXPECT_THROW_WITH(load_dataset(c, chat_tokenizer(kTurns)), InputError, "no field 'turns'");
+  c.data.jsonl.messages = "messages";
+  for (const auto& [roles, error] : {std::pair{std::vector{"system", "human"},
+                                               "no message has the role user; the roles are "
+                                               "system, human; hint: user and assistant"},
+                                     {std::vector{"critic", "user"}, ""},
+                                     {std::vector{"developer"}, ""}}) {
+    Json messages = Json::Array{};
+    for (const char* role : roles) messages.push_back(make_message(role, "q"));
+    write_file(c.data.jsonl.path[0], Json().set("messages", messages).dump() + "\n");
+    const auto render = [&] { load_dataset(c, chat_tokenizer(kTurns)).train->get(0); };
+    if (*error == 0)
+      EXPECT_NO_THROW(render());
+    else
+      EXPECT_THROW_WITH(render(), InputError, error);
+  }
 }
 
 // Shows the variables `tools` and `mood`.
