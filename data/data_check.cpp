@@ -63,11 +63,10 @@ struct ContextFit {
 // Checks problems against a model's context, and truncates or skips those that are too long.
 class ContextCheck {
  public:
-  ContextCheck(const DataSections& config, const Dataset& data, int64_t context,
-               ContextLimit limit = ContextLimit::kMayGrow)
+  ContextCheck(const DataSections& config, const Dataset& data, int64_t context, ContextLimit limit)
       : config_(config),
         task_(data.task),
-        larger_(limit == ContextLimit::kMayGrow ? "a larger model.context or " : ""),
+        limit_(limit),
         fit_{config.batch.trainer, *data.tokenizer, data.chat, context,
              config.max_completion_length} {}
 
@@ -104,11 +103,11 @@ class ContextCheck {
     const bool error = config_.data.too_long == TooLong::kError;
     if (error || train_.kept < std::min<int64_t>(1, train_.seen) ||
         held_out_.kept < std::min<int64_t>(1, held_out_.seen))
-      throw InputError(str(longest_, "; ", counts,
-                           " are too long, this is the longest; hint: ", larger_,
-                           !error             ? "shorter problems"
-                           : task_ != nullptr ? "smaller data.task_sizes"
-                                              : "data.too_long: skip or truncate"));
+      throw InputError(
+          str(longest_, "; ", counts, " are too long, this is the longest",
+              context_hint(limit_, !error             ? "shorter problems"
+                                   : task_ != nullptr ? "smaller data.task_sizes"
+                                                      : "data.too_long: skip or truncate")));
     out.too_long = str(config_.data.too_long == TooLong::kSkip ? "skipped " : "truncated ", counts,
                        "; the longest: ", longest_);
     return out;
@@ -141,7 +140,7 @@ class ContextCheck {
                           counts_text(&Part::long_prompts, &Part::kept), " leave fewer than ",
                           length, " tokens in the context of ", fit_.context,
                           ", the longest leaves ", fit_.context - lengths_.longest_prompt,
-                          "; hint: ", larger_, "shorter prompts"));
+                          context_hint(limit_, "shorter prompts")));
     if (train_.long_solutions + held_out_.long_solutions > 0)
       notes.push_back(
           str("max_completion_length: the solutions of ",
@@ -186,8 +185,8 @@ class ContextCheck {
       measure_tokens(example, out);
       if (out.prompt >= fit_.context)
         throw InputError(str("the truncated prompt still has ", out.prompt,
-                             " tokens, the model's context is ", fit_.context, "; hint: ", larger_,
-                             "data.too_long: skip"));
+                             " tokens, the model's context is ", fit_.context,
+                             context_hint(limit_, "data.too_long: skip")));
     } catch (const InputError& e) {
       throw InputError(str(location(example, index, part), ": ", e.what()));
     }
@@ -268,7 +267,7 @@ class ContextCheck {
 
   const DataSections& config_;
   const Task* task_;
-  const std::string larger_;  // advice on the context; empty: the model has no larger one
+  const ContextLimit limit_;
   const ContextFit fit_;
   Part train_{.kind = "training"}, held_out_{.kind = "held-out"};
   DataLengths lengths_;
@@ -361,10 +360,17 @@ DataLengths check_data(const DataSections& config, Dataset& data, int64_t contex
   return lengths;
 }
 
-DataLengths check_held_out(const DataSections& config, Dataset& data, int64_t context) {
-  ContextCheck check(config, data, context);
+DataLengths check_held_out(const DataSections& config, Dataset& data, int64_t context,
+                           ContextLimit limit) {
+  ContextCheck check(config, data, context, limit);
   keep_held_out(config, data, check);
   return check.lengths();
+}
+
+std::string context_hint(ContextLimit limit, const std::string& otherwise) {
+  return limit == ContextLimit::kMayGrow
+             ? "; hint: a larger model.context or " + otherwise
+             : str("; hint: ", otherwise, "; the model has no larger context");
 }
 
 std::string held_out_leak(const Dataset& data, const std::vector<DataSections>& earlier) {

@@ -24,12 +24,17 @@ struct DataLengths {
 // smallest hashes are kept. Throws InputError naming the first example that is empty, has a
 // character without a token or no target tokens; the longest that is too long; the text if it is
 // shorter than a window; or the key that holds everything out.
-// `limit`: what messages advise about the context.
-enum class ContextLimit { kMayGrow, kWholeModel };
+// `limit`: what messages advise about the context. kWholeModel: the model has no larger one.
+enum class ContextLimit : uint8_t { kMayGrow, kWholeModel };
 DataLengths check_data(const DataSections& config, Dataset& data, int64_t context,
                        ContextLimit limit = ContextLimit::kMayGrow);
 // Checks only the held-out problems, for evaluation without training.
-DataLengths check_held_out(const DataSections& config, Dataset& data, int64_t context);
+DataLengths check_held_out(const DataSections& config, Dataset& data, int64_t context,
+                           ContextLimit limit = ContextLimit::kMayGrow);
+
+// The hint of a message about a sequence that is too long: a larger context, where there may be
+// one, or `otherwise`.
+std::string context_hint(ContextLimit limit, const std::string& otherwise);
 
 // Counts the held-out problems of `data` that are trained on, by its stage or by an earlier one,
 // and names the first of them; empty: none. Problems are identified by their ExampleId. Earlier

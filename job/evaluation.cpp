@@ -39,13 +39,15 @@ ModelScores evaluate_model(const RunPlan& plan, const LoadedModel& loaded,
     return out;
   }
   const Correctness correct = correctness_of(config.eval.correct, config.rewards, data.task);
+  const int64_t context = model.config().context;
+  const ContextLimit limit = model.config().context_limit();
   const std::vector<EvalSet> sets =
-      load_eval_sets({config.eval, config, config.rewards, correct}, data, model.config().context);
+      load_eval_sets({config.eval, config, config.rewards, correct}, data, context, limit);
   if (data.held_out_set->size() == 0)
     throw InputError(
         "nothing is held out to evaluate on; hint: data.jsonl.eval_path=FILE, or "
         "data.held_out_fraction=1 for all of data.jsonl.path");
-  log_data_usage(config, data, check_held_out(config, data, model.config().context));
+  log_data_usage(config, data, check_held_out(config, data, context, limit));
   if (config.data.jsonl.eval_path.empty()) {  // other files are compared by check and train
     const std::string leak = held_out_leak(data, {plan.stages.begin(), plan.stages.end() - 1});
     if (!leak.empty()) logging::warn(leak);

@@ -109,10 +109,10 @@ void load_data(const StageSetup& setup, ModelStart& start, LoadedModel& loaded) 
     loaded.model = new_model(setup, model);
   }
   const int64_t context = loaded.model->config().context;
-  const DataLengths lengths =
-      check_data(config, start.data, context, context_limit(config, loaded.model->config()));
+  const ContextLimit limit = context_limit(config, loaded.model->config());
+  const DataLengths lengths = check_data(config, start.data, context, limit);
   check_sampling(config.sampling, config.batch.trainer, *start.data.tokenizer,
-                 lengths.shortest_prompt, context);
+                 lengths.shortest_prompt, context, limit);
   if (!setup.is_main()) return;
   log_data_usage(config, start.data, lengths);
   if (start.state.finished) return;
@@ -156,8 +156,9 @@ void load_problems(const StageSetup& setup, ModelStart& start) {
       set.fingerprint = *sum;
   start.correct = correctness_of(config.eval.correct, config.rewards, data.task,
                                  data.held_out_set->size() > 0 || !eval.sets.empty());
-  start.sets = load_eval_sets({eval, config, config.rewards, start.correct}, data,
-                              start.learner->model().config().context);
+  const ModelConfig& model = start.learner->model().config();
+  start.sets = load_eval_sets({eval, config, config.rewards, start.correct}, data, model.context,
+                              context_limit(config, model));
   start.state.set_fingerprints = {};
   for (const EvalSet& set : start.sets) {
     start.state.set_fingerprints.set(set.name, set.fingerprint);

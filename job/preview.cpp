@@ -232,26 +232,27 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
     start.config.resolve();
   }
   start.config.check_device(device_named(config.device, "device"));
+  const ContextLimit limit = context_limit(config, start.config);
   bool scores = config.batch.trainer == TrainerType::kGrpo;
   std::unique_ptr<Environment> environment;
   if (config.batch.trainer != TrainerType::kPretrain) {
     const Correctness correct =
         correctness_of(config.eval.correct, config.rewards, data.task,
                        data.held_out_set->size() > 0 || !config.eval.sets.empty());
-    load_eval_sets({config.eval, config, config.rewards, correct}, data, start.config.context);
+    load_eval_sets({config.eval, config, config.rewards, correct}, data, start.config.context,
+                   limit);
     scores |= correct.command != nullptr;
     environment = environment_of(config.environment, config.data, *data.tokenizer);
   }
   if (scores) RewardSet(config.rewards, data.task);
   StagePreview out{.model = start.config,
-                   .lengths = check_data(config, data, start.config.context,
-                                         context_limit(config, start.config))};
+                   .lengths = check_data(config, data, start.config.context, limit)};
   check_start(config, out);
   check_stops(config, data, out);
   check_template(config, data, out);
   out.rate_warning = rate_warning(config, start.config);
   check_sampling(config.sampling, config.batch.trainer, *data.tokenizer,
-                 out.lengths.shortest_prompt, start.config.context);
+                 out.lengths.shortest_prompt, start.config.context, limit);
   const bool is_text = config.batch.trainer == TrainerType::kPretrain;
   out.held_out_size = is_text ? 0 : data.held_out_set->size();
   out.held_out = is_text ? data.held_out_text.size() : static_cast<int64_t>(data.held_out.size());
@@ -270,9 +271,7 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
 }  // namespace
 
 ContextLimit context_limit(const TrainConfig& config, const ModelConfig& model) {
-  return !config.init_from.empty() && !model.may_extend() && model.context >= model.position_rows
-             ? ContextLimit::kWholeModel
-             : ContextLimit::kMayGrow;
+  return config.init_from.empty() ? ContextLimit::kMayGrow : model.context_limit();
 }
 
 std::string rate_warning(const TrainConfig& config, const ModelConfig& model) {

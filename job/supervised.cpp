@@ -1,5 +1,6 @@
 // Pretraining and supervised fine-tuning: the next-token loss over packed sequences.
 #include "core/log.h"
+#include "job/preview.h"
 #include "job/stage.h"
 #include "trainers/across_ranks.h"
 
@@ -60,8 +61,10 @@ StageEnd train_supervised(Stage& stage) {
     }
     reduce_in_place(stage.comm(), {&targets, &tokens});
     if (targets == 0)
-      throw InputError(str("step ", stage.step() + 1, ": none of its ", config.batch.batch_size,
-                           " sequences has a target token; hint: a larger model.context"));
+      throw InputError(
+          str("step ", stage.step() + 1, ": none of its ", config.batch.batch_size,
+              " sequences has a target token",
+              context_hint(context_limit(config, stage.model().config()), "shorter prompts")));
     const ForwardOptions options{
         .mode = Mode::kTrain, .seed = static_cast<uint64_t>(config.seed), .step = stage.step()};
 

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/sizes.h"
+#include "data/data_check.h"
 #include "kernels/attention/attention.h"
 #include "nn/families/family.h"
 
@@ -92,6 +93,11 @@ double ExposbConfig::gain(int64_t position, int64_t channel, int64_t head_dim) c
   const double offset = (static_cast<double>(channel) / dim - channel_center) / channel_width;
   return (1 + position_gain * std::exp(-static_cast<double>(position) / position_decay)) *
          (channel_base + channel_gain * std::exp(-offset * offset / 2));
+}
+
+ContextLimit ModelConfig::context_limit() const {
+  return may_extend() || context < position_rows ? ContextLimit::kMayGrow
+                                                 : ContextLimit::kWholeModel;
 }
 
 void ModelConfig::resolve() {

@@ -13,6 +13,7 @@
 
 namespace cohort {
 
+enum class ContextLimit : uint8_t;  // data/data_check.h
 enum class NormType { kRms, kLayer };
 // Schemes of positions (nn/positions.h).
 enum class PositionType { kRope, kLearned, kSinusoidal, kAlibi, kT5, kExposb, kNone };
@@ -148,6 +149,8 @@ struct ModelConfig {
   bool may_extend() const {
     return position != PositionType::kRope && position != PositionType::kLearned;
   }
+  // Says whether messages may advise a larger context, of a model that is trained.
+  ContextLimit context_limit() const;
 
   void visit(ConfigVisitor& v) {
     v.field("path", path,

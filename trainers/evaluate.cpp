@@ -283,7 +283,8 @@ DataConfig set_data(const DataConfig& run, const EvalSetConfig& set) {
   return out;
 }
 
-EvalSet load_eval_set(const EvalSetSource& source, size_t index, Dataset& data, int64_t context) {
+EvalSet load_eval_set(const EvalSetSource& source, size_t index, Dataset& data, int64_t context,
+                      ContextLimit limit) {
   const EvalSetConfig& set = source.eval.sets[index];
   const DataConfig own = set_data(source.data.data, set);
   BatchConfig batch = source.data.batch;
@@ -297,7 +298,7 @@ EvalSet load_eval_set(const EvalSetSource& source, size_t index, Dataset& data, 
                               .fingerprint_key = str("eval.sets.", index, ".fingerprint")};
   Dataset loaded = load_dataset(sections, std::move(data.tokenizer), DataParts::kHeldOut);
   EvalSet out{.name = set.name, .eval = eval, .correct = source.correct};
-  out.too_long = check_held_out(sections, loaded, context).too_long;
+  out.too_long = check_held_out(sections, loaded, context, limit).too_long;
   out.problems = std::move(loaded.held_out);
   out.fingerprint = loaded.fingerprint;
   data.tokenizer = std::move(loaded.tokenizer);
@@ -389,11 +390,13 @@ double failed_count(const Metrics& metrics) {
   return metrics.find("eval/failed").value_or(0) + metrics.find("eval/sampled_failed").value_or(0);
 }
 
-std::vector<EvalSet> load_eval_sets(const EvalSetSource& source, Dataset& data, int64_t context) {
+std::vector<EvalSet> load_eval_sets(const EvalSetSource& source, Dataset& data, int64_t context,
+                                    ContextLimit limit) {
   std::vector<EvalSet> out;
   for (const EvalSetConfig& set : source.eval.sets) {
     const std::string key = str("eval.sets[", out.size(), "]");
-    naming(key + ".path", [&] { out.push_back(load_eval_set(source, out.size(), data, context)); });
+    naming(key + ".path",
+           [&] { out.push_back(load_eval_set(source, out.size(), data, context, limit)); });
     naming(key, [&] {
       if (!set.correct.reward.empty())
         out.back().correct = correctness_of(set.correct, source.rewards, data.task);

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "data/dataset.h"
+#include "data/data_check.h"
 #include "rl/engine/engine.h"
 #include "rl/engine/rollout.h"
 #include "rl/evaluate.h"
@@ -200,7 +200,8 @@ struct EvalSetSource {
 };
 // Loads the sets for a model of this context, with the tokenizer of the run's data. Throws
 // InputError naming the set's key, as in "eval.sets[0].path".
-std::vector<EvalSet> load_eval_sets(const EvalSetSource& source, Dataset& data, int64_t context);
+std::vector<EvalSet> load_eval_sets(const EvalSetSource& source, Dataset& data, int64_t context,
+                                    ContextLimit limit);
 // Scores of one set, without a loss. Its random numbers are addressed by its name, so that they do
 // not depend on the other sets. `run` is the evaluation of the held-out part.
 ProblemScores evaluate_set(const EvalSet& set, const ProblemEvaluation& run, Communicator& comm);

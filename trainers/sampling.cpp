@@ -99,15 +99,15 @@ void add_end_of_turn(SamplingConfig& sampling, const ChatFormat::EndOfTurn& end)
 }
 
 void check_sampling(const SamplingConfig& sampling, TrainerType trainer, const Tokenizer& tokenizer,
-                    int64_t shortest_prompt, int64_t context) {
+                    int64_t shortest_prompt, int64_t context, ContextLimit limit) {
   if (trainer == TrainerType::kPretrain) return;
   check_sampling_tokens(sampling, tokenizer, tokenizer.vocab_size());
-  const int64_t length = sampling.max_completion_length, limit = context - shortest_prompt;
-  if (trainer == TrainerType::kGrpo && length > limit)
-    throw InputError(
-        str("max_completion_length: ", length, " tokens fit after no prompt: the shortest has ",
-            shortest_prompt, ", the model's context is ", context,
-            "; hint: max_completion_length=", limit, " at most, or a larger model.context"));
+  const int64_t length = sampling.max_completion_length, longest = context - shortest_prompt;
+  if (trainer == TrainerType::kGrpo && length > longest)
+    throw InputError(str("max_completion_length: ", length,
+                         " tokens fit after no prompt: the shortest has ", shortest_prompt,
+                         ", the model's context is ", context,
+                         context_hint(limit, str("max_completion_length=", longest, " at most"))));
 }
 
 }  // namespace cohort

@@ -4,7 +4,7 @@
 #include <set>
 #include <string>
 
-#include "data/data_config.h"
+#include "data/data_check.h"
 #include "rl/engine/rollout.h"
 #include "text/chat.h"
 
@@ -28,6 +28,6 @@ SamplingConfig recommended_sampling(SamplingConfig sampling, const std::set<std:
 // Throws InputError if the configuration is impossible for problems whose shortest prompt has
 // `shortest_prompt` tokens, under a model of this context. Text (pretrain) has no problems.
 void check_sampling(const SamplingConfig& sampling, TrainerType trainer, const Tokenizer& tokenizer,
-                    int64_t shortest_prompt, int64_t context);
+                    int64_t shortest_prompt, int64_t context, ContextLimit limit);
 
 }  // namespace cohort

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "data/data_check.h"
 #include "text/chat.h"
 #include "text/utf8.h"
 
@@ -177,16 +178,16 @@ std::vector<Trajectory> Sampler::start(std::span<const Example> prompts, int64_t
     if (length == 0)
       throw InputError(
           str("prompt ", index, " is empty; a completion needs at least one token to follow"));
-    if (static_cast<int64_t>(length) >= limit)
-      throw InputError(str(
-          "prompt ", index, " has ", length, " tokens, the model's context is ",
-          engine_.model().config().context,
-          limit < engine_.model().config().context
-              ? str(" and ", config_.max_total_length > 0 ? "max_length" : "max_sequence_length",
-                    " is ", limit)
-              : "",
-          ", which leaves no token for a completion; hint: a larger model.context "
-          "or shorter prompts"));
+    if (static_cast<int64_t>(length) >= limit) {
+      const ModelConfig& model = engine_.model().config();
+      const char* key = config_.max_total_length > 0 ? "max_length" : "max_sequence_length";
+      throw InputError(
+          str("prompt ", index, " has ", length, " tokens, the model's context is ", model.context,
+              limit < model.context ? str(" and ", key, " is ", limit) : "",
+              ", which leaves no token for a completion",
+              limit < model.context ? str("; hint: a larger ", key, " or shorter prompts")
+                                    : context_hint(model.context_limit(), "shorter prompts")));
+    }
     trajectory.loss_mask.assign(length, 0);
     for (auto* values :
          {&trajectory.logprobs, &trajectory.sampling_logprobs, &trajectory.entropies})

@@ -342,7 +342,11 @@ TEST_F(Commands, EvalTakesAWholeFile) {
   const std::string file = dir_.path("test.jsonl"), eval_path = "data.jsonl.eval_path=" + file;
   write_file(file, lines + "{\"prompt\": \"77777777777777777=\", \"answer\": \"7\"}\n");
   expect_bad_input(run_cohort({"eval", run_, eval_path, "eval.size=0"}),
-                   {"test.jsonl:41: ", "1 of 41 held-out problems are too long"});
+                   {"test.jsonl:41: ", "1 of 41 held-out problems are too long",
+                    "; the model has no larger context"});
+  expect_bad_input(run_cohort({"generate", run_, std::string(17, '7')}),
+                   {"prompt 0 has 17 tokens, the model's context is 16",
+                    "; hint: shorter prompts; the model has no larger context"});
   const Output all = eval({eval_path, "eval.size=0", "data.too_long=skip"});
   EXPECT_NE(all.err.find("data.too_long: skipped 1 of 41 held-out problems"), all.err.npos)
       << all.err;

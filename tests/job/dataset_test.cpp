@@ -46,11 +46,12 @@ class Datasets : public testing::Test {
   // Loads and checks against a context of 8 tokens with the tokenizer of another run.
   static void check(const TrainConfig& config) { loaded(config); }
   // Also returns the checked data.
-  static std::pair<Dataset, DataLengths> loaded(const TrainConfig& config) {
+  static std::pair<Dataset, DataLengths> loaded(const TrainConfig& config,
+                                                ContextLimit limit = ContextLimit::kMayGrow) {
     Dataset data = load_dataset(config, make_char_tokenizer("0123456789+="));
-    DataLengths lengths = check_data(config, data, 8);
+    DataLengths lengths = check_data(config, data, 8, limit);
     check_sampling(config.sampling, config.batch.trainer, *data.tokenizer, lengths.shortest_prompt,
-                   8);
+                   8, limit);
     return {std::move(data), std::move(lengths)};
   }
   // 20 sums that fit into 8 tokens, and lines 21 to 23, which do not; a file of two to evaluate on.
@@ -159,12 +160,17 @@ TEST_F(Datasets, NoContextIsAdvisedThatTheModelDoesNotHave) {
   TrainConfig config = too_long(TrainerType::kGrpo, TooLong::kError);
   Dataset data = load_dataset(config, nullptr);
   EXPECT_THROW_WITH(check_data(config, data, 8, ContextLimit::kWholeModel), InputError,
-                    "this is the longest; hint: data.too_long: skip or truncate");
+                    "this is the longest; hint: data.too_long: skip or truncate; the model has no "
+                    "larger context");
+  EXPECT_THROW_WITH(check_held_out(config, data, 8, ContextLimit::kWholeModel), InputError,
+                    "; the model has no larger context");
   config = jsonl(TrainerType::kGrpo, sums());
   config.sampling.max_completion_length = 64;
   data = load_dataset(config, nullptr);
   const std::string note = check_data(config, data, 8, ContextLimit::kWholeModel).notes.at(0);
-  EXPECT_TRUE(note.ends_with("; hint: shorter prompts")) << note;
+  EXPECT_TRUE(note.ends_with("; hint: shorter prompts; the model has no larger context")) << note;
+  EXPECT_THROW_WITH(loaded(config, ContextLimit::kWholeModel), InputError,
+                    "hint: max_completion_length=4 at most; the model has no larger context");
   ModelConfig model{.context = 8};
   model.position = PositionType::kRope;
   EXPECT_EQ(context_limit(config, model), ContextLimit::kMayGrow);
@@ -486,7 +492,8 @@ TEST_F(Datasets, ImpossibleSamplingIsFoundBeforeTraining) {
   config.sampling.max_completion_length = 5;
   EXPECT_THROW_WITH(check(config), InputError,
                     "max_completion_length: 5 tokens fit after no prompt: the shortest has "
-                    "4, the model's context is 8; hint: max_completion_length=4 at most");
+                    "4, the model's context is 8; hint: a larger model.context or "
+                    "max_completion_length=4 at most");
   config.sampling.max_completion_length = 4;  // after "1+1=", though not after "10+1="
   check(config);
   for (const TrainerType trainer : {TrainerType::kGrpo, TrainerType::kSft}) {

@@ -200,7 +200,8 @@ TEST_F(EvalSets, OfConversationsAreRenderedAsTheRunsProblems) {
       {.name = "same", .path = dir_.path("chat.jsonl")},
       {.name = "own", .path = dir_.path("b.jsonl"), .prompt = "{x}+{y}", .answer = "{sum}"}};
   Dataset data = load_dataset(config, chat_tokenizer(kTurns));
-  const auto sets = load_eval_sets({config.eval, config, config.rewards, {}}, data, 1000);
+  const auto sets = load_eval_sets({config.eval, config, config.rewards, {}}, data, 1000,
+                                   ContextLimit::kWholeModel);
   ASSERT_EQ(sets.size(), 2u);
   ASSERT_EQ(sets[0].problems.size(), 1u);
   EXPECT_EQ(sets[0].problems[0].prompt, "<|start|>user\n1+1<|end|>\n<|start|>assistant\n");
