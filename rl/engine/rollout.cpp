@@ -78,8 +78,8 @@ bool SamplingConfig::restricts() const {
 void SamplingConfig::visit(ConfigVisitor& v) {
   v.field("temperature", temperature, "of the sampling distribution; 0: greedy",
           {.min = 0, .max = 100});
-  v.field("top_k", top_k, "sample from the k most likely tokens only (off-policy); 0: off",
-          {.min = 0});
+  v.field("top_k", top_k, "sample from the k most likely tokens only (off-policy); 0, -1: off",
+          {.min = -1});
   v.field("top_p", top_p,
           "sample from the smallest set with this probability only (off-policy); 1: off",
           {.min = 1e-6, .max = 1});
@@ -222,7 +222,7 @@ EngineRequest Sampler::request(std::span<const Trajectory> group,
   for (size_t g = 0; g < group.size(); ++g)
     out.completions.push_back(
         {.temperature = config_.temperature,
-         .top_k = config_.top_k,
+         .top_k = std::max<int64_t>(0, config_.top_k),
          .top_p = config_.top_p,
          .min_p = config_.min_p,
          .repetition_penalty = static_cast<float>(config_.repetition_penalty),

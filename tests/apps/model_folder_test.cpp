@@ -486,8 +486,8 @@ TEST_F(Chat, RecommendationsOutsideTheirRangeAreNamed) {
     return run_cohort(more, "ab\n");
   };
   const std::string file = model_ + "/generation_config.json: ";
-  expect_bad_input(chat_with(R"({"top_k": -1})"),
-                   {file + "top_k: expected a number at least 0, got '-1'"});
+  expect_bad_input(chat_with(R"({"top_k": -2})"),
+                   {file + "top_k: expected a number at least -1, got '-2'"});
   expect_bad_input(chat_with(R"({"top_k": 1.5})"), {file + "top_k: expected a whole number"});
   expect_bad_input(chat_with(R"({"top_p": 0})"), {file + "top_p: expected a number from"});
   expect_bad_input(chat_with(R"({"top_p": "0.9"})"), {file + "top_p: expected a number"});
@@ -512,8 +512,10 @@ TEST_F(Chat, RecommendationsOutsideTheirRangeAreNamed) {
   for (const char* value : {"0", "-3", "1.5", "\"9\"", "true", "[2]", "1e400"})
     for (const char* key : {"max_new_tokens", "max_length"})
       expect_bad_input(generate_with(str("{\"", key, "\": ", value, "}")), {file});
-  expect_bad_input(generate_with(R"({"max_length": 2})"), {"has 2 tokens", "max_length is 2"});
-  for (const Output& output : {chat_with(R"({"top_k": -1})", {"--top-k=0"}),
+  expect_bad_input(generate_with(R"({"max_length": 2})"),
+                   {"has 2 tokens", "max_length is 2", "; hint: a larger max_length or shorter"});
+  for (const Output& output : {chat_with(R"({"top_k": -2})", {"--top-k=0"}),
+                               chat_with(R"({"top_k": -1, "temperature": 1})"),
                                chat_with(R"({"top_k": null, "top_p": 1.0, "temperature": 1})")})
     EXPECT_EQ(output.code, 0) << output.err;
 }

@@ -109,10 +109,13 @@ TEST_F(RolloutTest, TruncatedMassIsWhatTopKExcludesSummedOverTheCompletion) {
     EXPECT_NEAR(c.truncated_mass, sum, 1e-12);
     EXPECT_GT(c.truncated_mass, 1e-3);
   }
-  config.top_k = 0;
-  for (const Trajectory& c : sample(config)) {
-    EXPECT_EQ(c.truncated_mass, 0);
-    EXPECT_EQ(c.sampling_logprobs, c.logprobs);
+  for (const int64_t off : {0, -1}) {
+    config.top_k = off;
+    EXPECT_FALSE(config.restricts());
+    for (const Trajectory& c : sample(config)) {
+      EXPECT_EQ(c.truncated_mass, 0);
+      EXPECT_EQ(c.sampling_logprobs, c.logprobs);
+    }
   }
 }
 
