@@ -196,10 +196,11 @@ std::string function_name(const Json& tool) {
   return name == nullptr ? "" : *name;
 }
 
-// Sets StagePreview::template_warning.
+// Sets StagePreview::template_warning, and notes an environment of tools that no prompt shows.
 void check_template(const TrainConfig& config, const Dataset& data, StagePreview& out) {
   constexpr int64_t kExamined = 100;
   if (data.chat == nullptr) return;
+  bool has_tools = false;
   const auto warn = [&](const std::string& where, const char* lost) {
     out.template_warning =
         str(where, ": the chat template shows nothing of ", lost, ", which the model does not ",
@@ -214,14 +215,20 @@ void check_template(const TrainConfig& config, const Dataset& data, StagePreview
       });
     };
     const Json& own = example.template_variables.get_or_null("tools");
-    for (const Json* tools : {&config.data.tools, &own})
+    for (const Json* tools : {&config.data.tools, &own}) {
+      has_tools |= !tools->is_null();
       if (!shows(*tools))
         return warn(tools == &own ? example.where : "environment", "the schemas of the tools");
+    }
     const Json::Array& messages = example.conversation.as_array();
     for (size_t m = 0; m < messages.size(); ++m)
       if (!shows(messages[m].get_or_null("tool_calls")))
         return warn(str(example.where, ": message ", m + 1), "its tool_calls");
   }
+  if (config.environment.is_set() && !has_tools)
+    out.lengths.notes.emplace_back(
+        "environment: without tool_schemas no prompt shows tools; hint: if it has some, `python3 "
+        "cohort_environment.py tools.py --schemas > tools.json` and tool_schemas: tools.json");
 }
 
 StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,

@@ -29,8 +29,11 @@ Caller::Caller(std::string name, const ProgramConfig& config, WorkerPoolOptions 
 }
 
 void Caller::start() {
-  if (callback_ == nullptr && pool_ == nullptr)
-    pool_ = make_worker_pool(process_spawner(), options_);
+  if (callback_ == nullptr && pool_ == nullptr) try {
+      pool_ = make_worker_pool(process_spawner(), options_);
+    } catch (const InputError& e) {
+      throw InputError(str(name_, ": ", e.what()));
+    }
 }
 
 void Caller::submit(const Json& request, Key key) {

@@ -36,7 +36,7 @@ struct ProgramConfig {
 class Caller {
  public:
   using Key = WorkerPool::Key;
-  // `name`: of the callback, for errors. `options`: without what `config` has. Throws InputError
+  // `name`: for errors. `options`: without what `config` has. Throws InputError
   // for a command line that cannot be split.
   Caller(std::string name, const ProgramConfig& config, WorkerPoolOptions options);
 

@@ -162,7 +162,7 @@ TEST_F(RewardPrograms, ThatFailTooOftenEndTheRun) {
   for (const char* text : {"Traceback (most recent call last):\n", "\nValueError: odd\n"})
     EXPECT_NE(log.find(text), std::string::npos) << log;
   expect_bad_input(run_cohort(run("none", "{name: command, run: no-such-program}")),
-                   {"cannot run 'no-such-program': No such file or directory"});
+                   {"reward command: cannot run 'no-such-program': No such file or directory"});
 }
 
 // A run whose program works, then fails: its pass rates of before are kept.

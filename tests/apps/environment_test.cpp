@@ -170,6 +170,9 @@ TEST_F(EnvironmentRuns, OfProgramsThatAnswerNothingAreRefusedByCheck) {
   train = run("run", 0, "say(r, error='no ' + r['messages'][-1]['role']); continue");
   train[0] = "check";
   expect_bad_input(run_cohort(train), {"it reports: 'no assistant'"});
+  train.emplace_back("environment.run=./missing");
+  expect_refused(run_cohort(train),
+                 {"cohort: environment: cannot run './missing': No such file or directory"});
   // One that fails for some examples is a warning, with its requests as in a dialogue.
   train = run("run", 0,
               "assert r['turn'] == 1 and r['completion'] == r['answer'], r\n"

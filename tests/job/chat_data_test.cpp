@@ -33,7 +33,8 @@ class ChatData : public testing::Test {
     return config;
   }
   // The preview of supervised training on the lines.
-  StagePreview preview(const char* chat_template, const std::string& lines) const {
+  StagePreview preview(const char* chat_template, const std::string& lines,
+                       const std::string& keys = "") const {
     std::filesystem::create_directories(dir_.path("tokens"));
     for (const auto& [name, content] : chat_files(chat_template))
       write_file(dir_.path("tokens/" + name), content);
@@ -41,7 +42,8 @@ class ChatData : public testing::Test {
     write_file(dir_.path("plan.yaml"),
                "trainer: sft\nmodel: {d_model: 16, num_heads: 2, context: 96}\n"
                "data: {tokenizer_path: tokens, too_long: truncate, jsonl: {path: lines.jsonl, "
-               "held_out_fraction: 0}}\neval: {every: 0}\n");
+               "held_out_fraction: 0}}\neval: {every: 0}\n" +
+                   keys);
     return preview_plan(load_plan(dir_.path("plan.yaml"), {})).at(0);
   }
   // The target tokens of example 0, with every other token as '_'.
@@ -506,6 +508,28 @@ TEST_F(ChatData, CallsAndToolsThatTheTemplateDoesNotShowGiveAWarning) {
           .find(dir_.path("lines.jsonl") + ":1: the chat template shows nothing of the schemas"),
       0u);
   EXPECT_EQ(warning(kShowsVariables, tools), "");
+}
+
+TEST_F(ChatData, AnEnvironmentWhoseToolsNoPromptShowsIsNoted) {
+  write_file(dir_.path("play.py"),
+             "import json, sys\n"
+             "for line in sys.stdin:\n"
+             "    turn = {key: json.loads(line)[key] for key in ('index', 'turn')}\n"
+             "    print(json.dumps({**turn, 'done': True}), flush=True)\n");
+  const std::string tools = R"([{"type": "function", "function": {"name": "sum"}}])";
+  write_file(dir_.path("tools.json"), tools);
+  const auto is_noted = [&](const std::string& lines, const std::string& keys) {
+    const std::vector<std::string> notes =
+        preview(kShowsVariables, lines,
+                str("environment: {name: command, run: python3 play.py", keys, "}\n"))
+            .lengths.notes;
+    return std::ranges::any_of(notes, [](const std::string& note) {
+      return note.find("environment: without tool_schemas no prompt shows tools; hint: ") == 0;
+    });
+  };
+  EXPECT_TRUE(is_noted(kMessages, ""));
+  EXPECT_FALSE(is_noted(kMessages, ", tool_schemas: tools.json, tool_format: hermes"));
+  EXPECT_FALSE(is_noted(R"({"prompt": "1+1", "completion": "2", "tools": )" + tools + "}\n", ""));
 }
 
 // SentencePiece prepends a space to a text: encoding a solution alone would train on a space that
