@@ -134,6 +134,26 @@ TEST_F(TrlCommands, CheckTriesTheGoldAnswersOfConversations) {
   }
 }
 
+TEST_F(TrlCommands, CheckPrintsEveryTurnThatIsLearned) {
+  const std::string turns =
+      R"("}, {"role": "assistant", "content": "first"}, {"role": "user", "content": "r"}, )"
+      R"({"role": "assistant", "content": "last"}])";
+  const Output check =
+      run_cohort({"check", config("sft", "{name: exact_match}",
+                                  lines(R"("messages": [{"role": "user", "content": "q)", turns))});
+  EXPECT_EQ(check.code, 0) << check.err;
+  const auto row = [&](const std::string& name) {
+    const size_t begin = check.out.find(name);
+    return check.out.substr(begin, check.out.find('\n', begin) - begin);
+  };
+  for (const auto& [name, turn, other] : {std::tuple{"           solution", "last", "first"},
+                                          {"           learned too", "first", "last"}}) {
+    EXPECT_NE(row(name).find(turn), std::string::npos) << check.out;
+    EXPECT_EQ(row(name).find(other), std::string::npos) << check.out;
+  }
+  EXPECT_EQ(row("           learned too").find('q'), std::string::npos) << check.out;
+}
+
 TEST_F(TrlCommands, ErrorsNameTheKeyAndTheLine) {
   const std::string chat = lines(kPrompt, kPromptEnd + R"(, "answer": "a")");
   const std::string path = config("sft", "{name: exact_match}", chat);
