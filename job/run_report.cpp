@@ -278,8 +278,10 @@ Json checkpoint_json(const fs::path& checkpoints, Json& problems) {
     const std::string path = checkpoints / name;
     try {
       const TrainState state = load_state(path);
+      const ModelSize size = model_size(describe_model(path).config);
       return Json()
-          .set("parameters", model_size(load_config(path)).parameters)
+          .set("parameters", size.parameters)
+          .set("trained", size.trained())
           .set("step", state.step)
           .set("finished", state.finished)
           .set("seconds", state.seconds);

@@ -342,7 +342,7 @@ onload = () => {
   for (const run of runs) view.readRun(run);
   console.log("inspected");
   document.getElementById("found").textContent = JSON.stringify({lines, tip, runs, title: page.title,
-    text: page.body.innerText.length, width: page.documentElement.scrollWidth, viewport: view.innerWidth,
+    text: page.body.innerText.length, summary: page.querySelector("section.grid").innerText, width: page.documentElement.scrollWidth, viewport: view.innerWidth,
     markup: page.querySelectorAll("script, img, iframe, link").length});
 };
 </script>)";
@@ -437,6 +437,32 @@ TEST_F(BrowserSlow, DrawsEveryCurveOnAPhone) {
         curves_of(data.at("runs").as_array()[0].at("stages").as_array()[1]).at("pass@1");
     const std::string score = Json(scores.back().second).dump();  // JavaScript prints "0.0" as "0"
     EXPECT_NE(tip.find(score.substr(0, score.find(".0"))), std::string::npos) << tip;
+  }
+}
+
+TEST_F(BrowserSlow, ShowsTheCriterionBesidePassRatesOnly) {
+  for (const auto& [metric, has_criterion] : {std::pair{"pass@1", true}, {"val_loss", false}}) {
+    const Json line = Json().set("step", 1).set(metric, 0.5).set("correct", "task >= 1");
+    report({make_run("run", line.dump() + "\n")});
+    const std::string summary = inspect_page().at("summary").as_string();
+    EXPECT_NE(summary.find(metric), summary.npos) << summary;
+    EXPECT_EQ(summary.find("task >= 1") != summary.npos, has_criterion) << summary;
+  }
+}
+
+TEST_F(BrowserSlow, ShowsHowManyParametersAnAdapterHas) {
+  const std::string base = train("base"), run = train("run", {"model.path=" + base, "lora.rank=2"});
+  for (const bool is_adapter : {false, true}) {
+    const Json data = report({is_adapter ? run : base});
+    EXPECT_EQ(run_of(data).at("problems").dump(), "[]");
+    const Json& checkpoint = run_of(data).at("stages").as_array().back().at("checkpoint");
+    const ModelSize size = model_size(
+        load_model(find_checkpoint(is_adapter ? run : base), DType::kF32).model->config());
+    EXPECT_EQ(checkpoint.at("parameters").as_int(), size.parameters);
+    EXPECT_EQ(checkpoint.at("trained").as_int(), is_adapter ? size.adapters : size.parameters);
+    const std::string summary = inspect_page().at("summary").as_string();
+    EXPECT_EQ(summary.find(str(", ", size.adapters, " trained (LoRA)")) != summary.npos, is_adapter)
+        << summary;
   }
 }
 
