@@ -5,9 +5,10 @@
 FILE.py defines reward(completions, **fields), as for TRL: lists of equal length, of texts and of every field of the
 data's lines in addition to `prompts`, `answers` and `messages`; if it accepts them and the data have no such fields,
 also `lengths` and `max_lengths` (in tokens), `truncated` and `stop_reasons`. It returns a list of numbers, with None where it does
-not apply. Its output and the tracebacks of its exceptions go to workers.log in the run's directory. `cmake --install`
-installs this file in PREFIX/share/cohort.
+not apply. Below `@conversational` (from cohort_reward import conversational) it gets messages, as in TRL. Its output and the
+tracebacks of its exceptions go to workers.log in the run's directory. `cmake --install` installs this file in PREFIX/share/cohort.
 """
+import functools
 import importlib.util
 import inspect
 import json
@@ -15,6 +16,8 @@ import math
 import os
 import sys
 import traceback
+from collections.abc import Callable
+from typing import Any
 
 
 def load(path, name):
@@ -43,6 +46,25 @@ def accepts(function, name):
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
+def conversational(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The reward `function` with completions as TRL gives them: [{"role": "assistant", "content": text}] each, or all messages of a
+    dialogue; `prompts` are the messages before it, where the data have messages."""
+    @functools.wraps(function)
+    def call(**arguments: Any) -> Any:
+        return function(**arguments)
+    call.conversational = True  # type: ignore[attr-defined]
+    return call
+
+
+def prompt_messages(sample):
+    messages, given = sample.get("messages"), sample["fields"].get("prompt")
+    if not messages:
+        return sample["prompt"]
+    if isinstance(given, list):
+        messages = messages[:len(given)]  # without the completion
+    return messages[:-1] if messages[-1]["role"] == "assistant" else messages
+
+
 def arguments_of(function, batch):
     """The keyword arguments of function() for a list of requests."""
     names = {name for sample in batch for name in sample["fields"]}
@@ -50,6 +72,10 @@ def arguments_of(function, batch):
     for name in ("prompt", "completion", "answer"):
         fields[name + "s"] = [sample[name] for sample in batch]
     fields["messages"] = [sample.get("messages") for sample in batch]
+    if getattr(function, "conversational", False):
+        fields["prompts"] = [prompt_messages(sample) for sample in batch]
+        fields["completions"] = [sample.get("transcript") or [{"role": "assistant", "content": sample["completion"]}]
+                                 for sample in batch]
     for name, key in ROLLOUT.items():
         if accepts(function, name):
             fields.setdefault(name, [sample.get(key) for sample in batch])
@@ -67,7 +93,7 @@ def score(function, batch):
         last_line = traceback.format_exception_only(type(error), error)[-1].strip()
         if isinstance(error, (TypeError, AttributeError)) and any(
                 text in last_line for text in ("string ind", "'str' object")):
-            last_line = "completions are texts, not messages: " + last_line
+            last_line = "completions are texts, not messages, without @conversational: " + last_line
         values, errors = batch, [last_line] * len(batch)
     return [{"index": sample["index"], **({"error": error_text} if error_text else {"reward": value})}
             for sample, value, error_text in zip(batch, values, errors)]

@@ -11,8 +11,9 @@ except ImportError as error:
 from ._cohort import Error, InputError, Tensor, cuda_device_count, from_dlpack, synchronize
 from ._cohort import version as __version__
 from ._log import set_log_level
+from .cohort_reward import conversational
 from .model import Engine, Model, Rollouts
 from .training import Callback, Progress, TrainResult, train, train_steps
 
 __all__ = ["Callback", "Engine", "Error", "InputError", "Model", "Progress", "Rollouts", "Tensor", "TrainResult", "__version__",
-           "cuda_device_count", "from_dlpack", "ops", "set_log_level", "synchronize", "train", "train_steps"]
+           "conversational", "cuda_device_count", "from_dlpack", "ops", "set_log_level", "synchronize", "train", "train_steps"]

@@ -91,10 +91,15 @@ def length_reward(completions: list[str], **fields: Any) -> list[float | None]:
     return [float(len(completion)) or None for completion in completions]
 
 
+@cohort.conversational
+def turns_reward(completions: list[list[dict[str, str]]], **fields: Any) -> list[float]:
+    return [float(len(completion)) for completion in completions]
+
+
 def runs(config: dict[str, Any]) -> float:
     try:
-        result: cohort.TrainResult = cohort.train(config, data=[{"prompt": "a"}], rewards={"length": length_reward},
-                                                  progress=False, callbacks=[Stops()])
+        result: cohort.TrainResult = cohort.train(config, data=[{"prompt": "a"}], callbacks=[Stops()],
+                                                  rewards={"length": length_reward, "turns": turns_reward}, progress=False)
         for metrics in cohort.train_steps(resume=result.dir, callbacks=[cohort.Progress()], overrides={"steps": 5}):
             print(metrics["loss"], result.metrics[0], result.measure, result.finished)
     except cohort.InputError as error:

@@ -417,3 +417,34 @@ def test_the_package_has_the_command_line(small, tmp_path):
         wrong = run("train", "missing.yaml")
         assert wrong.returncode == 2 and "cohort: " in wrong.stderr and "missing.yaml" in wrong.stderr
     assert sorted(path.name for path in tmp_path.glob("run*")) == ["run", "run-2"]
+
+
+def test_a_conversational_reward_gets_messages_as_in_trl(small, chat_run, tmp_path):
+    question, reply = {"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}
+    (tmp_path / "data.jsonl").write_text(12 * (json.dumps({"prompt": [question], "answer": "2"}) + "\n"))
+    (tmp_path / "reward.py").write_text("from cohort_reward import conversational\n"
+                                        "@conversational\n"
+                                        "def reward(completions, prompts, lengths, **fields):\n"
+                                        f"    assert prompts == len(completions) * [[{question!r}]] and lengths\n"
+                                        "    assert all(turn['role'] == 'assistant' for [turn] in completions)\n"
+                                        "    return [0.1 * len(turn['content']) for [turn] in completions]\n")
+    scope: dict = {}
+    exec((tmp_path / "reward.py").read_text().replace("cohort_reward", "cohort"), scope)
+
+    def trained(name, program=None, **functions):
+        config = small("grpo", model={"path": chat_run}, output_dir=str(tmp_path / name), rewards=[program or {"name": "mine"}],
+                       data={"jsonl": {"path": str(tmp_path / "data.jsonl"), "held_out_fraction": 0}})
+        return weights(cohort.train(config, rewards=functions, progress=False).dir)
+    of_texts = trained("texts", mine=lambda completions, **fields: [0.1 * len(c) for c in completions])
+    assert trained("function", mine=scope["reward"]) == of_texts and of_texts
+    assert trained("program", {"name": "command", "directory": str(tmp_path), "run":
+                               f"{sys.executable} {ROOT / 'scripts' / 'cohort_reward.py'} reward.py"}) == of_texts
+    from cohort.cohort_reward import arguments_of
+    sample = {"prompt": "text", "completion": "4", "answer": "2", "fields": {}}
+    for more, prompt, completion in (({}, "text", [reply | {"content": "4"}]),
+                                     ({"messages": [question, reply], "transcript": [reply, question, reply]},
+                                      [question], [reply, question, reply]),
+                                     ({"messages": [question, reply, question, reply], "fields": {"prompt": [question]}},
+                                      [question], [reply | {"content": "4"}])):
+        arguments = arguments_of(scope["reward"], [sample | more])
+        assert (arguments["prompts"], arguments["completions"]) == ([prompt], [completion])

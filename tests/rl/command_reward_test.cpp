@@ -97,7 +97,8 @@ TEST_F(CommandReward, AFunctionThatTakesCompletionsForMessagesGetsAHint) {
     return score(rewards, {"x", "", "y", "z"}).first_error[0];
   };
   for (const char* content : {"len(c[0]['content'])", "len(c['content'])", "c.get('content')"})
-    EXPECT_NE(error(content).find("completions are texts, not messages: "), std::string::npos)
+    EXPECT_NE(error(content).find("completions are texts, not messages, without @conversational: "),
+              std::string::npos)
         << error(content);
   EXPECT_EQ(error("1 / 0").find("texts"), std::string::npos);
 }
