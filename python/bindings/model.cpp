@@ -353,10 +353,31 @@ Handle load(const std::string& path, const std::string& device, const std::strin
   }))};
 }
 
+void bind_weights(nb::class_<Handle>& model) {
+  model
+      .def(
+          "parameters",
+          [](const Handle& self) {
+            nb::dict out;
+            for (const auto& parameter : self->model->parameters())
+              out[nb::str(parameter.name.c_str())] = Variable(parameter.value);
+            return out;
+          },
+          nb::sig("def parameters(self) -> dict[str, Tensor]"),
+          "The weights by name, as tensors that share their memory.")
+      .def(
+          "export_folder",
+          [](const Handle& self, const std::string& dir, const std::string& dtype, bool merged) {
+            without_gil([&] { export_folder(*self, dir, dtype, merged); });
+          },
+          nb::arg("dir"), nb::arg("dtype"), nb::arg("merged"), "Model.export().");
+}
+
 }  // namespace
 
 void bind_model(nb::module_& m) {
-  nb::class_<Handle>(m, "LoadedModel", "A model, its tokenizer and its folder.")
+  nb::class_<Handle> model(m, "LoadedModel", "A model, its tokenizer and its folder.");
+  model
       .def(
           "__init__",
           [](Handle* self, const std::string& path, const std::string& device,
@@ -392,29 +413,14 @@ void bind_model(nb::module_& m) {
               "typing.Any, tools: typing.Any) -> str"),
           "The text of Model.chat_prompt().")
       .def(
-          "parameters",
-          [](const Handle& self) {
-            nb::dict out;
-            for (const auto& parameter : self->model->parameters())
-              out[nb::str(parameter.name.c_str())] = Variable(parameter.value);
-            return out;
-          },
-          nb::sig("def parameters(self) -> dict[str, Tensor]"),
-          "The weights by name, as tensors that share their memory.")
-      .def(
           "each_logprobs",
           [](const Handle& self, const std::vector<Prompt>& texts, double temperature) {
             std::vector<std::vector<int32_t>> all;
             for (const Prompt& text : texts) all.push_back(tokens_of(*self, text));
             return without_gil([&] { return logprobs(*self, all, temperature); });
           },
-          nb::arg("texts"), nb::arg("temperature"), "Model.logprobs() of several texts.")
-      .def(
-          "export_folder",
-          [](const Handle& self, const std::string& dir, const std::string& dtype, bool merged) {
-            without_gil([&] { export_folder(*self, dir, dtype, merged); });
-          },
-          nb::arg("dir"), nb::arg("dtype"), nb::arg("merged"), "Model.export().");
+          nb::arg("texts"), nb::arg("temperature"), "Model.logprobs() of several texts.");
+  bind_weights(model);
   bind_engine(m);
 }
 
