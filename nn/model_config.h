@@ -92,12 +92,15 @@ struct ExposbConfig {
   }
 };
 
+// Place of the norm of a sub-layer f: x + f(norm(x)), or on the branch, x + norm(f(x)) (OLMo 2).
+enum class NormPlace { kBefore, kBranch };
+
 // Properties of models that are no configuration keys: those of a family of nn/families/, from its
 // config.json, and what resolve() derives.
 struct FamilyFields {
   bool qkv_bias = false, o_bias = false, mlp_bias = false;  // ModelConfig::bias implies all of them
   bool qk_norm_whole = false;  // RMSNorm on the queries and keys of all heads together
-  bool norm_after = false;     // norms after the sub-layers, before the residual sums (OLMo 2)
+  NormPlace norm_place = NormPlace::kBefore;
   double norm_offset = 0;      // added to the weights of RMS norms
   double embedding_scale = 1;  // factor of the embedding's output
   // Per layer; empty: all layers have the window and rotary positions.

@@ -65,4 +65,23 @@ Tensor t5_buckets(int64_t buckets, int64_t max_distance) {
   });
 }
 
+PositionScheme::PositionScheme(ParameterSet& set, const ModelConfig& c) {
+  const DType statistics = accumulate_dtype(set.dtype());
+  if (c.is_rotated()) rope_table_ = rotary_table(c, statistics).to(set.device());
+  if (c.position == PositionType::kAlibi)
+    slopes_ = alibi_slopes(c.num_heads).to(statistics).to(set.device());
+  if (c.position != PositionType::kT5) return;
+  buckets_ = t5_buckets(c.position_buckets, c.position_max_distance).to(set.device());
+  bias_table_ = set.add({.name = "model.relative_attention_bias.weight",
+                         .shape = {c.position_buckets, c.num_heads},
+                         .use = ParameterUse::kLookup,
+                         .init = c.init_std});
+}
+
+PositionTerms PositionScheme::terms() const {
+  PositionTerms terms{.rope_table = rope_table_, .slopes = slopes_};
+  if (bias_table_.defined()) terms.bias = relative_bias(bias_table_, buckets_);
+  return terms;
+}
+
 }  // namespace cohort

@@ -1,10 +1,7 @@
-// Constants of the schemes of positions (ModelConfig::position). All of them are on the CPU.
+// The schemes of positions (ModelConfig::position), and their constants, which are on the CPU.
 #pragma once
 
-#include <cstdint>
-#include <vector>
-
-#include "nn/model_config.h"
+#include "nn/modules.h"
 
 namespace cohort {
 
@@ -21,5 +18,16 @@ Tensor alibi_slopes(int64_t heads);
 // index j - i + max_distance. Later keys have bucket 0. Half of the buckets are of one distance
 // each, the others of logarithmic ranges up to max_distance.
 Tensor t5_buckets(int64_t buckets, int64_t max_distance);
+
+// The scheme of a model's attention: its constants, on the model's device, and T5's table.
+class PositionScheme {
+ public:
+  PositionScheme(ParameterSet& set, const ModelConfig& config);
+  PositionTerms terms() const;
+
+ private:
+  Tensor rope_table_, slopes_, buckets_;
+  Variable bias_table_;  // [position_buckets, H], a parameter; undefined: none
+};
 
 }  // namespace cohort

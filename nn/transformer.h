@@ -1,23 +1,17 @@
 // A decoder-only transformer described by its configuration: Llama-like by default (RMSNorm, rotary
 // positions, SwiGLU, grouped-query attention), GPT-2-like with LayerNorm, learned positions, GELU
 // and biases.
-//
-// Transformer::block is the only definition of a block. Training passes it packed flash-attention,
-// sampling passes it attention over the paged cache, and both run the same row ops: therefore their
-// log-probs agree to the bit.
 #pragma once
 
-#include <functional>
-#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "core/non_copyable.h"
 #include "data/packing.h"
-#include "nn/feed_forward.h"
+#include "nn/backbone.h"
+#include "nn/head.h"
 #include "nn/kv_cache.h"
-#include "nn/modules.h"
 
 namespace cohort {
 
@@ -50,7 +44,7 @@ class Transformer : NonCopyable {
                         KVCache& cache, CachedStep step = CachedStep::kPrefill) const;
 
   // The head's matrix [vocab, d_model] (the embedding table when tied).
-  const Variable& head() const { return head_; }
+  const Variable& head() const { return head_.weight(); }
   const ParameterSet& parameters() const { return parameters_; }
   const ModelConfig& config() const { return config_; }
   DType dtype() const { return parameters_.dtype(); }
@@ -66,38 +60,16 @@ class Transformer : NonCopyable {
   void set_adapters(std::span<const Tensor> values);
 
  private:
-  struct Block {
-    Norm attention_norm, mlp_norm;
-    SelfAttention attention;
-    Mlp mlp;
-  };
-  // Creates the parameters and modules in order: the tables are unit 0, block i is unit i + 1.
-  void build();
-  // Creates the constants of the scheme of positions; after build().
-  void build_positions();
-  PositionTerms position_terms() const;
-  Variable run(const Pass& pass) const;
-  // The residual stream after a block: x + branch, not yet added.
-  struct Residual {
-    Variable x, branch;
-  };
-  // x: the residual stream. normed: first_norm(index, x).
-  Residual block(int index, const Variable& x, const Variable& normed, const Pass& pass) const;
-  // Output of a block's first norm; undefined if norms follow the sub-layers.
-  Variable first_norm(int index, const Variable& x) const;
-  Variable recomputed_block(int index, const Variable& x, const Pass& pass) const;
-  Variable apply_dropout(const Variable& x, const Pass& pass, int index, DropoutSite site) const;
+  Variable run(const Pass& pass) const { return backbone_(embedding_(pass), pass); }
 
   ModelConfig config_;
   ParameterSet parameters_;
-  // The table of positions is a constant if they are sinusoidal.
-  Variable embedding_, position_embedding_, head_;
-  Variable bias_table_;  // T5's, [position_buckets, H]; undefined: none
-  Norm final_norm_;
-  std::vector<Block> blocks_;
-  std::vector<const Linear*> adapted_;  // the layers with adapters, in blocks_
+  // Their parameters in order: the tables are unit 0, block i is unit i + 1, the end the last one.
+  Embedding embedding_;
+  Backbone backbone_;
+  Head head_;
+  std::vector<const Linear*> adapted_;  // the layers with adapters
   Tensor lora_workspace_;  // for write_lora_columns(), which must not run out of memory
-  Tensor rope_table_, slopes_, buckets_;
 };
 
 }  // namespace cohort

@@ -1,0 +1,90 @@
+#include "nn/backbone.h"
+
+#include <utility>
+
+namespace cohort {
+
+AddNorm SubLayerNorm::enter(Residual in) const {
+  const bool is_sum = !in.branch.defined();
+  if (place == NormPlace::kBefore)
+    return is_sum ? AddNorm{in.x, norm(in.x)} : norm.add(in.x, in.branch);
+  const Variable sum = is_sum ? in.x : add(in.x, in.branch);
+  return {sum, sum};
+}
+
+Backbone::Backbone(ParameterSet& set, const ModelConfig& c)
+    : set_(set), config_(c), positions_(set, c) {
+  const AdapterTargets adapters(c);
+  for (int i = 0; i < c.num_layers; ++i) blocks_.push_back(make_block(i, adapters));
+  set.begin_unit();
+  final_norm_ = {Norm(set, "model.norm", c)};
+}
+
+// The names of norms are Hugging Face's.
+Backbone::Block Backbone::make_block(int index, const AdapterTargets& adapters) {
+  const std::string prefix = str("model.layers.", index, ".");
+  const NormPlace place = config_.family.norm_place;
+  const bool before = place == NormPlace::kBefore;
+  const auto norm = [&](const char* name) {
+    return SubLayerNorm{Norm(set_, prefix + name, config_), place};
+  };
+  Block b;
+  set_.begin_unit();
+  if (before) b.attention_norm = norm("input_layernorm");
+  b.attention = SelfAttention(set_, prefix + "self_attn", config_, adapters, index);
+  (before ? b.mlp_norm : b.attention_norm) = norm("post_attention_layernorm");
+  b.mlp = Mlp(set_, prefix + "mlp", config_, adapters);
+  if (!before) b.mlp_norm = norm("post_feedforward_layernorm");
+  if (before) {
+    b.attention_norm.norm.set_padding(b.attention.layers()[0].input_padding());
+    b.mlp_norm.norm.set_padding(b.mlp.layers()[0].input_padding());
+  }
+  return b;
+}
+
+std::vector<const Linear*> Backbone::adapted() const {
+  std::vector<const Linear*> out;
+  for (const Block& block : blocks_)
+    for (const auto& layers : {block.attention.layers(), block.mlp.layers()})
+      for (const Linear& layer : layers)
+        if (layer.lora.defined()) out.push_back(&layer);
+  return out;
+}
+
+Variable Backbone::operator()(const Variable& x, const Pass& pass) const {
+  const bool recomputes = config_.recompute == Recompute::kBlock && grad_enabled();
+  Residual stream{x, {}};
+  for (int i = 0; i < std::ssize(blocks_); ++i)
+    stream = recomputes ? Residual{recomputed_block(i, stream.x, pass), {}}
+                        : block(i, std::move(stream), pass);
+  return final_norm_.enter(std::move(stream)).normed;
+}
+
+Residual Backbone::block(int index, Residual in, const Pass& pass) const {
+  const Block& b = blocks_[static_cast<size_t>(index)];
+  const auto drop = [&](const Variable& x, DropoutSite site) {
+    return dropout(x, dropout_spec(config_.dropout, pass, index, site));
+  };
+  const AddNorm a = b.attention_norm.enter(std::move(in));
+  const AddNorm m =
+      b.mlp_norm.enter({a.sum, drop(b.attention_norm.leave(b.attention(a.normed, pass)),
+                                    DropoutSite::kAttentionOut)});
+  return {m.sum, drop(b.mlp_norm.leave(b.mlp(m.normed, pass)), DropoutSite::kMlpOut)};
+}
+
+Variable Backbone::recomputed_block(int index, const Variable& x, const Pass& pass) const {
+  const ParameterUnit& unit = set_.units()[static_cast<size_t>(index) + 1];
+  // The closure outlives this call: it copies the pass, whose `attention` must not refer to this
+  // stack.
+  const Variable inputs[] = {x, pass.position_terms.bias};
+  return checkpoint(
+      [this, index, pass](std::span<const Variable> in) {
+        Pass inner = pass;
+        inner.position_terms.bias = in[1];
+        const Residual end = block(index, {in[0], {}}, inner);
+        return add(end.x, end.branch);
+      },
+      inputs, std::span(set_.trained()).subspan(unit.first_leaf, unit.end_leaf - unit.first_leaf));
+}
+
+}  // namespace cohort

@@ -1,0 +1,60 @@
+// The blocks of a transformer with its last norm, on whatever embedding.
+//
+// Backbone::block is the only definition of a block. Training passes it packed flash-attention,
+// sampling passes it attention over the paged cache, and both run the same row ops: therefore their
+// log-probs agree to the bit.
+#pragma once
+
+#include <vector>
+
+#include "nn/feed_forward.h"
+#include "nn/positions.h"
+
+namespace cohort {
+
+// The residual stream x + branch, not yet added: one kernel computes the sum and the next norm.
+struct Residual {
+  Variable x, branch;  // branch may be undefined
+};
+
+// The norm of a sub-layer f, and its place.
+struct SubLayerNorm {
+  Norm norm;
+  NormPlace place = NormPlace::kBefore;
+  // The sum of the residual stream, and the input of f.
+  AddNorm enter(Residual in) const;
+  // The branch of f's output.
+  Variable leave(const Variable& out) const {
+    return place == NormPlace::kBranch ? norm(out) : out;
+  }
+};
+
+class Backbone {
+ public:
+  // The block of index i is the set's unit i + 1. Refers to both, the model's.
+  Backbone(ParameterSet& set, const ModelConfig& config);
+  // Hidden states after the last norm, [T, d_model] -> [T, d_model]. pass.position_terms are
+  // those of position_terms().
+  Variable operator()(const Variable& x, const Pass& pass) const;
+  PositionTerms position_terms() const { return positions_.terms(); }
+  // The layers that have adapters.
+  std::vector<const Linear*> adapted() const;
+
+ private:
+  struct Block {
+    SubLayerNorm attention_norm, mlp_norm;
+    SelfAttention attention;
+    Mlp mlp;
+  };
+  Block make_block(int index, const AdapterTargets& adapters);
+  Residual block(int index, Residual in, const Pass& pass) const;
+  Variable recomputed_block(int index, const Variable& x, const Pass& pass) const;
+
+  ParameterSet& set_;
+  const ModelConfig& config_;
+  PositionScheme positions_;
+  std::vector<Block> blocks_;
+  SubLayerNorm final_norm_;
+};
+
+}  // namespace cohort
