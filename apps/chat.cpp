@@ -78,10 +78,11 @@ constexpr const char* kCommands =
     "/new begins another conversation, /help lists this, Ctrl-C stops a reply, Ctrl-D exits; a "
     "line that ends with a backslash continues";
 
-// True for "/name", unlike a path or a text.
+// True for "/name" and "/name TEXT", unlike a path.
 bool is_command(const std::string& message) {
-  return message.size() > 1 && message[0] == '/' &&
-         std::ranges::all_of(message.substr(1), [](char c) { return c >= 'a' && c <= 'z'; });
+  const std::string name = message.substr(0, message.find(' '));
+  return name.size() > 1 && name[0] == '/' &&
+         std::ranges::all_of(name.substr(1), [](char c) { return c >= 'a' && c <= 'z'; });
 }
 
 // Notice for a reply that the model did not end itself, else nullptr.
@@ -189,7 +190,9 @@ int chat(const ChatOptions& options) {
     }
     try {
       if (is_command(message))
-        throw InputError(str("unknown command '", message, "'; hint: /help lists the commands"));
+        throw InputError(
+            str("unknown command '", message,
+                "'; hint: /help lists the commands; --system sets the system message"));
       conversation.reply_to(message);
     } catch (const InputError& error) {
       if (!terminal) throw;

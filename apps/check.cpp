@@ -272,6 +272,7 @@ int check(const CheckOptions& options) {
   if (options.gpu) gpu = gpu_named(*options.gpu);
   RunPlan plan =
       load_plan(options.config, gpu ? gpu_overrides(options, assumed) : options.overrides);
+  hold_nothing_out_of_few(plan);
   if (options.gpus > 0) expect_cuda(plan);
   if (gpu) print_row("assumed", assumed);
   if (!gpu) check_adapters_have_model(plan);

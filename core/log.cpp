@@ -76,11 +76,12 @@ std::string log_text(std::string_view message) {
 
 void write(Level level, const std::string& message) {
   Logger& log = instance();
-  std::unique_lock lock(log.mutex);
-  const auto observer = log.observer;
-  lock.unlock();  // it may wait for a thread that logs
-  if (observer) observer(level, message);
-  lock.lock();
+  const auto observer = [&] {
+    std::lock_guard lock(log.mutex);
+    return log.observer;
+  }();
+  if (observer) observer(level, message);  // it may wait for a thread that logs
+  std::lock_guard lock(log.mutex);
   log.logger->log(kLevels[static_cast<int>(level)], "{}", log_text(message));
 }
 

@@ -31,7 +31,7 @@ void set_file(std::function<void(const std::string& line)> write);
 // Appends to the log file only, for text that is printed on the terminal separately.
 void record(const std::string& text);
 // Called with every message before the sinks, for programs that have their own log, and tests that
-// count warnings. It must not throw. An empty function removes it.
+// count warnings. It must not throw. An empty function removes it, while a call may still run.
 void set_observer(std::function<void(Level, const std::string&)> observer);
 
 }  // namespace cohort::logging

@@ -47,9 +47,9 @@ struct Job {
   }
 };
 
-class Pool {
+class ThreadPool {
  public:
-  explicit Pool(int workers) {
+  explicit ThreadPool(int workers) {
     try {
       for (int i = 0; i < workers; ++i)
         threads_.emplace_back([this] {
@@ -62,7 +62,7 @@ class Pool {
                         "; hint: raise `ulimit -u`, or set num_threads or COHORT_NUM_THREADS"));
     }
   }
-  ~Pool() {
+  ~ThreadPool() {
     stop_.store(true);
     post();
     for (std::thread& thread : threads_) thread.join();
@@ -120,7 +120,7 @@ int default_threads() {
 
 struct Threads {
   int count = 0;  // 0: not initialised
-  std::unique_ptr<Pool> pool;
+  std::unique_ptr<ThreadPool> pool;
 };
 thread_local Threads t_threads;
 
@@ -184,7 +184,7 @@ void detail::parallel_blocks(int64_t n, int64_t grain, BlockFn fn, void* context
   if (pool == nullptr || pool->workers() != count - 1) {
     pool.reset();
     forget_pool_in_children();
-    pool = std::make_unique<Pool>(count - 1);
+    pool = std::make_unique<ThreadPool>(count - 1);
     count = pool->workers() + 1;
   }
   const int threads = std::exchange(count, 1);  // nested calls run inline

@@ -429,9 +429,6 @@ void log_data_usage(const DataSections& config, const Dataset& data, const DataL
     if (config.eval_tokens > 0 && tokens > config.eval_tokens)
       logging::info("eval.tokens: ", config.eval_tokens, " of ", tokens,
                     " held-out tokens; hint: eval.tokens=0 takes all");
-  } else if (n == 0) {
-    logging::info("nothing of the ", data.train == nullptr ? 0 : data.train->size(),
-                  " problems is held out, as they are few; hint: data.held_out_fraction=0.1");
   } else if (n < config.eval_size) {
     logging::info("eval.size: ", config.eval_size,
                   " held-out problems were asked for, the data have ", n);

@@ -75,12 +75,11 @@ struct DataConfig {
             "a pattern such as books/*.txt; of .jsonl files the field text of each line. Where "
             "there are several documents, each ends with the end of sequence");
     v.field("eval_text", eval_text, "held-out text, as text; empty: a part of text");
-    v.field(
-        "held_out_fraction", jsonl.held_out_fraction,
-        "fraction of text, from its end, or of jsonl.path's problems, by the hash of split_by, "
-        "that is held out; none: 0.1, or 0 with eval_text or jsonl.eval_path, and of fewer than 50 "
-        "problems",
-        {.min = 0, .max = 1});
+    v.field("held_out_fraction", jsonl.held_out_fraction,
+            "fraction of text, from its end, or of jsonl.path's problems, by the hash of split_by, "
+            "that is held out; none: 0.1, or 0 with eval_text or "
+            "jsonl.eval_path, and where no stage has 50 problems",
+            {.min = 0, .max = 1});
     v.field("weights", weights,
             "sampling weights of the entries of text or jsonl.path, such as [3, 1]; empty: "
             "proportional to their sizes",

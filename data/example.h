@@ -171,6 +171,8 @@ struct JsonlSplits {
 // malformed JSON, not an object, a missing field, a prompt or solution that is null; and for any
 // other fraction if a split is empty.
 JsonlSplits load_jsonl(const JsonlConfig& config);
+// True if `path` has fewer than `count` problems; false if a file cannot be read.
+bool has_fewer_problems(const JsonlConfig& config, int64_t count);
 // Prompt or messages of one object. A conversation may also be its field `prompt`. Throws
 // InputError naming `where` for a missing field.
 Example read_prompt(const JsonlConfig& config, const Json& fields, const std::string& where);

@@ -163,8 +163,11 @@ class Template {
     std::vector<std::string> names;
     for (const auto& [name, value] : fields.as_object()) names.push_back(name);
     const std::string foreign = foreign_hint(fields), list = "; fields here: " + join(names, ", ");
-    throw InputError(str(where, ": no field '", field, "', which the ", key_, " template needs",
-                         foreign.empty() ? did_you_mean(field, names, list) : list + foreign));
+    const std::string fill =
+        names.empty() ? "" : str("; hint: data.jsonl.", key_, "='{", names[0], "}'");
+    throw InputError(
+        str(where, ": no field '", field, "', which the ", key_, " template needs",
+            foreign.empty() ? did_you_mean(field, names, list + fill) : list + foreign));
   }
 
   const char* key_;
@@ -530,12 +533,6 @@ JsonlSplits load_jsonl(const JsonlConfig& config) {
   }
   for (const std::string& path : config.eval_path)
     add_files(*reader, text_files(path), 0, 1, *train, *held_out);
-  constexpr int64_t kFew = 50;  // a tenth of fewer measures nothing
-  if (fraction > 0 && !config.held_out_fraction && train->size() + held_out->size() < kFew) {
-    JsonlConfig all = config;
-    all.held_out_fraction = 0;
-    return load_jsonl(all);
-  }
   const bool lacks_train = !config.path.empty() && train->size() == 0 && fraction != 1;
   if (lacks_train || (held_out->size() == 0 && fraction != 0))
     throw InputError(str(config.path.at(0), ": no example in the ",
@@ -546,6 +543,23 @@ JsonlSplits load_jsonl(const JsonlConfig& config) {
   out.train = std::move(train);
   out.held_out = std::move(held_out);
   return out;
+}
+
+bool has_fewer_problems(const JsonlConfig& config, int64_t count) {
+  if (config.limit > 0 && config.limit < count) return true;
+  try {
+    for (const std::string& path : config.path)
+      for (const std::string& file : text_files(path)) {
+        LineBlocks blocks(file);
+        for (auto lines = blocks.next(); !lines.empty(); lines = blocks.next()) {
+          count -= std::ssize(lines);
+          if (count <= 0) return false;
+        }
+      }
+  } catch (const InputError&) {  // load_jsonl() reports it
+    return false;
+  }
+  return true;
 }
 
 }  // namespace cohort

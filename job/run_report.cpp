@@ -12,6 +12,7 @@
 
 #include "config/node.h"
 #include "job/checkpoint.h"
+#include "nn/adapter_folder.h"
 #include "nn/model_folder.h"
 #include "sys/files.h"
 #include "sys/input_file.h"
@@ -278,7 +279,9 @@ Json checkpoint_json(const fs::path& checkpoints, Json& problems) {
     const std::string path = checkpoints / name;
     try {
       const TrainState state = load_state(path);
-      const ModelSize size = model_size(describe_model(path).config);
+      ModelConfig config = load_config(path);  // a checkpoint's adapter has its base's there
+      if (is_adapter_folder(path)) config = with_adapter(config, load_adapter_config(path), path);
+      const ModelSize size = model_size(config);
       return Json()
           .set("parameters", size.parameters)
           .set("trained", size.trained())

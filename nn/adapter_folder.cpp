@@ -380,8 +380,11 @@ std::vector<std::string> write_adapter(const ModelConfig& config,
 }
 
 std::vector<std::string> save_adapter(const Transformer& model, const std::string& dir,
-                                      const std::string& base) {
-  return write_adapter(model.config(), sources_of(model, model.adapters()), dir, base);
+                                      const std::string& base, const std::string& dtype) {
+  std::vector<TensorSource> sources = sources_of(model, model.adapters());
+  if (!dtype.empty())
+    for (TensorSource& source : sources) source.type = stored_type(dtype);
+  return write_adapter(model.config(), sources, dir, base);
 }
 
 std::string quantized_base_hint(const std::string& base) {

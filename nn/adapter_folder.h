@@ -49,9 +49,9 @@ void save_adapter_tensors(const Transformer& model, const std::vector<Tensor>& v
 std::vector<std::string> write_adapter(const ModelConfig& config,
                                        const std::vector<TensorSource>& tensors,
                                        const std::string& dir, const std::string& base);
-// Likewise for the adapters of `model`.
+// Likewise for the adapters of `model`, as `dtype` of export_model(); empty: the model's.
 std::vector<std::string> save_adapter(const Transformer& model, const std::string& dir,
-                                      const std::string& base);
+                                      const std::string& base, const std::string& dtype = "");
 
 // The end of an error message about a base model that is named as quantized ("-bnb-4bit", "-GPTQ",
 // "-AWQ"): the way to the 16-bit model; "" for other names.

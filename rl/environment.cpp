@@ -94,7 +94,8 @@ void EnvironmentConfig::validate() const {
   const EnvironmentConfig initial;
   if (!is_set()) {
     if (*this != initial)
-      throw InputError("environment: keys are given without a name; hint: name: tools");
+      throw InputError(str("environment: keys are given without a name; hint: name: ",
+                           program.run.empty() ? "tools" : "command"));
     return;
   }
   const std::string taken = str(" ", kCommonKeys, " ", keys_of(name), " ");

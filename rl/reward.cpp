@@ -34,7 +34,9 @@ const RewardEntry& find_reward(const RewardConfig& config) {
   throw InputError(str(
       "unknown reward; known: ", join(reward_names(), ", "),
       did_you_mean(config.name, reward_names(),
-                   config.name.ends_with(".py") ? "; hint: " + function_reward(config.name) : "")));
+                   config.name.ends_with(".py")
+                       ? "; hint: " + function_reward(config.name)
+                       : "; hint: cohort.train() and others in Python take functions: rewards=")));
 }
 
 bool takes(const RewardEntry& entry, const std::string& key) {

@@ -177,4 +177,5 @@ def main():
 
 
 if __name__ == "__main__":
+    sys.modules.setdefault("cohort_environment", sys.modules["__main__"])  # for FILE.py, if this is a module of the package
     main()

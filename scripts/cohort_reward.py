@@ -48,10 +48,10 @@ def accepts(function, name):
 
 def conversational(function: Callable[..., Any]) -> Callable[..., Any]:
     """The reward `function` with completions as TRL gives them: [{"role": "assistant", "content": text}] each, or all messages of a
-    dialogue; `prompts` are the messages before it, where the data have messages."""
+    dialogue after its prompt; `prompts` are the messages before it, where the data have messages."""
     @functools.wraps(function)
-    def call(**arguments: Any) -> Any:
-        return function(**arguments)
+    def call(*arguments: Any, **named: Any) -> Any:
+        return function(*arguments, **named)
     call.conversational = True  # type: ignore[attr-defined]
     return call
 
@@ -116,4 +116,5 @@ def main():
 
 
 if __name__ == "__main__":
+    sys.modules.setdefault("cohort_reward", sys.modules["__main__"])  # for FILE.py, if this is a module of the package
     main()

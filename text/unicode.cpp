@@ -37,16 +37,16 @@ int classes_of(std::string_view category) {
     case 'P':
       return kPunctuation | (category == "Pc" ? kWordCharacter : 0);
     case 'C':
-      return kOtherCharacter;
+      return kOtherCharacter | (category == "Cn" ? kUnassigned : 0);
     default:
       return 0;
   }
 }
 
-std::vector<uint8_t> make_classes() {
-  std::vector<uint8_t> classes(kCodePoints);
+std::vector<uint16_t> make_classes() {
+  std::vector<uint16_t> classes(kCodePoints);
   for (char32_t code = 0; code < kCodePoints; ++code)
-    classes[code] = static_cast<uint8_t>(
+    classes[code] = static_cast<uint16_t>(
         classes_of(utf8proc_category_string(static_cast<utf8proc_int32_t>(code))));
   for (const Range& range : kWhiteSpaces)
     for (char32_t code = range.first; code <= range.last; ++code) classes[code] |= kWhiteSpace;
@@ -164,8 +164,8 @@ std::vector<uint8_t> make_inert() {
 
 }  // namespace
 
-const uint8_t* char_classes() {
-  static const std::vector<uint8_t> classes = make_classes();
+const uint16_t* char_classes() {
+  static const std::vector<uint16_t> classes = make_classes();
   return classes.data();
 }
 

@@ -10,7 +10,7 @@ namespace cohort {
 
 // Bits of a character's classes: general categories, White_Space, and word characters of regular
 // expressions (\w of UTS #18: Alphabetic, marks, decimal numbers, connectors, joiners).
-enum CharClass : uint8_t {
+enum CharClass : uint16_t {
   kLetter = 1,           // L*
   kNumber = 2,           // N*
   kWhiteSpace = 4,       // White_Space; excludes U+180E
@@ -19,10 +19,11 @@ enum CharClass : uint8_t {
   kNonspacingMark = 32,  // Mn
   kOtherCharacter = 64,  // C*
   kWordCharacter = 128,
+  kUnassigned = 256,  // Cn
 };
 
-// One byte of CharClass bits for each code point below 0x110000.
-const uint8_t* char_classes();
+// The CharClass bits for each code point below 0x110000.
+const uint16_t* char_classes();
 inline bool has_class(char32_t code, int classes) {
   return (char_classes()[code] & classes) != 0;
 }

@@ -49,6 +49,12 @@ auto without_gil(F&& fn) {
   return fn();
 }
 
+// A text in which bytes that are not UTF-8 become U+FFFD, as a model may write them.
+nb::str text_of(const std::string& text);
+// In a handler: throws a failed check of an op's arguments as InputError, and other errors as they
+// are.
+[[noreturn]] void rethrow_of_arguments(const Error& error);
+
 // Parameters of functions for define(): a Variable is contiguous if no gradient is wanted, a
 // Strided one is as it was passed, a MaybeVariable is undefined for None. A Tensor and a
 // MaybeTensor are torch tensors, without a stream's order.
@@ -98,7 +104,11 @@ void define(nb::module_& m, const char* name, R (*fn)(T...), const Extra&... ext
       name,
       [fn](typename Argument<std::decay_t<T>>::Type... arguments) {
         std::tuple<std::decay_t<T>...> values{Argument<std::decay_t<T>>::of(arguments)...};
-        return without_gil([&] { return std::apply(fn, values); });
+        try {
+          return without_gil([&] { return std::apply(fn, values); });
+        } catch (const Error& error) {
+          rethrow_of_arguments(error);
+        }
       },
       extra...);
 }

@@ -1,5 +1,4 @@
 // cohort.Model and Engine: models from folders, their log-probs, and sampling.
-#include <nanobind/stl/function.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
@@ -92,11 +91,11 @@ std::vector<int32_t> tokens_of(const SetModel& loaded, const Prompt& prompt) {
   if (const auto* ids = std::get_if<std::vector<int32_t>>(&prompt)) return *ids;
   if (const auto* text = std::get_if<std::string>(&prompt))
     return loaded.tokenizer->encode(*text, SpecialTokens::kAdd);
-  const auto* messages = std::get_if<nb::list>(&prompt);
+  const auto* conversation = std::get_if<nb::list>(&prompt);
+  const Json messages = conversation != nullptr ? messages_of(*conversation) : Json();
   return loaded.tokenizer->encode(
-      messages != nullptr
-          ? ChatPrompts(loaded, nb::none(), nb::none()).conversation(messages_of(*messages))
-          : rendered_text(std::get<nb::dict>(prompt)),
+      conversation != nullptr ? ChatPrompts(loaded, nb::none(), nb::none()).conversation(messages)
+                              : rendered_text(std::get<nb::dict>(prompt)),
       SpecialTokens::kNone);
 }
 
@@ -127,7 +126,7 @@ void export_folder(const LoadedModel& loaded, const std::string& dir, const std:
     merge_adapters(*whole.model, stored_type(dtype));
     export_model(*whole.model, *whole.tokenizer, folder, dtype, [] {});
   } else if (is_adapted) {
-    save_adapter(*loaded.model, folder, loaded.base.path);
+    save_adapter(*loaded.model, folder, loaded.base.path, dtype);
     for (const auto& [file, content] : loaded.tokenizer->files())
       write_file_durable(folder + "/" + file, content);
   } else {
@@ -139,14 +138,16 @@ void export_folder(const LoadedModel& loaded, const std::string& dir, const std:
 // Calls on_text(completion, text) with each piece of text, and lets Python handle signals.
 class Progress {
  public:
-  using OnText = std::function<bool(int64_t, const std::string&)>;
-  explicit Progress(const OnText& on_text) : on_text_(on_text) {}
+  // None: there is none.
+  explicit Progress(const nb::object& on_text)
+      : on_text_(on_text), is_called_(!on_text.is_none()) {}
 
   // False ends the completion.
   bool add(const Trajectory& t) {
-    if (on_text_ && !has_failed()) {
+    if (is_called_ && !has_failed()) {
       const std::string text = rest_of(t);
-      return text.empty() || with_gil([&] { return on_text_(t.index, text); });
+      return text.empty() ||
+             with_gil([&] { return nb::cast<bool>(on_text_(t.index, text_of(text))); });
     }
     const auto now = Clock::now();
     if (has_failed() || now < next_check_) return !has_failed();
@@ -157,9 +158,9 @@ class Progress {
     });
   }
   void finish(const Trajectory& t) {
-    if (!on_text_ || has_failed()) return;
+    if (!is_called_ || has_failed()) return;
     if (const std::string rest = rest_of(t); !rest.empty())
-      with_gil([&] { return on_text_(t.index, rest); });
+      with_gil([&] { return nb::cast<bool>(on_text_(t.index, text_of(rest))); });
   }
   void rethrow() const {
     if (error_) std::rethrow_exception(error_);
@@ -183,7 +184,8 @@ class Progress {
     }
   }
 
-  const OnText& on_text_;
+  const nb::object& on_text_;
+  const bool is_called_;
   std::map<int64_t, size_t> given_;  // bytes, by Trajectory::index
   Clock::time_point next_check_ = Clock::now();
   std::exception_ptr error_;
@@ -227,7 +229,7 @@ nb::dict arrays_of(const std::vector<Trajectory>& all, int32_t padding) {
       each_of(all, [](const auto& t) { return static_cast<int64_t>(t.tokens.size()); })));
   out["prompt_lengths"] =
       Variable(Tensor::from(each_of(all, [](const auto& t) { return t.prompt_length; })));
-  out["texts"] = each_of(all, [](const auto& t) { return t.text; });
+  out["texts"] = each_of(all, [](const auto& t) { return text_of(t.text); });
   out["stop_reasons"] =
       each_of(all, [](const auto& t) { return std::string(stop_reason_name(t.stop_reason)); });
   return out;
@@ -247,8 +249,8 @@ class PythonEngine {
         }()) {}
 
   nb::dict rollouts(const std::vector<Prompt>& prompts, int64_t num_generations,
-                    const SampleAddress& address, const Progress::OnText& on_text,
-                    nb::handle variables, nb::handle tools, const nb::kwargs& sampling) {
+                    const SampleAddress& address, const nb::object& on_text, nb::handle variables,
+                    nb::handle tools, const nb::kwargs& sampling) {
     SamplingConfig config = loaded_->settings().sampling;
     if (sampling.contains("max_completion_length")) config.max_total_length = 0;
     config = section_of(sampling, "rollouts", std::move(config));
@@ -325,7 +327,7 @@ void bind_engine(nb::module_& m) {
       .def(
           "rollout_arrays",
           [](PythonEngine& self, const std::vector<Prompt>& prompts, int64_t num_generations,
-             uint64_t seed, int64_t step, const Progress::OnText& on_text, nb::object variables,
+             uint64_t seed, int64_t step, nb::object on_text, nb::object variables,
              nb::object tools, const nb::kwargs& sampling) {
             return self.rollouts(prompts, num_generations, {.seed = seed, .step = step}, on_text,
                                  variables, tools, sampling);
@@ -399,7 +401,7 @@ void bind_model(nb::module_& m) {
       .def(
           "decode",
           [](const Handle& self, const std::vector<int32_t>& ids) {
-            return self->tokenizer->decode(ids);
+            return text_of(self->tokenizer->decode(ids));
           },
           nb::arg("ids"), "The text of token ids; special tokens give none.")
       .def(

@@ -8,6 +8,7 @@
 #include "job/checkpoint.h"
 #include "job/model_settings.h"
 #include "job/run_directory.h"
+#include "python/bindings/bindings.h"
 
 namespace cohort::python {
 
@@ -16,8 +17,10 @@ class SetModel : public LoadedModel {
   explicit SetModel(LoadedModel loaded) : LoadedModel(std::move(loaded)) {}
   // Read at the first use, as not all uses need a run's configuration that can be read.
   const ModelSettings& settings() const {
-    std::call_once(is_read_, [&] {
-      settings_ = model_settings(*this, find_run_config(checkpoint), SamplingConfig());
+    without_gil([&] {  // which messages take
+      std::call_once(is_read_, [&] {
+        settings_ = model_settings(*this, find_run_config(checkpoint), SamplingConfig());
+      });
     });
     return settings_;
   }

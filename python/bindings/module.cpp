@@ -3,6 +3,9 @@
 #include <nanobind/stl/vector.h>
 #include <pthread.h>
 
+#include <memory>
+#include <typeinfo>
+
 #include "apps/commands.h"
 #include "core/device.h"
 #include "core/log.h"
@@ -14,7 +17,39 @@ namespace {
 
 bool g_is_forked = false;
 
+void set_log_function(const nb::object& call) {
+  logging::set_console_level(logging::Level::kNone);
+  if (call.is_none()) return logging::set_observer({});
+  const auto release = [](nb::object* object) {
+    const nb::gil_scoped_acquire gil;
+    delete object;
+  };
+  logging::set_observer([function = std::shared_ptr<nb::object>(new nb::object(call), release)](
+                            logging::Level level, const std::string& text) {
+    const nb::gil_scoped_acquire gil;
+    try {
+      (*function)(static_cast<int>(level), text_of(escape_controls(text)));
+    } catch (nb::python_error& error) {
+      if (error.matches(PyExc_KeyboardInterrupt)) return PyErr_SetInterrupt();
+      error.discard_as_unraisable("cohort's log");
+    }
+  });
+}
+
 }  // namespace
+
+nb::str text_of(const std::string& text) {
+  return nb::steal<nb::str>(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+
+void rethrow_of_arguments(const Error& error) {
+  const std::string message = error.what();  // "[matmul] expected ... (kernels/matmul.cpp:40)"
+  const size_t place = message.rfind(" (");
+  if (typeid(error) != typeid(Error) || !message.starts_with("[")) throw;
+  const bool has_place = place != message.npos && message.find(".cpp:", place) != message.npos;
+  throw InputError(message.substr(0, has_place ? place : message.npos));
+}
 
 void check_process() {
   if (g_is_forked)
@@ -25,6 +60,7 @@ void check_process() {
 }
 
 NB_MODULE(_cohort, m) {
+  nb::set_leak_warnings(false);  // of objects that threads hold when the process ends
   m.attr("version") = COHORT_VERSION;
   pthread_atfork(nullptr, nullptr, [] { g_is_forked = true; });
   const nb::exception<Error> error(m, "Error", PyExc_RuntimeError);
@@ -47,22 +83,8 @@ NB_MODULE(_cohort, m) {
         return without_gil([&] { return apps::run_command(program, texts); });
       },
       nb::arg("program"), nb::arg("arguments"), "`cohort ARGUMENT...`; the exit code.");
-  // Messages go to Python's logging. `call` is kept until the process ends.
-  m.def(
-      "set_log_function",
-      [](nb::callable call) {
-        logging::set_console_level(logging::Level::kNone);
-        logging::set_observer([function = new nb::callable(std::move(call))](
-                                  logging::Level level, const std::string& text) {
-          const nb::gil_scoped_acquire gil;
-          try {
-            (*function)(static_cast<int>(level), escape_controls(text));
-          } catch (nb::python_error& error) {
-            error.discard_as_unraisable("cohort's log");
-          }
-        });
-      },
-      nb::arg("call"));
+  m.def("set_log_function", &set_log_function, nb::arg("call").none(),
+        "call(level, text) for each message; None: none are given any more.");
   m.def("cuda_device_count", &cuda_device_count,
         "Number of CUDA devices that this build can use; 0 for a CPU build.");
   m.def(

@@ -7,6 +7,7 @@
 
 #include "core/log.h"
 #include "job/evaluation.h"
+#include "job/run_directory.h"
 #include "job/training.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/models.h"
@@ -64,7 +65,7 @@ class PythonReporter final : public Reporter {
   }
   void message(const std::string& text) override {
     logging::record(text);
-    call("on_message", [&](const auto& method) { method(text); });
+    call("on_message", [&](const auto& method) { method(text_of(text)); });
   }
 
  private:
@@ -111,19 +112,41 @@ struct Training {
       return evaluate_model(plan, *model, &stop).metrics;
     }));
   }
-  // Makes the run's directory for files that the caller writes there: the values of their keys.
+  // The run's directory for files that the caller writes there, the values of their keys: that of
+  // the run which continues, else a new one.
   std::string make_directory(const std::map<std::string, std::string>& files) {
-    const auto set = [&](const std::string& key, Json value) {
+    const auto set = [&](const std::string& key, const Json& value) {
       request.overrides.push_back(key + "=" + value.dump());
     };
+    refuse_other_files(files);
     for (const auto& [key, file] : files) set(key, Json(Json::Array{file}));
     const std::string wanted = plan_of(request).output_dir;
-    const std::string dir =
-        request.continues ? make_run_directory(wanted) : create_run_directory(wanted);
+    const bool exists = request.continues && path_exists(wanted);
+    if (exists && !path_exists(wanted + "/config.yaml"))
+      throw InputError(
+          str("output_dir: ", wanted, " holds no run; hint: remove it, or another output_dir"));
+    const std::string dir = exists ? wanted : create_run_directory(wanted);
     for (const auto& [key, file] : files) set(key, Json(Json::Array{dir + "/" + file}));
     set("output_dir", dir);
     request.continues = true;
     return dir;
+  }
+
+ private:
+  // Throws InputError if the configuration names data files too.
+  void refuse_other_files(const std::map<std::string, std::string>& files) const {
+    RunPlan plan;
+    try {
+      plan = plan_of(request);
+    } catch (const InputError&) {  // it may lack data
+      return;
+    }
+    for (const TrainConfig& stage : plan.stages)
+      for (const auto& [key, paths] : {std::pair("data.jsonl.path", &stage.data.jsonl.path),
+                                       {"data.jsonl.eval_path", &stage.data.jsonl.eval_path}})
+        if (files.contains(key) && !paths->empty())
+          throw InputError(str(key, ": ", paths->front(),
+                               " is given beside data in memory; hint: leave one of them out"));
   }
 };
 

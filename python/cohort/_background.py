@@ -3,13 +3,31 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import functools
 import inspect
+import logging
+import os
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from . import _cohort
+
+
+_logger = logging.getLogger("cohort")
+_thread = threading.local()  # `waits_not` in not_waiting()
+
+
+@contextmanager
+def not_waiting() -> Iterator[None]:
+    """Within it, close() on this thread makes a run end soon and does not wait."""
+    before, _thread.waits_not = getattr(_thread, "waits_not", False), True
+    try:
+        yield
+    finally:
+        _thread.waits_not = before
 
 
 class _Work:
@@ -25,8 +43,9 @@ class _Work:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # of coroutines, on a thread of its own
         self._stop: Callable[[], None] = lambda: None
-        self._at_exit = functools.partial(self.end, waits=True)
-        self._is_over = False
+        self._is_done = threading.Event()
+        self._at_exit = self._end_at_exit
+        self._is_over = self._was_interrupted = False
 
     def start(self, run: Callable[[Callable[[Any], None]], Any], stop: Callable[[], None]) -> None:
         def target() -> None:
@@ -37,6 +56,7 @@ class _Work:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)
             self.items.put(result)
+            self._is_done.set()
         with self._lock:
             if self._is_over:
                 return self.items.put(("over", None))
@@ -59,15 +79,34 @@ class _Work:
         self.resume()
         if waits is None:
             waits = threading.get_ident() == self.consumer or self._num_active == 0
-        if waits and thread is not threading.current_thread() and not self.is_inside():
+        if waits and thread is not threading.current_thread() and not self.is_inside() and not getattr(_thread, "waits_not", False):
+            self._wait()
             thread.join()
             atexit.unregister(self._at_exit)
             self._stop = lambda: None  # which refers to what refers to this
 
+    def _wait(self) -> None:
+        """Until the thread is done. The second interrupt while it waits is raised. (An interrupt breaks Thread.join().)"""
+        while True:
+            try:
+                self._is_done.wait()
+                return
+            except KeyboardInterrupt:
+                if self._was_interrupted:
+                    raise
+                self._was_interrupted = True
+                _logger.warning("the run is about to save and end; interrupt once more not to wait for that")
+
+    def _end_at_exit(self) -> None:
+        try:
+            self.end(waits=True)
+        except KeyboardInterrupt:  # a thread that calls Python cannot outlive the interpreter
+            os._exit(130)
+
     def is_inside(self) -> bool:
         return getattr(self._inside, "active", False)
 
-    def call(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    def call(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
         before, self._inside.active = self.is_inside(), True
         with self._lock:
             self._num_active += 1
@@ -131,6 +170,7 @@ class Background(Generator[Any, None, Any]):
                 self._work.resume()
             kind, item = self._work.items.get()
         except BaseException:  # an interrupt
+            _logger.info("interrupted: the run ends after its step in progress, and saves it")
             self.close()
             raise
         if kind == "item":
@@ -161,3 +201,4 @@ _iterators: weakref.WeakSet[Background] = weakref.WeakSet()
 def _close_all() -> None:  # also those that were never asked for an item, while their objects can be freed
     for iterator in list(_iterators):
         iterator.close()
+    _cohort.set_log_function(None)

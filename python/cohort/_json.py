@@ -13,7 +13,7 @@ def _plain(value: Any) -> Any:
 
 
 def dumps(value: Any) -> str:
-    """TypeError for values that JSON does not have, UnicodeEncodeError for texts that UTF-8 does not have."""
-    text = json.dumps(value, ensure_ascii=False, default=_plain)
+    """TypeError or ValueError for values that JSON does not have, UnicodeEncodeError for texts that UTF-8 does not have."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
     text.encode()
     return text

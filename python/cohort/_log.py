@@ -5,6 +5,7 @@ import logging
 import sys
 
 from . import _cohort
+from ._background import not_waiting
 
 _logger = logging.getLogger("cohort")
 _LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
@@ -14,7 +15,7 @@ class _Console(logging.Handler):
     """Prints to standard error, unless the program has handlers of its own."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not logging.getLogger().handlers:
+        if not logging.getLogger().handlers and _logger.handlers == [self]:
             print(self.format(record), file=sys.stderr, flush=True)
 
 
@@ -26,8 +27,14 @@ def set_log_level(level: str | int) -> None:
         raise _cohort.InputError(f"set_log_level: {error}; hint: debug, info, warning or error") from None
 
 
+def _log(level: int, text: str) -> None:
+    with not_waiting():  # a handler may close the run that logs
+        _logger.log(_LEVELS[level], "%s", text)
+
+
 _console = _Console()
 _console.setFormatter(logging.Formatter("[%(asctime)s %(levelname).1s] %(message)s", "%H:%M:%S"))
 _logger.addHandler(_console)
-_logger.setLevel(logging.INFO)
-_cohort.set_log_function(lambda level, text: _logger.log(_LEVELS[level], "%s", text))
+if _logger.level == logging.NOTSET:
+    _logger.setLevel(logging.INFO)
+_cohort.set_log_function(_log)

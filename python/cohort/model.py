@@ -12,7 +12,7 @@ from typing import Any, SupportsIndex, Union, overload
 from . import _cohort
 from ._background import Background
 from ._cohort import Tensor
-from .training import Config, evaluate
+from .training import Config, prepared
 
 __all__ = ["ChatPrompt", "Engine", "Model", "Prompt", "Rollouts"]
 
@@ -49,6 +49,12 @@ def _typed(message: str) -> Iterator[None]:
         raise _cohort.InputError(f"{message}, got {str(error).rpartition('Invoked with types: ')[2]}") from None
 
 
+def _items(value: Any) -> list[Any] | None:
+    """The items of a list or an array; None for other values."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return None if isinstance(value, (str, Mapping)) or not isinstance(value, Iterable) else list(value)
+
+
 def _is_id(item: Any) -> bool:
     return isinstance(item, SupportsIndex) and not isinstance(item, Iterable)
 
@@ -58,13 +64,19 @@ def _plain(prompt: Any) -> Any:
     if isinstance(prompt, ChatPrompt):
         return {"rendered": str(prompt)}
     if isinstance(prompt, str):
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise _cohort.InputError(f"prompt: {error}") from None
         return prompt
-    items: list[Any] = list(prompt.tolist() if hasattr(prompt, "tolist") else prompt) if isinstance(prompt, Iterable) else [None]
-    if not isinstance(prompt, Mapping):
-        if all(map(_is_id, items)):
-            return [index(item) for item in items]
-        if all(isinstance(item, Mapping) for item in items):
-            return [dict(item) for item in items]
+    items = _items(prompt)
+    if items is not None and all(map(_is_id, items)):
+        ids = [index(item) for item in items]
+        if not all(-2**31 <= token < 2**31 for token in ids):
+            raise _cohort.InputError(f"prompt: token ids {str(ids)[:60]} are outside of the vocabulary")
+        return ids
+    if items is not None and all(isinstance(item, Mapping) for item in items):
+        return [dict(item) for item in items]
     raise _cohort.InputError(
         "prompt: expected a text, token ids, or a conversation as a list of {\"role\", \"content\"}, got "
         f"{str(prompt)[:60]}; hint: Engine.rollouts() takes several prompts: rollouts([conversation])")
@@ -85,6 +97,13 @@ def _translated(options: dict[str, Any]) -> dict[str, Any]:
             raise _cohort.InputError(f"{name} is {own} here, which is given too; hint: leave one of them out")
         out[own] = value
     return out
+
+
+def _of_one(options: dict[str, Any]) -> dict[str, Any]:
+    options = _translated(options)
+    if options.pop("num_generations", 1) != 1:
+        raise _cohort.InputError("generate: it samples one completion; hint: Engine(model).rollouts(prompts, num_generations)")
+    return options
 
 
 class Engine(_cohort.Engine):
@@ -134,11 +153,12 @@ class Model(_cohort.LoadedModel):
     tokens, where the model may be extended. InputError if there is no usable model.
     """
 
-    def __init__(self, path: str, *, device: str | None = None, dtype: str | None = None, base: str = "",
+    def __init__(self, path: str | os.PathLike[str], *, device: str | None = None, dtype: str | None = None, base: str = "",
                  context: int = 0) -> None:
         device = device or ("cuda:0" if _cohort.cuda_device_count() > 0 else "cpu")
         dtype = _DTYPES.get(dtype, dtype) if dtype else "float32" if device == "cpu" else "bfloat16"
-        super().__init__(str(path), device, dtype, base, context)
+        path = os.path.abspath(path) if os.path.exists(path) else os.fspath(path)  # a later chdir() changes nothing
+        super().__init__(path, device, dtype, base, context)
 
     @cached_property
     def _engine(self) -> Engine:
@@ -152,8 +172,9 @@ class Model(_cohort.LoadedModel):
         return ChatPrompt(self.chat_text(messages, chat_template_kwargs, tools))
 
     def generate(self, prompt: Prompt, **options: Any) -> str:
-        """The completion of a text, token ids or a conversation; options as in Engine.rollouts()."""
-        return self._engine.rollouts([prompt], **options).texts[0]
+        """The completion of a text, token ids or a conversation; options as in Engine.rollouts(): seed=0 by default, so that
+        equal calls give equal texts."""
+        return self._engine.rollouts([prompt], **_of_one(options)).texts[0]
 
     def stream(self, prompt: Prompt, *, seed: int = 0, step: int = 0, chat_template_kwargs: Mapping[str, Any] | None = None,
                tools: Sequence[Mapping[str, Any]] | None = None, **sampling: Any) -> Iterator[str]:
@@ -164,7 +185,7 @@ class Model(_cohort.LoadedModel):
             def on_text(_: int, piece: str) -> bool:
                 put(piece)
                 return bool(is_open)
-            self._engine._arrays([prompt], 1, seed, step, on_text, chat_template_kwargs, tools, **sampling)
+            self._engine._arrays([prompt], 1, seed, step, on_text, chat_template_kwargs, tools, **_of_one(sampling))
         return Background().begin(run, stop=is_open.clear)
 
     @overload
@@ -177,10 +198,10 @@ class Model(_cohort.LoadedModel):
         """[T - 1]: log-probs of the T tokens of a text, token ids or a whole conversation, each given those before it. A list of
         these for a list of texts, which are computed together, to the same bits. InputError for fewer than 2 tokens or more than
         the context holds."""
-        items = None if isinstance(text, (str, Mapping)) or not isinstance(text, Iterable) else list(text)
+        items = _items(text)
         if items is not None and not any(isinstance(item, Mapping) or _is_id(item) for item in items):
             return self.each_logprobs([_plain(item) for item in items], float(temperature))
-        return self.each_logprobs([_plain(text if items is None else items)], float(temperature))[0]
+        return self.each_logprobs([_plain(text)], float(temperature))[0]
 
     def evaluate(self, config: Config | None = None, *, rewards: Mapping[str, Callable[..., Any]] | None = None,
                  environments: Mapping[str, Callable[..., Any]] | None = None,
@@ -188,10 +209,17 @@ class Model(_cohort.LoadedModel):
         """The scores of `cohort eval`: pass@1 and others on held-out problems and sets, or "val_loss" on text, by name; None for
         what cannot be measured. config: the one with the data and the rewards, by default that of the model's run; functions and
         overrides as in train(). InputError if nothing is held out."""
-        return evaluate(self, config, rewards, environments, overrides)
+        steps = Background()
+        training = prepared(steps, config, rewards, environments, overrides=overrides)
+        try:
+            next(steps.begin(lambda put: training.evaluate(self), training.stop))
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        raise AssertionError("an evaluation yields nothing")
 
     def export(self, folder: str | os.PathLike[str], *, dtype: str | None = None, merged: bool = False) -> None:
         """Writes the model as it is in memory into a new folder in Hugging Face's format; an adapter alone in PEFT's, unless
         `merged`, which writes the whole model. dtype: as in Model(), or "float16"; by default that of the model."""
         dtype = dtype or next(iter(self.parameters().values())).dtype
-        self.export_folder(os.fspath(folder), _DTYPES.get(dtype, dtype), merged)
+        with _typed("export: expected a folder, and the name of a dtype"):
+            self.export_folder(os.fspath(folder), _DTYPES.get(dtype, dtype), merged)

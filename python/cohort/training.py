@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import os
 import sys
 import time
@@ -101,7 +102,6 @@ class _Callbacks(Callback):
     def __init__(self, callbacks: Iterable[Callback], steps: Background, stop: Callable[[], None]) -> None:
         self._stage, self._step, self._completion, self._message = ([], [], [], [])  # type: ignore[var-annotated]
         self._stop = stop
-        self.stages: list[int] = []  # the step at which each stage began
         for callback in callbacks:
             if not isinstance(callback, Callback):
                 raise TypeError(f"callbacks: expected objects of classes derived from cohort.Callback, got {callback!r}")
@@ -112,7 +112,6 @@ class _Callbacks(Callback):
                 self._completion.append(steps.called(callback.on_completion))
 
     def on_stage(self, name: str, step: int, steps: int) -> None:
-        self.stages.append(step)
         for call in self._stage:
             call(name, step, steps)
 
@@ -140,7 +139,7 @@ class TrainResult:
     measure: str  # the held-out score, such as "pass@1 (countdown)"; "": nothing is held out
     before: float  # that score (minus the loss for texts) before the first step of the last stage and after its last; nan: not
     after: float  # measured
-    metrics: list[dict[str, Any]] = field(repr=False)  # of each step, also of those before it was resumed
+    metrics: list[dict[str, Any]] = field(repr=False)  # of all steps of the run that metrics.jsonl has (log_every)
 
 
 Data = Iterable[Mapping[str, Any]]
@@ -155,30 +154,33 @@ def train_steps(config: Config | None = None, *, data: Data | None = None, eval_
     for. Closing it, also by leaving the loop, or an interrupt stops the run with a checkpoint of the step that was yielded last;
     a function that the run calls may close it too."""
     steps = Background(waits=True)
-    training = _training(steps, config, rewards, environments, resume, continues, overrides)
-    return _steps(steps, training, callbacks, _tables(data, eval_data, resume))
+    return _steps(steps, config, rewards, environments, callbacks, resume, continues, overrides, data, eval_data)
 
 
-def _steps(steps: Background, training: _cohort.Training, callbacks: Iterable[Callback],
-           tables: dict[str, list[str]]) -> Background:
+def _steps(steps: Background, config: Config | None, rewards: Mapping[str, Callable[..., Any]] | None,
+           environments: Mapping[str, Callable[..., Any]] | None, callbacks: Iterable[Callback],
+           resume: str | os.PathLike[str] | None, continues: bool, overrides: Mapping[str, Any] | None, data: Data | None,
+           eval_data: Data | None) -> Background:
+    if (config is None) == (resume is None):
+        raise _cohort.InputError("train: expected a configuration (a file or a dictionary) or resume=RUN_DIR")
+    training = prepared(steps, config, rewards, environments, resume, continues, overrides)
+    tables = _tables(data, eval_data, resume)
     reporter = _Callbacks(callbacks, steps, training.stop)
 
     def run(put: Callable[[dict[str, Any]], None]) -> Any:  # does not refer to `steps`, which end the run when they are dropped
         reporter.put = put
         with _written(training, tables):
             result = training.run(reporter)
-        return TrainResult(**result, metrics=_earlier_metrics(result["dir"], reporter.stages))
+        return TrainResult(**result, metrics=_metrics(result["dir"]))
     return steps.begin(run, training.stop)
 
 
-def _training(steps: Background, config: Config | None, rewards: Mapping[str, Callable[..., Any]] | None,
-              environments: Mapping[str, Callable[..., Any]] | None, resume: str | os.PathLike[str] | None = None,
-              continues: bool = False, overrides: Mapping[str, Any] | None = None, needs_config: bool = True) -> _cohort.Training:
+def prepared(steps: Background, config: Config | None, rewards: Mapping[str, Callable[..., Any]] | None,
+             environments: Mapping[str, Callable[..., Any]] | None, resume: str | os.PathLike[str] | None = None,
+             continues: bool = False, overrides: Mapping[str, Any] | None = None) -> _cohort.Training:
     """The configuration with its functions, which are called as a part of `steps`."""
     is_file = isinstance(config, (str, os.PathLike))
-    if needs_config and (config is None) == (resume is None):
-        raise _cohort.InputError("train: expected a configuration (a file or a dictionary) or resume=RUN_DIR")
-    run_function = steps.called(lambda function, *arguments, **keywords: function(*arguments, **keywords))
+    run_function = steps.called(lambda function, /, *arguments, **keywords: function(*arguments, **keywords))
     return _cohort.Training(
         config=os.fspath(config) if is_file else "" if config is None else "config",  # type: ignore[arg-type]
         yaml="" if is_file or config is None else dumps(_with_json_texts(config)),  # type: ignore[arg-type]
@@ -186,18 +188,6 @@ def _training(steps: Background, config: Config | None, rewards: Mapping[str, Ca
         overrides=[f"{key}={value if isinstance(value, str) else dumps(value)}" for key, value in (overrides or {}).items()],
         rewards={name: _reward(name, function, run_function) for name, function in _named("rewards", rewards)},
         environments={name: steps.called(function) for name, function in _named("environments", environments)})
-
-
-def evaluate(model: _cohort.LoadedModel, config: Config | None, rewards: Mapping[str, Callable[..., Any]] | None,
-             environments: Mapping[str, Callable[..., Any]] | None, overrides: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Model.evaluate()."""
-    steps = Background()
-    training = _training(steps, config, rewards, environments, overrides=overrides, needs_config=False)
-    try:
-        next(steps.begin(lambda put: training.evaluate(model), training.stop))
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-    raise AssertionError("an evaluation yields nothing")
 
 
 def _tables(data: Data | None, eval_data: Data | None, resume: object) -> dict[str, list[str]]:
@@ -229,34 +219,31 @@ def _written(training: _cohort.Training, tables: dict[str, list[str]]) -> Iterat
         return (yield)
     names = {key: "data.jsonl" if key == "data.jsonl.path" else "eval.jsonl" for key in tables}
     folder = Path(training.make_directory(names))
-    is_new = not (folder / "config.yaml").exists()
+    resumes = (folder / "config.yaml").exists()
     try:
         for key, lines in tables.items():
             path, text = folder / names[key], "".join(lines)
-            if is_new:
+            if not resumes:
                 path.write_text(text, encoding="utf-8")
             elif not path.exists() or path.read_text(encoding="utf-8") != text:
                 raise _cohort.InputError(f"train: the run in {folder} has other data than {names[key][:-6]}; hint: its own data, or "
                                          "another output_dir")
         yield
     finally:
-        if is_new and not (folder / "config.yaml").exists():
+        if not resumes and not (folder / "config.yaml").exists():
             for name in [*names.values(), ".lock"]:
                 (folder / name).unlink(missing_ok=True)
             with suppress(OSError):
                 folder.rmdir()
 
 
-def _earlier_metrics(folder: str, stages: list[int]) -> list[dict[str, Any]]:
-    """What metrics.jsonl has of the steps before those of a call that began the last stages of the run at these steps."""
-    files = sorted(Path(folder).glob("*-*/metrics.jsonl"), key=lambda path: int(path.parent.name.split("-")[0])) or \
-        [path for path in [Path(folder, "metrics.jsonl")] if path.exists()]
-    out = []
-    for i, path in enumerate(files, start=len(stages) - len(files)):
-        for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
-            if "step_time" in line and (i < 0 or (i == 0 and line["step"] <= stages[0])):
-                out.append({name: value for name, value in line.items() if name != "time"})
-    return out
+def _metrics(folder: str) -> list[dict[str, Any]]:
+    """What metrics.jsonl of each stage has of its steps."""
+    stages = sorted(Path(folder).glob("*-*/metrics.jsonl"), key=lambda path: int(path.parent.name.split("-")[0]))
+    lines = [json.loads(line) for path in [Path(folder, "metrics.jsonl"), *stages] if path.exists()
+             for line in path.read_text(encoding="utf-8").splitlines()]
+    return [{name: math.nan if value is None else value for name, value in line.items() if name != "time"}
+            for line in lines if "step_time" in line]
 
 
 def _with_json_texts(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -316,15 +303,12 @@ def train(config: Config | None = None, *, data: Data | None = None, eval_data: 
     InputError for what is wrong with the configuration, Error for a run that fails, and what a function raises. KeyboardInterrupt
     is raised after a checkpoint has been saved: train(resume=...) continues from there.
     """
-    background = Background()
-    training = _training(background, config, rewards, environments, resume, continues, overrides)
-    steps = _steps(background, training, [*callbacks, *([Progress()] if progress else [])], _tables(data, eval_data, resume))
-    metrics = []
+    steps = _steps(Background(), config, rewards, environments, [*callbacks, *([Progress()] if progress else [])], resume,
+                   continues, overrides, data, eval_data)
     try:
         while True:
-            metrics.append(next(steps))
+            next(steps)
     except StopIteration as end:
-        end.value.metrics.extend(metrics)
         return end.value  # type: ignore[no-any-return]
     finally:
         steps.close()

@@ -320,6 +320,8 @@ TEST_F(Chat, SaysHowItSamplesAndKnowsItsCommands) {
             greedy.err.find('\n') + 1)
       << greedy.err;
   expect_bad_input(run_cohort(chat, "/quit\n"), {"unknown command '/quit'; hint: /help"});
+  expect_bad_input(run_cohort(chat, "/system be brief\n"),
+                   {"unknown command '/system be", "--system"});
   EXPECT_EQ(run_cohort(chat, "/a b\n").code, 0);
   write_file(model_ + "/generation_config.json", R"({"temperature": 0.7, "top_k": 20})");
   EXPECT_EQ(run_cohort(chat, "/help\n").err.find("temperature 0.7, top-k 20, at most 5"), 0u);

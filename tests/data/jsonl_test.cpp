@@ -264,18 +264,25 @@ TEST_F(Jsonl, FractionsOf0And1PutEverythingIntoOneSplit) {
   EXPECT_EQ(held_out->get(1).where, c.path[0] + ":3");
 }
 
+TEST_F(Jsonl, ProblemsAreCountedUpToANumber) {
+  JsonlConfig c = config("{}\n\n \t\n{}\n{}");
+  EXPECT_TRUE(has_fewer_problems(c, 4));
+  EXPECT_FALSE(has_fewer_problems(c, 3));
+  c.path.push_back(c.path[0]);
+  EXPECT_TRUE(has_fewer_problems(c, 7));
+  EXPECT_FALSE(has_fewer_problems(c, 6));
+  c.limit = 2;
+  EXPECT_TRUE(has_fewer_problems(c, 3));
+  c = {.path = {dir_.path("none.jsonl")}};
+  EXPECT_FALSE(has_fewer_problems(c, 3));
+}
+
 TEST_F(Jsonl, AFileOfItsOwnIsHeldOutAsAWholeAndTheOtherIsForTraining) {
   std::string text;
   for (int i = 0; i < 49; ++i) text += str("{\"prompt\": \"", i, "\", \"answer\": \"a\"}\n");
   JsonlConfig c = config(text);
   c.held_out_fraction.reset();
-  EXPECT_EQ(load_jsonl(c).train->size(), 49);
-  EXPECT_EQ(load_jsonl(c).held_out->size(), 0);
-  c.held_out_fraction = 0.1;
   EXPECT_LT(load_jsonl(c).train->size(), 49);
-  c.held_out_fraction.reset();
-  test::write_file(c.path[0], text + "{\"prompt\": \"49\", \"answer\": \"a\"}\n");
-  EXPECT_LT(load_jsonl(c).train->size(), 50);
   c.eval_path = {dir_.path("test.jsonl")};
   c.prompt = "{prompt}?";
   c.limit = 30;

@@ -555,6 +555,25 @@ TEST_F(Plans, HeldOutKeysAreConsistent) {
                  "data.jsonl.eval_path; hint: data.held_out_fraction=0");
   expect_refused("trainer: sft\ndata: {task: addition, jsonl: {eval_path: b.jsonl}}\n",
                  "data.jsonl.eval_path: ");
+  // Nothing of few problems is held out, unless the fraction is given or an evaluation needs some.
+  std::string lines;
+  for (int i = 0; i < 49; ++i) lines += str("{\"prompt\": \"", i, "\", \"answer\": \"1\"}\n");
+  write_file(dir_.path("few.jsonl"), lines);
+  write_file(dir_.path("more.jsonl"), lines + "{\"prompt\": \"49\", \"answer\": \"1\"}\n");
+  const auto held_out_of = [&](const std::string& yaml) {
+    RunPlan plan = load(yaml);
+    hold_nothing_out_of_few(plan);
+    return plan.stages.back().data.jsonl.held_out();
+  };
+  const std::string few = "trainer: sft\ndata: {jsonl: {path: few.jsonl}}\n",
+                    stage = "{trainer: sft, data: {jsonl: {path: ";
+  EXPECT_EQ(held_out_of(few), 0);
+  EXPECT_EQ(held_out_of("trainer: sft\ndata: {jsonl: {path: more.jsonl}}\n"), 0.1);
+  EXPECT_EQ(held_out_of("trainer: sft\ndata: {jsonl: {path: more.jsonl, limit: 49}}\n"), 0);
+  EXPECT_EQ(held_out_of("trainer: sft\ndata: {jsonl: {path: few.jsonl}, held_out_fraction: 0.2}\n"),
+            0.2);
+  EXPECT_EQ(held_out_of(few + "eval: {every: 3}\n"), 0.1);
+  EXPECT_EQ(held_out_of("stages: [" + stage + "more.jsonl}}}, " + stage + "few.jsonl}}}]\n"), 0.1);
   // A dump remembers that no fraction was given.
   write_file(dir_.path("dump.yaml"), dump_plan(load(sft + end)));
   EXPECT_EQ(load_plan(dir_.path("dump.yaml"), std::vector<std::string>{"data.jsonl.eval_path=b"})

@@ -1,5 +1,6 @@
 """cohort.Model and Engine: texts, streams, log-probs and rollouts agree with each other."""
 import gc
+import logging
 import os
 import signal
 import threading
@@ -212,7 +213,9 @@ def test_logprobs_of_many_texts_are_those_of_each(model, chat_run):
     together = model.logprobs(texts, temperature=0.5)
     assert all(a.numpy().tobytes() == b.numpy().tobytes() for a, b in zip(alone, together, strict=True))
     assert model.logprobs([]) == []
-    for wrong in ([5], [[1, 10**6]], [["1+1="]], [None], None, {"role": "user"}):
+    ids = cohort.Engine(model).rollouts(["1+1="], max_completion_length=2).tokens[0]
+    assert model.logprobs(ids).tolist() == model.logprobs(ids.tolist()).tolist() == model.logprobs([ids])[0].tolist()
+    for wrong in ([5], [2**40, 1], "\ud800", [[1, 10**6]], [["1+1="]], [None], None, {"role": "user"}):
         with pytest.raises(cohort.InputError):
             model.logprobs(wrong)
     chat = cohort.Model(chat_run, device="cpu")
@@ -268,12 +271,47 @@ def test_a_model_is_exported_as_it_is_in_memory(model, small, tmp_path):
                                         progress=False).dir, device="cpu")
     adapted.export(tmp_path / "adapter")
     assert (tmp_path / "adapter/adapter_model.safetensors").exists()
+    adapted.export(tmp_path / "half_adapter", dtype="bf16")
+    sizes = [(tmp_path / name / "adapter_model.safetensors").stat().st_size for name in ("half_adapter", "adapter")]
+    assert sizes[0] < 0.8 * sizes[1]
+    for wrong in ("int8", 5):
+        with pytest.raises(cohort.InputError, match="int8|name of a dtype"):
+            adapted.export(tmp_path / "wrong", dtype=wrong)
     adapted.export(tmp_path / "merged", merged=True)
     expected = adapted.logprobs("12+7=19").numpy()
     for folder, base in (("adapter", str(tmp_path / "whole")), ("merged", "")):
         found = cohort.Model(str(tmp_path / folder), device="cpu", base=base)
         np.testing.assert_allclose(found.logprobs("12+7=19").numpy(), expected, atol=1e-5)
     assert np.abs(expected - again.logprobs("12+7=19").numpy()).max() > 1e-3
+
+
+def test_settings_are_read_while_others_log(model, tmp_path):
+    """A message of the first use, whose handler lets other threads run, does not stop them."""
+    model.export(tmp_path / "noted")
+    (tmp_path / "noted/generation_config.json").write_text('{"num_beams": 4, "max_new_tokens": 3}')
+    noted = cohort.Model(tmp_path / "noted", device="cpu")
+
+    class Sleeps(logging.Handler):
+        def emit(self, record):
+            time.sleep(0.2)
+    handler = Sleeps()
+    logging.getLogger("cohort").addHandler(handler)
+    try:
+        threads = [threading.Thread(target=noted.generate, args=("1+1=",), daemon=True) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert not any(thread.is_alive() for thread in threads)
+    finally:
+        logging.getLogger("cohort").removeHandler(handler)
+
+
+def test_one_completion_is_generated(model):
+    for option in ("n", "num_return_sequences", "num_generations"):
+        assert model.generate("1+1=", **{option: 1}) == model.generate("1+1=")
+        with pytest.raises(cohort.InputError, match=r"one completion; hint: Engine\(model\).rollouts"):
+            model.generate("1+1=", **{option: 2})
 
 
 def test_arguments_of_other_types_are_named(model):

@@ -342,7 +342,7 @@ def test_stories_learn_by_a_function(shared_data, tmp_path, capsys):
     assert weights(ours.dir) == weights(theirs.dir) and len(weights(ours.dir)) == 2
 
 
-ROWS = [{"question": f"{a}+{b}=", "answer": str(a + b)} for a in range(8) for b in range(8)]
+ROWS = [{"question": f"{a}+{b}=", "answer": str(a + b), "self": a, "function": b} for a in range(8) for b in range(8)]
 COLUMNS = {"data": {"jsonl": {"prompt": "{question}", "answer": "{answer}", "solution": "{answer}"}}}
 
 
@@ -365,6 +365,104 @@ def test_data_in_memory_are_files_of_the_run(small, tmp_path):
     assert len(other) == 4 and pathlib.Path(f"{result.dir}-2/eval.jsonl").read_text().count("\n") == 9
 
 
+def test_folders_and_files_of_others_stay(small, tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "data.jsonl").write_text("mine")
+    config = small("sft", batch_size=8, output_dir=str(mine), **COLUMNS)
+    with pytest.raises(cohort.InputError, match="holds no run; hint: remove it, or another output_dir"):
+        cohort.train(config, data=ROWS, continues=True, progress=False)
+    with pytest.raises(cohort.InputError, match="model.context"):
+        cohort.train(config | {"model": {"context": -1}}, data=ROWS, continues=True, progress=False)
+    assert (mine / "data.jsonl").read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
+    assert cohort.train(config, data=ROWS, progress=False).dir == f"{mine}-2"
+    named = copy.deepcopy(config)
+    named["data"]["jsonl"]["path"] = str(mine / "data.jsonl")
+    with pytest.raises(cohort.InputError, match="data.jsonl.path: .* is given beside data in memory"):
+        cohort.train(named, data=ROWS, progress=False)
+
+
+def test_a_result_has_the_metrics_of_all_stages(small, tmp_path):
+    config = small("sft", stages=[{"trainer": "sft", "batch_size": 4, "steps": n} for n in (3, 4, 2)])
+    del config["trainer"], config["steps"]
+    steps, expected = cohort.train_steps(config), [1, 2, 3, 1, 2, 3, 4, 1, 2]
+    for metrics in steps:
+        if metrics["step"] == 2 and len(list(tmp_path.glob("run/*-sft"))) == 2:
+            break
+    steps.close()
+    for _ in range(2):
+        result = cohort.train(resume=tmp_path / "run", progress=False)
+        assert [m["step"] for m in result.metrics] == expected and result.finished
+    assert all(isinstance(value, (int, float)) for m in result.metrics for value in m.values())
+    with open(tmp_path / "config.json", "w") as file:
+        json.dump(config | {"output_dir": str(tmp_path / "other")}, file)
+    steps = cohort.train_steps(tmp_path / "config.json")
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            assert [m["step"] for m in end.value.metrics] == expected
+            break
+
+
+def test_a_log_handler_may_close_the_run(small):
+    steps = cohort.train_steps(small("sft", batch_size=4, steps=10**6))
+
+    class Closes(logging.Handler):
+        def emit(self, record):
+            steps.close()
+    handler = Closes()
+    logging.getLogger("cohort").addHandler(handler)
+    try:
+        done = threading.Thread(target=lambda: list(steps), daemon=True)
+        done.start()
+        done.join(60)
+        assert not done.is_alive()
+    finally:
+        logging.getLogger("cohort").removeHandler(handler)
+        steps.close()
+
+
+@pytest.mark.parametrize("interrupts, is_saved", [(2, True), (3, True), (4, False)])
+def test_interrupts_save_first_and_only_the_fourth_ends_the_process_without_that(small, tmp_path, interrupts, is_saved):
+    code = """
+import json, sys, time, cohort
+def slow(completions, **fields):
+    print("reward", flush=True)
+    until = time.monotonic() + 4
+    while time.monotonic() < until: time.sleep(0.01)
+    return [1.0] * len(completions)
+cohort.train(json.loads(sys.argv[1]), rewards={"mine": slow}, progress=False)
+"""
+    config = small("grpo", rewards=mine(), eval={"size": 8, "every": 0, "at_start": False})
+    with subprocess.Popen([sys.executable, "-c", code, json.dumps(config)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True) as process:
+        for _ in range(2):  # on gold answers, then in the first step
+            assert process.stdout.readline() == "reward\n"
+        for _ in range(interrupts):
+            time.sleep(0.5)
+            process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert "interrupt once more not to wait for that" in err and "Fatal" not in err, err
+    assert bool(list(tmp_path.glob("run/checkpoints/step-*1"))) == is_saved, err
+    assert process.returncode == (-signal.SIGINT if is_saved else 130)
+
+
+def test_text_of_any_bytes_is_given_with_replacements(small):
+    config = small("sft", batch_size=4)
+    config["data"]["tokenizer"] = "byte"
+    seen = []
+
+    class Sees(cohort.Callback):
+        def on_message(self, text):
+            seen.append(text)
+    model = cohort.Model(cohort.train(config, callbacks=[Sees()], progress=False).dir, device="cpu")
+    assert model.decode([200, 201]) == "\ufffd\ufffd" and seen
+    texts = cohort.Engine(model).rollouts(["1+1="], 20, temperature=5.0, max_completion_length=20).texts
+    assert any("\ufffd" in text for text in texts)
+    assert "".join(model.stream("1+1=", temperature=5.0, max_completion_length=20)).startswith(texts[0][:1])
+
+
 def np_row(row):
     return {name: np.str_(value) for name, value in row.items()} | {"level": np.int64(3)}
 
@@ -382,7 +480,8 @@ def test_wrong_data_in_memory_leave_no_run(small, tmp_path):
     config = small("sft", batch_size=8, **COLUMNS)
     for rows, text in (("rows.jsonl", "data: got str; hint: an iterable of dictionaries"), (7, "got int"), ({"a": [1]}, "got dict"),
                        (["a row"], "row 0 is 'a row'"), ([{"question": object()}], "row 0: expected a text, a number"),
-                       ([{"answer": "no question"}], "question"), ([{"question": "\ud800"}], "row 0: .*surrogates"), ([], "no ")):
+                       ([{"answer": "no question"}], "question"),
+                       ([ROWS[0], ROWS[1] | {"x": float("nan")}], "row 1: .*JSON compliant"), ([{"question": "\ud800"}], "row 0: .*surrogates"), ([], "no ")):
         with pytest.raises(cohort.InputError, match=text):
             cohort.train(config, data=rows, progress=False)
     assert not list(tmp_path.iterdir())

@@ -196,6 +196,9 @@ TEST(Normalizers, DoWhatTheirNamesSay) {
                        "naïve é"),
             "naive e");
   EXPECT_EQ(normalized(R"({"type":"BertNormalizer"})", "\tÉ你\u200bx\x01"), " e 你 x");
+  // Cn stays; Cc, Cf, Co and U+FFFD go.
+  EXPECT_EQ(normalized(R"({"type":"BertNormalizer"})", "a\u0378b\U000e0fffc\ue000d\u00ade\ufffdf"),
+            "a\u0378b\U000e0fffcdef");
   EXPECT_EQ(normalized(R"({"type":"Replace","pattern":{"Regex":"\\s+"},"content":"_"})", "a \n b"),
             "a_b");
   EXPECT_EQ(normalized(R"({"type":"Prepend","prepend":"x"})", ""), "");

@@ -92,10 +92,10 @@ bool is_chinese(char32_t code) {
 
 std::string clean(std::string_view text) {
   return map_characters(text, [](char32_t code, std::string_view c, std::string& out) {
-    // Other control characters are removed, even if they are white space.
+    // Other control characters are removed, even if they are white space; unassigned ones stay.
     if (code == '\t' || code == '\n' || code == '\r')
       out += ' ';
-    else if (code != 0xfffd && !has_class(code, kOtherCharacter))
+    else if (code != 0xfffd && (!has_class(code, kOtherCharacter) || has_class(code, kUnassigned)))
       out += has_class(code, kWhiteSpace) ? " " : c;
   });
 }

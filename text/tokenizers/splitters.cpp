@@ -59,7 +59,7 @@ class Reader {
 
  private:
   std::string_view text_;
-  const uint8_t* classes_;
+  const uint16_t* classes_;
 };
 
 // \s+(?!\S)|\s+ at white space: a run without its last character, which belongs to the next word.
