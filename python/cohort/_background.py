@@ -45,7 +45,8 @@ class _Work:
         self._stop: Callable[[], None] = lambda: None
         self._is_done = threading.Event()
         self._at_exit = self._end_at_exit
-        self._is_over = self._was_interrupted = False
+        self._is_over = False
+        self._interrupts = 0  # while end() waited
 
     def start(self, run: Callable[[Callable[[Any], None]], Any], stop: Callable[[], None]) -> None:
         def target() -> None:
@@ -78,7 +79,7 @@ class _Work:
         self._stop()
         self.resume()
         if waits is None:
-            waits = threading.get_ident() == self.consumer or self._num_active == 0
+            waits = self._interrupts < 2 and (threading.get_ident() == self.consumer or self._num_active == 0)
         if waits and thread is not threading.current_thread() and not self.is_inside() and not getattr(_thread, "waits_not", False):
             self._wait()
             thread.join()
@@ -92,9 +93,9 @@ class _Work:
                 self._is_done.wait()
                 return
             except KeyboardInterrupt:
-                if self._was_interrupted:
+                self._interrupts += 1
+                if self._interrupts > 1:
                     raise
-                self._was_interrupted = True
                 _logger.warning("the run is about to save and end; interrupt once more not to wait for that")
 
     def _end_at_exit(self) -> None:
