@@ -87,7 +87,10 @@ std::vector<std::string> split_command(const std::string& text) {
   }
   if (quote != 0)
     throw InputError(str("run: a quote ", quote, " is not closed in ", excerpt(text)));
-  if (words.empty()) throw InputError("needs a program to run; hint: run: \"python3 reward.py\"");
+  if (words.empty())
+    throw InputError(
+        "needs a program to run; hint: run: \"python3 PATH/TO/cohort/scripts/cohort_reward.py "
+        "FILE.py\" for a function, or a program of the protocol of docs/rewards.md");
   return words;
 }
 

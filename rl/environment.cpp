@@ -107,7 +107,9 @@ void EnvironmentConfig::validate() const {
                            "' does not take it; hint: it takes", taken));
     }
   if (name == "command" && program.run.empty())
-    throw InputError("environment.run: needs a program; hint: run: \"python3 environment.py\"");
+    throw InputError(
+        "environment.run: needs a program; hint: run: \"python3 "
+        "PATH/TO/cohort/scripts/cohort_environment.py tools.py\"");
   if (name == "tools") tools_environment_schemas(*this);
 }
 
