@@ -655,17 +655,6 @@ RunPlan read_plan(ConfigNode root, const std::string& path,
 
 }  // namespace
 
-void hold_nothing_out_of_few(RunPlan& plan) {
-  std::vector<JsonlConfig*> few;
-  for (TrainConfig& stage : plan.stages) {
-    JsonlConfig& jsonl = stage.data.jsonl;
-    if (jsonl.path.empty() || jsonl.held_out_fraction || !jsonl.eval_path.empty()) continue;
-    if (stage.eval.every > 0 || stage.eval.stop_at > 0 || !has_fewer_problems(jsonl, 50)) return;
-    few.push_back(&jsonl);
-  }
-  for (JsonlConfig* jsonl : few) jsonl->held_out_fraction = 0;
-}
-
 RunPlan load_plan(const std::string& path, std::span<const std::string> overrides) {
   return read_plan(parse_yaml_file(path), path, overrides);
 }

@@ -154,9 +154,6 @@ RunPlan load_plan(const std::string& path, std::span<const std::string> override
 // load_plan() of a file `name` in the current directory that has the text `yaml`.
 RunPlan parse_plan(const std::string& yaml, const std::string& name,
                    std::span<const std::string> overrides);
-// Sets data.held_out_fraction, where it is not given, to 0 if all stages with problems to split
-// have fewer than 50, of which a tenth measures nothing, and none needs an evaluation.
-void hold_nothing_out_of_few(RunPlan& plan);
 // Callbacks by name.
 struct Callbacks {
   std::map<std::string, Callback> rewards, environments;

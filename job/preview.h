@@ -52,4 +52,8 @@ void check_adapters_have_model(const RunPlan& plan);
 // devices need not exist.
 std::vector<StagePreview> preview_plan(const RunPlan& plan);
 
+// Sets data.held_out_fraction, where it is not given, to 0 if all stages with problems to split
+// have fewer than 50, of which a tenth measures nothing, and none needs an evaluation.
+void hold_nothing_out_of_few(RunPlan& plan);
+
 }  // namespace cohort

@@ -60,7 +60,7 @@ void check_process() {
 }
 
 NB_MODULE(_cohort, m) {
-  nb::set_leak_warnings(false);  // of objects that threads hold when the process ends
+  nb::set_leak_warnings(false);  // threads may hold objects when the process ends
   m.attr("version") = COHORT_VERSION;
   pthread_atfork(nullptr, nullptr, [] { g_is_forked = true; });
   const nb::exception<Error> error(m, "Error", PyExc_RuntimeError);
