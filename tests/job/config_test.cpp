@@ -1,6 +1,7 @@
 // Plans: stages, overrides, the round trip through the run directory's config.yaml, and keys that
 // contradict each other.
 #include "job/config.h"
+#include "job/preview.h"
 
 #include <algorithm>
 #include <filesystem>
