@@ -78,11 +78,13 @@ constexpr const char* kCommands =
     "/new begins another conversation, /help lists this, Ctrl-C stops a reply, Ctrl-D exits; a "
     "line that ends with a backslash continues";
 
-// True for "/name" and "/name TEXT", unlike a path.
+// True for "/name", unlike a path or a text, and for commands of other programs with arguments.
 bool is_command(const std::string& message) {
   const std::string name = message.substr(0, message.find(' '));
-  return name.size() > 1 && name[0] == '/' &&
-         std::ranges::all_of(name.substr(1), [](char c) { return c >= 'a' && c <= 'z'; });
+  const auto is_letter = [](char c) { return c >= 'a' && c <= 'z'; };
+  constexpr const char* kWithArguments[] = {"/help", "/new", "/system", "/set", "/load", "/save"};
+  return name.size() > 1 && name[0] == '/' && std::ranges::all_of(name.substr(1), is_letter) &&
+         (name == message || std::ranges::find(kWithArguments, name) != std::end(kWithArguments));
 }
 
 // Notice for a reply that the model did not end itself, else nullptr.
