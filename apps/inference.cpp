@@ -305,7 +305,8 @@ int evaluate(const EvalOptions& options) {
   const std::string path =
       config_of(options.config, checkpoint,
                 "name a file with the data and the rewards: --rewards CONFIG.yaml");
-  const RunPlan plan = load_plan(path, options.overrides);
+  RunPlan plan = load_plan(path, options.overrides);
+  if (!options.config.empty()) hold_nothing_out_of_few(plan);  // a run's own says what it held out
   const TrainConfig& config = plan.stages.back();
   const bool wants_rates = !options.pass_rates.empty();
   if (wants_rates && !config.data.jsonl.eval_path.empty() && !options.force)

@@ -546,20 +546,22 @@ JsonlSplits load_jsonl(const JsonlConfig& config) {
 }
 
 bool has_fewer_problems(const JsonlConfig& config, int64_t count) {
-  if (config.limit > 0 && config.limit < count) return true;
   try {
-    for (const std::string& path : config.path)
+    for (const std::string& path : config.path) {
+      int64_t left = config.limit > 0 ? std::min(config.limit, count) : count;
       for (const std::string& file : text_files(path)) {
         LineBlocks blocks(file);
-        for (auto lines = blocks.next(); !lines.empty(); lines = blocks.next()) {
-          count -= std::ssize(lines);
-          if (count <= 0) return false;
+        for (auto lines = blocks.next(); !lines.empty() && left > 0; lines = blocks.next()) {
+          const int64_t taken = std::min<int64_t>(left, std::ssize(lines));
+          left -= taken;
+          count -= taken;
         }
       }
+    }
   } catch (const InputError&) {  // load_jsonl() reports it
     return false;
   }
-  return true;
+  return count > 0;
 }
 
 }  // namespace cohort

@@ -327,7 +327,9 @@ void hold_nothing_out_of_few(RunPlan& plan) {
   std::vector<JsonlConfig*> few;
   for (TrainConfig& stage : plan.stages) {
     JsonlConfig& jsonl = stage.data.jsonl;
-    if (jsonl.path.empty() || jsonl.held_out_fraction || !jsonl.eval_path.empty()) continue;
+    if (jsonl.path.empty() || !jsonl.eval_path.empty()) continue;
+    if (jsonl.held_out_fraction == 0 || jsonl.held_out_fraction == 1) continue;
+    if (jsonl.held_out_fraction) return;  // one split for all stages
     if (stage.eval.every > 0 || stage.eval.stop_at > 0 || !has_fewer_problems(jsonl, 50)) return;
     few.push_back(&jsonl);
   }

@@ -238,6 +238,7 @@ Run Run::create(RunPlan plan, ProcessGroup* group) {
 
 Run Run::start(RunPlan plan, ProcessGroup* group,
                std::string (*make_directory)(const std::string& wanted)) {
+  hold_nothing_out_of_few(plan);
   prepare(plan, group);
   if (group != nullptr && group->rank() != 0) {
     choose_for_ranks(plan, {}, group);
@@ -277,6 +278,10 @@ Run Run::continue_or_create(RunPlan plan, ProcessGroup* group) {
   if (group != nullptr) found = group->broadcast("resume or start", found);
   if (found == "start") return start(std::move(plan), group, make_run_directory);
   const RunPlan recorded = load_plan(dir + "/config.yaml", {});
+  for (size_t i = 0; i < std::min(plan.stages.size(), recorded.stages.size()); ++i) {
+    std::optional<double>& fraction = plan.stages[i].data.jsonl.held_out_fraction;
+    if (!fraction) fraction = recorded.stages[i].data.jsonl.held_out_fraction;
+  }
   if (const auto keys = find_difference(fields_of(recorded), fields_of(plan), changes_no_update))
     throw InputError(str("--continue: ", dir, " holds a run of another configuration: it has ",
                          keys->first, ", this one ", keys->second,

@@ -51,9 +51,9 @@ std::vector<const Linear*> Backbone::adapted() const {
   return out;
 }
 
-Variable Backbone::operator()(const Variable& x, const Pass& pass) const {
+Variable Backbone::operator()(Variable x, const Pass& pass) const {
   const bool recomputes = config_.recompute == Recompute::kBlock && grad_enabled();
-  Residual stream{x, {}};
+  Residual stream{std::move(x), {}};  // not kept longer than its first use
   for (int i = 0; i < std::ssize(blocks_); ++i)
     stream = recomputes ? Residual{recomputed_block(i, stream.x, pass), {}}
                         : block(i, std::move(stream), pass);

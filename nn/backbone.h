@@ -35,7 +35,7 @@ class Backbone {
   Backbone(ParameterSet& set, const ModelConfig& config);
   // Hidden states after the last norm, [T, d_model] -> [T, d_model]. pass.position_terms are
   // those of position_terms().
-  Variable operator()(const Variable& x, const Pass& pass) const;
+  Variable operator()(Variable x, const Pass& pass) const;
   PositionTerms position_terms() const { return positions_.terms(); }
   // The layers that have adapters.
   std::vector<const Linear*> adapted() const;

@@ -99,7 +99,8 @@ struct Training {
   }
   // The metrics of evaluate_model(), by default with the configuration of the model's run.
   nb::object evaluate(const Handle& model) {
-    if (request.config.empty()) request.config = find_run_config(model->checkpoint).value_or("");
+    const bool is_given = !request.config.empty();
+    if (!is_given) request.config = find_run_config(model->checkpoint).value_or("");
     if (request.config.empty())
       throw InputError(str("evaluate: ", model->checkpoint,
                            " belongs to no run; hint: give a configuration with the data and the "
@@ -107,13 +108,14 @@ struct Training {
     const Callbacks callbacks = callbacks_of(rewards, environments);
     return to_python(without_gil([&] {
       RunPlan plan = plan_of(request);
+      if (is_given) hold_nothing_out_of_few(plan);  // a run's own says what it held out
       bind_callbacks(plan, callbacks);
       prepare_programs(plan);
       return evaluate_model(plan, *model, &stop).metrics;
     }));
   }
-  // The run's directory for files that the caller writes there, the values of their keys: that of
-  // the run which continues, else a new one.
+  // The run's directory for files that the caller writes there, the values of their keys: the
+  // wanted one if the run may continue, else a new one.
   std::string make_directory(const std::map<std::string, std::string>& files) {
     const auto set = [&](const std::string& key, const Json& value) {
       request.overrides.push_back(key + "=" + value.dump());
@@ -121,11 +123,8 @@ struct Training {
     refuse_other_files(files);
     for (const auto& [key, file] : files) set(key, Json(Json::Array{file}));
     const std::string wanted = plan_of(request).output_dir;
-    const bool exists = request.continues && path_exists(wanted);
-    if (exists && !path_exists(wanted + "/config.yaml"))
-      throw InputError(
-          str("output_dir: ", wanted, " holds no run; hint: remove it, or another output_dir"));
-    const std::string dir = exists ? wanted : create_run_directory(wanted);
+    const std::string dir =
+        request.continues ? make_run_directory(wanted) : create_run_directory(wanted);
     for (const auto& [key, file] : files) set(key, Json(Json::Array{dir + "/" + file}));
     set("output_dir", dir);
     request.continues = true;

@@ -33,7 +33,8 @@ def not_waiting() -> Iterator[None]:
 class _Work:
     """The thread. It does not know the iterator, whose end ends it."""
 
-    def __init__(self, waits: bool) -> None:
+    def __init__(self, waits: bool, saves: bool) -> None:
+        self._saves = saves
         self.items: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self.consumer: int | None = None  # the thread that has asked for the latest item
         self._resume = threading.Semaphore(0) if waits else None
@@ -86,6 +87,11 @@ class _Work:
             atexit.unregister(self._at_exit)
             self._stop = lambda: None  # which refers to what refers to this
 
+    def say(self, text: str) -> None:
+        if self._saves:
+            with not_waiting():
+                _logger.warning(text)
+
     def _wait(self) -> None:
         """Until the thread is done. The second interrupt while it waits is raised. (An interrupt breaks Thread.join().)"""
         while True:
@@ -96,7 +102,7 @@ class _Work:
                 self._interrupts += 1
                 if self._interrupts > 1:
                     raise
-                _logger.warning("the run is about to save and end; interrupt once more not to wait for that")
+                self.say("the run is about to save and end; interrupt once more not to wait for that")
 
     def _end_at_exit(self) -> None:
         try:
@@ -138,10 +144,11 @@ class Background(Generator[Any, None, Any]):
     """Yields what run(put) puts, and returns what it returns; its exception is raised here. If the caller ends early, by an
     interrupt too, stop() is called, which makes run() return soon, and is waited for.
 
-    waits: put() returns when the next item is asked for, so that run() pauses while the caller uses an item."""
+    waits: put() returns when the next item is asked for, so that run() pauses while the caller uses an item. saves: says what
+    follows an interrupt."""
 
-    def __init__(self, *, waits: bool = False) -> None:
-        self._work = _Work(waits)
+    def __init__(self, *, waits: bool = False, saves: bool = False) -> None:
+        self._work = _Work(waits, saves)
         self._begin: tuple[Any, ...] = ()
         self._is_over = False
 
@@ -171,8 +178,10 @@ class Background(Generator[Any, None, Any]):
                 self._work.resume()
             kind, item = self._work.items.get()
         except BaseException:  # an interrupt
-            _logger.info("interrupted: the run ends after its step in progress, and saves it")
-            self.close()
+            try:
+                self._work.say("interrupted: the run ends after its step in progress, and saves it")
+            finally:
+                self.close()
             raise
         if kind == "item":
             return item

@@ -89,8 +89,8 @@ _NAMES = {"max_new_tokens": "max_completion_length", "max_tokens": "max_completi
 
 def _translated(options: dict[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
-    if options.pop("do_sample", True) is False:
-        options = {"temperature": 0} | options
+    if not options.pop("do_sample", True):
+        options = options | {"temperature": 0}
     for name, value in options.items():
         own = _NAMES.get(name, name)
         if own in out and own != "num_generations":

@@ -5,6 +5,7 @@ import html
 import json
 import math
 import os
+import re
 import sys
 import time
 from collections import deque
@@ -153,7 +154,7 @@ def train_steps(config: Config | None = None, *, data: Data | None = None, eval_
     """train() as an iterator: yields the metrics of each step, without a progress bar. The next step starts when it is asked
     for. Closing it, also by leaving the loop, or an interrupt stops the run with a checkpoint of the step that was yielded last;
     a function that the run calls may close it too."""
-    steps = Background(waits=True)
+    steps = Background(waits=True, saves=True)
     return _steps(steps, config, rewards, environments, callbacks, resume, continues, overrides, data, eval_data)
 
 
@@ -219,27 +220,32 @@ def _written(training: _cohort.Training, tables: dict[str, list[str]]) -> Iterat
         return (yield)
     names = {key: "data.jsonl" if key == "data.jsonl.path" else "eval.jsonl" for key in tables}
     folder = Path(training.make_directory(names))
-    resumes = (folder / "config.yaml").exists()
+    resumes, made = (folder / "config.yaml").exists(), []
     try:
         for key, lines in tables.items():
             path, text = folder / names[key], "".join(lines)
-            if not resumes:
+            if not resumes and not path.exists():  # which a killed start may have left
+                made.append(path)
                 path.write_text(text, encoding="utf-8")
             elif not path.exists() or path.read_text(encoding="utf-8") != text:
-                raise _cohort.InputError(f"train: the run in {folder} has other data than {names[key][:-6]}; hint: its own data, or "
-                                         "another output_dir")
+                raise _cohort.InputError(f"train: {folder} has other data than {names[key][:-6]}; hint: its own data, or another "
+                                         "output_dir")
         yield
     finally:
-        if not resumes and not (folder / "config.yaml").exists():
-            for name in [*names.values(), ".lock"]:
-                (folder / name).unlink(missing_ok=True)
-            with suppress(OSError):
+        if not (folder / "config.yaml").exists():
+            for path in made:
+                path.unlink(missing_ok=True)
+            if made:
+                (folder / ".lock").unlink(missing_ok=True)
+            with suppress(OSError):  # only an empty one
                 folder.rmdir()
 
 
 def _metrics(folder: str) -> list[dict[str, Any]]:
     """What metrics.jsonl of each stage has of its steps."""
-    stages = sorted(Path(folder).glob("*-*/metrics.jsonl"), key=lambda path: int(path.parent.name.split("-")[0]))
+    stages = sorted((path for path in Path(folder).glob("*/metrics.jsonl")
+                     if re.fullmatch(r"\d+-(pretrain|sft|grpo)", path.parent.name)),
+                    key=lambda path: int(path.parent.name.split("-")[0]))
     lines = [json.loads(line) for path in [Path(folder, "metrics.jsonl"), *stages] if path.exists()
              for line in path.read_text(encoding="utf-8").splitlines()]
     return [{name: math.nan if value is None else value for name, value in line.items() if name != "time"}
@@ -303,7 +309,7 @@ def train(config: Config | None = None, *, data: Data | None = None, eval_data: 
     InputError for what is wrong with the configuration, Error for a run that fails, and what a function raises. KeyboardInterrupt
     is raised after a checkpoint has been saved: train(resume=...) continues from there.
     """
-    steps = _steps(Background(), config, rewards, environments, [*callbacks, *([Progress()] if progress else [])], resume,
+    steps = _steps(Background(saves=True), config, rewards, environments, [*callbacks, *([Progress()] if progress else [])], resume,
                    continues, overrides, data, eval_data)
     try:
         while True:

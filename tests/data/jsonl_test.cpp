@@ -271,8 +271,9 @@ TEST_F(Jsonl, ProblemsAreCountedUpToANumber) {
   c.path.push_back(c.path[0]);
   EXPECT_TRUE(has_fewer_problems(c, 7));
   EXPECT_FALSE(has_fewer_problems(c, 6));
-  c.limit = 2;
-  EXPECT_TRUE(has_fewer_problems(c, 3));
+  c.limit = 2;  // in each path
+  EXPECT_TRUE(has_fewer_problems(c, 5));
+  EXPECT_FALSE(has_fewer_problems(c, 4));
   c = {.path = {dir_.path("none.jsonl")}};
   EXPECT_FALSE(has_fewer_problems(c, 3));
 }

@@ -574,6 +574,12 @@ TEST_F(Plans, HeldOutKeysAreConsistent) {
   EXPECT_EQ(held_out_of("trainer: sft\ndata: {jsonl: {path: few.jsonl}, held_out_fraction: 0.2}\n"),
             0.2);
   EXPECT_EQ(held_out_of(few + "eval: {every: 3}\n"), 0.1);
+  const auto two = [&](const char* fraction) {
+    return held_out_of("stages: [" + stage + "few.jsonl}, held_out_fraction: " + fraction + "}}, " +
+                       stage + "few.jsonl}}}]\n");
+  };
+  EXPECT_EQ(two("0.2"), 0.1);
+  EXPECT_EQ(two("0"), 0);
   EXPECT_EQ(held_out_of("stages: [" + stage + "more.jsonl}}}, " + stage + "few.jsonl}}}]\n"), 0.1);
   // A dump remembers that no fraction was given.
   write_file(dir_.path("dump.yaml"), dump_plan(load(sft + end)));

@@ -195,6 +195,7 @@ def test_sampling_options_have_the_names_of_other_libraries(model):
     assert engine.rollouts(PROMPTS, n=3, seed=2, max_tokens=5, stop=["3"]).texts == ours
     assert engine.rollouts(PROMPTS, num_return_sequences=3, seed=2, max_new_tokens=5, stop="3").texts == ours
     assert model.generate("1+1=", do_sample=False) == model.generate("1+1=", temperature=0)
+    assert model.generate("1+1=", do_sample=np.bool_(False), temperature=9) == model.generate("1+1=", temperature=0)
     assert "".join(model.stream("1+1=", do_sample=False, max_tokens=4)) == model.generate("1+1=", temperature=0, max_tokens=4)
     with pytest.raises(cohort.InputError, match="max_new_tokens is max_completion_length here, which is given too"):
         model.generate("1+1=", max_completion_length=3, max_new_tokens=4)
@@ -285,8 +286,9 @@ def test_a_model_is_exported_as_it_is_in_memory(model, small, tmp_path):
     assert np.abs(expected - again.logprobs("12+7=19").numpy()).max() > 1e-3
 
 
-def test_settings_are_read_while_others_log(model, tmp_path):
+def test_settings_are_read_while_others_log(model, tmp_path, caplog):
     """A message of the first use, whose handler lets other threads run, does not stop them."""
+    caplog.set_level(logging.INFO, logger="cohort")
     model.export(tmp_path / "noted")
     (tmp_path / "noted/generation_config.json").write_text('{"num_beams": 4, "max_new_tokens": 3}')
     noted = cohort.Model(tmp_path / "noted", device="cpu")
@@ -302,7 +304,7 @@ def test_settings_are_read_while_others_log(model, tmp_path):
             thread.start()
         for thread in threads:
             thread.join(30)
-        assert not any(thread.is_alive() for thread in threads)
+        assert not any(thread.is_alive() for thread in threads) and "num_beams" in caplog.text
     finally:
         logging.getLogger("cohort").removeHandler(handler)
 

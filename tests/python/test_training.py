@@ -370,16 +370,19 @@ def test_folders_and_files_of_others_stay(small, tmp_path):
     mine.mkdir()
     (mine / "data.jsonl").write_text("mine")
     config = small("sft", batch_size=8, output_dir=str(mine), **COLUMNS)
-    with pytest.raises(cohort.InputError, match="holds no run; hint: remove it, or another output_dir"):
-        cohort.train(config, data=ROWS, continues=True, progress=False)
-    with pytest.raises(cohort.InputError, match="model.context"):
-        cohort.train(config | {"model": {"context": -1}}, data=ROWS, continues=True, progress=False)
+    for wrong in ({}, {"model": {"context": -1}}):
+        with pytest.raises(cohort.InputError, match="has other data than data|model.context"):
+            cohort.train(config | wrong, data=ROWS, continues=True, progress=False)
     assert (mine / "data.jsonl").read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
     assert cohort.train(config, data=ROWS, progress=False).dir == f"{mine}-2"
     named = copy.deepcopy(config)
     named["data"]["jsonl"]["path"] = str(mine / "data.jsonl")
     with pytest.raises(cohort.InputError, match="data.jsonl.path: .* is given beside data in memory"):
         cohort.train(named, data=ROWS, progress=False)
+    # What a killed start has left.
+    (mine / "data.jsonl").write_text((tmp_path / "mine-2/data.jsonl").read_text())
+    (mine / ".lock").touch()
+    assert cohort.train(config, data=ROWS, continues=True, progress=False).dir == str(mine)
 
 
 def test_a_result_has_the_metrics_of_all_stages(small, tmp_path):
@@ -405,7 +408,8 @@ def test_a_result_has_the_metrics_of_all_stages(small, tmp_path):
             break
 
 
-def test_a_log_handler_may_close_the_run(small):
+def test_a_log_handler_may_close_the_run(small, caplog):
+    caplog.set_level(logging.INFO, logger="cohort")  # other packages may disable messages
     steps = cohort.train_steps(small("sft", batch_size=4, steps=10**6))
 
     class Closes(logging.Handler):
