@@ -166,7 +166,7 @@ void change_model(const LoadedModel& loaded, const ModelNames& names,
                   const std::function<void()>& change) {
   const RunTexts texts = run_texts(loaded, names);
   const std::vector<Tensor> before = hidden_states(*loaded.model, texts);
-  const Tensor head = loaded.model->head().value().clone();
+  const Tensor head = loaded.model->head().weight.value().clone();
   change();
   if (before.empty()) return;
   const std::vector<Tensor> after = hidden_states(*loaded.model, texts);
@@ -174,7 +174,7 @@ void change_model(const LoadedModel& loaded, const ModelNames& names,
   int64_t tokens = 0;
   for (size_t i = 0; i < before.size(); ++i) {
     check_interrupt();
-    kl += kl_sum(before[i], head, after[i], loaded.model->head().value());
+    kl += kl_sum(before[i], head, after[i], loaded.model->head().weight.value());
     tokens += before[i].dim(0);
   }
   print(stdout, str("KL(", names.before, " || ", names.after,

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <functional>
+#include <utility>
 
 #include "autograd/variable.h"
 #include "kernels/attention/attention.h"
@@ -45,8 +46,10 @@ Tensor empty_rows(const Tensor& x, int64_t columns, int64_t padding = 0);
 void linear_input_gradient(const Tensor& dy, const Tensor& w, GradSlot dx);
 void linear_weight_gradient(const Tensor& dy, const SavedTensor& x, GradSlot dw);
 void linear_bias_gradient(const Tensor& dy, GradSlot dbias);
-// table[ids[t], :].
-Variable embedding(const Variable& table, const Tensor& ids);
+// table[first_row + ids[t], :].
+Variable embedding(const Variable& table, const Tensor& ids, int64_t first_row = 0);
+// [N (n + 1), C]: the rows of x [N n, C] in groups of n, each behind `row` [1, C].
+Variable prepend_row(const Variable& row, const Variable& x, int64_t n);
 
 // Norms: the output's rows have `padding` columns behind them (Tensor::hide_padding()), for the
 // adapter of the layer that reads them (autograd/lora.h).
@@ -108,8 +111,8 @@ Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqle
 Variable dropout(const Variable& x, const kernels::DropoutSpec& spec);
 
 // The head over chunks of tokens, on values: log-probs of `targets` and entropies under
-// softmax(x w^T / temperature), as kernels/head.h defines them. With `gradients` also those of x
-// and w for a loss that is a sum over tokens, from the same logits.
+// softmax((x w^T + bias) / temperature), as kernels/head.h defines them. With `gradients` also
+// those of x, w and the bias for a loss that is a sum over tokens, from the same logits.
 struct HeadLossGradients {
   kernels::GradOut dx;     // [T, C]
   kernels::GradOut dw;     // [V, C], a weight gradient
@@ -119,6 +122,7 @@ struct HeadLossGradients {
   std::function<void(int64_t begin, int64_t count)> set_dlogprob;
   // [T], the loss's gradient with respect to the entropies, set with dlogprob; undefined: zero.
   Tensor dentropy = {};
+  GradSlot dbias = {};  // [V], a weight gradient
 };
 struct HeadLogprobForward {
   Tensor &logprob, &entropy, &lse;  // [T], in accumulate_dtype(x)
@@ -127,6 +131,7 @@ struct HeadLogprobForward {
   const Tensor& targets;            // [T] i32
   kernels::HeadDesc desc = {};
   const HeadLossGradients* gradients = nullptr;
+  Tensor bias = {};  // [V]; undefined: none
 };
 void head_logprob_forward(const HeadLogprobForward& args);
 // Recomputes the logits. On CUDA dx may use split-K over V, so its bits depend on the chunk; dw is
@@ -138,29 +143,38 @@ struct HeadLogprobBackward {
   const Tensor& dentropy;  // may be undefined: zero
   const Tensor &x, &w, &targets, &lse, &entropy;
   kernels::HeadDesc desc = {};
+  Tensor bias = {};     // [V]; undefined: none
+  GradSlot dbias = {};  // [V], a weight gradient
 };
 void head_logprob_backward(const HeadLogprobBackward& args);
 
-// Per-token log-prob of `targets` and entropy under softmax(x w^T / temperature), both [T] and
-// differentiable.
+// The weights of logits x w^T + bias: [V, C], and [V] or undefined.
+struct HeadWeights {
+  Variable weight, bias;
+  HeadWeights() = default;
+  HeadWeights(Variable w, Variable b = {}) : weight(std::move(w)), bias(std::move(b)) {}
+};
+// Per-token log-prob of `targets` and entropy under softmax((x w^T + bias) / temperature), both [T]
+// and differentiable.
 struct TokenLogProbs {
   Variable logprob, entropy;
 };
-TokenLogProbs token_log_probs(const Variable& x, const Variable& w, const Tensor& targets,
+TokenLogProbs token_log_probs(const Variable& x, const HeadWeights& head, const Tensor& targets,
                               const kernels::HeadDesc& desc = {});
 
 // A loss over the log-probs of tokens, computed with its gradients in one loop over the logits:
-// backward(hidden, dhidden, head) completes the gradients of the leaves. That of the head's matrix,
-// which must be a leaf, has been accumulated in its leaf already.
+// backward() completes the gradients of the leaves. Those of the head's weights, which must be
+// leaves, have been accumulated there already.
 struct HeadLoss {
   Tensor loss;       // [1]
   Variable hidden;   // [L, C]
   Tensor dhidden{};  // [L, C]; undefined if gradients are disabled
-  Variable head{};   // [V, C]
-  Tensor stats{};    // kernels::PolicyLossStats on the device; undefined for other losses
+  HeadWeights head{};
+  Tensor stats{};  // kernels::PolicyLossStats on the device; undefined for other losses
 };
+void backward(HeadLoss loss);
 // - sum_t weights[t] log p(targets[t]); weights: [L].
-HeadLoss cross_entropy(const Variable& hidden, const Variable& head, const Tensor& targets,
+HeadLoss cross_entropy(const Variable& hidden, const HeadWeights& head, const Tensor& targets,
                        const Tensor& weights, const kernels::HeadDesc& desc = {});
 // Constants of the policy loss, all [L]; see kernels/policy_loss.h.
 struct PolicyLossInputs {
@@ -175,7 +189,7 @@ struct PolicyLossInputs {
 };
 // The surrogate, the KL penalty and the entropy bonus of kernels/policy_loss.h, and the sums for
 // metrics. With ratios of sequences the log-probs of all tokens are computed first.
-HeadLoss policy_loss(const Variable& hidden, const Variable& head, const Tensor& targets,
+HeadLoss policy_loss(const Variable& hidden, const HeadWeights& head, const Tensor& targets,
                      const PolicyLossInputs& inputs, const kernels::PolicyLossDesc& loss_desc,
                      const kernels::HeadDesc& desc = {});
 

@@ -170,13 +170,43 @@ Variable select_rows(const Variable& x, const Tensor& rows) {
   });
 }
 
-Variable embedding(const Variable& table, const Tensor& ids) {
-  Tensor y = Tensor::empty({ids.numel(), table.value().dim(1)}, table.value().dtype(),
-                           table.value().device());
-  kernels::embedding_forward({.y = y, .table = table.value(), .ids = ids});
-  return make_node("embedding", y, {table}, [ids](const Tensor& dy, Gradients& g) {
-    kernels::embedding_backward({.dtable = g.weight_slot(0), .dy = dy, .ids = ids});
+Variable embedding(const Variable& table, const Tensor& ids, int64_t first_row) {
+  const Tensor& all = table.value();
+  const auto rows_of = [first_row](const Tensor& t) {
+    return t.narrow(0, first_row, t.dim(0) - first_row);
+  };
+  Tensor y = Tensor::empty({ids.numel(), all.dim(1)}, all.dtype(), all.device());
+  kernels::embedding_forward({.y = y, .table = rows_of(all), .ids = ids});
+  return make_node("embedding", y, {table}, [=](const Tensor& dy, Gradients& g) {
+    GradSlot dtable = g.weight_slot(0);
+    if (first_row > 0 && dtable.mode == Grad::kOverwrite) {
+      dtable.tensor.zero_();
+      dtable.mode = Grad::kAccumulate;
+    }
+    Tensor rows = rows_of(dtable.tensor);
+    kernels::embedding_backward({.dtable = {rows, dtable.mode}, .dy = dy, .ids = ids});
   });
+}
+
+Variable prepend_row(const Variable& row, const Variable& x, int64_t n) {
+  const Tensor& xv = x.value();
+  const int64_t groups = xv.dim(0) / n, cols = xv.dim(1);
+  Tensor y = Tensor::empty({groups, n + 1, cols}, xv.dtype(), xv.device());
+  y.narrow(1, 1, n).copy_(xv.reshape({groups, n, cols}));
+  Tensor first = Tensor::empty({groups, cols}, xv.dtype(), xv.device());
+  kernels::embedding_forward(
+      {.y = first, .table = row.value(), .ids = Tensor::zeros({groups}, DType::kI32, xv.device())});
+  y.select(1, 0).copy_(first);
+  return make_node(
+      "prepend_row", y.reshape({groups * (n + 1), cols}), {row, x},
+      [=](const Tensor& dy, Gradients& g) {
+        const Tensor d = dy.reshape({groups, n + 1, cols});
+        if (GradSlot drow = g.weight_slot(0); drow.tensor.defined()) {
+          Tensor sum = drow.tensor.reshape({cols});
+          kernels::bias_backward({.dbias = {sum, drow.mode}, .dy = d.select(1, 0).contiguous()});
+        }
+        g.pass(1, d.narrow(1, 1, n).contiguous().reshape({groups * n, cols}));
+      });
 }
 
 }  // namespace cohort

@@ -3,6 +3,7 @@
 // other, for training, evaluation and the reference alike.
 #include <cmath>
 #include <optional>
+#include <utility>
 
 #include "autograd/ops.h"
 #include "core/trace.h"
@@ -32,12 +33,15 @@ int64_t check_head(const Tensor& x, const Tensor& w, const Tensor& targets,
 // GEMM over few tokens would read and write all of dw for little work; others replace the logits.
 class LogitGradients {
  public:
-  LogitGradients(const Tensor& x, const Tensor& w, GradOut dx, GradOut dw, int64_t rows)
-      : x_(x), w_(w), dx_(dx), dw_(dw) {
+  LogitGradients(const Tensor& x, const Tensor& w, GradOut dx, GradOut dw, GradSlot dbias,
+                 int64_t rows)
+      : x_(x), w_(w), dx_(dx), dw_(dw), dbias_(dbias) {
     kernels::ArgumentCheck check("head");
-    check("[T, C] x, dx?; [V, C] w; accumulate [V, C] dw?", x, dx, w, dw);
-    if (x.dim(0) == 0 && dw.wanted() && dw.mode == Grad::kOverwrite)
-      dw.tensor.with_padding().zero_();
+    check("[T, C] x, dx?; [V, C] w; accumulate [V, C] dw?; accumulate [V] dbias?", x, dx, w, dw,
+          GradOut(dbias_));
+    for (const GradOut& out : {dw, GradOut(dbias_)})
+      if (x.dim(0) == 0 && out.wanted() && out.mode == Grad::kOverwrite)
+        out.tensor.with_padding().zero_();
     if (x.dtype() != DType::kBF16) return;
     const int64_t tokens = kernels::head_gradient_tokens(x.dim(0), rows), vocab = w.dim(0),
                   padded = w.with_padding().dim(0);
@@ -66,6 +70,12 @@ class LogitGradients {
   void add_gemms(int64_t begin, const Tensor& dz, const Tensor& factor) {
     const auto part = [&](const Tensor& t) { return t.narrow(0, begin, dz.dim(0)); };
     const Tensor w = w_.with_padding();
+    // dw and dbias accumulate over the chunks; the first has the requested mode.
+    const auto mode = [&](const auto& out) { return begin == 0 ? out.mode : Grad::kAccumulate; };
+    if (dbias_.tensor.defined()) {
+      Tensor dbias = dbias_.tensor.with_padding();
+      kernels::bias_backward({.dbias = {dbias, mode(dbias_)}, .dy = dz});
+    }
     if (dw_.wanted()) {
       Tensor x = part(x_);
       if (factor.defined()) {
@@ -73,13 +83,9 @@ class LogitGradients {
         kernels::scale_rows({.y = scaled, .x = x, .factor = part(factor)});
         x = scaled;
       }
-      // dw accumulates over the chunks; the first has the requested mode.
       Tensor dw = dw_.tensor.with_padding();
-      kernels::matmul({.c = dw,
-                       .a = dz,
-                       .b = x,
-                       .desc = {.a = kernels::Transpose::kYes,
-                                .out = begin == 0 ? dw_.mode : Grad::kAccumulate}});
+      kernels::matmul(
+          {.c = dw, .a = dz, .b = x, .desc = {.a = kernels::Transpose::kYes, .out = mode(dw_)}});
     }
     if (!dx_.wanted()) return;
     Tensor dx = part(dx_.tensor);
@@ -95,6 +101,7 @@ class LogitGradients {
 
   const Tensor &x_, &w_;
   GradOut dx_, dw_;
+  GradSlot dbias_;
   Tensor collected_;  // undefined: gradients replace the logits
 };
 
@@ -105,10 +112,11 @@ void head_logprob_forward(const HeadLogprobForward& args) {
   const OpSpan span("head_logprob_forward");
   const HeadLossGradients* const loss = args.gradients;
   std::optional<LogitGradients> gradients;
-  if (loss != nullptr) gradients.emplace(args.x, args.w, loss->dx, loss->dw, rows);
-  const bool unit =
-      loss != nullptr && !loss->dentropy.defined() && kernels::has_unit_gradients(args.w);
-  kernels::for_logit_chunks(args.x, args.w, rows, [&](int64_t begin, Tensor& logits) {
+  if (loss != nullptr) gradients.emplace(args.x, args.w, loss->dx, loss->dw, loss->dbias, rows);
+  // The factors of unit gradients are applied to rows of x, which a bias does not have.
+  const bool unit = loss != nullptr && !loss->dentropy.defined() && !args.bias.defined() &&
+                    kernels::has_unit_gradients(args.w);
+  kernels::for_logit_chunks({args.x, args.w, args.bias}, rows, [&](int64_t begin, Tensor& logits) {
     Tensor dz = gradients ? gradients->chunk(begin, logits) : Tensor();
     kernels::head_statistics({.logprob = args.logprob,
                               .entropy = args.entropy,
@@ -137,8 +145,8 @@ void head_logprob_forward(const HeadLogprobForward& args) {
 void head_logprob_backward(const HeadLogprobBackward& args) {
   const int64_t rows = check_head(args.x, args.w, args.targets, args.desc, "head_backward");
   const OpSpan span("head_logprob_backward");
-  LogitGradients gradients(args.x, args.w, args.dx, args.dw, rows);
-  kernels::for_logit_chunks(args.x, args.w, rows, [&](int64_t begin, Tensor& logits) {
+  LogitGradients gradients(args.x, args.w, args.dx, args.dw, args.dbias, rows);
+  kernels::for_logit_chunks({args.x, args.w, args.bias}, rows, [&](int64_t begin, Tensor& logits) {
     Tensor dz = gradients.chunk(begin, logits);
     kernels::head_logit_gradients({.dz = dz,
                                    .logits = logits,
@@ -153,8 +161,9 @@ void head_logprob_backward(const HeadLogprobBackward& args) {
   });
 }
 
-TokenLogProbs token_log_probs(const Variable& x, const Variable& w, const Tensor& targets,
+TokenLogProbs token_log_probs(const Variable& x, const HeadWeights& head, const Tensor& targets,
                               const kernels::HeadDesc& desc) {
+  const auto& [w, b] = head;
   const Tensor& xv = x.value();
   const int64_t tokens = xv.rows();
   // One node with two rows, so that one recomputation of the logits serves both gradients.
@@ -168,20 +177,24 @@ TokenLogProbs token_log_probs(const Variable& x, const Variable& w, const Tensor
                         .x = xv,
                         .w = w.value(),
                         .targets = targets,
-                        .desc = desc});
-  const Variable node = make_node("token_log_probs", both, {x, w},
-                                  [=, x = xv, w = w.value()](const Tensor& dy, Gradients& g) {
-                                    head_logprob_backward({.dx = g.slot(0),
-                                                           .dw = g.weight_slot(1),
-                                                           .dlogprob = dy.select(0, 0),
-                                                           .dentropy = dy.select(0, 1),
-                                                           .x = x,
-                                                           .w = w,
-                                                           .targets = targets,
-                                                           .lse = lse,
-                                                           .entropy = entropy,
-                                                           .desc = desc});
-                                  });
+                        .desc = desc,
+                        .bias = b.value()});
+  const Variable node =
+      make_node("token_log_probs", both, {x, w, b},
+                [=, x = xv, w = w.value(), bias = b.value()](const Tensor& dy, Gradients& g) {
+                  head_logprob_backward({.dx = g.slot(0),
+                                         .dw = g.weight_slot(1),
+                                         .dlogprob = dy.select(0, 0),
+                                         .dentropy = dy.select(0, 1),
+                                         .x = x,
+                                         .w = w,
+                                         .targets = targets,
+                                         .lse = lse,
+                                         .entropy = entropy,
+                                         .desc = desc,
+                                         .bias = bias,
+                                         .dbias = g.weight_slot(2)});
+                });
   return {select(node, 0), select(node, 1)};
 }
 
@@ -203,34 +216,43 @@ using SetDlogprob = std::function<void(HeadRows& rows, int64_t begin, int64_t co
 // returns all log-probs.
 Tensor run_head(HeadLoss& out, const Tensor& targets, const kernels::HeadDesc& desc,
                 const SetDlogprob& set_dlogprob, bool with_entropy = false) {
-  const Tensor &x = out.hidden.value(), &w = out.head.value();
+  const Tensor& x = out.hidden.value();
+  const auto& [w, bias] = out.head;
   HeadRows rows(x);
   if (with_entropy) rows.dentropy = Tensor::empty_like(rows.entropy);
-  const bool with_gradients = needs_gradient(std::vector{out.hidden, out.head});
+  const bool with_gradients = needs_gradient(std::vector{out.hidden, w, bias});
   if (with_gradients && out.hidden.requires_grad()) out.dhidden = Tensor::empty_like(x);
-  GradSlot dhead;
-  if (with_gradients && out.head.requires_grad()) dhead = out.head.grad_slot();
+  GradSlot dw, dbias;
+  if (with_gradients && w.requires_grad()) dw = w.grad_slot();
+  if (with_gradients && bias.requires_grad()) dbias = bias.grad_slot();
   const HeadLossGradients gradients{
       .dx = {out.dhidden},
-      .dw = dhead,
+      .dw = dw,
       .dlogprob = rows.dlogprob,
       .set_dlogprob = [&](int64_t begin, int64_t count) { set_dlogprob(rows, begin, count); },
-      .dentropy = rows.dentropy};
+      .dentropy = rows.dentropy,
+      .dbias = dbias};
   head_logprob_forward({.logprob = rows.logprob,
                         .entropy = rows.entropy,
                         .lse = rows.lse,
                         .x = x,
-                        .w = w,
+                        .w = w.value(),
                         .targets = targets,
                         .desc = desc,
-                        .gradients = with_gradients ? &gradients : nullptr});
+                        .gradients = with_gradients ? &gradients : nullptr,
+                        .bias = bias.value()});
   if (!with_gradients) set_dlogprob(rows, 0, x.rows());
   return rows.logprob;
 }
 
 }  // namespace
 
-HeadLoss cross_entropy(const Variable& hidden, const Variable& head, const Tensor& targets,
+void backward(HeadLoss loss) {
+  const Variable leaves[] = {loss.head.weight, loss.head.bias};
+  backward(std::move(loss.hidden), std::move(loss.dhidden), leaves);
+}
+
+HeadLoss cross_entropy(const Variable& hidden, const HeadWeights& head, const Tensor& targets,
                        const Tensor& weights, const kernels::HeadDesc& desc) {
   HeadLoss out{.loss = {}, .hidden = hidden, .head = head};
   const Tensor logprob =
@@ -243,7 +265,7 @@ HeadLoss cross_entropy(const Variable& hidden, const Variable& head, const Tenso
   return out;
 }
 
-HeadLoss policy_loss(const Variable& hidden, const Variable& head, const Tensor& targets,
+HeadLoss policy_loss(const Variable& hidden, const HeadWeights& head, const Tensor& targets,
                      const PolicyLossInputs& inputs, const kernels::PolicyLossDesc& loss_desc,
                      const kernels::HeadDesc& desc) {
   const Device device = hidden.value().device();

@@ -241,7 +241,7 @@ Variable make_node(const char* name, Tensor y, std::initializer_list<Variable> i
                    std::move(fn));
 }
 
-void backward(Variable y, Tensor seed, const Variable& leaf) {
+void backward(Variable y, Tensor seed, std::span<const Variable> leaves) {
   COHORT_CHECK(y.node_ != nullptr, "[backward] nothing in this loss requires a gradient");
   std::vector<std::shared_ptr<TapeNode>> alive{y.node_};  // nodes in the heap
   TapeNode* root = alive.front().get();
@@ -258,8 +258,9 @@ void backward(Variable y, Tensor seed, const Variable& leaf) {
   }
 
   auto uses = count_uses(root);
-  if (is_parameter(leaf.node_) && !uses.contains(leaf.node_.get()))
-    for (const auto& hook : leaf.node_->hooks) hook();
+  for (const Variable& leaf : leaves)
+    if (is_parameter(leaf.node_) && !uses.contains(leaf.node_.get()))
+      for (const auto& hook : leaf.node_->hooks) hook();
   std::priority_queue<TapeNode*, std::vector<TapeNode*>, Older> ready;
   ready.push(root);
   while (!ready.empty()) {

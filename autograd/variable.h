@@ -62,7 +62,7 @@ class Variable {
  private:
   friend Variable make_node(const char*, Tensor, std::initializer_list<Variable>, BackwardFn);
   friend Variable make_node(const char*, Tensor, std::span<const Variable>, BackwardFn);
-  friend void backward(Variable, Tensor, const Variable&);
+  friend void backward(Variable, Tensor, std::span<const Variable>);
   friend Variable checkpoint(const std::function<Variable(std::span<const Variable>)>&,
                              std::span<const Variable>, std::span<const Variable>);
   friend Variable recomputable(Variable, const std::function<Variable(std::span<const Variable>)>&,
@@ -94,7 +94,7 @@ class Gradients {
   void pass(int i, const Tensor& gradient);
 
  private:
-  friend void backward(Variable, Tensor, const Variable&);
+  friend void backward(Variable, Tensor, std::span<const Variable>);
   bool repeated(int i) const;
   GradSlot slot(int i, DType dtype);
   void finish();
@@ -115,10 +115,10 @@ Variable make_node(const char* name, Tensor y, std::span<const Variable> inputs,
 
 // Accumulates d(sum(y * seed)) into the leaves: `seed` is the gradient of y, by default 1, for
 // which y must have one element. Iterative, in descending order of creation. Throws Error if
-// nothing in `y` requires a gradient. Moved arguments are freed as soon as they are used. `leaf`,
-// if defined, has got a contribution outside of this tape (grad_slot()): if the tape does not reach
-// it, its gradient is final, and its hooks are called first.
-void backward(Variable y, Tensor seed = {}, const Variable& leaf = {});
+// nothing in `y` requires a gradient. Moved arguments are freed as soon as they are used. The
+// `leaves` that are defined have got a contribution outside of this tape (grad_slot()): if the tape
+// does not reach one, its gradient is final, and its hooks are called first.
+void backward(Variable y, Tensor seed = {}, std::span<const Variable> leaves = {});
 
 // Disables gradients in this thread while the guard lives.
 class NoGradGuard : NonCopyable {

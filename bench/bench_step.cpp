@@ -201,7 +201,7 @@ int run(int argc, char** argv) {
   if (graph && device.is_cuda()) {
     const auto forward_and_backward = [&] {
       HeadLoss made = loss(0);
-      backward(std::move(made.hidden), std::move(made.dhidden), made.head);
+      backward(std::move(made));
     };
     GraphRunner recorded(device, forward_and_backward);
     recorded.run();

@@ -9,10 +9,6 @@
 namespace cohort {
 namespace {
 
-int64_t inputs(const TokenSequence& sequence) {
-  return static_cast<int64_t>(sequence.tokens.size()) - 1;
-}
-
 // True if b, packed directly after a, shares its prefix.
 bool shares_prefix(const TokenSequence& a, const TokenSequence& b) {
   return b.group >= 0 && b.group == a.group && b.prefix > 0;
@@ -20,11 +16,18 @@ bool shares_prefix(const TokenSequence& a, const TokenSequence& b) {
 
 void check(const TokenSequence& s) {
   const size_t n = s.tokens.size();
+  COHORT_CHECK(s.types.empty() || s.types.size() == n, "[pack] sequence ", s.index, " has ", n,
+               " tokens and ", s.types.size(), " types");
+  if (!s.labels.empty()) {
+    COHORT_CHECK(s.labels.size() == n && s.prefix == 0, "[pack] sequence ", s.index, " has ", n,
+                 " tokens, ", s.labels.size(), " labels and a prefix of ", s.prefix);
+    return;
+  }
   COHORT_CHECK(n >= 2, "[pack] expected at least two tokens in sequence ", s.index, ", got ", n);
   COHORT_CHECK(s.loss_mask.size() == n, "[pack] sequence ", s.index, " has ", n, " tokens and ",
                s.loss_mask.size(), " flags of the loss mask");
   COHORT_CHECK(
-      s.prefix >= 0 && s.prefix < inputs(s) &&
+      s.prefix >= 0 && s.prefix < s.num_inputs() &&
           std::count(s.loss_mask.begin() + 1, s.loss_mask.begin() + 1 + s.prefix, 0) == s.prefix,
       "[pack] sequence ", s.index, " has a prefix of ", s.prefix, " of its ", n,
       " tokens: expected a target beyond it, and none up to the token that follows it");
@@ -36,7 +39,7 @@ std::vector<size_t> micro_batch_begins(std::span<const TokenSequence> sequences,
   std::vector<size_t> begins;
   int64_t used = 0;
   for (size_t i = 0; i < sequences.size(); ++i) {
-    const int64_t all = inputs(sequences[i]);
+    const int64_t all = sequences[i].num_inputs();
     const bool shared = i > 0 && shares_prefix(sequences[i - 1], sequences[i]);
     const int64_t more = all - (shared ? sequences[i].prefix : 0);
     if (i > 0 && more <= budget - used) {
@@ -53,8 +56,8 @@ std::vector<size_t> micro_batch_begins(std::span<const TokenSequence> sequences,
 }  // namespace
 
 int64_t TokenSequence::num_targets() const {
-  int64_t count = 0;
-  for (size_t i = 1; i < loss_mask.size(); ++i) count += loss_mask[i] != 0;
+  int64_t count = std::ranges::count_if(labels, [](int32_t label) { return label >= 0; });
+  for (size_t i = 1; labels.empty() && i < loss_mask.size(); ++i) count += loss_mask[i] != 0;
   return count;
 }
 
@@ -62,15 +65,17 @@ PackedBatch pack(std::span<const TokenSequence> sequences) {
   int64_t total = 0;
   for (const TokenSequence& s : sequences) {
     check(s);
-    total += inputs(s);
+    total += s.num_inputs();
   }
   COHORT_CHECK(total <= std::numeric_limits<int32_t>::max(), "[pack] ", total,
                " tokens exceed what cu_seqlens can address");
 
   std::vector<int32_t> tokens, positions, cu_seqlens{0}, prefixes, target_positions, targets,
-      segments;
-  std::vector<int64_t> indices;
+      segments, types;
+  std::vector<int64_t> indices, target_sequences;
   const auto capacity = static_cast<size_t>(total);
+  const bool typed =
+      std::ranges::any_of(sequences, [](const TokenSequence& s) { return !s.types.empty(); });
   for (auto* values : {&tokens, &positions, &target_positions, &targets, &segments})
     values->reserve(capacity);
   indices.reserve(capacity);
@@ -78,11 +83,14 @@ PackedBatch pack(std::span<const TokenSequence> sequences) {
   const auto add = [&](const TokenSequence& s, int64_t begin, int64_t end, int32_t prefix_begin) {
     for (int64_t i = begin; i < end; ++i) {
       const auto at = static_cast<size_t>(i);
-      if (s.loss_mask[at + 1]) {
+      const bool labeled = !s.labels.empty();
+      if (labeled ? s.labels[at] >= 0 : s.loss_mask[at + 1] != 0) {
         target_positions.push_back(static_cast<int32_t>(tokens.size()));
-        targets.push_back(s.tokens[at + 1]);
+        targets.push_back(labeled ? s.labels[at] : s.tokens[at + 1]);
         segments.push_back(static_cast<int32_t>(&s - sequences.data()));
+        if (labeled) target_sequences.push_back(s.index);
       }
+      if (typed) types.push_back(s.types.empty() ? 0 : s.types[at]);
       tokens.push_back(s.tokens[at]);
       positions.push_back(static_cast<int32_t>(i));
       indices.push_back(s.index);
@@ -104,7 +112,7 @@ PackedBatch pack(std::span<const TokenSequence> sequences) {
     any_shared = any_shared || shared;
     if (shared) add(first, 0, first.prefix, 0);
     for (size_t i = begin; i < end; ++i)
-      add(sequences[i], shared ? first.prefix : 0, inputs(sequences[i]), shared ? root : 0);
+      add(sequences[i], shared ? first.prefix : 0, sequences[i].num_inputs(), shared ? root : 0);
   }
   PackedBatch batch;
   batch.tokens = Tensor::from(tokens);
@@ -116,6 +124,8 @@ PackedBatch pack(std::span<const TokenSequence> sequences) {
   batch.target_positions = Tensor::from(target_positions);
   batch.targets = Tensor::from(targets);
   batch.segments = Tensor::from(segments);
+  if (!target_sequences.empty()) batch.target_sequences = Tensor::from(target_sequences);
+  if (typed) batch.types = Tensor::from(types);
   return batch;
 }
 
@@ -151,7 +161,8 @@ std::vector<PackedBatch> pack_micro_batches(std::span<const TokenSequence> seque
 PackedBatch PackedBatch::to(Device device) const {
   PackedBatch out = *this;
   for (Tensor* t : {&out.tokens, &out.positions, &out.sequences, &out.cu_seqlens, &out.prefixes,
-                    &out.target_positions, &out.targets, &out.segments})
+                    &out.target_positions, &out.targets, &out.segments, &out.target_sequences,
+                    &out.types, &out.pixels, &out.pixel_values})
     if (t->defined()) *t = t->to(device);
   return out;
 }

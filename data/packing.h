@@ -10,8 +10,10 @@
 
 namespace cohort {
 
-// One training sequence. `loss_mask[i]` is nonzero if token i is a target (prompt tokens are not;
-// the end-of-sequence token is).
+// One training sequence, with targets of one of two forms:
+//   loss_mask   token i is the target of position i - 1 if loss_mask[i] is nonzero (prompt tokens
+//               are not targets; the end-of-sequence token is)
+//   labels      labels[i] is the target of position i; -1: it has none
 struct TokenSequence {
   std::vector<int32_t> tokens;
   std::vector<uint8_t> loss_mask;  // same size as tokens; loss_mask[0] is never used
@@ -19,10 +21,15 @@ struct TokenSequence {
   // Sequences of one group (0 or more) begin with the same `prefix` tokens, none of them a target.
   // If packed consecutively they share the prefix, which is computed once.
   int64_t group = -1, prefix = 0;
+  std::vector<int32_t> labels = {};  // same size as tokens; empty: the form of loss_mask
+  std::vector<int32_t> types = {};   // same size as tokens; empty: 0
+  int64_t num_inputs() const {
+    return static_cast<int64_t>(tokens.size()) - (labels.empty() ? 1 : 0);
+  }
   int64_t num_targets() const;
 };
 
-// n tokens give n - 1 inputs. The L of the T inputs whose next token is in the loss mask are target
+// n tokens give n - 1 inputs, with labels n. The L of the T inputs that have a target are target
 // positions. A shared prefix is packed once, as a sequence of its own before those that share it.
 struct PackedBatch {
   Tensor tokens;            // [T] i32
@@ -31,9 +38,14 @@ struct PackedBatch {
   Tensor cu_seqlens;        // [S + 1] i32
   Tensor prefixes;          // [S, 2] i32, as AttentionDesc::prefixes; undefined: nothing is shared
   Tensor target_positions;  // [L] i32: indices into `tokens`, ascending
-  Tensor targets;           // [L] i32: the tokens that follow them
+  Tensor targets;           // [L] i32: the tokens that follow them, or their labels
   Tensor segments;          // [L] i32: the sequence of each target, from 0 in the batch, ascending
-  int64_t size() const { return tokens.numel(); }
+  Tensor target_sequences;  // [L] i64: TokenSequence::index of each target; undefined: no labels
+  Tensor types;             // [T] i32: types of tokens; undefined: 0
+  // Images instead of tokens, which are undefined: [N, H, W, c] u8, and the value of each byte by
+  // channel, [c, 256] f32. Each has a class token before its patches.
+  Tensor pixels, pixel_values;
+  int64_t size() const { return positions.numel(); }
   int64_t num_targets() const { return targets.numel(); }
   PackedBatch to(Device device) const;
 };

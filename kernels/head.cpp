@@ -5,6 +5,7 @@
 #include "core/sizes.h"
 #include "core/with_cuda.h"
 #include "kernels/arguments.h"
+#include "kernels/embedding.h"
 #include "kernels/matmul.h"
 
 namespace cohort::kernels {
@@ -69,17 +70,29 @@ int64_t head_rows(int64_t vocab, Device device) {
   return device.is_cuda() ? round_up(vocab, int64_t{64}) : vocab;
 }
 
-void for_logit_chunks(const Tensor& x, const Tensor& w, int64_t rows,
+void for_logit_chunks(const Logits& args, int64_t rows,
                       const std::function<void(int64_t begin, Tensor& logits)>& fn) {
+  const auto& [x, w, bias] = args;
+  ArgumentCheck("head")("[T, C] x; [V, C] w; [V] bias?", x, w, bias);
   const int64_t total = x.dim(0);
   const Tensor padded = w.with_padding();
   rows = std::min(rows, total);
   Tensor logits = Tensor::empty({rows, padded.dim(0)}, accumulate_dtype(x.dtype()), x.device());
+  Tensor start, first_row;  // the bias as a table of one row, and the row of each token
+  if (bias.defined()) {
+    start = bias.with_padding().to(logits.dtype()).reshape({1, padded.dim(0)});
+    first_row = Tensor::zeros({rows}, DType::kI32, x.device());
+  }
   for (int64_t begin = 0; begin < total; begin += rows) {
     const int64_t count = std::min(rows, total - begin);
     Tensor chunk = logits.narrow(0, 0, count);
-    matmul(
-        {.c = chunk, .a = x.narrow(0, begin, count), .b = padded, .desc = {.b = Transpose::kYes}});
+    if (bias.defined())
+      embedding_forward({.y = chunk, .table = start, .ids = first_row.narrow(0, 0, count)});
+    matmul({.c = chunk,
+            .a = x.narrow(0, begin, count),
+            .b = padded,
+            .desc = {.b = Transpose::kYes,
+                     .out = bias.defined() ? Grad::kAccumulate : Grad::kOverwrite}});
     chunk = chunk.hide_padding(1, w.dim(0));
     fn(begin, chunk);
   }

@@ -1,4 +1,4 @@
-// The parts of the language model head: logits z[t, :] = x[t, :] w^T by the row-independent matmul
+// The parts of the language model head: logits z[t, :] = x[t, :] w^T + bias by the row-independent matmul
 // over chunks of tokens, so that [T, V] is never materialised as a whole, and row ops on them. The
 // loop over the chunks that puts them together is head_logprob_forward() in autograd/ops_loss.cpp.
 // The sampler records log-probs by the same row function, so sampled and trained log-probs agree to
@@ -83,11 +83,17 @@ int64_t head_gradient_tokens(int64_t tokens, int64_t rows);
 // the CPU gains nothing.
 int64_t head_rows(int64_t vocab, Device device);
 
+struct Logits {
+  const Tensor& x;   // [T, C]
+  const Tensor& w;   // [V, C]
+  Tensor bias = {};  // [V]; undefined: none
+};
 // Calls fn(begin, logits) for chunks of at most `rows` tokens in ascending order with the logits
-// x w^T [n, V] of tokens from `begin` on, in accumulate_dtype(x). All chunks use the same memory.
-// The padding of w's rows (Tensor::with_padding()), which is zero, becomes that of the logits'
-// columns: no result depends on it, and zeros there stand for its gradients.
-void for_logit_chunks(const Tensor& x, const Tensor& w, int64_t rows,
+// x w^T + bias [n, V] of tokens from `begin` on, in accumulate_dtype(x), where the product is
+// added to the bias. All chunks use the same memory. The padding of w's rows and the bias
+// (Tensor::with_padding()), which is zero, becomes that of the logits' columns: no result depends
+// on it, and zeros there stand for its gradients.
+void for_logit_chunks(const Logits& args, int64_t rows,
                       const std::function<void(int64_t begin, Tensor& logits)>& fn);
 
 }  // namespace cohort::kernels

@@ -12,18 +12,29 @@ AddNorm SubLayerNorm::enter(Residual in) const {
   return {sum, sum};
 }
 
+Residual SubLayerNorm::leave(const Variable& x, const Variable& out,
+                             const kernels::DropoutSpec& dropout) const {
+  if (place == NormPlace::kBranch) return {x, cohort::dropout(norm(out), dropout)};
+  const Variable branch = cohort::dropout(out, dropout);
+  if (place == NormPlace::kAfter) return {norm.add(x, branch).normed, {}};
+  return {x, branch};
+}
+
 Backbone::Backbone(ParameterSet& set, const ModelConfig& c)
     : set_(set), config_(c), positions_(set, c) {
   const AdapterTargets adapters(c);
   for (int i = 0; i < c.num_layers; ++i) blocks_.push_back(make_block(i, adapters));
   set.begin_unit();
-  final_norm_ = {Norm(set, "model.norm", c)};
+  if (c.norm_place == NormPlace::kAfter)
+    final_norm_.place = c.norm_place;
+  else
+    final_norm_ = {Norm(set, "model.norm", c)};
 }
 
 // The names of norms are Hugging Face's.
 Backbone::Block Backbone::make_block(int index, const AdapterTargets& adapters) {
   const std::string prefix = str("model.layers.", index, ".");
-  const NormPlace place = config_.family.norm_place;
+  const NormPlace place = config_.norm_place;
   const bool before = place == NormPlace::kBefore;
   const auto norm = [&](const char* name) {
     return SubLayerNorm{Norm(set_, prefix + name, config_), place};
@@ -62,14 +73,13 @@ Variable Backbone::operator()(Variable x, const Pass& pass) const {
 
 Residual Backbone::block(int index, Residual in, const Pass& pass) const {
   const Block& b = blocks_[static_cast<size_t>(index)];
-  const auto drop = [&](const Variable& x, DropoutSite site) {
-    return dropout(x, dropout_spec(config_.dropout, pass, index, site));
+  const auto spec = [&](DropoutSite site) {
+    return dropout_spec(config_.dropout, pass, index, site);
   };
   const AddNorm a = b.attention_norm.enter(std::move(in));
-  const AddNorm m =
-      b.mlp_norm.enter({a.sum, drop(b.attention_norm.leave(b.attention(a.normed, pass)),
-                                    DropoutSite::kAttentionOut)});
-  return {m.sum, drop(b.mlp_norm.leave(b.mlp(m.normed, pass)), DropoutSite::kMlpOut)};
+  const AddNorm m = b.mlp_norm.enter(
+      b.attention_norm.leave(a.sum, b.attention(a.normed, pass), spec(DropoutSite::kAttentionOut)));
+  return b.mlp_norm.leave(m.sum, b.mlp(m.normed, pass), spec(DropoutSite::kMlpOut));
 }
 
 Variable Backbone::recomputed_block(int index, const Variable& x, const Pass& pass) const {
@@ -82,7 +92,7 @@ Variable Backbone::recomputed_block(int index, const Variable& x, const Pass& pa
         Pass inner = pass;
         inner.position_terms.bias = in[1];
         const Residual end = block(index, {in[0], {}}, inner);
-        return add(end.x, end.branch);
+        return end.branch.defined() ? add(end.x, end.branch) : end.x;
       },
       inputs, std::span(set_.trained()).subspan(unit.first_leaf, unit.end_leaf - unit.first_leaf));
 }

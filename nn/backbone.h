@@ -23,17 +23,16 @@ struct SubLayerNorm {
   NormPlace place = NormPlace::kBefore;
   // The sum of the residual stream, and the input of f.
   AddNorm enter(Residual in) const;
-  // The branch of f's output.
-  Variable leave(const Variable& out) const {
-    return place == NormPlace::kBranch ? norm(out) : out;
-  }
+  // The stream x after f, whose output is `out`.
+  Residual leave(const Variable& x, const Variable& out, const kernels::DropoutSpec& dropout) const;
 };
 
 class Backbone {
  public:
   // The block of index i is the set's unit i + 1. Refers to both, the model's.
   Backbone(ParameterSet& set, const ModelConfig& config);
-  // Hidden states after the last norm, [T, d_model] -> [T, d_model]. pass.position_terms are
+  // Hidden states after the last norm, which kAfter has in each block, [T, d_model] ->
+  // [T, d_model]. pass.position_terms are
   // those of position_terms().
   Variable operator()(Variable x, const Pass& pass) const;
   PositionTerms position_terms() const { return positions_.terms(); }

@@ -1,5 +1,8 @@
-// The input of a transformer's blocks: the embeddings of tokens and of their positions.
+// The input of a transformer's blocks: the embeddings of tokens, or of patches of images behind a
+// class token, and of their positions.
 #pragma once
+
+#include <optional>
 
 #include "nn/modules.h"
 
@@ -13,15 +16,21 @@ class Embedding {
  public:
   // Refers to `config`, the model's.
   Embedding(ParameterSet& set, const ModelConfig& config);
-  // [T, d_model] of pass.tokens at pass.positions
+  // [T, d_model] of pass.tokens or pass.pixels at pass.positions
   Variable operator()(const Pass& pass) const;
-  // [vocab, d_model]
+  // [vocab, d_model]; undefined for images
   const Variable& tokens() const { return tokens_; }
 
  private:
+  Variable patches(const Pass& pass) const;
+
   const ModelConfig& config_;
-  Variable tokens_;
+  DType dtype_;
+  Variable tokens_, types_;
+  Variable class_;      // [1, d_model], the class token of images
   Variable positions_;  // a constant if they are sinusoidal; undefined: none are added
+  std::optional<Norm> norm_;
+  Linear projection_;  // of patches
 };
 
 }  // namespace cohort

@@ -1,4 +1,4 @@
-// The head of a language model: the matrix of its logits.
+// The head on the hidden states (HeadType).
 #pragma once
 
 #include "nn/embedding.h"
@@ -7,17 +7,21 @@ namespace cohort {
 
 class Head {
  public:
-  // The embedding's table if the configuration ties them.
-  Head(ParameterSet& set, const ModelConfig& config, const Embedding& embedding)
-      : weight_(config.tie_embeddings
-                    ? embedding.tokens()
-                    : add_vocabulary_table(set, config, "lm_head.weight", config.vocab_size,
-                                           ParameterUse::kMatmul)) {}
-  // [vocab, d_model]
-  const Variable& weight() const { return weight_; }
+  Head() = default;
+  // Its matrix is the embedding's table if the configuration ties them. Refers to `config`, the
+  // model's.
+  Head(ParameterSet& set, const ModelConfig& config, const Embedding& embedding);
+  // The input of the logits' matmul, or the pooler's output, of hidden states [L, d_model] at the
+  // positions of the targets; pass.sequences and pass.positions, of these rows, address dropout.
+  Variable operator()(Variable x, const Pass& pass) const;
+  // Weights of the logits; undefined for a pooler.
+  const HeadWeights& weights() const { return weights_; }
 
  private:
-  Variable weight_;
+  const ModelConfig* config_ = nullptr;
+  Linear dense_;
+  std::optional<Norm> norm_;
+  HeadWeights weights_;
 };
 
 }  // namespace cohort

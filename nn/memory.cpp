@@ -63,7 +63,7 @@ void measure_update(const ModelConfig& config, DType dtype, const MemoryShape& s
   HeadLoss loss = cross_entropy(dry.model.hidden_at_targets(dry.batch, {.mode = Mode::kTrain}),
                                 dry.model.head(), dry.batch.targets, weights);
   out.activations = dry.live();
-  backward(std::move(loss.hidden), std::move(loss.dhidden), loss.head);
+  backward(std::move(loss));
   out.workspace = dry.peak() - out.activations;
 }
 

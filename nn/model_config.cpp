@@ -2,6 +2,7 @@
 #include "nn/model_config.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 
 #include "core/sizes.h"
@@ -39,18 +40,20 @@ E value_of(const EnumName<E> (&names)[N], const Json& json, const char* key,
                        "; expected one of ", join(known, ", ")));
 }
 
-ConfigFields attention_fields(ModelConfig c) {
-  return config_fields_with([&](ConfigVisitor& v) { c.visit_attention(v); });
+ConfigFields optional_fields(ModelConfig c) {
+  return config_fields_with([&](ConfigVisitor& v) { c.visit_optional(v); });
 }
 
-// Adds the keys of attention that are not the defaults; those of a section are an object.
-void write_attention(Json& json, const ModelConfig& config) {
-  const ConfigFields own = attention_fields(config), defaults = attention_fields({});
+// Adds the optional keys that are not the defaults; those of a section are an object.
+void write_optional(Json& json, const ModelConfig& config) {
+  const ConfigFields own = optional_fields(config), defaults = optional_fields({});
   for (size_t i = 0; i < own.size(); ++i) {
     const auto& [key, value] = own[i];
     if (value == defaults[i].second) continue;
     const size_t dot = key.find('.');
-    const Json number = parse_json(value, key);
+    const bool is_name = std::isalpha(static_cast<unsigned char>(value[0])) != 0 &&
+                         value != "true" && value != "false";
+    const Json number = is_name ? Json(value) : parse_json(value, key);
     if (dot == std::string::npos) {
       json.set(key, number);
       continue;
@@ -62,15 +65,15 @@ void write_attention(Json& json, const ModelConfig& config) {
   }
 }
 
-void read_attention(const Json& json, ModelConfig& config) {
+void read_optional(const Json& json, ModelConfig& config) {
   Json found = Json::Object();
-  for (const auto& [key, value] : attention_fields({})) {
+  for (const auto& [key, value] : optional_fields({})) {
     const std::string top = key.substr(0, key.find('.'));
     if (const Json* const set = json.find(top)) found.set(top, *set);
   }
   ConfigNode keys = parse_yaml(found.dump(), "model");
   for (auto& [key, value] : keys.entries) value.line = 0;  // errors name no line
-  read_config_with([&](ConfigVisitor& v) { config.visit_attention(v); }, keys, "");
+  read_config_with([&](ConfigVisitor& v) { config.visit_optional(v); }, keys, "");
 }
 
 // Values from config.json must be within the limits of the configuration's keys.
@@ -79,9 +82,9 @@ void check_ranges(const ModelConfig& config) {
   for (auto& [key, value] : keys.entries) value.line = 0;  // errors name no line
   ModelConfig checked;
   read_config(checked, keys);
-  if (config.context < 1)
+  if (config.context < (config.has_images() ? 0 : 1))
     throw InputError(str("model: context: expected a number from 1, got '", config.context, "'"));
-  if (config.vocab_size < 1 || config.vocab_size > INT32_MAX)
+  if (config.vocab_size < (config.has_images() ? 0 : 1) || config.vocab_size > INT32_MAX)
     throw InputError(str("vocab_size: expected a number from 1 to ", INT32_MAX, ", got '",
                          config.vocab_size, "'"));
 }
@@ -100,10 +103,46 @@ ContextLimit ModelConfig::context_limit() const {
                                                  : ContextLimit::kWholeModel;
 }
 
+void ModelConfig::set_head(HeadType type, std::vector<std::string> names) {
+  if (type != HeadType::kNextToken && !is_encoder())
+    throw InputError(
+        "model.mask: masked tokens, classes and a pooler need the mask full, for a token to see "
+        "those after it");
+  if (type == HeadType::kClasses && names.size() < 2)
+    throw InputError(str("classes: expected at least two labels, got ", names.size()));
+  head = type;
+  labels = std::move(names);
+  if (!file.is_null()) write_head(file, *this);
+}
+
+namespace {
+
+void require(bool ok, const std::string& message) {
+  if (!ok) throw InputError("model." + message);
+}
+
+// Checks the keys of encoders, and sets the context of images: a class token, then the patches.
+void resolve_encoder(ModelConfig& c) {
+  require(!c.is_encoder() || c.window == 0, "window: a full mask has none");
+  require(!c.is_encoder() || c.position != PositionType::kT5 || c.position_buckets >= 4,
+          "position_buckets: expected at least 4 for both sides of a full mask");
+  require(c.has_images() == (c.patch_size > 0), "patch_size: goes with image_size");
+  if (!c.has_images()) return;
+  require(c.is_encoder(), "mask: images need the mask full");
+  require(c.image_size % c.patch_size == 0,
+          str("patch_size: ", c.patch_size, " does not divide image_size ", c.image_size));
+  require(c.channels != 2, "channels: expected 1 or 3");
+  require(c.token_types == 0, "token_types: images have none");
+  const int64_t length = c.num_patches() + 1;
+  require(c.context == 0 || c.context == length,
+          str("context: images of this size have ", length, " positions, got ", c.context));
+  c.context = length;
+}
+
+}  // namespace
+
 void ModelConfig::resolve() {
-  const auto require = [](bool ok, const std::string& message) {
-    if (!ok) throw InputError("model." + message);
-  };
+  resolve_encoder(*this);
   if (context == 0) context = 256;
   if (num_kv_heads == 0) num_kv_heads = num_heads;
   if (head_dim == 0) {
@@ -144,6 +183,7 @@ Json ModelConfig::to_json() const {
   Json json = family_config(*this);
   if (!json.is_null()) return json;
   json.set("model_type", kCohortType);
+  if (is_encoder()) write_head(json, *this);
   json.set("hidden_size", d_model)
       .set("num_hidden_layers", num_layers)
       .set("num_attention_heads", num_heads);
@@ -158,7 +198,7 @@ Json ModelConfig::to_json() const {
       .set("attention_bias", bias)
       .set("tie_word_embeddings", tie_embeddings);
   json.set("qk_norm", qk_norm).set("dropout", dropout).set("initializer_range", init_std);
-  write_attention(json, *this);
+  write_optional(json, *this);
   return json;
 }
 
@@ -184,7 +224,11 @@ ModelConfig read_cohort(const Json& json) {
   c.qk_norm = json.at("qk_norm").as_bool();
   c.dropout = json.at("dropout").as_double();
   c.init_std = json.at("initializer_range").as_double();
-  read_attention(json, c);
+  read_optional(json, c);
+  if (c.is_encoder()) {
+    ConfigFile fields(json);
+    read_head(fields, c);
+  }
   return c;
 }
 

@@ -9,18 +9,31 @@
 #include "config/visitor.h"
 #include "core/device.h"
 #include "kernels/activation.h"
+#include "kernels/attention/attention.h"
 #include "text/json.h"
 
 namespace cohort {
 
 enum class ContextLimit : uint8_t;  // data/data_check.h
 enum class NormType { kRms, kLayer };
+// Place of the norm of a sub-layer f: x + f(norm(x)); on the branch, x + norm(f(x)) (OLMo 2); or
+// after the sum, norm(x + f(x)) (Vaswani et al. 2017, BERT).
+enum class NormPlace { kBefore, kBranch, kAfter };
+using MaskType = kernels::Mask;
+// The head on the hidden states: logits of the next token, those of masked tokens (BERT: a dense
+// layer, activation and norm before them), those of classes, or the pooler of a model without
+// logits: tanh(W h + b) of the first position, which classes of texts have as well.
+enum class HeadType { kNextToken, kMaskedToken, kClasses, kPooler };
 // Schemes of positions (nn/positions.h).
 enum class PositionType { kRope, kLearned, kSinusoidal, kAlibi, kT5, kExposb, kNone };
 using MlpType = kernels::Activation;
 enum class Recompute { kNone, kCheap, kBlock };
 inline constexpr EnumName<NormType> kNormNames[] = {{NormType::kRms, "rms_norm"},
                                                     {NormType::kLayer, "layer_norm"}};
+inline constexpr EnumName<NormPlace> kNormPlaceNames[] = {
+    {NormPlace::kBefore, "before"}, {NormPlace::kBranch, "branch"}, {NormPlace::kAfter, "after"}};
+inline constexpr EnumName<MaskType> kMaskNames[] = {{MaskType::kCausal, "causal"},
+                                                    {MaskType::kFull, "full"}};
 inline constexpr EnumName<PositionType> kPositionNames[] = {
     {PositionType::kRope, "rope"},
     {PositionType::kLearned, "learned"},
@@ -92,15 +105,13 @@ struct ExposbConfig {
   }
 };
 
-// Place of the norm of a sub-layer f: x + f(norm(x)), or on the branch, x + norm(f(x)) (OLMo 2).
-enum class NormPlace { kBefore, kBranch };
-
 // Properties of models that are no configuration keys: those of a family of nn/families/, from its
 // config.json, and what resolve() derives.
 struct FamilyFields {
   bool qkv_bias = false, o_bias = false, mlp_bias = false;  // ModelConfig::bias implies all of them
+  bool no_qkv_bias = false;                                 // not even with ModelConfig::bias
   bool qk_norm_whole = false;  // RMSNorm on the queries and keys of all heads together
-  NormPlace norm_place = NormPlace::kBefore;
+  int64_t first_position = 0;  // row of the table of learned positions that position 0 has
   double norm_offset = 0;      // added to the weights of RMS norms
   double embedding_scale = 1;  // factor of the embedding's output
   // Per layer; empty: all layers have the window and rotary positions.
@@ -124,13 +135,21 @@ struct ModelConfig {
   bool bias = false, tie_embeddings = false, qk_norm = false;
   double dropout = 0, norm_eps = 1e-5, rope_theta = 10000, init_std = 0.02;
   Recompute recompute = Recompute::kNone;
-  // Attention of all layers; see visit_attention(). Families may have a window in some layers.
+  // Attention of all layers; see visit_optional(). Families may have a window in some layers.
   int64_t window = 0;
   double soft_cap = 0;
   bool attention_sinks = false;
+  MaskType mask = MaskType::kCausal;
+  NormPlace norm_place = NormPlace::kBefore;
+  bool embedding_norm = false;
+  int64_t token_types = 0;
+  // Images of image_size^2 pixels, in patches of patch_size^2, instead of tokens; 0: tokens.
+  int64_t image_size = 0, patch_size = 0, channels = 3;
   int64_t position_buckets = 32, position_max_distance = 128;
   ExposbConfig exposb;
-  int64_t vocab_size = 0;  // set from the tokenizer
+  int64_t vocab_size = 0;  // set from the tokenizer; 0 for images
+  HeadType head = HeadType::kNextToken;
+  std::vector<std::string> labels;  // of the classes of kClasses, at least two
   // Rows of the table of learned positions if a run uses only the first `context` of them; 0: all.
   int64_t position_rows = 0;
 
@@ -152,6 +171,20 @@ struct ModelConfig {
   bool may_extend() const {
     return position != PositionType::kRope && position != PositionType::kLearned;
   }
+  bool is_encoder() const { return mask == MaskType::kFull; }
+  bool has_images() const { return image_size > 0; }
+  int64_t num_patches() const { return image_size / patch_size * (image_size / patch_size); }
+  // True if the embedding table is the matrix of the head.
+  bool is_tied() const {
+    return tie_embeddings && (head == HeadType::kNextToken || head == HeadType::kMaskedToken);
+  }
+  // Rows of the logits' matrix; 0: the model has no logits.
+  int64_t num_logits() const {
+    if (head == HeadType::kPooler) return 0;
+    return head == HeadType::kClasses ? static_cast<int64_t>(labels.size()) : vocab_size;
+  }
+  // Changes the head, in `file` too. Throws InputError if the mask or the input has no such head.
+  void set_head(HeadType type, std::vector<std::string> names = {});
   // Says whether messages may advise a larger context, of a model that is trained.
   ContextLimit context_limit() const;
 
@@ -170,7 +203,7 @@ struct ModelConfig {
     v.field("context", context,
             "longest sequence in tokens; 0: that of the model to start from, or 256",
             {.min = 0, .max = 1 << 24});
-    v.choice("norm", norm, kNormNames, "normalisation before each sub-layer");
+    v.choice("norm", norm, kNormNames, "normalisation of each sub-layer");
     v.choice("position", position, kPositionNames, "how positions enter", kRemovedPosition);
     v.choice("mlp", mlp, kMlpNames, "activation of the MLP");
     v.field("bias", bias, "biases in linear layers and layer norms");
@@ -180,16 +213,28 @@ struct ModelConfig {
             {.min = 0, .max = 0.99});
     v.field("norm_eps", norm_eps, "added to the variance", {.min = 0, .max = 1});
     v.field("rope_theta", rope_theta, "base of the rotary frequencies", {.min = 1});
-    visit_attention(v);
+    visit_optional(v);
     v.field("init_std", init_std, "standard deviation of initial weights", {.min = 0, .max = 10});
     v.choice(
         "recompute", recompute, kRecomputeNames,
         "what backward computes again instead of storing it: nothing, the outputs of norms and "
         "activations (cheap), or whole blocks");
   }
-  // The keys of attention, which config.json of Cohort's own models has where they are not the
-  // defaults.
-  void visit_attention(ConfigVisitor& v) {
+  // The keys that config.json of Cohort's own models has where they are not the defaults.
+  void visit_optional(ConfigVisitor& v) {
+    v.choice("mask", mask, kMaskNames,
+             "a token sees those before it (causal), or all of its sequence (full: encoders)");
+    v.choice("norm_place", norm_place, kNormPlaceNames,
+             "norms before sub-layers, on their branches, or after the sum as in BERT");
+    v.field("embedding_norm", embedding_norm, "a norm of the embeddings, as in BERT");
+    v.field("token_types", token_types, "types of tokens that have an embedding; 0: none",
+            {.min = 0, .max = 1 << 16});
+    v.field("image_size", image_size,
+            "side of square images in pixels, whose patches replace tokens (ViT); 0: tokens",
+            {.min = 0, .max = 1 << 13});
+    v.field("patch_size", patch_size, "side of a patch in pixels, which divides image_size",
+            {.min = 0, .max = 1 << 13});
+    v.field("channels", channels, "of an image: 1 (gray) or 3 (RGB)", {.min = 1, .max = 3});
     v.field("window", window, "keys that a query sees, its own included; 0: all before it",
             {.min = 0, .max = 1 << 30});
     v.field("soft_cap", soft_cap, "bounds scores: cap tanh(score / cap); 0: none", {.min = 0});

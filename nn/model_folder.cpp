@@ -24,6 +24,7 @@ struct StoredTensor {
   std::string name;
   TensorRule::Layout layout = TensorRule::Layout::kSame;
   std::vector<const NamedParameter*> parameters;
+  Shape stored_shape = {};  // as TensorRule::shape
 
   int64_t rows() const {
     int64_t n = 0;
@@ -31,6 +32,7 @@ struct StoredTensor {
     return n;
   }
   Shape shape() const {
+    if (stored_shape.rank() > 0) return stored_shape;
     Shape shape = parameters[0]->value.shape();
     shape[0] = rows();
     if (layout == TensorRule::Layout::kTransposed) std::swap(shape[0], shape[1]);
@@ -49,7 +51,8 @@ std::vector<StoredTensor> stored_tensors(const Transformer& model,
   std::set<std::string> covered;
   for (const TensorRule& rule : rules)
     for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-      StoredTensor stored{layer_name(rule.stored, layer), rule.layout, {}};
+      if (!by_name.contains(layer_name(rule.parameters[0], layer))) continue;
+      StoredTensor stored{layer_name(rule.stored, layer), rule.layout, {}, rule.shape};
       for (const std::string& pattern : rule.parameters) {
         const std::string name = layer_name(pattern, layer);
         stored.parameters.push_back(by_name.at(name));
@@ -87,6 +90,15 @@ bool differ(const SafetensorsFile& a, const std::string& a_name, const Safetenso
   return false;
 }
 
+// Throws InputError if a copy of the embedding table for the head of an encoder differs from it.
+void check_tied(const SafetensorsFolder& folder, const std::string& copy,
+                const std::string& table) {
+  const auto [file, name] = find_weight(folder, table);
+  if (differ(*folder.find(copy), copy, *file, name))
+    throw InputError(str(folder.path(), ": ", copy, " differs from ", name,
+                         ": heads of BERT that are not tied to the table are not supported"));
+}
+
 // True if the folder's weights have a head that differs from their embedding table, which is logged
 // once per folder.
 bool has_own_head(const std::string& dir) {
@@ -108,13 +120,31 @@ bool has_own_head(const std::string& dir) {
 // True for tensors that follow from the configuration or from parameters: masks, tables, and the
 // head's matrix if it is tied to the embedding table.
 bool is_derived(const std::string& name, const ModelConfig& config) {
-  for (const char* end : {".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq"})
+  for (const char* end :
+       {".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq", "embeddings.position_ids"})
     if (name.ends_with(end)) return true;
   return config.tie_embeddings && name == kHead;
 }
 
+// Duplicates of the table and the bias in the heads of BERT and RoBERTa.
+bool is_tied_duplicate(const std::string& name) {
+  return name.starts_with("cls.predictions.decoder.") || name.starts_with("lm_head.decoder.");
+}
+
+// True for tensors of heads of encoders, the poolers among them.
+bool is_of_head(const std::string& name) {
+  for (const char* part : {"cls.", "lm_head.", "classifier.", "pooler."})
+    if (name.starts_with(part) || name.find(str(".", part)) != name.npos) return true;
+  return false;
+}
+
 void load(const StoredTensor& stored, const SafetensorsFile& file, const std::string& name) {
   const bool transposed = stored.layout == TensorRule::Layout::kTransposed;
+  if (stored.stored_shape.rank() > 0) {
+    Tensor value = stored.parameters[0]->value;
+    value.copy_(file.read(name).reshape(value.shape()));
+    return;
+  }
   const Tensor all = transposed ? file.read(name).transpose(0, 1).contiguous() : Tensor();
   int64_t first = 0;
   for (const NamedParameter* p : stored.parameters) {
@@ -134,7 +164,7 @@ void load(const StoredTensor& stored, const SafetensorsFile& file, const std::st
 Tensor assemble(const StoredTensor& stored) {
   const Tensor first = stored.parameters[0]->value;
   if (stored.parameters.size() == 1 && stored.layout == TensorRule::Layout::kSame)
-    return first.contiguous();
+    return first.contiguous().reshape(stored.shape());
   Shape shape = first.shape();
   shape[0] = stored.rows();
   Tensor all = Tensor::empty(shape, first.dtype());
@@ -283,16 +313,22 @@ ModelConfig load_config(const std::string& dir) {
   return config;
 }
 
-void load_weights(Transformer& model, const std::string& dir, const std::string& stem) {
+void load_weights(Transformer& model, const std::string& dir, const std::string& stem,
+                  Missing missing) {
   const SafetensorsFolder folder(dir, stem);
   // Version 0.1.0 saved all models made here under the names of their parameters.
   const bool own_names =
       model.config().file.is_null() && folder.find(model.parameters()[0].name) != nullptr;
   const auto rules = own_names ? std::vector<TensorRule>() : tensor_rules(model.config());
   std::set<std::string> used;
-  std::string rounded;
+  std::string rounded, fresh, others;
   for (const StoredTensor& stored : stored_tensors(model, rules)) {
     const auto [file, name] = find_weight(folder, stored.name);
+    if (file == nullptr && missing == Missing::kHead &&
+        (stored.parameters[0]->name.starts_with("head.") || stored.name == kHead)) {
+      fresh += (fresh.empty() ? "" : ", ") + stored.name;
+      continue;
+    }
     if (file == nullptr)
       throw InputError(str(folder.path(), ": there is no tensor '", stored.name,
                            "'; hint: do config.json and the file belong together?"));
@@ -306,10 +342,20 @@ void load_weights(Transformer& model, const std::string& dir, const std::string&
     load(stored, *file, name);
     used.insert(name);
   }
-  for (const std::string& name : folder.names())
-    if (!used.contains(name) && !is_derived(name, model.config()))
+  for (const std::string& name : folder.names()) {
+    if (used.contains(name) || is_derived(name, model.config())) continue;
+    if (!model.config().is_encoder() || !is_of_head(name))
       throw InputError(str(folder.path(), ": the model has no tensor '", name,
                            "'; hint: do config.json and the file belong together?"));
+    if (!is_tied_duplicate(name))
+      others += (others.empty() ? "" : ", ") + name;
+    else if (!rules.empty() && model.config().is_tied() && name.ends_with("decoder.weight"))
+      check_tied(folder, name, rules[0].stored);
+  }
+  if (!others.empty())
+    logging::info("the tensors of other heads in ", folder.path(), " are left out: ", others);
+  if (!fresh.empty())
+    logging::info("the head is new, ", folder.path(), " does not have it: ", fresh);
   if (!rounded.empty())
     logging::info("the weights of ", folder.path(), " are ", rounded, " and are rounded to ",
                   dtype_name(model.dtype()));
@@ -327,9 +373,15 @@ std::vector<TensorSource> weight_sources(const Transformer& model, const std::st
 
 std::pair<const SafetensorsFile*, std::string> find_weight(const SafetensorsFolder& folder,
                                                            const std::string& name) {
-  if (const SafetensorsFile* file = folder.find(name)) return {file, name};
-  const std::string base_name = name.substr(name.find('.') + 1);
-  return {folder.find(base_name), base_name};
+  // Older files of BERT have the names of TensorFlow's LayerNorm.
+  std::string old_name = name;
+  for (const auto& [end, old] :
+       {std::pair("LayerNorm.weight", "gamma"), {"LayerNorm.bias", "beta"}})
+    if (name.ends_with(end)) old_name = name.substr(0, name.rfind('.') + 1) + old;
+  for (const std::string& whole : {name, old_name})
+    for (const std::string& n : {whole, whole.substr(whole.find('.') + 1)})
+      if (const SafetensorsFile* file = folder.find(n)) return {file, n};
+  return {nullptr, name};
 }
 
 std::vector<std::string> save_weights(const Transformer& model, const std::string& dir,

@@ -1,4 +1,4 @@
-// Modules of a decoder block: linear layer, norm, attention. Each consists of its parameters and
+// Modules of a block: linear layer, norm, attention. Each consists of its parameters and
 // one call; nn/memory.cpp measures what they keep for the backward.
 #pragma once
 
@@ -15,8 +15,8 @@
 
 namespace cohort {
 
-// Positions of dropout in a block.
-enum class DropoutSite : uint8_t { kEmbedding, kAttention, kAttentionOut, kMlpOut };
+// Positions of dropout in a model.
+enum class DropoutSite : uint8_t { kEmbedding, kAttention, kAttentionOut, kMlpOut, kHead };
 
 // kTrain enables dropout; ForwardOptions address its random bits.
 enum class Mode { kEval, kTrain };
@@ -49,6 +49,7 @@ struct Pass {
   // Returns [T, H D], over the packed batch or the cache.
   using Attention = std::function<Variable(AttentionCall call)>;
   Tensor tokens, positions, sequences;
+  Tensor types, pixels, pixel_values;  // see PackedBatch
   ForwardOptions options;
   Attention attention;
   PositionTerms position_terms;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 
 #include "core/dry_run.h"
 #include "kernels/rope.h"
@@ -52,16 +53,20 @@ Tensor alibi_slopes(int64_t heads) {
   });
 }
 
-Tensor t5_buckets(int64_t buckets, int64_t max_distance) {
+Tensor t5_buckets(int64_t buckets, int64_t max_distance, MaskType mask) {
+  const bool full = mask == MaskType::kFull;
+  if (full) buckets /= 2;
   return tensor_of<int32_t>({2 * max_distance + 1}, DType::kI32, [=](int64_t i) {
-    const int64_t distance = std::max<int64_t>(max_distance - i, 0), exact = buckets / 2;
-    if (distance < exact) return static_cast<int32_t>(distance);
+    const int64_t before = max_distance - i, exact = buckets / 2,
+                  distance = full ? std::abs(before) : std::max<int64_t>(before, 0),
+                  start = full && before < 0 ? buckets : 0;
+    if (distance < exact) return static_cast<int32_t>(start + distance);
     const auto first = static_cast<double>(exact);
     const double log = std::log(static_cast<double>(distance) / first) /
                        std::log(static_cast<double>(max_distance) / first);
     // A logarithm that is a whole number must not be rounded below it.
-    const auto range = static_cast<int64_t>(log * first + 1e-9);
-    return static_cast<int32_t>(std::min(exact + range, buckets - 1));
+    const auto range = static_cast<int64_t>(log * static_cast<double>(buckets - exact) + 1e-9);
+    return static_cast<int32_t>(start + std::min(exact + range, buckets - 1));
   });
 }
 
@@ -71,7 +76,7 @@ PositionScheme::PositionScheme(ParameterSet& set, const ModelConfig& c) {
   if (c.position == PositionType::kAlibi)
     slopes_ = alibi_slopes(c.num_heads).to(statistics).to(set.device());
   if (c.position != PositionType::kT5) return;
-  buckets_ = t5_buckets(c.position_buckets, c.position_max_distance).to(set.device());
+  buckets_ = t5_buckets(c.position_buckets, c.position_max_distance, c.mask).to(set.device());
   bias_table_ = set.add({.name = "model.relative_attention_bias.weight",
                          .shape = {c.position_buckets, c.num_heads},
                          .use = ParameterUse::kLookup,

@@ -14,10 +14,11 @@ Tensor sinusoidal_table(int64_t positions, int64_t channels);
 // Beyond the next lower power of two, the heads of other numbers get every other slope of twice as
 // many, from the first on.
 Tensor alibi_slopes(int64_t heads);
-// [2 max_distance + 1] i32: T5's causal bucket (Raffel et al. 2020) of a key j for the query i, at
-// index j - i + max_distance. Later keys have bucket 0. Half of the buckets are of one distance
-// each, the others of logarithmic ranges up to max_distance.
-Tensor t5_buckets(int64_t buckets, int64_t max_distance);
+// [2 max_distance + 1] i32: T5's bucket (Raffel et al. 2020) of a key j for the query i, at index
+// j - i + max_distance. Half of the buckets are of one distance each, the others of logarithmic
+// ranges up to max_distance. Later keys have bucket 0 under a causal mask; under a full mask the
+// second half of the buckets is theirs.
+Tensor t5_buckets(int64_t buckets, int64_t max_distance, MaskType mask);
 
 // The scheme of a model's attention: its constants, on the model's device, and T5's table.
 class PositionScheme {

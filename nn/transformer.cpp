@@ -8,7 +8,7 @@ namespace cohort {
 
 static const ModelConfig& checked(const ModelConfig& c, Device device) {
   c.check_device(device);
-  COHORT_CHECK(c.vocab_size > 0 && c.head_dim > 0 && c.d_ff > 0,
+  COHORT_CHECK((c.vocab_size > 0 || c.has_images()) && c.head_dim > 0 && c.d_ff > 0,
                "[transformer] expected a resolved configuration");
   return c;
 }
@@ -28,8 +28,19 @@ Transformer::Transformer(const ModelConfig& config, DType dtype, std::optional<u
 }
 
 PackedBatch Transformer::to_device(const PackedBatch& batch) const {
-  if (device().is_cuda() && batch.tokens.device().is_cpu()) {
+  COHORT_CHECK(batch.pixels.defined() == config_.has_images(), "[transformer] expected a batch of ",
+               config_.has_images() ? "images" : "tokens");
+  if (batch.pixels.defined())
+    COHORT_CHECK(batch.pixels.dim(1) == config_.image_size &&
+                     batch.pixels.dim(2) == config_.image_size &&
+                     batch.pixels.dim(3) == config_.channels &&
+                     batch.size() == batch.pixels.dim(0) * config_.context,
+                 "[transformer] images ", batch.pixels.str(), " with ", batch.size(),
+                 " positions, expected a side of ", config_.image_size, " pixels in ",
+                 config_.channels, " channels and ", config_.context, " positions each");
+  if (device().is_cuda() && batch.positions.device().is_cpu()) {
     const auto check = [](const char* name, const Tensor& values, int64_t low, int64_t end) {
+      if (!values.defined()) return;
       const int32_t* value = values.data<int32_t>();
       for (int64_t t = 0; t < values.numel(); ++t)
         COHORT_CHECK(value[t] >= low && value[t] < end, "[transformer] ", name, " ", value[t],
@@ -38,7 +49,9 @@ PackedBatch Transformer::to_device(const PackedBatch& batch) const {
     check("token", batch.tokens, 0, config_.vocab_size);
     check("position", batch.positions, 0, config_.context);
     check("target position", batch.target_positions, 0, batch.size());
-    check("target", batch.targets, 0, config_.vocab_size);
+    check("type", batch.types, 0, config_.token_types);
+    if (const int64_t logits = config_.num_logits(); logits > 0)
+      check("target", batch.targets, 0, logits);
   }
   return batch.to(device());
 }
@@ -52,13 +65,24 @@ Variable Transformer::forward(const PackedBatch& batch, const ForwardOptions& op
       qkv = rope(std::move(qkv), positions, call.rope_table, call.num_kv_heads);
     return attention(qkv, call.num_kv_heads, cu_seqlens, call.desc, call.padding, call.terms);
   };
-  return run({batch.tokens, batch.positions, batch.sequences, options, packed_attention,
-              backbone_.position_terms()});
+  return run({.tokens = batch.tokens,
+              .positions = batch.positions,
+              .sequences = batch.sequences,
+              .types = batch.types,
+              .pixels = batch.pixels,
+              .pixel_values = batch.pixel_values,
+              .options = options,
+              .attention = packed_attention,
+              .position_terms = backbone_.position_terms()});
 }
 
 Variable Transformer::hidden_at_targets(const PackedBatch& batch,
                                         const ForwardOptions& options) const {
-  return select_rows(forward(batch, options), batch.target_positions);
+  const Tensor positions =
+      Tensor::zeros(batch.target_sequences.defined() ? batch.target_sequences.shape() : Shape{0},
+                    DType::kI32, device());
+  return head_(select_rows(forward(batch, options), batch.target_positions),
+               {.positions = positions, .sequences = batch.target_sequences, .options = options});
 }
 
 // COHORT_PREFETCH=0 turns prefetching off, to find out whether wrong results come from it.
@@ -69,6 +93,7 @@ static bool allows_prefetch() {
 
 Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences,
                                    const Tensor& positions, KVCache& cache, CachedStep step) const {
+  COHORT_CHECK(!config_.is_encoder(), "[transformer] an encoder has no cache");
   NoGradGuard no_grad;
   Stream stream = current_stream(device());
   stream.may_prefetch = allows_prefetch();  // run() begins with the embedding
@@ -89,7 +114,11 @@ Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences
     }
     return Variable(rows);
   };
-  return run({tokens, positions, {}, {}, cached_attention, backbone_.position_terms()}).value();
+  return run({.tokens = tokens,
+              .positions = positions,
+              .attention = cached_attention,
+              .position_terms = backbone_.position_terms()})
+      .value();
 }
 
 void Transformer::copy_from(const Transformer& source) {

@@ -1,6 +1,6 @@
-// A decoder-only transformer described by its configuration: Llama-like by default (RMSNorm, rotary
-// positions, SwiGLU, grouped-query attention), GPT-2-like with LayerNorm, learned positions, GELU
-// and biases.
+// A transformer described by its configuration: Llama-like by default (RMSNorm, rotary positions,
+// SwiGLU, grouped-query attention), GPT-2-like with LayerNorm, learned positions, GELU and biases,
+// or an encoder, as BERT and ViT.
 #pragma once
 
 #include <optional>
@@ -28,13 +28,14 @@ class Transformer : NonCopyable {
               Device device = {});
 
   // Copies a batch to the model's device. Before a copy to a GPU, whose kernels do not check ids,
-  // throws Error for a sequence over the context or a token outside the vocabulary.
+  // throws Error for a sequence over the context, a token, type or target out of range, or images
+  // of another size.
   PackedBatch to_device(const PackedBatch& batch) const;
 
   // Hidden states after the last norm, [T, d_model], of packed sequences on the model's device. On
   // the CPU throws Error as to_device() does.
   Variable forward(const PackedBatch& batch, const ForwardOptions& options = {}) const;
-  // Hidden states at the target positions, [L, d_model].
+  // The head's input at the target positions, or the output of a pooler, [L, d_model].
   Variable hidden_at_targets(const PackedBatch& batch, const ForwardOptions& options = {}) const;
 
   // Hidden states computed with the cache, without a tape: token t belongs to cache row
@@ -43,8 +44,9 @@ class Transformer : NonCopyable {
   Tensor forward_cached(const Tensor& tokens, const Tensor& sequences, const Tensor& positions,
                         KVCache& cache, CachedStep step = CachedStep::kPrefill) const;
 
-  // The head's matrix [vocab, d_model] (the embedding table when tied).
-  const Variable& head() const { return head_.weight(); }
+  // The weights of the logits: [vocab, d_model], the embedding table when tied; of classes [labels,
+  // d_model].
+  const HeadWeights& head() const { return head_.weights(); }
   const ParameterSet& parameters() const { return parameters_; }
   const ModelConfig& config() const { return config_; }
   DType dtype() const { return parameters_.dtype(); }

@@ -9,7 +9,7 @@ TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batc
       batch.targets, {.temperature = temperature});
 }
 
-HeadLoss grpo_loss(const Variable& hidden, const Variable& head, const PolicyBatch& batch,
+HeadLoss grpo_loss(const Variable& hidden, const HeadWeights& head, const PolicyBatch& batch,
                    const GrpoConfig& config, double temperature, bool on_policy) {
   return policy_loss(hidden, head, batch.targets,
                      {.old_logprob = batch.old_logprob,

@@ -13,7 +13,7 @@ TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batc
 // Contribution of this micro batch to the step's loss, with sums for metrics: the policy loss of
 // its targets under the softmax of `hidden` [L, C] and `head` [V, C] at `temperature`. `on_policy`:
 // see PolicyLossInputs.
-HeadLoss grpo_loss(const Variable& hidden, const Variable& head, const PolicyBatch& batch,
+HeadLoss grpo_loss(const Variable& hidden, const HeadWeights& head, const PolicyBatch& batch,
                    const GrpoConfig& config, double temperature, bool on_policy = false);
 
 }  // namespace cohort

@@ -64,7 +64,7 @@ void Learner::backward_all(int64_t micro_batches, const std::function<HeadLoss(i
     losses.narrow(0, i, 1).copy_(made.loss);
     if (made.stats.defined()) stats.push_back(made.stats);
     clock.lap("forward");
-    backward(std::move(made.hidden), std::move(made.dhidden), made.head);
+    backward(std::move(made));
     clock.lap("backward");
   }
   for (const Variable& leaf : model_->parameters().trained())

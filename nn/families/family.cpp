@@ -8,15 +8,18 @@ namespace {
 
 const std::vector<Family>& families() {
   static const std::vector<Family> kFamilies = {
+      {"bert", read_bert, bert_rules, write_bert},
       {"gemma", read_gemma},
-      {"gpt2", read_gpt2, gpt2_rules(), write_gpt2},
+      {"gpt2", read_gpt2, gpt2_rules, write_gpt2},
       {"llama", read_llama, {}, write_llama},
       {"mistral", read_mistral},
       {"olmo2", read_olmo2},
-      {"phi3", read_phi3, phi3_rules()},
+      {"phi3", read_phi3, phi3_rules},
       {"qwen2", read_qwen2},
       {"qwen3", read_qwen3, {}, write_qwen3},
+      {"roberta", read_roberta, roberta_rules},
       {"smollm3", read_smollm3},
+      {"vit", read_vit, vit_rules, write_vit},
   };
   return kFamilies;
 }
@@ -56,7 +59,7 @@ bool is_equal(const ModelConfig& a, ModelConfig b) {
   b.dropout = a.dropout;
   b.recompute = a.recompute;
   return config_fields(a) == config_fields(b) && a.vocab_size == b.vocab_size &&
-         a.family == b.family;
+         a.family == b.family && a.head == b.head && a.labels == b.labels;
 }
 
 }  // namespace
@@ -92,10 +95,18 @@ Json family_config(const ModelConfig& config) {
   return {};
 }
 
-const std::vector<TensorRule>& tensor_rules(const ModelConfig& config) {
-  static const std::vector<TensorRule> kNone;
+std::vector<TensorRule> tensor_rules(const ModelConfig& config) {
   const Json json = config.file.is_null() ? family_config(config) : config.file;
-  return json.is_null() ? kNone : find_family(json.at("model_type").as_string()).rules;
+  if (json.is_null()) return {};
+  const auto rules = find_family(json.at("model_type").as_string()).rules;
+  return rules == nullptr ? std::vector<TensorRule>() : rules(config);
+}
+
+MlpType read_plain_mlp(ConfigFile& file, const char* field, const char* otherwise) {
+  const std::string activation = file.text(field, otherwise);
+  if (activation == "gelu") return MlpType::kGelu;
+  if (activation == "gelu_new" || activation == "gelu_pytorch_tanh") return MlpType::kGeluTanh;
+  file.refuse(field, "known: gelu, gelu_new, gelu_pytorch_tanh");
 }
 
 ModelConfig read_decoder(ConfigFile& file, const DecoderDefaults& defaults) {

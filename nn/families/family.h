@@ -7,6 +7,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "nn/model_config.h"
@@ -59,16 +60,17 @@ class ConfigFile {
 struct TensorRule {
   enum class Layout { kSame, kTransposed };
   std::string stored;
-  // Parameters whose rows it holds, in order.
+  // Parameters whose rows it holds, in order. The rule is for models that have the first one.
   std::vector<std::string> parameters;
   Layout layout = Layout::kSame;
+  Shape shape = {};  // of the stored tensor, if it has more dimensions
 };
 
 struct Family {
   const char* model_type;  // in config.json
   ModelConfig (*read)(ConfigFile& file);
-  // Differences from Llama's names, which are also Cohort's.
-  std::vector<TensorRule> rules = {};
+  // Differences from Llama's names, which are also Cohort's; nullptr: none.
+  std::vector<TensorRule> (*rules)(const ModelConfig& config) = nullptr;
   // The config.json that comes closest to a resolved configuration; null if none is close. nullptr:
   // models made here are never saved as this family.
   Json (*write)(const ModelConfig& config) = nullptr;
@@ -83,8 +85,15 @@ ModelConfig read_family(const Json& json);
 // null if no family does.
 Json family_config(const ModelConfig& config);
 // Rules of the family that the model is saved as; empty if it is saved as none.
-const std::vector<TensorRule>& tensor_rules(const ModelConfig& config);
+std::vector<TensorRule> tensor_rules(const ModelConfig& config);
 
+// The head and the labels of an encoder's config.json, by its architecture and id2label. Throws
+// InputError naming an architecture that is not supported, and the known ones.
+void read_head(ConfigFile& file, ModelConfig& config);
+// Sets them in a config.json with a model_type.
+void write_head(Json& json, const ModelConfig& config);
+
+ModelConfig read_bert(ConfigFile& file);
 ModelConfig read_gemma(ConfigFile& file);
 ModelConfig read_gpt2(ConfigFile& file);
 ModelConfig read_llama(ConfigFile& file);
@@ -93,12 +102,19 @@ ModelConfig read_olmo2(ConfigFile& file);
 ModelConfig read_phi3(ConfigFile& file);
 ModelConfig read_qwen2(ConfigFile& file);
 ModelConfig read_qwen3(ConfigFile& file);
+ModelConfig read_roberta(ConfigFile& file);
 ModelConfig read_smollm3(ConfigFile& file);
-std::vector<TensorRule> gpt2_rules();
-std::vector<TensorRule> phi3_rules();
+ModelConfig read_vit(ConfigFile& file);
+std::vector<TensorRule> bert_rules(const ModelConfig& config);
+std::vector<TensorRule> gpt2_rules(const ModelConfig& config);
+std::vector<TensorRule> phi3_rules(const ModelConfig& config);
+std::vector<TensorRule> roberta_rules(const ModelConfig& config);
+std::vector<TensorRule> vit_rules(const ModelConfig& config);
+Json write_bert(const ModelConfig& config);
 Json write_gpt2(const ModelConfig& config);
 Json write_llama(const ModelConfig& config);
 Json write_qwen3(const ModelConfig& config);
+Json write_vit(const ModelConfig& config);
 
 // Common to most families: sizes, RMS norms, gated MLP, rotary positions with their scaling.
 struct DecoderDefaults {
@@ -114,6 +130,15 @@ Json write_decoder(const ModelConfig& config, const char* model_type, const char
 // The start of a config.json, without a bos token: if the field were absent, transformers would
 // take the one of the family's first model.
 Json start_config(const char* model_type, const char* architecture, const ModelConfig& config);
+// The activation of MLPs without a gate, gelu or gelu_new.
+MlpType read_plain_mlp(ConfigFile& file, const char* field, const char* otherwise);
+// The fields that encoders have in common.
+ModelConfig read_encoder(ConfigFile& file);
+Json write_encoder(const ModelConfig& config, const char* model_type);
+// Rules for weights and biases of modules: names in files, and Cohort's. '~' stands for `base`, the
+// prefix of the model without its head ("bert."), which files of models with a pooler do not have.
+std::vector<TensorRule> encoder_rules(const ModelConfig& config, const char* base,
+                                      std::span<const std::pair<const char*, const char*>> modules);
 // Reads rope_parameters, or rope_theta and rope_scaling, into rope_theta, rope_frequencies and
 // rope_scale; limits the context if angles would depend on the length of the text.
 void read_rope(ConfigFile& file, ModelConfig& config, double default_theta);

@@ -20,13 +20,7 @@ ModelConfig read_gpt2(ConfigFile& file) {
   c.norm = NormType::kLayer;
   c.position = PositionType::kLearned;
   c.bias = true;
-  const std::string activation = file.text("activation_function", "gelu_new");
-  if (activation == "gelu_new" || activation == "gelu_pytorch_tanh")
-    c.mlp = MlpType::kGeluTanh;
-  else if (activation == "gelu")
-    c.mlp = MlpType::kGelu;
-  else
-    file.refuse("activation_function", "known: gelu, gelu_new, gelu_pytorch_tanh");
+  c.mlp = read_plain_mlp(file, "activation_function", "gelu_new");
   file.expect("scale_attn_weights", true);
   file.expect("scale_attn_by_inverse_layer_idx", false);
   file.expect("add_cross_attention", false);
@@ -45,7 +39,7 @@ Json write_gpt2(const ModelConfig& c) {
   return json;
 }
 
-std::vector<TensorRule> gpt2_rules() {
+std::vector<TensorRule> gpt2_rules(const ModelConfig&) {
   constexpr auto kTransposed = TensorRule::Layout::kTransposed;
   const std::string ours = "model.layers.*.", theirs = "transformer.h.*.";
   std::vector<TensorRule> rules = {

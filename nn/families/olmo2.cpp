@@ -6,7 +6,7 @@ namespace cohort {
 ModelConfig read_olmo2(ConfigFile& file) {
   ModelConfig c = read_decoder(file, {.norm_eps = 1e-5});
   c.family.qkv_bias = c.family.o_bias = file.flag("attention_bias", false);
-  c.family.norm_place = NormPlace::kBranch;
+  c.norm_place = NormPlace::kBranch;
   c.family.qk_norm_whole = true;
   return c;
 }

@@ -9,7 +9,7 @@ ModelConfig read_phi3(ConfigFile& file) {
   return c;
 }
 
-std::vector<TensorRule> phi3_rules() {
+std::vector<TensorRule> phi3_rules(const ModelConfig&) {
   const std::string layer = "model.layers.*.", attention = layer + "self_attn.";
   return {
       {attention + "qkv_proj.weight",

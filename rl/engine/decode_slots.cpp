@@ -155,7 +155,7 @@ void DecodeSlots::sample_rows(Rows& rows, const Tensor& hidden) {
   kernels::head_sample({.out = samples,
                         .state = sampling_,
                         .x = hidden,
-                        .w = model_.head().value(),
+                        .w = model_.head().weight.value(),
                         .slots = rows.active,
                         .rng_index = rows.rng_index});
   kernels::decode_advance({.slots = slots_,

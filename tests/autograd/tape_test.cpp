@@ -266,7 +266,7 @@ TEST_F(HeadLossTest, EqualThoseOfTheTape) {
     const HeadLoss made = loss(square(embedding(w_, ids_)), w_);
     EXPECT_TRUE(test::bit_equal(made.loss, on_tape.value()));
     EXPECT_EQ(fired, micro_batch - 1);
-    backward(made.hidden, made.dhidden, made.head);
+    backward(made);
     EXPECT_LT(test::relative_error(w_.grad(), expected.grad()), 1e-15);
     EXPECT_EQ(fired, micro_batch);
   }
@@ -281,7 +281,7 @@ TEST_F(HeadLossTest, OfAHeadOfItsOwnAreFinalBeforeTheBackward) {
   const HeadLoss made = loss(embedding(table, ids_), w_);
   const Tensor before = w_.grad().clone();
   EXPECT_NE(test::norm(before), 0);
-  backward(made.hidden, made.dhidden, made.head);
+  backward(made);
   EXPECT_EQ(order, (std::vector<std::string>{"head", "table"}));
   EXPECT_TRUE(test::bit_equal(w_.grad(), before));
 }

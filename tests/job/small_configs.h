@@ -121,7 +121,7 @@ inline void poison(const std::string& run, const std::string& checkpoint) {
   const auto optimizer = make_optimizer(loaded.model->parameters(), {});
   optimizer->load(SafetensorsFile(training_folder(checkpoint) + "/optimizer.safetensors"),
                   state.updates);
-  Tensor head = loaded.model->head().value();
+  Tensor head = loaded.model->head().weight.value();
   head.fill_(std::numeric_limits<float>::max());
   save_checkpoint(run + "/checkpoints",
                   {*loaded.model, nullptr, *loaded.tokenizer, *optimizer, state}, 9);

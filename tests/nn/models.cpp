@@ -17,7 +17,8 @@ ModelConfig base() {
   return c;
 }
 
-ModelCase make(const char* name, void (*change)(ModelConfig&)) {
+template <class Change>
+ModelCase make(const std::string& name, const Change& change) {
   ModelCase model{name, base()};
   change(model.config);
   model.config.resolve();
@@ -125,6 +126,140 @@ void set_adapters(Transformer& model) {
     if (p.role == ParameterRole::kAdapter)
       Tensor(p.value).copy_(random_tensor(p.value.shape(), model.dtype(), seed++, 0.3));
   model.write_lora_columns();
+}
+
+namespace {
+
+// The model's loss as a function of all its parameters, for gradcheck: forward and backward run on
+// the model after its parameters are set to `values`.
+Variable loss_of_parameters(const Transformer& model, const PackedBatch& batch,
+                            std::span<const Variable> values) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    Tensor target = model.parameters()[i].value;
+    target.copy_(values[i].value());
+  }
+  const Variable loss = mean_loss(model, batch, {.mode = Mode::kTrain, .seed = 3});
+  return make_node("model", loss.value(), values, [&model, loss](const Tensor& dy, Gradients& g) {
+    for (const NamedParameter& p : model.parameters()) p.grad().zero_();
+    backward(loss, dy);
+    for (size_t i = 0; i < model.parameters().size(); ++i)
+      g.pass(static_cast<int>(i), model.parameters()[i].grad().clone());
+  });
+}
+
+}  // namespace
+
+void expect_gradients_of_differences(const Transformer& model, const PackedBatch& batch,
+                                     const GradcheckOptions& options) {
+  std::vector<Tensor> values;
+  Rng rng(5, rng_stream(kTestPurpose));
+  for (const NamedParameter& p : model.parameters()) {
+    values.push_back(p.value.clone());
+    // Away from the initial ones and zeros, where some gradients vanish.
+    for (int64_t i = 0; i < values.back().numel(); ++i)
+      values.back().data<double>()[i] += 0.1 * rng.normal();
+  }
+  const GradcheckResult result =
+      gradcheck([&](std::span<const Variable> in) { return loss_of_parameters(model, batch, in); },
+                values, options);
+  EXPECT_TRUE(result.ok) << result.message;
+  EXPECT_GE(result.checks, 4 * static_cast<int64_t>(values.size()));
+}
+
+std::vector<ModelCase> encoder_cases() {
+  const auto encoder = [](const std::string& name, HeadType head, const auto& change) {
+    return make(name, [&](ModelConfig& c) {
+      c.mask = MaskType::kFull;
+      c.norm = NormType::kLayer;
+      c.mlp = MlpType::kGelu;
+      c.bias = true;
+      change(c);
+      c.set_head(head, head == HeadType::kClasses ? std::vector<std::string>{"a", "b", "c"}
+                                                  : std::vector<std::string>());
+    });
+  };
+  const auto bert = [](ModelConfig& c) {
+    c.position = PositionType::kLearned;
+    c.norm_place = NormPlace::kAfter;
+    c.embedding_norm = true;
+    c.token_types = 2;
+    c.tie_embeddings = true;
+  };
+  const auto image = [](ModelConfig& c) {
+    c.position = PositionType::kLearned;
+    c.image_size = 6;
+    c.patch_size = 2;
+    c.context = c.vocab_size = 0;
+  };
+  std::vector<ModelCase> cases = {encoder("bert_masked", HeadType::kMaskedToken, bert),
+                                  encoder("bert_classes", HeadType::kClasses, bert),
+                                  encoder("bert_pooler", HeadType::kPooler, bert),
+                                  encoder("vit_classes", HeadType::kClasses, image),
+                                  encoder("vit_gray_pooler", HeadType::kPooler,
+                                          [&](ModelConfig& c) {
+                                            image(c);
+                                            c.channels = 1;
+                                          }),
+                                  encoder("modern_masked", HeadType::kMaskedToken,
+                                          [](ModelConfig& c) {
+                                            c.norm = NormType::kRms;
+                                            c.mlp = MlpType::kSwiGlu;
+                                            c.bias = false;
+                                            c.num_kv_heads = 2;
+                                          }),
+                                  encoder("branch_types", HeadType::kClasses, [](ModelConfig& c) {
+                                    c.norm_place = NormPlace::kBranch;
+                                    c.token_types = 3;
+                                    c.attention_sinks = true;
+                                    c.soft_cap = 2;
+                                  })};
+  for (const PositionType position :
+       {PositionType::kSinusoidal, PositionType::kAlibi, PositionType::kT5, PositionType::kExposb,
+        PositionType::kNone})
+    cases.push_back(encoder(str("position ", static_cast<int>(position)), HeadType::kMaskedToken,
+                            [&](ModelConfig& c) {
+                              bert(c);
+                              c.position = position;
+                              c.position_buckets = 8;
+                              c.position_max_distance = 20;
+                            }));
+  return cases;
+}
+
+PackedBatch encoder_batch(const ModelConfig& config, const std::vector<int64_t>& lengths,
+                          uint64_t seed, int64_t first) {
+  std::vector<TokenSequence> sequences;
+  const int64_t vocab = std::max<int64_t>(config.vocab_size, 2);
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    // Each sequence has its own numbers, wherever it is packed.
+    Rng rng(seed + static_cast<uint64_t>(first) + i, rng_stream(kTestPurpose, 21));
+    TokenSequence s{.index = first + static_cast<int64_t>(i)};
+    for (int64_t t = 0; t < (config.has_images() ? config.context : lengths[i]); ++t) {
+      s.tokens.push_back(static_cast<int32_t>(rng.below(vocab)));
+      const bool target =
+          config.head == HeadType::kMaskedToken ? t % 3 == 1 || lengths[i] == 1 : t == 0;
+      s.labels.push_back(
+          target ? static_cast<int32_t>(rng.below(std::max<int64_t>(config.num_logits(), 1))) : -1);
+      if (config.token_types > 0)
+        s.types.push_back(static_cast<int32_t>(rng.below(config.token_types)));
+    }
+    sequences.push_back(std::move(s));
+  }
+  PackedBatch batch = pack(sequences);
+  if (!config.has_images()) return batch;
+  batch.tokens = {};
+  const int64_t side = config.image_size, size = side * side * config.channels;
+  std::vector<uint8_t> pixels;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    Rng rng(seed + static_cast<uint64_t>(first) + i, rng_stream(kTestPurpose, 22));
+    for (int64_t p = 0; p < size; ++p) pixels.push_back(static_cast<uint8_t>(rng.below(256)));
+  }
+  batch.pixels = Tensor::from(pixels, {std::ssize(lengths), side, side, config.channels});
+  std::vector<float> table;
+  for (int64_t i = 0; i < 256 * config.channels; ++i)
+    table.push_back(static_cast<float>(i % 256) / 127.5f - 1);
+  batch.pixel_values = Tensor::from(table, {config.channels, 256});
+  return batch;
 }
 
 std::vector<TokenSequence> random_sequences(const std::vector<int64_t>& lengths, int64_t vocab,

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "autograd/gradcheck.h"
 #include "nn/transformer.h"
 #include "tests/support/test_util.h"
 
@@ -24,6 +25,17 @@ ModelConfig model_config(const std::string& name);
 ModelConfig with_lora(ModelConfig config, int64_t rank, std::vector<std::string> targets = {});
 // Gives all adapters random values, as after many updates.
 void set_adapters(Transformer& model);
+
+// Checks the gradients of mean_loss() with respect to all parameters of a model in f64.
+void expect_gradients_of_differences(const Transformer& model, const PackedBatch& batch,
+                                     const GradcheckOptions& options = {});
+
+// Encoders of every head, with types, images, and each scheme of positions.
+std::vector<ModelCase> encoder_cases();
+// Random texts of these lengths, or as many random images, with targets for the model's head.
+// `first` is the index of the first.
+PackedBatch encoder_batch(const ModelConfig& config, const std::vector<int64_t>& lengths,
+                          uint64_t seed, int64_t first = 0);
 
 // Sequences of random tokens; sequence i has index first_index + i. `lengths` counts inputs.
 std::vector<TokenSequence> random_sequences(const std::vector<int64_t>& lengths, int64_t vocab,

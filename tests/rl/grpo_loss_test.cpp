@@ -382,7 +382,7 @@ Variable loss_of_parameters(const Transformer& model, const PolicyBatch& batch,
   const HeadLoss made = grpo_loss(model.hidden_at_targets(batch), model.head(), batch, config, 1);
   return make_node("loss_of_parameters", made.loss, in,
                    [&model, made](const Tensor& dy, Gradients& g) {
-                     backward(made.hidden, made.dhidden, made.head);
+                     backward(made);
                      for (size_t i = 0; i < model.parameters().size(); ++i) {
                        const Variable gradient(model.parameters()[i].grad());
                        g.pass(static_cast<int>(i), scale(gradient, dy.item()).value());

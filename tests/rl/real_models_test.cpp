@@ -46,7 +46,7 @@ class RealModel {
     ids.push_back(ids.back());  // the last token of a sequence has no row
     const Tensor hidden = model_.forward(model_.to_device(batch_of(ids))).value();
     Tensor out = Tensor::empty({rows, model_.config().vocab_size}, hidden.dtype(), hidden.device());
-    kernels::linear_forward({.y = out, .x = hidden, .w = model_.head().value(), .bias = {}});
+    kernels::linear_forward({.y = out, .x = hidden, .w = model_.head().weight.value(), .bias = {}});
     std::vector<std::vector<double>> all;
     for (int64_t t = 0; t < rows; ++t) all.push_back(out.narrow(0, t, 1).to_vector<double>());
     return all;

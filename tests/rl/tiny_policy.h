@@ -122,7 +122,7 @@ inline UpdateResult run_update(const Transformer& model, const Minibatch& miniba
   for (const PolicyBatch& batch : minibatch) {
     const HeadLoss made =
         grpo_loss(model.hidden_at_targets(batch), model.head(), batch, config, 1, on_policy);
-    backward(made.hidden, made.dhidden, made.head);
+    backward(made);
     result.loss += made.loss.item();
     result.stats = kernels::PolicyLossStats::from(made.stats);
     result.max_ratio_deviations.push_back(result.stats.max_ratio_deviation);

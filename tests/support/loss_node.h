@@ -9,34 +9,40 @@ namespace cohort::test {
 
 // The loss that make(hidden, head) computes, [1], as a function of x and w.
 template <class Make>
-Variable loss_node(const Variable& x, const Variable& w, Make&& make) {
-  if (!needs_gradient(std::vector{x, w})) return Variable(make(x, w).loss);
-  const Variable hidden = Variable::parameter(x.value()), head = Variable::parameter(w.value());
-  const HeadLoss loss = make(hidden, head);
+Variable loss_node(const Variable& x, const HeadWeights& head, Make&& make) {
+  const auto& [w, b] = head;
+  if (!needs_gradient(std::vector{x, w, b})) return Variable(make(x, head).loss);
+  const auto leaf = [](const Variable& v) {
+    return v.value().defined() ? Variable::parameter(v.value()) : Variable();
+  };
+  const Variable hidden = leaf(x), weight = leaf(w), bias = leaf(b);
+  const HeadLoss loss = make(hidden, HeadWeights(weight, bias));
   return make_node(
-      "head_loss", loss.loss, {x, w},
-      [dx = loss.dhidden, dw = head.grad()](const Tensor& dy, Gradients& g) {
+      "head_loss", loss.loss, {x, w, b},
+      [dx = loss.dhidden, dw = weight.grad(), db = b.value().defined() ? bias.grad() : Tensor()](
+          const Tensor& dy, Gradients& g) {
         const auto scaled = [&](GradSlot slot, const Tensor& gradient) {
           if (slot.tensor.defined())
             kernels::scale_by({.y = slot.tensor, .x = gradient, .factor = dy, .mode = slot.mode});
         };
         scaled(g.slot(0), dx);
         scaled(g.weight_slot(1), dw);
+        if (db.defined()) scaled(g.weight_slot(2), db);
       });
 }
 
-inline Variable cross_entropy_node(const Variable& x, const Variable& w, const Tensor& targets,
+inline Variable cross_entropy_node(const Variable& x, const HeadWeights& w, const Tensor& targets,
                                    const Tensor& weights, const kernels::HeadDesc& desc = {}) {
-  return loss_node(x, w, [&](const Variable& hidden, const Variable& head) {
+  return loss_node(x, w, [&](const Variable& hidden, const HeadWeights& head) {
     return cross_entropy(hidden, head, targets, weights, desc);
   });
 }
 
-inline Variable policy_loss_node(const Variable& x, const Variable& w, const Tensor& targets,
+inline Variable policy_loss_node(const Variable& x, const HeadWeights& w, const Tensor& targets,
                                  const PolicyLossInputs& inputs,
                                  const kernels::PolicyLossDesc& loss_desc,
                                  const kernels::HeadDesc& desc = {}) {
-  return loss_node(x, w, [&](const Variable& hidden, const Variable& head) {
+  return loss_node(x, w, [&](const Variable& hidden, const HeadWeights& head) {
     return policy_loss(hidden, head, targets, inputs, loss_desc, desc);
   });
 }

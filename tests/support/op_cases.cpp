@@ -123,6 +123,13 @@ void add_linears(Table& table) {
   table.push_back({"embedding", "repeated and unused rows", inputs({{{6, 5}}}), [](Inputs in) {
                      return embedding(in[0], ids({4, 0, 4, 2, 4, 0, 1}, in[0]));
                    }});
+  table.push_back({"embedding", "rows from the third on", inputs({{{6, 5}}}), [](Inputs in) {
+                     return add(embedding(in[0], ids({3, 0, 1, 3}, in[0]), 2),
+                                embedding(in[0], ids({0, 5, 5, 1}, in[0])));
+                   }});
+  for (const int64_t n : {1, 3})
+    table.push_back({"prepend_row", str("groups of ", n), inputs({{{1, 5}}, {{6, 5}}}),
+                     [n](Inputs in) { return square(prepend_row(in[0], square(in[1]), n)); }});
   table.push_back({"embedding", "one row", inputs({{{1, 1}}}),
                    [](Inputs in) { return embedding(in[0], ids({0}, in[0])); }});
 }
@@ -414,6 +421,18 @@ void add_head(Table& table) {
          const auto [logprob, entropy] = token_log_probs(in[0], in[1], ids({1}, in[0]));
          return add(logprob, entropy);
        }});
+  const std::vector<InputSpec> biased = {{{7, 6}}, {{9, 6}}, {{9}}};
+  table.push_back(
+      {"token_log_probs", "a bias, temperature 0.7", inputs(biased), [targets](Inputs in) {
+         const auto [logprob, entropy] = token_log_probs(in[0], {in[1], in[2]}, ids(targets, in[0]),
+                                                         {.temperature = 0.7, .chunk_tokens = 2});
+         return add(logprob, scale(entropy, -0.6));
+       }});
+  table.push_back({"cross_entropy", "a bias", inputs(biased), [targets](Inputs in) {
+                     const Tensor weights = f32_constant(InputSpec{{7}, Domain::kPositive}, in[0]);
+                     return cross_entropy_node(in[0], {in[1], in[2]}, ids(targets, in[0]), weights,
+                                               {.chunk_tokens = 3});
+                   }});
   table.push_back({"cross_entropy", "weights", inputs(specs), [targets](Inputs in) {
                      const Tensor weights = f32_constant(InputSpec{{7}, Domain::kPositive}, in[0]);
                      return cross_entropy_node(in[0], in[1], ids(targets, in[0]), weights,

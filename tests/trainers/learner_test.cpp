@@ -168,7 +168,7 @@ TEST_F(LearnerTest, GradientsAreGoneAfterAnUpdate) {
                InputError);
   // A backward of the caller's own is none of the learner's.
   HeadLoss own = small_loss(learner_.model(), 1);
-  backward(std::move(own.hidden), std::move(own.dhidden), own.head);
+  backward(std::move(own));
   own = {};
   learner_.model().parameters().free_gradients();
   EXPECT_EQ(memory.stats().live_bytes, before);

@@ -52,7 +52,8 @@ class PeftAdapters : public testing::TestWithParam<std::string> {
     NoGradGuard no_grad;
     const Tensor hidden = model.forward(batch(1)).value();
     Tensor logits = Tensor::empty({hidden.dim(0), model.config().vocab_size}, model.dtype());
-    kernels::linear_forward({.y = logits, .x = hidden, .w = model.head().value(), .bias = {}});
+    kernels::linear_forward(
+        {.y = logits, .x = hidden, .w = model.head().weight.value(), .bias = {}});
     const Tensor expected = golden_.read("logits").narrow(0, 0, hidden.dim(0)).contiguous();
     EXPECT_LE(relative_error(logits, expected), kTolerance);
   }

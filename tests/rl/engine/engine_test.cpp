@@ -497,7 +497,7 @@ TEST(Engine, ContinuesAfterNonFiniteLogits) {
   Transformer model(engine_model(), DType::kF32, 1);
   Engine engine(model, {});
   const Completions expected = EngineTest::run(engine, {test.request(3)});
-  Tensor head = model.head().value();
+  Tensor head = model.head().weight.value();
   const Tensor saved = head.clone();
   head.fill_(NAN);
   engine.submit(test.request(3));

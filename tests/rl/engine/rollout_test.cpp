@@ -93,7 +93,7 @@ TEST_F(RolloutTest, TruncatedMassIsWhatTopKExcludesSummedOverTheCompletion) {
   config.temperature = 0.7;
   for (const Trajectory& c : sample(config)) {
     NoGradGuard no_grad;
-    const Tensor logits = linear(model_.forward(batch_of(c)), model_.head()).value();
+    const Tensor logits = linear(model_.forward(batch_of(c)), model_.head().weight).value();
     double sum = 0;
     for (int64_t t = c.prompt_length - 1; t < logits.dim(0); ++t) {
       auto z = logits.select(0, t).to_vector<double>();
@@ -270,7 +270,7 @@ TEST_F(RolloutTest, InvalidOptionsAreInputErrors) {
 }
 
 TEST_F(RolloutTest, NonFiniteLogitsAreANonFiniteError) {
-  Tensor head = model_.head().value();
+  Tensor head = model_.head().weight.value();
   head.fill_(NAN);
   EXPECT_THROW_WITH(sample({}), NonFiniteError, "the logits hold NaN or infinity");
 }
