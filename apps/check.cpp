@@ -17,7 +17,7 @@ namespace cohort::apps {
 namespace {
 
 void print_sizes(const TrainConfig& config, const StagePreview& stage, const StepSize& size) {
-  const bool text = config.batch.trainer == TrainerType::kPretrain,
+  const bool text = reads_text(config.batch.trainer),
              grpo = config.batch.trainer == TrainerType::kGrpo;
   const ModelConfig& model = stage.model;
   std::printf("%s\n", trainer_name(config.batch.trainer));

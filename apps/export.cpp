@@ -48,7 +48,7 @@ RunTexts texts_of(const TrainConfig& config, const Dataset& data, int64_t contex
     tokens.resize(std::min(tokens.size(), static_cast<size_t>(context)));
     if (!tokens.empty()) out.sequences.push_back({.tokens = std::move(tokens)});
   };
-  if (config.batch.trainer == TrainerType::kPretrain) {
+  if (reads_text(config.batch.trainer)) {
     const TokenStream& text = data.held_out_text;
     for (int64_t i = 0; i < kTexts && i * kWindow < text.size(); ++i)
       add(text.read(i * kWindow, std::min(kWindow, text.size() - i * kWindow)));

@@ -315,8 +315,8 @@ int evaluate(const EvalOptions& options) {
                          ") are test data, and a curriculum would train on them; hint: "
                          "data.jsonl.eval_path=[] data.jsonl.path=FILE "
                          "data.held_out_fraction=1 for problems to train on, or --force"));
-  if (wants_rates && config.batch.trainer == TrainerType::kPretrain)
-    throw InputError("--pass-rates: text has no problems; hint: omit it");
+  if (wants_rates && !has_completions(config.batch.trainer))
+    throw InputError("--pass-rates: there are no problems with completions; hint: omit it");
   prepare_programs(plan);
   const LoadedModel loaded = load_evaluated(checkpoint, config, options);
   const ModelScores scores = evaluate_model(plan, loaded);

@@ -37,9 +37,12 @@ struct ContextFit {
   int64_t context = 0, max_completion_length = 0;
 
   bool too_long(int64_t prompt, int64_t sequence) const {
-    return prompt >= context || sequence > context + 1;
+    return (prompt >= context && !classifies()) || sequence > context + 1;
   }
+  // Texts with a label are cut where they are encoded.
+  bool classifies() const { return trainer == TrainerType::kClassify; }
   void truncate(Example& example) const {
+    if (classifies()) return;
     const std::vector<int32_t> ids = encode_prompt(example, tokenizer);
     const auto prompt = static_cast<int64_t>(ids.size());
     int64_t max_prompt = context - std::min(max_completion_length, context - 1);
@@ -100,7 +103,7 @@ class ContextCheck {
     add_notes(out.notes);
     if (longest_.empty()) return out;
     const std::string counts = counts_text(&Part::too_long, &Part::seen);
-    const bool error = config_.data.too_long == TooLong::kError;
+    const bool error = config_.data.too_long == TooLong::kError && !fit_.classifies();
     if (error || train_.kept < std::min<int64_t>(1, train_.seen) ||
         held_out_.kept < std::min<int64_t>(1, held_out_.seen))
       throw InputError(
@@ -183,7 +186,7 @@ class ContextCheck {
       if (!truncates() || !fit_.too_long(out.prompt, out.sequence)) return;
       fit_.truncate(example);
       measure_tokens(example, out);
-      if (out.prompt >= fit_.context)
+      if (fit_.too_long(out.prompt, 0))
         throw InputError(str("the truncated prompt still has ", out.prompt,
                              " tokens, the model's context is ", fit_.context,
                              context_hint(limit_, "data.too_long: skip")));
@@ -192,6 +195,13 @@ class ContextCheck {
     }
   }
   void measure_tokens(const Example& example, Measured& out) const {
+    if (fit_.classifies()) {
+      const auto pair = example.pair.empty() ? std::nullopt : std::optional(example.pair);
+      out.prompt = std::ssize(fit_.tokenizer.encode_texts(example.prompt, pair).ids);
+      if (out.prompt == 0) throw InputError("the text is empty");
+      out.sequence = out.prompt + 1;  // with its label
+      return;
+    }
     out.prompt = static_cast<int64_t>(encode_prompt(example, fit_.tokenizer).size());
     if (out.prompt == 0) throw InputError("the prompt is empty");
     out.sequence = out.prompt;
@@ -224,6 +234,7 @@ class ContextCheck {
     }
   }
   bool truncates() const {
+    if (fit_.classifies()) return config_.data.too_long != TooLong::kSkip;
     return config_.data.too_long == TooLong::kTruncate && fit_.context >= 2;
   }
 
@@ -330,12 +341,13 @@ void count_sources(const DataSections& config, Dataset& data, const std::vector<
 DataLengths check_data(const DataSections& config, Dataset& data, int64_t context,
                        ContextLimit limit) {
   constexpr int64_t kCheckedOfEndless = 1000;
-  if (config.batch.trainer == TrainerType::kPretrain) {
+  if (reads_text(config.batch.trainer)) {
+    const int64_t window = window_length(config.batch.trainer, *data.tokenizer, context);
     if (config.data.eval_text.empty() && config.data.jsonl.held_out() == 1) fail_nothing_to_train();
     for (size_t i = 0; i < data.train_text.size(); ++i)
-      if (const int64_t tokens = data.train_text[i].size(); tokens <= context)
+      if (const int64_t tokens = data.train_text[i].size(); tokens < window)
         throw InputError(str(config.data.text[i], ": the training part has ", tokens,
-                             " tokens, a window needs ", context + 1,
+                             " tokens, a window needs ", window,
                              "; hint: more text or a smaller model.context"));
     return {.longest_sequence = context + 1, .mean_sequence = static_cast<double>(context + 1)};
   }
@@ -424,7 +436,7 @@ void log_data_usage(const DataSections& config, const Dataset& data, const DataL
   const auto n = static_cast<int64_t>(data.held_out.size());
   if (config.data.holds_nothing_out()) {
     logging::info("data.held_out_fraction: 0; nothing of the data is held out for evaluations");
-  } else if (config.batch.trainer == TrainerType::kPretrain) {
+  } else if (reads_text(config.batch.trainer)) {
     const int64_t tokens = data.held_out_text.size();
     if (config.eval_tokens > 0 && tokens > config.eval_tokens)
       logging::info("eval.tokens: ", config.eval_tokens, " of ", tokens,

@@ -11,9 +11,23 @@
 
 namespace cohort {
 
-enum class TrainerType { kPretrain, kSft, kGrpo };
-inline constexpr EnumName<TrainerType> kTrainerNames[] = {
-    {TrainerType::kPretrain, "pretrain"}, {TrainerType::kSft, "sft"}, {TrainerType::kGrpo, "grpo"}};
+// kMlm: masked language models; kClassify: classes of texts. Both train encoders.
+enum class TrainerType { kPretrain, kSft, kGrpo, kMlm, kClassify };
+inline constexpr EnumName<TrainerType> kTrainerNames[] = {{TrainerType::kPretrain, "pretrain"},
+                                                          {TrainerType::kSft, "sft"},
+                                                          {TrainerType::kGrpo, "grpo"},
+                                                          {TrainerType::kMlm, "mlm"},
+                                                          {TrainerType::kClassify, "classify"}};
+inline bool reads_text(TrainerType type) {
+  return type == TrainerType::kPretrain || type == TrainerType::kMlm;
+}
+inline bool trains_encoder(TrainerType type) {
+  return type == TrainerType::kMlm || type == TrainerType::kClassify;
+}
+// True if completions of problems are trained or sampled.
+inline bool has_completions(TrainerType type) {
+  return type == TrainerType::kSft || type == TrainerType::kGrpo;
+}
 inline const char* trainer_name(TrainerType type) {
   return kTrainerNames[static_cast<int>(type)].name;
 }
@@ -35,7 +49,7 @@ struct DataConfig {
   std::string task;       // a generated task (data/tasks/), or
   TaskConfig task_sizes;  // (its sizes)
   JsonlConfig jsonl;      // problems from a file, or
-  // Plain text for pretraining: files, folders and patterns.
+  // Plain text (pretrain, mlm): files, folders and patterns.
   std::vector<std::string> text;
   std::vector<std::string> eval_text;  // held-out text, likewise; empty: a part of `text`
   std::vector<double> weights;         // one per entry of `text` or `jsonl.path`; empty: none
@@ -71,7 +85,7 @@ struct DataConfig {
             "stages, such as question; {one|other} of a template is one|other here; empty: the "
             "prompt, or the messages before the assistant's last. Lists count without their order");
     v.field("text", text,
-            "text to pretrain on, one or a list of these: a file, all files of a folder, those of "
+            "text to train on (pretrain, mlm), one or a list of these: a file, all files of a folder, those of "
             "a pattern such as books/*.txt; of .jsonl files the field text of each line. Where "
             "there are several documents, each ends with the end of sequence");
     v.field("eval_text", eval_text, "held-out text, as text; empty: a part of text");
@@ -126,7 +140,7 @@ inline constexpr int64_t kMicroBatchTokens = 8192;
 struct BatchConfig {
   TrainerType trainer = TrainerType::kPretrain;
   int64_t steps = 1000;
-  int64_t batch_size = 32;  // sequences per step (pretrain, sft)
+  int64_t batch_size = 32;  // sequences per step (all but grpo)
   // (grpo) A step has prompts_per_step * num_generations completions.
   int64_t prompts_per_step = 32;
   int64_t num_generations = 8;
@@ -143,7 +157,7 @@ struct BatchConfig {
   // All keys but `trainer`, which TrainConfig::visit() has first.
   void visit(ConfigVisitor& v) {
     v.field("steps", steps, "optimiser steps (grpo: rollout steps)", {.min = 1, .max = 1e9});
-    v.field("batch_size", batch_size, "sequences per step (pretrain, sft)",
+    v.field("batch_size", batch_size, "sequences per step (all but grpo)",
             {.min = 1, .max = 1 << 20});
     v.field("prompts_per_step", prompts_per_step, "prompts per step (grpo)",
             {.min = 1, .max = 1 << 20});

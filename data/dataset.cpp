@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <numeric>
+#include <set>
 
 #include "core/log.h"
 #include "core/parallel.h"
@@ -98,7 +99,10 @@ void load_text(const DataConfig& data, const Fingerprint& fingerprint, Dataset& 
   const auto tokens_of = [&](const TextCorpus& corpus, const std::vector<TextSpan>& part,
                              const std::string& checksum) {
     std::optional<int32_t> end;
-    if (corpus.has_document_ends() || data.text.size() > 1) end = out.tokenizer->eos_id();
+    if (corpus.has_document_ends() || data.text.size() > 1) {
+      const std::vector<int32_t> after = out.tokenizer->surrounding().after;
+      end = after.size() == 1 ? after[0] : out.tokenizer->eos_id();
+    }
     return load_tokens(part, *out.tokenizer, end, {data.cache_dir, checksum});
   };
   for (size_t i = 0; i < fingerprint.files.size(); ++i) {
@@ -147,7 +151,8 @@ Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> toke
     need_tokenizer([&] { return std::string(out.task->alphabet); });
   } else {
     JsonlConfig jsonl = data.jsonl;
-    jsonl.teaches = config.batch.trainer == TrainerType::kSft;
+    jsonl.teaches = config.batch.trainer == TrainerType::kSft ||
+                    config.batch.trainer == TrainerType::kClassify;
     if (parts == DataParts::kHeldOut && !jsonl.eval_path.empty()) jsonl.path.clear();
     JsonlSplits splits = load_jsonl(jsonl);
     out.train = std::move(splits.train);
@@ -175,11 +180,66 @@ Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> toke
   return out;
 }
 
-TextWindow text_window(const Dataset& data, int64_t context, uint64_t seed, int64_t i) {
+int64_t window_length(TrainerType trainer, const Tokenizer& tokenizer, int64_t context) {
+  if (trainer == TrainerType::kPretrain) return context + 1;
+  const Surrounding around = tokenizer.surrounding();
+  const int64_t length = context - std::ssize(around.before) - std::ssize(around.after);
+  if (length < 1)
+    throw InputError(str("model.context: ", context, " leaves no token of a text between the ",
+                         context - length, " special ones around it; hint: a larger context"));
+  return length;
+}
+
+TokenSequence masked_sequence(std::span<const int32_t> window, const Tokenizer& tokenizer,
+                              const Masking& masking, int64_t step, int64_t index) {
+  auto [tokens, labels] = masking.apply(window, step, index);
+  const auto [before, after] = tokenizer.surrounding();
+  const auto put = [&](bool at_end, const std::vector<int32_t>& ids) {
+    tokens.insert(at_end ? tokens.end() : tokens.begin(), ids.begin(), ids.end());
+    labels.insert(at_end ? labels.end() : labels.begin(), ids.size(), -1);
+  };
+  put(false, before);
+  put(true, after);
+  return {.tokens = std::move(tokens), .index = index, .labels = std::move(labels)};
+}
+
+TokenSequence class_sequence(const Example& example, const Tokenizer& tokenizer, int64_t context,
+                             std::span<const std::string> labels) {
+  const auto label = std::ranges::find(labels, example.answer);
+  if (label == labels.end())
+    throw InputError(str(example.where, ": the label '", example.answer,
+                         "' is none of the model's: ", join(labels, ", "),
+                         did_you_mean(example.answer, labels)));
+  const auto pair = example.pair.empty() ? std::nullopt : std::optional(example.pair);
+  auto [tokens, types] = tokenizer.encode_texts(example.prompt, pair, context);
+  std::vector<int32_t> targets(tokens.size(), -1);
+  targets.at(0) = static_cast<int32_t>(label - labels.begin());
+  return {.tokens = std::move(tokens), .labels = std::move(targets), .types = std::move(types)};
+}
+
+std::vector<std::string> class_labels(const DataSections& config) {
+  JsonlConfig jsonl = config.data.jsonl;
+  jsonl.teaches = true;
+  const JsonlSplits splits = load_jsonl(jsonl);
+  std::set<std::string> labels;
+  for (int64_t i = 0; i < splits.train->size(); ++i) labels.insert(splits.train->get(i).answer);
+  for (int64_t i = 0; i < splits.held_out->size(); ++i)
+    if (const Example e = splits.held_out->get(i); !labels.contains(e.answer))
+      throw InputError(str(e.where, ": no training problem has the label '", e.answer,
+                           "' of this held-out one; hint: data.split_by or other files"));
+  if (labels.size() < 2)
+    throw InputError(str("data.jsonl: the training problems have ",
+                         labels.empty() ? std::string("no label")
+                                        : str("only the label '", *labels.begin(), "'"),
+                         "; hint: data.jsonl.answer names the field of the label"));
+  return {labels.begin(), labels.end()};
+}
+
+TextWindow text_window(const Dataset& data, int64_t length, uint64_t seed, int64_t i) {
   const size_t source =
       data.train_text.size() == 1 ? 0 : weighted_choice(data.text_weights, seed, i);
   const TokenStream& tokens = data.train_text[source];
-  return {tokens, random_window(tokens.size(), context + 1, seed, i)};
+  return {tokens, random_window(tokens.size(), length, seed, i)};
 }
 
 MixedOrder make_order(const DataSections& config, const Dataset& data,

@@ -7,6 +7,7 @@
 #include "data/chat_examples.h"
 #include "data/data_config.h"
 #include "data/loader.h"
+#include "data/masking.h"
 #include "data/packing.h"
 #include "data/token_stream.h"
 #include "text/tokenizer.h"
@@ -26,7 +27,7 @@ struct DataSections {
 struct Dataset {
   std::unique_ptr<Tokenizer> tokenizer;
   const Task* task = nullptr;  // generates the problems; null: problems from files
-  // Problems (sft, grpo): the training problems, those of data.jsonl.path's entries concatenated;
+  // Problems (sft, grpo, classify): the training problems, those of data.jsonl.path's entries concatenated;
   // and the held-out ones.
   std::unique_ptr<ExampleSet> train, held_out_set;
   std::vector<int64_t> source_sizes;  // problems of each entry
@@ -36,7 +37,7 @@ struct Dataset {
   // training problem for data.curriculum.
   std::vector<Example> held_out;
   std::vector<float> difficulty;
-  // Text (pretrain): data.text's entries, with the weight of each in the windows.
+  // Text (pretrain, mlm): data.text's entries, with the weight of each in the windows.
   std::vector<TokenStream> train_text;
   std::vector<double> text_weights;
   TokenStream held_out_text;
@@ -52,12 +53,19 @@ enum class DataParts { kAll, kHeldOut };
 Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> tokenizer,
                      DataParts parts = DataParts::kAll);
 
-// The i-th window of context + 1 tokens to train on, addressed by (seed, i).
+// Tokens of a window of text that give `context` inputs: one more, the last target (pretrain), or
+// those that the tokenizer puts around a text less (mlm). Throws InputError if none are left.
+int64_t window_length(TrainerType trainer, const Tokenizer& tokenizer, int64_t context);
+// The i-th window of `length` tokens to train on, addressed by (seed, i).
 struct TextWindow {
   const TokenStream& tokens;
   int64_t begin;
 };
-TextWindow text_window(const Dataset& data, int64_t context, uint64_t seed, int64_t i);
+TextWindow text_window(const Dataset& data, int64_t length, uint64_t seed, int64_t i);
+// (mlm) A window of text between the tokens that the tokenizer puts around a text, with the masked
+// tokens of Masking::apply() as labels.
+TokenSequence masked_sequence(std::span<const int32_t> window, const Tokenizer& tokenizer,
+                              const Masking& masking, int64_t step, int64_t index);
 
 // The order of the training problems, after check_data(). A curriculum spans all steps of the run:
 // `planned_steps` is TrainState::planned_steps.
@@ -78,5 +86,13 @@ std::vector<int32_t> supervised_tokens(const Example& example, const Tokenizer& 
 // is kTruncate. Throws InputError if one is too long otherwise, or if the prompt is empty.
 TokenSequence supervised_sequence(const Example& example, const Tokenizer& tokenizer,
                                   int64_t context, TooLong too_long = TooLong::kError);
+
+// (classify) Text and pair as the tokenizer's files say, cut to the context: of a pair the longer
+// text. Position 0 has the index of the answer in `labels`. Throws InputError for another answer.
+TokenSequence class_sequence(const Example& example, const Tokenizer& tokenizer, int64_t context,
+                             std::span<const std::string> labels);
+// The distinct answers of the training problems, sorted. Throws InputError if a held-out one has
+// another answer, or if there are fewer than two.
+std::vector<std::string> class_labels(const DataSections& config);
 
 }  // namespace cohort

@@ -21,6 +21,7 @@ struct Example {
   std::string prompt;
   std::string answer;    // ground truth for rewards; empty: none
   std::string solution;  // target completion of supervised training; `answer` if none is given
+  std::string pair;      // (classify) the second text; empty: none
   Json fields = Json::Object{};  // all fields of the source
   Json messages;  // a conversation to be rendered; null: prompt and solution are complete
   // Index in `messages` (rendered: in `conversation`) of the first message of the completion: only
@@ -120,6 +121,7 @@ struct JsonlConfig {
   // "{question|problem}" is the first of these fields that the line has.
   std::string prompt = "{prompt}", answer = "{answer}";
   std::string solution;  // empty: the answer
+  std::string pair;      // (classify) the second text; empty: none
   // The field with a conversation, a list of {role, content}; empty: prompt and solution are texts.
   std::string messages;
   // The field with the completion of `messages`: text or a list of messages; empty: the
@@ -129,6 +131,8 @@ struct JsonlConfig {
   std::string detected;
   // A solution that is null is an error, as one must be taught. It is no key.
   bool teaches = false;
+  // The answer is the label of a text. It is no key.
+  bool classifies = false;
   // Fields whose hash decides the split (data.split_by); empty: the prompt, or the messages before
   // the assistant's last. The order inside lists is ignored: permuted problems are the same.
   std::vector<std::string> split_by;
@@ -146,6 +150,7 @@ struct JsonlConfig {
             "and }} are braces");
     v.field("answer", answer, "template of the right answer, for rewards");
     v.field("solution", solution, "template of the completion to teach; empty: the answer");
+    v.field("pair", pair, "(classify) template of a second text beside the prompt; empty: none");
     v.field("messages", messages,
             "field with a conversation, a list of {role, content}, instead of prompt and solution; "
             "empty: none");

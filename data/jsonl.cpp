@@ -250,6 +250,7 @@ class LineReader {
         prompt_("prompt", config.prompt),
         answer_("answer", config.answer),
         solution_("solution", config.solution),
+        pair_("pair", config.pair),
         split_("data.split_by", split_template(config.split_by)) {}
 
   Example read(std::string_view text, int64_t line, const std::string& file) const {
@@ -262,6 +263,7 @@ class LineReader {
     if (config_.messages.empty()) {
       example.prompt = prompt_.text(fields, where);
       example.whole_text = config_.prompt.empty();
+      if (!config_.pair.empty()) example.pair = pair_.text(fields, where);
       const bool has_answer = read_answers(fields, where, example);
       const bool is_answer = config_.solution.empty() || config_.solution == config_.answer;
       if (is_answer && !has_answer && must_complete(config_.solution))
@@ -269,6 +271,7 @@ class LineReader {
       example.solution = is_answer ? example.answer : solution_.text(fields, where);
       example.split_key =
           example.whole_text ? example.solution : prompt_.render(fields, where, split_text);
+      if (!example.pair.empty()) example.split_key += "\n" + example.pair;
     } else {
       read_messages(fields, where, example);
     }
@@ -317,7 +320,7 @@ class LineReader {
   }
 
   const JsonlConfig config_;
-  const Template prompt_, answer_, solution_, split_;
+  const Template prompt_, answer_, solution_, pair_, split_;
 };
 
 // Removes a byte order mark and a carriage return.
@@ -448,6 +451,18 @@ void add_files(const LineReader& reader, const std::vector<std::string>& files, 
 // only where no other one of the same use is there.
 bool set_format(const Json& line, JsonlConfig& config) {
   const auto given = [&](const char* name) { return line.find(name) != nullptr; };
+  // The fields of common sets of labelled texts, and of pairs.
+  constexpr std::pair<const char*, const char*> kTexts[] = {
+      {"sentence1", "sentence2"}, {"premise", "hypothesis"}, {"question1", "question2"},
+      {"text", nullptr},          {"sentence", nullptr},     {"prompt", nullptr}};
+  if (config.classifies && given("label") && !given("answer"))
+    for (const auto& [text, pair] : kTexts) {
+      if (!given(text) || (pair != nullptr && !given(pair))) continue;
+      config.prompt = str("{", text, "}");
+      config.answer = "{label}";
+      if (pair != nullptr) config.pair = str("{", pair, "}");
+      return true;
+    }
   const auto has = [&](const char* name) { return !line.get_or_null(name).is_null(); };
   const bool chat = is_conversation(line.find("prompt")),
              solved = given("answer") || given("solution");
@@ -488,6 +503,7 @@ std::string format_text(const JsonlConfig& config) {
   if (config.messages.empty()) add("prompt", config.prompt.empty() ? "none" : config.prompt);
   add("answer", config.answer == "{answer}" ? "" : config.answer);
   add("solution", config.solution);
+  add("pair", config.pair);
   return text;
 }
 

@@ -175,10 +175,10 @@ LoadedModel load_saved(const std::string& checkpoint, ModelDescription saved, DT
                        Device device) {
   const bool is_adapter = is_adapter_folder(checkpoint);
   const std::string weights = is_adapter ? saved.base.path : checkpoint;
-  LoadedModel loaded{std::make_unique<Transformer>(saved.config, dtype, std::nullopt, device),
+  LoadedModel loaded{std::make_unique<Transformer>(saved.config, dtype, saved.head_seed, device),
                      std::move(saved.tokenizer), checkpoint, std::move(saved.base)};
   if (is_adapter) load_adapter(*loaded.model, checkpoint);
-  load_weights(*loaded.model, weights);
+  load_weights(*loaded.model, weights, "model", NewHead{saved.head_seed.has_value()});
   return loaded;
 }
 
@@ -555,6 +555,7 @@ ModelDescription describe_model(const std::string& checkpoint, const ModelConfig
   ModelDescription saved = describe_model(checkpoint);
   check_compatible(wanted, data, saved.config, *saved.tokenizer, checkpoint);
   apply_run_options(wanted, saved.config);
+  if (apply_head(wanted, saved.config, checkpoint)) saved.head_seed = wanted.lora.seed;
   apply_adapters(wanted.lora, saved.config, !saved.base.path.empty(), checkpoint);
   if (wanted.lora.rank > 0 && saved.base.path.empty())
     saved.base.path = fs::canonical(checkpoint).string();
@@ -574,6 +575,32 @@ void apply_run_options(const ModelConfig& wanted, ModelConfig& model) {
   if (wanted.context == 0) return;
   model.position_rows = std::max(model.position_rows, model.context);
   model.context = wanted.context;
+}
+
+bool apply_head(const ModelConfig& wanted, ModelConfig& model, const std::string& source) {
+  const bool trains_encoder = wanted.head != HeadType::kNextToken;
+  if (trains_encoder != model.is_encoder())
+    throw InputError(str("trainer: the model of ", source,
+                         model.is_encoder()
+                             ? " is an encoder, which trainers mlm and classify train"
+                             : " has a causal mask, and mlm and classify train encoders"));
+  if (!trains_encoder) return false;
+  if (model.head == wanted.head) {
+    const auto is_known = [&](const std::string& label) {
+      return std::ranges::find(model.labels, label) != model.labels.end();
+    };
+    const auto unknown = std::ranges::find_if_not(wanted.labels, is_known);
+    if (unknown == wanted.labels.end()) return false;
+    if (std::ranges::any_of(wanted.labels, is_known))
+      throw InputError(str("data.jsonl: the label '", *unknown, "' is none of the model's in ",
+                           source, ": ", join(model.labels, ", "),
+                           did_you_mean(*unknown, model.labels)));
+  }
+  if (wanted.lora.rank > 0)
+    throw InputError(str("lora.rank: the model of ", source,
+                         " gets a new head, which adapters do not train; hint: lora.rank=0"));
+  model.set_head(wanted.head, wanted.labels);
+  return true;
 }
 
 void check_compatible(const ModelConfig& wanted, const DataConfig& data, const ModelConfig& model,

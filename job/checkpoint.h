@@ -152,7 +152,8 @@ struct LoadedModel {
 LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device = {},
                        const std::string& base = "", int64_t context = 0);
 // For training: dropout, recompute and a context that the model allows are those of `wanted`,
-// everything else is the checkpoint's. With wanted.lora the model has adapters: new ones if the
+// everything else is the checkpoint's. An encoder has the head of `wanted`, which is a new one
+// where the checkpoint has another. With wanted.lora the model has adapters: new ones if the
 // checkpoint is a whole model, which is then their base. Throws InputError where
 // check_compatible() and apply_adapters() do.
 LoadedModel load_model(const std::string& checkpoint, const ModelConfig& wanted,
@@ -163,6 +164,8 @@ struct ModelDescription {
   std::unique_ptr<Tokenizer> tokenizer;
   // Empty unless the model has adapters; the fingerprint is the recorded one.
   AdapterBase base;
+  // Seed of the initial values of a head that the checkpoint does not have; none: it has it.
+  std::optional<uint64_t> head_seed = {};
 };
 // A model as load_model(checkpoint, dtype, device, base) would load it.
 ModelDescription describe_model(const std::string& checkpoint, const std::string& base = "");
@@ -172,6 +175,10 @@ ModelDescription describe_model(const std::string& checkpoint, const ModelConfig
 // Applies the options that a run may change of a model that passes check_compatible(): dropout,
 // recompute, and a context that is shorter, or longer where ModelConfig::may_extend().
 void apply_run_options(const ModelConfig& wanted, ModelConfig& model);
+// Gives an encoder the head of `wanted`. Returns true if it is a new one. The classes of a model
+// stay if they have all labels of `wanted`. Throws InputError if only one of the two is an encoder,
+// if the model's classes have some of the labels, and for a new head beside adapters.
+bool apply_head(const ModelConfig& wanted, ModelConfig& model, const std::string& source);
 // Throws InputError if `wanted` or data.tokenizer differs from `model` or `tokenizer`; keys with
 // their default value are not compared. `source` names their origin in the message.
 void check_compatible(const ModelConfig& wanted, const DataConfig& data, const ModelConfig& model,

@@ -151,7 +151,8 @@ std::string renamed_override(const std::string& assignment) {
 
 // True if a map of keys has one that says how the lines of data.jsonl are read.
 bool gives_format(ConfigNode& map) {
-  constexpr std::string_view kKeys[] = {"prompt", "answer", "solution", "messages", "completion"};
+  constexpr std::string_view kKeys[] = {"prompt", "answer", "solution", "messages", "completion",
+                                        "pair"};
   return std::any_of(std::begin(kKeys), std::end(kKeys), [&](std::string_view key) {
     return node_at(map, str("data.jsonl.", key)) != nullptr;
   });
@@ -282,6 +283,12 @@ void validate_source(const DataConfig& data, TrainerType trainer) {
     require(!data.text.empty(),
             "data.text: trainer pretrain needs a text file, and pretrain is the default; hint: "
             "trainer: sft or trainer: grpo for problems");
+  else if (trainer == TrainerType::kMlm)
+    require(!data.text.empty(), "data.text: trainer mlm needs a text file");
+  else if (trainer == TrainerType::kClassify)
+    require(!data.jsonl.path.empty() && !data.is_chat(),
+            "data.jsonl: trainer classify needs texts and their labels, no conversations; hint: "
+            "data.jsonl: {path: FILE, prompt: '{text}', answer: '{label}'}");
   else
     require(data.text.empty(), str("data.text: trainer ", trainer_name(trainer),
                                    " needs problems: data.task or data.jsonl; hint: trainer: "
@@ -370,6 +377,7 @@ RunPlan with_unread_keys(RunPlan plan) {
         {" jsonl.prompt jsonl.solution ", has_lines && data.jsonl.messages.empty(),
          "lines of data.jsonl without messages"},
         {" jsonl.answer ", has_lines, "lines of data.jsonl"},
+        {" jsonl.pair ", config.batch.trainer == TrainerType::kClassify, "trainer: classify"},
         {" jsonl.limit ", has_jsonl, "data.jsonl.path"},
         {" eval_text cache_dir ", has_text, "data.text"},
         {" held_out_fraction ", has_jsonl || (has_text && data.eval_text.empty()),
@@ -470,6 +478,18 @@ void add_advice(const GrpoConfig& grpo, std::vector<std::string>& out) {
 
 }  // namespace
 
+ModelConfig TrainConfig::model_with_head() const {
+  ModelConfig out = model;
+  const bool classes = batch.trainer == TrainerType::kClassify;
+  if (classes || batch.trainer == TrainerType::kMlm) {
+    if (!init_from.empty()) out.mask = MaskType::kFull;  // or apply_head() refuses it
+    out.set_head(classes ? HeadType::kClasses : HeadType::kMaskedToken,
+                 classes ? class_labels(*this) : std::vector<std::string>());
+    out.mask = model.mask;
+  }
+  return out;
+}
+
 void TrainConfig::validate() const {
   const int sources = !data.task.empty() + !data.jsonl.path.empty() + !data.text.empty();
   validate_directory(name, output_dir);
@@ -483,6 +503,18 @@ void TrainConfig::validate() const {
   require(eval.size > 0 || data.task.empty(),
           "eval.size: 0 means all, and generated problems have no end; hint: eval.size=512");
   validate_grpo(*this);
+  masking.validate();
+  if (trains_encoder(batch.trainer)) {
+    require(model.is_encoder() || !init_from.empty() || stage > 0,
+            str("model.mask: trainer ", trainer_name(batch.trainer),
+                " needs an encoder; hint: model.mask=full, or model.path=DIR"));
+    require(eval.sets.empty() && eval.num_samples == 0 && eval.correct.reward.empty(),
+            "eval: sets, num_samples and correct are for completions, which encoders have none of");
+  } else {
+    require(!model.is_encoder(), str("model.mask: trainer ", trainer_name(batch.trainer),
+                                     " needs a causal mask; hint: trainers mlm and classify train "
+                                     "encoders"));
+  }
   const bool on_cpu = device == "cpu";
   require(dtype != DType::kBF16 || !on_cpu,
           "dtype: bf16 is for CUDA devices; hint: device: cuda, or dtype: f32");
@@ -532,13 +564,13 @@ TrainConfig default_config(TrainerType trainer, int64_t steps, bool adapters) {
   config.batch.steps = steps;
   OptimizerConfig& optimizer = config.optimizer;
   const double factor = adapters ? kAdapterRate : 1;
-  if (trainer == TrainerType::kPretrain) {
+  if (reads_text(trainer)) {
     optimizer.learning_rate *= factor;
     return config;
   }
   optimizer.weight_decay = 0;
   optimizer.adam_beta2 = 0.999;
-  if (trainer == TrainerType::kSft) {
+  if (trainer != TrainerType::kGrpo) {
     optimizer.learning_rate = factor * 2e-5;
     optimizer.warmup_steps = (3 * steps + 99) / 100;
   } else {
@@ -594,8 +626,10 @@ RunPlan plan_of(ConfigNode root, const std::string& path, std::span<const std::s
       config.init_from = config.model.path;
     }
     if (!config.data.jsonl.path.empty() && !gives_format(root) &&
-        (stages.empty() || !gives_format(stages[i])))
+        (stages.empty() || !gives_format(stages[i]))) {
+      config.data.jsonl.classifies = config.batch.trainer == TrainerType::kClassify;
       detect_format(config.data.jsonl);
+    }
     config.validate();
     // A file that is missing is an error where the environment is made.
     if (config.environment.tool_schemas.empty() || path_exists(config.environment.tool_schemas))

@@ -65,6 +65,7 @@ struct TrainConfig {
   EngineConfig rollout;
   GrpoConfig grpo;
   std::vector<RewardConfig> rewards;
+  MaskingConfig masking;
   EnvironmentConfig environment;
   EvalConfig eval;
   CheckpointConfig checkpoint;
@@ -74,6 +75,9 @@ struct TrainConfig {
   uint64_t data_seed() const {
     return static_cast<uint64_t>(seed) ^ static_cast<uint64_t>(stage) * 0x9e3779b97f4a7c15u;
   }
+  // The keys of the model with the head that the trainer trains, whose labels are read from the
+  // data. Throws InputError where class_labels() does.
+  ModelConfig model_with_head() const;
   // The sections that a part of a run reads; they refer to this configuration.
   operator DataSections() const {
     return {data, batch, data_seed(), sampling.max_completion_length, eval.size, eval.tokens};
@@ -84,7 +88,8 @@ struct TrainConfig {
   operator GrpoSections() const { return {grpo, batch, sampling, static_cast<uint64_t>(seed)}; }
   void visit(ConfigVisitor& v) {
     v.choice("trainer", batch.trainer, kTrainerNames,
-             "what to do: next-token training, supervised fine-tuning, or GRPO");
+             "what to do: next-token training, supervised fine-tuning, GRPO; of encoders: masked "
+             "language modelling, classes of texts");
     v.field("name", name, "name of the run; empty: the file's name");
     v.field("output_dir", output_dir,
             "run directory: DIR, or DIR-2, ... if it exists; empty: runs/NAME");
@@ -116,6 +121,7 @@ struct TrainConfig {
     grpo.visit(v);
     v.section("lora", model.lora, "low-rank adapters, trained in place of the model's parameters");
     v.list("rewards", rewards, "weighted rewards (grpo)");
+    v.section("mlm", masking, "masked tokens (mlm)");
     v.section("environment", environment, "what follows a turn: tools, or a program");
     v.section("model", model, "the transformer (taken from init_from where that is given)");
     v.section("data", data, "what to train on: exactly one of task, jsonl, text");

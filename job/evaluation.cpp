@@ -6,6 +6,7 @@
 #include "core/log.h"
 #include "data/data_check.h"
 #include "distributed/communicator.h"
+#include "job/checkpoint.h"
 #include "job/report.h"
 #include "trainers/evaluate.h"
 
@@ -32,6 +33,24 @@ ModelScores evaluate_model(const RunPlan& plan, const LoadedModel& loaded,
                               DataParts::kHeldOut);
   const auto alone = make_single_communicator();
   ModelScores out;
+  if (trains_encoder(config.batch.trainer)) {
+    ModelConfig same = model.config();
+    if (apply_head(config.model_with_head(), same, loaded.checkpoint))
+      throw InputError(str(loaded.checkpoint, ": the model has another head than trainer ",
+                           trainer_name(config.batch.trainer), " needs"));
+    DataLengths lengths;
+    if (!reads_text(config.batch.trainer))
+      lengths = check_held_out(config, data, model.config().context, model.config().context_limit());
+    log_data_usage(config, data, lengths);
+    const Metrics metrics = evaluate_labels(
+        {model, data, config, config.masking, config.batch.micro_batch(), stop}, *alone);
+    if (metrics.empty())
+      throw InputError("nothing is held out to evaluate on; hint: data.held_out_fraction=1");
+    for (const auto& [name, value] : metrics) out.metrics.set(name, metric_json(name, value));
+    out.measure = kAccuracy;
+    return out;
+  }
+  model.config().require_decoder();
   if (config.batch.trainer == TrainerType::kPretrain) {
     log_data_usage(config, data, {});
     out.metrics.set("val_loss", evaluate_text(model, data.held_out_text, config.eval.tokens,
@@ -78,6 +97,7 @@ ModelScores evaluate_model(const RunPlan& plan, const LoadedModel& loaded,
 std::vector<Tensor> token_logprobs(const Transformer& model,
                                    std::span<const std::vector<int32_t>> sequences,
                                    double temperature) {
+  model.config().require_decoder();
   std::vector<Tensor> out;
   const NoGradGuard no_grad;
   for (size_t next = 0; next < sequences.size();) {

@@ -37,7 +37,7 @@ std::string why_finished(const TrainConfig& config, const TrainState& state) {
   if (!state.finished) return "";
   if (state.step >= config.batch.steps)
     return str("step ", state.step, " of ", config.batch.steps, " is done");
-  if (config.eval.stop_at <= 0 || config.batch.trainer == TrainerType::kPretrain) return "";
+  if (config.eval.stop_at <= 0 || reads_text(config.batch.trainer)) return "";
   const double score = last_score(state.report);
   if (!(score >= config.eval.stop_at)) return "";
   return str("its last score, ", score, ", reached eval.stop_at: ", config.eval.stop_at);
@@ -73,7 +73,7 @@ void resume(const StageSetup& setup, const std::string& checkpoint, TrainState& 
 
 LoadedModel load(const StageSetup& setup, const std::string& checkpoint) {
   const TrainConfig& config = setup.config;
-  return load_model(checkpoint, config.model, config.data, config.dtype, setup.device);
+  return load_model(checkpoint, config.model_with_head(), config.data, config.dtype, setup.device);
 }
 
 // The model of init_from; an empty one without it.
@@ -103,7 +103,7 @@ void load_data(const StageSetup& setup, ModelStart& start, LoadedModel& loaded) 
   start.data = load_dataset(recorded, std::move(loaded.tokenizer));
   start.state.data_fingerprint = start.data.fingerprint;
   if (loaded.model == nullptr) {
-    ModelConfig model = config.model;
+    ModelConfig model = config.model_with_head();
     model.vocab_size = start.data.tokenizer->vocab_size();
     model.resolve();
     loaded.model = new_model(setup, model);
@@ -293,7 +293,7 @@ ModelStart::ModelStart(const StageSetup& setup) : checkpoint(checkpoint_of(setup
   if (!checkpoint.empty())
     learner->optimizer().load(
         SafetensorsFile(training_folder(checkpoint) + "/optimizer.safetensors"), state.updates);
-  if (setup.config.batch.trainer != TrainerType::kPretrain) load_problems(setup, *this);
+  if (has_completions(setup.config.batch.trainer)) load_problems(setup, *this);
   check_equal_starts(setup.comm, *this);
 }
 

@@ -147,7 +147,7 @@ bool describes_model(const TrainConfig& config) {
 // Sets StagePreview::random_start and is_new_model_meant.
 void check_start(const TrainConfig& config, StagePreview& out) {
   if (config.stage > 0 || !config.init_from.empty() ||
-      config.batch.trainer == TrainerType::kPretrain)
+      reads_text(config.batch.trainer))
     return;
   out.is_new_model_meant = describes_model(config);
   out.random_start = str("model: ", trainer_name(config.batch.trainer),
@@ -242,7 +242,7 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
   const ContextLimit limit = context_limit(config, start.config);
   bool scores = config.batch.trainer == TrainerType::kGrpo;
   std::unique_ptr<Environment> environment;
-  if (config.batch.trainer != TrainerType::kPretrain) {
+  if (has_completions(config.batch.trainer)) {
     const Correctness correct =
         correctness_of(config.eval.correct, config.rewards, data.task,
                        data.held_out_set->size() > 0 || !config.eval.sets.empty());
@@ -260,10 +260,10 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
   out.rate_warning = rate_warning(config, start.config);
   check_sampling(config.sampling, config.batch.trainer, *data.tokenizer,
                  out.lengths.shortest_prompt, start.config.context, limit);
-  const bool is_text = config.batch.trainer == TrainerType::kPretrain;
+  const bool is_text = reads_text(config.batch.trainer);
   out.held_out_size = is_text ? 0 : data.held_out_set->size();
   out.held_out = is_text ? data.held_out_text.size() : static_cast<int64_t>(data.held_out.size());
-  if (config.batch.trainer != TrainerType::kPretrain)
+  if (!is_text)
     for (int64_t i = 0; i < std::min<int64_t>(3, data.train->size()); ++i)
       out.examples.push_back(data.train->get(i));
   if (scores) score_solutions(config, data, out);
@@ -304,10 +304,10 @@ std::vector<StagePreview> preview_plan(const RunPlan& plan) {
   if (!plan.missing.empty()) throw InputError(plan.missing[0]);
   // The model and tokenizer a stage starts from; without a tokenizer both are derived from it.
   const TrainConfig& first = plan.stages[0];
-  ModelDescription start{.config = first.model, .tokenizer = nullptr};
+  ModelDescription start{.config = first.model_with_head(), .tokenizer = nullptr};
   if (!first.init_from.empty())
     start = load_found(first.init_from, [&](const std::string& from) {
-      return describe_model(from, first.model, first.data);
+      return describe_model(from, first.model_with_head(), first.data);
     });
   std::vector<StagePreview> out;
   for (const TrainConfig& config : plan.stages) {
@@ -315,6 +315,7 @@ std::vector<StagePreview> preview_plan(const RunPlan& plan) {
       check_compatible(config.model, config.data, start.config, *start.tokenizer,
                        "the stage before");
       apply_run_options(config.model, start.config);
+      apply_head(config.model_with_head(), start.config, "the stage before");
       apply_adapters(config.model.lora, start.config, start.config.lora.rank > 0,
                      "the stage before");
     }

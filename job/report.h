@@ -27,7 +27,7 @@ class Reporter {
   virtual void end_stage() {}
 };
 
-inline constexpr const char* kValidationLoss = "validation loss";
+inline constexpr const char *kValidationLoss = "validation loss", *kAccuracy = "accuracy";
 
 // The scores on one set of eval.sets.
 struct SetScores {

@@ -192,7 +192,7 @@ class BadStart : public NonFiniteError {
 void check_stages(const RunPlan& plan) {
   for (const TrainConfig& stage : plan.stages) {
     parse_device(stage.device, "device");
-    if (stage.batch.trainer != TrainerType::kPretrain)
+    if (has_completions(stage.batch.trainer))
       correctness_of(stage.eval.correct, stage.rewards,
                      stage.data.task.empty() ? nullptr : &find_task(stage.data.task), false);
   }
@@ -355,7 +355,7 @@ RunResult Run::execute(Reporter& reporter, const std::atomic<bool>& stop, int64_
     if (const Json* measure = last.find("measure"))
       result.measure = measure->as_string();
     else if (!last.is_null())
-      result.measure = result.last_trainer == TrainerType::kPretrain ? "validation loss" : "pass@1";
+      result.measure = reads_text(result.last_trainer) ? "validation loss" : "pass@1";
   }
   return result;
 }

@@ -48,12 +48,23 @@ Evaluation ScoreKeeper::measure() {
   const Dataset& data = start_.data;
   // Before the first step a signal has nothing to save, and ends the process.
   const std::atomic<bool>* stop = state_.is_new() ? nullptr : &setup_.stop;
-  if (config_.batch.trainer == TrainerType::kPretrain) {
+  const auto micro_batch = [&] {
+    return start_.learner->micro_batch_tokens(config_.batch.micro_batch());
+  };
+  if (trains_encoder(config_.batch.trainer)) {
+    const bool classes = config_.batch.trainer == TrainerType::kClassify;
+    out.measure = classes ? kAccuracy : kValidationLoss;
+    out.metrics = evaluate_labels(
+        {start_.learner->model(), data, config_, config_.masking, micro_batch(), stop},
+        setup_.comm);
+    if (out.metrics.empty()) return out;
+    out.score = classes ? out.metrics.at("accuracy") : -out.metrics.at("val_loss");
+  } else if (config_.batch.trainer == TrainerType::kPretrain) {
     out.measure = kValidationLoss;
     if (data.held_out_text.size() < 2) return out;
     const double loss = evaluate_text(
-        start_.learner->model(), data.held_out_text, config_.eval.tokens,
-        start_.learner->micro_batch_tokens(config_.batch.micro_batch()), setup_.comm, stop);
+        start_.learner->model(), data.held_out_text, config_.eval.tokens, micro_batch(),
+        setup_.comm, stop);
     out.metrics = {{"val_loss", loss}};
     out.score = -loss;
   } else {
@@ -104,7 +115,7 @@ void ScoreKeeper::record(const Evaluation& evaluation) {
       state_.best_step = state_.step;
     }
     reached_ = config_.eval.stop_at > 0 && evaluation.score >= config_.eval.stop_at &&
-               config_.batch.trainer != TrainerType::kPretrain;
+               !reads_text(config_.batch.trainer);
   }
   if (state_.report.find("first") == nullptr) state_.report.set("first", score_json(evaluation));
   state_.report.set("last", score_json(evaluation));

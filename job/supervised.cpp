@@ -1,4 +1,4 @@
-// Pretraining and supervised fine-tuning: the next-token loss over packed sequences.
+// Pretraining, supervised fine-tuning and encoders: the loss over the targets of packed sequences.
 #include "core/log.h"
 #include "job/preview.h"
 #include "job/stage.h"
@@ -7,29 +7,42 @@
 namespace cohort {
 namespace {
 
+// A window of text, the `index`-th of its step.
+TokenSequence text_sequence(const Stage& stage, const TextWindow& window, int64_t length,
+                            const Masking* masking, int64_t index) {
+  std::vector<int32_t> tokens = window.tokens.read(window.begin, length);
+  if (masking != nullptr)
+    return masked_sequence(tokens, *stage.data().tokenizer, *masking, stage.step(), index);
+  return {.tokens = std::move(tokens),
+          .loss_mask = std::vector<uint8_t>(static_cast<size_t>(length), 1)};
+}
+
 // This rank's sequences of the step that starts at data position `position`.
-std::vector<TokenSequence> next_sequences(Stage& stage, MixedOrder* order, int64_t position) {
+std::vector<TokenSequence> next_sequences(Stage& stage, MixedOrder* order, const Masking* masking,
+                                          int64_t position) {
   const TrainConfig& config = stage.config();
   const Dataset& data = stage.data();
-  const int64_t context = stage.model().config().context;
+  const ModelConfig& model = stage.model().config();
   const RankShard shard =
       shard_of(config.batch.batch_size, stage.comm().rank(), stage.comm().size(), stage.step());
   std::vector<TokenSequence> out;
   for (int64_t i = 0; i < config.batch.batch_size; ++i) {
     const int64_t example = order != nullptr ? order->next() : 0;
     if (i < shard.begin || i >= shard.end) continue;
-    if (order != nullptr) {
-      out.push_back(supervised_sequence(data.train->get(example), *data.tokenizer, context,
+    if (config.batch.trainer == TrainerType::kClassify) {
+      out.push_back(class_sequence(data.train->get(example), *data.tokenizer, model.context,
+                                   model.labels));
+    } else if (order != nullptr) {
+      out.push_back(supervised_sequence(data.train->get(example), *data.tokenizer, model.context,
                                         config.data.too_long));
     } else {
       const uint64_t seed = config.data_seed();
-      const TextWindow window = text_window(data, context, seed, position + i);
-      out.push_back({.tokens = window.tokens.read(window.begin, context + 1),
-                     .loss_mask = std::vector<uint8_t>(static_cast<size_t>(context + 1), 1)});
+      const int64_t n = window_length(config.batch.trainer, *data.tokenizer, model.context);
+      out.push_back(
+          text_sequence(stage, text_window(data, n, seed, position + i), n, masking, i));
       // Prefetches the tokens of the next step from disk.
-      const TextWindow next =
-          text_window(data, context, seed, position + config.batch.batch_size + i);
-      next.tokens.will_read(next.begin, context + 1);
+      const TextWindow next = text_window(data, n, seed, position + config.batch.batch_size + i);
+      next.tokens.will_read(next.begin, n);
     }
     out.back().index = i;
   }
@@ -41,7 +54,10 @@ std::vector<TokenSequence> next_sequences(Stage& stage, MixedOrder* order, int64
 StageEnd train_supervised(Stage& stage) {
   const TrainConfig& config = stage.config();
   std::optional<MixedOrder> order;
-  if (config.batch.trainer == TrainerType::kSft) {
+  std::optional<Masking> masking;
+  if (config.batch.trainer == TrainerType::kMlm)
+    masking.emplace(*stage.data().tokenizer, config.masking, static_cast<uint64_t>(config.seed));
+  if (!reads_text(config.batch.trainer)) {
     order = make_order(config, stage.data(), stage.state().planned_steps);
     order->seek(stage.state().data_position);
   }
@@ -53,11 +69,12 @@ StageEnd train_supervised(Stage& stage) {
   while (stage.more()) {
     Stopwatch clock;
     const auto sequences =
-        next_sequences(stage, order ? &*order : nullptr, stage.state().data_position);
+        next_sequences(stage, order ? &*order : nullptr, masking ? &*masking : nullptr,
+                       stage.state().data_position);
     double targets = 0, tokens = 0;
     for (const TokenSequence& sequence : sequences) {
       targets += static_cast<double>(sequence.num_targets());
-      tokens += static_cast<double>(sequence.tokens.size() - 1);
+      tokens += static_cast<double>(sequence.num_inputs());
     }
     reduce_in_place(stage.comm(), {&targets, &tokens});
     if (targets == 0)

@@ -45,7 +45,7 @@ RunResult execute(Run& run, const RunHost& host, int64_t profile) {
 
 // "pass@1 (countdown) 0.05 -> 0.07".
 std::string summary(const RunResult& result) {
-  const bool text = result.last_trainer == TrainerType::kPretrain;
+  const bool text = reads_text(result.last_trainer);
   if (result.measure.empty() || (text && std::isnan(result.before) && std::isnan(result.after)))
     return str("done, with no held-out ", text ? "text" : "problems", " to score,");
   const bool is_loss = text || result.measure == kValidationLoss;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "kernels/head.h"
+#include "kernels/sampling.h"
 
 namespace cohort {
 
@@ -39,6 +40,28 @@ Variable Head::operator()(Variable x, const Pass& pass) const {
   if (has_dense) x = tanh(x);
   if (type == HeadType::kPooler) return x;
   return dropout(x, dropout_spec(config_->dropout, pass, -1, DropoutSite::kHead));
+}
+
+Tensor most_likely(const Tensor& x, const HeadWeights& head) {
+  const int64_t rows = x.dim(0);
+  const Device device = x.device();
+  const kernels::SamplingParams greedy[] = {{.temperature = 0}};
+  kernels::SamplingState state{.params = kernels::pack_params(greedy).to(device)};
+  Tensor tokens = Tensor::empty({rows}, DType::kI32, device);
+  Tensor statistics = Tensor::empty({4, rows}, accumulate_dtype(x.dtype()), device);
+  const kernels::Logits logits{x, head.weight.value(), head.bias.value()};
+  const int64_t chunk = kernels::head_chunk_tokens(head.weight.value().dim(0), 0, device);
+  kernels::for_logit_chunks(logits, chunk, [&](int64_t begin, const Tensor& values) {
+    const int64_t n = values.dim(0);
+    const auto part = [&](int i) { return statistics.select(0, i).narrow(0, begin, n); };
+    kernels::Samples out{tokens.narrow(0, begin, n), part(0), part(1), part(2), part(3)};
+    kernels::sample_logits({.out = out,
+                            .state = state,
+                            .logits = values,
+                            .slots = Tensor::zeros({n}, DType::kI32, device),
+                            .rng_index = Tensor::zeros({n}, DType::kI64, device)});
+  });
+  return tokens;
 }
 
 }  // namespace cohort

@@ -24,4 +24,8 @@ class Head {
   HeadWeights weights_;
 };
 
+// [L] i32: the most likely token or label of each row of the head's input x [L, d_model], the
+// lowest among equals.
+Tensor most_likely(const Tensor& x, const HeadWeights& head);
+
 }  // namespace cohort

@@ -103,6 +103,13 @@ ContextLimit ModelConfig::context_limit() const {
                                                  : ContextLimit::kWholeModel;
 }
 
+void ModelConfig::require_decoder() const {
+  if (is_encoder())
+    throw InputError(
+        "the model is an encoder, which does not generate text; hint: cohort fill-mask, classify "
+        "or embed");
+}
+
 void ModelConfig::set_head(HeadType type, std::vector<std::string> names) {
   if (type != HeadType::kNextToken && !is_encoder())
     throw InputError(

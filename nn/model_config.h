@@ -183,6 +183,8 @@ struct ModelConfig {
     if (head == HeadType::kPooler) return 0;
     return head == HeadType::kClasses ? static_cast<int64_t>(labels.size()) : vocab_size;
   }
+  // Throws InputError for an encoder.
+  void require_decoder() const;
   // Changes the head, in `file` too. Throws InputError if the mask or the input has no such head.
   void set_head(HeadType type, std::vector<std::string> names = {});
   // Says whether messages may advise a larger context, of a model that is trained.

@@ -314,7 +314,7 @@ ModelConfig load_config(const std::string& dir) {
 }
 
 void load_weights(Transformer& model, const std::string& dir, const std::string& stem,
-                  Missing missing) {
+                  NewHead new_head) {
   const SafetensorsFolder folder(dir, stem);
   // Version 0.1.0 saved all models made here under the names of their parameters.
   const bool own_names =
@@ -324,8 +324,10 @@ void load_weights(Transformer& model, const std::string& dir, const std::string&
   std::string rounded, fresh, others;
   for (const StoredTensor& stored : stored_tensors(model, rules)) {
     const auto [file, name] = find_weight(folder, stored.name);
-    if (file == nullptr && missing == Missing::kHead &&
-        (stored.parameters[0]->name.starts_with("head.") || stored.name == kHead)) {
+    const std::string& ours = stored.parameters[0]->name;
+    const bool is_logits = ours == "head.weight" || ours == "head.bias" || ours == kHead;
+    if (new_head == NewHead::kYes &&
+        (is_logits || (file == nullptr && ours.starts_with("head.")))) {
       fresh += (fresh.empty() ? "" : ", ") + stored.name;
       continue;
     }
@@ -355,7 +357,7 @@ void load_weights(Transformer& model, const std::string& dir, const std::string&
   if (!others.empty())
     logging::info("the tensors of other heads in ", folder.path(), " are left out: ", others);
   if (!fresh.empty())
-    logging::info("the head is new, ", folder.path(), " does not have it: ", fresh);
+    logging::info("the head is new, and ", folder.path(), " does not give it: ", fresh);
   if (!rounded.empty())
     logging::info("the weights of ", folder.path(), " are ", rounded, " and are rounded to ",
                   dtype_name(model.dtype()));

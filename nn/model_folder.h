@@ -41,14 +41,15 @@ auto with_path(const std::string& path, const Read& read) {
 // and the field.
 ModelConfig load_config(const std::string& dir);
 
-// kHead: parameters of an encoder's head that the files lack keep their values, which is logged.
-enum class Missing { kNone, kHead };
+// kYes: the logits' weights of an encoder keep their values, and what else of its head the files
+// lack, which is logged.
+enum class NewHead : bool { kNo, kYes };
 // Reads DIR/STEM.safetensors or its shards into the model's parameters, converted to its dtype, but
 // for those of adapters (nn/adapter_folder.h), which keep their values, as they are not written.
 // Tensors of other heads of an encoder are left out, which is logged. Throws InputError for a
 // tensor that is missing, unknown to the model, or of another shape.
 void load_weights(Transformer& model, const std::string& dir, const std::string& stem = "model",
-                  Missing missing = Missing::kNone);
+                  NewHead new_head = NewHead::kNo);
 
 // The weights, without adapters, as tensors of `type` ("F32") under the names of the model's
 // family.

@@ -210,45 +210,63 @@ void add_statistics(const Judged& greedy, Communicator& comm, Metrics& out) {
   add_lengths(greedy, comm, "eval/", out);
 }
 
+// Whether the most likely token or label of a target is right counts too.
+enum class Accuracy : bool { kNo, kYes };
+
 struct SequenceLosses {
-  std::vector<double> each;
+  std::vector<double> each, right;
   double tokens = 0;
   bool stopped = false;
 };
 
-// The sum of each sequence's token losses, to the bit for any micro batches.
+// The sum of each sequence's losses, and its number of right targets, to the bit for any micro
+// batches.
 SequenceLosses losses_of(const Transformer& model, std::span<const TokenSequence> sequences,
-                         int64_t micro_batch_tokens, const std::atomic<bool>* stop) {
+                         int64_t micro_batch_tokens, Accuracy accuracy,
+                         const std::atomic<bool>* stop) {
   NoGradGuard no_grad;
-  SequenceLosses out{.each = std::vector<double>(sequences.size(), 0)};
-  auto sequence_loss = out.each.begin();
+  SequenceLosses out{.each = std::vector<double>(sequences.size(), 0), .right = out.each};
+  auto sequence_loss = out.each.begin(), right = out.right.begin();
   for (const PackedBatch& packed : pack_micro_batches(sequences, micro_batch_tokens)) {
     if ((out.stopped = stop != nullptr && *stop)) break;
     const PackedBatch batch = model.to_device(packed);
     const Variable hidden = model.hidden_at_targets(batch);
     const auto logprobs =
         token_log_probs(hidden, model.head(), batch.targets).logprob.value().to_vector<double>();
-    const auto targets = packed.target_positions.to_vector<int32_t>();
-    const auto begins = packed.cu_seqlens.to_vector<int32_t>();
+    std::vector<int32_t> likely(logprobs.size(), -1);
+    if (accuracy == Accuracy::kYes)
+      likely = most_likely(hidden.value(), model.head()).to_vector<int32_t>();
+    const auto positions = packed.target_positions.to_vector<int32_t>(),
+               targets = packed.targets.to_vector<int32_t>(),
+               begins = packed.cu_seqlens.to_vector<int32_t>();
     size_t i = 0;
-    for (size_t s = 0; s + 1 < begins.size(); ++s, ++sequence_loss)
-      for (; i < targets.size() && targets[i] < begins[s + 1]; ++i) *sequence_loss -= logprobs[i];
+    for (size_t s = 0; s + 1 < begins.size(); ++s, ++sequence_loss, ++right)
+      for (; i < positions.size() && positions[i] < begins[s + 1]; ++i) {
+        *sequence_loss -= logprobs[i];
+        *right += likely[i] == targets[i];
+      }
     out.tokens += static_cast<double>(batch.num_targets());
   }
   return out;
 }
 
-// Mean loss over the target tokens of `count` sequences; NaN if there are none. Where memory runs
-// out, this rank continues with smaller micro batches.
-double mean_loss(const Transformer& model, int64_t count,
-                 const std::function<TokenSequence(int64_t)>& sequence, int64_t micro_batch_tokens,
-                 Communicator& comm, const std::atomic<bool>* stop) {
+struct TargetScores {
+  double loss = kNaN, accuracy = kNaN;  // means over the targets; NaN: there are none
+  std::vector<double> right;            // number of right targets of each sequence
+};
+
+// Scores of `count` sequences. Where memory runs out, this rank continues with smaller micro
+// batches.
+TargetScores score_targets(const Transformer& model, int64_t count,
+                           const std::function<TokenSequence(int64_t)>& sequence,
+                           int64_t micro_batch_tokens, Accuracy accuracy, Communicator& comm,
+                           const std::atomic<bool>* stop) {
   const RankShard shard = shard_of(count, comm.rank(), comm.size());
   std::vector<TokenSequence> sequences;
   for (int64_t i = shard.begin; i < shard.end; ++i) sequences.push_back(sequence(i));
   SequenceLosses mine;
   for (int64_t size = micro_batch_tokens;; size /= 2) try {
-      mine = losses_of(model, sequences, size, stop);
+      mine = losses_of(model, sequences, size, accuracy, stop);
       break;
     } catch (const OutOfMemoryError&) {
       if (size <= 1) throw;
@@ -257,12 +275,38 @@ double mean_loss(const Transformer& model, int64_t count,
   check_stopped(comm, mine.stopped);
   reduce_in_place(comm, {&mine.tokens});
   // Nonzero on one rank only, so sums over the ranks are exact.
-  std::vector<double> losses(static_cast<size_t>(count), 0);
-  std::copy(mine.each.begin(), mine.each.end(), losses.begin() + shard.begin);
-  double loss = 0;
-  for (const double each : reduce_over_ranks(comm, losses)) loss += each;
-  return mine.tokens > 0 ? loss / mine.tokens : kNaN;
+  const auto of_all_ranks = [&](const std::vector<double>& values) {
+    std::vector<double> all(static_cast<size_t>(count), 0);
+    std::copy(values.begin(), values.end(), all.begin() + shard.begin);
+    return reduce_over_ranks(comm, all);
+  };
+  const auto mean = [&](const std::vector<double>& values) {
+    double sum = 0;
+    for (const double value : values) sum += value;
+    return mine.tokens > 0 ? sum / mine.tokens : kNaN;
+  };
+  TargetScores out{.loss = mean(of_all_ranks(mine.each))};
+  if (accuracy == Accuracy::kNo) return out;
+  out.right = of_all_ranks(mine.right);
+  out.accuracy = mean(out.right);
+  return out;
 }
+
+// The number of windows of `length` of `total` tokens that are evaluated, of at most `max_tokens`
+// tokens (0: no limit), and the first token of each.
+struct EvaluatedWindows {
+  int64_t length, all, count;
+  EvaluatedWindows(int64_t total, int64_t window, int64_t max_tokens)
+      : length(window),
+        all(ceil_div(total, window)),
+        count(max_tokens == 0 ? all
+                              : std::clamp<int64_t>(max_tokens / window, std::min<int64_t>(1, all),
+                                                    all)) {}
+  int64_t begin(int64_t i) const {
+    // i * all / count without the product, which may overflow.
+    return (all / count * i + all % count * i / count) * length;
+  }
+};
 
 // The data of a set alone: its lines are read by the run's templates unless it has its own.
 DataConfig set_data(const DataConfig& run, const EvalSetConfig& set) {
@@ -356,8 +400,9 @@ double held_out_loss(const ProblemEvaluation& evaluation, Communicator& comm) {
                                evaluation.engine.model().config().context,
                                evaluation.config.data.too_long);
   };
-  return mean_loss(evaluation.engine.model(), std::ssize(problems), sequence,
-                   evaluation.config.batch.micro_batch(), comm, evaluation.stop);
+  return score_targets(evaluation.engine.model(), std::ssize(problems), sequence,
+                       evaluation.config.batch.micro_batch(), Accuracy::kNo, comm, evaluation.stop)
+      .loss;
 }
 
 ProblemScores evaluate_problems(const ProblemEvaluation& evaluation, Communicator& comm) {
@@ -430,16 +475,48 @@ double evaluate_text(const Transformer& model, const TokenStream& tokens, int64_
                      int64_t micro_batch_tokens, Communicator& comm,
                      const std::atomic<bool>* stop) {
   const int64_t context = model.config().context, total = tokens.size() - 1;
-  const int64_t all = ceil_div(total, context), limit = max_tokens / context;
-  const int64_t count = max_tokens == 0 ? all : std::clamp<int64_t>(limit, 1, all);
+  if (total < 1) return kNaN;
+  const EvaluatedWindows windows(total, context, max_tokens);
   const auto window = [&](int64_t i) {
-    // i * all / count without the product, which may overflow.
-    const int64_t index = all / count * i + all % count * i / count;
-    const int64_t begin = index * context, n = std::min(context, total - begin) + 1;
+    const int64_t begin = windows.begin(i), n = std::min(context, total - begin) + 1;
     return TokenSequence{.tokens = tokens.read(begin, n),
                          .loss_mask = std::vector<uint8_t>(static_cast<size_t>(n), 1)};
   };
-  return mean_loss(model, count, window, micro_batch_tokens, comm, stop);
+  return score_targets(model, windows.count, window, micro_batch_tokens, Accuracy::kNo, comm, stop)
+      .loss;
+}
+
+Metrics evaluate_labels(const LabelEvaluation& evaluation, Communicator& comm) {
+  const auto& [model, data, config, masking, micro_batch_tokens, stop] = evaluation;
+  const ModelConfig& c = model.config();
+  const bool classes = config.batch.trainer == TrainerType::kClassify;
+  const auto score = [&](int64_t count, const std::function<TokenSequence(int64_t)>& sequence) {
+    return score_targets(model, count, sequence, micro_batch_tokens, Accuracy::kYes, comm, stop);
+  };
+  TargetScores scores;
+  if (classes) {
+    scores = score(std::ssize(data.held_out), [&](int64_t i) {
+      return class_sequence(data.held_out[static_cast<size_t>(i)], *data.tokenizer, c.context,
+                            c.labels);
+    });
+  } else {
+    const TokenStream& text = data.held_out_text;
+    const EvaluatedWindows windows(
+        text.size(), window_length(TrainerType::kMlm, *data.tokenizer, c.context),
+        config.eval.tokens);
+    const Masking mask(*data.tokenizer, masking, config.seed);
+    scores = score(windows.count, [&](int64_t i) {
+      const int64_t begin = windows.begin(i);
+      return masked_sequence(text.read(begin, std::min(windows.length, text.size() - begin)),
+                             *data.tokenizer, mask, -1, i);
+    });
+  }
+  if (std::isnan(scores.loss)) return {};
+  Metrics out;
+  out.add("accuracy", scores.accuracy);
+  if (classes) out.add("accuracy_stderr", mean_score(scores.right).error);
+  out.add("val_loss", scores.loss);
+  return out;
 }
 
 }  // namespace cohort

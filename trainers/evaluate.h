@@ -215,4 +215,18 @@ double evaluate_text(const Transformer& model, const TokenStream& tokens, int64_
                      int64_t micro_batch_tokens, Communicator& comm,
                      const std::atomic<bool>* stop = nullptr);
 
+// Held-out labels of an encoder: masked tokens (mlm), in windows as of evaluate_text(), or classes.
+struct LabelEvaluation {
+  const Transformer& model;
+  const Dataset& data;  // after check_data()
+  EvalSections config;
+  const MaskingConfig& masking;
+  int64_t micro_batch_tokens;
+  const std::atomic<bool>* stop = nullptr;
+};
+// "accuracy" of the most likely label, its standard error "accuracy_stderr" (classify), and
+// "val_loss", means over the labels; empty if there are none. The masks depend on the index of a
+// window alone: all evaluations of a text have the same.
+Metrics evaluate_labels(const LabelEvaluation& evaluation, Communicator& comm);
+
 }  // namespace cohort

@@ -100,7 +100,7 @@ void add_end_of_turn(SamplingConfig& sampling, const ChatFormat::EndOfTurn& end)
 
 void check_sampling(const SamplingConfig& sampling, TrainerType trainer, const Tokenizer& tokenizer,
                     int64_t shortest_prompt, int64_t context, ContextLimit limit) {
-  if (trainer == TrainerType::kPretrain) return;
+  if (!has_completions(trainer)) return;
   check_sampling_tokens(sampling, tokenizer, tokenizer.vocab_size());
   const int64_t length = sampling.max_completion_length, longest = context - shortest_prompt;
   if (trainer == TrainerType::kGrpo && length > longest)
