@@ -11,10 +11,17 @@ namespace cohort {
 namespace {
 
 // Files that a tokenizer reads or that belong to it.
-constexpr const char* kFiles[] = {
-    "tokenizer.json",          "vocab.json",        "merges.txt",          "tokenizer_config.json",
-    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
-    "generation_config.json",  "config.json"};
+constexpr const char* kFiles[] = {"tokenizer.json",
+                                  "vocab.json",
+                                  "merges.txt",
+                                  "vocab.txt",
+                                  "tokenizer_config.json",
+                                  "special_tokens_map.json",
+                                  "added_tokens.json",
+                                  "chat_template.jinja",
+                                  "chat_template.json",
+                                  "generation_config.json",
+                                  "config.json"};
 
 constexpr const char* kEos = "<|endoftext|>";
 
@@ -187,7 +194,64 @@ std::unique_ptr<Tokenizer> recognize_plain(const std::string& text, const std::s
   return plain;
 }
 
+int64_t count_special(const std::vector<TemplatePart>& parts) {
+  return std::ranges::count_if(parts, [](const TemplatePart& part) { return part.id >= 0; });
+}
+
+// Shortens the texts to `room` tokens together.
+void cut_longest(std::vector<int32_t> (&texts)[2], int64_t room) {
+  const auto size_of = [](const std::vector<int32_t>& text) { return std::ssize(text); };
+  const bool swapped = size_of(texts[0]) > size_of(texts[1]);
+  std::vector<int32_t>&shorter = texts[swapped], &longer = texts[!swapped];
+  if (size_of(longer) == 0) return;
+  const int64_t kept = std::min(size_of(shorter), room / 2);
+  shorter.resize(static_cast<size_t>(kept));
+  longer.resize(static_cast<size_t>(std::min(size_of(longer), room - kept)));
+}
+
 }  // namespace
+
+EncodedText Tokenizer::encode_texts(std::string_view text, std::optional<std::string_view> pair,
+                                    int64_t max_tokens) const {
+  const auto& parts = pair ? text_templates().pair : text_templates().single;
+  if (pair && std::ssize(parts) != count_special(parts) + 2)
+    throw InputError(
+        "the tokenizer's post_processor has no template for a pair of texts; hint: it needs the "
+        "sequences A and B under 'pair'");
+  std::vector<int32_t> texts[] = {encode(text), pair ? encode(*pair) : std::vector<int32_t>()};
+  if (const int64_t room = max_tokens - count_special(parts); max_tokens > 0) {
+    if (room < 0)
+      throw InputError(str("the tokenizer adds ", count_special(parts), " special tokens, and ",
+                           max_tokens, " tokens are allowed with them; hint: allow more"));
+    cut_longest(texts, room);
+  }
+  EncodedText out;
+  for (const auto& [id, type] : parts) {
+    if (id >= 0) out.ids.push_back(id);
+    if (id < 0) {
+      const std::vector<int32_t>& ids = texts[id == TemplatePart::kSecond];
+      out.ids.insert(out.ids.end(), ids.begin(), ids.end());
+    }
+    out.types.resize(out.ids.size(), type);
+  }
+  return out;
+}
+
+Surrounding Tokenizer::surrounding() const {
+  Surrounding out;
+  std::vector<int32_t>* side = &out.before;
+  for (const TemplatePart& part : text_templates().single)
+    if (part.id < 0)
+      side = &out.after;
+    else
+      side->push_back(part.id);
+  return out;
+}
+
+const TextTemplates& Tokenizer::text_templates() const {
+  static const TextTemplates plain;
+  return plain;
+}
 
 std::unique_ptr<Tokenizer> make_byte_tokenizer() {
   return std::make_unique<ByteTokenizer>();
@@ -203,11 +267,11 @@ std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view text) {
 
 std::unique_ptr<Tokenizer> make_tokenizer(NamedFiles files, const std::string& where) {
   const std::string* json = find_file(files, "tokenizer.json");
-  if (json == nullptr &&
-      (find_file(files, "vocab.json") == nullptr || find_file(files, "merges.txt") == nullptr))
+  const auto has = [&](const char* name) { return find_file(files, name) != nullptr; };
+  if (json == nullptr && !(has("vocab.json") && has("merges.txt")) && !has("vocab.txt"))
     throw InputError(str(where,
                          ": has no tokenizer; hint: tokenizer.json is needed, or vocab.json ",
-                         "and merges.txt"));
+                         "and merges.txt, or vocab.txt"));
   // Cohort's old files are small and have a "type" where Hugging Face's have a "model".
   if (json != nullptr && json->find("\"model\"") == std::string::npos) {
     const std::string path = where + "/tokenizer.json";

@@ -1,4 +1,6 @@
-// Every supported post-processor adds fixed ids before and after the ids of a text.
+// Every supported post-processor is a template of fixed ids around a text or a pair of texts.
+#include <algorithm>
+
 #include "text/tokenizers/json_fields.h"
 #include "text/tokenizers/pipeline.h"
 
@@ -14,61 +16,93 @@ int32_t id_of(const Json& json) {
   return static_cast<int32_t>(id);
 }
 
-SurroundingTokens read_template(const Json& json) {
-  SurroundingTokens out;
-  bool seen = false;
-  for (const Json& item : json.at("single").as_array()) {
-    if (const Json* sequence = item.find("Sequence")) {
-      if (seen || sequence->at("id").as_string() != "A")
-        throw InputError("'single' must have the sequence A once and no other");
-      seen = true;
+// Each text occurs at most once.
+std::vector<TemplatePart> read_parts(const Json& json, const char* key) {
+  std::vector<TemplatePart> out;
+  const Json& list = json.get_or_null(key);
+  if (list.is_null()) return out;
+  for (const Json& item : list.as_array()) {
+    const Json* sequence = item.find("Sequence");
+    const Json& part = sequence != nullptr ? *sequence : item.at("SpecialToken");
+    const std::string& name = part.at("id").as_string();
+    const Json& type = part.get_or_null("type_id");
+    const auto add = [&](int32_t id) {
+      out.push_back({id, type.is_null() ? 0 : id_of(type)});
+      if (out.size() > kMaxSurrounding)
+        throw InputError(str("more than ", kMaxSurrounding, " special tokens around a text"));
+    };
+    if (sequence == nullptr) {
+      for (const Json& id : json.at("special_tokens").at(name).at("ids").as_array()) add(id_of(id));
       continue;
     }
-    const std::string& name = item.at("SpecialToken").at("id").as_string();
-    std::vector<int32_t>& ids = seen ? out.after : out.before;
-    for (const Json& id : json.at("special_tokens").at(name).at("ids").as_array()) {
-      ids.push_back(id_of(id));
-      if (ids.size() > kMaxSurrounding)
-        throw InputError(str("more than ", kMaxSurrounding, " special tokens around a text"));
-    }
+    const int32_t text = name == "A" ? TemplatePart::kFirst : TemplatePart::kSecond;
+    if ((name != "A" && name != "B") || std::ranges::count(out, text, &TemplatePart::id) > 0)
+      throw InputError(
+          str("'", key, "' must have the sequences A and B at most once and no other"));
+    add(text);
   }
-  if (!seen) throw InputError("'single' must have the sequence A");
+  return out;
+}
+
+TextTemplates read_template(const Json& json) {
+  TextTemplates out{read_parts(json, "single"), read_parts(json, "pair")};
+  const auto is_text = [](const TemplatePart& part) { return part.id < 0; };
+  if (std::ranges::count_if(out.single, is_text) != 1 ||
+      std::ranges::find_if(out.single, is_text)->id != TemplatePart::kFirst)
+    throw InputError("'single' must have the sequence A once and no other");
   return out;
 }
 
 // "cls" and "sep" are pairs of a token and its id.
-SurroundingTokens read_pairs(const Json& json) {
-  const auto id_in = [&](const char* key) {
-    const Json::Array& pair = json.at(key).as_array();
-    if (pair.size() != 2) throw InputError(str(key, ": expected a token and its id"));
-    return id_of(pair[1]);
-  };
-  return {{id_in("cls")}, {id_in("sep")}};
+int32_t id_in(const Json& json, const char* key) {
+  const Json::Array& pair = json.at(key).as_array();
+  if (pair.size() != 2) throw InputError(str(key, ": expected a token and its id"));
+  return id_of(pair[1]);
 }
 
-SurroundingTokens read_sequence(const Json& json) {
+TextTemplates read_bert(const Json& json) {
+  const int32_t cls = id_in(json, "cls"), sep = id_in(json, "sep");
+  const std::vector<TemplatePart> single{{cls}, {TemplatePart::kFirst}, {sep}};
+  return {single, {{cls}, {TemplatePart::kFirst}, {sep}, {TemplatePart::kSecond, 1}, {sep, 1}}};
+}
+
+// RoBERTa has no types.
+TextTemplates read_roberta(const Json& json) {
+  const int32_t cls = id_in(json, "cls"), sep = id_in(json, "sep");
+  const std::vector<TemplatePart> single{{cls}, {TemplatePart::kFirst}, {sep}};
+  return {single, {{cls}, {TemplatePart::kFirst}, {sep}, {sep}, {TemplatePart::kSecond}, {sep}}};
+}
+
+TextTemplates read_sequence(const Json& json) {
   const Json::Array& list = json.at("processors").as_array();
   check_steps(list.size());
-  SurroundingTokens all;
+  TextTemplates all;
   for (const Json& item : list) {
-    const SurroundingTokens outer = read_post_processor(item);
-    all.before.insert(all.before.begin(), outer.before.begin(), outer.before.end());
-    all.after.insert(all.after.end(), outer.after.begin(), outer.after.end());
+    TextTemplates outer = read_post_processor(item);
+    if (outer.pair != TextTemplates().pair)  // two templates of a pair have no common meaning
+      all.pair = all.pair == TextTemplates().pair ? outer.pair : std::vector<TemplatePart>();
+    if (outer.single == TextTemplates().single) continue;
+    if (all.single != TextTemplates().single) {
+      auto text = std::ranges::find(outer.single, TemplatePart::kFirst, &TemplatePart::id);
+      text = outer.single.erase(text);
+      outer.single.insert(text, all.single.begin(), all.single.end());
+    }
+    all.single = std::move(outer.single);
   }
   return all;
 }
 
-constexpr Component<SurroundingTokens(const Json&)> kPostProcessors[] = {
+constexpr Component<TextTemplates(const Json&)> kPostProcessors[] = {
     {"TemplateProcessing", read_template},
-    {"ByteLevel", [](const Json&) { return SurroundingTokens(); }},
-    {"RobertaProcessing", read_pairs},
-    {"BertProcessing", read_pairs},
+    {"ByteLevel", [](const Json&) { return TextTemplates(); }},
+    {"RobertaProcessing", read_roberta},
+    {"BertProcessing", read_bert},
     {"Sequence", read_sequence},
 };
 
 }  // namespace
 
-SurroundingTokens read_post_processor(const Json& json) {
+TextTemplates read_post_processor(const Json& json) {
   if (json.is_null()) return {};
   return find_component(json, "post_processor", kPostProcessors)(json);
 }
