@@ -192,29 +192,29 @@ int64_t window_length(TrainerType trainer, const Tokenizer& tokenizer, int64_t c
 
 TokenSequence masked_sequence(std::span<const int32_t> window, const Tokenizer& tokenizer,
                               const Masking& masking, int64_t step, int64_t index) {
-  auto [tokens, labels] = masking.apply(window, step, index);
-  const auto [before, after] = tokenizer.surrounding();
-  const auto put = [&](bool at_end, const std::vector<int32_t>& ids) {
-    tokens.insert(at_end ? tokens.end() : tokens.begin(), ids.begin(), ids.end());
-    labels.insert(at_end ? labels.end() : labels.begin(), ids.size(), -1);
-  };
-  put(false, before);
-  put(true, after);
-  return {.tokens = std::move(tokens), .index = index, .labels = std::move(labels)};
+  Masking::Masked text = masking.apply(window, step, index);
+  const Surrounding around = tokenizer.surrounding();
+  TokenSequence out{.tokens = around.before, .index = index};
+  out.labels.assign(around.before.size(), -1);
+  out.tokens.insert(out.tokens.end(), text.tokens.begin(), text.tokens.end());
+  out.labels.insert(out.labels.end(), text.labels.begin(), text.labels.end());
+  out.tokens.insert(out.tokens.end(), around.after.begin(), around.after.end());
+  out.labels.resize(out.tokens.size(), -1);
+  return out;
 }
 
 TokenSequence class_sequence(const Example& example, const Tokenizer& tokenizer, int64_t context,
-                             std::span<const std::string> labels) {
+                             const std::vector<std::string>& labels) {
   const auto label = std::ranges::find(labels, example.answer);
   if (label == labels.end())
     throw InputError(str(example.where, ": the label '", example.answer,
-                         "' is none of the model's: ", join(labels, ", "),
-                         did_you_mean(example.answer, labels)));
+                         "' is none of the model's: ", join(labels, ", "), did_you_mean(example.answer, labels)));
   const auto pair = example.pair.empty() ? std::nullopt : std::optional(example.pair);
-  auto [tokens, types] = tokenizer.encode_texts(example.prompt, pair, context);
-  std::vector<int32_t> targets(tokens.size(), -1);
-  targets.at(0) = static_cast<int32_t>(label - labels.begin());
-  return {.tokens = std::move(tokens), .labels = std::move(targets), .types = std::move(types)};
+  EncodedText text = tokenizer.encode_texts(example.prompt, pair, context);
+  TokenSequence out{.tokens = std::move(text.ids), .types = std::move(text.types)};
+  out.labels.assign(out.tokens.size(), -1);
+  out.labels.at(0) = static_cast<int32_t>(label - labels.begin());
+  return out;
 }
 
 std::vector<std::string> class_labels(const DataSections& config) {

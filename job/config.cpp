@@ -456,39 +456,7 @@ void validate_grpo(const TrainConfig& config) {
                 "' is more than max_completion_length, ", limit));
 }
 
-// Combinations that docs/grpo.md advises against.
-void add_advice(const GrpoConfig& grpo, std::vector<std::string>& out) {
-  using enum AdvantageScale;
-  const AdvantageScale scale = grpo.scale_rewards;
-  if (grpo.surrogate == kernels::Surrogate::kReinforce && grpo.updates_per_step() > 1 &&
-      grpo.importance_weights == kernels::Importance::kNone)
-    out.push_back(
-        "surrogate: reinforce ignores the ratio, so that the later updates of a step are biased; "
-        "hint: importance_weights=truncate, or num_minibatches=1 and num_iterations=1");
-  const bool sums = grpo.multi_objective_aggregation == RewardAggregation::kSumThenNormalize;
-  if (grpo.whiten_advantages && (!sums || scale == kGroup || scale == kBatch))
-    out.push_back(
-        "whiten_advantages: scales advantages that are scaled by a deviation already; hint: "
-        "scale_rewards=none and multi_objective_aggregation=sum_then_normalize, or leave it out");
-  if (grpo.penalizes_rewards() && (scale == kGroup || scale == kMaxRl))
-    out.push_back(
-        "kl_in: reward: groups with equal rewards differ in their KL only, which scale_rewards "
-        "brings to full scale; hint: scale_rewards=none or leave_one_out");
-}
-
 }  // namespace
-
-ModelConfig TrainConfig::model_with_head() const {
-  ModelConfig out = model;
-  const bool classes = batch.trainer == TrainerType::kClassify;
-  if (classes || batch.trainer == TrainerType::kMlm) {
-    if (!init_from.empty()) out.mask = MaskType::kFull;  // or apply_head() refuses it
-    out.set_head(classes ? HeadType::kClasses : HeadType::kMaskedToken,
-                 classes ? class_labels(*this) : std::vector<std::string>());
-    out.mask = model.mask;
-  }
-  return out;
-}
 
 void TrainConfig::validate() const {
   const int sources = !data.task.empty() + !data.jsonl.path.empty() + !data.text.empty();
@@ -549,7 +517,6 @@ std::vector<std::string> TrainConfig::warnings() const {
                         "the run; hint: watchdog_minutes=", std::ceil(minutes) + 10));
   if (batch.trainer != TrainerType::kGrpo) return out;
   for (const std::string& line : grpo.warnings()) out.push_back(line);
-  add_advice(grpo, out);
   if (grpo.ref_sync_every > batch.steps)
     out.push_back(str("ref_sync_every: ", grpo.ref_sync_every, " of ", batch.steps,
                       " steps: the reference never moves; hint: a smaller ref_sync_every"));

@@ -75,9 +75,6 @@ struct TrainConfig {
   uint64_t data_seed() const {
     return static_cast<uint64_t>(seed) ^ static_cast<uint64_t>(stage) * 0x9e3779b97f4a7c15u;
   }
-  // The keys of the model with the head that the trainer trains, whose labels are read from the
-  // data. Throws InputError where class_labels() does.
-  ModelConfig model_with_head() const;
   // The sections that a part of a run reads; they refer to this configuration.
   operator DataSections() const {
     return {data, batch, data_seed(), sampling.max_completion_length, eval.size, eval.tokens};

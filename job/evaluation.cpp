@@ -7,6 +7,7 @@
 #include "data/data_check.h"
 #include "distributed/communicator.h"
 #include "job/checkpoint.h"
+#include "job/preview.h"
 #include "job/report.h"
 #include "trainers/evaluate.h"
 
@@ -35,7 +36,7 @@ ModelScores evaluate_model(const RunPlan& plan, const LoadedModel& loaded,
   ModelScores out;
   if (trains_encoder(config.batch.trainer)) {
     ModelConfig same = model.config();
-    if (apply_head(config.model_with_head(), same, loaded.checkpoint))
+    if (apply_head(model_with_head(config), same, loaded.checkpoint))
       throw InputError(str(loaded.checkpoint, ": the model has another head than trainer ",
                            trainer_name(config.batch.trainer), " needs"));
     DataLengths lengths;

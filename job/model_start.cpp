@@ -73,7 +73,7 @@ void resume(const StageSetup& setup, const std::string& checkpoint, TrainState& 
 
 LoadedModel load(const StageSetup& setup, const std::string& checkpoint) {
   const TrainConfig& config = setup.config;
-  return load_model(checkpoint, config.model_with_head(), config.data, config.dtype, setup.device);
+  return load_model(checkpoint, model_with_head(config), config.data, config.dtype, setup.device);
 }
 
 // The model of init_from; an empty one without it.
@@ -103,7 +103,7 @@ void load_data(const StageSetup& setup, ModelStart& start, LoadedModel& loaded) 
   start.data = load_dataset(recorded, std::move(loaded.tokenizer));
   start.state.data_fingerprint = start.data.fingerprint;
   if (loaded.model == nullptr) {
-    ModelConfig model = config.model_with_head();
+    ModelConfig model = model_with_head(config);
     model.vocab_size = start.data.tokenizer->vocab_size();
     model.resolve();
     loaded.model = new_model(setup, model);

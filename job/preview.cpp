@@ -277,6 +277,15 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
 
 }  // namespace
 
+ModelConfig model_with_head(const TrainConfig& config) {
+  ModelConfig out = config.model;
+  if (!trains_encoder(config.batch.trainer)) return out;
+  const bool classes = config.batch.trainer == TrainerType::kClassify;
+  out.head = classes ? HeadType::kClasses : HeadType::kMaskedToken;
+  if (classes) out.labels = class_labels(config);
+  return out;
+}
+
 ContextLimit context_limit(const TrainConfig& config, const ModelConfig& model) {
   return config.init_from.empty() ? ContextLimit::kMayGrow : model.context_limit();
 }
@@ -304,10 +313,10 @@ std::vector<StagePreview> preview_plan(const RunPlan& plan) {
   if (!plan.missing.empty()) throw InputError(plan.missing[0]);
   // The model and tokenizer a stage starts from; without a tokenizer both are derived from it.
   const TrainConfig& first = plan.stages[0];
-  ModelDescription start{.config = first.model_with_head(), .tokenizer = nullptr};
+  ModelDescription start{.config = model_with_head(first), .tokenizer = nullptr};
   if (!first.init_from.empty())
     start = load_found(first.init_from, [&](const std::string& from) {
-      return describe_model(from, first.model_with_head(), first.data);
+      return describe_model(from, model_with_head(first), first.data);
     });
   std::vector<StagePreview> out;
   for (const TrainConfig& config : plan.stages) {
@@ -315,7 +324,7 @@ std::vector<StagePreview> preview_plan(const RunPlan& plan) {
       check_compatible(config.model, config.data, start.config, *start.tokenizer,
                        "the stage before");
       apply_run_options(config.model, start.config);
-      apply_head(config.model_with_head(), start.config, "the stage before");
+      apply_head(model_with_head(config), start.config, "the stage before");
       apply_adapters(config.model.lora, start.config, start.config.lora.rank > 0,
                      "the stage before");
     }

@@ -9,6 +9,10 @@
 
 namespace cohort {
 
+// The keys of the model with the head that the trainer trains, whose labels are read from the data.
+// Throws InputError where class_labels() does.
+ModelConfig model_with_head(const TrainConfig& config);
+
 // kWholeModel if the context of a stage's model is the largest that a trained model has.
 ContextLimit context_limit(const TrainConfig& config, const ModelConfig& model);
 

@@ -8,7 +8,7 @@ namespace cohort {
 namespace {
 
 // A window of text, the `index`-th of its step.
-TokenSequence text_sequence(const Stage& stage, const TextWindow& window, int64_t length,
+TokenSequence text_sequence(Stage& stage, const TextWindow& window, int64_t length,
                             const Masking* masking, int64_t index) {
   std::vector<int32_t> tokens = window.tokens.read(window.begin, length);
   if (masking != nullptr)

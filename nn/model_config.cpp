@@ -111,10 +111,6 @@ void ModelConfig::require_decoder() const {
 }
 
 void ModelConfig::set_head(HeadType type, std::vector<std::string> names) {
-  if (type != HeadType::kNextToken && !is_encoder())
-    throw InputError(
-        "model.mask: masked tokens, classes and a pooler need the mask full, for a token to see "
-        "those after it");
   if (type == HeadType::kClasses && names.size() < 2)
     throw InputError(str("classes: expected at least two labels, got ", names.size()));
   head = type;
@@ -130,6 +126,8 @@ void require(bool ok, const std::string& message) {
 
 // Checks the keys of encoders, and sets the context of images: a class token, then the patches.
 void resolve_encoder(ModelConfig& c) {
+  require(c.is_encoder() || c.head == HeadType::kNextToken,
+          "mask: masked tokens and classes need the mask full, for a token to see those after it");
   require(!c.is_encoder() || c.window == 0, "window: a full mask has none");
   require(!c.is_encoder() || c.position != PositionType::kT5 || c.position_buckets >= 4,
           "position_buckets: expected at least 4 for both sides of a full mask");

@@ -185,7 +185,7 @@ struct ModelConfig {
   }
   // Throws InputError for an encoder.
   void require_decoder() const;
-  // Changes the head, in `file` too. Throws InputError if the mask or the input has no such head.
+  // Changes the head, in `file` too. Throws InputError for classes without two labels.
   void set_head(HeadType type, std::vector<std::string> names = {});
   // Says whether messages may advise a larger context, of a model that is trained.
   ContextLimit context_limit() const;
