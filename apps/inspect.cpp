@@ -83,7 +83,6 @@ void print_memory(const ModelConfig& config, const InspectOptions& options) {
 }
 
 void print_tokenizer(const std::string& dir) {
-  constexpr const char* kTokenizerFiles[] = {"tokenizer.json", "vocab.json"};
   std::printf("tokenizer\n");
   if (read_files(dir, kTokenizerFiles).empty()) return print_row("files", "none");
   const std::unique_ptr<Tokenizer> loaded = load_tokenizer(dir);

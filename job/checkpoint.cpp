@@ -38,7 +38,7 @@ constexpr const char* kMembers[] = {"training/optimizer.safetensors", "config.js
 constexpr const char* kAdapter[] = {"adapter_model.safetensors", "adapter_config.json"};
 const std::vector<std::string> kAlternatives[] = {
     {"model.safetensors", "model.safetensors.index.json", kAdapter[0]},
-    {"tokenizer.json", "vocab.json"}};
+    {std::begin(kTokenizerFiles), std::end(kTokenizerFiles)}};
 
 std::atomic<int> g_saving{0};
 struct SaveInProgress {
@@ -395,7 +395,8 @@ void link_best(const std::string& dir, const TrainState& state) {
 }
 
 bool has_tokenizer(const std::string& dir) {
-  return path_exists(dir + "/tokenizer.json") || path_exists(dir + "/vocab.json");
+  return std::ranges::any_of(kTokenizerFiles,
+                             [&](const char* name) { return path_exists(dir + "/" + name); });
 }
 
 namespace {

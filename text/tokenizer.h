@@ -120,6 +120,8 @@ std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view text);
 // From the result of files() or a model's files (listed in text/tokenizers/hugging_face.h). `where`
 // names their folder in errors.
 std::unique_ptr<Tokenizer> make_tokenizer(NamedFiles files, const std::string& where);
+// Files of which the folder of a tokenizer has one.
+inline constexpr const char* kTokenizerFiles[] = {"tokenizer.json", "vocab.json", "vocab.txt"};
 // The tokenizer of a folder: tokenizer.json (ours or Hugging Face's), else vocab.json and
 // merges.txt, else vocab.txt. Throws InputError naming the file.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder);

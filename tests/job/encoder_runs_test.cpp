@@ -1,0 +1,196 @@
+// Training of encoders: masked language models and classes of texts, on any ranks and micro
+// batches, killed and resumed, from models with other heads.
+#include <filesystem>
+
+#include "job/evaluation.h"
+#include "nn/model_folder.h"
+#include "sys/files.h"
+#include "tests/job/small_runs.h"
+
+namespace cohort::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kEncoder =
+    "model: {num_layers: 1, d_model: 16, num_heads: 2, context: 12, init_std: 0.1, mask: full,\n"
+    "  norm_place: after, embedding_norm: yes, norm: layer_norm, position: learned, mlp: gelu,\n"
+    "  bias: yes, tie_embeddings: yes, token_types: 2, dropout: 0.1}\n"
+    "num_threads: 1\nlearning_rate: 1e-2\nwarmup_steps: 1\nsteps: 6\nbatch_size: 7\n";
+const std::string kMlmRun = std::string(kEncoder) +
+                            "trainer: mlm\nmlm: {probability: 0.3}\n"
+                            "data: {text: text.txt, tokenizer_path: words, held_out_fraction: 0.2}\n";
+const std::string kClassRun =
+    std::string(kEncoder) +
+    "trainer: classify\ndata: {jsonl: {path: texts.jsonl, pair: '{pair}'}, tokenizer_path: words,\n"
+    "  held_out_fraction: 0.25}\n";
+
+// A tokenizer of the words of small_text() as BERT's, and pairs of texts whose label is the one
+// that both begin with.
+class EncoderRuns : public testing::Test {
+ protected:
+  EncoderRuns() {
+    fs::create_directory(dir_.path("words"));
+    std::string vocabulary = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n";
+    for (const char* word : kWords) vocabulary += std::string(word) + "\n##" + word + "\n";
+    write_file(dir_.path("words/vocab.txt"), vocabulary);
+    Rng rng(3, rng_stream(kTestPurpose));
+    const auto some = [&](int64_t n) {
+      std::string out;
+      for (int64_t i = 0; i < n; ++i) out += str(rng.below(4) == 0 ? "" : " ", kWords[rng.below(6)]);
+      return out;
+    };
+    std::string lines;
+    for (int i = 0; i < 80; ++i) {
+      const std::string label = kWords[rng.below(3)];
+      lines += Json(Json::Object{{"prompt", label + some(1 + rng.below(4))},
+                                 {"pair", label + some(rng.below(5))},
+                                 {"answer", "is " + label}})
+                   .dump() +
+               "\n";
+    }
+    write_file(dir_.path("texts.jsonl"), lines);
+  }
+  std::string train(const std::string& name, const std::string& yaml,
+                    const std::vector<std::string>& overrides = {}) {
+    return train_new(small_plan(dir_, name, yaml, overrides));
+  }
+  Json last_evaluation(const std::string& run) {
+    Json last;
+    for (Json& line : json_lines(run + "/metrics.jsonl"))
+      if (line.find("eval") != nullptr) last = std::move(line);
+    return last;
+  }
+
+  static constexpr const char* kWords[] = {"one", "two", "three", "four", "five", "and"};
+  TempDir dir_;
+};
+
+TEST_F(EncoderRuns, AnUpdateDependsOnRanksAndMicroBatchesByRoundingOnly) {
+  for (const std::string& yaml : {kMlmRun, kClassRun}) {
+    SCOPED_TRACE(yaml);
+    const std::vector<std::string> common{"adam_eps=1e-3", "dtype=f64"};
+    const auto weights = [&](const std::string& variant) {
+      std::vector<std::string> overrides = common;
+      overrides.push_back(variant);
+      return final_weights(train("run", yaml, overrides));
+    };
+    const Tensor one = weights("ranks=1");
+    for (const char* variant : {"ranks=2", "ranks=3", "micro_batch_tokens=20"})
+      EXPECT_LT(relative_error(weights(variant), one), 1e-12) << variant;
+  }
+}
+
+TEST_F(EncoderRuns, AnInterruptedRunEndsWithTheBytesOfAnUninterruptedOne) {
+  for (const std::string& yaml : {kMlmRun, kClassRun}) {
+    const std::string whole = train("whole", yaml, {"eval.every=2"});
+    const std::string run =
+        train_interrupted(small_plan(dir_, "run", yaml, {"eval.every=2"}), 3);
+    train_rest(run);
+    for (const char* file : {"model.safetensors", "training/optimizer.safetensors", "config.json"})
+      EXPECT_TRUE(checkpoint_bytes(run, file) == checkpoint_bytes(whole, file)) << file;
+    EXPECT_EQ(last_evaluation(run).dump(), last_evaluation(whole).dump());
+  }
+}
+
+TEST_F(EncoderRuns, LearnWhatTheyAreTaught) {
+  const std::string run = train("classes", kClassRun, {"steps=150", "model.dropout=0", "eval.every=50"});
+  const Json last = last_evaluation(run);
+  EXPECT_GT(metric(last, "accuracy"), 0.9) << last.dump();
+  EXPECT_LT(metric(last, "val_loss"), 0.5);
+  EXPECT_GT(metric(last, "accuracy_stderr"), 0);
+  const ModelConfig config = load_config(find_checkpoint(run));
+  EXPECT_EQ(config.head, HeadType::kClasses);
+  EXPECT_EQ(config.labels, (std::vector<std::string>{"is one", "is three", "is two"}));
+  // The best checkpoint goes by accuracy, and eval.stop_at ends a run by it.
+  const std::string stopped =
+      train("stopped", kClassRun, {"steps=150", "model.dropout=0", "eval.every=5", "eval.stop_at=0.6"});
+  EXPECT_LT(load_state(find_checkpoint(stopped)).step, 150);
+  EXPECT_GE(metric(last_evaluation(stopped), "accuracy"), 0.6);
+  // The evaluation of the saved model has the bits of that in the run.
+  RunPlan plan = load_plan(run + "/config.yaml", {});
+  const ModelScores scores = evaluate_model(plan, load_model(find_checkpoint(run), DType::kF32));
+  EXPECT_EQ(scores.metrics.at("accuracy").as_double(), metric(last, "accuracy"));
+  EXPECT_EQ(scores.metrics.at("val_loss").as_double(), metric(last, "val_loss"));
+}
+
+TEST_F(EncoderRuns, MaskedModelsLearnAndBecomeClassifiers) {
+  const std::string mlm = train("mlm", kMlmRun, {"steps=30", "eval.every=10"});
+  const auto losses = [&] {
+    std::vector<double> out;
+    for (const Json& line : json_lines(mlm + "/metrics.jsonl"))
+      if (line.find("eval") != nullptr) out.push_back(metric(line, "val_loss"));
+    return out;
+  }();
+  EXPECT_LT(losses.back(), losses.front() - 0.3);
+  EXPECT_EQ(load_config(find_checkpoint(mlm)).head, HeadType::kMaskedToken);
+  // The blocks are those of the masked model, the head is new.
+  const std::string classes =
+      train("classes", kClassRun, {"init_from=" + mlm, "steps=1", "learning_rate=0"});
+  const SafetensorsFile before(find_checkpoint(mlm) + "/model.safetensors"),
+      after(find_checkpoint(classes) + "/model.safetensors");
+  const char* kTable = "bert.embeddings.word_embeddings.weight";
+  EXPECT_TRUE(bit_equal(before.read(kTable), after.read(kTable)));
+  EXPECT_FALSE(before.contains("classifier.weight"));
+  EXPECT_GT(norm(after.read("classifier.weight")), 0);
+  EXPECT_NE(read_file(classes + "/log.txt").find("the head is new"), std::string::npos);
+  // A model with classes keeps them for data with some of their labels.
+  std::string lines;
+  for (const std::string label : {"is three", "is one"})
+    for (int i = 0; i < 5; ++i)
+      lines += Json(Json::Object{{"prompt", str("one ", i)}, {"pair", "two"}, {"answer", label}}).dump() + "\n";
+  write_file(dir_.path("texts.jsonl"), lines);
+  const std::string again = train(
+      "again", kClassRun,
+      {"init_from=" + classes, "steps=1", "learning_rate=0", "data.held_out_fraction=0"});
+  EXPECT_EQ(load_config(find_checkpoint(again)).labels.size(), 3u);
+  EXPECT_TRUE(checkpoint_bytes(again) == checkpoint_bytes(classes));
+  // Labels that are close to the model's are an error, others give a new head.
+  write_file(dir_.path("texts.jsonl"), lines + "{\"prompt\": \"a\", \"pair\": \"b\", \"answer\": \"is onE\"}\n");
+  EXPECT_THROW_WITH(train("typo", kClassRun, {"init_from=" + classes, "data.held_out_fraction=0"}),
+                    InputError, "the label 'is onE' is none of the model's");
+  write_file(dir_.path("texts.jsonl"),
+             "{\"prompt\": \"a\", \"pair\": \"b\", \"answer\": 0}\n{\"prompt\": \"b\", \"pair\": \"\", \"answer\": 1}\n");
+  const std::string other = train("other", kClassRun, {"init_from=" + classes, "steps=1",
+                                                       "data.held_out_fraction=0"});
+  EXPECT_EQ(load_config(find_checkpoint(other)).labels, (std::vector<std::string>{"0", "1"}));
+}
+
+TEST_F(EncoderRuns, RefuseWhatDoesNotFit) {
+  const auto expect = [&](const std::string& yaml, const std::vector<std::string>& overrides,
+                          const std::string& message) {
+    EXPECT_THROW_WITH(train("refused", yaml, overrides), InputError, message);
+  };
+  expect(kMlmRun, {"model.mask=causal"}, "model.mask: trainer mlm needs an encoder");
+  expect(kMlmRun, {"trainer=pretrain"}, "model.mask: trainer pretrain needs a causal mask");
+  expect(kMlmRun, {"model.window=4"}, "model.window: a full mask has none");
+  expect(kMlmRun, {"mlm.mask=0.95"}, "mlm.");
+  expect(kMlmRun, {"data.tokenizer_path="}, "mask token");
+  expect(kMlmRun, {"model.context=2"}, "model.context: 2 leaves no token");
+  expect(kClassRun, {"data.chat=yes"}, "data.");
+  expect(kClassRun, {"data.jsonl.answer=always none"}, "only the label 'always none'");
+  const std::string mlm = train("mlm", kMlmRun, {"steps=1"});
+  expect(kClassRun, {"init_from=" + mlm, "lora.rank=2"}, "gets a new head, which adapters do not");
+  const std::string decoder =
+      train_new(small_plan(dir_, "decoder", kSmallCommon + std::string(kSmallSft), {"steps=2"}));
+  expect(kMlmRun, {"init_from=" + decoder, "model={}", "data.tokenizer_path="}, "has a causal mask");
+  expect(kSmallCommon + std::string(kSmallSft), {"init_from=" + mlm, "model={}"}, "is an encoder");
+}
+
+TEST_F(EncoderRuns, AdaptersTrainAnEncoderWithItsHead) {
+  const std::string whole = train("whole", kClassRun, {"steps=4"});
+  const std::string run = train("lora", kClassRun, {"init_from=" + whole, "lora.rank=2", "steps=4"});
+  EXPECT_TRUE(path_exists(find_checkpoint(run) + "/adapter_config.json"));
+}
+
+TEST_F(EncoderRuns, EvaluationsOfATextHaveEqualMasks) {
+  const std::string run = train("run", kMlmRun, {"learning_rate=0", "eval.every=2", "seed=4"});
+  std::vector<double> losses;
+  for (const Json& line : json_lines(run + "/metrics.jsonl"))
+    if (line.find("eval") != nullptr) losses.push_back(metric(line, "val_loss"));
+  ASSERT_EQ(losses.size(), 4u);
+  for (const double loss : losses) EXPECT_EQ(loss, losses[0]);
+}
+
+}  // namespace
+}  // namespace cohort::test
