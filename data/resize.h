@@ -15,10 +15,7 @@ Image resized(const Image& image, int64_t height, int64_t width, ResizeFilter fi
 // to 4/3 of its height as width, resized to `size` x `size` and mirrored in half of all cases
 // (Inception's crop, with the constants of torchvision's RandomResizedCrop). It depends only on
 // the image, the seed, the step and the index of the image in the step.
-struct CropAddress {
-  uint64_t seed = 0;
-  int64_t step = 0, index = 0;
-};
-Image augmented(const Image& image, const CropAddress& address, int64_t size, ResizeFilter filter);
+Image augmented(const Image& image, uint64_t seed, int64_t step, int64_t index, int64_t size,
+                ResizeFilter filter);
 
 }  // namespace cohort
