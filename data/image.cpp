@@ -43,7 +43,7 @@ Image read_image(const std::string& path, int64_t channels) {
 void check_pixels(int64_t height, int64_t width, int64_t pixels_per_byte, std::string_view bytes) {
   constexpr int64_t kMaxPixels = 64'000'000;
   const std::string size = str(width, " x ", height, " pixels");
-  if (height > kMaxPixels / width) throw InputError("has " + size);
+  if (width == 0 || height == 0 || height > kMaxPixels / width) throw InputError("has " + size);
   if (height * width / pixels_per_byte > std::ssize(bytes))
     throw InputError("is truncated: it has too few bytes for its " + size);
 }

@@ -30,8 +30,8 @@ void check_field(const std::string& name, const Json& value) {
 
 std::vector<double> numbers_of(const Json& value) {
   std::vector<double> numbers;
-  for (const Json& number : value.is_number() ? Json::Array{value} : value.as_array())
-    numbers.push_back(number.as_double());
+  if (value.is_number()) return {value.as_double()};
+  for (const Json& number : value.as_array()) numbers.push_back(number.as_double());
   return numbers;
 }
 
