@@ -33,11 +33,7 @@ Image decode_image(std::string_view bytes, int64_t channels, const std::string& 
 }
 
 Image read_image(const std::string& path, int64_t channels) {
-  constexpr int64_t kMaxBytes = 512 << 20;
-  const InputFile file(path);
-  if (file.size() > kMaxBytes)
-    throw InputError(str(path, ": has more than ", kMaxBytes, " bytes; hint: check the path"));
-  return decode_image(file.read(0, file.size()), channels, path);
+  return decode_image(read_input_file(path), channels, path);
 }
 
 void check_pixels(int64_t height, int64_t width, int64_t pixels_per_byte, std::string_view bytes) {

@@ -24,7 +24,7 @@ struct Image {
 // Throws InputError("WHERE: REASON; hint: ...") for another format, an animation, CMYK, more than
 // 64 million pixels (before it allocates memory for them), and damaged or truncated files.
 Image decode_image(std::string_view bytes, int64_t channels, const std::string& where);
-// decode_image() of a file. Throws InputError as InputFile does too, and for more than 512 MiB.
+// decode_image() of what read_input_file() reads.
 Image read_image(const std::string& path, int64_t channels);
 
 // ---- For the decoders of the formats, which return RGB and throw InputError("REASON") ----------

@@ -14,18 +14,15 @@ constexpr std::string_view kFields =
     "input_data_format return_tensors disable_grouping ";
 constexpr std::string_view kTypes = " ViTImageProcessor ViTImageProcessorFast ViTFeatureExtractor ";
 
-// Throws JsonError if the field may change the images.
-void check_field(const std::string& name, const Json& value) {
-  const bool is_type = name == "image_processor_type" || name == "feature_extractor_type";
+// True if the images do not depend on the field, or as it is read.
+bool is_known(const std::string& name, const Json& value) {
+  if (value.is_null()) return true;
+  if (name == "resample") return value.as_int() >= 0 && value.as_int() <= 3;
+  if (name == "image_processor_type" || name == "feature_extractor_type")
+    return kTypes.find(" " + value.as_string() + " ") != kTypes.npos;
+  // Other fields are off by no; but without default_to_square, `size` is the shortest edge.
   const bool no = value.is_bool() && !value.as_bool();
-  // By default_to_square: no, `size` is the shortest edge; other unknown fields that are off are
-  // harmless.
-  bool known =
-      kFields.find(" " + name + " ") != kFields.npos || no != (name == "default_to_square");
-  if (is_type) known = kTypes.find(" " + value.as_string() + " ") != kTypes.npos;
-  if (name == "resample") known = value.as_int() >= 0 && value.as_int() <= 3;
-  if (!known && !value.is_null())
-    throw JsonError("is not supported; hint: write what ViTImageProcessor reads", &value);
+  return kFields.find(" " + name + " ") != kFields.npos || no != (name == "default_to_square");
 }
 
 std::vector<double> numbers_of(const Json& value) {
@@ -43,7 +40,9 @@ ImageProcessor ImageProcessor::from_json(const Json& json, const std::string& wh
     if (const Json& value = json.get_or_null(name); !value.is_null()) to = std::invoke(get, value);
   };
   cohort::with_location(json, where, [&] {
-    for (const auto& [name, value] : json.as_object()) check_field(name, value);
+    for (const auto& [name, value] : json.as_object())
+      if (!is_known(name, value))
+        throw JsonError("is not supported; hint: write what ViTImageProcessor reads", &value);
     read("do_resize", out.do_resize, &Json::as_bool);
     read("do_rescale", out.do_rescale, &Json::as_bool);
     read("do_normalize", out.do_normalize, &Json::as_bool);
@@ -51,16 +50,15 @@ ImageProcessor ImageProcessor::from_json(const Json& json, const std::string& wh
     read("image_mean", out.mean, numbers_of);
     read("image_std", out.deviation, numbers_of);
     read("resample", out.filter, [](const Json& v) { return ResizeFilter(v.as_int()); });
-    read("size", out.height,
-         [](const Json& v) { return (v.is_int() ? v : v.at("height")).as_int(); });
-    read("size", out.width,
-         [](const Json& v) { return (v.is_int() ? v : v.at("width")).as_int(); });
+    const Json& size = json.get_or_null("size");
+    if (size.is_int()) out.height = out.width = size.as_int();
+    if (size.is_object())
+      out.height = size.at("height").as_int(), out.width = size.at("width").as_int();
   });
   return out;
 }
 
 Json ImageProcessor::to_json() const {
-  const Json size = Json::Object{{"height", height}, {"width", width}};
   return Json::Object{{"do_normalize", do_normalize},
                       {"do_rescale", do_rescale},
                       {"do_resize", do_resize},
@@ -69,7 +67,7 @@ Json ImageProcessor::to_json() const {
                       {"image_std", Json::Array(deviation.begin(), deviation.end())},
                       {"resample", static_cast<int>(filter)},
                       {"rescale_factor", rescale_factor},
-                      {"size", size}};
+                      {"size", Json::Object{{"height", height}, {"width", width}}}};
 }
 
 void ImageProcessor::fit(int64_t image_size, int64_t channels, const std::string& where) {

@@ -1,7 +1,8 @@
 #include "data/image_set.h"
 
+#include <algorithm>
 #include <filesystem>
-#include <map>
+#include <set>
 
 #include "core/text.h"
 #include "data/corpus.h"
@@ -63,7 +64,7 @@ auto locate(const std::string& where, const Use& use) {
 void ImageSet::read_folder(const std::string& path) {
   for (const std::string& name : list_directory(path)) {
     const fs::path folder = fs::path(path) / name;
-    if (name.starts_with('.') || !fs::is_directory(folder)) continue;
+    if (std::error_code ignored; name[0] == '.' || !fs::is_directory(folder, ignored)) continue;
     for (const std::string& file : text_files(folder.string())) {
       const std::string relative = fs::path(file).lexically_relative(path).string();
       entries_.push_back({file, path_in(path, relative), name, split_hash(relative)});
@@ -98,7 +99,8 @@ void ImageSet::read_lines(const std::string& path, const std::string& label) {
 ImageSet::ImageSet(const std::string& path, const std::string& field, const std::string& label,
                    std::vector<std::string> known)
     : labels_(std::move(known)), field_(field) {
-  fs::is_directory(path) ? read_folder(path) : read_lines(path, label);
+  std::error_code ignored;
+  fs::is_directory(path, ignored) ? read_folder(path) : read_lines(path, label);
   std::vector<std::string> marks(entries_.size());
   parallel_try(size(), 16, [&](int64_t i) {
     const Entry& entry = entries_[static_cast<size_t>(i)];
@@ -107,23 +109,19 @@ ImageSet::ImageSet(const std::string& path, const std::string& field, const std:
     marks[static_cast<size_t>(i)] = str(entry.split, ' ', bytes, ' ', entry.name, '\n');
   });
   fingerprint_ = hex(checksum(join(marks, "")));
-  std::map<std::string, int64_t> index;
-  for (const std::string& name : labels_) index.emplace(name, std::ssize(index));
-  const bool is_open = labels_.empty();
-  for (const Entry& entry : entries_)
-    if (is_open)
-      index.emplace(entry.name, 0);
-    else if (!index.contains(entry.name))
+  if (labels_.empty()) {
+    std::set<std::string> found;
+    for (const Entry& entry : entries_) found.insert(entry.name);
+    labels_.assign(found.begin(), found.end());
+    if (labels_.size() < 2)
+      throw InputError(path + ": all images have one label; hint: add those of another class");
+  }
+  for (Entry& entry : entries_) {
+    entry.label = std::ranges::find(labels_, entry.name) - labels_.begin();
+    if (entry.label == std::ssize(labels_))
       throw InputError(str(entry.where, ": the label '", entry.name,
                            "' is not known; hint: labels are ", join(labels_, ", ")));
-  if (is_open)
-    for (auto& [name, at] : index) {
-      at = std::ssize(labels_);
-      labels_.push_back(name);
-    }
-  if (labels_.size() < 2)
-    throw InputError(path + ": all images have one label; hint: add those of another class");
-  for (Entry& entry : entries_) entry.label = index.at(entry.name);
+  }
 }
 
 Image ImageSet::load(int64_t i, int64_t channels) const {

@@ -128,7 +128,7 @@ TEST_F(ImageSets, OnlyRegularFilesAreRead) {
   add("set/b/1.png");
   ASSERT_EQ(::mkfifo(dir_.path("set/a/fifo").c_str(), 0600), 0);
   EXPECT_EQ(ImageSet(dir_.path("set")).size(), 2);
-  fs::resize_file(dir_.path("set/a/1.png"), (int64_t{512} << 20) + 1);
+  fs::resize_file(dir_.path("set/a/1.png"), (int64_t{1} << 30) + 1);
   EXPECT_THROW_WITH(read_image(dir_.path("set/a/1.png"), 3), InputError, "bytes; hint: ");
 }
 

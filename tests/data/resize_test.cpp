@@ -86,8 +86,7 @@ TEST(Resizing, ChannelsAndStripsDoNotMix) {
 
 TEST(Resizing, ExtremeSidesAreFinite) {
   for (const ResizeFilter filter : kFilters) {
-    const Image tall =
-        resized(Image{20000, 1, 1, std::vector<uint8_t>(20000, 9)}, 2, 300, filter);
+    const Image tall = resized(Image{20000, 1, 1, std::vector<uint8_t>(20000, 9)}, 2, 300, filter);
     EXPECT_EQ(tall.pixels, std::vector<uint8_t>(600, 9));
     EXPECT_EQ(resized(Image{1, 1, 3, {1, 2, 3}}, 1, 2, filter).pixels,
               (std::vector<uint8_t>{1, 2, 3, 1, 2, 3}));
