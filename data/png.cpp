@@ -16,19 +16,19 @@ struct PngReader : NonCopyable {
   explicit PngReader(std::string_view bytes) : rest(bytes) {}
   ~PngReader() { png_destroy_read_struct(&png, &info, nullptr); }
 
-  std::string_view rest;               // not yet read
-  char reason[128] = "out of memory";  // of a failure
+  std::string_view rest;  // not yet read
+  char failure[128] = "out of memory";
   Image image;
-  uint64_t frames = 1;  // of an animation
+  uint64_t frames = 1;
   int orientation = 1;
   png_structp png = png_create_read_struct(PNG_LIBPNG_VER_STRING, this, fail, warn);
   png_infop info = png_create_info_struct(png);
 
-  // Returns false, with the reason set, if libpng fails.
+  // Returns false, with the failure set, if libpng fails.
   bool read();
   [[noreturn]] static void fail(png_structp png, png_const_charp reason) {
     auto& reader = *static_cast<PngReader*>(png_get_error_ptr(png));
-    std::snprintf(reader.reason, sizeof reader.reason, "%s", reason);
+    std::snprintf(reader.failure, sizeof reader.failure, "%s", reason);
     png_longjmp(png, 1);
   }
   static void warn(png_structp, png_const_charp) {}
@@ -77,7 +77,7 @@ bool PngReader::read() {
 
 Image decode_png(std::string_view bytes) {
   PngReader reader(bytes);
-  if (!reader.read()) throw InputError(str("is a damaged or truncated PNG: ", reader.reason));
+  if (!reader.read()) throw InputError(str("is a damaged or truncated PNG: ", reader.failure));
   if (reader.frames > 1) throw InputError(str("is an animation of ", reader.frames, " frames"));
   return upright(std::move(reader.image), reader.orientation);
 }

@@ -9,11 +9,11 @@
 namespace cohort {
 namespace {
 
-constexpr uint64_t kCropPurpose = 12;  // of rng_stream(), with step and index
+constexpr uint64_t kCropPurpose = 12;  // for rng_stream(), with step and index
 
 // Weights are multiples of 2^-22: a sum of products with bytes fits 32 bits.
 constexpr int kFraction = 22;
-constexpr int64_t kMostBytes = 768, kStripPixels = 1 << 22;  // of a strip of columns
+constexpr int64_t kMostBytes = 768, kStripPixels = 1 << 22;  // in a row, and in a strip of columns
 constexpr int32_t kHalf = 1 << (kFraction - 1);
 
 // An output pixel is the sum of the input's pixels from `first` on times the weights.

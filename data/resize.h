@@ -7,8 +7,8 @@ namespace cohort {
 
 enum class ResizeFilter { kNearest, kLanczos, kBilinear, kBicubic };  // as Pillow numbers them
 
-// The image with this height and width: filtered along rows, rounded to bytes, then along columns.
-// (Pillow 13 filters tall images along columns first, which differs by up to 1.)
+// The image with this height and width: its rows are filtered and rounded to bytes, then
+// its columns. (Pillow 13 filters the columns of tall images first, which differs by up to 1.)
 Image resized(const Image& image, int64_t height, int64_t width, ResizeFilter filter);
 
 // data.images.augment: crop_flip: a random part of the image, with 0.08 to 1 of its area and 3/4
