@@ -69,18 +69,19 @@ int exif_orientation(std::string_view exif) {
 
 Image upright(Image image, int orientation) {
   if (orientation < 2 || orientation > 8) return image;
-  const bool transposed = orientation > 4;
-  // Bit i: with orientation i, the image is stored from right to left, or from bottom to top.
-  constexpr int kMirroredX = 0b110001100, kMirroredY = 0b011011000;
+  // Bit i: with orientation i, the image is stored transposed, from right to left, from below.
+  const auto is_in = [&](int set) { return (set >> orientation & 1) != 0; };
+  const bool transposed = is_in(0b111100000);
+  const bool mirrored_x = is_in(0b110001100), mirrored_y = is_in(0b011011000);
   Image out{image.height, image.width, image.channels};
   if (transposed) std::swap(out.height, out.width);
   uint8_t* to = out.pixels.data();
-  for (int64_t y = 0; y < out.height; ++y)
-    for (int64_t x = 0; x < out.width; ++x) {
-      int64_t from_y = transposed ? x : y, from_x = transposed ? y : x;
-      if ((kMirroredX >> orientation & 1) != 0) from_x = image.width - 1 - from_x;
-      if ((kMirroredY >> orientation & 1) != 0) from_y = image.height - 1 - from_y;
-      to = std::copy_n(&image.pixels[image.offset(from_y, from_x)], image.channels, to);
+  for (int64_t i = 0; i < out.height; ++i)
+    for (int64_t j = 0; j < out.width; ++j) {
+      const int64_t y = transposed ? j : i, x = transposed ? i : j;
+      const size_t from =
+          image.offset(mirrored_y ? image.height - 1 - y : y, mirrored_x ? image.width - 1 - x : x);
+      to = std::copy_n(&image.pixels[from], image.channels, to);
     }
   return out;
 }

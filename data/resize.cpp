@@ -14,7 +14,6 @@ constexpr uint64_t kCropPurpose = 12;  // for rng_stream(), with step and index
 // Weights are multiples of 2^-22: a sum of products with bytes fits 32 bits.
 constexpr int kFraction = 22;
 constexpr int64_t kMostBytes = 768, kStripPixels = 1 << 22;  // in a row, and in a strip of columns
-constexpr int32_t kHalf = 1 << (kFraction - 1);
 
 // An output pixel is the sum of the input's pixels from `first` on times the weights.
 struct Taps {
@@ -37,7 +36,7 @@ double filter_value(ResizeFilter filter, double x) {
 
 // The taps of all pixels of a row or column.
 std::vector<Taps> taps_of(int64_t in, int64_t out, ResizeFilter filter) {
-  constexpr double kSupports[] = {0, 3, 1, 2};
+  constexpr int kSupports[] = {0, 3, 1, 2};
   const double scale = static_cast<double>(in) / static_cast<double>(out);
   const double stretch = std::max(scale, 1.0);
   const double support = kSupports[static_cast<int>(filter)] * stretch;
@@ -51,16 +50,14 @@ std::vector<Taps> taps_of(int64_t in, int64_t out, ResizeFilter filter) {
     const double center = (static_cast<double>(x) + 0.5) * scale;
     const int64_t first = std::max<int64_t>(0, static_cast<int64_t>(center - support + 0.5));
     const int64_t end = std::min(in, static_cast<int64_t>(center + support + 0.5));
-    std::vector<double> values;
+    const auto value = [&](int64_t i) {
+      return filter_value(filter, (static_cast<double>(i) - center + 0.5) * (1 / stretch));
+    };
     double sum = 0;
-    for (int64_t i = first; i < end; ++i) {
-      values.push_back(
-          filter_value(filter, (static_cast<double>(i) - center + 0.5) * (1 / stretch)));
-      sum += values.back();
-    }
+    for (int64_t i = first; i < end; ++i) sum += value(i);
     taps.push_back({first, {}});
-    for (const double value : values) {
-      const double weight = (sum != 0 ? value / sum : value) * (1 << kFraction);
+    for (int64_t i = first; i < end; ++i) {
+      const double weight = value(i) / sum * (1 << kFraction);
       taps.back().weights.push_back(static_cast<int32_t>(weight + std::copysign(0.5, weight)));
     }
   }
@@ -70,7 +67,7 @@ std::vector<Taps> taps_of(int64_t in, int64_t out, ResizeFilter filter) {
 // The weighted sum of vectors of `n` bytes, which lie one after another.
 void add_weighted(const uint8_t* in, const Taps& taps, size_t n, uint8_t* out) {
   int32_t sums[kMostBytes];
-  std::fill_n(sums, n, kHalf);
+  std::fill_n(sums, n, 1 << (kFraction - 1));
   in += static_cast<size_t>(taps.first) * n;
   for (const int32_t weight : taps.weights)
     for (size_t i = 0; i < n; ++i) sums[i] += *in++ * weight;
