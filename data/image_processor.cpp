@@ -12,14 +12,15 @@ constexpr std::string_view kFields =
     " do_resize size resample do_rescale rescale_factor do_normalize image_mean image_std "
     "do_convert_rgb crop_size processor_class _valid_processor_keys data_format device "
     "input_data_format return_tensors disable_grouping ";
-constexpr std::string_view kTypes = " ViTImageProcessor ViTImageProcessorFast ViTFeatureExtractor ";
+constexpr std::string_view kProcessors =
+    " ViTImageProcessor ViTImageProcessorFast ViTFeatureExtractor ";
 
 // True if the images do not depend on the field, or as it is read.
 bool is_known(const std::string& name, const Json& value) {
   if (value.is_null()) return true;
   if (name == "resample") return value.as_int() >= 0 && value.as_int() <= 3;
   if (name == "image_processor_type" || name == "feature_extractor_type")
-    return kTypes.find(" " + value.as_string() + " ") != kTypes.npos;
+    return kProcessors.find(" " + value.as_string() + " ") != kProcessors.npos;
   // Other fields are off by no; but without default_to_square, `size` is the shortest edge.
   const bool no = value.is_bool() && !value.as_bool();
   return kFields.find(" " + name + " ") != kFields.npos || no != (name == "default_to_square");

@@ -37,7 +37,7 @@ std::vector<int> ints(const Image& image) {
   return {image.pixels.begin(), image.pixels.end()};
 }
 
-void expect_refused(const std::string& bytes, const std::string& reason) {
+void expect_image_refused(const std::string& bytes, const std::string& reason) {
   EXPECT_THROW_WITH(decode_image(bytes, 3, "a.img"), InputError, reason);
   EXPECT_THROW_WITH(decode_image(bytes, 3, "a.img"), InputError, "a.img: ");
   EXPECT_THROW_WITH(decode_image(bytes, 3, "a.img"), InputError, "; hint: ");
@@ -50,7 +50,7 @@ TEST(Images, FilesHavePillowsBytes) {
     const std::string name = file.at("name").as_string();
     const std::string bytes = base64(file.at("file").as_string());
     if (name == "cmyk.jpg" || file.find("error") != nullptr) {
-      expect_refused(bytes, name == "cmyk.jpg" ? "CMYK" : "truncated");
+      expect_image_refused(bytes, name == "cmyk.jpg" ? "CMYK" : "truncated");
       continue;
     }
     const Image image = decode_image(bytes, 3, name);
@@ -163,7 +163,17 @@ TEST(Images, TruncatedFilesAreRefusedWhereverTheyEnd) {
       EXPECT_THROW(decode_image(file.substr(0, size), 3, "a"), InputError) << size;
 }
 
+TEST(Images, BytesBehindThePixelsAreNoDamage) {
+  std::string jpeg = kRgbJpeg;
+  jpeg.insert(jpeg.size() - 2, "abc");  // libjpeg warns of them
+  EXPECT_EQ(decode_image(jpeg, 3, "").pixels, decode_image(kRgbJpeg, 3, "").pixels);
+  EXPECT_EQ(decode_image(kRgbJpeg + "abc", 3, "").pixels, decode_image(kRgbJpeg, 3, "").pixels);
+  jpeg.resize(jpeg.size() - 2);
+  expect_image_refused(jpeg, "truncated JPEG: it ends too soon");
+}
+
 TEST(Images, DamagedBytesNeverDoMoreThanFail) {
+  testing::internal::CaptureStderr();
   const std::string png = PngFile{2, 3}.bytes({"abcdefghi", "jklmnopqr"});
   for (size_t at = 8; at < png.size(); ++at) {  // each is under a checksum, or is one
     std::string damaged = png;
@@ -179,11 +189,12 @@ TEST(Images, DamagedBytesNeverDoMoreThanFail) {
       } catch (const InputError&) {
       }
     }
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 }
 
 TEST(Images, LargeSizesAreRefusedBeforeMemoryIsAllocated) {
-  expect_refused(PngFile{8001, 8000}.bytes({"abc"}), "8000 x 8001 pixels");
-  expect_refused(PngFile{8000, 8000}.bytes({"abc"}), "too few bytes");
+  expect_image_refused(PngFile{8001, 8000}.bytes({"abc"}), "8000 x 8001 pixels");
+  expect_image_refused(PngFile{8000, 8000}.bytes({"abc"}), "too few bytes");
   for (const uint32_t bad : {0u, 0x7fffffffu, 0x80000000u, 0xffffffffu}) {
     EXPECT_THROW(decode_image(PngFile{bad, 1}.bytes({"abc"}), 3, "a"), InputError);
     EXPECT_THROW(decode_image(PngFile{1, bad}.bytes({"abc"}), 3, "a"), InputError);
@@ -191,20 +202,20 @@ TEST(Images, LargeSizesAreRefusedBeforeMemoryIsAllocated) {
   std::string jpeg = kRgbJpeg;
   const size_t frame = jpeg.find("\xff\xc0") + 5;
   jpeg.replace(frame, 4, "\x7f\xff\x7f\xff");
-  expect_refused(jpeg, "32767 x 32767 pixels");
+  expect_image_refused(jpeg, "32767 x 32767 pixels");
   jpeg.replace(frame, 4, "\x1f\x40\x1f\x40");
-  expect_refused(jpeg, "too few bytes");
+  expect_image_refused(jpeg, "too few bytes");
 }
 
 TEST(Images, OtherKindsAreRefusedByName) {
-  expect_refused("", "neither PNG nor JPEG");
-  expect_refused("GIF89a\f", "neither PNG nor JPEG");
-  expect_refused("RIFF\1\1\1\1WEBPVP8 ", "neither PNG nor JPEG");
-  expect_refused(kCmykJpeg, "CMYK");
+  expect_image_refused("", "neither PNG nor JPEG");
+  expect_image_refused("GIF89a\f", "neither PNG nor JPEG");
+  expect_image_refused("RIFF\1\1\1\1WEBPVP8 ", "neither PNG nor JPEG");
+  expect_image_refused(kCmykJpeg, "CMYK");
   const auto animation = [](uint32_t frames) {
     return PngFile{1, 1, 8, 0, png_chunk("acTL", big_endian(frames) + big_endian(0))}.bytes({"a"});
   };
-  expect_refused(animation(2), "animation of 2 frames");
+  expect_image_refused(animation(2), "animation of 2 frames");
   EXPECT_EQ(ints(decode_image(animation(1), 1, "")), std::vector<int>{'a'});
 }
 
