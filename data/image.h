@@ -9,18 +9,18 @@
 
 namespace cohort {
 
-// Black unless its pixels are given.
+// Row by row, channels interleaved; black unless the pixels are given.
 struct Image {
   int64_t height = 0, width = 0, channels = 0;
-  std::vector<uint8_t> pixels = std::vector<uint8_t>(offset(height, 0));  // row by row, channels
-                                                                          // interleaved
+  std::vector<uint8_t> pixels = std::vector<uint8_t>(offset(height, 0));
   size_t offset(int64_t y, int64_t x) const {
     return static_cast<size_t>((y * width + x) * channels);
   }
 };
 
 // The image in the bytes of a PNG or JPEG file, upright by its EXIF orientation, with `channels` 3
-// (RGB) or 1 (gray), as Pillow converts it; alpha, gamma and the low byte of 16 bits are ignored.
+// (RGB) or 1 (gray), as Pillow converts it; alpha, gamma and the low byte of 16 bits are ignored
+// (Pillow clips 16-bit gray at 255 instead).
 // Throws InputError("WHERE: REASON; hint: ...") for another format, an animation, CMYK, more than
 // 64 million pixels (before it allocates memory for them), and damaged or truncated files.
 Image decode_image(std::string_view bytes, int64_t channels, const std::string& where);
