@@ -121,7 +121,9 @@ std::vector<std::string> text_files(const std::string& path) {
       if (!hidden && it->is_regular_file(ignored)) files.push_back(it->path().string());
     }
     if (error) throw InputError(str(path, ": cannot be read: ", error.message()));
-    if (files.empty()) throw InputError(str(path, ": there is no file in this folder"));
+    if (files.empty())
+      throw InputError(
+          str(path, ": there is no file in this folder; hint: remove it, or put files into it"));
   } else if (!fs::exists(path, ignored) && path.find_first_of("*?[") != path.npos) {
     glob_t found{};
     if (::glob(path.c_str(), 0, nullptr, &found) == 0)

@@ -1,0 +1,148 @@
+#include "data/image_set.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+#include "core/text.h"
+#include "data/corpus.h"
+#include "data/parallel_try.h"
+#include "data/split.h"
+#include "sys/files.h"
+#include "sys/input_file.h"
+
+namespace cohort {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Bytes of a data URI: "data:image/png;base64,iVBOR...".
+std::string uri_bytes(std::string_view uri) {
+  constexpr std::string_view kDigits =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  const size_t comma = std::min(uri.find(','), uri.size() - 1);
+  std::string bytes;
+  uint32_t bits = 0;
+  int count = 0;
+  for (const char c : uri.substr(comma + 1, uri.find_last_not_of('=') - comma)) {
+    const size_t digit = kDigits.find(c);
+    if (digit == kDigits.npos || !uri.substr(0, comma).ends_with(";base64"))
+      throw InputError("the data URI is not base64; hint: data:image/png;base64,iVBOR...");
+    bits = bits << 6 | static_cast<uint32_t>(digit);
+    count += 6;
+    if (count < 8) continue;
+    count -= 8;
+    bytes += static_cast<char>(bits >> count);
+  }
+  return bytes;
+}
+
+// Path of a file in a folder. Throws InputError if it leads out of the folder, also by a link.
+std::string path_in(const fs::path& folder, const std::string& name) {
+  const fs::path path = folder / name;
+  std::error_code error;
+  const fs::path found =
+      fs::canonical(path, error).lexically_relative(fs::canonical(folder, error));
+  if (!error && *found.begin() == "..")
+    throw InputError(str(path.string(), ": leads out of the folder; hint: copy the image into it"));
+  return path.string();
+}
+
+// Calls use(). Its errors begin with `where`.
+template <class Use>
+auto locate(const std::string& where, const Use& use) {
+  try {
+    return use();
+  } catch (const InputError& e) {
+    const std::string message = e.what();
+    throw InputError(message.starts_with(where) ? message : where + ": " + message);
+  }
+}
+
+}  // namespace
+
+void ImageSet::read_folder(const std::string& path) {
+  for (const std::string& name : list_directory(path)) {
+    const fs::path folder = fs::path(path) / name;
+    if (std::error_code ignored; name[0] == '.' || !fs::is_directory(folder, ignored)) continue;
+    for (const std::string& file : text_files(folder.string())) {
+      const std::string relative = fs::path(file).lexically_relative(path).string();
+      entries_.push_back({file, path_in(path, relative), name, split_hash(relative)});
+    }
+  }
+  if (entries_.empty())
+    throw InputError(path + ": has no class folders; hint: a folder for each label, or JSONL");
+}
+
+void ImageSet::read_lines(const std::string& path, const std::string& label) {
+  // Without templates, records are read as they are.
+  lines_ = load_jsonl({.path = {path}, .prompt = "", .answer = "", .held_out_fraction = 0}).train;
+  entries_.resize(static_cast<size_t>(lines_->size()));
+  parallel_try(size(), 16, [&](int64_t i) {
+    const Example line = lines_->get(i);
+    const auto text = [&](const std::string& name) {
+      const Json& value = line.fields.get_or_null(name);
+      if (value.is_string() || value.is_int()) return value.to_text();
+      throw InputError("expected a text as the field '" + name +
+                       "'; hint: data.images.field and data.images.label");
+    };
+    fs::path folder = fs::path(line.where.substr(0, line.where.rfind(':'))).parent_path();
+    if (folder.empty()) folder = ".";
+    entries_[static_cast<size_t>(i)] = locate(line.where, [&] {
+      const std::string image = text(field_);
+      const std::string file = image.starts_with("data:") ? "" : path_in(folder, image);
+      return Entry{line.where, file, text(label), split_hash(image)};
+    });
+  });
+}
+
+ImageSet::ImageSet(const std::string& path, const std::string& field, const std::string& label,
+                   std::vector<std::string> known)
+    : labels_(std::move(known)), field_(field) {
+  std::error_code ignored;
+  fs::is_directory(path, ignored) ? read_folder(path) : read_lines(path, label);
+  std::vector<std::string> marks(entries_.size());
+  parallel_try(size(), 16, [&](int64_t i) {
+    const Entry& entry = entries_[static_cast<size_t>(i)];
+    const int64_t bytes =
+        locate(entry.where, [&] { return entry.file.empty() ? 0 : InputFile(entry.file).size(); });
+    marks[static_cast<size_t>(i)] = str(entry.split, ' ', bytes, ' ', entry.name, '\n');
+  });
+  fingerprint_ = hex(checksum(join(marks, "")));
+  if (labels_.empty()) {
+    std::set<std::string> found;
+    for (const Entry& entry : entries_) found.insert(entry.name);
+    labels_.assign(found.begin(), found.end());
+    if (labels_.size() < 2)
+      throw InputError(path + ": all images have one label; hint: add those of another class");
+  }
+  for (Entry& entry : entries_) {
+    entry.label = std::ranges::find(labels_, entry.name) - labels_.begin();
+    if (entry.label == std::ssize(labels_))
+      throw InputError(str(entry.where, ": the label '", entry.name,
+                           "' is not known; hint: labels are ", join(labels_, ", ")));
+  }
+}
+
+Image ImageSet::load(int64_t i, int64_t channels) const {
+  const Entry& entry = entries_.at(static_cast<size_t>(i));
+  return locate(entry.where, [&] {
+    if (!entry.file.empty()) return read_image(entry.file, channels);
+    return decode_image(uri_bytes(lines_->get(i).fields.at(field_).as_string()), channels, field_);
+  });
+}
+
+std::vector<std::string> ImageSet::check_all(int64_t channels) const {
+  std::vector<std::string> messages(entries_.size());
+  parallel_try(size(), 1, [&](int64_t i) {
+    try {
+      load(i, channels);
+    } catch (const InputError& e) {
+      messages[static_cast<size_t>(i)] = e.what();
+    }
+  });
+  std::erase(messages, "");
+  return messages;
+}
+
+}  // namespace cohort
