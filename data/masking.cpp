@@ -14,13 +14,10 @@ constexpr int kTokenBits = 20;  // of the index of a draw
 
 // True if the character before `at` and the one there belong to a word, or are the same one.
 bool is_inside_word(std::string_view text, size_t at) {
-  if (at == 0 || at >= text.size()) return false;
-  if (continues_utf8(text[at])) return true;
   const auto is_part = [&](size_t begin) {
-    const Utf8Char c = decode_utf8(text, begin);
-    return c.size > 0 && has_class(c.code, kLetter | kNumber | kMark);
+    return has_class(decode_utf8(text, begin).code, kLetter | kNumber | kMark);
   };
-  return is_part(last_utf8_begin(text, at)) && is_part(at);
+  return continues_utf8(text[at]) || (is_part(last_utf8_begin(text, at)) && is_part(at));
 }
 
 }  // namespace
@@ -39,13 +36,9 @@ Masking::Masking(const Tokenizer& tokenizer, const MaskingConfig& config, uint64
     throw InputError(
         "the tokenizer has no mask token; hint: name it as mask_token in tokenizer_config.json, "
         "or train a tokenizer with --special '<|endoftext|>' --special '<mask>'");
-  texts_.resize(static_cast<size_t>(tokenizer.vocab_size()));
-  for (size_t i = 0; i < texts_.size(); ++i) {
-    const auto id = static_cast<int32_t>(i);
-    if (id == mask_ || tokenizer.is_special(id)) continue;
-    ordinary_.push_back(id);
-    texts_[i] = tokenizer.token_text(id);
-    if (texts_[i].bytes.empty()) texts_[i].bytes.assign(1, ' ');
+  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    texts_.push_back(tokenizer.token_text(id));
+    if (!is_special(id) && id != mask_) ordinary_.push_back(id);
   }
   if (ordinary_.empty()) throw InputError("the tokenizer has special tokens only");
 }

@@ -43,21 +43,17 @@ using ByteRanges = std::vector<std::pair<size_t, size_t>>;
 // Ids and the types (segments) of as many tokens.
 struct EncodedText {
   std::vector<int32_t> ids, types;
+  bool operator==(const EncodedText&) const = default;
 };
 // What encode(kAdd) puts around a text.
 struct Surrounding {
   std::vector<int32_t> before, after;
 };
-// A special token, or one of the texts that a template surrounds.
-struct TemplatePart {
-  static constexpr int32_t kFirst = -1, kSecond = -2;
-  int32_t id;  // kFirst and kSecond: a text
-  int32_t type = 0;
-  bool operator==(const TemplatePart&) const = default;
-};
+// Special tokens around texts, which are kFirst and kSecond among their ids.
 struct TextTemplates {
-  std::vector<TemplatePart> single{{TemplatePart::kFirst}};
-  std::vector<TemplatePart> pair{{TemplatePart::kFirst}, {TemplatePart::kSecond, 1}};
+  static constexpr int32_t kFirst = -1, kSecond = -2;
+  EncodedText single{{kFirst}, {0}}, pair{{kFirst, kSecond}, {0, 1}};  // pair: empty if refused
+  bool operator==(const TextTemplates&) const = default;
 };
 // A token's share of a text's words, see Masking in data/masking.h.
 struct TokenText {
@@ -93,7 +89,7 @@ class Tokenizer {
   EncodedText encode_texts(std::string_view text, std::optional<std::string_view> pair = {},
                            int64_t max_tokens = 0) const;
   Surrounding surrounding() const;
-  virtual const TextTemplates& text_templates() const;
+  virtual TextTemplates text_templates() const { return {}; }
   // The token that stands for a masked one, if the tokenizer's files name it.
   virtual std::optional<int32_t> mask_id() const { return {}; }
   // True for special tokens and for ids without a token: neither is a part of a text.

@@ -162,16 +162,13 @@ Json bert_json(const Folder& folder, std::span<const NamedToken> named) {
     return Json::Array{found->first, found->second};
   };
   const Json config = folder.json("tokenizer_config.json");
-  const Json normalizer = with_location(config, folder.path("tokenizer_config.json"), [&] {
-    const bool lowers = flag(config, "do_lower_case", true);
-    return Json()
-        .set("type", "BertNormalizer")
-        .set("lowercase", lowers)
-        .set("strip_accents", flag(config, "strip_accents", lowers))
-        .set("handle_chinese_chars", flag(config, "tokenize_chinese_chars", true));
-  });
   return Json()
-      .set("normalizer", normalizer)
+      .set("normalizer",
+           Json()
+               .set("type", "BertNormalizer")
+               .set("lowercase", config.get_or_null("do_lower_case"))
+               .set("strip_accents", config.get_or_null("strip_accents"))
+               .set("handle_chinese_chars", config.get_or_null("tokenize_chinese_chars")))
       .set("pre_tokenizer", Json().set("type", "BertPreTokenizer"))
       .set("model", Json()
                         .set("type", "WordPiece")
@@ -252,7 +249,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
     return std::make_unique<Stream>(*this, special);
   }
 
-  const TextTemplates& text_templates() const override { return templates_; }
+  TextTemplates text_templates() const override { return templates_; }
   std::optional<int32_t> mask_id() const override { return mask_; }
   bool is_special(int32_t id) const override {
     const AddedToken* added = added_.find(id);
@@ -429,11 +426,9 @@ class HuggingFaceTokenizer final : public Tokenizer {
 
   void find_mask(std::span<const NamedToken> named) {
     const auto token = std::ranges::find(named, "mask_token", &NamedToken::key);
-    if (token != named.end()) mask_ = vocabulary_.find(token->text);
-    for (const char* name : {"[MASK]", "<mask>"})
-      if (const int32_t id = vocabulary_.find(name); mask_.value_or(-1) < 0 && added_.find(id))
-        mask_ = id;
-    if (mask_.value_or(-1) < 0) mask_.reset();
+    const auto use = [&](int32_t id) { mask_ = mask_ || !added_.find(id) ? mask_ : id; };
+    if (token != named.end()) use(vocabulary_.find(token->text));
+    for (const char* name : {"[MASK]", "<mask>"}) use(vocabulary_.find(name));
   }
 
   // The ranges of call.plain in the part of the text that begins at `offset`, once normalised: a
