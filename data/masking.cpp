@@ -43,38 +43,28 @@ Masking::Masking(const Tokenizer& tokenizer, const MaskingConfig& config, uint64
   if (ordinary_.empty()) throw InputError("the tokenizer has special tokens only");
 }
 
-std::vector<size_t> Masking::first_tokens(std::span<const int32_t> window) const {
-  std::string text;
-  std::vector<size_t> begins, first(window.size());
-  for (const int32_t id : window) {
-    COHORT_CHECK(id >= 0 && static_cast<size_t>(id) < texts_.size(), "[masking] the id ", id,
-                 " is outside the vocabulary of ", texts_.size());
-    begins.push_back(text.size());
-    const std::string& bytes = texts_[static_cast<size_t>(id)].bytes;
-    text += bytes.empty() ? std::string(1, ' ') : bytes;
-  }
-  for (size_t i = 0; i < window.size(); ++i) {
-    const bool continues =
-        config_.whole_words && i > 0 && !is_special(window[i]) && !is_special(window[i - 1]) &&
-        (texts_[static_cast<size_t>(window[i])].continues || is_inside_word(text, begins[i]));
-    first[i] = continues ? first[i - 1] : i;
-  }
-  return first;
-}
-
 Masking::Masked Masking::apply(std::span<const int32_t> window, int64_t step, int64_t index) const {
-  COHORT_CHECK(window.size() <= size_t{1} << kTokenBits, "[masking] a window of ", window.size(),
-               " tokens");
+  COHORT_CHECK(window.size() <= size_t{1} << kTokenBits, "[masking] ", window.size(), " tokens");
+  std::string text;
+  std::vector<size_t> begins, first(window.size());  // the token's text, the word's first token
+  for (const int32_t id : window) {
+    COHORT_CHECK(id >= 0 && id < std::ssize(texts_), "[masking] the id ", id, " has no row");
+    begins.push_back(text.size());
+    text += is_special(id) ? std::string(1, ' ') : texts_[static_cast<size_t>(id)].bytes;
+  }
   const uint64_t stream = rng_stream(kMaskPurpose, static_cast<uint64_t>(step));
   const auto draw = [&](size_t token) {
     return philox(seed_, stream, static_cast<uint64_t>(index) << kTokenBits | token);
   };
-  const std::vector<size_t> first = first_tokens(window);
   std::vector<float> numbers(window.size());  // of words; 1 and more: special tokens
   size_t lowest = 0;
   for (size_t i = 0; i < window.size(); ++i) {
-    numbers[i] = first[i] == i ? uniform_f32(draw(i)[0]) + (is_special(window[i]) ? 1.0f : 0.0f)
-                               : numbers[first[i]];
+    const float special = is_special(window[i]) ? 1.0f : 0.0f;
+    const bool continues =
+        config_.whole_words && i > 0 && special == 0 && !is_special(window[i - 1]) &&
+        (texts_[static_cast<size_t>(window[i])].continues || is_inside_word(text, begins[i]));
+    first[i] = continues ? first[i - 1] : i;
+    numbers[i] = continues ? numbers[i - 1] : uniform_f32(draw(i)[0]) + special;
     if (numbers[i] < numbers[lowest]) lowest = i;
   }
   Masked out{{window.begin(), window.end()}, std::vector<int32_t>(window.size(), -1)};

@@ -198,8 +198,8 @@ EncodedText Tokenizer::encode_texts(std::string_view text, std::optional<std::st
   std::vector<int32_t> texts[] = {encode(text), pair ? encode(*pair) : std::vector<int32_t>()};
   const int64_t special = std::ranges::count_if(parts.ids, [](int32_t id) { return id >= 0; });
   if (max_tokens > 0 && max_tokens < special)
-    throw InputError(str("the tokenizer adds ", special, " special tokens, and ", max_tokens,
-                         " tokens are allowed with them; hint: allow more"));
+    throw InputError(str("a limit of ", max_tokens, " tokens has no room for ", special,
+                         " special tokens; hint: raise it"));
   if (max_tokens > 0) {
     const auto room = static_cast<size_t>(max_tokens - special);
     const bool swapped = texts[0].size() > texts[1].size();

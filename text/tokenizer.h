@@ -43,7 +43,6 @@ using ByteRanges = std::vector<std::pair<size_t, size_t>>;
 // Ids and the types (segments) of as many tokens.
 struct EncodedText {
   std::vector<int32_t> ids, types;
-  bool operator==(const EncodedText&) const = default;
 };
 // What encode(kAdd) puts around a text.
 struct Surrounding {
@@ -53,7 +52,6 @@ struct Surrounding {
 struct TextTemplates {
   static constexpr int32_t kFirst = -1, kSecond = -2;
   EncodedText single{{kFirst}, {0}}, pair{{kFirst, kSecond}, {0, 1}};  // pair: empty if refused
-  bool operator==(const TextTemplates&) const = default;
 };
 // A token's share of a text's words, see Masking in data/masking.h.
 struct TokenText {
@@ -92,10 +90,9 @@ class Tokenizer {
   virtual TextTemplates text_templates() const { return {}; }
   // The token that stands for a masked one, if the tokenizer's files name it.
   virtual std::optional<int32_t> mask_id() const { return {}; }
-  // True for special tokens and for ids without a token: neither is a part of a text.
-  virtual bool is_special(int32_t id) const { return decode({&id, 1}).empty(); }
-  // Empty for those of is_special().
+  // Empty for special tokens and for ids without a token: neither is a part of a text.
   virtual TokenText token_text(int32_t id) const { return {decode({&id, 1})}; }
+  bool is_special(int32_t id) const { return token_text(id).bytes.empty(); }
   // Largest id plus one.
   virtual int64_t vocab_size() const = 0;
   // Throws InputError if the tokenizer's files name no end-of-sequence token.

@@ -18,11 +18,8 @@ namespace {
 
 constexpr std::string_view kMetaspace = "\xe2\x96\x81";
 constexpr const char* kEndOfText = "<|endoftext|>";
-constexpr std::pair<const char*, const char*> kBertTokens[] = {{"unk_token", "[UNK]"},
-                                                               {"sep_token", "[SEP]"},
-                                                               {"pad_token", "[PAD]"},
-                                                               {"cls_token", "[CLS]"},
-                                                               {"mask_token", "[MASK]"}};
+constexpr const char* kBertTokens = R"({"unk_token": "[UNK]", "sep_token": "[SEP]",
+  "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"})";
 
 // A model's files by name.
 class Folder {
@@ -124,9 +121,10 @@ std::vector<NamedToken> named_tokens(const Folder& folder) {
     });
   const std::string_view main = main_file(folder);
   if (main == "vocab.json") out.push_back({"", "", kEndOfText, kEndOfText});
-  for (const auto& [key, text] : kBertTokens)
+  const Json bert = parse_json(kBertTokens, "");
+  for (const auto& [key, text] : bert.as_object())
     if (main == "vocab.txt" && std::ranges::count(out, key, &NamedToken::key) == 0)
-      out.push_back({"", key, text, text});
+      out.push_back({"", key, text.as_string(), text});
   return out;
 }
 
@@ -146,7 +144,6 @@ Json bert_json(const Folder& folder, std::span<const NamedToken> named) {
       throw InputError(str(path, ": line ", lines + 1, ": expected at most ", lines, " lines"));
     ids[std::string(strip_if(line, Side::kRight, is_white_space))] = lines++;
   });
-  if (ids.empty()) throw InputError(path + ": is empty; hint: it has a token in each line");
   const auto text_of = [&](const char* key) -> const std::string& {
     return std::ranges::find(named, key, &NamedToken::key)->text;
   };
@@ -162,23 +159,18 @@ Json bert_json(const Folder& folder, std::span<const NamedToken> named) {
     return Json::Array{found->first, found->second};
   };
   const Json config = folder.json("tokenizer_config.json");
-  return Json()
-      .set("normalizer",
-           Json()
-               .set("type", "BertNormalizer")
-               .set("lowercase", config.get_or_null("do_lower_case"))
-               .set("strip_accents", config.get_or_null("strip_accents"))
-               .set("handle_chinese_chars", config.get_or_null("tokenize_chinese_chars")))
-      .set("pre_tokenizer", Json().set("type", "BertPreTokenizer"))
-      .set("model", Json()
-                        .set("type", "WordPiece")
-                        .set("unk_token", token("unk_token").as_array()[0])
-                        .set("vocab", Json::Object(ids.begin(), ids.end())))
-      .set("post_processor", Json()
-                                 .set("type", "BertProcessing")
-                                 .set("cls", token("cls_token"))
-                                 .set("sep", token("sep_token")))
-      .set("decoder", Json().set("type", "WordPiece"));
+  Json json = parse_json(R"({"normalizer": {"type": "BertNormalizer"},
+    "pre_tokenizer": {"type": "BertPreTokenizer"}, "model": {"type": "WordPiece"},
+    "post_processor": {"type": "BertProcessing"}, "decoder": {"type": "WordPiece"}})",
+                         path);
+  json["model"].set("unk_token", token("unk_token").as_array()[0]);
+  json["model"].set("vocab", Json::Object(ids.begin(), ids.end()));
+  json["post_processor"].set("cls", token("cls_token")).set("sep", token("sep_token"));
+  Json& normalizer = json["normalizer"];  // its defaults are BERT's
+  normalizer.set("lowercase", config.get_or_null("do_lower_case"));
+  normalizer.set("strip_accents", config.get_or_null("strip_accents"));
+  normalizer.set("handle_chinese_chars", config.get_or_null("tokenize_chinese_chars"));
+  return json;
 }
 
 class HuggingFaceTokenizer final : public Tokenizer {
@@ -251,20 +243,16 @@ class HuggingFaceTokenizer final : public Tokenizer {
 
   TextTemplates text_templates() const override { return templates_; }
   std::optional<int32_t> mask_id() const override { return mask_; }
-  bool is_special(int32_t id) const override {
-    const AddedToken* added = added_.find(id);
-    return added != nullptr ? added->special : !vocabulary_.token(id);
-  }
   TokenText token_text(int32_t id) const override {
-    if (is_special(id)) return {};
+    const auto text = text_of(id, SpecialText::kHide);
+    if (!text) return {};
     const bool is_added = added_.find(id) != nullptr;
-    const std::string token(*text_of(id, SpecialText::kShow));
+    const std::string token(*text);
     if (const std::string_view prefix = model_->continuing_prefix(); !prefix.empty())
       return !is_added && token.starts_with(prefix) ? TokenText{token.substr(prefix.size()), true}
                                                     : TokenText{" " + token};
-    if (is_added) return {token};
     const auto bytes = is_byte_level_ ? from_byte_characters(token) : std::nullopt;
-    return {bytes ? *bytes : replaced(token, kMetaspace, " ")};
+    return {is_added ? token : bytes ? *bytes : replaced(token, kMetaspace, " ")};
   }
 
   int64_t vocab_size() const override { return vocabulary_.size(); }

@@ -31,8 +31,7 @@ EncodedText read_parts(const Json& json, const char* key) {
         out.ids.push_back(id_of(id));
     if (out.ids.size() > kMaxSurrounding)
       throw InputError(str("more than ", kMaxSurrounding, " special tokens around a text"));
-    const Json& type = part.get_or_null("type_id");
-    out.types.resize(out.ids.size(), type.is_null() ? 0 : id_of(type));
+    out.types.resize(out.ids.size(), id_of(part.at("type_id")));
   }
   return out;
 }
@@ -67,21 +66,13 @@ TextTemplates read_pairs(const Json& json) {
 TextTemplates read_sequence(const Json& json) {
   const Json::Array& list = json.at("processors").as_array();
   check_steps(list.size());
-  TextTemplates all;
+  std::optional<TextTemplates> out;
   for (const Json& item : list) {
-    TextTemplates outer = read_post_processor(item);
-    if (outer == TextTemplates()) continue;
-    if (all != TextTemplates()) {
-      auto& [ids, types] = outer.single;
-      const auto at = std::ranges::find(ids, TextTemplates::kFirst) - ids.begin();
-      ids.insert(ids.erase(ids.begin() + at), all.single.ids.begin(), all.single.ids.end());
-      types.insert(types.erase(types.begin() + at), all.single.types.begin(),
-                   all.single.types.end());
-      outer.pair = {};  // two templates of a pair have no common meaning
-    }
-    all = std::move(outer);
+    if (item.at("type").as_string() == "ByteLevel") continue;  // adds nothing
+    if (out) throw InputError("a sequence may have one step that adds tokens, it has two");
+    out = read_post_processor(item);
   }
-  return all;
+  return out.value_or(TextTemplates());
 }
 
 constexpr Component<TextTemplates(const Json&)> kPostProcessors[] = {
