@@ -1,7 +1,5 @@
 #include "data/masking.h"
 
-#include <string>
-
 #include "core/rng.h"
 #include "text/unicode.h"
 #include "text/utf8.h"
@@ -23,10 +21,8 @@ bool is_inside_word(std::string_view text, size_t at) {
 }  // namespace
 
 void MaskingConfig::validate() const {
-  constexpr double kRounding = 1e-9;  // of a sum of fractions such as 0.7 + 0.2 + 0.1
-  if (mask + random > 1 + kRounding)
-    throw InputError(str("mlm: mask + random is ", mask + random,
-                         ", expected at most 1; hint: mlm.mask=0.8 mlm.random=0.1"));
+  if (mask + random > 1 + 1e-9)  // 0.7 + 0.3 may be rounded up
+    throw InputError(str("mlm: mask + random is ", mask + random, "; hint: at most 1"));
 }
 
 Masking::Masking(const Tokenizer& tokenizer, const MaskingConfig& config, uint64_t seed)
@@ -34,8 +30,8 @@ Masking::Masking(const Tokenizer& tokenizer, const MaskingConfig& config, uint64
   config_.validate();
   if (mask_ < 0)
     throw InputError(
-        "the tokenizer has no mask token; hint: name it as mask_token in tokenizer_config.json, "
-        "or train a tokenizer with --special '<|endoftext|>' --special '<mask>'");
+        "the tokenizer has no mask token; hint: name it as mask_token in tokenizer_config.json, or "
+        "train one with --special '<|endoftext|>' --special '<mask>'");
   for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
     texts_.push_back(tokenizer.token_text(id));
     if (!is_special(id) && id != mask_) ordinary_.push_back(id);
@@ -46,7 +42,7 @@ Masking::Masking(const Tokenizer& tokenizer, const MaskingConfig& config, uint64
 Masking::Masked Masking::apply(std::span<const int32_t> window, int64_t step, int64_t index) const {
   COHORT_CHECK(window.size() <= size_t{1} << kTokenBits, "[masking] ", window.size(), " tokens");
   std::string text;
-  std::vector<size_t> begins, first(window.size());  // the token's text, the word's first token
+  std::vector<size_t> begins;
   for (const int32_t id : window) {
     COHORT_CHECK(id >= 0 && id < std::ssize(texts_), "[masking] the id ", id, " has no row");
     begins.push_back(text.size());
@@ -56,20 +52,19 @@ Masking::Masked Masking::apply(std::span<const int32_t> window, int64_t step, in
   const auto draw = [&](size_t token) {
     return philox(seed_, stream, static_cast<uint64_t>(index) << kTokenBits | token);
   };
-  std::vector<float> numbers(window.size());  // of words; 1 and more: special tokens
-  size_t lowest = 0;
+  std::vector<float> numbers(window.size());  // a word's, at all of its tokens
+  float lowest = 2;
   for (size_t i = 0; i < window.size(); ++i) {
-    const float special = is_special(window[i]) ? 1.0f : 0.0f;
+    const float special = is_special(window[i]) ? 1.0f : 0.0f;  // after all others
     const bool continues =
         config_.whole_words && i > 0 && special == 0 && !is_special(window[i - 1]) &&
         (texts_[static_cast<size_t>(window[i])].continues || is_inside_word(text, begins[i]));
-    first[i] = continues ? first[i - 1] : i;
     numbers[i] = continues ? numbers[i - 1] : uniform_f32(draw(i)[0]) + special;
-    if (numbers[i] < numbers[lowest]) lowest = i;
+    lowest = std::min(lowest, numbers[i]);
   }
   Masked out{{window.begin(), window.end()}, std::vector<int32_t>(window.size(), -1)};
   for (size_t i = 0; i < window.size(); ++i) {
-    if (numbers[i] >= config_.probability && first[i] != lowest) continue;
+    if (numbers[i] >= config_.probability && numbers[i] > lowest) continue;
     out.labels[i] = window[i];
     const auto bits = draw(i);
     const double kind = uniform_f32(bits[1]);

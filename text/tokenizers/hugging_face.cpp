@@ -405,8 +405,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
   void find_control(std::span<const NamedToken> named) {
     control_ = stops_;
     if (eos_) control_.push_back(*eos_);
-    const std::vector<int32_t> before = surrounding().before;
-    control_.insert(control_.end(), before.begin(), before.end());
+    for (const int32_t id : surrounding().before) control_.push_back(id);
     for (const NamedToken& token : named)
       if (token.key == "bos_token" || token.key == "pad_token" || token.key == "unk_token")
         control_.push_back(vocabulary_.find(token.text));

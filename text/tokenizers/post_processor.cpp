@@ -1,6 +1,4 @@
 // Every supported post-processor is a template of fixed ids around a text or a pair of texts.
-#include <algorithm>
-
 #include "text/tokenizers/json_fields.h"
 #include "text/tokenizers/pipeline.h"
 
@@ -9,6 +7,7 @@ namespace {
 
 // A template can repeat a list of ids any number of times.
 constexpr size_t kMaxSurrounding = 1000;
+constexpr int32_t kA = TextTemplates::kFirst, kB = TextTemplates::kSecond;
 
 int32_t id_of(const Json& json) {
   const int64_t id = json.as_int();
@@ -25,7 +24,7 @@ EncodedText read_parts(const Json& json, const char* key) {
     const Json& part = sequence != nullptr ? *sequence : item.at("SpecialToken");
     const std::string& name = part.at("id").as_string();
     if (sequence != nullptr)
-      out.ids.push_back(name == "A" ? TextTemplates::kFirst : TextTemplates::kSecond);
+      out.ids.push_back(name == "A" ? kA : kB);
     else
       for (const Json& id : json.at("special_tokens").at(name).at("ids").as_array())
         out.ids.push_back(id_of(id));
@@ -38,13 +37,12 @@ EncodedText read_parts(const Json& json, const char* key) {
 
 TextTemplates read_template(const Json& json) {
   TextTemplates out{read_parts(json, "single"), read_parts(json, "pair")};
-  const auto has = [](const EncodedText& text, int64_t first, int64_t second) {
-    return std::ranges::count(text.ids, TextTemplates::kFirst) == first &&
-           std::ranges::count(text.ids, TextTemplates::kSecond) == second;
+  const auto count = [](const EncodedText& parts, int32_t id) {
+    return std::ranges::count(parts.ids, id);
   };
-  if (!has(out.single, 1, 0))
+  if (count(out.single, kA) != 1 || count(out.single, kB) != 0)
     throw InputError("'single' must have the sequence A once and no other");
-  if (!has(out.pair, 1, 1)) out.pair = {};
+  if (count(out.pair, kA) != 1 || count(out.pair, kB) != 1) out.pair = {};
   return out;
 }
 
@@ -56,7 +54,6 @@ TextTemplates read_pairs(const Json& json) {
     return id_of(pair[1]);
   };
   const int32_t cls = id_in("cls"), sep = id_in("sep");
-  constexpr int32_t kA = TextTemplates::kFirst, kB = TextTemplates::kSecond;
   const EncodedText single{{cls, kA, sep}, {0, 0, 0}};
   if (json.at("type").as_string() == "BertProcessing")
     return {single, {{cls, kA, sep, kB, sep}, {0, 0, 0, 1, 1}}};
