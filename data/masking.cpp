@@ -8,7 +8,7 @@ namespace cohort {
 namespace {
 
 constexpr uint64_t kMaskPurpose = 11;
-constexpr int kTokenBits = 20;  // of the index of a draw
+constexpr int kTokenBits = 20;  // lowest bits of the index of a draw
 
 // True if the character before `at` and the one there belong to a word, or are the same one.
 bool is_inside_word(std::string_view text, size_t at) {

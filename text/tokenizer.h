@@ -44,14 +44,14 @@ using ByteRanges = std::vector<std::pair<size_t, size_t>>;
 struct EncodedText {
   std::vector<int32_t> ids, types;
 };
-// What encode(kAdd) puts around a text.
+// The ids that encode(kAdd) puts around a text.
 struct Surrounding {
   std::vector<int32_t> before, after;
 };
 // Special tokens around texts, which are kFirst and kSecond among their ids.
 struct TextTemplates {
   static constexpr int32_t kFirst = -1, kSecond = -2;
-  EncodedText single{{kFirst}, {0}}, pair{{kFirst, kSecond}, {0, 1}};  // pair: empty if refused
+  EncodedText single{{kFirst}, {0}}, pair{{kFirst, kSecond}, {0, 1}};  // pair may be empty
 };
 // A token's share of a text's words, see Masking in data/masking.h.
 struct TokenText {

@@ -1,5 +1,5 @@
-// Input: a tokenizer.json, or after "vocab:" a vocab.txt, and after a zero byte a text to encode and
-// decode. An InputError is an expected result; a stream must return the text of decode().
+// Input: a tokenizer.json, or after "vocab:" a vocab.txt, and after a zero byte a text to encode
+// and decode. An InputError is an expected result; a stream must return the text of decode().
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

@@ -44,8 +44,7 @@ class Folder {
 // The file that has the vocabulary.
 const char* main_file(const Folder& folder) {
   if (folder.find("tokenizer.json") != nullptr) return "tokenizer.json";
-  const bool is_gpt2 = folder.find("vocab.json") != nullptr && folder.find("merges.txt") != nullptr;
-  return is_gpt2 ? "vocab.json" : "vocab.txt";
+  return folder.find("vocab.json") && folder.find("merges.txt") ? "vocab.json" : "vocab.txt";
 }
 
 // Calls use(line) for the lines of a file, without their ends.
@@ -154,8 +153,7 @@ Json bert_json(const Folder& folder, std::span<const NamedToken> named) {
     const auto found = ids.find(text_of(key));
     if (found == ids.end())
       throw InputError(str(path, ": the ", key, " ", excerpt(text_of(key)), " is none of its ",
-                           lines, " lines; hint: add it, or name another in ",
-                           "tokenizer_config.json"));
+                           lines, " lines; hint: name it in tokenizer_config.json"));
     return Json::Array{found->first, found->second};
   };
   const Json config = folder.json("tokenizer_config.json");
