@@ -1,7 +1,5 @@
 #include "data/masking.h"
 
-#include <string>
-
 #include "core/rng.h"
 #include "text/unicode.h"
 #include "text/utf8.h"
@@ -10,26 +8,21 @@ namespace cohort {
 namespace {
 
 constexpr uint64_t kMaskPurpose = 11;
-constexpr int kTokenBits = 20;  // of the index of a draw
+constexpr int kTokenBits = 20;  // lowest bits of the index of a draw
 
 // True if the character before `at` and the one there belong to a word, or are the same one.
 bool is_inside_word(std::string_view text, size_t at) {
-  if (at == 0 || at >= text.size()) return false;
-  if (continues_utf8(text[at])) return true;
   const auto is_part = [&](size_t begin) {
-    const Utf8Char c = decode_utf8(text, begin);
-    return c.size > 0 && has_class(c.code, kLetter | kNumber | kMark);
+    return has_class(decode_utf8(text, begin).code, kLetter | kNumber | kMark);
   };
-  return is_part(last_utf8_begin(text, at)) && is_part(at);
+  return continues_utf8(text[at]) || (is_part(last_utf8_begin(text, at)) && is_part(at));
 }
 
 }  // namespace
 
 void MaskingConfig::validate() const {
-  constexpr double kRounding = 1e-9;  // of a sum of fractions such as 0.7 + 0.2 + 0.1
-  if (mask + random > 1 + kRounding)
-    throw InputError(str("mlm: mask + random is ", mask + random,
-                         ", expected at most 1; hint: mlm.mask=0.8 mlm.random=0.1"));
+  if (mask + random > 1 + 1e-9)  // 0.7 + 0.3 may be rounded up
+    throw InputError(str("mlm: mask + random is ", mask + random, "; hint: at most 1"));
 }
 
 Masking::Masking(const Tokenizer& tokenizer, const MaskingConfig& config, uint64_t seed)
@@ -37,56 +30,41 @@ Masking::Masking(const Tokenizer& tokenizer, const MaskingConfig& config, uint64
   config_.validate();
   if (mask_ < 0)
     throw InputError(
-        "the tokenizer has no mask token; hint: name it as mask_token in tokenizer_config.json, "
-        "or train a tokenizer with --special '<|endoftext|>' --special '<mask>'");
-  texts_.resize(static_cast<size_t>(tokenizer.vocab_size()));
-  for (size_t i = 0; i < texts_.size(); ++i) {
-    const auto id = static_cast<int32_t>(i);
-    if (id == mask_ || tokenizer.is_special(id)) continue;
-    ordinary_.push_back(id);
-    texts_[i] = tokenizer.token_text(id);
-    if (texts_[i].bytes.empty()) texts_[i].bytes.assign(1, ' ');
+        "the tokenizer has no mask token; hint: name it as mask_token in tokenizer_config.json, or "
+        "train one with --special '<|endoftext|>' --special '<mask>'");
+  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    texts_.push_back(tokenizer.token_text(id));
+    if (!is_special(id) && id != mask_) ordinary_.push_back(id);
   }
   if (ordinary_.empty()) throw InputError("the tokenizer has special tokens only");
 }
 
-std::vector<size_t> Masking::first_tokens(std::span<const int32_t> window) const {
-  std::string text;
-  std::vector<size_t> begins, first(window.size());
-  for (const int32_t id : window) {
-    COHORT_CHECK(id >= 0 && static_cast<size_t>(id) < texts_.size(), "[masking] the id ", id,
-                 " is outside the vocabulary of ", texts_.size());
-    begins.push_back(text.size());
-    const std::string& bytes = texts_[static_cast<size_t>(id)].bytes;
-    text += bytes.empty() ? std::string(1, ' ') : bytes;
-  }
-  for (size_t i = 0; i < window.size(); ++i) {
-    const bool continues =
-        config_.whole_words && i > 0 && !is_special(window[i]) && !is_special(window[i - 1]) &&
-        (texts_[static_cast<size_t>(window[i])].continues || is_inside_word(text, begins[i]));
-    first[i] = continues ? first[i - 1] : i;
-  }
-  return first;
-}
-
 Masking::Masked Masking::apply(std::span<const int32_t> window, int64_t step, int64_t index) const {
-  COHORT_CHECK(window.size() <= size_t{1} << kTokenBits, "[masking] a window of ", window.size(),
-               " tokens");
+  COHORT_CHECK(window.size() <= size_t{1} << kTokenBits, "[masking] ", window.size(), " tokens");
+  std::string text;
+  std::vector<size_t> begins;
+  for (const int32_t id : window) {
+    COHORT_CHECK(id >= 0 && id < std::ssize(texts_), "[masking] the id ", id, " has no row");
+    begins.push_back(text.size());
+    text += is_special(id) ? std::string(1, ' ') : texts_[static_cast<size_t>(id)].bytes;
+  }
   const uint64_t stream = rng_stream(kMaskPurpose, static_cast<uint64_t>(step));
   const auto draw = [&](size_t token) {
     return philox(seed_, stream, static_cast<uint64_t>(index) << kTokenBits | token);
   };
-  const std::vector<size_t> first = first_tokens(window);
-  std::vector<float> numbers(window.size());  // of words; 1 and more: special tokens
-  size_t lowest = 0;
+  std::vector<float> numbers(window.size());  // a word's, at all of its tokens
+  float lowest = 2;
   for (size_t i = 0; i < window.size(); ++i) {
-    numbers[i] = first[i] == i ? uniform_f32(draw(i)[0]) + (is_special(window[i]) ? 1.0f : 0.0f)
-                               : numbers[first[i]];
-    if (numbers[i] < numbers[lowest]) lowest = i;
+    const float special = is_special(window[i]) ? 1.0f : 0.0f;  // after all others
+    const bool continues =
+        config_.whole_words && i > 0 && special == 0 && !is_special(window[i - 1]) &&
+        (texts_[static_cast<size_t>(window[i])].continues || is_inside_word(text, begins[i]));
+    numbers[i] = continues ? numbers[i - 1] : uniform_f32(draw(i)[0]) + special;
+    lowest = std::min(lowest, numbers[i]);
   }
   Masked out{{window.begin(), window.end()}, std::vector<int32_t>(window.size(), -1)};
   for (size_t i = 0; i < window.size(); ++i) {
-    if (numbers[i] >= config_.probability && first[i] != lowest) continue;
+    if (numbers[i] >= config_.probability && numbers[i] > lowest) continue;
     out.labels[i] = window[i];
     const auto bits = draw(i);
     const double kind = uniform_f32(bits[1]);

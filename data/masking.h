@@ -15,16 +15,11 @@ struct MaskingConfig {
   double probability = 0.15, mask = 0.8, random = 0.1;
   bool whole_words = true;
   void visit(ConfigVisitor& v) {
-    v.field("probability", probability,
-            "probability of a word to be predicted; at least one of each window is",
-            {.min = 0, .max = 1});
-    v.field("mask", mask, "fraction of the predicted tokens that become the mask token",
-            {.min = 0, .max = 1});
-    v.field("random", random,
-            "fraction of them that become a random token; those left are shown as they are",
-            {.min = 0, .max = 1});
-    v.field("whole_words", whole_words,
-            "yes: the tokens of a word are predicted together; no: each token by itself");
+    const Range fraction{.min = 0, .max = 1};
+    v.field("probability", probability, "fraction of the words that are predicted", fraction);
+    v.field("mask", mask, "fraction of their tokens that the mask token replaces", fraction);
+    v.field("random", random, "fraction of them that a random token replaces", fraction);
+    v.field("whole_words", whole_words, "yes: words are chosen; no: single tokens");
   }
   // Throws InputError if mask and random exceed 1 together.
   void validate() const;
@@ -45,8 +40,6 @@ class Masking {
 
  private:
   bool is_special(int32_t id) const { return texts_[static_cast<size_t>(id)].bytes.empty(); }
-  // By token of the window: the first token of its word.
-  std::vector<size_t> first_tokens(std::span<const int32_t> window) const;
 
   MaskingConfig config_;
   uint64_t seed_;

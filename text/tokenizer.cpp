@@ -11,17 +11,10 @@ namespace cohort {
 namespace {
 
 // Files that a tokenizer reads or that belong to it.
-constexpr const char* kFiles[] = {"tokenizer.json",
-                                  "vocab.json",
-                                  "merges.txt",
-                                  "vocab.txt",
-                                  "tokenizer_config.json",
-                                  "special_tokens_map.json",
-                                  "added_tokens.json",
-                                  "chat_template.jinja",
-                                  "chat_template.json",
-                                  "generation_config.json",
-                                  "config.json"};
+constexpr const char* kFiles[] = {
+    "tokenizer.json",          "vocab.json",  "merges.txt",        "tokenizer_config.json",
+    "special_tokens_map.json", "vocab.txt",   "added_tokens.json", "chat_template.jinja",
+    "generation_config.json",  "config.json", "chat_template.json"};
 
 constexpr const char* kEos = "<|endoftext|>";
 
@@ -194,63 +187,40 @@ std::unique_ptr<Tokenizer> recognize_plain(const std::string& text, const std::s
   return plain;
 }
 
-int64_t count_special(const std::vector<TemplatePart>& parts) {
-  return std::ranges::count_if(parts, [](const TemplatePart& part) { return part.id >= 0; });
-}
-
-// Shortens the texts to `room` tokens together.
-void cut_longest(std::vector<int32_t> (&texts)[2], int64_t room) {
-  const auto size_of = [](const std::vector<int32_t>& text) { return std::ssize(text); };
-  const bool swapped = size_of(texts[0]) > size_of(texts[1]);
-  std::vector<int32_t>&shorter = texts[swapped], &longer = texts[!swapped];
-  if (size_of(longer) == 0) return;
-  const int64_t kept = std::min(size_of(shorter), room / 2);
-  shorter.resize(static_cast<size_t>(kept));
-  longer.resize(static_cast<size_t>(std::min(size_of(longer), room - kept)));
-}
-
 }  // namespace
 
 EncodedText Tokenizer::encode_texts(std::string_view text, std::optional<std::string_view> pair,
                                     int64_t max_tokens) const {
-  const auto& parts = pair ? text_templates().pair : text_templates().single;
-  if (pair && std::ssize(parts) != count_special(parts) + 2)
-    throw InputError(
-        "the tokenizer's post_processor has no template for a pair of texts; hint: it needs the "
-        "sequences A and B under 'pair'");
+  const TextTemplates templates = text_templates();
+  const EncodedText& parts = pair ? templates.pair : templates.single;
+  if (parts.ids.empty())
+    throw InputError("the tokenizer's post_processor has no template with both texts of a pair");
   std::vector<int32_t> texts[] = {encode(text), pair ? encode(*pair) : std::vector<int32_t>()};
-  if (const int64_t room = max_tokens - count_special(parts); max_tokens > 0) {
-    if (room < 0)
-      throw InputError(str("the tokenizer adds ", count_special(parts), " special tokens, and ",
-                           max_tokens, " tokens are allowed with them; hint: allow more"));
-    cut_longest(texts, room);
+  const int64_t special = std::ranges::count_if(parts.ids, [](int32_t id) { return id >= 0; });
+  if (max_tokens > 0 && max_tokens < special)
+    throw InputError(str("a limit of ", max_tokens, " tokens has no room for ", special,
+                         " special tokens; hint: raise it"));
+  if (max_tokens > 0) {
+    const auto room = static_cast<size_t>(max_tokens - special);
+    const bool swapped = texts[0].size() > texts[1].size();
+    std::vector<int32_t>&shorter = texts[swapped], &longer = texts[!swapped];
+    shorter.resize(std::min(shorter.size(), room / 2));
+    longer.resize(std::min(longer.size(), room - shorter.size()));
   }
   EncodedText out;
-  for (const auto& [id, type] : parts) {
-    if (id >= 0) out.ids.push_back(id);
-    if (id < 0) {
-      const std::vector<int32_t>& ids = texts[id == TemplatePart::kSecond];
-      out.ids.insert(out.ids.end(), ids.begin(), ids.end());
-    }
-    out.types.resize(out.ids.size(), type);
+  for (size_t i = 0; i < parts.ids.size(); ++i) {
+    const std::span<const int32_t> part(&parts.ids[i], 1),
+        ids = part[0] < 0 ? texts[part[0] == TextTemplates::kSecond] : part;
+    out.ids.insert(out.ids.end(), ids.begin(), ids.end());
+    out.types.resize(out.ids.size(), parts.types[i]);
   }
   return out;
 }
 
 Surrounding Tokenizer::surrounding() const {
-  Surrounding out;
-  std::vector<int32_t>* side = &out.before;
-  for (const TemplatePart& part : text_templates().single)
-    if (part.id < 0)
-      side = &out.after;
-    else
-      side->push_back(part.id);
-  return out;
-}
-
-const TextTemplates& Tokenizer::text_templates() const {
-  static const TextTemplates plain;
-  return plain;
+  const std::vector<int32_t> ids = text_templates().single.ids;
+  const auto text = std::ranges::find(ids, TextTemplates::kFirst);
+  return {{ids.begin(), text}, {text + 1, ids.end()}};
 }
 
 std::unique_ptr<Tokenizer> make_byte_tokenizer() {

@@ -44,20 +44,14 @@ using ByteRanges = std::vector<std::pair<size_t, size_t>>;
 struct EncodedText {
   std::vector<int32_t> ids, types;
 };
-// What encode(kAdd) puts around a text.
+// The ids that encode(kAdd) puts around a text.
 struct Surrounding {
   std::vector<int32_t> before, after;
 };
-// A special token, or one of the texts that a template surrounds.
-struct TemplatePart {
-  static constexpr int32_t kFirst = -1, kSecond = -2;
-  int32_t id;  // kFirst and kSecond: a text
-  int32_t type = 0;
-  bool operator==(const TemplatePart&) const = default;
-};
+// Special tokens around texts, which are kFirst and kSecond among their ids.
 struct TextTemplates {
-  std::vector<TemplatePart> single{{TemplatePart::kFirst}};
-  std::vector<TemplatePart> pair{{TemplatePart::kFirst}, {TemplatePart::kSecond, 1}};
+  static constexpr int32_t kFirst = -1, kSecond = -2;
+  EncodedText single{{kFirst}, {0}}, pair{{kFirst, kSecond}, {0, 1}};  // pair may be empty
 };
 // A token's share of a text's words, see Masking in data/masking.h.
 struct TokenText {
@@ -93,13 +87,12 @@ class Tokenizer {
   EncodedText encode_texts(std::string_view text, std::optional<std::string_view> pair = {},
                            int64_t max_tokens = 0) const;
   Surrounding surrounding() const;
-  virtual const TextTemplates& text_templates() const;
+  virtual TextTemplates text_templates() const { return {}; }
   // The token that stands for a masked one, if the tokenizer's files name it.
   virtual std::optional<int32_t> mask_id() const { return {}; }
-  // True for special tokens and for ids without a token: neither is a part of a text.
-  virtual bool is_special(int32_t id) const { return decode({&id, 1}).empty(); }
-  // Empty for those of is_special().
+  // Empty for special tokens and for ids without a token: neither is a part of a text.
   virtual TokenText token_text(int32_t id) const { return {decode({&id, 1})}; }
+  bool is_special(int32_t id) const { return token_text(id).bytes.empty(); }
   // Largest id plus one.
   virtual int64_t vocab_size() const = 0;
   // Throws InputError if the tokenizer's files name no end-of-sequence token.

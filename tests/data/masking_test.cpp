@@ -202,7 +202,7 @@ TEST(Masking, WhatCannotBeMaskedIsRefused) {
   EXPECT_THROW_WITH(Masking(*make_byte_tokenizer(), {}, 0), InputError,
                     "has no mask token; hint: name it as mask_token in tokenizer_config.json");
   EXPECT_THROW_WITH(Masking(*word_tokenizer(), {.mask = 0.8, .random = 0.3}, 0), InputError,
-                    "mlm: mask + random is 1.1, expected at most 1");
+                    "mlm: mask + random is 1.1; hint: at most 1");
   EXPECT_NO_THROW((MaskingConfig{.mask = 0.9, .random = 0.1}.validate()));
   const Masking masking(*word_tokenizer(), {}, 0);
   EXPECT_THROW(masking.apply(Window{107}, 0, 0), Error);

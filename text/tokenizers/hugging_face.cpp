@@ -18,11 +18,8 @@ namespace {
 
 constexpr std::string_view kMetaspace = "\xe2\x96\x81";
 constexpr const char* kEndOfText = "<|endoftext|>";
-constexpr std::pair<const char*, const char*> kBertTokens[] = {{"unk_token", "[UNK]"},
-                                                               {"sep_token", "[SEP]"},
-                                                               {"pad_token", "[PAD]"},
-                                                               {"cls_token", "[CLS]"},
-                                                               {"mask_token", "[MASK]"}};
+constexpr const char* kBertTokens = R"({"unk_token": "[UNK]", "sep_token": "[SEP]",
+  "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"})";
 
 // A model's files by name.
 class Folder {
@@ -47,8 +44,7 @@ class Folder {
 // The file that has the vocabulary.
 const char* main_file(const Folder& folder) {
   if (folder.find("tokenizer.json") != nullptr) return "tokenizer.json";
-  const bool is_gpt2 = folder.find("vocab.json") != nullptr && folder.find("merges.txt") != nullptr;
-  return is_gpt2 ? "vocab.json" : "vocab.txt";
+  return folder.find("vocab.json") && folder.find("merges.txt") ? "vocab.json" : "vocab.txt";
 }
 
 // Calls use(line) for the lines of a file, without their ends.
@@ -124,9 +120,10 @@ std::vector<NamedToken> named_tokens(const Folder& folder) {
     });
   const std::string_view main = main_file(folder);
   if (main == "vocab.json") out.push_back({"", "", kEndOfText, kEndOfText});
-  for (const auto& [key, text] : kBertTokens)
+  const Json bert = parse_json(kBertTokens, "");
+  for (const auto& [key, text] : bert.as_object())
     if (main == "vocab.txt" && std::ranges::count(out, key, &NamedToken::key) == 0)
-      out.push_back({"", key, text, text});
+      out.push_back({"", key, text.as_string(), text});
   return out;
 }
 
@@ -146,7 +143,6 @@ Json bert_json(const Folder& folder, std::span<const NamedToken> named) {
       throw InputError(str(path, ": line ", lines + 1, ": expected at most ", lines, " lines"));
     ids[std::string(strip_if(line, Side::kRight, is_white_space))] = lines++;
   });
-  if (ids.empty()) throw InputError(path + ": is empty; hint: it has a token in each line");
   const auto text_of = [&](const char* key) -> const std::string& {
     return std::ranges::find(named, key, &NamedToken::key)->text;
   };
@@ -157,31 +153,22 @@ Json bert_json(const Folder& folder, std::span<const NamedToken> named) {
     const auto found = ids.find(text_of(key));
     if (found == ids.end())
       throw InputError(str(path, ": the ", key, " ", excerpt(text_of(key)), " is none of its ",
-                           lines, " lines; hint: add it, or name another in ",
-                           "tokenizer_config.json"));
+                           lines, " lines; hint: name it in tokenizer_config.json"));
     return Json::Array{found->first, found->second};
   };
   const Json config = folder.json("tokenizer_config.json");
-  const Json normalizer = with_location(config, folder.path("tokenizer_config.json"), [&] {
-    const bool lowers = flag(config, "do_lower_case", true);
-    return Json()
-        .set("type", "BertNormalizer")
-        .set("lowercase", lowers)
-        .set("strip_accents", flag(config, "strip_accents", lowers))
-        .set("handle_chinese_chars", flag(config, "tokenize_chinese_chars", true));
-  });
-  return Json()
-      .set("normalizer", normalizer)
-      .set("pre_tokenizer", Json().set("type", "BertPreTokenizer"))
-      .set("model", Json()
-                        .set("type", "WordPiece")
-                        .set("unk_token", token("unk_token").as_array()[0])
-                        .set("vocab", Json::Object(ids.begin(), ids.end())))
-      .set("post_processor", Json()
-                                 .set("type", "BertProcessing")
-                                 .set("cls", token("cls_token"))
-                                 .set("sep", token("sep_token")))
-      .set("decoder", Json().set("type", "WordPiece"));
+  Json json = parse_json(R"({"normalizer": {"type": "BertNormalizer"},
+    "pre_tokenizer": {"type": "BertPreTokenizer"}, "model": {"type": "WordPiece"},
+    "post_processor": {"type": "BertProcessing"}, "decoder": {"type": "WordPiece"}})",
+                         path);
+  json["model"].set("unk_token", token("unk_token").as_array()[0]);
+  json["model"].set("vocab", Json::Object(ids.begin(), ids.end()));
+  json["post_processor"].set("cls", token("cls_token")).set("sep", token("sep_token"));
+  Json& normalizer = json["normalizer"];  // its defaults are BERT's
+  normalizer.set("lowercase", config.get_or_null("do_lower_case"));
+  normalizer.set("strip_accents", config.get_or_null("strip_accents"));
+  normalizer.set("handle_chinese_chars", config.get_or_null("tokenize_chinese_chars"));
+  return json;
 }
 
 class HuggingFaceTokenizer final : public Tokenizer {
@@ -252,22 +239,18 @@ class HuggingFaceTokenizer final : public Tokenizer {
     return std::make_unique<Stream>(*this, special);
   }
 
-  const TextTemplates& text_templates() const override { return templates_; }
+  TextTemplates text_templates() const override { return templates_; }
   std::optional<int32_t> mask_id() const override { return mask_; }
-  bool is_special(int32_t id) const override {
-    const AddedToken* added = added_.find(id);
-    return added != nullptr ? added->special : !vocabulary_.token(id);
-  }
   TokenText token_text(int32_t id) const override {
-    if (is_special(id)) return {};
+    const auto text = text_of(id, SpecialText::kHide);
+    if (!text) return {};
     const bool is_added = added_.find(id) != nullptr;
-    const std::string token(*text_of(id, SpecialText::kShow));
+    const std::string token(*text);
     if (const std::string_view prefix = model_->continuing_prefix(); !prefix.empty())
       return !is_added && token.starts_with(prefix) ? TokenText{token.substr(prefix.size()), true}
                                                     : TokenText{" " + token};
-    if (is_added) return {token};
     const auto bytes = is_byte_level_ ? from_byte_characters(token) : std::nullopt;
-    return {bytes ? *bytes : replaced(token, kMetaspace, " ")};
+    return {is_added ? token : bytes ? *bytes : replaced(token, kMetaspace, " ")};
   }
 
   int64_t vocab_size() const override { return vocabulary_.size(); }
@@ -420,8 +403,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
   void find_control(std::span<const NamedToken> named) {
     control_ = stops_;
     if (eos_) control_.push_back(*eos_);
-    const std::vector<int32_t> before = surrounding().before;
-    control_.insert(control_.end(), before.begin(), before.end());
+    for (const int32_t id : surrounding().before) control_.push_back(id);
     for (const NamedToken& token : named)
       if (token.key == "bos_token" || token.key == "pad_token" || token.key == "unk_token")
         control_.push_back(vocabulary_.find(token.text));
@@ -429,11 +411,9 @@ class HuggingFaceTokenizer final : public Tokenizer {
 
   void find_mask(std::span<const NamedToken> named) {
     const auto token = std::ranges::find(named, "mask_token", &NamedToken::key);
-    if (token != named.end()) mask_ = vocabulary_.find(token->text);
-    for (const char* name : {"[MASK]", "<mask>"})
-      if (const int32_t id = vocabulary_.find(name); mask_.value_or(-1) < 0 && added_.find(id))
-        mask_ = id;
-    if (mask_.value_or(-1) < 0) mask_.reset();
+    const auto use = [&](int32_t id) { mask_ = mask_ || !added_.find(id) ? mask_ : id; };
+    if (token != named.end()) use(vocabulary_.find(token->text));
+    for (const char* name : {"[MASK]", "<mask>"}) use(vocabulary_.find(name));
   }
 
   // The ranges of call.plain in the part of the text that begins at `offset`, once normalised: a

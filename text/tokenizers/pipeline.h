@@ -73,7 +73,7 @@ std::unique_ptr<Model> make_model(const Json& json, WordText words, Vocabulary& 
 
 // ---- Post-processors: special tokens around a text, or a pair of texts -------------------------
 
-// From the value of "post_processor". `pair` is without a text that the file's has not.
+// From the value of "post_processor". `pair` is empty if the file has no template with both texts.
 TextTemplates read_post_processor(const Json& json);
 
 // ---- Decoders: they convert a stream of tokens to text -----------------------------------------
