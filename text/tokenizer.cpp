@@ -12,9 +12,9 @@ namespace {
 
 // Files that a tokenizer reads or that belong to it.
 constexpr const char* kFiles[] = {
-    "tokenizer.json",          "vocab.json",        "merges.txt",          "tokenizer_config.json",
-    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
-    "generation_config.json",  "config.json"};
+    "tokenizer.json",          "vocab.json",  "merges.txt",        "tokenizer_config.json",
+    "special_tokens_map.json", "vocab.txt",   "added_tokens.json", "chat_template.jinja",
+    "generation_config.json",  "config.json", "chat_template.json"};
 
 constexpr const char* kEos = "<|endoftext|>";
 
@@ -189,6 +189,40 @@ std::unique_ptr<Tokenizer> recognize_plain(const std::string& text, const std::s
 
 }  // namespace
 
+EncodedText Tokenizer::encode_texts(std::string_view text, std::optional<std::string_view> pair,
+                                    int64_t max_tokens) const {
+  const TextTemplates templates = text_templates();
+  const EncodedText& parts = pair ? templates.pair : templates.single;
+  if (parts.ids.empty())
+    throw InputError("the tokenizer's post_processor has no template with both texts of a pair");
+  std::vector<int32_t> texts[] = {encode(text), pair ? encode(*pair) : std::vector<int32_t>()};
+  const int64_t special = std::ranges::count_if(parts.ids, [](int32_t id) { return id >= 0; });
+  if (max_tokens > 0 && max_tokens < special)
+    throw InputError(str("a limit of ", max_tokens, " tokens has no room for ", special,
+                         " special tokens; hint: raise it"));
+  if (max_tokens > 0) {
+    const auto room = static_cast<size_t>(max_tokens - special);
+    const bool swapped = texts[0].size() > texts[1].size();
+    std::vector<int32_t>&shorter = texts[swapped], &longer = texts[!swapped];
+    shorter.resize(std::min(shorter.size(), room / 2));
+    longer.resize(std::min(longer.size(), room - shorter.size()));
+  }
+  EncodedText out;
+  for (size_t i = 0; i < parts.ids.size(); ++i) {
+    const std::span<const int32_t> part(&parts.ids[i], 1),
+        ids = part[0] < 0 ? texts[part[0] == TextTemplates::kSecond] : part;
+    out.ids.insert(out.ids.end(), ids.begin(), ids.end());
+    out.types.resize(out.ids.size(), parts.types[i]);
+  }
+  return out;
+}
+
+Surrounding Tokenizer::surrounding() const {
+  const std::vector<int32_t> ids = text_templates().single.ids;
+  const auto text = std::ranges::find(ids, TextTemplates::kFirst);
+  return {{ids.begin(), text}, {text + 1, ids.end()}};
+}
+
 std::unique_ptr<Tokenizer> make_byte_tokenizer() {
   return std::make_unique<ByteTokenizer>();
 }
@@ -203,11 +237,11 @@ std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view text) {
 
 std::unique_ptr<Tokenizer> make_tokenizer(NamedFiles files, const std::string& where) {
   const std::string* json = find_file(files, "tokenizer.json");
-  if (json == nullptr &&
-      (find_file(files, "vocab.json") == nullptr || find_file(files, "merges.txt") == nullptr))
+  const auto has = [&](const char* name) { return find_file(files, name) != nullptr; };
+  if (json == nullptr && !(has("vocab.json") && has("merges.txt")) && !has("vocab.txt"))
     throw InputError(str(where,
                          ": has no tokenizer; hint: tokenizer.json is needed, or vocab.json ",
-                         "and merges.txt"));
+                         "and merges.txt, or vocab.txt"));
   // Cohort's old files are small and have a "type" where Hugging Face's have a "model".
   if (json != nullptr && json->find("\"model\"") == std::string::npos) {
     const std::string path = where + "/tokenizer.json";

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -39,6 +40,25 @@ class DecodeStream {
 // Byte ranges [begin, end) of a text: ascending, disjoint, none of them empty.
 using ByteRanges = std::vector<std::pair<size_t, size_t>>;
 
+// Ids and the types (segments) of as many tokens.
+struct EncodedText {
+  std::vector<int32_t> ids, types;
+};
+// The ids that encode(kAdd) puts around a text.
+struct Surrounding {
+  std::vector<int32_t> before, after;
+};
+// Special tokens around texts, which are kFirst and kSecond among their ids.
+struct TextTemplates {
+  static constexpr int32_t kFirst = -1, kSecond = -2;
+  EncodedText single{{kFirst}, {0}}, pair{{kFirst, kSecond}, {0, 1}};  // pair may be empty
+};
+// A token's share of a text's words, see Masking in data/masking.h.
+struct TokenText {
+  std::string bytes;       // with the white space before them; maybe a part of a character
+  bool continues = false;  // whatever precedes it ("##" of WordPiece)
+};
+
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
@@ -60,6 +80,19 @@ class Tokenizer {
   // characters and text that later ids may still change.
   virtual std::unique_ptr<DecodeStream> decode_stream(
       SpecialText special = SpecialText::kHide) const = 0;
+  // As encode(text, kAdd), or a pair of texts, of at most `max_tokens` ids with the special tokens
+  // (0: no limit). A single text loses its end; of a pair the longer one does until both are as
+  // long, then both, and an odd token stays the longer one's, or the second's. Throws InputError
+  // too if the limit has no room for the special tokens or the files have no template of a pair.
+  EncodedText encode_texts(std::string_view text, std::optional<std::string_view> pair = {},
+                           int64_t max_tokens = 0) const;
+  Surrounding surrounding() const;
+  virtual TextTemplates text_templates() const { return {}; }
+  // The token that stands for a masked one, if the tokenizer's files name it.
+  virtual std::optional<int32_t> mask_id() const { return {}; }
+  // Empty for special tokens and for ids without a token: neither is a part of a text.
+  virtual TokenText token_text(int32_t id) const { return {decode({&id, 1})}; }
+  bool is_special(int32_t id) const { return token_text(id).bytes.empty(); }
   // Largest id plus one.
   virtual int64_t vocab_size() const = 0;
   // Throws InputError if the tokenizer's files name no end-of-sequence token.
@@ -81,7 +114,7 @@ std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view text);
 // names their folder in errors.
 std::unique_ptr<Tokenizer> make_tokenizer(NamedFiles files, const std::string& where);
 // The tokenizer of a folder: tokenizer.json (ours or Hugging Face's), else vocab.json and
-// merges.txt. Throws InputError naming the file.
+// merges.txt, else vocab.txt. Throws InputError naming the file.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder);
 
 // A DecodeStream of the text that follows `before`: some tokenizers remove a space at the start of

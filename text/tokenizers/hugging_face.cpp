@@ -7,15 +7,19 @@
 #include <optional>
 
 #include "text/tokenizers/added_tokens.h"
+#include "text/tokenizers/byte_level.h"
 #include "text/tokenizers/json_fields.h"
 #include "text/tokenizers/pipeline.h"
 #include "text/tokenizers/word_cache.h"
+#include "text/unicode.h"
 
 namespace cohort {
 namespace {
 
 constexpr std::string_view kMetaspace = "\xe2\x96\x81";
 constexpr const char* kEndOfText = "<|endoftext|>";
+constexpr const char* kBertTokens = R"({"unk_token": "[UNK]", "sep_token": "[SEP]",
+  "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"})";
 
 // A model's files by name.
 class Folder {
@@ -37,22 +41,34 @@ class Folder {
   const std::string& where_;
 };
 
-// Converts GPT-2's two files to a tokenizer.json.
-Json gpt2_json(const Folder& folder) {
-  const std::string* merges = folder.find("merges.txt");
-  const Json byte_level = Json().set("type", "ByteLevel").set("add_prefix_space", false);
-  Json::Array list;
-  std::string_view rest = *merges;
+// The file that has the vocabulary.
+const char* main_file(const Folder& folder) {
+  if (folder.find("tokenizer.json") != nullptr) return "tokenizer.json";
+  return folder.find("vocab.json") && folder.find("merges.txt") ? "vocab.json" : "vocab.txt";
+}
+
+// Calls use(line) for the lines of a file, without their ends.
+template <class Use>
+void for_lines(const Folder& folder, const char* name, const Use& use) {
+  std::string_view rest = *folder.find(name);
   for (size_t number = 1; !rest.empty(); ++number) {
     const size_t end = std::min(rest.find('\n'), rest.size());
     std::string_view line = rest.substr(0, end);
     rest.remove_prefix(std::min(end + 1, rest.size()));
     if (line.ends_with('\r')) line.remove_suffix(1);
-    if (line.empty() || line.starts_with("#version")) continue;
     if (!is_utf8(line))
-      throw InputError(str(folder.path("merges.txt"), ": line ", number, " is not UTF-8"));
-    list.push_back(std::string(line));
+      throw InputError(str(folder.path(name), ": line ", number, " is not UTF-8"));
+    use(line);
   }
+}
+
+// Converts GPT-2's two files to a tokenizer.json.
+Json gpt2_json(const Folder& folder) {
+  const Json byte_level = Json().set("type", "ByteLevel").set("add_prefix_space", false);
+  Json::Array list;
+  for_lines(folder, "merges.txt", [&](std::string_view line) {
+    if (!line.empty() && !line.starts_with("#version")) list.push_back(std::string(line));
+  });
   return Json()
       .set("pre_tokenizer", byte_level)
       .set("decoder", byte_level)
@@ -102,8 +118,57 @@ std::vector<NamedToken> named_tokens(const Folder& folder) {
       if (value.is_object())
         for (const auto& [name, token] : value.as_object()) add(token);
     });
-  if (folder.find("tokenizer.json") == nullptr) out.push_back({"", "", kEndOfText, kEndOfText});
+  const std::string_view main = main_file(folder);
+  if (main == "vocab.json") out.push_back({"", "", kEndOfText, kEndOfText});
+  const Json bert = parse_json(kBertTokens, "");
+  for (const auto& [key, text] : bert.as_object())
+    if (main == "vocab.txt" && std::ranges::count(out, key, &NamedToken::key) == 0)
+      out.push_back({"", key, text.as_string(), text});
   return out;
+}
+
+// Rows of the model, if it says so.
+int64_t rows_of(const Folder& folder) {
+  const Json config = folder.json("config.json"), &size = config.get_or_null("vocab_size");
+  return size.is_int() ? size.as_int() : INT64_MAX;
+}
+
+// Converts BERT's vocab.txt, whose line numbers are ids, to a tokenizer.json.
+Json bert_json(const Folder& folder, std::span<const NamedToken> named) {
+  const std::string path = folder.path("vocab.txt");
+  TextMap<int64_t> ids;
+  int64_t lines = 0;
+  for_lines(folder, "vocab.txt", [&](std::string_view line) {
+    if (lines == Vocabulary::kMaxIds)
+      throw InputError(str(path, ": line ", lines + 1, ": expected at most ", lines, " lines"));
+    ids[std::string(strip_if(line, Side::kRight, is_white_space))] = lines++;
+  });
+  const auto text_of = [&](const char* key) -> const std::string& {
+    return std::ranges::find(named, key, &NamedToken::key)->text;
+  };
+  int64_t size = lines;
+  for (const char* key : {"sep_token", "pad_token", "cls_token", "mask_token"})
+    if (size < rows_of(folder) && !ids.contains(text_of(key))) ids[text_of(key)] = size++;
+  const auto token = [&](const char* key) -> Json {
+    const auto found = ids.find(text_of(key));
+    if (found == ids.end())
+      throw InputError(str(path, ": the ", key, " ", excerpt(text_of(key)), " is none of its ",
+                           lines, " lines; hint: name it in tokenizer_config.json"));
+    return Json::Array{found->first, found->second};
+  };
+  const Json config = folder.json("tokenizer_config.json");
+  Json json = parse_json(R"({"normalizer": {"type": "BertNormalizer"},
+    "pre_tokenizer": {"type": "BertPreTokenizer"}, "model": {"type": "WordPiece"},
+    "post_processor": {"type": "BertProcessing"}, "decoder": {"type": "WordPiece"}})",
+                         path);
+  json["model"].set("unk_token", token("unk_token").as_array()[0]);
+  json["model"].set("vocab", Json::Object(ids.begin(), ids.end()));
+  json["post_processor"].set("cls", token("cls_token")).set("sep", token("sep_token"));
+  Json& normalizer = json["normalizer"];  // its defaults are BERT's
+  normalizer.set("lowercase", config.get_or_null("do_lower_case"));
+  normalizer.set("strip_accents", config.get_or_null("strip_accents"));
+  normalizer.set("handle_chinese_chars", config.get_or_null("tokenize_chinese_chars"));
+  return json;
 }
 
 class HuggingFaceTokenizer final : public Tokenizer {
@@ -111,9 +176,11 @@ class HuggingFaceTokenizer final : public Tokenizer {
   HuggingFaceTokenizer(NamedFiles files, const std::string& where)
       : files_(std::move(files)), where_(where) {
     const Folder folder(files_, where);
-    const bool has_json = folder.find("tokenizer.json") != nullptr;
-    const std::string name = has_json ? "tokenizer.json" : "vocab.json";
-    const Json json = has_json ? folder.json(name) : gpt2_json(folder);
+    const std::vector<NamedToken> named = named_tokens(folder);
+    const std::string name = main_file(folder);
+    const Json json = name == "vocab.txt"    ? bert_json(folder, named)
+                      : name == "vocab.json" ? gpt2_json(folder)
+                                             : folder.json(name);
     TokensById tokens;
     with_location(json, folder.path(name), [&] {
       with_context(folder.path(name), [&] {
@@ -128,7 +195,6 @@ class HuggingFaceTokenizer final : public Tokenizer {
         });
       });
     });
-    const std::vector<NamedToken> named = named_tokens(folder);
     read_other_files(folder, named, tokens);
     std::vector<AddedToken> all;
     for (auto& [id, token] : tokens) all.push_back(std::move(token));
@@ -136,14 +202,11 @@ class HuggingFaceTokenizer final : public Tokenizer {
     find_eos(folder, named);
     find_stops(folder);
     find_control(named);
+    find_mask(named);
   }
 
   std::vector<int32_t> encode(std::string_view text, SpecialTokens special) const override {
-    std::vector<int32_t> ids = encode_with_plain(text, {});
-    if (special == SpecialTokens::kNone) return ids;
-    ids.insert(ids.begin(), surrounding_.before.begin(), surrounding_.before.end());
-    ids.insert(ids.end(), surrounding_.after.begin(), surrounding_.after.end());
-    return ids;
+    return special == SpecialTokens::kNone ? encode_with_plain(text, {}) : encode_texts(text).ids;
   }
 
   std::vector<int32_t> encode_with_plain(std::string_view text,
@@ -174,6 +237,20 @@ class HuggingFaceTokenizer final : public Tokenizer {
 
   std::unique_ptr<DecodeStream> decode_stream(SpecialText special) const override {
     return std::make_unique<Stream>(*this, special);
+  }
+
+  TextTemplates text_templates() const override { return templates_; }
+  std::optional<int32_t> mask_id() const override { return mask_; }
+  TokenText token_text(int32_t id) const override {
+    const auto text = text_of(id, SpecialText::kHide);
+    if (!text) return {};
+    const bool is_added = added_.find(id) != nullptr;
+    const std::string token(*text);
+    if (const std::string_view prefix = model_->continuing_prefix(); !prefix.empty())
+      return !is_added && token.starts_with(prefix) ? TokenText{token.substr(prefix.size()), true}
+                                                    : TokenText{" " + token};
+    const auto bytes = is_byte_level_ ? from_byte_characters(token) : std::nullopt;
+    return {is_added ? token : bytes ? *bytes : replaced(token, kMetaspace, " ")};
   }
 
   int64_t vocab_size() const override { return vocabulary_.size(); }
@@ -241,9 +318,10 @@ class HuggingFaceTokenizer final : public Tokenizer {
     read_part("model", [&](const Json& part) {
       model_ = make_model(part, pre_tokenization_.words, vocabulary_);
     });
-    read_part("post_processor",
-              [&](const Json& part) { surrounding_ = read_post_processor(part); });
+    read_part("post_processor", [&](const Json& part) { templates_ = read_post_processor(part); });
     read_part("decoder", [&](const Json& part) { decoder_.emplace(part); });
+    Work work{0};
+    is_byte_level_ = Decoder(*decoder_).push(to_byte_characters(" "), work) == " ";
     splits_at_metaspace_ = model_->splits_before(kMetaspace);
   }
 
@@ -268,8 +346,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
   // Reads the tokens of the files beside tokenizer.json.
   void read_other_files(const Folder& folder, std::span<const NamedToken> named,
                         TokensById& tokens) {
-    const Json config = folder.json("config.json"), &size = config.get_or_null("vocab_size");
-    const int64_t rows = size.is_int() ? size.as_int() : INT64_MAX;
+    const int64_t rows = rows_of(folder);
     for_fields(folder, "tokenizer_config.json", [&](const std::string& key, const Json& decoder) {
       if (key != "added_tokens_decoder" || decoder.is_null()) return;
       for (const auto& [number, item] : decoder.as_object()) {
@@ -326,10 +403,17 @@ class HuggingFaceTokenizer final : public Tokenizer {
   void find_control(std::span<const NamedToken> named) {
     control_ = stops_;
     if (eos_) control_.push_back(*eos_);
-    control_.insert(control_.end(), surrounding_.before.begin(), surrounding_.before.end());
+    for (const int32_t id : surrounding().before) control_.push_back(id);
     for (const NamedToken& token : named)
       if (token.key == "bos_token" || token.key == "pad_token" || token.key == "unk_token")
         control_.push_back(vocabulary_.find(token.text));
+  }
+
+  void find_mask(std::span<const NamedToken> named) {
+    const auto token = std::ranges::find(named, "mask_token", &NamedToken::key);
+    const auto use = [&](int32_t id) { mask_ = mask_ || !added_.find(id) ? mask_ : id; };
+    if (token != named.end()) use(vocabulary_.find(token->text));
+    for (const char* name : {"[MASK]", "<mask>"}) use(vocabulary_.find(name));
   }
 
   // The ranges of call.plain in the part of the text that begins at `offset`, once normalised: a
@@ -412,9 +496,10 @@ class HuggingFaceTokenizer final : public Tokenizer {
   std::unique_ptr<Model> model_;
   bool splits_at_metaspace_ = false;
   AddedTokens added_;
-  SurroundingTokens surrounding_;
+  TextTemplates templates_;
+  bool is_byte_level_ = false;
   std::optional<Decoder> decoder_;
-  std::optional<int32_t> eos_;
+  std::optional<int32_t> eos_, mask_;
   std::vector<int32_t> stops_;    // eos_token_id of the model's files
   std::vector<int32_t> control_;  // SpecialText::kHideControl
   std::string where_;

@@ -1,13 +1,16 @@
 // Tokenizers in Hugging Face's formats: tokenizer.json with its pipeline of normaliser,
-// pre-tokenizer, model, post-processor and decoder, or GPT-2's vocab.json and merges.txt.
+// pre-tokenizer, model, post-processor and decoder, GPT-2's vocab.json and merges.txt, or BERT's
+// vocab.txt.
 #pragma once
 
 #include "text/tokenizer.h"
 
 namespace cohort {
 
-// Reads tokenizer.json, else vocab.json and merges.txt as GPT-2's byte-level BPE; added tokens also
-// from tokenizer_config.json and added_tokens.json; special tokens also by their names in
+// Reads tokenizer.json, else vocab.json and merges.txt as GPT-2's byte-level BPE, else vocab.txt as
+// BERT's WordPiece, with the options of tokenizer_config.json and BERT's defaults (lower case; the
+// special tokens that have no line follow the last one). Added tokens also from
+// tokenizer_config.json and added_tokens.json; special tokens also by their names in
 // tokenizer_config.json and special_tokens_map.json; and the end-of-sequence token from the first
 // of tokenizer_config.json, special_tokens_map.json, generation_config.json and config.json that
 // names one. `where` names the files' folder in errors. Throws InputError.

@@ -96,6 +96,7 @@ class WordPiece final : public Model {
     ids.resize(begin);
     ids.push_back(unk_.id_for(word));
   }
+  std::string_view continuing_prefix() const override { return prefix_; }
 
  private:
   const Vocabulary& vocabulary_;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "text/json.h"
+#include "text/tokenizer.h"
 #include "text/tokenizers/vocabulary.h"
 #include "text/tokenizers/work.h"
 
@@ -61,6 +62,8 @@ class Model {
   // True if splitting a word before `character` never changes its ids, provided that the text
   // before the split does not end with `character`.
   virtual bool splits_before(std::string_view /*character*/) const { return false; }
+  // Begins the tokens inside a word, if not empty.
+  virtual std::string_view continuing_prefix() const { return {}; }
 };
 
 // kBytes if the model of this JSON can read bytes instead of GPT-2's characters for them.
@@ -68,14 +71,10 @@ WordText preferred_word_text(const Json& json);
 // From the value of "model"; adds its tokens to `vocabulary`.
 std::unique_ptr<Model> make_model(const Json& json, WordText words, Vocabulary& vocabulary);
 
-// ---- Post-processors: special tokens before and after a text -----------------------------------
+// ---- Post-processors: special tokens around a text, or a pair of texts -------------------------
 
-struct SurroundingTokens {
-  std::vector<int32_t> before, after;
-};
-
-// From the value of "post_processor".
-SurroundingTokens read_post_processor(const Json& json);
+// From the value of "post_processor". `pair` is empty if the file has no template with both texts.
+TextTemplates read_post_processor(const Json& json);
 
 // ---- Decoders: they convert a stream of tokens to text -----------------------------------------
 

@@ -6,7 +6,6 @@
 namespace cohort {
 
 void Vocabulary::add(std::string_view token, int64_t id) {
-  constexpr int64_t kMaxIds = 1 << 24;  // an id takes memory, and a model a row
   constexpr size_t kMaxTokenBytes = 1 << 16;
   if (id < 0 || id >= kMaxIds)
     throw InputError(

@@ -21,6 +21,7 @@ using TextMap = std::unordered_map<std::string, Value, TextHash, std::equal_to<>
 
 class Vocabulary {
  public:
+  static constexpr int64_t kMaxIds = 1 << 24;  // an id takes memory, and a model a row
   void reserve(size_t tokens) { ids_.reserve(tokens); }
   // Throws InputError for an id that is out of range or taken, and for a token that has another id.
   void add(std::string_view token, int64_t id);
