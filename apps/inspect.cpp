@@ -87,6 +87,7 @@ void print_tokenizer(const std::string& dir) {
   if (read_files(dir, kTokenizerFiles).empty()) return print_row("files", "none");
   const std::unique_ptr<Tokenizer> loaded = load_tokenizer(dir);
   const Tokenizer& tokenizer = *loaded;
+  if (tokenizer.vocab_size() == 0) return print_row("files", kImageFile);
   print_row("ids", std::to_string(tokenizer.vocab_size()));
   std::string stops;
   for (const int32_t id : tokenizer.stop_ids())

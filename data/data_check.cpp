@@ -195,6 +195,11 @@ class ContextCheck {
     }
   }
   void measure_tokens(const Example& example, Measured& out) const {
+    if (example.images != nullptr) {
+      out.prompt = fit_.context;
+      out.sequence = out.prompt + 1;
+      return;
+    }
     if (fit_.classifies()) {
       const auto pair = example.pair.empty() ? std::nullopt : std::optional(example.pair);
       out.prompt = std::ssize(fit_.tokenizer.encode_texts(example.prompt, pair).ids);
@@ -386,7 +391,8 @@ std::string context_hint(ContextLimit limit, const std::string& otherwise) {
 }
 
 std::string held_out_leak(const Dataset& data, const std::vector<DataSections>& earlier) {
-  if (data.task != nullptr || data.held_out_set == nullptr || data.held_out_set->size() == 0)
+  if (data.task != nullptr || data.held_out_set == nullptr || data.held_out_set->size() == 0 ||
+      data.held_out_set->get(0).images != nullptr)
     return "";
   const ExampleSet& held_out = *data.held_out_set;
   std::vector<std::pair<uint64_t, int64_t>> known;  // hashes, sorted, with their problems

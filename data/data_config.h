@@ -45,10 +45,31 @@ inline constexpr EnumName<Curriculum> kCurriculumNames[] = {{Curriculum::kNone, 
 inline constexpr EnumName<TooLong> kTooLongNames[] = {
     {TooLong::kError, "error"}, {TooLong::kTruncate, "truncate"}, {TooLong::kSkip, "skip"}};
 
+// kCropFlip: augmented() of data/resize.h.
+enum class Augment { kNone, kCropFlip };
+inline constexpr EnumName<Augment> kAugmentNames[] = {{Augment::kNone, "none"},
+                                                      {Augment::kCropFlip, "crop_flip"}};
+// Images with labels (ImageSet).
+struct ImagesConfig {
+  std::string path, eval_path;  // eval_path: held-out images; empty: a part of `path`
+  std::string field = "image", label = "label";
+  Augment augment = Augment::kNone;
+  int64_t size = 0;  // side of the images of a new model, model.image_size; it is no key
+  void visit(ConfigVisitor& v) {
+    v.field("path", path, "a folder of class folders, or JSONL with an image and a label per line");
+    v.field("eval_path", eval_path, "held-out images, likewise; empty: a part of path");
+    v.field("field", field, "field of JSONL with an image: a path or a data URI");
+    v.field("label", label, "field of JSONL with the label");
+    v.choice("augment", augment, kAugmentNames,
+             "crop_flip: trains on random crops (0.08 to 1 of the area), half of them mirrored");
+  }
+};
+
 struct DataConfig {
   std::string task;       // a generated task (data/tasks/), or
   TaskConfig task_sizes;  // (its sizes)
   JsonlConfig jsonl;      // problems from a file, or
+  ImagesConfig images;    // images with labels, or
   // Plain text (pretrain, mlm): files, folders and patterns.
   std::vector<std::string> text;
   std::vector<std::string> eval_text;  // held-out text, likewise; empty: a part of `text`
@@ -74,12 +95,14 @@ struct DataConfig {
   // True if the configured fractions leave nothing to evaluate on.
   bool holds_nothing_out() const {
     const std::vector<std::string>& separate = text.empty() ? jsonl.eval_path : eval_text;
+    if (!images.path.empty()) return images.eval_path.empty() && jsonl.held_out() == 0;
     return task.empty() && separate.empty() && jsonl.held_out() == 0;
   }
   void visit(ConfigVisitor& v) {
     v.field("task", task, "generated problems: see `cohort train --help`");
     v.section("task_sizes", task_sizes, "sizes of the generated problems");
     v.section("jsonl", jsonl, "problems from a JSONL file");
+    v.section("images", images, "images with labels (classify)");
     v.field("split_by", jsonl.split_by,
             "fields of data.jsonl's lines whose hash decides what is held out, the same for all "
             "stages, such as question; {one|other} of a template is one|other here; empty: the "

@@ -4,10 +4,10 @@
 #include <cmath>
 #include <functional>
 #include <numeric>
-#include <set>
 
 #include "core/log.h"
 #include "core/parallel.h"
+#include "data/class_examples.h"
 #include "sys/files.h"
 #include "sys/input_file.h"
 #include "text/utf8.h"
@@ -51,6 +51,14 @@ Fingerprint checked_fingerprint(const DataSections& config, DataParts parts) {
   const std::vector<std::string>& paths = is_text ? data.text : data.jsonl.path;
   const std::vector<std::string>& eval_paths = is_text ? data.eval_text : data.jsonl.eval_path;
   Fingerprint out;
+  if (!data.images.path.empty()) {
+    out.text = load_images(data).fingerprint;
+    if (!data.fingerprint.empty() && data.fingerprint != out.text)
+      throw InputError(str(data.images.path, " does not hold the images that were meant: their ",
+                           "fingerprint is ", out.text, ", expected ", data.fingerprint,
+                           "; hint: restore them, or accept these with ", config.fingerprint_key,
+                           "=", out.text));
+  }
   if (paths.empty()) return out;
   const bool all = parts == DataParts::kAll || eval_paths.empty();
   if (all)
@@ -143,6 +151,14 @@ Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> toke
     return out;
   }
   std::unique_ptr<ExampleSet>& held_out = out.held_out_set;
+  if (!data.images.path.empty()) {
+    ImageSplits splits = load_images(data);
+    out.train = std::move(splits.train);
+    held_out = std::move(splits.held_out);
+    if (out.tokenizer == nullptr)
+      out.tokenizer = make_tokenizer(new_image_files(data.images.size), "data.images");
+    return out;
+  }
   if (!data.task.empty()) {
     out.task = &find_task(data.task);
     out.train = make_task_set(*out.task, data.task_sizes, Split::kTrain, config.seed, 0);
@@ -201,38 +217,6 @@ TokenSequence masked_sequence(std::span<const int32_t> window, const Tokenizer& 
   out.tokens.insert(out.tokens.end(), around.after.begin(), around.after.end());
   out.labels.resize(out.tokens.size(), -1);
   return out;
-}
-
-TokenSequence class_sequence(const Example& example, const Tokenizer& tokenizer, int64_t context,
-                             const std::vector<std::string>& labels) {
-  const auto label = std::ranges::find(labels, example.answer);
-  if (label == labels.end())
-    throw InputError(str(example.where, ": the label '", example.answer,
-                         "' is none of the model's: ", join(labels, ", "), did_you_mean(example.answer, labels)));
-  const auto pair = example.pair.empty() ? std::nullopt : std::optional(example.pair);
-  EncodedText text = tokenizer.encode_texts(example.prompt, pair, context);
-  TokenSequence out{.tokens = std::move(text.ids), .types = std::move(text.types)};
-  out.labels.assign(out.tokens.size(), -1);
-  out.labels.at(0) = static_cast<int32_t>(label - labels.begin());
-  return out;
-}
-
-std::vector<std::string> class_labels(const DataSections& config) {
-  JsonlConfig jsonl = config.data.jsonl;
-  jsonl.teaches = true;
-  const JsonlSplits splits = load_jsonl(jsonl);
-  std::set<std::string> labels;
-  for (int64_t i = 0; i < splits.train->size(); ++i) labels.insert(splits.train->get(i).answer);
-  for (int64_t i = 0; i < splits.held_out->size(); ++i)
-    if (const Example e = splits.held_out->get(i); !labels.contains(e.answer))
-      throw InputError(str(e.where, ": no training problem has the label '", e.answer,
-                           "' of this held-out one; hint: data.split_by or other files"));
-  if (labels.size() < 2)
-    throw InputError(str("data.jsonl: the training problems have ",
-                         labels.empty() ? std::string("no label")
-                                        : str("only the label '", *labels.begin(), "'"),
-                         "; hint: data.jsonl.answer names the field of the label"));
-  return {labels.begin(), labels.end()};
 }
 
 TextWindow text_window(const Dataset& data, int64_t length, uint64_t seed, int64_t i) {

@@ -87,12 +87,4 @@ std::vector<int32_t> supervised_tokens(const Example& example, const Tokenizer& 
 TokenSequence supervised_sequence(const Example& example, const Tokenizer& tokenizer,
                                   int64_t context, TooLong too_long = TooLong::kError);
 
-// (classify) Text and pair as the tokenizer's files say, cut to the context: of a pair the longer
-// text. Position 0 has the index of the answer in `labels`. Throws InputError for another answer.
-TokenSequence class_sequence(const Example& example, const Tokenizer& tokenizer, int64_t context,
-                             const std::vector<std::string>& labels);
-// The distinct answers of the training problems, sorted. Throws InputError if a held-out one has
-// another answer, or if there are fewer than two.
-std::vector<std::string> class_labels(const DataSections& config);
-
 }  // namespace cohort

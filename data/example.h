@@ -17,11 +17,16 @@
 
 namespace cohort {
 
+class ImageSet;
+
 struct Example {
   std::string prompt;
   std::string answer;    // ground truth for rewards; empty: none
   std::string solution;  // target completion of supervised training; `answer` if none is given
   std::string pair;      // (classify) the second text; empty: none
+  // (classify) An image in place of the prompt, which is then its path: one of a set; null: none.
+  std::shared_ptr<const ImageSet> images = nullptr;
+  int64_t image = 0;
   Json fields = Json::Object{};  // all fields of the source
   Json messages;  // a conversation to be rendered; null: prompt and solution are complete
   // Index in `messages` (rendered: in `conversation`) of the first message of the completion: only

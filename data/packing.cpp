@@ -19,8 +19,9 @@ void check(const TokenSequence& s) {
   COHORT_CHECK(s.types.empty() || s.types.size() == n, "[pack] sequence ", s.index, " has ", n,
                " tokens and ", s.types.size(), " types");
   if (!s.labels.empty()) {
-    COHORT_CHECK(s.labels.size() == n && s.prefix == 0, "[pack] sequence ", s.index, " has ", n,
-                 " tokens, ", s.labels.size(), " labels and a prefix of ", s.prefix);
+    COHORT_CHECK((s.labels.size() == n || !s.pixels.empty()) && s.prefix == 0, "[pack] sequence ",
+                 s.index, " has ", n, " tokens, ", s.labels.size(), " labels and a prefix of ",
+                 s.prefix);
     return;
   }
   COHORT_CHECK(n >= 2, "[pack] expected at least two tokens in sequence ", s.index, ", got ", n);
@@ -51,6 +52,20 @@ std::vector<size_t> micro_batch_begins(std::span<const TokenSequence> sequences,
   }
   begins.push_back(sequences.size());
   return begins;
+}
+
+// Sets the images of sequences, all of which must have one of the same size.
+void add_pixels(std::span<const TokenSequence> sequences, PackedBatch& batch) {
+  const size_t size = sequences[0].pixels.size();
+  batch.pixels =
+      Tensor::empty({std::ssize(sequences), static_cast<int64_t>(size)}, DType::kU8);
+  batch.pixel_values = sequences[0].pixel_values;
+  auto* to = batch.pixels.data<uint8_t>();
+  for (const TokenSequence& s : sequences) {
+    COHORT_CHECK(s.pixels.size() == size, "[pack] sequence ", s.index, " has ", s.pixels.size(),
+                 " bytes of an image, expected ", size);
+    to = std::ranges::copy(s.pixels, to).out;
+  }
 }
 
 }  // namespace
@@ -85,17 +100,17 @@ PackedBatch pack(std::span<const TokenSequence> sequences) {
       const auto at = static_cast<size_t>(i);
       const bool labeled = !s.labels.empty();
       if (labeled ? s.labels[at] >= 0 : s.loss_mask[at + 1] != 0) {
-        target_positions.push_back(static_cast<int32_t>(tokens.size()));
+        target_positions.push_back(static_cast<int32_t>(positions.size()));
         targets.push_back(labeled ? s.labels[at] : s.tokens[at + 1]);
         segments.push_back(static_cast<int32_t>(&s - sequences.data()));
         if (labeled) target_sequences.push_back(s.index);
       }
       if (typed) types.push_back(s.types.empty() ? 0 : s.types[at]);
-      tokens.push_back(s.tokens[at]);
+      if (s.pixels.empty()) tokens.push_back(s.tokens[at]);
       positions.push_back(static_cast<int32_t>(i));
       indices.push_back(s.index);
     }
-    cu_seqlens.push_back(static_cast<int32_t>(tokens.size()));
+    cu_seqlens.push_back(static_cast<int32_t>(positions.size()));
     prefixes.insert(prefixes.end(), {prefix_begin, static_cast<int32_t>(begin)});
   };
   bool any_shared = false;
@@ -108,14 +123,17 @@ PackedBatch pack(std::span<const TokenSequence> sequences) {
                    "[pack] sequences ", first.index, " and ", sequences[end].index, " of group ",
                    first.group, " begin with other tokens");
     const bool shared = end > begin + 1;
-    const auto root = static_cast<int32_t>(tokens.size());
+    const auto root = static_cast<int32_t>(positions.size());
     any_shared = any_shared || shared;
     if (shared) add(first, 0, first.prefix, 0);
     for (size_t i = begin; i < end; ++i)
       add(sequences[i], shared ? first.prefix : 0, sequences[i].num_inputs(), shared ? root : 0);
   }
   PackedBatch batch;
-  batch.tokens = Tensor::from(tokens);
+  if (sequences.empty() || sequences[0].pixels.empty())
+    batch.tokens = Tensor::from(tokens);
+  else
+    add_pixels(sequences, batch);
   batch.positions = Tensor::from(positions);
   batch.sequences = Tensor::from(indices);
   batch.cu_seqlens = Tensor::from(cu_seqlens);

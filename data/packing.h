@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <span>
 #include <vector>
 
@@ -23,8 +24,12 @@ struct TokenSequence {
   int64_t group = -1, prefix = 0;
   std::vector<int32_t> labels = {};  // same size as tokens; empty: the form of loss_mask
   std::vector<int32_t> types = {};   // same size as tokens; empty: 0
+  // An image in place of tokens: its bytes and PackedBatch::pixel_values. It has the positions of
+  // `labels`.
+  std::vector<uint8_t> pixels = {};
+  Tensor pixel_values = {};
   int64_t num_inputs() const {
-    return static_cast<int64_t>(tokens.size()) - (labels.empty() ? 1 : 0);
+    return labels.empty() ? std::ssize(tokens) - 1 : std::ssize(labels);
   }
   int64_t num_targets() const;
 };
@@ -42,7 +47,7 @@ struct PackedBatch {
   Tensor segments;          // [L] i32: the sequence of each target, from 0 in the batch, ascending
   Tensor target_sequences;  // [L] i64: TokenSequence::index of each target; undefined: no labels
   Tensor types;             // [T] i32: types of tokens; undefined: 0
-  // Images instead of tokens, which are undefined: [N, H, W, c] u8, and the value of each byte by
+  // Images instead of tokens, which are undefined: [N, H W c] u8, and the value of each byte by
   // channel, [c, 256] f32. Each has a class token before its patches.
   Tensor pixels, pixel_values;
   int64_t size() const { return positions.numel(); }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/log.h"
+#include "data/class_examples.h"
 #include "core/parallel.h"
 #include "data/chat_examples.h"
 #include "job/resources.h"
@@ -520,7 +521,9 @@ ModelDescription describe_model(const std::string& checkpoint, const std::string
   }
   const std::string weights = is_adapter ? saved.base.path : checkpoint;
   saved.config = load_config(weights);
-  saved.tokenizer = load_tokenizer(has_tokenizer(checkpoint) ? checkpoint : weights);
+  saved.tokenizer = saved.config.has_images() && !has_tokenizer(checkpoint)
+                        ? make_tokenizer(new_image_files(saved.config.image_size), checkpoint)
+                        : load_tokenizer(has_tokenizer(checkpoint) ? checkpoint : weights);
   if (is_adapter) saved.tokenizer = with_ends(std::move(saved.tokenizer), weights, checkpoint);
   const int64_t rows = saved.config.vocab_size, ids = saved.tokenizer->vocab_size();
   // Models from elsewhere may have rows that no token uses, but not as the end of a text.

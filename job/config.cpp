@@ -25,6 +25,8 @@ constexpr std::string_view kPathKeys[] = {"data.text",
                                           "data.eval_text",
                                           "data.jsonl.path",
                                           "data.jsonl.eval_path",
+                                          "data.images.path",
+                                          "data.images.eval_path",
                                           "data.tokenizer_path",
                                           "data.cache_dir",
                                           "model.path",
@@ -38,6 +40,8 @@ std::vector<std::string> paths_at(const TrainConfig& config, std::string_view ke
   if (key == "data.eval_text") return config.data.eval_text;
   if (key == "data.jsonl.path") return config.data.jsonl.path;
   if (key == "data.jsonl.eval_path") return config.data.jsonl.eval_path;
+  if (key == "data.images.path") return {config.data.images.path};
+  if (key == "data.images.eval_path") return {config.data.images.eval_path};
   if (key == "data.tokenizer_path") return {config.data.tokenizer_path};
   if (key == "model.path") return {config.model.path};
   if (key == "environment.corpus") return {config.environment.corpus};
@@ -286,13 +290,15 @@ void validate_source(const DataConfig& data, TrainerType trainer) {
   else if (trainer == TrainerType::kMlm)
     require(!data.text.empty(), "data.text: trainer mlm needs a text file");
   else if (trainer == TrainerType::kClassify)
-    require(!data.jsonl.path.empty() && !data.is_chat(),
+    require((!data.jsonl.path.empty() && !data.is_chat()) || !data.images.path.empty(),
             "data.jsonl: trainer classify needs texts and their labels, no conversations; hint: "
             "data.jsonl: {path: FILE, prompt: '{text}', answer: '{label}'}");
   else
     require(data.text.empty(), str("data.text: trainer ", trainer_name(trainer),
                                    " needs problems: data.task or data.jsonl; hint: trainer: "
                                    "pretrain for plain text"));
+  require(data.images.path.empty() || trainer == TrainerType::kClassify,
+          "data.images: is for trainer classify");
   require(data.text.empty() || !data.is_chat(),
           "data.chat: data.text is plain text; hint: conversations are for sft and grpo");
   require(data.jsonl.messages.empty() || !data.jsonl.path.empty(),
@@ -380,7 +386,7 @@ RunPlan with_unread_keys(RunPlan plan) {
         {" jsonl.pair ", config.batch.trainer == TrainerType::kClassify, "trainer: classify"},
         {" jsonl.limit ", has_jsonl, "data.jsonl.path"},
         {" eval_text cache_dir ", has_text, "data.text"},
-        {" held_out_fraction ", has_jsonl || (has_text && data.eval_text.empty()),
+        {" held_out_fraction ", has_jsonl || !data.images.path.empty() || (has_text && data.eval_text.empty()),
          "data.jsonl.path and data.text without eval_text"},
         {" curriculum_patience ", data.curriculum == Curriculum::kOnline,
          "data.curriculum: online"},
@@ -459,10 +465,11 @@ void validate_grpo(const TrainConfig& config) {
 }  // namespace
 
 void TrainConfig::validate() const {
-  const int sources = !data.task.empty() + !data.jsonl.path.empty() + !data.text.empty();
+  const int sources = !data.task.empty() + !data.jsonl.path.empty() + !data.text.empty() +
+                      !data.images.path.empty();
   validate_directory(name, output_dir);
   require(sources == 1,
-          str("data: expected exactly one of task, jsonl.path and text, got ", sources));
+          str("data: expected exactly one of task, jsonl.path, images.path and text, got ", sources));
   require(optimizer.storage.moments == MomentKind::kF32 || dtype != DType::kF64,
           "optimizer.moments: bf16 is not supported with dtype f64; hint: leave one of them out");
   validate_source(data, batch.trainer);
@@ -581,6 +588,7 @@ RunPlan plan_of(ConfigNode root, const std::string& path, std::span<const std::s
         read(default_config(first.batch.trainer, first.batch.steps, first.model.lora.rank > 0)));
     config.stage = static_cast<int64_t>(i);
     config.model.lora.seed = static_cast<uint64_t>(config.seed);
+    config.data.images.size = config.model.image_size;
     if (config.name.empty()) config.name = fs::path(path).stem().string();
     if (config.output_dir.empty())
       config.output_dir = (fs::current_path() / "runs" / config.name).string();

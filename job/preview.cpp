@@ -5,6 +5,7 @@
 #include <set>
 
 #include "core/log.h"
+#include "data/class_examples.h"
 #include "job/checkpoint.h"
 #include "rl/process_spawner.h"
 #include "text/utf8.h"

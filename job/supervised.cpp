@@ -1,5 +1,9 @@
 // Pretraining, supervised fine-tuning and encoders: the loss over the targets of packed sequences.
+#include <future>
+
 #include "core/log.h"
+#include "data/class_examples.h"
+#include "data/parallel_try.h"
 #include "job/preview.h"
 #include "job/stage.h"
 #include "trainers/across_ranks.h"
@@ -7,60 +11,79 @@
 namespace cohort {
 namespace {
 
-// A window of text, the `index`-th of its step.
-TokenSequence text_sequence(Stage& stage, const TextWindow& window, int64_t length,
-                            const Masking* masking, int64_t index) {
-  std::vector<int32_t> tokens = window.tokens.read(window.begin, length);
-  if (masking != nullptr)
-    return masked_sequence(tokens, *stage.data().tokenizer, *masking, stage.step(), index);
-  return {.tokens = std::move(tokens),
-          .loss_mask = std::vector<uint8_t>(static_cast<size_t>(length), 1)};
-}
-
-// This rank's sequences of the step that starts at data position `position`.
-std::vector<TokenSequence> next_sequences(Stage& stage, MixedOrder* order, const Masking* masking,
-                                          int64_t position) {
-  const TrainConfig& config = stage.config();
-  const Dataset& data = stage.data();
-  const ModelConfig& model = stage.model().config();
-  const RankShard shard =
-      shard_of(config.batch.batch_size, stage.comm().rank(), stage.comm().size(), stage.step());
-  std::vector<TokenSequence> out;
-  for (int64_t i = 0; i < config.batch.batch_size; ++i) {
-    const int64_t example = order != nullptr ? order->next() : 0;
-    if (i < shard.begin || i >= shard.end) continue;
-    if (config.batch.trainer == TrainerType::kClassify) {
-      out.push_back(class_sequence(data.train->get(example), *data.tokenizer, model.context,
-                                   model.labels));
-    } else if (order != nullptr) {
-      out.push_back(supervised_sequence(data.train->get(example), *data.tokenizer, model.context,
-                                        config.data.too_long));
-    } else {
-      const uint64_t seed = config.data_seed();
-      const int64_t n = window_length(config.batch.trainer, *data.tokenizer, model.context);
-      out.push_back(
-          text_sequence(stage, text_window(data, n, seed, position + i), n, masking, i));
-      // Prefetches the tokens of the next step from disk.
-      const TextWindow next = text_window(data, n, seed, position + config.batch.batch_size + i);
-      next.tokens.will_read(next.begin, n);
-    }
-    out.back().index = i;
+// The sequences of a stage's steps.
+class SequenceSource {
+ public:
+  explicit SequenceSource(Stage& stage)
+      : config_(stage.config()), data_(stage.data()), model_(stage.model().config()),
+        rank_(stage.comm().rank()), ranks_(stage.comm().size()) {
+    const auto seed = static_cast<uint64_t>(config_.seed);
+    const TrainerType trainer = config_.batch.trainer;
+    if (trainer == TrainerType::kMlm) masking_.emplace(*data_.tokenizer, config_.masking, seed);
+    if (trainer == TrainerType::kClassify)
+      classes_.emplace(
+          ClassReader::Model{*data_.tokenizer, model_.labels, model_.context, model_.image_size,
+                             model_.channels},
+          config_.data.images.augment, seed);
+    if (reads_text(trainer)) return;
+    order_ = make_order(config_, data_, stage.state().planned_steps);
+    order_->seek(stage.state().data_position);
   }
-  return out;
-}
+
+  // This rank's sequences of a step, which starts at data position `position`. For consecutive
+  // steps.
+  std::vector<TokenSequence> next(int64_t step, int64_t position) {
+    const RankShard shard = shard_of(config_.batch.batch_size, rank_, ranks_, step);
+    std::vector<int64_t> examples;
+    for (int64_t i = 0; i < config_.batch.batch_size; ++i)
+      examples.push_back(order_ ? order_->next() : position + i);
+    std::vector<TokenSequence> out(static_cast<size_t>(shard.end - shard.begin));
+    const auto make = [&](int64_t k) {
+      const int64_t i = shard.begin + k, example = examples[static_cast<size_t>(i)];
+      out[static_cast<size_t>(k)] =
+          order_ ? of_problem(data_.train->get(example), step, i) : of_text(example, step, i);
+      out[static_cast<size_t>(k)].index = i;
+    };
+    parallel_try(std::ssize(out), 1, make);
+    return out;
+  }
+  // True if sequences take long to make: those of the next step are made during an update.
+  bool is_slow() const { return model_.has_images(); }
+
+ private:
+  TokenSequence of_problem(const Example& example, int64_t step, int64_t index) const {
+    if (classes_) return classes_->read(example, step, index);
+    return supervised_sequence(example, *data_.tokenizer, model_.context, config_.data.too_long);
+  }
+  // The window at a data position.
+  TokenSequence of_text(int64_t position, int64_t step, int64_t index) const {
+    const uint64_t seed = config_.data_seed();
+    const int64_t n = window_length(config_.batch.trainer, *data_.tokenizer, model_.context);
+    const TextWindow window = text_window(data_, n, seed, position);
+    std::vector<int32_t> tokens = window.tokens.read(window.begin, n);
+    // Prefetches the tokens of the next step from disk.
+    const TextWindow next = text_window(data_, n, seed, position + config_.batch.batch_size);
+    next.tokens.will_read(next.begin, n);
+    if (masking_) return masked_sequence(tokens, *data_.tokenizer, *masking_, step, index);
+    return {.tokens = std::move(tokens),
+            .loss_mask = std::vector<uint8_t>(static_cast<size_t>(n), 1)};
+  }
+
+  const TrainConfig& config_;
+  const Dataset& data_;
+  const ModelConfig& model_;
+  const int rank_, ranks_;
+  std::optional<MixedOrder> order_;  // of problems
+  std::optional<Masking> masking_;
+  std::optional<ClassReader> classes_;
+};
 
 }  // namespace
 
 StageEnd train_supervised(Stage& stage) {
   const TrainConfig& config = stage.config();
-  std::optional<MixedOrder> order;
-  std::optional<Masking> masking;
-  if (config.batch.trainer == TrainerType::kMlm)
-    masking.emplace(*stage.data().tokenizer, config.masking, static_cast<uint64_t>(config.seed));
-  if (!reads_text(config.batch.trainer)) {
-    order = make_order(config, stage.data(), stage.state().planned_steps);
-    order->seek(stage.state().data_position);
-  }
+  SequenceSource source(stage);
+  std::future<std::vector<TokenSequence>> ahead;  // waits for its thread when it is destroyed
   if (const int ranks = stage.comm().size();
       stage.is_main() && !stage.finished() && config.batch.batch_size < ranks)
     logging::warn("batch_size: ", config.batch.batch_size, " sequences leave ",
@@ -68,9 +91,15 @@ StageEnd train_supervised(Stage& stage) {
                   " ranks without work; hint: a larger batch_size or fewer ranks");
   while (stage.more()) {
     Stopwatch clock;
-    const auto sequences =
-        next_sequences(stage, order ? &*order : nullptr, masking ? &*masking : nullptr,
-                       stage.state().data_position);
+    const int64_t step = stage.step(), position = stage.state().data_position;
+    const std::vector<TokenSequence> sequences =
+        ahead.valid() ? ahead.get() : source.next(step, position);
+    const double waited = clock.lap();
+    if (source.is_slow() && step + 1 < config.batch.steps)
+      ahead = std::async(std::launch::async, [&, step, position, threads = num_threads()] {
+        set_num_threads(threads);
+        return source.next(step + 1, position + config.batch.batch_size);
+      });
     double targets = 0, tokens = 0;
     for (const TokenSequence& sequence : sequences) {
       targets += static_cast<double>(sequence.num_targets());
@@ -107,12 +136,14 @@ StageEnd train_supervised(Stage& stage) {
     });
 
     stage.state().data_position += config.batch.batch_size;
-    stage.end_step({{"loss", update.loss},
+    Metrics metrics{{"loss", update.loss},
                     {"learning_rate", rate},
                     {"grad_norm", update.grad_norm},
                     {"num_tokens", tokens},
                     {"num_target_tokens", targets},
-                    {"time/update", clock.lap()}});
+                    {"time/update", clock.lap() + (source.is_slow() ? 0 : waited)}};
+    if (source.is_slow()) metrics.add("time/data", waited);
+    stage.end_step(metrics);
   }
   return stage.finish();
 }

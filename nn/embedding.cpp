@@ -59,11 +59,12 @@ Variable Embedding::operator()(const Pass& pass) const {
 }
 
 Variable Embedding::patches(const Pass& pass) const {
-  const int64_t n = config_.num_patches(), p = config_.patch_size;
+  const int64_t n = config_.num_patches(), p = config_.patch_size, side = config_.image_size;
   Tensor rows = Tensor::empty({pass.pixels.dim(0) * n, config_.channels * p * p}, dtype_,
                               pass.pixels.device());
   kernels::patches({.y = rows,
-                    .pixels = pass.pixels,
+                    .pixels = pass.pixels.reshape(
+                        {pass.pixels.dim(0), side, side, config_.channels}),
                     .values = pass.pixel_values.to(accumulate_dtype(dtype_)),
                     .size = p});
   return prepend_row(class_, projection_(Variable(rows)), n);

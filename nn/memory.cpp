@@ -33,9 +33,16 @@ struct DryModel {
       : run(device),
         model(config, dtype, std::nullopt, device),
         model_bytes(run.stats().live_bytes) {
+    if (config.has_images()) tokens = round_up(tokens, config.context);
     for (Tensor* t : {&batch.tokens, &batch.positions, &batch.target_positions, &batch.targets})
       *t = Tensor::empty({tokens}, DType::kI32, device);
-    batch.sequences = Tensor::empty({tokens}, DType::kI64, device);
+    batch.sequences = batch.target_sequences = Tensor::empty({tokens}, DType::kI64, device);
+    if (config.has_images()) {
+      const int64_t side = config.image_size, images = ceil_div(tokens, config.context);
+      batch.pixels = Tensor::empty({images, side * side * config.channels}, DType::kU8, device);
+      batch.pixel_values = Tensor::empty({config.channels, 256}, DType::kF32, device);
+      batch.tokens = {};
+    }
     batch.cu_seqlens = Tensor::empty({2}, DType::kI32, device);
     before = run.stats().live_bytes;
   }

@@ -31,9 +31,8 @@ PackedBatch Transformer::to_device(const PackedBatch& batch) const {
   COHORT_CHECK(batch.pixels.defined() == config_.has_images(), "[transformer] expected a batch of ",
                config_.has_images() ? "images" : "tokens");
   if (batch.pixels.defined())
-    COHORT_CHECK(batch.pixels.dim(1) == config_.image_size &&
-                     batch.pixels.dim(2) == config_.image_size &&
-                     batch.pixels.dim(3) == config_.channels &&
+    COHORT_CHECK(batch.pixels.dim(1) ==
+                         config_.image_size * config_.image_size * config_.channels &&
                      batch.size() == batch.pixels.dim(0) * config_.context,
                  "[transformer] images ", batch.pixels.str(), " with ", batch.size(),
                  " positions, expected a side of ", config_.image_size, " pixels in ",

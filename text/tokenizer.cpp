@@ -24,6 +24,26 @@ constexpr const char* kPostProcessor = R"({"type": "TemplateProcessing",
   "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
   "special_tokens": {}})";
 
+// The place of a tokenizer in models of images.
+class ImageFiles final : public Tokenizer {
+ public:
+  ImageFiles(NamedFiles files, std::string where)
+      : files_(std::move(files)), where_(std::move(where)) {}
+  std::vector<int32_t> encode(std::string_view, SpecialTokens) const override { fail(); }
+  std::string decode(std::span<const int32_t>, SpecialText) const override { return ""; }
+  std::unique_ptr<DecodeStream> decode_stream(SpecialText) const override { fail(); }
+  int64_t vocab_size() const override { return 0; }
+  int32_t eos_id() const override { fail(); }
+  NamedFiles files() const override { return files_; }
+
+ private:
+  [[noreturn]] void fail() const {
+    throw InputError(where_ + ": is a model of images, which reads no text");
+  }
+  NamedFiles files_;
+  std::string where_;
+};
+
 // A tokenizer whose tokens decode independently and whose last token is end-of-sequence.
 class PlainTokenizer : public Tokenizer {
  public:
@@ -238,6 +258,9 @@ std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view text) {
 std::unique_ptr<Tokenizer> make_tokenizer(NamedFiles files, const std::string& where) {
   const std::string* json = find_file(files, "tokenizer.json");
   const auto has = [&](const char* name) { return find_file(files, name) != nullptr; };
+  if (json == nullptr && !has("vocab.json") && !has("vocab.txt") && has(kImageFile))
+    return std::make_unique<ImageFiles>(
+        NamedFiles{{kImageFile, *find_file(files, kImageFile)}}, where);
   if (json == nullptr && !(has("vocab.json") && has("merges.txt")) && !has("vocab.txt"))
     throw InputError(str(where,
                          ": has no tokenizer; hint: tokenizer.json is needed, or vocab.json ",
@@ -262,7 +285,10 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
   if (!path_exists(folder + "/."))
     throw InputError(
         str(folder, ": is not a folder; hint: name the folder of the tokenizer's files"));
-  return make_tokenizer(read_files(folder, kFiles), folder);
+  NamedFiles files = read_files(folder, kFiles);
+  if (std::ranges::none_of(kTokenizerFiles, [&](const char* name) { return find_file(files, name); }))
+    files = read_files(folder, {&kImageFile, 1});
+  return make_tokenizer(std::move(files), folder);
 }
 
 }  // namespace cohort

@@ -113,10 +113,13 @@ std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view text);
 // From the result of files() or a model's files (listed in text/tokenizers/hugging_face.h). `where`
 // names their folder in errors.
 std::unique_ptr<Tokenizer> make_tokenizer(NamedFiles files, const std::string& where);
+// The file of a model of images, which stands in the place of a tokenizer's.
+inline constexpr const char* kImageFile = "preprocessor_config.json";
 // Files of which the folder of a tokenizer has one.
-inline constexpr const char* kTokenizerFiles[] = {"tokenizer.json", "vocab.json", "vocab.txt"};
+inline constexpr const char* kTokenizerFiles[] = {"tokenizer.json", "vocab.json", "vocab.txt",
+                                                  kImageFile};
 // The tokenizer of a folder: tokenizer.json (ours or Hugging Face's), else vocab.json and
-// merges.txt, else vocab.txt. Throws InputError naming the file.
+// merges.txt, else vocab.txt, else one of no token that holds the file of a model of images. Throws InputError naming the file.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder);
 
 // A DecodeStream of the text that follows `before`: some tokenizers remove a space at the start of

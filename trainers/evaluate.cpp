@@ -10,6 +10,8 @@
 #include "core/allocator.h"
 #include "core/log.h"
 #include "core/sizes.h"
+#include "data/class_examples.h"
+#include "data/parallel_try.h"
 #include "data/data_check.h"
 #include "kernels/head.h"
 #include "sys/files.h"
@@ -217,6 +219,12 @@ struct SequenceLosses {
   std::vector<double> each, right;
   double tokens = 0;
   bool stopped = false;
+  void add(const SequenceLosses& more) {
+    each.insert(each.end(), more.each.begin(), more.each.end());
+    right.insert(right.end(), more.right.begin(), more.right.end());
+    tokens += more.tokens;
+    stopped = more.stopped;
+  }
 };
 
 // The sum of each sequence's losses, and its number of right targets, to the bit for any micro
@@ -262,16 +270,23 @@ TargetScores score_targets(const Transformer& model, int64_t count,
                            int64_t micro_batch_tokens, Accuracy accuracy, Communicator& comm,
                            const std::atomic<bool>* stop) {
   const RankShard shard = shard_of(count, comm.rank(), comm.size());
-  std::vector<TokenSequence> sequences;
-  for (int64_t i = shard.begin; i < shard.end; ++i) sequences.push_back(sequence(i));
   SequenceLosses mine;
-  for (int64_t size = micro_batch_tokens;; size /= 2) try {
-      mine = losses_of(model, sequences, size, accuracy, stop);
-      break;
-    } catch (const OutOfMemoryError&) {
-      if (size <= 1) throw;
-      allocator(model.device()).release_cached();
-    }
+  // A part at a time, of which images may take much memory.
+  constexpr int64_t kPart = 1024;
+  for (int64_t begin = shard.begin; begin < shard.end && !mine.stopped; begin += kPart) {
+    std::vector<TokenSequence> sequences(
+        static_cast<size_t>(std::min(kPart, shard.end - begin)));
+    parallel_try(std::ssize(sequences), 1, [&](int64_t i) {
+      sequences[static_cast<size_t>(i)] = sequence(begin + i);
+    });
+    for (int64_t& size = micro_batch_tokens;; size /= 2) try {
+        mine.add(losses_of(model, sequences, size, accuracy, stop));
+        break;
+      } catch (const OutOfMemoryError&) {
+        if (size <= 1) throw;
+        allocator(model.device()).release_cached();
+      }
+  }
   check_stopped(comm, mine.stopped);
   reduce_in_place(comm, {&mine.tokens});
   // Nonzero on one rank only, so sums over the ranks are exact.
@@ -495,9 +510,10 @@ Metrics evaluate_labels(const LabelEvaluation& evaluation, Communicator& comm) {
   };
   TargetScores scores;
   if (classes) {
+    const ClassReader reader({*data.tokenizer, c.labels, c.context, c.image_size, c.channels},
+                             Augment::kNone, config.seed);
     scores = score(std::ssize(data.held_out), [&](int64_t i) {
-      return class_sequence(data.held_out[static_cast<size_t>(i)], *data.tokenizer, c.context,
-                            c.labels);
+      return reader.read(data.held_out[static_cast<size_t>(i)], -1, i);
     });
   } else {
     const TokenStream& text = data.held_out_text;

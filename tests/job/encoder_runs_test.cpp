@@ -51,8 +51,11 @@ class EncoderRuns : public testing::Test {
     }
     write_file(dir_.path("texts.jsonl"), lines);
   }
+  // With init_from the model and its tokenizer are those of another run.
   std::string train(const std::string& name, const std::string& yaml,
-                    const std::vector<std::string>& overrides = {}) {
+                    std::vector<std::string> overrides = {}) {
+    if (!overrides.empty() && overrides[0].starts_with("init_from="))
+      overrides.insert(overrides.end(), {"data.tokenizer_path=", "model={dropout: 0.1}"});
     return train_new(small_plan(dir_, name, yaml, overrides));
   }
   Json last_evaluation(const std::string& run) {
@@ -89,7 +92,8 @@ TEST_F(EncoderRuns, AnInterruptedRunEndsWithTheBytesOfAnUninterruptedOne) {
     train_rest(run);
     for (const char* file : {"model.safetensors", "training/optimizer.safetensors", "config.json"})
       EXPECT_TRUE(checkpoint_bytes(run, file) == checkpoint_bytes(whole, file)) << file;
-    EXPECT_EQ(last_evaluation(run).dump(), last_evaluation(whole).dump());
+    for (const char* name : {"accuracy", "val_loss"})
+      EXPECT_EQ(metric(last_evaluation(run), name), metric(last_evaluation(whole), name)) << name;
   }
 }
 
@@ -173,8 +177,8 @@ TEST_F(EncoderRuns, RefuseWhatDoesNotFit) {
   expect(kClassRun, {"init_from=" + mlm, "lora.rank=2"}, "gets a new head, which adapters do not");
   const std::string decoder =
       train_new(small_plan(dir_, "decoder", kSmallCommon + std::string(kSmallSft), {"steps=2"}));
-  expect(kMlmRun, {"init_from=" + decoder, "model={}", "data.tokenizer_path="}, "has a causal mask");
-  expect(kSmallCommon + std::string(kSmallSft), {"init_from=" + mlm, "model={}"}, "is an encoder");
+  expect(kMlmRun, {"init_from=" + decoder}, "has a causal mask");
+  expect(kSmallCommon + std::string(kSmallSft), {"init_from=" + mlm}, "is an encoder");
 }
 
 TEST_F(EncoderRuns, AdaptersTrainAnEncoderWithItsHead) {

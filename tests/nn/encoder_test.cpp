@@ -82,7 +82,7 @@ struct EncoderCase {
             values[static_cast<size_t>((i * channels + c) * side * side + p)];
         pixels[static_cast<size_t>(p * channels + c)] = static_cast<uint8_t>(p);
       }
-    batch.pixels = Tensor::from(pixels, {1, side, side, channels});
+    batch.pixels = Tensor::from(pixels, {1, side * side * channels});
     batch.pixel_values = Tensor::from(table, {channels, 256});
     std::vector<int32_t> positions(static_cast<size_t>(n));
     for (size_t t = 0; t < positions.size(); ++t) positions[t] = static_cast<int32_t>(t);

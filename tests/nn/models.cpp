@@ -254,7 +254,7 @@ PackedBatch encoder_batch(const ModelConfig& config, const std::vector<int64_t>&
     Rng rng(seed + static_cast<uint64_t>(first) + i, rng_stream(kTestPurpose, 22));
     for (int64_t p = 0; p < size; ++p) pixels.push_back(static_cast<uint8_t>(rng.below(256)));
   }
-  batch.pixels = Tensor::from(pixels, {std::ssize(lengths), side, side, config.channels});
+  batch.pixels = Tensor::from(pixels, {std::ssize(lengths), size});
   std::vector<float> table;
   for (int64_t i = 0; i < 256 * config.channels; ++i)
     table.push_back(static_cast<float>(i % 256) / 127.5f - 1);

@@ -23,7 +23,7 @@ std::unique_ptr<Tokenizer> make_bert(std::string vocabulary, NamedFiles more = {
 std::unique_ptr<Tokenizer> make_bert_with(const char* config) {
   return make_bert(kVocabulary, {{"tokenizer_config.json", config}});
 }
-std::string changed(const std::string& from, const std::string& to) {
+std::string vocabulary_with(const std::string& from, const std::string& to) {
   return replaced(kVocabulary, from, to);
 }
 
@@ -49,7 +49,7 @@ TEST(BertVocabulary, TheConfigurationSaysHowTextIsNormalised) {
 }
 
 TEST(BertVocabulary, FilesNameItsSpecialTokens) {
-  const std::string vocabulary = replaced(changed("[MASK]", "<m>"), "[CLS]", "<s>");
+  const std::string vocabulary = replaced(vocabulary_with("[MASK]", "<m>"), "[CLS]", "<s>");
   for (const char* file : {"special_tokens_map.json", "tokenizer_config.json"}) {
     const auto tokenizer = make_bert(
         vocabulary, {{file, R"({"cls_token": "<s>", "mask_token": {"content": "<m>", "lstrip":
@@ -63,32 +63,32 @@ TEST(BertVocabulary, FilesNameItsSpecialTokens) {
 }
 
 TEST(BertVocabulary, ALinesNumberIsItsId) {
-  EXPECT_EQ(make_bert(changed("\n", "\r\n"))->encode("hello"), TokenIds{13});
+  EXPECT_EQ(make_bert(vocabulary_with("\n", "\r\n"))->encode("hello"), TokenIds{13});
   EXPECT_EQ(make_bert(std::string(kVocabulary) + "\n\nzz")->encode("zz"), TokenIds{19});
   EXPECT_EQ(make_bert(std::string(kVocabulary) + "a\nzz\n")->encode("a zz"), (TokenIds{17, 18}));
-  EXPECT_EQ(make_bert(changed("hello\n", "hello \n"))->encode("hello"), TokenIds{13});
+  EXPECT_EQ(make_bert(vocabulary_with("hello\n", "hello \n"))->encode("hello"), TokenIds{13});
 }
 
 // As transformers has them; but never beyond the rows of the model.
 TEST(BertVocabulary, SpecialTokensWithoutALineFollowTheLast) {
-  EXPECT_EQ(make_bert(changed("[MASK]\n", ""))->mask_id(), 16);
-  EXPECT_EQ(make_bert(changed("[CLS]\n", ""))->encode("a", SpecialTokens::kAdd),
+  EXPECT_EQ(make_bert(vocabulary_with("[MASK]\n", ""))->mask_id(), 16);
+  EXPECT_EQ(make_bert(vocabulary_with("[CLS]\n", ""))->encode("a", SpecialTokens::kAdd),
             (TokenIds{16, 4, 2}));
   const auto four = make_bert("[UNK]\na\nb\n");
   EXPECT_EQ(four->encode("a", SpecialTokens::kAdd), (TokenIds{5, 1, 3}));
   EXPECT_EQ(four->mask_id(), 6);
   const NamedFiles small = {{"config.json", R"({"vocab_size": 16})"}};
-  EXPECT_EQ(make_bert(changed("[MASK]\n", ""), small)->mask_id(), std::nullopt);
-  EXPECT_THROW_WITH(make_bert(changed("[CLS]\n", ""), small), InputError,
+  EXPECT_EQ(make_bert(vocabulary_with("[MASK]\n", ""), small)->mask_id(), std::nullopt);
+  EXPECT_THROW_WITH(make_bert(vocabulary_with("[CLS]\n", ""), small), InputError,
                     "folder/vocab.txt: the cls_token '[CLS]' is none of its 16 lines");
 }
 
 TEST(BertVocabulary, DamagedFilesAreNamed) {
   EXPECT_THROW_WITH(make_bert(""), InputError,
                     "folder/vocab.txt: the unk_token '[UNK]' is none of its 0 lines");
-  EXPECT_THROW_WITH(make_bert(changed("[UNK]", "[unk]")), InputError,
+  EXPECT_THROW_WITH(make_bert(vocabulary_with("[UNK]", "[unk]")), InputError,
                     "folder/vocab.txt: the unk_token '[UNK]' is none of its 17 lines; hint: ");
-  EXPECT_THROW_WITH(make_bert(changed("hello", "h\xffllo")), InputError,
+  EXPECT_THROW_WITH(make_bert(vocabulary_with("hello", "h\xffllo")), InputError,
                     "folder/vocab.txt: line 14 is not UTF-8");
   EXPECT_THROW_WITH(make_bert(std::string((1 << 24) + 1, '\n')), InputError,
                     "folder/vocab.txt: line 16777217: expected at most 16777216 lines");
@@ -99,7 +99,7 @@ TEST(BertVocabulary, DamagedFilesAreNamed) {
 TEST(BertVocabulary, TheFolderKeepsItsFiles) {
   const test::TempDir dir;
   const NamedFiles files = {{"special_tokens_map.json", "{\"mask_token\" : \"[MASK]\"}"},
-                            {"vocab.txt", changed("\n", "\r\n")}};
+                            {"vocab.txt", vocabulary_with("\n", "\r\n")}};
   for (const auto& [name, text] : files) test::write_file(dir.path(name), text);
   EXPECT_EQ(load_tokenizer(dir.path())->files(), files);
   // Other files with a vocabulary come first.
