@@ -257,6 +257,7 @@ class ContextCheck {
     lengths_.longest_prompt = std::max(lengths_.longest_prompt, size.prompt);
     lengths_.longest_sequence = std::max(lengths_.longest_sequence, sequence);
     part.total += static_cast<double>(sequence);
+    if (fit_.classifies()) return true;
     part.long_prompts += fit_.context - size.prompt < length;
     part.long_solutions += size.solution > length;
     if (size.solution > length) longest_solution_ = std::max(longest_solution_, size.solution);
