@@ -110,8 +110,7 @@ std::vector<TokenSequence> random_sequences(const ModelConfig& c, int64_t sequen
   Rng rng(seed, rng_stream(kBenchPurpose));
   std::vector<TokenSequence> list;
   for (int64_t s = 0; s < sequences; ++s) {
-    const int64_t length =
-        ragged && !c.has_images() ? 2 + rng.below(c.context - 1) : c.context;
+    const int64_t length = ragged && !c.has_images() ? 2 + rng.below(c.context - 1) : c.context;
     TokenSequence sequence;
     if (c.is_encoder()) {
       sequence = labeled_sequence(c, length, targets, rng);
@@ -165,9 +164,8 @@ void run_forward(const TrainConfig& config, const ModelConfig& config_of_model, 
                  double targets, bool ops) {
   const Transformer model(config_of_model, config.dtype, 1, device);
   const ModelConfig& c = model.config();
-  std::vector<PackedBatch> batches =
-      pack_micro_batches(random_sequences(c, config.batch.batch_size, 1, targets),
-                         config.batch.micro_batch());
+  std::vector<PackedBatch> batches = pack_micro_batches(
+      random_sequences(c, config.batch.batch_size, 1, targets), config.batch.micro_batch());
   const StepSizes step = place_batches(model, batches);
   const NoGradGuard no_grad;
   const auto forward = [&] {
@@ -276,8 +274,9 @@ int run(int argc, char** argv) {
   const StepSizes sizes = place_batches(learner.model(), batches);
   const auto loss = [&](int64_t i) {
     const PackedBatch& batch = batches[static_cast<size_t>(i)];
-    const Tensor weights = Tensor::full({batch.num_targets()}, 1.0 / static_cast<double>(sizes.targets),
-                                        accumulate_dtype(config.dtype), device);
+    const Tensor weights =
+        Tensor::full({batch.num_targets()}, 1.0 / static_cast<double>(sizes.targets),
+                     accumulate_dtype(config.dtype), device);
     return cross_entropy(learner.model().hidden_at_targets(batch, {.mode = Mode::kTrain}),
                          learner.model().head(), batch.targets, weights);
   };
@@ -298,8 +297,9 @@ int run(int argc, char** argv) {
                                             .optimizer_workspace = optimizer.workspace,
                                             .device = device})
                                .peak();
-  const double flops = train_flops_per_token(model, static_cast<double>(model.context), sizes.share()) *
-                       static_cast<double>(sizes.tokens);
+  const double flops =
+      train_flops_per_token(model, static_cast<double>(model.context), sizes.share()) *
+      static_cast<double>(sizes.tokens);
   std::printf("tokens per step       %d x %lld, in micro batches of %lld\n", ranks.size,
               static_cast<long long>(sizes.tokens), static_cast<long long>(sizes.largest));
   std::printf("step                  %.2f ms\n", seconds * 1e3);
@@ -339,9 +339,9 @@ int run(int argc, char** argv) {
   }
   // The traced steps of several ranks would need all of them.
   if (!group && !no_ops)
-    bench::print_op_times(device, step, seconds,
-                          bench::step_costs(learner.model(), config.optimizer.storage, sizes.tokens,
-                                            sizes.targets));
+    bench::print_op_times(
+        device, step, seconds,
+        bench::step_costs(learner.model(), config.optimizer.storage, sizes.tokens, sizes.targets));
   return 0;
 }
 

@@ -267,7 +267,7 @@ struct ModelSize {
   // Parameters used in a matmul per token, including the head.
   int64_t matmul_parameters = 0;
   int64_t head_parameters = 0;  // those of them in the head: used per target
-  int64_t adapters = 0;  // parameters of adapters, all of which are used so
+  int64_t adapters = 0;         // parameters of adapters, all of which are used so
   // The number that an update changes.
   int64_t trained() const { return adapters > 0 ? adapters : parameters; }
 };

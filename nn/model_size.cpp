@@ -27,15 +27,14 @@ double train_flops_per_token(const ModelConfig& c, double length, double targets
   double keys = 0;
   for (int i = 0; i < c.num_layers; ++i) {
     const auto window = static_cast<double>(c.window_of(i));
-    keys += c.is_encoder()                        ? length
+    keys += c.is_encoder()                    ? length
             : window == 0 || window >= length ? length / 2
-                                                  : window - window * window / (2 * length);
+                                              : window - window * window / (2 * length);
   }
   const ModelSize size = model_size(c);
   const double matmuls = static_cast<double>(size.matmul_parameters - size.head_parameters) +
                          targets * static_cast<double>(size.head_parameters);
-  return (size.adapters > 0 ? 4.0 : 6.0) * matmuls +
-         6.0 * static_cast<double>(size.adapters) +
+  return (size.adapters > 0 ? 4.0 : 6.0) * matmuls + 6.0 * static_cast<double>(size.adapters) +
          12.0 * static_cast<double>(c.num_heads * c.head_dim) * keys;
 }
 
