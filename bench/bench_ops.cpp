@@ -356,14 +356,16 @@ void add_row_ops(Rows& rows) {
   const int64_t images = g_setup.device.is_cuda() ? 64 : 4, side = 224, channels = 3;
   std::vector<uint8_t> bytes(static_cast<size_t>(images * side * side * channels));
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 2654435761u >> 24);
-  const Tensor pixels =
-      Tensor::from(bytes, {images, side, side, channels}).to(g_setup.device);
+  const Tensor pixels = Tensor::from(bytes, {images, side, side, channels}).to(g_setup.device);
   const Tensor byte_values = random_accumulator({channels, 256});
   Tensor rows_of_patches = random({images * 14 * 14, channels * 16 * 16});
-  rows.push_back({"patches", pixels.shape().str(),
+  rows.push_back({"patches",
+                  pixels.shape().str(),
                   {.bytes = static_cast<double>(pixels.numel()) *
                             static_cast<double>(1 + dtype_size(g_setup.dtype))},
-                  [=]() mutable { patches({rows_of_patches, pixels, byte_values, 16}); }});
+                  [=]() mutable {
+                    patches({rows_of_patches, pixels, byte_values, 16});
+                  }});
 
   // `positive` is used because some ops are not defined, or not smooth, at 0.
 #define COHORT_ADD_UNARY(Op, name)                                                     \

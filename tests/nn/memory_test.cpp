@@ -71,11 +71,10 @@ TEST(MemoryEstimate, CountsTheRowsOfTargets) {
   config.mask = MaskType::kFull;
   config.head = HeadType::kMaskedToken;
   const auto kept = [&](double targets) {
-    return static_cast<double>(estimate_memory(config, DType::kF32,
-                                               {.micro_batch_tokens = 10000,
-                                                .targets = targets,
-                                                .device = Device::cuda()})
-                                   .activations);
+    return static_cast<double>(
+        estimate_memory(config, DType::kF32,
+                        {.micro_batch_tokens = 10000, .targets = targets, .device = Device::cuda()})
+            .activations);
   };
   EXPECT_GT(kept(1) - kept(0.1), 9000.0 * 2 * static_cast<double>(config.d_model) * 4);
   EXPECT_NEAR((kept(1) - kept(0.6)) / (kept(0.5) - kept(0.1)), 1, 0.01);
