@@ -6,6 +6,7 @@
 #include "nn/model_folder.h"
 #include "sys/files.h"
 #include "tests/job/small_runs.h"
+#include "tests/support/png_file.h"
 
 namespace cohort::test {
 namespace {
@@ -20,6 +21,11 @@ constexpr const char* kEncoder =
 const std::string kMlmRun = std::string(kEncoder) +
                             "trainer: mlm\nmlm: {probability: 0.3}\n"
                             "data: {text: text.txt, tokenizer_path: words, held_out_fraction: 0.2}\n";
+const std::string kImageRun =
+    "model: {num_layers: 1, d_model: 16, num_heads: 2, init_std: 0.1, mask: full, norm: layer_norm,\n"
+    "  position: learned, mlp: gelu, bias: yes, image_size: 8, patch_size: 4, channels: 3}\n"
+    "num_threads: 1\nlearning_rate: 1e-2\nwarmup_steps: 1\nsteps: 6\nbatch_size: 7\n"
+    "trainer: classify\ndata: {images: {path: images, augment: crop_flip}, held_out_fraction: 0.25}\n";
 const std::string kClassRun =
     std::string(kEncoder) +
     "trainer: classify\ndata: {jsonl: {path: texts.jsonl, pair: '{pair}'}, tokenizer_path: words,\n"
@@ -50,6 +56,18 @@ class EncoderRuns : public testing::Test {
                "\n";
     }
     write_file(dir_.path("texts.jsonl"), lines);
+    // Images that are darker above or below, of another size than the model's.
+    for (int i = 0; i < 60; ++i) {
+      const bool top = i % 2 == 0;
+      const std::string folder = dir_.path(top ? "images/top" : "images/under");
+      fs::create_directories(folder);
+      std::vector<std::string> rows(10);
+      for (int y = 0; y < 10; ++y)
+        for (int x = 0; x < 12 * 3; ++x)
+          rows[static_cast<size_t>(y)] +=
+              static_cast<char>((y < 5) == top ? rng.below(100) : 150 + rng.below(100));
+      write_file(str(folder, "/", i, ".png"), PngFile{.height = 10, .width = 12}.bytes(rows));
+    }
   }
   // With init_from the model and its tokenizer are those of another run.
   std::string train(const std::string& name, const std::string& yaml,
@@ -70,7 +88,7 @@ class EncoderRuns : public testing::Test {
 };
 
 TEST_F(EncoderRuns, AnUpdateDependsOnRanksAndMicroBatchesByRoundingOnly) {
-  for (const std::string& yaml : {kMlmRun, kClassRun}) {
+  for (const std::string& yaml : {kMlmRun, kClassRun, kImageRun}) {
     SCOPED_TRACE(yaml);
     const std::vector<std::string> common{"adam_eps=1e-3", "dtype=f64"};
     const auto weights = [&](const std::string& variant) {
@@ -85,7 +103,7 @@ TEST_F(EncoderRuns, AnUpdateDependsOnRanksAndMicroBatchesByRoundingOnly) {
 }
 
 TEST_F(EncoderRuns, AnInterruptedRunEndsWithTheBytesOfAnUninterruptedOne) {
-  for (const std::string& yaml : {kMlmRun, kClassRun}) {
+  for (const std::string& yaml : {kMlmRun, kClassRun, kImageRun}) {
     const std::string whole = train("whole", yaml, {"eval.every=2"});
     const std::string run =
         train_interrupted(small_plan(dir_, "run", yaml, {"eval.every=2"}), 3);
@@ -116,6 +134,24 @@ TEST_F(EncoderRuns, LearnWhatTheyAreTaught) {
   const ModelScores scores = evaluate_model(plan, load_model(find_checkpoint(run), DType::kF32));
   EXPECT_EQ(scores.metrics.at("accuracy").as_double(), metric(last, "accuracy"));
   EXPECT_EQ(scores.metrics.at("val_loss").as_double(), metric(last, "val_loss"));
+}
+
+TEST_F(EncoderRuns, ClassesOfImagesAreLearned) {
+  const std::string run =
+      train("images", kImageRun, {"steps=60", "data.images.augment=none", "eval.every=60"});
+  EXPECT_GT(metric(last_evaluation(run), "accuracy"), 0.9) << last_evaluation(run).dump();
+  const std::string saved = find_checkpoint(run);
+  const ModelConfig config = load_config(saved);
+  EXPECT_EQ(config.labels, (std::vector<std::string>{"top", "under"}));
+  EXPECT_EQ(parse_json(read_file(saved + "/config.json"), "").at("model_type").as_string(), "vit");
+  const Json processor = parse_json(read_file(saved + "/preprocessor_config.json"), "");
+  EXPECT_EQ(processor.at("size").at("height").as_int(), 8);
+  const ModelScores scores =
+      evaluate_model(load_plan(run + "/config.yaml", {}), load_model(saved, DType::kF32));
+  EXPECT_EQ(scores.metrics.at("accuracy").as_double(), metric(last_evaluation(run), "accuracy"));
+  // An image that cannot be read ends the run with its name.
+  write_file(dir_.path("images/top/0.png"), "GIF89a");
+  EXPECT_THROW_WITH(train("bad", kImageRun, {"steps=20"}), InputError, "images/top/0.png");
 }
 
 TEST_F(EncoderRuns, MaskedModelsLearnAndBecomeClassifiers) {
