@@ -57,8 +57,7 @@ std::vector<size_t> micro_batch_begins(std::span<const TokenSequence> sequences,
 // Sets the images of sequences, all of which must have one of the same size.
 void add_pixels(std::span<const TokenSequence> sequences, PackedBatch& batch) {
   const size_t size = sequences[0].pixels.size();
-  batch.pixels =
-      Tensor::empty({std::ssize(sequences), static_cast<int64_t>(size)}, DType::kU8);
+  batch.pixels = Tensor::empty({std::ssize(sequences), static_cast<int64_t>(size)}, DType::kU8);
   batch.pixel_values = sequences[0].pixel_values;
   auto* to = batch.pixels.data<uint8_t>();
   for (const TokenSequence& s : sequences) {

@@ -31,12 +31,12 @@ PackedBatch Transformer::to_device(const PackedBatch& batch) const {
   COHORT_CHECK(batch.pixels.defined() == config_.has_images(), "[transformer] expected a batch of ",
                config_.has_images() ? "images" : "tokens");
   if (batch.pixels.defined())
-    COHORT_CHECK(batch.pixels.dim(1) ==
-                         config_.image_size * config_.image_size * config_.channels &&
-                     batch.size() == batch.pixels.dim(0) * config_.context,
-                 "[transformer] images ", batch.pixels.str(), " with ", batch.size(),
-                 " positions, expected a side of ", config_.image_size, " pixels in ",
-                 config_.channels, " channels and ", config_.context, " positions each");
+    COHORT_CHECK(
+        batch.pixels.dim(1) == config_.image_size * config_.image_size * config_.channels &&
+            batch.size() == batch.pixels.dim(0) * config_.context,
+        "[transformer] images ", batch.pixels.str(), " with ", batch.size(),
+        " positions, expected a side of ", config_.image_size, " pixels in ", config_.channels,
+        " channels and ", config_.context, " positions each");
   if (device().is_cuda() && batch.positions.device().is_cpu()) {
     const auto check = [](const char* name, const Tensor& values, int64_t low, int64_t end) {
       if (!values.defined()) return;

@@ -303,17 +303,16 @@ TEST(CudaEncoders, HaveExactRowsInBf16) {
     SCOPED_TRACE(name);
     const Transformer exact(config, DType::kF32, 1), model(config, DType::kBF16, 1, device);
     const std::vector<int64_t> lengths = {9, 1, 130, 64};
-    const PackedBatch host = test::encoder_batch(config, lengths, 7),
-                      all = model.to_device(host);
+    const PackedBatch host = test::encoder_batch(config, lengths, 7), all = model.to_device(host);
     const Tensor rows = model.hidden_at_targets(all).value();
     EXPECT_LT(relative_error(rows, exact.hidden_at_targets(host).value()), 0.05);
     int64_t target = 0;
     for (size_t i = 0; i < lengths.size(); ++i) {
-      const PackedBatch alone = model.to_device(
-          test::encoder_batch(config, {lengths[i]}, 7, static_cast<int64_t>(i)));
+      const PackedBatch alone =
+          model.to_device(test::encoder_batch(config, {lengths[i]}, 7, static_cast<int64_t>(i)));
       const int64_t n = alone.num_targets();
-      EXPECT_TRUE(test::bit_equal(model.hidden_at_targets(alone).value(),
-                                  test::rows_of(rows, target, n)))
+      EXPECT_TRUE(
+          test::bit_equal(model.hidden_at_targets(alone).value(), test::rows_of(rows, target, n)))
           << i;
       target += n;
     }
@@ -324,10 +323,11 @@ TEST(CudaEncoders, HaveExactRowsInBf16) {
     const auto on_host = [](const Variable& v) {
       return v.value().defined() ? v.value().to(DType::kF32).to(Device{}) : Tensor();
     };
-    kernels::linear_forward({.y = logits,
-                             .x = rows.to(DType::kF32).to(Device{}),
-                             .w = on_host(head.weight).contiguous(),
-                             .bias = on_host(head.bias).defined() ? on_host(head.bias).contiguous() : Tensor()});
+    kernels::linear_forward(
+        {.y = logits,
+         .x = rows.to(DType::kF32).to(Device{}),
+         .w = on_host(head.weight).contiguous(),
+         .bias = on_host(head.bias).defined() ? on_host(head.bias).contiguous() : Tensor()});
     const auto likely = most_likely(rows, head).to_vector<int64_t>();
     for (int64_t r = 0; r < rows.dim(0); ++r) {
       const float* z = logits.data<float>() + r * logits.dim(1);
