@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <new>
 #include <set>
@@ -445,8 +446,20 @@ std::string option_suggestion(const CLI::App& app) {
   return did_you_mean(first->substr(0, first->find('=')), names);
 }
 
+// CLI11 takes an argument in brackets as a list; with this character after it, it stays a text.
+constexpr char kAfterBracket = '\x01';
+void take_brackets_as_text(CLI::App& app) {
+  for (CLI::Option* option : app.get_options())
+    if (option->get_items_expected_max() > 0)
+      option->transform([](std::string text) {
+        if (text.ends_with(kAfterBracket)) text.pop_back();
+        return text;
+      });
+  for (CLI::App* command : app.get_subcommands({})) take_brackets_as_text(*command);
+}
+
 int run(int argc, const char* const* argv) {
-  CLI::App app{"cohort: train transformers, and improve them with GRPO"};
+  CLI::App app{"cohort: train transformers, and improve them with GRPO", argv[0]};
   app.require_subcommand(1);
   app.set_version_flag("--version",
                        str("cohort " COHORT_VERSION " (with", kWithCuda ? "" : "out", " CUDA)"),
@@ -464,8 +477,13 @@ int run(int argc, const char* const* argv) {
     throw InputError(str("unknown sub-command '", argv[1], "'",
                          did_you_mean(argv[1], names, "; `cohort --help` lists them")));
   }
+  take_brackets_as_text(app);
+  std::vector<std::string> words(std::reverse_iterator(argv + argc),
+                                 std::reverse_iterator(argv + 1));
+  for (std::string& word : words)
+    if (word.starts_with('[') && word.ends_with(']')) word += kAfterBracket;
   try {
-    app.parse(argc, argv);
+    app.parse(std::move(words));
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) {  // --help, --version
       std::ostringstream text;
@@ -474,7 +492,9 @@ int run(int argc, const char* const* argv) {
       return kOk;
     }
     const std::string command = app.get_subcommands().empty() ? "" : str(argv[1], " ");
-    throw InputError(str(e.what(), option_suggestion(app), "; hint: cohort ", command, "--help"));
+    std::string message = e.what();
+    std::erase(message, kAfterBracket);
+    throw InputError(str(message, option_suggestion(app), "; hint: cohort ", command, "--help"));
   }
   return code;
 }

@@ -100,7 +100,7 @@ class EncodeCommands : public testing::Test {
 
 TEST_F(EncodeCommands, FillMaskRanksTheTokensOfEachMask) {
   const std::string model = make(HeadType::kMaskedToken);
-  const auto out = lines({"fill-mask", model, "a [MASK]c", "[MASK] [MASK]c", "--top", "1000"});
+  const auto out = lines({"fill-mask", model, "a [MASK]c", "[MASK] [MASK]", "--top", "1000"});
   ASSERT_EQ(out.size(), 2u);
   EXPECT_EQ(out[0].at("text").as_string(), "a [MASK]c");
   EXPECT_EQ(out[0].as_object().size(), 2u);
@@ -125,6 +125,21 @@ TEST_F(EncodeCommands, FillMaskRanksTheTokensOfEachMask) {
   const auto five = lines({"fill-mask", model}, "a [MASK]c\n")[0].at("masks").as_array();
   ASSERT_EQ(five[0].as_array().size(), 5u);
   for (size_t i = 0; i < 5; ++i) EXPECT_EQ(five[0].as_array()[i].dump(), likely[i].dump());
+}
+
+// CLI11 takes arguments in brackets as lists.
+TEST_F(EncodeCommands, ArgumentsInBracketsAreTexts) {
+  const std::string masked = make(HeadType::kMaskedToken), decoder = make(HeadType::kNextToken);
+  EXPECT_EQ(lines({"fill-mask", masked, "[MASK], a [MASK]"})[0].at("text").as_string(),
+            "[MASK], a [MASK]");
+  const auto logprobs = lines({"logprobs", decoder, "[1, 2]", "[a,b]"});
+  ASSERT_EQ(logprobs.size(), 2u);
+  EXPECT_EQ(logprobs[0].at("text").as_string(), "[1, 2]");
+  const auto samples = lines({"generate", decoder, "[1, 2]", "--json", "--max-tokens", "1"});
+  ASSERT_EQ(samples.size(), 1u);
+  EXPECT_EQ(samples[0].at("prompt").as_string(), "[1, 2]");
+  expect_bad_input(run_cohort({"inspect", "[1, 2]"}), {"no checkpoint at [1, 2]: "});
+  expect_bad_input(run_cohort({"inspect", decoder, "[1]"}), {"not expected: [1]; hint: "});
 }
 
 TEST_F(EncodeCommands, ClassifyGivesTheLabelAndAllProbabilities) {
