@@ -167,7 +167,10 @@ int embed_texts(const EncodeOptions& options) {
                                                       : folder.pooling.value_or(otherwise);
   std::optional<DurableFile> file;
   int64_t rows = 0;
-  if (!options.output.empty()) file.emplace(options.output).write(npy_header(0, config.d_model));
+  if (!options.output.empty()) {
+    file.emplace(options.output).rewind();  // a pipe cannot, and is refused before the work
+    file->write(npy_header(0, config.d_model));
+  }
   for_blocks(options, loaded, folder, [&](TextBlock& block) {
     auto embeddings = embed(*loaded.model, block.sequences, pooling);
     for (size_t i = 0; i < embeddings.size(); ++i, ++rows) {
