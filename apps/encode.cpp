@@ -1,8 +1,9 @@
-// `cohort fill-mask`, `classify` and `embed`: encoders asked about texts.
+// `cohort fill-mask`, `classify` and `embed`: encoders asked about texts, and images.
 #include <algorithm>
 #include <cmath>
 
 #include "apps/commands.h"
+#include "data/class_examples.h"
 #include "data/parallel_try.h"
 #include "job/sentence_folder.h"
 #include "nn/model_folder.h"
@@ -11,12 +12,13 @@
 namespace cohort::apps {
 namespace {
 
-// Bytes of a block of texts: they are read and answered in blocks, as input may never end.
-constexpr size_t kBlock = size_t{1} << 20;
+// Bytes of a block of texts or images: they are read and answered in blocks, as input may never
+// end.
+constexpr size_t kBlock = size_t{1} << 20, kImageBlock = size_t{1} << 26;
 
 struct TextBlock {
   size_t begin = 0;                      // texts before it
-  std::vector<Json> lines;               // with "text", "text_pair"
+  std::vector<Json> lines;               // with "text", "text_pair"; or the path of an "image"
   std::vector<TokenSequence> sequences;  // without targets
   std::string name_of(size_t i) const { return str("text ", begin + i + 1); }
 };
@@ -43,21 +45,37 @@ bool encode(const LoadedModel& loaded, const SentenceFolder& folder, const Json&
 void for_blocks(const EncodeOptions& options, const LoadedModel& loaded,
                 const SentenceFolder& folder, const std::function<void(TextBlock&)>& use) {
   const auto next = text_source(options.texts);
+  const ModelConfig& config = loaded.model->config();
+  std::optional<ClassReader> images;
+  if (config.has_images())
+    images.emplace(ClassReader::Model{*loaded.tokenizer, config.labels, config.context,
+                                      config.image_size, config.channels},
+                   Augment::kNone, 0);
+  const char* const field = images ? "image" : "text";
+  const auto of_image =
+      static_cast<size_t>(config.image_size * config.image_size * config.channels);
   bool noted = false;
   for (TextBlock block;; block = {.begin = block.begin + block.lines.size()}) {
     size_t bytes = 0;
-    for (std::string text; bytes < kBlock && next(text); bytes += text.size() + sizeof(Json)) {
+    for (std::string text; bytes < (images ? kImageBlock : kBlock) && next(text);
+         bytes += text.size() + sizeof(Json) + of_image) {
       Json line = text;
       if (options.json_input) line = parse_json(text, block.name_of(block.lines.size()));
-      block.lines.push_back(line.is_object() ? line : Json().set("text", line));
+      block.lines.push_back(line.is_object() ? line : Json().set(field, line));
     }
     if (block.lines.empty()) return;
     block.sequences.resize(block.lines.size());
     std::vector<uint8_t> cut(block.lines.size());
     parallel_try(std::ssize(cut), 4, [&](int64_t at) {
       const auto i = static_cast<size_t>(at);
-      with_path(block.name_of(i),
-                [&] { cut[i] = encode(loaded, folder, block.lines[i], block.sequences[i]); });
+      const Json& line = block.lines[i];
+      with_path(block.name_of(i), [&] {
+        if (images)
+          block.sequences[i] =
+              images->read_image(read_image(line.at(field).as_string(), config.channels));
+        else
+          cut[i] = encode(loaded, folder, line, block.sequences[i]);
+      });
     });
     for (size_t i = 0; i < cut.size() && !noted; ++i)
       if ((noted = cut[i] != 0))
@@ -160,6 +178,8 @@ int embed_texts(const EncodeOptions& options) {
   const SentenceFolder folder = read_sentence_folder(options.model, options.prompt);
   const LoadedModel loaded = load(folder.model, options.compute);
   const ModelConfig& config = loaded.model->config();
+  if (config.has_images())
+    throw InputError(str(loaded.checkpoint, ": the model reads images, and embed reads texts"));
   const Pooling otherwise = config.is_encoder() ? Pooling::kMean : Pooling::kLast;
   const Pooling pooling = options.pooling == "mean"   ? Pooling::kMean
                           : options.pooling == "cls"  ? Pooling::kCls

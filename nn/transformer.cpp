@@ -48,7 +48,7 @@ PackedBatch Transformer::to_device(const PackedBatch& batch) const {
     check("token", batch.tokens, 0, config_.vocab_size);
     check("position", batch.positions, 0, config_.context);
     check("target position", batch.target_positions, 0, batch.size());
-    check("type", batch.types, 0, config_.token_types);
+    if (config_.token_types > 0) check("type", batch.types, 0, config_.token_types);
     if (const int64_t logits = config_.num_logits(); logits > 0)
       check("target", batch.targets, 0, logits);
   }
