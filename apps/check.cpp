@@ -56,7 +56,8 @@ void print_sizes(const TrainConfig& config, const StagePreview& stage, const Ste
                                          " tokens after the longest prompt"));
   char flops[64];
   std::snprintf(flops, sizeof flops, "%.3g",
-                train_flops_per_token(model, static_cast<double>(size.longest_sequence)) *
+                train_flops_per_token(model, static_cast<double>(size.longest_sequence),
+                                      size.memory.targets) *
                     static_cast<double>(size.tokens));
   print_row("FLOP per step (training)", flops);
 }
@@ -156,7 +157,8 @@ void print_host_state(const TrainConfig& config, const StagePreview& stage, int6
   if (!gpu) return;
   const StepSize size = step_size(config, stage, ranks);
   const double flops =
-      train_flops_per_token(stage.model, static_cast<double>(size.longest_sequence + 1) / 2) *
+      train_flops_per_token(stage.model, static_cast<double>(size.longest_sequence + 1) / 2,
+                            size.memory.targets) *
       static_cast<double>(size.tokens) / static_cast<double>(ranks * updates_per_step(config));
   if (const std::string note = streaming_note(pinned, flops, *gpu); !note.empty())
     print_row("note", note);

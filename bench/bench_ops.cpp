@@ -25,6 +25,7 @@
 #include "kernels/matmul.h"
 #include "kernels/norm.h"
 #include "kernels/optimizer.h"
+#include "kernels/patches.h"
 #include "kernels/rope.h"
 #include "kernels/sampling.h"
 
@@ -350,6 +351,19 @@ void add_row_ops(Rows& rows) {
       [=]() mutable {
         embedding_backward({{dtable, Grad::kAccumulate}, dy, ids});
       });
+
+  // Images of 224 pixels in patches of 16: reads bytes, writes as many elements.
+  const int64_t images = g_setup.device.is_cuda() ? 64 : 4, side = 224, channels = 3;
+  std::vector<uint8_t> bytes(static_cast<size_t>(images * side * side * channels));
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 2654435761u >> 24);
+  const Tensor pixels =
+      Tensor::from(bytes, {images, side, side, channels}).to(g_setup.device);
+  const Tensor byte_values = random_accumulator({channels, 256});
+  Tensor rows_of_patches = random({images * 14 * 14, channels * 16 * 16});
+  rows.push_back({"patches", pixels.shape().str(),
+                  {.bytes = static_cast<double>(pixels.numel()) *
+                            static_cast<double>(1 + dtype_size(g_setup.dtype))},
+                  [=]() mutable { patches({rows_of_patches, pixels, byte_values, 16}); }});
 
   // `positive` is used because some ops are not defined, or not smooth, at 0.
 #define COHORT_ADD_UNARY(Op, name)                                                     \

@@ -29,13 +29,14 @@ bool is_timed(const TraceEvent& event, Device device) {
 
 }  // namespace
 
-OpCosts step_costs(const Transformer& model, const OptimizerStorage& storage, int64_t tokens) {
+OpCosts step_costs(const Transformer& model, const OptimizerStorage& storage, int64_t tokens,
+                   int64_t targets) {
   const ModelConfig& c = model.config();
   const auto element = static_cast<double>(dtype_size(model.dtype()));
   const auto accumulator = static_cast<double>(dtype_size(accumulate_dtype(model.dtype())));
   const auto t = static_cast<double>(tokens), layers = static_cast<double>(c.num_layers),
              d = static_cast<double>(c.d_model), ff = static_cast<double>(c.d_ff),
-             vocab = static_cast<double>(c.vocab_size),
+             rows = static_cast<double>(targets), logits = static_cast<double>(c.num_logits()),
              q = static_cast<double>(c.num_heads * c.head_dim),
              kv = static_cast<double>(c.num_kv_heads * c.head_dim),
              parameters = static_cast<double>(model_size(c).parameters);
@@ -68,11 +69,12 @@ OpCosts step_costs(const Transformer& model, const OptimizerStorage& storage, in
   input_gradient(up, d);
   weight_gradient(up, d);
   // A causal token sees half of its sequence on average.
-  const double scores = layers * 2 * t * static_cast<double>(c.context) / 2 * q;
+  const double keys = static_cast<double>(c.context) / (c.is_encoder() ? 1 : 2);
+  const double scores = layers * 2 * t * keys * q;
   out["attention_forward"] = {2 * scores, layers * t * (2 * q + 2 * kv) * element};
   out["attention_backward"] = {5 * scores, layers * t * (4 * q + 4 * kv) * element};
-  out["head_logprob_forward"] = {6 * t * d * vocab,
-                                 2 * t * d * element + vocab * d * (element + accumulator)};
+  out["head_logprob_forward"] = {6 * rows * d * logits,
+                                 2 * rows * d * element + logits * d * (element + accumulator)};
   const std::string norm = c.norm == NormType::kRms ? "rms_norm" : "layer_norm";
   out["add_" + norm + "_forward"].bytes = 2 * layers * t * 4 * d * element;
   out[norm + "_backward"].bytes = 2 * layers * t * 4 * d * element;

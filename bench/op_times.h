@@ -15,8 +15,10 @@ struct OpCost {
 };
 using OpCosts = std::map<std::string, OpCost>;
 
-// Costs of the main ops of a step over `tokens` tokens, in sequences of the model's context.
-OpCosts step_costs(const Transformer& model, const OptimizerStorage& storage, int64_t tokens);
+// Costs of the main ops of a step over `tokens` tokens, of which `targets` have a target, in
+// sequences of the model's context.
+OpCosts step_costs(const Transformer& model, const OptimizerStorage& storage, int64_t tokens,
+                   int64_t targets);
 
 // Traces a few steps and prints a line per op, the longest first: milliseconds per step, fraction
 // of the step and, on CUDA, fraction of the roofline (Williams et al. 2009) of an H100 or H200 in

@@ -217,6 +217,9 @@ StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t
   } else {
     out.tokens = static_cast<int64_t>(static_cast<double>(config.batch.batch_size) *
                                       (stage.lengths.mean_sequence - 1));
+    if (config.batch.trainer == TrainerType::kMlm) memory.targets = config.masking.probability;
+    if (config.batch.trainer == TrainerType::kClassify)
+      memory.targets = 1 / (stage.lengths.mean_sequence - 1);
   }
   const OptimizerBytes optimizer =
       optimizer_bytes(config.optimizer, planned_model(config, stage), config.dtype, memory.device);

@@ -1,6 +1,7 @@
 #include "nn/memory.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/allocator.h"
 #include "core/dry_run.h"
@@ -29,14 +30,18 @@ void check_countable(const ModelConfig& c, const MemoryShape& shape) {
 
 // A model, its gradients and a batch whose tensors have no storage.
 struct DryModel {
-  DryModel(const ModelConfig& config, DType dtype, int64_t tokens, Device device)
+  DryModel(const ModelConfig& config, DType dtype, int64_t tokens, double share, Device device)
       : run(device),
         model(config, dtype, std::nullopt, device),
         model_bytes(run.stats().live_bytes) {
     if (config.has_images()) tokens = round_up(tokens, config.context);
-    for (Tensor* t : {&batch.tokens, &batch.positions, &batch.target_positions, &batch.targets})
+    const auto targets = static_cast<int64_t>(std::ceil(share * static_cast<double>(tokens)));
+    for (Tensor* t : {&batch.tokens, &batch.positions})
       *t = Tensor::empty({tokens}, DType::kI32, device);
-    batch.sequences = batch.target_sequences = Tensor::empty({tokens}, DType::kI64, device);
+    for (Tensor* t : {&batch.target_positions, &batch.targets})
+      *t = Tensor::empty({targets}, DType::kI32, device);
+    batch.sequences = Tensor::empty({tokens}, DType::kI64, device);
+    batch.target_sequences = Tensor::empty({targets}, DType::kI64, device);
     if (config.has_images()) {
       const int64_t side = config.image_size, images = ceil_div(tokens, config.context);
       batch.pixels = Tensor::empty({images, side * side * config.channels}, DType::kU8, device);
@@ -60,13 +65,14 @@ struct DryModel {
 void measure_update(const ModelConfig& config, DType dtype, const MemoryShape& shape,
                     MemoryEstimate& out) {
   const int64_t tokens = shape.micro_batch_tokens;
-  DryModel dry(config, dtype, tokens, shape.device);
+  DryModel dry(config, dtype, tokens, shape.targets, shape.device);
   out.parameters = dry.model_bytes;
   const std::vector<UnitGradients> gradients = dry.model.parameters().allocate_gradients();
   out.gradients = dry.live();
   dry.before += out.gradients;
   if (tokens == 0) return;
-  const Tensor weights = Tensor::empty({tokens}, accumulate_dtype(dtype), shape.device);
+  const Tensor weights =
+      Tensor::empty({dry.batch.num_targets()}, accumulate_dtype(dtype), shape.device);
   HeadLoss loss = cross_entropy(dry.model.hidden_at_targets(dry.batch, {.mode = Mode::kTrain}),
                                 dry.model.head(), dry.batch.targets, weights);
   out.activations = dry.live();
@@ -75,7 +81,7 @@ void measure_update(const ModelConfig& config, DType dtype, const MemoryShape& s
 }
 
 int64_t measure_forward(const ModelConfig& config, DType dtype, int64_t tokens, Device device) {
-  const DryModel dry(config, dtype, tokens, device);
+  const DryModel dry(config, dtype, tokens, 1, device);
   NoGradGuard no_grad;
   dry.model.forward(dry.batch);
   return dry.peak();

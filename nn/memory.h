@@ -31,6 +31,7 @@ struct MemoryEstimate {
 
 struct MemoryShape {
   int64_t micro_batch_tokens = 0;  // in the largest micro batch
+  double targets = 1;              // share of them that have a target
   int64_t rollout_sequences = 0;   // sampled concurrently; 0: no sampling
   int64_t rollout_length = 0;      // maximum tokens per sequence
   int64_t rollout_prefill_tokens = 0;

@@ -266,14 +266,16 @@ struct ModelSize {
   int64_t parameters = 0;  // all of them but the adapters', a tied table once
   // Parameters used in a matmul per token, including the head.
   int64_t matmul_parameters = 0;
-  int64_t adapters = 0;  // parameters of adapters, all of which are used so
+  int64_t head_parameters = 0;  // those of them in the head: used per target
+  int64_t adapters = 0;         // parameters of adapters, all of which are used so
   // The number that an update changes.
   int64_t trained() const { return adapters > 0 ? adapters : parameters; }
 };
 ModelSize model_size(const ModelConfig& config);
 // Floating point operations of forward and backward for one token in a sequence of `length` tokens,
-// causal attention counted once: 6 N_matmul + 6 L d_attn length; with adapters, whose base needs no
-// gradients of weights, 4 N_matmul + 6 N_adapters + 6 L d_attn length.
-double train_flops_per_token(const ModelConfig& config, double length);
+// causal attention counted once: 6 N_matmul + 6 L d_attn length (encoders: 12 L d_attn length);
+// with adapters, whose base needs no gradients of weights, 4 N_matmul + 6 N_adapters + the same.
+// `targets`: the share of tokens that the head's matmuls have.
+double train_flops_per_token(const ModelConfig& config, double length, double targets = 1);
 
 }  // namespace cohort

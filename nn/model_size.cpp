@@ -14,21 +14,27 @@ ModelSize model_size(const ModelConfig& c) {
       continue;
     }
     size.parameters += p.value.numel();
-    if (p.use == ParameterUse::kMatmul) size.matmul_parameters += p.value.numel();
+    if (p.use != ParameterUse::kMatmul) continue;
+    size.matmul_parameters += p.value.numel();
+    if (!p.name.starts_with("model.") || p.name.starts_with("model.embed_tokens"))
+      size.head_parameters += p.value.numel();
   }
   return size;
 }
 
-double train_flops_per_token(const ModelConfig& c, double length) {
-  // Mean number of keys that a query sees: half the length, or less with a window.
+double train_flops_per_token(const ModelConfig& c, double length, double targets) {
+  // Mean number of keys that a query sees: half the length, less with a window, all in an encoder.
   double keys = 0;
   for (int i = 0; i < c.num_layers; ++i) {
     const auto window = static_cast<double>(c.window_of(i));
-    keys += window == 0 || window >= length ? length / 2 : window - window * window / (2 * length);
+    keys += c.is_encoder()                    ? length
+            : window == 0 || window >= length ? length / 2
+                                              : window - window * window / (2 * length);
   }
   const ModelSize size = model_size(c);
-  return (size.adapters > 0 ? 4.0 : 6.0) * static_cast<double>(size.matmul_parameters) +
-         6.0 * static_cast<double>(size.adapters) +
+  const double matmuls = static_cast<double>(size.matmul_parameters - size.head_parameters) +
+                         targets * static_cast<double>(size.head_parameters);
+  return (size.adapters > 0 ? 4.0 : 6.0) * matmuls + 6.0 * static_cast<double>(size.adapters) +
          12.0 * static_cast<double>(c.num_heads * c.head_dim) * keys;
 }
 

@@ -17,6 +17,9 @@ usage: scripts/gpu_check.sh PHASE...
   ops         the op table and attention, compared with PyTorch's attention
   attention   bench/attention; FILTER restricts it, and BASE (a folder) adds another build for comparison
   steps       the training steps, compared with PyTorch's
+  encoders    the steps of BERT-base and ViT-B/16, RUNS (2) times in turn with PyTorch's: compiled, and eager
+  vit         images/s of vision transformers' forward pass beside PyTorch's; VIT_OPTIONS restricts the table ("--sizes Ti,S")
+  embed       texts/s of `cohort embed` beside sentence-transformers', of MODEL (its folder); EMBED_OPTIONS
   sizes       the 124M step with sizes that are not multiples of 8, 64 or a head of 96, beside the next ones, RUNS (3) times in turn
   rollouts    decoding, rollouts and a GRPO step; sampled log-probs against training's; compared with transformers' generate if
               installed (PEER=0: without it); ONLY restricts both ("--only decode"), RUNS repeats samples that must have equal bits
@@ -144,6 +147,37 @@ run_steps() {
     show_tail "$OUT/step_$shape.log" 30
     head -n 7 "$OUT/step_${shape}_cheap.log"
     show_tail "$OUT/peer_$shape.log" 1
+  done
+}
+run_encoders() {
+  local round shape options
+  for round in $(seq "${RUNS:-2}"); do
+    while read -r shape options; do
+      echo "-- $round ours $shape"
+      build/cuda/bench/cohort_bench_step "bench/configs/$shape.yaml" --vocab 30522 $([ "$round" = 1 ] || echo --no-ops) ${STEP_OVERRIDES:-} 2>&1 </dev/null || failed=1
+      sleep 3
+      echo "-- $round $shape $options"
+      python3 bench/peers/train_step.py "$shape" $options 2>&1 </dev/null | tail -n 3 || failed=1
+      sleep 3
+    done <<'ROWS'
+bert_base --heads targets
+bert_base
+bert_base --heads targets --eager
+vit_b16
+vit_b16 --eager
+ROWS
+  done >"$OUT/encoders.txt"
+  cat "$OUT/encoders.txt"
+}
+run_vit() {
+  python3 bench/vit_table.py ${VIT_OPTIONS:-} >"$OUT/vit.txt" 2>"$OUT/vit.log" || { failed=1; show_tail "$OUT/vit.log"; }
+  cat "$OUT/vit.txt"
+}
+run_embed() {
+  local dtype
+  for dtype in f32 bf16; do
+    python3 bench/peers/embed.py "${MODEL:?names a folder of MiniLM}" "$COHORT_TEST_DATA/encoder/speakers.jsonl" --dtype $dtype \
+      ${EMBED_OPTIONS:-} 2>"$OUT/embed.log" || { failed=1; show_tail "$OUT/embed.log"; }
   done
 }
 # Rows of one comparison follow each other: the vocabulary and overrides of a run.
@@ -285,6 +319,9 @@ for phase in "$@"; do
     ops) run_ops ;;
     attention) run_attention ;;
     steps) run_steps ;;
+    encoders) run_encoders ;;
+    vit) run_vit ;;
+    embed) run_embed ;;
     sizes) run_sizes ;;
     rollouts) run_rollouts ;;
     against) run_against ;;

@@ -607,14 +607,16 @@ TEST_F(Plans, AdamEpsIsAboveZero) {
 // The configurations that come with the project. Their data need not be there.
 TEST(ShippedConfigurations, AllLoad) {
   const auto source = fs::path(__FILE__).parent_path().parent_path().parent_path();
-  int found = 0;
-  for (const auto& entry : fs::directory_iterator(source / "configs")) {
-    if (entry.path().extension() != ".yaml") continue;
-    SCOPED_TRACE(entry.path());
-    ++found;
-    EXPECT_GE(load_plan(entry.path().string(), {}).stages.size(), 1u);
+  for (const char* folder : {"configs", "configs/positions", "bench/configs"}) {
+    int found = 0;
+    for (const auto& entry : fs::directory_iterator(source / folder)) {
+      if (entry.path().extension() != ".yaml") continue;
+      SCOPED_TRACE(entry.path());
+      ++found;
+      EXPECT_GE(load_plan(entry.path().string(), {}).stages.size(), 1u);
+    }
+    EXPECT_GE(found, 2) << folder;
   }
-  EXPECT_GE(found, 2);
 }
 
 }  // namespace

@@ -65,6 +65,22 @@ TEST(MemoryEstimate, CountsConstantTablesOfPositions) {
   }
 }
 
+// A head on a tenth of the positions keeps a tenth of the rows, of which its input is the largest.
+TEST(MemoryEstimate, CountsTheRowsOfTargets) {
+  ModelConfig config = kModel;
+  config.mask = MaskType::kFull;
+  config.head = HeadType::kMaskedToken;
+  const auto kept = [&](double targets) {
+    return static_cast<double>(estimate_memory(config, DType::kF32,
+                                               {.micro_batch_tokens = 10000,
+                                                .targets = targets,
+                                                .device = Device::cuda()})
+                                   .activations);
+  };
+  EXPECT_GT(kept(1) - kept(0.1), 9000.0 * 2 * static_cast<double>(config.d_model) * 4);
+  EXPECT_NEAR((kept(1) - kept(0.6)) / (kept(0.5) - kept(0.1)), 1, 0.01);
+}
+
 TEST(MemoryEstimate, RoundsAsTheDevicesAllocatorDoes) {
   EXPECT_EQ(activations(DType::kF32, 1, Device::cuda()) % 512, 0);
   EXPECT_NE(activations(DType::kF32, 1, {}) % 512, 0);

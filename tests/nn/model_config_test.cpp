@@ -309,4 +309,21 @@ TEST(ModelSize, OperationsPerTokenCountMatmulsAndCausalAttention) {
   EXPECT_EQ(train_flops_per_token(c, 100) - matmuls, 6.0 * 2 * (4 * 6) * 100);
 }
 
+TEST(ModelSize, EncodersSeeAllKeysAndTheirHeadsHaveTargetRowsOnly) {
+  for (const HeadType type : {HeadType::kMaskedToken, HeadType::kClasses, HeadType::kPooler}) {
+    ModelConfig c = test::model_config("llama");
+    c.mask = MaskType::kFull;
+    c.tie_embeddings = true;
+    c.set_head(type, {"a", "b", "c"});
+    // Each has a dense layer; masked tokens the tied table, classes a matrix of three rows.
+    const int64_t logits = type == HeadType::kPooler ? 0 : c.num_logits();
+    const int64_t head = c.d_model * (c.d_model + logits);
+    const ModelSize size = model_size(c);
+    EXPECT_EQ(size.head_parameters, head);
+    const double rest = 6.0 * static_cast<double>(size.matmul_parameters - head);
+    EXPECT_EQ(train_flops_per_token(c, 100, 0.25),
+              rest + 6.0 * static_cast<double>(head) / 4 + 12.0 * 2 * (4 * 6) * 100);
+  }
+}
+
 }  // namespace cohort
