@@ -6,6 +6,7 @@
 #include "config/node.h"
 #include "core/log.h"
 #include "core/sizes.h"
+#include "data/image_set.h"
 #include "data/tasks/tasks.h"
 #include "job/memory_plan.h"
 #include "job/resources.h"
@@ -163,6 +164,18 @@ void print_host_state(const TrainConfig& config, const StagePreview& stage, int6
     print_row("note", note);
 }
 
+// Decodes all images. Throws InputError with the number and the first of those that cannot be read.
+void check_images(const ImagesConfig& config, int64_t channels) {
+  for (const std::string& path : {config.path, config.eval_path}) {
+    if (path.empty()) continue;
+    const ImageSet images(path, config.field, config.label);
+    const std::vector<std::string> bad = images.check_all(channels);
+    if (!bad.empty())
+      throw InputError(str(bad.size(), " of the ", images.size(), " images of ", path,
+                           " cannot be read; the first: ", bad[0]));
+  }
+}
+
 // Prints whether the stage runs on the GPU, and whether `model`, its model as configured, can be
 // sampled from there. Returns the error if the stage does not run.
 std::string print_gpu_plan(const GpuPlan& plan, const StagePreview& stage, const ModelConfig& model,
@@ -279,6 +292,8 @@ int check(const CheckOptions& options) {
   if (gpu) print_row("assumed", assumed);
   if (!gpu) check_adapters_have_model(plan);
   std::vector<StagePreview> stages = preview_plan(plan);
+  for (size_t i = 0; i < stages.size(); ++i)
+    check_images(plan.stages[i].data.images, stages[i].model.channels);
   std::string memory_error;
   for (size_t i = 0; i < stages.size(); ++i)
     if (const std::string error = check_stage(plan.stages[i], stages[i], options, gpu);

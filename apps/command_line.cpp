@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <new>
 #include <set>
@@ -262,6 +263,45 @@ void add_logprobs(CLI::App& app, int& code) {
   command.add_flag("--eos", options.eos, "end each text with the end-of-sequence token");
 }
 
+// Adds a command that reads texts and prints a JSON line for each.
+std::pair<CLI::App&, EncodeOptions&> add_encode(CLI::App& app, int& code,
+                                                int (*execute)(const EncodeOptions&),
+                                                const char* name, const char* help) {
+  const auto added = add_command(app, code, execute, name, help);
+  auto& [command, options] = added;
+  command.add_option("model", options.model, "folder, checkpoint or run directory")->required();
+  command.add_option("texts", options.texts, "texts; none: one per line of standard input");
+  command.add_flag("--json-input", options.json_input,
+                   "each text is a JSON string: \"two\\nlines\"; or two texts as a pair: "
+                   "{\"text\": \"...\", \"text_pair\": \"...\"}");
+  add_compute_options(command, options.compute);
+  return added;
+}
+
+void add_encoders(CLI::App& app, int& code) {
+  auto [mask, filled] = add_encode(app, code, fill_mask, "fill-mask",
+                                   "the most likely tokens of each mask token ([MASK], <mask>) of "
+                                   "a text, one JSON line per text");
+  add_number(mask, "--top", filled.top, "tokens per mask", CLI::Range(1, 1000));
+  add_encode(app, code, classify, "classify",
+             "the label of a text, or of an image by its path, and the probabilities of all labels, one "
+             "JSON line each");
+  auto [command, options] =
+      add_encode(app, code, embed_texts, "embed",
+                 "the embedding of a text, one JSON line per text, by the options or as a folder "
+                 "of sentence-transformers says");
+  command
+      .add_option("--pooling", options.pooling,
+                  "of the hidden states: their mean, cls (the first) or last; default: the "
+                  "folder's, else mean, or last of a decoder")
+      ->check(CLI::IsMember({"mean", "cls", "last"}));
+  add_switch(command, "--no-normalize", options.normalize, false,
+             "do not divide embeddings by their length");
+  command.add_option("--prompt", options.prompt,
+                     "name of a prompt of the folder, put before texts");
+  command.add_option("--output", options.output, "write a matrix (.npy, f32) instead of lines");
+}
+
 void add_eval(CLI::App& app, int& code) {
   auto [command, options] =
       add_command(app, code, evaluate, "eval",
@@ -407,16 +447,28 @@ std::string option_suggestion(const CLI::App& app) {
   return did_you_mean(first->substr(0, first->find('=')), names);
 }
 
+// CLI11 takes an argument in brackets as a list; with this character after it, it stays a text.
+constexpr char kAfterBracket = '\x01';
+void take_brackets_as_text(CLI::App& app) {
+  for (CLI::Option* option : app.get_options())
+    if (option->get_items_expected_max() > 0)
+      option->transform([](std::string text) {
+        if (text.ends_with(kAfterBracket)) text.pop_back();
+        return text;
+      });
+  for (CLI::App* command : app.get_subcommands({})) take_brackets_as_text(*command);
+}
+
 int run(int argc, const char* const* argv) {
-  CLI::App app{"cohort: train transformers, and improve them with GRPO"};
+  CLI::App app{"cohort: train transformers, and improve them with GRPO", argv[0]};
   app.require_subcommand(1);
   app.set_version_flag("--version",
                        str("cohort " COHORT_VERSION " (with", kWithCuda ? "" : "out", " CUDA)"),
                        "print the version, and whether it is built with CUDA");
   int code = kOk;
-  for (const auto add :
-       {add_train, add_check, add_generate, add_chat, add_logprobs, add_eval, add_inspect,
-        add_export, add_report, add_replay, add_tokenizer, add_template, add_gradcheck})
+  for (const auto add : {add_train, add_check, add_generate, add_chat, add_logprobs, add_encoders,
+                         add_eval, add_inspect, add_export, add_report, add_replay, add_tokenizer,
+                         add_template, add_gradcheck})
     add(app, code);
 
   std::vector<std::string> names;
@@ -426,8 +478,13 @@ int run(int argc, const char* const* argv) {
     throw InputError(str("unknown sub-command '", argv[1], "'",
                          did_you_mean(argv[1], names, "; `cohort --help` lists them")));
   }
+  take_brackets_as_text(app);
+  std::vector<std::string> words(std::reverse_iterator(argv + argc),
+                                 std::reverse_iterator(argv + 1));
+  for (std::string& word : words)
+    if (word.starts_with('[') && word.ends_with(']')) word += kAfterBracket;
   try {
-    app.parse(argc, argv);
+    app.parse(std::move(words));
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) {  // --help, --version
       std::ostringstream text;
@@ -436,7 +493,9 @@ int run(int argc, const char* const* argv) {
       return kOk;
     }
     const std::string command = app.get_subcommands().empty() ? "" : str(argv[1], " ");
-    throw InputError(str(e.what(), option_suggestion(app), "; hint: cohort ", command, "--help"));
+    std::string message = e.what();
+    std::erase(message, kAfterBracket);
+    throw InputError(str(message, option_suggestion(app), "; hint: cohort ", command, "--help"));
   }
   return code;
 }

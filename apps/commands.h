@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -64,6 +65,9 @@ void print_now(std::string_view text, bool raw = false);
 // Reads a line of standard input, without its end. Returns false at the end of the input. Throws
 // InputError if it cannot be read.
 bool read_line(std::string& line);
+// A function that returns the next of a command's texts, or without any the next line of standard
+// input, as read_line() does.
+std::function<bool(std::string&)> text_source(std::vector<std::string> texts);
 // Writes help to stdout, wrapped at the width of a terminal, which counts as at least 40 columns.
 // Other readers get whole lines.
 void print_help(const std::string& text);
@@ -126,6 +130,26 @@ struct LogprobsOptions {
   bool eos = false;  // appends the end-of-sequence token to each text
 };
 int logprobs(const LogprobsOptions& options);
+
+// Commands that read texts and print a JSON line for each.
+struct EncodeOptions {
+  std::string model;  // a folder, checkpoint or run directory
+  ComputeOptions compute;
+  std::vector<std::string> texts;  // empty: the lines of standard input
+  bool json_input = false;         // a text is a JSON string, or {"text": ..., "text_pair": ...}
+  int64_t top = 5;                 // (fill-mask)
+  // The others are for embed.
+  std::string pooling;    // mean, cls or last; empty: that of the folder, or the model's kind
+  bool normalize = true;  // false: not even if the folder says so
+  std::string prompt;     // its name; empty: the default one of the folder
+  std::string output;     // a file .npy of all embeddings, instead of lines; empty: none
+};
+// Prints the most likely tokens of each mask token.
+int fill_mask(const EncodeOptions& options);
+// Prints the label and the probabilities of all labels.
+int classify(const EncodeOptions& options);
+// Prints or writes embeddings.
+int embed_texts(const EncodeOptions& options);
 
 struct InspectOptions {
   std::string model;       // a folder, checkpoint or run directory

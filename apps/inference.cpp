@@ -31,14 +31,24 @@ LoadedModel load(const std::string& path, const ComputeOptions& compute) {
   });
 }
 
+std::function<bool(std::string&)> text_source(std::vector<std::string> texts) {
+  if (texts.empty() && isatty(STDIN_FILENO) == 1)
+    std::cerr << "cohort: reading texts, one per line; Ctrl-D on an empty line ends them\n";
+  if (texts.empty()) return read_line;
+  return [texts = std::move(texts), next = size_t{0}](std::string& text) mutable {
+    if (next == texts.size()) return false;
+    text = texts[next++];
+    return true;
+  };
+}
+
 namespace {
 
 std::vector<std::string> lines_or_stdin(std::vector<std::string> texts) {
-  if (!texts.empty()) return texts;
-  if (isatty(STDIN_FILENO) == 1)
-    std::cerr << "cohort: reading texts, one per line; Ctrl-D on an empty line ends them\n";
-  for (std::string line; read_line(line);) texts.push_back(line);
-  return texts;
+  const auto next = text_source(std::move(texts));
+  std::vector<std::string> out;
+  for (std::string text; next(text);) out.push_back(text);
+  return out;
 }
 
 void print_line(const std::string& line, bool raw = false) {

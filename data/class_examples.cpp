@@ -58,7 +58,8 @@ ImageSplits load_images(const DataConfig& config) {
   }
   if (fraction > 0 && fraction < 1 && (out.train->size() == 0 || out.held_out->size() == 0))
     throw InputError(str("data.held_out_fraction: ", fraction, " of the ", all->size(),
-                         " images of ", own.path, " leaves a part without any; hint: another "
+                         " images of ", own.path,
+                         " leaves a part without any; hint: another "
                          "fraction, or data.images.eval_path"));
   return out;
 }
@@ -90,10 +91,10 @@ std::vector<std::string> class_labels(const DataSections& config) {
                            "' of this held-out one; hint: other files, data.split_by or another "
                            "data.held_out_fraction"));
   if (labels.size() < 2)
-    throw InputError(str(images ? "data.images" : "data.jsonl", ": the training examples have ",
-                         labels.empty() ? std::string("no label")
-                                        : str("only the label '", *labels.begin(), "'"),
-                         images ? "" : "; hint: data.jsonl.answer names the field of the label"));
+    throw InputError(str(
+        images ? "data.images" : "data.jsonl", ": the training examples have ",
+        labels.empty() ? std::string("no label") : str("only the label '", *labels.begin(), "'"),
+        images ? "" : "; hint: data.jsonl.answer names the field of the label"));
   return {labels.begin(), labels.end()};
 }
 
@@ -103,7 +104,8 @@ ClassReader::ClassReader(const Model& model, Augment augment, uint64_t seed)
   const NamedFiles files = model.tokenizer.files();
   const std::string* const text = find_file(files, kImageFile);
   processor_ = ImageProcessor{.height = model.image_size, .width = model.image_size};
-  if (text != nullptr) processor_ = ImageProcessor::from_json(parse_json(*text, kImageFile), kImageFile);
+  if (text != nullptr)
+    processor_ = ImageProcessor::from_json(parse_json(*text, kImageFile), kImageFile);
   processor_->fit(model.image_size, model.channels, kImageFile);
   pixel_values_ = Tensor::from(processor_->table(), {model.channels, 256});
 }

@@ -267,6 +267,11 @@ class ContextCheck {
   void record_longest(const Measured& size, const Example& example, int64_t index,
                       const Part& part) {
     longest_size_ = size.full_sequence;
+    if (fit_.classifies()) {
+      longest_ = str(location(example, index, part), ": the text has ", size.full_prompt,
+                     " tokens, the model's context is ", fit_.context);
+      return;
+    }
     const bool long_prompt = size.full_prompt >= fit_.context;
     longest_ =
         str(location(example, index, part), ": ",

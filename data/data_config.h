@@ -108,7 +108,8 @@ struct DataConfig {
             "stages, such as question; {one|other} of a template is one|other here; empty: the "
             "prompt, or the messages before the assistant's last. Lists count without their order");
     v.field("text", text,
-            "text to train on (pretrain, mlm), one or a list of these: a file, all files of a folder, those of "
+            "text to train on (pretrain, mlm), one or a list of these: a file, all files of a "
+            "folder, those of "
             "a pattern such as books/*.txt; of .jsonl files the field text of each line. Where "
             "there are several documents, each ends with the end of sequence");
     v.field("eval_text", eval_text, "held-out text, as text; empty: a part of text");

@@ -167,8 +167,8 @@ Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> toke
     need_tokenizer([&] { return std::string(out.task->alphabet); });
   } else {
     JsonlConfig jsonl = data.jsonl;
-    jsonl.teaches = config.batch.trainer == TrainerType::kSft ||
-                    config.batch.trainer == TrainerType::kClassify;
+    jsonl.teaches =
+        config.batch.trainer == TrainerType::kSft || config.batch.trainer == TrainerType::kClassify;
     if (parts == DataParts::kHeldOut && !jsonl.eval_path.empty()) jsonl.path.clear();
     JsonlSplits splits = load_jsonl(jsonl);
     out.train = std::move(splits.train);

@@ -57,8 +57,7 @@ std::vector<size_t> micro_batch_begins(std::span<const TokenSequence> sequences,
 // Sets the images of sequences, all of which must have one of the same size.
 void add_pixels(std::span<const TokenSequence> sequences, PackedBatch& batch) {
   const size_t size = sequences[0].pixels.size();
-  batch.pixels =
-      Tensor::empty({std::ssize(sequences), static_cast<int64_t>(size)}, DType::kU8);
+  batch.pixels = Tensor::empty({std::ssize(sequences), static_cast<int64_t>(size)}, DType::kU8);
   batch.pixel_values = sequences[0].pixel_values;
   auto* to = batch.pixels.data<uint8_t>();
   for (const TokenSequence& s : sequences) {
@@ -88,6 +87,7 @@ PackedBatch pack(std::span<const TokenSequence> sequences) {
   std::vector<int32_t> tokens, positions, cu_seqlens{0}, prefixes, target_positions, targets,
       segments, types;
   std::vector<int64_t> indices, target_sequences;
+  int64_t longest = 0;
   const auto capacity = static_cast<size_t>(total);
   const bool typed =
       std::ranges::any_of(sequences, [](const TokenSequence& s) { return !s.types.empty(); });
@@ -111,6 +111,7 @@ PackedBatch pack(std::span<const TokenSequence> sequences) {
       indices.push_back(s.index);
     }
     cu_seqlens.push_back(static_cast<int32_t>(positions.size()));
+    longest = std::max(longest, end - begin);
     prefixes.insert(prefixes.end(), {prefix_begin, static_cast<int32_t>(begin)});
   };
   bool any_shared = false;
@@ -129,7 +130,7 @@ PackedBatch pack(std::span<const TokenSequence> sequences) {
     for (size_t i = begin; i < end; ++i)
       add(sequences[i], shared ? first.prefix : 0, sequences[i].num_inputs(), shared ? root : 0);
   }
-  PackedBatch batch;
+  PackedBatch batch{.longest = longest};
   if (sequences.empty() || sequences[0].pixels.empty())
     batch.tokens = Tensor::from(tokens);
   else

@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "core/log.h"
-#include "data/class_examples.h"
 #include "core/parallel.h"
 #include "data/chat_examples.h"
+#include "data/class_examples.h"
 #include "job/resources.h"
 #include "sys/files.h"
 

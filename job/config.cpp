@@ -155,8 +155,8 @@ std::string renamed_override(const std::string& assignment) {
 
 // True if a map of keys has one that says how the lines of data.jsonl are read.
 bool gives_format(ConfigNode& map) {
-  constexpr std::string_view kKeys[] = {"prompt", "answer", "solution", "messages", "completion",
-                                        "pair"};
+  constexpr std::string_view kKeys[] = {"prompt",   "answer",     "solution",
+                                        "messages", "completion", "pair"};
   return std::any_of(std::begin(kKeys), std::end(kKeys), [&](std::string_view key) {
     return node_at(map, str("data.jsonl.", key)) != nullptr;
   });
@@ -386,7 +386,8 @@ RunPlan with_unread_keys(RunPlan plan) {
         {" jsonl.pair ", config.batch.trainer == TrainerType::kClassify, "trainer: classify"},
         {" jsonl.limit ", has_jsonl, "data.jsonl.path"},
         {" eval_text cache_dir ", has_text, "data.text"},
-        {" held_out_fraction ", has_jsonl || !data.images.path.empty() || (has_text && data.eval_text.empty()),
+        {" held_out_fraction ",
+         has_jsonl || !data.images.path.empty() || (has_text && data.eval_text.empty()),
          "data.jsonl.path and data.text without eval_text"},
         {" curriculum_patience ", data.curriculum == Curriculum::kOnline,
          "data.curriculum: online"},
@@ -468,8 +469,9 @@ void TrainConfig::validate() const {
   const int sources = !data.task.empty() + !data.jsonl.path.empty() + !data.text.empty() +
                       !data.images.path.empty();
   validate_directory(name, output_dir);
-  require(sources == 1,
-          str("data: expected exactly one of task, jsonl.path, images.path and text, got ", sources));
+  require(
+      sources == 1,
+      str("data: expected exactly one of task, jsonl.path, images.path and text, got ", sources));
   require(optimizer.storage.moments == MomentKind::kF32 || dtype != DType::kF64,
           "optimizer.moments: bf16 is not supported with dtype f64; hint: leave one of them out");
   validate_source(data, batch.trainer);

@@ -41,7 +41,8 @@ ModelScores evaluate_model(const RunPlan& plan, const LoadedModel& loaded,
                            trainer_name(config.batch.trainer), " needs"));
     DataLengths lengths;
     if (!reads_text(config.batch.trainer))
-      lengths = check_held_out(config, data, model.config().context, model.config().context_limit());
+      lengths =
+          check_held_out(config, data, model.config().context, model.config().context_limit());
     log_data_usage(config, data, lengths);
     const Metrics metrics = evaluate_labels(
         {model, data, config, config.masking, config.batch.micro_batch(), stop}, *alone);

@@ -147,9 +147,7 @@ bool describes_model(const TrainConfig& config) {
 
 // Sets StagePreview::random_start and is_new_model_meant.
 void check_start(const TrainConfig& config, StagePreview& out) {
-  if (config.stage > 0 || !config.init_from.empty() ||
-      reads_text(config.batch.trainer))
-    return;
+  if (config.stage > 0 || !config.init_from.empty() || reads_text(config.batch.trainer)) return;
   out.is_new_model_meant = describes_model(config);
   out.random_start = str("model: ", trainer_name(config.batch.trainer),
                          " starts from random weights, as no model is given");

@@ -62,9 +62,8 @@ Evaluation ScoreKeeper::measure() {
   } else if (config_.batch.trainer == TrainerType::kPretrain) {
     out.measure = kValidationLoss;
     if (data.held_out_text.size() < 2) return out;
-    const double loss = evaluate_text(
-        start_.learner->model(), data.held_out_text, config_.eval.tokens, micro_batch(),
-        setup_.comm, stop);
+    const double loss = evaluate_text(start_.learner->model(), data.held_out_text,
+                                      config_.eval.tokens, micro_batch(), setup_.comm, stop);
     out.metrics = {{"val_loss", loss}};
     out.score = -loss;
   } else {

@@ -15,16 +15,18 @@ namespace {
 class SequenceSource {
  public:
   explicit SequenceSource(Stage& stage)
-      : config_(stage.config()), data_(stage.data()), model_(stage.model().config()),
-        rank_(stage.comm().rank()), ranks_(stage.comm().size()) {
+      : config_(stage.config()),
+        data_(stage.data()),
+        model_(stage.model().config()),
+        rank_(stage.comm().rank()),
+        ranks_(stage.comm().size()) {
     const auto seed = static_cast<uint64_t>(config_.seed);
     const TrainerType trainer = config_.batch.trainer;
     if (trainer == TrainerType::kMlm) masking_.emplace(*data_.tokenizer, config_.masking, seed);
     if (trainer == TrainerType::kClassify)
-      classes_.emplace(
-          ClassReader::Model{*data_.tokenizer, model_.labels, model_.context, model_.image_size,
-                             model_.channels},
-          config_.data.images.augment, seed);
+      classes_.emplace(ClassReader::Model{*data_.tokenizer, model_.labels, model_.context,
+                                          model_.image_size, model_.channels},
+                       config_.data.images.augment, seed);
     if (reads_text(trainer)) return;
     order_ = make_order(config_, data_, stage.state().planned_steps);
     order_->seek(stage.state().data_position);

@@ -62,11 +62,11 @@ Variable Embedding::patches(const Pass& pass) const {
   const int64_t n = config_.num_patches(), p = config_.patch_size, side = config_.image_size;
   Tensor rows = Tensor::empty({pass.pixels.dim(0) * n, config_.channels * p * p}, dtype_,
                               pass.pixels.device());
-  kernels::patches({.y = rows,
-                    .pixels = pass.pixels.reshape(
-                        {pass.pixels.dim(0), side, side, config_.channels}),
-                    .values = pass.pixel_values.to(accumulate_dtype(dtype_)),
-                    .size = p});
+  kernels::patches(
+      {.y = rows,
+       .pixels = pass.pixels.reshape({pass.pixels.dim(0), side, side, config_.channels}),
+       .values = pass.pixel_values.to(accumulate_dtype(dtype_)),
+       .size = p});
   return prepend_row(class_, projection_(Variable(rows)), n);
 }
 

@@ -31,12 +31,12 @@ PackedBatch Transformer::to_device(const PackedBatch& batch) const {
   COHORT_CHECK(batch.pixels.defined() == config_.has_images(), "[transformer] expected a batch of ",
                config_.has_images() ? "images" : "tokens");
   if (batch.pixels.defined())
-    COHORT_CHECK(batch.pixels.dim(1) ==
-                         config_.image_size * config_.image_size * config_.channels &&
-                     batch.size() == batch.pixels.dim(0) * config_.context,
-                 "[transformer] images ", batch.pixels.str(), " with ", batch.size(),
-                 " positions, expected a side of ", config_.image_size, " pixels in ",
-                 config_.channels, " channels and ", config_.context, " positions each");
+    COHORT_CHECK(
+        batch.pixels.dim(1) == config_.image_size * config_.image_size * config_.channels &&
+            batch.size() == batch.pixels.dim(0) * config_.context,
+        "[transformer] images ", batch.pixels.str(), " with ", batch.size(),
+        " positions, expected a side of ", config_.image_size, " pixels in ", config_.channels,
+        " channels and ", config_.context, " positions each");
   if (device().is_cuda() && batch.positions.device().is_cpu()) {
     const auto check = [](const char* name, const Tensor& values, int64_t low, int64_t end) {
       if (!values.defined()) return;
@@ -48,7 +48,7 @@ PackedBatch Transformer::to_device(const PackedBatch& batch) const {
     check("token", batch.tokens, 0, config_.vocab_size);
     check("position", batch.positions, 0, config_.context);
     check("target position", batch.target_positions, 0, batch.size());
-    check("type", batch.types, 0, config_.token_types);
+    if (config_.token_types > 0) check("type", batch.types, 0, config_.token_types);
     if (const int64_t logits = config_.num_logits(); logits > 0)
       check("target", batch.targets, 0, logits);
   }
@@ -57,8 +57,10 @@ PackedBatch Transformer::to_device(const PackedBatch& batch) const {
 
 Variable Transformer::forward(const PackedBatch& batch, const ForwardOptions& options) const {
   const auto packed_attention = [cu_seqlens = batch.cu_seqlens, prefixes = batch.prefixes,
-                                 positions = batch.positions](AttentionCall call) {
+                                 positions = batch.positions,
+                                 longest = batch.longest](AttentionCall call) {
     Variable& qkv = call.qkv;
+    call.desc.longest = longest;
     call.desc.prefixes = prefixes;
     if (call.rope_table.defined())
       qkv = rope(std::move(qkv), positions, call.rope_table, call.num_kv_heads);

@@ -259,8 +259,8 @@ std::unique_ptr<Tokenizer> make_tokenizer(NamedFiles files, const std::string& w
   const std::string* json = find_file(files, "tokenizer.json");
   const auto has = [&](const char* name) { return find_file(files, name) != nullptr; };
   if (json == nullptr && !has("vocab.json") && !has("vocab.txt") && has(kImageFile))
-    return std::make_unique<ImageFiles>(
-        NamedFiles{{kImageFile, *find_file(files, kImageFile)}}, where);
+    return std::make_unique<ImageFiles>(NamedFiles{{kImageFile, *find_file(files, kImageFile)}},
+                                        where);
   if (json == nullptr && !(has("vocab.json") && has("merges.txt")) && !has("vocab.txt"))
     throw InputError(str(where,
                          ": has no tokenizer; hint: tokenizer.json is needed, or vocab.json ",
@@ -286,7 +286,8 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
     throw InputError(
         str(folder, ": is not a folder; hint: name the folder of the tokenizer's files"));
   NamedFiles files = read_files(folder, kFiles);
-  if (std::ranges::none_of(kTokenizerFiles, [&](const char* name) { return find_file(files, name); }))
+  if (std::ranges::none_of(kTokenizerFiles,
+                           [&](const char* name) { return find_file(files, name); }))
     files = read_files(folder, {&kImageFile, 1});
   return make_tokenizer(std::move(files), folder);
 }

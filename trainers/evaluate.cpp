@@ -11,8 +11,8 @@
 #include "core/log.h"
 #include "core/sizes.h"
 #include "data/class_examples.h"
-#include "data/parallel_try.h"
 #include "data/data_check.h"
+#include "data/parallel_try.h"
 #include "kernels/head.h"
 #include "sys/files.h"
 #include "trainers/across_ranks.h"
@@ -274,11 +274,9 @@ TargetScores score_targets(const Transformer& model, int64_t count,
   // A part at a time, of which images may take much memory.
   constexpr int64_t kPart = 1024;
   for (int64_t begin = shard.begin; begin < shard.end && !mine.stopped; begin += kPart) {
-    std::vector<TokenSequence> sequences(
-        static_cast<size_t>(std::min(kPart, shard.end - begin)));
-    parallel_try(std::ssize(sequences), 1, [&](int64_t i) {
-      sequences[static_cast<size_t>(i)] = sequence(begin + i);
-    });
+    std::vector<TokenSequence> sequences(static_cast<size_t>(std::min(kPart, shard.end - begin)));
+    parallel_try(std::ssize(sequences), 1,
+                 [&](int64_t i) { sequences[static_cast<size_t>(i)] = sequence(begin + i); });
     for (int64_t& size = micro_batch_tokens;; size /= 2) try {
         mine.add(losses_of(model, sequences, size, accuracy, stop));
         break;
@@ -314,9 +312,9 @@ struct EvaluatedWindows {
   EvaluatedWindows(int64_t total, int64_t window, int64_t max_tokens)
       : length(window),
         all(ceil_div(total, window)),
-        count(max_tokens == 0 ? all
-                              : std::clamp<int64_t>(max_tokens / window, std::min<int64_t>(1, all),
-                                                    all)) {}
+        count(max_tokens == 0
+                  ? all
+                  : std::clamp<int64_t>(max_tokens / window, std::min<int64_t>(1, all), all)) {}
   int64_t begin(int64_t i) const {
     // i * all / count without the product, which may overflow.
     return (all / count * i + all % count * i / count) * length;
@@ -517,9 +515,9 @@ Metrics evaluate_labels(const LabelEvaluation& evaluation, Communicator& comm) {
     });
   } else {
     const TokenStream& text = data.held_out_text;
-    const EvaluatedWindows windows(
-        text.size(), window_length(TrainerType::kMlm, *data.tokenizer, c.context),
-        config.eval.tokens);
+    const EvaluatedWindows windows(text.size(),
+                                   window_length(TrainerType::kMlm, *data.tokenizer, c.context),
+                                   config.eval.tokens);
     const Masking mask(*data.tokenizer, masking, config.seed);
     scores = score(windows.count, [&](int64_t i) {
       const int64_t begin = windows.begin(i);

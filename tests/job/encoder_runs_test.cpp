@@ -6,6 +6,7 @@
 #include "nn/model_folder.h"
 #include "sys/files.h"
 #include "tests/job/small_runs.h"
+#include "tests/support/png_file.h"
 
 namespace cohort::test {
 namespace {
@@ -17,9 +18,17 @@ constexpr const char* kEncoder =
     "  norm_place: after, embedding_norm: yes, norm: layer_norm, position: learned, mlp: gelu,\n"
     "  bias: yes, tie_embeddings: yes, token_types: 2, dropout: 0.1}\n"
     "num_threads: 1\nlearning_rate: 1e-2\nwarmup_steps: 1\nsteps: 6\nbatch_size: 7\n";
-const std::string kMlmRun = std::string(kEncoder) +
-                            "trainer: mlm\nmlm: {probability: 0.3}\n"
-                            "data: {text: text.txt, tokenizer_path: words, held_out_fraction: 0.2}\n";
+const std::string kMlmRun =
+    std::string(kEncoder) +
+    "trainer: mlm\nmlm: {probability: 0.3}\n"
+    "data: {text: text.txt, tokenizer_path: words, held_out_fraction: 0.2}\n";
+const std::string kImageRun =
+    "model: {num_layers: 1, d_model: 16, num_heads: 2, init_std: 0.1, mask: full, norm: "
+    "layer_norm,\n"
+    "  position: learned, mlp: gelu, bias: yes, image_size: 8, patch_size: 4, channels: 3}\n"
+    "num_threads: 1\nlearning_rate: 1e-2\nwarmup_steps: 1\nsteps: 6\nbatch_size: 7\n"
+    "trainer: classify\ndata: {images: {path: images, augment: crop_flip}, held_out_fraction: "
+    "0.25}\n";
 const std::string kClassRun =
     std::string(kEncoder) +
     "trainer: classify\ndata: {jsonl: {path: texts.jsonl, pair: '{pair}'}, tokenizer_path: words,\n"
@@ -37,7 +46,8 @@ class EncoderRuns : public testing::Test {
     Rng rng(3, rng_stream(kTestPurpose));
     const auto some = [&](int64_t n) {
       std::string out;
-      for (int64_t i = 0; i < n; ++i) out += str(rng.below(4) == 0 ? "" : " ", kWords[rng.below(6)]);
+      for (int64_t i = 0; i < n; ++i)
+        out += str(rng.below(4) == 0 ? "" : " ", kWords[rng.below(6)]);
       return out;
     };
     std::string lines;
@@ -50,6 +60,18 @@ class EncoderRuns : public testing::Test {
                "\n";
     }
     write_file(dir_.path("texts.jsonl"), lines);
+    // Images that are darker above or below, of another size than the model's.
+    for (int i = 0; i < 60; ++i) {
+      const bool top = i % 2 == 0;
+      const std::string folder = dir_.path(top ? "images/top" : "images/under");
+      fs::create_directories(folder);
+      std::vector<std::string> rows(10);
+      for (int y = 0; y < 10; ++y)
+        for (int x = 0; x < 12 * 3; ++x)
+          rows[static_cast<size_t>(y)] +=
+              static_cast<char>((y < 5) == top ? rng.below(100) : 150 + rng.below(100));
+      write_file(str(folder, "/", i, ".png"), PngFile{.height = 10, .width = 12}.bytes(rows));
+    }
   }
   // With init_from the model and its tokenizer are those of another run.
   std::string train(const std::string& name, const std::string& yaml,
@@ -70,7 +92,7 @@ class EncoderRuns : public testing::Test {
 };
 
 TEST_F(EncoderRuns, AnUpdateDependsOnRanksAndMicroBatchesByRoundingOnly) {
-  for (const std::string& yaml : {kMlmRun, kClassRun}) {
+  for (const std::string& yaml : {kMlmRun, kClassRun, kImageRun}) {
     SCOPED_TRACE(yaml);
     const std::vector<std::string> common{"adam_eps=1e-3", "dtype=f64"};
     const auto weights = [&](const std::string& variant) {
@@ -85,10 +107,9 @@ TEST_F(EncoderRuns, AnUpdateDependsOnRanksAndMicroBatchesByRoundingOnly) {
 }
 
 TEST_F(EncoderRuns, AnInterruptedRunEndsWithTheBytesOfAnUninterruptedOne) {
-  for (const std::string& yaml : {kMlmRun, kClassRun}) {
+  for (const std::string& yaml : {kMlmRun, kClassRun, kImageRun}) {
     const std::string whole = train("whole", yaml, {"eval.every=2"});
-    const std::string run =
-        train_interrupted(small_plan(dir_, "run", yaml, {"eval.every=2"}), 3);
+    const std::string run = train_interrupted(small_plan(dir_, "run", yaml, {"eval.every=2"}), 3);
     train_rest(run);
     for (const char* file : {"model.safetensors", "training/optimizer.safetensors", "config.json"})
       EXPECT_TRUE(checkpoint_bytes(run, file) == checkpoint_bytes(whole, file)) << file;
@@ -98,7 +119,8 @@ TEST_F(EncoderRuns, AnInterruptedRunEndsWithTheBytesOfAnUninterruptedOne) {
 }
 
 TEST_F(EncoderRuns, LearnWhatTheyAreTaught) {
-  const std::string run = train("classes", kClassRun, {"steps=150", "model.dropout=0", "eval.every=50"});
+  const std::string run =
+      train("classes", kClassRun, {"steps=150", "model.dropout=0", "eval.every=50", "seed=2"});
   const Json last = last_evaluation(run);
   EXPECT_GT(metric(last, "accuracy"), 0.9) << last.dump();
   EXPECT_LT(metric(last, "val_loss"), 0.5);
@@ -108,7 +130,8 @@ TEST_F(EncoderRuns, LearnWhatTheyAreTaught) {
   EXPECT_EQ(config.labels, (std::vector<std::string>{"is one", "is three", "is two"}));
   // The best checkpoint goes by accuracy, and eval.stop_at ends a run by it.
   const std::string stopped =
-      train("stopped", kClassRun, {"steps=150", "model.dropout=0", "eval.every=5", "eval.stop_at=0.6"});
+      train("stopped", kClassRun,
+            {"steps=150", "model.dropout=0", "eval.every=5", "eval.stop_at=0.6", "seed=2"});
   EXPECT_LT(load_state(find_checkpoint(stopped)).step, 150);
   EXPECT_GE(metric(last_evaluation(stopped), "accuracy"), 0.6);
   // The evaluation of the saved model has the bits of that in the run.
@@ -116,6 +139,24 @@ TEST_F(EncoderRuns, LearnWhatTheyAreTaught) {
   const ModelScores scores = evaluate_model(plan, load_model(find_checkpoint(run), DType::kF32));
   EXPECT_EQ(scores.metrics.at("accuracy").as_double(), metric(last, "accuracy"));
   EXPECT_EQ(scores.metrics.at("val_loss").as_double(), metric(last, "val_loss"));
+}
+
+TEST_F(EncoderRuns, ClassesOfImagesAreLearned) {
+  const std::string run =
+      train("images", kImageRun, {"steps=60", "data.images.augment=none", "eval.every=60"});
+  EXPECT_GT(metric(last_evaluation(run), "accuracy"), 0.9) << last_evaluation(run).dump();
+  const std::string saved = find_checkpoint(run);
+  const ModelConfig config = load_config(saved);
+  EXPECT_EQ(config.labels, (std::vector<std::string>{"top", "under"}));
+  EXPECT_EQ(parse_json(read_file(saved + "/config.json"), "").at("model_type").as_string(), "vit");
+  const Json processor = parse_json(read_file(saved + "/preprocessor_config.json"), "");
+  EXPECT_EQ(processor.at("size").at("height").as_int(), 8);
+  const ModelScores scores =
+      evaluate_model(load_plan(run + "/config.yaml", {}), load_model(saved, DType::kF32));
+  EXPECT_EQ(scores.metrics.at("accuracy").as_double(), metric(last_evaluation(run), "accuracy"));
+  // An image that cannot be read ends the run with its name.
+  write_file(dir_.path("images/top/0.png"), "GIF89a");
+  EXPECT_THROW_WITH(train("bad", kImageRun, {"steps=20"}), InputError, "images/top/0.png");
 }
 
 TEST_F(EncoderRuns, MaskedModelsLearnAndBecomeClassifiers) {
@@ -142,21 +183,25 @@ TEST_F(EncoderRuns, MaskedModelsLearnAndBecomeClassifiers) {
   std::string lines;
   for (const std::string label : {"is three", "is one"})
     for (int i = 0; i < 5; ++i)
-      lines += Json(Json::Object{{"prompt", str("one ", i)}, {"pair", "two"}, {"answer", label}}).dump() + "\n";
+      lines += Json(Json::Object{{"prompt", str("one ", i)}, {"pair", "two"}, {"answer", label}})
+                   .dump() +
+               "\n";
   write_file(dir_.path("texts.jsonl"), lines);
-  const std::string again = train(
-      "again", kClassRun,
-      {"init_from=" + classes, "steps=1", "learning_rate=0", "data.held_out_fraction=0"});
+  const std::string again =
+      train("again", kClassRun,
+            {"init_from=" + classes, "steps=1", "learning_rate=0", "data.held_out_fraction=0"});
   EXPECT_EQ(load_config(find_checkpoint(again)).labels.size(), 3u);
   EXPECT_TRUE(checkpoint_bytes(again) == checkpoint_bytes(classes));
   // Labels that are close to the model's are an error, others give a new head.
-  write_file(dir_.path("texts.jsonl"), lines + "{\"prompt\": \"a\", \"pair\": \"b\", \"answer\": \"is onE\"}\n");
+  write_file(dir_.path("texts.jsonl"),
+             lines + "{\"prompt\": \"a\", \"pair\": \"b\", \"answer\": \"is onE\"}\n");
   EXPECT_THROW_WITH(train("typo", kClassRun, {"init_from=" + classes, "data.held_out_fraction=0"}),
                     InputError, "the label 'is onE' is none of the model's");
   write_file(dir_.path("texts.jsonl"),
-             "{\"prompt\": \"a\", \"pair\": \"b\", \"answer\": 0}\n{\"prompt\": \"b\", \"pair\": \"\", \"answer\": 1}\n");
-  const std::string other = train("other", kClassRun, {"init_from=" + classes, "steps=1",
-                                                       "data.held_out_fraction=0"});
+             "{\"prompt\": \"a\", \"pair\": \"b\", \"answer\": 0}\n{\"prompt\": \"b\", \"pair\": "
+             "\"\", \"answer\": 1}\n");
+  const std::string other =
+      train("other", kClassRun, {"init_from=" + classes, "steps=1", "data.held_out_fraction=0"});
   EXPECT_EQ(load_config(find_checkpoint(other)).labels, (std::vector<std::string>{"0", "1"}));
 }
 
@@ -168,7 +213,7 @@ TEST_F(EncoderRuns, RefuseWhatDoesNotFit) {
   expect(kMlmRun, {"model.mask=causal"}, "model.mask: trainer mlm needs an encoder");
   expect(kMlmRun, {"trainer=pretrain"}, "model.mask: trainer pretrain needs a causal mask");
   expect(kMlmRun, {"model.window=4"}, "model.window: a full mask has none");
-  expect(kMlmRun, {"mlm.mask=0.95"}, "mlm.");
+  expect(kMlmRun, {"mlm.mask=0.95"}, "mlm: mask + random is 1.05");
   expect(kMlmRun, {"data.tokenizer_path="}, "mask token");
   expect(kMlmRun, {"model.context=2"}, "model.context: 2 leaves no token");
   expect(kClassRun, {"data.chat=yes"}, "data.");
@@ -183,7 +228,8 @@ TEST_F(EncoderRuns, RefuseWhatDoesNotFit) {
 
 TEST_F(EncoderRuns, AdaptersTrainAnEncoderWithItsHead) {
   const std::string whole = train("whole", kClassRun, {"steps=4"});
-  const std::string run = train("lora", kClassRun, {"init_from=" + whole, "lora.rank=2", "steps=4"});
+  const std::string run =
+      train("lora", kClassRun, {"init_from=" + whole, "lora.rank=2", "steps=4"});
   EXPECT_TRUE(path_exists(find_checkpoint(run) + "/adapter_config.json"));
 }
 

@@ -6,6 +6,7 @@
 
 #include "data/safetensors.h"
 #include "kernels/matmul.h"
+#include "kernels/patches.h"
 #include "nn/families/family.h"
 #include "nn/model_folder.h"
 #include "nn/positions.h"
@@ -288,6 +289,91 @@ TEST(Encoders, AreSavedAndLoadedWithTheirHeads) {
     const std::string type = saved_config(model).at("model_type").as_string();
     EXPECT_EQ(type, name.starts_with("bert") ? "bert" : name.starts_with("vit") ? "vit" : "cohort");
   }
+}
+
+TEST(CudaEncoders, EqualThoseOfTransformers) {
+  COHORT_REQUIRE_GPU(device);
+  check_encoders(device);
+}
+
+// bf16 on the device: near the f32 model on the CPU, and the bits of each row alone.
+TEST(CudaEncoders, HaveExactRowsInBf16) {
+  COHORT_REQUIRE_GPU(device);
+  for (const auto& [name, config] : test::encoder_cases()) {
+    SCOPED_TRACE(name);
+    const Transformer exact(config, DType::kF32, 1), model(config, DType::kBF16, 1, device);
+    const std::vector<int64_t> lengths = {9, 1, 130, 64};
+    const PackedBatch host = test::encoder_batch(config, lengths, 7), all = model.to_device(host);
+    const Tensor rows = model.hidden_at_targets(all).value();
+    EXPECT_LT(relative_error(rows, exact.hidden_at_targets(host).value()), 0.05);
+    int64_t target = 0;
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      const PackedBatch alone =
+          model.to_device(test::encoder_batch(config, {lengths[i]}, 7, static_cast<int64_t>(i)));
+      const int64_t n = alone.num_targets();
+      EXPECT_TRUE(
+          test::bit_equal(model.hidden_at_targets(alone).value(), test::rows_of(rows, target, n)))
+          << i;
+      target += n;
+    }
+    if (config.head == HeadType::kPooler) continue;
+    // The most likely labels are those of the logits.
+    Tensor logits = Tensor::empty({rows.dim(0), config.num_logits()}, DType::kF32);
+    const HeadWeights& head = model.head();
+    const auto on_host = [](const Variable& v) {
+      return v.value().defined() ? v.value().to(DType::kF32).to(Device{}) : Tensor();
+    };
+    kernels::linear_forward(
+        {.y = logits,
+         .x = rows.to(DType::kF32).to(Device{}),
+         .w = on_host(head.weight).contiguous(),
+         .bias = on_host(head.bias).defined() ? on_host(head.bias).contiguous() : Tensor()});
+    const auto likely = most_likely(rows, head).to_vector<int64_t>();
+    for (int64_t r = 0; r < rows.dim(0); ++r) {
+      const float* z = logits.data<float>() + r * logits.dim(1);
+      const int64_t best = std::max_element(z, z + logits.dim(1)) - z;
+      EXPECT_LE(z[best] - z[likely[static_cast<size_t>(r)]], 1e-4) << r;
+    }
+  }
+}
+
+// Two images of 2 x 3 patches of 2 x 2 pixels with 3 channels.
+void check_patches(Device device, DType dtype) {
+  const int64_t images = 2, height = 4, width = 6, channels = 3, p = 2;
+  std::vector<uint8_t> pixels;
+  for (int64_t i = 0; i < images * height * width * channels; ++i)
+    pixels.push_back(static_cast<uint8_t>(i * 37 % 256));
+  std::vector<float> values;
+  for (int64_t i = 0; i < 256 * channels; ++i) values.push_back(static_cast<float>(i) / 7);
+  const int64_t per_image = height / p * (width / p);
+  Tensor y = Tensor::empty({images * per_image, channels * p * p}, dtype, device);
+  kernels::patches(
+      {.y = y,
+       .pixels = Tensor::from(pixels, {images, height, width, channels}).to(device),
+       .values = Tensor::from(values, {channels, 256}).to(accumulate_dtype(dtype)).to(device),
+       .size = p});
+  const auto got = y.to_vector<double>();
+  size_t at = 0;
+  for (int64_t i = 0; i < images; ++i)
+    for (int64_t r = 0; r < height / p; ++r)
+      for (int64_t s = 0; s < width / p; ++s)
+        for (int64_t k = 0; k < channels; ++k)
+          for (int64_t u = 0; u < p; ++u)
+            for (int64_t v = 0; v < p; ++v, ++at) {
+              const auto pixel = pixels[static_cast<size_t>(
+                  ((i * height + r * p + u) * width + s * p + v) * channels + k)];
+              const float value = values[static_cast<size_t>(k * 256 + pixel)];
+              EXPECT_EQ(got[at], dtype == DType::kBF16 ? static_cast<float>(bf16(value)) : value);
+            }
+}
+
+TEST(Patches, HaveTheOrderOfAConvolution) {
+  for (const DType dtype : {DType::kF64, DType::kF32}) check_patches({}, dtype);
+}
+
+TEST(CudaPatches, HaveTheOrderOfAConvolution) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) check_patches(device, dtype);
 }
 
 TEST(T5, BucketsForBothSidesAreThoseOfTransformers) {

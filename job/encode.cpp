@@ -1,0 +1,91 @@
+#include "job/encode.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numeric>
+
+#include "autograd/ops.h"
+#include "kernels/head.h"
+#include "kernels/pooling.h"
+
+namespace cohort {
+namespace {
+
+// [S, d_model] of the hidden states of packed sequences
+Tensor pooled(const Variable& hidden, const Tensor& cu_seqlens, Pooling pooling) {
+  const Tensor& x = hidden.value();
+  const int64_t sequences = cu_seqlens.numel() - 1;
+  if (pooling == Pooling::kMean) {
+    Tensor y = Tensor::empty({sequences, x.dim(1)}, accumulate_dtype(x.dtype()), x.device());
+    kernels::segment_mean({y, x, cu_seqlens.to(x.device())});
+    return y;
+  }
+  const bool last = pooling == Pooling::kLast;
+  auto rows = cu_seqlens.narrow(0, last ? 1 : 0, sequences).to_vector<int32_t>();
+  for (int32_t& row : rows) row -= last ? 1 : 0;
+  return select_rows(hidden, Tensor::from(rows).to(x.device())).value();
+}
+
+Predictions most_likely_of(std::span<const double> logits, int64_t top) {
+  if (!std::ranges::all_of(logits, [](double z) { return std::isfinite(z); })) return {};
+  const double highest = *std::ranges::max_element(logits);
+  double sum = 0;
+  Predictions all;
+  for (const double z : logits)
+    all.emplace_back(static_cast<int32_t>(all.size()), std::exp(z - highest));
+  for (const auto& [id, p] : all) sum += p;
+  Predictions out(std::min(all.size(), static_cast<size_t>(top)));
+  const auto rank = [](const auto& prediction) {
+    return std::pair(prediction.second, -prediction.first);
+  };
+  std::ranges::partial_sort_copy(all, out, std::greater{}, rank, rank);
+  for (auto& [id, p] : out) p /= sum;
+  return out;
+}
+
+}  // namespace
+
+int64_t batch_tokens(Device device) {
+  return device.is_cuda() ? 16384 : 1024;
+}
+
+std::vector<std::vector<float>> embed(const Transformer& model,
+                                      std::span<const TokenSequence> texts, Pooling pooling) {
+  NoGradGuard no_grad;
+  std::vector<size_t> order(texts.size());  // the longest first: memory runs out at once or never
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::stable_sort(order, std::greater{}, [&](size_t i) { return texts[i].tokens.size(); });
+  std::vector<TokenSequence> sorted;
+  for (const size_t i : order) sorted.push_back(texts[i]);
+  std::vector<std::vector<float>> out(texts.size());
+  auto next = order.begin();
+  for (const PackedBatch& batch : pack_micro_batches(sorted, batch_tokens(model.device()))) {
+    const Variable hidden = model.forward(model.to_device(batch));
+    const Tensor rows = pooled(hidden, batch.cu_seqlens, pooling).to(Device{});
+    for (int64_t i = 0; i < rows.dim(0); ++i) out[*next++] = rows.select(0, i).to_vector<float>();
+  }
+  return out;
+}
+
+void normalize(std::vector<float>& embedding) {
+  double squares = 0;
+  for (const double x : embedding) squares += x * x;
+  for (float& x : embedding) x = static_cast<float>(x / std::max(std::sqrt(squares), 1e-12));
+}
+
+std::vector<Predictions> predict(const Transformer& model, const PackedBatch& batch, int64_t top) {
+  NoGradGuard no_grad;
+  const Tensor x = model.hidden_at_targets(model.to_device(batch)).value();
+  const Tensor &w = model.head().weight.value(), &bias = model.head().bias.value();
+  std::vector<Predictions> out;
+  kernels::for_logit_chunks(
+      {x, w, bias}, kernels::head_chunk_tokens(w.dim(0), 0, model.device()),
+      [&](int64_t, Tensor& logits) {
+        for (int64_t i = 0; i < logits.dim(0); ++i)
+          out.push_back(most_likely_of(logits.select(0, i).to_vector<double>(), top));
+      });
+  return out;
+}
+
+}  // namespace cohort

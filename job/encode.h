@@ -1,0 +1,30 @@
+// Embeddings of texts, and the most likely tokens or labels of texts and images, by trained models.
+#pragma once
+
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "nn/transformer.h"
+
+namespace cohort {
+
+// The hidden states that make an embedding: their mean over the tokens, the first or the last one.
+enum class Pooling { kMean, kCls, kLast };
+// The embedding of each sequence, [d_model], whose bits do not depend on the other sequences.
+std::vector<std::vector<float>> embed(const Transformer& model,
+                                      std::span<const TokenSequence> texts, Pooling pooling);
+// Divides an embedding by its L2 norm, in f64.
+void normalize(std::vector<float>& embedding);
+
+// Tokens of a packed batch of texts; a longer text is one by itself. More on the CPU would leave
+// its caches.
+int64_t batch_tokens(Device device);
+// Ids of tokens or labels and their probabilities: the `top` most likely ones of a target, most
+// likely first, the lowest id first among equals. Empty if the logits are not finite.
+using Predictions = std::vector<std::pair<int32_t, double>>;
+// Predicts each target of a batch of texts or images, which is on the CPU. The values of the
+// targets do not matter.
+std::vector<Predictions> predict(const Transformer& model, const PackedBatch& batch, int64_t top);
+
+}  // namespace cohort

@@ -1,0 +1,105 @@
+#include "job/sentence_folder.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+
+#include "sys/files.h"
+#include "text/json.h"
+#include "text/utf8.h"
+
+namespace cohort {
+namespace {
+
+// Calls read(json) with the content of a file, or null if it does not exist; errors name the file.
+template <class Read>
+void read_json_file(const std::string& path, const Read& read) {
+  const Json json = path_exists(path) ? parse_json(read_input_file(path), path) : Json();
+  with_location(json, path, [&] { read(json); });
+}
+
+void expect_option(const Json& json, const std::string& path, const char* key, const Json& value) {
+  if (const Json& found = json.get_or_null(key); !found.is_null() && found.dump() != value.dump())
+    throw InputError(str(path, ": ", key, " ", excerpt(found.dump()),
+                         " is not supported; hint: ", value.dump(), " is"));
+}
+
+// The folders of the modules, in their order.
+std::vector<std::string> module_folders(const std::string& root) {
+  static constexpr const char* kModules[] = {".Transformer", ".Pooling", ".Normalize"};
+  const std::string path = root + "/modules.json";
+  std::vector<std::string> out;
+  read_json_file(path, [&](const Json& modules) {
+    for (const Json& module : modules.as_array()) {
+      const std::string &type = module.at("type").as_string(),
+                        &name = module.at("path").as_string();
+      if (out.size() == std::size(kModules) || !type.starts_with("sentence_transformers.") ||
+          !type.ends_with(kModules[out.size()]))
+        throw InputError(str(path, ": module ", out.size(), " is ", excerpt(type),
+                             "; hint: Transformer, Pooling and then Normalize are supported"));
+      const std::filesystem::path inside(name);
+      if (inside.is_absolute() || std::ranges::find(inside, "..") != inside.end())
+        throw InputError(str(path, ": the path ", excerpt(name), " leads out of the folder"));
+      out.push_back(name.empty() ? root : str(root, "/", name));
+    }
+    if (out.size() < 2) throw InputError(str(path, ": has no module ", kModules[out.size()] + 1));
+  });
+  return out;
+}
+
+void read_pooling(const std::string& path, SentenceFolder& out) {
+  using enum Pooling;
+  const std::map<std::string, Pooling> kModes{{"mean", kMean},
+                                              {"mean_tokens", kMean},
+                                              {"cls", kCls},
+                                              {"cls_token", kCls},
+                                              {"lasttoken", kLast}};
+  read_json_file(path, [&](const Json& config) {
+    std::vector<std::string> modes;
+    for (const auto& [key, value] : config.as_object())
+      if (key == "pooling_mode" || (key.starts_with("pooling_mode_") && value.as_bool()))
+        modes.push_back(key == "pooling_mode" ? value.as_string() : key.substr(13));
+    const auto mode = kModes.find(join(modes, " + "));
+    if (mode == kModes.end())
+      throw InputError(str(path, ": pooling_mode ", excerpt(join(modes, " + ")),
+                           " is not supported; hint: mean, cls and lasttoken are"));
+    out.pooling = mode->second;
+    expect_option(config, path, "include_prompt", true);
+  });
+}
+
+}  // namespace
+
+SentenceFolder read_sentence_folder(const std::string& path, const std::string& prompt) {
+  SentenceFolder out{.model = path};
+  const std::string file = path + "/config_sentence_transformers.json";
+  read_json_file(file, [&](const Json& config) {
+    const Json& otherwise = config.get_or_null("default_prompt_name");
+    if (prompt.empty() && otherwise.is_null()) return;
+    const std::string& name = prompt.empty() ? otherwise.as_string() : prompt;
+    const Json& prompts = config.get_or_null("prompts");
+    if (prompts.find(name) == nullptr)
+      throw InputError(str("--prompt: ", file, " has no prompt ", excerpt(name),
+                           "; hint: its prompts are ", prompts.dump()));
+    out.prompt = prompts.at(name).as_string();
+  });
+  if (!path_exists(path + "/modules.json")) return out;
+  const std::vector<std::string> folders = module_folders(path);
+  out.model = folders[0];
+  out.normalize = folders.size() > 2;
+  read_pooling(folders[1] + "/config.json", out);
+  for (const char* name :
+       {"sentence_bert_config.json", "sentence_roberta_config.json", "tokenizer_config.json"})
+    read_json_file(str(out.model, "/", name), [&](const Json& config) {
+      const bool own = name[0] == 's';
+      if (own) expect_option(config, name, "do_lower_case", false);
+      if (own) expect_option(config, name, "transformer_task", "feature-extraction");
+      // Tokenizers without a limit have a number of more than 64 bits.
+      const Json& limit = config.get_or_null(own ? "max_seq_length" : "model_max_length");
+      if (out.max_tokens == INT64_MAX && limit.is_int() && limit.as_int() > 0)
+        out.max_tokens = limit.as_int();
+    });
+  return out;
+}
+
+}  // namespace cohort
