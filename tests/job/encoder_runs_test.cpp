@@ -3,6 +3,8 @@
 #include <filesystem>
 
 #include "job/evaluation.h"
+#include "job/memory_plan.h"
+#include "job/preview.h"
 #include "nn/model_folder.h"
 #include "sys/files.h"
 #include "tests/job/small_runs.h"
@@ -240,6 +242,20 @@ TEST_F(EncoderRuns, EvaluationsOfATextHaveEqualMasks) {
     if (line.find("eval") != nullptr) losses.push_back(metric(line, "val_loss"));
   ASSERT_EQ(losses.size(), 4u);
   for (const double loss : losses) EXPECT_EQ(loss, losses[0]);
+}
+
+TEST_F(EncoderRuns, PlansCountTheTargetsOfAStep) {
+  const auto step = [&](const std::string& yaml) {
+    RunPlan plan = small_plan(dir_, "plan", yaml);
+    const StagePreview stage = std::move(preview_plan(plan)[0]);
+    return step_size(plan.stages[0], stage, 1);
+  };
+  EXPECT_EQ(step(kMlmRun).memory.targets, 0.3);
+  // One of each of the 7 sequences.
+  for (const std::string& yaml : {kClassRun, kImageRun}) {
+    const StepSize size = step(yaml);
+    EXPECT_NEAR(size.memory.targets * static_cast<double>(size.tokens), 7, 0.2) << yaml;
+  }
 }
 
 }  // namespace
