@@ -79,7 +79,8 @@ std::vector<TensorRule> roberta_rules(const ModelConfig& c) {
 }
 
 Json write_bert(const ModelConfig& c) {
-  if (!c.is_encoder() || c.has_images()) return {};
+  // transformers looks types up even where all are 0.
+  if (!c.is_encoder() || c.has_images() || c.token_types == 0) return {};
   if (c.head == HeadType::kMaskedToken && !c.tie_embeddings) return {};
   Json json = write_encoder(c, "bert");
   json.set("vocab_size", c.vocab_size).set("type_vocab_size", c.token_types);

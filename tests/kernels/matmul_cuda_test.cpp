@@ -459,7 +459,7 @@ TEST(CudaMatmulSlow, ChunksOfHeadsAddInOrder) {
     for (const int64_t m : {8192, 12345, 32768}) {
       const Tensor x = all.narrow(0, (max_rows - m) / 2, m);
       int64_t compared = 0;
-      for_logit_chunks(x, w, head_chunk_tokens(n, 0, device), [&](int64_t begin, Tensor& logits) {
+      for_logit_chunks({x, w}, head_chunk_tokens(n, 0, device), [&](int64_t begin, Tensor& logits) {
         const int64_t rows = logits.dim(0);
         EXPECT_EQ(out_of_order(logits, x.narrow(0, begin, rows), w, {}), 0)
             << rows << " of " << m << " rows, from " << begin << ", " << n << " x " << k;

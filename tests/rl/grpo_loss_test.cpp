@@ -359,7 +359,7 @@ TEST_F(GrpoUpdate, LogProbsAreThoseOfLogitsOverTemperature) {
   NoGradGuard no_grad;
   TokenSequence sequence{.tokens = c.tokens, .loss_mask = std::vector<uint8_t>(c.tokens.size(), 1)};
   const Variable hidden = model_.forward(pack({&sequence, 1}));
-  const auto logits = linear(hidden, model_.head()).value().to_vector<double>();
+  const auto logits = linear(hidden, model_.head().weight).value().to_vector<double>();
   for (auto i = static_cast<size_t>(c.prompt_length); i < logprobs.size(); ++i) {
     const size_t t = i - 1;
     const double* z = &logits[t * kVocab];
