@@ -97,11 +97,6 @@ std::vector<Case> make_rule_cases() {
                          !full, std::vector<int64_t>(static_cast<size_t>(16384 / length), length),
                          rule});
       }
-  // Short sequences, without and with blocks of fewer rows (AttentionDesc::longest).
-  for (const int64_t length : {128, 197, 256})
-    for (const std::string rule : {"full", "longest"})
-      cases.push_back({str(rule, " d64 ", length), 12, 12, 64, false,
-                       std::vector<int64_t>(static_cast<size_t>(50432 / length), length), rule});
   return cases;
 }
 
@@ -124,7 +119,6 @@ void set_rule(AttentionDesc& desc, const Case& c, Device device) {
           std::exp2(-8.0f * static_cast<float>(i % c.heads + 1) / static_cast<float>(c.heads));
     return (columns == 1 ? t.reshape({c.heads}) : t).to(device);
   };
-  if (c.rule == "longest") desc.longest = length;
   if (c.rule == "alibi") desc.slopes = table(1);
   if (c.rule == "distance") desc.distance = {0.7, 0.005};
   if (c.rule == "soft_cap") desc.soft_cap = 30;

@@ -87,7 +87,6 @@ PackedBatch pack(std::span<const TokenSequence> sequences) {
   std::vector<int32_t> tokens, positions, cu_seqlens{0}, prefixes, target_positions, targets,
       segments, types;
   std::vector<int64_t> indices, target_sequences;
-  int64_t longest = 0;
   const auto capacity = static_cast<size_t>(total);
   const bool typed =
       std::ranges::any_of(sequences, [](const TokenSequence& s) { return !s.types.empty(); });
@@ -111,7 +110,6 @@ PackedBatch pack(std::span<const TokenSequence> sequences) {
       indices.push_back(s.index);
     }
     cu_seqlens.push_back(static_cast<int32_t>(positions.size()));
-    longest = std::max(longest, end - begin);
     prefixes.insert(prefixes.end(), {prefix_begin, static_cast<int32_t>(begin)});
   };
   bool any_shared = false;
@@ -130,7 +128,7 @@ PackedBatch pack(std::span<const TokenSequence> sequences) {
     for (size_t i = begin; i < end; ++i)
       add(sequences[i], shared ? first.prefix : 0, sequences[i].num_inputs(), shared ? root : 0);
   }
-  PackedBatch batch{.longest = longest};
+  PackedBatch batch;
   if (sequences.empty() || sequences[0].pixels.empty())
     batch.tokens = Tensor::from(tokens);
   else

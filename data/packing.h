@@ -50,7 +50,6 @@ struct PackedBatch {
   // Images instead of tokens, which are undefined: [N, H W c] u8, and the value of each byte by
   // channel, [c, 256] f32. Each has a class token before its patches.
   Tensor pixels, pixel_values;
-  int64_t longest = 0;  // tokens of the longest sequence; 0: not known
   int64_t size() const { return positions.numel(); }
   int64_t num_targets() const { return targets.numel(); }
   PackedBatch to(Device device) const;

@@ -57,10 +57,8 @@ PackedBatch Transformer::to_device(const PackedBatch& batch) const {
 
 Variable Transformer::forward(const PackedBatch& batch, const ForwardOptions& options) const {
   const auto packed_attention = [cu_seqlens = batch.cu_seqlens, prefixes = batch.prefixes,
-                                 positions = batch.positions,
-                                 longest = batch.longest](AttentionCall call) {
+                                 positions = batch.positions](AttentionCall call) {
     Variable& qkv = call.qkv;
-    call.desc.longest = longest;
     call.desc.prefixes = prefixes;
     if (call.rope_table.defined())
       qkv = rope(std::move(qkv), positions, call.rope_table, call.num_kv_heads);

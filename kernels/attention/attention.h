@@ -91,9 +91,6 @@ struct AttentionDesc {
   // Visible tiles, of make_tile_mask(); undefined: all. Requires no shared prefixes.
   Tensor tiles;
   Tensor tiles_by_key;  // the transpose, made by attention_backward()
-  // Tokens of the longest sequence, by which kernels choose the rows of a block; 0: not known. No
-  // bit depends on it.
-  int64_t longest = 0;
   // Modifications of scores; see above. 0, or an undefined tensor: none. The tensors have the dtype
   // of the statistics.
   double soft_cap = 0;           // Gemma 2 (Riviere et al. 2024)

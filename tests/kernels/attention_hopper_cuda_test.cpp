@@ -106,21 +106,6 @@ TEST(CudaAttentionHopper, WindowsAndGroupedHeadsHaveTheBitsOfTheGenericKernel) {
       }
 }
 
-// Short sequences, whose rows are shared out to smaller blocks where `longest` is known.
-TEST(CudaAttentionHopper, BlocksOfFewerRowsHaveTheSameBits) {
-  COHORT_REQUIRE_GPU(device);
-  for (const Mask mask : {Mask::kCausal, Mask::kFull})
-    for (const int64_t length : {1, 64, 65, 128, 129, 197, 256, 260, 577}) {
-      Call call = make_call(device, 64, 12, 12, {length, length, 1, length - length / 3}, 1, false);
-      call.desc.mask = mask;
-      const AttentionOutput before = call(false);
-      call.desc.longest = length;
-      const AttentionOutput after = call(false);
-      EXPECT_TRUE(bit_equal(before.o, after.o)) << length;
-      EXPECT_TRUE(bit_equal(before.lse, after.lse)) << length;
-    }
-}
-
 // Sequences of every length up to two tiles, with NaN on both sides.
 TEST(CudaAttentionHopper, NeighboursDoNotLeakAtAnyLength) {
   COHORT_REQUIRE_GPU(device);

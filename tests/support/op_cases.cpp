@@ -129,7 +129,7 @@ void add_linears(Table& table) {
                    }});
   for (const int64_t n : {1, 3})
     table.push_back({"prepend_row", str("groups of ", n), inputs({{{1, 5}}, {{6, 5}}}),
-                     [n](Inputs in) { return square(prepend_row(in[0], square(in[1]), n)); }});
+                     [n](Inputs in) { return prepend_row(in[0], in[1], n); }});
   table.push_back({"embedding", "one row", inputs({{{1, 1}}}),
                    [](Inputs in) { return embedding(in[0], ids({0}, in[0])); }});
 }

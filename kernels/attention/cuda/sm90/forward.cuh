@@ -602,23 +602,12 @@ void run_forward_shape(ForwardProblem<bf16> problem, const AttentionForward& in)
 
 }  // namespace
 
-// True if the last blocks of short sequences have so many rows without a query that blocks of fewer
-// rows, which are 8 to 20 % slower per row (docs/attention.md), take less time.
-template <int kRows, int kFewerRows>
-bool wastes_rows(int64_t longest) {
-  const auto rows_of = [&](int64_t rows) { return (longest + rows - 1) / rows * rows; };
-  return longest > 0 && 5 * rows_of(kRows) > 6 * rows_of(kFewerRows);
-}
-
 template <int kDim>
 void run_forward_sm90(ForwardProblem<bf16> problem, const AttentionForward& in) {
-  if constexpr (!Sm90Shape<kDim>::kTileMasks) {
-    using Fewer = Sm90Shape<kDim, 2>;
-    if (in.desc.tiles.defined() ||
-        wastes_rows<Sm90Shape<kDim>::kRows, Fewer::kRows>(in.desc.longest))
-      return run_forward_shape<Fewer, WindowRule<float>, MaskRuleFor<kDim>, ModifyRule<float>>(
-          problem, in);
-  }
+  if constexpr (!Sm90Shape<kDim>::kTileMasks)
+    if (in.desc.tiles.defined())
+      return run_forward_shape<Sm90Shape<kDim, 2>, MaskRuleFor<kDim>, ModifyRule<float>>(problem,
+                                                                                         in);
   run_forward_shape<Sm90Shape<kDim>, WindowRule<float>, MaskRuleFor<kDim>, ModifyRule<float>>(
       problem, in);
 }
