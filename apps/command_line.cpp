@@ -283,9 +283,10 @@ void add_encoders(CLI::App& app, int& code) {
                                    "the most likely tokens of each mask token ([MASK], <mask>) of "
                                    "a text, one JSON line per text");
   add_number(mask, "--top", filled.top, "tokens per mask", CLI::Range(1, 1000));
-  add_encode(app, code, classify, "classify",
-             "the label of a text, or of an image by its path, and the probabilities of all labels, one "
-             "JSON line each");
+  add_encode(
+      app, code, classify, "classify",
+      "the label of a text, or of an image by its path, and the probabilities of all labels, one "
+      "JSON line each");
   auto [command, options] =
       add_encode(app, code, embed_texts, "embed",
                  "the embedding of a text, one JSON line per text, by the options or as a folder "

@@ -38,7 +38,7 @@ bool encode(const LoadedModel& loaded, const SentenceFolder& folder, const Json&
   if (encoded.ids.empty()) throw InputError("has no tokens; hint: leave empty texts out");
   out.labels.assign(encoded.ids.size(), -1);
   out.tokens = std::move(encoded.ids);
-  if (config.token_types > 0) out.types = std::move(encoded.types);
+  out.types = checked_types(std::move(encoded.types), config.token_types);
   return cut;
 }
 
@@ -49,7 +49,7 @@ void for_blocks(const EncodeOptions& options, const LoadedModel& loaded,
   std::optional<ClassReader> images;
   if (config.has_images())
     images.emplace(ClassReader::Model{*loaded.tokenizer, config.labels, config.context,
-                                      config.image_size, config.channels},
+                                      config.image_size, config.channels, config.token_types},
                    Augment::kNone, 0);
   const char* const field = images ? "image" : "text";
   const auto of_image =
@@ -146,13 +146,15 @@ int fill_mask(const EncodeOptions& options) {
                              " tokens; hint: write ", text_of(*mask), " where one is missing"));
     }
     answer(block, loaded, options.top, [&](Json& line, std::span<const Predictions> targets) {
+      Json::Array masks;
       for (const Predictions& likely : targets) {
         Json tokens;
         for (const auto& [id, probability] : likely)
           tokens.push_back(
               Json().set("token", text_of(id)).set("id", id).set("probability", probability));
-        line["masks"].push_back(std::move(tokens));
+        masks.push_back(std::move(tokens));
       }
+      line.set("masks", masks);
     });
   });
   return kOk;

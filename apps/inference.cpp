@@ -228,6 +228,7 @@ int generate(const GenerateOptions& options) {
     throw InputError(
         str("--best-of: expected at least --num ", options.num, ", got ", options.best_of));
   const LoadedModel loaded = load(options.model, options.compute);
+  loaded.model->config().require_decoder();
   std::optional<std::string> config;
   if (options.input == GenerateOptions::Input::kFields)
     config = config_of(options.config, loaded.checkpoint,

@@ -90,7 +90,7 @@ void print_tokenizer(const std::string& dir) {
   if (tokenizer.vocab_size() == 0) return print_row("files", kImageFile);
   print_row("ids", std::to_string(tokenizer.vocab_size()));
   std::string stops;
-  for (const int32_t id : tokenizer.stop_ids())
+  for (const int32_t id : stop_ids_of(tokenizer))
     stops += str(stops.empty() ? "" : ", ", id, " ",
                  excerpt(tokenizer.decode({&id, 1}, SpecialText::kShow)));
   print_row("ends a text", stops);

@@ -98,6 +98,15 @@ std::vector<std::string> class_labels(const DataSections& config) {
   return {labels.begin(), labels.end()};
 }
 
+std::vector<int32_t> checked_types(std::vector<int32_t> types, int64_t token_types) {
+  if (token_types == 0 || types.empty()) return {};
+  if (const int32_t largest = *std::ranges::max_element(types); largest >= token_types)
+    throw InputError(str("the tokenizer gives a second text the type ", largest,
+                         ", and the model has ", token_types, token_types == 1 ? " type" : " types",
+                         "; hint: the tokenizer of another model?"));
+  return types;
+}
+
 ClassReader::ClassReader(const Model& model, Augment augment, uint64_t seed)
     : model_(model), augment_(augment), seed_(seed) {
   if (model.image_size == 0) return;
@@ -132,7 +141,7 @@ TokenSequence ClassReader::read(const Example& example, int64_t step, int64_t in
     const auto pair = example.pair.empty() ? std::nullopt : std::optional(example.pair);
     EncodedText text = model_.tokenizer.encode_texts(example.prompt, pair, model_.context);
     out.tokens = std::move(text.ids);
-    out.types = std::move(text.types);
+    out.types = checked_types(std::move(text.types), model_.token_types);
     out.labels.assign(out.tokens.size(), -1);
   }
   out.index = index;

@@ -25,6 +25,10 @@ NamedFiles new_image_files(int64_t size);
 // another answer, or if there are fewer than two.
 std::vector<std::string> class_labels(const DataSections& config);
 
+// The types of a text as a model of `token_types` takes them: none if it has none. Throws
+// InputError for a type that it does not have.
+std::vector<int32_t> checked_types(std::vector<int32_t> types, int64_t token_types);
+
 // The input of a classifier.
 class ClassReader {
  public:
@@ -33,6 +37,7 @@ class ClassReader {
     const std::vector<std::string>& labels;
     int64_t context = 0;
     int64_t image_size = 0, channels = 0;  // 0: it reads texts
+    int64_t token_types = 0;
   };
   // Throws InputError if the tokenizer's files do not give images of this size. `seed`: of crops.
   ClassReader(const Model& model, Augment augment, uint64_t seed);

@@ -54,7 +54,6 @@ struct ImagesConfig {
   std::string path, eval_path;  // eval_path: held-out images; empty: a part of `path`
   std::string field = "image", label = "label";
   Augment augment = Augment::kNone;
-  int64_t size = 0;  // side of the images of a new model, model.image_size; it is no key
   void visit(ConfigVisitor& v) {
     v.field("path", path, "a folder of class folders, or JSONL with an image and a label per line");
     v.field("eval_path", eval_path, "held-out images, likewise; empty: a part of path");

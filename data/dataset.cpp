@@ -126,6 +126,15 @@ void load_text(const DataConfig& data, const Fingerprint& fingerprint, Dataset& 
         tokens_of(sources.back(), sources.back().train(), fingerprint.eval_checksum));
 }
 
+Dataset with_images(const DataSections& config, Dataset out) {
+  ImageSplits splits = load_images(config.data);
+  out.train = std::move(splits.train);
+  out.held_out_set = std::move(splits.held_out);
+  if (out.tokenizer == nullptr)
+    out.tokenizer = make_tokenizer(new_image_files(config.image_size), "data.images");
+  return out;
+}
+
 }  // namespace
 
 Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> tokenizer,
@@ -150,15 +159,8 @@ Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> toke
     load_text(data, fingerprint, out, need_tokenizer);
     return out;
   }
+  if (!data.images.path.empty()) return with_images(config, std::move(out));
   std::unique_ptr<ExampleSet>& held_out = out.held_out_set;
-  if (!data.images.path.empty()) {
-    ImageSplits splits = load_images(data);
-    out.train = std::move(splits.train);
-    held_out = std::move(splits.held_out);
-    if (out.tokenizer == nullptr)
-      out.tokenizer = make_tokenizer(new_image_files(data.images.size), "data.images");
-    return out;
-  }
   if (!data.task.empty()) {
     out.task = &find_task(data.task);
     out.train = make_task_set(*out.task, data.task_sizes, Split::kTrain, config.seed, 0);

@@ -22,12 +22,14 @@ struct DataSections {
   int64_t max_completion_length = 0;                 // tokens
   int64_t eval_size = 0, eval_tokens = 0;            // held-out problems and tokens of text; 0: all
   std::string fingerprint_key = "data.fingerprint";  // the override that accepts other files
+  int64_t image_size = 0;                            // of a new model of images
 };
 
 struct Dataset {
   std::unique_ptr<Tokenizer> tokenizer;
   const Task* task = nullptr;  // generates the problems; null: problems from files
-  // Problems (sft, grpo, classify): the training problems, those of data.jsonl.path's entries concatenated;
+  // Problems (sft, grpo, classify): the training problems, those of data.jsonl.path's entries
+  // concatenated;
   // and the held-out ones.
   std::unique_ptr<ExampleSet> train, held_out_set;
   std::vector<int64_t> source_sizes;  // problems of each entry

@@ -136,8 +136,6 @@ struct JsonlConfig {
   std::string detected;
   // A solution that is null is an error, as one must be taught. It is no key.
   bool teaches = false;
-  // The answer is the label of a text. It is no key.
-  bool classifies = false;
   // Fields whose hash decides the split (data.split_by); empty: the prompt, or the messages before
   // the assistant's last. The order inside lists is ignored: permuted problems are the same.
   std::vector<std::string> split_by;
@@ -169,7 +167,8 @@ struct JsonlConfig {
 // Sets prompt, answer, solution, messages and completion, none of which the configuration gives, by
 // the fields of the first line of `path`, and `detected`. They keep their defaults where these fit,
 // where no known format does, and where the line cannot be read, which load_jsonl() reports.
-void detect_format(JsonlConfig& config);
+// `classifies`: the answer is the label of a text.
+void detect_format(JsonlConfig& config, bool classifies = false);
 
 struct JsonlSplits {
   std::unique_ptr<ExampleSet> train, held_out;

@@ -449,13 +449,13 @@ void add_files(const LineReader& reader, const std::vector<std::string>& files, 
 // Sets the keys that read lines with these fields, the formats of TRL among them. Returns false,
 // and changes nothing, if the defaults fit or the format is not known. A field that is null counts
 // only where no other one of the same use is there.
-bool set_format(const Json& line, JsonlConfig& config) {
+bool set_format(const Json& line, bool classifies, JsonlConfig& config) {
   const auto given = [&](const char* name) { return line.find(name) != nullptr; };
   // The fields of common sets of labelled texts, and of pairs.
   constexpr std::pair<const char*, const char*> kTexts[] = {
       {"sentence1", "sentence2"}, {"premise", "hypothesis"}, {"question1", "question2"},
       {"text", nullptr},          {"sentence", nullptr},     {"prompt", nullptr}};
-  if (config.classifies && given("label") && !given("answer"))
+  if (classifies && given("label") && !given("answer"))
     for (const auto& [text, pair] : kTexts) {
       if (!given(text) || (pair != nullptr && !given(pair))) continue;
       config.prompt = str("{", text, "}");
@@ -509,7 +509,7 @@ std::string format_text(const JsonlConfig& config) {
 
 }  // namespace
 
-void detect_format(JsonlConfig& config) {
+void detect_format(JsonlConfig& config, bool classifies) {
   Json line;
   std::string where;
   try {
@@ -522,7 +522,7 @@ void detect_format(JsonlConfig& config) {
   } catch (const InputError&) {
     return;
   }
-  if (line.is_object() && set_format(line, config))
+  if (line.is_object() && set_format(line, classifies, config))
     config.detected = str("data.jsonl: by the fields of ", where, ": ", format_text(config));
 }
 

@@ -54,6 +54,22 @@ std::vector<size_t> micro_batch_begins(std::span<const TokenSequence> sequences,
   return begins;
 }
 
+bool has_types(const TokenSequence& s) {
+  return !s.types.empty();
+}
+
+// Number of inputs of valid sequences.
+int64_t checked_total(std::span<const TokenSequence> sequences) {
+  int64_t total = 0;
+  for (const TokenSequence& s : sequences) {
+    check(s);
+    total += s.num_inputs();
+  }
+  COHORT_CHECK(total <= std::numeric_limits<int32_t>::max(), "[pack] ", total,
+               " tokens exceed what cu_seqlens can address");
+  return total;
+}
+
 // Sets the images of sequences, all of which must have one of the same size.
 void add_pixels(std::span<const TokenSequence> sequences, PackedBatch& batch) {
   const size_t size = sequences[0].pixels.size();
@@ -76,20 +92,11 @@ int64_t TokenSequence::num_targets() const {
 }
 
 PackedBatch pack(std::span<const TokenSequence> sequences) {
-  int64_t total = 0;
-  for (const TokenSequence& s : sequences) {
-    check(s);
-    total += s.num_inputs();
-  }
-  COHORT_CHECK(total <= std::numeric_limits<int32_t>::max(), "[pack] ", total,
-               " tokens exceed what cu_seqlens can address");
-
   std::vector<int32_t> tokens, positions, cu_seqlens{0}, prefixes, target_positions, targets,
       segments, types;
   std::vector<int64_t> indices, target_sequences;
-  const auto capacity = static_cast<size_t>(total);
-  const bool typed =
-      std::ranges::any_of(sequences, [](const TokenSequence& s) { return !s.types.empty(); });
+  const auto capacity = static_cast<size_t>(checked_total(sequences));
+  const bool typed = std::ranges::any_of(sequences, has_types);
   for (auto* values : {&tokens, &positions, &target_positions, &targets, &segments})
     values->reserve(capacity);
   indices.reserve(capacity);

@@ -177,7 +177,8 @@ LoadedModel load_saved(const std::string& checkpoint, ModelDescription saved, DT
   const bool is_adapter = is_adapter_folder(checkpoint);
   const std::string weights = is_adapter ? saved.base.path : checkpoint;
   LoadedModel loaded{std::make_unique<Transformer>(saved.config, dtype, saved.head_seed, device),
-                     std::move(saved.tokenizer), checkpoint, std::move(saved.base)};
+                     std::move(saved.tokenizer), checkpoint, std::move(saved.base),
+                     saved.head_seed.has_value()};
   if (is_adapter) load_adapter(*loaded.model, checkpoint);
   load_weights(*loaded.model, weights, "model", NewHead{saved.head_seed.has_value()});
   return loaded;
@@ -557,6 +558,10 @@ LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device
 ModelDescription describe_model(const std::string& checkpoint, const ModelConfig& wanted,
                                 const DataConfig& data) {
   ModelDescription saved = describe_model(checkpoint);
+  if (saved.config.has_images() == data.images.path.empty())
+    throw InputError(str("data: the model of ", checkpoint, " reads ",
+                         saved.config.has_images() ? "images; hint: data.images"
+                                                   : "texts, and data.images are given"));
   check_compatible(wanted, data, saved.config, *saved.tokenizer, checkpoint);
   apply_run_options(wanted, saved.config);
   if (apply_head(wanted, saved.config, checkpoint)) saved.head_seed = wanted.lora.seed;
@@ -596,9 +601,8 @@ bool apply_head(const ModelConfig& wanted, ModelConfig& model, const std::string
     const auto unknown = std::ranges::find_if_not(wanted.labels, is_known);
     if (unknown == wanted.labels.end()) return false;
     if (std::ranges::any_of(wanted.labels, is_known))
-      throw InputError(str("data.jsonl: the label '", *unknown, "' is none of the model's in ",
-                           source, ": ", join(model.labels, ", "),
-                           did_you_mean(*unknown, model.labels)));
+      throw InputError(str("data: the label '", *unknown, "' is none of the model's in ", source,
+                           ": ", join(model.labels, ", "), did_you_mean(*unknown, model.labels)));
   }
   if (wanted.lora.rank > 0)
     throw InputError(str("lora.rank: the model of ", source,

@@ -143,6 +143,7 @@ struct LoadedModel {
   std::unique_ptr<Tokenizer> tokenizer;
   std::string checkpoint;  // its folder
   AdapterBase base;        // empty unless the model has adapters
+  bool has_new_head = false;
 };
 // The folder may be an adapter's: `base` is then the folder of its base model, and empty for the
 // one that find_base() finds. Its tokenizer is the adapter's if it has one, else the base's. Throws

@@ -319,6 +319,10 @@ void validate_held_out(const DataConfig& data, const EvalConfig& eval) {
           "data.jsonl.eval_path: holds problems out beside those of data.jsonl.path, which is not "
           "given; hint: to evaluate on one file alone, data.jsonl.path=FILE "
           "data.held_out_fraction=1");
+  require(
+      data.images.eval_path.empty() || jsonl.held_out_fraction.value_or(0) == 0,
+      "data.held_out_fraction: cannot be held out beside data.images.eval_path; hint: leave one "
+      "of them out");
   require(jsonl.eval_path.empty() || jsonl.held_out() == 0,
           str("data.held_out_fraction: ", jsonl.held_out(),
               " of data.jsonl.path cannot be held out beside data.jsonl.eval_path; hint: "
@@ -482,6 +486,9 @@ void TrainConfig::validate() const {
   validate_grpo(*this);
   masking.validate();
   if (trains_encoder(batch.trainer)) {
+    require(!init_from.empty() || stage > 0 || data.images.path.empty() != model.has_images(),
+            "model.image_size: goes with data.images; hint: model.image_size and patch_size for a "
+            "new model of images, or model.path=DIR");
     require(model.is_encoder() || !init_from.empty() || stage > 0,
             str("model.mask: trainer ", trainer_name(batch.trainer),
                 " needs an encoder; hint: model.mask=full, or model.path=DIR"));
@@ -501,35 +508,6 @@ void TrainConfig::validate() const {
   validate_k(eval, "eval");
   validate_sets(eval);
   environment.validate();
-}
-
-std::vector<std::string> TrainConfig::warnings() const {
-  std::vector<std::string> out = unread;
-  if (optimizer.warmup_steps > batch.steps)
-    out.push_back(str("warmup_steps: ", optimizer.warmup_steps, " of ", batch.steps,
-                      " steps: the learning rate never reaches its peak; hint: warmup_steps=",
-                      (3 * batch.steps + 99) / 100));
-  if (const LoraConfig& lora = model.lora;
-      lora.rank == 0 && (lora.alpha != LoraConfig().alpha || lora.rslora || !lora.targets.empty()))
-    out.push_back(
-        "lora.rank: 0 means no adapters, so that the other keys of lora do nothing; hint: "
-        "lora.rank=16");
-  const OptimizerStorage& storage = optimizer.storage;
-  if (storage.place == StatePlace::kHost && device == "cpu")
-    out.push_back("optimizer.place: host does nothing but copies with device: cpu");
-  for (const RewardConfig& reward : rewards)
-    if (const double minutes = std::max(reward.program.timeout, reward.program.start_timeout) / 60;
-        reward.name == "command" && watchdog_minutes > 0 && minutes >= watchdog_minutes)
-      out.push_back(str("watchdog_minutes: ", watchdog_minutes, " is not longer than the ", minutes,
-                        " minutes that '", reward.program.run,
-                        "' may take for an answer, which would end ",
-                        "the run; hint: watchdog_minutes=", std::ceil(minutes) + 10));
-  if (batch.trainer != TrainerType::kGrpo) return out;
-  for (const std::string& line : grpo.warnings()) out.push_back(line);
-  if (grpo.ref_sync_every > batch.steps)
-    out.push_back(str("ref_sync_every: ", grpo.ref_sync_every, " of ", batch.steps,
-                      " steps: the reference never moves; hint: a smaller ref_sync_every"));
-  return out;
 }
 
 TrainConfig default_config(TrainerType trainer, int64_t steps, bool adapters) {
@@ -590,7 +568,6 @@ RunPlan plan_of(ConfigNode root, const std::string& path, std::span<const std::s
         read(default_config(first.batch.trainer, first.batch.steps, first.model.lora.rank > 0)));
     config.stage = static_cast<int64_t>(i);
     config.model.lora.seed = static_cast<uint64_t>(config.seed);
-    config.data.images.size = config.model.image_size;
     if (config.name.empty()) config.name = fs::path(path).stem().string();
     if (config.output_dir.empty())
       config.output_dir = (fs::current_path() / "runs" / config.name).string();
@@ -603,10 +580,8 @@ RunPlan plan_of(ConfigNode root, const std::string& path, std::span<const std::s
       config.init_from = config.model.path;
     }
     if (!config.data.jsonl.path.empty() && !gives_format(root) &&
-        (stages.empty() || !gives_format(stages[i]))) {
-      config.data.jsonl.classifies = config.batch.trainer == TrainerType::kClassify;
-      detect_format(config.data.jsonl);
-    }
+        (stages.empty() || !gives_format(stages[i])))
+      detect_format(config.data.jsonl, config.batch.trainer == TrainerType::kClassify);
     config.validate();
     // A file that is missing is an error where the environment is made.
     if (config.environment.tool_schemas.empty() || path_exists(config.environment.tool_schemas))

@@ -77,7 +77,13 @@ struct TrainConfig {
   }
   // The sections that a part of a run reads; they refer to this configuration.
   operator DataSections() const {
-    return {data, batch, data_seed(), sampling.max_completion_length, eval.size, eval.tokens};
+    return {.data = data,
+            .batch = batch,
+            .seed = data_seed(),
+            .max_completion_length = sampling.max_completion_length,
+            .eval_size = eval.size,
+            .eval_tokens = eval.tokens,
+            .image_size = model.image_size};
   }
   operator EvalSections() const {
     return {eval, batch, data, sampling, static_cast<uint64_t>(seed)};
@@ -86,7 +92,7 @@ struct TrainConfig {
   void visit(ConfigVisitor& v) {
     v.choice("trainer", batch.trainer, kTrainerNames,
              "what to do: next-token training, supervised fine-tuning, GRPO; of encoders: masked "
-             "language modelling, classes of texts");
+             "language modelling, classes");
     v.field("name", name, "name of the run; empty: the file's name");
     v.field("output_dir", output_dir,
             "run directory: DIR, or DIR-2, ... if it exists; empty: runs/NAME");

@@ -7,7 +7,6 @@
 #include "data/data_check.h"
 #include "distributed/communicator.h"
 #include "job/checkpoint.h"
-#include "job/preview.h"
 #include "job/report.h"
 #include "trainers/evaluate.h"
 
@@ -24,6 +23,25 @@ void expect_verdicts(const Correctness& correct, const Metrics& metrics) {
       str("reward ", correct.name, ": no value for any problem, so that there is no score"));
 }
 
+void evaluate_encoder(const TrainConfig& config, const LoadedModel& loaded, Dataset& data,
+                      const std::atomic<bool>* stop, ModelScores& out) {
+  const ModelConfig& model = loaded.model->config();
+  const bool classes = config.batch.trainer == TrainerType::kClassify;
+  if (model.head != (classes ? HeadType::kClasses : HeadType::kMaskedToken))
+    throw InputError(str(loaded.checkpoint, ": the model has another head than trainer ",
+                         trainer_name(config.batch.trainer), " needs"));
+  DataLengths lengths;
+  if (classes) lengths = check_held_out(config, data, model.context, model.context_limit());
+  log_data_usage(config, data, lengths);
+  const Metrics metrics = evaluate_labels(
+      {*loaded.model, data, config, config.masking, config.batch.micro_batch(), stop},
+      *make_single_communicator());
+  if (metrics.empty())
+    throw InputError("nothing is held out to evaluate on; hint: data.held_out_fraction=1");
+  for (const auto& [name, value] : metrics) out.metrics.set(name, metric_json(name, value));
+  out.measure = kAccuracy;
+}
+
 }  // namespace
 
 ModelScores evaluate_model(const RunPlan& plan, const LoadedModel& loaded,
@@ -35,21 +53,7 @@ ModelScores evaluate_model(const RunPlan& plan, const LoadedModel& loaded,
   const auto alone = make_single_communicator();
   ModelScores out;
   if (trains_encoder(config.batch.trainer)) {
-    ModelConfig same = model.config();
-    if (apply_head(model_with_head(config), same, loaded.checkpoint))
-      throw InputError(str(loaded.checkpoint, ": the model has another head than trainer ",
-                           trainer_name(config.batch.trainer), " needs"));
-    DataLengths lengths;
-    if (!reads_text(config.batch.trainer))
-      lengths =
-          check_held_out(config, data, model.config().context, model.config().context_limit());
-    log_data_usage(config, data, lengths);
-    const Metrics metrics = evaluate_labels(
-        {model, data, config, config.masking, config.batch.micro_batch(), stop}, *alone);
-    if (metrics.empty())
-      throw InputError("nothing is held out to evaluate on; hint: data.held_out_fraction=1");
-    for (const auto& [name, value] : metrics) out.metrics.set(name, metric_json(name, value));
-    out.measure = kAccuracy;
+    evaluate_encoder(config, loaded, data, stop, out);
     return out;
   }
   model.config().require_decoder();

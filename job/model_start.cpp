@@ -285,6 +285,11 @@ ModelStart::ModelStart(const StageSetup& setup) : checkpoint(checkpoint_of(setup
   if (state.planned_steps.empty() || state.planned_steps.back() < steps)
     state.planned_steps.push_back(steps);
   LoadedModel loaded = checkpoint.empty() ? load_start(setup) : load(setup, checkpoint);
+  if (!checkpoint.empty() && loaded.has_new_head)
+    throw InputError(str(checkpoint,
+                         ": the labels of the data are not those that it was trained on; "
+                         "hint: restore the data, or start a run with init_from=",
+                         checkpoint));
   state.base = loaded.base;
   if (setup.is_main() && checkpoint.empty()) note_base(state.base);
   load_data(setup, *this, loaded);

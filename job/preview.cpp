@@ -276,6 +276,38 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
 
 }  // namespace
 
+std::vector<std::string> TrainConfig::warnings() const {
+  std::vector<std::string> out = unread;
+  if (eval.stop_at > 0 && reads_text(batch.trainer))
+    out.push_back("eval.stop_at: is for scores, which text has none of; hint: leave it out");
+  if (optimizer.warmup_steps > batch.steps)
+    out.push_back(str("warmup_steps: ", optimizer.warmup_steps, " of ", batch.steps,
+                      " steps: the learning rate never reaches its peak; hint: warmup_steps=",
+                      (3 * batch.steps + 99) / 100));
+  if (const LoraConfig& lora = model.lora;
+      lora.rank == 0 && (lora.alpha != LoraConfig().alpha || lora.rslora || !lora.targets.empty()))
+    out.push_back(
+        "lora.rank: 0 means no adapters, so that the other keys of lora do nothing; hint: "
+        "lora.rank=16");
+  const OptimizerStorage& storage = optimizer.storage;
+  if (storage.place == StatePlace::kHost && device == "cpu")
+    out.push_back("optimizer.place: host does nothing but copies with device: cpu");
+  for (const RewardConfig& reward : rewards)
+    if (const double minutes = std::max(reward.program.timeout, reward.program.start_timeout) / 60;
+        reward.name == "command" && watchdog_minutes > 0 && minutes >= watchdog_minutes)
+      out.push_back(str("watchdog_minutes: ", watchdog_minutes, " is not longer than the ", minutes,
+                        " minutes that '", reward.program.run,
+                        "' may take for an answer, which would end ",
+                        "the run; hint: watchdog_minutes=", std::ceil(minutes) + 10));
+  if (batch.trainer != TrainerType::kGrpo) return out;
+  for (const auto& lines : {grpo.warnings(), grpo.advice()})
+    out.insert(out.end(), lines.begin(), lines.end());
+  if (grpo.ref_sync_every > batch.steps)
+    out.push_back(str("ref_sync_every: ", grpo.ref_sync_every, " of ", batch.steps,
+                      " steps: the reference never moves; hint: a smaller ref_sync_every"));
+  return out;
+}
+
 ModelConfig model_with_head(const TrainConfig& config) {
   ModelConfig out = config.model;
   if (!trains_encoder(config.batch.trainer)) return out;

@@ -25,11 +25,11 @@ class SequenceSource {
     if (trainer == TrainerType::kMlm) masking_.emplace(*data_.tokenizer, config_.masking, seed);
     if (trainer == TrainerType::kClassify)
       classes_.emplace(ClassReader::Model{*data_.tokenizer, model_.labels, model_.context,
-                                          model_.image_size, model_.channels},
+                                          model_.image_size, model_.channels, model_.token_types},
                        config_.data.images.augment, seed);
     if (reads_text(trainer)) return;
-    order_ = make_order(config_, data_, stage.state().planned_steps);
-    order_->seek(stage.state().data_position);
+    problems_ = make_order(config_, data_, stage.state().planned_steps);
+    problems_->seek(stage.state().data_position);
   }
 
   // This rank's sequences of a step, which starts at data position `position`. For consecutive
@@ -38,12 +38,12 @@ class SequenceSource {
     const RankShard shard = shard_of(config_.batch.batch_size, rank_, ranks_, step);
     std::vector<int64_t> examples;
     for (int64_t i = 0; i < config_.batch.batch_size; ++i)
-      examples.push_back(order_ ? order_->next() : position + i);
+      examples.push_back(problems_ ? problems_->next() : position + i);
     std::vector<TokenSequence> out(static_cast<size_t>(shard.end - shard.begin));
     const auto make = [&](int64_t k) {
       const int64_t i = shard.begin + k, example = examples[static_cast<size_t>(i)];
       out[static_cast<size_t>(k)] =
-          order_ ? of_problem(data_.train->get(example), step, i) : of_text(example, step, i);
+          problems_ ? of_problem(data_.train->get(example), step, i) : of_text(example, step, i);
       out[static_cast<size_t>(k)].index = i;
     };
     parallel_try(std::ssize(out), 1, make);
@@ -75,10 +75,17 @@ class SequenceSource {
   const Dataset& data_;
   const ModelConfig& model_;
   const int rank_, ranks_;
-  std::optional<MixedOrder> order_;  // of problems
+  std::optional<MixedOrder> problems_;
   std::optional<Masking> masking_;
   std::optional<ClassReader> classes_;
 };
+
+void warn_of_idle_ranks(Stage& stage) {
+  const int64_t sequences = stage.config().batch.batch_size, ranks = stage.comm().size();
+  if (stage.is_main() && !stage.finished() && sequences < ranks)
+    logging::warn("batch_size: ", sequences, " sequences leave ", ranks - sequences, " of ", ranks,
+                  " ranks without work; hint: a larger batch_size or fewer ranks");
+}
 
 }  // namespace
 
@@ -86,16 +93,11 @@ StageEnd train_supervised(Stage& stage) {
   const TrainConfig& config = stage.config();
   SequenceSource source(stage);
   std::future<std::vector<TokenSequence>> ahead;  // waits for its thread when it is destroyed
-  if (const int ranks = stage.comm().size();
-      stage.is_main() && !stage.finished() && config.batch.batch_size < ranks)
-    logging::warn("batch_size: ", config.batch.batch_size, " sequences leave ",
-                  ranks - config.batch.batch_size, " of ", ranks,
-                  " ranks without work; hint: a larger batch_size or fewer ranks");
+  warn_of_idle_ranks(stage);
   while (stage.more()) {
     Stopwatch clock;
     const int64_t step = stage.step(), position = stage.state().data_position;
-    const std::vector<TokenSequence> sequences =
-        ahead.valid() ? ahead.get() : source.next(step, position);
+    const auto sequences = ahead.valid() ? ahead.get() : source.next(step, position);
     const double waited = clock.lap();
     if (source.is_slow() && step + 1 < config.batch.steps)
       ahead = std::async(std::launch::async, [&, step, position, threads = num_threads()] {

@@ -1,6 +1,6 @@
-// The parts of the language model head: logits z[t, :] = x[t, :] w^T + bias by the row-independent matmul
-// over chunks of tokens, so that [T, V] is never materialised as a whole, and row ops on them. The
-// loop over the chunks that puts them together is head_logprob_forward() in autograd/ops_loss.cpp.
+// The parts of the language model head: logits z[t, :] = x[t, :] w^T + bias by the row-independent
+// matmul over chunks of tokens, so that [T, V] is never materialised as a whole, and row ops on
+// them. The loop over the chunks is head_logprob_forward() in autograd/ops_loss.cpp.
 // The sampler records log-probs by the same row function, so sampled and trained log-probs agree to
 // the bit.
 #pragma once

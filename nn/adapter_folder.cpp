@@ -113,7 +113,7 @@ LoraConfig read_lora(const Json& json, const std::string& dir) {
   ConfigFile file(json);
   if (file.find("peft_type") == nullptr) file.refuse("peft_type", "only LORA is supported");
   file.expect("peft_type", "LORA");
-  file.expect("task_type", "CAUSAL_LM");
+  if (file.find("task_type") != nullptr) file.expect("task_type", "CAUSAL_LM");
   if (file.find("bias") != nullptr && file.text("bias", "") != "none")
     file.refuse("bias", "trained biases are not supported" + merge_hint(dir));
   check_fields(json, dir);
@@ -364,7 +364,7 @@ std::vector<std::string> write_adapter(const ModelConfig& config,
                                        const std::string& dir, const std::string& base) {
   write_sources(dir + "/" + kWeights, tensors);
   Json json;
-  json.set("peft_type", "LORA").set("task_type", "CAUSAL_LM");
+  json.set("peft_type", "LORA").set("task_type", config.is_encoder() ? Json() : "CAUSAL_LM");
   json.set("base_model_name_or_path", base).set("revision", Json());
   // Programs that read such files expect a whole number where it is one.
   const double alpha = config.lora.alpha;

@@ -38,9 +38,9 @@ Embedding::Embedding(ParameterSet& set, const ModelConfig& c) : config_(c), dtyp
     types_ = table("model.embed_types.weight", c.token_types, ParameterUse::kLookup);
   if (c.embedding_norm) norm_.emplace(set, "model.embed_norm", c);
   if (c.has_images())
-    projection_ = Linear::make(set, {{"model.embed_patches", c.d_model}},
-                               c.channels * c.patch_size * c.patch_size, c.init_std,
-                               Linear::Bias{c.bias}, AdapterTargets(c));
+    patch_projection_ = Linear::make(set, {{"model.embed_patches", c.d_model}},
+                                     c.channels * c.patch_size * c.patch_size, c.init_std,
+                                     Linear::Bias{c.bias}, AdapterTargets(c));
 }
 
 // The sums have PyTorch's order: tokens, types, positions.
@@ -67,7 +67,7 @@ Variable Embedding::patches(const Pass& pass) const {
        .pixels = pass.pixels.reshape({pass.pixels.dim(0), side, side, config_.channels}),
        .values = pass.pixel_values.to(accumulate_dtype(dtype_)),
        .size = p});
-  return prepend_row(class_, projection_(Variable(rows)), n);
+  return prepend_row(class_, patch_projection_(Variable(rows)), n);
 }
 
 }  // namespace cohort

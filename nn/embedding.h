@@ -30,7 +30,7 @@ class Embedding {
   Variable class_;      // [1, d_model], the class token of images
   Variable positions_;  // a constant if they are sinusoidal; undefined: none are added
   std::optional<Norm> norm_;
-  Linear projection_;  // of patches
+  Linear patch_projection_;
 };
 
 }  // namespace cohort

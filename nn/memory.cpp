@@ -70,7 +70,7 @@ void measure_update(const ModelConfig& config, DType dtype, const MemoryShape& s
   const std::vector<UnitGradients> gradients = dry.model.parameters().allocate_gradients();
   out.gradients = dry.live();
   dry.before += out.gradients;
-  if (tokens == 0) return;
+  if (tokens == 0 || config.num_logits() == 0) return;
   const Tensor weights =
       Tensor::empty({dry.batch.num_targets()}, accumulate_dtype(dtype), shape.device);
   HeadLoss loss = cross_entropy(dry.model.hidden_at_targets(dry.batch, {.mode = Mode::kTrain}),

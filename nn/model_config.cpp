@@ -115,6 +115,11 @@ void ModelConfig::set_head(HeadType type, std::vector<std::string> names) {
     throw InputError(str("classes: expected at least two labels, got ", names.size()));
   head = type;
   labels = std::move(names);
+  // BERT's masked tokens have the embedding table as their matrix.
+  if (type == HeadType::kMaskedToken && !file.is_null()) {
+    tie_embeddings = true;
+    file.set("tie_word_embeddings", true);
+  }
   if (!file.is_null()) write_head(file, *this);
 }
 

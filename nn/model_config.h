@@ -149,7 +149,8 @@ struct ModelConfig {
   ExposbConfig exposb;
   int64_t vocab_size = 0;  // set from the tokenizer; 0 for images
   HeadType head = HeadType::kNextToken;
-  std::vector<std::string> labels;  // of the classes of kClasses, at least two
+  // The classes of kClasses, at least two.
+  std::vector<std::string> labels;
   // Rows of the table of learned positions if a run uses only the first `context` of them; 0: all.
   int64_t position_rows = 0;
 

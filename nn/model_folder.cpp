@@ -24,7 +24,7 @@ struct StoredTensor {
   std::string name;
   TensorRule::Layout layout = TensorRule::Layout::kSame;
   std::vector<const NamedParameter*> parameters;
-  Shape stored_shape = {};  // as TensorRule::shape
+  Shape stored_shape = {};  // as in TensorRule
 
   int64_t rows() const {
     int64_t n = 0;
@@ -52,7 +52,7 @@ std::vector<StoredTensor> stored_tensors(const Transformer& model,
   for (const TensorRule& rule : rules)
     for (int64_t layer = 0; layer < config.num_layers; ++layer) {
       if (!by_name.contains(layer_name(rule.parameters[0], layer))) continue;
-      StoredTensor stored{layer_name(rule.stored, layer), rule.layout, {}, rule.shape};
+      StoredTensor stored{layer_name(rule.stored, layer), rule.layout, {}, rule.stored_shape};
       for (const std::string& pattern : rule.parameters) {
         const std::string name = layer_name(pattern, layer);
         stored.parameters.push_back(by_name.at(name));
@@ -133,7 +133,7 @@ bool is_tied_duplicate(const std::string& name) {
 
 // True for tensors of heads of encoders, the poolers among them.
 bool is_of_head(const std::string& name) {
-  for (const char* part : {"cls.", "lm_head.", "classifier.", "pooler."})
+  for (const char* part : {"cls.", "lm_head.", "classifier.", "pooler.", "head."})
     if (name.starts_with(part) || name.find(str(".", part)) != name.npos) return true;
   return false;
 }

@@ -187,6 +187,27 @@ void GrpoConfig::validate() const {
                          *delta, "; hint: a larger delta, or a smaller epsilon_high"));
 }
 
+std::vector<std::string> GrpoConfig::advice() const {
+  using enum AdvantageScale;
+  std::vector<std::string> out;
+  const auto warn_if = [&](bool applies, const std::string& warning) {
+    if (applies) out.push_back(warning);
+  };
+  const AdvantageScale scale = scale_rewards;
+  warn_if(surrogate == kernels::Surrogate::kReinforce && updates_per_step() > 1 &&
+              importance_weights == kernels::Importance::kNone,
+          "surrogate: reinforce ignores the ratio, so that the later updates of a step are biased; "
+          "hint: importance_weights=truncate, or num_minibatches=1 and num_iterations=1");
+  const bool sums = multi_objective_aggregation == RewardAggregation::kSumThenNormalize;
+  warn_if(whiten_advantages && (!sums || scale == kGroup || scale == kBatch),
+          "whiten_advantages: scales advantages that are scaled by a deviation already; hint: "
+          "scale_rewards=none and multi_objective_aggregation=sum_then_normalize, or leave it out");
+  warn_if(penalizes_rewards() && (scale == kGroup || scale == kMaxRl),
+          "kl_in: reward: groups with equal rewards differ in their KL only, which scale_rewards "
+          "brings to full scale; hint: scale_rewards=none or leave_one_out");
+  return out;
+}
+
 std::vector<std::string> GrpoConfig::warnings() const {
   using kernels::Surrogate, kernels::KlEstimator;
   std::vector<std::string> out;
@@ -239,20 +260,6 @@ std::vector<std::string> GrpoConfig::warnings() const {
   warn_if(importance_weights == kernels::Importance::kNone && (importance_min || importance_max),
           "importance_min, importance_max: do nothing with importance_weights: none; hint: "
           "importance_weights=truncate, or leave them out");
-  // Combinations that docs/grpo.md advises against.
-  using enum AdvantageScale;
-  const AdvantageScale scale = scale_rewards;
-  warn_if(surrogate == Surrogate::kReinforce && updates_per_step() > 1 &&
-              importance_weights == kernels::Importance::kNone,
-          "surrogate: reinforce ignores the ratio, so that the later updates of a step are biased; "
-          "hint: importance_weights=truncate, or num_minibatches=1 and num_iterations=1");
-  const bool sums = multi_objective_aggregation == RewardAggregation::kSumThenNormalize;
-  warn_if(whiten_advantages && (!sums || scale == kGroup || scale == kBatch),
-          "whiten_advantages: scales advantages that are scaled by a deviation already; hint: "
-          "scale_rewards=none and multi_objective_aggregation=sum_then_normalize, or leave it out");
-  warn_if(penalizes_rewards() && (scale == kGroup || scale == kMaxRl),
-          "kl_in: reward: groups with equal rewards differ in their KL only, which scale_rewards "
-          "brings to full scale; hint: scale_rewards=none or leave_one_out");
   return out;
 }
 

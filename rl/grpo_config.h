@@ -183,6 +183,8 @@ struct GrpoConfig {
   void validate() const;
   // One line per key that has no effect, or not the one that its name suggests.
   std::vector<std::string> warnings() const;
+  // One line per combination of keys that docs/grpo.md advises against.
+  std::vector<std::string> advice() const;
 
  private:
   void visit_loss(ConfigVisitor& v);

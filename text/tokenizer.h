@@ -119,7 +119,8 @@ inline constexpr const char* kImageFile = "preprocessor_config.json";
 inline constexpr const char* kTokenizerFiles[] = {"tokenizer.json", "vocab.json", "vocab.txt",
                                                   kImageFile};
 // The tokenizer of a folder: tokenizer.json (ours or Hugging Face's), else vocab.json and
-// merges.txt, else vocab.txt, else one of no token that holds the file of a model of images. Throws InputError naming the file.
+// merges.txt, else vocab.txt, else one of no token that holds the file of a model of images.
+// Throws InputError naming the file.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder);
 
 // A DecodeStream of the text that follows `before`: some tokenizers remove a space at the start of

@@ -212,7 +212,7 @@ void add_statistics(const Judged& greedy, Communicator& comm, Metrics& out) {
   add_lengths(greedy, comm, "eval/", out);
 }
 
-// Whether the most likely token or label of a target is right counts too.
+// kYes: the most likely token or label of each target is compared with it.
 enum class Accuracy : bool { kNo, kYes };
 
 struct SequenceLosses {
@@ -508,8 +508,9 @@ Metrics evaluate_labels(const LabelEvaluation& evaluation, Communicator& comm) {
   };
   TargetScores scores;
   if (classes) {
-    const ClassReader reader({*data.tokenizer, c.labels, c.context, c.image_size, c.channels},
-                             Augment::kNone, config.seed);
+    const ClassReader reader(
+        {*data.tokenizer, c.labels, c.context, c.image_size, c.channels, c.token_types},
+        Augment::kNone, config.seed);
     scores = score(std::ssize(data.held_out), [&](int64_t i) {
       return reader.read(data.held_out[static_cast<size_t>(i)], -1, i);
     });

@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t row = i / s.columns;
   const int column = static_cast<int>(i % s.columns), area = s.size * s.size, k = column / area,
             u = column % area / s.size, v = column % s.size;
-  const int64_t line = row / s.across * s.size + u;  // of all images, which have whole patches
+  const int64_t line = row / s.across * s.size + u;
   const int64_t pixel = line * s.width + row % s.across * s.size + v;
   y[i] = from_float<T>(values[k * 256 + pixels[pixel * s.channels + k]]);
 }

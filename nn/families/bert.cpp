@@ -64,7 +64,9 @@ ModelConfig read_bert(ConfigFile& file) {
 }
 
 ModelConfig read_roberta(ConfigFile& file) {
-  return read_text_encoder(file, 2, file.integer("pad_token_id", 1) + 1);
+  const int64_t padding = file.integer("pad_token_id", 1);
+  if (padding < -1 || padding > INT32_MAX) file.refuse("pad_token_id", "expected a token");
+  return read_text_encoder(file, 2, padding + 1);
 }
 
 std::vector<TensorRule> bert_rules(const ModelConfig& c) {

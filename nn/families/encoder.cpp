@@ -37,9 +37,9 @@ std::vector<std::string> read_labels(ConfigFile& file) {
     size_t i = entries.size();
     const char* const end = key.data() + key.size();
     if (std::from_chars(key.data(), end, i).ptr != end || i >= entries.size() || found[i] ||
-        !label.is_string())
-      file.refuse("id2label", str("expected texts under the numbers 0 to ", entries.size() - 1,
-                                  ", found '", key, "'"));
+        !label.is_string() || std::ranges::find(labels, label.as_string()) != labels.end())
+      file.refuse("id2label", str("expected other texts under the numbers 0 to ",
+                                  entries.size() - 1, ", found '", key, "'"));
     found[i] = true;
     labels[i] = label.as_string();
   }

@@ -63,7 +63,7 @@ struct TensorRule {
   // Parameters whose rows it holds, in order. The rule is for models that have the first one.
   std::vector<std::string> parameters;
   Layout layout = Layout::kSame;
-  Shape shape = {};  // of the stored tensor, if it has more dimensions
+  Shape stored_shape = {};  // if it has more dimensions
 };
 
 struct Family {

@@ -9,6 +9,7 @@ ModelConfig read_vit(ConfigFile& file) {
   c.image_size = file.integer("image_size", 224);
   c.patch_size = file.integer("patch_size", 16);
   c.channels = file.integer("num_channels", 3);
+  if (c.image_size < 1) file.refuse("image_size", "expected a number from 1");
   c.family.no_qkv_bias = !file.flag("qkv_bias", true);
   file.expect("pooler_act", "tanh");
   file.expect("pooler_output_size", c.d_model);
@@ -35,13 +36,13 @@ std::vector<TensorRule> vit_rules(const ModelConfig& c) {
   const std::string base = c.head == HeadType::kPooler ? "" : "vit.";
   for (TensorRule& rule : rules)
     if (rule.parameters[0] == "model.embed_patches.weight")
-      rule.shape = {c.d_model, c.channels, c.patch_size, c.patch_size};
+      rule.stored_shape = {c.d_model, c.channels, c.patch_size, c.patch_size};
   rules.push_back({.stored = base + "embeddings.cls_token",
                    .parameters = {"model.embed_class.weight"},
-                   .shape = {1, 1, c.d_model}});
+                   .stored_shape = {1, 1, c.d_model}});
   rules.push_back({.stored = base + "embeddings.position_embeddings",
                    .parameters = {"model.embed_positions.weight"},
-                   .shape = {1, c.context, c.d_model}});
+                   .stored_shape = {1, c.context, c.d_model}});
   return rules;
 }
 

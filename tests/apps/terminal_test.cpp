@@ -234,7 +234,8 @@ TEST(Help, WrapsAtTheTerminalsWidth) {
   const std::string whole = run_cohort({"train", "--help"}).out;
   EXPECT_NE(
       whole.find("\ntrainer                        what to do: next-token training, supervised "
-                 "fine-tuning, or GRPO (choice, pretrain | sft | grpo; default pretrain)\n"),
+                 "fine-tuning, GRPO; of encoders: masked language modelling, classes (choice, "
+                 "pretrain | sft | grpo | mlm | classify; default pretrain)\n"),
       whole.npos);
   for (const int width : {20, 40, 60, 80, 400}) {
     Terminal terminal({"train", "--help"}, width);
@@ -250,7 +251,7 @@ TEST(Help, WrapsAtTheTerminalsWidth) {
     EXPECT_TRUE(width != 400 || shown == whole);
     EXPECT_EQ(
         shown.find("\ntrainer                        what to do: next-token training, "
-                   "supervised\n                               fine-tuning, or GRPO") != shown.npos,
+                   "supervised\n                               fine-tuning, GRPO;") != shown.npos,
         width == 80);
   }
 }

@@ -192,7 +192,15 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "  - {trainer: grpo, data: {task: parity}, rewards: [{name: task}], surrogate: sapo,\n"
       "     sapo_tau_pos: 1.5, sapo_tau_neg: 2.5, environment: {name: command,\n"
       "       run: python3 e.py, directory: sub, tool_schemas: t.json, workers: 2,\n"
-      "       concurrent: 3, memory: 100, timeout: 4, start_timeout: 50}}\n");
+      "       concurrent: 3, memory: 100, timeout: 4, start_timeout: 50}}\n"
+      "  - {trainer: classify, model: {mask: full, norm_place: after, embedding_norm: yes,\n"
+      "       image_size: 8, patch_size: 4, channels: 1},\n"
+      "     data: {images: {path: train, eval_path: test, field: file, label: class,\n"
+      "       augment: crop_flip}}}\n"
+      "  - {trainer: mlm, data: {text: some/text.txt}, model: {mask: full, token_types: 2},\n"
+      "     mlm: {probability: 0.2, mask: 0.7, random: 0.2, whole_words: no}}\n"
+      "  - {trainer: classify, model: {mask: full}, data: {jsonl: {path: p.jsonl, pair: "
+      "'{b}'}}}\n");
   const std::string dumped = dump_plan(plan);
   // From another directory: every path in it must be absolute by now.
   const TempDir elsewhere;
@@ -201,7 +209,7 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
   EXPECT_EQ(dump_plan(again), dumped);
   EXPECT_EQ(again.name, plan.name);
   EXPECT_EQ(again.output_dir, plan.output_dir);
-  ASSERT_EQ(again.stages.size(), 5u);
+  ASSERT_EQ(again.stages.size(), 8u);
   EXPECT_EQ(again.stages[0].optimizer.adam_beta2, 0.123456789012345678);
   ASSERT_EQ(again.stages[0].eval.sets.size(), 2u);
   EXPECT_EQ(again.stages[0].eval.sets[1].path, plan.stages[0].eval.sets[1].path);
@@ -457,7 +465,7 @@ TEST_F(Plans, ImpossibleNumbersAreRefused) {
 
 TEST_F(Plans, CombinationsOfKeysAreChecked) {
   expect_refused("trainer: sft\n",
-                 "data: expected exactly one of task, jsonl.path and text, got 0");
+                 "data: expected exactly one of task, jsonl.path, images.path and text, got 0");
   expect_refused("data: {task: addition, text: a.txt}\n", "exactly one of");
   expect_refused("data: {task: addition}\n", "data.text: trainer pretrain needs a text file");
   expect_refused("trainer: sft\ndata: {text: a.txt}\n", "trainer sft needs problems");

