@@ -22,7 +22,7 @@ struct DataSections {
   int64_t max_completion_length = 0;                 // tokens
   int64_t eval_size = 0, eval_tokens = 0;            // held-out problems and tokens of text; 0: all
   std::string fingerprint_key = "data.fingerprint";  // the override that accepts other files
-  int64_t image_size = 0;                            // of a new model of images
+  int64_t image_size = 0;                            // model.image_size
 };
 
 struct Dataset {

@@ -161,7 +161,7 @@ TEST_F(ModelFolders, MismatchesAreNamed) {
     write_file(model_ + "/config.json", json.set(field, value).dump());
   };
   with("model_type", "gemma2");
-  refused("config.json: model_type: 'gemma2' is not supported; known: gemma, gpt2");
+  refused("config.json: model_type: 'gemma2' is not supported; known: bert, gemma, gpt2");
   with("final_logit_softcapping", 30.0);
   refused("the field final_logit_softcapping is not supported for model_type qwen2");
   with("rope_parameters", Json().set("rope_type", "ntk").set("rope_theta", 1e4));
