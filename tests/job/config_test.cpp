@@ -196,11 +196,14 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "  - {trainer: classify, model: {mask: full, norm_place: after, embedding_norm: yes,\n"
       "       image_size: 8, patch_size: 4, channels: 1},\n"
       "     data: {images: {path: train, eval_path: test, field: file, label: class,\n"
-      "       augment: crop_flip}}}\n"
+      "       augment: crop_flip}},\n"
+      "     eval: {sets: [], best: '', num_samples: 0, k: [], correct: {reward: ''}}}\n"
       "  - {trainer: mlm, data: {text: some/text.txt}, model: {mask: full, token_types: 2},\n"
-      "     mlm: {probability: 0.2, mask: 0.7, random: 0.2, whole_words: no}}\n"
-      "  - {trainer: classify, model: {mask: full}, data: {jsonl: {path: p.jsonl, pair: "
-      "'{b}'}}}\n");
+      "     mlm: {probability: 0.2, mask: 0.7, random: 0.2, whole_words: no},\n"
+      "     eval: {sets: [], best: '', num_samples: 0, k: [], correct: {reward: ''}}}\n"
+      "  - {trainer: classify, model: {mask: full},\n"
+      "     data: {jsonl: {path: p.jsonl, pair: '{b}'}},\n"
+      "     eval: {sets: [], best: '', num_samples: 0, k: [], correct: {reward: ''}}}\n");
   const std::string dumped = dump_plan(plan);
   // From another directory: every path in it must be absolute by now.
   const TempDir elsewhere;

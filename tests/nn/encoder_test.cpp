@@ -291,6 +291,62 @@ TEST(Encoders, AreSavedAndLoadedWithTheirHeads) {
   }
 }
 
+TEST(Encoders, ConfigurationsThatAreNotSupportedNameTheField) {
+  const Json base = saved_config(Transformer(test::encoder_cases()[1].config, DType::kF32, 1));
+  const auto refused = [&](const char* field, const Json& value, const std::string& message) {
+    Json json = base;
+    EXPECT_THROW_WITH(ModelConfig::from_json(json.set(field, value)), InputError, message);
+  };
+  EXPECT_EQ(ModelConfig::from_json(base).labels.size(), 3u);
+  refused("architectures", Json::Array{"BertForTokenClassification"}, "known: BertModel");
+  refused("is_decoder", true, "is_decoder");
+  refused("position_embedding_type", "relative_key", "position_embedding_type");
+  refused("problem_type", "regression", "problem_type");
+  refused("hidden_act", "relu", "hidden_act");
+  refused("id2label", Json::Object{{"0", "a"}}, "fewer than two labels");
+  refused("id2label", Json::Object{{"0", "a"}, {"2", "b"}}, "id2label");
+  refused("id2label", Json::Object{{"0", "a"}, {"1", "a"}}, "id2label");
+  Json roberta = base;
+  roberta.set("model_type", "roberta").set("architectures", Json::Array{"RobertaModel"});
+  EXPECT_EQ(ModelConfig::from_json(roberta).family.first_position, 2);
+  EXPECT_THROW_WITH(ModelConfig::from_json(roberta.set("pad_token_id", -5)), InputError,
+                    "pad_token_id");
+}
+
+// Older folders have the names of TensorFlow, tied duplicates, position_ids and other heads.
+TEST(Encoders, FoldersOfOtherVersionsAreRead) {
+  const ModelConfig config = test::encoder_cases()[0].config;
+  const Transformer model(config, DType::kF32, 7);
+  const test::TempDir folder;
+  const std::string path = folder.path("model.safetensors");
+  save_weights(model, folder.path());
+  test::write_file(folder.path("config.json"), saved_config(model).dump());
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  Tensor table;
+  {
+    const SafetensorsFile file(path);
+    for (std::string name : file.names()) {
+      const Tensor value = file.read(name);
+      if (name.ends_with("word_embeddings.weight")) table = value;
+      if (name.ends_with("LayerNorm.weight")) name.replace(name.size() - 6, 6, "gamma");
+      if (name.ends_with("LayerNorm.bias")) name.replace(name.size() - 4, 4, "beta");
+      tensors.emplace_back(name, value);
+    }
+  }
+  tensors.emplace_back("bert.embeddings.position_ids", Tensor::zeros({1, 160}, DType::kI64));
+  tensors.emplace_back("cls.predictions.decoder.weight", table.clone());
+  tensors.emplace_back("cls.seq_relationship.weight", Tensor::zeros({2, 24}, DType::kF32));
+  write_safetensors(path, tensors);
+  Transformer loaded(load_config(folder.path()), DType::kF32, std::nullopt);
+  load_weights(loaded, folder.path());
+  const PackedBatch batch = test::encoder_batch(config, {4, 7}, 1);
+  EXPECT_TRUE(test::bit_equal(loaded.hidden_at_targets(batch).value(),
+                              model.hidden_at_targets(batch).value()));
+  tensors[tensors.size() - 2].second.data<float>()[3] += 1;
+  write_safetensors(path, tensors);
+  EXPECT_THROW_WITH(load_weights(loaded, folder.path()), InputError, "not tied to the table");
+}
+
 TEST(CudaEncoders, EqualThoseOfTransformers) {
   COHORT_REQUIRE_GPU(device);
   check_encoders(device);
