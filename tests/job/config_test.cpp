@@ -126,7 +126,8 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "  - trainer: sft\n"
       "    data:\n"
       "      jsonl: {path: 'my: file.jsonl', prompt: '{a} # \"q\"\\n', answer: \"{b}\\n\",\n"
-      "        solution: '- {c}', held_out_fraction: 0, limit: 12, eval_path: e.jsonl,\n"
+      "        solution: '- {c}', pair: '{p}', held_out_fraction: 0, limit: 12, eval_path: "
+      "e.jsonl,\n"
       "        messages: turns, completion: reply}\n"
       "      split_by: [question|problem, x]\n"
       "      too_long: skip\n"
@@ -200,9 +201,6 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "     eval: {sets: [], best: '', num_samples: 0, k: [], correct: {reward: ''}}}\n"
       "  - {trainer: mlm, data: {text: some/text.txt}, model: {mask: full, token_types: 2},\n"
       "     mlm: {probability: 0.2, mask: 0.7, random: 0.2, whole_words: no},\n"
-      "     eval: {sets: [], best: '', num_samples: 0, k: [], correct: {reward: ''}}}\n"
-      "  - {trainer: classify, model: {mask: full},\n"
-      "     data: {jsonl: {path: p.jsonl, pair: '{b}'}},\n"
       "     eval: {sets: [], best: '', num_samples: 0, k: [], correct: {reward: ''}}}\n");
   const std::string dumped = dump_plan(plan);
   // From another directory: every path in it must be absolute by now.
@@ -212,7 +210,7 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
   EXPECT_EQ(dump_plan(again), dumped);
   EXPECT_EQ(again.name, plan.name);
   EXPECT_EQ(again.output_dir, plan.output_dir);
-  ASSERT_EQ(again.stages.size(), 8u);
+  ASSERT_EQ(again.stages.size(), 7u);
   EXPECT_EQ(again.stages[0].optimizer.adam_beta2, 0.123456789012345678);
   ASSERT_EQ(again.stages[0].eval.sets.size(), 2u);
   EXPECT_EQ(again.stages[0].eval.sets[1].path, plan.stages[0].eval.sets[1].path);
