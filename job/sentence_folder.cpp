@@ -93,10 +93,14 @@ SentenceFolder read_sentence_folder(const std::string& path, const std::string& 
        {"sentence_bert_config.json", "sentence_roberta_config.json", "tokenizer_config.json"})
     read_json_file(str(out.model, "/", name), [&](const Json& config) {
       const bool own = name[0] == 's';
+      const char* const key = own ? "max_seq_length" : "model_max_length";
       if (own) expect_option(config, name, "do_lower_case", false);
       if (own) expect_option(config, name, "transformer_task", "feature-extraction");
       // Tokenizers without a limit have a number of more than 64 bits.
-      const Json& limit = config.get_or_null(own ? "max_seq_length" : "model_max_length");
+      const Json& limit = config.get_or_null(key);
+      if (!limit.is_null() && !(own ? limit.is_int() || limit.is_big() : limit.is_number()))
+        throw InputError(str(out.model, "/", name, ": ", key, ": expected a whole number, found ",
+                             excerpt(limit.dump()), "; hint: null has no limit"));
       if (out.max_tokens == INT64_MAX && limit.is_int() && limit.as_int() > 0)
         out.max_tokens = limit.as_int();
     });

@@ -312,7 +312,13 @@ TEST_F(SentenceFolders, OptionsThatChangeTheResultAreFollowedOrRefused) {
     write({{"sentence_bert_config.json", str(R"({"max_seq_length": )", limit, "}")}});
     EXPECT_EQ(read().max_tokens, 30);  // the tokenizer's
   }
-  write({{"sentence_bert_config.json", "{}"},
+  for (const char* limit : {"\"9\"", "[9]", "true", "9.5"})
+    expect_refused("sentence_bert_config.json", str(R"({"max_seq_length": )", limit, "}"),
+                   str("max_seq_length: expected a whole number, found '", limit, "'; hint: "));
+  write({{"sentence_bert_config.json", "{}"}});
+  expect_refused("tokenizer_config.json", R"({"model_max_length": "30"})",
+                 "model_max_length: expected a whole number");
+  write({{"sentence_bert_config.json", R"({"max_seq_length": 1000000000000000019884624838656})"},
          {"tokenizer_config.json", R"({"model_max_length": 1000000000000000019884624838656})"}});
   EXPECT_EQ(read().max_tokens, INT64_MAX);
   write({{"config_sentence_transformers.json",
