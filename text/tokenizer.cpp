@@ -217,10 +217,11 @@ EncodedText Tokenizer::encode_texts(std::string_view text, std::optional<std::st
     throw InputError("the tokenizer's post_processor has no template with both texts of a pair");
   std::vector<int32_t> texts[] = {encode(text), pair ? encode(*pair) : std::vector<int32_t>()};
   const int64_t special = std::ranges::count_if(parts.ids, [](int32_t id) { return id >= 0; });
-  if (max_tokens > 0 && max_tokens < special)
-    throw InputError(str("a limit of ", max_tokens, " tokens has no room for ", special,
-                         " special tokens; hint: raise it"));
-  if (max_tokens > 0) {
+  if (max_tokens > 0 && max_tokens < special + std::ssize(texts[0]) + std::ssize(texts[1])) {
+    if (max_tokens <= special)
+      throw InputError(str("a limit of ", max_tokens, " tokens has no room for a text beside ",
+                           special, " special ones; hint: a larger model.context or ",
+                           "max_seq_length"));
     const auto room = static_cast<size_t>(max_tokens - special);
     const bool swapped = texts[0].size() > texts[1].size();
     std::vector<int32_t>&shorter = texts[swapped], &longer = texts[!swapped];

@@ -224,6 +224,9 @@ TEST_F(EncoderRuns, RefuseWhatDoesNotFit) {
   expect(kImageRun, {"model.image_size=0", "model.patch_size=0"}, "model.image_size");
   expect(kImageRun, {"data.images.eval_path=images"}, "data.held_out_fraction");
   expect(kClassRun, {"data.jsonl.answer=always none"}, "only the label 'always none'");
+  for (const char* context : {"model.context=2", "model.context=3"})
+    EXPECT_THROW_WITH(preview_plan(small_plan(dir_, "refused", kClassRun, {context})), InputError,
+                      "special ones; hint: a larger model.context");
   const std::string mlm = train("mlm", kMlmRun, {"steps=1"});
   expect(kClassRun, {"init_from=" + mlm, "lora.rank=2"}, "gets a new head, which adapters do not");
   const std::string decoder =

@@ -183,8 +183,10 @@ TEST(TextPairs, TheLongerTextIsCutFirst) {
   EXPECT_EQ(lengths("", "b b b"), "01 02 03 03 03 03 03 03 03 03 ");
   expect_encoded(tokenizer->encode_texts("a b c", {}, 4), {0, 10, 11, 1}, {0, 0, 0, 0});
   expect_encoded(tokenizer->encode_texts("a b c", {}, 0), {0, 10, 11, 12, 1}, {0, 0, 0, 0, 0});
-  EXPECT_THROW_WITH(tokenizer->encode_texts("a", "b", 2), InputError,
-                    "has no room for 3 special tokens");
+  for (const int64_t limit : {1, 2, 3})
+    EXPECT_THROW_WITH(tokenizer->encode_texts("a", "b", limit), InputError,
+                      "has no room for a text beside 3 special ones");
+  expect_encoded(tokenizer->encode_texts("", "", 3), {0, 1, 1}, {0, 0, 1});
 }
 
 TEST(TextPairs, DamagedTemplatesAreInputErrors) {
