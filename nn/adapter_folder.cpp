@@ -130,9 +130,11 @@ LoraConfig read_lora(const Json& json, const std::string& dir) {
   return lora;
 }
 
-// A module's name of one part is not enough for GPT-2, where attention and MLP have a c_proj.
+// A module's name of one part is not enough for GPT-2, where attention and MLP have a c_proj, and
+// for encoders, where the name of the MLP's dense layer is the end of attention's.
 std::string target_of(const std::string& module, const std::vector<std::string>& ambiguous) {
   const std::string last = module.substr(module.rfind('.') + 1);
+  if (last == "dense") return module;
   if (std::find(ambiguous.begin(), ambiguous.end(), last) == ambiguous.end()) return last;
   return module.substr(module.find('*') + 2);
 }
@@ -238,9 +240,15 @@ bool stores_transposed(const ModelConfig& config) {
 }
 
 // Ends of the names of the modules with adapters, which no other module shares. PEFT adapts all
-// modules whose name ends with one of them.
+// modules whose name ends with one of them. Heads of encoders share them: a regular expression of
+// the whole names.
 Json target_modules(const ModelConfig& config) {
   const std::vector<AdapterTarget> chosen = AdapterTargets(config).modules;
+  std::string names;
+  for (const AdapterTarget& module : chosen)
+    for (const char c : (names.empty() ? "" : "|") + module.name)
+      names += c == '.' ? "\\." : c == '*' ? "\\d+" : std::string(1, c);
+  if (config.is_encoder()) return names;
   std::map<std::string, size_t> ends, chosen_ends;
   const auto last = [](const AdapterTarget& module) {
     return module.name.substr(module.name.rfind('.') + 1);

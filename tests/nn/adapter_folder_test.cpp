@@ -111,20 +111,23 @@ TEST(CudaAdapterFolders, AreReadAndWrittenOnTheDevice) {
   }
 }
 
-// The target_modules that are written for some targets, which PEFT matches by the ends of names.
-std::string written_targets(const char* family, const std::vector<std::string>& targets) {
-  const auto model = adapted_model(family, {.rank = 2, .targets = targets});
+// The target_modules that are written for a model with adapters, which are read back.
+std::string targets_of(const Transformer& model) {
   const TempDir folder;
-  save_adapter(*model, folder.path(), "");
+  save_adapter(model, folder.path(), "");
   const ModelConfig config =
-      with_adapter(model->config(), load_adapter_config(folder.path()), folder.path());
-  const std::vector<AdapterTarget> before = AdapterTargets(model->config()).modules,
+      with_adapter(model.config(), load_adapter_config(folder.path()), folder.path());
+  const std::vector<AdapterTarget> before = AdapterTargets(model.config()).modules,
                                    after = AdapterTargets(config).modules;
   EXPECT_EQ(after.size(), before.size());
   for (size_t i = 0; i < std::min(before.size(), after.size()); ++i)
     EXPECT_EQ(after[i].name, before[i].name);
   const std::string path = folder.path("adapter_config.json");
   return parse_json(read_file(path), path).at("target_modules").dump();
+}
+// Of a family's model with some targets, which PEFT matches by the ends of names.
+std::string written_targets(const char* family, const std::vector<std::string>& targets) {
+  return targets_of(*adapted_model(family, {.rank = 2, .targets = targets}));
 }
 
 TEST(AdapterFolders, NameTheirTargets) {
@@ -135,6 +138,41 @@ TEST(AdapterFolders, NameTheirTargets) {
   EXPECT_EQ(written_targets("gpt2", {"attn.c_proj"}), R"(["attn.c_proj"])");
   EXPECT_EQ(written_targets("gpt2", {"mlp.c_proj", "c_attn"}), R"(["c_attn","mlp.c_proj"])");
   EXPECT_EQ(written_targets("gpt2", {}), R"(["c_attn","c_proj","c_fc"])");
+}
+
+// Heads of encoders have layers of the same names, which have no adapters.
+TEST(AdapterFolders, NameTheTargetsOfEncodersWhole) {
+  const auto written = [](const std::string& family, const std::vector<std::string>& targets) {
+    const bool images = family == "vit";
+    ModelConfig config{.num_layers = 2, .d_model = 16, .num_heads = 2, .context = 5};
+    config.mask = MaskType::kFull;
+    config.norm = NormType::kLayer;
+    config.position = PositionType::kLearned;
+    config.mlp = MlpType::kGelu;
+    config.bias = true;
+    config.lora = {.rank = 2, .targets = targets};
+    if (images) {
+      config.image_size = 8;
+      config.patch_size = 4;
+      config.channels = 1;
+    } else {
+      config.norm_place = NormPlace::kAfter;
+      config.embedding_norm = config.tie_embeddings = true;
+      config.token_types = family == "bert" ? 2 : 1;
+      config.vocab_size = 11;
+    }
+    config.set_head(HeadType::kClasses, {"bad", "good"});
+    config.resolve();
+    return targets_of(Transformer(config, DType::kF32, 1));
+  };
+  EXPECT_EQ(written("bert", {"attention.output.dense", "query"}),
+            R"("bert\\.encoder\\.layer\\.\\d+\\.attention\\.self\\.query|)"
+            R"(bert\\.encoder\\.layer\\.\\d+\\.attention\\.output\\.dense")");
+  EXPECT_EQ(written("bert", {"bert.encoder.layer.*.output.dense"}),
+            R"("bert\\.encoder\\.layer\\.\\d+\\.output\\.dense")");
+  EXPECT_EQ(written("vit", {"intermediate.dense"}),
+            R"("vit\\.encoder\\.layer\\.\\d+\\.intermediate\\.dense")");
+  EXPECT_NE(written("bert", {}).find(R"(layer\\.\\d+\\.intermediate\\.dense|)"), std::string::npos);
 }
 
 // A folder with the files of an adapter of rank 2 of the family's model.
