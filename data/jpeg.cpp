@@ -23,19 +23,24 @@ Image decode_jpeg(std::string_view bytes) {
     refuse(tjGetErrorStr2(jpeg));
   if (colors == TJCS_CMYK || colors == TJCS_YCCK) throw InputError("has CMYK colors");
   check_pixels(height, width, kMostPixelsPerByte, bytes);
-  // Segments before the pixels, each with a marker and a size.
-  int orientation = 1;
+  // Segments, each with a marker and a size; those of scans are followed by pixels, where 0xff
+  // comes before 0 or a restart marker.
+  int orientation = 1, scans = 0;
   size_t at = 2;
-  while (number_at(bytes, at, 1) == 0xff && number_at(bytes, at + 1, 1) != 0xda) {
-    const uint64_t marker = number_at(bytes, at, 2), size = number_at(bytes, at + 2, 2);
-    const std::string_view segment = bytes.substr(std::min(at + 4, bytes.size()), size);
-    if (marker == 0xffe1 && segment.starts_with("Exif\0\0"sv))
+  for (uint64_t marker = 0; marker != 0xd9;) {
+    if ((at = bytes.find('\xff', at)) == bytes.npos) refuse("it ends too soon");
+    marker = number_at(bytes, ++at, 1);
+    if (marker <= 1 || (marker | 7) == 0xd7 || marker == 0xff) continue;
+    const uint64_t size = number_at(bytes, at + 1, 2);
+    const std::string_view segment = bytes.substr(std::min(at + 3, bytes.size()), size);
+    if (marker == 0xe1 && scans == 0 && segment.starts_with("Exif\0\0"sv))
       orientation = exif_orientation(segment.substr(6));
-    at += marker == 0xffff ? 1 : 2 + size;
+    scans += marker == 0xda;
+    at += 1 + size;
   }
-  if (bytes.find("\xff\xd9", at) == bytes.npos) refuse("it ends too soon");
-  // At most 500 scans, each of which costs a pass over the image. Warnings are common in files that
-  // every program shows, except for those of missing data.
+  // Each costs a pass over the image; cjpeg writes at most 100.
+  if (scans > 100) throw InputError(str("has ", scans, " scans, at most 100 are read"));
+  // Warnings are common in files that every program shows, except for those of missing data.
   Image image{height, width, 3};
   const bool done = tjDecompress2(jpeg, data, bytes.size(), image.pixels.data(), width, 0, height,
                                   TJPF_RGB, TJFLAG_ACCURATEDCT | TJFLAG_LIMITSCANS) == 0;

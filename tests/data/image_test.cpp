@@ -2,6 +2,7 @@
 #include "data/image.h"
 
 #include <cstring>
+#include <filesystem>
 
 #include "tests/data/image_fixture.h"
 #include "tests/support/png_file.h"
@@ -205,6 +206,30 @@ TEST(Images, LargeSizesAreRefusedBeforeMemoryIsAllocated) {
   expect_image_refused(jpeg, "32767 x 32767 pixels");
   jpeg.replace(frame, 4, "\x1f\x40\x1f\x40");
   expect_image_refused(jpeg, "too few bytes");
+}
+
+// A file of few bytes may name a scan of all pixels again and again.
+TEST(Images, ManyScansAreRefused) {
+  namespace fs = std::filesystem;
+  const fs::path tests = fs::path(__FILE__).parent_path().parent_path();
+  const std::string file = test::read_file(tests / "fuzz/corpus/jpeg/progressive.jpg");
+  const size_t first = file.find("\xff\xda"), end = file.find("\xff\xc4", first);
+  const auto with = [&](int scans, const std::string& comment = "") {
+    std::string more;
+    for (int i = 10; i < scans; ++i) more += file.substr(first, end - first);
+    if (!comment.empty())
+      more = "\xff\xfe" + big_endian(static_cast<uint32_t>(comment.size() + 2)).substr(2) +
+             comment + more;
+    return file.substr(0, end) + more + file.substr(end);
+  };
+  const Image plain = decode_image(file, 3, "");
+  EXPECT_EQ(decode_image(with(100), 3, "").pixels, plain.pixels);
+  expect_image_refused(with(101), "a.img: has 101 scans, at most 100 are read");
+  // Markers inside of a segment are none.
+  std::string markers;
+  for (int i = 0; i < 200; ++i) markers += "\xff\xda";
+  EXPECT_EQ(decode_image(with(11, markers), 3, "").pixels, plain.pixels);
+  expect_image_refused(with(101, "\xff\xd9"), "has 101 scans");
 }
 
 TEST(Images, OtherKindsAreRefusedByName) {
