@@ -7,6 +7,7 @@
 #include "apps/commands.h"
 #include "apps/signals.h"
 #include "core/parallel.h"
+#include "data/class_examples.h"
 #include "job/run.h"
 #include "job/run_directory.h"
 #include "kernels/matmul.h"
@@ -41,12 +42,12 @@ struct RunTexts {
   std::string origin;  // "held-out prompts of runs/a/config.yaml"
 };
 
-RunTexts texts_of(const TrainConfig& config, const Dataset& data, int64_t context) {
+RunTexts texts_of(const TrainConfig& config, const Dataset& data, const ModelConfig& model) {
   constexpr int64_t kTexts = 64, kWindow = 256;
   RunTexts out;
   const auto add = [&](std::vector<int32_t> tokens) {
-    tokens.resize(std::min(tokens.size(), static_cast<size_t>(context)));
-    if (!tokens.empty()) out.sequences.push_back({.tokens = std::move(tokens)});
+    tokens.resize(std::min(tokens.size(), static_cast<size_t>(model.context)));
+    if (!tokens.empty()) out.sequences.push_back({.tokens = tokens, .labels = std::move(tokens)});
   };
   if (reads_text(config.batch.trainer)) {
     const TokenStream& text = data.held_out_text;
@@ -57,8 +58,14 @@ RunTexts texts_of(const TrainConfig& config, const Dataset& data, int64_t contex
   }
   const bool held_out = data.held_out_set != nullptr && data.held_out_set->size() > 0;
   const ExampleSet& set = held_out ? *data.held_out_set : *data.train;
+  const ClassReader classes({*data.tokenizer, model.labels, model.context, model.image_size,
+                             model.channels, model.token_types},
+                            Augment::kNone, 0);
   for (int64_t i = 0; i < std::min(kTexts, set.size()); ++i)
-    add(encode_prompt(set.get(i), *data.tokenizer));
+    if (config.batch.trainer == TrainerType::kClassify)
+      out.sequences.push_back(classes.read(set.get(i), -1, i));
+    else
+      add(encode_prompt(set.get(i), *data.tokenizer));
   out.origin = held_out ? "held-out prompts" : "training prompts";
   return out;
 }
@@ -77,7 +84,7 @@ RunTexts run_texts(const LoadedModel& loaded, const ModelNames& names) {
     const TrainConfig config = load_plan(*path, {}).stages.back();
     const Dataset data = load_dataset(
         config, make_tokenizer(loaded.tokenizer->files(), loaded.checkpoint), DataParts::kAll);
-    RunTexts out = texts_of(config, data, loaded.model->config().context);
+    RunTexts out = texts_of(config, data, loaded.model->config());
     out.origin += " of " + *path;
     return out;
   } catch (const Error& e) {
@@ -87,15 +94,13 @@ RunTexts run_texts(const LoadedModel& loaded, const ModelNames& names) {
   }
 }
 
-// [T, d_model] of each text. Without a target for its last token, a forward would leave it out.
+// The head's input at each position of each text, or of a text with a class at its first one.
 std::vector<Tensor> hidden_states(const Transformer& model, const RunTexts& texts) {
   NoGradGuard no_grad;
   std::vector<Tensor> out;
-  for (TokenSequence sequence : texts.sequences) {
+  for (const TokenSequence& sequence : texts.sequences) {
     check_interrupt();
-    sequence.tokens.push_back(sequence.tokens.back());
-    sequence.loss_mask.assign(sequence.tokens.size(), 1);
-    out.push_back(model.forward(pack({&sequence, 1})).value());
+    out.push_back(model.hidden_at_targets(pack({&sequence, 1})).value());
   }
   return out;
 }
@@ -109,13 +114,13 @@ double log_sum_exp(const T* x, int64_t n) {
   return largest + std::log(sum);
 }
 
-// Sum over the tokens of KL(a || b) of their next-token distributions, of hidden states [T, d] and
-// the heads [vocab, d].
-double kl_sum(const Tensor& a, const Tensor& a_head, const Tensor& b, const Tensor& b_head) {
-  const int64_t tokens = a.dim(0), vocab = a_head.dim(0);
+// Sum over the tokens of KL(a || b) of their distributions, of inputs [T, d] of the heads v of a
+// and w of b.
+double kl_sum(const Tensor& a, const HeadWeights& v, const Tensor& b, const HeadWeights& w) {
+  const int64_t tokens = a.dim(0), vocab = v.weight.value().dim(0);
   Tensor p = Tensor::empty({tokens, vocab}, a.dtype()), q = Tensor::empty_like(p);
-  kernels::linear_forward({.y = p, .x = a, .w = a_head, .bias = {}});
-  kernels::linear_forward({.y = q, .x = b, .w = b_head, .bias = {}});
+  kernels::linear_forward({p, a, v.weight.value(), v.bias.value()});
+  kernels::linear_forward({q, b, w.weight.value(), w.bias.value()});
   std::vector<double> kl(static_cast<size_t>(tokens));
   dispatch_float(a.dtype(), "export", [&]<class T>() {
     parallel_for(tokens, 1, [&](int64_t begin, int64_t end) {
@@ -166,15 +171,17 @@ void change_model(const LoadedModel& loaded, const ModelNames& names,
                   const std::function<void()>& change) {
   const RunTexts texts = run_texts(loaded, names);
   const std::vector<Tensor> before = hidden_states(*loaded.model, texts);
-  const Tensor head = loaded.model->head().weight.value().clone();
+  if (before.empty()) return change();
+  HeadWeights head = loaded.model->head();
+  for (Variable* const v : {&head.weight, &head.bias})
+    if (v->defined()) *v = Variable(v->value().clone());
   change();
-  if (before.empty()) return;
   const std::vector<Tensor> after = hidden_states(*loaded.model, texts);
   double kl = 0;
   int64_t tokens = 0;
   for (size_t i = 0; i < before.size(); ++i) {
     check_interrupt();
-    kl += kl_sum(before[i], head, after[i], loaded.model->head().weight.value());
+    kl += kl_sum(before[i], head, after[i], loaded.model->head());
     tokens += before[i].dim(0);
   }
   print(stdout, str("KL(", names.before, " || ", names.after,

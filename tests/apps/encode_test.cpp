@@ -98,6 +98,52 @@ class EncodeCommands : public testing::Test {
   int count_ = 0;
 };
 
+// They are compared on what the run reads, though its tokenizer has no end of sequence.
+TEST_F(EncodeCommands, MergedAdaptersAreComparedWithTheUnmergedModel) {
+  std::string jsonl, text;
+  for (const char* label : {"bad", "good", "so"})
+    for (const char* a : {"a b", "c", "b b a", "é c b"}) {
+      jsonl +=
+          str(R"({"prompt": ")", a, R"(", "pair": ")", label, R"(", "answer": ")", label, "\"}\n");
+      text += str(a, " c a b\n");
+    }
+  write_file(dir_.path("lines.jsonl"), jsonl);
+  write_file(dir_.path("text.txt"), text);
+  const std::string common =
+      "num_threads: 1\nsteps: 2\nbatch_size: 3\nlearning_rate: 0.01\nlora: {rank: 2}\n"
+      "eval: {at_start: no}\n";
+  const auto compared = [&](HeadType head, const std::string& keys) {
+    const std::string run = dir_.path(str("run", count_)), out = dir_.path(str("out", count_));
+    write_file(dir_.path("run.yaml"), common + keys);
+    const Output trained = run_cohort(
+        {"train", dir_.path("run.yaml"), "output_dir=" + run, "init_from=" + make(head)});
+    EXPECT_EQ(trained.code, 0) << trained.err;
+    const std::string printed = run_cohort({"export", run, out, "--merged", "--dtype", "bf16"}).out;
+    const size_t at = printed.find("KL(unmerged || merged): ");
+    if (at == printed.npos) return printed;
+    const double kl = std::stod(printed.substr(at + 24));
+    EXPECT_GT(kl, 0) << printed;
+    EXPECT_LT(kl, 1e-2) << printed;  // bf16 rounds by 2^-9
+    return printed.substr(printed.find("over the", at), 40);
+  };
+  EXPECT_EQ(compared(HeadType::kClasses,
+                     "trainer: classify\ndata: {jsonl: {path: lines.jsonl, pair: '{pair}'}, "
+                     "held_out_fraction: 0}\n")
+                .substr(0, 38),
+            "over the 12 tokens of 12 training prom");
+  EXPECT_EQ(compared(HeadType::kMaskedToken,
+                     "trainer: mlm\ndata: {text: text.txt, held_out_fraction: 0.3}\n")
+                .substr(0, 8),
+            "over the");
+}
+
+TEST_F(EncodeCommands, AModelWithoutLogitsIsRounded) {
+  const std::string model = make(HeadType::kPooler), out = dir_.path("out");
+  const Output output = run_cohort({"export", model, out, "--dtype", "bf16"});
+  EXPECT_EQ(output.code, 0) << output.err;
+  EXPECT_EQ(lines({"embed", out, "a"}).size(), 1u);
+}
+
 TEST_F(EncodeCommands, FillMaskRanksTheTokensOfEachMask) {
   const std::string model = make(HeadType::kMaskedToken);
   const auto out = lines({"fill-mask", model, "a [MASK]c", "[MASK] [MASK]", "--top", "1000"});
