@@ -2,11 +2,15 @@
 // to the weights of an uninterrupted run, bit for bit.
 #include <signal.h>
 
+#include <chrono>
 #include <filesystem>
 #include <map>
+#include <thread>
 
+#include "core/rng.h"
 #include "tests/apps/process.h"
 #include "tests/job/small_configs.h"
+#include "tests/support/png_file.h"
 
 namespace cohort::test {
 namespace {
@@ -41,17 +45,53 @@ std::vector<Setting> settings() {
                        "trainer: grpo\nprompts_per_step: 4\nnum_generations: 16\nbeta: 0.1\n"
                        "num_iterations: 2\nnum_minibatches: 2\n"
                        "rewards: [{name: format, pattern: '.*1.*'}]\n"
-                       "model: {num_layers: 1, d_model: 32, num_heads: 2, context: 16}\n"}};
+                       "model: {num_layers: 1, d_model: 32, num_heads: 2, context: 16}\n"},
+          {"mlm", common + "trainer: mlm\nbatch_size: 32\nmlm: {probability: 0.3}\n"
+                           "data: {text: text.txt, tokenizer_path: words, "
+                           "held_out_fraction: 0.2}\n"
+                           "model: {num_layers: 1, d_model: 32, num_heads: 2, context: 32, "
+                           "mask: full,\n  norm_place: after, embedding_norm: yes, norm: "
+                           "layer_norm, position: learned, bias: yes,\n  mlp: gelu, "
+                           "tie_embeddings: yes, dropout: 0.2}\n"},
+          {"images", common + "trainer: classify\nbatch_size: 64\n"
+                              "data: {images: {path: images, augment: crop_flip}, "
+                              "held_out_fraction: 0.2}\n"
+                              "model: {num_layers: 1, d_model: 32, num_heads: 2, mask: full, "
+                              "norm: layer_norm,\n  position: learned, mlp: gelu, bias: yes, "
+                              "image_size: 16, patch_size: 4, channels: 3, dropout: 0.2}\n"}};
+}
+
+// The data of these settings: a text, the vocabulary of its words, and images of two classes.
+void write_data(const TempDir& dir) {
+  write_file(dir.path("text.txt"), small_text());
+  fs::create_directory(dir.path("words"));
+  write_file(dir.path("words/vocab.txt"),
+             "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\none\ntwo\nthree\nfour\nfive\nand\n");
+  Rng rng(3, rng_stream(kTestPurpose));
+  for (const char* name : {"dark", "light"}) {
+    fs::create_directories(dir.path("images") + "/" + name);
+    for (int i = 0; i < 30; ++i) {
+      std::vector<std::string> rows(24, std::string(20 * 3, '\0'));
+      for (std::string& row : rows)
+        for (char& byte : row)
+          byte = static_cast<char>((name[0] == 'd' ? 0 : 100) + rng.below(150));
+      write_file(str(dir.path("images"), "/", name, "/", i, ".png"),
+                 PngFile{.height = 24, .width = 20}.bytes(rows));
+    }
+  }
 }
 
 class Kill : public testing::TestWithParam<Setting> {
  protected:
   void SetUp() override {
-    write_file(dir_.path("text.txt"), small_text());
+    write_data(dir_);
     write_file(dir_.path("run.yaml"), GetParam().yaml);
     whole_ = dir_.path("whole");
+    const auto begin = std::chrono::steady_clock::now();
     const Output output = run_cohort({"train", dir_.path("run.yaml"), "output_dir=" + whole_});
     EXPECT_EQ(output.code, 0) << output.err;
+    duration_ = std::chrono::duration_cast<std::chrono::microseconds>(
+        std::chrono::steady_clock::now() - begin);
   }
 
   // A run directory of attempt `i` and its process.
@@ -64,11 +104,17 @@ class Kill : public testing::TestWithParam<Setting> {
   static std::string final_bytes(const std::string& run, const char* file) {
     return read_file(run + "/checkpoints/step-00000010/" + file);
   }
-  // The number of lines in metrics.jsonl per training step and evaluation.
-  static std::map<std::string, int> logged(const std::string& run) {
-    std::map<std::string, int> out;
-    for (const Json& line : json_lines(run + "/metrics.jsonl"))
-      ++out[str(line.at("step").as_int(), line.find("eval") != nullptr ? " eval" : "")];
+  // The lines in metrics.jsonl per training step and evaluation, without times.
+  static std::map<std::string, std::vector<std::string>> logged(const std::string& run) {
+    std::map<std::string, std::vector<std::string>> out;
+    for (const Json& line : json_lines(run + "/metrics.jsonl")) {
+      std::string values;
+      for (const auto& [key, value] : line.as_object())
+        if (key.find("time") == key.npos && key.find("per_second") == key.npos)
+          values += str(key, " ", value.dump(), " ");
+      out[str(line.at("step").as_int(), line.find("eval") != nullptr ? " eval" : "")].push_back(
+          values);
+    }
     return out;
   }
 
@@ -81,7 +127,7 @@ class Kill : public testing::TestWithParam<Setting> {
       EXPECT_TRUE(final_bytes(run, file) == expected) << file;
     }
     EXPECT_EQ(logged(run), logged(whole_));
-    for (const auto& [step, count] : logged(run)) EXPECT_EQ(count, 1) << "step " << step;
+    for (const auto& [step, lines] : logged(run)) EXPECT_EQ(lines.size(), 1u) << "step " << step;
     for (const auto& entry : fs::directory_iterator(run + "/checkpoints"))
       EXPECT_NE(entry.path().filename().string()[0], '.') << entry.path();
   }
@@ -90,6 +136,7 @@ class Kill : public testing::TestWithParam<Setting> {
 
   TempDir dir_;
   std::string whole_;
+  std::chrono::microseconds duration_{};  // of the whole run
 };
 
 INSTANTIATE_TEST_SUITE_P(Trainers, Kill, testing::ValuesIn(settings()),
@@ -174,6 +221,26 @@ TEST_P(Kill, TwiceResumesToTheSameWeights) {
     return;
   }
   FAIL() << "the process always ended before it was killed";
+}
+
+TEST_P(Kill, AtRandomMomentsResumesToTheSameWeights) {
+  Rng rng(11, rng_stream(kTestPurpose));
+  int kills = 0, attempt = 0;
+  std::string run = attempt_dir(attempt);
+  while (kills < 4 || !fs::exists(run + "/checkpoints")) {
+    const bool begun = fs::exists(run + "/checkpoints");
+    if (!begun) fs::remove_all(run);
+    const auto process =
+        begun ? std::make_unique<Process>(std::vector<std::string>{"train", "--resume", run})
+              : start(attempt);
+    std::this_thread::sleep_for(std::chrono::microseconds(rng.below(duration_.count())));
+    process->signal(SIGKILL);
+    if (process->wait().code == 128 + SIGKILL)
+      ++kills;
+    else
+      run = attempt_dir(++attempt);  // it had ended
+  }
+  expect_resumes_to_the_same_weights(run);
 }
 
 TEST_P(Kill, TerminationSignalsSavePrintHowToResumeAndResumeToTheSameWeights) {
