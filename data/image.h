@@ -22,7 +22,8 @@ struct Image {
 // (RGB) or 1 (gray), as Pillow converts it; alpha, gamma and the low byte of 16 bits are ignored
 // (Pillow clips 16-bit gray at 255 instead).
 // Throws InputError("WHERE: REASON; hint: ...") for another format, an animation, CMYK, more than
-// 64 million pixels (before it allocates memory for them), and damaged or truncated files.
+// 64 million pixels or 100 scans (before it allocates memory for them), and damaged or truncated
+// files.
 Image decode_image(std::string_view bytes, int64_t channels, const std::string& where);
 // decode_image() of what read_input_file() reads.
 Image read_image(const std::string& path, int64_t channels);

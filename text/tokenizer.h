@@ -83,7 +83,7 @@ class Tokenizer {
   // As encode(text, kAdd), or a pair of texts, of at most `max_tokens` ids with the special tokens
   // (0: no limit). A single text loses its end; of a pair the longer one does until both are as
   // long, then both, and an odd token stays the longer one's, or the second's. Throws InputError
-  // too if the limit has room for special tokens only or the files have no template of a pair.
+  // too if special tokens leave no place in the limit or the files have no template of a pair.
   EncodedText encode_texts(std::string_view text, std::optional<std::string_view> pair = {},
                            int64_t max_tokens = 0) const;
   Surrounding surrounding() const;

@@ -136,7 +136,7 @@ class Kill : public testing::TestWithParam<Setting> {
 
   TempDir dir_;
   std::string whole_;
-  std::chrono::microseconds duration_{};  // of the whole run
+  std::chrono::microseconds duration_{};  // a run without a kill
 };
 
 INSTANTIATE_TEST_SUITE_P(Trainers, Kill, testing::ValuesIn(settings()),

@@ -125,7 +125,7 @@ std::string targets_of(const Transformer& model) {
   const std::string path = folder.path("adapter_config.json");
   return parse_json(read_file(path), path).at("target_modules").dump();
 }
-// Of a family's model with some targets, which PEFT matches by the ends of names.
+// For a family's model with some targets, which PEFT matches by the ends of names.
 std::string written_targets(const char* family, const std::vector<std::string>& targets) {
   return targets_of(*adapted_model(family, {.rank = 2, .targets = targets}));
 }
