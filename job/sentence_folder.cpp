@@ -5,6 +5,7 @@
 #include <map>
 
 #include "sys/files.h"
+#include "sys/input_file.h"
 #include "text/json.h"
 #include "text/utf8.h"
 
