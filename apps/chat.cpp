@@ -13,7 +13,6 @@
 #include "job/model_settings.h"
 #include "job/run_directory.h"
 #include "rl/engine/rollout.h"
-#include "sys/files.h"
 #include "sys/input_file.h"
 #include "text/chat.h"
 #include "trainers/sampling.h"
@@ -25,14 +24,10 @@ constexpr const char* kSamplingFields[] = {"do_sample", "temperature", "top_k", 
 
 // True if generation_config.json, of the model or its base, samples.
 bool recommends_sampling(const LoadedModel& loaded) {
-  Json recommended;
-  for (const std::string& folder : {loaded.base.path, loaded.checkpoint})
-    if (const std::string path = folder + "/generation_config.json";
-        !folder.empty() && path_exists(path))
-      recommended = parse_json(read_input_file(path), path);
-  for (const char* key : kSamplingFields)
-    if (!recommended.get_or_null(key).is_null()) return true;
-  return false;
+  const std::string path = generation_config_path(loaded);
+  const Json recommended = path.empty() ? Json() : parse_json(read_input_file(path), path);
+  return std::ranges::any_of(
+      kSamplingFields, [&](const char* key) { return !recommended.get_or_null(key).is_null(); });
 }
 
 // The settings of the model's run, but for what the options give. Replies are greedy where no

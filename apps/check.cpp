@@ -239,15 +239,11 @@ void note_sizes(const ModelConfig& model) {
 
 void print_notes(const TrainConfig& config, const StagePreview& stage) {
   for (const std::string& warning : config.warnings()) logging::warn(warning);
-  if (stage.is_new_model_meant)
-    print_row("note", stage.random_start);
-  else if (!stage.random_start.empty())
-    logging::warn(stage.random_start);
-  if (!stage.leak.empty()) logging::warn(stage.leak);
-  if (!stage.stop_warning.empty()) logging::warn(stage.stop_warning);
-  for (const std::string& warning : {stage.template_warning, stage.rate_warning})
+  if (stage.is_new_model_meant) print_row("note", stage.random_start);
+  for (const std::string& warning :
+       {stage.is_new_model_meant ? "" : stage.random_start, stage.leak, stage.stop_warning,
+        stage.template_warning, stage.rate_warning, stage.reward_warning})
     if (!warning.empty()) logging::warn(warning);
-  if (!stage.reward_warning.empty()) logging::warn(stage.reward_warning);
   if (device_named(config.device, "device").is_cuda()) note_sizes(stage.model);
 }
 

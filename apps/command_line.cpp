@@ -16,7 +16,6 @@
 #include <sstream>
 #include <stdexcept>
 #include <system_error>
-#include <type_traits>
 #include <utility>
 
 #include "apps/commands.h"
@@ -117,7 +116,7 @@ void add_sampling_options(CLI::App& command, SamplingOptions& options, int64_t m
   };
   ConfigVisitor add([&](const ConfigField& field) {
     std::string key = field.key, name = "--" + key;
-    std::replace(name.begin(), name.end(), '_', '-');
+    std::ranges::replace(name, '_', '-');
     double* const* real = std::get_if<double*>(&field.value);
     int64_t* const* whole = std::get_if<int64_t*>(&field.value);
     if (real == nullptr && (whole == nullptr || *whole == &config.max_completion_length)) return;
@@ -439,8 +438,8 @@ void add_replay(CLI::App& app, int& code) {
 // "; did you mean '--max-tokens'?" for the first unknown option of the sub-command.
 std::string option_suggestion(const CLI::App& app) {
   const std::vector<std::string> unknown = app.remaining(true);
-  const auto first = std::find_if(unknown.begin(), unknown.end(),
-                                  [](const std::string& word) { return word.starts_with("--"); });
+  const auto first =
+      std::ranges::find_if(unknown, [](const std::string& word) { return word.starts_with("--"); });
   if (first == unknown.end() || app.get_subcommands().empty()) return "";
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_subcommands()[0]->get_options())
@@ -474,8 +473,7 @@ int run(int argc, const char* const* argv) {
 
   std::vector<std::string> names;
   for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
-  if (argc > 1 && argv[1][0] != '-' &&
-      std::find(names.begin(), names.end(), argv[1]) == names.end()) {
+  if (argc > 1 && argv[1][0] != '-' && std::ranges::find(names, argv[1]) == names.end()) {
     throw InputError(str("unknown sub-command '", argv[1], "'",
                          did_you_mean(argv[1], names, "; `cohort --help` lists them")));
   }

@@ -55,6 +55,11 @@ struct ComputeOptions {
   DType dtype = DType::kF32;
   std::string base;  // empty: the one that find_base() finds
 };
+// A model, and how it is computed.
+struct ModelOptions {
+  std::string model;  // a folder, checkpoint or run directory
+  ComputeOptions compute;
+};
 // Loads the model and the tokenizer of a folder, checkpoint or run directory.
 LoadedModel load(const std::string& path, const ComputeOptions& compute);
 // Writes text to stdout or stderr, with escape_controls() if that is a terminal, unless `raw`.
@@ -89,9 +94,7 @@ struct SamplingOptions {
   std::set<std::string> given;  // fields of generation_config.json
 };
 
-struct GenerateOptions {
-  std::string model;  // a checkpoint or run directory
-  ComputeOptions compute;
+struct GenerateOptions : ModelOptions {
   std::vector<std::string> prompts;  // empty: the lines of standard input
   SamplingOptions sampling;
   // best_of completions per prompt are sampled (0: num), and the num with the largest mean token
@@ -106,9 +109,8 @@ struct GenerateOptions {
 };
 int generate(const GenerateOptions& options);
 
-struct ChatOptions {
-  std::string model;  // a folder, checkpoint or run directory with a chat template
-  ComputeOptions compute;
+// The model has a chat template.
+struct ChatOptions : ModelOptions {
   std::string system;           // the system message; empty: the run's, if any
   std::string template_kwargs;  // template variables, a JSON object; empty: the run's
   SamplingOptions sampling;
@@ -122,9 +124,7 @@ int chat(const ChatOptions& options);
 void render_messages(const GenerateOptions& options, const LoadedModel& loaded,
                      std::vector<Example>& prompts, SamplingConfig& sampling);
 
-struct LogprobsOptions {
-  std::string model;
-  ComputeOptions compute;
+struct LogprobsOptions : ModelOptions {
   std::vector<std::string> texts;  // empty: the lines of standard input
   double temperature = 1;
   bool eos = false;  // appends the end-of-sequence token to each text
@@ -132,9 +132,7 @@ struct LogprobsOptions {
 int logprobs(const LogprobsOptions& options);
 
 // Commands that read texts and print a JSON line for each.
-struct EncodeOptions {
-  std::string model;  // a folder, checkpoint or run directory
-  ComputeOptions compute;
+struct EncodeOptions : ModelOptions {
   std::vector<std::string> texts;  // empty: the lines of standard input
   bool json_input = false;         // a text is a JSON string, or {"text": ..., "text_pair": ...}
   int64_t top = 5;                 // (fill-mask)
@@ -151,10 +149,9 @@ int classify(const EncodeOptions& options);
 // Prints or writes embeddings.
 int embed_texts(const EncodeOptions& options);
 
-struct InspectOptions {
-  std::string model;       // a folder, checkpoint or run directory
-  ComputeOptions compute;  // for the memory estimate
-  int64_t context = 0;     // tokens of a sequence; 0: 4,096, or the model's context if smaller
+// ComputeOptions are for the memory estimate.
+struct InspectOptions : ModelOptions {
+  int64_t context = 0;  // tokens of a sequence; 0: 4,096, or the model's context if smaller
 };
 // Prints a model's architecture, parameters, memory, tokenizer and chat template.
 int inspect(const InspectOptions& options);

@@ -18,7 +18,6 @@
 #include "job/run_directory.h"
 #include "sys/files.h"
 #include "text/chat_template.h"
-#include "trainers/sampling.h"
 
 namespace cohort::apps {
 
@@ -44,13 +43,6 @@ std::function<bool(std::string&)> text_source(std::vector<std::string> texts) {
 
 namespace {
 
-std::vector<std::string> lines_or_stdin(std::vector<std::string> texts) {
-  const auto next = text_source(std::move(texts));
-  std::vector<std::string> out;
-  for (std::string text; next(text);) out.push_back(text);
-  return out;
-}
-
 void print_line(const std::string& line, bool raw = false) {
   print_now(line + "\n", raw);
 }
@@ -69,7 +61,8 @@ std::vector<Example> prompts_of(const GenerateOptions& options, const DataConfig
                                 const Tokenizer& tokenizer) {
   using Input = GenerateOptions::Input;
   std::vector<Example> prompts;
-  for (std::string& text : lines_or_stdin(options.prompts)) {
+  const auto next = text_source(options.prompts);
+  for (std::string text; next(text);) {
     const std::string where = str("prompt ", prompts.size() + 1);
     if (options.input == Input::kText || options.input == Input::kMessage) {
       prompts.push_back({.prompt = std::move(text)});
@@ -272,7 +265,8 @@ int generate(const GenerateOptions& options) {
 int logprobs(const LogprobsOptions& options) {
   const LoadedModel loaded = load(options.model, options.compute);
   const int64_t context = loaded.model->config().context;
-  for (const std::string& text : lines_or_stdin(options.texts)) {
+  const auto next = text_source(options.texts);
+  for (std::string text; next(text);) {
     std::vector<int32_t> ids = loaded.tokenizer->encode(text, SpecialTokens::kAdd);
     if (options.eos) ids.push_back(loaded.tokenizer->eos_id());
     const auto n = static_cast<int64_t>(ids.size());
@@ -304,9 +298,9 @@ int logprobs(const LogprobsOptions& options) {
 // The model, with the context that the overrides ask for.
 static LoadedModel load_evaluated(const std::string& checkpoint, const TrainConfig& config,
                                   const EvalOptions& options) {
-  const bool asks_context =
-      std::any_of(options.overrides.begin(), options.overrides.end(),
-                  [](const std::string& text) { return text.starts_with("model.context="); });
+  const bool asks_context = std::ranges::any_of(options.overrides, [](const std::string& text) {
+    return text.starts_with("model.context=");
+  });
   return load_model(checkpoint, config.dtype, parse_device(config.device, "device"), options.base,
                     asks_context ? config.model.context : 0);
 }

@@ -8,6 +8,7 @@
 
 #include "apps/commands.h"
 #include "data/loader.h"
+#include "nn/model_folder.h"
 #include "sys/files.h"
 #include "sys/input_file.h"
 #include "text/tokenizers/bpe_trainer.h"
@@ -23,14 +24,8 @@ int for_each_line(const TokenizerOptions& options,
   int64_t number = 0;
   for (std::string line; read_line(line);) {
     const std::string where = str("line ", ++number);
-    const Json json = parse_json(line, where);
-    std::string result;
-    try {
-      result = convert(json);
-    } catch (const InputError& e) {
-      throw InputError(where + ": " + e.what());
-    }
-    print_now(result + "\n", options.raw);
+    print_now(with_path(where, [&] { return convert(parse_json(line, where)); }) + "\n",
+              options.raw);
   }
   return kOk;
 }

@@ -59,8 +59,7 @@ std::vector<std::string> module_names(ModelConfig config, const LoraConfig& lora
 std::string base_fingerprint(const std::string& dir) {
   const std::string path = dir + "/config.json";
   Json::Object fields = model_fields(parse_json(read_input_file(path), path)).as_object();
-  std::sort(fields.begin(), fields.end(),
-            [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::ranges::sort(fields, [](const auto& a, const auto& b) { return a.first < b.first; });
   uint64_t sum = checksum(Json(std::move(fields)).dump());
   const SafetensorsFolder weights(dir, "model");
   for (const std::string& file : weights.files())

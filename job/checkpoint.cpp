@@ -5,11 +5,10 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
-#include <limits>
 #include <utility>
 
 #include "core/log.h"
+#include "core/on_exit.h"
 #include "core/parallel.h"
 #include "data/chat_examples.h"
 #include "data/class_examples.h"
@@ -42,10 +41,6 @@ const std::vector<std::string> kAlternatives[] = {
     {std::begin(kTokenizerFiles), std::end(kTokenizerFiles)}};
 
 std::atomic<int> g_saving{0};
-struct SaveInProgress {
-  SaveInProgress() { ++g_saving; }
-  ~SaveInProgress() { --g_saving; }
-};
 
 std::string step_name(int64_t step) {
   char text[40];
@@ -58,12 +53,6 @@ int64_t step_in(const std::string& name, const std::string& prefix) {
   if (name.rfind(prefix + kPrefix, 0) != 0) return -1;
   const int64_t step = std::atoll(name.c_str() + prefix.size() + std::strlen(kPrefix));
   return name == prefix + step_name(step) ? step : -1;
-}
-
-// The step of a checkpoint, which may be a replaced one.
-int64_t step_of(const fs::path& checkpoint) {
-  const std::string name = checkpoint.filename().string();
-  return std::max(step_in(name, ""), step_in(name, kReplaced));
 }
 
 std::vector<fs::path> last_first(std::vector<std::pair<int64_t, fs::path>> found) {
@@ -131,7 +120,7 @@ void remove_checkpoint(const fs::path& path) {
 void remove_old(const std::string& dir, const TrainState& state, int64_t keep_last) {
   int64_t kept = 0;
   for (const fs::path& path : list_checkpoints(dir)) {
-    const int64_t step = step_of(path);
+    const int64_t step = checkpoint_step(path);
     if (step > state.step) {
       if (state.finished) remove_checkpoint(path);
       continue;
@@ -144,9 +133,12 @@ void remove_old(const std::string& dir, const TrainState& state, int64_t keep_la
       remove_entry(fs::path(dir) / name);
 }
 
-Json read_json(const std::string& checkpoint, const char* name) {
-  const std::string path = (fs::path(checkpoint) / name).string();
-  return parse_json(read_text_file(path, kMaxText), path);
+// Calls read(json) with the content of a file of a folder; errors name the file.
+template <class Read>
+auto read_json(const std::string& folder, const char* name, const Read& read) {
+  const std::string path = (fs::path(folder) / name).string();
+  const Json json = parse_json(read_text_file(path, kMaxText), path);
+  return with_location(json, path, [&] { return read(json); });
 }
 
 // The name of a member in a manifest of a format.
@@ -259,19 +251,20 @@ std::string checkpoint_path(const std::string& dir, int64_t step) {
   return (fs::path(dir) / step_name(step)).string();
 }
 
+int64_t checkpoint_step(const fs::path& checkpoint) {
+  const std::string name = checkpoint.filename().string();
+  return std::max(step_in(name, ""), step_in(name, kReplaced));
+}
+
 bool is_saving() {
   return g_saving > 0;
 }
 
 namespace {
 
-bool has_adapters(const CheckpointView& view) {
-  return view.model.config().lora.rank > 0;
-}
-
 // The model's files, or its adapter's.
 std::vector<std::string> write_weights(const CheckpointView& view, const std::string& dir) {
-  if (!has_adapters(view)) return save_weights(view.model, dir);
+  if (view.model.config().lora.rank == 0) return save_weights(view.model, dir);
   const std::string& base = view.state.base.path;
   COHORT_CHECK(!base.empty(), "[checkpoint] the base model of an adapter is not known");
   return save_adapter(view.model, dir, base);
@@ -340,8 +333,7 @@ int64_t tensor_bytes(const CheckpointView& view) {
   int64_t bytes = 0;
   const bool twice = view.reference != nullptr || view.reference_adapters != nullptr;
   for (const NamedParameter& p : view.model.parameters())
-    if (!has_adapters(view) || p.role == ParameterRole::kAdapter)
-      bytes += (twice ? 2 : 1) * p.value.nbytes();
+    if (p.trained()) bytes += (twice ? 2 : 1) * p.value.nbytes();
   for (const TensorSource& source : view.optimizer.state_sources()) bytes += source.make().nbytes();
   return bytes;
 }
@@ -351,7 +343,7 @@ std::vector<std::string> unused_checkpoints(const std::string& dir, const TrainS
   std::vector<std::string> out;
   bool newest = true;
   for (const fs::path& path : list_checkpoints(dir)) {
-    const int64_t step = step_of(path);
+    const int64_t step = checkpoint_step(path);
     if (step < state.step && !std::exchange(newest, false) && step != state.best_step)
       out.push_back(path);
   }
@@ -366,7 +358,8 @@ bool is_full(const std::string& reason) {
 }  // namespace
 
 void save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last) {
-  const SaveInProgress in_progress;
+  ++g_saving;
+  const OnExit end([] { --g_saving; });
   try {
     write_checkpoint(dir, view, keep_last);
   } catch (const Error& e) {
@@ -413,7 +406,7 @@ void verify_files(const Json& manifest, const std::string& path) {
   const Json& files = manifest.at("files");
   const auto lists = [&](const std::string& name) { return files.find(name) != nullptr; };
   const auto require = [&](const std::vector<std::string>& names) {
-    if (std::none_of(names.begin(), names.end(), lists))
+    if (std::ranges::none_of(names, lists))
       throw InputError(str("damaged checkpoint: ", path, " does not list ", names[0]));
   };
   for (const std::vector<std::string>& names : kAlternatives) require(names);
@@ -440,10 +433,9 @@ void verify_files(const Json& manifest, const std::string& path) {
 }  // namespace
 
 std::string training_folder(const std::string& checkpoint) {
-  const Json manifest = read_json(checkpoint, "manifest.json");
-  const std::string path = (fs::path(checkpoint) / "manifest.json").string();
-  const bool flat =
-      with_location(manifest, path, [&] { return manifest.at("format").as_int() == kFlatFormat; });
+  const bool flat = read_json(checkpoint, "manifest.json", [](const Json& manifest) {
+    return manifest.at("format").as_int() == kFlatFormat;
+  });
   return flat ? checkpoint : (fs::path(checkpoint) / "training").string();
 }
 
@@ -451,8 +443,7 @@ void verify_checkpoint(const std::string& checkpoint) {
   const std::string path = (fs::path(checkpoint) / "manifest.json").string();
   if (!path_exists(path))
     throw InputError(str(checkpoint, " is no complete checkpoint: manifest.json is missing"));
-  const Json manifest = read_json(checkpoint, "manifest.json");
-  with_location(manifest, path, [&] { verify_files(manifest, path); });
+  read_json(checkpoint, "manifest.json", [&](const Json& m) { verify_files(m, path); });
 }
 
 bool has_checkpoint(const std::string& dir) {
@@ -464,7 +455,8 @@ std::optional<std::string> newest_checkpoint(const std::string& dir, const std::
   const std::vector<fs::path> replaced = list_checkpoints(dir, kReplaced);
   candidates.insert(candidates.end(), replaced.begin(), replaced.end());
   if (!before.empty())
-    std::erase_if(candidates, [&](const fs::path& c) { return step_of(c) >= step_of(before); });
+    std::erase_if(candidates,
+                  [&](const fs::path& c) { return checkpoint_step(c) >= checkpoint_step(before); });
   std::string error;
   for (size_t i = 0; i < candidates.size(); ++i) {
     if (i > 0) logging::warn(error, "; using the checkpoint before it");
@@ -643,9 +635,7 @@ void check_compatible(const ModelConfig& wanted, const DataConfig& data, const M
 }
 
 TrainState load_state(const std::string& checkpoint) {
-  const std::string folder = training_folder(checkpoint), path = folder + "/state.json";
-  const Json json = read_json(folder, "state.json");
-  return with_location(json, path, [&] { return TrainState::from_json(json); });
+  return read_json(training_folder(checkpoint), "state.json", TrainState::from_json);
 }
 
 }  // namespace cohort

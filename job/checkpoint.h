@@ -22,6 +22,7 @@
 // exist: its state is unknown then.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -97,6 +98,8 @@ void link_best(const std::string& dir, const TrainState& state);
 
 // Path of the checkpoint that save_checkpoint() writes for a step.
 std::string checkpoint_path(const std::string& dir, int64_t step);
+// The step of a checkpoint, which may be a replaced one, by its name; -1 for any other name.
+int64_t checkpoint_step(const std::filesystem::path& checkpoint);
 
 // True while a thread of this process is in save_checkpoint().
 bool is_saving();

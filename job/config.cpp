@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -21,33 +20,23 @@ namespace fs = std::filesystem;
 
 const std::vector<std::string> kStagesKey = {"stages"};
 
-constexpr std::string_view kPathKeys[] = {"data.text",
-                                          "data.eval_text",
-                                          "data.jsonl.path",
-                                          "data.jsonl.eval_path",
-                                          "data.images.path",
-                                          "data.images.eval_path",
-                                          "data.tokenizer_path",
-                                          "data.cache_dir",
-                                          "model.path",
-                                          "init_from",
-                                          "output_dir",
-                                          "environment.corpus",
-                                          "environment.tool_schemas"};
-
-std::vector<std::string> paths_at(const TrainConfig& config, std::string_view key) {
-  if (key == "data.text") return config.data.text;
-  if (key == "data.eval_text") return config.data.eval_text;
-  if (key == "data.jsonl.path") return config.data.jsonl.path;
-  if (key == "data.jsonl.eval_path") return config.data.jsonl.eval_path;
-  if (key == "data.images.path") return {config.data.images.path};
-  if (key == "data.images.eval_path") return {config.data.images.eval_path};
-  if (key == "data.tokenizer_path") return {config.data.tokenizer_path};
-  if (key == "model.path") return {config.model.path};
-  if (key == "environment.corpus") return {config.environment.corpus};
-  if (key == "environment.tool_schemas") return {config.environment.tool_schemas};
-  return key == "init_from" ? std::vector{config.init_from} : std::vector<std::string>{};
-}
+// Keys of paths, with the inputs that they name.
+using Paths = std::vector<std::string>;
+constexpr std::pair<std::string_view, Paths (*)(const TrainConfig&)> kPathKeys[] = {
+    {"data.text", [](const TrainConfig& c) { return c.data.text; }},
+    {"data.eval_text", [](const TrainConfig& c) { return c.data.eval_text; }},
+    {"data.jsonl.path", [](const TrainConfig& c) { return c.data.jsonl.path; }},
+    {"data.jsonl.eval_path", [](const TrainConfig& c) { return c.data.jsonl.eval_path; }},
+    {"data.images.path", [](const TrainConfig& c) { return Paths{c.data.images.path}; }},
+    {"data.images.eval_path", [](const TrainConfig& c) { return Paths{c.data.images.eval_path}; }},
+    {"data.tokenizer_path", [](const TrainConfig& c) { return Paths{c.data.tokenizer_path}; }},
+    {"data.cache_dir", [](const TrainConfig&) { return Paths(); }},
+    {"model.path", [](const TrainConfig& c) { return Paths{c.model.path}; }},
+    {"init_from", [](const TrainConfig& c) { return Paths{c.init_from}; }},
+    {"output_dir", [](const TrainConfig&) { return Paths(); }},
+    {"environment.corpus", [](const TrainConfig& c) { return Paths{c.environment.corpus}; }},
+    {"environment.tool_schemas",
+     [](const TrainConfig& c) { return Paths{c.environment.tool_schemas}; }}};
 
 // True for keys that take several files, folders and patterns.
 bool is_list(std::string_view key) {
@@ -157,7 +146,7 @@ std::string renamed_override(const std::string& assignment) {
 bool gives_format(ConfigNode& map) {
   constexpr std::string_view kKeys[] = {"prompt",   "answer",     "solution",
                                         "messages", "completion", "pair"};
-  return std::any_of(std::begin(kKeys), std::end(kKeys), [&](std::string_view key) {
+  return std::ranges::any_of(kKeys, [&](std::string_view key) {
     return node_at(map, str("data.jsonl.", key)) != nullptr;
   });
 }
@@ -178,7 +167,7 @@ class RelativePaths {
     if (ConfigNode* sets = node_at(map, "eval.sets"))
       for (ConfigNode& set : sets->items)
         if (ConfigNode* path = set.find("path")) resolve_path(*path);
-    for (const std::string_view key : kPathKeys) {
+    for (const auto& [key, inputs] : kPathKeys) {
       ConfigNode* node = node_at(map, key);
       if (node == nullptr) continue;
       if (node->kind == ConfigNode::Kind::kList && is_list(key))
@@ -189,8 +178,8 @@ class RelativePaths {
   }
   // Reports each input that was given as a relative path and does not exist.
   void find_missing(const TrainConfig& config, std::vector<std::string>& missing) const {
-    for (const std::string_view key : kPathKeys)
-      for (const std::string& path : paths_at(config, key)) {
+    for (const auto& [key, inputs] : kPathKeys)
+      for (const std::string& path : inputs(config)) {
         const auto origin = origins_.find(path);
         std::error_code error;
         const bool pattern = is_list(key) && path.find_first_of("*?[") != path.npos;
@@ -266,15 +255,14 @@ void refuse_unknown_keys(const ConfigNode& root) {
 // Checks what the run directory is named after.
 void validate_directory(const std::string& name, const std::string& output_dir) {
   const auto require_no_controls = [](const char* key, const std::string& value) {
-    require(
-        std::none_of(value.begin(), value.end(), [](unsigned char c) { return std::iscntrl(c); }),
-        str(key, ": expected no line breaks or other control characters, got '", value, "'"));
+    require(std::ranges::none_of(value, [](unsigned char c) { return std::iscntrl(c); }),
+            str(key, ": expected no line breaks or other control characters, got '", value, "'"));
   };
   require_no_controls("name", name);
   require_no_controls("output_dir", output_dir);
   const fs::path path = name;
-  const bool leads_out = std::any_of(
-      path.begin(), path.end(), [](const fs::path& part) { return part == ".." || part == "."; });
+  const bool leads_out =
+      std::ranges::any_of(path, [](const fs::path& part) { return part == ".." || part == "."; });
   require(path.is_relative() && !leads_out,
           str("name: expected a name for a folder in runs, got '", name,
               "'; hint: output_dir=DIR for a folder at another place"));

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <numeric>
 
 #include "autograd/ops.h"
 #include "kernels/head.h"
@@ -53,17 +52,17 @@ int64_t batch_tokens(Device device) {
 std::vector<std::vector<float>> embed(const Transformer& model,
                                       std::span<const TokenSequence> texts, Pooling pooling) {
   NoGradGuard no_grad;
-  std::vector<size_t> order(texts.size());  // the longest first: memory runs out at once or never
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::ranges::stable_sort(order, std::greater{}, [&](size_t i) { return texts[i].tokens.size(); });
-  std::vector<TokenSequence> sorted;
-  for (const size_t i : order) sorted.push_back(texts[i]);
+  // The longest first: memory runs out at once or never.
+  std::vector<TokenSequence> sorted(texts.begin(), texts.end());
+  for (size_t i = 0; i < sorted.size(); ++i) sorted[i].index = static_cast<int64_t>(i);
+  std::ranges::stable_sort(sorted, std::greater{}, [](const auto& s) { return s.tokens.size(); });
   std::vector<std::vector<float>> out(texts.size());
-  auto next = order.begin();
+  auto next = sorted.begin();
   for (const PackedBatch& batch : pack_micro_batches(sorted, batch_tokens(model.device()))) {
     const Variable hidden = model.forward(model.to_device(batch));
     const Tensor rows = pooled(hidden, batch.cu_seqlens, pooling).to(Device{});
-    for (int64_t i = 0; i < rows.dim(0); ++i) out[*next++] = rows.select(0, i).to_vector<float>();
+    for (int64_t i = 0; i < rows.dim(0); ++i, ++next)
+      out[static_cast<size_t>(next->index)] = rows.select(0, i).to_vector<float>();
   }
   return out;
 }

@@ -23,23 +23,26 @@ void expect_verdicts(const Correctness& correct, const Metrics& metrics) {
       str("reward ", correct.name, ": no value for any problem, so that there is no score"));
 }
 
-void evaluate_encoder(const TrainConfig& config, const LoadedModel& loaded, Dataset& data,
-                      const std::atomic<bool>* stop, ModelScores& out) {
+ModelScores scores_without_completions(const TrainConfig& config, const LoadedModel& loaded,
+                                       Dataset& data, const std::atomic<bool>* stop) {
   const ModelConfig& model = loaded.model->config();
-  const bool classes = config.batch.trainer == TrainerType::kClassify;
-  if (model.head != (classes ? HeadType::kClasses : HeadType::kMaskedToken))
+  const bool is_encoder = trains_encoder(config.batch.trainer),
+             classes = config.batch.trainer == TrainerType::kClassify;
+  if (is_encoder && model.head != (classes ? HeadType::kClasses : HeadType::kMaskedToken))
     throw InputError(str(loaded.checkpoint, ": the model has another head than trainer ",
                          trainer_name(config.batch.trainer), " needs"));
   DataLengths lengths;
   if (classes) lengths = check_held_out(config, data, model.context, model.context_limit());
   log_data_usage(config, data, lengths);
-  const Metrics metrics = evaluate_labels(
+  const Metrics metrics = evaluate_targets(
       {*loaded.model, data, config, config.masking, config.batch.micro_batch(), stop},
       *make_single_communicator());
-  if (metrics.empty())
+  if (is_encoder && metrics.empty())
     throw InputError("nothing is held out to evaluate on; hint: data.held_out_fraction=1");
-  for (const auto& [name, value] : metrics) out.metrics.set(name, metric_json(name, value));
-  out.measure = kAccuracy;
+  ModelScores out{.metrics = metrics.empty() ? Json().set("val_loss", {}) : Json(),
+                  .measure = is_encoder ? kAccuracy : ""};
+  set_metrics(out.metrics, metrics);
+  return out;
 }
 
 }  // namespace
@@ -51,18 +54,10 @@ ModelScores evaluate_model(const RunPlan& plan, const LoadedModel& loaded,
   Dataset data = load_dataset(config, make_tokenizer(loaded.tokenizer->files(), loaded.checkpoint),
                               DataParts::kHeldOut);
   const auto alone = make_single_communicator();
+  if (!trains_encoder(config.batch.trainer)) model.config().require_decoder();
+  if (!has_completions(config.batch.trainer))
+    return scores_without_completions(config, loaded, data, stop);
   ModelScores out;
-  if (trains_encoder(config.batch.trainer)) {
-    evaluate_encoder(config, loaded, data, stop, out);
-    return out;
-  }
-  model.config().require_decoder();
-  if (config.batch.trainer == TrainerType::kPretrain) {
-    log_data_usage(config, data, {});
-    out.metrics.set("val_loss", evaluate_text(model, data.held_out_text, config.eval.tokens,
-                                              config.batch.micro_batch(), *alone, stop));
-    return out;
-  }
   const Correctness correct = correctness_of(config.eval.correct, config.rewards, data.task);
   const int64_t context = model.config().context;
   const ContextLimit limit = model.config().context_limit();
@@ -85,15 +80,11 @@ ModelScores evaluate_model(const RunPlan& plan, const LoadedModel& loaded,
   problems.dialogue = dialogue_options(config.environment, environment.get());
   ProblemScores scores = evaluate_problems(problems, *alone);
   expect_verdicts(correct, scores.metrics);
-  const auto set = [&](const std::string& name, double value) {
-    out.metrics.set(name, metric_json(name, value));
-  };
   out.metrics.set("held_out", data.held_out_set->size());
-  for (const auto& [name, value] : scores.metrics) set(name, value);
+  set_metrics(out.metrics, scores.metrics);
   out.metrics.set("correct", correct.rule());
-  for (const EvalSet& each : sets)
-    for (const auto& [name, value] : evaluate_set(each, problems, *alone).metrics)
-      set(set_metric_name(each.name, name), value);
+  for (const EvalSet& set : sets)
+    set_metrics(out.metrics, evaluate_set(set, problems, *alone).metrics, set.name);
   out.measure = correct.name;
   out.problems = std::move(data.held_out);
   out.pass_rates = std::move(scores.pass_rates);
@@ -106,20 +97,16 @@ std::vector<Tensor> token_logprobs(const Transformer& model,
   model.config().require_decoder();
   std::vector<Tensor> out;
   const NoGradGuard no_grad;
-  for (size_t next = 0; next < sequences.size();) {
-    std::vector<TokenSequence> batch;
-    for (int64_t tokens = 0; next < sequences.size() && tokens < kMicroBatchTokens; ++next) {
-      const std::vector<int32_t>& ids = sequences[next];
-      batch.push_back({.tokens = ids, .loss_mask = std::vector<uint8_t>(ids.size(), 1)});
-      tokens += static_cast<int64_t>(ids.size());
-    }
-    const PackedBatch packed = model.to_device(pack(batch));
-    const Tensor values = token_log_probs(model.hidden_at_targets(packed), model.head(),
-                                          packed.targets, {.temperature = temperature})
+  std::vector<TokenSequence> texts;
+  for (const std::vector<int32_t>& ids : sequences)
+    texts.push_back({.tokens = ids, .loss_mask = std::vector<uint8_t>(ids.size(), 1)});
+  for (const PackedBatch& packed : pack_micro_batches(texts, kMicroBatchTokens)) {
+    const PackedBatch batch = model.to_device(packed);
+    const Tensor values = token_log_probs(model.hidden_at_targets(batch), model.head(),
+                                          batch.targets, {.temperature = temperature})
                               .logprob.value();
-    int64_t at = 0;
-    for (const TokenSequence& sequence : batch) {
-      const auto n = static_cast<int64_t>(sequence.tokens.size()) - 1;
+    for (int64_t at = 0; at < values.numel();) {
+      const int64_t n = std::ssize(texts[out.size()].tokens) - 1;
       out.push_back(values.narrow(0, at, n).clone());
       at += n;
     }

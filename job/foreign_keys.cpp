@@ -1,6 +1,5 @@
 #include "job/foreign_keys.h"
 
-#include <algorithm>
 #include <cctype>
 #include <span>
 #include <sstream>

@@ -44,8 +44,7 @@ void LogFile::start(int64_t step, bool evaluated) {
     const std::string copy = path_ + ".damaged";
     const std::string earlier = path_exists(copy) ? read_text_file(copy) : "";
     replace_file(copy, earlier + damaged);
-    logging::warn(path_, ": ", std::count(damaged.begin(), damaged.end(), '\n'),
-                  " damaged lines moved to ", copy);
+    logging::warn(path_, ": ", std::ranges::count(damaged, '\n'), " damaged lines moved to ", copy);
   }
   if (good != before_) replace_file(path_, good);
   before_.clear();
@@ -70,7 +69,7 @@ void KeptLines::finish() {
   const std::lock_guard lock(mutex_);
   if (write_kept()) return;
   throw Error(str("cannot write ", path_, ": ", why_, "; its last ",
-                  std::count(kept_.begin(), kept_.end(), '\n'),
+                  std::ranges::count(kept_, '\n'),
                   " lines are lost; the checkpoint of this step is saved"));
 }
 

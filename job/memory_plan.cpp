@@ -317,9 +317,8 @@ std::string streaming_note(int64_t pinned, double flops, const GpuProperties& gp
   // Dense bf16 FLOP/s of a multiprocessor (data sheets), of which training reaches about half.
   constexpr std::pair<int, double> kRates[] = {{80, 2.9e12}, {86, 0.87e12},  {89, 1.29e12},
                                                {90, 7.5e12}, {100, 15.2e12}, {120, 1.23e12}};
-  const auto rate = std::find_if(std::begin(kRates), std::end(kRates), [&](const auto& entry) {
-    return entry.first == gpu.compute_capability;
-  });
+  const auto rate = std::ranges::find_if(
+      kRates, [&](const auto& entry) { return entry.first == gpu.compute_capability; });
   if (pinned == 0 || rate == std::end(kRates) || gpu.multiprocessors == 0) return "";
   return slow_streaming(streaming_seconds(pinned),
                         flops / (0.5 * rate->second * gpu.multiprocessors));

@@ -1,6 +1,5 @@
 #include "job/model_settings.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "job/config.h"
@@ -32,16 +31,20 @@ void follow_run(SamplingConfig& sampling, const SamplingConfig& run, const std::
 
 }  // namespace
 
+std::string generation_config_path(const LoadedModel& loaded) {
+  for (const std::string& folder : {loaded.checkpoint, loaded.base.path})
+    if (const std::string path = folder + "/generation_config.json";
+        !folder.empty() && path_exists(path))
+      return path;
+  return "";
+}
+
 ModelSettings model_settings(const LoadedModel& loaded, const std::optional<std::string>& config,
                              SamplingConfig sampling, const std::set<std::string>& given) {
   ModelSettings out{.data = {}, .sampling = std::move(sampling)};
-  for (const std::string& folder : {loaded.checkpoint, loaded.base.path})
-    if (const std::string path = folder + "/generation_config.json";
-        !folder.empty() && path_exists(path)) {
-      out.sampling = recommended_sampling(out.sampling, given, path, *loaded.tokenizer,
-                                          loaded.model->config().vocab_size);
-      break;
-    }
+  if (const std::string path = generation_config_path(loaded); !path.empty())
+    out.sampling = recommended_sampling(out.sampling, given, path, *loaded.tokenizer,
+                                        loaded.model->config().vocab_size);
   if (!config) return out;
   const TrainConfig run = load_plan(*config, {}).stages.back();
   out.data = run.data;

@@ -176,9 +176,8 @@ void check_stops(const TrainConfig& config, const Dataset& data, StagePreview& o
       if (s.loss_mask[k] != 0) targets.push_back(s.tokens[k]);
     const std::string text = data.tokenizer->decode(targets, SpecialText::kShow);
     const auto ends_it = [&](const std::string& stop) { return text.find(stop) != text.npos; };
-    endless += std::none_of(targets.begin(), targets.end(),
-                            [&](int32_t id) { return stops.contains(id); }) &&
-               std::none_of(sampling.stop_strings.begin(), sampling.stop_strings.end(), ends_it);
+    endless += std::ranges::none_of(targets, [&](int32_t id) { return stops.contains(id); }) &&
+               std::ranges::none_of(sampling.stop_strings, ends_it);
   }
   if (2 * endless > count)
     out.stop_warning =

@@ -6,8 +6,6 @@
 #include <cstdio>
 #include <ctime>
 
-#include "job/checkpoint.h"
-
 namespace cohort {
 namespace {
 
@@ -92,27 +90,24 @@ std::string score_text(double score, int digits) {
   return text;
 }
 
-std::string evaluation_text(const Evaluation& evaluation) {
-  return scores_text(evaluation.step, evaluation.measure, evaluation.metrics);
+std::string evaluation_text(const Evaluation& evaluation, const SetScores* set) {
+  return set == nullptr ? scores_text(evaluation.step, evaluation.measure, evaluation.metrics)
+                        : scores_text(evaluation.step, set->measure, set->metrics);
 }
 
-std::string set_text(const Evaluation& evaluation, const SetScores& set) {
-  return scores_text(evaluation.step, set.measure, set.metrics);
-}
-
-Json metric_json(const std::string& name, double value) {
-  return name == "problems" || name.ends_with("/problems") || name.ends_with("failed")
-             ? Json(static_cast<int64_t>(value))
-             : Json(value);
+void set_metrics(Json& line, const Metrics& metrics, const std::string& set) {
+  for (const auto& [name, value] : metrics) {
+    const bool is_count = name == "problems" || name.ends_with("failed");
+    line.set(set.empty() ? name : set_metric_name(set, name),
+             is_count ? Json(static_cast<int64_t>(value)) : Json(value));
+  }
 }
 
 Json evaluation_json(const Evaluation& evaluation) {
   Json line;
   line.set("step", evaluation.step).set("time", utc_now()).set("eval", true);
-  for (const auto& [name, value] : evaluation.metrics) line.set(name, metric_json(name, value));
-  for (const SetScores& set : evaluation.sets)
-    for (const auto& [name, value] : set.metrics)
-      line.set(set_metric_name(set.name, name), metric_json(name, value));
+  set_metrics(line, evaluation.metrics);
+  for (const SetScores& set : evaluation.sets) set_metrics(line, set.metrics, set.name);
   if (!evaluation.rule.empty()) line.set("correct", evaluation.rule);
   return line.set("time/evaluation", evaluation.seconds);
 }

@@ -64,11 +64,10 @@ struct Evaluation {
 
 // "step 20: pass@1 (countdown) 0.5300, sampled_pass@8 0.6000, standard error 0.0221 (512 problems,
 // mean length 17.3, 2 % truncated)".
-std::string evaluation_text(const Evaluation& evaluation);
-// The line of one of its sets.
-std::string set_text(const Evaluation& evaluation, const SetScores& set);
-// A number of an evaluation as written to files: counts are integers.
-Json metric_json(const std::string& name, double value);
+// `set`: one of its sets, whose line it is; nullptr: that of the held-out problems.
+std::string evaluation_text(const Evaluation& evaluation, const SetScores* set = nullptr);
+// Sets the metrics of an evaluation, or of a set of it, as files have them: counts are integers.
+void set_metrics(Json& line, const Metrics& metrics, const std::string& set = "");
 // A line of metrics.jsonl.
 Json evaluation_json(const Evaluation& evaluation);
 // The lines of completions.jsonl: of the held-out problems, then of each set, which they name.

@@ -90,8 +90,7 @@ bool changes_no_update(std::string_view key) {
                                         "optimizer.place",
                                         "optimizer.host_units"};
   if (key.starts_with("stages.")) key.remove_prefix(key.find('.', 7) + 1);
-  return std::any_of(std::begin(kKeys), std::end(kKeys),
-                     [&](std::string_view known) { return key.starts_with(known); });
+  return std::ranges::any_of(kKeys, [&](std::string_view known) { return key.starts_with(known); });
 }
 
 // True if there is a run in `dir`; false if there is nothing, or what is left of a run that ended
@@ -130,7 +129,7 @@ void prepare(const RunPlan& plan, ProcessGroup* group) {
 // True if memory decides about a stage: micro_batch_tokens: auto, or optimizer.place: auto on a
 // GPU.
 bool has_auto(const RunPlan& plan) {
-  return std::any_of(plan.stages.begin(), plan.stages.end(), [](const TrainConfig& config) {
+  return std::ranges::any_of(plan.stages, [](const TrainConfig& config) {
     return !config.batch.micro_batch_tokens ||
            (config.device != "cpu" && config.optimizer.storage.place == StatePlace::kAuto);
   });
@@ -201,10 +200,9 @@ void check_stages(const RunPlan& plan) {
 }  // namespace
 
 bool prepare_programs(const RunPlan& plan) {
-  const bool any =
-      std::any_of(plan.stages.begin(), plan.stages.end(), [](const TrainConfig& stage) {
-        return has_command(stage.rewards) || !stage.environment.program.run.empty();
-      });
+  const bool any = std::ranges::any_of(plan.stages, [](const TrainConfig& stage) {
+    return has_command(stage.rewards) || !stage.environment.program.run.empty();
+  });
   if (any) process_spawner();
   return any;
 }
@@ -251,13 +249,12 @@ Run Run::start(RunPlan plan, ProcessGroup* group,
   const std::string chosen = choose_for_ranks(plan, preview, group);
   Run run(plan, make_directory(plan.output_dir), group);
   if (!chosen.empty()) logging::info(chosen);
-  for (const StagePreview& stage : preview)
+  for (const StagePreview& stage : preview) {
     if (!stage.random_start.empty())
       logging::write(stage.is_new_model_meant ? logging::Level::kInfo : logging::Level::kWarn,
                      stage.random_start);
-  for (const StagePreview& stage : preview) {
-    if (!stage.stop_warning.empty()) logging::warn(stage.stop_warning);
-    for (const std::string& warning : {stage.template_warning, stage.rate_warning})
+    for (const std::string& warning :
+         {stage.stop_warning, stage.template_warning, stage.rate_warning})
       if (!warning.empty()) logging::warn(warning);
     if (!stage.reward_warning.empty()) logging::info(stage.reward_warning);
   }
@@ -386,7 +383,7 @@ void Run::record_start() {
   if (recorded_) return;
   recorded_ = true;
   std::string note = start_;
-  std::replace(note.begin(), note.end(), '\n', ' ');
+  std::ranges::replace(note, '\n', ' ');
   make_directory(dir_ + "/starts");
   int number = 1;
   const auto path = [&] { return str(dir_, "/starts/", number, ".yaml"); };

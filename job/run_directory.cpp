@@ -13,19 +13,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// True for the name of a checkpoint, which may be a replaced one.
-bool is_checkpoint_name(const std::string& name) {
-  const size_t digits = name.find_last_not_of("0123456789") + 1;
-  const std::string expected = checkpoint_path("", std::atoll(name.c_str() + digits));
-  return name == expected || name == ".old-" + expected;
-}
-
 // True for the name of a stage's directory, such as "2-grpo".
 bool is_stage_name(const std::string& name) {
   const int position = std::atoi(name.c_str());
-  return position > 0 &&
-         std::any_of(std::begin(kTrainerNames), std::end(kTrainerNames),
-                     [&](const auto& trainer) { return name == str(position, "-", trainer.name); });
+  return position > 0 && std::ranges::any_of(kTrainerNames, [&](const auto& trainer) {
+           return name == str(position, "-", trainer.name);
+         });
 }
 
 [[noreturn]] void fail_to_create(const std::string& wanted, const std::string& reason) {
@@ -65,7 +58,7 @@ std::optional<std::string> find_run_config(const std::string& checkpoint) {
   // The path as it is given is tried too, because RUN/checkpoints may be a link.
   for (const fs::path& path : {fs::canonical(checkpoint, error), fs::absolute(checkpoint, error)}) {
     const fs::path checkpoints = path.parent_path();
-    if (!is_checkpoint_name(path.filename()) || checkpoints.filename() != "checkpoints") continue;
+    if (checkpoint_step(path) < 0 || checkpoints.filename() != "checkpoints") continue;
     fs::path run = checkpoints.parent_path();
     if (!path_exists(run / "config.yaml") && is_stage_name(run.filename())) run = run.parent_path();
     if (path_exists(run / "config.yaml")) return (run / "config.yaml").string();

@@ -1,7 +1,6 @@
 #include "job/run_report.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <functional>

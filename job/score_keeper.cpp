@@ -48,24 +48,15 @@ Evaluation ScoreKeeper::measure() {
   const Dataset& data = start_.data;
   // Before the first step a signal has nothing to save, and ends the process.
   const std::atomic<bool>* stop = state_.is_new() ? nullptr : &setup_.stop;
-  const auto micro_batch = [&] {
-    return start_.learner->micro_batch_tokens(config_.batch.micro_batch());
-  };
-  if (trains_encoder(config_.batch.trainer)) {
+  if (!has_completions(config_.batch.trainer)) {
     const bool classes = config_.batch.trainer == TrainerType::kClassify;
     out.measure = classes ? kAccuracy : kValidationLoss;
-    out.metrics = evaluate_labels(
-        {start_.learner->model(), data, config_, config_.masking, micro_batch(), stop},
-        setup_.comm);
+    out.metrics =
+        evaluate_targets({start_.learner->model(), data, config_, config_.masking,
+                          start_.learner->micro_batch_tokens(config_.batch.micro_batch()), stop},
+                         setup_.comm);
     if (out.metrics.empty()) return out;
     out.score = classes ? out.metrics.at("accuracy") : -out.metrics.at("val_loss");
-  } else if (config_.batch.trainer == TrainerType::kPretrain) {
-    out.measure = kValidationLoss;
-    if (data.held_out_text.size() < 2) return out;
-    const double loss = evaluate_text(start_.learner->model(), data.held_out_text,
-                                      config_.eval.tokens, micro_batch(), setup_.comm, stop);
-    out.metrics = {{"val_loss", loss}};
-    out.score = -loss;
   } else {
     const Correctness& correct = start_.correct;
     const bool judges = judges_completions(config_, data);

@@ -80,7 +80,8 @@ void StageLogs::evaluation(const Evaluation& evaluation) {
   write(evaluation_json(evaluation));
   for (const Json& line : sample_lines(evaluation)) completion(line.dump());
   if (!evaluation.metrics.empty()) setup_.reporter.message(evaluation_text(evaluation));
-  for (const SetScores& set : evaluation.sets) setup_.reporter.message(set_text(evaluation, set));
+  for (const SetScores& set : evaluation.sets)
+    setup_.reporter.message(evaluation_text(evaluation, &set));
 }
 
 void StageLogs::completion(const std::string& line) {

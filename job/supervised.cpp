@@ -14,12 +14,7 @@ namespace {
 // The sequences of a stage's steps.
 class SequenceSource {
  public:
-  explicit SequenceSource(Stage& stage)
-      : config_(stage.config()),
-        data_(stage.data()),
-        model_(stage.model().config()),
-        rank_(stage.comm().rank()),
-        ranks_(stage.comm().size()) {
+  explicit SequenceSource(Stage& stage) : stage_(stage) {
     const auto seed = static_cast<uint64_t>(config_.seed);
     const TrainerType trainer = config_.batch.trainer;
     if (trainer == TrainerType::kMlm) masking_.emplace(*data_.tokenizer, config_.masking, seed);
@@ -35,18 +30,18 @@ class SequenceSource {
   // This rank's sequences of a step, which starts at data position `position`. For consecutive
   // steps.
   std::vector<TokenSequence> next(int64_t step, int64_t position) {
-    const RankShard shard = shard_of(config_.batch.batch_size, rank_, ranks_, step);
+    const Communicator& comm = stage_.comm();
+    const RankShard shard = shard_of(config_.batch.batch_size, comm.rank(), comm.size(), step);
     std::vector<int64_t> examples;
     for (int64_t i = 0; i < config_.batch.batch_size; ++i)
       examples.push_back(problems_ ? problems_->next() : position + i);
     std::vector<TokenSequence> out(static_cast<size_t>(shard.end - shard.begin));
-    const auto make = [&](int64_t k) {
+    parallel_try(std::ssize(out), 1, [&](int64_t k) {
       const int64_t i = shard.begin + k, example = examples[static_cast<size_t>(i)];
-      out[static_cast<size_t>(k)] =
-          problems_ ? of_problem(data_.train->get(example), step, i) : of_text(example, step, i);
-      out[static_cast<size_t>(k)].index = i;
-    };
-    parallel_try(std::ssize(out), 1, make);
+      TokenSequence& made = out[static_cast<size_t>(k)];
+      made = problems_ ? of_problem(data_.train->get(example), step, i) : of_text(example, step, i);
+      made.index = i;
+    });
     return out;
   }
   // True if sequences take long to make: those of the next step are made during an update.
@@ -71,10 +66,10 @@ class SequenceSource {
             .loss_mask = std::vector<uint8_t>(static_cast<size_t>(n), 1)};
   }
 
-  const TrainConfig& config_;
-  const Dataset& data_;
-  const ModelConfig& model_;
-  const int rank_, ranks_;
+  Stage& stage_;
+  const TrainConfig& config_ = stage_.config();
+  const Dataset& data_ = stage_.data();
+  const ModelConfig& model_ = stage_.model().config();
   std::optional<MixedOrder> problems_;
   std::optional<Masking> masking_;
   std::optional<ClassReader> classes_;

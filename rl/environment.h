@@ -1,10 +1,8 @@
 // Environments of dialogues by name: `environment:` of a configuration (docs/environments.md).
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "core/check.h"
 #include "data/tasks/tasks.h"
@@ -11,11 +10,6 @@
 #include "rl/rewards/rewards.h"
 
 namespace cohort {
-namespace {
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
-}  // namespace
 
 double pass_at_k(int64_t n, int64_t c, int64_t k) {
   COHORT_CHECK(1 <= k && k <= n, "[pass_at_k] expected k from 1 to n = ", n, ", got ", k);
@@ -35,10 +29,10 @@ MeanScore mean_score(std::span<const double> values) {
       sum += value;
       ++count;
     }
-  const double mean = count > 0 ? sum / count : kNaN;
+  const double mean = count > 0 ? sum / count : std::nan("");
   for (const double value : values)
     if (!std::isnan(value)) squares += (value - mean) * (value - mean);
-  if (count < 2) return {mean, kNaN};
+  if (count < 2) return {mean, std::nan("")};
   if (mean == 0 || mean == 1) return {mean, 1 / (2 * (count + 1))};
   return {mean, std::sqrt(squares / (count * (count - 1)))};
 }
@@ -56,7 +50,7 @@ std::vector<double> pass_at_k_of_prompts(std::span<const double> correct, int64_
       judged += !std::isnan(verdict);
       right += verdict == 1;
     }
-    out.push_back(judged < k ? kNaN : pass_at_k(judged, right, k));
+    out.push_back(judged < k ? std::nan("") : pass_at_k(judged, right, k));
   }
   return out;
 }
@@ -85,7 +79,7 @@ double majority_at_k(std::span<const std::string> answers, std::span<const doubl
     else
       votes.push_back({answers[i], correct[i], 1});
   }
-  return k > 0 ? kNaN : std::ranges::max_element(votes, {}, &Votes::count)->verdict;
+  return k > 0 ? std::nan("") : std::ranges::max_element(votes, {}, &Votes::count)->verdict;
 }
 
 AnswerFn make_answer(const RewardConfig& config) {

@@ -2,10 +2,8 @@
 // an update.
 #pragma once
 
-#include <limits>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "data/example.h"

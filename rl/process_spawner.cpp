@@ -151,8 +151,7 @@ class Spawner {
     // Programs themselves are reaped by end_program() only, so that their process ids are not
     // reused.
     for (const pid_t id : children())
-      if (std::find(programs_.begin(), programs_.end(), id) == programs_.end())
-        ::waitpid(id, nullptr, WNOHANG);
+      if (std::ranges::find(programs_, id) == programs_.end()) ::waitpid(id, nullptr, WNOHANG);
     // A program must not fill the disk through its log.
     struct stat status;
     if (log_.is_open() && ::fstat(log_.get(), &status) == 0 && status.st_size > kMaxLog &&

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <limits>
 #include <numeric>
 
 #include "config/visitor.h"
@@ -13,15 +12,13 @@
 #include "data/class_examples.h"
 #include "data/data_check.h"
 #include "data/parallel_try.h"
-#include "kernels/head.h"
+#include "nn/model_folder.h"
 #include "sys/files.h"
 #include "trainers/across_ranks.h"
 #include "trainers/sampling.h"
 
 namespace cohort {
 namespace {
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // Index into `names` of the reward of eval.correct.
 size_t chosen_reward(const CorrectConfig& config, const std::vector<std::string>& names) {
@@ -31,8 +28,7 @@ size_t chosen_reward(const CorrectConfig& config, const std::vector<std::string>
                          ") and pass@1 needs one as its criterion; hint: "
                          "eval.correct.reward=",
                          names[0]));
-  const auto it =
-      config.reward.empty() ? names.begin() : std::find(names.begin(), names.end(), config.reward);
+  const auto it = config.reward.empty() ? names.begin() : std::ranges::find(names, config.reward);
   if (it != names.end()) return static_cast<size_t>(it - names.begin());
   throw InputError(str("eval.correct.reward: no reward is called '", config.reward, "'; ",
                        list.empty() ? "there are none" : "the rewards are " + list,
@@ -215,28 +211,14 @@ void add_statistics(const Judged& greedy, Communicator& comm, Metrics& out) {
 // kYes: the most likely token or label of each target is compared with it.
 enum class Accuracy : bool { kNo, kYes };
 
-struct SequenceLosses {
-  std::vector<double> each, right;
-  double tokens = 0;
-  bool stopped = false;
-  void add(const SequenceLosses& more) {
-    each.insert(each.end(), more.each.begin(), more.each.end());
-    right.insert(right.end(), more.right.begin(), more.right.end());
-    tokens += more.tokens;
-    stopped = more.stopped;
-  }
-};
-
-// The sum of each sequence's losses, and its number of right targets, to the bit for any micro
-// batches.
-SequenceLosses losses_of(const Transformer& model, std::span<const TokenSequence> sequences,
-                         int64_t micro_batch_tokens, Accuracy accuracy,
-                         const std::atomic<bool>* stop) {
+// Sets the sum of each sequence's losses, from `loss` on, and its number of right targets, from
+// `right` on, to the bit for any micro batches. Returns false if it was stopped.
+bool sum_losses(const Transformer& model, std::span<const TokenSequence> sequences,
+                int64_t micro_batch_tokens, Accuracy accuracy, const std::atomic<bool>* stop,
+                double* loss, double* right) {
   NoGradGuard no_grad;
-  SequenceLosses out{.each = std::vector<double>(sequences.size(), 0), .right = out.each};
-  auto sequence_loss = out.each.begin(), right = out.right.begin();
   for (const PackedBatch& packed : pack_micro_batches(sequences, micro_batch_tokens)) {
-    if ((out.stopped = stop != nullptr && *stop)) break;
+    if (stop != nullptr && *stop) return false;
     const PackedBatch batch = model.to_device(packed);
     const Variable hidden = model.hidden_at_targets(batch);
     const auto logprobs =
@@ -248,19 +230,18 @@ SequenceLosses losses_of(const Transformer& model, std::span<const TokenSequence
                targets = packed.targets.to_vector<int32_t>(),
                begins = packed.cu_seqlens.to_vector<int32_t>();
     size_t i = 0;
-    for (size_t s = 0; s + 1 < begins.size(); ++s, ++sequence_loss, ++right)
-      for (; i < positions.size() && positions[i] < begins[s + 1]; ++i) {
-        *sequence_loss -= logprobs[i];
+    for (size_t s = 0; s + 1 < begins.size(); ++s, ++loss, ++right)
+      for (*loss = *right = 0; i < positions.size() && positions[i] < begins[s + 1]; ++i) {
+        *loss -= logprobs[i];
         *right += likely[i] == targets[i];
       }
-    out.tokens += static_cast<double>(batch.num_targets());
   }
-  return out;
+  return true;
 }
 
 struct TargetScores {
-  double loss = kNaN, accuracy = kNaN;  // means over the targets; NaN: there are none
-  std::vector<double> right;            // number of right targets of each sequence
+  double loss = std::nan(""), accuracy = loss;  // means over the targets; NaN: there are none
+  std::vector<double> right;                    // number of right targets of each sequence
 };
 
 // Scores of `count` sequences. Where memory runs out, this rank continues with smaller micro
@@ -270,38 +251,37 @@ TargetScores score_targets(const Transformer& model, int64_t count,
                            int64_t micro_batch_tokens, Accuracy accuracy, Communicator& comm,
                            const std::atomic<bool>* stop) {
   const RankShard shard = shard_of(count, comm.rank(), comm.size());
-  SequenceLosses mine;
+  // By sequence. Nonzero on one rank only, so sums over the ranks are exact.
+  std::vector<double> losses(static_cast<size_t>(count), 0), right = losses;
+  double targets = 0;
+  bool stopped = false;
   // A part at a time, of which images may take much memory.
   constexpr int64_t kPart = 1024;
-  for (int64_t begin = shard.begin; begin < shard.end && !mine.stopped; begin += kPart) {
+  for (int64_t begin = shard.begin; begin < shard.end && !stopped; begin += kPart) {
     std::vector<TokenSequence> sequences(static_cast<size_t>(std::min(kPart, shard.end - begin)));
     parallel_try(std::ssize(sequences), 1,
                  [&](int64_t i) { sequences[static_cast<size_t>(i)] = sequence(begin + i); });
+    for (const TokenSequence& s : sequences) targets += static_cast<double>(s.num_targets());
     for (int64_t& size = micro_batch_tokens;; size /= 2) try {
-        mine.add(losses_of(model, sequences, size, accuracy, stop));
+        stopped = !sum_losses(model, sequences, size, accuracy, stop, losses.data() + begin,
+                              right.data() + begin);
         break;
       } catch (const OutOfMemoryError&) {
         if (size <= 1) throw;
         allocator(model.device()).release_cached();
       }
   }
-  check_stopped(comm, mine.stopped);
-  reduce_in_place(comm, {&mine.tokens});
-  // Nonzero on one rank only, so sums over the ranks are exact.
-  const auto of_all_ranks = [&](const std::vector<double>& values) {
-    std::vector<double> all(static_cast<size_t>(count), 0);
-    std::copy(values.begin(), values.end(), all.begin() + shard.begin);
-    return reduce_over_ranks(comm, all);
+  check_stopped(comm, stopped);
+  reduce_in_place(comm, {&targets});
+  const auto mean = [&](std::vector<double>& values) {
+    values = reduce_over_ranks(comm, values);
+    return targets > 0 ? std::accumulate(values.begin(), values.end(), 0.0) / targets
+                       : std::nan("");
   };
-  const auto mean = [&](const std::vector<double>& values) {
-    double sum = 0;
-    for (const double value : values) sum += value;
-    return mine.tokens > 0 ? sum / mine.tokens : kNaN;
-  };
-  TargetScores out{.loss = mean(of_all_ranks(mine.each))};
+  TargetScores out{.loss = mean(losses)};
   if (accuracy == Accuracy::kNo) return out;
-  out.right = of_all_ranks(mine.right);
-  out.accuracy = mean(out.right);
+  out.accuracy = mean(right);
+  out.right = std::move(right);
   return out;
 }
 
@@ -360,16 +340,6 @@ EvalSet load_eval_set(const EvalSetSource& source, size_t index, Dataset& data, 
   out.fingerprint = loaded.fingerprint;
   data.tokenizer = std::move(loaded.tokenizer);
   return out;
-}
-
-// Calls fn(), whose InputError gets the key it is about.
-template <class Fn>
-void naming(const std::string& key, const Fn& fn) {
-  try {
-    fn();
-  } catch (const InputError& e) {
-    throw InputError(str(key, ": ", e.what()));
-  }
 }
 
 }  // namespace
@@ -453,9 +423,9 @@ std::vector<EvalSet> load_eval_sets(const EvalSetSource& source, Dataset& data, 
   std::vector<EvalSet> out;
   for (const EvalSetConfig& set : source.eval.sets) {
     const std::string key = str("eval.sets[", out.size(), "]");
-    naming(key + ".path",
-           [&] { out.push_back(load_eval_set(source, out.size(), data, context, limit)); });
-    naming(key, [&] {
+    with_path(key + ".path",
+              [&] { out.push_back(load_eval_set(source, out.size(), data, context, limit)); });
+    with_path(key, [&] {
       if (!set.correct.reward.empty())
         out.back().correct = correctness_of(set.correct, source.rewards, data.task);
     });
@@ -488,7 +458,7 @@ double evaluate_text(const Transformer& model, const TokenStream& tokens, int64_
                      int64_t micro_batch_tokens, Communicator& comm,
                      const std::atomic<bool>* stop) {
   const int64_t context = model.config().context, total = tokens.size() - 1;
-  if (total < 1) return kNaN;
+  if (total < 1) return std::nan("");
   const EvaluatedWindows windows(total, context, max_tokens);
   const auto window = [&](int64_t i) {
     const int64_t begin = windows.begin(i), n = std::min(context, total - begin) + 1;
@@ -499,10 +469,15 @@ double evaluate_text(const Transformer& model, const TokenStream& tokens, int64_
       .loss;
 }
 
-Metrics evaluate_labels(const LabelEvaluation& evaluation, Communicator& comm) {
+Metrics evaluate_targets(const TargetEvaluation& evaluation, Communicator& comm) {
   const auto& [model, data, config, masking, micro_batch_tokens, stop] = evaluation;
   const ModelConfig& c = model.config();
   const bool classes = config.batch.trainer == TrainerType::kClassify;
+  if (config.batch.trainer == TrainerType::kPretrain) {
+    if (data.held_out_text.size() < 2) return {};
+    return {{"val_loss", evaluate_text(model, data.held_out_text, config.eval.tokens,
+                                       micro_batch_tokens, comm, stop)}};
+  }
   const auto score = [&](int64_t count, const std::function<TokenSequence(int64_t)>& sequence) {
     return score_targets(model, count, sequence, micro_batch_tokens, Accuracy::kYes, comm, stop);
   };

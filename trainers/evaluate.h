@@ -6,7 +6,6 @@
 #include <cmath>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -215,8 +214,9 @@ double evaluate_text(const Transformer& model, const TokenStream& tokens, int64_
                      int64_t micro_batch_tokens, Communicator& comm,
                      const std::atomic<bool>* stop = nullptr);
 
-// Held-out labels of an encoder: masked tokens (mlm), in windows as of evaluate_text(), or classes.
-struct LabelEvaluation {
+// Held-out targets of a trainer without completions: the next tokens of evaluate_text(), masked
+// tokens (mlm), in windows as of it, or classes.
+struct TargetEvaluation {
   const Transformer& model;
   const Dataset& data;  // after check_data()
   EvalSections config;
@@ -224,9 +224,9 @@ struct LabelEvaluation {
   int64_t micro_batch_tokens;
   const std::atomic<bool>* stop = nullptr;
 };
-// "accuracy" of the most likely label, its standard error "accuracy_stderr" (classify), and
-// "val_loss", means over the labels; empty if there are none. The masks depend on the index of a
-// window alone: all evaluations of a text have the same.
-Metrics evaluate_labels(const LabelEvaluation& evaluation, Communicator& comm);
+// "accuracy" of the most likely label (mlm, classify), its standard error "accuracy_stderr"
+// (classify), and "val_loss", means over the targets; empty if there are none. The masks depend on
+// the index of a window alone: all evaluations of a text have the same.
+Metrics evaluate_targets(const TargetEvaluation& evaluation, Communicator& comm);
 
 }  // namespace cohort

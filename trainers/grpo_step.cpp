@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "core/log.h"
+#include "core/on_exit.h"
 #include "core/progress.h"
 #include "core/rng.h"
 #include "kernels/elementwise.h"
@@ -37,35 +38,21 @@ void within_memory(Learner& learner, std::span<PolicyUpdate> updates, const Grpo
   learner.within_memory(config.batch.micro_batch(), pack, work);
 }
 
-// Packs them within memory.
-void pack(Learner& learner, std::span<PolicyUpdate> updates, const GrpoSections& config) {
-  within_memory(learner, updates, config, [] {});
-}
-
-// While this lives, the model has the adapters `values`, unless they are nullptr.
-class OtherAdapters : NonCopyable {
- public:
-  OtherAdapters(Transformer& model, const std::vector<Tensor>* values) : model_(model) {
-    if (values == nullptr) return;
-    own_ = model.adapters();
-    model.set_adapters(*values);
-  }
-  ~OtherAdapters() {
-    if (!own_.empty()) model_.set_adapters(own_);
-  }
-
- private:
-  Transformer& model_;
-  std::vector<Tensor> own_;
-};
-
 // Sets one column of all micro batches to the log-probs under `model`, within memory.
 void set_log_probs(Communicator& comm, Learner& learner, std::span<PolicyUpdate> updates,
                    const GrpoSections& config, Tensor PolicyBatch::*column,
                    const ReferencePolicy& policy) {
   const auto set = [&] {
     NoGradGuard no_grad;
-    const OtherAdapters adapters(learner.model(), policy.start);
+    Transformer& trained = learner.model();
+    std::vector<Tensor> own;  // adapters in whose place the policy has others
+    const OnExit restore([&] {
+      if (!own.empty()) trained.set_adapters(own);
+    });
+    if (policy.start != nullptr) {
+      own = trained.adapters();
+      trained.set_adapters(*policy.start);
+    }
     for (PolicyUpdate& update : updates)
       for (PolicyBatch& batch : update.batches)
         batch.*column =
@@ -519,7 +506,7 @@ std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
                             .dtype = accumulate_dtype(learner.model().dtype())},
                    .batches = {}});
   }
-  pack(learner, out, config);
+  within_memory(learner, out, config, [] {});  // packs them
   return out;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/on_exit.h"
 #include "core/with_cuda.h"
 #include "kernels/policy_token.h"
 #include "trainers/metrics.h"
@@ -15,24 +16,6 @@ namespace {
       "the last update made weights or moments that are not finite; hint: a lower learning_rate, a "
       "larger adam_eps or a lower max_grad_norm");
 }
-
-// Frees at the end of an update the gradients and the workspace.
-class UpdateMemory : NonCopyable {
- public:
-  UpdateMemory(const ParameterSet& parameters, Optimizer& optimizer,
-               std::optional<GradReducer>& reducer)
-      : parameters_(parameters), optimizer_(optimizer), reducer_(reducer) {}
-  ~UpdateMemory() {
-    reducer_.reset();
-    parameters_.free_gradients();
-    optimizer_.free_workspace();
-  }
-
- private:
-  const ParameterSet& parameters_;
-  Optimizer& optimizer_;
-  std::optional<GradReducer>& reducer_;
-};
 
 }  // namespace
 
@@ -74,7 +57,11 @@ void Learner::backward_all(int64_t micro_batches, const std::function<HeadLoss(i
 Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
                                 double learning_rate, const Accept& accept) {
   allocator(model_->device()).join_segments();
-  const UpdateMemory memory(model_->parameters(), *optimizer_, reducer_);
+  const OnExit free_memory([this] {
+    reducer_.reset();
+    model_->parameters().free_gradients();
+    optimizer_->free_workspace();
+  });
   std::vector<GradientBuffer> buffers;
   on_all_ranks(comm_, [&] {
     for (UnitGradients& unit : model_->parameters().allocate_gradients())
@@ -162,8 +149,8 @@ void Learner::check_weights() const {
 void Learner::check_losses(double total, const std::vector<double>& losses) const {
   if (std::isfinite(total)) return;
   std::string error;
-  const auto bad = std::find_if_not(losses.begin(), losses.end(),
-                                    [](double loss) { return std::isfinite(loss); });
+  const auto bad =
+      std::ranges::find_if_not(losses, [](double loss) { return std::isfinite(loss); });
   if (bad != losses.end())
     error =
         str(comm_.size() > 1 ? str("rank ", comm_.rank(), ": ") : "", "the loss of micro batch ",

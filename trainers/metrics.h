@@ -1,7 +1,6 @@
 // The numbers of a step by name: accumulated on each rank, then reduced over the ranks.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <initializer_list>
 #include <optional>

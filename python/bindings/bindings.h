@@ -9,7 +9,6 @@
 #include <string>
 #include <tuple>
 #include <type_traits>
-#include <utility>
 
 #include "autograd/variable.h"
 #include "text/json.h"
@@ -112,6 +111,12 @@ void define(nb::module_& m, const char* name, R (*fn)(T...), const Extra&... ext
       },
       extra...);
 }
+
+// [B, T, H, D] as packed tokens [B T, H, D] of attention; others as they are. A view where the
+// strides allow it and, on CUDA, the kernels' alignment of rows to 16 bytes; else a copy.
+Tensor packed(const Tensor& t);
+// `cu_seqlens`, or if it is undefined the offsets of a batch of equal sequences of `q`.
+Tensor sequence_offsets(const Tensor& cu_seqlens, const Tensor& q);
 
 // The dtype of a name such as "bfloat16". Throws InputError listing the names.
 DType dtype_named(const std::string& name);

@@ -1,7 +1,6 @@
 // cohort.Tensor as Python's sequences and numbers: indexing, arithmetic, and elements as values.
 #include <nanobind/stl/string.h>
 
-#include <optional>
 #include <utility>
 #include <vector>
 

@@ -192,15 +192,14 @@ class Progress {
 };
 
 // [N, length of the longest] with `fill` after each row.
-template <class T, class Row>
-Variable rows_of(const std::vector<Trajectory>& all, T fill, const Row& row) {
+template <class T>
+Variable rows_of(const std::vector<Trajectory>& all, T fill, std::vector<T> Trajectory::*row) {
   size_t length = 0;
   for (const Trajectory& t : all) length = std::max(length, t.tokens.size());
   std::vector<T> values;
   for (const Trajectory& t : all) {
-    const auto& cells = row(t);
-    values.insert(values.end(), cells.begin(), cells.end());
-    values.resize(values.size() + length - cells.size(), fill);
+    values.insert(values.end(), (t.*row).begin(), (t.*row).end());
+    values.resize(values.size() + length - (t.*row).size(), fill);
   }
   return Variable(Tensor::from(values).reshape(
       {static_cast<int64_t>(all.size()), static_cast<int64_t>(length)}));
@@ -215,16 +214,11 @@ auto each_of(const std::vector<Trajectory>& all, const Value& value) {
 
 nb::dict arrays_of(const std::vector<Trajectory>& all, int32_t padding) {
   nb::dict out;
-  out["tokens"] = rows_of(
-      all, padding, [](const auto& t) -> auto& { return t.tokens; });
-  out["loss_mask"] = rows_of(
-      all, uint8_t{0}, [](const auto& t) -> auto& { return t.loss_mask; });
-  out["logprobs"] = rows_of(
-      all, 0.0, [](const auto& t) -> auto& { return t.logprobs; });
-  out["sampling_logprobs"] = rows_of(
-      all, 0.0, [](const auto& t) -> auto& { return t.sampling_logprobs; });
-  out["entropies"] = rows_of(
-      all, 0.0, [](const auto& t) -> auto& { return t.entropies; });
+  out["tokens"] = rows_of(all, padding, &Trajectory::tokens);
+  out["loss_mask"] = rows_of(all, uint8_t{0}, &Trajectory::loss_mask);
+  out["logprobs"] = rows_of(all, 0.0, &Trajectory::logprobs);
+  out["sampling_logprobs"] = rows_of(all, 0.0, &Trajectory::sampling_logprobs);
+  out["entropies"] = rows_of(all, 0.0, &Trajectory::entropies);
   out["lengths"] = Variable(Tensor::from(
       each_of(all, [](const auto& t) { return static_cast<int64_t>(t.tokens.size()); })));
   out["prompt_lengths"] =

@@ -1,4 +1,5 @@
-// The extension module cohort._cohort: errors, the fork check, and the parts in order.
+// The extension module cohort._cohort: errors, the fork check, texts and JSON of Python, and the
+// parts in order.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <pthread.h>
@@ -41,6 +42,18 @@ void set_log_function(const nb::object& call) {
 nb::str text_of(const std::string& text) {
   return nb::steal<nb::str>(
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+
+std::string json_text(nb::handle value) {
+  return nb::cast<std::string>(nb::module_::import_("cohort._json").attr("dumps")(value));
+}
+
+nb::object to_python(const Json& value) {
+  return nb::module_::import_("json").attr("loads")(value.dump());
+}
+
+Json from_python(nb::handle value, const std::string& where) {
+  return parse_json(json_text(value), where);
 }
 
 void rethrow_of_arguments(const Error& error) {

@@ -14,8 +14,8 @@
 
 #include "core/rng.h"
 #include "core/sizes.h"
+#include "kernels/attention/attention.h"
 #include "kernels/sampling.h"
-#include "python/bindings/attention.h"
 #include "python/bindings/bindings.h"
 
 namespace cohort::python {

@@ -1,9 +1,9 @@
 // Kernels as cohort.torch calls them, on torch tensors: outputs are arguments, and the work goes to
 // torch's current stream.
 #include "core/device.h"
+#include "kernels/attention/attention.h"
 #include "kernels/elementwise.h"
 #include "kernels/norm.h"
-#include "python/bindings/attention.h"
 #include "python/bindings/bindings.h"
 
 namespace cohort::python {

@@ -4,7 +4,6 @@
 
 #include <map>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "core/graph.h"

@@ -3,6 +3,7 @@
 #include <cfloat>
 #include <cmath>
 #include <cstdlib>
+#include <map>
 
 #include "data/data_check.h"
 #include "text/chat.h"
@@ -141,7 +142,7 @@ Trajectory as_sampled(const std::string& text, const Tokenizer& tokenizer,
   out.text.clear();
   for (const int32_t id : ids) {
     out.append_sampled(id, 0);
-    if (std::find(stops.begin(), stops.end(), id) != stops.end() ||
+    if (std::ranges::find(stops, id) != stops.end() ||
         decoder.push(id, config.stop_strings, out.text))
       break;
   }

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <map>
 #include <span>
 #include <string>
 #include <vector>

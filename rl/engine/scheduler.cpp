@@ -13,10 +13,9 @@ int64_t Scheduler::submit(EngineRequest in) {
   if (in.completions.empty()) return id;
   Request& request = requests_[id];
   request.id = id;
-  request.limits = {
-      .stop_tokens = static_cast<int64_t>(in.stop_tokens.size()),
-      .biases = static_cast<int64_t>(in.logit_bias.size()),
-      .penalties = std::any_of(in.completions.begin(), in.completions.end(), kernels::has_penalty)};
+  request.limits = {.stop_tokens = static_cast<int64_t>(in.stop_tokens.size()),
+                    .biases = static_cast<int64_t>(in.logit_bias.size()),
+                    .penalties = std::ranges::any_of(in.completions, kernels::has_penalty)};
   request.in = std::move(in);
   request.unfinished = static_cast<int64_t>(request.in.completions.size());
   for (int64_t i = 0; i < request.unfinished; ++i) {
@@ -338,8 +337,8 @@ Scheduler::Decode Scheduler::schedule_decode(size_t unread_steps) {
 bool Scheduler::free_blocks_for_growth(size_t unread_steps) {
   if (evict_kept()) return true;
   for (auto& [id, request] : requests_) {
-    const bool used = std::any_of(request.completions.begin(), request.completions.end(),
-                                  [](const SequencePtr& s) { return s->slot >= 0; });
+    const bool used =
+        std::ranges::any_of(request.completions, [](const SequencePtr& s) { return s->slot >= 0; });
     if (used || !request.is_computed()) continue;
     evict_prompt(request);
     return true;
@@ -410,7 +409,7 @@ EngineToken::End Scheduler::append(const SequencePtr& s, int32_t token) {
   ++stats_.decoded_tokens;
   memory_limits_.is_last_try = false;
   const std::vector<int32_t>& stops = s->request->in.stop_tokens;
-  const bool stopped = std::find(stops.begin(), stops.end(), token) != stops.end();
+  const bool stopped = std::ranges::find(stops, token) != stops.end();
   if (!stopped && (!s->is_full() || s->in_flight > 0)) return End::kNone;
   if (s->request->is_session()) {
     s->kept_length = s->length() - 1 - s->in_flight;

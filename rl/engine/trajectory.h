@@ -68,7 +68,7 @@ struct Trajectory {
   Json transcript;
   bool truncated() const { return is_truncated(stop_reason); }
   // Number of sampled tokens.
-  int64_t completion_length() const { return std::count(loss_mask.begin(), loss_mask.end(), 1); }
+  int64_t completion_length() const { return std::ranges::count(loss_mask, 1); }
   // Number of spans of sampled tokens.
   int64_t num_turns() const {
     int64_t count = 0;

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "core/text.h"
-#include "rl/engine/rollout.h"
 #include "rl/environments/environments.h"
 #include "rl/environments/search.h"
 #include "rl/rewards/expression.h"
@@ -145,7 +144,7 @@ class ToolsEnvironment final : public Environment {
   std::string result_of(const ToolCall& call) const {
     if (!call.error.empty()) return str("error: ", call.error);
     const Tool* tool = find_tool(call.name);
-    if (std::find(config_.tools.begin(), config_.tools.end(), call.name) == config_.tools.end())
+    if (std::ranges::find(config_.tools, call.name) == config_.tools.end())
       return str("error: unknown tool ", excerpt(call.name),
                  "; known: ", join(config_.tools, ", "));
     std::string error = argument_error(*tool, call.arguments);

@@ -239,8 +239,8 @@ class Parser {
   bool starts_factor() {
     skip_spaces();
     constexpr std::string_view kStarts[] = {"(", "\\frac", "\\sqrt", "\\pi", "sqrt", "pi"};
-    return std::any_of(std::begin(kStarts), std::end(kStarts),
-                       [&](std::string_view start) { return rest_.starts_with(start); });
+    return std::ranges::any_of(kStarts,
+                               [&](std::string_view start) { return rest_.starts_with(start); });
   }
   bool take(std::string_view wanted) {
     skip_spaces();

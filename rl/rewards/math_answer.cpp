@@ -2,7 +2,6 @@
 #include "rl/rewards/math_answer.h"
 
 #include <algorithm>
-#include <cctype>
 #include <span>
 #include <utility>
 #include <vector>
