@@ -258,11 +258,9 @@ std::string explain_no_model(const std::string& path) {
     names = {path.substr(slash + 1)};
   }
   const auto find = [&](std::string_view begin, std::string_view end) {
-    const auto fits = [&](const std::string& n) {
-      return n.starts_with(begin) && n.ends_with(end);
-    };
-    const auto found = std::find_if(names.begin(), names.end(), fits);
-    return found == names.end() ? std::string() : *found;
+    for (const std::string& name : names)
+      if (name.starts_with(begin) && name.ends_with(end)) return name;
+    return std::string();
   };
   const auto convert = [&](const char* options, const std::string& name) {
     return str("; hint: convert it in Python: transformers.AutoModelForCausalLM.from_pretrained('",
