@@ -23,6 +23,8 @@ COHORT_GATED_OPS(COHORT_DECLARE_UNARY)
 #undef COHORT_DECLARE_UNARY
 #undef COHORT_DECLARE_BINARY
 
+// add(a, b), whose value has been computed.
+Variable add_node(const Tensor& sum, const Variable& a, const Variable& b);
 Variable scale(const Variable& x, double factor);
 // [1]: sum of all elements, in accumulate_dtype().
 Variable sum(const Variable& x);

@@ -90,7 +90,11 @@ COHORT_GATED_OPS(COHORT_DEFINE_GATED)
 Variable add(const Variable& a, const Variable& b) {
   Tensor y = Tensor::empty_like(a.value());
   kernels::add_forward({.y = y, .a = a.value(), .b = b.value()});
-  return make_node("add", y, {a, b}, [](const Tensor& dy, Gradients& g) {
+  return add_node(y, a, b);
+}
+
+Variable add_node(const Tensor& sum, const Variable& a, const Variable& b) {
+  return make_node("add", sum, {a, b}, [](const Tensor& dy, Gradients& g) {
     g.pass(0, dy);
     g.pass(1, dy);
   });

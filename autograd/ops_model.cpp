@@ -45,13 +45,6 @@ Variable layer_norm_node(const Tensor& y, const Tensor& mean, const Tensor& rstd
                    });
 }
 
-Variable add_node(const Tensor& sum, const Variable& a, const Variable& b) {
-  return make_node("add", sum, {a, b}, [](const Tensor& dy, Gradients& g) {
-    g.pass(0, dy);
-    g.pass(1, dy);
-  });
-}
-
 }  // namespace
 
 Variable rms_norm(const Variable& x, const Variable& w, const RmsNormDesc& desc) {

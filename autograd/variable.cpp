@@ -222,8 +222,7 @@ void Gradients::pass(int i, const Tensor& gradient) {
 }
 
 bool needs_gradient(std::span<const Variable> inputs) {
-  return t_mode.grad_enabled && std::any_of(inputs.begin(), inputs.end(),
-                                            [](const Variable& v) { return v.requires_grad(); });
+  return t_mode.grad_enabled && std::ranges::any_of(inputs, &Variable::requires_grad);
 }
 
 Variable make_node(const char* name, Tensor y, std::span<const Variable> inputs, BackwardFn fn) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "text/tokenizers/json_fields.h"
 #include "text/utf8.h"
 
 namespace cohort {
@@ -63,12 +64,10 @@ void ChatRenderer::render(Example& example) const {
       example.question = *content;
   example.conversation = std::move(messages);
   example.special = SpecialTokens::kNone;
-  try {
+  with_path(example.where, [&] {
     example.template_variables = template_variables(example.fields);
     render_conversation(example);
-  } catch (const InputError& e) {
-    throw InputError(str(example.where, example.where.empty() ? "" : ": ", e.what()));
-  }
+  });
 }
 
 void ChatRenderer::render_conversation(Example& example) const {

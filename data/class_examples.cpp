@@ -5,62 +5,33 @@
 
 #include "data/split.h"
 #include "sys/input_file.h"
+#include "text/tokenizers/json_fields.h"
 
 namespace cohort {
-namespace {
-
-// Some of the images of a set.
-class ImageExamples final : public ExampleSet {
- public:
-  ImageExamples(std::shared_ptr<const ImageSet> images, std::vector<int64_t> indices)
-      : images_(std::move(images)), indices_(std::move(indices)) {}
-  int64_t size() const override { return std::ssize(indices_); }
-  Example get(int64_t index) const override {
-    const int64_t i = indices_.at(static_cast<size_t>(index));
-    const auto label = static_cast<size_t>(images_->label(i));
-    return {.prompt = images_->where(i),
-            .answer = images_->labels()[label],
-            .images = images_,
-            .image = i,
-            .where = images_->where(i)};
-  }
-  ExampleId id(int64_t index) const override {
-    return {.split = images_->split(indices_.at(static_cast<size_t>(index)))};
-  }
-
- private:
-  std::shared_ptr<const ImageSet> images_;
-  std::vector<int64_t> indices_;
-};
-
-}  // namespace
 
 ImageSplits load_images(const DataConfig& config) {
   const ImagesConfig& own = config.images;
-  const auto all = std::make_shared<const ImageSet>(own.path, own.field, own.label);
-  ImageSplits out{.fingerprint = all->fingerprint()};
-  // The images of a part of a set: all of it, or those that are held out, or are not.
-  const auto part = [](const std::shared_ptr<const ImageSet>& set, const auto& wanted) {
-    std::vector<int64_t> indices;
-    for (int64_t i = 0; i < set->size(); ++i)
-      if (wanted(set->split(i))) indices.push_back(i);
-    return std::make_unique<ImageExamples>(set, std::move(indices));
-  };
-  const double fraction = own.eval_path.empty() ? config.jsonl.held_out() : 0;
-  out.train = part(all, [&](uint64_t hash) { return !is_held_out(hash, fraction); });
-  if (own.eval_path.empty()) {
-    out.held_out = part(all, [&](uint64_t hash) { return is_held_out(hash, fraction); });
-  } else {
-    const auto eval =
-        std::make_shared<const ImageSet>(own.eval_path, own.field, own.label, all->labels());
-    out.held_out = part(eval, [](uint64_t) { return true; });
-    out.fingerprint += "+" + eval->fingerprint();
-  }
-  if (fraction > 0 && fraction < 1 && (out.train->size() == 0 || out.held_out->size() == 0))
-    throw InputError(str("data.held_out_fraction: ", fraction, " of the ", all->size(),
+  const bool split = own.eval_path.empty();
+  const auto images = std::make_shared<const ImageSet>(own.path, own.field, own.label);
+  const double fraction = split ? config.jsonl.held_out() : 0;
+  std::vector<int64_t> train, held_out;
+  for (int64_t i = 0; i < images->size(); ++i)
+    (is_held_out(images->id(i).split, fraction) ? held_out : train).push_back(i);
+  if (fraction > 0 && fraction < 1 && (train.empty() || held_out.empty()))
+    throw InputError(str("data.held_out_fraction: ", fraction, " of the ", images->size(),
                          " images of ", own.path,
                          " leaves a part without any; hint: another "
                          "fraction, or data.images.eval_path"));
+  const auto part = [&](std::vector<int64_t> indices) {
+    return make_changed_set(
+        images, [](Example&) {}, std::move(indices));
+  };
+  ImageSplits out{{part(std::move(train)), part(std::move(held_out)), {}}, images->fingerprint()};
+  if (split) return out;
+  const auto eval =
+      std::make_shared<const ImageSet>(own.eval_path, own.field, own.label, images->labels());
+  out.held_out = make_changed_set(eval, [](Example&) {});
+  out.fingerprint += "+" + eval->fingerprint();
   return out;
 }
 
@@ -71,18 +42,9 @@ NamedFiles new_image_files(int64_t size) {
 
 std::vector<std::string> class_labels(const DataSections& config) {
   const bool images = !config.data.images.path.empty();
-  std::unique_ptr<ExampleSet> train, held_out;
-  if (images) {
-    ImageSplits splits = load_images(config.data);
-    train = std::move(splits.train);
-    held_out = std::move(splits.held_out);
-  } else {
-    JsonlConfig jsonl = config.data.jsonl;
-    jsonl.teaches = true;
-    JsonlSplits splits = load_jsonl(jsonl);
-    train = std::move(splits.train);
-    held_out = std::move(splits.held_out);
-  }
+  JsonlConfig jsonl = config.data.jsonl;
+  jsonl.teaches = true;
+  const auto [train, held_out, sizes] = images ? load_images(config.data) : load_jsonl(jsonl);
   std::set<std::string> labels;
   for (int64_t i = 0; i < train->size(); ++i) labels.insert(train->get(i).answer);
   for (int64_t i = 0; i < held_out->size() && !labels.empty(); ++i)
@@ -132,11 +94,7 @@ TokenSequence ClassReader::read(const Example& example, int64_t step, int64_t in
     Image image = example.images->load(example.image, model_.channels);
     if (augment_ == Augment::kCropFlip && step >= 0)
       image = augmented(image, seed_, step, index, model_.image_size, processor_->filter);
-    try {
-      out = read_image(image);
-    } catch (const InputError& e) {
-      throw InputError(str(example.where, ": ", e.what()));
-    }
+    out = with_path(example.where, [&] { return read_image(image); });
   } else {
     const auto pair = example.pair.empty() ? std::nullopt : std::optional(example.pair);
     EncodedText text = model_.tokenizer.encode_texts(example.prompt, pair, model_.context);

@@ -11,10 +11,9 @@
 
 namespace cohort {
 
-// The images of data.images as problems, whose prompt is the path and whose answer is the label.
+// The images of data.images as problems.
 // Throws InputError where ImageSet does, and if a split is empty.
-struct ImageSplits {
-  std::unique_ptr<ExampleSet> train, held_out;
+struct ImageSplits : JsonlSplits {
   std::string fingerprint;
 };
 ImageSplits load_images(const DataConfig& config);

@@ -11,7 +11,7 @@
 #include "core/check.h"
 #include "core/sizes.h"
 #include "data/parallel_try.h"
-#include "text/json.h"
+#include "text/tokenizers/json_fields.h"
 #include "text/utf8.h"
 
 namespace cohort {
@@ -232,13 +232,8 @@ void TextPieces::for_each_text(int64_t piece, const Tokenizer* tokenizer,
   while (end < 0) end = piece_begin(file, span, ++index, tokenizer);
   const std::string text = file.read(begin, end);
   if (!is_jsonl(span.file)) {
-    try {
-      use(text, end == span.end);
-    } catch (const InputError& e) {
-      throw InputError(
-          str(span.file, begin > 0 ? str(": from byte ", begin, " on") : "", ": ", e.what()));
-    }
-    return;
+    const std::string where = span.file + (begin > 0 ? str(": from byte ", begin, " on") : "");
+    return with_path(where, [&] { use(text, end == span.end); });
   }
   for (size_t at = 0; at < text.size();) {
     const size_t line_end = std::min(text.find('\n', at), text.size());

@@ -225,8 +225,7 @@ class ContextCheck {
   bool has_targets(const Example& example, const Measured& size) const {
     if (!fit_.too_long(size.prompt, size.sequence))
       return example.loss_spans.empty() ||
-             std::any_of(example.loss_spans.begin(), example.loss_spans.end(),
-                         [](const auto& span) { return span.first < span.second; });
+             std::ranges::any_of(example.loss_spans, [](auto& s) { return s.first < s.second; });
     if (!truncates() || size.prompt >= fit_.context) return true;  // skipped, or truncated first
     return supervised_sequence(example, fit_.tokenizer, fit_.context, TooLong::kTruncate)
                .num_targets() > 0;
@@ -314,9 +313,7 @@ void keep_held_out(const DataSections& config, Dataset& data, ContextCheck& chec
   if (data.task == nullptr && config.eval_size > 0) {
     std::vector<uint64_t> hashes;
     for (const int64_t i : order) hashes.push_back(set.id(i).split);
-    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
-      return hashes[static_cast<size_t>(a)] < hashes[static_cast<size_t>(b)];
-    });
+    std::ranges::stable_sort(order, {}, [&](int64_t i) { return hashes[static_cast<size_t>(i)]; });
   }
   std::vector<int64_t> kept =
       check.keep(Split::kHeldOut, set, order, config.eval_size > 0 ? config.eval_size : size);

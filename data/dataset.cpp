@@ -86,8 +86,7 @@ Fingerprint checked_fingerprint(const DataSections& config, DataParts parts) {
 
 // Length of the common prefix of two token sequences.
 size_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
-  return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first -
-                             a.begin());
+  return static_cast<size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
 }
 
 // Builds `out.tokenizer` from the characters of a text, or for bytes, if there is none.
@@ -126,20 +125,12 @@ void load_text(const DataConfig& data, const Fingerprint& fingerprint, Dataset& 
         tokens_of(sources.back(), sources.back().train(), fingerprint.eval_checksum));
 }
 
-Dataset with_images(const DataSections& config, Dataset out) {
-  ImageSplits splits = load_images(config.data);
-  out.train = std::move(splits.train);
-  out.held_out_set = std::move(splits.held_out);
-  if (out.tokenizer == nullptr)
-    out.tokenizer = make_tokenizer(new_image_files(config.image_size), "data.images");
-  return out;
-}
-
 }  // namespace
 
 Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> tokenizer,
                      DataParts parts) {
   const DataConfig& data = config.data;
+  const TrainerType trainer = config.batch.trainer;
   if (tokenizer == nullptr && data.tokenizer_path.empty() && data.is_chat())
     throw InputError(
         "data: there is no chat template that renders the conversations, as no model is given; "
@@ -159,26 +150,26 @@ Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> toke
     load_text(data, fingerprint, out, need_tokenizer);
     return out;
   }
-  if (!data.images.path.empty()) return with_images(config, std::move(out));
-  std::unique_ptr<ExampleSet>& held_out = out.held_out_set;
+  const bool images = !data.images.path.empty();
+  if (images && out.tokenizer == nullptr)
+    out.tokenizer = make_tokenizer(new_image_files(config.image_size), "data.images");
   if (!data.task.empty()) {
     out.task = &find_task(data.task);
     out.train = make_task_set(*out.task, data.task_sizes, Split::kTrain, config.seed, 0);
-    held_out =
+    out.held_out_set =
         make_task_set(*out.task, data.task_sizes, Split::kHeldOut, kHeldOutSeed, config.eval_size);
     need_tokenizer([&] { return std::string(out.task->alphabet); });
   } else {
     JsonlConfig jsonl = data.jsonl;
-    jsonl.teaches =
-        config.batch.trainer == TrainerType::kSft || config.batch.trainer == TrainerType::kClassify;
+    jsonl.teaches = trainer == TrainerType::kSft || trainer == TrainerType::kClassify;
     if (parts == DataParts::kHeldOut && !jsonl.eval_path.empty()) jsonl.path.clear();
-    JsonlSplits splits = load_jsonl(jsonl);
+    JsonlSplits splits = images ? load_images(data) : load_jsonl(jsonl);
     out.train = std::move(splits.train);
     out.source_sizes = std::move(splits.source_sizes);
-    held_out = std::move(splits.held_out);
+    out.held_out_set = std::move(splits.held_out);
     need_tokenizer([&] {
       CharacterSet found;
-      for (const ExampleSet* set : {out.train.get(), held_out.get()})
+      for (const ExampleSet* set : {out.train.get(), out.held_out_set.get()})
         for (int64_t i = 0; i < set->size(); ++i) {
           const Example e = set->get(i);
           for (const std::string* text : {&e.prompt, &e.answer, &e.solution}) found.add(*text);
@@ -186,14 +177,13 @@ Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> toke
       return found.text();
     });
   }
-  if (data.is_chat()) {
-    out.chat = std::make_shared<ChatRenderer>(data, *out.tokenizer,
-                                              config.batch.trainer == TrainerType::kSft
-                                                  ? ChatRenderer::Purpose::kTeach
-                                                  : ChatRenderer::Purpose::kAsk);
+  if (data.is_chat() && !images) {
+    out.chat = std::make_shared<ChatRenderer>(
+        data, *out.tokenizer,
+        trainer == TrainerType::kSft ? ChatRenderer::Purpose::kTeach : ChatRenderer::Purpose::kAsk);
     const auto render = [chat = out.chat](Example& example) { chat->render(example); };
     out.train = make_changed_set(std::move(out.train), render);
-    held_out = make_changed_set(std::move(held_out), render);
+    out.held_out_set = make_changed_set(std::move(out.held_out_set), render);
   }
   return out;
 }
@@ -210,13 +200,11 @@ int64_t window_length(TrainerType trainer, const Tokenizer& tokenizer, int64_t c
 
 TokenSequence masked_sequence(std::span<const int32_t> window, const Tokenizer& tokenizer,
                               const Masking& masking, int64_t step, int64_t index) {
-  Masking::Masked text = masking.apply(window, step, index);
-  const Surrounding around = tokenizer.surrounding();
-  TokenSequence out{.tokens = around.before, .index = index};
-  out.labels.assign(around.before.size(), -1);
-  out.tokens.insert(out.tokens.end(), text.tokens.begin(), text.tokens.end());
-  out.labels.insert(out.labels.end(), text.labels.begin(), text.labels.end());
-  out.tokens.insert(out.tokens.end(), around.after.begin(), around.after.end());
+  TokenSequence out = masking.apply(window, step, index);
+  const auto& [before, after] = tokenizer.surrounding();
+  out.tokens.insert(out.tokens.begin(), before.begin(), before.end());
+  out.tokens.insert(out.tokens.end(), after.begin(), after.end());
+  out.labels.insert(out.labels.begin(), before.size(), -1);
   out.labels.resize(out.tokens.size(), -1);
   return out;
 }

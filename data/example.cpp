@@ -22,7 +22,7 @@ class MemorySet final : public ExampleSet {
 
 class ChangedSet final : public ExampleSet {
  public:
-  ChangedSet(std::unique_ptr<ExampleSet> examples, std::function<void(Example&)> change,
+  ChangedSet(std::shared_ptr<const ExampleSet> examples, std::function<void(Example&)> change,
              std::optional<std::vector<int64_t>> indices)
       : examples_(std::move(examples)), change_(std::move(change)), indices_(std::move(indices)) {}
 
@@ -39,7 +39,7 @@ class ChangedSet final : public ExampleSet {
     return indices_ ? indices_->at(static_cast<size_t>(index)) : index;
   }
 
-  std::unique_ptr<ExampleSet> examples_;
+  std::shared_ptr<const ExampleSet> examples_;
   std::function<void(Example&)> change_;
   std::optional<std::vector<int64_t>> indices_;
 };
@@ -67,7 +67,7 @@ std::unique_ptr<ExampleSet> make_example_set(std::vector<Example> examples) {
   return std::make_unique<MemorySet>(std::move(examples));
 }
 
-std::unique_ptr<ExampleSet> make_changed_set(std::unique_ptr<ExampleSet> examples,
+std::unique_ptr<ExampleSet> make_changed_set(std::shared_ptr<const ExampleSet> examples,
                                              std::function<void(Example&)> change,
                                              std::optional<std::vector<int64_t>> indices) {
   return std::make_unique<ChangedSet>(std::move(examples), std::move(change), std::move(indices));

@@ -77,7 +77,7 @@ class ExampleSet {
 std::unique_ptr<ExampleSet> make_example_set(std::vector<Example> examples);
 // The examples of a set at `indices` (nullopt: all), in their order, each after change(example).
 std::unique_ptr<ExampleSet> make_changed_set(
-    std::unique_ptr<ExampleSet> examples, std::function<void(Example&)> change,
+    std::shared_ptr<const ExampleSet> examples, std::function<void(Example&)> change,
     std::optional<std::vector<int64_t>> indices = std::nullopt);
 
 // ---- Generated tasks ---------------------------------------------------------------------------

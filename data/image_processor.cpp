@@ -4,26 +4,28 @@
 #include <cmath>
 #include <functional>
 
+#include "text/utf8.h"
+
 namespace cohort {
 namespace {
 
 // Fields that are read, and those that change nothing: images are decoded as the model needs them.
 constexpr std::string_view kFields =
-    " do_resize size resample do_rescale rescale_factor do_normalize image_mean image_std "
+    "do_resize size resample do_rescale rescale_factor do_normalize image_mean image_std "
     "do_convert_rgb crop_size processor_class _valid_processor_keys data_format device "
-    "input_data_format return_tensors disable_grouping ";
+    "input_data_format return_tensors disable_grouping";
 constexpr std::string_view kProcessors =
-    " ViTImageProcessor ViTImageProcessorFast ViTFeatureExtractor ";
+    "ViTImageProcessor ViTImageProcessorFast ViTFeatureExtractor";
 
 // True if the images do not depend on the field, or as it is read.
 bool is_known(const std::string& name, const Json& value) {
   if (value.is_null()) return true;
   if (name == "resample") return value.as_int() >= 0 && value.as_int() <= 3;
   if (name == "image_processor_type" || name == "feature_extractor_type")
-    return kProcessors.find(" " + value.as_string() + " ") != kProcessors.npos;
+    return has_word(kProcessors, value.as_string());
   // Other fields are off by no; but without default_to_square, `size` is the shortest edge.
   const bool no = value.is_bool() && !value.as_bool();
-  return kFields.find(" " + name + " ") != kFields.npos || no != (name == "default_to_square");
+  return has_word(kFields, name) || no != (name == "default_to_square");
 }
 
 std::vector<double> numbers_of(const Json& value) {

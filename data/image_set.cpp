@@ -10,6 +10,7 @@
 #include "data/split.h"
 #include "sys/files.h"
 #include "sys/input_file.h"
+#include "text/tokenizers/json_fields.h"
 
 namespace cohort {
 namespace {
@@ -48,17 +49,6 @@ std::string path_in(const fs::path& folder, const std::string& name) {
   return path.string();
 }
 
-// Calls use(). Its errors begin with `where`.
-template <class Use>
-auto locate(const std::string& where, const Use& use) {
-  try {
-    return use();
-  } catch (const InputError& e) {
-    const std::string message = e.what();
-    throw InputError(message.starts_with(where) ? message : where + ": " + message);
-  }
-}
-
 }  // namespace
 
 void ImageSet::read_folder(const std::string& path) {
@@ -67,7 +57,7 @@ void ImageSet::read_folder(const std::string& path) {
     if (std::error_code ignored; name[0] == '.' || !fs::is_directory(folder, ignored)) continue;
     for (const std::string& file : text_files(folder.string())) {
       const std::string relative = fs::path(file).lexically_relative(path).string();
-      entries_.push_back({file, path_in(path, relative), name, split_hash(relative)});
+      entries_.push_back({file, path_in(path, relative), name, {split_hash(relative)}});
     }
   }
   if (entries_.empty())
@@ -88,10 +78,10 @@ void ImageSet::read_lines(const std::string& path, const std::string& label) {
     };
     fs::path folder = fs::path(line.where.substr(0, line.where.rfind(':'))).parent_path();
     if (folder.empty()) folder = ".";
-    entries_[static_cast<size_t>(i)] = locate(line.where, [&] {
+    entries_[static_cast<size_t>(i)] = with_path(line.where, [&] {
       const std::string image = text(field_);
       const std::string file = image.starts_with("data:") ? "" : path_in(folder, image);
-      return Entry{line.where, file, text(label), split_hash(image)};
+      return Entry{line.where, file, text(label), {split_hash(image)}};
     });
   });
 }
@@ -104,9 +94,9 @@ ImageSet::ImageSet(const std::string& path, const std::string& field, const std:
   std::vector<std::string> marks(entries_.size());
   parallel_try(size(), 16, [&](int64_t i) {
     const Entry& entry = entries_[static_cast<size_t>(i)];
-    const int64_t bytes =
-        locate(entry.where, [&] { return entry.file.empty() ? 0 : InputFile(entry.file).size(); });
-    marks[static_cast<size_t>(i)] = str(entry.split, ' ', bytes, ' ', entry.name, '\n');
+    const int64_t bytes = with_path(
+        entry.where, [&] { return entry.file.empty() ? 0 : InputFile(entry.file).size(); });
+    marks[static_cast<size_t>(i)] = str(entry.id.split, ' ', bytes, ' ', entry.name, '\n');
   });
   fingerprint_ = hex(checksum(join(marks, "")));
   if (labels_.empty()) {
@@ -124,9 +114,18 @@ ImageSet::ImageSet(const std::string& path, const std::string& field, const std:
   }
 }
 
+Example ImageSet::get(int64_t i) const {
+  const Entry& entry = entries_.at(static_cast<size_t>(i));
+  return {.prompt = entry.where,
+          .answer = entry.name,
+          .images = shared_from_this(),
+          .image = i,
+          .where = entry.where};
+}
+
 Image ImageSet::load(int64_t i, int64_t channels) const {
   const Entry& entry = entries_.at(static_cast<size_t>(i));
-  return locate(entry.where, [&] {
+  return with_path(entry.where, [&] {
     if (!entry.file.empty()) return read_image(entry.file, channels);
     return decode_image(uri_bytes(lines_->get(i).fields.at(field_).as_string()), channels, field_);
   });

@@ -11,7 +11,8 @@
 
 namespace cohort {
 
-class ImageSet {
+// Examples whose prompt is the path of the image, or "FILE:LINE", and whose answer is the label.
+class ImageSet final : public ExampleSet, public std::enable_shared_from_this<ImageSet> {
  public:
   // `path`: a folder of class folders, whose names are the labels; or JSONL, whose records have an
   // image, a path relative to the file or a data URI with base64, and a label, a text or a whole
@@ -22,12 +23,14 @@ class ImageSet {
   // class.
   explicit ImageSet(const std::string& path, const std::string& field = "image",
                     const std::string& label = "label", std::vector<std::string> known = {});
-  int64_t size() const { return std::ssize(entries_); }
+  int64_t size() const override { return std::ssize(entries_); }
+  // The set must belong to a std::shared_ptr.
+  Example get(int64_t i) const override;
+  // The hash of the image's relative path, or of its data URI.
+  ExampleId id(int64_t i) const override { return entries_.at(static_cast<size_t>(i)).id; }
   const std::vector<std::string>& labels() const { return labels_; }
   // Index in labels().
   int64_t label(int64_t i) const { return entries_.at(static_cast<size_t>(i)).label; }
-  // split_hash() of the image's relative path, or of its data URI.
-  uint64_t split(int64_t i) const { return entries_.at(static_cast<size_t>(i)).split; }
   // Checksum of all names, sizes of files and labels in order, as 16 hex digits.
   const std::string& fingerprint() const { return fingerprint_; }
   // Path of a file, or "FILE:LINE".
@@ -40,7 +43,7 @@ class ImageSet {
  private:
   struct Entry {
     std::string where, file, name;  // name: of the label; no file: line i has a data URI
-    uint64_t split;
+    ExampleId id;
     int64_t label;
   };
   void read_folder(const std::string& path);

@@ -40,9 +40,7 @@ int64_t ShuffledOrder::next() {
       at = next;
     }
     const auto difficulty = [&](int64_t i) { return options_.difficulty[static_cast<size_t>(i)]; };
-    if (!options_.difficulty.empty())
-      std::stable_sort(order_.begin(), order_.end(),
-                       [&](int64_t a, int64_t b) { return difficulty(a) < difficulty(b); });
+    if (!options_.difficulty.empty()) std::ranges::stable_sort(order_, {}, difficulty);
   }
   return order_[static_cast<size_t>(position - begin_)];
 }

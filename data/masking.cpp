@@ -39,7 +39,7 @@ Masking::Masking(const Tokenizer& tokenizer, const MaskingConfig& config, uint64
   if (ordinary_.empty()) throw InputError("the tokenizer has special tokens only");
 }
 
-Masking::Masked Masking::apply(std::span<const int32_t> window, int64_t step, int64_t index) const {
+TokenSequence Masking::apply(std::span<const int32_t> window, int64_t step, int64_t index) const {
   COHORT_CHECK(window.size() <= size_t{1} << kTokenBits, "[masking] ", window.size(), " tokens");
   std::string text;
   std::vector<size_t> begins;
@@ -62,7 +62,9 @@ Masking::Masked Masking::apply(std::span<const int32_t> window, int64_t step, in
     numbers[i] = continues ? numbers[i - 1] : uniform_f32(draw(i)[0]) + special;
     lowest = std::min(lowest, numbers[i]);
   }
-  Masked out{{window.begin(), window.end()}, std::vector<int32_t>(window.size(), -1)};
+  TokenSequence out{.tokens = {window.begin(), window.end()},
+                    .index = index,
+                    .labels = std::vector<int32_t>(window.size(), -1)};
   for (size_t i = 0; i < window.size(); ++i) {
     if (numbers[i] >= config_.probability && numbers[i] > lowest) continue;
     out.labels[i] = window[i];

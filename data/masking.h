@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "config/visitor.h"
+#include "data/packing.h"
 #include "text/tokenizer.h"
 
 namespace cohort {
@@ -30,13 +31,11 @@ class Masking {
   // Throws InputError if the tokenizer has no mask token, or none that is not special.
   Masking(const Tokenizer& tokenizer, const MaskingConfig& config, uint64_t seed);
 
-  struct Masked {
-    std::vector<int32_t> tokens, labels;  // labels: the tokens of the window; -1: none
-  };
-  // Depends on its arguments and the constructor's only. `window`: at most 2^20 tokens, all in the
-  // tokenizer's vocabulary; its special tokens are predicted only if it has no others. `index`:
-  // that of the window in the step. Evaluations have step -1.
-  Masked apply(std::span<const int32_t> window, int64_t step, int64_t index) const;
+  // The masked window, with the tokens that were there as labels. Depends on its arguments and the
+  // constructor's only. `window`: at most 2^20 tokens, all in the tokenizer's vocabulary; its
+  // special tokens are predicted only if it has no others. `index`: that of the window in the step.
+  // Evaluations have step -1.
+  TokenSequence apply(std::span<const int32_t> window, int64_t step, int64_t index) const;
 
  private:
   bool is_special(int32_t id) const { return texts_[static_cast<size_t>(id)].bytes.empty(); }

@@ -54,10 +54,6 @@ std::vector<size_t> micro_batch_begins(std::span<const TokenSequence> sequences,
   return begins;
 }
 
-bool has_types(const TokenSequence& s) {
-  return !s.types.empty();
-}
-
 // Number of inputs of valid sequences.
 int64_t checked_total(std::span<const TokenSequence> sequences) {
   int64_t total = 0;
@@ -96,7 +92,7 @@ PackedBatch pack(std::span<const TokenSequence> sequences) {
       segments, types;
   std::vector<int64_t> indices, target_sequences;
   const auto capacity = static_cast<size_t>(checked_total(sequences));
-  const bool typed = std::ranges::any_of(sequences, has_types);
+  const bool typed = std::ranges::any_of(sequences, [](auto& s) { return !s.types.empty(); });
   for (auto* values : {&tokens, &positions, &target_positions, &targets, &segments})
     values->reserve(capacity);
   indices.reserve(capacity);

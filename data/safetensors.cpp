@@ -222,9 +222,7 @@ void SafetensorsFile::read_entry(const std::string& name, const Json& json) {
   const auto shape = find_sizes(json, "shape"), offsets = find_sizes(json, "data_offsets");
   if (type_name == nullptr || !type_name->is_string() || !shape || !offsets || offsets->size() != 2)
     fail(str("malformed header: ", tensor, " needs dtype, shape and data_offsets"));
-  const auto* type = std::find_if(std::begin(kTypes), std::end(kTypes), [&](const StoredType& t) {
-    return t.name == type_name->as_string();
-  });
+  const auto* type = std::ranges::find(kTypes, type_name->as_string(), &StoredType::name);
   if (type == std::end(kTypes))
     fail(str(tensor, " has dtype ", type_name->as_string(),
              ", which is not known; hint: convert the file to F32 or BF16"));
@@ -269,10 +267,6 @@ const SafetensorsFile::Entry& SafetensorsFile::find(const std::string& name) con
     known += (known.empty() ? "" : ", ") + names_[i];
   if (names_.size() > kMaxListed) known += str(" and ", names_.size() - kMaxListed, " more");
   fail(str("has no tensor '", name, "'; it has: ", known));
-}
-
-SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
-  read_header();
 }
 
 DType SafetensorsFile::dtype(const std::string& name) const {

@@ -49,7 +49,7 @@ std::vector<std::string> write_sharded(const std::string& dir, const std::string
 // overlapping or out-of-range tensors, unknown dtype, malformed header.
 class SafetensorsFile {
  public:
-  explicit SafetensorsFile(const std::string& path);
+  explicit SafetensorsFile(const std::string& path) : file_(path) { read_header(); }
 
   const std::vector<std::string>& names() const { return names_; }
   bool contains(const std::string& name) const { return entries_.contains(name); }

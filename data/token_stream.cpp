@@ -249,8 +249,7 @@ class TokenShards {
       for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i)
         if (shards[i].file == nullptr) shards[i] = open(shard_path(dir, i), fingerprint, report);
     });
-    return std::all_of(shards.begin(), shards.end(),
-                       [](const TokenStream::Part& shard) { return shard.file != nullptr; });
+    return std::ranges::none_of(shards, [](const auto& shard) { return shard.file == nullptr; });
   }
 
   // An empty part if the file does not exist or is not valid.

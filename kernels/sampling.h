@@ -65,6 +65,7 @@ struct HeadSample {
   const Tensor& rng_index;  // [n] i64
   // Rows of logits held at a time; 0: the device's default. No result depends on it.
   int64_t chunk_tokens = 0;
+  Tensor bias = {};  // [V]; undefined: none
 };
 COHORT_KERNEL(void head_sample(const HeadSample& args));
 

@@ -12,6 +12,7 @@
 #include "nn/model_folder.h"
 #include "sys/files.h"
 #include "sys/input_file.h"
+#include "text/utf8.h"
 
 namespace cohort {
 namespace {
@@ -21,30 +22,11 @@ constexpr std::string_view kPrefix = "base_model.model.", kA = ".lora_A.weight",
                            kB = ".lora_B.weight";
 
 // Fields that are read, and those that do not change what a trained adapter computes.
-constexpr const char* kKnownFields[] = {"peft_type",
-                                        "r",
-                                        "lora_alpha",
-                                        "use_rslora",
-                                        "base_model_name_or_path",
-                                        "task_type",
-                                        "bias",
-                                        "init_lora_weights",
-                                        "target_modules",
-                                        "exclude_modules",
-                                        "fan_in_fan_out",
-                                        "inference_mode",
-                                        "lora_dropout",
-                                        "revision",
-                                        "peft_version",
-                                        "auto_mapping",
-                                        "layers_pattern",
-                                        "megatron_core",
-                                        "qalora_group_size",
-                                        "eva_config",
-                                        "corda_config",
-                                        "loftq_config",
-                                        "lora_ga_config",
-                                        "runtime_config"};
+constexpr std::string_view kKnownFields =
+    "peft_type r lora_alpha use_rslora base_model_name_or_path task_type bias "
+    "init_lora_weights target_modules exclude_modules fan_in_fan_out inference_mode "
+    "lora_dropout revision peft_version auto_mapping layers_pattern megatron_core "
+    "qalora_group_size eva_config corda_config loftq_config lora_ga_config runtime_config";
 
 // Fields that are refused unless they are null, false or empty, and what they ask for.
 constexpr std::pair<const char*, const char*> kUnsupported[] = {
@@ -82,14 +64,11 @@ std::string lower(std::string text) {
 void check_fields(const Json& json, const std::string& dir) {
   for (const auto& [field, value] : json.as_object()) {
     if (is_blank(value)) continue;
-    const auto refused =
-        std::find_if(std::begin(kUnsupported), std::end(kUnsupported),
-                     [&, name = field](const auto& entry) { return name == entry.first; });
+    const auto* refused = std::ranges::find(kUnsupported, field, [](auto& e) { return e.first; });
     if (refused != std::end(kUnsupported))
       throw InputError(str("the field ", field, " is ", value.dump(), ": ", refused->second,
                            " is not supported", merge_hint(dir)));
-    if (std::find(std::begin(kKnownFields), std::end(kKnownFields), field) ==
-        std::end(kKnownFields))
+    if (!has_word(kKnownFields, field))
       throw InputError(str("the field ", field, " is ", value.dump(),
                            ", which is not known and might change what the adapter computes",
                            merge_hint(dir),
@@ -233,10 +212,8 @@ void check_tensors(const SafetensorsFile& file, const ModelConfig& config) {
 
 // True if the family stores the blocks' linear layers as [in, out].
 bool stores_transposed(const ModelConfig& config) {
-  const std::vector<TensorRule>& rules = tensor_rules(config);
-  return std::any_of(rules.begin(), rules.end(), [](const TensorRule& rule) {
-    return rule.layout == TensorRule::Layout::kTransposed;
-  });
+  return std::ranges::count(tensor_rules(config), TensorRule::Layout::kTransposed,
+                            &TensorRule::layout) > 0;
 }
 
 // Ends of the names of the modules with adapters, which no other module shares. PEFT adapts all
@@ -303,13 +280,8 @@ AdapterConfig load_adapter_config(const std::string& dir) {
 ModelConfig with_adapter(ModelConfig base, const AdapterConfig& adapter, const std::string& dir) {
   const std::string path = dir + "/" + kWeights;
   const std::vector<AdapterTarget> known = linear_modules(base);
-  const auto has = [&](const std::string& module) {
-    return std::find(adapter.modules.begin(), adapter.modules.end(), module) !=
-           adapter.modules.end();
-  };
   for (const std::string& module : adapter.modules)
-    if (std::none_of(known.begin(), known.end(),
-                     [&](const AdapterTarget& entry) { return entry.name == module; }))
+    if (std::ranges::count(known, module, &AdapterTarget::name) == 0)
       throw InputError(str(path, ": '", layer_name(module, 0),
                            "' is no linear layer of the base model's blocks, as '",
                            layer_name(known[0].name, 0),
@@ -321,7 +293,8 @@ ModelConfig with_adapter(ModelConfig base, const AdapterConfig& adapter, const s
   base.lora = adapter.lora;
   base.lora.targets.clear();
   for (const AdapterTarget& entry : known)
-    if (adapter.modules.size() < known.size() && has(entry.name))
+    if (adapter.modules.size() < known.size() &&
+        std::ranges::count(adapter.modules, entry.name) > 0)
       base.lora.targets.push_back(target_of(entry.name, {"c_proj"}));
   const SafetensorsFile file(path);
   with_path(path, [&] { check_tensors(file, base); });

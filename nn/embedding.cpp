@@ -45,28 +45,29 @@ Embedding::Embedding(ParameterSet& set, const ModelConfig& c) : config_(c), dtyp
 
 // The sums have PyTorch's order: tokens, types, positions.
 Variable Embedding::operator()(const Pass& pass) const {
-  Variable x = config_.has_images() ? patches(pass) : embedding(tokens_, pass.tokens);
+  const Tensor &tokens = pass.batch.tokens, &types = pass.batch.types,
+               &positions = pass.batch.positions;
+  Variable x = config_.has_images() ? patches(pass) : embedding(tokens_, tokens);
   if (config_.family.embedding_scale != 1) x = scale(x, config_.family.embedding_scale);
   if (types_.defined())
-    x = add(x,
-            embedding(types_, pass.types.defined() ? pass.types
-                                                   : Tensor::zeros(pass.tokens.shape(), DType::kI32,
-                                                                   pass.tokens.device())));
+    x = add(x, embedding(types_, types.defined() ? types
+                                                 : Tensor::zeros(tokens.shape(), DType::kI32,
+                                                                 tokens.device())));
   if (positions_.defined())
-    x = add(x, embedding(positions_, pass.positions, config_.family.first_position));
+    x = add(x, embedding(positions_, positions, config_.family.first_position));
   if (norm_) x = (*norm_)(x);
   return dropout(x, dropout_spec(config_.dropout, pass, -1, DropoutSite::kEmbedding));
 }
 
 Variable Embedding::patches(const Pass& pass) const {
-  const int64_t n = config_.num_patches(), p = config_.patch_size, side = config_.image_size;
-  Tensor rows = Tensor::empty({pass.pixels.dim(0) * n, config_.channels * p * p}, dtype_,
-                              pass.pixels.device());
-  kernels::patches(
-      {.y = rows,
-       .pixels = pass.pixels.reshape({pass.pixels.dim(0), side, side, config_.channels}),
-       .values = pass.pixel_values.to(accumulate_dtype(dtype_)),
-       .size = p});
+  const Tensor& pixels = pass.batch.pixels;
+  const int64_t n = config_.num_patches(), p = config_.patch_size, side = config_.image_size,
+                images = pixels.dim(0);
+  Tensor rows = Tensor::empty({images * n, config_.channels * p * p}, dtype_, pixels.device());
+  kernels::patches({.y = rows,
+                    .pixels = pixels.reshape({images, side, side, config_.channels}),
+                    .values = pass.batch.pixel_values.to(accumulate_dtype(dtype_)),
+                    .size = p});
   return prepend_row(class_, patch_projection_(Variable(rows)), n);
 }
 

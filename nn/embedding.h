@@ -16,7 +16,7 @@ class Embedding {
  public:
   // Refers to `config`, the model's.
   Embedding(ParameterSet& set, const ModelConfig& config);
-  // [T, d_model] of pass.tokens or pass.pixels at pass.positions
+  // [T, d_model] of pass.batch.tokens or pass.batch.pixels at pass.batch.positions
   Variable operator()(const Pass& pass) const;
   // [vocab, d_model]; undefined for images
   const Variable& tokens() const { return tokens_; }

@@ -47,21 +47,17 @@ Tensor most_likely(const Tensor& x, const HeadWeights& head) {
   const Device device = x.device();
   const kernels::SamplingParams greedy[] = {{.temperature = 0}};
   kernels::SamplingState state{.params = kernels::pack_params(greedy).to(device)};
-  Tensor tokens = Tensor::empty({rows}, DType::kI32, device);
-  Tensor statistics = Tensor::empty({4, rows}, accumulate_dtype(x.dtype()), device);
-  const kernels::Logits logits{x, head.weight.value(), head.bias.value()};
-  const int64_t chunk = kernels::head_chunk_tokens(head.weight.value().dim(0), 0, device);
-  kernels::for_logit_chunks(logits, chunk, [&](int64_t begin, const Tensor& values) {
-    const int64_t n = values.dim(0);
-    const auto part = [&](int i) { return statistics.select(0, i).narrow(0, begin, n); };
-    kernels::Samples out{tokens.narrow(0, begin, n), part(0), part(1), part(2), part(3)};
-    kernels::sample_logits({.out = out,
-                            .state = state,
-                            .logits = values,
-                            .slots = Tensor::zeros({n}, DType::kI32, device),
-                            .rng_index = Tensor::zeros({n}, DType::kI64, device)});
-  });
-  return tokens;
+  const Tensor statistics = Tensor::empty({4, rows}, accumulate_dtype(x.dtype()), device);
+  kernels::Samples out{Tensor::empty({rows}, DType::kI32, device), statistics.select(0, 0),
+                       statistics.select(0, 1), statistics.select(0, 2), statistics.select(0, 3)};
+  kernels::head_sample({.out = out,
+                        .state = state,
+                        .x = x,
+                        .w = head.weight.value(),
+                        .slots = Tensor::zeros({rows}, DType::kI32, device),
+                        .rng_index = Tensor::zeros({rows}, DType::kI64, device),
+                        .bias = head.bias.value()});
+  return out.tokens;
 }
 
 }  // namespace cohort

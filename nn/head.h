@@ -12,7 +12,7 @@ class Head {
   // model's.
   Head(ParameterSet& set, const ModelConfig& config, const Embedding& embedding);
   // The input of the logits' matmul, or the pooler's output, of hidden states [L, d_model] at the
-  // positions of the targets; pass.sequences and pass.positions, of these rows, address dropout.
+  // positions of the targets; pass.batch.sequences and positions, of these rows, address dropout.
   Variable operator()(Variable x, const Pass& pass) const;
   // Weights of the logits; undefined for a pooler.
   const HeadWeights& weights() const { return weights_; }

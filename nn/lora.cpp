@@ -37,8 +37,7 @@ std::vector<LayerModule> layer_modules(const AdapterTargets& lora,
   for (const LinearPart& part : parts) {
     const auto [pattern, layer] = split_layer_name(part.name);
     for (const AdapterTarget& module : lora.modules) {
-      if (std::find(module.parts.begin(), module.parts.end(), pattern) == module.parts.end())
-        continue;
+      if (std::ranges::count(module.parts, pattern) == 0) continue;
       const std::string name = layer_name(module.name, layer);
       if (out.empty() || out.back().name != name) out.push_back({name, {row, 0}});
       out.back().rows.rows += part.rows;
@@ -72,9 +71,8 @@ std::vector<AdapterTarget> linear_modules(const ModelConfig& config) {
   const std::vector<TensorRule>& rules = tensor_rules(config);
   for (const std::string& layer : linear_layers(config)) {
     const std::string weight = str(layer, kWeight);
-    const auto rule = std::find_if(rules.begin(), rules.end(), [&](const TensorRule& r) {
-      return std::ranges::find(r.parameters, weight) != r.parameters.end();
-    });
+    const auto rule = std::ranges::find_if(
+        rules, [&](const TensorRule& r) { return std::ranges::count(r.parameters, weight) > 0; });
     std::string name = rule == rules.end() ? weight : rule->stored;
     name.resize(name.size() - kWeight.size());
     if (out.empty() || out.back().name != name) out.push_back({name, {}});

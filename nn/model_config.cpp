@@ -194,19 +194,15 @@ Json ModelConfig::to_json() const {
   if (!json.is_null()) return json;
   json.set("model_type", kCohortType);
   if (is_encoder()) write_head(json, *this);
-  json.set("hidden_size", d_model)
-      .set("num_hidden_layers", num_layers)
-      .set("num_attention_heads", num_heads);
-  json.set("num_key_value_heads", num_kv_heads)
-      .set("head_dim", head_dim)
-      .set("intermediate_size", d_ff);
-  json.set("max_position_embeddings", std::max(context, position_rows))
-      .set("vocab_size", vocab_size);
+  json.set("hidden_size", d_model).set("num_hidden_layers", num_layers);
+  json.set("num_attention_heads", num_heads).set("num_key_value_heads", num_kv_heads);
+  json.set("head_dim", head_dim).set("intermediate_size", d_ff);
+  json.set("max_position_embeddings", std::max(context, position_rows));
+  json.set("vocab_size", vocab_size);
   json.set("norm_type", name_of(kNormNames, norm)).set("rms_norm_eps", norm_eps);
   json.set("position_type", name_of(kPositionNames, position)).set("rope_theta", rope_theta);
-  json.set("hidden_act", name_of(kMlpNames, mlp))
-      .set("attention_bias", bias)
-      .set("tie_word_embeddings", tie_embeddings);
+  json.set("hidden_act", name_of(kMlpNames, mlp)).set("attention_bias", bias);
+  json.set("tie_word_embeddings", tie_embeddings);
   json.set("qk_norm", qk_norm).set("dropout", dropout).set("initializer_range", init_std);
   write_optional(json, *this);
   return json;

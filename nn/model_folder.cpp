@@ -194,11 +194,6 @@ const FloatType& type_named(const std::string& torch) {
       str("dtype: '", torch, "' is not known; known: float64, float32, bfloat16, float16"));
 }
 
-const char* torch_name(DType dtype) {
-  if (dtype == DType::kF64) return "float64";
-  return dtype == DType::kF32 ? "float32" : "bfloat16";
-}
-
 // Sets config.json's eos_token_id, a number or a list, unless the tokenizer has none.
 void set_eos(Json& json, const Tokenizer& tokenizer) {
   const std::vector<int32_t> ids = stop_ids_of(tokenizer);
@@ -258,11 +253,9 @@ std::string explain_no_model(const std::string& path) {
     names = {path.substr(slash + 1)};
   }
   const auto find = [&](std::string_view begin, std::string_view end) {
-    const auto fits = [&](const std::string& n) {
-      return n.starts_with(begin) && n.ends_with(end);
-    };
-    const auto found = std::find_if(names.begin(), names.end(), fits);
-    return found == names.end() ? std::string() : *found;
+    for (const std::string& name : names)
+      if (name.starts_with(begin) && name.ends_with(end)) return name;
+    return std::string();
   };
   const auto convert = [&](const char* options, const std::string& name) {
     return str("; hint: convert it in Python: transformers.AutoModelForCausalLM.from_pretrained('",
@@ -394,7 +387,8 @@ std::vector<std::string> save_weights(const Transformer& model, const std::strin
 Json saved_config(const Transformer& model, const Tokenizer* tokenizer) {
   Json json = model.config().to_json();
   if (model.config().file.is_null() && tokenizer != nullptr) set_eos(json, *tokenizer);
-  set_dtype(json, torch_name(model.dtype()));
+  const std::string_view stored = stored_name(model.dtype());
+  set_dtype(json, std::ranges::find(kFloatTypes, stored, &FloatType::stored)->torch);
   return json;
 }
 

@@ -10,6 +10,7 @@
 #include "data/safetensors.h"
 #include "nn/transformer.h"
 #include "text/tokenizer.h"
+#include "text/tokenizers/json_fields.h"
 
 namespace cohort {
 
@@ -23,18 +24,6 @@ std::string explain_no_model(const std::string& path);
 // The hint for `path` if it does not exist and the user's `name` for it reads like one on the Hub,
 // else "".
 std::string hub_hint(const std::string& name, const std::string& path);
-
-// Calls read(). InputErrors whose message does not begin with `path` are of that file: it is put
-// before them.
-template <class Read>
-auto with_path(const std::string& path, const Read& read) {
-  try {
-    return read();
-  } catch (const InputError& e) {
-    const std::string message = e.what();
-    throw InputError(message.starts_with(path) ? message : str(path, ": ", message));
-  }
-}
 
 // DIR/config.json, resolved. A head that it ties to the embedding table, and that the weights in
 // DIR have with other values, is not tied, which is logged once. Throws InputError naming the file

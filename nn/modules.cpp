@@ -14,8 +14,8 @@ kernels::DropoutSpec dropout_spec(double p, const Pass& pass, int layer, Dropout
   spec.p = p;
   spec.seed = pass.options.seed;
   spec.stream = dropout_stream(pass.options.step, layer + 1, site);
-  spec.sequences = pass.sequences;
-  spec.positions = pass.positions;
+  spec.sequences = pass.batch.sequences;
+  spec.positions = pass.batch.positions;
   return spec;
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "autograd/ops.h"
+#include "data/packing.h"
 #include "nn/lora.h"
 #include "nn/model_config.h"
 #include "nn/parameter_set.h"
@@ -48,8 +49,7 @@ struct PositionTerms {
 struct Pass {
   // Returns [T, H D], over the packed batch or the cache.
   using Attention = std::function<Variable(AttentionCall call)>;
-  Tensor tokens, positions, sequences;
-  Tensor types, pixels, pixel_values;  // see PackedBatch
+  PackedBatch batch;  // its inputs
   ForwardOptions options;
   Attention attention;
   PositionTerms position_terms;

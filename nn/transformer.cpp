@@ -56,20 +56,14 @@ PackedBatch Transformer::to_device(const PackedBatch& batch) const {
 }
 
 Variable Transformer::forward(const PackedBatch& batch, const ForwardOptions& options) const {
-  const auto packed_attention = [cu_seqlens = batch.cu_seqlens, prefixes = batch.prefixes,
-                                 positions = batch.positions](AttentionCall call) {
+  const auto packed_attention = [batch](AttentionCall call) {
     Variable& qkv = call.qkv;
-    call.desc.prefixes = prefixes;
+    call.desc.prefixes = batch.prefixes;
     if (call.rope_table.defined())
-      qkv = rope(std::move(qkv), positions, call.rope_table, call.num_kv_heads);
-    return attention(qkv, call.num_kv_heads, cu_seqlens, call.desc, call.padding, call.terms);
+      qkv = rope(std::move(qkv), batch.positions, call.rope_table, call.num_kv_heads);
+    return attention(qkv, call.num_kv_heads, batch.cu_seqlens, call.desc, call.padding, call.terms);
   };
-  return run({.tokens = batch.tokens,
-              .positions = batch.positions,
-              .sequences = batch.sequences,
-              .types = batch.types,
-              .pixels = batch.pixels,
-              .pixel_values = batch.pixel_values,
+  return run({.batch = batch,
               .options = options,
               .attention = packed_attention,
               .position_terms = backbone_.position_terms()});
@@ -80,8 +74,9 @@ Variable Transformer::hidden_at_targets(const PackedBatch& batch,
   const Tensor positions =
       Tensor::zeros(batch.target_sequences.defined() ? batch.target_sequences.shape() : Shape{0},
                     DType::kI32, device());
-  return head_(select_rows(forward(batch, options), batch.target_positions),
-               {.positions = positions, .sequences = batch.target_sequences, .options = options});
+  return head_(
+      select_rows(forward(batch, options), batch.target_positions),
+      {.batch = {.positions = positions, .sequences = batch.target_sequences}, .options = options});
 }
 
 // COHORT_PREFETCH=0 turns prefetching off, to find out whether wrong results come from it.
@@ -113,8 +108,7 @@ Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences
     }
     return Variable(rows);
   };
-  return run({.tokens = tokens,
-              .positions = positions,
+  return run({.batch = {.tokens = tokens, .positions = positions},
               .attention = cached_attention,
               .position_terms = backbone_.position_terms()})
       .value();

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "text/jinja/interpreter.h"
+#include "text/tokenizers/json_fields.h"
 #include "text/utf8.h"
 
 namespace cohort {
@@ -29,15 +30,6 @@ std::string normalize_lines(std::string_view source) {
   }
   if (out.ends_with('\n')) out.pop_back();
   return out;
-}
-
-// Reads an object; an empty one if the file does not exist.
-Json read_json_object(const NamedFiles& files, const char* name) {
-  const std::string* text = find_file(files, name);
-  if (text == nullptr) return Json(Json::Object{});
-  Json json = parse_json(*text, name);
-  if (!json.is_object()) throw InputError(str(name, ": expected an object"));
-  return json;
 }
 
 }  // namespace
@@ -76,7 +68,7 @@ bool ChatTemplate::has_generation_blocks() const {
 
 std::optional<std::string> find_chat_template(const NamedFiles& files) {
   if (const std::string* text = find_file(files, "chat_template.jinja")) return *text;
-  const Json json = read_json_object(files, "tokenizer_config.json");
+  const Json json = read_object(files, "tokenizer_config.json", "tokenizer_config.json");
   const Json& found = json.get_or_null("chat_template");
   if (found.is_null()) return {};
   if (found.is_string()) return found.as_string();
@@ -93,11 +85,10 @@ std::optional<std::string> find_chat_template(const NamedFiles& files) {
 Json special_token_variables(const NamedFiles& files) {
   Json variables{Json::Object{}};
   for (const char* file : {"special_tokens_map.json", "tokenizer_config.json"}) {
-    const Json json = read_json_object(files, file);
+    const Json json = read_object(files, file, file);
     for (const auto& [name, value] : json.as_object()) {
-      const Json* content = value.is_object() ? value.find("content") : &value;
-      if (name.ends_with("_token") && content != nullptr && content->is_string())
-        variables.set(name, *content);
+      const Json& text = value.is_object() ? value.get_or_null("content") : value;
+      if (name.ends_with("_token") && text.is_string()) variables.set(name, text);
     }
   }
   return variables;

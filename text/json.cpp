@@ -176,8 +176,7 @@ Json& Json::operator[](std::string_view key) {
   if (is_null()) value_ = Object{};
   COHORT_CHECK(is_object(), "[json] expected an object to set '", key, "' in, got ", type_name());
   auto& object = std::get<Object>(value_);
-  const auto entry =
-      std::find_if(object.begin(), object.end(), [&](const auto& e) { return e.first == key; });
+  const auto entry = std::ranges::find(object, key, &Object::value_type::first);
   return entry != object.end() ? entry->second : object.emplace_back(key, Json()).second;
 }
 

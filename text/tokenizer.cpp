@@ -5,6 +5,7 @@
 #include "sys/files.h"
 #include "text/tokenizers/byte_level.h"
 #include "text/tokenizers/hugging_face.h"
+#include "text/tokenizers/json_fields.h"
 #include "text/utf8.h"
 
 namespace cohort {
@@ -97,10 +98,8 @@ NamedFiles PlainTokenizer::files() const {
 class ByteTokenizer final : public PlainTokenizer {
  public:
   std::vector<int32_t> encode(std::string_view text, SpecialTokens) const override {
-    std::vector<int32_t> ids(text.size());
-    std::transform(text.begin(), text.end(), ids.begin(),
-                   [](char c) { return static_cast<uint8_t>(c); });
-    return ids;
+    const auto* const bytes = reinterpret_cast<const uint8_t*>(text.data());
+    return {bytes, bytes + text.size()};
   }
   int32_t eos_id() const override { return 256; }
 
@@ -270,12 +269,9 @@ std::unique_ptr<Tokenizer> make_tokenizer(NamedFiles files, const std::string& w
   if (json != nullptr && json->find("\"model\"") == std::string::npos) {
     const std::string path = where + "/tokenizer.json";
     const Json saved = parse_json(*json, path);
-    try {
+    return with_path(path, [&] {
       return with_location(saved, path, [&] { return read_old_tokenizer(saved); });
-    } catch (const InputError& e) {
-      const std::string message = e.what();
-      throw InputError(message.starts_with(path) ? message : str(path, ": ", message));
-    }
+    });
   }
   if (json != nullptr)
     if (auto plain = recognize_plain(*json, where + "/tokenizer.json")) return plain;

@@ -87,9 +87,7 @@ void order_marks(Codes& codes) {
   for (auto it = codes.begin(); it != codes.end();) {
     const auto begin = std::find_if(it, codes.end(), is_mark);
     it = std::find_if_not(begin, codes.end(), is_mark);
-    std::stable_sort(begin, it, [](utf8proc_int32_t a, utf8proc_int32_t b) {
-      return combining_class(a) < combining_class(b);
-    });
+    std::ranges::stable_sort(begin, it, {}, combining_class);
   }
 }
 
@@ -122,12 +120,7 @@ void append_form(Codes& codes, NormalForm form, std::string& out) {
 
 void append_normalized(std::string_view text, NormalForm form, std::string& out) {
   Codes codes;
-  for (size_t at = 0; at < text.size();) {
-    const Utf8Char c = decode_utf8(text, at);
-    COHORT_CHECK(c.size > 0, "[unicode] byte ", at, " is not UTF-8");
-    decompose(c.code, is_compatible(form), codes);
-    at += c.size;
-  }
+  for_characters(text, [&](Utf8Char c, size_t) { decompose(c.code, is_compatible(form), codes); });
   append_form(codes, form, out);
 }
 
@@ -178,9 +171,7 @@ std::string to_normal_form(std::string_view text, NormalForm form) {
   // Only ranges that may change go through the library, each from the inert character before it.
   size_t last_inert = 0, copied = 0;
   bool changing = false;
-  for (size_t at = 0; at < text.size();) {
-    const Utf8Char c = decode_utf8(text, at);
-    COHORT_CHECK(c.size > 0, "[unicode] byte ", at, " is not UTF-8");
+  for_characters(text, [&](Utf8Char c, size_t at) {
     const bool inert = (all_inert[c.code] >> static_cast<int>(form) & 1) != 0;
     if (inert && changing) {
       append_normalized(text.substr(copied, at - copied), form, out);
@@ -191,8 +182,7 @@ std::string to_normal_form(std::string_view text, NormalForm form) {
     }
     changing = !inert;
     if (inert) last_inert = at;
-    at += c.size;
-  }
+  });
   if (changing)
     append_normalized(text.substr(copied), form, out);
   else

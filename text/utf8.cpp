@@ -80,6 +80,11 @@ std::string replaced(std::string_view text, std::string_view from, std::string_v
   return out.append(text.substr(begin));
 }
 
+bool has_word(std::string_view words, std::string_view word) {
+  return word.find(' ') == word.npos &&
+         str(' ', words, ' ').find(str(' ', word, ' ')) != std::string::npos;
+}
+
 size_t unfinished_utf8(std::string_view text) {
   for (size_t size = 1; size <= 3 && size <= text.size(); ++size) {
     const std::string_view part = text.substr(text.size() - size);

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/check.h"
 #include "core/text.h"  // decode_utf8()
 
 namespace cohort {
@@ -25,6 +26,17 @@ inline bool is_utf8(std::string_view text) {
   return utf8_prefix(text) == text.size();
 }
 
+// Calls use(character, at) for the characters of a text, which must be UTF-8, and their offsets.
+template <class Use>
+void for_characters(std::string_view text, const Use& use) {
+  for (size_t at = 0; at < text.size();) {
+    const Utf8Char c = decode_utf8(text, at);
+    COHORT_CHECK(c.size > 0, "[utf8] byte ", at, " is not UTF-8");
+    use(c, at);
+    at += c.size;
+  }
+}
+
 enum class Side { kLeft, kRight, kBoth };
 // The text without the characters at its ends for which is_stripped(code) holds.
 template <class Predicate>
@@ -40,6 +52,9 @@ std::string_view strip_if(std::string_view text, Side side, const Predicate& is_
 }
 // The text with each occurrence of `from`, which is not empty, replaced.
 std::string replaced(std::string_view text, std::string_view from, std::string_view to);
+
+// True for one of `words`, which are separated by single spaces.
+bool has_word(std::string_view words, std::string_view word);
 
 // The number of bytes at the end of a text (0 to 3) that begin a character which more bytes could
 // complete.

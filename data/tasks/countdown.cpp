@@ -187,8 +187,7 @@ bool countdown_solved(std::span<const int64_t> numbers, int64_t target,
   Parser parser(expression);
   const auto value = parser.parse();
   return value && value->den == 1 && value->num == target &&
-         std::is_permutation(numbers.begin(), numbers.end(), parser.used().begin(),
-                             parser.used().end());
+         std::ranges::is_permutation(numbers, parser.used());
 }
 
 const Task kCountdownTask = {

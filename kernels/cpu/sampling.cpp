@@ -296,7 +296,7 @@ void head_sample(const HeadSample& args) {
                               ? args.chunk_tokens
                               : head_chunk_tokens(args.w.dim(0), 0, args.x.device());
     const Rows<T> rows(args, args.w.dim(0), "head_sample");
-    for_logit_chunks({args.x, args.w}, chunk,
+    for_logit_chunks({args.x, args.w, args.bias}, chunk,
                      [&](int64_t begin, Tensor& logits) { sample_rows(rows, logits, begin); });
   });
 }

@@ -507,7 +507,7 @@ void head_sample(const HeadSample& args) {
   const int64_t rows = args.chunk_tokens > 0 ? args.chunk_tokens
                                              : head_chunk_tokens(args.w.dim(0), 0, args.x.device());
   Tensor modified;
-  for_logit_chunks({args.x, args.w}, rows, [&](int64_t begin, const Tensor& logits) {
+  for_logit_chunks({args.x, args.w, args.bias}, rows, [&](int64_t begin, const Tensor& logits) {
     sample_rows(args, begin, logits, modified);
   });
 }

@@ -8,10 +8,10 @@
 namespace cohort {
 namespace {
 
-ModelConfig read_text_encoder(ConfigFile& file, int64_t types, int64_t first_position) {
+ModelConfig read_text_encoder(ConfigFile& file, int64_t first_position) {
   ModelConfig c = read_encoder(file);
   c.vocab_size = file.integer("vocab_size");
-  c.token_types = file.integer("type_vocab_size", types);
+  c.token_types = file.integer("type_vocab_size", 2);
   c.context = file.integer("max_position_embeddings", 512) - first_position;
   c.tie_embeddings = file.flag("tie_word_embeddings", true);
   c.norm_place = NormPlace::kAfter;
@@ -59,28 +59,28 @@ constexpr HeadModules kBertMasked = {"cls.predictions.transform.dense",
 
 }  // namespace
 
-ModelConfig read_bert(ConfigFile& file) {
-  return read_text_encoder(file, 2, 0);
+static ModelConfig read_bert(ConfigFile& file) {
+  return read_text_encoder(file, 0);
 }
 
-ModelConfig read_roberta(ConfigFile& file) {
+static ModelConfig read_roberta(ConfigFile& file) {
   const int64_t padding = file.integer("pad_token_id", 1);
   if (padding < -1 || padding > INT32_MAX) file.refuse("pad_token_id", "expected a token");
-  return read_text_encoder(file, 2, padding + 1);
+  return read_text_encoder(file, padding + 1);
 }
 
-std::vector<TensorRule> bert_rules(const ModelConfig& c) {
+static std::vector<TensorRule> bert_rules(const ModelConfig& c) {
   return rules_with(c, "bert.", c.head == HeadType::kMaskedToken ? kBertMasked : kBertOther);
 }
 
-std::vector<TensorRule> roberta_rules(const ModelConfig& c) {
+static std::vector<TensorRule> roberta_rules(const ModelConfig& c) {
   return rules_with(c, "roberta.",
                     c.head == HeadType::kMaskedToken ? kRobertaMasked
                     : c.head == HeadType::kClasses   ? kRobertaClasses
                                                      : kBertOther);
 }
 
-Json write_bert(const ModelConfig& c) {
+static Json write_bert(const ModelConfig& c) {
   // transformers looks types up even where all are 0.
   if (!c.is_encoder() || c.has_images() || c.token_types == 0) return {};
   if (c.head == HeadType::kMaskedToken && !c.tie_embeddings) return {};
@@ -89,5 +89,8 @@ Json write_bert(const ModelConfig& c) {
   json.set("max_position_embeddings", std::max(c.context, c.position_rows));
   return json.set("tie_word_embeddings", c.tie_embeddings);
 }
+
+const Family kBert = {"bert", read_bert, bert_rules, write_bert};
+const Family kRoberta = {"roberta", read_roberta, roberta_rules};
 
 }  // namespace cohort

@@ -1,14 +1,12 @@
 // Fields of a config.json.
-#include <sstream>
-
 #include "nn/families/family.h"
+#include "text/utf8.h"
 
 namespace cohort {
 namespace {
 
-// Fields about training, generation, files and programs that do not affect the forward, separated
-// by spaces.
-constexpr const char* kHarmless =
+// Fields about training, generation, files and programs that do not affect the forward.
+constexpr std::string_view kHarmless =
     "architectures model_type torch_dtype dtype transformers_version use_cache bos_token_id "
     "eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id "
     "attention_dropout attn_pdrop embd_pdrop resid_pdrop hidden_dropout hidden_dropout_prob "
@@ -27,20 +25,7 @@ constexpr const char* kHarmless =
 bool is_harmless(const std::string& field) {
   for (const char* prefix : {"_", "summary_", "unsloth"})
     if (field.starts_with(prefix)) return true;
-  std::istringstream fields(kHarmless);
-  for (std::string known; fields >> known;)
-    if (known == field) return true;
-  return false;
-}
-
-// Calls read() and adds the field's name to errors.
-template <class Read>
-auto named(const char* field, const Read& read) {
-  try {
-    return read();
-  } catch (const InputError& e) {
-    throw InputError(str(field, ": ", e.what()));
-  }
+  return has_word(kHarmless, field);
 }
 
 // Quantized weights by the fields that describe them: "bitsandbytes, 4 bits".
@@ -90,47 +75,8 @@ const Json* ConfigFile::find(const char* field) {
 }
 
 int64_t ConfigFile::integer(const char* field) {
-  const Json* value = find(field);
-  if (value == nullptr) throw InputError(str("the field ", field, " is missing"));
-  return named(field, [&] { return value->as_int(); });
-}
-
-int64_t ConfigFile::integer(const char* field, int64_t otherwise) {
-  const Json* value = find(field);
-  return value == nullptr ? otherwise : named(field, [&] { return value->as_int(); });
-}
-
-double ConfigFile::number(const char* field, double otherwise) {
-  const Json* value = find(field);
-  return value == nullptr ? otherwise : named(field, [&] { return value->as_double(); });
-}
-
-bool ConfigFile::flag(const char* field, bool otherwise) {
-  const Json* value = find(field);
-  return value == nullptr ? otherwise : named(field, [&] { return value->as_bool(); });
-}
-
-std::string ConfigFile::text(const char* field, const std::string& otherwise) {
-  const Json* value = find(field);
-  return value == nullptr ? otherwise : named(field, [&] { return value->as_string(); });
-}
-
-std::vector<double> ConfigFile::numbers(const char* field) {
-  std::vector<double> all;
-  if (const Json* value = find(field))
-    named(field, [&] {
-      for (const Json& item : value->as_array()) all.push_back(item.as_double());
-    });
-  return all;
-}
-
-std::vector<std::string> ConfigFile::texts(const char* field) {
-  std::vector<std::string> all;
-  if (const Json* value = find(field))
-    named(field, [&] {
-      for (const Json& item : value->as_array()) all.push_back(item.as_string());
-    });
-  return all;
+  if (find(field) == nullptr) throw InputError(str("the field ", field, " is missing"));
+  return integer(field, 0);
 }
 
 void ConfigFile::expect(const char* field, const Json& value) {

@@ -6,28 +6,13 @@
 namespace cohort {
 namespace {
 
-const std::vector<Family>& families() {
-  static const std::vector<Family> kFamilies = {
-      {"bert", read_bert, bert_rules, write_bert},
-      {"gemma", read_gemma},
-      {"gpt2", read_gpt2, gpt2_rules, write_gpt2},
-      {"llama", read_llama, {}, write_llama},
-      {"mistral", read_mistral},
-      {"olmo2", read_olmo2},
-      {"phi3", read_phi3, phi3_rules},
-      {"qwen2", read_qwen2},
-      {"qwen3", read_qwen3, {}, write_qwen3},
-      {"roberta", read_roberta, roberta_rules},
-      {"smollm3", read_smollm3},
-      {"vit", read_vit, vit_rules, write_vit},
-  };
-  return kFamilies;
-}
+const Family* const kFamilies[] = {&kBert, &kGemma, &kGpt2,  &kLlama,   &kMistral, &kOlmo2,
+                                   &kPhi3, &kQwen2, &kQwen3, &kRoberta, &kSmolLm3, &kVit};
 
 // Throws InputError naming the type and the known ones.
 const Family& find_family(const std::string& model_type) {
-  for (const Family& family : families())
-    if (model_type == family.model_type) return family;
+  for (const Family* family : kFamilies)
+    if (model_type == family->model_type) return *family;
   throw InputError(
       str("model_type: '", model_type, "' is not supported; known: ", join(family_types(), ", ")));
 }
@@ -66,7 +51,7 @@ bool is_equal(const ModelConfig& a, ModelConfig b) {
 
 std::vector<std::string> family_types() {
   std::vector<std::string> out;
-  for (const Family& family : families()) out.emplace_back(family.model_type);
+  for (const Family* family : kFamilies) out.emplace_back(family->model_type);
   return out;
 }
 
@@ -85,8 +70,8 @@ ModelConfig read_family(const Json& json) {
 }
 
 Json family_config(const ModelConfig& config) {
-  for (const Family& family : families()) {
-    Json json = family.write == nullptr ? Json() : family.write(config);
+  for (const Family* family : kFamilies) {
+    Json json = family->write == nullptr ? Json() : family->write(config);
     if (json.is_null()) continue;
     ModelConfig back = read_family(json);
     if (back.head_dim == 0) back.head_dim = back.d_model / back.num_heads;

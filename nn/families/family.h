@@ -1,8 +1,9 @@
-// Model families in Hugging Face's format. A family is a file of this folder and a line of the
-// table in family.cpp: the meaning of its config.json and the names of its tensors. Models made
+// Model families in Hugging Face's format. A family is a file of this folder and its constant in
+// the table of family.cpp: the meaning of its config.json and the names of its tensors. Models made
 // here are saved as the family that computes the same, if there is one.
 #pragma once
 
+#include <functional>
 #include <initializer_list>
 #include <set>
 #include <span>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "nn/model_config.h"
+#include "text/tokenizers/json_fields.h"
 
 namespace cohort {
 
@@ -29,12 +31,25 @@ class ConfigFile {
 
   // These throw InputError naming the field if it is missing or of another type.
   int64_t integer(const char* field);
-  int64_t integer(const char* field, int64_t otherwise);
-  double number(const char* field, double otherwise);
-  bool flag(const char* field, bool otherwise);
-  std::string text(const char* field, const std::string& otherwise);
-  std::vector<double> numbers(const char* field);  // empty: absent
-  std::vector<std::string> texts(const char* field);
+  int64_t integer(const char* field, int64_t otherwise) {
+    return value_of(field, otherwise, &Json::as_int);
+  }
+  double number(const char* field, double otherwise) {
+    return value_of(field, otherwise, &Json::as_double);
+  }
+  bool flag(const char* field, bool otherwise) {
+    return value_of(field, otherwise, &Json::as_bool);
+  }
+  std::string text(const char* field, const std::string& otherwise) {
+    return value_of(field, otherwise, &Json::as_string);
+  }
+  // Empty if the field is absent.
+  std::vector<double> numbers(const char* field) {
+    return list_of<double>(field, &Json::as_double);
+  }
+  std::vector<std::string> texts(const char* field) {
+    return list_of<std::string>(field, &Json::as_string);
+  }
   // True if the field is present, even if it is null.
   bool has(const char* field) const { return json_.find(field) != nullptr; }
   // Returns nullptr if the field is absent.
@@ -52,6 +67,23 @@ class ConfigFile {
   void check_all_used() const;
 
  private:
+  template <class T, class Get>
+  T value_of(const char* field, const T& otherwise, Get get) {
+    const Json* value = find(field);
+    return value == nullptr ? otherwise
+                            : with_path(field, [&] { return T(std::invoke(get, value)); });
+  }
+  template <class T, class Get>
+  std::vector<T> list_of(const char* field, Get get) {
+    const Json* value = find(field);
+    std::vector<T> all;
+    if (value != nullptr)
+      with_path(field, [&] {
+        for (const Json& item : value->as_array()) all.push_back(std::invoke(get, item));
+      });
+    return all;
+  }
+
   const Json& json_;
   std::set<std::string, std::less<>> used_;
 };
@@ -93,28 +125,8 @@ void read_head(ConfigFile& file, ModelConfig& config);
 // Sets them in a config.json with a model_type.
 void write_head(Json& json, const ModelConfig& config);
 
-ModelConfig read_bert(ConfigFile& file);
-ModelConfig read_gemma(ConfigFile& file);
-ModelConfig read_gpt2(ConfigFile& file);
-ModelConfig read_llama(ConfigFile& file);
-ModelConfig read_mistral(ConfigFile& file);
-ModelConfig read_olmo2(ConfigFile& file);
-ModelConfig read_phi3(ConfigFile& file);
-ModelConfig read_qwen2(ConfigFile& file);
-ModelConfig read_qwen3(ConfigFile& file);
-ModelConfig read_roberta(ConfigFile& file);
-ModelConfig read_smollm3(ConfigFile& file);
-ModelConfig read_vit(ConfigFile& file);
-std::vector<TensorRule> bert_rules(const ModelConfig& config);
-std::vector<TensorRule> gpt2_rules(const ModelConfig& config);
-std::vector<TensorRule> phi3_rules(const ModelConfig& config);
-std::vector<TensorRule> roberta_rules(const ModelConfig& config);
-std::vector<TensorRule> vit_rules(const ModelConfig& config);
-Json write_bert(const ModelConfig& config);
-Json write_gpt2(const ModelConfig& config);
-Json write_llama(const ModelConfig& config);
-Json write_qwen3(const ModelConfig& config);
-Json write_vit(const ModelConfig& config);
+extern const Family kBert, kGemma, kGpt2, kLlama, kMistral, kOlmo2, kPhi3, kQwen2, kQwen3, kRoberta,
+    kSmolLm3, kVit;
 
 // Common to most families: sizes, RMS norms, gated MLP, rotary positions with their scaling.
 struct DecoderDefaults {

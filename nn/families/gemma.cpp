@@ -5,7 +5,7 @@
 
 namespace cohort {
 
-ModelConfig read_gemma(ConfigFile& file) {
+static ModelConfig read_gemma(ConfigFile& file) {
   ModelConfig c = read_decoder(file, {.context = 8192,
                                       .tie_embeddings = true,
                                       .activation = "gelu_pytorch_tanh",
@@ -20,5 +20,7 @@ ModelConfig read_gemma(ConfigFile& file) {
   file.expect("use_bidirectional_attention", false);
   return c;
 }
+
+const Family kGemma = {"gemma", read_gemma};
 
 }  // namespace cohort

@@ -6,7 +6,7 @@
 
 namespace cohort {
 
-ModelConfig read_gpt2(ConfigFile& file) {
+static ModelConfig read_gpt2(ConfigFile& file) {
   ModelConfig c;
   c.d_model = file.integer("n_embd");
   c.num_layers = file.integer("n_layer");
@@ -28,7 +28,7 @@ ModelConfig read_gpt2(ConfigFile& file) {
   return c;
 }
 
-Json write_gpt2(const ModelConfig& c) {
+static Json write_gpt2(const ModelConfig& c) {
   if (c.num_heads * c.head_dim != c.d_model) return {};
   Json json = start_config("gpt2", "GPT2LMHeadModel", c);
   json.set("n_embd", c.d_model).set("n_layer", c.num_layers).set("n_head", c.num_heads);
@@ -39,7 +39,7 @@ Json write_gpt2(const ModelConfig& c) {
   return json;
 }
 
-std::vector<TensorRule> gpt2_rules(const ModelConfig&) {
+static std::vector<TensorRule> gpt2_rules(const ModelConfig&) {
   constexpr auto kTransposed = TensorRule::Layout::kTransposed;
   const std::string ours = "model.layers.*.", theirs = "transformer.h.*.";
   std::vector<TensorRule> rules = {
@@ -62,5 +62,7 @@ std::vector<TensorRule> gpt2_rules(const ModelConfig&) {
   }
   return rules;
 }
+
+const Family kGpt2 = {"gpt2", read_gpt2, gpt2_rules, write_gpt2};
 
 }  // namespace cohort

@@ -4,15 +4,17 @@
 
 namespace cohort {
 
-ModelConfig read_llama(ConfigFile& file) {
+static ModelConfig read_llama(ConfigFile& file) {
   ModelConfig c = read_decoder(file, {});
   c.family.qkv_bias = c.family.o_bias = file.flag("attention_bias", false);
   c.family.mlp_bias = file.flag("mlp_bias", false);
   return c;
 }
 
-Json write_llama(const ModelConfig& c) {
+static Json write_llama(const ModelConfig& c) {
   return write_decoder(c, "llama", "LlamaForCausalLM").set("mlp_bias", c.bias);
 }
+
+const Family kLlama = {"llama", read_llama, {}, write_llama};
 
 }  // namespace cohort

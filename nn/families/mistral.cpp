@@ -3,10 +3,12 @@
 
 namespace cohort {
 
-ModelConfig read_mistral(ConfigFile& file) {
+static ModelConfig read_mistral(ConfigFile& file) {
   ModelConfig c = read_decoder(file, {.context = 4096 * 32});
   read_window(file, c, {.window = 4096});
   return c;
 }
+
+const Family kMistral = {"mistral", read_mistral};
 
 }  // namespace cohort

@@ -3,13 +3,13 @@
 
 namespace cohort {
 
-ModelConfig read_phi3(ConfigFile& file) {
+static ModelConfig read_phi3(ConfigFile& file) {
   ModelConfig c = read_decoder(file, {.norm_eps = 1e-5, .context = 4096});
   read_window(file, c, {});
   return c;
 }
 
-std::vector<TensorRule> phi3_rules(const ModelConfig&) {
+static std::vector<TensorRule> phi3_rules(const ModelConfig&) {
   const std::string layer = "model.layers.*.", attention = layer + "self_attn.";
   return {
       {attention + "qkv_proj.weight",
@@ -18,5 +18,7 @@ std::vector<TensorRule> phi3_rules(const ModelConfig&) {
        {layer + "mlp.gate_proj.weight", layer + "mlp.up_proj.weight"}},
   };
 }
+
+const Family kPhi3 = {"phi3", read_phi3, phi3_rules};
 
 }  // namespace cohort

@@ -3,7 +3,7 @@
 
 namespace cohort {
 
-ModelConfig read_qwen3(ConfigFile& file) {
+static ModelConfig read_qwen3(ConfigFile& file) {
   ModelConfig c = read_decoder(file, {.context = 32768, .head_dim = 128});
   c.qk_norm = true;
   c.family.qkv_bias = c.family.o_bias = file.flag("attention_bias", false);
@@ -11,8 +11,10 @@ ModelConfig read_qwen3(ConfigFile& file) {
   return c;
 }
 
-Json write_qwen3(const ModelConfig& c) {
+static Json write_qwen3(const ModelConfig& c) {
   return write_decoder(c, "qwen3", "Qwen3ForCausalLM");
 }
+
+const Family kQwen3 = {"qwen3", read_qwen3, {}, write_qwen3};
 
 }  // namespace cohort

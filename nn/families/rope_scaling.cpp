@@ -142,8 +142,7 @@ void read_rope(ConfigFile& file, ModelConfig& c, double default_theta) {
       in.fields.text("rope_type", in.fields.text("type", std::string("default")));
   in.fields.expect("partial_rotary_factor", 1.0);
   if (type == "default") return;
-  const auto* known = std::find_if(std::begin(kTypes), std::end(kTypes),
-                                   [&](const ScalingType& t) { return type == t.name; });
+  const auto* known = std::ranges::find(kTypes, type, &ScalingType::name);
   if (known == std::end(kTypes))
     in.fields.refuse("rope_type", "known: default, linear, dynamic, yarn, longrope, llama3");
   if (!(c.rope_theta > 1) || c.head_dim < 2 || c.head_dim % 2 != 0 || c.head_dim > 1 << 16)

@@ -3,7 +3,7 @@
 
 namespace cohort {
 
-ModelConfig read_smollm3(ConfigFile& file) {
+static ModelConfig read_smollm3(ConfigFile& file) {
   ModelConfig c =
       read_decoder(file, {.rope_theta = 2000000, .context = 32768, .tie_embeddings = true});
   c.family.qkv_bias = c.family.o_bias = file.flag("attention_bias", false);
@@ -23,5 +23,7 @@ ModelConfig read_smollm3(ConfigFile& file) {
       c.family.windowed[i] = !c.family.rotary[i];
   return c;
 }
+
+const Family kSmolLm3 = {"smollm3", read_smollm3};
 
 }  // namespace cohort

@@ -4,7 +4,7 @@
 
 namespace cohort {
 
-ModelConfig read_vit(ConfigFile& file) {
+static ModelConfig read_vit(ConfigFile& file) {
   ModelConfig c = read_encoder(file);
   c.image_size = file.integer("image_size", 224);
   c.patch_size = file.integer("patch_size", 16);
@@ -18,7 +18,7 @@ ModelConfig read_vit(ConfigFile& file) {
   return c;
 }
 
-std::vector<TensorRule> vit_rules(const ModelConfig& c) {
+static std::vector<TensorRule> vit_rules(const ModelConfig& c) {
   static constexpr std::pair<const char*, const char*> kModules[] = {
       {"~encoder.layer.*.attention.attention.query", "model.layers.*.self_attn.q_proj"},
       {"~encoder.layer.*.attention.attention.key", "model.layers.*.self_attn.k_proj"},
@@ -46,11 +46,13 @@ std::vector<TensorRule> vit_rules(const ModelConfig& c) {
   return rules;
 }
 
-Json write_vit(const ModelConfig& c) {
+static Json write_vit(const ModelConfig& c) {
   if (!c.has_images()) return {};
   Json json = write_encoder(c, "vit");
   json.set("image_size", c.image_size).set("patch_size", c.patch_size);
   return json.set("num_channels", c.channels).set("qkv_bias", !c.family.no_qkv_bias);
 }
+
+const Family kVit = {"vit", read_vit, vit_rules, write_vit};
 
 }  // namespace cohort

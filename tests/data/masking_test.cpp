@@ -33,7 +33,7 @@ Window make_window(int words) {
   return out;
 }
 
-int64_t count_labels(const Masking::Masked& masked) {
+int64_t count_labels(const TokenSequence& masked) {
   return std::ranges::count_if(masked.labels, [](int32_t label) { return label >= 0; });
 }
 
@@ -49,7 +49,7 @@ TEST(Masking, WordsAreChosenTogetherAndAtTheirFrequency) {
   const Window window = make_window(300);
   int64_t words = 0, chosen = 0, tokens = 0, masked = 0, random = 0, kept = 0;
   for (int64_t index = 0; index < 100; ++index) {
-    const Masking::Masked out = masking.apply(window, 3, index);
+    const TokenSequence out = masking.apply(window, 3, index);
     ASSERT_EQ(out.tokens.size(), window.size());
     ASSERT_EQ(out.labels.size(), window.size());
     for (size_t i = 0; i < window.size(); ++i) {
@@ -88,7 +88,7 @@ TEST(Masking, RandomTokensAreAllThatAreNotSpecial) {
   const Window window = make_window(300);
   int64_t n = 0;
   for (int64_t index = 0; index < 100; ++index) {
-    const Masking::Masked out = masking.apply(window, 0, index);
+    const TokenSequence out = masking.apply(window, 0, index);
     EXPECT_EQ(out.tokens.front(), kCls);
     EXPECT_EQ(out.tokens.back(), kSep);
     for (size_t i = 1; i + 1 < window.size(); ++i, ++n) ++counts[out.tokens[i]];
@@ -104,7 +104,7 @@ TEST(Masking, SingleTokensAreChosenByThemselves) {
   const Window window = make_window(300);
   int64_t chosen = 0, apart = 0;
   for (int64_t index = 0; index < 100; ++index) {
-    const Masking::Masked out = masking.apply(window, 3, index);
+    const TokenSequence out = masking.apply(window, 3, index);
     chosen += count_labels(out);
     for (size_t i = 1; i < window.size(); ++i)
       apart += window[i] >= 105 && (out.labels[i] >= 0) != (out.labels[i - 1] >= 0);
@@ -119,7 +119,7 @@ TEST(Masking, AtLeastOneWordOfAWindow) {
   const Window window = make_window(6);  // words of 1, 2, 3, 1, 2 and 3 tokens
   std::map<int32_t, int64_t> counts;     // by the word's first token
   for (int64_t index = 0; index < 6000; ++index) {
-    const Masking::Masked out = never.apply(window, 0, index);
+    const TokenSequence out = never.apply(window, 0, index);
     const auto first = std::ranges::find_if(out.labels, [](int32_t label) { return label >= 0; });
     ASSERT_NE(first, out.labels.end());
     EXPECT_EQ(count_labels(out), 1 + (*first - kFirstWord) % 3);

@@ -105,7 +105,7 @@ TEST(Exposb, AttentionIsThatOfItsDefinition) {
     const Tensor at = Tensor::from(positions);
     const Tensor starts = Tensor::from(std::vector<int32_t>{0, static_cast<int32_t>(tokens)});
     Tensor o;
-    const Pass pass{.positions = at,
+    const Pass pass{.batch = {.positions = at},
                     .attention =
                         [&](AttentionCall call) {
                           const Variable qkv =

@@ -146,7 +146,7 @@ Value map(Call& c) {
   if (!by_name && path.absent()) throw TemplateError("'map' needs a filter or attribute=");
   std::vector<Value> out;
   for (const Value& item : items_or_none(c))
-    out.push_back(by_name ? apply_named(c, filters_table(), 1, item)
+    out.push_back(by_name ? apply_named(c, kFilterTable, 1, item)
                           : attribute_of(c.in, item, path, otherwise));
   return c.in.list(std::move(out), Flavor::kGenerator);
 }
@@ -159,7 +159,7 @@ Value select(Call& c) {
   std::vector<Value> out;
   for (const Value& item : items_or_none(c)) {
     Value value = by_attribute ? attribute_of(c.in, item, c.args[1]) : item;
-    if (c.args.size() > kTest) value = apply_named(c, tests_table(), kTest, value);
+    if (c.args.size() > kTest) value = apply_named(c, kTestTable, kTest, value);
     if (truthy(value) == wanted) out.push_back(item);
   }
   return c.in.list(std::move(out), Flavor::kGenerator);
@@ -339,8 +339,6 @@ constexpr Native kFilters[] = {
 
 }  // namespace
 
-Natives filters_table() {
-  return kFilters;
-}
+const Natives kFilterTable = kFilters;
 
 }  // namespace cohort::jinja

@@ -10,7 +10,7 @@ namespace cohort::jinja {
 
 ChatTemplate::Rendered Interpreter::render(const Document& document, const Json& context) {
   enter(nullptr);
-  for (const Native& native : globals_table()) set(native.names, make(Function{.native = &native}));
+  for (const Native& native : kGlobalTable) set(native.names, make(Function{.native = &native}));
   for (const auto& [name, value] : context.as_object()) set(name, from_json(value));
   document.body(*this);
   return std::move(rendered_);
@@ -123,8 +123,7 @@ Args Interpreter::evaluate(const Arguments& arguments) {
 }
 
 Value take(Keywords& keywords, std::string_view name) {
-  const auto found = std::find_if(keywords.begin(), keywords.end(),
-                                  [&](const auto& keyword) { return keyword.first == name; });
+  const auto found = std::ranges::find(keywords, name, &Keywords::value_type::first);
   if (found == keywords.end()) return {};
   const Value value = found->second;
   keywords.erase(found);

@@ -46,9 +46,7 @@ struct Native {
 };
 
 using Natives = std::span<const Native>;
-Natives filters_table();
-Natives tests_table();
-Natives globals_table();
+extern const Natives kFilterTable, kTestTable, kGlobalTable;
 Natives methods_of(const Value& self);
 // nullptr if there is none of that name.
 const Native* find_native(Natives natives, std::string_view name);

@@ -156,8 +156,7 @@ class Lexer {
   }
 
   void take_operator() {
-    const auto* op = std::find_if(std::begin(kOperatorTokens), std::end(kOperatorTokens),
-                                  [&](std::string_view o) { return starts(at_, o); });
+    const auto* op = std::ranges::find_if(kOperatorTokens, [&](auto o) { return starts(at_, o); });
     if (op == std::end(kOperatorTokens))
       throw TemplateError(
           "unexpected character " + describe_character(decode_utf8(source_, at_).code), at_);

@@ -314,8 +314,7 @@ Value loop_field(const Loop& loop, std::string_view name) {
       {"revindex", make_int(n - i)},
       {"revindex0", make_int(n - i - 1)},
   };
-  const auto* found = std::find_if(std::begin(fields), std::end(fields),
-                                   [&](const auto& field) { return field.first == name; });
+  const auto* found = std::ranges::find(fields, name, [](auto& field) { return field.first; });
   return found == std::end(fields) ? Value() : found->second;
 }
 
@@ -325,12 +324,6 @@ Natives methods_of(const Value& self) {
   return self.is<Loop*>() ? Natives(kLoopMethods) : Natives();
 }
 
-Natives tests_table() {
-  return kTests;
-}
-
-Natives globals_table() {
-  return kGlobals;
-}
+const Natives kTestTable = kTests, kGlobalTable = kGlobals;
 
 }  // namespace cohort::jinja

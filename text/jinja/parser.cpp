@@ -512,7 +512,7 @@ class Parser {
   Code filter() {
     const size_t at = peek().at;
     const std::string_view name = take_name();
-    return native(at, find_native(filters_table(), name), str("filter '", name, "'"),
+    return native(at, find_native(kFilterTable, name), str("filter '", name, "'"),
                   is("(") ? arguments() : Arguments());
   }
 
@@ -526,7 +526,7 @@ class Parser {
     else if (peek().type == Tok::kConst || is_any({"[", "{"}) ||
              (peek().type == Tok::kName && !is_any({"else", "or", "and", "is"})))
       all.push_back({postfix(primary())});
-    Code e = native(at, find_native(tests_table(), name), str("test '", name, "'"), std::move(all));
+    Code e = native(at, find_native(kTestTable, name), str("test '", name, "'"), std::move(all));
     return negated ? negation(at, std::move(e)) : std::move(e);
   }
 

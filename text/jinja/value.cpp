@@ -163,8 +163,7 @@ bool equals(Heap& heap, const Value& a, const Value& b) {
   if (a == b) return true;
   if (are_alike(a, b)) {
     const auto &x = a.list()->items, &y = b.list()->items;
-    return std::equal(x.begin(), x.end(), y.begin(), y.end(),
-                      [&](const Value& v, const Value& w) { return equals(heap, v, w); });
+    return std::ranges::equal(x, y, [&](auto& v, auto& w) { return equals(heap, v, w); });
   }
   if (a.dict() == nullptr || b.dict() == nullptr) return false;
   const Entries &x = a.dict()->entries, &y = b.dict()->entries;
@@ -216,8 +215,7 @@ bool contains(Heap& heap, const Value& container, const Value& item) {
     return find_item(heap, container, item).has_value();
   }
   const auto& items = items_of(heap, container);
-  return std::any_of(items.begin(), items.end(),
-                     [&](const Value& other) { return equals(heap, other, item); });
+  return std::ranges::any_of(items, [&](const Value& other) { return equals(heap, other, item); });
 }
 
 std::optional<Value> find_item(Heap& heap, const Value& container, const Value& key) {
@@ -388,9 +386,8 @@ constexpr Operator kOperators[] = {
 }  // namespace
 
 const Operator* find_operator(Level level, std::string_view name) {
-  const auto* found =
-      std::find_if(std::begin(kOperators), std::end(kOperators),
-                   [&](const Operator& o) { return o.level == level && o.name == name; });
+  const auto* found = std::ranges::find_if(
+      kOperators, [&](const Operator& o) { return o.level == level && o.name == name; });
   return found == std::end(kOperators) ? nullptr : found;
 }
 

@@ -233,8 +233,8 @@ class Bpe final : public Model {
         continue;
       }
       const auto byte_id = [&](char c) { return byte_ids_[static_cast<uint8_t>(c)]; };
-      if (byte_fallback_ && std::all_of(character.begin(), character.end(),
-                                        [&](char c) { return byte_id(c) >= 0; })) {
+      if (byte_fallback_ &&
+          std::ranges::all_of(character, [&](char c) { return byte_id(c) >= 0; })) {
         for (const char c : character) ids.push_back(byte_id(c));
         continue;
       }

@@ -1,6 +1,8 @@
 // Each step processes tokens in order. ByteLevel and Fuse merge all tokens into one; the steps
 // after them process that token in parts (Strip), or gather it first.
 #include <algorithm>
+#include <charconv>
+#include <cstdint>
 #include <optional>
 #include <utility>
 
@@ -87,17 +89,12 @@ class ByteFallbackStep final : public CopyableStep<ByteFallbackStep> {
   }
 
  private:
-  static int digit_of(char c) {
-    if (c >= '0' && c <= '9') return c - '0';
-    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-    return -1;
-  }
   static std::optional<char> byte_of(std::string_view token) {
     if (token.size() != 6 || !token.starts_with("<0x") || !token.ends_with('>')) return {};
-    const int high = digit_of(token[3]), low = digit_of(token[4]);
-    if (high < 0 || low < 0) return {};
-    return static_cast<char>(high << 4 | low);
+    const char* const end = &token[5];
+    uint8_t byte = 0;
+    if (std::from_chars(end - 2, end, byte, 16).ptr != end) return {};
+    return static_cast<char>(byte);
   }
 
   std::string run_;

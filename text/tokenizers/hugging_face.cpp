@@ -27,14 +27,7 @@ class Folder {
   Folder(const NamedFiles& files, const std::string& where) : files_(files), where_(where) {}
   std::string path(const std::string& name) const { return where_ + "/" + name; }
   const std::string* find(const std::string& name) const { return find_file(files_, name); }
-  // Null if the file does not exist.
-  Json json(const std::string& name) const {
-    const std::string* content = find(name);
-    if (content == nullptr) return {};
-    Json json = parse_json(*content, path(name));
-    if (!json.is_object()) throw InputError(path(name) + ": expected an object");
-    return json;
-  }
+  Json json(const std::string& name) const { return read_object(files_, name, path(name)); }
 
  private:
   const NamedFiles& files_;
@@ -88,7 +81,6 @@ std::optional<std::string> token_text(const Json& json) {
 template <class Use>
 void for_fields(const Folder& folder, const char* name, const Use& use) {
   const Json json = folder.json(name);
-  if (json.is_null()) return;
   with_location(json, folder.path(name), [&] {
     with_context(folder.path(name), [&] {
       for (const auto& [key, value] : json.as_object()) use(key, value);

@@ -1,8 +1,10 @@
-// Reading the components of a tokenizer.json, with errors that name the component.
+// Reading JSON files, such as the components of a tokenizer.json, with errors that name the file
+// and the component.
 #pragma once
 
 #include <string>
 
+#include "sys/input_file.h"
 #include "text/json.h"
 #include "text/utf8.h"
 
@@ -19,6 +21,16 @@ inline std::string text_or(const Json& json, const char* key, const std::string&
   return value.is_null() ? otherwise : value.as_string();
 }
 
+// The object in a file, which errors call `where`; an empty one if there is no such file.
+inline Json read_object(const NamedFiles& files, const std::string& name,
+                        const std::string& where) {
+  const std::string* text = find_file(files, name);
+  if (text == nullptr) return Json::Object{};
+  Json json = parse_json(*text, where);
+  if (!json.is_object()) throw InputError(where + ": expected an object");
+  return json;
+}
+
 // The only character of the text of a field.
 inline char32_t only_character(const char* field, const std::string& text) {
   const Utf8Char c = decode_utf8(text, 0);
@@ -32,6 +44,18 @@ inline void check_steps(size_t steps) {
   constexpr size_t kMaxSteps = 64;
   if (steps > kMaxSteps)
     throw InputError(str("a sequence of ", steps, " steps; at most ", kMaxSteps, " are allowed"));
+}
+
+// Calls read(). InputErrors whose message does not begin with `path`, of a file or a place in it,
+// get it as their location.
+template <class Read>
+auto with_path(const std::string& path, const Read& read) {
+  try {
+    return read();
+  } catch (const InputError& e) {
+    const std::string message = e.what();
+    throw InputError(message.starts_with(path) ? message : str(path, ": ", message));
+  }
 }
 
 // Calls fn() and prefixes the message of an InputError with "CONTEXT: ", except for errors of

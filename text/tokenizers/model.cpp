@@ -18,8 +18,7 @@ void read_vocabulary(const Json& json, Vocabulary& vocabulary) {
     vocabulary.reserve(object.size());
     const Json& merges = json.get_or_null("merges");
     const bool lost_spaces =
-        merges.is_array() &&
-        std::any_of(merges.as_array().begin(), merges.as_array().end(), has_lost_spaces);
+        merges.is_array() && std::ranges::any_of(merges.as_array(), has_lost_spaces);
     for (const auto& [token, id] : object)
       vocabulary.add(lost_spaces ? with_no_break_spaces(token) : token, id.as_int());
   });

@@ -1,4 +1,5 @@
 // Normalisers are functions of a text, or sequences of them, listed in a table.
+#include <algorithm>
 #include <utility>
 
 #include "text/tokenizers/byte_level.h"
@@ -30,12 +31,7 @@ template <class Map>
 std::string map_characters(std::string_view text, const Map& map) {
   std::string out;
   out.reserve(text.size());
-  for (size_t at = 0; at < text.size();) {
-    const Utf8Char c = decode_utf8(text, at);
-    COHORT_CHECK(c.size > 0, "[normalizer] byte ", at, " is not UTF-8");
-    map(c.code, text.substr(at, c.size), out);
-    at += c.size;
-  }
+  for_characters(text, [&](Utf8Char c, size_t at) { map(c.code, text.substr(at, c.size), out); });
   return out;
 }
 
@@ -85,9 +81,8 @@ bool is_chinese(char32_t code) {
   constexpr std::pair<char32_t, char32_t> kRanges[] = {
       {0x4e00, 0x9fff},   {0x3400, 0x4dbf},   {0x20000, 0x2a6df}, {0x2a700, 0x2b73f},
       {0x2b740, 0x2b81f}, {0x2b920, 0x2ceaf}, {0xf900, 0xfaff},   {0x2f800, 0x2fa1f}};
-  for (const auto& [first, last] : kRanges)
-    if (code >= first && code <= last) return true;
-  return false;
+  return std::ranges::any_of(
+      kRanges, [&](auto& range) { return code >= range.first && code <= range.second; });
 }
 
 std::string clean(std::string_view text) {

@@ -108,14 +108,12 @@ PreTokenizer split_by_kind(KindOf kind_of) {
       if (kind != Kind::kRemoved) sink(part_of(piece, begin, end));
       begin = end;
     };
-    while (end < piece.text.size()) {
-      const Utf8Char c = decode_utf8(piece.text, end);
-      COHORT_CHECK(c.size > 0, "[pre_tokenizer] byte ", end, " is not UTF-8");
+    for_characters(piece.text, [&](Utf8Char c, size_t at) {
       const Kind next = kind_of(c.code);
       if (next != kind || next == Kind::kSingle) flush();
       kind = next;
-      end += c.size;
-    }
+      end = at + c.size;
+    });
     flush();
   };
 }
@@ -237,12 +235,9 @@ void add_digits(const Json& json, Steps& steps) {
 
 void add_punctuation(const Json& json, Steps& steps) {
   const auto find_all = [](std::string_view text, Work&, const auto& found) {
-    for (size_t at = 0; at < text.size();) {
-      const Utf8Char c = decode_utf8(text, at);
-      COHORT_CHECK(c.size > 0, "[pre_tokenizer] byte ", at, " is not UTF-8");
+    for_characters(text, [&](Utf8Char c, size_t at) {
       if (is_bert_punctuation(c.code)) found(at, at + c.size);
-      at += c.size;
-    }
+    });
   };
   const Behavior behavior = behavior_of(text_or(json, "behavior", "Isolated"));
   steps.push_back(split_at_matches(find_all, behavior, false));
