@@ -244,7 +244,7 @@ def _written(training: _cohort.Training, tables: dict[str, list[str]]) -> Iterat
 def _metrics(folder: str) -> list[dict[str, Any]]:
     """What metrics.jsonl of each stage has of its steps."""
     stages = sorted((path for path in Path(folder).glob("*/metrics.jsonl")
-                     if re.fullmatch(r"\d+-(pretrain|sft|grpo)", path.parent.name)),
+                     if re.fullmatch(r"\d+-(pretrain|sft|grpo|mlm|classify)", path.parent.name)),
                     key=lambda path: int(path.parent.name.split("-")[0]))
     lines = [json.loads(line) for path in [Path(folder, "metrics.jsonl"), *stages] if path.exists()
              for line in path.read_text(encoding="utf-8").splitlines()]

@@ -385,6 +385,15 @@ def test_folders_and_files_of_others_stay(small, tmp_path):
     assert cohort.train(config, data=ROWS, continues=True, progress=False).dir == str(mine)
 
 
+def test_stages_of_every_trainer_have_metrics(tmp_path):
+    trainers = ["pretrain", "sft", "grpo", "mlm", "classify"]
+    for number, trainer in enumerate(trainers):
+        folder = tmp_path / f"{number}-{trainer}"
+        folder.mkdir()
+        (folder / "metrics.jsonl").write_text(json.dumps({"step": number, "step_time": 1, "time": 2}) + "\n")
+    assert [m["step"] for m in cohort.training._metrics(str(tmp_path))] == list(range(len(trainers)))
+
+
 def test_a_result_has_the_metrics_of_all_stages(small, tmp_path):
     config = small("sft", stages=[{"trainer": "sft", "batch_size": 4, "steps": n} for n in (3, 4, 2)])
     del config["trainer"], config["steps"]
