@@ -11,6 +11,7 @@
 #include "sys/files.h"
 #include "sys/input_file.h"
 #include "text/tokenizers/json_fields.h"
+#include "text/utf8.h"
 
 namespace cohort {
 namespace {
@@ -55,6 +56,8 @@ void ImageSet::read_folder(const std::string& path) {
   for (const std::string& name : list_directory(path)) {
     const fs::path folder = fs::path(path) / name;
     if (std::error_code ignored; name[0] == '.' || !fs::is_directory(folder, ignored)) continue;
+    if (!is_utf8(name))
+      throw InputError(folder.string() + ": the name, a label, is not UTF-8; hint: rename it");
     for (const std::string& file : text_files(folder.string())) {
       const std::string relative = fs::path(file).lexically_relative(path).string();
       entries_.push_back({file, path_in(path, relative), name, {split_hash(relative)}});

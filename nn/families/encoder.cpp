@@ -2,6 +2,7 @@
 // `architectures` names.
 #include <algorithm>
 #include <charconv>
+#include <set>
 
 #include "nn/families/family.h"
 
@@ -33,11 +34,12 @@ std::vector<std::string> read_labels(ConfigFile& file) {
     file.refuse("id2label", "models with fewer than two labels (regression) are not supported");
   std::vector<std::string> labels(entries.size());
   std::vector<bool> found(entries.size());
+  std::set<std::string> texts;
   for (const auto& [key, label] : entries) {
     size_t i = entries.size();
     const char* const end = key.data() + key.size();
     if (std::from_chars(key.data(), end, i).ptr != end || i >= entries.size() || found[i] ||
-        !label.is_string() || std::ranges::find(labels, label.as_string()) != labels.end())
+        !label.is_string() || !texts.insert(label.as_string()).second)
       file.refuse("id2label", str("expected other texts under the numbers 0 to ",
                                   entries.size() - 1, ", found '", key, "'"));
     found[i] = true;

@@ -52,6 +52,9 @@ TEST_F(ImageSets, ClassFoldersAreSortedAndHiddenFilesIgnored) {
   EXPECT_EQ(set.load(1, 3).pixels[0], '1' - '0');
   EXPECT_EQ(set.load(2, 1).pixels.size(), 6u);
   EXPECT_EQ(set.check_all(3).size(), 0u);
+  add("set/\xff/5.png", 5);  // a label must be text, as config.json has it
+  EXPECT_THROW_WITH(ImageSet(dir_.path("set")), InputError,
+                    "set/\xff: the name, a label, is not UTF-8; hint: ");
 }
 
 TEST_F(ImageSets, LinesNamePathsAndDataUris) {

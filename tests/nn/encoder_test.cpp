@@ -306,6 +306,10 @@ TEST(Encoders, ConfigurationsThatAreNotSupportedNameTheField) {
   refused("id2label", Json::Object{{"0", "a"}}, "fewer than two labels");
   refused("id2label", Json::Object{{"0", "a"}, {"2", "b"}}, "id2label");
   refused("id2label", Json::Object{{"0", "a"}, {"1", "a"}}, "id2label");
+  Json unnamed = base;  // one class has no name
+  unnamed.set("id2label", Json::Object{{"1", ""}, {"0", "a"}});
+  EXPECT_EQ(ModelConfig::from_json(unnamed).labels, (std::vector<std::string>{"a", ""}));
+  refused("id2label", Json::Object{{"0", ""}, {"1", ""}}, "found '1'");
   Json roberta = base;
   roberta.set("model_type", "roberta").set("architectures", Json::Array{"RobertaModel"});
   EXPECT_EQ(ModelConfig::from_json(roberta).family.first_position, 2);
