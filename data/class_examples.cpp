@@ -96,10 +96,10 @@ TokenSequence ClassReader::read(const Example& example, int64_t step, int64_t in
       image = augmented(image, seed_, step, index, model_.image_size, processor_->filter);
     out = with_path(example.where, [&] { return read_image(image); });
   } else {
-    const auto pair = example.pair.empty() ? std::nullopt : std::optional(example.pair);
-    EncodedText text = model_.tokenizer.encode_texts(example.prompt, pair, model_.context);
+    EncodedText text = model_.tokenizer.encode_texts(example.prompt, example.pair, model_.context);
     out.tokens = std::move(text.ids);
-    out.types = checked_types(std::move(text.types), model_.token_types);
+    out.types = with_path(example.where,
+                          [&] { return checked_types(std::move(text.types), model_.token_types); });
     out.labels.assign(out.tokens.size(), -1);
   }
   out.index = index;

@@ -201,11 +201,10 @@ class ContextCheck {
       return;
     }
     if (fit_.classifies()) {
-      const auto pair = example.pair.empty() ? std::nullopt : std::optional(example.pair);
-      out.prompt = std::ssize(fit_.tokenizer.encode_texts(example.prompt, pair).ids);
+      out.prompt = std::ssize(fit_.tokenizer.encode_texts(example.prompt, example.pair).ids);
       if (out.prompt == 0) throw InputError("the text is empty");
       if (truncates() && out.prompt > fit_.context)  // throws if that leaves nothing of the text
-        fit_.tokenizer.encode_texts(example.prompt, pair, fit_.context);
+        fit_.tokenizer.encode_texts(example.prompt, example.pair, fit_.context);
       out.sequence = out.prompt + 1;  // with its label
       return;
     }

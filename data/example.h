@@ -23,7 +23,7 @@ struct Example {
   std::string prompt;
   std::string answer;    // ground truth for rewards; empty: none
   std::string solution;  // target completion of supervised training; `answer` if none is given
-  std::string pair;      // (classify) the second text; empty: none
+  std::optional<std::string> pair;  // (classify) the second text
   // (classify) An image in place of the prompt, which is then its path: one of a set; null: none.
   std::shared_ptr<const ImageSet> images = nullptr;
   int64_t image = 0;

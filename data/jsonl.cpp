@@ -271,7 +271,7 @@ class LineReader {
       example.solution = is_answer ? example.answer : solution_.text(fields, where);
       example.split_key =
           example.whole_text ? example.solution : prompt_.render(fields, where, split_text);
-      if (!example.pair.empty()) example.split_key += "\n" + example.pair;
+      if (example.pair) example.split_key += "\n" + *example.pair;
     } else {
       read_messages(fields, where, example);
     }

@@ -6,6 +6,7 @@
 
 #include "config/visitor.h"
 #include "core/text.h"
+#include "data/class_examples.h"
 #include "data/example.h"
 #include "tests/support/test_util.h"
 
@@ -430,6 +431,22 @@ TEST_F(Jsonl, ListsCountWithoutTheirOrder) {
     const std::vector<bool> held = held_out(dir_, config, lines);
     for (size_t i = 0; i < 120; ++i) EXPECT_EQ(held[i], held[i / 3 * 3]) << i;
   }
+}
+
+// As `cohort classify` reads a text_pair that is empty.
+TEST_F(Jsonl, AnEmptySecondTextIsOneOfAPair) {
+  JsonlConfig c = config(R"({"a": "x", "b": "", "l": "no"})"), single = c;
+  c.prompt = single.prompt = "{a}";
+  c.answer = single.answer = "{l}";
+  c.pair = "{b}";
+  const auto tokenizer =
+      make_tokenizer({{"vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nx\n"}}, "folder");
+  const std::vector<std::string> labels{"no", "yes"};
+  const ClassReader reader({*tokenizer, labels, 8, 0, 0, 2}, Augment::kNone, 0);
+  const TokenSequence pair = reader.read(load_jsonl(c).train->get(0), -1, 0);
+  EXPECT_EQ(pair.tokens, tokenizer->encode_texts("x", "").ids);
+  EXPECT_EQ(pair.tokens.size(), 4u);
+  EXPECT_EQ(reader.read(load_jsonl(single).train->get(0), -1, 0).tokens.size(), 3u);
 }
 
 TEST(JsonlConfig, ReadsItsKeys) {
