@@ -90,6 +90,9 @@ TEST(BertVocabulary, DamagedFilesAreNamed) {
                     "folder/vocab.txt: the unk_token '[UNK]' is none of its 17 lines; hint: ");
   EXPECT_THROW_WITH(make_bert(vocabulary_with("hello", "h\xffllo")), InputError,
                     "folder/vocab.txt: line 14 is not UTF-8");
+  EXPECT_THROW_WITH(make_bert_with(R"({"mask_token": {"content": "[MASK]", "lstrip": "yes"}})"),
+                    InputError,
+                    "folder/tokenizer_config.json: mask_token: lstrip: expected true or false");
   EXPECT_THROW_WITH(make_bert(std::string((1 << 24) + 1, '\n')), InputError,
                     "folder/vocab.txt: line 16777217: expected at most 16777216 lines");
   EXPECT_THROW_WITH(make_bert(kVocabulary + std::string(1 << 17, 'x')), InputError,

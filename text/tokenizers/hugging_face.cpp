@@ -356,7 +356,9 @@ class HuggingFaceTokenizer final : public Tokenizer {
       const int32_t id = vocabulary_.find(token.text);
       if (token.text.empty() || id < 0) continue;
       Json json = token.json.is_object() ? token.json : Json().set("content", token.text);
-      if (!tokens.contains(id)) add(read_added_token(json.set("special", true), id), tokens);
+      if (!tokens.contains(id))
+        with_location(json.set("special", true), str(folder.path(token.file), ": ", token.key),
+                      [&] { add(read_added_token(json, id), tokens); });
       tokens[id].special = true;
     }
   }
