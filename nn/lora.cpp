@@ -86,7 +86,7 @@ AdapterTargets::AdapterTargets(const ModelConfig& model) : config(model.lora) {
   modules = linear_modules(model);
   std::string known;
   for (const AdapterTarget& module : modules)
-    known += str(known.empty() ? "" : ", ", module.name.substr(module.name.rfind('.') + 1));
+    known += str(known.empty() ? "" : ", ", module.name.substr(module.name.find('*') + 2));
   for (const std::string& target : config.targets)
     if (std::ranges::none_of(modules, [&](const auto& m) { return is_target(m.name, target); }))
       throw InputError(str("lora.targets: '", target,

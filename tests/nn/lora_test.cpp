@@ -148,7 +148,7 @@ TEST(Lora, TargetsAreTheFamilysModules) {
   EXPECT_EQ(names({"v_proj", "self_attn.q_proj"}), (Names{"q_proj", "v_proj"}));
   EXPECT_THROW_WITH(names({"lm_head"}), InputError,
                     "lora.targets: 'lm_head' is no linear layer of this model's blocks; known: "
-                    "q_proj, k_proj");
+                    "self_attn.q_proj, self_attn.k_proj");
   EXPECT_THROW_WITH(names({"roj"}), InputError, "'roj'");
   const Transformer model(with_lora(config, 2, {"k_proj", "down_proj"}), DType::kF32, 1);
   int64_t count = 0;
