@@ -364,6 +364,8 @@ TEST_F(EncodeCommands, WhatAModelCannotDoIsRefused) {
   for (const std::string& model : {masked, decoder})
     expect_bad_input(run_cohort({"classify", model, "a"}),
                      {model, "no head for classes; hint: trainer classify"});
+  for (const std::string& model : {masked, classes})
+    expect_bad_input(run_cohort({"chat", model}), {"is an encoder", "hint: cohort fill-mask"});
   expect_bad_input(run_cohort({"fill-mask", masked, "a [MASK]", "a [mask]"}),
                    {"text 2: has no mask token in its 6 tokens; hint: write [MASK] where"});
   expect_bad_input(run_cohort({"fill-mask", masked, "[MASK] \xff"}), {"text 1: ", "UTF-8"});
