@@ -192,9 +192,10 @@ int64_t window_length(TrainerType trainer, const Tokenizer& tokenizer, int64_t c
   if (trainer == TrainerType::kPretrain) return context + 1;
   const Surrounding around = tokenizer.surrounding();
   const int64_t length = context - std::ssize(around.before) - std::ssize(around.after);
-  if (length < 1)
-    throw InputError(str("model.context: ", context, " leaves no token of a text between the ",
-                         context - length, " special ones around it; hint: a larger context"));
+  if (length < 1 || length > 1 << 20)
+    throw InputError(str("model.context: ", context, " leaves ", length,
+                         " tokens of a text beside ", context - length,
+                         " special ones; hint: a context for 1 to ", 1 << 20));
   return length;
 }
 

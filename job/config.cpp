@@ -278,7 +278,8 @@ void validate_source(const DataConfig& data, TrainerType trainer) {
   else if (trainer == TrainerType::kMlm)
     require(!data.text.empty(), "data.text: trainer mlm needs a text file");
   else if (trainer == TrainerType::kClassify)
-    require((!data.jsonl.path.empty() && !data.is_chat()) || !data.images.path.empty(),
+    require(!data.images.path.empty() ||
+                (!data.jsonl.path.empty() && !data.jsonl.prompt.empty() && !data.is_chat()),
             "data.jsonl: trainer classify needs texts and their labels, no conversations; hint: "
             "data.jsonl: {path: FILE, prompt: '{text}', answer: '{label}'}");
   else

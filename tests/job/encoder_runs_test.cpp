@@ -218,9 +218,12 @@ TEST_F(EncoderRuns, RefuseWhatDoesNotFit) {
   expect(kMlmRun, {"model.window=4"}, "model.window: a full mask has none");
   expect(kMlmRun, {"mlm.mask=0.95"}, "mlm: mask + random is 1.05");
   expect(kMlmRun, {"data.tokenizer_path="}, "mask token");
-  expect(kMlmRun, {"model.context=2"}, "model.context: 2 leaves no token");
+  expect(kMlmRun, {"model.context=2"}, "model.context: 2 leaves 0 tokens of a text");
+  expect(kMlmRun, {"model.context=1048579", "model.position=none"},
+         "model.context: 1048579 leaves 1048577 tokens of a text beside 2 special ones; hint: ");
   expect(kClassRun, {"data.chat=yes"}, "data.");
-  expect(kClassRun, {"model.token_types=1"}, "gives a second text the type 1");
+  expect(kClassRun, {"data.jsonl.prompt="}, "data.jsonl: trainer classify needs texts");
+  expect(kClassRun, {"model.token_types=1"}, ": the tokenizer gives a second text the type 1");
   expect(kImageRun, {"model.image_size=0", "model.patch_size=0"}, "model.image_size");
   expect(kImageRun, {"data.images.eval_path=images"}, "data.held_out_fraction");
   expect(kClassRun, {"data.jsonl.answer=always none"}, "only the label 'always none'");
