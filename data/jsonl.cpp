@@ -454,7 +454,8 @@ bool set_format(const Json& line, bool classifies, JsonlConfig& config) {
   // The fields of common sets of labelled texts, and of pairs.
   constexpr std::pair<const char*, const char*> kTexts[] = {
       {"sentence1", "sentence2"}, {"premise", "hypothesis"}, {"question1", "question2"},
-      {"text", nullptr},          {"sentence", nullptr},     {"prompt", nullptr}};
+      {"question", "sentence"},   {"text", "text_pair"},     {"text", nullptr},
+      {"sentence", nullptr},      {"prompt", nullptr}};
   if (classifies && given("label") && !given("answer"))
     for (const auto& [text, pair] : kTexts) {
       if (!given(text) || (pair != nullptr && !given(pair))) continue;

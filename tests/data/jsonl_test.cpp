@@ -433,6 +433,23 @@ TEST_F(Jsonl, ListsCountWithoutTheirOrder) {
   }
 }
 
+TEST_F(Jsonl, FieldsOfLabelledPairsAreFound) {
+  for (const auto& [text, pair] : {std::pair{"sentence1", "sentence2"},
+                                   {"premise", "hypothesis"},
+                                   {"question1", "question2"},
+                                   {"question", "sentence"},
+                                   {"text", "text_pair"},
+                                   {"text", ""},
+                                   {"sentence", ""}}) {
+    JsonlConfig c = config(
+        str("{\"", text, "\": \"a\", \"", *pair == 0 ? "id" : pair, "\": \"b\", \"label\": 1}"));
+    detect_format(c, true);
+    EXPECT_EQ(c.prompt, str("{", text, "}"));
+    EXPECT_EQ(c.pair, *pair == 0 ? "" : str("{", pair, "}")) << text;
+    EXPECT_EQ(c.answer, "{label}");
+  }
+}
+
 // As `cohort classify` reads a text_pair that is empty.
 TEST_F(Jsonl, AnEmptySecondTextIsOneOfAPair) {
   JsonlConfig c = config(R"({"a": "x", "b": "", "l": "no"})"), single = c;
