@@ -82,6 +82,8 @@ ClassReader::ClassReader(const Model& model, Augment augment, uint64_t seed)
 }
 
 TokenSequence ClassReader::read(const Example& example, int64_t step, int64_t index) const {
+  if (!example.other_answers.empty())
+    throw InputError(example.where + ": has several labels; hint: a text has one class");
   const auto label = std::ranges::find(model_.labels, example.answer);
   if (label == model_.labels.end())
     throw InputError(str(example.where, ": the label '", example.answer,

@@ -227,6 +227,13 @@ TEST_F(EncoderRuns, RefuseWhatDoesNotFit) {
   expect(kImageRun, {"model.image_size=0", "model.patch_size=0"}, "model.image_size");
   expect(kImageRun, {"data.images.eval_path=images"}, "data.held_out_fraction");
   expect(kClassRun, {"data.jsonl.answer=always none"}, "only the label 'always none'");
+  write_file(dir_.path("several.jsonl"),
+             "{\"text\": \"a\", \"label\": \"x\"}\n{\"text\": \"b\", \"label\": [\"x\", \"y\"]}\n"
+             "{\"text\": \"c\", \"label\": \"y\"}\n");
+  expect(kClassRun,
+         {"data.jsonl.path=" + dir_.path("several.jsonl"), "data.jsonl.prompt={text}",
+          "data.jsonl.answer={label}", "data.jsonl.pair=", "data.held_out_fraction=0"},
+         "several.jsonl:2: has several labels");
   for (const char* context : {"model.context=2", "model.context=3"})
     EXPECT_THROW_WITH(preview_plan(small_plan(dir_, "refused", kClassRun, {context})), InputError,
                       "special ones; hint: a larger model.context");
