@@ -12,10 +12,12 @@
 namespace cohort {
 namespace {
 
-// Calls read(json) with the content of a file, or null if it does not exist; errors name the file.
+// Calls read(json) with the content of a file, or null if it may be missing and is; errors name the
+// file.
 template <class Read>
-void read_json_file(const std::string& path, const Read& read) {
-  const Json json = path_exists(path) ? parse_json(read_input_file(path), path) : Json();
+void read_json_file(const std::string& path, bool may_be_missing, const Read& read) {
+  const bool is_missing = may_be_missing && !path_exists(path);
+  const Json json = is_missing ? Json() : parse_json(read_input_file(path), path);
   with_location(json, path, [&] { read(json); });
 }
 
@@ -30,7 +32,7 @@ std::vector<std::string> module_folders(const std::string& root) {
   static constexpr const char* kModules[] = {".Transformer", ".Pooling", ".Normalize"};
   const std::string path = root + "/modules.json";
   std::vector<std::string> out;
-  read_json_file(path, [&](const Json& modules) {
+  read_json_file(path, false, [&](const Json& modules) {
     for (const Json& module : modules.as_array()) {
       const std::string &type = module.at("type").as_string(),
                         &name = module.at("path").as_string();
@@ -55,7 +57,7 @@ void read_pooling(const std::string& path, SentenceFolder& out) {
                                               {"cls", kCls},
                                               {"cls_token", kCls},
                                               {"lasttoken", kLast}};
-  read_json_file(path, [&](const Json& config) {
+  read_json_file(path, false, [&](const Json& config) {
     std::vector<std::string> modes;
     for (const auto& [key, value] : config.as_object())
       if (key == "pooling_mode" || (key.starts_with("pooling_mode_") && value.as_bool()))
@@ -74,7 +76,7 @@ void read_pooling(const std::string& path, SentenceFolder& out) {
 SentenceFolder read_sentence_folder(const std::string& path, const std::string& prompt) {
   SentenceFolder out{.model = path};
   const std::string file = path + "/config_sentence_transformers.json";
-  read_json_file(file, [&](const Json& config) {
+  read_json_file(file, true, [&](const Json& config) {
     const Json& otherwise = config.get_or_null("default_prompt_name");
     if (prompt.empty() && otherwise.is_null()) return;
     const std::string& name = prompt.empty() ? otherwise.as_string() : prompt;
@@ -84,14 +86,17 @@ SentenceFolder read_sentence_folder(const std::string& path, const std::string& 
                            "; hint: its prompts are ", prompts.dump()));
     out.prompt = prompts.at(name).as_string();
   });
-  if (!path_exists(path + "/modules.json")) return out;
+  std::error_code ignored;
+  if (const std::string modules = path + "/modules.json";  // a link to nothing is an error
+      !path_exists(modules) && !std::filesystem::is_symlink(modules, ignored))
+    return out;
   const std::vector<std::string> folders = module_folders(path);
   out.model = folders[0];
   out.normalize = folders.size() > 2;
   read_pooling(folders[1] + "/config.json", out);
   for (const char* name :
        {"sentence_bert_config.json", "sentence_roberta_config.json", "tokenizer_config.json"})
-    read_json_file(str(out.model, "/", name), [&](const Json& config) {
+    read_json_file(str(out.model, "/", name), true, [&](const Json& config) {
       const bool own = name[0] == 's';
       const char* const key = own ? "max_seq_length" : "model_max_length";
       if (own) expect_option(config, name, "do_lower_case", false);

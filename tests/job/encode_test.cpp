@@ -250,6 +250,13 @@ TEST_F(SentenceFolders, OfVersionSixAreRead) {
   EXPECT_EQ(folder.prompt, "");
 }
 
+TEST_F(SentenceFolders, ALinkToNothingIsNoModelsFolder) {
+  write();
+  std::filesystem::remove(root_ + "/modules.json");
+  std::filesystem::create_symlink("nothing", root_ + "/modules.json");
+  EXPECT_THROW_WITH(read(), InputError, root_ + "/modules.json: cannot be opened");
+}
+
 TEST_F(SentenceFolders, HaveModesOfBothForms) {
   EXPECT_EQ(pooling(R"({"pooling_mode": "mean"})"), Pooling::kMean);
   EXPECT_EQ(pooling(R"({"pooling_mode": "cls"})"), Pooling::kCls);
@@ -297,7 +304,7 @@ TEST_F(SentenceFolders, OtherModulesAreRefusedByName) {
     expect_refused("modules.json", modules(pooling, path),
                    str("the path '", path, "' leads out of the folder"));
   write({{"modules.json", modules(pooling, "absent")}});
-  EXPECT_THROW_WITH(read(), InputError, "absent/config.json: expected an object");
+  EXPECT_THROW_WITH(read(), InputError, "absent/config.json: cannot be opened");
 }
 
 TEST_F(SentenceFolders, OptionsThatChangeTheResultAreFollowedOrRefused) {
