@@ -238,10 +238,12 @@ TEST_F(EnvironmentRuns, AreEvaluatedByWhatWasJudged) {
       << set.err;
 }
 
-// A program that stops to answer ends the run, with its last words.
+// A program that stops to answer ends the run, with its last words, which it writes at once: others
+// write to the log too.
 TEST_F(EnvironmentRuns, EndWhenNoTurnIsAnswered) {
   std::vector<std::string> train = run(
-      "run", 0, "if os.path.exists('run/log.txt'): raise ValueError('oh')", {"eval.at_start=no"});
+      "run", 0, "if os.path.exists('run/log.txt'): os.write(2, b'ValueError: oh\\n'); os._exit(1)",
+      {"eval.at_start=no"});
   const Output output = run_cohort(train);
   EXPECT_EQ(output.code, 2) << output.err;
   for (const char* text : {"step 1: the environment has failed ", "it has answered no turn",
