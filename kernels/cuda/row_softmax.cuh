@@ -103,7 +103,18 @@ __device__ inline RowSoftmax row_softmax(const float* logits, int64_t vocab,
   const int64_t end = min(vocab, begin + run);
   const float exponent = inverse_temperature * kLog2e;
   PartialSoftmax chains[kChains];
-  for (int64_t v = begin + 4 * (threadIdx.x % 32); v < end; v += kChains * kWarpTile) {
+  // With few rows, a lane requests one of the 128-byte lines that its warp reads a few iterations
+  // later. With many, this only takes bandwidth from the loads.
+  constexpr int kStep = kChains * kWarpTile, kLines = kStep / 32, kAhead = 4;
+  constexpr unsigned kFewRows = 64;
+  const auto prefetch = [&](int64_t tile) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    if (gridDim.x <= kFewRows && lane < kLines && tile + 32 * lane < end)
+      asm volatile("prefetch.global.L2 [%0];\n" ::"l"(logits + tile + 32 * lane));
+  };
+  for (int step = 1; step < kAhead; ++step) prefetch(begin + step * kStep);
+  for (int64_t v = begin + 4 * (threadIdx.x % 32); v < end; v += kStep) {
+    prefetch(v - 4 * (threadIdx.x % 32) + kAhead * kStep);
     Pack<float, 4> batch[kChains];
     // All loads before the arithmetic, so that four are in flight.
 #pragma unroll

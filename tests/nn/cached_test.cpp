@@ -1,6 +1,7 @@
 // The cached forward gives the bits of the packed one, however a sequence is split into prefill and
 // decode steps and whatever else is in the batch. Sampled log-probs equal the trainer's for this
 // reason.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <numeric>
@@ -257,6 +258,14 @@ TEST(CudaForwardCached, AStepReadsWhatWasWrittenRightBeforeIt) {
     rows[static_cast<size_t>(version)] = Tensor::from(row).to(device);
     positions[static_cast<size_t>(version)] = Tensor::from(position).to(device);
   }
+  // The blocks of a version in the other order.
+  Tensor table = cache.layer(0).block_table;
+  std::array<Tensor, 2> tables{table.clone(), {}};
+  std::vector<int32_t> blocks = tables[0].to_vector<int32_t>();
+  const int32_t last = *std::max_element(blocks.begin(), blocks.end());
+  for (int32_t& block : blocks)
+    if (block >= 0) block = last - block;
+  tables[1] = Tensor::from(blocks, table.shape()).to(device);
   Tensor row = rows[0].clone(), position = positions[0].clone();
   const Tensor tokens = Tensor::from(std::vector<int32_t>{1, 2, 3, 4}).to(device);
   std::vector<size_t> order(inputs.size());
@@ -264,6 +273,7 @@ TEST(CudaForwardCached, AStepReadsWhatWasWrittenRightBeforeIt) {
   const auto step = [&](size_t version) {
     row.copy_(rows[version]);
     position.copy_(positions[version]);
+    table.copy_(tables[version]);
     for (size_t i = order.size(); i > 1; --i)
       std::swap(order[i - 1], order[static_cast<size_t>(rng.below(static_cast<int64_t>(i)))]);
     for (const size_t i : order)

@@ -25,7 +25,7 @@ struct PageTable {
     if (position < 0) return -1;
     const int index = position / block_tokens;
     if (index >= max_blocks) return -1;
-    const int block = row[index];
+    const int block = __ldcg(row + index);  // decode.cu reads it ahead, when L1 may be outdated
     if (block < 0 || block >= blocks) return -1;
     return static_cast<int64_t>(block) * block_tokens + (position - index * block_tokens);
   }

@@ -27,14 +27,14 @@ enum class OperandB {
   kMnMajor         // [K, N]
 };
 
-constexpr int kSubtileRows = 64, kSubtileColumns = 32, kEpilogueStages = 2;
+constexpr int kSubtileRows = 64, kSubtileColumns = 32;
 
 // Mainloop of tiles of kRows x kColumns accumulators, for A [M, K], K-major.
-template <class Element_, int kColumns_, OperandB kOperandB>
+template <class Element_, int kColumns_, OperandB kOperandB, int kStages_>
 struct GemmMainloop {
   using Element = Element_;
   static_assert(std::is_same_v<Element, bf16>, "wgmma.cuh has no other instructions");
-  static constexpr int kRows = 2 * kSubtileRows, kColumns = kColumns_, kStages = 4;
+  static constexpr int kRows = 2 * kSubtileRows, kColumns = kColumns_, kStages = kStages_;
   static constexpr bool kStacked = kOperandB == OperandB::kStackedKMajor;
   // Columns of C in a tile; in each half of C if B is stacked.
   static constexpr int kTileColumns = kStacked ? kColumns / 2 : kColumns;
@@ -109,11 +109,12 @@ struct TileScheduler {
 };
 
 // Epilogue behind E::Mainloop, a GemmMainloop: computes subtiles of 64 rows and 32 columns, each in
-// a buffer of kSubtileBytes in shared memory.
+// one of a consumer's kBuffers buffers of kSubtileBytes in shared memory.
 template <class E>
 concept GemmEpilogue = requires(const E& epilogue, const typename E::Mainloop::Accumulators& sums,
                                 uint32_t buffer, int i, int row, int column, uint32_t full) {
   E::kSubtileBytes;
+  E::kBuffers;
   epilogue.compute(i, sums, buffer, column);  // subtile i of 64 rows of a tile, from `column` on
   epilogue.load(buffer, row, column, full);   // one thread loads the inputs of compute(), arrives
   epilogue.store(buffer, row, column);        // one thread issues TMA stores of the outputs
@@ -140,11 +141,11 @@ struct GemmShape {
   // Registers per thread: a block of 384 threads starts with 168 each; the total is preserved.
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   static constexpr int kSubtiles = Mainloop::kTileColumns / kSubtileColumns;  // per 64 rows
-  static constexpr int kBuffers = Mainloop::kStages * Mainloop::kStageBytes;
+  static constexpr int kFirstBuffer = Mainloop::kStages * Mainloop::kStageBytes;
   static constexpr int kBarriers =
-      kBuffers + kConsumers * kEpilogueStages * Epilogue::kSubtileBytes;
+      kFirstBuffer + kConsumers * Epilogue::kBuffers * Epilogue::kSubtileBytes;
   static constexpr int kSharedBytes = kBarriers + Pipeline<Mainloop::kStages>::kBytes +
-                                      kConsumers * Pipeline<kEpilogueStages>::kBytes;
+                                      kConsumers * Pipeline<Epilogue::kBuffers>::kBytes;
 };
 
 // A consumer's buffers of subtiles. The copying thread is their producer: it fills a buffer with
@@ -153,11 +154,12 @@ template <GemmEpilogue Epilogue>
 struct EpilogueBuffers {
   using S = GemmShape<Epilogue>;
   uint32_t buffers;
-  Pipeline<kEpilogueStages> pipeline;
+  Pipeline<Epilogue::kBuffers> pipeline;
 
   __device__ EpilogueBuffers(uint32_t shared, const typename S::Mainloop& mainloop, int consumer)
-      : buffers(shared + S::kBuffers + consumer * (kEpilogueStages * Epilogue::kSubtileBytes)),
-        pipeline{mainloop.pipeline.end() + consumer * Pipeline<kEpilogueStages>::kBytes} {}
+      : buffers(shared + S::kFirstBuffer +
+                consumer * (Epilogue::kBuffers * Epilogue::kSubtileBytes)),
+        pipeline{mainloop.pipeline.end() + consumer * Pipeline<Epilogue::kBuffers>::kBytes} {}
   __device__ uint32_t buffer(int stage) const { return buffers + stage * Epilogue::kSubtileBytes; }
 };
 
@@ -206,11 +208,11 @@ __device__ __forceinline__ void run_epilogue_copies(const GemmArguments<Epilogue
                        memory.pipeline.full(stage));
     next.next();
   };
-  for (int stage = 0; stage < kEpilogueStages; ++stage) load_next(stage);
-  int iteration = kEpilogueStages;  // the next load
+  for (int stage = 0; stage < Epilogue::kBuffers; ++stage) load_next(stage);
+  int iteration = Epilogue::kBuffers;  // the next load
 #pragma unroll 1
   for (SubtileIterator<Epilogue> it(args.tiles, consumer); !it.done(); it.next(), ++iteration) {
-    const PipelineState<kEpilogueStages> state(iteration);
+    const PipelineState<Epilogue::kBuffers> state(iteration);
     memory.pipeline.producer_acquire(state);
     args.epilogue.store(memory.buffer(state.index), it.row(), it.column());
     bulk_commit();
@@ -233,7 +235,7 @@ __device__ __forceinline__ void consume_tiles(const GemmArguments<Epilogue>& arg
   const auto run_epilogue = [&](const auto& accumulators, int column) {
 #pragma unroll
     for (int i = 0; i < S::kSubtiles; ++i) {
-      const PipelineState<kEpilogueStages> state(subtile++);
+      const PipelineState<Epilogue::kBuffers> state(subtile++);
       memory.pipeline.consumer_wait(state);
       args.epilogue.compute(i, accumulators, memory.buffer(state.index),
                             column + kSubtileColumns * i);

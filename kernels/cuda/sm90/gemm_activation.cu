@@ -33,8 +33,8 @@ __device__ __forceinline__ uint32_t activate(Pair gate, Pair up) {
 
 template <class Op>
 struct GatedActivationEpilogue {
-  using Mainloop = GemmMainloop<bf16, 192, OperandB::kStackedKMajor>;
-  static constexpr int kSubtileBytes = 3 * kMatrixBytes;
+  using Mainloop = GemmMainloop<bf16, 192, OperandB::kStackedKMajor, 4>;
+  static constexpr int kSubtileBytes = 3 * kMatrixBytes, kBuffers = 2;
   CUtensorMap u, y;
   bool stores_u;
   const bf16* bias;  // may be null
@@ -84,8 +84,9 @@ struct GatedActivationEpilogue {
 // Overwrites gate and up with their gradients in the buffer.
 template <class Op>
 struct GatedActivationGradientEpilogue {
-  using Mainloop = GemmMainloop<bf16, 192, OperandB::kMnMajor>;
-  static constexpr int kSubtileBytes = 3 * kMatrixBytes;
+  // The subtiles' inputs come from memory: more buffers hide its latency.
+  using Mainloop = GemmMainloop<bf16, 192, OperandB::kMnMajor, 3>;
+  static constexpr int kSubtileBytes = 3 * kMatrixBytes, kBuffers = 4;
   CUtensorMap u, du, y;
   bool stores_y;
 

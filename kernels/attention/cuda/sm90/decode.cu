@@ -1,20 +1,24 @@
 // attention_decode() in bf16 on sm_90. A decode step is bandwidth-bound with many sequences, and
 // latency-bound with few.
 //
-// A block has one token and up to 16 query heads that share a key head as rows. It rotates them and
-// loops over the tiles of keys of its chunks. The new key and value of the token go to the cache
-// and, without waiting for that store, into their tile. All consumer warps share the rows: each
-// computes S and P for part of the keys of a tile and O for part of the head dim. They exchange the
-// row max, P in f32 (for l, whose order is that of a single thread that sees all keys) and P in
-// bf16 (for P V) through shared memory. Two producer warps load keys and values by TMA, several
-// tiles ahead: a lane requests a box of one cache block and 64 columns, whose rows of 128 bytes are
-// swizzled for ldmatrix. Operands are loaded before the first mma of a chain, which would otherwise
-// wait for each load in turn.
+// An item is one token and up to 16 query heads that share a key head; they are its rows. A block
+// takes several items in turn. It rotates the queries and the new key, and loops over the tiles of
+// keys of its chunks. The new key and value of the token go to the cache and, without waiting for
+// that store, into their tile. Four consumer warps share the rows: each computes S and P for part
+// of the keys of a tile and O for part of the head dim. They exchange the row max, P in f32 (for l,
+// whose order is that of a single thread that sees all keys) and P in bf16 (for P V) through shared
+// memory. Operands are loaded before the first mma of a chain, which would otherwise wait for each
+// load in turn.
 //
-// If there are fewer blocks than the device can run, the blocks of a cluster share the chunks of
-// the rows: block b takes chunks b, b + size, ... of the visible ones. After each round every block
-// combines part of the elements of O, reading the chunks in ascending order from the shared memory
-// of the other blocks. A single chunk needs a single block and no cluster barrier.
+// Three producer warps run ahead of the consumers, into the next items: one loads the inputs of an
+// item, and two load keys and values by TMA. There a lane requests a box of one cache block and 64
+// columns, whose rows of 128 bytes are swizzled for ldmatrix. So the memory is busy while the
+// consumers begin and end an item, whose look-ups and loads depend on each other.
+//
+// With few items, the blocks of a cluster share the chunks of the rows: block b takes chunks b,
+// b + size, ... of the visible ones. After each round every block combines part of the elements of
+// O, reading the chunks in ascending order from the shared memory of the other blocks. A single
+// chunk needs a single block and no cluster barrier.
 #include <bit>
 
 #include "kernels/attention/cuda/sm90/decode_tiles.cuh"
@@ -29,13 +33,15 @@ __device__ __forceinline__ void sync_computing() {
   asm volatile("bar.sync 1, %0;\n" ::"n"(Shape::kComputing) : "memory");
 }
 
-// State of a consumer warp within a chunk: rows `group` and `group` + 8 of O, its columns; partial
-// sum l_part of l of row l_row, with lane % 16 = 4 row + part.
+// State of a consumer warp. Within an item: its inputs and queries; within a chunk: rows `group`
+// and `group` + 8 of O, its columns; partial sum l_part of l of row l_row, with lane % 16 = 4 row +
+// part.
 template <class Shape>
 struct DecodeWarp {
   float row_max_log2[2], l, o[Shape::kColumnsPerWarp / 8][4];
   uint32_t q[Shape::kDim / 16][4];  // the rows' queries, for S
   char* shared;
+  int inputs = 0;  // offset of the item's inputs
   int warp, group, quad;
   int l_row, l_part;
   // Offsets of the lane's operand rows in a tile of keys, of values and in P: steps along a row
@@ -61,24 +67,6 @@ struct DecodeWarp {
   }
   __device__ float* floats(int offset) const { return reinterpret_cast<float*>(shared + offset); }
 
-  // Copies rows of head_dim elements, rotated, to rows of kDim, with zeros in the remaining columns
-  // and in rows count .. all - 1.
-  static __device__ void rotate_rows(bf16* to, const bf16* from, int count, int all, int position,
-                                     const DecodeProblem& p) {
-    const int half = p.head_dim / 2;
-    for (int i = static_cast<int>(threadIdx.x); i < all * (Shape::kDim / 8);
-         i += Shape::kComputing) {
-      const int row = i / (Shape::kDim / 8), column = i % (Shape::kDim / 8) * 8;
-      const bool live = row < count && column < p.head_dim;
-      bf16* const y = to + row * Shape::kDim + column;
-      const bf16* const x = from + row * p.head_dim + column;
-      if (!live || p.rope.data == nullptr)
-        store_raw(y, live ? load_raw<8>(x) : Raw<bf16, 8>{});
-      else if (column < half)
-        rotate<8>(y, x, {p.rope, position, column});
-    }
-  }
-
   __device__ void reset() {
     row_max_log2[0] = row_max_log2[1] = -INFINITY;
     l = 0;
@@ -88,21 +76,27 @@ struct DecodeWarp {
       for (float& x : n) x = 0;
   }
 
-  // Rotates the queries of the rows and the key of the token, and loads its value.
+  // Rotates the queries of the rows and the key of the token in place.
   __device__ void prepare(const DecodeRows& rows, const DecodeProblem& p) {
-    rotate_rows(reinterpret_cast<bf16*>(shared + Shape::kOutputs), rows.q, rows.count, Shape::kRows,
-                rows.position, p);
-    rotate_rows(reinterpret_cast<bf16*>(shared + Shape::kNewKey), rows.k, 1, 1, rows.position, p);
-    const int column = 8 * static_cast<int>(threadIdx.x);
-    const bool live = column < p.head_dim;
-    auto* const value = reinterpret_cast<bf16*>(shared + Shape::kNewValue) + column;
-    if (column < Shape::kDim)
-      store_raw(value, live ? load_raw<8>(rows.v + column) : Raw<bf16, 8>{});
-    sync_computing<Shape>();
+    if (p.rope.data != nullptr) {
+      RopeTable angles = p.rope;
+      angles.data = floats(inputs + Shape::kAngles);
+      const int position = rows.position < p.rope.rows ? 0 : -1;
+      angles.rows = 1;
+      const int packs = p.head_dim / 16;  // of half a row
+      for (int i = static_cast<int>(threadIdx.x); i < (rows.count + 1) * packs;
+           i += Shape::kComputing) {
+        const int row = i / packs, column = i % packs * 8;
+        const int offset = row < rows.count ? 2 * row * Shape::kQueryStride : Shape::kNewKey;
+        bf16* const x = reinterpret_cast<bf16*>(shared + inputs + offset) + column;
+        rotate<8>(x, x, {angles, position, column});
+      }
+      sync_computing<Shape>();
+    }
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int d = 0; d < Shape::kDim / 16; ++d)
-      load_matrices(q[d], shared_address(shared) + Shape::kOutputs + lane % 16 * (2 * Shape::kDim) +
+      load_matrices(q[d], shared_address(shared) + inputs + lane % 16 * (2 * Shape::kQueryStride) +
                               32 * d + lane / 16 * 16);
   }
   // Writes the key and value of the token to the cache.
@@ -110,7 +104,8 @@ struct DecodeWarp {
     const int column = 8 * static_cast<int>(threadIdx.x);
     if (rows.slot < 0 || column >= p.head_dim) return;
     const int64_t at = (rows.slot * p.kv_heads + rows.kv_head) * p.head_dim + column;
-    const auto* const row = reinterpret_cast<const bf16*>(shared + Shape::kNewKey) + column;
+    const auto* const row =
+        reinterpret_cast<const bf16*>(shared + inputs + Shape::kNewKey) + column;
     store_raw(p.k_cache + at, load_raw<8>(row));
     store_raw(p.v_cache + at, load_raw<8>(row + Shape::kDim));
   }
@@ -119,7 +114,7 @@ struct DecodeWarp {
     const int chunk = static_cast<int>(threadIdx.x);
     if (chunk >= Shape::kDim / 8) return;
     *reinterpret_cast<uint4*>(tile + box_offset<Shape>(row, chunk)) =
-        *reinterpret_cast<const uint4*>(shared + from + 16 * chunk);
+        *reinterpret_cast<const uint4*>(shared + inputs + from + 16 * chunk);
   }
 
   // Computes S of the keys of the warp, masked, and shares its row max. key0: first key of the
@@ -169,6 +164,7 @@ struct DecodeWarp {
       for (int e = 0; e < 4; ++e) largest[e / 2] = fmaxf(largest[e / 2], n[e]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      if (8 * r >= rows.count) break;
       largest[r] = fmaxf(largest[r], __shfl_xor_sync(0xffffffffu, largest[r], 1));
       largest[r] = fmaxf(largest[r], __shfl_xor_sync(0xffffffffu, largest[r], 2));
       if (quad == 0) floats(Shape::kMaxima)[warp * Shape::kRows + group + 8 * r] = largest[r];
@@ -176,19 +172,23 @@ struct DecodeWarp {
   }
 
   // Computes P of the warp's keys, overwriting the keys of the tile (the TMA refills them later),
-  // and rescales O.
-  __device__ void probabilities(const float (&s)[2 * Shape::kGroupsPerWarp][4], char* keys,
-                                float c) {
-    float safe_row_max[2];
+  // and rescales O. P, l and O of eight rows that do not exist are left undefined.
+  __device__ void probabilities(const float (&s)[2 * Shape::kGroupsPerWarp][4], char* keys, float c,
+                                int count) {
+    auto* const exact = reinterpret_cast<float*>(keys) + group * Shape::kScoreStride +
+                        warp * Shape::kKeysPerWarp + 2 * quad;
+    const uint32_t rounded =
+        shared_address(keys) + Shape::kScoreBytes + group * (2 * Shape::kKeys) + 4 * quad;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      if (8 * r >= count) break;
       const float* const maxima = floats(Shape::kMaxima) + group + 8 * r;
       float largest = maxima[0];
 #pragma unroll
       for (int w = 1; w < Shape::kWarps; ++w) largest = fmaxf(largest, maxima[w * Shape::kRows]);
       const float new_max = fmaxf(row_max_log2[r], largest * c);
-      safe_row_max[r] = new_max == -INFINITY ? 0.0f : new_max;  // as in update_row_max()
-      const float alpha = fast_exp2(row_max_log2[r] - safe_row_max[r]);
+      const float safe_row_max = new_max == -INFINITY ? 0.0f : new_max;  // as in update_row_max()
+      const float alpha = fast_exp2(row_max_log2[r] - safe_row_max);
       row_max_log2[r] = new_max;
       if (warp == 0 && quad == 0) floats(Shape::kAlphas)[group + 8 * r] = alpha;
 #pragma unroll
@@ -196,18 +196,11 @@ struct DecodeWarp {
         n[2 * r] *= alpha;
         n[2 * r + 1] *= alpha;
       }
-    }
-    auto* const exact = reinterpret_cast<float*>(keys) + group * Shape::kScoreStride +
-                        warp * Shape::kKeysPerWarp + 2 * quad;
-    const uint32_t rounded =
-        shared_address(keys) + Shape::kScoreBytes + group * (2 * Shape::kKeys) + 4 * quad;
 #pragma unroll
-    for (int n = 0; n < 2 * Shape::kGroupsPerWarp; ++n) {
-      const uint32_t swizzled = ((warp * Shape::kKeysPerWarp / 8 + n) ^ group) * 16;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const Pack<float, 2> p{fast_exp2(__fmaf_rn(s[n][2 * r], c, -safe_row_max[r])),
-                               fast_exp2(__fmaf_rn(s[n][2 * r + 1], c, -safe_row_max[r]))};
+      for (int n = 0; n < 2 * Shape::kGroupsPerWarp; ++n) {
+        const uint32_t swizzled = ((warp * Shape::kKeysPerWarp / 8 + n) ^ group) * 16;
+        const Pack<float, 2> p{fast_exp2(__fmaf_rn(s[n][2 * r], c, -safe_row_max)),
+                               fast_exp2(__fmaf_rn(s[n][2 * r + 1], c, -safe_row_max))};
         store_pack(exact + 8 * r * Shape::kScoreStride + 8 * n, p);
         asm volatile(
             "st.shared.b32 [%0], %1;\n" ::"r"(rounded + swizzled + 8 * r * (2 * Shape::kKeys)),
@@ -364,7 +357,7 @@ __device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp,
     float s[2 * Shape::kGroupsPerWarp][4];
     warp.scores(s, key_tile, key0, rows, rule);
     sync_computing<Shape>();
-    warp.probabilities(s, keys, rule.exponent);
+    warp.probabilities(s, keys, rule.exponent, rows.count);
     stages.pipeline.consumer_wait(state, 1);
     if (rows.end_key < key0 + Shape::kKeys)
       clear_values<Shape>(keys + Shape::kTileBytes, rows.end_key - key0);
@@ -377,30 +370,105 @@ __device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp,
   return tile;
 }
 
-// Computes the rows of a block: see the top of the file.
+// Computes the block's part of an item.
 template <class Shape, class Problem>
-__device__ __forceinline__ void decode(const DecodeStages<Shape>& stages, char* shared,
-                                       const DecodeRows& rows, const Problem& problem, int tile,
-                                       int chunks, int blocks) {
-  PipelineState<Shape::kStages> state;
-  DecodeWarp<Shape> warp(shared);
+__device__ __forceinline__ void decode(DecodeWarp<Shape>& warp, const DecodeStages<Shape>& stages,
+                                       PipelineState<Shape::kStages>& state, const DecodeRows& rows,
+                                       const Problem& problem) {
+  auto [chunks, blocks, tile] = DecodeChunks<Shape>(rows);
+  const auto rank = static_cast<int>(blockIdx.z);
+  if (rows.blocks == nullptr && rank == 0)
+    for (int i = static_cast<int>(threadIdx.x); i < rows.count * problem.head_dim;
+         i += Shape::kComputing)
+      rows.o[i] = from_float<bf16>(0.0f);
+  if (chunks == 0) return;
   warp.prepare(rows, problem);
-  const bool has_last = (chunks - 1) % blocks == static_cast<int>(blockIdx.z);
+  const bool has_last = (chunks - 1) % blocks == rank;
   if (has_last && rows.is_first_part) warp.write_to_cache(rows, problem);
   CombinedSlice<Shape> slice;
 #pragma unroll 1
   for (int done = 0; done < chunks; done += blocks) {
-    if (done + static_cast<int>(blockIdx.z) < chunks) {
+    if (done + rank < chunks) {
       tile = decode_chunk(warp, stages, state, rows, problem.rule, tile, blocks);
       warp.store_chunk();
     }
     blocks > 1 ? cluster_sync() : sync_computing<Shape>();
     for (int from = 0; from < min(blocks, chunks - done); ++from)
-      slice.add_chunk(shared, from, blocks, done + from == 0);
-    // Shared memory may be reused or freed only after all blocks have read it.
+      slice.add_chunk(warp.shared, from, blocks, done + from == 0);
+    // Shared memory may be reused, also by the next item, or freed only after all blocks have read
+    // it.
     blocks > 1 ? cluster_sync() : sync_computing<Shape>();
   }
   slice.store(rows, problem.rule, problem.head_dim, blocks);
+}
+
+// Loads the block's tiles of an item.
+template <class Shape>
+__device__ __forceinline__ void produce(const CUtensorMap* map, int producer,
+                                        const DecodeStages<Shape>& stages,
+                                        ProducerState<Shape::kStages>& state,
+                                        const DecodeRows& rows, const DecodeProblem& problem) {
+  const DecodeChunks<Shape> chunks(rows);
+  if (chunks.count == 0) return;
+  TileProducer<Shape> tiles(map, stages, state, problem, rows, chunks);
+  int tile = chunks.tile;
+  for (int done = 0; done < chunks.count; done += chunks.blocks) {
+    if (done + static_cast<int>(blockIdx.z) < chunks.count)
+      tile = tiles.load_chunk_tiles(tile, producer);
+    if (chunks.blocks == 1) continue;
+    cluster_sync();
+    cluster_sync();
+  }
+}
+
+// The producer warp of inputs loads those of the block's items, `stride` apart, a row of them per
+// lane. Columns beyond the head dim stay zero, because loads and rotations write head_dim columns;
+// rows beyond the last may hold anything.
+template <class Shape, class Problem>
+__device__ __forceinline__ void load_inputs(const DecodeStages<Shape>& stages, char* shared,
+                                            const Problem& p, int first, int stride) {
+  const int lane = static_cast<int>(threadIdx.x % 32), row_bytes = 2 * p.head_dim;
+  const int angle_bytes = p.rope.data == nullptr ? 0 : (p.rope.wide ? 8 : 4) * p.head_dim;
+  for (int i = lane; i < Shape::kInputs * Shape::kInputBytes / 16; i += 32)
+    reinterpret_cast<uint4*>(shared + Shape::kFirstInput)[i] = uint4{};
+  fence_proxy_async();
+  __syncwarp();
+  ProducerState<Shape::kInputs> state;
+#pragma unroll 1
+  for (int index = first; index < p.items; index += stride) {
+    const auto item = DecodeRows::Item::load(p, index);
+    const DecodeRows rows(p, index, item, Shape::kKeys);
+    const int offset = Shape::kFirstInput + state.index * Shape::kInputBytes;
+    const bool has_angles = rows.position < p.rope.rows;
+    const void* from = nullptr;
+    int to = 0, bytes = row_bytes;
+    if (lane < rows.count) {
+      from = rows.q + lane * p.head_dim;
+      to = 2 * lane * Shape::kQueryStride;
+    } else if (lane == Shape::kRows || lane == Shape::kRows + 1) {
+      from = lane == Shape::kRows ? rows.k : rows.v;
+      to = lane == Shape::kRows ? Shape::kNewKey : Shape::kNewValue;
+    } else if (lane == Shape::kRows + 2 && angle_bytes > 0 && has_angles) {
+      from = p.rope.data + int64_t{rows.position} * (angle_bytes / 4);
+      to = Shape::kAngles;
+      bytes = angle_bytes;
+    }
+    stages.inputs.producer_acquire(state);
+    // What was read so far may be prefetched (kernels/common.h); queries, keys and values may not.
+    if (index == first) wait_on_dependent_grids();
+    const bool loads = rows.blocks != nullptr;
+    if (lane == 0) {
+      *reinterpret_cast<DecodeRows::Item*>(shared + offset + Shape::kItem) = item;
+      stages.inputs.producer_commit_expect_tx(
+          state, loads ? (rows.count + 2) * row_bytes + (has_angles ? angle_bytes : 0) : 0);
+    }
+    __syncwarp();
+    if (loads && from != nullptr)
+      bulk_load(stages.base + offset + to, from, bytes, stages.inputs.full(state.index));
+    state.advance();
+    __syncwarp();
+    DecodeChunks<Shape>(rows).sync_rounds();
+  }
 }
 
 template <class Shape, class Problem>
@@ -414,33 +482,36 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   const int thread = static_cast<int>(threadIdx.x);
   const DecodeStages<Shape> stages{shared_address(shared)};
   if (thread < Shape::kStages) stages.pipeline.init_stage(thread, 1, Shape::kWarps);
-  const bool is_producer = thread >= Shape::kComputing, is_keys = thread < Shape::kComputing + 32;
-  const CUtensorMap* const map = is_keys ? &k : &v;
-  if (is_producer && thread % 32 == 0) tma_prefetch(map);
+  if (thread < Shape::kInputs) stages.inputs.init_stage(thread, 1, Shape::kWarps);
+  const int producer = uniform(thread - Shape::kComputing) / 32;  // negative: none
+  const CUtensorMap* const map = producer == 0 ? &k : &v;
+  if (thread % 32 == 0 && thread >= Shape::kComputing) tma_prefetch(map);
   __syncthreads();
   launch_dependent_grids();
-  if (!is_producer || !problem.may_prefetch) wait_on_dependent_grids();
-  const DecodeRows rows(problem, Shape::kKeys);
-  const auto rank = static_cast<int>(blockIdx.z);
-  if (rows.blocks == nullptr) {
-    if (rank == 0 && !is_producer)
-      for (int i = thread; i < rows.count * problem.head_dim; i += Shape::kComputing)
-        rows.o[i] = from_float<bf16>(0.0f);
-    return;
-  }
-  const int first_chunk = rows.tiles.first / Shape::kChunkTiles;
-  const int chunks = (rows.tiles.end - 1) / Shape::kChunkTiles + 1 - first_chunk;
-  // A single chunk is computed by a single block.
-  const int blocks = chunks > 1 ? static_cast<int>(gridDim.z) : 1;
-  if (rank >= blocks) return;
-  int tile = rank == 0 ? rows.tiles.first : (first_chunk + rank) * Shape::kChunkTiles;
-  if (!is_producer) return decode(stages, shared, rows, problem, tile, chunks, blocks);
-  TileProducer<Shape> producer(map, stages, problem, rows, tile, blocks);
-  for (int done = 0; done < chunks; done += blocks) {
-    if (done + rank < chunks) tile = producer.load_chunk_tiles(tile, is_keys ? 0 : 1);
-    if (blocks == 1) continue;
-    cluster_sync();
-    cluster_sync();
+  if (thread < Shape::kComputing || !problem.may_prefetch) wait_on_dependent_grids();
+  const int first = static_cast<int>(blockIdx.x), stride = static_cast<int>(gridDim.x);
+  if (thread < Shape::kComputing) {
+    PipelineState<Shape::kStages> state;
+    PipelineState<Shape::kInputs> input;
+    DecodeWarp<Shape> warp(shared);
+#pragma unroll 1
+    for (int index = first; index < problem.items; index += stride) {
+      warp.inputs = Shape::kFirstInput + input.index * Shape::kInputBytes;
+      stages.inputs.consumer_wait(input);
+      const auto item =
+          *reinterpret_cast<const DecodeRows::Item*>(shared + warp.inputs + Shape::kItem);
+      decode(warp, stages, state, {problem, index, item, Shape::kKeys}, problem);
+      stages.inputs.consumer_release_fenced(input);
+      input.advance();
+    }
+  } else if (producer < 2) {
+    ProducerState<Shape::kStages> state;
+#pragma unroll 1
+    for (int index = first; index < problem.items; index += stride)
+      produce(map, producer, stages, state,
+              {problem, index, DecodeRows::Item::load(problem, index), Shape::kKeys}, problem);
+  } else {
+    load_inputs(stages, shared, problem, first, stride);
   }
 #endif
 }
@@ -468,8 +539,10 @@ bool run(const AttentionDecode& args, const Problem& problem, int cluster) {
                                                         Shape::kSharedBytes, device) == 0)
     cluster /= 2;
   const auto size = static_cast<unsigned>(cluster);
+  const int resident =
+      ::cohort::cuda::gpu_properties(device).multiprocessors * Shape::kBlocksPerSm / cluster;
   launch("attention_decode", kernel,
-         {.grid = dim3(blocks_for(args.o.dim(0) * problem.kv_heads * problem.parts, 1), 1, size),
+         {.grid = dim3(blocks_for(std::min(std::max(resident, 1), problem.items), 1), 1, size),
           .block = Shape::kThreads,
           .shared_bytes = Shape::kSharedBytes,
           .start = Start::kProgrammatic,
@@ -510,26 +583,31 @@ bool attention_decode(const AttentionDecode& args) {
                         .kv_heads = static_cast<int>(kv_heads),
                         .head_dim = static_cast<int>(dim),
                         .parts = static_cast<int>((heads / kv_heads + 15) / 16),
+                        .items = 0,
                         .block_shift = std::countr_zero(static_cast<uint64_t>(block)),
                         .box_tokens = static_cast<int>(std::min(block, attention_tile(dim))),
                         .may_prefetch = current_stream(args.o.device()).may_prefetch};
+  const int64_t items = tokens * kv_heads * problem.parts;
+  COHORT_CHECK(items < (1 << 28), "[attention_decode] too many tokens and heads: ", args.o.str());
+  problem.items = static_cast<int>(items);
   const int multiprocessors = ::cohort::cuda::gpu_properties(args.o.device()).multiprocessors;
-  // Blocks share the chunks of a row while there are idle multiprocessors.
+  // Blocks share the chunks of an item while that leaves each block its own multiprocessor.
   constexpr int kMaxClusterSize = 8;  // portable maximum
-  const int64_t blocks = tokens * kv_heads * problem.parts;
   const int64_t chunks = (problem.table.capacity() + kAttentionChunk - 1) / kAttentionChunk;
   int cluster = 1;
-  while (cluster < kMaxClusterSize && cluster < chunks && blocks * cluster < multiprocessors)
+  while (cluster < kMaxClusterSize && cluster < chunks &&
+         2 * problem.items * cluster <= multiprocessors)
     cluster *= 2;
   // With few blocks, more stages per block; with many, more blocks per multiprocessor.
   bool ran = false;
   const auto run_with = [&](const auto& call) {
-    if (dim <= 64 && blocks * cluster > multiprocessors)
-      ran = run<DecodeShape<64, 2>>(args, call, cluster);
-    else
-      dispatch_head_dim(dim, [&]<int kDim>() {
-        ran = run<DecodeShape<kDim, kDim == 64 ? 4 : 3>>(args, call, cluster);
-      });
+    dispatch_head_dim(dim, [&]<int kDim>() {
+      // Few items: more stages per block, instead of two blocks per multiprocessor (heads of 64).
+      if (kDim == 64 && problem.items * cluster <= multiprocessors)
+        ran = run<DecodeShape<kDim, kDim == 64 ? 6 : 3>>(args, call, cluster);
+      else
+        ran = run<DecodeShape<kDim, 3>>(args, call, cluster);
+    });
   };
   with_rule<WindowRule<float>, ModifyRule<float>>(problem, args.desc, dim, tokens, run_with);
   return ran;

@@ -4,6 +4,7 @@
 #include "kernels/attention/cuda/attention.cuh"
 #include "kernels/attention/cuda/paged.cuh"
 #include "kernels/cuda/rotate.cuh"
+#include "kernels/cuda/sm90/cluster.cuh"
 #include "kernels/cuda/sm90/pipeline.cuh"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -22,7 +23,8 @@ struct DecodeProblem {
   RopeTable rope;
   int64_t o_stride;  // token stride in elements
   int heads, kv_heads, head_dim;
-  int parts;          // blocks per group of heads
+  int parts;          // items per group of heads
+  int items;          // (token, key head, part)
   int block_shift;    // log2 of the tokens per cache block
   int box_tokens;     // tokens per TMA box, within one cache block
   bool may_prefetch;  // all inputs but qkv
@@ -31,8 +33,8 @@ struct DecodeProblem {
 template <int kDim_, int kStages_>
 struct DecodeShape {
   static constexpr int kDim = kDim_, kStages = kStages_;
-  // Consumer warps; two producer warps load keys and values.
-  static constexpr int kWarps = 4, kComputing = 32 * kWarps, kThreads = kComputing + 64;
+  // Consumer warps; three producer warps load keys, values and item inputs.
+  static constexpr int kWarps = 4, kComputing = 32 * kWarps, kThreads = kComputing + 96;
   static constexpr int kRows = 16;
   static constexpr int kKeys = kTileKeys<kDim>, kGroups = kKeys / 16;
   static constexpr int kChunkTiles = kAttentionChunk / kKeys;
@@ -47,16 +49,24 @@ struct DecodeShape {
   static_assert(kScoreBytes + 2 * kRows * kKeys <= kTileBytes);
   // Packs of 4 elements of O that a thread combines and writes in a cluster of one block.
   static constexpr int kPacks = kRows * kDim / 4 / kComputing;
-  // After the stages: O of a chunk, and before it the queries; the key and value of the token;
-  // chunk states, row maxima per warp, alpha, barriers.
-  static constexpr int kOutputs = 2 * kStages * kTileBytes;
-  static constexpr int kNewKey = kOutputs + 4 * kRows * kDim, kNewValue = kNewKey + 2 * kDim;
-  static constexpr int kStates = kNewValue + 2 * kDim;
+  // The inputs of an item: the queries, with rows off the multiples of 32 banks, the key and value
+  // of the token, the cosines and sines of its position, and the Item.
+  static constexpr int kInputs = kDim > 128 ? 1 : 2;  // slots: 1: none is loaded ahead
+  static constexpr int kQueryStride = kDim + 8;
+  static constexpr int kNewKey = 2 * kRows * kQueryStride, kNewValue = kNewKey + 2 * kDim;
+  static constexpr int kAngles = kNewValue + 2 * kDim, kItem = kAngles + 8 * kDim;
+  static constexpr int kInputBytes = kItem + 16;
+  // After the stages: the inputs; O of a chunk, and its states; row maxima per warp, alpha,
+  // barriers.
+  static constexpr int kFirstInput = 2 * kStages * kTileBytes;
+  static constexpr int kOutputs = kFirstInput + kInputs * kInputBytes;
+  static constexpr int kStates = kOutputs + 4 * kRows * kDim;
   static constexpr int kMaxima = kStates + kRows * int{sizeof(ChunkState)};
   static constexpr int kAlphas = kMaxima + 4 * kWarps * kRows;
   static constexpr int kBarriers = kAlphas + 4 * kRows;
   // Boxes are aligned to 1 KiB, the period of the swizzle.
-  static constexpr size_t kSharedBytes = 1024 + kBarriers + Pipeline<kStages, 2>::kBytes;
+  static constexpr size_t kSharedBytes =
+      1024 + kBarriers + Pipeline<kStages, 2>::kBytes + Pipeline<kInputs>::kBytes;
   static constexpr int kBlocksPerSm = (228 << 10) / (kSharedBytes + 1024);  // sm_90
 };
 
@@ -67,38 +77,55 @@ __device__ __forceinline__ uint32_t box_offset(int row, int chunk) {
                                ((chunk % 8) ^ (row & 7)) * 16);
 }
 
-// The rows of a block, and the tiles of its keys.
+// The rows of an item, and the tiles of its keys.
 struct DecodeRows {
+  // What the device's memory says about an item.
+  struct Item {
+    int sequence, position;
+    int64_t slot;  // cache slot of the token; negative if it has none
+
+    template <class Problem>
+    static __device__ Item load(const Problem& p, int item) {
+      const int token = item / (p.kv_heads * p.parts);
+      // Prefetching reads must bypass L1, which may hold outdated data.
+      Item out{__ldcg(p.sequences + token), __ldcg(p.positions + token), -1};
+      if (out.is_active(p)) out.slot = p.table.slot(p.table.row(out.sequence), out.position);
+      return out;
+    }
+    template <class Problem>
+    __device__ bool is_active(const Problem& p) const {
+      return position >= 0 && p.table.has(sequence);
+    }
+  };
+
   const bf16 *q, *k, *v;  // rows of this token
   bf16* o;
   const int32_t* blocks;  // block table row of the sequence; null: the token is idle
   int position, kv_head, first_head;
   bool is_first_part;
   int count;     // rows
-  int64_t slot;  // cache slot of the token; negative if it has none
+  int64_t slot;  // as in Item
   int end_key;   // end of the keys that the rows see
   IndexRange<int> tiles;
 
   template <class Problem>
-  __device__ DecodeRows(const Problem& p, int keys_per_tile) {
-    // Blocks of a token are adjacent, as are its heads in memory.
-    const int columns = p.kv_heads * p.parts, column = static_cast<int>(blockIdx.x) % columns;
-    const int64_t token = static_cast<int>(blockIdx.x) / columns;
+  __device__ DecodeRows(const Problem& p, int index, const Item& item, int keys_per_tile) {
+    // Items of a token are adjacent, as are its heads in memory.
+    const int columns = p.kv_heads * p.parts, column = index % columns;
+    const int64_t token = index / columns;
     const int group = p.heads / p.kv_heads;
     const int in_group = column % p.parts * 16;
     kv_head = column / p.parts;
     first_head = kv_head * group + in_group;
     is_first_part = column % p.parts == 0;
     const int64_t head = kv_head * group + in_group;
-    // Prefetching reads must bypass L1, which may hold outdated data.
-    const int sequence = __ldcg(p.sequences + token);
-    position = __ldcg(p.positions + token);
+    position = item.position;
     q = p.qkv + (token * (p.heads + 2 * p.kv_heads) + head) * p.head_dim;
     k = q + (p.heads + kv_head - head) * p.head_dim;
     v = k + p.kv_heads * p.head_dim;
     o = p.o + token * p.o_stride + head * p.head_dim;
-    blocks = position >= 0 && p.table.has(sequence) ? p.table.row(sequence) : nullptr;
-    slot = blocks != nullptr ? p.table.slot(blocks, position) : -1;
+    blocks = item.is_active(p) ? p.table.row(item.sequence) : nullptr;
+    slot = item.slot;
     count = min(16, group - in_group);
     end_key = p.table.keys_of(position);
     tiles = IndexRange<int>{max(0, p.rule.first_key(end_key)), end_key}.tiles(keys_per_tile);
@@ -106,14 +133,41 @@ struct DecodeRows {
   __device__ int head(int row) const { return first_head + min(row, count - 1); }
 };
 
-// Stages of a tile of keys, filled by producer 0, and one of values, by producer 1.
+// Stages of a tile of keys, filled by producer 0, and one of values, by producer 1; and slots of
+// the inputs of items, filled by producer 2.
 template <class Shape>
 struct DecodeStages {
   uint32_t base;
   Pipeline<Shape::kStages, 2> pipeline{base + Shape::kBarriers};
+  Pipeline<Shape::kInputs> inputs{pipeline.end()};
 
   __device__ uint32_t tile(int stage, int producer) const {
     return base + (2 * stage + producer) * Shape::kTileBytes;
+  }
+};
+
+// The chunks of an item, and the part of them that a block of a cluster computes.
+template <class Shape>
+struct DecodeChunks {
+  int count = 0;   // 0: nothing to do: an idle token, or a single chunk, which is that of rank 0
+  int blocks = 1;  // that share the chunks: a single chunk is computed by a single block
+  int tile = 0;    // the block's first
+
+  __device__ explicit DecodeChunks(const DecodeRows& rows) {
+    if (rows.blocks == nullptr) return;
+    const int rank = static_cast<int>(blockIdx.z), first = rows.tiles.first / Shape::kChunkTiles;
+    const int chunks = (rows.tiles.end - 1) / Shape::kChunkTiles + 1 - first;
+    if (chunks > 1) blocks = static_cast<int>(gridDim.z);
+    if (rank >= blocks) return;
+    count = chunks;
+    tile = rank == 0 ? rows.tiles.first : (first + rank) * Shape::kChunkTiles;
+  }
+  // The two barriers of the cluster in each round of chunks, for the producer warp of inputs.
+  __device__ void sync_rounds() const {
+    for (int done = 0; blocks > 1 && done < count; done += blocks) {
+      cluster_sync();
+      cluster_sync();
+    }
   }
 };
 
@@ -124,20 +178,26 @@ __device__ __forceinline__ int next_tile(int tile, int blocks) {
   return tile + 1 + (ends_chunk ? (blocks - 1) * Shape::kChunkTiles : 0);
 }
 
-// Producer warp of the keys (`producer` 0), or values (1), of the tiles of a block.
+// Producer warp of the keys (`producer` 0), or values (1), of the tiles that a block has of an
+// item. `state` goes on from item to item.
 template <class Shape>
 class TileProducer {
  public:
   // Each lane loads one box per tile, at fixed row and box column.
   __device__ TileProducer(const CUtensorMap* map, const DecodeStages<Shape>& stages,
-                          const DecodeProblem& problem, const DecodeRows& rows, int tile,
-                          int blocks)
-      : map_(map), stages_(stages), problem_(problem), rows_(rows), blocks_(blocks) {
+                          ProducerState<Shape::kStages>& state, const DecodeProblem& problem,
+                          const DecodeRows& rows, const DecodeChunks<Shape>& chunks)
+      : map_(map),
+        stages_(stages),
+        state_(state),
+        problem_(problem),
+        rows_(rows),
+        blocks_(chunks.blocks) {
     const int lane = static_cast<int>(threadIdx.x % 32), boxes = Shape::kKeys / problem.box_tokens;
     loads_box_ = lane < boxes * (Shape::kDim / kBoxColumns);
     row_ = lane % boxes * problem.box_tokens;
     column_ = lane / boxes;
-    find_block(tile);
+    find_block(chunks.tile);
   }
   // Loads the tiles of one chunk, from `tile` on. Returns the next tile of the block.
   __device__ int load_chunk_tiles(int tile, int producer) {
@@ -167,7 +227,7 @@ class TileProducer {
 
   const CUtensorMap* map_;
   const DecodeStages<Shape> stages_;
-  ProducerState<Shape::kStages> state_;
+  ProducerState<Shape::kStages>& state_;
   const DecodeProblem& problem_;
   const DecodeRows& rows_;
   int blocks_;
