@@ -83,7 +83,7 @@ struct DecodeWarp {
       angles.data = floats(inputs + Shape::kAngles);
       const int position = rows.position < p.rope.rows ? 0 : -1;
       angles.rows = 1;
-      const int packs = p.head_dim / 16;  // of half a row
+      const int packs = p.head_dim / 16;  // half a row
       for (int i = static_cast<int>(threadIdx.x); i < (rows.count + 1) * packs;
            i += Shape::kComputing) {
         const int row = i / packs, column = i % packs * 8;
@@ -454,7 +454,7 @@ __device__ __forceinline__ void load_inputs(const DecodeStages<Shape>& stages, c
       bytes = angle_bytes;
     }
     stages.inputs.producer_acquire(state);
-    // What was read so far may be prefetched (kernels/common.h); queries, keys and values may not.
+    // Until here it has read inputs that may be prefetched (kernels/common.h). Now follows qkv.
     if (index == first) wait_on_dependent_grids();
     const bool loads = rows.blocks != nullptr;
     if (lane == 0) {

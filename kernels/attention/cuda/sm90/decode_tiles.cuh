@@ -79,7 +79,7 @@ __device__ __forceinline__ uint32_t box_offset(int row, int chunk) {
 
 // The rows of an item, and the tiles of its keys.
 struct DecodeRows {
-  // What the device's memory says about an item.
+  // The values of an item that only the device knows.
   struct Item {
     int sequence, position;
     int64_t slot;  // cache slot of the token; negative if it has none
@@ -179,7 +179,7 @@ __device__ __forceinline__ int next_tile(int tile, int blocks) {
 }
 
 // Producer warp of the keys (`producer` 0), or values (1), of the tiles that a block has of an
-// item. `state` goes on from item to item.
+// item. `state` continues from item to item.
 template <class Shape>
 class TileProducer {
  public:
