@@ -91,7 +91,7 @@ std::vector<Predictions> predict(const Transformer& model, const PackedBatch& ba
 
 void throw_not_finite(const std::string& text, const std::string& checkpoint) {
   throw NonFiniteError(str(text, ": what the weights of ", checkpoint,
-                           " compute is not finite; hint: another --dtype or checkpoint"));
+                           " compute is not finite; hint: another dtype or checkpoint"));
 }
 
 }  // namespace cohort

@@ -124,7 +124,7 @@ void check_signals() {
 // [N, d_model] f32, as `cohort embed` computes them.
 Variable embeddings(const LoadedModel& loaded, const SentenceFolder& folder,
                     const std::vector<std::string>& texts) {
-  constexpr size_t kBlock = 1024;  // signals wait for the tokens of so many texts
+  constexpr size_t kBlock = 1024;  // texts that are tokenized before signals are handled
   const auto name_of = [](size_t i) { return str("texts[", i, "]"); };
   std::vector<float> all;
   bool is_noted = false;
