@@ -1,6 +1,5 @@
 // `cohort fill-mask`, `classify` and `embed`: encoders asked about texts, and images.
 #include <algorithm>
-#include <cmath>
 
 #include "apps/commands.h"
 #include "data/class_examples.h"
@@ -23,23 +22,14 @@ struct TextBlock {
   std::string name_of(size_t i) const { return str("text ", begin + i + 1); }
 };
 
-// Returns true if the text was cut.
+// encode_text() of a line.
 bool encode(const LoadedModel& loaded, const SentenceFolder& folder, const Json& line,
             TokenSequence& out) {
   if (line.find("pair") != nullptr) throw InputError("pair: a second text is called text_pair");
-  const std::string text = folder.prompt + line.at("text").as_string();
+  const std::string& text = line.at("text").as_string();
   std::optional<std::string_view> pair;
   if (const Json* const second = line.find("text_pair")) pair = second->as_string();
-  const ModelConfig& config = loaded.model->config();
-  const int64_t longest = std::min(folder.max_tokens, config.context);
-  EncodedText encoded = loaded.tokenizer->encode_texts(text, pair);
-  const bool cut = std::ssize(encoded.ids) > longest;
-  if (cut) encoded = loaded.tokenizer->encode_texts(text, pair, longest);
-  if (encoded.ids.empty()) throw InputError("has no tokens; hint: leave empty texts out");
-  out.labels.assign(encoded.ids.size(), -1);
-  out.tokens = std::move(encoded.ids);
-  out.types = checked_types(std::move(encoded.types), config.token_types);
-  return cut;
+  return encode_text(loaded, folder, text, pair, out);
 }
 
 void for_blocks(const EncodeOptions& options, const LoadedModel& loaded,
@@ -85,12 +75,6 @@ void for_blocks(const EncodeOptions& options, const LoadedModel& loaded,
   }
 }
 
-void require_finite(bool finite, const LoadedModel& loaded, const std::string& text) {
-  if (!finite)
-    throw NonFiniteError(str(text, ": what the weights of ", loaded.checkpoint,
-                             " compute is not finite; hint: another --dtype or checkpoint"));
-}
-
 // Prints the lines of a block, to which add(line, predictions of its targets) adds the answer.
 void answer(const TextBlock& block, const LoadedModel& loaded, int64_t top,
             const std::function<void(Json&, std::span<const Predictions>)>& add) {
@@ -102,7 +86,8 @@ void answer(const TextBlock& block, const LoadedModel& loaded, int64_t top,
   for (size_t i = 0; i < block.lines.size(); ++i) {
     const std::span targets(begin, begin + block.sequences[i].num_targets());
     begin += std::ssize(targets);
-    require_finite(std::ranges::none_of(targets, &Predictions::empty), loaded, block.name_of(i));
+    if (std::ranges::any_of(targets, &Predictions::empty))
+      throw_not_finite(block.name_of(i), loaded.checkpoint);
     Json line = block.lines[i];
     add(line, targets);
     print_now(line.dump() + "\n");
@@ -177,16 +162,12 @@ int classify(const EncodeOptions& options) {
 }
 
 int embed_texts(const EncodeOptions& options) {
-  const SentenceFolder folder = read_sentence_folder(options.model, options.prompt);
+  SentenceFolder folder = read_sentence_folder(options.model, options.prompt, options.pooling);
+  folder.normalize = folder.normalize && options.normalize;
   const LoadedModel loaded = load(folder.model, options.compute);
   const ModelConfig& config = loaded.model->config();
   if (config.has_images())
     throw InputError(str(loaded.checkpoint, ": the model reads images, and embed reads texts"));
-  const Pooling otherwise = config.is_encoder() ? Pooling::kMean : Pooling::kLast;
-  const Pooling pooling = options.pooling == "mean"   ? Pooling::kMean
-                          : options.pooling == "cls"  ? Pooling::kCls
-                          : options.pooling == "last" ? Pooling::kLast
-                                                      : folder.pooling.value_or(otherwise);
   std::optional<DurableFile> file;
   int64_t rows = 0;
   if (!options.output.empty()) {
@@ -194,12 +175,10 @@ int embed_texts(const EncodeOptions& options) {
     file->write(npy_header(0, config.d_model));
   }
   for_blocks(options, loaded, folder, [&](TextBlock& block) {
-    auto embeddings = embed(*loaded.model, block.sequences, pooling);
+    const auto embeddings = embed(loaded, folder, block.sequences);
     for (size_t i = 0; i < embeddings.size(); ++i, ++rows) {
-      std::vector<float>& row = embeddings[i];
-      if (options.normalize && folder.normalize) normalize(row);
-      require_finite(std::ranges::all_of(row, [](float x) { return std::isfinite(x); }), loaded,
-                     block.name_of(i));
+      const std::vector<float>& row = embeddings[i];
+      if (row.empty()) throw_not_finite(block.name_of(i), loaded.checkpoint);
       if (file)
         file->write({reinterpret_cast<const char*>(row.data()), row.size() * sizeof(float)});
       else

@@ -50,7 +50,8 @@ int64_t batch_tokens(Device device) {
 }
 
 std::vector<std::vector<float>> embed(const Transformer& model,
-                                      std::span<const TokenSequence> texts, Pooling pooling) {
+                                      std::span<const TokenSequence> texts, Pooling pooling,
+                                      const std::function<void()>& before_batch) {
   NoGradGuard no_grad;
   // The longest first: memory runs out at once or never.
   std::vector<TokenSequence> sorted(texts.begin(), texts.end());
@@ -59,6 +60,7 @@ std::vector<std::vector<float>> embed(const Transformer& model,
   std::vector<std::vector<float>> out(texts.size());
   auto next = sorted.begin();
   for (const PackedBatch& batch : pack_micro_batches(sorted, batch_tokens(model.device()))) {
+    if (before_batch) before_batch();
     const Variable hidden = model.forward(model.to_device(batch));
     const Tensor rows = pooled(hidden, batch.cu_seqlens, pooling).to(Device{});
     for (int64_t i = 0; i < rows.dim(0); ++i, ++next)
@@ -85,6 +87,11 @@ std::vector<Predictions> predict(const Transformer& model, const PackedBatch& ba
           out.push_back(most_likely_of(logits.select(0, i).to_vector<double>(), top));
       });
   return out;
+}
+
+void throw_not_finite(const std::string& text, const std::string& checkpoint) {
+  throw NonFiniteError(str(text, ": what the weights of ", checkpoint,
+                           " compute is not finite; hint: another dtype or checkpoint"));
 }
 
 }  // namespace cohort

@@ -1,7 +1,9 @@
 // Embeddings of texts, and the most likely tokens or labels of texts and images, by trained models.
 #pragma once
 
+#include <functional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -11,9 +13,11 @@ namespace cohort {
 
 // The hidden states that make an embedding: their mean over the tokens, the first or the last one.
 enum class Pooling { kMean, kCls, kLast };
-// The embedding of each sequence, [d_model], whose bits do not depend on the other sequences.
+// The embedding of each sequence, [d_model], whose bits do not depend on the other sequences. Calls
+// `before_batch` before each batch; it may throw to end the call.
 std::vector<std::vector<float>> embed(const Transformer& model,
-                                      std::span<const TokenSequence> texts, Pooling pooling);
+                                      std::span<const TokenSequence> texts, Pooling pooling,
+                                      const std::function<void()>& before_batch = {});
 // Divides an embedding by its L2 norm, in f64.
 void normalize(std::vector<float>& embedding);
 
@@ -26,5 +30,8 @@ using Predictions = std::vector<std::pair<int32_t, double>>;
 // Predicts each target of a batch of texts or images, which is on the CPU. The values of the
 // targets do not matter.
 std::vector<Predictions> predict(const Transformer& model, const PackedBatch& batch, int64_t top);
+
+// Throws NonFiniteError for a text, by its name, whose result is not finite.
+[[noreturn]] void throw_not_finite(const std::string& text, const std::string& checkpoint);
 
 }  // namespace cohort

@@ -12,8 +12,11 @@
 
 #include "config/node.h"
 #include "core/device.h"
+#include "core/log.h"
 #include "data/chat_examples.h"
+#include "data/parallel_try.h"
 #include "job/evaluation.h"
+#include "job/sentence_folder.h"
 #include "nn/adapter_folder.h"
 #include "nn/merge.h"
 #include "python/bindings/bindings.h"
@@ -21,6 +24,7 @@
 #include "rl/engine/rollout.h"
 #include "sys/files.h"
 #include "text/chat_template.h"
+#include "text/tokenizers/json_fields.h"
 #include "trainers/sampling.h"
 
 namespace cohort::python {
@@ -111,6 +115,40 @@ std::vector<Variable> logprobs(const LoadedModel& loaded,
   return {values.begin(), values.end()};
 }
 
+// Lets Python handle signals, whose exception is thrown.
+void check_signals() {
+  const nb::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) nb::raise_python_error();
+}
+
+// [N, d_model] f32, as `cohort embed` computes them.
+Variable embeddings(const LoadedModel& loaded, const SentenceFolder& folder,
+                    const std::vector<std::string>& texts) {
+  constexpr size_t kBlock = 1024;  // texts that are tokenized before signals are handled
+  const auto name_of = [](size_t i) { return str("texts[", i, "]"); };
+  std::vector<float> all;
+  bool is_noted = false;
+  for (size_t begin = 0; begin < texts.size(); begin += kBlock) {
+    std::vector<TokenSequence> block(std::min(kBlock, texts.size() - begin));
+    std::vector<uint8_t> is_cut(block.size());
+    parallel_try(std::ssize(block), 4, [&](int64_t at) {
+      const auto i = static_cast<size_t>(at);
+      with_path(name_of(begin + i),
+                [&] { is_cut[i] = encode_text(loaded, folder, texts[begin + i], {}, block[i]); });
+    });
+    for (size_t i = 0; i < block.size() && !is_noted; ++i)
+      if ((is_noted = is_cut[i] != 0))
+        logging::info(name_of(begin + i), " is cut to ", block[i].tokens.size(),
+                      " tokens; others are without a note");
+    const auto rows = embed(loaded, folder, block, check_signals);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (rows[i].empty()) throw_not_finite(name_of(begin + i), loaded.checkpoint);
+      all.insert(all.end(), rows[i].begin(), rows[i].end());
+    }
+  }
+  return Variable(Tensor::from(all).reshape({std::ssize(texts), loaded.model->config().d_model}));
+}
+
 // Writes the weights in memory; `merged`: those of the base, from its folder, with the adapter.
 void export_folder(const LoadedModel& loaded, const std::string& dir, const std::string& dtype,
                    bool merged) {
@@ -153,7 +191,7 @@ class Progress {
     if (has_failed() || now < next_check_) return !has_failed();
     next_check_ = now + std::chrono::milliseconds(50);
     return with_gil([] {
-      if (PyErr_CheckSignals() != 0) nb::raise_python_error();
+      check_signals();
       return true;
     });
   }
@@ -342,11 +380,15 @@ Handle load(const std::string& path, const std::string& device, const std::strin
         str("dtype: expected ",
             on.is_cpu() ? "float32 or float64 on a CPU" : "float32 or bfloat16 on a GPU", ", got ",
             dtype));
-  return {std::make_shared<SetModel>(without_gil([&] {
-    return load_found(path, [&](const std::string& checkpoint) {
-      return load_model(checkpoint, type, on, base, context);
-    });
-  }))};
+  return {std::make_shared<SetModel>(
+      path, without_gil([&] {
+        const bool is_model =
+            is_model_folder(path);  // else sentence-transformers may have it in it
+        return load_found(is_model ? path : read_sentence_folder(path).model,
+                          [&](const std::string& checkpoint) {
+                            return load_model(checkpoint, type, on, base, context);
+                          });
+      }))};
 }
 
 void bind_weights(nb::class_<Handle>& model) {
@@ -415,7 +457,19 @@ void bind_model(nb::module_& m) {
             for (const Prompt& text : texts) all.push_back(tokens_of(*self, text));
             return without_gil([&] { return logprobs(*self, all, temperature); });
           },
-          nb::arg("texts"), nb::arg("temperature"), "Model.logprobs() of several texts.");
+          nb::arg("texts"), nb::arg("temperature"), "Model.logprobs() of several texts.")
+      .def(
+          "each_embedding",
+          [](const Handle& self, const std::vector<std::string>& texts, const std::string& prompt,
+             const std::string& pooling, bool normalize) {
+            return without_gil([&] {
+              SentenceFolder folder = read_sentence_folder(self->path, prompt, pooling);
+              folder.normalize = folder.normalize && normalize;
+              return embeddings(*self, folder, texts);
+            });
+          },
+          nb::arg("texts"), nb::arg("prompt"), nb::arg("pooling"), nb::arg("normalize"),
+          "Model.embed() of several texts.");
   bind_weights(model);
   bind_engine(m);
 }

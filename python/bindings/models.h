@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 
 #include "job/checkpoint.h"
@@ -14,7 +15,9 @@ namespace cohort::python {
 
 class SetModel : public LoadedModel {
  public:
-  explicit SetModel(LoadedModel loaded) : LoadedModel(std::move(loaded)) {}
+  SetModel(std::string given, LoadedModel loaded)
+      : LoadedModel(std::move(loaded)), path(std::move(given)) {}
+  const std::string path;  // as it was given: a folder, a run, or one of sentence-transformers
   // Read at the first use, as not all uses need a run's configuration that can be read.
   const ModelSettings& settings() const {
     without_gil([&] {  // which messages take

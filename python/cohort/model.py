@@ -59,16 +59,21 @@ def _is_id(item: Any) -> bool:
     return isinstance(item, SupportsIndex) and not isinstance(item, Iterable)
 
 
+def _text(text: str, name: str) -> str:
+    """A text that UTF-8 can encode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _cohort.InputError(f"{name}: {error}") from None
+    return text
+
+
 def _plain(prompt: Any) -> Any:
     """A prompt as Engine.rollout_arrays() takes it."""
     if isinstance(prompt, ChatPrompt):
         return {"rendered": str(prompt)}
     if isinstance(prompt, str):
-        try:
-            prompt.encode()
-        except UnicodeEncodeError as error:
-            raise _cohort.InputError(f"prompt: {error}") from None
-        return prompt
+        return _text(prompt, "prompt")
     items = _items(prompt)
     if items is not None and all(map(_is_id, items)):
         ids = [index(item) for item in items]
@@ -202,6 +207,22 @@ class Model(_cohort.LoadedModel):
         if items is not None and not any(isinstance(item, Mapping) or _is_id(item) for item in items):
             return self.each_logprobs([_plain(item) for item in items], float(temperature))
         return self.each_logprobs([_plain(text)], float(temperature))[0]
+
+    def embed(self, texts: str | Sequence[str], *, pooling: str | None = None, normalize: bool = True, prompt: str = "") -> Tensor:
+        """[N, d_model] float32: the embeddings of N texts as `cohort embed` computes them, to its bits; of one text, [d_model].
+        They do not depend on the other texts. pooling: "mean", "cls" or "last", by default as a folder of sentence-transformers
+        says, else the mean, or last of a decoder. normalize=False: not divided by their length. prompt: the name of one of the
+        folder, put before texts. InputError for a model of images, and naming the text that has no tokens."""
+        items = [texts] if isinstance(texts, str) else _items(texts)
+        if items is None:
+            raise _cohort.InputError(f"texts: expected a text or a list of texts, got {str(texts)[:60]}")
+        for i, item in enumerate(items):
+            if not isinstance(item, str):
+                raise _cohort.InputError(f"texts[{i}]: expected a text, got {str(item)[:60]}")
+            _text(item, f"texts[{i}]")
+        with _typed("embed: pooling and prompt are names, normalize is True or False"):
+            rows = self.each_embedding(items, prompt, pooling or "", normalize)
+        return rows[0] if isinstance(texts, str) else rows
 
     def evaluate(self, config: Config | None = None, *, rewards: Mapping[str, Callable[..., Any]] | None = None,
                  environments: Mapping[str, Callable[..., Any]] | None = None,

@@ -291,7 +291,7 @@ TEST_F(EncodeCommands, EmbedFollowsAFolderOfSentenceTransformers) {
   EXPECT_EQ(floats(cut[1].at("embedding")), expected({2, 5, 6, 8, 3}));
   EXPECT_EQ(floats(cut[2].at("embedding")), expected({2, 6, 5, 6, 3}));
   expect_bad_input(run_cohort({"embed", model, "a", "--prompt", "quer"}),
-                   {"--prompt: ", "has no prompt 'quer'; hint: its prompts are {\"query\":"});
+                   {": prompt: ", "has no prompt 'quer'; hint: its prompts are {\"query\":"});
   // A module in a folder of its own.
   std::filesystem::rename(model, dir_.path("inner"));
   std::filesystem::create_directories(model);

@@ -207,8 +207,8 @@ class SentenceFolders : public testing::Test {
     write({{file, content}});
     EXPECT_THROW_WITH(read(), InputError, root_ + "/" + file + ": " + message);
   }
-  SentenceFolder read(const std::string& prompt = "") const {
-    return read_sentence_folder(root_, prompt);
+  SentenceFolder read(const std::string& prompt = "", const std::string& pooling = "") const {
+    return read_sentence_folder(root_, prompt, pooling);
   }
   Pooling pooling(const std::string& config) const {
     write({{"pool/config.json", config}});
@@ -237,6 +237,8 @@ TEST_F(SentenceFolders, SayHowTextsAreEmbedded) {
   EXPECT_EQ(folder.max_tokens, 9);
   EXPECT_EQ(folder.prompt, "");
   EXPECT_EQ(read("query").prompt, "find: ");
+  EXPECT_EQ(read("", "last").pooling, Pooling::kLast);
+  EXPECT_THROW_WITH(read("", "max"), InputError, "pooling: expected mean, cls or last, got 'max'");
   EXPECT_THROW_WITH(read("qury"), InputError,
                     R"(no prompt 'qury'; hint: its prompts are {"query":"find: ","none":""})");
 }

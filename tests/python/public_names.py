@@ -65,10 +65,11 @@ def models(path: str) -> list[str]:
     config: dict[str, Any] = model.config
     logprobs: cohort.Tensor = model.logprobs(text, temperature=0.5)
     each: list[cohort.Tensor] = model.logprobs([text, text]) + model.logprobs([[1, 2]]) + model.logprobs([conversation])
+    rows: cohort.Tensor = model.embed([text, text], pooling="mean", normalize=False, prompt="query") / model.embed(text).item()
     scores: dict[str, Any] = model.evaluate({"steps": 1}, rewards={"length": length_reward}, environments={}, overrides={"eval.size": 5})
     model.export(pathlib.Path("out"), dtype="bf16", merged=False)
     cohort.set_log_level("warning")
-    print(weights, config, logprobs, each, scores, rollouts.tokens, rollouts.loss_mask, rollouts.logprobs,
+    print(weights, config, logprobs, each, rows, scores, rollouts.tokens, rollouts.loss_mask, rollouts.logprobs,
           rollouts.sampling_logprobs, rollouts.entropies, rollouts.lengths, rollouts.prompt_lengths)
     return rollouts.texts + rollouts.stop_reasons
 

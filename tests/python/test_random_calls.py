@@ -52,7 +52,7 @@ def make_argument(rng):
 
 
 def methods(model):
-    return [model.generate, model.logprobs, model.encode, model.decode, model.chat_prompt, model.parameters,
+    return [model.generate, model.logprobs, model.embed, model.encode, model.decode, model.chat_prompt, model.parameters,
             lambda *a, **k: list(model.stream(*a, **k)), cohort.Engine(model).rollouts, lambda *a, **k: cohort.Engine(model, *a, **k),
             cohort.Engine(model).release_cache]
 
@@ -69,7 +69,7 @@ MEMBERS = [n for n in dir(cohort.Tensor) if not n.startswith("_")] + [
 KEYWORDS = ["causal", "window", "window_right", "soft_cap", "scale", "slopes", "bias", "sinks", "prefix_lm", "cu_seqlens",
             "eps", "weight_offset", "copy", "stream", "max_version", "dl_device", "temperature", "top_k",
             "top_p", "min_p", "seed", "tiles", "max_completion_length", "num_generations", "max_concurrent",
-            "max_cache_tokens", "nonsense"]
+            "max_cache_tokens", "pooling", "normalize", "prompt", "nonsense"]
 
 
 def use(rng, result):
