@@ -75,8 +75,8 @@ void ImageSet::read_lines(const std::string& path, const std::string& label) {
     const Example line = lines_->get(i);
     const auto text = [&](const std::string& name) {
       const Json& value = line.fields.get_or_null(name);
-      if (value.is_string() || value.is_int()) return value.to_text();
-      throw InputError("expected a text as the field '" + name +
+      if (value.is_string() || value.is_number()) return value.to_text();
+      throw InputError("expected a text or a number as the field '" + name +
                        "'; hint: data.images.field and data.images.label");
     };
     fs::path folder = fs::path(line.where.substr(0, line.where.rfind(':'))).parent_path();
