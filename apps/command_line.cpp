@@ -284,8 +284,8 @@ void add_encoders(CLI::App& app, int& code) {
   add_number(mask, "--top", filled.top, "tokens per mask", CLI::Range(1, 1000));
   add_encode(
       app, code, classify, "classify",
-      "the label of a text, or of an image by its path, and the probabilities of all labels, one "
-      "JSON line each");
+      "the label of a text, or of an image by its path or data URI, and the probabilities of all "
+      "labels, one JSON line each");
   auto [command, options] =
       add_encode(app, code, embed_texts, "embed",
                  "the embedding of a text, one JSON line per text, by the options or as a folder "

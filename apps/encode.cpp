@@ -16,8 +16,8 @@ namespace {
 constexpr size_t kBlock = size_t{1} << 20, kImageBlock = size_t{1} << 26;
 
 struct TextBlock {
-  size_t begin = 0;                      // texts before it
-  std::vector<Json> lines;               // with "text", "text_pair"; or the path of an "image"
+  size_t begin = 0;         // texts before it
+  std::vector<Json> lines;  // with "text", "text_pair"; or "image": its path or data URI
   std::vector<TokenSequence> sequences;  // without targets
   std::string name_of(size_t i) const { return str("text ", begin + i + 1); }
 };

@@ -86,7 +86,7 @@ struct DataConfig {
   std::string chat_template_kwargs;  // a JSON object; empty: none
   Json tools;  // the template's variable of that name; null: none. It is no key
   // True if problems are rendered by the model's chat template.
-  bool is_chat() const { return chat || !jsonl.messages.empty(); }
+  bool is_chat() const { return images.path.empty() && (chat || !jsonl.messages.empty()); }
   // True if the curriculum sorts the problems of the whole run.
   bool is_sorted() const {
     return curriculum == Curriculum::kLength || curriculum == Curriculum::kPassRate;

@@ -177,7 +177,7 @@ Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> toke
       return found.text();
     });
   }
-  if (data.is_chat() && !images) {
+  if (data.is_chat()) {
     out.chat = std::make_shared<ChatRenderer>(
         data, *out.tokenizer,
         trainer == TrainerType::kSft ? ChatRenderer::Purpose::kTeach : ChatRenderer::Purpose::kAsk);

@@ -10,6 +10,33 @@ namespace cohort {
 
 using namespace std::string_view_literals;
 
+namespace {
+
+constexpr std::string_view kUriStart = "data:";
+
+// Bytes of a data URI: "data:image/png;base64,iVBOR...".
+std::string uri_bytes(std::string_view uri) {
+  constexpr std::string_view kDigits =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  const size_t comma = std::min(uri.find(','), uri.size() - 1);
+  std::string bytes;
+  uint32_t bits = 0;
+  int count = 0;
+  for (const char c : uri.substr(comma + 1, uri.find_last_not_of('=') - comma)) {
+    const size_t digit = kDigits.find(c);
+    if (digit == kDigits.npos || !uri.substr(0, comma).ends_with(";base64"))
+      throw InputError("the data URI is not base64; hint: data:image/png;base64,iVBOR...");
+    bits = bits << 6 | static_cast<uint32_t>(digit);
+    count += 6;
+    if (count < 8) continue;
+    count -= 8;
+    bytes += static_cast<char>(bits >> count);
+  }
+  return bytes;
+}
+
+}  // namespace
+
 Image decode_image(std::string_view bytes, int64_t channels, const std::string& where) {
   COHORT_CHECK(channels == 1 || channels == 3, "[image] expected 1 or 3 channels, got ", channels);
   try {
@@ -33,6 +60,7 @@ Image decode_image(std::string_view bytes, int64_t channels, const std::string& 
 }
 
 Image read_image(const std::string& path, int64_t channels) {
+  if (path.starts_with(kUriStart)) return decode_image(uri_bytes(path), channels, "the data URI");
   return decode_image(read_input_file(path), channels, path);
 }
 

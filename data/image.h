@@ -25,7 +25,8 @@ struct Image {
 // 64 million pixels or 100 scans (before it allocates memory for them), and damaged or truncated
 // files.
 Image decode_image(std::string_view bytes, int64_t channels, const std::string& where);
-// decode_image() of what read_input_file() reads.
+// decode_image() of what read_input_file() reads, or of a data URI with base64 in place of a path.
+// Throws InputError for another data URI.
 Image read_image(const std::string& path, int64_t channels);
 
 // ---- For the decoders of the formats, which return RGB and throw InputError("REASON") ----------

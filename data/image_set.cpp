@@ -18,27 +18,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Bytes of a data URI: "data:image/png;base64,iVBOR...".
-std::string uri_bytes(std::string_view uri) {
-  constexpr std::string_view kDigits =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  const size_t comma = std::min(uri.find(','), uri.size() - 1);
-  std::string bytes;
-  uint32_t bits = 0;
-  int count = 0;
-  for (const char c : uri.substr(comma + 1, uri.find_last_not_of('=') - comma)) {
-    const size_t digit = kDigits.find(c);
-    if (digit == kDigits.npos || !uri.substr(0, comma).ends_with(";base64"))
-      throw InputError("the data URI is not base64; hint: data:image/png;base64,iVBOR...");
-    bits = bits << 6 | static_cast<uint32_t>(digit);
-    count += 6;
-    if (count < 8) continue;
-    count -= 8;
-    bytes += static_cast<char>(bits >> count);
-  }
-  return bytes;
-}
-
 // Path of a file in a folder. Throws InputError if it leads out of the folder, also by a link.
 std::string path_in(const fs::path& folder, const std::string& name) {
   const fs::path path = folder / name;
@@ -75,8 +54,8 @@ void ImageSet::read_lines(const std::string& path, const std::string& label) {
     const Example line = lines_->get(i);
     const auto text = [&](const std::string& name) {
       const Json& value = line.fields.get_or_null(name);
-      if (value.is_string() || value.is_int()) return value.to_text();
-      throw InputError("expected a text as the field '" + name +
+      if (value.is_string() || value.is_number()) return value.to_text();
+      throw InputError("expected a text or a number as the field '" + name +
                        "'; hint: data.images.field and data.images.label");
     };
     fs::path folder = fs::path(line.where.substr(0, line.where.rfind(':'))).parent_path();
@@ -130,7 +109,7 @@ Image ImageSet::load(int64_t i, int64_t channels) const {
   const Entry& entry = entries_.at(static_cast<size_t>(i));
   return with_path(entry.where, [&] {
     if (!entry.file.empty()) return read_image(entry.file, channels);
-    return decode_image(uri_bytes(lines_->get(i).fields.at(field_).as_string()), channels, field_);
+    return read_image(lines_->get(i).fields.at(field_).as_string(), channels);
   });
 }
 

@@ -15,12 +15,12 @@ namespace cohort {
 class ImageSet final : public ExampleSet, public std::enable_shared_from_this<ImageSet> {
  public:
   // `path`: a folder of class folders, whose names are the labels; or JSONL, whose records have an
-  // image, a path relative to the file or a data URI with base64, and a label, a text or a whole
-  // number, under the names `field` and `label`. Hidden files are ignored. `known`: labels of a
-  // model or of a training set; empty: those that occur, sorted. Throws InputError naming the file
-  // and line: no image or label; a path that leads out of the folder, also by a link; no regular
-  // file; a label that is not known; and if there is no image, a class without images, or only one
-  // class.
+  // image, a path relative to the file or a data URI with base64, and a label, a text or a
+  // number as it is spelled, under the names `field` and `label`. Hidden files are ignored.
+  // `known`: labels of a model or of a training set; empty: those that occur, sorted. Throws
+  // InputError naming the file and line: no image or label; a path that leads out of the folder,
+  // also by a link; no regular file; a label that is not known; and if there is no image, a class
+  // without images, or only one class.
   explicit ImageSet(const std::string& path, const std::string& field = "image",
                     const std::string& label = "label", std::vector<std::string> known = {});
   int64_t size() const override { return std::ssize(entries_); }

@@ -360,11 +360,13 @@ void validate_sets(const EvalConfig& eval) {
 
 // Sets TrainConfig::unread. Keys beside `stages` need not be for all of them.
 RunPlan with_unread_keys(RunPlan plan) {
+  constexpr const char* kImages = "data.images.path";
   // By "KEY: VALUE", what alone would read the key; nullptr: a stage reads it.
   std::map<std::string, const char*> readers;
   for (const TrainConfig& config : plan.stages) {
     const DataConfig& data = config.data;
     const bool has_jsonl = !data.jsonl.path.empty(), has_text = !data.text.empty(),
+               has_images = !data.images.path.empty(),
                has_lines = has_jsonl || !config.eval.sets.empty();
     const struct {
       const char* keys;  // separated by blanks
@@ -376,26 +378,34 @@ RunPlan with_unread_keys(RunPlan plan) {
         {" jsonl.prompt jsonl.solution ", has_lines && data.jsonl.messages.empty(),
          "lines of data.jsonl without messages"},
         {" jsonl.answer ", has_lines, "lines of data.jsonl"},
-        {" jsonl.pair ", config.batch.trainer == TrainerType::kClassify, "trainer: classify"},
+        {" jsonl.pair ", config.batch.trainer == TrainerType::kClassify && !has_images,
+         "texts of trainer: classify"},
+        {" images.eval_path images.field images.label images.augment ", has_images, kImages},
         {" jsonl.limit ", has_jsonl, "data.jsonl.path"},
         {" eval_text cache_dir ", has_text, "data.text"},
-        {" held_out_fraction ",
-         has_jsonl || !data.images.path.empty() || (has_text && data.eval_text.empty()),
+        {" held_out_fraction ", has_jsonl || has_images || (has_text && data.eval_text.empty()),
          "data.jsonl.path and data.text without eval_text"},
         {" curriculum_patience ", data.curriculum == Curriculum::kOnline,
          "data.curriculum: online"},
         {" fingerprint ", data.task.empty(), "files"},
         {" tokenizer_path ", config.stage == 0 && config.init_from.empty(), "a new model"},
-        {" tokenizer ", data.tokenizer_path.empty(), "a new model without data.tokenizer_path"},
+        {" tokenizer ", data.tokenizer_path.empty() && !has_images,
+         "a new model of texts without data.tokenizer_path"},
+        {" chat ", !has_images, "texts"},
         {" system chat_template_kwargs ", data.is_chat(), "data.chat and data.jsonl.messages"}};
+    const auto note = [&](const std::string& key, bool is_read, const char* reader) {
+      const auto at = readers.emplace(key, reader).first;
+      if (is_read) at->second = nullptr;
+    };
     const ConfigFields given = config_fields(data), defaults = config_fields(DataConfig{});
     for (size_t i = 0; i < given.size(); ++i)
       for (const auto& [keys, is_read, reader] : rows) {
         const auto& [key, value] = given[i];
         if (value == defaults[i].second || !std::strstr(keys, str(" ", key, " ").c_str())) continue;
-        const auto at = readers.emplace(str("data.", key, ": ", value), reader).first;
-        if (is_read) at->second = nullptr;
+        note(str("data.", key, ": ", value), is_read, reader);
       }
+    if (const int64_t channels = config.model.channels; channels != ModelConfig().channels)
+      note(str("model.channels: ", channels), has_images, kImages);
   }
   for (const auto& [key, reader] : readers)
     if (reader != nullptr)

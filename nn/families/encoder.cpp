@@ -36,6 +36,9 @@ std::vector<std::string> read_labels(ConfigFile& file) {
   std::vector<bool> found(entries.size());
   std::set<std::string> texts;
   for (const auto& [key, label] : entries) {
+    if (label.is_number())
+      file.refuse("id2label", str("the label ", label.to_text(), " is a number; hint: write it as ",
+                                  "a text: \"", label.to_text(), "\""));
     size_t i = entries.size();
     const char* const end = key.data() + key.size();
     if (std::from_chars(key.data(), end, i).ptr != end || i >= entries.size() || found[i] ||

@@ -11,6 +11,7 @@
 #include "sys/files.h"
 #include "tests/apps/process.h"
 #include "tests/job/small_configs.h"
+#include "tests/support/png_file.h"
 
 namespace cohort::test {
 namespace {
@@ -217,6 +218,47 @@ TEST_F(EncodeCommands, ClassifyGivesTheLabelAndAllProbabilities) {
   EXPECT_EQ(json[1].at("id").as_int(), 7);
   EXPECT_NE(json[1].at("probability").as_double(), json[0].at("probability").as_double());
   for (const size_t i : {0, 2}) EXPECT_EQ(json[i].dump(), plain[0].dump());
+}
+
+TEST_F(EncodeCommands, ImagesArePathsOrDataUris) {
+  // 1 x 1, gray 7.
+  const std::string uri =
+      "data:image/png;base64,"
+      "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgBwAACQAIICPDjAAAAABJ"
+      "RU5ErkJggg==";
+  write_file(dir_.path("set.jsonl"), str("{\"image\": \"", uri, "\", \"label\": 1.50}\n",
+                                         "{\"image\": \"", uri, "\", \"label\": 2}\n"));
+  write_file(dir_.path("run.yaml"),
+             "num_threads: 1\nsteps: 1\nbatch_size: 2\neval: {at_start: no}\ntrainer: classify\n"
+             "data: {images: {path: set.jsonl}, held_out_fraction: 0}\n"
+             "model: {num_layers: 1, d_model: 16, num_heads: 2, mask: full, norm: layer_norm,\n"
+             "  position: learned, mlp: gelu, bias: yes, image_size: 4, patch_size: 2}\n");
+  const std::string run = dir_.path("run"), file = dir_.path("x.png");
+  const Output trained = run_cohort({"train", dir_.path("run.yaml"), "output_dir=" + run});
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  write_file(file, PngFile{1, 1, 8, 0}.bytes({"\7"}));
+  const std::string object = str("{\"image\": \"", uri, "\", \"id\": 7}");
+  const auto out = lines({"classify", run, "--json-input"},
+                         str("\"", file, "\"\n", object, "\n\"", uri, "\"\n"));
+  ASSERT_EQ(out.size(), 3u);
+  EXPECT_EQ(out[1].at("id").as_int(), 7);
+  EXPECT_EQ(out[1].at("image").as_string(), uri);
+  const auto plain = lines({"classify", run, uri});
+  ASSERT_EQ(plain.size(), 1u);
+  for (const Json& line : {out[1], out[2], plain[0]})
+    EXPECT_EQ(line.at("probabilities").dump(), out[0].at("probabilities").dump());
+  EXPECT_NE(out[0].at("probabilities").find("1.50"), nullptr) << out[0].dump();
+  for (const auto& [line, message] :
+       {std::pair{"{\"image\": \"data:image/png;base64,iV*=\"}",
+                  "the data URI is not base64; hint: data:image/png;base64,iVBOR..."},
+        {"\"data:image/png,abc\"", "the data URI is not base64; hint: "},
+        {"\"data:image/png;base64,\"", "the data URI: is neither PNG nor JPEG"},
+        {"\"data:image/png;base64,R0lGODlh\"", "the data URI: is neither PNG nor JPEG"},
+        {"\"data:image/png;base64,iVBORw0KGgo=\"", "the data URI: is a damaged or truncated PNG"},
+        {"\"data:\"", "the data URI"},
+        {"{\"image\": 3}", "expected text"}})
+    expect_bad_input(run_cohort({"classify", run, "--json-input"}, str(object, "\n", line, "\n")),
+                     {"text 2: ", message});
 }
 
 TEST_F(EncodeCommands, EmbedHasTheSameBitsInAnyOrderAndThreads) {

@@ -72,6 +72,16 @@ TEST_F(ImageSets, LinesNamePathsAndDataUris) {
   EXPECT_EQ(ImageSet(dir_.path("other.jsonl"), "i", "l").label(1), 1);
 }
 
+TEST_F(ImageSets, NumbersAreLabelsAsTheyAreSpelled) {
+  std::string text;
+  for (const char* label : {"1.50", "-2", "1e3", "\"1.5\"", "12345678901234567890", "1.50"})
+    text += "{\"image\": \"" + kUri + "\", \"label\": " + label + "}\n";
+  const ImageSet set = lines(text);
+  EXPECT_EQ(set.labels(),
+            (std::vector<std::string>{"-2", "1.5", "1.50", "12345678901234567890", "1e3"}));
+  EXPECT_EQ(set.label(5), 2);
+}
+
 TEST_F(ImageSets, KnownLabelsKeepTheirOrderAndOthersAreRefused) {
   const std::string text = "{\"image\": \"" + kUri + "\", \"label\": \"b\"}\n";
   const ImageSet set = lines(text, {"z", "b", "a"});
@@ -84,7 +94,8 @@ TEST_F(ImageSets, RecordsWithoutAnImageOrLabelAreRefused) {
   expect_line_refused("{\"image\": \"" + kUri + "\"}", "the field 'label'");
   expect_line_refused("{\"label\": \"a\"}", "the field 'image'");
   expect_line_refused("{\"image\": {\"bytes\": \"\"}, \"label\": \"a\"}", "the field 'image'");
-  expect_line_refused("{\"image\": \"" + kUri + "\", \"label\": 1.5}", "the field 'label'");
+  expect_line_refused("{\"image\": \"" + kUri + "\", \"label\": [1.5]}",
+                      "expected a text or a number as the field 'label'; hint: ");
   expect_line_refused("{\"image\": \"" + kUri + "\", \"label\": null}", "the field 'label'");
   expect_line_refused("{\"image\": \"none.png\", \"label\": \"a\"}", "cannot be opened");
   expect_line_refused("{\"image\"", "not valid JSON");

@@ -450,6 +450,16 @@ TEST_F(Jsonl, FieldsOfLabelledPairsAreFound) {
   }
 }
 
+TEST_F(Jsonl, LabelsThatAreNumbersAreSpelledAsInTheFile) {
+  std::string text;
+  for (const char* label : {"1.50", "2", "1.5", "1e3"})
+    text += str("{\"text\": \"a\", \"label\": ", label, "}\n");
+  DataConfig data{.jsonl = config(text)};
+  detect_format(data.jsonl, true);
+  EXPECT_EQ(class_labels({.data = data, .batch = BatchConfig()}),
+            (std::vector<std::string>{"1.5", "1.50", "1e3", "2"}));
+}
+
 // As `cohort classify` reads a text_pair that is empty.
 TEST_F(Jsonl, AnEmptySecondTextIsOneOfAPair) {
   JsonlConfig c = config(R"({"a": "x", "b": "", "l": "no"})"), single = c;

@@ -176,5 +176,49 @@ TEST_F(DataKeys, KeysOfDataThatNothingReadsGiveWarnings) {
             1u);
 }
 
+TEST_F(DataKeys, KeysOfImagesAreForImagesAndThoseOfTextsForTexts) {
+  const std::string images = "images: {path: a}", texts = "jsonl: {path: a.jsonl}";
+  const auto warnings = [&](const std::string& source, const std::string& keys) {
+    const std::string model = source.starts_with("images") ? ", image_size: 8, patch_size: 4" : "";
+    const bool of_model = keys.starts_with("channels");
+    return load_text(str("trainer: classify\nmodel: {mask: full", model,
+                         of_model ? ", " + keys : "", "}\ndata: {", source,
+                         of_model || keys.empty() ? "" : ", " + keys, "}\n"))
+        .stages[0]
+        .warnings();
+  };
+  for (const std::string& source : {images, texts})
+    EXPECT_EQ(warnings(source, ""), std::vector<std::string>{});
+  const struct {
+    std::string source, keys, warning;
+  } cases[] = {
+      {texts, "images: {eval_path: b}", "data.images.eval_path: "},
+      {texts, "images: {field: file}", "data.images.field: file does nothing here: it is for "},
+      {texts, "images: {label: class}", "data.images.label: class does nothing here: it is for "},
+      {texts, "images: {augment: crop_flip}",
+       "data.images.augment: crop_flip does nothing here: it is for data.images.path; hint: "},
+      {texts, "channels: 1", "model.channels: 1 does nothing here: it is for data.images.path; "},
+      {images, "jsonl: {prompt: '{q}'}", "data.jsonl.prompt: "},
+      {images, "jsonl: {pair: '{q}'}", "data.jsonl.pair: "},
+      {images, "jsonl: {limit: 3}", "data.jsonl.limit: 3 does nothing here: "},
+      {images, "chat: yes", "data.chat: true does nothing here: it is for texts; hint: "},
+      {images, "system: s", "data.system: s does nothing here: "},
+      {images, "tokenizer: byte", "data.tokenizer: byte does nothing here: "},
+      {images, "eval_text: b.txt", "data.eval_text: "},
+      {images, "cache_dir: c", "data.cache_dir: "},
+  };
+  for (const auto& [source, keys, warning] : cases) {
+    const std::vector<std::string> found = warnings(source, keys);
+    ASSERT_EQ(found.size(), 1u) << keys;
+    EXPECT_TRUE(found[0].starts_with(warning)) << found[0];
+    EXPECT_TRUE(found[0].ends_with("; hint: leave it out")) << found[0];
+  }
+  EXPECT_EQ(warnings(images, "chat: yes, system: s").size(), 2u);
+  EXPECT_EQ(warnings(images, "channels: 1"), std::vector<std::string>{});
+  EXPECT_EQ(warnings("images: {path: a, eval_path: b, field: f, label: l, augment: crop_flip}", "")
+                .size(),
+            0u);
+}
+
 }  // namespace
 }  // namespace cohort::test

@@ -306,6 +306,8 @@ TEST(Encoders, ConfigurationsThatAreNotSupportedNameTheField) {
   refused("id2label", Json::Object{{"0", "a"}}, "fewer than two labels");
   refused("id2label", Json::Object{{"0", "a"}, {"2", "b"}}, "id2label");
   refused("id2label", Json::Object{{"0", "a"}, {"1", "a"}}, "id2label");
+  refused("id2label", Json::Object{{"0", "a"}, {"1", 1.5}},
+          "the label 1.5 is a number; hint: write it as a text: \"1.5\"");
   Json unnamed = base;  // one class has no name
   unnamed.set("id2label", Json::Object{{"1", ""}, {"0", "a"}});
   EXPECT_EQ(ModelConfig::from_json(unnamed).labels, (std::vector<std::string>{"a", ""}));
