@@ -380,15 +380,15 @@ Handle load(const std::string& path, const std::string& device, const std::strin
         str("dtype: expected ",
             on.is_cpu() ? "float32 or float64 on a CPU" : "float32 or bfloat16 on a GPU", ", got ",
             dtype));
-  return {std::make_shared<SetModel>(
-      path, without_gil([&] {
-        const bool is_model =
-            is_model_folder(path);  // else sentence-transformers may have it in it
-        return load_found(is_model ? path : read_sentence_folder(path).model,
-                          [&](const std::string& checkpoint) {
-                            return load_model(checkpoint, type, on, base, context);
-                          });
-      }))};
+  return {std::make_shared<SetModel>(path, without_gil([&] {
+                                       // A folder of sentence-transformers may have the model in a folder of its own.
+                                       const std::string model =
+                                           is_model_folder(path) ? path
+                                                                 : read_sentence_folder(path).model;
+                                       return load_found(model, [&](const std::string& checkpoint) {
+                                         return load_model(checkpoint, type, on, base, context);
+                                       });
+                                     }))};
 }
 
 void bind_weights(nb::class_<Handle>& model) {

@@ -454,7 +454,7 @@ __device__ __forceinline__ void load_inputs(const DecodeStages<Shape>& stages, c
       bytes = angle_bytes;
     }
     stages.inputs.producer_acquire(state);
-    // Until here it has read inputs that may be prefetched (kernels/common.h). Now follows qkv.
+    // Item::load() has read inputs that may be prefetched (kernels/common.h); qkv is none.
     if (index == first) wait_on_dependent_grids();
     const bool loads = rows.blocks != nullptr;
     if (lane == 0) {
@@ -570,6 +570,8 @@ bool attention_decode(const AttentionDecode& args) {
   if (!supports(args)) return false;
   const int64_t tokens = args.o.dim(0), heads = args.o.dim(1), dim = args.o.dim(2),
                 block = args.cache.k.dim(1), kv_heads = args.cache.k.dim(2);
+  const int64_t parts = (heads / kv_heads + 15) / 16, items = tokens * kv_heads * parts;
+  COHORT_CHECK(items < (1 << 28), "[attention_decode] too many tokens and heads: ", args.o.str());
   DecodeProblem problem{.qkv = pointer<bf16>(args.qkv),
                         .o = pointer<bf16>(args.o),
                         .k_cache = pointer<bf16>(args.cache.k),
@@ -582,14 +584,11 @@ bool attention_decode(const AttentionDecode& args) {
                         .heads = static_cast<int>(heads),
                         .kv_heads = static_cast<int>(kv_heads),
                         .head_dim = static_cast<int>(dim),
-                        .parts = static_cast<int>((heads / kv_heads + 15) / 16),
-                        .items = 0,
+                        .parts = static_cast<int>(parts),
+                        .items = static_cast<int>(items),
                         .block_shift = std::countr_zero(static_cast<uint64_t>(block)),
                         .box_tokens = static_cast<int>(std::min(block, attention_tile(dim))),
                         .may_prefetch = current_stream(args.o.device()).may_prefetch};
-  const int64_t items = tokens * kv_heads * problem.parts;
-  COHORT_CHECK(items < (1 << 28), "[attention_decode] too many tokens and heads: ", args.o.str());
-  problem.items = static_cast<int>(items);
   const int multiprocessors = ::cohort::cuda::gpu_properties(args.o.device()).multiprocessors;
   // Blocks share the chunks of an item while that leaves each block its own multiprocessor.
   constexpr int kMaxClusterSize = 8;  // portable maximum

@@ -51,7 +51,7 @@ struct DecodeShape {
   static constexpr int kPacks = kRows * kDim / 4 / kComputing;
   // The inputs of an item: the queries, with rows off the multiples of 32 banks, the key and value
   // of the token, the cosines and sines of its position, and the Item.
-  static constexpr int kInputs = kDim > 128 ? 1 : 2;  // slots: 1: none is loaded ahead
+  static constexpr int kInputs = kDim > 128 ? 1 : 2;  // slots; with one, none is ahead
   static constexpr int kQueryStride = kDim + 8;
   static constexpr int kNewKey = 2 * kRows * kQueryStride, kNewValue = kNewKey + 2 * kDim;
   static constexpr int kAngles = kNewValue + 2 * kDim, kItem = kAngles + 8 * kDim;
