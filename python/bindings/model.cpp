@@ -380,15 +380,14 @@ Handle load(const std::string& path, const std::string& device, const std::strin
         str("dtype: expected ",
             on.is_cpu() ? "float32 or float64 on a CPU" : "float32 or bfloat16 on a GPU", ", got ",
             dtype));
-  return {std::make_shared<SetModel>(path, without_gil([&] {
-                                       // A folder of sentence-transformers may have the model in a folder of its own.
-                                       const std::string model =
-                                           is_model_folder(path) ? path
-                                                                 : read_sentence_folder(path).model;
-                                       return load_found(model, [&](const std::string& checkpoint) {
-                                         return load_model(checkpoint, type, on, base, context);
-                                       });
-                                     }))};
+  // Folders of sentence-transformers may have the model in a folder of its own.
+  LoadedModel loaded = without_gil([&] {
+    const std::string model = is_model_folder(path) ? path : read_sentence_folder(path).model;
+    return load_found(model, [&](const std::string& checkpoint) {
+      return load_model(checkpoint, type, on, base, context);
+    });
+  });
+  return {std::make_shared<SetModel>(path, std::move(loaded))};
 }
 
 void bind_weights(nb::class_<Handle>& model) {
