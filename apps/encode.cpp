@@ -4,7 +4,7 @@
 #include "apps/commands.h"
 #include "data/class_examples.h"
 #include "data/parallel_try.h"
-#include "job/sentence_folder.h"
+#include "job/encode.h"
 #include "nn/model_folder.h"
 #include "sys/files.h"
 

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "autograd/ops.h"
+#include "data/class_examples.h"
 #include "kernels/head.h"
 #include "kernels/pooling.h"
 
@@ -73,6 +74,36 @@ void normalize(std::vector<float>& embedding) {
   double squares = 0;
   for (const double x : embedding) squares += x * x;
   for (float& x : embedding) x = static_cast<float>(x / std::max(std::sqrt(squares), 1e-12));
+}
+
+bool encode_text(const LoadedModel& loaded, const SentenceFolder& folder, std::string_view text,
+                 std::optional<std::string_view> pair, TokenSequence& out) {
+  const ModelConfig& config = loaded.model->config();
+  if (config.has_images())
+    throw InputError(str(loaded.checkpoint, ": the model reads images, not texts"));
+  const std::string whole = str(folder.prompt, text);
+  const int64_t longest = std::min(folder.max_tokens, config.context);
+  EncodedText encoded = loaded.tokenizer->encode_texts(whole, pair);
+  const bool is_cut = std::ssize(encoded.ids) > longest;
+  if (is_cut) encoded = loaded.tokenizer->encode_texts(whole, pair, longest);
+  if (encoded.ids.empty()) throw InputError("has no tokens; hint: leave empty texts out");
+  out.labels.assign(encoded.ids.size(), -1);
+  out.tokens = std::move(encoded.ids);
+  out.types = checked_types(std::move(encoded.types), config.token_types);
+  return is_cut;
+}
+
+std::vector<std::vector<float>> embed(const LoadedModel& loaded, const SentenceFolder& folder,
+                                      std::span<const TokenSequence> texts,
+                                      const std::function<void()>& before_batch) {
+  const bool is_encoder = loaded.model->config().is_encoder();
+  const Pooling pooling = folder.pooling.value_or(is_encoder ? Pooling::kMean : Pooling::kLast);
+  auto embeddings = embed(*loaded.model, texts, pooling, before_batch);
+  for (std::vector<float>& row : embeddings) {
+    if (folder.normalize) normalize(row);
+    if (!std::ranges::all_of(row, [](float x) { return std::isfinite(x); })) row.clear();
+  }
+  return embeddings;
 }
 
 std::vector<Predictions> predict(const Transformer& model, const PackedBatch& batch, int64_t top) {

@@ -2,17 +2,19 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "job/checkpoint.h"
+#include "job/sentence_folder.h"
 #include "nn/transformer.h"
 
 namespace cohort {
 
-// The hidden states that make an embedding: their mean over the tokens, the first or the last one.
-enum class Pooling { kMean, kCls, kLast };
 // The embedding of each sequence, [d_model], whose bits do not depend on the other sequences. Calls
 // `before_batch` before each batch; it may throw to end the call.
 std::vector<std::vector<float>> embed(const Transformer& model,
@@ -20,6 +22,16 @@ std::vector<std::vector<float>> embed(const Transformer& model,
                                       const std::function<void()>& before_batch = {});
 // Divides an embedding by its L2 norm, in f64.
 void normalize(std::vector<float>& embedding);
+
+// The tokens, without targets, of the folder's prompt, a text and maybe a second one. Returns true
+// if they were cut to the folder's limit or the model's context. Throws InputError without a token.
+bool encode_text(const LoadedModel& loaded, const SentenceFolder& folder, std::string_view text,
+                 std::optional<std::string_view> pair, TokenSequence& out);
+// embed() as the folder says; without a pooling an encoder's is the mean, a decoder's the last. An
+// embedding that is not finite is empty.
+std::vector<std::vector<float>> embed(const LoadedModel& loaded, const SentenceFolder& folder,
+                                      std::span<const TokenSequence> texts,
+                                      const std::function<void()>& before_batch = {});
 
 // Tokens of a packed batch of texts; a longer text is one by itself. More on the CPU would leave
 // its caches.

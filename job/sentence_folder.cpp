@@ -1,11 +1,9 @@
 #include "job/sentence_folder.h"
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <map>
 
-#include "data/class_examples.h"
 #include "sys/files.h"
 #include "sys/input_file.h"
 #include "text/json.h"
@@ -124,36 +122,6 @@ SentenceFolder read_sentence_folder(const std::string& path, const std::string& 
   SentenceFolder out = read_folder(path, prompt);
   if (!pooling.empty()) out.pooling = asked->second;
   return out;
-}
-
-bool encode_text(const LoadedModel& loaded, const SentenceFolder& folder, std::string_view text,
-                 std::optional<std::string_view> pair, TokenSequence& out) {
-  const ModelConfig& config = loaded.model->config();
-  if (config.has_images())
-    throw InputError(str(loaded.checkpoint, ": the model reads images, not texts"));
-  const std::string whole = str(folder.prompt, text);
-  const int64_t longest = std::min(folder.max_tokens, config.context);
-  EncodedText encoded = loaded.tokenizer->encode_texts(whole, pair);
-  const bool is_cut = std::ssize(encoded.ids) > longest;
-  if (is_cut) encoded = loaded.tokenizer->encode_texts(whole, pair, longest);
-  if (encoded.ids.empty()) throw InputError("has no tokens; hint: leave empty texts out");
-  out.labels.assign(encoded.ids.size(), -1);
-  out.tokens = std::move(encoded.ids);
-  out.types = checked_types(std::move(encoded.types), config.token_types);
-  return is_cut;
-}
-
-std::vector<std::vector<float>> embed(const LoadedModel& loaded, const SentenceFolder& folder,
-                                      std::span<const TokenSequence> texts,
-                                      const std::function<void()>& before_batch) {
-  const bool is_encoder = loaded.model->config().is_encoder();
-  const Pooling pooling = folder.pooling.value_or(is_encoder ? Pooling::kMean : Pooling::kLast);
-  auto embeddings = embed(*loaded.model, texts, pooling, before_batch);
-  for (std::vector<float>& row : embeddings) {
-    if (folder.normalize) normalize(row);
-    if (!std::ranges::all_of(row, [](float x) { return std::isfinite(x); })) row.clear();
-  }
-  return embeddings;
 }
 
 }  // namespace cohort
