@@ -11,6 +11,8 @@ pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(png REQUIRED IMPORTED_TARGET libpng)
 pkg_check_modules(turbojpeg REQUIRED IMPORTED_TARGET libturbojpeg)
+# Only its header: sys/http.cpp opens the library when it is first used.
+find_path(CURL_INCLUDE_DIR curl/curl.h REQUIRED)
 
 set(COHORT_SPDLOG spdlog::spdlog)
 set(COHORT_YAML_CPP yaml-cpp)

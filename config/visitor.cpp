@@ -12,8 +12,8 @@ using Kind = ConfigNode::Kind;
 
 constexpr const char* kAuto = "auto";
 // Names of the types of ConfigValue, except sections and their lists.
-constexpr const char* kTypeNames[] = {"int",  "float", "float", "int or auto", "bool",
-                                      "text", "texts", "ints",  "floats",      "choice"};
+constexpr const char* kTypeNames[] = {"int",   "float", "float",  "int or auto",  "bool",  "text",
+                                      "texts", "ints",  "floats", "map of texts", "choice"};
 
 template <class T>
 bool parse_number(const ConfigNode& node, T& value) {
@@ -74,6 +74,12 @@ struct Reader {
     values->clear();
     expect_list(std::is_same_v<T, double> ? "a list of numbers" : "a list of whole numbers");
     for (const ConfigNode& item : node.items) at(item)(&values->emplace_back());
+  }
+  void operator()(ConfigTexts* texts) const {
+    texts->clear();
+    if (node.kind != Kind::kMap && !node.is_null()) fail("a map of texts");
+    for (const ConfigNode::Entry& entry : node.entries)
+      Reader{entry.value, str(path, ".", entry.key), range}(&(*texts)[entry.key]);
   }
   void operator()(ConfigChoice* choice) const {
     const std::vector<std::string>& names = choice->names;
@@ -169,6 +175,11 @@ std::string text_of(bool value) {
 }
 std::string text_of(const ConfigChoice& choice) {
   return choice.names[choice.index];
+}
+std::string text_of(const ConfigTexts& texts) {
+  std::vector<std::string> items;
+  for (const auto& [name, text] : texts) items.push_back(text_of(name) + ": " + text_of(text));
+  return str("{", join(items, ", "), "}");
 }
 template <class T>
 std::string text_of(const std::optional<T>& value) {
@@ -317,7 +328,8 @@ void find_unknown_keys_with(const ConfigVisit& visit, const ConfigNode& root,
       list->assign(1);
       for (size_t i = 0; i < node.items.size(); ++i)
         find_unknown_keys_with(list->section(0), node.items[i], {}, str(key, "[", i, "]"), out);
-    } else if (node.kind == Kind::kMap && !node.typed) {
+    } else if (node.kind == Kind::kMap && !node.typed &&
+               !std::holds_alternative<ConfigTexts*>(field->value)) {
       add_unknown(node, key, {}, out);
     }
   }

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -51,12 +52,14 @@ struct ConfigList {
   std::function<void(size_t)> assign;  // replaces the list by so many default sections
   std::function<ConfigVisit(size_t)> section;
 };
+// Texts by names of the user's choice.
+using ConfigTexts = std::map<std::string, std::string>;
 // The value of a key: a member, a choice, a section or a list of sections. An optional whole number
 // may be "auto", which reads as nullopt. A single text is a list of one element.
 using ConfigValue =
     std::variant<int64_t*, double*, std::optional<double>*, std::optional<int64_t>*, bool*,
                  std::string*, std::vector<std::string>*, std::vector<int64_t>*,
-                 std::vector<double>*, ConfigChoice*, ConfigVisit, ConfigList>;
+                 std::vector<double>*, ConfigTexts*, ConfigChoice*, ConfigVisit, ConfigList>;
 
 // A key as visit() declares it.
 struct ConfigField {

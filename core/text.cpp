@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <ctime>
 #include <numeric>
 #include <utility>
 
@@ -127,6 +129,19 @@ std::string format_double(double value) {
   char buffer[32];
   const auto [end, error] = std::to_chars(buffer, buffer + sizeof buffer, value);
   return error == std::errc() ? std::string(buffer, end) : "nan";
+}
+
+std::string utc_now() {
+  using namespace std::chrono;
+  const auto now = floor<milliseconds>(system_clock::now());
+  const std::time_t seconds = system_clock::to_time_t(floor<std::chrono::seconds>(now));
+  std::tm parts;
+  gmtime_r(&seconds, &parts);
+  char date[40], fraction[16];
+  std::strftime(date, sizeof date, "%FT%T", &parts);
+  std::snprintf(fraction, sizeof fraction, ".%03dZ",
+                static_cast<int>(now.time_since_epoch().count() % 1000));
+  return std::string(date) + fraction;
 }
 
 }  // namespace cohort

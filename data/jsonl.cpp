@@ -1,11 +1,11 @@
 // JSONL: one problem per line. Prompt, answer and solution are templates over the line's fields, or
 // fields hold conversations. Files may be larger than memory.
 #include <algorithm>
-#include <functional>
 
 #include "config/visitor.h"
 #include "data/corpus.h"
 #include "data/example.h"
+#include "data/field_template.h"
 #include "data/parallel_try.h"
 #include "data/split.h"
 #include "sys/input_file.h"
@@ -60,43 +60,11 @@ void refuse_other_formats(std::string_view line, const std::string& file) {
   if (file.ends_with(".csv") && !line.starts_with('{')) refuse("a CSV file", pandas("read_csv"));
 }
 
-// "{numbers} = {target}\n" parsed into literal text and field names.
-class Template {
+// The template of a key of data.jsonl.
+class Template : public FieldTemplate {
  public:
-  // `key`: the configuration key, for messages.
-  Template(const char* key, const std::string& text) : key_(key) {
-    std::string literal;
-    for (size_t i = 0; i < text.size(); ++i) {
-      const char c = text[i];
-      if ((c == '{' || c == '}') && i + 1 < text.size() && text[i + 1] == c) {
-        literal += text[i++];
-      } else if (c == '{') {
-        const size_t end = text.find_first_of("{}", i + 1);
-        if (end == text.npos || text[end] != '}' || end == i + 1) fail(text, "'{' opens no field");
-        pieces_.push_back({std::move(literal), text.substr(i + 1, end - i - 1)});
-        literal.clear();
-        i = end;
-      } else if (c == '}') {
-        fail(text, "'}' closes no field");
-      } else {
-        literal += c;
-      }
-    }
-    pieces_.push_back({std::move(literal), ""});
-  }
+  Template(const char* key, const std::string& text) : FieldTemplate(key, text, foreign_hint) {}
 
-  using ValueText = std::function<std::string(const Json&)>;
-  // `where`: file and line of `fields`.
-  std::string render(const Json& fields, const std::string& where,
-                     const ValueText& text_of = &Json::to_text) const {
-    std::string text;
-    for (const Piece& piece : pieces_) {
-      text += piece.literal;
-      if (piece.field.empty()) continue;
-      text += text_of(value_of(piece.field, fields, where));
-    }
-    return text;
-  }
   // render() of a text that there must be. Throws InputError for a field that is null or a list of
   // messages.
   std::string text(const Json& fields, const std::string& where) const {
@@ -136,42 +104,6 @@ class Template {
     }
     return null;
   }
-
-  struct Piece {
-    std::string literal, field;  // the field follows the literal; "": no field
-  };
-
-  // Value of the first of the names in "question|problem" that the line has, and not as null unless
-  // all of them are.
-  const Json& value_of(const std::string& names, const Json& fields,
-                       const std::string& where) const {
-    const Json* found = nullptr;
-    for (size_t begin = 0; begin <= names.size() && (found == nullptr || found->is_null());) {
-      const size_t end = std::min(names.find('|', begin), names.size());
-      if (const Json* value = fields.find(names.substr(begin, end - begin))) found = value;
-      begin = end + 1;
-    }
-    if (found == nullptr) fail_missing(names, fields, where);
-    return *found;
-  }
-  [[noreturn]] void fail(const std::string& text, const char* error) const {
-    throw InputError(str(key_, ": ", error, " in '", text,
-                         "'; hint: write {name} for a field, and {{ or }} for a brace"));
-  }
-  [[noreturn]] void fail_missing(const std::string& field, const Json& fields,
-                                 const std::string& where) const {
-    std::vector<std::string> names;
-    for (const auto& [name, value] : fields.as_object()) names.push_back(name);
-    const std::string foreign = foreign_hint(fields), list = "; fields here: " + join(names, ", ");
-    const std::string fill =
-        names.empty() ? "" : str("; hint: data.jsonl.", key_, "='{", names[0], "}'");
-    throw InputError(
-        str(where, ": no field '", field, "', which the ", key_, " template needs",
-            foreign.empty() ? did_you_mean(field, names, list + fill) : list + foreign));
-  }
-
-  const char* key_;
-  std::vector<Piece> pieces_;
 };
 
 // The normalized_messages() of a field. Throws InputError naming the location.

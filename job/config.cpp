@@ -162,8 +162,8 @@ class RelativePaths {
   void resolve(ConfigNode& map) {
     rename_held_out(map);
     if (ConfigNode* rewards = map.find("rewards"))
-      for (ConfigNode& reward : rewards->items) resolve_directory(reward);
-    if (ConfigNode* environment = map.find("environment")) resolve_directory(*environment);
+      for (ConfigNode& reward : rewards->items) resolve_calls(reward);
+    if (ConfigNode* environment = map.find("environment")) resolve_calls(*environment);
     if (ConfigNode* sets = node_at(map, "eval.sets"))
       for (ConfigNode& set : sets->items)
         if (ConfigNode* path = set.find("path")) resolve_path(*path);
@@ -213,8 +213,10 @@ class RelativePaths {
     return canonical_path(fs::current_path() / folder);
   }
 
-  // Makes the working directory of a program absolute: a section with the key `run`.
-  void resolve_directory(ConfigNode& program) const {
+  // Makes absolute the ca_file of a server, and the working directory of a program: a section with
+  // the key `run`.
+  void resolve_calls(ConfigNode& program) {
+    if (ConfigNode* ca_file = program.find("ca_file")) resolve_path(*ca_file);
     const ConfigNode* run = program.find("run");
     if (run == nullptr || run->text() == "") return;
     const ConfigNode* given = program.find("directory");

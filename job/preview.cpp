@@ -31,9 +31,10 @@ std::string check_programs(const TrainConfig& config, const RewardSet::Scores& s
                            int64_t count, const std::string& printed) {
   std::string some;
   for (size_t k = 0; k < config.rewards.size(); ++k) {
-    const std::string what =
-        failures_of(str("rewards[", k, "] '", config.rewards[k].program.run, "'"),
-                    scores.failed[k].value_or(0), count, scores.first_error[k], printed);
+    const RewardConfig& reward = config.rewards[k];
+    const std::string what = failures_of(
+        str("rewards[", k, "] '", is_served(reward) ? reward.server.url : reward.program.run, "'"),
+        scores.failed[k].value_or(0), count, scores.first_error[k], printed);
     if (!what.empty()) some += "; " + what;
   }
   if (!printed.empty()) logging::info("rewards: the last lines that programs printed:", printed);
@@ -50,7 +51,8 @@ Trajectory gold_completion(const Example& example, const Tokenizer& tokenizer,
 // Scores the gold completions of training problems. Programs and functions score only the examples
 // of the preview.
 void score_solutions(const TrainConfig& config, const Dataset& data, StagePreview& out) {
-  const bool has_program = has_command(config.rewards);
+  const bool has_program = has_command(config.rewards),
+             asks = has_program || std::ranges::any_of(config.rewards, is_served);
   const int64_t count = std::ranges::any_of(config.rewards, is_external)
                             ? static_cast<int64_t>(out.examples.size())
                             : std::min<int64_t>(1000, data.train->size());
@@ -67,7 +69,7 @@ void score_solutions(const TrainConfig& config, const Dataset& data, StagePrevie
   }
   const RewardSet::Scores scores = rewards.score(problems, gold);
   const std::string failures =
-      has_program ? check_programs(config, scores, count, errors->last_lines()) : "";
+      asks ? check_programs(config, scores, count, errors ? errors->last_lines() : "") : "";
   const auto shown = [](double value) { return std::isnan(value) ? "not applicable" : str(value); };
   int64_t below_maximum = 0, tried = 0;
   for (size_t i = 0; i < problems.size(); ++i) {
@@ -116,7 +118,7 @@ void try_environment(const EnvironmentConfig& config, Environment& environment, 
     turn.transcript.push_back(make_message("assistant", turn_text(*data.tokenizer, turn)));
     environment.submit(example, turn, 0);
   }
-  const std::string& run = config.program.run;
+  const std::string& run = config.program.run.empty() ? config.server.url : config.program.run;
   int64_t failed = 0;
   std::string first;
   for (size_t replies = 0; replies < examples.size();)
@@ -292,7 +294,8 @@ std::vector<std::string> TrainConfig::warnings() const {
   if (storage.place == StatePlace::kHost && device == "cpu")
     out.push_back("optimizer.place: host does nothing but copies with device: cpu");
   for (const RewardConfig& reward : rewards)
-    if (const double minutes = std::max(reward.program.timeout, reward.program.start_timeout) / 60;
+    if (const double minutes =
+            std::max(reward.program.timeout.value_or(0), reward.program.start_timeout) / 60;
         reward.name == "command" && watchdog_minutes > 0 && minutes >= watchdog_minutes)
       out.push_back(str("watchdog_minutes: ", watchdog_minutes, " is not longer than the ", minutes,
                         " minutes that '", reward.program.run,

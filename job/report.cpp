@@ -70,19 +70,6 @@ std::string scores_text(int64_t step, const std::string& measure, const Metrics&
 
 }  // namespace
 
-std::string utc_now() {
-  using namespace std::chrono;
-  const auto now = floor<milliseconds>(system_clock::now());
-  const std::time_t seconds = system_clock::to_time_t(floor<std::chrono::seconds>(now));
-  std::tm parts;
-  gmtime_r(&seconds, &parts);
-  char date[40], fraction[16];
-  std::strftime(date, sizeof date, "%FT%T", &parts);
-  std::snprintf(fraction, sizeof fraction, ".%03dZ",
-                static_cast<int>(now.time_since_epoch().count() % 1000));
-  return std::string(date) + fraction;
-}
-
 std::string score_text(double score, int digits) {
   if (std::isnan(score)) return "not measured";
   char text[64];

@@ -11,9 +11,6 @@
 
 namespace cohort {
 
-// The time of day as in RFC 3339, to the millisecond: "2026-11-22T09:30:00.123Z".
-std::string utc_now();
-
 class Reporter {
  public:
   virtual ~Reporter() = default;

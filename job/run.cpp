@@ -218,6 +218,8 @@ Run::Run(RunPlan plan, std::string dir, ProcessGroup* group)
     throw InputError(str("the run directory ", dir_,
                          " is not visible from this host; hint: set output_dir to a file system "
                          "that all hosts share"));
+  for (TrainConfig& stage : plan_.stages)
+    for (RewardConfig& reward : stage.rewards) reward.answers = dir_ + "/judge.jsonl";
   if (prepare_programs(plan_)) process_spawner().set_log(dir_ + "/workers.log");
   if (!is_main()) return;
   lock_ = lock_run_directory(dir_);

@@ -178,8 +178,8 @@ void Stage::remember_step() {
 }
 
 std::string Stage::save_after_failure() {
-  if (!is_main() || state_.is_new() || saved_step_ == state_.step || complete_.step != state_.step)
-    return "";
+  if (!is_main() || state_.is_new() || complete_.step != state_.step) return "";
+  if (saved_step_ == state_.step) return str("; step ", state_.step, " is saved");
   if (learner().optimizer().updates() != state_.updates)
     return str("; the updates that step ", state_.step + 1, " has made are lost");
   Json report = std::move(state_.report);

@@ -11,29 +11,45 @@ void ProgramConfig::visit(ConfigVisitor& v) {
   v.field("run", run, "command: the program and its arguments; no shell is involved");
   v.field("directory", directory, "command: working directory; empty: the folder of this file");
   v.field("workers", workers, "command: processes per rank", {.min = 1, .max = 1024});
-  v.field("timeout", timeout, "command: seconds without an answer until a process is restarted",
-          {.min = 1e-3, .max = 1e6});
+  v.field(
+      "timeout", timeout,
+      "command: seconds without an answer until a process is restarted (none: 10); http, judge: "
+      "seconds for an answer (none: 60)",
+      {.min = 1e-3, .max = 1e6});
   v.field("start_timeout", start_timeout, "command: seconds for the first answer of a process",
           {.min = 1e-3, .max = 1e6});
   v.field("memory", memory, "command: MiB of address space of each process; 0: no limit",
           {.min = 0, .max = 1 << 30});
 }
 
-Caller::Caller(std::string name, const ProgramConfig& config, WorkerPoolOptions options)
-    : name_(std::move(name)), callback_(config.callback), options_(std::move(options)) {
+Caller::Caller(std::string name, const ProgramConfig& config, const ServerConfig& server,
+               WorkerPoolOptions options)
+    : name_(std::move(name)),
+      callback_(config.callback),
+      server_(server),
+      options_(std::move(options)) {
   if (callback_ != nullptr) return;
+  options_.timeout = config.timeout.value_or(server.url.empty() ? 10 : 60);
+  if (!server.url.empty()) {
+    server.validate();
+    ProcessSpawner::hide_variables(server.variables());
+    return;
+  }
   options_.program = {split_command(config.run), config.directory, config.memory << 20};
   options_.workers = static_cast<int>(config.workers);
-  options_.timeout = config.timeout;
-  options_.start_timeout = std::max(config.timeout, config.start_timeout);
+  options_.start_timeout = std::max(options_.timeout, config.start_timeout);
 }
 
 void Caller::start() {
-  if (callback_ == nullptr && pool_ == nullptr) try {
-      pool_ = make_worker_pool(process_spawner(), options_);
-    } catch (const InputError& e) {
-      throw InputError(str(name_, ": ", e.what()));
-    }
+  if (callback_ != nullptr || pool_ != nullptr) return;
+  try {
+    pool_ = server_.url.empty()
+                ? make_worker_pool(process_spawner(), options_)
+                : make_http_pool({name_, server_, static_cast<int64_t>(options_.concurrent),
+                                  options_.timeout, options_.validate});
+  } catch (const InputError& e) {
+    throw InputError(str(name_, ": ", e.what()));
+  }
 }
 
 void Caller::submit(const Json& request, Key key) {
@@ -47,7 +63,7 @@ void Caller::submit(const Json& request, Key key) {
   pool_->submit(line, key);
 }
 
-std::vector<Caller::Answer> Caller::take(WorkerPool::Wait wait) {
+std::vector<Caller::Answer> Caller::take(RequestPool::Wait wait) {
   std::vector<Answer> out;
   if (pool_ != nullptr)
     for (const auto& [line, error, key] : pool_->take(wait))

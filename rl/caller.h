@@ -1,16 +1,18 @@
-// Calls to code outside this library, with requests and answers in JSON: external programs or, in
-// their place, a callback of the training program.
+// Calls to code outside this library, with requests and answers in JSON: external programs, a
+// server or, in their place, a callback of the training program.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "config/visitor.h"
+#include "rl/http_pool.h"
 #include "rl/worker_pool.h"
 #include "text/json.h"
 
@@ -26,21 +28,26 @@ struct ProgramConfig {
   // space of each (0: no limit).
   std::string run, directory;
   int64_t workers = 1, memory = 0;
-  double timeout = 10, start_timeout = 60;             // seconds
+  // Seconds for an answer; nullopt: 10 of a program, 60 of a server. And for a program's first.
+  std::optional<double> timeout;
+  double start_timeout = 60;
   std::shared_ptr<const Callback> callback = nullptr;  // no key: bind_callbacks() sets it
   bool operator==(const ProgramConfig&) const = default;
   void visit(ConfigVisitor& v);
 };
 
-// Sends requests to programs, or to the callback. See WorkerPool.
+// Sends requests to programs, to a server if it has a URL, or to the callback. See RequestPool.
 class Caller {
  public:
-  using Key = WorkerPool::Key;
-  // `name`: for errors. `options`: without what `config` has. Throws InputError
-  // for a command line that cannot be split.
-  Caller(std::string name, const ProgramConfig& config, WorkerPoolOptions options);
+  using Key = RequestPool::Key;
+  // `name`: for errors. `options`: without what the configurations have; a server answers each
+  // request by itself, so that it needs no key_of(). Throws InputError for a command line that
+  // cannot be split, and as ServerConfig::validate() does.
+  Caller(std::string name, const ProgramConfig& config, const ServerConfig& server,
+         WorkerPoolOptions options);
 
-  // Starts the programs, if they are not running. Throws InputError if that fails.
+  // Starts the programs or the pool of the server, if they are not running. Throws InputError if
+  // that fails.
   void start();
   void submit(const Json& request, Key key);  // calls start()
 
@@ -50,14 +57,15 @@ class Caller {
     Key key;
   };
   // Calls the callback, and throws InputError naming it unless it answers each request.
-  std::vector<Answer> take(WorkerPool::Wait wait);
+  std::vector<Answer> take(RequestPool::Wait wait);
   void cancel();  // gives up all requests
 
  private:
   const std::string name_;
   const std::shared_ptr<const Callback> callback_;
+  const ServerConfig server_;
   WorkerPoolOptions options_;
-  std::unique_ptr<WorkerPool> pool_;
+  std::unique_ptr<RequestPool> pool_;
   std::map<Key, Json> unsent_;  // for the callback
 };
 

@@ -21,6 +21,8 @@ struct EnvironmentEntry {
 constexpr const char* kCommonKeys = "name max_turns max_sequence_length discount turns tool_format";
 constexpr EnvironmentEntry kEnvironments[] = {
     {"tools", "tools corpus corpus_field search_results"},
+    {"http",
+     "url headers_env ca_file proxy concurrent timeout retries outage_minutes tool_schemas"},
     {"command", "run directory tool_schemas workers concurrent memory timeout start_timeout"},
 };
 
@@ -63,7 +65,8 @@ std::vector<std::string> environment_names() {
 
 void EnvironmentConfig::visit(ConfigVisitor& v) {
   v.field("name", name,
-          "tools: built-in tools; command: a program; empty: completions have one turn");
+          "tools: built-in tools; command: a program; http: a server; empty: completions have one "
+          "turn");
   v.field("max_turns", max_turns, "turns of the policy; a dialogue that needs more is truncated",
           {.min = 1, .max = 1 << 16});
   v.field("max_sequence_length", max_sequence_length,
@@ -83,11 +86,15 @@ void EnvironmentConfig::visit(ConfigVisitor& v) {
   v.field("search_results", search_results, "search: texts that a call returns",
           {.min = 1, .max = 100});
   program.visit(v);
+  server.visit(v);
   v.field("tool_schemas", tool_schemas,
-          "command: a JSON file with the list of tools that the chat template shows; empty: none");
-  v.field("concurrent", concurrent,
-          "command: turns that a process has at a time; 1: it answers one after the other",
-          {.min = 1, .max = 1 << 16});
+          "command, http: a JSON file with the list of tools that the chat template shows; empty: "
+          "none");
+  v.field(
+      "concurrent", concurrent,
+      "command, http: turns that a process or the server has at a time; 1: it answers one after "
+      "the other",
+      {.min = 1, .max = 1 << 16});
 }
 
 void EnvironmentConfig::validate() const {
@@ -110,6 +117,11 @@ void EnvironmentConfig::validate() const {
     throw InputError(
         "environment.run: needs a program; hint: run: \"python3 "
         "PATH/TO/cohort/scripts/cohort_environment.py tools.py\"");
+  if (name == "http") try {
+      server.validate();
+    } catch (const InputError& e) {
+      throw InputError(str("environment.", e.what()));
+    }
   if (name == "tools") tools_environment_schemas(*this);
 }
 

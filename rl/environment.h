@@ -42,6 +42,7 @@ struct EnvironmentConfig {
   // `command` (rl/environments/command.cpp): the programs, the turns that each has at a time, and a
   // JSON file with the list of tools that the prompts show.
   ProgramConfig program;
+  ServerConfig server;  // `http`, in place of the programs
   int64_t concurrent = 256;
   std::string tool_schemas;
   bool operator==(const EnvironmentConfig&) const = default;

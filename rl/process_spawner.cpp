@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "core/log.h"
 #include "sys/files.h"
@@ -29,7 +30,8 @@ struct SpawnRequest {
   Command command = Command::kStart;
   pid_t id = -1;
   int64_t memory = 0;
-  int32_t num_arguments = 0;  // strings of the command line; the directory follows them
+  // Strings of the command line; the directory and then the names of hidden variables follow.
+  int32_t num_arguments = 0, num_hidden = 0;
   int32_t errors_to_log = 0;  // 1: its standard error is a log, which may be truncated
   int32_t patience = 0;       // milliseconds until a program is killed
 };
@@ -127,6 +129,10 @@ class Spawner {
     for (int i = 0; i < request.num_arguments; ++i, texts.remove_prefix(texts.find('\0') + 1))
       program.command.emplace_back(texts.data());
     program.directory = texts.data();
+    for (int i = 0; i < request.num_hidden; ++i) {
+      texts.remove_prefix(texts.find('\0') + 1);
+      ::unsetenv(texts.data());
+    }
     const Spawned spawned = spawn(program);
     if (request.errors_to_log != 0) log_ = std::move(owned[STDERR_FILENO]);
     if (spawned.error == 0) {
@@ -253,6 +259,9 @@ std::string last_line(const std::string& log, int64_t size) {
              excerpt(text, 160, 80));
 }
 
+std::mutex hidden_mutex;
+std::set<std::string> hidden_variables;
+
 std::string as_packet(const SpawnRequest& request) {
   return {reinterpret_cast<const char*>(&request), sizeof request};
 }
@@ -283,12 +292,15 @@ ProcessSpawner::Started ProcessSpawner::start(const Program& program) {
     log = Descriptor(::open(log_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
     if (!log.is_open()) throw_errno<InputError>(log_, " cannot be opened");
   }
+  const std::lock_guard hidden_lock(hidden_mutex);
   std::string packet = as_packet({.command = Command::kStart,
                                   .memory = program.memory,
                                   .num_arguments = static_cast<int32_t>(program.command.size()),
+                                  .num_hidden = static_cast<int32_t>(hidden_variables.size()),
                                   .errors_to_log = log.is_open()});
   for (const std::string& argument : program.command) packet.append(argument).push_back('\0');
   packet.append(program.directory).push_back('\0');
+  for (const std::string& name : hidden_variables) packet.append(name).push_back('\0');
   if (packet.size() > kMaxPacket) throw InputError("the command is longer than 128 kB");
   const int streams[] = {input.reading.get(), output.writing.get(),
                          log.is_open() ? log.get() : STDERR_FILENO};
@@ -297,6 +309,11 @@ ProcessSpawner::Started ProcessSpawner::start(const Program& program) {
     throw InputError(str("cannot run '", program.command[0], "': ", system_reason(reply.error)));
   log_sizes_[reply.value] = log_size;
   return {reply.value, std::move(input.writing), std::move(output.reading)};
+}
+
+void ProcessSpawner::hide_variables(const std::vector<std::string>& names) {
+  const std::lock_guard lock(hidden_mutex);
+  hidden_variables.insert(names.begin(), names.end());
 }
 
 void ProcessSpawner::set_log(const std::string& path, bool quotes) {

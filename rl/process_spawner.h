@@ -37,6 +37,8 @@ class ProcessSpawner : NonCopyable {
   };
   // Throws InputError if it cannot be started.
   Started start(const Program& program);
+  // Takes variables out of the environment of the programs that are started later, by any spawner.
+  static void hide_variables(const std::vector<std::string>& names);
   // Sets the file to which programs that are started later append their standard error. Empty, the
   // default: the standard error of this process. The file is emptied when it exceeds 256 MB. With
   // `quotes`, end() quotes its last line.

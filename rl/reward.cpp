@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "rl/advantage.h"
-#include "rl/rewards/command.h"
+#include "rl/rewards/external.h"
 #include "rl/rewards/rewards.h"
 #include "text/utf8.h"
 
@@ -27,7 +27,7 @@ std::vector<std::string> reward_names() {
 }
 
 const RewardEntry& find_reward(const RewardConfig& config) {
-  static const RewardEntry callback{"", "a callback", "", make_command};
+  static const RewardEntry callback{"", "a callback", "", make_external};
   if (config.program.callback != nullptr) return callback;
   for (const RewardEntry& entry : reward_table())
     if (config.name == entry.name) return entry;
@@ -104,7 +104,11 @@ void RewardConfig::visit(ConfigVisitor& v) {
           "regular expression: for format it must match the whole completion, for the others it "
           "finds the answer (group 1 of the last match; empty: the whole completion)");
   program.visit(v);
-  v.field("batch", batch, "command: a request is a list of completions");
+  server.visit(v);
+  v.field("concurrent", concurrent, "http, judge: requests at a time, per rank",
+          {.min = 1, .max = 1024});
+  judge.visit(v);
+  v.field("batch", batch, "command, http: a request is a list of completions");
   v.field("penalty", penalty,
           "overlong, length, repetition: what is subtracted at most, before the weight",
           {.min = 0, .max = 1e9});
@@ -135,16 +139,16 @@ std::optional<std::string> AnswerFinder::find(std::string_view text) const {
 }
 
 RewardSet::RewardSet(const std::vector<RewardConfig>& configs, const Task* task,
-                     const std::shared_ptr<CommandReward>& running) {
+                     const std::shared_ptr<ExternalReward>& running) {
   if (configs.empty())
     throw InputError("rewards: the list is empty; hint: name at least one, as in {name: task}");
-  std::vector<std::shared_ptr<CommandReward>> programs;
+  std::vector<std::shared_ptr<ExternalReward>> programs;
   if (running != nullptr) programs.push_back(running);
-  const auto programs_of = [&](const RewardConfig& config) -> std::shared_ptr<CommandReward> {
+  const auto programs_of = [&](const RewardConfig& config) -> std::shared_ptr<ExternalReward> {
     if (!is_external(config)) return nullptr;
     for (const auto& known : programs)
       if (known->runs(config)) return known;
-    return programs.emplace_back(std::make_shared<CommandReward>(config));
+    return programs.emplace_back(std::make_shared<ExternalReward>(config));
   };
   for (size_t i = 0; i < configs.size(); ++i) {
     const RewardConfig& config = configs[i];
@@ -201,9 +205,9 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
   scores.failed.resize(rewards_.size());
   scores.first_error.resize(rewards_.size());
   for (size_t s = 0; s < samples; ++s) submit(prompts[s / group], trajectories[s], step);
-  std::map<const CommandReward*, std::map<int64_t, CommandReward::Result>> answers;
+  std::map<const ExternalReward*, std::map<int64_t, ExternalReward::Result>> answers;
   for (size_t k = 0; k < rewards_.size(); ++k) {
-    CommandReward* command = commands_[k].get();
+    ExternalReward* command = commands_[k].get();
     if (command == nullptr) continue;
     scores.failed[k] = 0;
     if (!answers.contains(command)) answers[command] = command->collect();  // rewards may share it

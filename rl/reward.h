@@ -17,6 +17,16 @@
 
 namespace cohort {
 
+// `judge` (rl/rewards/judge.h)
+struct JudgeConfig {
+  std::string model, prompt, system, field;
+  std::vector<double> scale = {0, 10};
+  double temperature = 0;
+  int64_t max_tokens = 64, votes = 1;
+  bool operator==(const JudgeConfig&) const = default;
+  void visit(ConfigVisitor& v);
+};
+
 struct RewardConfig {
   std::string name;  // RewardEntry::name, or that of a callback
   double weight = 1;
@@ -24,7 +34,13 @@ struct RewardConfig {
   // answer (group 1 of the last match, or the whole match of a pattern without groups); empty: the
   // whole completion.
   std::string pattern;
-  ProgramConfig program;  // `command` (rl/rewards/command.h)
+  ProgramConfig program;  // `command` (rl/rewards/external.h)
+  // `http` and `judge`: the server, the requests that it has at a time, and the file of its answers
+  // (AnswerLog; no key; empty: none).
+  ServerConfig server;
+  int64_t concurrent = 32;
+  std::string answers;
+  JudgeConfig judge;
   bool batch = false;
   // Rewards by length (rl/rewards/length.cpp) and `repetition`.
   int64_t buffer = 0, max_length = 0, n = 3;
@@ -46,9 +62,13 @@ inline std::string function_reward(const std::string& file) {
 inline bool has_command(std::span<const RewardConfig> rewards) {
   return std::ranges::any_of(rewards, [](const auto& reward) { return reward.name == "command"; });
 }
-// True if a CommandReward computes it: a program or a callback.
+// True if a server computes it.
+inline bool is_served(const RewardConfig& reward) {
+  return reward.name == "http" || reward.name == "judge";
+}
+// True if an ExternalReward computes it: a program, a server or a callback.
 inline bool is_external(const RewardConfig& reward) {
-  return reward.program.callback != nullptr || reward.name == "command";
+  return reward.program.callback != nullptr || reward.name == "command" || is_served(reward);
 }
 
 // The value of a reward that does not apply to an example.
@@ -93,7 +113,7 @@ RewardFn make_reward(const RewardConfig& config, const Task* task);
 // True if the reward depends on the sampled tokens, not only on whether the answer is right.
 bool scores_tokens(const RewardConfig& config);
 
-class CommandReward;
+class ExternalReward;
 
 // Several weighted rewards.
 class RewardSet {
@@ -103,7 +123,7 @@ class RewardSet {
   // are one, since programs may be expensive to start: those of `running`, if they are what is
   // asked for.
   RewardSet(const std::vector<RewardConfig>& configs, const Task* task,
-            const std::shared_ptr<CommandReward>& running = nullptr);
+            const std::shared_ptr<ExternalReward>& running = nullptr);
   // The configured name, with "_2", "_3", ... for repetitions.
   const std::vector<std::string>& names() const { return names_; }
   const std::vector<double>& weights() const { return weights_; }  // one per name
@@ -131,7 +151,7 @@ class RewardSet {
   std::vector<std::string> names_;
   std::vector<double> weights_;
   std::vector<RewardFn> rewards_;
-  std::vector<std::shared_ptr<CommandReward>> commands_;  // [reward]; null: not a command
+  std::vector<std::shared_ptr<ExternalReward>> commands_;  // [reward]; null: not a command
   std::vector<std::optional<size_t>> criteria_;  // [reward]: position of RewardConfig::correct
   std::vector<size_t> order_;                    // all positions, those with a criterion last
 };

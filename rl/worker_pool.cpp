@@ -4,14 +4,10 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <deque>
-#include <exception>
-#include <map>
 #include <mutex>
 #include <thread>
 
-#include "core/progress.h"
 #include "sys/polling.h"
 #include "text/utf8.h"
 
@@ -32,7 +28,7 @@ Clock::duration seconds(double count) {
 
 struct Request {
   int64_t number = 0;  // in the order of submission
-  WorkerPool::Key key;
+  RequestPool::Key key;
   std::string line;
   Clock::time_point deadline;
   bool given_up = false;  // it was cancelled; a late answer is ignored
@@ -48,7 +44,7 @@ struct Worker {
   bool is_idle() const { return std::ranges::all_of(requests, &Request::given_up); }
 };
 
-class Loop final : public WorkerPool {
+class Loop final : public RequestPool {
  public:
   Loop(ProcessSpawner& spawner, WorkerPoolOptions options)
       : spawner_(spawner),
@@ -73,34 +69,22 @@ class Loop final : public WorkerPool {
     }
   }
 
+  using RequestPool::submit;
   void submit(std::string line, Key key) override {
     {
       const std::lock_guard lock(mutex_);
       queues_[static_cast<size_t>(key.index) % queues_.size()].push_back(
-          {.number = num_submitted_++, .key = key, .line = std::move(line)});
-      ++num_unanswered_;
+          {.number = answers_.begin(), .key = key, .line = std::move(line)});
     }
     wake_.signal();
   }
 
-  std::vector<Answer> take(Wait wait) override {
-    std::unique_lock lock(mutex_);
-    answered_.wait(lock, [&] {
-      return num_unanswered_ == 0 || failure_ || wait == Wait::kNone ||
-             (wait == Wait::kOne && !answers_.empty());
-    });
-    if (failure_) std::rethrow_exception(failure_);
-    std::vector<Answer> out;
-    for (auto& [number, answer] : std::exchange(answers_, {})) out.push_back(std::move(answer));
-    return out;
-  }
+  std::vector<Answer> take(Wait wait) override { return answers_.take(wait); }
 
   void cancel() override {
     const std::lock_guard lock(mutex_);
     for (std::deque<Request>& queue : queues_) queue.clear();
-    answers_.clear();
-    num_unanswered_ = 0;
-    num_cancelled_ = num_submitted_;
+    answers_.cancel();
   }
 
  private:
@@ -113,9 +97,7 @@ class Loop final : public WorkerPool {
       while (serve()) {
       }
     } catch (...) {
-      const std::lock_guard lock(mutex_);
-      failure_ = std::current_exception();
-      answered_.notify_all();
+      answers_.fail();
     }
   }
 
@@ -159,7 +141,8 @@ class Loop final : public WorkerPool {
   // Begins to send the next request of the queue, if there is one and the program may have it.
   // Requires mutex_.
   void assign(Worker& worker, std::deque<Request>& queue) {
-    for (Request& request : worker.requests) request.given_up |= request.number < num_cancelled_;
+    for (Request& request : worker.requests)
+      request.given_up |= answers_.is_cancelled(request.number);
     while (!queue.empty()) {
       const auto& all = worker.requests;
       if (worker.is_sending() || all.size() >= options_.concurrent ||
@@ -171,13 +154,13 @@ class Loop final : public WorkerPool {
       Request request = std::move(queue.front());
       queue.pop_front();
       if (num_timeouts_ >= kMaxUnanswered) {
-        set_answer(request, {"", str("no program has ever answered", kFlushHint)});
+        finish(request, {"", str("no program has ever answered", kFlushHint)});
         continue;
       }
       try {
         if (worker.program.id < 0) worker.program = spawner_.start(options_.program);
       } catch (const InputError& e) {  // possibly temporary, since others were started
-        set_answer(request, {"", e.what()});
+        finish(request, {"", e.what()});
         continue;
       }
       worker.text = request.line + '\n';
@@ -251,18 +234,8 @@ class Loop final : public WorkerPool {
 
   // Sets the answer of a request that has none.
   void finish(Request& request, Answer answer) {
-    const std::lock_guard lock(mutex_);
-    if (!std::exchange(request.given_up, true)) set_answer(request, std::move(answer));
-  }
-
-  // Requires mutex_.
-  void set_answer(const Request& request, Answer answer) {
-    if (request.number < num_cancelled_) return;
     answer.key = request.key;
-    answers_[request.number] = std::move(answer);
-    note_progress();
-    --num_unanswered_;
-    answered_.notify_all();
+    if (!std::exchange(request.given_up, true)) answers_.set(request.number, std::move(answer));
   }
 
   // Kills the program and fails its requests; the next one starts a new program. Returns false.
@@ -287,20 +260,17 @@ class Loop final : public WorkerPool {
   int num_timeouts_ = 0;  // first answers that timed out while no program has answered
   WakeEvent wake_;
 
+  AnswerBox answers_;
   std::mutex mutex_;
-  std::condition_variable answered_;
   // Requests that were not sent: per program, or one queue for all of them.
   std::vector<std::deque<Request>> queues_;
-  std::map<int64_t, Answer> answers_;  // Request::number -> its answer
-  int64_t num_submitted_ = 0, num_unanswered_ = 0, num_cancelled_ = 0;
   bool ended_ = false;
-  std::exception_ptr failure_;
   std::thread thread_;
 };
 
 }  // namespace
 
-std::unique_ptr<WorkerPool> make_worker_pool(ProcessSpawner& spawner, WorkerPoolOptions options) {
+std::unique_ptr<RequestPool> make_worker_pool(ProcessSpawner& spawner, WorkerPoolOptions options) {
   return std::make_unique<Loop>(spawner, std::move(options));
 }
 

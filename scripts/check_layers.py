@@ -40,6 +40,7 @@ LIBRARIES = {
     "pcre2.h": ["text/regex.cpp"],
     "utf8proc.h": ["text/unicode.cpp"],
     "xxhash.h": ["sys/files.cpp"],
+    "curl/": ["sys/http.cpp"],
     "zlib.h": ["job/journal.cpp"],
     "png.h": ["data/png.cpp"],
     "turbojpeg.h": ["data/jpeg.cpp"],

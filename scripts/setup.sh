@@ -30,7 +30,7 @@ done
 programs=(cmake:cmake ninja-build:ninja g++:g++ pkg-config:pkg-config python3:python3)
 libraries=(libeigen3-dev libspdlog-dev libfmt-dev libyaml-cpp-dev libgtest-dev libcli11-dev
            nlohmann-json3-dev libpcre2-dev libutf8proc-dev libxxhash-dev zlib1g-dev libpng-dev
-           libturbojpeg0-dev)
+           libturbojpeg0-dev libcurl4-openssl-dev)
 # Optional: ccache for quick rebuilds, the formatter of check_format.sh, and the browser in which tests
 # open the page of `cohort report`.
 optional=()

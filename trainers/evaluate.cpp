@@ -372,7 +372,7 @@ Correctness correctness_of(const CorrectConfig& config, const std::vector<Reward
     name = names[index];
   }
   return {name, config.threshold, make_reward(chosen, task),
-          is_external(chosen) ? std::make_shared<CommandReward>(chosen) : nullptr,
+          is_external(chosen) ? std::make_shared<ExternalReward>(chosen) : nullptr,
           make_answer(chosen)};
 }
 

@@ -13,7 +13,7 @@
 #include "rl/engine/engine.h"
 #include "rl/engine/rollout.h"
 #include "rl/evaluate.h"
-#include "rl/rewards/command.h"
+#include "rl/rewards/external.h"
 #include "trainers/metrics.h"
 
 namespace cohort {
@@ -109,7 +109,7 @@ struct Correctness {
   RewardFn reward;
   // If the reward is_external(): a program judges completions while others are sampled. Else null.
   // One of the two is null.
-  std::shared_ptr<CommandReward> command = nullptr;
+  std::shared_ptr<ExternalReward> command = nullptr;
   AnswerFn answer = {};  // the answers of maj@k; null: whole completions
 
   // 1 (correct), 0 (wrong), or NaN if the reward does not apply.

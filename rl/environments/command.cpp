@@ -1,5 +1,6 @@
-// command: an environment that external programs play, or a callback in their place, whose answers
-// need no `index` and `turn`.
+// command, http: an environment that external programs play, or in their place a server, which gets
+// each request as the body of a POST, or a callback. The answers of these need no `index` and
+// `turn`. A server may get a turn again whose answer was lost.
 //
 // A program reads requests from its standard input, one line of JSON per ended turn, and answers
 // them on its standard output in any order, each with a line of JSON, which it must flush. Its
@@ -122,7 +123,7 @@ class CommandEnvironment : public Environment {
         format_(format),
         tools_(tool_schemas(config)),
         is_callback_(config.program.callback != nullptr),
-        caller_("environment", config.program,
+        caller_("environment", config.program, config.server,
                 {.concurrent = static_cast<size_t>(config.concurrent), .key_of = key_of}) {}
 
   void submit(const Example& example, const Trajectory& trajectory, int64_t step) override {
@@ -153,7 +154,7 @@ class CommandEnvironment : public Environment {
   std::vector<EnvironmentReply> poll(bool wait) override {
     std::vector<EnvironmentReply> replies;
     for (const Caller::Answer& answer :
-         caller_.take(wait ? WorkerPool::Wait::kOne : WorkerPool::Wait::kNone)) {
+         caller_.take(wait ? RequestPool::Wait::kOne : RequestPool::Wait::kNone)) {
       const auto open = open_.extract(answer.key.index);
       EnvironmentReply& reply = replies.emplace_back();
       try {

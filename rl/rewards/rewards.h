@@ -12,7 +12,8 @@
 namespace cohort {
 
 // A new reward is the file rl/rewards/<name>.cpp, which defines make_<name>(), and a line here
-// with its keys. (Those by length share length.cpp.)
+// with its keys. (Those by length share length.cpp, those of programs and servers external.cpp.)
+#define COHORT_SERVER_KEYS "url headers_env ca_file proxy concurrent timeout retries outage_minutes"
 #define COHORT_REWARDS(R)                                                                        \
   R(command, "computed by an external program: run",                                             \
     "run directory workers timeout start_timeout memory batch")                                  \
@@ -23,6 +24,9 @@ namespace cohort {
   R(distinct, "the fraction of distinct runs of four words", "pattern")                          \
   R(environment, "the sum of the rewards that the environment gave to the turns; 0: none", "")   \
   R(exact_match, "the found text is the answer", "pattern")                                      \
+  R(http, "computed by a server: url", COHORT_SERVER_KEYS " batch")                              \
+  R(judge, "a model's judgement, asked as an OpenAI-style server is: url, model, prompt",        \
+    COHORT_SERVER_KEYS " model prompt system pattern field scale temperature max_tokens votes")  \
   R(format, "the pattern matches the whole completion", "pattern")                               \
   R(length, "minus penalty times the length, as a fraction of max_length", "penalty max_length") \
   R(math, "the final answer is the answer, as text or as a number", "pattern")                   \
@@ -38,6 +42,9 @@ namespace cohort {
   RewardFn make_##name(const RewardConfig& config, const Task* task);
 COHORT_REWARDS(COHORT_DECLARE_REWARD)
 #undef COHORT_DECLARE_REWARD
+// The entry of a callback. Such rewards are no functions of one completion: RewardSet submits to
+// them and collects from them.
+RewardFn make_external(const RewardConfig& config, const Task* task);
 
 // Finds the answer in a text: group 1 of the pattern's last match (the whole match if the pattern
 // has no group), or the whole text if the pattern is empty.

@@ -4,7 +4,7 @@
 
 #include "core/log.h"
 #include "rl/reward.h"
-#include "rl/rewards/command.h"
+#include "rl/rewards/external.h"
 #include "tests/support/test_util.h"
 
 namespace cohort::test {
@@ -16,7 +16,7 @@ const std::string kHelper =
     (fs::path(__FILE__).parent_path().parent_path().parent_path() / "scripts/cohort_reward.py")
         .string();
 
-class CommandReward : public testing::Test {
+class ExternalReward : public testing::Test {
  protected:
   RewardConfig python(const std::string& body) const {
     write_file(dir_.path("reward.py"), body);
@@ -44,7 +44,7 @@ class CommandReward : public testing::Test {
   TempDir dir_;
 };
 
-TEST_F(CommandReward, EqualsTheBuiltInReward) {
+TEST_F(ExternalReward, EqualsTheBuiltInReward) {
   RewardConfig own = python(
       "def reward(completions, answers, **fields):\n"
       "    return [c.strip() == a for c, a in zip(completions, answers)]\n");
@@ -61,7 +61,7 @@ TEST_F(CommandReward, EqualsTheBuiltInReward) {
   }
 }
 
-TEST_F(CommandReward, CountsAsOftenAsItIsNamed) {
+TEST_F(ExternalReward, CountsAsOftenAsItIsNamed) {
   RewardConfig once =
       python("def reward(completions, **fields): return [len(c) for c in completions]");
   RewardConfig twice = once;
@@ -72,12 +72,12 @@ TEST_F(CommandReward, CountsAsOftenAsItIsNamed) {
   EXPECT_EQ(scores.total[1], 22);
 }
 
-TEST_F(CommandReward, EqualConfigurationsShareProgramsThatRun) {
+TEST_F(ExternalReward, EqualConfigurationsShareProgramsThatRun) {
   RewardConfig own = python(
       "import os\n"
       "def reward(completions, **fields): return [os.getpid()] * len(completions)\n");
   own.program.workers = 1;
-  const auto running = std::make_shared<cohort::CommandReward>(own);
+  const auto running = std::make_shared<cohort::ExternalReward>(own);
   const auto process = [&](const RewardConfig& config) {
     return score(RewardSet({config}, nullptr, running), {"x", "y"}).each[0][0];
   };
@@ -89,7 +89,7 @@ TEST_F(CommandReward, EqualConfigurationsShareProgramsThatRun) {
 }
 
 // TRL gives lists of messages.
-TEST_F(CommandReward, AFunctionThatTakesCompletionsForMessagesGetsAHint) {
+TEST_F(ExternalReward, AFunctionThatTakesCompletionsForMessagesGetsAHint) {
   const auto error = [&](const std::string& each) {
     const RewardSet rewards(
         {python("def reward(completions, **fields): return [" + each + " for c in completions]")},
@@ -103,7 +103,7 @@ TEST_F(CommandReward, AFunctionThatTakesCompletionsForMessagesGetsAHint) {
   EXPECT_EQ(error("1 / 0").find("texts"), std::string::npos);
 }
 
-TEST_F(CommandReward, ReceivesAllFields) {
+TEST_F(ExternalReward, ReceivesAllFields) {
   const RewardSet rewards(
       {python("def reward(completions, prompts, unit=None, more=None, **rest):\n"
               "    print(prompts, unit, more, sorted(rest))\n"
@@ -113,7 +113,7 @@ TEST_F(CommandReward, ReceivesAllFields) {
             (std::vector<double>{1, 3, 3, 5}));
 }
 
-class CommandRewardLengths : public CommandReward {
+class CommandRewardLengths : public ExternalReward {
  protected:
   // Scores a completion of 3 sampled tokens of at most 8, which stop with `reason`.
   RewardSet::Scores score_sampled(const RewardConfig& config, StopReason reason) const {
@@ -164,7 +164,7 @@ TEST_F(CommandRewardLengths, OlderFunctionsStillWork) {
   EXPECT_EQ(set.score({&own, 1}, {&unknown, 1}).total[0], 5);
 }
 
-TEST_F(CommandReward, FailuresHaveNoReward) {
+TEST_F(ExternalReward, FailuresHaveNoReward) {
   const RewardSet rewards({python("import os\n"
                                   "def reward(completions, **fields):\n"
                                   "    if completions[0] == 'die': os._exit(1)\n"
@@ -182,7 +182,7 @@ TEST_F(CommandReward, FailuresHaveNoReward) {
 }
 
 // With rewards that are not finite, and with child processes that read and print.
-TEST_F(CommandReward, ThePythonHelperStaysAliveAndInStep) {
+TEST_F(ExternalReward, ThePythonHelperStaysAliveAndInStep) {
   write_file(dir_.path("beside.py"), "import os\npids = set()\n");
   RewardConfig own = python(
       "from __future__ import annotations\n"
@@ -210,12 +210,12 @@ TEST_F(CommandReward, ThePythonHelperStaysAliveAndInStep) {
   EXPECT_EQ(list.total[0] + list.total[2] + list.total[3], 10);
 }
 
-TEST_F(CommandReward, EachListFailsWithItsOwnError) {
+TEST_F(ExternalReward, EachListFailsWithItsOwnError) {
   RewardConfig own = python(
       "def reward(completions, **fields):\n"
       "    raise ValueError('no score for ' + completions[0])\n");
   own.batch = true;
-  cohort::CommandReward reward(own);
+  cohort::ExternalReward reward(own);
   for (int64_t i = 0; i < 4; ++i)
     reward.submit({.example = prompts_[0],
                    .completion = std::string_view("abcd").substr(static_cast<size_t>(i), 1),
@@ -227,7 +227,7 @@ TEST_F(CommandReward, EachListFailsWithItsOwnError) {
         << index << ": " << result.error;
 }
 
-TEST_F(CommandReward, ACallbacksTextIsNoReward) {
+TEST_F(ExternalReward, ACallbacksTextIsNoReward) {
   RewardConfig own{.name = "mine"};
   own.program.callback = std::make_shared<const Callback>([](std::span<const Json> requests) {
     return std::vector<Json>(requests.size(), Json("good"));
@@ -236,7 +236,7 @@ TEST_F(CommandReward, ACallbacksTextIsNoReward) {
                     "reward mine: its function returned 'good' for completion 101");
 }
 
-TEST_F(CommandReward, InvalidAnswersAreFailures) {
+TEST_F(ExternalReward, InvalidAnswersAreFailures) {
   const auto error = [&](const std::string& answer) {
     write_file(dir_.path("liar.sh"), "while read -r line; do echo '" + answer + "'; done");
     return score(RewardSet({program("sh liar.sh")}, nullptr), {"x", "y"}).first_error[0];
@@ -253,7 +253,7 @@ TEST_F(CommandReward, InvalidAnswersAreFailures) {
     EXPECT_NE(error(answer).find(expected), std::string::npos) << answer << ": " << error(answer);
 }
 
-TEST_F(CommandReward, CallbacksSeeTheTextThatProgramsSee) {
+TEST_F(ExternalReward, CallbacksSeeTheTextThatProgramsSee) {
   std::string seen;
   RewardConfig own{.name = "mine", .weight = 3};
   own.program.callback = std::make_shared<const Callback>([&](std::span<const Json> requests) {
@@ -267,7 +267,7 @@ TEST_F(CommandReward, CallbacksSeeTheTextThatProgramsSee) {
   EXPECT_EQ(scores.failed[0], 0);
 }
 
-TEST_F(CommandReward, ProgramsThatCannotRunAreNamed) {
+TEST_F(ExternalReward, ProgramsThatCannotRunAreNamed) {
   EXPECT_THROW_WITH(RewardSet({program("")}, nullptr), InputError,
                     "rewards[0] 'command': needs a program to run");
   const RewardSet rewards({program("no-such-program")}, nullptr);

@@ -85,9 +85,9 @@ class Workers : public testing::Test {
               return std::string(answer.find("lie") == answer.npos ? "" : "the answer is a lie");
             }};
   }
-  static std::string ask(WorkerPool& pool, const std::string& request) {
+  static std::string ask(RequestPool& pool, const std::string& request) {
     pool.submit(request);
-    const WorkerPool::Answer answer = pool.take(WorkerPool::Wait::kAll).at(0);
+    const RequestPool::Answer answer = pool.take(RequestPool::Wait::kAll).at(0);
     return answer.error.empty() ? answer.line : "! " + answer.error;
   }
   static size_t open_descriptors() {
@@ -109,15 +109,15 @@ bool is_gone(pid_t id) {
 TEST_F(Workers, AnswersComeInTheOrderOfTheRequests) {
   ProcessSpawner spawner;
   const auto owner = make_worker_pool(spawner, options());
-  WorkerPool& pool = *owner;
+  RequestPool& pool = *owner;
   for (int round = 0; round < 3; ++round) {
     for (int i = 0; i < 100; ++i) pool.submit(str("say ", i));
-    const auto answers = pool.take(WorkerPool::Wait::kAll);
+    const auto answers = pool.take(RequestPool::Wait::kAll);
     ASSERT_EQ(answers.size(), 100u);
     for (int i = 0; i < 100; ++i)
       EXPECT_EQ(answers[static_cast<size_t>(i)].line, std::to_string(i));
   }
-  EXPECT_TRUE(pool.take(WorkerPool::Wait::kAll).empty());
+  EXPECT_TRUE(pool.take(RequestPool::Wait::kAll).empty());
   EXPECT_EQ(ask(pool, "say " + std::string(900'000, 'x')).size(), 900'000u);
   EXPECT_EQ(ask(pool, "slow"), "slowly");
 }
@@ -126,7 +126,7 @@ TEST_F(Workers, AnswersComeInTheOrderOfTheRequests) {
 TEST_F(Workers, AnswersMayBeAsLongAsTheirRequests) {
   ProcessSpawner spawner;
   const auto owner = make_worker_pool(spawner, options(1));
-  WorkerPool& pool = *owner;
+  RequestPool& pool = *owner;
   EXPECT_EQ(ask(pool, "long 2000000 " + std::string(2'000'000, ' ')).size(), 2'000'000u);
   EXPECT_NE(ask(pool, "long 2000000").find("its answer is over 1 MB"), std::string::npos);
 }
@@ -137,7 +137,7 @@ TEST_F(Workers, AProgramThatClosesItsInputIsReplacedAtOnce) {
   WorkerPoolOptions patient = options(1);
   patient.timeout = 60;
   const auto owner = make_worker_pool(spawner, patient);
-  WorkerPool& pool = *owner;
+  RequestPool& pool = *owner;
   EXPECT_EQ(ask(pool, "deaf"), "deaf");
   usleep(300'000);  // it closes its input after it has answered
   EXPECT_NE(ask(pool, "say 1").find("closed its input (ended by cohort)"), std::string::npos);
@@ -147,7 +147,7 @@ TEST_F(Workers, AProgramThatClosesItsInputIsReplacedAtOnce) {
 TEST_F(Workers, UnsolicitedOutputFailsNoRequest) {
   ProcessSpawner spawner;
   const auto owner = make_worker_pool(spawner, options(1));
-  WorkerPool& pool = *owner;
+  RequestPool& pool = *owner;
   EXPECT_EQ(ask(pool, "unasked"), "1");
   usleep(500'000);
   EXPECT_EQ(ask(pool, "say 3"), "3");
@@ -159,10 +159,10 @@ TEST_F(WorkersSlow, ProgramsThatNeverAnswerAreGivenUp) {
   WorkerPoolOptions short_timeout = options(2);
   short_timeout.start_timeout = 1;
   const auto owner = make_worker_pool(spawner, short_timeout);
-  WorkerPool& pool = *owner;
+  RequestPool& pool = *owner;
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < 100; ++i) pool.submit("hang");
-  const auto answers = pool.take(WorkerPool::Wait::kAll);
+  const auto answers = pool.take(RequestPool::Wait::kAll);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
   for (const size_t i : {0, 99})
     EXPECT_NE(answers[i].error.find("does it flush its output"), std::string::npos);
@@ -174,7 +174,7 @@ TEST_F(Workers, AProgramThatCannotBeRestartedFailsItsRequest) {
   moving.program.directory = dir_.path("place");
   fs::create_directory(dir_.path("place"));
   const auto owner = make_worker_pool(spawner, moving);
-  WorkerPool& pool = *owner;
+  RequestPool& pool = *owner;
   EXPECT_EQ(ask(pool, "say 1"), "1");
   fs::remove(dir_.path("place"));
   EXPECT_NE(ask(pool, "die").find("(exit code 3)"), std::string::npos);
@@ -187,7 +187,7 @@ TEST_F(Workers, AProgramThatCannotBeRestartedFailsItsRequest) {
 TEST_F(Workers, ADeadHostIsAnError) {
   ProcessSpawner spawner;
   const auto owner = make_worker_pool(spawner, options(3));
-  WorkerPool& pool = *owner;
+  RequestPool& pool = *owner;
   EXPECT_EQ(ask(pool, "say 1"), "1");
   EXPECT_THROW_WITH(ask(pool, "spawner"), Error, "the process that starts programs has ended");
   EXPECT_THROW_WITH(ask(pool, "say 2"), Error, "the process that starts programs has ended");
@@ -222,7 +222,7 @@ TEST_F(Workers, TooFewDescriptorsAreAnInputError) {
   EXPECT_THROW_WITH(make_worker_pool(spawner, options(64)), InputError, "hint: fewer workers");
   {
     const auto owner = make_worker_pool(spawner, options(4));
-    WorkerPool& pool = *owner;
+    RequestPool& pool = *owner;
     EXPECT_EQ(ask(pool, "die").substr(0, 1), "!");
     EXPECT_EQ(ask(pool, "say 1"), "1");
   }
@@ -235,7 +235,7 @@ TEST_F(Workers, HaveAnExitCodeIfTheRunIgnoresSigchld) {
   {
     ProcessSpawner spawner;
     const auto owner = make_worker_pool(spawner, options(1));
-    WorkerPool& pool = *owner;
+    RequestPool& pool = *owner;
     EXPECT_NE(ask(pool, "die").find("(exit code 3)"), std::string::npos);
   }
   ::signal(SIGCHLD, SIG_DFL);
@@ -245,7 +245,7 @@ TEST_F(Workers, CannotFillTheDiskThroughTheirLog) {
   ProcessSpawner spawner;
   spawner.set_log(dir_.path("log"));
   const auto owner = make_worker_pool(spawner, options(1));
-  WorkerPool& pool = *owner;
+  RequestPool& pool = *owner;
   EXPECT_EQ(ask(pool, "fill"), "full");
   for (int i = 0; i < 3000 && fs::file_size(dir_.path("log")) > 1000; ++i) usleep(1000);
   EXPECT_NE(read_file(dir_.path("log")).find("this log was longer than 256 MB"), std::string::npos);
@@ -256,7 +256,7 @@ TEST_F(WorkersSlow, AFailureFailsOneRequest) {
   {
     ProcessSpawner spawner;
     const auto owner = make_worker_pool(spawner, options());
-    WorkerPool& pool = *owner;
+    RequestPool& pool = *owner;
     const std::map<std::string, std::string> errors = {
         {"hang", "no answer in "},
         {"die", "it has ended, or closed its output (exit code 3)"},
@@ -276,7 +276,7 @@ TEST_F(WorkersSlow, AFailureFailsOneRequest) {
           sent.push_back(each);
           pool.submit(each);
         }
-    const auto answers = pool.take(WorkerPool::Wait::kAll);
+    const auto answers = pool.take(RequestPool::Wait::kAll);
     for (size_t i = 0; i < sent.size(); ++i) {
       const auto error = errors.find(sent[i]);
       if (error == errors.end())
@@ -292,7 +292,7 @@ TEST_F(WorkersSlow, AFailureFailsOneRequest) {
 TEST_F(WorkersSlow, KilledProgramsAreRestarted) {
   ProcessSpawner spawner;
   const auto owner = make_worker_pool(spawner, options(2));
-  WorkerPool& pool = *owner;
+  RequestPool& pool = *owner;
   const size_t before = open_descriptors();
   int killed = 0;
   for (int i = 0; i < 30; ++i) {
@@ -317,7 +317,7 @@ TEST_F(Workers, EndWithTheHostAndAllThatTheyHaveStarted) {
   const auto start = [&] {
     ProcessSpawner spawner;
     const auto owner = make_worker_pool(spawner, options(1));
-    WorkerPool& pool = *owner;
+    RequestPool& pool = *owner;
     for (const char* request : {"pid", "fork", "detach"})
       all.push_back(std::stoi(ask(pool, request)));
     for (const pid_t id : all) EXPECT_FALSE(is_gone(id));
@@ -340,7 +340,7 @@ TEST_F(WorkersSlow, EndWithHundredsOfDescendants) {
   const auto start = [&] {
     ProcessSpawner spawner;
     const auto owner = make_worker_pool(spawner, options(4));
-    WorkerPool& pool = *owner;
+    RequestPool& pool = *owner;
     for (int i = 0; i < 8; ++i) EXPECT_GT(std::stoi(ask(pool, "crowd")), 0);
     EXPECT_GE(crowd(), 700);
     return std::chrono::steady_clock::now();
@@ -357,7 +357,7 @@ TEST_F(Workers, HaveTheirDirectoryAndMemoryLimit) {
   limited.program.directory = dir_.path("");
   limited.program.memory = 512 << 20;
   const auto owner = make_worker_pool(spawner, limited);
-  WorkerPool& pool = *owner;
+  RequestPool& pool = *owner;
   EXPECT_EQ(fs::canonical(ask(pool, "where")), fs::canonical(dir_.path("")));
   EXPECT_NE(ask(pool, "take").find("(exit code 1)"), std::string::npos);
   const std::string log = read_file(dir_.path("log"));

@@ -1,7 +1,7 @@
-// command: a reward that an external program computes, or a callback in its place, whose answers
-// are numbers or null.
+// command, http, judge: rewards that an external program or a server computes, or a callback in its
+// place, whose answers are numbers or null.
 //
-// The program reads requests from its standard input and answers each on its standard output with a
+// A program reads requests from its standard input and answers each on its standard output with a
 // line of JSON, which it must flush. Its standard error is appended to workers.log in the run's
 // directory.
 //   request  {"index": 3, "step": 0, "prompt": "...", "completion": "...", "answer": "...",
@@ -17,21 +17,30 @@
 // the completions of the evaluation. With `batch: true` a request is a list of such objects, and
 // the answer is the list of their answers in the same order. A failure of the program fails its
 // whole list, an `error` only one completion.
+//
+// A server (http) gets each request as the body of a POST, and answers with the same object; a
+// judge's are in rl/rewards/judge.h. Requests of a server are asked once: see AnswerLog.
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "core/non_copyable.h"
+#include "rl/answer_log.h"
 #include "rl/caller.h"
-#include "rl/reward.h"
+#include "rl/rewards/judge.h"
 
 namespace cohort {
 
-class CommandReward {
+class ExternalReward : NonCopyable {
  public:
-  // Throws InputError for a command line that cannot be split. `config` is_external().
-  explicit CommandReward(const RewardConfig& config);
-  // True if `config` asks for these programs or this callback: it is equal but for the weight.
+  // Throws InputError as Caller and Judge do. `config` is_external().
+  explicit ExternalReward(const RewardConfig& config);
+  // True if `config` asks for these programs, this server or this callback: it is equal but for the
+  // weight.
   bool runs(const RewardConfig& config) const;
 
   // As Caller::submit(). A completion whose index was already submitted since the last collect() is
@@ -48,11 +57,24 @@ class CommandReward {
   std::map<int64_t, Result> collect();
 
  private:
+  using Key = Caller::Key;  // of a list its number, of a vote RewardInput::index and the vote
   void send_lists();
+  // Submits a request unless a server was asked for the same before.
+  void ask(const Json& request, Key key);
+  std::string hash_of(const std::string& request) const;
+  // Returns what is wrong with an answer; empty: it is valid, and a server's is in the log.
+  std::string take_answer(const std::string& request, const std::string& answer);
+  // Adds the results of an answer to a request, or those of its failure.
+  void add(Key key, const Json& answer, const std::string& error,
+           std::map<int64_t, Result>& out) const;
   // The result for the completion `index`, whose answer is valid.
   Result result_of(const Json& answer, int64_t index) const;
 
   const RewardConfig config_;
+  const std::optional<Judge> judge_;
+  std::optional<AnswerLog> log_;                   // of a server, from the first request on
+  std::map<std::string, std::vector<Key>> asked_;  // of a server: request -> those that are equal
+  std::vector<std::pair<Key, Json>> known_;        // of a server: answers that the log has
   Caller caller_;
   Json::Array unsent_;                             // `batch`
   std::map<int64_t, std::vector<int64_t>> lists_;  // indices of the completions of each list

@@ -1,0 +1,37 @@
+// The answers that the servers of a run's rewards have given: a line of RUN/judge.jsonl each, with
+// the hash of the request, the score, and the text. Equal requests are asked once, also by a
+// resumed run, which thus has the same rewards.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "core/non_copyable.h"
+#include "sys/files.h"
+#include "text/json.h"
+
+namespace cohort {
+
+class AnswerLog : NonCopyable {
+ public:
+  // Reads what the file has; a line that a crash has cut is left out. Empty path: the answers are
+  // kept in memory only. Throws InputError if the file can be neither read nor written.
+  explicit AnswerLog(const std::string& path);
+
+  // Thread-safe, as add() is. The score of a request; nullopt: it has none.
+  std::optional<Json> find(const std::string& request) const;
+  // Appends a line, in one piece, since several ranks may have the file. Throws InputError if it
+  // cannot be written.
+  void add(const std::string& request, const Json& score, std::string_view text);
+
+ private:
+  const std::string path_;
+  AppendFile file_;
+  mutable std::mutex mutex_;
+  std::map<std::string, Json> scores_;  // by request
+};
+
+}  // namespace cohort

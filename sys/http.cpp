@@ -1,0 +1,216 @@
+#include "sys/http.h"
+
+#define CURL_DISABLE_DEPRECATION  // options of all versions of the library are used
+#include <curl/curl.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <utility>
+
+#include "core/check.h"
+#include "sys/input_file.h"
+
+namespace cohort {
+namespace {
+
+void* open_library() {
+  for (const char* name : {"libcurl.so.4", "libcurl-gnutls.so.4"})
+    if (void* library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL)) return library;
+  throw InputError(str("HTTP requests need libcurl: ", ::dlerror(),
+                       "; hint: install Debian's package libcurl4"));
+}
+
+// Functions of the library.
+struct Curl {
+  void* const library = open_library();
+#define COHORT_CURL(member, function) \
+  decltype(&::function) member = find<decltype(&::function)>(#function)
+  COHORT_CURL(global_init, curl_global_init);
+  COHORT_CURL(easy_init, curl_easy_init);
+  COHORT_CURL(easy_cleanup, curl_easy_cleanup);
+  COHORT_CURL(set, curl_easy_setopt);
+  COHORT_CURL(get, curl_easy_getinfo);
+  COHORT_CURL(error_text, curl_easy_strerror);
+  COHORT_CURL(append, curl_slist_append);
+  COHORT_CURL(free_list, curl_slist_free_all);
+  COHORT_CURL(multi_init, curl_multi_init);
+  COHORT_CURL(multi_cleanup, curl_multi_cleanup);
+  COHORT_CURL(add, curl_multi_add_handle);
+  COHORT_CURL(remove, curl_multi_remove_handle);
+  COHORT_CURL(perform, curl_multi_perform);
+  COHORT_CURL(poll, curl_multi_poll);
+  COHORT_CURL(wakeup, curl_multi_wakeup);
+  COHORT_CURL(next_message, curl_multi_info_read);
+#undef COHORT_CURL
+  Curl() {
+    global_init(CURL_GLOBAL_DEFAULT);
+  }
+
+ private:
+  template <class Function>
+  Function find(const char* name) const {
+    const auto function = reinterpret_cast<Function>(::dlsym(library, name));
+    if (function == nullptr)
+      throw InputError(str("libcurl has no ", name, "; hint: version 7.68 or newer"));
+    return function;
+  }
+};
+
+// The library stays open until the process ends, as its documentation advises.
+const Curl& curl() {
+  static const Curl library;
+  return library;
+}
+
+}  // namespace
+
+struct HttpClient::Exchange {
+  HttpAnswer answer;
+  std::string request;
+  int64_t max_bytes = 0;
+  CURL* handle = nullptr;
+  char why[CURL_ERROR_SIZE] = "";
+};
+
+class HttpClient::Library : NonCopyable {
+ public:
+  explicit Library(HttpOptions options) : options_(std::move(options)) {
+    if (!options_.ca_file.empty()) InputFile(options_.ca_file);
+    options_.headers.emplace_back("Content-Type: application/json");
+    options_.headers.emplace_back("Expect:");  // no round trip before large bodies
+    for (const std::string& header : options_.headers)
+      headers_ = curl_.append(headers_, header.c_str());
+  }
+  ~Library() {
+    while (!exchanges_.empty()) end(exchanges_.begin()->first);
+    for (CURL* handle : unused_) curl_.easy_cleanup(handle);
+    curl_.multi_cleanup(multi_);
+    curl_.free_list(headers_);
+  }
+
+  void begin(int64_t id, std::string body) {
+    Exchange& exchange = exchanges_[id];
+    exchange.answer.id = id;
+    exchange.request = std::move(body);
+    exchange.max_bytes = options_.max_bytes;
+    exchange.handle = unused_.empty() ? make_handle() : unused_.back();
+    if (!unused_.empty()) unused_.pop_back();
+    const auto set = [&](CURLoption option, auto value) {
+      curl_.set(exchange.handle, option, value);
+    };
+    set(CURLOPT_POSTFIELDS, exchange.request.data());
+    set(CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(exchange.request.size()));
+    set(CURLOPT_WRITEDATA, static_cast<void*>(&exchange));
+    set(CURLOPT_PRIVATE, static_cast<void*>(&exchange));
+    set(CURLOPT_ERRORBUFFER, exchange.why);
+    curl_.add(multi_, exchange.handle);
+  }
+
+  void end(int64_t id) {
+    const auto node = exchanges_.extract(id);
+    if (node.empty()) return;
+    curl_.remove(multi_, node.mapped().handle);
+    curl_.set(node.mapped().handle, CURLOPT_ERRORBUFFER, static_cast<char*>(nullptr));
+    unused_.push_back(node.mapped().handle);
+  }
+
+  std::vector<HttpAnswer> wait(Clock::time_point deadline) {
+    std::vector<HttpAnswer> out;
+    int running = 0;
+    curl_.perform(multi_, &running);
+    if (take_ended(out)) return out;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    curl_.poll(multi_, nullptr, 0, static_cast<int>(std::clamp<int64_t>(left, 0, 3600000)),
+               nullptr);
+    curl_.perform(multi_, &running);
+    take_ended(out);
+    return out;
+  }
+
+  void wake() const { curl_.wakeup(multi_); }
+
+ private:
+  CURL* make_handle() const {
+    CURL* const handle = curl_.easy_init();
+    if (handle == nullptr) throw Error("libcurl cannot begin a request");
+    const auto set = [&](CURLoption option, auto value) { curl_.set(handle, option, value); };
+    set(CURLOPT_URL, options_.url.c_str());
+    set(CURLOPT_HTTPHEADER, headers_);
+    set(CURLOPT_PROTOCOLS, long{CURLPROTO_HTTP | CURLPROTO_HTTPS});
+    set(CURLOPT_HTTP_VERSION, long{CURL_HTTP_VERSION_1_1});
+    set(CURLOPT_FOLLOWLOCATION, 0L);
+    set(CURLOPT_SSL_VERIFYPEER, 1L);
+    set(CURLOPT_SSL_VERIFYHOST, 2L);
+    set(CURLOPT_PROXY,
+        options_.proxy.c_str());  // also an empty one: those of variables are not used
+    set(CURLOPT_NOPROXY, "");
+    set(CURLOPT_NOSIGNAL, 1L);
+    set(CURLOPT_TIMEOUT_MS, static_cast<long>(std::ceil(options_.timeout * 1000)));
+    set(CURLOPT_WRITEFUNCTION, &receive);
+    if (!options_.ca_file.empty()) set(CURLOPT_CAINFO, options_.ca_file.c_str());
+    return handle;
+  }
+
+  static size_t receive(char* bytes, size_t, size_t count, void* exchange) {
+    auto& [answer, request, max_bytes, handle, why] = *static_cast<Exchange*>(exchange);
+    if (static_cast<int64_t>(answer.body.size() + count) > max_bytes) return 0;
+    answer.body.append(bytes, count);
+    return count;
+  }
+
+  // Returns true if there are any.
+  bool take_ended(std::vector<HttpAnswer>& out) {
+    int left = 0;
+    while (CURLMsg* message = curl_.next_message(multi_, &left)) {
+      if (message->msg != CURLMSG_DONE) continue;
+      const CURLcode code = message->data.result;
+      Exchange* exchange = nullptr;
+      curl_.get(message->easy_handle, CURLINFO_PRIVATE, &exchange);
+      HttpAnswer& answer = exchange->answer;
+      if (code == CURLE_OK || code == CURLE_WRITE_ERROR) {
+        long status = 0;
+        curl_off_t seconds = 0;
+        const char* location = nullptr;
+        curl_.get(exchange->handle, CURLINFO_RESPONSE_CODE, &status);
+        curl_.get(exchange->handle, CURLINFO_RETRY_AFTER, &seconds);
+        curl_.get(exchange->handle, CURLINFO_REDIRECT_URL, &location);
+        answer.status = static_cast<int>(status);
+        answer.retry_after = static_cast<double>(seconds);
+        if (location != nullptr) answer.location = location;
+        if (code != CURLE_OK) answer.error = "its answer is too long";
+      } else {
+        answer.error = *exchange->why != 0 ? exchange->why : curl_.error_text(code);
+      }
+      out.push_back(std::move(answer));
+      end(out.back().id);
+    }
+    return !out.empty();
+  }
+
+  const Curl& curl_ = curl();
+  HttpOptions options_;
+  curl_slist* headers_ = nullptr;
+  CURLM* const multi_ = curl_.multi_init();
+  std::map<int64_t, Exchange> exchanges_;  // whose addresses stay
+  std::vector<CURL*> unused_;
+};
+
+HttpClient::HttpClient(HttpOptions options)
+    : curl_(std::make_unique<Library>(std::move(options))) {}
+HttpClient::~HttpClient() = default;
+void HttpClient::post(int64_t id, std::string body) {
+  curl_->begin(id, std::move(body));
+}
+void HttpClient::cancel(int64_t id) {
+  curl_->end(id);
+}
+std::vector<HttpAnswer> HttpClient::wait(Clock::time_point deadline) {
+  return curl_->wait(deadline);
+}
+void HttpClient::wake() const {
+  curl_->wake();
+}
+
+}  // namespace cohort
