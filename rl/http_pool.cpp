@@ -109,12 +109,14 @@ class HttpPool final : public RequestPool {
 
   using RequestPool::submit;
   void submit(std::string line, Key key) override {
+    bool first = false;
     {
       const std::lock_guard lock(mutex_);
+      first = submitted_.empty();
       submitted_.push_back(
           {.number = answers_.begin(), .key = key, .line = std::move(line), .failed_at = {}});
     }
-    client_.wake();
+    if (first) client_.wake();
   }
 
   std::vector<Answer> take(Wait wait) override { return answers_.take(wait); }

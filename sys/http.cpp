@@ -3,6 +3,7 @@
 #define CURL_DISABLE_DEPRECATION  // options of all versions of the library are used
 #include <curl/curl.h>
 #include <dlfcn.h>
+#include <sys/epoll.h>
 
 #include <algorithm>
 #include <cmath>
@@ -39,9 +40,8 @@ struct Curl {
   COHORT_CURL(multi_cleanup, curl_multi_cleanup);
   COHORT_CURL(add, curl_multi_add_handle);
   COHORT_CURL(remove, curl_multi_remove_handle);
-  COHORT_CURL(perform, curl_multi_perform);
-  COHORT_CURL(poll, curl_multi_poll);
-  COHORT_CURL(wakeup, curl_multi_wakeup);
+  COHORT_CURL(set_multi, curl_multi_setopt);
+  COHORT_CURL(act, curl_multi_socket_action);
   COHORT_CURL(next_message, curl_multi_info_read);
 #undef COHORT_CURL
   Curl() {
@@ -53,7 +53,7 @@ struct Curl {
   Function find(const char* name) const {
     const auto function = reinterpret_cast<Function>(::dlsym(library, name));
     if (function == nullptr)
-      throw InputError(str("libcurl has no ", name, "; hint: version 7.68 or newer"));
+      throw InputError(str("libcurl has no ", name, "; hint: version 7.66 or newer"));
     return function;
   }
 };
@@ -82,6 +82,14 @@ class HttpClient::Library : NonCopyable {
     options_.headers.emplace_back("Expect:");  // no round trip before large bodies
     for (const std::string& header : options_.headers)
       headers_ = curl_.append(headers_, header.c_str());
+    epoll_event event{.events = EPOLLIN, .data = {.fd = wake_.fd()}};
+    if (!epoll_.is_open() || multi_ == nullptr ||
+        ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.fd(), &event) != 0)
+      throw_errno("cannot wait for a server");
+    curl_.set_multi(multi_, CURLMOPT_SOCKETFUNCTION, &watch);
+    curl_.set_multi(multi_, CURLMOPT_SOCKETDATA, static_cast<void*>(this));
+    curl_.set_multi(multi_, CURLMOPT_TIMERFUNCTION, &set_timer);
+    curl_.set_multi(multi_, CURLMOPT_TIMERDATA, static_cast<void*>(this));
   }
   ~Library() {
     while (!exchanges_.empty()) end(exchanges_.begin()->first);
@@ -117,21 +125,57 @@ class HttpClient::Library : NonCopyable {
   }
 
   std::vector<HttpAnswer> wait(Clock::time_point deadline) {
+    using std::chrono::milliseconds;
     std::vector<HttpAnswer> out;
-    int running = 0;
-    curl_.perform(multi_, &running);
-    if (take_ended(out)) return out;
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-    curl_.poll(multi_, nullptr, 0, static_cast<int>(std::clamp<int64_t>(left, 0, 3600000)),
-               nullptr);
-    curl_.perform(multi_, &running);
+    const Clock::time_point until = std::min(deadline, timer_);
+    const auto left = std::chrono::ceil<milliseconds>(until - Clock::now()).count();
+    epoll_event events[64];
+    const int count = ::epoll_wait(epoll_.get(), events, std::ssize(events),
+                                   static_cast<int>(std::clamp<int64_t>(left, 0, 3600000)));
+    for (int i = 0; i < count; ++i) {
+      const auto& [mask, data] = events[i];
+      if (data.fd == wake_.fd())
+        wake_.clear();
+      else
+        act(data.fd, ((mask & EPOLLIN) ? CURL_CSELECT_IN : 0) |
+                         ((mask & EPOLLOUT) ? CURL_CSELECT_OUT : 0) |
+                         ((mask & (EPOLLERR | EPOLLHUP)) ? CURL_CSELECT_ERR : 0));
+    }
+    if (Clock::now() >= timer_) {
+      timer_ = Clock::time_point::max();  // unless the call sets it
+      act(CURL_SOCKET_TIMEOUT, 0);
+    }
     take_ended(out);
     return out;
   }
 
-  void wake() const { curl_.wakeup(multi_); }
+  void wake() const { wake_.signal(); }
 
  private:
+  void act(curl_socket_t socket, int events) {
+    int running = 0;
+    curl_.act(multi_, socket, events, &running);
+  }
+
+  // libcurl says which events of a socket it waits for, and when it has to be called at the latest.
+  static int watch(CURL*, curl_socket_t socket, int what, void* self, void*) {
+    const int epoll = static_cast<Library*>(self)->epoll_.get();
+    epoll_event event{.events = 0, .data = {.fd = socket}};
+    if ((what & CURL_POLL_IN) != 0) event.events |= EPOLLIN;
+    if ((what & CURL_POLL_OUT) != 0) event.events |= EPOLLOUT;
+    if (what == CURL_POLL_REMOVE)
+      ::epoll_ctl(epoll, EPOLL_CTL_DEL, socket, nullptr);
+    else if (::epoll_ctl(epoll, EPOLL_CTL_MOD, socket, &event) != 0)
+      ::epoll_ctl(epoll, EPOLL_CTL_ADD, socket, &event);
+    return 0;
+  }
+  static int set_timer(CURLM*, long milliseconds, void* self) {
+    static_cast<Library*>(self)->timer_ =
+        milliseconds < 0 ? Clock::time_point::max()
+                         : Clock::now() + std::chrono::milliseconds(milliseconds);
+    return 0;
+  }
+
   CURL* make_handle() const {
     CURL* const handle = curl_.easy_init();
     if (handle == nullptr) throw Error("libcurl cannot begin a request");
@@ -160,8 +204,7 @@ class HttpClient::Library : NonCopyable {
     return count;
   }
 
-  // Returns true if there are any.
-  bool take_ended(std::vector<HttpAnswer>& out) {
+  void take_ended(std::vector<HttpAnswer>& out) {
     int left = 0;
     while (CURLMsg* message = curl_.next_message(multi_, &left)) {
       if (message->msg != CURLMSG_DONE) continue;
@@ -186,13 +229,15 @@ class HttpClient::Library : NonCopyable {
       out.push_back(std::move(answer));
       end(out.back().id);
     }
-    return !out.empty();
   }
 
   const Curl& curl_ = curl();
   HttpOptions options_;
   curl_slist* headers_ = nullptr;
   CURLM* const multi_ = curl_.multi_init();
+  const Descriptor epoll_{::epoll_create1(EPOLL_CLOEXEC)};
+  WakeEvent wake_;
+  Clock::time_point timer_ = Clock::time_point::max();
   std::map<int64_t, Exchange> exchanges_;  // whose addresses stay
   std::vector<CURL*> unused_;
 };
