@@ -111,7 +111,7 @@ class Follow(Callback):
         for copy in root.glob(f"*wandb/offline-run-*-{self._id}"):
             shutil.rmtree(copy, ignore_errors=True)
         run = self._client.init(name=name, id=self._id, resume="allow", mode="offline" if self._offline else None, dir=str(root),
-                                **options)
+                                allow_val_change=True, **options)  # a resume may change the configuration
         self._first = 0 if run.offline else run.step
         return run
 

@@ -59,8 +59,8 @@ class Run(Rows):
         super().log(numbers, step, commit)
 
 
-def init(project, name, id, resume, config, mode, dir):
-    assert project and name and resume == "allow" and "steps" in " ".join(config)
+def init(project, name, id, resume, config, mode, dir, allow_val_change):
+    assert allow_val_change and project and name and resume == "allow" and "steps" in " ".join(config)
     offline = (mode or os.environ.get("WANDB_MODE")) == "offline"
     folder = STORE / "wandb" / f"{'offline-' if offline else ''}run-{time.time_ns() if offline else 0}-{id}"
     assert dir == str(STORE)
@@ -207,7 +207,7 @@ cohort.train({config!r}, callbacks=[cohort.Follow({way.split()[0]!r}, offline={"
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_follower_that_is_killed_goes_on(fake, run, way):
+def test_a_follower_that_was_killed_continues(fake, run, way):
     step = 4
     for _ in range(3):
         process = subprocess.Popen(command(way, run))
