@@ -264,7 +264,7 @@ def test_a_run_has_one_follower(fake, run):
     first = follow("trackio")
     first.on_message(f"run directory: {run}")
     with pytest.raises(cohort.InputError, match="another process"):
-        follow("trackio").until_end(run)
+        follow("trackio").on_message(f"run directory: {run}")
     first.on_end()
     (run / ".lock").unlink()
     follow("trackio").until_end(run)
