@@ -28,8 +28,8 @@ class Follow(Callback):
     """
     # The client's run has each number once, wherever a follower was killed:
     # * A local copy (an offline folder of wandb, which its client cannot read back; a run of trackio) is written by one process. A
-    #   follower that starts removes the copies of earlier ones before it logs its first line, and logs all lines. It finds them by
-    #   the id in RUN/.follow-*, which is on disk before any copy exists, and is locked while a follower runs.
+    #   follower that starts removes the copies of earlier ones, in the same WANDB_DIR or project, before it logs its first line,
+    #   and logs all lines. Copies have the id in RUN/.follow-*, which is on disk before them, and locked while a follower runs.
     # * A run on a server of wandb is continued by that id. Line i of the files is the client's step i; the lines below run.step,
     #   which the server has, are not sent. (A killed client may still upload for a moment; the same steps have the same numbers.)
     # * A resume that removes lines replaces metrics.jsonl. The client's run is then begun again in the same way. So local copies
@@ -39,14 +39,16 @@ class Follow(Callback):
     def __init__(self, to: str, *, project: str = "cohort", offline: bool = False) -> None:
         if to not in ("wandb", "trackio"):
             raise _cohort.InputError(f"follow: expected wandb or trackio, got {to!r}; hint: TensorBoard reads the run's own files")
-        if importlib.util.find_spec(to) is None:
+        spec = importlib.util.find_spec(to)
+        if spec is None or spec.origin is None:  # or a folder "wandb" with the client's files
             raise _cohort.InputError(f"follow: the package {to} is not installed; hint: pip install {to}")
         self._client: Any = importlib.import_module(to)
         if to == "trackio" and (os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL")):
             raise _cohort.InputError("follow: trackio: only local projects are written; hint: unset TRACKIO_SPACE_ID and "
                                      "TRACKIO_SERVER_URL, and upload with `trackio sync`")
         self._to, self._project, self._offline = to, project, offline
-        self._folder, self._lock = Path(), None  # type: Path, TextIO | None
+        self._folder = Path()
+        self._lock: TextIO | None = None  # from _open() to _close()
         self._files: dict[Path, BinaryIO] = {}
         self._axes: set[str] = set()  # prefixes of the client's axes
         self._run: Any = None  # of the client, from the first line on

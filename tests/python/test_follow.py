@@ -297,8 +297,10 @@ def test_errors_say_what_to_do(fake, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_a_missing_client_is_named(monkeypatch, name):
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
+@pytest.mark.parametrize("folder", [".", "wandb", "trackio"])  # which a client may have written
+def test_a_missing_client_is_named(monkeypatch, tmp_path, name, folder):
+    (tmp_path / folder).mkdir(exist_ok=True)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *(path for path in sys.path if "site-packages" not in path)])
     monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(cohort.InputError, match=f"hint: pip install {name}"):
         cohort.Follow(name)
