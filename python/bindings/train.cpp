@@ -152,6 +152,17 @@ struct Training {
 }  // namespace
 
 void bind_train(nb::module_& m) {
+  m.def(
+      "config_fields",
+      [](const std::string& path) {
+        const RunPlan plan = load_plan(path, {});
+        nb::dict out;
+        for (const auto& [key, value] :
+             plan.stages.size() == 1 ? config_fields(plan.stages[0]) : config_fields(plan))
+          out[nb::str(key.c_str())] = value;
+        return out;
+      },
+      nb::arg("path"), "The keys of a configuration, as overrides name them, with values as text.");
   nb::class_<Training>(m, "Training", "One call of run_training().")
       .def(
           "__init__",

@@ -41,6 +41,9 @@ class Callback:
     def on_message(self, text: str) -> None:
         """An evaluation, a checkpoint, or the report at the end."""
 
+    def on_end(self) -> None:
+        """The run has ended, perhaps by an error, and its logs are complete."""
+
 
 class Progress(Callback):
     """A bar of tqdm where it is installed, else a line every five seconds; in a notebook also a table of the latest
@@ -101,7 +104,7 @@ class _Callbacks(Callback):
     put: Callable[[dict[str, Any]], None]
 
     def __init__(self, callbacks: Iterable[Callback], steps: Background, stop: Callable[[], None]) -> None:
-        self._stage, self._step, self._completion, self._message = ([], [], [], [])  # type: ignore[var-annotated]
+        self._stage, self._step, self._completion, self._message, self._end = ([], [], [], [], [])  # type: ignore[var-annotated]
         self._stop = stop
         for callback in callbacks:
             if not isinstance(callback, Callback):
@@ -109,6 +112,7 @@ class _Callbacks(Callback):
             self._stage.append(steps.called(callback.on_stage))
             self._step.append(steps.called(callback.on_step))
             self._message.append(steps.called(callback.on_message))
+            self._end.append(steps.called(callback.on_end))
             if type(callback).on_completion is not Callback.on_completion:
                 self._completion.append(steps.called(callback.on_completion))
 
@@ -130,6 +134,10 @@ class _Callbacks(Callback):
     def on_message(self, text: str) -> None:
         for call in self._message:
             call(text)
+
+    def on_end(self) -> None:
+        for call in self._end:
+            call()
 
 
 @dataclass(frozen=True)
@@ -171,7 +179,10 @@ def _steps(steps: Background, config: Config | None, rewards: Mapping[str, Calla
     def run(put: Callable[[dict[str, Any]], None]) -> Any:  # does not refer to `steps`, which end the run when they are dropped
         reporter.put = put
         with _written(training, tables):
-            result = training.run(reporter)
+            try:
+                result = training.run(reporter)
+            finally:
+                reporter.on_end()
         return TrainResult(**result, metrics=_metrics(result["dir"]))
     return steps.begin(run, training.stop)
 
@@ -241,13 +252,17 @@ def _written(training: _cohort.Training, tables: dict[str, list[str]]) -> Iterat
                 folder.rmdir()
 
 
-def _metrics(folder: str) -> list[dict[str, Any]]:
-    """What metrics.jsonl of each stage has of its steps."""
+def metrics_files(folder: str | os.PathLike[str]) -> list[Path]:
+    """Those of a run, in the order of its stages."""
     stages = sorted((path for path in Path(folder).glob("*/metrics.jsonl")
                      if re.fullmatch(r"\d+-(pretrain|sft|grpo|mlm|classify)", path.parent.name)),
                     key=lambda path: int(path.parent.name.split("-")[0]))
-    lines = [json.loads(line) for path in [Path(folder, "metrics.jsonl"), *stages] if path.exists()
-             for line in path.read_text(encoding="utf-8").splitlines()]
+    return [path for path in [Path(folder, "metrics.jsonl"), *stages] if path.exists()]
+
+
+def _metrics(folder: str) -> list[dict[str, Any]]:
+    """What metrics.jsonl of each stage has of its steps."""
+    lines = [json.loads(line) for path in metrics_files(folder) for line in path.read_text(encoding="utf-8").splitlines()]
     return [{name: math.nan if value is None else value for name, value in line.items() if name != "time"}
             for line in lines if "step_time" in line]
 

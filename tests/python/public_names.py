@@ -87,6 +87,9 @@ class Stops(cohort.Callback):
     def on_message(self, text: str) -> None:
         print(text)
 
+    def on_end(self) -> None:
+        print("ended")
+
 
 def length_reward(completions: list[str], **fields: Any) -> list[float | None]:
     return [float(len(completion)) or None for completion in completions]
@@ -106,3 +109,8 @@ def runs(config: dict[str, Any]) -> float:
     except cohort.InputError as error:
         raise cohort.Error(str(error)) from None
     return result.after - result.before
+
+
+def followers(run: pathlib.Path) -> cohort.Follow:
+    cohort.Follow("trackio", project="mine").until_end(run)
+    return cohort.Follow("wandb", offline=True)

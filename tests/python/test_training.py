@@ -1,5 +1,6 @@
 """cohort.train(): the runs of the command line tool, with functions of Python."""
 import asyncio
+import contextlib
 import copy
 import itertools
 import json
@@ -91,6 +92,22 @@ def test_callbacks_stop_and_a_resume_gives_the_same_weights(small, tmp_path):
     assert [m["step"] for m in cohort.train(resume=parts.dir, rewards={"mine": reward},  # noqa: F821
                                             progress=False).metrics] == [1, 2, 3, 4]
     assert weights(resumed.dir) == weights(whole.dir)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_callbacks_are_called_at_the_end(small, fails):
+    class Ends(Recorder):
+        def on_step(self, metrics):
+            super().on_step(metrics)
+            assert not fails
+
+        def on_end(self):
+            self.events.append(("end",))
+
+    recorder = Ends()
+    with pytest.raises(AssertionError) if fails else contextlib.nullcontext():
+        cohort.train(small("sft", batch_size=4), callbacks=[recorder], progress=False)
+    assert recorder.events[-1] == ("end",) and recorder.events.count(("end",)) == 1
 
 
 def test_steps_are_yielded_during_the_run(small):

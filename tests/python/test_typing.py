@@ -11,7 +11,7 @@ import cohort
 import pytest
 from cohort import ops
 
-CLASSES = [cohort.Callback, cohort.Engine, cohort.Model, cohort.Progress, cohort.Rollouts, cohort.TrainResult]
+CLASSES = [cohort.Callback, cohort.Engine, cohort.Follow, cohort.Model, cohort.Progress, cohort.Rollouts, cohort.TrainResult]
 
 
 def test_mypy_strict_passes_on_every_public_name(tmp_path):
