@@ -14,8 +14,7 @@ namespace cohort {
 class FieldTemplate {
  public:
   using ValueText = std::function<std::string(const Json&)>;
-  // What follows the message of a missing field in place of the fields that there are; empty:
-  // those.
+  // Says what the message of a missing field ends with; empty: it lists the fields that there are.
   using MissingHint = std::function<std::string(const Json& fields)>;
   // `key`: the configuration key, for messages. Throws InputError for braces that do not match.
   FieldTemplate(const char* key, const std::string& text, MissingHint hint = {});

@@ -18,7 +18,7 @@ namespace cohort {
 namespace {
 
 constexpr double kMaxDelay = 60;     // seconds until the next try
-constexpr double kFirstMinutes = 2;  // of an outage before the first answer
+constexpr double kFirstMinutes = 2;  // until an outage before the first answer ends the pool
 constexpr double kQuiet = 10;        // seconds of an outage before it is said, and then every 60
 // The part of requests submitted together that may fail without being an outage.
 constexpr double kMaxFailedFraction = 0.05;
@@ -292,7 +292,7 @@ class HttpPool final : public RequestPool {
   std::optional<Clock::time_point> silent_since_;  // the first failure after the last answer
   std::optional<Clock::time_point> says_again_;    // set during an outage that was said
   int64_t num_outages_ = 0;                        // that were said and have ended
-  const char* activity_ = "";                      // of the process before the outage
+  const char* activity_ = "";                      // what the process did before the outage
   std::string last_problem_;
 
   AnswerBox answers_;

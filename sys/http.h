@@ -19,7 +19,7 @@ struct HttpOptions {
   std::string ca_file;
   std::string proxy;            // URL; empty: none, whatever the environment says
   double timeout = 60;          // seconds for a whole request
-  int64_t max_bytes = 1 << 20;  // of an answer
+  int64_t max_bytes = 1 << 20;  // limit of an answer
 };
 
 struct HttpAnswer {
@@ -27,7 +27,7 @@ struct HttpAnswer {
   int status = 0;           // 0: there is no answer, but an error
   std::string body, error;  // an error beside a status: the body was longer than max_bytes
   double retry_after = 0;   // seconds that the server asks to wait
-  std::string location;     // of a redirect, which is not followed
+  std::string location;     // where a redirect leads, which is not followed
 };
 
 // POST requests with JSON bodies to one address. Certificates are always verified; redirects are

@@ -57,7 +57,8 @@ class ExternalReward : NonCopyable {
   std::map<int64_t, Result> collect();
 
  private:
-  using Key = Caller::Key;  // of a list its number, of a vote RewardInput::index and the vote
+  // A list is addressed by its number, a vote by RewardInput::index and its own number.
+  using Key = Caller::Key;
   void send_lists();
   // Submits a request unless a server was asked for the same before.
   void ask(const Json& request, Key key);
@@ -72,9 +73,11 @@ class ExternalReward : NonCopyable {
 
   const RewardConfig config_;
   const std::optional<Judge> judge_;
-  std::optional<AnswerLog> log_;                   // of a server, from the first request on
-  std::map<std::string, std::vector<Key>> asked_;  // of a server: request -> those that are equal
-  std::vector<std::pair<Key, Json>> known_;        // of a server: answers that the log has
+  // With a server: the log from the first request on, the equal requests among those that wait for
+  // an answer, by their hash, and the answers that the log had.
+  std::optional<AnswerLog> log_;
+  std::map<std::string, std::vector<Key>> asked_;
+  std::vector<std::pair<Key, Json>> known_;
   Caller caller_;
   Json::Array unsent_;                             // `batch`
   std::map<int64_t, std::vector<int64_t>> lists_;  // indices of the completions of each list

@@ -92,7 +92,7 @@ TEST_F(ServedRuns, AnOutageEndsTheRunAndItsResumptionContinues) {
   EXPECT_EQ(checkpoint_bytes(dir_.path("cut")), checkpoint_bytes(dir_.path("whole")));
 }
 
-TEST_F(ServedRuns, AReplayAsksNobody) {
+TEST_F(ServedRuns, AReplayAsksNoServer) {
   auto server = std::make_unique<AnswerServer>();
   ASSERT_EQ(run_cohort(run("run", judge(*server))).code, 0);
   server.reset();

@@ -283,7 +283,7 @@ TEST_F(ServedReward, HttpIsAProgramsRequestAndAnswer) {
   for (const char* key : {"index", "step", "prompt", "completion", "answer", "fields"})
     EXPECT_NE(body.find(key), nullptr) << key;
   EXPECT_EQ(score(config).each[0], (Values{0, 0.01, 0.02, 0.03}));
-  EXPECT_EQ(server_.requests().size(), 4u);  // of the first time
+  EXPECT_EQ(server_.requests().size(), 4u);  // none again
   config.batch = true;
   for (int i = 0; i < 2; ++i) {
     EXPECT_EQ(score(config).each[0], (Values{0, 0.01, 0.02, 0.03}));
