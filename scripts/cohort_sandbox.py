@@ -1,0 +1,782 @@
+#!/usr/bin/env python3
+"""Scores programs that a model writes, by tests, in a sandbox: the reward `code`, or
+    rewards: [{name: command, run: "python3 cohort_sandbox.py"}]
+
+Reads one request at a time and answers it, as rl/rewards/command.h says. The tests are in the fields of the data's lines:
+    test_list (and test_imports, test_setup_code)   statements that assert, as in MBPP
+    test, entry_point                               a text that defines check(candidate), as in HumanEval
+    inputs, outputs (and fn_name)                   arguments and results of a function, or standard input and output
+
+The tests run outside of the candidate, the process of the completion's code. For each completion the worker forks a supervisor,
+which forks the candidate and only then reads the request; the worker never reads one. So no candidate inherits tests in its memory.
+To the tests, functions of the candidate are proxies: they send pickled arguments to the candidate, and receive a Python literal.
+"""
+import argparse
+import ast
+import builtins
+import ctypes
+import errno
+import json
+import os
+import pickle
+import platform
+import pwd
+import random
+import re
+import resource
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import textwrap
+import threading
+import time
+import types
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple
+
+# Modules that solutions often import. Where the interpreter's folder is unreadable to the worker's user they have to be here already.
+import array, bisect, calendar, cmath, collections, copy, datetime, decimal, fractions, functools, hashlib, heapq  # noqa: E401, F401
+import itertools, math, operator, queue, statistics, string  # noqa: E401, F401
+
+MAX_LITERAL = 64 << 10         # bytes of a result
+MAX_FILE, MAX_FOLDER = 8 << 20, 16 << 20
+MAX_PROCESSES, MAX_FILES = 16, 64
+WORK = "/work"                 # the candidate's folder in the namespaces
+TIERS = ("namespaces", "landlock", "rlimits")
+
+# ---- System calls
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+X86 = platform.machine() == "x86_64"
+NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
+RDONLY, NOSUID, NODEV, REMOUNT, BIND, REC, PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
+
+
+def call(name: str, *arguments: Any) -> int:
+    """Calls a function of the C library, or a system call by its number. Raises OSError naming it."""
+    values = [ctypes.c_ulong(a) if isinstance(a, int) else a.encode() if isinstance(a, str) else a for a in arguments]
+    result: int = getattr(LIBC, name)(*values)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{name}: {os.strerror(code)}")
+    return result
+
+
+# Refused system calls: their numbers on x86-64 and AArch64. From 424 on they are equal.
+REFUSED = """ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, kcmp 312 272, process_madvise 440 440,
+pidfd_open 434 434, pidfd_getfd 438 438, pidfd_send_signal 424 424, process_mrelease 448 448, mount 165 40, umount2 166 39,
+pivot_root 155 41, chroot 161 51, open_tree 428 428, move_mount 429 429, fsopen 430 430, fsconfig 431 431, fsmount 432 432,
+fspick 433 433, mount_setattr 442 442, unshare 272 97, setns 308 268, keyctl 250 219, add_key 248 217, request_key 249 218,
+bpf 321 280, perf_event_open 298 241, userfaultfd 323 282, io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427,
+io_setup 206 0, open_by_handle_at 304 265, name_to_handle_at 303 264, kexec_load 246 104, kexec_file_load 320 294, init_module 175 105,
+finit_module 313 273, delete_module 176 106, personality 135 92, shmget 29 194, shmat 30 196, shmctl 31 195, semget 64 190,
+semop 65 193, semctl 66 191, semtimedop 220 192, msgget 68 186, msgsnd 69 189, msgrcv 70 188, msgctl 71 187, mq_open 240 180,
+mq_unlink 241 181, memfd_create 319 279, memfd_secret 447 447, socket 41 198, migrate_pages 256 238, move_pages 279 239,
+setpriority 141 140, ioprio_set 251 30, sched_setscheduler 144 119, sched_setparam 142 118, sched_setattr 314 274,
+sched_setaffinity 203 122, syslog 103 116, quotactl 179 60, quotactl_fd 443 443, acct 163 89, reboot 169 142, swapon 167 224,
+swapoff 168 225, sethostname 170 161, setdomainname 171 162, settimeofday 164 170, clock_settime 227 112, adjtimex 159 171,
+clock_adjtime 305 266, fanotify_init 300 262, mknod 133 33, mknodat 259 33, modify_ldt 154 0, iopl 172 0, ioperm 173 0, vhangup 153 58,
+lookup_dcookie 212 18, tkill 200 130, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, landlock_restrict_self 446 446, vmsplice 278 75"""
+# Where no PID namespace ends them: new processes, programs, sessions.
+REFUSED_WITHOUT_NAMESPACES = "fork 57 0, vfork 58 0, execve 59 221, execveat 322 281, setsid 112 157, setpgid 109 154"
+ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS, 0x80000000
+EQUAL, ANY_BIT, LEAST = 0x15, 0x45, 0x35  # jumps of BPF
+
+
+def seccomp_filter(pid: int, namespaces: bool) -> bytes:
+    """The BPF program of a candidate with the process id `pid`."""
+    def load(offset: int) -> bytes:
+        return struct.pack("HBBI", 0x20, 0, 0, offset)
+
+    def give(action: int) -> bytes:
+        return struct.pack("HBBI", 6, 0, 0, action)
+
+    def test(jump: int, value: int, then: bytes) -> bytes:
+        return struct.pack("HBBI", jump, 0, len(then) // 8, value & 0xFFFFFFFF) + then
+
+    def number(name: str, x86: int, arm: int, then: bytes) -> bytes:
+        return test(EQUAL, x86 if X86 else arm, then) if X86 or arm else b""
+
+    def argument(index: int, *tests: Tuple[int, int, int], otherwise: int = ALLOW) -> bytes:
+        return load(16 + 8 * index) + b"".join(test(jump, value, give(action)) for jump, value, action in tests) + give(otherwise)
+
+    # The architecture, and on x86-64 not its ABI of 32-bit pointers.
+    out = load(4) + struct.pack("HBBI", EQUAL, 1, 0, 0xC000003E if X86 else 0xC00000B7) + give(KILL) + load(0)
+    out += test(LEAST, 0x40000000, give(KILL))
+    refused = REFUSED + ("" if namespaces else ", " + REFUSED_WITHOUT_NAMESPACES)
+    for name, x86, arm in (entry.split() for entry in refused.split(",")):
+        out += number(name, int(x86), int(arm), give(EPERM))
+    out += test(EQUAL, 435, give(ENOSYS)) + test(EQUAL, 437, give(ENOSYS))  # clone3 and openat2 have their flags in memory
+    thread = 0 if namespaces else 0x10000
+    no_namespace = (ANY_BIT, NEWNS | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET | 0x2000000, EPERM)
+    out += number("clone", 56, 220, argument(0, no_namespace, *([(ANY_BIT, thread, ALLOW)] if thread else []),
+                                             otherwise=EPERM if thread else ALLOW))
+    out += number("prlimit64", 302, 261, argument(0, (EQUAL, 0, ALLOW), otherwise=EPERM))
+    out += number("prctl", 157, 167, argument(0, (EQUAL, 1, EPERM)))  # PR_SET_PDEATHSIG
+    out += number("fcntl", 72, 25, argument(1, *((EQUAL, own, EPERM) for own in (8, 10, 15))))  # F_SETOWN, _SETSIG, _SETOWN_EX
+    out += number("ioctl", 16, 29, argument(1, *((EQUAL, own, EPERM) for own in (0x8901, 0x8902, 0x5412))))  # FIOSETOWN, ..., TIOCSTI
+    if not namespaces:
+        for name, x86, arm in (("kill", 62, 129), ("tgkill", 234, 131)):
+            out += number(name, x86, arm, argument(0, (EQUAL, pid, ALLOW), otherwise=EPERM))
+        for name, x86, arm, index in (("open", 2, 0, 1), ("openat", 257, 56, 2)):
+            out += number(name, x86, arm, argument(index, (ANY_BIT, 0x400000, EPERM)))  # the bit of O_TMPFILE
+    return out + give(ALLOW)
+
+
+def restrict_system_calls(namespaces: bool) -> None:
+    code = seccomp_filter(os.getpid(), namespaces)
+    buffer = ctypes.create_string_buffer(code, len(code))
+    program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
+    call("prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+    call("prctl", 22, 2, program)  # PR_SET_SECCOMP
+
+
+# ---- Tiers
+
+def readable_paths() -> List[str]:
+    """The system's programs and libraries, and the interpreter's own folders."""
+    paths = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives"]
+    prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))}
+    for prefix in sorted(os.path.realpath(p) for p in prefixes):
+        if prefix != "/" and os.path.isdir(prefix) and not any((prefix + "/").startswith(p + "/") for p in paths):
+            paths.append(prefix)
+    return [p for p in paths if os.path.lexists(p)]
+
+
+def make_root(paths: List[str]) -> None:
+    """Makes an empty root folder with read-only mounts of `paths`, in this process's mount namespace."""
+    call("mount", None, "/", None, REC | PRIVATE, None)
+    root = next(p for p in ("/mnt", "/media", "/sys") if os.path.isdir(p) and not any((q + "/").startswith(p + "/") for q in paths))
+    call("mount", "tmpfs", root, "tmpfs", NOSUID, "size=1m,mode=755")
+    for path in paths + ["/dev/null", "/dev/zero", "/dev/urandom"]:
+        target = root + path
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if os.path.islink(path):
+            os.symlink(os.readlink(path), target)
+            continue
+        if os.path.isdir(path):
+            os.makedirs(target, exist_ok=True)
+        else:
+            os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+        call("mount", path, target, None, BIND | REC, None)
+        device = path.startswith("/dev/")
+        try:  # mount_setattr, with all mounts below
+            call("syscall", 442, -100 & (1 << 64) - 1, target, 0x8000, struct.pack("4Q", 2 if device else 7, 0, 0, 0), 32)
+        except OSError:  # before Linux 5.12
+            kept = os.statvfs(target).f_flag & (NODEV | 8 | 1024 | 2048)
+            call("mount", None, target, None, REMOUNT | BIND | NOSUID | kept | (0 if device else RDONLY), None)
+    os.mkdir(root + WORK)
+    os.symlink(WORK, root + "/tmp")
+    call("mount", None, root, None, REMOUNT | BIND | RDONLY | NOSUID | NODEV, None)
+    os.chdir(root)
+    call("pivot_root", ".", ".")
+    call("umount2", ".", 2)  # MNT_DETACH: the former root
+    os.chdir("/")
+
+
+def unused_users() -> List[int]:
+    """Ids of users without a process, for root's workers, since limits of processes do not hold for root."""
+    used = {os.stat("/proc/" + name).st_uid for name in os.listdir("/proc") if name.isdigit() and os.path.exists("/proc/" + name)}
+    used.update(entry.pw_uid for entry in pwd.getpwall())
+    ids = [(1 << 30) + random.getrandbits(28)] + random.sample(range(40000, 60000), 50)  # a container may have 65,536 users only
+    return [i for i in ids if i not in used]
+
+
+def take_user(users: List[int], reads: bool) -> None:
+    """Becomes the first of `users` that the system has; with `reads` it may read what root may."""
+    os.setgroups([])
+    call("prctl", 8, int(reads), 0, 0, 0)  # PR_SET_KEEPCAPS
+    for user in users:
+        try:
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+        except OSError:
+            continue
+        if reads:  # only CAP_DAC_READ_SEARCH
+            call("capset", struct.pack("Ii", 0x20080522, 0), struct.pack("6I", 4, 4, 0, 0, 0, 0))
+        call("prctl", 4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: or /proc/self/uid_map is root's
+        return
+    raise OSError(errno.EPERM, "setuid: this container's root has no other user")
+
+
+def enter_user_namespace(proc: int, flags: int) -> None:
+    user, group = os.getuid(), os.getgid()
+    call("unshare", NEWUSER | flags)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with open(os.open(name, os.O_WRONLY, dir_fd=proc), "w") as file:
+            file.write(text)
+
+
+def apply_landlock(paths: List[str], folder: str) -> None:
+    """Lets this process read `paths`, and write files in `folder`, but make neither folders nor links."""
+    abi = call("syscall", 444, None, 0, 1)
+    files = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
+    attributes = struct.pack("3Q", files, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
+    ruleset = call("syscall", 444, attributes, 24 if abi >= 6 else 16 if abi >= 4 else 8, 0)
+    read, write = 1 << 0 | 1 << 2, (1 << 1 | 1 << 14) & files  # execute, read; write, truncate
+    rules = [(path, read | 1 << 3) for path in paths] + [(folder, read | write | 1 << 3 | 1 << 8)]
+    for path, access in rules + [("/dev/" + name, read | write) for name in ("null", "zero", "urandom")]:
+        descriptor = os.open(path, os.O_PATH)
+        access &= -1 if os.path.isdir(path) else ~(1 << 3)
+        call("syscall", 445, ruleset, 1, struct.pack("=Qi", access, descriptor), 0)
+        os.close(descriptor)
+    call("prctl", 38, 1, 0, 0, 0)
+    call("syscall", 446, ruleset, 0)
+    os.close(ruleset)
+
+
+class Sandbox:
+    """One tier. The worker calls enter(), each supervisor make_folder(), its candidate confine()."""
+
+    def __init__(self, tier: str, memory: int, timeout: float) -> None:
+        self.tier, self.memory, self.timeout, self.namespaces = tier, memory << 20, timeout, tier == "namespaces"
+        self.folder = WORK
+        self.others = 2  # processes of the user outside of the candidate: worker and supervisor
+
+    def enter(self) -> None:
+        self.paths, root = readable_paths(), os.getuid() == 0
+        users = unused_users() if root else []
+        if self.namespaces:
+            proc = os.open("/proc/self", os.O_PATH)
+            if root:
+                call("unshare", NEWNS)
+                make_root(self.paths)
+                take_user(users, False)
+                enter_user_namespace(proc, NEWNS | NEWIPC | NEWNET | NEWUTS)
+            else:
+                enter_user_namespace(proc, NEWNS | NEWIPC | NEWNET | NEWUTS)
+                make_root(self.paths)
+            os.close(proc)
+            return
+        if root:
+            take_user(users, self.tier == "landlock")
+        else:
+            self.others = sum(len(os.listdir(f"/proc/{p}/task")) for p in os.listdir("/proc")
+                              if p.isdigit() and os.path.exists("/proc/" + p) and os.stat("/proc/" + p).st_uid == os.getuid())
+        for old in os.listdir(tempfile.gettempdir()):  # folders of workers that were killed
+            match = re.fullmatch(r"cohort_sandbox_(\d+)_\w+", old)
+            path = os.path.join(tempfile.gettempdir(), old)
+            if match and not os.path.exists("/proc/" + match[1]) and os.stat(path).st_uid == os.getuid():
+                shutil.rmtree(path, ignore_errors=True)
+        self.folder = tempfile.mkdtemp(prefix=f"cohort_sandbox_{os.getpid()}_")
+
+    def make_folder(self) -> None:
+        if self.namespaces:
+            call("unshare", NEWNS | NEWPID)
+            call("mount", "tmpfs", WORK, "tmpfs", NOSUID | NODEV, f"size={MAX_FOLDER},nr_inodes=1024,mode=700")
+
+    def clean(self, last: bool = False) -> None:
+        """Empties the folder after a completion. That of namespaces is gone."""
+        if not self.namespaces:
+            for entry in os.scandir(self.folder):
+                os.unlink(entry.path)
+            if last:
+                os.rmdir(self.folder)
+
+    def is_full(self) -> bool:
+        if self.namespaces:
+            return False  # the mount has a limit
+        sizes = [entry.stat().st_blocks * 512 for entry in os.scandir(self.folder)]
+        return len(sizes) > MAX_FILES or sum(sizes) > MAX_FOLDER
+
+    def confine(self, keep: List[int]) -> None:
+        """Confines this process, which keeps the descriptors `keep` open, for good."""
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(null, stream)
+        low = 3
+        for descriptor in sorted(keep):
+            os.closerange(low, descriptor)
+            low = descriptor + 1
+        os.closerange(low, resource.getrlimit(resource.RLIMIT_NOFILE)[0] if low < 1024 else low + 1024)
+        os.chdir(self.folder)
+        os.umask(0o077)
+        seconds = int(self.timeout) + 2
+        limits = {"AS": self.memory, "FSIZE": MAX_FILE, "NOFILE": MAX_FILES, "CORE": 0, "CPU": seconds, "MEMLOCK": 0, "MSGQUEUE": 0,
+                  "NPROC": MAX_PROCESSES + self.others, "SIGPENDING": 64}
+        for name, value in limits.items():
+            kind = getattr(resource, "RLIMIT_" + name)
+            hard = resource.getrlimit(kind)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(kind, (value, value))
+        if self.namespaces:
+            for capability in range(64):
+                LIBC.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+            LIBC.prctl(47, 4, 0, 0, 0)  # PR_CAP_AMBIENT_CLEAR_ALL
+            call("capset", struct.pack("Ii", 0x20080522, 0), bytes(24))
+        elif self.tier == "landlock":
+            apply_landlock(self.paths, self.folder)
+        call("prctl", 1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+        restrict_system_calls(self.namespaces)
+
+
+# ---- Frames between supervisor and candidate
+
+def send(descriptor: int, data: bytes) -> None:
+    data = struct.pack("<I", len(data)) + data
+    while data:
+        data = data[os.write(descriptor, data):]
+
+
+def receive(descriptor: int, limit: int = 1 << 31) -> bytes:
+    """Raises EOFError at the end, or for more than `limit` bytes."""
+    def read(size: int) -> bytes:
+        out = bytearray()
+        while len(out) < size:
+            chunk = os.read(descriptor, min(size - len(out), 1 << 20))
+            if not chunk:
+                raise EOFError("the candidate has ended")
+            out += chunk
+        return bytes(out)
+    size = struct.unpack("<I", read(4))[0]
+    if size > limit:
+        raise EOFError("more than the limit")
+    return read(size)
+
+
+# ---- The candidate
+
+def literal(value: Any, depth: int = 0) -> str:
+    """The literal of a value of built-in types, or of classes derived from them."""
+    if depth > 100:
+        raise ValueError("deeper than 100 levels")
+    if value is None:
+        return "None"
+    for kind in (bool, int, complex, str, bytes):
+        if isinstance(value, kind):
+            return kind.__repr__(value)
+    if isinstance(value, float):
+        return float.__repr__(value).replace("inf", "1e999")
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{literal(k, depth + 1)}:{literal(v, depth + 1)}" for k, v in value.items()) + "}"
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        raise TypeError(f"a result of type {type(value).__name__} is no literal")
+    items = "".join(literal(item, depth + 1) + "," for item in value)
+    return f"[{items}]" if isinstance(value, list) else f"({items})" if isinstance(value, tuple) else f"{{{items}}}" if items else "set()"
+
+
+class Candidate:
+    """The candidate's side: answers the supervisor's requests, each a pickled tuple of a method's name and its arguments."""
+    scope: Dict[str, Any]
+    source: str
+
+    def load(self, source: str) -> str:
+        """Runs the code as a module, and returns the names of what can be called in it."""
+        module = sys.modules["solution"] = types.ModuleType("solution")
+        self.scope = module.__dict__
+        exec(compile(source, "solution.py", "exec"), self.scope)
+        names = [n for n, v in list(self.scope.items()) if callable(v) and n.isidentifier()]
+        if isinstance(self.scope.get("Solution"), type):
+            names += [n for n in dir(self.scope["Solution"]) if not n.startswith("_")]
+        return literal(names)
+
+    def call(self, name: str, arguments: Tuple[Any, ...], named: Dict[str, Any]) -> str:
+        function = self.scope[name] if name in self.scope else getattr(self.scope["Solution"](), name)
+        return literal(function(*arguments, **named))
+
+    def test_inside(self, setup: str, source: str) -> str:
+        exec(setup + "\n" + source, self.scope)
+        return "True"
+
+    def run(self, source: str, data: str) -> bytes:
+        """The standard output of the code as a program."""
+        with open(".stdin", "w") as file:
+            file.write(data)
+        for stream, name, flags in ((0, ".stdin", os.O_RDONLY), (1, ".stdout", os.O_RDWR | os.O_CREAT | os.O_TRUNC)):
+            os.dup2(os.open(name, flags), stream)
+        sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)
+        try:
+            exec(compile(source, "solution.py", "exec"), {"__name__": "__main__"})
+            for thread in threading.enumerate():
+                if thread is not threading.current_thread() and not thread.daemon:
+                    thread.join()
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise RuntimeError(f"exit code {end.code}")
+        sys.stdout.flush()
+        with open(".stdout", "rb") as output:
+            return output.read(MAX_FILE)
+
+    def shell(self, command: str, data: Optional[str] = None, file: str = "", source: str = "") -> bytes:
+        """The standard output of a command, all processes of which then end."""
+        if file:
+            with open(file, "w") as program:
+                program.write(source)
+        with open(".stdin", "w+") as stdin, open(".stdout", "wb+") as stdout:
+            stdin.write(data or "")
+            stdin.seek(0)
+            code = subprocess.call(["/bin/sh", "-c", command], stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL)
+            try:
+                os.kill(-1, signal.SIGKILL)
+            except OSError:
+                pass
+            if code != 0:
+                raise RuntimeError(f"exit code {code}")
+            stdout.seek(0)
+            return stdout.read(MAX_FILE)
+
+
+def run_candidate(requests: int, replies: int, sandbox: Sandbox) -> NoReturn:
+    try:
+        sandbox.confine([requests, replies])
+    except BaseException as error:
+        send(replies, b"!" + str(error).encode())
+        os._exit(1)
+    send(replies, b"=")
+    candidate = Candidate()
+    while True:
+        name, *arguments = pickle.loads(receive(requests))
+        try:
+            result = getattr(candidate, name)(*arguments)
+            send(replies, b"=" + (result.encode("utf-8", "surrogatepass") if isinstance(result, str) else result))
+        except BaseException as error:
+            send(replies, b"!" + f"{type(error).__name__}\n{error}".encode("utf-8", "replace")[:1000])
+
+
+# ---- The supervisor
+
+class Timeout(BaseException):
+    pass
+
+
+class LineError(Exception):
+    """The data or the sandbox, not the completion, is at fault."""
+
+
+class Channel:
+    """The supervisor's side of a candidate."""
+
+    def __init__(self, process: int, requests: int, replies: int) -> None:
+        self.process, self.requests, self.replies = process, requests, replies
+        ready = receive(replies, MAX_LITERAL)
+        if ready[:1] != b"=":
+            raise LineError(ready[1:].decode("utf-8", "replace"))
+
+    def ask(self, *request: Any, limit: int = MAX_LITERAL) -> bytes:
+        """Raises what the candidate's code has raised, by name; EOFError if it has ended."""
+        try:
+            data = pickle.dumps(request)
+        except Exception as error:
+            raise LineError(f"a test passes what cannot be sent to the solution ({type(error).__name__}); hint: inside: yes") from None
+        try:
+            send(self.requests, data)
+        except BrokenPipeError:
+            raise EOFError("the candidate has ended") from None
+        reply = receive(self.replies, limit + 1)
+        if reply[:1] == b"=":
+            return reply[1:]
+        name, _, text = reply[1:].decode("utf-8", "replace").partition("\n")
+        kind = getattr(builtins, name, None)
+        # StopIteration would end a test's map() early.
+        known = isinstance(kind, type) and issubclass(kind, Exception) and kind not in (StopIteration, StopAsyncIteration)
+        try:
+            raised: Exception = kind(text) if known else RuntimeError(f"{name}: {text}")  # type: ignore[misc]
+        except TypeError:  # UnicodeDecodeError has five arguments
+            raised = RuntimeError(f"{name}: {text}")
+        raised.of_candidate = True  # type: ignore[attr-defined]
+        raise raised
+
+    def value(self, *request: Any) -> Any:
+        text = self.ask(*request).decode("utf-8", "surrogatepass")
+        try:
+            return ast.literal_eval(text)
+        except BaseException as error:
+            if isinstance(error, Timeout):
+                raise
+            raise RuntimeError("the result is no literal") from None
+
+
+def proxy(channel: Channel, name: str) -> Callable[..., Any]:
+    return lambda *arguments, **named: channel.value("call", name, arguments, named)
+
+
+def compiled(source: str, name: str) -> Tuple[types.CodeType, List[str]]:
+    """The code, and the names that it reads."""
+    try:
+        tree = ast.parse(source)
+        return compile(tree, name, "exec"), [n.id for n in ast.walk(tree) if isinstance(n, ast.Name)]
+    except (SyntaxError, ValueError) as error:
+        raise LineError(f"{name} is no Python: {error}") from None
+
+
+def listed(value: Any) -> Any:
+    """A value with lists for tuples, as in JSON."""
+    return [listed(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def lines_of(text: str) -> List[str]:
+    return [line.rstrip() for line in text.rstrip().split("\n")]
+
+
+def function_tests(channel: Channel, source: str, setup: str, tests: List[str], entry: str, inside: bool) -> List[Callable[[], bool]]:
+    """Tests that are Python code. `entry`: the function that their check() gets, if there is one."""
+    setup_code, setup_names = compiled(setup, "test_setup_code")
+    codes = [compiled(test, f"test {i + 1}") for i, test in enumerate(tests)]
+    names = set(channel.value("load", source))
+    if inside:
+        end = f"\nif 'check' in globals(): check({entry})" if entry else ""
+        return [lambda test=test: channel.ask("test_inside", setup, test + end) == b"True" for test in tests]  # type: ignore[misc]
+    read = {name for _, found in codes for name in found}.union(setup_names)
+    tested = read - set(dir(builtins))
+    # A solution must not replace abs() or all() for the tests, but some lines test a function of such a name.
+    scope: Dict[str, Any] = {"__name__": "tests"}
+    if entry or tested & names:
+        scope.update((name, proxy(channel, name)) for name in tested & names)
+    else:
+        scope.update((name, proxy(channel, name)) for name in (read & names if not tested else ()))
+    exec(setup_code, scope)
+
+    def passes(code: types.CodeType) -> bool:
+        exec(code, scope)
+        if entry and callable(scope.get("check")):
+            scope["check"](proxy(channel, entry))
+        return True
+    return [lambda code=code: passes(code) for code, _ in codes]  # type: ignore[misc]
+
+
+def pair_tests(channel: Channel, source: str, function: str, pairs: List[Tuple[Any, Any]], run: str) -> List[Callable[[], bool]]:
+    """Tests that are pairs of an input and an output: of a function, or of a program."""
+    def parsed(value: Any) -> Any:
+        return [json.loads(line) for line in value.split("\n") if line.strip()] if isinstance(value, str) else value
+
+    def call_passes(arguments: Any, expected: Any) -> bool:
+        result = listed(channel.value("call", function, tuple(arguments), {}))
+        return bool(result == expected or (isinstance(expected, list) and expected and result == expected[0]))
+
+    def run_passes(data: Any, expected: Any) -> bool:
+        data, expected = ("\n".join(map(str, x)) if isinstance(x, list) else str(x) for x in (data, expected))
+        request = ("shell", command, data) if run else ("run", source, data)
+        return lines_of(channel.ask(*request, limit=MAX_FILE).decode("utf-8", "replace")) == lines_of(expected)
+
+    if function:
+        try:
+            calls = [(parsed(data), listed(parsed(expected))) for data, expected in pairs]
+        except ValueError as error:
+            raise LineError(f"inputs or outputs of {function}: {error}") from None
+        channel.value("load", source)
+        return [lambda p=pair: call_passes(*p) for pair in calls]  # type: ignore[misc]
+    build, _, command = run.rpartition("&&")
+    if run:
+        file = re.search(r"\bsolution\.\w+", run)
+        if not file:
+            raise LineError("run: names no file of the solution; hint: g++ -o a solution.cpp && ./a")
+        channel.ask("shell", build or "true", None, file[0], source)
+    return [lambda p=pair: run_passes(*p) for pair in pairs]  # type: ignore[misc]
+
+
+def make_tests(channel: Channel, source: str, fields: Dict[str, Any], options: argparse.Namespace) -> Optional[List[Callable[[], bool]]]:
+    """None: the line has no tests."""
+    try:
+        if isinstance(fields.get("input_output"), str):  # APPS, TACO
+            fields = {**fields, **json.loads(fields["input_output"])}
+        fields = {k: json.loads(v) if k in ("inputs", "outputs", "test_list") and isinstance(v, str) else v for k, v in fields.items()}
+        if "inputs" in fields and "outputs" in fields:
+            pairs = list(zip(fields["inputs"], fields["outputs"]))
+            if not pairs or len(fields["inputs"]) != len(fields["outputs"]):
+                raise LineError("inputs and outputs: expected two lists of equal length")
+            return pair_tests(channel, source, fields.get("fn_name") or "", pairs, options.run)
+    except (ValueError, TypeError) as error:
+        raise LineError(f"inputs and outputs: {error}") from None
+    setup = "\n".join([*(fields.get("test_imports") or []), fields.get("test_setup_code") or ""])
+    tests = fields.get("test_list") or ([fields["test"]] if isinstance(fields.get("test"), str) and "entry_point" in fields else [])
+    if not tests:
+        return None
+    if options.run:
+        raise LineError("run: the tests of other languages are inputs and outputs")
+    entry = "" if fields.get("test_list") else fields["entry_point"]
+    return function_tests(channel, source, setup, tests, entry, options.inside == "yes")
+
+
+def code_of(request: Dict[str, Any], options: argparse.Namespace) -> Optional[str]:
+    """The last fenced block of the completion, after the prefix."""
+    completion, fields = request["completion"], request.get("fields") or {}
+    blocks = re.findall(r"^([ \t]*)(```+|~~~+)[^\n`]*\n(.*?)^[ \t]*\2[ \t]*$", completion, re.M | re.S)
+    if not blocks and options.fence == "required":
+        return None
+    code = (textwrap.dedent(blocks[-1][2]) if blocks[-1][0] else blocks[-1][2]) if blocks else completion
+    prompt = fields["prompt"] if isinstance(fields.get("prompt"), str) else request.get("prompt", "")
+    return str(options.prefix.replace("{prompt}", prompt) + code)
+
+
+def passed_fraction(channel: Channel, request: Dict[str, Any], options: argparse.Namespace, folder_is_full: Callable[[], bool],
+                    timeout: float) -> Dict[str, Any]:
+    """The answer to a request, without its index."""
+    source = code_of(request, options)
+    deadline, passed, tests = time.monotonic() + timeout, 0, []  # type: ignore[var-annotated]
+
+    def tick(*_: Any) -> None:
+        if time.monotonic() > deadline or folder_is_full():
+            raise Timeout
+
+    signal.signal(signal.SIGALRM, tick)
+    outcome = "failed"
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+        found = make_tests(channel, source or "", request.get("fields") or {}, options)
+        if found is None:
+            return {"reward": None}
+        if source is None:
+            return {"reward": 0, "outcome": "no_code"}
+        tests = found
+        for test in tests:
+            ok = False
+            try:
+                ok = test()
+            except (LineError, EOFError):
+                raise
+            except Exception as error:
+                if isinstance(error, ImportError) and not hasattr(error, "of_candidate"):
+                    raise LineError(f"a test imports what is not installed: {error}") from None
+            passed += ok
+            if not ok and options.credit == "all":
+                break
+    except Timeout:
+        outcome = "timeout"
+    except LineError as error:
+        return {"error": str(error)}
+    except (Exception, SystemExit):
+        pass  # the code cannot be loaded, or has ended its process
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    share = passed / len(tests) if tests else 0.0
+    return {"reward": share if options.credit == "share" else float(share == 1), "outcome": "passed" if share == 1 else outcome}
+
+
+def supervise(source: int, answers: int, worker: int, sandbox: Sandbox, options: argparse.Namespace) -> NoReturn:
+    """Reads a request from `source` and answers it. To the worker it sends the index, and a further byte once it has a result."""
+    call("prctl", 1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    candidate, error = 0, ""
+    (request_end, requests), (replies, reply_end) = os.pipe(), os.pipe()
+    try:
+        sandbox.make_folder()
+        candidate = os.fork()
+        if candidate == 0:
+            run_candidate(request_end, reply_end, sandbox)
+    except OSError as failure:
+        error = str(failure)
+    os.close(request_end)
+    os.close(reply_end)
+    # No process is forked from here on.
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        chunk = os.read(source, 1 << 20)
+        if not chunk:
+            os._exit(0)
+        line += chunk
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (2 << 30 if hard == resource.RLIM_INFINITY else min(2 << 30, hard), hard))
+    request = json.loads(line)
+    os.write(worker, b"%d " % request["index"])
+    try:
+        if error:
+            raise LineError(error)
+        answer = passed_fraction(Channel(candidate, requests, replies), request, options, sandbox.is_full, sandbox.timeout)
+    except (LineError, EOFError) as failure:
+        answer = {"error": "the sandbox has failed: " + str(failure)}
+    if candidate:
+        os.kill(candidate, signal.SIGKILL)
+        os.waitpid(candidate, 0)
+    os.write(worker, b".")
+    os.write(answers, json.dumps({"index": request["index"], **answer, "sandbox": sandbox.tier}).encode() + b"\n")
+    os._exit(0)
+
+
+def serve(source: int, answers: int, sandbox: Sandbox, options: argparse.Namespace) -> bool:
+    """Forks a supervisor for one request. False: there was none. The worker never reads a request."""
+    reading, writing = os.pipe()
+    supervisor = os.fork()
+    if supervisor == 0:
+        os.close(reading)
+        supervise(source, answers, writing, sandbox, options)
+    os.close(writing)
+    index = os.read(reading, 32)
+    hangs = bool(index) and b"." not in index and not select.select([reading], [], [], sandbox.timeout + 0.5)[0]
+    if hangs:  # in a test's code, since its timer raises an exception elsewhere
+        os.kill(supervisor, signal.SIGKILL)
+        os.write(answers, json.dumps({"index": int(index), "reward": 0, "outcome": "timeout", "sandbox": sandbox.tier}).encode() + b"\n")
+    status = os.waitpid(supervisor, 0)[1]
+    os.close(reading)
+    sandbox.clean(last=not index)
+    if status != 0 and not hangs:
+        sys.exit(f"cohort_sandbox: a supervisor has ended with the status {status}")
+    return bool(index)
+
+
+def works(tier: str, options: argparse.Namespace) -> str:
+    """Tries a tier in a process of its own. Returns why it does not work, or ""."""
+    reading, writing = os.pipe()
+    process = os.fork()
+    if process == 0:
+        try:
+            sandbox = Sandbox(tier, options.memory, 5)
+            sandbox.enter()
+            (source, request), (results, answers) = os.pipe(), os.pipe()
+            code = ("def f(x):\n    import fractions, threading, wave\n    t = threading.Thread(target=print)\n    t.start()\n    t.join()\n"
+                    "    open('a', 'w').write('b')\n    try:\n        open('/etc/hostname')\n    except OSError:\n        return x\n")
+            fields = {"inputs": [[1]], "outputs": [1], "fn_name": "f"}
+            os.write(request, json.dumps({"index": 0, "completion": code, "fields": fields}).encode() + b"\n")
+            own = argparse.Namespace(fence="optional", prefix="", run="", credit="all", inside="no")
+            serve(source, answers, sandbox, own)
+            answer = json.loads(os.read(results, 1 << 16))
+            sandbox.clean(last=True)
+            reason = "" if answer.get("reward") == 1 else answer.get("error", "a solution that is right fails in it")
+        except BaseException as error:
+            reason = str(error) or type(error).__name__
+        os.write(writing, reason.encode()[:1000])
+        os._exit(0)
+    os.close(writing)
+    reason = os.read(reading, 1000).decode()
+    os.waitpid(process, 0)
+    os.close(reading)
+    return reason
+
+
+def refuse(reason: str) -> None:
+    """Answers every request with an error."""
+    for line in sys.stdin:
+        print(json.dumps({"index": json.loads(line)["index"], "error": reason}), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(usage="cohort_sandbox.py [OPTION]...")
+    parser.add_argument("--fence", choices=["required", "optional"], default="required")
+    parser.add_argument("--prefix", default="")
+    parser.add_argument("--credit", choices=["all", "share"], default="all")
+    parser.add_argument("--inside", choices=["yes", "no"], default="no")
+    parser.add_argument("--run", default="")
+    parser.add_argument("--sandbox", choices=["auto", *TIERS], default="auto")
+    parser.add_argument("--timeout", type=float, default=10)
+    parser.add_argument("--memory", type=int, default=512)
+    options = parser.parse_args()
+    environment = {"PATH": os.path.dirname(sys.executable) + ":/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
+    if dict(os.environ) != environment:
+        os.execve(sys.executable, [sys.executable, "-s", *sys.argv], environment)
+    sys.path.pop(0)
+    tried = ["namespaces", "landlock"] if options.sandbox == "auto" else [options.sandbox]
+    if options.run:
+        tried = [tier for tier in tried if tier == "namespaces"]
+    reasons = {}
+    for tier in tried:
+        reasons[tier] = works(tier, options)
+        if not reasons[tier]:
+            break
+    else:
+        why = "; ".join(f"{tier}: {reason}" for tier, reason in reasons.items()) or "run: other languages need namespaces"
+        return refuse(f"no sandbox works here: {why}; hint: sandbox: rlimits limits resources only")
+    print("cohort_sandbox:", tier, *(f"({other}: {reason})" for other, reason in reasons.items() if reason), file=sys.stderr)
+    if tier == "rlimits":
+        print("cohort_sandbox: warning: solutions can read and write files, as the user can", file=sys.stderr)
+    sys.stderr.flush()
+    sandbox = Sandbox(tier, options.memory, options.timeout)
+    sandbox.enter()
+    while serve(0, 1, sandbox, options):
+        pass
+
+
+if __name__ == "__main__":
+    main()
