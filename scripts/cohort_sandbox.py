@@ -80,9 +80,12 @@ setpriority 141 140, ioprio_set 251 30, sched_setscheduler 144 119, sched_setpar
 sched_setaffinity 203 122, syslog 103 116, quotactl 179 60, quotactl_fd 443 443, acct 163 89, reboot 169 142, swapon 167 224,
 swapoff 168 225, sethostname 170 161, setdomainname 171 162, settimeofday 164 170, clock_settime 227 112, adjtimex 159 171,
 clock_adjtime 305 266, fanotify_init 300 262, mknod 133 33, mknodat 259 33, modify_ldt 154 0, iopl 172 0, ioperm 173 0, vhangup 153 58,
-lookup_dcookie 212 18, tkill 200 130, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, landlock_restrict_self 446 446, vmsplice 278 75"""
-# Where no PID namespace ends them: new processes, programs, sessions.
-REFUSED_WITHOUT_NAMESPACES = "fork 57 0, vfork 58 0, execve 59 221, execveat 322 281, setsid 112 157, setpgid 109 154"
+lookup_dcookie 212 18, uselib 134 0, sync 162 81, tkill 200 130, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, landlock_restrict_self 446 446, vmsplice 278 75"""
+# Without namespaces: new processes, which nothing would end, and changes to files by their paths, which Landlock does not know.
+REFUSED_WITHOUT_NAMESPACES = """fork 57 0, vfork 58 0, execve 59 221, execveat 322 281, setsid 112 157, setpgid 109 154,
+chmod 90 0, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 0, fchown 93 55, lchown 94 0, fchownat 260 54, truncate 76 45,
+utime 132 0, utimes 235 0, futimesat 261 0, utimensat 280 88, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, setxattrat 463 463,
+removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16, removexattrat 466 466"""
 ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS, 0x80000000
 EQUAL, ANY_BIT, LEAST = 0x15, 0x45, 0x35  # jumps of BPF
 

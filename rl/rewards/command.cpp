@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/log.h"
 #include "rl/rewards/rewards.h"
 #include "text/utf8.h"
 
@@ -43,7 +44,9 @@ std::string validate_answer(const std::string& request_line, const std::string& 
 
 CommandReward::CommandReward(const RewardConfig& config)
     : config_(config),
-      caller_("reward " + config.name, config.program, {.validate = validate_answer}) {}
+      caller_("reward " + config.name,
+              config.name == "code" ? code_program(config) : config.program,
+              {.validate = validate_answer}) {}
 
 bool CommandReward::runs(const RewardConfig& config) const {
   RewardConfig same = config;
@@ -74,7 +77,7 @@ void CommandReward::submit(const RewardInput& in) {
 
 // Sends one list to each program. Keys are the lists' numbers.
 void CommandReward::send_lists() {
-  const int64_t count = config_.program.workers, size = std::ssize(unsent_);
+  const int64_t count = config_.program.workers.value_or(1), size = std::ssize(unsent_);
   for (int64_t i = 0; i < count; ++i) {
     const Json::Array list(unsent_.begin() + size * i / count,
                            unsent_.begin() + size * (i + 1) / count);
@@ -103,6 +106,17 @@ std::map<int64_t, CommandReward::Result> CommandReward::collect() {
   send_lists();
   std::map<int64_t, Result> out;
   for (const auto& [answer, error, key] : caller_.take(WorkerPool::Wait::kAll)) {
+    if (sandbox_.empty() && answer.is_object())
+      if (const Json* sandbox = answer.find("sandbox");
+          sandbox != nullptr && sandbox->is_string()) {
+        sandbox_ = sandbox->as_string();
+        if (config_.code.sandbox == "rlimits")
+          logging::warn(
+              "reward code: solutions can read and write this user's files, since sandbox: rlimits "
+              "limits resources only");
+        else
+          logging::info("reward code: sandbox ", sandbox_);
+      }
     if (!config_.batch)
       out[key.index] = error.empty() ? result_of(answer, key.index) : Result{kNotApplicable, error};
     else if (!error.empty())

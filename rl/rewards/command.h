@@ -57,6 +57,7 @@ class CommandReward {
   Json::Array unsent_;                             // `batch`
   std::map<int64_t, std::vector<int64_t>> lists_;  // indices of the completions of each list
   std::map<int64_t, std::string> submitted_;       // excerpts of completions by their index
+  std::string sandbox_;                            // `code`: its kind, once an answer has named it
 };
 
 }  // namespace cohort

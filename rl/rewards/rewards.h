@@ -16,6 +16,8 @@ namespace cohort {
 #define COHORT_REWARDS(R)                                                                        \
   R(command, "computed by an external program: run",                                             \
     "run directory workers timeout start_timeout memory batch")                                  \
+  R(code, "the program in the last fenced block passes the tests of the line, in a sandbox",     \
+    "fence prefix credit inside run sandbox workers timeout memory")                             \
   R(contains, "the found text contains the answer", "pattern")                                   \
   R(cosine, "right or wrong, scaled by half a cosine of the length: correct",                    \
     "correct threshold right wrong max_length")                                                  \
@@ -38,6 +40,9 @@ namespace cohort {
   RewardFn make_##name(const RewardConfig& config, const Task* task);
 COHORT_REWARDS(COHORT_DECLARE_REWARD)
 #undef COHORT_DECLARE_REWARD
+
+// The program that computes the reward `code`. Throws InputError if it is not installed.
+ProgramConfig code_program(const RewardConfig& config);
 
 // Finds the answer in a text: group 1 of the pattern's last match (the whole match if the pattern
 // has no group), or the whole text if the pattern is empty.
