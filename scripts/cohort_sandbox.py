@@ -720,8 +720,8 @@ def works(tier: str, options: argparse.Namespace) -> str:
             sandbox.enter()
             (source, request), (results, answers) = os.pipe(), os.pipe()
             code = ("def f(x):\n    import fractions, threading, wave\n    t = threading.Thread(target=print)\n    t.start()\n    t.join()\n"
-                    "    open('a', 'w').write('b')\n    try:\n        open('/etc/hostname')\n    except OSError:\n        return x\n")
-            fields = {"inputs": [[1]], "outputs": [1], "fn_name": "f"}
+                    "    open('a', 'w').write('b')\n    try:\n        open('/etc/passwd')\n    except OSError:\n        return 1\n    return x\n")
+            fields = {"inputs": [[2 if tier == "rlimits" else 1]], "outputs": [2 if tier == "rlimits" else 1], "fn_name": "f"}
             os.write(request, json.dumps({"index": 0, "completion": code, "fields": fields}).encode() + b"\n")
             own = argparse.Namespace(fence="optional", prefix="", run="", credit="all", inside="no")
             serve(source, answers, sandbox, own)
