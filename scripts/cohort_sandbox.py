@@ -232,6 +232,13 @@ def apply_landlock(paths: List[str], folder: str) -> None:
     os.close(ruleset)
 
 
+def set_limit(name: str, value: int) -> None:
+    kind = getattr(resource, "RLIMIT_" + name)
+    hard = resource.getrlimit(kind)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
 class Sandbox:
     """One tier. The worker calls enter(), each supervisor make_folder(), its candidate confine()."""
 
@@ -275,6 +282,7 @@ class Sandbox:
     def clean(self, last: bool = False) -> None:
         """Empties the folder after a completion. That of namespaces is gone."""
         if not self.namespaces:
+            os.chmod(self.folder, 0o700)
             for entry in os.scandir(self.folder):
                 os.unlink(entry.path)
             if last:
@@ -301,12 +309,9 @@ class Sandbox:
         os.umask(0o077)
         seconds = int(self.timeout) + 2
         limits = {"AS": self.memory, "FSIZE": MAX_FILE, "NOFILE": MAX_FILES, "CORE": 0, "CPU": seconds, "MEMLOCK": 0, "MSGQUEUE": 0,
-                  "NPROC": MAX_PROCESSES + self.others, "SIGPENDING": 64}
+                  "NPROC": MAX_PROCESSES + self.others, "SIGPENDING": 64, "STACK": 64 << 20}
         for name, value in limits.items():
-            kind = getattr(resource, "RLIMIT_" + name)
-            hard = resource.getrlimit(kind)[1]
-            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.setrlimit(kind, (value, value))
+            set_limit(name, value)
         if self.namespaces:
             for capability in range(64):
                 LIBC.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
@@ -320,6 +325,11 @@ class Sandbox:
 
 # ---- Frames between supervisor and candidate
 
+class CandidateEnded(Exception):
+    """It has ended, or sends more than it may."""
+
+
+
 def send(descriptor: int, data: bytes) -> None:
     data = struct.pack("<I", len(data)) + data
     while data:
@@ -327,18 +337,18 @@ def send(descriptor: int, data: bytes) -> None:
 
 
 def receive(descriptor: int, limit: int = 1 << 31) -> bytes:
-    """Raises EOFError at the end, or for more than `limit` bytes."""
+    """Raises CandidateEnded at the end, or for more than `limit` bytes."""
     def read(size: int) -> bytes:
         out = bytearray()
         while len(out) < size:
             chunk = os.read(descriptor, min(size - len(out), 1 << 20))
             if not chunk:
-                raise EOFError("the candidate has ended")
+                raise CandidateEnded
             out += chunk
         return bytes(out)
     size = struct.unpack("<I", read(4))[0]
     if size > limit:
-        raise EOFError("more than the limit")
+        raise CandidateEnded
     return read(size)
 
 
@@ -454,14 +464,14 @@ class LineError(Exception):
 class Channel:
     """The supervisor's side of a candidate."""
 
-    def __init__(self, process: int, requests: int, replies: int) -> None:
-        self.process, self.requests, self.replies = process, requests, replies
+    def __init__(self, requests: int, replies: int) -> None:
+        self.requests, self.replies = requests, replies
         ready = receive(replies, MAX_LITERAL)
         if ready[:1] != b"=":
             raise LineError(ready[1:].decode("utf-8", "replace"))
 
     def ask(self, *request: Any, limit: int = MAX_LITERAL) -> bytes:
-        """Raises what the candidate's code has raised, by name; EOFError if it has ended."""
+        """Raises what the candidate's code has raised, by name; CandidateEnded."""
         try:
             data = pickle.dumps(request)
         except Exception as error:
@@ -469,7 +479,7 @@ class Channel:
         try:
             send(self.requests, data)
         except BrokenPipeError:
-            raise EOFError("the candidate has ended") from None
+            raise CandidateEnded from None
         reply = receive(self.replies, limit + 1)
         if reply[:1] == b"=":
             return reply[1:]
@@ -606,14 +616,13 @@ def code_of(request: Dict[str, Any], options: argparse.Namespace) -> Optional[st
     return str(options.prefix.replace("{prompt}", prompt) + code)
 
 
-def passed_fraction(channel: Channel, request: Dict[str, Any], options: argparse.Namespace, folder_is_full: Callable[[], bool],
-                    timeout: float) -> Dict[str, Any]:
+def passed_fraction(channel: Channel, request: Dict[str, Any], options: argparse.Namespace, sandbox: Sandbox) -> Dict[str, Any]:
     """The answer to a request, without its index."""
     source = code_of(request, options)
-    deadline, passed, tests = time.monotonic() + timeout, 0, []  # type: ignore[var-annotated]
+    deadline, passed, tests = time.monotonic() + sandbox.timeout, 0, []  # type: ignore[var-annotated]
 
     def tick(*_: Any) -> None:
-        if time.monotonic() > deadline or folder_is_full():
+        if time.monotonic() > deadline or sandbox.is_full():
             raise Timeout
 
     signal.signal(signal.SIGALRM, tick)
@@ -630,7 +639,7 @@ def passed_fraction(channel: Channel, request: Dict[str, Any], options: argparse
             ok = False
             try:
                 ok = test()
-            except (LineError, EOFError):
+            except (LineError, CandidateEnded):
                 raise
             except Exception as error:
                 if isinstance(error, ImportError) and not hasattr(error, "of_candidate"):
@@ -671,16 +680,22 @@ def supervise(source: int, answers: int, worker: int, sandbox: Sandbox, options:
         if not chunk:
             os._exit(0)
         line += chunk
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (2 << 30 if hard == resource.RLIM_INFINITY else min(2 << 30, hard), hard))
+    # The candidate chooses what is parsed and compared here.
+    set_limit("AS", 2 << 30)
+    set_limit("STACK", 64 << 20)
     request = json.loads(line)
     os.write(worker, b"%d " % request["index"])
     try:
         if error:
             raise LineError(error)
-        answer = passed_fraction(Channel(candidate, requests, replies), request, options, sandbox.is_full, sandbox.timeout)
-    except (LineError, EOFError) as failure:
-        answer = {"error": "the sandbox has failed: " + str(failure)}
+        channel = Channel(requests, replies)
+    except (LineError, CandidateEnded) as failure:
+        answer: Dict[str, Any] = {"error": f"the sandbox has failed: {failure or 'a process has ended'}"}
+    else:
+        try:
+            answer = passed_fraction(channel, request, options, sandbox)
+        except Timeout:  # as it was about to return
+            answer = {"reward": 0, "outcome": "timeout"}
     if candidate:
         os.kill(candidate, signal.SIGKILL)
         os.waitpid(candidate, 0)
@@ -777,7 +792,13 @@ def main() -> None:
     sys.stderr.flush()
     sandbox = Sandbox(tier, options.memory, options.timeout)
     sandbox.enter()
-    while serve(0, 1, sandbox, options):
+    # Tests may read and print.
+    source, answers, null = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    if hasattr(sys, "set_int_max_str_digits"):
+        sys.set_int_max_str_digits(0)
+    while serve(source, answers, sandbox, options):
         pass
 
 
