@@ -16,6 +16,7 @@ import ast
 import builtins
 import ctypes
 import errno
+import gc
 import json
 import os
 import pickle
@@ -265,7 +266,8 @@ class Sandbox:
         if root:
             take_user(users, self.tier == "landlock")
         else:
-            self.others = sum(len(os.listdir(f"/proc/{p}/task")) for p in os.listdir("/proc")
+            # Other workers start processes of this user meanwhile. Its forks are refused, so this limits threads.
+            self.others = 512 + sum(len(os.listdir(f"/proc/{p}/task")) for p in os.listdir("/proc")
                               if p.isdigit() and os.path.exists("/proc/" + p) and os.stat("/proc/" + p).st_uid == os.getuid())
         for old in os.listdir(tempfile.gettempdir()):  # folders of workers that were killed
             match = re.fullmatch(r"cohort_sandbox_(\d+)_\w+", old)
@@ -742,7 +744,7 @@ def works(tier: str, options: argparse.Namespace) -> str:
             serve(source, answers, sandbox, own)
             answer = json.loads(os.read(results, 1 << 16))
             sandbox.clean(last=True)
-            reason = "" if answer.get("reward") == 1 else answer.get("error", "a solution that is right fails in it")
+            reason = "" if answer.get("reward") == 1 else answer.get("error", "a right solution fails in it; can its user read " + sys.prefix + "?")
         except BaseException as error:
             reason = str(error) or type(error).__name__
         os.write(writing, reason.encode()[:1000])
@@ -798,6 +800,7 @@ def main() -> None:
     os.dup2(null, 1)
     if hasattr(sys, "set_int_max_str_digits"):
         sys.set_int_max_str_digits(0)
+    gc.freeze()  # a collection in a child would copy the pages of all objects
     while serve(source, answers, sandbox, options):
         pass
 
