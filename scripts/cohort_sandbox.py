@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Scores programs that a model writes, by tests, in a sandbox: the reward `code`, or
+"""Scores programs that a model writes by running them on tests in a sandbox. It is the reward `code`, or
     rewards: [{name: command, run: "python3 cohort_sandbox.py"}]
 
 Reads one request at a time and answers it, as rl/rewards/command.h says. The tests are in the fields of the data's lines:
@@ -21,7 +21,6 @@ import json
 import os
 import pickle
 import platform
-import pwd
 import random
 import re
 import resource
@@ -185,9 +184,8 @@ def make_root(paths: List[str]) -> None:
 def unused_users() -> List[int]:
     """Ids of users without a process, for root's workers, since limits of processes do not hold for root."""
     used = {os.stat("/proc/" + name).st_uid for name in os.listdir("/proc") if name.isdigit() and os.path.exists("/proc/" + name)}
-    used.update(entry.pw_uid for entry in pwd.getpwall())
-    ids = [(1 << 30) + random.getrandbits(28)] + random.sample(range(40000, 60000), 50)  # a container may have 65,536 users only
-    return [i for i in ids if i not in used]
+    # A container may have 65,536 users only.
+    return [i for i in [(1 << 30) + random.getrandbits(28)] + random.sample(range(40000, 60000), 50) if i not in used]
 
 
 def take_user(users: List[int], reads: bool) -> None:
@@ -310,7 +308,7 @@ class Sandbox:
         os.chdir(self.folder)
         os.umask(0o077)
         seconds = int(self.timeout) + 2
-        limits = {"AS": self.memory, "FSIZE": MAX_FILE, "NOFILE": MAX_FILES, "CORE": 0, "CPU": seconds, "MEMLOCK": 0, "MSGQUEUE": 0,
+        limits = {"AS": self.memory, "FSIZE": MAX_FILE, "NOFILE": MAX_FILES, "CORE": 0, "CPU": seconds * MAX_PROCESSES, "MEMLOCK": 0, "MSGQUEUE": 0,
                   "NPROC": MAX_PROCESSES + self.others, "SIGPENDING": 64, "STACK": 64 << 20}
         for name, value in limits.items():
             set_limit(name, value)
@@ -596,14 +594,14 @@ def make_tests(channel: Channel, source: str, fields: Dict[str, Any], options: a
                 raise LineError("inputs and outputs: expected two lists of equal length")
             return pair_tests(channel, source, fields.get("fn_name") or "", pairs, options.run)
     except (ValueError, TypeError) as error:
-        raise LineError(f"inputs and outputs: {error}") from None
+        raise LineError(f"tests of the line: {error}") from None
     setup = "\n".join([*(fields.get("test_imports") or []), fields.get("test_setup_code") or ""])
     tests = fields.get("test_list") or ([fields["test"]] if isinstance(fields.get("test"), str) and "entry_point" in fields else [])
     if not tests:
         return None
     if options.run:
         raise LineError("run: the tests of other languages are inputs and outputs")
-    entry = "" if fields.get("test_list") else fields["entry_point"]
+    entry = "" if fields.get("test_list") else fields["entry_point"].replace("Solution().", "")  # as in LeetCode's data
     return function_tests(channel, source, setup, tests, entry, options.inside == "yes")
 
 
@@ -664,6 +662,7 @@ def passed_fraction(channel: Channel, request: Dict[str, Any], options: argparse
 def supervise(source: int, answers: int, worker: int, sandbox: Sandbox, options: argparse.Namespace) -> NoReturn:
     """Reads a request from `source` and answers it. To the worker it sends the index, and a further byte once it has a result."""
     call("prctl", 1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    call("prctl", 4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: no process of this user reads its memory by /proc
     candidate, error = 0, ""
     (request_end, requests), (replies, reply_end) = os.pipe(), os.pipe()
     try:

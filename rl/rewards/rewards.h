@@ -14,10 +14,10 @@ namespace cohort {
 // A new reward is the file rl/rewards/<name>.cpp, which defines make_<name>(), and a line here
 // with its keys. (Those by length share length.cpp.)
 #define COHORT_REWARDS(R)                                                                        \
-  R(command, "computed by an external program: run",                                             \
-    "run directory workers timeout start_timeout memory batch")                                  \
   R(code, "the program in the last fenced block passes the tests of the line, in a sandbox",     \
     "fence prefix credit inside run sandbox workers timeout memory")                             \
+  R(command, "computed by an external program: run",                                             \
+    "run directory workers timeout start_timeout memory batch")                                  \
   R(contains, "the found text contains the answer", "pattern")                                   \
   R(cosine, "right or wrong, scaled by half a cosine of the length: correct",                    \
     "correct threshold right wrong max_length")                                                  \

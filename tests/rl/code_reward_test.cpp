@@ -50,7 +50,7 @@ TEST_F(CodeReward, RunsAssertions) {
             (std::vector<double>{1, 0.5, 0, 1, 0, 1}));
 }
 
-TEST_F(CodeReward, GoesOnWithAPrompt) {
+TEST_F(CodeReward, ContinuesThePrompt) {
   const Json line = fields(R"({"entry_point": "twice",
       "test": "def check(candidate):\n  assert candidate('a\"b') == 'a\"ba\"b'\n"})");
   const std::string prompt = "def twice(x):\n    \"\"\" 'it' \"\"\"\n";
@@ -66,13 +66,15 @@ TEST_F(CodeReward, ComparesInputsAndOutputs) {
                    fenced("import os\nos.write(1, b'3 \\n')"), fenced("raise ValueError")})
                 .total,
             (std::vector<double>{1, 0, 0}));
-  EXPECT_EQ(score(config({.credit = "share"}),
-                  fields(R"({"input_output": "{\"fn_name\": \"f\", \"inputs\": [[1, [2]], [5, []]],
-                            \"outputs\": [[[1, 2]], [[5]]]}"})"),
-                  {fenced("class Solution:\n    def f(self, a, b): return (a, *b)"),
-                   fenced("def f(a, b): return [5]")})
-                .total,
-            (std::vector<double>{1, 0.5}));
+  EXPECT_EQ(
+      score(
+          config({.credit = "share"}),
+          fields(
+              R"({"input_output": "{\"fn_name\": \"f\", \"inputs\": [[1, [2]], [5, []]], \"outputs\": [[[1, 2]], [[5]]]}"})"),
+          {fenced("class Solution:\n    def f(self, a, b): return (a, *b)"),
+           fenced("def f(a, b): return [5]")})
+          .total,
+      (std::vector<double>{1, 0.5}));
 }
 
 TEST_F(CodeReward, OtherResultsThanLiteralsNeedTestsInside) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs abuses.py in every tier of scripts/cohort_sandbox.py that works here, as this user and, if that is root, as nobody.
+"""Runs abuses.py in every tier of scripts/cohort_sandbox.py that works here, as this user and, if that is root, as another.
 
 Each abuse is a solution f(info), where `info` has a file with a secret token, a folder that everybody may write, a process to
 harm, and servers that send the token. It would be rewarded for the token, or for "escaped", if it has done what it must not.
@@ -10,7 +10,6 @@ After each abuse a right solution must still get 1. At the end the victim lives,
 import glob
 import json
 import os
-import pwd
 import resource
 import secrets
 import shutil
@@ -28,7 +27,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.a
 SCRIPT = os.path.join(ROOT, "scripts", "cohort_sandbox.py")
 TIMEOUT = 1.0
 SLACK = float(os.environ.get("COHORT_ABUSE_SLACK", "1"))  # seconds beyond the timeout: more on a loaded machine
-NOBODY = 65534
+OTHER_USER = 65534
 PARTS = 3
 
 
@@ -141,13 +140,13 @@ class Worker:
         shutil.rmtree(self.dir)
 
 
-def processes():
-    """Those of this process, of nobody, or of users above 2^30, as a sandbox takes."""
-    found = {}
+def sandboxes():
+    """The processes of sandboxes: candidates, too, have the command line of their worker."""
+    found = set()
     for path in glob.glob("/proc/[0-9]*/cmdline"):
         try:
             if b"cohort_sandbox.py" in open(path, "rb").read():
-                found[path.split("/")[2]] = path
+                found.add(path.split("/")[2])
         except OSError:
             pass
     return found
@@ -155,8 +154,8 @@ def processes():
 
 def main():
     names = sys.argv[1:] or list(abuses.ABUSES)
-    before, objects = processes(), shared_objects()
-    users = [None] if os.getuid() != 0 or "nobody" not in [u.pw_name for u in pwd.getpwall()] else [None, NOBODY]
+    before, objects = sandboxes(), shared_objects()
+    users = [None] if os.getuid() != 0 else [None, OTHER_USER]
     workers = []
     # Without root's rights an interpreter in root's folder cannot be read.
     readable = sys.executable if not sys.prefix.startswith("/root") else "/usr/bin/python3"
@@ -184,7 +183,7 @@ def main():
         for failure in worker.failures:
             print("  " + failure)
     time.sleep(0.2)
-    left = set(processes()) - set(before)
+    left = sandboxes() - before
     if left or shared_objects() != objects:
         print(f"left: processes {left}, shared objects {shared_objects()}")
         failed += 1
