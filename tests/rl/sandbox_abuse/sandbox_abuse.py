@@ -97,9 +97,10 @@ class Worker:
         answer = json.loads(line)
         return answer if answer["index"] == request["index"] else {"error": f"another index: {answer}"}, seconds
 
-    def abuse(self, name):
+    def abuse(self, name, known=""):
+        """`known`: a line of code before f()."""
         test = f"assert f({ {**self.info, 'index': self.info['index'] + 1}!r}) in ({self.token!r}, 'escaped')"
-        return self.ask(abuses.code_of(name), test)
+        return self.ask(known + abuses.code_of(name), test)
 
     def right(self):
         answer, _ = self.ask("def f(x):\n    return x + 1\n", f"assert f({self.info['index']}) == {self.info['index'] + 1}")
@@ -112,9 +113,13 @@ class Worker:
             self.failures = None
             self.reason = first["error"]
             return
-        # An escape is noticed: without namespaces or Landlock the file can be read.
-        if self.tier == "rlimits" and self.abuse("reads_the_answer")[0].get("reward") != 1:
-            self.failures.append("reads_the_answer is not rewarded where nothing prevents it")
+        # Escapes are noticed: without namespaces or Landlock the file can be read, and a token in memory is found.
+        controls = {"searches_memory": f"copies = [b'{self.token}' * 99 for i in range(99)]\n"}
+        if self.tier == "rlimits":
+            controls["reads_the_answer"] = ""
+        for name, known in controls.items():
+            if self.abuse(name, known)[0].get("reward") != 1:
+                self.failures.append(f"{name} is not rewarded where nothing prevents it")
         for name in self.names:
             answer, seconds = self.abuse(name)
             self.slowest = max(self.slowest, seconds)
