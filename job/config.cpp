@@ -217,6 +217,8 @@ class RelativePaths {
   void resolve_directory(ConfigNode& program) const {
     const ConfigNode* run = program.find("run");
     if (run == nullptr || run->text() == "") return;
+    const ConfigNode* name = program.find("name");
+    if (name != nullptr && name->text() == "code") return;  // it runs in a folder of the sandbox
     const ConfigNode* given = program.find("directory");
     const std::string folder = given == nullptr ? "" : given->text().value_or("");
     ConfigNode absolute = *run;

@@ -31,8 +31,9 @@ std::string check_programs(const TrainConfig& config, const RewardSet::Scores& s
                            int64_t count, const std::string& printed) {
   std::string some;
   for (size_t k = 0; k < config.rewards.size(); ++k) {
+    const std::string &name = config.rewards[k].name, &run = config.rewards[k].program.run;
     const std::string what =
-        failures_of(str("rewards[", k, "] '", config.rewards[k].program.run, "'"),
+        failures_of(str("rewards[", k, "] '", name == "code" ? name : run, "'"),
                     scores.failed[k].value_or(0), count, scores.first_error[k], printed);
     if (!what.empty()) some += "; " + what;
   }

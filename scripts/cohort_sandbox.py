@@ -17,6 +17,7 @@ import builtins
 import ctypes
 import errno
 import gc
+import glob
 import json
 import os
 import pickle
@@ -238,6 +239,13 @@ def set_limit(name: str, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
+def remove_folders_of_dead_workers() -> None:
+    for path in glob.glob(os.path.join(tempfile.gettempdir(), "cohort_sandbox_*_*")):
+        process = path.rsplit("_", 2)[1]
+        if process.isdigit() and not os.path.exists("/proc/" + process):
+            shutil.rmtree(path, ignore_errors=True)  # of another user only by root
+
+
 class Sandbox:
     """One tier. The worker calls enter(), each supervisor make_folder(), its candidate confine()."""
 
@@ -261,17 +269,13 @@ class Sandbox:
                 make_root(self.paths)
             os.close(proc)
             return
+        remove_folders_of_dead_workers()
         if root:
             take_user(users, self.tier == "landlock")
         else:
             # Other workers start processes of this user meanwhile. Its forks are refused, so this limits threads.
             self.others = 512 + sum(len(os.listdir(f"/proc/{p}/task")) for p in os.listdir("/proc")
                               if p.isdigit() and os.path.exists("/proc/" + p) and os.stat("/proc/" + p).st_uid == os.getuid())
-        for old in os.listdir(tempfile.gettempdir()):  # folders of workers that were killed
-            match = re.fullmatch(r"cohort_sandbox_(\d+)_\w+", old)
-            path = os.path.join(tempfile.gettempdir(), old)
-            if match and not os.path.exists("/proc/" + match[1]) and os.stat(path).st_uid == os.getuid():
-                shutil.rmtree(path, ignore_errors=True)
         self.folder = tempfile.mkdtemp(prefix=f"cohort_sandbox_{os.getpid()}_")
 
     def make_folder(self) -> None:
