@@ -20,6 +20,7 @@ import gc
 import glob
 import json
 import os
+import pathlib
 import pickle
 import platform
 import random
@@ -120,6 +121,7 @@ def seccomp_filter(pid: int, namespaces: bool) -> bytes:
     out += number("clone", 56, 220, argument(0, no_namespace, *([(ANY_BIT, thread, ALLOW)] if thread else []),
                                              otherwise=EPERM if thread else ALLOW))
     out += number("prlimit64", 302, 261, argument(0, (EQUAL, 0, ALLOW), otherwise=EPERM))
+    out += number("socketpair", 53, 199, argument(1, (ANY_BIT, 0xE, EPERM)))  # only SOCK_STREAM, which sends nowhere else
     out += number("prctl", 157, 167, argument(0, (EQUAL, 1, EPERM)))  # PR_SET_PDEATHSIG
     out += number("fcntl", 72, 25, argument(1, *((EQUAL, own, EPERM) for own in (8, 10, 15))))  # F_SETOWN, _SETSIG, _SETOWN_EX
     out += number("ioctl", 16, 29, argument(1, *((EQUAL, own, EPERM) for own in (0x8901, 0x8902, 0x5412))))  # FIOSETOWN, ..., TIOCSTI
@@ -271,7 +273,9 @@ class Sandbox:
             return
         remove_folders_of_dead_workers()
         if root:
-            take_user(users, self.tier == "landlock")
+            # Landlock knows what may be read in root's folder.
+            hidden = any(not os.stat(p).st_mode & 5 for path in self.paths for p in [path, *map(str, pathlib.Path(path).parents)])
+            take_user(users, hidden and self.tier == "landlock")
         else:
             # Other workers start processes of this user meanwhile. Its forks are refused, so this limits threads.
             self.others = 512 + sum(len(os.listdir(f"/proc/{p}/task")) for p in os.listdir("/proc")
@@ -304,16 +308,14 @@ class Sandbox:
         null = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
             os.dup2(null, stream)
-        low = 3
-        for descriptor in sorted(keep):
-            os.closerange(low, descriptor)
-            low = descriptor + 1
-        os.closerange(low, resource.getrlimit(resource.RLIMIT_NOFILE)[0] if low < 1024 else low + 1024)
+        edges = [2, *sorted(keep), (1 << 32) - 1]
+        for low, high in zip(edges, edges[1:]):
+            if low + 1 < high and LIBC.syscall(ctypes.c_long(436), low + 1, ctypes.c_uint(high - 1), 0) != 0:  # close_range
+                os.closerange(low + 1, min(high, 1 << 16))  # before Linux 5.9
         os.chdir(self.folder)
         os.umask(0o077)
-        seconds = int(self.timeout) + 2
-        limits = {"AS": self.memory, "FSIZE": MAX_FILE, "NOFILE": MAX_FILES, "CORE": 0, "CPU": seconds * MAX_PROCESSES, "MEMLOCK": 0, "MSGQUEUE": 0,
-                  "NPROC": MAX_PROCESSES + self.others, "SIGPENDING": 64, "STACK": 64 << 20}
+        limits = {"AS": self.memory, "FSIZE": MAX_FILE, "NOFILE": MAX_FILES, "CORE": 0, "MEMLOCK": 0, "MSGQUEUE": 0,
+                  "CPU": (int(self.timeout) + 2) * MAX_PROCESSES, "NPROC": MAX_PROCESSES + self.others, "SIGPENDING": 64, "STACK": 64 << 20}
         for name, value in limits.items():
             set_limit(name, value)
         if self.namespaces:
@@ -331,7 +333,6 @@ class Sandbox:
 
 class CandidateEnded(Exception):
     """It has ended, or sends more than it may."""
-
 
 
 def send(descriptor: int, data: bytes) -> None:

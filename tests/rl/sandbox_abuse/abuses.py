@@ -139,6 +139,7 @@ ABUSES = {
     "unix_socket_without_a_file": "s = socket.socket(socket.AF_UNIX)\ns.connect('\\0' + info['unix'])\nreturn token_in(s.recv(99))",
     "sockets_of_every_family": "made = []\nfor family in range(64):\n for kind in (1, 2, 3, 5):\n  if libc.socket(family, kind, 0) >= 0: made.append((family, kind))\nreturn escaped_if(made)",
     "connected_pair": "a, b = socket.socketpair()\nreturn escaped_if(libc.connect(a.fileno(), struct.pack('=HH', 2, info['port']) + b'\\x7f\\0\\0\\1' + bytes(8), 16) == 0)",
+    "pair_that_sends_elsewhere": "a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\na.sendto(b'x', info['unix'] + '_datagrams')\nreturn 'escaped'",
     "shared_memory": "return escaped_if(system_call(29, 4242, 4096, 0o1666) >= 0)",
     "semaphores_and_queues": "return escaped_if(system_call(64, 4242, 1, 0o1666) >= 0 or system_call(68, 4242, 0o1666) >= 0 or system_call(240, b'q', 0o102, 0o666, None) >= 0)",
     "shared_memory_of_posix": "from multiprocessing import shared_memory\nshared_memory.SharedMemory('cohort_abuse', True, 4096)\nreturn 'escaped'",

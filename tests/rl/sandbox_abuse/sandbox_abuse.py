@@ -73,7 +73,10 @@ class Worker:
         self.victim = subprocess.Popen(["sleep", "600"], preexec_fn=lambda: limit(user))
         self.servers = [serve_token(socket.AF_INET, ("127.0.0.1", 0), self.token), serve_token(socket.AF_UNIX, path("unix"), self.token),
                         serve_token(socket.AF_UNIX, "\0" + path("unix"), self.token)]
-        os.chmod(path("unix"), 0o777)
+        self.servers.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        self.servers[-1].bind(path("unix_datagrams"))
+        for name in ("unix", "unix_datagrams"):
+            os.chmod(path(name), 0o777)
         self.errors = open(path("errors"), "w+")
         # The token in the environment and the arguments, where a worker must not leave it.
         self.process = subprocess.Popen([python, script, "--sandbox", tier, "--timeout", str(TIMEOUT), "--memory", "160", "--fence", "optional"],
