@@ -18,6 +18,7 @@ import ctypes
 import errno
 import gc
 import glob
+import importlib
 import json
 import os
 import pathlib
@@ -45,8 +46,11 @@ import array, bisect, calendar, cmath, collections, copy, datetime, decimal, fra
 import itertools, math, operator, queue, statistics, string  # noqa: E401, F401
 
 MAX_LITERAL = 64 << 10         # bytes of a result
+MAX_NAMES = 1 << 20            # bytes of the names of a solution
 MAX_FILE, MAX_FOLDER = 8 << 20, 16 << 20
 MAX_PROCESSES, MAX_FILES = 16, 64
+# Tests may name these without an import, as where a solution has imported them.
+TEST_MODULES = ("collections", "datetime", "heapq", "itertools", "math", "random", "re", "string", "sys")
 WORK = "/work"                 # the candidate's folder in the namespaces
 TIERS = ("namespaces", "landlock", "rlimits")
 
@@ -103,7 +107,7 @@ def seccomp_filter(pid: int, namespaces: bool) -> bytes:
     def test(jump: int, value: int, then: bytes) -> bytes:
         return struct.pack("HBBI", jump, 0, len(then) // 8, value & 0xFFFFFFFF) + then
 
-    def number(name: str, x86: int, arm: int, then: bytes) -> bytes:
+    def number(x86: int, arm: int, then: bytes) -> bytes:
         return test(EQUAL, x86 if X86 else arm, then) if X86 or arm else b""
 
     def argument(index: int, *tests: Tuple[int, int, int], otherwise: int = ALLOW) -> bytes:
@@ -113,23 +117,25 @@ def seccomp_filter(pid: int, namespaces: bool) -> bytes:
     out = load(4) + struct.pack("HBBI", EQUAL, 1, 0, 0xC000003E if X86 else 0xC00000B7) + give(KILL) + load(0)
     out += test(LEAST, 0x40000000, give(KILL))
     refused = REFUSED + ("" if namespaces else ", " + REFUSED_WITHOUT_NAMESPACES)
-    for name, x86, arm in (entry.split() for entry in refused.split(",")):
-        out += number(name, int(x86), int(arm), give(EPERM))
+    for entry in refused.split(","):
+        _, on_x86, on_arm = entry.split()
+        out += number(int(on_x86), int(on_arm), give(EPERM))
     out += test(EQUAL, 435, give(ENOSYS)) + test(EQUAL, 437, give(ENOSYS))  # clone3 and openat2 have their flags in memory
     thread = 0 if namespaces else 0x10000
     no_namespace = (ANY_BIT, NEWNS | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET | 0x2000000, EPERM)
-    out += number("clone", 56, 220, argument(0, no_namespace, *([(ANY_BIT, thread, ALLOW)] if thread else []),
-                                             otherwise=EPERM if thread else ALLOW))
-    out += number("prlimit64", 302, 261, argument(0, (EQUAL, 0, ALLOW), otherwise=EPERM))
-    out += number("socketpair", 53, 199, argument(1, (ANY_BIT, 0xE, EPERM)))  # only SOCK_STREAM, which sends nowhere else
-    out += number("prctl", 157, 167, argument(0, (EQUAL, 1, EPERM)))  # PR_SET_PDEATHSIG
-    out += number("fcntl", 72, 25, argument(1, *((EQUAL, own, EPERM) for own in (8, 10, 15))))  # F_SETOWN, _SETSIG, _SETOWN_EX
-    out += number("ioctl", 16, 29, argument(1, *((EQUAL, own, EPERM) for own in (0x8901, 0x8902, 0x5412))))  # FIOSETOWN, ..., TIOCSTI
-    if not namespaces:
-        for name, x86, arm in (("kill", 62, 129), ("tgkill", 234, 131)):
-            out += number(name, x86, arm, argument(0, (EQUAL, pid, ALLOW), otherwise=EPERM))
-        for name, x86, arm, index in (("open", 2, 0, 1), ("openat", 257, 56, 2)):
-            out += number(name, x86, arm, argument(index, (ANY_BIT, 0x400000, EPERM)))  # the bit of O_TMPFILE
+    # clone, prlimit64 of this process, socketpair of SOCK_STREAM (which sends nowhere else), prctl but for PR_SET_PDEATHSIG, fcntl
+    # but for F_SETOWN, F_SETSIG and F_SETOWN_EX, ioctl but for FIOSETOWN, SIOCSPGRP and TIOCSTI.
+    out += number(56, 220, argument(0, no_namespace, (ANY_BIT, thread, ALLOW), otherwise=EPERM if thread else ALLOW))
+    out += number(302, 261, argument(0, (EQUAL, 0, ALLOW), otherwise=EPERM))
+    out += number(53, 199, argument(1, (ANY_BIT, 0xE, EPERM)))
+    out += number(157, 167, argument(0, (EQUAL, 1, EPERM)))
+    out += number(72, 25, argument(1, *((EQUAL, own, EPERM) for own in (8, 10, 15))))
+    out += number(16, 29, argument(1, *((EQUAL, own, EPERM) for own in (0x8901, 0x8902, 0x5412))))
+    if not namespaces:  # kill and tgkill of this process, open and openat without O_TMPFILE's bit
+        for x86, arm in ((62, 129), (234, 131)):
+            out += number(x86, arm, argument(0, (EQUAL, pid, ALLOW), otherwise=EPERM))
+        for x86, arm, index in ((2, 0, 1), (257, 56, 2)):
+            out += number(x86, arm, argument(index, (ANY_BIT, 0x400000, EPERM)))
     return out + give(ALLOW)
 
 
@@ -499,8 +505,8 @@ class Channel:
         raised.of_candidate = True  # type: ignore[attr-defined]
         raise raised
 
-    def value(self, *request: Any) -> Any:
-        text = self.ask(*request).decode("utf-8", "surrogatepass")
+    def value(self, *request: Any, limit: int = MAX_LITERAL) -> Any:
+        text = self.ask(*request, limit=limit).decode("utf-8", "surrogatepass")
         try:
             return ast.literal_eval(text)
         except BaseException as error:
@@ -535,7 +541,7 @@ def function_tests(channel: Channel, source: str, setup: str, tests: List[str], 
     """Tests that are Python code. `entry`: the function that their check() gets, if there is one."""
     setup_code, setup_names = compiled(setup, "test_setup_code")
     codes = [compiled(test, f"test {i + 1}") for i, test in enumerate(tests)]
-    names = set(channel.value("load", source))
+    names = set(channel.value("load", source, limit=MAX_NAMES))
     if inside:
         end = f"\nif 'check' in globals(): check({entry})" if entry else ""
         return [lambda test=test: channel.ask("test_inside", setup, test + end) == b"True" for test in tests]  # type: ignore[misc]
@@ -543,10 +549,8 @@ def function_tests(channel: Channel, source: str, setup: str, tests: List[str], 
     tested = read - set(dir(builtins))
     # A solution must not replace abs() or all() for the tests, but some lines test a function of such a name.
     scope: Dict[str, Any] = {"__name__": "tests"}
-    if entry or tested & names:
-        scope.update((name, proxy(channel, name)) for name in tested & names)
-    else:
-        scope.update((name, proxy(channel, name)) for name in (read & names if not tested else ()))
+    scope.update((name, proxy(channel, name)) for name in names & (tested or read))
+    scope.update((name, importlib.import_module(name)) for name in read.intersection(TEST_MODULES))
     exec(setup_code, scope)
 
     def passes(code: types.CodeType) -> bool:
@@ -564,7 +568,7 @@ def pair_tests(channel: Channel, source: str, function: str, pairs: List[Tuple[A
 
     def call_passes(arguments: Any, expected: Any) -> bool:
         result = listed(channel.value("call", function, tuple(arguments), {}))
-        return bool(result == expected or (isinstance(expected, list) and expected and result == expected[0]))
+        return bool(result == expected or (wrapped and result == expected[0]))
 
     def run_passes(data: Any, expected: Any) -> bool:
         data, expected = ("\n".join(map(str, x)) if isinstance(x, list) else str(x) for x in (data, expected))
@@ -576,7 +580,8 @@ def pair_tests(channel: Channel, source: str, function: str, pairs: List[Tuple[A
             calls = [(parsed(data), listed(parsed(expected))) for data, expected in pairs]
         except ValueError as error:
             raise LineError(f"inputs or outputs of {function}: {error}") from None
-        channel.value("load", source)
+        wrapped = all(isinstance(expected, list) and len(expected) == 1 for _, expected in calls)  # APPS: a list of the result
+        channel.value("load", source, limit=MAX_NAMES)
         return [lambda p=pair: call_passes(*p) for pair in calls]  # type: ignore[misc]
     build, _, command = run.rpartition("&&")
     if run:
@@ -594,12 +599,13 @@ def make_tests(channel: Channel, source: str, fields: Dict[str, Any], options: a
             fields = {**fields, **json.loads(fields["input_output"])}
         fields = {k: json.loads(v) if k in ("inputs", "outputs", "test_list") and isinstance(v, str) else v for k, v in fields.items()}
         if "inputs" in fields and "outputs" in fields:
-            pairs = list(zip(fields["inputs"], fields["outputs"]))
-            if not pairs or len(fields["inputs"]) != len(fields["outputs"]):
+            if not fields["inputs"] or len(fields["inputs"]) != len(fields["outputs"]):
                 raise LineError("inputs and outputs: expected two lists of equal length")
-            return pair_tests(channel, source, fields.get("fn_name") or "", pairs, options.run)
     except (ValueError, TypeError) as error:
         raise LineError(f"tests of the line: {error}") from None
+    if "inputs" in fields and "outputs" in fields:
+        pairs = list(zip(fields["inputs"], fields["outputs"]))
+        return pair_tests(channel, source, fields.get("fn_name") or "", pairs, options.run)
     setup = "\n".join([*(fields.get("test_imports") or []), fields.get("test_setup_code") or ""])
     tests = fields.get("test_list") or ([fields["test"]] if isinstance(fields.get("test"), str) and "entry_point" in fields else [])
     if not tests:
@@ -612,19 +618,34 @@ def make_tests(channel: Channel, source: str, fields: Dict[str, Any], options: a
 
 def code_of(request: Dict[str, Any], options: argparse.Namespace) -> Optional[str]:
     """The last fenced block of the completion, after the prefix."""
-    completion, fields = request["completion"], request.get("fields") or {}
-    blocks = re.findall(r"^([ \t]*)(```+|~~~+)[^\n`]*\n(.*?)^[ \t]*\2[ \t]*$", completion, re.M | re.S)
-    if not blocks and options.fence == "required":
+    fields, code, fence = request.get("fields") or {}, None, ""
+    lines: List[str] = []
+    for line in request["completion"].split("\n"):
+        mark = re.match(r"([ \t]*)(```+|~~~+)([^`]*)$", line)
+        if not fence and mark:
+            indent, fence, lines = mark[1], mark[2], []
+        elif mark and mark[2].startswith(fence) and not mark[3].strip():
+            code = "\n".join(lines) + "\n"
+            code, fence = textwrap.dedent(code) if indent else code, ""
+        else:
+            lines.append(line)
+    if code is None and options.fence == "required":
         return None
-    code = (textwrap.dedent(blocks[-1][2]) if blocks[-1][0] else blocks[-1][2]) if blocks else completion
+    if code is None:
+        code = request["completion"]
     prompt = fields["prompt"] if isinstance(fields.get("prompt"), str) else request.get("prompt", "")
     return str(options.prefix.replace("{prompt}", prompt) + code)
+
+
+def misses_module(error: BaseException) -> bool:
+    """True for an import of the tests, not of the solution."""
+    return isinstance(error, ImportError) and not hasattr(error, "of_candidate")
 
 
 def passed_fraction(channel: Channel, request: Dict[str, Any], options: argparse.Namespace, sandbox: Sandbox) -> Dict[str, Any]:
     """The answer to a request, without its index."""
     source = code_of(request, options)
-    deadline, passed, tests = time.monotonic() + sandbox.timeout, 0, []  # type: ignore[var-annotated]
+    deadline, passed, count = time.monotonic() + sandbox.timeout, 0, 0
 
     def tick(*_: Any) -> None:
         if time.monotonic() > deadline or sandbox.is_full():
@@ -639,16 +660,16 @@ def passed_fraction(channel: Channel, request: Dict[str, Any], options: argparse
             return {"reward": None}
         if source is None:
             return {"reward": 0, "outcome": "no_code"}
-        tests = found
-        for test in tests:
-            ok = False
+        count = len(found)
+        for test in found:
             try:
                 ok = test()
             except (LineError, CandidateEnded):
                 raise
             except Exception as error:
-                if isinstance(error, ImportError) and not hasattr(error, "of_candidate"):
-                    raise LineError(f"a test imports what is not installed: {error}") from None
+                if misses_module(error):
+                    raise
+                ok = False
             passed += ok
             if not ok and options.credit == "all":
                 break
@@ -656,11 +677,12 @@ def passed_fraction(channel: Channel, request: Dict[str, Any], options: argparse
         outcome = "timeout"
     except LineError as error:
         return {"error": str(error)}
-    except (Exception, SystemExit):
-        pass  # the code cannot be loaded, or has ended its process
+    except (Exception, SystemExit) as error:  # the code cannot be loaded, or has ended its process
+        if misses_module(error):
+            return {"error": f"a test imports what is not installed: {error}"}
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    share = passed / len(tests) if tests else 0.0
+    share = passed / max(count, 1)
     return {"reward": share if options.credit == "share" else float(share == 1), "outcome": "passed" if share == 1 else outcome}
 
 

@@ -66,6 +66,12 @@ TEST_F(CodeReward, ComparesInputsAndOutputs) {
                    fenced("import os\nos.write(1, b'3 \\n')"), fenced("raise ValueError")})
                 .total,
             (std::vector<double>{1, 0, 0}));
+  EXPECT_EQ(score(config(), fields(R"({"fn_name": "f", "inputs": [[0], [2]],
+                                      "outputs": [[0, 1], [2, 3]]})"),
+                  {fenced("def f(x): return x, x + 1"), fenced("def f(x): return x"),
+                   fenced("raise ValueError"), fenced("import nothing")})
+                .total,
+            (std::vector<double>{1, 0, 0, 0}));
   EXPECT_EQ(
       score(
           config({.credit = "share"}),
