@@ -814,10 +814,10 @@ def main() -> None:
     else:
         why = "; ".join(f"{tier}: {reason}" for tier, reason in reasons.items()) or "run: other languages need namespaces"
         return refuse(f"no sandbox works here: {why}; hint: sandbox: rlimits limits resources only")
-    print("cohort_sandbox:", tier, *(f"({other}: {reason})" for other, reason in reasons.items() if reason), file=sys.stderr)
-    if tier == "rlimits":
-        print("cohort_sandbox: warning: solutions can read and write files, as the user can", file=sys.stderr)
-    sys.stderr.flush()
+    if tier != "namespaces":
+        why = "".join(f" ({other}: {reason})" for other, reason in reasons.items() if reason)
+        files = "; warning: solutions can read and write this user's files" if tier == "rlimits" else ""
+        print(f"cohort_sandbox: uses {tier}{why}{files}", file=sys.stderr, flush=True)
     sandbox = Sandbox(tier, options.memory, options.timeout)
     sandbox.enter()
     # Tests may read and print.

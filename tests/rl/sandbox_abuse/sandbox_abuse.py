@@ -58,7 +58,7 @@ class Worker:
 
     def __init__(self, tier, user, python):
         self.name, self.tier, self.failures, self.slowest = f"{tier} as {user if user is not None else os.getuid()}", tier, [], 0.0
-        self.user, self.dir = user, tempfile.mkdtemp(prefix="cohort_abuse_")
+        self.reason, self.user, self.dir = "", user, tempfile.mkdtemp(prefix="cohort_abuse_")
         os.chmod(self.dir, 0o755)
         self.token = "TOKEN-" + secrets.token_hex(16)
         path = lambda name: os.path.join(self.dir, name)  # noqa: E731
@@ -135,14 +135,22 @@ class Worker:
                 self.failures.append(f"{name}: has ended the victim or the worker")
                 return
 
-    def end(self):
-        """Ends the worker, and finds what it has left."""
+    def end(self, kill):
+        """Ends the worker, by SIGKILL while a candidate runs or by the end of its input, and finds what it has left."""
+        if kill and self.failures is not None:
+            request = {"index": 0, "completion": abuses.code_of("loop_without_signals"), "fields": {"test_list": ["f(0)"]}}
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.flush()
+            time.sleep(0.3)
+            self.process.kill()
         self.process.stdin.close()
-        if self.process.wait(10) != 0:
-            self.failures.append("the worker's exit code is not 0")
+        code = self.process.wait(10)
+        self.failures = self.failures or []
+        if code != (-signal.SIGKILL if kill and not self.reason else 0):
+            self.failures.append(f"the worker ends with {code}")
         self.victim.kill()
         self.victim.wait()
-        left = os.listdir(self.open) + os.listdir(self.tmp)
+        left = os.listdir(self.open) + [name for name in os.listdir(self.tmp) if not kill]  # the next worker removes a folder
         if left or open(self.info["file"]).read() != self.token:
             self.failures.append(f"files are left, or the answer has changed: {left}")
         shutil.rmtree(self.dir)
@@ -178,14 +186,12 @@ def main():
         thread.start()
     for thread in threads:
         thread.join()
-    failed = all(worker.failures is None for worker in workers)
-    for worker in workers:
-        if worker.failures is None:
-            worker.failures = []
-            worker.end()
+    failed = all(worker.reason for worker in workers)
+    for i, worker in enumerate(workers):
+        worker.end(kill=i % PARTS == 0)
+        if worker.reason:
             print(f"{worker.name}: does not work here: {worker.reason}")
             continue
-        worker.end()
         failed += len(worker.failures)
         print(f"{worker.name}: {len(worker.failures)} failures of {len(worker.names)} abuses, the slowest {worker.slowest:.2f} s")
         for failure in worker.failures:
