@@ -218,7 +218,7 @@ def enter_user_namespace(proc: int, flags: int) -> None:
     user, group = os.getuid(), os.getgid()
     call("unshare", NEWUSER | flags)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-        with open(os.open(name, os.O_WRONLY, dir_fd=proc), "w") as file:
+        with open(os.open("self/" + name, os.O_WRONLY, dir_fd=proc), "w") as file:
             file.write(text)
 
 
@@ -266,16 +266,15 @@ class Sandbox:
         self.paths, root = readable_paths(), os.getuid() == 0
         users = unused_users() if root else []
         if self.namespaces:
-            proc = os.open("/proc/self", os.O_PATH)
+            self.proc = os.open("/proc", os.O_PATH)
             if root:
                 call("unshare", NEWNS)
                 make_root(self.paths)
                 take_user(users, False)
-                enter_user_namespace(proc, NEWNS | NEWIPC | NEWNET | NEWUTS)
+                enter_user_namespace(self.proc, NEWNS | NEWIPC | NEWNET | NEWUTS)
             else:
-                enter_user_namespace(proc, NEWNS | NEWIPC | NEWNET | NEWUTS)
+                enter_user_namespace(self.proc, NEWNS | NEWIPC | NEWNET | NEWUTS)
                 make_root(self.paths)
-            os.close(proc)
             return
         remove_folders_of_dead_workers()
         if root:
@@ -302,9 +301,26 @@ class Sandbox:
             if last:
                 os.rmdir(self.folder)
 
-    def is_full(self) -> bool:
+    def memory_of(self, process: int) -> int:
+        """Bytes of a process and of all that it has started. /proc is that from before make_root()."""
+        total = 0
+        try:
+            with open(os.open(f"{process}/status", os.O_RDONLY, dir_fd=self.proc)) as status:
+                total = sum(int(kb) << 10 for kb in re.findall(r"(?:RssAnon|RssShmem):\s*(\d+)", status.read()))
+            folder = os.open(f"{process}/task", os.O_RDONLY, dir_fd=self.proc)
+            tasks = os.listdir(folder)
+            os.close(folder)
+            for task in tasks:
+                with open(os.open(f"{process}/task/{task}/children", os.O_RDONLY, dir_fd=self.proc)) as children:
+                    total += sum(self.memory_of(int(child)) for child in children.read().split())
+        except OSError:  # it has ended meanwhile
+            pass
+        return total
+
+    def is_exceeded(self, candidate: int) -> bool:
+        """True if all processes together, or all files, are larger than the limit of one."""
         if self.namespaces:
-            return False  # the mount has a limit
+            return self.memory_of(candidate) > self.memory  # the mount limits files
         sizes = [entry.stat().st_blocks * 512 for entry in os.scandir(self.folder)]
         return len(sizes) > MAX_FILES or sum(sizes) > MAX_FOLDER
 
@@ -464,7 +480,7 @@ def run_candidate(requests: int, replies: int, sandbox: Sandbox) -> NoReturn:
 
 # ---- The supervisor
 
-class Timeout(BaseException):
+class LimitExceeded(BaseException):
     pass
 
 
@@ -475,8 +491,8 @@ class LineError(Exception):
 class Channel:
     """The supervisor's side of a candidate."""
 
-    def __init__(self, requests: int, replies: int) -> None:
-        self.requests, self.replies = requests, replies
+    def __init__(self, process: int, requests: int, replies: int) -> None:
+        self.process, self.requests, self.replies = process, requests, replies
         ready = receive(replies, MAX_LITERAL)
         if ready[:1] != b"=":
             raise LineError(ready[1:].decode("utf-8", "replace"))
@@ -510,7 +526,7 @@ class Channel:
         try:
             return ast.literal_eval(text)
         except BaseException as error:
-            if isinstance(error, Timeout):
+            if isinstance(error, LimitExceeded):
                 raise
             raise RuntimeError("the result is no literal") from None
 
@@ -646,13 +662,16 @@ def passed_fraction(channel: Channel, request: Dict[str, Any], options: argparse
     """The answer to a request, without its index."""
     source = code_of(request, options)
     deadline, passed, count = time.monotonic() + sandbox.timeout, 0, 0
+    outcome = "failed"
 
     def tick(*_: Any) -> None:
-        if time.monotonic() > deadline or sandbox.is_full():
-            raise Timeout
+        nonlocal outcome
+        if time.monotonic() > deadline:
+            outcome = "timeout"
+        if outcome == "timeout" or sandbox.is_exceeded(channel.process):
+            raise LimitExceeded
 
     signal.signal(signal.SIGALRM, tick)
-    outcome = "failed"
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
         found = make_tests(channel, source or "", request.get("fields") or {}, options)
@@ -673,8 +692,8 @@ def passed_fraction(channel: Channel, request: Dict[str, Any], options: argparse
             passed += ok
             if not ok and options.credit == "all":
                 break
-    except Timeout:
-        outcome = "timeout"
+    except LimitExceeded:
+        pass
     except LineError as error:
         return {"error": str(error)}
     except (Exception, SystemExit) as error:  # the code cannot be loaded, or has ended its process
@@ -716,13 +735,13 @@ def supervise(source: int, answers: int, worker: int, sandbox: Sandbox, options:
     try:
         if error:
             raise LineError(error)
-        channel = Channel(requests, replies)
+        channel = Channel(candidate, requests, replies)
     except (LineError, CandidateEnded) as failure:
         answer: Dict[str, Any] = {"error": f"the sandbox has failed: {failure or 'a process has ended'}"}
     else:
         try:
             answer = passed_fraction(channel, request, options, sandbox)
-        except Timeout:  # as it was about to return
+        except LimitExceeded:  # as it was about to return
             answer = {"reward": 0, "outcome": "timeout"}
     if candidate:
         os.kill(candidate, signal.SIGKILL)
