@@ -403,7 +403,6 @@ def literal(value: Any, depth: int = 0) -> str:
 class Candidate:
     """The candidate's side: answers the supervisor's requests, each a pickled tuple of a method's name and its arguments."""
     scope: Dict[str, Any]
-    source: str
 
     def load(self, source: str) -> str:
         """Runs the code as a module, and returns the names of what can be called in it."""
@@ -428,7 +427,9 @@ class Candidate:
         with open(".stdin", "w") as file:
             file.write(data)
         for stream, name, flags in ((0, ".stdin", os.O_RDONLY), (1, ".stdout", os.O_RDWR | os.O_CREAT | os.O_TRUNC)):
-            os.dup2(os.open(name, flags), stream)
+            descriptor = os.open(name, flags)
+            os.dup2(descriptor, stream)
+            os.close(descriptor)
         sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)
         try:
             exec(compile(source, "solution.py", "exec"), {"__name__": "__main__"})
@@ -438,7 +439,8 @@ class Candidate:
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise RuntimeError(f"exit code {end.code}")
-        sys.stdout.flush()
+        finally:
+            sys.stdout.flush()  # or its last bytes come to the next run's file
         with open(".stdout", "rb") as output:
             return output.read(MAX_FILE)
 
