@@ -555,11 +555,22 @@ def lines_of(text: str) -> List[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
-def function_tests(channel: Channel, source: str, setup: str, tests: List[str], entry: str, inside: bool) -> List[Callable[[], bool]]:
-    """Tests that are Python code. `entry`: the function that their check() gets, if there is one."""
+def callables_of(prefix: str) -> Dict[str, Any]:
+    """What the text before a solution defines, if that is code: to the tests, a solution must not redefine it."""
+    scope: Dict[str, Any] = {"__name__": "tests"}
+    try:
+        exec(prefix, scope)
+    except Exception:
+        return {}
+    return {name: value for name, value in scope.items() if callable(value)}
+
+
+def function_tests(channel: Channel, code: Tuple[str, str], setup: str, tests: List[str], entry: str,
+                   inside: bool) -> List[Callable[[], bool]]:
+    """Tests that are Python code. `code`: the solution and its prefix; `entry`: the function that check() gets, if there is one."""
     setup_code, setup_names = compiled(setup, "test_setup_code")
     codes = [compiled(test, f"test {i + 1}") for i, test in enumerate(tests)]
-    names = set(channel.value("load", source, limit=MAX_NAMES))
+    names = set(channel.value("load", code[0], limit=MAX_NAMES))
     if inside:
         end = f"\nif 'check' in globals(): check({entry})" if entry else ""
         return [lambda test=test: channel.ask("test_inside", setup, test + end) == b"True" for test in tests]  # type: ignore[misc]
@@ -568,6 +579,7 @@ def function_tests(channel: Channel, source: str, setup: str, tests: List[str], 
     # A solution must not replace abs() or all() for the tests, but some lines test a function of such a name.
     scope: Dict[str, Any] = {"__name__": "tests"}
     scope.update((name, proxy(channel, name)) for name in names & (tested or read))
+    scope.update((name, value) for name, value in callables_of(code[1]).items() if name in read and name != entry)
     scope.update((name, importlib.import_module(name)) for name in read.intersection(TEST_MODULES))
     exec(setup_code, scope)
 
@@ -610,8 +622,9 @@ def pair_tests(channel: Channel, source: str, function: str, pairs: List[Tuple[A
     return [lambda p=pair: run_passes(*p) for pair in pairs]  # type: ignore[misc]
 
 
-def make_tests(channel: Channel, source: str, fields: Dict[str, Any], options: argparse.Namespace) -> Optional[List[Callable[[], bool]]]:
-    """None: the line has no tests."""
+def make_tests(channel: Channel, code: Tuple[str, str], fields: Dict[str, Any],
+               options: argparse.Namespace) -> Optional[List[Callable[[], bool]]]:
+    """None: the line has no tests. `code`: the solution and its prefix."""
     try:
         if isinstance(fields.get("input_output"), str):  # APPS, TACO
             fields = {**fields, **json.loads(fields["input_output"])}
@@ -623,7 +636,7 @@ def make_tests(channel: Channel, source: str, fields: Dict[str, Any], options: a
         raise LineError(f"tests of the line: {error}") from None
     if "inputs" in fields and "outputs" in fields:
         pairs = list(zip(fields["inputs"], fields["outputs"]))
-        return pair_tests(channel, source, fields.get("fn_name") or "", pairs, options.run)
+        return pair_tests(channel, code[0], fields.get("fn_name") or "", pairs, options.run)
     setup = "\n".join([*(fields.get("test_imports") or []), fields.get("test_setup_code") or ""])
     tests = fields.get("test_list") or ([fields["test"]] if isinstance(fields.get("test"), str) and "entry_point" in fields else [])
     if not tests:
@@ -631,12 +644,17 @@ def make_tests(channel: Channel, source: str, fields: Dict[str, Any], options: a
     if options.run:
         raise LineError("run: the tests of other languages are inputs and outputs")
     entry = "" if fields.get("test_list") else fields["entry_point"].replace("Solution().", "")  # as in LeetCode's data
-    return function_tests(channel, source, setup, tests, entry, options.inside == "yes")
+    return function_tests(channel, code, setup, tests, entry, options.inside == "yes")
+
+
+def prefix_of(request: Dict[str, Any], options: argparse.Namespace) -> str:
+    given = (request.get("fields") or {}).get("prompt")
+    return str(options.prefix.replace("{prompt}", given if isinstance(given, str) else request.get("prompt", "")))
 
 
 def code_of(request: Dict[str, Any], options: argparse.Namespace) -> Optional[str]:
     """The last fenced block of the completion, after the prefix."""
-    fields, code, fence = request.get("fields") or {}, None, ""
+    code, fence = None, ""
     lines: List[str] = []
     for line in request["completion"].split("\n"):
         mark = re.match(r"([ \t]*)(```+|~~~+)([^`]*)$", line)
@@ -651,8 +669,7 @@ def code_of(request: Dict[str, Any], options: argparse.Namespace) -> Optional[st
         return None
     if code is None:
         code = request["completion"]
-    prompt = fields["prompt"] if isinstance(fields.get("prompt"), str) else request.get("prompt", "")
-    return str(options.prefix.replace("{prompt}", prompt) + code)
+    return prefix_of(request, options) + code
 
 
 def misses_module(error: BaseException) -> bool:
@@ -676,7 +693,7 @@ def passed_fraction(channel: Channel, request: Dict[str, Any], options: argparse
     signal.signal(signal.SIGALRM, tick)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
-        found = make_tests(channel, source or "", request.get("fields") or {}, options)
+        found = make_tests(channel, (source or "", prefix_of(request, options)), request.get("fields") or {}, options)
         if found is None:
             return {"reward": None}
         if source is None:

@@ -58,6 +58,14 @@ TEST_F(CodeReward, ContinuesThePrompt) {
                   {"    return x + x", "    return x", fenced("    return 2 * x")}, prompt)
                 .total,
             (std::vector<double>{1, 0, 1}));
+  // The tests know what the prompt defines.
+  const Json halves = fields(R"({"entry_point": "twice",
+      "test": "def check(candidate):\n  assert half(candidate(3)) == 3\n"})");
+  EXPECT_EQ(score(config({.fence = "optional", .prefix = "{prompt}"}), halves,
+                  {"    return 2 * x", "    return 7\ndef half(x): return 3"},
+                  "def half(x):\n    return x / 2\ndef twice(x):\n    \"Twice.\"\n")
+                .total,
+            (std::vector<double>{1, 0}));
 }
 
 TEST_F(CodeReward, ComparesInputsAndOutputs) {
