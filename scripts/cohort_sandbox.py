@@ -190,9 +190,20 @@ def make_root(paths: List[str]) -> None:
     os.chdir("/")
 
 
+def users_of_threads() -> List[int]:
+    """The user of each thread of the system."""
+    users = []
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            users += [os.stat("/proc/" + process).st_uid] * len(os.listdir(f"/proc/{process}/task"))
+        except OSError:  # it has ended meanwhile
+            pass
+    return users
+
+
 def unused_users() -> List[int]:
     """Ids of users without a process, for root's workers, since limits of processes do not hold for root."""
-    used = {os.stat("/proc/" + name).st_uid for name in os.listdir("/proc") if name.isdigit() and os.path.exists("/proc/" + name)}
+    used = set(users_of_threads())
     # A container may have 65,536 users only.
     return [i for i in [(1 << 30) + random.getrandbits(28)] + random.sample(range(40000, 60000), 50) if i not in used]
 
@@ -283,8 +294,7 @@ class Sandbox:
             take_user(users, hidden and self.tier == "landlock")
         else:
             # Other workers start processes of this user meanwhile. Its forks are refused, so this limits threads.
-            self.others = 512 + sum(len(os.listdir(f"/proc/{p}/task")) for p in os.listdir("/proc")
-                              if p.isdigit() and os.path.exists("/proc/" + p) and os.stat("/proc/" + p).st_uid == os.getuid())
+            self.others = 512 + users_of_threads().count(os.getuid())
         self.folder = tempfile.mkdtemp(prefix=f"cohort_sandbox_{os.getpid()}_")
 
     def make_folder(self) -> None:
