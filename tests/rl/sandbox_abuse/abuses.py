@@ -111,7 +111,7 @@ ABUSES = {
     "setuid_programs": "import subprocess\nsubprocess.run(['su', '-c', 'id'], timeout=0.5)\nreturn escaped_if(subprocess.run(['unshare', '-r', 'true'], timeout=0.5).returncode == 0)",
     # Privileges of the kernel.
     "mounts": "return escaped_if(any(libc.mount(a, b'.', t, f, None) == 0 for a, t, f in ((b'tmpfs', b'tmpfs', 0), (b'/', None, 4096), (b'proc', b'proc', 0), (None, None, 32))))",
-    "unmounts": "return escaped_if(any(libc.umount2(p, 2) == 0 for p in (b'/usr', b'/work', b'/', b'/dev/null')))",
+    "unmounts": "return escaped_if(any(libc.umount2(p, 2) == 0 for p in (b'/usr', b'/solution', b'/', b'/dev/null')))",
     "mounts_by_the_new_calls": "return escaped_if(system_call(430, b'tmpfs', 0) >= 0 or system_call(428, -100, b'/', 1) >= 0 or system_call(442, -100, b'/', 0, bytes(32), 32) == 0)",
     "namespaces": "return escaped_if(any(libc.unshare(f) == 0 for f in (0x10000000, 0x20000, 0x40000000, 0x20000000)))",
     "namespaces_by_clone": "p = system_call(56, 0x10000000 | 17, 0, 0, 0, 0)\nif p == 0: os._exit(0)\nreturn escaped_if(p > 0)",
@@ -181,7 +181,7 @@ ABUSES = {
     "searches_frames": "found = []\nframe = sys._getframe()\nwhile frame:\n found += [repr(v) for v in list(frame.f_globals.values()) + list(frame.f_locals.values())]\n frame = frame.f_back\nreturn token_in(' '.join(found).encode('utf-8', 'replace'))",
     "searches_objects": "import gc\nreturn first_of(lambda o: token_in(o.encode() if isinstance(o, str) else bytes(o)), [o for c in gc.get_objects() for o in [c] + gc.get_referents(c) if isinstance(o, (str, bytes, bytearray))])",
     "searches_memory": "end = libc.sbrk(0)\nr, w = os.pipe()\nos.set_blocking(r, False)\nos.set_blocking(w, False)\nfor a in range(end - 4096, end - (64 << 20), -4096):\n if libc.write(w, ctypes.c_void_p(a), 4096) < 4096: break\n found = token_in(os.read(r, 4096))\n if found: return found",
-    "environment": "return escaped_if(set(os.environ) - {'PATH', 'LANG', 'LC_CTYPE', 'PYTHONHASHSEED'})",
+    "environment": "return escaped_if(set(os.environ) - {'PATH', 'LANG', 'LC_CTYPE', 'PYTHONHASHSEED', 'OMP_NUM_THREADS'})",
     "earlier_arguments": "return token_in(repr(sys.argv).encode())",
 }
 # Without namespaces or Landlock, files are open to it.
