@@ -261,8 +261,8 @@ def set_limit(name: str, value: int) -> None:
 
 def remove_folders_of_dead_workers() -> None:
     for path in glob.glob(os.path.join(tempfile.gettempdir(), "cohort_sandbox_*_*")):
-        process = path.rsplit("_", 2)[1]
-        if process.isdigit() and not os.path.exists("/proc/" + process):
+        process = re.match(r"cohort_sandbox_(\d+)_", os.path.basename(path))
+        if process and not os.path.exists("/proc/" + process[1]):
             shutil.rmtree(path, ignore_errors=True)  # of another user only by root
 
 
@@ -346,6 +346,7 @@ class Sandbox:
             if low + 1 < high and LIBC.syscall(ctypes.c_long(436), low + 1, ctypes.c_uint(high - 1), 0) != 0:  # close_range
                 os.closerange(low + 1, min(high, 1 << 16))  # before Linux 5.9
         os.chdir(self.folder)
+        tempfile.tempdir = self.folder
         os.umask(0o077)
         limits = {"AS": self.memory, "FSIZE": MAX_FILE, "NOFILE": MAX_FILES, "CORE": 0, "MEMLOCK": 0, "MSGQUEUE": 0,
                   "CPU": (int(self.timeout) + 2) * MAX_PROCESSES, "NPROC": MAX_PROCESSES + self.others, "SIGPENDING": 64, "STACK": 64 << 20}
@@ -850,8 +851,11 @@ def main() -> None:
     options = parser.parse_args()
     environment = {"PATH": os.path.dirname(sys.executable) + ":/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0",
                    "OMP_NUM_THREADS": "1"}  # numpy would start a thread per core, beyond the limits
-    if dict(os.environ) != environment:
-        os.execve(sys.executable, [sys.executable, "-s", *sys.argv], environment)
+    folder = {"TMPDIR": os.environ["TMPDIR"]} if "TMPDIR" in os.environ else {}  # of Landlock's folders, not for candidates
+    if dict(os.environ) != {**environment, **folder}:
+        os.execve(sys.executable, [sys.executable, "-s", *sys.argv], {**environment, **folder})
+    tempfile.gettempdir()  # is kept
+    os.environ.pop("TMPDIR", None)
     sys.path.pop(0)
     tried = ["namespaces", "landlock"] if options.sandbox == "auto" else [options.sandbox]
     if options.run:

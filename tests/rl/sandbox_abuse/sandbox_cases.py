@@ -38,6 +38,7 @@ CASES = [
     ('import sys\nfor l in sys.stdin: print(int(l)*2)', pairs(['1\n2\n'], ['2\n4\n']), 1),
     ('print(open(0).read())', pairs(['ab'], ['ab']), 1),
     ('print(input())', pairs([str(i) for i in range(200)], [str(i) for i in range(200)]), 1),
+    ('import tempfile\ndef f(x): return tempfile.NamedTemporaryFile(delete=False).write(x)', asserts("assert f(b'abc') == 3"), 1),
     ('print(input());exit()', pairs(['ab'], ['ab']), 1),
     ("def main(): print(input())\nif __name__=='__main__': main()", pairs(['ab', 'c'], ['ab', 'c']), 1),
     ('import sys,threading\nsys.setrecursionlimit(10**6)\nthreading.stack_size(1<<26)\ndef main(): print(input())\nthreading.Thread(target=main).start()', pairs(['ab', 'c'], ['ab', 'c']), 1),
