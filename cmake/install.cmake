@@ -25,7 +25,8 @@ install(TARGETS cohort ${COHORT_TARGETS} EXPORT cohortTargets ARCHIVE DESTINATIO
 install(EXPORT cohortTargets NAMESPACE cohort:: DESTINATION ${COHORT_CMAKE_DIR})
 if(TARGET cohort_cli)
   install(TARGETS cohort_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-  install(PROGRAMS scripts/cohort_reward.py scripts/cohort_environment.py DESTINATION ${CMAKE_INSTALL_DATADIR}/cohort)
+  install(PROGRAMS scripts/cohort_reward.py scripts/cohort_environment.py scripts/cohort_sandbox.py
+    DESTINATION ${CMAKE_INSTALL_DATADIR}/cohort)
 endif()
 
 configure_package_config_file(cmake/cohortConfig.cmake.in ${PROJECT_BINARY_DIR}/cohortConfig.cmake

@@ -219,6 +219,8 @@ class RelativePaths {
     if (ConfigNode* ca_file = program.find("ca_file")) resolve_path(*ca_file);
     const ConfigNode* run = program.find("run");
     if (run == nullptr || run->text() == "") return;
+    const ConfigNode* name = program.find("name");
+    if (name != nullptr && name->text() == "code") return;  // it runs in a folder of the sandbox
     const ConfigNode* given = program.find("directory");
     const std::string folder = given == nullptr ? "" : given->text().value_or("");
     ConfigNode absolute = *run;

@@ -32,10 +32,13 @@ std::string check_programs(const TrainConfig& config, const RewardSet::Scores& s
   std::string some;
   for (size_t k = 0; k < config.rewards.size(); ++k) {
     const RewardConfig& reward = config.rewards[k];
-    const std::string what = failures_of(
-        str("rewards[", k, "] '", is_served(reward) ? reward.server.url : reward.program.run, "'"),
-        scores.failed[k].value_or(0), count, scores.first_error[k], printed);
-    if (!what.empty()) some += "; " + what;
+    const std::string& what = is_served(reward)       ? reward.server.url
+                              : reward.name == "code" ? reward.name
+                                                      : reward.program.run;
+    const std::string failures =
+        failures_of(str("rewards[", k, "] '", what, "'"), scores.failed[k].value_or(0), count,
+                    scores.first_error[k], printed);
+    if (!failures.empty()) some += "; " + failures;
   }
   if (!printed.empty()) logging::info("rewards: the last lines that programs printed:", printed);
   return some;

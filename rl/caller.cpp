@@ -8,17 +8,22 @@
 namespace cohort {
 
 void ProgramConfig::visit(ConfigVisitor& v) {
-  v.field("run", run, "command: the program and its arguments; no shell is involved");
+  v.field("run", run,
+          "command: the program and its arguments; no shell is involved. code: what a shell runs, "
+          "where "
+          "solutions are in another language");
   v.field("directory", directory, "command: working directory; empty: the folder of this file");
-  v.field("workers", workers, "command: processes per rank", {.min = 1, .max = 1024});
+  v.field("workers", workers, "command, code: processes per rank; auto: one, of code one per core",
+          {.min = 1, .max = 1024});
   v.field(
       "timeout", timeout,
-      "command: seconds without an answer until a process is restarted (none: 10); http, judge: "
-      "seconds for an answer (none: 60)",
+      "command: seconds without an answer until a process is restarted (none: 10); code: seconds "
+      "of a solution (none: 10); http, judge: seconds for an answer (none: 60)",
       {.min = 1e-3, .max = 1e6});
   v.field("start_timeout", start_timeout, "command: seconds for the first answer of a process",
           {.min = 1e-3, .max = 1e6});
-  v.field("memory", memory, "command: MiB of address space of each process; 0: no limit",
+  v.field("memory", memory,
+          "command, code: MiB of address space of each process; 0: no limit, of code 512",
           {.min = 0, .max = 1 << 30});
 }
 
@@ -36,7 +41,7 @@ Caller::Caller(std::string name, const ProgramConfig& config, const ServerConfig
     return;
   }
   options_.program = {split_command(config.run), config.directory, config.memory << 20};
-  options_.workers = static_cast<int>(config.workers);
+  options_.workers = static_cast<int>(config.workers.value_or(1));
   options_.start_timeout = std::max(options_.timeout, config.start_timeout);
 }
 

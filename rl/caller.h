@@ -24,12 +24,11 @@ using Callback = std::function<std::vector<Json>(std::span<const Json> requests)
 
 // The keys of a reward or an environment of programs.
 struct ProgramConfig {
-  // The command line and its working directory, the number of processes, and the MiB of address
-  // space of each (0: no limit).
-  std::string run, directory;
-  int64_t workers = 1, memory = 0;
+  std::string run, directory;           // the command line and its working directory
+  std::optional<int64_t> workers = {};  // processes; nullopt: one, of `code` one per core
+  int64_t memory = 0;                   // MiB of address space of each; 0: no limit
   // Seconds for an answer; nullopt: 10 of a program, 60 of a server. And for a program's first.
-  std::optional<double> timeout;
+  std::optional<double> timeout = {};
   double start_timeout = 60;
   std::shared_ptr<const Callback> callback = nullptr;  // no key: bind_callbacks() sets it
   bool operator==(const ProgramConfig&) const = default;

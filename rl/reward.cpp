@@ -96,6 +96,26 @@ RewardInput reward_input(const Example& example, const Trajectory& trajectory, i
   return in;
 }
 
+void CodeConfig::visit(ConfigVisitor& v) {
+  static constexpr EnumName<std::string_view> kFences[] = {{"required", "required"},
+                                                           {"optional", "optional"}};
+  static constexpr EnumName<std::string_view> kCredits[] = {{"all", "all"}, {"share", "share"}};
+  static constexpr EnumName<std::string_view> kSandboxes[] = {{"auto", "auto"},
+                                                              {"namespaces", "namespaces"},
+                                                              {"landlock", "landlock"},
+                                                              {"rlimits", "rlimits"}};
+  v.choice("fence", fence, kFences,
+           "code: optional: a completion without a fenced block is code as a whole");
+  v.field("prefix", prefix, "code: text before the block; {prompt} is the prompt");
+  v.choice("credit", credit, kCredits, "code: 1 if all tests pass, or the fraction that does");
+  v.field(
+      "inside", inside,
+      "code: the tests run in the solution's process, which can forge their outcome; for results "
+      "that are no literals");
+  v.choice("sandbox", sandbox, kSandboxes,
+           "code: auto: namespaces, or landlock; rlimits limits resources only");
+}
+
 void RewardConfig::visit(ConfigVisitor& v) {
   static const std::string known = "one of: " + join(reward_names(), ", ");
   v.field("name", name, known.c_str());
@@ -108,6 +128,7 @@ void RewardConfig::visit(ConfigVisitor& v) {
   v.field("concurrent", concurrent, "http, judge: requests at a time, per rank",
           {.min = 1, .max = 1024});
   judge.visit(v);
+  code.visit(v);
   v.field("batch", batch, "command, http: a request is a list of completions");
   v.field("penalty", penalty,
           "overlong, length, repetition: what is subtracted at most, before the weight",

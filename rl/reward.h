@@ -27,6 +27,14 @@ struct JudgeConfig {
   void visit(ConfigVisitor& v);
 };
 
+// `code` (rl/rewards/code.cpp).
+struct CodeConfig {
+  std::string fence = "required", prefix, credit = "all", sandbox = "auto";
+  bool inside = false;
+  bool operator==(const CodeConfig&) const = default;
+  void visit(ConfigVisitor& v);
+};
+
 struct RewardConfig {
   std::string name;  // RewardEntry::name, or that of a callback
   double weight = 1;
@@ -41,6 +49,7 @@ struct RewardConfig {
   int64_t concurrent = 32;
   std::string answers;
   JudgeConfig judge;
+  CodeConfig code;
   bool batch = false;
   // Rewards by length (rl/rewards/length.cpp) and `repetition`.
   int64_t buffer = 0, max_length = 0, n = 3;
@@ -58,9 +67,12 @@ struct RewardConfig {
 inline std::string function_reward(const std::string& file) {
   return str("{name: command, run: python3 PATH/TO/cohort/scripts/cohort_reward.py ", file, "}");
 }
+inline bool is_program(const RewardConfig& reward) {
+  return reward.name == "command" || reward.name == "code";
+}
 // True if one of the rewards is a program.
 inline bool has_command(std::span<const RewardConfig> rewards) {
-  return std::ranges::any_of(rewards, [](const auto& reward) { return reward.name == "command"; });
+  return std::ranges::any_of(rewards, is_program);
 }
 // True if a server computes it.
 inline bool is_served(const RewardConfig& reward) {
@@ -68,7 +80,7 @@ inline bool is_served(const RewardConfig& reward) {
 }
 // True if an ExternalReward computes it: a program, a server or a callback.
 inline bool is_external(const RewardConfig& reward) {
-  return reward.program.callback != nullptr || reward.name == "command" || is_served(reward);
+  return reward.program.callback != nullptr || is_program(reward) || is_served(reward);
 }
 
 // The value of a reward that does not apply to an example.

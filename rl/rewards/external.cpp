@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/log.h"
 #include "sys/files.h"
 #include "text/utf8.h"
 
@@ -67,7 +68,8 @@ Json answer_of(const Json& request, const Json& rewards) {
 ExternalReward::ExternalReward(const RewardConfig& config)
     : config_(config),
       judge_(config.name == "judge" ? std::optional<Judge>(std::in_place, config) : std::nullopt),
-      caller_("reward " + config.name, config.program, config.server,
+      caller_("reward " + config.name,
+              config.name == "code" ? code_program(config) : config.program, config.server,
               {.concurrent = is_served(config) ? static_cast<size_t>(config.concurrent) : 1,
                .validate = [this](const auto& request, const auto& answer) {
                  return take_answer(request, answer);
@@ -141,7 +143,8 @@ void ExternalReward::ask(const Json& request, Key key) {
 
 // Sends one list to each program, or as many to a server as it has requests at a time.
 void ExternalReward::send_lists() {
-  const int64_t count = is_served(config_) ? config_.concurrent : config_.program.workers,
+  const int64_t count =
+                    is_served(config_) ? config_.concurrent : config_.program.workers.value_or(1),
                 size = std::ssize(unsent_);
   for (int64_t i = 0; i < count; ++i) {
     const Json::Array list(unsent_.begin() + size * i / count,
@@ -182,6 +185,19 @@ void ExternalReward::add(Key key, const Json& answer, const std::string& error,
   }
 }
 
+void ExternalReward::note_sandbox(const Json& answer) {
+  const std::string* sandbox = answer.find_text("sandbox");
+  if (!sandbox_.empty() || sandbox == nullptr) return;
+  sandbox_ = *sandbox;
+  if (config_.code.sandbox == "rlimits")
+    logging::warn(
+        "reward code: solutions can read and write this user's files, since sandbox: rlimits "
+        "limits "
+        "resources only");
+  else
+    logging::info("reward code: sandbox ", sandbox_);
+}
+
 std::map<int64_t, ExternalReward::Result> ExternalReward::collect() {
   send_lists();
   std::map<int64_t, Result> out;
@@ -189,6 +205,7 @@ std::map<int64_t, ExternalReward::Result> ExternalReward::collect() {
   std::map<Key, std::pair<Json, std::string>> answers;  // and errors
   for (auto& [answer, error, key] : caller_.take(RequestPool::Wait::kAll)) {
     std::string text;
+    note_sandbox(answer);
     if (judge_ && error.empty()) answer = Json().set("reward", judge_->score(answer, text));
     answers[key] = {std::move(answer), error};
   }

@@ -65,6 +65,8 @@ class ExternalReward : NonCopyable {
   std::string hash_of(const std::string& request) const;
   // Returns what is wrong with an answer; empty: it is valid, and a server's is in the log.
   std::string take_answer(const std::string& request, const std::string& answer);
+  // Logs which sandbox the reward `code` has, once an answer names it.
+  void note_sandbox(const Json& answer);
   // Adds the results of an answer to a request, or those of its failure.
   void add(Key key, const Json& answer, const std::string& error,
            std::map<int64_t, Result>& out) const;
@@ -82,6 +84,7 @@ class ExternalReward : NonCopyable {
   Json::Array unsent_;                             // `batch`
   std::map<int64_t, std::vector<int64_t>> lists_;  // indices of the completions of each list
   std::map<int64_t, std::string> submitted_;       // excerpts of completions by their index
+  std::string sandbox_;                            // `code`: its kind, once an answer has named it
 };
 
 }  // namespace cohort

@@ -15,6 +15,8 @@ namespace cohort {
 // with its keys. (Those by length share length.cpp, those of programs and servers external.cpp.)
 #define COHORT_SERVER_KEYS "url headers_env ca_file proxy concurrent timeout retries outage_minutes"
 #define COHORT_REWARDS(R)                                                                        \
+  R(code, "the program in the last fenced block passes the tests of the line, in a sandbox",     \
+    "fence prefix credit inside run sandbox workers timeout memory")                             \
   R(command, "computed by an external program: run",                                             \
     "run directory workers timeout start_timeout memory batch")                                  \
   R(contains, "the found text contains the answer", "pattern")                                   \
@@ -45,6 +47,9 @@ COHORT_REWARDS(COHORT_DECLARE_REWARD)
 // The entry of a callback. Such rewards are no functions of one completion: RewardSet submits to
 // them and collects from them.
 RewardFn make_external(const RewardConfig& config, const Task* task);
+
+// The program that computes the reward `code`. Throws InputError if it is not installed.
+ProgramConfig code_program(const RewardConfig& config);
 
 // Finds the answer in a text: group 1 of the pattern's last match (the whole match if the pattern
 // has no group), or the whole text if the pattern is empty.

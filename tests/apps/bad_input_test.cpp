@@ -143,9 +143,9 @@ TEST_F(BadInput, CheckNamesTheRewardsAndWhatTheyNeed) {
   train(yaml);
   expect_bad_input(
       run_cohort({"check", path("run.yaml"), "rewards=[{name: tusk}]"}),
-      {"rewards[0] 'tusk': unknown reward; known: command, contains, cosine, countdown, distinct, "
-       "environment, exact_match, format, length, math, numeric, overlong, repetition, task, "
-       "think_format; did you mean 'task'?"});
+      {"rewards[0] 'tusk': unknown reward; known: code, command, contains, cosine, countdown, "
+       "distinct, environment, exact_match, format, length, math, numeric, overlong, repetition, "
+       "task, think_format; did you mean 'task'?"});
   std::string lines;
   for (int i = 0; i < 20; ++i) lines += str("{\"prompt\": \"", i, "+1=\", \"answer\": \"7\"}\n");
   write_file(path("data.jsonl"), lines);

@@ -170,7 +170,7 @@ TEST_F(RewardCallbacks, SayWhatIsWrong) {
         mine(kMine, [&](auto requests) { return std::vector<Json>(requests.size(), value); }),
         InputError, str("reward mine: its function returned ", value, " for completion 0, '"));
   EXPECT_THROW_WITH(mine("{name: mime, weight: 2}", values_of), InputError,
-                    "rewards[0] 'mime': unknown reward; known: command, ");
+                    "rewards[0] 'mime': unknown reward; known: code, command, ");
   EXPECT_THROW_WITH(mine("{name: mime, weight: 2}", values_of), InputError, "did you mean 'mine'");
   EXPECT_THROW_WITH(mine("{name: math, weight: 2}", values_of), InputError,
                     "rewards: no stage names the function 'mine'; hint: {name: mine}");

@@ -34,7 +34,8 @@ RewardFn make(const RewardConfig& config, const Task* task = nullptr) {
 std::vector<RewardEntry> built_in() {
   std::vector<RewardEntry> out = reward_table();
   std::erase_if(out, [](const RewardEntry& entry) {
-    return entry.name == std::string("command") || entry.name == std::string("cosine");
+    const std::string name = entry.name;
+    return name == "code" || name == "command" || name == "cosine";
   });
   return out;
 }
@@ -372,7 +373,7 @@ TEST(RewardSet, SaysWhatIsWrong) {
   };
   EXPECT_THROW_WITH(set({}), InputError, "the list is empty");
   EXPECT_THROW_WITH(set({{.name = "numeric"}, {.name = "numerik"}}), InputError,
-                    "rewards[1] 'numerik': unknown reward; known: command, contains, cosine, "
+                    "rewards[1] 'numerik': unknown reward; known: code, command, contains, cosine, "
                     "countdown, distinct, environment, exact_match, format, length, math, numeric, "
                     "overlong, repetition, task, think_format; did you mean 'numeric'?");
   EXPECT_THROW_WITH(set({{.name = "format"}}), InputError, "rewards[0] 'format': needs a pattern");
