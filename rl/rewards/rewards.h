@@ -26,10 +26,10 @@ namespace cohort {
   R(distinct, "the fraction of distinct runs of four words", "pattern")                          \
   R(environment, "the sum of the rewards that the environment gave to the turns; 0: none", "")   \
   R(exact_match, "the found text is the answer", "pattern")                                      \
+  R(format, "the pattern matches the whole completion", "pattern")                               \
   R(http, "computed by a server: url", COHORT_SERVER_KEYS " batch")                              \
   R(judge, "a model's judgement, asked as an OpenAI-style server is: url, model, prompt",        \
     COHORT_SERVER_KEYS " model prompt system pattern field scale temperature max_tokens votes")  \
-  R(format, "the pattern matches the whole completion", "pattern")                               \
   R(length, "minus penalty times the length, as a fraction of max_length", "penalty max_length") \
   R(math, "the final answer is the answer, as text or as a number", "pattern")                   \
   R(numeric, "the found number equals the answer", "pattern")                                    \

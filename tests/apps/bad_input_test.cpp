@@ -144,7 +144,8 @@ TEST_F(BadInput, CheckNamesTheRewardsAndWhatTheyNeed) {
   expect_bad_input(
       run_cohort({"check", path("run.yaml"), "rewards=[{name: tusk}]"}),
       {"rewards[0] 'tusk': unknown reward; known: code, command, contains, cosine, countdown, "
-       "distinct, environment, exact_match, format, length, math, numeric, overlong, repetition, "
+       "distinct, environment, exact_match, format, http, judge, length, math, numeric, overlong, "
+       "repetition, "
        "task, think_format; did you mean 'task'?"});
   std::string lines;
   for (int i = 0; i < 20; ++i) lines += str("{\"prompt\": \"", i, "+1=\", \"answer\": \"7\"}\n");

@@ -194,6 +194,10 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "     sapo_tau_pos: 1.5, sapo_tau_neg: 2.5, environment: {name: command,\n"
       "       run: python3 e.py, directory: sub, tool_schemas: t.json, workers: 2,\n"
       "       concurrent: 3, memory: 100, timeout: 4, start_timeout: 50}}\n"
+      "  - {trainer: grpo, data: {task: parity}, rewards: [{name: task}], environment: {\n"
+      "       name: http, url: 'https://a.org/b', headers_env: {Key: 'a ${B} \"c\"', X-Y: "
+      "'${Z}'},\n"
+      "       ca_file: ca.pem, proxy: 'http://c.org', retries: 3, outage_minutes: 7}}\n"
       "  - {trainer: classify, model: {mask: full, norm_place: after, embedding_norm: yes,\n"
       "       image_size: 8, patch_size: 4, channels: 1},\n"
       "     data: {images: {path: train, eval_path: test, field: file, label: class,\n"
@@ -210,7 +214,7 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
   EXPECT_EQ(dump_plan(again), dumped);
   EXPECT_EQ(again.name, plan.name);
   EXPECT_EQ(again.output_dir, plan.output_dir);
-  ASSERT_EQ(again.stages.size(), 7u);
+  ASSERT_EQ(again.stages.size(), 8u);
   EXPECT_EQ(again.stages[0].optimizer.adam_beta2, 0.123456789012345678);
   ASSERT_EQ(again.stages[0].eval.sets.size(), 2u);
   EXPECT_EQ(again.stages[0].eval.sets[1].path, plan.stages[0].eval.sets[1].path);
@@ -224,6 +228,8 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
   EXPECT_EQ(again.stages[4].environment.program, plan.stages[4].environment.program);
   EXPECT_TRUE(plan.stages[4].environment.program.directory.starts_with("/"));
   EXPECT_TRUE(plan.stages[3].environment.corpus.starts_with("/"));
+  EXPECT_EQ(again.stages[5].environment.server, plan.stages[5].environment.server);
+  EXPECT_TRUE(plan.stages[5].environment.server.ca_file.starts_with("/"));
   EXPECT_EQ(again.stages[2].sampling.stop_tokens, (std::vector<int64_t>{1, 2}));
   // No key has its default value in every stage, or the test would not see it.
   std::istringstream defaults(dump_config(TrainConfig{}));

@@ -280,15 +280,18 @@ TEST_F(EnvironmentCallbacks, SayWhatIsWrong) {
                     "environment: its function returned 0 answers to ");
   EXPECT_THROW_WITH(train("b", "{name: mine}", "2", {{"mine", mistake}}), std::runtime_error,
                     "my mistake");
-  EXPECT_THROW_WITH(train("c", "{name: mime}", "1", {{"mine", none}}), InputError,
-                    "environment.name: unknown environment 'mime'; known: tools, command, mine; "
-                    "did you mean 'mine'?");
+  EXPECT_THROW_WITH(
+      train("c", "{name: mime}", "1", {{"mine", none}}), InputError,
+      "environment.name: unknown environment 'mime'; known: tools, http, command, mine; "
+      "did you mean 'mine'?");
   EXPECT_THROW_WITH(train("c", "{name: mine, run: a}", "1", {{"mine", none}}), InputError,
                     "environment.");
-  EXPECT_THROW_WITH(train("c", "{name: comand}", "1", {}), InputError,
-                    "unknown environment 'comand'; known: tools, command; did you mean 'command'?");
-  EXPECT_THROW_WITH(train("c", "{name: comand, run: a}", "1", {}), InputError,
-                    "unknown environment 'comand'; known: tools, command; did you mean 'command'?");
+  EXPECT_THROW_WITH(
+      train("c", "{name: comand}", "1", {}), InputError,
+      "unknown environment 'comand'; known: tools, http, command; did you mean 'command'?");
+  EXPECT_THROW_WITH(
+      train("c", "{name: comand, run: a}", "1", {}), InputError,
+      "unknown environment 'comand'; known: tools, http, command; did you mean 'command'?");
   EXPECT_THROW_WITH(
       train("c", "{name: tools, tools: [calculator], tool_format: inline}", "1", {{"tools", none}}),
       InputError, "the function 'tools' has the name of a built-in one");

@@ -30,12 +30,12 @@ RewardFn make(const RewardConfig& config, const Task* task = nullptr) {
   return make_reward(config, task);
 }
 
-// All rewards that make_reward() computes: neither `command` nor `cosine`.
+// All rewards that make_reward() computes: neither is_external() nor `cosine`.
 std::vector<RewardEntry> built_in() {
   std::vector<RewardEntry> out = reward_table();
   std::erase_if(out, [](const RewardEntry& entry) {
     const std::string name = entry.name;
-    return name == "code" || name == "command" || name == "cosine";
+    return is_external({.name = name}) || name == "cosine";
   });
   return out;
 }
@@ -372,10 +372,11 @@ TEST(RewardSet, SaysWhatIsWrong) {
     return RewardSet(configs, task);
   };
   EXPECT_THROW_WITH(set({}), InputError, "the list is empty");
-  EXPECT_THROW_WITH(set({{.name = "numeric"}, {.name = "numerik"}}), InputError,
-                    "rewards[1] 'numerik': unknown reward; known: code, command, contains, cosine, "
-                    "countdown, distinct, environment, exact_match, format, length, math, numeric, "
-                    "overlong, repetition, task, think_format; did you mean 'numeric'?");
+  EXPECT_THROW_WITH(
+      set({{.name = "numeric"}, {.name = "numerik"}}), InputError,
+      "rewards[1] 'numerik': unknown reward; known: code, command, contains, cosine, "
+      "countdown, distinct, environment, exact_match, format, http, judge, length, math, numeric, "
+      "overlong, repetition, task, think_format; did you mean 'numeric'?");
   EXPECT_THROW_WITH(set({{.name = "format"}}), InputError, "rewards[0] 'format': needs a pattern");
   EXPECT_THROW_WITH(set({{.name = "format", .weight = 1, .pattern = "(a"}}), InputError,
                     "rewards[0] 'format': regular expression '(a'");
