@@ -49,6 +49,7 @@ struct Example {
   Json template_variables;  // those of this problem alone, such as `tools`; null: none
   std::vector<std::string> other_answers;  // as right as `answer`
   std::vector<int32_t> prompt_tokens;      // in place of the prompt's text; empty: not given
+  std::string start_error;  // why the environment could not begin its dialogues; empty: it could
   const std::string& key() const { return split_key.empty() ? prompt : split_key; }
 };
 

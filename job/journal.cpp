@@ -31,10 +31,17 @@ class Archive {
   }
   void visit(EnvironmentReply& r) {
     uint8_t done = r.done;
-    std::string messages = r.messages.dump();
+    // A beginning has messages and fields in an object.
+    std::string messages = r.fields.is_null()
+                               ? r.messages.dump()
+                               : Json().set("messages", r.messages).set("fields", r.fields).dump();
     visit_all(r.tokens, done, r.reward, r.error, messages);
     r.done = done != 0;
-    if (out_ == nullptr) r.messages = parse_json(messages, "messages");
+    if (out_ != nullptr) return;
+    r.messages = parse_json(messages, "messages");
+    if (!r.messages.is_object()) return;
+    r.fields = r.messages.at("fields").as_object();
+    r.messages = Json(r.messages.at("messages"));
   }
   template <class Number>
   requires std::is_arithmetic_v<Number>
@@ -197,10 +204,14 @@ void ReplayedEnvironment::submit(const Example&, const Trajectory& trajectory, i
   EnvironmentReply& reply = ready_.emplace_back();
   const RecordedCompletion* recorded = record_.find(trajectory.index);
   const auto turn = static_cast<size_t>(trajectory.num_turns());
-  if (recorded != nullptr && turn > 0 && turn <= recorded->replies.size() &&
+  // The beginning is the first reply of the prompt's first dialogue.
+  const bool has_start =
+      recorded != nullptr && !recorded->replies.empty() && recorded->replies[0].fields.is_object();
+  const size_t at = turn + (has_start ? 1 : 0);  // from 1
+  if (recorded != nullptr && at > 0 && at <= recorded->replies.size() &&
       trajectory.tokens.size() <= recorded->tokens.size() &&
       std::equal(trajectory.tokens.begin(), trajectory.tokens.end(), recorded->tokens.begin())) {
-    reply = recorded->replies[turn - 1];
+    reply = recorded->replies[at - 1];
   } else {
     reply.done = true;
     reply.error = str("turn ", turn, " is not the recorded one");

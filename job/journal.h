@@ -26,7 +26,7 @@ struct RecordedCompletion {
   std::vector<int32_t> tokens;
   std::vector<uint8_t> loss_mask;
   std::vector<double> logprobs;
-  std::vector<EnvironmentReply> replies;  // one per turn that the environment answered
+  std::vector<EnvironmentReply> replies;  // to the beginning and the turns
   std::vector<double> rewards;            // one per name
   double total = 0;
 };
@@ -63,12 +63,16 @@ StepRecord read_record(
     const std::function<void(const StepRecord&)>& check = [](const StepRecord&) {});
 
 // Replies as a record has them. A trajectory whose tokens differ from the recorded ones ends with
-// an error. `inner` is asked for its stop strings alone.
+// an error. `inner` is asked for no reply.
 class ReplayedEnvironment final : public Environment {
  public:
   ReplayedEnvironment(const Environment& inner, const StepRecord& record)
       : inner_(inner), record_(record) {}
   std::vector<std::string> stop_strings() const override { return inner_.stop_strings(); }
+  bool starts() const override { return inner_.starts(); }
+  Example started(const Example& example, const EnvironmentReply& reply) const override {
+    return inner_.started(example, reply);
+  }
   void submit(const Example& example, const Trajectory& trajectory, int64_t step) override;
   std::vector<EnvironmentReply> poll(bool wait) override;
   void cancel_all() override { ready_.clear(); }

@@ -110,9 +110,18 @@ void try_environment(const EnvironmentConfig& config, Environment& environment, 
   if (!config.program.run.empty()) errors.emplace(process_spawner());
   std::vector<int32_t> stops = data.tokenizer->stop_ids();
   stops.insert(stops.end(), sampling.stop_tokens.begin(), sampling.stop_tokens.end());
-  for (const Example& example : examples) {
+  const std::vector<Example> begun =
+      begin_dialogues({.environment = &environment}, examples, 1, {});
+  int64_t failed = 0, asked = 0;
+  std::string first;
+  for (const Example& example : begun) {
+    if (!example.start_error.empty()) {
+      if (failed++ == 0) first = example.start_error;
+      continue;
+    }
+    ++asked;
     const Trajectory gold = gold_completion(example, *data.tokenizer, sampling);
-    Trajectory turn{.index = &example - examples.data(), .text = gold.text};
+    Trajectory turn{.index = &example - begun.data(), .text = gold.text};
     for (const int32_t id : encode_prompt(example, *data.tokenizer)) turn.append_observed(id);
     for (const int32_t id : gold.tokens) turn.append_sampled(id, 0);
     // The stop token, which is no part of the turn's text.
@@ -122,11 +131,9 @@ void try_environment(const EnvironmentConfig& config, Environment& environment, 
     environment.submit(example, turn, 0);
   }
   const std::string& run = config.program.run.empty() ? config.server.url : config.program.run;
-  int64_t failed = 0;
-  std::string first;
-  for (size_t replies = 0; replies < examples.size();)
+  while (asked > 0)
     for (const EnvironmentReply& reply : environment.poll(true)) {
-      ++replies;
+      --asked;
       if (!reply.error.empty() && failed++ == 0) first = reply.error;
     }
   const std::string failures =

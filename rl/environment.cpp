@@ -22,14 +22,15 @@ constexpr const char* kCommonKeys = "name max_turns max_sequence_length discount
 constexpr EnvironmentEntry kEnvironments[] = {
     {"tools", "tools corpus corpus_field search_results"},
     {"http",
-     "url headers_env ca_file proxy concurrent timeout retries outage_minutes tool_schemas"},
-    {"command", "run directory tool_schemas workers concurrent memory timeout start_timeout"},
+     "url headers_env ca_file proxy concurrent timeout retries outage_minutes tool_schemas starts"},
+    {"command",
+     "run directory tool_schemas starts workers concurrent memory timeout start_timeout"},
 };
 
 const char* keys_of(const std::string& name) {
   for (const EnvironmentEntry& entry : kEnvironments)
     if (name == entry.name) return entry.keys;
-  return "tool_schemas";  // a function
+  return "tool_schemas starts";  // a function
 }
 
 void check_known(const EnvironmentConfig& config) {

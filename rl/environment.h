@@ -45,6 +45,7 @@ struct EnvironmentConfig {
   ServerConfig server;  // `http`, in place of the programs
   int64_t concurrent = 256;
   std::string tool_schemas;
+  bool starts = false;  // the environment begins the dialogues: see Environment::starts()
   bool operator==(const EnvironmentConfig&) const = default;
   bool is_set() const { return !name.empty(); }
   void visit(ConfigVisitor& v);

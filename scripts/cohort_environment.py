@@ -11,7 +11,8 @@ that cannot be parsed are answered by a text that says so. A turn without a call
 Or FILE.py has a class Environment with turn(self, messages, completion, ...), which takes any keys of a request
 (rl/environments/command.cpp). It returns the observation (a text, a list of texts or of messages), Done(reward) of
 `from cohort_environment import Done`, or a dict with keys of an answer, such as {"observation": "no", "reward": -0.1}. An
-exception fails the dialogue.
+exception fails the dialogue. With environment.starts it may also have start(self, fields, ...), which returns a user's message
+after the prompt, a list of messages, or a dict such as {"observation": "Guess!", "fields": {"answer": "7"}}.
 
 Up to --concurrency (256) turns are answered at the same time: functions run in threads, coroutines (async def) in an event
 loop. Output and tracebacks go to workers.log in the run's directory. An installed Cohort has this file in share/cohort.
@@ -114,13 +115,21 @@ async def call_tool(name, arguments, error=None, **_):
         return f"Error: {last_line(error)}"
 
 
+def accepted(function, request):
+    """The keys of a request that a function takes."""
+    parameters = inspect.signature(function).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return {key: value for key, value in request.items() if takes_all or key in parameters}
+
+
 async def turn(environment, request):
+    if request["turn"] == 0:
+        start = getattr(environment, "start", None)
+        return {} if start is None else await call(start, accepted(start, request))
     if environment is None:
         calls = request.get("tool_calls")
         return [await call_tool(**one) for one in calls] if calls else Done()
-    parameters = inspect.signature(environment.turn).parameters
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return await call(environment.turn, {key: value for key, value in request.items() if takes_all or key in parameters})
+    return await call(environment.turn, accepted(environment.turn, request))
 
 
 async def answer(environment, request):

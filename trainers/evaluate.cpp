@@ -96,8 +96,13 @@ Judged sample_and_judge(const ProblemEvaluation& evaluation, Communicator& comm,
   SampleAddress address{.seed = evaluation.config.seed, .step = -1 - evaluation.step};
   address.prompt_indices.resize(static_cast<size_t>(shard.end - shard.begin));
   std::iota(address.prompt_indices.begin(), address.prompt_indices.end(), shard.begin);
+  const Sampler sampler(evaluation.engine, *evaluation.data.tokenizer,
+                        sampling_of(evaluation, temperature), evaluation.dialogue);
+  const std::vector<Example> prompts = sampler.begin(
+      std::span(problems).subspan(static_cast<size_t>(shard.begin), address.prompt_indices.size()),
+      samples, address);
   const auto input_of = [&](const Trajectory& t) {
-    return reward_input(problems[static_cast<size_t>(t.group)], t, evaluation.step);
+    return reward_input(prompts[static_cast<size_t>(t.group - shard.begin)], t, evaluation.step);
   };
   const auto submit = [&](const Example& example, const Trajectory& t) {
     if (evaluation.correct.command != nullptr && t.environment_error.empty())
@@ -110,12 +115,8 @@ Judged sample_and_judge(const ProblemEvaluation& evaluation, Communicator& comm,
   Judged out;
   bool stopped = false;
   try {
-    out.trajectories =
-        Sampler(evaluation.engine, *evaluation.data.tokenizer, sampling_of(evaluation, temperature),
-                evaluation.dialogue)
-            .sample(std::span(problems).subspan(static_cast<size_t>(shard.begin),
-                                                address.prompt_indices.size()),
-                    samples, address, {.on_finished = submit, .on_token = unless_stopped});
+    out.trajectories = sampler.sample(prompts, samples, address,
+                                      {.on_finished = submit, .on_token = unless_stopped});
   } catch (const EvaluationStopped&) {
     stopped = true;
   }

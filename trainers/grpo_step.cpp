@@ -237,7 +237,7 @@ struct StepTimes {
 
 // Samples and scores completions of this rank's prompts, whose indices address the random numbers.
 // Adds to `failed`, [reward], the completions for which its program gave no value.
-std::vector<Group> sample_and_score(const GrpoStep& in, std::span<const Example> prompts,
+std::vector<Group> sample_and_score(const GrpoStep& in, std::vector<Example> prompts,
                                     const std::vector<int64_t>& indices, StepTimes& times,
                                     std::vector<std::optional<int64_t>>& failed) {
   const bool has_scores = in.journal != nullptr && in.journal->has_scores();
@@ -248,11 +248,11 @@ std::vector<Group> sample_and_score(const GrpoStep& in, std::span<const Example>
   const auto submit = [&](const Example& example, const Trajectory& completion) {
     if (!has_scores) in.rewards.submit(example, completion, in.step);
   };
+  const SampleAddress address{.seed = in.config.seed, .step = in.step, .prompt_indices = indices};
   on_all_ranks(in.comm, [&] {
-    completions =
-        in.sampler.sample(prompts, in.config.batch.num_generations,
-                          {.seed = in.config.seed, .step = in.step, .prompt_indices = indices},
-                          {.on_finished = submit});
+    const int64_t count = in.config.batch.num_generations;
+    prompts = in.sampler.begin(prompts, count, address);
+    completions = in.sampler.sample(prompts, count, address, {.on_finished = submit});
   });
   times.sampling += clock.lap("sampling");
   begin_activity("waiting for rewards");

@@ -17,7 +17,7 @@
 
 namespace cohort {
 
-// The answer to one turn.
+// The answer to one turn, or to the question how the dialogues of a prompt begin.
 struct EnvironmentReply {
   int64_t index = 0;            // Trajectory::index
   std::vector<int32_t> tokens;  // the observation: at least one token, unless the dialogue ends
@@ -26,6 +26,9 @@ struct EnvironmentReply {
   // The environment has failed: the dialogue ends and has no reward. Empty: it has not.
   std::string error;
   Json messages;  // the observation as a list of messages, for logs and rewards; null: none
+  // The object that a beginning, whose messages follow the prompt, adds to the fields of the line.
+  // Null: the reply answers a turn.
+  Json fields;
 };
 
 class Environment {
@@ -36,6 +39,11 @@ class Environment {
   // A turn of the trajectory has ended by a stop token or a stop string. Does not wait. Indices are
   // unique among the dialogues of one Sampler::sample(), and each has one turn outstanding at most.
   virtual void submit(const Example& example, const Trajectory& trajectory, int64_t step) = 0;
+  // True if dialogues begin with the environment. submit() of a trajectory without tokens then asks
+  // for the beginning of all dialogues of a prompt.
+  virtual bool starts() const { return false; }
+  // The example with the prompt and fields of such a reply. Throws InputError.
+  virtual Example started(const Example& example, const EnvironmentReply&) const { return example; }
   // The replies since the last call, one per submit(), in any order. With `wait`, returns at least
   // one if any is outstanding. Throws Error if the environment cannot continue at all.
   virtual std::vector<EnvironmentReply> poll(bool wait) = 0;

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <map>
 
+#include "core/on_exit.h"
 #include "data/data_check.h"
 #include "text/chat.h"
 #include "text/utf8.h"
@@ -150,6 +151,59 @@ Trajectory as_sampled(const std::string& text, const Tokenizer& tokenizer,
   return out;
 }
 
+namespace {
+
+// The index of the i-th prompt of a call.
+int64_t index_of(const SampleAddress& address, size_t i) {
+  return address.prompt_indices.empty() ? static_cast<int64_t>(i) : address.prompt_indices.at(i);
+}
+
+}  // namespace
+
+std::vector<Example> begin_dialogues(const DialogueOptions& dialogue,
+                                     std::span<const Example> prompts, int64_t num_generations,
+                                     const SampleAddress& address) {
+  std::vector<Example> out(prompts.begin(), prompts.end());
+  Environment* const environment = dialogue.environment;
+  if (environment == nullptr || !environment->starts()) return out;
+  std::map<int64_t, Example*> open;  // by the index of the first of the prompt's dialogues
+  const OnExit give_up([&] {
+    if (!open.empty()) environment->cancel_all();
+  });
+  for (size_t i = 0; i < out.size(); ++i) {
+    const Trajectory none{.index = index_of(address, i) * num_generations};
+    open[none.index] = &out[i];
+    environment->submit(out[i], none, address.step);
+  }
+  while (!open.empty())
+    for (const EnvironmentReply& reply : environment->poll(true)) {
+      dialogue.on_reply(reply);
+      Example& example = *open.extract(reply.index).mapped();
+      example.start_error = reply.error;
+      try {
+        if (reply.error.empty()) example = environment->started(example, reply);
+      } catch (const InputError& e) {
+        example.start_error = e.what();
+      }
+    }
+  return out;
+}
+
+std::vector<Example> Sampler::begin(std::span<const Example> prompts, int64_t num_generations,
+                                    const SampleAddress& address) const {
+  std::vector<Example> out = begin_dialogues(dialogue_, prompts, num_generations, address);
+  if (dialogue_.environment == nullptr || !dialogue_.environment->starts()) return out;
+  for (size_t i = 0; i < out.size(); ++i)
+    if (const size_t length = encode_prompt(out[i], tokenizer_).size();
+        out[i].start_error.empty() && static_cast<int64_t>(length) >= max_length()) {
+      out[i] = prompts[i];
+      out[i].start_error =
+          str("the prompt has ", length, " tokens with what begins the dialogue, of ", max_length(),
+              ", which leaves none for a completion");
+    }
+  return out;
+}
+
 Sampler::Sampler(Engine& engine, const Tokenizer& tokenizer, const SamplingConfig& config,
                  const DialogueOptions& dialogue)
     : engine_(engine),
@@ -170,8 +224,7 @@ std::vector<Trajectory> Sampler::start(std::span<const Example> prompts, int64_t
   const int64_t limit = max_length();
   std::vector<Trajectory> out;
   for (size_t i = 0; i < prompts.size(); ++i) {
-    const int64_t index =
-        address.prompt_indices.empty() ? static_cast<int64_t>(i) : address.prompt_indices.at(i);
+    const int64_t index = index_of(address, i);
     Trajectory trajectory{.tokens = encode_prompt(prompts[i], tokenizer_),
                           .max_tokens = config_.max_completion_length,
                           .group = index};
@@ -266,6 +319,15 @@ class Sampler::Call {
                       .completion = static_cast<int64_t>(i),
                       .decoder = CompletionDecoder(sampler_.tokenizer_, group[i].tokens)});
     for (OpenCompletion& o : open) dialogues_[o.out->index] = &o;
+  }
+
+  // The environment could not begin the dialogues.
+  void fail(const Example& example, std::span<Trajectory> group) const {
+    for (Trajectory& t : group) {
+      t.environment_error = "the beginning of the dialogue: " + example.start_error;
+      t.stop_reason = StopReason::kFailed;
+      if (callbacks_.on_finished) callbacks_.on_finished(example, t);
+    }
   }
 
   void run() {
@@ -391,6 +453,10 @@ std::vector<Trajectory> Sampler::sample(std::span<const Example> prompts, int64_
   const auto group = static_cast<size_t>(num_generations);
   for (size_t i = 0; i < prompts.size(); ++i) {
     const std::span<Trajectory> trajectories(out.data() + i * group, group);
+    if (!prompts[i].start_error.empty()) {
+      call.fail(prompts[i], trajectories);
+      continue;
+    }
     call.open(engine_.submit(request(trajectories, address)), prompts[i], trajectories);
   }
   call.run();

@@ -72,6 +72,12 @@ std::string turn_text(const Tokenizer& tokenizer, const Trajectory& trajectory);
 Trajectory as_sampled(const std::string& text, const Tokenizer& tokenizer,
                       const SamplingConfig& config);
 
+// The prompts with the beginnings that the environment gives them, if it starts(); a prompt without
+// one has a start_error. Throws what the environment throws.
+std::vector<Example> begin_dialogues(const DialogueOptions& dialogue,
+                                     std::span<const Example> prompts, int64_t num_generations,
+                                     const SampleAddress& address);
+
 class Sampler {
  public:
   // Keeps references to engine, tokenizer and environment. Throws InputError for a stop token or a
@@ -82,10 +88,15 @@ class Sampler {
   // i * num_generations + g. With an environment they are dialogues, in which max_completion_length
   // is the limit of the sampled tokens of all turns. Throws InputError naming the prompt if it is
   // empty, cannot be tokenised, or fills the context, and what Engine::step() and the environment
-  // throw. The engine must have no other requests.
+  // throw. Dialogues of a prompt with a start_error have failed. The engine must have no other
+  // requests.
   std::vector<Trajectory> sample(std::span<const Example> prompts, int64_t num_generations,
                                  const SampleAddress& address,
                                  const SampleCallbacks& callbacks = {}) const;
+
+  // begin_dialogues(), for whose prompts there must be room.
+  std::vector<Example> begin(std::span<const Example> prompts, int64_t num_generations,
+                             const SampleAddress& address) const;
 
   Engine& engine() const { return engine_; }
   const DialogueOptions& dialogue() const { return dialogue_; }

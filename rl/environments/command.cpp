@@ -22,6 +22,14 @@
 // number. A program that breaks off, floods, answers a turn that it does not have, or answers
 // nothing in `timeout` seconds is restarted, and its dialogues fail; any other invalid answer fails
 // its own dialogue.
+//
+// With `starts: yes` the environment is also asked how the dialogues of a prompt begin, before they
+// are sampled: in a request whose `turn` is 0, and whose `index` is that of the first of them.
+//   answer   {"index": 0, "turn": 0, "messages": [{"role": "user", ...}], "fields": {...}}
+//        or  {"index": 0, "turn": 0, "observation": "...", "fields": {...}}    a user's message
+//        or  {"index": 0, "turn": 0, "error": "why the dialogues have failed"}
+// The messages, which may be left out, follow the prompt; the fields, which also may, are added to
+// those of the line, `answer` in place of its answer.
 #include <cmath>
 #include <map>
 #include <utility>
@@ -36,6 +44,7 @@ namespace {
 
 // A turn without its answer.
 struct OpenTurn {
+  bool begins = false;  // the beginning of a prompt's dialogues
   bool has_end = true;  // as observation_tokens() takes it
   std::vector<ToolCall> calls;
   Json template_variables;
@@ -115,6 +124,28 @@ EnvironmentReply parse_reply(const OpenTurn& turn, const Json& answer) {
   return reply;
 }
 
+// Throws as parse_reply() does.
+EnvironmentReply parse_beginning(const Json& answer) {
+  EnvironmentReply reply;
+  for (const auto& [key, value] : answer.as_object()) {
+    if (key == "observation")
+      reply.messages = Json::Array{make_message("user", value.as_string())};
+    else if (key == "messages")
+      for (const Json& message : value.as_array()) {
+        message.at("role").as_string();
+        message.at("content").as_string();
+        reply.messages.push_back(message);
+      }
+    else if (key == "fields")
+      reply.fields = value.as_object();
+    else if (key == "error")
+      throw InputError("it reports: " + excerpt(value.as_string(), 160, 80));
+    else if (key != "index" && key != "turn")
+      throw InputError("its answer to turn 0 has an unknown key " + excerpt(key));
+  }
+  return reply;
+}
+
 class CommandEnvironment : public Environment {
  public:
   CommandEnvironment(const EnvironmentConfig& config, EnvironmentContext context,
@@ -123,19 +154,41 @@ class CommandEnvironment : public Environment {
         format_(format),
         tools_(tool_schemas(config)),
         is_callback_(config.program.callback != nullptr),
+        starts_(config.starts),
         caller_("environment", config.program, config.server,
                 {.concurrent = static_cast<size_t>(config.concurrent), .key_of = key_of}) {}
 
+  bool starts() const override { return starts_; }
+
+  Example started(const Example& example, const EnvironmentReply& reply) const override {
+    Example out = example;
+    for (const auto& [key, value] : reply.fields.as_object()) out.fields.set(key, value);
+    if (const Json* answer = reply.fields.find("answer")) out.answer = answer->to_text();
+    if (reply.messages.is_null()) return out;
+    out.prompt_tokens.clear();
+    for (const Json& message : reply.messages.as_array()) {
+      if (context_.chat)
+        out.conversation.push_back(message);
+      else
+        out.prompt += message.at("content").as_string();
+    }
+    if (context_.chat)
+      out.prompt = context_.chat->with(out.template_variables).prompt(out.conversation);
+    return out;
+  }
+
   void submit(const Example& example, const Trajectory& trajectory, int64_t step) override {
-    const std::string text = turn_text(context_.tokenizer, trajectory);
+    const bool begins = trajectory.tokens.empty();
+    const std::string text = begins ? "" : turn_text(context_.tokenizer, trajectory);
     Json messages = example.conversation;
     if (messages.is_null()) messages.push_back(make_message("user", example.prompt));
     if (!trajectory.transcript.is_null())
       for (const Json& message : trajectory.transcript.as_array()) messages.push_back(message);
     OpenTurn& open = open_[trajectory.index];
-    open.has_end = has_end_of_turn(context_, trajectory);
+    open.begins = begins;
+    open.has_end = begins || has_end_of_turn(context_, trajectory);
     open.template_variables = example.template_variables;
-    if (format_)
+    if (format_ && !begins)
       open.calls = calls_of_turn(*format_, context_.tokenizer, example, trajectory, tools_);
     Json request;
     request.set("index", trajectory.index)
@@ -143,7 +196,7 @@ class CommandEnvironment : public Environment {
         .set("turn", trajectory.num_turns())
         .set("completion", text)
         .set("messages", std::move(messages));
-    if (format_) request.set("tool_calls", as_json(open.calls));
+    if (format_ && !begins) request.set("tool_calls", as_json(open.calls));
     request.set("answer", example.answer)
         .set("fields", example.fields)
         .set("prompt", example.prompt)
@@ -166,6 +219,7 @@ class CommandEnvironment : public Environment {
         reply.error = e.what();
       }
       reply.index = answer.key.index;
+      if (open.mapped().begins && reply.fields.is_null()) reply.fields = Json::Object{};
     }
     return replies;
   }
@@ -177,9 +231,10 @@ class CommandEnvironment : public Environment {
 
  private:
   EnvironmentReply reply_to(const OpenTurn& turn, const Json& answer) const {
-    EnvironmentReply reply =
-        with_location(answer, "its answer", [&] { return parse_reply(turn, answer); });
-    if (reply.done) return reply;
+    EnvironmentReply reply = with_location(answer, "its answer", [&] {
+      return turn.begins ? parse_beginning(answer) : parse_reply(turn, answer);
+    });
+    if (reply.done || turn.begins) return reply;
     reply.tokens =
         observation_tokens(context_, reply.messages, turn.has_end, turn.template_variables);
     if (reply.tokens.empty()) throw InputError("its observation has no tokens");
@@ -189,7 +244,7 @@ class CommandEnvironment : public Environment {
   const EnvironmentContext context_;
   const std::optional<ToolFormat> format_;
   const Json tools_;  // as calls_of_turn() takes them
-  const bool is_callback_;
+  const bool is_callback_, starts_;
   Caller caller_;
   std::map<int64_t, OpenTurn> open_;  // Trajectory::index -> its turn
 };

@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <filesystem>
+#include <sstream>
 
 #include "job/journal.h"
 #include "tests/apps/process.h"
@@ -99,6 +100,47 @@ TEST_F(EnvironmentRuns, HaveTheSameWeightsWhateverTheDelays) {
   EXPECT_EQ(shown.code, 0) << shown.err;
   for (const char* text : {"turn 1:", "observed", "sampled", "advantage: "})
     EXPECT_NE(shown.out.find(text), shown.out.npos) << text << shown.out;
+}
+
+// The program begins the dialogues of a prompt with a text and a field; it lies for some prompts,
+// whose groups fail, and refuses others.
+TEST_F(EnvironmentRuns, BeginDialoguesForAWholeGroup) {
+  const std::string start =
+      "\n    if r['turn'] == 0:\n"
+      "        with lock: open('starts.txt', 'a').write('%d %d\\n' % (r['step'], r['index']))\n"
+      "        kind = sum(map(ord, r['prompt'])) % 5\n"
+      "        if kind == 0: say(r, done=True)\n"
+      "        elif kind == 1: say(r, error='no beginning')\n"
+      "        else: say(r, observation='%d=' % kind, fields={'answer': str(kind), 'k': [kind]})\n"
+      "        continue\n"
+      "    if r['fields'].get('k') != [int(r['answer'])]: os._exit(5)\n"
+      "    if not r['prompt'].endswith(r['answer'] + '='): os._exit(6)\n";
+  std::vector<std::string> arguments = run("starts", 0.01, start);
+  std::string yaml = read_file(arguments[1]);
+  yaml.replace(yaml.find("[{name: environment}]"), 21, "[{name: environment}, {name: contains}]");
+  yaml.replace(yaml.find("workers: 2,"), 11, "workers: 2, starts: yes,");
+  write_file(arguments[1], yaml);
+  const Output output = run_cohort(arguments);
+  ASSERT_EQ(output.code, 0) << output.err;
+  EXPECT_EQ(sum("starts", "ratio_deviation"), 0);
+  EXPECT_GT(sum("starts", "environment/failed"), 0);
+  EXPECT_LT(sum("starts", "environment/failed"), 6 * 24);
+  EXPECT_EQ(static_cast<int64_t>(sum("starts", "environment/failed")) % 6, 0);  // whole groups
+  EXPECT_NE(output.err.find("the beginning of the dialogue: "), std::string::npos) << output.err;
+  // One beginning per prompt, whose index is that of the first dialogue of its group.
+  std::istringstream lines(read_file(dir_.path("starts.txt")));
+  int64_t count = 0;
+  for (int64_t step, index; lines >> step >> index;)
+    if (step >= 0 && count < 1000) {
+      EXPECT_EQ(index % 6, 0);
+      ++count;
+    }
+  EXPECT_GE(count, 6 * 4);
+  fs::remove(dir_.path("starts.py"));
+  for (const char* step : {"1", "4", "6"}) {
+    const Output replay = run_cohort({"replay", dir_.path("starts"), "--step", step});
+    EXPECT_EQ(replay.code, 0) << replay.out << replay.err;
+  }
 }
 
 TEST_F(EnvironmentRuns, KilledInATurnResumeToTheSameWeights) {

@@ -2,12 +2,14 @@
 // Python helper.
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <map>
 #include <set>
 
+#include "rl/engine/rollout.h"
 #include "rl/environment.h"
 #include "tests/support/chat_tokenizer.h"
 #include "tests/support/test_util.h"
@@ -108,6 +110,46 @@ class CommandEnvironment : public testing::Test {
 
 constexpr const char* kPid = "say(observation=str(os.getpid()))";
 constexpr const char* kHold = "held.append(r)";
+
+TEST_F(CommandEnvironment, BeginsTheDialoguesOfAPrompt) {
+  EnvironmentConfig options = helper(
+      "class Environment:\n"
+      "    def start(self, prompt, fields, turn):\n"
+      "        assert turn == 0 and prompt != 'bad', 'no beginning'\n"
+      "        if prompt == 'odd': return {'done': True}\n"
+      "        return {'messages': [{'role': 'user', 'content': 'And?'}],\n"
+      "                'fields': {'answer': 7, 'unit': fields['unit'] + '2'}}\n"
+      "    def turn(self, completion): return 'no'\n");
+  options.starts = true;
+  const ChatFormat chat(*tokenizer_, Json());
+  for (const bool is_chat : {false, true}) {
+    environment_ = make_environment(
+        options, {.tokenizer = *tokenizer_, .chat = is_chat ? std::optional(chat) : std::nullopt});
+    ASSERT_TRUE(environment_->starts());
+    std::vector<Example> prompts(3, example_);
+    prompts[1].prompt = "bad";
+    prompts[2].prompt = "odd";
+    if (is_chat) {
+      prompts[0].conversation = Json::Array{make_message("user", "p")};
+      prompts[0].prompt = chat.prompt(prompts[0].conversation);
+    }
+    std::vector<int64_t> indices;
+    const auto begun = begin_dialogues(
+        {.environment = environment_.get(),
+         .on_reply = [&](const EnvironmentReply& reply) { indices.push_back(reply.index); }},
+        prompts, 4, {.step = 7, .prompt_indices = {2, 5, 9}});
+    std::ranges::sort(indices);
+    EXPECT_EQ(indices, (std::vector<int64_t>{8, 20, 36}));
+    EXPECT_EQ(begun[0].start_error, "");
+    EXPECT_EQ(begun[0].answer, "7");
+    EXPECT_EQ(begun[0].fields.dump(), R"({"unit":"m2","answer":7})");
+    const Json whole = Json::Array{make_message("user", "p"), make_message("user", "And?")};
+    EXPECT_EQ(begun[0].prompt, is_chat ? chat.prompt(whole) : "pAnd?");
+    EXPECT_EQ(begun[1].start_error, "it reports: 'AssertionError: no beginning'");
+    EXPECT_EQ(begun[2].start_error, "its answer to turn 0 has an unknown key 'done'");
+    EXPECT_EQ(begun[2].prompt, "odd");
+  }
+}
 
 TEST_F(CommandEnvironment, RequestsDescribeTheTurn) {
   start(config());
