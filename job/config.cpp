@@ -217,10 +217,17 @@ class RelativePaths {
   // the key `run`.
   void resolve_calls(ConfigNode& program) {
     if (ConfigNode* ca_file = program.find("ca_file")) resolve_path(*ca_file);
+    // The files of earlier versions have the values of programs in every section.
+    const ConfigNode* name = program.find("name");
+    const std::string kind = name == nullptr ? "" : name->text().value_or("");
+    for (const auto& [key, before, now] :
+         {std::tuple("timeout", "10", "none"), {"workers", "1", "auto"}})
+      if (ConfigNode* node = program.find(key); node != nullptr && node->scalar == before &&
+                                                kind != "http" && kind != "judge" && kind != "code")
+        node->scalar = now;
     const ConfigNode* run = program.find("run");
     if (run == nullptr || run->text() == "") return;
-    const ConfigNode* name = program.find("name");
-    if (name != nullptr && name->text() == "code") return;  // it runs in a folder of the sandbox
+    if (kind == "code") return;  // it runs in a folder of the sandbox
     const ConfigNode* given = program.find("directory");
     const std::string folder = given == nullptr ? "" : given->text().value_or("");
     ConfigNode absolute = *run;

@@ -303,14 +303,18 @@ std::vector<std::string> TrainConfig::warnings() const {
   const OptimizerStorage& storage = optimizer.storage;
   if (storage.place == StatePlace::kHost && device == "cpu")
     out.push_back("optimizer.place: host does nothing but copies with device: cpu");
-  for (const RewardConfig& reward : rewards)
-    if (const double minutes =
-            std::max(reward.program.timeout.value_or(0), reward.program.start_timeout) / 60;
-        reward.name == "command" && watchdog_minutes > 0 && minutes >= watchdog_minutes)
-      out.push_back(str("watchdog_minutes: ", watchdog_minutes, " is not longer than the ", minutes,
-                        " minutes that '", reward.program.run,
-                        "' may take for an answer, which would end ",
-                        "the run; hint: watchdog_minutes=", std::ceil(minutes) + 10));
+  for (const RewardConfig& reward : rewards) {
+    const ProgramConfig& program = reward.program;
+    const double seconds = is_served(reward)
+                               ? program.timeout.value_or(60)
+                               : std::max(program.timeout.value_or(0), program.start_timeout);
+    if (is_external(reward) && watchdog_minutes > 0 && seconds / 60 >= watchdog_minutes)
+      out.push_back(
+          str("watchdog_minutes: ", watchdog_minutes, " is not longer than the ", seconds / 60,
+              " minutes that '", is_served(reward) ? reward.server.url : program.run,
+              "' may take for an answer, which would end the run; hint: watchdog_minutes=",
+              std::ceil(seconds / 60) + 10));
+  }
   if (batch.trainer != TrainerType::kGrpo) return out;
   for (const auto& lines : {grpo.warnings(), grpo.advice()})
     out.insert(out.end(), lines.begin(), lines.end());

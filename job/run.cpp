@@ -200,9 +200,14 @@ void check_stages(const RunPlan& plan) {
 }  // namespace
 
 bool prepare_programs(const RunPlan& plan) {
-  const bool any = std::ranges::any_of(plan.stages, [](const TrainConfig& stage) {
-    return has_command(stage.rewards) || !stage.environment.program.run.empty();
-  });
+  bool any = false;
+  for (const TrainConfig& stage : plan.stages) {
+    any = any || has_command(stage.rewards) || !stage.environment.program.run.empty();
+    // Before any program of an earlier stage is started.
+    ProcessSpawner::hide_variables(stage.environment.server.variables());
+    for (const RewardConfig& reward : stage.rewards)
+      ProcessSpawner::hide_variables(reward.server.variables());
+  }
   if (any) process_spawner();
   return any;
 }
@@ -219,7 +224,9 @@ Run::Run(RunPlan plan, std::string dir, ProcessGroup* group)
                          " is not visible from this host; hint: set output_dir to a file system "
                          "that all hosts share"));
   for (TrainConfig& stage : plan_.stages)
-    for (RewardConfig& reward : stage.rewards) reward.answers = dir_ + "/judge.jsonl";
+    for (RewardConfig& reward : stage.rewards)
+      reward.answers =
+          dir_ + (is_main() ? "/judge.jsonl" : str("/judge.rank-", group_->rank(), ".jsonl"));
   if (prepare_programs(plan_)) process_spawner().set_log(dir_ + "/workers.log");
   if (!is_main()) return;
   lock_ = lock_run_directory(dir_);
@@ -337,6 +344,10 @@ std::string stage_directory(const RunPlan& plan, const std::string& run_dir, siz
 }
 
 RunResult Run::execute(Reporter& reporter, const std::atomic<bool>& stop, int64_t profile_steps) {
+  for (TrainConfig& stage : plan_.stages) {
+    stage.environment.server.stop = &stop;
+    for (RewardConfig& reward : stage.rewards) reward.server.stop = &stop;
+  }
   profile_steps_ = profile_steps;
   RunResult result{.run_dir = dir_};
   for (size_t i = 0; i < plan_.stages.size() && result.end == StageEnd::kFinished; ++i) {

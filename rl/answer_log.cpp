@@ -1,5 +1,6 @@
 #include "rl/answer_log.h"
 
+#include "core/progress.h"
 #include "core/text.h"
 #include "text/utf8.h"
 
@@ -10,6 +11,16 @@ constexpr size_t kMaxText = 2000;  // bytes of a text that a line keeps
 
 }  // namespace
 
+std::shared_ptr<AnswerLog> AnswerLog::open(const std::string& path) {
+  static std::mutex mutex;
+  static std::map<std::string, std::weak_ptr<AnswerLog>> logs;
+  if (path.empty()) return std::make_shared<AnswerLog>(path);
+  const std::lock_guard lock(mutex);
+  std::shared_ptr<AnswerLog> log = logs[path].lock();
+  if (log == nullptr) logs[path] = log = std::make_shared<AnswerLog>(path);
+  return log;
+}
+
 AnswerLog::AnswerLog(const std::string& path) : path_(path) {
   if (path_.empty()) return;
   const std::string before = path_exists(path_) ? read_text_file(path_) : "";
@@ -17,7 +28,8 @@ AnswerLog::AnswerLog(const std::string& path) : path_(path) {
     end = std::min(before.find('\n', begin), before.size());
     try {
       const Json line = parse_json(before.substr(begin, end - begin), path_);
-      scores_[line.at("request").as_string()] = line.at("score");
+      scores_.emplace(line.at("request").as_string(), line.at("score"));
+      note_progress();
     } catch (const InputError&) {  // what it answers is asked again
     }
   }
@@ -41,10 +53,10 @@ void AnswerLog::add(const std::string& request, const Json& score, std::string_v
       .set("text", std::string(text.substr(0, size)))
       .set("time", utc_now());
   const std::lock_guard lock(mutex_);
+  if (!scores_.emplace(request, score).second) return;
   if (!path_.empty())
     if (const std::string why = file_.append(line.dump() + "\n"); !why.empty())
       throw InputError(str("cannot write ", path_, ": ", why));
-  scores_[request] = score;
 }
 
 }  // namespace cohort

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -17,14 +18,16 @@ namespace cohort {
 
 class AnswerLog : NonCopyable {
  public:
+  // The log of a file, which is one in a process; an empty path has one of its own. Throws as the
+  // constructor does.
+  static std::shared_ptr<AnswerLog> open(const std::string& path);
   // Reads what the file has; a line that a crash has cut is left out. Empty path: the answers are
   // kept in memory only. Throws InputError if the file can be neither read nor written.
   explicit AnswerLog(const std::string& path);
 
   // Thread-safe, as add() is. The score of a request; nullopt: it has none.
   std::optional<Json> find(const std::string& request) const;
-  // Appends a line, in one piece, since several ranks may have the file. Throws InputError if it
-  // cannot be written.
+  // Appends a line, unless the request has a score. Throws InputError if it cannot be written.
   void add(const std::string& request, const Json& score, std::string_view text);
 
  private:

@@ -37,7 +37,7 @@ Caller::Caller(std::string name, const ProgramConfig& config, const ServerConfig
   options_.timeout = config.timeout.value_or(server.url.empty() ? 10 : 60);
   if (!server.url.empty()) {
     server.validate();
-    ProcessSpawner::hide_variables(server.variables());
+    ProcessSpawner::hide_variables(server.variables());  // of rewards without a run, too
     return;
   }
   options_.program = {split_command(config.run), config.directory, config.memory << 20};
@@ -71,8 +71,14 @@ void Caller::submit(const Json& request, Key key) {
 std::vector<Caller::Answer> Caller::take(RequestPool::Wait wait) {
   std::vector<Answer> out;
   if (pool_ != nullptr)
-    for (const auto& [line, error, key] : pool_->take(wait))
-      out.push_back({error.empty() ? parse_json(line, "its answer") : Json(), error, key});
+    for (const auto& [line, error, key] : pool_->take(wait)) {
+      Answer& answer = out.emplace_back(Json(), error, key);
+      if (error.empty()) try {
+          answer.value = parse_json(line, "its answer");
+        } catch (const InputError& e) {
+          answer.error = e.what();
+        }
+    }
   Json::Array requests;
   for (auto& [key, request] : std::exchange(unsent_, {})) {
     requests.push_back(std::move(request));

@@ -92,6 +92,10 @@ void EnvironmentConfig::visit(ConfigVisitor& v) {
           "command, http: a JSON file with the list of tools that the chat template shows; empty: "
           "none");
   v.field(
+      "starts", starts,
+      "command, http: it begins the dialogues of each prompt, with messages after the prompt and "
+      "further fields of the line");
+  v.field(
       "concurrent", concurrent,
       "command, http: turns that a process or the server has at a time; 1: it answers one after "
       "the other",

@@ -84,7 +84,8 @@ double majority_at_k(std::span<const std::string> answers, std::span<const doubl
 
 AnswerFn make_answer(const RewardConfig& config) {
   const bool is_math = config.name == "math", normalises = is_math || config.name == "numeric";
-  const AnswerFinder finder(config.name == "format" ? "" : config.pattern);
+  const AnswerFinder finder(config.name == "format" || config.name == "judge" ? ""
+                                                                              : config.pattern);
   return [=](std::string_view completion) {
     auto found = finder.find(completion);
     if (found && is_math) found = final_answer(*found);

@@ -1,17 +1,20 @@
 // One thread serves all connections.
 #include "rl/http_pool.h"
 
+#include <arpa/inet.h>
 #include <signal.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <functional>
 #include <optional>
 #include <thread>
 
 #include "core/log.h"
 #include "core/progress.h"
 #include "sys/http.h"
+#include "text/json.h"
 #include "text/utf8.h"
 
 namespace cohort {
@@ -22,7 +25,7 @@ constexpr double kFirstMinutes = 2;  // until an outage before the first answer 
 constexpr double kQuiet = 10;        // seconds of an outage before it is said, and then every 60
 // The part of requests submitted together that may fail without being an outage.
 constexpr double kMaxFailedFraction = 0.05;
-constexpr size_t kMinSecret = 6;  // bytes of a value that is taken out of answers
+constexpr size_t kMinSecret = 6;  // bytes of a value that can be told from other text
 
 // Calls literal() and variable() for the pieces of "Bearer ${NAME}".
 template <class Literal, class Variable>
@@ -37,22 +40,25 @@ void split_value(const std::string& value, const Literal& literal, const Variabl
 }
 
 bool is_loopback(const std::string& host) {
+  in_addr address{};
   return host == "localhost" || host == "[::1]" ||
-         (host.starts_with("127.") && host.find_first_not_of("0123456789.") == host.npos);
+         (host.starts_with("127.") && ::inet_pton(AF_INET, host.c_str(), &address) == 1);
 }
 
-// The host of "https://HOST:PORT/PATH". Throws InputError.
-std::string host_of(const std::string& url) {
+// The host of "https://HOST:PORT/PATH". Throws InputError naming the key.
+std::string host_of(const std::string& url, const char* key = "url") {
   const size_t begin = url.starts_with("http://") ? 7 : url.starts_with("https://") ? 8 : 0;
   const std::string authority = url.substr(begin, url.find_first_of("/?#", begin) - begin);
   const size_t end = authority.starts_with('[') ? authority.find(']') + 1 : authority.find(':');
   const std::string host = authority.substr(0, end);
   const bool plain = std::ranges::all_of(url, [](char c) { return c > ' ' && c < 0x7f; });
-  if (begin == 0 || host.empty() || !plain || authority.find_first_of("@\\") != authority.npos)
+  if (url.find('@') != url.npos)
+    throw InputError(str(key,
+                         ": has a user name or a password, which the configuration is no place "
+                         "for; hint: headers_env of the server"));
+  if (begin == 0 || host.empty() || !plain || authority.find('\\') != authority.npos)
     throw InputError(
-        str("url: expected http://HOST:PORT/PATH or https://..., without a password, "
-            "got ",
-            excerpt(url), "; hint: headers_env sends a key"));
+        str(key, ": expected http://HOST:PORT/PATH or https://..., got ", excerpt(url)));
   return host;
 }
 
@@ -66,16 +72,28 @@ std::vector<std::string> headers_of(const ServerConfig& server, std::vector<std:
         [&](const std::string& variable) {
           const char* const found = std::getenv(variable.c_str());
           const std::string text = found == nullptr ? "" : found;
-          if (text.empty() || text.find_first_of("\r\n") != text.npos)
+          const bool is_short = text.size() < kMinSecret;
+          if (is_short || text.find_first_of("\r\n") != text.npos)
             throw InputError(str("headers_env.", name, ": the variable ", variable,
                                  " of the environment ",
-                                 text.empty() ? "is not set" : "has several lines",
+                                 text.empty() ? "is not set"
+                                 : is_short   ? "is too short for a key"
+                                              : "has several lines",
                                  "; hint: export ", variable, "=... before the command"));
+          // As text, and as JSON may spell it.
+          const std::string json = Json(text).dump();
           secrets.push_back(text);
+          secrets.push_back(json.substr(1, json.size() - 2));
+          std::string escaped = secrets.back();
+          for (size_t at = 0; (at = escaped.find('/', at)) != escaped.npos; at += 2)
+            escaped.insert(at, 1, '\\');
+          secrets.push_back(std::move(escaped));
           header += text;
         });
     out.push_back(std::move(header));
   }
+  // One may begin another.
+  std::ranges::sort(secrets, std::greater(), &std::string::size);
   return out;
 }
 
@@ -162,9 +180,10 @@ class HttpPool final : public RequestPool {
     }
     if (active_.empty() && waiting_.empty()) {
       num_together_ = 0;
-      end_outage();
+      silent_since_.reset();
+      says_again_.reset();
     }
-    num_together_ += std::ssize(submitted_);
+    num_together_ = std::max(num_together_, active_.size() + waiting_.size() + submitted_.size());
     for (Request& request : submitted_) waiting_.emplace(Clock::time_point(), std::move(request));
     submitted_.clear();
     return true;
@@ -211,12 +230,15 @@ class HttpPool final : public RequestPool {
       request.failed_at = now;
       request.outage = num_outages_;
     }
-    const auto unanswered = static_cast<double>(active_.size() + waiting_.size() + 1);
-    const bool is_outage = last_answer_ <= request.failed_at &&
-                           unanswered > kMaxFailedFraction * static_cast<double>(num_together_);
+    const size_t others = active_.size() + waiting_.size();
+    const bool is_outage =
+        last_answer_ <= request.failed_at && others > 0 &&
+        static_cast<double>(others + 1) > kMaxFailedFraction * static_cast<double>(num_together_);
     if (++request.tries > options_.server.retries && !is_outage)
-      return finish(request,
-                    {"", str(last_problem_, ", at the last of ", request.tries, " tries")});
+      return finish(
+          request,
+          {"", str(last_problem_,
+                   request.tries > 1 ? str(", at the last of ", request.tries, " tries") : "")});
     double delay = std::ldexp(1.0, static_cast<int>(std::min<int64_t>(request.tries - 1, 6)));
     if (answer.retry_after > 0) delay = answer.retry_after;
     waiting_.emplace(now + seconds(std::min(delay, kMaxDelay)), std::move(request));
@@ -228,21 +250,19 @@ class HttpPool final : public RequestPool {
     const Clock::time_point now = Clock::now();
     const double configured = options_.server.outage_minutes,
                  minutes = any_answered_ ? configured : std::min(configured, kFirstMinutes);
+    if (const std::atomic<bool>* stop = options_.server.stop; stop != nullptr && *stop)
+      throw InputError(str(options_.name, ": the run was asked to stop while ", options_.server.url,
+                           " answers nothing; the last problem: ", last_problem_));
     if (now - *silent_since_ >= seconds(60 * minutes))
       throw InputError(str(options_.name, ": ", options_.server.url, " has answered nothing for ",
                            minutes, " minutes; the last problem: ", last_problem_,
                            "; hint: is the server running, and the url right?"));
     if (now - *silent_since_ < seconds(kQuiet)) return;
-    if (!says_again_) {
-      says_again_ = now;
-      activity_ = progress().activity;
-      begin_activity("waiting for a server");
-    }
     note_progress();
-    if (now < *says_again_) return;
+    if (says_again_ && now < *says_again_) return;
     says_again_ = now + seconds(60);
     logging::warn(options_.name, ": ", options_.server.url, " answers nothing (", last_problem_,
-                  "); waiting for it for ", minutes, " minutes");
+                  "); the run ends if that lasts for ", minutes, " minutes");
   }
 
   void end_outage() {
@@ -250,7 +270,6 @@ class HttpPool final : public RequestPool {
     if (!says_again_) return;
     says_again_.reset();
     ++num_outages_;
-    begin_activity(activity_);
     logging::info(options_.name, ": ", options_.server.url, " answers again");
   }
 
@@ -265,7 +284,7 @@ class HttpPool final : public RequestPool {
 
   std::string without_secrets(std::string text) const {
     for (const std::string& secret : secrets_)
-      for (size_t at = 0; secret.size() >= kMinSecret && (at = text.find(secret, at)) != text.npos;)
+      for (size_t at = 0; (at = text.find(secret, at)) != text.npos;)
         text.replace(at, secret.size(), "***");
     return text;
   }
@@ -286,13 +305,12 @@ class HttpPool final : public RequestPool {
   // Used by the thread only.
   std::map<int64_t, Request> active_;                  // Request::number -> a request as sent
   std::multimap<Clock::time_point, Request> waiting_;  // when it is due -> a request
-  int64_t num_together_ = 0;                           // submitted since there was none
+  size_t num_together_ = 0;  // the most that were unanswered at a time, since there were none
   bool any_answered_ = false;
   Clock::time_point last_answer_;
   std::optional<Clock::time_point> silent_since_;  // the first failure after the last answer
   std::optional<Clock::time_point> says_again_;    // set during an outage that was said
   int64_t num_outages_ = 0;                        // that were said and have ended
-  const char* activity_ = "";                      // what the process did before the outage
   std::string last_problem_;
 
   AnswerBox answers_;
@@ -326,8 +344,8 @@ std::vector<std::string> ServerConfig::variables() const {
     const size_t before = out.size();
     split_value(
         value, [](const std::string&) {}, [&](const std::string& it) { out.push_back(it); });
-    if (name.empty() || name.find_first_of(" \t\r\n:") != name.npos ||
-        value.find_first_of("\r\n") != value.npos)
+    if (name.empty() || std::ranges::find(out, "") != out.end() ||
+        name.find_first_of(" \t\r\n:") != name.npos || value.find_first_of("\r\n") != value.npos)
       throw InputError(str("headers_env: ", excerpt(name), " is no header"));
     if (out.size() == before)
       throw InputError(str("headers_env.", name,
@@ -341,7 +359,7 @@ void ServerConfig::validate() const {
   if (url.empty())
     throw InputError("url: needs the server's address; hint: url: http://127.0.0.1:8000/PATH");
   const bool stays_here = is_loopback(host_of(url)) && proxy.empty();
-  if (!proxy.empty()) host_of(proxy);
+  if (!proxy.empty()) host_of(proxy, "proxy");
   if (!variables().empty() && !url.starts_with("https://") && !stays_here)
     throw InputError(str("url: a key of headers_env would be sent in the clear to ", excerpt(url),
                          "; hint: https://, or a server on this machine"));

@@ -1,6 +1,7 @@
 // Requests to a server of the user's choice, which answers each POST of a line of JSON.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <map>
@@ -22,6 +23,8 @@ struct ServerConfig {
   std::string ca_file, proxy;
   int64_t retries = 5;
   double outage_minutes = 30;
+  // A request to stop the run ends an outage. No key: the run sets it.
+  const std::atomic<bool>* stop = nullptr;
   bool operator==(const ServerConfig&) const = default;
   void visit(ConfigVisitor& v);
   // Throws InputError naming the key, for a URL that is not absolute or has a password, headers

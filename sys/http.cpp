@@ -193,7 +193,10 @@ class HttpClient::Library : NonCopyable {
     set(CURLOPT_NOSIGNAL, 1L);
     set(CURLOPT_TIMEOUT_MS, static_cast<long>(std::ceil(options_.timeout * 1000)));
     set(CURLOPT_WRITEFUNCTION, &receive);
-    if (!options_.ca_file.empty()) set(CURLOPT_CAINFO, options_.ca_file.c_str());
+    if (!options_.ca_file.empty()) {
+      set(CURLOPT_CAINFO, options_.ca_file.c_str());
+      set(CURLOPT_CAPATH, static_cast<const char*>(nullptr));
+    }
     return handle;
   }
 

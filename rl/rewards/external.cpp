@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/log.h"
+#include "core/text.h"
 #include "sys/files.h"
 #include "text/utf8.h"
 
@@ -95,7 +96,11 @@ std::string ExternalReward::take_answer(const std::string& request, const std::s
 }
 
 std::string ExternalReward::hash_of(const std::string& request) const {
-  return hex(checksum(request, checksum(config_.server.url)));
+  const JudgeConfig& judge = config_.judge;
+  std::string scale;
+  for (const double score : judge.scale) scale += str(format_double(score), ' ');
+  return hex(checksum(
+      request, checksum(join({config_.server.url, config_.pattern, judge.field, scale}, "\n"))));
 }
 
 bool ExternalReward::runs(const RewardConfig& config) const {
@@ -106,7 +111,7 @@ bool ExternalReward::runs(const RewardConfig& config) const {
 
 void ExternalReward::submit(const RewardInput& in) {
   caller_.start();  // also for `batch`: programs start while others sample
-  if (is_served(config_) && !log_) log_.emplace(config_.answers);
+  if (is_served(config_) && !log_) log_ = AnswerLog::open(config_.answers);
   if (!submitted_.emplace(in.index, excerpt(in.completion)).second) return;
   for (int64_t vote = 0; judge_ && vote < config_.judge.votes; ++vote)
     ask(judge_->request(in, vote), {in.index, vote});
@@ -204,14 +209,16 @@ std::map<int64_t, ExternalReward::Result> ExternalReward::collect() {
   // Votes are added in their order, whichever of them the log had.
   std::map<Key, std::pair<Json, std::string>> answers;  // and errors
   for (auto& [answer, error, key] : caller_.take(RequestPool::Wait::kAll)) {
-    std::string text;
-    note_sandbox(answer);
-    if (judge_ && error.empty()) answer = Json().set("reward", judge_->score(answer, text));
+    if (config_.name == "code") note_sandbox(answer);
     answers[key] = {std::move(answer), error};
   }
   for (auto& [key, answer] : known_) answers[key] = {std::move(answer), ""};
-  for (const auto& [hash, equal] : asked_)
-    for (const Key& key : equal) answers[key] = answers.at(equal[0]);
+  for (const auto& [hash, equal] : asked_) {
+    auto first = answers.at(equal[0]);
+    // The log's score is that of the first answer, which another rank may have had.
+    if (judge_ && first.second.empty()) first.first = answer_of({}, *log_->find(hash));
+    for (const Key& key : equal) answers[key] = first;
+  }
   for (const auto& [key, answer] : answers) add(key, answer.first, answer.second, out);
   submitted_.clear();
   lists_.clear();

@@ -23,6 +23,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -77,7 +78,7 @@ class ExternalReward : NonCopyable {
   const std::optional<Judge> judge_;
   // With a server: the log from the first request on, the equal requests among those that wait for
   // an answer, by their hash, and the answers that the log had.
-  std::optional<AnswerLog> log_;
+  std::shared_ptr<AnswerLog> log_;
   std::map<std::string, std::vector<Key>> asked_;
   std::vector<std::pair<Key, Json>> known_;
   Caller caller_;

@@ -10,6 +10,8 @@
 namespace cohort {
 namespace {
 
+constexpr int kMaxTries = 64;  // at a JSON object in a text
+
 // "assistant: ...", one paragraph per message.
 std::string transcript_text(const Json& messages) {
   std::string out;
@@ -45,7 +47,7 @@ Json Judge::request(const RewardInput& in, int64_t vote) const {
            in.transcript == nullptr ? "assistant: " + completion : transcript_text(*in.transcript));
   Json messages = Json::Array{};
   if (!config_.system.empty()) messages.push_back(make_message("system", config_.system));
-  messages.push_back(make_message("user", prompt_.render(fields, in.example.where)));
+  messages.push_back(make_message("user", prompt_.render(fields, "reward judge")));
   return Json()
       .set("model", config_.model)
       .set("messages", std::move(messages))
@@ -59,10 +61,21 @@ std::string Judge::judgement(const std::string& text) const {
     if (const auto found = finder_.find(text)) return *found;
     throw InputError(str("the pattern does not match its answer ", excerpt(text, 160, 80)));
   }
-  const size_t begin = text.find('{'), end = text.rfind('}');
-  if (begin == text.npos || end == text.npos || end < begin)
-    throw InputError(str("its answer has no JSON object: ", excerpt(text, 160, 80)));
-  return parse_json(text.substr(begin, end + 1 - begin), "its answer").at(config_.field).to_text();
+  // The first text between braces that is an object: one may quote others before it.
+  const size_t end = text.rfind('}');
+  size_t begin = text.find('{');
+  for (int tries = 0; tries < kMaxTries && begin < end && end != text.npos; ++tries) {
+    try {
+      const Json object = parse_json(text.substr(begin, end + 1 - begin), "its answer");
+      return object.at(config_.field).to_text();
+    } catch (const JsonError&) {
+      throw InputError(
+          str("its answer has no field '", config_.field, "': ", excerpt(text, 160, 80)));
+    } catch (const InputError&) {
+      begin = text.find('{', begin + 1);
+    }
+  }
+  throw InputError(str("its answer has no JSON object: ", excerpt(text, 160, 80)));
 }
 
 double Judge::score(const Json& answer, std::string& text) const {

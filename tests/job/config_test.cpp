@@ -2,6 +2,7 @@
 // contradict each other.
 #include "job/config.h"
 #include "job/preview.h"
+#include "rl/reward.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -197,7 +198,8 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "  - {trainer: grpo, data: {task: parity}, rewards: [{name: task}], environment: {\n"
       "       name: http, url: 'https://a.org/b', headers_env: {Key: 'a ${B} \"c\"', X-Y: "
       "'${Z}'},\n"
-      "       ca_file: ca.pem, proxy: 'http://c.org', retries: 3, outage_minutes: 7}}\n"
+      "       ca_file: ca.pem, starts: yes, proxy: 'http://c.org', retries: 3, outage_minutes: "
+      "7}}\n"
       "  - {trainer: classify, model: {mask: full, norm_place: after, embedding_norm: yes,\n"
       "       image_size: 8, patch_size: 4, channels: 1},\n"
       "     data: {images: {path: train, eval_path: test, field: file, label: class,\n"
@@ -244,6 +246,18 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
         });
     EXPECT_TRUE(differs) << line;
   }
+}
+
+// Earlier versions wrote the values of programs into every section.
+TEST_F(Plans, FilesOfEarlierVersionsLoad) {
+  const std::string earlier = "run: \"\", workers: 1, timeout: 10, start_timeout: 60, memory: 0";
+  const RunPlan plan = load(str("trainer: grpo\ndata: {task: addition}\nrewards: [{name: task, ",
+                                earlier, "}, {name: command, run: ./a, workers: 1, timeout: 10}]\n",
+                                "environment: {name: \"\", ", earlier, "}\n"));
+  EXPECT_FALSE(plan.stages[0].environment.is_set());
+  EXPECT_EQ(plan.stages[0].rewards[0].program, ProgramConfig{});
+  plan.stages[0].environment.validate();
+  EXPECT_NE(make_reward(plan.stages[0].rewards[0], &find_task("addition")), nullptr);
 }
 
 // Keys without effect give warnings; others do not.

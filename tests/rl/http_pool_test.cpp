@@ -177,6 +177,22 @@ TEST(HttpPoolSlow, TwoThousandRequestsOf100MsTakeLittleTime) {
   EXPECT_LE(cpu() - before, 0.1 * took.count());
 }
 
+// A request to stop ends the wait for a server that is gone.
+TEST(HttpPool, ARequestToStopEndsAnOutage) {
+  std::atomic<bool> stop = false;
+  HttpPoolOptions options = quick(str("http://127.0.0.1:", free_port(), "/ok"));
+  options.server.stop = &stop;
+  options.second = std::chrono::duration<double>(1);
+  const auto pool = make_http_pool(options);
+  for (int64_t i = 0; i < 3; ++i) pool->submit(request(i));
+  ::usleep(100000);
+  EXPECT_TRUE(pool->take(Wait::kNone).empty());
+  stop = true;
+  const auto start = Clock::now();
+  EXPECT_THROW(pool->take(Wait::kAll), InputError);
+  EXPECT_LE(Clock::now() - start, std::chrono::seconds(10));
+}
+
 TEST(HttpPool, GivesUpCancelledRequests) {
   const AnswerServer server;
   const auto pool = make_http_pool(quick(server.url("never/ok")));
@@ -221,6 +237,12 @@ TEST(HttpPool, KeysComeFromTheEnvironmentAndStayThere) {
   pool->submit(request(1));
   EXPECT_EQ(pool->take(Wait::kAll).at(0).error, "HTTP 401: 'no, Bearer ***'");
   EXPECT_EQ(server.requests().at(0).at("key").as_string(), "Bearer secret-4711");
+  ::setenv("COHORT_TEST_KEY", "a\"secret", 1);  // also as JSON spells it
+  HttpPoolOptions echo = quick(server.url("text:{\"t\": \"a\\\"secret a\"secret\"}"));
+  echo.server.headers_env = options.server.headers_env;
+  const auto other = make_http_pool(echo);
+  other->submit(request(1));
+  EXPECT_EQ(other->take(Wait::kAll).at(0).line, "{\"t\": \"*** ***\"}");
   const auto refusal = [](ServerConfig config) -> std::string {
     try {
       make_http_pool({.name = "", .server = std::move(config)});
@@ -241,6 +263,13 @@ TEST(HttpPool, KeysComeFromTheEnvironmentAndStayThere) {
             "headers_env.Authorization: the variable NO_SUCH of the environment is not set; hint: "
             "export NO_SUCH=... before the command");
   EXPECT_NE(refusal({.url = "https://x.org", .headers_env = {{"Authorization", "abc"}}}), "");
+  for (const char* url : {"http://127.1.2.3.4/", "http://u:pw@127.0.0.1/"}) {
+    EXPECT_NE(refusal({.url = url, .headers_env = key}), "") << url;
+    EXPECT_EQ(refusal({.url = url, .headers_env = key}).find("pw"), std::string::npos);
+  }
+  ::setenv("COHORT_TEST_KEY", "ab", 1);
+  EXPECT_NE(refusal({.url = "https://x.org", .headers_env = key}).find("too short"),
+            std::string::npos);
   ::setenv("COHORT_TEST_KEY", "a\r\nHost: b", 1);
   EXPECT_NE(refusal({.url = "https://x.org", .headers_env = key}), "");
   ::unsetenv("COHORT_TEST_KEY");
@@ -338,6 +367,16 @@ TEST_F(ServedReward, AJudgementThatIsNoScoreIsAFailure) {
   EXPECT_EQ(error("chat:7"), "the pattern does not match its answer '7'");
   EXPECT_FALSE(path_exists(dir_.path("judge.jsonl")) &&
                !read_text_file(dir_.path("judge.jsonl")).empty());
+}
+
+TEST_F(ServedReward, ScoresAreThoseOfPatternAndScale) {
+  RewardConfig config = judge("chat:N then 7");
+  config.pattern = "(\\d+) then";
+  EXPECT_EQ(score(config).each[0], (Values{0.1, 0.2, 0.3, 0.4}));
+  config.pattern = "then (\\d+)";
+  EXPECT_EQ(score(config).each[0], (Values{0.7, 0.7, 0.7, 0.7}));
+  config.judge.scale = {0, 70};
+  EXPECT_EQ(score(config).each[0], (Values{0.1, 0.1, 0.1, 0.1}));
 }
 
 TEST_F(ServedReward, ThePromptIsATemplateOfTheLine) {
