@@ -3,14 +3,15 @@
 # stubs, tests/python and the notebooks there.
 #
 #   scripts/python_test.sh [ARGUMENT...]   arguments for pytest; WHEEL="--cuda --python PYTHON": those of scripts/wheel.sh;
-#                                          PACKAGES="torch jax cupy-cuda13x basedpyright": packages whose tests are skipped otherwise
+#                                          PACKAGES="torch jax cupy-cuda13x basedpyright reasoning-gym==0.1.25": packages whose
+#                                          tests are skipped otherwise
 #
 # All files are in build/python*, so that the next build compiles only what has changed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 case "${1-}" in
-  --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 work=build/python
 # The flags of build/cpu, so that ccache has its objects.
