@@ -112,7 +112,7 @@ StepRecord decode(const std::string& text) {
     if (c.loss_mask.size() != c.tokens.size() || c.logprobs.size() != c.tokens.size())
       throw InputError(str("completion ", c.index, " has lists of different lengths"));
     for (const EnvironmentReply& r : c.replies)
-      if (!r.done && r.error.empty() && r.tokens.empty())
+      if (!r.done && r.error.empty() && r.tokens.empty() && r.fields.is_null())
         throw InputError(str("completion ", c.index, " has a reply without tokens"));
   }
   return record;

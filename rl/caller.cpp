@@ -37,7 +37,7 @@ Caller::Caller(std::string name, const ProgramConfig& config, const ServerConfig
   options_.timeout = config.timeout.value_or(server.url.empty() ? 10 : 60);
   if (!server.url.empty()) {
     server.validate();
-    ProcessSpawner::hide_variables(server.variables());  // of rewards without a run, too
+    ProcessSpawner::hide_variables(server.variables());
     return;
   }
   options_.program = {split_command(config.run), config.directory, config.memory << 20};
