@@ -131,7 +131,9 @@ TEST_F(EnvironmentRuns, BeginDialoguesForAWholeGroup) {
   std::istringstream lines(read_file(dir_.path("starts.txt")));
   int64_t count = -3;  // less those that were asked before the run
   for (int64_t step, index; lines >> step >> index;)
-    if (step >= 0 && ++count > 0) EXPECT_EQ(index % 6, 0);
+    if (step >= 0 && ++count > 0) {
+      EXPECT_EQ(index % 6, 0);
+    }
   EXPECT_EQ(count, 6 * 4);
   fs::remove(dir_.path("starts.py"));
   for (const char* step : {"1", "4", "6"}) {
