@@ -39,6 +39,7 @@ import textwrap
 import threading
 import time
 import types
+import warnings
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple
 
 # Modules that solutions often import. Where the interpreter's folder is unreadable to the worker's user they have to be here already.
@@ -308,7 +309,10 @@ class Sandbox:
         if not self.namespaces:
             os.chmod(self.folder, 0o700)
             for entry in os.scandir(self.folder):
-                os.unlink(entry.path)
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    os.unlink(entry.path)
             if last:
                 os.rmdir(self.folder)
 
@@ -316,14 +320,16 @@ class Sandbox:
         """Bytes of a process and of all that it has started. /proc is that from before make_root()."""
         total = 0
         try:
-            with open(os.open(f"{process}/status", os.O_RDONLY, dir_fd=self.proc)) as status:
-                total = sum(int(kb) << 10 for kb in re.findall(r"(?:RssAnon|RssShmem):\s*(\d+)", status.read()))
             folder = os.open(f"{process}/task", os.O_RDONLY, dir_fd=self.proc)
             tasks = os.listdir(folder)
             os.close(folder)
+            own = 0  # a thread that has ended shows none
             for task in tasks:
+                with open(os.open(f"{process}/task/{task}/status", os.O_RDONLY, dir_fd=self.proc)) as status:
+                    own = max(own, sum(int(kb) << 10 for kb in re.findall(r"(?:RssAnon|RssShmem):\s*(\d+)", status.read())))
                 with open(os.open(f"{process}/task/{task}/children", os.O_RDONLY, dir_fd=self.proc)) as children:
                     total += sum(self.memory_of(int(child)) for child in children.read().split())
+            total += own
         except OSError:  # it has ended meanwhile
             pass
         return total
@@ -424,7 +430,7 @@ class Candidate:
         names = [n for n, v in list(self.scope.items()) if callable(v) and n.isidentifier()]
         if isinstance(self.scope.get("Solution"), type):
             names += [n for n in dir(self.scope["Solution"]) if not n.startswith("_")]
-        return literal(names)
+        return "\n".join(names)
 
     def call(self, name: str, arguments: Tuple[Any, ...], named: Dict[str, Any]) -> str:
         function = self.scope[name] if name in self.scope else getattr(self.scope["Solution"](), name)
@@ -440,8 +446,9 @@ class Candidate:
             file.write(data)
         for stream, name, flags in ((0, ".stdin", os.O_RDONLY), (1, ".stdout", os.O_RDWR | os.O_CREAT | os.O_TRUNC)):
             descriptor = os.open(name, flags)
-            os.dup2(descriptor, stream)
-            os.close(descriptor)
+            if descriptor != stream:  # the code before may have closed it
+                os.dup2(descriptor, stream)
+                os.close(descriptor)
         sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)
         try:
             exec(compile(source, "solution.py", "exec"), {"__name__": "__main__"})
@@ -582,7 +589,7 @@ def function_tests(channel: Channel, code: Tuple[str, str], setup: str, tests: L
     """Tests that are Python code. `code`: the solution and its prefix; `entry`: the function that check() gets, if there is one."""
     setup_code, setup_names = compiled(setup, "test_setup_code")
     codes = [compiled(test, f"test {i + 1}") for i, test in enumerate(tests)]
-    names = set(channel.value("load", code[0], limit=MAX_NAMES))
+    names = set(channel.ask("load", code[0], limit=MAX_NAMES).decode("utf-8", "replace").split("\n"))
     if inside:
         end = f"\nif 'check' in globals(): check({entry})" if entry else ""
         return [lambda test=test: channel.ask("test_inside", setup, test + end) == b"True" for test in tests]  # type: ignore[misc]
@@ -623,7 +630,7 @@ def pair_tests(channel: Channel, source: str, function: str, pairs: List[Tuple[A
         except ValueError as error:
             raise LineError(f"inputs or outputs of {function}: {error}") from None
         wrapped = all(isinstance(expected, list) and len(expected) == 1 for _, expected in calls)  # APPS: a list of the result
-        channel.value("load", source, limit=MAX_NAMES)
+        channel.ask("load", source, limit=MAX_NAMES)
         return [lambda p=pair: call_passes(*p) for pair in calls]  # type: ignore[misc]
     build, _, command = run.rpartition("&&")
     if run:
@@ -737,7 +744,9 @@ def passed_fraction(channel: Channel, request: Dict[str, Any], options: argparse
 
 
 def supervise(source: int, answers: int, worker: int, sandbox: Sandbox, options: argparse.Namespace) -> NoReturn:
-    """Reads a request from `source` and answers it. To the worker it sends the index, and a further byte once it has a result."""
+    """Reads a request from `source` and answers it. To the worker it sends the index and the candidate's process, and a
+    further byte once it has a result."""
+    warnings.simplefilter("ignore")  # those of parsed results
     call("prctl", 1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
     call("prctl", 4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: no process of this user reads its memory by /proc
     candidate, error = 0, ""
@@ -762,7 +771,7 @@ def supervise(source: int, answers: int, worker: int, sandbox: Sandbox, options:
     set_limit("AS", 2 << 30)
     set_limit("STACK", 64 << 20)
     request = json.loads(line)
-    os.write(worker, b"%d " % request["index"])
+    os.write(worker, b"%d %d " % (request["index"], candidate))
     try:
         if error:
             raise LineError(error)
@@ -790,17 +799,20 @@ def serve(source: int, answers: int, sandbox: Sandbox, options: argparse.Namespa
         os.close(reading)
         supervise(source, answers, writing, sandbox, options)
     os.close(writing)
-    index = os.read(reading, 32)
-    hangs = bool(index) and b"." not in index and not select.select([reading], [], [], sandbox.timeout + 0.5)[0]
-    if hangs:  # in a test's code, since its timer raises an exception elsewhere
+    sent = os.read(reading, 64)
+    hangs = bool(sent) and b"." not in sent and not select.select([reading], [], [], sandbox.timeout + 0.5)[0]
+    if hangs:  # in a test's code or a result, since its timer raises an exception elsewhere
+        index, candidate = map(int, sent.split())
+        if candidate:  # first: its number is its own while the supervisor lives
+            os.kill(candidate, signal.SIGKILL)
         os.kill(supervisor, signal.SIGKILL)
-        os.write(answers, json.dumps({"index": int(index), "reward": 0, "outcome": "timeout", "sandbox": sandbox.tier}).encode() + b"\n")
+        os.write(answers, json.dumps({"index": index, "reward": 0, "outcome": "timeout", "sandbox": sandbox.tier}).encode() + b"\n")
     status = os.waitpid(supervisor, 0)[1]
     os.close(reading)
-    sandbox.clean(last=not index)
+    sandbox.clean(last=not sent)
     if status != 0 and not hangs:
         sys.exit(f"cohort_sandbox: a supervisor has ended with the status {status}")
-    return bool(index)
+    return bool(sent)
 
 
 def works(tier: str, options: argparse.Namespace) -> str:
