@@ -77,7 +77,6 @@ struct HttpClient::Exchange {
 class HttpClient::Library : NonCopyable {
  public:
   explicit Library(HttpOptions options) : options_(std::move(options)) {
-    if (!options_.ca_file.empty()) InputFile(options_.ca_file);
     options_.headers.emplace_back("Content-Type: application/json");
     options_.headers.emplace_back("Expect:");  // no round trip before large bodies
     for (const std::string& header : options_.headers)
@@ -245,8 +244,10 @@ class HttpClient::Library : NonCopyable {
   std::vector<CURL*> unused_;
 };
 
-HttpClient::HttpClient(HttpOptions options)
-    : curl_(std::make_unique<Library>(std::move(options))) {}
+HttpClient::HttpClient(HttpOptions options) {
+  if (!options.ca_file.empty()) InputFile(options.ca_file);  // exists
+  curl_ = std::make_unique<Library>(std::move(options));
+}
 HttpClient::~HttpClient() = default;
 void HttpClient::post(int64_t id, std::string body) {
   curl_->begin(id, std::move(body));
