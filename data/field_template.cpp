@@ -54,12 +54,10 @@ const Json& FieldTemplate::value_of(const std::string& names, const Json& fields
   if (found != nullptr) return *found;
   std::vector<std::string> present;
   for (const auto& [name, value] : fields.as_object()) present.push_back(name);
-  const std::string list = "; fields here: " + join(present, ", "),
-                    hint = hint_ ? hint_(fields) : "";
-  const std::string fill =
-      present.empty() || !hint_ ? "" : str("; hint: data.jsonl.", key_, "='{", present[0], "}'");
-  throw InputError(str(where, ": no field '", names, "', which the ", key_, " template needs",
-                       hint.empty() ? did_you_mean(names, present, list + fill) : list + hint));
+  throw InputError(
+      str(where, ": no field '", names, "', which the ", key_, " template needs",
+          hint_ ? hint_(names, present, fields)
+                : did_you_mean(names, present, "; fields here: " + join(present, ", "))));
 }
 
 }  // namespace cohort

@@ -14,8 +14,9 @@ namespace cohort {
 class FieldTemplate {
  public:
   using ValueText = std::function<std::string(const Json&)>;
-  // Says what the message of a missing field ends with; empty: it lists the fields that there are.
-  using MissingHint = std::function<std::string(const Json& fields)>;
+  // The end of the message of a missing field, given the names of those that there are.
+  using MissingHint = std::function<std::string(
+      const std::string& field, const std::vector<std::string>& present, const Json& fields)>;
   // `key`: the configuration key, for messages. Throws InputError for braces that do not match.
   FieldTemplate(const char* key, const std::string& text, MissingHint hint = {});
   // `where`: file and line of `fields`. Throws InputError for a field that is missing.

@@ -63,7 +63,18 @@ void refuse_other_formats(std::string_view line, const std::string& file) {
 // The template of a key of data.jsonl.
 class Template : public FieldTemplate {
  public:
-  Template(const char* key, const std::string& text) : FieldTemplate(key, text, foreign_hint) {}
+  Template(const char* key, const std::string& text)
+      : FieldTemplate(
+            key, text,
+            [key](const std::string& field, const std::vector<std::string>& present,
+                  const Json& fields) {
+              const std::string list = "; fields here: " + join(present, ", "),
+                                foreign = foreign_hint(fields);
+              if (!foreign.empty()) return list + foreign;
+              const std::string fill =
+                  present.empty() ? "" : str("; hint: data.jsonl.", key, "='{", present[0], "}'");
+              return did_you_mean(field, present, list + fill);
+            }) {}
 
   // render() of a text that there must be. Throws InputError for a field that is null or a list of
   // messages.

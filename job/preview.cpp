@@ -54,13 +54,13 @@ Trajectory gold_completion(const Example& example, const Tokenizer& tokenizer,
 // Scores the gold completions of training problems. Programs and functions score only the examples
 // of the preview.
 void score_solutions(const TrainConfig& config, const Dataset& data, StagePreview& out) {
-  const bool has_program = has_command(config.rewards),
-             asks = has_program || std::ranges::any_of(config.rewards, is_served);
+  const bool runs_programs = has_program(config.rewards),
+             asks = runs_programs || std::ranges::any_of(config.rewards, is_served);
   const int64_t count = std::ranges::any_of(config.rewards, is_external)
                             ? static_cast<int64_t>(out.examples.size())
                             : std::min<int64_t>(1000, data.train->size());
   std::optional<ErrorCapture> errors;
-  if (has_program) errors.emplace(process_spawner());
+  if (runs_programs) errors.emplace(process_spawner());
   const RewardSet rewards(config.rewards, data.task);
   const SamplingConfig sampling = sampling_for(config.sampling, config.data, *data.tokenizer);
   std::vector<Example> problems;

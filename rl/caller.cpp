@@ -10,8 +10,7 @@ namespace cohort {
 void ProgramConfig::visit(ConfigVisitor& v) {
   v.field("run", run,
           "command: the program and its arguments; no shell is involved. code: what a shell runs, "
-          "where "
-          "solutions are in another language");
+          "where solutions are in another language");
   v.field("directory", directory, "command: working directory; empty: the folder of this file");
   v.field("workers", workers, "command, code: processes per rank; auto: one, of code one per core",
           {.min = 1, .max = 1024});

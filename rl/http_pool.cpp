@@ -23,9 +23,7 @@ namespace {
 constexpr double kMaxDelay = 60;     // seconds until the next try
 constexpr double kFirstMinutes = 2;  // until an outage before the first answer ends the pool
 constexpr double kQuiet = 10;        // seconds of an outage before it is said, and then every 60
-// The part of requests submitted together that may fail without being an outage.
-constexpr double kMaxFailedFraction = 0.05;
-constexpr size_t kMinSecret = 6;  // bytes of a value that other text is unlikely to have
+constexpr size_t kMinSecret = 6;     // bytes of a value that other text is unlikely to have
 
 // Calls literal() and variable() for the pieces of "Bearer ${NAME}".
 template <class Literal, class Variable>

@@ -47,10 +47,10 @@ struct HttpPoolOptions {
 // Lost, half and late answers, and those with the status 408, 429 or 5xx, are asked for again after
 // 1, 2, 4, ... 60 s, or after the server's Retry-After, of which 60 s count at most. A request
 // fails if its last retry fails, at once for any other status than 2xx, and if validate() refuses
-// its answer. While nothing is answered, requests wait for longer than their retries, unless at
-// most 5 % of those that were submitted together are left. After outage_minutes without an answer,
-// or two before the first, take() throws InputError. Values of the environment never reach an error
-// or an answer.
+// its answer. While nothing is answered, requests wait for longer than their retries, unless one is
+// alone or at most 5 % are left of the most that were unanswered at a time. After outage_minutes
+// without an answer, or two before the first, take() throws InputError, and so it does if `stop` is
+// set while requests are tried again. Values of the environment never reach an error or an answer.
 // Throws InputError as validate() does, for variables that are not set, and as HttpClient does.
 std::unique_ptr<RequestPool> make_http_pool(HttpPoolOptions options);
 

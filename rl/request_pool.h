@@ -14,6 +14,9 @@
 
 namespace cohort {
 
+// The fraction of a step's requests that may fail: more of them end the run, or are an outage.
+inline constexpr double kMaxFailedFraction = 0.05;
+
 class RequestPool {
  public:
   // Identifies a request by its dialogue and turn.

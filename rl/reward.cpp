@@ -175,7 +175,7 @@ RewardSet::RewardSet(const std::vector<RewardConfig>& configs, const Task* task,
     const RewardConfig& config = configs[i];
     try {
       rewards_.push_back(make_entry(config, task));
-      commands_.push_back(programs_of(config));
+      external_.push_back(programs_of(config));
       if (!std::isfinite(config.weight)) throw InputError("weight must be finite");
     } catch (const InputError& e) {
       throw InputError(str("rewards[", i, "] '", config.name, "': ", e.what()));
@@ -210,8 +210,8 @@ void RewardSet::find_criteria(const std::vector<RewardConfig>& configs) {
 
 void RewardSet::submit(const Example& example, const Trajectory& trajectory, int64_t step) const {
   if (!trajectory.environment_error.empty()) return;
-  for (const auto& command : commands_)
-    if (command != nullptr) command->submit(reward_input(example, trajectory, step));
+  for (const auto& reward : external_)
+    if (reward != nullptr) reward->submit(reward_input(example, trajectory, step));
 }
 
 RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
@@ -228,7 +228,7 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
   for (size_t s = 0; s < samples; ++s) submit(prompts[s / group], trajectories[s], step);
   std::map<const ExternalReward*, std::map<int64_t, ExternalReward::Result>> answers;
   for (size_t k = 0; k < rewards_.size(); ++k) {
-    ExternalReward* command = commands_[k].get();
+    ExternalReward* command = external_[k].get();
     if (command == nullptr) continue;
     scores.failed[k] = 0;
     if (!answers.contains(command)) answers[command] = command->collect();  // rewards may share it
@@ -247,11 +247,11 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
     RewardInput input = reward_input(prompts[s / group], trajectories[s], step);
     for (const size_t k : order_) {
       double& value = scores.each[k][s];
-      if (commands_[k] == nullptr) {
+      if (external_[k] == nullptr) {
         if (criteria_[k]) input.correct = scores.each[*criteria_[k]][s];
         value = rewards_[k](input);
       } else {
-        const auto& result = answers.at(commands_[k].get()).at(trajectories[s].index);
+        const auto& result = answers.at(external_[k].get()).at(trajectories[s].index);
         value = result.value;
         if (!result.error.empty() && (*scores.failed[k])++ == 0)
           scores.first_error[k] = result.error;

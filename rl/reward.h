@@ -71,7 +71,7 @@ inline bool is_program(const RewardConfig& reward) {
   return reward.name == "command" || reward.name == "code";
 }
 // True if one of the rewards is a program.
-inline bool has_command(std::span<const RewardConfig> rewards) {
+inline bool has_program(std::span<const RewardConfig> rewards) {
   return std::ranges::any_of(rewards, is_program);
 }
 // True if a server computes it.
@@ -131,9 +131,9 @@ class ExternalReward;
 class RewardSet {
  public:
   // Throws InputError for an unknown name, a bad pattern, a reward that needs a task without one,
-  // a criterion (RewardConfig::correct) that is not in the list, or an empty list. Equal commands
-  // are one, since programs may be expensive to start: those of `running`, if they are what is
-  // asked for.
+  // a criterion (RewardConfig::correct) that is not in the list, or an empty list. Equal external
+  // rewards are one, since programs may be expensive to start: `running`, if that is what is asked
+  // for.
   RewardSet(const std::vector<RewardConfig>& configs, const Task* task,
             const std::shared_ptr<ExternalReward>& running = nullptr);
   // The configured name, with "_2", "_3", ... for repetitions.
@@ -144,13 +144,13 @@ class RewardSet {
     // [reward][sample], NaN where not applicable: all of a dialogue whose environment has failed.
     std::vector<std::vector<double>> each;
     std::vector<double> total;  // sum of weight * reward over applicable ones; NaN if none applies
-    // [reward]: number of samples for which a command has failed (nullopt: not a command), and the
+    // [reward]: number of samples for which it has failed (nullopt: not is_external()), and the
     // error of the first of them.
     std::vector<std::optional<int64_t>> failed;
     std::vector<std::string> first_error;
   };
-  // Sends a completion to the commands, so that they run while others are sampled. The next call of
-  // score() must include it. Trajectory::index must be unique among its trajectories.
+  // Sends a completion to the external rewards, so that they run while others are sampled. The next
+  // call of score() must include it. Trajectory::index must be unique among its trajectories.
   void submit(const Example& example, const Trajectory& trajectory, int64_t step) const;
   // Scores of `trajectories`, which are in the order of Sampler::sample(): equally many per prompt.
   // Throws InputError naming the reward and the completion for an infinite value.
@@ -163,7 +163,7 @@ class RewardSet {
   std::vector<std::string> names_;
   std::vector<double> weights_;
   std::vector<RewardFn> rewards_;
-  std::vector<std::shared_ptr<ExternalReward>> commands_;  // [reward]; null: not a command
+  std::vector<std::shared_ptr<ExternalReward>> external_;  // [reward]; null: not is_external()
   std::vector<std::optional<size_t>> criteria_;  // [reward]: position of RewardConfig::correct
   std::vector<size_t> order_;                    // all positions, those with a criterion last
 };

@@ -245,7 +245,7 @@ class HttpClient::Library : NonCopyable {
 };
 
 HttpClient::HttpClient(HttpOptions options) {
-  if (!options.ca_file.empty()) InputFile(options.ca_file);  // exists
+  if (!options.ca_file.empty()) InputFile(options.ca_file);  // throws if it cannot be read
   curl_ = std::make_unique<Library>(std::move(options));
 }
 HttpClient::~HttpClient() = default;

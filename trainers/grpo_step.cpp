@@ -21,8 +21,6 @@ namespace {
 
 // The purpose of rng_stream() for shuffled advantages.
 constexpr uint64_t kAblationPurpose = 7;
-// Maximum fraction of a step's completions for which reward programs may fail.
-constexpr double kMaxFailedFraction = 0.05;
 
 // Calls Learner::within_memory() for work on `updates`, which are packed as it asks.
 void within_memory(Learner& learner, std::span<PolicyUpdate> updates, const GrpoSections& config,

@@ -54,16 +54,6 @@ std::optional<Json> rewards_of(const Json& answer) {
   return out;
 }
 
-// The answer to a request whose rewards_of() are known.
-Json answer_of(const Json& request, const Json& rewards) {
-  if (!request.is_array())
-    return Json().set("index", request.get_or_null("index")).set("reward", rewards);
-  Json out = Json::Array{};
-  for (size_t i = 0; i < request.as_array().size(); ++i)
-    out.push_back(answer_of(request.as_array()[i], rewards.as_array().at(i)));
-  return out;
-}
-
 }  // namespace
 
 ExternalReward::ExternalReward(const RewardConfig& config)
@@ -137,13 +127,18 @@ void ExternalReward::submit(const RewardInput& in) {
 void ExternalReward::ask(const Json& request, Key key) {
   if (!log_) return caller_.submit(request, key);
   const std::string hash = hash_of(request.dump());
-  if (const auto score = log_->find(hash)) {
-    known_.emplace_back(key, answer_of(request, *score));
-    return;
-  }
   std::vector<Key>& equal = asked_[hash];
   equal.push_back(key);
-  if (equal.size() == 1) caller_.submit(request, key);
+  if (equal.size() == 1 && !log_->find(hash)) caller_.submit(request, key);
+}
+
+Json ExternalReward::answer_of(Key key, const Json& score) const {
+  if (!config_.batch) return Json().set("index", key.index).set("reward", score);
+  Json out = Json::Array{};
+  for (size_t i = 0; i < score.as_array().size(); ++i)
+    out.push_back(
+        Json().set("index", lists_.at(key.index).at(i)).set("reward", score.as_array()[i]));
+  return out;
 }
 
 // Sends one list to each program, or as many to a server as it has requests at a time.
@@ -212,18 +207,17 @@ std::map<int64_t, ExternalReward::Result> ExternalReward::collect() {
     if (config_.name == "code") note_sandbox(answer);
     answers[key] = {std::move(answer), error};
   }
-  for (auto& [key, answer] : known_) answers[key] = {std::move(answer), ""};
+  // The log's score is that of the first answer, which another rank or an earlier process may have
+  // had.
   for (const auto& [hash, equal] : asked_) {
-    auto first = answers.at(equal[0]);
-    // The log's score is that of the first answer, which another rank may have had.
-    if (judge_ && first.second.empty()) first.first = answer_of({}, *log_->find(hash));
-    for (const Key& key : equal) answers[key] = first;
+    const std::optional<Json> score = log_->find(hash);
+    for (const Key& key : equal)
+      answers[key] = score ? std::pair(answer_of(key, *score), "") : answers.at(equal[0]);
   }
   for (const auto& [key, answer] : answers) add(key, answer.first, answer.second, out);
   submitted_.clear();
   lists_.clear();
   asked_.clear();
-  known_.clear();
   return out;
 }
 

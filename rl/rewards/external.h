@@ -64,8 +64,10 @@ class ExternalReward : NonCopyable {
   // Submits a request unless a server was asked for the same before.
   void ask(const Json& request, Key key);
   std::string hash_of(const std::string& request) const;
-  // Returns what is wrong with an answer; empty: it is valid, and a server's is in the log.
+  // Returns what is wrong with an answer; empty: it is valid, and a server's score is in the log.
   std::string take_answer(const std::string& request, const std::string& answer);
+  // The answer to a request that has the score, or list of scores, in the log.
+  Json answer_of(Key key, const Json& score) const;
   // Logs which sandbox the reward `code` has, once an answer names it.
   void note_sandbox(const Json& answer);
   // Adds the results of an answer to a request, or those of its failure.
@@ -76,11 +78,9 @@ class ExternalReward : NonCopyable {
 
   const RewardConfig config_;
   const std::optional<Judge> judge_;
-  // With a server: the log from the first request on, the equal requests among those that wait for
-  // an answer, by their hash, and the answers that the log had.
+  // With a server: the log from the first request on, and the keys of equal requests by their hash.
   std::shared_ptr<AnswerLog> log_;
   std::map<std::string, std::vector<Key>> asked_;
-  std::vector<std::pair<Key, Json>> known_;
   Caller caller_;
   Json::Array unsent_;                             // `batch`
   std::map<int64_t, std::vector<int64_t>> lists_;  // indices of the completions of each list
