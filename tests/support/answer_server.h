@@ -6,7 +6,6 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -38,9 +37,8 @@ class AnswerServer {
 };
 
 inline AnswerServer::AnswerServer(int port, bool tls) : tls_(tls) {
-  const auto script = std::filesystem::path(__FILE__).parent_path() / "answer_server.py";
-  std::vector<std::string> command = {"env", str("ANSWER_PORT=", port), "python3", script.string(),
-                                      dir_.path("")};
+  std::vector<std::string> command = {"env", str("ANSWER_PORT=", port), "python3",
+                                      COHORT_TESTS "/support/answer_server.py", dir_.path("")};
   if (tls) {
     const std::string make =
         str("openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext ",
