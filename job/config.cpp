@@ -220,10 +220,16 @@ class RelativePaths {
     // The files of earlier versions have the values of programs in every section.
     const ConfigNode* name = program.find("name");
     const std::string kind = name == nullptr ? "" : name->text().value_or("");
+    const ConfigNode* tools = program.find("tools");
+    const bool has_python =
+        tools != nullptr && std::ranges::any_of(tools->items, [](const ConfigNode& tool) {
+          return tool.text() == "python";
+        });
     for (const auto& [key, before, now] :
          {std::tuple("timeout", "10", "none"), {"workers", "1", "auto"}})
       if (ConfigNode* node = program.find(key); node != nullptr && node->scalar == before &&
-                                                kind != "http" && kind != "judge" && kind != "code")
+                                                kind != "http" && kind != "judge" &&
+                                                kind != "code" && !has_python)
         node->scalar = now;
     const ConfigNode* run = program.find("run");
     if (run == nullptr || run->text() == "") return;

@@ -12,17 +12,18 @@ void ProgramConfig::visit(ConfigVisitor& v) {
           "command: the program and its arguments; no shell is involved. code: what a shell runs, "
           "where solutions are in another language");
   v.field("directory", directory, "command: working directory; empty: the folder of this file");
-  v.field("workers", workers, "command, code: processes per rank; auto: one, of code one per core",
+  v.field("workers", workers,
+          "command, code, python: processes per rank; auto: one, of code and python one per core",
           {.min = 1, .max = 1024});
   v.field(
       "timeout", timeout,
-      "command: seconds without an answer until a process is restarted (none: 10); code: seconds "
-      "of a solution (none: 10); http, judge: seconds for an answer (none: 60)",
+      "command: seconds without an answer until a process is restarted (none: 10); code, python: "
+      "seconds of a program (none: 10); http, judge: seconds for an answer (none: 60)",
       {.min = 1e-3, .max = 1e6});
   v.field("start_timeout", start_timeout, "command: seconds for the first answer of a process",
           {.min = 1e-3, .max = 1e6});
   v.field("memory", memory,
-          "command, code: MiB of address space of each process; 0: no limit, of code 512",
+          "command, code, python: MiB of address space of each process; 0: no limit, of code 512",
           {.min = 0, .max = 1 << 30});
 }
 

@@ -6,6 +6,7 @@
 #include "data/chat_examples.h"
 #include "rl/engine/rollout.h"
 #include "rl/environments/environments.h"
+#include "rl/reward.h"
 #include "sys/files.h"
 #include "text/utf8.h"
 
@@ -20,7 +21,7 @@ struct EnvironmentEntry {
 };
 constexpr const char* kCommonKeys = "name max_turns max_sequence_length discount turns tool_format";
 constexpr EnvironmentEntry kEnvironments[] = {
-    {"tools", "tools corpus corpus_field search_results"},
+    {"tools", "tools corpus corpus_field search_results sandbox workers timeout memory"},
     {"http",
      "url headers_env ca_file proxy concurrent timeout retries outage_minutes tool_schemas starts"},
     {"command",
@@ -81,11 +82,12 @@ void EnvironmentConfig::visit(ConfigVisitor& v) {
   v.choice("tool_format", tool_format, kToolFormats,
            "how the policy writes tool calls; auto: as the chat template does; inline: "
            "<<EXPRESSION>> is a call of the calculator");
-  v.field("tools", tools, "tools: names of built-in tools: calculator, search");
+  v.field("tools", tools, "tools: names of built-in tools: calculator, python, search");
   v.field("corpus", corpus, "search: JSON lines to look in");
   v.field("corpus_field", corpus_field, "search: their field with the text");
   v.field("search_results", search_results, "search: texts that a call returns",
           {.min = 1, .max = 100});
+  visit_sandbox(v, sandbox);
   program.visit(v);
   server.visit(v);
   v.field("tool_schemas", tool_schemas,
@@ -100,6 +102,10 @@ void EnvironmentConfig::visit(ConfigVisitor& v) {
       "command, http: turns that a process or the server has at a time; 1: it answers one after "
       "the other",
       {.min = 1, .max = 1 << 16});
+}
+
+bool EnvironmentConfig::has_program() const {
+  return !program.run.empty() || std::ranges::find(tools, "python") != tools.end();
 }
 
 void EnvironmentConfig::validate() const {

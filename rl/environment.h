@@ -35,10 +35,11 @@ struct EnvironmentConfig {
   PastTurns turns = PastTurns::kAsSampled;
   ToolFormat tool_format = ToolFormat::kAuto;
   // `tools`: names of built-in tools, the JSON lines that `search` looks in, their field of text,
-  // and how many of them it returns.
+  // and how many of them it returns; where `python` runs its code.
   std::vector<std::string> tools;
   std::string corpus, corpus_field = "text";
   int64_t search_results = 3;
+  std::string sandbox = "auto";
   // `command` (rl/environments/command.cpp): the programs, the turns that each has at a time, and a
   // JSON file with the list of tools that the prompts show.
   ProgramConfig program;
@@ -48,6 +49,8 @@ struct EnvironmentConfig {
   bool starts = false;  // the environment begins the dialogues: see Environment::starts()
   bool operator==(const EnvironmentConfig&) const = default;
   bool is_set() const { return !name.empty(); }
+  // True if programs run: those of `command`, or the tool `python`.
+  bool has_program() const;
   void visit(ConfigVisitor& v);
   // Throws InputError naming the key, for keys that do not fit together. Other names than built-in
   // ones are those of callbacks.

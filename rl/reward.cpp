@@ -20,6 +20,10 @@ const std::vector<RewardEntry>& reward_table() {
 
 namespace {
 
+// Outcomes of the reward `code` -> their metrics.
+constexpr std::pair<const char*, const char*> kCodeOutcomes[] = {
+    {"passed", "passed"}, {"timeout", "timeouts"}, {"no_code", "no_code"}};
+
 std::vector<std::string> reward_names() {
   std::vector<std::string> names;
   for (const RewardEntry& entry : reward_table()) names.emplace_back(entry.name);
@@ -100,10 +104,6 @@ void CodeConfig::visit(ConfigVisitor& v) {
   static constexpr EnumName<std::string_view> kFences[] = {{"required", "required"},
                                                            {"optional", "optional"}};
   static constexpr EnumName<std::string_view> kCredits[] = {{"all", "all"}, {"share", "share"}};
-  static constexpr EnumName<std::string_view> kSandboxes[] = {{"auto", "auto"},
-                                                              {"namespaces", "namespaces"},
-                                                              {"landlock", "landlock"},
-                                                              {"rlimits", "rlimits"}};
   v.choice("fence", fence, kFences,
            "code: optional: a completion without a fenced block is code as a whole");
   v.field("prefix", prefix, "code: text before the block; {prompt} is the prompt");
@@ -112,8 +112,16 @@ void CodeConfig::visit(ConfigVisitor& v) {
       "inside", inside,
       "code: the tests run in the solution's process, which can forge their outcome; for results "
       "that are no literals");
+  visit_sandbox(v, sandbox);
+}
+
+void visit_sandbox(ConfigVisitor& v, std::string& sandbox) {
+  static constexpr EnumName<std::string_view> kSandboxes[] = {{"auto", "auto"},
+                                                              {"namespaces", "namespaces"},
+                                                              {"landlock", "landlock"},
+                                                              {"rlimits", "rlimits"}};
   v.choice("sandbox", sandbox, kSandboxes,
-           "code: auto: namespaces, or landlock; rlimits limits resources only");
+           "code, python: auto: namespaces, or landlock; rlimits limits resources only");
 }
 
 void RewardConfig::visit(ConfigVisitor& v) {
@@ -225,12 +233,15 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
   scores.total.assign(samples, kNotApplicable);
   scores.failed.resize(rewards_.size());
   scores.first_error.resize(rewards_.size());
+  scores.outcomes.resize(rewards_.size());
   for (size_t s = 0; s < samples; ++s) submit(prompts[s / group], trajectories[s], step);
   std::map<const ExternalReward*, std::map<int64_t, ExternalReward::Result>> answers;
   for (size_t k = 0; k < rewards_.size(); ++k) {
     ExternalReward* command = external_[k].get();
     if (command == nullptr) continue;
     scores.failed[k] = 0;
+    if (command->is_code())
+      for (const auto& [outcome, metric] : kCodeOutcomes) scores.outcomes[k][metric] = 0;
     if (!answers.contains(command)) answers[command] = command->collect();  // rewards may share it
   }
   for (size_t s = 0; s < samples; ++s) {
@@ -255,6 +266,8 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
         value = result.value;
         if (!result.error.empty() && (*scores.failed[k])++ == 0)
           scores.first_error[k] = result.error;
+        for (const auto& [outcome, metric] : kCodeOutcomes)
+          if (result.outcome == outcome) ++scores.outcomes[k][metric];
       }
       require_finite(value, names_[k]);
     }

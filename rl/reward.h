@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -34,6 +35,8 @@ struct CodeConfig {
   bool operator==(const CodeConfig&) const = default;
   void visit(ConfigVisitor& v);
 };
+
+void visit_sandbox(ConfigVisitor& v, std::string& sandbox);
 
 struct RewardConfig {
   std::string name;  // RewardEntry::name, or that of a callback
@@ -148,6 +151,9 @@ class RewardSet {
     // error of the first of them.
     std::vector<std::optional<int64_t>> failed;
     std::vector<std::string> first_error;
+    // [reward]: numbers of samples of `code` that have passed all tests, been too slow or had no
+    // code, by the names of their metrics; of other rewards, none.
+    std::vector<std::map<std::string, int64_t>> outcomes;
   };
   // Sends a completion to the external rewards, so that they run while others are sampled. The next
   // call of score() must include it. Trajectory::index must be unique among its trajectories.

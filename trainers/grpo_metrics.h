@@ -1,6 +1,7 @@
 // The numbers of a GRPO step, under TRL's names where they mean the same.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -35,8 +36,9 @@ struct GroupCounts {
 // The groups that one rank has sampled in a step.
 struct ScoredRollouts {
   std::vector<Group> groups;  // by index
-  // [reward]: RewardSet::Scores::failed, of all rounds.
+  // [reward]: those of RewardSet::Scores, of all rounds.
   std::vector<std::optional<int64_t>> failed = {};
+  std::vector<std::map<std::string, int64_t>> outcomes = {};
   // Rounds that replaced groups without a signal, and the prompts of all rounds, over all ranks.
   int64_t dynamic_sampling_rounds = 0, num_prompts = 0;
   GroupCounts replaced = {};  // the groups that they replaced

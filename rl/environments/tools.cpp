@@ -2,12 +2,15 @@
 // the dialogue. A call that is wrong has an answer that says so, beginning with "error: ".
 #include <algorithm>
 #include <charconv>
+#include <map>
+#include <optional>
 #include <utility>
 
 #include "core/text.h"
 #include "rl/environments/environments.h"
 #include "rl/environments/search.h"
 #include "rl/rewards/expression.h"
+#include "rl/rewards/rewards.h"
 #include "text/utf8.h"
 
 namespace cohort {
@@ -22,6 +25,8 @@ struct Tool {
 constexpr Tool kTools[] = {
     {"calculator", "Calculates the exact value of an expression of numbers.", "expression",
      "numbers with + - * / ^ ! and parentheses, such as (37+58)*41"},
+    {"python", "Runs a Python program and returns what it prints.", "code",
+     "a whole program; nothing is kept between calls"},
     {"search", "Searches a collection of texts and returns the ones that match best.", "query",
      "words to look for"},
 };
@@ -97,6 +102,7 @@ class ToolsEnvironment final : public Environment {
         format_(format),
         tools_(tools_environment_schemas(config)) {
     if (format == ToolFormat::kInline) context_.tokenizer.encode("0123456789");  // must have them
+    if (config.has_program()) start_python();
     if (!config.corpus.empty())
       search_ = std::make_unique<TextSearch>(config.corpus, config.corpus_field);
   }
@@ -107,31 +113,95 @@ class ToolsEnvironment final : public Environment {
   }
 
   void submit(const Example& example, const Trajectory& trajectory, int64_t) override {
-    EnvironmentReply reply{.index = trajectory.index};
-    const std::vector<ToolCall> calls =
-        calls_of_turn(format_, context_.tokenizer, example, trajectory, tools_);
-    reply.done = calls.empty();
-    if (!reply.done) answer(calls, example, trajectory, reply);
-    replies_.push_back(std::move(reply));
+    Turn& turn = turns_[trajectory.index];
+    turn = {.calls = calls_of_turn(format_, context_.tokenizer, example, trajectory, tools_),
+            .template_variables = example.template_variables};
+    turn.has_end = !turn.calls.empty() && has_end_of_turn(chat_context(), trajectory);
+    for (const ToolCall& call : turn.calls) turn.results.push_back(result_of(call));
+    for (int64_t i = 0; const ToolCall& call : turn.calls) {
+      if (!turn.results[static_cast<size_t>(i)]) {
+        ++turn.num_unanswered;
+        python_->submit(Json().set("index", i).set("code", call.arguments.at("code")),
+                        {trajectory.index, i});
+      }
+      ++i;
+    }
+    if (turn.num_unanswered == 0) finish(trajectory.index);
   }
 
-  std::vector<EnvironmentReply> poll(bool) override { return std::exchange(replies_, {}); }
-  void cancel_all() override { replies_.clear(); }
+  std::vector<EnvironmentReply> poll(bool wait) override {
+    do take_outputs(wait && replies_.empty());
+    while (wait && replies_.empty() && !turns_.empty());
+    return std::exchange(replies_, {});
+  }
+  void cancel_all() override {
+    if (python_) python_->cancel();
+    turns_.clear();
+    replies_.clear();
+  }
 
  private:
-  void answer(const std::vector<ToolCall>& calls, const Example& example,
-              const Trajectory& trajectory, EnvironmentReply& reply) const {
+  // A turn until all its calls have results.
+  struct Turn {
+    std::vector<ToolCall> calls;
+    std::vector<std::optional<std::string>> results = {};
+    size_t num_unanswered = 0;
+    bool has_end = true;  // as observation_tokens() takes it
+    Json template_variables;
+    std::string error = {};  // of the sandbox
+  };
+
+  // Throws InputError if no sandbox works here.
+  void start_python() {
+    const CodeConfig code{.sandbox = config_.sandbox};
+    python_.emplace("tool python", code_program(config_.program, code), ServerConfig(),
+                    WorkerPoolOptions());
+    if (config_.program.callback != nullptr) return;  // a replay, which runs nothing
+    python_->submit(Json().set("index", 0).set("code", ""), {});
+    const Caller::Answer answer = python_->take(RequestPool::Wait::kAll).at(0);
+    if (const std::string error = sandbox_error(answer); !error.empty())
+      throw InputError("environment.tools: python: " + error);
+    log_sandbox("tool python", code, answer.value.at("sandbox").as_string());
+  }
+
+  static std::string sandbox_error(const Caller::Answer& answer) {
+    const std::string* error = answer.value.find_text("error");
+    return error != nullptr ? *error : answer.error;
+  }
+
+  void take_outputs(bool wait) {
+    if (!python_) return;
+    for (const Caller::Answer& answer :
+         python_->take(wait ? RequestPool::Wait::kOne : RequestPool::Wait::kNone)) {
+      Turn& turn = turns_.at(answer.key.index);
+      if (const std::string error = sandbox_error(answer); error.empty())
+        turn.results[static_cast<size_t>(answer.key.turn)] = answer.value.at("output").as_string();
+      else
+        turn.error = "tool python: " + error;
+      if (--turn.num_unanswered == 0) finish(answer.key.index);
+    }
+  }
+
+  void finish(int64_t index) {
+    EnvironmentReply& reply = replies_.emplace_back();
+    reply.index = index;
+    const Turn turn = std::move(turns_.extract(index).mapped());
+    reply.done = turn.calls.empty();
+    reply.error = turn.error;
+    if (!reply.done && reply.error.empty()) answer(turn, reply);
+  }
+
+  void answer(const Turn& turn, EnvironmentReply& reply) const {
     try {
-      for (const ToolCall& call : calls) {
-        Json message = make_message("tool", result_of(call));
+      for (size_t i = 0; i < turn.calls.size(); ++i) {
+        const ToolCall& call = turn.calls[i];
+        Json message = make_message("tool", *turn.results[i]);
         message.set("name", call.name);
         if (!call.id.empty()) message.set("tool_call_id", call.id);
         reply.messages.push_back(std::move(message));
       }
-      const EnvironmentContext& context = format_ == ToolFormat::kInline ? plain_ : context_;
       reply.tokens =
-          observation_tokens(context, reply.messages, has_end_of_turn(context, trajectory),
-                             example.template_variables);
+          observation_tokens(chat_context(), reply.messages, turn.has_end, turn.template_variables);
     } catch (const InputError& e) {
       // The characters of a task need not suffice for the text of an error: such a call is the end.
       if (format_ == ToolFormat::kInline)
@@ -141,7 +211,8 @@ class ToolsEnvironment final : public Environment {
     }
   }
 
-  std::string result_of(const ToolCall& call) const {
+  // nullopt: that of the tool python is to be asked for.
+  std::optional<std::string> result_of(const ToolCall& call) const {
     if (!call.error.empty()) return str("error: ", call.error);
     const Tool* tool = find_tool(call.name);
     if (std::ranges::find(config_.tools, call.name) == config_.tools.end())
@@ -150,18 +221,24 @@ class ToolsEnvironment final : public Environment {
     std::string error = argument_error(*tool, call.arguments);
     if (!error.empty()) return error;
     const std::string& argument = call.arguments.at(tool->argument).as_string();
-    return search_ != nullptr && tool->name == std::string_view("search")
-               ? numbered(search_->find(argument, config_.search_results))
-               : calculate(argument);
+    if (call.name == "python") return std::nullopt;
+    return call.name == "search" ? numbered(search_->find(argument, config_.search_results))
+                                 : calculate(argument);
   }
 
   const EnvironmentConfig config_;
   const EnvironmentContext context_;
+  const EnvironmentContext& chat_context() const {
+    return format_ == ToolFormat::kInline ? plain_ : context_;
+  }
+
   // Results of inline calls continue the turn as plain text, whatever the chat format is.
   const EnvironmentContext plain_{context_.tokenizer, {}};
   const ToolFormat format_;
   const Json tools_;
   std::unique_ptr<TextSearch> search_;
+  std::optional<Caller> python_;   // its keys: Trajectory::index and the number of the call
+  std::map<int64_t, Turn> turns_;  // without all results, by Trajectory::index
   std::vector<EnvironmentReply> replies_;
 };
 
@@ -194,6 +271,11 @@ Json tools_environment_schemas(const EnvironmentConfig& config) {
     throw InputError(config.corpus.empty()
                          ? "environment.corpus: the tool search needs it; hint: corpus: FILE.jsonl"
                          : "environment.corpus: only the tool search takes it");
+  ProgramConfig program = config.program;
+  program.callback = nullptr;
+  if (count("python") == 0 && (config.sandbox != "auto" || program != ProgramConfig()))
+    throw InputError(
+        "environment: sandbox, workers, timeout and memory: only the tool python takes them");
   if (config.tool_format == ToolFormat::kInline && count("calculator") == 0)
     throw InputError("environment.tools: tool_format: inline needs the calculator");
   return schemas;

@@ -1,9 +1,11 @@
 // code: runs the program in the last fenced block of the completion on the tests of the line, by
-// scripts/cohort_sandbox.py, which is a program as those of `command` are.
+// scripts/cohort_sandbox.py, which is a program as those of `command` are. To {"index": 3, "code":
+// "..."} that answers {"index": 3, "output": "...", "outcome": "..."}, for the tool `python`.
 #include <dlfcn.h>
 
 #include <filesystem>
 
+#include "core/log.h"
 #include "core/parallel.h"
 #include "rl/rewards/rewards.h"
 
@@ -46,24 +48,31 @@ std::string word(const std::string& key, const std::string& text) {
 
 }  // namespace
 
-ProgramConfig code_program(const RewardConfig& config) {
-  const CodeConfig& code = config.code;
-  ProgramConfig program = config.program;
+ProgramConfig code_program(const ProgramConfig& config, const CodeConfig& code) {
+  ProgramConfig program = config;
   const double timeout = program.timeout.value_or(10);
   program.run =
       str("python3", word("the sandbox", script_path()), " --sandbox ", code.sandbox, " --fence ",
           code.fence, " --credit ", code.credit, " --inside ", code.inside ? "yes" : "no",
           " --timeout ", timeout, " --memory ", program.memory > 0 ? program.memory : 512,
-          " --prefix", word("prefix", code.prefix), " --run", word("run", config.program.run));
+          " --prefix", word("prefix", code.prefix), " --run", word("run", config.run));
   program.memory = 0;  // the limit of the solutions
   program.timeout = timeout + kStartOfSandbox;
   if (!program.workers) program.workers = num_threads();
   return program;
 }
 
+void log_sandbox(const std::string& name, const CodeConfig& code, const std::string& sandbox) {
+  if (code.sandbox == "rlimits")
+    logging::warn(name, ": the code can read and write this user's files, since sandbox: rlimits ",
+                  "limits resources only");
+  else
+    logging::info(name, ": sandbox ", sandbox);
+}
+
 // A program is not a function of one completion: an ExternalReward runs it.
 RewardFn make_code(const RewardConfig& config, const Task*) {
-  code_program(config);  // throws what is wrong
+  code_program(config.program, config.code);  // throws what is wrong
   return nullptr;
 }
 

@@ -60,7 +60,8 @@ ExternalReward::ExternalReward(const RewardConfig& config)
     : config_(config),
       judge_(config.name == "judge" ? std::optional<Judge>(std::in_place, config) : std::nullopt),
       caller_("reward " + config.name,
-              config.name == "code" ? code_program(config) : config.program, config.server,
+              config.name == "code" ? code_program(config.program, config.code) : config.program,
+              config.server,
               {.concurrent = is_served(config) ? static_cast<size_t>(config.concurrent) : 1,
                .validate = [this](const auto& request, const auto& answer) {
                  return take_answer(request, answer);
@@ -167,7 +168,8 @@ ExternalReward::Result ExternalReward::result_of(const Json& answer, int64_t ind
                                               : excerpt(reward.dump()),
                          " for completion ", index, ", ", submitted_.at(index),
                          "; hint: a finite number, or none where it does not apply"));
-  return {value, ""};
+  const std::string* outcome = is_code() ? answer.find_text("outcome") : nullptr;
+  return {value, "", outcome == nullptr ? "" : *outcome};
 }
 
 void ExternalReward::add(Key key, const Json& answer, const std::string& error,
@@ -177,6 +179,7 @@ void ExternalReward::add(Key key, const Json& answer, const std::string& error,
     Result& result = out[key.index];
     result.value += judge_ ? one.value / static_cast<double>(config_.judge.votes) : one.value;
     if (result.error.empty()) result.error = one.error;
+    result.outcome = one.outcome;
   } else if (!error.empty()) {
     for (const int64_t index : lists_.at(key.index)) out[index] = {kNotApplicable, error};
   } else {
@@ -189,13 +192,7 @@ void ExternalReward::note_sandbox(const Json& answer) {
   const std::string* sandbox = answer.find_text("sandbox");
   if (!sandbox_.empty() || sandbox == nullptr) return;
   sandbox_ = *sandbox;
-  if (config_.code.sandbox == "rlimits")
-    logging::warn(
-        "reward code: solutions can read and write this user's files, since sandbox: rlimits "
-        "limits "
-        "resources only");
-  else
-    logging::info("reward code: sandbox ", sandbox_);
+  log_sandbox("reward code", config_.code, sandbox_);
 }
 
 std::map<int64_t, ExternalReward::Result> ExternalReward::collect() {
@@ -204,7 +201,7 @@ std::map<int64_t, ExternalReward::Result> ExternalReward::collect() {
   // Votes are added in their order, whichever of them the log had.
   std::map<Key, std::pair<Json, std::string>> answers;  // and errors
   for (auto& [answer, error, key] : caller_.take(RequestPool::Wait::kAll)) {
-    if (config_.name == "code") note_sandbox(answer);
+    if (is_code()) note_sandbox(answer);
     answers[key] = {std::move(answer), error};
   }
   // The log's score is that of the first answer, which another rank or an earlier process may have

@@ -43,14 +43,16 @@ class ExternalReward : NonCopyable {
   // True if `config` asks for these programs, this server or this callback: it is equal but for the
   // weight.
   bool runs(const RewardConfig& config) const;
+  bool is_code() const { return config_.name == "code"; }
 
   // As Caller::submit(). A completion whose index was already submitted since the last collect() is
   // ignored.
   void submit(const RewardInput& input);
 
   struct Result {
-    double value = 0;   // NaN: not applicable, or failed
-    std::string error;  // empty: no failure
+    double value = 0;     // NaN: not applicable, or failed
+    std::string error;    // empty: no failure
+    std::string outcome;  // `code`: one of passed, failed, timeout and no_code
   };
   // Waits for all completions submitted since the last call. Keys are RewardInput::index. Throws
   // InputError naming the reward for values of a callback that are no finite numbers, or too few or

@@ -48,8 +48,11 @@ COHORT_REWARDS(COHORT_DECLARE_REWARD)
 // them and collects from them.
 RewardFn make_external(const RewardConfig& config, const Task* task);
 
-// The program that computes the reward `code`. Throws InputError if it is not installed.
-ProgramConfig code_program(const RewardConfig& config);
+// The program of the reward `code` and of the tool `python`, with the keys of `config`. Throws
+// InputError if it is not installed.
+ProgramConfig code_program(const ProgramConfig& config, const CodeConfig& code);
+// Logs the sandbox that an answer of that program names. `name`: of what uses it.
+void log_sandbox(const std::string& name, const CodeConfig& code, const std::string& sandbox);
 
 // Finds the answer in a text: group 1 of the pattern's last match (the whole match if the pattern
 // has no group), or the whole text if the pattern is empty.

@@ -45,7 +45,10 @@ TEST_F(CodeReward, RunsAssertions) {
       fenced("def add(a, b): return a + b"), fenced("def add(a, b): return 3"),
       fenced("def add(a, b): return"),       "def add(a, b): return a + b",
       fenced("import os; os._exit(0)"),      fenced("add = lambda a, b: sum([a, b])")};
-  EXPECT_EQ(score(config(), mbpp, texts).total, (std::vector<double>{1, 0, 0, 0, 0, 1}));
+  const RewardSet::Scores scores = score(config(), mbpp, texts);
+  EXPECT_EQ(scores.total, (std::vector<double>{1, 0, 0, 0, 0, 1}));
+  using Outcomes = std::map<std::string, int64_t>;
+  EXPECT_EQ(scores.outcomes[0], (Outcomes{{"no_code", 1}, {"passed", 2}, {"timeouts", 0}}));
   EXPECT_EQ(score(config({.fence = "optional", .credit = "share"}), mbpp, texts).total,
             (std::vector<double>{1, 0.5, 0, 1, 0, 1}));
 }
@@ -128,7 +131,7 @@ TEST_F(CodeReward, TakesItsKeysOnly) {
                     "prefix: this reward does not take it");
   EXPECT_THROW_WITH(RewardSet({config({.prefix = "'\""})}, nullptr), InputError,
                     "prefix: has both kinds of quotes");
-  const ProgramConfig program = code_program(config({.prefix = "it's"}));
+  const ProgramConfig program = code_program({}, {.prefix = "it's"});
   EXPECT_NE(program.run.find(" --prefix \"it's\""), std::string::npos) << program.run;
   EXPECT_EQ(program.timeout, 15);
 }

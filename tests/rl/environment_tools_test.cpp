@@ -376,6 +376,42 @@ TEST(Search, ResultsAreNumberedAndCutBetweenCharacters) {
       "1024");
 }
 
+TEST(ToolsEnvironment, PythonRunsProgramsInTheSandbox) {
+  EnvironmentConfig config{.tools = {"python", "calculator"}};
+  config.program.workers = 2;
+  config.program.timeout = 1;
+  Dialogue dialogue(config);
+  const auto code = [](const std::string& text) {
+    return call_text("python", Json().set("code", text));
+  };
+  const auto output = [&](const std::string& text) {
+    return dialogue.text(dialogue.reply(code(text)));
+  };
+  EXPECT_EQ(output("print(6 * 7)"), "42\n");
+  EXPECT_EQ(output("x = 1"), "");
+  EXPECT_NE(output("print('so far')\n1 / 0").find("ZeroDivisionError"), std::string::npos);
+  EXPECT_NE(output("while True: pass").find("error: "), std::string::npos);
+  EXPECT_NE(output("open('/etc/passwd')").find("Error"), std::string::npos);
+  EXPECT_LE(output("print('x' * 100000)").size(), 4096u);
+  // Results come in the order of the calls, whichever of them is the first to be known.
+  EXPECT_EQ(dialogue.text(dialogue.reply(code("import time; time.sleep(0.3); print(1)") +
+                                         code("print(2)") +
+                                         call_text("calculator", Json().set("expression", "1+2")))),
+            "1\n2\n3");
+  // Another dialogue is answered meanwhile.
+  dialogue.submit(code("import time; time.sleep(0.6); print('late')"), 0);
+  dialogue.submit(code("print('early')"), 1);
+  for (const int64_t index : {1, 0}) {
+    const std::vector<EnvironmentReply> replies = dialogue.environment().poll(true);
+    ASSERT_EQ(replies.size(), 1u);
+    EXPECT_EQ(replies[0].index, index);
+    EXPECT_EQ(dialogue.text(replies[0]), index == 0 ? "late\n" : "early\n");
+  }
+  dialogue.submit(code("print(1)"), 0);
+  dialogue.environment().cancel_all();
+  EXPECT_EQ(output("print(2)"), "2\n");
+}
+
 TEST(ToolsEnvironment, SchemasDescribeTheToolsInTheOrderOfTheConfiguration) {
   const EnvironmentConfig config{
       .name = "tools", .tools = {"search", "calculator"}, .corpus = "c.jsonl"};
@@ -400,15 +436,18 @@ TEST(ToolsEnvironment, ConfigurationsThatDoNotFitAreErrors) {
     config.name = "tools";
     EXPECT_THROW_WITH(config.validate(), InputError, message);
   };
-  check({}, "environment.tools: is empty; hint: known: calculator, search");
+  check({}, "environment.tools: is empty; hint: known: calculator, python, search");
   check({.tools = {"calculater"}},
-        "environment.tools: unknown tool 'calculater'; known: calculator, search; did you mean "
+        "environment.tools: unknown tool 'calculater'; known: calculator, python, search; did you "
+        "mean "
         "'calculator'?");
   check({.tools = {"calculator", "calculator"}}, "environment.tools: 'calculator' is there twice");
   check({.tools = {"search"}}, "environment.corpus: the tool search needs it");
   check({.tools = {"calculator"}, .corpus = "c.jsonl"}, "environment.corpus: only the tool search");
   check({.tool_format = ToolFormat::kInline, .tools = {"search"}, .corpus = "c.jsonl"},
         "environment.tools: tool_format: inline needs the calculator");
+  check({.tools = {"calculator"}, .sandbox = "landlock"},
+        "environment: sandbox, workers, timeout and memory: only the tool python takes them");
 }
 
 }  // namespace
