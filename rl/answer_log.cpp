@@ -28,7 +28,8 @@ AnswerLog::AnswerLog(const std::string& path) : path_(path) {
     end = std::min(before.find('\n', begin), before.size());
     try {
       const Json line = parse_json(before.substr(begin, end - begin), path_);
-      scores_.emplace(line.at("request").as_string(), line.at("score"));
+      if (!line.at("score").is_object())
+        scores_.emplace(line.at("request").as_string(), line.at("score"));
       note_progress();
     } catch (const InputError&) {  // what it answers is asked again
     }
@@ -53,7 +54,7 @@ void AnswerLog::add(const std::string& request, const Json& score, std::string_v
       .set("text", std::string(text.substr(0, size)))
       .set("time", utc_now());
   const std::lock_guard lock(mutex_);
-  if (!scores_.emplace(request, score).second) return;
+  if (!score.is_object() && !scores_.emplace(request, score).second) return;
   if (!path_.empty())
     if (const std::string why = file_.append(line.dump() + "\n"); !why.empty())
       throw InputError(str("cannot write ", path_, ": ", why));

@@ -1,6 +1,7 @@
 // The answers that the servers of a run's rewards have given: a line of RUN/judge.jsonl each, with
 // the hash of the request, the score, and the text. Equal requests are asked once, also by a
-// resumed run, which thus has the same rewards.
+// resumed run, which thus has the same rewards. A judgement without a score has {"error": "..."} in
+// its place, and does not count as an answer.
 #pragma once
 
 #include <map>
@@ -27,7 +28,8 @@ class AnswerLog : NonCopyable {
 
   // Thread-safe, as add() is. The score of a request; nullopt: it has none.
   std::optional<Json> find(const std::string& request) const;
-  // Appends a line, unless the request has a score. Throws InputError if it cannot be written.
+  // Appends a line, unless the request has a score. An object is the error of an answer without one.
+  // Throws InputError if it cannot be written.
   void add(const std::string& request, const Json& score, std::string_view text);
 
  private:

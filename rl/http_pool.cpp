@@ -248,14 +248,14 @@ class HttpPool final : public RequestPool {
     const Clock::time_point now = Clock::now();
     const double configured = options_.server.outage_minutes,
                  minutes = any_answered_ ? configured : std::min(configured, kFirstMinutes);
-    if (const std::atomic<bool>* stop = options_.server.stop; stop != nullptr && *stop)
-      throw InputError(str(options_.name, ": the run was asked to stop while ", options_.server.url,
-                           " answers nothing; the last problem: ", last_problem_));
     if (now - *silent_since_ >= seconds(60 * minutes))
       throw InputError(str(options_.name, ": ", options_.server.url, " has answered nothing for ",
                            minutes, " minutes; the last problem: ", last_problem_,
                            "; hint: is the server running, and the url right?"));
     if (now - *silent_since_ < seconds(kQuiet)) return;
+    if (const std::atomic<bool>* stop = options_.server.stop; stop != nullptr && *stop)
+      throw InputError(str(options_.name, ": the run was asked to stop while ", options_.server.url,
+                           " answers nothing; the last problem: ", last_problem_));
     note_progress();
     if (says_again_ && now < *says_again_) return;
     says_again_ = now + seconds(60);

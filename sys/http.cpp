@@ -164,8 +164,8 @@ class HttpClient::Library : NonCopyable {
     if ((what & CURL_POLL_OUT) != 0) event.events |= EPOLLOUT;
     if (what == CURL_POLL_REMOVE)
       ::epoll_ctl(epoll, EPOLL_CTL_DEL, socket, nullptr);
-    else if (::epoll_ctl(epoll, EPOLL_CTL_MOD, socket, &event) != 0)
-      ::epoll_ctl(epoll, EPOLL_CTL_ADD, socket, &event);
+    else if (::epoll_ctl(epoll, EPOLL_CTL_ADD, socket, &event) != 0)  // the usual case
+      ::epoll_ctl(epoll, EPOLL_CTL_MOD, socket, &event);
     return 0;
   }
   static int set_timer(CURLM*, long milliseconds, void* self) {

@@ -69,21 +69,23 @@ ExternalReward::ExternalReward(const RewardConfig& config)
 
 std::string ExternalReward::take_answer(const std::string& request, const std::string& answer) {
   std::optional<Json> score;
-  std::string text = answer;
+  std::string text, error;
   if (judge_) {
     try {
       const Json json = parse_json(answer, "its answer");
       score = with_location(json, "its answer", [&] { return judge_->score(json, text); });
     } catch (const InputError& e) {
-      return e.what();
+      error = e.what();
+      if (!text.empty()) score = Json().set("error", error);
     }
   } else {
-    std::string error = validate_answer(request, answer);
+    error = validate_answer(request, answer);
     if (!log_ || !error.empty()) return error;
     score = rewards_of(parse_json(answer, "its answer"));
+    text = answer;
   }
   if (score) log_->add(hash_of(request), *score, text);
-  return "";
+  return error;
 }
 
 std::string ExternalReward::hash_of(const std::string& request) const {

@@ -182,7 +182,7 @@ TEST(HttpPool, ARequestToStopEndsAnOutage) {
   std::atomic<bool> stop = false;
   HttpPoolOptions options = quick(str("http://127.0.0.1:", free_port(), "/ok"));
   options.server.stop = &stop;
-  options.second = std::chrono::duration<double>(1);
+  options.second = std::chrono::duration<double>(0.1);
   const auto pool = make_http_pool(options);
   for (int64_t i = 0; i < 3; ++i) pool->submit(request(i));
   ::usleep(100000);
@@ -365,8 +365,16 @@ TEST_F(ServedReward, AJudgementThatIsNoScoreIsAFailure) {
   EXPECT_NE(error("text:hello").find("its answer: not valid JSON"), std::string::npos);
   config.pattern = "Score: (.*)";
   EXPECT_EQ(error("chat:7"), "the pattern does not match its answer '7'");
-  EXPECT_FALSE(path_exists(dir_.path("judge.jsonl")) &&
-               !read_text_file(dir_.path("judge.jsonl")).empty());
+  // The log shows the judgements, which are no scores: they are asked for again.
+  const std::string log = read_text_file(dir_.path("judge.jsonl"));
+  EXPECT_EQ(std::ranges::count(log, '\n'), 4 * 4);
+  EXPECT_NE(log.find("\"score\":{\"error\":\"the pattern does not match its answer '7'\"},"
+                     "\"text\":\"7\""),
+            log.npos)
+      << log;
+  const size_t before = server_.requests().size();
+  error("chat:7");
+  EXPECT_EQ(server_.requests().size(), before + 4);
 }
 
 TEST_F(ServedReward, ScoresAreThoseOfPatternAndScale) {
