@@ -28,8 +28,8 @@ class AnswerLog : NonCopyable {
 
   // Thread-safe, as add() is. The score of a request; nullopt: it has none.
   std::optional<Json> find(const std::string& request) const;
-  // Appends a line, unless the request has a score. An object is the error of an answer without one.
-  // Throws InputError if it cannot be written.
+  // Appends a line, unless the request has a score. An object is the error of an answer without
+  // one. Throws InputError if it cannot be written.
   void add(const std::string& request, const Json& score, std::string_view text);
 
  private:

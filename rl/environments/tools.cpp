@@ -148,7 +148,7 @@ class ToolsEnvironment final : public Environment {
     size_t num_unanswered = 0;
     bool has_end = true;  // as observation_tokens() takes it
     Json template_variables;
-    std::string error = {};  // of the sandbox
+    std::string sandbox_error = {};
   };
 
   // Throws InputError if no sandbox works here.
@@ -177,7 +177,7 @@ class ToolsEnvironment final : public Environment {
       if (const std::string error = sandbox_error(answer); error.empty())
         turn.results[static_cast<size_t>(answer.key.turn)] = answer.value.at("output").as_string();
       else
-        turn.error = "tool python: " + error;
+        turn.sandbox_error = "tool python: " + error;
       if (--turn.num_unanswered == 0) finish(answer.key.index);
     }
   }
@@ -187,7 +187,7 @@ class ToolsEnvironment final : public Environment {
     reply.index = index;
     const Turn turn = std::move(turns_.extract(index).mapped());
     reply.done = turn.calls.empty();
-    reply.error = turn.error;
+    reply.error = turn.sandbox_error;
     if (!reply.done && reply.error.empty()) answer(turn, reply);
   }
 
