@@ -56,9 +56,10 @@ Trajectory gold_completion(const Example& example, const Tokenizer& tokenizer,
 void score_solutions(const TrainConfig& config, const Dataset& data, StagePreview& out) {
   const bool runs_programs = has_program(config.rewards),
              asks = runs_programs || std::ranges::any_of(config.rewards, is_served);
-  const int64_t count = std::ranges::any_of(config.rewards, is_external)
-                            ? static_cast<int64_t>(out.examples.size())
-                            : std::min<int64_t>(1000, data.train->size());
+  const int64_t count =
+      std::ranges::any_of(config.rewards, is_external) || config.environment.starts
+          ? static_cast<int64_t>(out.examples.size())
+          : std::min<int64_t>(1000, data.train->size());
   std::optional<ErrorCapture> errors;
   if (runs_programs) errors.emplace(process_spawner());
   const RewardSet rewards(config.rewards, data.task);
@@ -66,7 +67,8 @@ void score_solutions(const TrainConfig& config, const Dataset& data, StagePrevie
   std::vector<Example> problems;
   std::vector<Trajectory> gold;
   for (int64_t i = 0; i < count; ++i) {
-    problems.push_back(data.train->get(i));
+    const auto example = static_cast<size_t>(i);
+    problems.push_back(example < out.examples.size() ? out.examples[example] : data.train->get(i));
     gold.push_back(gold_completion(problems.back(), *data.tokenizer, sampling));
     gold.back().index = i;
   }
@@ -103,25 +105,25 @@ void score_solutions(const TrainConfig& config, const Dataset& data, StagePrevie
 }
 
 // Asks an environment that is no built-in one what follows the gold completions of the examples as
-// first turns. Throws InputError if it fails for all of them.
+// first turns. Throws InputError if it fails for all of them. Begins the dialogues of the examples
+// if it starts(), without those that it cannot begin.
 void try_environment(const EnvironmentConfig& config, Environment& environment, const Dataset& data,
-                     const SamplingConfig& sampling, std::span<const Example> examples) {
+                     const SamplingConfig& sampling, std::vector<Example>& examples) {
   std::optional<ErrorCapture> errors;
   if (!config.program.run.empty()) errors.emplace(process_spawner());
   std::vector<int32_t> stops = data.tokenizer->stop_ids();
   stops.insert(stops.end(), sampling.stop_tokens.begin(), sampling.stop_tokens.end());
-  const std::vector<Example> begun =
-      begin_dialogues({.environment = &environment}, examples, 1, {});
+  examples = begin_dialogues({.environment = &environment}, examples, 1, {});
   int64_t failed = 0, asked = 0;
   std::string first;
-  for (const Example& example : begun) {
+  for (const Example& example : examples) {
     if (!example.start_error.empty()) {
       if (failed++ == 0) first = example.start_error;
       continue;
     }
     ++asked;
     const Trajectory gold = gold_completion(example, *data.tokenizer, sampling);
-    Trajectory turn{.index = &example - begun.data(), .text = gold.text};
+    Trajectory turn{.index = &example - examples.data(), .text = gold.text};
     for (const int32_t id : encode_prompt(example, *data.tokenizer)) turn.append_observed(id);
     for (const int32_t id : gold.tokens) turn.append_sampled(id, 0);
     // The stop token, which is no part of the turn's text.
@@ -140,6 +142,7 @@ void try_environment(const EnvironmentConfig& config, Environment& environment, 
       failures_of(str("environment '", run.empty() ? config.name : run, "'"), failed,
                   std::ssize(examples), first, errors ? errors->last_lines() : "");
   if (!failures.empty()) logging::warn(failures);
+  std::erase_if(examples, [](const Example& example) { return !example.start_error.empty(); });
 }
 
 // True if training from nothing is clearly meant: supervised, of a model that is described, or on
@@ -276,10 +279,10 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
   if (!is_text)
     for (int64_t i = 0; i < std::min<int64_t>(3, data.train->size()); ++i)
       out.examples.push_back(data.train->get(i));
-  if (scores) score_solutions(config, data, out);
   if (environment != nullptr && config.environment.name != "tools")
     try_environment(config.environment, *environment, data,
                     sampling_for(config.sampling, config.data, *data.tokenizer), out.examples);
+  if (scores) score_solutions(config, data, out);
   out.leak = held_out_leak(data, {earlier.begin(), earlier.end()});
   start.tokenizer = make_tokenizer(data.tokenizer->files(), "the stage before");
   return out;

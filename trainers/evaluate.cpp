@@ -37,6 +37,7 @@ size_t chosen_reward(const CorrectConfig& config, const std::vector<std::string>
 
 // Completions of this rank's problems.
 struct Judged {
+  std::vector<Example> prompts;  // with what begins their dialogues
   std::vector<Trajectory> trajectories;
   std::vector<double> verdicts;  // for all problems' samples, on every rank
   // Completions of all ranks that the environment or the reward has failed, and the first error.
@@ -98,11 +99,13 @@ Judged sample_and_judge(const ProblemEvaluation& evaluation, Communicator& comm,
   std::iota(address.prompt_indices.begin(), address.prompt_indices.end(), shard.begin);
   const Sampler sampler(evaluation.engine, *evaluation.data.tokenizer,
                         sampling_of(evaluation, temperature), evaluation.dialogue);
-  const std::vector<Example> prompts = sampler.begin(
+  Judged out;
+  out.prompts = sampler.begin(
       std::span(problems).subspan(static_cast<size_t>(shard.begin), address.prompt_indices.size()),
       samples, address);
   const auto input_of = [&](const Trajectory& t) {
-    return reward_input(prompts[static_cast<size_t>(t.group - shard.begin)], t, evaluation.step);
+    return reward_input(out.prompts[static_cast<size_t>(t.group - shard.begin)], t,
+                        evaluation.step);
   };
   const auto submit = [&](const Example& example, const Trajectory& t) {
     if (evaluation.correct.command != nullptr && t.environment_error.empty())
@@ -112,10 +115,9 @@ Judged sample_and_judge(const ProblemEvaluation& evaluation, Communicator& comm,
     if (evaluation.stop != nullptr && *evaluation.stop) throw EvaluationStopped("stopped");
     return true;
   };
-  Judged out;
   bool stopped = false;
   try {
-    out.trajectories = sampler.sample(prompts, samples, address,
+    out.trajectories = sampler.sample(out.prompts, samples, address,
                                       {.on_finished = submit, .on_token = unless_stopped});
   } catch (const EvaluationStopped&) {
     stopped = true;
@@ -139,14 +141,18 @@ Judged sample_and_judge(const ProblemEvaluation& evaluation, Communicator& comm,
 std::vector<ProblemResult> reported_samples(const ProblemEvaluation& evaluation, Communicator& comm,
                                             const Judged& greedy) {
   const std::vector<Example>& problems = problems_of(evaluation);
-  std::vector<std::string> texts(std::min<size_t>(kReportedSamples, problems.size()));
-  for (const Trajectory& t : greedy.trajectories)
-    if (const auto index = static_cast<size_t>(t.group); index < texts.size())
-      texts[index] = t.text;
+  const size_t count = std::min<size_t>(kReportedSamples, problems.size());
+  std::vector<std::string> texts(3 * count);
+  for (size_t k = 0; k < greedy.trajectories.size(); ++k)
+    if (const auto i = static_cast<size_t>(greedy.trajectories[k].group); i < count) {
+      texts[3 * i] = greedy.prompts[k].prompt;
+      texts[3 * i + 1] = greedy.prompts[k].answer;
+      texts[3 * i + 2] = greedy.trajectories[k].text;
+    }
   texts = gather_texts(comm, texts);
   std::vector<ProblemResult> out;
-  for (size_t i = 0; i < texts.size(); ++i) {
-    out.push_back({problems[i].prompt, problems[i].answer, texts[i], {}});
+  for (size_t i = 0; i < count; ++i) {
+    out.push_back({texts[3 * i], texts[3 * i + 1], texts[3 * i + 2], {}});
     if (!std::isnan(greedy.verdicts[i])) out.back().correct = greedy.verdicts[i] == 1;
   }
   return out;

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 import time
 import uuid
@@ -78,12 +79,12 @@ class Follow(Callback):
             self._close()
 
     def _open(self, folder: str | os.PathLike[str]) -> None:
-        self._folder = Path(folder).absolute()
+        self._folder = Path(folder).resolve()
         if not (self._folder / "config.yaml").is_file():
             raise _cohort.InputError(f"follow: {folder} is no run, as it has no config.yaml; hint: give the run directory that "
                                      "`cohort train` printed")
         self._config()  # raises for a file of something else
-        file = (self._folder / f".follow-{self._to}").open("a+")
+        file = (self._folder / f".follow-{self._to}").open("a+", errors="replace")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -91,8 +92,9 @@ class Follow(Callback):
             raise _cohort.InputError(f"follow: another process logs {folder} to {self._to}; hint: wait for it to end") from None
         file.seek(0)
         self._id, self._lock = file.read(), file
-        if not self._id:
+        if not re.fullmatch("[0-9a-f]{8}", self._id):  # or damaged: it is a part of the names that _begin() removes
             self._id = uuid.uuid4().hex[:8]
+            file.truncate(0)
             file.write(self._id)
             file.flush()
             os.fsync(file.fileno())
@@ -113,7 +115,7 @@ class Follow(Callback):
         for copy in root.glob(f"*wandb/offline-run-*-{self._id}"):
             shutil.rmtree(copy, ignore_errors=True)
         run = self._client.init(name=name, id=self._id, resume="allow", mode="offline" if self._offline else None, dir=str(root),
-                                allow_val_change=True, **options)  # a resume may change the configuration
+                                allow_val_change=True, reinit="create_new", **options)  # a resume may change the configuration
         self._first = 0 if run.offline else run.step
         return run
 
@@ -138,7 +140,7 @@ class Follow(Callback):
             numbers = {prefix + name: value for name, value in json.loads(line).items()
                        if type(value) in (int, float) and math.isfinite(value)}
             step = int(numbers[prefix + "step"])
-        except (ValueError, AttributeError, KeyError):
+        except (ValueError, AttributeError, KeyError, OverflowError, RecursionError):
             return logging.getLogger("cohort").warning("follow: a damaged line is not logged: %.80r", line)
         if self._run is None:
             self._run = self._begin()
@@ -164,9 +166,8 @@ class Follow(Callback):
 
     def _close(self) -> None:
         lock, self._lock = self._lock, None
-        self._finish()
-        if lock is not None:
-            lock.close()
+        with lock or suppress():  # is closed also if the client raises
+            self._finish()
 
 
 def _is_locked(path: Path) -> bool:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -136,8 +136,9 @@ class _Callbacks(Callback):
             call(text)
 
     def on_end(self) -> None:
-        for call in self._end:
-            call()
+        with ExitStack() as stack:  # calls all of them, in their order, and raises what one has raised
+            for call in reversed(self._end):
+                stack.callback(call)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@
 //        or  {"index": 0, "turn": 0, "observation": "...", "fields": {...}}    a user's message
 //        or  {"index": 0, "turn": 0, "error": "why the dialogues have failed"}
 // The messages, which may be left out, follow the prompt; the fields, which also may, are added to
-// those of the line, `answer` in place of its answer.
+// those of the line, `answer`, a text or a list of right ones, in place of its answer.
 #include <cmath>
 #include <map>
 #include <utility>
@@ -163,7 +163,14 @@ class CommandEnvironment : public Environment {
   Example started(const Example& example, const EnvironmentReply& reply) const override {
     Example out = example;
     for (const auto& [key, value] : reply.fields.as_object()) out.fields.set(key, value);
-    if (const Json* answer = reply.fields.find("answer")) out.answer = answer->to_text();
+    if (const Json* answer = reply.fields.find("answer")) {
+      std::vector<std::string> answers;
+      for (const Json& one : answer->is_array() ? answer->as_array() : Json::Array{*answer})
+        if (!one.is_null()) answers.push_back(one.to_text());
+      if (answers.empty()) answers.emplace_back();
+      out.answer = out.solution = answers[0];
+      out.other_answers.assign(answers.begin() + 1, answers.end());
+    }
     if (reply.messages.is_null()) return out;
     out.prompt_tokens.clear();
     for (const Json& message : reply.messages.as_array()) {
@@ -174,6 +181,7 @@ class CommandEnvironment : public Environment {
     }
     if (context_.chat)
       out.prompt = context_.chat->with(out.template_variables).prompt(out.conversation);
+    out.prompt_tokens = encode_prompt(out, context_.tokenizer);
     return out;
   }
 

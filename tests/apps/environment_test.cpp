@@ -103,7 +103,7 @@ TEST_F(EnvironmentRuns, HaveTheSameWeightsWhateverTheDelays) {
 }
 
 // The program begins the dialogues of a prompt with a text and a field; it lies for some prompts,
-// whose groups fail, and refuses others.
+// whose groups fail, and refuses others. A reward reads the field.
 TEST_F(EnvironmentRuns, BeginDialoguesForAWholeGroup) {
   const std::string start =
       "\n    if r['turn'] == 0:\n"
@@ -111,15 +111,24 @@ TEST_F(EnvironmentRuns, BeginDialoguesForAWholeGroup) {
       "        kind = sum(map(ord, r['prompt'])) % 5\n"
       "        if kind == 0: say(r, done=True)\n"
       "        elif kind == 1: say(r, error='no beginning')\n"
-      "        else: say(r, observation='%d=' % kind, fields={'answer': str(kind), 'k': [kind]})\n"
+      "        else: say(r, observation='%d=' % kind if r['step'] != 2 else '\\u0416', "
+      "fields={'answer': str(kind), 'k': [kind]})\n"
       "        continue\n"
       "    if r['fields'].get('k') != [int(r['answer'])]: os._exit(5)\n"
       "    if not r['prompt'].endswith(r['answer'] + '='): os._exit(6)\n";
   std::vector<std::string> arguments = run("starts", 0.01, start);
   std::string yaml = read_file(arguments[1]);
-  yaml.replace(yaml.find("[{name: environment}]"), 21, "[{name: environment}, {name: contains}]");
+  write_file(
+      dir_.path("reward.py"),
+      "import json, sys\n"
+      "for line in sys.stdin:\n"
+      "    r = json.loads(line)\n"
+      "    print(json.dumps({'index': r['index'], 'reward': r['fields']['k'][0]}), flush=True)\n");
+  yaml.replace(yaml.find("[{name: environment}]"), 21,
+               "[{name: environment}, {name: contains}, {name: command, run: python3 reward.py}]");
   yaml.replace(yaml.find("workers: 2,"), 11, "workers: 2, starts: yes,");
   write_file(arguments[1], yaml);
+  arguments.emplace_back("eval.correct.reward=contains");
   const Output output = run_cohort(arguments);
   ASSERT_EQ(output.code, 0) << output.err;
   EXPECT_EQ(sum("starts", "ratio_deviation"), 0);
@@ -127,6 +136,14 @@ TEST_F(EnvironmentRuns, BeginDialoguesForAWholeGroup) {
   EXPECT_LT(sum("starts", "environment/failed"), 6 * 24);
   EXPECT_EQ(static_cast<int64_t>(sum("starts", "environment/failed")) % 6, 0);  // whole groups
   EXPECT_NE(output.err.find("the beginning of the dialogue: "), std::string::npos) << output.err;
+  int64_t evaluated = 0;
+  for (const Json& line : json_lines(dir_.path("starts/completions.jsonl"))) {
+    if (line.find("eval") == nullptr || line.at("correct").is_null()) continue;
+    const std::string end = "=" + line.at("answer").as_string() + "=";
+    EXPECT_TRUE(line.at("prompt").as_string().ends_with(end)) << line.dump();
+    ++evaluated;
+  }
+  EXPECT_GT(evaluated, 0);
   // One beginning per prompt, whose index is that of the first dialogue of its group.
   std::istringstream lines(read_file(dir_.path("starts.txt")));
   int64_t count = -3;  // less those that were asked before the run

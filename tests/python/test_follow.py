@@ -8,6 +8,7 @@ import os
 import pathlib
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 import time
@@ -15,6 +16,8 @@ from collections import Counter
 
 import cohort
 import pytest
+from cohort import training
+from cohort._background import Background
 
 # Both keep rows in files. As in the real clients, the latest rows of a killed process are lost: rows are written by threes.
 STORE = '''
@@ -60,8 +63,8 @@ class Run(Rows):
         super().log(numbers, step, commit)
 
 
-def init(project, name, id, resume, config, mode, dir, allow_val_change):
-    assert allow_val_change and project and name and resume == "allow" and "steps" in " ".join(config)
+def init(project, name, id, resume, config, mode, dir, allow_val_change, reinit):
+    assert allow_val_change and reinit == "create_new" and project and name and resume == "allow" and "steps" in " ".join(config)
     offline = (mode or os.environ.get("WANDB_MODE")) == "offline"
     folder = STORE / "wandb" / f"{'offline-' if offline else ''}run-{time.time_ns() if offline else 0}-{id}"
     assert dir == str(STORE)
@@ -230,7 +233,7 @@ def test_an_incomplete_line_waits_and_a_damaged_one_is_left_out(fake, run, caplo
     follower = follow(way)
     follower.on_message(f"run directory: {run}")
     with (run / "metrics.jsonl").open("a") as file:
-        file.write('not JSON\n{"step": 5, "lo')
+        file.write("not JSON\n" + "[" * 100_000 + '\n{"step": 5, "loss": 1' + "0" * 400 + '}\n{"step": 5, "lo')
         file.flush()
         follower.on_step({})
         file.write('ss": 0.25}\n{"step": 6, "loss": 12')
@@ -252,6 +255,17 @@ def test_a_file_that_a_resume_has_replaced_is_logged_once(fake, run, way):
         append(run, step, loss=1 / step, count=3)
     follower.on_end()
     assert stored(fake) == logged(run)
+
+
+def test_a_damaged_id_removes_no_other_run(fake, run):
+    (run / ".follow-wandb").write_bytes(b"*\xff")
+    other = fake / "wandb" / "offline-run-1-01234567\N{REPLACEMENT CHARACTER}"
+    other.mkdir(parents=True)
+    for _ in range(2):
+        follower = follow("wandb offline")
+        follower.on_message(f"run directory: {run}")
+        follower.on_end()
+    assert other.exists() and stored(fake) == logged(run)
 
 
 def test_an_interrupt_ends_the_follower_with_what_it_has_logged(fake, run):
@@ -281,6 +295,23 @@ def test_an_error_of_the_client_ends_the_callback(fake, run, monkeypatch):
         follower.on_step({})
     follower.on_end()
     assert rows(fake) == []
+
+
+def test_an_error_at_the_end_leaves_nothing_open(fake, run, monkeypatch):
+    followers = [follow("trackio"), follow("wandb")]
+    callbacks = training._Callbacks(followers, Background(), lambda: None)
+    callbacks.on_message(f"run directory: {run}")
+    for follower in followers:
+        follower.on_step({})
+    monkeypatch.setattr("trackio.Rows.finish", lambda run: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as error:
+        callbacks.on_end()
+    assert stored(fake / "wandb") == logged(run)
+    monkeypatch.undo()
+    again = follow("trackio")
+    again.on_message(f"run directory: {run}")  # while the error, with its frames, is kept
+    again.on_end()
+    assert error.value
 
 
 def test_errors_say_what_to_do(fake, tmp_path, monkeypatch):
@@ -336,19 +367,44 @@ def test_trackio_has_every_number_once(run, tmp_path, monkeypatch):
     assert found == logged(run)
 
 
+def wandb_records(file):
+    """The records of a file .wandb: LevelDB's log after 7 bytes, blocks of chunks (checksum, size, type) that make up records."""
+    at, record = 7, b""
+    while at + 7 <= len(file):
+        if (left := -at % 32768 or 32768) < 7:
+            at += left
+            continue
+        size, kind = struct.unpack_from("<HB", file, at + 4)
+        record += file[at + 7:at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # whole, or the last chunk
+            yield record
+            record = b""
+
+
 def test_wandb_has_every_number_once(run, tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     kill_in_the_middle("wandb", run, lambda: list(tmp_path.glob("wandb/offline-run-*/files/requirements.txt")))
     (path,) = tmp_path.glob("wandb/offline-run-*/*.wandb")  # that of the killed one is gone
-    datastore = pytest.importorskip("wandb.sdk.internal.datastore", reason="this version of wandb has no reader")
     from wandb.proto.wandb_internal_pb2 import Record
-    reader, found = datastore.DataStore(), Counter()
-    reader.open_for_scan(str(path))
-    while (data := reader.scan_data()) is not None:
+    found = Counter()
+    for data in wandb_records(path.read_bytes()):
         record = Record()
         record.ParseFromString(data)
         values = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
         found.update((name, values["step"], value) for name, value in values.items() if name != "step" and name[0] != "_")
     assert found == logged(run)
+
+
+def test_wandb_leaves_a_run_of_the_program_alone(run, tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with wandb.init(dir=str(tmp_path)) as own:
+        follower = follow("wandb")
+        follower.on_message(f"run directory: {run}")
+        follower.on_end()
+        own.log({"mine": 1})  # raises if it has ended
+    assert list(run.glob("wandb/offline-run-*"))
+    wandb.teardown()

@@ -118,7 +118,7 @@ TEST_F(CommandEnvironment, BeginsTheDialoguesOfAPrompt) {
       "        assert turn == 0 and prompt != 'bad', 'no beginning'\n"
       "        if prompt == 'odd': return {'done': True}\n"
       "        return {'messages': [{'role': 'user', 'content': 'And?'}],\n"
-      "                'fields': {'answer': 7, 'unit': fields['unit'] + '2'}}\n"
+      "                'fields': {'answer': [7, None, '7.0'], 'unit': fields['unit'] + '2'}}\n"
       "    def turn(self, completion): return 'no'\n");
   options.starts = true;
   const ChatFormat chat(*tokenizer_, Json());
@@ -127,6 +127,7 @@ TEST_F(CommandEnvironment, BeginsTheDialoguesOfAPrompt) {
         options, {.tokenizer = *tokenizer_, .chat = is_chat ? std::optional(chat) : std::nullopt});
     ASSERT_TRUE(environment_->starts());
     std::vector<Example> prompts(3, example_);
+    prompts[0].other_answers = {"42.0"};
     prompts[1].prompt = "bad";
     prompts[2].prompt = "odd";
     if (is_chat) {
@@ -142,7 +143,8 @@ TEST_F(CommandEnvironment, BeginsTheDialoguesOfAPrompt) {
     EXPECT_EQ(indices, (std::vector<int64_t>{8, 20, 36}));
     EXPECT_EQ(begun[0].start_error, "");
     EXPECT_EQ(begun[0].answer, "7");
-    EXPECT_EQ(begun[0].fields.dump(), R"({"unit":"m2","answer":7})");
+    EXPECT_EQ(begun[0].other_answers, std::vector<std::string>{"7.0"});
+    EXPECT_EQ(begun[0].fields.dump(), R"({"unit":"m2","answer":[7,null,"7.0"]})");
     const Json whole = Json::Array{make_message("user", "p"), make_message("user", "And?")};
     EXPECT_EQ(begun[0].prompt, is_chat ? chat.prompt(whole) : "pAnd?");
     EXPECT_EQ(begun[1].start_error, "it reports: 'AssertionError: no beginning'");
