@@ -7,6 +7,7 @@
 #include "job/preview.h"
 #include "job/stage.h"
 #include "trainers/across_ranks.h"
+#include "trainers/balance.h"
 
 namespace cohort {
 namespace {
@@ -92,7 +93,8 @@ StageEnd train_supervised(Stage& stage) {
   while (stage.more()) {
     Stopwatch clock;
     const int64_t step = stage.step(), position = stage.state().data_position;
-    const auto sequences = ahead.valid() ? ahead.get() : source.next(step, position);
+    std::vector<TokenSequence> sequences =
+        ahead.valid() ? ahead.get() : source.next(step, position);
     const double waited = clock.lap();
     if (source.is_slow() && step + 1 < config.batch.steps)
       ahead = std::async(std::launch::async, [&, step, position, threads = num_threads()] {
@@ -110,6 +112,7 @@ StageEnd train_supervised(Stage& stage) {
           str("step ", stage.step() + 1, ": none of its ", config.batch.batch_size,
               " sequences has a target token",
               context_hint(context_limit(config, stage.model().config()), "shorter prompts")));
+    const RankLoad load = balance(stage.comm(), stage.model(), sequences, config.batch.batch_size);
     const ForwardOptions options{
         .mode = Mode::kTrain, .seed = static_cast<uint64_t>(config.seed), .step = stage.step()};
 
@@ -142,6 +145,8 @@ StageEnd train_supervised(Stage& stage) {
                     {"num_target_tokens", targets},
                     {"time/update", clock.lap() + (source.is_slow() ? 0 : waited)}};
     if (source.is_slow()) metrics.add("time/data", waited);
+    if (load.largest > 0 && stage.comm().size() > 1)
+      metrics.add("update/balance", load.mean / load.largest);
     stage.end_step(metrics);
   }
   return stage.finish();

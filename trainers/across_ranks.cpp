@@ -21,26 +21,41 @@ void reduce_in_place(Communicator& comm, const std::vector<double*>& numbers, Re
   for (size_t i = 0; i < numbers.size(); ++i) *numbers[i] = values[i];
 }
 
-std::vector<std::string> gather_texts(Communicator& comm, const std::vector<std::string>& texts) {
-  if (comm.size() == 1) return texts;
+std::vector<std::vector<double>> gather_numbers(Communicator& comm,
+                                                const std::vector<std::vector<double>>& lists,
+                                                Device device) {
+  if (comm.size() == 1) return lists;
   std::vector<double> sizes;
-  for (const std::string& text : texts) sizes.push_back(static_cast<double>(text.size()));
+  for (const std::vector<double>& list : lists) sizes.push_back(static_cast<double>(list.size()));
   sizes = reduce_over_ranks(comm, sizes);
-  // One number per byte: a sum over ranks, of which only one has nonzero values.
-  std::vector<double> bytes;
-  for (size_t i = 0; i < texts.size(); ++i) {
-    const size_t begin = bytes.size();
-    bytes.resize(begin + static_cast<size_t>(sizes[i]), 0);
-    for (size_t k = 0; k < texts[i].size(); ++k)
-      bytes[begin + k] = static_cast<unsigned char>(texts[i][k]);
+  // Sums over ranks, of which only one has nonzero values.
+  std::vector<double> numbers;
+  for (size_t i = 0; i < lists.size(); ++i) {
+    numbers.insert(numbers.end(), lists[i].begin(), lists[i].end());
+    numbers.resize(numbers.size() + static_cast<size_t>(sizes[i]) - lists[i].size());
   }
-  bytes = reduce_over_ranks(comm, bytes);
-  std::vector<std::string> all;
-  size_t at = 0;
+  Tensor sums = Tensor::from(numbers).to(device);
+  comm.all_reduce(sums);
+  numbers = sums.to_vector<double>();
+  std::vector<std::vector<double>> all;
+  auto next = numbers.begin();
   for (const double size : sizes) {
+    all.emplace_back(next, next + static_cast<ptrdiff_t>(size));
+    next += static_cast<ptrdiff_t>(size);
+  }
+  return all;
+}
+
+std::vector<std::string> gather_texts(Communicator& comm, const std::vector<std::string>& texts) {
+  std::vector<std::vector<double>> bytes;
+  for (const std::string& text : texts) {
+    std::vector<double>& list = bytes.emplace_back();
+    for (const char c : text) list.push_back(static_cast<unsigned char>(c));
+  }
+  std::vector<std::string> all;
+  for (const std::vector<double>& list : gather_numbers(comm, bytes)) {
     std::string& text = all.emplace_back();
-    for (const size_t end = at + static_cast<size_t>(size); at < end; ++at)
-      text += static_cast<char>(static_cast<unsigned char>(bytes[at]));
+    for (const double byte : list) text += static_cast<char>(static_cast<unsigned char>(byte));
   }
   return all;
 }

@@ -18,6 +18,11 @@ std::vector<double> reduce_over_ranks(Communicator& comm, const std::vector<doub
 void reduce_in_place(Communicator& comm, const std::vector<double*>& numbers,
                      Reduce op = Reduce::kSum);
 
+// Gathers lists of numbers of which each rank has some: lists[i] on the one rank that has it, empty
+// on the others. Returns all of them on every rank. They are reduced on `device`.
+std::vector<std::vector<double>> gather_numbers(Communicator& comm,
+                                                const std::vector<std::vector<double>>& lists,
+                                                Device device = {});
 // Gathers texts of which each rank has some: texts[i] on the one rank that has it, "" on the
 // others. Returns all of them on every rank.
 std::vector<std::string> gather_texts(Communicator& comm, const std::vector<std::string>& texts);

@@ -415,10 +415,15 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   times.rewards += clock.lap("rewards");
   begin_activity("updating the weights");
   UpdateSums updates;
+  RankLoad load;
   double packing_time = 0;
   if (out.rewarded_count > 0) {
     std::vector<PolicyUpdate> minibatches =
         pack_minibatches(in.comm, in.learner, groups, advantages, config);
+    for (const PolicyUpdate& update : minibatches) {
+      load.mean += update.load.mean;
+      load.largest += update.load.largest;
+    }
     packing_time = clock.lap("packing");
     if (in.reference.model != nullptr)
       set_log_probs(in.comm, in.learner, minibatches, config, &PolicyBatch::ref_logprob,
@@ -444,6 +449,7 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   sums.add_local("time/rewards", times.rewards);
   sums.add_local("time/packing", packing_time);
   sums.add_local("time/update", update_time);
+  if (in.comm.size() > 1) sums.add_local("update/balance", load.mean / load.largest);
   double tokens = 0;
   for (const Group& group : groups)
     for (const ScoredCompletion& c : group.completions)
@@ -500,7 +506,10 @@ std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
     // weights.
     if (totals.tokens == 0) continue;
     std::erase_if(sequences, [&](const auto& s) { return !has_gradient(s, config.grpo); });
+    const RankLoad load =
+        balance(comm, learner.model(), sequences, config.batch.completions_per_step());
     out.push_back({.sequences = std::move(sequences),
+                   .load = load,
                    .desc = {.loss_type = config.grpo.loss_type,
                             .totals = totals,
                             .max_completion_length = config.sampling.max_completion_length,

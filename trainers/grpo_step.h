@@ -8,6 +8,7 @@
 
 #include "rl/engine/rollout.h"
 #include "rl/policy_batch.h"
+#include "trainers/balance.h"
 #include "trainers/grpo_metrics.h"
 
 namespace cohort {
@@ -93,6 +94,7 @@ void shuffle_advantages(std::span<double> advantages, uint64_t seed, int64_t ste
 // packed into, with the denominators of the whole update over all ranks.
 struct PolicyUpdate {
   std::vector<PolicySequence> sequences;
+  RankLoad load;
   PackPolicyDesc desc;  // how `batches` are packed; no micro_batch_tokens: they are not
   Minibatch batches;
   // Packs the sequences into micro batches of at most `tokens` tokens, unless they are already.
@@ -101,7 +103,7 @@ struct PolicyUpdate {
   void unpack();
 };
 
-// The optimiser updates of a step, packed. An update without a token in the loss mask of any rank
+// The optimiser updates of a step, packed, of sequences that balance() has moved. An update without a token in the loss mask of any rank
 // is left out. `advantages`: those of all completions of the step, by their index.
 std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
                                            std::span<const Group> groups,

@@ -116,6 +116,18 @@ TEST_F(Splits, GrpoWithTheDeviationOfTheBatchIsThatOfOne) {
   expect_same_training(kSmallGrpo, {"scale_rewards=batch"}, {"ranks=1", "ranks=2", "ranks=3"});
 }
 
+TEST_F(Splits, TheBalanceOfRanksIsAMetric) {
+  for (const char* yaml : {kSmallSft, kSmallGrpo}) {
+    for (const Json& line : train(yaml, {"ranks=1"}).metrics)
+      EXPECT_EQ(line.find("update/balance"), nullptr);
+    for (const Json& line : train(yaml, {"ranks=3"}).metrics)
+      if (!line.at("loss").is_null()) {
+        EXPECT_GT(metric(line, "update/balance"), 1. / 3);
+        EXPECT_LE(metric(line, "update/balance"), 1);
+      }
+  }
+}
+
 // The groups that are replaced, and by which prompts, do not depend on the ranks.
 TEST_F(Splits, GrpoWithRefilledGroupsIsThatOfOne) {
   expect_same_training(kSmallGrpo, {"dynamic_sampling_rounds=3"},

@@ -1,0 +1,34 @@
+// Evens out the work of the ranks of an update, which all wait for the one that has the most.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "distributed/communicator.h"
+#include "nn/transformer.h"
+#include "rl/policy_batch.h"
+
+namespace cohort {
+
+// The costs of the ranks, in floating point operations.
+struct RankLoad {
+  double mean = 0, largest = 0;
+};
+
+// The rank of each piece of work: the costliest first, each to the rank that has the least so far,
+// of equal ones to the lowest (LPT: Graham, Bounds on Multiprocessing Timing Anomalies, 1969).
+// `present`: the ranks that have them. They keep them unless the largest load gets at least 2 %
+// smaller.
+std::vector<int> deal(std::span<const double> costs, std::vector<int> present, int num_ranks);
+RankLoad load_of(std::span<const double> costs, std::span<const int> ranks, int num_ranks);
+
+// Moves sequences to the ranks that deal() gives them to, those of a group together. On return
+// `sequences` are this rank's, by their index, with the same values. Indices and groups of all
+// ranks are unique, and less than `count`. Returns the load. Models of images keep theirs: {0, 0}.
+RankLoad balance(Communicator& comm, const Transformer& model,
+                 std::vector<TokenSequence>& sequences, int64_t count);
+RankLoad balance(Communicator& comm, const Transformer& model,
+                 std::vector<PolicySequence>& sequences, int64_t count);
+
+}  // namespace cohort
