@@ -83,6 +83,25 @@ void warn_of_idle_ranks(Stage& stage) {
                   " ranks without work; hint: a larger batch_size or fewer ranks");
 }
 
+struct TokenCounts {
+  double targets = 0, inputs = 0;
+};
+// Those of a step, over all ranks. Throws InputError if it has no target.
+TokenCounts count_tokens(Stage& stage, std::span<const TokenSequence> sequences) {
+  TokenCounts out;
+  for (const TokenSequence& sequence : sequences) {
+    out.targets += static_cast<double>(sequence.num_targets());
+    out.inputs += static_cast<double>(sequence.num_inputs());
+  }
+  reduce_in_place(stage.comm(), {&out.targets, &out.inputs});
+  if (out.targets == 0)
+    throw InputError(str(
+        "step ", stage.step() + 1, ": none of its ", stage.config().batch.batch_size,
+        " sequences has a target token",
+        context_hint(context_limit(stage.config(), stage.model().config()), "shorter prompts")));
+  return out;
+}
+
 }  // namespace
 
 StageEnd train_supervised(Stage& stage) {
@@ -101,17 +120,7 @@ StageEnd train_supervised(Stage& stage) {
         set_num_threads(threads);
         return source.next(step + 1, position + config.batch.batch_size);
       });
-    double targets = 0, tokens = 0;
-    for (const TokenSequence& sequence : sequences) {
-      targets += static_cast<double>(sequence.num_targets());
-      tokens += static_cast<double>(sequence.num_inputs());
-    }
-    reduce_in_place(stage.comm(), {&targets, &tokens});
-    if (targets == 0)
-      throw InputError(
-          str("step ", stage.step() + 1, ": none of its ", config.batch.batch_size,
-              " sequences has a target token",
-              context_hint(context_limit(config, stage.model().config()), "shorter prompts")));
+    const TokenCounts count = count_tokens(stage, sequences);
     const RankLoad load = balance(stage.comm(), stage.model(), sequences, config.batch.batch_size);
     const ForwardOptions options{
         .mode = Mode::kTrain, .seed = static_cast<uint64_t>(config.seed), .step = stage.step()};
@@ -126,7 +135,7 @@ StageEnd train_supervised(Stage& stage) {
     const auto loss = [&](int64_t i) {
       const Transformer& model = stage.model();
       const PackedBatch batch = model.to_device(batches[static_cast<size_t>(i)]);
-      const Tensor weights = Tensor::full({batch.num_targets()}, 1 / targets,
+      const Tensor weights = Tensor::full({batch.num_targets()}, 1 / count.targets,
                                           accumulate_dtype(model.dtype()), model.device());
       return cross_entropy(model.hidden_at_targets(batch, options), model.head(), batch.targets,
                            weights);
@@ -141,12 +150,11 @@ StageEnd train_supervised(Stage& stage) {
     Metrics metrics{{"loss", update.loss},
                     {"learning_rate", rate},
                     {"grad_norm", update.grad_norm},
-                    {"num_tokens", tokens},
-                    {"num_target_tokens", targets},
+                    {"num_tokens", count.inputs},
+                    {"num_target_tokens", count.targets},
                     {"time/update", clock.lap() + (source.is_slow() ? 0 : waited)}};
     if (source.is_slow()) metrics.add("time/data", waited);
-    if (load.largest > 0 && stage.comm().size() > 1)
-      metrics.add("update/balance", load.mean / load.largest);
+    if (load.largest > 0) metrics.add("update/balance", load.mean / load.largest);
     stage.end_step(metrics);
   }
   return stage.finish();

@@ -59,7 +59,7 @@ template <class Sequence>
 RankLoad balance_sequences(Communicator& comm, const Transformer& model,
                            std::vector<Sequence>& sequences, int64_t count) {
   const ModelConfig& config = model.config();
-  if (config.has_images()) return {};
+  if (comm.size() == 1 || config.has_images()) return {};
   const auto unit_of = [](const Sequence& s) {
     return static_cast<size_t>(s.group >= 0 ? s.group : s.index);
   };

@@ -14,6 +14,10 @@ namespace cohort {
 // The costs of the ranks, in floating point operations.
 struct RankLoad {
   double mean = 0, largest = 0;
+  void add(const RankLoad& other) {
+    mean += other.mean;
+    largest += other.largest;
+  }
 };
 
 // The rank of each piece of work: the costliest first, each to the rank that has the least so far,
@@ -25,7 +29,8 @@ RankLoad load_of(std::span<const double> costs, std::span<const int> ranks, int 
 
 // Moves sequences to the ranks that deal() gives them to, those of a group together. On return
 // `sequences` are this rank's, by their index, with the same values. Indices and groups of all
-// ranks are unique, and less than `count`. Returns the load. Models of images keep theirs: {0, 0}.
+// ranks are unique, and less than `count`. Returns the load; {0, 0} with one rank, and with images,
+// which stay where they are.
 RankLoad balance(Communicator& comm, const Transformer& model,
                  std::vector<TokenSequence>& sequences, int64_t count);
 RankLoad balance(Communicator& comm, const Transformer& model,

@@ -125,6 +125,8 @@ MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::str
   out.add_local("ratio_deviation", updates.ratio_deviation);
   out.add_mean("clip_ratio/low", policy.clipped_low, passes);
   out.add_mean("clip_ratio/high", policy.clipped_high, passes);
+  if (updates.load.largest > 0)
+    out.add_local("update/balance", updates.load.mean / updates.load.largest);
   out.add_mean("kl_old", policy.kl_to_old, policy.tokens);
   out.add_mean("kl", policy.kl_to_reference, config.grpo.beta > 0 ? policy.tokens : 0);
   if (config.grpo.importance_weights != kernels::Importance::kNone)

@@ -415,15 +415,10 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   times.rewards += clock.lap("rewards");
   begin_activity("updating the weights");
   UpdateSums updates;
-  RankLoad load;
   double packing_time = 0;
   if (out.rewarded_count > 0) {
     std::vector<PolicyUpdate> minibatches =
         pack_minibatches(in.comm, in.learner, groups, advantages, config);
-    for (const PolicyUpdate& update : minibatches) {
-      load.mean += update.load.mean;
-      load.largest += update.load.largest;
-    }
     packing_time = clock.lap("packing");
     if (in.reference.model != nullptr)
       set_log_probs(in.comm, in.learner, minibatches, config, &PolicyBatch::ref_logprob,
@@ -449,7 +444,6 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   sums.add_local("time/rewards", times.rewards);
   sums.add_local("time/packing", packing_time);
   sums.add_local("time/update", update_time);
-  if (in.comm.size() > 1) sums.add_local("update/balance", load.mean / load.largest);
   double tokens = 0;
   for (const Group& group : groups)
     for (const ScoredCompletion& c : group.completions)
@@ -559,6 +553,7 @@ UpdateSums update_policy(Communicator& comm, Learner& learner,
         done = update(nullptr);
       }
       sums.add(done);
+      sums.load.add(minibatch.load);
     }
   const int64_t kl_every = config.grpo.kl_check_every;
   if (kl_every > 0 && (step + 1) % kl_every == 0 && !minibatches.empty())

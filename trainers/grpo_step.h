@@ -103,8 +103,8 @@ struct PolicyUpdate {
   void unpack();
 };
 
-// The optimiser updates of a step, packed, of sequences that balance() has moved. An update without a token in the loss mask of any rank
-// is left out. `advantages`: those of all completions of the step, by their index.
+// The optimiser updates of a step, after balance(), packed. An update without a token in the loss
+// mask of any rank is left out. `advantages`: those of all completions of the step, by their index.
 std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
                                            std::span<const Group> groups,
                                            std::span<const double> advantages,
