@@ -22,11 +22,10 @@ inline constexpr EnumName<PastTurns> kPastTurns[] = {{PastTurns::kAsSampled, "as
                                                      {PastTurns::kStrict, "strict"}};
 
 // The keys of tool_format.
-inline constexpr EnumName<ToolFormat> kToolFormats[] = {{ToolFormat::kAuto, "auto"},
-                                                        {ToolFormat::kHermes, "hermes"},
-                                                        {ToolFormat::kLlama3, "llama3"},
-                                                        {ToolFormat::kMistral, "mistral"},
-                                                        {ToolFormat::kInline, "inline"}};
+inline constexpr EnumName<ToolFormat> kToolFormats[] = {
+    {ToolFormat::kAuto, "auto"},        {ToolFormat::kHermes, "hermes"},
+    {ToolFormat::kLlama3, "llama3"},    {ToolFormat::kMistral, "mistral"},
+    {ToolFormat::kQwenXml, "qwen_xml"}, {ToolFormat::kInline, "inline"}};
 
 struct EnvironmentConfig {
   std::string name;  // one of environment_names(), or that of a callback; empty: none

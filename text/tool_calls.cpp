@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <utility>
 
 #include "core/text.h"
@@ -12,6 +13,9 @@ namespace {
 
 constexpr std::string_view kSpace = " \t\r\n";
 constexpr size_t kMaxCalls = 32;
+constexpr std::string_view kEnd = "</tool_call>", kFunction = "<function=";
+constexpr std::pair<std::string_view, std::string_view> kPythonConstants[] = {
+    {"True", "true"}, {"False", "false"}, {"None", "null"}};
 // Opening and closing tags of thinking.
 constexpr std::pair<std::string_view, std::string_view> kThinking[] = {{"<think>", "</think>"},
                                                                        {"[THINK]", "[/THINK]"}};
@@ -23,6 +27,7 @@ class CallReader {
   void hermes();
   void llama3();
   void mistral();
+  void qwen_xml();
   void inline_call();
   std::vector<ToolCall>& calls() { return calls_; }
 
@@ -41,6 +46,15 @@ class CallReader {
   // all up to the end of the next thinking. False without one. Removes the calls in thinking that
   // the prompt has opened.
   bool next(std::string_view tag);
+  // next("<tool_call>") of a tag that is no mere mention: one of `starts` follows, or the tag and
+  // its end are the turn.
+  bool next_tagged(std::initializer_list<std::string_view> starts);
+  // The text before </tool_call>, which is removed too. Throws InputError without.
+  std::string_view take_tagged() {
+    const auto text = take_until(kEnd);
+    if (!text) fail("<tool_call> is not closed by </tool_call>");
+    return *text;
+  }
   // Size of the text up to the end of thinking that the prompt may have opened, else of all of it.
   size_t size_of_draft() const;
   // The text before the first `end`, which is removed too; nullopt without, and what can belong to
@@ -52,6 +66,9 @@ class CallReader {
   // True for a call of a known tool, perhaps a broken one.
   bool is_llama3(std::string_view object) const;
   void read_mistral();
+  void read_xml(ToolCall& call, std::string_view text) const;
+  // True if a value of an argument may be text: the tool's schema says so, or nothing of its type.
+  bool may_be_text(const ToolCall& call, const std::string& argument) const;
 
   // Adds a call that read(call) reads, unless there are too many. An InputError becomes the call's
   // error.
@@ -191,12 +208,18 @@ void CallReader::read_object(ToolCall& call, const Json& json, const std::string
   });
 }
 
-void CallReader::hermes() {
-  constexpr std::string_view kEnd = "</tool_call>";
+bool CallReader::next_tagged(std::initializer_list<std::string_view> starts) {
   while (next("<tool_call>")) {
+    if (is_tag_first_ && (rest_.empty() || rest_.ends_with(kEnd))) return true;
+    for (const std::string_view start : starts)
+      if (rest_.starts_with(start)) return true;
+  }
+  return false;
+}
+
+void CallReader::hermes() {
+  while (next_tagged({"{", "["})) {
     const std::string_view all = rest_;
-    const bool is_turn = is_tag_first_ && (all.empty() || all.ends_with(kEnd));
-    if (!all.starts_with('{') && !all.starts_with('[') && !is_turn) continue;  // a mere mention
     add([&](ToolCall& call) {
       Json json;
       try {  // texts in the JSON may have the tag of the end
@@ -206,9 +229,7 @@ void CallReader::hermes() {
       }
       if (json.is_null()) {
         rest_ = all;
-        const auto text = take_until(kEnd);
-        if (!text) fail("<tool_call> is not closed by </tool_call>");
-        json = parse(*text);
+        json = parse(take_tagged());
       }
       read_object(call, json, "arguments");
     });
@@ -289,6 +310,66 @@ void CallReader::mistral() {
   }
 }
 
+void CallReader::qwen_xml() {
+  while (next_tagged({kFunction})) add([&](ToolCall& call) { read_xml(call, take_tagged()); });
+}
+
+void CallReader::read_xml(ToolCall& call, std::string_view text) const {
+  const auto take = [&](std::string_view start, std::string_view end) {
+    const size_t at = text.starts_with(start) ? text.find(end, start.size()) : text.npos;
+    if (at == text.npos)
+      fail(str("expected ", start, "...", end, ", got ", excerpt(text),
+               "; the format is <function=NAME><parameter=KEY>VALUE</parameter></function>"));
+    const std::string_view found = text.substr(start.size(), at - start.size());
+    text.remove_prefix(at + end.size());
+    return found;
+  };
+  const auto take_space = [&] {
+    text.remove_prefix(std::min(text.find_first_not_of(kSpace), text.size()));
+  };
+  call.name = take(kFunction, ">");
+  if (call.name.empty()) fail("the name is empty");
+  for (take_space(); text.starts_with("<parameter="); take_space()) {
+    const std::string argument(take("<parameter=", ">"));
+    std::string_view value = take("", "</parameter>");
+    if (value.starts_with('\n')) value.remove_prefix(1);
+    if (value.ends_with('\n')) value.remove_suffix(1);
+    if (call.arguments.find(argument) != nullptr)
+      fail(str("the argument ", excerpt(argument), " is there twice"));
+    if (may_be_text(call, argument)) {
+      call.arguments.set(argument, std::string(value));
+      continue;
+    }
+    for (const auto& [python, json] : kPythonConstants)
+      if (value == python) value = json;
+    call.arguments.set(argument, parse_json(value, str(where(), ": ", argument)));
+  }
+  take("</function>", "");
+  take_space();
+  if (!text.empty()) fail("expected nothing after </function>, got " + excerpt(text));
+}
+
+bool CallReader::may_be_text(const ToolCall& call, const std::string& argument) const {
+  if (!tools_.is_array()) return true;
+  Json::Array kinds;  // the schema, and its alternatives
+  for (const Json& tool : tools_.as_array())
+    if (const std::string* name = name_of(tool); name != nullptr && *name == call.name) {
+      const Json& schema =
+          unwrapped(tool).get_or_null("parameters").get_or_null("properties").get_or_null(argument);
+      kinds = schema.get_or_null("anyOf").is_array() ? schema.at("anyOf").as_array()
+                                                     : Json::Array{schema};
+    }
+  bool any_type = false;
+  for (const Json& kind : kinds) {
+    const Json& type = kind.get_or_null("type");
+    for (const Json& one : type.is_array() ? type.as_array() : Json::Array{type}) {
+      if (one.is_string() && one.as_string() == "string") return true;
+      any_type = any_type || one.is_string();
+    }
+  }
+  return !any_type;
+}
+
 void CallReader::inline_call() {
   if (!rest_.ends_with(">>")) return;
   add([&](ToolCall& call) {
@@ -316,6 +397,7 @@ std::vector<ToolCall> parse_tool_calls(ToolFormat format, std::string_view text,
   if (format == ToolFormat::kHermes) reader.hermes();
   if (format == ToolFormat::kLlama3) reader.llama3();
   if (format == ToolFormat::kMistral) reader.mistral();
+  if (format == ToolFormat::kQwenXml) reader.qwen_xml();
   if (format == ToolFormat::kInline) reader.inline_call();
   std::vector<ToolCall>& calls = reader.calls();
   if (calls.size() > kMaxCalls) {
@@ -344,6 +426,7 @@ std::optional<ToolFormat> tool_format_of(const ChatFormat& chat) {
                after.starts_with(str(name, "\",\"", arguments_key, "\":"));
       };
       if (is_object("<tool_call>", "arguments")) return ToolFormat::kHermes;
+      if (before.ends_with("<tool_call><function=")) return ToolFormat::kQwenXml;
       if (is_object("", "parameters")) return ToolFormat::kLlama3;
       if (before.ends_with("[TOOL_CALLS]") || is_object("[TOOL_CALLS][", "arguments"))
         return ToolFormat::kMistral;

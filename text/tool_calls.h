@@ -18,6 +18,8 @@ enum class ToolFormat : uint8_t {
   kLlama3,   // {"name": ..., "parameters": {...}}, perhaps after <|python_tag|>, separated by ;
   kMistral,  // [TOOL_CALLS][{"name": ..., "arguments": {...}, "id": ...}, ...], or, repeated,
              // [TOOL_CALLS]NAME[ARGS]{...}, perhaps with [CALL_ID]ID after the name
+  kQwenXml,  // <tool_call><function=NAME><parameter=KEY>VALUE</parameter> ... </function>
+             // </tool_call>, repeated (Qwen3-Coder, Qwen3.5)
   kInline,   // <<EXPRESSION>>: an argument of the calculator, whose result follows as text
 };
 
@@ -38,6 +40,8 @@ struct ToolCall {
 // calls begins none. Never throws for any text.
 // kLlama3: an object is a call if it has the name of one of `tools` and arguments. `tools`: a list
 // of JSON schemas; null: unknown, and any name will do.
+// kQwenXml: a value, without the line breaks around it, is text unless the schema of the argument
+// has no text among its types; then it is JSON, or one of Python's True, False and None.
 // kInline: only a call that ends the text counts, also in thinking. kAuto: none.
 std::vector<ToolCall> parse_tool_calls(ToolFormat format, std::string_view text,
                                        const Json& tools = {});

@@ -251,6 +251,7 @@ TEST(ChatTurns, ToolFormats) {
   const std::string name = "{{ c.function.name }}", value = "{{ c.function.arguments | tojson }}";
   EXPECT_EQ(format("<tool_call>\n{{ c.function | tojson }}</tool_call>"), ToolFormat::kHermes);
   EXPECT_EQ(format("<tool_call>" + name + "</tool_call>"), std::nullopt);
+  EXPECT_EQ(format("<tool_call>\n<function=" + name + ">\n</function>"), ToolFormat::kQwenXml);
   EXPECT_EQ(format("{{ c.function | tojson }}"), std::nullopt);
   EXPECT_EQ(format("{\"name\": \"" + name + "\", \"parameters\": " + value + "}"),
             ToolFormat::kLlama3);
@@ -378,10 +379,10 @@ constexpr Row kRows[] = {
     {"LFM2.5-Instruct", "<|im_end|>", "tool user", "tool user"},
     {"Qwen-QwQ-32B", "<|im_end|>", "tool user", "", ToolFormat::kHermes},
     {"Qwen-Qwen3-0.6B", "<|im_end|>", "tool user", "tool", ToolFormat::kHermes},
-    {"Qwen3-Coder", "<|im_end|>", "tool user", "tool user"},
-    {"Qwen3.5-4B", "<|im_end|>", "tool user", "tool"},
+    {"Qwen3-Coder", "<|im_end|>", "tool user", "tool user", ToolFormat::kQwenXml},
+    {"Qwen3.5-4B", "<|im_end|>", "tool user", "tool", ToolFormat::kQwenXml},
     {"Reka-Edge", "<sep>", "tool user", "", ToolFormat::kHermes},
-    {"StepFun3.5-Flash", "<|im_end|>", "tool user", "tool"},
+    {"StepFun3.5-Flash", "<|im_end|>", "tool user", "tool", ToolFormat::kQwenXml},
     {"deepseek-ai-DeepSeek-V3.2", "<｜end▁of▁sentence｜>", "tool user", "tool user"},
     {"google-gemma-4-31B-it-interleaved", "<turn|>", "tool user", "tool user"},
     {"google-gemma-4-31B-it", "<turn|> <|tool_response>", "tool user", "tool user"},
@@ -488,6 +489,23 @@ TEST(ChatTurnsData, RealTemplates) {
     EXPECT_EQ(join(roles, " "), row.roles);
     EXPECT_EQ(join(keeps, " "), row.keeps);
     EXPECT_EQ(tool_format_of(format), row.format);
+    if (!row.format) continue;
+    // What the template writes is read.
+    const Json arguments = Json().set("text", "a\n b\"</x>{").set("n", "5");
+    const Json call = make_tool_call("abcdefghi", "f", arguments);
+    const std::string text = format.prompt(
+        Json::Array{make_message("user", "Well"),
+                    make_message("assistant", "").set("tool_calls", Json::Array{call}),
+                    observation("tool", "x")[0]});
+    const std::string prompt = format.prompt(Json::Array{make_message("user", "Well")});
+    const std::string_view turns =
+        std::string_view(text).substr(text.starts_with(prompt) ? prompt.size() : text.find("Well"));
+    const std::string stop = std::string(row.stops).substr(0, std::string(row.stops).find(' '));
+    const std::vector<ToolCall> calls =
+        parse_tool_calls(*row.format, turns.substr(0, turns.find(stop, 10)));
+    ASSERT_GE(calls.size(), 1u) << text;
+    EXPECT_EQ(calls[0].name, "f") << text;
+    EXPECT_EQ(calls[0].arguments.dump(), arguments.dump()) << text;
   }
 }
 

@@ -36,6 +36,67 @@ void expect_calls(ToolFormat format, std::initializer_list<ToolCallCase> cases,
   }
 }
 
+TEST(ToolCalls, QwenXml) {
+  const Json tools = parse_json(R"([{"type": "function", "function": {"name": "f", "parameters":
+      {"type": "object", "properties": {
+        "n": {"type": "integer"}, "text": {"type": "string"}, "maybe": {"type": ["string", "null"]},
+        "list": {"type": "array"}, "any": {}, "either": {"anyOf": [{"type": "number"},
+        {"type": "null"}]}, "flag": {"type": "boolean"}}}}}])",
+                                "tools");
+  const auto f = [](const std::string& key, const std::string& value) {
+    return str("<tool_call>\n<function=f>\n<parameter=", key, ">\n", value,
+               "\n</parameter>\n</function>\n</tool_call>");
+  };
+  for (const auto& [key, value, expected] :
+       {std::tuple{"n", "5", "5"},
+        {"n", "None", "null"},
+        {"text", "5", "\"5\""},
+        {"text", "two\n\n lines </a>", "\"two\\n\\n lines </a>\""},
+        {"text", "", "\"\""},
+        {"maybe", "None", "\"None\""},
+        {"list", "[1, {\"a\": \"<\"}]", "[1,{\"a\":\"<\"}]"},
+        {"any", "5", "\"5\""},
+        {"unknown", "[1]", "\"[1]\""},
+        {"either", "2.5", "2.5"},
+        {"flag", "True", "true"},
+        {"flag", "false", "false"}})
+    EXPECT_EQ(calls_of(ToolFormat::kQwenXml, f(key, value), tools),
+              str("f {\"", key, "\":", expected, "}"));
+  expect_calls(
+      ToolFormat::kQwenXml,
+      {
+          {"", ""},
+          {"<function=f></function>", ""},
+          {"A <tool_call> is a mention.", ""},
+          {"<tool_call><function=f></function></tool_call>", "f {}"},
+          {"I "
+           "add.\n<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>x</"
+           "parameter>"
+           "\n</function>\n</tool_call>\n<tool_call>\n<function=g>\n</function>\n</tool_call>",
+           "f {\"a\":\"1\",\"b\":\"x\"} | g {}"},
+          {"<think><tool_call><function=g></function></tool_call></think>\n"
+           "<tool_call><function=f></function></tool_call>",
+           "f {}"},
+          {"<tool_call><function=f></function>", "! tool call 1: <tool_call> is not closed"},
+          {"<tool_call>", "! is not closed by </tool_call>"},
+          {"<tool_call></tool_call>", "! tool call 1: expected <function=...>, got ''"},
+          {"<tool_call><function=></function></tool_call>", "! the name is empty"},
+          {"<tool_call><function=f</tool_call>", "! expected <function=...>, got '<function=f'"},
+          {"<tool_call><function=f><parameter=a>1</function></tool_call>",
+           "! expected ...</parameter>, got '1</function>'"},
+          {"<tool_call><function=f>x</function></tool_call>",
+           "! expected </function>..., got 'x</function>'"},
+          {"<tool_call><function=f></function>x</tool_call>",
+           "! expected nothing after </function>, got 'x'"},
+          {"<tool_call><function=f><parameter=a>1</parameter><parameter=a>2</parameter></function>"
+           "</tool_call>",
+           "! the argument 'a' is there twice"},
+      });
+  EXPECT_NE(
+      calls_of(ToolFormat::kQwenXml, f("n", "five"), tools).find("! tool call 1: n: not valid"),
+      std::string::npos);
+}
+
 TEST(ToolCalls, Hermes) {
   expect_calls(
       ToolFormat::kHermes,
@@ -287,33 +348,37 @@ TEST(ToolCalls, PromptsMayOpenThinking) {
 }
 
 TEST(ToolCalls, HostileTextsTakeLinearTimeAndGiveTextForErrors) {
-  for (const char* unit : {"<tool_call>",
-                           "<tool_call></tool_call>",
-                           "[TOOL_CALLS]",
-                           "[TOOL_CALLS]f[ARGS]{}",
-                           "{",
-                           ";",
-                           "[TOOL_CALLS][",
-                           "<tool_call>{",
-                           "<tool_call>{\"",
-                           "<think></think>",
-                           "<think></think>{",
-                           "</think>{",
-                           "<think>",
-                           "x<think>",
-                           "x<think>x[THINK]",
-                           "[THINK][/THINK][TOOL_CALLS]",
-                           "<",
-                           "<<",
-                           ">>",
-                           "{\"name\": {",
-                           "\"",
-                           "\\",
-                           "{\"name\":\"f\",\"parameters\":{}};",
-                           "\xff",
-                           "<tool_call>{\"\xff\"}</tool_call>"})
-    for (const ToolFormat format : {ToolFormat::kAuto, ToolFormat::kHermes, ToolFormat::kLlama3,
-                                    ToolFormat::kMistral, ToolFormat::kInline})
+  for (const char* unit :
+       {"<tool_call>",
+        "<tool_call></tool_call>",
+        "[TOOL_CALLS]",
+        "[TOOL_CALLS]f[ARGS]{}",
+        "{",
+        ";",
+        "[TOOL_CALLS][",
+        "<tool_call>{",
+        "<tool_call>{\"",
+        "<think></think>",
+        "<think></think>{",
+        "</think>{",
+        "<think>",
+        "x<think>",
+        "x<think>x[THINK]",
+        "[THINK][/THINK][TOOL_CALLS]",
+        "<",
+        "<<",
+        ">>",
+        "{\"name\": {",
+        "\"",
+        "\\",
+        "{\"name\":\"f\",\"parameters\":{}};",
+        "\xff",
+        "<tool_call>{\"\xff\"}</tool_call>",
+        "<function=f><parameter=a>1</parameter>",
+        "<tool_call><function=f><parameter=\xff>\xff</parameter></function></tool_call>"})
+    for (const ToolFormat format :
+         {ToolFormat::kAuto, ToolFormat::kHermes, ToolFormat::kLlama3, ToolFormat::kMistral,
+          ToolFormat::kQwenXml, ToolFormat::kInline})
       for (const char* before : {"", "{\"name\"", "[TOOL_CALLS]", "[TOOL_CALLS][", "<tool_call>"}) {
         const bool is_long = *before == 0 || format == ToolFormat::kAuto;
         const size_t bytes = is_long ? 1 << 17 : 1 << 15;
