@@ -86,7 +86,7 @@ void warn_of_idle_ranks(Stage& stage) {
 struct TokenCounts {
   double targets = 0, inputs = 0;
 };
-// Those of a step, over all ranks. Throws InputError if it has no target.
+// Counts over the ranks of a step. Throws InputError if it has no target.
 TokenCounts count_tokens(Stage& stage, std::span<const TokenSequence> sequences) {
   TokenCounts out;
   for (const TokenSequence& sequence : sequences) {

@@ -70,7 +70,7 @@ RankLoad balance_sequences(Communicator& comm, const Transformer& model,
   const auto cost_of = [&](int64_t rows, int64_t inputs) {
     return static_cast<double>(rows) * (base + slope * static_cast<double>(inputs));
   };
-  // Of each group, or sequence of none: its cost and its rank.
+  // Costs and ranks of the groups, and of sequences without one.
   std::vector<double> units(2 * static_cast<size_t>(count));
   const auto costs = std::span(units).first(static_cast<size_t>(count)),
              owners = std::span(units).last(static_cast<size_t>(count));
@@ -83,7 +83,7 @@ RankLoad balance_sequences(Communicator& comm, const Transformer& model,
   units = reduce_over_ranks(comm, units);
   const std::vector<int> before(units.begin() + count, units.end());
   const std::span<const double> all(units.data(), static_cast<size_t>(count));
-  const std::vector<int> after = deal(all, before, comm.size());
+  const std::vector<int> after = assign_ranks(all, before, comm.size());
   if (after != before) {
     std::vector<std::vector<double>> moved(static_cast<size_t>(count));
     for (const Sequence& s : sequences)
@@ -101,7 +101,8 @@ RankLoad balance_sequences(Communicator& comm, const Transformer& model,
 
 }  // namespace
 
-std::vector<int> deal(std::span<const double> costs, std::vector<int> present, int num_ranks) {
+std::vector<int> assign_ranks(std::span<const double> costs, std::vector<int> present,
+                              int num_ranks) {
   std::vector<size_t> order(costs.size());
   std::iota(order.begin(), order.end(), 0);
   std::ranges::stable_sort(order, std::greater(), [&](size_t i) { return costs[i]; });

@@ -24,10 +24,11 @@ struct RankLoad {
 // of equal ones to the lowest (LPT: Graham, Bounds on Multiprocessing Timing Anomalies, 1969).
 // `present`: the ranks that have them. They keep them unless the largest load gets at least 2 %
 // smaller.
-std::vector<int> deal(std::span<const double> costs, std::vector<int> present, int num_ranks);
+std::vector<int> assign_ranks(std::span<const double> costs, std::vector<int> present,
+                              int num_ranks);
 RankLoad load_of(std::span<const double> costs, std::span<const int> ranks, int num_ranks);
 
-// Moves sequences to the ranks that deal() gives them to, those of a group together. On return
+// Moves sequences to the ranks that assign_ranks() gives them to, those of a group together. On return
 // `sequences` are this rank's, by their index, with the same values. Indices and groups of all
 // ranks are unique, and less than `count`. Returns the load; {0, 0} with one rank, and with images,
 // which stay where they are.

@@ -54,7 +54,7 @@ struct UpdateSums {
   double loss = 0, grad_norm = 0;   // sums over the updates made
   double clipped = 0;               // updates whose gradient exceeded max_grad_norm
   double ratio_deviation = 0;  // max |ratio - 1| before the first update, before it was corrected
-  RankLoad load;               // of all updates
+  RankLoad load;               // the sum over the updates
   Moments step_kl;             // KL(old policy, new policy), over this rank's measured tokens
   void add(const Learner::Update& update);
 };

@@ -490,7 +490,7 @@ TEST(ChatTurnsData, RealTemplates) {
     EXPECT_EQ(join(keeps, " "), row.keeps);
     EXPECT_EQ(tool_format_of(format), row.format);
     if (!row.format) continue;
-    // What the template writes is read.
+    // Calls are read as the template has written them.
     const Json arguments = Json().set("text", "a\n b\"</x>{").set("n", "5");
     const Json call = make_tool_call("abcdefghi", "f", arguments);
     const std::string text = format.prompt(

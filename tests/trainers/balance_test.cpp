@@ -1,4 +1,4 @@
-// How work is dealt to ranks, and that sequences which change ranks arrive whole.
+// The assignment of work to ranks, and the sequences that change ranks, which arrive whole.
 #include "trainers/balance.h"
 
 #include "core/rng.h"
@@ -13,7 +13,7 @@ double largest_load(std::span<const double> costs, std::span<const int> ranks, i
 
 TEST(Balance, TheCostliestGoesToTheRankWithTheLeast) {
   const std::vector<double> costs{1, 7, 3, 6, 2, 0};
-  EXPECT_EQ(deal(costs, {0, 0, 0, 0, 0, 0}, 2), (std::vector<int>{0, 0, 1, 1, 0, 1}));
+  EXPECT_EQ(assign_ranks(costs, {0, 0, 0, 0, 0, 0}, 2), (std::vector<int>{0, 0, 1, 1, 0, 1}));
   const RankLoad load = load_of(costs, std::vector<int>{0, 0, 1, 1, 0, 1}, 2);
   EXPECT_EQ(load.mean, 9.5);
   EXPECT_EQ(load.largest, 10);
@@ -23,8 +23,8 @@ TEST(Balance, TheCostliestGoesToTheRankWithTheLeast) {
 TEST(Balance, NothingMovesForLessThanTwoPercent) {
   const std::vector<double> costs{50, 1, 50};
   for (const std::vector<int>& present : {std::vector{0, 0, 1}, {1, 0, 0}, {1, 1, 0}})
-    EXPECT_EQ(deal(costs, present, 2), present);
-  EXPECT_EQ(deal({}, {}, 3), std::vector<int>());
+    EXPECT_EQ(assign_ranks(costs, present, 2), present);
+  EXPECT_EQ(assign_ranks({}, {}, 3), std::vector<int>());
 }
 
 TEST(Balance, IsNeverWorseThanByCountAndDoesNotDependOnTheOrder) {
@@ -37,13 +37,14 @@ TEST(Balance, IsNeverWorseThanByCountAndDoesNotDependOnTheOrder) {
         costs.push_back(std::exp(rng.normal()));
         present.push_back(static_cast<int>(i * num_ranks / count));
       }
-      const std::vector<int> dealt = deal(costs, present, num_ranks);
-      const double largest = largest_load(costs, dealt, num_ranks);
+      const std::vector<int> assigned = assign_ranks(costs, present, num_ranks);
+      const double largest = largest_load(costs, assigned, num_ranks);
       EXPECT_LE(largest, largest_load(costs, present, num_ranks));
       const std::vector<int> on_one(costs.size());
       const std::vector<double> reversed(costs.rbegin(), costs.rend());
-      EXPECT_NEAR(largest_load(reversed, deal(reversed, on_one, num_ranks), num_ranks),
-                  largest_load(costs, deal(costs, on_one, num_ranks), num_ranks), 1e-12 * largest);
+      EXPECT_NEAR(largest_load(reversed, assign_ranks(reversed, on_one, num_ranks), num_ranks),
+                  largest_load(costs, assign_ranks(costs, on_one, num_ranks), num_ranks),
+                  1e-12 * largest);
     }
 }
 
