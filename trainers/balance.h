@@ -28,10 +28,10 @@ std::vector<int> assign_ranks(std::span<const double> costs, std::vector<int> pr
                               int num_ranks);
 RankLoad load_of(std::span<const double> costs, std::span<const int> ranks, int num_ranks);
 
-// Moves sequences to the ranks that assign_ranks() gives them to, those of a group together. On return
-// `sequences` are this rank's, by their index, with the same values. Indices and groups of all
-// ranks are unique, and less than `count`. Returns the load; {0, 0} with one rank, and with images,
-// which stay where they are.
+// Moves sequences to the ranks that assign_ranks() gives them to, those of a group together. On
+// return `sequences` are this rank's, by their index, with the same values. Indices and groups of
+// all ranks are unique, and less than `count`. Returns the load; {0, 0} with one rank, and with
+// images, which stay where they are.
 RankLoad balance(Communicator& comm, const Transformer& model,
                  std::vector<TokenSequence>& sequences, int64_t count);
 RankLoad balance(Communicator& comm, const Transformer& model,
