@@ -9,6 +9,7 @@ Reads one request at a time and answers it, as rl/rewards/external.h says. The t
 
 The tests run outside of the candidate, the process of the completion's code. For each completion the worker forks a supervisor,
 which forks the candidate and only then reads the request; the worker never reads one. So no candidate inherits tests in its memory.
+In namespaces a process between the two, the first of the PID namespace, takes all others with it when its supervisor dies.
 To the tests, functions of the candidate are proxies: they send pickled arguments to the candidate, and receive a Python literal.
 """
 import argparse
@@ -260,6 +261,17 @@ def set_limit(name: str, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
+def close_all(keep: List[int]) -> None:
+    """Closes all descriptors but `keep`, and those of the standard streams, which become those of /dev/null."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(null, stream)
+    edges = [2, *sorted(keep), (1 << 32) - 1]
+    for low, high in zip(edges, edges[1:]):
+        if low + 1 < high and LIBC.syscall(ctypes.c_long(436), low + 1, ctypes.c_uint(high - 1), 0) != 0:  # close_range
+            os.closerange(low + 1, min(high, 1 << 16))  # before Linux 5.9
+
+
 def remove_folders_of_dead_workers() -> None:
     for path in glob.glob(os.path.join(tempfile.gettempdir(), "cohort_sandbox_*_*")):
         process = re.match(r"cohort_sandbox_(\d+)_", os.path.basename(path))
@@ -273,7 +285,7 @@ class Sandbox:
     def __init__(self, tier: str, memory: int, timeout: float) -> None:
         self.tier, self.memory, self.timeout, self.namespaces = tier, memory << 20, timeout, tier == "namespaces"
         self.folder = WORK
-        self.others = 2  # processes of the user outside of the candidate: worker and supervisor
+        self.others = 3  # processes of the user outside of the candidate: worker, supervisor, first process
 
     def enter(self) -> None:
         self.paths, root = readable_paths(), os.getuid() == 0
@@ -316,8 +328,8 @@ class Sandbox:
             if last:
                 os.rmdir(self.folder)
 
-    def memory_of(self, process: int) -> int:
-        """Bytes of a process and of all that it has started. /proc is that from before make_root()."""
+    def memory_of(self, process: int, itself: bool = True) -> int:
+        """Bytes of a process, if not `itself` is False, and of all that it has started. /proc is that from before make_root()."""
         total = 0
         try:
             folder = os.open(f"{process}/task", os.O_RDONLY, dir_fd=self.proc)
@@ -329,28 +341,22 @@ class Sandbox:
                     own = max(own, sum(int(kb) << 10 for kb in re.findall(r"(?:RssAnon|RssShmem):\s*(\d+)", status.read())))
                 with open(os.open(f"{process}/task/{task}/children", os.O_RDONLY, dir_fd=self.proc)) as children:
                     total += sum(self.memory_of(int(child)) for child in children.read().split())
-            total += own
+            total += own if itself else 0
         except OSError:  # it has ended meanwhile
             pass
         return total
 
-    def is_exceeded(self, candidate: int) -> bool:
-        """True if all processes together, or all files, are larger than the limit of one."""
+    def is_exceeded(self, first: int) -> bool:
+        """True if all processes that the first has started together, or all files, are larger than the limit of one."""
         if self.namespaces:
-            return self.memory_of(candidate) > self.memory  # the mount limits files
+            return self.memory_of(first, itself=False) > self.memory  # the mount limits files
         sizes = [entry.stat().st_blocks * 512 for entry in os.scandir(self.folder)]
         return len(sizes) > MAX_FILES or sum(sizes) > MAX_FOLDER
 
     def confine(self, keep: List[int]) -> None:
         """Confines this process, which keeps the descriptors `keep` open, for good."""
         os.setsid()
-        null = os.open(os.devnull, os.O_RDWR)
-        for stream in range(3):
-            os.dup2(null, stream)
-        edges = [2, *sorted(keep), (1 << 32) - 1]
-        for low, high in zip(edges, edges[1:]):
-            if low + 1 < high and LIBC.syscall(ctypes.c_long(436), low + 1, ctypes.c_uint(high - 1), 0) != 0:  # close_range
-                os.closerange(low + 1, min(high, 1 << 16))  # before Linux 5.9
+        close_all(keep)
         os.chdir(self.folder)
         tempfile.tempdir = self.folder
         os.umask(0o077)
@@ -484,6 +490,8 @@ class Candidate:
 
 def run_candidate(requests: int, replies: int, sandbox: Sandbox) -> NoReturn:
     try:
+        if sandbox.namespaces:
+            run_first_process()
         sandbox.confine([requests, replies])
     except BaseException as error:
         send(replies, b"!" + str(error).encode())
@@ -497,6 +505,19 @@ def run_candidate(requests: int, replies: int, sandbox: Sandbox) -> NoReturn:
             send(replies, b"=" + (result.encode("utf-8", "surrogatepass") if isinstance(result, str) else result))
         except BaseException as error:
             send(replies, b"!" + f"{type(error).__name__}\n{error}".encode("utf-8", "replace")[:1000])
+
+
+def run_first_process() -> None:
+    """Makes this the first process of the PID namespace, and returns in its child, the candidate."""
+    call("prctl", 1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG; had the supervisor died before, the candidate would get no request
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the namespace cannot send it a signal that it has no handler for
+    candidate = os.fork()
+    if candidate == 0:
+        return
+    close_all([])
+    while os.wait()[0] != candidate:
+        pass
+    os._exit(0)
 
 
 # ---- The supervisor
@@ -744,17 +765,16 @@ def passed_fraction(channel: Channel, request: Dict[str, Any], options: argparse
 
 
 def supervise(source: int, answers: int, worker: int, sandbox: Sandbox, options: argparse.Namespace) -> NoReturn:
-    """Reads a request from `source` and answers it. To the worker it sends the index and the candidate's process, and a
-    further byte once it has a result."""
+    """Reads a request from `source` and answers it. To the worker it sends the index, and a further byte once it has a result."""
     warnings.simplefilter("ignore")  # those of parsed results
     call("prctl", 1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
     call("prctl", 4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: no process of this user reads its memory by /proc
-    candidate, error = 0, ""
+    process, error = 0, ""  # the candidate, or the first process
     (request_end, requests), (replies, reply_end) = os.pipe(), os.pipe()
     try:
         sandbox.make_folder()
-        candidate = os.fork()
-        if candidate == 0:
+        process = os.fork()
+        if process == 0:
             run_candidate(request_end, reply_end, sandbox)
     except OSError as failure:
         error = str(failure)
@@ -771,11 +791,11 @@ def supervise(source: int, answers: int, worker: int, sandbox: Sandbox, options:
     set_limit("AS", 2 << 30)
     set_limit("STACK", 64 << 20)
     request = json.loads(line)
-    os.write(worker, b"%d %d " % (request["index"], candidate))
+    os.write(worker, b"%d" % request["index"])
     try:
         if error:
             raise LineError(error)
-        channel = Channel(candidate, requests, replies)
+        channel = Channel(process, requests, replies)
     except (LineError, CandidateEnded) as failure:
         answer: Dict[str, Any] = {"error": f"the sandbox has failed: {failure or 'a process has ended'}"}
     else:
@@ -783,9 +803,9 @@ def supervise(source: int, answers: int, worker: int, sandbox: Sandbox, options:
             answer = passed_fraction(channel, request, options, sandbox)
         except LimitExceeded:  # as it was about to return
             answer = {"reward": 0, "outcome": "timeout"}
-    if candidate:
-        os.kill(candidate, signal.SIGKILL)
-        os.waitpid(candidate, 0)
+    if process:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
     os.write(worker, b".")
     os.write(answers, json.dumps({"index": request["index"], **answer, "sandbox": sandbox.tier}).encode() + b"\n")
     os._exit(0)
@@ -802,11 +822,8 @@ def serve(source: int, answers: int, sandbox: Sandbox, options: argparse.Namespa
     sent = os.read(reading, 64)
     hangs = bool(sent) and b"." not in sent and not select.select([reading], [], [], sandbox.timeout + 0.5)[0]
     if hangs:  # in a test's code or a result, since its timer raises an exception elsewhere
-        index, candidate = map(int, sent.split())
-        if candidate:  # first: its number is its own while the supervisor lives
-            os.kill(candidate, signal.SIGKILL)
-        os.kill(supervisor, signal.SIGKILL)
-        os.write(answers, json.dumps({"index": index, "reward": 0, "outcome": "timeout", "sandbox": sandbox.tier}).encode() + b"\n")
+        os.kill(supervisor, signal.SIGKILL)  # and with it the candidate
+        os.write(answers, json.dumps({"index": int(sent), "reward": 0, "outcome": "timeout", "sandbox": sandbox.tier}).encode() + b"\n")
     status = os.waitpid(supervisor, 0)[1]
     os.close(reading)
     sandbox.clean(last=not sent)

@@ -138,7 +138,7 @@ class Worker:
     def end(self, kill):
         """Ends the worker, by SIGKILL while a candidate runs or by the end of its input, and finds what it has left."""
         if kill and self.failures is not None:
-            request = {"index": 0, "completion": abuses.code_of("loop_without_signals"), "fields": {"test_list": ["f(0)"]}}
+            request = {"index": 0, "completion": abuses.code_of("execs_in_a_thread"), "fields": {"test_list": ["f(0)"]}}
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
             time.sleep(0.3)
@@ -156,12 +156,13 @@ class Worker:
         shutil.rmtree(self.dir)
 
 
-def sandboxes():
-    """The processes of sandboxes: candidates, too, have the command line of their worker."""
+def processes_of(workers):
+    """Candidates, too, have the command line of their worker."""
     found = set()
     for path in glob.glob("/proc/[0-9]*/cmdline"):
         try:
-            if b"cohort_sandbox.py" in open(path, "rb").read():
+            line = open(path, "rb").read()
+            if any(worker.dir.encode() in line for worker in workers):
                 found.add(path.split("/")[2])
         except OSError:
             pass
@@ -170,7 +171,7 @@ def sandboxes():
 
 def main():
     names = sys.argv[1:] or list(abuses.ABUSES)
-    before, objects = sandboxes(), shared_objects()
+    objects = shared_objects()
     users = [None] if os.getuid() != 0 else [None, OTHER_USER]
     workers = []
     # Without root's rights an interpreter in root's folder cannot be read.
@@ -197,7 +198,7 @@ def main():
         for failure in worker.failures:
             print("  " + failure)
     time.sleep(0.2)
-    left = sandboxes() - before
+    left = processes_of(workers)
     if left or shared_objects() != objects:
         print(f"left: processes {left}, shared objects {shared_objects()}")
         failed += 1
