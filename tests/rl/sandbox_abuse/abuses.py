@@ -189,6 +189,9 @@ ABUSES = {
 # Without namespaces or Landlock, files are open to it.
 NOT_BY_RLIMITS = {name for name in ABUSES if name.startswith(("reads_", "writes_", "renames_", "memory_by_proc", "devices", "disk_",
                   "inodes", "folders_", "links_", "unix_", "closes_its", "shared_memory_of", "setuid_file"))}
+# What is of interest where the output is shown.
+OF_TOOLS = {name for name in ABUSES if name.startswith(("reads_", "output_", "prints_", "forged_", "flooded_", "closes_", "exit", "execs_",
+            "thread_", "disk_", "daemon", "stack_", "stops_", "kill_")) and not name.endswith("_victim")}
 
 TOP_LEVEL = r"""
 def descriptors():

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs abuses.py in every tier of scripts/cohort_sandbox.py that works here, as this user and, if that is root, as another.
 
-Each abuse is a solution f(info), where `info` has a file with a secret token, a folder that everybody may write, a process to
+Each abuse is a solution f(info), and some are a tool's program, too, where `info` has a file with a secret token, a folder that everybody may write, a process to
 harm, and servers that send the token. It would be rewarded for the token, or for "escaped", if it has done what it must not.
 After each abuse a right solution must still get 1. At the end the victim lives, and no process, file or System V object is left.
 
@@ -86,9 +86,11 @@ class Worker:
         self.info = {"file": path("answer"), "folder": self.open, "victim": self.victim.pid, "parent": self.process.pid,
                      "port": self.servers[0].getsockname()[1], "unix": path("unix"), "index": 0}
 
-    def ask(self, code, test):
+    def ask(self, code, test=None):
+        """Without a test as a tool's program."""
         self.info["index"] += 1
-        request = {"index": self.info["index"], "completion": code, "fields": {"test_list": [test]}}
+        rest = {"completion": code, "fields": {"test_list": [test]}} if test else {"code": code}
+        request = {"index": self.info["index"], **rest}
         start = time.monotonic()
         self.process.stdin.write(json.dumps(request).encode() + b"\n")
         self.process.stdin.flush()
@@ -128,6 +130,11 @@ class Worker:
             self.slowest = max(self.slowest, seconds)
             if answer.get("reward") != 0 or seconds > TIMEOUT + SLACK:
                 self.failures.append(f"{name}: {answer} after {seconds:.2f} s")
+            if name in abuses.OF_TOOLS:
+                answer, seconds = self.ask(abuses.code_of(name) + f"\nprint(f({self.info!r}))")
+                output = answer.get("output", self.token)
+                if self.token in output or "escaped" in output.split("\n") or len(output.encode()) > 4096 or seconds > TIMEOUT + SLACK:
+                    self.failures.append(f"{name} as a program: {answer} after {seconds:.2f} s")
             after = self.right()
             if after.get("reward") != 1:
                 self.failures.append(f"{name}: a right solution then gets {after}")
