@@ -47,7 +47,7 @@ import time
 import traceback
 import types
 import warnings
-from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Set, Tuple
 
 # Modules that solutions often import. Where the interpreter's folder is unreadable to the worker's user they have to be here already.
 import array, bisect, calendar, cmath, collections, copy, datetime, decimal, fractions, functools, hashlib, heapq  # noqa: E401, F401
@@ -469,7 +469,7 @@ class Candidate:
             os.close(stdin)
         for stream in (1, 2) if both else (1,):
             os.dup2(self.output, stream)
-        stdout, stderr = (io.TextIOWrapper(open(stream, "wb", 0 if both else -1, closefd=False), "utf-8", errors, write_through=both)  # type: ignore
+        stdout, stderr = (io.TextIOWrapper(open(stream, "wb", 0 if both else -1, closefd=False), "utf-8", errors, write_through=both)
                           for stream, errors in ((1, "strict"), (2, "backslashreplace")))
         sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), stdout, stderr
         linecache.cache["solution.py"] = (len(source), None, source.splitlines(True), "solution.py")
@@ -645,13 +645,34 @@ def lines_of(text: str) -> List[str]:
 
 
 def callables_of(prefix: str) -> Dict[str, Any]:
-    """What the text before a solution defines, if that is code: to the tests, a solution must not redefine it."""
+    """What the text before a solution defines, if that is code: to the tests, a solution must not redefine it. Functions whose body
+    is missing are the solution's."""
+    def is_missing(line: ast.stmt) -> bool:
+        raises = isinstance(line, ast.Raise) and "id='NotImplementedError'" in ast.dump(line)
+        return raises or isinstance(line, ast.Pass) or isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
+
     scope: Dict[str, Any] = {"__name__": "tests"}
-    try:
-        exec(prefix, scope)
-    except Exception:
-        return {}
-    return {name: value for name, value in scope.items() if callable(value)}
+    for text in (prefix, prefix + "\n        pass"):  # it may end with a function's first line
+        try:
+            tree = ast.parse(text)
+            exec(compile(tree, "prefix", "exec"), scope)
+        except SyntaxError:
+            continue
+        except Exception:
+            break
+        missing = {node.name: all(map(is_missing, node.body)) for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+        return {name: value for name, value in scope.items() if callable(value) and not missing.get(name)}
+    return {}
+
+
+def tested_builtin(read: Set[str]) -> Set[str]:
+    """The function that tests call which read built-in names only: a solution must not replace another, as abs(), for them."""
+    kinds = {name: getattr(builtins, name) for name in read}
+    called = {name for name, kind in kinds.items() if not isinstance(kind, type)}
+    found = called or {name for name, kind in kinds.items() if not issubclass(kind, BaseException)}
+    if len(found) > 1:
+        raise LineError(f"tests of the line: which of {', '.join(sorted(found))} do they test?")
+    return found
 
 
 def function_tests(channel: Channel, code: Tuple[str, str], setup: str, tests: List[str], entry: str,
@@ -665,9 +686,8 @@ def function_tests(channel: Channel, code: Tuple[str, str], setup: str, tests: L
         return [lambda test=test: channel.ask("test_inside", setup, test + end) == b"True" for test in tests]  # type: ignore[misc]
     read = {name for _, found in codes for name in found}.union(setup_names)
     tested = read - set(dir(builtins))
-    # A solution must not replace abs() or all() for the tests, but some lines test a function of such a name.
     scope: Dict[str, Any] = {"__name__": "tests"}
-    scope.update((name, proxy(channel, name)) for name in names & (tested or read))
+    scope.update((name, proxy(channel, name)) for name in (names & tested if tested else tested_builtin(read)))
     scope.update((name, value) for name, value in callables_of(code[1]).items() if name in read and name != entry)
     scope.update((name, importlib.import_module(name)) for name in read.intersection(TEST_MODULES))
     exec(setup_code, scope)

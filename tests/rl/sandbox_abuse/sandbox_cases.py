@@ -30,6 +30,9 @@ CASES = [
     ('~~~~\ndef f(x): return x\n```\n~~~~', asserts('assert f(1)==1'), 0),
     ('def sum(a,b): return 6', asserts('assert sum(10,15)==6'), 1),
     ('def abs(x): return 0\ndef f(x): return 9', asserts('assert abs(f(1)-1)<1e-3'), 0),
+    ('x = 1', asserts('assert sum([1,2])==3'), 0),
+    ('def sum(a): return 1,', asserts('assert set(sum([1,2]))=={1}'), 1),
+    ('def sum(a): return 1\ndef abs(a): return 0', asserts('assert abs(sum([1])-5)==0'), 'error'),
     ('def f(x): return x/3', asserts('assert math.isclose(f(1),1/3)'), 1),
     ('class math:\n    isclose=lambda *a: True\ndef f(x): return 5', asserts('assert math.isclose(f(1),1/3)'), 0),
     ('def f(x): return x/3', asserts('assert f(3)==1', test_setup_code='import nonexist'), 'error'),
@@ -59,6 +62,13 @@ CASES = [
     ('def f(x): return 1', asserts('while f(1): pass'), 0, 'timeout'),
     ('def f(x): return 10**7', asserts('assert 3**(f(1)**2) == 1'), 0, 'timeout'),
     ('def f(x):\n    while True: pass', check('try: candidate(1)', 'except BaseException: pass', 'assert 0'), 0, 'timeout'),
+    # What the prompt has defined in full cannot be redefined, but what it has left open.
+    ('def f(x): return x+1', asserts('assert f(1)==2', prompt='def f(x):\n    "One more."\n'), 1),
+    ('def f(x): return x+2', asserts('assert f(1)==2', prompt='def f(x):\n    "One more."\n    ...\n'), 0),
+    ('def f(x): return x+1', asserts('assert f(1)==2', prompt='def f(x):\n    raise NotImplementedError("f")\n'), 1),
+    ('    return x+1', asserts('assert same(f(1),2)', prompt='def same(a,b): return a==b\ndef f(x):\n'), 1),
+    ('    return 5\ndef same(a,b): return True', asserts('assert same(f(1),2)', prompt='def same(a,b): return a==b\ndef f(x):\n'), 0),
+    ('def same(a,b): return True\ndef f(x): return 5', asserts('assert same(f(1),2)', prompt='def same(a,b):\n    "Equal."\n    return a==b\ndef f(x): pass\n'), 0),
     ('import atexit\natexit.register(print, 2)\nprint(1)', pairs([''] * 2, ['1\n2'] * 2), 1),
     ('import sys, io\nprint(1)\nsys.stdout = io.StringIO()\nprint(2)', pairs([''] * 2, ['1'] * 2), 1),
     ('import os\nos.close(0); os.close(1)', pairs([''] * 2, [''] * 2), 1),
@@ -75,7 +85,7 @@ PROGRAMS = [
     ("import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()", "passed", r"late\n"),
     ("print(__name__, open(0).read())\nexit()", "passed", r"__main__ \n"),
     ("def f(x):\n    return 1 / x\nf(0)", "failed",
-     r'Traceback [^\n]*\n  File "solution.py", line 3, in <module>\n    f\(0\)\n  File "solution.py", line 2, in f\n.*\nZeroDivisionError: division by zero\n'),
+     r'Traceback [^\n]*\n  File "solution.py", line 3, in <module>\n    f\(0\)\n.*  File "solution.py", line 2, in f\n.*\nZeroDivisionError: division by zero\n'),
     ("x = = 1", "failed", r'  File "solution.py", line 1\n.*SyntaxError: .*\n'),
     ("exit('bye')", "failed", r"bye\n"),
     ("print('so far')\nexit(3)", "failed", r"so far\n"),
@@ -106,7 +116,7 @@ def failure_of(case, answer):
 def main():
     failures, worked = [], []
     for tier in ("namespaces", "landlock"):
-        command = [sys.executable, os.path.join(ROOT, "scripts", "cohort_sandbox.py"), "--timeout", "4", "--sandbox", tier]
+        command = [sys.executable, os.path.join(ROOT, "scripts", "cohort_sandbox.py"), "--timeout", "4", "--sandbox", tier, "--prefix", "{prompt}"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         for index, case in enumerate(CASES + PROGRAMS):
             code, fields, *_ = case
