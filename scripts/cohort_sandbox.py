@@ -81,26 +81,27 @@ def call(name: str, *arguments: Any) -> int:
     return result
 
 
-# Refused system calls: their numbers on x86-64 and AArch64. From 424 on they are equal.
+# Refused system calls: their numbers on x86-64 and AArch64, or -1. From 424 on they are equal.
 REFUSED = """ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, kcmp 312 272, process_madvise 440 440,
 pidfd_open 434 434, pidfd_getfd 438 438, pidfd_send_signal 424 424, process_mrelease 448 448, mount 165 40, umount2 166 39,
-pivot_root 155 41, chroot 161 51, open_tree 428 428, move_mount 429 429, fsopen 430 430, fsconfig 431 431, fsmount 432 432,
-fspick 433 433, mount_setattr 442 442, unshare 272 97, setns 308 268, keyctl 250 219, add_key 248 217, request_key 249 218,
-bpf 321 280, perf_event_open 298 241, userfaultfd 323 282, io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427,
-io_setup 206 0, open_by_handle_at 304 265, name_to_handle_at 303 264, kexec_load 246 104, kexec_file_load 320 294, init_module 175 105,
-finit_module 313 273, delete_module 176 106, personality 135 92, shmget 29 194, shmat 30 196, shmctl 31 195, semget 64 190,
-semop 65 193, semctl 66 191, semtimedop 220 192, msgget 68 186, msgsnd 69 189, msgrcv 70 188, msgctl 71 187, mq_open 240 180,
-mq_unlink 241 181, memfd_create 319 279, memfd_secret 447 447, socket 41 198, migrate_pages 256 238, move_pages 279 239,
-setpriority 141 140, ioprio_set 251 30, sched_setscheduler 144 119, sched_setparam 142 118, sched_setattr 314 274,
+pivot_root 155 41, chroot 161 51, open_tree 428 428, open_tree_attr 467 467, move_mount 429 429, fsopen 430 430, fsconfig 431 431,
+fsmount 432 432, fspick 433 433, mount_setattr 442 442, unshare 272 97, setns 308 268, keyctl 250 219, add_key 248 217,
+request_key 249 218, bpf 321 280, perf_event_open 298 241, userfaultfd 323 282, io_uring_setup 425 425, io_uring_enter 426 426,
+io_uring_register 427 427, io_setup 206 0, open_by_handle_at 304 265, name_to_handle_at 303 264, kexec_load 246 104,
+kexec_file_load 320 294, init_module 175 105, finit_module 313 273, delete_module 176 106, personality 135 92, shmget 29 194,
+shmat 30 196, shmctl 31 195, semget 64 190, semop 65 193, semctl 66 191, semtimedop 220 192, msgget 68 186, msgsnd 69 189, msgrcv 70 188,
+msgctl 71 187, mq_open 240 180, mq_unlink 241 181, memfd_create 319 279, memfd_secret 447 447, socket 41 198, migrate_pages 256 238,
+move_pages 279 239, setpriority 141 140, ioprio_set 251 30, sched_setscheduler 144 119, sched_setparam 142 118, sched_setattr 314 274,
 sched_setaffinity 203 122, syslog 103 116, quotactl 179 60, quotactl_fd 443 443, acct 163 89, reboot 169 142, swapon 167 224,
 swapoff 168 225, sethostname 170 161, setdomainname 171 162, settimeofday 164 170, clock_settime 227 112, adjtimex 159 171,
-clock_adjtime 305 266, fanotify_init 300 262, mknod 133 33, mknodat 259 33, modify_ldt 154 0, iopl 172 0, ioperm 173 0, vhangup 153 58,
-lookup_dcookie 212 18, uselib 134 0, sync 162 81, tkill 200 130, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, landlock_restrict_self 446 446, vmsplice 278 75"""
+clock_adjtime 305 266, fanotify_init 300 262, mknod 133 33, mknodat 259 33, modify_ldt 154 -1, iopl 172 -1, ioperm 173 -1, vhangup 153 58,
+lookup_dcookie 212 18, uselib 134 -1, sync 162 81, tkill 200 130, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240,
+landlock_restrict_self 446 446, vmsplice 278 75"""
 # Without namespaces: new processes, which nothing would end, and changes to files by their paths, which Landlock does not know.
-REFUSED_WITHOUT_NAMESPACES = """fork 57 0, vfork 58 0, execve 59 221, execveat 322 281, setsid 112 157, setpgid 109 154,
-chmod 90 0, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 0, fchown 93 55, lchown 94 0, fchownat 260 54, truncate 76 45,
-utime 132 0, utimes 235 0, futimesat 261 0, utimensat 280 88, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, setxattrat 463 463,
-removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16, removexattrat 466 466"""
+REFUSED_WITHOUT_NAMESPACES = """fork 57 -1, vfork 58 -1, execve 59 221, execveat 322 281, setsid 112 157, setpgid 109 154, chmod 90 -1,
+fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -1, fchown 93 55, lchown 94 -1, fchownat 260 54, truncate 76 45, utime 132 -1,
+utimes 235 -1, futimesat 261 -1, utimensat 280 88, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, setxattrat 463 463,
+removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16, removexattrat 466 466, file_setattr 469 469"""
 ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS, 0x80000000
 EQUAL, ANY_BIT, LEAST = 0x15, 0x45, 0x35  # jumps of BPF
 
@@ -117,7 +118,7 @@ def seccomp_filter(pid: int, namespaces: bool) -> bytes:
         return struct.pack("HBBI", jump, 0, len(then) // 8, value & 0xFFFFFFFF) + then
 
     def number(x86: int, arm: int, then: bytes) -> bytes:
-        return test(EQUAL, x86 if X86 else arm, then) if X86 or arm else b""
+        return test(EQUAL, x86 if X86 else arm, then)
 
     def argument(index: int, *tests: Tuple[int, int, int], otherwise: int = ALLOW) -> bytes:
         return load(16 + 8 * index) + b"".join(test(jump, value, give(action)) for jump, value, action in tests) + give(otherwise)
@@ -143,7 +144,7 @@ def seccomp_filter(pid: int, namespaces: bool) -> bytes:
     if not namespaces:  # kill and tgkill of this process, open and openat without O_TMPFILE's bit
         for x86, arm in ((62, 129), (234, 131)):
             out += number(x86, arm, argument(0, (EQUAL, pid, ALLOW), otherwise=EPERM))
-        for x86, arm, index in ((2, 0, 1), (257, 56, 2)):
+        for x86, arm, index in ((2, -1, 1), (257, 56, 2)):
             out += number(x86, arm, argument(index, (ANY_BIT, 0x400000, EPERM)))
     return out + give(ALLOW)
 
@@ -273,10 +274,9 @@ def close_all(keep: List[int]) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(null, stream)
-    edges = [2, *sorted(keep), (1 << 32) - 1]
+    edges = [2, *sorted(keep), 256]  # main() has closed all that it was given, and opens few
     for low, high in zip(edges, edges[1:]):
-        if low + 1 < high and LIBC.syscall(ctypes.c_long(436), low + 1, ctypes.c_uint(high - 1), 0) != 0:  # close_range
-            os.closerange(low + 1, min(high, 1 << 16))  # before Linux 5.9
+        os.closerange(low + 1, high)
 
 
 def remove_folders_of_dead_workers() -> None:
@@ -322,8 +322,7 @@ class Sandbox:
         if self.namespaces:
             call("unshare", NEWNS | NEWPID)
             call("mount", "tmpfs", WORK, "tmpfs", NOSUID | NODEV, f"size={MAX_FOLDER},nr_inodes=1024,mode=700")
-        # What programs print, whatever they do to files by their names.
-        self.output = os.open(self.folder + "/.output", os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
+        self.output = tempfile.TemporaryFile(dir=self.folder)  # what programs print
 
     def clean(self, last: bool = False) -> None:
         """Empties the folder after a completion. That of namespaces is gone."""
@@ -513,12 +512,12 @@ def run_candidate(requests: int, replies: int, sandbox: Sandbox) -> NoReturn:
     try:
         if sandbox.namespaces:
             run_first_process()
-        sandbox.confine([requests, replies, sandbox.output])
+        sandbox.confine([requests, replies, sandbox.output.fileno()])
     except BaseException as error:
         send(replies, b"!" + str(error).encode())
         os._exit(1)
     send(replies, b"=")
-    candidate = Candidate(sandbox.output)
+    candidate = Candidate(sandbox.output.fileno())
     while True:
         name, *arguments = pickle.loads(receive(requests))
         try:
@@ -608,6 +607,7 @@ class Channel:
     def printed(self, *request: Any) -> bytes:
         """The output of a program."""
         os.ftruncate(self.output, 0)
+        os.lseek(self.output, 0, os.SEEK_SET)
         if self.ask(*request) != b"0":
             raise RuntimeError("exit code")
         return os.pread(self.output, MAX_FILE, 0)
@@ -884,7 +884,7 @@ def supervise(source: int, answers: int, worker: int, sandbox: Sandbox, options:
     try:
         if error:
             raise LineError(error)
-        channel = Channel(process, requests, replies, sandbox.output)
+        channel = Channel(process, requests, replies, sandbox.output.fileno())
     except (LineError, CandidateEnded) as failure:
         answer = {"error": f"the sandbox has failed: {failure or 'a process has ended'}"}
     else:
@@ -972,6 +972,7 @@ def main() -> None:
     folder = {"TMPDIR": os.environ["TMPDIR"]} if "TMPDIR" in os.environ else {}  # of Landlock's folders, not for candidates
     if dict(os.environ) != {**environment, **folder}:
         os.execve(sys.executable, [sys.executable, "-s", *sys.argv], {**environment, **folder})
+    os.closerange(3, 1 << 20)
     tempfile.gettempdir()  # is kept
     os.environ.pop("TMPDIR", None)
     sys.path.pop(0)

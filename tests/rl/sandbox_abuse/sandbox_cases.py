@@ -68,7 +68,8 @@ CASES = [
     ('def f(x): return x+1', asserts('assert f(1)==2', prompt='def f(x):\n    raise NotImplementedError("f")\n'), 1),
     ('    return x+1', asserts('assert same(f(1),2)', prompt='def same(a,b): return a==b\ndef f(x):\n'), 1),
     ('    return 5\ndef same(a,b): return True', asserts('assert same(f(1),2)', prompt='def same(a,b): return a==b\ndef f(x):\n'), 0),
-    ('def same(a,b): return True\ndef f(x): return 5', asserts('assert same(f(1),2)', prompt='def same(a,b):\n    "Equal."\n    return a==b\ndef f(x): pass\n'), 0),
+    ('def same(a,b): return True\ndef f(x): return 5',
+     asserts('assert same(f(1),2)', prompt='def same(a,b):\n    "Equal."\n    return a==b\ndef f(x): pass\n'), 0),
     ('import atexit\natexit.register(print, 2)\nprint(1)', pairs([''] * 2, ['1\n2'] * 2), 1),
     ('import sys, io\nprint(1)\nsys.stdout = io.StringIO()\nprint(2)', pairs([''] * 2, ['1'] * 2), 1),
     ('import os\nos.close(0); os.close(1)', pairs([''] * 2, [''] * 2), 1),
@@ -85,7 +86,8 @@ PROGRAMS = [
     ("import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()", "passed", r"late\n"),
     ("print(__name__, open(0).read())\nexit()", "passed", r"__main__ \n"),
     ("def f(x):\n    return 1 / x\nf(0)", "failed",
-     r'Traceback [^\n]*\n  File "solution.py", line 3, in <module>\n    f\(0\)\n.*  File "solution.py", line 2, in f\n.*\nZeroDivisionError: division by zero\n'),
+     r'Traceback [^\n]*\n  File "solution.py", line 3, in <module>\n    f\(0\)\n.*  File "solution.py", line 2, in f\n.*\n'
+     r'ZeroDivisionError: division by zero\n'),
     ("x = = 1", "failed", r'  File "solution.py", line 1\n.*SyntaxError: .*\n'),
     ("exit('bye')", "failed", r"bye\n"),
     ("print('so far')\nexit(3)", "failed", r"so far\n"),
@@ -96,9 +98,8 @@ PROGRAMS = [
     ("print('x' * 4094)", "passed", r"x{4094}\n"),
     ("print('x' * 4096)", "passed", r"x+\n\.\.\. \(\d+ bytes more\)"),
     ("import os\nfor i in range(200): os.write(1, b'\\xff' * 65536)", "failed", r"\ufffd+\n\.\.\. \(25\d{6} bytes more\)\nerror: OSError: .*"),
-    ("import os\nos.unlink('.output')\nos.symlink('/etc/passwd', '.output')\nprint('a')", "passed|failed", r"a\n|Traceback.*PermissionError.*"),
-    ("import os\nos.unlink('.output')\nos.mkfifo('.output')\nprint('a')", "passed|failed", r"a\n|Traceback.*PermissionError.*"),
-    ("import os\nos.ftruncate(1, 0)\nos.ftruncate(1, 1 << 20)\nprint('a')", "passed", r"\0+\n\.\.\. \(\d+ bytes more\)"),
+    ("import os\nprint(os.listdir('.'))", "passed", r"\['\.stdin'\]\n"),
+    ("import os\nos.ftruncate(1, 0)\nos.ftruncate(1, 1 << 20)\nprint('a')", "passed", r"a\n\0+\n\.\.\. \(\d+ bytes more\)"),
     ("import os\nos.closerange(0, 64)", "failed", "error: .*"),
 ]
 
