@@ -468,8 +468,8 @@ class Candidate:
             os.close(stdin)
         for stream in (1, 2) if both else (1,):
             os.dup2(self.output, stream)
-        stdout, stderr = (io.TextIOWrapper(open(stream, "wb", 0 if both else -1, closefd=False), "utf-8", errors, write_through=both)
-                          for stream, errors in ((1, "strict"), (2, "backslashreplace")))
+        stdout = io.TextIOWrapper(open(1, "wb", 0 if both else -1, closefd=False), "utf-8", write_through=both)
+        stderr = io.TextIOWrapper(open(2 if both else os.devnull, "wb", 0), "utf-8", "backslashreplace", write_through=True)
         sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), stdout, stderr
         linecache.cache["solution.py"] = (len(source), None, source.splitlines(True), "solution.py")
         module = sys.modules["__main__"] = types.ModuleType("__main__")
@@ -763,7 +763,7 @@ def prefix_of(request: Dict[str, Any], options: argparse.Namespace) -> str:
 
 def code_of(request: Dict[str, Any], options: argparse.Namespace) -> Optional[str]:
     """The last fenced block of the completion, after the prefix."""
-    code, fence = None, ""
+    code, fence, indent = None, "", ""
     lines: List[str] = []
     for line in request["completion"].split("\n"):
         mark = re.match(r"([ \t]*)(```+|~~~+)([^`]*)$", line)
@@ -875,7 +875,8 @@ def supervise(source: int, answers: int, worker: int, sandbox: Sandbox, options:
     set_limit("AS", 2 << 30)
     set_limit("STACK", 64 << 20)
     request = json.loads(line)
-    late = {"output": shown(b"", f"ended after {sandbox.timeout:g} s")} if "code" in request else {"reward": 0}
+    tool = "code" in request
+    late = {"output": f"error: ended after {sandbox.timeout:g} s"} if tool else {"reward": 0}
     answer: Dict[str, Any] = {**late, "outcome": "timeout"}
 
     def line_of(answer: Dict[str, Any]) -> bytes:
@@ -885,13 +886,11 @@ def supervise(source: int, answers: int, worker: int, sandbox: Sandbox, options:
         if error:
             raise LineError(error)
         channel = Channel(process, requests, replies, sandbox.output.fileno())
+        answer = tool_answer(channel, request["code"], sandbox) if tool else passed_fraction(channel, request, options, sandbox)
+    except LimitExceeded:  # as it was about to return
+        pass
     except (LineError, CandidateEnded) as failure:
         answer = {"error": f"the sandbox has failed: {failure or 'a process has ended'}"}
-    else:
-        try:
-            answer = tool_answer(channel, request["code"], sandbox) if "code" in request else passed_fraction(channel, request, options, sandbox)
-        except LimitExceeded:  # as it was about to return
-            pass
     if process:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)

@@ -2,8 +2,9 @@
 """Runs abuses.py in every tier of scripts/cohort_sandbox.py that works here, as this user and, if that is root, as another.
 
 Each abuse is a solution f(info), and some are a tool's program, too. `info` has a file with a secret token, a folder that everybody
-may write, a process to harm, and servers that send the token. An abuse would be rewarded for the token, or for "escaped", if it has done what it must not.
-After each abuse a right solution must still get 1. At the end the victim lives, and no process, file or System V object is left.
+may write, a process to harm, and servers that send the token. An abuse would be rewarded for the token, or for "escaped", if it has
+done what it must not. After each abuse a right solution must still get 1. At the end the victim lives, and no process, file or
+System V object is left.
 
     sandbox_abuse.py [ABUSE...]
 """

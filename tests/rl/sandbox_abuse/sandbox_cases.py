@@ -72,7 +72,7 @@ CASES = [
      asserts('assert same(f(1),2)', prompt='def same(a,b):\n    "Equal."\n    return a==b\ndef f(x): pass\n'), 0),
     ('import atexit\natexit.register(print, 2)\nprint(1)', pairs([''] * 2, ['1\n2'] * 2), 1),
     ('import sys, io\nprint(1)\nsys.stdout = io.StringIO()\nprint(2)', pairs([''] * 2, ['1'] * 2), 1),
-    ('import os\nos.close(0); os.close(1)', pairs([''] * 2, [''] * 2), 1),
+    ('import os\nfor i in range(3): os.close(i)', pairs([''] * 2, [''] * 2), 1),
     ('print(1)\nexit(1)', pairs([''], ['1']), 0),
 ]
 
@@ -93,7 +93,7 @@ PROGRAMS = [
     ("print('so far')\nexit(3)", "failed", r"so far\n"),
     ("import os\nprint('so far')\nos._exit(0)", "failed", r"so far\nerror: the program has ended its process"),
     ("print('so far', end='')\nwhile True: pass", "timeout", r"so far\nerror: ended after 4 s"),
-    ("while True: print('\\u20ac')", "timeout|failed", r"(\u20ac\n)+(\u20ac\n?)?\n?\.\.\. \(\d+ bytes more\)(\nerror: ended after 4 s)?"),
+    ("while True: print('\\u20ac')", "timeout|failed", r"(\u20ac\n)+(\u20ac\n?)?\n?\.\.\. \(\d+ bytes more\)\nerror: .*"),
     ("a = []\nwhile True: a.append(bytearray(1 << 20))", "failed", r"Traceback .*MemoryError\n|error: ended after \d+ MiB of memory"),
     ("print('x' * 4094)", "passed", r"x{4094}\n"),
     ("print('x' * 4096)", "passed", r"x+\n\.\.\. \(\d+ bytes more\)"),
