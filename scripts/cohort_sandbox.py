@@ -6,20 +6,26 @@ Reads one request at a time and answers it, as rl/rewards/external.h says. The t
     test_list (and test_imports, test_setup_code)   statements that assert, as in MBPP
     test, entry_point                               a text that defines check(candidate), as in HumanEval
     inputs, outputs (and fn_name)                   arguments and results of a function, or standard input and output
+A request {"index": 3, "code": "print(1)"}, as of the tool `python`, is answered by what the program writes to both streams:
+    {"index": 3, "output": "1\\n", "outcome": "passed" or "failed" or "timeout", "sandbox": "namespaces"}
 
 The tests run outside of the candidate, the process of the completion's code. For each completion the worker forks a supervisor,
 which forks the candidate and only then reads the request; the worker never reads one. So no candidate inherits tests in its memory.
+In namespaces a process between the two, the first of the PID namespace, takes all others with it when its supervisor dies.
 To the tests, functions of the candidate are proxies: they send pickled arguments to the candidate, and receive a Python literal.
 """
 import argparse
 import ast
+import atexit
 import builtins
 import ctypes
 import errno
 import gc
 import glob
 import importlib
+import io
 import json
+import linecache
 import os
 import pathlib
 import pickle
@@ -38,9 +44,10 @@ import tempfile
 import textwrap
 import threading
 import time
+import traceback
 import types
 import warnings
-from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Set, Tuple
 
 # Modules that solutions often import. Where the interpreter's folder is unreadable to the worker's user they have to be here already.
 import array, bisect, calendar, cmath, collections, copy, datetime, decimal, fractions, functools, hashlib, heapq  # noqa: E401, F401
@@ -48,6 +55,7 @@ import itertools, math, operator, queue, statistics, string  # noqa: E401, F401
 
 MAX_LITERAL = 64 << 10         # bytes of a result
 MAX_NAMES = 1 << 20            # bytes of the names of a solution
+MAX_OUTPUT = 4 << 10           # bytes of the output of a tool's program
 MAX_FILE, MAX_FOLDER = 8 << 20, 16 << 20
 MAX_PROCESSES, MAX_FILES = 16, 64
 # Tests may name these without an import, as where a solution has imported them.
@@ -73,26 +81,27 @@ def call(name: str, *arguments: Any) -> int:
     return result
 
 
-# Refused system calls: their numbers on x86-64 and AArch64. From 424 on they are equal.
+# Refused system calls: their numbers on x86-64 and AArch64, or -1. From 424 on they are equal.
 REFUSED = """ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, kcmp 312 272, process_madvise 440 440,
 pidfd_open 434 434, pidfd_getfd 438 438, pidfd_send_signal 424 424, process_mrelease 448 448, mount 165 40, umount2 166 39,
-pivot_root 155 41, chroot 161 51, open_tree 428 428, move_mount 429 429, fsopen 430 430, fsconfig 431 431, fsmount 432 432,
-fspick 433 433, mount_setattr 442 442, unshare 272 97, setns 308 268, keyctl 250 219, add_key 248 217, request_key 249 218,
-bpf 321 280, perf_event_open 298 241, userfaultfd 323 282, io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427,
-io_setup 206 0, open_by_handle_at 304 265, name_to_handle_at 303 264, kexec_load 246 104, kexec_file_load 320 294, init_module 175 105,
-finit_module 313 273, delete_module 176 106, personality 135 92, shmget 29 194, shmat 30 196, shmctl 31 195, semget 64 190,
-semop 65 193, semctl 66 191, semtimedop 220 192, msgget 68 186, msgsnd 69 189, msgrcv 70 188, msgctl 71 187, mq_open 240 180,
-mq_unlink 241 181, memfd_create 319 279, memfd_secret 447 447, socket 41 198, migrate_pages 256 238, move_pages 279 239,
-setpriority 141 140, ioprio_set 251 30, sched_setscheduler 144 119, sched_setparam 142 118, sched_setattr 314 274,
+pivot_root 155 41, chroot 161 51, open_tree 428 428, open_tree_attr 467 467, move_mount 429 429, fsopen 430 430, fsconfig 431 431,
+fsmount 432 432, fspick 433 433, mount_setattr 442 442, unshare 272 97, setns 308 268, keyctl 250 219, add_key 248 217,
+request_key 249 218, bpf 321 280, perf_event_open 298 241, userfaultfd 323 282, io_uring_setup 425 425, io_uring_enter 426 426,
+io_uring_register 427 427, io_setup 206 0, open_by_handle_at 304 265, name_to_handle_at 303 264, kexec_load 246 104,
+kexec_file_load 320 294, init_module 175 105, finit_module 313 273, delete_module 176 106, personality 135 92, shmget 29 194,
+shmat 30 196, shmctl 31 195, semget 64 190, semop 65 193, semctl 66 191, semtimedop 220 192, msgget 68 186, msgsnd 69 189, msgrcv 70 188,
+msgctl 71 187, mq_open 240 180, mq_unlink 241 181, memfd_create 319 279, memfd_secret 447 447, socket 41 198, migrate_pages 256 238,
+move_pages 279 239, setpriority 141 140, ioprio_set 251 30, sched_setscheduler 144 119, sched_setparam 142 118, sched_setattr 314 274,
 sched_setaffinity 203 122, syslog 103 116, quotactl 179 60, quotactl_fd 443 443, acct 163 89, reboot 169 142, swapon 167 224,
 swapoff 168 225, sethostname 170 161, setdomainname 171 162, settimeofday 164 170, clock_settime 227 112, adjtimex 159 171,
-clock_adjtime 305 266, fanotify_init 300 262, mknod 133 33, mknodat 259 33, modify_ldt 154 0, iopl 172 0, ioperm 173 0, vhangup 153 58,
-lookup_dcookie 212 18, uselib 134 0, sync 162 81, tkill 200 130, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, landlock_restrict_self 446 446, vmsplice 278 75"""
+clock_adjtime 305 266, fanotify_init 300 262, mknod 133 33, mknodat 259 33, modify_ldt 154 -1, iopl 172 -1, ioperm 173 -1, vhangup 153 58,
+lookup_dcookie 212 18, uselib 134 -1, sync 162 81, tkill 200 130, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240,
+landlock_restrict_self 446 446, vmsplice 278 75"""
 # Without namespaces: new processes, which nothing would end, and changes to files by their paths, which Landlock does not know.
-REFUSED_WITHOUT_NAMESPACES = """fork 57 0, vfork 58 0, execve 59 221, execveat 322 281, setsid 112 157, setpgid 109 154,
-chmod 90 0, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 0, fchown 93 55, lchown 94 0, fchownat 260 54, truncate 76 45,
-utime 132 0, utimes 235 0, futimesat 261 0, utimensat 280 88, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, setxattrat 463 463,
-removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16, removexattrat 466 466"""
+REFUSED_WITHOUT_NAMESPACES = """fork 57 -1, vfork 58 -1, execve 59 221, execveat 322 281, setsid 112 157, setpgid 109 154, chmod 90 -1,
+fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -1, fchown 93 55, lchown 94 -1, fchownat 260 54, truncate 76 45, utime 132 -1,
+utimes 235 -1, futimesat 261 -1, utimensat 280 88, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, setxattrat 463 463,
+removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16, removexattrat 466 466, file_setattr 469 469"""
 ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS, 0x80000000
 EQUAL, ANY_BIT, LEAST = 0x15, 0x45, 0x35  # jumps of BPF
 
@@ -109,7 +118,7 @@ def seccomp_filter(pid: int, namespaces: bool) -> bytes:
         return struct.pack("HBBI", jump, 0, len(then) // 8, value & 0xFFFFFFFF) + then
 
     def number(x86: int, arm: int, then: bytes) -> bytes:
-        return test(EQUAL, x86 if X86 else arm, then) if X86 or arm else b""
+        return test(EQUAL, x86 if X86 else arm, then)
 
     def argument(index: int, *tests: Tuple[int, int, int], otherwise: int = ALLOW) -> bytes:
         return load(16 + 8 * index) + b"".join(test(jump, value, give(action)) for jump, value, action in tests) + give(otherwise)
@@ -135,7 +144,7 @@ def seccomp_filter(pid: int, namespaces: bool) -> bytes:
     if not namespaces:  # kill and tgkill of this process, open and openat without O_TMPFILE's bit
         for x86, arm in ((62, 129), (234, 131)):
             out += number(x86, arm, argument(0, (EQUAL, pid, ALLOW), otherwise=EPERM))
-        for x86, arm, index in ((2, 0, 1), (257, 56, 2)):
+        for x86, arm, index in ((2, -1, 1), (257, 56, 2)):
             out += number(x86, arm, argument(index, (ANY_BIT, 0x400000, EPERM)))
     return out + give(ALLOW)
 
@@ -260,6 +269,16 @@ def set_limit(name: str, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
+def close_all(keep: List[int]) -> None:
+    """Closes all descriptors but `keep`, and those of the standard streams, which become those of /dev/null."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(null, stream)
+    edges = [2, *sorted(keep), 256]  # main() has closed all that it was given, and opens few
+    for low, high in zip(edges, edges[1:]):
+        os.closerange(low + 1, high)
+
+
 def remove_folders_of_dead_workers() -> None:
     for path in glob.glob(os.path.join(tempfile.gettempdir(), "cohort_sandbox_*_*")):
         process = re.match(r"cohort_sandbox_(\d+)_", os.path.basename(path))
@@ -273,7 +292,7 @@ class Sandbox:
     def __init__(self, tier: str, memory: int, timeout: float) -> None:
         self.tier, self.memory, self.timeout, self.namespaces = tier, memory << 20, timeout, tier == "namespaces"
         self.folder = WORK
-        self.others = 2  # processes of the user outside of the candidate: worker and supervisor
+        self.others = 3  # processes of the user outside of the candidate: worker, supervisor, first process
 
     def enter(self) -> None:
         self.paths, root = readable_paths(), os.getuid() == 0
@@ -303,6 +322,7 @@ class Sandbox:
         if self.namespaces:
             call("unshare", NEWNS | NEWPID)
             call("mount", "tmpfs", WORK, "tmpfs", NOSUID | NODEV, f"size={MAX_FOLDER},nr_inodes=1024,mode=700")
+        self.output = tempfile.TemporaryFile(dir=self.folder)  # what programs print
 
     def clean(self, last: bool = False) -> None:
         """Empties the folder after a completion. That of namespaces is gone."""
@@ -316,8 +336,8 @@ class Sandbox:
             if last:
                 os.rmdir(self.folder)
 
-    def memory_of(self, process: int) -> int:
-        """Bytes of a process and of all that it has started. /proc is that from before make_root()."""
+    def memory_of(self, process: int, itself: bool = True) -> int:
+        """Bytes of a process, if not `itself` is False, and of all that it has started. /proc is that from before make_root()."""
         total = 0
         try:
             folder = os.open(f"{process}/task", os.O_RDONLY, dir_fd=self.proc)
@@ -329,28 +349,22 @@ class Sandbox:
                     own = max(own, sum(int(kb) << 10 for kb in re.findall(r"(?:RssAnon|RssShmem):\s*(\d+)", status.read())))
                 with open(os.open(f"{process}/task/{task}/children", os.O_RDONLY, dir_fd=self.proc)) as children:
                     total += sum(self.memory_of(int(child)) for child in children.read().split())
-            total += own
+            total += own if itself else 0
         except OSError:  # it has ended meanwhile
             pass
         return total
 
-    def is_exceeded(self, candidate: int) -> bool:
-        """True if all processes together, or all files, are larger than the limit of one."""
-        if self.namespaces:
-            return self.memory_of(candidate) > self.memory  # the mount limits files
+    def exceeded(self, first: int) -> str:
+        """Whether all processes that the first has started together, or all files, are larger than the limit of one."""
+        if self.namespaces:  # the mount limits files
+            return f"{self.memory >> 20} MiB of memory" if self.memory_of(first, itself=False) > self.memory else ""
         sizes = [entry.stat().st_blocks * 512 for entry in os.scandir(self.folder)]
-        return len(sizes) > MAX_FILES or sum(sizes) > MAX_FOLDER
+        return f"{MAX_FILES} files or {MAX_FOLDER >> 20} MiB of them" if len(sizes) > MAX_FILES or sum(sizes) > MAX_FOLDER else ""
 
     def confine(self, keep: List[int]) -> None:
         """Confines this process, which keeps the descriptors `keep` open, for good."""
         os.setsid()
-        null = os.open(os.devnull, os.O_RDWR)
-        for stream in range(3):
-            os.dup2(null, stream)
-        edges = [2, *sorted(keep), (1 << 32) - 1]
-        for low, high in zip(edges, edges[1:]):
-            if low + 1 < high and LIBC.syscall(ctypes.c_long(436), low + 1, ctypes.c_uint(high - 1), 0) != 0:  # close_range
-                os.closerange(low + 1, min(high, 1 << 16))  # before Linux 5.9
+        close_all(keep)
         os.chdir(self.folder)
         tempfile.tempdir = self.folder
         os.umask(0o077)
@@ -422,6 +436,9 @@ class Candidate:
     """The candidate's side: answers the supervisor's requests, each a pickled tuple of a method's name and its arguments."""
     scope: Dict[str, Any]
 
+    def __init__(self, output: int) -> None:
+        self.output = output
+
     def load(self, source: str) -> str:
         """Runs the code as a module, and returns the names of what can be called in it."""
         module = sys.modules["solution"] = types.ModuleType("solution")
@@ -440,69 +457,114 @@ class Candidate:
         exec(setup + "\n" + source, self.scope)
         return "True"
 
-    def run(self, source: str, data: str) -> bytes:
-        """The standard output of the code as a program."""
+    def run(self, source: str, data: str, both: bool = False) -> str:
+        """Runs the code as a program, and returns its exit code. Its output goes to the supervisor's file; with `both` standard
+        error does, too, in the order of writing."""
         with open(".stdin", "w") as file:
             file.write(data)
-        for stream, name, flags in ((0, ".stdin", os.O_RDONLY), (1, ".stdout", os.O_RDWR | os.O_CREAT | os.O_TRUNC)):
-            descriptor = os.open(name, flags)
-            if descriptor != stream:  # the code before may have closed it
-                os.dup2(descriptor, stream)
-                os.close(descriptor)
-        sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)
+        stdin = os.open(".stdin", os.O_RDONLY)
+        if stdin != 0:  # the code before may have closed it
+            os.dup2(stdin, 0)
+            os.close(stdin)
+        for stream in (1, 2) if both else (1,):
+            os.dup2(self.output, stream)
+        stdout = io.TextIOWrapper(open(1, "wb", 0 if both else -1, closefd=False), "utf-8", write_through=both)
+        stderr = io.TextIOWrapper(open(2 if both else os.devnull, "wb", 0), "utf-8", "backslashreplace", write_through=True)
+        sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), stdout, stderr
+        linecache.cache["solution.py"] = (len(source), None, source.splitlines(True), "solution.py")
+        module = sys.modules["__main__"] = types.ModuleType("__main__")
+        code: Any = 0
         try:
-            exec(compile(source, "solution.py", "exec"), {"__name__": "__main__"})
-            for thread in threading.enumerate():
-                if thread is not threading.current_thread() and not thread.daemon:
-                    thread.join()
+            exec(compile(source, "solution.py", "exec"), module.__dict__)
         except SystemExit as end:
-            if end.code not in (None, 0):
-                raise RuntimeError(f"exit code {end.code}")
-        finally:
-            sys.stdout.flush()  # or its last bytes come to the next run's file
-        with open(".stdout", "rb") as output:
-            return output.read(MAX_FILE)
+            code = end.code
+            if code is not None and not isinstance(code, int):
+                print(code, file=stderr)
+        except BaseException as error:
+            code = 1
+            traceback.print_exception(type(error), error, error.__traceback__ and error.__traceback__.tb_next, 1000, stderr)
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+        atexit._run_exitfuncs()
+        for file in (sys.stdout, stdout):  # or their last bytes come to the next run's output
+            if not getattr(file, "closed", False):
+                file.flush()
+        return "1" if code else "0"
 
-    def shell(self, command: str, data: Optional[str] = None, file: str = "", source: str = "") -> bytes:
-        """The standard output of a command, all processes of which then end."""
+    def shell(self, command: str, data: str = "", file: str = "", source: str = "") -> str:
+        """Runs a command, all processes of which then end, as a program."""
         if file:
             with open(file, "w") as program:
                 program.write(source)
-        with open(".stdin", "w+") as stdin, open(".stdout", "wb+") as stdout:
-            stdin.write(data or "")
+        with open(".stdin", "w+") as stdin:
+            stdin.write(data)
             stdin.seek(0)
-            code = subprocess.call(["/bin/sh", "-c", command], stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL)
-            try:
-                os.kill(-1, signal.SIGKILL)
-            except OSError:
-                pass
-            if code != 0:
-                raise RuntimeError(f"exit code {code}")
-            stdout.seek(0)
-            return stdout.read(MAX_FILE)
+            code = subprocess.call(["/bin/sh", "-c", command], stdin=stdin, stdout=self.output, stderr=subprocess.DEVNULL)
+        try:
+            os.kill(-1, signal.SIGKILL)
+        except OSError:
+            pass
+        return str(code)
 
 
 def run_candidate(requests: int, replies: int, sandbox: Sandbox) -> NoReturn:
     try:
-        sandbox.confine([requests, replies])
+        if sandbox.namespaces:
+            run_first_process()
+        sandbox.confine([requests, replies, sandbox.output.fileno()])
     except BaseException as error:
         send(replies, b"!" + str(error).encode())
         os._exit(1)
     send(replies, b"=")
-    candidate = Candidate()
+    candidate = Candidate(sandbox.output.fileno())
     while True:
         name, *arguments = pickle.loads(receive(requests))
         try:
             result = getattr(candidate, name)(*arguments)
-            send(replies, b"=" + (result.encode("utf-8", "surrogatepass") if isinstance(result, str) else result))
+            send(replies, b"=" + result.encode("utf-8", "surrogatepass"))
         except BaseException as error:
             send(replies, b"!" + f"{type(error).__name__}\n{error}".encode("utf-8", "replace")[:1000])
+
+
+def run_first_process() -> None:
+    """Makes this the first process of the PID namespace, and returns in its child, the candidate."""
+    call("prctl", 1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG; had the supervisor died before, the candidate would get no request
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the namespace cannot send it a signal that it has no handler for
+    candidate = os.fork()
+    if candidate == 0:
+        return
+    close_all([])
+    while os.wait()[0] != candidate:
+        pass
+    os._exit(0)
 
 
 # ---- The supervisor
 
 class LimitExceeded(BaseException):
     pass
+
+
+class Limits:
+    """A context that raises LimitExceeded once a candidate has used up its time, memory or files. Tests may catch some."""
+
+    def __init__(self, sandbox: Sandbox, process: int) -> None:
+        self.sandbox, self.process, self.deadline = sandbox, process, time.monotonic() + sandbox.timeout
+        self.late, self.exceeded = False, ""
+        signal.signal(signal.SIGALRM, self.check)
+
+    def __enter__(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+
+    def __exit__(self, *_: Any) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def check(self, *_: Any) -> None:
+        self.late = self.late or time.monotonic() > self.deadline
+        self.exceeded = self.exceeded or (f"{self.sandbox.timeout:g} s" if self.late else self.sandbox.exceeded(self.process))
+        if self.exceeded:
+            raise LimitExceeded
 
 
 class LineError(Exception):
@@ -512,8 +574,8 @@ class LineError(Exception):
 class Channel:
     """The supervisor's side of a candidate."""
 
-    def __init__(self, process: int, requests: int, replies: int) -> None:
-        self.process, self.requests, self.replies = process, requests, replies
+    def __init__(self, process: int, requests: int, replies: int, output: int) -> None:
+        self.process, self.requests, self.replies, self.output = process, requests, replies, output
         ready = receive(replies, MAX_LITERAL)
         if ready[:1] != b"=":
             raise LineError(ready[1:].decode("utf-8", "replace"))
@@ -542,8 +604,16 @@ class Channel:
         raised.of_candidate = True  # type: ignore[attr-defined]
         raise raised
 
-    def value(self, *request: Any, limit: int = MAX_LITERAL) -> Any:
-        text = self.ask(*request, limit=limit).decode("utf-8", "surrogatepass")
+    def printed(self, *request: Any) -> bytes:
+        """The output of a program."""
+        os.ftruncate(self.output, 0)
+        os.lseek(self.output, 0, os.SEEK_SET)
+        if self.ask(*request) != b"0":
+            raise RuntimeError("exit code")
+        return os.pread(self.output, MAX_FILE, 0)
+
+    def value(self, *request: Any) -> Any:
+        text = self.ask(*request).decode("utf-8", "surrogatepass")
         try:
             return ast.literal_eval(text)
         except BaseException as error:
@@ -575,13 +645,34 @@ def lines_of(text: str) -> List[str]:
 
 
 def callables_of(prefix: str) -> Dict[str, Any]:
-    """What the text before a solution defines, if that is code: to the tests, a solution must not redefine it."""
+    """What the text before a solution defines, if that is code: to the tests, a solution must not redefine it. Functions whose body
+    is missing are the solution's."""
+    def is_missing(line: ast.stmt) -> bool:
+        raises = isinstance(line, ast.Raise) and "id='NotImplementedError'" in ast.dump(line)
+        return raises or isinstance(line, ast.Pass) or isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
+
     scope: Dict[str, Any] = {"__name__": "tests"}
-    try:
-        exec(prefix, scope)
-    except Exception:
-        return {}
-    return {name: value for name, value in scope.items() if callable(value)}
+    for text in (prefix, prefix + "\n        pass"):  # it may end with a function's first line
+        try:
+            tree = ast.parse(text)
+            exec(compile(tree, "prefix", "exec"), scope)
+        except SyntaxError:
+            continue
+        except Exception:
+            break
+        missing = {node.name: all(map(is_missing, node.body)) for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+        return {name: value for name, value in scope.items() if callable(value) and not missing.get(name)}
+    return {}
+
+
+def tested_builtin(read: Set[str]) -> Set[str]:
+    """The function that tests call which read built-in names only: a solution must not replace another, as abs(), for them."""
+    kinds = {name: getattr(builtins, name) for name in read}
+    called = {name for name, kind in kinds.items() if not isinstance(kind, type)}
+    found = called or {name for name, kind in kinds.items() if not issubclass(kind, BaseException)}
+    if len(found) > 1:
+        raise LineError(f"tests of the line: which of {', '.join(sorted(found))} do they test?")
+    return found
 
 
 def function_tests(channel: Channel, code: Tuple[str, str], setup: str, tests: List[str], entry: str,
@@ -595,9 +686,8 @@ def function_tests(channel: Channel, code: Tuple[str, str], setup: str, tests: L
         return [lambda test=test: channel.ask("test_inside", setup, test + end) == b"True" for test in tests]  # type: ignore[misc]
     read = {name for _, found in codes for name in found}.union(setup_names)
     tested = read - set(dir(builtins))
-    # A solution must not replace abs() or all() for the tests, but some lines test a function of such a name.
     scope: Dict[str, Any] = {"__name__": "tests"}
-    scope.update((name, proxy(channel, name)) for name in names & (tested or read))
+    scope.update((name, proxy(channel, name)) for name in (names & tested if tested else tested_builtin(read)))
     scope.update((name, value) for name, value in callables_of(code[1]).items() if name in read and name != entry)
     scope.update((name, importlib.import_module(name)) for name in read.intersection(TEST_MODULES))
     exec(setup_code, scope)
@@ -622,7 +712,7 @@ def pair_tests(channel: Channel, source: str, function: str, pairs: List[Tuple[A
     def run_passes(data: Any, expected: Any) -> bool:
         data, expected = ("\n".join(map(str, x)) if isinstance(x, list) else str(x) for x in (data, expected))
         request = ("shell", command, data) if run else ("run", source, data)
-        return lines_of(channel.ask(*request, limit=MAX_FILE).decode("utf-8", "replace")) == lines_of(expected)
+        return lines_of(channel.printed(*request).decode("utf-8", "replace")) == lines_of(expected)
 
     if function:
         try:
@@ -637,7 +727,7 @@ def pair_tests(channel: Channel, source: str, function: str, pairs: List[Tuple[A
         file = re.search(r"\bsolution\.\w+", run)
         if not file:
             raise LineError("run: names no file of the solution; hint: g++ -o a solution.cpp && ./a")
-        channel.ask("shell", build or "true", None, file[0], source)
+        channel.printed("shell", build or "true", "", file[0], source)
     return [lambda p=pair: run_passes(*p) for pair in pairs]  # type: ignore[misc]
 
 
@@ -673,7 +763,7 @@ def prefix_of(request: Dict[str, Any], options: argparse.Namespace) -> str:
 
 def code_of(request: Dict[str, Any], options: argparse.Namespace) -> Optional[str]:
     """The last fenced block of the completion, after the prefix."""
-    code, fence = None, ""
+    code, fence, indent = None, "", ""
     lines: List[str] = []
     for line in request["completion"].split("\n"):
         mark = re.match(r"([ \t]*)(```+|~~~+)([^`]*)$", line)
@@ -699,37 +789,25 @@ def misses_module(error: BaseException) -> bool:
 def passed_fraction(channel: Channel, request: Dict[str, Any], options: argparse.Namespace, sandbox: Sandbox) -> Dict[str, Any]:
     """The answer to a request, without its index."""
     source = code_of(request, options)
-    deadline, passed, count = time.monotonic() + sandbox.timeout, 0, 0
-    outcome = "failed"
-
-    def tick(*_: Any) -> None:
-        nonlocal outcome
-        if time.monotonic() > deadline:
-            outcome = "timeout"
-        if outcome == "timeout" or sandbox.is_exceeded(channel.process):
-            raise LimitExceeded
-
-    signal.signal(signal.SIGALRM, tick)
+    limits, passed, count = Limits(sandbox, channel.process), 0, 0
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
-        found = make_tests(channel, (source or "", prefix_of(request, options)), request.get("fields") or {}, options)
-        if found is None:
-            return {"reward": None}
-        if source is None:
-            return {"reward": 0, "outcome": "no_code"}
-        count = len(found)
-        for test in found:
-            try:
-                ok = test()
-            except (LineError, CandidateEnded):
-                raise
-            except Exception as error:
-                if misses_module(error):
+        with limits:
+            tests = make_tests(channel, (source or "", prefix_of(request, options)), request.get("fields") or {}, options)
+            if tests is None:
+                return {"reward": None}
+            count = len(tests)
+            for test in tests if source is not None else []:
+                try:
+                    ok = test()
+                except (LineError, CandidateEnded):
                     raise
-                ok = False
-            passed += ok
-            if not ok and options.credit == "all":
-                break
+                except Exception as error:
+                    if misses_module(error):
+                        raise
+                    ok = False
+                passed += ok
+                if not ok and options.credit == "all":
+                    break
     except LimitExceeded:
         pass
     except LineError as error:
@@ -737,24 +815,50 @@ def passed_fraction(channel: Channel, request: Dict[str, Any], options: argparse
     except (Exception, SystemExit) as error:  # the code cannot be loaded, or has ended its process
         if misses_module(error):
             return {"error": f"a test imports what is not installed: {error}"}
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
     share = passed / max(count, 1)
-    return {"reward": share if options.credit == "share" else float(share == 1), "outcome": "passed" if share == 1 else outcome}
+    outcome = "no_code" if source is None else "passed" if share == 1 else "timeout" if limits.late else "failed"
+    return {"reward": share if options.credit == "share" else float(share == 1), "outcome": outcome}
+
+
+def shown(output: bytes, why: str) -> str:
+    """The output of a program, and why it was ended, in at most MAX_OUTPUT bytes."""
+    data, last = output.decode("utf-8", "replace").encode(), f"error: {why}" if why else ""
+    room = MAX_OUTPUT - len(last.encode()) - 1
+    text = data[:room].decode("utf-8", "ignore")
+    if len(data) > room:
+        text = data[:room - 32].decode("utf-8", "ignore")
+        last = f"... ({len(data) - len(text.encode())} bytes more)\n{last}".rstrip()
+    return text + ("\n" if last and text and not text.endswith("\n") else "") + last
+
+
+def tool_answer(channel: Channel, code: str, sandbox: Sandbox) -> Dict[str, Any]:
+    """The answer to a request of a tool, without its index."""
+    limits, why, passed = Limits(sandbox, channel.process), "", False
+    try:
+        with limits:
+            passed = channel.ask("run", code, "", True) == b"0"
+    except LimitExceeded:
+        why = f"ended after {limits.exceeded}"
+    except CandidateEnded:
+        why = "the program has ended its process"
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"[:200]
+    output = os.pread(channel.output, MAX_FILE, 0)
+    return {"output": shown(output, why), "outcome": "passed" if passed else "timeout" if limits.late else "failed"}
 
 
 def supervise(source: int, answers: int, worker: int, sandbox: Sandbox, options: argparse.Namespace) -> NoReturn:
-    """Reads a request from `source` and answers it. To the worker it sends the index and the candidate's process, and a
-    further byte once it has a result."""
+    """Reads a request from `source` and answers it. To the worker it sends the answer that holds if it hangs, and a further byte once it
+    has another."""
     warnings.simplefilter("ignore")  # those of parsed results
     call("prctl", 1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
     call("prctl", 4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: no process of this user reads its memory by /proc
-    candidate, error = 0, ""
+    process, error = 0, ""  # the candidate, or the first process
     (request_end, requests), (replies, reply_end) = os.pipe(), os.pipe()
     try:
         sandbox.make_folder()
-        candidate = os.fork()
-        if candidate == 0:
+        process = os.fork()
+        if process == 0:
             run_candidate(request_end, reply_end, sandbox)
     except OSError as failure:
         error = str(failure)
@@ -771,23 +875,27 @@ def supervise(source: int, answers: int, worker: int, sandbox: Sandbox, options:
     set_limit("AS", 2 << 30)
     set_limit("STACK", 64 << 20)
     request = json.loads(line)
-    os.write(worker, b"%d %d " % (request["index"], candidate))
+    tool = "code" in request
+    late = {"output": f"error: ended after {sandbox.timeout:g} s"} if tool else {"reward": 0}
+    answer: Dict[str, Any] = {**late, "outcome": "timeout"}
+
+    def line_of(answer: Dict[str, Any]) -> bytes:
+        return json.dumps({"index": request["index"], **answer, "sandbox": sandbox.tier}).encode() + b"\n"
+    os.write(worker, line_of(answer))
     try:
         if error:
             raise LineError(error)
-        channel = Channel(candidate, requests, replies)
+        channel = Channel(process, requests, replies, sandbox.output.fileno())
+        answer = tool_answer(channel, request["code"], sandbox) if tool else passed_fraction(channel, request, options, sandbox)
+    except LimitExceeded:  # as it was about to return
+        pass
     except (LineError, CandidateEnded) as failure:
-        answer: Dict[str, Any] = {"error": f"the sandbox has failed: {failure or 'a process has ended'}"}
-    else:
-        try:
-            answer = passed_fraction(channel, request, options, sandbox)
-        except LimitExceeded:  # as it was about to return
-            answer = {"reward": 0, "outcome": "timeout"}
-    if candidate:
-        os.kill(candidate, signal.SIGKILL)
-        os.waitpid(candidate, 0)
+        answer = {"error": f"the sandbox has failed: {failure or 'a process has ended'}"}
+    if process:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
     os.write(worker, b".")
-    os.write(answers, json.dumps({"index": request["index"], **answer, "sandbox": sandbox.tier}).encode() + b"\n")
+    os.write(answers, line_of(answer))
     os._exit(0)
 
 
@@ -799,14 +907,11 @@ def serve(source: int, answers: int, sandbox: Sandbox, options: argparse.Namespa
         os.close(reading)
         supervise(source, answers, writing, sandbox, options)
     os.close(writing)
-    sent = os.read(reading, 64)
-    hangs = bool(sent) and b"." not in sent and not select.select([reading], [], [], sandbox.timeout + 0.5)[0]
+    sent = os.read(reading, 4096)
+    hangs = sent.endswith(b"\n") and not select.select([reading], [], [], sandbox.timeout + 0.5)[0]
     if hangs:  # in a test's code or a result, since its timer raises an exception elsewhere
-        index, candidate = map(int, sent.split())
-        if candidate:  # first: its number is its own while the supervisor lives
-            os.kill(candidate, signal.SIGKILL)
-        os.kill(supervisor, signal.SIGKILL)
-        os.write(answers, json.dumps({"index": index, "reward": 0, "outcome": "timeout", "sandbox": sandbox.tier}).encode() + b"\n")
+        os.kill(supervisor, signal.SIGKILL)  # and with it the candidate
+        os.write(answers, sent)
     status = os.waitpid(supervisor, 0)[1]
     os.close(reading)
     sandbox.clean(last=not sent)
@@ -866,6 +971,7 @@ def main() -> None:
     folder = {"TMPDIR": os.environ["TMPDIR"]} if "TMPDIR" in os.environ else {}  # of Landlock's folders, not for candidates
     if dict(os.environ) != {**environment, **folder}:
         os.execve(sys.executable, [sys.executable, "-s", *sys.argv], {**environment, **folder})
+    os.closerange(3, 1 << 20)
     tempfile.gettempdir()  # is kept
     os.environ.pop("TMPDIR", None)
     sys.path.pop(0)

@@ -58,6 +58,7 @@ ABUSES = {
     "loop_in_c": "return re.match('(a+)+b', 'a' * 99)",
     "loop_without_signals": "for n in range(1, 65):\n try: signal.signal(n, signal.SIG_IGN)\n except (OSError, ValueError): pass\nforever()",
     "no_death_signal": "libc.prctl(1, 0)\nforever()",
+    "execs_in_a_thread": "for d in range(3, 64):\n try: os.set_inheritable(d, True)\n except OSError: pass\nthreading.Thread(target=os.execv, args=('/bin/sleep', [info['folder'], '99'])).start()\nfor n in range(1, 65):\n try: signal.signal(n, signal.SIG_IGN)\n except (OSError, ValueError): pass\nforever()",
     "stops_itself": "os.kill(os.getpid(), signal.SIGSTOP)\nforever()",
     "daemon": "if os.fork() == 0:\n os.setsid()\n if os.fork() == 0:\n  while True: time.sleep(0.1)\n os._exit(0)\nos._exit(0)",
     "daemon_in_another_group": "if os.fork() == 0:\n os.setpgid(0, 0)\n signal.signal(signal.SIGHUP, signal.SIG_IGN)\n forever()\nreturn 'contained'",
@@ -73,6 +74,7 @@ ABUSES = {
     # Signals and other processes.
     "kill_group": "os.kill(0, 9)\nforever()",
     "kill_all": "os.kill(-1, 9)\nforever()",
+    "kill_the_first_process": "for n in range(1, 65):\n try: os.kill(1, n)\n except OSError: pass\nfor n in range(1, 65):\n if n != signal.SIGCHLD:\n  try: os.kill(-1, n)\n  except OSError: pass\nforever()",
     "kill_parent": "for p in {os.getppid(), info['parent']} - {0}: os.kill(p, 9)\nforever()",
     "kill_victim": "os.kill(info['victim'], 9)",
     "kill_victim_by_thread": "return escaped_if(system_call(200, info['victim'], 9) == 0 or system_call(234, info['victim'], info['victim'], 9) == 0)",
@@ -187,6 +189,9 @@ ABUSES = {
 # Without namespaces or Landlock, files are open to it.
 NOT_BY_RLIMITS = {name for name in ABUSES if name.startswith(("reads_", "writes_", "renames_", "memory_by_proc", "devices", "disk_",
                   "inodes", "folders_", "links_", "unix_", "closes_its", "shared_memory_of", "setuid_file"))}
+# What is of interest where the output is shown.
+OF_TOOLS = {name for name in ABUSES if name.startswith(("reads_", "output_", "prints_", "forged_", "flooded_", "closes_", "exit", "execs_",
+            "thread_", "disk_", "daemon", "stack_", "stops_", "kill_")) and not name.endswith("_victim")}
 
 TOP_LEVEL = r"""
 def descriptors():

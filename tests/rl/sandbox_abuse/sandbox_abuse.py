@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Runs abuses.py in every tier of scripts/cohort_sandbox.py that works here, as this user and, if that is root, as another.
 
-Each abuse is a solution f(info), where `info` has a file with a secret token, a folder that everybody may write, a process to
-harm, and servers that send the token. It would be rewarded for the token, or for "escaped", if it has done what it must not.
-After each abuse a right solution must still get 1. At the end the victim lives, and no process, file or System V object is left.
+Each abuse is a solution f(info), and some are a tool's program, too. `info` has a file with a secret token, a folder that everybody
+may write, a process to harm, and servers that send the token. An abuse would be rewarded for the token, or for "escaped", if it has
+done what it must not. After each abuse a right solution must still get 1. At the end the victim lives, and no process, file or
+System V object is left.
 
     sandbox_abuse.py [ABUSE...]
 """
@@ -86,9 +87,11 @@ class Worker:
         self.info = {"file": path("answer"), "folder": self.open, "victim": self.victim.pid, "parent": self.process.pid,
                      "port": self.servers[0].getsockname()[1], "unix": path("unix"), "index": 0}
 
-    def ask(self, code, test):
+    def ask(self, code, test=None):
+        """Without a test as a tool's program."""
         self.info["index"] += 1
-        request = {"index": self.info["index"], "completion": code, "fields": {"test_list": [test]}}
+        rest = {"completion": code, "fields": {"test_list": [test]}} if test else {"code": code}
+        request = {"index": self.info["index"], **rest}
         start = time.monotonic()
         self.process.stdin.write(json.dumps(request).encode() + b"\n")
         self.process.stdin.flush()
@@ -128,6 +131,11 @@ class Worker:
             self.slowest = max(self.slowest, seconds)
             if answer.get("reward") != 0 or seconds > TIMEOUT + SLACK:
                 self.failures.append(f"{name}: {answer} after {seconds:.2f} s")
+            if name in abuses.OF_TOOLS:
+                answer, seconds = self.ask(abuses.code_of(name) + f"\nprint(f({self.info!r}))")
+                output = answer.get("output", self.token)
+                if self.token in output or "escaped" in output.split("\n") or len(output.encode()) > 4096 or seconds > TIMEOUT + SLACK:
+                    self.failures.append(f"{name} as a program: {answer} after {seconds:.2f} s")
             after = self.right()
             if after.get("reward") != 1:
                 self.failures.append(f"{name}: a right solution then gets {after}")
@@ -138,7 +146,7 @@ class Worker:
     def end(self, kill):
         """Ends the worker, by SIGKILL while a candidate runs or by the end of its input, and finds what it has left."""
         if kill and self.failures is not None:
-            request = {"index": 0, "completion": abuses.code_of("loop_without_signals"), "fields": {"test_list": ["f(0)"]}}
+            request = {"index": 0, "completion": abuses.code_of("execs_in_a_thread"), "fields": {"test_list": ["f(0)"]}}
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
             time.sleep(0.3)
@@ -156,12 +164,13 @@ class Worker:
         shutil.rmtree(self.dir)
 
 
-def sandboxes():
-    """The processes of sandboxes: candidates, too, have the command line of their worker."""
+def processes_of(workers):
+    """Candidates, too, have the command line of their worker."""
     found = set()
     for path in glob.glob("/proc/[0-9]*/cmdline"):
         try:
-            if b"cohort_sandbox.py" in open(path, "rb").read():
+            line = open(path, "rb").read()
+            if any(worker.dir.encode() in line for worker in workers):
                 found.add(path.split("/")[2])
         except OSError:
             pass
@@ -170,7 +179,7 @@ def sandboxes():
 
 def main():
     names = sys.argv[1:] or list(abuses.ABUSES)
-    before, objects = sandboxes(), shared_objects()
+    objects = shared_objects()
     users = [None] if os.getuid() != 0 else [None, OTHER_USER]
     workers = []
     # Without root's rights an interpreter in root's folder cannot be read.
@@ -197,7 +206,7 @@ def main():
         for failure in worker.failures:
             print("  " + failure)
     time.sleep(0.2)
-    left = sandboxes() - before
+    left = processes_of(workers)
     if left or shared_objects() != objects:
         print(f"left: processes {left}, shared objects {shared_objects()}")
         failed += 1

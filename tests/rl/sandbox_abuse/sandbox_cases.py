@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Checks the scores of scripts/cohort_sandbox.py for solutions and tests of all kinds, in the tiers that work here."""
+"""Checks the answers of scripts/cohort_sandbox.py to solutions, tests and programs of all kinds, in the tiers that work here."""
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -16,7 +17,11 @@ def pairs(inputs, outputs, **more):
     return {"inputs": inputs, "outputs": outputs, **more}
 
 
-# Code in a block, or a completion that has one; fields; the reward, or "error".
+def check(*tests):
+    return {"test": "def check(candidate):\n" + "".join(f"    {test}\n" for test in tests), "entry_point": "f"}
+
+
+# Code in a block, or a completion that has one; fields; the reward, or "error"; the outcome unless it is that of the reward.
 CASES = [
     ('def f(x): return x, x+1', pairs([[0], [2]], [[0, 1], [2, 3]], fn_name='f'), 1),
     ('def f(x): return x', pairs([[0], [2]], [[0, 1], [2, 3]], fn_name='f'), 0),
@@ -25,6 +30,9 @@ CASES = [
     ('~~~~\ndef f(x): return x\n```\n~~~~', asserts('assert f(1)==1'), 0),
     ('def sum(a,b): return 6', asserts('assert sum(10,15)==6'), 1),
     ('def abs(x): return 0\ndef f(x): return 9', asserts('assert abs(f(1)-1)<1e-3'), 0),
+    ('x = 1', asserts('assert sum([1,2])==3'), 0),
+    ('def sum(a): return 1,', asserts('assert set(sum([1,2]))=={1}'), 1),
+    ('def sum(a): return 1\ndef abs(a): return 0', asserts('assert abs(sum([1])-5)==0'), 'error'),
     ('def f(x): return x/3', asserts('assert math.isclose(f(1),1/3)'), 1),
     ('class math:\n    isclose=lambda *a: True\ndef f(x): return 5', asserts('assert math.isclose(f(1),1/3)'), 0),
     ('def f(x): return x/3', asserts('assert f(3)==1', test_setup_code='import nonexist'), 'error'),
@@ -47,33 +55,87 @@ CASES = [
     ('from dataclasses import dataclass\n@dataclass\nclass A:\n    x:int\ndef f(x): return A(x).x', asserts('assert f(1)==1'), 1),
     ('def f(g): return g(1)', asserts('assert f(lambda x:x)==1'), 'error'),
     ('x', {'a': 1}, None),
-    ('no code', asserts('assert f(1)==1'), 0),
+    ('no code', asserts('assert f(1)==1'), 0, 'no_code'),
+    ('no code', asserts('assert f(1)==1', test_setup_code='f(1)'), 0, 'no_code'),
+    ('no code', {'a': 1}, None),
     ('def f(x): return 1', asserts('import sys\nsys.exit(0)'), 0),
-    ('def f(x): return 1', asserts('while f(1): pass'), 0),
-    ('def f(x): return 10**7', asserts('assert 3**(f(1)**2) == 1'), 0),
+    ('def f(x): return 1', asserts('while f(1): pass'), 0, 'timeout'),
+    ('def f(x): return 10**7', asserts('assert 3**(f(1)**2) == 1'), 0, 'timeout'),
+    ('def f(x):\n    while True: pass', check('try: candidate(1)', 'except BaseException: pass', 'assert 0'), 0, 'timeout'),
+    # What the prompt has defined in full cannot be redefined, but what it has left open.
+    ('def f(x): return x+1', asserts('assert f(1)==2', prompt='def f(x):\n    "One more."\n'), 1),
+    ('def f(x): return x+2', asserts('assert f(1)==2', prompt='def f(x):\n    "One more."\n    ...\n'), 0),
+    ('def f(x): return x+1', asserts('assert f(1)==2', prompt='def f(x):\n    raise NotImplementedError("f")\n'), 1),
+    ('    return x+1', asserts('assert same(f(1),2)', prompt='def same(a,b): return a==b\ndef f(x):\n'), 1),
+    ('    return 5\ndef same(a,b): return True', asserts('assert same(f(1),2)', prompt='def same(a,b): return a==b\ndef f(x):\n'), 0),
+    ('def same(a,b): return True\ndef f(x): return 5',
+     asserts('assert same(f(1),2)', prompt='def same(a,b):\n    "Equal."\n    return a==b\ndef f(x): pass\n'), 0),
+    ('import atexit\natexit.register(print, 2)\nprint(1)', pairs([''] * 2, ['1\n2'] * 2), 1),
+    ('import sys, io\nprint(1)\nsys.stdout = io.StringIO()\nprint(2)', pairs([''] * 2, ['1'] * 2), 1),
+    ('import os\nfor i in range(3): os.close(i)', pairs([''] * 2, [''] * 2), 1),
+    ('print(1)\nexit(1)', pairs([''], ['1']), 0),
 ]
+
+# The code of a tool's program; patterns of its outcome and its output.
+PROGRAMS = [
+    ("print(1)", "passed", r"1\n"),
+    ("", "passed", ""),
+    ("import sys\nprint('a', end='')\nprint('b', file=sys.stderr)\nprint('c')", "passed", r"ab\nc\n"),
+    ("import os\nos.write(1, b'a\\xff\\0')\nprint('\\u20ac')", "passed", "a\ufffd\0\u20ac\n"),
+    ("import atexit\natexit.register(print, 'end')\nprint('start')", "passed", r"start\nend\n"),
+    ("import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()", "passed", r"late\n"),
+    ("print(__name__, open(0).read())\nexit()", "passed", r"__main__ \n"),
+    ("def f(x):\n    return 1 / x\nf(0)", "failed",
+     r'Traceback [^\n]*\n  File "solution.py", line 3, in <module>\n    f\(0\)\n.*  File "solution.py", line 2, in f\n.*\n'
+     r'ZeroDivisionError: division by zero\n'),
+    ("x = = 1", "failed", r'  File "solution.py", line 1\n.*SyntaxError: .*\n'),
+    ("exit('bye')", "failed", r"bye\n"),
+    ("print('so far')\nexit(3)", "failed", r"so far\n"),
+    ("import os\nprint('so far')\nos._exit(0)", "failed", r"so far\nerror: the program has ended its process"),
+    ("print('so far', end='')\nwhile True: pass", "timeout", r"so far\nerror: ended after 4 s"),
+    ("while True: print('\\u20ac')", "timeout|failed", r"(\u20ac\n)+(\u20ac\n?)?\n?\.\.\. \(\d+ bytes more\)\nerror: .*"),
+    ("a = []\nwhile True: a.append(bytearray(1 << 20))", "failed", r"Traceback .*MemoryError\n|error: ended after \d+ MiB of memory"),
+    ("print('x' * 4094)", "passed", r"x{4094}\n"),
+    ("print('x' * 4096)", "passed", r"x+\n\.\.\. \(\d+ bytes more\)"),
+    ("import os\nfor i in range(200): os.write(1, b'\\xff' * 65536)", "failed", r"\ufffd+\n\.\.\. \(25\d{6} bytes more\)\nerror: OSError: .*"),
+    ("import os\nprint(os.listdir('.'))", "passed", r"\['\.stdin'\]\n"),
+    ("import os\nos.ftruncate(1, 0)\nos.ftruncate(1, 1 << 20)\nprint('a')", "passed", r"a\n\0+\n\.\.\. \(\d+ bytes more\)"),
+    ("import os\nos.closerange(0, 64)", "failed", "error: .*"),
+]
+
+
+def failure_of(case, answer):
+    if not isinstance(case[1], str):
+        _, _, reward, *outcome = case
+        expected = outcome[0] if outcome else {1: "passed", 0: "failed"}.get(reward)
+        return answer.get("reward", "error") != reward or answer.get("outcome") != expected
+    _, outcome, output = case
+    shown = answer.get("output", "no output")
+    return len(shown.encode()) > 4096 or not (re.fullmatch(outcome, answer.get("outcome", "")) and re.fullmatch(output, shown, re.S))
 
 
 def main():
     failures, worked = [], []
     for tier in ("namespaces", "landlock"):
-        command = [sys.executable, os.path.join(ROOT, "scripts", "cohort_sandbox.py"), "--timeout", "4", "--sandbox", tier]
+        command = [sys.executable, os.path.join(ROOT, "scripts", "cohort_sandbox.py"), "--timeout", "4", "--sandbox", tier, "--prefix", "{prompt}"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        for index, (code, fields, expected) in enumerate(CASES):
+        for index, case in enumerate(CASES + PROGRAMS):
+            code, fields, *_ = case
             completion = code if "```" in code or "~~~" in code or code == "no code" else f"```python\n{code}\n```"
-            process.stdin.write(json.dumps({"index": index, "completion": completion, "fields": fields}).encode() + b"\n")
+            request = {"code": code} if isinstance(fields, str) else {"completion": completion, "fields": fields}
+            process.stdin.write(json.dumps({"index": index, **request}).encode() + b"\n")
             process.stdin.flush()
             answer = json.loads(process.stdout.readline())
             if "no sandbox works" in answer.get("error", ""):
                 print(tier, "does not work here:", answer["error"])
                 break
-            if answer["index"] != index or answer.get("reward", "error") != expected:
-                failures.append(f"{tier}: {code!r} gets {answer}, not {expected}")
+            if answer["index"] != index or failure_of(case, answer):
+                failures.append(f"{tier}: {code!r} gets {answer}, not {case[1:]}")
         else:
             worked.append(tier)
         process.stdin.close()
         process.wait()
-    print(f"{len(CASES)} cases in {worked}: {len(failures)} failures", *failures, sep="\n  ")
+    print(f"{len(CASES + PROGRAMS)} cases in {worked}: {len(failures)} failures", *failures, sep="\n  ")
     sys.exit(1 if failures or not worked else 0)
 
 
