@@ -219,7 +219,7 @@ def unused_users() -> List[int]:
     return [i for i in [(1 << 30) + random.getrandbits(28)] + random.sample(range(40000, 60000), 50) if i not in used]
 
 
-def take_user(users: List[int], reads: bool) -> None:
+def take_user(users: List[int], reads: bool = False) -> None:
     """Becomes the first of `users` that the system has; with `reads` it may read what root may."""
     os.setgroups([])
     call("prctl", 8, int(reads), 0, 0, 0)  # PR_SET_KEEPCAPS
@@ -302,7 +302,7 @@ class Sandbox:
             if root:
                 call("unshare", NEWNS)
                 make_root(self.paths)
-                take_user(users, False)
+                take_user(users)
                 enter_user_namespace(self.proc, NEWNS | NEWIPC | NEWNET | NEWUTS)
             else:
                 enter_user_namespace(self.proc, NEWNS | NEWIPC | NEWNET | NEWUTS)
@@ -776,9 +776,20 @@ def code_of(request: Dict[str, Any], options: argparse.Namespace) -> Optional[st
             lines.append(line)
     if code is None and options.fence == "required":
         return None
+    prefix = prefix_of(request, options)
     if code is None:
         code = request["completion"]
-    return prefix_of(request, options) + code
+        if request.get("stop_reason") == "stop_string" and not is_python(prefix + code):
+            code = code[:code.rfind("\n") + 1]  # as for "\ndef", with which the next function begins
+    return prefix + code
+
+
+def is_python(code: str) -> bool:
+    try:
+        ast.parse(code)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+    return True
 
 
 def misses_module(error: BaseException) -> bool:

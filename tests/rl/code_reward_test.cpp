@@ -30,6 +30,10 @@ class CodeReward : public testing::Test {
       Trajectory& t = all.emplace_back();
       t.text = text;
       t.index = std::ssize(all);
+      if (!text.ends_with("\ndef")) continue;
+      t.tokens = {1};
+      t.loss_mask = {1};
+      t.stop_reason = StopReason::kStopString;
     }
     const RewardSet::Scores scores =
         RewardSet({config}, nullptr).score({&example, 1}, {all.data(), all.size()});
@@ -58,9 +62,11 @@ TEST_F(CodeReward, ContinuesThePrompt) {
       "test": "def check(candidate):\n  assert candidate('a\"b') == 'a\"ba\"b'\n"})");
   const std::string prompt = "def twice(x):\n    \"\"\" 'it' \"\"\"\n";
   EXPECT_EQ(score(config({.fence = "optional", .prefix = "{prompt}"}), line,
-                  {"    return x + x", "    return x", fenced("    return 2 * x")}, prompt)
+                  {"    return x + x", "    return x", fenced("    return 2 * x"),
+                   "    return x + x\n\ndef", "    return x + x\n    def twice(x\ndef"},
+                  prompt)
                 .total,
-            (std::vector<double>{1, 0, 1}));
+            (std::vector<double>{1, 0, 1, 1, 0}));
   // The tests know what the prompt defines.
   const Json halves = fields(R"({"entry_point": "twice",
       "test": "def check(candidate):\n  assert half(candidate(3)) == 3\n"})");
