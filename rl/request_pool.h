@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -42,24 +43,41 @@ class RequestPool {
   virtual void cancel() = 0;
 };
 
-// The answers of a pool on the way from its thread to its user. Thread-safe.
-class AnswerBox {
+// A pool whose requests a thread of its own serves.
+class ServedPool : public RequestPool {
  public:
-  int64_t begin();  // the number of the next request, in the order of submission
-  std::vector<RequestPool::Answer> take(RequestPool::Wait wait);
-  void cancel();
-  bool is_cancelled(int64_t number) const;
+  void submit(std::string line, Key key) override;
+  std::vector<Answer> take(Wait wait) override;
+  void cancel() override;
+
+ protected:
+  struct Request {
+    int64_t number = 0;  // in the order of submission
+    Key key;
+    std::string line;
+  };
+  // Starts the thread, which calls serve() until end(). Signals are for other threads: without
+  // SIGPIPE, write() to an ended program fails with EPIPE.
+  void start();
+  void end();  // for destructors of derived classes
+  // Begins to serve new requests, waits for the next event and handles it. Those before `first` are
+  // cancelled. What it throws has ended the pool.
+  virtual void serve(std::vector<Request> submitted, int64_t first) = 0;
+  virtual void wake() = 0;  // ends the present serve(), or the next one
   // The answer of a request that has none; no effect if it was cancelled.
-  void set(int64_t number, RequestPool::Answer answer);
-  // The pool has ended: take() throws the present exception.
-  void fail();
+  void finish(const Request& request, Answer answer);
 
  private:
-  mutable std::mutex mutex_;
+  void run();
+
+  std::mutex mutex_;
   std::condition_variable answered_;
-  std::map<int64_t, RequestPool::Answer> answers_;  // by the request's number
+  std::vector<Request> submitted_;
+  std::map<int64_t, Answer> answers_;  // by the request's number
   int64_t num_begun_ = 0, num_unanswered_ = 0, num_cancelled_ = 0;
   std::exception_ptr failure_;
+  bool ended_ = false;
+  std::thread thread_;
 };
 
 }  // namespace cohort
