@@ -151,9 +151,9 @@ class RewardSet {
     // error of the first of them.
     std::vector<std::optional<int64_t>> failed;
     std::vector<std::string> first_error;
-    // [reward]: numbers of samples of `code` that have passed all tests, been too slow or had no
-    // code, by the names of their metrics; of other rewards, none.
-    std::vector<std::map<std::string, int64_t>> outcomes;
+    // Numbers of samples by the names of their metrics: those for which each external reward has
+    // failed, and those of `code` that have passed all tests, been too slow or had no code.
+    std::map<std::string, int64_t> counts;
   };
   // Sends a completion to the external rewards, so that they run while others are sampled. The next
   // call of score() must include it. Trajectory::index must be unique among its trajectories.

@@ -220,16 +220,4 @@ std::map<int64_t, ExternalReward::Result> ExternalReward::collect() {
   return out;
 }
 
-// A program is not a function of one completion: RewardSet submits to it and collects from it.
-RewardFn make_external(const RewardConfig&, const Task*) {
-  return nullptr;
-}
-RewardFn make_command(const RewardConfig& config, const Task* task) {
-  return make_external(config, task);
-}
-RewardFn make_http(const RewardConfig& config, const Task* task) {
-  config.server.validate();
-  return make_external(config, task);
-}
-
 }  // namespace cohort
