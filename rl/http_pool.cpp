@@ -80,10 +80,7 @@ std::vector<std::string> headers_of(const ServerConfig& server, std::vector<std:
           const std::string json = Json(text).dump();
           secrets.push_back(text);
           secrets.push_back(json.substr(1, json.size() - 2));
-          std::string escaped = secrets.back();
-          for (size_t at = 0; (at = escaped.find('/', at)) != escaped.npos; at += 2)
-            escaped.insert(at, 1, '\\');
-          secrets.push_back(std::move(escaped));
+          secrets.push_back(replaced(secrets.back(), "/", "\\/"));
           header += text;
         });
     out.push_back(std::move(header));
@@ -93,7 +90,7 @@ std::vector<std::string> headers_of(const ServerConfig& server, std::vector<std:
   return out;
 }
 
-class HttpPool final : public ServedPool {
+class HttpPool final : public RequestPool {
  public:
   explicit HttpPool(HttpPoolOptions options)
       : options_(std::move(options)),
@@ -108,7 +105,7 @@ class HttpPool final : public ServedPool {
 
  private:
   struct Tried : Request {
-    int64_t tries = 0, outage = 0;     // failed tries since the end of that outage
+    int64_t tries = 0;                 // that have failed since the end of the last outage
     Clock::time_point failed_at = {};  // the first of them
   };
 
@@ -153,7 +150,6 @@ class HttpPool final : public ServedPool {
     if (status == 0 || status == 408 || status == 429 || status >= 500)
       return try_again(std::move(request), answer);
     last_answer_ = Clock::now();
-    any_answered_ = true;
     end_outage();
     if (status < 200 || status > 299 || !answer.error.empty())
       return finish(request, {"", problem(answer)});
@@ -166,10 +162,9 @@ class HttpPool final : public ServedPool {
     const Clock::time_point now = Clock::now();
     if (!silent_since_) silent_since_ = now;
     last_problem_ = problem(answer);
-    if (request.tries == 0 || request.outage != num_outages_) {
+    if (request.tries == 0 || end_of_outage_ >= request.failed_at) {
       request.tries = 0;
       request.failed_at = now;
-      request.outage = num_outages_;
     }
     const size_t others = active_.size() + waiting_.size();
     const bool is_outage =
@@ -190,7 +185,7 @@ class HttpPool final : public ServedPool {
     if (!silent_since_) return;
     const Clock::time_point now = Clock::now();
     const double configured = options_.server.outage_minutes,
-                 minutes = any_answered_ ? configured : std::min(configured, kFirstMinutes);
+                 minutes = last_answer_ ? configured : std::min(configured, kFirstMinutes);
     if (now - *silent_since_ >= seconds(60 * minutes))
       throw InputError(str(options_.name, ": ", options_.server.url, " has answered nothing for ",
                            minutes, " minutes; the last problem: ", last_problem_,
@@ -210,7 +205,7 @@ class HttpPool final : public ServedPool {
     silent_since_.reset();
     if (!says_again_) return;
     says_again_.reset();
-    ++num_outages_;
+    end_of_outage_ = last_answer_;
     logging::info(options_.name, ": ", options_.server.url, " answers again");
   }
 
@@ -224,9 +219,7 @@ class HttpPool final : public ServedPool {
   }
 
   std::string without_secrets(std::string text) const {
-    for (const std::string& secret : secrets_)
-      for (size_t at = 0; (at = text.find(secret, at)) != text.npos;)
-        text.replace(at, secret.size(), "***");
+    for (const std::string& secret : secrets_) text = replaced(text, secret, "***");
     return text;
   }
 
@@ -242,11 +235,9 @@ class HttpPool final : public ServedPool {
   std::map<int64_t, Tried> active_;                  // Request::number -> a request as sent
   std::multimap<Clock::time_point, Tried> waiting_;  // when it is due -> a request
   size_t num_together_ = 0;  // the most that were unanswered at a time, since there were none
-  bool any_answered_ = false;
-  Clock::time_point last_answer_;
+  std::optional<Clock::time_point> last_answer_, end_of_outage_;
   std::optional<Clock::time_point> silent_since_;  // the first failure after the last answer
   std::optional<Clock::time_point> says_again_;    // set during an outage that was said
-  int64_t num_outages_ = 0;                        // that were said and have ended
   std::string last_problem_;
 };
 

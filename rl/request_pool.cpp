@@ -8,7 +8,7 @@
 
 namespace cohort {
 
-void ServedPool::submit(std::string line, Key key) {
+void RequestPool::submit(std::string line, Key key) {
   bool is_first = false;
   {
     const std::lock_guard lock(mutex_);
@@ -19,7 +19,7 @@ void ServedPool::submit(std::string line, Key key) {
   if (is_first) wake();
 }
 
-std::vector<RequestPool::Answer> ServedPool::take(Wait wait) {
+std::vector<RequestPool::Answer> RequestPool::take(Wait wait) {
   std::unique_lock lock(mutex_);
   answered_.wait(lock, [&] {
     return num_unanswered_ == 0 || failure_ || wait == Wait::kNone ||
@@ -31,7 +31,7 @@ std::vector<RequestPool::Answer> ServedPool::take(Wait wait) {
   return out;
 }
 
-void ServedPool::cancel() {
+void RequestPool::cancel() {
   {
     const std::lock_guard lock(mutex_);
     submitted_.clear();
@@ -42,11 +42,11 @@ void ServedPool::cancel() {
   wake();
 }
 
-void ServedPool::start() {
+void RequestPool::start() {
   thread_ = std::thread([this] { run(); });
 }
 
-void ServedPool::end() {
+void RequestPool::end() {
   {
     const std::lock_guard lock(mutex_);
     ended_ = true;
@@ -55,7 +55,7 @@ void ServedPool::end() {
   thread_.join();
 }
 
-void ServedPool::finish(const Request& request, Answer answer) {
+void RequestPool::finish(const Request& request, Answer answer) {
   const std::lock_guard lock(mutex_);
   if (request.number < num_cancelled_) return;
   answer.key = request.key;
@@ -65,7 +65,7 @@ void ServedPool::finish(const Request& request, Answer answer) {
   answered_.notify_all();
 }
 
-void ServedPool::run() {
+void RequestPool::run() {
   sigset_t all;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_BLOCK, &all, nullptr);

@@ -18,6 +18,7 @@ namespace cohort {
 // The fraction of a step's requests that may fail: more of them end the run, or are an outage.
 inline constexpr double kMaxFailedFraction = 0.05;
 
+// A thread serves the requests.
 class RequestPool {
  public:
   // Identifies a request by its dialogue and turn.
@@ -34,21 +35,13 @@ class RequestPool {
   virtual ~RequestPool() = default;
 
   // `request` is one line, without its line break.
-  virtual void submit(std::string request, Key key) = 0;
+  void submit(std::string request, Key key);
   void submit(std::string request) { submit(std::move(request), Key()); }
   // Returns the answers since the last call, in the order of submission. kOne waits for an answer,
   // kAll for all; neither waits if no request is unanswered. Throws what has ended the pool.
-  virtual std::vector<Answer> take(Wait wait) = 0;
+  std::vector<Answer> take(Wait wait);
   // Gives up all requests; answers to them are ignored.
-  virtual void cancel() = 0;
-};
-
-// A pool whose requests a thread of its own serves.
-class ServedPool : public RequestPool {
- public:
-  void submit(std::string line, Key key) override;
-  std::vector<Answer> take(Wait wait) override;
-  void cancel() override;
+  void cancel();
 
  protected:
   struct Request {

@@ -22,7 +22,7 @@ Clock::duration seconds(double count) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(count));
 }
 
-class Loop final : public ServedPool {
+class Loop final : public RequestPool {
  public:
   Loop(ProcessSpawner& spawner, WorkerPoolOptions options)
       : spawner_(spawner),
@@ -34,7 +34,7 @@ class Loop final : public ServedPool {
   }
 
   ~Loop() override {
-    ServedPool::end();
+    RequestPool::end();
     try {
       for (Worker& worker : workers_)
         if (worker.program.id > 0) end(worker);

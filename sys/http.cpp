@@ -123,7 +123,6 @@ class CurlClient final : public HttpClient {
 
   std::vector<HttpAnswer> wait(Clock::time_point deadline) override {
     using std::chrono::milliseconds;
-    std::vector<HttpAnswer> out;
     const Clock::time_point until = std::min(deadline, timer_);
     const auto left = std::chrono::ceil<milliseconds>(until - Clock::now()).count();
     epoll_event events[64];
@@ -142,8 +141,7 @@ class CurlClient final : public HttpClient {
       timer_ = Clock::time_point::max();  // unless the call sets it
       act(CURL_SOCKET_TIMEOUT, 0);
     }
-    take_ended(out);
-    return out;
+    return take_ended();
   }
 
   void wake() const override { wake_.signal(); }
@@ -204,7 +202,8 @@ class CurlClient final : public HttpClient {
     return count;
   }
 
-  void take_ended(std::vector<HttpAnswer>& out) {
+  std::vector<HttpAnswer> take_ended() {
+    std::vector<HttpAnswer> out;
     int left = 0;
     while (CURLMsg* message = curl_.next_message(multi_, &left)) {
       if (message->msg != CURLMSG_DONE) continue;
@@ -229,6 +228,7 @@ class CurlClient final : public HttpClient {
       out.push_back(std::move(answer));
       cancel(out.back().id);
     }
+    return out;
   }
 
   const Curl& curl_ = curl();
