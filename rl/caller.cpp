@@ -37,7 +37,6 @@ Caller::Caller(std::string name, const ProgramConfig& config, const ServerConfig
   if (callback_ != nullptr) return;
   options_.timeout = config.timeout.value_or(server.url.empty() ? 10 : 60);
   if (!server.url.empty()) {
-    server.validate();
     ProcessSpawner::hide_variables(server.variables());
     return;
   }

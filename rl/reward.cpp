@@ -48,8 +48,7 @@ const RewardEntry& find_reward(const RewardConfig& config) {
 }
 
 bool takes(const RewardEntry& entry, const std::string& key) {
-  return key == "name" || key == "weight" ||
-         str(" ", entry.keys, " ").find(str(" ", key, " ")) != std::string::npos;
+  return has_word("name weight", key) || has_word(entry.keys, key);
 }
 
 // The best value over the answers of an example, any of which is right.
@@ -72,6 +71,7 @@ RewardFn make_entry(const RewardConfig& config, const Task* task) {
     if (given[i] != defaults[i] && !takes(entry, given[i].first))
       throw InputError(str(given[i].first, ": this reward does not take it; hint: it takes name, ",
                            "weight and ", *entry.keys == 0 ? "no other key" : entry.keys));
+  if (is_served(config)) config.server.validate();
   return entry.make == nullptr ? nullptr : any_answer(entry.make(config, task));
 }
 

@@ -73,10 +73,6 @@ inline std::string function_reward(const std::string& file) {
 inline bool is_program(const RewardConfig& reward) {
   return reward.name == "command" || reward.name == "code";
 }
-// True if one of the rewards is a program.
-inline bool has_program(std::span<const RewardConfig> rewards) {
-  return std::ranges::any_of(rewards, is_program);
-}
 // True if a server computes it.
 inline bool is_served(const RewardConfig& reward) {
   return reward.name == "http" || reward.name == "judge";

@@ -120,14 +120,12 @@ class ToolsEnvironment final : public Environment {
     turn = {.calls = calls_of_turn(format_, context_.tokenizer, example, trajectory, tools_),
             .template_variables = example.template_variables};
     turn.has_end = !turn.calls.empty() && has_end_of_turn(context_, trajectory);
-    for (const ToolCall& call : turn.calls) turn.results.push_back(result_of(call));
-    for (int64_t i = 0; const ToolCall& call : turn.calls) {
-      if (!turn.results[static_cast<size_t>(i)]) {
-        ++turn.num_unanswered;
-        python_->submit(Json().set("index", i).set("code", call.arguments.at("code")),
-                        {trajectory.index, i});
-      }
-      ++i;
+    for (const ToolCall& call : turn.calls) {
+      const int64_t i = std::ssize(turn.results);
+      if (turn.results.emplace_back(result_of(call))) continue;
+      ++turn.num_unanswered;
+      python_->submit(Json().set("index", i).set("code", call.arguments.at("code")),
+                      {trajectory.index, i});
     }
     if (turn.num_unanswered == 0) finish(trajectory.index);
   }

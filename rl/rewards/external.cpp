@@ -190,20 +190,16 @@ void ExternalReward::add(Key key, const Json& answer, const std::string& error,
   }
 }
 
-void ExternalReward::note_sandbox(const Json& answer) {
-  const std::string* sandbox = answer.find_text("sandbox");
-  if (!sandbox_.empty() || sandbox == nullptr) return;
-  sandbox_ = *sandbox;
-  log_sandbox("reward code", config_.code, sandbox_);
-}
-
 std::map<int64_t, ExternalReward::Result> ExternalReward::collect() {
   send_lists();
   std::map<int64_t, Result> out;
   // Votes are added in their order, whichever of them the log had.
   std::map<Key, std::pair<Json, std::string>> answers;  // and errors
   for (auto& [answer, error, key] : caller_.take(RequestPool::Wait::kAll)) {
-    if (is_code()) note_sandbox(answer);
+    if (is_code() && sandbox_.empty() && answer.find_text("sandbox") != nullptr) {
+      sandbox_ = answer.at("sandbox").as_string();
+      log_sandbox("reward code", config_.code, sandbox_);
+    }
     answers[key] = {std::move(answer), error};
   }
   // The log's score is that of the first answer, which another rank or an earlier process may have

@@ -70,8 +70,6 @@ class ExternalReward : NonCopyable {
   std::string take_answer(const std::string& request, const std::string& answer);
   // The answer to a request that has the score, or list of scores, in the log.
   Json answer_of(Key key, const Json& score) const;
-  // Logs which sandbox the reward `code` has, once an answer names it.
-  void note_sandbox(const Json& answer);
   // Adds the results of an answer to a request, or those of its failure.
   void add(Key key, const Json& answer, const std::string& error,
            std::map<int64_t, Result>& out) const;
