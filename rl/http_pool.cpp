@@ -276,7 +276,7 @@ std::vector<std::string> ServerConfig::variables() const {
   return out;
 }
 
-void ServerConfig::validate() const {
+const ServerConfig& ServerConfig::validate() const {
   if (url.empty())
     throw InputError("url: needs the server's address; hint: url: http://127.0.0.1:8000/PATH");
   const bool stays_here = is_loopback(host_of(url)) && proxy.empty();
@@ -284,6 +284,7 @@ void ServerConfig::validate() const {
   if (!variables().empty() && !url.starts_with("https://") && !stays_here)
     throw InputError(str("url: a key of headers_env would be sent in the clear to ", excerpt(url),
                          "; hint: https://, or a server on this machine"));
+  return *this;
 }
 
 std::unique_ptr<RequestPool> make_http_pool(HttpPoolOptions options) {

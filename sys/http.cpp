@@ -16,7 +16,7 @@
 namespace cohort {
 namespace {
 
-constexpr size_t kMaxBytes = 1 << 20;  // of an answer
+constexpr size_t kMaxAnswerBytes = 1 << 20;
 
 void* open_library() {
   for (const char* name : {"libcurl.so.4", "libcurl-gnutls.so.4"})
@@ -197,7 +197,7 @@ class CurlClient final : public HttpClient {
 
   static size_t receive(char* bytes, size_t, size_t count, void* exchange) {
     std::string& body = static_cast<Exchange*>(exchange)->answer.body;
-    if (body.size() + count > kMaxBytes) return 0;
+    if (body.size() + count > kMaxAnswerBytes) return 0;
     body.append(bytes, count);
     return count;
   }

@@ -61,7 +61,7 @@ ExternalReward::ExternalReward(const RewardConfig& config)
       judge_(config.name == "judge" ? std::optional<Judge>(std::in_place, config) : std::nullopt),
       caller_("reward " + config.name,
               config.name == "code" ? code_program(config.program, config.code) : config.program,
-              config.server,
+              is_served(config) ? config.server.validate() : config.server,
               {.concurrent = is_served(config) ? static_cast<size_t>(config.concurrent) : 1,
                .validate = [this](const auto& request, const auto& answer) {
                  return take_answer(request, answer);

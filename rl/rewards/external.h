@@ -38,7 +38,7 @@ namespace cohort {
 
 class ExternalReward : NonCopyable {
  public:
-  // Throws InputError as Caller and Judge do. `config` is_external().
+  // Throws InputError as Caller, Judge and ServerConfig::validate() do. `config` is_external().
   explicit ExternalReward(const RewardConfig& config);
   // True if `config` asks for these programs, this server or this callback: it is equal but for the
   // weight.
