@@ -62,11 +62,8 @@ void add_file(const std::string& path, BpeTrainer& trainer) {
   std::string held;
   size_t done = 0;
   const auto add = [&](size_t size) {
-    try {
-      trainer.add_text(std::string_view(held).substr(0, size));
-    } catch (const InputError& e) {
-      throw InputError(str(path, ", from byte ", done, " on: ", e.what()));
-    }
+    with_path(str(path, ", from byte ", done, " on"),
+              [&] { trainer.add_text(std::string_view(held).substr(0, size)); });
     held.erase(0, size);
     done += size;
   };

@@ -154,13 +154,6 @@ std::string split_text(const Json& value) {
   return join(items, ", ");
 }
 
-// Template of the fields that decide the split, one per line.
-std::string split_template(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "{" : "\n{") + name + "}";
-  return text;
-}
-
 // Text of the last message if it is the assistant's, else empty.
 std::string last_assistant_text(const Json& messages) {
   const Json& last = messages.as_array().back();
@@ -194,7 +187,9 @@ class LineReader {
         answer_("answer", config.answer),
         solution_("solution", config.solution),
         pair_("pair", config.pair),
-        split_("data.split_by", split_template(config.split_by)) {}
+        // One field per line.
+        split_("data.split_by",
+               config.split_by.empty() ? "" : str("{", join(config.split_by, "}\n{"), "}")) {}
 
   Example read(std::string_view text, int64_t line, const std::string& file) const {
     const std::string where = str(file, ":", line);
@@ -508,15 +503,14 @@ JsonlSplits load_jsonl(const JsonlConfig& config) {
 bool has_fewer_problems(const JsonlConfig& config, int64_t count) {
   try {
     for (const std::string& path : config.path) {
-      int64_t left = config.limit > 0 ? std::min(config.limit, count) : count;
+      const int64_t most = config.limit > 0 ? std::min(config.limit, count) : count;
+      int64_t left = most;
       for (const std::string& file : text_files(path)) {
         LineBlocks blocks(file);
-        for (auto lines = blocks.next(); !lines.empty() && left > 0; lines = blocks.next()) {
-          const int64_t taken = std::min<int64_t>(left, std::ssize(lines));
-          left -= taken;
-          count -= taken;
-        }
+        for (auto lines = blocks.next(); !lines.empty() && left > 0; lines = blocks.next())
+          left -= std::ssize(lines);
       }
+      count -= most - std::max<int64_t>(left, 0);
     }
   } catch (const InputError&) {  // load_jsonl() reports it
     return false;

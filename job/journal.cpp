@@ -9,6 +9,7 @@
 #include "core/log.h"
 #include "kernels/weight_hash.h"
 #include "sys/files.h"
+#include "text/tokenizers/json_fields.h"
 
 namespace cohort {
 namespace {
@@ -189,15 +190,13 @@ std::string encode_record(StepRecord record) {
 StepRecord read_record(const std::string& path,
                        const std::function<void(const StepRecord&)>& check) {
   const std::string text = read_text_file(path);
-  try {
+  return with_path(path + ": the journal of this step is damaged", [&] {
     StepRecord record = decode(text);
     const auto name = parse_name(std::filesystem::path(path).filename());
     if (name && name->step != record.step) throw InputError(str("it is of step ", record.step));
     check(record);
     return record;
-  } catch (const InputError& e) {
-    throw InputError(str(path, ": the journal of this step is damaged: ", e.what()));
-  }
+  });
 }
 
 void ReplayedEnvironment::submit(const Example&, const Trajectory& trajectory, int64_t) {

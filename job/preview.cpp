@@ -54,7 +54,7 @@ Trajectory gold_completion(const Example& example, const Tokenizer& tokenizer,
 // Scores the gold completions of training problems. Programs and functions score only the examples
 // of the preview.
 void score_solutions(const TrainConfig& config, const Dataset& data, StagePreview& out) {
-  const bool runs_programs = has_program(config.rewards),
+  const bool runs_programs = std::ranges::any_of(config.rewards, is_program),
              asks = runs_programs || std::ranges::any_of(config.rewards, is_served);
   const int64_t count =
       std::ranges::any_of(config.rewards, is_external) || config.environment.starts
@@ -114,14 +114,12 @@ void try_environment(const EnvironmentConfig& config, Environment& environment, 
   std::vector<int32_t> stops = data.tokenizer->stop_ids();
   stops.insert(stops.end(), sampling.stop_tokens.begin(), sampling.stop_tokens.end());
   examples = begin_dialogues({.environment = &environment}, examples, 1, {});
-  int64_t failed = 0, asked = 0;
-  std::string first;
+  std::vector<std::string> failed;  // the errors
   for (const Example& example : examples) {
     if (!example.start_error.empty()) {
-      if (failed++ == 0) first = example.start_error;
+      failed.push_back(example.start_error);
       continue;
     }
-    ++asked;
     const Trajectory gold = gold_completion(example, *data.tokenizer, sampling);
     Trajectory turn{.index = &example - examples.data(), .text = gold.text};
     for (const int32_t id : encode_prompt(example, *data.tokenizer)) turn.append_observed(id);
@@ -133,14 +131,14 @@ void try_environment(const EnvironmentConfig& config, Environment& environment, 
     environment.submit(example, turn, 0);
   }
   const std::string& run = config.program.run.empty() ? config.server.url : config.program.run;
-  while (asked > 0)
+  for (size_t open = examples.size() - failed.size(); open > 0;)
     for (const EnvironmentReply& reply : environment.poll(true)) {
-      --asked;
-      if (!reply.error.empty() && failed++ == 0) first = reply.error;
+      --open;
+      if (!reply.error.empty()) failed.push_back(reply.error);
     }
-  const std::string failures =
-      failures_of(str("environment '", run.empty() ? config.name : run, "'"), failed,
-                  std::ssize(examples), first, errors ? errors->last_lines() : "");
+  const std::string failures = failures_of(
+      str("environment '", run.empty() ? config.name : run, "'"), std::ssize(failed),
+      std::ssize(examples), failed.empty() ? "" : failed[0], errors ? errors->last_lines() : "");
   if (!failures.empty()) logging::warn(failures);
   std::erase_if(examples, [](const Example& example) { return !example.start_error.empty(); });
 }

@@ -55,15 +55,14 @@ std::string scores_text(int64_t step, const std::string& measure, const Metrics&
   }
   const auto problems = metrics.find("problems");
   if (!problems) return text;
-  const auto number = [&](const char* name) { return metrics.at(name); };
-  if (const double error = number("pass@1_stderr"); !std::isnan(error))
+  if (const double error = metrics.at("pass@1_stderr"); !std::isnan(error))
     text += ", standard error " + score_text(error, 4);
   const double failed = failed_count(metrics);
   text += str(" (", score_text(*problems, 0), " problems, ",
               failed > 0 ? score_text(failed, 0) + " completions failed, " : "", "mean length ",
-              score_text(number("eval/mean_length"), 1), ", ",
-              score_text(100 * number("eval/clipped_ratio"), 0), " % truncated");
-  if (const double full = number("eval/context_ratio"); full > 0)
+              score_text(metrics.at("eval/mean_length"), 1), ", ",
+              score_text(100 * metrics.at("eval/clipped_ratio"), 0), " % truncated");
+  if (const double full = metrics.at("eval/context_ratio"); full > 0)
     text += str(", ", score_text(100 * full, 0), " % in a full context");
   return text + ")";
 }

@@ -202,7 +202,7 @@ void check_stages(const RunPlan& plan) {
 bool prepare_programs(const RunPlan& plan) {
   bool any = false;
   for (const TrainConfig& stage : plan.stages) {
-    any = any || has_program(stage.rewards) || stage.environment.has_program();
+    any = any || std::ranges::any_of(stage.rewards, is_program) || stage.environment.has_program();
     // Before any program of an earlier stage is started.
     ProcessSpawner::hide_variables(stage.environment.server.variables());
     for (const RewardConfig& reward : stage.rewards)

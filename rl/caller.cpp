@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "text/tokenizers/json_fields.h"
 #include "text/utf8.h"
 
 namespace cohort {
@@ -36,7 +37,6 @@ Caller::Caller(std::string name, const ProgramConfig& config, const ServerConfig
   if (callback_ != nullptr) return;
   options_.timeout = config.timeout.value_or(server.url.empty() ? 10 : 60);
   if (!server.url.empty()) {
-    server.validate();
     ProcessSpawner::hide_variables(server.variables());
     return;
   }
@@ -47,14 +47,12 @@ Caller::Caller(std::string name, const ProgramConfig& config, const ServerConfig
 
 void Caller::start() {
   if (callback_ != nullptr || pool_ != nullptr) return;
-  try {
-    pool_ = server_.url.empty()
-                ? make_worker_pool(process_spawner(), options_)
-                : make_http_pool({name_, server_, static_cast<int64_t>(options_.concurrent),
-                                  options_.timeout, options_.validate});
-  } catch (const InputError& e) {
-    throw InputError(str(name_, ": ", e.what()));
-  }
+  pool_ = with_path(name_, [&] {
+    return server_.url.empty()
+               ? make_worker_pool(process_spawner(), options_)
+               : make_http_pool({name_, server_, static_cast<int64_t>(options_.concurrent),
+                                 options_.timeout, options_.validate});
+  });
 }
 
 void Caller::submit(const Json& request, Key key) {

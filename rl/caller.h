@@ -41,7 +41,7 @@ class Caller {
   using Key = RequestPool::Key;
   // `name`: for errors. `options`: without what the configurations have; a server answers each
   // request by itself, so that it needs no key_of(). Throws InputError for a command line that
-  // cannot be split, and as ServerConfig::validate() does.
+  // cannot be split, and as ServerConfig::variables() does.
   Caller(std::string name, const ProgramConfig& config, const ServerConfig& server,
          WorkerPoolOptions options);
 

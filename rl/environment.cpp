@@ -116,13 +116,13 @@ void EnvironmentConfig::validate() const {
                            program.run.empty() ? "tools" : "command"));
     return;
   }
-  const std::string taken = str(" ", kCommonKeys, " ", keys_of(name), " ");
+  const std::string taken = str(kCommonKeys, " ", keys_of(name));
   const ConfigFields given = config_fields(*this), defaults = config_fields(initial);
   for (size_t i = 0; i < given.size(); ++i)
-    if (given[i] != defaults[i] && taken.find(str(" ", given[i].first, " ")) == std::string::npos) {
+    if (given[i] != defaults[i] && !has_word(taken, given[i].first)) {
       check_known(*this);
       throw InputError(str("environment.", given[i].first, ": '", name,
-                           "' does not take it; hint: it takes", taken));
+                           "' does not take it; hint: it takes ", taken));
     }
   if (name == "command" && program.run.empty())
     throw InputError(

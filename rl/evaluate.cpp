@@ -55,10 +55,6 @@ std::vector<double> pass_at_k_of_prompts(std::span<const double> correct, int64_
   return out;
 }
 
-double mean_pass_at_k(std::span<const double> correct, int64_t num_generations, int64_t k) {
-  return mean_score(pass_at_k_of_prompts(correct, num_generations, k)).mean;
-}
-
 double majority_at_k(std::span<const std::string> answers, std::span<const double> correct,
                      int64_t k) {
   COHORT_CHECK(k > 0 && answers.size() == correct.size(), "[majority_at_k] expected a verdict on ",

@@ -25,15 +25,11 @@ struct MeanScore {
 };
 MeanScore mean_score(std::span<const double> values);
 
-// pass@k of each prompt; NaN for those that mean_pass_at_k() leaves out.
+// pass@k of each prompt. `correct` has, per sampled completion, 1 (correct), 0 (wrong) or NaN (not
+// judged). Samples that are not judged do not count, and a prompt with fewer than k judged samples
+// has NaN. Throws Error unless the size of `correct` is a positive multiple of num_generations.
 std::vector<double> pass_at_k_of_prompts(std::span<const double> correct, int64_t num_generations,
                                          int64_t k);
-
-// Mean pass@k over prompts. `correct` has, per sampled completion, 1 (correct), 0 (wrong) or NaN
-// (not judged). Samples that are not judged do not count, and a prompt with fewer than k judged
-// samples is left out; NaN if that leaves no prompt. Throws Error unless the size of `correct` is a
-// positive multiple of num_generations.
-double mean_pass_at_k(std::span<const double> correct, int64_t num_generations, int64_t k);
 
 // maj@k of one prompt: the verdict (1 or 0) on the most frequent answer among the first k judged
 // samples; of equally frequent ones, on the answer that occurs first. Equal answers have the

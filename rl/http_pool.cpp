@@ -2,14 +2,12 @@
 #include "rl/http_pool.h"
 
 #include <arpa/inet.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <functional>
 #include <optional>
-#include <thread>
 
 #include "core/log.h"
 #include "core/progress.h"
@@ -82,10 +80,7 @@ std::vector<std::string> headers_of(const ServerConfig& server, std::vector<std:
           const std::string json = Json(text).dump();
           secrets.push_back(text);
           secrets.push_back(json.substr(1, json.size() - 2));
-          std::string escaped = secrets.back();
-          for (size_t at = 0; (at = escaped.find('/', at)) != escaped.npos; at += 2)
-            escaped.insert(at, 1, '\\');
-          secrets.push_back(std::move(escaped));
+          secrets.push_back(replaced(secrets.back(), "/", "\\/"));
           header += text;
         });
     out.push_back(std::move(header));
@@ -95,96 +90,41 @@ std::vector<std::string> headers_of(const ServerConfig& server, std::vector<std:
   return out;
 }
 
-struct Request {
-  int64_t number = 0;  // in the order of submission
-  RequestPool::Key key;
-  std::string line;
-  int64_t tries = 0, outage = 0;  // failed tries since the end of that outage
-  Clock::time_point failed_at;    // the first of them
-};
-
 class HttpPool final : public RequestPool {
  public:
   explicit HttpPool(HttpPoolOptions options)
       : options_(std::move(options)),
-        client_({.url = options_.server.url,
-                 .headers = headers_of(options_.server, secrets_),
-                 .ca_file = options_.server.ca_file,
-                 .proxy = options_.server.proxy,
-                 .timeout = options_.timeout}),
-        thread_([this] { run(); }) {}
-
-  ~HttpPool() override {
-    {
-      const std::lock_guard lock(mutex_);
-      ended_ = true;
-    }
-    client_.wake();
-    thread_.join();
+        client_(HttpClient::make({.url = options_.server.url,
+                                  .headers = headers_of(options_.server, secrets_),
+                                  .ca_file = options_.server.ca_file,
+                                  .proxy = options_.server.proxy,
+                                  .timeout = options_.timeout})) {
+    start();
   }
-
-  using RequestPool::submit;
-  void submit(std::string line, Key key) override {
-    bool first = false;
-    {
-      const std::lock_guard lock(mutex_);
-      first = submitted_.empty();
-      submitted_.push_back(
-          {.number = answers_.begin(), .key = key, .line = std::move(line), .failed_at = {}});
-    }
-    if (first) client_.wake();
-  }
-
-  std::vector<Answer> take(Wait wait) override { return answers_.take(wait); }
-
-  void cancel() override {
-    {
-      const std::lock_guard lock(mutex_);
-      submitted_.clear();
-      answers_.cancel();
-      cancelled_ = true;
-    }
-    client_.wake();
-  }
+  ~HttpPool() override { end(); }
 
  private:
-  void run() {
-    sigset_t all;  // signals are for other threads
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
-    try {
-      while (take_submitted()) {
-        const Clock::time_point deadline = begin_due();
-        for (const HttpAnswer& answer : client_.wait(deadline)) receive(answer);
-        check_outage();
-      }
-    } catch (...) {
-      answers_.fail();
-    }
-  }
+  struct Tried : Request {
+    int64_t tries = 0;                 // that have failed since the end of the last outage
+    Clock::time_point failed_at = {};  // the first of them
+  };
 
-  // Returns false when the pool has to end.
-  bool take_submitted() {
-    const std::lock_guard lock(mutex_);
-    if (ended_) return false;
-    const auto is_cancelled = [&](const auto& entry) {
-      return answers_.is_cancelled(entry.second.number);
-    };
-    if (std::exchange(cancelled_, false)) {
-      for (const auto& [id, request] : active_)
-        if (answers_.is_cancelled(id)) client_.cancel(id);
-      std::erase_if(active_, is_cancelled);
-      std::erase_if(waiting_, is_cancelled);
-    }
+  void wake() override { client_->wake(); }
+
+  void serve(std::vector<Request> submitted, int64_t first) override {
+    for (; !active_.empty() && active_.begin()->first < first; active_.erase(active_.begin()))
+      client_->cancel(active_.begin()->first);
+    std::erase_if(waiting_, [&](const auto& entry) { return entry.second.number < first; });
     if (active_.empty() && waiting_.empty()) {
       num_together_ = 0;
       silent_since_.reset();
       says_again_.reset();
     }
-    num_together_ = std::max(num_together_, active_.size() + waiting_.size() + submitted_.size());
-    for (Request& request : submitted_) waiting_.emplace(Clock::time_point(), std::move(request));
-    submitted_.clear();
-    return true;
+    for (Request& request : submitted)
+      waiting_.emplace(Clock::time_point(), Tried{std::move(request)});
+    num_together_ = std::max(num_together_, active_.size() + waiting_.size());
+    for (const HttpAnswer& answer : client_->wait(begin_due())) receive(answer);
+    check_outage();
   }
 
   // Sends the requests that are due. Returns when the next ones are.
@@ -192,9 +132,9 @@ class HttpPool final : public RequestPool {
     const Clock::time_point now = Clock::now();
     while (!waiting_.empty() && waiting_.begin()->first <= now &&
            std::ssize(active_) < options_.concurrent) {
-      Request& request = waiting_.begin()->second;
+      Tried& request = waiting_.begin()->second;
       const int64_t id = request.number;
-      client_.post(id, request.line);
+      client_->post(id, request.line);
       active_.emplace(id, std::move(request));
       waiting_.erase(waiting_.begin());
     }
@@ -205,12 +145,11 @@ class HttpPool final : public RequestPool {
   }
 
   void receive(const HttpAnswer& answer) {
-    Request request = std::move(active_.extract(answer.id).mapped());
+    Tried request = std::move(active_.extract(answer.id).mapped());
     const int status = answer.status;
     if (status == 0 || status == 408 || status == 429 || status >= 500)
       return try_again(std::move(request), answer);
     last_answer_ = Clock::now();
-    any_answered_ = true;
     end_outage();
     if (status < 200 || status > 299 || !answer.error.empty())
       return finish(request, {"", problem(answer)});
@@ -219,14 +158,13 @@ class HttpPool final : public RequestPool {
     finish(request, {error.empty() ? std::move(line) : "", std::move(error)});
   }
 
-  void try_again(Request request, const HttpAnswer& answer) {
+  void try_again(Tried request, const HttpAnswer& answer) {
     const Clock::time_point now = Clock::now();
     if (!silent_since_) silent_since_ = now;
     last_problem_ = problem(answer);
-    if (request.tries == 0 || request.outage != num_outages_) {
+    if (request.tries == 0 || end_of_outage_ >= request.failed_at) {
       request.tries = 0;
       request.failed_at = now;
-      request.outage = num_outages_;
     }
     const size_t others = active_.size() + waiting_.size();
     const bool is_outage =
@@ -247,7 +185,7 @@ class HttpPool final : public RequestPool {
     if (!silent_since_) return;
     const Clock::time_point now = Clock::now();
     const double configured = options_.server.outage_minutes,
-                 minutes = any_answered_ ? configured : std::min(configured, kFirstMinutes);
+                 minutes = last_answer_ ? configured : std::min(configured, kFirstMinutes);
     if (now - *silent_since_ >= seconds(60 * minutes))
       throw InputError(str(options_.name, ": ", options_.server.url, " has answered nothing for ",
                            minutes, " minutes; the last problem: ", last_problem_,
@@ -267,7 +205,7 @@ class HttpPool final : public RequestPool {
     silent_since_.reset();
     if (!says_again_) return;
     says_again_.reset();
-    ++num_outages_;
+    end_of_outage_ = last_answer_;
     logging::info(options_.name, ": ", options_.server.url, " answers again");
   }
 
@@ -281,15 +219,8 @@ class HttpPool final : public RequestPool {
   }
 
   std::string without_secrets(std::string text) const {
-    for (const std::string& secret : secrets_)
-      for (size_t at = 0; (at = text.find(secret, at)) != text.npos;)
-        text.replace(at, secret.size(), "***");
+    for (const std::string& secret : secrets_) text = replaced(text, secret, "***");
     return text;
-  }
-
-  void finish(const Request& request, Answer answer) {
-    answer.key = request.key;
-    answers_.set(request.number, std::move(answer));
   }
 
   Clock::duration seconds(double count) const {
@@ -298,24 +229,16 @@ class HttpPool final : public RequestPool {
 
   const HttpPoolOptions options_;
   std::vector<std::string> secrets_;
-  HttpClient client_;
+  const std::unique_ptr<HttpClient> client_;
 
   // Used by the thread only.
-  std::map<int64_t, Request> active_;                  // Request::number -> a request as sent
-  std::multimap<Clock::time_point, Request> waiting_;  // when it is due -> a request
+  std::map<int64_t, Tried> active_;                  // Request::number -> a request as sent
+  std::multimap<Clock::time_point, Tried> waiting_;  // when it is due -> a request
   size_t num_together_ = 0;  // the most that were unanswered at a time, since there were none
-  bool any_answered_ = false;
-  Clock::time_point last_answer_;
+  std::optional<Clock::time_point> last_answer_, end_of_outage_;
   std::optional<Clock::time_point> silent_since_;  // the first failure after the last answer
   std::optional<Clock::time_point> says_again_;    // set during an outage that was said
-  int64_t num_outages_ = 0;                        // that were said and have ended
   std::string last_problem_;
-
-  AnswerBox answers_;
-  std::mutex mutex_;
-  std::vector<Request> submitted_;
-  bool cancelled_ = false, ended_ = false;
-  std::thread thread_;
 };
 
 }  // namespace
@@ -353,7 +276,7 @@ std::vector<std::string> ServerConfig::variables() const {
   return out;
 }
 
-void ServerConfig::validate() const {
+const ServerConfig& ServerConfig::validate() const {
   if (url.empty())
     throw InputError("url: needs the server's address; hint: url: http://127.0.0.1:8000/PATH");
   const bool stays_here = is_loopback(host_of(url)) && proxy.empty();
@@ -361,6 +284,7 @@ void ServerConfig::validate() const {
   if (!variables().empty() && !url.starts_with("https://") && !stays_here)
     throw InputError(str("url: a key of headers_env would be sent in the clear to ", excerpt(url),
                          "; hint: https://, or a server on this machine"));
+  return *this;
 }
 
 std::unique_ptr<RequestPool> make_http_pool(HttpPoolOptions options) {

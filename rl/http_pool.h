@@ -27,9 +27,9 @@ struct ServerConfig {
   const std::atomic<bool>* stop = nullptr;
   bool operator==(const ServerConfig&) const = default;
   void visit(ConfigVisitor& v);
-  // Throws InputError naming the key, for a URL that is not absolute or has a password, headers
-  // without a variable, and a key that would be sent in the clear to another machine.
-  void validate() const;
+  // Itself. Throws InputError naming the key, for a URL that is not absolute or has a password,
+  // headers without a variable, and a key that would be sent in the clear to another machine.
+  const ServerConfig& validate() const;
   // Names of the environment's variables that the headers have. Throws InputError.
   std::vector<std::string> variables() const;
 };

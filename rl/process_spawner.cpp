@@ -350,9 +350,7 @@ std::string ErrorCapture::last_lines() const {
   for (int i = 0; i < 10 && begin != text.npos && begin > 0; ++i)
     begin = text.rfind('\n', begin - 1);
   if (begin != text.npos && begin > 0) text.erase(0, begin + 1);
-  if (text.empty()) return "";
-  for (size_t at = 0; (at = text.find('\n', at)) != text.npos; ++at) text.insert(at + 1, "    ");
-  return "\n    " + text;
+  return text.empty() ? "" : "\n    " + replaced(text, "\n", "\n    ");
 }
 
 ProcessSpawner& process_spawner() {

@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,7 @@ namespace cohort {
 // The fraction of a step's requests that may fail: more of them end the run, or are an outage.
 inline constexpr double kMaxFailedFraction = 0.05;
 
+// A thread serves the requests.
 class RequestPool {
  public:
   // Identifies a request by its dialogue and turn.
@@ -33,33 +35,42 @@ class RequestPool {
   virtual ~RequestPool() = default;
 
   // `request` is one line, without its line break.
-  virtual void submit(std::string request, Key key) = 0;
+  void submit(std::string request, Key key);
   void submit(std::string request) { submit(std::move(request), Key()); }
   // Returns the answers since the last call, in the order of submission. kOne waits for an answer,
   // kAll for all; neither waits if no request is unanswered. Throws what has ended the pool.
-  virtual std::vector<Answer> take(Wait wait) = 0;
+  std::vector<Answer> take(Wait wait);
   // Gives up all requests; answers to them are ignored.
-  virtual void cancel() = 0;
-};
-
-// The answers of a pool on the way from its thread to its user. Thread-safe.
-class AnswerBox {
- public:
-  int64_t begin();  // the number of the next request, in the order of submission
-  std::vector<RequestPool::Answer> take(RequestPool::Wait wait);
   void cancel();
-  bool is_cancelled(int64_t number) const;
+
+ protected:
+  struct Request {
+    int64_t number = 0;  // in the order of submission
+    Key key;
+    std::string line;
+  };
+  // Starts the thread, which calls serve() until end(). Signals are for other threads: without
+  // SIGPIPE, write() to an ended program fails with EPIPE.
+  void start();
+  void end();  // for destructors of derived classes
+  // Begins to serve new requests, waits for the next event and handles it. Those before `first` are
+  // cancelled. What it throws has ended the pool.
+  virtual void serve(std::vector<Request> submitted, int64_t first) = 0;
+  virtual void wake() = 0;  // ends the present serve(), or the next one
   // The answer of a request that has none; no effect if it was cancelled.
-  void set(int64_t number, RequestPool::Answer answer);
-  // The pool has ended: take() throws the present exception.
-  void fail();
+  void finish(const Request& request, Answer answer);
 
  private:
-  mutable std::mutex mutex_;
+  void run();
+
+  std::mutex mutex_;
   std::condition_variable answered_;
-  std::map<int64_t, RequestPool::Answer> answers_;  // by the request's number
+  std::vector<Request> submitted_;
+  std::map<int64_t, Answer> answers_;  // by the request's number
   int64_t num_begun_ = 0, num_unanswered_ = 0, num_cancelled_ = 0;
   std::exception_ptr failure_;
+  bool ended_ = false;
+  std::thread thread_;
 };
 
 }  // namespace cohort

@@ -7,22 +7,26 @@
 #include "rl/advantage.h"
 #include "rl/rewards/external.h"
 #include "rl/rewards/rewards.h"
+#include "text/tokenizers/json_fields.h"
 #include "text/utf8.h"
 
 namespace cohort {
 
 const std::vector<RewardEntry>& reward_table() {
 #define COHORT_REWARD_ENTRY(name, description, keys) {#name, description, keys, make_##name},
-  static const std::vector<RewardEntry> table = {COHORT_REWARDS(COHORT_REWARD_ENTRY)};
+#define COHORT_EXTERNAL_ENTRY(name, description, keys) {#name, description, keys, nullptr},
+  static const std::vector<RewardEntry> table = {
+      COHORT_REWARDS(COHORT_REWARD_ENTRY, COHORT_EXTERNAL_ENTRY)};
 #undef COHORT_REWARD_ENTRY
+#undef COHORT_EXTERNAL_ENTRY
   return table;
 }
 
 namespace {
 
-// Outcomes of the reward `code` -> their metrics.
+// Outcomes of the reward `code` -> the ends of their metrics' names.
 constexpr std::pair<const char*, const char*> kCodeOutcomes[] = {
-    {"passed", "passed"}, {"timeout", "timeouts"}, {"no_code", "no_code"}};
+    {"passed", "/passed"}, {"timeout", "/timeouts"}, {"no_code", "/no_code"}};
 
 std::vector<std::string> reward_names() {
   std::vector<std::string> names;
@@ -31,7 +35,7 @@ std::vector<std::string> reward_names() {
 }
 
 const RewardEntry& find_reward(const RewardConfig& config) {
-  static const RewardEntry callback{"", "a callback", "", make_external};
+  static const RewardEntry callback{"", "a callback", "", nullptr};
   if (config.program.callback != nullptr) return callback;
   for (const RewardEntry& entry : reward_table())
     if (config.name == entry.name) return entry;
@@ -44,13 +48,11 @@ const RewardEntry& find_reward(const RewardConfig& config) {
 }
 
 bool takes(const RewardEntry& entry, const std::string& key) {
-  return key == "name" || key == "weight" ||
-         str(" ", entry.keys, " ").find(str(" ", key, " ")) != std::string::npos;
+  return has_word("name weight", key) || has_word(entry.keys, key);
 }
 
 // The best value over the answers of an example, any of which is right.
 RewardFn any_answer(RewardFn reward) {
-  if (reward == nullptr) return reward;
   return [reward = std::move(reward)](const RewardInput& in) {
     double best = reward(in);
     RewardInput other = in;
@@ -69,7 +71,7 @@ RewardFn make_entry(const RewardConfig& config, const Task* task) {
     if (given[i] != defaults[i] && !takes(entry, given[i].first))
       throw InputError(str(given[i].first, ": this reward does not take it; hint: it takes name, ",
                            "weight and ", *entry.keys == 0 ? "no other key" : entry.keys));
-  return any_answer(entry.make(config, task));
+  return entry.make == nullptr ? nullptr : any_answer(entry.make(config, task));
 }
 
 }  // namespace
@@ -181,13 +183,11 @@ RewardSet::RewardSet(const std::vector<RewardConfig>& configs, const Task* task,
   };
   for (size_t i = 0; i < configs.size(); ++i) {
     const RewardConfig& config = configs[i];
-    try {
+    with_path(str("rewards[", i, "] '", config.name, "'"), [&] {
       rewards_.push_back(make_entry(config, task));
       external_.push_back(programs_of(config));
       if (!std::isfinite(config.weight)) throw InputError("weight must be finite");
-    } catch (const InputError& e) {
-      throw InputError(str("rewards[", i, "] '", config.name, "': ", e.what()));
-    }
+    });
     const auto repeats = std::count_if(configs.begin(), configs.begin() + static_cast<long>(i),
                                        [&](const auto& c) { return c.name == config.name; });
     names_.push_back(repeats == 0 ? config.name : str(config.name, "_", repeats + 1));
@@ -233,7 +233,6 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
   scores.total.assign(samples, kNotApplicable);
   scores.failed.resize(rewards_.size());
   scores.first_error.resize(rewards_.size());
-  scores.outcomes.resize(rewards_.size());
   for (size_t s = 0; s < samples; ++s) submit(prompts[s / group], trajectories[s], step);
   std::map<const ExternalReward*, std::map<int64_t, ExternalReward::Result>> answers;
   for (size_t k = 0; k < rewards_.size(); ++k) {
@@ -241,7 +240,7 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
     if (command == nullptr) continue;
     scores.failed[k] = 0;
     if (command->is_code())
-      for (const auto& [outcome, metric] : kCodeOutcomes) scores.outcomes[k][metric] = 0;
+      for (const auto& [outcome, metric] : kCodeOutcomes) scores.counts[names_[k] + metric] = 0;
     if (!answers.contains(command)) answers[command] = command->collect();  // rewards may share it
   }
   for (size_t s = 0; s < samples; ++s) {
@@ -267,7 +266,7 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
         if (!result.error.empty() && (*scores.failed[k])++ == 0)
           scores.first_error[k] = result.error;
         for (const auto& [outcome, metric] : kCodeOutcomes)
-          if (result.outcome == outcome) ++scores.outcomes[k][metric];
+          if (result.outcome == outcome) ++scores.counts[names_[k] + metric];
       }
       require_finite(value, names_[k]);
     }
@@ -276,6 +275,8 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
     scores.total[s] = weighted_sum(weights_, values);
     require_finite(scores.total[s], "total");
   }
+  for (size_t k = 0; k < names_.size(); ++k)
+    if (scores.failed[k]) scores.counts[str("rewards/", names_[k], "/failed")] = *scores.failed[k];
   return scores;
 }
 

@@ -73,10 +73,6 @@ inline std::string function_reward(const std::string& file) {
 inline bool is_program(const RewardConfig& reward) {
   return reward.name == "command" || reward.name == "code";
 }
-// True if one of the rewards is a program.
-inline bool has_program(std::span<const RewardConfig> rewards) {
-  return std::ranges::any_of(rewards, is_program);
-}
 // True if a server computes it.
 inline bool is_served(const RewardConfig& reward) {
   return reward.name == "http" || reward.name == "judge";
@@ -151,9 +147,9 @@ class RewardSet {
     // error of the first of them.
     std::vector<std::optional<int64_t>> failed;
     std::vector<std::string> first_error;
-    // [reward]: numbers of samples of `code` that have passed all tests, been too slow or had no
-    // code, by the names of their metrics; of other rewards, none.
-    std::vector<std::map<std::string, int64_t>> outcomes;
+    // Numbers of samples by the names of their metrics: those for which each external reward has
+    // failed, and those of `code` that have passed all tests, been too slow or had no code.
+    std::map<std::string, int64_t> counts;
   };
   // Sends a completion to the external rewards, so that they run while others are sampled. The next
   // call of score() must include it. Trajectory::index must be unique among its trajectories.

@@ -1,12 +1,8 @@
 // One thread serves the pipes of all programs.
 #include "rl/worker_pool.h"
 
-#include <signal.h>
-
 #include <algorithm>
 #include <deque>
-#include <mutex>
-#include <thread>
 
 #include "sys/polling.h"
 #include "text/utf8.h"
@@ -26,24 +22,6 @@ Clock::duration seconds(double count) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(count));
 }
 
-struct Request {
-  int64_t number = 0;  // in the order of submission
-  RequestPool::Key key;
-  std::string line;
-  Clock::time_point deadline;
-  bool given_up = false;  // it was cancelled; a late answer is ignored
-};
-
-struct Worker {
-  ProcessSpawner::Started program;
-  int64_t answers = 0;            // since it was started
-  std::vector<Request> requests;  // without an answer, in the order in which they were sent
-  std::string text, answer;       // the last request as sent, and the bytes received
-  size_t sent_bytes = 0;          // prefix of `text`
-  bool is_sending() const { return sent_bytes < text.size(); }
-  bool is_idle() const { return std::ranges::all_of(requests, &Request::given_up); }
-};
-
 class Loop final : public RequestPool {
  public:
   Loop(ProcessSpawner& spawner, WorkerPoolOptions options)
@@ -52,16 +30,11 @@ class Loop final : public RequestPool {
         workers_(static_cast<size_t>(options_.workers)),
         queues_(options_.key_of ? workers_.size() : 1) {
     for (Worker& worker : workers_) worker.program = spawner_.start(options_.program);
-    thread_ = std::thread([this] { run(); });
+    start();
   }
 
   ~Loop() override {
-    {
-      const std::lock_guard lock(mutex_);
-      ended_ = true;
-    }
-    wake_.signal();
-    thread_.join();
+    RequestPool::end();
     try {
       for (Worker& worker : workers_)
         if (worker.program.id > 0) end(worker);
@@ -69,51 +42,40 @@ class Loop final : public RequestPool {
     }
   }
 
-  using RequestPool::submit;
-  void submit(std::string line, Key key) override {
-    {
-      const std::lock_guard lock(mutex_);
-      queues_[static_cast<size_t>(key.index) % queues_.size()].push_back(
-          {.number = answers_.begin(), .key = key, .line = std::move(line)});
-    }
-    wake_.signal();
-  }
-
-  std::vector<Answer> take(Wait wait) override { return answers_.take(wait); }
-
-  void cancel() override {
-    const std::lock_guard lock(mutex_);
-    for (std::deque<Request>& queue : queues_) queue.clear();
-    answers_.cancel();
-  }
-
  private:
-  void run() {
-    // Signals are for other threads. Without SIGPIPE, write() to an ended program fails with EPIPE.
-    sigset_t all;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
-    try {
-      while (serve()) {
-      }
-    } catch (...) {
-      answers_.fail();
-    }
-  }
+  struct Sent : Request {
+    Clock::time_point deadline = {};
+    bool given_up = false;  // it was cancelled; a late answer is ignored
+  };
 
-  // Waits for the next event and handles it. Returns false when the loop has to end.
-  bool serve() {
-    {
-      const std::lock_guard lock(mutex_);
-      if (ended_) return false;
-      for (size_t i = 0; i < workers_.size(); ++i) assign(workers_[i], queues_[i % queues_.size()]);
+  struct Worker {
+    ProcessSpawner::Started program;
+    int64_t answers = 0;         // since it was started
+    std::vector<Sent> requests;  // without an answer, in the order in which they were sent
+    std::string text, answer;    // the last request as sent, and the bytes received
+    size_t sent_bytes = 0;       // prefix of `text`
+    bool is_sending() const { return sent_bytes < text.size(); }
+    bool is_idle() const { return std::ranges::all_of(requests, &Sent::given_up); }
+  };
+
+  void wake() override { wake_.signal(); }
+
+  void serve(std::vector<Request> submitted, int64_t first) override {
+    for (std::deque<Request>& queue : queues_)
+      while (!queue.empty() && queue.front().number < first) queue.pop_front();
+    for (Request& request : submitted)
+      queues_[static_cast<size_t>(request.key.index) % queues_.size()].push_back(
+          std::move(request));
+    for (size_t i = 0; i < workers_.size(); ++i) {
+      for (Sent& request : workers_[i].requests) request.given_up |= request.number < first;
+      assign(workers_[i], queues_[i % queues_.size()]);
     }
     std::vector<pollfd> fds{{wake_.fd(), POLLIN, 0}};
     Clock::time_point deadline = Clock::now() + seconds(3600);
     for (const Worker& worker : workers_) {
       fds.push_back({worker.program.output.get(), POLLIN, 0});
       if (worker.is_sending()) fds.push_back({worker.program.input.get(), POLLOUT, 0});
-      for (const Request& request : worker.requests)
+      for (const Sent& request : worker.requests)
         if (!request.given_up) deadline = std::min(deadline, request.deadline);
     }
     poll_until(deadline, std::move(fds));
@@ -123,12 +85,11 @@ class Loop final : public RequestPool {
       receive(worker);
       check_deadlines(worker);
     }
-    return true;
   }
 
   // A program that has answered nothing for the time of an answer is not expected to.
   void check_deadlines(Worker& worker) {
-    const auto is_late = [](const Request& request) {
+    const auto is_late = [](const Sent& request) {
       return !request.given_up && Clock::now() >= request.deadline;
     };
     if (std::ranges::none_of(worker.requests, is_late)) return;
@@ -139,19 +100,16 @@ class Loop final : public RequestPool {
   }
 
   // Begins to send the next request of the queue, if there is one and the program may have it.
-  // Requires mutex_.
   void assign(Worker& worker, std::deque<Request>& queue) {
-    for (Request& request : worker.requests)
-      request.given_up |= answers_.is_cancelled(request.number);
     while (!queue.empty()) {
       const auto& all = worker.requests;
       if (worker.is_sending() || all.size() >= options_.concurrent ||
-          std::ranges::count(all, queue.front().key, &Request::key) > 0) {
+          std::ranges::count(all, queue.front().key, &Sent::key) > 0) {
         if (!worker.is_idle()) return;
         end(worker);  // the request would wait for answers that may never come
         worker = Worker();
       }
-      Request request = std::move(queue.front());
+      Sent request{std::move(queue.front())};
       queue.pop_front();
       if (num_timeouts_ >= kMaxUnanswered) {
         finish(request, {"", str("no program has ever answered", kFlushHint)});
@@ -209,11 +167,11 @@ class Loop final : public RequestPool {
 
   // Returns what is wrong with a line of a program; empty: it answers one of its requests.
   std::string take_line(Worker& worker, std::string line, bool is_last) {
-    std::vector<Request>& all = worker.requests;
+    std::vector<Sent>& all = worker.requests;
     auto request = all.begin();
     if (!options_.key_of && !is_last) return "it wrote more than one line";
     try {
-      if (options_.key_of) request = std::ranges::find(all, options_.key_of(line), &Request::key);
+      if (options_.key_of) request = std::ranges::find(all, options_.key_of(line), &Sent::key);
     } catch (const InputError& e) {
       return e.what();
     }
@@ -228,20 +186,14 @@ class Loop final : public RequestPool {
     num_timeouts_ = 0;
     finish(*request, {std::move(line), ""});
     all.erase(request);
-    for (Request& other : all) other.deadline = Clock::now() + seconds(options_.timeout);
+    for (Sent& other : all) other.deadline = Clock::now() + seconds(options_.timeout);
     return "";
-  }
-
-  // Sets the answer of a request that has none.
-  void finish(Request& request, Answer answer) {
-    answer.key = request.key;
-    if (!std::exchange(request.given_up, true)) answers_.set(request.number, std::move(answer));
   }
 
   // Kills the program and fails its requests; the next one starts a new program. Returns false.
   bool fail(Worker& worker, const std::string& error, std::chrono::milliseconds patience = {}) {
     const std::string how = end(worker, patience);
-    for (Request& request : worker.requests) finish(request, {"", str(error, " ", how)});
+    for (const Request& request : worker.requests) finish(request, {"", str(error, " ", how)});
     worker = Worker();
     return false;
   }
@@ -258,14 +210,9 @@ class Loop final : public RequestPool {
   std::vector<Worker> workers_;
   bool any_answered_ = false;
   int num_timeouts_ = 0;  // first answers that timed out while no program has answered
-  WakeEvent wake_;
-
-  AnswerBox answers_;
-  std::mutex mutex_;
   // Requests that were not sent: per program, or one queue for all of them.
   std::vector<std::deque<Request>> queues_;
-  bool ended_ = false;
-  std::thread thread_;
+  WakeEvent wake_;
 };
 
 }  // namespace

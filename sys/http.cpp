@@ -16,6 +16,8 @@
 namespace cohort {
 namespace {
 
+constexpr size_t kMaxAnswerBytes = 1 << 20;
+
 void* open_library() {
   for (const char* name : {"libcurl.so.4", "libcurl-gnutls.so.4"})
     if (void* library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL)) return library;
@@ -64,19 +66,16 @@ const Curl& curl() {
   return library;
 }
 
-}  // namespace
-
-struct HttpClient::Exchange {
+struct Exchange {
   HttpAnswer answer;
   std::string request;
-  int64_t max_bytes = 0;
   CURL* handle = nullptr;
   char why[CURL_ERROR_SIZE] = "";
 };
 
-class HttpClient::Library : NonCopyable {
+class CurlClient final : public HttpClient {
  public:
-  explicit Library(HttpOptions options) : options_(std::move(options)) {
+  explicit CurlClient(HttpOptions options) : options_(std::move(options)) {
     options_.headers.emplace_back("Content-Type: application/json");
     options_.headers.emplace_back("Expect:");  // no round trip before large bodies
     for (const std::string& header : options_.headers)
@@ -90,18 +89,17 @@ class HttpClient::Library : NonCopyable {
     curl_.set_multi(multi_, CURLMOPT_TIMERFUNCTION, &set_timer);
     curl_.set_multi(multi_, CURLMOPT_TIMERDATA, static_cast<void*>(this));
   }
-  ~Library() {
-    while (!exchanges_.empty()) end(exchanges_.begin()->first);
+  ~CurlClient() override {
+    while (!exchanges_.empty()) cancel(exchanges_.begin()->first);
     for (CURL* handle : unused_) curl_.easy_cleanup(handle);
     curl_.multi_cleanup(multi_);
     curl_.free_list(headers_);
   }
 
-  void begin(int64_t id, std::string body) {
+  void post(int64_t id, std::string body) override {
     Exchange& exchange = exchanges_[id];
     exchange.answer.id = id;
     exchange.request = std::move(body);
-    exchange.max_bytes = options_.max_bytes;
     exchange.handle = unused_.empty() ? make_handle() : unused_.back();
     if (!unused_.empty()) unused_.pop_back();
     const auto set = [&](CURLoption option, auto value) {
@@ -115,7 +113,7 @@ class HttpClient::Library : NonCopyable {
     curl_.add(multi_, exchange.handle);
   }
 
-  void end(int64_t id) {
+  void cancel(int64_t id) override {
     const auto node = exchanges_.extract(id);
     if (node.empty()) return;
     curl_.remove(multi_, node.mapped().handle);
@@ -123,9 +121,8 @@ class HttpClient::Library : NonCopyable {
     unused_.push_back(node.mapped().handle);
   }
 
-  std::vector<HttpAnswer> wait(Clock::time_point deadline) {
+  std::vector<HttpAnswer> wait(Clock::time_point deadline) override {
     using std::chrono::milliseconds;
-    std::vector<HttpAnswer> out;
     const Clock::time_point until = std::min(deadline, timer_);
     const auto left = std::chrono::ceil<milliseconds>(until - Clock::now()).count();
     epoll_event events[64];
@@ -144,11 +141,10 @@ class HttpClient::Library : NonCopyable {
       timer_ = Clock::time_point::max();  // unless the call sets it
       act(CURL_SOCKET_TIMEOUT, 0);
     }
-    take_ended(out);
-    return out;
+    return take_ended();
   }
 
-  void wake() const { wake_.signal(); }
+  void wake() const override { wake_.signal(); }
 
  private:
   void act(curl_socket_t socket, int events) {
@@ -158,7 +154,7 @@ class HttpClient::Library : NonCopyable {
 
   // libcurl says which events of a socket it waits for, and when it has to be called at the latest.
   static int watch(CURL*, curl_socket_t socket, int what, void* self, void*) {
-    const int epoll = static_cast<Library*>(self)->epoll_.get();
+    const int epoll = static_cast<CurlClient*>(self)->epoll_.get();
     epoll_event event{.events = 0, .data = {.fd = socket}};
     if ((what & CURL_POLL_IN) != 0) event.events |= EPOLLIN;
     if ((what & CURL_POLL_OUT) != 0) event.events |= EPOLLOUT;
@@ -169,7 +165,7 @@ class HttpClient::Library : NonCopyable {
     return 0;
   }
   static int set_timer(CURLM*, long milliseconds, void* self) {
-    static_cast<Library*>(self)->timer_ =
+    static_cast<CurlClient*>(self)->timer_ =
         milliseconds < 0 ? Clock::time_point::max()
                          : Clock::now() + std::chrono::milliseconds(milliseconds);
     return 0;
@@ -200,13 +196,14 @@ class HttpClient::Library : NonCopyable {
   }
 
   static size_t receive(char* bytes, size_t, size_t count, void* exchange) {
-    auto& [answer, request, max_bytes, handle, why] = *static_cast<Exchange*>(exchange);
-    if (static_cast<int64_t>(answer.body.size() + count) > max_bytes) return 0;
-    answer.body.append(bytes, count);
+    std::string& body = static_cast<Exchange*>(exchange)->answer.body;
+    if (body.size() + count > kMaxAnswerBytes) return 0;
+    body.append(bytes, count);
     return count;
   }
 
-  void take_ended(std::vector<HttpAnswer>& out) {
+  std::vector<HttpAnswer> take_ended() {
+    std::vector<HttpAnswer> out;
     int left = 0;
     while (CURLMsg* message = curl_.next_message(multi_, &left)) {
       if (message->msg != CURLMSG_DONE) continue;
@@ -229,8 +226,9 @@ class HttpClient::Library : NonCopyable {
         answer.error = *exchange->why != 0 ? exchange->why : curl_.error_text(code);
       }
       out.push_back(std::move(answer));
-      end(out.back().id);
+      cancel(out.back().id);
     }
+    return out;
   }
 
   const Curl& curl_ = curl();
@@ -244,22 +242,11 @@ class HttpClient::Library : NonCopyable {
   std::vector<CURL*> unused_;
 };
 
-HttpClient::HttpClient(HttpOptions options) {
+}  // namespace
+
+std::unique_ptr<HttpClient> HttpClient::make(HttpOptions options) {
   if (!options.ca_file.empty()) InputFile(options.ca_file);  // throws if it cannot be read
-  curl_ = std::make_unique<Library>(std::move(options));
-}
-HttpClient::~HttpClient() = default;
-void HttpClient::post(int64_t id, std::string body) {
-  curl_->begin(id, std::move(body));
-}
-void HttpClient::cancel(int64_t id) {
-  curl_->end(id);
-}
-std::vector<HttpAnswer> HttpClient::wait(Clock::time_point deadline) {
-  return curl_->wait(deadline);
-}
-void HttpClient::wake() const {
-  curl_->wake();
+  return std::make_unique<CurlClient>(std::move(options));
 }
 
 }  // namespace cohort

@@ -17,15 +17,14 @@ struct HttpOptions {
   std::vector<std::string> headers;  // "Name: value"
   // PEM file with the authorities to trust in place of the system's; empty: the system's.
   std::string ca_file;
-  std::string proxy;            // URL; empty: none, whatever the environment says
-  double timeout = 60;          // seconds for a whole request
-  int64_t max_bytes = 1 << 20;  // limit of an answer
+  std::string proxy;    // URL; empty: none, whatever the environment says
+  double timeout = 60;  // seconds for a whole request
 };
 
 struct HttpAnswer {
   int64_t id = 0;
   int status = 0;           // 0: there is no answer, but an error
-  std::string body, error;  // an error beside a status: the body was longer than max_bytes
+  std::string body, error;  // an error beside a status: the body was longer than 1 MB
   double retry_after = 0;   // seconds that the server asks to wait
   std::string location;     // where a redirect leads, which is not followed
 };
@@ -36,20 +35,15 @@ struct HttpAnswer {
 class HttpClient : NonCopyable {
  public:
   // Throws InputError if libcurl is not installed, and for a ca_file that cannot be read.
-  explicit HttpClient(HttpOptions options);
-  ~HttpClient();
+  static std::unique_ptr<HttpClient> make(HttpOptions options);
+  virtual ~HttpClient() = default;
 
-  void post(int64_t id, std::string body);  // `id` is not in use
-  void cancel(int64_t id);                  // no effect if its answer was returned
+  virtual void post(int64_t id, std::string body) = 0;  // `id` is not in use
+  virtual void cancel(int64_t id) = 0;                  // no effect if its answer was returned
   // The requests that have ended since the last call. Waits until one ends, for the deadline, or
   // for wake(), which also ends the next call if none waits.
-  std::vector<HttpAnswer> wait(Clock::time_point deadline);
-  void wake() const;
-
- private:
-  struct Exchange;
-  class Library;
-  std::unique_ptr<Library> curl_;
+  virtual std::vector<HttpAnswer> wait(Clock::time_point deadline) = 0;
+  virtual void wake() const = 0;
 };
 
 }  // namespace cohort

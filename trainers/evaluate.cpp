@@ -48,14 +48,6 @@ struct Judged {
   }
 };
 
-// Collects a program's verdicts on the submitted completions.
-void collect_verdicts(const Correctness& correct, Judged& out) {
-  for (const auto& [index, result] : correct.command->collect()) {
-    out.verdicts[static_cast<size_t>(index)] = correct.verdict(result.value);
-    if (!result.error.empty()) out.add_failure("reward " + correct.name, result.error);
-  }
-}
-
 // Shares out the failures of all ranks, and warns of them.
 void report_failures(const ProblemEvaluation& evaluation, Communicator& comm, Judged& judged) {
   judged.first_error = first_text(comm, judged.first_error);
@@ -103,13 +95,10 @@ Judged sample_and_judge(const ProblemEvaluation& evaluation, Communicator& comm,
   out.prompts = sampler.begin(
       std::span(problems).subspan(static_cast<size_t>(shard.begin), address.prompt_indices.size()),
       samples, address);
-  const auto input_of = [&](const Trajectory& t) {
-    return reward_input(out.prompts[static_cast<size_t>(t.group - shard.begin)], t,
-                        evaluation.step);
-  };
+  const Correctness& correct = evaluation.correct;
   const auto submit = [&](const Example& example, const Trajectory& t) {
-    if (evaluation.correct.command != nullptr && t.environment_error.empty())
-      evaluation.correct.command->submit(reward_input(example, t, evaluation.step));
+    if (correct.command != nullptr && t.environment_error.empty())
+      correct.command->submit(reward_input(example, t, evaluation.step));
   };
   const auto unless_stopped = [&](const Trajectory&) {
     if (evaluation.stop != nullptr && *evaluation.stop) throw EvaluationStopped("stopped");
@@ -124,14 +113,20 @@ Judged sample_and_judge(const ProblemEvaluation& evaluation, Communicator& comm,
   }
   check_stopped(comm, stopped);
   out.verdicts.assign(static_cast<size_t>(count * samples), 0);
-  for (const Trajectory& t : out.trajectories)
-    if (!t.environment_error.empty()) {
-      out.verdicts[static_cast<size_t>(t.index)] = kNotApplicable;
-      out.add_failure("environment", t.environment_error);
-    } else if (evaluation.correct.command == nullptr) {
-      out.verdicts[static_cast<size_t>(t.index)] = evaluation.correct.judge(input_of(t));
+  for (const Trajectory& t : out.trajectories) {
+    double& verdict = out.verdicts[static_cast<size_t>(t.index)];
+    const Example& prompt = out.prompts[static_cast<size_t>(t.group - shard.begin)];
+    if (correct.command == nullptr && t.environment_error.empty())
+      verdict = correct.judge(reward_input(prompt, t, evaluation.step));
+    if (t.environment_error.empty()) continue;
+    verdict = kNotApplicable;
+    out.add_failure("environment", t.environment_error);
+  }
+  if (correct.command != nullptr)
+    for (const auto& [index, result] : correct.command->collect()) {
+      out.verdicts[static_cast<size_t>(index)] = correct.verdict(result.value);
+      if (!result.error.empty()) out.add_failure("reward " + correct.name, result.error);
     }
-  if (evaluation.correct.command != nullptr) collect_verdicts(evaluation.correct, out);
   report_failures(evaluation, comm, out);
   // One rank has each verdict and the others 0, so the sums are exact; a NaN stays one.
   out.verdicts = reduce_over_ranks(comm, out.verdicts);
@@ -205,14 +200,6 @@ void add_sampled(const ProblemEvaluation& evaluation, const Judged& sampled, Com
     add(str("sampled_pass@", k), pass_at_k_of_prompts(sampled.verdicts, eval.num_samples, k));
   for (const int64_t k : eval.k) add(str("maj@", k), majorities(evaluation, sampled, comm, k));
   add_lengths(sampled, comm, "eval/sampled_", errors);
-}
-
-// Adds the standard error of pass@1 and the lengths of the greedy completions.
-void add_statistics(const Judged& greedy, Communicator& comm, Metrics& out) {
-  out.add("pass@1_stderr", mean_score(greedy.verdicts).error);
-  out.add("problems", static_cast<double>(std::ranges::count_if(
-                          greedy.verdicts, [](double verdict) { return !std::isnan(verdict); })));
-  add_lengths(greedy, comm, "eval/", out);
 }
 
 // kYes: the most likely token or label of each target is compared with it.
@@ -400,7 +387,8 @@ ProblemScores evaluate_problems(const ProblemEvaluation& evaluation, Communicato
   ProblemScores scores;
   Metrics sampled_errors;
   const Judged greedy = sample_and_judge(evaluation, comm, 0, 1);
-  scores.metrics.add("pass@1", mean_pass_at_k(greedy.verdicts, 1, 1));
+  const MeanScore pass = mean_score(greedy.verdicts);
+  scores.metrics.add("pass@1", pass.mean);
   scores.samples = reported_samples(evaluation, comm, greedy);
   scores.pass_rates = greedy.verdicts;
   if (eval.num_samples > 0) {
@@ -416,7 +404,11 @@ ProblemScores evaluate_problems(const ProblemEvaluation& evaluation, Communicato
   }
   if (evaluation.config.batch.trainer == TrainerType::kSft)
     scores.metrics.add("val_loss", held_out_loss(evaluation, comm));
-  add_statistics(greedy, comm, scores.metrics);
+  scores.metrics.add("pass@1_stderr", pass.error);
+  const auto judged =
+      std::ranges::count_if(greedy.verdicts, [](double verdict) { return !std::isnan(verdict); });
+  scores.metrics.add("problems", static_cast<double>(judged));
+  add_lengths(greedy, comm, "eval/", scores.metrics);
   for (const auto& [name, value] : sampled_errors) scores.metrics.add(name, value);
   return scores;
 }

@@ -115,10 +115,8 @@ MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::str
     const std::string name = "rewards/" + reward_names[k];
     out.add_mean(name + "/mean", samples.rewards[k]);
     out.add_deviation(name + "/std", samples.rewards[k]);
-    if (scored.failed[k]) out.add_sum(name + "/failed", static_cast<double>(*scored.failed[k]));
-    for (const auto& [outcome, count] : scored.outcomes[k])
-      out.add_sum(str(reward_names[k], "/", outcome), static_cast<double>(count));
   }
+  for (const auto& [name, count] : scored.counts) out.add_sum(name, static_cast<double>(count));
   out.add_mean("frac_reward_zero_std", samples.zero_variance);
   out.add_mean("frac_groups_solved", groups.solved);
   out.add_mean("frac_groups_failed", groups.failed);

@@ -36,10 +36,8 @@ struct GroupCounts {
 
 // The groups that one rank has sampled in a step.
 struct ScoredRollouts {
-  std::vector<Group> groups;  // by index
-  // [reward]: those of RewardSet::Scores, of all rounds.
-  std::vector<std::optional<int64_t>> failed = {};
-  std::vector<std::map<std::string, int64_t>> outcomes = {};
+  std::vector<Group> groups;                   // by index
+  std::map<std::string, int64_t> counts = {};  // RewardSet::Scores::counts, of all rounds
   // Rounds that replaced groups without a signal, and the prompts of all rounds, over all ranks.
   int64_t dynamic_sampling_rounds = 0, num_prompts = 0;
   GroupCounts replaced = {};  // the groups that they replaced

@@ -234,10 +234,10 @@ struct StepTimes {
 };
 
 // Samples and scores completions of this rank's prompts, whose indices address the random numbers.
-// Adds to the counts of external rewards in `counts`.
+// Adds to `counts` those of its scores.
 std::vector<Group> sample_and_score(const GrpoStep& in, std::vector<Example> prompts,
                                     const std::vector<int64_t>& indices, StepTimes& times,
-                                    ScoredRollouts& counts) {
+                                    std::map<std::string, int64_t>& counts) {
   const bool has_scores = in.journal != nullptr && in.journal->has_scores();
   std::vector<Trajectory> completions;
   RewardSet::Scores scores;
@@ -258,10 +258,7 @@ std::vector<Group> sample_and_score(const GrpoStep& in, std::vector<Example> pro
     scores = in.rewards.score(prompts, completions, in.step);
     check_failed(in.comm, in.rewards, scores, in.config);
   }
-  for (size_t k = 0; k < scores.failed.size(); ++k) {
-    if (scores.failed[k]) counts.failed[k] = counts.failed[k].value_or(0) + *scores.failed[k];
-    for (const auto& [name, count] : scores.outcomes[k]) counts.outcomes[k][name] += count;
-  }
+  for (const auto& [name, count] : scores.counts) counts[name] += count;
   std::vector<Group> out = group_completions(prompts, std::move(completions), scores);
   if (in.journal != nullptr) in.journal->add(out);
   times.rewards += clock.lap("rewards");
@@ -290,8 +287,6 @@ std::vector<double> sample_groups(const GrpoStep& in, GrpoStepResult& out, StepT
   ScoredRollouts& rollouts = out.rollouts;
   for (const int64_t index : shard_prompts(in.comm, in.config, in.step))
     rollouts.groups.push_back({.index = index});
-  rollouts.failed.resize(in.rewards.names().size());
-  rollouts.outcomes.resize(in.rewards.names().size());
   // Position of each group's new prompt among those of the round; -1: the group is kept.
   std::vector<int64_t> drawn(static_cast<size_t>(count));
   std::iota(drawn.begin(), drawn.end(), 0);
@@ -307,8 +302,8 @@ std::vector<double> sample_groups(const GrpoStep& in, GrpoStepResult& out, StepT
       addresses.push_back(rollouts.dynamic_sampling_rounds * count + position);
     }
     rollouts.num_prompts += num_drawn;
-    std::vector<Group> found =
-        sample_and_score(in, in.next_prompts(num_drawn, positions), addresses, times, rollouts);
+    std::vector<Group> found = sample_and_score(in, in.next_prompts(num_drawn, positions),
+                                                addresses, times, rollouts.counts);
     for (size_t k = 0; k < replaced.size(); ++k) {
       rollouts.replaced.add(*replaced[k], in.config.criterion);
       replace(*replaced[k], std::move(found[k]));

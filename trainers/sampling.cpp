@@ -69,7 +69,7 @@ SamplingConfig recommended_sampling(SamplingConfig sampling, const std::set<std:
     sampling.max_completion_length = sampling.max_total_length;
   for (const int64_t id : suppressed) sampling.logit_bias.push_back(str(id, ":-inf"));
   if (followed.find("stop_strings") == nullptr) return sampling;
-  try {
+  with_path(path, [&] {
     // A special token gives no text that could be a stop string.
     std::erase_if(sampling.stop_strings, [&](const std::string& text) {
       const std::vector<int32_t> ids = tokenizer.encode(text);
@@ -78,9 +78,7 @@ SamplingConfig recommended_sampling(SamplingConfig sampling, const std::set<std:
       return is_token;
     });
     check_sampling_tokens({.stop_strings = sampling.stop_strings}, tokenizer, vocab_size);
-  } catch (const InputError& e) {
-    throw InputError(str(path, ": ", e.what()));
-  }
+  });
   return sampling;
 }
 

@@ -37,6 +37,7 @@
 #include "rl/caller.h"
 #include "rl/engine/rollout.h"
 #include "rl/environments/environments.h"
+#include "text/tokenizers/json_fields.h"
 #include "text/utf8.h"
 
 namespace cohort {
@@ -86,11 +87,14 @@ Json observation_messages(const Json& observation, const std::vector<ToolCall>& 
   return messages;
 }
 
-const Json& checked_messages(const Json& messages) {
+// Messages that begin a dialogue may have any role, and may be missing.
+Json checked_messages(const Json& messages, bool begins) {
+  if (messages.as_array().empty() && begins) return {};
   if (messages.as_array().empty()) throw InputError("its answer has no messages");
   for (const Json& message : messages.as_array()) {
     message.at("content").as_string();
-    if (const std::string& role = message.at("role").as_string(); role != "tool" && role != "user")
+    const std::string& role = message.at("role").as_string();
+    if (!begins && role != "tool" && role != "user")
       throw InputError(
           str("its answer has a message of the role ", excerpt(role), "; hint: tool or user"));
   }
@@ -102,47 +106,27 @@ EnvironmentReply parse_reply(const OpenTurn& turn, const Json& answer) {
   EnvironmentReply reply;
   int kinds = 0;
   for (const auto& [key, value] : answer.as_object()) {
-    if (key == "reward") {
-      if (!value.is_null() && std::isfinite(value.as_double())) reply.reward = value.as_double();
-    } else if (key != "index" && key != "turn") {
-      ++kinds;
-      if (key == "observation")
-        reply.messages = observation_messages(value, turn.calls);
-      else if (key == "messages")
-        reply.messages = checked_messages(value);
-      else if (key == "done")
-        reply.done = value.as_bool();
-      else if (key == "error")
-        throw InputError("it reports: " + excerpt(value.as_string(), 160, 80));
-      else
-        throw InputError("its answer has an unknown key " + excerpt(key));
-    }
+    if (key == "index" || key == "turn") continue;
+    const bool is_reward = key == "reward" && !turn.begins;
+    kinds += !is_reward;
+    if (key == "error") throw InputError("it reports: " + excerpt(value.as_string(), 160, 80));
+    if (key == "observation")
+      reply.messages = observation_messages(value, turn.calls);
+    else if (key == "messages")
+      reply.messages = checked_messages(value, turn.begins);
+    else if (key == "fields" && turn.begins)
+      reply.fields = value.as_object();
+    else if (key == "done" && !turn.begins)
+      reply.done = value.as_bool();
+    else if (!is_reward)
+      throw InputError(
+          str("its answer", turn.begins ? " to turn 0" : "", " has an unknown key ", excerpt(key)));
+    else if (!value.is_null() && std::isfinite(value.as_double()))
+      reply.reward = value.as_double();
   }
-  if (kinds != 1 || (reply.messages.is_null() && !reply.done))
+  if (!turn.begins && (kinds != 1 || (reply.messages.is_null() && !reply.done)))
     throw InputError(
         "its answer needs exactly one of 'observation', 'messages', 'done': true, and 'error'");
-  return reply;
-}
-
-// Throws as parse_reply() does.
-EnvironmentReply parse_beginning(const Json& answer) {
-  EnvironmentReply reply;
-  for (const auto& [key, value] : answer.as_object()) {
-    if (key == "observation")
-      reply.messages = Json::Array{make_message("user", value.as_string())};
-    else if (key == "messages")
-      for (const Json& message : value.as_array()) {
-        message.at("role").as_string();
-        message.at("content").as_string();
-        reply.messages.push_back(message);
-      }
-    else if (key == "fields")
-      reply.fields = value.as_object();
-    else if (key == "error")
-      throw InputError("it reports: " + excerpt(value.as_string(), 160, 80));
-    else if (key != "index" && key != "turn")
-      throw InputError("its answer to turn 0 has an unknown key " + excerpt(key));
-  }
   return reply;
 }
 
@@ -239,9 +223,8 @@ class CommandEnvironment : public Environment {
 
  private:
   EnvironmentReply reply_to(const OpenTurn& turn, const Json& answer) const {
-    EnvironmentReply reply = with_location(answer, "its answer", [&] {
-      return turn.begins ? parse_beginning(answer) : parse_reply(turn, answer);
-    });
+    EnvironmentReply reply =
+        with_location(answer, "its answer", [&] { return parse_reply(turn, answer); });
     if (reply.done || turn.begins) return reply;
     reply.tokens =
         observation_tokens(context_, reply.messages, turn.has_end, turn.template_variables);
@@ -262,11 +245,9 @@ class CommandEnvironment : public Environment {
 std::unique_ptr<Environment> make_command_environment(const EnvironmentConfig& config,
                                                       EnvironmentContext context,
                                                       std::optional<ToolFormat> format) {
-  try {
+  return with_path("environment", [&] {
     return std::make_unique<CommandEnvironment>(config, std::move(context), format);
-  } catch (const InputError& e) {
-    throw InputError(str("environment: ", e.what()));
-  }
+  });
 }
 
 }  // namespace cohort

@@ -101,7 +101,10 @@ class ToolsEnvironment final : public Environment {
         context_(std::move(context)),
         format_(format),
         tools_(tools_environment_schemas(config)) {
-    if (format == ToolFormat::kInline) context_.tokenizer.encode("0123456789");  // must have them
+    if (format == ToolFormat::kInline) {
+      context_.tokenizer.encode("0123456789");  // must have them
+      context_.chat.reset();                    // results continue the turn as plain text
+    }
     if (config.has_program()) start_python();
     if (!config.corpus.empty())
       search_ = std::make_unique<TextSearch>(config.corpus, config.corpus_field);
@@ -116,15 +119,13 @@ class ToolsEnvironment final : public Environment {
     Turn& turn = turns_[trajectory.index];
     turn = {.calls = calls_of_turn(format_, context_.tokenizer, example, trajectory, tools_),
             .template_variables = example.template_variables};
-    turn.has_end = !turn.calls.empty() && has_end_of_turn(chat_context(), trajectory);
-    for (const ToolCall& call : turn.calls) turn.results.push_back(result_of(call));
-    for (int64_t i = 0; const ToolCall& call : turn.calls) {
-      if (!turn.results[static_cast<size_t>(i)]) {
-        ++turn.num_unanswered;
-        python_->submit(Json().set("index", i).set("code", call.arguments.at("code")),
-                        {trajectory.index, i});
-      }
-      ++i;
+    turn.has_end = !turn.calls.empty() && has_end_of_turn(context_, trajectory);
+    for (const ToolCall& call : turn.calls) {
+      const int64_t i = std::ssize(turn.results);
+      if (turn.results.emplace_back(result_of(call))) continue;
+      ++turn.num_unanswered;
+      python_->submit(Json().set("index", i).set("code", call.arguments.at("code")),
+                      {trajectory.index, i});
     }
     if (turn.num_unanswered == 0) finish(trajectory.index);
   }
@@ -201,7 +202,7 @@ class ToolsEnvironment final : public Environment {
         reply.messages.push_back(std::move(message));
       }
       reply.tokens =
-          observation_tokens(chat_context(), reply.messages, turn.has_end, turn.template_variables);
+          observation_tokens(context_, reply.messages, turn.has_end, turn.template_variables);
     } catch (const InputError& e) {
       // The characters of a task need not suffice for the text of an error: such a call is the end.
       if (format_ == ToolFormat::kInline)
@@ -227,13 +228,7 @@ class ToolsEnvironment final : public Environment {
   }
 
   const EnvironmentConfig config_;
-  const EnvironmentContext context_;
-  const EnvironmentContext& chat_context() const {
-    return format_ == ToolFormat::kInline ? plain_ : context_;
-  }
-
-  // Results of inline calls continue the turn as plain text, whatever the chat format is.
-  const EnvironmentContext plain_{context_.tokenizer, {}};
+  EnvironmentContext context_;
   const ToolFormat format_;
   const Json tools_;
   std::unique_ptr<TextSearch> search_;

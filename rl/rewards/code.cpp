@@ -19,7 +19,7 @@ constexpr double kStartOfSandbox = 5;  // seconds that an answer may take beyond
 // The script beside the Python package's library, in an installed Cohort's share/cohort, or in the
 // source tree that this was built from.
 std::string script_path() {
-  std::vector<fs::path> places;
+  std::vector<std::string> places;
   Dl_info library;
   // The path of a program, unlike that of a library, is what its caller says it is.
   if (::dladdr(reinterpret_cast<const void*>(&script_path), &library) != 0)
@@ -29,12 +29,9 @@ std::string script_path() {
   const fs::path program = fs::read_symlink("/proc/self/exe", error);
   if (!error) places.push_back(program.parent_path().parent_path() / "share" / "cohort" / kScript);
   places.push_back(fs::path(COHORT_SCRIPTS) / kScript);
-  std::vector<std::string> missing;
-  for (const fs::path& place : places) {
-    if (fs::is_regular_file(place, error)) return place.string();
-    missing.push_back(place.string());
-  }
-  throw InputError(str("the sandbox is missing: there is no ", join(missing, ", no "),
+  for (const std::string& place : places)
+    if (fs::is_regular_file(place, error)) return place;
+  throw InputError(str("the sandbox is missing: there is no ", join(places, ", no "),
                        "; hint: install Cohort again"));
 }
 
@@ -68,12 +65,6 @@ void log_sandbox(const std::string& name, const CodeConfig& code, const std::str
                   "limits resources only");
   else
     logging::info(name, ": sandbox ", sandbox);
-}
-
-// A program is not a function of one completion: an ExternalReward runs it.
-RewardFn make_code(const RewardConfig& config, const Task*) {
-  code_program(config.program, config.code);  // throws what is wrong
-  return nullptr;
 }
 
 }  // namespace cohort

@@ -61,7 +61,7 @@ ExternalReward::ExternalReward(const RewardConfig& config)
       judge_(config.name == "judge" ? std::optional<Judge>(std::in_place, config) : std::nullopt),
       caller_("reward " + config.name,
               config.name == "code" ? code_program(config.program, config.code) : config.program,
-              config.server,
+              is_served(config) ? config.server.validate() : config.server,
               {.concurrent = is_served(config) ? static_cast<size_t>(config.concurrent) : 1,
                .validate = [this](const auto& request, const auto& answer) {
                  return take_answer(request, answer);
@@ -190,20 +190,16 @@ void ExternalReward::add(Key key, const Json& answer, const std::string& error,
   }
 }
 
-void ExternalReward::note_sandbox(const Json& answer) {
-  const std::string* sandbox = answer.find_text("sandbox");
-  if (!sandbox_.empty() || sandbox == nullptr) return;
-  sandbox_ = *sandbox;
-  log_sandbox("reward code", config_.code, sandbox_);
-}
-
 std::map<int64_t, ExternalReward::Result> ExternalReward::collect() {
   send_lists();
   std::map<int64_t, Result> out;
   // Votes are added in their order, whichever of them the log had.
   std::map<Key, std::pair<Json, std::string>> answers;  // and errors
   for (auto& [answer, error, key] : caller_.take(RequestPool::Wait::kAll)) {
-    if (is_code()) note_sandbox(answer);
+    if (is_code() && sandbox_.empty() && answer.find_text("sandbox") != nullptr) {
+      sandbox_ = answer.at("sandbox").as_string();
+      log_sandbox("reward code", config_.code, sandbox_);
+    }
     answers[key] = {std::move(answer), error};
   }
   // The log's score is that of the first answer, which another rank or an earlier process may have
@@ -218,18 +214,6 @@ std::map<int64_t, ExternalReward::Result> ExternalReward::collect() {
   lists_.clear();
   asked_.clear();
   return out;
-}
-
-// A program is not a function of one completion: RewardSet submits to it and collects from it.
-RewardFn make_external(const RewardConfig&, const Task*) {
-  return nullptr;
-}
-RewardFn make_command(const RewardConfig& config, const Task* task) {
-  return make_external(config, task);
-}
-RewardFn make_http(const RewardConfig& config, const Task* task) {
-  config.server.validate();
-  return make_external(config, task);
 }
 
 }  // namespace cohort

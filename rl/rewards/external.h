@@ -38,7 +38,7 @@ namespace cohort {
 
 class ExternalReward : NonCopyable {
  public:
-  // Throws InputError as Caller and Judge do. `config` is_external().
+  // Throws InputError as Caller, Judge and ServerConfig::validate() do. `config` is_external().
   explicit ExternalReward(const RewardConfig& config);
   // True if `config` asks for these programs, this server or this callback: it is equal but for the
   // weight.
@@ -70,8 +70,6 @@ class ExternalReward : NonCopyable {
   std::string take_answer(const std::string& request, const std::string& answer);
   // The answer to a request that has the score, or list of scores, in the log.
   Json answer_of(Key key, const Json& score) const;
-  // Logs which sandbox the reward `code` has, once an answer names it.
-  void note_sandbox(const Json& answer);
   // Adds the results of an answer to a request, or those of its failure.
   void add(Key key, const Json& answer, const std::string& error,
            std::map<int64_t, Result>& out) const;

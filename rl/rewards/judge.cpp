@@ -111,10 +111,4 @@ void JudgeConfig::visit(ConfigVisitor& v) {
           {.min = 1, .max = 1000});
 }
 
-RewardFn make_judge(const RewardConfig& config, const Task*) {
-  Judge{config};
-  config.server.validate();
-  return nullptr;
-}
-
 }  // namespace cohort

@@ -11,13 +11,14 @@
 
 namespace cohort {
 
-// A new reward is the file rl/rewards/<name>.cpp, which defines make_<name>(), and a line here
-// with its keys. (Those by length share length.cpp, those of programs and servers external.cpp.)
+// A new reward is the file rl/rewards/<name>.cpp, which defines make_<name>(), and a line R here
+// with its keys. (Those by length share length.cpp.) Those of a line E are no functions of one
+// completion: RewardSet submits to an ExternalReward and collects from it.
 #define COHORT_SERVER_KEYS "url headers_env ca_file proxy concurrent timeout retries outage_minutes"
-#define COHORT_REWARDS(R)                                                                        \
-  R(code, "the program in the last fenced block passes the tests of the line, in a sandbox",     \
+#define COHORT_REWARDS(R, E)                                                                     \
+  E(code, "the program in the last fenced block passes the tests of the line, in a sandbox",     \
     "fence prefix credit inside run sandbox workers timeout memory")                             \
-  R(command, "computed by an external program: run",                                             \
+  E(command, "computed by an external program: run",                                             \
     "run directory workers timeout start_timeout memory batch")                                  \
   R(contains, "the found text contains the answer", "pattern")                                   \
   R(cosine, "right or wrong, scaled by half a cosine of the length: correct",                    \
@@ -27,8 +28,8 @@ namespace cohort {
   R(environment, "the sum of the rewards that the environment gave to the turns; 0: none", "")   \
   R(exact_match, "the found text is the answer", "pattern")                                      \
   R(format, "the pattern matches the whole completion", "pattern")                               \
-  R(http, "computed by a server: url", COHORT_SERVER_KEYS " batch")                              \
-  R(judge, "a model's judgement, asked as an OpenAI-style server is: url, model, prompt",        \
+  E(http, "computed by a server: url", COHORT_SERVER_KEYS " batch")                              \
+  E(judge, "a model's judgement, asked as an OpenAI-style server is: url, model, prompt",        \
     COHORT_SERVER_KEYS " model prompt system pattern field scale temperature max_tokens votes")  \
   R(length, "minus penalty times the length, as a fraction of max_length", "penalty max_length") \
   R(math, "the final answer is the answer, as text or as a number", "pattern")                   \
@@ -42,11 +43,10 @@ namespace cohort {
 
 #define COHORT_DECLARE_REWARD(name, description, keys) \
   RewardFn make_##name(const RewardConfig& config, const Task* task);
-COHORT_REWARDS(COHORT_DECLARE_REWARD)
+#define COHORT_NO_REWARD(name, description, keys)
+COHORT_REWARDS(COHORT_DECLARE_REWARD, COHORT_NO_REWARD)
 #undef COHORT_DECLARE_REWARD
-// The entry of a callback. Such rewards are no functions of one completion: RewardSet submits to
-// them and collects from them.
-RewardFn make_external(const RewardConfig& config, const Task* task);
+#undef COHORT_NO_REWARD
 
 // The program of the reward `code` and of the tool `python`, with the keys of `config`. Throws
 // InputError if it is not installed.

@@ -52,7 +52,10 @@ TEST_F(CodeReward, RunsAssertions) {
   const RewardSet::Scores scores = score(config(), mbpp, texts);
   EXPECT_EQ(scores.total, (std::vector<double>{1, 0, 0, 0, 0, 1}));
   using Outcomes = std::map<std::string, int64_t>;
-  EXPECT_EQ(scores.outcomes[0], (Outcomes{{"no_code", 1}, {"passed", 2}, {"timeouts", 0}}));
+  EXPECT_EQ(scores.counts, (Outcomes{{"code/no_code", 1},
+                                     {"code/passed", 2},
+                                     {"code/timeouts", 0},
+                                     {"rewards/code/failed", 0}}));
   EXPECT_EQ(score(config({.fence = "optional", .credit = "share"}), mbpp, texts).total,
             (std::vector<double>{1, 0.5, 0, 1, 0, 1}));
 }

@@ -47,6 +47,10 @@ TEST(PassAtK, RejectsImpossibleCounts) {
   EXPECT_THROW_WITH(pass_at_k(4, -1, 1), Error, "got -1");
 }
 
+double mean_pass_at_k(std::span<const double> correct, int64_t num_generations, int64_t k) {
+  return mean_score(pass_at_k_of_prompts(correct, num_generations, k)).mean;
+}
+
 TEST(PassAtK, MeanRunsOverPrompts) {
   const std::vector<double> correct = {1, 0, 0, 0, /**/ 1, 1, 0, 0, /**/ 0, 0, 0, 0};
   EXPECT_NEAR(mean_pass_at_k(correct, 4, 1), (0.25 + 0.5 + 0) / 3, 1e-15);
