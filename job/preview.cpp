@@ -312,7 +312,10 @@ std::vector<std::string> TrainConfig::warnings() const {
     if (is_external(reward) && watchdog_minutes > 0 && seconds / 60 >= watchdog_minutes)
       out.push_back(
           str("watchdog_minutes: ", watchdog_minutes, " is not longer than the ", seconds / 60,
-              " minutes that '", is_served(reward) ? reward.server.url : program.run,
+              " minutes that '",
+              is_served(reward)     ? reward.server.url
+              : program.run.empty() ? reward.name
+                                    : program.run,
               "' may take for an answer, which would end the run; hint: watchdog_minutes=",
               std::ceil(seconds / 60) + 10));
   }

@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kMaxAnswerBytes = 1 << 20;  // bytes beyond those of the request
 // If so many first answers have timed out and no program has ever answered, none is expected to.
 constexpr int kMaxUnanswered = 3;
-// Time for a program that has closed a pipe to end by itself, with its own exit code.
+// Time for a program that has closed a pipe, or whose input has ended, to end by itself.
 constexpr std::chrono::milliseconds kEndPatience{1000};
 constexpr const char* kFlushHint = "; does it flush its output after each line?";
 constexpr const char* kTooLong = "its answer is over 1 MB";
@@ -34,10 +34,15 @@ class Loop final : public RequestPool {
   }
 
   ~Loop() override {
+    using std::chrono::milliseconds;
     RequestPool::end();
+    for (Worker& worker : workers_) worker.program.input.close();
+    const Clock::time_point deadline = Clock::now() + kEndPatience;
     try {
       for (Worker& worker : workers_)
-        if (worker.program.id > 0) end(worker);
+        if (worker.program.id > 0)
+          end(worker,
+              std::max(milliseconds(), std::chrono::ceil<milliseconds>(deadline - Clock::now())));
     } catch (const Error&) {  // the spawner has ended, and all programs with it
     }
   }

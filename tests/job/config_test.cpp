@@ -188,7 +188,8 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "      - {name: cosine, correct: task, threshold: 0.75, right: [2, 1], wrong: [-2, -1]}\n"
       "  - {trainer: grpo, data: {task: parity}, rewards: [{name: task}], delta: 2.5,\n"
       "     preset: gdpo, beta: 0.1, kl_unbiased: yes,\n"
-      "     environment: {name: tools, tools: [search, calculator], corpus: c.jsonl,\n"
+      "     environment: {name: tools, tools: [search, python], corpus: c.jsonl,\n"
+      "       sandbox: landlock, workers: 1, timeout: 10,\n"
       "       corpus_field: body, search_results: 5, max_turns: 3, max_sequence_length: 77,\n"
       "       discount: 0.5, turns: strict, tool_format: hermes}}\n"
       "  - {trainer: grpo, data: {task: parity}, rewards: [{name: task}], surrogate: sapo,\n"
@@ -230,6 +231,8 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
   EXPECT_EQ(again.stages[4].environment.program, plan.stages[4].environment.program);
   EXPECT_TRUE(plan.stages[4].environment.program.directory.starts_with("/"));
   EXPECT_TRUE(plan.stages[3].environment.corpus.starts_with("/"));
+  EXPECT_EQ(again.stages[3].environment.program.workers, 1);
+  EXPECT_EQ(again.stages[3].environment.program.timeout, 10);
   EXPECT_EQ(again.stages[5].environment.server, plan.stages[5].environment.server);
   EXPECT_TRUE(plan.stages[5].environment.server.ca_file.starts_with("/"));
   EXPECT_EQ(again.stages[2].sampling.stop_tokens, (std::vector<int64_t>{1, 2}));

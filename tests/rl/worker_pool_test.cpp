@@ -71,6 +71,7 @@ for line in sys.stdin:
                 time.sleep(1000)
         say(str(os.getpid()))
     elif what[0] == "take": sys.stderr.write("taking\n"), say(str(len(bytearray(1 << 30))))
+open(str(os.getpid()), "w").close()
 )";
 
 class Workers : public testing::Test {
@@ -310,6 +311,19 @@ TEST_F(WorkersSlow, KilledProgramsAreRestarted) {
   while (ask(pool, "say hello") != "hello") {
   }
   EXPECT_LE(open_descriptors(), before);
+}
+
+TEST_F(Workers, HaveAMomentAtTheEndOfTheirInput) {
+  ProcessSpawner spawner;
+  WorkerPoolOptions three = options(3);
+  three.program.directory = dir_.path("");
+  std::string id;
+  {
+    const auto owner = make_worker_pool(spawner, three);
+    id = ask(*owner, "pid");
+    owner->submit("hang");
+  }
+  EXPECT_TRUE(fs::exists(dir_.path(id)));
 }
 
 TEST_F(Workers, EndWithTheHostAndAllThatTheyHaveStarted) {
