@@ -217,23 +217,10 @@ class RelativePaths {
   // the key `run`.
   void resolve_calls(ConfigNode& program) {
     if (ConfigNode* ca_file = program.find("ca_file")) resolve_path(*ca_file);
-    // The files of earlier versions have the values of programs in every section.
-    const ConfigNode* name = program.find("name");
-    const std::string kind = name == nullptr ? "" : name->text().value_or("");
-    const ConfigNode* tools = program.find("tools");
-    const bool has_python =
-        tools != nullptr && std::ranges::any_of(tools->items, [](const ConfigNode& tool) {
-          return tool.text() == "python";
-        });
-    for (const auto& [key, before, now] :
-         {std::tuple("timeout", "10", "none"), {"workers", "1", "auto"}})
-      if (ConfigNode* node = program.find(key); node != nullptr && node->scalar == before &&
-                                                kind != "http" && kind != "judge" &&
-                                                kind != "code" && !has_python)
-        node->scalar = now;
     const ConfigNode* run = program.find("run");
     if (run == nullptr || run->text() == "") return;
-    if (kind == "code") return;  // it runs in a folder of the sandbox
+    const ConfigNode* name = program.find("name");
+    if (name != nullptr && name->text() == "code") return;  // it runs in a folder of the sandbox
     const ConfigNode* given = program.find("directory");
     const std::string folder = given == nullptr ? "" : given->text().value_or("");
     ConfigNode absolute = *run;
@@ -552,6 +539,18 @@ TrainConfig default_config(TrainerType trainer, int64_t steps, bool adapters) {
 
 namespace {
 
+// Earlier versions wrote the values of programs into every section.
+void remove_earlier_values(TrainConfig& config) {
+  const auto remove = [](ProgramConfig& program) {
+    if (program.workers == 1) program.workers.reset();
+    if (program.timeout == 10) program.timeout.reset();
+  };
+  for (RewardConfig& reward : config.rewards)
+    if (!is_external(reward)) remove(reward.program);
+  EnvironmentConfig& environment = config.environment;
+  if (!environment.has_program() && environment.server.url.empty()) remove(environment.program);
+}
+
 RunPlan plan_of(ConfigNode root, const std::string& path, std::span<const std::string> overrides) {
   RelativePaths paths(path);
   apply_to_root(root, overrides);
@@ -582,6 +581,7 @@ RunPlan plan_of(ConfigNode root, const std::string& path, std::span<const std::s
     const TrainConfig first = read({});  // for the trainer, which selects the defaults
     TrainConfig& config = plan.stages.emplace_back(
         read(default_config(first.batch.trainer, first.batch.steps, first.model.lora.rank > 0)));
+    remove_earlier_values(config);
     config.stage = static_cast<int64_t>(i);
     config.model.lora.seed = static_cast<uint64_t>(config.seed);
     if (config.name.empty()) config.name = fs::path(path).stem().string();

@@ -986,6 +986,7 @@ def main() -> None:
     tempfile.gettempdir()  # is kept
     os.environ.pop("TMPDIR", None)
     sys.path.pop(0)
+    sys.argv = ["solution.py"]
     tried = ["namespaces", "landlock"] if options.sandbox == "auto" else [options.sandbox]
     if options.run:
         tried = [tier for tier in tried if tier == "namespaces"]

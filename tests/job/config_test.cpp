@@ -188,8 +188,13 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "      - {name: cosine, correct: task, threshold: 0.75, right: [2, 1], wrong: [-2, -1]}\n"
       "  - {trainer: grpo, data: {task: parity}, rewards: [{name: task}], delta: 2.5,\n"
       "     preset: gdpo, beta: 0.1, kl_unbiased: yes,\n"
+<<<<<<< HEAD
       "     environment: {name: tools, tools: [search, python], corpus: c.jsonl,\n"
       "       sandbox: landlock, workers: 1, timeout: 10,\n"
+=======
+      "     environment: {name: tools, tools: [search, python], sandbox: rlimits, corpus: "
+      "c.jsonl,\n"
+>>>>>>> fresh
       "       corpus_field: body, search_results: 5, max_turns: 3, max_sequence_length: 77,\n"
       "       discount: 0.5, turns: strict, tool_format: hermes}}\n"
       "  - {trainer: grpo, data: {task: parity}, rewards: [{name: task}], surrogate: sapo,\n"
@@ -261,6 +266,16 @@ TEST_F(Plans, FilesOfEarlierVersionsLoad) {
   EXPECT_EQ(plan.stages[0].rewards[0].program, ProgramConfig{});
   plan.stages[0].environment.validate();
   EXPECT_NE(make_reward(plan.stages[0].rewards[0], &find_task("addition")), nullptr);
+}
+
+TEST_F(Plans, StagesMayChangeTheProgramsOfAnEnvironment) {
+  const RunPlan plan = load(
+      "trainer: grpo\ndata: {task: addition}\nrewards: [{name: task}]\n"
+      "environment: {name: tools, tools: [python], tool_format: hermes}\n"
+      "stages: [{environment: {workers: 1}}, {environment: {workers: 2, timeout: 10}}]\n");
+  EXPECT_EQ(plan.stages[0].environment.program.workers, 1);
+  EXPECT_EQ(plan.stages[1].environment.program.workers, 2);
+  EXPECT_EQ(plan.stages[1].environment.program.timeout, 10);
 }
 
 // Keys without effect give warnings; others do not.

@@ -84,7 +84,7 @@ PROGRAMS = [
     ("import os\nos.write(1, b'a\\xff\\0')\nprint('\\u20ac')", "passed", "a\ufffd\0\u20ac\n"),
     ("import atexit\natexit.register(print, 'end')\nprint('start')", "passed", r"start\nend\n"),
     ("import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()", "passed", r"late\n"),
-    ("print(__name__, open(0).read())\nexit()", "passed", r"__main__ \n"),
+    ("import sys\nprint(__name__, sys.argv, open(0).read())\nexit()", "passed", r"__main__ \['solution.py'\] \n"),
     ("def f(x):\n    return 1 / x\nf(0)", "failed",
      r'Traceback [^\n]*\n  File "solution.py", line 3, in <module>\n    f\(0\)\n.*  File "solution.py", line 2, in f\n.*\n'
      r'ZeroDivisionError: division by zero\n'),
