@@ -551,6 +551,14 @@ void remove_earlier_values(TrainConfig& config) {
   if (!environment.has_program() && environment.server.url.empty()) remove(environment.program);
 }
 
+void init_from_model_path(TrainConfig& config) {
+  if (config.model.path.empty()) return;
+  if (!config.init_from.empty() && config.init_from != config.model.path)
+    throw InputError(str("init_from: ", config.init_from, " contradicts model.path: ",
+                         config.model.path, "; hint: give one of them"));
+  config.init_from = config.model.path;
+}
+
 RunPlan plan_of(ConfigNode root, const std::string& path, std::span<const std::string> overrides) {
   RelativePaths paths(path);
   apply_to_root(root, overrides);
@@ -589,12 +597,7 @@ RunPlan plan_of(ConfigNode root, const std::string& path, std::span<const std::s
       config.output_dir = (fs::current_path() / "runs" / config.name).string();
     config.output_dir = without_end(config.output_dir);
     paths.find_missing(config, plan.missing);
-    if (!config.model.path.empty()) {
-      if (!config.init_from.empty() && config.init_from != config.model.path)
-        throw InputError(str("init_from: ", config.init_from, " contradicts model.path: ",
-                             config.model.path, "; hint: give one of them"));
-      config.init_from = config.model.path;
-    }
+    init_from_model_path(config);
     if (!config.data.jsonl.path.empty() && !gives_format(root) &&
         (stages.empty() || !gives_format(stages[i])))
       detect_format(config.data.jsonl, config.batch.trainer == TrainerType::kClassify);

@@ -188,13 +188,8 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "      - {name: cosine, correct: task, threshold: 0.75, right: [2, 1], wrong: [-2, -1]}\n"
       "  - {trainer: grpo, data: {task: parity}, rewards: [{name: task}], delta: 2.5,\n"
       "     preset: gdpo, beta: 0.1, kl_unbiased: yes,\n"
-<<<<<<< HEAD
       "     environment: {name: tools, tools: [search, python], corpus: c.jsonl,\n"
       "       sandbox: landlock, workers: 1, timeout: 10,\n"
-=======
-      "     environment: {name: tools, tools: [search, python], sandbox: rlimits, corpus: "
-      "c.jsonl,\n"
->>>>>>> fresh
       "       corpus_field: body, search_results: 5, max_turns: 3, max_sequence_length: 77,\n"
       "       discount: 0.5, turns: strict, tool_format: hermes}}\n"
       "  - {trainer: grpo, data: {task: parity}, rewards: [{name: task}], surrogate: sapo,\n"
