@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <initializer_list>
+#include <set>
 #include <utility>
 
 #include "core/text.h"
@@ -67,8 +68,8 @@ class CallReader {
   bool is_llama3(std::string_view object) const;
   void read_mistral();
   void read_xml(ToolCall& call, std::string_view text) const;
-  // True if a value of an argument may be text: the tool's schema says so, or nothing of its type.
-  bool may_be_text(const ToolCall& call, const std::string& argument) const;
+  // The types of an argument in the tool's schema.
+  std::set<std::string> types_of(const ToolCall& call, const std::string& argument) const;
 
   // Adds a call that read(call) reads, unless there are too many. An InputError becomes the call's
   // error.
@@ -336,7 +337,9 @@ void CallReader::read_xml(ToolCall& call, std::string_view text) const {
     if (value.ends_with('\n')) value.remove_suffix(1);
     if (call.arguments.find(argument) != nullptr)
       fail(str("the argument ", excerpt(argument), " is there twice"));
-    if (may_be_text(call, argument)) {
+    const std::set<std::string> types = types_of(call, argument);
+    const bool is_null = value == "null" && types.contains("null");
+    if (!is_null && (types.empty() || types.contains("string"))) {
       call.arguments.set(argument, std::string(value));
       continue;
     }
@@ -349,8 +352,9 @@ void CallReader::read_xml(ToolCall& call, std::string_view text) const {
   if (!text.empty()) fail("expected nothing after </function>, got " + excerpt(text));
 }
 
-bool CallReader::may_be_text(const ToolCall& call, const std::string& argument) const {
-  if (!tools_.is_array()) return true;
+std::set<std::string> CallReader::types_of(const ToolCall& call,
+                                           const std::string& argument) const {
+  if (!tools_.is_array()) return {};
   Json::Array kinds;  // the schema, and its alternatives
   for (const Json& tool : tools_.as_array())
     if (const std::string* name = name_of(tool); name != nullptr && *name == call.name) {
@@ -359,15 +363,13 @@ bool CallReader::may_be_text(const ToolCall& call, const std::string& argument) 
       kinds = schema.get_or_null("anyOf").is_array() ? schema.at("anyOf").as_array()
                                                      : Json::Array{schema};
     }
-  bool any_type = false;
+  std::set<std::string> types;
   for (const Json& kind : kinds) {
     const Json& type = kind.get_or_null("type");
-    for (const Json& one : type.is_array() ? type.as_array() : Json::Array{type}) {
-      if (one.is_string() && one.as_string() == "string") return true;
-      any_type = any_type || one.is_string();
-    }
+    for (const Json& one : type.is_array() ? type.as_array() : Json::Array{type})
+      if (one.is_string()) types.insert(one.as_string());
   }
-  return !any_type;
+  return types;
 }
 
 void CallReader::inline_call() {

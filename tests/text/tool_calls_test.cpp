@@ -54,6 +54,8 @@ TEST(ToolCalls, QwenXml) {
         {"text", "two\n\n lines </a>", "\"two\\n\\n lines </a>\""},
         {"text", "", "\"\""},
         {"maybe", "None", "\"None\""},
+        {"maybe", "null", "null"},
+        {"text", "null", "\"null\""},
         {"list", "[1, {\"a\": \"<\"}]", "[1,{\"a\":\"<\"}]"},
         {"any", "5", "\"5\""},
         {"unknown", "[1]", "\"[1]\""},
