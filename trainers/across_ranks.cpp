@@ -1,10 +1,18 @@
 #include "trainers/across_ranks.h"
 
+#include <algorithm>
 #include <optional>
+#include <span>
 
 #include "core/allocator.h"
 
 namespace cohort {
+
+namespace {
+
+constexpr size_t kPiece = 1 << 22;  // numbers that a device holds at a time
+
+}  // namespace
 
 std::vector<double> reduce_over_ranks(Communicator& comm, const std::vector<double>& values,
                                       Reduce op) {
@@ -34,9 +42,12 @@ std::vector<std::vector<double>> gather_numbers(Communicator& comm,
     numbers.insert(numbers.end(), lists[i].begin(), lists[i].end());
     numbers.resize(numbers.size() + static_cast<size_t>(sizes[i]) - lists[i].size());
   }
-  Tensor sums = Tensor::from(numbers).to(device);
-  comm.all_reduce(sums);
-  numbers = sums.to_vector<double>();
+  for (size_t begin = 0; begin < numbers.size(); begin += kPiece) {
+    const auto piece = std::span(numbers).subspan(begin, std::min(kPiece, numbers.size() - begin));
+    Tensor sums = Tensor::from(std::vector<double>(piece.begin(), piece.end())).to(device);
+    comm.all_reduce(sums);
+    std::ranges::copy(sums.to_vector<double>(), piece.begin());
+  }
   std::vector<std::vector<double>> all;
   auto next = numbers.begin();
   for (const double size : sizes) {

@@ -271,8 +271,10 @@ Json tools_environment_schemas(const EnvironmentConfig& config) {
   if (count("python") == 0 && (config.sandbox != "auto" || program != ProgramConfig()))
     throw InputError(
         "environment: sandbox, workers, timeout and memory: only the tool python takes them");
-  if (config.tool_format == ToolFormat::kInline && count("calculator") == 0)
-    throw InputError("environment.tools: tool_format: inline needs the calculator");
+  if (config.tool_format == ToolFormat::kInline &&
+      (count("calculator") == 0 || count("python") > 0))
+    throw InputError(str("environment.tools: tool_format: inline ",
+                         count("python") > 0 ? "cannot call python" : "needs the calculator"));
   return schemas;
 }
 

@@ -446,6 +446,8 @@ TEST(ToolsEnvironment, ConfigurationsThatDoNotFitAreErrors) {
   check({.tools = {"calculator"}, .corpus = "c.jsonl"}, "environment.corpus: only the tool search");
   check({.tool_format = ToolFormat::kInline, .tools = {"search"}, .corpus = "c.jsonl"},
         "environment.tools: tool_format: inline needs the calculator");
+  check({.tool_format = ToolFormat::kInline, .tools = {"calculator", "python"}},
+        "environment.tools: tool_format: inline cannot call python");
   check({.tools = {"calculator"}, .sandbox = "landlock"},
         "environment: sandbox, workers, timeout and memory: only the tool python takes them");
 }

@@ -47,6 +47,22 @@ TEST(GatherTexts, GivesEveryRankAllTexts) {
   });
 }
 
+TEST(GatherNumbers, LongListsComeInPieces) {
+  const size_t size = (size_t{1} << 22) - 1;
+  run_local_ranks(2, [&](Communicator& comm) {
+    std::vector<std::vector<double>> lists(3);
+    for (const size_t i : {0u, 2u})
+      if (static_cast<int>(i) / 2 == comm.rank())
+        for (size_t k = 0; k < size; ++k) lists[i].push_back(static_cast<double>(k) + 0.5);
+    const auto all = gather_numbers(comm, lists);
+    ASSERT_EQ(all.size(), 3u);
+    EXPECT_TRUE(all[1].empty());
+    EXPECT_EQ(all[0].size(), size);
+    EXPECT_EQ(all[0], all[2]);
+    EXPECT_EQ(all[0].back(), static_cast<double>(size) - 0.5);
+  });
+}
+
 // An error of one rank is that of all; a number that is not finite comes before a lack of memory.
 TEST(OnAllRanks, AllThrowTheKindThatOneHasThrown) {
   run_local_ranks(3, [](Communicator& comm) {
