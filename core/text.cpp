@@ -131,6 +131,12 @@ std::string format_double(double value) {
   return error == std::errc() ? std::string(buffer, end) : "nan";
 }
 
+std::string padded(long long number, int digits) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%0*lld", digits, number);
+  return text;
+}
+
 std::string utc_now() {
   using namespace std::chrono;
   const auto now = floor<milliseconds>(system_clock::now());

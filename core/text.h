@@ -41,6 +41,8 @@ std::string did_you_mean(const std::string& word, std::span<const std::string> c
 std::string join(const std::vector<std::string>& words, const std::string& separator);
 // Shortest decimal text that parses to the same double ("0.001", "1e-08").
 std::string format_double(double value);
+// With at least `digits` digits, so that names of files are in the order of their numbers.
+std::string padded(long long number, int digits);
 // The time of day as in RFC 3339, to the millisecond: "2026-11-22T09:30:00.123Z".
 std::string utc_now();
 

@@ -5,12 +5,9 @@
 #include <functional>
 #include <numeric>
 
-#include "core/log.h"
-#include "core/parallel.h"
 #include "data/class_examples.h"
 #include "sys/files.h"
 #include "sys/input_file.h"
-#include "text/utf8.h"
 
 namespace cohort {
 namespace {
@@ -63,10 +60,8 @@ Fingerprint checked_fingerprint(const DataSections& config, DataParts parts) {
   const bool all = parts == DataParts::kAll || eval_paths.empty();
   if (all)
     for (const std::string& path : paths) out.files.push_back(text_files(path));
-  for (const auto& files : out.files) {
-    out.checksums.push_back(files_checksum(files));
-    out.text += (out.text.empty() ? "" : "+") + out.checksums.back();
-  }
+  for (const auto& files : out.files) out.checksums.push_back(files_checksum(files));
+  out.text = join(out.checksums, "+");
   const std::string first = out.text;
   if (!eval_paths.empty()) {
     for (const std::string& path : eval_paths)

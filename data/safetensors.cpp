@@ -5,12 +5,11 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <map>
-#include <optional>
 #include <set>
 #include <span>
 
 #include "core/sizes.h"
+#include "core/text.h"
 #include "data/parallel_try.h"
 #include "sys/files.h"
 #include "text/json.h"
@@ -145,16 +144,6 @@ void write_sources(const std::string& path, const std::vector<TensorSource>& ten
     file.write(bytes_of(bytes.raw(), static_cast<size_t>(bytes.nbytes())));
   }
   file.finish();
-}
-
-void write_safetensors(const std::string& path, const NamedTensors& tensors) {
-  std::vector<TensorSource> sources;
-  for (const auto& [name, tensor] : tensors) {
-    COHORT_CHECK(tensor.defined(), "[safetensors] tensor '", name, "' is undefined");
-    sources.push_back(
-        {name, tensor.shape(), stored_name(tensor.dtype()), [&tensor = tensor] { return tensor; }});
-  }
-  write_sources(path, sources);
 }
 
 void SafetensorsFile::read_header() {
@@ -360,14 +349,12 @@ std::vector<std::string> write_sharded(const std::string& dir, const std::string
     write_sources(dir + "/" + file_name(stem), tensors);
     return {file_name(stem)};
   }
-  const auto number = [](size_t n) {
-    const std::string digits = std::to_string(n);
-    return std::string(5 - std::min<size_t>(5, digits.size()), '0') + digits;
-  };
+  const std::string count = padded(std::ssize(shards), 5);
   std::vector<std::string> names;
   Json::Object weight_map;
   for (size_t i = 0; i < shards.size(); ++i) {
-    names.push_back(file_name(stem + "-" + number(i + 1) + "-of-" + number(shards.size())));
+    names.push_back(
+        file_name(str(stem, "-", padded(static_cast<int64_t>(i) + 1, 5), "-of-", count)));
     write_sources(dir + "/" + names.back(), shards[i]);
     for (const TensorSource& tensor : shards[i]) weight_map.emplace_back(tensor.name, names.back());
   }

@@ -35,10 +35,9 @@ Tensor stored_values(const Tensor& tensor, const std::string& type, const std::s
 // Writes in the given order and flushes to disk (fsync). Throws Error with the path and the
 // system's reason.
 void write_sources(const std::string& path, const std::vector<TensorSource>& tensors);
-void write_safetensors(const std::string& path, const NamedTensors& tensors);
 // Writes DIR/STEM.safetensors or, for more than `shard_bytes` of tensors, the shards
 // STEM-00001-of-00003.safetensors, ... and their index STEM.safetensors.index.json. Returns the
-// names of the files. Throws as write_safetensors() does, and InputError naming the tensor for a
+// names of the files. Throws as write_sources() does, and InputError naming the tensor for a
 // number beyond 65504, the largest of F16.
 std::vector<std::string> write_sharded(const std::string& dir, const std::string& stem,
                                        const std::vector<TensorSource>& tensors,

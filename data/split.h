@@ -21,8 +21,5 @@ inline uint64_t split_hash(std::string_view text) {
 inline bool is_held_out(uint64_t split_hash, double fraction) {
   return static_cast<double>(split_hash >> 11) * 0x1p-53 < fraction;
 }
-inline bool is_held_out(std::string_view text, double fraction) {
-  return is_held_out(split_hash(text), fraction);
-}
 
 }  // namespace cohort

@@ -4,7 +4,6 @@
 #include <limits>
 #include <unordered_set>
 
-#include "config/visitor.h"
 #include "data/example.h"
 #include "data/split.h"
 #include "data/tasks/tasks.h"
@@ -47,7 +46,7 @@ class TrainingProblems final : public ExampleSet {
     Rng rng(seed_, rng_stream(kTaskPurpose, static_cast<uint64_t>(index)));
     for (int i = 0; i < kMaxTries; ++i) {
       Example example = task_.generate(rng, config_);
-      if (!is_held_out(example.key(), kHeldOutFraction)) return example;
+      if (!is_held_out(split_hash(example.key()), kHeldOutFraction)) return example;
     }
     throw InputError(str("task ", task_.name, ": every problem of ", sizes_text(config_),
                          " is held out; hint: raise max_size, so that there are more problems"));
@@ -71,7 +70,7 @@ std::vector<Example> held_out_problems(const Task& task, const TaskConfig& confi
                            sizes_text(config), ", but only ", examples.size(),
                            " could be found; hint: ask for fewer, or raise max_size"));
     Example example = task.generate(rng, config);
-    if (!is_held_out(example.key(), kHeldOutFraction)) continue;
+    if (!is_held_out(split_hash(example.key()), kHeldOutFraction)) continue;
     if (!seen.insert(example.prompt).second) continue;
     examples.push_back(std::move(example));
     failures = 0;

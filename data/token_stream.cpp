@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -16,6 +15,7 @@
 #include "core/log.h"
 #include "core/parallel.h"
 #include "core/sizes.h"
+#include "core/text.h"
 #include "core/trace.h"
 #include "sys/files.h"
 
@@ -237,9 +237,7 @@ class TokenShards {
   enum class Report { kNothing, kDamage };
 
   static std::string shard_path(const std::string& dir, size_t index) {
-    char name[32];
-    std::snprintf(name, sizeof name, "/%05zu.tokens", index);
-    return dir + name;
+    return str(dir, "/", padded(static_cast<int64_t>(index), 5), ".tokens");
   }
 
   // Opens the shards that are not open yet. Returns true if all of them are.

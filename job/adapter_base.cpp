@@ -40,8 +40,7 @@ std::string no_base(const std::string& dir, const std::string& reason) {
 
 // Keys that describe an adapter: "lora.rank=16 lora.alpha=32 lora.targets=[q_proj]".
 std::string keys_of(const LoraConfig& lora) {
-  std::string targets;
-  for (const std::string& target : lora.targets) targets += str(targets.empty() ? "" : ",", target);
+  const std::string targets = join(lora.targets, ",");
   return str("lora.rank=", lora.rank, " lora.alpha=", lora.alpha,
              lora.rslora ? " lora.rslora=true" : "",
              targets.empty() ? "" : str(" lora.targets=[", targets, "]"));

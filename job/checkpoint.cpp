@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -13,7 +12,6 @@
 #include "data/chat_examples.h"
 #include "data/class_examples.h"
 #include "job/resources.h"
-#include "sys/files.h"
 
 namespace cohort {
 namespace {
@@ -43,9 +41,7 @@ const std::vector<std::string> kAlternatives[] = {
 std::atomic<int> g_saving{0};
 
 std::string step_name(int64_t step) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%s%08lld", kPrefix, static_cast<long long>(step));
-  return text;
+  return kPrefix + padded(step, 8);
 }
 
 // The step in a name that save_checkpoint() gives, after `prefix`; -1 for any other name.

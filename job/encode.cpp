@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 
 #include "autograd/ops.h"
 #include "data/class_examples.h"

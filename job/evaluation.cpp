@@ -6,7 +6,6 @@
 #include "core/log.h"
 #include "data/data_check.h"
 #include "distributed/communicator.h"
-#include "job/checkpoint.h"
 #include "job/report.h"
 #include "trainers/evaluate.h"
 

@@ -10,6 +10,7 @@
 
 #include "core/check.h"
 #include "core/log.h"
+#include "core/text.h"
 #include "text/json.h"
 
 namespace cohort {
@@ -86,8 +87,7 @@ double seconds_now() {
 std::string file_name() {
   constexpr int64_t kSecond = 1'000'000;
   const int64_t now = microseconds_now();
-  const std::string fraction = std::to_string(kSecond + now % kSecond).substr(1);
-  return str("events.out.tfevents.", now / kSecond, ".", fraction, ".", ::getpid());
+  return str("events.out.tfevents.", now / kSecond, ".", padded(now % kSecond, 6), ".", ::getpid());
 }
 
 }  // namespace

@@ -147,9 +147,7 @@ uint64_t weights_hash(const Transformer& model) {
 }
 
 std::string journal_path(const std::string& dir, int64_t step, int64_t rank, int64_t ranks) {
-  char number[24];
-  std::snprintf(number, sizeof number, "%08lld", static_cast<long long>(step));
-  return str(dir, "/step-", number, ".rank-", rank, "-of-", ranks);
+  return str(dir, "/step-", padded(step, 8), ".rank-", rank, "-of-", ranks);
 }
 
 void remove_abandoned_steps(const std::string& dir, int64_t step) {

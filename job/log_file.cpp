@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "core/log.h"
-#include "sys/files.h"
 #include "text/json.h"
 
 namespace cohort {

@@ -1,6 +1,5 @@
 #include "job/memory_plan.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "nn/kv_cache.h"
@@ -45,11 +44,7 @@ int64_t fraction_of(double fraction, int64_t bytes) {
 
 // Tokens of a cache in `bytes`, in whole blocks.
 int64_t cache_tokens(const ModelConfig& model, int64_t bytes, DType dtype) {
-  const int64_t block = KVCache::bytes({.num_layers = model.num_layers,
-                                        .num_kv_heads = model.num_kv_heads,
-                                        .head_dim = model.head_dim,
-                                        .num_blocks = 1},
-                                       dtype);
+  const int64_t block = KVCache::bytes(cache_config(model, 0, 1), dtype);
   return bytes / block * KVCacheConfig::kBlockTokens;
 }
 

@@ -1,10 +1,10 @@
 #include "job/report.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <ctime>
+
+#include "text/utf8.h"
 
 namespace cohort {
 namespace {
@@ -17,10 +17,7 @@ std::string sample_text(std::string prompt, const std::string& completion) {
   prompt.erase(prompt.find_last_not_of('\n') + 1);
   const std::string both = prompt + completion;
   const bool one_line = both.find('\n') == both.npos;
-  std::string out;
-  for (const char c : prompt + (one_line ? " -> " : "\n-> ") + completion)
-    out += c == '\n' ? std::string("\n         ") : std::string(1, c);
-  return out;
+  return replaced(prompt + (one_line ? " -> " : "\n-> ") + completion, "\n", "\n         ");
 }
 
 Json verdict(const ProblemResult& problem) {
@@ -43,14 +40,24 @@ std::string completions_text(const Json& list) {
   return text;
 }
 
-std::string scores_text(int64_t step, const std::string& measure, const Metrics& metrics) {
+}  // namespace
+
+std::string score_text(double score, int digits) {
+  if (std::isnan(score)) return "not measured";
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*f", digits, score);
+  return text;
+}
+
+std::string evaluation_text(int64_t step, const SetScores& scores) {
+  const Metrics& metrics = scores.metrics;
   std::string text = str("step ", step, ":");
   const char* before = " ";
   for (const auto& [name, value] : metrics) {
     if (name == "pass@1_stderr") break;  // the rest is appended below
     const bool is_score = name == metrics.front().first;
     if (!is_score && std::isnan(value)) continue;
-    text += str(before, name == "pass@1" ? measure : name, " ", score_text(value, 4));
+    text += str(before, name == "pass@1" ? scores.measure : name, " ", score_text(value, 4));
     before = ", ";
   }
   const auto problems = metrics.find("problems");
@@ -65,20 +72,6 @@ std::string scores_text(int64_t step, const std::string& measure, const Metrics&
   if (const double full = metrics.at("eval/context_ratio"); full > 0)
     text += str(", ", score_text(100 * full, 0), " % in a full context");
   return text + ")";
-}
-
-}  // namespace
-
-std::string score_text(double score, int digits) {
-  if (std::isnan(score)) return "not measured";
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", digits, score);
-  return text;
-}
-
-std::string evaluation_text(const Evaluation& evaluation, const SetScores* set) {
-  return set == nullptr ? scores_text(evaluation.step, evaluation.measure, evaluation.metrics)
-                        : scores_text(evaluation.step, set->measure, set->metrics);
 }
 
 void set_metrics(Json& line, const Metrics& metrics, const std::string& set) {
@@ -100,17 +93,17 @@ Json evaluation_json(const Evaluation& evaluation) {
 
 std::vector<Json> sample_lines(const Evaluation& evaluation) {
   std::vector<Json> out;
-  const auto add = [&](const std::string& set, const std::vector<ProblemResult>& samples) {
-    for (const ProblemResult& problem : samples) {
+  const auto add = [&](const SetScores& scores) {
+    for (const ProblemResult& problem : scores.samples) {
       Json& line = out.emplace_back();
       line.set("step", evaluation.step).set("eval", true);
-      if (!set.empty()) line.set("set", set);
+      if (!scores.name.empty()) line.set("set", scores.name);
       line.set("prompt", problem.prompt).set("completion", problem.completion);
       line.set("answer", problem.answer).set("correct", verdict(problem));
     }
   };
-  add("", evaluation.samples);
-  for (const SetScores& set : evaluation.sets) add(set.name, set.samples);
+  add(evaluation);
+  std::ranges::for_each(evaluation.sets, add);
   return out;
 }
 
@@ -129,7 +122,7 @@ Json score_json(const Evaluation& evaluation) {
   if (const auto error = evaluation.metrics.find("pass@1_stderr")) out.set("stderr", *error);
   out.set("measure", evaluation.measure);
   if (const double failed = evaluation.failed(); failed > 0) out.set("failed", failed);
-  if (evaluation.best_set >= 0) out.set("best_measure", evaluation.best_measure());
+  if (evaluation.best_set >= 0) out.set("best_measure", evaluation.best().measure);
   Json sets = Json(Json::Object{});
   for (const SetScores& set : evaluation.sets) sets.set(set.measure, set.metrics.front().second);
   if (!evaluation.sets.empty()) out.set("sets", std::move(sets));

@@ -26,29 +26,28 @@ class Reporter {
 
 inline constexpr const char *kValidationLoss = "validation loss", *kAccuracy = "accuracy";
 
-// The scores on one set of eval.sets.
+// The scores on one set of eval.sets, or on the held-out part.
 struct SetScores {
-  std::string name;
-  std::string measure;  // "aime/pass@1 (math)"
-  Metrics metrics;      // without the set's name; pass@1 first
-  std::vector<ProblemResult> samples;
+  std::string name = "";     // empty: the held-out part
+  std::string measure = "";  // name of the score: "pass@1 (countdown)", "aime/pass@1 (math)"
+  Metrics metrics = {};  // without the set's name; the score's first; empty: there is no problem
+  std::vector<ProblemResult> samples = {};
 };
 
-struct Evaluation {
+// The held-out part, and all sets.
+struct Evaluation : SetScores {
   int64_t step = 0;
-  double score = 0;     // higher is better; NaN: not measured
-  std::string measure;  // name of the score: "pass@1 (countdown)", "validation loss"
-  std::string rule;     // criterion: "countdown >= 1"; empty for text
-  double seconds = 0;   // duration
-  Metrics metrics;      // the score's metric first; empty: nothing is held out
-  std::vector<ProblemResult> samples;
+  double score = 0;    // higher is better; NaN: not measured
+  std::string rule;    // criterion: "countdown >= 1"; empty for text
+  double seconds = 0;  // duration
   std::vector<SetScores> sets;
   // The set whose score chooses the best step (eval.best); -1: the score above does.
   int64_t best_set = -1;
-  double best_score() const { return best_set < 0 ? score : set_of_best().metrics.front().second; }
-  const std::string& best_measure() const { return best_set < 0 ? measure : set_of_best().measure; }
-  // Metrics with "problems", of which the best score is a mean; empty: there is none.
-  const Metrics& best_metrics() const { return best_set < 0 ? metrics : set_of_best().metrics; }
+  double best_score() const { return best_set < 0 ? score : best().metrics.front().second; }
+  // The scores with the one that chooses the best step.
+  const SetScores& best() const {
+    return best_set < 0 ? *this : sets[static_cast<size_t>(best_set)];
+  }
   bool empty() const { return metrics.empty() && sets.empty(); }
   // failed_count() of all parts: with any, the scores are those of a part of the problems.
   double failed() const {
@@ -56,13 +55,11 @@ struct Evaluation {
     for (const SetScores& set : sets) sum += failed_count(set.metrics);
     return sum;
   }
-  const SetScores& set_of_best() const { return sets[static_cast<size_t>(best_set)]; }
 };
 
 // "step 20: pass@1 (countdown) 0.5300, sampled_pass@8 0.6000, standard error 0.0221 (512 problems,
 // mean length 17.3, 2 % truncated)".
-// `set`: one of its sets, whose line it is; nullptr: that of the held-out problems.
-std::string evaluation_text(const Evaluation& evaluation, const SetScores* set = nullptr);
+std::string evaluation_text(int64_t step, const SetScores& scores);
 // Sets the metrics of an evaluation, or of a set of it, as files have them: counts are integers.
 void set_metrics(Json& line, const Metrics& metrics, const std::string& set = "");
 // A line of metrics.jsonl.

@@ -8,6 +8,7 @@
 #include "job/checkpoint.h"
 #include "job/run_directory.h"
 #include "sys/memory.h"
+#include "text/utf8.h"
 
 namespace cohort {
 namespace {
@@ -33,9 +34,7 @@ std::string shell_word(const std::string& text) {
   constexpr const char* kPlain =
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+=:,@%";
   if (text.find_first_not_of(kPlain) == text.npos) return text;
-  std::string out = "'";
-  for (const char c : text) out += c == '\'' ? "'\\''" : std::string(1, c);
-  return out + "'";
+  return "'" + replaced(text, "'", "'\\''") + "'";
 }
 
 // The folders of other runs beside `run` that no process uses.

@@ -215,7 +215,6 @@ bool prepare_programs(const RunPlan& plan) {
 Run::Run(RunPlan plan, std::string dir, ProcessGroup* group)
     : plan_(std::move(plan)),
       recorded_plan_(plan_),
-      config_(dump_plan(plan_)),
       journal_plan_(journal_plan(plan_)),
       dir_(std::move(dir)),
       group_(group) {
@@ -268,7 +267,7 @@ Run Run::start(RunPlan plan, ProcessGroup* group,
     if (!stage.reward_warning.empty()) logging::info(stage.reward_warning);
   }
   run.preview_ = std::move(preview);
-  replace_file(run.dir_ + "/config.yaml", run.config_);
+  replace_file(run.dir_ + "/config.yaml", dump_plan(run.recorded_plan_));
   if (group != nullptr) group->broadcast("run directory", run.dir_);
   return run;
 }
@@ -401,16 +400,16 @@ void Run::record_start() {
   int number = 1;
   const auto path = [&] { return str(dir_, "/starts/", number, ".yaml"); };
   while (path_exists(path())) ++number;
-  replace_file(path(), str("# ", utc_now(), ": ", note, "\n", config_));
-  replace_file(dir_ + "/config.yaml", config_);
+  const std::string config = dump_plan(recorded_plan_);
+  replace_file(path(), str("# ", utc_now(), ": ", note, "\n", config));
+  replace_file(dir_ + "/config.yaml", config);
 }
 
 // Ranks that are threads read plan_ meanwhile.
 void Run::record_micro_batch(size_t index, int64_t tokens) {
   recorded_plan_.stages[index].batch.micro_batch_tokens = tokens;
-  config_ = dump_plan(recorded_plan_);
   journal_plan_ = journal_plan(recorded_plan_);
-  replace_file(dir_ + "/config.yaml", config_);
+  replace_file(dir_ + "/config.yaml", dump_plan(recorded_plan_));
 }
 
 StageEnd Run::train_stage(size_t index, const std::string& before, Reporter& reporter,

@@ -91,8 +91,7 @@ class Run {
   int64_t profile_steps_ = 0;
   RunPlan plan_;
   RunPlan recorded_plan_;          // plan_ as config.yaml has it
-  std::string config_;             // recorded_plan_ as YAML
-  std::string journal_plan_;       // the same for journals
+  std::string journal_plan_;       // recorded_plan_ as a journal has it
   std::string start_ = "new run";  // or the overrides
   bool recorded_ = false;
   std::vector<StagePreview> preview_;

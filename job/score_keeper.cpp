@@ -43,7 +43,7 @@ void ScoreKeeper::evaluate() {
 }
 
 Evaluation ScoreKeeper::measure() {
-  Evaluation out{.step = state_.step, .score = std::nan("")};
+  Evaluation out{{}, state_.step, std::nan("")};
   Stopwatch clock;
   const Dataset& data = start_.data;
   // Before the first step a signal has nothing to save, and ends the process.
@@ -93,7 +93,7 @@ void ScoreKeeper::record(const Evaluation& evaluation) {
   const Json& last = state_.report.get_or_null("last");
   if (const Json& measure =
           last.get_or_null(last.find("best_measure") != nullptr ? "best_measure" : "measure");
-      !measure.is_null() && measure.as_string() != evaluation.best_measure())
+      !measure.is_null() && measure.as_string() != evaluation.best().measure)
     state_.best_step = -1;
   if (evaluation.failed() == 0) {
     warn_of_collapse(evaluation);
@@ -116,11 +116,11 @@ void ScoreKeeper::warn_of_collapse(const Evaluation& evaluation) {
   const double best = state_.best, score = evaluation.best_score();
   if (evaluation.rule.empty() || state_.best_step < 0 || std::isnan(score) || std::isnan(best))
     return;
-  const double problems = evaluation.best_metrics().at("problems");
+  const double problems = evaluation.best().metrics.at("problems");
   const double error = std::sqrt((best * (1 - best) + score * (1 - score)) / problems);
   const bool collapsed = score < best / 2 && best - score > 2 * error;
   if (collapsed && !collapsed_)
-    logs_.warn(str("step ", state_.step, ": ", evaluation.best_measure(), " has collapsed to ",
+    logs_.warn(str("step ", state_.step, ": ", evaluation.best().measure, " has collapsed to ",
                    score_text(score, 4), "; hint: a lower learning_rate"));
   collapsed_ = collapsed;
 }

@@ -79,9 +79,10 @@ void StageLogs::evaluation(const Evaluation& evaluation) {
   if (!writes_ || evaluation.empty()) return;
   write(evaluation_json(evaluation));
   for (const Json& line : sample_lines(evaluation)) completion(line.dump());
-  if (!evaluation.metrics.empty()) setup_.reporter.message(evaluation_text(evaluation));
+  if (!evaluation.metrics.empty())
+    setup_.reporter.message(evaluation_text(evaluation.step, evaluation));
   for (const SetScores& set : evaluation.sets)
-    setup_.reporter.message(evaluation_text(evaluation, &set));
+    setup_.reporter.message(evaluation_text(evaluation.step, set));
 }
 
 void StageLogs::completion(const std::string& line) {

@@ -2,7 +2,6 @@
 
 #include "core/progress.h"
 #include "core/text.h"
-#include "text/utf8.h"
 
 namespace cohort {
 namespace {

@@ -17,7 +17,7 @@ bool uses_preset(const GrpoConfig& config) {
 }  // namespace
 
 void GrpoConfig::visit(ConfigVisitor& v) {
-  const Preset before = preset;
+  const std::string_view before = preset;
   v.choice("preset", preset, kPresets,
            "a published algorithm, as the defaults of other keys (docs/grpo.md)");
   if (preset != before) apply_preset();
@@ -126,7 +126,7 @@ void GrpoConfig::visit_updates(ConfigVisitor& v) {
 
 void GrpoConfig::apply_preset() {
   const PresetEntry& entry = entry_of(kPresets, preset);
-  read_config(*this, parse_yaml(str("{", entry.keys, "}"), entry.name));
+  read_config(*this, parse_yaml(str("{", entry.keys, "}"), std::string(preset)));
 }
 
 kernels::PolicyLossDesc GrpoConfig::loss_desc() const {
@@ -214,7 +214,7 @@ std::vector<std::string> GrpoConfig::warnings() const {
   const auto warn_if = [&](bool applies, const std::string& warning) {
     if (applies) out.push_back(warning);
   };
-  warn_if(preset != Preset::kNone && !uses_preset(*this),
+  warn_if(preset != "none" && !uses_preset(*this),
           "preset: does nothing, as all keys that it sets are given; hint: leave them out; a run's "
           "config.yaml has them all");
   GrpoConfig with_preset{.preset = preset};  // what it sets is no mistake

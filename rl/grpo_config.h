@@ -12,6 +12,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "config/visitor.h"
@@ -92,51 +93,36 @@ enum class ReferenceType : uint8_t { kBase, kStart };
 inline constexpr EnumName<ReferenceType> kReferenceTypes[] = {{ReferenceType::kBase, "base"},
                                                               {ReferenceType::kStart, "start"}};
 
-// Published algorithms as defaults of other keys. A new preset is an enumerator and a line in
-// kPresets: its name in a configuration, and the keys that it sets, in YAML. docs/grpo.md has their
-// papers and what differs.
-enum class Preset : uint8_t {
-  kNone,
-  kGrpo,
-  kDapo,
-  kDrGrpo,
-  kGspo,
-  kCispo,
-  kRloo,
-  kReinforcePp,
-  kSapo,
-  kLuspo,
-  kGdpo,
-  kMaxRl
-};
+// Published algorithms as defaults of other keys. A new preset is a line in kPresets: its name in a
+// configuration, and the keys that it sets, in YAML. docs/grpo.md has their papers and what
+// differs.
 struct PresetEntry {
-  Preset value;
-  const char* name;
+  std::string_view name;
   const char* keys;
+  std::string_view value = name;
 };
 inline constexpr PresetEntry kPresets[] = {
-    {Preset::kNone, "none", ""},
-    {Preset::kGrpo, "grpo", "loss_type: grpo, beta: 0.04"},
-    {Preset::kDapo, "dapo", "epsilon: 0.2, epsilon_high: 0.28, dynamic_sampling_rounds: 10"},
-    {Preset::kDrGrpo, "dr_grpo", "loss_type: dr_grpo, scale_rewards: none"},
-    {Preset::kGspo, "gspo",
+    {"none", ""},
+    {"grpo", "loss_type: grpo, beta: 0.04"},
+    {"dapo", "epsilon: 0.2, epsilon_high: 0.28, dynamic_sampling_rounds: 10"},
+    {"dr_grpo", "loss_type: dr_grpo, scale_rewards: none"},
+    {"gspo",
      "importance_sampling_level: sequence, loss_type: grpo, epsilon: 3e-4, epsilon_high: 4e-4"},
-    {Preset::kCispo, "cispo", "surrogate: cispo, epsilon: 1, epsilon_high: 4"},
-    {Preset::kRloo, "rloo",
+    {"cispo", "surrogate: cispo, epsilon: 1, epsilon_high: 4"},
+    {"rloo",
      "surrogate: reinforce, loss_type: sequence_sum, scale_rewards: leave_one_out, beta: 0.05, "
      "kl_in: reward, kl_estimator: k1"},
-    {Preset::kReinforcePp, "reinforce_pp",
-     "scale_rewards: none, whiten_advantages: true, beta: 0.01, kl_estimator: k2"},
-    {Preset::kSapo, "sapo", "surrogate: sapo, loss_type: grpo"},
-    {Preset::kLuspo, "luspo",
+    {"reinforce_pp", "scale_rewards: none, whiten_advantages: true, beta: 0.01, kl_estimator: k2"},
+    {"sapo", "surrogate: sapo, loss_type: grpo"},
+    {"luspo",
      "importance_sampling_level: sequence, loss_type: sequence_sum, epsilon: 2e-3, "
      "epsilon_high: 2.5e-3"},
-    {Preset::kGdpo, "gdpo", "multi_objective_aggregation: normalize_then_sum"},
-    {Preset::kMaxRl, "maxrl", "scale_rewards: maxrl"},
+    {"gdpo", "multi_objective_aggregation: normalize_then_sum"},
+    {"maxrl", "scale_rewards: maxrl"},
 };
 
 struct GrpoConfig {
-  Preset preset = Preset::kNone;
+  std::string_view preset = "none";  // a name of kPresets
   kernels::Surrogate surrogate = kernels::Surrogate::kClip;
   kernels::RatioLevel importance_sampling_level = kernels::RatioLevel::kToken;
   double epsilon = 0.2;

@@ -2,8 +2,6 @@
 
 #include <signal.h>
 
-#include <utility>
-
 #include "core/progress.h"
 
 namespace cohort {

@@ -1,7 +1,6 @@
 // Rewards: pure functions of one completion. They have no access to the model or the batch.
 #pragma once
 
-#include <algorithm>
 #include <functional>
 #include <limits>
 #include <map>

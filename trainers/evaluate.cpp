@@ -1,7 +1,6 @@
 #include "trainers/evaluate.h"
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <numeric>
 
@@ -10,7 +9,6 @@
 #include "core/log.h"
 #include "core/sizes.h"
 #include "data/class_examples.h"
-#include "data/data_check.h"
 #include "data/parallel_try.h"
 #include "nn/model_folder.h"
 #include "sys/files.h"

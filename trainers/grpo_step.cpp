@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <iterator>
 #include <numeric>
 
@@ -439,10 +438,7 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   sums.add_local("time/rewards", times.rewards);
   sums.add_local("time/packing", packing_time);
   sums.add_local("time/update", update_time);
-  double tokens = 0;
-  for (const Group& group : groups)
-    for (const ScoredCompletion& c : group.completions)
-      tokens += static_cast<double>(c.tokens.size());
+  const double tokens = out.rollouts.count().tokens - out.rollouts.replaced.tokens;
   sums.add_sum("update/tokens_per_second", updates.made > 0 ? tokens / update_time : std::nan(""));
   out.metrics = sums.reduce(in.comm);
   return out;

@@ -13,22 +13,23 @@
 
 namespace cohort {
 
-// Copies to and from buffers on a device, beside the work of its current stream.
+// Copies to and from buffers on a device, beside the work of its current stream. Those of this
+// class are complete when their call returns, as on the CPU.
 class BufferCopies {
  public:
   virtual ~BufferCopies() = default;
   // The copies from now on start after all work now in the current stream.
-  virtual void begin() = 0;
+  virtual void begin() {}
   // Calls `copies`, which enqueues copies to buffer i. They start once those of the last out() of
   // that buffer have ended, and later work on the current stream waits for them.
-  virtual void in(size_t i, const std::function<void()>& copies) = 0;
+  virtual void in(size_t /*i*/, const std::function<void()>& copies) { copies(); }
   // Calls `copies`, which enqueues copies from buffer i. They start after all work now in the
   // current stream.
-  virtual void out(size_t i, const std::function<void()>& copies) = 0;
+  virtual void out(size_t /*i*/, const std::function<void()>& copies) { copies(); }
   // Makes later work on the current stream wait for all copies.
-  virtual void end() = 0;
+  virtual void end() {}
   // Blocks until all copies have ended.
-  virtual void synchronize() = 0;
+  virtual void synchronize() {}
 };
 
 class HostState : NonCopyable {

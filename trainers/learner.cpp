@@ -1,6 +1,5 @@
 #include "trainers/learner.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "core/on_exit.h"
@@ -25,7 +24,7 @@ Learner::Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& conf
       comm_(comm),
       max_grad_norm_(config.max_grad_norm),
       health_(Tensor::zeros({2}, DType::kF64, model_->device())),
-      optimizer_(make_optimizer(model_->parameters(), config, seed)),
+      optimizer_(model_->parameters(), config, seed),
       side_(comm.size() == 1
                 ? nullptr
                 : on_device<[](Device) { return std::unique_ptr<SideStream>(); },
@@ -60,7 +59,7 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadL
   const OnExit free_memory([this] {
     reducer_.reset();
     model_->parameters().free_gradients();
-    optimizer_->free_workspace();
+    optimizer_.free_workspace();
   });
   std::vector<GradientBuffer> buffers;
   on_all_ranks(comm_, [&] {
@@ -94,7 +93,7 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadL
     for (const Tensor& s : stats) add(out.stats, kernels::PolicyLossStats::from(s));
     refusals = accept && !accept(out.stats) ? 1 : 0;
     health = health_.to_vector<double>();
-    optimizer_->allocate_workspace();
+    optimizer_.allocate_workspace();
   });
   double out_of_memory = full ? 1 : 0;
   reduce_in_place(comm_, {&out.loss, &refusals, &out_of_memory});
@@ -107,7 +106,7 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadL
   out.made = !out.refused && out.grad_norm != 0;
   out.clipped = out.made && max_grad_norm_ > 0 && out.grad_norm > max_grad_norm_;
   if (out.made) {
-    optimizer_->step(learning_rate, norm, health_.narrow(0, 1, 1));
+    optimizer_.step(learning_rate, norm, health_.narrow(0, 1, 1));
     model_->write_lora_columns();
   }
   clock.lap("optimizer");

@@ -18,7 +18,7 @@ namespace cohort {
 
 class Learner : NonCopyable {  // the parameters' hooks hold its address
  public:
-  // `seed`: see make_optimizer().
+  // `seed`: see Optimizer.
   Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& config, Communicator& comm,
           uint64_t seed = 0);
 
@@ -69,7 +69,7 @@ class Learner : NonCopyable {  // the parameters' hooks hold its address
 
   Transformer& model() { return *model_; }
   const Transformer& model() const { return *model_; }
-  Optimizer& optimizer() { return *optimizer_; }
+  Optimizer& optimizer() { return optimizer_; }
 
  private:
   void backward_all(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
@@ -82,7 +82,7 @@ class Learner : NonCopyable {  // the parameters' hooks hold its address
   const double max_grad_norm_;  // 0: unlimited
   // f64 [2] on the device: the gradient norm, and 1 once an update has made a non-finite number.
   Tensor health_;
-  std::unique_ptr<Optimizer> optimizer_;
+  Optimizer optimizer_;
   const std::unique_ptr<SideStream> side_;  // where the reducer works; null: none
   std::optional<GradReducer> reducer_;      // during an update
   bool last_micro_batch_ = false;

@@ -13,19 +13,13 @@ OptimizerBytes optimizer_bytes(const OptimizerConfig& config, const ModelConfig&
   DryRun run(device);
   const Transformer dry(model, dtype, std::nullopt, device);
   const int64_t before = run.stats().live_bytes;
-  const auto optimizer = make_optimizer(dry.parameters(), config);
+  Optimizer optimizer(dry.parameters(), config);
   OptimizerBytes out{.memory = run.stats().live_bytes - before,
                      .pinned = run.pinned_stats().live_bytes};
-  for (const TensorSource& source : optimizer->state_sources()) out.saved += source.make().nbytes();
+  for (const TensorSource& source : optimizer.state_sources()) out.saved += source.make().nbytes();
   out.host = run.stats().peak_bytes - before - out.memory;
-  optimizer->allocate_workspace();
+  optimizer.allocate_workspace();
   out.workspace = run.stats().live_bytes - before - out.memory;
-  return out;
-}
-
-NamedTensors Optimizer::state() const {
-  NamedTensors out;
-  for (const TensorSource& source : state_sources()) out.emplace_back(source.name, source.make());
   return out;
 }
 

@@ -1,14 +1,14 @@
 // Optimizers of a model's parameters, learning rate schedules and gradient clipping.
 #pragma once
 
-#include <memory>
+#include <optional>
 #include <vector>
 
 #include "config/visitor.h"
 #include "core/non_copyable.h"
 #include "data/safetensors.h"
-#include "kernels/optimizer.h"
 #include "nn/transformer.h"
+#include "trainers/host_state.h"
 
 namespace cohort {
 
@@ -78,45 +78,45 @@ struct OptimizerConfig {
   }
 };
 
-// Updates the trained parameters of a set from their gradients, by the rule of each one's use, and
-// owns the state that it needs for that.
+// AdamW for the trained parameters of a set, with decay where the use of one has it; owns the state
+// that it needs for that. Moments start from zero; bf16 parameters get f32 masters, split into
+// weight and low bits.
 class Optimizer : NonCopyable {
  public:
-  virtual ~Optimizer() = default;
+  // `seed`: for the rounding of bf16 moments.
+  Optimizer(const ParameterSet& parameters, const OptimizerConfig& config, uint64_t seed = 0);
   // Allocates the device memory that step() needs besides its state, so that step() itself cannot
   // run out of memory. It is kept until free_workspace(), and made by step() if it does not exist.
-  virtual void allocate_workspace() = 0;
-  virtual void free_workspace() = 0;
+  void allocate_workspace();
+  void free_workspace();
   // One update, with gradients scaled down if their norm (f64 [1]; undefined: no
   // clipping) exceeds max_grad_norm. A norm that is not finite makes no update. Sets
   // non_finite (f64 [1], may be undefined) to 1 if an updated weight or state is not finite.
-  virtual void step(double learning_rate, const Tensor& norm, const Tensor& non_finite = {}) = 0;
+  void step(double learning_rate, const Tensor& norm, const Tensor& non_finite = {});
   int64_t updates() const { return updates_; }
   // A sample of the trained weights (their masters), the same elements in each call: up to 4,096 of
   // each parameter, times a factor such that the norm of the sample estimates that of all trained
   // weights. Synchronizes with the device.
-  virtual std::vector<double> sample_weights() const = 0;
+  std::vector<double> sample_weights() const;
 
-  // The state of every parameter, whole, as "NAME.STATE": as sources, whose tensors are made one at
-  // a time, and all at once. load() throws InputError if a tensor is missing, has another shape or
-  // is not finite.
-  virtual std::vector<TensorSource> state_sources() const = 0;
-  NamedTensors state() const;
-  virtual void load(const SafetensorsFile& file, int64_t updates) = 0;
+  // The state of every parameter, whole: "NAME.m", "NAME.v" and, of bf16 parameters, the f32
+  // "NAME.master", combined on the CPU. Tensors in the host's memory are the state itself, which
+  // the next step changes.
+  std::vector<TensorSource> state_sources() const;
+  // Also rounds masters into their parameters, and f32 moments to nearest if they are bf16 here.
+  // Throws InputError if a tensor is missing, has another shape or is not finite.
+  void load(const SafetensorsFile& file, int64_t updates);
 
- protected:
+ private:
+  OptimizerConfig config_;
+  uint64_t seed_;
   int64_t updates_ = 0;
+  std::vector<NamedParameter> parameters_;  // those whose state is in `tensors_`
+  std::vector<kernels::AdamWTensor> tensors_;
+  size_t host_count_ = 0;  // the first tensors, whose state is in the host's memory
+  std::optional<HostState> host_state_;
 };
-
-// The optimizer of a configuration: AdamW for every use of a parameter, with decay where it
-// applies. Moments start from zero; bf16 parameters get f32 masters, split into weight and low
-// bits. The state is "NAME.m", "NAME.v" and, of bf16 parameters, the f32 "NAME.master": masters are
-// combined and split on the CPU. load() also rounds masters into their parameters, and f32 moments
-// to nearest if they are bf16 here. `seed`: for the rounding of bf16 moments. Tensors of state() in
-// the host's memory are the state itself, which the next step changes.
-std::unique_ptr<Optimizer> make_optimizer(const ParameterSet& parameters,
-                                          const OptimizerConfig& config, uint64_t seed = 0);
-// Bytes of its state: in memory of the device, in page-locked memory of the host, in a checkpoint,
+// Bytes of the state: in memory of the device, in page-locked memory of the host, in a checkpoint,
 // and those that one of its sources allocates on the host; and of its workspace on the device.
 struct OptimizerBytes {
   int64_t memory = 0, pinned = 0, saved = 0, host = 0, workspace = 0;

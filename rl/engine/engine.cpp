@@ -27,6 +27,8 @@ Tensor rows_of(const Tensor& table, const std::vector<int32_t>& rows) {
   return out;
 }
 
+}  // namespace
+
 KVCacheConfig cache_config(const ModelConfig& c, int64_t num_sequences, int64_t num_blocks) {
   return {.num_layers = c.num_layers,
           .num_kv_heads = c.num_kv_heads,
@@ -35,8 +37,6 @@ KVCacheConfig cache_config(const ModelConfig& c, int64_t num_sequences, int64_t 
           .max_length = c.context,
           .num_blocks = num_blocks};
 }
-
-}  // namespace
 
 Engine::Engine(const Transformer& model, const EngineConfig& config)
     : model_(model),

@@ -36,6 +36,9 @@
 
 namespace cohort {
 
+// The cache of a model.
+KVCacheConfig cache_config(const ModelConfig& model, int64_t num_sequences, int64_t num_blocks);
+
 struct EngineStats : SchedulerStats {
   int64_t decode_bytes = 0;  // bytes of weights and cache read by decode steps
 };

@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "core/log.h"
 #include "core/text.h"
 #include "sys/files.h"
 #include "text/utf8.h"

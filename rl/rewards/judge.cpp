@@ -1,7 +1,6 @@
 #include "rl/rewards/judge.h"
 
 #include <charconv>
-#include <cmath>
 
 #include "data/tasks/tasks.h"
 #include "text/chat.h"

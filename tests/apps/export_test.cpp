@@ -10,6 +10,7 @@
 #include "tests/apps/process.h"
 #include "tests/apps/tiny_tokenizer.h"
 #include "tests/job/small_configs.h"
+#include "tests/support/tensor_files.h"
 
 namespace cohort::test {
 namespace {

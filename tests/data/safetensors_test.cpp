@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "core/rng.h"
+#include "tests/support/tensor_files.h"
 #include "tests/support/test_util.h"
 #include "text/json.h"
 
@@ -193,7 +194,8 @@ TEST_F(Safetensors, WriterRefusesBrokenListsAndNamesThePath) {
   const Tensor t = Tensor::zeros({1}, DType::kF32);
   EXPECT_THROW_WITH(write_safetensors(path(), {{"a", t}, {"a", t}}), Error, "given twice");
   EXPECT_THROW_WITH(write_safetensors(path(), {{"__metadata__", t}}), Error, "reserved");
-  EXPECT_THROW_WITH(write_safetensors(path(), {{"a", Tensor()}}), Error, "undefined");
+  EXPECT_THROW_WITH(write_sources(path(), {{"a", {2}, "F32", [&] { return t; }}}), Error,
+                    "a: expected [2], got [1]");
   EXPECT_THROW_WITH(write_safetensors(dir_.path("none/x"), {{"a", t}}), Error,
                     "none/x: cannot be opened for writing: No such file or directory");
   EXPECT_THROW_WITH(write_safetensors("/dev/full", {{"a", t}}), Error,

@@ -133,7 +133,7 @@ TEST(Tasks, TooFewProblemsIsAnErrorThatSaysHowMany) {
   // All 26 strings of one letter: the split must find exactly those below the threshold.
   const Task& reverse = find_task("reverse");
   int64_t exist = 0;
-  for (char c = 'a'; c <= 'z'; ++c) exist += is_held_out(str(c, '>'), 0.1);
+  for (char c = 'a'; c <= 'z'; ++c) exist += is_held_out(split_hash(str(c, '>')), 0.1);
   ASSERT_GT(exist, 0);
   EXPECT_EQ(make_task_set(reverse, {1, 1}, Split::kHeldOut, 1, exist)->size(), exist);
   EXPECT_THROW_WITH(make_task_set(reverse, {1, 1}, Split::kHeldOut, 1, exist + 1), InputError,
@@ -150,7 +150,7 @@ TEST(Tasks, ATaskWithoutTrainingProblemsIsAnError) {
                          .generate =
                              [](Rng&, const TaskConfig&) {
                                int i = 0;
-                               while (!is_held_out(std::to_string(i), 0.1)) ++i;
+                               while (!is_held_out(split_hash(std::to_string(i)), 0.1)) ++i;
                                return Example{.prompt = std::to_string(i)};
                              },
                          .check = [](const Example&, std::string_view) { return 0.0; }};
@@ -247,13 +247,13 @@ TEST(IsHeldOut, IsStableAndHoldsOutTheFraction) {
   // Values of this version: a change here would move problems between splits of finished runs.
   std::string picked;
   for (int i = 0; i < 100; ++i)
-    if (is_held_out(std::to_string(i), 0.1)) picked += std::to_string(i) + " ";
+    if (is_held_out(split_hash(std::to_string(i)), 0.1)) picked += std::to_string(i) + " ";
   EXPECT_EQ(picked, "4 23 27 48 81 89 ");
   int count = 0;
-  for (int i = 0; i < 20000; ++i) count += is_held_out(str("prompt ", i), 0.1);
+  for (int i = 0; i < 20000; ++i) count += is_held_out(split_hash(str("prompt ", i)), 0.1);
   EXPECT_NEAR(count, 2000, 212);  // binomial standard deviation 42.4, times 5
-  EXPECT_FALSE(is_held_out("x", 0));
-  EXPECT_TRUE(is_held_out("x", 1));
+  EXPECT_FALSE(is_held_out(split_hash("x"), 0));
+  EXPECT_TRUE(is_held_out(split_hash("x"), 1));
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ class AdapterCheckpoints : public testing::Test {
     LoadedModel loaded = load_for_training(base_);
     model_ = std::move(loaded.model);
     state_.base = loaded.base;
-    optimizer_ = make_optimizer(model_->parameters(), {});
+    optimizer_ = std::make_unique<Optimizer>(model_->parameters(), OptimizerConfig{});
   }
   std::string save(int64_t step, const std::vector<Tensor>* reference = nullptr) {
     for (const NamedParameter& p : model_->parameters())
@@ -119,7 +119,7 @@ TEST_F(AdapterCheckpoints, HoldTheAdapterAlone) {
   const LoadedModel again = load_for_training(at);
   expect_equal(again);
   EXPECT_EQ(again.base.fingerprint, state_.base.fingerprint);
-  const auto optimizer = make_optimizer(again.model->parameters(), {});
+  const auto optimizer = std::make_unique<Optimizer>(again.model->parameters(), OptimizerConfig{});
   optimizer->load(SafetensorsFile(at + "/training/optimizer.safetensors"), state_.updates);
 }
 
@@ -177,7 +177,7 @@ TEST_F(AdapterCheckpoints, MoveWithTheirBaseInARunDirectory) {
   LoadedModel loaded = load_for_training(sft);
   model_ = std::move(loaded.model);
   state_.base = loaded.base;
-  optimizer_ = make_optimizer(model_->parameters(), {});
+  optimizer_ = std::make_unique<Optimizer>(model_->parameters(), OptimizerConfig{});
   dir_ = run + "/2-grpo/checkpoints";
   save(7);
   fs::rename(run, temporary_.path("other"));

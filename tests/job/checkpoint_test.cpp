@@ -13,7 +13,7 @@
 #include "job/run_directory.h"
 #include "sys/files.h"
 #include "tests/job/small_configs.h"
-#include "tests/support/test_util.h"
+#include "tests/support/tensor_files.h"
 
 namespace cohort::test {
 namespace {
@@ -31,7 +31,7 @@ class Checkpoints : public testing::Test {
     c.vocab_size = tokenizer_->vocab_size();
     c.resolve();
     model_ = std::make_unique<Transformer>(c, DType::kF32, 1);
-    optimizer_ = make_optimizer(model_->parameters(), {});
+    optimizer_ = std::make_unique<Optimizer>(model_->parameters(), OptimizerConfig{});
     dir_ = temporary_.path("checkpoints");
   }
 
@@ -95,11 +95,12 @@ TEST_F(Checkpoints, RestoreModelOptimizerTokenizerAndState) {
   EXPECT_EQ(loaded.tokenizer->files(), tokenizer_->files());
   EXPECT_EQ(dump_config(loaded.model->config()), dump_config(model_->config()));
 
-  const auto other = make_optimizer(loaded.model->parameters(), {});
+  const auto other = std::make_unique<Optimizer>(loaded.model->parameters(), OptimizerConfig{});
   const TrainState state = load_state(at);
   other->load(SafetensorsFile(training_folder(at) + "/optimizer.safetensors"), state.updates);
   EXPECT_EQ(other->updates(), 1);
-  const NamedTensors saved = optimizer_->state(), restored = other->state();
+  const NamedTensors saved = tensors_of(optimizer_->state_sources()),
+                     restored = tensors_of(other->state_sources());
   for (size_t i = 0; i < saved.size(); ++i)
     EXPECT_TRUE(bit_equal(restored[i].second, saved[i].second));
   EXPECT_EQ(state.to_json().dump(), state_.to_json().dump());
@@ -135,7 +136,7 @@ TEST_F(Checkpoints, OfFormat1AreReadAndVerified) {
   EXPECT_EQ(find_checkpoint(dir_), at);
   EXPECT_EQ(training_folder(at), at);
   EXPECT_EQ(load_state(at).to_json().dump(), state_.to_json().dump());
-  const auto other = make_optimizer(model_->parameters(), {});
+  const auto other = std::make_unique<Optimizer>(model_->parameters(), OptimizerConfig{});
   other->load(SafetensorsFile(training_folder(at) + "/optimizer.safetensors"), 1);
   const std::string manifest = path(10, "manifest.json"), good = read_file(manifest);
   Json listed = parse_json(good, manifest), files = listed.at("files");
@@ -446,7 +447,7 @@ TEST_F(Checkpoints, WeightsOfAnotherShapeAreRefused) {
   wider.d_ff += 16;
   Transformer other(wider, DType::kF32, 1);
   EXPECT_THROW_WITH(load_weights(other, at), InputError, "expected shape");
-  const auto optimizer = make_optimizer(other.parameters(), {});
+  const auto optimizer = std::make_unique<Optimizer>(other.parameters(), OptimizerConfig{});
   EXPECT_THROW_WITH(optimizer->load(SafetensorsFile(at + "/training/optimizer.safetensors"), 1),
                     InputError, "optimizer state");
 }
@@ -473,13 +474,12 @@ TEST_F(Checkpoints, ExtraWeightsAreRefused) {
 }
 
 TEST_F(Checkpoints, MomentsThatAreNotFiniteAreRefused) {
-  Tensor moment = optimizer_->state()[3].second;
+  auto [name, moment] = tensors_of(optimizer_->state_sources())[3];
   moment.narrow(0, 0, 1).fill_(NAN);
   save(1);
-  const auto other = make_optimizer(model_->parameters(), {});
+  const auto other = std::make_unique<Optimizer>(model_->parameters(), OptimizerConfig{});
   EXPECT_THROW_WITH(other->load(SafetensorsFile(path(1, "training/optimizer.safetensors")), 1),
-                    InputError,
-                    optimizer_->state()[3].first + "' holds a number that is not finite");
+                    InputError, name + "' holds a number that is not finite");
 }
 
 TEST_F(Checkpoints, TokenizerOfAnotherVocabularyIsRefused) {
@@ -510,7 +510,7 @@ TEST_F(Checkpoints, OfModelsMadeHereAreFoldersOfTheirFamily) {
   EXPECT_NE(read_file(at + "/tokenizer_config.json").find("<|endoftext|>"), std::string::npos);
   // A loaded model is saved alike.
   model_ = load_model(at, DType::kF32).model;
-  optimizer_ = make_optimizer(model_->parameters(), {});
+  optimizer_ = std::make_unique<Optimizer>(model_->parameters(), OptimizerConfig{});
   EXPECT_EQ(read_file(save(20) + "/config.json"), read_file(at + "/config.json"));
 }
 
@@ -536,7 +536,7 @@ TEST_F(Checkpoints, OfEarlierVersionsAreReadAndSavedAsTheirFamily) {
       EXPECT_TRUE(bit_equal(loaded.model->parameters()[i].value, tensors[i].second));
   };
   expect_loaded(old);
-  const auto optimizer = make_optimizer(model.parameters(), {});
+  const auto optimizer = std::make_unique<Optimizer>(model.parameters(), OptimizerConfig{});
   save_checkpoint(dir_, {model, nullptr, *tokenizer_, *optimizer, state_}, 1);
   const std::string saved = checkpoint_path(dir_, state_.step);
   EXPECT_EQ(load_config(saved).file.at("model_type").as_string(), "gpt2");
@@ -552,12 +552,12 @@ TEST_F(Checkpoints, AShorterContextOfARunLeavesThatOfTheFiles) {
   learned.mlp = MlpType::kGeluTanh;
   for (const ModelConfig& config : {model_->config(), learned}) {
     model_ = std::make_unique<Transformer>(config, DType::kF32, 1);
-    optimizer_ = make_optimizer(model_->parameters(), {});
+    optimizer_ = std::make_unique<Optimizer>(model_->parameters(), OptimizerConfig{});
     ModelConfig wanted;
     wanted.context = 5;
     model_ = load_model(save(10), wanted, DataConfig{}, DType::kF32).model;
     EXPECT_EQ(model_->config().context, 5);
-    optimizer_ = make_optimizer(model_->parameters(), {});
+    optimizer_ = std::make_unique<Optimizer>(model_->parameters(), OptimizerConfig{});
     EXPECT_EQ(load_config(save(20)).context, 12);
     wanted.context = 13;
     EXPECT_THROW_WITH(load_model(path(20), wanted, DataConfig{}, DType::kF32), InputError,
@@ -571,11 +571,11 @@ TEST_F(Checkpoints, AShorterContextOfARunLeavesThatOfTheFiles) {
     ModelConfig config = learned, wanted;
     config.position = position;
     model_ = std::make_unique<Transformer>(config, DType::kF32, 1);
-    optimizer_ = make_optimizer(model_->parameters(), {});
+    optimizer_ = std::make_unique<Optimizer>(model_->parameters(), OptimizerConfig{});
     wanted.context = 13;
     model_ = load_model(save(30), wanted, DataConfig{}, DType::kF32).model;
     EXPECT_EQ(model_->config().context, 13);
-    optimizer_ = make_optimizer(model_->parameters(), {});
+    optimizer_ = std::make_unique<Optimizer>(model_->parameters(), OptimizerConfig{});
     EXPECT_EQ(load_config(save(40)).context, 13);
     EXPECT_EQ(load_config(path(40)).position, position);
   }

@@ -355,11 +355,10 @@ TEST_F(EvaluateProblems, DialoguesThatTheEnvironmentFailsAreNoResults) {
   EXPECT_DOUBLE_EQ(scores.metrics.at("maj@4"), 3.0 / 4);
   EXPECT_FALSE(scores.samples[2].correct.has_value());
   EXPECT_TRUE(std::isnan(scores.pass_rates[2]) && scores.pass_rates[4] == 0);
-  const Evaluation reported{
-      .step = 3, .measure = "pass@1 (wrong)", .metrics = scores.metrics, .samples = {}, .sets = {}};
-  EXPECT_NE(evaluation_text(reported).find(" (4 problems, 15 completions failed, mean length "),
+  const Evaluation reported{{.measure = "pass@1 (wrong)", .metrics = scores.metrics}, 3};
+  EXPECT_NE(evaluation_text(3, reported).find(" (4 problems, 15 completions failed, mean length "),
             std::string::npos)
-      << evaluation_text(reported);
+      << evaluation_text(3, reported);
   EXPECT_EQ(evaluation_json(reported).at("eval/failed").dump(), "3");
   for (const int ranks : {2, 3, 9})
     run_local_ranks(ranks, [&](Communicator& comm) {

@@ -118,7 +118,7 @@ inline std::vector<std::string> served_tensors(const std::string& folder) {
 inline void poison(const std::string& run, const std::string& checkpoint) {
   const LoadedModel loaded = load_model(checkpoint, DType::kF32);
   const TrainState state = load_state(checkpoint);
-  const auto optimizer = make_optimizer(loaded.model->parameters(), {});
+  const auto optimizer = std::make_unique<Optimizer>(loaded.model->parameters(), OptimizerConfig{});
   optimizer->load(SafetensorsFile(training_folder(checkpoint) + "/optimizer.safetensors"),
                   state.updates);
   Tensor head = loaded.model->head().weight.value();

@@ -35,7 +35,7 @@ TEST_F(ZeroVarianceGroups, AdvantagesThatCancelGiveNoUpdate) {
     EXPECT_EQ(result.metrics.at("frac_reward_zero_std"), 1) << preset.name;
     EXPECT_EQ(result.metrics.at("frac_groups_failed"), 1) << preset.name;
   }
-  config_.grpo = {.preset = Preset::kGdpo};
+  config_.grpo = {.preset = "gdpo"};
   config_.grpo.apply_preset();
   const GrpoStepResult result = step_with({weighted(format, 0.1), weighted(format, 0.7)});
   int64_t zero_variance = 0;

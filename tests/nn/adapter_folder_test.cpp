@@ -10,6 +10,7 @@
 #include "nn/lora.h"
 #include "nn/model_folder.h"
 #include "tests/nn/models.h"
+#include "tests/support/tensor_files.h"
 
 namespace cohort {
 namespace {

@@ -12,6 +12,7 @@
 #include "nn/positions.h"
 #include "tests/nn/models.h"
 #include "tests/support/loss_node.h"
+#include "tests/support/tensor_files.h"
 
 namespace cohort {
 namespace {

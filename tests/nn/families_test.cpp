@@ -12,6 +12,7 @@
 #include "nn/model_folder.h"
 #include "sys/input_file.h"
 #include "tests/nn/models.h"
+#include "tests/support/tensor_files.h"
 
 namespace cohort {
 namespace {

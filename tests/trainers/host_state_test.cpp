@@ -2,6 +2,7 @@
 #include "trainers/host_state.h"
 
 #include "data/safetensors.h"
+#include "tests/support/tensor_files.h"
 #include "tests/support/test_util.h"
 #include "trainers/optimizer.h"
 
@@ -63,7 +64,7 @@ OptimizerConfig config_of(const Kind& kind, StatePlace place, int64_t host_units
 }
 
 void expect_equal_state(const Optimizer& a, const Optimizer& b) {
-  const NamedTensors left = a.state(), right = b.state();
+  const NamedTensors left = tensors_of(a.state_sources()), right = tensors_of(b.state_sources());
   ASSERT_EQ(left.size(), right.size());
   for (size_t i = 0; i < left.size(); ++i) {
     EXPECT_EQ(left[i].first, right[i].first);
@@ -75,7 +76,7 @@ void expect_equal_state(const Optimizer& a, const Optimizer& b) {
 // The values of all parameters, one after the other, those of bf16 from their masters.
 std::vector<double> trained_values(const Optimizer& optimizer, const Parameters& parameters) {
   std::vector<Tensor> tensors;
-  for (const auto& [name, tensor] : optimizer.state())
+  for (const auto& [name, tensor] : tensors_of(optimizer.state_sources()))
     if (name.ends_with(".master")) tensors.push_back(tensor);
   std::vector<double> out;
   for (const Tensor& tensor : tensors.empty() ? parameters.values() : tensors)
@@ -91,8 +92,10 @@ void expect_the_bits_of_the_device(Device device) {
     for (const int64_t units : {0, 1, 2, 3}) {
       SCOPED_TRACE(str(dtype_name(kind.dtype), " ", static_cast<int>(kind.moments), " ", units));
       Parameters on_device(kind.dtype, device), on_host(kind.dtype, device);
-      const auto expected = make_optimizer(on_device.set, config_of(kind, StatePlace::kDevice), 3),
-                 actual = make_optimizer(on_host.set, config_of(kind, StatePlace::kHost, units), 3);
+      const auto expected = std::make_unique<Optimizer>(on_device.set,
+                                                        config_of(kind, StatePlace::kDevice), 3),
+                 actual = std::make_unique<Optimizer>(on_host.set,
+                                                      config_of(kind, StatePlace::kHost, units), 3);
       for (uint64_t step = 0; step < 20; ++step) {
         const Tensor norm = Tensor::full({1}, step == 7 ? INFINITY : 1.5, DType::kF64, device);
         for (Parameters* p : {&on_device, &on_host}) p->set_gradients(step);
@@ -200,18 +203,18 @@ void expect_files_serve_either_place(Device device) {
     for (const StatePlace first : places)
       for (const StatePlace second : places) {
         Parameters p(kind.dtype, device);
-        auto optimizer = make_optimizer(p.set, config_of(kind, first, 2), 3);
+        auto optimizer = std::make_unique<Optimizer>(p.set, config_of(kind, first, 2), 3);
         for (uint64_t step = 0; step < 6; ++step) {
           if (step == 3) {
-            write_safetensors(file(first), optimizer->state());
-            optimizer = make_optimizer(p.set, config_of(kind, second, 2), 3);
+            write_safetensors(file(first), tensors_of(optimizer->state_sources()));
+            optimizer = std::make_unique<Optimizer>(p.set, config_of(kind, second, 2), 3);
             optimizer->load(SafetensorsFile(file(first)), 3);
           }
           p.set_gradients(step);
           optimizer->step(0.01, {});
         }
         ends.push_back(p.values());
-        for (const auto& [name, tensor] : optimizer->state())
+        for (const auto& [name, tensor] : tensors_of(optimizer->state_sources()))
           ends.back().push_back(tensor.clone().to(Device{}));
       }
     EXPECT_EQ(read_file(file(StatePlace::kDevice)), read_file(file(StatePlace::kHost)));

@@ -7,6 +7,7 @@
 #include "core/allocator.h"
 #include "nn/memory.h"
 #include "tests/support/loss_node.h"
+#include "tests/support/tensor_files.h"
 #include "tests/support/test_util.h"
 
 namespace cohort::test {
@@ -72,10 +73,11 @@ class LearnerTest : public testing::Test {
   // Expects the update to throw NonFiniteError with `text`, and to change nothing.
   void expect_refused(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
                       const std::string& text) {
-    const auto weights = copies(learner_.model()), moments = copies(learner_.optimizer().state());
+    const auto weights = copies(learner_.model()),
+               moments = copies(tensors_of(learner_.optimizer().state_sources()));
     EXPECT_THROW_WITH(learner_.update(micro_batches, loss, 1e-3), NonFiniteError, text);
     expect_bit_equal(copies(learner_.model()), weights);
-    expect_bit_equal(copies(learner_.optimizer().state()), moments);
+    expect_bit_equal(copies(tensors_of(learner_.optimizer().state_sources())), moments);
     EXPECT_EQ(learner_.optimizer().updates(), 1);
   }
 
@@ -140,7 +142,8 @@ constexpr double kHugeRate = 1e38;
 
 // Momentum and decay would move the weights.
 TEST_F(LearnerTest, AnUpdateWhoseGradientIsExactlyZeroIsNotMade) {
-  const auto weights = copies(learner_.model()), moments = copies(learner_.optimizer().state());
+  const auto weights = copies(learner_.model()),
+             moments = copies(tensors_of(learner_.optimizer().state_sources()));
   const auto zero = [&](int64_t) { return small_loss(learner_.model(), 2, 0); };
   for (const int64_t micro_batches : {0, 1, 3}) {
     const Learner::Update update = learner_.update(micro_batches, zero, 1e-3);
@@ -149,7 +152,7 @@ TEST_F(LearnerTest, AnUpdateWhoseGradientIsExactlyZeroIsNotMade) {
     EXPECT_EQ(update.grad_norm, 0);
   }
   expect_bit_equal(copies(learner_.model()), weights);
-  expect_bit_equal(copies(learner_.optimizer().state()), moments);
+  expect_bit_equal(copies(tensors_of(learner_.optimizer().state_sources())), moments);
   EXPECT_EQ(learner_.optimizer().updates(), 1);
   const auto some = [&](int64_t) { return small_loss(learner_.model(), 2, 1e-20); };
   EXPECT_TRUE(learner_.update(1, some, 1e-3).made);
@@ -184,7 +187,8 @@ TEST_F(LearnerTest, GradientsAreGoneAfterAnUpdate) {
 // been tried.
 TEST_F(LearnerTest, AnUpdateWithoutMemoryChangesNothing) {
   const auto loss = [&](int64_t) { return small_loss(learner_.model(), 2); };
-  const auto weights = copies(learner_.model()), moments = copies(learner_.optimizer().state());
+  const auto weights = copies(learner_.model()),
+             moments = copies(tensors_of(learner_.optimizer().state_sources()));
   int64_t requests = 0;
   {
     Learner other(std::make_unique<Transformer>(small_model(), DType::kF32, 1), {}, *comm_);
@@ -199,7 +203,7 @@ TEST_F(LearnerTest, AnUpdateWithoutMemoryChangesNothing) {
     EXPECT_THROW(learner_.update(1, loss, 1e-3), OutOfMemoryError) << n;
   }
   expect_bit_equal(copies(learner_.model()), weights);
-  expect_bit_equal(copies(learner_.optimizer().state()), moments);
+  expect_bit_equal(copies(tensors_of(learner_.optimizer().state_sources())), moments);
   EXPECT_EQ(learner_.optimizer().updates(), 1);
   Learner other(std::make_unique<Transformer>(small_model(), DType::kF32, 1), {}, *comm_);
   other.update(
@@ -332,14 +336,15 @@ TEST_F(LearnerTest, NoUpdateFollowsANonFiniteOne) {
       1, [&](int64_t) { return small_loss(learner_.model(), 2); }, kHugeRate);
   // Also if the loss does not depend on the weights.
   for (const bool shows : {true, false}) {
-    const auto weights = copies(learner_.model()), moments = copies(learner_.optimizer().state());
+    const auto weights = copies(learner_.model()),
+               moments = copies(tensors_of(learner_.optimizer().state_sources()));
     const auto loss = [&](int64_t) {
       return shows ? small_loss(learner_.model(), 3) : bad_gradient(0.5);
     };
     EXPECT_THROW_WITH(learner_.update(1, loss, 1e-3), NonFiniteError,
                       "the last update made weights or moments that are not finite");
     expect_bit_equal(copies(learner_.model()), weights);
-    expect_bit_equal(copies(learner_.optimizer().state()), moments);
+    expect_bit_equal(copies(tensors_of(learner_.optimizer().state_sources())), moments);
     EXPECT_EQ(learner_.optimizer().updates(), 2);
   }
 }

@@ -6,6 +6,7 @@
 #include "autograd/ops.h"
 #include "core/allocator.h"
 #include "tests/kernels/kernel_test.h"
+#include "tests/support/tensor_files.h"
 #include "tests/support/test_util.h"
 
 namespace cohort::test {
@@ -75,7 +76,7 @@ TEST(AdamW, RoundsMomentsByTheAddressOfEachParameter) {
   }
   OptimizerConfig config;
   config.storage.moments = MomentKind::kBF16;
-  const auto optimizer = make_optimizer(set, config, 4);
+  const auto optimizer = std::make_unique<Optimizer>(set, config, 4);
   std::vector<kernels::AdamWTensor> alone = {{.param = set[2].value.clone(),
                                               .grad = set[2].grad().clone(),
                                               .m = Tensor::zeros({200}, DType::kBF16),
@@ -88,7 +89,7 @@ TEST(AdamW, RoundsMomentsByTheAddressOfEachParameter) {
                               .beta2 = config.adam_beta2,
                               .eps = config.adam_eps,
                               .seed = 4});
-  const NamedTensors state = optimizer->state();
+  const NamedTensors state = tensors_of(optimizer->state_sources());
   ASSERT_EQ(state[4].first, "b.m");
   EXPECT_TRUE(bit_equal(state[4].second, alone[0].m));
   EXPECT_TRUE(bit_equal(state[5].second, alone[0].v));
@@ -98,12 +99,12 @@ TEST(Optimizer, NeitherMovesFrozenParametersNorHoldsStateOfThem) {
   ParameterSet set(DType::kF32, {}, std::nullopt);
   set.add({"frozen", {3}, ParameterUse::kVector, 1, ParameterRole::kFrozen});
   set.add({"w", {4}, ParameterUse::kVector, 1}).grad().fill_(1);
-  const auto optimizer = make_optimizer(set, {});
+  const auto optimizer = std::make_unique<Optimizer>(set, OptimizerConfig{});
   optimizer->step(0.1, {});
   EXPECT_EQ(set[0].value.to_vector<double>(), std::vector<double>(3, 1));
   EXPECT_LT(set[1].value.to_vector<double>()[3], 1);
   std::vector<std::string> names;
-  for (const auto& [name, tensor] : optimizer->state()) names.push_back(name);
+  for (const auto& [name, tensor] : tensors_of(optimizer->state_sources())) names.push_back(name);
   EXPECT_EQ(names, (std::vector<std::string>{"w.m", "w.v"}));
   Tensor norm = Tensor::empty({1}, DType::kF64);
   kernels::grad_norm(norm, set.gradients());
@@ -125,10 +126,11 @@ TEST(Optimizer, BytesOfItsStateAreThoseItHoldsAndSaves) {
       config.storage.moments = moments;
       const Transformer model(c, dtype, 1);
       const int64_t before = allocator(Device{}).stats().live_bytes;
-      const auto optimizer = make_optimizer(model.parameters(), config);
+      const auto optimizer = std::make_unique<Optimizer>(model.parameters(), config);
       const int64_t held = allocator(Device{}).stats().live_bytes - before;
       int64_t saved = 0;
-      for (const auto& [name, tensor] : optimizer->state()) saved += tensor.nbytes();
+      for (const auto& [name, tensor] : tensors_of(optimizer->state_sources()))
+        saved += tensor.nbytes();
       const OptimizerBytes bytes = optimizer_bytes(config, c, dtype, {});
       EXPECT_EQ(bytes.memory, held);
       EXPECT_EQ(bytes.saved, saved);
@@ -163,7 +165,7 @@ TEST(AdamW, DecaysMatricesButNeitherNormsNorBiases) {
   }
   OptimizerConfig config;
   config.weight_decay = 0.5;
-  make_optimizer(model.parameters(), config)->step(0.1, {});
+  Optimizer(model.parameters(), config).step(0.1, {});
   int decayed = 0, kept = 0;
   for (const NamedParameter& p : model.parameters()) {
     const bool matrix = p.value.shape().rank() == 2;
@@ -180,7 +182,7 @@ struct OneMatrix {
       : set(start.dtype(), start.device(), std::nullopt) {
     set.add({"w", start.shape(), ParameterUse::kMatmul});
     value().copy_(start);
-    optimizer = make_optimizer(set, config, seed);
+    optimizer = std::make_unique<Optimizer>(set, config, seed);
   }
   Tensor value() const { return set[0].value; }
   // 20 updates with gradients that follow from the step.
@@ -205,9 +207,9 @@ TEST(CudaAdamWState, ReadsF32Masters) {
   const Tensor whole = earlier.value(), split = uninterrupted.value(), resumed = later.value();
   earlier.train(2);
   uninterrupted.train(2);
-  NamedTensors saved = earlier.optimizer->state();
+  NamedTensors saved = tensors_of(earlier.optimizer->state_sources());
   saved.emplace_back("w.master", whole);
-  const NamedTensors written = uninterrupted.optimizer->state();
+  const NamedTensors written = tensors_of(uninterrupted.optimizer->state_sources());
   ASSERT_EQ(written.size(), saved.size());
   for (size_t i = 0; i < saved.size(); ++i) {
     EXPECT_EQ(written[i].first, saved[i].first);
@@ -219,7 +221,8 @@ TEST(CudaAdamWState, ReadsF32Masters) {
   EXPECT_TRUE(bit_equal(resumed.to(Device{}), split.to(Device{})));
   for (const OneMatrix* model : {&earlier, &uninterrupted, &later}) model->train(22);
   EXPECT_TRUE(bit_equal(resumed.to(Device{}), split.to(Device{})));
-  EXPECT_TRUE(bit_equal(later.optimizer->state().back().second, whole.to(Device{})));
+  EXPECT_TRUE(
+      bit_equal(tensors_of(later.optimizer->state_sources()).back().second, whole.to(Device{})));
 }
 
 // A head of 61 tokens in 64 rows: ten updates with weight decay are those without padding up to
@@ -239,7 +242,7 @@ void expect_padding_is_not_trained(DType dtype, MomentKind moments, Device devic
                                    .use = ParameterUse::kMatmul,
                                    .init = 1,
                                    .leaf_rows = leaf_rows});
-    const auto optimizer = make_optimizer(set, config, 3);
+    const auto optimizer = std::make_unique<Optimizer>(set, config, 3);
     std::vector<double> losses;
     for (int step = 0; step < 10; ++step) {
       head.zero_grad();
@@ -249,7 +252,7 @@ void expect_padding_is_not_trained(DType dtype, MomentKind moments, Device devic
       optimizer->step(0.05, {});
     }
     EXPECT_TRUE(kernels::test::padding_is(head.value(), 0, 0));
-    for (const auto& [name, tensor] : optimizer->state())
+    for (const auto& [name, tensor] : tensors_of(optimizer->state_sources()))
       EXPECT_EQ(tensor.shape(), Shape({61, 8})) << name;
     return losses;
   };
@@ -286,7 +289,7 @@ TEST(AdamWState, ServesEitherKindOfMoments) {
       const OneMatrix first(start, make(saved), 5), second(start, make(resumed), 5);
       first.train(2);
       const std::string path = dir.path("optimizer.safetensors");
-      write_safetensors(path, first.optimizer->state());
+      write_safetensors(path, tensors_of(first.optimizer->state_sources()));
       EXPECT_EQ(SafetensorsFile(path).read("w.m").dtype(),
                 saved == MomentKind::kBF16 ? DType::kBF16 : DType::kF32);
       second.optimizer->load(SafetensorsFile(path), first.optimizer->updates());
@@ -311,9 +314,9 @@ TEST(AdamW, ScalesGradientsDownToTheMaximumOnly) {
   for (const auto& [max_norm, scale] : {std::pair{0.0, 1.0}, {3.0, 1.0}, {1.5, 0.5}}) {
     OptimizerConfig config;
     config.max_grad_norm = max_norm;
-    const auto optimizer = make_optimizer(parameters, config);
+    const auto optimizer = std::make_unique<Optimizer>(parameters, config);
     optimizer->step(0, norm);
-    EXPECT_NEAR(optimizer->state()[0].second.to_vector<double>()[0],
+    EXPECT_NEAR(tensors_of(optimizer->state_sources())[0].second.to_vector<double>()[0],
                 (1 - config.adam_beta1) * 2 * scale, 1e-6);
   }
 }
