@@ -72,11 +72,16 @@ std::optional<std::string> find_chat_template(const NamedFiles& files) {
   const Json& found = json.get_or_null("chat_template");
   if (found.is_null()) return {};
   if (found.is_string()) return found.as_string();
+  Json named = Json::Object{};
   if (found.is_array())
-    for (const Json& entry : found.as_array()) {
-      const std::string *name = entry.find_text("name"), *text = entry.find_text("template");
-      if (name != nullptr && text != nullptr && *name == "default") return *text;
-    }
+    for (const Json& entry : found.as_array())
+      if (const std::string* name = entry.find_text("name"))
+        named.set(*name, entry.get_or_null("template"));
+  const std::string *plain = named.find_text("default"), *tool_use = named.find_text("tool_use");
+  if (plain != nullptr && tool_use != nullptr)
+    return str("{% if tools is defined and tools is not none %}\n", normalize_lines(*tool_use),
+               "{%+ else %}\n", normalize_lines(*plain), "{%+ endif %}");
+  if (plain != nullptr) return *plain;
   throw InputError(
       "tokenizer_config.json: 'chat_template' is neither a text nor a list with a template "
       "'default'");

@@ -68,7 +68,8 @@ inline constexpr const char* kChatTemplateFiles[] = {"chat_template.jinja", "tok
                                                      "special_tokens_map.json"};
 
 // The template of a folder: chat_template.jinja, else `chat_template` of tokenizer_config.json,
-// which is a text or a list of {name, template}, where "default" is used. nullopt without one.
+// which is a text or a list of {name, template}, where "tool_use" is used with tools, if there is
+// one, and "default" otherwise. nullopt without one.
 std::optional<std::string> find_chat_template(const NamedFiles& files);
 
 // An object of texts: bos_token, eos_token etc. of tokenizer_config.json, which takes precedence,

@@ -7,7 +7,10 @@
 
 #include <pcre2.h>
 
+#include <utility>
+
 #include "core/check.h"
+#include "text/utf8.h"
 
 namespace cohort {
 namespace {
@@ -105,38 +108,58 @@ constexpr const char* kNoSpaces =
     R"(\x{202a}-\x{202e}\x{2030}-\x{205e}\x{2060}-\x{2fff}\x{3001}-\x{10ffff})";
 constexpr const char* kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
 
-// The pattern with \s, \S, \w and \W expanded.
+// Items that PCRE2 reads otherwise than Oniguruma, for which tokenizers write their patterns:
+// classes in a class, intersections, \W in a class; \h, \v, \Q, \p without braces, \x of a byte;
+// {2}+, {,2}, and the option m. Items before (*SKIP) are the same.
+constexpr const char* kOtherwise =
+    R"((?:\\(?:x(?:\{|(?![89a-fA-F]))|[pP]\{[^}]+\}|[^xpPhHvVQ])|\[\^?\]?(?:\\(?![hHvVQW]|[pP])"
+    R"((?!\{[^}]+\})|x[89a-fA-F]).|[^][\\&]|&(?!&))*+\])(*SKIP)(*F)|\\.|\[.*|\{,\d|\{[\d,]+\}\+|)"
+    R"(\(\?[ix-]*m)";
+
+// Null if the pattern has an error, whose number and offset are set.
+Handle<pcre2_code, pcre2_code_free> compile(const std::string& pattern, uint32_t options,
+                                            std::pair<int, size_t>& error) {
+  return Handle<pcre2_code, pcre2_code_free>(
+      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), options,
+                    &error.first, &error.second, nullptr));
+}
+
+// "sc:" before the name of a script, which PCRE2 from 10.40 on would take for its extensions.
+const char* script_prefix(const std::string& name) {
+  std::pair<int, size_t> error;
+  return compile("\\p{sc:" + name + "}", PCRE2_UTF, error) ? "sc:" : "";
+}
+
+// The pattern with \s, \S, \w, \W, \b and \B expanded and the names of scripts qualified.
 std::string with_unicode_classes(const std::string& pattern) {
+  if (const auto other = Regex(kOtherwise).find_last(pattern))
+    throw InputError(str("regular expression '", pattern, "': not supported: ", (*other)[0]));
   std::string out;
   bool in_class = false;
   for (size_t i = 0; i < pattern.size(); ++i) {
     const char c = pattern[i], next = i + 1 < pattern.size() ? pattern[i + 1] : '\0';
     if (c != '\\') {
+      out += c;
       if (c == '[' && !in_class) {
-        in_class = true;
-        out += c;
         if (next == '^') out += pattern[++i];
         if (i + 1 < pattern.size() && pattern[i + 1] == ']') out += pattern[++i];  // a member
-        continue;
       }
-      if (c == ']') in_class = false;
-      out += c;
+      in_class = c == '[' || (in_class && c != ']');
       continue;
     }
     ++i;
-    const std::string open = in_class ? "" : "[", close = in_class ? "" : "]";
-    if (next == 's')
-      out += open + kSpaces + close;
-    else if (next == 'S')
-      out += open + kNoSpaces + close;
-    else if (next == 'w')
-      out += open + kWord + close;
-    else if (next == 'W' && !in_class)
-      out += "[^" + std::string(kWord) + "]";
-    else if (i < pattern.size())
-      out.append(1, c).append(1, next);
+    const char* const word = next == 's' ? kSpaces : next == 'S' ? kNoSpaces : kWord;
+    if (std::string_view("sSwW").find(next) != std::string_view::npos)
+      out += in_class ? word : str(next == 'W' ? "[^" : "[", word, "]");
+    else if (!in_class && (next == 'b' || next == 'B'))
+      out += replaced(next == 'b' ? "(?(?<=[w])(?![w])|(?=[w]))" : "(?(?<=[w])(?=[w])|(?![w]))",
+                      "w", word);
     else
-      out += c;
+      out.append(1, c).append(1, next);
+    if (next != 'p' && next != 'P') continue;
+    const size_t name = pattern.find_first_not_of("{^", i + 1), end = pattern.find('}', i);
+    out += pattern.substr(i + 1, name - i - 1) + script_prefix(pattern.substr(name, end - name));
+    i = name - 1;
   }
   return out;
 }
@@ -146,18 +169,13 @@ std::string with_unicode_classes(const std::string& pattern) {
 Regex::Regex(const std::string& pattern, Classes classes) {
   constexpr uint32_t kOptions = PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C | PCRE2_AUTO_CALLOUT;
   const bool unicode = classes == Classes::kUnicode;
-  const std::string source = unicode ? with_unicode_classes(pattern) : pattern;
-  const uint32_t options = kOptions | (unicode ? PCRE2_UCP | PCRE2_MULTILINE : 0);
-  int error = 0;
-  size_t offset = 0;
-  code_ =
-      std::shared_ptr<pcre2_code>(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(source.data()),
-                                                source.size(), options, &error, &offset, nullptr),
-                                  pcre2_code_free);
+  std::pair<int, size_t> error;
+  code_ = compile(unicode ? with_unicode_classes(pattern) : pattern,
+                  kOptions | (unicode ? PCRE2_UCP | PCRE2_MULTILINE : 0), error);
   if (code_) return;
   char reason[256] = "";
-  pcre2_get_error_message(error, reinterpret_cast<PCRE2_UCHAR*>(reason), sizeof reason);
-  throw InputError(str("regular expression '", pattern, "': ", reason, ", at byte ", offset));
+  pcre2_get_error_message(error.first, reinterpret_cast<PCRE2_UCHAR*>(reason), sizeof reason);
+  throw InputError(str("regular expression '", pattern, "': ", reason, ", at byte ", error.second));
 }
 
 bool Regex::full_match(std::string_view text) const {
@@ -168,8 +186,7 @@ std::optional<std::vector<std::string>> Regex::find_last(std::string_view text) 
   Search search(code_.get(), text);
   std::optional<std::vector<std::string>> last;
   while (search.next()) last = search.groups();
-  if (search.failed()) return {};
-  return last;
+  return search.failed() ? std::nullopt : last;
 }
 
 void Regex::find_all(std::string_view text, int64_t& work,

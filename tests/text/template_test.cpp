@@ -278,7 +278,15 @@ TEST(Template, FoldersHaveTemplatesAndSpecialTokens) {
   configure(
       R"({"chat_template": [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]})");
   EXPECT_EQ(find_chat_template(read_files(dir.path(), kChatTemplateFiles)), "d");
-  EXPECT_EQ(find_chat_template(read_files(dir.path(), kChatTemplateFiles)), "d");
+  // As transformers, "tool_use" is for conversations with tools.
+  configure(
+      R"({"chat_template": [{"name": "default", "template": "{%- set x = 1 %}d{{ x }} \n  \n"},
+                            {"name": "tool_use", "template": "\n t{{ tools }}  {%- if 1 %}\n!{% endif %}\n"}]})");
+  const auto both = find_chat_template(read_files(dir.path(), kChatTemplateFiles));
+  ASSERT_TRUE(both);
+  EXPECT_EQ(render(*both), "d1 \n  ");
+  EXPECT_EQ(render(*both, R"({"tools": null})"), "d1 \n  ");
+  EXPECT_EQ(render(*both, R"({"tools": []})"), "\n t[]!");
   configure(R"({"chat_template": 5})");
   EXPECT_THROW_WITH(find_chat_template(read_files(dir.path(), kChatTemplateFiles)), InputError,
                     "neither a text nor a list");

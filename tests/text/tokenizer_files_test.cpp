@@ -52,6 +52,39 @@ TEST(TokenizerFiles, EncodesAddedTokensAndWords) {
   EXPECT_THROW_WITH(tokenizer->encode("a\xff"), InputError, "byte 1 is not part of UTF-8");
 }
 
+// An added token that no part of the text is, as it must be a word of its own, is no word of the
+// model either: the ids are those of `tokenizers`.
+TEST(TokenizerFiles, ModelsFindNoAddedTokens) {
+  const std::tuple<const char*, Ids> cases[] = {
+      {R"("type": "WordLevel", "unk_token": "?", "vocab": {"?": 0, "1": 1})", {0, 1}},
+      {R"("type": "WordPiece", "unk_token": "?", "vocab": {"?": 0, "1": 1})", {0, 1}},
+      {R"("type": "Unigram", "unk_id": 0, "vocab": [["?", 0], ["1", -1]])", {0, 1}},
+      {R"("type": "BPE", "ignore_merges": true, "merges": [],
+          "vocab": {"?": 0, "1": 1, "t": 2, "o": 3, "l": 4})",
+       {2, 3, 3, 4, 1}}};
+  for (const auto& [model, expected] : cases) {
+    const std::string json =
+        str(R"({"added_tokens": [{"id": 9, "content": "tool", "single_word": true}],
+                "pre_tokenizer": {"type": "Digits"}, "model": {)",
+            model, "}}");
+    const auto tokenizer = make_tokenizer({{"tokenizer.json", json}}, "folder");
+    EXPECT_EQ(tokenizer->encode("tool"), Ids{9}) << model;
+    EXPECT_EQ(tokenizer->encode("tool1"), expected) << model;
+    EXPECT_EQ(tokenizer->decode(Ids{9}), "tool");
+    EXPECT_EQ(tokenizer->vocab_size(), 10);
+  }
+}
+
+TEST(TokenizerFiles, WhiteSpaceThatATokenTookIsNoOtherToken) {
+  Json json = small_json();
+  json.set("added_tokens",
+           parse_json(R"([{"id": 100, "content": "\n", "lstrip": true, "rstrip": true},
+                          {"id": 101, "content": "<t>", "rstrip": true}])",
+                      "json"));
+  const auto tokenizer = make_small(json);
+  EXPECT_EQ(tokenizer->encode("\n \n\n<t>  \n!\n"), (Ids{100, 101, 0, 100}));
+}
+
 // The text of `ids` after a prompt, by pushing them one by one.
 std::string text_after(const Tokenizer& tokenizer, const Ids& prompt, const Ids& ids) {
   StreamDecoder stream(tokenizer, prompt);

@@ -72,6 +72,34 @@ TEST(RegexFindAll, WhiteSpaceIsUnicodes) {
   EXPECT_EQ(found, 25);  // the number of White_Space characters
 }
 
+// Oniguruma, which the `tokenizers` library uses, finds the same.
+TEST(RegexFindAll, ReadsPatternsAsOnigurumaDoes) {
+  const auto found = [](const char* pattern, std::string_view text) {
+    std::string out;
+    int64_t work = 1'000'000;
+    Regex(pattern, Regex::Classes::kUnicode).find_all(text, work, [&](size_t begin, size_t end) {
+      out.append(text.substr(begin, end - begin)).append("|");
+    });
+    return out;
+  };
+  EXPECT_EQ(found(R"(\p{Han}+)", "中、文。x"), "中|文|");
+  EXPECT_EQ(found(R"([\p{Hiragana}、]+)", "か。き、ー"), "か|き、|");
+  EXPECT_EQ(found(R"([\P{Han}])", "中、"), "、|");
+  EXPECT_EQ(found(R"(\p{^Han}|\p{Lu})", "中、A"), "、|A|");
+  EXPECT_EQ(found(R"(\b.)", "か\u3099 x"), "か| |x|");
+  EXPECT_EQ(found(R"(\B.)", "か\u3099 x"), "\u3099|");
+  EXPECT_EQ(found(R"(\d{1,3}(?=(?:\d{3})*\b))", "12345ê"), "");
+  EXPECT_EQ(found(R"(\p{N}{1,3}|\p{L}++|[}+]+)", "12345ab}+"), "123|45|ab|}+|");
+  EXPECT_EQ(found(R"(\x{61}+|[]b]|\{2}|[\x{4e00}-\x{9fff}&])", "aa]{2}中&"), "aa|]|{2}|中|&|");
+}
+
+TEST(RegexFindAll, RefusesWhatPcreReadsOtherwise) {
+  for (const char* pattern : {R"(\h)", R"([\h])", R"(\v)", R"(\pL)", R"([\pL])", R"(\Qa\E)",
+                              R"([^\W\d])", R"([\x80-\xff])", R"(\xe9)", "[a-z&&[^b]]",
+                              "[[:alpha:]]", "[[a]b]", "a{,2}", "\\p{N}{1,3}+", "(?m:.)", "(?im)."})
+    EXPECT_THROW_WITH(Regex(pattern, Regex::Classes::kUnicode), InputError, "not supported: ");
+}
+
 TEST(NormalForms, DecomposeAndCompose) {
   EXPECT_EQ(to_normal_form("Å\u212b ﬁ", NormalForm::kNfc), "ÅÅ ﬁ");
   EXPECT_EQ(to_normal_form("Å\u212b ﬁ", NormalForm::kNfd), "A\u030aA\u030a ﬁ");

@@ -76,6 +76,7 @@ void AddedTokens::find_all(const LeftmostLongest& matcher, std::string_view text
       const auto rest = text.substr(std::max(end, space_checked));
       end = space_checked = text.size() - strip_if(rest, Side::kLeft, is_white_space).size();
     }
+    if (begin >= end) continue;  // the white space of the token before
     if (done < begin) sink(done, begin, nullptr);
     sink(begin, end, &token);
     done = end;

@@ -308,7 +308,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
       pre_tokenization_ = make_pre_tokenizer(part, preferred_word_text(model));
     });
     read_part("model", [&](const Json& part) {
-      model_ = make_model(part, pre_tokenization_.words, vocabulary_);
+      model_ = make_model(part, pre_tokenization_.words, model_vocabulary_);
     });
     read_part("post_processor", [&](const Json& part) { templates_ = read_post_processor(part); });
     read_part("decoder", [&](const Json& part) { decoder_.emplace(part); });
@@ -484,7 +484,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
   }
 
   NamedFiles files_;
-  Vocabulary vocabulary_;
+  Vocabulary model_vocabulary_, vocabulary_{&model_vocabulary_};  // the model finds no added token
   Normalizer normalizer_;
   PreTokenization pre_tokenization_;
   std::unique_ptr<Model> model_;

@@ -222,9 +222,8 @@ void add_byte_level(const Json& json, Steps& steps) {
 
 void add_delimiter(const Json& json, Steps& steps) {
   const std::string& text = json.at("delimiter").as_string();
-  steps.push_back(split_by_kind([delimiter = only_character("delimiter", text)](char32_t code) {
-    return code == delimiter ? Kind::kRemoved : Kind::kFirst;
-  }));
+  only_character("delimiter", text);
+  steps.push_back(split_at_pattern(Pattern(Json().set("String", text)), Behavior::kRemoved, false));
 }
 
 void add_digits(const Json& json, Steps& steps) {
@@ -280,9 +279,7 @@ PreTokenization make_pre_tokenizer(const Json& json, WordText preferred) {
     steps.pop_back();
     out.words = WordText::kBytes;
   }
-  if (steps.size() == 1)
-    out.split = std::move(steps[0]);
-  else if (!steps.empty())
+  if (!steps.empty())
     out.split = [steps](Piece piece, Work& work, const PieceSink& sink) {
       run(steps, 0, piece, work, sink);
     };

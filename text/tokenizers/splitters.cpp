@@ -134,20 +134,12 @@ size_t end_of_cl100k_word(std::string_view text, size_t at) {
   return line_end > at ? line_end : end_of_spaces(in, at);
 }
 
-struct KnownPattern {
-  const char* pattern;
-  Splitter splitter;
-};
-const KnownPattern kKnownPatterns[] = {{kGpt2Pattern, end_of_gpt2_word},
-                                       {kQwenPattern, end_of_cl100k_word<1>},
-                                       {kLlama3Pattern, end_of_cl100k_word<3>}};
-
 }  // namespace
 
 Splitter find_splitter(std::string_view pattern) {
-  for (const KnownPattern& known : kKnownPatterns)
-    if (pattern == known.pattern) return known.splitter;
-  return nullptr;
+  if (pattern == kGpt2Pattern) return end_of_gpt2_word;
+  if (pattern == kQwenPattern) return end_of_cl100k_word<1>;
+  return pattern == kLlama3Pattern ? end_of_cl100k_word<3> : nullptr;
 }
 
 }  // namespace cohort

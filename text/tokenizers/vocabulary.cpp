@@ -16,12 +16,10 @@ void Vocabulary::add(std::string_view token, int64_t id) {
   if (const auto other = this->token(static_cast<int32_t>(id)); other && *other != token)
     throw InputError(
         str("the id ", id, " is that of ", excerpt(*other), " and of ", excerpt(token)));
-  const auto [entry, is_new] = ids_.emplace(token, static_cast<int32_t>(id));
-  if (entry->second != id)
-    throw InputError(
-        str("the token ", excerpt(token), " has the ids ", entry->second, " and ", id));
-  if (id >= size()) tokens_.resize(static_cast<size_t>(id) + 1);
-  tokens_[static_cast<size_t>(id)] = &entry->first;
+  if (const int32_t known = find(token); known >= 0 && known != id)
+    throw InputError(str("the token ", excerpt(token), " has the ids ", known, " and ", id));
+  if (id >= std::ssize(tokens_)) tokens_.resize(static_cast<size_t>(id) + 1);
+  tokens_[static_cast<size_t>(id)] = &ids_.emplace(token, static_cast<int32_t>(id)).first->first;
 }
 
 }  // namespace cohort
