@@ -27,6 +27,16 @@ void expect_option(const Json& json, const std::string& path, const char* key, c
                          " is not supported; hint: ", value.dump(), " is"));
 }
 
+// The options of the module Transformer.
+void expect_transformer(const Json& config, const std::string& path) {
+  expect_option(config, path, "do_lower_case", false);
+  expect_option(config, path, "transformer_task", "feature-extraction");
+  expect_option(config, path, "processing_kwargs", Json::Object{});
+  // Beside text there is "message" if texts are put into a chat template.
+  const Json text = Json().set("method", "forward").set("method_output_name", "last_hidden_state");
+  expect_option(config, path, "modality_config", Json().set("text", text));
+}
+
 // The folders of the modules, in their order.
 std::vector<std::string> module_folders(const std::string& root) {
   static constexpr const char* kModules[] = {".Transformer", ".Pooling", ".Normalize"};
@@ -75,6 +85,7 @@ SentenceFolder read_folder(const std::string& path, const std::string& prompt) {
   SentenceFolder out{.model = path};
   const std::string file = path + "/config_sentence_transformers.json";
   read_json_file(file, true, [&](const Json& config) {
+    expect_option(config, file, "truncate_dim", Json());
     const Json& otherwise = config.get_or_null("default_prompt_name");
     if (prompt.empty() && otherwise.is_null()) return;
     const std::string& name = prompt.empty() ? otherwise.as_string() : prompt;
@@ -97,8 +108,7 @@ SentenceFolder read_folder(const std::string& path, const std::string& prompt) {
     read_json_file(str(out.model, "/", name), true, [&](const Json& config) {
       const bool own = name[0] == 's';
       const char* const key = own ? "max_seq_length" : "model_max_length";
-      if (own) expect_option(config, name, "do_lower_case", false);
-      if (own) expect_option(config, name, "transformer_task", "feature-extraction");
+      if (own) expect_transformer(config, str(out.model, "/", name));
       // Tokenizers without a limit have a number of more than 64 bits.
       const Json& limit = config.get_or_null(key);
       if (!limit.is_null() && !(own ? limit.is_int() || limit.is_big() : limit.is_number()))

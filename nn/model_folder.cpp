@@ -72,15 +72,16 @@ std::vector<StoredTensor> stored_tensors(const Transformer& model,
   return all;
 }
 
-// True if two tensors [rows, columns] differ; NaN equals NaN.
+// True if two tensors differ; NaN equals NaN.
 bool differ(const SafetensorsFile& a, const std::string& a_name, const SafetensorsFile& b,
             const std::string& b_name) {
   constexpr int64_t kRows = 1024;
   const Shape shape = a.shape(a_name);
-  if (shape != b.shape(b_name) || shape.rank() != 2) return true;
+  if (shape != b.shape(b_name) || shape.rank() == 0) return true;
   for (int64_t row = 0; row < shape[0]; row += kRows) {
-    Tensor x = Tensor::empty({std::min(kRows, shape[0] - row), shape[1]}, DType::kF64),
-           y = Tensor::empty_like(x);
+    Shape part = shape;
+    part[0] = std::min(kRows, shape[0] - row);
+    Tensor x = Tensor::empty(part, DType::kF64), y = Tensor::empty_like(x);
     a.read_rows(a_name, row, x);
     b.read_rows(b_name, row, y);
     const auto equal = [](double v, double w) { return v == w || (v != v && w != w); };
@@ -90,13 +91,14 @@ bool differ(const SafetensorsFile& a, const std::string& a_name, const Safetenso
   return false;
 }
 
-// Throws InputError if a copy of the embedding table for the head of an encoder differs from it.
+// Throws InputError if a copy of the embedding table or the bias for the head of an encoder differs
+// from it.
 void check_tied(const SafetensorsFolder& folder, const std::string& copy,
-                const std::string& table) {
-  const auto [file, name] = find_weight(folder, table);
+                const std::string& original) {
+  const auto [file, name] = find_weight(folder, original);
   if (differ(*folder.find(copy), copy, *file, name))
     throw InputError(str(folder.path(), ": ", copy, " differs from ", name,
-                         ": heads of BERT that are not tied to the table are not supported"));
+                         ": heads of BERT that are not tied to it are not supported"));
 }
 
 // True if the folder's weights have a head that differs from their embedding table, which is logged
@@ -129,6 +131,11 @@ bool is_derived(const std::string& name, const ModelConfig& config) {
 // Duplicates of the table and the bias in the heads of BERT and RoBERTa.
 bool is_tied_duplicate(const std::string& name) {
   return name.starts_with("cls.predictions.decoder.") || name.starts_with("lm_head.decoder.");
+}
+
+// The bias of which lm_head.decoder.bias is a duplicate.
+std::string bias_of(std::string duplicate) {
+  return duplicate.erase(duplicate.rfind("decoder."), std::size("decoder.") - 1);
 }
 
 // True for tensors of heads of encoders, the poolers among them.
@@ -344,8 +351,8 @@ void load_weights(Transformer& model, const std::string& dir, const std::string&
                            "'; hint: do config.json and the file belong together?"));
     if (!is_tied_duplicate(name))
       others += (others.empty() ? "" : ", ") + name;
-    else if (!rules.empty() && model.config().is_tied() && name.ends_with("decoder.weight"))
-      check_tied(folder, name, rules[0].stored);
+    else if (!rules.empty() && model.config().is_tied())
+      check_tied(folder, name, name.ends_with(".weight") ? rules[0].stored : bias_of(name));
   }
   if (!others.empty())
     logging::info("the tensors of other heads in ", folder.path(), " are left out: ", others);

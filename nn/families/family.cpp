@@ -59,6 +59,8 @@ ModelConfig read_family(const Json& json) {
   refuse_quantized(json);
   ConfigFile file(json);
   ModelConfig c = find_family(json.at("model_type").as_string()).read(file);
+  // False in decoders that became encoders: it is not blank.
+  if (!c.is_encoder()) file.expect("is_causal", true);
   file.check_all_used();
   // The key `bias` of models made here means all of them; RMS norms have none.
   if (c.norm == NormType::kRms && c.family.qkv_bias && c.family.o_bias && c.family.mlp_bias) {
@@ -159,7 +161,20 @@ void read_optional_window(ConfigFile& file, ModelConfig& c, const WindowDefaults
   if (file.flag("use_sliding_window", false))
     read_window(file, c, defaults);
   else
-    file.ignore({"sliding_window", "max_window_layers", "layer_types"});
+    file.ignore({"sliding_window", "max_window_layers"});
+  if (c.window > 0) return;
+  for (const std::string& type : file.texts("layer_types"))
+    if (type != "full_attention")
+      file.refuse("layer_types", "without use_sliding_window only full_attention is supported");
+}
+
+void read_common_window(ConfigFile& file, ModelConfig& c, int64_t otherwise) {
+  read_window(file, c, {.window = otherwise});
+  for (const char* field : {"layer_types", "max_window_layers"})
+    if (std::ranges::count(c.family.windowed, false) > 0 && file.find(field) != nullptr)
+      file.refuse(field, "layers without the sliding_window are not supported in this family");
+  if (file.integer("sliding_window", file.has("sliding_window") ? 0 : otherwise) > 0)
+    file.expect("use_sliding_window", true);
 }
 
 }  // namespace cohort

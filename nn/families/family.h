@@ -160,7 +160,11 @@ struct WindowDefaults {
   int64_t window = 0, first_layer = 0;
 };
 void read_window(ConfigFile& file, ModelConfig& config, const WindowDefaults& defaults);
-// Variant of read_window() for families whose use_sliding_window defaults to false.
+// Variant for families whose layers all have the window: transformers reads sliding_window alone,
+// and fields that say otherwise are refused.
+void read_common_window(ConfigFile& file, ModelConfig& config, int64_t otherwise);
+// Variant of read_window() for families whose use_sliding_window defaults to false. Layers with a
+// window are refused then: SmolLM3 of transformers has it nonetheless.
 void read_optional_window(ConfigFile& file, ModelConfig& config, const WindowDefaults& defaults);
 
 }  // namespace cohort

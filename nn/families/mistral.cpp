@@ -5,7 +5,7 @@ namespace cohort {
 
 static ModelConfig read_mistral(ConfigFile& file) {
   ModelConfig c = read_decoder(file, {.context = 4096 * 32});
-  read_window(file, c, {.window = 4096});
+  read_common_window(file, c, 4096);
   return c;
 }
 

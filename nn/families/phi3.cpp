@@ -5,7 +5,7 @@ namespace cohort {
 
 static ModelConfig read_phi3(ConfigFile& file) {
   ModelConfig c = read_decoder(file, {.norm_eps = 1e-5, .context = 4096});
-  read_window(file, c, {});
+  read_common_window(file, c, 0);
   return c;
 }
 

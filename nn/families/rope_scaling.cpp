@@ -53,6 +53,8 @@ void scale_llama3(Scaling& in, ModelConfig& c) {
 }
 
 void scale_yarn(Scaling& in, ModelConfig& c) {
+  if (in.fields.find("short_factor") != nullptr)
+    in.fields.refuse("short_factor", "yarn has none; hint: an early Phi-3 calls longrope yarn");
   const auto context = static_cast<double>(in.original_context(in.max_positions));
   const double factor = in.positive("factor", static_cast<double>(in.max_positions) / context);
   const auto grow = [](double scale, double mscale) {

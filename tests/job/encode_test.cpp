@@ -317,6 +317,19 @@ TEST_F(SentenceFolders, OptionsThatChangeTheResultAreFollowedOrRefused) {
   };
   refused(R"("do_lower_case": true)", "false");
   refused(R"("transformer_task": "fill-mask")", "\"feature-extraction\"");
+  refused(R"("processing_kwargs": {"text": {"max_length": 4}})", "{}");
+  const auto modality = [](const std::string& name, const std::string& output) {
+    return str(R"({"modality_config": {")", name, R"(": {"method": "forward", )",
+               R"("method_output_name": )", output, "}}}");
+  };
+  write({{"sentence_bert_config.json", modality("text", "\"last_hidden_state\"")}});
+  EXPECT_EQ(read().pooling, Pooling::kMean);
+  for (const auto& [name, output] :
+       {std::pair("message", "\"last_hidden_state\""), {"text", R"(["hidden_states", 1])"}})
+    expect_refused("sentence_bert_config.json", modality(name, output),
+                   str(R"(modality_config '{")", name, R"(":{"method":"forward",)"));
+  expect_refused("config_sentence_transformers.json", R"({"truncate_dim": 8})",
+                 "truncate_dim '8' is not supported; hint: null is");
   for (const char* limit : {"null", "-3"}) {
     write({{"sentence_bert_config.json", str(R"({"max_seq_length": )", limit, "}")}});
     EXPECT_EQ(read().max_tokens, 30);  // the tokenizer's

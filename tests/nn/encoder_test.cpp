@@ -329,18 +329,20 @@ TEST(Encoders, FoldersOfOtherVersionsAreRead) {
   save_weights(model, folder.path());
   test::write_file(folder.path("config.json"), saved_config(model).dump());
   std::vector<std::pair<std::string, Tensor>> tensors;
-  Tensor table;
+  Tensor table, bias;
   {
     const SafetensorsFile file(path);
     for (std::string name : file.names()) {
       const Tensor value = file.read(name);
       if (name.ends_with("word_embeddings.weight")) table = value;
+      if (name == "cls.predictions.bias") bias = value;
       if (name.ends_with("LayerNorm.weight")) name.replace(name.size() - 6, 6, "gamma");
       if (name.ends_with("LayerNorm.bias")) name.replace(name.size() - 4, 4, "beta");
       tensors.emplace_back(name, value);
     }
   }
   tensors.emplace_back("bert.embeddings.position_ids", Tensor::zeros({1, 160}, DType::kI64));
+  tensors.emplace_back("cls.predictions.decoder.bias", bias.clone());
   tensors.emplace_back("cls.predictions.decoder.weight", table.clone());
   tensors.emplace_back("cls.seq_relationship.weight", Tensor::zeros({2, 24}, DType::kF32));
   write_safetensors(path, tensors);
@@ -349,9 +351,13 @@ TEST(Encoders, FoldersOfOtherVersionsAreRead) {
   const PackedBatch batch = test::encoder_batch(config, {4, 7}, 1);
   EXPECT_TRUE(test::bit_equal(loaded.hidden_at_targets(batch).value(),
                               model.hidden_at_targets(batch).value()));
-  tensors[tensors.size() - 2].second.data<float>()[3] += 1;
-  write_safetensors(path, tensors);
-  EXPECT_THROW_WITH(load_weights(loaded, folder.path()), InputError, "not tied to the table");
+  for (const size_t back : {2, 3}) {
+    auto& [name, value] = tensors[tensors.size() - back];
+    value.data<float>()[3] += 1;
+    write_safetensors(path, tensors);
+    EXPECT_THROW_WITH(load_weights(loaded, folder.path()), InputError, name + " differs from ");
+    value.data<float>()[3] -= 1;
+  }
 }
 
 TEST(CudaEncoders, EqualThoseOfTransformers) {

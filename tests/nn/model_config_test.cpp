@@ -69,6 +69,51 @@ TEST(FamilyDefaults, WindowsAreThoseOfTransformers) {
   EXPECT_EQ(window(config_of("phi3"), 0), 0);
 }
 
+// In some families transformers ignores the fields by which others leave windows out.
+TEST(FamilyDefaults, WindowsThatTransformersWouldNotHaveAreRefused) {
+  const auto types = [](const char* first) {
+    Json::Array all(30, "sliding_attention");
+    all[0] = first;
+    return Json(all);
+  };
+  for (const char* type : {"mistral", "phi3"}) {
+    const Json json = config_of(type).set("sliding_window", 8);
+    const auto with = [&](const char* field, const Json& value) {
+      return ModelConfig::from_json(Json(json).set(field, value));
+    };
+    EXPECT_EQ(with("layer_types", types("sliding_attention")).window_of(0), 8);
+    EXPECT_EQ(with("use_sliding_window", true).window_of(0), 8);
+    EXPECT_EQ(with("max_window_layers", 0).window_of(0), 8);
+    EXPECT_THROW_WITH(with("layer_types", types("full_attention")), InputError,
+                      "the field layer_types is [\"full_attention\"");
+    EXPECT_THROW_WITH(with("max_window_layers", 28), InputError, "max_window_layers is 28: layers");
+    EXPECT_THROW_WITH(with("use_sliding_window", false), InputError,
+                      "use_sliding_window is false: only true");
+    const Json none = Json(json).set("sliding_window", Json()).set("use_sliding_window", false);
+    EXPECT_EQ(ModelConfig::from_json(none).window, 0);
+  }
+  for (const char* type : {"qwen2", "qwen3", "smollm3"})
+    EXPECT_THROW_WITH(
+        ModelConfig::from_json(
+            config_of(type).set("sliding_window", 8).set("layer_types", types("full_attention"))),
+        InputError, "without use_sliding_window only full_attention");
+}
+
+TEST(FamilyDefaults, DecodersThatAreNotCausalAreRefused) {
+  for (const char* type : {"llama", "qwen2", "gemma"}) {
+    EXPECT_EQ(ModelConfig::from_json(config_of(type).set("is_causal", true)).num_layers, 30);
+    EXPECT_THROW_WITH(ModelConfig::from_json(config_of(type).set("is_causal", false)), InputError,
+                      "is_causal is false: only true is supported");
+  }
+}
+
+// Phi-3 of transformers reads it as longrope.
+TEST(FamilyDefaults, YarnWithFactorsOfLongropeIsRefused) {
+  const Json yarn = Json().set("type", "yarn").set("short_factor", Json::Array{1.0, 2.0});
+  EXPECT_THROW_WITH(ModelConfig::from_json(config_of("phi3").set("rope_scaling", yarn)), InputError,
+                    "short_factor is [1.0,2.0]: yarn has none");
+}
+
 }  // namespace
 
 TEST(ModelConfig, ResolveFillsInZeroSizes) {

@@ -114,14 +114,16 @@ TEST(BertVocabulary, TheFolderKeepsItsFiles) {
 
 // ---- Pairs -------------------------------------------------------------------------------------
 
-std::unique_ptr<Tokenizer> make_words(const std::string& post_processor) {
+std::unique_ptr<Tokenizer> make_words(const std::string& post_processor,
+                                      const std::string& config = "{}") {
   Json json = parse_json(R"({"added_tokens": [
       {"id": 0, "content": "<s>", "special": true}, {"id": 1, "content": "</s>", "special": true}],
     "pre_tokenizer": {"type": "Whitespace"}, "model": {"type": "WordLevel", "unk_token": "[UNK]",
       "vocab": {"<s>": 0, "</s>": 1, "[UNK]": 2, "a": 10, "b": 11, "c": 12}}})",
                          "json");
   json.set("post_processor", parse_json(post_processor, "post_processor"));
-  return make_tokenizer({{"tokenizer.json", json.dump()}}, "folder");
+  return make_tokenizer({{"tokenizer.json", json.dump()}, {"tokenizer_config.json", config}},
+                        "folder");
 }
 
 void expect_encoded(const EncodedText& text, const TokenIds& ids, const TokenIds& types) {
@@ -159,6 +161,17 @@ TEST(TextPairs, FollowThePostProcessor) {
     expect_encoded(tokenizer->encode_texts("a", "c"), {12, 1, 0, 10}, {3, 2, 2, 0});
   EXPECT_THROW_WITH(sequence(kTemplate, kBertProcessing), InputError,
                     "post_processor: a sequence may have one step that adds tokens");
+}
+
+TEST(TextPairs, HaveTypesIfTheyAreInputsOfTheModel) {
+  const auto expect_types = [](const char* inputs, const TokenIds& types) {
+    const auto tokenizer =
+        make_words(kBertProcessing, str(R"({"model_input_names": )", inputs, "}"));
+    expect_encoded(tokenizer->encode_texts("a", "c"), {0, 10, 1, 12, 1}, types);
+  };
+  expect_types(R"(["input_ids", "token_type_ids", "attention_mask"])", {0, 0, 0, 1, 1});
+  expect_types("null", {0, 0, 0, 1, 1});
+  expect_types(R"(["input_ids", "attention_mask"])", {0, 0, 0, 0, 0});
 }
 
 TEST(TextPairs, TextsWithoutAPostProcessorAreJoined) {

@@ -195,6 +195,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
     find_stops(folder);
     find_control(named);
     find_mask(named);
+    find_types(folder);
   }
 
   std::vector<int32_t> encode(std::string_view text, SpecialTokens special) const override {
@@ -361,6 +362,14 @@ class HuggingFaceTokenizer final : public Tokenizer {
                       [&] { add(read_added_token(json, id), tokens); });
       tokens[id].special = true;
     }
+  }
+
+  // As in transformers, texts have no other type than 0 if types are no input of the model.
+  void find_types(const Folder& folder) {
+    const Json inputs = folder.json("tokenizer_config.json").get_or_null("model_input_names");
+    if (inputs.is_null() || inputs.dump().find("\"token_type_ids\"") != std::string::npos) return;
+    for (EncodedText* parts : {&templates_.single, &templates_.pair})
+      std::ranges::fill(parts->types, 0);
   }
 
   void find_eos(const Folder& folder, std::span<const NamedToken> named) {
