@@ -234,13 +234,12 @@ void check_template(const TrainConfig& config, const Dataset& data, StagePreview
     const Json::Array& messages = example.conversation.as_array();
     for (size_t m = 0; m < messages.size(); ++m) {
       const Json& calls = messages[m].get_or_null("tool_calls");
-      const std::string where = str(example.where, ": message ", m + 1);
-      if (!shows(calls)) return warn(where, "its tool_calls");
+      if (!shows(calls)) return warn(str(example.where, ": message ", m + 1), "its tool_calls");
       for (const Json& call : calls.is_array() ? calls.as_array() : Json::Array{})
         if (const Json arguments = function_text(call, "arguments");
             arguments.as_string().starts_with('{') && text.find(arguments.dump()) != text.npos)
-          out.template_warning = where +
-                                 ": the chat template quotes the arguments of its calls; "
+          out.template_warning = example.where +
+                                 ": the chat template quotes the arguments of tool_calls, a text; "
                                  "hint: an object in place of the JSON text";
     }
   }

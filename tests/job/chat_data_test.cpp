@@ -507,8 +507,8 @@ TEST_F(ChatData, CallsAndToolsThatTheTemplateDoesNotShowGiveAWarning) {
       "<|end|>\n{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}";
   EXPECT_EQ(warning(plain, quoted), "");
   EXPECT_EQ(warning(kShowsVariables, quoted)
-                .find(dir_.path("lines.jsonl") + ":1: message 2: the chat template quotes the "
-                                                 "arguments of its calls; hint: an object"),
+                .find(dir_.path("lines.jsonl") + ":1: the chat template quotes the arguments "
+                                                 "of tool_calls, a text; hint: an object"),
             0u)
       << warning(kShowsVariables, quoted);
   const std::string tools =
