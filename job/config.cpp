@@ -197,8 +197,8 @@ class RelativePaths {
   void resolve_path(ConfigNode& node) {
     const auto given = node.text();
     if (!given || given->empty() || fs::path(*given).is_absolute()) return;
-    require(*given != "~" && !given->starts_with("~/"),
-            str(node.where(), ": '", *given, "': ~ is not expanded; hint: the path in full"));
+    if (*given == "~" || given->starts_with("~/"))
+      throw InputError(str(node.where(), ": ~ is not expanded in ", *given, "; hint: a full path"));
     const std::string base = base_of(node);
     const std::string path = canonical_path(fs::path(base) / *given);
     origins_[path] = {
