@@ -86,20 +86,21 @@ std::pair<CLI::App&, Options&> add_command(CLI::App& app, int& code, int (*execu
   return {*command, *options};
 }
 
-// Refuses NaN and infinity, which CLI11 takes as numbers of any range.
-const CLI::Validator kFinite(
-    [](const std::string& text) {
-      double value = 0;
-      const bool finite = CLI::detail::lexical_cast(text, value) && std::isfinite(value);
-      return finite ? "" : str("expected a finite number, got '", text, "'");
-    },
-    "");
+// Refuses NaN and infinity, too, which CLI11 takes as numbers of any range.
+CLI::Validator at_least(double min) {
+  const auto check = [min](const std::string& text) -> std::string {
+    double value = 0;
+    if (CLI::detail::lexical_cast(text, value) && value >= min && value < INFINITY) return {};
+    return str("expected a finite number of at least ", format_double(min), ", got '", text, "'");
+  };
+  return {check, ""};
+}
 
-// Adds an option for a positive number. The help shows the default, unless it is 0.
+// Adds an option for a number. The help shows the default, unless it is 0.
 template <class T>
 CLI::Option* add_number(CLI::App& command, const char* name, T& value, const char* help,
-                        const CLI::Validator& check = CLI::PositiveNumber) {
-  CLI::Option* option = command.add_option(name, value, help)->check(kFinite)->check(check);
+                        double min = 1) {
+  CLI::Option* option = command.add_option(name, value, help)->check(at_least(min));
   if (value > 0) option->capture_default_str();
   return option;
 }
@@ -123,8 +124,7 @@ void add_sampling_options(CLI::App& command, SamplingOptions& options, int64_t m
     CLI::Option* option = real != nullptr ? command.add_option(name, **real, field.help)
                                           : command.add_option(name, **whole, field.help);
     const auto [min, max] = field.range;
-    option->check(kFinite)->capture_default_str();
-    option->check(std::isinf(max) ? CLI::NonNegativeNumber : CLI::Range(min, max));
+    option->check(at_least(min))->check(CLI::Range(min, max))->capture_default_str();
     replaces(option, {key, key.ends_with("penalty") ? key : "do_sample"});
   });
   config.visit(add);
@@ -210,7 +210,7 @@ void add_generate(CLI::App& app, int& code) {
   add_number(command, "--num", options.num, "completions per prompt");
   add_number(command, "--best-of", options.best_of,
              "sample N completions, print the --num with the largest mean token log-prob");
-  add_number(command, "--seed", options.seed, "seed of the random numbers", CLI::NonNegativeNumber);
+  add_number(command, "--seed", options.seed, "seed of the random numbers", 0);
   add_compute_options(command, options.compute);
   command.add_flag(
       "--json", options.json,
@@ -247,7 +247,7 @@ void add_chat(CLI::App& app, int& code) {
                      "template variables, a JSON object: '{\"enable_thinking\": false}'");
   add_sampling_options(command, options.sampling, 2048, "per reply");
   add_raw(command, options.raw);
-  add_number(command, "--seed", options.seed, "seed of the random numbers", CLI::NonNegativeNumber);
+  add_number(command, "--seed", options.seed, "seed of the random numbers", 0);
   add_compute_options(command, options.compute);
 }
 
@@ -257,7 +257,7 @@ void add_logprobs(CLI::App& app, int& code) {
                   "the log-prob of every token of a text, one JSON line per text");
   command.add_option("model", options.model, "folder, checkpoint or run directory")->required();
   command.add_option("texts", options.texts, "texts; none: one per line of standard input");
-  add_number(command, "--temperature", options.temperature, "of the distribution");
+  add_number(command, "--temperature", options.temperature, "of the distribution", 1e-6);
   add_compute_options(command, options.compute);
   command.add_flag("--eos", options.eos, "end each text with the end-of-sequence token");
 }
@@ -281,7 +281,7 @@ void add_encoders(CLI::App& app, int& code) {
   auto [mask, filled] = add_encode(app, code, fill_mask, "fill-mask",
                                    "the most likely tokens of each mask token ([MASK], <mask>) of "
                                    "a text, one JSON line per text");
-  add_number(mask, "--top", filled.top, "tokens per mask", CLI::Range(1, 1000));
+  add_number(mask, "--top", filled.top, "tokens per mask")->check(CLI::Range(1, 1000));
   add_encode(
       app, code, classify, "classify",
       "the label of a text, or of an image by its path or data URI, and the probabilities of all "

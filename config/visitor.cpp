@@ -55,7 +55,7 @@ struct Reader {
     std::string text = plain_text();
     for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
     *value = text == "true" || text == "yes";
-    if (!*value && text != "false" && text != "no") fail("true, false, yes or no");
+    if (!*value && text != "false" && text != "no") fail("true, false, yes or no", quotes());
   }
   void operator()(std::string* value) const { *value = text_or_fail(node.text(), "text"); }
   void operator()(std::vector<std::string>* values) const {
@@ -117,6 +117,7 @@ struct Reader {
         return str("; hint: the key is ", path, ".", key);
     return "";
   }
+  const char* quotes() const { return node.quoted ? " in quotes" : ""; }
   Reader at(const ConfigNode& item) const { return {item, path, range}; }
   [[noreturn]] void fail(const std::string& expected, const std::string& hint = "") const {
     throw InputError(
@@ -124,7 +125,8 @@ struct Reader {
   }
   template <class T>
   void read_number(T& value, const char* expected) const {
-    if (!parse_number(node, value) || !std::isfinite(static_cast<double>(value))) fail(expected);
+    if (!parse_number(node, value) || !std::isfinite(static_cast<double>(value)))
+      fail(expected, quotes());
     const double number = static_cast<double>(value);
     if (number < range.min || number > range.max) fail("a number " + range_text(range));
   }

@@ -196,11 +196,12 @@ class RelativePaths {
   void resolve_path(ConfigNode& node) {
     const auto given = node.text();
     if (!given || given->empty() || fs::path(*given).is_absolute()) return;
-    const bool typed = node.line == 0;
+    if (*given == "~" || given->starts_with("~/"))
+      throw InputError(str(node.where(), ": ~ is not expanded in ", *given, "; hint: a full path"));
     const std::string base = base_of(node);
     const std::string path = canonical_path(fs::path(base) / *given);
-    origins_[path] = {*given,
-                      str(base, ", ", typed ? "the current folder" : "the folder of " + file_)};
+    origins_[path] = {
+        *given, base + (node.line == 0 ? ", the current folder" : ", the folder of " + file_)};
     node.kind = ConfigNode::Kind::kScalar;
     node.scalar = path;
     node.typed.reset();
@@ -443,9 +444,9 @@ void validate_selection(const DataConfig& data, const BatchConfig& batch) {
 
 void validate_grpo(const TrainConfig& config) {
   if (config.batch.trainer != TrainerType::kGrpo) return;
-  require(!config.rewards.empty(),
-          "rewards: trainer grpo needs at least one reward; hint: rewards: [{name: NAME}]; "
-          "`cohort train --keys` lists them");
+  require(std::ranges::any_of(config.rewards, [](const auto& r) { return r.weight != 0; }),
+          "rewards: trainer grpo needs at least one reward, with a weight other than 0; hint: "
+          "rewards: [{name: NAME}]; `cohort train --keys` lists them");
   require(config.batch.num_generations > 1,
           "num_generations: 1 leaves nothing to compare: the advantage of a completion is its "
           "reward relative to the others of its prompt; hint: num_generations=8");

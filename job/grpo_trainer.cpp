@@ -92,7 +92,7 @@ void check_rewarded(Stage& stage, int64_t rewarded_count) {
     throw InputError(str(message,
                          unrewarded > 1 ? str(", the last of ", unrewarded, " in a row") : "",
                          "; hint: numeric needs a number as the answer, countdown the fields "
-                         "numbers and target"));
+                         "numbers and target, code tests; a program's answer may be None"));
   if (stage.is_main()) logging::warn(message, "; the step is skipped");
 }
 

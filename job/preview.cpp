@@ -200,11 +200,11 @@ void check_stops(const TrainConfig& config, const Dataset& data, StagePreview& o
             "inside its {% generation %} blocks if it has them, or that token in stop_tokens");
 }
 
-// The name in a tool's schema or in a call, which may be around a `function`; "": none.
-std::string function_name(const Json& tool) {
+// A text in a tool's schema or in a call, which may be around a `function`; "": none.
+std::string function_text(const Json& tool, const char* key) {
   const Json* function = tool.find("function");
-  const std::string* name = (function == nullptr ? tool : *function).find_text("name");
-  return name == nullptr ? "" : *name;
+  const std::string* text = (function == nullptr ? tool : *function).find_text(key);
+  return text == nullptr ? "" : *text;
 }
 
 // Sets StagePreview::template_warning, and notes an environment of tools that no prompt shows.
@@ -222,7 +222,7 @@ void check_template(const TrainConfig& config, const Dataset& data, StagePreview
     const std::string text = example.prompt + example.solution;
     const auto shows = [&](const Json& list) {
       return !list.is_array() || std::ranges::all_of(list.as_array(), [&](const Json& tool) {
-        return text.find(function_name(tool)) != text.npos;
+        return text.find(function_text(tool, "name")) != text.npos;
       });
     };
     const Json& own = example.template_variables.get_or_null("tools");
@@ -232,9 +232,16 @@ void check_template(const TrainConfig& config, const Dataset& data, StagePreview
         return warn(tools == &own ? example.where : "environment", "the schemas of the tools");
     }
     const Json::Array& messages = example.conversation.as_array();
-    for (size_t m = 0; m < messages.size(); ++m)
-      if (!shows(messages[m].get_or_null("tool_calls")))
-        return warn(str(example.where, ": message ", m + 1), "its tool_calls");
+    for (size_t m = 0; m < messages.size(); ++m) {
+      const Json& calls = messages[m].get_or_null("tool_calls");
+      if (!shows(calls)) return warn(str(example.where, ": message ", m + 1), "its tool_calls");
+      for (const Json& call : calls.is_array() ? calls.as_array() : Json::Array{})
+        if (const Json arguments = function_text(call, "arguments");
+            arguments.as_string().starts_with('{') && text.find(arguments.dump()) != text.npos)
+          out.template_warning = example.where +
+                                 ": the chat template quotes the arguments of tool_calls, a text; "
+                                 "hint: an object in place of the JSON text";
+    }
   }
   if (config.environment.is_set() && !has_tools)
     out.lengths.notes.emplace_back(

@@ -635,6 +635,18 @@ def compiled(source: str, name: str) -> Tuple[types.CodeType, List[str]]:
         raise LineError(f"{name} is no Python: {error}") from None
 
 
+def can_fail(statement: ast.stmt, entry: str) -> bool:
+    """False for what tests nothing as it runs: definitions, imports, assignments, bare comparisons, and what a main program runs."""
+    if isinstance(statement, ast.Expr):
+        is_print = isinstance(statement.value, ast.Call) and getattr(statement.value.func, "id", "") == "print"
+        return not is_print and not isinstance(statement.value, (ast.Compare, ast.UnaryOp, ast.Constant))
+    if isinstance(statement, ast.If):
+        return "id='__name__'" not in ast.dump(statement.test)
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return bool(entry) and statement.name == "check"
+    return not isinstance(statement, (ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Pass))
+
+
 def listed(value: Any) -> Any:
     """A value with lists for tuples, as in JSON."""
     return [listed(item) for item in value] if isinstance(value, (list, tuple)) else value
@@ -680,6 +692,9 @@ def function_tests(channel: Channel, code: Tuple[str, str], setup: str, tests: L
     """Tests that are Python code. `code`: the solution and its prefix; `entry`: the function that check() gets, if there is one."""
     setup_code, setup_names = compiled(setup, "test_setup_code")
     codes = [compiled(test, f"test {i + 1}") for i, test in enumerate(tests)]
+    if not any(can_fail(statement, entry) for text in (setup, *tests) for statement in ast.parse(text).body):
+        raise LineError("tests of the line: they assert nothing where they are run, as classes of unittest and functions of pytest are not; "
+                        "hint: assert statements, or a function check(candidate) and its entry_point")
     names = set(channel.ask("load", code[0], limit=MAX_NAMES).decode("utf-8", "replace").split("\n"))
     if inside:
         end = f"\nif 'check' in globals(): check({entry})" if entry else ""

@@ -3,6 +3,7 @@
 #include "text/tokenizer.h"
 
 #include "sys/files.h"
+#include "text/chat_template.h"
 #include "text/tokenizers/byte_level.h"
 #include "text/tokenizers/hugging_face.h"
 #include "text/tokenizers/json_fields.h"
@@ -273,8 +274,11 @@ std::unique_ptr<Tokenizer> make_tokenizer(NamedFiles files, const std::string& w
       return with_location(saved, path, [&] { return read_old_tokenizer(saved); });
     });
   }
+  // These have no chat template: with one, the files are those of a byte-level or a word model.
   if (json != nullptr)
-    if (auto plain = recognize_plain(*json, where + "/tokenizer.json")) return plain;
+    if (auto plain = recognize_plain(*json, where + "/tokenizer.json");
+        plain != nullptr && !find_chat_template(files))
+      return plain;
   return make_hugging_face_tokenizer(std::move(files), where);
 }
 

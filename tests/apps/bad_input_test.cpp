@@ -63,7 +63,10 @@ TEST_F(BadInput, CommandLine) {
   expect_bad_input(run_cohort({"generate", "x", "1", "--max_new_tokens", "5"}),
                    {"--max_new_tokens", "did you mean '--max-tokens'?", "generate --help"});
   expect_bad_input(run_cohort({"generate", "x", "--temperature", "hot"}), {"--temperature"});
-  expect_bad_input(run_cohort({"generate", "x", "--num", "0"}), {"--num"});
+  expect_bad_input(run_cohort({"generate", "x", "--num", "0"}),
+                   {"--num: expected a finite number of at least 1, got '0'"});
+  expect_bad_input(run_cohort({"generate", "x", "--seed", "-1"}), {"at least 0, got '-1'"});
+  expect_bad_input(run_cohort({"generate", "x", "--top-k", "-2"}), {"at least -1, got '-2'"});
   expect_bad_input(run_cohort({"gradcheck", "none"}), {"unknown op 'none'", "known:", "silu"});
 }
 

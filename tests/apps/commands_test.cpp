@@ -94,6 +94,7 @@ TEST_F(Commands, GenerateReadsPromptsFromStandardInputToo) {
   EXPECT_EQ(text, "1+1=" + lines[0].at("completion").as_string() +
                       "\n2+2=" + lines[1].at("completion").as_string() + "\n");
   EXPECT_NE(cohort({"generate", run_, "1+1=", "2+2=", "--json", "--seed", "2"}).out, json);
+  EXPECT_EQ(cohort({"generate", run_, "1+1=", "2+2=", "--json", "--top-k", "-1"}).out, json);
   // Greedy completions need no seed.
   const std::string greedy = cohort({"generate", run_, "1+1=", "--temperature", "0"}).out;
   EXPECT_EQ(cohort({"generate", run_, "1+1=", "--temperature", "0", "--seed", "9"}).out, greedy);

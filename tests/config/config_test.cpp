@@ -123,7 +123,12 @@ TEST(Config, MessagesOfUnknownKeysAreBounded) {
 TEST(Config, WrongTypesReportTheExpectedType) {
   EXPECT_EQ(read_error("steps: many\n"), "run.yaml:1: steps: expected a whole number, got 'many'");
   EXPECT_EQ(read_error("steps: 1.5\n"), "run.yaml:1: steps: expected a whole number, got '1.5'");
-  EXPECT_EQ(read_error("steps: '1'\n"), "run.yaml:1: steps: expected a whole number, got '1'");
+  EXPECT_EQ(read_error("steps: '1'\n"),
+            "run.yaml:1: steps: expected a whole number, got '1' in quotes");
+  EXPECT_EQ(read_error("rate: \"1e-5\"\n"),
+            "run.yaml:1: rate: expected a number, got '1e-5' in quotes");
+  EXPECT_EQ(read_error("verbose: 'yes'\n"),
+            "run.yaml:1: verbose: expected true, false, yes or no, got 'yes' in quotes");
   EXPECT_EQ(read_error("steps: 99999999999999999999\n"),
             "run.yaml:1: steps: expected a whole number, got '99999999999999999999'");
   EXPECT_EQ(read_error("steps:\n"), "run.yaml:1: steps: expected a whole number, got nothing");

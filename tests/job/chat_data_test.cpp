@@ -10,6 +10,7 @@
 #include "tests/support/byte_fallback.h"
 #include "tests/support/chat_tokenizer.h"
 #include "tests/support/test_util.h"
+#include "text/utf8.h"
 #include "trainers/sampling.h"
 
 namespace cohort {
@@ -499,6 +500,17 @@ TEST_F(ChatData, CallsAndToolsThatTheTemplateDoesNotShowGiveAWarning) {
             0u)
       << warning(kTurns, str(kMessages) + call);
   EXPECT_EQ(warning(kShowsVariables, str(kMessages) + call), "");
+  const std::string quoted = replaced(call, "{}}}]", R"("{\"a\": 1}"}}])");
+  const char* plain =
+      "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}"
+      "{% for c in m.tool_calls %}{{ c.function.name }} {{ c.function.arguments }}{% endfor %}"
+      "<|end|>\n{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}";
+  EXPECT_EQ(warning(plain, quoted), "");
+  EXPECT_EQ(warning(kShowsVariables, quoted)
+                .find(dir_.path("lines.jsonl") + ":1: the chat template quotes the arguments "
+                                                 "of tool_calls, a text; hint: an object"),
+            0u)
+      << warning(kShowsVariables, quoted);
   const std::string tools =
       R"({"prompt": [{"role": "user", "content": "1+1"}], "completion": "2", )"
       R"("tools": [{"type": "function", "function": {"name": "sum"}}]})"

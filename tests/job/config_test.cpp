@@ -504,6 +504,11 @@ TEST_F(Plans, CombinationsOfKeysAreChecked) {
   expect_refused("data: {task: addition}\n", "data.text: trainer pretrain needs a text file");
   expect_refused("trainer: sft\ndata: {text: a.txt}\n", "trainer sft needs problems");
   expect_refused("trainer: grpo\ndata: {task: addition}\n", "at least one reward");
+  expect_refused("trainer: grpo\ndata: {task: addition}\nrewards: [{name: task, weight: 0}]\n",
+                 "at least one reward, with a weight other than 0");
+  for (const char* home : {"'~'", "~/runs/x"})
+    expect_refused(str("trainer: pretrain\noutput_dir: ", home, "\ndata: {text: x.txt}\n"),
+                   ": ~ is not expanded in ~");
   const std::string grpo = "trainer: grpo\ndata: {task: addition}\nrewards: [{name: task}]\n";
   expect_refused(grpo + "temperature: 0\n", "greedy (0) gives equal ones");
   expect_refused(grpo + "num_minibatches: 5\nprompts_per_step: 4\n", "5 updates need as many");

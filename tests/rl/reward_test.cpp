@@ -157,8 +157,8 @@ TEST(Contains, FindsTheAnswerAnywhereInTheFoundText) {
   EXPECT_EQ(whole({with_answer(" Paris\n"), "It is Paris."}), 1);
   EXPECT_EQ(whole({with_answer("Paris"), "It is paris."}), 0);
   EXPECT_EQ(whole({with_answer("Paris"), ""}), 0);
-  EXPECT_EQ(whole({with_answer(""), "anything"}), 0);
-  EXPECT_EQ(whole({with_answer(" \n"), "any thing"}), 0);
+  EXPECT_TRUE(std::isnan(whole({with_answer(""), "anything"})));
+  EXPECT_TRUE(std::isnan(whole({with_answer(" \n"), "any thing"})));
   const RewardFn tagged = make({.name = "contains", .weight = 1, .pattern = "<a>(.*?)</a>"});
   EXPECT_EQ(tagged({with_answer("7"), "7 <a>6 or 7</a>"}), 1);
   EXPECT_EQ(tagged({with_answer("7"), "7 <a>6</a>"}), 0);

@@ -7,6 +7,7 @@
 #include "sys/input_file.h"
 #include "tests/support/byte_fallback.h"
 #include "tests/support/test_util.h"
+#include "text/chat_template.h"
 #include "text/tokenizer.h"
 #include "text/tokenizers/hugging_face.h"
 #include "text/utf8.h"
@@ -257,6 +258,20 @@ TEST(TokenizerFiles, DamagedNamesOfTokensAreInputErrors) {
   for (const char* fields : {R"({"eos_token": 3, "pad_token": [], "bos_token": {"content": 1}})",
                              R"({"additional_special_tokens": 3, "extra_special_tokens": [null]})"})
     EXPECT_EQ(make_small(small_json(), {{"tokenizer_config.json", fields}})->vocab_size(), 102);
+}
+
+// A model of bytes or characters becomes a chat model by a template in its folder.
+TEST(TokenizerFiles, ATemplateBesideBytesOrCharactersIsKept) {
+  for (const auto& plain : {make_byte_tokenizer(), make_char_tokenizer("abc é\n")}) {
+    NamedFiles files = plain->files();
+    files.emplace_back("chat_template.jinja", "{{ messages[0].content }}");
+    const auto chat = make_tokenizer(files, "folder");
+    EXPECT_EQ(find_chat_template(chat->files()), "{{ messages[0].content }}");
+    EXPECT_EQ(chat->encode("abc é\nc"), plain->encode("abc é\nc"));
+    EXPECT_EQ(chat->decode(plain->encode("b é\n")), "b é\n");
+    EXPECT_EQ(chat->vocab_size(), plain->vocab_size());
+    EXPECT_EQ(chat->stop_ids(), plain->stop_ids());
+  }
 }
 
 TEST(TokenizerFiles, ComeBackByteForByte) {
