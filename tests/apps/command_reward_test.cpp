@@ -154,8 +154,13 @@ TEST_F(RewardPrograms, ThatFailTooOftenEndTheRun) {
       "    if os.path.exists('often/log.txt') and len(completions[0]) % 2:\n"
       "        raise ValueError('odd')\n"
       "    return [1]\n");
-  const Output output = run_cohort(run("often", often));
+  const Output output = run_cohort(run("often", often, {"ranks=2"}));
   EXPECT_EQ(output.code, 1);
+  // One warning and the last line, with the number of all ranks.
+  const std::string begin = "reward command: no value for ";
+  const size_t first = output.err.find(begin), second = output.err.find(begin, first + 1);
+  ASSERT_NE(second, std::string::npos) << output.err;
+  EXPECT_EQ(output.err.find(begin, second + 1), std::string::npos) << output.err;
   EXPECT_NE(output.err.find("it reports: 'ValueError: odd'"), std::string::npos) << output.err;
   EXPECT_NE(output.err.find("workers.log"), std::string::npos);
   const std::string log = read_file(dir_.path("often/workers.log"));
