@@ -238,6 +238,20 @@ TEST_F(EvaluateProblems, CountTheMostFrequentAnswer) {
   EXPECT_DOUBLE_EQ(scores.metrics.at("maj@5"), right / 7);
 }
 
+// Longer completions cannot be judged; the others are right.
+TEST_F(EvaluateProblems, PassRatesAreThoseOfTheSamplesThatCanBeJudged) {
+  Correctness shorter = has_one_;
+  int judged = 0, unjudged = 0;
+  shorter.reward = [&](const RewardInput& in) {
+    const bool is_short = in.completion.size() < 3;
+    (is_short ? judged : unjudged) += 1;
+    return is_short ? 1.0 : kNotApplicable;
+  };
+  const std::vector<double> rates = evaluate(shorter).pass_rates;
+  EXPECT_GT(std::min(judged, unjudged), 0);
+  EXPECT_EQ(std::ranges::count(rates, 1.0), std::ssize(rates));
+}
+
 // Also with more ranks than problems, and with verdicts that are NaN.
 TEST_F(EvaluateProblems, GiveTheSameToTheBitOnAnyNumberOfRanks) {
   const Correctness sometimes{
@@ -460,7 +474,7 @@ TEST(EvaluationOfRuns, LogsTheSameOnAnyNumberOfRanks) {
   for (const std::string& yaml :
        {problems + kSmallSft, problems + kSmallGrpo, std::string(kSmallModel) + kSmallPretrain}) {
     const TempDir dir;
-    const ExpectLog idle_ranks("of 9 ranks without work");
+    const ExpectLog idle_ranks(" or fewer ranks");
     std::string metrics, completions;
     for (const char* ranks : {"1", "2", "3", "9"}) {  // for 8 problems
       SCOPED_TRACE(yaml + ranks);
