@@ -17,18 +17,14 @@ namespace {
 // Steps in a row without any reward that end a run.
 constexpr int64_t kMaxUnrewardedSteps = 10;
 
-void warn_of_settings(Stage& stage) {
+void warn_of_few_prompts(Stage& stage) {
   const TrainConfig& config = stage.config();
-  if (config.sampling.restricts() && config.grpo.importance_weights == kernels::Importance::kNone)
-    logging::warn(
-        "top_k, top_p, min_p, penalties and logit_bias change sampling only: the update treats "
-        "samples as if they came from the policy itself; truncated_mass in metrics.jsonl is the "
-        "mass that top_k, top_p and min_p leave out; hint: importance_weights=truncate");
   const int64_t smallest = config.batch.prompts_per_step / config.grpo.num_minibatches;
   if (smallest < stage.comm().size())
     logging::warn("prompts_per_step: a minibatch of ", smallest, " prompts leaves ",
                   stage.comm().size() - smallest, " of ", stage.comm().size(),
-                  " ranks without work; hint: more prompts_per_step or fewer num_minibatches");
+                  " ranks without work; hint: more prompts_per_step or fewer ",
+                  config.grpo.num_minibatches > 1 ? "num_minibatches" : "ranks");
 }
 
 // Takes the next `count` examples of the order; returns those at `indices`.
@@ -190,7 +186,7 @@ StageEnd train_grpo(Stage& stage) {
   const Json& saved = stage.state().monitor;
   GrpoMonitor monitor = with_location(saved, "monitor of the checkpoint's state.json",
                                       [&] { return GrpoMonitor(config.grpo, saved); });
-  if (stage.is_main() && !stage.finished()) warn_of_settings(stage);
+  if (stage.is_main() && !stage.finished()) warn_of_few_prompts(stage);
 
   GrpoConfig grpo = config.grpo;  // with the present beta
   grpo.beta = beta_of(stage);

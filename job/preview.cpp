@@ -327,6 +327,11 @@ std::vector<std::string> TrainConfig::warnings() const {
               std::ceil(seconds / 60) + 10));
   }
   if (batch.trainer != TrainerType::kGrpo) return out;
+  if (sampling.restricts() && grpo.importance_weights == kernels::Importance::kNone)
+    out.push_back(
+        "top_k, top_p, min_p, penalties and logit_bias change sampling only: the update treats "
+        "samples as if they came from the policy itself; truncated_mass in metrics.jsonl is the "
+        "mass that top_k, top_p and min_p leave out; hint: importance_weights=truncate");
   for (const auto& lines : {grpo.warnings(), grpo.advice()})
     out.insert(out.end(), lines.begin(), lines.end());
   if (grpo.ref_sync_every > batch.steps)

@@ -15,14 +15,17 @@ namespace {
 constexpr int64_t kMeasuredSteps = 10;
 
 // Passes over the training data so far, which may be a fraction; NaN: the data are endless.
-double epoch_of(const ModelStart& start) {
+double epoch_of(const ModelStart& start, TrainerType trainer) {
   const Dataset& data = start.data;
   const auto seen = static_cast<double>(start.state.data_position);
   if (data.task != nullptr) return std::nan("");
   if (data.train != nullptr) return seen / static_cast<double>(data.train->size());
   double tokens = 0;
   for (const TokenStream& text : data.train_text) tokens += static_cast<double>(text.size());
-  return seen * static_cast<double>(start.learner->model().config().context) / tokens;
+  // The last token of a window of pretraining is only a target.
+  const int64_t context = start.learner->model().config().context,
+                length = std::min(context, window_length(trainer, *data.tokenizer, context));
+  return seen * static_cast<double>(length) / tokens;
 }
 
 }  // namespace
@@ -61,7 +64,7 @@ void StageLogs::end_step(Metrics metrics, double learning_rate, double seconds) 
       logging::info(note);
   }
   add_update_size(metrics, learning_rate);
-  metrics.add("epoch", epoch_of(start_));
+  metrics.add("epoch", epoch_of(start_, config.batch.trainer));
   metrics.add("total_tokens", state_.total_tokens);
   metrics.add("step_time", seconds);
   metrics.add("tokens_per_second", metrics.at("num_tokens") / seconds);

@@ -394,11 +394,9 @@ ProblemScores evaluate_problems(const ProblemEvaluation& evaluation, Communicato
     const double temperature = eval.temperature.value_or(of_run > 0 ? of_run : 1);
     const Judged sampled = sample_and_judge(evaluation, comm, temperature, eval.num_samples);
     add_sampled(evaluation, sampled, comm, scores.metrics, sampled_errors);
-    for (size_t i = 0; i < scores.pass_rates.size(); ++i) {
-      const auto first = sampled.verdicts.begin() + static_cast<int64_t>(i) * eval.num_samples;
-      scores.pass_rates[i] = std::accumulate(first, first + eval.num_samples, 0.0) /
-                             static_cast<double>(eval.num_samples);
-    }
+    const auto n = static_cast<size_t>(eval.num_samples);
+    for (size_t i = 0; i < scores.pass_rates.size(); ++i)
+      scores.pass_rates[i] = mean_score(std::span(sampled.verdicts).subspan(i * n, n)).mean;
   }
   if (evaluation.config.batch.trainer == TrainerType::kSft)
     scores.metrics.add("val_loss", held_out_loss(evaluation, comm));

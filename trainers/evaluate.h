@@ -143,8 +143,8 @@ struct ProblemScores {
   // not measured.
   Metrics metrics;
   std::vector<ProblemResult> samples;
-  // Per problem: the fraction of its samples, or of its greedy completion, that is correct; NaN if
-  // one cannot be judged.
+  // Per problem: the fraction of its samples that can be judged, or of its greedy completion, that
+  // is correct; NaN: none can be judged.
   std::vector<double> pass_rates;
 };
 // The sections of a configuration that an evaluation on problems reads.

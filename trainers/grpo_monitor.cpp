@@ -182,7 +182,7 @@ void GrpoMonitor::update_extremes(const Metrics& metrics) {
   if (std::isnan(zero_signal)) return;
   double& steps = numbers_["zero_signal_steps"];
   steps = zero_signal > kZeroSignalFraction ? steps + 1 : 0;
-  numbers_["zero_signal"] = zero_signal;
+  numbers_["zero_signal"] = std::fmin(steps > 1 ? numbers_["zero_signal"] : 1, zero_signal);
 }
 
 // Remembers an evaluation that is new, and the mean reward at its step.
@@ -241,8 +241,10 @@ std::string GrpoMonitor::entropy_collapse() const {
   const bool low = mean < std::max(kInitialEntropyFraction * first, kEntropyFloor);
   if (!low || is_solved()) return "";
   // Clipping affects only ratios other than 1.
-  const bool clips = config_.updates_per_step() > 1 && config_.epsilon_high.value_or(0) < 0.28 &&
-                     config_.surrogate == kernels::Surrogate::kClip;
+  const bool clips = config_.updates_per_step() > 1 &&
+                     config_.epsilon_high.value_or(config_.epsilon) < 0.28 &&
+                     config_.surrogate == kernels::Surrogate::kClip &&
+                     config_.importance_sampling_level == kernels::RatioLevel::kToken;
   return str("the entropy has collapsed to ", short_number(mean), " nats per token (at first ",
              short_number(first),
              "): completions of a prompt hardly differ any more; hint: a lower learning_rate",
@@ -303,8 +305,8 @@ std::string GrpoMonitor::spike(const char* metric) const {
   if (!(*middle > 0 && value > kSpike * *middle)) return "";
   return str(metric, " is ", short_number(value), ", over ", kSpike,
              " times its median of the last ", earlier.size(), " steps (", short_number(*middle),
-             "): an update that may undo what was learned; hint: a lower learning_rate or a lower "
-             "max_grad_norm");
+             "): an update that may undo what was learned; hint: a lower learning_rate, or a "
+             "lower max_grad_norm above 0");
 }
 
 // A fall of the scores and a rise of the rewards that are more than noise.

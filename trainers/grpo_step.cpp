@@ -85,22 +85,21 @@ std::vector<double> log_ratios(Communicator& comm, Learner& learner,
 // Throws Error on all ranks if reward programs have failed for too many completions.
 void check_failed(Communicator& comm, const RewardSet& rewards, const RewardSet::Scores& scores,
                   const GrpoSections& config) {
+  std::vector<double> counts;
+  for (const auto& count : scores.failed) counts.push_back(static_cast<double>(count.value_or(0)));
+  counts = reduce_over_ranks(comm, counts);
   double failed = 0;
   std::string error;
-  for (size_t k = 0; k < scores.failed.size(); ++k) {
-    const int64_t count = scores.failed[k].value_or(0);
-    if (count == 0) continue;
-    failed += static_cast<double>(count);
-    const std::string message = str("reward ", rewards.names()[k], ": no value for ", count,
-                                    " completions; the first: ", scores.first_error[k]);
-    logging::warn(message, "; the step cannot be reproduced");
-    error = message;
+  for (size_t k = 0; k < counts.size(); ++k) {
+    if (counts[k] == 0) continue;
+    failed += counts[k];
+    error = str("reward ", rewards.names()[k], ": no value for ", counts[k],
+                " completions; the first: ", first_text(comm, scores.first_error[k]));
+    if (comm.rank() == 0) logging::warn(error, "; the step cannot be reproduced");
   }
-  reduce_in_place(comm, {&failed});
   if (failed <= kMaxFailedFraction * static_cast<double>(config.batch.completions_per_step()))
     return;
-  throw Error(str(first_text(comm, error),
-                  "; hint: the programs' own messages are in workers.log of the run"));
+  throw Error(str(error, "; hint: the programs' own messages are in workers.log of the run"));
 }
 
 // A number of each completion of the step, by its index, over all ranks.

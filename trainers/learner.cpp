@@ -13,7 +13,7 @@ namespace {
 [[noreturn]] void throw_bad_weights() {
   throw NonFiniteError(
       "the last update made weights or moments that are not finite; hint: a lower learning_rate, a "
-      "larger adam_eps or a lower max_grad_norm");
+      "larger adam_eps or a lower max_grad_norm above 0");
 }
 
 }  // namespace
@@ -155,8 +155,9 @@ void Learner::check_losses(double total, const std::vector<double>& losses) cons
         str(comm_.size() > 1 ? str("rank ", comm_.rank(), ": ") : "", "the loss of micro batch ",
             bad - losses.begin() + 1, " of ", losses.size(), " is ", *bad);
   error = first_text(comm_, error);
-  throw NonFiniteError(str(error.empty() ? str("the sum of the losses is ", total) : error,
-                           "; nothing was updated; hint: a lower learning_rate or max_grad_norm"));
+  throw NonFiniteError(
+      str(error.empty() ? str("the sum of the losses is ", total) : error,
+          "; nothing was updated; hint: a lower learning_rate, or a lower max_grad_norm above 0"));
 }
 
 void Learner::check_gradients(double norm) const {
@@ -165,9 +166,9 @@ void Learner::check_gradients(double norm) const {
     if (!p.trained()) continue;
     for (const double g : p.grad().to_vector<double>())
       if (!std::isfinite(g))
-        throw NonFiniteError(
-            str("the gradient of ", p.name, " has a value of ", g,
-                "; nothing was updated; hint: a lower learning_rate or max_grad_norm"));
+        throw NonFiniteError(str("the gradient of ", p.name, " has a value of ", g,
+                                 "; nothing was updated; hint: a lower learning_rate, or a lower "
+                                 "max_grad_norm above 0"));
   }
   throw NonFiniteError(
       str("the gradient norm is ", norm, "; nothing was updated; hint: a lower learning_rate"));

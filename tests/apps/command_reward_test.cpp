@@ -147,6 +147,21 @@ TEST_F(RewardPrograms, ThatFailForOneExampleAreWarnedOf) {
     EXPECT_NE(output.err.find(text), std::string::npos) << text << "\n" << output.err;
 }
 
+TEST_F(RewardPrograms, ThatFailAreCountedOverAllRanks) {
+  const std::string fails = python(
+      "import os\n"
+      "def reward(completions, **fields):\n"
+      "    if os.path.exists('run/log.txt'): raise ValueError('odd')\n"
+      "    return [1]\n");
+  const Output output = run_cohort(run("run", fails, {"ranks=2", "eval.at_start=no"}));
+  EXPECT_EQ(output.code, 1);
+  const std::string text = "reward command: no value for ";
+  const size_t warning = output.err.find(text), last = output.err.rfind(text);
+  ASSERT_NE(warning, std::string::npos) << output.err;
+  EXPECT_EQ(output.err.find(text + "24 completions; "), warning) << output.err;
+  EXPECT_EQ(output.err.find(text, warning + 1), last) << output.err;
+}
+
 TEST_F(RewardPrograms, ThatFailTooOftenEndTheRun) {
   const std::string often = python(
       "import os\n"

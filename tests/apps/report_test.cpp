@@ -338,10 +338,12 @@ onload = () => {
     select.dispatchEvent(new view.Event("change"));
   }
   for (const details of page.querySelectorAll("details")) details.open = true;
+  const charts = [...page.querySelectorAll("figcaption span:first-child")].map((title) => title.textContent);
+  const sample = page.querySelector(".sample")?.textContent;
   const {runs} = JSON.parse(page.getElementById("data").textContent);
   for (const run of runs) view.readRun(run);
   console.log("inspected");
-  document.getElementById("found").textContent = JSON.stringify({lines, tip, runs, title: page.title,
+  document.getElementById("found").textContent = JSON.stringify({lines, tip, charts, sample, runs, title: page.title,
     text: page.body.innerText.length, summary: page.querySelector("section.grid").innerText, width: page.documentElement.scrollWidth, viewport: view.innerWidth,
     markup: page.querySelectorAll("script, img, iframe, link").length});
 };
@@ -448,6 +450,50 @@ TEST_F(BrowserSlow, ShowsTheCriterionBesidePassRatesOnly) {
     EXPECT_NE(summary.find(metric), summary.npos) << summary;
     EXPECT_EQ(summary.find("task >= 1") != summary.npos, has_criterion) << summary;
   }
+}
+
+// The score is that which chooses the best checkpoint.
+TEST_F(BrowserSlow, ShowsTheScoreOfTheBestCheckpoint) {
+  const std::string lines =
+      "{\"step\": 1, \"accuracy\": 0.5, \"val_loss\": 2, \"pass@1\": 0.5, \"aime/pass@1\": 0.2}\n"
+      "{\"step\": 2, \"accuracy\": 0.8, \"val_loss\": 3, \"pass@1\": 0.5, \"aime/pass@1\": 0.1}\n"
+      "{\"step\": 3, \"accuracy\": 0.7, \"val_loss\": 1, \"pass@1\": 0.6, \"aime/pass@1\": 0.3}\n";
+  const auto expect = [&](const std::string& config, const std::string& score, double best) {
+    std::string kept;
+    for (Json line : json_lines_of(lines)) {
+      Json some = Json().set("step", line.at("step")).set("val_loss", line.at("val_loss"));
+      for (const char* name : {"accuracy", "pass@1", "aime/pass@1"})
+        if ((std::string(name) == "accuracy") == (score == "accuracy, classify"))
+          some.set(name, line.at(name));
+      kept += some.dump() + "\n";
+    }
+    write_file(make_run("run", kept) + "/config.yaml", "stages:\n  - " + config + "\n");
+    report({dir_.path("run")});
+    const std::string summary = inspect_page().at("summary").as_string();
+    EXPECT_NE(summary.find(score), summary.npos) << summary;
+    EXPECT_NE(summary.find(Json(best).dump()), summary.npos) << summary;
+  };
+  expect("{trainer: classify}", "accuracy, classify", 0.8);
+  expect("{trainer: grpo, eval: {best: \"\"}}", "pass@1, grpo", 0.6);
+  expect("{trainer: grpo, eval: {best: aime}}", "aime/pass@1, grpo", 0.3);
+}
+
+TEST_F(BrowserSlow, DrawsStandardErrorsApartFromScores) {
+  const Json line = Json()
+                        .set("step", 1)
+                        .set("pass@1", 0.5)
+                        .set("sampled_pass@2", 0.6)
+                        .set("maj@2", 0.4)
+                        .set("pass@1_stderr", 0.1)
+                        .set("sampled_pass@2_stderr", 0.2)
+                        .set("maj@2_stderr", 0.3);
+  const std::string sample =
+      "{\"step\": 1, \"reward\": 1, \"truncated\": true, \"stop_reason\": \"context\"}\n";
+  report({make_run("run", line.dump() + "\n", sample)});
+  const Json found = inspect_page();
+  EXPECT_EQ(found.at("charts").dump(),
+            "[\"pass@k\",\"errors of pass@k\",\"maj@2\",\"maj@2_stderr\"]");
+  EXPECT_NE(found.at("sample").as_string().find("truncated: context"), std::string::npos);
 }
 
 TEST_F(BrowserSlow, ShowsHowManyParametersAnAdapterHas) {

@@ -295,6 +295,10 @@ TEST_F(Plans, KeysWithoutEffectGiveWarnings) {
     EXPECT_NE(once[0].find(": does nothing with one update a step"), std::string::npos);
     EXPECT_TRUE(warnings(str(key, "\nnum_minibatches: 2\n")).empty()) << key;
   }
+  const auto restricted = warnings("top_p: 0.9\n");
+  ASSERT_EQ(restricted.size(), 1u);
+  EXPECT_NE(restricted[0].find("hint: importance_weights=truncate"), std::string::npos);
+  EXPECT_TRUE(warnings("top_p: 0.9\nimportance_weights: truncate\n").empty());
   const auto unclipped = warnings("surrogate: sapo\nepsilon_high: 0.3\nnum_minibatches: 2\n");
   ASSERT_EQ(unclipped.size(), 1u);
   EXPECT_EQ(unclipped[0].find("epsilon_high: does nothing with surrogate: sapo"), 0u);

@@ -1,6 +1,8 @@
 // Training of encoders: masked language models and classes of texts, on any ranks and micro
 // batches, killed and resumed, from models with other heads.
 #include <filesystem>
+#include <iterator>
+#include <sstream>
 
 #include "job/evaluation.h"
 #include "job/memory_plan.h"
@@ -171,6 +173,15 @@ TEST_F(EncoderRuns, MaskedModelsLearnAndBecomeClassifiers) {
     return out;
   }();
   EXPECT_LT(losses.back(), losses.front() - 0.3);
+  // [CLS] and [SEP] around a window of 10 tokens are no part of the text.
+  std::istringstream text(small_text());
+  const auto words = std::distance(std::istream_iterator<std::string>(text), {});
+  const Json last = [&] {
+    std::vector<Json> lines = json_lines(mlm + "/metrics.jsonl");
+    std::erase_if(lines, [](const Json& line) { return line.find("eval") != nullptr; });
+    return lines.back();
+  }();
+  EXPECT_NEAR(metric(last, "epoch"), 30 * 7 * 10 / (0.8 * static_cast<double>(words)), 0.1);
   EXPECT_EQ(load_config(find_checkpoint(mlm)).head, HeadType::kMaskedToken);
   // The blocks are those of the masked model, the head is new.
   const std::string classes =

@@ -238,6 +238,16 @@ TEST_F(EvaluateProblems, CountTheMostFrequentAnswer) {
   EXPECT_DOUBLE_EQ(scores.metrics.at("maj@5"), right / 7);
 }
 
+// Every second completion cannot be judged; the others are right.
+TEST_F(EvaluateProblems, PassRatesAreThoseOfTheSamplesThatCanBeJudged) {
+  Correctness second = has_one_;
+  second.reward = [calls = 0](const RewardInput&) mutable {
+    return ++calls % 2 == 0 ? 1.0 : kNotApplicable;
+  };
+  const std::vector<double> rates = evaluate(second).pass_rates;
+  EXPECT_EQ(std::ranges::count(rates, 1.0), std::ssize(rates));
+}
+
 // Also with more ranks than problems, and with verdicts that are NaN.
 TEST_F(EvaluateProblems, GiveTheSameToTheBitOnAnyNumberOfRanks) {
   const Correctness sometimes{
@@ -459,7 +469,7 @@ TEST(EvaluationOfRuns, LogsTheSameOnAnyNumberOfRanks) {
   for (const std::string& yaml :
        {problems + kSmallSft, problems + kSmallGrpo, std::string(kSmallModel) + kSmallPretrain}) {
     const TempDir dir;
-    const ExpectLog idle_ranks("of 9 ranks without work");
+    const ExpectLog idle_ranks(" or fewer ranks");
     std::string metrics, completions;
     for (const char* ranks : {"1", "2", "3", "9"}) {  // for 8 problems
       SCOPED_TRACE(yaml + ranks);

@@ -84,7 +84,9 @@ TEST_F(Splits, GrpoOnAnyNumberOfRanksIsThatOfOne) {
 
 TEST_F(Splits, GrpoWithMinibatchesOnAnyNumberOfRanksIsThatOfOne) {
   // Minibatches of 2 and 3 prompts: with 3 ranks one has no prompt of the first.
-  const ExpectLog warning("a minibatch of 2 prompts leaves 1 of 3 ranks without work");
+  const ExpectLog warning(
+      "a minibatch of 2 prompts leaves 1 of 3 ranks without work; hint: more prompts_per_step or "
+      "fewer num_minibatches");
   expect_same_training(kSmallGrpo, {"prompts_per_step=5", "num_minibatches=2", "num_iterations=2"},
                        {"ranks=1", "ranks=2", "ranks=3"});
 }

@@ -114,6 +114,9 @@ TEST_F(Monitor, FewGroupsWithASignal) {
   const auto warnings = observe_all([](int) { return Numbers{.zero_variance = 0.95}; }, 25);
   expect_one(warnings, "fewer than 10 % of the groups have a signal for 10 steps");
   EXPECT_EQ(warnings[0].first, 9);
+  // Some groups had one until the step of the warning.
+  expect_one(observe_all([](int i) { return Numbers{.zero_variance = i < 9 ? 0.95 : 1}; }, 25),
+             "fewer than 10 % of the groups have a signal for 10 steps");
 }
 
 // A spike is over 10 times the median of at least 10 earlier steps.
@@ -316,6 +319,12 @@ TEST_F(Monitor, HintsSuggestKeysThatHaveAnEffect) {
   EXPECT_FALSE(has(observe_all(falling, 30), "epsilon_high"));
   config_.surrogate = kernels::Surrogate::kClip;
   config_.epsilon_high = 0.28;
+  EXPECT_FALSE(has(observe_all(falling, 30), "epsilon_high"));
+  config_.epsilon_high.reset();
+  config_.epsilon = 0.3;  // is the upper bound, too
+  EXPECT_FALSE(has(observe_all(falling, 30), "epsilon_high"));
+  config_.epsilon = 3e-4;  // ratios of sequences are close to 1
+  config_.importance_sampling_level = kernels::RatioLevel::kSequence;
   EXPECT_FALSE(has(observe_all(falling, 30), "epsilon_high"));
 }
 

@@ -96,7 +96,8 @@ class LearnerTest : public testing::Test {
 TEST_F(LearnerTest, LossThatIsNotANumberStopsBeforeTheUpdateAndNamesTheMicroBatch) {
   expect_refused(
       3, [&](int64_t i) { return small_loss(learner_.model(), 2, i == 1 ? kNaN : 1.0); },
-      "the loss of micro batch 2 of 3 is nan; nothing was updated");
+      "the loss of micro batch 2 of 3 is nan; nothing was updated; hint: a lower learning_rate, or "
+      "a lower max_grad_norm above 0");
 }
 
 TEST_F(LearnerTest, InfiniteLossStopsBeforeTheUpdate) {
