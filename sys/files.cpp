@@ -1,5 +1,6 @@
 #include "sys/files.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -122,7 +123,10 @@ void remove_stale(const fs::path& target, mode_t type = S_IFREG) {
         ::flock(file.get(), LOCK_EX | LOCK_NB) != 0)
       continue;
     std::error_code failure;
-    fs::remove_all(it->path(), failure);
+    if (type == S_IFREG)
+      ::unlink(it->path().c_str());
+    else
+      fs::remove_all(it->path(), failure);
   }
 }
 
@@ -309,12 +313,17 @@ std::string read_text_file(const std::string& path, int64_t max_bytes) {
 
 std::vector<std::string> list_directory(const std::string& path) {
   std::vector<std::string> names;
-  std::error_code error;
-  for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error))
-    names.push_back(it->path().filename());
-  errno = error.value();
-  if (errno != 0 && !does_not_exist()) fail_to_read(path);
-  std::ranges::sort(names);
+  const std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(path.c_str()), ::closedir);
+  if (dir == nullptr) {
+    if (!does_not_exist()) fail_to_read(path);
+    return names;
+  }
+  for (errno = 0; const dirent* entry = ::readdir(dir.get()); errno = 0) {
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+  }
+  if (errno != 0) fail_to_read(path);
+  std::sort(names.begin(), names.end());
   return names;
 }
 

@@ -91,6 +91,7 @@ class CurlClient final : public HttpClient {
   }
   ~CurlClient() override {
     while (!exchanges_.empty()) cancel(exchanges_.begin()->first);
+    for (CURL* handle : unused_) curl_.easy_cleanup(handle);
     curl_.multi_cleanup(multi_);
     curl_.free_list(headers_);
   }
@@ -99,28 +100,11 @@ class CurlClient final : public HttpClient {
     Exchange& exchange = exchanges_[id];
     exchange.answer.id = id;
     exchange.request = std::move(body);
-    exchange.handle = curl_.easy_init();
-    if (exchange.handle == nullptr) throw Error("libcurl cannot begin a request");
+    exchange.handle = unused_.empty() ? make_handle() : unused_.back();
+    if (!unused_.empty()) unused_.pop_back();
     const auto set = [&](CURLoption option, auto value) {
       curl_.set(exchange.handle, option, value);
     };
-    set(CURLOPT_URL, options_.url.c_str());
-    set(CURLOPT_HTTPHEADER, headers_);
-    set(CURLOPT_PROTOCOLS, long{CURLPROTO_HTTP | CURLPROTO_HTTPS});
-    set(CURLOPT_HTTP_VERSION, long{CURL_HTTP_VERSION_1_1});
-    set(CURLOPT_FOLLOWLOCATION, 0L);
-    set(CURLOPT_SSL_VERIFYPEER, 1L);
-    set(CURLOPT_SSL_VERIFYHOST, 2L);
-    set(CURLOPT_PROXY,
-        options_.proxy.c_str());  // also an empty one: those of variables are not used
-    set(CURLOPT_NOPROXY, "");
-    set(CURLOPT_NOSIGNAL, 1L);
-    set(CURLOPT_TIMEOUT_MS, static_cast<long>(std::ceil(options_.timeout * 1000)));
-    set(CURLOPT_WRITEFUNCTION, &receive);
-    if (!options_.ca_file.empty()) {
-      set(CURLOPT_CAINFO, options_.ca_file.c_str());
-      set(CURLOPT_CAPATH, static_cast<const char*>(nullptr));
-    }
     set(CURLOPT_POSTFIELDS, exchange.request.data());
     set(CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(exchange.request.size()));
     set(CURLOPT_WRITEDATA, static_cast<void*>(&exchange));
@@ -133,7 +117,8 @@ class CurlClient final : public HttpClient {
     const auto node = exchanges_.extract(id);
     if (node.empty()) return;
     curl_.remove(multi_, node.mapped().handle);
-    curl_.easy_cleanup(node.mapped().handle);
+    curl_.set(node.mapped().handle, CURLOPT_ERRORBUFFER, static_cast<char*>(nullptr));
+    unused_.push_back(node.mapped().handle);
   }
 
   std::vector<HttpAnswer> wait(Clock::time_point deadline) override {
@@ -186,6 +171,30 @@ class CurlClient final : public HttpClient {
     return 0;
   }
 
+  CURL* make_handle() const {
+    CURL* const handle = curl_.easy_init();
+    if (handle == nullptr) throw Error("libcurl cannot begin a request");
+    const auto set = [&](CURLoption option, auto value) { curl_.set(handle, option, value); };
+    set(CURLOPT_URL, options_.url.c_str());
+    set(CURLOPT_HTTPHEADER, headers_);
+    set(CURLOPT_PROTOCOLS, long{CURLPROTO_HTTP | CURLPROTO_HTTPS});
+    set(CURLOPT_HTTP_VERSION, long{CURL_HTTP_VERSION_1_1});
+    set(CURLOPT_FOLLOWLOCATION, 0L);
+    set(CURLOPT_SSL_VERIFYPEER, 1L);
+    set(CURLOPT_SSL_VERIFYHOST, 2L);
+    set(CURLOPT_PROXY,
+        options_.proxy.c_str());  // also an empty one: those of variables are not used
+    set(CURLOPT_NOPROXY, "");
+    set(CURLOPT_NOSIGNAL, 1L);
+    set(CURLOPT_TIMEOUT_MS, static_cast<long>(std::ceil(options_.timeout * 1000)));
+    set(CURLOPT_WRITEFUNCTION, &receive);
+    if (!options_.ca_file.empty()) {
+      set(CURLOPT_CAINFO, options_.ca_file.c_str());
+      set(CURLOPT_CAPATH, static_cast<const char*>(nullptr));
+    }
+    return handle;
+  }
+
   static size_t receive(char* bytes, size_t, size_t count, void* exchange) {
     std::string& body = static_cast<Exchange*>(exchange)->answer.body;
     if (body.size() + count > kMaxAnswerBytes) return 0;
@@ -230,6 +239,7 @@ class CurlClient final : public HttpClient {
   WakeEvent wake_;
   Clock::time_point timer_ = Clock::time_point::max();
   std::map<int64_t, Exchange> exchanges_;  // whose addresses stay
+  std::vector<CURL*> unused_;
 };
 
 }  // namespace

@@ -47,7 +47,9 @@ Descriptor connect_address(const addrinfo& address, std::chrono::milliseconds wa
                            std::string& why) {
   Descriptor socket = open_socket(address);
   int error = 0;
-  if (!socket.is_open() || ::connect(socket.get(), address.ai_addr, address.ai_addrlen) != 0) {
+  if (!socket.is_open()) {
+    error = errno;
+  } else if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) != 0) {
     error = errno;
     if (error == EINPROGRESS) {
       error = ETIMEDOUT;
