@@ -25,6 +25,7 @@ tries = {}
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # header and body are sent apart
 
     def do_POST(self):
         self.path = urllib.parse.unquote(self.path)
