@@ -337,7 +337,7 @@ class Sandbox:
                 os.rmdir(self.folder)
 
     def memory_of(self, process: int, itself: bool = True) -> int:
-        """Bytes of a process, if not `itself` is False, and of all that it has started. /proc is that from before make_root()."""
+        """Bytes of all that a process has started and, with `itself`, of its own. /proc is that from before make_root()."""
         total = 0
         try:
             folder = os.open(f"{process}/task", os.O_RDONLY, dir_fd=self.proc)
@@ -355,7 +355,7 @@ class Sandbox:
         return total
 
     def exceeded(self, first: int) -> str:
-        """Whether all processes that the first has started together, or all files, are larger than the limit of one."""
+        """The limit of a process, or of all files, that is exceeded by all processes which the first has started; "": none."""
         if self.namespaces:  # the mount limits files
             return f"{self.memory >> 20} MiB of memory" if self.memory_of(first, itself=False) > self.memory else ""
         sizes = [entry.stat().st_blocks * 512 for entry in os.scandir(self.folder)]

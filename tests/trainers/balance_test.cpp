@@ -2,7 +2,7 @@
 #include "trainers/balance.h"
 
 #include "core/rng.h"
-#include "tests/support/test_util.h"
+#include "tests/rl/tiny_policy.h"
 
 namespace cohort::test {
 namespace {
@@ -48,17 +48,6 @@ TEST(Balance, IsNeverWorseThanByCountAndDoesNotDependOnTheOrder) {
     }
 }
 
-Transformer tiny_transformer() {
-  ModelConfig config;
-  config.vocab_size = 8;
-  config.context = 128;
-  config.d_model = 8;
-  config.num_layers = 1;
-  config.num_heads = 2;
-  config.resolve();
-  return Transformer(config, DType::kF32, 1);
-}
-
 std::vector<PolicySequence> random_sequences(int64_t groups, int64_t each) {
   Rng rng(3, 4);
   std::vector<PolicySequence> out;
@@ -83,7 +72,7 @@ std::vector<PolicySequence> random_sequences(int64_t groups, int64_t each) {
 
 TEST(Balance, SequencesArriveWholeAndGroupsTogether) {
   const std::vector<PolicySequence> all = random_sequences(7, 3);
-  const Transformer model = tiny_transformer();
+  const Transformer model(tiny_model(), DType::kF32, 1);
   for (const int num_ranks : {1, 2, 3, 9}) {
     std::vector<int> owners(all.size(), -1);
     std::vector<RankLoad> loads(static_cast<size_t>(num_ranks));
@@ -125,7 +114,7 @@ TEST(Balance, SequencesArriveWholeAndGroupsTogether) {
 
 // The labels of encoders, and types, which other sequences lack.
 TEST(Balance, SequencesWithLabelsArriveToo) {
-  const Transformer model = tiny_transformer();
+  const Transformer model(tiny_model(), DType::kF32, 1);
   run_local_ranks(2, [&](Communicator& comm) {
     std::vector<TokenSequence> mine;
     for (int64_t i = 0; i < 4 && comm.rank() == 1; ++i) {
