@@ -52,10 +52,10 @@ void for_each_offset(const Shape& shape, const Shape& a, const Shape& b, F&& fn)
 
 template <class To, class From>
 To convert(From value) {
-  if constexpr (is_half<From>)
+  if constexpr (is_narrow<From>)
     return convert<To>(static_cast<float>(value));
-  else if constexpr (std::is_same_v<To, bf16>)
-    return bf16(static_cast<float>(value));
+  else if constexpr (std::is_same_v<To, bf16> || std::is_same_v<To, e4m3>)
+    return To(static_cast<float>(value));
   else if constexpr (std::is_same_v<To, f16>)
     return f16(static_cast<double>(value));
   else

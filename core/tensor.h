@@ -136,7 +136,7 @@ class Tensor {
     dispatch_all(dtype_, [&]<class S>() {
       const S* source = t.data<S>();
       for (size_t i = 0; i < out.size(); ++i) {
-        if constexpr (is_half<S>)
+        if constexpr (is_narrow<S>)
           out[i] = static_cast<T>(static_cast<float>(source[i]));
         else
           out[i] = static_cast<T>(source[i]);

@@ -14,12 +14,20 @@ template <class To, class From>
 __device__ To convert(From value) {
   if constexpr (std::is_same_v<From, To>)
     return value;
+  else if constexpr (std::is_same_v<From, e4m3> && std::is_same_v<To, __nv_bfloat16>)
+    // Exact, and the bits of NaN are those of the CPU.
+    return __ushort_as_bfloat16(
+        static_cast<uint16_t>(__float_as_uint(static_cast<float>(value)) >> 16));
+  else if constexpr (std::is_same_v<From, e4m3>)
+    return convert<To>(static_cast<float>(value));
   else if constexpr (std::is_same_v<From, __nv_bfloat16>)
     return convert<To>(__bfloat162float(value));
   else if constexpr (std::is_same_v<From, __half>)
     return convert<To>(__half2float(value));
   else if constexpr (std::is_same_v<To, __nv_bfloat16>)
     return __float2bfloat16_rn(static_cast<float>(value));
+  else if constexpr (std::is_same_v<To, e4m3>)
+    return e4m3(static_cast<float>(value));
   else if constexpr (std::is_same_v<To, __half> && std::is_same_v<From, double>)
     return __double2half(value);
   else if constexpr (std::is_same_v<To, __half>)
@@ -87,11 +95,12 @@ void dispatch_bits(DType dtype, F&& fn) {
 
 template <class F>
 void dispatch_floats(DType dtype, F&& fn) {
-  COHORT_CHECK(is_float(dtype) || dtype == DType::kF16, "[copy_] ", dtype_name(dtype),
+  COHORT_CHECK(!is_integer(dtype), "[copy_] ", dtype_name(dtype),
                " is converted on the CPU only; hint: to(Device{}) first");
   if (dtype == DType::kF64) return fn.template operator()<double>();
   if (dtype == DType::kF32) return fn.template operator()<float>();
   if (dtype == DType::kF16) return fn.template operator()<__half>();
+  if (dtype == DType::kE4M3) return fn.template operator()<e4m3>();
   return fn.template operator()<__nv_bfloat16>();
 }
 

@@ -22,7 +22,9 @@ static_assert(std::endian::native == std::endian::little, "tensors are stored li
 constexpr uint64_t kMaxHeader = 100'000'000;
 constexpr const char* kMetadata = "__metadata__";
 
-constexpr const char* kNames[] = {"F64", "F32", "BF16", "I32", "I64", "U8", "F16"};  // by DType
+// By DType. The last two are written, but a file that holds them is not read: they mean little
+// without scales, whose names differ between tools.
+constexpr const char* kNames[] = {"F64", "F32", "BF16", "I32", "I64", "U8", "F16", "F8_E4M3", "I8"};
 constexpr const char* kHalf = kNames[static_cast<int>(DType::kF16)];
 
 // The DType of a type that can be written.

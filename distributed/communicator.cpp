@@ -31,7 +31,7 @@ template <class T>
 void reduce_in_order(Reduce op, const std::vector<char*>& from, const std::vector<char*>& to,
                      int64_t n) {
   constexpr int64_t kBlock = 2048;  // elements
-  using Accumulator = std::conditional_t<is_half<T>, float, T>;
+  using Accumulator = std::conditional_t<is_narrow<T>, float, T>;
   parallel_for(n, kBlock, [&](int64_t begin, int64_t end) {
     const auto count = static_cast<size_t>(end - begin), at = static_cast<size_t>(begin);
     T values[kBlock];
@@ -60,7 +60,7 @@ class HostCommunicator final : public Communicator {
     if (group_ == nullptr) return;
     COHORT_CHECK(t.device().is_cpu(), "[all_reduce] expected a CPU tensor, got ", t.str());
     dispatch_all(t.dtype(), [&]<class T>() {
-      if constexpr (std::is_same_v<T, uint8_t>)
+      if constexpr (sizeof(T) == 1)
         return;
       else if (group_->is_one_process())
         reduce_in_memory<T>(call, t, op);
@@ -116,7 +116,7 @@ class HostCommunicator final : public Communicator {
 std::string describe_all_reduce(const Tensor& t, Reduce op) {
   COHORT_CHECK(t.defined() && t.is_contiguous(), "[all_reduce] expected t to be contiguous, got ",
                t.defined() ? "a strided " : "", t.str());
-  COHORT_CHECK(t.dtype() != DType::kU8 && t.dtype() != DType::kF16,
+  COHORT_CHECK(is_float(t.dtype()) || t.dtype() == DType::kI32 || t.dtype() == DType::kI64,
                "[all_reduce] expected numbers to reduce, got ", t.str());
   return str("all_reduce ", op == Reduce::kMax ? "(max) " : "", "of ", dtype_name(t.dtype()),
              t.shape().str());

@@ -66,7 +66,7 @@ struct SpecReader {
     return n;
   }
   static constexpr bool is_dtype(std::string_view name) {
-    for (int i = 0; i <= static_cast<int>(DType::kF16); ++i)
+    for (int i = 0; i <= static_cast<int>(DType::kI8); ++i)
       if (name == dtype_name(static_cast<DType>(i))) return true;
     return name == "any" || name == "accumulate";
   }

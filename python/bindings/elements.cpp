@@ -172,8 +172,7 @@ nb::object values_of(const Tensor& t, const Shape& shape) {
     const T* next = values.data();
     return nested(shape, 0, next);
   };
-  const bool is_integer = !is_float(t.dtype()) && t.dtype() != DType::kF16;
-  return is_integer ? as(int64_t{}) : as(double{});
+  return is_integer(t.dtype()) ? as(int64_t{}) : as(double{});
 }
 
 nb::object item(const Variable& v) {

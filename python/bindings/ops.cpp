@@ -71,8 +71,7 @@ constexpr uint64_t kPythonSamplePurpose = 10;
 // A tensor of indices in i32. On CUDA the values are not checked.
 Tensor indices(const Tensor& x) {
   if (!x.defined()) return x;
-  COHORT_CHECK(!is_float(x.dtype()) && x.dtype() != DType::kF16,
-               "[indices] expected an integer type, got ", x.str());
+  COHORT_CHECK(is_integer(x.dtype()), "[indices] expected an integer type, got ", x.str());
   if (x.dtype() == DType::kI64 && x.device().is_cpu())
     for (const int64_t value : x.to_vector<int64_t>())
       COHORT_CHECK(std::in_range<int32_t>(value), "[indices] ", value, " is out of range");

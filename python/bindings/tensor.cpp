@@ -64,7 +64,8 @@ constexpr Element kElements[] = {
     {DType::kF64, "float64", {2, 64, 1}},   {DType::kF32, "float32", {2, 32, 1}},
     {DType::kBF16, "bfloat16", {4, 16, 1}}, {DType::kI32, "int32", {0, 32, 1}},
     {DType::kI64, "int64", {0, 64, 1}},     {DType::kU8, "uint8", {1, 8, 1}},
-    {DType::kF16, "float16", {2, 16, 1}}};
+    {DType::kF16, "float16", {2, 16, 1}},   {DType::kE4M3, "e4m3", {10, 8, 1}},
+    {DType::kI8, "int8", {0, 8, 1}}};
 
 const Element& element_of(DType dtype) {
   return kElements[static_cast<int>(dtype)];
@@ -79,7 +80,7 @@ DType dtype_of_code(const nb::dlpack::dtype& code) {
                        code.code < 7 ? kKinds[code.code] : "code ", static_cast<int>(code.bits),
                        code.lanes == 1 ? "" : " in vectors",
                        " are not supported; hint: convert them to float64, float32, float16, "
-                       "bfloat16, int32, int64 or uint8"));
+                       "bfloat16, int32, int64, int8 or uint8"));
 }
 
 Device device_of(const std::pair<int, int>& dl_device) {
@@ -214,6 +215,11 @@ nb::object export_tensor(const Variable& v, std::optional<int64_t> stream, const
 nb::object to_numpy(const Variable& v) {
   Tensor t = v.value();
   if (t.dtype() == DType::kBF16) t = t.to(DType::kF32);
+  if (t.dtype() == DType::kE4M3) {
+    t = t.to(Device{});
+    t = Tensor::borrow(
+        t.raw(), [t] {}, t.shape(), t.strides(), DType::kU8);
+  }
   return nb::module_::import_("numpy").attr("from_dlpack")(Variable(t.to(Device{})));
 }
 
@@ -313,7 +319,7 @@ void bind_exchange(nb::class_<Variable>& tensor) {
       .def(
           "numpy", &to_numpy, nb::sig("def numpy(self) -> numpy.ndarray[][typing.Any]"),
           R"(A numpy array that shares the memory of a CPU tensor; a copy of tensors on other devices and, as
-float32, of bfloat16.)")
+float32, of bfloat16. The bytes of e4m3 are uint8.)")
       .def("__array__", &as_array, nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none(),
            nb::sig("def __array__(self, dtype: typing.Any = None, copy: bool | None = None) -> "
                    "numpy.ndarray[][typing.Any]"),
@@ -334,8 +340,9 @@ float32, of bfloat16.)")
 void bind_tensor(nb::module_& m) {
   nb::class_<Variable> tensor(
       m, "Tensor",
-      R"(A tensor of float64, float32, bfloat16, float16, int32, int64 or uint8 with at most 6 dimensions on
-a device. It may take part in differentiation; ops do not take float16, which to() converts.)");
+      R"(A tensor of float64, float32, bfloat16, float16, e4m3, int32, int64, int8 or uint8 with at most 6
+dimensions on a device. It may take part in differentiation; ops do not take float16 and e4m3 (torch's
+float8_e4m3fn), which to() converts.)");
   tensor
       .def_prop_ro(
           "shape", [](const Variable& v) { return tuple_of(v.shape()); },

@@ -287,8 +287,8 @@ TEST(CudaTensor, LargePinnedTensorsCopyAsynchronously) {
 
 TEST(CudaTensor, MovesBetweenHostAndDevice) {
   COHORT_REQUIRE_GPU(device);
-  for (const DType dtype :
-       {DType::kF64, DType::kF32, DType::kBF16, DType::kI32, DType::kI64, DType::kU8}) {
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kI32, DType::kI64,
+                            DType::kU8, DType::kE4M3, DType::kI8}) {
     const Tensor host = Tensor::from(std::vector<double>{0, 1, 2, 100, 7}).to(dtype);
     const Tensor there = host.to(device);
     EXPECT_EQ(there.device(), device);
@@ -318,6 +318,23 @@ TEST(CudaTensor, CopiesViewsAndConverts) {
   back.narrow(0, 1, 2).copy_(target.narrow(0, 1, 2));
   EXPECT_EQ(back.narrow(0, 1, 2).to_vector<double>(), target.narrow(0, 1, 2).to_vector<double>());
   EXPECT_THROW_WITH(Tensor::zeros({2}, DType::kI32, device).to(DType::kF32), Error, "on the CPU");
+}
+
+// Bytes to numbers and every bf16 value to bytes, as on the CPU.
+TEST(CudaTensor, ConvertsE4m3AsTheCpuDoes) {
+  COHORT_REQUIRE_GPU(device);
+  std::vector<e4m3> bytes(256);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i].bits = static_cast<uint8_t>(i);
+  std::vector<bf16> values(1 << 16);
+  for (size_t i = 0; i < values.size(); ++i) values[i].bits = static_cast<uint16_t>(i);
+  const Tensor eights = Tensor::from(bytes), halves = Tensor::from(values);
+  for (const DType dtype : {DType::kF32, DType::kBF16})
+    EXPECT_TRUE(bit_equal(eights.to(device).to(dtype), eights.to(dtype)));
+  EXPECT_TRUE(bit_equal(halves.to(device).to(DType::kE4M3), halves.to(DType::kE4M3)));
+  const Tensor random = random_tensor({1 << 16}, DType::kF64, 1);
+  for (const DType dtype : {DType::kF64, DType::kF32})
+    EXPECT_TRUE(
+        bit_equal(random.to(dtype).to(device).to(DType::kE4M3), random.to(dtype).to(DType::kE4M3)));
 }
 
 // Slices of rows with multiples of 16 bytes, and with others.

@@ -134,8 +134,8 @@ TEST(Tensor, CopyWritesThroughStridesAndConverts) {
 }
 
 TEST(Tensor, ConversionsBetweenAllTypes) {
-  const std::vector<DType> all = {DType::kF64, DType::kF32, DType::kBF16, DType::kI32,
-                                  DType::kI64, DType::kU8,  DType::kF16};
+  const std::vector<DType> all = {DType::kF64, DType::kF32, DType::kBF16, DType::kI32, DType::kI64,
+                                  DType::kU8,  DType::kF16, DType::kE4M3, DType::kI8};
   for (const DType from : all)
     for (const DType to : all) {
       const Tensor t = counting({5}, from).to(to);
@@ -191,6 +191,52 @@ TEST(F16, RoundsToNearestEven) {
   EXPECT_EQ(bits(0x1p-25), 0x0000);
   EXPECT_EQ(bits(0x1.8p-24), 0x0002);
   EXPECT_EQ(bits(0x1.ffep-15), 0x0400);
+}
+
+// The number of a byte by the definition of the format.
+double e4m3_value(int bits) {
+  const int exponent = bits >> 3 & 15, mantissa = bits & 7;
+  const double magnitude = exponent == 15 && mantissa == 7 ? NAN
+                           : exponent == 0                 ? std::ldexp(mantissa, -9)
+                                           : std::ldexp(8 + mantissa, exponent - 10);
+  return (bits & 0x80) != 0 ? -magnitude : magnitude;
+}
+
+TEST(E4m3, HasTheNumbersOfTheFormat) {
+  for (int bits = 0; bits < 256; ++bits) {
+    e4m3 x;
+    x.bits = static_cast<uint8_t>(bits);
+    const auto value = static_cast<float>(x);
+    EXPECT_EQ(e4m3(value).bits, bits);
+    EXPECT_EQ(std::signbit(value), bits >= 0x80);
+    if ((bits & 0x7f) == 0x7f)
+      EXPECT_TRUE(std::isnan(value));
+    else
+      EXPECT_EQ(value, e4m3_value(bits));
+  }
+  EXPECT_EQ(e4m3_value(0x7e), 448);
+}
+
+TEST(E4m3, RoundsToTheNearestAndTiesToEven) {
+  const auto bits = [](float value) { return e4m3(value).bits; };
+  // At, just below and just above each midpoint of two neighbours, and of each number.
+  for (int low = 0; low < 0x7e; ++low) {
+    const auto middle = static_cast<float>((e4m3_value(low) + e4m3_value(low + 1)) / 2);
+    EXPECT_EQ(bits(middle), low + (low & 1)) << low;
+    EXPECT_EQ(bits(std::nextafterf(middle, 0)), low) << low;
+    EXPECT_EQ(bits(std::nextafterf(middle, 1e9f)), low + 1) << low;
+    EXPECT_EQ(bits(-middle), 0x80 + low + (low & 1)) << low;
+  }
+  EXPECT_EQ(bits(0x1p-149f), 0);
+  EXPECT_EQ(bits(-0.0f), 0x80);
+  for (const float large : {448.0f, 463.0f, 465.0f, 1e30f, std::numeric_limits<float>::max()}) {
+    EXPECT_EQ(bits(large), 0x7e);
+    EXPECT_EQ(bits(-large), 0xfe);
+  }
+  EXPECT_EQ(bits(std::numeric_limits<float>::infinity()), 0x7f);
+  EXPECT_EQ(bits(-std::numeric_limits<float>::infinity()), 0xff);
+  EXPECT_EQ(bits(from_bits(0x7f800001)), 0x7f);
+  EXPECT_EQ(bits(from_bits(0xffc00000)), 0xff);
 }
 
 TEST(Bf16, RoundsToNearestEven) {

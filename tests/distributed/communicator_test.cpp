@@ -56,7 +56,7 @@ Tensor sum_in_rank_order(const std::vector<Tensor>& parts) {
   for (size_t r = 1; r < parts.size(); ++r) {
     const Tensor part = parts[r].to(total.dtype());
     dispatch_all(total.dtype(), [&]<class T>() {
-      if constexpr (!is_half<T>)
+      if constexpr (!is_narrow<T>)
         for (int64_t i = 0; i < total.numel(); ++i)
           total.data<T>()[i] = static_cast<T>(total.data<T>()[i] + part.data<T>()[i]);
     });
