@@ -70,11 +70,16 @@ struct e4m3 {
   e4m3() = default;
   COHORT_HD explicit e4m3(float value) {
     const uint32_t all = std::bit_cast<uint32_t>(value), magnitude = all & 0x7fffffffu;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    uint16_t u;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(u) : "f"(0.0f), "f"(std::abs(value)));
+#else
     uint32_t u = magnitude < 0x43e00000u ? magnitude : 0x43e00000u;  // 448
     if (u < 0x3c800000u)  // 2^-6: the last bit of the sum counts 2^-9, the step of subnormals
       u = std::bit_cast<uint32_t>(std::bit_cast<float>(u) + 0x1p14f) - 0x46800000u;
     else
       u = (u - (uint32_t{127 - 7} << 23) + 0x7ffffu + (u >> 20 & 1u)) >> 20;
+#endif
     if (magnitude >= 0x7f800000u) u = 0x7f;
     bits = static_cast<uint8_t>((all >> 24 & 0x80u) | u);
   }

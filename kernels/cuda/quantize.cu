@@ -1,0 +1,203 @@
+// Quantisation on CUDA. A half-warp has 128 columns of a row, eight per lane. Elements are read
+// once (rows of i8 beyond 128 columns again from the cache), and the loads of all rows of a thread
+// are in flight together.
+#include "kernels/cuda/device.cuh"
+#include "kernels/quantize.h"
+
+namespace cohort::kernels::cuda {
+namespace {
+
+// A block of threads has a tile of 128 x 128 elements, a thread 4 x 8.
+constexpr int kThreads = 512, kLanes = 16, kGroups = kThreads / kLanes, kRows = 4, kColumns = 8;
+
+// A row-major matrix. `is_wide`: eight elements are one aligned access.
+template <class T>
+struct Matrix {
+  T* p;
+  int64_t rows, cols;
+  bool is_wide =
+      reinterpret_cast<uintptr_t>(p) % (kColumns * sizeof(T)) == 0 && cols % kColumns == 0;
+
+  // Elements of a row from column c on, at most eight; 0 outside of the matrix.
+  __device__ int live(int64_t row, int64_t c) const {
+    return row < rows && c < cols ? static_cast<int>(min(cols - c, int64_t{kColumns})) : 0;
+  }
+  __device__ __forceinline__ auto load(int64_t row, int64_t c) const {
+    using Eight = Pack<std::remove_const_t<T>, kColumns>;
+    const int n = live(row, c);
+    if (is_wide && n > 0) return load_pack<kColumns>(p + row * cols + c);
+    Eight out{};
+#pragma unroll
+    for (int k = 0; k < kColumns; ++k)
+      if (k < n) out.v[k] = p[row * cols + c + k];
+    return out;
+  }
+  __device__ __forceinline__ void store(int64_t row, int64_t c, const Pack<T, kColumns>& x) const {
+    const int n = live(row, c);
+    if (is_wide && n > 0) return store_pack(p + row * cols + c, x);
+#pragma unroll
+    for (int k = 0; k < kColumns; ++k)
+      if (k < n) p[row * cols + c + k] = x.v[k];
+  }
+};
+
+template <class To, class From>
+__device__ __forceinline__ Pack<To, kColumns> rounded(const Pack<From, kColumns>& x) {
+  Pack<To, kColumns> out;
+#pragma unroll
+  for (int n = 0; n < kColumns; ++n) out.v[n] = from_float<To>(to_float(x.v[n]));
+  return out;
+}
+template <class Q, class T>
+__device__ __forceinline__ Pack<Q, kColumns> quantized(const GroupScale<Q>& scale,
+                                                       const Pack<T, kColumns>& x) {
+  Pack<Q, kColumns> out;
+#pragma unroll
+  for (int n = 0; n < kColumns; ++n) out.v[n] = scale(to_float(x.v[n]));
+  return out;
+}
+
+struct LargerBits {
+  __device__ uint32_t operator()(uint32_t a, uint32_t b) const { return max(a, b); }
+};
+template <class T>
+__device__ __forceinline__ uint32_t larger(uint32_t amax, const Pack<T, kColumns>& x) {
+#pragma unroll
+  for (int n = 0; n < kColumns; ++n) amax = max(amax, magnitude_bits(to_float(x.v[n])));
+  return amax;
+}
+__device__ __forceinline__ uint32_t half_warp_max(uint32_t amax) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2)
+    amax = max(amax, __shfl_xor_sync(0xffffffffu, amax, offset));
+  return amax;
+}
+
+// With kTransposed, `values` and `at` are those of x's transpose. With rows, those from x's last to
+// scale_rows are zeros, whose scale is 1.
+template <class T, bool kBlocks, bool kTransposed>
+__global__ void __launch_bounds__(kThreads, 2)
+    quantize_e4m3(const Matrix<e4m3> values, float* scales, const Matrix<const T> x,
+                  const ScaleIndex at, const unsigned across, const int64_t scale_rows) {
+  const int group = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const int64_t top = blockIdx.x / across * kScaleBlock, left = blockIdx.x % across * kScaleBlock,
+                c = left + kColumns * lane;
+  const auto row = [&](int i) { return top + (kBlocks ? kRows * group + i : kGroups * i + group); };
+  Pack<bf16, kColumns> in[kRows];
+  Pack<e4m3, kColumns> out[kRows];
+  uint32_t amax = 0;
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) in[i] = rounded<bf16>(x.load(row(i), c));
+  if constexpr (kBlocks) {
+    __shared__ uint32_t scratch[kThreads / 32];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) amax = larger(amax, in[i]);
+    amax = block_reduce<kThreads>(amax, scratch, LargerBits{});
+    if (threadIdx.x == 0)
+      scales[kTransposed ? at(left, top) : at(top, left)] = GroupScale<e4m3>(amax).scale;
+  }
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    if (!kBlocks) amax = half_warp_max(larger(0, in[i]));
+    const GroupScale<e4m3> scale(amax);
+    if (!kBlocks && lane == 0 && row(i) < scale_rows) scales[at(row(i), c)] = scale.scale;
+    out[i] = quantized(scale, in[i]);
+    if (!kTransposed) values.store(row(i), c, out[i]);
+  }
+  if constexpr (kTransposed) {
+    // A row of the transpose is 16 pairs of words of four bytes, in an order by which neither the
+    // writes nor the reads have bank conflicts.
+    alignas(8) __shared__ uint32_t turned[kScaleBlock * kLanes * 2];
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) {
+      uint32_t word = 0;
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) word |= uint32_t{out[i].v[n].bits} << 8 * i;
+      turned[((kColumns * lane + n) * kLanes + (group / 2 ^ lane)) * 2 + group % 2] = word;
+    }
+    __syncthreads();
+    for (int r = group; r < kScaleBlock; r += kGroups) {
+      const auto* pair = &turned[(r * kLanes + (lane ^ r / kColumns)) * 2];
+      values.store(left + r, top + kColumns * lane,
+                   *reinterpret_cast<const Pack<e4m3, kColumns>*>(pair));
+    }
+  }
+}
+
+// A row per half-warp.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    quantize_i8(const Matrix<int8_t> values, float* scales, const Matrix<const T> x) {
+  const int64_t row = int64_t{kGroups} * blockIdx.x + threadIdx.x / kLanes;
+  const int first = kColumns * (threadIdx.x % kLanes);
+  uint32_t amax = 0;
+  for (int64_t c = first; c < x.cols; c += kScaleBlock) amax = larger(amax, x.load(row, c));
+  const GroupScale<int8_t> scale(half_warp_max(amax));
+  if (first == 0 && row < x.rows) scales[row] = scale.scale;
+  for (int64_t c = first; c < x.cols; c += kScaleBlock)
+    values.store(row, c, quantized(scale, x.load(row, c)));
+}
+
+template <class T, class Q>
+__global__ void __launch_bounds__(kThreads)
+    dequantize_kernel(const Matrix<T> y, const Matrix<const Q> values, const float* scales,
+                      const ScaleIndex at, const unsigned across) {
+  const int64_t top = blockIdx.x / across * kScaleBlock + threadIdx.x / kLanes,
+                c = blockIdx.x % across * kScaleBlock + kColumns * (threadIdx.x % kLanes);
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const int64_t row = top + kGroups * i;
+    const auto in = values.load(row, c);
+    const float scale = y.live(row, c) > 0 ? scales[at(row, c)] : 1.0f;
+    Pack<T, kColumns> out;
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) out.v[n] = from_float<T>(dequantized(in.v[n], scale));
+    y.store(row, c, out);
+  }
+}
+
+template <class T, class Source>
+Matrix<T> matrix(Source& t) {
+  return {static_cast<T*>(t.raw()), t.dim(0), t.dim(1)};
+}
+template <class T>
+unsigned tiles_across(const Matrix<T>& m) {
+  return blocks_for(m.cols, kScaleBlock);
+}
+template <class T>
+LaunchShape tiles(const Matrix<T>& m) {
+  return {{blocks_for(ceil_div(m.rows, kScaleBlock) * tiles_across(m), 1)}, {kThreads}};
+}
+
+}  // namespace
+
+void quantize(const Quantize& args) {
+  Quantized& q = args.out;
+  const bool is_transposed = !args.x.is_contiguous();
+  const Tensor source = is_transposed ? args.x.transpose(0, 1) : args.x;
+  float* const scales = q.scales.data<float>();
+  dispatch_device(source.dtype(), "quantize", [&]<class T>() {
+    const auto x = matrix<const T>(source);
+    if (q.values.dtype() == DType::kI8)
+      return launch("quantize", quantize_i8<T>, {blocks_for(x.rows, kGroups), kThreads},
+                    source.device(), matrix<int8_t>(q.values), scales, x);
+    const auto kernel = is_transposed                      ? quantize_e4m3<T, true, true>
+                        : q.groups == ScaleGroups::kBlocks ? quantize_e4m3<T, true, false>
+                                                           : quantize_e4m3<T, false, false>;
+    launch("quantize", kernel, tiles(x), source.device(), matrix<e4m3>(q.values), scales, x,
+           ScaleIndex(q), tiles_across(x), round_up(x.rows, 4));
+  });
+}
+
+void dequantize(const Dequantize& args) {
+  const Quantized& q = args.x;
+  dispatch_device(args.y.dtype(), "dequantize", [&]<class T>() {
+    dispatch_values(q, [&]<class Q>() {
+      const auto y = matrix<T>(args.y);
+      launch("dequantize", dequantize_kernel<T, Q>, tiles(y), args.y.device(), y,
+             matrix<const Q>(q.values), q.scales.data<float>(), ScaleIndex(q), tiles_across(y));
+    });
+  });
+}
+
+}  // namespace cohort::kernels::cuda
