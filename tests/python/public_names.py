@@ -44,6 +44,8 @@ def differentiable(x: Array, w: cohort.Tensor, ids: Any) -> Iterator[cohort.Tens
     yield ops.layer_norm(ops.rms_norm(x, w, eps=1e-6, weight_offset=1.0), w, bias=None, eps=1e-6)
     yield ops.linear(ops.embedding(w, ids), w, bias=w)
     yield from ops.token_log_probs(x, w, ids, temperature=0.5)
+    values, scales = ops.quantize(x, "e4m3", blocks=True, transpose=True)
+    yield ops.dequantize(values, scales, "float64", blocks=True)
     tokens, log_probs = ops.sample(x, temperature=1.0, top_k=1, top_p=0.5, min_p=0.1, seed=3)
     yield ops.reshape(ops.scale(tokens, 2.0), log_probs.shape)
 

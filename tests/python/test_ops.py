@@ -88,6 +88,67 @@ def test_samples_follow_the_distribution():
         ops.sample(logits[0])
 
 
+def e4m3_numbers():
+    """The numbers of the bytes 0 to 126."""
+    byte = np.arange(127)
+    exponent, mantissa = byte >> 3, byte & 7
+    return np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0**(exponent - 10))
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_e4m3_is_the_nearest_number_times_a_power_of_two(blocks):
+    x = (RNG.standard_normal((6, 130)) * 2.0**RNG.integers(-6, 6, (6, 130))).astype(np.float32)
+    x = (x.view(np.uint32) & 0xFFFF0000).view(np.float32)  # bfloat16 numbers
+    values, scales = ops.quantize(x, blocks=blocks)
+    assert values.dtype == "e4m3" and values.numpy().dtype == np.uint8 and values.shape == x.shape
+    assert scales.shape == ((1, 2) if blocks else (2, 8))
+    for columns, of_group in ((slice(0, 128), 0), (slice(128, 130), 1)):
+        group = x[:, columns]
+        s = scales.numpy()[0, of_group] if blocks else scales.numpy()[of_group, :6, None]
+        amax = np.abs(group).max() if blocks else np.abs(group).max(1, keepdims=True)
+        assert np.all(s == 2.0**np.ceil(np.log2(amax / 448)))
+        nearest = np.abs(np.abs(group / s)[..., None] - e4m3_numbers()).min(-1)
+        got = values.to("float64").numpy()[:, columns]
+        np.testing.assert_array_equal(np.abs(group / s - got), nearest)
+    back = ops.dequantize(values, scales, "float64", blocks=blocks).numpy()
+    np.testing.assert_allclose(back, x, rtol=1 / 16, atol=float(np.abs(scales.numpy()).max()) * 2.0**-10)
+    assert back.astype(np.float32).view(np.uint32).max() >= 0 and np.all(back.astype(np.float32).view(np.uint32) % 65536 == 0)
+
+
+def test_quantize_transposes_and_refuses():
+    x = RNG.standard_normal((200, 130))
+    plain, turned = ops.quantize(x, blocks=True), ops.quantize(x, blocks=True, transpose=True)
+    for a, b in zip(plain, turned):
+        assert np.array_equal(a.numpy().T, b.numpy())
+    rows, scales = ops.quantize(x, transpose=True)
+    again, same = ops.quantize(np.ascontiguousarray(x.T))
+    assert np.array_equal(rows.numpy(), again.numpy()) and np.array_equal(scales.numpy(), same.numpy())
+    with pytest.raises(cohort.Error, match="i8.*with blocks"):
+        ops.quantize(x, "int8", blocks=True)
+    with pytest.raises(cohort.Error, match="e4m3"):
+        ops.quantize(x, "float16")
+    with pytest.raises(cohort.Error, match="T, K"):
+        ops.quantize(x[0])
+    with pytest.raises(cohort.Error, match="scales"):
+        ops.dequantize(*plain)
+    with pytest.raises(cohort.Error, match="e4m3"):
+        ops.exp(plain[0])
+    with pytest.raises(cohort.Error, match="e4m3"):
+        ops.embedding(x, plain[0][0])
+
+
+def test_int8_has_a_scale_for_each_row():
+    x = RNG.standard_normal((5, 70)).astype(np.float32)
+    x[3] = 0
+    values, scales = (t.numpy() for t in ops.quantize(x, "int8"))
+    expected = np.where(x.any(1), np.abs(x).max(1) / np.float32(127), np.float32(1))
+    assert values.dtype == np.int8 and np.array_equal(scales, expected)
+    assert np.array_equal(values, np.rint(x / expected[:, None]))
+    assert np.array_equal(ops.dequantize(values, scales).numpy(), values * scales[:, None])
+    x[1, 2] = np.inf
+    assert np.array_equal(np.isnan(ops.quantize(x, "int8")[1].numpy()), [False, True, False, False, False])
+
+
 def test_attention_forms_agree():
     q, k, v = qkv(3, 5)
     batch = ops.flash_attention(q, k, v).numpy()
