@@ -18,9 +18,13 @@ Shape scales_shape(const char* op, const Shape& values, DType dtype, ScaleGroups
                  : Shape{ceil_div(values[0], kScaleBlock), across};
 }
 
-void check_scales(const char* op, const Quantized& q) {
-  const Shape shape = scales_shape(op, q.values.shape(), q.values.dtype(), q.groups);
-  check_tensor(q.scales, shape, DType::kF32, op, "scales", q.values.device());
+// `x`, which may be a transpose, has the shape of the values.
+void check_all(const char* op, const Tensor& x, const Quantized& q, bool is_transpose) {
+  ArgumentCheck check(op);
+  check("[T, K] x", is_transpose ? x.transpose(0, 1) : x);
+  check_tensor(q.values, x.shape(), q.values.dtype(), op, "values", x.device());
+  check_tensor(q.scales, scales_shape(op, x.shape(), q.values.dtype(), q.groups), DType::kF32, op,
+               "scales", x.device());
 }
 
 }  // namespace
@@ -40,20 +44,13 @@ ScaleIndex::ScaleIndex(const Quantized& q) {
 }
 
 void quantize(const Quantize& args) {
-  const bool is_transpose = args.out.groups == ScaleGroups::kBlocks && args.x.rank() == 2 &&
-                            args.x.transpose(0, 1).is_contiguous();
-  if (is_transpose)
-    ArgumentCheck("quantize")("[K, T] x; any [T, K] values", args.x.transpose(0, 1),
-                              args.out.values);
-  else
-    ArgumentCheck("quantize")("[T, K] x; any [T, K] values", args.x, args.out.values);
-  check_scales("quantize", args.out);
+  const bool may_turn = args.out.groups == ScaleGroups::kBlocks && args.x.rank() == 2;
+  check_all("quantize", args.x, args.out, may_turn && !args.x.is_contiguous());
   on_device<cpu::quantize, cuda::quantize>(args.x.device(), args);
 }
 
 void dequantize(const Dequantize& args) {
-  ArgumentCheck("dequantize")("[T, K] y; any [T, K] values", args.y, args.x.values);
-  check_scales("dequantize", args.x);
+  check_all("dequantize", args.y, args.x, false);
   on_device<cpu::dequantize, cuda::dequantize>(args.y.device(), args);
 }
 

@@ -90,34 +90,27 @@ COHORT_HD inline uint32_t magnitude_bits(float x) {
 
 // The scale of a group by the bits of its amax; its call rounds an element.
 template <class Q>
-struct GroupScale;
-
-template <>
-struct GroupScale<e4m3> {
-  float scale = 1, inverse = 1;
+struct GroupScale {
+  float scale = 1, inverse = 1;  // the inverse of e4m3 only
 
   COHORT_HD explicit GroupScale(uint32_t amax) {
+    constexpr float kNan = std::bit_cast<float>(kNanBits);
     if (amax == 0) return;
-    int e = static_cast<int>(amax >> 23) - 127 - 8 + ((amax & 0x7fffffu) > 0x600000u ? 1 : 0);
-    if (e < -100) e = -100;
-    scale = std::bit_cast<float>(e > 100 ? kNanBits : static_cast<uint32_t>(127 + e) << 23);
-    inverse = std::bit_cast<float>(e > 100 ? kNanBits : static_cast<uint32_t>(127 - e) << 23);
+    if constexpr (std::is_same_v<Q, e4m3>) {
+      int e = static_cast<int>(amax >> 23) - 127 - 8 + ((amax & 0x7fffffu) > 0x600000u ? 1 : 0);
+      e = e < -100 ? -100 : e;
+      scale = e > 100 ? kNan : std::bit_cast<float>(static_cast<uint32_t>(127 + e) << 23);
+      inverse = e > 100 ? kNan : std::bit_cast<float>(static_cast<uint32_t>(127 - e) << 23);
+    } else {
+      const float largest = std::fmax(std::bit_cast<float>(amax) / 127.0f, 0x1p-126f);
+      scale = amax >= 0x7f800000u ? kNan : largest;
+    }
   }
-  COHORT_HD e4m3 operator()(float x) const { return e4m3(scale == scale ? x * inverse : scale); }
-};
-
-template <>
-struct GroupScale<int8_t> {
-  float scale = 1;
-
-  COHORT_HD explicit GroupScale(uint32_t amax) {
-    if (amax >= 0x7f800000u)
-      scale = std::bit_cast<float>(kNanBits);
-    else if (amax != 0)
-      scale = std::fmax(std::bit_cast<float>(amax) / 127.0f, 0x1p-126f);
-  }
-  COHORT_HD int8_t operator()(float x) const {
-    return static_cast<int8_t>(scale == scale ? std::rint(x / scale) : 0.0f);
+  COHORT_HD Q operator()(float x) const {
+    if constexpr (std::is_same_v<Q, e4m3>)
+      return e4m3(scale == scale ? x * inverse : scale);
+    else
+      return static_cast<Q>(scale == scale ? std::rint(x / scale) : 0.0f);
   }
 };
 

@@ -17,16 +17,16 @@ struct Matrix {
   int64_t rows, cols;
   bool is_wide =
       reinterpret_cast<uintptr_t>(p) % (kColumns * sizeof(T)) == 0 && cols % kColumns == 0;
+  unsigned across = static_cast<unsigned>(ceil_div(cols, kScaleBlock));  // tiles
 
   // Elements of a row from column c on, at most eight; 0 outside of the matrix.
   __device__ int live(int64_t row, int64_t c) const {
     return row < rows && c < cols ? static_cast<int>(min(cols - c, int64_t{kColumns})) : 0;
   }
   __device__ __forceinline__ auto load(int64_t row, int64_t c) const {
-    using Eight = Pack<std::remove_const_t<T>, kColumns>;
     const int n = live(row, c);
     if (is_wide && n > 0) return load_pack<kColumns>(p + row * cols + c);
-    Eight out{};
+    Pack<std::remove_const_t<T>, kColumns> out{};
 #pragma unroll
     for (int k = 0; k < kColumns; ++k)
       if (k < n) out.v[k] = p[row * cols + c + k];
@@ -41,25 +41,14 @@ struct Matrix {
   }
 };
 
-template <class To, class From>
-__device__ __forceinline__ Pack<To, kColumns> rounded(const Pack<From, kColumns>& x) {
+// fn of each element.
+template <class To, class From, class F>
+__device__ __forceinline__ Pack<To, kColumns> map(const Pack<From, kColumns>& x, F&& fn) {
   Pack<To, kColumns> out;
 #pragma unroll
-  for (int n = 0; n < kColumns; ++n) out.v[n] = from_float<To>(to_float(x.v[n]));
+  for (int n = 0; n < kColumns; ++n) out.v[n] = fn(x.v[n]);
   return out;
 }
-template <class Q, class T>
-__device__ __forceinline__ Pack<Q, kColumns> quantized(const GroupScale<Q>& scale,
-                                                       const Pack<T, kColumns>& x) {
-  Pack<Q, kColumns> out;
-#pragma unroll
-  for (int n = 0; n < kColumns; ++n) out.v[n] = scale(to_float(x.v[n]));
-  return out;
-}
-
-struct LargerBits {
-  __device__ uint32_t operator()(uint32_t a, uint32_t b) const { return max(a, b); }
-};
 template <class T>
 __device__ __forceinline__ uint32_t larger(uint32_t amax, const Pack<T, kColumns>& x) {
 #pragma unroll
@@ -73,26 +62,27 @@ __device__ __forceinline__ uint32_t half_warp_max(uint32_t amax) {
   return amax;
 }
 
-// With kTransposed, `values` and `at` are those of x's transpose. With rows, those from x's last to
-// scale_rows are zeros, whose scale is 1.
+// With kTransposed, `values` and `at` are those of x's transpose. Without kBlocks, rows beyond x's
+// last are zeros, whose scale is 1.
 template <class T, bool kBlocks, bool kTransposed>
 __global__ void __launch_bounds__(kThreads, 2)
     quantize_e4m3(const Matrix<e4m3> values, float* scales, const Matrix<const T> x,
-                  const ScaleIndex at, const unsigned across, const int64_t scale_rows) {
+                  const ScaleIndex at) {
   const int group = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  const int64_t top = blockIdx.x / across * kScaleBlock, left = blockIdx.x % across * kScaleBlock,
-                c = left + kColumns * lane;
+  const int64_t top = blockIdx.x / x.across * kScaleBlock,
+                left = blockIdx.x % x.across * kScaleBlock, c = left + kColumns * lane;
   const auto row = [&](int i) { return top + (kBlocks ? kRows * group + i : kGroups * i + group); };
   Pack<bf16, kColumns> in[kRows];
   Pack<e4m3, kColumns> out[kRows];
   uint32_t amax = 0;
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) in[i] = rounded<bf16>(x.load(row(i), c));
+  for (int i = 0; i < kRows; ++i)
+    in[i] = map<bf16>(x.load(row(i), c), [](T value) { return from_float<bf16>(to_float(value)); });
   if constexpr (kBlocks) {
     __shared__ uint32_t scratch[kThreads / 32];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) amax = larger(amax, in[i]);
-    amax = block_reduce<kThreads>(amax, scratch, LargerBits{});
+    amax = block_reduce<kThreads>(amax, scratch, [](auto a, auto b) { return max(a, b); });
     if (threadIdx.x == 0)
       scales[kTransposed ? at(left, top) : at(top, left)] = GroupScale<e4m3>(amax).scale;
   }
@@ -100,8 +90,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   for (int i = 0; i < kRows; ++i) {
     if (!kBlocks) amax = half_warp_max(larger(0, in[i]));
     const GroupScale<e4m3> scale(amax);
-    if (!kBlocks && lane == 0 && row(i) < scale_rows) scales[at(row(i), c)] = scale.scale;
-    out[i] = quantized(scale, in[i]);
+    if (!kBlocks && lane == 0 && row(i) < round_up(x.rows, 4)) scales[at(row(i), c)] = scale.scale;
+    out[i] = map<e4m3>(in[i], [&](bf16 value) { return scale(to_float(value)); });
     if (!kTransposed) values.store(row(i), c, out[i]);
   }
   if constexpr (kTransposed) {
@@ -135,24 +125,23 @@ __global__ void __launch_bounds__(kThreads)
   const GroupScale<int8_t> scale(half_warp_max(amax));
   if (first == 0 && row < x.rows) scales[row] = scale.scale;
   for (int64_t c = first; c < x.cols; c += kScaleBlock)
-    values.store(row, c, quantized(scale, x.load(row, c)));
+    values.store(row, c,
+                 map<int8_t>(x.load(row, c), [&](T value) { return scale(to_float(value)); }));
 }
 
 template <class T, class Q>
 __global__ void __launch_bounds__(kThreads)
     dequantize_kernel(const Matrix<T> y, const Matrix<const Q> values, const float* scales,
-                      const ScaleIndex at, const unsigned across) {
-  const int64_t top = blockIdx.x / across * kScaleBlock + threadIdx.x / kLanes,
-                c = blockIdx.x % across * kScaleBlock + kColumns * (threadIdx.x % kLanes);
+                      const ScaleIndex at) {
+  const int64_t top = blockIdx.x / y.across * kScaleBlock + threadIdx.x / kLanes,
+                c = blockIdx.x % y.across * kScaleBlock + kColumns * (threadIdx.x % kLanes);
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const int64_t row = top + kGroups * i;
-    const auto in = values.load(row, c);
     const float scale = y.live(row, c) > 0 ? scales[at(row, c)] : 1.0f;
-    Pack<T, kColumns> out;
-#pragma unroll
-    for (int n = 0; n < kColumns; ++n) out.v[n] = from_float<T>(dequantized(in.v[n], scale));
-    y.store(row, c, out);
+    y.store(row, c, map<T>(values.load(row, c), [&](Q value) {
+              return from_float<T>(dequantized(value, scale));
+            }));
   }
 }
 
@@ -161,12 +150,8 @@ Matrix<T> matrix(Source& t) {
   return {static_cast<T*>(t.raw()), t.dim(0), t.dim(1)};
 }
 template <class T>
-unsigned tiles_across(const Matrix<T>& m) {
-  return blocks_for(m.cols, kScaleBlock);
-}
-template <class T>
 LaunchShape tiles(const Matrix<T>& m) {
-  return {{blocks_for(ceil_div(m.rows, kScaleBlock) * tiles_across(m), 1)}, {kThreads}};
+  return {{blocks_for(ceil_div(m.rows, kScaleBlock) * m.across, 1)}, {kThreads}};
 }
 
 }  // namespace
@@ -185,7 +170,7 @@ void quantize(const Quantize& args) {
                         : q.groups == ScaleGroups::kBlocks ? quantize_e4m3<T, true, false>
                                                            : quantize_e4m3<T, false, false>;
     launch("quantize", kernel, tiles(x), source.device(), matrix<e4m3>(q.values), scales, x,
-           ScaleIndex(q), tiles_across(x), round_up(x.rows, 4));
+           ScaleIndex(q));
   });
 }
 
@@ -195,7 +180,7 @@ void dequantize(const Dequantize& args) {
     dispatch_values(q, [&]<class Q>() {
       const auto y = matrix<T>(args.y);
       launch("dequantize", dequantize_kernel<T, Q>, tiles(y), args.y.device(), y,
-             matrix<const Q>(q.values), q.scales.data<float>(), ScaleIndex(q), tiles_across(y));
+             matrix<const Q>(q.values), q.scales.data<float>(), ScaleIndex(q));
     });
   });
 }

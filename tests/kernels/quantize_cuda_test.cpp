@@ -18,7 +18,7 @@ void expect_bytes(const Tensor& x, DType dtype, DType format, ScaleGroups groups
   const Tensor rounded = x.to(dtype).to(DType::kF32);
   const Quantized expected = quantized(rounded, format, groups);
   Guarded in(turned ? rounded.transpose(0, 1).clone() : rounded, dtype, device, start, NAN),
-      values(Tensor::full(x.shape(), 3, DType::kF32), format, device, start),
+      values(Tensor::full(x.shape(), 3, DType::kF32), format, device, start, 40),
       scales(expected.scales.shape(), DType::kF32, device, start);
   Quantized out{values.tensor(), scales.tensor(), groups};
   quantize({out, turned ? in.tensor().transpose(0, 1) : in.tensor()});

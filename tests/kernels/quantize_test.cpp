@@ -193,7 +193,7 @@ TEST(Quantize, RefusesWhatItsContractExcludes) {
                     "got i8[4, 6] with blocks");
   EXPECT_THROW_WITH(Quantized::empty({4}, DType::kI8, kRows), Error, "got i8[4]");
   EXPECT_THROW_WITH(quantize({q, random_tensor({4, 5}, DType::kF32, 1)}), Error,
-                    "[quantize] expected values [4, 5] = [T, K]");
+                    "[quantize] expected values e4m3[4, 5]");
   EXPECT_THROW_WITH(quantize({q, random_tensor({6, 4}, DType::kF32, 1).transpose(0, 1)}), Error,
                     "[quantize] expected contiguous x");
   EXPECT_THROW_WITH(quantize({q, x.to(DType::kBF16)}), Error,
