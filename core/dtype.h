@@ -85,7 +85,7 @@ struct e4m3 {
   }
   COHORT_HD explicit operator float() const {
     const uint32_t sign = static_cast<uint32_t>(bits & 0x80) << 24, magnitude = bits & 0x7f;
-    if (magnitude == 0x7f) return std::bit_cast<float>(sign | 0x7fc00000u);
+    if (magnitude == 0x7f) return std::bit_cast<float>(0x7fffffffu);  // the NaN of GPUs
     // Multiplication by 2^120 is exact and normalises subnormals.
     return std::bit_cast<float>(sign | magnitude << 20) * 0x1p120f;
   }

@@ -14,10 +14,6 @@ template <class To, class From>
 __device__ To convert(From value) {
   if constexpr (std::is_same_v<From, To>)
     return value;
-  else if constexpr (std::is_same_v<From, e4m3> && std::is_same_v<To, __nv_bfloat16>)
-    // Exact, and the bits of NaN are those of the CPU.
-    return __ushort_as_bfloat16(
-        static_cast<uint16_t>(__float_as_uint(static_cast<float>(value)) >> 16));
   else if constexpr (std::is_same_v<From, e4m3>)
     return convert<To>(static_cast<float>(value));
   else if constexpr (std::is_same_v<From, __nv_bfloat16>)

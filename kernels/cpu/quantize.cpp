@@ -4,6 +4,7 @@
 #include "kernels/cpu/reduce.h"
 
 namespace cohort::kernels::cpu {
+
 void quantize(const Quantize& args) {
   Quantized& out = args.out;
   const Shape &shape = args.x.shape(), &strides = args.x.strides();
@@ -12,8 +13,8 @@ void quantize(const Quantize& args) {
                 width = is_i8 ? std::max<int64_t>(shape[1], 1) : kScaleBlock,
                 across = is_i8 ? 1 : ceil_div(shape[1], width);
   const ScaleIndex scale_at(out);
-  out.scales.fill_(1);
   const auto run = [&]<class Q, class T>(Q* values, const T* x, float* scales) {
+    out.scales.fill_(1);
     const auto quantize_group = [&](int64_t first_row, int64_t first_column) {
       const auto for_each = [&](auto&& fn) {
         for (int64_t r = first_row; r < std::min(shape[0], first_row + height); ++r)

@@ -229,6 +229,21 @@ Variable dequantize(const Variable& values, const Variable& scales, const std::s
   return Variable(y);
 }
 
+void bind_quantize(nb::module_& m) {
+  define(
+      m, "quantize", &quantize, nb::arg("x"), nb::arg("dtype") = "e4m3", nb::kw_only(),
+      nb::arg("blocks") = false, nb::arg("transpose") = false,
+      R"(x [T, K] in 8 bits -> values [T, K] and float32 scales, whose product is x but for one rounding.
+
+dtype: "e4m3" (torch's float8_e4m3fn; numpy() gives its bytes) with a power of two for each row and 128 columns,
+scales [ceil(K / 128), T rounded up to a multiple of 4], so that products are bfloat16 numbers; or "int8" with the
+largest magnitude / 127 of each row, scales [T]. blocks: a scale for 128 x 128 elements, [ceil(T / 128), ceil(K /
+128)], e4m3 only. transpose: of x^T. Zeros have scale 1; a group with an infinity or NaN has scale NaN.)");
+  define(m, "dequantize", &dequantize, nb::arg("values"), nb::arg("scales"),
+         nb::arg("dtype") = "float32", nb::kw_only(), nb::arg("blocks") = false,
+         "values * scales of quantize(), of another float type if `dtype` says so.");
+}
+
 void bind_layers(nb::module_& m) {
   const auto x = nb::arg("x"), w = nb::arg("w");
   const auto no_bias = nb::arg("bias") = nb::none();
@@ -277,18 +292,6 @@ logits are never in memory as a whole. x: [T, C], w: [V, C].)");
 their log-probs [N] at the temperature before truncation. temperature: 0 for the largest logit. top_k: 0
 for all tokens, top_p: 1, min_p: 0. Equal seeds give equal tokens, so each step needs its own seed. Error for
 parameters out of range; NaN or infinite logits: Error on the CPU, token -1 on CUDA.)");
-  define(
-      m, "quantize", &quantize, x, nb::arg("dtype") = "e4m3", nb::kw_only(),
-      nb::arg("blocks") = false, nb::arg("transpose") = false,
-      R"(x [T, K] in 8 bits -> values [T, K] and float32 scales, whose product is x but for one rounding.
-
-dtype: "e4m3" (torch's float8_e4m3fn; numpy() gives its bytes) with a power of two for each row and 128 columns,
-scales [ceil(K / 128), T rounded up to a multiple of 4], so that products are bfloat16 numbers; or "int8" with the
-largest magnitude / 127 of each row, scales [T]. blocks: a scale for 128 x 128 elements, [ceil(T / 128), ceil(K /
-128)], e4m3 only. transpose: of x^T. Zeros have scale 1; a group with an infinity or NaN has scale NaN.)");
-  define(m, "dequantize", &dequantize, nb::arg("values"), nb::arg("scales"),
-         nb::arg("dtype") = "float32", nb::kw_only(), nb::arg("blocks") = false,
-         "values * scales of quantize(), of another float type if `dtype` says so.");
   define(m, "scale", static_cast<Variable (*)(const Variable&, double)>(&scale), x,
          nb::arg("factor"), "factor * x.");
   define(
@@ -307,6 +310,7 @@ void bind_ops(nb::module_& m) {
   bind_attention(m);
   bind_elementwise(m);
   bind_layers(m);
+  bind_quantize(m);
 }
 
 }  // namespace cohort::python
