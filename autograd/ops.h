@@ -88,7 +88,10 @@ struct QkNormWeights {
 Variable qk_norm(Variable qkv, const QkNormWeights& w, int64_t kv_heads, double eps);
 // qkv with its queries and keys rotated to `positions` by a table of kernels::rope_table(). It is
 // in place if the argument is the only owner of its memory.
-Variable rope(Variable qkv, const Tensor& positions, const Tensor& table, int64_t kv_heads);
+// Keys and values are then rounded to the grids of `scales` (kernels::kv_scales()), which may be
+// undefined, as may the table; gradients pass the rounding unchanged.
+Variable rope(Variable qkv, const Tensor& positions, const Tensor& table, int64_t kv_heads,
+              const Tensor& scales = {});
 // [H, N] in accumulate_dtype(): out[h, n] = table[rows[n], h], of a table [R, H]; the gradient of a
 // row is summed in a fixed order. For AttentionTerms::bias.
 Variable relative_bias(const Variable& table, const Tensor& rows);

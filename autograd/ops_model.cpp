@@ -164,11 +164,16 @@ Variable qk_norm(Variable qkv, const QkNormWeights& w, int64_t kv_heads, double 
                    });
 }
 
-Variable rope(Variable qkv, const Tensor& positions, const Tensor& table, int64_t kv_heads) {
+Variable rope(Variable qkv, const Tensor& positions, const Tensor& table, int64_t kv_heads,
+              const Tensor& scales) {
   const bool in_place = qkv.value().sole_owner();
   Tensor y = in_place ? qkv.value() : Tensor::empty_like(qkv.value());
-  kernels::rope(
-      {.y = y, .x = qkv.value(), .positions = positions, .table = table, .plain_heads = kv_heads});
+  kernels::rope({.y = y,
+                 .x = qkv.value(),
+                 .positions = positions,
+                 .table = table,
+                 .plain_heads = kv_heads,
+                 .scales = scales});
   return make_node("rope", y, {qkv}, [positions, table, kv_heads](const Tensor& dy, Gradients& g) {
     if (!g.needed(0)) return;
     // The gradient, too, is rotated in place if it has no other owner.

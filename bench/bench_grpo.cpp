@@ -40,7 +40,7 @@ void set_adapters(Transformer& model) {
     for (float& value : values) value = static_cast<float>(0.02 * rng.normal());
     Tensor(p.value).copy_(Tensor::from(values, p.value.shape()).to(p.value.dtype()));
   }
-  model.write_lora_columns();
+  model.update_derived();
 }
 
 // Time during which requests waited for a row, and the tokens sampled in it.

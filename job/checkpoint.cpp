@@ -304,6 +304,7 @@ void write_checkpoint(const std::string& dir, const CheckpointView& view, int64_
   }
   write_sources(training / "optimizer.safetensors", view.optimizer.state_sources());
   write_json("config.json", saved_config(view.model, &view.tokenizer));
+  if (save_precision(view.model.config().precision, temporary)) files.emplace_back(kPrecisionFile);
   for (const auto& [file, content] : served_files(view)) {
     write_file_durable(temporary / file, content);
     files.push_back(file);
@@ -510,6 +511,7 @@ ModelDescription describe_model(const std::string& checkpoint, const std::string
   }
   const std::string weights = is_adapter ? saved.base.path : checkpoint;
   saved.config = load_config(weights);
+  saved.config.precision = load_precision(checkpoint);
   saved.tokenizer = saved.config.has_images() && !has_tokenizer(checkpoint)
                         ? make_tokenizer(new_image_files(saved.config.image_size), checkpoint)
                         : load_tokenizer(has_tokenizer(checkpoint) ? checkpoint : weights);
@@ -532,6 +534,7 @@ LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device
   ModelConfig wanted;
   wanted.context = context;
   wanted.dropout = saved.config.dropout;
+  wanted.precision = saved.config.precision;
   wanted.recompute = saved.config.recompute;
   if (saved.config.position == PositionType::kRope && context > saved.config.context)
     logging::warn("model.context: ", context, " is more than the ", saved.config.context,
@@ -568,6 +571,7 @@ LoadedModel load_model(const std::string& checkpoint, const ModelConfig& wanted,
 
 void apply_run_options(const ModelConfig& wanted, ModelConfig& model) {
   model.dropout = wanted.dropout;
+  model.precision = wanted.precision;
   model.recompute = wanted.recompute;
   if (wanted.context == 0) return;
   model.position_rows = std::max(model.position_rows, model.context);

@@ -122,6 +122,7 @@ struct TrainConfig {
             "sequences sampled at once; 0: as many as fit in memory; no result depends on it",
             {.min = 0, .max = 1 << 20});
     grpo.visit(v);
+    v.section("precision", model.precision, "numbers in eight bits, in rollouts and in training");
     v.section("lora", model.lora, "low-rank adapters, trained in place of the model's parameters");
     v.list("rewards", rewards, "weighted rewards (grpo)");
     v.section("mlm", masking, "masked tokens (mlm)");

@@ -44,7 +44,7 @@ int64_t fraction_of(double fraction, int64_t bytes) {
 
 // Tokens of a cache in `bytes`, in whole blocks.
 int64_t cache_tokens(const ModelConfig& model, int64_t bytes, DType dtype) {
-  const int64_t block = KVCache::bytes(cache_config(model, 0, 1), dtype);
+  const int64_t block = KVCache::bytes(cache_config(model, 0, 1), cache_dtype(model, dtype));
   return bytes / block * KVCacheConfig::kBlockTokens;
 }
 

@@ -269,10 +269,9 @@ void Reference::follow(int64_t step) {
     return out;
   };
   const double alpha = config_.grpo.ref_sync_alpha;
-  if (model_ != nullptr)
-    mix_weights(weights_of(*model_), weights_of(trained_), alpha);
-  else
-    mix_weights(adapters_, trained_.adapters(), alpha);
+  if (model_ == nullptr) return mix_weights(adapters_, trained_.adapters(), alpha);
+  mix_weights(weights_of(*model_), weights_of(trained_), alpha);
+  model_->update_derived();
 }
 
 ModelStart::ModelStart(const StageSetup& setup) : checkpoint(checkpoint_of(setup)) {

@@ -40,9 +40,17 @@ void check_rope_table(ArgumentCheck& check, const Tensor& table) {
 void rope(const Rope& args) {
   ArgumentCheck check("rope");
   check("[T, H, D] x, y; i32 [T] positions", args.x, args.y, args.positions);
-  check_rope_table(check, args.table);
+  if (args.table.defined()) check_rope_table(check, args.table);
   check.require(args.plain_heads >= 0 && args.plain_heads <= check["H"],
                 "expected plain_heads from 0 to ", check["H"], ", got ", args.plain_heads);
+  if (args.scales.defined()) {
+    check("f32 [2, Hkv] scales", args.scales);
+    check.require(check["D"] % 2 == 0 && 2 * check["Hkv"] <= check["H"] &&
+                      args.direction == RopeDirection::kForward && args.mode == Grad::kOverwrite,
+                  "expected scales of the last heads of x, of an even size, in a forward that "
+                  "overwrites; got ",
+                  args.scales, " for x ", args.x);
+  }
   on_device<cpu::rope, cuda::rope>(args.x.device(), args);
 }
 

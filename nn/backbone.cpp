@@ -53,6 +53,10 @@ Backbone::Block Backbone::make_block(int index, const AdapterTargets& adapters) 
   return b;
 }
 
+void Backbone::write_kv_scales() const {
+  for (const Block& block : blocks_) block.attention.write_kv_scales(block.attention_norm.norm);
+}
+
 std::vector<const Linear*> Backbone::adapted() const {
   std::vector<const Linear*> out;
   for (const Block& block : blocks_)

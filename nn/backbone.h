@@ -36,6 +36,8 @@ class Backbone {
   // those of position_terms().
   Variable operator()(Variable x, const Pass& pass) const;
   PositionTerms position_terms() const { return positions_.terms(); }
+  // Writes the scales of keys and values, if those are rounded.
+  void write_kv_scales() const;
   // The layers that have adapters.
   std::vector<const Linear*> adapted() const;
 

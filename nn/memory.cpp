@@ -116,7 +116,7 @@ MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemorySh
     const int64_t logits = head_chunk(c, shape.rollout_sequences, shape.device) *
                            kernels::head_rows(c.vocab_size, shape.device) *
                            static_cast<int64_t>(dtype_size(accumulate_dtype(dtype)));
-    out.cache = KVCache::bytes(cache, dtype);
+    out.cache = KVCache::bytes(cache, cache_dtype(c, dtype));
     out.rollout =
         std::max(measure_forward(c, dtype, shape.rollout_prefill_tokens, shape.device), logits);
   }

@@ -61,7 +61,7 @@ MergeChange merge_adapters(Transformer& model, const std::string& type) {
       }
       b.zero_();
     }
-  model.write_lora_columns();
+  model.update_derived();
   if (change.moved > 0) change.mean = sum / static_cast<double>(change.moved);
   return change;
 }

@@ -98,6 +98,11 @@ double ExposbConfig::gain(int64_t position, int64_t channel, int64_t head_dim) c
          (channel_base + channel_gain * std::exp(-offset * offset / 2));
 }
 
+double ModelConfig::max_rotary_gain() const {
+  if (position != PositionType::kExposb) return std::max(1.0, family.rope_scale);
+  return (1 + exposb.position_gain) * (exposb.channel_base + exposb.channel_gain);
+}
+
 ContextLimit ModelConfig::context_limit() const {
   return may_extend() || context < position_rows ? ContextLimit::kMayGrow
                                                  : ContextLimit::kWholeModel;

@@ -10,6 +10,7 @@
 #include "core/device.h"
 #include "kernels/activation.h"
 #include "kernels/attention/attention.h"
+#include "nn/precision.h"
 #include "text/json.h"
 
 namespace cohort {
@@ -156,7 +157,8 @@ struct ModelConfig {
 
   FamilyFields family;
   Json file;        // the family's config.json as it was read; null: none was
-  LoraConfig lora;  // not in config.json
+  LoraConfig lora;  // not in config.json, as the next one
+  PrecisionConfig precision;
 
   int64_t window_of(int layer) const {
     return family.windowed.empty() || family.windowed[static_cast<size_t>(layer)] ? window : 0;
@@ -167,6 +169,8 @@ struct ModelConfig {
   bool is_rotated() const {
     return position == PositionType::kRope || position == PositionType::kExposb;
   }
+  // The largest factor by which rotary positions scale a key.
+  double max_rotary_gain() const;
   // True if a trained model may run with a larger context: no table of positions ends there, and
   // no rotary frequencies were trained for it.
   bool may_extend() const {

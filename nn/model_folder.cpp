@@ -361,6 +361,7 @@ void load_weights(Transformer& model, const std::string& dir, const std::string&
   if (!rounded.empty())
     logging::info("the weights of ", folder.path(), " are ", rounded, " and are rounded to ",
                   dtype_name(model.dtype()));
+  model.update_derived();
 }
 
 std::vector<TensorSource> weight_sources(const Transformer& model, const std::string& type) {
@@ -441,6 +442,7 @@ void export_model(const Transformer& model, const Tokenizer& tokenizer, const st
   Json config = saved_config(model, &tokenizer);
   set_dtype(config, dtype);
   write_file_durable(dir + "/config.json", config.dump(2) + "\n");
+  save_precision(model.config().precision, dir);
   for (const auto& [file, content] : tokenizer.files())
     write_file_durable(dir + "/" + file, content);
 }

@@ -2,6 +2,7 @@
 // one call; nn/memory.cpp measures what they keep for the backward.
 #pragma once
 
+#include "kernels/kv_scales.h"
 #include <array>
 #include <functional>
 #include <initializer_list>
@@ -35,6 +36,7 @@ struct AttentionCall {
   kernels::AttentionDesc desc;
   AttentionTerms terms;
   Tensor rope_table;    // undefined: queries and keys are not rotated
+  Tensor kv_scales;     // [2, Hkv] f32; undefined: keys and values are not rounded
   Variable qkv;         // [T, H + 2 Hkv, D]: a token's queries, keys and values; may be overwritten
   int64_t padding = 0;  // columns behind each row of the output
 };
@@ -80,6 +82,8 @@ class Norm {
   Variable operator()(const Variable& x) const;
   // a + b and the norm of the sum.
   AddNorm add(const Variable& a, const Variable& b) const;
+  // Adds what kernels::kv_scales() needs to know of the layer that reads the output.
+  kernels::KvScales kv_scales(Tensor& scales, const Tensor& w, const Tensor& bias) const;
   // The output's rows have `columns` columns behind them, for the layer that reads them.
   void set_padding(int64_t columns) { padding_ = columns; }
 
@@ -103,6 +107,9 @@ class SelfAttention {
   // [T, d_model] -> [T, d_model]
   Variable operator()(const Variable& x, const Pass& pass) const;
   std::span<const Linear> layers() const { return layers_; }
+  // Writes the scales of keys and values, if those are rounded: to be called whenever parameters
+  // have changed. `norm`: that of the input.
+  void write_kv_scales(const Norm& norm) const;
 
  private:
   const ModelConfig* config_ = nullptr;
@@ -110,6 +117,7 @@ class SelfAttention {
   enum { kQkv, kOut };
   std::array<Linear, 2> layers_;
   Variable q_norm_, k_norm_, sinks_;  // undefined: none
+  Tensor kv_scales_;                  // [2, Hkv] f32; undefined: keys and values are not rounded
 };
 
 // RNG stream of one dropout of the model; layer 0 is the embedding, layer i + 1 is block i.

@@ -25,6 +25,8 @@ Transformer::Transformer(const ModelConfig& config, DType dtype, std::optional<u
   int64_t largest = 0;  // elements of a layer's B
   for (const Linear* layer : adapted_) largest = std::max(largest, layer->lora.b.value().numel());
   if (largest > 0) lora_workspace_ = Tensor::empty({largest}, dtype, device);
+  check_precision(config_, dtype);
+  if (seed) update_derived();
 }
 
 PackedBatch Transformer::to_device(const PackedBatch& batch) const {
@@ -59,8 +61,9 @@ Variable Transformer::forward(const PackedBatch& batch, const ForwardOptions& op
   const auto packed_attention = [batch](AttentionCall call) {
     Variable& qkv = call.qkv;
     call.desc.prefixes = batch.prefixes;
-    if (call.rope_table.defined())
-      qkv = rope(std::move(qkv), batch.positions, call.rope_table, call.num_kv_heads);
+    if (call.rope_table.defined() || call.kv_scales.defined())
+      qkv = rope(std::move(qkv), batch.positions, call.rope_table, call.num_kv_heads,
+                 call.kv_scales);
     return attention(qkv, call.num_kv_heads, batch.cu_seqlens, call.desc, call.padding, call.terms);
   };
   return run({.batch = batch,
@@ -93,7 +96,8 @@ Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences
   stream.may_prefetch = allows_prefetch();  // run() begins with the embedding
   const StreamGuard guard(stream);
   const auto cached_attention = [&](AttentionCall call) {
-    kernels::PagedKV& pages = cache.layer(call.layer);
+    kernels::PagedKV pages = cache.layer(call.layer);
+    pages.scales = call.kv_scales;
     const kernels::AttentionDesc desc = call.terms.added_to(call.desc);
     Tensor& qkv = call.qkv.value();
     const Tensor q = qkv.narrow(1, 0, qkv.dim(1) - 2 * call.num_kv_heads);
@@ -118,7 +122,7 @@ void Transformer::copy_from(const Transformer& source) {
   COHORT_CHECK(parameters_.size() == source.parameters_.size(), "[copy_from] models differ");
   for (size_t i = 0; i < parameters_.size(); ++i)
     Tensor(parameters_[i].value).copy_(source.parameters_[i].value);
-  write_lora_columns();
+  update_derived();
 }
 
 static std::vector<Tensor> adapters_of(const ParameterSet& parameters) {
@@ -139,12 +143,13 @@ void Transformer::set_adapters(std::span<const Tensor> values) {
   COHORT_CHECK(own.size() == values.size(), "[transformer] expected ", own.size(),
                " tensors of adapters, got ", values.size());
   for (size_t i = 0; i < own.size(); ++i) own[i].copy_(values[i]);
-  write_lora_columns();
+  update_derived();
 }
 
-void Transformer::write_lora_columns() {
+void Transformer::update_derived() {
   for (const Linear* layer : adapted_)
-    cohort::write_lora_columns(layer->lora, layer->weight, lora_workspace_);
+    write_lora_columns(layer->lora, layer->weight, lora_workspace_);
+  backbone_.write_kv_scales();
 }
 
 }  // namespace cohort

@@ -51,11 +51,13 @@ class Transformer : NonCopyable {
   const ModelConfig& config() const { return config_; }
   DType dtype() const { return parameters_.dtype(); }
   Device device() const { return parameters_.device(); }
+  DType cache_dtype() const { return cohort::cache_dtype(config_, dtype()); }
 
   // Copies the values of `source`, which must have the same configuration.
   void copy_from(const Transformer& source);
-  // To be called whenever adapters have changed: writes s B behind the weights (nn/lora.h).
-  void write_lora_columns();
+  // To be called whenever parameters have changed: writes what follows from them, s B of adapters
+  // behind the weights (nn/lora.h) and the scales of keys and values.
+  void update_derived();
   // Copies of the adapters' parameters, in order; empty if there are none. set_adapters() copies
   // such values to them, and allocates no memory of the device.
   std::vector<Tensor> adapters() const;
@@ -71,7 +73,7 @@ class Transformer : NonCopyable {
   Backbone backbone_;
   Head head_;
   std::vector<const Linear*> adapted_;  // the layers with adapters
-  Tensor lora_workspace_;  // for write_lora_columns(), which must not run out of memory
+  Tensor lora_workspace_;  // for update_derived(), which must not run out of memory
 };
 
 }  // namespace cohort

@@ -107,7 +107,7 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadL
   out.clipped = out.made && max_grad_norm_ > 0 && out.grad_norm > max_grad_norm_;
   if (out.made) {
     optimizer_.step(learning_rate, norm, health_.narrow(0, 1, 1));
-    model_->write_lora_columns();
+    model_->update_derived();
   }
   clock.lap("optimizer");
   return out;

@@ -69,8 +69,18 @@ ArgumentCheck check_packed(ArgumentCheck check, const Args& args) {
 }
 
 void check_cache(ArgumentCheck& check, const PagedKV& cache) {
-  check("[blocks, block_tokens, Hkv, D] cache.k, cache.v; i32 [S, max_blocks] cache.block_table",
-        cache.k, cache.v, cache.block_table);
+  if (cache.scales.defined()) check("f32 [2, Hkv] cache.scales", cache.scales);
+  if (cache.k.dtype() == DType::kE4M3) {
+    check("e4m3 [blocks, block_tokens, Hkv, D] cache.k, cache.v", cache.k, cache.v);
+    check.require(cache.scales.defined() && check["block_tokens"] % 16 == 0 &&
+                      (check["D"] == 64 || check["D"] == 128 || check["D"] == 256),
+                  "expected a cache in e4m3 to have scales, blocks of a multiple of 16 tokens, and "
+                  "heads of 64, 128 or 256, got ",
+                  cache.k);
+  } else {
+    check("[blocks, block_tokens, Hkv, D] cache.k, cache.v", cache.k, cache.v);
+  }
+  check("i32 [S, max_blocks] cache.block_table", cache.block_table);
   check.require(check["block_tokens"] >= 1 && check["Hkv"] >= 1,
                 "expected a cache with at least one token per block and head, got ", cache.k);
   check_head_dim(check, cache.k);

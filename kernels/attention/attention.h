@@ -153,13 +153,22 @@ COHORT_KERNEL(void attention_backward(const AttentionBackward& args));
 // Paged key/value cache of one layer: k, v: [blocks, block_tokens, Hkv, D]. Token p of sequence s
 // is in block block_table[s, p / block_tokens], slot p % block_tokens. block_table: [S, max_blocks]
 // i32, -1 where unused.
+//
+// With scales, rounded keys and values are multiples of e4m3 numbers (E4m3Grid). In bf16 on CUDA
+// the cache then holds bytes, k and v have DType::kE4M3 and block_tokens is a multiple of 16; the
+// bytes are not in the order above: page g of 16 tokens, g = slot / 16, holds 16 D bytes for each
+// key head. The keys are [2][D / 16][8 keys][16 dims], the values [D / 8][8 dims][16 keys], and 16
+// adjacent bytes are in the order 8 0 9 1 10 2 ... 15 7. So the 8 x 16 bytes of a core matrix of
+// wgmma are contiguous, and a 32-bit word holds both registers of a lane's operand B of
+// mma.m16n8k16. Other dtypes keep the order above and their own type.
 struct PagedKV {
   Tensor k, v, block_table;
+  Tensor scales = {};  // [2, Hkv] f32, kv_scales(); undefined: keys and values are not rounded
 };
 
 // Step between the QKV projection and attention_paged(): rotates the queries of new tokens in
-// place, and writes their rotated keys and their values to the cache. Bit-identical to rope() and
-// copies. A token is idle if its sequence or its position is negative: nothing is written for it.
+// place, and writes their rotated keys and their values to the cache, rounded if that has scales.
+// Bit-identical to rope() and copies. A token is idle if its sequence or its position is negative: nothing is written for it.
 // Throws before writing if the block of a token is missing from the block table, or its position
 // from the rotary table; CUDA skips the keys in the former case and writes NaN in the latter.
 struct RopeKvWrite {

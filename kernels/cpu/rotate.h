@@ -2,6 +2,9 @@
 // one (no fma), so that all implementations of the formula give the same bits.
 #pragma once
 
+#include <algorithm>
+
+#include "kernels/kv_scales.h"
 #include "kernels/rope.h"
 #include "kernels/vector_math.h"
 
@@ -49,6 +52,15 @@ void rotate(T* y, const T* x, const Rotation<T>& by, Grad mode = Grad::kOverwrit
       y[i + half] += b * cos2[i] + a * (sign * sin2[i]);
     }
   }
+}
+
+// Rounds heads of a token, keys and values, to bf16 and to the grids of their scales, in place.
+template <class T>
+void round_heads(T* heads, const Tensor& scales, int64_t dim) {
+  for (int64_t h = 0; h < scales.numel(); ++h, heads += dim)
+    std::transform(heads, heads + dim, heads, [grid = E4m3Grid(scales.data<float>()[h])](T x) {
+      return static_cast<T>(grid(static_cast<float>(bf16(static_cast<float>(x)))));
+    });
 }
 
 }  // namespace cohort::kernels::cpu

@@ -1,5 +1,6 @@
 // Rotary embedding on CUDA; a thread rotates N adjacent pairs. Threads along x share a token and
 // its row of the table.
+#include "kernels/cuda/e4m3.cuh"
 #include "kernels/cuda/rotate.cuh"
 #include "kernels/rope.h"
 
@@ -14,34 +15,46 @@ struct Rotation {
   const T* x;
   RopeTable table;
   const int32_t* positions;
+  const float* scales;  // of the last `scaled` heads, if any; see Rope
   int64_t tokens;
-  int rotated, plain;  // heads per token that are rotated, and that are only copied
-  float sign;          // factor of the sines
+  int rotated, plain, scaled;  // heads per token that are rotated, and that are only copied
+  float sign;                  // factor of the sines
   bool accumulate;
 };
 
 // A block has blockDim.y tokens. The threads of a token stride over the packs of all rotated heads:
 // pack k is head k / packs, pairs [(k mod packs) N, (k mod packs) N + N). The table's row is cached
 // after the first head. The plain heads are copied or accumulated; if y is x there is no copy.
-template <class T, int N, bool kWide>
+template <class T, int N, bool kWide, bool kRounds>
 __global__ void __launch_bounds__(kThreads) rope_kernel(const Rotation<T> p) {
   launch_dependents_and_wait();
   const int64_t token = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   if (token >= p.tokens) return;
   const int position = p.positions[token], half = p.table.half;
+  const int first_scaled = p.rotated + p.plain - p.scaled;
   const int64_t start = token * (p.rotated + p.plain) * 2 * half;
   const unsigned packs = half / N, count = p.rotated * packs;  // per head, per token
   for (unsigned k = threadIdx.x; k < count; k += blockDim.x) {
     const unsigned head = k / packs, pair = (k - head * packs) * N;
     const int64_t at = start + int64_t{head} * 2 * half + pair;
-    rotate<N, kWide>(p.y + at, p.x + at, {p.table, position, static_cast<int>(pair)}, p.sign,
-                     p.accumulate);
+    const RopeAt to{p.table, position, static_cast<int>(pair)};
+    if constexpr (kRounds) {
+      if (const int scaled = static_cast<int>(head) - first_scaled; scaled >= 0) {
+        rotate<N, kWide>(p.y + at, p.x + at, to, 1.0f, false, E4m3Rounding(p.scales[scaled]));
+        continue;
+      }
+    }
+    rotate<N, kWide>(p.y + at, p.x + at, to, p.sign, p.accumulate);
   }
-  if (p.y == p.x && !p.accumulate) return;
+  if (!kRounds && p.y == p.x && !p.accumulate) return;
   const int64_t first = start + int64_t{p.rotated} * 2 * half;
   for (unsigned k = threadIdx.x; k < p.plain * 2 * packs; k += blockDim.x) {
     const int64_t at = first + int64_t{k} * N;
     auto values = load_raw<N>(p.x + at);
+    if constexpr (kRounds) {
+      const int scaled = p.rotated + static_cast<int>(k / (2 * packs)) - first_scaled;
+      if (scaled >= 0) values = E4m3Rounding(p.scales[scaled])(values);
+    }
     if (p.accumulate) {
       const auto old = load_raw<N>(p.y + at);
       float sum[N];
@@ -53,15 +66,16 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const Rotation<T> p) {
   }
 }
 
-template <class T, int N>
+template <class T, int N, bool kRounds>
 void run(const Rotation<T>& p, Device device) {
-  const int64_t packs = int64_t{p.rotated} * p.table.half / N;
+  const int64_t packs = std::max<int64_t>(1, int64_t{p.rotated} * p.table.half / N);
   unsigned across = 1;
   // The smallest power of two that covers a token's packs, and as many tokens as fill the block.
   while (across < kThreads && across < packs) across *= 2;
   const unsigned down = kThreads / across;
   launch(
-      "rope", p.table.wide ? rope_kernel<T, N, true> : rope_kernel<T, N, false>,
+      "rope",
+      p.table.wide ? rope_kernel<T, N, true, kRounds> : rope_kernel<T, N, false, kRounds>,
       {.grid = blocks_for(p.tokens, down), .block = {across, down}, .start = Start::kProgrammatic},
       device, p);
 }
@@ -70,6 +84,7 @@ void run(const Rotation<T>& p, Device device) {
 
 void rope(const Rope& args) {
   const int64_t heads = args.x.dim(1), half = args.x.dim(2) / 2;
+  const int64_t plain = args.table.defined() ? args.plain_heads : heads;
   COHORT_CHECK(heads * half < (1 << 30), "[rope] tokens of ", args.x.str(), " are too large");
   if (args.x.numel() == 0) return;
   dispatch_device(args.x.dtype(), "rope", [&]<class T>() {
@@ -77,16 +92,20 @@ void rope(const Rope& args) {
                         .x = pointer<T>(args.x),
                         .table = RopeTable(args.table, 2 * half),
                         .positions = pointer<int32_t>(args.positions),
+                        .scales = pointer<float>(args.scales),
                         .tokens = args.x.dim(0),
-                        .rotated = static_cast<int>(heads - args.plain_heads),
-                        .plain = static_cast<int>(args.plain_heads),
+                        .rotated = static_cast<int>(heads - plain),
+                        .plain = static_cast<int>(plain),
+                        .scaled = args.scales.defined() ? static_cast<int>(args.scales.numel()) : 0,
                         .sign = args.direction == RopeDirection::kForward ? 1.0f : -1.0f,
                         .accumulate = args.mode == Grad::kAccumulate};
     constexpr int kWidth = kPackSize<T>;
-    if (half % kWidth == 0 && aligned(p.x, p.y, p.table.data))
-      run<T, kWidth>(p, args.x.device());
-    else
-      run<T, 1>(p, args.x.device());
+    const bool vectorized = half % kWidth == 0 && aligned(p.x, p.y, p.table.data);
+    const auto run_with = [&]<bool kRounds>() {
+      vectorized ? run<T, kWidth, kRounds>(p, args.x.device())
+                 : run<T, 1, kRounds>(p, args.x.device());
+    };
+    p.scaled > 0 ? run_with.template operator()<true>() : run_with.template operator()<false>();
   });
 }
 

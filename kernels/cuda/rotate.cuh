@@ -49,11 +49,19 @@ struct RopeAt {
   int position, pair;
 };
 
+// The rounding of results that have the type of y.
+struct NoRounding {
+  template <class R>
+  __device__ __forceinline__ const R& operator()(const R& raw) const {
+    return raw;
+  }
+};
+
 // y (+)= x rotated, N pairs at offsets 0 and half. y may be x. sign: 1, or -1 for the transpose, in
 // which the parts of a wide table exchange their sines.
-template <int N, bool kWide, class T>
+template <int N, bool kWide, class T, class Rounding = NoRounding>
 __device__ __forceinline__ void rotate(T* y, const T* x, const RopeAt& at, float sign,
-                                       bool accumulate) {
+                                       bool accumulate, const Rounding& rounding = {}) {
   const auto& [table, position, pair] = at;
   const int half = table.half;
   // Both halves are loaded before either is written, because y may be x.
@@ -65,7 +73,7 @@ __device__ __forceinline__ void rotate(T* y, const T* x, const RopeAt& at, float
 #pragma unroll
       for (int n = 0; n < N; ++n) out[n] += element(old, n);
     }
-    store_raw(to, to_raw<T>(out));
+    store_raw(to, rounding(to_raw<T>(out)));
   };
   float out[2][N];
   if constexpr (kWide) {
@@ -93,12 +101,13 @@ __device__ __forceinline__ void rotate(T* y, const T* x, const RopeAt& at, float
   }
 }
 // Variant for tables of either width, without the transpose.
-template <int N, class T>
-__device__ __forceinline__ void rotate(T* y, const T* x, const RopeAt& at) {
+template <int N, class T, class Rounding = NoRounding>
+__device__ __forceinline__ void rotate(T* y, const T* x, const RopeAt& at,
+                                       const Rounding& rounding = {}) {
   if (at.table.wide)
-    rotate<N, true>(y, x, at, 1.0f, false);
+    rotate<N, true>(y, x, at, 1.0f, false, rounding);
   else
-    rotate<N, false>(y, x, at, 1.0f, false);
+    rotate<N, false>(y, x, at, 1.0f, false, rounding);
 }
 
 }  // namespace cohort::kernels::cuda

@@ -43,7 +43,7 @@ Engine::Engine(const Transformer& model, const EngineConfig& config)
       config_(config),
       max_pending_(model.device().is_cuda() ? 1 : 0),
       weight_bytes_(weight_bytes(model)),
-      block_bytes_(KVCache::bytes(cache_config(model.config(), 0, 1), model.dtype())),
+      block_bytes_(KVCache::bytes(cache_config(model.config(), 0, 1), model.cache_dtype())),
       scheduler_(config) {}
 
 int64_t Engine::submit(EngineRequest in) {
@@ -159,7 +159,7 @@ EngineStats Engine::stats() const {
 }
 
 int64_t Engine::cache_bytes() const {
-  return cache_ == nullptr ? 0 : KVCache::bytes(cache_->config(), model_.dtype());
+  return cache_ == nullptr ? 0 : KVCache::bytes(cache_->config(), model_.cache_dtype());
 }
 
 std::string Engine::cache_summary() const {
@@ -198,7 +198,7 @@ void Engine::ensure_capacity() {
     capacity_.num_sequences = std::max(capacity_.num_sequences, sequences);
     cache_ = std::make_unique<KVCache>(
         cache_config(model_.config(), capacity_.num_sequences, capacity_.num_blocks),
-        model_.dtype(), model_.device());
+        model_.cache_dtype(), model_.device());
   }
   slots_ = std::make_unique<DecodeSlots>(model_, *cache_, limits);
   scheduler_.set_capacity(cache_.get(), limits);

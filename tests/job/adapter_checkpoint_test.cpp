@@ -50,7 +50,7 @@ class AdapterCheckpoints : public testing::Test {
     for (const NamedParameter& p : model_->parameters())
       if (p.trained()) p.grad().fill_(static_cast<double>(step % 3) - 0.5);
     optimizer_->step(1e-2, {});
-    model_->write_lora_columns();
+    model_->update_derived();
     state_.step = step;
     state_.updates = optimizer_->updates();
     save_checkpoint(dir_, {*model_, nullptr, *tokenizer_, *optimizer_, state_, reference}, 2);

@@ -6,13 +6,36 @@
 #include <numeric>
 
 #include "core/rng.h"
+#include "kernels/kv_scales.h"
 #include "tests/kernels/attention_cases.h"
 
 namespace cohort::test {
 
-// A cache for all sequences of `c` with the blocks in random order and unused ones between them.
+// The case with keys and values rounded to the grids of `scales` [2, Hkv], on the CPU.
+inline AttentionCase rounded(AttentionCase c, const Tensor& scales) {
+  const auto round = [](const Tensor& t, const Tensor& of_heads) {
+    std::vector<float> x = t.to(DType::kF32).to_vector<float>();
+    for (size_t i = 0; i < x.size(); ++i) {
+      const int64_t head = static_cast<int64_t>(i) / t.dim(2) % t.dim(1);
+      x[i] = kernels::E4m3Grid(of_heads.data<float>()[head])(static_cast<float>(bf16(x[i])));
+    }
+    return Tensor::from(x, t.shape()).to(t.dtype());
+  };
+  c.k = round(c.k, scales.select(0, 0));
+  c.v = round(c.v, scales.select(0, 1));
+  return c;
+}
+// Scales of such a case: some that let most numbers be subnormal or round to zero.
+inline Tensor some_scales(int64_t kv_heads) {
+  std::vector<float> out;
+  for (int64_t i = 0; i < 2 * kv_heads; ++i) out.push_back(std::ldexp(1.0f, int(3 * i % 9) - 4));
+  return Tensor::from(out, {2, kv_heads});
+}
+
+// A cache for all sequences of `c` with the blocks in random order and unused ones between them;
+// with scales, in e4m3 where `c` is in bf16.
 inline kernels::PagedKV make_cache(const AttentionCase& c, int64_t block_tokens, Rng& rng,
-                                   Device device = {}) {
+                                   Device device = {}, const Tensor& scales = {}) {
   int64_t max_blocks = 1, used = 0;
   for (const SequenceSpec& s : c.sequences) {
     const int64_t blocks = (s.length + block_tokens - 1) / block_tokens;
@@ -31,9 +54,12 @@ inline kernels::PagedKV make_cache(const AttentionCase& c, int64_t block_tokens,
       if (needed) free.pop_back();
     }
   const Shape shape = {used + 5, block_tokens, c.k.dim(1), c.k.dim(2)};
-  return {Tensor::full(shape, NAN, c.k.dtype(), device),
-          Tensor::full(shape, NAN, c.k.dtype(), device),
-          Tensor::from(table, {static_cast<int64_t>(c.sequences.size()), max_blocks}).to(device)};
+  const DType dtype =
+      scales.defined() && c.k.dtype() == DType::kBF16 ? DType::kE4M3 : c.k.dtype();
+  const Tensor unused = Tensor::full(shape, NAN, DType::kF32).to(dtype);
+  return {unused.to(device).clone(), unused.to(device).clone(),
+          Tensor::from(table, {static_cast<int64_t>(c.sequences.size()), max_blocks}).to(device),
+          scales.defined() ? scales.to(device) : scales};
 }
 
 struct Step {
@@ -46,8 +72,8 @@ struct Step {
 inline void expect_decode(const Tensor& o, const kernels::PagedKV& cache, const Tensor& qkv,
                           const Tensor& sequences, const Tensor& positions, const Tensor& table,
                           const kernels::AttentionDesc& desc, int64_t padding = 64) {
-  kernels::PagedKV fused{cache.k.clone(), cache.v.clone(), cache.block_table},
-      composed{cache.k.clone(), cache.v.clone(), cache.block_table};
+  kernels::PagedKV fused{cache.k.clone(), cache.v.clone(), cache.block_table, cache.scales},
+      composed{cache.k.clone(), cache.v.clone(), cache.block_table, cache.scales};
   Tensor once = qkv.clone(), rotated = qkv.clone(), expected = o.clone();
   WideRows wide(o, padding);
   kernels::rope_kv_write({composed, rotated, sequences, positions, table});
@@ -102,8 +128,8 @@ inline void run_step(kernels::PagedKV& cache, const AttentionCase& c,
 // Runs every sequence in steps of random sizes; each batch has a random choice of sequences, in
 // random order. Decode steps of one token are as likely as chunks of up to 80.
 inline Tensor run_in_random_steps(const AttentionCase& c, int64_t block_tokens, Rng& rng,
-                                  Device device = {}) {
-  kernels::PagedKV cache = make_cache(c, block_tokens, rng, device);
+                                  Device device = {}, const Tensor& scales = {}) {
+  kernels::PagedKV cache = make_cache(c, block_tokens, rng, device, scales);
   Tensor all = Tensor::full(c.q.shape(), NAN, c.q.dtype());
   std::vector<int64_t> done(c.sequences.size());
   while (true) {

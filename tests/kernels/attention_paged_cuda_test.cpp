@@ -57,6 +57,42 @@ TEST(CudaAttentionPaged, BitsAreThoseOfTheForwardPassUnderAWindow) {
       }
 }
 
+// A cache in e4m3, of heads whose scales differ, has the bits of rounded keys and values: in random
+// steps, with a window, with modified scores, and across chunks. In f32 its numbers are rounded.
+TEST(CudaAttentionPaged, RoundedKeysHaveTheBitsOfTheForwardPass) {
+  COHORT_REQUIRE_GPU(device);
+  Rng rng(15, rng_stream(kTestPurpose, 9));
+  for (const DType dtype : kCudaTypes)
+    for (const int64_t dim : {64, 128, 256})
+      for (const int64_t window : {0, 140})
+        for (const int64_t block_tokens : {16, 64}) {
+          SCOPED_TRACE(str(dtype_name(dtype), ", D ", dim, ", window ", window, ", blocks of ",
+                           block_tokens));
+          AttentionCase c =
+              make_case({.heads = 6, .kv_heads = 2, .dim = dim, .dtype = dtype, .window = window},
+                        {{1, 1}, {2, 150}, {3, 30}, {4, 270}});
+          if (block_tokens == 64) c.desc.soft_cap = 5;
+          const Tensor scales = some_scales(2);
+          EXPECT_TRUE(bit_equal(run_in_random_steps(c, block_tokens, rng, device, scales),
+                                forward_on(rounded(c, scales), device)));
+        }
+  const int64_t chunk = kernels::kAttentionChunk;
+  for (const int64_t dim : {64, 128, 256}) {
+    const AttentionCase c =
+        make_case({.heads = 4, .kv_heads = 1, .dim = dim, .dtype = DType::kBF16},
+                  {{1, 2 * chunk + 70}, {2, chunk + 5}});
+    const Tensor scales = some_scales(1), expected = forward_on(rounded(c, scales), device);
+    PagedKV cache = make_cache(c, 16, rng, device, scales);
+    Tensor all = Tensor::full(c.q.shape(), NAN, c.q.dtype());
+    run_step(cache, c, {{0, 0, 2 * chunk + 70}, {1, 0, chunk + 5}}, all);
+    for (const int64_t end : {chunk, chunk + 1, chunk + 129, 2 * chunk + 1, 2 * chunk + 70})
+      run_step(cache, c,
+               {{0, end - 1, end}, {1, std::min(end, chunk + 5) - 1, std::min(end, chunk + 5)}},
+               all);
+    EXPECT_TRUE(bit_equal(all, expected)) << dim;
+  }
+}
+
 TEST(CudaAttentionPaged, TokenByTokenIsTheSameAsAllAtOnce) {
   COHORT_REQUIRE_GPU(device);
   Rng rng(4, rng_stream(kTestPurpose, 9));
@@ -156,8 +192,9 @@ TEST(CudaAttentionPaged, ManyDecodeAtOnce) {
   COHORT_REQUIRE_GPU(device);
   constexpr int64_t kBlocks = 2000, kBlockTokens = 16, kMaxBlocks = 576;
   Rng rng(13, rng_stream(kTestPurpose, 9));
-  for (const int64_t count : {70, 300})
-    for (const int64_t dim : {64, 128}) {
+  for (const auto [count, dim, is_rounded] :
+       {std::tuple<int64_t, int64_t, bool>{70, 64, false}, {70, 128, true}, {300, 64, true},
+        {300, 128, false}, {300, 256, true}}) {
       std::vector<int32_t> table, numbers, positions;
       for (int64_t s = 0; s < count; ++s) {
         const int64_t max_position = s % 20 == 0 ? kMaxBlocks * kBlockTokens : 1500;
@@ -171,8 +208,10 @@ TEST(CudaAttentionPaged, ManyDecodeAtOnce) {
         return random_tensor(shape, DType::kF32, seed).to(DType::kBF16).to(device);
       };
       const Shape pages{kBlocks, kBlockTokens, 2, dim};
-      PagedKV cache{random(pages, 1), random(pages, 2),
-                    Tensor::from(table, {count, kMaxBlocks}).to(device)};
+      const DType dtype = is_rounded ? DType::kE4M3 : DType::kBF16;
+      PagedKV cache{random(pages, 1).to(dtype), random(pages, 2).to(dtype),
+                    Tensor::from(table, {count, kMaxBlocks}).to(device),
+                    is_rounded ? some_scales(2).to(device) : Tensor()};
       const Tensor qkv = random({count, 14 + 2 * 2, dim}, 3);
       const Tensor sequences = Tensor::from(numbers).to(device),
                    at = Tensor::from(positions).to(device);

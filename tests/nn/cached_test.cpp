@@ -31,7 +31,7 @@ class RandomServer {
                int64_t block_tokens, uint64_t seed)
       : model_(model),
         cache_(cache_config(model.config(), static_cast<int64_t>(sequences.size()), block_tokens),
-               model.dtype(), model.device()),
+               model.cache_dtype(), model.device()),
         rng_(seed, rng_stream(kTestPurpose, 30)) {
     // Start from used rows, whose blocks are out of order and full of old keys.
     std::vector<int32_t> rows;
@@ -147,6 +147,39 @@ std::vector<test::ModelCase> with_adapters(std::vector<test::ModelCase> models) 
   return models;
 }
 
+// Those whose keys and values may be rounded, with rounded ones.
+std::vector<test::ModelCase> with_rounded_keys(const std::vector<test::ModelCase>& models,
+                                               DType dtype) {
+  std::vector<test::ModelCase> out;
+  for (test::ModelCase model : models) {
+    model.config.precision.cache = CachePrecision::kFp8;
+    try {
+      check_precision(model.config, dtype);
+    } catch (const InputError&) {
+      continue;
+    }
+    model.name += " with rounded keys";
+    out.push_back(std::move(model));
+  }
+  EXPECT_FALSE(out.empty());
+  return out;
+}
+
+TEST(ForwardCached, RoundedKeysGiveThePackedForwardsBits) {
+  for (const DType dtype : {DType::kF32, DType::kF64})
+    for (const test::ModelCase& model :
+         with_rounded_keys(with_adapters(test::model_cases()), dtype)) {
+      expect_packed_bits(model, dtype, {}, {{1, 1, 2}, {2, 16, 4}});
+      // They differ from keys that are not rounded.
+      ModelConfig plain = model.config;
+      plain.precision = {};
+      const PackedBatch batch = pack(test::random_sequences({9, 30}, plain.vocab_size, 2));
+      EXPECT_FALSE(bit_equal(Transformer(model.config, dtype, 1).forward(batch).value(),
+                             Transformer(plain, dtype, 1).forward(batch).value()))
+          << model.name;
+    }
+}
+
 TEST(ForwardCached, GivesThePackedForwardsBits) {
   for (const test::ModelCase& model : with_adapters(test::model_cases()))
     for (const DType dtype : {DType::kF32, DType::kF64})
@@ -210,6 +243,16 @@ TEST(CudaForwardCached, GivesThePackedForwardsBits) {
   for (const test::ModelCase& model : with_adapters(models))
     for (const DType dtype : {DType::kF32, DType::kBF16})
       expect_packed_bits(model, dtype, device, {{1, 1, 2}, {1, 5, 3}, {1, 16, 4}, {1, 64, 5}});
+}
+
+TEST(CudaForwardCached, RoundedKeysGiveThePackedForwardsBits) {
+  COHORT_REQUIRE_GPU(device);
+  std::vector<test::ModelCase> models = test::model_cases();
+  for (const int64_t head_dim : {64, 128, 256})
+    models.push_back({str("wide, heads of ", head_dim), wide_config(head_dim)});
+  for (const DType dtype : {DType::kF32, DType::kBF16})
+    for (const test::ModelCase& model : with_rounded_keys(with_adapters(models), dtype))
+      expect_packed_bits(model, dtype, device, {{1, 16, 4}, {1, 64, 5}});
 }
 
 // Skinny GEMMs prefetch their weights, and attention its cache, block table and positions, while

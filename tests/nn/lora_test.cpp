@@ -180,7 +180,7 @@ TEST(LoraGradients, AreDifferenceQuotients) {
           const double before = element;
           const auto loss_at = [&](double at) {
             element = at;
-            model.write_lora_columns();
+            model.update_derived();
             const NoGradGuard no_grad;
             return test::mean_loss(model, batch).value().item();
           };

@@ -125,7 +125,7 @@ void set_adapters(Transformer& model) {
   for (const NamedParameter& p : model.parameters())
     if (p.role == ParameterRole::kAdapter)
       Tensor(p.value).copy_(random_tensor(p.value.shape(), model.dtype(), seed++, 0.3));
-  model.write_lora_columns();
+  model.update_derived();
 }
 
 namespace {

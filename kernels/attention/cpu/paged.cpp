@@ -154,7 +154,12 @@ void rope_and_write(const RopeKvWrite& args, const CacheSizes& sizes) {
     } else {
       std::copy_n(k, kv_heads * dim, to);
     }
-    std::copy_n(v, kv_heads * dim, values + slot * kv_heads * dim);
+    T* const value = values + slot * kv_heads * dim;
+    std::copy_n(v, kv_heads * dim, value);
+    if (const Tensor& scales = args.cache.scales; scales.defined()) {
+      round_heads(to, scales.select(0, 0), dim);
+      round_heads(value, scales.select(0, 1), dim);
+    }
   });
 }
 

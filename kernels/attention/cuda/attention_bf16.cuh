@@ -307,10 +307,12 @@ __device__ __forceinline__ void value_step(float (&o)[kDim / 8][4],
   }
 }
 
-// Keys or values to load: the first key of `rows`, and the tile in shared memory.
+// Keys or values to load: the first key of `rows`, and the tile in shared memory. C: their type.
+template <class C>
 struct TileLoad {
-  const bf16* from;
+  const C* from;
   uint32_t to;
+  bool is_values;
 };
 
 // Starts loading the rows of a tile, of keys, values or both. Each lane computes the offset of one
@@ -506,12 +508,12 @@ struct BlockStages {
   uint32_t keys;
   int end_tile;
 
-  __device__ TileLoad keys_of(int i) const {
-    return {rows.k, keys + i % Shape::kKeyStages * uint32_t{Shape::kTileBytes}};
+  __device__ auto keys_of(int i) const {
+    return TileLoad{rows.k, keys + i % Shape::kKeyStages * uint32_t{Shape::kTileBytes}, false};
   }
-  __device__ TileLoad values_of(int i) const {
+  __device__ auto values_of(int i) const {
     const int stage = Shape::kKeyStages + i % Shape::kValueStages;
-    return {rows.v, keys + stage * uint32_t{Shape::kTileBytes}};
+    return TileLoad{rows.v, keys + stage * uint32_t{Shape::kTileBytes}, true};
   }
   __device__ uint32_t queries() const {
     return keys + (Shape::kKeyStages + Shape::kValueStages) * uint32_t{Shape::kTileBytes};
@@ -521,15 +523,24 @@ struct BlockStages {
   __device__ __forceinline__ void load(int tile, int i) const {
     if (tile < end_tile) {
       if constexpr (Shape::kValueStages == 1)
-        load_tile<Shape>(rows, tile, format, keys_of(i));
+        start_loads(tile, keys_of(i));
       else
-        load_tile<Shape>(rows, tile, format, keys_of(i), values_of(i));
+        start_loads(tile, keys_of(i), values_of(i));
     }
     copy_async_commit();
   }
   __device__ __forceinline__ void load_values(int tile, int i) const {
-    load_tile<Shape>(rows, tile, format, values_of(i));
+    start_loads(tile, values_of(i));
     copy_async_commit();
+  }
+
+ private:
+  template <class... Loads>
+  __device__ __forceinline__ void start_loads(int tile, const Loads&... loads) const {
+    if constexpr (sizeof(*rows.k) == 1)
+      (rows.template load_pages<Shape>(tile, loads), ...);
+    else
+      load_tile<Shape>(rows, tile, format, loads...);
   }
 };
 

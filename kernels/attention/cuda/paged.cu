@@ -2,18 +2,27 @@
 #include "kernels/attention/cuda/attention_bf16.cuh"
 #include "kernels/attention/cuda/attention_f32.cuh"
 #include "kernels/attention/cuda/paged.cuh"
+#include "kernels/cuda/e4m3.cuh"
 #include "kernels/cuda/rotate.cuh"
 
 namespace cohort::kernels::cuda {
 namespace {
 
-template <class T>
+// C: the type of the cache, T or e4m3.
+template <class T, class C = T>
 struct WriteProblem {
-  T *k_cache, *v_cache, *qkv;
+  C *k_cache, *v_cache;
+  T* qkv;
+  const float* scales;  // null: keys and values are not rounded
   const int32_t *sequences, *positions;
   PageTable table;
   RopeTable rope;
   int heads, kv_heads, head_dim;
+
+  // Slot of a token that is not idle; negative if it has none.
+  __device__ int64_t slot(int sequence, int position) const {
+    return table.has(sequence) ? table.slot(table.row(sequence), position) : int64_t{-1};
+  }
 };
 
 constexpr int kWriteThreads = 128;
@@ -28,8 +37,7 @@ __global__ void __launch_bounds__(kWriteThreads)
   const int64_t token = blockIdx.x;
   const int sequence = p.sequences[token], position = p.positions[token];
   if (sequence < 0 || position < 0) return;  // idle
-  const int64_t slot =
-      p.table.has(sequence) ? p.table.slot(p.table.row(sequence), position) : int64_t{-1};
+  const int64_t slot = p.slot(sequence, position);
   const int dim = p.head_dim, width = p.kv_heads * dim;  // elements per slot
   T* const q = p.qkv + token * (p.heads * dim + 2 * width);
   T* const keys = p.k_cache + slot * width;
@@ -44,13 +52,58 @@ __global__ void __launch_bounds__(kWriteThreads)
       T* const x = q + head * dim + pair;
       if (head >= p.heads && slot < 0) continue;
       T* const y = head < p.heads ? x : keys + (head - p.heads) * dim + pair;
-      rotate<N>(y, x, {p.rope, position, pair});
+      const RopeAt to{p.rope, position, pair};
+      if (head >= p.heads && p.scales != nullptr)
+        rotate<N>(y, x, to, E4m3Rounding(p.scales[head - p.heads]));
+      else
+        rotate<N>(y, x, to);
     } else if (slot >= 0) {
       // Offset from the first key of the token.
       const int at = (rotates ? width : 0) + (i - rotated) * N;
-      store_raw(at < width ? keys + at : values + (at - width),
-                load_raw<N>(q + p.heads * dim + at));
+      auto raw = load_raw<N>(q + p.heads * dim + at);
+      if (p.scales != nullptr) raw = E4m3Rounding(p.scales[at / dim])(raw);
+      store_raw(at < width ? keys + at : values + (at - width), raw);
     }
+  }
+}
+
+// The same for a cache in e4m3. The keys of the token are rotated in shared memory.
+template <int N>
+__global__ void __launch_bounds__(kWriteThreads)
+    rope_kv_write_kernel(const __grid_constant__ WriteProblem<bf16, uint8_t> p) {
+  extern __shared__ __align__(16) char shared[];
+  launch_dependents_and_wait();
+  const int64_t token = blockIdx.x;
+  const int sequence = p.sequences[token], position = p.positions[token];
+  if (sequence < 0 || position < 0) return;  // idle
+  const int64_t slot = p.slot(sequence, position);
+  const int dim = p.head_dim, width = p.kv_heads * dim;
+  bf16* const q = p.qkv + token * (p.heads * dim + 2 * width);
+  const bf16 *keys = q + p.heads * dim, *const values = keys + width;
+  if (p.rope.data != nullptr) {
+    const int packs = dim / 2 / N;
+    for (int i = static_cast<int>(threadIdx.x); i < (p.heads + p.kv_heads) * packs;
+         i += kWriteThreads) {
+      const int head = i / packs, pair = (i - head * packs) * N;
+      bf16* const x = q + head * dim + pair;
+      bf16* const y = head < p.heads
+                          ? x
+                          : reinterpret_cast<bf16*>(shared) + (head - p.heads) * dim + pair;
+      rotate<N>(y, x, {p.rope, position, pair});
+    }
+    keys = reinterpret_cast<const bf16*>(shared);
+    __syncthreads();
+  }
+  if (slot < 0) return;
+  const Pages pages{p.kv_heads, dim};
+  const int t = static_cast<int>(slot % kPageTokens);
+  for (int i = static_cast<int>(threadIdx.x); i < width; i += kWriteThreads) {
+    const int head = i / dim, d = i - head * dim;
+    const int64_t page = pages.page(slot, head);
+    const E4m3Grid k_grid(p.scales[head]), v_grid(p.scales[p.kv_heads + head]);
+    p.k_cache[page + Pages::key_cell(t, d / 16, dim) + cell_position(d % 16)] =
+        k_grid.quantize(to_float(keys[i])).bits;
+    p.v_cache[page + Pages::value(t, d, dim)] = v_grid.quantize(to_float(values[i])).bits;
   }
 }
 
@@ -73,7 +126,7 @@ __global__ void __launch_bounds__(PagedShape<T, kDim, kTiles, decltype(Problem::
   using Shape = PagedShape<T, kDim, kTiles, decltype(Problem::rule)>;
   static_assert(Shape::kRows == kPagedRows);
   if constexpr (std::is_same_v<T, bf16>) launch_dependents_and_wait();
-  PagedRows<T> rows;
+  typename Problem::Rows rows;
   if (!problem.find(problem.rule, rows)) return;
   attention_rows<Shape>(rows, problem.rule, problem.format, shared, problem.combined);
 }
@@ -105,29 +158,54 @@ void rope_kv_write(const RopeKvWrite& args) {
   const int64_t tokens = qkv.dim(0), dim = qkv.dim(2), kv_heads = args.cache.k.dim(2);
   COHORT_CHECK(qkv.dim(1) * dim < (1 << 30), "[rope_kv_write] tokens of ", qkv.str(),
                " are too large");
+  const auto problem_of = [&]<class T, class C>() -> WriteProblem<T, C> {
+    return {.k_cache = pointer<C>(args.cache.k),
+            .v_cache = pointer<C>(args.cache.v),
+            .qkv = pointer<T>(args.qkv),
+            .scales = pointer<float>(args.cache.scales),
+            .sequences = pointer<int32_t>(args.sequences),
+            .positions = pointer<int32_t>(args.positions),
+            .table = page_table(args.cache),
+            .rope = RopeTable(args.table, dim),
+            .heads = static_cast<int>(qkv.dim(1) - 2 * kv_heads),
+            .kv_heads = static_cast<int>(kv_heads),
+            .head_dim = static_cast<int>(dim)};
+  };
+  LaunchShape shape{
+      .grid = blocks_for(tokens, 1), .block = kWriteThreads, .start = Start::kProgrammatic};
   dispatch_device(qkv.dtype(), "rope_kv_write", [&]<class T>() {
-    WriteProblem<T> problem{.k_cache = pointer<T>(args.cache.k),
-                            .v_cache = pointer<T>(args.cache.v),
-                            .qkv = pointer<T>(args.qkv),
-                            .sequences = pointer<int32_t>(args.sequences),
-                            .positions = pointer<int32_t>(args.positions),
-                            .table = page_table(args.cache),
-                            .rope = RopeTable(args.table, dim),
-                            .heads = static_cast<int>(qkv.dim(1) - 2 * kv_heads),
-                            .kv_heads = static_cast<int>(kv_heads),
-                            .head_dim = static_cast<int>(dim)};
     constexpr int kWidth = kPackSize<T>;
+    if constexpr (std::is_same_v<T, bf16>) {
+      if (args.cache.k.dtype() == DType::kE4M3) {
+        const auto problem = problem_of.template operator()<T, uint8_t>();
+        shape.shared_bytes = static_cast<size_t>(kv_heads * dim) * sizeof(T);
+        return launch("rope_kv_write",
+                      aligned(problem.qkv, problem.rope.data) ? rope_kv_write_kernel<kWidth>
+                                                              : rope_kv_write_kernel<1>,
+                      shape, qkv.device(), problem);
+      }
+    }
+    const auto problem = problem_of.template operator()<T, T>();
     const bool vectorized = dim % (2 * kWidth) == 0 && aligned(problem.k_cache, problem.v_cache,
                                                                problem.qkv, problem.rope.data);
     launch("rope_kv_write",
-           vectorized ? rope_kv_write_kernel<T, kWidth> : rope_kv_write_kernel<T, 1>,
-           {.grid = blocks_for(tokens, 1), .block = kWriteThreads, .start = Start::kProgrammatic},
+           vectorized ? rope_kv_write_kernel<T, kWidth> : rope_kv_write_kernel<T, 1>, shape,
            qkv.device(), problem);
   });
 }
 
 void attention_paged(const AttentionPaged& args) {
   const int64_t dim = args.q.dim(2);
+  if (args.cache.k.dtype() == DType::kE4M3) {
+    const auto problem = paged_problem<bf16, uint8_t>(args);
+    return with_rule<WindowRule<float>, ModifyRule<float>>(
+        problem, args.desc, dim, problem.tokens, [&](const auto& call) {
+          dispatch_head_dim(dim, [&]<int kDim>() {
+            if constexpr (kDim == 64 || kDim == 128 || kDim == 256)
+              run_paged<bf16, kDim>(call, args.q.device());
+          });
+        });
+  }
   dispatch_device(args.q.dtype(), "attention_paged", [&]<class T>() {
     const auto problem = paged_problem<T>(args);
     const auto run = [&](const auto& call) {

@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "kernels/attention/cuda/attention_bf16.cuh"
+#include "kernels/cuda/e4m3.cuh"
 
 namespace cohort::kernels::cuda {
 
@@ -52,10 +53,73 @@ inline PageTable page_table(const PagedKV& cache) {
           .blocks = static_cast<int>(cache.k.dim(0))};
 }
 
-// Rows (token, head), with the heads of a token adjacent.
-template <class T>
+// Loads of pages in e4m3 into a tile of bf16 rows in shared memory, by all threads of a block, each
+// of 16 or 32 bytes. Keys from `live` of the page on, and all if `from` is null, become zeros.
+struct E4m3Tiles {
+  int64_t stride;  // from a page of a key head to its next one
+  uint32_t k_factor, v_factor;
+
+  // A thread has 16 dims of a key: the first pairs of its words are 8 of them.
+  template <class Shape>
+  __device__ __forceinline__ void load_keys(uint32_t to, int page, const uint8_t* from,
+                                            int live) const {
+    for (int i = static_cast<int>(threadIdx.x); i < Shape::kDim; i += Shape::kThreads) {
+      const int t = i % 8 + i / (Shape::kDim / 2) * 8, cell = i / 8 % (Shape::kDim / 16);
+      uint32_t words[2][4] = {};
+      if (from != nullptr && t < live) {
+        const auto raw = load_raw<16>(from + Pages::key_cell(t, cell, Shape::kDim));
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+          const uint2 pairs = dequantize(raw.word[q], k_factor);
+          words[0][q] = pairs.x;
+          words[1][q] = pairs.y;
+        }
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        store(to + chunk_offset<Shape::kDim>(page * kPageTokens + t, 2 * cell + half), words[half]);
+    }
+  }
+  // A thread has word q of 8 dims: the values of keys 2 q, 2 q + 1, 2 q + 8 and 2 q + 9.
+  template <class Shape>
+  __device__ __forceinline__ void load_values(uint32_t to, int page, const uint8_t* from,
+                                              int live) const {
+    for (int i = static_cast<int>(threadIdx.x); i < Shape::kDim / 2; i += Shape::kThreads) {
+      const int q = i % 4, chunk = i / 4;
+      uint2 pairs[8] = {};
+      if (from != nullptr)
+#pragma unroll
+        for (int d = 0; d < 8; ++d)
+          pairs[d] = dequantize(load_raw<4>(from + chunk * 128 + d * 16 + 4 * q).word[0], v_factor);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int t = 2 * q + k / 2 * 8 + k % 2;
+        uint32_t words[4] = {};
+        if (t < live)
+#pragma unroll
+          for (int j = 0; j < 4; ++j)
+            words[j] = __byte_perm(k < 2 ? pairs[2 * j].x : pairs[2 * j].y,
+                                   k < 2 ? pairs[2 * j + 1].x : pairs[2 * j + 1].y,
+                                   k % 2 == 0 ? 0x5410 : 0x7632);
+        store(to + chunk_offset<Shape::kDim>(page * kPageTokens + t, chunk), words);
+      }
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ void store(uint32_t to, const uint32_t (&words)[4]) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "r"(words[0]),
+                 "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
+  }
+};
+
+// Rows (token, head), with the heads of a token adjacent. C: the type of the cache, T or e4m3
+// bytes.
+template <class T, class C>
 struct PagedRows {
-  const T *q, *k, *v;        // q: first row; k, v: key head in slot 0
+  const T* q;                // first row
+  const C *k, *v;            // key head in slot 0
   T* o;                      // first row
   const int32_t* positions;  // from the token of the first row on
   const int32_t* blocks;     // block table row of the sequence
@@ -65,6 +129,7 @@ struct PagedRows {
   int head_dim, count;
   IndexRange<int> keys;  // each row sees some of these keys
   int first_position;    // the lowest of the rows
+  E4m3Tiles pages;       // of a cache in e4m3
 
   __device__ const T* query(int r) const {
     return r < count ? q + r / heads * q_stride + static_cast<int64_t>(r % heads) * head_dim
@@ -84,6 +149,18 @@ struct PagedRows {
   __device__ typename Rule::Bound bind(const Rule& rule, int r) const {
     return rule.bind(0, head(r), Rule::kAllKeys);
   }
+  template <class Shape>
+  __device__ __forceinline__ void load_pages(int tile, const TileLoad<C>& load) const {
+    for (int page = 0; page < Shape::kKeys / kPageTokens; ++page) {
+      const int first = tile * Shape::kKeys + page * kPageTokens;
+      const int64_t slot = first < keys.end ? table.slot(blocks, first) : int64_t{-1};
+      const C* const from = slot < 0 ? nullptr : load.from + slot / kPageTokens * pages.stride;
+      if (load.is_values)
+        pages.load_values<Shape>(load.to, page, from, keys.end - first);
+      else
+        pages.load_keys<Shape>(load.to, page, from, keys.end - first);
+    }
+  }
   __device__ int head(int r) const { return first_head + r % heads; }
   __device__ int position(int r) const {
     return r >= count ? 0 : table.keys_of(positions[r / heads]) - 1;
@@ -96,9 +173,12 @@ struct PagedRows {
 // Maximum number of rows of a block.
 inline constexpr int kPagedRows = 64;
 
-template <class T>
+template <class T, class C>
 struct PagedProblem {
-  const T *q, *k, *v;
+  using Rows = PagedRows<T, C>;
+  const T* q;
+  const C *k, *v;
+  const float* scales;  // null: the cache is not in e4m3
   T* o;
   const int32_t *sequences, *positions;
   PageTable table;
@@ -107,6 +187,7 @@ struct PagedProblem {
   int parts;  // blocks per group of heads
   RowFormat format;
   CombinedScratch combined;
+  static constexpr bool kIsPaged = !std::is_same_v<T, C>;
 
   // Sequence of a token; -1 if idle.
   __device__ int sequence_of(int64_t token) const {
@@ -116,7 +197,7 @@ struct PagedProblem {
   // Finds the rows of the block. Returns false if its token does not lead a block, or belongs to no
   // sequence; in the latter case it gets zeros.
   template <class Rule>
-  __device__ __forceinline__ bool find(const Rule& rule, PagedRows<T>& rows) const {
+  __device__ __forceinline__ bool find(const Rule& rule, Rows& rows) const {
     const int kv_head = static_cast<int>(blockIdx.y) / parts, group = heads / kv_heads;
     const int in_group = static_cast<int>(blockIdx.y) % parts * kPagedRows;
     const int width = min(kPagedRows, group - in_group), per_block = kPagedRows / width;
@@ -125,8 +206,8 @@ struct PagedProblem {
     if (in_block != 0 && sequence_of(first - 1) == sequence) return false;
     const int64_t dim = format.head_dim, head = kv_head * group + in_group;
     rows = {.q = q + first * q_stride + head * dim,
-            .k = k + kv_head * dim,
-            .v = v + kv_head * dim,
+            .k = k + kv_head * (kIsPaged ? kPageTokens * dim : dim),
+            .v = v + kv_head * (kIsPaged ? kPageTokens * dim : dim),
             .o = o + first * o_stride + head * dim,
             .positions = positions + first,
             .blocks = table.has(sequence) ? table.row(sequence) : nullptr,
@@ -139,7 +220,12 @@ struct PagedProblem {
             .head_dim = format.head_dim,
             .count = 0,
             .keys = {0, 0},
-            .first_position = 0};
+            .first_position = 0,
+            .pages = {}};
+    if constexpr (kIsPaged)
+      rows.pages = {.stride = kv_heads * kPageTokens * dim,
+                    .k_factor = dequantize_factor(scales[kv_head]),
+                    .v_factor = dequantize_factor(scales[kv_heads + kv_head])};
     // The block ends before the first token of another sequence.
     const int limit =
         static_cast<int>(min(static_cast<int64_t>(per_block - in_block), tokens - first));
@@ -169,13 +255,14 @@ struct PagedProblem {
   }
 };
 
-template <class T>
-PagedProblem<T> paged_problem(const AttentionPaged& args) {
+template <class T, class C = T>
+PagedProblem<T, C> paged_problem(const AttentionPaged& args) {
   const int64_t heads = args.q.dim(1), kv_heads = args.cache.k.dim(2);
   return {
       .q = pointer<T>(args.q),
-      .k = pointer<T>(args.cache.k),
-      .v = pointer<T>(args.cache.v),
+      .k = pointer<C>(args.cache.k),
+      .v = pointer<C>(args.cache.v),
+      .scales = pointer<float>(args.cache.scales),
       .o = pointer<T>(args.o),
       .sequences = pointer<int32_t>(args.sequences),
       .positions = pointer<int32_t>(args.positions),
@@ -187,7 +274,9 @@ PagedProblem<T> paged_problem(const AttentionPaged& args) {
       .kv_heads = static_cast<int>(kv_heads),
       .parts = static_cast<int>((heads / kv_heads + kPagedRows - 1) / kPagedRows),
       .format = {.head_dim = static_cast<int>(args.q.dim(2)),
-                 .vectorized = vectorized_heads<T>(args.q, args.cache.k, args.cache.v, args.o)}};
+                 .vectorized = vectorized_heads<T>(args.q, args.o) &&
+                               (!std::is_same_v<T, C> ||
+                                vectorized_heads<T>(args.cache.k, args.cache.v))}};
 }
 
 }  // namespace cohort::kernels::cuda

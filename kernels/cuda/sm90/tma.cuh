@@ -148,8 +148,8 @@ __device__ __forceinline__ void tma_prefetch(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];\n" ::"l"(map) : "memory");
 }
 
-// Arguments of the tensor map of a bf16 tensor, innermost dimension first. Box rows of 64 bytes use
-// the 64-byte swizzle, all others the 128-byte swizzle.
+// Arguments of the tensor map of a tensor in bf16 or e4m3, innermost dimension first. In bf16, box
+// rows of 64 bytes use the 64-byte swizzle, all others the 128-byte swizzle; e4m3 has none.
 struct TmaTensor {
   const Tensor& t;
   cuuint64_t sizes[4], strides[3];  // elements; bytes, without the innermost dimension
@@ -168,11 +168,13 @@ inline CUtensorMap make_tensor_map(const TmaTensor& in) {
   }();
   const cuuint32_t steps[] = {1, 1, 1, 1};
   CUtensorMap map;
-  const CUtensorMapSwizzle swizzle = in.box[0] * sizeof(__nv_bfloat16) == 64
+  const bool is_e4m3 = in.t.dtype() == DType::kE4M3;
+  const CUtensorMapSwizzle swizzle = is_e4m3 ? CU_TENSOR_MAP_SWIZZLE_NONE
+                                     : in.box[0] * sizeof(__nv_bfloat16) == 64
                                          ? CU_TENSOR_MAP_SWIZZLE_64B
                                          : CU_TENSOR_MAP_SWIZZLE_128B;
   const CUresult result =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(in.t.raw()), in.sizes,
+      encode(&map, is_e4m3 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(in.t.raw()), in.sizes,
              in.strides, in.box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   COHORT_CHECK(result == CUDA_SUCCESS, "[tma] cannot create a tensor map of ", in.t.str(),

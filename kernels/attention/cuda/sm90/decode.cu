@@ -41,7 +41,8 @@ struct DecodeWarp {
   float row_max_log2[2], l, o[Shape::kColumnsPerWarp / 8][4];
   uint32_t q[Shape::kDim / 16][4];  // the rows' queries, for S
   char* shared;
-  int inputs = 0;  // offset of the item's inputs
+  int inputs = 0;                  // offset of the item's inputs
+  uint32_t k_factor, v_factor;     // of dequantize(), in e4m3
   int warp, group, quad;
   int l_row, l_part;
   // Offsets of the lane's operand rows in a tile of keys, of values and in P: steps along a row
@@ -56,14 +57,23 @@ struct DecodeWarp {
         l_row(4 * warp + static_cast<int>(threadIdx.x % 16 / 4)),
         l_part(static_cast<int>(threadIdx.x % 4)) {
     const uint32_t lane = threadIdx.x % 32, warp_index = warp;
+    p_row = Shape::kScoreBytes + lane % 16 * (2 * Shape::kKeys);
+    p_swizzle = (lane / 16 ^ lane % 8) * 16;
+    reset();
+    if constexpr (Shape::kIsE4m3) {  // without a swizzle: word `quad` of row `group` of a matrix
+      k_row = (warp_index * Shape::kKeysPerWarp) * Shape::kDim + 4 * lane;
+      v_row = warp_index * Shape::kColumnsPerWarp * 16 + 4 * lane;
+      return;
+    }
     const uint32_t chunk = warp_index * (Shape::kColumnsPerWarp / 8) + lane / 16;
     k_row = (warp_index * Shape::kKeysPerWarp + lane / 16 * 8 + lane % 8) * kRowBytes;
     k_swizzle = (lane / 8 % 2 ^ lane % 8) * 16;
     v_row = (chunk / 8 * Shape::kKeys + lane % 16) * kRowBytes;
     v_swizzle = (chunk % 8 ^ lane % 8) * 16;
-    p_row = Shape::kScoreBytes + lane % 16 * (2 * Shape::kKeys);
-    p_swizzle = (lane / 16 ^ lane % 8) * 16;
-    reset();
+  }
+  // The memory of P, for a tile of keys.
+  __device__ char* probabilities_of(char* keys) const {
+    return Shape::kIsE4m3 ? shared + Shape::kProbabilities : keys;
   }
   __device__ float* floats(int offset) const { return reinterpret_cast<float*>(shared + offset); }
 
@@ -76,7 +86,8 @@ struct DecodeWarp {
       for (float& x : n) x = 0;
   }
 
-  // Rotates the queries of the rows and the key of the token in place.
+  // Rotates the queries of the rows and the key of the token in place. In e4m3 rounds the key and
+  // value to bytes.
   __device__ void prepare(const DecodeRows& rows, const DecodeProblem& p) {
     if (p.rope.data != nullptr) {
       RopeTable angles = p.rope;
@@ -93,6 +104,20 @@ struct DecodeWarp {
       }
       sync_computing<Shape>();
     }
+    if constexpr (Shape::kIsE4m3) {
+      const float k_scale = p.scales[rows.kv_head], v_scale = p.scales[p.kv_heads + rows.kv_head];
+      const E4m3Grid grids[] = {E4m3Grid(k_scale), E4m3Grid(v_scale)};
+      k_factor = dequantize_factor(k_scale);
+      v_factor = dequantize_factor(v_scale);
+      for (int i = static_cast<int>(threadIdx.x); i < 2 * Shape::kDim; i += Shape::kComputing) {
+        const int part = i / Shape::kDim, d = i % Shape::kDim;
+        const auto* const from = reinterpret_cast<const bf16*>(shared + inputs + Shape::kNewKey);
+        char* const to = shared + inputs + Shape::kKeyBytes + part * Shape::kDim;
+        to[part == 0 ? d / 16 * 16 + cell_position(d % 16) : d] =
+            static_cast<char>(grids[part].quantize(to_float(from[i])).bits);
+      }
+      sync_computing<Shape>();
+    }
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int d = 0; d < Shape::kDim / 16; ++d)
@@ -101,48 +126,92 @@ struct DecodeWarp {
   }
   // Writes the key and value of the token to the cache.
   __device__ void write_to_cache(const DecodeRows& rows, const DecodeProblem& p) const {
+    if (Shape::kIsE4m3 && rows.slot >= 0) {
+      const int64_t page = Pages{p.kv_heads, Shape::kDim}.page(rows.slot, rows.kv_head);
+      const int t = static_cast<int>(rows.slot % kPageTokens);
+      insert_key(static_cast<char*>(p.k_cache) + page, t);
+      insert_value(static_cast<char*>(p.v_cache) + page, t);
+    }
     const int column = 8 * static_cast<int>(threadIdx.x);
-    if (rows.slot < 0 || column >= p.head_dim) return;
+    if (Shape::kIsE4m3 || rows.slot < 0 || column >= p.head_dim) return;
     const int64_t at = (rows.slot * p.kv_heads + rows.kv_head) * p.head_dim + column;
     const auto* const row =
         reinterpret_cast<const bf16*>(shared + inputs + Shape::kNewKey) + column;
-    store_raw(p.k_cache + at, load_raw<8>(row));
-    store_raw(p.v_cache + at, load_raw<8>(row + Shape::kDim));
+    store_raw(static_cast<bf16*>(p.k_cache) + at, load_raw<8>(row));
+    store_raw(static_cast<bf16*>(p.v_cache) + at, load_raw<8>(row + Shape::kDim));
   }
-  // Copies the key (kNewKey) or value (kNewValue) of the token into row `row` of a tile.
+  // Copies the key or value of the token into row `row` of a tile, or of a page.
+  __device__ void insert_key(char* tile, int row) const { insert(tile, row, Shape::kNewKey); }
+  __device__ void insert_value(char* tile, int row) const {
+    if constexpr (Shape::kIsE4m3)
+      for (int d = static_cast<int>(threadIdx.x); d < Shape::kDim; d += Shape::kComputing)
+        tile[Pages::value(row, d, Shape::kDim)] = shared[inputs + Shape::kValueBytes + d];
+    else
+      insert(tile, row, Shape::kNewValue);
+  }
   __device__ void insert(char* tile, int row, int from) const {
     const int chunk = static_cast<int>(threadIdx.x);
-    if (chunk >= Shape::kDim / 8) return;
-    *reinterpret_cast<uint4*>(tile + box_offset<Shape>(row, chunk)) =
-        *reinterpret_cast<const uint4*>(shared + inputs + from + 16 * chunk);
+    if (chunk >= Shape::kDim * int{sizeof(typename Shape::Cache)} / 16) return;
+    const int to = Shape::kIsE4m3 ? Pages::key_cell(row, chunk, Shape::kDim)
+                                  : static_cast<int>(box_offset<Shape>(row, chunk));
+    *reinterpret_cast<uint4*>(tile + to) = *reinterpret_cast<const uint4*>(
+        shared + inputs + (Shape::kIsE4m3 ? Shape::kKeyBytes : from) + 16 * chunk);
+  }
+  // A word of a tile of pages: both registers of an operand of 8 keys or dims.
+  static __device__ __forceinline__ uint32_t load_word(uint32_t from) {
+    uint32_t word;
+    asm volatile("ld.shared.b32 %0, [%1];\n" : "=r"(word) : "r"(from) : "memory");
+    return word;
   }
 
-  // Computes S of the keys of the warp, masked, and shares its row max. key0: first key of the
-  // tile. All operands are loaded before the first mma.
-  template <class Rule>
-  __device__ void scores(float (&s)[2 * Shape::kGroupsPerWarp][4], uint32_t keys, int key0,
-                         const DecodeRows& rows, const Rule& rule) {
-    const int first = warp * Shape::kKeysPerWarp, end = rows.end_key - key0;
-    uint32_t k[Shape::kGroupsPerWarp][Shape::kDim / 16][4];
-#pragma unroll
-    for (int d = 0; d < Shape::kDim / 16; ++d) {
-      const uint32_t at =
-          keys + k_row + d / 4 * (Shape::kKeys * kRowBytes) + (k_swizzle ^ d % 4 * 32);
-#pragma unroll
-      for (int g = 0; g < Shape::kGroupsPerWarp; ++g)
-        load_matrices(k[g][d], at + 16 * g * kRowBytes);
-    }
+  // S of the keys of the warp. All operands are loaded before the first mma.
+  __device__ __forceinline__ void multiply_keys(float (&s)[2 * Shape::kGroupsPerWarp][4],
+                                                uint32_t keys) const {
+    constexpr int kGroups = Shape::kGroupsPerWarp, kSteps = Shape::kDim / 16;
 #pragma unroll
     for (auto& n : s)
 #pragma unroll
       for (float& x : n) x = 0;
+    if constexpr (Shape::kIsE4m3) {
+      uint32_t k[2 * kGroups][kSteps];
 #pragma unroll
-    for (int d = 0; d < Shape::kDim / 16; ++d)
+      for (int n = 0; n < 2 * kGroups; ++n)
 #pragma unroll
-      for (int g = 0; g < Shape::kGroupsPerWarp; ++g) {
+        for (int d = 0; d < kSteps; ++d)
+          k[n][d] = load_word(keys + k_row + n * (8 * Shape::kDim) + d * 128);
+#pragma unroll
+      for (int d = 0; d < kSteps; ++d)
+#pragma unroll
+        for (int n = 0; n < 2 * kGroups; ++n) {
+          const uint2 b = dequantize(k[n][d], k_factor);
+          mma_bf16(s[n], q[d], b.x, b.y);
+        }
+      return;
+    }
+    uint32_t k[kGroups][kSteps][4];
+#pragma unroll
+    for (int d = 0; d < kSteps; ++d) {
+      const uint32_t at =
+          keys + k_row + d / 4 * (Shape::kKeys * kRowBytes) + (k_swizzle ^ d % 4 * 32);
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) load_matrices(k[g][d], at + 16 * g * kRowBytes);
+    }
+#pragma unroll
+    for (int d = 0; d < kSteps; ++d)
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
         mma_bf16(s[2 * g], q[d], k[g][d][0], k[g][d][1]);
         mma_bf16(s[2 * g + 1], q[d], k[g][d][2], k[g][d][3]);
       }
+  }
+
+  // Computes S of the keys of the warp, masked, and shares its row max. key0: first key of the
+  // tile.
+  template <class Rule>
+  __device__ void scores(float (&s)[2 * Shape::kGroupsPerWarp][4], uint32_t keys, int key0,
+                         const DecodeRows& rows, const Rule& rule) {
+    const int first = warp * Shape::kKeysPerWarp, end = rows.end_key - key0;
+    multiply_keys(s, keys);
     if constexpr (Rule::kModifies)
 #pragma unroll
       for (int r = 0; r < 2; ++r)
@@ -212,21 +281,30 @@ struct DecodeWarp {
 
   // Accumulates the tile's P into l and O. Masked keys add zeros.
   __device__ void accumulate(const char* keys, uint32_t values) {
-    constexpr int kBlocks = Shape::kColumnsPerWarp / 16;
+    constexpr int kBlocks = Shape::kColumnsPerWarp / 8;
+    // Words in e4m3; otherwise the registers of two operands of 8 dims.
+    constexpr int kWords = Shape::kIsE4m3 ? 1 : 2;
     const auto* const exact =
         reinterpret_cast<const float*>(keys) + l_row * Shape::kScoreStride + 2 * l_part;
     const uint32_t rounded = shared_address(keys) + p_row;
     Pack<float, 2> p[Shape::kKeys / 8];
-    uint32_t a[Shape::kGroups][4], v[Shape::kGroups][kBlocks][4];
+    uint32_t a[Shape::kGroups][4], v[Shape::kGroups][kBlocks * kWords];
 #pragma unroll
     for (int i = 0; i < Shape::kKeys / 8; ++i) p[i] = load_pack<2>(exact + 8 * i);
 #pragma unroll
     for (int g = 0; g < Shape::kGroups; ++g) {
       load_matrices(a[g], rounded + (p_swizzle ^ g * 32));
+      if constexpr (Shape::kIsE4m3) {
 #pragma unroll
-      for (int n = 0; n < kBlocks; ++n)
-        load_matrices_transposed(v[g][n],
-                                 values + v_row + 16 * g * kRowBytes + (v_swizzle ^ n * 32));
+        for (int n = 0; n < kBlocks; ++n)
+          v[g][n] = load_word(values + v_row + g * (16 * Shape::kDim) + n * 128);
+      } else {
+#pragma unroll
+        for (int n = 0; n < kBlocks; n += 2)
+          load_matrices_transposed(
+              *reinterpret_cast<uint32_t(*)[4]>(&v[g][2 * n]),
+              values + v_row + 16 * g * kRowBytes + (v_swizzle ^ n / 2 * 32));
+      }
     }
     l *= floats(Shape::kAlphas)[l_row];
 #pragma unroll
@@ -238,8 +316,12 @@ struct DecodeWarp {
     for (int g = 0; g < Shape::kGroups; ++g)
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
-        mma_bf16(o[2 * n], a[g], v[g][n][0], v[g][n][1]);
-        mma_bf16(o[2 * n + 1], a[g], v[g][n][2], v[g][n][3]);
+        if constexpr (Shape::kIsE4m3) {
+          const uint2 b = dequantize(v[g][n], v_factor);
+          mma_bf16(o[n], a[g], b.x, b.y);
+        } else {
+          mma_bf16(o[n], a[g], v[g][2 * n], v[g][2 * n + 1]);
+        }
       }
   }
 
@@ -326,6 +408,18 @@ struct CombinedSlice {
 // Zeroes rows of values that no query sees: partly written cache blocks may hold anything there.
 template <class Shape>
 __device__ __forceinline__ void clear_values(char* values, int first) {
+  if constexpr (Shape::kIsE4m3) {  // a thread has the words of a dim and four keys of a page
+    for (int i = static_cast<int>(threadIdx.x); i < Shape::kKeys * Shape::kDim / 4;
+         i += Shape::kComputing) {
+      const int page = i / (4 * Shape::kDim), key = page * kPageTokens + 2 * (i % 4);
+      // Bytes 0 to 3 are of keys 8, 0, 9 and 1 from `key` on.
+      const uint32_t live = (key + 8 < first ? 0xffu : 0u) | (key < first ? 0xff00u : 0u) |
+                            (key + 9 < first ? 0xff0000u : 0u) |
+                            (key + 1 < first ? 0xff000000u : 0u);
+      if (live != 0xffffffffu) reinterpret_cast<uint32_t*>(values)[i] &= live;
+    }
+    return;
+  }
   constexpr int kChunks = Shape::kDim / 8;
   for (int i = static_cast<int>(threadIdx.x); i < (Shape::kKeys - first) * kChunks;
        i += Shape::kComputing)
@@ -351,19 +445,21 @@ __device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp,
     const int new_row = rows.slot >= 0 && tile == rows.tiles.end - 1 ? rows.end_key - 1 - key0 : -1;
     stages.pipeline.consumer_wait(state, 0);
     if (new_row >= 0) {
-      warp.insert(keys, new_row, Shape::kNewKey);
+      warp.insert_key(keys, new_row);
       sync_computing<Shape>();
     }
     float s[2 * Shape::kGroupsPerWarp][4];
     warp.scores(s, key_tile, key0, rows, rule);
     sync_computing<Shape>();
-    warp.probabilities(s, keys, rule.exponent, rows.count);
+    warp.probabilities(s, warp.probabilities_of(keys), rule.exponent, rows.count);
     stages.pipeline.consumer_wait(state, 1);
     if (rows.end_key < key0 + Shape::kKeys)
       clear_values<Shape>(keys + Shape::kTileBytes, rows.end_key - key0);
-    if (new_row >= 0) warp.insert(keys + Shape::kTileBytes, new_row, Shape::kNewValue);
+    if constexpr (Shape::kIsE4m3)
+      if (new_row >= 0) sync_computing<Shape>();  // clear_values() writes the bytes of other keys
+    if (new_row >= 0) warp.insert_value(keys + Shape::kTileBytes, new_row);
     sync_computing<Shape>();
-    warp.accumulate(keys, value_tile);
+    warp.accumulate(warp.probabilities_of(keys), value_tile);
     stages.pipeline.consumer_release_fenced(state);
     state.advance();
   }
@@ -516,9 +612,16 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
 #endif
 }
 
-// Tensor map of keys or values [blocks, block_tokens, Hkv, D].
+// Tensor map of keys or values [blocks, block_tokens, Hkv, D], or of the pages of one of them.
 CUtensorMap make_cache_map(const Tensor& t, int box_tokens) {
   const auto size = [&](int i) { return static_cast<cuuint64_t>(t.dim(i)); };
+  if (t.dtype() == DType::kE4M3) {
+    const cuuint64_t rows = size(3) / 8, page = kPageTokens * size(3);
+    return make_tensor_map({.t = t,
+                            .sizes = {128, rows, 1, size(0) * size(1) / kPageTokens * size(2)},
+                            .strides = {128, page, page},
+                            .box = {128, static_cast<cuuint32_t>(rows), 1, 1}});
+  }
   const cuuint64_t head = size(3) * sizeof(bf16), token = size(2) * head, block = size(1) * token;
   return make_tensor_map({.t = t,
                           .sizes = {size(3), size(2), size(1), size(0)},
@@ -552,7 +655,7 @@ bool run(const AttentionDecode& args, const Problem& problem, int cluster) {
   return true;
 }
 
-// True if the kernel supports the call: bf16, half heads of a multiple of 16 bytes, cache blocks of
+// True if the kernel supports the call: bf16 with a cache in bf16 or e4m3, half heads of a multiple of 16 bytes, cache blocks of
 // 8, 16, 32, ... tokens (8 rows are the period of the swizzle), no tile mask.
 bool supports(const AttentionDecode& args) {
   const Tensor& cache = args.cache.k;
@@ -560,7 +663,7 @@ bool supports(const AttentionDecode& args) {
   return args.qkv.dtype() == DType::kBF16 && cache.numel() > 0 && cache.dim(3) % 16 == 0 &&
          block >= 8 && std::has_single_bit(block) && !args.desc.tiles.defined() &&
          vectorized_heads<bf16>(args.o) &&
-         aligned(pointer<bf16>(args.qkv), pointer<bf16>(cache), pointer<bf16>(args.cache.v),
+         aligned(pointer<bf16>(args.qkv), pointer<char>(cache), pointer<char>(args.cache.v),
                  pointer<float>(args.table));
 }
 
@@ -572,10 +675,12 @@ bool attention_decode(const AttentionDecode& args) {
                 block = args.cache.k.dim(1), kv_heads = args.cache.k.dim(2);
   const int64_t parts = (heads / kv_heads + 15) / 16, items = tokens * kv_heads * parts;
   COHORT_CHECK(items < (1 << 28), "[attention_decode] too many tokens and heads: ", args.o.str());
+  const bool is_e4m3 = args.cache.k.dtype() == DType::kE4M3;
   DecodeProblem problem{.qkv = pointer<bf16>(args.qkv),
                         .o = pointer<bf16>(args.o),
-                        .k_cache = pointer<bf16>(args.cache.k),
-                        .v_cache = pointer<bf16>(args.cache.v),
+                        .k_cache = pointer<void>(args.cache.k),
+                        .v_cache = pointer<void>(args.cache.v),
+                        .scales = pointer<float>(args.cache.scales),
                         .sequences = pointer<int32_t>(args.sequences),
                         .positions = pointer<int32_t>(args.positions),
                         .table = page_table(args.cache),
@@ -587,7 +692,8 @@ bool attention_decode(const AttentionDecode& args) {
                         .parts = static_cast<int>(parts),
                         .items = static_cast<int>(items),
                         .block_shift = std::countr_zero(static_cast<uint64_t>(block)),
-                        .box_tokens = static_cast<int>(std::min(block, attention_tile(dim))),
+                        .box_tokens = static_cast<int>(
+                            is_e4m3 ? kPageTokens : std::min(block, attention_tile(dim))),
                         .may_prefetch = current_stream(args.o.device()).may_prefetch};
   const int multiprocessors = ::cohort::cuda::gpu_properties(args.o.device()).multiprocessors;
   // Blocks share the chunks of an item while that leaves each block its own multiprocessor.
@@ -599,14 +705,17 @@ bool attention_decode(const AttentionDecode& args) {
     cluster *= 2;
   // With few blocks, more stages per block; with many, more blocks per multiprocessor.
   bool ran = false;
-  const auto run_with = [&](const auto& call) {
+  const auto run_in = [&]<class C>(const auto& call) {
     dispatch_head_dim(dim, [&]<int kDim>() {
       // Few items: more stages per block, instead of two blocks per multiprocessor (heads of 64).
       if (kDim == 64 && problem.items * cluster <= multiprocessors)
-        ran = run<DecodeShape<kDim, kDim == 64 ? 6 : 3>>(args, call, cluster);
+        ran = run<DecodeShape<C, kDim, kDim == 64 ? 6 : 3>>(args, call, cluster);
       else
-        ran = run<DecodeShape<kDim, 3>>(args, call, cluster);
+        ran = run<DecodeShape<C, kDim, 3>>(args, call, cluster);
     });
+  };
+  const auto run_with = [&](const auto& call) {
+    is_e4m3 ? run_in.template operator()<uint8_t>(call) : run_in.template operator()<bf16>(call);
   };
   with_rule<WindowRule<float>, ModifyRule<float>>(problem, args.desc, dim, tokens, run_with);
   return ran;

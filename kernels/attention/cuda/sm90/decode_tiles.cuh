@@ -3,6 +3,7 @@
 
 #include "kernels/attention/cuda/attention.cuh"
 #include "kernels/attention/cuda/paged.cuh"
+#include "kernels/cuda/e4m3.cuh"
 #include "kernels/cuda/rotate.cuh"
 #include "kernels/cuda/sm90/cluster.cuh"
 #include "kernels/cuda/sm90/pipeline.cuh"
@@ -17,7 +18,9 @@ inline constexpr int kBoxColumns = 64, kRowBytes = kBoxColumns * int{sizeof(bf16
 
 struct DecodeProblem {
   const bf16* qkv;
-  bf16 *o, *k_cache, *v_cache;
+  bf16* o;
+  void *k_cache, *v_cache;  // bf16, or e4m3 with scales
+  const float* scales;
   const int32_t *sequences, *positions;
   PageTable table;
   RopeTable rope;
@@ -26,12 +29,15 @@ struct DecodeProblem {
   int parts;          // items per group of heads
   int items;          // (token, key head, part)
   int block_shift;    // log2 of the tokens per cache block
-  int box_tokens;     // tokens per TMA box, within one cache block
+  int box_tokens;     // tokens per TMA box, within one cache block; of e4m3, those of a page
   bool may_prefetch;  // all inputs but qkv
 };
 
-template <int kDim_, int kStages_>
+// C: the type of the cache, bf16 or uint8_t for e4m3.
+template <class C, int kDim_, int kStages_>
 struct DecodeShape {
+  using Cache = C;
+  static constexpr bool kIsE4m3 = sizeof(C) == 1;
   static constexpr int kDim = kDim_, kStages = kStages_;
   // Consumer warps; three producer warps load keys, values and item inputs.
   static constexpr int kWarps = 4, kComputing = 32 * kWarps, kThreads = kComputing + 96;
@@ -41,12 +47,13 @@ struct DecodeShape {
   // Groups of 16 keys per warp of a tile, and columns of the head dim per warp.
   static constexpr int kGroupsPerWarp = kGroups / kWarps, kKeysPerWarp = 16 * kGroupsPerWarp;
   static constexpr int kColumnsPerWarp = kDim / kWarps;
-  // A stage holds keys, then values, each as kDim / 64 boxes of [kKeys, 64].
-  static constexpr int kTileBytes = 2 * kKeys * kDim;
+  // A stage holds keys, then values, each as kDim / 64 boxes of [kKeys, 64], or as pages.
+  static constexpr int kTileBytes = int{sizeof(C)} * kKeys * kDim;
   // P overwrites the keys of the tile: in f32, with rows off the multiples of 32 banks, then in
-  // bf16.
+  // bf16. In e4m3, whose keys are smaller, it has memory of its own.
   static constexpr int kScoreStride = kKeys + 8, kScoreBytes = 4 * kRows * kScoreStride;
-  static_assert(kScoreBytes + 2 * kRows * kKeys <= kTileBytes);
+  static constexpr int kProbabilityBytes = kScoreBytes + 2 * kRows * kKeys;
+  static_assert(kIsE4m3 || kProbabilityBytes <= kTileBytes);
   // Packs of 4 elements of O that a thread combines and writes in a cluster of one block.
   static constexpr int kPacks = kRows * kDim / 4 / kComputing;
   // The inputs of an item: the queries, with rows off the multiples of 32 banks, the key and value
@@ -55,6 +62,8 @@ struct DecodeShape {
   static constexpr int kQueryStride = kDim + 8;
   static constexpr int kNewKey = 2 * kRows * kQueryStride, kNewValue = kNewKey + 2 * kDim;
   static constexpr int kAngles = kNewValue + 2 * kDim, kItem = kAngles + 8 * kDim;
+  // In e4m3, bytes of the key and value, in the order of the cache, replace the angles.
+  static constexpr int kKeyBytes = kAngles, kValueBytes = kKeyBytes + kDim;
   static constexpr int kInputBytes = kItem + 16;
   // After the stages: the inputs; O of a chunk, and its states; row maxima per warp, alpha,
   // barriers.
@@ -63,11 +72,14 @@ struct DecodeShape {
   static constexpr int kStates = kOutputs + 4 * kRows * kDim;
   static constexpr int kMaxima = kStates + kRows * int{sizeof(ChunkState)};
   static constexpr int kAlphas = kMaxima + 4 * kWarps * kRows;
-  static constexpr int kBarriers = kAlphas + 4 * kRows;
+  static constexpr int kProbabilities = kAlphas + 4 * kRows;
+  static constexpr int kBarriers = kProbabilities + (kIsE4m3 ? kProbabilityBytes : 0);
   // Boxes are aligned to 1 KiB, the period of the swizzle.
   static constexpr size_t kSharedBytes =
       1024 + kBarriers + Pipeline<kStages, 2>::kBytes + Pipeline<kInputs>::kBytes;
-  static constexpr int kBlocksPerSm = (228 << 10) / (kSharedBytes + 1024);  // sm_90
+  // On sm_90, and with at least 128 registers a thread.
+  static constexpr int kBlocksPerSm =
+      std::min(2, static_cast<int>((228 << 10) / (kSharedBytes + 1024)));
 };
 
 // Byte offset of 8 columns of a row in a tile.
@@ -194,7 +206,7 @@ class TileProducer {
         rows_(rows),
         blocks_(chunks.blocks) {
     const int lane = static_cast<int>(threadIdx.x % 32), boxes = Shape::kKeys / problem.box_tokens;
-    loads_box_ = lane < boxes * (Shape::kDim / kBoxColumns);
+    loads_box_ = lane < boxes * (Shape::kIsE4m3 ? 1 : Shape::kDim / kBoxColumns);
     row_ = lane % boxes * problem.box_tokens;
     column_ = lane / boxes;
     find_block(chunks.tile);
@@ -204,7 +216,7 @@ class TileProducer {
     const int chunk = tile / Shape::kChunkTiles;
     while (tile < rows_.tiles.end && tile / Shape::kChunkTiles == chunk) {
       const int in_block = (tile * Shape::kKeys + row_) & (problem_.table.block_tokens - 1);
-      const TmaCoordinates from{{column_ * kBoxColumns, rows_.kv_head, in_block, block_}};
+      const TmaCoordinates from = box(in_block);
       tile = next_tile<Shape>(tile, blocks_);
       find_block(tile);  // ahead of its use
       stages_.pipeline.producer_acquire(state_);
@@ -212,13 +224,22 @@ class TileProducer {
       if (threadIdx.x % 32 == 0) barrier_arrive_expect_tx(full, Shape::kTileBytes);
       __syncwarp();
       const uint32_t to = stages_.tile(state_.index, producer);
-      if (loads_box_) tma_load(to + (column_ * Shape::kKeys + row_) * kRowBytes, map_, from, full);
+      const int offset = Shape::kIsE4m3 ? row_ * Shape::kDim
+                                        : (column_ * Shape::kKeys + row_) * kRowBytes;
+      if (loads_box_) tma_load(to + offset, map_, from, full);
       state_.advance();
     }
     return tile;
   }
 
  private:
+  // The lane's box: of cache block -1, outside the cache.
+  __device__ TmaCoordinates box(int in_block) const {
+    if constexpr (!Shape::kIsE4m3)
+      return {{column_ * kBoxColumns, rows_.kv_head, in_block, block_}};
+    const int page = (block_ * problem_.table.block_tokens + in_block) / kPageTokens;
+    return {{0, 0, 0, block_ < 0 ? -1 : page * problem_.kv_heads + rows_.kv_head}};
+  }
   // Looks up the cache block of the lane. Block -1 is outside the cache and loads zeros.
   __device__ void find_block(int tile) {
     const int key = tile * Shape::kKeys + row_;

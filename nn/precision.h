@@ -1,0 +1,43 @@
+// Numbers in eight bits that are part of the policy: what a model computes with them, in rollouts
+// and in training alike (docs/precision.md).
+#pragma once
+
+#include <string>
+
+#include "config/visitor.h"
+#include "core/dtype.h"
+
+namespace cohort {
+
+struct ModelConfig;
+
+// The type of cached keys and values: the model's, or e4m3.
+enum class CachePrecision { kModel, kFp8 };
+inline constexpr EnumName<CachePrecision> kCachePrecisionNames[] = {
+    {CachePrecision::kModel, "bf16"}, {CachePrecision::kFp8, "fp8"}};
+
+struct PrecisionConfig {
+  CachePrecision cache = CachePrecision::kModel;
+
+  bool rounds_keys() const { return cache == CachePrecision::kFp8; }
+  bool operator==(const PrecisionConfig&) const = default;
+  void visit(ConfigVisitor& v) {
+    v.choice("cache", cache, kCachePrecisionNames,
+             "keys and values of attention: bf16 (the model's dtype) or fp8 (e4m3, half the memory "
+             "of the cache); in training too, so that ratios stay 1");
+  }
+};
+
+// Throws InputError naming the key if a resolved model does not support its precision in `dtype`.
+void check_precision(const ModelConfig& config, DType dtype);
+// The dtype of the cache of a model in `dtype`.
+DType cache_dtype(const ModelConfig& config, DType dtype);
+
+inline constexpr const char* kPrecisionFile = "precision.json";
+// precision.json of a model's folder, which has the configuration's keys where they are not the
+// defaults. Throws InputError for a file that cannot be read, or with other keys or values.
+PrecisionConfig load_precision(const std::string& dir);
+// Writes the file unless all values are the defaults; returns true if it did.
+bool save_precision(const PrecisionConfig& precision, const std::string& dir);
+
+}  // namespace cohort
