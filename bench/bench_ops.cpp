@@ -212,20 +212,23 @@ void add_attention(Rows& rows) {
 // Decode attention of one token per sequence over its cached keys and values. A call uses several
 // caches, like the layers of a model, so that they are not read from the device's L2 cache. It is
 // replayed as a graph, like decode steps.
-void add_decode(Rows& rows) {
+void add_decode_from(Rows& rows, DType dtype) {
   constexpr int64_t kBlock = 16;
   constexpr int kCaches = 5;
   std::vector<std::array<int64_t, 5>> sizes = {{64, 256, 8, 8, 64}};
   if (g_setup.device.is_cuda())
-    sizes = {{1, 640, 14, 2, 64},   {64, 640, 14, 2, 64},  {256, 256, 14, 2, 64},
-             {512, 384, 14, 2, 64}, {1, 1024, 32, 8, 128}, {1, 32768, 32, 8, 128},
-             {32, 4096, 32, 8, 128}};
+    sizes = {{1, 640, 14, 2, 64},    {64, 640, 14, 2, 64},   {256, 256, 14, 2, 64},
+             {512, 384, 14, 2, 64},  {512, 2048, 14, 2, 64}, {1, 1024, 32, 8, 128},
+             {1, 32768, 32, 8, 128}, {32, 4096, 32, 8, 128}, {512, 2048, 32, 8, 128}};
   for (const auto& [sequences, cached, heads, kv_heads, dim] : sizes) {
     const int64_t blocks = sequences * cached / kBlock;
     const Shape pages{blocks, kBlock, kv_heads, dim};
     const Tensor table = counting<int32_t>(blocks, 1, blocks).reshape({sequences, -1});
     std::vector<PagedKV> caches;
-    for (int i = 0; i < kCaches; ++i) caches.push_back({random(pages), random(pages), table});
+    const Tensor scales = Tensor::full({2, kv_heads}, 0x1p-8, DType::kF32, g_setup.device);
+    for (int i = 0; i < kCaches; ++i)
+      caches.push_back({random(pages).to(dtype), random(pages).to(dtype), table,
+                        dtype == DType::kE4M3 ? scales : Tensor()});
     Tensor qkv = random({sequences, heads + 2 * kv_heads, dim});
     Tensor o = random({sequences, heads, dim});
     const Tensor angles =
@@ -243,10 +246,17 @@ void add_decode(Rows& rows) {
                           .table = angles});
     });
     rows.push_back(
-        {"attention_decode",
+        {dtype == DType::kE4M3 ? "attention_decode_e4m3" : "attention_decode",
          str(sequences, " on ", cached, " keys, ", heads, "/", kv_heads, " heads of ", dim),
-         moves(pages, 2), [replay] { replay->run(); }, kCaches});
+         {.bytes = 2.0 * static_cast<double>(caches[0].k.nbytes())},
+         [replay] { replay->run(); },
+         kCaches});
   }
+}
+
+void add_decode(Rows& rows) {
+  add_decode_from(rows, g_setup.dtype);
+  if (g_setup.dtype == DType::kBF16) add_decode_from(rows, DType::kE4M3);
 }
 
 void add_head(Rows& rows) {

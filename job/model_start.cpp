@@ -279,6 +279,7 @@ ModelStart::ModelStart(const StageSetup& setup) : checkpoint(checkpoint_of(setup
   if (!checkpoint.empty()) {
     state = load_state(checkpoint);
     resume(setup, checkpoint, state);
+    check_resumed(setup.config.model.precision, load_precision(checkpoint), checkpoint);
   }
   state.steps = steps;
   if (state.planned_steps.empty() || state.planned_steps.back() < steps)

@@ -14,7 +14,8 @@ void kv_scales(const KvScales& args) {
   const int64_t heads = 2 * check["Hkv"], rows = check["rows"];
   check.require(heads > 0 && rows > 0 && rows % (2 * heads) == 0 &&
                     (!args.k_norm.defined() || check["D"] * heads == rows),
-                "expected w [2 Hkv D, C] with ", heads / 2, " key heads of an even size, got ", args.w);
+                "expected w [2 Hkv D, C] with ", heads / 2, " key heads of an even size, got ",
+                args.w);
   on_device<cpu::kv_scales, cuda::kv_scales>(args.w.device(), args);
 }
 

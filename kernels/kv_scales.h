@@ -7,8 +7,8 @@
 
 namespace cohort::kernels {
 
-// Rounds to the nearest multiple s q of an e4m3 number q, ties to even. s is a power of two, so that
-// s q is exact in bf16. If s or x is not finite, the result is NaN.
+// Rounds to the nearest multiple s q of an e4m3 number q, ties to even. s is a power of two, so
+// that s q is exact in bf16. If s or x is not finite, the result is NaN.
 struct E4m3Grid {
   float scale, inverse;
 
@@ -23,10 +23,10 @@ struct E4m3Grid {
 // rotated keys k, and likewise for values. The input of the layer is x g + b, g and b those of the
 // norm before it, with |x|_2 <= sqrt(C). So |k_i| <= 1.07 sqrt(C (|w_i g|^2 + |w_j g|^2)) + |w_i b|
 // + |w_j b| + |bias_i| + |bias_j|, where j is the channel that is rotated with i, and 1.07 covers
-// the rounding of weights' products. An adapter adds |s B_i|_2 |A (|g| + |b|)|_F to |w_i g|. After RMSNorm of
-// each head's keys, |k_i| <= 1.07 sqrt(D) max |g_k|. e4m3 numbers have 16 binades, and typical keys
-// are 1/90 of the bound: their precision does not depend on how tight it is. A bound above 448 times
-// 2^7, or one that is not finite, gives NaN.
+// the rounding of weights' products. An adapter adds |s B_i|_2 |A (|g| + |b|)|_F to |w_i g|. After
+// RMSNorm of each head's keys, |k_i| <= 1.07 sqrt(D) max |g_k|. e4m3 numbers have 16 binades, and
+// typical keys are 1/90 of the bound: their precision does not depend on how tight it is. A bound
+// above 448 times 2^7, or one that is not finite, gives NaN.
 //
 // A scale depends on the device, by the rounding of its sums.
 struct KvScales {
@@ -36,9 +36,9 @@ struct KvScales {
   const Tensor& norm;       // [C]: weights of the norm, to which norm_offset is added
   const Tensor& norm_bias;  // [C], of LayerNorm; may be undefined
   double norm_offset = 0;
-  Tensor k_norm = {};       // [D], of RMSNorm of each head's keys; may be undefined
-  double key_gain = 1;      // largest factor by which the rotation scales a key
-  Tensor sb = {}, a = {};   // [2 Hkv D, P], columns of a wider matrix, and [P, C]; or undefined
+  Tensor k_norm = {};      // [D], of RMSNorm of each head's keys; may be undefined
+  double key_gain = 1;     // largest factor by which the rotation scales a key
+  Tensor sb = {}, a = {};  // [2 Hkv D, P], columns of a wider matrix, and [P, C]; or undefined
 };
 COHORT_KERNEL(void kv_scales(const KvScales& args));
 

@@ -123,8 +123,7 @@ void SelfAttention::write_kv_scales(const Norm& norm) const {
   if (c.is_rotary(layer_)) call.key_gain = c.max_rotary_gain();
   if (qkv.lora.defined()) {
     call.a = qkv.lora.a.value().with_padding();
-    call.sb = rows_of(qkv.weight.value().with_padding())
-                  .narrow(1, c.d_model, qkv.lora.columns());
+    call.sb = rows_of(qkv.weight.value().with_padding()).narrow(1, c.d_model, qkv.lora.columns());
   }
   kernels::kv_scales(call);
 }

@@ -2,12 +2,12 @@
 // one call; nn/memory.cpp measures what they keep for the backward.
 #pragma once
 
-#include "kernels/kv_scales.h"
 #include <array>
 #include <functional>
 #include <initializer_list>
 #include <string>
 #include <vector>
+#include "kernels/kv_scales.h"
 
 #include "autograd/ops.h"
 #include "data/packing.h"

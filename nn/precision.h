@@ -28,6 +28,9 @@ struct PrecisionConfig {
   }
 };
 
+// Throws InputError if a run that resumes asks for another precision than that of its checkpoint.
+void check_resumed(const PrecisionConfig& asked, const PrecisionConfig& saved,
+                   const std::string& checkpoint);
 // Throws InputError naming the key if a resolved model does not support its precision in `dtype`.
 void check_precision(const ModelConfig& config, DType dtype);
 // The dtype of the cache of a model in `dtype`.

@@ -62,8 +62,8 @@ Variable Transformer::forward(const PackedBatch& batch, const ForwardOptions& op
     Variable& qkv = call.qkv;
     call.desc.prefixes = batch.prefixes;
     if (call.rope_table.defined() || call.kv_scales.defined())
-      qkv = rope(std::move(qkv), batch.positions, call.rope_table, call.num_kv_heads,
-                 call.kv_scales);
+      qkv =
+          rope(std::move(qkv), batch.positions, call.rope_table, call.num_kv_heads, call.kv_scales);
     return attention(qkv, call.num_kv_heads, batch.cu_seqlens, call.desc, call.padding, call.terms);
   };
   return run({.batch = batch,

@@ -73,7 +73,7 @@ class Transformer : NonCopyable {
   Backbone backbone_;
   Head head_;
   std::vector<const Linear*> adapted_;  // the layers with adapters
-  Tensor lora_workspace_;  // for update_derived(), which must not run out of memory
+  Tensor lora_workspace_;               // for update_derived(), which must not run out of memory
 };
 
 }  // namespace cohort

@@ -168,9 +168,10 @@ struct PagedKV {
 
 // Step between the QKV projection and attention_paged(): rotates the queries of new tokens in
 // place, and writes their rotated keys and their values to the cache, rounded if that has scales.
-// Bit-identical to rope() and copies. A token is idle if its sequence or its position is negative: nothing is written for it.
-// Throws before writing if the block of a token is missing from the block table, or its position
-// from the rotary table; CUDA skips the keys in the former case and writes NaN in the latter.
+// Bit-identical to rope() and copies. A token is idle if its sequence or its position is negative:
+// nothing is written for it. Throws before writing if the block of a token is missing from the
+// block table, or its position from the rotary table; CUDA skips the keys in the former case and
+// writes NaN in the latter.
 struct RopeKvWrite {
   PagedKV& cache;
   Tensor& qkv;              // [T, H + 2 Hkv, D]: queries, keys and values

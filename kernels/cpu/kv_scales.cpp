@@ -45,8 +45,8 @@ uint32_t largest_bound(const KvScales& args, int64_t row0, int64_t dim, bool is_
   for (int64_t d = 0; d < dim; ++d) {
     const size_t i = static_cast<size_t>(d), partner = static_cast<size_t>((d + dim / 2) % dim);
     const float bound = kv_bound(rows[i], is_key ? rows[partner] : KvRow{}, columns);
-    largest = std::max(
-        largest, magnitude_bits(is_key ? bound * static_cast<float>(args.key_gain) : bound));
+    largest = std::max(largest,
+                       magnitude_bits(is_key ? bound * static_cast<float>(args.key_gain) : bound));
   }
   return largest;
 }
@@ -64,9 +64,9 @@ void kv_scales(const KvScales& args) {
           bound = largest_bound<T>(args, h * dim, dim, is_key);
         } else {
           for (int64_t d = 0; d < dim; ++d)
-            bound = std::max(bound, magnitude_bits(normed_key_bound(
-                                        static_cast<float>(args.k_norm.data<T>()[d]), dim,
-                                        static_cast<float>(args.key_gain))));
+            bound = std::max(
+                bound, magnitude_bits(normed_key_bound(static_cast<float>(args.k_norm.data<T>()[d]),
+                                                       dim, static_cast<float>(args.key_gain))));
         }
         args.scales.data<float>()[h] = kv_scale(bound);
       }

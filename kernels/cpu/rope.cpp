@@ -10,8 +10,8 @@ namespace cohort::kernels::cpu {
 void rope(const Rope& args) {
   const int64_t tokens = args.x.dim(0), heads = args.x.dim(1), dim = args.x.dim(2);
   const bool rotates = args.table.defined();
-  const int64_t rows = rotates ? args.table.dim(0) : 0,
-                plain = rotates ? args.plain_heads : heads, rotated = heads - plain;
+  const int64_t rows = rotates ? args.table.dim(0) : 0, plain = rotates ? args.plain_heads : heads,
+                rotated = heads - plain;
   dispatch_float(args.x.dtype(), "rope", [&]<class T>() {
     const int32_t* position = args.positions.data<int32_t>();
     for (int64_t t = 0; rotates && t < tokens; ++t)

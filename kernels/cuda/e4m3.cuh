@@ -64,8 +64,8 @@ __device__ __forceinline__ uint32_t multiply_pair(uint32_t a, uint32_t b) {
 }
 // The four numbers of a word of the cache as bf16 pairs: elements 2 q and 2 q + 1 of the 16, for
 // word q, then 2 q + 8 and 2 q + 9. The bits of an e4m3 number, four exponent bits lower, are those
-// of a bf16 number that is 2^120 times smaller, subnormal numbers included, so the product is exact.
-// NaN becomes 480 s: only tokens after one with non-finite outputs can see that.
+// of a bf16 number that is 2^120 times smaller, subnormal numbers included, so the product is
+// exact. NaN becomes 480 s: only tokens after one with non-finite outputs can see that.
 __device__ __forceinline__ uint2 dequantize(uint32_t word, uint32_t factor) {
   const uint32_t other = word << 8;
   const uint32_t low = (word & 0x80008000u) | (word >> 4 & 0x07f007f0u),

@@ -62,9 +62,8 @@ __global__ void __launch_bounds__(kThreads) kv_scales_kernel(const Problem<T> p)
     })));
     float constants = p.bias == nullptr ? 0.0f : fabsf(to_float(p.bias[row]));
     if (p.norm_bias != nullptr)
-      constants += fabsf(warp_sum(strided_sum(p.columns, lane, 32, [&](int c) {
-        return to_float(w[c]) * to_float(p.norm_bias[c]);
-      })));
+      constants += fabsf(warp_sum(strided_sum(
+          p.columns, lane, 32, [&](int c) { return to_float(w[c]) * to_float(p.norm_bias[c]); })));
     if (p.sb != nullptr)
       weights += adapter * sqrtf(warp_sum(strided_sum(p.adapter_columns, lane, 32, [&](int i) {
                    const float x = to_float(p.sb[row * p.sb_stride + i]);
@@ -77,9 +76,8 @@ __global__ void __launch_bounds__(kThreads) kv_scales_kernel(const Problem<T> p)
   for (int d = thread; d < p.dim; d += kThreads) {
     const float of_row =
         is_normed ? normed_key_bound(to_float(p.k_norm[d]), p.dim, p.key_gain)
-        : is_key
-            ? kv_bound(rows[d], rows[(d + p.dim / 2) % p.dim], p.columns) * p.key_gain
-            : kv_bound(rows[d], {}, p.columns);
+        : is_key  ? kv_bound(rows[d], rows[(d + p.dim / 2) % p.dim], p.columns) * p.key_gain
+                  : kv_bound(rows[d], {}, p.columns);
     bound = max(bound, magnitude_bits(of_row));
   }
   bound = block_reduce<kThreads>(bound, bounds, Largest{});

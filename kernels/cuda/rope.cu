@@ -74,8 +74,7 @@ void run(const Rotation<T>& p, Device device) {
   while (across < kThreads && across < packs) across *= 2;
   const unsigned down = kThreads / across;
   launch(
-      "rope",
-      p.table.wide ? rope_kernel<T, N, true, kRounds> : rope_kernel<T, N, false, kRounds>,
+      "rope", p.table.wide ? rope_kernel<T, N, true, kRounds> : rope_kernel<T, N, false, kRounds>,
       {.grid = blocks_for(p.tokens, down), .block = {across, down}, .start = Start::kProgrammatic},
       device, p);
 }

@@ -54,8 +54,7 @@ inline kernels::PagedKV make_cache(const AttentionCase& c, int64_t block_tokens,
       if (needed) free.pop_back();
     }
   const Shape shape = {used + 5, block_tokens, c.k.dim(1), c.k.dim(2)};
-  const DType dtype =
-      scales.defined() && c.k.dtype() == DType::kBF16 ? DType::kE4M3 : c.k.dtype();
+  const DType dtype = scales.defined() && c.k.dtype() == DType::kBF16 ? DType::kE4M3 : c.k.dtype();
   const Tensor unused = Tensor::full(shape, NAN, DType::kF32).to(dtype);
   return {unused.to(device).clone(), unused.to(device).clone(),
           Tensor::from(table, {static_cast<int64_t>(c.sequences.size()), max_blocks}).to(device),

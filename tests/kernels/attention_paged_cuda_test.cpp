@@ -192,44 +192,45 @@ TEST(CudaAttentionPaged, ManyDecodeAtOnce) {
   COHORT_REQUIRE_GPU(device);
   constexpr int64_t kBlocks = 2000, kBlockTokens = 16, kMaxBlocks = 576;
   Rng rng(13, rng_stream(kTestPurpose, 9));
-  for (const auto [count, dim, is_rounded] :
-       {std::tuple<int64_t, int64_t, bool>{70, 64, false}, {70, 128, true}, {300, 64, true},
-        {300, 128, false}, {300, 256, true}}) {
-      std::vector<int32_t> table, numbers, positions;
-      for (int64_t s = 0; s < count; ++s) {
-        const int64_t max_position = s % 20 == 0 ? kMaxBlocks * kBlockTokens : 1500;
-        numbers.push_back(static_cast<int32_t>(s));
-        positions.push_back(static_cast<int32_t>(rng.below(max_position)));
-        for (int64_t b = 0; b < kMaxBlocks; ++b)
-          table.push_back(static_cast<int32_t>(
-              b == positions.back() / kBlockTokens ? s : count + rng.below(kBlocks - count)));
-      }
-      const auto random = [&](const Shape& shape, uint64_t seed) {
-        return random_tensor(shape, DType::kF32, seed).to(DType::kBF16).to(device);
-      };
-      const Shape pages{kBlocks, kBlockTokens, 2, dim};
-      const DType dtype = is_rounded ? DType::kE4M3 : DType::kBF16;
-      PagedKV cache{random(pages, 1).to(dtype), random(pages, 2).to(dtype),
-                    Tensor::from(table, {count, kMaxBlocks}).to(device),
-                    is_rounded ? some_scales(2).to(device) : Tensor()};
-      const Tensor qkv = random({count, 14 + 2 * 2, dim}, 3);
-      const Tensor sequences = Tensor::from(numbers).to(device),
-                   at = Tensor::from(positions).to(device);
-      const Tensor rotary =
-          kernels::rope_table(kMaxBlocks * kBlockTokens, kernels::rope_frequencies(dim, 10000), 1,
-                              DType::kF32)
-              .to(device);
-      Tensor all = qkv.clone(), expected = Tensor::empty({count, 14, dim}, DType::kBF16, device);
-      kernels::rope_kv_write({cache, all, sequences, at, rotary});
-      kernels::attention_paged({expected, all.narrow(1, 0, 14), cache, sequences, at, {}});
-      for (int run = 0; run < 20; ++run) {
-        // Blocks are persistent: with few of them, each takes many tokens.
-        const cuda::GpuLimit limit(device, {.multiprocessors = run % 2 == 0 ? 0 : 2});
-        Tensor o = Tensor::full(expected.shape(), NAN, DType::kBF16, device), own = qkv.clone();
-        kernels::attention_decode({o, cache, own, sequences, at, rotary, {}});
-        ASSERT_TRUE(bit_equal(o, expected)) << count << " tokens, D " << dim << ", run " << run;
-      }
+  for (const auto [count, dim, is_rounded] : {std::tuple<int64_t, int64_t, bool>{70, 64, false},
+                                              {70, 128, true},
+                                              {300, 64, true},
+                                              {300, 128, false},
+                                              {300, 256, true}}) {
+    std::vector<int32_t> table, numbers, positions;
+    for (int64_t s = 0; s < count; ++s) {
+      const int64_t max_position = s % 20 == 0 ? kMaxBlocks * kBlockTokens : 1500;
+      numbers.push_back(static_cast<int32_t>(s));
+      positions.push_back(static_cast<int32_t>(rng.below(max_position)));
+      for (int64_t b = 0; b < kMaxBlocks; ++b)
+        table.push_back(static_cast<int32_t>(
+            b == positions.back() / kBlockTokens ? s : count + rng.below(kBlocks - count)));
     }
+    const auto random = [&](const Shape& shape, uint64_t seed) {
+      return random_tensor(shape, DType::kF32, seed).to(DType::kBF16).to(device);
+    };
+    const Shape pages{kBlocks, kBlockTokens, 2, dim};
+    const DType dtype = is_rounded ? DType::kE4M3 : DType::kBF16;
+    PagedKV cache{random(pages, 1).to(dtype), random(pages, 2).to(dtype),
+                  Tensor::from(table, {count, kMaxBlocks}).to(device),
+                  is_rounded ? some_scales(2).to(device) : Tensor()};
+    const Tensor qkv = random({count, 14 + 2 * 2, dim}, 3);
+    const Tensor sequences = Tensor::from(numbers).to(device),
+                 at = Tensor::from(positions).to(device);
+    const Tensor rotary = kernels::rope_table(kMaxBlocks * kBlockTokens,
+                                              kernels::rope_frequencies(dim, 10000), 1, DType::kF32)
+                              .to(device);
+    Tensor all = qkv.clone(), expected = Tensor::empty({count, 14, dim}, DType::kBF16, device);
+    kernels::rope_kv_write({cache, all, sequences, at, rotary});
+    kernels::attention_paged({expected, all.narrow(1, 0, 14), cache, sequences, at, {}});
+    for (int run = 0; run < 20; ++run) {
+      // Blocks are persistent: with few of them, each takes many tokens.
+      const cuda::GpuLimit limit(device, {.multiprocessors = run % 2 == 0 ? 0 : 2});
+      Tensor o = Tensor::full(expected.shape(), NAN, DType::kBF16, device), own = qkv.clone();
+      kernels::attention_decode({o, cache, own, sequences, at, rotary, {}});
+      ASSERT_TRUE(bit_equal(o, expected)) << count << " tokens, D " << dim << ", run " << run;
+    }
+  }
 }
 
 // More query heads per key head than rows in a block.

@@ -48,11 +48,10 @@ TEST(KvScales, NoKeyAndNoValueIsClipped) {
   double largest = 0;
   for (const double outlier : {1.0, 30.0}) {
     Layer layer;
-    for (int64_t i = 0; i < 5; ++i)
-      layer.w.data<double>()[rng.below(layer.w.numel())] *= outlier;
+    for (int64_t i = 0; i < 5; ++i) layer.w.data<double>()[rng.below(layer.w.numel())] *= outlier;
     const Tensor scales = layer.scales();
     const double *const w = layer.w.data<double>(), *const sb = layer.sb.data<double>(),
-                 *const a = layer.a.data<double>();
+                        *const a = layer.a.data<double>();
     for (int64_t n = 0; n < 500; ++n) {
       std::vector<double> x(kColumns), h(4), y(kRows);
       double square = 0;
@@ -62,9 +61,9 @@ TEST(KvScales, NoKeyAndNoValueIsClipped) {
         square += x[size_t(c)] * x[size_t(c)];
       }
       for (int64_t c = 0; c < kColumns; ++c)
-        x[size_t(c)] = x[size_t(c)] * std::sqrt(kColumns / square) *
-                           (layer.norm.data<double>()[c] + 0.5) +
-                       layer.norm_bias.data<double>()[c];
+        x[size_t(c)] =
+            x[size_t(c)] * std::sqrt(kColumns / square) * (layer.norm.data<double>()[c] + 0.5) +
+            layer.norm_bias.data<double>()[c];
       for (int64_t r = 0; r < 4; ++r)
         for (int64_t c = 0; c < kColumns; ++c) h[size_t(r)] += a[r * kColumns + c] * x[size_t(c)];
       for (int64_t row = 0; row < kRows; ++row) {
@@ -76,9 +75,9 @@ TEST(KvScales, NoKeyAndNoValueIsClipped) {
         for (int64_t d = 0; d < kDim; ++d) {
           // The largest rotation of a key's pair of channels.
           const double* const of_head = y.data() + head * kDim;
-          const double value =
-              head < kHeads ? 1.25 * std::hypot(of_head[d], of_head[(d + kDim / 2) % kDim])
-                            : std::abs(of_head[d]);
+          const double value = head < kHeads
+                                   ? 1.25 * std::hypot(of_head[d], of_head[(d + kDim / 2) % kDim])
+                                   : std::abs(of_head[d]);
           const double share = value / 448 / scales.data<float>()[head];
           EXPECT_LE(share, 1) << head;
           largest = std::max(largest, share);
@@ -96,8 +95,7 @@ TEST(KvScales, ArePowersOfTwo) {
 TEST(KvScales, NormedKeysHaveTheBoundOfTheirNorm) {
   Layer layer;
   Tensor scales = Tensor::empty({2, kHeads}, DType::kF32);
-  const Tensor k_norm = Tensor::from(std::vector<double>{1, 1, 1, -700, 1, 1, 1, 1}),
-               none;
+  const Tensor k_norm = Tensor::from(std::vector<double>{1, 1, 1, -700, 1, 1, 1, 1}), none;
   kv_scales({.scales = scales,
              .w = layer.w,
              .bias = none,
@@ -111,7 +109,7 @@ TEST(KvScales, NormedKeysHaveTheBoundOfTheirNorm) {
 TEST(KvScales, WhatIsNotFiniteOrTooLargeGivesNan) {
   for (const double bad : {std::nan(""), HUGE_VAL, 1e6}) {
     Layer layer;
-    layer.w.data<double>()[kDim * kColumns] = bad;               // the second key head
+    layer.w.data<double>()[kDim * kColumns] = bad;             // the second key head
     layer.bias.data<double>()[(kHeads + 2) * kDim + 3] = bad;  // the third head of values
     const std::vector<float> scales = layer.scales().to_vector<float>();
     for (size_t head = 0; head < scales.size(); ++head)

@@ -86,9 +86,8 @@ __global__ void __launch_bounds__(kWriteThreads)
          i += kWriteThreads) {
       const int head = i / packs, pair = (i - head * packs) * N;
       bf16* const x = q + head * dim + pair;
-      bf16* const y = head < p.heads
-                          ? x
-                          : reinterpret_cast<bf16*>(shared) + (head - p.heads) * dim + pair;
+      bf16* const y =
+          head < p.heads ? x : reinterpret_cast<bf16*>(shared) + (head - p.heads) * dim + pair;
       rotate<N>(y, x, {p.rope, position, pair});
     }
     keys = reinterpret_cast<const bf16*>(shared);

@@ -258,25 +258,24 @@ struct PagedProblem {
 template <class T, class C = T>
 PagedProblem<T, C> paged_problem(const AttentionPaged& args) {
   const int64_t heads = args.q.dim(1), kv_heads = args.cache.k.dim(2);
-  return {
-      .q = pointer<T>(args.q),
-      .k = pointer<C>(args.cache.k),
-      .v = pointer<C>(args.cache.v),
-      .scales = pointer<float>(args.cache.scales),
-      .o = pointer<T>(args.o),
-      .sequences = pointer<int32_t>(args.sequences),
-      .positions = pointer<int32_t>(args.positions),
-      .table = page_table(args.cache),
-      .tokens = args.q.dim(0),
-      .q_stride = args.q.strides()[0],
-      .o_stride = args.o.strides()[0],
-      .heads = static_cast<int>(heads),
-      .kv_heads = static_cast<int>(kv_heads),
-      .parts = static_cast<int>((heads / kv_heads + kPagedRows - 1) / kPagedRows),
-      .format = {.head_dim = static_cast<int>(args.q.dim(2)),
-                 .vectorized = vectorized_heads<T>(args.q, args.o) &&
-                               (!std::is_same_v<T, C> ||
-                                vectorized_heads<T>(args.cache.k, args.cache.v))}};
+  return {.q = pointer<T>(args.q),
+          .k = pointer<C>(args.cache.k),
+          .v = pointer<C>(args.cache.v),
+          .scales = pointer<float>(args.cache.scales),
+          .o = pointer<T>(args.o),
+          .sequences = pointer<int32_t>(args.sequences),
+          .positions = pointer<int32_t>(args.positions),
+          .table = page_table(args.cache),
+          .tokens = args.q.dim(0),
+          .q_stride = args.q.strides()[0],
+          .o_stride = args.o.strides()[0],
+          .heads = static_cast<int>(heads),
+          .kv_heads = static_cast<int>(kv_heads),
+          .parts = static_cast<int>((heads / kv_heads + kPagedRows - 1) / kPagedRows),
+          .format = {.head_dim = static_cast<int>(args.q.dim(2)),
+                     .vectorized = vectorized_heads<T>(args.q, args.o) &&
+                                   (!std::is_same_v<T, C> ||
+                                    vectorized_heads<T>(args.cache.k, args.cache.v))}};
 }
 
 }  // namespace cohort::kernels::cuda

@@ -174,9 +174,10 @@ inline CUtensorMap make_tensor_map(const TmaTensor& in) {
                                          ? CU_TENSOR_MAP_SWIZZLE_64B
                                          : CU_TENSOR_MAP_SWIZZLE_128B;
   const CUresult result =
-      encode(&map, is_e4m3 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(in.t.raw()), in.sizes,
-             in.strides, in.box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      encode(&map, is_e4m3 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
+             const_cast<void*>(in.t.raw()), in.sizes, in.strides, in.box, steps,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   COHORT_CHECK(result == CUDA_SUCCESS, "[tma] cannot create a tensor map of ", in.t.str(),
                ", error ", static_cast<int>(result));
   return map;

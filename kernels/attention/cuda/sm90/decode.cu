@@ -41,8 +41,8 @@ struct DecodeWarp {
   float row_max_log2[2], l, o[Shape::kColumnsPerWarp / 8][4];
   uint32_t q[Shape::kDim / 16][4];  // the rows' queries, for S
   char* shared;
-  int inputs = 0;                  // offset of the item's inputs
-  uint32_t k_factor, v_factor;     // of dequantize(), in e4m3
+  int inputs = 0;               // offset of the item's inputs
+  uint32_t k_factor, v_factor;  // of dequantize(), in e4m3
   int warp, group, quad;
   int l_row, l_part;
   // Offsets of the lane's operand rows in a tile of keys, of values and in P: steps along a row
@@ -63,13 +63,13 @@ struct DecodeWarp {
     if constexpr (Shape::kIsE4m3) {  // without a swizzle: word `quad` of row `group` of a matrix
       k_row = (warp_index * Shape::kKeysPerWarp) * Shape::kDim + 4 * lane;
       v_row = warp_index * Shape::kColumnsPerWarp * 16 + 4 * lane;
-      return;
+    } else {
+      const uint32_t chunk = warp_index * (Shape::kColumnsPerWarp / 8) + lane / 16;
+      k_row = (warp_index * Shape::kKeysPerWarp + lane / 16 * 8 + lane % 8) * kRowBytes;
+      k_swizzle = (lane / 8 % 2 ^ lane % 8) * 16;
+      v_row = (chunk / 8 * Shape::kKeys + lane % 16) * kRowBytes;
+      v_swizzle = (chunk % 8 ^ lane % 8) * 16;
     }
-    const uint32_t chunk = warp_index * (Shape::kColumnsPerWarp / 8) + lane / 16;
-    k_row = (warp_index * Shape::kKeysPerWarp + lane / 16 * 8 + lane % 8) * kRowBytes;
-    k_swizzle = (lane / 8 % 2 ^ lane % 8) * 16;
-    v_row = (chunk / 8 * Shape::kKeys + lane % 16) * kRowBytes;
-    v_swizzle = (chunk % 8 ^ lane % 8) * 16;
   }
   // The memory of P, for a tile of keys.
   __device__ char* probabilities_of(char* keys) const {
@@ -109,6 +109,7 @@ struct DecodeWarp {
       const E4m3Grid grids[] = {E4m3Grid(k_scale), E4m3Grid(v_scale)};
       k_factor = dequantize_factor(k_scale);
       v_factor = dequantize_factor(v_scale);
+#pragma unroll 1
       for (int i = static_cast<int>(threadIdx.x); i < 2 * Shape::kDim; i += Shape::kComputing) {
         const int part = i / Shape::kDim, d = i % Shape::kDim;
         const auto* const from = reinterpret_cast<const bf16*>(shared + inputs + Shape::kNewKey);
@@ -141,9 +142,12 @@ struct DecodeWarp {
     store_raw(static_cast<bf16*>(p.v_cache) + at, load_raw<8>(row + Shape::kDim));
   }
   // Copies the key or value of the token into row `row` of a tile, or of a page.
-  __device__ void insert_key(char* tile, int row) const { insert(tile, row, Shape::kNewKey); }
+  __device__ void insert_key(char* tile, int row) const {
+    insert(tile, row, Shape::kNewKey);
+  }
   __device__ void insert_value(char* tile, int row) const {
     if constexpr (Shape::kIsE4m3)
+#pragma unroll 1
       for (int d = static_cast<int>(threadIdx.x); d < Shape::kDim; d += Shape::kComputing)
         tile[Pages::value(row, d, Shape::kDim)] = shared[inputs + Shape::kValueBytes + d];
     else
@@ -186,23 +190,23 @@ struct DecodeWarp {
           const uint2 b = dequantize(k[n][d], k_factor);
           mma_bf16(s[n], q[d], b.x, b.y);
         }
-      return;
-    }
-    uint32_t k[kGroups][kSteps][4];
+    } else {
+      uint32_t k[kGroups][kSteps][4];
 #pragma unroll
-    for (int d = 0; d < kSteps; ++d) {
-      const uint32_t at =
-          keys + k_row + d / 4 * (Shape::kKeys * kRowBytes) + (k_swizzle ^ d % 4 * 32);
+      for (int d = 0; d < kSteps; ++d) {
+        const uint32_t at =
+            keys + k_row + d / 4 * (Shape::kKeys * kRowBytes) + (k_swizzle ^ d % 4 * 32);
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g) load_matrices(k[g][d], at + 16 * g * kRowBytes);
-    }
-#pragma unroll
-    for (int d = 0; d < kSteps; ++d)
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-        mma_bf16(s[2 * g], q[d], k[g][d][0], k[g][d][1]);
-        mma_bf16(s[2 * g + 1], q[d], k[g][d][2], k[g][d][3]);
+        for (int g = 0; g < kGroups; ++g) load_matrices(k[g][d], at + 16 * g * kRowBytes);
       }
+#pragma unroll
+      for (int d = 0; d < kSteps; ++d)
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) {
+          mma_bf16(s[2 * g], q[d], k[g][d][0], k[g][d][1]);
+          mma_bf16(s[2 * g + 1], q[d], k[g][d][2], k[g][d][3]);
+        }
+    }
   }
 
   // Computes S of the keys of the warp, masked, and shares its row max. key0: first key of the
@@ -293,7 +297,8 @@ struct DecodeWarp {
     for (int i = 0; i < Shape::kKeys / 8; ++i) p[i] = load_pack<2>(exact + 8 * i);
 #pragma unroll
     for (int g = 0; g < Shape::kGroups; ++g) {
-      load_matrices(a[g], rounded + (p_swizzle ^ g * 32));
+      // In e4m3 only where they are used, for fewer registers.
+      if constexpr (!Shape::kIsE4m3) load_matrices(a[g], rounded + (p_swizzle ^ g * 32));
       if constexpr (Shape::kIsE4m3) {
 #pragma unroll
         for (int n = 0; n < kBlocks; ++n)
@@ -301,9 +306,8 @@ struct DecodeWarp {
       } else {
 #pragma unroll
         for (int n = 0; n < kBlocks; n += 2)
-          load_matrices_transposed(
-              *reinterpret_cast<uint32_t(*)[4]>(&v[g][2 * n]),
-              values + v_row + 16 * g * kRowBytes + (v_swizzle ^ n / 2 * 32));
+          load_matrices_transposed(*reinterpret_cast<uint32_t(*)[4]>(&v[g][2 * n]),
+                                   values + v_row + 16 * g * kRowBytes + (v_swizzle ^ n / 2 * 32));
       }
     }
     l *= floats(Shape::kAlphas)[l_row];
@@ -313,7 +317,8 @@ struct DecodeWarp {
       l += pair.v[1];
     }
 #pragma unroll
-    for (int g = 0; g < Shape::kGroups; ++g)
+    for (int g = 0; g < Shape::kGroups; ++g) {
+      if constexpr (Shape::kIsE4m3) load_matrices(a[g], rounded + (p_swizzle ^ g * 32));
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
         if constexpr (Shape::kIsE4m3) {
@@ -323,6 +328,7 @@ struct DecodeWarp {
           mma_bf16(o[n], a[g], v[g][2 * n], v[g][2 * n + 1]);
         }
       }
+    }
   }
 
   // Offset of pack `pack` of 4 columns of a row of O: packs of 8 columns are swizzled as in
@@ -409,6 +415,7 @@ struct CombinedSlice {
 template <class Shape>
 __device__ __forceinline__ void clear_values(char* values, int first) {
   if constexpr (Shape::kIsE4m3) {  // a thread has the words of a dim and four keys of a page
+#pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < Shape::kKeys * Shape::kDim / 4;
          i += Shape::kComputing) {
       const int page = i / (4 * Shape::kDim), key = page * kPageTokens + 2 * (i % 4);
@@ -418,13 +425,13 @@ __device__ __forceinline__ void clear_values(char* values, int first) {
                             (key + 1 < first ? 0xff000000u : 0u);
       if (live != 0xffffffffu) reinterpret_cast<uint32_t*>(values)[i] &= live;
     }
-    return;
+  } else {
+    constexpr int kChunks = Shape::kDim / 8;
+    for (int i = static_cast<int>(threadIdx.x); i < (Shape::kKeys - first) * kChunks;
+         i += Shape::kComputing)
+      *reinterpret_cast<uint4*>(values + box_offset<Shape>(first + i / kChunks, i % kChunks)) =
+          uint4{};
   }
-  constexpr int kChunks = Shape::kDim / 8;
-  for (int i = static_cast<int>(threadIdx.x); i < (Shape::kKeys - first) * kChunks;
-       i += Shape::kComputing)
-    *reinterpret_cast<uint4*>(values + box_offset<Shape>(first + i / kChunks, i % kChunks)) =
-        uint4{};
 }
 
 // Processes the tiles of one chunk, from `tile` on. Returns the next tile of the block.
@@ -655,8 +662,9 @@ bool run(const AttentionDecode& args, const Problem& problem, int cluster) {
   return true;
 }
 
-// True if the kernel supports the call: bf16 with a cache in bf16 or e4m3, half heads of a multiple of 16 bytes, cache blocks of
-// 8, 16, 32, ... tokens (8 rows are the period of the swizzle), no tile mask.
+// True if the kernel supports the call: bf16 with a cache in bf16 or e4m3, half heads of a multiple
+// of 16 bytes, cache blocks of 8, 16, 32, ... tokens (8 rows are the period of the swizzle), no
+// tile mask.
 bool supports(const AttentionDecode& args) {
   const Tensor& cache = args.cache.k;
   const auto block = static_cast<uint64_t>(cache.dim(1));
@@ -676,25 +684,25 @@ bool attention_decode(const AttentionDecode& args) {
   const int64_t parts = (heads / kv_heads + 15) / 16, items = tokens * kv_heads * parts;
   COHORT_CHECK(items < (1 << 28), "[attention_decode] too many tokens and heads: ", args.o.str());
   const bool is_e4m3 = args.cache.k.dtype() == DType::kE4M3;
-  DecodeProblem problem{.qkv = pointer<bf16>(args.qkv),
-                        .o = pointer<bf16>(args.o),
-                        .k_cache = pointer<void>(args.cache.k),
-                        .v_cache = pointer<void>(args.cache.v),
-                        .scales = pointer<float>(args.cache.scales),
-                        .sequences = pointer<int32_t>(args.sequences),
-                        .positions = pointer<int32_t>(args.positions),
-                        .table = page_table(args.cache),
-                        .rope = RopeTable(args.table, dim),
-                        .o_stride = args.o.strides()[0],
-                        .heads = static_cast<int>(heads),
-                        .kv_heads = static_cast<int>(kv_heads),
-                        .head_dim = static_cast<int>(dim),
-                        .parts = static_cast<int>(parts),
-                        .items = static_cast<int>(items),
-                        .block_shift = std::countr_zero(static_cast<uint64_t>(block)),
-                        .box_tokens = static_cast<int>(
-                            is_e4m3 ? kPageTokens : std::min(block, attention_tile(dim))),
-                        .may_prefetch = current_stream(args.o.device()).may_prefetch};
+  DecodeProblem problem{
+      .qkv = pointer<bf16>(args.qkv),
+      .o = pointer<bf16>(args.o),
+      .k_cache = pointer<void>(args.cache.k),
+      .v_cache = pointer<void>(args.cache.v),
+      .scales = pointer<float>(args.cache.scales),
+      .sequences = pointer<int32_t>(args.sequences),
+      .positions = pointer<int32_t>(args.positions),
+      .table = page_table(args.cache),
+      .rope = RopeTable(args.table, dim),
+      .o_stride = args.o.strides()[0],
+      .heads = static_cast<int>(heads),
+      .kv_heads = static_cast<int>(kv_heads),
+      .head_dim = static_cast<int>(dim),
+      .parts = static_cast<int>(parts),
+      .items = static_cast<int>(items),
+      .block_shift = std::countr_zero(static_cast<uint64_t>(block)),
+      .box_tokens = static_cast<int>(is_e4m3 ? kPageTokens : std::min(block, attention_tile(dim))),
+      .may_prefetch = current_stream(args.o.device()).may_prefetch};
   const int multiprocessors = ::cohort::cuda::gpu_properties(args.o.device()).multiprocessors;
   // Blocks share the chunks of an item while that leaves each block its own multiprocessor.
   constexpr int kMaxClusterSize = 8;  // portable maximum
@@ -711,7 +719,7 @@ bool attention_decode(const AttentionDecode& args) {
       if (kDim == 64 && problem.items * cluster <= multiprocessors)
         ran = run<DecodeShape<C, kDim, kDim == 64 ? 6 : 3>>(args, call, cluster);
       else
-        ran = run<DecodeShape<C, kDim, 3>>(args, call, cluster);
+        ran = run<DecodeShape<C, kDim, sizeof(C) == 1 ? 5 : 3>>(args, call, cluster);
     });
   };
   const auto run_with = [&](const auto& call) {

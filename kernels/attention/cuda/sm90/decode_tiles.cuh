@@ -224,8 +224,8 @@ class TileProducer {
       if (threadIdx.x % 32 == 0) barrier_arrive_expect_tx(full, Shape::kTileBytes);
       __syncwarp();
       const uint32_t to = stages_.tile(state_.index, producer);
-      const int offset = Shape::kIsE4m3 ? row_ * Shape::kDim
-                                        : (column_ * Shape::kKeys + row_) * kRowBytes;
+      const int offset =
+          Shape::kIsE4m3 ? row_ * Shape::kDim : (column_ * Shape::kKeys + row_) * kRowBytes;
       if (loads_box_) tma_load(to + offset, map_, from, full);
       state_.advance();
     }
@@ -235,10 +235,11 @@ class TileProducer {
  private:
   // The lane's box: of cache block -1, outside the cache.
   __device__ TmaCoordinates box(int in_block) const {
-    if constexpr (!Shape::kIsE4m3)
-      return {{column_ * kBoxColumns, rows_.kv_head, in_block, block_}};
     const int page = (block_ * problem_.table.block_tokens + in_block) / kPageTokens;
-    return {{0, 0, 0, block_ < 0 ? -1 : page * problem_.kv_heads + rows_.kv_head}};
+    if constexpr (Shape::kIsE4m3)
+      return {{0, 0, 0, block_ < 0 ? -1 : page * problem_.kv_heads + rows_.kv_head}};
+    else
+      return {{column_ * kBoxColumns, rows_.kv_head, in_block, block_}};
   }
   // Looks up the cache block of the lane. Block -1 is outside the cache and loads zeros.
   __device__ void find_block(int tile) {

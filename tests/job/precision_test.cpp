@@ -1,0 +1,86 @@
+// Runs whose keys and values are rounded to e4m3 (precision.cache: fp8).
+#include <filesystem>
+
+#include "sys/files.h"
+#include "tests/job/small_runs.h"
+
+namespace cohort::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Precision : public testing::Test {
+ protected:
+  RunPlan plan(const std::string& name, const std::string& trainer,
+               std::vector<std::string> overrides = {}) {
+    overrides.insert(overrides.begin(), "precision.cache=fp8");
+    return small_plan(dir_, name, kSmallCommon + trainer, overrides);
+  }
+  TempDir dir_;
+};
+
+TEST_F(Precision, TheRatioIsExactlyOne) {
+  for (const char* lora : {"lora.rank=0", "lora.rank=3"}) {
+    std::vector<std::string> overrides{lora, "beta=0.1"};
+    if (std::string(lora) == "lora.rank=3")
+      overrides.push_back("init_from=" + train_new(plan("base", kSmallSft)));
+    const std::string run = train_new(plan(std::string("run-") + lora, kSmallGrpo, overrides));
+    size_t steps = 0;
+    for (const Json& line : json_lines(run + "/metrics.jsonl")) {
+      if (line.find("ratio_deviation") == nullptr) continue;
+      EXPECT_EQ(metric(line, "ratio_deviation"), 0) << lora;
+      ++steps;
+    }
+    EXPECT_EQ(steps, 4u);
+  }
+}
+
+// The weights differ from those of keys that are not rounded, and resuming does not change them.
+TEST_F(Precision, ARunResumesWithTheSameBits) {
+  for (const char* trainer : {kSmallSft, kSmallGrpo}) {
+    const std::string name = trainer == kSmallSft ? "sft" : "grpo";
+    const std::string whole = train_new(plan(name, trainer)),
+                      rest = train_interrupted(plan(name + "-rest", trainer), 2),
+                      plain = train_new(plan(name + "-plain", trainer, {"precision.cache=bf16"}));
+    train_rest(rest);
+    EXPECT_EQ(checkpoint_bytes(rest), checkpoint_bytes(whole)) << name;
+    EXPECT_NE(checkpoint_bytes(plain), checkpoint_bytes(whole)) << name;
+    EXPECT_FALSE(fs::exists(find_checkpoint(plain) + "/precision.json"));
+  }
+}
+
+TEST_F(Precision, AResumeWithAnotherIsRefused) {
+  const std::string run = train_interrupted(plan("run", kSmallSft), 2);
+  EXPECT_THROW_WITH(train_rest(run, {"precision.cache=bf16"}), InputError,
+                    "hint: precision.cache=fp8");
+  train_rest(run);
+}
+
+// A checkpoint's model computes as it was trained.
+TEST_F(Precision, ModelsRememberIt) {
+  const std::string run = train_new(plan("run", kSmallSft)), at = find_checkpoint(run);
+  const Transformer& model = *load_model(at, DType::kF32).model;
+  EXPECT_TRUE(model.config().precision.rounds_keys());
+  EXPECT_EQ(model.cache_dtype(), DType::kF32);
+  EXPECT_EQ(cache_dtype(model.config(), DType::kBF16), DType::kE4M3);
+  write_file(at + "/precision.json", "{\"cache\": \"fp4\"}");
+  EXPECT_THROW_WITH(load_model(at, DType::kF32), InputError, "fp4");
+  write_file(at + "/precision.json", "{\"values\": 1}");
+  EXPECT_THROW_WITH(load_model(at, DType::kF32), InputError, "values");
+}
+
+TEST_F(Precision, ModelsWithoutABoundAreRefused) {
+  ModelConfig config{.num_layers = 1, .d_model = 192, .num_heads = 2, .vocab_size = 9};
+  config.precision.cache = CachePrecision::kFp8;
+  config.resolve();
+  check_precision(config, DType::kF32);
+  EXPECT_THROW_WITH(check_precision(config, DType::kBF16), InputError, "in bf16, got 96");
+  config.norm_place = NormPlace::kBranch;
+  EXPECT_THROW_WITH(check_precision(config, DType::kF32), InputError, "needs a norm before keys");
+  config.norm_place = NormPlace::kBefore;
+  config.mask = MaskType::kFull;
+  EXPECT_THROW_WITH(check_precision(config, DType::kF32), InputError, "is an encoder");
+}
+
+}  // namespace
+}  // namespace cohort::test
