@@ -2,6 +2,7 @@
 
 #include "nn/model_config.h"
 #include "sys/files.h"
+#include "sys/input_file.h"
 
 namespace cohort {
 namespace {

@@ -46,6 +46,11 @@ std::vector<Setting> settings() {
                        "num_iterations: 2\nnum_minibatches: 2\n"
                        "rewards: [{name: format, pattern: '.*1.*'}]\n"
                        "model: {num_layers: 1, d_model: 32, num_heads: 2, context: 16}\n"},
+          {"fp8", common + kSmallData +
+                      "trainer: grpo\nprompts_per_step: 4\nnum_generations: 16\n"
+                      "precision: {cache: fp8}\nrewards: [{name: format, pattern: '.*1.*'}]\n"
+                      "model: {num_layers: 1, d_model: 32, num_heads: 2, head_dim: 64, context: "
+                      "16}\n"},
           {"mlm", common + "trainer: mlm\nbatch_size: 32\nmlm: {probability: 0.3}\n"
                            "data: {text: text.txt, tokenizer_path: words, "
                            "held_out_fraction: 0.2}\n"

@@ -192,7 +192,7 @@ TEST(CudaAttentionPaged, ManyDecodeAtOnce) {
   COHORT_REQUIRE_GPU(device);
   constexpr int64_t kBlocks = 2000, kBlockTokens = 16, kMaxBlocks = 576;
   Rng rng(13, rng_stream(kTestPurpose, 9));
-  for (const auto [count, dim, is_rounded] : {std::tuple<int64_t, int64_t, bool>{70, 64, false},
+  for (const auto& [count, dim, is_rounded] : {std::tuple<int64_t, int64_t, bool>{70, 64, false},
                                               {70, 128, true},
                                               {300, 64, true},
                                               {300, 128, false},
