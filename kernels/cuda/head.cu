@@ -22,13 +22,12 @@ struct Statistics {
 // writes the statistics.
 __global__ void __launch_bounds__(kRowThreads)
     logprob_kernel(Statistics out, const float* logits, int64_t stride, const int32_t* targets,
-                   int64_t vocab, float inverse_temperature, bool has_ring) {
-  extern __shared__ __align__(16) char ring[];
+                   int64_t vocab, float inverse_temperature) {
   const int64_t t = blockIdx.x;
   const int32_t target = targets[t];
   const float* z = logits + t * stride;
   __shared__ double run_sums[kRowWarps];
-  const RowSoftmax row = row_softmax(z, vocab, inverse_temperature, run_sums, has_ring ? ring : nullptr);
+  const RowSoftmax row = row_softmax(z, vocab, inverse_temperature, run_sums);
   if (threadIdx.x > 0) return;
   const bool is_valid = target >= 0 && target < vocab;
   const float nan = __int_as_float(0x7fc00000);
@@ -402,12 +401,9 @@ void head_statistics(const HeadStatistics& args) {
                        .lse = pointer<float>(args.lse) + args.begin};
   const int32_t* const targets = pointer<int32_t>(args.targets) + args.begin;
   const float* const logits = pointer<float>(args.logits);
-  if (!args.unit_gradients.defined()) {
-    const size_t ring = ring_bytes(logprob_kernel, device);
-    return launch("head_logprob", logprob_kernel,
-                  {.grid = blocks_for(count, 1), .block = kRowThreads, .shared_bytes = ring}, device,
-                  out, logits, stride, targets, vocab, inverse_temperature, ring > 0);
-  }
+  if (!args.unit_gradients.defined())
+    return launch("head_logprob", logprob_kernel, {blocks_for(count, 1), kRowThreads}, device, out,
+                  logits, stride, targets, vocab, inverse_temperature);
   const LogprobGradient fused = logprob_gradient(vocab, device);
   Tensor d = args.unit_gradients;
   const int64_t d_stride = d.strides()[0];

@@ -91,25 +91,12 @@ struct PartialSoftmax {
   }
 };
 
-// Shared memory for loads that are in flight: each thread's packs of so many steps of row_softmax().
-// Only where two blocks of a multiprocessor have it are there as many threads as without it.
-inline constexpr int kRingSteps = 3;
-inline constexpr size_t kRingBytes = size_t{16} * kRingSteps * kChains * kRowThreads;
-template <class Kernel>
-size_t ring_bytes(Kernel kernel, Device device) {
-  constexpr KernelNeeds kNeeds{.shared_memory = 2 * kRingBytes};
-  return ::cohort::cuda::fits(reinterpret_cast<const void*>(kernel), kNeeds, device) ? kRingBytes
-                                                                                     : 0;
-}
-
 // Called by all kRowThreads threads of a block; all get the result. It may be called again without
 // a barrier: between the last read of a scratch array and its next write there is a barrier of
 // another reduction. `run_sums`, [kRowWarps] in shared memory, receives the sums of e^d over the
-// warps' runs; added in ascending order they are bitwise `sum`. `ring`: kRingBytes aligned to 16, or
-// null.
+// warps' runs; added in ascending order they are bitwise `sum`.
 __device__ inline RowSoftmax row_softmax(const float* logits, int64_t vocab,
-                                         float inverse_temperature, double* run_sums,
-                                         char* ring) {
+                                         float inverse_temperature, double* run_sums) {
   __shared__ float warp_largest[kRowWarps];
   __shared__ double warp_weighted[kRowWarps];
   const int64_t run = run_length(vocab), begin = threadIdx.x / 32 * run;
@@ -126,34 +113,7 @@ __device__ inline RowSoftmax row_softmax(const float* logits, int64_t vocab,
       asm volatile("prefetch.global.L2 [%0];\n" ::"l"(logits + tile + 32 * lane));
   };
   for (int step = 1; step < kAhead; ++step) prefetch(begin + step * kStep);
-  int64_t v = begin + 4 * (threadIdx.x % 32);
-  // The steps that are complete go through the ring, if there is one.
-  if (ring != nullptr && reinterpret_cast<uintptr_t>(logits) % 16 == 0) {
-    const int steps = static_cast<int>(max(int64_t{0}, end - begin) / kStep);
-    auto* const packs = reinterpret_cast<Pack<float, 4>*>(ring) + threadIdx.x;
-    int slot = 0;
-    const auto start = [&](int step, int to) {
-      if (step < steps)
-#pragma unroll
-        for (int c = 0; c < kChains; ++c)
-          copy_async(shared_address(packs + (to * kChains + c) * kRowThreads),
-                     logits + v + int64_t{step} * kStep + c * kWarpTile, 16);
-      copy_async_commit();
-    };
-    for (int step = 0; step < kRingSteps - 1; ++step) start(step, step);
-    for (int step = 0; step < steps; ++step) {
-      prefetch(begin + int64_t{step + kAhead} * kStep);
-      copy_async_wait<kRingSteps - 2>();
-#pragma unroll
-      for (int c = 0; c < kChains; ++c)
-        chains[c].add(packs[(slot * kChains + c) * kRowThreads], exponent);
-      // The slot before, whose packs have been added, is the next one to fill.
-      start(step + kRingSteps - 1, slot == 0 ? kRingSteps - 1 : slot - 1);
-      slot = slot + 1 == kRingSteps ? 0 : slot + 1;
-    }
-    v += int64_t{steps} * kStep;
-  }
-  for (; v < end; v += kStep) {
+  for (int64_t v = begin + 4 * (threadIdx.x % 32); v < end; v += kStep) {
     prefetch(v - 4 * (threadIdx.x % 32) + kAhead * kStep);
     Pack<float, 4> batch[kChains];
     // All loads before the arithmetic, so that four are in flight.

@@ -62,8 +62,7 @@ struct SampleCall {
   const float* modified;  // logits of the rows that sample from modified logits; may be null
   int64_t stride;         // from one row of both to the next
   State state;
-  int id_bits;    // ids are below 2^id_bits
-  bool has_ring;  // the memory of the sums also has that of row_softmax()'s loads
+  int id_bits;  // ids are below 2^id_bits
 };
 
 struct Crossing {
@@ -369,18 +368,17 @@ struct Outcome {
 // reached by all. Only the outcome of thread 0 is valid.
 __device__ Outcome sample_row(const SampleCall& call, int64_t i, int32_t slot, Weight* sums,
                               Shared& shared) {
-  char* const ring = call.has_ring ? reinterpret_cast<char*>(sums) : nullptr;
   const SamplingParams* p = call.state.params_of(slot);
   if (p == nullptr) return {};
   const int64_t vocab = call.state.vocab;
   const float* logits = call.logits + i * call.stride;
   const float inverse = p->temperature == 0 ? 1 : static_cast<float>(1 / p->temperature);
-  Row row{logits, vocab, call.id_bits, row_softmax(logits, vocab, inverse, shared.run_sums, ring)};
+  Row row{logits, vocab, call.id_bits, row_softmax(logits, vocab, inverse, shared.run_sums)};
   if (!row.softmax.valid()) return {};
   if (threadIdx.x == 0) shared.policy = row.softmax;
   if (changes_logits(*p)) {
     row.logits = call.modified + i * call.stride;
-    row.softmax = row_softmax(row.logits, vocab, inverse, shared.run_sums, ring);
+    row.softmax = row_softmax(row.logits, vocab, inverse, shared.run_sums);
     if (!row.softmax.valid()) return {};
   }
   const auto [token, truncated_mass] = choose(row, *p, call.index[i], sums, shared);
@@ -397,7 +395,7 @@ __device__ Outcome sample_row(const SampleCall& call, int64_t i, int32_t slot, W
 // segment of ids. Log-prob and entropy are those of the model's logits.
 __global__ void __launch_bounds__(kThreads) sample_kernel(SampleCall call) {
   launch_dependents_and_wait();
-  extern __shared__ __align__(16) Weight sums[];
+  extern __shared__ Weight sums[];
   __shared__ Shared shared;
   const int64_t i = blockIdx.x;
   const int32_t slot = call.slots[i];
@@ -480,7 +478,6 @@ void sample_rows(const Args& args, int64_t first, const Tensor& logits, Tensor& 
            {dim3(blocks_for(count, 1), blocks_for(vocab, kModifiedPerBlock)), kThreads},
            logits.device(), pointer<float>(modified), pointer<float>(logits), stride, slots, state);
   }
-  const size_t ring = ring_bytes(sample_kernel, logits.device());
   const SampleCall call{
       .tokens = pointer<int32_t>(args.out.tokens) + first,
       .logprob = pointer<float>(args.out.logprob) + first,
@@ -494,13 +491,12 @@ void sample_rows(const Args& args, int64_t first, const Tensor& logits, Tensor& 
       .stride = stride,
       .state = state,
       .id_bits =
-          static_cast<int>(std::bit_width(static_cast<uint64_t>(std::max<int64_t>(vocab - 1, 0)))),
-      .has_ring = ring > 0};
+          static_cast<int>(std::bit_width(static_cast<uint64_t>(std::max<int64_t>(vocab - 1, 0))))};
   const int64_t sums = std::max<int64_t>(kDigits, (vocab + kSegment - 1) / kSegment);
   launch("sample", sample_kernel,
          {.grid = blocks_for(count, 1),
           .block = kThreads,
-          .shared_bytes = std::max(static_cast<size_t>(sums) * sizeof(Weight), ring),
+          .shared_bytes = static_cast<size_t>(sums) * sizeof(Weight),
           .start = Start::kProgrammatic},
          logits.device(), call);
 }
