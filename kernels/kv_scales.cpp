@@ -1,3 +1,4 @@
+// Checks of kv_scales().
 #include "kernels/kv_scales.h"
 
 #include "core/with_cuda.h"

@@ -19,16 +19,15 @@ struct E4m3Grid {
 };
 
 // Scales of keys and values that follow from the weights, so that nothing is calibrated and no
-// value is ever clipped: for every key head the least power of two s with |k| <= 448 s for all
-// rotated keys k, and likewise for values. The input of the layer is x g + b, g and b those of the
-// norm before it, with |x|_2 <= sqrt(C). So |k_i| <= 1.07 sqrt(C (|w_i g|^2 + |w_j g|^2)) + |w_i b|
-// + |w_j b| + |bias_i| + |bias_j|, where j is the channel that is rotated with i, and 1.07 covers
-// the rounding of weights' products. An adapter adds |s B_i|_2 |A (|g| + |b|)|_F to |w_i g|. After
-// RMSNorm of each head's keys, |k_i| <= 1.07 sqrt(D) max |g_k|. e4m3 numbers have 16 binades, and
-// typical keys are 1/90 of the bound: their precision does not depend on how tight it is. A bound
-// above 448 times 2^7, or one that is not finite, gives NaN.
-//
-// A scale depends on the device, by the rounding of its sums.
+// value is clipped: for every key head the least power of two s with |k| <= 448 s for all rotated
+// keys k, and likewise for values. The input of the layer is x g + b, g and b those of the norm
+// before it, with |x|_2 <= sqrt(C). So |k_i| <= 1.07 (sqrt(C (|w_i g|_2^2 + |w_j g|_2^2)) + |w_i
+// b|_1 + |w_j b|_1) + |bias_i| + |bias_j|, where j is the channel that is rotated with i, and 1.07
+// covers the rounding of products. An adapter adds |s B_i|_2 |A g|_F to |w_i g|_2, and |s B_i|_2
+// times the norm of |A_r b|_1 over its rows r to |w_i b|_1. After RMSNorm of each head's keys,
+// |k_i| <= 1.07 sqrt(D) max |g_k|. Typical keys are 1 / sqrt(2 C) of the bound, which costs no
+// precision: e4m3 has four bits in each of 15 binades. A bound above 448 times 2^7, or one that is
+// not finite, gives NaN. A scale depends on the device, by the rounding of its sums.
 struct KvScales {
   Tensor& scales;           // [2, Hkv] f32: of keys, of values
   const Tensor& w;          // [2 Hkv D, C]: the rows of keys and values; columns of a wider matrix
@@ -42,16 +41,17 @@ struct KvScales {
 };
 COHORT_KERNEL(void kv_scales(const KvScales& args));
 
-// The arithmetic of the bound, the same on host and device. A row's terms: |w g|_2 with that of an
-// adapter, and |w b| + |bias|. A value, which is not rotated, has no partner.
+// The arithmetic of the bound, the same on host and device: the terms of a row, |w g|_2 and |w b|_1
+// with those of an adapter, and |bias|. A value, which is not rotated, has no partner.
 struct KvRow {
-  float weights = 0, constants = 0;
+  float weights = 0, shifts = 0, bias = 0;
 };
 inline constexpr float kRoundingMargin = 1.07f;
 COHORT_HD inline float kv_bound(const KvRow& row, const KvRow& partner, int64_t columns) {
   const float weights = std::sqrt(row.weights * row.weights + partner.weights * partner.weights);
-  return kRoundingMargin * std::sqrt(static_cast<float>(columns)) * weights + row.constants +
-         partner.constants;
+  return kRoundingMargin *
+             (std::sqrt(static_cast<float>(columns)) * weights + row.shifts + partner.shifts) +
+         row.bias + partner.bias;
 }
 // Bound of normed keys by a weight of that norm: each element of a head is at most sqrt(D).
 COHORT_HD inline float normed_key_bound(float weight, int64_t dim, float key_gain) {

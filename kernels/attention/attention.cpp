@@ -68,7 +68,8 @@ ArgumentCheck check_packed(ArgumentCheck check, const Args& args) {
   return check;
 }
 
-void check_cache(ArgumentCheck& check, const PagedKV& cache) {
+// tokens: queries, or all of qkv.
+void check_cache(ArgumentCheck& check, const PagedKV& cache, const Tensor& tokens) {
   if (cache.scales.defined()) check("f32 [2, Hkv] cache.scales", cache.scales);
   if (cache.k.dtype() == DType::kE4M3) {
     check("e4m3 [blocks, block_tokens, Hkv, D] cache.k, cache.v", cache.k, cache.v);
@@ -77,8 +78,12 @@ void check_cache(ArgumentCheck& check, const PagedKV& cache) {
                   "expected a cache in e4m3 to have scales, blocks of a multiple of 16 tokens, and "
                   "heads of 64, 128 or 256, got ",
                   cache.k);
+    check.require(tokens.dtype() == DType::kBF16, "expected bf16 with a cache in e4m3, got ",
+                  tokens);
   } else {
     check("[blocks, block_tokens, Hkv, D] cache.k, cache.v", cache.k, cache.v);
+    check.require(!cache.scales.defined() || cache.k.dtype() != DType::kBF16,
+                  "expected no scales of a cache in bf16, whose rounded keys are in e4m3");
   }
   check("i32 [S, max_blocks] cache.block_table", cache.block_table);
   check.require(check["block_tokens"] >= 1 && check["Hkv"] >= 1,
@@ -87,7 +92,7 @@ void check_cache(ArgumentCheck& check, const PagedKV& cache) {
 }
 
 void check_write(ArgumentCheck check, const RopeKvWrite& args) {
-  check_cache(check, args.cache);
+  check_cache(check, args.cache, args.qkv);
   check("i32 [T] sequences, positions; [T, heads, D] qkv", args.sequences, args.positions,
         args.qkv);
   check.require(check["heads"] > 2 * check["Hkv"], "expected qkv [T, H + 2 Hkv, D] with ",
@@ -99,7 +104,7 @@ void check_paged(ArgumentCheck check, const AttentionPaged& args) {
   check.require(
       args.desc.mask == Mask::kCausal && args.desc.dropout.p == 0 && !args.desc.prefix_lm.defined(),
       "expected a causal mask, no prefix_lm and no dropout");
-  check_cache(check, args.cache);
+  check_cache(check, args.cache, args.q);
   check("strided [T, H, D] q, o; i32 [T] sequences, positions", args.q, args.o, args.sequences,
         args.positions);
   check.require(check["H"] >= 1 && check["H"] % check["Hkv"] == 0,

@@ -1,6 +1,8 @@
+// Scales of keys and values on the CPU.
 #include "kernels/kv_scales.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "kernels/cpu/reduce.h"
@@ -12,34 +14,38 @@ namespace {
 template <class T>
 uint32_t largest_bound(const KvScales& args, int64_t row0, int64_t dim, bool is_key) {
   const int64_t columns = args.w.dim(1), stride = RowOffsets(args.w).outer;
-  const T* const norm = args.norm.data<T>();
-  const auto gain = [&](int64_t c) { return norm[c] + static_cast<T>(args.norm_offset); };
-  T adapter = 0;
-  if (args.a.defined())
-    adapter = std::sqrt(lane_sum<T>(args.a.numel(), [&](int64_t i) {
-      const int64_t c = i % columns;
-      const T bias = args.norm_bias.defined() ? std::abs(args.norm_bias.data<T>()[c]) : 0;
-      const T x = args.a.data<T>()[i] * (std::abs(gain(c)) + bias);
-      return x * x;
-    }));
+  // |x g|_2 and |x b|_1 of a row of weights.
+  const auto norms = [&](const T* x) {
+    const T *const g = args.norm.data<T>(), *const b = args.norm_bias.defined()
+                                                           ? args.norm_bias.data<T>()
+                                                           : nullptr;
+    const T squares = lane_sum<T>(columns, [&](int64_t c) {
+      const T y = x[c] * (g[c] + static_cast<T>(args.norm_offset));
+      return y * y;
+    });
+    return std::pair(std::sqrt(squares), b == nullptr ? T{0} : lane_sum<T>(columns, [&](int64_t c) {
+                       return std::abs(x[c] * b[c]);
+                     }));
+  };
+  T a_weights = 0, a_shifts = 0;
+  for (int64_t r = 0; args.a.defined() && r < args.a.dim(0); ++r) {
+    const auto [weights, shifts] = norms(args.a.data<T>() + r * columns);
+    a_weights = std::hypot(a_weights, weights);
+    a_shifts = std::hypot(a_shifts, shifts);
+  }
   std::vector<KvRow> rows;
-  for (int64_t d = 0; d < dim; ++d) {
-    const int64_t row = row0 + d;
-    const T* const w = args.w.data<T>() + row * stride;
-    T weights = std::sqrt(lane_sum<T>(columns, [&](int64_t c) {
-      const T x = w[c] * gain(c);
-      return x * x;
-    }));
-    T constants = args.bias.defined() ? std::abs(args.bias.data<T>()[row]) : 0;
-    if (args.norm_bias.defined())
-      constants += std::abs(
-          lane_sum<T>(columns, [&](int64_t c) { return w[c] * args.norm_bias.data<T>()[c]; }));
+  for (int64_t row = row0; row < row0 + dim; ++row) {
+    auto [weights, shifts] = norms(args.w.data<T>() + row * stride);
     if (args.sb.defined()) {
       const T* const sb = args.sb.data<T>() + row * RowOffsets(args.sb).outer;
-      weights += adapter *
-                 std::sqrt(lane_sum<T>(args.sb.dim(1), [&](int64_t p) { return sb[p] * sb[p]; }));
+      const T length =
+          std::sqrt(lane_sum<T>(args.sb.dim(1), [&](int64_t p) { return sb[p] * sb[p]; }));
+      weights += length * a_weights;
+      shifts += length * a_shifts;
     }
-    rows.push_back({static_cast<float>(weights), static_cast<float>(constants)});
+    const T bias = args.bias.defined() ? std::abs(args.bias.data<T>()[row]) : T{0};
+    rows.push_back(
+        {static_cast<float>(weights), static_cast<float>(shifts), static_cast<float>(bias)});
   }
   uint32_t largest = 0;
   for (int64_t d = 0; d < dim; ++d) {

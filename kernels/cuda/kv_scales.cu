@@ -15,21 +15,23 @@ struct Problem {
   int heads, dim, columns, adapter_columns;
   float norm_offset, key_gain;
 
-  __device__ float gain(int c) const { return to_float(norm[c]) + norm_offset; }
+  // The lane's parts of |x g|_2^2 and of |x b|_1, summed over the warp.
+  __device__ __forceinline__ KvRow norms(const T* x) const {
+    float squares = 0, shifts = 0;
+    for (int c = static_cast<int>(threadIdx.x % 32); c < columns; c += 32) {
+      const float value = to_float(x[c]), y = value * (to_float(norm[c]) + norm_offset);
+      squares += y * y;
+      if (norm_bias != nullptr) shifts += fabsf(value * to_float(norm_bias[c]));
+    }
+    return {warp_sum(squares), warp_sum(shifts)};
+  }
+  static __device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(0xffffffffu, x, lanes);
+    return x;
+  }
 };
 
-// Sum of term(i) for i in [0, n) over `threads` threads, of which this one is `thread`.
-template <class Term>
-__device__ __forceinline__ float strided_sum(int n, int thread, int threads, const Term& term) {
-  float sum = 0;
-  for (int i = thread; i < n; i += threads) sum += term(i);
-  return sum;
-}
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(0xffffffffu, x, lanes);
-  return x;
-}
 struct Largest {
   __device__ uint32_t operator()(uint32_t a, uint32_t b) const { return max(a, b); }
 };
@@ -37,39 +39,40 @@ struct Largest {
 template <class T>
 __global__ void __launch_bounds__(kThreads) kv_scales_kernel(const Problem<T> p) {
   extern __shared__ __align__(16) char memory[];
-  __shared__ float sums[kWarps];
+  __shared__ float sums[2][kWarps];
   __shared__ uint32_t bounds[kWarps];
   auto* const rows = reinterpret_cast<KvRow*>(memory);  // [D]
   launch_dependents_and_wait();
   const int head = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
   const bool is_key = head < p.heads / 2, is_normed = is_key && p.k_norm != nullptr;
-  float adapter = 0;
+  const int warp = thread / 32, lane = thread % 32;
+  float a_weights = 0, a_shifts = 0;  // of the adapter
   if (p.a != nullptr && !is_normed) {
-    adapter = strided_sum(p.adapter_columns * p.columns, thread, kThreads, [&](int i) {
-      const int c = i % p.columns;
-      const float bias = p.norm_bias == nullptr ? 0.0f : fabsf(to_float(p.norm_bias[c]));
-      const float x = to_float(p.a[i]) * (fabsf(p.gain(c)) + bias);
-      return x * x;
-    });
-    adapter = sqrtf(block_reduce<kThreads>(adapter, sums, Plus{}));
+    for (int r = warp; r < p.adapter_columns; r += kWarps) {
+      const KvRow row = p.norms(p.a + int64_t{r} * p.columns);
+      if (lane > 0) continue;
+      a_weights += row.weights;
+      a_shifts += row.shifts * row.shifts;
+    }
+    a_weights = sqrtf(block_reduce<kThreads>(a_weights, sums[0], Plus{}));
+    a_shifts = sqrtf(block_reduce<kThreads>(a_shifts, sums[1], Plus{}));
   }
-  for (int d = thread / 32; d < p.dim && !is_normed; d += kWarps) {
-    const int lane = thread % 32, row = head * p.dim + d;
-    const T* const w = p.w + row * p.w_stride;
-    float weights = sqrtf(warp_sum(strided_sum(p.columns, lane, 32, [&](int c) {
-      const float x = to_float(w[c]) * p.gain(c);
-      return x * x;
-    })));
-    float constants = p.bias == nullptr ? 0.0f : fabsf(to_float(p.bias[row]));
-    if (p.norm_bias != nullptr)
-      constants += fabsf(warp_sum(strided_sum(
-          p.columns, lane, 32, [&](int c) { return to_float(w[c]) * to_float(p.norm_bias[c]); })));
-    if (p.sb != nullptr)
-      weights += adapter * sqrtf(warp_sum(strided_sum(p.adapter_columns, lane, 32, [&](int i) {
-                   const float x = to_float(p.sb[row * p.sb_stride + i]);
-                   return x * x;
-                 })));
-    if (lane == 0) rows[d] = {weights, constants};
+  for (int d = warp; d < p.dim && !is_normed; d += kWarps) {
+    const int64_t row = head * p.dim + d;
+    KvRow out = p.norms(p.w + row * p.w_stride);
+    out.weights = sqrtf(out.weights);
+    if (p.sb != nullptr) {
+      float squares = 0;
+      for (int i = lane; i < p.adapter_columns; i += 32) {
+        const float x = to_float(p.sb[row * p.sb_stride + i]);
+        squares += x * x;
+      }
+      const float length = sqrtf(p.warp_sum(squares));
+      out.weights += length * a_weights;
+      out.shifts += length * a_shifts;
+    }
+    if (p.bias != nullptr) out.bias = fabsf(to_float(p.bias[row]));
+    if (lane == 0) rows[d] = out;
   }
   __syncthreads();
   uint32_t bound = 0;

@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const Rotation<T> p) {
 
 template <class T, int N, bool kRounds>
 void run(const Rotation<T>& p, Device device) {
-  const int64_t packs = std::max<int64_t>(1, int64_t{p.rotated} * p.table.half / N);
+  const int64_t packs = int64_t{p.rotated > 0 ? p.rotated : 2 * p.plain} * p.table.half / N;
   unsigned across = 1;
   // The smallest power of two that covers a token's packs, and as many tokens as fill the block.
   while (across < kThreads && across < packs) across *= 2;

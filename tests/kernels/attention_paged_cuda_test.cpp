@@ -193,10 +193,10 @@ TEST(CudaAttentionPaged, ManyDecodeAtOnce) {
   constexpr int64_t kBlocks = 2000, kBlockTokens = 16, kMaxBlocks = 576;
   Rng rng(13, rng_stream(kTestPurpose, 9));
   for (const auto& [count, dim, is_rounded] : {std::tuple<int64_t, int64_t, bool>{70, 64, false},
-                                              {70, 128, true},
-                                              {300, 64, true},
-                                              {300, 128, false},
-                                              {300, 256, true}}) {
+                                               {70, 128, true},
+                                               {300, 64, true},
+                                               {300, 128, false},
+                                               {300, 256, true}}) {
     std::vector<int32_t> table, numbers, positions;
     for (int64_t s = 0; s < count; ++s) {
       const int64_t max_position = s % 20 == 0 ? kMaxBlocks * kBlockTokens : 1500;

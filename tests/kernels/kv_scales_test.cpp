@@ -42,35 +42,45 @@ struct Layer {
 };
 
 // The largest |k| / 448 s and |v| / 448 s of inputs x with |x| = sqrt(C): random ones, and those
-// that point along a row of the weights.
+// that a row of the weights, with the adapter, makes largest. In the last layer only the adapter
+// sees anything: the norm's weight of one column, and its biases of all others.
 TEST(KvScales, NoKeyAndNoValueIsClipped) {
   Rng rng(1, rng_stream(kTestPurpose, 40));
+  std::vector<Layer> layers(3);
+  for (int64_t i = 0; i < 5; ++i) layers[1].w.data<double>()[rng.below(layers[1].w.numel())] *= 30;
+  layers[2].w.zero_();
+  layers[2].norm.fill_(-0.5);
+  layers[2].norm.data<double>()[0] = std::sqrt(kColumns) - 0.5;
+  layers[2].norm_bias.fill_(std::sqrt(kColumns));
+  layers[2].norm_bias.data<double>()[0] = 0;
+  layers[2].a.fill_(1);
   double largest = 0;
-  for (const double outlier : {1.0, 30.0}) {
-    Layer layer;
-    for (int64_t i = 0; i < 5; ++i) layer.w.data<double>()[rng.below(layer.w.numel())] *= outlier;
+  for (const Layer& layer : layers) {
     const Tensor scales = layer.scales();
-    const double *const w = layer.w.data<double>(), *const sb = layer.sb.data<double>(),
-                        *const a = layer.a.data<double>();
+    const double *const sb = layer.sb.data<double>(), *const a = layer.a.data<double>(),
+                        *const b = layer.norm_bias.data<double>();
+    std::vector<double> w = layer.w.to_vector<double>(), gain = layer.norm.to_vector<double>();
+    for (double& g : gain) g += 0.5;
+    for (int64_t row = 0; row < kRows; ++row)
+      for (int64_t r = 0; r < 4; ++r)
+        for (int64_t c = 0; c < kColumns; ++c)
+          w[size_t(row * kColumns + c)] += sb[row * 4 + r] * a[r * kColumns + c];
     for (int64_t n = 0; n < 500; ++n) {
-      std::vector<double> x(kColumns), h(4), y(kRows);
-      double square = 0;
+      std::vector<double> x(kColumns), y = layer.bias.to_vector<double>();
+      double square = 0, shift = 0;
+      for (int64_t c = 0; c < kColumns && n < kRows; ++c)
+        shift += w[size_t(n * kColumns + c)] * b[c];
       for (int64_t c = 0; c < kColumns; ++c) {
-        const double gain = layer.norm.data<double>()[c] + 0.5;
-        x[size_t(c)] = n < kRows ? w[n * kColumns + c] * gain : rng.uniform() - 0.5;
-        square += x[size_t(c)] * x[size_t(c)];
+        double& x_c = x[size_t(c)];
+        x_c = n < kRows ? std::copysign(1.0, shift) * w[size_t(n * kColumns + c)] * gain[size_t(c)]
+                        : rng.uniform() - 0.5;
+        square += x_c * x_c;
       }
       for (int64_t c = 0; c < kColumns; ++c)
-        x[size_t(c)] =
-            x[size_t(c)] * std::sqrt(kColumns / square) * (layer.norm.data<double>()[c] + 0.5) +
-            layer.norm_bias.data<double>()[c];
-      for (int64_t r = 0; r < 4; ++r)
-        for (int64_t c = 0; c < kColumns; ++c) h[size_t(r)] += a[r * kColumns + c] * x[size_t(c)];
-      for (int64_t row = 0; row < kRows; ++row) {
-        double& value = y[size_t(row)] = layer.bias.data<double>()[row];
-        for (int64_t c = 0; c < kColumns; ++c) value += w[row * kColumns + c] * x[size_t(c)];
-        for (int64_t r = 0; r < 4; ++r) value += sb[row * 4 + r] * h[size_t(r)];
-      }
+        x[size_t(c)] = x[size_t(c)] * std::sqrt(kColumns / square) * gain[size_t(c)] + b[c];
+      for (int64_t row = 0; row < kRows; ++row)
+        for (int64_t c = 0; c < kColumns; ++c)
+          y[size_t(row)] += w[size_t(row * kColumns + c)] * x[size_t(c)];
       for (int64_t head = 0; head < 2 * kHeads; ++head)
         for (int64_t d = 0; d < kDim; ++d) {
           // The largest rotation of a key's pair of channels.

@@ -105,17 +105,15 @@ struct DecodeWarp {
       sync_computing<Shape>();
     }
     if constexpr (Shape::kIsE4m3) {
-      const float k_scale = p.scales[rows.kv_head], v_scale = p.scales[p.kv_heads + rows.kv_head];
-      const E4m3Grid grids[] = {E4m3Grid(k_scale), E4m3Grid(v_scale)};
-      k_factor = dequantize_factor(k_scale);
-      v_factor = dequantize_factor(v_scale);
+      k_factor = dequantize_factor(rows.scales[0]);
+      v_factor = dequantize_factor(rows.scales[1]);
 #pragma unroll 1
       for (int i = static_cast<int>(threadIdx.x); i < 2 * Shape::kDim; i += Shape::kComputing) {
         const int part = i / Shape::kDim, d = i % Shape::kDim;
         const auto* const from = reinterpret_cast<const bf16*>(shared + inputs + Shape::kNewKey);
         char* const to = shared + inputs + Shape::kKeyBytes + part * Shape::kDim;
         to[part == 0 ? d / 16 * 16 + cell_position(d % 16) : d] =
-            static_cast<char>(grids[part].quantize(to_float(from[i])).bits);
+            static_cast<char>(E4m3Grid(rows.scales[part]).quantize(to_float(from[i])).bits);
       }
       sync_computing<Shape>();
     }
@@ -168,7 +166,7 @@ struct DecodeWarp {
     return word;
   }
 
-  // S of the keys of the warp. All operands are loaded before the first mma.
+  // S of the keys of the warp. Operands are loaded before the first mma that uses them.
   __device__ __forceinline__ void multiply_keys(float (&s)[2 * Shape::kGroupsPerWarp][4],
                                                 uint32_t keys) const {
     constexpr int kGroups = Shape::kGroupsPerWarp, kSteps = Shape::kDim / 16;
@@ -177,19 +175,22 @@ struct DecodeWarp {
 #pragma unroll
       for (float& x : n) x = 0;
     if constexpr (Shape::kIsE4m3) {
-      uint32_t k[2 * kGroups][kSteps];
 #pragma unroll
-      for (int n = 0; n < 2 * kGroups; ++n)
+      for (int half = 0; half < kSteps; half += kSteps / 2) {  // for fewer registers
+        uint32_t k[2 * kGroups][kSteps / 2];
 #pragma unroll
-        for (int d = 0; d < kSteps; ++d)
-          k[n][d] = load_word(keys + k_row + n * (8 * Shape::kDim) + d * 128);
+        for (int n = 0; n < 2 * kGroups; ++n)
 #pragma unroll
-      for (int d = 0; d < kSteps; ++d)
+          for (int d = 0; d < kSteps / 2; ++d)
+            k[n][d] = load_word(keys + k_row + n * (8 * Shape::kDim) + (half + d) * 128);
 #pragma unroll
-        for (int n = 0; n < 2 * kGroups; ++n) {
-          const uint2 b = dequantize(k[n][d], k_factor);
-          mma_bf16(s[n], q[d], b.x, b.y);
-        }
+        for (int d = 0; d < kSteps / 2; ++d)
+#pragma unroll
+          for (int n = 0; n < 2 * kGroups; ++n) {
+            const uint2 b = dequantize(k[n][d], k_factor);
+            mma_bf16(s[n], q[half + d], b.x, b.y);
+          }
+      }
     } else {
       uint32_t k[kGroups][kSteps][4];
 #pragma unroll
@@ -283,26 +284,34 @@ struct DecodeWarp {
     }
   }
 
-  // Accumulates the tile's P into l and O. Masked keys add zeros.
-  __device__ void accumulate(const char* keys, uint32_t values) {
-    constexpr int kBlocks = Shape::kColumnsPerWarp / 8;
-    // Words in e4m3; otherwise the registers of two operands of 8 dims.
-    constexpr int kWords = Shape::kIsE4m3 ? 1 : 2;
+  // Accumulates P of the tile's first 16 `groups` keys into l and O. Masked keys add zeros.
+  __device__ void accumulate(const char* keys, uint32_t values, int groups) {
     const auto* const exact =
         reinterpret_cast<const float*>(keys) + l_row * Shape::kScoreStride + 2 * l_part;
     const uint32_t rounded = shared_address(keys) + p_row;
-    Pack<float, 2> p[Shape::kKeys / 8];
-    uint32_t a[Shape::kGroups][4], v[Shape::kGroups][kBlocks * kWords];
+    l *= floats(Shape::kAlphas)[l_row];
+    constexpr int kParts = Shape::kIsE4m3 ? 2 : 1;  // for fewer registers
 #pragma unroll
-    for (int i = 0; i < Shape::kKeys / 8; ++i) p[i] = load_pack<2>(exact + 8 * i);
+    for (int part = 0; part < kParts; ++part)
+      accumulate_part<Shape::kGroups / kParts>(exact, rounded, values, part, groups);
+  }
+  template <int kGroups>
+  __device__ __forceinline__ void accumulate_part(const float* exact, uint32_t rounded,
+                                                  uint32_t values, int part, int groups) {
+    // Words in e4m3, each of 8 dims; otherwise the registers of two operands.
+    constexpr int kBlocks = Shape::kColumnsPerWarp / 8, kWords = Shape::kIsE4m3 ? 1 : 2;
+    const int first = part * kGroups;
+    Pack<float, 2> p[2 * kGroups];
+    uint32_t a[kGroups][4], v[kGroups][kBlocks * kWords];
 #pragma unroll
-    for (int g = 0; g < Shape::kGroups; ++g) {
-      // In e4m3 only where they are used, for fewer registers.
-      if constexpr (!Shape::kIsE4m3) load_matrices(a[g], rounded + (p_swizzle ^ g * 32));
+    for (int i = 0; i < 2 * kGroups; ++i) p[i] = load_pack<2>(exact + 8 * (2 * first + i));
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      load_matrices(a[g], rounded + (p_swizzle ^ (first + g) * 32));
       if constexpr (Shape::kIsE4m3) {
 #pragma unroll
         for (int n = 0; n < kBlocks; ++n)
-          v[g][n] = load_word(values + v_row + g * (16 * Shape::kDim) + n * 128);
+          v[g][n] = load_word(values + v_row + (first + g) * (16 * Shape::kDim) + n * 128);
       } else {
 #pragma unroll
         for (int n = 0; n < kBlocks; n += 2)
@@ -310,15 +319,14 @@ struct DecodeWarp {
                                    values + v_row + 16 * g * kRowBytes + (v_swizzle ^ n / 2 * 32));
       }
     }
-    l *= floats(Shape::kAlphas)[l_row];
 #pragma unroll
     for (const auto& pair : p) {
       l += pair.v[0];
       l += pair.v[1];
     }
 #pragma unroll
-    for (int g = 0; g < Shape::kGroups; ++g) {
-      if constexpr (Shape::kIsE4m3) load_matrices(a[g], rounded + (p_swizzle ^ g * 32));
+    for (int g = 0; g < kGroups; ++g) {
+      if (Shape::kIsE4m3 && first + g >= groups) break;
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
         if constexpr (Shape::kIsE4m3) {
@@ -414,23 +422,30 @@ struct CombinedSlice {
 // Zeroes rows of values that no query sees: partly written cache blocks may hold anything there.
 template <class Shape>
 __device__ __forceinline__ void clear_values(char* values, int first) {
-  if constexpr (Shape::kIsE4m3) {  // a thread has the words of a dim and four keys of a page
+  constexpr int kChunks = Shape::kDim / 8;
+  for (int i = static_cast<int>(threadIdx.x); i < (Shape::kKeys - first) * kChunks;
+       i += Shape::kComputing)
+    *reinterpret_cast<uint4*>(values + box_offset<Shape>(first + i / kChunks, i % kChunks)) =
+        uint4{};
+}
+// Likewise for the last page of a tile in e4m3 that has keys, before key `end`; pages behind it are
+// not read. Also writes the last key's value, unless `bytes` is null. A thread has the words of a
+// dim and four keys.
+template <class Shape>
+__device__ __forceinline__ void finish_page(char* values, int end, const char* bytes) {
+  auto* const page = reinterpret_cast<uint32_t*>(values) + (end - 1) / 16 * (4 * Shape::kDim);
+  const int last = (end - 1) % 16;
 #pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < Shape::kKeys * Shape::kDim / 4;
-         i += Shape::kComputing) {
-      const int page = i / (4 * Shape::kDim), key = page * kPageTokens + 2 * (i % 4);
-      // Bytes 0 to 3 are of keys 8, 0, 9 and 1 from `key` on.
-      const uint32_t live = (key + 8 < first ? 0xffu : 0u) | (key < first ? 0xff00u : 0u) |
-                            (key + 9 < first ? 0xff0000u : 0u) |
-                            (key + 1 < first ? 0xff000000u : 0u);
-      if (live != 0xffffffffu) reinterpret_cast<uint32_t*>(values)[i] &= live;
+  for (int i = static_cast<int>(threadIdx.x); i < 4 * Shape::kDim; i += Shape::kComputing) {
+    uint32_t word = page[i];
+#pragma unroll
+    for (int byte = 0; byte < 4; ++byte) {  // of keys 8, 0, 9 and 1 from the word's first on
+      const int key = 2 * (i % 4) + byte / 2 + (byte % 2 == 0 ? 8 : 0);
+      if (key > last || (key == last && bytes != nullptr)) word &= ~(0xffu << 8 * byte);
+      if (key == last && bytes != nullptr)
+        word |= uint32_t{static_cast<uint8_t>(bytes[i / 4])} << 8 * byte;
     }
-  } else {
-    constexpr int kChunks = Shape::kDim / 8;
-    for (int i = static_cast<int>(threadIdx.x); i < (Shape::kKeys - first) * kChunks;
-         i += Shape::kComputing)
-      *reinterpret_cast<uint4*>(values + box_offset<Shape>(first + i / kChunks, i % kChunks)) =
-          uint4{};
+    page[i] = word;
   }
 }
 
@@ -460,13 +475,18 @@ __device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp,
     sync_computing<Shape>();
     warp.probabilities(s, warp.probabilities_of(keys), rule.exponent, rows.count);
     stages.pipeline.consumer_wait(state, 1);
-    if (rows.end_key < key0 + Shape::kKeys)
-      clear_values<Shape>(keys + Shape::kTileBytes, rows.end_key - key0);
-    if constexpr (Shape::kIsE4m3)
-      if (new_row >= 0) sync_computing<Shape>();  // clear_values() writes the bytes of other keys
-    if (new_row >= 0) warp.insert_value(keys + Shape::kTileBytes, new_row);
+    char* const values = keys + Shape::kTileBytes;
+    const int end = min(Shape::kKeys, rows.end_key - key0);
+    if constexpr (Shape::kIsE4m3) {
+      if (new_row >= 0 || end % 16 != 0)
+        finish_page<Shape>(values, end,
+                           new_row < 0 ? nullptr : warp.shared + warp.inputs + Shape::kValueBytes);
+    } else {
+      if (end < Shape::kKeys) clear_values<Shape>(values, end);
+      if (new_row >= 0) warp.insert_value(values, new_row);
+    }
     sync_computing<Shape>();
-    warp.accumulate(warp.probabilities_of(keys), value_tile);
+    warp.accumulate(warp.probabilities_of(keys), value_tile, (end + 15) / 16);
     stages.pipeline.consumer_release_fenced(state);
     state.advance();
   }
@@ -716,10 +736,11 @@ bool attention_decode(const AttentionDecode& args) {
   const auto run_in = [&]<class C>(const auto& call) {
     dispatch_head_dim(dim, [&]<int kDim>() {
       // Few items: more stages per block, instead of two blocks per multiprocessor (heads of 64).
+      constexpr int kMany = sizeof(C) == 1 ? 5 : 3;
       if (kDim == 64 && problem.items * cluster <= multiprocessors)
-        ran = run<DecodeShape<C, kDim, kDim == 64 ? 6 : 3>>(args, call, cluster);
+        ran = run<DecodeShape<C, kDim, kDim == 64 ? 6 : kMany>>(args, call, cluster);
       else
-        ran = run<DecodeShape<C, kDim, sizeof(C) == 1 ? 5 : 3>>(args, call, cluster);
+        ran = run<DecodeShape<C, kDim, kMany>>(args, call, cluster);
     });
   };
   const auto run_with = [&](const auto& call) {

@@ -64,7 +64,7 @@ struct DecodeShape {
   static constexpr int kAngles = kNewValue + 2 * kDim, kItem = kAngles + 8 * kDim;
   // In e4m3, bytes of the key and value, in the order of the cache, replace the angles.
   static constexpr int kKeyBytes = kAngles, kValueBytes = kKeyBytes + kDim;
-  static constexpr int kInputBytes = kItem + 16;
+  static constexpr int kInputBytes = kItem + 32;
   // After the stages: the inputs; O of a chunk, and its states; row maxima per warp, alpha,
   // barriers.
   static constexpr int kFirstInput = 2 * kStages * kTileBytes;
@@ -77,9 +77,8 @@ struct DecodeShape {
   // Boxes are aligned to 1 KiB, the period of the swizzle.
   static constexpr size_t kSharedBytes =
       1024 + kBarriers + Pipeline<kStages, 2>::kBytes + Pipeline<kInputs>::kBytes;
-  // On sm_90, and with at least 128 registers a thread.
-  static constexpr int kBlocksPerSm =
-      std::min(2, static_cast<int>((228 << 10) / (kSharedBytes + 1024)));
+  // On sm_90, and with 128 registers a thread at least.
+  static constexpr int kBlocksPerSm = std::min(2, int{(228 << 10) / (kSharedBytes + 1024)});
 };
 
 // Byte offset of 8 columns of a row in a tile.
@@ -94,13 +93,17 @@ struct DecodeRows {
   // The values of an item that only the device knows.
   struct Item {
     int sequence, position;
-    int64_t slot;  // cache slot of the token; negative if it has none
+    int64_t slot;     // cache slot of the token; negative if it has none
+    float scales[2];  // of the keys and values of a cache in e4m3
 
     template <class Problem>
     static __device__ Item load(const Problem& p, int item) {
-      const int token = item / (p.kv_heads * p.parts);
+      const int columns = p.kv_heads * p.parts, token = item / columns;
       // Prefetching reads must bypass L1, which may hold outdated data.
-      Item out{__ldcg(p.sequences + token), __ldcg(p.positions + token), -1};
+      Item out{__ldcg(p.sequences + token), __ldcg(p.positions + token), -1, {}};
+      if (p.scales != nullptr)
+        for (int i = 0; i < 2; ++i)
+          out.scales[i] = __ldcg(p.scales + i * p.kv_heads + item % columns / p.parts);
       if (out.is_active(p)) out.slot = p.table.slot(p.table.row(out.sequence), out.position);
       return out;
     }
@@ -116,8 +119,9 @@ struct DecodeRows {
   int position, kv_head, first_head;
   bool is_first_part;
   int count;     // rows
-  int64_t slot;  // as in Item
-  int end_key;   // end of the keys that the rows see
+  int64_t slot;  // as in Item, and the scales
+  float scales[2];
+  int end_key;  // end of the keys that the rows see
   IndexRange<int> tiles;
 
   template <class Problem>
@@ -138,6 +142,8 @@ struct DecodeRows {
     o = p.o + token * p.o_stride + head * p.head_dim;
     blocks = item.is_active(p) ? p.table.row(item.sequence) : nullptr;
     slot = item.slot;
+    scales[0] = item.scales[0];
+    scales[1] = item.scales[1];
     count = min(16, group - in_group);
     end_key = p.table.keys_of(position);
     tiles = IndexRange<int>{max(0, p.rule.first_key(end_key)), end_key}.tiles(keys_per_tile);
@@ -233,13 +239,16 @@ class TileProducer {
   }
 
  private:
-  // The lane's box: of cache block -1, outside the cache.
+  // The lane's box; outside the cache for a block that does not exist.
   __device__ TmaCoordinates box(int in_block) const {
-    const int page = (block_ * problem_.table.block_tokens + in_block) / kPageTokens;
-    if constexpr (Shape::kIsE4m3)
-      return {{0, 0, 0, block_ < 0 ? -1 : page * problem_.kv_heads + rows_.kv_head}};
-    else
+    if constexpr (Shape::kIsE4m3) {
+      const auto& table = problem_.table;
+      const bool exists = block_ >= 0 && block_ < table.blocks;
+      const int page = exists ? (block_ * table.block_tokens + in_block) / kPageTokens : 0;
+      return {{0, 0, 0, exists ? page * problem_.kv_heads + rows_.kv_head : -1}};
+    } else {
       return {{column_ * kBoxColumns, rows_.kv_head, in_block, block_}};
+    }
   }
   // Looks up the cache block of the lane. Block -1 is outside the cache and loads zeros.
   __device__ void find_block(int tile) {
