@@ -212,6 +212,17 @@ void add_attention(Rows& rows) {
 // Decode attention of one token per sequence over its cached keys and values. A call uses several
 // caches, like the layers of a model, so that they are not read from the device's L2 cache. It is
 // replayed as a graph, like decode steps.
+// Pages of a cache: random ones, repeated, since random numbers come from the host.
+Tensor random_pages(const Shape& shape, DType dtype) {
+  const Tensor some = random({std::min<int64_t>(shape[0], 1024), shape[1], shape[2], shape[3]});
+  Tensor out = Tensor::empty(shape, dtype, g_setup.device);
+  for (int64_t block = 0; block < shape[0]; block += some.dim(0)) {
+    const int64_t count = std::min(some.dim(0), shape[0] - block);
+    out.narrow(0, block, count).copy_(some.narrow(0, 0, count).to(dtype));
+  }
+  return out;
+}
+
 void add_decode_from(Rows& rows, DType dtype) {
   constexpr int64_t kBlock = 16;
   constexpr int kCaches = 5;
@@ -227,7 +238,7 @@ void add_decode_from(Rows& rows, DType dtype) {
     std::vector<PagedKV> caches;
     const Tensor scales = Tensor::full({2, kv_heads}, 0x1p-8, DType::kF32, g_setup.device);
     for (int i = 0; i < kCaches; ++i)
-      caches.push_back({random(pages).to(dtype), random(pages).to(dtype), table,
+      caches.push_back({random_pages(pages, dtype), random_pages(pages, dtype), table,
                         dtype == DType::kE4M3 ? scales : Tensor()});
     Tensor qkv = random({sequences, heads + 2 * kv_heads, dim});
     Tensor o = random({sequences, heads, dim});

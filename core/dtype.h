@@ -69,14 +69,14 @@ struct e4m3 {
   uint8_t bits = 0;
   e4m3() = default;
   COHORT_HD explicit e4m3(float value) {
-    const uint32_t all = std::bit_cast<uint32_t>(value), magnitude = all & 0x7fffffffu;
+    const uint32_t all = __builtin_bit_cast(uint32_t, value), magnitude = all & 0x7fffffffu;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     uint16_t u;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(u) : "f"(0.0f), "f"(std::abs(value)));
 #else
     uint32_t u = magnitude < 0x43e00000u ? magnitude : 0x43e00000u;  // 448
     if (u < 0x3c800000u)  // 2^-6: the last bit of the sum counts 2^-9, the step of subnormals
-      u = std::bit_cast<uint32_t>(std::bit_cast<float>(u) + 0x1p14f) - 0x46800000u;
+      u = __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, u) + 0x1p14f) - 0x46800000u;
     else
       u = (u - (uint32_t{127 - 7} << 23) + 0x7ffffu + (u >> 20 & 1u)) >> 20;
 #endif
@@ -85,9 +85,9 @@ struct e4m3 {
   }
   COHORT_HD explicit operator float() const {
     const uint32_t sign = static_cast<uint32_t>(bits & 0x80) << 24, magnitude = bits & 0x7f;
-    if (magnitude == 0x7f) return std::bit_cast<float>(0x7fffffffu);  // the NaN of GPUs
+    if (magnitude == 0x7f) return __builtin_bit_cast(float, 0x7fffffffu);  // the NaN of GPUs
     // Multiplication by 2^120 is exact and normalises subnormals.
-    return std::bit_cast<float>(sign | magnitude << 20) * 0x1p120f;
+    return __builtin_bit_cast(float, sign | magnitude << 20) * 0x1p120f;
   }
 };
 

@@ -175,20 +175,21 @@ struct DecodeWarp {
 #pragma unroll
       for (float& x : n) x = 0;
     if constexpr (Shape::kIsE4m3) {
+      constexpr int kAhead = 2;  // few, for fewer registers
 #pragma unroll
-      for (int half = 0; half < kSteps; half += kSteps / 2) {  // for fewer registers
-        uint32_t k[2 * kGroups][kSteps / 2];
+      for (int first = 0; first < kSteps; first += kAhead) {
+        uint32_t k[2 * kGroups][kAhead];
 #pragma unroll
         for (int n = 0; n < 2 * kGroups; ++n)
 #pragma unroll
-          for (int d = 0; d < kSteps / 2; ++d)
-            k[n][d] = load_word(keys + k_row + n * (8 * Shape::kDim) + (half + d) * 128);
+          for (int d = 0; d < kAhead; ++d)
+            k[n][d] = load_word(keys + k_row + n * (8 * Shape::kDim) + (first + d) * 128);
 #pragma unroll
-        for (int d = 0; d < kSteps / 2; ++d)
+        for (int d = 0; d < kAhead; ++d)
 #pragma unroll
           for (int n = 0; n < 2 * kGroups; ++n) {
             const uint2 b = dequantize(k[n][d], k_factor);
-            mma_bf16(s[n], q[half + d], b.x, b.y);
+            mma_bf16(s[n], q[first + d], b.x, b.y);
           }
       }
     } else {
@@ -290,7 +291,7 @@ struct DecodeWarp {
         reinterpret_cast<const float*>(keys) + l_row * Shape::kScoreStride + 2 * l_part;
     const uint32_t rounded = shared_address(keys) + p_row;
     l *= floats(Shape::kAlphas)[l_row];
-    constexpr int kParts = Shape::kIsE4m3 ? 2 : 1;  // for fewer registers
+    constexpr int kParts = !Shape::kIsE4m3 ? 1 : Shape::kDim == 128 ? 4 : 2;  // for fewer registers
 #pragma unroll
     for (int part = 0; part < kParts; ++part)
       accumulate_part<Shape::kGroups / kParts>(exact, rounded, values, part, groups);
@@ -544,53 +545,75 @@ __device__ __forceinline__ void produce(const CUtensorMap* map, int producer,
   }
 }
 
-// The producer warp of inputs loads those of the block's items, `stride` apart, a row of them per
-// lane. Columns beyond the head dim stay zero, because loads and rotations write head_dim columns;
-// rows beyond the last may hold anything.
-template <class Shape, class Problem>
+// A producer warp loads the inputs of an item, a row of them per lane. Columns beyond the head dim
+// stay zero, because loads and rotations write head_dim columns; rows beyond the last may hold
+// anything.
+template <class Shape>
 __device__ __forceinline__ void load_inputs(const DecodeStages<Shape>& stages, char* shared,
-                                            const Problem& p, int first, int stride) {
+                                            const DecodeProblem& p, const DecodeRows& rows,
+                                            const DecodeRows::Item& item,
+                                            ProducerState<Shape::kInputs>& state, bool is_first) {
   const int lane = static_cast<int>(threadIdx.x % 32), row_bytes = 2 * p.head_dim;
   const int angle_bytes = p.rope.data == nullptr ? 0 : (p.rope.wide ? 8 : 4) * p.head_dim;
-  for (int i = lane; i < Shape::kInputs * Shape::kInputBytes / 16; i += 32)
+  const int offset = Shape::kFirstInput + state.index * Shape::kInputBytes;
+  const bool has_angles = rows.position < p.rope.rows;
+  const void* from = nullptr;
+  int to = 0, bytes = row_bytes;
+  if (lane < rows.count) {
+    from = rows.q + lane * p.head_dim;
+    to = 2 * lane * Shape::kQueryStride;
+  } else if (lane == Shape::kRows || lane == Shape::kRows + 1) {
+    from = lane == Shape::kRows ? rows.k : rows.v;
+    to = lane == Shape::kRows ? Shape::kNewKey : Shape::kNewValue;
+  } else if (lane == Shape::kRows + 2 && angle_bytes > 0 && has_angles) {
+    from = p.rope.data + int64_t{rows.position} * (angle_bytes / 4);
+    to = Shape::kAngles;
+    bytes = angle_bytes;
+  }
+  stages.inputs.producer_acquire(state);
+  // Item::load() has read inputs that may be prefetched (kernels/common.h); qkv is none.
+  if (is_first) wait_on_dependent_grids();
+  const bool loads = rows.blocks != nullptr;
+  if (lane == 0) {
+    *reinterpret_cast<DecodeRows::Item*>(shared + offset + Shape::kItem) = item;
+    stages.inputs.producer_commit_expect_tx(
+        state, loads ? (rows.count + 2) * row_bytes + (has_angles ? angle_bytes : 0) : 0);
+  }
+  __syncwarp();
+  if (loads && from != nullptr)
+    bulk_load(stages.base + offset + to, from, bytes, stages.inputs.full(state.index));
+  state.advance();
+  __syncwarp();
+}
+template <class Shape>
+__device__ __forceinline__ void clear_inputs(char* shared) {
+  for (int i = static_cast<int>(threadIdx.x % 32); i < Shape::kInputs * Shape::kInputBytes / 16;
+       i += 32)
     reinterpret_cast<uint4*>(shared + Shape::kFirstInput)[i] = uint4{};
   fence_proxy_async();
   __syncwarp();
-  ProducerState<Shape::kInputs> state;
+}
+
+// Producer warp of keys (0), values (1), inputs (2), or of everything (negative). Loads those of
+// the block's items, `stride` apart.
+template <class Shape, class Problem>
+__device__ __forceinline__ void run_producer(int producer, const CUtensorMap* map,
+                                             const DecodeStages<Shape>& stages, char* shared,
+                                             const Problem& problem, int first, int stride) {
+  const bool loads_inputs = Shape::kOneProducer || producer == 2,
+             loads_tiles = Shape::kOneProducer || producer != 2;
+  ProducerState<Shape::kStages> state;
+  ProducerState<Shape::kInputs> inputs;
+  if (loads_inputs) clear_inputs<Shape>(shared);
 #pragma unroll 1
-  for (int index = first; index < p.items; index += stride) {
-    const auto item = DecodeRows::Item::load(p, index);
-    const DecodeRows rows(p, index, item, Shape::kKeys);
-    const int offset = Shape::kFirstInput + state.index * Shape::kInputBytes;
-    const bool has_angles = rows.position < p.rope.rows;
-    const void* from = nullptr;
-    int to = 0, bytes = row_bytes;
-    if (lane < rows.count) {
-      from = rows.q + lane * p.head_dim;
-      to = 2 * lane * Shape::kQueryStride;
-    } else if (lane == Shape::kRows || lane == Shape::kRows + 1) {
-      from = lane == Shape::kRows ? rows.k : rows.v;
-      to = lane == Shape::kRows ? Shape::kNewKey : Shape::kNewValue;
-    } else if (lane == Shape::kRows + 2 && angle_bytes > 0 && has_angles) {
-      from = p.rope.data + int64_t{rows.position} * (angle_bytes / 4);
-      to = Shape::kAngles;
-      bytes = angle_bytes;
-    }
-    stages.inputs.producer_acquire(state);
-    // Item::load() has read inputs that may be prefetched (kernels/common.h); qkv is none.
-    if (index == first) wait_on_dependent_grids();
-    const bool loads = rows.blocks != nullptr;
-    if (lane == 0) {
-      *reinterpret_cast<DecodeRows::Item*>(shared + offset + Shape::kItem) = item;
-      stages.inputs.producer_commit_expect_tx(
-          state, loads ? (rows.count + 2) * row_bytes + (has_angles ? angle_bytes : 0) : 0);
-    }
-    __syncwarp();
-    if (loads && from != nullptr)
-      bulk_load(stages.base + offset + to, from, bytes, stages.inputs.full(state.index));
-    state.advance();
-    __syncwarp();
-    DecodeChunks<Shape>(rows).sync_rounds();
+  for (int index = first; index < problem.items; index += stride) {
+    const auto item = DecodeRows::Item::load(problem, index);
+    const DecodeRows rows(problem, index, item, Shape::kKeys);
+    if (loads_inputs) load_inputs(stages, shared, problem, rows, item, inputs, index == first);
+    if (loads_tiles)
+      produce(map, producer, stages, state, rows, problem);
+    else
+      DecodeChunks<Shape>(rows).sync_rounds();
   }
 }
 
@@ -606,9 +629,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   const DecodeStages<Shape> stages{shared_address(shared)};
   if (thread < Shape::kStages) stages.pipeline.init_stage(thread, 1, Shape::kWarps);
   if (thread < Shape::kInputs) stages.inputs.init_stage(thread, 1, Shape::kWarps);
-  const int producer = uniform(thread - Shape::kComputing) / 32;  // negative: none
+  // Negative: none. A single producer has keys in its first half and values in its second one.
+  const int producer = Shape::kOneProducer ? (thread - Shape::kComputing) / 16
+                                           : uniform(thread - Shape::kComputing) / 32;
   const CUtensorMap* const map = producer == 0 ? &k : &v;
-  if (thread % 32 == 0 && thread >= Shape::kComputing) tma_prefetch(map);
+  if (thread % 16 == 0 && thread >= Shape::kComputing) tma_prefetch(map);
   __syncthreads();
   launch_dependent_grids();
   if (thread < Shape::kComputing || !problem.may_prefetch) wait_on_dependent_grids();
@@ -627,14 +652,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
       stages.inputs.consumer_release_fenced(input);
       input.advance();
     }
-  } else if (producer < 2) {
-    ProducerState<Shape::kStages> state;
-#pragma unroll 1
-    for (int index = first; index < problem.items; index += stride)
-      produce(map, producer, stages, state,
-              {problem, index, DecodeRows::Item::load(problem, index), Shape::kKeys}, problem);
   } else {
-    load_inputs(stages, shared, problem, first, stride);
+    run_producer<Shape>(producer, map, stages, shared, problem, first, stride);
   }
 #endif
 }
@@ -735,12 +754,17 @@ bool attention_decode(const AttentionDecode& args) {
   bool ran = false;
   const auto run_in = [&]<class C>(const auto& call) {
     dispatch_head_dim(dim, [&]<int kDim>() {
-      // Few items: more stages per block, instead of two blocks per multiprocessor (heads of 64).
-      constexpr int kMany = sizeof(C) == 1 ? 5 : 3;
-      if (kDim == 64 && problem.items * cluster <= multiprocessors)
-        ran = run<DecodeShape<C, kDim, kDim == 64 ? 6 : kMany>>(args, call, cluster);
-      else
-        ran = run<DecodeShape<C, kDim, kMany>>(args, call, cluster);
+      // Few items: more stages per block, instead of several blocks per multiprocessor. In e4m3,
+      // whose loads take half the time, more blocks hide the latency of the arithmetic.
+      constexpr bool kIsE4m3 = sizeof(C) == 1;
+      constexpr int kProducers = kIsE4m3 && kDim <= 128 ? 1 : 3;
+      constexpr int kStages = !kIsE4m3 || kDim == 64 ? 3 : kDim == 128 ? 2 : 5;
+      if constexpr (kDim == 64 || kProducers == 1)
+        if (problem.items * cluster <= multiprocessors) {
+          ran = run<DecodeShape<C, kDim, kDim == 64 ? 6 : 5>>(args, call, cluster);
+          return;
+        }
+      ran = run<DecodeShape<C, kDim, kStages, kProducers>>(args, call, cluster);
     });
   };
   const auto run_with = [&](const auto& call) {

@@ -33,14 +33,15 @@ struct DecodeProblem {
   bool may_prefetch;  // all inputs but qkv
 };
 
-// C: the type of the cache, bf16 or uint8_t for e4m3.
-template <class C, int kDim_, int kStages_>
+// C: the type of the cache, bf16 or uint8_t for e4m3. kProducers: warps, three or one.
+template <class C, int kDim_, int kStages_, int kProducers_ = 3>
 struct DecodeShape {
   using Cache = C;
-  static constexpr bool kIsE4m3 = sizeof(C) == 1;
+  static constexpr bool kIsE4m3 = sizeof(C) == 1, kOneProducer = kProducers_ == 1;
   static constexpr int kDim = kDim_, kStages = kStages_;
-  // Consumer warps; three producer warps load keys, values and item inputs.
-  static constexpr int kWarps = 4, kComputing = 32 * kWarps, kThreads = kComputing + 96;
+  // Consumer warps; three producer warps, or a single one, load keys, values and item inputs.
+  static constexpr int kWarps = 4, kComputing = 32 * kWarps;
+  static constexpr int kThreads = kComputing + 32 * kProducers_;
   static constexpr int kRows = 16;
   static constexpr int kKeys = kTileKeys<kDim>, kGroups = kKeys / 16;
   static constexpr int kChunkTiles = kAttentionChunk / kKeys;
@@ -77,8 +78,8 @@ struct DecodeShape {
   // Boxes are aligned to 1 KiB, the period of the swizzle.
   static constexpr size_t kSharedBytes =
       1024 + kBarriers + Pipeline<kStages, 2>::kBytes + Pipeline<kInputs>::kBytes;
-  // On sm_90, and with 128 registers a thread at least.
-  static constexpr int kBlocksPerSm = std::min(2, int{(228 << 10) / (kSharedBytes + 1024)});
+  static constexpr int kBlocksPerSm = std::min(kOneProducer && kDim == 64 ? 3 : 2,
+                                               int{(228 << 10) / (kSharedBytes + 1024)});  // sm_90
 };
 
 // Byte offset of 8 columns of a row in a tile.
@@ -197,7 +198,7 @@ __device__ __forceinline__ int next_tile(int tile, int blocks) {
 }
 
 // Producer warp of the keys (`producer` 0), or values (1), of the tiles that a block has of an
-// item. `state` continues from item to item.
+// item; a single producer loads both, each with half a warp. `state` continues from item to item.
 template <class Shape>
 class TileProducer {
  public:
@@ -211,7 +212,8 @@ class TileProducer {
         problem_(problem),
         rows_(rows),
         blocks_(chunks.blocks) {
-    const int lane = static_cast<int>(threadIdx.x % 32), boxes = Shape::kKeys / problem.box_tokens;
+    const int lane = static_cast<int>(threadIdx.x % kLanes),
+              boxes = Shape::kKeys / problem.box_tokens;
     loads_box_ = lane < boxes * (Shape::kIsE4m3 ? 1 : Shape::kDim / kBoxColumns);
     row_ = lane % boxes * problem.box_tokens;
     column_ = lane / boxes;
@@ -227,7 +229,7 @@ class TileProducer {
       find_block(tile);  // ahead of its use
       stages_.pipeline.producer_acquire(state_);
       const uint32_t full = stages_.pipeline.full(state_.index, producer);
-      if (threadIdx.x % 32 == 0) barrier_arrive_expect_tx(full, Shape::kTileBytes);
+      if (threadIdx.x % kLanes == 0) barrier_arrive_expect_tx(full, Shape::kTileBytes);
       __syncwarp();
       const uint32_t to = stages_.tile(state_.index, producer);
       const int offset =
@@ -239,6 +241,7 @@ class TileProducer {
   }
 
  private:
+  static constexpr int kLanes = Shape::kOneProducer ? 16 : 32;
   // The lane's box; outside the cache for a block that does not exist.
   __device__ TmaCoordinates box(int in_block) const {
     if constexpr (Shape::kIsE4m3) {
