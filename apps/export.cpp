@@ -241,6 +241,7 @@ void write_adapter_folder(const ExportOptions& options, const std::string& check
   check_interrupt();
   const std::string dir = output.create();
   write_adapter(config, sources, dir, base);
+  save_precision(load_precision(checkpoint), dir);
   if (has_tokenizer(checkpoint)) {
     const auto tokenizer = load_tokenizer(checkpoint);
     for (const auto& [file, content] : tokenizer->files())

@@ -23,6 +23,7 @@ void print_architecture(const ModelConfig& c) {
   if (c.window > 0) print_row("sliding window", str(c.window, " tokens"));
   print_row("vocabulary", str(c.vocab_size, " rows", c.tie_embeddings ? ", tied to the head" : ""));
   print_row("context", str(c.context, " tokens"));
+  if (c.precision.rounds_keys()) print_row("cache", "fp8");
 }
 
 // Parts of the model, each with all parameters whose names contain a substring.
@@ -100,8 +101,11 @@ void print_tokenizer(const std::string& dir) {
         str("chat template\n", format.prompt(Json::Array{make_message("user", "Hello")}), "\n"));
 }
 
-void describe(const ModelConfig& config, const std::string& weights, const std::string& tokenizer,
-              const InspectOptions& options) {
+// `dir` is the folder that is described.
+void describe(ModelConfig config, const std::string& dir, const std::string& weights,
+              const std::string& tokenizer, const InspectOptions& options) {
+  config.precision = load_precision(dir);
+  check_precision(config, options.compute.dtype, dir + "/" + kPrecisionFile);
   print_architecture(config);
   print_parameters(config, weights);
   print_memory(config, options);
@@ -114,14 +118,14 @@ int inspect(const InspectOptions& options) {
   const std::string dir = find_checkpoint(options.model);
   if (!is_adapter_folder(dir)) {
     if (!options.compute.base.empty()) describe_model(dir, options.compute.base);  // refuses it
-    describe(load_config(dir), dir, dir, options);
+    describe(load_config(dir), dir, dir, dir, options);
     return kOk;
   }
   const AdapterConfig adapter = load_adapter_config(dir);
   const std::string base = find_base(dir, adapter, options.compute.base).path;
   const ModelConfig config = with_adapter(load_config(base), adapter, dir);
   print_adapter(config, base);
-  describe(config, base, has_tokenizer(dir) ? dir : base, options);
+  describe(config, dir, base, has_tokenizer(dir) ? dir : base, options);
   return kOk;
 }
 

@@ -542,6 +542,7 @@ LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device
   else
     check_compatible(wanted, {}, saved.config, *saved.tokenizer, checkpoint);
   apply_run_options(wanted, saved.config);
+  check_precision(saved.config, dtype, checkpoint + "/" + kPrecisionFile);
   if (!saved.base.fingerprint.empty()) verify_base(saved.base, checkpoint);
   return load_saved(checkpoint, std::move(saved), dtype, device);
 }

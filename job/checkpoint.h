@@ -155,10 +155,10 @@ struct LoadedModel {
 // warning; 0: its own.
 LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device = {},
                        const std::string& base = "", int64_t context = 0);
-// For training: dropout, recompute and a context that the model allows are those of `wanted`,
-// everything else is the checkpoint's. An encoder has the head of `wanted`, which is a new one
-// where the checkpoint has another. With wanted.lora the model has adapters: new ones if the
-// checkpoint is a whole model, which is then their base. Throws InputError where
+// For training: dropout, precision, recompute and a context that the model allows are those of
+// `wanted`, everything else is the checkpoint's. An encoder has the head of `wanted`, which is a
+// new one where the checkpoint has another. With wanted.lora the model has adapters: new ones if
+// the checkpoint is a whole model, which is then their base. Throws InputError where
 // check_compatible() and apply_adapters() do.
 LoadedModel load_model(const std::string& checkpoint, const ModelConfig& wanted,
                        const DataConfig& data, DType dtype, Device device = {});
@@ -177,7 +177,7 @@ ModelDescription describe_model(const std::string& checkpoint, const std::string
 ModelDescription describe_model(const std::string& checkpoint, const ModelConfig& wanted,
                                 const DataConfig& data);
 // Applies the options that a run may change of a model that passes check_compatible(): dropout,
-// recompute, and a context that is shorter, or longer where ModelConfig::may_extend().
+// precision, recompute, and a context that is shorter, or longer where ModelConfig::may_extend().
 void apply_run_options(const ModelConfig& wanted, ModelConfig& model);
 // Gives an encoder the head of `wanted`. Returns true if it is a new one. The classes of a model
 // stay if they have all labels of `wanted`. Throws InputError if only one of the two is an encoder,

@@ -95,6 +95,14 @@ void note_base(const AdapterBase& base) {
                 ", which must stay; a run that trains on removes its old ones");
 }
 
+// Says that the model of `start`, the folder of init_from, was trained with another precision.
+void note_precision(const PrecisionConfig& asked, const std::string& start) {
+  const PrecisionConfig saved = start.empty() ? asked : load_precision(start);
+  const std::string change = precision_change(asked, saved, start);
+  if (!change.empty())
+    logging::write(saved.rounds_keys() ? logging::Level::kWarn : logging::Level::kInfo, change);
+}
+
 // Loads the data, and makes the model if none is loaded.
 void load_data(const StageSetup& setup, ModelStart& start, LoadedModel& loaded) {
   const TrainConfig& config = setup.config;
@@ -279,7 +287,9 @@ ModelStart::ModelStart(const StageSetup& setup) : checkpoint(checkpoint_of(setup
   if (!checkpoint.empty()) {
     state = load_state(checkpoint);
     resume(setup, checkpoint, state);
-    check_resumed(setup.config.model.precision, load_precision(checkpoint), checkpoint);
+    const std::string change =
+        precision_change(setup.config.model.precision, load_precision(checkpoint), checkpoint);
+    if (!change.empty()) throw InputError(change + ", or a new run with init_from=" + checkpoint);
   }
   state.steps = steps;
   if (state.planned_steps.empty() || state.planned_steps.back() < steps)
@@ -291,7 +301,10 @@ ModelStart::ModelStart(const StageSetup& setup) : checkpoint(checkpoint_of(setup
                          "hint: restore the data, or start a run with init_from=",
                          checkpoint));
   state.base = loaded.base;
-  if (setup.is_main() && checkpoint.empty()) note_base(state.base);
+  if (setup.is_main() && checkpoint.empty()) {
+    note_base(state.base);
+    note_precision(setup.config.model.precision, loaded.checkpoint);
+  }
   load_data(setup, *this, loaded);
   reference.emplace(setup, *loaded.model, checkpoint);
   make_learner(setup, *this, std::move(loaded.model));

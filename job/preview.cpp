@@ -257,6 +257,7 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
     start.config.resolve();
   }
   start.config.check_device(device_named(config.device, "device"));
+  check_precision(start.config, config.dtype);
   const ContextLimit limit = context_limit(config, start.config);
   bool scores = config.batch.trainer == TrainerType::kGrpo;
   std::unique_ptr<Environment> environment;

@@ -81,11 +81,12 @@ KeptChange kept_change(const Transformer& model, const std::string& type,
   return out;
 }
 
-void round_weights(const Transformer& model, const std::string& type) {
+void round_weights(Transformer& model, const std::string& type) {
   for (const NamedParameter& p : model.parameters()) {
     Tensor value = p.value;
     value.copy_(stored_values(value.contiguous(), type, p.name));
   }
+  model.update_derived();
 }
 
 }  // namespace cohort

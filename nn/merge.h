@@ -26,6 +26,6 @@ struct KeptChange {
 // both are rounded to `type`. For models on the host. Throws InputError as stored_values() does.
 KeptChange kept_change(const Transformer& model, const std::string& type, const std::string& start);
 // Rounds all weights to `type`. Throws InputError naming the weight as stored_values() does.
-void round_weights(const Transformer& model, const std::string& type);
+void round_weights(Transformer& model, const std::string& type);
 
 }  // namespace cohort

@@ -7,10 +7,10 @@
 #include <initializer_list>
 #include <string>
 #include <vector>
-#include "kernels/kv_scales.h"
 
 #include "autograd/ops.h"
 #include "data/packing.h"
+#include "kernels/kv_scales.h"
 #include "nn/lora.h"
 #include "nn/model_config.h"
 #include "nn/parameter_set.h"

@@ -1,41 +1,43 @@
 #include "nn/precision.h"
 
+#include <filesystem>
+
 #include "nn/model_config.h"
 #include "sys/files.h"
 #include "sys/input_file.h"
 
 namespace cohort {
-namespace {
 
-void require_fp8(bool ok, const std::string& message) {
-  if (!ok) throw InputError("precision.cache: fp8 " + message);
-}
+namespace fs = std::filesystem;
 
-}  // namespace
-
-void check_resumed(const PrecisionConfig& asked, const PrecisionConfig& saved,
-                   const std::string& checkpoint) {
-  if (asked == saved) return;
+std::string precision_change(const PrecisionConfig& asked, const PrecisionConfig& saved,
+                             const std::string& source) {
+  if (asked == saved) return "";
   const auto name = [](const PrecisionConfig& precision) {
     return precision.rounds_keys() ? "fp8" : "bf16";
   };
-  throw InputError(str("precision.cache: ", name(asked), " was asked for, but ", checkpoint,
-                       " was trained with ", name(saved), "; hint: precision.cache=", name(saved),
-                       ", or a new run with init_from=", checkpoint));
+  return str("precision.cache: the run has ", name(asked), ", but the model of ", source,
+             saved.rounds_keys() ? " was trained with fp8" : " was trained without rounded keys",
+             "; hint: precision.cache=", name(saved));
 }
 
-void check_precision(const ModelConfig& config, DType dtype) {
+void check_precision(const ModelConfig& config, DType dtype, const std::string& file) {
   if (!config.precision.rounds_keys()) return;
-  require_fp8(!config.is_encoder(),
-              "is for models that generate text, and the model is an encoder");
-  require_fp8(config.norm_place == NormPlace::kBefore && !config.family.qk_norm_whole,
-              "needs a norm before keys and values, whose bound is known from the weights; hint: "
-              "precision.cache=bf16");
+  const auto require = [&](bool ok, const std::string& message) {
+    if (ok) return;
+    throw InputError(file.empty() ? str("precision.cache: fp8 ", message,
+                                        "; hint: remove the key precision.cache")
+                                  : str(file, ": cache: fp8 ", message,
+                                        "; hint: remove the file to compute in the model's dtype "
+                                        "(of a checkpoint: in its export)"));
+  };
+  require(!config.is_encoder(), "is for models that generate text, and the model is an encoder");
+  require(config.norm_place == NormPlace::kBefore && !config.family.qk_norm_whole,
+          "needs a norm before keys and values, whose bound is known from the weights");
   const int64_t dim = config.head_dim;
-  require_fp8(dim % 2 == 0, str("needs an even head_dim, got ", dim));
-  require_fp8(dtype != DType::kBF16 || dim == 64 || dim == 128 || dim == 256,
-              str("supports a head_dim of 64, 128 or 256 in bf16, got ", dim,
-                  "; hint: precision.cache=bf16"));
+  require(dim % 2 == 0, str("needs an even head_dim, got ", dim));
+  require(dtype != DType::kBF16 || dim == 64 || dim == 128 || dim == 256,
+          str("supports a head_dim of 64, 128 or 256 in bf16, got ", dim));
 }
 
 DType cache_dtype(const ModelConfig& config, DType dtype) {
@@ -45,7 +47,12 @@ DType cache_dtype(const ModelConfig& config, DType dtype) {
 PrecisionConfig load_precision(const std::string& dir) {
   PrecisionConfig out;
   const std::string path = dir + "/" + kPrecisionFile;
-  if (path_exists(path)) read_config(out, parse_yaml(read_input_file(path), path));
+  std::error_code error;  // a link to nothing is an entry too
+  if (fs::symlink_status(path, error).type() == fs::file_type::not_found) return out;
+  const ConfigNode file = parse_yaml(read_input_file(path), path);
+  if (const ConfigNode* cache = file.find("cache"); cache == nullptr || cache->is_null())
+    throw InputError(path + ": expected {\"cache\": \"fp8\"}");
+  read_config(out, file);
   return out;
 }
 

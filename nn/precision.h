@@ -28,17 +28,20 @@ struct PrecisionConfig {
   }
 };
 
-// Throws InputError if a run that resumes asks for another precision than that of its checkpoint.
-void check_resumed(const PrecisionConfig& asked, const PrecisionConfig& saved,
-                   const std::string& checkpoint);
-// Throws InputError naming the key if a resolved model does not support its precision in `dtype`.
-void check_precision(const ModelConfig& config, DType dtype);
+// A line that says so if a run asks for another precision than that of the model in `source`; "" if
+// not.
+std::string precision_change(const PrecisionConfig& asked, const PrecisionConfig& saved,
+                             const std::string& source);
+// Throws InputError if a resolved model does not support its precision in `dtype`. The message
+// names the key, or `file` if the precision comes from that one.
+void check_precision(const ModelConfig& config, DType dtype, const std::string& file = "");
 // The dtype of the cache of a model in `dtype`.
 DType cache_dtype(const ModelConfig& config, DType dtype);
 
 inline constexpr const char* kPrecisionFile = "precision.json";
 // precision.json of a model's folder, which has the configuration's keys where they are not the
-// defaults. Throws InputError for a file that cannot be read, or with other keys or values.
+// defaults. Throws InputError for an entry that cannot be read, lacks `cache`, or has other keys or
+// values.
 PrecisionConfig load_precision(const std::string& dir);
 // Writes the file unless all values are the defaults; returns true if it did.
 bool save_precision(const PrecisionConfig& precision, const std::string& dir);

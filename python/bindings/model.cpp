@@ -165,6 +165,7 @@ void export_folder(const LoadedModel& loaded, const std::string& dir, const std:
     export_model(*whole.model, *whole.tokenizer, folder, dtype, [] {});
   } else if (is_adapted) {
     save_adapter(*loaded.model, folder, loaded.base.path, dtype);
+    save_precision(loaded.model->config().precision, folder);
     for (const auto& [file, content] : loaded.tokenizer->files())
       write_file_durable(folder + "/" + file, content);
   } else {
@@ -401,7 +402,7 @@ void bind_weights(nb::class_<Handle>& model) {
             return out;
           },
           nb::sig("def parameters(self) -> dict[str, Tensor]"),
-          "The weights by name, as tensors that share their memory.")
+          "The weights by name, as tensors that share their memory; docs/python.md: writing them.")
       .def(
           "export_folder",
           [](const Handle& self, const std::string& dir, const std::string& dtype, bool merged) {

@@ -131,6 +131,29 @@ TEST_F(Adapters, AreExportedAloneOrMerged) {
   EXPECT_FALSE(path_exists(dir_.path("again")));
 }
 
+// An adapter that was trained with rounded keys and values computes with them.
+TEST_F(Adapters, KeepTheirPrecision) {
+  const std::vector<double> plain = log_probs(adapter_);
+  write_file(adapter_ + "/precision.json", "{\"cache\": \"fp8\"}");
+  const std::vector<double> rounded = log_probs(adapter_);
+  EXPECT_NE(rounded, plain);
+  run({"export", adapter_, out_});
+  EXPECT_EQ(log_probs(out_), rounded);
+  const std::string described = run({"inspect", out_}).out;
+  EXPECT_NE(described.find("\n  cache  "), described.npos) << described;
+  const std::string run_dir = train(base_, {"lora.rank=2", "precision.cache=fp8"});
+  for (const char* merged : {"", "--merged"}) {
+    fs::remove_all(out_);
+    std::vector<std::string> arguments{"export", run_dir, out_};
+    if (*merged != 0) arguments.push_back(merged);
+    run(arguments);
+    EXPECT_EQ(read_file(out_ + "/precision.json"), "{\"cache\": \"fp8\"}\n");
+    if (*merged == 0) {
+      EXPECT_EQ(log_probs(out_), log_probs(run_dir));
+    }
+  }
+}
+
 TEST_F(Adapters, AreMergedInTheDTypeThatWasTrained) {
   const std::string wide = dir_.path("wide");
   fs::rename(base_, wide);

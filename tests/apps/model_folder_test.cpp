@@ -247,6 +247,12 @@ TEST_F(ModelFolders, InspectDescribesThem) {
             parameters(output.out, "\n  all"));  // more rows than the tokenizer has ids
   fs::remove(model_ + "/tokenizer.json");
   EXPECT_EQ(run_cohort({"inspect", model_}).code, 0);
+  EXPECT_EQ(output.out.find("\n  cache  "), std::string::npos);
+  write_file(model_ + "/precision.json", "{\"cache\": \"fp8\"}");
+  const Output rounded = run_cohort({"inspect", model_});
+  EXPECT_NE(rounded.out.find("\n  cache  "), std::string::npos) << rounded.out;
+  expect_bad_input(run_cohort({"inspect", model_, "--dtype", "bf16"}),
+                   {model_ + "/precision.json: cache: fp8 supports a head_dim of"});
 }
 
 class Chat : public ModelFolders {

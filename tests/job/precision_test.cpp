@@ -54,6 +54,9 @@ TEST_F(Precision, AResumeWithAnotherIsRefused) {
   EXPECT_THROW_WITH(train_rest(run, {"precision.cache=bf16"}), InputError,
                     "hint: precision.cache=fp8");
   train_rest(run);
+  const std::string plain = train_interrupted(plan("f32", kSmallSft, {"precision.cache=bf16"}), 2);
+  EXPECT_THROW_WITH(train_rest(plain, {"precision.cache=fp8"}), InputError,
+                    "trained without rounded keys; hint: precision.cache=bf16, or a new run with");
 }
 
 // A checkpoint's model computes as it was trained.
@@ -65,8 +68,59 @@ TEST_F(Precision, ModelsRememberIt) {
   EXPECT_EQ(cache_dtype(model.config(), DType::kBF16), DType::kE4M3);
   write_file(at + "/precision.json", "{\"cache\": \"fp4\"}");
   EXPECT_THROW_WITH(load_model(at, DType::kF32), InputError, "fp4");
-  write_file(at + "/precision.json", "{\"values\": 1}");
+  write_file(at + "/precision.json", "{\"cache\": \"fp8\", \"values\": 1}");
   EXPECT_THROW_WITH(load_model(at, DType::kF32), InputError, "values");
+}
+
+// A file that says nothing is damaged: a model with the defaults has none.
+TEST_F(Precision, AFileThatDoesNotSayIsRefused) {
+  const std::string file = dir_.path("precision.json");
+  EXPECT_FALSE(load_precision(dir_.path("")).rounds_keys());
+  for (const std::string& text : {std::string(), std::string("null"), std::string("\xff\xfe\0", 3),
+                                  std::string("{\"cache\": null}"), std::string("{}")}) {
+    write_file(file, text);
+    EXPECT_THROW_WITH(load_precision(dir_.path("")), InputError, "precision.json: ");
+  }
+  fs::remove(file);
+  fs::create_symlink(dir_.path("nothing"), file);
+  EXPECT_THROW_WITH(load_precision(dir_.path("")), InputError, "precision.json");
+}
+
+TEST_F(Precision, AStartFromAModelWithAnotherIsNoted) {
+  const std::string rounded = train_new(plan("rounded", kSmallSft)),
+                    plain = train_new(plan("plain", kSmallSft, {"precision.cache=bf16"}));
+  const auto log_of = [&](const std::string& name, const std::string& from,
+                          const std::string& cache) {
+    return read_file(train_new(plan(name, kSmallSft, {"init_from=" + from, cache})) + "/log.txt");
+  };
+  {
+    const ExpectLog lost("precision.cache: the run has bf16, but the model of " +
+                         find_checkpoint(rounded) +
+                         " was trained with fp8; hint: precision.cache=fp8");
+    log_of("lost", rounded, "precision.cache=bf16");
+  }
+  const std::string gained = log_of("gained", plain, "precision.cache=fp8");
+  EXPECT_NE(gained.find("was trained without rounded keys; hint: precision.cache=bf16"),
+            gained.npos)
+      << gained;
+  for (const auto& [name, from, cache] :
+       {std::tuple{"fp8", rounded, "precision.cache=fp8"}, {"bf16", plain, "precision.cache=bf16"}})
+    EXPECT_EQ(log_of(name, from, cache).find("precision.cache: "), std::string::npos) << name;
+}
+
+// Before there is a run directory, and by the file where that one says it.
+TEST_F(Precision, ARefusalLeavesNoRunAndNamesItsOrigin) {
+  const std::string branch = "model.norm_place=branch",
+                    expected = "precision.cache: fp8 needs a norm before keys and values";
+  EXPECT_THROW_WITH(train_new(plan("new", kSmallSft, {branch})), InputError, expected);
+  const std::string run = train_new(plan("plain", kSmallSft, {"precision.cache=bf16", branch}));
+  EXPECT_THROW_WITH(train_new(plan("next", kSmallSft, {"init_from=" + run})), InputError, expected);
+  for (const char* name : {"new", "next"}) EXPECT_FALSE(fs::exists(dir_.path(name)));
+  const std::string at = find_checkpoint(run);
+  write_file(at + "/precision.json", "{\"cache\": \"fp8\"}");
+  EXPECT_THROW_WITH(load_model(at, DType::kF32), InputError,
+                    at + "/precision.json: cache: fp8 needs a norm before keys");
+  EXPECT_THROW_WITH(load_model(at, DType::kF32), InputError, "; hint: remove the file to compute");
 }
 
 TEST_F(Precision, ModelsWithoutABoundAreRefused) {
@@ -76,7 +130,8 @@ TEST_F(Precision, ModelsWithoutABoundAreRefused) {
   check_precision(config, DType::kF32);
   EXPECT_THROW_WITH(check_precision(config, DType::kBF16), InputError, "in bf16, got 96");
   config.norm_place = NormPlace::kBranch;
-  EXPECT_THROW_WITH(check_precision(config, DType::kF32), InputError, "needs a norm before keys");
+  EXPECT_THROW_WITH(check_precision(config, DType::kF32), InputError,
+                    "hint: remove the key precision.cache");
   config.norm_place = NormPlace::kBefore;
   config.mask = MaskType::kFull;
   EXPECT_THROW_WITH(check_precision(config, DType::kF32), InputError, "is an encoder");

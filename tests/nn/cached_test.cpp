@@ -7,6 +7,8 @@
 #include <numeric>
 
 #include "core/rng.h"
+#include "kernels/elementwise.h"
+#include "nn/merge.h"
 #include "tests/nn/models.h"
 
 namespace cohort {
@@ -147,7 +149,7 @@ std::vector<test::ModelCase> with_adapters(std::vector<test::ModelCase> models) 
   return models;
 }
 
-// Those whose keys and values may be rounded, with rounded ones.
+// Keeps the models whose keys and values may be rounded, and rounds them.
 std::vector<test::ModelCase> with_rounded_keys(const std::vector<test::ModelCase>& models,
                                                DType dtype) {
   std::vector<test::ModelCase> out;
@@ -178,6 +180,32 @@ TEST(ForwardCached, RoundedKeysGiveThePackedForwardsBits) {
                              Transformer(plain, dtype, 1).forward(batch).value()))
           << model.name;
     }
+}
+
+// The scales of rounded weights are those of a model that has been given these weights. Rounding
+// takes the first row of each head's values beyond the bound of their scale, which doubles; the
+// other rows are so small that their values are subnormal numbers of e4m3.
+TEST(RoundWeights, WritesTheScalesAgain) {
+  ModelConfig config = test::model_config("llama");
+  config.precision.cache = CachePrecision::kFp8;
+  Transformer model(config, DType::kF32, 1);
+  const double limit = 448 / (1.07 * static_cast<double>(config.d_model));  // 17.445
+  for (const NamedParameter& p : model.parameters()) {
+    if (p.name.find("v_proj.weight") == p.name.npos) continue;
+    for (int64_t row = 0; row < p.value.dim(0); ++row) {
+      Tensor weights = p.value.narrow(0, row, 1);
+      if (row % config.head_dim == 0)
+        weights.fill_(limit * 0.9999);
+      else
+        kernels::scale({.y = weights, .x = weights.contiguous(), .factor = 1e-2});
+    }
+  }
+  model.update_derived();
+  round_weights(model, "BF16");
+  Transformer again(config, DType::kF32, 2);
+  again.copy_from(model);
+  const PackedBatch batch = pack(test::random_sequences({9, 30}, config.vocab_size, 2));
+  EXPECT_TRUE(bit_equal(model.forward(batch).value(), again.forward(batch).value()));
 }
 
 TEST(ForwardCached, GivesThePackedForwardsBits) {

@@ -286,6 +286,15 @@ def test_a_model_is_exported_as_it_is_in_memory(model, small, tmp_path):
     assert np.abs(expected - again.logprobs("12+7=19").numpy()).max() > 1e-3
 
 
+def test_an_exported_adapter_keeps_its_precision(model, small, tmp_path):
+    adapted = cohort.Model(cohort.train(small("sft", init_from=model.folder, lora={"rank": 2}, precision={"cache": "fp8"}),
+                                        progress=False).dir, device="cpu")
+    adapted.export(tmp_path / "adapter")
+    assert (tmp_path / "adapter/precision.json").read_text() == '{"cache": "fp8"}\n'
+    found = cohort.Model(str(tmp_path / "adapter"), device="cpu", base=model.folder)
+    np.testing.assert_array_equal(found.logprobs("12+7=19").numpy(), adapted.logprobs("12+7=19").numpy())
+
+
 def test_settings_are_read_while_others_log(model, tmp_path, caplog):
     """A message of the first use, whose handler lets other threads run, does not stop them."""
     caplog.set_level(logging.INFO, logger="cohort")
