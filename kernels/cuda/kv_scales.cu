@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads) kv_scales_kernel(const Problem<T> p)
   const int head = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
   const bool is_key = head < p.heads / 2, is_normed = is_key && p.k_norm != nullptr;
   const int warp = thread / 32, lane = thread % 32;
-  float a_weights = 0, a_shifts = 0;  // of the adapter
+  float a_weights = 0, a_shifts = 0;  // the adapter's
   if (p.a != nullptr && !is_normed) {
     for (int r = warp; r < p.adapter_columns; r += kWarps) {
       const KvRow row = p.norms(p.a + int64_t{r} * p.columns);

@@ -15,7 +15,7 @@ struct Rotation {
   const T* x;
   RopeTable table;
   const int32_t* positions;
-  const float* scales;  // of the last `scaled` heads, if any; see Rope
+  const float* scales;  // for the last `scaled` heads; see Rope
   int64_t tokens;
   int rotated, plain, scaled;  // heads per token that are rotated, and that are only copied
   float sign;                  // factor of the sines

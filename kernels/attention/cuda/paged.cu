@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kWriteThreads)
   }
 }
 
-// The same for a cache in e4m3. The keys of the token are rotated in shared memory.
+// Writes a cache in e4m3 likewise. The keys of the token are rotated in shared memory.
 template <int N>
 __global__ void __launch_bounds__(kWriteThreads)
     rope_kv_write_kernel(const __grid_constant__ WriteProblem<bf16, uint8_t> p) {

@@ -129,7 +129,7 @@ struct PagedRows {
   int head_dim, count;
   IndexRange<int> keys;  // each row sees some of these keys
   int first_position;    // the lowest of the rows
-  E4m3Tiles pages;       // of a cache in e4m3
+  E4m3Tiles pages;       // if the cache is in e4m3
 
   __device__ const T* query(int r) const {
     return r < count ? q + r / heads * q_stride + static_cast<int64_t>(r % heads) * head_dim

@@ -95,7 +95,7 @@ struct DecodeRows {
   struct Item {
     int sequence, position;
     int64_t slot;     // cache slot of the token; negative if it has none
-    float scales[2];  // of the keys and values of a cache in e4m3
+    float scales[2];  // keys' and values', if the cache is in e4m3
 
     template <class Problem>
     static __device__ Item load(const Problem& p, int item) {
