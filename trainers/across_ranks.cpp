@@ -48,6 +48,8 @@ std::vector<std::vector<double>> gather_numbers(Communicator& comm,
     comm.all_reduce(sums);
     std::ranges::copy(sums.to_vector<double>(), piece.begin());
   }
+  // The device's sums are incomplete if a rank has ended meanwhile, which this call names.
+  if (device.is_cuda()) comm.barrier();
   std::vector<std::vector<double>> all;
   auto next = numbers.begin();
   for (const double size : sizes) {
