@@ -209,9 +209,6 @@ void add_attention(Rows& rows) {
   }
 }
 
-// Decode attention of one token per sequence over its cached keys and values. A call uses several
-// caches, like the layers of a model, so that they are not read from the device's L2 cache. It is
-// replayed as a graph, like decode steps.
 // Pages of a cache: random ones, repeated, since random numbers come from the host.
 Tensor random_pages(const Shape& shape, DType dtype) {
   const Tensor some = random({std::min<int64_t>(shape[0], 1024), shape[1], shape[2], shape[3]});
@@ -223,6 +220,9 @@ Tensor random_pages(const Shape& shape, DType dtype) {
   return out;
 }
 
+// Decode attention of one token per sequence over its cached keys and values. A call uses several
+// caches, like the layers of a model, so that they are not read from the device's L2 cache. It is
+// replayed as a graph, like decode steps.
 void add_decode_from(Rows& rows, DType dtype) {
   constexpr int64_t kBlock = 16;
   constexpr int kCaches = 5;

@@ -99,8 +99,11 @@ void note_base(const AdapterBase& base) {
 void note_precision(const PrecisionConfig& asked, const std::string& start) {
   const PrecisionConfig saved = start.empty() ? asked : load_precision(start);
   const std::string change = precision_change(asked, saved, start);
-  if (!change.empty())
-    logging::write(saved.rounds_keys() ? logging::Level::kWarn : logging::Level::kInfo, change);
+  if (change.empty()) return;
+  if (saved.rounds_keys())
+    logging::warn(change + "; hint: precision.cache=fp8");
+  else
+    logging::info(change);
 }
 
 // Loads the data, and makes the model if none is loaded.
@@ -289,7 +292,9 @@ ModelStart::ModelStart(const StageSetup& setup) : checkpoint(checkpoint_of(setup
     resume(setup, checkpoint, state);
     const std::string change =
         precision_change(setup.config.model.precision, load_precision(checkpoint), checkpoint);
-    if (!change.empty()) throw InputError(change + ", or a new run with init_from=" + checkpoint);
+    if (!change.empty())
+      throw InputError(change +
+                       "; hint: leave it out, or start a new run with init_from=" + checkpoint);
   }
   state.steps = steps;
   if (state.planned_steps.empty() || state.planned_steps.back() < steps)

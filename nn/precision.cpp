@@ -13,12 +13,9 @@ namespace fs = std::filesystem;
 std::string precision_change(const PrecisionConfig& asked, const PrecisionConfig& saved,
                              const std::string& source) {
   if (asked == saved) return "";
-  const auto name = [](const PrecisionConfig& precision) {
-    return precision.rounds_keys() ? "fp8" : "bf16";
-  };
-  return str("precision.cache: the run has ", name(asked), ", but the model of ", source,
-             saved.rounds_keys() ? " was trained with fp8" : " was trained without rounded keys",
-             "; hint: precision.cache=", name(saved));
+  return str("precision.cache: the run has ", asked.rounds_keys() ? "fp8" : "bf16",
+             ", but the model of ", source,
+             saved.rounds_keys() ? " was trained with fp8" : " was trained without rounded keys");
 }
 
 void check_precision(const ModelConfig& config, DType dtype, const std::string& file) {

@@ -23,13 +23,13 @@ HOPPER = {"sm_90a"}  # objects of cmake/layers.cmake that are compiled for sm_90
 MAX_STATIC_SHARED = 48 << 10
 # Bytes of local memory per thread that a kernel may use on any architecture, by a pattern of its demangled name; the first
 # match counts. Attention at its register limit spills: most for heads of 256, and on 10.0 and 12.0, which lose more registers
-# to addresses. The two kernels of sampling index small arrays.
+# to addresses; there also paged attention that expands keys in e4m3. The two kernels of sampling index small arrays.
 ALLOWED_STACK = [
     (r"attention_forward_kernel<__nv_bfloat16, 256.*WithDropout", 416), (r"attention_forward_kernel<__nv_bfloat16, 256", 368),
     (r"attention_forward_kernel<__nv_bfloat16, 128.*WithDropout", 96), (r"attention_forward_kernel<__nv_bfloat16, 64", 168),
     (r"attention_forward_kernel<__nv_bfloat16, 128", 72), (r"attention_paged_kernel<float, 64.*WithDropout", 104),
     (r"attention_(forward|paged)_kernel<float", 88),
-    (r"attention_paged_kernel<__nv_bfloat16, 128", 32),
+    (r"attention_paged_kernel<__nv_bfloat16.*unsigned char", 80), (r"attention_paged_kernel<__nv_bfloat16, 128", 32),
     (r"\bbackward_kernel<.*WithDropout", 144), (r"\bbackward_kernel<", 80),
     (r"forward_sm90_kernel<.*Sm90Shape<256, 2>", 192), (r"\b(sample|modify)_kernel", 136),
     ("", 24)]

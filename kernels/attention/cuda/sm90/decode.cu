@@ -15,6 +15,10 @@
 // columns, whose rows of 128 bytes are swizzled for ldmatrix. So the memory is busy while the
 // consumers begin and end an item, whose look-ups and loads depend on each other.
 //
+// A cache in e4m3 (PagedKV) is loaded in pages of 16 tokens, whose bytes the consumers expand in
+// registers, a few at a time. Its loads take half the time, so that the consumers' latency limits
+// it: with many items, a single producer warp leaves registers for more blocks.
+//
 // With few items, the blocks of a cluster share the chunks of the rows: block b takes chunks b,
 // b + size, ... of the visible ones. After each round every block combines part of the elements of
 // O, reading the chunks in ascending order from the shared memory of the other blocks. A single
@@ -256,8 +260,9 @@ __device__ __forceinline__ void clear_inputs(char* shared) {
   __syncwarp();
 }
 
-// Producer warp of keys (0), values (1), inputs (2), or of everything (negative). Loads those of
-// the block's items, `stride` apart.
+// Producer warp of keys (0), values (1) or inputs (2). A single one is that of keys in its first
+// half, of values in its second one, and of inputs. Loads those of the block's items, `stride`
+// apart.
 template <class Shape, class Problem>
 __device__ __forceinline__ void run_producer(int producer, const CUtensorMap* map,
                                              const DecodeStages<Shape>& stages, char* shared,

@@ -94,17 +94,19 @@ struct DecodeRows {
   // The values of an item that only the device knows.
   struct Item {
     int sequence, position;
-    int64_t slot;     // cache slot of the token; negative if it has none
-    float scales[2];  // keys' and values', if the cache is in e4m3
+    int64_t slot;            // cache slot of the token; negative if it has none
+    float k_scale, v_scale;  // if the cache is in e4m3
 
     template <class Problem>
     static __device__ Item load(const Problem& p, int item) {
       const int columns = p.kv_heads * p.parts, token = item / columns;
       // Prefetching reads must bypass L1, which may hold outdated data.
-      Item out{__ldcg(p.sequences + token), __ldcg(p.positions + token), -1, {}};
-      if (p.scales != nullptr)
-        for (int i = 0; i < 2; ++i)
-          out.scales[i] = __ldcg(p.scales + i * p.kv_heads + item % columns / p.parts);
+      Item out{__ldcg(p.sequences + token), __ldcg(p.positions + token), -1, 0, 0};
+      if (p.scales != nullptr) {
+        const float* const scale = p.scales + item % columns / p.parts;
+        out.k_scale = __ldcg(scale);
+        out.v_scale = __ldcg(scale + p.kv_heads);
+      }
       if (out.is_active(p)) out.slot = p.table.slot(p.table.row(out.sequence), out.position);
       return out;
     }
@@ -121,7 +123,7 @@ struct DecodeRows {
   bool is_first_part;
   int count;     // rows
   int64_t slot;  // as in Item, and the scales
-  float scales[2];
+  float k_scale, v_scale;
   int end_key;  // end of the keys that the rows see
   IndexRange<int> tiles;
 
@@ -143,8 +145,8 @@ struct DecodeRows {
     o = p.o + token * p.o_stride + head * p.head_dim;
     blocks = item.is_active(p) ? p.table.row(item.sequence) : nullptr;
     slot = item.slot;
-    scales[0] = item.scales[0];
-    scales[1] = item.scales[1];
+    k_scale = item.k_scale;
+    v_scale = item.v_scale;
     count = min(16, group - in_group);
     end_key = p.table.keys_of(position);
     tiles = IndexRange<int>{max(0, p.rule.first_key(end_key)), end_key}.tiles(keys_per_tile);
@@ -153,7 +155,7 @@ struct DecodeRows {
 };
 
 // Stages of a tile of keys, filled by producer 0, and one of values, by producer 1; and slots of
-// the inputs of items, filled by producer 2.
+// the inputs of items, filled by producer 2 or by the single one.
 template <class Shape>
 struct DecodeStages {
   uint32_t base;

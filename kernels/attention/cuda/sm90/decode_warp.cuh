@@ -83,15 +83,16 @@ struct DecodeWarp {
       sync_computing<Shape>();
     }
     if constexpr (Shape::kIsE4m3) {
-      k_factor = dequantize_factor(rows.scales[0]);
-      v_factor = dequantize_factor(rows.scales[1]);
+      k_factor = dequantize_factor(rows.k_scale);
+      v_factor = dequantize_factor(rows.v_scale);
 #pragma unroll 1
       for (int i = static_cast<int>(threadIdx.x); i < 2 * Shape::kDim; i += Shape::kComputing) {
         const int part = i / Shape::kDim, d = i % Shape::kDim;
         const auto* const from = reinterpret_cast<const bf16*>(shared + inputs + Shape::kNewKey);
         char* const to = shared + inputs + Shape::kKeyBytes + part * Shape::kDim;
+        const E4m3Grid grid(part == 0 ? rows.k_scale : rows.v_scale);
         to[part == 0 ? d / 16 * 16 + cell_position(d % 16) : d] =
-            static_cast<char>(E4m3Grid(rows.scales[part]).quantize(to_float(from[i])).bits);
+            static_cast<char>(grid.quantize(to_float(from[i])).bits);
       }
       sync_computing<Shape>();
     }
