@@ -38,11 +38,11 @@ void check_rope_table(ArgumentCheck& check, const Tensor& table);
 
 // kInverse applies the transpose of the rotation: the backward of kForward.
 enum class RopeDirection { kForward, kInverse };
-// y (+)= rotated x, except for the last heads of each token, which are copied. Without a table all
-// heads are. With scales, the last 2 Hkv heads, keys and values, are rounded to multiples of e4m3
-// numbers (kernels/kv_scales.h). A position outside
-// [0, rows) is an Error on the CPU; on CUDA the rotated heads become NaN. Products and sums are
-// rounded one by one (no fma), so that f32 results have the same bits on every device.
+// y (+)= rotated x, except for the last heads of each token, which are copied; without a table, all
+// are. With scales, the last 2 Hkv heads, keys and values, are rounded to multiples of e4m3 numbers
+// (kernels/kv_scales.h). A position outside [0, rows) is an Error on the CPU; on CUDA the rotated
+// heads become NaN. Products and sums are rounded one by one (no fma), so that f32 results have the
+// same bits on every device.
 struct Rope {
   Tensor& y;                // [T, H, D]; may be x when overwriting
   const Tensor& x;          // [T, H, D]

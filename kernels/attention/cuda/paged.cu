@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kWriteThreads)
 template <int N>
 __global__ void __launch_bounds__(kWriteThreads)
     rope_kv_write_kernel(const __grid_constant__ WriteProblem<bf16, uint8_t> p) {
-  extern __shared__ __align__(16) char shared[];
+  extern __shared__ __align__(128) char shared[];  // attention_paged_kernel() has the same symbol
   launch_dependents_and_wait();
   const int64_t token = blockIdx.x;
   const int sequence = p.sequences[token], position = p.positions[token];

@@ -178,7 +178,7 @@ struct PagedProblem {
   using Rows = PagedRows<T, C>;
   const T* q;
   const C *k, *v;
-  const float* scales;  // null: the cache is not in e4m3
+  const float* scales;  // kv_scales(), for a cache in e4m3
   T* o;
   const int32_t *sequences, *positions;
   PageTable table;
@@ -187,7 +187,7 @@ struct PagedProblem {
   int parts;  // blocks per group of heads
   RowFormat format;
   CombinedScratch combined;
-  static constexpr bool kIsPaged = !std::is_same_v<T, C>;
+  static constexpr bool kIsE4m3 = !std::is_same_v<T, C>;
 
   // Sequence of a token; -1 if idle.
   __device__ int sequence_of(int64_t token) const {
@@ -206,8 +206,8 @@ struct PagedProblem {
     if (in_block != 0 && sequence_of(first - 1) == sequence) return false;
     const int64_t dim = format.head_dim, head = kv_head * group + in_group;
     rows = {.q = q + first * q_stride + head * dim,
-            .k = k + kv_head * (kIsPaged ? kPageTokens * dim : dim),
-            .v = v + kv_head * (kIsPaged ? kPageTokens * dim : dim),
+            .k = k + kv_head * (kIsE4m3 ? kPageTokens * dim : dim),
+            .v = v + kv_head * (kIsE4m3 ? kPageTokens * dim : dim),
             .o = o + first * o_stride + head * dim,
             .positions = positions + first,
             .blocks = table.has(sequence) ? table.row(sequence) : nullptr,
@@ -222,7 +222,7 @@ struct PagedProblem {
             .keys = {0, 0},
             .first_position = 0,
             .pages = {}};
-    if constexpr (kIsPaged)
+    if constexpr (kIsE4m3)
       rows.pages = {.stride = kv_heads * kPageTokens * dim,
                     .k_factor = dequantize_factor(scales[kv_head]),
                     .v_factor = dequantize_factor(scales[kv_heads + kv_head])};
