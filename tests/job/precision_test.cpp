@@ -62,7 +62,8 @@ TEST_F(Precision, AResumeWithAnotherIsRefused) {
 // A checkpoint's model computes as it was trained.
 TEST_F(Precision, ModelsRememberIt) {
   const std::string run = train_new(plan("run", kSmallSft)), at = find_checkpoint(run);
-  const Transformer& model = *load_model(at, DType::kF32).model;
+  const LoadedModel loaded = load_model(at, DType::kF32);
+  const Transformer& model = *loaded.model;
   EXPECT_TRUE(model.config().precision.rounds_keys());
   EXPECT_EQ(model.cache_dtype(), DType::kF32);
   EXPECT_EQ(cache_dtype(model.config(), DType::kBF16), DType::kE4M3);
