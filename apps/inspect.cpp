@@ -24,6 +24,7 @@ void print_architecture(const ModelConfig& c) {
   print_row("vocabulary", str(c.vocab_size, " rows", c.tie_embeddings ? ", tied to the head" : ""));
   print_row("context", str(c.context, " tokens"));
   if (c.precision.rounds_keys()) print_row("cache", "fp8");
+  if (c.precision.rounds_queries()) print_row("attention", "fp8");
 }
 
 // Parts of the model, each with all parameters whose names contain a substring.

@@ -236,7 +236,7 @@ void add_decode_from(Rows& rows, DType dtype) {
     const Shape pages{blocks, kBlock, kv_heads, dim};
     const Tensor table = counting<int32_t>(blocks, 1, blocks).reshape({sequences, -1});
     std::vector<PagedKV> caches;
-    const Tensor scales = Tensor::full({2, kv_heads}, 0x1p-8, DType::kF32, g_setup.device);
+    const Tensor scales = Tensor::full({2 * kv_heads}, 0x1p-8, DType::kF32, g_setup.device);
     for (int i = 0; i < kCaches; ++i)
       caches.push_back({random_pages(pages, dtype), random_pages(pages, dtype), table,
                         dtype == DType::kE4M3 ? scales : Tensor()});

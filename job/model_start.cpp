@@ -101,7 +101,8 @@ void note_precision(const PrecisionConfig& asked, const std::string& start) {
   const std::string change = precision_change(asked, saved, start);
   if (change.empty()) return;
   if (saved.rounds_keys())
-    logging::warn(change + "; hint: precision.cache=fp8");
+    logging::warn(change + (saved.rounds_queries() ? "; hint: precision.attention=fp8"
+                                                   : "; hint: precision.cache=fp8"));
   else
     logging::info(change);
 }

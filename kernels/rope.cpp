@@ -44,8 +44,8 @@ void rope(const Rope& args) {
   check.require(args.plain_heads >= 0 && args.plain_heads <= check["H"],
                 "expected plain_heads from 0 to ", check["H"], ", got ", args.plain_heads);
   if (args.scales.defined()) {
-    check("f32 [2, Hkv] scales", args.scales);
-    check.require(check["D"] % 2 == 0 && 2 * check["Hkv"] <= check["H"] &&
+    check("f32 [N] scales", args.scales);
+    check.require(check["D"] % 2 == 0 && check["N"] <= check["H"] &&
                       args.direction == RopeDirection::kForward && args.mode == Grad::kOverwrite,
                   "expected scales of the last heads of x, of an even size, in a forward that "
                   "overwrites; got ",

@@ -39,8 +39,8 @@ void check_rope_table(ArgumentCheck& check, const Tensor& table);
 // kInverse applies the transpose of the rotation: the backward of kForward.
 enum class RopeDirection { kForward, kInverse };
 // y (+)= rotated x, except for the last heads of each token, which are copied; without a table, all
-// are. With scales, the last 2 Hkv heads, keys and values, are rounded to multiples of e4m3 numbers
-// (kernels/kv_scales.h). A position outside [0, rows) is an Error on the CPU; on CUDA the rotated
+// are. With scales, the last N heads, such as keys and values, are rounded to multiples of e4m3
+// numbers (kernels/kv_scales.h). A position outside [0, rows) is an Error on the CPU; on CUDA the rotated
 // heads become NaN. Products and sums are rounded one by one (no fma), so that f32 results have the
 // same bits on every device.
 struct Rope {
@@ -52,7 +52,7 @@ struct Rope {
   RopeDirection direction = RopeDirection::kForward;
   Grad mode = Grad::kOverwrite;
   int64_t plain_heads = 0;  // last heads of H that are not rotated, such as the values of qkv
-  Tensor scales = {};       // [2, Hkv] f32, of kForward that overwrites; may be undefined
+  Tensor scales = {};       // [N] f32, of kForward that overwrites; may be undefined
 };
 COHORT_KERNEL(void rope(const Rope& args));
 

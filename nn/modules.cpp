@@ -106,7 +106,9 @@ SelfAttention::SelfAttention(ParameterSet& set, const std::string& name, const M
     k_norm_ = weight(".k_norm.weight", c.qk_norm ? c.head_dim : kv);
   }
   if (c.precision.rounds_keys())
-    kv_scales_ = Tensor::full({2, c.num_kv_heads}, 1, DType::kF32, set.device());
+    kv_scales_ =
+        Tensor::full({(c.precision.rounds_queries() ? c.num_heads : 0) + 2 * c.num_kv_heads}, 1,
+                     DType::kF32, set.device());
   if (c.attention_sinks) sinks_ = set.add({name + ".sinks", {c.num_heads}});
 }
 
@@ -114,13 +116,18 @@ void SelfAttention::write_kv_scales(const Norm& norm) const {
   if (!kv_scales_.defined()) return;
   const ModelConfig& c = *config_;
   const Linear& qkv = layers_[kQkv];
-  const int64_t first = c.num_heads * c.head_dim, rows = 2 * c.num_kv_heads * c.head_dim;
+  const int64_t rows = kv_scales_.numel() * c.head_dim,
+                first = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim - rows;
   const auto rows_of = [&](const Tensor& t) { return t.defined() ? t.narrow(0, first, rows) : t; };
   Tensor scales = kv_scales_;
   const Tensor w = rows_of(qkv.weight.value()), bias = rows_of(qkv.bias.value());
   kernels::KvScales call = norm.kv_scales(scales, w, bias);
-  if (k_norm_.defined()) call.k_norm = k_norm_.value();
-  if (c.is_rotary(layer_)) call.key_gain = c.max_rotary_gain();
+  call.kv_heads = c.num_kv_heads;
+  if (k_norm_.defined()) {
+    call.q_norm = q_norm_.value();
+    call.k_norm = k_norm_.value();
+  }
+  if (c.is_rotary(layer_)) call.rotary_gain = c.max_rotary_gain();
   if (qkv.lora.defined()) {
     call.a = qkv.lora.a.value().with_padding();
     call.sb = rows_of(qkv.weight.value().with_padding()).narrow(1, c.d_model, qkv.lora.columns());
@@ -142,6 +149,7 @@ Variable SelfAttention::operator()(const Variable& x, const Pass& pass) const {
   call.terms = {pass.position_terms.bias, sinks_};
   call.desc.dropout = dropout_spec(c.dropout, pass, layer_, DropoutSite::kAttention);
   call.kv_scales = kv_scales_;
+  if (c.precision.rounds_queries()) call.desc.fp8_scales = kv_scales_;
   if (c.is_rotary(layer_)) call.rope_table = pass.position_terms.rope_table;
   call.qkv = reshape(layers_[kQkv](x, pass.options.adapters),
                      {tokens, c.num_heads + 2 * c.num_kv_heads, c.head_dim});

@@ -36,7 +36,7 @@ struct AttentionCall {
   kernels::AttentionDesc desc;
   AttentionTerms terms;
   Tensor rope_table;    // undefined: queries and keys are not rotated
-  Tensor kv_scales;     // [2, Hkv] f32; undefined: keys and values are not rounded
+  Tensor kv_scales;     // f32, of the last heads of qkv, which are rounded; undefined: none are
   Variable qkv;         // [T, H + 2 Hkv, D]: a token's queries, keys and values; may be overwritten
   int64_t padding = 0;  // columns behind each row of the output
 };
@@ -107,7 +107,7 @@ class SelfAttention {
   // [T, d_model] -> [T, d_model]
   Variable operator()(const Variable& x, const Pass& pass) const;
   std::span<const Linear> layers() const { return layers_; }
-  // Writes the scales of keys and values, if those are rounded: to be called whenever parameters
+  // Writes the scales of what is rounded of queries, keys and values: to be called whenever parameters
   // have changed. `norm`: that of the input.
   void write_kv_scales(const Norm& norm) const;
 
@@ -117,7 +117,7 @@ class SelfAttention {
   enum { kQkv, kOut };
   std::array<Linear, 2> layers_;
   Variable q_norm_, k_norm_, sinks_;  // undefined: none
-  Tensor kv_scales_;                  // [2, Hkv] f32; undefined: keys and values are not rounded
+  Tensor kv_scales_;                  // [2 Hkv] or [H + 2 Hkv] f32; undefined: nothing is rounded
 };
 
 // RNG stream of one dropout of the model; layer 0 is the embedding, layer i + 1 is block i.

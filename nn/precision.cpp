@@ -13,18 +13,23 @@ namespace fs = std::filesystem;
 std::string precision_change(const PrecisionConfig& asked, const PrecisionConfig& saved,
                              const std::string& source) {
   if (asked == saved) return "";
-  return str("precision.cache: the run has ", asked.rounds_keys() ? "fp8" : "bf16",
-             ", but the model of ", source,
-             saved.rounds_keys() ? " was trained with fp8" : " was trained without rounded keys");
+  const auto line = [&](const char* key, bool asks_fp8, const char* other) {
+    return str("precision.", key, ": the run has ", asks_fp8 ? "fp8" : "bf16",
+               ", but the model of ", source, " was trained ", asks_fp8 ? other : "with fp8");
+  };
+  if (asked.rounds_keys() != saved.rounds_keys())
+    return line("cache", asked.rounds_keys(), "without rounded keys");
+  return line("attention", asked.rounds_queries(), "with attention in bf16");
 }
 
 void check_precision(const ModelConfig& config, DType dtype, const std::string& file) {
   if (!config.precision.rounds_keys()) return;
   const auto require = [&](bool ok, const std::string& message) {
     if (ok) return;
-    throw InputError(file.empty() ? str("precision.cache: fp8 ", message,
-                                        "; hint: remove the key precision.cache")
-                                  : str(file, ": cache: fp8 ", message,
+    const char* const key = config.precision.rounds_queries() ? "attention" : "cache";
+    throw InputError(file.empty() ? str("precision.", key, ": fp8 ", message,
+                                        "; hint: remove the key precision.", key)
+                                  : str(file, ": ", key, ": fp8 ", message,
                                         "; hint: remove the file to compute in the model's dtype "
                                         "(of a checkpoint: in its export)"));
   };
@@ -35,6 +40,10 @@ void check_precision(const ModelConfig& config, DType dtype, const std::string& 
   require(dim % 2 == 0, str("needs an even head_dim, got ", dim));
   require(dtype != DType::kBF16 || dim == 64 || dim == 128 || dim == 256,
           str("supports a head_dim of 64, 128 or 256 in bf16, got ", dim));
+  if (!config.precision.rounds_queries()) return;
+  require(config.dropout == 0, str("needs dropout: 0, got ", config.dropout));
+  require(dtype != DType::kBF16,
+          "runs on the CPU only, in f32 and f64; for a GPU there is cache: fp8");
 }
 
 DType cache_dtype(const ModelConfig& config, DType dtype) {
@@ -55,7 +64,9 @@ PrecisionConfig load_precision(const std::string& dir) {
 
 bool save_precision(const PrecisionConfig& precision, const std::string& dir) {
   if (precision == PrecisionConfig()) return false;
-  write_file_durable(dir + "/" + kPrecisionFile, "{\"cache\": \"fp8\"}\n");
+  write_file_durable(dir + "/" + kPrecisionFile,
+                     precision.rounds_queries() ? "{\"cache\": \"fp8\", \"attention\": \"fp8\"}\n"
+                                                : "{\"cache\": \"fp8\"}\n");
   return true;
 }
 

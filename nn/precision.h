@@ -16,15 +16,29 @@ enum class CachePrecision { kModel, kFp8 };
 inline constexpr EnumName<CachePrecision> kCachePrecisionNames[] = {
     {CachePrecision::kModel, "bf16"}, {CachePrecision::kFp8, "fp8"}};
 
+// The operands of attention: those of the model's dtype, or e4m3 (AttentionDesc::fp8_scales).
+enum class AttentionPrecision { kModel, kFp8 };
+inline constexpr EnumName<AttentionPrecision> kAttentionPrecisionNames[] = {
+    {AttentionPrecision::kModel, "bf16"}, {AttentionPrecision::kFp8, "fp8"}};
+
 struct PrecisionConfig {
   CachePrecision cache = CachePrecision::kModel;
+  AttentionPrecision attention = AttentionPrecision::kModel;
 
-  bool rounds_keys() const { return cache == CachePrecision::kFp8; }
-  bool operator==(const PrecisionConfig&) const = default;
+  bool rounds_queries() const { return attention == AttentionPrecision::kFp8; }
+  // Attention in FP8 has a cache in FP8.
+  bool rounds_keys() const { return cache == CachePrecision::kFp8 || rounds_queries(); }
+  bool operator==(const PrecisionConfig& other) const {
+    return rounds_keys() == other.rounds_keys() && attention == other.attention;
+  }
   void visit(ConfigVisitor& v) {
     v.choice("cache", cache, kCachePrecisionNames,
              "keys and values of attention: bf16 (the model's dtype) or fp8 (e4m3, half the memory "
              "of the cache); in training too, so that ratios stay 1");
+    v.choice(
+        "attention", attention, kAttentionPrecisionNames,
+        "operands of attention: bf16 (the model's dtype) or fp8 (e4m3, with cache: fp8); on the "
+        "CPU only so far");
   }
 };
 
@@ -39,9 +53,8 @@ void check_precision(const ModelConfig& config, DType dtype, const std::string& 
 DType cache_dtype(const ModelConfig& config, DType dtype);
 
 inline constexpr const char* kPrecisionFile = "precision.json";
-// precision.json of a model's folder, which has the configuration's keys where they are not the
-// defaults. Throws InputError for an entry that cannot be read, lacks `cache`, or has other keys or
-// values.
+// precision.json of a model's folder, which has `cache` and, if it is not the default, `attention`.
+// Throws InputError for an entry that cannot be read, lacks `cache`, or has other keys or values.
 PrecisionConfig load_precision(const std::string& dir);
 // Writes the file unless all values are the defaults; returns true if it did.
 bool save_precision(const PrecisionConfig& precision, const std::string& dir);

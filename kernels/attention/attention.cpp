@@ -31,6 +31,10 @@ void check_desc(ArgumentCheck& check, const AttentionDesc& desc) {
                 floor, " and ", rate);
   check("accumulate [H] slopes?, sinks?; accumulate [H, 2 R + 1] bias?; i32 [S] prefix_lm?",
         desc.slopes, desc.sinks, desc.bias, desc.prefix_lm);
+  check("f32 [heads] fp8_scales?", desc.fp8_scales);
+  check.require(!desc.fp8_scales.defined() ||
+                    (check["heads"] == check["H"] + 2 * check["Hkv"] && desc.dropout.p == 0),
+                "expected fp8_scales [H + 2 Hkv] and no dropout, got ", desc.fp8_scales);
   if (desc.prefix_lm.defined())
     check.require(causal && desc.window == 0 && !desc.prefixes.defined() && !desc.tiles.defined(),
                   "expected a causal mask, no window, shared prefixes or tiles with prefix_lm");
@@ -70,7 +74,6 @@ ArgumentCheck check_packed(ArgumentCheck check, const Args& args) {
 
 // tokens: queries, or all of qkv.
 void check_cache(ArgumentCheck& check, const PagedKV& cache, const Tensor& tokens) {
-  if (cache.scales.defined()) check("f32 [2, Hkv] cache.scales", cache.scales);
   if (cache.k.dtype() == DType::kE4M3) {
     check("e4m3 [blocks, block_tokens, Hkv, D] cache.k, cache.v", cache.k, cache.v);
     check.require(cache.scales.defined() && check["block_tokens"] % 16 == 0 &&
@@ -85,7 +88,8 @@ void check_cache(ArgumentCheck& check, const PagedKV& cache, const Tensor& token
     check.require(!cache.scales.defined() || cache.k.dtype() != DType::kBF16,
                   "expected no scales of a cache in bf16, whose rounded keys are in e4m3");
   }
-  check("i32 [S, max_blocks] cache.block_table", cache.block_table);
+  check("i32 [S, max_blocks] cache.block_table; f32 [N] cache.scales?", cache.block_table,
+        cache.scales);
   check.require(check["block_tokens"] >= 1 && check["Hkv"] >= 1,
                 "expected a cache with at least one token per block and head, got ", cache.k);
   check_head_dim(check, cache.k);
@@ -97,6 +101,10 @@ void check_write(ArgumentCheck check, const RopeKvWrite& args) {
         args.qkv);
   check.require(check["heads"] > 2 * check["Hkv"], "expected qkv [T, H + 2 Hkv, D] with ",
                 check["Hkv"], " key heads, got ", args.qkv);
+  check.require(!args.cache.scales.defined() || check["N"] == 2 * check["Hkv"] ||
+                    check["N"] == check["heads"],
+                "expected scales of the heads of keys and values, or of all, got ",
+                args.cache.scales);
   if (args.table.defined()) check_rope_table(check, args.table);
 }
 

@@ -34,6 +34,14 @@
 // over head dims and O over keys, ascending: one element at a time, in bf16 on CUDA in steps of 16,
 // each accumulated as mma.m16n8k16 does. The bits of a row depend on its own query and keys only.
 // Chunks may be computed in parallel, as decoding of few rows with long contexts does.
+//
+// FP8 attention (desc.fp8_scales; after FlashAttention-3, Shah et al. 2024): queries, keys and
+// values are multiples of e4m3 numbers, r = fma(m, c, -8) replaces m c, so that P is at most 2^8,
+// and P is rounded to e4m3 after it has been added to l. On CUDA, S is accumulated as
+// wgmma.m64nNk32 does in e4m3, in ascending steps of 32 head dims, for heads of 256 in two sums of
+// 128, which are added. P V of a tile of keys is accumulated so from zero, in steps of 32 keys, and
+// then O = fma(O, alpha, P V), because those sums keep 13 bits. The order within a step has no
+// effect. On the CPU, sums have the dtype of the call. The backward is that of P before rounding.
 #pragma once
 
 #include <cmath>
@@ -98,6 +106,9 @@ struct AttentionDesc {
   Tensor slopes;                 // [H]: ALiBi (Press et al. 2022)
   Tensor bias;                   // [H, 2 R + 1]: T5's, by distance
   Tensor sinks;                  // [H] (Xiao et al. 2024; gpt-oss)
+  // FP8 attention: scales of the heads of queries, keys and values, which are multiples of e4m3
+  // numbers by them (kv_scales()), [H + 2 Hkv] f32; undefined: none. Requires no dropout.
+  Tensor fp8_scales;
 };
 
 // Effective softmax scale.
@@ -163,11 +174,14 @@ COHORT_KERNEL(void attention_backward(const AttentionBackward& args));
 // mma.m16n8k16. Other dtypes keep the order above and their own type.
 struct PagedKV {
   Tensor k, v, block_table;
-  Tensor scales = {};  // [2, Hkv] f32, kv_scales(); undefined: keys and values are not rounded
+  // kv_scales(): of keys and values, [2 Hkv] f32, or for FP8 attention, which rounds queries too,
+  // [H + 2 Hkv]; undefined: nothing is rounded.
+  Tensor scales = {};
 };
 
 // Step between the QKV projection and attention_paged(): rotates the queries of new tokens in
-// place, and writes their rotated keys and their values to the cache, rounded if that has scales.
+// place, and writes their rotated keys and their values to the cache; heads that have a scale are
+// rounded.
 // Bit-identical to rope() and copies. A token is idle if its sequence or its position is negative:
 // nothing is written for it. Throws before writing if the block of a token is missing from the
 // block table, or its position from the rotary table; CUDA skips the keys in the former case and

@@ -10,9 +10,9 @@
 namespace cohort::kernels::cpu {
 namespace {
 
-// The largest bound of the keys or values of a head, whose first row is `row0`; as its bits.
+// The largest bound of a head, whose first row is `row0`; as its bits. Queries and keys are rotated.
 template <class T>
-uint32_t largest_bound(const KvScales& args, int64_t row0, int64_t dim, bool is_key) {
+uint32_t largest_bound(const KvScales& args, int64_t row0, int64_t dim, bool rotated) {
   const int64_t columns = args.w.dim(1), stride = RowOffsets(args.w).outer;
   // |x g|_2 and |x b|_1 of a row of weights.
   const auto norms = [&](const T* x) {
@@ -50,9 +50,9 @@ uint32_t largest_bound(const KvScales& args, int64_t row0, int64_t dim, bool is_
   uint32_t largest = 0;
   for (int64_t d = 0; d < dim; ++d) {
     const size_t i = static_cast<size_t>(d), partner = static_cast<size_t>((d + dim / 2) % dim);
-    const float bound = kv_bound(rows[i], is_key ? rows[partner] : KvRow{}, columns);
-    largest = std::max(largest,
-                       magnitude_bits(is_key ? bound * static_cast<float>(args.key_gain) : bound));
+    const float bound = kv_bound(rows[i], rotated ? rows[partner] : KvRow{}, columns);
+    largest = std::max(
+        largest, magnitude_bits(rotated ? bound * static_cast<float>(args.rotary_gain) : bound));
   }
   return largest;
 }
@@ -64,15 +64,16 @@ void kv_scales(const KvScales& args) {
   dispatch_float(args.w.dtype(), "kv_scales", [&]<class T>() {
     parallel_for(heads, 1, [&](int64_t begin, int64_t end) {
       for (int64_t h = begin; h < end; ++h) {
-        const bool is_key = h < heads / 2;
+        const bool rotated = h < heads - args.kv_heads;
+        const Tensor& norm = h < heads - 2 * args.kv_heads ? args.q_norm : args.k_norm;
         uint32_t bound = 0;
-        if (!is_key || !args.k_norm.defined()) {
-          bound = largest_bound<T>(args, h * dim, dim, is_key);
+        if (!rotated || !norm.defined()) {
+          bound = largest_bound<T>(args, h * dim, dim, rotated);
         } else {
           for (int64_t d = 0; d < dim; ++d)
-            bound = std::max(
-                bound, magnitude_bits(normed_key_bound(static_cast<float>(args.k_norm.data<T>()[d]),
-                                                       dim, static_cast<float>(args.key_gain))));
+            bound = std::max(bound,
+                             magnitude_bits(normed_bound(static_cast<float>(norm.data<T>()[d]), dim,
+                                                         static_cast<float>(args.rotary_gain))));
         }
         args.scales.data<float>()[h] = kv_scale(bound);
       }

@@ -30,6 +30,16 @@ struct Pages {
   }
 };
 
+// The word of four numbers that are at most 448, in the order of memory.
+__device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d) {
+  uint32_t word;
+  asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\nmov.b32 %0, {low, high};\n}\n"
+      : "=r"(word)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return word;
+}
+
 // Rounding to an E4m3Grid, for rotate().
 struct E4m3Rounding {
   E4m3Grid grid;

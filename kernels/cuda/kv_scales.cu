@@ -1,4 +1,4 @@
-// Scales of keys and values: a block has a head, a warp a row of its weights at a time.
+// Scales of queries, keys and values: a block has a head, a warp a row of its weights at a time.
 #include "kernels/cuda/device.cuh"
 #include "kernels/kv_scales.h"
 
@@ -10,10 +10,10 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 template <class T>
 struct Problem {
   float* scales;
-  const T *w, *bias, *norm, *norm_bias, *k_norm, *sb, *a;
+  const T *w, *bias, *norm, *norm_bias, *q_norm, *k_norm, *sb, *a;
   int64_t w_stride, sb_stride;
-  int heads, dim, columns, adapter_columns;
-  float norm_offset, key_gain;
+  int heads, kv_heads, dim, columns, adapter_columns;
+  float norm_offset, rotary_gain;
 
   // The lane's parts of |x g|_2^2 and of |x b|_1, summed over the warp.
   __device__ __forceinline__ KvRow norms(const T* x) const {
@@ -44,7 +44,9 @@ __global__ void __launch_bounds__(kThreads) kv_scales_kernel(const Problem<T> p)
   auto* const rows = reinterpret_cast<KvRow*>(memory);  // [D]
   launch_dependents_and_wait();
   const int head = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
-  const bool is_key = head < p.heads / 2, is_normed = is_key && p.k_norm != nullptr;
+  const bool is_rotated = head < p.heads - p.kv_heads;
+  const T* const head_norm = head < p.heads - 2 * p.kv_heads ? p.q_norm : p.k_norm;
+  const bool is_normed = is_rotated && head_norm != nullptr;
   const int warp = thread / 32, lane = thread % 32;
   float a_weights = 0, a_shifts = 0;  // the adapter's
   if (p.a != nullptr && !is_normed) {
@@ -78,9 +80,9 @@ __global__ void __launch_bounds__(kThreads) kv_scales_kernel(const Problem<T> p)
   uint32_t bound = 0;
   for (int d = thread; d < p.dim; d += kThreads) {
     const float of_row =
-        is_normed ? normed_key_bound(to_float(p.k_norm[d]), p.dim, p.key_gain)
-        : is_key  ? kv_bound(rows[d], rows[(d + p.dim / 2) % p.dim], p.columns) * p.key_gain
-                  : kv_bound(rows[d], {}, p.columns);
+        is_normed    ? normed_bound(to_float(head_norm[d]), p.dim, p.rotary_gain)
+        : is_rotated ? kv_bound(rows[d], rows[(d + p.dim / 2) % p.dim], p.columns) * p.rotary_gain
+                     : kv_bound(rows[d], {}, p.columns);
     bound = max(bound, magnitude_bits(of_row));
   }
   bound = block_reduce<kThreads>(bound, bounds, Largest{});
@@ -105,17 +107,19 @@ void kv_scales(const KvScales& args) {
                       .bias = pointer<T>(args.bias),
                       .norm = pointer<T>(args.norm),
                       .norm_bias = pointer<T>(args.norm_bias),
+                      .q_norm = pointer<T>(args.q_norm),
                       .k_norm = pointer<T>(args.k_norm),
                       .sb = pointer<T>(args.sb),
                       .a = pointer<T>(args.a),
                       .w_stride = RowOffsets(args.w).outer,
                       .sb_stride = RowOffsets(args.sb).outer,
                       .heads = static_cast<int>(heads),
+                      .kv_heads = static_cast<int>(args.kv_heads),
                       .dim = static_cast<int>(dim),
                       .columns = static_cast<int>(args.w.dim(1)),
                       .adapter_columns = args.sb.defined() ? static_cast<int>(args.sb.dim(1)) : 0,
                       .norm_offset = static_cast<float>(args.norm_offset),
-                      .key_gain = static_cast<float>(args.key_gain)});
+                      .rotary_gain = static_cast<float>(args.rotary_gain)});
   });
 }
 

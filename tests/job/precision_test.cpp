@@ -20,19 +20,43 @@ class Precision : public testing::Test {
 };
 
 TEST_F(Precision, TheRatioIsExactlyOne) {
-  for (const char* lora : {"lora.rank=0", "lora.rank=3"}) {
-    std::vector<std::string> overrides{lora, "beta=0.1"};
-    if (std::string(lora) == "lora.rank=3")
-      overrides.push_back("init_from=" + train_new(plan("base", kSmallSft)));
-    const std::string run = train_new(plan(std::string("run-") + lora, kSmallGrpo, overrides));
-    size_t steps = 0;
-    for (const Json& line : json_lines(run + "/metrics.jsonl")) {
-      if (line.find("ratio_deviation") == nullptr) continue;
-      EXPECT_EQ(metric(line, "ratio_deviation"), 0) << lora;
-      ++steps;
+  for (const std::string precision : {"precision.cache=fp8", "precision.attention=fp8"})
+    for (const std::string lora : {"lora.rank=0", "lora.rank=3"}) {
+      std::vector<std::string> overrides{precision, lora, "beta=0.1"};
+      const std::string name = precision + lora;
+      if (lora == "lora.rank=3")
+        overrides.push_back("init_from=" + train_new(plan("base" + name, kSmallSft, {precision})));
+      const std::string run = train_new(plan(name, kSmallGrpo, overrides));
+      size_t steps = 0;
+      for (const Json& line : json_lines(run + "/metrics.jsonl")) {
+        if (line.find("ratio_deviation") == nullptr) continue;
+        EXPECT_EQ(metric(line, "ratio_deviation"), 0) << name;
+        ++steps;
+      }
+      EXPECT_EQ(steps, 4u) << name;
     }
-    EXPECT_EQ(steps, 4u);
-  }
+}
+
+// `attention` says `cache` too, and the other way round it does not.
+TEST_F(Precision, AttentionIsPartOfAModel) {
+  const std::string fp8 = "precision.attention=fp8";
+  const std::string whole = train_new(plan("whole", kSmallSft, {"precision.cache=bf16", fp8})),
+                    cached = train_new(plan("cached", kSmallSft)),
+                    rest = train_interrupted(plan("rest", kSmallSft, {fp8}), 2);
+  EXPECT_NE(checkpoint_bytes(cached), checkpoint_bytes(whole));
+  EXPECT_THROW_WITH(train_rest(rest, {"precision.attention=bf16"}), InputError,
+                    "precision.attention: the run has bf16, but the model of");
+  train_rest(rest, {"precision.cache=bf16"});
+  EXPECT_EQ(checkpoint_bytes(rest), checkpoint_bytes(whole));
+  EXPECT_EQ(read_file(find_checkpoint(whole) + "/precision.json"),
+            "{\"cache\": \"fp8\", \"attention\": \"fp8\"}\n");
+  const LoadedModel loaded = load_model(find_checkpoint(whole), DType::kF32);
+  EXPECT_TRUE(loaded.model->config().precision.rounds_queries());
+  EXPECT_THROW_WITH(train_new(plan("dropped", kSmallSft, {fp8, "model.dropout=0.1"})), InputError,
+                    "precision.attention: fp8 needs dropout: 0, got 0.1; hint: remove the key "
+                    "precision.attention");
+  const ExpectLog lost("was trained with fp8; hint: precision.attention=fp8");
+  train_new(plan("lost", kSmallSft, {"init_from=" + whole}));
 }
 
 // The weights differ from those of keys that are not rounded, and resuming does not change them.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/attention/attention.h"
+#include "kernels/kv_scales.h"
 #include "tests/support/test_util.h"
 
 namespace cohort::test {
@@ -152,6 +153,39 @@ inline AttentionCase in_f32(const AttentionCase& c) {
   return in_dtype(c, DType::kF32);
 }
 
+// [T, heads, D] with each head rounded to the grid of its scale, [heads] f32; on the CPU.
+inline Tensor round_heads(const Tensor& t, const Tensor& scales) {
+  std::vector<float> x = t.to(DType::kF32).to_vector<float>();
+  for (size_t i = 0; i < x.size(); ++i) {
+    const int64_t head = static_cast<int64_t>(i) / t.dim(2) % t.dim(1);
+    x[i] = kernels::E4m3Grid(scales.data<float>()[head])(static_cast<float>(bf16(x[i])));
+  }
+  return Tensor::from(x, t.shape()).to(t.dtype());
+}
+// Some scales of the heads of queries, if there are any, keys and values: some that let most
+// numbers be subnormal or round to zero.
+inline Tensor some_scales(int64_t kv_heads, int64_t query_heads = 0) {
+  std::vector<float> out;
+  for (int64_t i = 0; i < query_heads; ++i) out.push_back(std::ldexp(1.0f, int(i % 5) - 8));
+  for (int64_t i = 0; i < 2 * kv_heads; ++i) out.push_back(std::ldexp(1.0f, int(3 * i % 9) - 4));
+  return Tensor::from(out);
+}
+// Rounds the heads of keys and values, or of queries too, for FP8 attention, which `desc` then has.
+inline void round_qkv(Tensor& q, Tensor& k, Tensor& v, kernels::AttentionDesc& desc,
+                      const Tensor& scales) {
+  const int64_t kv_heads = k.dim(1), queries = scales.numel() - 2 * kv_heads;
+  if (queries > 0) {
+    q = round_heads(q, scales.narrow(0, 0, queries));
+    desc.fp8_scales = scales;
+  }
+  k = round_heads(k, scales.narrow(0, queries, kv_heads));
+  v = round_heads(v, scales.narrow(0, queries + kv_heads, kv_heads));
+}
+inline AttentionCase rounded(AttentionCase c, const Tensor& scales) {
+  round_qkv(c.q, c.k, c.v, c.desc, scales);
+  return c;
+}
+
 // [T, H + 2 Hkv, D]: concatenated heads.
 inline Tensor side_by_side(const Tensor& q, const Tensor& k, const Tensor& v) {
   const int64_t heads = q.dim(1), kv_heads = k.dim(1);
@@ -218,6 +252,7 @@ inline void expect_output_may_be_strided(const AttentionCase& c) {
 inline AttentionCase on_device(const AttentionCase& c, Device device) {
   AttentionCase f = c;
   for (Tensor* t : {&f.q, &f.k, &f.v, &f.dout, &f.cu}) *t = t->to(device);
+  if (f.desc.fp8_scales.defined()) f.desc.fp8_scales = f.desc.fp8_scales.to(device);
   if (f.shape.p > 0)
     for (Tensor* t : {&f.desc.dropout.sequences, &f.desc.dropout.positions}) *t = t->to(device);
   return f;

@@ -6,31 +6,9 @@
 #include <numeric>
 
 #include "core/rng.h"
-#include "kernels/kv_scales.h"
 #include "tests/kernels/attention_cases.h"
 
 namespace cohort::test {
-
-// The case with keys and values rounded to the grids of `scales` [2, Hkv], on the CPU.
-inline AttentionCase rounded(AttentionCase c, const Tensor& scales) {
-  const auto round = [](const Tensor& t, const Tensor& of_heads) {
-    std::vector<float> x = t.to(DType::kF32).to_vector<float>();
-    for (size_t i = 0; i < x.size(); ++i) {
-      const int64_t head = static_cast<int64_t>(i) / t.dim(2) % t.dim(1);
-      x[i] = kernels::E4m3Grid(of_heads.data<float>()[head])(static_cast<float>(bf16(x[i])));
-    }
-    return Tensor::from(x, t.shape()).to(t.dtype());
-  };
-  c.k = round(c.k, scales.select(0, 0));
-  c.v = round(c.v, scales.select(0, 1));
-  return c;
-}
-// Scales of such a case: some that let most numbers be subnormal or round to zero.
-inline Tensor some_scales(int64_t kv_heads) {
-  std::vector<float> out;
-  for (int64_t i = 0; i < 2 * kv_heads; ++i) out.push_back(std::ldexp(1.0f, int(3 * i % 9) - 4));
-  return Tensor::from(out, {2, kv_heads});
-}
 
 // A cache for all sequences of `c` with the blocks in random order and unused ones between them;
 // with scales, in e4m3 where `c` is in bf16.

@@ -1,7 +1,7 @@
 // Packed sequences with a shared prefix, and the same ones repeating it.
 #pragma once
 
-#include "kernels/attention/attention.h"
+#include "tests/kernels/attention_cases.h"
 #include "tests/kernels/kernel_test.h"
 
 namespace cohort::kernels::test {
@@ -29,7 +29,8 @@ inline Tensor rows(int64_t tokens, int64_t heads, int64_t dim, DType dtype, uint
 inline Results run(const Packed& from, Device device = {}) {
   Packed in = from;
   for (Tensor* t : {&in.q, &in.k, &in.v, &in.dout, &in.cu_seqlens}) *t = t->to(device);
-  if (in.desc.prefixes.defined()) in.desc.prefixes = in.desc.prefixes.to(device);
+  for (Tensor* t : {&in.desc.prefixes, &in.desc.fp8_scales})
+    if (t->defined()) *t = t->to(device);
   const auto nan = [&](const Shape& shape, DType dtype) {
     return Tensor::full(shape, NAN, dtype, device);
   };
@@ -91,16 +92,18 @@ inline Packed alone(const Packed& all, const SharedPrefix& f, size_t i) {
       .v = with_prefix(all.v),
       .dout = with_prefix(all.dout),
       .cu_seqlens = Tensor::from(std::vector<int32_t>{0, static_cast<int32_t>(f.prefix + length)}),
-      .desc = {.window = f.window}};
+      .desc = {.window = f.window, .fp8_scales = all.desc.fp8_scales}};
   out.dout.narrow(0, 0, f.prefix).zero_();
   return out;
 }
 
 // Expects the bits of repeating the prefix, except for the gradients of its keys and values, which
-// are sums over the sequences, and for bf16 gradients, whose tiles start elsewhere.
+// are sums over the sequences, and for bf16 gradients, whose tiles start elsewhere. With scales, of
+// FP8 attention.
 inline void expect_as_repeated(const SharedPrefix& f, DType dtype, double tolerance,
-                               Device device = {}) {
-  const Packed all = shared(f, dtype);
+                               Device device = {}, const Tensor& scales = {}) {
+  Packed all = shared(f, dtype);
+  if (scales.defined()) ::cohort::test::round_qkv(all.q, all.k, all.v, all.desc, scales);
   const Results got = run(all, device);
   // Gradients of the prefix alone, to which those of all sequences are added.
   Packed root = all;

@@ -14,6 +14,7 @@ using namespace test;
 using ::cohort::test::random_tensor;
 
 constexpr int64_t kHeads = 3, kDim = 8, kColumns = 40, kRows = 2 * kHeads * kDim;
+constexpr int64_t kQueries = 6;  // heads of queries
 
 // Weights of a layer, and what its input is made of.
 struct Layer {
@@ -25,7 +26,7 @@ struct Layer {
          a = random_tensor({4, kColumns}, DType::kF64, 6);
 
   Tensor scales(DType dtype = DType::kF64, Device device = {}) const {
-    Tensor out = Tensor::empty({2, kHeads}, DType::kF32, device);
+    Tensor out = Tensor::empty({2 * kHeads}, DType::kF32, device);
     const auto to = [&](const Tensor& t) { return t.to(dtype).to(device); };
     const Tensor weights = to(w), biases = to(bias), gains = to(norm), shifts = to(norm_bias);
     kv_scales({.scales = out,
@@ -33,8 +34,9 @@ struct Layer {
                .bias = biases,
                .norm = gains,
                .norm_bias = shifts,
+               .kv_heads = kHeads,
                .norm_offset = 0.5,
-               .key_gain = 1.25,
+               .rotary_gain = 1.25,
                .sb = to(sb),
                .a = to(a)});
     return out.to(Device{});
@@ -104,16 +106,62 @@ TEST(KvScales, ArePowersOfTwo) {
 
 TEST(KvScales, NormedKeysHaveTheBoundOfTheirNorm) {
   Layer layer;
-  Tensor scales = Tensor::empty({2, kHeads}, DType::kF32);
+  Tensor scales = Tensor::empty({2 * kHeads}, DType::kF32);
   const Tensor k_norm = Tensor::from(std::vector<double>{1, 1, 1, -700, 1, 1, 1, 1}), none;
   kv_scales({.scales = scales,
              .w = layer.w,
              .bias = none,
              .norm = layer.norm,
              .norm_bias = none,
+             .kv_heads = kHeads,
              .k_norm = k_norm});
   // 1.07 sqrt(8) 700 = 2118 = 4.7 times 448.
   for (int64_t head = 0; head < kHeads; ++head) EXPECT_EQ(scales.data<float>()[head], 8);
+}
+
+// Heads of queries have the bounds of keys with the same weights; of RMSNorm, their own.
+void expect_scales_of_queries(DType dtype, Device device) {
+  Layer layer;
+  const Tensor none, q_norm = Tensor::full({kDim}, 700, dtype, device),
+                     k_norm = Tensor::full({kDim}, 1, dtype, device);
+  const auto to = [&](const Tensor& t) { return t.to(dtype).to(device); };
+  const Tensor rows = layer.w.narrow(0, 0, kHeads * kDim);
+  Tensor all = Tensor::empty({kQueries * kDim + kRows, kColumns}, layer.w.dtype());
+  all.narrow(0, 0, kHeads * kDim).copy_(rows);
+  all.narrow(0, kHeads * kDim, kHeads * kDim).fill_(0.25);
+  all.narrow(0, kQueries * kDim, kRows).copy_(layer.w);
+  const Tensor w = to(all), few = to(layer.w), norm = to(layer.norm);
+  Tensor scales = Tensor::empty({kQueries + 2 * kHeads}, DType::kF32, device),
+         of_keys = Tensor::empty({2 * kHeads}, DType::kF32, device);
+  const auto make = [&](Tensor& out, const Tensor& weights, const Tensor& q, const Tensor& k) {
+    kv_scales({.scales = out,
+               .w = weights,
+               .bias = none,
+               .norm = norm,
+               .norm_bias = none,
+               .kv_heads = kHeads,
+               .q_norm = q,
+               .k_norm = k});
+    return out.to_vector<float>();
+  };
+  const std::vector<float> keys = make(of_keys, few, none, none), got = make(scales, w, none, none);
+  EXPECT_EQ(std::vector(got.begin() + kQueries, got.end()), keys);
+  EXPECT_EQ(std::vector(got.begin(), got.begin() + kHeads),
+            std::vector(keys.begin(), keys.begin() + kHeads));
+  const std::vector<float> normed = make(scales, w, q_norm, k_norm);
+  for (int64_t head = 0; head < kQueries + kHeads; ++head)
+    EXPECT_EQ(normed[static_cast<size_t>(head)], head < kQueries ? 8 : 0x1p-7f) << head;
+  EXPECT_EQ(std::vector(normed.end() - kHeads, normed.end()),
+            std::vector(keys.end() - kHeads, keys.end()));
+}
+
+TEST(KvScales, QueriesHaveTheirOwn) {
+  expect_scales_of_queries(DType::kF64, {});
+}
+
+TEST(CudaKvScales, QueriesHaveTheirOwn) {
+  COHORT_REQUIRE_GPU(device);
+  expect_scales_of_queries(DType::kBF16, device);
 }
 
 TEST(KvScales, WhatIsNotFiniteOrTooLargeGivesNan) {
@@ -135,15 +183,18 @@ TEST(KvScales, ZerosHaveScaleOne) {
 
 TEST(KvScales, WrongArgumentsAreErrors) {
   Layer layer;
-  Tensor scales = Tensor::empty({2, 5}, DType::kF32);
+  Tensor scales = Tensor::empty({10}, DType::kF32);
   const Tensor none;
-  EXPECT_THROW(kv_scales({scales, layer.w, none, layer.norm, none}), Error);  // 48 rows, 10 heads
-  scales = Tensor::empty({2, kHeads}, DType::kF32);
+  EXPECT_THROW(kv_scales({scales, layer.w, none, layer.norm, none, 5}), Error);  // 48 rows
+  scales = Tensor::empty({2 * kHeads}, DType::kF32);
+  EXPECT_THROW(kv_scales({scales, layer.w, none, layer.norm, none, kHeads + 1}), Error);
+  EXPECT_THROW(kv_scales({scales, layer.w, none, layer.norm, none, 0}), Error);
   EXPECT_THROW(kv_scales({.scales = scales,
                           .w = layer.w,
                           .bias = none,
                           .norm = layer.norm,
                           .norm_bias = none,
+                          .kv_heads = kHeads,
                           .sb = layer.sb}),
                Error);
 }
@@ -166,10 +217,12 @@ void expect_rounded(DType dtype, Device device) {
   for (const int64_t dim : {int64_t{6}, int64_t{64}}) {
     const Tensor x = random_tensor({tokens, heads, dim}, DType::kF32, 7).to(dtype).to(device);
     const Tensor positions = ids({3, 0, 9, 4, 4}).to(device);
-    const Tensor scales = Tensor::from(std::vector<float>{0.25f, 1, 2, 0.0625f}, {2, 2});
     const Tensor rotary =
         rope_table(10, rope_frequencies(dim, 10000), 1, accumulate_dtype(dtype)).to(device);
-    for (const Tensor& table : {rotary, Tensor()}) {
+    const std::vector<float> all = {0.5f, 4, 0.125f, 0.25f, 1, 2, 0.0625f};  // or keys and values
+    for (const auto& [table, count] :
+         {std::pair{rotary, 4}, {rotary, 7}, {Tensor(), 4}, {Tensor(), 7}}) {
+      const Tensor scales = Tensor::from(std::vector(all.end() - count, all.end()));
       Tensor plain = Tensor::empty_like(x), y = x.clone();
       rope({.y = plain, .x = x, .positions = positions, .table = table, .plain_heads = kv_heads});
       rope({.y = y,
@@ -180,7 +233,7 @@ void expect_rounded(DType dtype, Device device) {
             .scales = scales.to(device)});
       std::vector<double> expected = plain.to_vector<double>();
       for (size_t i = 0; i < expected.size(); ++i) {
-        const int64_t head = static_cast<int64_t>(i) / dim % heads - (heads - 2 * kv_heads);
+        const int64_t head = static_cast<int64_t>(i) / dim % heads - (heads - count);
         if (head >= 0)
           expected[i] = E4m3Grid(scales.data<float>()[head])(
               static_cast<float>(bf16(static_cast<float>(expected[i]))));

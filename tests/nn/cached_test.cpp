@@ -149,18 +149,20 @@ std::vector<test::ModelCase> with_adapters(std::vector<test::ModelCase> models) 
   return models;
 }
 
-// Keeps the models whose keys and values may be rounded, and rounds them.
+// Keeps the models whose keys and values may be rounded, and rounds them; with `attention`, also
+// queries and P.
 std::vector<test::ModelCase> with_rounded_keys(const std::vector<test::ModelCase>& models,
-                                               DType dtype) {
+                                               DType dtype, bool attention = false) {
   std::vector<test::ModelCase> out;
   for (test::ModelCase model : models) {
     model.config.precision.cache = CachePrecision::kFp8;
+    if (attention) model.config.precision.attention = AttentionPrecision::kFp8;
     try {
       check_precision(model.config, dtype);
     } catch (const InputError&) {
       continue;
     }
-    model.name += " with rounded keys";
+    model.name += attention ? " with attention in FP8" : " with rounded keys";
     out.push_back(std::move(model));
   }
   EXPECT_FALSE(out.empty());
@@ -178,6 +180,21 @@ TEST(ForwardCached, RoundedKeysGiveThePackedForwardsBits) {
       const PackedBatch batch = pack(test::random_sequences({9, 30}, plain.vocab_size, 2));
       EXPECT_FALSE(bit_equal(Transformer(model.config, dtype, 1).forward(batch).value(),
                              Transformer(plain, dtype, 1).forward(batch).value()))
+          << model.name;
+    }
+}
+
+TEST(ForwardCached, AttentionInFp8GivesThePackedForwardsBits) {
+  for (const DType dtype : {DType::kF32, DType::kF64})
+    for (const test::ModelCase& model :
+         with_rounded_keys(with_adapters(test::model_cases()), dtype, true)) {
+      expect_packed_bits(model, dtype, {}, {{1, 1, 2}, {2, 16, 4}});
+      // They differ from queries and P that are not rounded.
+      ModelConfig cached = model.config;
+      cached.precision.attention = AttentionPrecision::kModel;
+      const PackedBatch batch = pack(test::random_sequences({9, 30}, cached.vocab_size, 2));
+      EXPECT_FALSE(bit_equal(Transformer(model.config, dtype, 1).forward(batch).value(),
+                             Transformer(cached, dtype, 1).forward(batch).value()))
           << model.name;
     }
 }

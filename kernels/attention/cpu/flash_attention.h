@@ -53,13 +53,14 @@ inline void fill_masked(T* s, int64_t first, int64_t last, T value) {
 }
 
 // Owns scratch memory of the size of a tile; reusable for any number of calls with this rule, a
-// DropoutRule, and head dim.
+// DropoutRule, and head dim. With is_fp8, P is rounded as FP8 attention does.
 template <class Rule>
 class FlashAttention {
  public:
   using T = typename Rule::Value;
-  FlashAttention(int64_t head_dim, const Rule& rule)
+  FlashAttention(int64_t head_dim, const Rule& rule, bool is_fp8)
       : head_dim_(head_dim),
+        is_fp8_(is_fp8),
         rule_(rule),
         keys_(head_dim),
         values_(head_dim, attention_tile(head_dim)),
@@ -203,7 +204,8 @@ class FlashAttention {
     T largest = s[first];
 #pragma omp simd simdlen(kVectorLanes <T>) reduction(max : largest)
     for (int64_t j = 0; j < end; ++j) largest = s[j] > largest ? s[j] : largest;
-    if (const T row_max_log2 = largest * c; row_max_log2 > state.row_max_log2) {
+    if (const T row_max_log2 = is_fp8_ ? std::fma(largest, c, T{-8}) : largest * c;
+        row_max_log2 > state.row_max_log2) {
       if (std::isfinite(state.row_max_log2)) {  // in the chunk's first tile l and O are 0
         const T alpha = vexp2(state.row_max_log2 - row_max_log2);
         for (T& l : state.partial) l *= alpha;
@@ -221,9 +223,13 @@ class FlashAttention {
       for (int64_t odd = 0; odd < 2; ++odd)
         for (int64_t l = 0; l < 4; ++l) partial[l] += s[j + 2 * l + odd];
     std::copy_n(partial, 4, state.partial);
+    if (is_fp8_)
+      for (int64_t j = first; j < last; ++j)
+        s[j] = static_cast<T>(static_cast<float>(e4m3(static_cast<float>(s[j]))));
   }
 
   const int64_t head_dim_;
+  const bool is_fp8_;
   const Rule rule_;
   KeyTile<T> keys_;
   RowTile<T> values_;

@@ -31,7 +31,7 @@ void forward(const AttentionForward& args, const PackedSizes& sizes) {
         items.push_back({s, h, row0});
   }
   parallel_items(items.size(), cost, [&](int64_t first, int64_t last) {
-    FlashAttention<DropoutRule<T>> attention(dim, rule);
+    FlashAttention<DropoutRule<T>> attention(dim, rule, args.desc.fp8_scales.defined());
     QueryRow<T> rows[kQueryRows];
     for (int64_t i = first; i < last; ++i) {
       const auto [s, kv_head, row0] = items[static_cast<size_t>(i)];

@@ -82,7 +82,7 @@ void paged(const AttentionPaged& args, const CacheSizes& sizes) {
     for (int64_t h = 0; h < sizes.kv_heads; ++h) items.push_back({begin, end, h});
   }
   parallel_items(items.size(), cost, [&](int64_t first, int64_t last) {
-    FlashAttention<DropoutRule<T>> attention(dim, rule);
+    FlashAttention<DropoutRule<T>> attention(dim, rule, args.desc.fp8_scales.defined());
     std::vector<QueryRow<T>> rows;
     for (int64_t i = first; i < last; ++i) {
       const auto [begin, end, kv_head] = items[static_cast<size_t>(i)];
@@ -157,8 +157,10 @@ void rope_and_write(const RopeKvWrite& args, const CacheSizes& sizes) {
     T* const value = values + slot * kv_heads * dim;
     std::copy_n(v, kv_heads * dim, value);
     if (const Tensor& scales = args.cache.scales; scales.defined()) {
-      round_heads(to, scales.select(0, 0), dim);
-      round_heads(value, scales.select(0, 1), dim);
+      const int64_t queries = scales.numel() - 2 * kv_heads;
+      round_heads(q, scales.narrow(0, 0, queries), dim);
+      round_heads(to, scales.narrow(0, queries, kv_heads), dim);
+      round_heads(value, scales.narrow(0, queries + kv_heads, kv_heads), dim);
     }
   });
 }

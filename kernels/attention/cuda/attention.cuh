@@ -85,23 +85,24 @@ struct SequenceTile {
   int index;  // the number of the sequence
   int tile;   // its rows [tile * per_tile, ...); beyond its length in an empty slot
 };
-// Finds the tile of a slot; all lanes of a warp must call it, which searches 32 sequences at a
-// time.
+// Finds the tile of a slot, if a sequence owns `own` slots more than its tiles may need by their
+// number alone; all lanes of a warp must call it, which searches 32 sequences at a time.
 __device__ __forceinline__ SequenceTile find_tile(const PackedSequences& sequences, int slot,
-                                                  int per_tile) {
+                                                  int per_tile, int own = 1) {
   const int32_t* const cu = sequences.cu;
   const int lane = static_cast<int>(threadIdx.x % 32);
   int first = 0, count = sequences.count;  // the sequence is one of [first, first + count)
   while (count > 1) {
     const int step = (count + 31) / 32, offset = lane * step;
-    const bool begun = offset < count && cu[first + offset] / per_tile + (first + offset) <= slot;
+    const bool begun =
+        offset < count && cu[first + offset] / per_tile + own * (first + offset) <= slot;
     // Lane 0 always has begun == true.
     const int skip = (__popc(__ballot_sync(0xffffffffu, begun)) - 1) * step;
     first += skip;
     count = min(step, count - skip);
   }
   const PackedSequence sequence = sequences[first];
-  return {sequence, first, slot - sequence.begin / per_tile - first};
+  return {sequence, first, slot - sequence.begin / per_tile - own * first};
 }
 
 // The scores of row r of the thread's two become those that the softmax sees. `rule` is bound to

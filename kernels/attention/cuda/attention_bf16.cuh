@@ -218,13 +218,15 @@ __device__ __forceinline__ float row_max(const float (&s)[2 * kGroups][4], int r
 }
 
 // Updates the maximum of row r with `largest` across the quad, and rescales l by alpha. Returns the
-// value to subtract from exponents: m c, or with kMasked 0 for a row that has seen no key yet.
-template <bool kMasked>
+// value to subtract from exponents: m c, or with kMasked 0 for a row that has seen no key yet. With
+// kFp8, m c - 8 replaces m c.
+template <bool kMasked, bool kFp8 = false>
 __device__ __forceinline__ float update_row_max(float largest, int r, RowState& state, float& alpha,
                                                 float c) {
   largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
   largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-  const float row_max_log2 = fmaxf(state.row_max_log2[r], largest * c);
+  const float row_max_log2 =
+      fmaxf(state.row_max_log2[r], kFp8 ? __fmaf_rn(largest, c, -8.0f) : largest * c);
   const float safe_row_max = kMasked && row_max_log2 == -INFINITY ? 0.0f : row_max_log2;
   alpha = fast_exp2(state.row_max_log2[r] - safe_row_max);
   state.row_max_log2[r] = row_max_log2;

@@ -53,6 +53,7 @@ void run_generic(Problem problem, Device device) {
 void attention_forward(const AttentionForward& args) {
   const int64_t dim = args.q.dim(2);
   const Device device = args.q.device();
+  if (args.desc.fp8_scales.defined()) return attention_forward_fp8(args);
   dispatch_device(args.q.dtype(), "attention_forward", [&]<class T>() {
     const auto problem = forward_problem<T>(args);
     const auto run = [&](const auto& call) {

@@ -48,6 +48,8 @@ struct HeadStrides {
 
 template <class T>
 struct ForwardProblem {
+  using Rows = PackedRows<T>;
+  static constexpr bool kPaged = false;
   const T *q, *k, *v;
   T* o;
   float* lse;
@@ -60,6 +62,7 @@ struct ForwardProblem {
   RowFormat format;
   CombinedScratch combined;
 
+  __device__ int blocks() const { return slots * heads; }
   // Finds the rows of block `block`, at most `per_block`. All blocks of `heads_at_once` heads come
   // before those of the next, so that blocks with the same keys run close in time; within them, the
   // last tiles, which see the most keys, come first. Returns false for an empty slot.
@@ -131,5 +134,7 @@ ForwardProblem<T> forward_problem(const AttentionForward& args) {
 // bf16 on sm_90 (supports_sm90()), for head dims padded to kDim. One translation unit per kDim.
 template <int kDim>
 void run_forward_sm90(ForwardProblem<bf16> problem, const AttentionForward& in);
+// FP8 attention in bf16 on sm_90; throws for other devices and for head dims that it does not have.
+void attention_forward_fp8(const AttentionForward& args);
 
 }  // namespace cohort::kernels::cuda

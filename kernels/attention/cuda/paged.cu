@@ -13,7 +13,9 @@ template <class T, class C = T>
 struct WriteProblem {
   C *k_cache, *v_cache;
   T* qkv;
-  const float* scales;  // null: keys and values are not rounded
+  const float*
+      scales;  // from the first key head on, behind those of queries; null: none are rounded
+  bool rounds_queries;
   const int32_t *sequences, *positions;
   PageTable table;
   RopeTable rope;
@@ -29,7 +31,7 @@ constexpr int kWriteThreads = 128;
 
 // A block has one token, and a thread N elements at a time. First come the packs to rotate:
 // queries, in place, and keys, into the cache slot of the token. Then those to copy to the cache:
-// values, and keys that are not rotated.
+// values, and keys that are not rotated; before them queries that are only rounded.
 template <class T, int N>
 __global__ void __launch_bounds__(kWriteThreads)
     rope_kv_write_kernel(const __grid_constant__ WriteProblem<T> p) {
@@ -45,7 +47,9 @@ __global__ void __launch_bounds__(kWriteThreads)
   const bool rotates = p.rope.data != nullptr;
   const int packs = dim / 2 / N;  // packs of pairs per head
   const int rotated = rotates ? (p.heads + p.kv_heads) * packs : 0;
-  const int copied = (rotates ? width : 2 * width) / N;
+  // Offset from the first key of the token.
+  const int first = rotates ? width : p.rounds_queries ? -p.heads * dim : 0;
+  const int copied = (2 * width - first) / N;
   for (int i = static_cast<int>(threadIdx.x); i < rotated + copied; i += kWriteThreads) {
     if (i < rotated) {
       const int head = i / packs, pair = (i - head * packs) * N;
@@ -53,16 +57,16 @@ __global__ void __launch_bounds__(kWriteThreads)
       if (head >= p.heads && slot < 0) continue;
       T* const y = head < p.heads ? x : keys + (head - p.heads) * dim + pair;
       const RopeAt to{p.rope, position, pair};
-      if (head >= p.heads && p.scales != nullptr)
+      if (head < p.heads ? p.rounds_queries : p.scales != nullptr)
         rotate<N>(y, x, to, E4m3Rounding(p.scales[head - p.heads]));
       else
         rotate<N>(y, x, to);
-    } else if (slot >= 0) {
-      // Offset from the first key of the token.
-      const int at = (rotates ? width : 0) + (i - rotated) * N;
-      auto raw = load_raw<N>(q + p.heads * dim + at);
-      if (p.scales != nullptr) raw = E4m3Rounding(p.scales[at / dim])(raw);
-      store_raw(at < width ? keys + at : values + (at - width), raw);
+    } else if (const int at = first + (i - rotated) * N; at < 0 || slot >= 0) {
+      T* const x = q + p.heads * dim + at;
+      auto raw = load_raw<N>(x);
+      if (p.scales != nullptr)
+        raw = E4m3Rounding(p.scales[(p.heads * dim + at) / dim - p.heads])(raw);
+      store_raw(at < 0 ? x : at < width ? keys + at : values + (at - width), raw);
     }
   }
 }
@@ -88,10 +92,16 @@ __global__ void __launch_bounds__(kWriteThreads)
       bf16* const x = q + head * dim + pair;
       bf16* const y =
           head < p.heads ? x : reinterpret_cast<bf16*>(shared) + (head - p.heads) * dim + pair;
-      rotate<N>(y, x, {p.rope, position, pair});
+      if (head < p.heads && p.rounds_queries)
+        rotate<N>(y, x, {p.rope, position, pair}, E4m3Rounding(p.scales[head - p.heads]));
+      else
+        rotate<N>(y, x, {p.rope, position, pair});
     }
     keys = reinterpret_cast<const bf16*>(shared);
     __syncthreads();
+  } else if (p.rounds_queries) {
+    for (int i = static_cast<int>(threadIdx.x); i < p.heads * dim; i += kWriteThreads)
+      q[i] = from_float<bf16>(E4m3Grid(p.scales[i / dim - p.heads])(to_float(q[i])));
   }
   if (slot < 0) return;
   const Pages pages{p.kv_heads, dim};
@@ -126,15 +136,16 @@ __global__ void __launch_bounds__(PagedShape<T, kDim, kTiles, decltype(Problem::
   static_assert(Shape::kRows == kPagedRows);
   if constexpr (std::is_same_v<T, bf16>) launch_dependents_and_wait();
   typename Problem::Rows rows;
-  if (!problem.find(problem.rule, rows)) return;
+  if (!problem.find(problem.rule, blockIdx.x, static_cast<int>(blockIdx.y), kPagedRows,
+                    static_cast<int>(blockDim.x), rows))
+    return;
   attention_rows<Shape>(rows, problem.rule, problem.format, shared, problem.combined);
 }
 
 // Launches the kernel for a padded head dim.
 template <class T, int kDim, class Problem>
 void run_paged(Problem problem, Device device) {
-  const dim3 grid(blocks_for(problem.tokens, 1),
-                  static_cast<unsigned>(problem.kv_heads * problem.parts));
+  const dim3 grid(blocks_for(problem.tokens, 1), static_cast<unsigned>(problem.blocks_per_token()));
   constexpr auto kSharedBytes = rows_shared_bytes<T, kDim, paged_tiles>;
   dispatch_tiles<kSharedBytes>(device, [&]<Tiles kTiles>() {
     const auto kernel = attention_paged_kernel<T, kDim, kTiles, Problem>;
@@ -161,7 +172,8 @@ void rope_kv_write(const RopeKvWrite& args) {
     return {.k_cache = pointer<C>(args.cache.k),
             .v_cache = pointer<C>(args.cache.v),
             .qkv = pointer<T>(args.qkv),
-            .scales = pointer<float>(args.cache.scales),
+            .scales = key_scales(args.cache),
+            .rounds_queries = args.cache.scales.numel() > 2 * kv_heads,
             .sequences = pointer<int32_t>(args.sequences),
             .positions = pointer<int32_t>(args.positions),
             .table = page_table(args.cache),
@@ -195,6 +207,7 @@ void rope_kv_write(const RopeKvWrite& args) {
 
 void attention_paged(const AttentionPaged& args) {
   const int64_t dim = args.q.dim(2);
+  if (args.desc.fp8_scales.defined()) return attention_paged_fp8(args);
   if (args.cache.k.dtype() == DType::kE4M3) {
     const auto problem = paged_problem<bf16, uint8_t>(args);
     return with_rule<WindowRule<float>, ModifyRule<float>>(

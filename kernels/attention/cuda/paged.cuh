@@ -53,6 +53,12 @@ inline PageTable page_table(const PagedKV& cache) {
           .blocks = static_cast<int>(cache.k.dim(0))};
 }
 
+// Scales from those of keys on; null: none.
+inline const float* key_scales(const PagedKV& cache) {
+  const Tensor& scales = cache.scales;
+  return scales.defined() ? pointer<float>(scales) + scales.numel() - 2 * cache.k.dim(2) : nullptr;
+}
+
 // Loads of pages in e4m3 into a tile of bf16 rows in shared memory, by all threads of a block, each
 // of 16 or 32 bytes. Keys from `live` of the page on, and all if `from` is null, become zeros.
 struct E4m3Tiles {
@@ -178,7 +184,7 @@ struct PagedProblem {
   using Rows = PagedRows<T, C>;
   const T* q;
   const C *k, *v;
-  const float* scales;  // kv_scales(), for a cache in e4m3
+  const float* scales;  // key_scales(), for a cache in e4m3
   T* o;
   const int32_t *sequences, *positions;
   PageTable table;
@@ -189,19 +195,23 @@ struct PagedProblem {
   CombinedScratch combined;
   static constexpr bool kIsE4m3 = !std::is_same_v<T, C>;
 
+  // A token has so many blocks, if it leads some.
+  __host__ __device__ int blocks_per_token() const { return kv_heads * parts; }
+
   // Sequence of a token; -1 if idle.
   __device__ int sequence_of(int64_t token) const {
     return positions[token] < 0 ? -1 : sequences[token];
   }
 
-  // Finds the rows of the block. Returns false if its token does not lead a block, or belongs to no
-  // sequence; in the latter case it gets zeros.
+  // Finds the rows of block `block` of those of token `first`, at most max_rows, a multiple of
+  // kPagedRows; `threads` threads call it. Returns false if the token does not lead a block, or
+  // belongs to no sequence; in the latter case it gets zeros.
   template <class Rule>
-  __device__ __forceinline__ bool find(const Rule& rule, Rows& rows) const {
-    const int kv_head = static_cast<int>(blockIdx.y) / parts, group = heads / kv_heads;
-    const int in_group = static_cast<int>(blockIdx.y) % parts * kPagedRows;
-    const int width = min(kPagedRows, group - in_group), per_block = kPagedRows / width;
-    const int64_t first = blockIdx.x;
+  __device__ __forceinline__ bool find(const Rule& rule, int64_t first, int block, int max_rows,
+                                       int threads, Rows& rows) const {
+    const int kv_head = block / parts, group = heads / kv_heads;
+    const int in_group = block % parts * kPagedRows;
+    const int width = min(kPagedRows, group - in_group), per_block = max_rows / width;
     const int in_block = static_cast<int>(first % per_block), sequence = sequence_of(first);
     if (in_block != 0 && sequence_of(first - 1) == sequence) return false;
     const int64_t dim = format.head_dim, head = kv_head * group + in_group;
@@ -248,8 +258,7 @@ struct PagedProblem {
     rows.count = count * width;
     if (rows.blocks != nullptr) return true;
     for (int r = 0; r < rows.count; ++r)
-      for (int d = static_cast<int>(threadIdx.x); d < format.head_dim;
-           d += static_cast<int>(blockDim.x))
+      for (int d = static_cast<int>(threadIdx.x); d < format.head_dim; d += threads)
         rows.output(r)[d] = from_float<T>(0.0f);
     return false;
   }
@@ -261,7 +270,7 @@ PagedProblem<T, C> paged_problem(const AttentionPaged& args) {
   return {.q = pointer<T>(args.q),
           .k = pointer<C>(args.cache.k),
           .v = pointer<C>(args.cache.v),
-          .scales = pointer<float>(args.cache.scales),
+          .scales = key_scales(args.cache),
           .o = pointer<T>(args.o),
           .sequences = pointer<int32_t>(args.sequences),
           .positions = pointer<int32_t>(args.positions),
@@ -277,5 +286,8 @@ PagedProblem<T, C> paged_problem(const AttentionPaged& args) {
                                    (!std::is_same_v<T, C> ||
                                     vectorized_heads<T>(args.cache.k, args.cache.v))}};
 }
+
+// FP8 attention in bf16 over a cache in e4m3 on sm_90; throws for other devices and caches.
+void attention_paged_fp8(const AttentionPaged& args);
 
 }  // namespace cohort::kernels::cuda

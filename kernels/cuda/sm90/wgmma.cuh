@@ -12,6 +12,10 @@
 // swizzle (panel_offset()). Panels are aligned to 1 KiB; a matrix of more than 64 columns is a
 // sequence of panels, each with all rows. An operand is K-major (k runs along its rows) or MN-major
 // (k runs over its rows).
+//
+// In e4m3 a step is 32 of K, and operands in shared memory are K-major, without a swizzle: core
+// matrices of 8 rows of 16 bytes, 128 contiguous bytes each. A in registers: bytes 4 quad to 4 quad
+// + 3 of each half of the 32. The bits do not depend on N or on where A is.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -42,7 +46,7 @@ struct MatrixDescriptor {
 };
 
 // Descriptor of the operand at `address`. The panel stride `panel_bytes` is used only by MN-major
-// operands of more than 64 columns.
+// operands of more than 64 columns, and in e4m3 it is the stride between core matrices along K.
 __device__ __forceinline__ MatrixDescriptor matrix_descriptor(uint32_t address,
                                                               uint32_t panel_bytes = 16) {
   return {(address & 0x3ffff) >> 4 | panel_bytes >> 4 << 16};
@@ -87,6 +91,7 @@ enum class Major { kK, kMN };  // contiguous dimension of an operand in shared m
 #define COHORT_ACCUMULATORS_32(c, n)                                                             \
   COHORT_ACCUMULATORS_8(c, n), COHORT_ACCUMULATORS_8(c, n + 2), COHORT_ACCUMULATORS_8(c, n + 4), \
       COHORT_ACCUMULATORS_8(c, n + 6)
+#define COHORT_REGISTERS_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define COHORT_REGISTERS_32                                                            \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22," \
   "%23,%24,%25,%26,%27,%28,%29,%30,%31"
@@ -127,6 +132,18 @@ enum class Major { kK, kMN };  // contiguous dimension of an operand in shared m
                : __VA_ARGS__                                                                      \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.lower), "n"(kB == Major::kMN), \
                  "n"(MatrixDescriptor::kUpper)                                                    \
+               : "memory")
+
+#define COHORT_WGMMA_E4M3_SHARED(n, registers, A, B, ADD, UPPER_A, UPPER_B, ...)             \
+  asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %" #ADD                    \
+               ", 0;\n"                                                                      \
+               "mov.b64 a, {%" #A ", %" #UPPER_A "};\nmov.b64 b, {%" #B ", %" #UPPER_B       \
+               "};\n"                                                                        \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" registers        \
+               "}, a, b, p, 1, 1;\n}\n"                                                      \
+               : __VA_ARGS__                                                                 \
+               : "r"(a.lower), "r"(b.lower), "r"(static_cast<int>(add)), "n"(kStrideA >> 4), \
+                 "n"(kStrideB >> 4)                                                          \
                : "memory")
 
 // c = a b, or c += a b if `add`. A: [64, 16], B: [16, 8 kN], both by matrix_descriptor().
@@ -173,14 +190,45 @@ __device__ __forceinline__ void wgmma(float (&c)[kN][4], const uint32_t (&a)[4],
                  COHORT_ACCUMULATORS_32(c, 16), COHORT_ACCUMULATORS_32(c, 24));
 }
 
+// e4m3: c = a b, or c += a b if `add`, with strides between core matrices along M and N, in bytes.
+template <int kStrideA, int kStrideB, int kN>
+__device__ __forceinline__ void wgmma_e4m3(float (&c)[kN][4], MatrixDescriptor a,
+                                           MatrixDescriptor b, bool add) {
+  static_assert(kN == 4 || kN == 8 || kN == 16);
+  if constexpr (kN == 4)
+    COHORT_WGMMA_E4M3_SHARED(32, COHORT_REGISTERS_16, 16, 17, 18, 19, 20,
+                             COHORT_ACCUMULATORS_8(c, 0), COHORT_ACCUMULATORS_8(c, 2));
+  else if constexpr (kN == 8)
+    COHORT_WGMMA_E4M3_SHARED(64, COHORT_REGISTERS_32, 32, 33, 34, 35, 36,
+                             COHORT_ACCUMULATORS_32(c, 0));
+  else
+    COHORT_WGMMA_E4M3_SHARED(128, COHORT_REGISTERS_64, 64, 65, 66, 67, 68,
+                             COHORT_ACCUMULATORS_32(c, 0), COHORT_ACCUMULATORS_32(c, 8));
+}
+// With A in registers and 64 columns.
+template <int kStrideB>
+__device__ __forceinline__ void wgmma_e4m3(float (&c)[8][4], const uint32_t (&a)[4],
+                                           MatrixDescriptor b, bool add) {
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %37, 0;\nmov.b64 b, {%36, %38};\n"
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" COHORT_REGISTERS_32
+      "}, {%32,%33,%34,%35}, b, p, 1, 1;\n}\n"
+      : COHORT_ACCUMULATORS_32(c, 0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.lower), "r"(static_cast<int>(add)),
+        "n"(kStrideB >> 4)
+      : "memory");
+}
+
 #undef COHORT_ACCUMULATORS_8
 #undef COHORT_ACCUMULATORS_32
+#undef COHORT_REGISTERS_16
 #undef COHORT_REGISTERS_32
 #undef COHORT_REGISTERS_48
 #undef COHORT_REGISTERS_64
 #undef COHORT_REGISTERS_96
 #undef COHORT_REGISTERS_128
 #undef COHORT_WGMMA_SHARED
+#undef COHORT_WGMMA_E4M3_SHARED
 #undef COHORT_WGMMA
 
 // Stores four 8x8 bf16 matrices to shared memory, the inverse of load_matrices().

@@ -376,7 +376,7 @@ bool supports(const AttentionDecode& args) {
   const auto block = static_cast<uint64_t>(cache.dim(1));
   return args.qkv.dtype() == DType::kBF16 && cache.numel() > 0 && cache.dim(3) % 16 == 0 &&
          block >= 8 && std::has_single_bit(block) && !args.desc.tiles.defined() &&
-         vectorized_heads<bf16>(args.o) &&
+         !args.desc.fp8_scales.defined() && vectorized_heads<bf16>(args.o) &&
          aligned(pointer<bf16>(args.qkv), pointer<char>(cache), pointer<char>(args.cache.v),
                  pointer<float>(args.table));
 }
@@ -395,7 +395,7 @@ bool attention_decode(const AttentionDecode& args) {
       .o = pointer<bf16>(args.o),
       .k_cache = pointer<void>(args.cache.k),
       .v_cache = pointer<void>(args.cache.v),
-      .scales = pointer<float>(args.cache.scales),
+      .scales = key_scales(args.cache),
       .sequences = pointer<int32_t>(args.sequences),
       .positions = pointer<int32_t>(args.positions),
       .table = page_table(args.cache),

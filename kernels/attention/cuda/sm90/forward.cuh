@@ -51,8 +51,9 @@ struct SchedulerState {
 };
 
 // Work tile: rows of a block; is_end: there are no more tiles.
+template <class Rows>
 struct WorkTile {
-  PackedRows<bf16> rows;
+  Rows rows;
   bool is_end;
 };
 
@@ -60,27 +61,32 @@ struct WorkTile {
 // number; the producer releases some of its own to the consumers. The total is limited to the
 // initial one: 168 for each of 384 threads, 128 for each of 512. Work tile n has its queries in
 // stage n % kQueryStages.
-template <int kDim_, int kConsumers_ = kDim_ == 64 ? 3 : 2>  // two with a tile mask
+template <int kDim_, int kConsumers_ = kDim_ == 64 ? 3 : 2, bool kFp8_ = false>  // two with a mask
 struct Sm90Shape {
+  static constexpr bool kFp8 = kFp8_;
+  static constexpr int kElementBytes = kFp8 ? 1 : 2;
   static constexpr int kDim = kDim_, kColumns = kPanelColumns<kDim>;
   static constexpr int kConsumers = kConsumers_;
   static constexpr int kRows = 64 * kConsumers;
   // With a tile mask, the rows of a block see the same tiles.
   static constexpr bool kTileMasks = kMaskTile % kRows == 0;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32
-                                            : kDim <= 128   ? 56
-                                            : kDim <= 192   ? 40
-                                                            : 24;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160
-                                            : kDim <= 128   ? 224
-                                            : kDim <= 192   ? 232
-                                                            : 240;
-  static constexpr int kQueryStages = kDim == 64 ? 2 : 1;
-  static constexpr bool kPingPong = kConsumers == 2 && kDim > 64 && kDim <= 128;
-  static constexpr bool kCombinesInShared = kDim <= 128;
+  static constexpr int kProducerRegisters = kFp8              ? 24
+                                            : kConsumers == 3 ? 32
+                                            : kDim <= 128     ? 56
+                                            : kDim <= 192     ? 40
+                                                              : 24;
+  static constexpr int kConsumerRegisters = kFp8              ? 240
+                                            : kConsumers == 3 ? 160
+                                            : kDim <= 128     ? 224
+                                            : kDim <= 192     ? 232
+                                                              : 240;
+  static constexpr int kQueryStages = kDim == 64 && !kFp8 ? 2 : 1;
+  static constexpr bool kPingPong = kConsumers == 2 && (kFp8 || (kDim > 64 && kDim <= 128));
+  static constexpr bool kCombinesInShared = kFp8 || kDim <= 128;
   static constexpr int kKeys = kTileKeys<kDim>;
-  static constexpr int kTileBytes = 2 * kKeys * kColumns, kQueryBytes = 2 * 64 * kColumns;
+  static constexpr int kTileBytes = kElementBytes * kKeys * kColumns,
+                       kQueryBytes = kElementBytes * 64 * kColumns;
   static constexpr int kKeyTiles = kQueryStages * kConsumers * kQueryBytes;
   static constexpr int kValueTiles = kKeyTiles + kStages * kTileBytes;
   static constexpr int kCombined = kValueTiles + kStages * kTileBytes;
@@ -89,7 +95,9 @@ struct Sm90Shape {
   // [kStages], see WorkTile; behind the barriers of ForwardPipelines
   static constexpr int kWorkTiles =
       kBarriers + 3 * Pipeline<kStages>::kBytes + Pipeline<kQueryStages>::kBytes;
-  static constexpr int kSharedBytes = kWorkTiles + kStages * static_cast<int>(sizeof(WorkTile));
+  template <class Rows>
+  static constexpr int kSharedBytes = kWorkTiles +
+                                      kStages* static_cast<int>(sizeof(WorkTile<Rows>));
 };
 
 // Pipelines from the producer to the consumers, with barriers from shared address `first` on.
@@ -106,9 +114,8 @@ struct ForwardMaps {
 };
 
 // The first tile of keys from `tile` on that the rows of a block see by the tile mask.
-template <class Shape, class Rule>
-__device__ __forceinline__ int visible_tile(const Rule& rule, const PackedRows<bf16>& rows,
-                                            int tile, int end) {
+template <class Shape, class Rule, class Rows>
+__device__ __forceinline__ int visible_tile(const Rule& rule, const Rows& rows, int tile, int end) {
   if constexpr (Shape::kTileMasks)
     return next_tile<Shape::kKeys>(rule, rows, tile, end);
   else
@@ -118,13 +125,14 @@ __device__ __forceinline__ int visible_tile(const Rule& rule, const PackedRows<b
 template <class Shape, class Problem>
 class ForwardProducer {
  public:
+  using Rows = typename Problem::Rows;
   __device__ ForwardProducer(const Problem& problem, const ForwardMaps& maps,
                              SchedulerState* scheduler, char* memory,
                              const ForwardPipelines<Shape>& pipelines)
       : problem_(problem),
         maps_(maps),
         scheduler_(scheduler),
-        work_tiles_(reinterpret_cast<WorkTile*>(memory + Shape::kWorkTiles)),
+        work_tiles_(reinterpret_cast<WorkTile<Rows>*>(memory + Shape::kWorkTiles)),
         shared_(shared_address(memory)),
         pipelines_(pipelines) {}
 
@@ -132,7 +140,7 @@ class ForwardProducer {
     int iteration = 0;
 #pragma unroll 1
     for (int n = 0;; ++n) {
-      const WorkTile& work = next_work_tile(n);
+      const WorkTile<Rows>& work = next_work_tile(n);
       if (work.is_end) break;
       const IndexRange<int> tiles = work.rows.keys.tiles(Shape::kKeys);
       const auto tile_from = [&](int tile) {
@@ -146,8 +154,8 @@ class ForwardProducer {
         load_keys(work.rows, tile, iteration);
       else
         producer_.finish();
-      load_queries(n, work.rows);
-      // The keys of a tile are used before the values of the previous tile.
+      if constexpr (!Shape::kFp8) load_queries(n, work.rows);
+        // The keys of a tile are used before the values of the previous tile.
 #pragma unroll 1
       for (int next; tile < tiles.end; tile = next, ++iteration) {
         next = tile_from(tile + 1);
@@ -163,12 +171,12 @@ class ForwardProducer {
 
  private:
   // Fetches work tile n of the block for all its warps. Only the first warp searches.
-  __device__ __forceinline__ const WorkTile& next_work_tile(int n) {
+  __device__ __forceinline__ const WorkTile<Rows>& next_work_tile(int n) {
     const PipelineState<kStages> state(n);
-    WorkTile& work = work_tiles_[state.index];
+    WorkTile<Rows>& work = work_tiles_[state.index];
     if (threadIdx.x < 32) {
       producer_.acquire(pipelines_.work, state);
-      const int blocks = problem_.slots * problem_.heads;
+      const int blocks = problem_.blocks();
       int block = 0;
       do {  // all threads of the warp write the same rows
         if (threadIdx.x == 0) block = atomicAdd(&scheduler_->next_tile, 1);
@@ -181,7 +189,7 @@ class ForwardProducer {
     return work;
   }
 
-  __device__ __forceinline__ void load_queries(int n, const PackedRows<bf16>& rows) {
+  __device__ __forceinline__ void load_queries(int n, const Rows& rows) {
     const PipelineState<Shape::kQueryStages> state(n);
     const uint32_t full = pipelines_.queries.full(state.index);
     producer_.acquire(pipelines_.queries, state);
@@ -199,18 +207,49 @@ class ForwardProducer {
     }
   }
 
-  __device__ __forceinline__ void load_keys(const PackedRows<bf16>& rows, int tile, int iteration) {
-    load_tile(pipelines_.keys, iteration, Shape::kKeyTiles, rows, tile, rows.k, &maps_.k);
+  __device__ __forceinline__ void load_keys(const Rows& rows, int tile, int iteration) {
+    if constexpr (Shape::kFp8)
+      load_pages(pipelines_.keys, iteration, Shape::kKeyTiles, rows, tile, false);
+    else
+      load_tile(pipelines_.keys, iteration, Shape::kKeyTiles, rows, tile, rows.k, &maps_.k);
   }
-  __device__ __forceinline__ void load_values(const PackedRows<bf16>& rows, int tile,
-                                              int iteration) {
-    load_tile(pipelines_.values, iteration, Shape::kValueTiles, rows, tile, rows.v, &maps_.v);
+  __device__ __forceinline__ void load_values(const Rows& rows, int tile, int iteration) {
+    if constexpr (Shape::kFp8)
+      load_pages(pipelines_.values, iteration, Shape::kValueTiles, rows, tile, true);
+    else
+      load_tile(pipelines_.values, iteration, Shape::kValueTiles, rows, tile, rows.v, &maps_.v);
+  }
+
+  // Loads the pages of a tile in e4m3; those that do not exist are zeros.
+  __device__ __forceinline__ void load_pages(const Pipeline<kStages>& pipeline,
+                                             const PipelineState<kStages>& state, int stages,
+                                             const Rows& rows, int tile, bool is_values) {
+    constexpr int kThreads = kWarpgroup * kPageTokens / Shape::kKeys;  // of a page
+    constexpr int kBytes = kPageTokens * Shape::kDim;
+    const int page = static_cast<int>(threadIdx.x) / kThreads,
+              thread = static_cast<int>(threadIdx.x) % kThreads;
+    const uint32_t to = shared_ + stages + state.index * Shape::kTileBytes + page * kBytes;
+    const uint32_t full = pipeline.full(state.index);
+    const uint8_t* const from =
+        problem_.page(rows, tile * Shape::kKeys + page * kPageTokens, is_values);
+    pipeline.producer_acquire(state);
+    if (from == nullptr) {
+#pragma unroll 1
+      for (int i = thread; i < kBytes / 16; i += kThreads)
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(to + 16 * i), "r"(0)
+                     : "memory");
+      fence_proxy_async();
+    } else if (thread == 0) {
+      barrier_expect_tx(full, kBytes);
+      bulk_load(to, from, kBytes, full);
+    }
+    barrier_arrive(full);
   }
 
   __device__ __forceinline__ void load_tile(const Pipeline<kStages>& pipeline,
                                             const PipelineState<kStages>& state, int stages,
-                                            const PackedRows<bf16>& rows, int tile,
-                                            const bf16* from, const CUtensorMap* map) {
+                                            const Rows& rows, int tile, const bf16* from,
+                                            const CUtensorMap* map) {
     producer_.acquire(pipeline, state);
     const int key0 = tile * Shape::kKeys, end = key0 + Shape::kKeys;
     const uint32_t to = shared_ + stages + state.index * Shape::kTileBytes;
@@ -237,7 +276,7 @@ class ForwardProducer {
   const Problem& problem_;
   const ForwardMaps& maps_;
   SchedulerState* const scheduler_;
-  WorkTile* const work_tiles_;
+  WorkTile<Rows>* const work_tiles_;
   const uint32_t shared_;
   const ForwardPipelines<Shape> pipelines_;
   CpAsyncProducer producer_;
@@ -247,7 +286,7 @@ template <class Shape, class Problem>
 class Consumer {
  public:
   // n: index of the work tile.
-  __device__ Consumer(const PackedRows<bf16>& rows, const Problem& problem, char* memory,
+  __device__ Consumer(const typename Problem::Rows& rows, const Problem& problem, char* memory,
                       const ForwardPipelines<Shape>& pipelines, int n)
       : rows_(rows),
         problem_(problem),
@@ -261,6 +300,12 @@ class Consumer {
     else
       combined_ = problem.combined.from(int64_t{Shape::kRows} * blockIdx.x, kColumns);
     group_ = uniform(static_cast<int>(threadIdx.x) / kWarpgroup - 1);
+    if constexpr (kFp8)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float scale = query_scale(thread_row() + 8 * r) * problem.key_scales[kv_head()];
+        score_factor_[r] = Rule::kModifies ? scale : problem.rule.exponent * scale;
+      }
     const int ends[2] = {rows.end_key(problem.rule, thread_row()),
                          rows.end_key(problem.rule, thread_row() + 8)};
     min_end_ = rule_.visible_end(__reduce_min_sync(0xffffffffu, min(ends[0], ends[1])));
@@ -272,20 +317,26 @@ class Consumer {
   __device__ __forceinline__ int run(const IndexRange<int>& tiles, int i) {
     const int last_row = min(rows_.count, 64 * group_ + 64) - 1;
     const bool has_rows = 64 * group_ < rows_.count;
-    const IndexRange<int> keys{
-        has_rows ? rule_.first_key(rows_.end_key(problem_.rule, 64 * group_)) : 0,
-        has_rows ? rule_.visible_end(rows_.end_key(problem_.rule, last_row)) : 0};
+    IndexRange<int> keys{has_rows ? rule_.first_key(rows_.end_key(problem_.rule, 64 * group_)) : 0,
+                         has_rows ? rule_.visible_end(rows_.end_key(problem_.rule, last_row)) : 0};
+    if constexpr (Problem::kPaged)  // rows are in any order
+      if (has_rows) keys = rows_.keys;
     const int end = uniform(keys.tiles(kKeys).end);
     const int first = uniform(has_rows ? max(tiles.first, keys.tiles(kKeys).first) : tiles.first);
     int tile = tile_from(tiles.first, tiles.end);
 #pragma unroll 1
     for (; tile < first; tile = tile_from(tile + 1, tiles.end)) skip_tile(i++);
     if (has_rows && (!kTileMasks || tile < end)) {
-      i = compute(tile, end, i);
+      if constexpr (kFp8)
+        i = compute_fp8(tile, end, i);
+      else
+        i = compute(tile, end, i);
       tile = tile_from(end, tiles.end);
     } else {
-      pipelines_.queries.consumer_wait(query_state_);
-      if (!has_rows || !kStageInQueries) pipelines_.queries.consumer_release_warp(query_state_);
+      if constexpr (!kFp8) {
+        pipelines_.queries.consumer_wait(query_state_);
+        if (!has_rows || !kStageInQueries) pipelines_.queries.consumer_release_warp(query_state_);
+      }
       if (has_rows) store_without_keys();
     }
 #pragma unroll 1
@@ -295,6 +346,8 @@ class Consumer {
 
  private:
   using Rule = decltype(Problem::rule);
+  static constexpr bool kFp8 = Shape::kFp8;
+  static constexpr int kCoreMatrices = kFp8 ? 128 : 16;  // stride along K, if there is one
   static constexpr int kDim = Shape::kDim, kColumns = Shape::kColumns;
   static constexpr int kKeys = Shape::kKeys, kGroups = kKeys / 16;
   static constexpr int kChunkTiles = static_cast<int>(kAttentionChunk) / kKeys;
@@ -337,20 +390,55 @@ class Consumer {
     }
   }
 
-  // Issues S = Q K^T.
+  __device__ __forceinline__ MatrixDescriptor query_descriptor() const {
+    return matrix_descriptor(shared_, kCoreMatrices)
+        .plus((query_state_.index * Shape::kConsumers + group_) * Shape::kQueryBytes);
+  }
+  __device__ __forceinline__ MatrixDescriptor key_descriptor(const PipelineState<kStages>& state) {
+    return matrix_descriptor(shared_, kCoreMatrices)
+        .plus(Shape::kKeyTiles)
+        .plus(state.index * Shape::kTileBytes);
+  }
+  // Issues S = Q K^T; in FP8 of the first 128 head dims.
   __device__ __forceinline__ void issue_scores(int i) {
     const PipelineState<kStages> state(i);
     pipelines_.keys.consumer_wait(state);
-    const MatrixDescriptor queries = matrix_descriptor(shared_).plus(
-        (query_state_.index * Shape::kConsumers + group_) * Shape::kQueryBytes);
-    const MatrixDescriptor keys =
-        matrix_descriptor(shared_).plus(Shape::kKeyTiles).plus(state.index * Shape::kTileBytes);
+    const MatrixDescriptor queries = query_descriptor(), keys = key_descriptor(state);
     wgmma_fence();
+    if constexpr (kFp8) {
 #pragma unroll
-    for (int k = 0; k < kDim / 16; ++k)
-      wgmma<Major::kK, Major::kK>(s_, k_major_step<64>(queries, k), k_major_step<kKeys>(keys, k),
-                                  k > 0);
+      for (int k = 0; k < std::min(kDim, 128) / 32; ++k)
+        wgmma_e4m3<8 * kDim, 8 * kDim>(s_, queries.plus(256 * k), keys.plus(256 * k), k > 0);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kDim / 16; ++k)
+        wgmma<Major::kK, Major::kK>(s_, k_major_step<64>(queries, k), k_major_step<kKeys>(keys, k),
+                                    k > 0);
+    }
     wgmma_commit();
+  }
+  // FP8: adds the sums over the head dims from 128 on, of 32 keys at a time for fewer registers.
+  __device__ __forceinline__ void add_later_scores(int i) {
+    const MatrixDescriptor queries = query_descriptor().plus(1024),
+                           keys = key_descriptor(i).plus(1024);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float later[4][4];
+      set_zero(later);
+      wgmma_fence_operand(later);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        wgmma_e4m3<8 * kDim, 8 * kDim>(later, queries.plus(256 * k),
+                                       keys.plus(half * (32 * kDim) + 256 * k), k > 0);
+      wgmma_commit();
+      wgmma_wait<0>();
+      wgmma_fence_operand(later);
+#pragma unroll
+      for (int n = 0; n < 4; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s_[4 * half + n][e] += later[n][e];
+    }
   }
   // Issues O += P V.
   __device__ __forceinline__ void issue_values(int i) {
@@ -371,6 +459,7 @@ class Consumer {
   __device__ __forceinline__ void complete_scores(int iteration) {
     wgmma_wait<kPending>();
     wgmma_fence_operand(s_);
+    if constexpr (kFp8 && kDim > 128) add_later_scores(iteration);
     pipelines_.keys.consumer_release_warp(iteration);
   }
   __device__ __forceinline__ void complete_values(int iteration) {
@@ -379,23 +468,42 @@ class Consumer {
     pipelines_.values.consumer_release_warp(iteration);
   }
 
+  // FP8: the key head, and the scale of the queries of a row of the block.
+  __device__ __forceinline__ int kv_head() const {
+    return rows_.head(0) / (problem_.heads / problem_.kv_heads);
+  }
+  __device__ __forceinline__ float query_scale(int row) const {
+    return problem_.key_scales[rows_.head(row) - problem_.heads];
+  }
+  // Factor of row r's scores in exponents.
+  __device__ __forceinline__ float exponent(int r) const {
+    if constexpr (kFp8 && !Rule::kModifies)
+      return score_factor_[r];
+    else
+      return problem_.rule.exponent;
+  }
   // Computes the first row's half of P. Returns the value to subtract from the second row's
   // exponents.
   template <bool kMasked>
   __device__ __forceinline__ float begin_softmax(float (&alpha)[2]) {
-    const float c = problem_.rule.exponent;
+    const float c = exponent(0);
     const float first = row_max<kGroups, kMasked>(s_, 0, -INFINITY, kGroups);
-    const float safe_row_max = update_row_max<kMasked>(first, 0, state_, alpha[0], c);
+    const float safe_row_max = update_row_max<kMasked, kFp8>(first, 0, state_, alpha[0], c);
     exponentiate<kGroups, kMasked>(s_, 0, state_, c, safe_row_max, kGroups);
     // -infinity, or NaN, which any score replaces. The dependency on `first` makes the compiler
     // overlap the maxima of the second row with the exponentials of the first.
     const float init = __fmaf_rn(first, 0.0f, -INFINITY);
     const float second = row_max<kGroups, kMasked>(s_, 1, init, kGroups);
-    return update_row_max<kMasked>(second, 1, state_, alpha[1], c);
+    return update_row_max<kMasked, kFp8>(second, 1, state_, alpha[1], exponent(1));
   }
   __device__ __forceinline__ float begin_softmax(int tile, float (&alpha)[2]) {
     const auto& rule = problem_.rule;
     const int key0 = tile * kKeys, row = thread_row();
+    if constexpr (kFp8 && Rule::kModifies)
+#pragma unroll
+      for (int n = 0; n < 2 * kGroups; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s_[n][e] *= score_factor_[e / 2];
 #pragma unroll
     for (int r = 0; r < 2; ++r)
       modify_scores(s_, rule_, r,
@@ -412,12 +520,171 @@ class Consumer {
   }
   // Computes the second row's half, and rounds P.
   __device__ __forceinline__ void end_softmax(float safe_row_max) {
-    exponentiate<kGroups, false>(s_, 1, state_, problem_.rule.exponent, safe_row_max, kGroups);
+    exponentiate<kGroups, false>(s_, 1, state_, exponent(1), safe_row_max, kGroups);
+    if constexpr (!kFp8) round_probabilities();
+  }
+  // In FP8 the order within 16 keys is that of the pages of values.
+  __device__ __forceinline__ void round_probabilities() {
+    if constexpr (kFp8) {
 #pragma unroll
-    for (int k = 0; k < kGroups; ++k)
+      for (int k = 0; k < kGroups / 2; ++k)
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        p_[k][i] = pack_bf16(s_[2 * k + i / 2][i % 2 * 2], s_[2 * k + i / 2][i % 2 * 2 + 1]);
+        for (int i = 0; i < 4; ++i) {
+          const int n = 4 * k + i / 2 * 2, e = i % 2 * 2;
+          p_[k][i] = pack_e4m3(s_[n + 1][e], s_[n][e], s_[n + 1][e + 1], s_[n][e + 1]);
+        }
+    } else {
+#pragma unroll
+      for (int k = 0; k < kGroups; ++k)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          p_[k][i] = pack_bf16(s_[2 * k + i / 2][i % 2 * 2], s_[2 * k + i / 2][i % 2 * 2 + 1]);
+    }
+  }
+
+  // Rounds the queries of the warpgroup to e4m3, in core matrices.
+  __device__ __forceinline__ void load_queries_fp8() {
+    const int lane = static_cast<int>(threadIdx.x % 32), quad = lane % 4;
+    named_barrier(4 + group_, kWarpgroup);  // the previous queries have been read
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int at = thread_row() + 8 * r;
+      const bf16* const q = rows_.query(at);
+      const float inverse = 1 / query_scale(at);
+      const uint32_t to =
+          shared_ + group_ * Shape::kQueryBytes + at % 64 / 8 * (8 * kDim) + at % 8 * 16 + 4 * quad;
+#pragma unroll
+      for (int cell = 0; cell < kDim / 16; ++cell) {
+        Pack<bf16, 2> low{}, high{};
+        if (q != nullptr) {
+          low = load_pack<2>(q + 16 * cell + 2 * quad);
+          high = load_pack<2>(q + 16 * cell + 2 * quad + 8);
+        }
+        const uint32_t word =
+            pack_e4m3(to_float(high.v[0]) * inverse, to_float(low.v[0]) * inverse,
+                      to_float(high.v[1]) * inverse, to_float(low.v[1]) * inverse);
+        asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(to + 128 * cell), "r"(word) : "memory");
+      }
+    }
+    fence_proxy_async();
+    named_barrier(4 + group_, kWarpgroup);
+  }
+
+  // Waits for the values of a tile, and zeroes those that no row of the block sees in the page of
+  // the last key: P is 0 for them, but the bytes of another sequence may be NaN.
+  __device__ __forceinline__ void wait_for_values(int i, int tile) {
+    const PipelineState<kStages> state(i);
+    pipelines_.values.consumer_wait(state);
+    if constexpr (Problem::kPaged) {
+      const int keys = rows_.keys.end - tile * kKeys;
+      if (keys >= kKeys || keys % kPageTokens == 0) return;
+      const uint32_t page = shared_ + Shape::kValueTiles + state.index * Shape::kTileBytes +
+                            keys / kPageTokens * (kPageTokens * kDim);
+#pragma unroll 1
+      for (int d = static_cast<int>(threadIdx.x) % kWarpgroup; d < kDim; d += kWarpgroup)
+        for (int key = keys % kPageTokens; key < kPageTokens; ++key)
+          asm volatile("st.shared.u8 [%0], %1;\n" ::"r"(page + 16 * d + cell_position(key)), "r"(0)
+                       : "memory");
+      fence_proxy_async();
+      named_barrier(4 + group_, kWarpgroup);
+    }
+  }
+  // Issues P V of 64 columns from 64 `part` on, from zero.
+  __device__ __forceinline__ void issue_part(int i, int part) {
+    const int stage = PipelineState<kStages>(i).index;
+    const MatrixDescriptor values =
+        matrix_descriptor(shared_ + Shape::kValueTiles + stage * Shape::kTileBytes, 16 * kDim)
+            .plus(1024 * part);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kGroups / 2; ++k)
+      wgmma_e4m3<128>(part_, p_[k], values.plus(32 * kDim * k), k > 0);
+    wgmma_commit();
+  }
+  // Waits for a part, and O = alpha O + P V.
+  __device__ __forceinline__ void add_part(int part, const float (&alpha)[2]) {
+    wgmma_wait<0>();
+    wgmma_fence_operand(part_);
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& o = o_[8 * part + n][e];
+        o = __fmaf_rn(o, alpha[e / 2], part_[n][e]);
+      }
+  }
+  // Adds the parts from kFirst on, which has been issued.
+  template <int kFirst>
+  __device__ __forceinline__ void add_parts(int i, const float (&alpha)[2]) {
+#pragma unroll
+    for (int part = kFirst; part < kDim / 64; ++part) {
+      add_part(part, alpha);
+      if (part + 1 < kDim / 64) issue_part(i, part + 1);
+    }
+    pipelines_.values.consumer_release_warp(i);
+  }
+
+  // As compute(), where P V has accumulators of its own: those of the first 64 columns overlap with
+  // the first row's exponentials, the others with the second row's. With heads of 256 there are no
+  // registers for that, and nothing overlaps within a warpgroup.
+  __device__ __forceinline__ int compute_fp8(int tile, int end, int i) {
+    constexpr bool kOverlaps = kDim <= 128;
+    constexpr int kLater = kDim > 64 ? 1 : 0;  // the first part that overlaps with the second row
+    set_zero(o_);
+    const int first_chunk = tile / kChunkTiles;
+    float alpha[2];
+    load_queries_fp8();
+    ping_pong_wait();
+    issue_scores(i);
+    ping_pong_arrive();
+    complete_scores<0>(i);
+    end_softmax(begin_softmax(tile, alpha));
+    round_probabilities();
+    int next = tile_from(tile + 1, end);
+#pragma unroll 1
+    for (int following;; tile = next, next = following, ++i) {
+      const float scales[2] = {alpha[0], alpha[1]};  // of O
+      if (!kOverlaps || next >= end) {
+        wait_for_values(i, tile);
+        issue_part(i, 0);
+        add_parts<0>(i, scales);
+        if (next >= end) break;
+      }
+      ping_pong_wait();
+      issue_scores(i + 1);
+      if constexpr (kOverlaps) {
+        wait_for_values(i, tile);
+        issue_part(i, 0);
+      }
+      ping_pong_arrive();
+      following = tile_from(next + 1, end);
+      complete_scores<kOverlaps ? 1 : 0>(i + 1);
+      const bool ends_chunk = next / kChunkTiles > tile / kChunkTiles;
+      bool added = !kOverlaps;
+      if (ends_chunk) {
+        if (!added) add_parts<0>(i, scales);
+        added = true;
+        end_chunk(tile / kChunkTiles, first_chunk);
+      }
+      const float safe_row_max = begin_softmax(next, alpha);
+      if (kLater > 0 && !added) {
+        add_part(0, scales);
+        issue_part(i, 1);
+      }
+      end_softmax(safe_row_max);
+      if (!added) add_parts<kLater>(i, scales);
+      round_probabilities();
+    }
+    reduce_l(state_);
+    if (tile / kChunkTiles > first_chunk)
+      combine_chunk<Shape>(o_, state_, rows_, combined_, thread_row());
+    const float scale = problem_.key_scales[problem_.kv_heads + kv_head()];
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) o_[n][e] *= scale;
+    store();
+    return i + 1;
   }
 
   // Processes the tiles of the block from `tile` to `end`, and stores the rows. Returns the
@@ -500,7 +767,7 @@ class Consumer {
     }
   }
 
-  const PackedRows<bf16>& rows_;
+  const typename Problem::Rows& rows_;
   const Problem& problem_;
   typename Rule::Bound rule_;
   const uint32_t shared_;
@@ -511,7 +778,10 @@ class Consumer {
   int first_common_, min_end_;  // all rows of the warp see the keys [first_common_, min_end_)
   RowState state_;
   float s_[2 * kGroups][4], o_[kDim / 8][4];
-  uint32_t p_[kGroups][4];
+  uint32_t p_[kFp8 ? kGroups / 2 : kGroups][4];
+  // FP8: P V of 64 columns, and the rows' factors of scores: the product of the scales, or of these
+  // with that of exponents if no score is modified.
+  float part_[8][4], score_factor_[2];
 };
 
 template <class Shape, class Problem>
@@ -527,9 +797,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     pipelines.queries.init(1, kConsumerWarps);
     pipelines.keys.init(kWarpgroup, kConsumerWarps);
     pipelines.values.init(kWarpgroup, kConsumerWarps);
-    tma_prefetch(&maps.q);
-    tma_prefetch(&maps.k);
-    tma_prefetch(&maps.v);
+    if constexpr (!Shape::kFp8)
+      for (const CUtensorMap* map : {&maps.q, &maps.k, &maps.v}) tma_prefetch(map);
   }
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
@@ -538,7 +807,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     return;
   }
   allocate_registers<Shape::kConsumerRegisters>();
-  const auto* const work_tiles = reinterpret_cast<const WorkTile*>(memory + Shape::kWorkTiles);
+  using Work = WorkTile<typename Problem::Rows>;
+  const auto* const work_tiles = reinterpret_cast<const Work*>(memory + Shape::kWorkTiles);
   // Lets the first warpgroup issue first.
   if (Shape::kPingPong && threadIdx.x / kWarpgroup == Shape::kConsumers)
     named_arrive(2, 2 * kWarpgroup);
@@ -547,7 +817,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   for (int n = 0;; ++n) {
     const PipelineState<kStages> state(n);
     pipelines.work.consumer_wait(state);
-    const WorkTile& work = work_tiles[state.index];
+    const Work& work = work_tiles[state.index];
     if (work.is_end) return;
     const IndexRange<int> range = work.rows.keys.tiles(Shape::kKeys);
     const IndexRange<int> tiles{uniform(range.first), uniform(range.end)};
@@ -589,7 +859,7 @@ void run_forward_shape(ForwardProblem<bf16> problem, const AttentionForward& in)
     launch("attention_forward", forward_sm90_kernel<Shape, Call>,
            {.grid = blocks_for(blocks, 1),
             .block = Shape::kThreads,
-            .shared_bytes = Shape::kSharedBytes,
+            .shared_bytes = Shape::template kSharedBytes<typename Call::Rows>,
             .start = Start::kProgrammatic},
            device, call,
            ForwardMaps{.q = make_head_map(in.q, 64),
