@@ -6,6 +6,7 @@
 //
 //  cohort_bench_attention                 a table
 //  cohort_bench_attention --rules         of masks and modified scores
+//  cohort_bench_attention --precision fp8 of FP8 attention, beside bf16
 //  bench/attention                        interleaved with cuDNN (--rules: PyTorch), burst by burst
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include "bench/timing.h"
 #include "core/rng.h"
 #include "kernels/attention/attention.h"
+#include "kernels/rope.h"
 
 namespace {
 
@@ -29,7 +31,7 @@ struct Case {
   int64_t heads, kv_heads, dim;
   bool causal;
   std::vector<int64_t> lengths;
-  std::string rule = {};  // one of kRules, or empty
+  std::string rule = {};  // one of kRules, fp8, or empty
 
   int64_t tokens() const {
     int64_t sum = 0;
@@ -97,6 +99,20 @@ std::vector<Case> make_rule_cases() {
                          !full, std::vector<int64_t>(static_cast<size_t>(16384 / length), length),
                          rule});
       }
+  return cases;
+}
+
+// Heads of FP8 attention, beside bf16.
+std::vector<Case> make_fp8_cases() {
+  std::vector<Case> cases;
+  for (const int64_t dim : {128, 64, 256})
+    for (const bool causal : {true, false})
+      for (const int64_t length : {4096, 8192, 16384})
+        for (const std::string rule : {"", "fp8"})
+          cases.push_back(
+              {str("GQA 64/8 d", dim, causal ? " causal " : " full ", length / 1024, "k ", rule),
+               64, 8, dim, causal,
+               std::vector<int64_t>(static_cast<size_t>(16384 / length), length), rule});
   return cases;
 }
 
@@ -207,6 +223,15 @@ class Attention {
     cu_ = Tensor::from(starts).to(device);
     desc_.mask = c.causal ? Mask::kCausal : Mask::kFull;
     set_rule(desc_, c, device);
+    if (c.rule == "fp8") {
+      desc_.fp8_scales = Tensor::full({qkv.dim(1)}, 0x1p-6, DType::kF32, device);
+      Tensor rounded = qkv;
+      rope({.y = rounded,
+            .x = qkv,
+            .positions = Tensor::zeros({tokens}, DType::kI32, device),
+            .table = {},
+            .scales = desc_.fp8_scales});
+    }
     if (desc_.bias.defined()) dbias_ = Tensor::empty_like(desc_.bias);
     if (desc_.sinks.defined()) dsinks_ = Tensor::empty_like(desc_.sinks);
     forward();
@@ -291,16 +316,20 @@ void serve_bursts(const std::vector<Case>& cases, Normals& normals, Device devic
 
 int run(int argc, char** argv) {
   CLI::App app{"attention benchmark"};
-  std::string filter, device_name = "cuda";
+  std::string filter, device_name = "cuda", precision = "bf16";
   bool list = false, serves_bursts = false, rules = false;
   app.add_option("--filter", filter, "only cases whose name contains this text");
   app.add_option("--device", device_name, "cuda or cuda:N")->capture_default_str();
   app.add_flag("--rules", rules, "masks and modified scores instead of shapes");
+  app.add_option("--precision", precision, "bf16, or fp8: FP8 attention beside bf16")
+      ->check(CLI::IsMember({"bf16", "fp8"}));
   app.add_flag("--list", list, "print the cases as tab-separated fields");
   app.add_flag("--obey", serves_bursts,
                "time the bursts requested on standard input; see bench/attention");
   CLI11_PARSE(app, argc, argv);
-  const std::vector<Case> cases = rules ? make_rule_cases() : make_cases();
+  const std::vector<Case> cases = precision == "fp8" ? make_fp8_cases()
+                                  : rules            ? make_rule_cases()
+                                                     : make_cases();
   if (list) {
     for (const Case& c : cases) print_fields(c);
     return 0;

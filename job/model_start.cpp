@@ -100,9 +100,11 @@ void note_precision(const PrecisionConfig& asked, const std::string& start) {
   const PrecisionConfig saved = start.empty() ? asked : load_precision(start);
   const std::string change = precision_change(asked, saved, start);
   if (change.empty()) return;
-  if (saved.rounds_keys())
-    logging::warn(change + (saved.rounds_queries() ? "; hint: precision.attention=fp8"
-                                                   : "; hint: precision.cache=fp8"));
+  // More rounding is what the run asks for; less may be a key that was forgotten.
+  if (saved.rounds_queries() && !asked.rounds_queries())
+    logging::warn(change + "; hint: precision.attention=fp8");
+  else if (saved.rounds_keys() && !asked.rounds_keys())
+    logging::warn(change + "; hint: precision.cache=fp8");
   else
     logging::info(change);
 }

@@ -191,6 +191,10 @@ void ModelConfig::check_device(Device device) const {
   if (device.is_cuda() && head_dim > kernels::kMaxCudaHeadDim)
     throw InputError(str("model.head_dim: expected at most ", kernels::kMaxCudaHeadDim,
                          " on a GPU, got ", head_dim, "; hint: more heads, or device: cpu"));
+  if (device.is_cuda() && precision.rounds_queries())
+    throw InputError(
+        "precision.attention: fp8 runs on the CPU only in this version; hint: device: "
+        "cpu, or without this key precision.cache: fp8");
 }
 
 Json ModelConfig::to_json() const {

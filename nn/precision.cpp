@@ -42,8 +42,6 @@ void check_precision(const ModelConfig& config, DType dtype, const std::string& 
           str("supports a head_dim of 64, 128 or 256 in bf16, got ", dim));
   if (!config.precision.rounds_queries()) return;
   require(config.dropout == 0, str("needs dropout: 0, got ", config.dropout));
-  require(dtype != DType::kBF16,
-          "runs on the CPU only, in f32 and f64; for a GPU there is cache: fp8");
 }
 
 DType cache_dtype(const ModelConfig& config, DType dtype) {

@@ -31,7 +31,8 @@ ALLOWED_STACK = [
     (r"attention_(forward|paged)_kernel<float", 88),
     (r"attention_paged_kernel<__nv_bfloat16.*unsigned char", 80), (r"attention_paged_kernel<__nv_bfloat16, 128", 32),
     (r"\bbackward_kernel<.*WithDropout", 144), (r"\bbackward_kernel<", 80),
-    (r"forward_sm90_kernel<.*Sm90Shape<256, 2>", 192), (r"\b(sample|modify)_kernel", 136),
+    (r"forward_sm90_kernel<.*Sm90Shape<256, 2, false>", 192), (r"forward_sm90_kernel<.*Sm90Shape<256, 2, true>", 40),
+    (r"\b(sample|modify)_kernel", 136),
     ("", 24)]
 
 ARCH = re.compile(r"^arch = (\w+)")

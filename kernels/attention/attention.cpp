@@ -118,6 +118,12 @@ void check_paged(ArgumentCheck check, const AttentionPaged& args) {
   check.require(check["H"] >= 1 && check["H"] % check["Hkv"] == 0,
                 "expected q [T, H, D] with H a multiple of ", check["Hkv"], ", got ", args.q);
   check_desc(check, args.desc);
+  const int64_t scales = args.cache.scales.numel(), kv_heads = 2 * check["Hkv"];
+  check.require(args.desc.fp8_scales.defined() ? scales == check["H"] + kv_heads
+                                               : scales == 0 || scales == kv_heads,
+                "expected cache.scales of all heads with fp8_scales, and else of keys and values, "
+                "got ",
+                args.cache.scales);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "core/sizes.h"
 #include "kernels/attention/attention.h"
 #include "kernels/quantize.h"
+#include "kernels/rope.h"
 #include "kernels/sampling.h"
 #include "python/bindings/bindings.h"
 
@@ -100,21 +101,54 @@ void check_masks(const AttentionDesc& desc, int64_t length) {
           str("flash_attention: prefix_lm: expected lengths from 0 to ", length, ", got ", prefix));
 }
 
-Variable flash_attention(const Variable& q, const Variable& k, const Variable& v,
-                         const Tensor& offsets, const AttentionDesc& rules,
-                         const AttentionTerms& terms) {
-  const Tensor &queries = q.value(), &keys = k.value();
+// x [.., heads, D] rounded to multiples of e4m3 numbers by `scales` [heads]; gradients pass unchanged.
+Variable round_heads(const Variable& x, const Tensor& scales) {
+  const Tensor heads = packed(x.value()).contiguous();
+  Tensor y = Tensor::empty_like(heads);
+  kernels::rope({.y = y,
+                 .x = heads,
+                 .positions = Tensor::zeros({heads.dim(0)}, DType::kI32, heads.device()),
+                 .table = {},
+                 .scales = scales});
+  return make_node("round_heads", y.reshape(x.value().shape()), {x},
+                   [](const Tensor& dy, Gradients& g) {
+                     if (g.needed(0)) g.pass(0, dy);
+                   });
+}
+
+Variable flash_attention(Variable q, Variable k, Variable v, const Tensor& offsets,
+                         const AttentionDesc& rules, const AttentionTerms& terms) {
+  const Tensor queries = q.value(), keys = k.value();
   COHORT_CHECK(queries.rank() == 3 || queries.rank() == 4,
                "[flash_attention] expected q [T, H, D] or [B, T, H, D], got ", queries.str());
   COHORT_CHECK(
       queries.rank() == keys.rank() && (queries.numel() == 0 || queries.dim(0) == keys.dim(0)),
       "[flash_attention] expected one form of q and k, got ", queries.str(), " and ", keys.str());
   if (!offsets.defined()) check_masks(rules, queries.dim(-3));
+  if (const Tensor& scales = rules.fp8_scales; scales.defined()) {
+    const int64_t heads = queries.dim(-2), kv_heads = keys.dim(-2);
+    if (scales.rank() != 1 || scales.numel() != heads + 2 * kv_heads)
+      throw InputError(str("flash_attention: scales: expected [", heads + 2 * kv_heads,
+                           "], one for each head of q, k and v, got ", scales.str()));
+    q = round_heads(q, scales.narrow(0, 0, heads));
+    k = round_heads(k, scales.narrow(0, heads, kv_heads));
+    v = round_heads(v, scales.narrow(0, heads + kv_heads, kv_heads));
+  }
   const auto views = [](std::span<const Tensor> tensors) {
     return std::array{packed(tensors[0]), packed(tensors[1]), packed(tensors[2])};
   };
   return attention(std::array{q, k, v}, views, Tensor::empty_like(queries),
                    sequence_offsets(offsets, queries), rules, terms);
+}
+
+// The scales of precision "fp8"; undefined: the precision is that of q.
+Tensor fp8_scales(const std::string& precision, const Tensor& scales) {
+  if (!precision.empty() && precision != "fp8")
+    throw InputError("flash_attention: precision: expected \"fp8\" or \"\", got \"" + precision +
+                     "\"");
+  if (precision.empty() == scales.defined())
+    throw InputError("flash_attention: expected scales with precision=\"fp8\", and only then");
+  return scales.defined() ? scales.to(DType::kF32).contiguous() : scales;
 }
 
 void bind_attention(nb::module_& m) {
@@ -123,7 +157,8 @@ void bind_attention(nb::module_& m) {
       +[](const Strided& q, const Strided& k, const Strided& v, bool causal, int64_t window,
           int64_t window_right, double soft_cap, double scale, const MaybeVariable& slopes,
           const MaybeVariable& bias, const MaybeVariable& sinks, const MaybeVariable& prefix_lm,
-          const MaybeVariable& tiles, const MaybeVariable& cu_seqlens) {
+          const MaybeVariable& tiles, const MaybeVariable& cu_seqlens, const std::string& precision,
+          const MaybeVariable& scales) {
         const AttentionDesc desc{.scale = scale,
                                  .mask = causal ? kernels::Mask::kCausal : kernels::Mask::kFull,
                                  .window = window,
@@ -131,7 +166,8 @@ void bind_attention(nb::module_& m) {
                                  .prefix_lm = indices(prefix_lm.value()),
                                  .tiles = tiles.value(),
                                  .soft_cap = soft_cap,
-                                 .slopes = table(slopes, q).value()};
+                                 .slopes = table(slopes, q).value(),
+                                 .fp8_scales = fp8_scales(precision, scales.value())};
         return flash_attention(q, k, v, indices(cu_seqlens.value()), desc,
                                {table(bias, q), table(sinks, q)});
       },
@@ -139,7 +175,8 @@ void bind_attention(nb::module_& m) {
       nb::arg("window") = 0, nb::arg("window_right") = -1, nb::arg("soft_cap") = 0.0,
       nb::arg("scale") = 0.0, nb::arg("slopes") = nb::none(), nb::arg("bias") = nb::none(),
       nb::arg("sinks") = nb::none(), nb::arg("prefix_lm") = nb::none(),
-      nb::arg("tiles") = nb::none(), nb::arg("cu_seqlens") = nb::none(),
+      nb::arg("tiles") = nb::none(), nb::arg("cu_seqlens") = nb::none(), nb::arg("precision") = "",
+      nb::arg("scales") = nb::none(),
       R"(softmax(scale q k^T) v, without the matrix of scores in memory; the backward is deterministic.
 
 q: [T, H, D] with sequences packed one after the other, or a batch [B, T, H, D]; float32 and, on the
@@ -151,8 +188,9 @@ causal: a query sees no later key. window: the keys up to its own that it sees, 
 the later keys that it sees if not causal, -1: all. scale: 0 for 1 / sqrt(D). soft_cap: scores become
 cap tanh(score / cap). slopes: [H], ALiBi. bias: [H, 2 R + 1], by distance, differentiable. sinks: [H],
 logits of keys without values, differentiable. prefix_lm: [S], the length of the prefix that all queries of
-a sequence see. tiles: of tile_mask(). Constants may be float64. Error for other shapes, dtypes and
-combinations.)");
+a sequence see. tiles: of tile_mask(). precision: "fp8" rounds q, k, v and the probabilities to e4m3; gradients
+pass the rounding unchanged. scales: its [H + 2 Hkv] powers of two, of which 448 times should be no less than the
+magnitudes in that head of q, k or v. Constants may be float64. Error for other shapes, dtypes and combinations.)");
   define(
       m, "tile_mask",
       +[](const Variable& visible) {

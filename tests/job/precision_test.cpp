@@ -55,8 +55,13 @@ TEST_F(Precision, AttentionIsPartOfAModel) {
   EXPECT_THROW_WITH(train_new(plan("dropped", kSmallSft, {fp8, "model.dropout=0.1"})), InputError,
                     "precision.attention: fp8 needs dropout: 0, got 0.1; hint: remove the key "
                     "precision.attention");
-  const ExpectLog lost("was trained with fp8; hint: precision.attention=fp8");
-  train_new(plan("lost", kSmallSft, {"init_from=" + whole}));
+  {
+    const ExpectLog lost("was trained with fp8; hint: precision.attention=fp8");
+    train_new(plan("lost", kSmallSft, {"init_from=" + whole}));
+  }
+  train_new(plan("gained", kSmallSft, {fp8, "init_from=" + cached}));  // without a warning
+  EXPECT_THROW_WITH(loaded.model->config().check_device(Device::cuda()), InputError,
+                    "precision.attention: fp8 runs on the CPU only");
 }
 
 // The weights differ from those of keys that are not rounded, and resuming does not change them.

@@ -13,7 +13,9 @@ inline AttentionOutput fp8_attention(const AttentionCase& c, bool rounds = true)
   const auto q = c.q.to_vector<double>(), k = c.k.to_vector<double>(), v = c.v.to_vector<double>();
   const int64_t heads = c.q.dim(1), kv_heads = c.k.dim(1), dim = c.q.dim(2), tokens = c.tokens();
   const int64_t tile = kernels::attention_tile(dim);
-  const double scale = kernels::softmax_scale(c.desc, dim) * std::numbers::log2e;
+  const double scale = kernels::softmax_scale(c.desc, dim), cap = c.desc.soft_cap;
+  const std::vector<double> slopes =
+      c.desc.slopes.defined() ? c.desc.slopes.to_vector<double>() : std::vector<double>();
   std::vector<double> all_o(q.size()), all_lse(static_cast<size_t>(heads * tokens));
   for (size_t s = 0; s < c.sequences.size(); ++s)
     for (int64_t i = 0; i < c.sequences[s].length; ++i)
@@ -37,7 +39,11 @@ inline AttentionOutput fp8_attention(const AttentionCase& c, bool rounds = true)
               double sum = 0;
               for (int64_t d = 0; d < dim; ++d)
                 sum += q[static_cast<size_t>((t * heads + h) * dim + d)] * row(k, j)[d];
-              z.push_back(sum * scale);
+              sum *= scale;
+              if (cap > 0) sum = cap * std::tanh(sum / cap);
+              if (!slopes.empty())
+                sum -= slopes[static_cast<size_t>(h)] * static_cast<double>(i - j);
+              z.push_back(sum * std::numbers::log2e);
             }
             const double next = std::max(r, *std::max_element(z.begin(), z.end()) - 8);
             const double alpha = std::exp2(r - next);

@@ -124,34 +124,98 @@ TEST(CudaAttentionFp8, HasTheBitsOfItsContract) {
   }
 }
 
+// Modifications of scores and masks of a case, by name.
+constexpr const char* kTerms[] = {"none", "soft cap and sinks", "slopes and bias", "tiles"};
+void set_terms(AttentionCase& c, const std::string& name) {
+  const int64_t heads = c.shape.heads;
+  if (name == "soft cap and sinks") {
+    c.desc.soft_cap = 5;
+    c.desc.sinks = random_tensor({heads}, DType::kF32, 9);
+  }
+  if (name == "slopes and bias") {
+    c.desc.slopes = random_tensor({heads}, DType::kF32, 10);
+    c.desc.bias = random_tensor({heads, 41}, DType::kF32, 11);
+  }
+  // Some rows of tiles see the first tile, and some do not.
+  if (name == "tiles")
+    c.desc.tiles = kernels::make_tile_mask(
+        std::vector<std::pair<int64_t, int64_t>>{{0, 0}, {1, 1}, {2, 0}, {2, 2}}, 3);
+}
+AttentionCase terms_on(AttentionCase c, Device device) {
+  for (Tensor* t : {&c.desc.fp8_scales, &c.desc.sinks, &c.desc.slopes, &c.desc.bias, &c.desc.tiles})
+    if (t->defined()) *t = t->to(device);
+  return c;
+}
+
 TEST(CudaAttentionFp8, PagedBitsAreThoseOfTheForwardPass) {
   COHORT_REQUIRE_HOPPER(device);
   Rng rng(15, rng_stream(kTestPurpose, 9));
   for (const int64_t dim : {64, 128, 256})
-    for (const int64_t group : {1, 3, 8})
+    for (const int64_t group : {1, 3, 8, 70})
       for (const int64_t window : {0, 140})
-        for (const bool modifies : {false, true}) {
-          SCOPED_TRACE(str("D ", dim, ", group ", group, ", window ", window, ", ", modifies));
+        for (const char* const terms : kTerms) {
+          if (group == 70 && (dim > 64 || window > 0)) continue;
+          SCOPED_TRACE(str("D ", dim, ", group ", group, ", window ", window, ", ", terms));
           AttentionCase c = make_case({.heads = 2 * group,
                                        .kv_heads = 2,
                                        .dim = dim,
                                        .dtype = DType::kBF16,
                                        .window = window},
                                       {{1, 1}, {2, 150}, {3, 30}, {4, 270}});
-          if (modifies) {
-            c.desc.soft_cap = 5;
-            c.desc.sinks = random_tensor({2 * group}, DType::kF32, 9);
-          }
+          set_terms(c, terms);
           const Tensor scales = some_scales(2, 2 * group);
-          AttentionCase packed = rounded(c, scales);
           AttentionCase cached = c;
-          cached.desc.fp8_scales = scales.to(device);
-          for (AttentionCase* a : {&packed, &cached})
-            if (modifies) a->desc.sinks = a->desc.sinks.to(device);
-          EXPECT_TRUE(
-              bit_equal(run_in_random_steps(cached, group == 3 ? 64 : 16, rng, device, scales),
-                        forward_on(packed, device).o));
+          cached.desc.fp8_scales = scales;
+          EXPECT_TRUE(bit_equal(run_in_random_steps(terms_on(cached, device), group == 3 ? 64 : 16,
+                                                    rng, device, scales),
+                                forward_on(terms_on(rounded(c, scales), device), device).o));
         }
+}
+
+TEST(CudaAttentionFp8, ModifiesScores) {
+  COHORT_REQUIRE_HOPPER(device);
+  for (const int64_t dim : {64, 128, 256}) {
+    AttentionCase c = fp8_case({.heads = 6, .kv_heads = 2, .dim = dim}, {{1, 300}, {2, 9}});
+    c.desc.soft_cap = 0.3;
+    c.desc.slopes = random_tensor({6}, DType::kF32, 5);
+    const AttentionOutput got = forward_on(terms_on(c, device), device),
+                          expected = fp8_attention(c);
+    EXPECT_LT(relative_error(got.o, expected.o), 4e-3) << dim;
+    EXPECT_LT(relative_error(got.lse, expected.lse), 1e-3) << dim;
+  }
+}
+
+// Tokens of a sequence in any order, and idle ones between them, whose O is zero.
+TEST(CudaAttentionFp8, TokensMayBeInAnyOrder) {
+  COHORT_REQUIRE_HOPPER(device);
+  Rng rng(18, rng_stream(kTestPurpose, 9));
+  AttentionCase c =
+      make_case({.heads = 6, .kv_heads = 2, .dim = 64, .dtype = DType::kBF16}, {{1, 200}});
+  const Tensor scales = some_scales(2, 6), expected = forward_on(rounded(c, scales), device).o;
+  c.desc.fp8_scales = scales.to(device);
+  PagedKV cache = make_cache(c, 16, rng, device, scales);
+  Tensor all = Tensor::full(c.q.shape(), NAN, c.q.dtype());
+  run_step(cache, c, {{0, 0, 200}}, all);
+  std::vector<int32_t> sequences, positions;
+  for (int i = 0; i < 160; ++i) {
+    sequences.push_back(i % 7 == 3 ? -1 : 0);
+    positions.push_back(i % 11 == 5 ? -1 : static_cast<int32_t>(rng.below(200)));
+  }
+  Tensor q = Tensor::empty({160, 6, 64}, DType::kBF16);
+  const Tensor rounded_q = rounded(c, scales).q;
+  for (int64_t i = 0; i < 160; ++i)
+    q.select(0, i).copy_(rounded_q.select(0, std::max(positions[static_cast<size_t>(i)], 0)));
+  Tensor o = Tensor::full(q.shape(), NAN, DType::kBF16, device);
+  kernels::attention_paged({o, q.to(device), cache, Tensor::from(sequences).to(device),
+                            Tensor::from(positions).to(device), c.desc});
+  for (int64_t i = 0; i < 160; ++i) {
+    const auto at = static_cast<size_t>(i);
+    const Tensor row = o.select(0, i).to(Device{});
+    EXPECT_TRUE(bit_equal(row, sequences[at] < 0 || positions[at] < 0
+                                   ? Tensor::zeros(row.shape(), DType::kBF16)
+                                   : expected.select(0, positions[at]).clone()))
+        << i;
+  }
 }
 
 TEST(CudaAttentionFp8, ChunksAreJoinedInPrefillAndDecode) {
@@ -187,7 +251,7 @@ TEST(CudaAttentionFp8, SharedPrefixesEqualRepeatingThem) {
       kernels::test::expect_as_repeated(f, DType::kBF16, 1e-2, device, some_scales(2, 4));
 }
 
-// Few blocks take many row tiles each, some of idle tokens.
+// Few blocks take many row tiles each.
 TEST(CudaAttentionFp8, BitsDoNotDependOnTheNumberOfBlocks) {
   COHORT_REQUIRE_HOPPER(device);
   for (const int64_t dim : {64, 128, 256}) {

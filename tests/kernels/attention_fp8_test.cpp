@@ -33,6 +33,17 @@ TEST(AttentionFp8, IsItsDefinition) {
   }
 }
 
+// The scores' own scale comes before their modification.
+TEST(AttentionFp8, ModifiesScores) {
+  AttentionCase c = rounded(make_case({.heads = 6, .kv_heads = 2, .dim = 16}, {{1, 200}, {2, 9}}),
+                            some_scales(2, 6));
+  c.desc.soft_cap = 0.3;
+  c.desc.slopes = random_tensor({6}, DType::kF64, 5);
+  const AttentionOutput got = run_forward(c), expected = fp8_attention(c);
+  EXPECT_LT(relative_error(got.o, expected.o), 1e-13);
+  EXPECT_LT(relative_error(got.lse, expected.lse), 1e-13);
+}
+
 // A sink is a key whose P is not rounded.
 TEST(AttentionFp8, SinksAddToTheSum) {
   AttentionCase c =
@@ -89,6 +100,14 @@ TEST(AttentionFp8, WrongScalesAreErrors) {
   EXPECT_THROW(run_forward(c), Error);
   c.desc.fp8_scales = some_scales(2, 4).to(DType::kF64);
   EXPECT_THROW(run_forward(c), Error);
+  // A cache of rounded keys and values only, and one of all with attention that is not in FP8.
+  for (const bool of_queries : {false, true}) {
+    AttentionCase cached = make_case({.heads = 4, .kv_heads = 2, .dim = 16}, {{1, 20}});
+    if (!of_queries) cached.desc.fp8_scales = some_scales(2, 4);
+    Rng rng(1);
+    EXPECT_THROW(run_in_random_steps(cached, 16, rng, {}, some_scales(2, of_queries ? 4 : 0)),
+                 Error);
+  }
   AttentionCase dropped = make_case({.heads = 4, .kv_heads = 2, .dim = 16, .p = 0.1}, {{1, 20}});
   dropped.desc.fp8_scales = some_scales(2, 4);
   EXPECT_THROW(run_forward(dropped), Error);

@@ -54,6 +54,46 @@ def test_attention_rules(rule):
                                rtol=1e-10, atol=1e-12)
 
 
+def e4m3(x):
+    """The nearest e4m3 number, ties to even, for magnitudes up to 448."""
+    step = 2.0 ** (np.maximum(np.frexp(np.abs(x))[1] - 1, -6) - 3)
+    return np.rint(x / step) * step
+
+
+def fp8_attention(q, k, v):
+    """Causal, of less than a tile of keys, where q, k and v are rounded."""
+    out = np.empty_like(q)
+    for h in range(q.shape[1]):
+        kv = h // (q.shape[1] // k.shape[1])
+        z = np.where(np.tri(len(q), dtype=bool), q[:, h] @ k[:, kv].T / np.sqrt(q.shape[2]), -np.inf)
+        p = 256 * np.exp(z - z.max(-1, keepdims=True))
+        out[:, h] = e4m3(p) @ v[:, kv] / p.sum(-1, keepdims=True)
+    return out
+
+
+def test_fp8_attention():
+    q, k, v = qkv(2, 20)
+    scales = 2.0 ** np.array([-7, -6, -5, -4, -6, -5, -7, -3])
+    rounded = [e4m3(x / s[:, None]) * s[:, None] for x, s in zip((q, k, v), np.split(scales, [4, 6]))]
+    got = ops.flash_attention(q, k, v, precision="fp8", scales=scales).numpy()
+    for b in range(2):
+        np.testing.assert_allclose(got[b], fp8_attention(*(x[b] for x in rounded)), rtol=1e-6, atol=1e-7)
+    # Inputs of any strides, and a gradient near that of the rounded inputs.
+    turned = [np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (q, k, v)]
+    assert np.array_equal(ops.flash_attention(*turned, precision="fp8", scales=scales).numpy(), got)
+    gradients = []
+    for inputs, arguments in ((q, k, v), {"precision": "fp8", "scales": scales}), (rounded, {}):
+        leaves = [leaf(x) for x in inputs]
+        ops.sum(ops.square(ops.flash_attention(*leaves, **arguments))).backward()
+        gradients.append([x.grad.numpy() for x in leaves])
+    for ours, exact in zip(*gradients):
+        assert 0 < np.linalg.norm(ours - exact) < 0.1 * np.linalg.norm(exact)
+    for bad in {"precision": "fp8"}, {"scales": scales}, {"precision": "fp4", "scales": scales}, \
+            {"precision": "fp8", "scales": scales[1:]}:
+        with pytest.raises((cohort.InputError, cohort.Error)):
+            ops.flash_attention(q, k, v, **bad)
+
+
 def test_tiles_hide_the_other_tiles():
     q, k, v = qkv(300)
     tiles = np.array([[1, 0, 0], [0, 1, 0], [1, 0, 1]], np.uint8)

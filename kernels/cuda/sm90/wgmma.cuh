@@ -146,6 +146,17 @@ enum class Major { kK, kMN };  // contiguous dimension of an operand in shared m
                  "n"(kStrideB >> 4)                                                          \
                : "memory")
 
+#define COHORT_WGMMA_E4M3(n, registers, A0, A1, A2, A3, B, ADD, UPPER, ...)                       \
+  asm volatile("{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %" #ADD ", 0;\nmov.b64 b, {%" #B   \
+               ", %" #UPPER                                                                       \
+               "};\n"                                                                             \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" registers "}, {%" #A0 \
+               ",%" #A1 ",%" #A2 ",%" #A3 "}, b, p, 1, 1;\n}\n"                                   \
+               : __VA_ARGS__                                                                      \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.lower),                        \
+                 "r"(static_cast<int>(add)), "n"(kStrideB >> 4)                                   \
+               : "memory")
+
 // c = a b, or c += a b if `add`. A: [64, 16], B: [16, 8 kN], both by matrix_descriptor().
 template <Major kA, Major kB, int kN>
 __device__ __forceinline__ void wgmma(float (&c)[kN][4], MatrixDescriptor a, MatrixDescriptor b,
@@ -205,18 +216,17 @@ __device__ __forceinline__ void wgmma_e4m3(float (&c)[kN][4], MatrixDescriptor a
     COHORT_WGMMA_E4M3_SHARED(128, COHORT_REGISTERS_64, 64, 65, 66, 67, 68,
                              COHORT_ACCUMULATORS_32(c, 0), COHORT_ACCUMULATORS_32(c, 8));
 }
-// With A in registers and 64 columns.
-template <int kStrideB>
-__device__ __forceinline__ void wgmma_e4m3(float (&c)[8][4], const uint32_t (&a)[4],
+// With A in registers.
+template <int kStrideB, int kN>
+__device__ __forceinline__ void wgmma_e4m3(float (&c)[kN][4], const uint32_t (&a)[4],
                                            MatrixDescriptor b, bool add) {
-  asm volatile(
-      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %37, 0;\nmov.b64 b, {%36, %38};\n"
-      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" COHORT_REGISTERS_32
-      "}, {%32,%33,%34,%35}, b, p, 1, 1;\n}\n"
-      : COHORT_ACCUMULATORS_32(c, 0)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.lower), "r"(static_cast<int>(add)),
-        "n"(kStrideB >> 4)
-      : "memory");
+  static_assert(kN == 4 || kN == 8);
+  if constexpr (kN == 4)
+    COHORT_WGMMA_E4M3(32, COHORT_REGISTERS_16, 16, 17, 18, 19, 20, 21, 22,
+                      COHORT_ACCUMULATORS_8(c, 0), COHORT_ACCUMULATORS_8(c, 2));
+  else
+    COHORT_WGMMA_E4M3(64, COHORT_REGISTERS_32, 32, 33, 34, 35, 36, 37, 38,
+                      COHORT_ACCUMULATORS_32(c, 0));
 }
 
 #undef COHORT_ACCUMULATORS_8
@@ -229,6 +239,7 @@ __device__ __forceinline__ void wgmma_e4m3(float (&c)[8][4], const uint32_t (&a)
 #undef COHORT_REGISTERS_128
 #undef COHORT_WGMMA_SHARED
 #undef COHORT_WGMMA_E4M3_SHARED
+#undef COHORT_WGMMA_E4M3
 #undef COHORT_WGMMA
 
 // Stores four 8x8 bf16 matrices to shared memory, the inverse of load_matrices().

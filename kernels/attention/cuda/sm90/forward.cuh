@@ -40,6 +40,7 @@
 #include "core/graph.h"
 #include "kernels/attention/cuda/forward.cuh"
 #include "kernels/attention/cuda/sm90/stages.cuh"
+#include "kernels/cuda/e4m3.cuh"
 
 namespace cohort::kernels::cuda {
 namespace {
@@ -155,10 +156,10 @@ class ForwardProducer {
       else
         producer_.finish();
       if constexpr (!Shape::kFp8) load_queries(n, work.rows);
-        // The keys of a tile are used before the values of the previous tile.
 #pragma unroll 1
       for (int next; tile < tiles.end; tile = next, ++iteration) {
         next = tile_from(tile + 1);
+        // The keys of a tile are used before the values of the previous tile.
         if (next < tiles.end) load_keys(work.rows, next, iteration + 1);
         load_values(work.rows, tile, iteration);
       }
@@ -350,6 +351,7 @@ class Consumer {
   static constexpr int kCoreMatrices = kFp8 ? 128 : 16;  // stride along K, if there is one
   static constexpr int kDim = Shape::kDim, kColumns = Shape::kColumns;
   static constexpr int kKeys = Shape::kKeys, kGroups = kKeys / 16;
+  static constexpr int kPartColumns = kDim > 128 ? 32 : 64;  // FP8: of O at a time
   static constexpr int kChunkTiles = static_cast<int>(kAttentionChunk) / kKeys;
   // Rows may see no key at all, and tiles are skipped.
   static constexpr bool kTileMasks = Rule::kMasks && Shape::kTileMasks;
@@ -504,6 +506,23 @@ class Consumer {
       for (int n = 0; n < 2 * kGroups; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) s_[n][e] *= score_factor_[e / 2];
+    if constexpr (Problem::kPaged && Rule::kMasks) {
+      // Rows of a block have different heads, and by a tile mask see different tiles.
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int position = rows_.position(row + 8 * r);
+        const auto& bound = rows_.bind(rule, row + 8 * r);
+        modify_scores(s_, bound, r, key0 + static_cast<int>(threadIdx.x % 4) * 2 - position);
+        mask_row(s_, bound, r, rows_.end_key(rule, row + 8 * r), key0,
+                 bound.sees_tile(position, key0));
+      }
+      return begin_softmax<true>(alpha);
+    } else {
+      return begin_softmax(key0, row, alpha);
+    }
+  }
+  __device__ __forceinline__ float begin_softmax(int key0, int row, float (&alpha)[2]) {
+    const auto& rule = problem_.rule;
 #pragma unroll
     for (int r = 0; r < 2; ++r)
       modify_scores(s_, rule_, r,
@@ -589,12 +608,12 @@ class Consumer {
       named_barrier(4 + group_, kWarpgroup);
     }
   }
-  // Issues P V of 64 columns from 64 `part` on, from zero.
+  // Issues P V of the columns of a part, from zero.
   __device__ __forceinline__ void issue_part(int i, int part) {
     const int stage = PipelineState<kStages>(i).index;
     const MatrixDescriptor values =
         matrix_descriptor(shared_ + Shape::kValueTiles + stage * Shape::kTileBytes, 16 * kDim)
-            .plus(1024 * part);
+            .plus(16 * kPartColumns * part);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kGroups / 2; ++k)
@@ -606,10 +625,10 @@ class Consumer {
     wgmma_wait<0>();
     wgmma_fence_operand(part_);
 #pragma unroll
-    for (int n = 0; n < 8; ++n)
+    for (int n = 0; n < kPartColumns / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        float& o = o_[8 * part + n][e];
+        float& o = o_[kPartColumns / 8 * part + n][e];
         o = __fmaf_rn(o, alpha[e / 2], part_[n][e]);
       }
   }
@@ -617,16 +636,15 @@ class Consumer {
   template <int kFirst>
   __device__ __forceinline__ void add_parts(int i, const float (&alpha)[2]) {
 #pragma unroll
-    for (int part = kFirst; part < kDim / 64; ++part) {
+    for (int part = kFirst; part < kDim / kPartColumns; ++part) {
       add_part(part, alpha);
-      if (part + 1 < kDim / 64) issue_part(i, part + 1);
+      if (part + 1 < kDim / kPartColumns) issue_part(i, part + 1);
     }
     pipelines_.values.consumer_release_warp(i);
   }
 
-  // As compute(), where P V has accumulators of its own: those of the first 64 columns overlap with
-  // the first row's exponentials, the others with the second row's. With heads of 256 there are no
-  // registers for that, and nothing overlaps within a warpgroup.
+  // As compute(), where P V has accumulators of its own; its first part overlaps with exponentials.
+  // With heads of 256 there are no registers for that, and nothing overlaps within a warpgroup.
   __device__ __forceinline__ int compute_fp8(int tile, int end, int i) {
     constexpr bool kOverlaps = kDim <= 128;
     constexpr int kLater = kDim > 64 ? 1 : 0;  // the first part that overlaps with the second row
@@ -779,9 +797,9 @@ class Consumer {
   RowState state_;
   float s_[2 * kGroups][4], o_[kDim / 8][4];
   uint32_t p_[kFp8 ? kGroups / 2 : kGroups][4];
-  // FP8: P V of 64 columns, and the rows' factors of scores: the product of the scales, or of these
+  // FP8: P V of a part, and the rows' factors of scores: the product of the scales, or of these
   // with that of exponents if no score is modified.
-  float part_[8][4], score_factor_[2];
+  float part_[kPartColumns / 8][4], score_factor_[2];
 };
 
 template <class Shape, class Problem>

@@ -196,7 +196,9 @@ void attention_paged_fp8(const AttentionPaged& args) {
   COHORT_CHECK(args.cache.k.dtype() == DType::kE4M3, "[", kName,
                "] FP8 attention on CUDA needs a cache in e4m3, got ", args.cache.k.str());
   CacheProblem problem{paged_problem<bf16, uint8_t>(args), nullptr};
-  check_support(kName, args.q, problem.format.vectorized);
+  check_support(kName, args.q,
+                problem.format.vectorized &&
+                    aligned(pointer<uint8_t>(args.cache.k), pointer<uint8_t>(args.cache.v)));
   if (problem.tokens == 0) return;
   problem.key_scales = key_scales(args.cache);
   const int64_t blocks = problem.tokens * problem.blocks_per_token();
