@@ -104,7 +104,7 @@ TEST(AttentionFp8, WrongScalesAreErrors) {
   for (const bool of_queries : {false, true}) {
     AttentionCase cached = make_case({.heads = 4, .kv_heads = 2, .dim = 16}, {{1, 20}});
     if (!of_queries) cached.desc.fp8_scales = some_scales(2, 4);
-    Rng rng(1);
+    Rng rng(1, rng_stream(kTestPurpose, 9));
     EXPECT_THROW(run_in_random_steps(cached, 16, rng, {}, some_scales(2, of_queries ? 4 : 0)),
                  Error);
   }
