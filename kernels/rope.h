@@ -40,9 +40,9 @@ void check_rope_table(ArgumentCheck& check, const Tensor& table);
 enum class RopeDirection { kForward, kInverse };
 // y (+)= rotated x, except for the last heads of each token, which are copied; without a table, all
 // are. With scales, the last N heads, such as keys and values, are rounded to multiples of e4m3
-// numbers (kernels/kv_scales.h). A position outside [0, rows) is an Error on the CPU; on CUDA the rotated
-// heads become NaN. Products and sums are rounded one by one (no fma), so that f32 results have the
-// same bits on every device.
+// numbers (kernels/kv_scales.h). A position outside [0, rows) is an Error on the CPU; on CUDA the
+// rotated heads become NaN. Products and sums are rounded one by one (no fma), so that f32 results
+// have the same bits on every device.
 struct Rope {
   Tensor& y;                // [T, H, D]; may be x when overwriting
   const Tensor& x;          // [T, H, D]

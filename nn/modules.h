@@ -107,8 +107,8 @@ class SelfAttention {
   // [T, d_model] -> [T, d_model]
   Variable operator()(const Variable& x, const Pass& pass) const;
   std::span<const Linear> layers() const { return layers_; }
-  // Writes the scales of what is rounded of queries, keys and values: to be called whenever parameters
-  // have changed. `norm`: that of the input.
+  // Writes the scales of what is rounded of queries, keys and values: to be called whenever
+  // parameters have changed. `norm`: that of the input.
   void write_kv_scales(const Norm& norm) const;
 
  private:

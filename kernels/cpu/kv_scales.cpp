@@ -10,7 +10,7 @@
 namespace cohort::kernels::cpu {
 namespace {
 
-// The largest bound of a head, whose first row is `row0`; as its bits. Queries and keys are rotated.
+// The largest bound of a head, whose first row is `row0`; as its bits. rotated: queries and keys.
 template <class T>
 uint32_t largest_bound(const KvScales& args, int64_t row0, int64_t dim, bool rotated) {
   const int64_t columns = args.w.dim(1), stride = RowOffsets(args.w).outer;

@@ -101,7 +101,8 @@ void check_masks(const AttentionDesc& desc, int64_t length) {
           str("flash_attention: prefix_lm: expected lengths from 0 to ", length, ", got ", prefix));
 }
 
-// x [.., heads, D] rounded to multiples of e4m3 numbers by `scales` [heads]; gradients pass unchanged.
+// x [.., heads, D] rounded to multiples of e4m3 numbers by `scales` [heads]; gradients pass
+// unchanged.
 Variable round_heads(const Variable& x, const Tensor& scales) {
   const Tensor heads = packed(x.value()).contiguous();
   Tensor y = Tensor::empty_like(heads);

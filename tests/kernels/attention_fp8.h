@@ -72,10 +72,10 @@ inline AttentionOutput fp8_attention(const AttentionCase& c, bool rounds = true)
   return {Tensor::from(all_o, c.q.shape()), Tensor::from(all_lse, {heads, tokens})};
 }
 
-// A step of wgmma in e4m3 on sm_90: c plus 32 products. Products and c are cut, toward zero, 13 bits
-// below the largest exponent among them, summed exactly, and the sum is cut to 13 bits below its
-// leading one. The exponent of a product is the sum of those of its factors. As measured on an H200
-// (docs/precision.md).
+// A step of wgmma in e4m3 on sm_90: c plus 32 products. Products and c are cut, toward zero, 13
+// bits below the largest exponent among them, summed exactly, and the sum is cut to 13 bits below
+// its leading one. The exponent of a product is the sum of those of its factors. As measured on an
+// H200 (docs/precision.md).
 inline float wgmma_step(float c, const e4m3* a, const e4m3* b, int64_t stride = 1) {
   constexpr int kBits = 13;
   struct Term {

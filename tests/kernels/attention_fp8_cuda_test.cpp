@@ -12,9 +12,9 @@ namespace {
 
 using kernels::PagedKV;
 
-#define COHORT_REQUIRE_HOPPER(device)                          \
-  COHORT_REQUIRE_GPU(device);                                  \
-  if (!cuda::fits(cuda::kSm90a, cuda::gpu_properties(device))) \
+#define COHORT_REQUIRE_HOPPER(device)              \
+  COHORT_REQUIRE_GPU(device);                      \
+  if (!fits(kSm90a, cuda::gpu_properties(device))) \
   GTEST_SKIP() << "FP8 attention needs a GPU of compute capability 9.0"
 
 AttentionCase fp8_case(AttentionShape shape, const std::vector<SequenceSpec>& sequences) {
