@@ -207,11 +207,14 @@ class LineMaker {
 ConfigFields settings_of(const TrainConfig& config, const LoadedModel& loaded,
                          const SamplingConfig& sampling, const EvalSet& set,
                          const SampleRequest& request) {
-  uint64_t model = checksum(loaded.base.fingerprint, weights_hash(*loaded.model));
-  for (const auto& parts : {config_fields(loaded.model->config()), loaded.tokenizer->files()})
-    for (const auto& [name, content] : parts)
-      if (name != "path" && name != "recompute" && name != "dropout")
-        model = checksum(content, checksum(name, model));
+  // The weights are those of adapters alone where there are any.
+  uint64_t model = checksum(str(loaded.model->config().context), weights_hash(*loaded.model));
+  if (!loaded.base.path.empty()) model = checksum(base_fingerprint(loaded.base.path), model);
+  for (const char* name : {"/config.json", "/adapter_config.json", "/precision.json"})
+    if (const std::string path = loaded.checkpoint + name; path_exists(path))
+      model = checksum(read_text_file(path), checksum(name, model));
+  for (const auto& [name, content] : loaded.tokenizer->files())
+    model = checksum(content, checksum(name, model));
   uint64_t problems = checksum(set.fingerprint);
   for (const Example& e : set.problems) problems = checksum(e.answer, checksum(e.prompt, problems));
   ConfigFields out = {{"model", hex(model)},
