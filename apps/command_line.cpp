@@ -302,22 +302,59 @@ void add_encoders(CLI::App& app, int& code) {
   command.add_option("--output", options.output, "write a matrix (.npy, f32) instead of lines");
 }
 
+// Adds the model of a command, and the configuration by which it is asked.
+void add_run_options(CLI::App& command, RunOptions& options) {
+  command.add_option("model", options.model, "folder, checkpoint or run directory")->required();
+  command.add_option("overrides", options.overrides,
+                     "key=value ... (eval.num_samples=16 temperature=0.7); --keys lists them");
+  command.add_option("--rewards,--config", options.config,
+                     "a configuration file: use its data and rewards instead of the run's");
+  add_base(command, options.base);
+  add_keys(command);
+}
+
 void add_eval(CLI::App& app, int& code) {
   auto [command, options] =
       add_command(app, code, evaluate, "eval",
                   "pass@1 and pass@k on held-out problems, or validation loss on text");
-  command.add_option("model", options.model, "folder, checkpoint or run directory")->required();
-  command.add_option("overrides", options.overrides,
-                     "key=value ... (eval.num_samples=16 eval.k=[1,8]); --keys lists them");
+  add_run_options(command, options);
   command.add_option("--pass-rates", options.pass_rates,
                      "write the problems to this file, each with the fraction of correct samples, "
                      "for data.curriculum: pass_rate");
   command.add_flag("--force", options.force,
                    "with --pass-rates: allow the problems of data.jsonl.eval_path");
-  command.add_option("--rewards,--config", options.config,
-                     "a configuration file: use its data and rewards instead of the run's");
-  add_base(command, options.base);
-  add_keys(command);
+}
+
+void add_sample(CLI::App& app, int& code) {
+  auto [command, options] = add_command(
+      app, code, sample, "sample",
+      "sample completions of problems and write those that rewards select, as data for trainer: "
+      "sft or dpo; a command that was killed continues its file");
+  add_run_options(command, options);
+  SampleRequest& request = options.request;
+  command
+      .add_option("--problems", request.problems,
+                  "the problems, in the format of the run's data.jsonl")
+      ->required();
+  add_number(command, "--num", request.num, "completions sampled per problem")
+      ->required()
+      ->check(CLI::Range(1, 65536));
+  command
+      .add_option("--keep", request.keep,
+                  "conditions on rewards, or on their weighted sum: \"math >= 1, sum > 1.5\"; may "
+                  "be repeated, and all must hold; default: all completions with a reward")
+      ->allow_extra_args(false);
+  CLI::Option* most =
+      add_number(command, "--most", request.most, "keep the first K of a problem at most");
+  command.add_flag("--distinct", request.distinct, "keep equal completions of a problem once");
+  CLI::Option* best = add_switch(command, "--best", request.choice, SampleChoice::kBest,
+                                 "keep the one with the largest sum of rewards of each problem");
+  CLI::Option* pairs = add_switch(
+      command, "--pairs", request.choice, SampleChoice::kPairs,
+      "write that one as chosen, and the one with the smallest sum as rejected, where they differ");
+  most->excludes(best)->excludes(pairs);
+  best->excludes(pairs);
+  command.add_option("--output", request.output, "the file of JSON lines")->required();
 }
 
 void add_gradcheck(CLI::App& app, int& code) {
@@ -467,8 +504,8 @@ int run(int argc, const char* const* argv) {
                        "print the version, and whether it is built with CUDA");
   int code = kOk;
   for (const auto add : {add_train, add_check, add_generate, add_chat, add_logprobs, add_encoders,
-                         add_eval, add_inspect, add_export, add_report, add_replay, add_tokenizer,
-                         add_template, add_gradcheck})
+                         add_eval, add_sample, add_inspect, add_export, add_report, add_replay,
+                         add_tokenizer, add_template, add_gradcheck})
     add(app, code);
 
   std::vector<std::string> names;

@@ -16,6 +16,7 @@
 #include "job/preview.h"
 #include "job/replay.h"
 #include "job/report.h"
+#include "job/sample_problems.h"
 #include "job/training.h"
 #include "text/tokenizer.h"
 
@@ -167,17 +168,26 @@ struct ExportOptions {
 // SIGINT ends it without a trace.
 int export_folder(const ExportOptions& options);
 
-struct EvalOptions {
-  std::string model;       // a checkpoint or run directory
-  std::string config;      // a file with data and rewards; empty: that of the model's run
+// A model, and the configuration by which it is asked.
+struct RunOptions {
+  std::string model;   // a checkpoint or run directory
+  std::string config;  // a file with data and rewards; empty: that of the model's run
+  std::string base;    // as ComputeOptions::base
+  std::vector<std::string> overrides;  // key=value
+};
+struct EvalOptions : RunOptions {
   std::string pass_rates;  // output file of problems with pass rates; empty: none
-  std::string base;        // as ComputeOptions::base
   // Allows pass_rates for the problems of data.jsonl.eval_path; a curriculum on the result would
   // train on test problems.
   bool force = false;
-  std::vector<std::string> overrides;  // key=value
 };
 int evaluate(const EvalOptions& options);
+
+struct SampleOptions : RunOptions {
+  SampleRequest request;
+};
+// Writes completions of problems with their rewards, and prints their counts.
+int sample(const SampleOptions& options);
 
 struct TokenizerOptions {
   std::string folder;  // has the tokenizer's files

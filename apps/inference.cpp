@@ -1,4 +1,4 @@
-// `cohort generate`, `logprobs` and `eval`: inference with a trained model.
+// `cohort generate`, `logprobs`, `eval` and `sample`: inference with a trained model.
 #include <unistd.h>
 #include <algorithm>
 
@@ -297,7 +297,7 @@ int logprobs(const LogprobsOptions& options) {
 
 // The model, with the context that the overrides ask for.
 static LoadedModel load_evaluated(const std::string& checkpoint, const TrainConfig& config,
-                                  const EvalOptions& options) {
+                                  const RunOptions& options) {
   const bool asks_context = std::ranges::any_of(options.overrides, [](const std::string& text) {
     return text.starts_with("model.context=");
   });
@@ -332,6 +332,23 @@ int evaluate(const EvalOptions& options) {
   for (const auto& [name, value] : line.as_object())
     if (name.ends_with("/problems") && value.as_int() == 0)
       throw Error(str("eval.sets: ", name, ": 0: no problem was judged"));
+  return kOk;
+}
+
+int sample(const SampleOptions& options) {
+  const std::string checkpoint = find_checkpoint(options.model);
+  const std::string path =
+      config_of(options.config, checkpoint, "name a file with the rewards: --rewards CONFIG.yaml");
+  const RunPlan plan = load_plan(path, options.overrides);
+  prepare_programs(plan);
+  const LoadedModel loaded = load_evaluated(checkpoint, plan.stages.back(), options);
+  const Json counts = sample_problems(plan, loaded, options.request);
+  Json line = Json()
+                  .set("checkpoint", checkpoint)
+                  .set("config", path)
+                  .set("output", options.request.output);
+  for (const auto& [name, value] : counts.as_object()) line.set(name, value);
+  print_line(line.dump());
   return kOk;
 }
 

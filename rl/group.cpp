@@ -16,6 +16,8 @@ std::vector<Group> group_completions(std::span<const Example> prompts,
     ScoredCompletion& c = out.back().completions.back();
     if (scores.total.empty()) continue;
     c.reward = scores.total[i];
+    c.error =
+        c.environment_error.empty() ? scores.errors[i] : "environment: " + c.environment_error;
     for (const std::vector<double>& each : scores.each) c.rewards.push_back(each[i]);
   }
   return out;

@@ -15,6 +15,9 @@ namespace cohort {
 struct ScoredCompletion : Trajectory {
   std::vector<double> rewards = {};  // one per RewardSet::names(); NaN: it does not apply
   double reward = kNotApplicable;    // their weighted sum; NaN: none applies
+  // Why it has no score: the error of the environment, or of the first reward that has failed;
+  // empty: neither has.
+  std::string error = {};
   double advantage = 0;
   // The advantage by the rewards alone, before GDPO's standardisation, whitening, clipping and a KL
   // in the reward.

@@ -233,6 +233,7 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
   scores.total.assign(samples, kNotApplicable);
   scores.failed.resize(rewards_.size());
   scores.first_error.resize(rewards_.size());
+  scores.errors.resize(samples);
   for (size_t s = 0; s < samples; ++s) submit(prompts[s / group], trajectories[s], step);
   std::map<const ExternalReward*, std::map<int64_t, ExternalReward::Result>> answers;
   for (size_t k = 0; k < rewards_.size(); ++k) {
@@ -265,6 +266,8 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
         value = result.value;
         if (!result.error.empty() && (*scores.failed[k])++ == 0)
           scores.first_error[k] = result.error;
+        if (!result.error.empty() && scores.errors[s].empty())
+          scores.errors[s] = str("reward ", names_[k], ": ", result.error);
         for (const auto& [outcome, metric] : kCodeOutcomes)
           if (result.outcome == outcome) ++scores.counts[names_[k] + metric];
       }

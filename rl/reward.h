@@ -146,6 +146,8 @@ class RewardSet {
     // error of the first of them.
     std::vector<std::optional<int64_t>> failed;
     std::vector<std::string> first_error;
+    // [sample]: the first of its rewards that has failed, with its error; empty: none has.
+    std::vector<std::string> errors;
     // Numbers of samples by the names of their metrics: those for which each external reward has
     // failed, and those of `code` that have passed all tests, been too slow or had no code.
     std::map<std::string, int64_t> counts;

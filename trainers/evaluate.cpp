@@ -312,28 +312,6 @@ DataConfig set_data(const DataConfig& run, const EvalSetConfig& set) {
   return out;
 }
 
-EvalSet load_eval_set(const EvalSetSource& source, size_t index, Dataset& data, int64_t context,
-                      ContextLimit limit) {
-  const EvalSetConfig& set = source.eval.sets[index];
-  const DataConfig own = set_data(source.data.data, set);
-  BatchConfig batch = source.data.batch;
-  batch.trainer = TrainerType::kGrpo;  // prompts are read, solutions are not
-  const EvalConfig eval = source.eval.options_of(set);
-  const DataSections sections{.data = own,
-                              .batch = batch,
-                              .seed = source.data.seed,
-                              .max_completion_length = eval.max_completion_length.value_or(
-                                  source.data.max_completion_length),
-                              .fingerprint_key = str("eval.sets.", index, ".fingerprint")};
-  Dataset loaded = load_dataset(sections, std::move(data.tokenizer), DataParts::kHeldOut);
-  EvalSet out{.name = set.name, .eval = eval, .correct = source.correct};
-  out.too_long = check_held_out(sections, loaded, context, limit).too_long;
-  out.problems = std::move(loaded.held_out);
-  out.fingerprint = loaded.fingerprint;
-  data.tokenizer = std::move(loaded.tokenizer);
-  return out;
-}
-
 }  // namespace
 
 EvalConfig EvalConfig::options_of(const EvalSetConfig& set) const {
@@ -413,13 +391,36 @@ double failed_count(const Metrics& metrics) {
   return metrics.find("eval/failed").value_or(0) + metrics.find("eval/sampled_failed").value_or(0);
 }
 
+EvalSet load_eval_set(const EvalSetSource& source, const EvalSetConfig& set, const std::string& key,
+                      Dataset& data, int64_t context, ContextLimit limit) {
+  const DataConfig own = set_data(source.data.data, set);
+  BatchConfig batch = source.data.batch;
+  batch.trainer = TrainerType::kGrpo;  // prompts are read, solutions are not
+  const EvalConfig eval = source.eval.options_of(set);
+  const DataSections sections{.data = own,
+                              .batch = batch,
+                              .seed = source.data.seed,
+                              .max_completion_length = eval.max_completion_length.value_or(
+                                  source.data.max_completion_length),
+                              .fingerprint_key = key + ".fingerprint"};
+  Dataset loaded = load_dataset(sections, std::move(data.tokenizer), DataParts::kHeldOut);
+  EvalSet out{.name = set.name, .eval = eval, .correct = source.correct};
+  out.too_long = check_held_out(sections, loaded, context, limit).too_long;
+  out.problems = std::move(loaded.held_out);
+  out.fingerprint = loaded.fingerprint;
+  data.tokenizer = std::move(loaded.tokenizer);
+  return out;
+}
+
 std::vector<EvalSet> load_eval_sets(const EvalSetSource& source, Dataset& data, int64_t context,
                                     ContextLimit limit) {
   std::vector<EvalSet> out;
   for (const EvalSetConfig& set : source.eval.sets) {
     const std::string key = str("eval.sets[", out.size(), "]");
-    with_path(key + ".path",
-              [&] { out.push_back(load_eval_set(source, out.size(), data, context, limit)); });
+    with_path(key + ".path", [&] {
+      out.push_back(
+          load_eval_set(source, set, str("eval.sets.", out.size()), data, context, limit));
+    });
     with_path(key, [&] {
       if (!set.correct.reward.empty())
         out.back().correct = correctness_of(set.correct, source.rewards, data.task);

@@ -197,8 +197,11 @@ struct EvalSetSource {
   const std::vector<RewardConfig>& rewards;
   const Correctness& correct;
 };
-// Loads the sets for a model of this context, with the tokenizer of the run's data. Throws
-// InputError naming the set's key, as in "eval.sets[0].path".
+// Loads all problems of one set for a model of this context, with the tokenizer of the run's data.
+// `key` is the set's, as in overrides ("eval.sets.0"). Throws InputError naming file and line.
+EvalSet load_eval_set(const EvalSetSource& source, const EvalSetConfig& set, const std::string& key,
+                      Dataset& data, int64_t context, ContextLimit limit);
+// Loads the sets likewise. Throws InputError naming the set's key, as in "eval.sets[0].path".
 std::vector<EvalSet> load_eval_sets(const EvalSetSource& source, Dataset& data, int64_t context,
                                     ContextLimit limit);
 // Scores of one set, without a loss. Its random numbers are addressed by its name, so that they do

@@ -74,6 +74,30 @@ class Adapters : public testing::Test {
                     out_ = dir_.path("out");
 };
 
+// The state of the output has the fingerprint of the base, too.
+TEST_F(Adapters, AreSampledFromAndDistinguishedByTheirBase) {
+  const auto sample = [&](const std::string& model) {
+    return std::vector<std::string>{
+        "sample", model, "--rewards", dir_.path("run.yaml"), "--problems", dir_.path("lines.jsonl"),
+        "--num",  "4",   "--output",  dir_.path("out.jsonl")};
+  };
+  const Json counts = parse_json(run(sample(adapter_)).out, "");
+  EXPECT_EQ(counts.at("completions").as_int(), 8);
+  ASSERT_GT(counts.at("kept").as_int(), 0);
+  expect_bad_input(run_cohort(sample(base_)), {"was written with another setting: model was "});
+  const std::string config = adapter_ + "/adapter_config.json", before = read_file(config);
+  Json json = json_of(config);
+  write_file(config, json.set("lora_alpha", 5).dump());
+  expect_bad_input(run_cohort(sample(adapter_)), {"was written with another setting: model was "});
+  write_file(config, before);
+  run(sample(adapter_));
+  const std::string weights = base_ + "/model.safetensors";
+  std::string bytes = read_file(weights);
+  bytes[bytes.size() - 3] = static_cast<char>(bytes[bytes.size() - 3] ^ 1);  // a bit of a weight
+  write_file(weights, bytes);
+  expect_bad_input(run_cohort(sample(adapter_)), {"was written with another setting: model was "});
+}
+
 TEST_F(Adapters, AreModelsOfTheCommands) {
   const std::vector<double> adapted = log_probs(adapter_);
   EXPECT_NE(adapted, log_probs(base_));

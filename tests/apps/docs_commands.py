@@ -67,6 +67,7 @@ RULES = [
     (r"build/cpu/cohort eval runs/quickstart ", "run", "eval.size=8"),
     (r"build/cpu/cohort eval runs/\w+$", "run", "eval.size=4 eval.tokens=1000"),
     (r".*build/cpu/cohort (generate|chat) ", "run", "--max-tokens 4"),
+    (r"build/cpu/cohort sample DIR ", "run", "max_completion_length=8"),
     (r"build/cpu/cohort tokenizer train --vocab-size 8000 --output DIR ", "run", "--vocab-size 400 --output NEW"),
     (r"build/cpu/cohort tokenizer train ", "run", "--vocab-size 400"),
     (r"build/cpu/cohort (fill-mask|classify) [A-Z]+ ", "other", "tests/apps/encode_test.cpp makes encoders"),

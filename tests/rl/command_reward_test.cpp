@@ -177,6 +177,9 @@ TEST_F(ExternalReward, FailuresHaveNoReward) {
   EXPECT_EQ(scores.total[0], 0.5);
   EXPECT_EQ(scores.total[5], 0.5);
   EXPECT_EQ(scores.failed[0], 3);  // null means that it does not apply
+  for (const size_t i : {0, 4, 5}) EXPECT_EQ(scores.errors[i], "") << i;
+  for (const size_t i : {1, 2, 3})
+    EXPECT_TRUE(scores.errors[i].starts_with("reward command: ")) << i;
   EXPECT_NE(scores.first_error[0].find("(exit code 1)"), std::string::npos)
       << scores.first_error[0];
 }
