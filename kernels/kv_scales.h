@@ -22,10 +22,11 @@ struct E4m3Grid {
 // Scales of keys and values, and of queries for FP8 attention, that follow from the weights, so
 // that nothing is calibrated and no value is clipped: for every key head the least power of two s
 // with |k| <= 448 s for all rotated keys k, and likewise for values and for rotated queries. The
-// input of the layer is x g + b, g and b those of the norm before it, with |x|_2 <= sqrt(C). So |k_i| <= 1.07 (sqrt(C (|w_i g|_2^2 + |w_j g|_2^2)) + |w_i
-// b|_1 + |w_j b|_1) + |bias_i| + |bias_j|, where j is the channel that is rotated with i, and 1.07
-// covers the rounding of products. An adapter adds |s B_i|_2 |A g|_F to |w_i g|_2, and |s B_i|_2
-// times the norm of |A_r b|_1 over its rows r to |w_i b|_1. After RMSNorm of each head's keys,
+// input of the layer is x g + b, g and b those of the norm before it, with |x|_2 <= sqrt(C). So
+// |k_i| <= 1.07 (sqrt(C (|w_i g|_2^2 + |w_j g|_2^2)) + |w_i b|_1 + |w_j b|_1) + |bias_i| +
+// |bias_j|, where j is the channel that is rotated with i, and 1.07 covers the rounding of
+// products. An adapter adds |s B_i|_2 |A g|_F to |w_i g|_2, and |s B_i|_2 times the norm of
+// |A_r b|_1 over its rows r to |w_i b|_1. After RMSNorm of each head's keys,
 // |k_i| <= 1.07 sqrt(D) max |g_k|, and so for queries. Typical keys are 1 / sqrt(2 C) of the bound,
 // which costs no precision: e4m3 has four bits in each of 15 binades. A bound above 448 times 2^7,
 // or one that is not finite, gives NaN. A scale depends on the device, by the rounding of its sums.
