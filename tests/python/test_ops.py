@@ -60,6 +60,11 @@ def e4m3(x):
     return np.rint(x / step) * step
 
 
+def bf16(x):
+    bits = x.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(np.float64)
+
+
 def fp8_attention(q, k, v):
     """Causal, of less than a tile of keys, where q, k and v are rounded."""
     out = np.empty_like(q)
@@ -74,7 +79,7 @@ def fp8_attention(q, k, v):
 def test_fp8_attention():
     q, k, v = qkv(2, 20)
     scales = 2.0 ** np.array([-7, -6, -5, -4, -6, -5, -7, -3])
-    rounded = [e4m3(x / s[:, None]) * s[:, None] for x, s in zip((q, k, v), np.split(scales, [4, 6]))]
+    rounded = [e4m3(bf16(x) / s[:, None]) * s[:, None] for x, s in zip((q, k, v), np.split(scales, [4, 6]))]
     got = ops.flash_attention(q, k, v, precision="fp8", scales=scales).numpy()
     for b in range(2):
         np.testing.assert_allclose(got[b], fp8_attention(*(x[b] for x in rounded)), rtol=1e-6, atol=1e-7)
