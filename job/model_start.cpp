@@ -223,6 +223,33 @@ void check_equal_starts(Communicator& comm, const ModelStart& start) {
                            "same build on the same kind of processor"));
 }
 
+// The model that a stage with a checkpoint has begun with.
+std::unique_ptr<Transformer> start_model(const StageSetup& setup, const ModelConfig& config) {
+  std::unique_ptr<Transformer> out;
+  try {
+    out = load_start(setup).model;
+  } catch (const InputError& e) {
+    throw InputError(str("preference.reference: the model that the stage began with, by which the ",
+                         "reference log-probs are computed again, cannot be read (", e.what(),
+                         "); hint: restore ", setup.config.init_from));
+  }
+  return out != nullptr ? std::move(out) : new_model(setup, config);
+}
+
+void load_pair_references(const StageSetup& setup, ModelStart& start) {
+  PairReferenceSetup pairs{.config = setup.config,
+                           .data = start.data,
+                           .model = start.learner->model(),
+                           .comm = setup.comm,
+                           .dir = setup.dir,
+                           .planned_steps = start.state.planned_steps,
+                           .step = start.state.step,
+                           .position = start.state.data_position};
+  if (!start.checkpoint.empty())
+    pairs.load_start = [&] { return start_model(setup, start.learner->model().config()); };
+  start.pair_references = pair_references(pairs);
+}
+
 }  // namespace
 
 Reference::Reference(const StageSetup& setup, const Transformer& model,
@@ -318,6 +345,8 @@ ModelStart::ModelStart(const StageSetup& setup) : checkpoint(checkpoint_of(setup
         SafetensorsFile(training_folder(checkpoint) + "/optimizer.safetensors"), state.updates);
   if (has_completions(setup.config.batch.trainer)) load_problems(setup, *this);
   check_equal_starts(setup.comm, *this);
+  if (setup.config.batch.trainer == TrainerType::kDpo && !state.finished)
+    load_pair_references(setup, *this);
 }
 
 }  // namespace cohort
