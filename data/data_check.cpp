@@ -16,7 +16,7 @@ struct Measured {
   int64_t prompt = 0, sequence = 0;
   int64_t full_prompt = 0, full_sequence = 0;  // before truncation
   int64_t solution = 0;                        // with its end of sequence
-  int64_t pair = 0;  // (dpo) the prompt and both answers, packed
+  int64_t pair = 0;                            // (dpo) the prompt and both answers, packed
   float difficulty = 0;
   std::string error;  // empty: none
 };

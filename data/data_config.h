@@ -14,12 +14,10 @@ namespace cohort {
 // kMlm: masked language models; kClassify: classes of texts. Both train encoders. kDpo: preference
 // pairs.
 enum class TrainerType { kPretrain, kSft, kGrpo, kMlm, kClassify, kDpo };
-inline constexpr EnumName<TrainerType> kTrainerNames[] = {{TrainerType::kPretrain, "pretrain"},
-                                                          {TrainerType::kSft, "sft"},
-                                                          {TrainerType::kGrpo, "grpo"},
-                                                          {TrainerType::kMlm, "mlm"},
-                                                          {TrainerType::kClassify, "classify"},
-                                                          {TrainerType::kDpo, "dpo"}};
+inline constexpr EnumName<TrainerType> kTrainerNames[] = {
+    {TrainerType::kPretrain, "pretrain"}, {TrainerType::kSft, "sft"},
+    {TrainerType::kGrpo, "grpo"},         {TrainerType::kMlm, "mlm"},
+    {TrainerType::kClassify, "classify"}, {TrainerType::kDpo, "dpo"}};
 inline bool reads_text(TrainerType type) {
   return type == TrainerType::kPretrain || type == TrainerType::kMlm;
 }

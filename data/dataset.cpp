@@ -174,9 +174,10 @@ Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> toke
     });
   }
   if (data.is_chat()) {
-    out.chat = std::make_shared<ChatRenderer>(
-        data, *out.tokenizer,
-        trainer == TrainerType::kGrpo ? ChatRenderer::Purpose::kAsk : ChatRenderer::Purpose::kTeach);
+    out.chat = std::make_shared<ChatRenderer>(data, *out.tokenizer,
+                                              trainer == TrainerType::kGrpo
+                                                  ? ChatRenderer::Purpose::kAsk
+                                                  : ChatRenderer::Purpose::kTeach);
     const auto render = [chat = out.chat](Example& example) { chat->render(example); };
     out.train = make_changed_set(std::move(out.train), render);
     out.held_out_set = make_changed_set(std::move(out.held_out_set), render);

@@ -51,7 +51,7 @@ struct Example {
   // (dpo) The same prompt with the rejected answer as its solution, or its completion: one example;
   // empty: the data have no pairs.
   std::vector<Example> rejected;
-  std::vector<int32_t> prompt_tokens;      // in place of the prompt's text; empty: not given
+  std::vector<int32_t> prompt_tokens;  // in place of the prompt's text; empty: not given
   std::string start_error;  // why the environment could not begin its dialogues; empty: it could
   const std::string& key() const { return split_key.empty() ? prompt : split_key; }
 };

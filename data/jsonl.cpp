@@ -251,7 +251,8 @@ class LineReader {
           throw InputError(str(where, ": ", chosen, " and ", name, what, "; hint: ", hint));
         };
         if (same.in1 == all.begin())
-          refuse(": share no message, which would be the prompt", "the same first messages in both");
+          refuse(": share no message, which would be the prompt",
+                 "the same first messages in both");
         if (!equal && (same.in1 == all.end() || same.in2 == messages.end()))
           refuse(": one is the beginning of the other", "an answer at the end of both");
         example.split_key =
@@ -291,9 +292,8 @@ class LineReader {
                              "' cannot continue; hint: end it with the user's message"));
       example.completion_begin = all.size();
       example.split_key = example.messages.dump();
-      for (Json& message :
-           completion_of(fields, config_.completion, where, "data.jsonl.completion",
-                         !must_complete(config_.completion)))
+      for (Json& message : completion_of(fields, config_.completion, where, "data.jsonl.completion",
+                                         !must_complete(config_.completion)))
         all.push_back(std::move(message));
       example.messages = std::move(all);
     }

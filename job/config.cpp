@@ -370,6 +370,16 @@ void validate_sets(const EvalConfig& eval) {
               did_you_mean(eval.best, names)));
 }
 
+// The keys of a section whose values are not the defaults.
+template <class Section>
+ConfigFields changed_fields(const Section& section) {
+  const ConfigFields given = config_fields(section), defaults = config_fields(Section{});
+  ConfigFields out;
+  for (size_t i = 0; i < given.size(); ++i)
+    if (given[i].second != defaults[i].second) out.push_back(given[i]);
+  return out;
+}
+
 // Sets TrainConfig::unread. Keys beside `stages` need not be for all of them.
 RunPlan with_unread_keys(RunPlan plan) {
   constexpr const char* kImages = "data.images.path";
@@ -410,19 +420,17 @@ RunPlan with_unread_keys(RunPlan plan) {
       const auto at = readers.emplace(key, reader).first;
       if (is_read) at->second = nullptr;
     };
-    const ConfigFields given = config_fields(data), defaults = config_fields(DataConfig{});
-    for (size_t i = 0; i < given.size(); ++i)
-      for (const auto& [keys, is_read, reader] : rows) {
-        const auto& [key, value] = given[i];
-        if (value == defaults[i].second || !std::strstr(keys, str(" ", key, " ").c_str())) continue;
-        note(str("data.", key, ": ", value), is_read, reader);
-      }
-    const ConfigFields preference = config_fields(config.preference),
-                       unset = config_fields(PreferenceConfig{});
-    for (size_t i = 0; i < preference.size(); ++i)
-      if (const auto& [key, value] = preference[i]; value != unset[i].second)
-        note(str("preference.", key, ": ", value), config.batch.trainer == TrainerType::kDpo,
-             "trainer: dpo");
+    for (const auto& [key, value] : changed_fields(data))
+      for (const auto& [keys, is_read, reader] : rows)
+        if (std::strstr(keys, str(" ", key, " ").c_str()))
+          note(str("data.", key, ": ", value), is_read, reader);
+    const bool dpo = config.batch.trainer == TrainerType::kDpo,
+               grpo = config.batch.trainer == TrainerType::kGrpo;
+    for (const auto& [key, value] : changed_fields(config.preference))
+      note(str("preference.", key, ": ", value), dpo, "trainer: dpo");
+    if (dpo || grpo)  // beta may have been meant for dpo
+      for (const auto& [key, value] : changed_fields(config.grpo))
+        note(str(key, ": ", value), grpo, "trainer: grpo, and dpo has the section preference");
     if (const int64_t channels = config.model.channels; channels != ModelConfig().channels)
       note(str("model.channels: ", channels), has_images, kImages);
   }

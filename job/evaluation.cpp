@@ -36,7 +36,8 @@ ModelScores scores_without_completions(const TrainConfig& config, const LoadedMo
                          trainer_name(config.batch.trainer), " needs"));
   const bool pairs = config.batch.trainer == TrainerType::kDpo;
   DataLengths lengths;
-  if (classes || pairs) lengths = check_held_out(config, data, model.context, model.context_limit());
+  if (classes || pairs)
+    lengths = check_held_out(config, data, model.context, model.context_limit());
   log_data_usage(config, data, lengths);
   const auto alone = make_single_communicator();
   const auto score_pairs = [&] {
@@ -46,11 +47,10 @@ ModelScores scores_without_completions(const TrainConfig& config, const LoadedMo
         {.model = *loaded.model, .micro_batch_tokens = config.batch.micro_batch(), .stop = stop},
         held_out_references(config, data, *loaded.model, stage), *alone);
   };
-  const Metrics metrics =
-      pairs ? score_pairs()
-            : evaluate_targets(
-                  {*loaded.model, data, config, config.masking, config.batch.micro_batch(), stop},
-                  *alone);
+  const Metrics metrics = pairs ? score_pairs()
+                                : evaluate_targets({*loaded.model, data, config, config.masking,
+                                                    config.batch.micro_batch(), stop},
+                                                   *alone);
   if ((is_encoder || pairs) && metrics.empty())
     throw InputError("nothing is held out to evaluate on; hint: data.held_out_fraction=1");
   ModelScores out{.metrics = metrics.empty() ? Json().set("val_loss", {}) : Json(),

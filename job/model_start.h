@@ -77,7 +77,7 @@ struct ModelStart : NonCopyable {
   std::unique_ptr<Learner> learner;
   std::optional<Reference> reference;
   PairReferences pair_references;  // (dpo) of the pairs that the rest of the stage needs
-  int64_t pinned = 0;  // bytes of optimizer state in page-locked memory
+  int64_t pinned = 0;              // bytes of optimizer state in page-locked memory
 };
 
 }  // namespace cohort

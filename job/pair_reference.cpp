@@ -16,9 +16,8 @@ namespace {
 double pair_checksum(const std::array<TokenSequence, 2>& pair) {
   uint64_t sum = 0;
   const auto add = [&](const auto& values) {
-    sum = checksum({reinterpret_cast<const char*>(values.data()),
-                    values.size() * sizeof(values[0])},
-                   sum);
+    sum = checksum(
+        {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(values[0])}, sum);
   };
   for (const TokenSequence& answer : pair) {
     add(answer.tokens);
@@ -82,15 +81,15 @@ std::string read(const std::string& dir, PairFile& out) {
   std::string sum, magic;
   size_t train = 0, held_out = 0;
   std::getline(in, sum);
-  if (sum.size() > text.size() || sum != hex(checksum(text.substr(sum.size())))) return "is damaged";
+  if (sum.size() > text.size() || sum != hex(checksum(text.substr(sum.size()))))
+    return "is damaged";
   std::getline(in, magic);
   std::getline(in, out.reference);
   std::getline(in, out.fingerprint);
   in >> train >> held_out;
   const auto begin = in.get() == '\n' ? static_cast<size_t>(in.tellg()) : text.size();
   const size_t count = (text.size() - begin) / sizeof(PairReference);
-  if (magic != kMagic || train > count || held_out != count - train)
-    return "is of another version";
+  if (magic != kMagic || train > count || held_out != count - train) return "is of another version";
   out.pairs.train.resize(train);
   out.pairs.held_out.resize(held_out);
   in.read(reinterpret_cast<char*>(out.pairs.train.data()),
@@ -121,9 +120,8 @@ std::string read_resumed(const PairReferenceSetup& setup, std::span<const int64_
   if (file.fingerprint != setup.data.fingerprint ||
       std::ssize(file.pairs.train) != setup.data.train->size())
     return "is of other data";
-  const bool all_drawn = std::ranges::all_of(drawn, [&](int64_t i) {
-    return file.pairs.train[static_cast<size_t>(i)].checksum != 0;
-  });
+  const bool all_drawn = std::ranges::all_of(
+      drawn, [&](int64_t i) { return file.pairs.train[static_cast<size_t>(i)].checksum != 0; });
   std::vector<double> held_out;
   for (const PairReference& pair : file.pairs.held_out) held_out.push_back(pair.checksum);
   if (!all_drawn ||
@@ -178,16 +176,12 @@ PairReferences pair_references(const PairReferenceSetup& setup) {
   const Transformer& model = start != nullptr ? *start : setup.model;
   out.train.assign(static_cast<size_t>(data.train->size()), {});
   const std::vector<PairReference> of_drawn =
-      compute(setup, model, std::ssize(drawn), [&](int64_t i) {
-        return data.train->get(drawn[static_cast<size_t>(i)]);
-      });
-  for (size_t i = 0; i < drawn.size(); ++i)
-    out.train[static_cast<size_t>(drawn[i])] = of_drawn[i];
-  out.held_out = compute(setup, model, std::ssize(data.held_out), [&](int64_t i) {
-    return data.held_out[static_cast<size_t>(i)];
-  });
-  if (setup.comm.rank() == 0)
-    write(setup.dir, {reference_name(config), data.fingerprint, out});
+      compute(setup, model, std::ssize(drawn),
+              [&](int64_t i) { return data.train->get(drawn[static_cast<size_t>(i)]); });
+  for (size_t i = 0; i < drawn.size(); ++i) out.train[static_cast<size_t>(drawn[i])] = of_drawn[i];
+  out.held_out = compute(setup, model, std::ssize(data.held_out),
+                         [&](int64_t i) { return data.held_out[static_cast<size_t>(i)]; });
+  if (setup.comm.rank() == 0) write(setup.dir, {reference_name(config), data.fingerprint, out});
   setup.comm.barrier();
   return out;
 }
@@ -221,7 +215,8 @@ std::array<TokenSequence, 2> checked_pair(const DataConfig& config, const Datase
                                           const PairReference* reference) {
   std::array<TokenSequence, 2> out = sequences_of(config, data, example, context, index);
   if (reference != nullptr && reference->checksum != pair_checksum(out))
-    throw InputError(str(example.where, ": the pair has other tokens than at the start of the "
+    throw InputError(str(example.where,
+                         ": the pair has other tokens than at the start of the "
                          "stage, when its reference log-probs were computed; hint: resume with the "
                          "keys of data and model that the stage began with"));
   return out;

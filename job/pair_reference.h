@@ -24,7 +24,7 @@ struct PairReferenceSetup {
   const Dataset& data;       // after check_data()
   const Transformer& model;  // the policy, which is the reference until the first update
   Communicator& comm;
-  std::string dir;  // of the stage
+  std::string dir;                         // of the stage
   std::span<const int64_t> planned_steps;  // as make_order()
   int64_t step = 0, position = 0;          // of the next step, in the stage and in the data
   // The model that the stage has begun with, where the policy is not it any more; else null.

@@ -48,10 +48,9 @@ PairStep next_step(Stage& stage, MixedOrder& order) {
 
 // The metrics of a step by TRL's names.
 Metrics metrics_of(Stage& stage, PairSums sums, const PairStep& step) {
-  reduce_in_place(stage.comm(),
-                  {&sums.pairs, &sums.loss, &sums.chosen_rewards, &sums.rejected_rewards,
-                   &sums.accurate, &sums.chosen_logprobs, &sums.rejected_logprobs,
-                   &sums.chosen_tokens});
+  reduce_in_place(stage.comm(), {&sums.pairs, &sums.excess, &sums.chosen_rewards,
+                                 &sums.rejected_rewards, &sums.accurate, &sums.chosen_logprobs,
+                                 &sums.rejected_logprobs, &sums.chosen_tokens});
   const double n = sums.pairs;
   return {{"loss", sums.mean_loss(stage.config().preference)},
           {"rewards/chosen", sums.chosen_rewards / n},
@@ -90,12 +89,11 @@ StageEnd train_preference(Stage& stage) {
     const auto loss = [&, next = size_t{0}](int64_t i) mutable {
       if (i == 0) next = 0;
       const PackedBatch& packed = batches[static_cast<size_t>(i)];
-      const int32_t last = packed.segments.narrow(0, packed.num_targets() - 1, 1)
-                               .to_vector<int32_t>()[0];
+      const int32_t last =
+          packed.segments.narrow(0, packed.num_targets() - 1, 1).to_vector<int32_t>()[0];
       std::vector<PairReference> references;
       for (int32_t answer = 0; answer <= last; answer += 2, next += 2)
-        references.push_back(
-            step.references[static_cast<size_t>(step.sequences[next].group)]);
+        references.push_back(step.references[static_cast<size_t>(step.sequences[next].group)]);
       const Transformer& model = stage.model();
       const PackedBatch batch = model.to_device(packed);
       return preference_loss(model.hidden_at_targets(batch, options), model.head(), batch,

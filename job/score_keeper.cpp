@@ -53,8 +53,7 @@ Evaluation ScoreKeeper::measure() {
     out.metrics = evaluate_pairs(
         config_, data,
         {.model = start_.learner->model(),
-         .micro_batch_tokens =
-             start_.learner->micro_batch_tokens(config_.batch.micro_batch()),
+         .micro_batch_tokens = start_.learner->micro_batch_tokens(config_.batch.micro_batch()),
          .stop = stop},
         start_.pair_references, setup_.comm);
     if (out.metrics.empty()) return out;

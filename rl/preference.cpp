@@ -23,7 +23,8 @@ LossOfDifference loss_of(const PreferenceConfig& config, double d) {
     return {x * x, 2 * x};
   }
   const double h = config.beta * d - config.margin;
-  if (config.loss == PreferenceLoss::kHinge) return {std::max(0.0, 1 - h), h < 1 ? -config.beta : 0};
+  if (config.loss == PreferenceLoss::kHinge)
+    return {std::max(0.0, 1 - h), h < 1 ? -config.beta : 0};
   const double e = config.label_smoothing;
   const bool robust = config.loss == PreferenceLoss::kRobust;
   const double swapped = robust ? -e : e, scale = robust ? 1 / (1 - 2 * e) : 1;
@@ -74,6 +75,7 @@ PairTerms pair_terms(const PreferenceConfig& config, const AnswerLogProbs& chose
   const bool mean_rewards =
       config.length_normalized && config.reference == PairReferenceType::kNone;
   return {.loss = loss,
+          .excess = loss - loss_of(config, 0).value,
           .chosen_gradient = slope / chosen_size,
           .rejected_gradient = -slope / rejected_size,
           .chosen_reward = config.beta * u_chosen / (mean_rewards ? chosen.tokens : 1),
@@ -83,7 +85,7 @@ PairTerms pair_terms(const PreferenceConfig& config, const AnswerLogProbs& chose
 void PairSums::add(const PairTerms& terms, const AnswerLogProbs& chosen,
                    const AnswerLogProbs& rejected) {
   pairs += 1;
-  loss += terms.loss;
+  excess += terms.excess;
   chosen_rewards += terms.chosen_reward;
   rejected_rewards += terms.rejected_reward;
   accurate += terms.chosen_reward > terms.rejected_reward;
@@ -93,7 +95,7 @@ void PairSums::add(const PairTerms& terms, const AnswerLogProbs& chosen,
 }
 
 double PairSums::mean_loss(const PreferenceConfig& config) const {
-  const double mean = loss / pairs;
+  const double mean = loss_of(config, 0).value + excess / pairs;
   return config.sft_weight > 0 ? mean - config.sft_weight * chosen_logprobs / chosen_tokens : mean;
 }
 
@@ -132,8 +134,8 @@ HeadLoss preference_loss(const Variable& hidden, const HeadWeights& head, const 
     weights.push_back(-gradients[static_cast<size_t>(segment)]);
   const Device device = hidden.value().device();
   const DType dtype = accumulate_dtype(hidden.value().dtype());
-  HeadLoss out = cross_entropy(hidden, head, batch.targets,
-                               Tensor::from(weights).to(dtype).to(device));
+  HeadLoss out =
+      cross_entropy(hidden, head, batch.targets, Tensor::from(weights).to(dtype).to(device));
   out.loss = Tensor::full({1}, loss, dtype, device);
   return out;
 }

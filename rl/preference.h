@@ -76,8 +76,11 @@ struct AnswerLogProbs {
 };
 struct PairTerms {
   double loss = 0;
-  double chosen_gradient = 0, rejected_gradient = 0;  // of the loss, by lp of any token of the answer
-  double chosen_reward = 0, rejected_reward = 0;  // beta u; means for length_normalized, reference none
+  double excess = 0;  // over the loss at d = 0, of a policy that is the reference
+  double chosen_gradient = 0,
+         rejected_gradient = 0;  // of the loss, by lp of any token of the answer
+  double chosen_reward = 0,
+         rejected_reward = 0;  // beta u; means for length_normalized, reference none
 };
 PairTerms pair_terms(const PreferenceConfig& config, const AnswerLogProbs& chosen,
                      const AnswerLogProbs& rejected);
@@ -90,11 +93,12 @@ struct PairReference {
 
 // Sums over pairs, in f64 and in their order.
 struct PairSums {
-  double pairs = 0, loss = 0, chosen_rewards = 0, rejected_rewards = 0, accurate = 0;
+  double pairs = 0, excess = 0, chosen_rewards = 0, rejected_rewards = 0, accurate = 0;
   double chosen_logprobs = 0, rejected_logprobs = 0, chosen_tokens = 0;
   // Adds a pair. `accurate`: the chosen answer's reward is the larger one.
   void add(const PairTerms& terms, const AnswerLogProbs& chosen, const AnswerLogProbs& rejected);
-  // The loss of an update or of held-out pairs with these sums over all ranks.
+  // The loss of an update or of held-out pairs with these sums over all ranks; exactly that of d = 0
+  // if every pair has it.
   double mean_loss(const PreferenceConfig& config) const;
 };
 

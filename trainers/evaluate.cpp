@@ -256,8 +256,8 @@ SequenceScores score_sequences(const Scoring& scoring, int64_t count, int64_t si
     const int64_t n = std::min(kPart, shard.end - begin);
     std::vector<TokenSequence> sequences(static_cast<size_t>(n * size));
     parallel_try(n, 1, [&](int64_t i) {
-      make(begin + i, std::span(sequences).subspan(static_cast<size_t>(i * size),
-                                                   static_cast<size_t>(size)));
+      make(begin + i,
+           std::span(sequences).subspan(static_cast<size_t>(i * size), static_cast<size_t>(size)));
     });
     for (const TokenSequence& s : sequences) out.targets += static_cast<double>(s.num_targets());
     for (;; micro_batch_tokens /= 2) try {
@@ -280,15 +280,14 @@ struct TargetScores {
   std::vector<double> right;                    // number of right targets of each sequence
 };
 TargetScores score_targets(const Scoring& scoring, int64_t count,
-                           const std::function<TokenSequence(int64_t)>& sequence,
-                           Accuracy accuracy, Communicator& comm) {
+                           const std::function<TokenSequence(int64_t)>& sequence, Accuracy accuracy,
+                           Communicator& comm) {
   SequenceScores scores = score_sequences(
       scoring, count, 1, [&](int64_t i, std::span<TokenSequence> out) { out[0] = sequence(i); },
       accuracy, comm);
   const auto mean = [&](const std::vector<double>& values) {
-    return scores.targets > 0
-               ? std::accumulate(values.begin(), values.end(), 0.0) / scores.targets
-               : std::nan("");
+    return scores.targets > 0 ? std::accumulate(values.begin(), values.end(), 0.0) / scores.targets
+                              : std::nan("");
   };
   TargetScores out{.loss = mean(scores.losses)};
   if (accuracy == Accuracy::kNo) return out;
@@ -513,9 +512,8 @@ Metrics evaluate_targets(const TargetEvaluation& evaluation, Communicator& comm)
                                        micro_batch_tokens, comm, stop)}};
   }
   const auto score = [&](int64_t count, const std::function<TokenSequence(int64_t)>& sequence) {
-    return score_targets(
-        {.model = model, .micro_batch_tokens = micro_batch_tokens, .stop = stop}, count, sequence,
-        Accuracy::kYes, comm);
+    return score_targets({.model = model, .micro_batch_tokens = micro_batch_tokens, .stop = stop},
+                         count, sequence, Accuracy::kYes, comm);
   };
   TargetScores scores;
   if (classes) {
