@@ -84,6 +84,18 @@ size_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
   return static_cast<size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
 }
 
+// All characters of the problems.
+std::string characters_of(const Dataset& data) {
+  CharacterSet found;
+  for (const ExampleSet* set : {data.train.get(), data.held_out_set.get()})
+    for (int64_t i = 0; i < set->size(); ++i) {
+      const Example e = set->get(i);
+      for (const std::string* text : {&e.prompt, &e.answer, &e.solution}) found.add(*text);
+      for (const Example& rejected : e.rejected) found.add(rejected.solution);
+    }
+  return found.text();
+}
+
 // Builds `out.tokenizer` from the characters of a text, or for bytes, if there is none.
 using NeedTokenizer = std::function<void(const std::function<std::string()>&)>;
 
@@ -162,16 +174,7 @@ Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> toke
     out.train = std::move(splits.train);
     out.source_sizes = std::move(splits.source_sizes);
     out.held_out_set = std::move(splits.held_out);
-    need_tokenizer([&] {
-      CharacterSet found;
-      for (const ExampleSet* set : {out.train.get(), out.held_out_set.get()})
-        for (int64_t i = 0; i < set->size(); ++i) {
-          const Example e = set->get(i);
-          for (const std::string* text : {&e.prompt, &e.answer, &e.solution}) found.add(*text);
-          for (const Example& rejected : e.rejected) found.add(rejected.solution);
-        }
-      return found.text();
-    });
+    need_tokenizer([&] { return characters_of(out); });
   }
   if (data.is_chat()) {
     out.chat = std::make_shared<ChatRenderer>(data, *out.tokenizer,

@@ -131,8 +131,8 @@ struct JsonlConfig {
   std::string prompt = "{prompt}", answer = "{answer}";
   std::string solution;  // empty: the answer
   std::string pair;      // (classify) the second text; empty: none
-  // (dpo) The rejected answer beside the solution: a template, or with `messages` the field that has
-  // it, as `completion` has the chosen one. Without `completion` both fields have whole
+  // (dpo) The rejected answer beside the solution: a template, or with `messages` the field that
+  // has it, as `completion` has the chosen one. Without `completion` both fields have whole
   // conversations, whose common messages are the prompt. Empty: the data have no pairs.
   std::string rejected;
   // The field with a conversation, a list of {role, content}; empty: prompt and solution are texts.

@@ -222,7 +222,8 @@ class LineReader {
 
  private:
   // Adds the rejected answer of a pair. Of two conversations the common messages become the prompt.
-  // Throws InputError naming the location if the answers are equal or one has no message of its own.
+  // Throws InputError naming the location if the answers are equal or one has no message of its
+  // own.
   void add_rejected(Example& example) const {
     const std::string &where = example.where, &name = config_.rejected;
     const std::string& chosen = config_.completion.empty() ? config_.messages : config_.completion;
@@ -434,8 +435,8 @@ void add_files(const LineReader& reader, const std::vector<std::string>& files, 
   }
 }
 
-// Sets the keys that read pairs in TRL's formats: texts, or conversations with a prompt of their own
-// or with that of their common messages. Returns false, and changes nothing, for other lines.
+// Sets the keys that read pairs in TRL's formats: texts, or conversations with a prompt of their
+// own or with that of their common messages. Returns false, and changes nothing, for other lines.
 bool set_pair_format(const Json& line, JsonlConfig& config) {
   if (line.find("chosen") == nullptr || line.find("rejected") == nullptr) return false;
   if (is_conversation(line.find("prompt"))) {

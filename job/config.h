@@ -143,8 +143,8 @@ struct TrainConfig {
 };
 
 // The configuration of a trainer in which no key is given. For sft, grpo and dpo these keys differ
-// from pretraining, as in TRL: the learning rate, its schedule and warm-up, weight decay, AdamW's betas.
-// With adapters the learning rate is ten times as high.
+// from pretraining, as in TRL: the learning rate, its schedule and warm-up, weight decay, AdamW's
+// betas. With adapters the learning rate is ten times as high.
 TrainConfig default_config(TrainerType trainer, int64_t steps, bool adapters);
 
 // Contents of a configuration file.

@@ -45,7 +45,7 @@ ModelScores scores_without_completions(const TrainConfig& config, const LoadedMo
     return evaluate_pairs(
         config, data,
         {.model = *loaded.model, .micro_batch_tokens = config.batch.micro_batch(), .stop = stop},
-        held_out_references(config, data, *loaded.model, stage), *alone);
+        read_pair_references(stage, config.preference), *alone);
   };
   const Metrics metrics = pairs ? score_pairs()
                                 : evaluate_targets({*loaded.model, data, config, config.masking,

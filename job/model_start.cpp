@@ -236,20 +236,6 @@ std::unique_ptr<Transformer> start_model(const StageSetup& setup, const ModelCon
   return out != nullptr ? std::move(out) : new_model(setup, config);
 }
 
-void load_pair_references(const StageSetup& setup, ModelStart& start) {
-  PairReferenceSetup pairs{.config = setup.config,
-                           .data = start.data,
-                           .model = start.learner->model(),
-                           .comm = setup.comm,
-                           .dir = setup.dir,
-                           .planned_steps = start.state.planned_steps,
-                           .step = start.state.step,
-                           .position = start.state.data_position};
-  if (!start.checkpoint.empty())
-    pairs.load_start = [&] { return start_model(setup, start.learner->model().config()); };
-  start.pair_references = pair_references(pairs);
-}
-
 }  // namespace
 
 Reference::Reference(const StageSetup& setup, const Transformer& model,
@@ -346,7 +332,8 @@ ModelStart::ModelStart(const StageSetup& setup) : checkpoint(checkpoint_of(setup
   if (has_completions(setup.config.batch.trainer)) load_problems(setup, *this);
   check_equal_starts(setup.comm, *this);
   if (setup.config.batch.trainer == TrainerType::kDpo && !state.finished)
-    load_pair_references(setup, *this);
+    pair_references = cohort::pair_references(
+        setup, *this, [&] { return start_model(setup, learner->model().config()); });
 }
 
 }  // namespace cohort

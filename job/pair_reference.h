@@ -1,49 +1,34 @@
-// The reference log-probs of a stage's preference pairs (dpo), computed once, before the first update.
-// No reference model is held beside the policy: the file DIR/pair_reference has two numbers for each
-// pair that the stage draws.
+// The reference log-probs of a stage's preference pairs (dpo), computed once, before the first
+// update: no reference model is held beside the policy. The file DIR/pair_reference has two numbers
+// for each pair that the stage draws or holds out.
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
-#include <span>
 #include <string>
-#include <vector>
 
 #include "job/config.h"
 
 namespace cohort {
 
-// By the index of a pair among the training pairs (checksum 0: the stage does not draw it), and among
-// the held-out ones.
-struct PairReferences {
-  std::vector<PairReference> train, held_out;
-};
+struct ModelStart;
+struct StageSetup;
 
-struct PairReferenceSetup {
-  const TrainConfig& config;
-  const Dataset& data;       // after check_data()
-  const Transformer& model;  // the policy, which is the reference until the first update
-  Communicator& comm;
-  std::string dir;                         // of the stage
-  std::span<const int64_t> planned_steps;  // as make_order()
-  int64_t step = 0, position = 0;          // of the next step, in the stage and in the data
-  // The model that the stage has begun with, where the policy is not it any more; else null.
-  std::function<std::unique_ptr<Transformer>()> load_start = nullptr;
-};
-// Computes the log-probs and writes the file. A resumed stage (with load_start) reads it, and computes
-// them again only if the file is damaged or lacks a pair. Empty with preference.reference: none.
-// Every rank calls it. Throws what load_start() throws.
-PairReferences pair_references(const PairReferenceSetup& setup);
-// The references of the held-out pairs of `data` by the file of a stage, for evaluation alone. Throws
-// InputError if there is no file, or it lacks one of them.
-PairReferences held_out_references(const TrainConfig& config, const Dataset& data,
-                                   const Transformer& model, const std::string& dir);
+// By a checksum of the tokens and loss masks of both answers. Empty: preference.reference is none.
+using PairReferences = std::map<double, PairReference>;
 
-// pair_sequences() of a stage's pair. Throws InputError naming it if `reference`, unless null, is
-// that of other tokens.
-std::array<TokenSequence, 2> checked_pair(const DataConfig& config, const Dataset& data,
-                                          const Example& example, int64_t context, int64_t index,
-                                          const PairReference* reference);
+// Computes them with the model of a new stage, and writes the file. A stage that is resumed reads
+// it. If it is damaged or lacks a pair, they are computed again with load_start(): the model that
+// the stage has begun with. Every rank calls it.
+PairReferences pair_references(const StageSetup& setup, const ModelStart& start,
+                               const std::function<std::unique_ptr<Transformer>()>& load_start);
+// Reads the file of a stage. Throws InputError if it cannot be used.
+PairReferences read_pair_references(const std::string& dir, const PreferenceConfig& config);
+
+// The pair_sequences() of an example with their reference. Throws InputError if it is not known.
+ReferredPair referred_pair(const TrainConfig& config, const Dataset& data, int64_t context,
+                           const PairReferences& references, const Example& example, int64_t index);
 
 // Scores of the held-out pairs: "accuracy" and "rewards/margins" by the rewards, "val_loss". Empty
 // if nothing is held out.

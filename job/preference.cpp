@@ -9,40 +9,37 @@
 namespace cohort {
 namespace {
 
-// The pairs of a step.
 struct PairStep {
   std::vector<TokenSequence> sequences;   // this rank's: chosen and rejected answers in turn
-  std::vector<PairReference> references;  // of all pairs of the step, by TokenSequence::group
-  PairTotals totals;
-  double inputs = 0;  // of all ranks: both answers with their prompt
+  std::vector<PairReference> references;  // by TokenSequence::group, those of all ranks
+  double chosen_tokens = 0, inputs = 0;   // over all ranks; both answers have their prompt
 };
 
 PairStep next_step(Stage& stage, MixedOrder& order) {
   const TrainConfig& config = stage.config();
-  const Dataset& data = stage.data();
-  const int64_t count = config.batch.batch_size, context = stage.model().config().context;
-  const std::vector<PairReference>& known = stage.pair_references().train;
+  const int64_t count = config.batch.batch_size;
   const RankShard shard = shard_of(count, stage.comm().rank(), stage.comm().size(), stage.step());
-  PairStep out;
   std::vector<int64_t> examples;
-  for (int64_t i = 0; i < count; ++i) {
-    examples.push_back(order.next());
-    out.references.push_back(known.empty() ? PairReference{}
-                                           : known[static_cast<size_t>(examples.back())]);
-  }
+  for (int64_t i = 0; i < count; ++i) examples.push_back(order.next());
+  PairStep out;
   out.sequences.resize(2 * static_cast<size_t>(shard.end - shard.begin));
+  out.references.resize(examples.size());
   parallel_try(shard.end - shard.begin, 1, [&](int64_t k) {
     const auto i = static_cast<size_t>(shard.begin + k);
-    auto pair = checked_pair(config.data, data, data.train->get(examples[i]), context,
-                             shard.begin + k, known.empty() ? nullptr : &out.references[i]);
-    std::ranges::move(pair, out.sequences.begin() + 2 * k);
+    ReferredPair pair =
+        referred_pair(config, stage.data(), stage.model().config().context, stage.pair_references(),
+                      stage.data().train->get(examples[i]), shard.begin + k);
+    std::ranges::move(pair.answers, out.sequences.begin() + 2 * k);
+    out.references[i] = pair.reference;
   });
   for (const TokenSequence& s : out.sequences) {
     out.inputs += static_cast<double>(s.num_inputs());
-    if (s.index % 2 == 0) out.totals.chosen_tokens += static_cast<double>(s.num_targets());
+    if (s.index % 2 == 0) out.chosen_tokens += static_cast<double>(s.num_targets());
   }
-  reduce_in_place(stage.comm(), {&out.inputs, &out.totals.chosen_tokens});
-  out.totals.pairs = static_cast<double>(count);
+  std::vector<double*> numbers = {&out.inputs, &out.chosen_tokens};
+  for (PairReference& pair : out.references)
+    numbers.insert(numbers.end(), {&pair.chosen, &pair.rejected});
+  reduce_in_place(stage.comm(), numbers);  // one rank has each reference, so the sums are exact
   return out;
 }
 
@@ -85,6 +82,7 @@ StageEnd train_preference(Stage& stage) {
       for (const PackedBatch& batch : batches) largest = std::max(largest, batch.size());
       return largest;
     };
+    const PairUpdate update{config.preference, static_cast<double>(count), step.chosen_tokens};
     PairSums sums;
     const auto loss = [&, next = size_t{0}](int64_t i) mutable {
       if (i == 0) next = 0;
@@ -97,18 +95,18 @@ StageEnd train_preference(Stage& stage) {
       const Transformer& model = stage.model();
       const PackedBatch batch = model.to_device(packed);
       return preference_loss(model.hidden_at_targets(batch, options), model.head(), batch,
-                             references, config.preference, step.totals, sums);
+                             references, update, sums);
     };
     const double rate = stage.learning_rate();
-    Learner::Update update;
+    Learner::Update made;
     stage.learner().within_memory(config.batch.micro_batch(), pack, [&] {
       sums = {};
-      update = stage.learner().update(std::ssize(batches), loss, rate);
+      made = stage.learner().update(std::ssize(batches), loss, rate);
     });
     stage.state().data_position += count;
     Metrics metrics = metrics_of(stage, sums, step);
     metrics.add("learning_rate", rate);
-    metrics.add("grad_norm", update.grad_norm);
+    metrics.add("grad_norm", made.grad_norm);
     metrics.add("time/update", clock.lap());
     if (load.largest > 0) metrics.add("update/balance", load.mean / load.largest);
     stage.end_step(metrics);

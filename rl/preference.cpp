@@ -100,8 +100,8 @@ double PairSums::mean_loss(const PreferenceConfig& config) const {
 }
 
 HeadLoss preference_loss(const Variable& hidden, const HeadWeights& head, const PackedBatch& batch,
-                         std::span<const PairReference> references, const PreferenceConfig& config,
-                         const PairTotals& totals, PairSums& sums) {
+                         std::span<const PairReference> references, const PairUpdate& update,
+                         PairSums& sums) {
   std::vector<double> logprobs;
   {
     const NoGradGuard no_grad;
@@ -114,7 +114,7 @@ HeadLoss preference_loss(const Variable& hidden, const HeadWeights& head, const 
     answer.policy += logprobs[t];
     answer.tokens += 1;
   }
-  std::vector<double> gradients(answers.size());  // of the update's loss, by answer
+  std::vector<double> gradients(answers.size());  // by the log-prob of any token of an answer
   double loss = 0;
   for (size_t k = 0; k < references.size(); ++k) {
     AnswerLogProbs &chosen = answers[2 * k], &rejected = answers[2 * k + 1];
@@ -122,12 +122,12 @@ HeadLoss preference_loss(const Variable& hidden, const HeadWeights& head, const 
                  " has an answer without targets");
     chosen.reference = references[k].chosen;
     rejected.reference = references[k].rejected;
-    const PairTerms terms = pair_terms(config, chosen, rejected);
+    const PairTerms terms = pair_terms(update.config, chosen, rejected);
     sums.add(terms, chosen, rejected);
-    const double sft = config.sft_weight / totals.chosen_tokens;
-    loss += terms.loss / totals.pairs - sft * chosen.policy;
-    gradients[2 * k] = terms.chosen_gradient / totals.pairs - sft;
-    gradients[2 * k + 1] = terms.rejected_gradient / totals.pairs;
+    const double sft = update.config.sft_weight / update.chosen_tokens;
+    loss += terms.loss / update.pairs - sft * chosen.policy;
+    gradients[2 * k] = terms.chosen_gradient / update.pairs - sft;
+    gradients[2 * k + 1] = terms.rejected_gradient / update.pairs;
   }
   std::vector<double> weights;
   for (const int32_t segment : segments)

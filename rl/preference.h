@@ -1,20 +1,22 @@
-// Learning from preference pairs without a reward model: DPO (Rafailov et al. 2023, arXiv 2305.18290)
-// and its relatives. Of a pair's chosen and rejected answer
+// Learning from preference pairs without a reward model: DPO (Rafailov et al. 2023, arXiv
+// 2305.18290) and its relatives. For the chosen and the rejected answer of a pair
 //
 //   u = sum over the answer's tokens of lp - lp_ref    (reference: none: lp_ref = 0)
 //   d = u_chosen - u_rejected                          (length_normalized, ipo: means over tokens)
 //   h = beta d - margin
 //
 //   sigmoid  -(1 - e) log s(h) - e log s(-h), e: label_smoothing (conservative DPO: Mitchell 2023)
-//   robust   (-(1 - e) log s(h) + e log s(-h)) / (1 - 2 e) (Chowdhury et al. 2024, arXiv 2403.00409)
+//   robust   (-(1 - e) log s(h) + e log s(-h)) / (1 - 2 e) (Chowdhury et al. 2024, arXiv
+//            2403.00409)
 //   hinge    max(0, 1 - h) (SLiC: Zhao et al. 2023, arXiv 2305.10425)
 //   ipo      (d - 1 / (2 beta))^2 (Azar et al. 2023, arXiv 2310.12036; by token, as TRL)
 //
-// where s is the logistic function. The loss of an update is the mean over its pairs, plus sft_weight
-// times the mean of -lp over the tokens of its chosen answers. Without a reference,
+// where s is the logistic function. The loss of an update is the mean over its pairs, plus
+// sft_weight times the mean of -lp over the tokens of its chosen answers. Without a reference,
 // length-normalized, sigmoid is SimPO (Meng et al. 2024, arXiv 2405.14734).
 #pragma once
 
+#include <array>
 #include <span>
 #include <string>
 #include <vector>
@@ -76,19 +78,23 @@ struct AnswerLogProbs {
 };
 struct PairTerms {
   double loss = 0;
-  double excess = 0;  // over the loss at d = 0, of a policy that is the reference
-  double chosen_gradient = 0,
-         rejected_gradient = 0;  // of the loss, by lp of any token of the answer
-  double chosen_reward = 0,
-         rejected_reward = 0;  // beta u; means for length_normalized, reference none
+  double excess = 0;  // over the loss at d = 0, where the policy is the reference
+  // Gradients of the loss by the log-prob of any token of the answer.
+  double chosen_gradient = 0, rejected_gradient = 0;
+  // beta u; by means over tokens with length_normalized and without a reference.
+  double chosen_reward = 0, rejected_reward = 0;
 };
 PairTerms pair_terms(const PreferenceConfig& config, const AnswerLogProbs& chosen,
                      const AnswerLogProbs& rejected);
 
-// The reference's sums of a pair. `checksum` of the tokens and masks of both answers, less than
-// 2^53; 0: the sums are not known.
+// The reference's log-probs of a pair.
 struct PairReference {
-  double chosen = 0, rejected = 0, checksum = 0;
+  double chosen = 0, rejected = 0;
+};
+// The training sequences of a pair, the chosen answer's first.
+struct ReferredPair {
+  std::array<TokenSequence, 2> answers;
+  PairReference reference = {};
 };
 
 // Sums over pairs, in f64 and in their order.
@@ -97,21 +103,22 @@ struct PairSums {
   double chosen_logprobs = 0, rejected_logprobs = 0, chosen_tokens = 0;
   // Adds a pair. `accurate`: the chosen answer's reward is the larger one.
   void add(const PairTerms& terms, const AnswerLogProbs& chosen, const AnswerLogProbs& rejected);
-  // The loss of an update or of held-out pairs with these sums over all ranks; exactly that of d = 0
-  // if every pair has it.
+  // The loss of an update or of held-out pairs with these sums over all ranks; exactly that of
+  // d = 0 if every pair has it.
   double mean_loss(const PreferenceConfig& config) const;
 };
 
-// Denominators of an update over all ranks.
-struct PairTotals {
+// Shared by the micro batches of an update. The denominators are over all ranks.
+struct PairUpdate {
+  const PreferenceConfig& config;
   double pairs = 0, chosen_tokens = 0;
 };
-// A micro batch's share of an update's loss, with its gradients. Sequences 2 k and 2 k + 1 of `batch`
-// (on the device of `hidden`) are the chosen and the rejected answer of the pair of references[k].
-// Adds the pairs to `sums`. Two passes over the logits: the first gives the log-probs, which
-// are copied to the host.
+// A micro batch's part of an update's loss, with its gradients. Sequences 2 k and 2 k + 1 of
+// `batch` (on the device of `hidden`) are the chosen and the rejected answer of the pair of
+// references[k]. Adds the pairs to `sums`. Two passes over the logits: the first gives the
+// log-probs, which are copied to the host.
 HeadLoss preference_loss(const Variable& hidden, const HeadWeights& head, const PackedBatch& batch,
-                         std::span<const PairReference> references, const PreferenceConfig& config,
-                         const PairTotals& totals, PairSums& sums);
+                         std::span<const PairReference> references, const PairUpdate& update,
+                         PairSums& sums);
 
 }  // namespace cohort

@@ -236,7 +236,7 @@ bool sum_losses(const Scoring& scoring, std::span<const TokenSequence> sequences
 // By sequence, on every rank.
 struct SequenceScores {
   std::vector<double> losses, right;
-  double targets = 0;  // of all sequences
+  double targets = 0;  // their number
 };
 
 // Scores of `count` groups of `size` sequences, which make(i, out) makes. Where memory runs out,
@@ -485,20 +485,25 @@ double evaluate_text(const Transformer& model, const TokenStream& tokens, int64_
   return score_targets(scoring, windows.count, window, Accuracy::kNo, comm).loss;
 }
 
-std::vector<AnswerLogProbs> pair_log_probs(
-    const Scoring& scoring, int64_t count,
-    const std::function<std::array<TokenSequence, 2>(int64_t)>& pair, Communicator& comm) {
-  std::vector<double> tokens(static_cast<size_t>(2 * count));
-  const auto make = [&](int64_t i, std::span<TokenSequence> out) {
-    std::ranges::move(pair(i), out.begin());
+std::vector<AnswerLogProbs> pair_log_probs(const Scoring& scoring, int64_t count,
+                                           const std::function<ReferredPair(int64_t)>& pair,
+                                           Communicator& comm) {
+  std::vector<AnswerLogProbs> out(static_cast<size_t>(2 * count));
+  const auto make = [&](int64_t i, std::span<TokenSequence> sequences) {
+    ReferredPair made = pair(i);
+    const auto answers = std::span(out).subspan(2 * static_cast<size_t>(i), 2);
+    answers[0].reference = made.reference.chosen;
+    answers[1].reference = made.reference.rejected;
     for (size_t k = 0; k < 2; ++k)
-      tokens[2 * static_cast<size_t>(i) + k] = static_cast<double>(out[k].num_targets());
+      answers[k].tokens = static_cast<double>(made.answers[k].num_targets());
+    std::ranges::move(made.answers, sequences.begin());
   };
   const SequenceScores scores = score_sequences(scoring, count, 2, make, Accuracy::kNo, comm);
-  tokens = reduce_over_ranks(comm, tokens);
-  std::vector<AnswerLogProbs> out;
-  for (size_t i = 0; i < tokens.size(); ++i)
-    out.push_back({.policy = -scores.losses[i], .tokens = tokens[i]});
+  std::vector<double*> numbers;
+  for (AnswerLogProbs& answer : out)
+    numbers.insert(numbers.end(), {&answer.reference, &answer.tokens});
+  reduce_in_place(comm, numbers);
+  for (size_t i = 0; i < out.size(); ++i) out[i].policy = -scores.losses[i];
   return out;
 }
 

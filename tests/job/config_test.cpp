@@ -396,6 +396,13 @@ TEST_F(Plans, EachTrainerHasItsDefaults) {
   EXPECT_EQ(sft.adam_beta2, 0.999);
   const auto& grpo = plan.stages[1].optimizer;
   EXPECT_EQ(grpo.learning_rate, 1e-6);
+  const OptimizerConfig dpo = default_config(TrainerType::kDpo, 100, false).optimizer;
+  EXPECT_EQ(dpo.learning_rate, 1e-6);
+  EXPECT_EQ(dpo.lr_schedule, Schedule::kLinear);
+  EXPECT_EQ(dpo.warmup_steps, 0);
+  EXPECT_EQ(dpo.weight_decay, 0);
+  EXPECT_EQ(dpo.adam_beta2, 0.999);
+  EXPECT_EQ(default_config(TrainerType::kDpo, 100, true).optimizer.learning_rate, 1e-5);
   EXPECT_EQ(grpo.weight_decay, 0);
   EXPECT_EQ(grpo.lr_schedule, Schedule::kLinear);
   EXPECT_EQ(grpo.warmup_steps, 0);
@@ -431,6 +438,45 @@ TEST_F(Plans, RelativePathsStartAtTheFile) {
   // Without output_dir: in the current folder.
   EXPECT_EQ(load("data: {text: a.txt}\nname: n\n").output_dir,
             (fs::weakly_canonical(fs::current_path()) / "runs/n").string());
+}
+
+// Keys of the section preference, and those of grpo that dpo does not read.
+TEST_F(Plans, KeysThatDpoDoesNotReadAreNamed) {
+  const std::string pairs =
+      "trainer: dpo\ndata: {jsonl: {path: a.jsonl, answer: '{good}', rejected: '{bad}'}}\n";
+  const auto warnings = [&](const std::string& yaml) {
+    return join(load(yaml).stages[0].warnings(), "\n");
+  };
+  const auto expect = [&](const std::string& yaml, const std::string& text) {
+    EXPECT_NE(warnings(yaml).find(text), std::string::npos) << warnings(yaml);
+  };
+  EXPECT_EQ(warnings(pairs), "");
+  expect(
+      pairs + "beta: 0.2\n",
+      "beta: 0.2 does nothing here: it is for trainer: grpo, and dpo has the section preference");
+  expect(pairs + "preference: {loss: ipo, margin: 1}\n",
+         "preference.margin: does nothing with loss ipo");
+  const std::string task = "data: {task: parity}\npreference: {beta: 0.2}\n";
+  expect("trainer: sft\n" + task, "preference.beta: 0.2 does nothing here: it is for trainer: dpo");
+  expect("trainer: sft\ndata: {jsonl: {path: a.jsonl, rejected: '{bad}'}}\n",
+         "data.jsonl.rejected: \"{bad}\" does nothing here: it is for trainer: dpo");
+  // Another stage reads them.
+  EXPECT_EQ(warnings("beta: 0.2\npreference: {margin: 1}\nstages:\n"
+                     "  - {trainer: dpo, data: {jsonl: {path: a.jsonl, rejected: '{bad}'}}}\n"
+                     "  - {trainer: grpo, data: {task: parity}, rewards: [{name: task}]}\n"),
+            "");
+  const auto refused = [&](const std::string& yaml, const char* message) {
+    EXPECT_THROW_WITH(load(yaml), InputError, message);
+  };
+  refused(pairs + "preference: {reference: base}\n", "preference.reference: base is the model");
+  refused(pairs + "preference: {loss: robust, label_smoothing: 0.5}\n", "label_smoothing: robust");
+  refused(pairs + "preference: {beta: 0}\n", "preference.beta: expected a number from 1e-06");
+  refused(pairs + "preference: {loss: kto}\n", "preference.loss: expected one of sigmoid, hinge");
+  refused(pairs + "eval: {num_samples: 4}\n", "trainer dpo samples none of");
+  refused("trainer: dpo\ndata: {task: parity}\n", "trainer dpo needs pairs of answers");
+  refused("trainer: dpo\ndata: {text: a.txt}\n", "trainer dpo needs pairs of answers");
+  refused("trainer: dpo\nmodel: {mask: full}\ndata: {jsonl: {path: a.jsonl, rejected: '{b}'}}\n",
+          "trainer dpo needs a causal mask");
 }
 
 TEST_F(Plans, RelativePathsOnTheCommandLineStartAtTheCurrentFolder) {

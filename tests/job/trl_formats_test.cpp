@@ -389,7 +389,7 @@ TEST_F(TrlFormats, PairsOfConversationsTeachTheirAnswersAlone) {
     EXPECT_EQ(load_jsonl(plan("dpo", line).data.jsonl).train->id(0).split,
               load_jsonl(plan("dpo", lines[0]).data.jsonl).train->id(0).split);
   }
-  // Answers that go on after another question.
+  // Answers with a further question.
   const std::string more = R"([)" + kWorse + ", " + kQuestion + ", " + kAnswer + "]";
   EXPECT_EQ(pair_of(plan("dpo", R"({"prompt": [)" + kQuestion + R"(], "chosen": [)" + kAnswer +
                                     R"(], "rejected": )" + more + "}"))
@@ -427,13 +427,13 @@ TEST_F(TrlFormats, LinesThatAreNoPairsAreNamed) {
   refused(R"({"prompt": )" + asked + R"(, "chosen": "2", "rejected": "3"})",
           "data.too_long: truncate would give", "", ", too_long: truncate");
   // Answers that differ in what the template does not show.
+  const TrainConfig config = plan("dpo", first);
   Dataset data = load_dataset(
       plan(
           "dpo",
           R"({"prompt": )" + asked +
               R"(, "chosen": [{"role": "assistant", "content": "2", "name": "a"}], "rejected": [{"role": "assistant", "content": "2", "name": "b"}]})"),
       chat_tokenizer(kTurns));
-  const TrainConfig config = plan("dpo", first);
   EXPECT_THROW_WITH(check_data(config, data, 100), InputError, "have the same tokens");
   // Other trainers say what to do with pairs.
   EXPECT_THROW_WITH(load_dataset(plan("sft", first), chat_tokenizer(kTurns)), InputError,

@@ -113,8 +113,7 @@ struct Micro {
   }
 };
 const Micro kBoth{{0, 3, 1, 4, 2, 2, 0, 1, 4}, {0, 0, 0, 1, 1, 2, 3, 3, 3}};
-constexpr PairTotals kTotals{.pairs = 2, .chosen_tokens = 4};
-const std::vector<PairReference> kReferences = {{-4.5, -3.1, 1}, {-1.2, -5.5, 1}};
+const std::vector<PairReference> kReferences = {{-4.5, -3.1}, {-1.2, -5.5}};
 
 struct PairLoss {
   double value = 0;
@@ -127,7 +126,7 @@ PairLoss pair_loss_of(const Micro& micro, const Tensor& hidden, const Tensor& we
   if (config.reference == PairReferenceType::kNone) used.assign(used.size(), {});
   const Variable h = Variable::parameter(hidden.clone()), w = Variable::parameter(weight.clone());
   PairLoss out;
-  const HeadLoss loss = preference_loss(h, w, micro.batch(), used, config, kTotals, out.sums);
+  const HeadLoss loss = preference_loss(h, w, micro.batch(), used, {config, 2, 4}, out.sums);
   out.value = loss.loss.item();
   out.dhidden = loss.dhidden;
   out.dweight = w.grad();
