@@ -73,8 +73,6 @@ StageEnd train_preference(Stage& stage) {
     Stopwatch clock;
     PairStep step = next_step(stage, order);
     const RankLoad load = balance(stage.comm(), stage.model(), step.sequences, 2 * count);
-    const ForwardOptions options{
-        .mode = Mode::kTrain, .seed = static_cast<uint64_t>(config.seed), .step = stage.step()};
     std::vector<PackedBatch> batches;
     const auto pack = [&](int64_t micro_batch_tokens) {
       batches = pack_micro_batches(step.sequences, micro_batch_tokens, Groups::kWhole);
@@ -94,8 +92,8 @@ StageEnd train_preference(Stage& stage) {
         references.push_back(step.references[static_cast<size_t>(step.sequences[next].group)]);
       const Transformer& model = stage.model();
       const PackedBatch batch = model.to_device(packed);
-      return preference_loss(model.hidden_at_targets(batch, options), model.head(), batch,
-                             references, update, sums);
+      return preference_loss(model.hidden_at_targets(batch), model.head(), batch, references,
+                             update, sums);
     };
     const double rate = stage.learning_rate();
     Learner::Update made;

@@ -52,8 +52,7 @@ std::vector<Setting> settings() {
                       "model: {num_layers: 1, d_model: 32, num_heads: 2, head_dim: 64, context: "
                       "16}\n"},
           {"dpo", common + "trainer: dpo\nbatch_size: 64\n" + kSmallPairs +
-                      "model: {num_layers: 1, d_model: 32, num_heads: 2, context: 16, dropout: "
-                      "0.2}\n"},
+                      "model: {num_layers: 1, d_model: 32, num_heads: 2, context: 16}\n"},
           {"dpo_ranks", common + "trainer: dpo\nbatch_size: 64\nranks: 2\n" + kSmallPairs +
                             "preference: {loss: ipo, sft_weight: 0.1}\n"
                             "model: {num_layers: 1, d_model: 32, num_heads: 2, context: 16}\n"},

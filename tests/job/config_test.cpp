@@ -402,7 +402,7 @@ TEST_F(Plans, EachTrainerHasItsDefaults) {
   EXPECT_EQ(dpo.warmup_steps, 0);
   EXPECT_EQ(dpo.weight_decay, 0);
   EXPECT_EQ(dpo.adam_beta2, 0.999);
-  EXPECT_EQ(default_config(TrainerType::kDpo, 100, true).optimizer.learning_rate, 1e-5);
+  EXPECT_DOUBLE_EQ(default_config(TrainerType::kDpo, 100, true).optimizer.learning_rate, 1e-5);
   EXPECT_EQ(grpo.weight_decay, 0);
   EXPECT_EQ(grpo.lr_schedule, Schedule::kLinear);
   EXPECT_EQ(grpo.warmup_steps, 0);

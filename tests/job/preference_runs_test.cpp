@@ -56,6 +56,12 @@ TEST_F(PreferenceRuns, BeginExactlyAtTheReference) {
     }
 }
 
+TEST_F(PreferenceRuns, HaveNoDropout) {
+  const std::string without = train_new(plan("without"));
+  const ExpectLog warning("model.dropout: does nothing in dpo");
+  expect_equal_weights(train_new(plan("with", {"model.dropout=0.2"})), without);
+}
+
 TEST_F(PreferenceRuns, LearnToPreferWithEveryLoss) {
   for (const std::vector<std::string>& keys : std::vector<std::vector<std::string>>{
            {},
