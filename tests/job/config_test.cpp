@@ -440,45 +440,6 @@ TEST_F(Plans, RelativePathsStartAtTheFile) {
             (fs::weakly_canonical(fs::current_path()) / "runs/n").string());
 }
 
-// Keys of the section preference, and those of grpo that dpo does not read.
-TEST_F(Plans, KeysThatDpoDoesNotReadAreNamed) {
-  const std::string pairs =
-      "trainer: dpo\ndata: {jsonl: {path: a.jsonl, answer: '{good}', rejected: '{bad}'}}\n";
-  const auto warnings = [&](const std::string& yaml) {
-    return join(load(yaml).stages[0].warnings(), "\n");
-  };
-  const auto expect = [&](const std::string& yaml, const std::string& text) {
-    EXPECT_NE(warnings(yaml).find(text), std::string::npos) << warnings(yaml);
-  };
-  EXPECT_EQ(warnings(pairs), "");
-  expect(
-      pairs + "beta: 0.2\n",
-      "beta: 0.2 does nothing here: it is for trainer: grpo, and dpo has the section preference");
-  expect(pairs + "preference: {loss: ipo, margin: 1}\n",
-         "preference.margin: does nothing with loss ipo");
-  const std::string task = "data: {task: parity}\npreference: {beta: 0.2}\n";
-  expect("trainer: sft\n" + task, "preference.beta: 0.2 does nothing here: it is for trainer: dpo");
-  expect("trainer: sft\ndata: {jsonl: {path: a.jsonl, rejected: '{bad}'}}\n",
-         "data.jsonl.rejected: \"{bad}\" does nothing here: it is for trainer: dpo");
-  // Another stage reads them.
-  EXPECT_EQ(warnings("beta: 0.2\npreference: {margin: 1}\nstages:\n"
-                     "  - {trainer: dpo, data: {jsonl: {path: a.jsonl, rejected: '{bad}'}}}\n"
-                     "  - {trainer: grpo, data: {task: parity}, rewards: [{name: task}]}\n"),
-            "");
-  const auto refused = [&](const std::string& yaml, const char* message) {
-    EXPECT_THROW_WITH(load(yaml), InputError, message);
-  };
-  refused(pairs + "preference: {reference: base}\n", "preference.reference: base is the model");
-  refused(pairs + "preference: {loss: robust, label_smoothing: 0.5}\n", "label_smoothing: robust");
-  refused(pairs + "preference: {beta: 0}\n", "preference.beta: expected a number from 1e-06");
-  refused(pairs + "preference: {loss: kto}\n", "preference.loss: expected one of sigmoid, hinge");
-  refused(pairs + "eval: {num_samples: 4}\n", "trainer dpo samples none of");
-  refused("trainer: dpo\ndata: {task: parity}\n", "trainer dpo needs pairs of answers");
-  refused("trainer: dpo\ndata: {text: a.txt}\n", "trainer dpo needs pairs of answers");
-  refused("trainer: dpo\nmodel: {mask: full}\ndata: {jsonl: {path: a.jsonl, rejected: '{b}'}}\n",
-          "trainer dpo needs a causal mask");
-}
-
 TEST_F(Plans, RelativePathsOnTheCommandLineStartAtTheCurrentFolder) {
   const fs::path here = fs::weakly_canonical(fs::current_path());
   const RunPlan plan =
