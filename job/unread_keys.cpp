@@ -65,6 +65,11 @@ RunPlan with_unread_keys(RunPlan plan) {
                grpo = config.batch.trainer == TrainerType::kGrpo;
     for (const auto& [key, value] : changed_fields(config.preference))
       note(str("preference.", key, ": ", value), dpo, "trainer: dpo");
+    const bool completes = has_completions(config.batch.trainer);
+    if ((dpo || completes) && !config.rewards.empty())
+      note("rewards", completes, "trainers sft and grpo");
+    if ((dpo || completes) && config.environment.is_set())
+      note("environment", completes, "trainers sft and grpo");
     if (dpo || grpo)  // beta may have been meant for dpo
       for (const auto& [key, value] : changed_fields(config.grpo))
         note(str(key, ": ", value), grpo, "trainer: grpo, and dpo has the section preference");

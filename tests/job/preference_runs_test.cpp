@@ -237,6 +237,9 @@ TEST(PreferencePlans, KeysThatDoNothingAreNamed) {
   expect(
       pairs + "beta: 0.2\n",
       "beta: 0.2 does nothing here: it is for trainer: grpo, and dpo has the section preference");
+  expect(pairs + "rewards: [{name: exact_match}]\n",
+         "rewards does nothing here: it is for trainers sft and grpo");
+  expect(pairs + "environment: {name: tools, tools: [calculator]}\n", "environment does nothing");
   expect(pairs + "preference: {loss: ipo, margin: 1}\n",
          "preference.margin: does nothing with loss ipo");
   const std::string task = "data: {task: parity}\npreference: {beta: 0.2}\n";
