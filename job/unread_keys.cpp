@@ -1,6 +1,7 @@
 #include "job/unread_keys.h"
 
 #include <cstring>
+#include <functional>
 #include <map>
 
 namespace cohort {
@@ -14,6 +15,25 @@ ConfigFields changed_fields(const Section& section) {
   for (size_t i = 0; i < given.size(); ++i)
     if (given[i].second != defaults[i].second) out.push_back(given[i]);
   return out;
+}
+
+// note(key, is_read, reader): what alone reads a key, and whether this stage is that.
+using Note = std::function<void(const std::string& key, bool is_read, const char* reader)>;
+
+// Notes the keys of dpo, and those of sft and grpo that a stage of dpo may be given by mistake.
+void note_keys_of_trainers(const TrainConfig& config, const Note& note) {
+  const bool dpo = config.batch.trainer == TrainerType::kDpo,
+             grpo = config.batch.trainer == TrainerType::kGrpo;
+  for (const auto& [key, value] : changed_fields(config.preference))
+    note(str("preference.", key, ": ", value), dpo, "trainer: dpo");
+  const bool completes = has_completions(config.batch.trainer);
+  if ((dpo || completes) && !config.rewards.empty())
+    note("rewards", completes, "trainers sft and grpo");
+  if ((dpo || completes) && config.environment.is_set())
+    note("environment", completes, "trainers sft and grpo");
+  if (dpo || grpo)  // beta may have been meant for dpo
+    for (const auto& [key, value] : changed_fields(config.grpo))
+      note(str(key, ": ", value), grpo, "trainer: grpo, and dpo has the section preference");
 }
 
 }  // namespace
@@ -61,18 +81,7 @@ RunPlan with_unread_keys(RunPlan plan) {
       for (const auto& [keys, is_read, reader] : rows)
         if (std::strstr(keys, str(" ", key, " ").c_str()))
           note(str("data.", key, ": ", value), is_read, reader);
-    const bool dpo = config.batch.trainer == TrainerType::kDpo,
-               grpo = config.batch.trainer == TrainerType::kGrpo;
-    for (const auto& [key, value] : changed_fields(config.preference))
-      note(str("preference.", key, ": ", value), dpo, "trainer: dpo");
-    const bool completes = has_completions(config.batch.trainer);
-    if ((dpo || completes) && !config.rewards.empty())
-      note("rewards", completes, "trainers sft and grpo");
-    if ((dpo || completes) && config.environment.is_set())
-      note("environment", completes, "trainers sft and grpo");
-    if (dpo || grpo)  // beta may have been meant for dpo
-      for (const auto& [key, value] : changed_fields(config.grpo))
-        note(str(key, ": ", value), grpo, "trainer: grpo, and dpo has the section preference");
+    note_keys_of_trainers(config, note);
     if (const int64_t channels = config.model.channels; channels != ModelConfig().channels)
       note(str("model.channels: ", channels), has_images, kImages);
   }
