@@ -35,7 +35,8 @@ void print_sizes(const TrainConfig& config, const StagePreview& stage, const Ste
   print_row("heads", str(model.num_heads, " query, ", model.num_kv_heads, " key/value, of ",
                          model.head_dim));
   print_row("MLP width", std::to_string(model.d_ff));
-  print_row("longest sequence", str(size.longest_sequence, " tokens"));
+  print_row(config.batch.trainer == TrainerType::kDpo ? "longest pair" : "longest sequence",
+            str(size.longest_sequence, " tokens"));
   if (grpo)
     print_row("completions per step",
               str(config.batch.prompts_per_step, " prompts x ", config.batch.num_generations, " = ",
@@ -106,6 +107,8 @@ void print_examples(const StagePreview& stage, bool full) {
     print_row("           answer", quoted(example.answer));
     if (example.solution != example.answer)
       print_row("           solution", quoted(example.solution));
+    for (const Example& rejected : example.rejected)
+      print_row("           rejected", quoted(rejected.solution));
     // The last turn that is learned is the solution.
     for (size_t k = 0; k + 1 < example.loss_spans.size(); ++k) {
       const auto& [begin, end] = example.loss_spans[k];

@@ -68,6 +68,7 @@ void ChatRenderer::render(Example& example) const {
     example.template_variables = template_variables(example.fields);
     render_conversation(example);
   });
+  for (Example& rejected : example.rejected) render(rejected);
 }
 
 void ChatRenderer::render_conversation(Example& example) const {

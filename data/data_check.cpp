@@ -16,6 +16,7 @@ struct Measured {
   int64_t prompt = 0, sequence = 0;
   int64_t full_prompt = 0, full_sequence = 0;  // before truncation
   int64_t solution = 0;                        // with its end of sequence
+  int64_t pair = 0;                            // (dpo) the prompt and both answers, packed
   float difficulty = 0;
   std::string error;  // empty: none
 };
@@ -42,6 +43,7 @@ struct ContextFit {
   // Texts with a label are cut where they are encoded.
   bool classifies() const { return trainer == TrainerType::kClassify; }
   void truncate(Example& example) const {
+    for (Example& rejected : example.rejected) truncate(rejected);
     if (classifies()) return;
     const std::vector<int32_t> ids = encode_prompt(example, tokenizer);
     const auto prompt = static_cast<int64_t>(ids.size());
@@ -211,6 +213,7 @@ class ContextCheck {
     out.prompt = static_cast<int64_t>(encode_prompt(example, fit_.tokenizer).size());
     if (out.prompt == 0) throw InputError("the prompt is empty");
     out.sequence = out.prompt;
+    if (config_.batch.trainer == TrainerType::kDpo) return measure_pair(example, out);
     if (config_.batch.trainer != TrainerType::kSft) {
       out.solution = solution_length(example);
       return;
@@ -219,6 +222,20 @@ class ContextCheck {
     out.solution = out.sequence - out.prompt;
     if (!has_targets(example, out))
       throw InputError("it has no target tokens; hint: a conversation needs an answer");
+  }
+  // The prompt and its length are those of the chosen answer.
+  void measure_pair(const Example& example, Measured& out) const {
+    const std::vector<int32_t> chosen = supervised_tokens(example, fit_.tokenizer),
+                               rejected = supervised_tokens(example.rejected.at(0), fit_.tokenizer);
+    if (chosen == rejected)
+      throw InputError("the chosen and the rejected answer have the same tokens; hint: remove it");
+    const int64_t most = fit_.context + 1, a = std::ssize(chosen), b = std::ssize(rejected);
+    out.sequence = std::max(a, b);
+    out.solution = out.sequence - out.prompt;
+    out.pair = std::min(a, most) + std::min(b, most) - std::min(out.prompt, most);
+    for (const Example* each : {&example, &example.rejected[0]})
+      if (!has_targets(*each, out))
+        throw InputError("an answer has no target tokens; hint: conversations need an answer");
   }
   // True if a problem has target tokens, or will not be used unchanged.
   bool has_targets(const Example& example, const Measured& size) const {
@@ -250,14 +267,14 @@ class ContextCheck {
       if (size.full_sequence > longest_size_) record_longest(size, set.get(index), index, part);
       if (!truncates()) return false;
     }
-    const int64_t sequence = std::min(size.sequence, fit_.context + 1),
+    const int64_t sequence = size.pair > 0 ? size.pair : std::min(size.sequence, fit_.context + 1),
                   length = config_.max_completion_length;
     const int64_t shortest = lengths_.shortest_prompt;
     lengths_.shortest_prompt = shortest == 0 ? size.prompt : std::min(shortest, size.prompt);
     lengths_.longest_prompt = std::max(lengths_.longest_prompt, size.prompt);
     lengths_.longest_sequence = std::max(lengths_.longest_sequence, sequence);
     part.total += static_cast<double>(sequence);
-    if (fit_.classifies()) return true;
+    if (fit_.classifies() || size.pair > 0) return true;  // nothing is sampled
     part.long_prompts += fit_.context - size.prompt < length;
     part.long_solutions += size.solution > length;
     if (size.solution > length) longest_solution_ = std::max(longest_solution_, size.solution);

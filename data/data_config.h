@@ -11,13 +11,13 @@
 
 namespace cohort {
 
-// kMlm: masked language models; kClassify: classes of texts. Both train encoders.
-enum class TrainerType { kPretrain, kSft, kGrpo, kMlm, kClassify };
-inline constexpr EnumName<TrainerType> kTrainerNames[] = {{TrainerType::kPretrain, "pretrain"},
-                                                          {TrainerType::kSft, "sft"},
-                                                          {TrainerType::kGrpo, "grpo"},
-                                                          {TrainerType::kMlm, "mlm"},
-                                                          {TrainerType::kClassify, "classify"}};
+// kMlm: masked language models; kClassify: classes of texts. Both train encoders. kDpo: preference
+// pairs.
+enum class TrainerType { kPretrain, kSft, kGrpo, kMlm, kClassify, kDpo };
+inline constexpr EnumName<TrainerType> kTrainerNames[] = {
+    {TrainerType::kPretrain, "pretrain"}, {TrainerType::kSft, "sft"},
+    {TrainerType::kGrpo, "grpo"},         {TrainerType::kMlm, "mlm"},
+    {TrainerType::kClassify, "classify"}, {TrainerType::kDpo, "dpo"}};
 inline bool reads_text(TrainerType type) {
   return type == TrainerType::kPretrain || type == TrainerType::kMlm;
 }
@@ -163,7 +163,7 @@ inline constexpr int64_t kMicroBatchTokens = 8192;
 struct BatchConfig {
   TrainerType trainer = TrainerType::kPretrain;
   int64_t steps = 1000;
-  int64_t batch_size = 32;  // sequences per step (all but grpo)
+  int64_t batch_size = 32;  // sequences (dpo: pairs) per step (all but grpo)
   // (grpo) A step has prompts_per_step * num_generations completions.
   int64_t prompts_per_step = 32;
   int64_t num_generations = 8;
@@ -180,7 +180,7 @@ struct BatchConfig {
   // All keys but `trainer`, which TrainConfig::visit() has first.
   void visit(ConfigVisitor& v) {
     v.field("steps", steps, "optimiser steps (grpo: rollout steps)", {.min = 1, .max = 1e9});
-    v.field("batch_size", batch_size, "sequences per step (all but grpo)",
+    v.field("batch_size", batch_size, "sequences per step (dpo: pairs; all but grpo)",
             {.min = 1, .max = 1 << 20});
     v.field("prompts_per_step", prompts_per_step, "prompts per step (grpo)",
             {.min = 1, .max = 1 << 20});

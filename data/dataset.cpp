@@ -84,6 +84,18 @@ size_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
   return static_cast<size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
 }
 
+// All characters of the problems.
+std::string characters_of(const Dataset& data) {
+  CharacterSet found;
+  for (const ExampleSet* set : {data.train.get(), data.held_out_set.get()})
+    for (int64_t i = 0; i < set->size(); ++i) {
+      const Example e = set->get(i);
+      for (const std::string* text : {&e.prompt, &e.answer, &e.solution}) found.add(*text);
+      for (const Example& rejected : e.rejected) found.add(rejected.solution);
+    }
+  return found.text();
+}
+
 // Builds `out.tokenizer` from the characters of a text, or for bytes, if there is none.
 using NeedTokenizer = std::function<void(const std::function<std::string()>&)>;
 
@@ -156,26 +168,19 @@ Dataset load_dataset(const DataSections& config, std::unique_ptr<Tokenizer> toke
     need_tokenizer([&] { return std::string(out.task->alphabet); });
   } else {
     JsonlConfig jsonl = data.jsonl;
-    jsonl.teaches = trainer == TrainerType::kSft || trainer == TrainerType::kClassify;
+    jsonl.teaches = trainer != TrainerType::kGrpo;
     if (parts == DataParts::kHeldOut && !jsonl.eval_path.empty()) jsonl.path.clear();
     JsonlSplits splits = images ? load_images(data) : load_jsonl(jsonl);
     out.train = std::move(splits.train);
     out.source_sizes = std::move(splits.source_sizes);
     out.held_out_set = std::move(splits.held_out);
-    need_tokenizer([&] {
-      CharacterSet found;
-      for (const ExampleSet* set : {out.train.get(), out.held_out_set.get()})
-        for (int64_t i = 0; i < set->size(); ++i) {
-          const Example e = set->get(i);
-          for (const std::string* text : {&e.prompt, &e.answer, &e.solution}) found.add(*text);
-        }
-      return found.text();
-    });
+    need_tokenizer([&] { return characters_of(out); });
   }
   if (data.is_chat()) {
-    out.chat = std::make_shared<ChatRenderer>(
-        data, *out.tokenizer,
-        trainer == TrainerType::kSft ? ChatRenderer::Purpose::kTeach : ChatRenderer::Purpose::kAsk);
+    out.chat = std::make_shared<ChatRenderer>(data, *out.tokenizer,
+                                              trainer == TrainerType::kGrpo
+                                                  ? ChatRenderer::Purpose::kAsk
+                                                  : ChatRenderer::Purpose::kTeach);
     const auto render = [chat = out.chat](Example& example) { chat->render(example); };
     out.train = make_changed_set(std::move(out.train), render);
     out.held_out_set = make_changed_set(std::move(out.held_out_set), render);
@@ -284,6 +289,27 @@ TokenSequence supervised_sequence(const Example& example, const Tokenizer& token
   sequence.tokens.resize(max_tokens);
   sequence.loss_mask.resize(max_tokens);
   return sequence;
+}
+
+std::array<TokenSequence, 2> pair_sequences(const Example& example, const Tokenizer& tokenizer,
+                                            int64_t context, TooLong too_long, int64_t index) {
+  COHORT_CHECK(example.rejected.size() == 1, "[pair_sequences] expected one rejected answer, got ",
+               example.rejected.size());
+  std::array<TokenSequence, 2> out = {
+      supervised_sequence(example, tokenizer, context, too_long),
+      supervised_sequence(example.rejected[0], tokenizer, context, too_long)};
+  auto prefix = static_cast<int64_t>(common_prefix(out[0].tokens, out[1].tokens));
+  for (const TokenSequence& s : out) {
+    const auto first = std::find_if(s.loss_mask.begin() + 1, s.loss_mask.end(),
+                                    [](uint8_t taught) { return taught != 0; });
+    prefix = std::min<int64_t>(prefix, first - s.loss_mask.begin() - 1);
+  }
+  for (size_t k = 0; k < 2; ++k) {
+    out[k].group = index;
+    out[k].index = 2 * index + static_cast<int64_t>(k);
+    out[k].prefix = prefix;
+  }
+  return out;
 }
 
 }  // namespace cohort

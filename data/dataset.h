@@ -1,6 +1,7 @@
 // The data of a run: tokenizer, training and held-out problems or token streams.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -28,7 +29,7 @@ struct DataSections {
 struct Dataset {
   std::unique_ptr<Tokenizer> tokenizer;
   const Task* task = nullptr;  // generates the problems; null: problems from files
-  // Problems (sft, grpo, classify): the training problems, those of data.jsonl.path's entries
+  // Problems (sft, grpo, classify, dpo): the training problems, those of data.jsonl.path's entries
   // concatenated;
   // and the held-out ones.
   std::unique_ptr<ExampleSet> train, held_out_set;
@@ -88,5 +89,9 @@ std::vector<int32_t> supervised_tokens(const Example& example, const Tokenizer& 
 // is kTruncate. Throws InputError if one is too long otherwise, or if the prompt is empty.
 TokenSequence supervised_sequence(const Example& example, const Tokenizer& tokenizer,
                                   int64_t context, TooLong too_long = TooLong::kError);
+// (dpo) The supervised_sequence() of a pair's chosen answer, then of its rejected one, as group
+// `index` with the prefix that both begin with. Their own indices are 2 index and 2 index + 1.
+std::array<TokenSequence, 2> pair_sequences(const Example& example, const Tokenizer& tokenizer,
+                                            int64_t context, TooLong too_long, int64_t index);
 
 }  // namespace cohort

@@ -48,7 +48,10 @@ struct Example {
   std::string question;
   Json template_variables;  // those of this problem alone, such as `tools`; null: none
   std::vector<std::string> other_answers;  // as right as `answer`
-  std::vector<int32_t> prompt_tokens;      // in place of the prompt's text; empty: not given
+  // (dpo) The same prompt with the rejected answer as its solution, or its completion: one example;
+  // empty: the data have no pairs.
+  std::vector<Example> rejected;
+  std::vector<int32_t> prompt_tokens;  // in place of the prompt's text; empty: not given
   std::string start_error;  // why the environment could not begin its dialogues; empty: it could
   const std::string& key() const { return split_key.empty() ? prompt : split_key; }
 };
@@ -128,6 +131,10 @@ struct JsonlConfig {
   std::string prompt = "{prompt}", answer = "{answer}";
   std::string solution;  // empty: the answer
   std::string pair;      // (classify) the second text; empty: none
+  // (dpo) The rejected answer beside the solution: a template, or with `messages` the field that
+  // has it, as `completion` has the chosen one. Without `completion` both fields have whole
+  // conversations, whose common messages are the prompt. Empty: the data have no pairs.
+  std::string rejected;
   // The field with a conversation, a list of {role, content}; empty: prompt and solution are texts.
   std::string messages;
   // The field with the completion of `messages`: text or a list of messages; empty: the
@@ -155,6 +162,9 @@ struct JsonlConfig {
     v.field("answer", answer, "template of the right answer, for rewards");
     v.field("solution", solution, "template of the completion to teach; empty: the answer");
     v.field("pair", pair, "(classify) template of a second text beside the prompt; empty: none");
+    v.field("rejected", rejected,
+            "(dpo) template of the rejected answer, beside that of the chosen one in answer or "
+            "solution; with messages the field that has it; empty: none");
     v.field("messages", messages,
             "field with a conversation, a list of {role, content}, instead of prompt and solution; "
             "empty: none");
@@ -165,11 +175,13 @@ struct JsonlConfig {
             {.min = 0});
   }
 };
-// Sets prompt, answer, solution, messages and completion, none of which the configuration gives, by
-// the fields of the first line of `path`, and `detected`. They keep their defaults where these fit,
-// where no known format does, and where the line cannot be read, which load_jsonl() reports.
-// `classifies`: the answer is the label of a text.
-void detect_format(JsonlConfig& config, bool classifies = false);
+// The content of lines: problems, texts with a label (classify), or pairs of answers (dpo).
+enum class LineKind : uint8_t { kProblems, kLabels, kPairs };
+// Sets prompt, answer, solution, messages, completion and rejected, none of which the configuration
+// gives, by the fields of the first line of `path`, and `detected`. They keep their defaults where
+// these fit, where no known format does, and where the line cannot be read, which load_jsonl()
+// reports.
+void detect_format(JsonlConfig& config, LineKind kind = LineKind::kProblems);
 
 struct JsonlSplits {
   std::unique_ptr<ExampleSet> train, held_out;
@@ -178,8 +190,8 @@ struct JsonlSplits {
 };
 // The problems stay in the files: get() reads one again and throws InputError if it has changed. A
 // fraction of 0 or 1 gives one empty split. Throws InputError naming file and line: unreadable,
-// malformed JSON, not an object, a missing field, a prompt or solution that is null; and for any
-// other fraction if a split is empty.
+// malformed JSON, not an object, a missing field, a prompt or solution that is null, a pair whose
+// answers are equal; and for any other fraction if a split is empty.
 JsonlSplits load_jsonl(const JsonlConfig& config);
 // True if `path` has fewer than `count` problems; false if a file cannot be read.
 bool has_fewer_problems(const JsonlConfig& config, int64_t count);

@@ -36,8 +36,8 @@ std::string foreign_hint(const Json& line) {
     return str("; hint: the fields are Alpaca's: jsonl: {prompt: \"{instruction}",
                given("input") ? "\\n{input}" : "", "\", answer: \"{output}\"}");
   if (given("chosen") && given("rejected"))
-    return "; hint: learning from preferences is not offered: data.jsonl.answer='{chosen}' "
-           "teaches the chosen answers";
+    return "; hint: trainer=dpo learns from both answers, data.jsonl.answer='{chosen}' teaches the "
+           "chosen ones alone";
   return "";
 }
 
@@ -164,10 +164,10 @@ std::string last_assistant_text(const Json& messages) {
 // The messages of a completion: a text, the first one of a list of texts, or a list of messages;
 // none if it is null and need not be there. Throws InputError naming the location.
 Json::Array completion_of(const Json& fields, const std::string& name, const std::string& where,
-                          bool may_be_null) {
+                          const char* key, bool may_be_null) {
   const Json* found = fields.find(name);
   if (found == nullptr || is_conversation(found))
-    return messages_of(fields, name, where, "data.jsonl.completion").as_array();
+    return messages_of(fields, name, where, key).as_array();
   const Json::Array items = found->is_array() ? found->as_array() : Json::Array{*found};
   const auto first = std::ranges::find_if_not(items, &Json::is_null);
   const Json value = first == items.end() ? Json() : *first;
@@ -187,6 +187,7 @@ class LineReader {
         answer_("answer", config.answer),
         solution_("solution", config.solution),
         pair_("pair", config.pair),
+        rejected_("rejected", config.messages.empty() ? config.rejected : ""),
         // One field per line.
         split_("data.split_by",
                config.split_by.empty() ? "" : str("{", join(config.split_by, "}\n{"), "}")) {}
@@ -215,10 +216,60 @@ class LineReader {
     }
     if (!config_.split_by.empty()) example.split_key = split_.render(fields, where, split_text);
     example.fields = std::move(fields);
+    if (!config_.rejected.empty()) add_rejected(example);
     return example;
   }
 
  private:
+  // Adds the rejected answer of a pair. Of two conversations the common messages become the prompt.
+  // Throws InputError naming the location if the answers are equal or one has no message of its
+  // own.
+  void add_rejected(Example& example) const {
+    const std::string &where = example.where, &name = config_.rejected;
+    const std::string& chosen = config_.completion.empty() ? config_.messages : config_.completion;
+    Example rejected = example;
+    bool equal = false;
+    if (config_.messages.empty()) {
+      rejected.solution = rejected_.text(example.fields, where);
+      equal = rejected.solution == example.solution;
+    } else {
+      Json::Array messages;
+      const Json::Array& all = example.messages.as_array();
+      if (config_.completion.empty()) {
+        messages = messages_of(example.fields, name, where, "data.jsonl.rejected").as_array();
+      } else {
+        const auto end = all.begin() + static_cast<ptrdiff_t>(example.completion_begin);
+        messages.assign(all.begin(), end);
+        for (Json& m : completion_of(example.fields, name, where, "data.jsonl.rejected", false))
+          messages.push_back(std::move(m));
+      }
+      const auto same = std::ranges::mismatch(
+          all, messages, [](const Json& a, const Json& b) { return a.dump() == b.dump(); });
+      equal = same.in1 == all.end() && same.in2 == messages.end();
+      if (config_.completion.empty()) {
+        example.completion_begin = static_cast<size_t>(same.in1 - all.begin());
+        const auto refuse = [&](const char* what, const char* hint) {
+          throw InputError(str(where, ": ", chosen, " and ", name, what, "; hint: ", hint));
+        };
+        if (same.in1 == all.begin())
+          refuse(": share no message, which would be the prompt",
+                 "the same first messages in both");
+        if (!equal && (same.in1 == all.end() || same.in2 == messages.end()))
+          refuse(": one is the beginning of the other", "an answer at the end of both");
+        example.split_key =
+            Json(Json::Array(all.begin(), all.begin() + (same.in1 - all.begin()))).dump();
+      }
+      rejected.completion_begin = example.completion_begin;
+      rejected.split_key = example.split_key;
+      rejected.prompt = Json(messages).dump();
+      rejected.solution = last_assistant_text(messages);
+      rejected.messages = std::move(messages);
+    }
+    if (equal)
+      throw InputError(str(where, ": the chosen and the rejected answer are equal, so there is ",
+                           "nothing to prefer; hint: remove the line"));
+    example.rejected.push_back(std::move(rejected));
+  }
   // True if a completion, by its template or field, must not be null: unless only rewards need it.
   bool must_complete(const std::string& name) const {
     return config_.teaches || name == "{completion}" || name == "completion";
@@ -242,8 +293,8 @@ class LineReader {
                              "' cannot continue; hint: end it with the user's message"));
       example.completion_begin = all.size();
       example.split_key = example.messages.dump();
-      for (Json& message :
-           completion_of(fields, config_.completion, where, !must_complete(config_.completion)))
+      for (Json& message : completion_of(fields, config_.completion, where, "data.jsonl.completion",
+                                         !must_complete(config_.completion)))
         all.push_back(std::move(message));
       example.messages = std::move(all);
     }
@@ -258,7 +309,7 @@ class LineReader {
   }
 
   const JsonlConfig config_;
-  const Template prompt_, answer_, solution_, pair_, split_;
+  const Template prompt_, answer_, solution_, pair_, rejected_, split_;
 };
 
 // Removes a byte order mark and a carriage return.
@@ -384,17 +435,36 @@ void add_files(const LineReader& reader, const std::vector<std::string>& files, 
   }
 }
 
+// Sets the keys that read pairs in TRL's formats: texts, or conversations with a prompt of their
+// own or with that of their common messages. Returns false, and changes nothing, for other lines.
+bool set_pair_format(const Json& line, JsonlConfig& config) {
+  if (line.find("chosen") == nullptr || line.find("rejected") == nullptr) return false;
+  if (is_conversation(line.find("prompt"))) {
+    config.messages = "prompt";
+    config.completion = "chosen";
+    config.rejected = "rejected";
+  } else if (is_conversation(line.find("chosen"))) {
+    config.messages = "chosen";
+    config.rejected = "rejected";
+  } else {
+    config.answer = "{chosen}";
+    config.rejected = "{rejected}";
+  }
+  return true;
+}
+
 // Sets the keys that read lines with these fields, the formats of TRL among them. Returns false,
 // and changes nothing, if the defaults fit or the format is not known. A field that is null counts
 // only where no other one of the same use is there.
-bool set_format(const Json& line, bool classifies, JsonlConfig& config) {
+bool set_format(const Json& line, LineKind kind, JsonlConfig& config) {
   const auto given = [&](const char* name) { return line.find(name) != nullptr; };
+  if (kind == LineKind::kPairs) return set_pair_format(line, config);
   // The fields of common sets of labelled texts, and of pairs.
   constexpr std::pair<const char*, const char*> kTexts[] = {
       {"sentence1", "sentence2"}, {"premise", "hypothesis"}, {"question1", "question2"},
       {"question", "sentence"},   {"text", "text_pair"},     {"text", nullptr},
       {"sentence", nullptr},      {"prompt", nullptr}};
-  if (classifies && given("label") && !given("answer"))
+  if (kind == LineKind::kLabels && given("label") && !given("answer"))
     for (const auto& [text, pair] : kTexts) {
       if (!given(text) || (pair != nullptr && !given(pair))) continue;
       config.prompt = str("{", text, "}");
@@ -443,12 +513,13 @@ std::string format_text(const JsonlConfig& config) {
   add("answer", config.answer == "{answer}" ? "" : config.answer);
   add("solution", config.solution);
   add("pair", config.pair);
+  add("rejected", config.rejected);
   return text;
 }
 
 }  // namespace
 
-void detect_format(JsonlConfig& config, bool classifies) {
+void detect_format(JsonlConfig& config, LineKind kind) {
   Json line;
   std::string where;
   try {
@@ -461,7 +532,7 @@ void detect_format(JsonlConfig& config, bool classifies) {
   } catch (const InputError&) {
     return;
   }
-  if (line.is_object() && set_format(line, classifies, config))
+  if (line.is_object() && set_format(line, kind, config))
     config.detected = str("data.jsonl: by the fields of ", where, ": ", format_text(config));
 }
 

@@ -36,13 +36,20 @@ void check(const TokenSequence& s) {
 
 // Index of the first sequence of each micro batch of at most `budget` inputs, then the number of
 // sequences.
-std::vector<size_t> micro_batch_begins(std::span<const TokenSequence> sequences, int64_t budget) {
+std::vector<size_t> micro_batch_begins(std::span<const TokenSequence> sequences, int64_t budget,
+                                       Groups groups) {
+  const auto shared_with_previous = [&](size_t i) {
+    return i > 0 && shares_prefix(sequences[i - 1], sequences[i]) ? sequences[i].prefix : 0;
+  };
   std::vector<size_t> begins;
   int64_t used = 0;
-  for (size_t i = 0; i < sequences.size(); ++i) {
-    const int64_t all = sequences[i].num_inputs();
-    const bool shared = i > 0 && shares_prefix(sequences[i - 1], sequences[i]);
-    const int64_t more = all - (shared ? sequences[i].prefix : 0);
+  for (size_t i = 0, end = 0; i < sequences.size(); i = end) {
+    int64_t all = sequences[i].num_inputs();
+    for (end = i + 1; groups == Groups::kWhole && end < sequences.size() &&
+                      sequences[i].group >= 0 && sequences[end].group == sequences[i].group;
+         ++end)
+      all += sequences[end].num_inputs() - shared_with_previous(end);
+    const int64_t more = all - shared_with_previous(i);
     if (i > 0 && more <= budget - used) {
       used += more;
     } else {
@@ -149,14 +156,15 @@ PackedBatch pack(std::span<const TokenSequence> sequences) {
   return batch;
 }
 
-std::vector<size_t> split_micro_batches(std::span<const TokenSequence> sequences, int64_t budget) {
+std::vector<size_t> split_micro_batches(std::span<const TokenSequence> sequences, int64_t budget,
+                                        Groups groups) {
   COHORT_CHECK(budget > 0, "[pack_micro_batches] expected a positive budget, got ", budget);
-  std::vector<size_t> begins = micro_batch_begins(sequences, budget);
+  std::vector<size_t> begins = micro_batch_begins(sequences, budget, groups);
   // Bisects for the smallest budget that gives the same number of micro batches.
   int64_t too_small = 0;
   while (budget - too_small > 1) {
     const int64_t middle = too_small + (budget - too_small) / 2;
-    if (std::vector<size_t> even = micro_batch_begins(sequences, middle);
+    if (std::vector<size_t> even = micro_batch_begins(sequences, middle, groups);
         even.size() == begins.size()) {
       budget = middle;
       begins = std::move(even);
@@ -168,8 +176,8 @@ std::vector<size_t> split_micro_batches(std::span<const TokenSequence> sequences
 }
 
 std::vector<PackedBatch> pack_micro_batches(std::span<const TokenSequence> sequences,
-                                            int64_t budget) {
-  const std::vector<size_t> begins = split_micro_batches(sequences, budget);
+                                            int64_t budget, Groups groups) {
+  const std::vector<size_t> begins = split_micro_batches(sequences, budget, groups);
   std::vector<PackedBatch> batches(begins.size() - 1);
   parallel_try(static_cast<int64_t>(batches.size()), 1, [&](int64_t i) {
     const auto b = static_cast<size_t>(i);

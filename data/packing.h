@@ -58,14 +58,18 @@ struct PackedBatch {
 // Lays the sequences end to end in the given order. Each needs at least two tokens.
 PackedBatch pack(std::span<const TokenSequence> sequences);
 
+// kWhole: consecutive sequences of one group count as one longer sequence, which is never split.
+enum class Groups : uint8_t { kMaySplit, kWhole };
+
 // Splits sequences into consecutive micro batches of at most `budget` inputs each, shared prefixes
 // counted once (a longer sequence gets a batch of its own): the index of each one's first sequence,
 // then the number of sequences. Minimises the number of micro batches, then the size of the
 // largest.
-std::vector<size_t> split_micro_batches(std::span<const TokenSequence> sequences, int64_t budget);
+std::vector<size_t> split_micro_batches(std::span<const TokenSequence> sequences, int64_t budget,
+                                        Groups groups = Groups::kMaySplit);
 
 // pack() of each of those micro batches.
 std::vector<PackedBatch> pack_micro_batches(std::span<const TokenSequence> sequences,
-                                            int64_t budget);
+                                            int64_t budget, Groups groups = Groups::kMaySplit);
 
 }  // namespace cohort

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <string_view>
 #include <utility>
 
 #include "job/foreign_keys.h"
+#include "job/unread_keys.h"
 #include "nn/model_folder.h"
 #include "sys/files.h"
 
@@ -143,8 +143,8 @@ std::string renamed_override(const std::string& assignment) {
 
 // True if a map of keys has one that says how the lines of data.jsonl are read.
 bool gives_format(ConfigNode& map) {
-  constexpr std::string_view kKeys[] = {"prompt",   "answer",     "solution",
-                                        "messages", "completion", "pair"};
+  constexpr std::string_view kKeys[] = {"prompt",     "answer", "solution", "messages",
+                                        "completion", "pair",   "rejected"};
   return std::ranges::any_of(kKeys, [&](std::string_view key) {
     return node_at(map, str("data.jsonl.", key)) != nullptr;
   });
@@ -275,7 +275,12 @@ void validate_directory(const std::string& name, const std::string& output_dir) 
 }
 
 void validate_source(const DataConfig& data, TrainerType trainer) {
-  if (trainer == TrainerType::kPretrain)
+  if (trainer == TrainerType::kDpo)
+    require(!data.jsonl.path.empty() && !data.jsonl.rejected.empty(),
+            "data.jsonl.rejected: trainer dpo needs pairs of answers; hint: data.jsonl: {path: "
+            "FILE} of lines with the fields prompt, chosen and rejected, or {path: FILE, prompt: "
+            "'{question}', answer: '{good}', rejected: '{bad}'}");
+  else if (trainer == TrainerType::kPretrain)
     require(!data.text.empty(),
             "data.text: trainer pretrain needs a text file, and pretrain is the default; hint: "
             "trainer: sft or trainer: grpo for problems");
@@ -296,6 +301,9 @@ void validate_source(const DataConfig& data, TrainerType trainer) {
           "data.chat: data.text is plain text; hint: conversations are for sft and grpo");
   require(data.jsonl.messages.empty() || !data.jsonl.path.empty(),
           "data.jsonl.messages: is a field of data.jsonl.path, which is not given");
+  require(trainer != TrainerType::kDpo || data.too_long != TooLong::kTruncate || !data.is_chat(),
+          "data.too_long: truncate would give the two conversations of a pair other prompts; hint: "
+          "data.too_long=skip");
   require(data.jsonl.completion.empty() || !data.jsonl.messages.empty(),
           "data.jsonl.completion: follows the conversation of data.jsonl.messages, which is not "
           "given; hint: data.jsonl.solution is for texts");
@@ -360,62 +368,6 @@ void validate_sets(const EvalConfig& eval) {
           str("eval.best: no set is called '", eval.best, "'; ",
               names.empty() ? "there are none" : str("the sets are ", join(names, ", ")),
               did_you_mean(eval.best, names)));
-}
-
-// Sets TrainConfig::unread. Keys beside `stages` need not be for all of them.
-RunPlan with_unread_keys(RunPlan plan) {
-  constexpr const char* kImages = "data.images.path";
-  // By "KEY: VALUE", what alone would read the key; nullptr: a stage reads it.
-  std::map<std::string, const char*> readers;
-  for (const TrainConfig& config : plan.stages) {
-    const DataConfig& data = config.data;
-    const bool has_jsonl = !data.jsonl.path.empty(), has_text = !data.text.empty(),
-               has_images = !data.images.path.empty(),
-               has_lines = has_jsonl || !config.eval.sets.empty();
-    const struct {
-      const char* keys;  // separated by blanks
-      bool is_read;
-      const char* reader;
-    } rows[] = {
-        {" task_sizes.min_size task_sizes.max_size task_sizes.worked_share ", !data.task.empty(),
-         "data.task"},
-        {" jsonl.prompt jsonl.solution ", has_lines && data.jsonl.messages.empty(),
-         "lines of data.jsonl without messages"},
-        {" jsonl.answer ", has_lines, "lines of data.jsonl"},
-        {" jsonl.pair ", config.batch.trainer == TrainerType::kClassify && !has_images,
-         "texts of trainer: classify"},
-        {" images.eval_path images.field images.label images.augment ", has_images, kImages},
-        {" jsonl.limit ", has_jsonl, "data.jsonl.path"},
-        {" eval_text cache_dir ", has_text, "data.text"},
-        {" held_out_fraction ", has_jsonl || has_images || (has_text && data.eval_text.empty()),
-         "data.jsonl.path and data.text without eval_text"},
-        {" curriculum_patience ", data.curriculum == Curriculum::kOnline,
-         "data.curriculum: online"},
-        {" fingerprint ", data.task.empty(), "files"},
-        {" tokenizer_path ", config.stage == 0 && config.init_from.empty(), "a new model"},
-        {" tokenizer ", data.tokenizer_path.empty() && !has_images,
-         "a new model of texts without data.tokenizer_path"},
-        {" chat ", !has_images, "texts"},
-        {" system chat_template_kwargs ", data.is_chat(), "data.chat and data.jsonl.messages"}};
-    const auto note = [&](const std::string& key, bool is_read, const char* reader) {
-      const auto at = readers.emplace(key, reader).first;
-      if (is_read) at->second = nullptr;
-    };
-    const ConfigFields given = config_fields(data), defaults = config_fields(DataConfig{});
-    for (size_t i = 0; i < given.size(); ++i)
-      for (const auto& [keys, is_read, reader] : rows) {
-        const auto& [key, value] = given[i];
-        if (value == defaults[i].second || !std::strstr(keys, str(" ", key, " ").c_str())) continue;
-        note(str("data.", key, ": ", value), is_read, reader);
-      }
-    if (const int64_t channels = config.model.channels; channels != ModelConfig().channels)
-      note(str("model.channels: ", channels), has_images, kImages);
-  }
-  for (const auto& [key, reader] : readers)
-    if (reader != nullptr)
-      plan.stages[0].unread.push_back(
-          str(key, " does nothing here: it is for ", reader, "; hint: leave it out"));
-  return plan;
 }
 
 // Checks the keys about the choice and the order of training problems.
@@ -488,6 +440,12 @@ void TrainConfig::validate() const {
           "eval.size: 0 means all, and generated problems have no end; hint: eval.size=512");
   validate_grpo(*this);
   masking.validate();
+  if (batch.trainer == TrainerType::kDpo) {
+    preference.validate(model.lora.rank > 0);
+    require(eval.sets.empty() && eval.num_samples == 0 && eval.correct.reward.empty(),
+            "eval: sets, num_samples and correct are for completions, which trainer dpo samples "
+            "none of; hint: cohort eval CHECKPOINT --rewards CONFIG.yaml");
+  }
   if (trains_encoder(batch.trainer)) {
     require(!init_from.empty() || stage > 0 || data.images.path.empty() != model.has_images(),
             "model.image_size: goes with data.images; hint: model.image_size and patch_size for a "
@@ -527,7 +485,7 @@ TrainConfig default_config(TrainerType trainer, int64_t steps, bool adapters) {
   }
   optimizer.weight_decay = 0;
   optimizer.adam_beta2 = 0.999;
-  if (trainer != TrainerType::kGrpo) {
+  if (trainer != TrainerType::kGrpo && trainer != TrainerType::kDpo) {
     optimizer.learning_rate = factor * 2e-5;
     optimizer.warmup_steps = (3 * steps + 99) / 100;
   } else {
@@ -600,7 +558,10 @@ RunPlan plan_of(ConfigNode root, const std::string& path, std::span<const std::s
     init_from_model_path(config);
     if (!config.data.jsonl.path.empty() && !gives_format(root) &&
         (stages.empty() || !gives_format(stages[i])))
-      detect_format(config.data.jsonl, config.batch.trainer == TrainerType::kClassify);
+      detect_format(config.data.jsonl,
+                    config.batch.trainer == TrainerType::kClassify ? LineKind::kLabels
+                    : config.batch.trainer == TrainerType::kDpo    ? LineKind::kPairs
+                                                                   : LineKind::kProblems);
     config.validate();
     // A file that is missing is an error where the environment is made.
     if (config.environment.tool_schemas.empty() || path_exists(config.environment.tool_schemas))

@@ -15,6 +15,7 @@
 #include "data/dataset.h"
 #include "nn/transformer.h"
 #include "rl/environment.h"
+#include "rl/preference.h"
 #include "trainers/evaluate.h"
 #include "trainers/grpo_metrics.h"
 #include "trainers/optimizer.h"
@@ -65,6 +66,7 @@ struct TrainConfig {
   EngineConfig rollout;
   GrpoConfig grpo;
   std::vector<RewardConfig> rewards;
+  PreferenceConfig preference;
   MaskingConfig masking;
   EnvironmentConfig environment;
   EvalConfig eval;
@@ -92,7 +94,7 @@ struct TrainConfig {
   void visit(ConfigVisitor& v) {
     v.choice("trainer", batch.trainer, kTrainerNames,
              "what to do: next-token training, supervised fine-tuning, GRPO; of encoders: masked "
-             "language modelling, classes");
+             "language modelling, classes; dpo: preference pairs");
     v.field("name", name, "name of the run; empty: the file's name");
     v.field("output_dir", output_dir,
             "run directory: DIR, or DIR-2, ... if it exists; empty: runs/NAME");
@@ -125,6 +127,7 @@ struct TrainConfig {
     v.section("precision", model.precision, "numbers in eight bits, in rollouts and in training");
     v.section("lora", model.lora, "low-rank adapters, trained in place of the model's parameters");
     v.list("rewards", rewards, "weighted rewards (grpo)");
+    v.section("preference", preference, "the loss of preference pairs (dpo)");
     v.section("mlm", masking, "masked tokens (mlm)");
     v.section("environment", environment, "what follows a turn: tools, or a program");
     v.section("model", model, "the transformer (taken from init_from where that is given)");
@@ -139,9 +142,9 @@ struct TrainConfig {
   std::vector<std::string> warnings() const;
 };
 
-// The configuration of a trainer in which no key is given. For sft and grpo these keys differ from
-// pretraining, as in TRL: the learning rate, its schedule and warm-up, weight decay, AdamW's betas.
-// With adapters the learning rate is ten times as high.
+// The configuration of a trainer in which no key is given. For sft, grpo and dpo these keys differ
+// from pretraining, as in TRL: the learning rate, its schedule and warm-up, weight decay, AdamW's
+// betas. With adapters the learning rate is ten times as high.
 TrainConfig default_config(TrainerType trainer, int64_t steps, bool adapters);
 
 // Contents of a configuration file.

@@ -1,16 +1,20 @@
 #include "job/evaluation.h"
 
 #include <cmath>
+#include <filesystem>
 
 #include "autograd/ops.h"
 #include "core/log.h"
 #include "data/data_check.h"
 #include "distributed/communicator.h"
+#include "job/pair_reference.h"
 #include "job/report.h"
 #include "trainers/evaluate.h"
 
 namespace cohort {
 namespace {
+
+namespace fs = std::filesystem;
 
 // Throws Error if nothing was judged, neither problems nor (sft) the loss of solutions.
 void expect_verdicts(const Correctness& correct, const Metrics& metrics) {
@@ -30,16 +34,27 @@ ModelScores scores_without_completions(const TrainConfig& config, const LoadedMo
   if (is_encoder && model.head != (classes ? HeadType::kClasses : HeadType::kMaskedToken))
     throw InputError(str(loaded.checkpoint, ": the model has another head than trainer ",
                          trainer_name(config.batch.trainer), " needs"));
+  const bool pairs = config.batch.trainer == TrainerType::kDpo;
   DataLengths lengths;
-  if (classes) lengths = check_held_out(config, data, model.context, model.context_limit());
+  if (classes || pairs)
+    lengths = check_held_out(config, data, model.context, model.context_limit());
   log_data_usage(config, data, lengths);
-  const Metrics metrics = evaluate_targets(
-      {*loaded.model, data, config, config.masking, config.batch.micro_batch(), stop},
-      *make_single_communicator());
-  if (is_encoder && metrics.empty())
+  const auto alone = make_single_communicator();
+  const auto score_pairs = [&] {
+    const std::string stage = fs::path(loaded.checkpoint).parent_path().parent_path().string();
+    return evaluate_pairs(
+        config, data,
+        {.model = *loaded.model, .micro_batch_tokens = config.batch.micro_batch(), .stop = stop},
+        read_pair_references(stage, config.preference), *alone);
+  };
+  const Metrics metrics = pairs ? score_pairs()
+                                : evaluate_targets({*loaded.model, data, config, config.masking,
+                                                    config.batch.micro_batch(), stop},
+                                                   *alone);
+  if ((is_encoder || pairs) && metrics.empty())
     throw InputError("nothing is held out to evaluate on; hint: data.held_out_fraction=1");
   ModelScores out{.metrics = metrics.empty() ? Json().set("val_loss", {}) : Json(),
-                  .measure = is_encoder ? kAccuracy : ""};
+                  .measure = is_encoder || pairs ? kAccuracy : ""};
   set_metrics(out.metrics, metrics);
   return out;
 }

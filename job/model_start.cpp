@@ -226,6 +226,19 @@ void check_equal_starts(Communicator& comm, const ModelStart& start) {
                            "same build on the same kind of processor"));
 }
 
+// The model that a stage with a checkpoint has begun with.
+std::unique_ptr<Transformer> start_model(const StageSetup& setup, const ModelConfig& config) {
+  std::unique_ptr<Transformer> out;
+  try {
+    out = load_start(setup).model;
+  } catch (const InputError& e) {
+    throw InputError(str("preference.reference: the model that the stage began with, by which the ",
+                         "reference log-probs are computed again, cannot be read (", e.what(),
+                         "); hint: restore ", setup.config.init_from));
+  }
+  return out != nullptr ? std::move(out) : new_model(setup, config);
+}
+
 }  // namespace
 
 Reference::Reference(const StageSetup& setup, const Transformer& model,
@@ -321,6 +334,9 @@ ModelStart::ModelStart(const StageSetup& setup) : checkpoint(checkpoint_of(setup
         SafetensorsFile(training_folder(checkpoint) + "/optimizer.safetensors"), state.updates);
   if (has_completions(setup.config.batch.trainer)) load_problems(setup, *this);
   check_equal_starts(setup.comm, *this);
+  if (setup.config.batch.trainer == TrainerType::kDpo && !state.finished)
+    pair_references = cohort::pair_references(
+        setup, *this, [&] { return start_model(setup, learner->model().config()); });
 }
 
 }  // namespace cohort

@@ -14,6 +14,7 @@
 #include "data/dataset.h"
 #include "job/checkpoint.h"
 #include "job/config.h"
+#include "job/pair_reference.h"
 #include "job/report.h"
 #include "trainers/grpo_step.h"
 #include "trainers/learner.h"
@@ -75,7 +76,8 @@ struct ModelStart : NonCopyable {
   std::vector<EvalSet> sets;  // eval.sets
   std::unique_ptr<Learner> learner;
   std::optional<Reference> reference;
-  int64_t pinned = 0;  // bytes of optimizer state in page-locked memory
+  PairReferences pair_references;  // (dpo) of the pairs that the rest of the stage needs
+  int64_t pinned = 0;              // bytes of optimizer state in page-locked memory
 };
 
 }  // namespace cohort

@@ -327,6 +327,14 @@ std::vector<std::string> TrainConfig::warnings() const {
               "' may take for an answer, which would end the run; hint: watchdog_minutes=",
               std::ceil(seconds / 60) + 10));
   }
+  if (batch.trainer == TrainerType::kDpo) {
+    const std::vector<std::string> lines = preference.warnings();
+    out.insert(out.end(), lines.begin(), lines.end());
+    if (model.dropout > 0)
+      out.push_back(
+          "model.dropout: does nothing in dpo, whose policy is compared with a reference without "
+          "dropout; hint: leave it out");
+  }
   if (batch.trainer != TrainerType::kGrpo) return out;
   if (sampling.restricts() && grpo.importance_weights == kernels::Importance::kNone)
     out.push_back(

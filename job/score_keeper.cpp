@@ -48,7 +48,17 @@ Evaluation ScoreKeeper::measure() {
   const Dataset& data = start_.data;
   // Before the first step a signal has nothing to save, and ends the process.
   const std::atomic<bool>* stop = state_.is_new() ? nullptr : &setup_.stop;
-  if (!has_completions(config_.batch.trainer)) {
+  if (config_.batch.trainer == TrainerType::kDpo) {
+    out.measure = kAccuracy;
+    out.metrics = evaluate_pairs(
+        config_, data,
+        {.model = start_.learner->model(),
+         .micro_batch_tokens = start_.learner->micro_batch_tokens(config_.batch.micro_batch()),
+         .stop = stop},
+        start_.pair_references, setup_.comm);
+    if (out.metrics.empty()) return out;
+    out.score = out.metrics.at("accuracy");
+  } else if (!has_completions(config_.batch.trainer)) {
     const bool classes = config_.batch.trainer == TrainerType::kClassify;
     out.measure = classes ? kAccuracy : kValidationLoss;
     out.metrics =

@@ -67,6 +67,7 @@ class Stage : NonCopyable {
   Engine& engine() { return engine_; }
   DialogueOptions dialogue() const { return scores_.dialogue(); }
   ReferencePolicy reference() const { return start_.reference->policy(); }
+  const PairReferences& pair_references() const { return start_.pair_references; }
   const Correctness& correct() const { return start_.correct; }
   TrainState& state() { return state_; }
   // The journal or the replay of this rank's steps (grpo); nullptr: there is none.
@@ -113,6 +114,8 @@ class Stage : NonCopyable {
 // The training loops. Each runs one stage on one rank; all ranks of a run call it.
 // Next-token training on text (pretrain) or on prompt and solution pairs (sft).
 StageEnd train_supervised(Stage& stage);
+// Preference pairs (dpo).
+StageEnd train_preference(Stage& stage);
 // Sampling-based rollouts and GRPO updates on the same weights.
 StageEnd train_grpo(Stage& stage);
 

@@ -205,75 +205,94 @@ enum class Accuracy : bool { kNo, kYes };
 
 // Sets the sum of each sequence's losses, from `loss` on, and its number of right targets, from
 // `right` on, to the bit for any micro batches. Returns false if it was stopped.
-bool sum_losses(const Transformer& model, std::span<const TokenSequence> sequences,
-                int64_t micro_batch_tokens, Accuracy accuracy, const std::atomic<bool>* stop,
-                double* loss, double* right) {
+bool sum_losses(const Scoring& scoring, std::span<const TokenSequence> sequences,
+                int64_t micro_batch_tokens, Accuracy accuracy, double* loss, double* right) {
   NoGradGuard no_grad;
-  for (const PackedBatch& packed : pack_micro_batches(sequences, micro_batch_tokens)) {
-    if (stop != nullptr && *stop) return false;
-    const PackedBatch batch = model.to_device(packed);
-    const Variable hidden = model.hidden_at_targets(batch);
+  const Transformer& model = scoring.model;
+  std::fill_n(loss, sequences.size(), 0);
+  std::fill_n(right, sequences.size(), 0);
+  const std::vector<size_t> begins = split_micro_batches(sequences, micro_batch_tokens);
+  for (size_t b = 0; b + 1 < begins.size(); ++b) {
+    if (scoring.stop != nullptr && *scoring.stop) return false;
+    const PackedBatch packed = pack(sequences.subspan(begins[b], begins[b + 1] - begins[b])),
+                      batch = model.to_device(packed);
+    const Variable hidden = model.hidden_at_targets(batch, {.adapters = scoring.adapters});
     const auto logprobs =
         token_log_probs(hidden, model.head(), batch.targets).logprob.value().to_vector<double>();
     std::vector<int32_t> likely(logprobs.size(), -1);
     if (accuracy == Accuracy::kYes)
       likely = most_likely(hidden.value(), model.head()).to_vector<int32_t>();
-    const auto positions = packed.target_positions.to_vector<int32_t>(),
-               targets = packed.targets.to_vector<int32_t>(),
-               begins = packed.cu_seqlens.to_vector<int32_t>();
-    size_t i = 0;
-    for (size_t s = 0; s + 1 < begins.size(); ++s, ++loss, ++right)
-      for (*loss = *right = 0; i < positions.size() && positions[i] < begins[s + 1]; ++i) {
-        *loss -= logprobs[i];
-        *right += likely[i] == targets[i];
-      }
+    const auto segments = packed.segments.to_vector<int32_t>(),
+               targets = packed.targets.to_vector<int32_t>();
+    for (size_t i = 0; i < targets.size(); ++i) {
+      const size_t s = begins[b] + static_cast<size_t>(segments[i]);
+      loss[s] -= logprobs[i];
+      right[s] += likely[i] == targets[i];
+    }
   }
   return true;
+}
+
+// By sequence, on every rank.
+struct SequenceScores {
+  std::vector<double> losses, right;
+  double targets = 0;  // their number
+};
+
+// Scores of `count` groups of `size` sequences, which make(i, out) makes. Where memory runs out,
+// this rank continues with smaller micro batches.
+using MakeSequences = std::function<void(int64_t i, std::span<TokenSequence> out)>;
+SequenceScores score_sequences(const Scoring& scoring, int64_t count, int64_t size,
+                               const MakeSequences& make, Accuracy accuracy, Communicator& comm) {
+  const RankShard shard = shard_of(count, comm.rank(), comm.size());
+  // Nonzero on one rank only, so sums over the ranks are exact.
+  SequenceScores out{.losses = std::vector<double>(static_cast<size_t>(count * size), 0)};
+  out.right = out.losses;
+  int64_t micro_batch_tokens = scoring.micro_batch_tokens;
+  bool stopped = false;
+  // A part at a time, of which images may take much memory.
+  constexpr int64_t kPart = 1024;
+  for (int64_t begin = shard.begin; begin < shard.end && !stopped; begin += kPart) {
+    const int64_t n = std::min(kPart, shard.end - begin);
+    std::vector<TokenSequence> sequences(static_cast<size_t>(n * size));
+    parallel_try(n, 1, [&](int64_t i) {
+      make(begin + i,
+           std::span(sequences).subspan(static_cast<size_t>(i * size), static_cast<size_t>(size)));
+    });
+    for (const TokenSequence& s : sequences) out.targets += static_cast<double>(s.num_targets());
+    for (;; micro_batch_tokens /= 2) try {
+        stopped = !sum_losses(scoring, sequences, micro_batch_tokens, accuracy,
+                              out.losses.data() + begin * size, out.right.data() + begin * size);
+        break;
+      } catch (const OutOfMemoryError&) {
+        if (micro_batch_tokens <= 1) throw;
+        allocator(scoring.model.device()).release_cached();
+      }
+  }
+  check_stopped(comm, stopped);
+  reduce_in_place(comm, {&out.targets});
+  for (auto* values : {&out.losses, &out.right}) *values = reduce_over_ranks(comm, *values);
+  return out;
 }
 
 struct TargetScores {
   double loss = std::nan(""), accuracy = loss;  // means over the targets; NaN: there are none
   std::vector<double> right;                    // number of right targets of each sequence
 };
-
-// Scores of `count` sequences. Where memory runs out, this rank continues with smaller micro
-// batches.
-TargetScores score_targets(const Transformer& model, int64_t count,
-                           const std::function<TokenSequence(int64_t)>& sequence,
-                           int64_t micro_batch_tokens, Accuracy accuracy, Communicator& comm,
-                           const std::atomic<bool>* stop) {
-  const RankShard shard = shard_of(count, comm.rank(), comm.size());
-  // By sequence. Nonzero on one rank only, so sums over the ranks are exact.
-  std::vector<double> losses(static_cast<size_t>(count), 0), right = losses;
-  double targets = 0;
-  bool stopped = false;
-  // A part at a time, of which images may take much memory.
-  constexpr int64_t kPart = 1024;
-  for (int64_t begin = shard.begin; begin < shard.end && !stopped; begin += kPart) {
-    std::vector<TokenSequence> sequences(static_cast<size_t>(std::min(kPart, shard.end - begin)));
-    parallel_try(std::ssize(sequences), 1,
-                 [&](int64_t i) { sequences[static_cast<size_t>(i)] = sequence(begin + i); });
-    for (const TokenSequence& s : sequences) targets += static_cast<double>(s.num_targets());
-    for (int64_t& size = micro_batch_tokens;; size /= 2) try {
-        stopped = !sum_losses(model, sequences, size, accuracy, stop, losses.data() + begin,
-                              right.data() + begin);
-        break;
-      } catch (const OutOfMemoryError&) {
-        if (size <= 1) throw;
-        allocator(model.device()).release_cached();
-      }
-  }
-  check_stopped(comm, stopped);
-  reduce_in_place(comm, {&targets});
-  const auto mean = [&](std::vector<double>& values) {
-    values = reduce_over_ranks(comm, values);
-    return targets > 0 ? std::accumulate(values.begin(), values.end(), 0.0) / targets
-                       : std::nan("");
+TargetScores score_targets(const Scoring& scoring, int64_t count,
+                           const std::function<TokenSequence(int64_t)>& sequence, Accuracy accuracy,
+                           Communicator& comm) {
+  SequenceScores scores = score_sequences(
+      scoring, count, 1, [&](int64_t i, std::span<TokenSequence> out) { out[0] = sequence(i); },
+      accuracy, comm);
+  const auto mean = [&](const std::vector<double>& values) {
+    return scores.targets > 0 ? std::accumulate(values.begin(), values.end(), 0.0) / scores.targets
+                              : std::nan("");
   };
-  TargetScores out{.loss = mean(losses)};
+  TargetScores out{.loss = mean(scores.losses)};
   if (accuracy == Accuracy::kNo) return out;
-  out.accuracy = mean(right);
-  out.right = std::move(right);
+  out.accuracy = mean(scores.right);
+  out.right = std::move(scores.right);
   return out;
 }
 
@@ -353,8 +372,10 @@ double held_out_loss(const ProblemEvaluation& evaluation, Communicator& comm) {
                                evaluation.engine.model().config().context,
                                evaluation.config.data.too_long);
   };
-  return score_targets(evaluation.engine.model(), std::ssize(problems), sequence,
-                       evaluation.config.batch.micro_batch(), Accuracy::kNo, comm, evaluation.stop)
+  return score_targets({.model = evaluation.engine.model(),
+                        .micro_batch_tokens = evaluation.config.batch.micro_batch(),
+                        .stop = evaluation.stop},
+                       std::ssize(problems), sequence, Accuracy::kNo, comm)
       .loss;
 }
 
@@ -461,8 +482,30 @@ double evaluate_text(const Transformer& model, const TokenStream& tokens, int64_
     return TokenSequence{.tokens = tokens.read(begin, n),
                          .loss_mask = std::vector<uint8_t>(static_cast<size_t>(n), 1)};
   };
-  return score_targets(model, windows.count, window, micro_batch_tokens, Accuracy::kNo, comm, stop)
-      .loss;
+  const Scoring scoring{.model = model, .micro_batch_tokens = micro_batch_tokens, .stop = stop};
+  return score_targets(scoring, windows.count, window, Accuracy::kNo, comm).loss;
+}
+
+std::vector<AnswerLogProbs> pair_log_probs(const Scoring& scoring, int64_t count,
+                                           const std::function<ReferredPair(int64_t)>& pair,
+                                           Communicator& comm) {
+  std::vector<AnswerLogProbs> out(static_cast<size_t>(2 * count));
+  const auto make = [&](int64_t i, std::span<TokenSequence> sequences) {
+    ReferredPair made = pair(i);
+    const auto answers = std::span(out).subspan(2 * static_cast<size_t>(i), 2);
+    answers[0].reference = made.reference.chosen;
+    answers[1].reference = made.reference.rejected;
+    for (size_t k = 0; k < 2; ++k)
+      answers[k].tokens = static_cast<double>(made.answers[k].num_targets());
+    std::ranges::move(made.answers, sequences.begin());
+  };
+  const SequenceScores scores = score_sequences(scoring, count, 2, make, Accuracy::kNo, comm);
+  std::vector<double*> numbers;
+  for (AnswerLogProbs& answer : out)
+    numbers.insert(numbers.end(), {&answer.reference, &answer.tokens});
+  reduce_in_place(comm, numbers);
+  for (size_t i = 0; i < out.size(); ++i) out[i].policy = -scores.losses[i];
+  return out;
 }
 
 Metrics evaluate_targets(const TargetEvaluation& evaluation, Communicator& comm) {
@@ -475,7 +518,8 @@ Metrics evaluate_targets(const TargetEvaluation& evaluation, Communicator& comm)
                                        micro_batch_tokens, comm, stop)}};
   }
   const auto score = [&](int64_t count, const std::function<TokenSequence(int64_t)>& sequence) {
-    return score_targets(model, count, sequence, micro_batch_tokens, Accuracy::kYes, comm, stop);
+    return score_targets({.model = model, .micro_batch_tokens = micro_batch_tokens, .stop = stop},
+                         count, sequence, Accuracy::kYes, comm);
   };
   TargetScores scores;
   if (classes) {

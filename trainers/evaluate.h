@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 #include "rl/engine/engine.h"
 #include "rl/engine/rollout.h"
 #include "rl/evaluate.h"
+#include "rl/preference.h"
 #include "rl/rewards/external.h"
 #include "trainers/metrics.h"
 
@@ -209,6 +211,20 @@ std::vector<EvalSet> load_eval_sets(const EvalSetSource& source, Dataset& data, 
 ProblemScores evaluate_set(const EvalSet& set, const ProblemEvaluation& run, Communicator& comm);
 // The name of a set's metric: "aime/pass@1"; the set's name replaces the prefix "eval/".
 std::string set_metric_name(const std::string& set, const std::string& metric);
+
+// A model that scores given tokens.
+struct Scoring {
+  const Transformer& model;
+  Adapters adapters = Adapters::kOn;  // kOff: the base model
+  int64_t micro_batch_tokens = kMicroBatchTokens;
+  const std::atomic<bool>* stop = nullptr;  // becomes true to end with EvaluationStopped
+};
+// (dpo) The log-probs of `count` pairs' chosen and rejected answers in turn, on every rank: sums in
+// f64, with the same bits for any micro batches and ranks. pair(i) gives pair i, on the rank that
+// scores it, from any thread.
+std::vector<AnswerLogProbs> pair_log_probs(const Scoring& scoring, int64_t count,
+                                           const std::function<ReferredPair(int64_t)>& pair,
+                                           Communicator& comm);
 
 // Mean next-token loss over a token stream in consecutive windows of the model's context. Of a
 // stream longer than max_tokens (0: no limit), that many tokens in evenly spaced windows; NaN for

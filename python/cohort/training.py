@@ -256,7 +256,7 @@ def _written(training: _cohort.Training, tables: dict[str, list[str]]) -> Iterat
 def metrics_files(folder: str | os.PathLike[str]) -> list[Path]:
     """Those of a run, in the order of its stages."""
     stages = sorted((path for path in Path(folder).glob("*/metrics.jsonl")
-                     if re.fullmatch(r"\d+-(pretrain|sft|grpo|mlm|classify)", path.parent.name)),
+                     if re.fullmatch(r"\d+-(pretrain|sft|grpo|mlm|classify|dpo)", path.parent.name)),
                     key=lambda path: int(path.parent.name.split("-")[0]))
     return [path for path in [Path(folder, "metrics.jsonl"), *stages] if path.exists()]
 

@@ -51,6 +51,11 @@ std::vector<Setting> settings() {
                       "precision: {cache: fp8}\nrewards: [{name: format, pattern: '.*1.*'}]\n"
                       "model: {num_layers: 1, d_model: 32, num_heads: 2, head_dim: 64, context: "
                       "16}\n"},
+          {"dpo", common + "trainer: dpo\nbatch_size: 64\n" + kSmallPairs +
+                      "model: {num_layers: 1, d_model: 32, num_heads: 2, context: 16}\n"},
+          {"dpo_ranks", common + "trainer: dpo\nbatch_size: 64\nranks: 2\n" + kSmallPairs +
+                            "preference: {loss: ipo, sft_weight: 0.1}\n"
+                            "model: {num_layers: 1, d_model: 32, num_heads: 2, context: 16}\n"},
           {"mlm", common + "trainer: mlm\nbatch_size: 32\nmlm: {probability: 0.3}\n"
                            "data: {text: text.txt, tokenizer_path: words, "
                            "held_out_fraction: 0.2}\n"
@@ -69,6 +74,7 @@ std::vector<Setting> settings() {
 // The data of these settings: a text, the vocabulary of its words, and images of two classes.
 void write_data(const TempDir& dir) {
   write_file(dir.path("text.txt"), small_text());
+  write_file(dir.path("pairs.jsonl"), small_pairs());
   fs::create_directory(dir.path("words"));
   write_file(dir.path("words/vocab.txt"),
              "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\none\ntwo\nthree\nfour\nfive\nand\n");

@@ -234,8 +234,9 @@ TEST(Help, WrapsAtTheTerminalsWidth) {
   const std::string whole = run_cohort({"train", "--help"}).out;
   EXPECT_NE(
       whole.find("\ntrainer                        what to do: next-token training, supervised "
-                 "fine-tuning, GRPO; of encoders: masked language modelling, classes (choice, "
-                 "pretrain | sft | grpo | mlm | classify; default pretrain)\n"),
+                 "fine-tuning, GRPO; of encoders: masked language modelling, classes; dpo: "
+                 "preference pairs (choice, "
+                 "pretrain | sft | grpo | mlm | classify | dpo; default pretrain)\n"),
       whole.npos);
   for (const int width : {20, 40, 60, 80, 400}) {
     Terminal terminal({"train", "--help"}, width);

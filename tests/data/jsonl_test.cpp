@@ -443,7 +443,7 @@ TEST_F(Jsonl, FieldsOfLabelledPairsAreFound) {
                                    {"sentence", ""}}) {
     JsonlConfig c = config(
         str("{\"", text, "\": \"a\", \"", *pair == 0 ? "id" : pair, "\": \"b\", \"label\": 1}"));
-    detect_format(c, true);
+    detect_format(c, LineKind::kLabels);
     EXPECT_EQ(c.prompt, str("{", text, "}"));
     EXPECT_EQ(c.pair, *pair == 0 ? "" : str("{", pair, "}")) << text;
     EXPECT_EQ(c.answer, "{label}");
@@ -455,7 +455,7 @@ TEST_F(Jsonl, LabelsThatAreNumbersAreSpelledAsInTheFile) {
   for (const char* label : {"1.50", "2", "1.5", "1e3"})
     text += str("{\"text\": \"a\", \"label\": ", label, "}\n");
   DataConfig data{.jsonl = config(text)};
-  detect_format(data.jsonl, true);
+  detect_format(data.jsonl, LineKind::kLabels);
   EXPECT_EQ(class_labels({.data = data, .batch = BatchConfig()}),
             (std::vector<std::string>{"1.5", "1.50", "1e3", "2"}));
 }

@@ -127,5 +127,35 @@ TEST(PackMicroBatches, AreAsFewAndAsEvenAsTheOrderAllows) {
   EXPECT_THROW_WITH(micro_batches({1}, 0), Error, "positive budget");
 }
 
+// Pairs with a shared prefix of 2: their number of sequences, and of inputs, by micro batch.
+TEST(PackMicroBatches, GroupsThatAreWholeAreNeverSplit) {
+  const auto packed = [](const std::vector<std::pair<int, int>>& pairs, int64_t budget,
+                         Groups groups) {
+    std::vector<TokenSequence> sequences;
+    for (const auto& [chosen, rejected] : pairs)
+      for (const int inputs : {chosen, rejected}) {
+        const auto tokens = static_cast<size_t>(inputs + 1);
+        std::vector<uint8_t> mask(tokens, 1);
+        std::fill_n(mask.begin(), 3, 0);
+        sequences.push_back({.tokens = I32(tokens),
+                             .loss_mask = mask,
+                             .group = std::ssize(sequences) / 2,
+                             .prefix = 2});
+      }
+    std::vector<I64> out;
+    for (const PackedBatch& batch : pack_micro_batches(sequences, budget, groups))
+      out.push_back({batch.segments.to_vector<int32_t>().back() + 1, batch.size()});
+    return out;
+  };
+  using Batches = std::vector<I64>;
+  // 4 + 5 - 2 = 7, 6 + 4 - 2 = 8 and 3 + 3 - 2 = 4 inputs.
+  const std::vector<std::pair<int, int>> pairs = {{4, 5}, {6, 4}, {3, 3}};
+  EXPECT_EQ(packed(pairs, 100, Groups::kWhole), (Batches{{6, 19}}));
+  EXPECT_EQ(packed(pairs, 15, Groups::kWhole), (Batches{{2, 7}, {4, 12}}));
+  EXPECT_EQ(packed(pairs, 8, Groups::kWhole), (Batches{{2, 7}, {2, 8}, {2, 4}}));
+  EXPECT_EQ(packed(pairs, 1, Groups::kWhole), (Batches{{2, 7}, {2, 8}, {2, 4}}));
+  EXPECT_EQ(packed(pairs, 1, Groups::kMaySplit).size(), 6u);
+}
+
 }  // namespace
 }  // namespace cohort

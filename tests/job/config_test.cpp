@@ -202,6 +202,11 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "'${Z}'},\n"
       "       ca_file: ca.pem, starts: yes, proxy: 'http://c.org', retries: 3, outage_minutes: "
       "7}}\n"
+      "  - {trainer: dpo, data: {jsonl: {path: pairs.jsonl, rejected: '{bad}'}, split_by:\n"
+      "       [question|problem, x]},\n"
+      "     preference: {loss: robust, beta: 0.2, label_smoothing: 0.1, length_normalized: yes,\n"
+      "       margin: 0.3, sft_weight: 0.4, reference: none},\n"
+      "     eval: {sets: [], best: '', num_samples: 0, k: [], correct: {reward: ''}}}\n"
       "  - {trainer: classify, model: {mask: full, norm_place: after, embedding_norm: yes,\n"
       "       image_size: 8, patch_size: 4, channels: 1},\n"
       "     data: {images: {path: train, eval_path: test, field: file, label: class,\n"
@@ -218,7 +223,7 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
   EXPECT_EQ(dump_plan(again), dumped);
   EXPECT_EQ(again.name, plan.name);
   EXPECT_EQ(again.output_dir, plan.output_dir);
-  ASSERT_EQ(again.stages.size(), 8u);
+  ASSERT_EQ(again.stages.size(), 9u);
   EXPECT_EQ(again.stages[0].optimizer.adam_beta2, 0.123456789012345678);
   ASSERT_EQ(again.stages[0].eval.sets.size(), 2u);
   EXPECT_EQ(again.stages[0].eval.sets[1].path, plan.stages[0].eval.sets[1].path);
@@ -391,6 +396,13 @@ TEST_F(Plans, EachTrainerHasItsDefaults) {
   EXPECT_EQ(sft.adam_beta2, 0.999);
   const auto& grpo = plan.stages[1].optimizer;
   EXPECT_EQ(grpo.learning_rate, 1e-6);
+  const OptimizerConfig dpo = default_config(TrainerType::kDpo, 100, false).optimizer;
+  EXPECT_EQ(dpo.learning_rate, 1e-6);
+  EXPECT_EQ(dpo.lr_schedule, Schedule::kLinear);
+  EXPECT_EQ(dpo.warmup_steps, 0);
+  EXPECT_EQ(dpo.weight_decay, 0);
+  EXPECT_EQ(dpo.adam_beta2, 0.999);
+  EXPECT_DOUBLE_EQ(default_config(TrainerType::kDpo, 100, true).optimizer.learning_rate, 1e-5);
   EXPECT_EQ(grpo.weight_decay, 0);
   EXPECT_EQ(grpo.lr_schedule, Schedule::kLinear);
   EXPECT_EQ(grpo.warmup_steps, 0);

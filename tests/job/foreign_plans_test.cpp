@@ -99,7 +99,8 @@ TEST_F(ForeignPlans, ValuesOfOtherTrainersNameOurKey) {
         {"loss_type: gspo", "; it is 'preset: gspo' here"},
         {"loss_type: ppo", "; it is 'surrogate: clip' here"},
         {"loss_type: seq-mean-token-mean", "; it is 'loss_type: grpo' here"},
-        {"loss_type: dpo", "; that algorithm is not offered"},
+        {"loss_type: dpo", "; it is 'trainer: dpo' here"},
+        {"loss_type: sigmoid_norm", "; it is 'preference.length_normalized' here"},
         {"loss_type: vespo", "; that algorithm is not offered"},
         {"surrogate: dapo", "; it is 'preset: dapo' here"},
         {"surrogate: gspo", "; it is 'preset: gspo' here"},
@@ -133,9 +134,9 @@ TEST_F(ForeignPlans, ValuesOfOtherTrainersNameOurKey) {
     expect_refused(str(grpo, keys, "\n"), text);
   expect_refused("trainer: rloo\n", "; it is 'preset: rloo' here: with trainer: grpo");
   expect_refused("trainer: ppo\n", "; that algorithm is not offered");
-  for (const char* trainer : {"dpo", "KTO", "orpo", "reward"})
+  for (const char* trainer : {"KTO", "orpo", "reward"})
     expect_refused(str("trainer: ", trainer, "\n"),
-                   "; learning from preferences is not offered; hint: trainer: sft on the chosen");
+                   "; not offered; hint: trainer: dpo learns from pairs of answers");
   expect_refused("data: {task: addition}\nstages:\n  - {trainer: sft}\n  - {loss_type: cispo}\n",
                  "stages.1.loss_type: expected one of");
   EXPECT_THROW_WITH(load(grpo, {"loss_type=cispo"}), InputError,

@@ -24,8 +24,10 @@ struct Trained {
 class Splits : public testing::Test {
  protected:
   Trained train(const std::string& yaml, const std::vector<std::string>& overrides) {
-    const std::string dir =
-        train_new(small_plan(dir_, "run", std::string(kSmallModel) + kSmallData + yaml, overrides));
+    const std::string dir = train_new(small_plan(
+        dir_, "run",
+        kSmallModel + std::string(yaml.find("data:") == yaml.npos ? kSmallData : "") + yaml,
+        overrides));
     Trained out{.weights = final_weights(dir),
                 .model_bytes = checkpoint_bytes(dir),
                 .completions = read_file(dir + "/completions.jsonl")};
@@ -72,6 +74,21 @@ TEST_F(Splits, SftOnAnyNumberOfRanksIsThatOfOne) {
 TEST_F(Splits, SftWithARankWithoutWorkIsThatOfOne) {
   const ExpectLog warning("batch_size: 2 sequences leave 1 of 3 ranks without work");
   expect_same_training(kSmallSft, {"batch_size=2"}, {"ranks=1", "ranks=3"});
+}
+
+// Pairs that share prompts, over ranks, micro batches of single pairs, and threads.
+TEST_F(Splits, DpoOnAnyRanksMicroBatchesAndThreadsIsThatOfOne) {
+  for (const char* loss : {"sigmoid", "ipo"})
+    expect_same_training(
+        std::string("trainer: dpo\nsteps: 4\nbatch_size: 7\n") + kSmallPairs,
+        {str("preference.loss=", loss), "preference.sft_weight=0.2"},
+        {"ranks=1", "ranks=2", "ranks=3", "micro_batch_tokens=8", "num_threads=2"});
+}
+
+TEST_F(Splits, DpoWithARankWithoutWorkIsThatOfOne) {
+  const ExpectLog warning("batch_size: 2 pairs leave 1 of 3 ranks without work");
+  expect_same_training(std::string("trainer: dpo\nsteps: 4\nbatch_size: 2\n") + kSmallPairs, {},
+                       {"ranks=1", "ranks=3"});
 }
 
 TEST_F(Splits, TiedEmbeddingsOnTwoRanksAreThoseOfOne) {

@@ -36,6 +36,23 @@ inline constexpr const char* kSmallPretrain =
     "trainer: pretrain\nsteps: 6\nbatch_size: 4\nwarmup_steps: 2\n"
     "data: {text: text.txt, held_out_fraction: 0.2}\n";
 
+inline constexpr const char* kSmallPairs =
+    "data: {jsonl: {path: pairs.jsonl}, held_out_fraction: 0.2}\n";
+inline const std::string kSmallDpo =
+    std::string("trainer: dpo\nsteps: 6\nbatch_size: 4\n") + kSmallPairs;
+
+// The pairs, with answers of several lengths.
+inline std::string small_pairs() {
+  std::string text;
+  for (int i = 0; i < 40; ++i) {
+    const int a = i % 9, b = i % 7 + 1;
+    text += str("{\"prompt\": \"", a, "+", b, std::string(static_cast<size_t>(i % 3), ' '),
+                "=\", \"chosen\": \"", a + b, "\", \"rejected\": \"", a + b + i % 5 + 1,
+                std::string(static_cast<size_t>(i % 4), '0'), "\"}\n");
+  }
+  return text;
+}
+
 // A text for kSmallPretrain.
 inline std::string small_text() {
   std::string text;

@@ -6,6 +6,7 @@ RunPlan small_plan(const TempDir& dir, const std::string& name, const std::strin
                    const std::vector<std::string>& overrides) {
   const std::string path = dir.path(name + ".yaml");
   write_file(dir.path("text.txt"), small_text());
+  write_file(dir.path("pairs.jsonl"), small_pairs());
   write_file(path, yaml + "\noutput_dir: " + dir.path(name) + "\n");
   return load_plan(path, overrides);
 }

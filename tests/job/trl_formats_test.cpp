@@ -316,5 +316,152 @@ TEST_F(TrlFormats, LinesOfAnotherFormatAreNamed) {
                     "data.jsonl.completion: follows the conversation of data.jsonl.messages");
 }
 
+// ---- Preference pairs
+
+// The two training sequences of a pair, with each target between '[' and ']', and their number of
+// shared tokens.
+struct TaughtPair {
+  std::string chosen, rejected;
+  int64_t prefix;
+};
+TaughtPair pair_of(const TrainConfig& config, const char* chat_template = kTurns) {
+  const Dataset data = load_dataset(config, chat_tokenizer(chat_template));
+  const auto pair = pair_sequences(data.train->get(0), *data.tokenizer, 1000, TooLong::kError, 3);
+  TaughtPair out{.prefix = pair[0].prefix};
+  for (size_t k = 0; k < 2; ++k) {
+    const TokenSequence& s = pair[k];
+    EXPECT_EQ(s.group, 3);
+    EXPECT_EQ(s.index, 6 + static_cast<int64_t>(k));
+    EXPECT_EQ(s.prefix, out.prefix);
+    std::string& text = k == 0 ? out.chosen : out.rejected;
+    for (size_t i = 0; i < s.tokens.size(); ++i) {
+      if (s.loss_mask[i] != (i > 0 ? s.loss_mask[i - 1] : 0)) text += s.loss_mask[i] ? '[' : ']';
+      text += data.tokenizer->decode({&s.tokens[i], 1}, SpecialText::kShow);
+    }
+    if (s.loss_mask.back()) text += "]";
+  }
+  pack(pair);  // checks that the prefix is shared
+  return out;
+}
+
+const std::string kWorse = R"({"role": "assistant", "content": "11"})";
+
+TEST_F(TrlFormats, PairsOfTextsShareTheirPrompt) {
+  const std::string line = R"({"prompt": "1+1=", "chosen": "2", "rejected": "11"})";
+  const TaughtPair pair = pair_of(plan("dpo", line));
+  EXPECT_EQ(pair.chosen, "1+1=[2<|end|>]");
+  EXPECT_EQ(pair.rejected, "1+1=[11<|end|>]");
+  EXPECT_EQ(pair.prefix, 3);  // the last token's target is an answer's first
+  // By templates, of answers that begin alike.
+  const TaughtPair own = pair_of(plan("dpo", R"({"q": "1+1", "good": "1", "bad": "10"})",
+                                      ", prompt: '{q}=', answer: '{good}', rejected: '{bad}'"));
+  EXPECT_EQ(own.chosen, "1+1=[1<|end|>]");
+  EXPECT_EQ(own.rejected, "1+1=[10<|end|>]");
+  EXPECT_EQ(own.prefix, 3);
+  // As a user's message and the assistant's.
+  const TaughtPair chat = pair_of(plan("dpo", line, "", ", chat: yes"));
+  EXPECT_EQ(chat.chosen, "<|start|>user\n1+1=<|end|>\n<|start|>assistant\n[2<|end|>\n]");
+  EXPECT_EQ(chat.rejected, "<|start|>user\n1+1=<|end|>\n<|start|>assistant\n[11<|end|>\n]");
+}
+
+TEST_F(TrlFormats, PairsOfConversationsTeachTheirAnswersAlone) {
+  const std::string earlier = kQuestion + ", " + kEarlier + ", " + kQuestion;
+  const std::string before = kAsked + "?<|end|>\n" + kAsked;
+  const std::string lines[] = {
+      // With a prompt, whose answers are messages or texts.
+      R"({"prompt": [)" + earlier + R"(], "chosen": [)" + kAnswer + R"(], "rejected": [)" + kWorse +
+          "]}",
+      R"({"prompt": [)" + earlier + R"(], "chosen": "2", "rejected": "11"})",
+      // Without one, and with one that is the last question as a text.
+      R"({"chosen": [)" + earlier + ", " + kAnswer + R"(], "rejected": [)" + earlier + ", " +
+          kWorse + "]}",
+      R"({"prompt": "1+1", "chosen": [)" + earlier + ", " + kAnswer + R"(], "rejected": [)" +
+          earlier + ", " + kWorse + "]}"};
+  for (const std::string& line : lines) {
+    SCOPED_TRACE(line);
+    const TaughtPair pair = pair_of(plan("dpo", line));
+    EXPECT_EQ(pair.chosen, before + "[2<|end|>\n]");
+    EXPECT_EQ(pair.rejected, before + "[11<|end|>\n]");
+    const TaughtPair marked = pair_of(plan("dpo", line), kMarked);
+    EXPECT_EQ(marked.rejected, kAsked + "?<|end|>" + kAsked + "[11<|end|>]");
+    const TaughtPair system = pair_of(plan("dpo", line, "", ", system: S"));
+    EXPECT_EQ(system.rejected, "<|start|>system\nS<|end|>\n" + before + "[11<|end|>\n]");
+    EXPECT_EQ(load_jsonl(plan("dpo", line).data.jsonl).train->id(0).split,
+              load_jsonl(plan("dpo", lines[0]).data.jsonl).train->id(0).split);
+  }
+  // Answers with a further question.
+  const std::string more = R"([)" + kWorse + ", " + kQuestion + ", " + kAnswer + "]";
+  EXPECT_EQ(pair_of(plan("dpo", R"({"prompt": [)" + kQuestion + R"(], "chosen": [)" + kAnswer +
+                                    R"(], "rejected": )" + more + "}"))
+                .rejected,
+            kAsked + "[11<|end|>\n]" + kAsked + "[2<|end|>\n]");
+}
+
+TEST_F(TrlFormats, LinesThatAreNoPairsAreNamed) {
+  const auto refused = [&](const std::string& lines, const char* message,
+                           const std::string& jsonl = "", const std::string& more = "") {
+    EXPECT_THROW_WITH(load_dataset(plan("dpo", lines, jsonl, more), chat_tokenizer(kTurns)),
+                      InputError, message);
+  };
+  const std::string first =
+      R"({"prompt": "p", "chosen": "a", "rejected": "b"})" + std::string("\n");
+  refused(first + R"({"prompt": "p", "chosen": "a", "rejected": "a"})",
+          "lines.jsonl:2: the chosen and the rejected answer are equal");
+  refused(first + R"({"prompt": "p", "chosen": "a"})", "lines.jsonl:2");
+  refused(first + R"({"prompt": "p", "chosen": "a", "rejected": null})",
+          "lines.jsonl:2: the field 'rejected' of the rejected template is null");
+  refused(first + R"({"prompt": "p", "chosen": null, "rejected": "b"})", "lines.jsonl:2");
+  const std::string asked = "[" + kQuestion + "]", good = "[" + kQuestion + ", " + kAnswer + "]",
+                    bad = "[" + kQuestion + ", " + kWorse + "]";
+  refused(R"({"chosen": )" + good + R"(, "rejected": )" + good + "}",
+          "lines.jsonl:1: the chosen and the rejected answer are equal");
+  refused(R"({"chosen": )" + good + R"(, "rejected": )" + asked + "}",
+          "lines.jsonl:1: chosen and rejected: one is the beginning of the other");
+  refused(R"({"chosen": )" + good + R"(, "rejected": [)" + kWorse + "]}",
+          "lines.jsonl:1: chosen and rejected: share no message");
+  refused(R"({"chosen": )" + good + R"(, "rejected": "11"})",
+          "lines.jsonl:1: rejected: expected a list of {role, content}");
+  refused(R"({"prompt": )" + asked + R"(, "chosen": "2", "rejected": "2"})",
+          "lines.jsonl:1: the chosen and the rejected answer are equal");
+  refused(R"({"prompt": )" + asked + R"(, "chosen": "2"})", "trainer dpo needs pairs of answers");
+  refused(R"({"prompt": )" + asked + R"(, "chosen": "2", "rejected": "3"})",
+          "data.too_long: truncate would give", "", ", too_long: truncate");
+  // Answers that differ in what the template does not show.
+  const TrainConfig config = plan("dpo", first);
+  Dataset data = load_dataset(
+      plan(
+          "dpo",
+          R"({"prompt": )" + asked +
+              R"(, "chosen": [{"role": "assistant", "content": "2", "name": "a"}], "rejected": [{"role": "assistant", "content": "2", "name": "b"}]})"),
+      chat_tokenizer(kTurns));
+  EXPECT_THROW_WITH(check_data(config, data, 100), InputError, "have the same tokens");
+  // Other trainers say what to do with pairs.
+  EXPECT_THROW_WITH(load_dataset(plan("sft", first), chat_tokenizer(kTurns)), InputError,
+                    "trainer=dpo learns from both answers");
+}
+
+// The prompt of both loses its start, and the answers their ends.
+TEST_F(TrlFormats, PairsOfTextsThatAreTooLongAreTruncatedAlike) {
+  const TrainConfig config = plan("dpo",
+                                  R"({"prompt": ")" + std::string(50, 'p') + R"(=", "chosen": ")" +
+                                      std::string(90, 'c') + R"(", "rejected": "r"})",
+                                  "", ", too_long: truncate");
+  Dataset data = load_dataset(config, chat_tokenizer(kTurns));
+  const DataLengths lengths = check_data(config, data, 40);
+  EXPECT_NE(lengths.too_long, "");
+  const auto pair = pair_sequences(data.train->get(0), *data.tokenizer, 40, TooLong::kTruncate, 0);
+  pack(pair);
+  EXPECT_EQ(pair[0].tokens.size(), 41u);
+  EXPECT_EQ(pair[1].num_targets(), 2);
+  EXPECT_GT(pair[0].num_targets(), 0);
+  EXPECT_THROW_WITH(([&] {
+                      TrainConfig strict = config;
+                      strict.data.too_long = TooLong::kError;
+                      Dataset whole = load_dataset(strict, chat_tokenizer(kTurns));
+                      check_data(strict, whole, 40);
+                    }()),
+                    InputError, "lines.jsonl:1: ");
+}
+
 }  // namespace
 }  // namespace cohort

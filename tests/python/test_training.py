@@ -403,7 +403,7 @@ def test_folders_and_files_of_others_stay(small, tmp_path):
 
 
 def test_stages_of_every_trainer_have_metrics(tmp_path):
-    trainers = ["pretrain", "sft", "grpo", "mlm", "classify"]
+    trainers = ["pretrain", "sft", "grpo", "mlm", "classify", "dpo"]
     for number, trainer in enumerate(trainers):
         folder = tmp_path / f"{number}-{trainer}"
         folder.mkdir()

@@ -1,0 +1,38 @@
+// The reference log-probs of a stage's preference pairs (dpo), computed once, before the first
+// update: no reference model is held beside the policy. The file DIR/pair_reference has two numbers
+// for each pair that the stage draws or holds out.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "job/config.h"
+
+namespace cohort {
+
+struct ModelStart;
+struct StageSetup;
+
+// By a checksum of the tokens and loss masks of both answers. Empty: preference.reference is none.
+using PairReferences = std::map<double, PairReference>;
+
+// Computes them with the model of a new stage, and writes the file. A stage that is resumed reads
+// it. If it is damaged or lacks a pair, they are computed again with load_start(): the model that
+// the stage has begun with. Every rank calls it.
+PairReferences pair_references(const StageSetup& setup, const ModelStart& start,
+                               const std::function<std::unique_ptr<Transformer>()>& load_start);
+// Reads the file of a stage. Throws InputError if it cannot be used.
+PairReferences read_pair_references(const std::string& dir, const PreferenceConfig& config);
+
+// The pair_sequences() of an example with their reference. Throws InputError if it is not known.
+ReferredPair referred_pair(const TrainConfig& config, const Dataset& data, int64_t context,
+                           const PairReferences& references, const Example& example, int64_t index);
+
+// Scores of the held-out pairs: "accuracy" and "rewards/margins" by the rewards, "val_loss". Empty
+// if nothing is held out.
+Metrics evaluate_pairs(const TrainConfig& config, const Dataset& data, const Scoring& scoring,
+                       const PairReferences& references, Communicator& comm);
+
+}  // namespace cohort
