@@ -79,7 +79,7 @@ inline AttentionOutput fp8_attention(const AttentionCase& c, bool rounds = true)
 inline float wgmma_step(float c, const e4m3* a, const e4m3* b, int64_t stride = 1) {
   constexpr int kBits = 13;
   struct Term {
-    int64_t significand;  // of 2^(exponent - fraction)
+    int64_t significand;  // the value is this times 2^(exponent - fraction)
     int exponent, fraction;
   };
   std::vector<Term> terms;

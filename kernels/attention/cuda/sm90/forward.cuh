@@ -225,10 +225,10 @@ class ForwardProducer {
   __device__ __forceinline__ void load_pages(const Pipeline<kStages>& pipeline,
                                              const PipelineState<kStages>& state, int stages,
                                              const Rows& rows, int tile, bool is_values) {
-    constexpr int kThreads = kWarpgroup * kPageTokens / Shape::kKeys;  // of a page
+    constexpr int kPageThreads = kWarpgroup * kPageTokens / Shape::kKeys;
     constexpr int kBytes = kPageTokens * Shape::kDim;
-    const int page = static_cast<int>(threadIdx.x) / kThreads,
-              thread = static_cast<int>(threadIdx.x) % kThreads;
+    const int page = static_cast<int>(threadIdx.x) / kPageThreads,
+              thread = static_cast<int>(threadIdx.x) % kPageThreads;
     const uint32_t to = shared_ + stages + state.index * Shape::kTileBytes + page * kBytes;
     const uint32_t full = pipeline.full(state.index);
     const uint8_t* const from =
@@ -236,7 +236,7 @@ class ForwardProducer {
     pipeline.producer_acquire(state);
     if (from == nullptr) {
 #pragma unroll 1
-      for (int i = thread; i < kBytes / 16; i += kThreads)
+      for (int i = thread; i < kBytes / 16; i += kPageThreads)
         asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(to + 16 * i), "r"(0)
                      : "memory");
       fence_proxy_async();
@@ -301,21 +301,22 @@ class Consumer {
     else
       combined_ = problem.combined.from(int64_t{Shape::kRows} * blockIdx.x, kColumns);
     group_ = uniform(static_cast<int>(threadIdx.x) / kWarpgroup - 1);
-    if constexpr (kFp8)
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float scale = query_scale(thread_row() + 8 * r) * problem.key_scales[kv_head()];
-        score_factor_[r] = Rule::kModifies ? scale : problem.rule.exponent * scale;
-      }
     const int ends[2] = {rows.end_key(problem.rule, thread_row()),
                          rows.end_key(problem.rule, thread_row() + 8)};
     min_end_ = rule_.visible_end(__reduce_min_sync(0xffffffffu, min(ends[0], ends[1])));
     first_common_ = rule_.first_key(__reduce_max_sync(0xffffffffu, max(ends[0], ends[1])));
   }
 
-  // Processes `tiles` of the block, the first of them in pipeline iteration `i`; the rows of this
-  // warpgroup see only tiles [first, end). Returns the iteration after the last tile.
+  // Processes `tiles` of the block, the first of them in pipeline iteration `i`. Returns the
+  // iteration after the last tile.
   __device__ __forceinline__ int run(const IndexRange<int>& tiles, int i) {
+    return run_with(tiles, i, [&](int tile, int end, int n) { return compute(tile, end, n); });
+  }
+
+ protected:
+  // run() with a function for compute(). The rows of this warpgroup see only tiles [first, end).
+  template <class Compute>
+  __device__ __forceinline__ int run_with(const IndexRange<int>& tiles, int i, Compute&& compute) {
     const int last_row = min(rows_.count, 64 * group_ + 64) - 1;
     const bool has_rows = 64 * group_ < rows_.count;
     IndexRange<int> keys{has_rows ? rule_.first_key(rows_.end_key(problem_.rule, 64 * group_)) : 0,
@@ -328,10 +329,7 @@ class Consumer {
 #pragma unroll 1
     for (; tile < first; tile = tile_from(tile + 1, tiles.end)) skip_tile(i++);
     if (has_rows && (!kTileMasks || tile < end)) {
-      if constexpr (kFp8)
-        i = compute_fp8(tile, end, i);
-      else
-        i = compute(tile, end, i);
+      i = compute(tile, end, i);
       tile = tile_from(end, tiles.end);
     } else {
       if constexpr (!kFp8) {
@@ -345,13 +343,10 @@ class Consumer {
     return i;
   }
 
- private:
   using Rule = decltype(Problem::rule);
   static constexpr bool kFp8 = Shape::kFp8;
-  static constexpr int kCoreMatrices = kFp8 ? 128 : 16;  // stride along K, if there is one
   static constexpr int kDim = Shape::kDim, kColumns = Shape::kColumns;
   static constexpr int kKeys = Shape::kKeys, kGroups = kKeys / 16;
-  static constexpr int kPartColumns = kDim > 128 ? 32 : 64;  // FP8: of O at a time
   static constexpr int kChunkTiles = static_cast<int>(kAttentionChunk) / kKeys;
   // Rows may see no key at all, and tiles are skipped.
   static constexpr bool kTileMasks = Rule::kMasks && Shape::kTileMasks;
@@ -392,55 +387,20 @@ class Consumer {
     }
   }
 
-  __device__ __forceinline__ MatrixDescriptor query_descriptor() const {
-    return matrix_descriptor(shared_, kCoreMatrices)
-        .plus((query_state_.index * Shape::kConsumers + group_) * Shape::kQueryBytes);
-  }
-  __device__ __forceinline__ MatrixDescriptor key_descriptor(const PipelineState<kStages>& state) {
-    return matrix_descriptor(shared_, kCoreMatrices)
-        .plus(Shape::kKeyTiles)
-        .plus(state.index * Shape::kTileBytes);
-  }
-  // Issues S = Q K^T; in FP8 of the first 128 head dims.
+  // Issues S = Q K^T.
   __device__ __forceinline__ void issue_scores(int i) {
     const PipelineState<kStages> state(i);
     pipelines_.keys.consumer_wait(state);
-    const MatrixDescriptor queries = query_descriptor(), keys = key_descriptor(state);
+    const MatrixDescriptor queries = matrix_descriptor(shared_).plus(
+        (query_state_.index * Shape::kConsumers + group_) * Shape::kQueryBytes);
+    const MatrixDescriptor keys =
+        matrix_descriptor(shared_).plus(Shape::kKeyTiles).plus(state.index * Shape::kTileBytes);
     wgmma_fence();
-    if constexpr (kFp8) {
 #pragma unroll
-      for (int k = 0; k < std::min(kDim, 128) / 32; ++k)
-        wgmma_e4m3<8 * kDim, 8 * kDim>(s_, queries.plus(256 * k), keys.plus(256 * k), k > 0);
-    } else {
-#pragma unroll
-      for (int k = 0; k < kDim / 16; ++k)
-        wgmma<Major::kK, Major::kK>(s_, k_major_step<64>(queries, k), k_major_step<kKeys>(keys, k),
-                                    k > 0);
-    }
+    for (int k = 0; k < kDim / 16; ++k)
+      wgmma<Major::kK, Major::kK>(s_, k_major_step<64>(queries, k), k_major_step<kKeys>(keys, k),
+                                  k > 0);
     wgmma_commit();
-  }
-  // FP8: adds the sums over the head dims from 128 on, of 32 keys at a time for fewer registers.
-  __device__ __forceinline__ void add_later_scores(int i) {
-    const MatrixDescriptor queries = query_descriptor().plus(1024),
-                           keys = key_descriptor(i).plus(1024);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float later[4][4];
-      set_zero(later);
-      wgmma_fence_operand(later);
-      wgmma_fence();
-#pragma unroll
-      for (int k = 0; k < 4; ++k)
-        wgmma_e4m3<8 * kDim, 8 * kDim>(later, queries.plus(256 * k),
-                                       keys.plus(half * (32 * kDim) + 256 * k), k > 0);
-      wgmma_commit();
-      wgmma_wait<0>();
-      wgmma_fence_operand(later);
-#pragma unroll
-      for (int n = 0; n < 4; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) s_[4 * half + n][e] += later[n][e];
-    }
   }
   // Issues O += P V.
   __device__ __forceinline__ void issue_values(int i) {
@@ -461,7 +421,6 @@ class Consumer {
   __device__ __forceinline__ void complete_scores(int iteration) {
     wgmma_wait<kPending>();
     wgmma_fence_operand(s_);
-    if constexpr (kFp8 && kDim > 128) add_later_scores(iteration);
     pipelines_.keys.consumer_release_warp(iteration);
   }
   __device__ __forceinline__ void complete_values(int iteration) {
@@ -470,13 +429,6 @@ class Consumer {
     pipelines_.values.consumer_release_warp(iteration);
   }
 
-  // FP8: the key head, and the scale of the queries of a row of the block.
-  __device__ __forceinline__ int kv_head() const {
-    return rows_.head(0) / (problem_.heads / problem_.kv_heads);
-  }
-  __device__ __forceinline__ float query_scale(int row) const {
-    return problem_.key_scales[rows_.head(row) - problem_.heads];
-  }
   // Factor of row r's scores in exponents.
   __device__ __forceinline__ float exponent(int r) const {
     if constexpr (kFp8 && !Rule::kModifies)
@@ -537,172 +489,15 @@ class Consumer {
       mask_scores<kGroups>(s_, {ends[0] - key0, ends[1] - key0}, rule, kGroups, hides_first);
     return begin_softmax<true>(alpha);
   }
-  // Computes the second row's half, and rounds P.
+  // Computes the second row's half, and rounds P; in FP8 Fp8Consumer does.
   __device__ __forceinline__ void end_softmax(float safe_row_max) {
     exponentiate<kGroups, false>(s_, 1, state_, exponent(1), safe_row_max, kGroups);
-    if constexpr (!kFp8) round_probabilities();
-  }
-  // In FP8 the order within 16 keys is that of the pages of values.
-  __device__ __forceinline__ void round_probabilities() {
-    if constexpr (kFp8) {
-#pragma unroll
-      for (int k = 0; k < kGroups / 2; ++k)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int n = 4 * k + i / 2 * 2, e = i % 2 * 2;
-          p_[k][i] = pack_e4m3(s_[n + 1][e], s_[n][e], s_[n + 1][e + 1], s_[n][e + 1]);
-        }
-    } else {
+    if constexpr (!kFp8)
 #pragma unroll
       for (int k = 0; k < kGroups; ++k)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
           p_[k][i] = pack_bf16(s_[2 * k + i / 2][i % 2 * 2], s_[2 * k + i / 2][i % 2 * 2 + 1]);
-    }
-  }
-
-  // Rounds the queries of the warpgroup to e4m3, in core matrices.
-  __device__ __forceinline__ void load_queries_fp8() {
-    const int lane = static_cast<int>(threadIdx.x % 32), quad = lane % 4;
-    named_barrier(4 + group_, kWarpgroup);  // the previous queries have been read
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int at = thread_row() + 8 * r;
-      const bf16* const q = rows_.query(at);
-      const float inverse = 1 / query_scale(at);
-      const uint32_t to =
-          shared_ + group_ * Shape::kQueryBytes + at % 64 / 8 * (8 * kDim) + at % 8 * 16 + 4 * quad;
-#pragma unroll
-      for (int cell = 0; cell < kDim / 16; ++cell) {
-        Pack<bf16, 2> low{}, high{};
-        if (q != nullptr) {
-          low = load_pack<2>(q + 16 * cell + 2 * quad);
-          high = load_pack<2>(q + 16 * cell + 2 * quad + 8);
-        }
-        const uint32_t word =
-            pack_e4m3(to_float(high.v[0]) * inverse, to_float(low.v[0]) * inverse,
-                      to_float(high.v[1]) * inverse, to_float(low.v[1]) * inverse);
-        asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(to + 128 * cell), "r"(word) : "memory");
-      }
-    }
-    fence_proxy_async();
-    named_barrier(4 + group_, kWarpgroup);
-  }
-
-  // Waits for the values of a tile, and zeroes those that no row of the block sees in the page of
-  // the last key: P is 0 for them, but the bytes of another sequence may be NaN.
-  __device__ __forceinline__ void wait_for_values(int i, int tile) {
-    const PipelineState<kStages> state(i);
-    pipelines_.values.consumer_wait(state);
-    if constexpr (Problem::kPaged) {
-      const int keys = rows_.keys.end - tile * kKeys;
-      if (keys >= kKeys || keys % kPageTokens == 0) return;
-      const uint32_t page = shared_ + Shape::kValueTiles + state.index * Shape::kTileBytes +
-                            keys / kPageTokens * (kPageTokens * kDim);
-#pragma unroll 1
-      for (int d = static_cast<int>(threadIdx.x) % kWarpgroup; d < kDim; d += kWarpgroup)
-        for (int key = keys % kPageTokens; key < kPageTokens; ++key)
-          asm volatile("st.shared.u8 [%0], %1;\n" ::"r"(page + 16 * d + cell_position(key)), "r"(0)
-                       : "memory");
-      fence_proxy_async();
-      named_barrier(4 + group_, kWarpgroup);
-    }
-  }
-  // Issues P V of the columns of a part, from zero.
-  __device__ __forceinline__ void issue_part(int i, int part) {
-    const int stage = PipelineState<kStages>(i).index;
-    const MatrixDescriptor values =
-        matrix_descriptor(shared_ + Shape::kValueTiles + stage * Shape::kTileBytes, 16 * kDim)
-            .plus(16 * kPartColumns * part);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < kGroups / 2; ++k)
-      wgmma_e4m3<128>(part_, p_[k], values.plus(32 * kDim * k), k > 0);
-    wgmma_commit();
-  }
-  // Waits for a part, and O = alpha O + P V.
-  __device__ __forceinline__ void add_part(int part, const float (&alpha)[2]) {
-    wgmma_wait<0>();
-    wgmma_fence_operand(part_);
-#pragma unroll
-    for (int n = 0; n < kPartColumns / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        float& o = o_[kPartColumns / 8 * part + n][e];
-        o = __fmaf_rn(o, alpha[e / 2], part_[n][e]);
-      }
-  }
-  // Adds the parts from kFirst on, which has been issued.
-  template <int kFirst>
-  __device__ __forceinline__ void add_parts(int i, const float (&alpha)[2]) {
-#pragma unroll
-    for (int part = kFirst; part < kDim / kPartColumns; ++part) {
-      add_part(part, alpha);
-      if (part + 1 < kDim / kPartColumns) issue_part(i, part + 1);
-    }
-    pipelines_.values.consumer_release_warp(i);
-  }
-
-  // As compute(), where P V has accumulators of its own; its first part overlaps with exponentials.
-  // With heads of 256 there are no registers for that, and nothing overlaps within a warpgroup.
-  __device__ __forceinline__ int compute_fp8(int tile, int end, int i) {
-    constexpr bool kOverlaps = kDim <= 128;
-    constexpr int kLater = kDim > 64 ? 1 : 0;  // the first part that overlaps with the second row
-    set_zero(o_);
-    const int first_chunk = tile / kChunkTiles;
-    float alpha[2];
-    load_queries_fp8();
-    ping_pong_wait();
-    issue_scores(i);
-    ping_pong_arrive();
-    complete_scores<0>(i);
-    end_softmax(begin_softmax(tile, alpha));
-    round_probabilities();
-    int next = tile_from(tile + 1, end);
-#pragma unroll 1
-    for (int following;; tile = next, next = following, ++i) {
-      const float scales[2] = {alpha[0], alpha[1]};  // of O
-      if (!kOverlaps || next >= end) {
-        wait_for_values(i, tile);
-        issue_part(i, 0);
-        add_parts<0>(i, scales);
-        if (next >= end) break;
-      }
-      ping_pong_wait();
-      issue_scores(i + 1);
-      if constexpr (kOverlaps) {
-        wait_for_values(i, tile);
-        issue_part(i, 0);
-      }
-      ping_pong_arrive();
-      following = tile_from(next + 1, end);
-      complete_scores<kOverlaps ? 1 : 0>(i + 1);
-      const bool ends_chunk = next / kChunkTiles > tile / kChunkTiles;
-      bool added = !kOverlaps;
-      if (ends_chunk) {
-        if (!added) add_parts<0>(i, scales);
-        added = true;
-        end_chunk(tile / kChunkTiles, first_chunk);
-      }
-      const float safe_row_max = begin_softmax(next, alpha);
-      if (kLater > 0 && !added) {
-        add_part(0, scales);
-        issue_part(i, 1);
-      }
-      end_softmax(safe_row_max);
-      if (!added) add_parts<kLater>(i, scales);
-      round_probabilities();
-    }
-    reduce_l(state_);
-    if (tile / kChunkTiles > first_chunk)
-      combine_chunk<Shape>(o_, state_, rows_, combined_, thread_row());
-    const float scale = problem_.key_scales[problem_.kv_heads + kv_head()];
-#pragma unroll
-    for (int n = 0; n < kDim / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) o_[n][e] *= scale;
-    store();
-    return i + 1;
   }
 
   // Processes the tiles of the block from `tile` to `end`, and stores the rows. Returns the
@@ -797,12 +592,10 @@ class Consumer {
   RowState state_;
   float s_[2 * kGroups][4], o_[kDim / 8][4];
   uint32_t p_[kFp8 ? kGroups / 2 : kGroups][4];
-  // FP8: P V of a part, and the rows' factors of scores: the product of the scales, or of these
-  // with that of exponents if no score is modified.
-  float part_[kPartColumns / 8][4], score_factor_[2];
+  float score_factor_[2];  // Fp8Consumer's
 };
 
-template <class Shape, class Problem>
+template <class Shape, class Problem, class Consumer>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     forward_sm90_kernel(const __grid_constant__ Problem problem,
                         const __grid_constant__ ForwardMaps maps, SchedulerState* scheduler) {
@@ -839,8 +632,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     if (work.is_end) return;
     const IndexRange<int> range = work.rows.keys.tiles(Shape::kKeys);
     const IndexRange<int> tiles{uniform(range.first), uniform(range.end)};
-    iteration =
-        Consumer<Shape, Problem>(work.rows, problem, memory, pipelines, n).run(tiles, iteration);
+    iteration = Consumer(work.rows, problem, memory, pipelines, n).run(tiles, iteration);
     pipelines.work.consumer_release(state);
   }
 }
@@ -874,7 +666,7 @@ void run_forward_shape(ForwardProblem<bf16> problem, const AttentionForward& in)
   if (!Shape::kCombinesInShared && problem.tokens > kAttentionChunk)
     scratch = combined_memory(problem.combined, blocks * Shape::kRows, Shape::kColumns, device);
   const auto run = [&]<class Call>(const Call& call) {
-    launch("attention_forward", forward_sm90_kernel<Shape, Call>,
+    launch("attention_forward", forward_sm90_kernel<Shape, Call, Consumer<Shape, Call>>,
            {.grid = blocks_for(blocks, 1),
             .block = Shape::kThreads,
             .shared_bytes = Shape::template kSharedBytes<typename Call::Rows>,

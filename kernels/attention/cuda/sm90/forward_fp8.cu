@@ -77,6 +77,255 @@ struct CacheProblem : PagedProblem<bf16, uint8_t> {
   }
 };
 
+// A consumer warpgroup in FP8. P V of a tile of keys has accumulators of its own, whose first part
+// overlaps with exponentials. With heads of 256 there are no registers for that, and nothing
+// overlaps within a warpgroup.
+template <class Shape, class Problem>
+class Fp8Consumer : public Consumer<Shape, Problem> {
+  using Base = Consumer<Shape, Problem>;
+
+ public:
+  __device__ Fp8Consumer(const typename Problem::Rows& rows, const Problem& problem, char* memory,
+                         const ForwardPipelines<Shape>& pipelines, int n)
+      : Base(rows, problem, memory, pipelines, n) {
+    // If no score is modified, with the factor of exponents.
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float scale = query_scale(thread_row() + 8 * r) * problem.key_scales[kv_head()];
+      Base::score_factor_[r] = Base::Rule::kModifies ? scale : problem.rule.exponent * scale;
+    }
+  }
+  __device__ __forceinline__ int run(const IndexRange<int>& tiles, int i) {
+    return Base::run_with(tiles, i,
+                          [&](int tile, int end, int n) { return compute(tile, end, n); });
+  }
+
+ private:
+  using Base::begin_softmax, Base::end_chunk, Base::end_softmax, Base::ping_pong_arrive,
+      Base::ping_pong_wait, Base::store, Base::thread_row, Base::tile_from;
+  using Base::combined_, Base::group_, Base::o_, Base::p_, Base::pipelines_, Base::problem_,
+      Base::rows_, Base::s_, Base::shared_, Base::state_;
+  using Base::kChunkTiles, Base::kDim, Base::kGroups, Base::kKeys;
+  static constexpr int kPartColumns = kDim > 128 ? 32 : 64;  // columns of O at a time
+  static constexpr int kCoreMatrix = 128;                    // bytes; the stride along K of Q and K
+
+  __device__ __forceinline__ int kv_head() const {
+    return rows_.head(0) / (problem_.heads / problem_.kv_heads);
+  }
+  // The scale of the queries of a row of the block.
+  __device__ __forceinline__ float query_scale(int row) const {
+    return problem_.key_scales[rows_.head(row) - problem_.heads];
+  }
+
+  // Operands of S from a head dim on, a multiple of 16.
+  __device__ __forceinline__ MatrixDescriptor queries(int dim) const {
+    return matrix_descriptor(shared_ + group_ * Shape::kQueryBytes, kCoreMatrix)
+        .plus(dim / 16 * kCoreMatrix);
+  }
+  __device__ __forceinline__ MatrixDescriptor keys(const PipelineState<kStages>& state,
+                                                   int dim) const {
+    return matrix_descriptor(shared_ + Shape::kKeyTiles + state.index * Shape::kTileBytes,
+                             kCoreMatrix)
+        .plus(dim / 16 * kCoreMatrix);
+  }
+  // Issues S = Q K^T of the first 128 head dims.
+  __device__ __forceinline__ void issue_scores(int i) {
+    const PipelineState<kStages> state(i);
+    pipelines_.keys.consumer_wait(state);
+    wgmma_fence();
+#pragma unroll
+    for (int dim = 0; dim < std::min(kDim, 128); dim += 32)
+      wgmma_e4m3<8 * kDim, 8 * kDim>(s_, queries(dim), keys(state, dim), dim > 0);
+    wgmma_commit();
+  }
+  template <int kPending>
+  __device__ __forceinline__ void complete_scores(int i) {
+    wgmma_wait<kPending>();
+    wgmma_fence_operand(s_);
+    if constexpr (kDim > 128) add_later_scores(i);
+    pipelines_.keys.consumer_release_warp(i);
+  }
+  // Adds the sums over the head dims from 128 on, of 32 keys at a time for fewer registers.
+  __device__ __forceinline__ void add_later_scores(int i) {
+    const PipelineState<kStages> state(i);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float later[4][4];
+      set_zero(later);
+      wgmma_fence_operand(later);
+      wgmma_fence();
+#pragma unroll
+      for (int dim = 128; dim < kDim; dim += 32)
+        wgmma_e4m3<8 * kDim, 8 * kDim>(later, queries(dim),
+                                       keys(state, dim).plus(half * (32 * kDim)), dim > 128);
+      wgmma_commit();
+      wgmma_wait<0>();
+      wgmma_fence_operand(later);
+#pragma unroll
+      for (int n = 0; n < 4; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s_[4 * half + n][e] += later[n][e];
+    }
+  }
+
+  // Rounds the queries of the warpgroup to e4m3, in core matrices.
+  __device__ __forceinline__ void load_queries() {
+    const int lane = static_cast<int>(threadIdx.x % 32), quad = lane % 4;
+    named_barrier(4 + group_, kWarpgroup);  // the previous queries have been read
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int at = thread_row() + 8 * r;
+      const bf16* const q = rows_.query(at);
+      const float inverse = 1 / query_scale(at);
+      const uint32_t to =
+          shared_ + group_ * Shape::kQueryBytes + at % 64 / 8 * (8 * kDim) + at % 8 * 16 + 4 * quad;
+#pragma unroll
+      for (int cell = 0; cell < kDim / 16; ++cell) {
+        Pack<bf16, 2> low{}, high{};
+        if (q != nullptr) {
+          low = load_pack<2>(q + 16 * cell + 2 * quad);
+          high = load_pack<2>(q + 16 * cell + 2 * quad + 8);
+        }
+        const uint32_t word =
+            pack_e4m3(to_float(high.v[0]) * inverse, to_float(low.v[0]) * inverse,
+                      to_float(high.v[1]) * inverse, to_float(low.v[1]) * inverse);
+        asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(to + kCoreMatrix * cell), "r"(word)
+                     : "memory");
+      }
+    }
+    fence_proxy_async();
+    named_barrier(4 + group_, kWarpgroup);
+  }
+
+  // Waits for the values of a tile, and zeroes those that no row of the block sees in the page of
+  // the last key: P is 0 for them, but the bytes of another sequence may be NaN.
+  __device__ __forceinline__ void wait_for_values(int i, int tile) {
+    const PipelineState<kStages> state(i);
+    pipelines_.values.consumer_wait(state);
+    if constexpr (Problem::kPaged) {
+      const int keys = rows_.keys.end - tile * kKeys;
+      if (keys >= kKeys || keys % kPageTokens == 0) return;
+      const uint32_t page = shared_ + Shape::kValueTiles + state.index * Shape::kTileBytes +
+                            keys / kPageTokens * (kPageTokens * kDim);
+#pragma unroll 1
+      for (int d = static_cast<int>(threadIdx.x) % kWarpgroup; d < kDim; d += kWarpgroup)
+        for (int key = keys % kPageTokens; key < kPageTokens; ++key)
+          asm volatile("st.shared.u8 [%0], %1;\n" ::"r"(page + 16 * d + cell_position(key)), "r"(0)
+                       : "memory");
+      fence_proxy_async();
+      named_barrier(4 + group_, kWarpgroup);
+    }
+  }
+  // Issues P V of the columns of a part, from zero.
+  __device__ __forceinline__ void issue_part(int i, int part) {
+    const int stage = PipelineState<kStages>(i).index;
+    const MatrixDescriptor values =
+        matrix_descriptor(shared_ + Shape::kValueTiles + stage * Shape::kTileBytes, 16 * kDim)
+            .plus(16 * kPartColumns * part);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kGroups / 2; ++k)
+      wgmma_e4m3<128>(part_, p_[k], values.plus(32 * kDim * k), k > 0);
+    wgmma_commit();
+  }
+  // Waits for a part, and O = alpha O + P V.
+  __device__ __forceinline__ void add_part(int part, const float (&alpha)[2]) {
+    wgmma_wait<0>();
+    wgmma_fence_operand(part_);
+#pragma unroll
+    for (int n = 0; n < kPartColumns / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& o = o_[kPartColumns / 8 * part + n][e];
+        o = __fmaf_rn(o, alpha[e / 2], part_[n][e]);
+      }
+  }
+  // Adds the parts from kFirst on, which has been issued.
+  template <int kFirst>
+  __device__ __forceinline__ void add_parts(int i, const float (&alpha)[2]) {
+#pragma unroll
+    for (int part = kFirst; part < kDim / kPartColumns; ++part) {
+      add_part(part, alpha);
+      if (part + 1 < kDim / kPartColumns) issue_part(i, part + 1);
+    }
+    pipelines_.values.consumer_release_warp(i);
+  }
+
+  // Rounds P. The order within 16 keys is that of the pages of values.
+  __device__ __forceinline__ void round_probabilities() {
+#pragma unroll
+    for (int k = 0; k < kGroups / 2; ++k)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int n = 4 * k + i / 2 * 2, e = i % 2 * 2;
+        p_[k][i] = pack_e4m3(s_[n + 1][e], s_[n][e], s_[n + 1][e + 1], s_[n][e + 1]);
+      }
+  }
+
+  // As that of the base.
+  __device__ __forceinline__ int compute(int tile, int end, int i) {
+    constexpr bool kOverlaps = kDim <= 128;
+    constexpr int kLater = kDim > 64 ? 1 : 0;  // the first part that overlaps with the second row
+    set_zero(o_);
+    const int first_chunk = tile / kChunkTiles;
+    float alpha[2];
+    load_queries();
+    ping_pong_wait();
+    issue_scores(i);
+    ping_pong_arrive();
+    complete_scores<0>(i);
+    end_softmax(begin_softmax(tile, alpha));
+    round_probabilities();
+    int next = tile_from(tile + 1, end);
+#pragma unroll 1
+    for (int following;; tile = next, next = following, ++i) {
+      const float o_factors[2] = {alpha[0], alpha[1]};
+      if (!kOverlaps || next >= end) {
+        wait_for_values(i, tile);
+        issue_part(i, 0);
+        add_parts<0>(i, o_factors);
+        if (next >= end) break;
+      }
+      ping_pong_wait();
+      issue_scores(i + 1);
+      if constexpr (kOverlaps) {
+        wait_for_values(i, tile);
+        issue_part(i, 0);
+      }
+      ping_pong_arrive();
+      following = tile_from(next + 1, end);
+      complete_scores<kOverlaps ? 1 : 0>(i + 1);
+      const bool ends_chunk = next / kChunkTiles > tile / kChunkTiles;
+      bool added = !kOverlaps;
+      if (ends_chunk) {
+        if (!added) add_parts<0>(i, o_factors);
+        added = true;
+        end_chunk(tile / kChunkTiles, first_chunk);
+      }
+      const float safe_row_max = begin_softmax(next, alpha);
+      if (kLater > 0 && !added) {
+        add_part(0, o_factors);
+        issue_part(i, 1);
+      }
+      end_softmax(safe_row_max);
+      if (!added) add_parts<kLater>(i, o_factors);
+      round_probabilities();
+    }
+    reduce_l(state_);
+    if (tile / kChunkTiles > first_chunk)
+      combine_chunk<Shape>(o_, state_, rows_, combined_, thread_row());
+    const float scale = problem_.key_scales[problem_.kv_heads + kv_head()];
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) o_[n][e] *= scale;
+    store();
+    return i + 1;
+  }
+
+  float part_[kPartColumns / 8][4];  // P V of a part
+};
+
 constexpr int kPackThreads = 128;
 
 // A block makes the pages of 16 keys of one head, and of their values. Those that the sequence does
@@ -139,7 +388,7 @@ void run(const char* name, const Problem& problem, const AttentionDesc& desc, in
       problem, desc, dim, problem.tokens, [&]<class Call>(const Call& call) {
         dispatch_head_dim(dim, [&]<int kDim>() {
           using Shape = Sm90Shape<kDim, 2, true>;
-          launch(name, forward_sm90_kernel<Shape, Call>,
+          launch(name, forward_sm90_kernel<Shape, Call, Fp8Consumer<Shape, Call>>,
                  {.grid = blocks_for(grid, 1),
                   .block = Shape::kThreads,
                   .shared_bytes = Shape::template kSharedBytes<typename Call::Rows>,
