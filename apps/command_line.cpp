@@ -343,6 +343,7 @@ void add_sample(CLI::App& app, int& code) {
       .add_option("--keep", request.keep,
                   "conditions on rewards, or on their weighted sum: \"math >= 1, sum > 1.5\"; may "
                   "be repeated, and all must hold; default: all completions with a reward")
+      ->delimiter(',')
       ->allow_extra_args(false);
   CLI::Option* most =
       add_number(command, "--most", request.most, "keep the first K of a problem at most");

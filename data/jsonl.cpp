@@ -222,52 +222,42 @@ class LineReader {
 
  private:
   // Adds the rejected answer of a pair. Of two conversations the common messages become the prompt.
-  // Throws InputError naming the location if the answers are equal or one has no message of its
-  // own.
+  // Throws InputError naming the location if there is no prompt, or nothing to prefer.
   void add_rejected(Example& example) const {
     const std::string &where = example.where, &name = config_.rejected;
-    const std::string& chosen = config_.completion.empty() ? config_.messages : config_.completion;
+    constexpr const char* kKey = "data.jsonl.rejected";
     Example rejected = example;
-    bool equal = false;
     if (config_.messages.empty()) {
       rejected.solution = rejected_.text(example.fields, where);
-      equal = rejected.solution == example.solution;
     } else {
-      Json::Array messages;
       const Json::Array& all = example.messages.as_array();
+      Json::Array messages = all;
       if (config_.completion.empty()) {
-        messages = messages_of(example.fields, name, where, "data.jsonl.rejected").as_array();
+        messages = messages_of(example.fields, name, where, kKey).as_array();
+        const auto equal = [](const Json& a, const Json& b) { return a.dump() == b.dump(); };
+        const auto same = std::ranges::mismatch(all, messages, equal).in1;
+        example.completion_begin = rejected.completion_begin =
+            static_cast<size_t>(same - all.begin());
+        example.split_key = rejected.split_key = Json(Json::Array(all.begin(), same)).dump();
       } else {
-        const auto end = all.begin() + static_cast<ptrdiff_t>(example.completion_begin);
-        messages.assign(all.begin(), end);
-        for (Json& m : completion_of(example.fields, name, where, "data.jsonl.rejected", false))
-          messages.push_back(std::move(m));
+        messages.resize(example.completion_begin);
+        std::ranges::move(completion_of(example.fields, name, where, kKey, false),
+                          std::back_inserter(messages));
       }
-      const auto same = std::ranges::mismatch(
-          all, messages, [](const Json& a, const Json& b) { return a.dump() == b.dump(); });
-      equal = same.in1 == all.end() && same.in2 == messages.end();
-      if (config_.completion.empty()) {
-        example.completion_begin = static_cast<size_t>(same.in1 - all.begin());
-        const auto refuse = [&](const char* what, const char* hint) {
-          throw InputError(str(where, ": ", chosen, " and ", name, what, "; hint: ", hint));
-        };
-        if (same.in1 == all.begin())
-          refuse(": share no message, which would be the prompt",
-                 "the same first messages in both");
-        if (!equal && (same.in1 == all.end() || same.in2 == messages.end()))
-          refuse(": one is the beginning of the other", "an answer at the end of both");
-        example.split_key =
-            Json(Json::Array(all.begin(), all.begin() + (same.in1 - all.begin()))).dump();
-      }
-      rejected.completion_begin = example.completion_begin;
-      rejected.split_key = example.split_key;
       rejected.prompt = Json(messages).dump();
       rejected.solution = last_assistant_text(messages);
       rejected.messages = std::move(messages);
     }
-    if (equal)
+    if (rejected.solution == example.solution &&
+        rejected.messages.dump() == example.messages.dump())
       throw InputError(str(where, ": the chosen and the rejected answer are equal, so there is ",
                            "nothing to prefer; hint: remove the line"));
+    const size_t begin = example.completion_begin;
+    if (!config_.messages.empty() && config_.completion.empty() &&
+        (begin == 0 || begin == example.messages.as_array().size() ||
+         begin == rejected.messages.as_array().size()))
+      throw InputError(str(where, ": ", config_.messages, " and ", name, ": expected the same ",
+                           "first messages, which are the prompt, and other answers after them"));
     example.rejected.push_back(std::move(rejected));
   }
   // True if a completion, by its template or field, must not be null: unless only rewards need it.
@@ -439,17 +429,12 @@ void add_files(const LineReader& reader, const std::vector<std::string>& files, 
 // own or with that of their common messages. Returns false, and changes nothing, for other lines.
 bool set_pair_format(const Json& line, JsonlConfig& config) {
   if (line.find("chosen") == nullptr || line.find("rejected") == nullptr) return false;
-  if (is_conversation(line.find("prompt"))) {
-    config.messages = "prompt";
-    config.completion = "chosen";
-    config.rejected = "rejected";
-  } else if (is_conversation(line.find("chosen"))) {
-    config.messages = "chosen";
-    config.rejected = "rejected";
-  } else {
-    config.answer = "{chosen}";
-    config.rejected = "{rejected}";
-  }
+  const bool has_prompt = is_conversation(line.find("prompt")),
+             is_chat = has_prompt || is_conversation(line.find("chosen"));
+  config.rejected = is_chat ? "rejected" : "{rejected}";
+  if (!is_chat) config.answer = "{chosen}";
+  if (is_chat) config.messages = has_prompt ? "prompt" : "chosen";
+  if (has_prompt) config.completion = "chosen";
   return true;
 }
 

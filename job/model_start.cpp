@@ -228,14 +228,7 @@ void check_equal_starts(Communicator& comm, const ModelStart& start) {
 
 // The model that a stage with a checkpoint has begun with.
 std::unique_ptr<Transformer> start_model(const StageSetup& setup, const ModelConfig& config) {
-  std::unique_ptr<Transformer> out;
-  try {
-    out = load_start(setup).model;
-  } catch (const InputError& e) {
-    throw InputError(str("preference.reference: the model that the stage began with, by which the ",
-                         "reference log-probs are computed again, cannot be read (", e.what(),
-                         "); hint: restore ", setup.config.init_from));
-  }
+  std::unique_ptr<Transformer> out = load_start(setup).model;
   return out != nullptr ? std::move(out) : new_model(setup, config);
 }
 

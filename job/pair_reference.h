@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "job/config.h"
@@ -15,7 +16,8 @@ namespace cohort {
 struct ModelStart;
 struct StageSetup;
 
-// By a checksum of the tokens and loss masks of both answers. Empty: preference.reference is none.
+// By a checksum of preference.reference and of the tokens and loss masks of both answers. Empty:
+// preference.reference is none.
 using PairReferences = std::map<double, PairReference>;
 
 // Computes them with the model of a new stage, and writes the file. A stage that is resumed reads
@@ -26,9 +28,10 @@ PairReferences pair_references(const StageSetup& setup, const ModelStart& start,
 // Reads the file of a stage. Throws InputError if it cannot be used.
 PairReferences read_pair_references(const std::string& dir, const PreferenceConfig& config);
 
-// The pair_sequences() of an example with their reference. Throws InputError if it is not known.
-ReferredPair referred_pair(const TrainConfig& config, const Dataset& data, int64_t context,
-                           const PairReferences& references, const Example& example, int64_t index);
+// That of the pair_sequences() of a pair; zeros if preference.reference is none. Throws InputError
+// if it is not known.
+PairReference reference_of(const PreferenceConfig& config, const PairReferences& references,
+                           std::span<const TokenSequence> answers);
 
 // Scores of the held-out pairs: "accuracy" and "rewards/margins" by the rewards, "val_loss". Empty
 // if nothing is held out.

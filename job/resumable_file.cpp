@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <system_error>
 
 #include "core/log.h"
 #include "sys/input_file.h"
@@ -12,8 +11,6 @@ namespace cohort {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr size_t kDigits = 16;  // digits of the checksum that begins a line of the state
 
 std::string hidden_state_path(const std::string& path) {
   const fs::path file(path);
@@ -30,10 +27,10 @@ void check_settings(const Json& recorded, const Json& wanted, const std::string&
                            "a new one"));
 }
 
-void truncate_file(const std::string& path, int64_t size) {
-  std::error_code error;
-  fs::resize_file(path, static_cast<uintmax_t>(size), error);
-  if (error) throw Error(str("cannot truncate ", path, ": ", error.message()));
+void append_to(AppendFile& file, const std::string& path, std::string_view piece) {
+  if (const std::string why = file.append(piece); !why.empty())
+    throw Error(str("cannot write ", path, ": ", why,
+                    "; hint: free space, and the same command continues the file"));
 }
 
 }  // namespace
@@ -51,74 +48,54 @@ ResumableFile::ResumableFile(const std::string& path, const ConfigFields& settin
   Json header;
   for (const auto& [key, value] : settings) header.set(key, value);
   resume(header.dump());
-  for (const auto& [file, name] : {std::pair{&records_, state_path_}, {&file_, path_}})
+  for (const auto& [file, name] : {std::pair{&lines_, state_path_}, {&file_, path_}})
     if (const std::string why = file->open(name); !why.empty())
       throw InputError(str("cannot write ", name, ": ", why));
-  if (records_sum_ == 0) append_record(parse_json(header.dump(), state_path_));
+  if (readable_size(state_path_) == 0) append_to(lines_, state_path_, header.dump() + "\n");
 }
 
 // Reads the state as far as the file has its pieces, and removes what follows in both.
 void ResumableFile::resume(const std::string& settings) {
   const int64_t size = std::max<int64_t>(0, readable_size(path_));
   const std::string text = path_exists(path_) ? read_text_file(state_path_) : "";
-  int64_t records_size = 0, in_progress = 0;  // bytes of the lines; end of a partly written piece
-  const auto damaged = [&](const std::string& path, const std::string& how) {
-    throw InputError(str(path, " ", how, "; hint: restore it, or remove ", path_, " and ",
-                         state_path_, " to begin again"));
-  };
-  for (size_t begin = 0, end = 0; (end = text.find('\n', begin)) != text.npos; begin = end + 1) {
-    const std::string line = text.substr(begin, end - begin);
-    const std::string body = line.substr(std::min(line.size(), kDigits + 1));
-    const uint64_t sum = checksum(body, records_sum_);
-    if (line != hex(sum) + " " + body) damaged(state_path_, "is damaged");
-    const Json record = parse_json(body, state_path_);
-    if (begin == 0) {
-      if (size == 0 && body != settings) break;  // a file without a byte may begin again
+  size_t lines = 0;       // bytes of the state that stay
+  int64_t piece_end = 0;  // of the first piece that the file lacks, or has in part; else the last
+  bool changed = false;
+  for (size_t end; !changed && (end = text.find('\n', lines)) != text.npos; lines = end + 1) {
+    const std::string line = text.substr(lines, end - lines);
+    const Json record = parse_json(line, state_path_);
+    if (lines == 0) {
+      if (size == 0 && line != settings) break;  // a file without a byte may begin again
       check_settings(record, parse_json(settings, state_path_), path_);
-    } else {
-      const int64_t piece_end = record.at("end").as_int();
-      if (piece_end > size) {
-        in_progress = piece_end;
-        break;
-      }
-      const std::string piece =
-          piece_end > size_ ? InputFile(path_).read(size_, piece_end) : std::string();
-      file_sum_ = checksum(piece, file_sum_);
-      if (piece_end < size_ || hex(file_sum_) != record.at("checksum").as_string())
-        damaged(path_, str("has changed since it was written, at byte ", size_, " or after it"));
-      size_ = piece_end;
-      state_ = record.at("state");
+      continue;
     }
-    records_sum_ = sum;
-    records_size = static_cast<int64_t>(end) + 1;
+    piece_end = record.at("end").as_int();
+    if (piece_end > size) break;
+    sum_ = checksum(piece_end > size_ ? InputFile(path_).read(size_, piece_end) : "", sum_);
+    changed = piece_end < size_ || hex(sum_) != record.at("checksum").as_string();
+    if (changed) break;
+    size_ = piece_end;
+    state_ = record.at("state");
   }
-  if (size > size_ && in_progress == 0)
-    damaged(path_, str("has bytes that this command has not written, from byte ", size_, " on"));
+  if (changed || size > std::max(size_, piece_end))
+    throw InputError(str(path_, " has other bytes than this command has written, at byte ", size_,
+                         " or after it; hint: restore it, or remove ", path_, " and ", state_path_,
+                         " to begin again"));
   if (size > size_)
     logging::info(path_, ": removed ", size - size_, " bytes that were written in part");
-  if (size > size_) truncate_file(path_, size_);
-  if (readable_size(state_path_) > records_size) truncate_file(state_path_, records_size);
+  if (size > size_) fs::resize_file(path_, static_cast<uintmax_t>(size_));
+  fs::resize_file(state_path_, lines);
 }
 
 void ResumableFile::append(std::string_view piece, const Json& state) {
-  const uint64_t sum = checksum(piece, file_sum_);
-  const int64_t end = size_ + static_cast<int64_t>(piece.size());
-  append_record(Json().set("end", end).set("checksum", hex(sum)).set("state", state));
-  if (const std::string why = file_.append(piece); !why.empty())
-    throw Error(str("cannot write ", path_, ": ", why,
-                    "; hint: free space, and the same command continues the file"));
-  file_sum_ = sum;
+  const uint64_t sum = checksum(piece, sum_);
+  const int64_t end = size_ + std::ssize(piece);
+  const Json record = Json().set("end", end).set("checksum", hex(sum)).set("state", state);
+  append_to(lines_, state_path_, record.dump() + "\n");
+  append_to(file_, path_, piece);
+  sum_ = sum;
   size_ = end;
   state_ = state;
-}
-
-void ResumableFile::append_record(const Json& record) {
-  const std::string body = record.dump();
-  const uint64_t sum = checksum(body, records_sum_);
-  if (const std::string why = records_.append(str(hex(sum), " ", body, "\n")); !why.empty())
-    throw Error(str("cannot write ", state_path_, ": ", why,
-                    "; hint: free space, and the same command continues ", path_));
-  records_sum_ = sum;
 }
 
 }  // namespace cohort

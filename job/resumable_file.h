@@ -1,6 +1,6 @@
 // A file of which a command appends a piece at a time, and which the same command continues after a
 // kill. Beside DIR/NAME is DIR/.NAME.state: a line with the settings of the command, and for each
-// piece, before it is written, a line with its end and its checksum.
+// piece, before it is written, a line with its end, the checksum up to there, and a state.
 #pragma once
 
 #include <cstdint>
@@ -31,15 +31,13 @@ class ResumableFile : NonCopyable {
 
  private:
   void resume(const std::string& settings);
-  void append_record(const Json& record);
 
   const std::string path_, state_path_;
   std::optional<FileLock> lock_;  // on the state
-  AppendFile file_, records_;
+  AppendFile file_, lines_;       // lines_: of the state
   Json state_;
   int64_t size_ = 0;  // bytes of the pieces
-  // Checksums, each with the one of the bytes before as its seed.
-  uint64_t file_sum_ = 0, records_sum_ = 0;
+  uint64_t sum_ = 0;  // their checksum, each with the one of the pieces before as its seed
 };
 
 }  // namespace cohort

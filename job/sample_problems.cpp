@@ -1,9 +1,8 @@
 #include "job/sample_problems.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
-#include <functional>
+#include <cstdio>
 #include <numeric>
 #include <set>
 
@@ -24,37 +23,35 @@ constexpr int64_t kAddressStep = -1;
 constexpr const char* kSum = "sum";
 constexpr const char* kChoices[] = {"all", "--best", "--pairs"};  // by SampleChoice
 
-using Condition = std::function<bool(const ScoredCompletion&)>;
+// A condition on a reward, or on the weighted sum of all.
+struct Condition {
+  size_t reward;  // the number of rewards: the sum
+  std::string op;
+  double limit;
+  bool holds(const ScoredCompletion& c) const {
+    const double value = reward < c.rewards.size() ? c.rewards[reward] : c.reward;
+    return (value == limit && op.ends_with('=')) || (value < limit && op[0] == '<') ||
+           (value > limit && op[0] == '>');
+  }
+};
 
 std::vector<Condition> parse_conditions(const std::vector<std::string>& keep,
-                                        const std::vector<std::string>& names) {
-  constexpr std::string_view kSigns = "<>=";
+                                        std::vector<std::string> names) {
+  names.emplace_back(kSum);
   std::vector<Condition> out;
-  const std::string all = join(keep, ",");
-  for (size_t from = 0, to = 0; !keep.empty() && from <= all.size(); from = to + 1) {
-    to = std::min(all.find(',', from), all.size());
-    const std::string_view text = std::string_view(all).substr(from, to - from);
-    const size_t begin = std::min(text.find_first_of(kSigns), text.size()),
-                 end = std::min(text.find_first_not_of(kSigns, begin), text.size());
-    const std::string name(trimmed(text.substr(0, begin))), op(text.substr(begin, end - begin));
-    const std::string_view number = trimmed(text.substr(end));
+  for (const std::string& text : keep) {
+    char name[128] = "", op[3] = "";
     double limit = NAN;
-    if (std::from_chars(number.data(), number.data() + number.size(), limit).ptr !=
-            number.data() + number.size() ||
-        !std::isfinite(limit) || !has_word(">= <= > < ==", op))
+    int end = 0;
+    std::sscanf(text.c_str(), " %127[^<>= ] %2[<>=] %lf %n", name, op, &limit, &end);
+    if (end != std::ssize(text) || !std::isfinite(limit) || !has_word(">= <= > < ==", op))
       throw InputError(str("--keep: '", text, "': expected NAME OP NUMBER, such as \"", names[0],
                            " >= 1\"; OP is one of >=, <=, >, < and =="));
     const auto found = std::ranges::find(names, name);
-    if (found == names.end() && name != kSum)
-      throw InputError(str("--keep: no reward is called '", name, "'; the rewards are ",
-                           join(names, ", "), ", and ", kSum, " is their weighted sum",
-                           did_you_mean(name, names)));
-    const auto position = static_cast<size_t>(found - names.begin());
-    out.push_back([op, limit, position](const ScoredCompletion& c) {
-      const double value = position < c.rewards.size() ? c.rewards[position] : c.reward;
-      return (value == limit && op.ends_with('=')) || (value < limit && op[0] == '<') ||
-             (value > limit && op[0] == '>');
-    });
+    if (found == names.end())
+      throw InputError(str("--keep: no reward is called '", name, "'; there are ",
+                           join(names, ", "), did_you_mean(name, names)));
+    out.push_back({static_cast<size_t>(found - names.begin()), op, limit});
   }
   return out;
 }
@@ -69,17 +66,13 @@ Json completion_of(const Group& group, const Trajectory& t) {
 // Makes the lines of problems, and counts.
 class LineMaker {
  public:
-  LineMaker(const SampleRequest& request, const TrainConfig& config, const Tokenizer& tokenizer,
-            int64_t context, const std::vector<std::string>& names)
+  LineMaker(const SampleRequest& request, const DataConfig& data,
+            const std::vector<std::string>& names)
       : request_(request),
-        data_(config.data),
-        tokenizer_(tokenizer),
-        context_(context),
+        data_(data),
         names_(names),
         conditions_(parse_conditions(request.keep, names)) {
-    if (data_.is_chat()) teacher_.emplace(data_, tokenizer, ChatRenderer::Purpose::kTeach);
-    for (const char* name :
-         {"problems", "completions", "kept", "solved", "failed", "truncated", "other_tokens"})
+    for (const char* name : {"problems", "completions", "kept", "solved", "failed", "truncated"})
       counts_.set(name, 0);
   }
 
@@ -91,7 +84,7 @@ class LineMaker {
     std::vector<const ScoredCompletion*> scored = scored_of(group), kept;
     std::set<std::string> texts;
     for (const ScoredCompletion* c : scored)
-      if (std::ranges::all_of(conditions_, [&](const Condition& holds) { return holds(*c); }) &&
+      if (std::ranges::all_of(conditions_, [&](const Condition& each) { return each.holds(*c); }) &&
           (texts.insert(completion_of(group, *c).dump()).second || !request_.distinct))
         kept.push_back(c);
     if (kept.empty()) return "";
@@ -111,7 +104,6 @@ class LineMaker {
       if (pairs) line.set("rejected", rejected).set("rejected_rewards", rewards_of(worst));
       out += line.dump() + "\n";
       add("kept", 1);
-      add("other_tokens", teaches(group, *c) ? 0 : 1);
     }
     return out;
   }
@@ -130,17 +122,12 @@ class LineMaker {
   std::vector<const ScoredCompletion*> scored_of(const Group& group) {
     std::vector<const ScoredCompletion*> out;
     for (const ScoredCompletion& c : group.completions) {
-      std::string error = c.error;
-      if (error.empty() && !c.truncated() && !std::isnan(c.reward)) try {
-          teaches(group, c);
-          out.push_back(&c);
-        } catch (const InputError& e) {
-          error = str("its text cannot be taught: ", e.what());
-        }
+      const bool failed = !c.error.empty(), truncated = !failed && c.truncated();
+      if (!failed && !truncated && !std::isnan(c.reward)) out.push_back(&c);
       add("completions", 1);
-      add("failed", error.empty() ? 0 : 1);
-      add("truncated", error.empty() && c.truncated() ? 1 : 0);
-      if (first_error_.empty()) first_error_ = error;
+      add("failed", failed);
+      add("truncated", truncated);
+      if (first_error_.empty()) first_error_ = c.error;
     }
     return out;
   }
@@ -154,51 +141,26 @@ class LineMaker {
   // The prompt with what its template needs, and the completion as the field `name`.
   Json line_of(const Group& group, const ScoredCompletion& c, const char* name) const {
     const Example& example = group.example;
-    const Json completion = completion_of(group, c);
-    if (!teacher_) return Json().set("prompt", example.prompt).set(name, completion);
-    Json line = Json().set("prompt", example.conversation).set(name, completion), others;
-    Json variables = parse_template_kwargs(data_.chat_template_kwargs, "data.chat_template_kwargs");
-    if (!data_.tools.is_null()) variables.set("tools", data_.tools);
-    if (!example.template_variables.is_null())
-      for (const auto& [key, value] : example.template_variables.as_object())
-        variables.set(key, value);
-    if (!variables.is_null())
-      for (const auto& [key, value] : variables.as_object())
-        (key == "tools" ? line : others).set(key, value);
+    const bool is_text = example.conversation.is_null();
+    Json line = Json()
+                    .set("prompt", is_text ? Json(example.prompt) : example.conversation)
+                    .set(name, completion_of(group, c));
+    if (is_text) return line;
+    Json others;
+    if (!data_.tools.is_null()) line.set("tools", data_.tools);
+    for (const Json& variables :
+         {parse_template_kwargs(data_.chat_template_kwargs, "data.chat_template_kwargs"),
+          example.template_variables})
+      if (!variables.is_null())
+        for (const auto& [key, value] : variables.as_object())
+          (key == "tools" ? line : others).set(key, value);
     return others.is_null() ? line : line.set("chat_template_kwargs", others);
-  }
-
-  // True if training on the line of a completion teaches all tokens that were sampled, after those
-  // that they followed. Throws InputError if the line cannot be read.
-  bool teaches(const Group& group, const ScoredCompletion& c) const {
-    const Json line = parse_json(line_of(group, c, "completion").dump(), "its line");
-    const Json &prompt = line.at("prompt"), &completion = line.at("completion");
-    Example example{.fields = line};
-    if (teacher_) {
-      Json::Array messages = prompt.as_array();
-      example.completion_begin = messages.size();
-      for (const Json& message : completion.as_array()) messages.push_back(message);
-      example.messages = std::move(messages);
-      teacher_->render(example);
-    } else {
-      example.prompt = prompt.as_string();
-      example.solution = completion.as_string();
-    }
-    const TokenSequence taught =
-        supervised_sequence(example, tokenizer_, context_, TooLong::kTruncate);
-    if (taught.tokens.size() < c.tokens.size()) return false;
-    for (size_t i = 0; i < c.tokens.size(); ++i)
-      if (taught.tokens[i] != c.tokens[i] || taught.loss_mask[i] < c.loss_mask[i]) return false;
-    return true;
   }
 
   const SampleRequest& request_;
   const DataConfig& data_;
-  const Tokenizer& tokenizer_;
-  const int64_t context_;
   const std::vector<std::string>& names_;
   const std::vector<Condition> conditions_;
-  std::optional<ChatRenderer> teacher_;  // none: problems are texts
   Json counts_;
   std::string first_error_;
 };
@@ -219,33 +181,25 @@ ConfigFields settings_of(const TrainConfig& config, const LoadedModel& loaded,
   for (const Example& e : set.problems) problems = checksum(e.answer, checksum(e.prompt, problems));
   ConfigFields out = {{"model", hex(model)},
                       {"problems", hex(problems)},
-                      {"seed", str(config.seed)},
-                      {"dtype", dtype_name(config.dtype)},
                       {"device", config.device.substr(0, config.device.find(':'))},
                       {"--num", str(request.num)},
                       {"--keep", join(request.keep, ",")},
                       {"--most", str(request.most)},
                       {"--distinct", str(request.distinct)},
-                      {"choice", kChoices[static_cast<int>(request.choice)]},
-                      {"data.chat_template_kwargs", config.data.chat_template_kwargs}};
-  const auto add = [&](const std::string& prefix, const ConfigFields& fields) {
-    for (const auto& [key, value] : fields) out.emplace_back(prefix + key, value);
-  };
-  add("", config_fields(sampling));
-  for (size_t i = 0; i < config.rewards.size(); ++i)
-    add(str("rewards.", i, "."), config_fields(config.rewards[i]));
-  add("environment.", config_fields(config.environment));
+                      {"choice", kChoices[static_cast<int>(request.choice)]}};
+  for (const auto& field : config_fields(sampling)) out.push_back(field);
+  for (const auto& field : config_fields(config))
+    if (field.first.starts_with("rewards") || field.first.starts_with("environment.") ||
+        has_word("seed dtype data.chat_template_kwargs", field.first))
+      out.push_back(field);
   return out;
 }
 
 void check_request(const TrainConfig& config, const SampleRequest& request) {
-  const JsonlConfig& jsonl = config.data.jsonl;
   if (config.rewards.empty())
     throw InputError(
         "rewards: there are none to score completions by; hint: --rewards CONFIG.yaml, such as the "
         "file of a grpo run");
-  if (jsonl.messages.empty() && jsonl.prompt.empty())
-    throw InputError("data.jsonl.prompt: it is empty; hint: data.jsonl.prompt='{prompt}'");
   if (config.environment.is_set() && !config.data.is_chat())
     throw InputError(
         "environment: lines of texts cannot have observations; hint: data.chat=true, which makes "
@@ -290,7 +244,7 @@ Json sample_problems(const RunPlan& plan, const LoadedModel& loaded, const Sampl
   check_request(config, request);
   const RewardSet rewards(config.rewards,
                           config.data.task.empty() ? nullptr : &find_task(config.data.task));
-  LineMaker maker(request, config, tokenizer, model.context, rewards.names());
+  LineMaker maker(request, config.data, rewards.names());
   Dataset data{.tokenizer = make_tokenizer(tokenizer.files(), loaded.checkpoint)};
   const EvalSet set = with_path("--problems", [&] {
     return load_eval_set(
@@ -315,7 +269,7 @@ Json sample_problems(const RunPlan& plan, const LoadedModel& loaded, const Sampl
         {.seed = static_cast<uint64_t>(config.seed), .step = kAddressStep}, begin, request.num);
     check_failures(groups, maker.count("failed") < maker.count("completions"), request.output);
     for (const Group& group : groups) {
-      const std::string lines = maker.lines_of(group);
+      const std::string lines = maker.lines_of(group);  // counts them
       output.append(lines, maker.counts());
     }
     logging::info("problems: ", begin + size, " of ", problems.size(), ", ", maker.count("kept"),

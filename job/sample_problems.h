@@ -23,8 +23,8 @@ struct SampleRequest {
   std::string problems;  // a file like data.jsonl.path
   std::string output;    // a ResumableFile
   int64_t num = 1;       // completions sampled per problem
-  // Conditions "NAME OP NUMBER", joined by commas, on a reward or on "sum", their weighted sum. A
-  // completion is kept if all hold. A reward that does not apply fulfils none.
+  // Conditions "NAME OP NUMBER" on a reward, or on "sum", their weighted sum. A completion is kept
+  // if all hold. A reward that does not apply fulfils none.
   std::vector<std::string> keep;
   int64_t most = 0;       // completions kept per problem at most, the first ones; 0: all
   bool distinct = false;  // keeps only the first of equal completions of a problem
@@ -38,9 +38,8 @@ struct SampleRequest {
 // training would teach an end that the model has not sampled.
 //
 // Returns the numbers of "problems", of their "completions", of those "kept" (or pairs), of
-// problems "solved" by a completion that fulfils the conditions, of completions "failed" (the
-// environment or a reward has failed, or the text cannot be read again), "truncated", and kept with
-// a text that is encoded as "other_tokens" than were sampled. Throws InputError naming the flag or
+// problems "solved" by a completion that fulfils the conditions, and of completions that are
+// "truncated" or "failed": the environment or a reward has. Throws InputError naming the flag or
 // the line, and Error if nothing can be scored or written.
 Json sample_problems(const RunPlan& plan, const LoadedModel& loaded, const SampleRequest& request);
 

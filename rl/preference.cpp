@@ -50,13 +50,14 @@ void PreferenceConfig::validate(bool has_adapters) const {
 std::vector<std::string> PreferenceConfig::warnings() const {
   std::vector<std::string> out;
   const bool smooth = loss == PreferenceLoss::kSigmoid || loss == PreferenceLoss::kRobust;
-  const auto unused = [&](bool given, const char* key, const char* reason) {
-    if (given) out.push_back(str("preference.", key, ": ", reason, "; hint: leave it out"));
-  };
-  unused(label_smoothing > 0 && !smooth, "label_smoothing", "does nothing with loss hinge and ipo");
-  unused(length_normalized && loss == PreferenceLoss::kIpo, "length_normalized",
-         "does nothing with loss ipo, which takes means over tokens anyway");
-  unused(margin > 0 && loss == PreferenceLoss::kIpo, "margin", "does nothing with loss ipo");
+  const bool ipo = loss == PreferenceLoss::kIpo;
+  for (const auto& [given, text] :
+       {std::pair(label_smoothing > 0 && !smooth,
+                  "label_smoothing: does nothing with loss hinge and ipo"),
+        {length_normalized && ipo,
+         "length_normalized: does nothing with loss ipo, which takes means over tokens anyway"},
+        {margin > 0 && ipo, "margin: does nothing with loss ipo"}})
+    if (given) out.push_back(str("preference.", text, "; hint: leave it out"));
   if (loss == PreferenceLoss::kRobust && label_smoothing == 0)
     out.push_back(
         "preference.loss: robust is sigmoid at label_smoothing 0; hint: "

@@ -16,7 +16,6 @@
 // length-normalized, sigmoid is SimPO (Meng et al. 2024, arXiv 2405.14734).
 #pragma once
 
-#include <array>
 #include <span>
 #include <string>
 #include <vector>
@@ -91,12 +90,6 @@ PairTerms pair_terms(const PreferenceConfig& config, const AnswerLogProbs& chose
 struct PairReference {
   double chosen = 0, rejected = 0;
 };
-// The training sequences of a pair, the chosen answer's first.
-struct ReferredPair {
-  std::array<TokenSequence, 2> answers;
-  PairReference reference = {};
-};
-
 // Sums over pairs, in f64 and in their order.
 struct PairSums {
   double pairs = 0, excess = 0, chosen_rewards = 0, rejected_rewards = 0, accurate = 0;

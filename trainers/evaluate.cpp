@@ -235,8 +235,15 @@ bool sum_losses(const Scoring& scoring, std::span<const TokenSequence> sequences
 
 // By sequence, on every rank.
 struct SequenceScores {
-  std::vector<double> losses, right;
-  double targets = 0;  // their number
+  std::vector<double> losses, right, targets;  // targets: their number
+  // Means over the targets; NaN: there are none.
+  double loss() const { return sum(losses) / sum(targets); }
+  double accuracy() const { return sum(right) / sum(targets); }
+
+ private:
+  static double sum(const std::vector<double>& values) {
+    return std::accumulate(values.begin(), values.end(), 0.0);
+  }
 };
 
 // Scores of `count` groups of `size` sequences, which make(i, out) makes. Where memory runs out,
@@ -246,8 +253,8 @@ SequenceScores score_sequences(const Scoring& scoring, int64_t count, int64_t si
                                const MakeSequences& make, Accuracy accuracy, Communicator& comm) {
   const RankShard shard = shard_of(count, comm.rank(), comm.size());
   // Nonzero on one rank only, so sums over the ranks are exact.
-  SequenceScores out{.losses = std::vector<double>(static_cast<size_t>(count * size), 0)};
-  out.right = out.losses;
+  SequenceScores out;
+  out.losses = out.right = out.targets = std::vector<double>(static_cast<size_t>(count * size));
   int64_t micro_batch_tokens = scoring.micro_batch_tokens;
   bool stopped = false;
   // A part at a time, of which images may take much memory.
@@ -259,7 +266,8 @@ SequenceScores score_sequences(const Scoring& scoring, int64_t count, int64_t si
       make(begin + i,
            std::span(sequences).subspan(static_cast<size_t>(i * size), static_cast<size_t>(size)));
     });
-    for (const TokenSequence& s : sequences) out.targets += static_cast<double>(s.num_targets());
+    std::ranges::transform(sequences, out.targets.begin() + begin * size,
+                           [](const auto& s) { return static_cast<double>(s.num_targets()); });
     for (;; micro_batch_tokens /= 2) try {
         stopped = !sum_losses(scoring, sequences, micro_batch_tokens, accuracy,
                               out.losses.data() + begin * size, out.right.data() + begin * size);
@@ -270,30 +278,17 @@ SequenceScores score_sequences(const Scoring& scoring, int64_t count, int64_t si
       }
   }
   check_stopped(comm, stopped);
-  reduce_in_place(comm, {&out.targets});
-  for (auto* values : {&out.losses, &out.right}) *values = reduce_over_ranks(comm, *values);
+  for (auto* values : {&out.losses, &out.right, &out.targets})
+    *values = reduce_over_ranks(comm, *values);
   return out;
 }
 
-struct TargetScores {
-  double loss = std::nan(""), accuracy = loss;  // means over the targets; NaN: there are none
-  std::vector<double> right;                    // number of right targets of each sequence
-};
-TargetScores score_targets(const Scoring& scoring, int64_t count,
-                           const std::function<TokenSequence(int64_t)>& sequence, Accuracy accuracy,
-                           Communicator& comm) {
-  SequenceScores scores = score_sequences(
+SequenceScores score_each(const Scoring& scoring, int64_t count,
+                          const std::function<TokenSequence(int64_t)>& sequence, Accuracy accuracy,
+                          Communicator& comm) {
+  return score_sequences(
       scoring, count, 1, [&](int64_t i, std::span<TokenSequence> out) { out[0] = sequence(i); },
       accuracy, comm);
-  const auto mean = [&](const std::vector<double>& values) {
-    return scores.targets > 0 ? std::accumulate(values.begin(), values.end(), 0.0) / scores.targets
-                              : std::nan("");
-  };
-  TargetScores out{.loss = mean(scores.losses)};
-  if (accuracy == Accuracy::kNo) return out;
-  out.accuracy = mean(scores.right);
-  out.right = std::move(scores.right);
-  return out;
 }
 
 // The number of windows of `length` of `total` tokens that are evaluated, of at most `max_tokens`
@@ -372,11 +367,11 @@ double held_out_loss(const ProblemEvaluation& evaluation, Communicator& comm) {
                                evaluation.engine.model().config().context,
                                evaluation.config.data.too_long);
   };
-  return score_targets({.model = evaluation.engine.model(),
-                        .micro_batch_tokens = evaluation.config.batch.micro_batch(),
-                        .stop = evaluation.stop},
-                       std::ssize(problems), sequence, Accuracy::kNo, comm)
-      .loss;
+  return score_each({.model = evaluation.engine.model(),
+                     .micro_batch_tokens = evaluation.config.batch.micro_batch(),
+                     .stop = evaluation.stop},
+                    std::ssize(problems), sequence, Accuracy::kNo, comm)
+      .loss();
 }
 
 ProblemScores evaluate_problems(const ProblemEvaluation& evaluation, Communicator& comm) {
@@ -483,28 +478,18 @@ double evaluate_text(const Transformer& model, const TokenStream& tokens, int64_
                          .loss_mask = std::vector<uint8_t>(static_cast<size_t>(n), 1)};
   };
   const Scoring scoring{.model = model, .micro_batch_tokens = micro_batch_tokens, .stop = stop};
-  return score_targets(scoring, windows.count, window, Accuracy::kNo, comm).loss;
+  return score_each(scoring, windows.count, window, Accuracy::kNo, comm).loss();
 }
 
 std::vector<AnswerLogProbs> pair_log_probs(const Scoring& scoring, int64_t count,
-                                           const std::function<ReferredPair(int64_t)>& pair,
-                                           Communicator& comm) {
-  std::vector<AnswerLogProbs> out(static_cast<size_t>(2 * count));
-  const auto make = [&](int64_t i, std::span<TokenSequence> sequences) {
-    ReferredPair made = pair(i);
-    const auto answers = std::span(out).subspan(2 * static_cast<size_t>(i), 2);
-    answers[0].reference = made.reference.chosen;
-    answers[1].reference = made.reference.rejected;
-    for (size_t k = 0; k < 2; ++k)
-      answers[k].tokens = static_cast<double>(made.answers[k].num_targets());
-    std::ranges::move(made.answers, sequences.begin());
-  };
-  const SequenceScores scores = score_sequences(scoring, count, 2, make, Accuracy::kNo, comm);
-  std::vector<double*> numbers;
-  for (AnswerLogProbs& answer : out)
-    numbers.insert(numbers.end(), {&answer.reference, &answer.tokens});
-  reduce_in_place(comm, numbers);
-  for (size_t i = 0; i < out.size(); ++i) out[i].policy = -scores.losses[i];
+                                           const GetPair& pair, Communicator& comm) {
+  const SequenceScores scores = score_sequences(
+      scoring, count, 2,
+      [&](int64_t i, std::span<TokenSequence> out) { std::ranges::move(pair(i), out.begin()); },
+      Accuracy::kNo, comm);
+  std::vector<AnswerLogProbs> out;
+  for (size_t i = 0; i < scores.losses.size(); ++i)
+    out.push_back({.policy = -scores.losses[i], .tokens = scores.targets[i]});
   return out;
 }
 
@@ -518,10 +503,10 @@ Metrics evaluate_targets(const TargetEvaluation& evaluation, Communicator& comm)
                                        micro_batch_tokens, comm, stop)}};
   }
   const auto score = [&](int64_t count, const std::function<TokenSequence(int64_t)>& sequence) {
-    return score_targets({.model = model, .micro_batch_tokens = micro_batch_tokens, .stop = stop},
-                         count, sequence, Accuracy::kYes, comm);
+    return score_each({.model = model, .micro_batch_tokens = micro_batch_tokens, .stop = stop},
+                      count, sequence, Accuracy::kYes, comm);
   };
-  TargetScores scores;
+  SequenceScores scores;
   if (classes) {
     const ClassReader reader(
         {*data.tokenizer, c.labels, c.context, c.image_size, c.channels, c.token_types},
@@ -541,11 +526,11 @@ Metrics evaluate_targets(const TargetEvaluation& evaluation, Communicator& comm)
                              *data.tokenizer, mask, -1, i);
     });
   }
-  if (std::isnan(scores.loss)) return {};
+  if (std::isnan(scores.loss())) return {};
   Metrics out;
-  out.add("accuracy", scores.accuracy);
+  out.add("accuracy", scores.accuracy());
   if (classes) out.add("accuracy_stderr", mean_score(scores.right).error);
-  out.add("val_loss", scores.loss);
+  out.add("val_loss", scores.loss());
   return out;
 }
 

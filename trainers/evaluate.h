@@ -2,6 +2,7 @@
 // of them get the scores, bitwise equal to those of a single rank.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <functional>
@@ -219,12 +220,12 @@ struct Scoring {
   int64_t micro_batch_tokens = kMicroBatchTokens;
   const std::atomic<bool>* stop = nullptr;  // becomes true to end with EvaluationStopped
 };
-// (dpo) The log-probs of `count` pairs' chosen and rejected answers in turn, on every rank: sums in
-// f64, with the same bits for any micro batches and ranks. pair(i) gives pair i, on the rank that
-// scores it, from any thread.
+// (dpo) The policy's log-probs of `count` pairs' chosen and rejected answers in turn, on every rank:
+// sums in f64, with the same bits for any micro batches and ranks. pair(i) gives the
+// pair_sequences() of pair i, on the rank that scores it, from any thread.
+using GetPair = std::function<std::array<TokenSequence, 2>(int64_t i)>;
 std::vector<AnswerLogProbs> pair_log_probs(const Scoring& scoring, int64_t count,
-                                           const std::function<ReferredPair(int64_t)>& pair,
-                                           Communicator& comm);
+                                           const GetPair& pair, Communicator& comm);
 
 // Mean next-token loss over a token stream in consecutive windows of the model's context. Of a
 // stream longer than max_tokens (0: no limit), that many tokens in evenly spaced windows; NaN for

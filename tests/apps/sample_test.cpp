@@ -133,8 +133,8 @@ TEST_F(SampleCommand, RefusesBadInput) {
     EXPECT_FALSE(fs::exists(dir_.path("out.jsonl")));
     EXPECT_FALSE(fs::exists(dir_.path(".out.jsonl.state")));
   };
-  refuses({"--keep", "math >= 1"}, {"--keep: no reward is called 'math'; the rewards are format, "
-                                    "task, and sum is their weighted sum"});
+  refuses({"--keep", "math >= 1"}, {"--keep: no reward is called 'math'; there are format, "
+                                    "task, sum"});
   refuses({"--best", "--pairs"}, {"--best excludes --pairs"});
   refuses({"--most", "0"}, {"--most"});
   refuses({"--bset"}, {"did you mean '--best'?"});

@@ -196,21 +196,21 @@ TEST_F(SampledProblems, KeepByConditionsOnNamesAndOnTheSum) {
   };
   expect({"format>=1"}, [](double f, double) { return f >= 1; });
   expect({" format < 1 "}, [](double f, double) { return f < 1; });
-  expect({"format == 0, sum <= 0"}, [](double f, double s) { return f == 0 && s <= 0; });
+  expect({"format == 0", "sum <= 0"}, [](double f, double s) { return f == 0 && s <= 0; });
   expect({"sum > 0", "format > 0.5"}, [](double f, double s) { return s > 0 && f > 0.5; });
   expect({"sum > -1e9"}, [](double, double) { return true; });
   for (const auto& [keep, why] :
        {std::pair("formt >= 1",
-                  "--keep: no reward is called 'formt'; the rewards are format, task, and sum is "
-                  "their weighted sum; did you mean 'format'?"),
+                  "--keep: no reward is called 'formt'; there are format, task, sum; did you mean "
+                  "'format'?"),
         {"format", "--keep: 'format': expected NAME OP NUMBER, such as \"format >= 1\""},
         {"format => 1", "expected NAME OP NUMBER"},
         {"format = 1", "expected NAME OP NUMBER"},
         {"format >= ", "expected NAME OP NUMBER"},
         {"format >= 1x", "expected NAME OP NUMBER"},
         {"format >= nan", "expected NAME OP NUMBER"},
-        {"format >= 1,", "--keep: '': expected NAME OP NUMBER"},
-        {">= 1", "no reward is called ''"},
+        {"format >= 1,", "expected NAME OP NUMBER"},
+        {">= 1", "expected NAME OP NUMBER"},
         {"", "expected NAME OP NUMBER"}})
     EXPECT_THROW_WITH(sample({.num = 8, .keep = {keep}}), InputError, why);
 }
@@ -281,7 +281,6 @@ TEST_F(SampledProblems, ContinueOnlyTheSameCommand) {
 TEST_F(SampledProblems, TextsTeachExactlyWhatWasSampled) {
   train_on_texts();
   const Sampled sampled = sample({.num = 16});
-  EXPECT_EQ(sampled.counts.at("other_tokens").as_int(), 0);
   const std::vector<TokenSequence> lines = taught(sampled.text);
   size_t next = 0;
   for (const Trajectory& t : trajectories(16)) {
@@ -311,7 +310,6 @@ TEST_F(SampledProblems, ConversationsTeachExactlyWhatWasSampled) {
     ++next;
   }
   EXPECT_EQ(next, lines.size());
-  EXPECT_EQ(sampled.counts.at("other_tokens").as_int(), others);
   EXPECT_GT(static_cast<int64_t>(next) - others, 10);
   // The system message of the run is part of the prompt, and so are the tools of the line.
   const Json& line = sampled.lines[0];
@@ -349,7 +347,6 @@ TEST_F(SampledProblems, DialoguesTeachEveryTurn) {
   const ExpectLog warning(" completions have no score and are not kept; the first: environment: ");
   const Sampled sampled = sample({.num = 30}, keys);
   EXPECT_GT(sampled.counts.at("failed").as_int(), 10);
-  EXPECT_EQ(sampled.counts.at("other_tokens").as_int(), 0);
   ASSERT_GT(sampled.lines.size(), 20u);
   for (const Json& line : sampled.lines) {
     const Json::Array& turns = line.at("completion").as_array();

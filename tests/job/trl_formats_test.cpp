@@ -416,9 +416,9 @@ TEST_F(TrlFormats, LinesThatAreNoPairsAreNamed) {
   refused(R"({"chosen": )" + good + R"(, "rejected": )" + good + "}",
           "lines.jsonl:1: the chosen and the rejected answer are equal");
   refused(R"({"chosen": )" + good + R"(, "rejected": )" + asked + "}",
-          "lines.jsonl:1: chosen and rejected: one is the beginning of the other");
+          "lines.jsonl:1: chosen and rejected: expected the same first messages");
   refused(R"({"chosen": )" + good + R"(, "rejected": [)" + kWorse + "]}",
-          "lines.jsonl:1: chosen and rejected: share no message");
+          "lines.jsonl:1: chosen and rejected: expected the same first messages");
   refused(R"({"chosen": )" + good + R"(, "rejected": "11"})",
           "lines.jsonl:1: rejected: expected a list of {role, content}");
   refused(R"({"prompt": )" + asked + R"(, "chosen": "2", "rejected": "2"})",
