@@ -227,9 +227,14 @@ class ContextCheck {
   void measure_pair(const Example& example, Measured& out) const {
     const std::vector<int32_t> chosen = supervised_tokens(example, fit_.tokenizer),
                                rejected = supervised_tokens(example.rejected.at(0), fit_.tokenizer);
-    if (chosen == rejected)
-      throw InputError("the chosen and the rejected answer have the same tokens; hint: remove it");
     const int64_t most = fit_.context + 1, a = std::ssize(chosen), b = std::ssize(rejected);
+    const auto used = [&](const std::vector<int32_t>& tokens) {
+      return std::span(tokens).first(truncates() ? std::min<size_t>(tokens.size(), most)
+                                                 : tokens.size());
+    };
+    if (std::ranges::equal(used(chosen), used(rejected)))
+      throw InputError(str("the chosen and the rejected answer have the same tokens",
+                           chosen == rejected ? "" : " in the context", "; hint: remove it"));
     out.sequence = std::max(a, b);
     out.solution = out.sequence - out.prompt;
     out.pair = std::min(a, most) + std::min(b, most) - std::min(out.prompt, most);

@@ -36,8 +36,10 @@ std::string foreign_hint(const Json& line) {
     return str("; hint: the fields are Alpaca's: jsonl: {prompt: \"{instruction}",
                given("input") ? "\\n{input}" : "", "\", answer: \"{output}\"}");
   if (given("chosen") && given("rejected"))
-    return "; hint: trainer=dpo learns from both answers, data.jsonl.answer='{chosen}' teaches the "
-           "chosen ones alone";
+    return "; hint: trainer=dpo learns from both answers, and finds the format without "
+           "data.jsonl.prompt, answer and rejected; data.jsonl.answer='{chosen}' teaches the "
+           "chosen "
+           "ones alone";
   return "";
 }
 
@@ -76,6 +78,7 @@ class Template : public FieldTemplate {
               return did_you_mean(field, present, list + fill);
             }) {}
 
+  const char* key() const { return key_; }
   // render() of a text that there must be. Throws InputError for a field that is null or a list of
   // messages.
   std::string text(const Json& fields, const std::string& where) const {
@@ -106,12 +109,15 @@ class Template : public FieldTemplate {
       if (piece.field.empty()) continue;
       const Json& value = value_of(piece.field, fields, where);
       if (value.is_null()) null = piece.field;
-      if (is_conversation(&value))
-        throw InputError(str(where, ": data.jsonl.", key_, ": the field '", piece.field,
-                             "' is a list of messages, which a text template cannot render; hint: "
-                             "name the conversation by data.jsonl.messages: ",
-                             key_ == std::string_view("prompt") ? piece.field : "FIELD",
-                             " in place of data.jsonl.", key_));
+      if (!is_conversation(&value) && value.find_text("role") == nullptr) continue;
+      const std::string foreign = foreign_hint(fields);
+      throw InputError(str(where, ": data.jsonl.", key_, ": the field '", piece.field,
+                           "' is a list of messages, which a text template cannot render",
+                           !foreign.empty()
+                               ? foreign
+                               : str("; hint: name the conversation by data.jsonl.messages: ",
+                                     key_ == std::string_view("prompt") ? piece.field : "FIELD",
+                                     " in place of data.jsonl.", key_)));
     }
     return null;
   }
@@ -221,6 +227,13 @@ class LineReader {
   }
 
  private:
+  // The answer of a pair. Throws InputError for a list of several, and for none.
+  static std::string one_text(const Template& of, const Example& example) {
+    const std::vector<std::string> texts = of.answers(example.fields, example.where);
+    if (texts.size() == 1) return texts[0];
+    throw InputError(str(example.where, ": data.jsonl.", of.key(), ": expected one answer, got ",
+                         texts.size(), "; hint: complete or remove the line"));
+  }
   // Adds the rejected answer of a pair. Of two conversations the common messages become the prompt.
   // Throws InputError naming the location if there is no prompt, or nothing to prefer.
   void add_rejected(Example& example) const {
@@ -228,7 +241,8 @@ class LineReader {
     constexpr const char* kKey = "data.jsonl.rejected";
     Example rejected = example;
     if (config_.messages.empty()) {
-      rejected.solution = rejected_.text(example.fields, where);
+      example.solution = one_text(config_.solution.empty() ? answer_ : solution_, example);
+      rejected.solution = one_text(rejected_, example);
     } else {
       const Json::Array& all = example.messages.as_array();
       Json::Array messages = all;

@@ -41,7 +41,7 @@ ModelScores scores_without_completions(const TrainConfig& config, const LoadedMo
   log_data_usage(config, data, lengths);
   const auto alone = make_single_communicator();
   const auto score_pairs = [&] {
-    const std::string stage = fs::path(loaded.checkpoint).parent_path().parent_path().string();
+    const std::string stage = fs::canonical(loaded.checkpoint).parent_path().parent_path().string();
     return evaluate_pairs(
         config, data,
         {.model = *loaded.model, .micro_batch_tokens = config.batch.micro_batch(), .stop = stop},

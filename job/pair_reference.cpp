@@ -103,15 +103,16 @@ PairReferences pair_references(const StageSetup& setup, const ModelStart& start,
   PairReferences out;
   std::unique_ptr<Transformer> earlier;
   if (!start.checkpoint.empty()) {
-    std::string problem = first_text(setup.comm, read(setup.dir, out));
-    if (problem.empty() &&
-        !std::ranges::all_of(sums, [&](double sum) { return out.contains(sum); }))
-      problem = "lacks pairs that are needed now";
-    if (problem.empty()) return out;
+    if (const std::string problem = first_text(setup.comm, read(setup.dir, out)); !problem.empty())
+      throw InputError(str(file_of(setup.dir), " ", problem,
+                           "; hint: restore it, because the loss is relative to log-probs at the "
+                           "start of the stage, or start a run with init_from=",
+                           start.checkpoint));
+    if (std::ranges::all_of(sums, [&](double sum) { return out.contains(sum); })) return out;
     if (setup.is_main())
-      logging::warn(file_of(setup.dir), " ", problem,
-                    ": the reference log-probs are computed again, with the model that the stage "
-                    "began with");
+      logging::info(file_of(setup.dir),
+                    " lacks pairs that are needed now: the reference log-probs are computed again, "
+                    "with the model that the stage began with");
     earlier = load_start();
   }
   begin_activity("computing reference log-probs");
@@ -121,9 +122,15 @@ PairReferences pair_references(const StageSetup& setup, const ModelStart& start,
                       .adapters = base ? Adapters::kOff : Adapters::kOn,
                       .micro_batch_tokens = setup.config.batch.micro_batch()},
                      count, pair, setup.comm);
-  out.clear();
-  for (size_t i = 0; i < sums.size(); ++i)
-    out[sums[i]] = {answers[2 * i].policy, answers[2 * i + 1].policy};
+  for (size_t i = 0; i < sums.size(); ++i) {
+    const PairReference now{answers[2 * i].policy, answers[2 * i + 1].policy};
+    const auto& [at, is_new] = out.emplace(sums[i], now);
+    if (!is_new && earlier != nullptr && at->second != now)
+      throw InputError(str(file_of(setup.dir), " has other reference log-probs than ",
+                           setup.config.init_from,
+                           " gives: the model that the stage began with has changed; hint: restore "
+                           "it, or train no further than the pairs of the file"));
+  }
   if (setup.is_main()) write(setup.dir, out);
   setup.comm.barrier();
   return out;

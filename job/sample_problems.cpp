@@ -204,6 +204,8 @@ void check_request(const TrainConfig& config, const SampleRequest& request) {
     throw InputError(
         "environment: lines of texts cannot have observations; hint: data.chat=true, which makes "
         "problems conversations");
+  if (request.choice == SampleChoice::kPairs && request.num < 2)
+    throw InputError("--pairs: a pair needs two completions; hint: --num 8");
   if (config.sampling.temperature == 0 && request.num > 1)
     throw InputError(
         "temperature: 0 makes all completions of a problem equal; hint: temperature=1, or --num 1");
@@ -223,16 +225,8 @@ std::vector<Group> sample_and_score(const Sampler& sampler, const RewardSet& rew
   return group_completions(prompts, std::move(completions), scores);
 }
 
-// Throws Error if all completions of some problems have failed, or all so far.
-void check_failures(std::span<const Group> groups, bool any_before, const std::string& output) {
-  for (const Group& group : groups)
-    for (const ScoredCompletion& c : group.completions)
-      if (c.error.empty() || (groups.size() == 1 && any_before)) return;
-  throw Error(str("none of the completions of problems ", groups.front().index + 1, " to ",
-                  groups.back().index + 1,
-                  " has a score; the first: ", groups[0].completions[0].error,
-                  "; hint: remove the cause, and the same command continues ", output));
-}
+// The problems in a row of which all completions may fail, in one call.
+constexpr int64_t kMostFailures = 2;
 
 }  // namespace
 
@@ -261,23 +255,32 @@ Json sample_problems(const RunPlan& plan, const LoadedModel& loaded, const Sampl
   ResumableFile output(request.output, settings_of(config, loaded, sampling, set, request));
   if (!output.state().is_null()) maker.restore(output.state());
   const std::span problems(set.problems);
+  int64_t failures = 0;  // in a row
   while (maker.count("problems") < std::ssize(problems)) {
     const int64_t begin = maker.count("problems"),
                   size = std::min(config.batch.prompts_per_step, std::ssize(problems) - begin);
     const std::vector<Group> groups = sample_and_score(
         sampler, rewards, problems.subspan(static_cast<size_t>(begin), static_cast<size_t>(size)),
         {.seed = static_cast<uint64_t>(config.seed), .step = kAddressStep}, begin, request.num);
-    check_failures(groups, maker.count("failed") < maker.count("completions"), request.output);
     for (const Group& group : groups) {
+      const bool failed =
+          std::ranges::none_of(group.completions, &std::string::empty, &ScoredCompletion::error);
+      failures = failed ? failures + 1 : 0;
+      if (failures > kMostFailures)
+        throw Error(str("the completions of ", failures, " problems in a row, up to problem ",
+                        group.index + 1, ", have no score: ", group.completions[0].error,
+                        "; hint: remove the cause, and the same command continues ",
+                        request.output));
       const std::string lines = maker.lines_of(group);  // counts them
       output.append(lines, maker.counts());
     }
     logging::info("problems: ", begin + size, " of ", problems.size(), ", ", maker.count("kept"),
                   " kept, ", maker.count("solved"), " solved, ", maker.count("failed"), " failed");
   }
-  if (!maker.first_error().empty())
+  if (maker.count("failed") > 0)
     logging::warn(maker.count("failed"), " of ", maker.count("completions"),
-                  " completions have no score and are not kept; the first: ", maker.first_error());
+                  " completions have no score and are not kept",
+                  maker.first_error().empty() ? "" : "; the first: " + maker.first_error());
   return maker.counts();
 }
 

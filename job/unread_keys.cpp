@@ -31,6 +31,10 @@ void note_keys_of_trainers(const TrainConfig& config, const Note& note) {
     note("rewards", completes, "trainers sft and grpo");
   if ((dpo || completes) && config.environment.is_set())
     note("environment", completes, "trainers sft and grpo");
+  if (dpo || completes)
+    for (const auto& [key, value] : changed_fields(config.sampling))
+      if (key != "max_completion_length")  // of a text that is truncated
+        note(str(key, ": ", value), completes, "trainers sft and grpo");
   if (dpo || grpo)  // beta may have been meant for dpo
     for (const auto& [key, value] : changed_fields(config.grpo))
       note(str(key, ": ", value), grpo, "trainer: grpo, and dpo has the section preference");

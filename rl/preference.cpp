@@ -42,9 +42,11 @@ void PreferenceConfig::validate(bool has_adapters) const {
   require(reference != PairReferenceType::kBase || has_adapters,
           "preference.reference: base is the model without adapters, and there are none; hint: "
           "preference.reference=start, or lora.rank=16");
-  require(loss != PreferenceLoss::kRobust || label_smoothing < 0.5,
-          "preference.label_smoothing: robust divides by 1 - 2 label_smoothing; hint: less than "
-          "0.5");
+  require(
+      label_smoothing < 0.5,
+      "preference.label_smoothing: with half of the labels swapped nothing can be learned; hint: "
+      "less than "
+      "0.5");
 }
 
 std::vector<std::string> PreferenceConfig::warnings() const {

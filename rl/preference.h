@@ -89,6 +89,7 @@ PairTerms pair_terms(const PreferenceConfig& config, const AnswerLogProbs& chose
 // The reference's log-probs of a pair.
 struct PairReference {
   double chosen = 0, rejected = 0;
+  bool operator==(const PairReference&) const = default;
 };
 // Sums over pairs, in f64 and in their order.
 struct PairSums {

@@ -118,7 +118,7 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "    correct: {reward: task, threshold: 0.5}}],\n"
       "  correct: {reward: format, threshold: 0.25}}\n"
       "checkpoint: {every: 2, every_minutes: 2.5, keep_last: 9}\n"
-      "precision: {cache: fp8}\n"
+      "precision: {cache: fp8, attention: fp8}\n"
       "stages:\n"
       "  - trainer: pretrain\n"
       "    data: {text: some/text.txt, held_out_fraction: 0.25, tokenizer: byte,\n"

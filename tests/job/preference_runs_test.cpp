@@ -103,38 +103,42 @@ TEST_F(PreferenceRuns, ResumeToTheSameBits) {
   }
 }
 
-// The file of reference log-probs is not trusted: one that is missing or damaged is computed again,
-// with the weights that the stage began with.
-TEST_F(PreferenceRuns, ReferencesThatAreLostAreComputedAgain) {
-  const std::string whole = train_new(plan("whole"));
-  const auto resumed = [&](const char* message, const std::function<void(std::string&)>& damage) {
+// What cannot be known again is not made up: the model that the stage began with may have changed.
+TEST_F(PreferenceRuns, ReferencesThatAreLostAreAnError) {
+  const auto refused = [&](const char* message, const std::function<void(std::string&)>& damage) {
     const std::string run = train_interrupted(plan("run"), 3), path = run + "/pair_reference";
     std::string text = read_file(path);
     damage(text);
     text.empty() ? static_cast<void>(fs::remove(path)) : write_file(path, text);
-    const ExpectLog warning(message);
-    train_rest(run);
-    expect_equal_weights(run, whole);
-    EXPECT_EQ(metric(lines(run).back(), "rewards/margins"),
-              metric(lines(whole).back(), "rewards/margins"));
+    EXPECT_THROW_WITH(train_rest(run), InputError, message);
     fs::remove_all(run);
   };
-  resumed("pair_reference is missing", [](std::string& text) { text.clear(); });
-  resumed("pair_reference is damaged", [](std::string& text) { text[text.size() / 2] ^= 1; });
-  resumed("pair_reference is damaged", [](std::string& text) { text.resize(text.size() - 8); });
-  resumed("pair_reference is damaged", [](std::string& text) { text = "x"; });
+  refused("pair_reference is missing; hint: restore it", [](std::string& text) { text.clear(); });
+  refused("pair_reference is damaged", [](std::string& text) { text[text.size() / 2] ^= 1; });
+  refused("pair_reference is damaged", [](std::string& text) { text.resize(text.size() - 8); });
+  refused("pair_reference is damaged", [](std::string& text) { text = "x"; });
 }
 
 TEST_F(PreferenceRuns, MoreStepsHaveTheReferencesOfTheStart) {
   const std::vector<std::string> few = {"steps=2", "batch_size=2", "lr_schedule=constant"};
   const std::string run = train_new(plan("run", few));
-  {
-    const ExpectLog warning("pair_reference lacks pairs that are needed now");
-    train_rest(run, {"steps=6"});
-  }
+  train_rest(run, {"steps=6"});
   const std::string whole =
       train_new(plan("whole", {"steps=6", "batch_size=2", "lr_schedule=constant"}));
   expect_equal_weights(run, whole);
+}
+
+// The held-out pairs, which the file has, show that the model is another one.
+TEST_F(PreferenceRuns, AnotherStartThanThatOfTheReferencesIsAnError) {
+  const std::string base = train_new(small_plan(dir_, "base", kSmallModel + kSmallDpo)),
+                    other =
+                        train_new(small_plan(dir_, "other", kSmallModel + kSmallDpo, {"seed=5"}));
+  const std::vector<std::string> few = {"steps=2", "batch_size=2", "init_from=" + base};
+  const std::string run = train_new(plan("run", few));
+  fs::copy(find_checkpoint(other), find_checkpoint(base),
+           fs::copy_options::recursive | fs::copy_options::overwrite_existing);
+  EXPECT_THROW_WITH(train_rest(run, {"steps=6"}), InputError,
+                    "the model that the stage began with has changed");
 }
 
 // References are those of the tokens of a pair, so that a resumed stage never uses others.
@@ -143,12 +147,7 @@ TEST_F(PreferenceRuns, PairsWithOtherTokensHaveOtherReferences) {
       "data.jsonl.prompt={prompt}=", "data.jsonl.answer={chosen}",
       "data.jsonl.rejected={rejected}"};
   const std::string run = train_interrupted(plan("run"), 3);
-  {
-    const ExpectLog warning("pair_reference lacks pairs that are needed now");
-    train_rest(run, other);
-  }
-  const std::string whole = train_new(plan("whole", other));
-  // Its records, of the rest of the stage, are among those of a run that began with these tokens.
+  // The new records, of the rest of the stage, are among those of a run that began with these tokens.
   constexpr size_t kRecord = 24;
   const auto records = [](const std::string& dir) {
     const std::string text = read_file(dir + "/pair_reference");
@@ -156,9 +155,16 @@ TEST_F(PreferenceRuns, PairsWithOtherTokensHaveOtherReferences) {
     for (size_t at = 16; at < text.size(); at += kRecord) out.insert(text.substr(at, kRecord));
     return out;
   };
-  const std::set<std::string> some = records(run), all = records(whole);
-  EXPECT_GT(some.size(), 8u);
-  EXPECT_TRUE(std::ranges::includes(all, some));
+  const std::set<std::string> before = records(run);
+  train_rest(run, other);
+  const std::set<std::string> all = records(train_new(plan("whole", other)));
+  size_t added = 0;
+  for (const std::string& record : records(run)) {
+    if (before.contains(record)) continue;
+    EXPECT_TRUE(all.contains(record));
+    ++added;
+  }
+  EXPECT_GT(added, 8u);
 }
 
 TEST_F(PreferenceRuns, AdaptersHaveTheirBaseOrTheirStartAsReference) {
@@ -180,10 +186,7 @@ TEST_F(PreferenceRuns, AdaptersHaveTheirBaseOrTheirStartAsReference) {
   further.emplace_back("preference.reference=base");
   EXPECT_NE(metric(lines(train_new(plan("further", further)))[0], "rewards/margins"), 0);
   EXPECT_EQ(metric(lines(train_new(plan("restart", more)))[0], "rewards/margins"), 0);
-  // Resumed without the file.
   const std::string run = train_interrupted(plan("stopped", with({})), 3);
-  fs::remove(run + "/pair_reference");
-  const ExpectLog warning("pair_reference is missing");
   train_rest(run);
   EXPECT_TRUE(checkpoint_bytes(run, "adapter_model.safetensors") ==
               checkpoint_bytes(of_start, "adapter_model.safetensors"));
@@ -197,8 +200,6 @@ TEST_F(PreferenceRuns, AStageAfterSftHasItsResultAsReference) {
   const std::string run = train_new(small_plan(dir_, "run", yaml));
   EXPECT_EQ(metric(lines(run + "/2-dpo")[0], "loss"), std::numbers::ln2);
   const std::string stopped = train_interrupted(small_plan(dir_, "stopped", yaml), 4);
-  ASSERT_TRUE(fs::remove(stopped + "/2-dpo/pair_reference"));
-  const ExpectLog warning("pair_reference is missing");
   train_rest(stopped);
   EXPECT_TRUE(checkpoint_bytes(stopped) == checkpoint_bytes(run));
 }
@@ -213,6 +214,11 @@ TEST_F(PreferenceRuns, CheckpointsAreEvaluatedAgainstTheReferencesOfTheRun) {
   EXPECT_EQ(scores.measure, "accuracy");
   for (const char* name : {"accuracy", "val_loss", "rewards/margins"})
     EXPECT_EQ(metric(scores.metrics, name), metric(lines(run, true).back(), name)) << name;
+  // By any name of the checkpoint.
+  fs::create_directory_symlink(checkpoint, dir_.path("link"));
+  const LoadedModel linked = load_model(dir_.path("link"), DType::kF32);
+  EXPECT_EQ(metric(evaluate_model(own, linked).metrics, "val_loss"),
+            metric(scores.metrics, "val_loss"));
   fs::remove(run + "/pair_reference");
   EXPECT_THROW_WITH(evaluate_model(own, loaded), InputError, "pair_reference is missing");
 }
