@@ -155,6 +155,12 @@ class PairLoss {
   PairSums sums_;
 };
 
+int64_t largest_size(std::span<const PackedBatch> batches) {
+  int64_t out = 0;
+  for (const PackedBatch& batch : batches) out = std::max(out, batch.size());
+  return out;
+}
+
 }  // namespace
 
 StageEnd train_supervised(Stage& stage) {
@@ -188,9 +194,7 @@ StageEnd train_supervised(Stage& stage) {
       const Groups groups = dpo ? Groups::kWhole : Groups::kMaySplit;
       begins = split_micro_batches(sequences, micro_batch_tokens, groups);
       batches = pack_micro_batches(sequences, micro_batch_tokens, groups);
-      int64_t largest = 0;
-      for (const PackedBatch& batch : batches) largest = std::max(largest, batch.size());
-      return largest;
+      return largest_size(batches);
     };
     const auto loss = [&](int64_t i) {
       const Transformer& model = stage.model();
@@ -210,13 +214,11 @@ StageEnd train_supervised(Stage& stage) {
 
     stage.state().data_position += config.batch.batch_size;
     Metrics metrics = pairs ? pairs->metrics() : Metrics{{"loss", update.loss}};
-    for (const auto& [name, value] :
-         {std::pair("learning_rate", rate),
-          {"grad_norm", update.grad_norm},
-          {"num_tokens", count.inputs},
-          {"num_target_tokens", count.targets},
-          {"time/update", clock.lap() + (source.is_slow() ? 0 : waited)}})
-      metrics.add(name, value);
+    metrics.add("learning_rate", rate);
+    metrics.add("grad_norm", update.grad_norm);
+    metrics.add("num_tokens", count.inputs);
+    metrics.add("num_target_tokens", count.targets);
+    metrics.add("time/update", clock.lap() + (source.is_slow() ? 0 : waited));
     if (source.is_slow()) metrics.add("time/data", waited);
     if (load.largest > 0) metrics.add("update/balance", load.mean / load.largest);
     stage.end_step(metrics);
