@@ -426,9 +426,8 @@ StageEnd Run::train_stage(size_t index, const std::string& before, Reporter& rep
                  &journal_plan_});
     if (comm.rank() == 0 && !stage.finished()) record_start();
     try {
-      const StageEnd how = config.batch.trainer == TrainerType::kGrpo  ? train_grpo(stage)
-                           : config.batch.trainer == TrainerType::kDpo ? train_preference(stage)
-                                                                       : train_supervised(stage);
+      const StageEnd how =
+          config.batch.trainer == TrainerType::kGrpo ? train_grpo(stage) : train_supervised(stage);
       if (comm.rank() == 0) report_ = stage.state().report;
       // A request while the stage was ending does not start the next one.
       if (index + 1 < plan_.stages.size() && stage.stop_requested()) return StageEnd::kInterrupted;

@@ -73,7 +73,7 @@ class LineMaker {
         names_(names),
         conditions_(parse_conditions(request.keep, names)) {
     for (const char* name : {"problems", "completions", "kept", "solved", "failed", "truncated"})
-      counts_.set(name, 0);
+      counts.set(name, 0);
   }
 
   // Counts a problem and returns its lines.
@@ -108,15 +108,13 @@ class LineMaker {
     return out;
   }
 
-  // The numbers that sample_problems() returns.
-  const Json& counts() const { return counts_; }
-  int64_t count(const char* name) const { return counts_.at(name).as_int(); }
-  void restore(const Json& counts) { counts_ = counts; }
-  // The error of the first failed completion; empty: there is none.
-  const std::string& first_error() const { return first_error_; }
+  int64_t count(const char* name) const { return counts.at(name).as_int(); }
+
+  Json counts;              // the numbers that sample_problems() returns
+  std::string first_error;  // of the first failed completion; empty: there is none
 
  private:
-  void add(const char* name, int64_t number) { counts_.set(name, count(name) + number); }
+  void add(const char* name, int64_t number) { counts.set(name, count(name) + number); }
 
   // The completions that may be kept, or be the worst: whole ones with a score. Counts the others.
   std::vector<const ScoredCompletion*> scored_of(const Group& group) {
@@ -127,7 +125,7 @@ class LineMaker {
       add("completions", 1);
       add("failed", failed);
       add("truncated", truncated);
-      if (first_error_.empty()) first_error_ = c.error;
+      if (first_error.empty()) first_error = c.error;
     }
     return out;
   }
@@ -161,8 +159,6 @@ class LineMaker {
   const DataConfig& data_;
   const std::vector<std::string>& names_;
   const std::vector<Condition> conditions_;
-  Json counts_;
-  std::string first_error_;
 };
 
 // All that the bytes of the output depend on.
@@ -253,7 +249,7 @@ Json sample_problems(const RunPlan& plan, const LoadedModel& loaded, const Sampl
   const Sampler sampler(engine, tokenizer, sampling,
                         dialogue_options(config.environment, environment.get()));
   ResumableFile output(request.output, settings_of(config, loaded, sampling, set, request));
-  if (!output.state().is_null()) maker.restore(output.state());
+  if (!output.state().is_null()) maker.counts = output.state();
   const std::span problems(set.problems);
   int64_t failures = 0;  // in a row
   while (maker.count("problems") < std::ssize(problems)) {
@@ -272,7 +268,7 @@ Json sample_problems(const RunPlan& plan, const LoadedModel& loaded, const Sampl
                         "; hint: remove the cause, and the same command continues ",
                         request.output));
       const std::string lines = maker.lines_of(group);  // counts them
-      output.append(lines, maker.counts());
+      output.append(lines, maker.counts);
     }
     logging::info("problems: ", begin + size, " of ", problems.size(), ", ", maker.count("kept"),
                   " kept, ", maker.count("solved"), " solved, ", maker.count("failed"), " failed");
@@ -280,8 +276,8 @@ Json sample_problems(const RunPlan& plan, const LoadedModel& loaded, const Sampl
   if (maker.count("failed") > 0)
     logging::warn(maker.count("failed"), " of ", maker.count("completions"),
                   " completions have no score and are not kept",
-                  maker.first_error().empty() ? "" : "; the first: " + maker.first_error());
-  return maker.counts();
+                  maker.first_error.empty() ? "" : "; the first: " + maker.first_error);
+  return maker.counts;
 }
 
 }  // namespace cohort

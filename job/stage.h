@@ -112,10 +112,9 @@ class Stage : NonCopyable {
 };
 
 // The training loops. Each runs one stage on one rank; all ranks of a run call it.
-// Next-token training on text (pretrain) or on prompt and solution pairs (sft).
+// Next-token training on text (pretrain) or on prompt and solution pairs (sft), and updates on
+// preference pairs (dpo).
 StageEnd train_supervised(Stage& stage);
-// Preference pairs (dpo).
-StageEnd train_preference(Stage& stage);
 // Sampling-based rollouts and GRPO updates on the same weights.
 StageEnd train_grpo(Stage& stage);
 

@@ -1,4 +1,6 @@
 // Pretraining, supervised fine-tuning and encoders: the loss over the targets of packed sequences.
+// DPO and its relatives: that of preference pairs (rl/preference.h), relative to reference
+// log-probs that were computed before the first update (job/pair_reference.h).
 #include <future>
 
 #include "core/log.h"
@@ -28,18 +30,25 @@ class SequenceSource {
     problems_->seek(stage.state().data_position);
   }
 
-  // This rank's sequences of a step, which starts at data position `position`. For consecutive
-  // steps.
+  // This rank's sequences of a step, which starts at data position `position`: of dpo a chosen and
+  // a rejected answer in turn. For consecutive steps.
   std::vector<TokenSequence> next(int64_t step, int64_t position) {
     const Communicator& comm = stage_.comm();
     const RankShard shard = shard_of(config_.batch.batch_size, comm.rank(), comm.size(), step);
     std::vector<int64_t> examples;
     for (int64_t i = 0; i < config_.batch.batch_size; ++i)
       examples.push_back(problems_ ? problems_->next() : position + i);
-    std::vector<TokenSequence> out(static_cast<size_t>(shard.end - shard.begin));
-    parallel_try(std::ssize(out), 1, [&](int64_t k) {
+    const int64_t size = config_.batch.trainer == TrainerType::kDpo ? 2 : 1;
+    std::vector<TokenSequence> out(static_cast<size_t>(size * (shard.end - shard.begin)));
+    parallel_try(shard.end - shard.begin, 1, [&](int64_t k) {
       const int64_t i = shard.begin + k, example = examples[static_cast<size_t>(i)];
-      TokenSequence& made = out[static_cast<size_t>(k)];
+      TokenSequence& made = out[static_cast<size_t>(size * k)];
+      if (size == 2) {
+        std::ranges::move(pair_sequences(data_.train->get(example), *data_.tokenizer,
+                                         model_.context, config_.data.too_long, i),
+                          &made);
+        return;
+      }
       made = problems_ ? of_problem(data_.train->get(example), step, i) : of_text(example, step, i);
       made.index = i;
     });
@@ -102,6 +111,56 @@ TokenCounts count_tokens(Stage& stage, std::span<const TokenSequence> sequences)
   return out;
 }
 
+// (dpo) The loss of an update's pairs.
+class PairLoss {
+ public:
+  // `sequences`: this rank's.
+  PairLoss(Stage& stage, std::span<const TokenSequence> sequences)
+      : stage_(stage), update_{stage.config().preference} {
+    update_.pairs = static_cast<double>(stage.config().batch.batch_size);
+    for (size_t i = 0; i < sequences.size(); i += 2) {
+      update_.chosen_tokens += static_cast<double>(sequences[i].num_targets());
+      references_.push_back(
+          reference_of(update_.config, stage.pair_references(), sequences.subspan(i, 2)));
+    }
+    reduce_in_place(stage.comm(), {&update_.chosen_tokens});
+  }
+  // That of a micro batch of the sequences [begin, end). The first one begins the metrics again.
+  HeadLoss of(const PackedBatch& batch, size_t begin, size_t end) {
+    if (begin == 0) sums_ = {};
+    const auto references = std::span(references_).subspan(begin / 2, (end - begin) / 2);
+    const Transformer& model = stage_.model();
+    return preference_loss(model.hidden_at_targets(batch), model.head(), batch, references, update_,
+                           sums_);
+  }
+  // The metrics of the update, over all ranks, by TRL's names.
+  Metrics metrics() {
+    PairSums& s = sums_;
+    reduce_in_place(stage_.comm(),
+                    {&s.pairs, &s.excess, &s.chosen_rewards, &s.rejected_rewards, &s.accurate,
+                     &s.chosen_logprobs, &s.rejected_logprobs, &s.chosen_tokens});
+    return {{"loss", s.mean_loss(update_.config)},
+            {"rewards/chosen", s.chosen_rewards / s.pairs},
+            {"rewards/rejected", s.rejected_rewards / s.pairs},
+            {"rewards/accuracies", s.accurate / s.pairs},
+            {"rewards/margins", (s.chosen_rewards - s.rejected_rewards) / s.pairs},
+            {"logps/chosen", s.chosen_logprobs / s.pairs},
+            {"logps/rejected", s.rejected_logprobs / s.pairs}};
+  }
+
+ private:
+  Stage& stage_;
+  PairUpdate update_;
+  std::vector<PairReference> references_;
+  PairSums sums_;
+};
+
+int64_t largest_size(std::span<const PackedBatch> batches) {
+  int64_t out = 0;
+  for (const PackedBatch& batch : batches) out = std::max(out, batch.size());
+  return out;
+}
+
 }  // namespace
 
 StageEnd train_supervised(Stage& stage) {
@@ -121,20 +180,27 @@ StageEnd train_supervised(Stage& stage) {
         return source.next(step + 1, position + config.batch.batch_size);
       });
     const TokenCounts count = count_tokens(stage, sequences);
-    const RankLoad load = balance(stage.comm(), stage.model(), sequences, config.batch.batch_size);
+    const bool dpo = config.batch.trainer == TrainerType::kDpo;
+    const RankLoad load =
+        balance(stage.comm(), stage.model(), sequences, (dpo ? 2 : 1) * config.batch.batch_size);
+    std::optional<PairLoss> pairs;
+    if (dpo) pairs.emplace(stage, sequences);
     const ForwardOptions options{
         .mode = Mode::kTrain, .seed = static_cast<uint64_t>(config.seed), .step = stage.step()};
 
+    std::vector<size_t> begins;
     std::vector<PackedBatch> batches;
     const auto pack = [&](int64_t micro_batch_tokens) {
-      batches = pack_micro_batches(sequences, micro_batch_tokens);
-      int64_t largest = 0;
-      for (const PackedBatch& batch : batches) largest = std::max(largest, batch.size());
-      return largest;
+      const Groups groups = dpo ? Groups::kWhole : Groups::kMaySplit;
+      begins = split_micro_batches(sequences, micro_batch_tokens, groups);
+      batches = pack_micro_batches(sequences, micro_batch_tokens, groups);
+      return largest_size(batches);
     };
     const auto loss = [&](int64_t i) {
       const Transformer& model = stage.model();
-      const PackedBatch batch = model.to_device(batches[static_cast<size_t>(i)]);
+      const auto k = static_cast<size_t>(i);
+      const PackedBatch batch = model.to_device(batches[k]);
+      if (pairs) return pairs->of(batch, begins[k], begins[k + 1]);
       const Tensor weights = Tensor::full({batch.num_targets()}, 1 / count.targets,
                                           accumulate_dtype(model.dtype()), model.device());
       return cross_entropy(model.hidden_at_targets(batch, options), model.head(), batch.targets,
@@ -147,12 +213,12 @@ StageEnd train_supervised(Stage& stage) {
     });
 
     stage.state().data_position += config.batch.batch_size;
-    Metrics metrics{{"loss", update.loss},
-                    {"learning_rate", rate},
-                    {"grad_norm", update.grad_norm},
-                    {"num_tokens", count.inputs},
-                    {"num_target_tokens", count.targets},
-                    {"time/update", clock.lap() + (source.is_slow() ? 0 : waited)}};
+    Metrics metrics = pairs ? pairs->metrics() : Metrics{{"loss", update.loss}};
+    metrics.add("learning_rate", rate);
+    metrics.add("grad_norm", update.grad_norm);
+    metrics.add("num_tokens", count.inputs);
+    metrics.add("num_target_tokens", count.targets);
+    metrics.add("time/update", clock.lap() + (source.is_slow() ? 0 : waited));
     if (source.is_slow()) metrics.add("time/data", waited);
     if (load.largest > 0) metrics.add("update/balance", load.mean / load.largest);
     stage.end_step(metrics);

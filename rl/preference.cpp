@@ -58,12 +58,10 @@ std::vector<std::string> PreferenceConfig::warnings() const {
                   "label_smoothing: does nothing with loss hinge and ipo"),
         {length_normalized && ipo,
          "length_normalized: does nothing with loss ipo, which takes means over tokens anyway"},
-        {margin > 0 && ipo, "margin: does nothing with loss ipo"}})
+        {margin > 0 && ipo, "margin: does nothing with loss ipo"},
+        {loss == PreferenceLoss::kRobust && label_smoothing == 0,
+         "loss: robust is sigmoid at label_smoothing 0"}})
     if (given) out.push_back(str("preference.", text, "; hint: leave it out"));
-  if (loss == PreferenceLoss::kRobust && label_smoothing == 0)
-    out.push_back(
-        "preference.loss: robust is sigmoid at label_smoothing 0; hint: "
-        "preference.label_smoothing=0.1");
   return out;
 }
 

@@ -147,7 +147,7 @@ TEST_F(PreferenceRuns, PairsWithOtherTokensHaveOtherReferences) {
       "data.jsonl.prompt={prompt}=", "data.jsonl.answer={chosen}",
       "data.jsonl.rejected={rejected}"};
   const std::string run = train_interrupted(plan("run"), 3);
-  // The new records, of the rest of the stage, are among those of a run that began with these tokens.
+  // The new records, of the rest of the stage, are among those of a run that began with these.
   constexpr size_t kRecord = 24;
   const auto records = [](const std::string& dir) {
     const std::string text = read_file(dir + "/pair_reference");
