@@ -187,7 +187,7 @@ class ContextCheck {
         out.difficulty = difficulty_of(example, config_.data.curriculum, out.sequence);
       if (!truncates() || !fit_.too_long(out.prompt, out.sequence)) return;
       fit_.truncate(example);
-      measure_tokens(example, out);
+      measure_tokens(example, out, true);
       if (fit_.too_long(out.prompt, 0))
         throw InputError(str("the truncated prompt still has ", out.prompt,
                              " tokens, the model's context is ", fit_.context,
@@ -196,7 +196,7 @@ class ContextCheck {
       throw InputError(str(location(example, index, part), ": ", e.what()));
     }
   }
-  void measure_tokens(const Example& example, Measured& out) const {
+  void measure_tokens(const Example& example, Measured& out, bool is_truncated = false) const {
     if (example.images != nullptr) {
       out.prompt = fit_.context;
       out.sequence = out.prompt + 1;
@@ -213,7 +213,7 @@ class ContextCheck {
     out.prompt = static_cast<int64_t>(encode_prompt(example, fit_.tokenizer).size());
     if (out.prompt == 0) throw InputError("the prompt is empty");
     out.sequence = out.prompt;
-    if (config_.batch.trainer == TrainerType::kDpo) return measure_pair(example, out);
+    if (config_.batch.trainer == TrainerType::kDpo) return measure_pair(example, out, is_truncated);
     if (config_.batch.trainer != TrainerType::kSft) {
       out.solution = solution_length(example);
       return;
@@ -224,15 +224,14 @@ class ContextCheck {
       throw InputError("it has no target tokens; hint: a conversation needs an answer");
   }
   // The prompt and its length are those of the chosen answer.
-  void measure_pair(const Example& example, Measured& out) const {
+  void measure_pair(const Example& example, Measured& out, bool is_truncated) const {
     const std::vector<int32_t> chosen = supervised_tokens(example, fit_.tokenizer),
                                rejected = supervised_tokens(example.rejected.at(0), fit_.tokenizer);
     const int64_t most = fit_.context + 1, a = std::ssize(chosen), b = std::ssize(rejected);
-    const auto used = [&](const std::vector<int32_t>& tokens) {
-      return std::span(tokens).first(truncates() ? std::min<size_t>(tokens.size(), most)
-                                                 : tokens.size());
+    const auto first = [&](const std::vector<int32_t>& tokens) {
+      return std::span(tokens).first(static_cast<size_t>(std::min(std::ssize(tokens), most)));
     };
-    if (std::ranges::equal(used(chosen), used(rejected)))
+    if (chosen == rejected || (is_truncated && std::ranges::equal(first(chosen), first(rejected))))
       throw InputError(str("the chosen and the rejected answer have the same tokens",
                            chosen == rejected ? "" : " in the context", "; hint: remove it"));
     out.sequence = std::max(a, b);

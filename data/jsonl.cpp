@@ -252,7 +252,8 @@ class LineReader {
         const auto same = std::ranges::mismatch(all, messages, equal).in1;
         example.completion_begin = rejected.completion_begin =
             static_cast<size_t>(same - all.begin());
-        example.split_key = rejected.split_key = Json(Json::Array(all.begin(), same)).dump();
+        if (config_.split_by.empty())
+          example.split_key = Json(Json::Array(all.begin(), same)).dump();
       } else {
         messages.resize(example.completion_begin);
         std::ranges::move(completion_of(example.fields, name, where, kKey, false),

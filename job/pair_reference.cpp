@@ -27,7 +27,7 @@ double pair_checksum(const PreferenceConfig& config, std::span<const TokenSequen
   return static_cast<double>(sum >> 11);
 }
 
-// Those of `count` pairs, of which each rank makes a share.
+// The checksums of `count` pairs, of which each rank makes a share.
 std::vector<double> pair_checksums(const PreferenceConfig& config, int64_t count,
                                    const GetPair& pair, Communicator& comm) {
   std::vector<double> out(static_cast<size_t>(count));

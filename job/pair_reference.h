@@ -21,8 +21,9 @@ struct StageSetup;
 using PairReferences = std::map<double, PairReference>;
 
 // Computes them with the model of a new stage, and writes the file. A stage that is resumed reads
-// it. If it is damaged or lacks a pair, they are computed again with load_start(): the model that
-// the stage has begun with. Every rank calls it.
+// it, and adds pairs that it lacks with load_start(): the model that the stage has begun with.
+// Throws InputError if the file is missing or damaged, or if that model gives other log-probs for
+// pairs that it has. Every rank calls it.
 PairReferences pair_references(const StageSetup& setup, const ModelStart& start,
                                const std::function<std::unique_ptr<Transformer>()>& load_start);
 // Reads the file of a stage. Throws InputError if it cannot be used.

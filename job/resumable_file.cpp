@@ -58,8 +58,9 @@ ResumableFile::ResumableFile(const std::string& path, const ConfigFields& settin
 void ResumableFile::resume(const std::string& settings) {
   const int64_t size = std::max<int64_t>(0, readable_size(path_));
   const std::string text = path_exists(path_) ? read_text_file(state_path_) : "";
-  size_t lines = 0;       // bytes of the state that stay
-  int64_t piece_end = 0;  // of the first piece that the file lacks, or has in part; else the last
+  size_t lines = 0;  // bytes of the state that stay
+  // The end of the first piece that the file lacks, or has in part; else of the last one.
+  int64_t piece_end = 0;
   bool changed = false;
   for (size_t end; !changed && (end = text.find('\n', lines)) != text.npos; lines = end + 1) {
     const std::string line = text.substr(lines, end - lines);

@@ -111,7 +111,7 @@ class LineMaker {
   int64_t count(const char* name) const { return counts.at(name).as_int(); }
 
   Json counts;              // the numbers that sample_problems() returns
-  std::string first_error;  // of the first failed completion; empty: there is none
+  std::string first_error;  // the first completion's that failed; empty: none has
 
  private:
   void add(const char* name, int64_t number) { counts.set(name, count(name) + number); }
@@ -121,7 +121,9 @@ class LineMaker {
     std::vector<const ScoredCompletion*> out;
     for (const ScoredCompletion& c : group.completions) {
       const bool failed = !c.error.empty(), truncated = !failed && c.truncated();
-      if (!failed && !truncated && !std::isnan(c.reward)) out.push_back(&c);
+      // Bytes that are not UTF-8 would be taught as replacement characters.
+      const bool is_text = c.text.find("\xef\xbf\xbd") == c.text.npos;
+      if (!failed && !truncated && is_text && !std::isnan(c.reward)) out.push_back(&c);
       add("completions", 1);
       add("failed", failed);
       add("truncated", truncated);
@@ -221,8 +223,8 @@ std::vector<Group> sample_and_score(const Sampler& sampler, const RewardSet& rew
   return group_completions(prompts, std::move(completions), scores);
 }
 
-// The problems in a row of which all completions may fail, in one call.
-constexpr int64_t kMostFailures = 2;
+// So many problems in a row of which all completions fail are an outage.
+constexpr size_t kOutage = 3;
 
 }  // namespace
 
@@ -251,24 +253,32 @@ Json sample_problems(const RunPlan& plan, const LoadedModel& loaded, const Sampl
   ResumableFile output(request.output, settings_of(config, loaded, sampling, set, request));
   if (!output.state().is_null()) maker.counts = output.state();
   const std::span problems(set.problems);
-  int64_t failures = 0;  // in a row
+  std::vector<Group> waiting;
   while (maker.count("problems") < std::ssize(problems)) {
-    const int64_t begin = maker.count("problems"),
+    const int64_t begin = maker.count("problems") + std::ssize(waiting),
                   size = std::min(config.batch.prompts_per_step, std::ssize(problems) - begin);
     const std::vector<Group> groups = sample_and_score(
         sampler, rewards, problems.subspan(static_cast<size_t>(begin), static_cast<size_t>(size)),
         {.seed = static_cast<uint64_t>(config.seed), .step = kAddressStep}, begin, request.num);
     for (const Group& group : groups) {
+      // Problems that fail wait for one that does not, or for the end: those of an outage are not
+      // written, and the next call samples them.
+      waiting.push_back(group);
       const bool failed =
           std::ranges::none_of(group.completions, &std::string::empty, &ScoredCompletion::error);
-      failures = failed ? failures + 1 : 0;
-      if (failures > kMostFailures)
-        throw Error(str("the completions of ", failures, " problems in a row, up to problem ",
-                        group.index + 1, ", have no score: ", group.completions[0].error,
-                        "; hint: remove the cause, and the same command continues ",
-                        request.output));
-      const std::string lines = maker.lines_of(group);  // counts them
-      output.append(lines, maker.counts);
+      const bool is_last = begin + size == std::ssize(problems) && &group == &groups.back();
+      const bool any_score = !failed || maker.count("failed") < maker.count("completions");
+      if (waiting.size() >= kOutage ? failed : is_last && !any_score)
+        throw Error(
+            str("the completions of ", waiting.size(), " problems in a row, up to problem ",
+                group.index + 1, ", have no score; the first: ", waiting[0].completions[0].error,
+                "; hint: remove the cause, and the same command continues ", request.output));
+      if (failed && !is_last) continue;
+      for (const Group& each : waiting) {
+        const std::string lines = maker.lines_of(each);  // counts them
+        output.append(lines, maker.counts);
+      }
+      waiting.clear();
     }
     logging::info("problems: ", begin + size, " of ", problems.size(), ", ", maker.count("kept"),
                   " kept, ", maker.count("solved"), " solved, ", maker.count("failed"), " failed");

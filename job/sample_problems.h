@@ -35,12 +35,12 @@ struct SampleRequest {
 // appends the lines of whole problems in their order to request.output, which a further call
 // continues. Its bytes do not depend on concurrency, on the number of problems that are sampled at
 // a time (prompts_per_step), or on where a call has ended. Truncated completions are never kept:
-// training would teach an end that the model has not sampled.
+// training would teach an end that the model has not sampled; nor are those that are not UTF-8.
 //
 // Returns the numbers of "problems", of their "completions", of those "kept" (or pairs), of
 // problems "solved" by a completion that fulfils the conditions, and of completions that are
 // "truncated" or "failed": the environment or a reward has. Throws InputError naming the flag or
-// the line, and Error if nothing can be scored or written.
+// the line, and Error if several problems in a row have no score or a line cannot be written.
 Json sample_problems(const RunPlan& plan, const LoadedModel& loaded, const SampleRequest& request);
 
 }  // namespace cohort

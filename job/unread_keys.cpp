@@ -33,7 +33,7 @@ void note_keys_of_trainers(const TrainConfig& config, const Note& note) {
     note("environment", completes, "trainers sft and grpo");
   if (dpo || completes)
     for (const auto& [key, value] : changed_fields(config.sampling))
-      if (key != "max_completion_length")  // of a text that is truncated
+      if (key != "max_completion_length")  // dpo reads it where data.too_long is truncate
         note(str(key, ": ", value), completes, "trainers sft and grpo");
   if (dpo || grpo)  // beta may have been meant for dpo
     for (const auto& [key, value] : changed_fields(config.grpo))

@@ -220,8 +220,8 @@ struct Scoring {
   int64_t micro_batch_tokens = kMicroBatchTokens;
   const std::atomic<bool>* stop = nullptr;  // becomes true to end with EvaluationStopped
 };
-// (dpo) The policy's log-probs of `count` pairs' chosen and rejected answers in turn, on every rank:
-// sums in f64, with the same bits for any micro batches and ranks. pair(i) gives the
+// (dpo) The policy's log-probs of `count` pairs' chosen and rejected answers in turn, on every
+// rank: sums in f64, with the same bits for any micro batches and ranks. pair(i) gives the
 // pair_sequences() of pair i, on the rank that scores it, from any thread.
 using GetPair = std::function<std::array<TokenSequence, 2>(int64_t i)>;
 std::vector<AnswerLogProbs> pair_log_probs(const Scoring& scoring, int64_t count,

@@ -103,7 +103,7 @@ TEST_F(PreferenceRuns, ResumeToTheSameBits) {
   }
 }
 
-// What cannot be known again is not made up: the model that the stage began with may have changed.
+// References cannot be made again: the model that the stage began with may have changed.
 TEST_F(PreferenceRuns, ReferencesThatAreLostAreAnError) {
   const auto refused = [&](const char* message, const std::function<void(std::string&)>& damage) {
     const std::string run = train_interrupted(plan("run"), 3), path = run + "/pair_reference";
@@ -260,7 +260,8 @@ TEST(PreferencePlans, KeysThatDoNothingAreNamed) {
     EXPECT_THROW_WITH(load(yaml), InputError, message);
   };
   refused(pairs + "preference: {reference: base}\n", "preference.reference: base is the model");
-  refused(pairs + "preference: {loss: robust, label_smoothing: 0.5}\n", "label_smoothing: robust");
+  refused(pairs + "preference: {loss: robust, label_smoothing: 0.5}\n",
+          "label_smoothing: with half");
   refused(pairs + "preference: {beta: 0}\n", "preference.beta: expected a number from 1e-06");
   refused(pairs + "preference: {loss: kto}\n", "preference.loss: expected one of sigmoid, hinge");
   refused(pairs + "eval: {num_samples: 4}\n", "trainer dpo samples none of");

@@ -413,8 +413,8 @@ TEST_F(SampledProblems, WithoutAnyScoreTheCommandEndsAndContinuesLater) {
   const std::string whole = sample({.num = 3}, keys).text;
   fails = true;
   EXPECT_THROW_WITH(sample({.num = 3}, keys), Error,
-                    "none of the completions of problems 5 to 6 has a score; the first: reward "
-                    "mine: ");
+                    "the completions of 3 problems in a row, up to problem 7, have no score; the "
+                    "first: reward mine: ");
   --next_;
   const size_t before = read_file(dir_.path(str("out-", next_, ".jsonl"))).size();
   EXPECT_GT(before, 0u);
@@ -431,6 +431,8 @@ TEST_F(SampledProblems, RefuseWhatTheyCannotSample) {
     return sample_problems(plan, loaded_,
                            {.problems = problems_, .output = dir_.path("greedy"), .num = num});
   };
+  EXPECT_THROW_WITH(sample({.num = 1, .choice = SampleChoice::kPairs}), InputError,
+                    "--pairs: a pair needs two completions");
   EXPECT_THROW_WITH(greedy(2), InputError,
                     "temperature: 0 makes all completions of a problem equal; hint: ");
   EXPECT_EQ(greedy(1).at("problems").as_int(), 7);

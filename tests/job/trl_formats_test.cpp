@@ -409,7 +409,16 @@ TEST_F(TrlFormats, LinesThatAreNoPairsAreNamed) {
           "lines.jsonl:2: the chosen and the rejected answer are equal");
   refused(first + R"({"prompt": "p", "chosen": "a"})", "lines.jsonl:2");
   refused(first + R"({"prompt": "p", "chosen": "a", "rejected": null})",
-          "lines.jsonl:2: the field 'rejected' of the rejected template is null");
+          "lines.jsonl:2: data.jsonl.rejected: expected one answer, got 0");
+  refused(first + R"({"prompt": "p", "chosen": ["a", "c"], "rejected": ["a", "d"]})",
+          "lines.jsonl:2: data.jsonl.answer: expected one answer, got 2");
+  refused(
+      first +
+          R"({"prompt": "p", "chosen": {"role": "assistant", "content": "a"}, "rejected": "b"})",
+      "lines.jsonl:2: data.jsonl.answer: the field 'chosen' is a list of messages");
+  refused(R"({"prompt": "p", "chosen": [{"role": "user", "content": "p"}], "rejected": "b"})",
+          "finds the format without data.jsonl.prompt, answer and rejected",
+          ", prompt: '{prompt}', answer: '{chosen}', rejected: '{rejected}'");
   refused(first + R"({"prompt": "p", "chosen": null, "rejected": "b"})", "lines.jsonl:2");
   const std::string asked = "[" + kQuestion + "]", good = "[" + kQuestion + ", " + kAnswer + "]",
                     bad = "[" + kQuestion + ", " + kWorse + "]";
@@ -454,6 +463,13 @@ TEST_F(TrlFormats, PairsOfTextsThatAreTooLongAreTruncatedAlike) {
   EXPECT_EQ(pair[0].tokens.size(), 41u);
   EXPECT_EQ(pair[1].num_targets(), 2);
   EXPECT_GT(pair[0].num_targets(), 0);
+  const std::string same(90, 'c');
+  const TrainConfig equal = plan(
+      "dpo", R"({"prompt": "p=", "chosen": ")" + same + R"(a", "rejected": ")" + same + R"(b"})",
+      "", ", too_long: truncate");
+  Dataset equal_data = load_dataset(equal, chat_tokenizer(kTurns));
+  EXPECT_THROW_WITH(check_data(equal, equal_data, 40), InputError,
+                    "have the same tokens in the context");
   EXPECT_THROW_WITH(([&] {
                       TrainConfig strict = config;
                       strict.data.too_long = TooLong::kError;
