@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "data/corpus.h"
 #include "job/foreign_keys.h"
 #include "job/unread_keys.h"
 #include "nn/model_folder.h"
@@ -275,8 +276,16 @@ void validate_directory(const std::string& name, const std::string& output_dir) 
 }
 
 void validate_source(const DataConfig& data, TrainerType trainer) {
+  const auto has_files = [](const std::string& path) {
+    try {
+      return !cohort::text_files(path).empty();
+    } catch (const InputError&) {
+      return false;  // reported when it is read
+    }
+  };
   if (trainer == TrainerType::kDpo)
-    require(!data.jsonl.path.empty() && !data.jsonl.rejected.empty(),
+    require(!data.jsonl.path.empty() &&
+                (!data.jsonl.rejected.empty() || !has_files(data.jsonl.path[0])),
             "data.jsonl.rejected: trainer dpo needs pairs of answers; hint: data.jsonl: {path: "
             "FILE} of lines with the fields prompt, chosen and rejected, or {path: FILE, prompt: "
             "'{question}', answer: '{good}', rejected: '{bad}'}");

@@ -88,7 +88,9 @@ class SequenceSource {
 void warn_of_idle_ranks(Stage& stage) {
   const int64_t sequences = stage.config().batch.batch_size, ranks = stage.comm().size();
   if (stage.is_main() && !stage.finished() && sequences < ranks)
-    logging::warn("batch_size: ", sequences, " sequences leave ", ranks - sequences, " of ", ranks,
+    logging::warn("batch_size: ", sequences,
+                  stage.config().batch.trainer == TrainerType::kDpo ? " pairs" : " sequences",
+                  " leave ", ranks - sequences, " of ", ranks,
                   " ranks without work; hint: a larger batch_size or fewer ranks");
 }
 
