@@ -278,7 +278,7 @@ void validate_directory(const std::string& name, const std::string& output_dir) 
 void validate_source(const DataConfig& data, TrainerType trainer) {
   const auto has_files = [](const std::string& path) {
     try {
-      return !cohort::text_files(path).empty();
+      return path_exists(cohort::text_files(path).at(0));
     } catch (const InputError&) {
       return false;  // reported when it is read
     }
