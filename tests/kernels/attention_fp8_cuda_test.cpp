@@ -21,7 +21,7 @@ AttentionCase fp8_case(AttentionShape shape, const std::vector<SequenceSpec>& se
   shape.dtype = DType::kBF16;
   return rounded(make_case(shape, sequences), some_scales(shape.kv_heads, shape.heads));
 }
-AttentionOutput forward_on(const AttentionCase& c, Device device) {
+AttentionOutput fp8_forward_on(const AttentionCase& c, Device device) {
   AttentionOutput out = run_forward(on_device(c, device));
   return {out.o.to(Device{}), out.lse.to(Device{})};
 }
@@ -33,7 +33,7 @@ TEST(CudaAttentionFp8, IsItsDefinition) {
       SCOPED_TRACE(str("D ", dim, ", window ", window));
       const AttentionCase c = fp8_case({.heads = 6, .kv_heads = 2, .dim = dim, .window = window},
                                        {{1, 1}, {2, 450}, {3, 30}, {4, 270}});
-      const AttentionOutput got = forward_on(c, device), expected = fp8_attention(c);
+      const AttentionOutput got = fp8_forward_on(c, device), expected = fp8_attention(c);
       EXPECT_LT(relative_error(got.o, expected.o), 4e-3);
       EXPECT_LT(relative_error(got.lse, expected.lse), 1e-3);
       EXPECT_GT(relative_error(fp8_attention(c, false).o, expected.o), 8e-3);
@@ -115,7 +115,7 @@ TEST(CudaAttentionFp8, HasTheBitsOfItsContract) {
   for (const int64_t dim : {64, 128, 256}) {
     const AttentionCase c = fp8_case({.heads = 4, .kv_heads = 2, .dim = dim}, {{1, 300}});
     const RowOracle oracle{c, c.desc.fp8_scales.to_vector<float>(), device};
-    const Tensor got = forward_on(c, device).o.to(DType::kF32);
+    const Tensor got = fp8_forward_on(c, device).o.to(DType::kF32);
     for (const int64_t position : {0, 1, 15, 16, 63, 64, 100, 127, 128, 200, 299})
       for (int64_t head = 0; head < 4; ++head)
         EXPECT_EQ(got.select(0, position).select(0, head).to_vector<float>(),
@@ -168,7 +168,7 @@ TEST(CudaAttentionFp8, PagedBitsAreThoseOfTheForwardPass) {
           cached.desc.fp8_scales = scales;
           EXPECT_TRUE(bit_equal(run_in_random_steps(terms_on(cached, device), group == 3 ? 64 : 16,
                                                     rng, device, scales),
-                                forward_on(terms_on(rounded(c, scales), device), device).o));
+                                fp8_forward_on(terms_on(rounded(c, scales), device), device).o));
         }
 }
 
@@ -178,7 +178,7 @@ TEST(CudaAttentionFp8, ModifiesScores) {
     AttentionCase c = fp8_case({.heads = 6, .kv_heads = 2, .dim = dim}, {{1, 300}, {2, 9}});
     c.desc.soft_cap = 0.3;
     c.desc.slopes = random_tensor({6}, DType::kF32, 5);
-    const AttentionOutput got = forward_on(terms_on(c, device), device),
+    const AttentionOutput got = fp8_forward_on(terms_on(c, device), device),
                           expected = fp8_attention(c);
     EXPECT_LT(relative_error(got.o, expected.o), 4e-3) << dim;
     EXPECT_LT(relative_error(got.lse, expected.lse), 1e-3) << dim;
@@ -191,7 +191,7 @@ TEST(CudaAttentionFp8, TokensMayBeInAnyOrder) {
   Rng rng(18, rng_stream(kTestPurpose, 9));
   AttentionCase c =
       make_case({.heads = 6, .kv_heads = 2, .dim = 64, .dtype = DType::kBF16}, {{1, 200}});
-  const Tensor scales = some_scales(2, 6), expected = forward_on(rounded(c, scales), device).o;
+  const Tensor scales = some_scales(2, 6), expected = fp8_forward_on(rounded(c, scales), device).o;
   c.desc.fp8_scales = scales.to(device);
   PagedKV cache = make_cache(c, 16, rng, device, scales);
   Tensor all = Tensor::full(c.q.shape(), NAN, c.q.dtype());
@@ -225,7 +225,8 @@ TEST(CudaAttentionFp8, ChunksAreJoinedInPrefillAndDecode) {
   for (const int64_t dim : {64, 128, 256}) {
     AttentionCase c = make_case({.heads = 4, .kv_heads = 1, .dim = dim, .dtype = DType::kBF16},
                                 {{1, 2 * chunk + 70}, {2, chunk + 5}});
-    const Tensor scales = some_scales(1, 4), expected = forward_on(rounded(c, scales), device).o;
+    const Tensor scales = some_scales(1, 4),
+                 expected = fp8_forward_on(rounded(c, scales), device).o;
     c.desc.fp8_scales = scales.to(device);
     PagedKV cache = make_cache(c, 16, rng, device, scales);
     Tensor all = Tensor::full(c.q.shape(), NAN, c.q.dtype());
@@ -257,10 +258,10 @@ TEST(CudaAttentionFp8, BitsDoNotDependOnTheNumberOfBlocks) {
   for (const int64_t dim : {64, 128, 256}) {
     const AttentionCase c =
         fp8_case({.heads = 6, .kv_heads = 2, .dim = dim}, {{1, 700}, {2, 1}, {3, 129}, {4, 400}});
-    const AttentionOutput expected = forward_on(c, device);
+    const AttentionOutput expected = fp8_forward_on(c, device);
     for (const int blocks : {1, 2, 4}) {
       const cuda::GpuLimit limit(device, {.multiprocessors = blocks});
-      const AttentionOutput got = forward_on(c, device);
+      const AttentionOutput got = fp8_forward_on(c, device);
       EXPECT_TRUE(bit_equal(got.o, expected.o) && bit_equal(got.lse, expected.lse));
       Rng rng(17, rng_stream(kTestPurpose, 9));
       AttentionCase cached = c;
@@ -282,7 +283,8 @@ TEST(CudaAttentionFp8, LongContextsKeepTheMeanOfTheirValues) {
   for (float& x : v) x += 1;
   c.v = Tensor::from(v, c.v.shape()).to(DType::kBF16);
   c = rounded(c, Tensor::from(std::vector<float>{0x1p-6f, 0x1p-6f, 0x1p-6f}));
-  const std::vector<double> got = forward_on(c, device).o.select(0, keys - 1).to_vector<double>();
+  const std::vector<double> got =
+      fp8_forward_on(c, device).o.select(0, keys - 1).to_vector<double>();
   const std::vector<double> values = c.v.to_vector<double>();
   for (size_t d = 0; d < got.size(); ++d) {
     double mean = 0;
@@ -295,9 +297,9 @@ TEST(CudaAttentionFp8, WhatItDoesNotSupportIsAnError) {
   COHORT_REQUIRE_GPU(device);
   AttentionCase c =
       make_case({.heads = 2, .kv_heads = 1, .dim = 32, .dtype = DType::kBF16}, {{1, 20}});
-  EXPECT_THROW(forward_on(rounded(c, some_scales(1, 2)), device), Error);
+  EXPECT_THROW(fp8_forward_on(rounded(c, some_scales(1, 2)), device), Error);
   c = make_case({.heads = 2, .kv_heads = 1, .dim = 64, .dtype = DType::kF32}, {{1, 20}});
-  EXPECT_THROW(forward_on(rounded(c, some_scales(1, 2)), device), Error);
+  EXPECT_THROW(fp8_forward_on(rounded(c, some_scales(1, 2)), device), Error);
 }
 
 }  // namespace
