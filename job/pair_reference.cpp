@@ -66,7 +66,8 @@ std::string read(const std::string& dir, PairReferences& out) {
   const std::string text = read_text_file(file_of(dir));
   const size_t begin = std::min<size_t>(text.size(), 16);  // end of the checksum
   std::vector<double> numbers((text.size() - begin) / sizeof(double));
-  std::memcpy(numbers.data(), text.data() + begin, numbers.size() * sizeof(double));
+  if (!numbers.empty())
+    std::memcpy(numbers.data(), text.data() + begin, numbers.size() * sizeof(double));
   if (numbers.size() % 3 != 0 || text != str(hex(checksum(bytes_of(numbers))), bytes_of(numbers)))
     return "is damaged";
   for (size_t i = 0; i < numbers.size(); i += 3) out[numbers[i]] = {numbers[i + 1], numbers[i + 2]};
