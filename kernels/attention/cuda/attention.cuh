@@ -85,8 +85,8 @@ struct SequenceTile {
   int index;  // the number of the sequence
   int tile;   // its rows [tile * per_tile, ...); beyond its length in an empty slot
 };
-// Finds the tile of a slot, if a sequence owns `own` slots more than its tiles may need by their
-// number alone; all lanes of a warp must call it, which searches 32 sequences at a time.
+// Finds the tile of a slot, where sequence s owns the slots from cu[s] / per_tile + own * s on; all
+// lanes of a warp must call it, which searches 32 sequences at a time.
 __device__ __forceinline__ SequenceTile find_tile(const PackedSequences& sequences, int slot,
                                                   int per_tile, int own = 1) {
   const int32_t* const cu = sequences.cu;
