@@ -111,10 +111,8 @@ PairReferences pair_references(const StageSetup& setup, const ModelStart& start,
                            start.checkpoint));
     if (std::ranges::all_of(sums, [&](double sum) { return out.contains(sum); })) return out;
     if (setup.is_main())
-      logging::info(
-          file_of(setup.dir),
-          " lacks pairs that are needed now: their reference log-probs are computed with the "
-          "model that the stage began with");
+      logging::info(file_of(setup.dir),
+                    " lacks pairs: they are computed by the model that the stage began with");
     earlier = load_start();
   }
   begin_activity("computing reference log-probs");
