@@ -1,4 +1,4 @@
-// CUDA functions used by core, behind on_device(). Defined in CUDA builds only.
+// CUDA functions that common code calls by on_device(). Defined in CUDA builds only.
 #pragma once
 
 #include <functional>
@@ -18,6 +18,7 @@ int device_count();
 // Reason for a count of 0.
 std::string no_device_reason();
 double memory_bandwidth(Device device);
+int compute_capability(Device device);
 Stream default_stream(Device device);
 void synchronize(Stream stream);
 void synchronize_all_streams(Device device);

@@ -202,6 +202,9 @@ void activate(Device device) {
 const GpuProperties& gpu_properties(Device device) {
   return properties_of(device);
 }
+int compute_capability(Device device) {
+  return gpu_properties(device).compute_capability;
+}
 GpuLimit::GpuLimit(Device device, const Limits& limits)
     : device_(device), before_(gpu_properties(device)) {
   limit(properties_of(device), limits);

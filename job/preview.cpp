@@ -256,7 +256,7 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
     start.config.vocab_size = data.tokenizer->vocab_size();
     start.config.resolve();
   }
-  start.config.check_device(device_named(config.device, "device"));
+  start.config.check_device(device_named(config.device, "device"), config.dtype);
   check_precision(start.config, config.dtype);
   const ContextLimit limit = context_limit(config, start.config);
   bool scores = config.batch.trainer == TrainerType::kGrpo;

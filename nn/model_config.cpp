@@ -5,7 +5,9 @@
 #include <cctype>
 #include <cmath>
 
+#include "core/cuda_backend.h"
 #include "core/sizes.h"
+#include "core/with_cuda.h"
 #include "data/data_check.h"
 #include "kernels/attention/attention.h"
 #include "nn/families/family.h"
@@ -187,14 +189,25 @@ void ModelConfig::resolve() {
               position_buckets / 2, ", got ", position_max_distance));
 }
 
-void ModelConfig::check_device(Device device) const {
+void ModelConfig::check_device(Device device, DType dtype) const {
   if (device.is_cuda() && head_dim > kernels::kMaxCudaHeadDim)
     throw InputError(str("model.head_dim: expected at most ", kernels::kMaxCudaHeadDim,
                          " on a GPU, got ", head_dim, "; hint: more heads, or device: cpu"));
-  if (device.is_cuda() && precision.rounds_queries())
+  if (!device.is_cuda() || !precision.rounds_queries()) return;
+  if (dtype != DType::kBF16)
     throw InputError(
-        "precision.attention: fp8 runs on the CPU only in this version; hint: device: "
-        "cpu, or without this key precision.cache: fp8");
+        str("precision.attention: fp8 on a GPU needs dtype: bf16, got ", dtype_name(dtype)));
+  if (device.index < cuda_device_count())
+    check_gpu(on_device<[](Device) { return 0; }, cuda::compute_capability>(device, device));
+}
+
+void ModelConfig::check_gpu(int compute_capability) const {
+  if (precision.rounds_queries() && compute_capability != 0 && compute_capability != 90)
+    throw InputError(
+        str("precision.attention: fp8 needs a GPU of compute capability 9.0 (H100, "
+            "H200), got ",
+            compute_capability / 10, ".", compute_capability % 10,
+            "; hint: precision: {cache: fp8} rounds keys and values alone"));
 }
 
 Json ModelConfig::to_json() const {

@@ -256,8 +256,10 @@ struct ModelConfig {
   }
   // Fills in sizes that are 0 and checks consistency. Throws InputError naming the key.
   void resolve();
-  // Throws InputError naming the key if the device's kernels do not support the model.
-  void check_device(Device device) const;
+  // Throws InputError naming the key if the device's kernels do not support the model in `dtype`.
+  void check_device(Device device, DType dtype) const;
+  // The same for a GPU by its compute capability, 10 major + minor; 0: unknown.
+  void check_gpu(int compute_capability) const;
   // Conversion to and from config.json: `file`, else that of a family that computes the same
   // (nn/families/), else of Cohort with Hugging Face's names where they exist. The configuration
   // must be resolved. Throws InputError naming a field that is missing, not supported, or

@@ -37,8 +37,8 @@ struct PrecisionConfig {
              "of the cache); in training too, so that ratios stay 1");
     v.choice(
         "attention", attention, kAttentionPrecisionNames,
-        "operands of attention: bf16 (the model's dtype) or fp8 (e4m3, with cache: fp8); on the "
-        "CPU only so far");
+        "operands of attention: bf16 (the model's dtype) or fp8 (e4m3, with cache: fp8); on GPUs "
+        "of compute capability 9.0, and the CPU");
   }
 };
 

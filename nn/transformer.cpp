@@ -6,8 +6,8 @@
 
 namespace cohort {
 
-static const ModelConfig& checked(const ModelConfig& c, Device device) {
-  c.check_device(device);
+static const ModelConfig& checked(const ModelConfig& c, Device device, DType dtype) {
+  c.check_device(device, dtype);
   COHORT_CHECK((c.vocab_size > 0 || c.has_images()) && c.head_dim > 0 && c.d_ff > 0,
                "[transformer] expected a resolved configuration");
   return c;
@@ -15,7 +15,7 @@ static const ModelConfig& checked(const ModelConfig& c, Device device) {
 
 Transformer::Transformer(const ModelConfig& config, DType dtype, std::optional<uint64_t> seed,
                          Device device)
-    : config_(checked(config, device)),
+    : config_(checked(config, device, dtype)),
       parameters_(dtype, device, seed,
                   config.lora.rank > 0 ? std::optional(config.lora.seed) : std::nullopt),
       embedding_(parameters_, config_),

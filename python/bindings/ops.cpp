@@ -128,8 +128,6 @@ Variable flash_attention(Variable q, Variable k, Variable v, const Tensor& offse
   if (!offsets.defined()) check_masks(rules, queries.dim(-3));
   if (const Tensor& scales = rules.fp8_scales; scales.defined()) {
     const int64_t heads = queries.dim(-2), kv_heads = keys.dim(-2);
-    if (queries.device().is_cuda())
-      throw InputError("flash_attention: precision \"fp8\" runs on the CPU only in this version");
     if (scales.rank() != 1 || scales.numel() != heads + 2 * kv_heads)
       throw InputError(str("flash_attention: scales: expected [", heads + 2 * kv_heads,
                            "], one for each head of q, k and v, got ", scales.str()));
@@ -193,7 +191,8 @@ cap tanh(score / cap). slopes: [H], ALiBi. bias: [H, 2 R + 1], by distance, diff
 logits of keys without values, differentiable. prefix_lm: [S], the length of the prefix that all queries of
 a sequence see. tiles: of tile_mask(). precision: "fp8" rounds q, k, v and the probabilities to e4m3; gradients
 pass the rounding unchanged. scales: its [H + 2 Hkv] powers of two, of which 448 times should be no less than the
-magnitudes in that head of q, k or v; on the CPU only so far. Constants may be float64. Error for other shapes, dtypes and combinations.)");
+magnitudes in that head of q, k or v; on CUDA it needs bfloat16, heads of 64, 128 or 256 and compute
+capability 9.0. Constants may be float64. Error for other shapes, dtypes and combinations.)");
   define(
       m, "tile_mask",
       +[](const Variable& visible) {

@@ -158,10 +158,11 @@ TEST_P(Kill, HalfWayThroughResumesToTheSameWeights) {
   kill_halfway();
 }
 
-// The settings on a GPU, in both dtypes.
+// The settings on a GPU, in both dtypes; ranks that are threads compute on the CPU.
 std::vector<Setting> cuda_settings() {
   std::vector<Setting> out;
   for (const auto& [name, yaml] : settings()) {
+    if (yaml.find("ranks:") != yaml.npos) continue;
     out.push_back({name + std::string("_f32"), "device: cuda\n" + yaml});
     out.push_back({name + std::string("_bf16"), "device: cuda\ndtype: bf16\n" + yaml});
     out.push_back({name + std::string("_host"), "device: cuda\ndtype: bf16\n" + yaml +
@@ -177,6 +178,15 @@ class CudaKill : public Kill {
 };
 INSTANTIATE_TEST_SUITE_P(Trainers, CudaKill, testing::ValuesIn(cuda_settings()),
                          [](const auto& info) { return info.param.name; });
+
+TEST(CudaRanks, ThreadsComputeOnTheCpu) {
+  COHORT_REQUIRE_GPU(device);
+  const TempDir dir;
+  write_data(dir);
+  write_file(dir.path("run.yaml"), settings()[0].yaml);
+  expect_bad_input(run_cohort({"train", dir.path("run.yaml"), "device=cuda", "ranks=2"}),
+                   {"ranks: 2 threads compute on the CPU, got device: cuda"});
+}
 
 TEST_P(CudaKill, HalfWayThroughResumesToTheSameWeights) {
   kill_halfway();

@@ -173,10 +173,10 @@ TEST(ModelConfig, ResolveErrorsNameTheKey) {
 TEST(ModelConfig, WideHeadsAreForTheCpu) {
   ModelConfig c;
   c.head_dim = 256;
-  c.check_device(Device::cuda());
+  c.check_device(Device::cuda(), DType::kF32);
   c.head_dim = 258;
-  c.check_device(Device{});
-  EXPECT_THROW_WITH(c.check_device(Device::cuda()), InputError,
+  c.check_device(Device{}, DType::kF32);
+  EXPECT_THROW_WITH(c.check_device(Device::cuda(), DType::kF32), InputError,
                     "model.head_dim: expected at most 256 on a GPU, got 258; hint");
 }
 
