@@ -40,23 +40,19 @@ __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d
   return word;
 }
 
-// Rounding to an E4m3Grid, for rotate().
-struct E4m3Rounding {
-  E4m3Grid grid;
-
-  __device__ explicit E4m3Rounding(float scale) : grid(scale) {}
-  template <class T, int N>
-  __device__ __forceinline__ Raw<T, N> operator()(const Raw<T, N>& raw) const {
-    float x[N];
+// Rounds to bf16 and to the E4m3Grid of a scale.
+template <class T, int N>
+__device__ __forceinline__ Raw<T, N> round_to_e4m3(const Raw<T, N>& raw, float scale) {
+  const E4m3Grid grid(scale);
+  float x[N];
 #pragma unroll
-    for (int n = 0; n < N; ++n) {
-      x[n] = element(raw, n);
-      if constexpr (sizeof(T) == 4) x[n] = __bfloat162float(__float2bfloat16_rn(x[n]));
-      x[n] = grid(x[n]);
-    }
-    return to_raw<T>(x);
+  for (int n = 0; n < N; ++n) {
+    x[n] = element(raw, n);
+    if constexpr (sizeof(T) == 4) x[n] = __bfloat162float(__float2bfloat16_rn(x[n]));
+    x[n] = grid(x[n]);
   }
-};
+  return to_raw<T>(x);
+}
 
 // Factor of dequantize() for a scale: 2^120 s in both halves of the word, which bf16 holds up to s
 // = 2^7.

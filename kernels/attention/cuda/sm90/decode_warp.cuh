@@ -78,7 +78,8 @@ struct DecodeWarp {
         const int row = i / packs, column = i % packs * 8;
         const int offset = row < rows.count ? 2 * row * Shape::kQueryStride : Shape::kNewKey;
         bf16* const x = reinterpret_cast<bf16*>(shared + inputs + offset) + column;
-        rotate<8>(x, x, {angles, position, column});
+        rotate<8>(x, {angles, position, column},
+                  [&](int half, float(&y)[8]) { store_raw(x + half, to_raw<bf16>(y)); });
       }
       sync_computing<Shape>();
     }
