@@ -202,7 +202,7 @@ struct TileProducer {
             boxes = Shape::kKeys / problem.box_tokens, row = lane % boxes * problem.box_tokens,
             column = lane / boxes;
   const bool loads_box = lane < boxes * (Shape::kIsE4m3 ? 1 : Shape::kDim / kBoxColumns);
-  int block = -1;  // of the cache, for the lane's next box
+  int block = -1;  // cache block of the lane's next box
 
   __device__ void load_tiles(int producer) {
     if (chunks.count == 0) return;

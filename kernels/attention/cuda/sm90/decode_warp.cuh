@@ -128,7 +128,7 @@ struct DecodeWarp {
     *reinterpret_cast<uint4*>(tile + to) =
         *reinterpret_cast<const uint4*>(shared + inputs + from + 16 * chunk);
   }
-  // What a load gives of a tile of keys or values: in e4m3 a word for a block of 8 keys or dims, in
+  // A load from a tile of keys or values gives in e4m3 a word for a block of 8 keys or dims, and in
   // bf16 the registers of operand B for two blocks.
   static constexpr int kBlocksPerLoad = Shape::kIsE4m3 ? 1 : 2;
   using Words = uint32_t[Shape::kIsE4m3 ? 1 : 4];
