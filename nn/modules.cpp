@@ -123,10 +123,8 @@ void SelfAttention::write_kv_scales(const Norm& norm) const {
   const Tensor w = rows_of(qkv.weight.value()), bias = rows_of(qkv.bias.value());
   kernels::KvScales call = norm.kv_scales(scales, w, bias);
   call.kv_heads = c.num_kv_heads;
-  if (k_norm_.defined()) {
-    call.q_norm = q_norm_.value();
-    call.k_norm = k_norm_.value();
-  }
+  call.q_norm = q_norm_.value();
+  call.k_norm = k_norm_.value();
   if (c.is_rotary(layer_)) call.rotary_gain = c.max_rotary_gain();
   if (qkv.lora.defined()) {
     call.a = qkv.lora.a.value().with_padding();

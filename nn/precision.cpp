@@ -12,14 +12,15 @@ namespace fs = std::filesystem;
 
 std::string precision_change(const PrecisionConfig& asked, const PrecisionConfig& saved,
                              const std::string& source) {
-  if (asked == saved) return "";
   const auto line = [&](const char* key, bool asks_fp8, const char* other) {
     return str("precision.", key, ": the run has ", asks_fp8 ? "fp8" : "bf16",
                ", but the model of ", source, " was trained ", asks_fp8 ? other : "with fp8");
   };
   if (asked.rounds_keys() != saved.rounds_keys())
     return line("cache", asked.rounds_keys(), "without rounded keys");
-  return line("attention", asked.rounds_queries(), "with attention in bf16");
+  if (asked.rounds_queries() != saved.rounds_queries())
+    return line("attention", asked.rounds_queries(), "with attention in bf16");
+  return "";
 }
 
 void check_precision(const ModelConfig& config, DType dtype, const std::string& file) {
@@ -40,8 +41,8 @@ void check_precision(const ModelConfig& config, DType dtype, const std::string& 
   require(dim % 2 == 0, str("needs an even head_dim, got ", dim));
   require(dtype != DType::kBF16 || dim == 64 || dim == 128 || dim == 256,
           str("supports a head_dim of 64, 128 or 256 in bf16, got ", dim));
-  if (!config.precision.rounds_queries()) return;
-  require(config.dropout == 0, str("needs dropout: 0, got ", config.dropout));
+  require(!config.precision.rounds_queries() || config.dropout == 0,
+          str("needs dropout: 0, got ", config.dropout));
 }
 
 DType cache_dtype(const ModelConfig& config, DType dtype) {
@@ -61,7 +62,7 @@ PrecisionConfig load_precision(const std::string& dir) {
 }
 
 bool save_precision(const PrecisionConfig& precision, const std::string& dir) {
-  if (precision == PrecisionConfig()) return false;
+  if (!precision.rounds_keys()) return false;
   write_file_durable(dir + "/" + kPrecisionFile,
                      precision.rounds_queries() ? "{\"cache\": \"fp8\", \"attention\": \"fp8\"}\n"
                                                 : "{\"cache\": \"fp8\"}\n");

@@ -28,9 +28,6 @@ struct PrecisionConfig {
   bool rounds_queries() const { return attention == AttentionPrecision::kFp8; }
   // Attention in FP8 has a cache in FP8.
   bool rounds_keys() const { return cache == CachePrecision::kFp8 || rounds_queries(); }
-  bool operator==(const PrecisionConfig& other) const {
-    return rounds_keys() == other.rounds_keys() && attention == other.attention;
-  }
   void visit(ConfigVisitor& v) {
     v.choice("cache", cache, kCachePrecisionNames,
              "keys and values of attention: bf16 (the model's dtype) or fp8 (e4m3, half the memory "

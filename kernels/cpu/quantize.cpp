@@ -15,7 +15,8 @@ void quantize(const Quantize& args) {
   const ScaleIndex scale_at(out);
   const auto run = [&]<class Q, class T>(Q* values, const T* x, float* scales) {
     out.scales.fill_(1);
-    const auto quantize_group = [&](int64_t first_row, int64_t first_column) {
+    for_rows(ceil_div(shape[0], height) * across, height * width, [&](int64_t i) {
+      const int64_t first_row = i / across * height, first_column = i % across * width;
       const auto for_each = [&](auto&& fn) {
         for (int64_t r = first_row; r < std::min(shape[0], first_row + height); ++r)
           for (int64_t c = first_column; c < std::min(shape[1], first_column + width); ++c) {
@@ -27,10 +28,8 @@ void quantize(const Quantize& args) {
       for_each([&](int64_t, float value) { amax = std::max(amax, magnitude_bits(value)); });
       const GroupScale<Q> scale(amax);
       scales[scale_at(first_row, first_column)] = scale.scale;
-      for_each([&](int64_t i, float value) { values[i] = scale(value); });
-    };
-    for_rows(ceil_div(shape[0], height) * across, height * width,
-             [&](int64_t i) { quantize_group(i / across * height, i % across * width); });
+      for_each([&](int64_t at, float value) { values[at] = scale(value); });
+    });
   };
   dispatch_float(args.x.dtype(), "quantize", [&]<class T>() {
     dispatch_values(out, [&]<class Q>() {

@@ -104,7 +104,10 @@ struct Plus {
   }
 };
 struct Larger {  // ignores NaN
-  __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return max(a, b);
+  }
 };
 
 // Marks a value as warp-uniform for the compiler, which then keeps it and what depends on it in
@@ -126,16 +129,23 @@ __device__ __forceinline__ TileCoordinates grouped_tile(int i, int rows, int col
   return {group * kGroupRows + in_group % width, in_group / width};
 }
 
+// Reduces one value per lane over kLanes adjacent lanes, a power of two, by a butterfly: every lane
+// gets the same bits if `combine` is commutative, because partners differ only in the order of the
+// two operands.
+template <int kLanes, class T, class Combine>
+__device__ __forceinline__ T lane_reduce(T x, Combine combine) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2)
+    x = combine(x, __shfl_xor_sync(0xffffffffu, x, offset));
+  return x;
+}
+
 // Reduces one value per thread over a block of kThreads threads (a multiple of 32): a butterfly
 // over the lanes of a warp, then the warps' values in ascending order; every thread gets the same
 // bits. `scratch` holds kThreads / 32 values and may be reused after the next __syncthreads().
 template <int kThreads, class T, class Combine>
 __device__ __forceinline__ T block_reduce(T x, T* scratch, Combine combine) {
-  // Partner lanes differ only in the order of the two operands, so a commutative `combine` gives
-  // both the same bits.
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2)
-    x = combine(x, __shfl_xor_sync(0xffffffffu, x, offset));
+  x = lane_reduce<32>(x, combine);
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
   __syncthreads();
   // Every thread reads the values of all warps: no second barrier, and the same order for all.

@@ -40,47 +40,41 @@ __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d
   return word;
 }
 
-// Rounding to an E4m3Grid, for rotate().
-struct E4m3Rounding {
-  E4m3Grid grid;
-
-  __device__ explicit E4m3Rounding(float scale) : grid(scale) {}
-  template <class T, int N>
-  __device__ __forceinline__ Raw<T, N> operator()(const Raw<T, N>& raw) const {
-    float x[N];
+// Rounds to bf16 and to the E4m3Grid of a scale.
+template <class T, int N>
+__device__ __forceinline__ Raw<T, N> round_to_e4m3(const Raw<T, N>& raw, float scale) {
+  const E4m3Grid grid(scale);
+  float x[N];
 #pragma unroll
-    for (int n = 0; n < N; ++n) {
-      x[n] = element(raw, n);
-      if constexpr (sizeof(T) == 4) x[n] = __bfloat162float(__float2bfloat16_rn(x[n]));
-      x[n] = grid(x[n]);
-    }
-    return to_raw<T>(x);
+  for (int n = 0; n < N; ++n) {
+    x[n] = element(raw, n);
+    if constexpr (sizeof(T) == 4) x[n] = __bfloat162float(__float2bfloat16_rn(x[n]));
+    x[n] = grid(x[n]);
   }
-};
+  return to_raw<T>(x);
+}
 
 // Factor of dequantize() for a scale: 2^120 s in both halves of the word, which bf16 holds up to s
 // = 2^7.
 __device__ __forceinline__ uint32_t dequantize_factor(float scale) {
   return pack_bf16(scale * 0x1p120f, scale * 0x1p120f);
 }
-__device__ __forceinline__ uint32_t multiply_pair(uint32_t a, uint32_t b) {
-  __nv_bfloat162 x, y;
-  std::memcpy(&x, &a, sizeof(x));
-  std::memcpy(&y, &b, sizeof(y));
-  const __nv_bfloat162 product = __hmul2(x, y);
-  uint32_t out;
-  std::memcpy(&out, &product, sizeof(out));
-  return out;
-}
 // The four numbers of a word of the cache as bf16 pairs: elements 2 q and 2 q + 1 of the 16, for
 // word q, then 2 q + 8 and 2 q + 9. The bits of an e4m3 number, four exponent bits lower, are those
 // of a bf16 number that is 2^120 times smaller, subnormal numbers included, so the product is
 // exact. NaN becomes 480 s: only tokens after one with non-finite outputs can see that.
 __device__ __forceinline__ uint2 dequantize(uint32_t word, uint32_t factor) {
-  const uint32_t other = word << 8;
-  const uint32_t low = (word & 0x80008000u) | (word >> 4 & 0x07f007f0u),
-                 high = (other & 0x80008000u) | (other >> 4 & 0x07f007f0u);
-  return {multiply_pair(low, factor), multiply_pair(high, factor)};
+  // The pair of bytes 1 and 3.
+  const auto pair = [factor](uint32_t bits) {
+    bits = (bits & 0x80008000u) | (bits >> 4 & 0x07f007f0u);
+    __nv_bfloat162 x, y;
+    std::memcpy(&x, &bits, sizeof(x));
+    std::memcpy(&y, &factor, sizeof(y));
+    x = __hmul2(x, y);
+    std::memcpy(&bits, &x, sizeof(bits));
+    return bits;
+  };
+  return {pair(word), pair(word << 8)};
 }
 
 }  // namespace cohort::kernels::cuda

@@ -171,7 +171,7 @@ class ClusterRow {
 
   // Sends the warp's largest logit to all blocks, and waits for those of all warps.
   __device__ __forceinline__ void exchange_largest(float largest, uint32_t phase) const {
-    largest = largest_of_warp(largest);
+    largest = lane_reduce<32>(largest, Larger{});
     if (threadIdx.x == 0) barrier_arrive_expect_tx(barrier(kLargest), sizeof(shared_.largest));
     if (lane_ < kClusterBlocks)
       store_in_block(lane_, &shared_.largest[rank_ * kBlockWarps + warp_], largest,
@@ -181,7 +181,7 @@ class ClusterRow {
   // The largest logit of the row; each lane reads those of two warps.
   __device__ __forceinline__ float largest() const {
     static_assert(kClusterBlocks * kBlockWarps == 64);
-    return largest_of_warp(fmaxf(shared_.largest[lane_], shared_.largest[32 + lane_]));
+    return lane_reduce<32>(fmaxf(shared_.largest[lane_], shared_.largest[32 + lane_]), Larger{});
   }
 
   // Adds the partial sums over the chains of a run, then over the lanes, sends them to all blocks,
@@ -218,10 +218,8 @@ class ClusterRow {
                                                  float largest) const {
     // p_v / temperature = 2^(exponent z_v - offset). This sum may use another order than
     // row_softmax(): its rounding is negligible against that of the gradients to bf16.
-    auto sum = static_cast<float>(shared_.sums[lane_ % kRowWarps].x);
-#pragma unroll
-    for (int offset = kRowWarps / 2; offset > 0; offset /= 2)
-      sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    const auto sum =
+        lane_reduce<kRowWarps>(static_cast<float>(shared_.sums[lane_ % kRowWarps].x), Plus{});
     const float offset =
         __fmaf_rn(largest, exponent_, __log2f(sum) - __log2f(inverse_temperature_));
     const int local_target = target - (begin_ + first_);
@@ -265,12 +263,6 @@ class ClusterRow {
 
   __device__ __forceinline__ uint32_t barrier(Barrier of) const {
     return shared_address(&shared_.barriers[of]);
-  }
-  __device__ static __forceinline__ float largest_of_warp(float x) {
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
-      x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
-    return x;
   }
 
   SharedRow& shared_;

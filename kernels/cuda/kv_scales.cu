@@ -15,25 +15,18 @@ struct Problem {
   int heads, kv_heads, dim, columns, adapter_columns;
   float norm_offset, rotary_gain;
 
-  // The lane's parts of |x g|_2^2 and of |x b|_1, summed over the warp.
-  __device__ __forceinline__ KvRow norms(const T* x) const {
+  // The lane's parts of |x g|_2^2 and of |x b|_1, of n columns, summed over the warp. Undefined g
+  // are ones, and b zeros.
+  __device__ __forceinline__ KvRow norms(const T* x, int n, const T* g, const T* b) const {
     float squares = 0, shifts = 0;
-    for (int c = static_cast<int>(threadIdx.x % 32); c < columns; c += 32) {
-      const float value = to_float(x[c]), y = value * (to_float(norm[c]) + norm_offset);
+    for (int c = static_cast<int>(threadIdx.x % 32); c < n; c += 32) {
+      const float value = to_float(x[c]);
+      const float y = g == nullptr ? value : value * (to_float(g[c]) + norm_offset);
       squares += y * y;
-      if (norm_bias != nullptr) shifts += fabsf(value * to_float(norm_bias[c]));
+      if (b != nullptr) shifts += fabsf(value * to_float(b[c]));
     }
-    return {warp_sum(squares), warp_sum(shifts)};
+    return {lane_reduce<32>(squares, Plus{}), lane_reduce<32>(shifts, Plus{})};
   }
-  static __device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(0xffffffffu, x, lanes);
-    return x;
-  }
-};
-
-struct Largest {
-  __device__ uint32_t operator()(uint32_t a, uint32_t b) const { return max(a, b); }
 };
 
 template <class T>
@@ -51,7 +44,7 @@ __global__ void __launch_bounds__(kThreads) kv_scales_kernel(const Problem<T> p)
   float a_weights = 0, a_shifts = 0;  // the adapter's
   if (p.a != nullptr && !is_normed) {
     for (int r = warp; r < p.adapter_columns; r += kWarps) {
-      const KvRow row = p.norms(p.a + int64_t{r} * p.columns);
+      const KvRow row = p.norms(p.a + int64_t{r} * p.columns, p.columns, p.norm, p.norm_bias);
       if (lane > 0) continue;
       a_weights += row.weights;
       a_shifts += row.shifts * row.shifts;
@@ -61,15 +54,11 @@ __global__ void __launch_bounds__(kThreads) kv_scales_kernel(const Problem<T> p)
   }
   for (int d = warp; d < p.dim && !is_normed; d += kWarps) {
     const int64_t row = head * p.dim + d;
-    KvRow out = p.norms(p.w + row * p.w_stride);
+    KvRow out = p.norms(p.w + row * p.w_stride, p.columns, p.norm, p.norm_bias);
     out.weights = sqrtf(out.weights);
     if (p.sb != nullptr) {
-      float squares = 0;
-      for (int i = lane; i < p.adapter_columns; i += 32) {
-        const float x = to_float(p.sb[row * p.sb_stride + i]);
-        squares += x * x;
-      }
-      const float length = sqrtf(p.warp_sum(squares));
+      const float length =
+          sqrtf(p.norms(p.sb + row * p.sb_stride, p.adapter_columns, nullptr, nullptr).weights);
       out.weights += length * a_weights;
       out.shifts += length * a_shifts;
     }
@@ -85,7 +74,7 @@ __global__ void __launch_bounds__(kThreads) kv_scales_kernel(const Problem<T> p)
                      : kv_bound(rows[d], {}, p.columns);
     bound = max(bound, magnitude_bits(of_row));
   }
-  bound = block_reduce<kThreads>(bound, bounds, Largest{});
+  bound = block_reduce<kThreads>(bound, bounds, Larger{});
   if (thread == 0) p.scales[head] = kv_scale(bound);
 }
 

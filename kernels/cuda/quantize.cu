@@ -55,12 +55,6 @@ __device__ __forceinline__ uint32_t larger(uint32_t amax, const Pack<T, kColumns
   for (int n = 0; n < kColumns; ++n) amax = max(amax, magnitude_bits(to_float(x.v[n])));
   return amax;
 }
-__device__ __forceinline__ uint32_t half_warp_max(uint32_t amax) {
-#pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2)
-    amax = max(amax, __shfl_xor_sync(0xffffffffu, amax, offset));
-  return amax;
-}
 
 // With kTransposed, `values` and `at` are those of x's transpose. Without kBlocks, rows beyond x's
 // last are zeros, whose scale is 1.
@@ -82,13 +76,13 @@ __global__ void __launch_bounds__(kThreads, 2)
     __shared__ uint32_t scratch[kThreads / 32];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) amax = larger(amax, in[i]);
-    amax = block_reduce<kThreads>(amax, scratch, [](auto a, auto b) { return max(a, b); });
+    amax = block_reduce<kThreads>(amax, scratch, Larger{});
     if (threadIdx.x == 0)
       scales[kTransposed ? at(left, top) : at(top, left)] = GroupScale<e4m3>(amax).scale;
   }
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    if (!kBlocks) amax = half_warp_max(larger(0, in[i]));
+    if (!kBlocks) amax = lane_reduce<kLanes>(larger(0, in[i]), Larger{});
     const GroupScale<e4m3> scale(amax);
     if (!kBlocks && lane == 0 && row(i) < round_up(x.rows, 4)) scales[at(row(i), c)] = scale.scale;
     out[i] = map<e4m3>(in[i], [&](bf16 value) { return scale(to_float(value)); });
@@ -122,7 +116,7 @@ __global__ void __launch_bounds__(kThreads)
   const int first = kColumns * (threadIdx.x % kLanes);
   uint32_t amax = 0;
   for (int64_t c = first; c < x.cols; c += kScaleBlock) amax = larger(amax, x.load(row, c));
-  const GroupScale<int8_t> scale(half_warp_max(amax));
+  const GroupScale<int8_t> scale(lane_reduce<kLanes>(amax, Larger{}));
   if (first == 0 && row < x.rows) scales[row] = scale.scale;
   for (int64_t c = first; c < x.cols; c += kScaleBlock)
     values.store(row, c,

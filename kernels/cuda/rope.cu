@@ -31,38 +31,41 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const Rotation<T> p) {
   const int64_t token = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   if (token >= p.tokens) return;
   const int position = p.positions[token], half = p.table.half;
-  const int first_scaled = p.rotated + p.plain - p.scaled;
+  const bool accumulates = !kRounds && p.accumulate;
+  const auto add = [&](float(&x)[N], int64_t at) {
+    const auto old = load_raw<N>(p.y + at);
+#pragma unroll
+    for (int n = 0; n < N; ++n) x[n] += element(old, n);
+  };
+  const auto store = [&](unsigned head, int64_t at, Raw<T, N> values) {
+    const int scaled = static_cast<int>(head) - (p.rotated + p.plain - p.scaled);
+    if (kRounds && scaled >= 0) values = round_to_e4m3(values, p.scales[scaled]);
+    store_raw(p.y + at, values);
+  };
   const int64_t start = token * (p.rotated + p.plain) * 2 * half;
   const unsigned packs = half / N, count = p.rotated * packs;  // per head, per token
   for (unsigned k = threadIdx.x; k < count; k += blockDim.x) {
     const unsigned head = k / packs, pair = (k - head * packs) * N;
     const int64_t at = start + int64_t{head} * 2 * half + pair;
-    const RopeAt to{p.table, position, static_cast<int>(pair)};
-    if constexpr (kRounds) {
-      if (const int scaled = static_cast<int>(head) - first_scaled; scaled >= 0) {
-        rotate<N, kWide>(p.y + at, p.x + at, to, 1.0f, false, E4m3Rounding(p.scales[scaled]));
-        continue;
-      }
-    }
-    rotate<N, kWide>(p.y + at, p.x + at, to, p.sign, p.accumulate);
+    rotate<N, kWide>(p.x + at, {p.table, position, static_cast<int>(pair)}, kRounds ? 1.0f : p.sign,
+                     [&](int offset, float(&out)[N]) {
+                       if (accumulates) add(out, at + offset);
+                       store(head, at + offset, to_raw<T>(out));
+                     });
   }
   if (!kRounds && p.y == p.x && !p.accumulate) return;
   const int64_t first = start + int64_t{p.rotated} * 2 * half;
   for (unsigned k = threadIdx.x; k < p.plain * 2 * packs; k += blockDim.x) {
     const int64_t at = first + int64_t{k} * N;
     auto values = load_raw<N>(p.x + at);
-    if constexpr (kRounds) {
-      const int scaled = p.rotated + static_cast<int>(k / (2 * packs)) - first_scaled;
-      if (scaled >= 0) values = E4m3Rounding(p.scales[scaled])(values);
-    }
-    if (p.accumulate) {
-      const auto old = load_raw<N>(p.y + at);
+    if (accumulates) {
       float sum[N];
 #pragma unroll
-      for (int n = 0; n < N; ++n) sum[n] = element(values, n) + element(old, n);
+      for (int n = 0; n < N; ++n) sum[n] = element(values, n);
+      add(sum, at);
       values = to_raw<T>(sum);
     }
-    store_raw(p.y + at, values);
+    store(p.rotated + k / (2 * packs), at, values);
   }
 }
 

@@ -49,32 +49,16 @@ struct RopeAt {
   int position, pair;
 };
 
-// The rounding of results that have the type of y.
-struct NoRounding {
-  template <class R>
-  __device__ __forceinline__ const R& operator()(const R& raw) const {
-    return raw;
-  }
-};
-
-// y (+)= x rotated, N pairs at offsets 0 and half. y may be x. sign: 1, or -1 for the transpose, in
-// which the parts of a wide table exchange their sines.
-template <int N, bool kWide, class T, class Rounding = NoRounding>
-__device__ __forceinline__ void rotate(T* y, const T* x, const RopeAt& at, float sign,
-                                       bool accumulate, const Rounding& rounding = {}) {
+// Rotates x, N pairs at offsets 0 and half, and calls store(offset, elements) with the results of
+// each half. sign: 1, or -1 for the transpose, in which the parts of a wide table exchange their
+// sines.
+template <int N, bool kWide, class T, class Store>
+__device__ __forceinline__ void rotate(const T* x, const RopeAt& at, float sign,
+                                       const Store& store) {
   const auto& [table, position, pair] = at;
   const int half = table.half;
-  // Both halves are loaded before either is written, because y may be x.
+  // Both halves are loaded before either is stored, which may be in their place.
   const auto first = load_raw<N>(x), second = load_raw<N>(x + half);
-  const auto write = [&](int part, float(&out)[N]) {
-    T* const to = y + part * half;
-    if (accumulate) {
-      const auto old = load_raw<N>(to);
-#pragma unroll
-      for (int n = 0; n < N; ++n) out[n] += element(old, n);
-    }
-    store_raw(to, rounding(to_raw<T>(out)));
-  };
   float out[2][N];
   if constexpr (kWide) {
     // One part at a time, for fewer registers.
@@ -86,7 +70,7 @@ __device__ __forceinline__ void rotate(T* y, const T* x, const RopeAt& at, float
         const float a = element(first, n), b = element(second, n), s = sign * angles.sin[n];
         out[0][n] = part == 0 ? a * angles.cos[n] - b * s : b * angles.cos[n] + a * s;
       }
-      write(part, out[0]);
+      store(part * half, out[0]);
     }
   } else {
     const Angles<N> angles(table, position, pair);
@@ -97,17 +81,16 @@ __device__ __forceinline__ void rotate(T* y, const T* x, const RopeAt& at, float
       out[1][n] = b * angles.cos[n] + a * s;
     }
 #pragma unroll
-    for (int part = 0; part < 2; ++part) write(part, out[part]);
+    for (int part = 0; part < 2; ++part) store(part * half, out[part]);
   }
 }
 // Variant for tables of either width, without the transpose.
-template <int N, class T, class Rounding = NoRounding>
-__device__ __forceinline__ void rotate(T* y, const T* x, const RopeAt& at,
-                                       const Rounding& rounding = {}) {
+template <int N, class T, class Store>
+__device__ __forceinline__ void rotate(const T* x, const RopeAt& at, const Store& store) {
   if (at.table.wide)
-    rotate<N, true>(y, x, at, 1.0f, false, rounding);
+    rotate<N, true>(x, at, 1.0f, store);
   else
-    rotate<N, false>(y, x, at, 1.0f, false, rounding);
+    rotate<N, false>(x, at, 1.0f, store);
 }
 
 }  // namespace cohort::kernels::cuda

@@ -8,111 +8,77 @@
 namespace cohort::kernels::cuda {
 namespace {
 
-// C: the type of the cache, T or e4m3.
-template <class T, class C = T>
+template <class T>
 struct WriteProblem {
-  C *k_cache, *v_cache;
+  void *k_cache, *v_cache;
   T* qkv;
-  const float*
-      scales;  // from the first key head on, behind those of queries; null: none are rounded
+  // From the first key head on, behind those of queries; null: none are rounded.
+  const float* scales;
   bool rounds_queries;
   const int32_t *sequences, *positions;
   PageTable table;
   RopeTable rope;
   int heads, kv_heads, head_dim;
-
-  // Slot of a token that is not idle; negative if it has none.
-  __device__ int64_t slot(int sequence, int position) const {
-    return table.has(sequence) ? table.slot(table.row(sequence), position) : int64_t{-1};
-  }
 };
 
 constexpr int kWriteThreads = 128;
 
 // A block has one token, and a thread N elements at a time. First come the packs to rotate:
 // queries, in place, and keys, into the cache slot of the token. Then those to copy to the cache:
-// values, and keys that are not rotated; before them queries that are only rounded.
-template <class T, int N>
+// values, and keys that are not rotated; before them queries that are only rounded. With a cache in
+// e4m3, the keys go to shared memory, and then they and the values to the cache byte by byte.
+template <class T, bool kIsE4m3, int N>
 __global__ void __launch_bounds__(kWriteThreads)
     rope_kv_write_kernel(const __grid_constant__ WriteProblem<T> p) {
-  launch_dependents_and_wait();
-  const int64_t token = blockIdx.x;
-  const int sequence = p.sequences[token], position = p.positions[token];
-  if (sequence < 0 || position < 0) return;  // idle
-  const int64_t slot = p.slot(sequence, position);
-  const int dim = p.head_dim, width = p.kv_heads * dim;  // elements per slot
-  T* const q = p.qkv + token * (p.heads * dim + 2 * width);
-  T* const keys = p.k_cache + slot * width;
-  T* const values = p.v_cache + slot * width;
-  const bool rotates = p.rope.data != nullptr;
-  const int packs = dim / 2 / N;  // packs of pairs per head
-  const int rotated = rotates ? (p.heads + p.kv_heads) * packs : 0;
-  // Offset from the first key of the token.
-  const int first = rotates ? width : p.rounds_queries ? -p.heads * dim : 0;
-  const int copied = (2 * width - first) / N;
-  for (int i = static_cast<int>(threadIdx.x); i < rotated + copied; i += kWriteThreads) {
-    if (i < rotated) {
-      const int head = i / packs, pair = (i - head * packs) * N;
-      T* const x = q + head * dim + pair;
-      if (head >= p.heads && slot < 0) continue;
-      T* const y = head < p.heads ? x : keys + (head - p.heads) * dim + pair;
-      const RopeAt to{p.rope, position, pair};
-      if (head < p.heads ? p.rounds_queries : p.scales != nullptr)
-        rotate<N>(y, x, to, E4m3Rounding(p.scales[head - p.heads]));
-      else
-        rotate<N>(y, x, to);
-    } else if (const int at = first + (i - rotated) * N; at < 0 || slot >= 0) {
-      T* const x = q + p.heads * dim + at;
-      auto raw = load_raw<N>(x);
-      if (p.scales != nullptr)
-        raw = E4m3Rounding(p.scales[(p.heads * dim + at) / dim - p.heads])(raw);
-      store_raw(at < 0 ? x : at < width ? keys + at : values + (at - width), raw);
-    }
-  }
-}
-
-// Writes a cache in e4m3 likewise. The keys of the token are rotated in shared memory.
-template <int N>
-__global__ void __launch_bounds__(kWriteThreads)
-    rope_kv_write_kernel(const __grid_constant__ WriteProblem<bf16, uint8_t> p) {
   extern __shared__ __align__(128) char shared[];  // attention_paged_kernel() has the same symbol
   launch_dependents_and_wait();
   const int64_t token = blockIdx.x;
   const int sequence = p.sequences[token], position = p.positions[token];
   if (sequence < 0 || position < 0) return;  // idle
-  const int64_t slot = p.slot(sequence, position);
-  const int dim = p.head_dim, width = p.kv_heads * dim;
-  bf16* const q = p.qkv + token * (p.heads * dim + 2 * width);
-  const bf16 *keys = q + p.heads * dim, *const values = keys + width;
-  if (p.rope.data != nullptr) {
-    const int packs = dim / 2 / N;
-    for (int i = static_cast<int>(threadIdx.x); i < (p.heads + p.kv_heads) * packs;
-         i += kWriteThreads) {
-      const int head = i / packs, pair = (i - head * packs) * N;
-      bf16* const x = q + head * dim + pair;
-      bf16* const y =
-          head < p.heads ? x : reinterpret_cast<bf16*>(shared) + (head - p.heads) * dim + pair;
-      if (head < p.heads && p.rounds_queries)
-        rotate<N>(y, x, {p.rope, position, pair}, E4m3Rounding(p.scales[head - p.heads]));
-      else
-        rotate<N>(y, x, {p.rope, position, pair});
+  const int64_t slot = p.table.has(sequence) ? p.table.slot(p.table.row(sequence), position) : -1;
+  const int dim = p.head_dim, width = p.kv_heads * dim;  // elements per slot
+  T* const source = p.qkv + token * (p.heads * dim + 2 * width) + p.heads * dim;  // the first key
+  T* const keys =
+      kIsE4m3 ? reinterpret_cast<T*>(shared) : static_cast<T*>(p.k_cache) + slot * width;
+  // Writes elements from offset `at` of `source` on; queries are before the keys.
+  const auto store = [&](int at, const Raw<T, N>& x) {
+    if (at >= 0 && slot < 0) return;
+    T* const to = at < 0       ? source + at
+                  : at < width ? keys + at
+                               : static_cast<T*>(p.v_cache) + slot * width + (at - width);
+    const bool rounds = at < 0 ? p.rounds_queries : !kIsE4m3 && p.scales != nullptr;
+    store_raw(to, rounds ? round_to_e4m3(x, p.scales[(p.heads * dim + at) / dim - p.heads]) : x);
+  };
+  const bool rotates = p.rope.data != nullptr;
+  const int packs = dim / 2 / N;  // packs of pairs per head
+  const int rotated = rotates ? (p.heads + p.kv_heads) * packs : 0;
+  const int first = rotates ? width : p.rounds_queries ? -p.heads * dim : 0;
+  const int copied = ((kIsE4m3 ? width : 2 * width) - first) / N;
+  for (int i = static_cast<int>(threadIdx.x); i < rotated + copied; i += kWriteThreads) {
+    if (i < rotated) {
+      const int head = i / packs, pair = (i - head * packs) * N, at = (head - p.heads) * dim + pair;
+      rotate<N>(source + at, {p.rope, position, pair},
+                [&](int offset, float(&x)[N]) { store(at + offset, to_raw<T>(x)); });
+    } else {
+      const int at = first + (i - rotated) * N;
+      store(at, load_raw<N>(source + at));
     }
-    keys = reinterpret_cast<const bf16*>(shared);
-    __syncthreads();
-  } else if (p.rounds_queries) {
-    for (int i = static_cast<int>(threadIdx.x); i < p.heads * dim; i += kWriteThreads)
-      q[i] = from_float<bf16>(E4m3Grid(p.scales[i / dim - p.heads])(to_float(q[i])));
   }
-  if (slot < 0) return;
-  const Pages pages{p.kv_heads, dim};
-  const int t = static_cast<int>(slot % kPageTokens);
-  for (int i = static_cast<int>(threadIdx.x); i < width; i += kWriteThreads) {
-    const int head = i / dim, d = i - head * dim;
-    const int64_t page = pages.page(slot, head);
-    const E4m3Grid k_grid(p.scales[head]), v_grid(p.scales[p.kv_heads + head]);
-    p.k_cache[page + Pages::key_cell(t, d / 16, dim) + cell_position(d % 16)] =
-        k_grid.quantize(to_float(keys[i])).bits;
-    p.v_cache[page + Pages::value(t, d, dim)] = v_grid.quantize(to_float(values[i])).bits;
+  if constexpr (kIsE4m3) {
+    __syncthreads();
+    if (slot < 0) return;
+    const Pages pages{p.kv_heads, dim};
+    const int t = static_cast<int>(slot % kPageTokens);
+    auto* const k_cache = static_cast<uint8_t*>(p.k_cache);
+    auto* const v_cache = static_cast<uint8_t*>(p.v_cache);
+    for (int i = static_cast<int>(threadIdx.x); i < width; i += kWriteThreads) {
+      const int head = i / dim, d = i - head * dim;
+      const int64_t page = pages.page(slot, head);
+      const E4m3Grid k_grid(p.scales[head]), v_grid(p.scales[p.kv_heads + head]);
+      k_cache[page + Pages::key_cell(t, d / 16, dim) + cell_position(d % 16)] =
+          k_grid.quantize(to_float(keys[i])).bits;
+      v_cache[page + Pages::value(t, d, dim)] = v_grid.quantize(to_float(source[width + i])).bits;
+    }
   }
 }
 
@@ -168,67 +134,54 @@ void rope_kv_write(const RopeKvWrite& args) {
   const int64_t tokens = qkv.dim(0), dim = qkv.dim(2), kv_heads = args.cache.k.dim(2);
   COHORT_CHECK(qkv.dim(1) * dim < (1 << 30), "[rope_kv_write] tokens of ", qkv.str(),
                " are too large");
-  const auto problem_of = [&]<class T, class C>() -> WriteProblem<T, C> {
-    return {.k_cache = pointer<C>(args.cache.k),
-            .v_cache = pointer<C>(args.cache.v),
-            .qkv = pointer<T>(args.qkv),
-            .scales = key_scales(args.cache),
-            .rounds_queries = args.cache.scales.numel() > 2 * kv_heads,
-            .sequences = pointer<int32_t>(args.sequences),
-            .positions = pointer<int32_t>(args.positions),
-            .table = page_table(args.cache),
-            .rope = RopeTable(args.table, dim),
-            .heads = static_cast<int>(qkv.dim(1) - 2 * kv_heads),
-            .kv_heads = static_cast<int>(kv_heads),
-            .head_dim = static_cast<int>(dim)};
-  };
   LaunchShape shape{
       .grid = blocks_for(tokens, 1), .block = kWriteThreads, .start = Start::kProgrammatic};
   dispatch_device(qkv.dtype(), "rope_kv_write", [&]<class T>() {
+    const WriteProblem<T> problem{.k_cache = pointer<void>(args.cache.k),
+                                  .v_cache = pointer<void>(args.cache.v),
+                                  .qkv = pointer<T>(args.qkv),
+                                  .scales = key_scales(args.cache),
+                                  .rounds_queries = args.cache.scales.numel() > 2 * kv_heads,
+                                  .sequences = pointer<int32_t>(args.sequences),
+                                  .positions = pointer<int32_t>(args.positions),
+                                  .table = page_table(args.cache),
+                                  .rope = RopeTable(args.table, dim),
+                                  .heads = static_cast<int>(qkv.dim(1) - 2 * kv_heads),
+                                  .kv_heads = static_cast<int>(kv_heads),
+                                  .head_dim = static_cast<int>(dim)};
     constexpr int kWidth = kPackSize<T>;
-    if constexpr (std::is_same_v<T, bf16>) {
-      if (args.cache.k.dtype() == DType::kE4M3) {
-        const auto problem = problem_of.template operator()<T, uint8_t>();
-        shape.shared_bytes = static_cast<size_t>(kv_heads * dim) * sizeof(T);
-        return launch("rope_kv_write",
-                      aligned(problem.qkv, problem.rope.data) ? rope_kv_write_kernel<kWidth>
-                                                              : rope_kv_write_kernel<1>,
-                      shape, qkv.device(), problem);
-      }
-    }
-    const auto problem = problem_of.template operator()<T, T>();
     const bool vectorized = dim % (2 * kWidth) == 0 && aligned(problem.k_cache, problem.v_cache,
                                                                problem.qkv, problem.rope.data);
-    launch("rope_kv_write",
-           vectorized ? rope_kv_write_kernel<T, kWidth> : rope_kv_write_kernel<T, 1>, shape,
-           qkv.device(), problem);
+    auto kernel =
+        vectorized ? rope_kv_write_kernel<T, false, kWidth> : rope_kv_write_kernel<T, false, 1>;
+    if constexpr (std::is_same_v<T, bf16>)
+      if (args.cache.k.dtype() == DType::kE4M3) {
+        kernel =
+            vectorized ? rope_kv_write_kernel<T, true, kWidth> : rope_kv_write_kernel<T, true, 1>;
+        shape.shared_bytes = static_cast<size_t>(kv_heads * dim) * sizeof(T);
+      }
+    launch("rope_kv_write", kernel, shape, qkv.device(), problem);
   });
 }
 
 void attention_paged(const AttentionPaged& args) {
   const int64_t dim = args.q.dim(2);
   if (args.desc.fp8_scales.defined()) return attention_paged_fp8(args);
-  if (args.cache.k.dtype() == DType::kE4M3) {
-    const auto problem = paged_problem<bf16, uint8_t>(args);
-    return with_rule<WindowRule<float>, ModifyRule<float>>(
-        problem, args.desc, dim, problem.tokens, [&](const auto& call) {
-          dispatch_head_dim(dim, [&]<int kDim>() {
-            if constexpr (kDim == 64 || kDim == 128 || kDim == 256)
-              run_paged<bf16, kDim>(call, args.q.device());
-          });
-        });
-  }
-  dispatch_device(args.q.dtype(), "attention_paged", [&]<class T>() {
-    const auto problem = paged_problem<T>(args);
-    const auto run = [&](const auto& call) {
+  const auto run = [&]<class T, class C>() {
+    const auto problem = paged_problem<T, C>(args);
+    const auto run_with = [&](const auto& call) {
       dispatch_head_dim(dim, [&]<int kDim>() { run_paged<T, kDim>(call, args.q.device()); });
     };
     // As in the forward, f32 kernels are compiled for any call.
     if constexpr (std::is_same_v<T, float>)
-      with_rule<DropoutRule<float>>(problem, args.desc, dim, problem.tokens, run);
+      with_rule<DropoutRule<float>>(problem, args.desc, dim, problem.tokens, run_with);
     else
-      with_rule<WindowRule<float>, ModifyRule<float>>(problem, args.desc, dim, problem.tokens, run);
-  });
+      with_rule<WindowRule<float>, ModifyRule<float>>(problem, args.desc, dim, problem.tokens,
+                                                      run_with);
+  };
+  if (args.cache.k.dtype() == DType::kE4M3) return run.template operator()<bf16, uint8_t>();
+  dispatch_device(args.q.dtype(), "attention_paged",
+                  [&]<class T>() { run.template operator()<T, T>(); });
 }
 
 }  // namespace cohort::kernels::cuda

@@ -35,9 +35,7 @@ __device__ __forceinline__ float warp_delta(const BackwardArgs<T>& args, int tok
   float sum = 0;
   for (int d = static_cast<int>(threadIdx.x) % 32; d < args.head_dim; d += 32)
     sum = __fmaf_rn(to_float(dout[d]), to_float(o[d]), sum);
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  return sum;
+  return lane_reduce<32>(sum, Plus{});
 }
 
 constexpr int kSinkWarps = 8;

@@ -96,24 +96,14 @@ __device__ __forceinline__ void clear_values(char* values, int first) {
         uint4{};
 }
 // Likewise for the last page of a tile in e4m3 that has keys, before key `end`; pages behind it are
-// not read. Also writes the last key's value, unless `bytes` is null. A thread has the words of a
-// dim and four keys.
+// not read. Also writes the last key's value, unless `bytes` is null.
 template <class Shape>
 __device__ __forceinline__ void finish_page(char* values, int end, const char* bytes) {
-  auto* const page = reinterpret_cast<uint32_t*>(values) + (end - 1) / 16 * (4 * Shape::kDim);
-  const int last = (end - 1) % 16;
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < 4 * Shape::kDim; i += Shape::kComputing) {
-    uint32_t word = page[i];
-#pragma unroll
-    for (int byte = 0; byte < 4; ++byte) {  // keys 8, 0, 9 and 1 from the word's first on
-      const int key = 2 * (i % 4) + byte / 2 + (byte % 2 == 0 ? 8 : 0);
-      if (key > last || (key == last && bytes != nullptr)) word &= ~(0xffu << 8 * byte);
-      if (key == last && bytes != nullptr)
-        word |= uint32_t{static_cast<uint8_t>(bytes[i / 4])} << 8 * byte;
-    }
-    page[i] = word;
-  }
+  for (int d = static_cast<int>(threadIdx.x); d < Shape::kDim; d += Shape::kComputing)
+#pragma unroll 1
+    for (int t = bytes == nullptr ? end : end - 1; t < (end + 15) / 16 * 16; ++t)
+      values[Pages::value(t, d, Shape::kDim)] = t < end ? bytes[d] : char{0};
 }
 
 // Processes the tiles of one chunk, from `tile` on. Returns the next tile of the block.
@@ -134,13 +124,14 @@ __device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp,
     const int new_row = rows.slot >= 0 && tile == rows.tiles.end - 1 ? rows.end_key - 1 - key0 : -1;
     stages.pipeline.consumer_wait(state, 0);
     if (new_row >= 0) {
-      warp.insert_key(keys, new_row);
+      warp.insert(keys, new_row, Shape::kIsE4m3 ? Shape::kKeyBytes : Shape::kNewKey);
       sync_computing<Shape>();
     }
     float s[2 * Shape::kGroupsPerWarp][4];
     warp.scores(s, key_tile, key0, rows, rule);
     sync_computing<Shape>();
-    warp.probabilities(s, warp.probabilities_of(keys), rule.exponent, rows.count);
+    char* const p = Shape::kIsE4m3 ? warp.shared + Shape::kProbabilities : keys;
+    warp.probabilities(s, p, rule.exponent, rows.count);
     stages.pipeline.consumer_wait(state, 1);
     char* const values = keys + Shape::kTileBytes;
     const int end = min(Shape::kKeys, rows.end_key - key0);
@@ -150,10 +141,10 @@ __device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp,
                            new_row < 0 ? nullptr : warp.shared + warp.inputs + Shape::kValueBytes);
     } else {
       if (end < Shape::kKeys) clear_values<Shape>(values, end);
-      if (new_row >= 0) warp.insert_value(values, new_row);
+      if (new_row >= 0) warp.insert(values, new_row, Shape::kNewValue);
     }
     sync_computing<Shape>();
-    warp.accumulate(warp.probabilities_of(keys), value_tile, (end + 15) / 16);
+    warp.accumulate(p, value_tile, (end + 15) / 16);
     stages.pipeline.consumer_release_fenced(state);
     state.advance();
   }
@@ -192,32 +183,12 @@ __device__ __forceinline__ void decode(DecodeWarp<Shape>& warp, const DecodeStag
   slice.store(rows, problem.rule, problem.head_dim, blocks);
 }
 
-// Loads the block's tiles of an item.
-template <class Shape>
-__device__ __forceinline__ void produce(const CUtensorMap* map, int producer,
-                                        const DecodeStages<Shape>& stages,
-                                        ProducerState<Shape::kStages>& state,
-                                        const DecodeRows& rows, const DecodeProblem& problem) {
-  const DecodeChunks<Shape> chunks(rows);
-  if (chunks.count == 0) return;
-  TileProducer<Shape> tiles(map, stages, state, problem, rows, chunks);
-  int tile = chunks.tile;
-  for (int done = 0; done < chunks.count; done += chunks.blocks) {
-    if (done + static_cast<int>(blockIdx.z) < chunks.count)
-      tile = tiles.load_chunk_tiles(tile, producer);
-    if (chunks.blocks == 1) continue;
-    cluster_sync();
-    cluster_sync();
-  }
-}
-
 // A producer warp loads the inputs of an item, a row of them per lane. Columns beyond the head dim
 // stay zero, because loads and rotations write head_dim columns; rows beyond the last may hold
 // anything.
 template <class Shape>
 __device__ __forceinline__ void load_inputs(const DecodeStages<Shape>& stages, char* shared,
                                             const DecodeProblem& p, const DecodeRows& rows,
-                                            const DecodeRows::Item& item,
                                             ProducerState<Shape::kInputs>& state, bool is_first) {
   const int lane = static_cast<int>(threadIdx.x % 32), row_bytes = 2 * p.head_dim;
   const int angle_bytes = p.rope.data == nullptr ? 0 : (p.rope.wide ? 8 : 4) * p.head_dim;
@@ -237,11 +208,11 @@ __device__ __forceinline__ void load_inputs(const DecodeStages<Shape>& stages, c
     bytes = angle_bytes;
   }
   stages.inputs.producer_acquire(state);
-  // Item::load() has read inputs that may be prefetched (kernels/common.h); qkv is none.
+  // DecodeItem::load() has read inputs that may be prefetched (kernels/common.h); qkv is none.
   if (is_first) wait_on_dependent_grids();
   const bool loads = rows.blocks != nullptr;
   if (lane == 0) {
-    *reinterpret_cast<DecodeRows::Item*>(shared + offset + Shape::kItem) = item;
+    *reinterpret_cast<DecodeItem*>(shared + offset + Shape::kItem) = rows;
     stages.inputs.producer_commit_expect_tx(
         state, loads ? (rows.count + 2) * row_bytes + (has_angles ? angle_bytes : 0) : 0);
   }
@@ -249,14 +220,6 @@ __device__ __forceinline__ void load_inputs(const DecodeStages<Shape>& stages, c
   if (loads && from != nullptr)
     bulk_load(stages.base + offset + to, from, bytes, stages.inputs.full(state.index));
   state.advance();
-  __syncwarp();
-}
-template <class Shape>
-__device__ __forceinline__ void clear_inputs(char* shared) {
-  for (int i = static_cast<int>(threadIdx.x % 32); i < Shape::kInputs * Shape::kInputBytes / 16;
-       i += 32)
-    reinterpret_cast<uint4*>(shared + Shape::kFirstInput)[i] = uint4{};
-  fence_proxy_async();
   __syncwarp();
 }
 
@@ -267,20 +230,21 @@ template <class Shape, class Problem>
 __device__ __forceinline__ void run_producer(int producer, const CUtensorMap* map,
                                              const DecodeStages<Shape>& stages, char* shared,
                                              const Problem& problem, int first, int stride) {
-  const bool loads_inputs = Shape::kOneProducer || producer == 2,
-             loads_tiles = Shape::kOneProducer || producer != 2;
+  const bool loads_inputs = Shape::kOneProducer || producer == 2;
   ProducerState<Shape::kStages> state;
   ProducerState<Shape::kInputs> inputs;
-  if (loads_inputs) clear_inputs<Shape>(shared);
+  if (loads_inputs) {
+    for (int i = static_cast<int>(threadIdx.x % 32); i < Shape::kInputs * Shape::kInputBytes / 16;
+         i += 32)
+      reinterpret_cast<uint4*>(shared + Shape::kFirstInput)[i] = uint4{};
+    fence_proxy_async();
+    __syncwarp();
+  }
 #pragma unroll 1
   for (int index = first; index < problem.items; index += stride) {
-    const auto item = DecodeRows::Item::load(problem, index);
-    const DecodeRows rows(problem, index, item, Shape::kKeys);
-    if (loads_inputs) load_inputs(stages, shared, problem, rows, item, inputs, index == first);
-    if (loads_tiles)
-      produce(map, producer, stages, state, rows, problem);
-    else
-      DecodeChunks<Shape>(rows).sync_rounds();
+    const DecodeRows rows(problem, index, DecodeItem::load(problem, index), Shape::kKeys);
+    if (loads_inputs) load_inputs(stages, shared, problem, rows, inputs, index == first);
+    TileProducer<Shape>{map, stages, state, problem, rows}.load_tiles(producer);
   }
 }
 
@@ -313,8 +277,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
     for (int index = first; index < problem.items; index += stride) {
       warp.inputs = Shape::kFirstInput + input.index * Shape::kInputBytes;
       stages.inputs.consumer_wait(input);
-      const auto item =
-          *reinterpret_cast<const DecodeRows::Item*>(shared + warp.inputs + Shape::kItem);
+      const auto item = *reinterpret_cast<const DecodeItem*>(shared + warp.inputs + Shape::kItem);
       decode(warp, stages, state, {problem, index, item, Shape::kKeys}, problem);
       stages.inputs.consumer_release_fenced(input);
       input.advance();
@@ -426,12 +389,10 @@ bool attention_decode(const AttentionDecode& args) {
       constexpr bool kIsE4m3 = sizeof(C) == 1;
       constexpr int kProducers = kIsE4m3 && kDim <= 128 ? 1 : 3;
       constexpr int kStages = !kIsE4m3 || kDim == 64 ? 3 : kDim == 128 ? 2 : 5;
-      if constexpr (kDim == 64 || kProducers == 1)
-        if (problem.items * cluster <= multiprocessors) {
-          ran = run<DecodeShape<C, kDim, kDim == 64 ? 6 : 5>>(args, call, cluster);
-          return;
-        }
-      ran = run<DecodeShape<C, kDim, kStages, kProducers>>(args, call, cluster);
+      constexpr int kMoreStages = kDim == 64 ? 6 : kProducers == 1 ? 5 : kStages;
+      ran = problem.items * cluster <= multiprocessors
+                ? run<DecodeShape<C, kDim, kMoreStages>>(args, call, cluster)
+                : run<DecodeShape<C, kDim, kStages, kProducers>>(args, call, cluster);
     });
   };
   const auto run_with = [&](const auto& call) {

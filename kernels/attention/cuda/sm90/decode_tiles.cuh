@@ -89,46 +89,43 @@ __device__ __forceinline__ uint32_t box_offset(int row, int chunk) {
                                ((chunk % 8) ^ (row & 7)) * 16);
 }
 
+// The values of an item that only the device knows.
+struct DecodeItem {
+  int sequence, position;
+  int64_t slot;            // cache slot of the token; negative if it has none
+  float k_scale, v_scale;  // if the cache is in e4m3
+
+  static __device__ DecodeItem load(const DecodeProblem& p, int item) {
+    const int columns = p.kv_heads * p.parts, token = item / columns;
+    // Prefetching reads must bypass L1, which may hold outdated data.
+    DecodeItem out{__ldcg(p.sequences + token), __ldcg(p.positions + token), -1, 0, 0};
+    if (p.scales != nullptr) {
+      const float* const scale = p.scales + item % columns / p.parts;
+      out.k_scale = __ldcg(scale);
+      out.v_scale = __ldcg(scale + p.kv_heads);
+    }
+    if (out.is_active(p)) out.slot = p.table.slot(p.table.row(out.sequence), out.position);
+    return out;
+  }
+  __device__ bool is_active(const DecodeProblem& p) const {
+    return position >= 0 && p.table.has(sequence);
+  }
+};
+
 // The rows of an item, and the tiles of its keys.
-struct DecodeRows {
-  // The values of an item that only the device knows.
-  struct Item {
-    int sequence, position;
-    int64_t slot;            // cache slot of the token; negative if it has none
-    float k_scale, v_scale;  // if the cache is in e4m3
-
-    template <class Problem>
-    static __device__ Item load(const Problem& p, int item) {
-      const int columns = p.kv_heads * p.parts, token = item / columns;
-      // Prefetching reads must bypass L1, which may hold outdated data.
-      Item out{__ldcg(p.sequences + token), __ldcg(p.positions + token), -1, 0, 0};
-      if (p.scales != nullptr) {
-        const float* const scale = p.scales + item % columns / p.parts;
-        out.k_scale = __ldcg(scale);
-        out.v_scale = __ldcg(scale + p.kv_heads);
-      }
-      if (out.is_active(p)) out.slot = p.table.slot(p.table.row(out.sequence), out.position);
-      return out;
-    }
-    template <class Problem>
-    __device__ bool is_active(const Problem& p) const {
-      return position >= 0 && p.table.has(sequence);
-    }
-  };
-
+struct DecodeRows : DecodeItem {
   const bf16 *q, *k, *v;  // rows of this token
   bf16* o;
   const int32_t* blocks;  // block table row of the sequence; null: the token is idle
-  int position, kv_head, first_head;
+  int kv_head, first_head;
   bool is_first_part;
-  int count;     // rows
-  int64_t slot;  // as in Item, and the scales
-  float k_scale, v_scale;
+  int count;    // rows
   int end_key;  // end of the keys that the rows see
   IndexRange<int> tiles;
 
   template <class Problem>
-  __device__ DecodeRows(const Problem& p, int index, const Item& item, int keys_per_tile) {
+  __device__ DecodeRows(const Problem& p, int index, const DecodeItem& item, int keys_per_tile)
+      : DecodeItem(item) {
     // Items of a token are adjacent, as are its heads in memory.
     const int columns = p.kv_heads * p.parts, column = index % columns;
     const int64_t token = index / columns;
@@ -137,16 +134,12 @@ struct DecodeRows {
     kv_head = column / p.parts;
     first_head = kv_head * group + in_group;
     is_first_part = column % p.parts == 0;
-    const int64_t head = kv_head * group + in_group;
-    position = item.position;
+    const int64_t head = first_head;
     q = p.qkv + (token * (p.heads + 2 * p.kv_heads) + head) * p.head_dim;
     k = q + (p.heads + kv_head - head) * p.head_dim;
     v = k + p.kv_heads * p.head_dim;
     o = p.o + token * p.o_stride + head * p.head_dim;
-    blocks = item.is_active(p) ? p.table.row(item.sequence) : nullptr;
-    slot = item.slot;
-    k_scale = item.k_scale;
-    v_scale = item.v_scale;
+    blocks = is_active(p) ? p.table.row(sequence) : nullptr;
     count = min(16, group - in_group);
     end_key = p.table.keys_of(position);
     tiles = IndexRange<int>{max(0, p.rule.first_key(end_key)), end_key}.tiles(keys_per_tile);
@@ -183,13 +176,6 @@ struct DecodeChunks {
     count = chunks;
     tile = rank == 0 ? rows.tiles.first : (first + rank) * Shape::kChunkTiles;
   }
-  // The two barriers of the cluster in each round of chunks, for the producer warp of inputs.
-  __device__ void sync_rounds() const {
-    for (int done = 0; blocks > 1 && done < count; done += blocks) {
-      cluster_sync();
-      cluster_sync();
-    }
-  }
 };
 
 // Next tile of a block, whose chunks are `blocks` chunks apart.
@@ -200,75 +186,73 @@ __device__ __forceinline__ int next_tile(int tile, int blocks) {
 }
 
 // Producer warp of the keys (`producer` 0), or values (1), of the tiles that a block has of an
-// item; a single producer loads both, each with half a warp. `state` continues from item to item.
+// item; a single producer loads both, each with half a warp, and that of inputs (2) none. `state`
+// continues from item to item.
 template <class Shape>
-class TileProducer {
- public:
+struct TileProducer {
+  const CUtensorMap* map;
+  const DecodeStages<Shape>& stages;
+  ProducerState<Shape::kStages>& state;
+  const DecodeProblem& problem;
+  const DecodeRows& rows;
+  const DecodeChunks<Shape> chunks{rows};
+  static constexpr int kLanes = Shape::kOneProducer ? 16 : 32;
   // Each lane loads one box per tile, at fixed row and box column.
-  __device__ TileProducer(const CUtensorMap* map, const DecodeStages<Shape>& stages,
-                          ProducerState<Shape::kStages>& state, const DecodeProblem& problem,
-                          const DecodeRows& rows, const DecodeChunks<Shape>& chunks)
-      : map_(map),
-        stages_(stages),
-        state_(state),
-        problem_(problem),
-        rows_(rows),
-        blocks_(chunks.blocks) {
-    const int lane = static_cast<int>(threadIdx.x % kLanes),
-              boxes = Shape::kKeys / problem.box_tokens;
-    loads_box_ = lane < boxes * (Shape::kIsE4m3 ? 1 : Shape::kDim / kBoxColumns);
-    row_ = lane % boxes * problem.box_tokens;
-    column_ = lane / boxes;
-    find_block(chunks.tile);
+  const int lane = static_cast<int>(threadIdx.x % kLanes),
+            boxes = Shape::kKeys / problem.box_tokens, row = lane % boxes * problem.box_tokens,
+            column = lane / boxes;
+  const bool loads_box = lane < boxes * (Shape::kIsE4m3 ? 1 : Shape::kDim / kBoxColumns);
+  int block = -1;  // cache block of the lane's next box
+
+  __device__ void load_tiles(int producer) {
+    if (chunks.count == 0) return;
+    const bool has_tiles = Shape::kOneProducer || producer < 2;
+    int tile = chunks.tile;
+    find_block(tile);
+    for (int done = 0; done < chunks.count; done += chunks.blocks) {
+      if (has_tiles && done + static_cast<int>(blockIdx.z) < chunks.count)
+        tile = load_chunk_tiles(tile, producer);
+      if (chunks.blocks == 1) continue;
+      cluster_sync();
+      cluster_sync();
+    }
   }
   // Loads the tiles of one chunk, from `tile` on. Returns the next tile of the block.
   __device__ int load_chunk_tiles(int tile, int producer) {
     const int chunk = tile / Shape::kChunkTiles;
-    while (tile < rows_.tiles.end && tile / Shape::kChunkTiles == chunk) {
-      const int in_block = (tile * Shape::kKeys + row_) & (problem_.table.block_tokens - 1);
+    while (tile < rows.tiles.end && tile / Shape::kChunkTiles == chunk) {
+      const int in_block = (tile * Shape::kKeys + row) & (problem.table.block_tokens - 1);
       const TmaCoordinates from = box(in_block);
-      tile = next_tile<Shape>(tile, blocks_);
+      tile = next_tile<Shape>(tile, chunks.blocks);
       find_block(tile);  // ahead of its use
-      stages_.pipeline.producer_acquire(state_);
-      const uint32_t full = stages_.pipeline.full(state_.index, producer);
+      stages.pipeline.producer_acquire(state);
+      const uint32_t full = stages.pipeline.full(state.index, producer);
       if (threadIdx.x % kLanes == 0) barrier_arrive_expect_tx(full, Shape::kTileBytes);
       __syncwarp();
-      const uint32_t to = stages_.tile(state_.index, producer);
+      const uint32_t to = stages.tile(state.index, producer);
       const int offset =
-          Shape::kIsE4m3 ? row_ * Shape::kDim : (column_ * Shape::kKeys + row_) * kRowBytes;
-      if (loads_box_) tma_load(to + offset, map_, from, full);
-      state_.advance();
+          Shape::kIsE4m3 ? row * Shape::kDim : (column * Shape::kKeys + row) * kRowBytes;
+      if (loads_box) tma_load(to + offset, map, from, full);
+      state.advance();
     }
     return tile;
   }
-
- private:
-  static constexpr int kLanes = Shape::kOneProducer ? 16 : 32;
   // The lane's box; outside the cache for a block that does not exist.
   __device__ TmaCoordinates box(int in_block) const {
     if constexpr (Shape::kIsE4m3) {
-      const auto& table = problem_.table;
-      const bool exists = block_ >= 0 && block_ < table.blocks;
-      const int page = exists ? (block_ * table.block_tokens + in_block) / kPageTokens : 0;
-      return {{0, 0, 0, exists ? page * problem_.kv_heads + rows_.kv_head : -1}};
+      const auto& table = problem.table;
+      const bool exists = block >= 0 && block < table.blocks;
+      const int page = exists ? (block * table.block_tokens + in_block) / kPageTokens : 0;
+      return {{0, 0, 0, exists ? page * problem.kv_heads + rows.kv_head : -1}};
     } else {
-      return {{column_ * kBoxColumns, rows_.kv_head, in_block, block_}};
+      return {{column * kBoxColumns, rows.kv_head, in_block, block}};
     }
   }
   // Looks up the cache block of the lane. Block -1 is outside the cache and loads zeros.
   __device__ void find_block(int tile) {
-    const int key = tile * Shape::kKeys + row_;
-    block_ = key < rows_.end_key ? __ldcg(rows_.blocks + (key >> problem_.block_shift)) : -1;
+    const int key = tile * Shape::kKeys + row;
+    block = key < rows.end_key ? __ldcg(rows.blocks + (key >> problem.block_shift)) : -1;
   }
-
-  const CUtensorMap* map_;
-  const DecodeStages<Shape> stages_;
-  ProducerState<Shape::kStages>& state_;
-  const DecodeProblem& problem_;
-  const DecodeRows& rows_;
-  int blocks_;
-  bool loads_box_;
-  int row_, column_, block_;
 };
 
 }  // namespace cohort::kernels::cuda

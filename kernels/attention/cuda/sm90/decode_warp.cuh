@@ -49,10 +49,6 @@ struct DecodeWarp {
       v_swizzle = (chunk % 8 ^ lane % 8) * 16;
     }
   }
-  // The memory of P, for a tile of keys.
-  __device__ char* probabilities_of(char* keys) const {
-    return Shape::kIsE4m3 ? shared + Shape::kProbabilities : keys;
-  }
   __device__ float* floats(int offset) const { return reinterpret_cast<float*>(shared + offset); }
 
   __device__ void reset() {
@@ -78,7 +74,8 @@ struct DecodeWarp {
         const int row = i / packs, column = i % packs * 8;
         const int offset = row < rows.count ? 2 * row * Shape::kQueryStride : Shape::kNewKey;
         bf16* const x = reinterpret_cast<bf16*>(shared + inputs + offset) + column;
-        rotate<8>(x, x, {angles, position, column});
+        rotate<8>(x, {angles, position, column},
+                  [&](int half, float(&y)[8]) { store_raw(x + half, to_raw<bf16>(y)); });
       }
       sync_computing<Shape>();
     }
@@ -107,8 +104,11 @@ struct DecodeWarp {
     if (Shape::kIsE4m3 && rows.slot >= 0) {
       const int64_t page = Pages{p.kv_heads, Shape::kDim}.page(rows.slot, rows.kv_head);
       const int t = static_cast<int>(rows.slot % kPageTokens);
-      insert_key(static_cast<char*>(p.k_cache) + page, t);
-      insert_value(static_cast<char*>(p.v_cache) + page, t);
+      insert(static_cast<char*>(p.k_cache) + page, t, Shape::kKeyBytes);
+#pragma unroll 1
+      for (int d = static_cast<int>(threadIdx.x); d < Shape::kDim; d += Shape::kComputing)
+        static_cast<char*>(p.v_cache)[page + Pages::value(t, d, Shape::kDim)] =
+            shared[inputs + Shape::kValueBytes + d];
     }
     const int column = 8 * static_cast<int>(threadIdx.x);
     if (Shape::kIsE4m3 || rows.slot < 0 || column >= p.head_dim) return;
@@ -118,74 +118,63 @@ struct DecodeWarp {
     store_raw(static_cast<bf16*>(p.k_cache) + at, load_raw<8>(row));
     store_raw(static_cast<bf16*>(p.v_cache) + at, load_raw<8>(row + Shape::kDim));
   }
-  // Copies the key or value of the token into row `row` of a tile, or of a page.
-  __device__ void insert_key(char* tile, int row) const {
-    insert(tile, row, Shape::kNewKey);
-  }
-  __device__ void insert_value(char* tile, int row) const {
-    if constexpr (Shape::kIsE4m3)
-#pragma unroll 1
-      for (int d = static_cast<int>(threadIdx.x); d < Shape::kDim; d += Shape::kComputing)
-        tile[Pages::value(row, d, Shape::kDim)] = shared[inputs + Shape::kValueBytes + d];
-    else
-      insert(tile, row, Shape::kNewValue);
-  }
+  // Copies the key or value of the token, which is at `from` of its inputs, into row `row` of a
+  // tile; in e4m3 the key, also into a page.
   __device__ void insert(char* tile, int row, int from) const {
     const int chunk = static_cast<int>(threadIdx.x);
     if (chunk >= Shape::kDim * int{sizeof(typename Shape::Cache)} / 16) return;
     const int to = Shape::kIsE4m3 ? Pages::key_cell(row, chunk, Shape::kDim)
                                   : static_cast<int>(box_offset<Shape>(row, chunk));
-    *reinterpret_cast<uint4*>(tile + to) = *reinterpret_cast<const uint4*>(
-        shared + inputs + (Shape::kIsE4m3 ? Shape::kKeyBytes : from) + 16 * chunk);
+    *reinterpret_cast<uint4*>(tile + to) =
+        *reinterpret_cast<const uint4*>(shared + inputs + from + 16 * chunk);
   }
-  // A word of a tile of pages: both registers of an operand of 8 keys or dims.
+  // A load from a tile of keys or values gives in e4m3 a word for a block of 8 keys or dims, and in
+  // bf16 the registers of operand B for two blocks.
+  static constexpr int kBlocksPerLoad = Shape::kIsE4m3 ? 1 : 2;
+  using Words = uint32_t[Shape::kIsE4m3 ? 1 : 4];
+  // Operand B of block n.
+  static __device__ __forceinline__ uint2 operand(const Words* words, int n, uint32_t factor) {
+    if constexpr (Shape::kIsE4m3)
+      return dequantize(words[n][0], factor);
+    else
+      return {words[n / 2][n % 2 * 2], words[n / 2][n % 2 * 2 + 1]};
+  }
   static __device__ __forceinline__ uint32_t load_word(uint32_t from) {
     uint32_t word;
     asm volatile("ld.shared.b32 %0, [%1];\n" : "=r"(word) : "r"(from) : "memory");
     return word;
   }
 
-  // S of the keys of the warp. Operands are loaded before the first mma that uses them.
+  // S of the keys of the warp. Operands are loaded before the first mma that uses them; in e4m3 few
+  // at a time, for fewer registers.
   __device__ __forceinline__ void multiply_keys(float (&s)[2 * Shape::kGroupsPerWarp][4],
                                                 uint32_t keys) const {
-    constexpr int kGroups = Shape::kGroupsPerWarp, kSteps = Shape::kDim / 16;
+    constexpr int kBlocks = 2 * Shape::kGroupsPerWarp, kSteps = Shape::kDim / 16;
+    constexpr int kAhead = Shape::kIsE4m3 ? 2 : kSteps;
 #pragma unroll
     for (auto& n : s)
 #pragma unroll
       for (float& x : n) x = 0;
-    if constexpr (Shape::kIsE4m3) {
-      constexpr int kAhead = 2;  // few, for fewer registers
 #pragma unroll
-      for (int first = 0; first < kSteps; first += kAhead) {
-        uint32_t k[2 * kGroups][kAhead];
+    for (int first = 0; first < kSteps; first += kAhead) {
+      Words k[kAhead][kBlocks / kBlocksPerLoad];
 #pragma unroll
-        for (int n = 0; n < 2 * kGroups; ++n)
+      for (int i = 0; i < kAhead; ++i)
 #pragma unroll
-          for (int d = 0; d < kAhead; ++d)
-            k[n][d] = load_word(keys + k_row + n * (8 * Shape::kDim) + (first + d) * 128);
+        for (int n = 0; n < kBlocks / kBlocksPerLoad; ++n) {
+          const int d = first + i;
+          if constexpr (Shape::kIsE4m3)
+            k[i][n][0] = load_word(keys + k_row + n * (8 * Shape::kDim) + d * 128);
+          else
+            load_matrices(k[i][n], keys + k_row + d / 4 * (Shape::kKeys * kRowBytes) +
+                                       (k_swizzle ^ d % 4 * 32) + 16 * n * kRowBytes);
+        }
 #pragma unroll
-        for (int d = 0; d < kAhead; ++d)
+      for (int i = 0; i < kAhead; ++i)
 #pragma unroll
-          for (int n = 0; n < 2 * kGroups; ++n) {
-            const uint2 b = dequantize(k[n][d], k_factor);
-            mma_bf16(s[n], q[first + d], b.x, b.y);
-          }
-      }
-    } else {
-      uint32_t k[kGroups][kSteps][4];
-#pragma unroll
-      for (int d = 0; d < kSteps; ++d) {
-        const uint32_t at =
-            keys + k_row + d / 4 * (Shape::kKeys * kRowBytes) + (k_swizzle ^ d % 4 * 32);
-#pragma unroll
-        for (int g = 0; g < kGroups; ++g) load_matrices(k[g][d], at + 16 * g * kRowBytes);
-      }
-#pragma unroll
-      for (int d = 0; d < kSteps; ++d)
-#pragma unroll
-        for (int g = 0; g < kGroups; ++g) {
-          mma_bf16(s[2 * g], q[d], k[g][d][0], k[g][d][1]);
-          mma_bf16(s[2 * g + 1], q[d], k[g][d][2], k[g][d][3]);
+        for (int n = 0; n < kBlocks; ++n) {
+          const uint2 b = operand(k[i], n, k_factor);
+          mma_bf16(s[n], q[first + i], b.x, b.y);
         }
     }
   }
@@ -271,49 +260,37 @@ struct DecodeWarp {
     const uint32_t rounded = shared_address(keys) + p_row;
     l *= floats(Shape::kAlphas)[l_row];
     constexpr int kParts = !Shape::kIsE4m3 ? 1 : Shape::kDim == 128 ? 4 : 2;  // for fewer registers
+    constexpr int kGroups = Shape::kGroups / kParts, kBlocks = Shape::kColumnsPerWarp / 8;
 #pragma unroll
-    for (int part = 0; part < kParts; ++part)
-      accumulate_part<Shape::kGroups / kParts>(exact, rounded, values, part, groups);
-  }
-  template <int kGroups>
-  __device__ __forceinline__ void accumulate_part(const float* exact, uint32_t rounded,
-                                                  uint32_t values, int part, int groups) {
-    // Words in e4m3, each of 8 dims; otherwise the registers of two operands.
-    constexpr int kBlocks = Shape::kColumnsPerWarp / 8, kWords = Shape::kIsE4m3 ? 1 : 2;
-    const int first = part * kGroups;
-    Pack<float, 2> p[2 * kGroups];
-    uint32_t a[kGroups][4], v[kGroups][kBlocks * kWords];
+    for (int first = 0; first < Shape::kGroups; first += kGroups) {
+      Pack<float, 2> p[2 * kGroups];
+      uint32_t a[kGroups][4];
+      Words v[kGroups][kBlocks / kBlocksPerLoad];
 #pragma unroll
-    for (int i = 0; i < 2 * kGroups; ++i) p[i] = load_pack<2>(exact + 8 * (2 * first + i));
+      for (int i = 0; i < 2 * kGroups; ++i) p[i] = load_pack<2>(exact + 8 * (2 * first + i));
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      load_matrices(a[g], rounded + (p_swizzle ^ (first + g) * 32));
-      if constexpr (Shape::kIsE4m3) {
+      for (int g = 0; g < kGroups; ++g) {
+        load_matrices(a[g], rounded + (p_swizzle ^ (first + g) * 32));
 #pragma unroll
-        for (int n = 0; n < kBlocks; ++n)
-          v[g][n] = load_word(values + v_row + (first + g) * (16 * Shape::kDim) + n * 128);
-      } else {
-#pragma unroll
-        for (int n = 0; n < kBlocks; n += 2)
-          load_matrices_transposed(*reinterpret_cast<uint32_t(*)[4]>(&v[g][2 * n]),
-                                   values + v_row + 16 * g * kRowBytes + (v_swizzle ^ n / 2 * 32));
+        for (int n = 0; n < kBlocks / kBlocksPerLoad; ++n)
+          if constexpr (Shape::kIsE4m3)
+            v[g][n][0] = load_word(values + v_row + (first + g) * (16 * Shape::kDim) + n * 128);
+          else
+            load_matrices_transposed(v[g][n],
+                                     values + v_row + 16 * g * kRowBytes + (v_swizzle ^ n * 32));
       }
-    }
 #pragma unroll
-    for (const auto& pair : p) {
-      l += pair.v[0];
-      l += pair.v[1];
-    }
+      for (const auto& pair : p) {
+        l += pair.v[0];
+        l += pair.v[1];
+      }
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      if (Shape::kIsE4m3 && first + g >= groups) break;
+      for (int g = 0; g < kGroups; ++g) {
+        if (Shape::kIsE4m3 && first + g >= groups) break;
 #pragma unroll
-      for (int n = 0; n < kBlocks; ++n) {
-        if constexpr (Shape::kIsE4m3) {
-          const uint2 b = dequantize(v[g][n], v_factor);
+        for (int n = 0; n < kBlocks; ++n) {
+          const uint2 b = operand(v[g], n, v_factor);
           mma_bf16(o[n], a[g], b.x, b.y);
-        } else {
-          mma_bf16(o[n], a[g], v[g][2 * n], v[g][2 * n + 1]);
         }
       }
     }

@@ -65,9 +65,7 @@ __global__ void __launch_bounds__(kTileThreads)
 #pragma unroll
       for (int e = 0; e < 8; ++e) sum = __fmaf_rn(to_float(dout.v[e]), to_float(o.v[e]), sum);
     }
-#pragma unroll
-    for (int offset = kLanes / 2; offset > 0; offset /= 2)
-      sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    sum = lane_reduce<kLanes>(sum, Plus{});
     if (lane > 0) continue;
     out.delta[index * kStep + row] = sum;
     out.lse_log2[index * kStep + row] = live ? args.lse[head * args.tokens + token] * kLog2e : 0;
