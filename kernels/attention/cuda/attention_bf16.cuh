@@ -22,6 +22,9 @@
 //
 // At the end of a chunk its l and O are combined with those of the previous chunks, which are kept
 // in memory; each thread reads back only what it has written.
+//
+// In int8 attention S is computed by mma.m16n8k32, exactly, and then multiplied by the scale of the
+// key. A row of queries or keys in i8 takes the first half of a row of bf16 in shared memory.
 #pragma once
 
 #include <array>
@@ -126,6 +129,14 @@ struct RowFormat {
   bool vectorized;  // rows support 16-byte accesses
 };
 
+// True if the queries and keys of Rows are i8; its query() then points to pairs of them.
+template <class Rows>
+inline constexpr bool kInt8Rows = std::is_same_v<decltype(Rows::k), const int8_t*>;
+
+// 1.5 2^23: its bits plus an integer of less than 2^22 are the bits of the sum of both. Scores of i8
+// begin with it.
+inline constexpr float kIntegers = 12582912.0f;
+
 // A thread's part of rows `group` and `group` + 8 of its warp's 16.
 struct RowState {
   float row_max_log2[2] = {-INFINITY, -INFINITY};  // m c
@@ -133,8 +144,8 @@ struct RowState {
 };
 
 // s = Q K^T for 16 rows of `queries` from `row` on, and kGroups groups of 16 rows of `keys`. Groups
-// from `groups` on may be skipped and are then zero.
-template <int kDim, int kGroups, bool kMasked>
+// from `groups` on may be skipped and are then zero. With kInt8, s = kIntegers + Q K^T.
+template <int kDim, int kGroups, bool kMasked, bool kInt8>
 __device__ __forceinline__ void score_step(float (&s)[2 * kGroups][4], uint32_t queries, int row,
                                            uint32_t keys, int groups) {
   constexpr int kRun = kMasked && kGroups > 4 ? 4 : kGroups;  // groups that share loads of Q
@@ -143,20 +154,21 @@ __device__ __forceinline__ void score_step(float (&s)[2 * kGroups][4], uint32_t 
 #pragma unroll
   for (int n = 0; n < 2 * kGroups; ++n)
 #pragma unroll
-    for (int e = 0; e < 4; ++e) s[n][e] = 0;
+    for (int e = 0; e < 4; ++e) s[n][e] = kInt8 ? kIntegers : 0;
 #pragma unroll
   for (int run = 0; run < kGroups; run += kRun) {
     if (kMasked && run >= groups) break;
 #pragma unroll
-    for (int d = 0; d < kDim / 16; ++d) {
+    for (int d = 0; d < kDim / (kInt8 ? 32 : 16); ++d) {
       uint32_t a[4];
       load_matrices(a, queries + chunk_offset<kDim>(q_row, 2 * d + lane / 16));
 #pragma unroll
       for (int g = run; g < run + kRun; ++g) {
         uint32_t b[4];
         load_matrices(b, keys + chunk_offset<kDim>(k_row + 16 * g, 2 * d + lane / 8 % 2));
-        mma_bf16(s[2 * g], a, b[0], b[1]);
-        mma_bf16(s[2 * g + 1], a, b[2], b[3]);
+        constexpr auto* kMma = kInt8 ? mma_i8 : mma_bf16;
+        kMma(s[2 * g], a, b[0], b[1]);
+        kMma(s[2 * g + 1], a, b[2], b[3]);
       }
     }
   }
@@ -249,15 +261,15 @@ __device__ __forceinline__ void exponentiate(float (&s)[2 * kGroups][4], int r, 
   }
 }
 
-// S becomes P, and is added to l. alpha: factors of the previous O.
+// S becomes P, and is added to l. alpha: factors of the previous O; c: of the rows.
 template <int kGroups, bool kMasked>
 __device__ __forceinline__ void softmax_step(float (&s)[2 * kGroups][4], RowState& state,
-                                             float (&alpha)[2], float c, int groups) {
+                                             float (&alpha)[2], const float (&c)[2], int groups) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float largest = row_max<kGroups, kMasked>(s, r, -INFINITY, groups);
-    const float safe_row_max = update_row_max<kMasked>(largest, r, state, alpha[r], c);
-    exponentiate<kGroups, kMasked>(s, r, state, c, safe_row_max, groups);
+    const float safe_row_max = update_row_max<kMasked>(largest, r, state, alpha[r], c[r]);
+    exponentiate<kGroups, kMasked>(s, r, state, c[r], safe_row_max, groups);
   }
 }
 
@@ -540,7 +552,7 @@ struct BlockStages {
   template <class... Loads>
   __device__ __forceinline__ void start_loads(int tile, const Loads&... loads) const {
     if constexpr (sizeof(*rows.k) == 1)
-      (rows.template load_pages<Shape>(tile, loads), ...);
+      (rows.template load<Shape>(tile, loads), ...);
     else
       load_tile<Shape>(rows, tile, format, loads...);
   }
@@ -550,6 +562,15 @@ struct BlockStages {
 struct TileStep {
   int tile, next, index;
 };
+
+// c of row r.
+template <class Rule, class Rows>
+__device__ __forceinline__ float row_exponent(const Rule& rule, const Rows& rows, int r) {
+  if constexpr (kInt8Rows<Rows>)
+    return rule.exponent * rows.query_scale(r);
+  else
+    return rule.exponent;
+}
 
 // Adds a tile of keys and values to O and to the state of its chunk.
 template <class Shape, class Rule, class Rows>
@@ -570,8 +591,10 @@ __device__ __forceinline__ void attention_step(float (&o)[Shape::kDim / 8][4], R
   const bool hides_first = warp_rows.first_common > key0;
   float s[2 * kGroups][4], alpha[2];
   const auto scores = [&]<bool kMasked>() {
-    score_step<Shape::kDim, kGroups, kMasked>(s, stages.queries(), warp_rows.row,
-                                              stages.keys_of(i).to, groups);
+    score_step<Shape::kDim, kGroups, kMasked, kInt8Rows<Rows>>(
+        s, stages.queries(), warp_rows.row, stages.keys_of(i).to, groups);
+    if constexpr (kInt8Rows<Rows>)
+      stages.rows.template scale_scores<Shape>(s, stages.keys_of(i).to);
   };
   const auto softmax_and_values = [&]<bool kMasked>() {
     if constexpr (Rule::kMasks) {
@@ -586,7 +609,9 @@ __device__ __forceinline__ void attention_step(float (&o)[Shape::kDim / 8][4], R
     } else {
       if (kMasked) mask_scores<kGroups>(s, ends, rule, groups, hides_first);
     }
-    softmax_step<kGroups, kMasked>(s, state, alpha, rule.exponent, groups);
+    const float c[2] = {row_exponent(rule, stages.rows, warp_rows.thread_row),
+                        row_exponent(rule, stages.rows, warp_rows.thread_row + 8)};
+    softmax_step<kGroups, kMasked>(s, state, alpha, c, groups);
     if constexpr (Rule::kDrops)
       if (rule.drops())
         drop_step<kGroups>(s, rule.drop, warp_rows.streams, stages.rows.head(0), key0);
@@ -621,6 +646,8 @@ __device__ __forceinline__ void attention_step(float (&o)[Shape::kDim / 8][4], R
 //   bind(rule, r)          the rule of row r
 //   positions_range()      that of the rows
 //   store_lse(r, value), head(r), position(r), token(r)
+// For keys in bytes load<Shape>(tile, load), and for i8 query_scale(r) and scale_scores<Shape>(s,
+// keys), which makes those of score_step(), of keys in shared memory, the scores.
 template <class Shape, class Rule, class Rows>
 __device__ __forceinline__ void attention_bf16(const Rows& rows, const Rule& rule,
                                                const RowFormat& format, char* shared,
@@ -631,7 +658,10 @@ __device__ __forceinline__ void attention_bf16(const Rows& rows, const Rule& rul
   const WarpRows warp_rows = make_warp_rows<Shape>(rows, rule);
   RowState state;
   float o[Shape::kDim / 8][4] = {};
-  load_queries<Shape>(rows, stages.queries(), format);
+  if constexpr (kInt8Rows<Rows>)
+    load_queries<Shape>(rows, stages.queries(), {Shape::kDim / 2, true});
+  else
+    load_queries<Shape>(rows, stages.queries(), format);
   int tile = next_tile<Shape::kKeys>(rule, rows, tiles.first, tiles.end), i = tile;
   stages.load(tile, i);
   const int first_end = (tile / kChunkTiles + 1) * kChunkTiles;
@@ -643,6 +673,9 @@ __device__ __forceinline__ void attention_bf16(const Rows& rows, const Rule& rul
       attention_step(o, state, stages, warp_rows, rule, {tile, next, i});
     }
     reduce_l(state);
+#pragma unroll
+    for (int r = 0; r < 2 && kInt8Rows<Rows>; ++r)  // a row has seen keys whose scores are all NaN
+      if (state.l[r] != state.l[r]) state.row_max_log2[r] = state.l[r];
     if (end > first_end) combine_chunk<Shape>(o, state, rows, combined, warp_rows.thread_row);
     if (end == tiles.end) break;
     store_combined<Shape>(o, state, rows, combined, warp_rows.thread_row);
