@@ -261,7 +261,19 @@ __device__ __forceinline__ void exponentiate(float (&s)[2 * kGroups][4], int r, 
   }
 }
 
-// S becomes P, and is added to l. alpha: factors of the previous O; c: of the rows.
+// S becomes P, and is added to l. alpha: factors of the previous O.
+template <int kGroups, bool kMasked>
+__device__ __forceinline__ void softmax_step(float (&s)[2 * kGroups][4], RowState& state,
+                                             float (&alpha)[2], float c, int groups) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float largest = row_max<kGroups, kMasked>(s, r, -INFINITY, groups);
+    const float safe_row_max = update_row_max<kMasked>(largest, r, state, alpha[r], c);
+    exponentiate<kGroups, kMasked>(s, r, state, c, safe_row_max, groups);
+  }
+}
+
+// Overload for rows with their own c.
 template <int kGroups, bool kMasked>
 __device__ __forceinline__ void softmax_step(float (&s)[2 * kGroups][4], RowState& state,
                                              float (&alpha)[2], const float (&c)[2], int groups) {
@@ -563,15 +575,6 @@ struct TileStep {
   int tile, next, index;
 };
 
-// c of row r.
-template <class Rule, class Rows>
-__device__ __forceinline__ float row_exponent(const Rule& rule, const Rows& rows, int r) {
-  if constexpr (kInt8Rows<Rows>)
-    return rule.exponent * rows.query_scale(r);
-  else
-    return rule.exponent;
-}
-
 // Adds a tile of keys and values to O and to the state of its chunk.
 template <class Shape, class Rule, class Rows>
 __device__ __forceinline__ void attention_step(float (&o)[Shape::kDim / 8][4], RowState& state,
@@ -591,8 +594,8 @@ __device__ __forceinline__ void attention_step(float (&o)[Shape::kDim / 8][4], R
   const bool hides_first = warp_rows.first_common > key0;
   float s[2 * kGroups][4], alpha[2];
   const auto scores = [&]<bool kMasked>() {
-    score_step<Shape::kDim, kGroups, kMasked, kInt8Rows<Rows>>(
-        s, stages.queries(), warp_rows.row, stages.keys_of(i).to, groups);
+    score_step<Shape::kDim, kGroups, kMasked, kInt8Rows<Rows>>(s, stages.queries(), warp_rows.row,
+                                                               stages.keys_of(i).to, groups);
     if constexpr (kInt8Rows<Rows>)
       stages.rows.template scale_scores<Shape>(s, stages.keys_of(i).to);
   };
@@ -609,9 +612,10 @@ __device__ __forceinline__ void attention_step(float (&o)[Shape::kDim / 8][4], R
     } else {
       if (kMasked) mask_scores<kGroups>(s, ends, rule, groups, hides_first);
     }
-    const float c[2] = {row_exponent(rule, stages.rows, warp_rows.thread_row),
-                        row_exponent(rule, stages.rows, warp_rows.thread_row + 8)};
-    softmax_step<kGroups, kMasked>(s, state, alpha, c, groups);
+    if constexpr (kInt8Rows<Rows>)
+      softmax_step<kGroups, kMasked>(s, state, alpha, stages.rows.exponents, groups);
+    else
+      softmax_step<kGroups, kMasked>(s, state, alpha, rule.exponent, groups);
     if constexpr (Rule::kDrops)
       if (rule.drops())
         drop_step<kGroups>(s, rule.drop, warp_rows.streams, stages.rows.head(0), key0);
@@ -646,8 +650,8 @@ __device__ __forceinline__ void attention_step(float (&o)[Shape::kDim / 8][4], R
 //   bind(rule, r)          the rule of row r
 //   positions_range()      that of the rows
 //   store_lse(r, value), head(r), position(r), token(r)
-// For keys in bytes load<Shape>(tile, load), and for i8 query_scale(r) and scale_scores<Shape>(s,
-// keys), which makes those of score_step(), of keys in shared memory, the scores.
+// For keys in bytes load<Shape>(tile, load), and for i8 `exponents`, c of the thread's rows, and
+// scale_scores<Shape>(s, keys): those of score_step(), of keys in shared memory, become z.
 template <class Shape, class Rule, class Rows>
 __device__ __forceinline__ void attention_bf16(const Rows& rows, const Rule& rule,
                                                const RowFormat& format, char* shared,

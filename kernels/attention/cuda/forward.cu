@@ -49,21 +49,14 @@ void run_generic(Problem problem, Device device) {
   });
 }
 
-// Scales of int8 attention: [T, heads] and [T, kv_heads].
-struct Int8Scales {
-  const float *q, *k;
-  int heads, kv_heads;
-};
-
 // Rows of int8 attention. In shared memory the scales of keys 4 i to 4 i + 3 of a tile are behind
 // the first half of row i. Rows and scales from keys.end on are those of the last key, and masked.
 struct Int8Rows : PackedRows<bf16> {
   const int8_t* k;
-  Int8Scales scales;
+  const float* key_scales;  // of the first key
+  int scale_stride;
+  float exponents[2];
 
-  __device__ float query_scale(int r) const {
-    return __ldg(scales.q + token(min(r, count - 1)) * scales.heads + head_index);
-  }
   template <class Shape, class C>
   __device__ __forceinline__ void load(int tile, const TileLoad<C>& load) const {
     if constexpr (std::is_same_v<C, bf16>)
@@ -75,10 +68,9 @@ struct Int8Rows : PackedRows<bf16> {
     for (int i = thread; i < Shape::kKeys * kChunks; i += Shape::kThreads)
       copy_async(load.to + chunk_offset<Shape::kDim>(i / kChunks, i % kChunks),
                  load.from + key_offsets(key_of(i / kChunks)) + i % kChunks * 16, 16);
-    const int64_t token = sequence.begin + key_of(thread);
     if (thread < Shape::kKeys)
       copy_async_small<4>(scale_address<Shape>(load.to, thread),
-                          scales.k + token * scales.kv_heads + kv_head, 4);
+                          key_scales + int64_t{key_of(thread)} * scale_stride, 4);
   }
   template <class Shape, int kN>
   __device__ __forceinline__ void scale_scores(float (&s)[kN][4], uint32_t tile) const {
@@ -100,14 +92,22 @@ struct Int8Rows : PackedRows<bf16> {
 struct Int8Problem : ForwardProblem<bf16> {
   using Rows = Int8Rows;
   const int8_t* keys;
-  Int8Scales scales;
+  const float *q_scales, *k_scales;
 
   template <class Rule>
   __device__ __forceinline__ bool find(const Rule& rule, int block, int per_block,
                                        Int8Rows& rows) const {
     if (!ForwardProblem<bf16>::find(rule, block, per_block, rows)) return false;
-    rows.k = keys + rows.sequence.begin * kv_stride + rows.kv_head * head_strides.k;
-    rows.scales = scales;
+    const int64_t begin = rows.sequence.begin;
+    rows.k = keys + begin * kv_stride + rows.kv_head * head_strides.k;
+    rows.key_scales = k_scales + begin * kv_heads + rows.kv_head;
+    rows.scale_stride = kv_heads;
+    const int row = static_cast<int>(threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int64_t token = rows.token(min(row + 8 * r, rows.count - 1));
+      rows.exponents[r] = rule.exponent * q_scales[token * heads + rows.head_index];
+    }
     return true;
   }
 };
@@ -120,9 +120,8 @@ void forward_int8(const AttentionForward& args) {
       "[attention_forward] int8 attention on CUDA needs v in bf16, heads of 64 or 128, and "
       "rows aligned to 16 bytes, got ",
       args.v.str());
-  Int8Problem problem{forward_problem<bf16>(args), pointer<int8_t>(args.k)};
-  problem.scales = {pointer<float>(args.desc.q_scales), pointer<float>(args.desc.k_scales),
-                    problem.heads, problem.kv_heads};
+  Int8Problem problem{forward_problem<bf16>(args), pointer<int8_t>(args.k),
+                      pointer<float>(args.desc.q_scales), pointer<float>(args.desc.k_scales)};
   problem.q_stride /= 2;  // in pairs
   problem.head_strides.q /= 2;
   const WithRule<Int8Problem, PlainRule<float>> call{problem, {args.desc, dim}};
