@@ -45,8 +45,7 @@ inline AttentionCase with_nan_scale(const AttentionCase& c, Tensor kernels::Atte
   return f;
 }
 
-// Expects rows that see a token of NaN, whose scale `nan` has, to be NaN, and all others to have the
-// bits of `expected`. Both are on the CPU.
+// Expects rows that see a token with a scale of NaN to be NaN, and all others to equal `expected`.
 struct NanToken {
   int64_t token, end;  // the rows [token, end) of the first of these heads see it
   int64_t head, heads;

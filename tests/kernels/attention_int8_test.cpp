@@ -79,7 +79,7 @@ TEST(AttentionInt8, IsNearAttentionInFullPrecision) {
     }
 }
 
-// What all keys have in common changes no probability, but takes most of the range of i8.
+// The mean of all keys changes no probability, but takes most of the range of i8.
 TEST(AttentionInt8, KeysWithoutTheirMeanAreNearer) {
   const AttentionCase c = make_case({.heads = 2, .kv_heads = 1, .dim = 64}, {{1, 200}});
   AttentionCase shifted = c;

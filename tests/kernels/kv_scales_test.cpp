@@ -74,8 +74,9 @@ TEST(KvScales, NoKeyAndNoValueIsClipped) {
         shift += w[size_t(n * kColumns + c)] * b[c];
       for (int64_t c = 0; c < kColumns; ++c) {
         double& x_c = x[size_t(c)];
-        x_c = n < kWeightRows ? std::copysign(1.0, shift) * w[size_t(n * kColumns + c)] * gain[size_t(c)]
-                        : rng.uniform() - 0.5;
+        x_c = n < kWeightRows
+                  ? std::copysign(1.0, shift) * w[size_t(n * kColumns + c)] * gain[size_t(c)]
+                  : rng.uniform() - 0.5;
         square += x_c * x_c;
       }
       for (int64_t c = 0; c < kColumns; ++c)

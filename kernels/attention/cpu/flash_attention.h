@@ -20,7 +20,7 @@ struct QueryRow {
   IndexRange<int64_t> visible;  // the keys that it sees, less those of invisible tiles
   int64_t token, position, head;
   int sequence;
-  T scale = 1;  // of int8 attention
+  T scale = 1;  // multiplies its scores in int8 attention
 };
 
 // Keys or values of one head: row j starts at data + slot(j) * stride.
@@ -31,7 +31,7 @@ struct KeyRows {
   const int32_t* blocks = nullptr;  // the sequence's block table row; null: packed
   int64_t block_tokens = 1;
   PackedSequence packed = {};
-  const float* scales = nullptr;  // of int8 attention, of packed tokens
+  const float* scales = nullptr;  // int8 attention: those of packed tokens
   int64_t scale_stride = 0;
 
   const T* row(int64_t key) const {

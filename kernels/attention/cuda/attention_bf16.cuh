@@ -133,7 +133,7 @@ struct RowFormat {
 template <class Rows>
 inline constexpr bool kInt8Rows = std::is_same_v<decltype(Rows::k), const int8_t*>;
 
-// 1.5 2^23: its bits plus an integer of less than 2^22 are the bits of the sum of both. Scores of i8
+// 1.5 2^23: its bits plus an integer of less than 2^22 are the bits of the sum of both. Sums of i8
 // begin with it.
 inline constexpr float kIntegers = 12582912.0f;
 
@@ -144,10 +144,11 @@ struct RowState {
 };
 
 // s = Q K^T for 16 rows of `queries` from `row` on, and kGroups groups of 16 rows of `keys`. Groups
-// from `groups` on may be skipped and are then zero. With kInt8, s = kIntegers + Q K^T.
-template <int kDim, int kGroups, bool kMasked, bool kInt8>
-__device__ __forceinline__ void score_step(float (&s)[2 * kGroups][4], uint32_t queries, int row,
-                                           uint32_t keys, int groups) {
+// from `groups` on may be skipped and are then zero. In int8 attention s is scaled.
+template <int kDim, int kGroups, bool kMasked, class Rows>
+__device__ __forceinline__ void score_step(float (&s)[2 * kGroups][4], const Rows& rows,
+                                           uint32_t queries, int row, uint32_t keys, int groups) {
+  constexpr bool kInt8 = kInt8Rows<Rows>;
   constexpr int kRun = kMasked && kGroups > 4 ? 4 : kGroups;  // groups that share loads of Q
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int q_row = row + lane % 16, k_row = lane / 16 * 8 + lane % 8;
@@ -172,6 +173,7 @@ __device__ __forceinline__ void score_step(float (&s)[2 * kGroups][4], uint32_t 
       }
     }
   }
+  if constexpr (kInt8) rows.template scale_scores<kDim>(s, keys);
 }
 
 // Masks the scores of row r of the thread's two that it does not see, of the tile from key0 on.
@@ -273,7 +275,7 @@ __device__ __forceinline__ void softmax_step(float (&s)[2 * kGroups][4], RowStat
   }
 }
 
-// Overload for rows with their own c.
+// Overload for rows with a c of their own, as in int8 attention.
 template <int kGroups, bool kMasked>
 __device__ __forceinline__ void softmax_step(float (&s)[2 * kGroups][4], RowState& state,
                                              float (&alpha)[2], const float (&c)[2], int groups) {
@@ -283,6 +285,15 @@ __device__ __forceinline__ void softmax_step(float (&s)[2 * kGroups][4], RowStat
     const float safe_row_max = update_row_max<kMasked>(largest, r, state, alpha[r], c[r]);
     exponentiate<kGroups, kMasked>(s, r, state, c[r], safe_row_max, groups);
   }
+}
+
+// c of all rows, or those of the thread's two.
+template <class Rule, class Rows>
+__device__ __forceinline__ decltype(auto) exponents(const Rule& rule, const Rows& rows) {
+  if constexpr (kInt8Rows<Rows>)
+    return (rows.exponents);
+  else
+    return rule.exponent;
 }
 
 // Zeroes dropped elements of P and scales the others. key0: first key of the tile.
@@ -594,10 +605,8 @@ __device__ __forceinline__ void attention_step(float (&o)[Shape::kDim / 8][4], R
   const bool hides_first = warp_rows.first_common > key0;
   float s[2 * kGroups][4], alpha[2];
   const auto scores = [&]<bool kMasked>() {
-    score_step<Shape::kDim, kGroups, kMasked, kInt8Rows<Rows>>(s, stages.queries(), warp_rows.row,
-                                                               stages.keys_of(i).to, groups);
-    if constexpr (kInt8Rows<Rows>)
-      stages.rows.template scale_scores<Shape>(s, stages.keys_of(i).to);
+    score_step<Shape::kDim, kGroups, kMasked>(s, stages.rows, stages.queries(), warp_rows.row,
+                                              stages.keys_of(i).to, groups);
   };
   const auto softmax_and_values = [&]<bool kMasked>() {
     if constexpr (Rule::kMasks) {
@@ -612,10 +621,7 @@ __device__ __forceinline__ void attention_step(float (&o)[Shape::kDim / 8][4], R
     } else {
       if (kMasked) mask_scores<kGroups>(s, ends, rule, groups, hides_first);
     }
-    if constexpr (kInt8Rows<Rows>)
-      softmax_step<kGroups, kMasked>(s, state, alpha, stages.rows.exponents, groups);
-    else
-      softmax_step<kGroups, kMasked>(s, state, alpha, rule.exponent, groups);
+    softmax_step<kGroups, kMasked>(s, state, alpha, exponents(rule, stages.rows), groups);
     if constexpr (Rule::kDrops)
       if (rule.drops())
         drop_step<kGroups>(s, rule.drop, warp_rows.streams, stages.rows.head(0), key0);
@@ -651,7 +657,7 @@ __device__ __forceinline__ void attention_step(float (&o)[Shape::kDim / 8][4], R
 //   positions_range()      that of the rows
 //   store_lse(r, value), head(r), position(r), token(r)
 // For keys in bytes load<Shape>(tile, load), and for i8 `exponents`, c of the thread's rows, and
-// scale_scores<Shape>(s, keys): those of score_step(), of keys in shared memory, become z.
+// scale_scores<kDim>(s, keys): sums that began with kIntegers become z.
 template <class Shape, class Rule, class Rows>
 __device__ __forceinline__ void attention_bf16(const Rows& rows, const Rule& rule,
                                                const RowFormat& format, char* shared,

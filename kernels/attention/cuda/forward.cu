@@ -53,8 +53,8 @@ void run_generic(Problem problem, Device device) {
 // the first half of row i. Rows and scales from keys.end on are those of the last key, and masked.
 struct Int8Rows : PackedRows<bf16> {
   const int8_t* k;
-  const float* key_scales;  // of the first key
-  int scale_stride;
+  const float* k_scales;  // [T, kv_heads]
+  int kv_heads;
   float exponents[2];
 
   template <class Shape, class C>
@@ -62,30 +62,35 @@ struct Int8Rows : PackedRows<bf16> {
     if constexpr (std::is_same_v<C, bf16>)
       return load_tile<Shape>(*this, tile, RowFormat{Shape::kDim, true}, load);
     constexpr int kChunks = Shape::kDim / 16;
-    const int thread = static_cast<int>(threadIdx.x);
+    int thread;  // read again for each tile, so that no address of it takes a register meanwhile
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     const auto key_of = [&](int row) { return min(tile * Shape::kKeys + row, keys.end - 1); };
 #pragma unroll
-    for (int i = thread; i < Shape::kKeys * kChunks; i += Shape::kThreads)
-      copy_async(load.to + chunk_offset<Shape::kDim>(i / kChunks, i % kChunks),
-                 load.from + key_offsets(key_of(i / kChunks)) + i % kChunks * 16, 16);
+    for (int i = 0; i < Shape::kKeys; i += Shape::kThreads / kChunks) {
+      const int row = i + thread / kChunks, chunk = thread % kChunks;
+      copy_async(load.to + chunk_offset<Shape::kDim>(row, chunk),
+                 load.from + key_offsets(key_of(row)) + 16 * chunk, 16);
+    }
     if (thread < Shape::kKeys)
-      copy_async_small<4>(scale_address<Shape>(load.to, thread),
-                          key_scales + int64_t{key_of(thread)} * scale_stride, 4);
+      copy_async_small<4>(scale_address<Shape::kDim>(load.to, thread),
+                          k_scales + int64_t{sequence.begin + key_of(thread)} * kv_heads + kv_head,
+                          4);
   }
-  template <class Shape, int kN>
+  template <int kDim, int kN>
   __device__ __forceinline__ void scale_scores(float (&s)[kN][4], uint32_t tile) const {
-    const int quad = static_cast<int>(threadIdx.x % 4);
+    const uint32_t first = scale_address<kDim>(tile, static_cast<int>(threadIdx.x % 4) * 2);
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
-      const auto pair = *static_cast<const float2*>(
-          __cvta_shared_to_generic(scale_address<Shape>(tile, 8 * n + 2 * quad)));
+      // The difference of scale_address() to that of the key 8 n before is the same in all threads.
+      const uint32_t at = first + scale_address<kDim>(0, 8 * n) - scale_address<kDim>(0, 0);
+      const auto pair = *static_cast<const float2*>(__cvta_shared_to_generic(at));
 #pragma unroll
       for (int e = 0; e < 4; ++e) s[n][e] = (s[n][e] - kIntegers) * (e % 2 == 0 ? pair.x : pair.y);
     }
   }
-  template <class Shape>
+  template <int kDim>
   static __device__ __forceinline__ uint32_t scale_address(uint32_t tile, int key) {
-    return tile + chunk_offset<Shape::kDim>(key / 4, Shape::kDim / 16) + key % 4 * 4;
+    return tile + chunk_offset<kDim>(key / 4, kDim / 16) + key % 4 * 4;
   }
 };
 
@@ -98,10 +103,9 @@ struct Int8Problem : ForwardProblem<bf16> {
   __device__ __forceinline__ bool find(const Rule& rule, int block, int per_block,
                                        Int8Rows& rows) const {
     if (!ForwardProblem<bf16>::find(rule, block, per_block, rows)) return false;
-    const int64_t begin = rows.sequence.begin;
-    rows.k = keys + begin * kv_stride + rows.kv_head * head_strides.k;
-    rows.key_scales = k_scales + begin * kv_heads + rows.kv_head;
-    rows.scale_stride = kv_heads;
+    rows.k = keys + rows.sequence.begin * kv_stride + rows.kv_head * head_strides.k;
+    rows.k_scales = k_scales;
+    rows.kv_heads = kv_heads;
     const int row = static_cast<int>(threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
