@@ -236,7 +236,7 @@ TEST(CudaAttentionInt8, WhatItDoesNotSupportIsAnError) {
   for (const int64_t dim : {32, 80, 96, 256})
     EXPECT_THROW_WITH(int8_forward_on(plain_case(dim, DType::kBF16), device), Error,
                       "heads of 64 or 128");
-  EXPECT_THROW_WITH(int8_forward_on(plain_case(64, DType::kF32), device), Error, "values in bf16");
+  EXPECT_THROW_WITH(int8_forward_on(plain_case(64, DType::kF32), device), Error, "v in bf16");
   AttentionCase odd = on_device(plain_case(64, DType::kBF16), device);
   odd.q = at_odd_address(odd.q);
   EXPECT_THROW_WITH(run_forward(odd), Error, "aligned to 16 bytes");
