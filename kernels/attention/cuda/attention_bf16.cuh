@@ -133,8 +133,7 @@ struct RowFormat {
 template <class Rows>
 inline constexpr bool kInt8Rows = std::is_same_v<decltype(Rows::k), const int8_t*>;
 
-// 1.5 2^23: its bits plus an integer of less than 2^22 are the bits of the sum of both. Sums of i8
-// begin with it.
+// 1.5 2^23, with which sums of i8 begin: its bits plus an integer are the bits of the float sum.
 inline constexpr float kIntegers = 12582912.0f;
 
 // A thread's part of rows `group` and `group` + 8 of its warp's 16.
@@ -281,9 +280,9 @@ __device__ __forceinline__ void softmax_step(float (&s)[2 * kGroups][4], RowStat
                                              float (&alpha)[2], const float (&c)[2], int groups) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float largest = row_max<kGroups, kMasked>(s, r, -INFINITY, groups);
-    const float safe_row_max = update_row_max<kMasked>(largest, r, state, alpha[r], c[r]);
-    exponentiate<kGroups, kMasked>(s, r, state, c[r], safe_row_max, groups);
+    const float m = row_max<kGroups, kMasked>(s, r, -INFINITY, groups);
+    exponentiate<kGroups, kMasked>(s, r, state, c[r],
+                                   update_row_max<kMasked>(m, r, state, alpha[r], c[r]), groups);
   }
 }
 
