@@ -217,7 +217,7 @@ Variable attention(std::span<const Variable> inputs, const QkvViews& views, Tens
   const std::array<Tensor, 3> qkv = views(values);
   const auto& [q, k, v] = qkv;
   Tensor o = y.reshape(q.shape());
-  Tensor lse = Tensor::empty({q.dim(1), q.dim(0)}, accumulate_dtype(q.dtype()), q.device());
+  Tensor lse = Tensor::empty({q.dim(1), q.dim(0)}, accumulate_dtype(v.dtype()), q.device());
   kernels::attention_forward({o, lse, q, k, v, cu_seqlens, desc});
   std::vector<Variable> all(inputs.begin(), inputs.end());
   all.insert(all.end(), {terms.bias, terms.sinks});

@@ -6,7 +6,7 @@
 //
 //  cohort_bench_attention                 a table
 //  cohort_bench_attention --rules         of masks and modified scores
-//  cohort_bench_attention --precision fp8 of FP8 attention, beside bf16
+//  cohort_bench_attention --precision fp8 of FP8 attention, beside bf16; or int8
 //  bench/attention                        interleaved with cuDNN (--rules: PyTorch), burst by burst
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -19,6 +19,7 @@
 #include "bench/timing.h"
 #include "core/rng.h"
 #include "kernels/attention/attention.h"
+#include "kernels/quantize.h"
 #include "kernels/rope.h"
 
 namespace {
@@ -31,7 +32,7 @@ struct Case {
   int64_t heads, kv_heads, dim;
   bool causal;
   std::vector<int64_t> lengths;
-  std::string rule = {};  // one of kRules, fp8, or empty
+  std::string rule = {};  // one of kRules, fp8, int8, or empty
 
   int64_t tokens() const {
     int64_t sum = 0;
@@ -102,17 +103,18 @@ std::vector<Case> make_rule_cases() {
   return cases;
 }
 
-// Heads of FP8 attention, beside bf16.
-std::vector<Case> make_fp8_cases() {
+// Heads of FP8 or int8 attention, beside bf16.
+std::vector<Case> make_precision_cases(const std::string& precision) {
   std::vector<Case> cases;
   for (const int64_t dim : {128, 64, 256})
     for (const bool causal : {true, false})
       for (const int64_t length : {4096, 8192, 16384})
-        for (const std::string rule : {"", "fp8"})
-          cases.push_back(
-              {str("GQA 64/8 d", dim, causal ? " causal " : " full ", length / 1024, "k ", rule),
-               64, 8, dim, causal,
-               std::vector<int64_t>(static_cast<size_t>(16384 / length), length), rule});
+        for (const std::string& rule : {std::string(), precision})
+          if (dim <= 128 || precision == "fp8")
+            cases.push_back(
+                {str("GQA 64/8 d", dim, causal ? " causal " : " full ", length / 1024, "k ", rule),
+                 64, 8, dim, causal,
+                 std::vector<int64_t>(static_cast<size_t>(16384 / length), length), rule});
   return cases;
 }
 
@@ -201,6 +203,14 @@ class Normals {
   int64_t offset_ = 0;
 };
 
+void quantize_rows(Tensor& heads, Tensor& scales) {
+  const Tensor rows = heads.contiguous().reshape({heads.dim(0) * heads.dim(1), heads.dim(2)});
+  auto out = Quantized::empty(rows.shape(), DType::kI8, ScaleGroups::kRows, rows.device());
+  quantize({out, rows});
+  scales = out.scales.reshape({heads.dim(0), heads.dim(1)});
+  heads = out.values.reshape(heads.shape());
+}
+
 // Tensors of a case: queries, keys and values as views of one tensor, as in the model.
 class Attention {
  public:
@@ -231,6 +241,10 @@ class Attention {
             .positions = Tensor::zeros({tokens}, DType::kI32, device),
             .table = {},
             .scales = desc_.fp8_scales});
+    }
+    if (c.rule == "int8") {
+      quantize_rows(q_, desc_.q_scales);
+      quantize_rows(k_, desc_.k_scales);
     }
     if (desc_.bias.defined()) dbias_ = Tensor::empty_like(desc_.bias);
     if (desc_.sinks.defined()) dsinks_ = Tensor::empty_like(desc_.sinks);
@@ -265,6 +279,7 @@ class Attention {
     return std::chrono::duration<double>(Clock::now() - begin).count() / launches;
   }
   double flops(bool backwards) const { return case_.matmul_flops() * (backwards ? 5 : 2); }
+  bool has_backward() const { return case_.rule != "int8"; }
 
  private:
   static std::optional<GradOut> wanted(Tensor& t) {
@@ -321,15 +336,15 @@ int run(int argc, char** argv) {
   app.add_option("--filter", filter, "only cases whose name contains this text");
   app.add_option("--device", device_name, "cuda or cuda:N")->capture_default_str();
   app.add_flag("--rules", rules, "masks and modified scores instead of shapes");
-  app.add_option("--precision", precision, "bf16, or fp8: FP8 attention beside bf16")
-      ->check(CLI::IsMember({"bf16", "fp8"}));
+  app.add_option("--precision", precision, "bf16, or fp8 or int8 attention beside bf16")
+      ->check(CLI::IsMember({"bf16", "fp8", "int8"}));
   app.add_flag("--list", list, "print the cases as tab-separated fields");
   app.add_flag("--obey", serves_bursts,
                "time the bursts requested on standard input; see bench/attention");
   CLI11_PARSE(app, argc, argv);
-  const std::vector<Case> cases = precision == "fp8" ? make_fp8_cases()
-                                  : rules            ? make_rule_cases()
-                                                     : make_cases();
+  const std::vector<Case> cases = precision != "bf16" ? make_precision_cases(precision)
+                                  : rules             ? make_rule_cases()
+                                                      : make_cases();
   if (list) {
     for (const Case& c : cases) print_fields(c);
     return 0;
@@ -346,8 +361,9 @@ int run(int argc, char** argv) {
   for (const Case& c : cases) {
     if (c.name.find(filter) == c.name.npos) continue;
     Attention attention(c, normals, device);
-    double seconds[2];
+    double seconds[2] = {NAN, NAN};
     for (const bool backwards : {false, true}) {
+      if (backwards && !attention.has_backward()) continue;
       std::vector<double> times;
       attention.burst(backwards, 3);
       for (int i = 0; i < kBursts; ++i) {

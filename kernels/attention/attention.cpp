@@ -3,6 +3,7 @@
 #include "core/sizes.h"
 #include "core/with_cuda.h"
 #include "kernels/arguments.h"
+#include "kernels/attention/score_rule.h"
 #include "kernels/rope.h"
 
 namespace cohort::kernels {
@@ -15,7 +16,7 @@ void check_tile_mask(ArgumentCheck& check, const Tensor& tiles) {
 }
 
 // Checks the masks and modifications of a call of H heads and S sequences.
-void check_desc(ArgumentCheck& check, const AttentionDesc& desc) {
+void check_desc(ArgumentCheck& check, const AttentionDesc& desc, bool is_int8) {
   const bool causal = desc.mask == Mask::kCausal;
   check.require(desc.scale >= 0 && std::isfinite(desc.scale),
                 "expected a scale of at least 0, got ", desc.scale);
@@ -35,6 +36,13 @@ void check_desc(ArgumentCheck& check, const AttentionDesc& desc) {
   check.require(!desc.fp8_scales.defined() ||
                     (check["heads"] == check["H"] + 2 * check["Hkv"] && desc.dropout.p == 0),
                 "expected fp8_scales [H + 2 Hkv] and no dropout, got ", desc.fp8_scales);
+  check("f32 [T, H] q_scales?; f32 [T, Hkv] k_scales?", desc.q_scales, desc.k_scales);
+  check.require(desc.q_scales.defined() == is_int8 && desc.k_scales.defined() == is_int8,
+                "expected q_scales and k_scales with q and k in i8, and only then");
+  check.require(
+      !is_int8 || (PlainRule<float>::applies(desc, INT64_MAX) && !desc.fp8_scales.defined()),
+      "int8 attention has a causal or full mask only: no window, dropout, prefixes, "
+      "prefix_lm, tiles, soft cap, distance factor, slopes, bias, sinks or fp8_scales");
   if (desc.prefix_lm.defined())
     check.require(causal && desc.window == 0 && !desc.prefixes.defined() && !desc.tiles.defined(),
                   "expected a causal mask, no window, shared prefixes or tiles with prefix_lm");
@@ -53,8 +61,11 @@ void check_head_dim(const ArgumentCheck& check, const Tensor& t) {
 // Checks common to the forward and the backward on packed sequences.
 template <class Args>
 ArgumentCheck check_packed(ArgumentCheck check, const Args& args) {
-  check("view [T, H, D] q; view [T, Hkv, D] k, v; i32 [S + 1] cu_seqlens", args.q, args.k, args.v,
-        args.cu_seqlens);
+  if (args.q.dtype() == DType::kI8)
+    check("i8 view [T, H, D] q; i8 view [T, Hkv, D] k", args.q, args.k);
+  else
+    check("view [T, H, D] q; view [T, Hkv, D] k", args.q, args.k);
+  check("view [T, Hkv, D] v; i32 [S + 1] cu_seqlens", args.v, args.cu_seqlens);
   check_head_dim(check, args.q);
   check.require(check["Hkv"] >= 1 && check["H"] >= 1 && check["H"] % check["Hkv"] == 0,
                 "expected query heads to be a multiple of key heads, got ", check["H"], " and ",
@@ -64,7 +75,7 @@ ArgumentCheck check_packed(ArgumentCheck check, const Args& args) {
                 args.cu_seqlens);
   check("view [T, H, D] o; accumulate [H, T] lse; i32 [S, 2] prefixes?", args.o, args.lse,
         args.desc.prefixes);
-  check_desc(check, args.desc);
+  check_desc(check, args.desc, args.q.dtype() == DType::kI8);
   check_dropout(check, args.desc.dropout);
   if (args.desc.prefixes.defined())
     check.require(args.desc.mask == Mask::kCausal && args.desc.dropout.p == 0,
@@ -117,7 +128,7 @@ void check_paged(ArgumentCheck check, const AttentionPaged& args) {
         args.positions);
   check.require(check["H"] >= 1 && check["H"] % check["Hkv"] == 0,
                 "expected q [T, H, D] with H a multiple of ", check["Hkv"], ", got ", args.q);
-  check_desc(check, args.desc);
+  check_desc(check, args.desc, args.q.dtype() == DType::kI8);
   const int64_t scales = args.cache.scales.numel(), kv_heads = 2 * check["Hkv"];
   check.require(args.desc.fp8_scales.defined() ? scales == check["H"] + kv_heads
                                                : scales == 0 || scales == kv_heads,

@@ -42,6 +42,11 @@
 // 128, which are added. P V of a tile of keys is accumulated so from zero, in steps of 32 keys, and
 // then O = fma(O, alpha, P V), because those sums keep 13 bits. The order within a step has no
 // effect. On the CPU, sums have the dtype of the call. The backward is that of P before rounding.
+//
+// Int8 attention (q and k in i8; after SageAttention, Zhang et al. 2025): S is the exact sum of
+// integers, z = S k_scales[j, h] replaces the score, and c = (scale log2(e)) q_scales[i, h]
+// replaces c, each product rounded. The rest is as in v's dtype, which on the CPU sums have. There
+// is no backward.
 #pragma once
 
 #include <cmath>
@@ -109,6 +114,11 @@ struct AttentionDesc {
   // FP8 attention: scales of the heads of queries, keys and values, which are multiples of e4m3
   // numbers by them (kv_scales()), [H + 2 Hkv] f32; undefined: none. Requires no dropout.
   Tensor fp8_scales;
+  // Int8 attention: positive scales of the rows of queries and keys, which are those of quantize()
+  // of [T H, D], or NaN, [T, H] and [T, Hkv] f32. A NaN reaches the rows that see it. Undefined:
+  // none. Requires a causal or full mask alone: no window, dropout, prefixes, prefix_lm, tiles,
+  // modifications of scores, sinks or fp8_scales.
+  Tensor q_scales, k_scales;
 };
 
 // Effective softmax scale.
@@ -139,9 +149,10 @@ inline constexpr int64_t kAttentionChunk = 4096;
 // and tile that do not see it, as 0 times it, but no other sequence.
 struct AttentionForward {
   Tensor& o;                 // [T, H, D]
-  Tensor& lse;               // [H, T] natural log, accumulate_dtype(q), kept for the backward
+  Tensor& lse;               // [H, T] natural log, accumulate_dtype(v), kept for the backward
   const Tensor& q;           // [T, H, D]
-  const Tensor &k, &v;       // [T, Hkv, D]
+  const Tensor &k, &v;       // [T, Hkv, D]; q and k may be i8, on CUDA with v in bf16 and heads of
+                             // 64 or 128
   const Tensor& cu_seqlens;  // [S + 1] i32, ascending from 0 to T
   AttentionDesc desc = {};
 };

@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "core/rng.h"
@@ -117,14 +118,43 @@ Variable round_heads(const Variable& x, const Tensor& scales) {
                    });
 }
 
+// x [T, heads, D] without `mean` [heads, D], in f32.
+Tensor without_mean(const Tensor& x, const Tensor& mean) {
+  COHORT_CHECK((mean.shape() == Shape{x.dim(1), x.dim(2)}),
+               "[flash_attention] expected k_mean [Hkv, D], got ", mean.str());
+  const Tensor row = mean.to(DType::kF32).to(x.device()).contiguous().reshape({1, mean.numel()}),
+               rows = Tensor::zeros({x.dim(0)}, DType::kI32, x.device());
+  const Tensor means = embedding(Variable(row), rows).value().reshape(x.shape());
+  return sub(Variable(x.contiguous().to(DType::kF32)), Variable(means)).value();
+}
+
+// x [T, heads, D] in i8, with the scales [T, heads].
+Variable int8_heads(const Tensor& x, Tensor& scales) {
+  auto out = kernels::Quantized::empty({x.dim(0) * x.dim(1), x.dim(2)}, DType::kI8,
+                                       kernels::ScaleGroups::kRows, x.device());
+  kernels::quantize({out, x.contiguous().reshape(out.values.shape())});
+  scales = out.scales.reshape({x.dim(0), x.dim(1)});
+  return Variable(out.values.reshape(x.shape()));
+}
+
+// k_mean: of int8 attention, perhaps undefined; std::nullopt: another precision.
 Variable flash_attention(Variable q, Variable k, Variable v, const Tensor& offsets,
-                         const AttentionDesc& rules, const AttentionTerms& terms) {
+                         AttentionDesc rules, const AttentionTerms& terms,
+                         const std::optional<Tensor>& k_mean) {
   const Tensor queries = q.value(), keys = k.value();
   COHORT_CHECK(queries.rank() == 3 || queries.rank() == 4,
                "[flash_attention] expected q [T, H, D] or [B, T, H, D], got ", queries.str());
   COHORT_CHECK(
       queries.rank() == keys.rank() && (queries.numel() == 0 || queries.dim(0) == keys.dim(0)),
       "[flash_attention] expected one form of q and k, got ", queries.str(), " and ", keys.str());
+  if (k_mean) {
+    if (needs_gradient(std::array{q, k, v}))
+      throw InputError(
+          "flash_attention: precision \"int8\" has no gradients; hint: detach() q, k and v");
+    const Tensor heads = packed(keys);
+    q = int8_heads(packed(queries), rules.q_scales);
+    k = int8_heads(k_mean->defined() ? without_mean(heads, *k_mean) : heads, rules.k_scales);
+  }
   if (!offsets.defined()) check_masks(rules, queries.dim(-3));
   if (const Tensor& scales = rules.fp8_scales; scales.defined()) {
     const int64_t heads = queries.dim(-2), kv_heads = keys.dim(-2);
@@ -142,13 +172,15 @@ Variable flash_attention(Variable q, Variable k, Variable v, const Tensor& offse
                    sequence_offsets(offsets, queries), rules, terms);
 }
 
-// The scales of precision "fp8"; undefined: the precision is that of q.
-Tensor fp8_scales(const std::string& precision, const Tensor& scales) {
-  if (!precision.empty() && precision != "fp8")
-    throw InputError("flash_attention: precision: expected \"fp8\" or \"\", got \"" + precision +
-                     "\"");
-  if (precision.empty() == scales.defined())
-    throw InputError("flash_attention: expected scales with precision=\"fp8\", and only then");
+// The scales of precision "fp8"; undefined: another one. Checks what comes with a precision.
+Tensor fp8_scales(const std::string& precision, const Tensor& scales, const Tensor& k_mean) {
+  if (!precision.empty() && precision != "fp8" && precision != "int8")
+    throw InputError("flash_attention: precision: expected \"fp8\", \"int8\" or \"\", got \"" +
+                     precision + "\"");
+  if ((precision == "fp8") != scales.defined() || (precision != "int8" && k_mean.defined()))
+    throw InputError(
+        "flash_attention: expected scales with precision=\"fp8\", k_mean with precision=\"int8\", "
+        "and only then");
   return scales.defined() ? scales.to(DType::kF32).contiguous() : scales;
 }
 
@@ -159,25 +191,27 @@ void bind_attention(nb::module_& m) {
           int64_t window_right, double soft_cap, double scale, const MaybeVariable& slopes,
           const MaybeVariable& bias, const MaybeVariable& sinks, const MaybeVariable& prefix_lm,
           const MaybeVariable& tiles, const MaybeVariable& cu_seqlens, const std::string& precision,
-          const MaybeVariable& scales) {
-        const AttentionDesc desc{.scale = scale,
-                                 .mask = causal ? kernels::Mask::kCausal : kernels::Mask::kFull,
-                                 .window = window,
-                                 .window_right = window_right,
-                                 .prefix_lm = indices(prefix_lm.value()),
-                                 .tiles = tiles.value(),
-                                 .soft_cap = soft_cap,
-                                 .slopes = table(slopes, q).value(),
-                                 .fp8_scales = fp8_scales(precision, scales.value())};
+          const MaybeVariable& scales, const MaybeVariable& k_mean) {
+        const AttentionDesc desc{
+            .scale = scale,
+            .mask = causal ? kernels::Mask::kCausal : kernels::Mask::kFull,
+            .window = window,
+            .window_right = window_right,
+            .prefix_lm = indices(prefix_lm.value()),
+            .tiles = tiles.value(),
+            .soft_cap = soft_cap,
+            .slopes = table(slopes, q).value(),
+            .fp8_scales = fp8_scales(precision, scales.value(), k_mean.value())};
         return flash_attention(q, k, v, indices(cu_seqlens.value()), desc,
-                               {table(bias, q), table(sinks, q)});
+                               {table(bias, q), table(sinks, q)},
+                               precision == "int8" ? std::optional(k_mean.value()) : std::nullopt);
       },
       nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::kw_only(), nb::arg("causal") = true,
       nb::arg("window") = 0, nb::arg("window_right") = -1, nb::arg("soft_cap") = 0.0,
       nb::arg("scale") = 0.0, nb::arg("slopes") = nb::none(), nb::arg("bias") = nb::none(),
       nb::arg("sinks") = nb::none(), nb::arg("prefix_lm") = nb::none(),
       nb::arg("tiles") = nb::none(), nb::arg("cu_seqlens") = nb::none(), nb::arg("precision") = "",
-      nb::arg("scales") = nb::none(),
+      nb::arg("scales") = nb::none(), nb::arg("k_mean") = nb::none(),
       R"(softmax(scale q k^T) v, without the matrix of scores in memory; the backward is deterministic.
 
 q: [T, H, D] with sequences packed one after the other, or a batch [B, T, H, D]; float32 and, on the
@@ -192,7 +226,10 @@ logits of keys without values, differentiable. prefix_lm: [S], the length of the
 a sequence see. tiles: of tile_mask(). precision: "fp8" rounds q, k, v and the probabilities to e4m3; gradients
 pass the rounding unchanged. scales: its [H + 2 Hkv] powers of two, of which 448 times should be no less than the
 magnitudes in that head of q, k or v; on CUDA it needs bfloat16, heads of 64, 128 or 256 and compute
-capability 9.0. Constants may be float64. Error for other shapes, dtypes and combinations.)");
+capability 9.0. "int8" rounds each token's head of q and k to int8 with its largest magnitude / 127 as
+scale, after k_mean [Hkv, D], which changes no result, is subtracted from k; it has no gradients, causal
+and full masks alone and, on CUDA, bfloat16 and heads of 64 or 128. Constants may be float64. Error for
+other shapes, dtypes and combinations.)");
   define(
       m, "tile_mask",
       +[](const Variable& visible) {

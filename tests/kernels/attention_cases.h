@@ -79,8 +79,8 @@ inline AttentionCase make_case(const AttentionShape& shape,
 inline AttentionOutput run_forward(const AttentionCase& c) {
   const Device device = c.q.device();
   AttentionOutput out{
-      Tensor::full(c.q.shape(), NAN, c.q.dtype(), device),
-      Tensor::full({c.q.dim(1), c.tokens()}, NAN, accumulate_dtype(c.q.dtype()), device)};
+      Tensor::full(c.q.shape(), NAN, c.v.dtype(), device),
+      Tensor::full({c.q.dim(1), c.tokens()}, NAN, accumulate_dtype(c.v.dtype()), device)};
   kernels::attention_forward({out.o, out.lse, c.q, c.k, c.v, c.cu, c.desc});
   return out;
 }
@@ -252,7 +252,7 @@ inline void expect_output_may_be_strided(const AttentionCase& c) {
 inline AttentionCase on_device(const AttentionCase& c, Device device) {
   AttentionCase f = c;
   for (Tensor* t : {&f.q, &f.k, &f.v, &f.dout, &f.cu}) *t = t->to(device);
-  if (f.desc.fp8_scales.defined()) f.desc.fp8_scales = f.desc.fp8_scales.to(device);
+  for (Tensor* t : {&f.desc.fp8_scales, &f.desc.q_scales, &f.desc.k_scales}) *t = t->to(device);
   if (f.shape.p > 0)
     for (Tensor* t : {&f.desc.dropout.sequences, &f.desc.dropout.positions}) *t = t->to(device);
   return f;

@@ -13,16 +13,16 @@ namespace {
 using namespace test;
 using ::cohort::test::random_tensor;
 
-constexpr int64_t kHeads = 3, kDim = 8, kColumns = 40, kRows = 2 * kHeads * kDim;
+constexpr int64_t kHeads = 3, kDim = 8, kColumns = 40, kWeightRows = 2 * kHeads * kDim;
 constexpr int64_t kQueries = 6;  // heads of queries
 
 // Weights of a layer, and what its input is made of.
 struct Layer {
-  Tensor w = random_tensor({kRows, kColumns}, DType::kF64, 1),
-         bias = random_tensor({kRows}, DType::kF64, 2),
+  Tensor w = random_tensor({kWeightRows, kColumns}, DType::kF64, 1),
+         bias = random_tensor({kWeightRows}, DType::kF64, 2),
          norm = random_tensor({kColumns}, DType::kF64, 3),
          norm_bias = random_tensor({kColumns}, DType::kF64, 4),
-         sb = random_tensor({kRows, 4}, DType::kF64, 5),
+         sb = random_tensor({kWeightRows, 4}, DType::kF64, 5),
          a = random_tensor({4, kColumns}, DType::kF64, 6);
 
   Tensor scales(DType dtype = DType::kF64, Device device = {}) const {
@@ -63,24 +63,25 @@ TEST(KvScales, NoKeyAndNoValueIsClipped) {
                         *const b = layer.norm_bias.data<double>();
     std::vector<double> w = layer.w.to_vector<double>(), gain = layer.norm.to_vector<double>();
     for (double& g : gain) g += 0.5;
-    for (int64_t row = 0; row < kRows; ++row)
+    for (int64_t row = 0; row < kWeightRows; ++row)
       for (int64_t r = 0; r < 4; ++r)
         for (int64_t c = 0; c < kColumns; ++c)
           w[size_t(row * kColumns + c)] += sb[row * 4 + r] * a[r * kColumns + c];
     for (int64_t n = 0; n < 500; ++n) {
       std::vector<double> x(kColumns), y = layer.bias.to_vector<double>();
       double square = 0, shift = 0;
-      for (int64_t c = 0; c < kColumns && n < kRows; ++c)
+      for (int64_t c = 0; c < kColumns && n < kWeightRows; ++c)
         shift += w[size_t(n * kColumns + c)] * b[c];
       for (int64_t c = 0; c < kColumns; ++c) {
         double& x_c = x[size_t(c)];
-        x_c = n < kRows ? std::copysign(1.0, shift) * w[size_t(n * kColumns + c)] * gain[size_t(c)]
-                        : rng.uniform() - 0.5;
+        x_c = n < kWeightRows
+                  ? std::copysign(1.0, shift) * w[size_t(n * kColumns + c)] * gain[size_t(c)]
+                  : rng.uniform() - 0.5;
         square += x_c * x_c;
       }
       for (int64_t c = 0; c < kColumns; ++c)
         x[size_t(c)] = x[size_t(c)] * std::sqrt(kColumns / square) * gain[size_t(c)] + b[c];
-      for (int64_t row = 0; row < kRows; ++row)
+      for (int64_t row = 0; row < kWeightRows; ++row)
         for (int64_t c = 0; c < kColumns; ++c)
           y[size_t(row)] += w[size_t(row * kColumns + c)] * x[size_t(c)];
       for (int64_t head = 0; head < 2 * kHeads; ++head)
@@ -126,10 +127,10 @@ void expect_scales_of_queries(DType dtype, Device device) {
                      k_norm = Tensor::full({kDim}, 1, dtype, device);
   const auto to = [&](const Tensor& t) { return t.to(dtype).to(device); };
   const Tensor rows = layer.w.narrow(0, 0, kHeads * kDim);
-  Tensor all = Tensor::empty({kQueries * kDim + kRows, kColumns}, layer.w.dtype());
+  Tensor all = Tensor::empty({kQueries * kDim + kWeightRows, kColumns}, layer.w.dtype());
   all.narrow(0, 0, kHeads * kDim).copy_(rows);
   all.narrow(0, kHeads * kDim, kHeads * kDim).fill_(0.25);
-  all.narrow(0, kQueries * kDim, kRows).copy_(layer.w);
+  all.narrow(0, kQueries * kDim, kWeightRows).copy_(layer.w);
   const Tensor w = to(all), few = to(layer.w), norm = to(layer.norm);
   Tensor scales = Tensor::empty({kQueries + 2 * kHeads}, DType::kF32, device),
          of_keys = Tensor::empty({2 * kHeads}, DType::kF32, device);

@@ -40,7 +40,7 @@ def differentiable(x: Array, w: cohort.Tensor, ids: Any) -> Iterator[cohort.Tens
     for binary in (ops.add, ops.sub, ops.mul, ops.div):
         yield binary(x, w)
     yield ops.flash_attention(x, x, x, causal=False, window=3, window_right=1, soft_cap=2.0, scale=0.5, slopes=w, bias=w, sinks=w,
-                              prefix_lm=ids, tiles=ops.tile_mask(ids), cu_seqlens=ids, precision="fp8", scales=w)
+                              prefix_lm=ids, tiles=ops.tile_mask(ids), cu_seqlens=ids, precision="fp8", scales=w, k_mean=w)
     yield ops.layer_norm(ops.rms_norm(x, w, eps=1e-6, weight_offset=1.0), w, bias=None, eps=1e-6)
     yield ops.linear(ops.embedding(w, ids), w, bias=w)
     yield from ops.token_log_probs(x, w, ids, temperature=0.5)

@@ -99,6 +99,50 @@ def test_fp8_attention():
             ops.flash_attention(q, k, v, **bad)
 
 
+def int8(x):
+    """Rounded per row, and what that stands for."""
+    step = np.maximum(np.abs(x.astype(np.float32)).max(-1, keepdims=True) / np.float32(127), np.float32(2.0 ** -126))
+    return np.rint(x.astype(np.float32) / step).astype(np.float64) * step
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_int8_attention(causal):
+    q, k, v = qkv(2, 20)
+    mean = k.mean((0, 1)) + 5
+    shifted = k + 5
+    rule = {"precision": "int8", "causal": causal}
+    visible = RULES["causal" if causal else "full"][1]
+    exact = [attention(q[b], k[b], v[b], visible) for b in range(2)]
+    got = ops.flash_attention(q, shifted, v, **rule).numpy()
+    centered = ops.flash_attention(q, shifted, v, k_mean=mean, **rule).numpy()
+    less = shifted.astype(np.float32) - mean.astype(np.float32)
+    for b in range(2):
+        np.testing.assert_allclose(got[b], attention(int8(q[b]), int8(shifted[b]), v[b], visible), rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(centered[b], attention(int8(q[b]), int8(less[b]), v[b], visible), rtol=1e-10, atol=1e-12)
+    assert np.linalg.norm(centered - exact) < 2e-2 * np.linalg.norm(exact)
+    assert np.linalg.norm(centered - exact) < 0.5 * np.linalg.norm(got - exact)
+    # Inputs of any strides, packed sequences and float32.
+    turned = [np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (q, shifted, v)]
+    assert np.array_equal(ops.flash_attention(*turned, k_mean=mean, **rule).numpy(), centered)
+    packed = [x.reshape(40, -1, 8).astype(np.float32) for x in (q, shifted, v)]
+    narrow = ops.flash_attention(*packed, cu_seqlens=np.array([0, 20, 40], np.int32), **rule)
+    assert narrow.dtype == "float32"
+    np.testing.assert_allclose(narrow.numpy().reshape(got.shape), got, rtol=1e-4, atol=1e-5)
+
+
+def test_int8_attention_refuses():
+    q, k, v = qkv(9)
+    for bad in {"k_mean": k.mean(0)}, {"precision": "int4"}, {"precision": "int8", "k_mean": k[0, 0]}, \
+            {"precision": "int8", "scales": np.ones(8)}, {"precision": "int8", "window": 3}, \
+            {"precision": "int8", "sinks": np.ones(4)}, {"precision": "int8", "soft_cap": 2.0}:
+        with pytest.raises(cohort.InputError):
+            ops.flash_attention(q, k, v, **bad)
+    for which in range(3):
+        leaves = [leaf(x) if i == which else x for i, x in enumerate((q, k, v))]
+        with pytest.raises(cohort.InputError, match="no gradients"):
+            ops.flash_attention(*leaves, precision="int8")
+
+
 def test_tiles_hide_the_other_tiles():
     q, k, v = qkv(300)
     tiles = np.array([[1, 0, 0], [0, 1, 0], [1, 0, 1]], np.uint8)

@@ -20,6 +20,7 @@ struct QueryRow {
   IndexRange<int64_t> visible;  // the keys that it sees, less those of invisible tiles
   int64_t token, position, head;
   int sequence;
+  T scale = 1;  // multiplies its scores in int8 attention
 };
 
 // Keys or values of one head: row j starts at data + slot(j) * stride.
@@ -30,6 +31,8 @@ struct KeyRows {
   const int32_t* blocks = nullptr;  // the sequence's block table row; null: packed
   int64_t block_tokens = 1;
   PackedSequence packed = {};
+  const float* scales = nullptr;  // int8 attention: those of packed tokens
+  int64_t scale_stride = 0;
 
   const T* row(int64_t key) const {
     const int64_t slot = blocks == nullptr
@@ -134,7 +137,7 @@ class FlashAttention {
       for (int64_t r = 0; r < count; r += kPassRows)
         tile_step(rows.subspan(static_cast<size_t>(r),
                                static_cast<size_t>(std::min(kPassRows, count - r))),
-                  states + r, key0);
+                  states + r, keys, key0);
     }
   }
 
@@ -159,7 +162,8 @@ class FlashAttention {
   // Processes up to kPassRows rows against the tile in scratch. O accumulates each row's products
   // over exactly the keys it sees: a product with a masked key would turn -0 into +0, and an
   // infinite value into NaN.
-  void tile_step(std::span<const QueryRow<T>> rows, RowState* states, int64_t key0) {
+  void tile_step(std::span<const QueryRow<T>> rows, RowState* states, const KeyRows<T>& keys,
+                 int64_t key0) {
     MatmulRow<T> scores[kPassRows], values[kPassRows];
     const int64_t stride = factors_.numel();
     T* s = scores_.template data<T>();
@@ -178,13 +182,15 @@ class FlashAttention {
       if (begin == end) continue;
       T* const p = scores[r].c;
       states[r].any_key = true;
+      for (int64_t j = 0; keys.scales != nullptr && j < end; ++j)
+        p[j] *= static_cast<T>(keys.scales[keys.packed.token(key0 + j) * keys.scale_stride]);
       const int distance = static_cast<int>(key0 - rows[r].position);
       rule_.bind(rows[r].sequence, static_cast<int>(rows[r].head), Rule::kAllKeys)
           .modify([&](auto&& stage) {
             for (int64_t j = 0; j < end; ++j)
               p[j] = stage(p[j], KeyDistance<T>(distance + static_cast<int>(j)));
           });
-      softmax(states[r], p, begin, end);
+      softmax(states[r], p, {begin, end}, rule_.exponent * rows[r].scale);
       if (!rule_.drops()) continue;
       T* const factors = factors_.template data<T>();
       rule_.fill_factors(factors, rows[r].token, rows[r].head, key0, end);
@@ -193,12 +199,12 @@ class FlashAttention {
     chain_matmul<T>({values, rows.size()}, 1, values_.rows.data(), Grad::kAccumulate);
   }
 
-  // S of keys [first, last) of the tile becomes P; m, l and O of the row are updated. With m c
-  // rounded to row_max_log2, exp2(S c - m c) and alpha refer to the same number, and alpha is
-  // exactly 1 while m is unchanged.
-  void softmax(RowState& state, T* s, int64_t first, int64_t last) const {
+  // S of these keys of the tile becomes P; m, l and O of the row are updated. With m c rounded to
+  // row_max_log2, exp2(S c - m c) and alpha refer to the same number, and alpha is exactly 1 while
+  // m is unchanged.
+  void softmax(RowState& state, T* s, const IndexRange<int64_t>& keys, T c) const {
+    const auto [first, last] = keys;
     const int64_t end = round_up(last, kKeyRun);
-    const T c = rule_.exponent;
     // Masked scores get a visible score: -inf would also work, but its exponential is slow.
     fill_masked(s, first, last, s[first]);
     T largest = s[first];

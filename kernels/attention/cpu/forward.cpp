@@ -17,8 +17,12 @@ template <class T>
 void forward(const AttentionForward& args, const PackedSizes& sizes) {
   const DropoutRule<T> rule(args.desc, sizes.head_dim);
   const int64_t heads = sizes.heads, group = sizes.group(), dim = sizes.head_dim;
-  const Shape &q_strides = args.q.strides(), &o_strides = args.o.strides();
-  const T* const q = args.q.data<T>();
+  // Integers are exact in T.
+  const Tensor queries = args.q.to(dtype_of<T>), keys = args.k.to(dtype_of<T>);
+  const auto *q_scales = data_of<float>(args.desc.q_scales),
+             *k_scales = data_of<float>(args.desc.k_scales);
+  const Shape &q_strides = queries.strides(), &o_strides = args.o.strides();
+  const T* const q = queries.data<T>();
   T *const o = args.o.data<T>(), *const lse = args.lse.data<T>();
   const PackedSequences sequences(args.cu_seqlens, args.desc);
   std::vector<ForwardItem> items;
@@ -51,13 +55,17 @@ void forward(const AttentionForward& args, const PackedSizes& sizes) {
             .position = position,
             .head = head,
             .sequence = static_cast<int>(s)};
+        if (q_scales != nullptr) rows[r].scale = static_cast<T>(q_scales[token * heads + head]);
       }
-      const auto rows_of = [&](const Tensor& t) {
+      const auto rows_of = [&](const Tensor& t, const float* scales) {
         return KeyRows<T>{.data = t.data<T>() + kv_head * t.strides()[1],
                           .stride = t.strides()[0],
-                          .packed = sequence};
+                          .packed = sequence,
+                          .scales = scales == nullptr ? nullptr : scales + kv_head,
+                          .scale_stride = sizes.kv_heads};
       };
-      attention.run({rows, static_cast<size_t>(count)}, rows_of(args.k), rows_of(args.v));
+      attention.run({rows, static_cast<size_t>(count)}, rows_of(keys, k_scales),
+                    rows_of(args.v, nullptr));
     }
   });
 }
@@ -68,7 +76,7 @@ void attention_forward(const AttentionForward& args) {
   constexpr const char* kOp = "attention_forward";
   const PackedSizes sizes = packed_sizes(args.q, args.k, args.cu_seqlens);
   check_sequences(args.cu_seqlens, args.desc, sizes.tokens, kOp);
-  dispatch_float(args.q.dtype(), kOp, [&]<class T>() { forward<T>(args, sizes); });
+  dispatch_float(args.v.dtype(), kOp, [&]<class T>() { forward<T>(args, sizes); });
 }
 
 }  // namespace cohort::kernels::cpu

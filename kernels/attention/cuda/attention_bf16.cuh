@@ -22,6 +22,9 @@
 //
 // At the end of a chunk its l and O are combined with those of the previous chunks, which are kept
 // in memory; each thread reads back only what it has written.
+//
+// In int8 attention S is computed by mma.m16n8k32, exactly, and then multiplied by the scale of the
+// key. A row of queries or keys in i8 takes the first half of a row of bf16 in shared memory.
 #pragma once
 
 #include <array>
@@ -126,6 +129,13 @@ struct RowFormat {
   bool vectorized;  // rows support 16-byte accesses
 };
 
+// True if the queries and keys of Rows are i8; its query() then points to pairs of them.
+template <class Rows>
+inline constexpr bool kInt8Rows = std::is_same_v<decltype(Rows::k), const int8_t*>;
+
+// 1.5 2^23, with which sums of i8 begin: its bits plus an integer are the bits of the float sum.
+inline constexpr float kIntegers = 12582912.0f;
+
 // A thread's part of rows `group` and `group` + 8 of its warp's 16.
 struct RowState {
   float row_max_log2[2] = {-INFINITY, -INFINITY};  // m c
@@ -133,33 +143,36 @@ struct RowState {
 };
 
 // s = Q K^T for 16 rows of `queries` from `row` on, and kGroups groups of 16 rows of `keys`. Groups
-// from `groups` on may be skipped and are then zero.
-template <int kDim, int kGroups, bool kMasked>
-__device__ __forceinline__ void score_step(float (&s)[2 * kGroups][4], uint32_t queries, int row,
-                                           uint32_t keys, int groups) {
+// from `groups` on may be skipped and are then zero. In int8 attention s is scaled.
+template <int kDim, int kGroups, bool kMasked, class Rows>
+__device__ __forceinline__ void score_step(float (&s)[2 * kGroups][4], const Rows& rows,
+                                           uint32_t queries, int row, uint32_t keys, int groups) {
+  constexpr bool kInt8 = kInt8Rows<Rows>;
   constexpr int kRun = kMasked && kGroups > 4 ? 4 : kGroups;  // groups that share loads of Q
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int q_row = row + lane % 16, k_row = lane / 16 * 8 + lane % 8;
 #pragma unroll
   for (int n = 0; n < 2 * kGroups; ++n)
 #pragma unroll
-    for (int e = 0; e < 4; ++e) s[n][e] = 0;
+    for (int e = 0; e < 4; ++e) s[n][e] = kInt8 ? kIntegers : 0;
 #pragma unroll
   for (int run = 0; run < kGroups; run += kRun) {
     if (kMasked && run >= groups) break;
 #pragma unroll
-    for (int d = 0; d < kDim / 16; ++d) {
+    for (int d = 0; d < kDim / (kInt8 ? 32 : 16); ++d) {
       uint32_t a[4];
       load_matrices(a, queries + chunk_offset<kDim>(q_row, 2 * d + lane / 16));
 #pragma unroll
       for (int g = run; g < run + kRun; ++g) {
         uint32_t b[4];
         load_matrices(b, keys + chunk_offset<kDim>(k_row + 16 * g, 2 * d + lane / 8 % 2));
-        mma_bf16(s[2 * g], a, b[0], b[1]);
-        mma_bf16(s[2 * g + 1], a, b[2], b[3]);
+        constexpr auto* kMma = kInt8 ? mma_i8 : mma_bf16;
+        kMma(s[2 * g], a, b[0], b[1]);
+        kMma(s[2 * g + 1], a, b[2], b[3]);
       }
     }
   }
+  if constexpr (kInt8) rows.template scale_scores<kDim>(s, keys);
 }
 
 // Masks the scores of row r of the thread's two that it does not see, of the tile from key0 on.
@@ -259,6 +272,27 @@ __device__ __forceinline__ void softmax_step(float (&s)[2 * kGroups][4], RowStat
     const float safe_row_max = update_row_max<kMasked>(largest, r, state, alpha[r], c);
     exponentiate<kGroups, kMasked>(s, r, state, c, safe_row_max, groups);
   }
+}
+
+// Overload for rows with a c of their own, as in int8 attention.
+template <int kGroups, bool kMasked>
+__device__ __forceinline__ void softmax_step(float (&s)[2 * kGroups][4], RowState& state,
+                                             float (&alpha)[2], const float (&c)[2], int groups) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float m = row_max<kGroups, kMasked>(s, r, -INFINITY, groups);
+    exponentiate<kGroups, kMasked>(s, r, state, c[r],
+                                   update_row_max<kMasked>(m, r, state, alpha[r], c[r]), groups);
+  }
+}
+
+// c of all rows, or those of the thread's two.
+template <class Rule, class Rows>
+__device__ __forceinline__ decltype(auto) exponents(const Rule& rule, const Rows& rows) {
+  if constexpr (kInt8Rows<Rows>)
+    return (rows.exponents);
+  else
+    return rule.exponent;
 }
 
 // Zeroes dropped elements of P and scales the others. key0: first key of the tile.
@@ -540,7 +574,7 @@ struct BlockStages {
   template <class... Loads>
   __device__ __forceinline__ void start_loads(int tile, const Loads&... loads) const {
     if constexpr (sizeof(*rows.k) == 1)
-      (rows.template load_pages<Shape>(tile, loads), ...);
+      (rows.template load<Shape>(tile, loads), ...);
     else
       load_tile<Shape>(rows, tile, format, loads...);
   }
@@ -570,7 +604,7 @@ __device__ __forceinline__ void attention_step(float (&o)[Shape::kDim / 8][4], R
   const bool hides_first = warp_rows.first_common > key0;
   float s[2 * kGroups][4], alpha[2];
   const auto scores = [&]<bool kMasked>() {
-    score_step<Shape::kDim, kGroups, kMasked>(s, stages.queries(), warp_rows.row,
+    score_step<Shape::kDim, kGroups, kMasked>(s, stages.rows, stages.queries(), warp_rows.row,
                                               stages.keys_of(i).to, groups);
   };
   const auto softmax_and_values = [&]<bool kMasked>() {
@@ -586,7 +620,7 @@ __device__ __forceinline__ void attention_step(float (&o)[Shape::kDim / 8][4], R
     } else {
       if (kMasked) mask_scores<kGroups>(s, ends, rule, groups, hides_first);
     }
-    softmax_step<kGroups, kMasked>(s, state, alpha, rule.exponent, groups);
+    softmax_step<kGroups, kMasked>(s, state, alpha, exponents(rule, stages.rows), groups);
     if constexpr (Rule::kDrops)
       if (rule.drops())
         drop_step<kGroups>(s, rule.drop, warp_rows.streams, stages.rows.head(0), key0);
@@ -621,6 +655,8 @@ __device__ __forceinline__ void attention_step(float (&o)[Shape::kDim / 8][4], R
 //   bind(rule, r)          the rule of row r
 //   positions_range()      that of the rows
 //   store_lse(r, value), head(r), position(r), token(r)
+// For keys in bytes load<Shape>(tile, load), and for i8 `exponents`, c of the thread's rows, and
+// scale_scores<kDim>(s, keys): sums that began with kIntegers become z.
 template <class Shape, class Rule, class Rows>
 __device__ __forceinline__ void attention_bf16(const Rows& rows, const Rule& rule,
                                                const RowFormat& format, char* shared,
@@ -631,7 +667,10 @@ __device__ __forceinline__ void attention_bf16(const Rows& rows, const Rule& rul
   const WarpRows warp_rows = make_warp_rows<Shape>(rows, rule);
   RowState state;
   float o[Shape::kDim / 8][4] = {};
-  load_queries<Shape>(rows, stages.queries(), format);
+  if constexpr (kInt8Rows<Rows>)
+    load_queries<Shape>(rows, stages.queries(), {Shape::kDim / 2, true});
+  else
+    load_queries<Shape>(rows, stages.queries(), format);
   int tile = next_tile<Shape::kKeys>(rule, rows, tiles.first, tiles.end), i = tile;
   stages.load(tile, i);
   const int first_end = (tile / kChunkTiles + 1) * kChunkTiles;
@@ -643,6 +682,9 @@ __device__ __forceinline__ void attention_bf16(const Rows& rows, const Rule& rul
       attention_step(o, state, stages, warp_rows, rule, {tile, next, i});
     }
     reduce_l(state);
+#pragma unroll
+    for (int r = 0; r < 2 && kInt8Rows<Rows>; ++r)  // a row has seen keys whose scores are all NaN
+      if (state.l[r] != state.l[r]) state.row_max_log2[r] = state.l[r];
     if (end > first_end) combine_chunk<Shape>(o, state, rows, combined, warp_rows.thread_row);
     if (end == tiles.end) break;
     store_combined<Shape>(o, state, rows, combined, warp_rows.thread_row);

@@ -156,7 +156,7 @@ struct PagedRows {
     return rule.bind(0, head(r), Rule::kAllKeys);
   }
   template <class Shape>
-  __device__ __forceinline__ void load_pages(int tile, const TileLoad<C>& load) const {
+  __device__ __forceinline__ void load(int tile, const TileLoad<C>& load) const {
     for (int page = 0; page < Shape::kKeys / kPageTokens; ++page) {
       const int first = tile * Shape::kKeys + page * kPageTokens;
       const int64_t slot = first < keys.end ? table.slot(blocks, first) : int64_t{-1};

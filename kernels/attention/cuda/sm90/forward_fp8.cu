@@ -175,17 +175,17 @@ class Fp8Consumer : public Consumer<Shape, Problem> {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int at = thread_row() + 8 * r;
-      const bf16* const q = rows_.query(at);
+      // Rows that do not exist have the queries of the first one: their results are not stored.
+      const bf16* const q = rows_.query(at < rows_.count ? at : 0) + 2 * quad;
       const float inverse = 1 / query_scale(at);
       const uint32_t to =
           shared_ + group_ * Shape::kQueryBytes + at % 64 / 8 * (8 * kDim) + at % 8 * 16 + 4 * quad;
+      Pack<bf16, 2> x[kDim / 8];
+#pragma unroll
+      for (int n = 0; n < kDim / 8; ++n) x[n] = load_pack<2>(q + 8 * n);
 #pragma unroll
       for (int cell = 0; cell < kDim / 16; ++cell) {
-        Pack<bf16, 2> low{}, high{};
-        if (q != nullptr) {
-          low = load_pack<2>(q + 16 * cell + 2 * quad);
-          high = load_pack<2>(q + 16 * cell + 2 * quad + 8);
-        }
+        const Pack<bf16, 2>&low = x[2 * cell], &high = x[2 * cell + 1];
         const uint32_t word =
             pack_e4m3(to_float(high.v[0]) * inverse, to_float(low.v[0]) * inverse,
                       to_float(high.v[1]) * inverse, to_float(low.v[1]) * inverse);
