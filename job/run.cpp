@@ -114,9 +114,9 @@ void prepare(const RunPlan& plan, ProcessGroup* group) {
   prepare_programs(plan);
   for (const TrainConfig& config : plan.stages) {
     if (group == nullptr && config.ranks != 1 && config.device != "cpu")
-      throw InputError(str("ranks: ", config.ranks, " threads compute on the CPU, got device: ",
-                           config.device, "; hint: ranks: 1 with cohort train --gpus ",
-                           config.ranks));
+      throw InputError(str("ranks: ", config.ranks,
+                           " threads compute on the CPU, got device: ", config.device,
+                           "; hint: ranks: 1 with cohort train --gpus ", config.ranks));
   }
   if (group == nullptr) return;
   for (const TrainConfig& config : plan.stages) {

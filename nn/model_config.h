@@ -258,7 +258,8 @@ struct ModelConfig {
   void resolve();
   // Throws InputError naming the key if the device's kernels do not support the model in `dtype`.
   void check_device(Device device, DType dtype) const;
-  // The same for a GPU by its compute capability, 10 major + minor; 0: unknown.
+  // Throws InputError if GPUs of this compute capability, 10 major + minor, do not support it. 0 is
+  // an unknown one, for which nothing is checked.
   void check_gpu(int compute_capability) const;
   // Conversion to and from config.json: `file`, else that of a family that computes the same
   // (nn/families/), else of Cohort with Hugging Face's names where they exist. The configuration

@@ -228,8 +228,7 @@ pass the rounding unchanged. scales: its [H + 2 Hkv] powers of two, of which 448
 magnitudes in that head of q, k or v; on CUDA it needs bfloat16, heads of 64, 128 or 256 and compute
 capability 9.0. "int8" rounds each token's head of q and k to int8 with its largest magnitude / 127 as
 scale, after k_mean [Hkv, D], which changes no result, is subtracted from k; it has no gradients, causal
-and full masks alone and, on CUDA, bfloat16 and heads of 64 or 128. Constants may be float64. Error for
-other shapes, dtypes and combinations.)");
+and full masks alone and, on CUDA, bfloat16 and heads of 64 or 128. Constants may be float64. Error for other shapes, dtypes and combinations.)");
   define(
       m, "tile_mask",
       +[](const Variable& visible) {

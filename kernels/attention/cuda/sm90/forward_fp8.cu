@@ -35,6 +35,7 @@ struct PackedProblem : ForwardProblem<bf16> {
   __device__ __forceinline__ bool find(const Rule& rule, int block, int per_block,
                                        Rows& rows) const {
     if (!ForwardProblem<bf16>::find(rule, block, per_block, rows)) return false;
+    __syncwarp();  // each lane has written the same rows
     const int lane = static_cast<int>(threadIdx.x % 32);
     int owner = rows.sequence_index;
     while (rows.sequence.prefix > 0 && owner > 0) {
@@ -292,9 +293,9 @@ class Fp8Consumer : public Consumer<Shape, Problem> {
         wait_for_values(i, tile);
         issue_part(i, 0);
       }
-      ping_pong_arrive();
       following = tile_from(next + 1, end);
       complete_scores<kOverlaps ? 1 : 0>(i + 1);
+      ping_pong_arrive();  // later than in bf16, so that the exponentials of the two alternate
       const bool ends_chunk = next / kChunkTiles > tile / kChunkTiles;
       bool added = !kOverlaps;
       if (ends_chunk) {
@@ -302,11 +303,13 @@ class Fp8Consumer : public Consumer<Shape, Problem> {
         added = true;
         end_chunk(tile / kChunkTiles, first_chunk);
       }
-      const float safe_row_max = begin_softmax(next, alpha);
+      float safe_row_max = begin_softmax(next, alpha);
       if (kLater > 0 && !added) {
         add_part(0, o_factors);
         issue_part(i, 1);
       }
+      // A dependency that keeps the exponentials of the second row behind the matmuls of part 1.
+      safe_row_max = __shfl_sync(0xffffffffu, safe_row_max, static_cast<int>(threadIdx.x % 32));
       end_softmax(safe_row_max);
       if (!added) add_parts<kLater>(i, o_factors);
       round_probabilities();
